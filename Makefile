@@ -1,0 +1,24 @@
+# Short names for the commands of every day; everything works without make.
+
+.PHONY: test race lint generate demo bench ci
+
+test:
+	go test ./...
+
+race:
+	go test -race -p 1 ./...
+
+lint:
+	gofmt -l . && go vet ./... && go tool staticcheck ./...
+
+generate: # needs clang, llvm and libbpf-dev
+	go generate ./...
+
+demo:
+	go run ./cmd/via-xdp demo
+
+bench:
+	go test -run '^$$' -bench . -p 1 ./...
+
+ci:
+	CI=true bash .ci/run
