@@ -1,0 +1,178 @@
+package hugepages
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"os"
+	"sync"
+)
+
+// Policy says how much hugepages matter.
+type Policy int
+
+const (
+	Auto    Policy = iota // the best step that works
+	Require               // hugetlb pages or an error
+	Avoid                 // ordinary pages, even where better ones are to be had
+)
+
+func (p Policy) String() string {
+	switch p {
+	case Auto:
+		return "auto"
+	case Require:
+		return "require"
+	case Avoid:
+		return "avoid"
+	}
+	return fmt.Sprintf("Policy(%d)", int(p))
+}
+
+// Config describes an arena. Sizes are bytes.
+type Config struct {
+	Size    int    // at least; rounded up to 2 MB, with Avoid to the base page size
+	Reserve int    // bytes at the start that Alloc never gives out, such as the UMEM's chunk pool
+	Shared  bool   // back it by a memfd, which another process can map
+	Policy  Policy // zero: Auto
+}
+
+// Errors of an arena; test for them with errors.Is.
+var (
+	ErrBlocksOut = errors.New("hugepages: blocks of the arena are still allocated")
+	ErrClosed    = errors.New("hugepages: arena is closed")
+)
+
+// Arena is a mapping and the allocator of its blocks. All methods are safe for
+// concurrent use.
+type Arena struct {
+	info  Info
+	buddy *Buddy
+
+	mu sync.Mutex // orders Alloc and Free against Close
+	m  *mapping   // nil when closed
+}
+
+// New maps and populates an arena. The memory is zero.
+//
+// Lack of hugepages is an error only with Require; then, and when not even
+// ordinary pages can be had, the error unwraps to the [Refusal] and its errno.
+func New(cfg Config) (*Arena, error) {
+	switch {
+	case cfg.Size <= 0:
+		return nil, ErrSize
+	case cfg.Size > math.MaxInt/4:
+		return nil, fmt.Errorf("hugepages: size of %d bytes is beyond any address space", cfg.Size)
+	case cfg.Reserve < 0 || cfg.Reserve > cfg.Size:
+		return nil, fmt.Errorf("hugepages: reserve of %d bytes in an arena of %d: it must lie between 0 and the size", cfg.Reserve, cfg.Size)
+	case cfg.Policy < Auto || cfg.Policy > Avoid:
+		return nil, fmt.Errorf("hugepages: unknown policy %d", int(cfg.Policy))
+	}
+	m, info, err := climb(cfg)
+	if err != nil {
+		return nil, err
+	}
+	info.Reserve = cfg.Reserve
+	buddy, err := NewBuddy(info.Size, cfg.Reserve)
+	if err != nil {
+		return nil, errors.Join(err, m.close())
+	}
+	return &Arena{info: info, buddy: buddy, m: m}, nil
+}
+
+// Bytes is all of the arena, reserve included; nil after Close. It begins on a
+// multiple of the smallest power of two that is not below its length.
+func (a *Arena) Bytes() []byte {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.m == nil {
+		return nil
+	}
+	return a.m.mem
+}
+
+// FD is the memfd of a shared arena, -1 for a private or closed one. It stays
+// the arena's: duplicate it or pass it on, but do not close it. It is
+// close-on-exec, and sealed against resizing.
+func (a *Arena) FD() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.m == nil {
+		return -1
+	}
+	return a.m.fd
+}
+
+// Info says which pages the arena got and why not better ones. The caller may
+// keep it; Refused is shared and not to be changed.
+func (a *Arena) Info() Info { return a.info }
+
+// Alloc returns a zeroed block of size bytes whose address, and whose offset
+// in Bytes, is a multiple of align: a power of two up to the arena's size, or
+// 0 for MinBlock. Its capacity is its length.
+//
+// Errors: ErrSize, ErrAlign, ErrNoSpace, ErrClosed.
+func (a *Arena) Alloc(size, align int) ([]byte, error) {
+	a.mu.Lock()
+	if a.m == nil {
+		a.mu.Unlock()
+		return nil, ErrClosed
+	}
+	off, err := a.buddy.Alloc(size, align)
+	if err != nil {
+		a.mu.Unlock()
+		return nil, err
+	}
+	block := a.m.mem[off : off+size : off+size]
+	a.mu.Unlock()
+	clear(block) // Close refuses as long as the block is out
+	return block, nil
+}
+
+// Free takes back a block that Alloc returned; a shorter slice that begins
+// where the block begins will do. The memory must not be used afterwards.
+//
+// Errors: ErrForeign, ErrNotAllocated (also for a block freed before, unless
+// it has been given out again), ErrClosed.
+func (a *Arena) Free(block []byte) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.m == nil {
+		return ErrClosed
+	}
+	off, ok := offsetIn(a.m.mem, block)
+	if !ok {
+		return ErrForeign
+	}
+	return a.buddy.Free(off)
+}
+
+// Stats describes the allocator; the last state of it after Close.
+func (a *Arena) Stats() Stats { return a.buddy.Stats() }
+
+// Close unmaps the arena and closes its memfd. As long as blocks are out it
+// refuses with ErrBlocksOut, and the arena stays as it was: no slice that
+// Alloc returned may come to point to nothing. Slices of Bytes, the reserve
+// among them, are the caller's to forget before. Closing twice is harmless.
+func (a *Arena) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.m == nil {
+		return nil
+	}
+	if s := a.buddy.Stats(); s.Blocks > 0 {
+		return fmt.Errorf("%w: %d, with %d bytes", ErrBlocksOut, s.Blocks, s.Total-s.Free)
+	}
+	err := a.m.close()
+	a.m = nil
+	return err
+}
+
+// roundUp returns the smallest multiple of unit, a power of two, that is not
+// below n.
+func roundUp(n, unit int) int { return (n + unit - 1) &^ (unit - 1) }
+
+// baseAlign is where an arena of n bytes begins: so that the alignment of an
+// offset is the alignment of its address.
+func baseAlign(n int) int { return max(os.Getpagesize(), 1<<bits.Len(uint(n-1))) }

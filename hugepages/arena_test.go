@@ -1,0 +1,303 @@
+package hugepages
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func open(t *testing.T, cfg Config) *Arena {
+	t.Helper()
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+// eachForm runs a test on a private and a shared arena, of the best and of
+// ordinary pages.
+func eachForm(t *testing.T, test func(t *testing.T, cfg Config)) {
+	for _, policy := range []Policy{Auto, Avoid} {
+		for _, shared := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v,shared=%v", policy, shared), func(t *testing.T) {
+				test(t, Config{Size: 3<<20 + 1, Policy: policy, Shared: shared})
+			})
+		}
+	}
+}
+
+// Every page of a new arena is there: mincore(2) tells without touching them.
+func TestPopulated(t *testing.T) {
+	eachForm(t, func(t *testing.T, cfg Config) {
+		a := open(t, cfg)
+		mem := a.Bytes()
+		if len(mem) < cfg.Size || len(mem) != a.Info().Size {
+			t.Fatalf("%d bytes, asked for %d, info says %d", len(mem), cfg.Size, a.Info().Size)
+		}
+		present, err := residentPages(mem)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range present {
+			if p&1 == 0 {
+				t.Fatalf("page %d of %d is not present", i, len(present))
+			}
+		}
+		if !bytes.Equal(mem, make([]byte, len(mem))) {
+			t.Error("new memory is not zero")
+		}
+	})
+}
+
+func TestInfoAgreesWithItself(t *testing.T) {
+	eachForm(t, func(t *testing.T, cfg Config) {
+		i := open(t, cfg).Info()
+		if i.Shared != cfg.Shared || len(i.Refused) != int(i.Kind) {
+			t.Errorf("%+v", i)
+		}
+		for k, r := range i.Refused {
+			if r.Step != Kind(k) || r.Cause == "" || r.Remedy == "" {
+				t.Errorf("refusal %d: %+v", k, r)
+			}
+			if !strings.Contains(i.String(), r.Cause) {
+				t.Errorf("%q does not say %q", i, r.Cause)
+			}
+		}
+		if (i.PageSize == hugeSize) != (i.Huge == i.Size) || i.Huge > i.Size {
+			t.Errorf("page size %d with %d of %d bytes huge", i.PageSize, i.Huge, i.Size)
+		}
+		if (i.Kind == Pages) != (i.Huge == 0) {
+			t.Errorf("kind %v with %d bytes huge", i.Kind, i.Huge)
+		}
+		if cfg.Policy == Avoid && (i.Kind != Pages || i.Size != 3<<20+os.Getpagesize()) {
+			t.Errorf("avoided: %+v", i)
+		}
+	})
+}
+
+// A shared arena's descriptor maps to the same bytes, and nobody can shrink or
+// grow what is behind it.
+func TestShared(t *testing.T) {
+	for _, policy := range []Policy{Auto, Avoid} {
+		a := open(t, Config{Size: 2 << 20, Shared: true, Policy: policy})
+		other, err := unix.Mmap(a.FD(), 0, len(a.Bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Bytes()[12345] = 42
+		if other[12345] != 42 {
+			t.Error("the second mapping shows other bytes")
+		}
+		if err := unix.Munmap(other); err != nil {
+			t.Error(err)
+		}
+		for _, size := range []int64{0, 4 << 20} {
+			if err := unix.Ftruncate(a.FD(), size); !errors.Is(err, unix.EPERM) {
+				t.Errorf("ftruncate(%d): %v, want EPERM", size, err)
+			}
+		}
+		flags, err := unix.FcntlInt(uintptr(a.FD()), unix.F_GETFD, 0)
+		if err != nil || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("descriptor flags %#x, %v: not close-on-exec", flags, err)
+		}
+	}
+	if fd := open(t, Config{Size: 4096, Policy: Avoid}).FD(); fd != -1 {
+		t.Errorf("private arena has descriptor %d", fd)
+	}
+}
+
+func TestAllocFree(t *testing.T) {
+	const reserve = 1<<20 + 1
+	a := open(t, Config{Size: 4 << 20, Reserve: reserve, Policy: Avoid})
+	base := a.Bytes()
+	for align := 1; align <= 2<<20; align *= 2 {
+		b, err := a.Alloc(100, align)
+		if err != nil {
+			t.Fatalf("alignment %d: %v", align, err)
+		}
+		off, ok := offsetIn(base, b)
+		if !ok || off < reserve || len(b) != 100 || cap(b) != 100 {
+			t.Fatalf("offset %d (%v), len %d, cap %d", off, ok, len(b), cap(b))
+		}
+		if address(b)%uintptr(align) != 0 || off%align != 0 {
+			t.Fatalf("address %#x, offset %d: not aligned to %d", address(b), off, align)
+		}
+		b[99] = 1
+		if err := a.Free(b[:0]); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Free(b); !errors.Is(err, ErrNotAllocated) {
+			t.Fatalf("double free: %v", err)
+		}
+	}
+	b, err := a.Alloc(100, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(b, make([]byte, 100)) {
+		t.Error("a block that was used before is not zero")
+	}
+	for name, wrong := range map[string][]byte{
+		"middle": b[1:], "reserve": base[:10], "heap": make([]byte, 64), "nil": nil, "empty": b[100:],
+	} {
+		if err := a.Free(wrong); !errors.Is(err, ErrForeign) && !errors.Is(err, ErrNotAllocated) {
+			t.Errorf("Free of %s: %v", name, err)
+		}
+	}
+	if err := a.Free(b); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClose(t *testing.T) {
+	a, err := New(Config{Size: 1 << 20, Shared: true, Policy: Avoid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := a.Alloc(1000, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(); !errors.Is(err, ErrBlocksOut) {
+		t.Fatalf("Close with a block out: %v", err)
+	}
+	b[0] = 1 // still mapped
+	if err := a.Free(b); err != nil {
+		t.Fatal(err)
+	}
+	start, fd := address(a.Bytes()), a.FD()
+	if err := errors.Join(a.Close(), a.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if a.Bytes() != nil || a.FD() != -1 {
+		t.Error("a closed arena shows memory")
+	}
+	if _, err := a.Alloc(1, 0); !errors.Is(err, ErrClosed) {
+		t.Errorf("Alloc after Close: %v", err)
+	}
+	if err := a.Free(b); !errors.Is(err, ErrClosed) {
+		t.Errorf("Free after Close: %v", err)
+	}
+	if maps := mapsLine(t, start); strings.Contains(maps, "via-xdp") {
+		t.Errorf("still mapped: %s", maps)
+	}
+	if link, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); err == nil && strings.Contains(link, "via-xdp") {
+		t.Errorf("descriptor still open: %s", link)
+	}
+}
+
+// The pages before and behind an arena cannot be touched.
+func TestGuardPages(t *testing.T) {
+	a := open(t, Config{Size: 1 << 20, Policy: Avoid})
+	start := address(a.Bytes())
+	for _, at := range []uintptr{start - 1, start + uintptr(len(a.Bytes()))} {
+		if line := mapsLine(t, at); !strings.Contains(line, "---p") {
+			t.Errorf("address %#x: %q, want a page without access", at, line)
+		}
+	}
+}
+
+// A child process does not get the arena: flag "dc" of smaps, do not copy.
+func TestNotForked(t *testing.T) {
+	eachForm(t, func(t *testing.T, cfg Config) {
+		a := open(t, cfg)
+		_, flags, _ := strings.Cut(smapsOf(t, address(a.Bytes())), "VmFlags:")
+		if !strings.Contains(flags, " dc ") {
+			t.Errorf("flags %q", flags)
+		}
+	})
+}
+
+// Blocks of an arena may be taken and given back by goroutines at once.
+func TestArenaConcurrent(t *testing.T) {
+	a := open(t, Config{Size: 1 << 20, Policy: Avoid})
+	var wg sync.WaitGroup
+	for id := range 4 {
+		wg.Go(func() {
+			for i := range 200 {
+				b, err := a.Alloc(64*(i%50+1), 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for j := range b {
+					b[j] = byte(id)
+				}
+				if n := bytes.Count(b, []byte{byte(id)}); n != len(b) {
+					t.Error("someone else wrote into a block")
+				}
+				if err := a.Free(b); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestBadConfig(t *testing.T) {
+	for _, cfg := range []Config{
+		{}, {Size: -1}, {Size: math.MaxInt}, {Size: 4096, Reserve: 4097}, {Size: 4096, Reserve: -1},
+		{Size: 4096, Policy: 3}, {Size: 4096, Policy: -1},
+	} {
+		if a, err := New(cfg); err == nil {
+			t.Errorf("%+v: no error", cfg)
+			_ = a.Close()
+		}
+	}
+}
+
+// More than the machine has is an error, and nobody dies of it.
+func TestTooLarge(t *testing.T) {
+	_, err := New(Config{Size: 1 << 44, Policy: Avoid})
+	var r Refusal
+	if !errors.Is(err, unix.ENOMEM) || !errors.As(err, &r) || r.Remedy == "" {
+		t.Errorf("16 TB: %v", err)
+	}
+}
+
+// Required hugepages that are not there are an error of New that says what is
+// missing and what to do, private and shared.
+func TestRequireRefused(t *testing.T) {
+	p, err := readPool()
+	if err != nil {
+		t.Skip("no pool of 2 MB pages: ", err)
+	}
+	for _, shared := range []bool{false, true} {
+		_, err := New(Config{Size: (p.available() + 4096) * hugeSize, Shared: shared, Policy: Require})
+		var r Refusal
+		if !errors.As(err, &r) || !errors.Is(err, unix.ENOMEM) {
+			t.Fatalf("shared=%v: %v, want a Refusal with ENOMEM", shared, err)
+		}
+		if r.Step != Hugetlb || !strings.Contains(r.Remedy, "nr_hugepages") {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+// Without a pool, both forms get transparent hugepages where the owner of the
+// machine has nothing against it.
+func TestTransparent(t *testing.T) {
+	if thpSetting(thpAnon) == "" || thpSetting(thpAnon) == "never" || thpSetting(thpShmem) == "deny" {
+		t.Skip("transparent hugepages are turned off")
+	}
+	for _, shared := range []bool{false, true} {
+		i := open(t, Config{Size: 4 << 20, Shared: shared}).Info()
+		if i.Kind == Pages {
+			t.Errorf("shared=%v: %v", shared, i)
+		}
+	}
+}

@@ -1,0 +1,39 @@
+// Package hugepages gives out one contiguous piece of memory, an arena, on the
+// largest pages that the machine has to spare, and cuts it into blocks.
+//
+//	 Config.Size, rounded up to whole pages
+//	 <------------------------------------------------------------>
+//	+------+-------------------+----------------------------------+------+
+//	|guard | Config.Reserve:   | buddy allocator: blocks of       |guard |
+//	|page  | the UMEM's chunks | 64 B * 2^n, given out by Alloc   |page  |
+//	+------+-------------------+----------------------------------+------+
+//	       ^ Bytes()[0], on a power-of-two boundary of at least the size
+//
+// # The ladder
+//
+// [New] takes the first step that works, and [Info] says which one it was and
+// why each better one was refused, with a remedy:
+//
+//	step      private mapping           Config.Shared (memfd, FD() >= 0)
+//	hugetlb   MAP_HUGETLB, 2 MB         MFD_HUGETLB, 2 MB
+//	thp       2 MB aligned, advised     the same on a tmpfs memfd
+//	4k        ordinary pages            ordinary tmpfs pages
+//
+// Every page is populated before New returns, so that a lack of memory is an
+// error of New and never a SIGBUS on the data path. A shared arena is sealed
+// against shrinking and growing: whoever holds its descriptor cannot pull pages
+// from under us. Neither New nor anything that it calls changes the machine's
+// hugepage settings; [Overcommit] and [Reserve] do, for commands that build a
+// test bed and put things back.
+//
+// # Concurrency
+//
+// All methods of [Arena] and [Buddy] may be called from any goroutine; each
+// takes a mutex and is meant for the control path. The memory itself has no
+// lock: a block belongs to whoever allocated it. No goroutine runs in here.
+//
+// # Privileges
+//
+// None for New. Overcommit and Reserve write to /sys/kernel/mm/hugepages and
+// need root there. MADV_POPULATE_WRITE needs Linux 5.14.
+package hugepages

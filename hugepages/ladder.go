@@ -1,0 +1,183 @@
+package hugepages
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// climb takes the steps that the policy allows, best first, and returns the
+// first mapping that is whole.
+//
+// The two lower steps are one mapping: whether advice got hugepages is known
+// only when the pages are there.
+func climb(cfg Config) (*mapping, Info, error) {
+	info := Info{Shared: cfg.Shared, PageSize: os.Getpagesize()}
+	if cfg.Policy != Avoid {
+		m, refusal := tryHugetlb(cfg)
+		if refusal == nil {
+			info.Kind, info.Size, info.Huge, info.PageSize = Hugetlb, len(m.mem), len(m.mem), hugeSize
+			return m, info, nil
+		}
+		if cfg.Policy == Require {
+			return nil, Info{}, fmt.Errorf("hugepages: required, but not to be had: %w", *refusal)
+		}
+		info.Refused = append(info.Refused, *refusal)
+	} else {
+		const cause, remedy = "the policy says avoid", "ask for Auto or Require"
+		info.Refused = []Refusal{{Step: Hugetlb, Cause: cause, Remedy: remedy}, {Step: THP, Cause: cause, Remedy: remedy}}
+	}
+	m, refusal, err := tryPages(cfg, &info)
+	if err != nil {
+		return nil, Info{}, fmt.Errorf("hugepages: %w", err)
+	}
+	if refusal != nil {
+		info.Refused = append(info.Refused, *refusal)
+	}
+	return m, info, nil
+}
+
+// tryHugetlb maps 2 MB pages of the pool. The kernel reserves them in mmap,
+// which fails with ENOMEM when they are short (Documentation/mm/
+// hugetlbfs_reserv.rst), but limits of a cgroup or cpuset count only when the
+// pages are touched: populating finds that.
+func tryHugetlb(cfg Config) (*mapping, *Refusal) {
+	size := roundUp(cfg.Size, hugeSize)
+	m, err := newMapping(size, cfg.Shared, true)
+	if err == nil {
+		if err = m.populate(); err == nil {
+			return m, nil
+		}
+		err = errors.Join(err, m.close())
+	}
+	r := hugetlbRefusal(err, size/hugeSize)
+	return nil, &r
+}
+
+// hugetlbRefusal explains why n pages of 2 MB could not be had.
+func hugetlbRefusal(err error, n int) Refusal {
+	r := Refusal{Step: Hugetlb, Err: err}
+	p, poolErr := readPool()
+	switch {
+	case errors.Is(poolErr, os.ErrNotExist):
+		r.Cause = "the kernel has no pool of 2 MB pages"
+		r.Remedy = "use a kernel with CONFIG_HUGETLBFS on a CPU with 2 MB pages"
+	case errors.Is(err, unix.ENOMEM) && poolErr == nil:
+		r.Cause = fmt.Sprintf("%d pages of 2 MB needed; of %d in the pool %d are free and %d of these reserved, %d more may be made on demand",
+			n, p.total, p.free, p.reserved, max(0, p.overcommit-p.surplus))
+		r.Remedy = fmt.Sprintf("sysctl -w vm.nr_hugepages=%d", p.total+max(1, n-(p.free-p.reserved)))
+		if n <= p.available() {
+			r.Remedy = "memory is too fragmented to make pages on demand: set vm.nr_hugepages early after boot"
+		}
+	case errors.Is(err, unix.EFAULT):
+		r.Cause = "the pages were promised, but a limit of the cgroup (hugetlb.2MB.max) or its NUMA nodes keep them back"
+		r.Remedy = "raise hugetlb.2MB.max, or widen cpuset.mems"
+	case errors.Is(err, unix.EHWPOISON):
+		r.Cause = "a page has failed memory"
+	default:
+		r.Cause = "the kernel does not map 2 MB pages"
+	}
+	return r
+}
+
+// tryPages maps memory of the lower two steps and fills in what it got. The
+// refusal is that of the step THP; an error means that there is no memory.
+func tryPages(cfg Config, info *Info) (*mapping, *Refusal, error) {
+	unit, advice := os.Getpagesize(), unix.MADV_NOHUGEPAGE
+	if cfg.Policy != Avoid {
+		unit, advice = hugeSize, unix.MADV_HUGEPAGE
+	}
+	size := roundUp(cfg.Size, unit)
+	if err := checkMemory(size); err != nil {
+		return nil, nil, err
+	}
+	m, err := newMapping(size, cfg.Shared, false)
+	if err != nil {
+		return nil, nil, pagesRefusal(err, size)
+	}
+	adviceErr := unix.Madvise(m.mem, advice) // EINVAL: a kernel without them
+	if err := m.populate(); err != nil {
+		return nil, nil, errors.Join(pagesRefusal(err, size), m.close())
+	}
+	info.Kind, info.Size = Pages, size
+	if cfg.Policy == Avoid {
+		return m, nil, nil
+	}
+	if adviceErr == nil {
+		info.Huge = m.collapse(cfg.Shared)
+	}
+	switch {
+	case info.Huge == 0:
+		r := thpRefusal(adviceErr, cfg.Shared)
+		return m, &r, nil
+	case info.Huge == size:
+		info.PageSize = hugeSize
+	}
+	info.Kind = THP
+	return m, nil, nil
+}
+
+// collapse returns how many bytes lie on transparent hugepages. Where some do
+// not, it has the kernel build them now, which is a request of its own and not
+// bound by the settings (madvise(2), MADV_COLLAPSE, Linux 6.1); an owner who
+// turned them off, other than by the default for shared memory, is obeyed all
+// the same.
+func (m *mapping) collapse(shared bool) int {
+	huge, err := hugeMapped(m.address(), len(m.mem))
+	switch {
+	case err != nil || huge == len(m.mem):
+		return huge
+	case thpSetting(thpAnon) == "never", shared && thpSetting(thpShmem) == "deny":
+		return huge
+	}
+	// An error is that of one range of many: only the count tells.
+	_ = unix.Madvise(m.mem, unix.MADV_COLLAPSE)
+	if after, err := hugeMapped(m.address(), len(m.mem)); err == nil {
+		huge = after
+	}
+	return huge
+}
+
+// checkMemory refuses what populating would only find out by waking the OOM
+// killer.
+func checkMemory(size int) error {
+	if free, ok := memAvailable(); ok && size > free {
+		return Refusal{Step: Pages, Err: unix.ENOMEM,
+			Cause:  fmt.Sprintf("%d MB needed, %d MB of memory available", size>>20, free>>20),
+			Remedy: "ask for a smaller arena"}
+	}
+	return nil
+}
+
+func pagesRefusal(err error, size int) Refusal {
+	r := Refusal{Step: Pages, Err: err, Cause: fmt.Sprintf("no memory of %d KB", size>>10),
+		Remedy: "ask for a smaller arena, or raise the limits of the process (ulimit -v) or cgroup"}
+	if errors.Is(err, unix.EINVAL) {
+		r.Cause, r.Remedy = "the kernel cannot populate a mapping (MADV_POPULATE_WRITE)", "use Linux 5.14 or newer"
+	}
+	return r
+}
+
+// thpRefusal explains why no transparent hugepage came.
+func thpRefusal(err error, shared bool) Refusal {
+	file := thpAnon
+	if shared {
+		file = thpShmem
+	}
+	r := Refusal{Step: THP, Err: err}
+	switch s := thpSetting(file); s {
+	case "":
+		r.Cause, r.Remedy = "the kernel has no transparent hugepages", "use a kernel with CONFIG_TRANSPARENT_HUGEPAGE"
+	case "never", "deny":
+		r.Cause, r.Remedy = file+" says "+s, "echo advise > "+file
+		if !shared {
+			r.Remedy = "echo madvise > " + file
+		}
+	default:
+		r.Cause = "no 2 MB of memory in one piece, or the process has them turned off (PR_SET_THP_DISABLE)"
+		r.Remedy = "echo 1 > /proc/sys/vm/compact_memory"
+	}
+	return r
+}

@@ -1,0 +1,121 @@
+package hugepages
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Overcommit lets the kernel make up to n more 2 MB pages on demand, until
+// restore is called: it raises nr_overcommit_hugepages of the 2 MB pool by n.
+// Such surplus pages go back to the system with the mapping that uses them,
+// however its process ends; therefore a demonstration that must leave nothing
+// behind uses this and not [Reserve].
+//
+// Call restore as soon as the arenas are open. It lowers the limit by n again,
+// and pages in use stay until they are freed; it works once, and may be called
+// again. Several users at once do not disturb each other.
+//
+// Root only. The limit is the machine's and is no promise: memory in pieces of
+// 2 MB may still be short.
+func Overcommit(n int) (restore func() error, err error) {
+	if n <= 0 {
+		return nil, fmt.Errorf("hugepages: %d pages to overcommit: the number must be positive", n)
+	}
+	raise := func(by int) error {
+		_, _, err := editPool(fileOverNr, func(p pool) int { return p.overcommit + by })
+		return err
+	}
+	if err := raise(n); err != nil {
+		return nil, err
+	}
+	var once sync.Once
+	return func() (err error) {
+		once.Do(func() { err = raise(-n) })
+		return err
+	}, nil
+}
+
+// Reservation is a number of 2 MB pages that were added to the machine's pool.
+// It is plain data, so that a later process can undo it.
+type Reservation struct {
+	// Pages is what Restore takes out again. Surplus pages that others had
+	// in use when the reservation was made have become the pool's by it, and
+	// are counted.
+	Pages int `json:"pages"`
+}
+
+// Reserve adds n free pages of 2 MB to the machine's pool (nr_hugepages), where
+// they stay, memory that nothing else can use, until [Reservation.Restore].
+// When the kernel finds fewer than n, it gives all of them back and says so.
+//
+// Root only. It is for a test bed that outlives the process which makes it;
+// use [Overcommit] where that is not so.
+func Reserve(n int) (Reservation, error) {
+	if n <= 0 {
+		return Reservation{}, fmt.Errorf("hugepages: %d pages to reserve: the number must be positive", n)
+	}
+	before, after, err := editPool(fileNr, func(p pool) int { return p.total + n })
+	if err != nil {
+		return Reservation{}, err
+	}
+	r := Reservation{Pages: after.persistent() - before.persistent()}
+	if got := r.Pages - before.surplus; got < n {
+		err = fmt.Errorf("hugepages: the kernel found %d pages of 2 MB instead of %d: free memory (or echo 1 > /proc/sys/vm/compact_memory) and try again", got, n)
+		return Reservation{}, errors.Join(err, r.Restore())
+	}
+	return r, nil
+}
+
+// Restore takes the pages out of the pool again. Pages in use become surplus
+// pages, which go when they are freed. Call it once.
+func (r Reservation) Restore() error {
+	if r.Pages <= 0 {
+		return nil
+	}
+	_, _, err := editPool(fileNr, func(p pool) int { return p.persistent() - r.Pages })
+	return err
+}
+
+// editPool sets a counter of the 2 MB pool to what edit makes of its state,
+// but not below 0, and returns the states before and after. A lock on the file
+// makes all who do this take turns; it ends with the process.
+func editPool(name string, edit func(pool) int) (before, after pool, err error) {
+	path := poolDir + name
+	fail := func(err error) (pool, pool, error) { return pool{}, pool{}, settingError(path, err) }
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return fail(err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return fail(err)
+	}
+	if before, err = readPool(); err != nil {
+		return fail(err)
+	}
+	if _, err := f.WriteString(strconv.Itoa(max(0, edit(before)))); err != nil {
+		return fail(err)
+	}
+	if after, err = readPool(); err != nil {
+		return fail(err)
+	}
+	return before, after, nil
+}
+
+func settingError(path string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("hugepages: the kernel has no pool of 2 MB pages (CONFIG_HUGETLBFS): %w", err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("hugepages: only root may set %s; run as root, or go on without hugepages: %w", path, err)
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("hugepages: %s is read-only, as in a container; set it on the host: %w", path, err)
+	}
+	return fmt.Errorf("hugepages: %s: %w", path, err)
+}

@@ -1,0 +1,159 @@
+package hugepages
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+)
+
+// needPool ends a test on a machine whose pool cannot be set.
+func needPool(t *testing.T) {
+	t.Helper()
+	nstest.Require(t)
+	if err := unix.Access(poolDir+fileNr, unix.W_OK); err != nil {
+		t.Skip("the pool of 2 MB pages cannot be set here: ", err)
+	}
+}
+
+// overcommit permits surplus pages for the length of a test. The permission is
+// wide, because tests of other packages that run now may use it, too.
+func overcommit(t *testing.T) (restore func() error) {
+	t.Helper()
+	needPool(t)
+	restore, err := Overcommit(1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := restore(); err != nil {
+			t.Error(err)
+		}
+	})
+	return restore
+}
+
+// With surplus pages permitted, the first step is taken, and the pages outlive
+// the permission but not the arena.
+func TestHugetlb(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		restore := overcommit(t)
+		a := open(t, Config{Size: 3 << 20, Shared: shared, Policy: Require})
+		if err := restore(); err != nil {
+			t.Fatal(err)
+		}
+		i := a.Info()
+		if i.Kind != Hugetlb || i.Size != 4<<20 || i.Huge != i.Size || i.PageSize != hugeSize || len(i.Refused) != 0 {
+			t.Errorf("shared=%v: %+v", shared, i)
+		}
+		if smaps := smapsOf(t, address(a.Bytes())); !strings.Contains(smaps, "KernelPageSize:     2048 kB") {
+			t.Errorf("shared=%v: not on 2 MB pages:\n%s", shared, smaps)
+		}
+		for at := 0; at < i.Size; at += 4096 {
+			a.Bytes()[at] = 1
+		}
+	}
+}
+
+// Users of the limit add up, restore works once each, and the limit is then
+// what it was.
+func TestOvercommitAddsUp(t *testing.T) {
+	needPool(t)
+	setting := func() int {
+		t.Helper()
+		n, err := readInt(poolDir + fileOverNr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := setting()
+	first, err := Overcommit(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := Overcommit(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	during := setting()
+	if err := errors.Join(first(), first(), first()); err != nil {
+		t.Error(err)
+	}
+	between := setting()
+	if err := second(); err != nil {
+		t.Error(err)
+	}
+	if after := setting(); during != before+7 || between != before+4 || after != before {
+		t.Errorf("limit %d, then %d, %d, %d", before, during, between, after)
+	}
+}
+
+func poolNow(t *testing.T) pool {
+	t.Helper()
+	p, err := readPool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// useSurplus opens an arena of all free pages and two surplus ones.
+func useSurplus(t *testing.T) *Arena {
+	t.Helper()
+	restore := overcommit(t)
+	p := poolNow(t)
+	a, err := New(Config{Size: (max(0, p.free-p.reserved) + 2) * hugeSize, Policy: Require})
+	if err := errors.Join(err, restore()); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// A reservation adds free pages and takes them away, also when surplus pages
+// are in use meanwhile: nr_hugepages counts those when it is read, and makes
+// them stay when it is written.
+func TestReservation(t *testing.T) {
+	for _, surplus := range []string{"none", "before", "during"} {
+		needPool(t)
+		var arena *Arena
+		before := poolNow(t)
+		if surplus == "before" {
+			arena = useSurplus(t)
+		}
+		r, err := Reserve(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		during := poolNow(t)
+		if surplus == "during" {
+			arena = useSurplus(t)
+		}
+		if err := errors.Join(r.Restore(), Reservation{}.Restore()); err != nil {
+			t.Error(err)
+		}
+		if arena != nil {
+			if err := arena.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		after := poolNow(t)
+		if r.Pages < 2 || during.persistent() != before.persistent()+r.Pages || after.persistent() != before.persistent() {
+			t.Errorf("surplus %s: %+v\nbefore %+v\nduring %+v\nafter  %+v", surplus, r, before, during, after)
+		}
+	}
+}
+
+func TestPoolArguments(t *testing.T) {
+	for _, n := range []int{0, -1} {
+		if _, err := Overcommit(n); err == nil {
+			t.Errorf("Overcommit(%d): no error", n)
+		}
+		if _, err := Reserve(n); err == nil {
+			t.Errorf("Reserve(%d): no error", n)
+		}
+	}
+}
