@@ -1,0 +1,48 @@
+// Package memreg is the record of registered memory: which bytes of the
+// program a VI NIC may touch, under which handle, and for whom.
+//
+//	handle, address, length               Resolve: no lock, no allocation
+//	       |
+//	       v   low bits
+//	  +---------+     +---------------------+     +---------------------+
+//	  | slot 0  |     | Region              |     | the program's bytes |
+//	  | slot 1 -+---->|  handle = handle?   |     |                     |
+//	  |  ...    |     |  alive, users       |     |  addr .. addr+n     |
+//	  | slot 2^k|     |  Ptag --------------+--+  |  in the UMEM or not |
+//	  +---------+     |  memory ------------+--|->|                     |
+//	  an array of     +---------------------+  |  +---------------------+
+//	  atomic pointers                          v
+//	                                       +--------+
+//	                                       |  Ptag  | <-- VIs
+//	                                       +--------+
+//
+// A [Table] belongs to one open NIC. [Table.Register] takes a Go slice,
+// [Table.RegisterForeign] an address and a length, such as C memory. Both
+// return a [Region] with a random 32-bit [Handle]; handle and address together
+// name the memory, here and for remote DMA. The same memory may be registered
+// many times, with different attributes, and regions may overlap.
+//
+// # Life of a region
+//
+// A posted descriptor holds the regions that it uses ([Region.Acquire],
+// [Region.Release]). Deregistering is refused as long as one is held, and is
+// otherwise a single compare-and-swap from "no users" to "dead": there is no
+// moment at which both a holder and a deregistration succeed. Protection tags
+// live by the same rule: regions and VIs hold them.
+//
+//	Resolve -> Acquire (false: just deregistered) -> use -> Release
+//
+// Memory of Go stays alive as long as its region does. Foreign memory, and the
+// arena, must stay mapped until the region is deregistered.
+//
+// # Concurrency
+//
+// Everything may be called from any goroutine. Registering, deregistering and
+// tags take the table's mutex. Lookup, Resolve, Acquire, Release and all
+// methods of a Region take no lock, wait for nobody and allocate nothing. What
+// the memory holds is the business of those who share it.
+//
+// # Privileges
+//
+// None.
+package memreg

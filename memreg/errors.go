@@ -1,0 +1,22 @@
+package memreg
+
+import "errors"
+
+// Errors of the data path. Resolve and Slice return these very values, made
+// once, so that a wrong descriptor costs no allocation; the control path wraps
+// them in what was asked for. Test for all of them with errors.Is.
+var (
+	ErrHandle = errors.New("memreg: no region has this memory handle (wrong, or deregistered)")
+	ErrPtag   = errors.New("memreg: protection tag does not match, belongs to another NIC, or was destroyed")
+	ErrRange  = errors.New("memreg: bytes lie outside of the registered region")
+)
+
+// Errors of the control path.
+var (
+	ErrLength  = errors.New("memreg: a region must have at least one byte")
+	ErrAddress = errors.New("memreg: address is not valid memory of the program")
+	ErrStart   = errors.New("memreg: address is not the start of the region with this handle")
+	ErrBusy    = errors.New("memreg: still in use")
+	ErrLimit   = errors.New("memreg: limit reached")
+	ErrClosed  = errors.New("memreg: table is closed")
+)

@@ -1,0 +1,37 @@
+package memreg
+
+// The data path: what happens to every segment of every descriptor. No lock,
+// no allocation, the same few steps whatever the number of regions.
+
+// Lookup returns the live region with this handle, or nil.
+func (t *Table) Lookup(h Handle) *Region {
+	slots := *t.slots.Load()
+	r := slots[int(h)&(len(slots)-1)].Load()
+	if r == nil || r.handle != h || !r.refs.alive() {
+		return nil
+	}
+	return r
+}
+
+// Resolve returns the n bytes at addr, as a slice without capacity beyond them,
+// and the region that they lie in. A tag other than nil must be the region's
+// own; nil stands for any tag of this table.
+//
+// It does not hold the region: whoever keeps the bytes past the call must
+// Acquire it first and treat false as ErrHandle.
+//
+// Errors, the values themselves: ErrHandle, ErrPtag, ErrRange.
+func (t *Table) Resolve(h Handle, addr uint64, n uint32, ptag *Ptag) (seg []byte, r *Region, err error) {
+	r = t.Lookup(h)
+	if r == nil {
+		return nil, nil, ErrHandle
+	}
+	if ptag != nil && ptag != r.attr.Ptag {
+		return nil, nil, ErrPtag
+	}
+	seg, err = r.Slice(addr, n)
+	if err != nil {
+		return nil, nil, err
+	}
+	return seg, r, nil
+}

@@ -1,0 +1,222 @@
+package memreg
+
+import (
+	"errors"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// tableModel says in maps and loops what a table has to do.
+type tableModel struct {
+	*Table
+	buf     []byte
+	limits  Limits
+	tags    []*modelTag
+	regions []*modelRegion
+	bytes   uint64
+}
+
+type modelTag struct {
+	*Ptag
+	vis  int
+	dead bool
+}
+
+type modelRegion struct {
+	*Region
+	from, to int // in buf
+	tag      *modelTag
+	users    int
+	dead     bool
+}
+
+func (m *tableModel) live() (n int) {
+	for _, r := range m.regions {
+		if !r.dead {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *tableModel) createPtag(t *rapid.T) {
+	tag, err := m.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.tags = append(m.tags, &modelTag{Ptag: tag})
+}
+
+func (m *tableModel) destroyPtag(t *rapid.T) {
+	tag := rapid.SampledFrom(m.tags).Draw(t, "tag")
+	users := tag.vis
+	for _, r := range m.regions {
+		if r.tag == tag && !r.dead {
+			users++
+		}
+	}
+	var want error
+	switch {
+	case tag.dead:
+		want = ErrPtag
+	case users > 0:
+		want = ErrBusy
+	}
+	if err := m.DestroyPtag(tag.Ptag); !errors.Is(err, want) {
+		t.Fatalf("DestroyPtag with %d users: %v, want %v", users, err, want)
+	}
+	tag.dead = tag.dead || want == nil
+}
+
+func (m *tableModel) holdPtag(t *rapid.T) {
+	tag := rapid.SampledFrom(m.tags).Draw(t, "tag")
+	if tag.vis > 0 && rapid.Bool().Draw(t, "release") {
+		tag.Release()
+		tag.vis--
+		return
+	}
+	if got := tag.Acquire(); got == tag.dead {
+		t.Fatalf("Acquire = %v, dead = %v", got, tag.dead)
+	}
+	if !tag.dead {
+		tag.vis++
+	}
+}
+
+func (m *tableModel) register(t *rapid.T) {
+	from := rapid.IntRange(0, len(m.buf)).Draw(t, "from")
+	to := rapid.IntRange(from, len(m.buf)).Draw(t, "to")
+	tag := rapid.SampledFrom(m.tags).Draw(t, "tag")
+	size := uint64(to - from)
+	var want error
+	switch {
+	case size == 0:
+		want = ErrLength
+	case size > m.limits.MaxBlockBytes, m.live() == m.limits.MaxRegions, m.bytes+size > m.limits.MaxBytes:
+		want = ErrLimit
+	case tag.dead:
+		want = ErrPtag
+	}
+	register := m.Register
+	if rapid.Bool().Draw(t, "foreign") {
+		register = func(b []byte, attr Attributes) (*Region, error) {
+			return m.RegisterForeign(address(m.buf)+uint64(from), size, attr)
+		}
+	}
+	r, err := register(m.buf[from:to], Attributes{Ptag: tag.Ptag})
+	if !errors.Is(err, want) {
+		t.Fatalf("register [%d, %d): %v, want %v", from, to, err, want)
+	}
+	if err == nil {
+		m.regions = append(m.regions, &modelRegion{Region: r, from: from, to: to, tag: tag})
+		m.bytes += size
+	}
+}
+
+func (m *tableModel) deregister(t *rapid.T) {
+	if len(m.regions) == 0 {
+		return
+	}
+	r := rapid.SampledFrom(m.regions).Draw(t, "region")
+	shift := rapid.SampledFrom([]int{0, 0, 0, 1, -1}).Draw(t, "shift")
+	var want error
+	switch {
+	case r.dead:
+		want = ErrHandle
+	case shift != 0:
+		want = ErrStart
+	case r.users > 0:
+		want = ErrBusy
+	}
+	if err := m.Deregister(r.Handle(), r.Addr()+uint64(shift)); !errors.Is(err, want) {
+		t.Fatalf("Deregister with %d users: %v, want %v", r.users, err, want)
+	}
+	if want == nil {
+		r.dead = true
+		m.bytes -= uint64(r.to - r.from)
+	}
+}
+
+func (m *tableModel) hold(t *rapid.T) {
+	if len(m.regions) == 0 {
+		return
+	}
+	r := rapid.SampledFrom(m.regions).Draw(t, "region")
+	if r.users > 0 && rapid.Bool().Draw(t, "release") {
+		r.Release()
+		r.users--
+		return
+	}
+	if got := r.Acquire(); got == r.dead {
+		t.Fatalf("Acquire = %v, dead = %v", got, r.dead)
+	}
+	if !r.dead {
+		r.users++
+	}
+}
+
+func (m *tableModel) resolve(t *rapid.T) {
+	if len(m.regions) == 0 {
+		return
+	}
+	r := rapid.SampledFrom(m.regions).Draw(t, "region")
+	tag := rapid.SampledFrom(append([]*modelTag{nil}, m.tags...)).Draw(t, "tag")
+	at := rapid.OneOf(rapid.IntRange(-2, len(m.buf)+2), rapid.IntRange(r.from-2, r.to+2)).Draw(t, "at")
+	n := rapid.OneOf(rapid.IntRange(0, len(m.buf)), rapid.IntRange(max(0, r.to-at-2), max(0, r.to-at+2))).Draw(t, "n")
+	var p *Ptag
+	var want error
+	if tag != nil {
+		p = tag.Ptag
+	}
+	switch {
+	case r.dead:
+		want = ErrHandle
+	case tag != nil && tag != r.tag:
+		want = ErrPtag
+	case at < r.from || at+n > r.to:
+		want = ErrRange
+	}
+	seg, got, err := m.Resolve(r.Handle(), address(m.buf)+uint64(at), uint32(n), p)
+	if err != want {
+		t.Fatalf("Resolve(%d, %d) in [%d, %d): %v, want %v", at, n, r.from, r.to, err, want)
+	}
+	if err == nil && (got != r.Region || len(seg) != n || n > 0 && &seg[0] != &m.buf[at]) {
+		t.Fatalf("Resolve(%d, %d) gave %d other bytes", at, n, len(seg))
+	}
+}
+
+func (m *tableModel) check(t *rapid.T) {
+	s := m.Stats()
+	if s.Regions != m.live() || s.Bytes != m.bytes || s.Registered != uint64(len(m.regions)) {
+		t.Fatalf("%+v, want %d regions, %d bytes, %d in all", s, m.live(), m.bytes, len(m.regions))
+	}
+	for _, r := range m.regions {
+		if found := m.Lookup(r.Handle()); (found == r.Region) == r.dead {
+			t.Fatalf("Lookup(%#x) = %p, dead = %v", r.Handle(), found, r.dead)
+		}
+		if r.Users() != r.users {
+			t.Fatalf("%d users, want %d", r.Users(), r.users)
+		}
+	}
+}
+
+func TestTableModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := &tableModel{buf: make([]byte, 600), limits: Limits{
+			MaxRegions:    rapid.SampledFrom([]int{2, 40, 200}).Draw(t, "regions"),
+			MaxBlockBytes: rapid.Uint64Range(1, 700).Draw(t, "block"),
+			MaxBytes:      rapid.Uint64Range(1, 20_000).Draw(t, "bytes"),
+			MaxPtags:      MaxPtags,
+		}}
+		var err error
+		if m.Table, err = NewTable(m.buf[100:300], m.limits); err != nil {
+			t.Fatal(err)
+		}
+		m.createPtag(t)
+		t.Repeat(map[string]func(*rapid.T){
+			"": m.check, "createPtag": m.createPtag, "destroyPtag": m.destroyPtag, "holdPtag": m.holdPtag,
+			"register": m.register, "register2": m.register, "deregister": m.deregister, "hold": m.hold, "resolve": m.resolve,
+		})
+	})
+}

@@ -1,0 +1,69 @@
+package memreg
+
+// Handle is a memory handle: random, so that a peer cannot guess one, and
+// never 0.
+type Handle uint32
+
+// Attributes of a region. They do not change while it lives.
+type Attributes struct {
+	Ptag            *Ptag // needed
+	EnableRdmaWrite bool  // peers may write
+	EnableRdmaRead  bool  // peers may read
+}
+
+// Region is registered memory. Everything in it but the count of users is
+// fixed when it is registered, and may be read by any goroutine without lock,
+// also after it was deregistered.
+type Region struct {
+	refs   refs // descriptors that use it; dead: deregistered
+	addr   uint64
+	mem    []byte // the bytes; keeps memory of Go alive
+	handle Handle
+	inUMEM bool
+	umem   uint64 // offset in the UMEM
+	attr   Attributes
+}
+
+// Handle names the region, together with its address.
+func (r *Region) Handle() Handle { return r.handle }
+
+// Addr is the address of the first byte.
+func (r *Region) Addr() uint64 { return r.addr }
+
+// Len is the number of bytes.
+func (r *Region) Len() int { return len(r.mem) }
+
+// Bytes is the memory.
+func (r *Region) Bytes() []byte { return r.mem }
+
+// Attributes tells tag and RDMA rights.
+func (r *Region) Attributes() Attributes { return r.attr }
+
+// UMEMOffset tells where in the UMEM's arena the region begins, for memory
+// that a NIC can send from without a copy; false: it lies elsewhere, or not
+// wholly inside.
+func (r *Region) UMEMOffset() (uint64, bool) { return r.umem, r.inUMEM }
+
+// Alive is false once the region is deregistered. It can be so a moment after
+// Alive said true: only Acquire holds it.
+func (r *Region) Alive() bool { return r.refs.alive() }
+
+// Acquire holds the region for a posted descriptor. False: it was deregistered.
+func (r *Region) Acquire() bool { return r.refs.acquire() }
+
+// Release ends one Acquire.
+func (r *Region) Release() { r.refs.release() }
+
+// Users is the number of holders now.
+func (r *Region) Users() int { return r.refs.count() }
+
+// Slice returns the n bytes at addr, with no capacity beyond them, or
+// ErrRange. Zero bytes are in range from the first byte to just behind the
+// last. It does not look at liveness or tag.
+func (r *Region) Slice(addr uint64, n uint32) ([]byte, error) {
+	off, size := addr-r.addr, uint64(len(r.mem)) // below the start, off wraps and is too large
+	if off > size || uint64(n) > size-off {
+		return nil, ErrRange
+	}
+	return r.mem[off : off+uint64(n) : off+uint64(n)], nil
+}

@@ -1,0 +1,194 @@
+package memreg
+
+import (
+	"errors"
+	"math"
+	"runtime"
+	"testing"
+	"weak"
+)
+
+// fixture is a table with one tag, over an arena in the middle of buf.
+type fixture struct {
+	*Table
+	tag  *Ptag
+	buf  []byte
+	umem []byte // buf[1000:3000]
+}
+
+func newFixture(t testing.TB, limits Limits) *fixture {
+	t.Helper()
+	f := &fixture{buf: make([]byte, 4000)}
+	f.umem = f.buf[1000:3000]
+	var err error
+	if f.Table, err = NewTable(f.umem, limits); err != nil {
+		t.Fatal(err)
+	}
+	if f.tag, err = f.CreatePtag(); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func (f *fixture) register(t testing.TB, buf []byte) *Region {
+	t.Helper()
+	r, err := f.Register(buf, Attributes{Ptag: f.tag})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// Bounds, by one on each side, through Resolve and Slice alike.
+func TestRange(t *testing.T) {
+	f := newFixture(t, Limits{})
+	r := f.register(t, f.buf[100:200])
+	for _, c := range []struct {
+		off  int // of the address, from the region's start
+		n    uint32
+		want error
+	}{
+		{0, 100, nil}, {0, 0, nil}, {0, 1, nil}, {99, 1, nil}, {50, 50, nil}, {100, 0, nil},
+		{0, 101, ErrRange}, {1, 100, ErrRange}, {99, 2, ErrRange}, {100, 1, ErrRange}, {101, 0, ErrRange},
+		{-1, 0, ErrRange}, {-1, 1, ErrRange}, {-1, 2, ErrRange},
+		{0, math.MaxUint32, ErrRange}, {-1, math.MaxUint32, ErrRange}, {100, math.MaxUint32, ErrRange},
+	} {
+		addr := r.Addr() + uint64(c.off)
+		seg, got, err := f.Resolve(r.Handle(), addr, c.n, nil)
+		direct, directErr := r.Slice(addr, c.n)
+		if err != c.want || directErr != c.want {
+			t.Errorf("offset %d, %d bytes: %v and %v, want %v", c.off, c.n, err, directErr, c.want)
+			continue
+		}
+		if err != nil {
+			if seg != nil || got != nil || direct != nil {
+				t.Errorf("offset %d, %d bytes: an error, and memory", c.off, c.n)
+			}
+			continue
+		}
+		if got != r || len(seg) != int(c.n) || cap(seg) != int(c.n) || len(direct) != int(c.n) {
+			t.Errorf("offset %d: %d bytes (capacity %d), want %d", c.off, len(seg), cap(seg), c.n)
+		}
+		if c.n > 0 && (&seg[0] != &f.buf[100+c.off] || &direct[0] != &seg[0]) {
+			t.Errorf("offset %d: other bytes", c.off)
+		}
+	}
+	for _, addr := range []uint64{0, 1, math.MaxUint64, math.MaxUint64 - 99, 1 << 63} {
+		for _, n := range []uint32{0, 1, 100, math.MaxUint32} {
+			if _, _, err := f.Resolve(r.Handle(), addr, n, nil); err != ErrRange {
+				t.Errorf("address %#x, %d bytes: %v", addr, n, err)
+			}
+		}
+	}
+}
+
+func TestUMEMOffset(t *testing.T) {
+	f := newFixture(t, Limits{})
+	for _, c := range []struct {
+		from, to int
+		want     int // -1: not inside
+	}{
+		{1000, 3000, 0}, {1000, 1001, 0}, {2999, 3000, 1999}, {1500, 1600, 500},
+		{999, 1001, -1}, {999, 1000, -1}, {2999, 3001, -1}, {3000, 3001, -1}, {0, 4000, -1},
+	} {
+		off, ok := f.register(t, f.buf[c.from:c.to]).UMEMOffset()
+		if ok != (c.want >= 0) || ok && off != uint64(c.want) {
+			t.Errorf("[%d, %d): %d, %v, want %d", c.from, c.to, off, ok, c.want)
+		}
+	}
+	none, err := NewTable(nil, Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tag, _ := none.CreatePtag()
+	r, err := none.Register(f.buf, Attributes{Ptag: tag})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := r.UMEMOffset(); ok {
+		t.Error("memory lies in an arena that is not there")
+	}
+}
+
+func TestRegionTellsWhatWasRegistered(t *testing.T) {
+	f := newFixture(t, Limits{})
+	attr := Attributes{Ptag: f.tag, EnableRdmaWrite: true}
+	r, err := f.Register(f.buf[10:20:40], attr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Attributes() != attr || r.Len() != 10 || len(r.Bytes()) != 10 || cap(r.Bytes()) != 10 || &r.Bytes()[0] != &f.buf[10] {
+		t.Errorf("%+v, %d bytes, capacity %d", r.Attributes(), r.Len(), cap(r.Bytes()))
+	}
+	if r.Addr() != address(f.buf)+10 || r.Handle() == 0 || f.Lookup(r.Handle()) != r {
+		t.Errorf("address %#x, handle %#x", r.Addr(), r.Handle())
+	}
+}
+
+// Memory of Go lives as long as its region, and no longer.
+func TestKeepsMemoryAlive(t *testing.T) {
+	f := newFixture(t, Limits{})
+	for name, register := range map[string]func(*[4096]byte) (*Region, error){
+		"slice": func(p *[4096]byte) (*Region, error) { return f.Register(p[:], Attributes{Ptag: f.tag}) },
+		"foreign": func(p *[4096]byte) (*Region, error) {
+			return f.RegisterForeign(address(p[:]), 4096, Attributes{Ptag: f.tag})
+		},
+	} {
+		memory := new([4096]byte)
+		seen := weak.Make(memory)
+		r, err := register(memory)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		handle, addr := r.Handle(), r.Addr()
+		memory, r = nil, nil
+		runtime.GC()
+		if seen.Value() == nil {
+			t.Fatalf("%s: collected while registered", name)
+		}
+		if err := f.Deregister(handle, addr); err != nil {
+			t.Fatal(err)
+		}
+		runtime.GC()
+		runtime.GC()
+		if seen.Value() != nil {
+			t.Errorf("%s: still held after it was deregistered", name)
+		}
+	}
+}
+
+func TestAcquire(t *testing.T) {
+	f := newFixture(t, Limits{})
+	r := f.register(t, f.buf)
+	for range 2 {
+		if !r.Acquire() {
+			t.Fatal("a live region cannot be held")
+		}
+	}
+	if r.Users() != 2 {
+		t.Fatalf("%d users, want 2", r.Users())
+	}
+	for users := 2; users > 0; users-- {
+		if err := f.Deregister(r.Handle(), r.Addr()); !errors.Is(err, ErrBusy) {
+			t.Fatalf("%d users: %v", users, err)
+		}
+		if !r.Alive() || f.Lookup(r.Handle()) != r {
+			t.Fatal("a refused deregistration changed the region")
+		}
+		r.Release()
+	}
+	r.Release() // one too many
+	if r.Users() != 0 || !r.Alive() {
+		t.Fatalf("%d users after a release too many", r.Users())
+	}
+	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	if r.Acquire() || r.Alive() || r.Users() != 0 {
+		t.Error("a deregistered region can be held")
+	}
+	r.Release()
+	if r.Alive() {
+		t.Error("a release brought it back")
+	}
+}

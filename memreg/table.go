@@ -1,0 +1,199 @@
+package memreg
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+)
+
+// Most regions and tags that a table can hold, and the defaults of [Limits].
+const (
+	MaxRegions = 1 << 16
+	MaxPtags   = 1 << 16
+
+	firstSlots = 64
+)
+
+// Limits of a table. Zero means the most that is possible.
+type Limits struct {
+	MaxRegions    int    // at most the constant MaxRegions
+	MaxBlockBytes uint64 // bytes of one region
+	MaxBytes      uint64 // bytes of all regions; memory registered twice counts twice
+	MaxPtags      int    // at most the constant MaxPtags
+}
+
+// Table holds the regions and tags of one open NIC. All methods are safe for
+// concurrent use.
+type Table struct {
+	// slots is the direct-mapped array that lookups read: a region is in the
+	// slot that the low bits of its handle name. Its length is a power of two
+	// and at least twice the number of regions.
+	slots atomic.Pointer[[]atomic.Pointer[Region]]
+
+	umem   []byte
+	limits Limits
+	random func() Handle
+
+	mu      sync.Mutex // all below, and all writes to slots
+	closed  bool
+	regions int
+	bytes   uint64
+	ptags   int
+	total   uint64
+}
+
+// NewTable returns an empty table. Memory inside of umem, the arena that the
+// NIC's UMEM is made of, is recognised as such when it is registered; it may
+// be nil. It must stay mapped as long as the table is in use.
+func NewTable(umem []byte, limits Limits) (*Table, error) {
+	if limits.MaxRegions < 0 || limits.MaxRegions > MaxRegions || limits.MaxPtags < 0 || limits.MaxPtags > MaxPtags {
+		return nil, fmt.Errorf("memreg: limits of %d regions and %d tags: a table holds at most %d and %d",
+			limits.MaxRegions, limits.MaxPtags, MaxRegions, MaxPtags)
+	}
+	if limits.MaxRegions == 0 {
+		limits.MaxRegions = MaxRegions
+	}
+	if limits.MaxPtags == 0 {
+		limits.MaxPtags = MaxPtags
+	}
+	if limits.MaxBlockBytes == 0 {
+		limits.MaxBlockBytes = math.MaxInt64
+	}
+	if limits.MaxBytes == 0 {
+		limits.MaxBytes = math.MaxInt64
+	}
+	t := &Table{umem: umem, limits: limits, random: randomHandle}
+	slots := make([]atomic.Pointer[Region], firstSlots)
+	t.slots.Store(&slots)
+	return t, nil
+}
+
+// Limits returns the limits in force, with the defaults filled in.
+func (t *Table) Limits() Limits { return t.limits }
+
+func randomHandle() Handle {
+	var b [4]byte
+	rand.Read(b[:]) // never fails
+	return Handle(binary.NativeEndian.Uint32(b[:]))
+}
+
+// add gives a region a handle and a slot. It holds the region's tag from then
+// on.
+func (t *Table) add(r *Region) error {
+	size := uint64(len(r.mem))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.closed:
+		return ErrClosed
+	case size > t.limits.MaxBlockBytes:
+		return fmt.Errorf("%w: a region of %d bytes, at most %d are allowed; register it in pieces", ErrLimit, size, t.limits.MaxBlockBytes)
+	case t.regions >= t.limits.MaxRegions:
+		return fmt.Errorf("%w: %d regions; deregister some, or register larger ones", ErrLimit, t.regions)
+	case size > t.limits.MaxBytes-t.bytes:
+		return fmt.Errorf("%w: %d bytes are registered, %d more would be above %d; deregister some", ErrLimit, t.bytes, size, t.limits.MaxBytes)
+	}
+	if err := t.AcquirePtag(r.attr.Ptag); err != nil {
+		return err
+	}
+	slots := *t.slots.Load()
+	if 2*(t.regions+1) > len(slots) {
+		slots = t.grow(slots)
+	}
+	// At most every other slot is taken: two attempts on average.
+	for {
+		r.handle = t.random()
+		if slot := &slots[int(r.handle)&(len(slots)-1)]; r.handle != 0 && slot.Load() == nil {
+			slot.Store(r)
+			break
+		}
+	}
+	t.regions++
+	t.bytes += size
+	t.total++
+	return nil
+}
+
+// grow doubles the array. Handles that differ in their low bits differ in more
+// of them, too: every region keeps its handle and finds a slot of its own.
+// Lookups that still read the old array find there what was registered when it
+// was replaced; regions that die later are told by their state.
+func (t *Table) grow(old []atomic.Pointer[Region]) []atomic.Pointer[Region] {
+	slots := make([]atomic.Pointer[Region], 2*len(old))
+	for i := range old {
+		if r := old[i].Load(); r != nil {
+			slots[int(r.handle)&(len(slots)-1)].Store(r)
+		}
+	}
+	t.slots.Store(&slots)
+	return slots
+}
+
+// Deregister ends the region with this handle, which must begin at addr.
+//
+// Errors: ErrHandle; ErrStart; ErrBusy while posted descriptors hold it. The
+// region is then as it was.
+func (t *Table) Deregister(h Handle, addr uint64) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.Lookup(h)
+	switch {
+	case r == nil:
+		return fmt.Errorf("%w: handle %#x", ErrHandle, uint32(h))
+	case r.addr != addr:
+		return fmt.Errorf("%w: handle %#x, address %#x", ErrStart, uint32(h), addr)
+	case !t.remove(r):
+		return fmt.Errorf("%w: %d posted descriptors use the region with handle %#x; complete or flush them first", ErrBusy, r.Users(), uint32(h))
+	}
+	return nil
+}
+
+// remove ends a region that nobody holds.
+func (t *Table) remove(r *Region) bool {
+	if !r.refs.kill() {
+		return false
+	}
+	slots := *t.slots.Load()
+	slots[int(r.handle)&(len(slots)-1)].Store(nil)
+	t.regions--
+	t.bytes -= uint64(len(r.mem))
+	r.attr.Ptag.Release()
+	return true
+}
+
+// Close deregisters every region that nobody holds and refuses new ones and
+// new tags from now on. ErrBusy: posted descriptors hold some, which stay and
+// still resolve; it may be called again.
+func (t *Table) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	slots := *t.slots.Load()
+	for i := range slots {
+		if r := slots[i].Load(); r != nil {
+			t.remove(r)
+		}
+	}
+	if t.regions > 0 {
+		return fmt.Errorf("%w: posted descriptors use %d regions; complete or flush them, then close again", ErrBusy, t.regions)
+	}
+	return nil
+}
+
+// Stats describes a table at one moment.
+type Stats struct {
+	Regions    int    // registered now
+	Bytes      uint64 // of all of them together
+	Ptags      int    // tags that exist
+	Registered uint64 // regions registered so far
+}
+
+// Stats takes a snapshot.
+func (t *Table) Stats() Stats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return Stats{Regions: t.regions, Bytes: t.bytes, Ptags: t.ptags, Registered: t.total}
+}

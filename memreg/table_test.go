@@ -1,0 +1,323 @@
+package memreg
+
+import (
+	"errors"
+	"math"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestRegisterRefused(t *testing.T) {
+	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
+	gone, err := f.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.DestroyPtag(gone); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		buf  []byte
+		tag  *Ptag
+		want error
+	}{
+		{"nil", nil, f.tag, ErrLength},
+		{"empty", f.buf[5:5], f.tag, ErrLength},
+		{"no tag", f.buf, nil, ErrPtag},
+		{"tag of another table", f.buf, other.tag, ErrPtag},
+		{"destroyed tag", f.buf, gone, ErrPtag},
+	} {
+		if r, err := f.Register(c.buf, Attributes{Ptag: c.tag}); !errors.Is(err, c.want) || r != nil {
+			t.Errorf("%s: %v, %v, want %v", c.name, r, err, c.want)
+		}
+	}
+	if s := f.Stats(); s.Regions != 0 || s.Bytes != 0 || f.tag.Users() != 0 || other.tag.Users() != 0 {
+		t.Errorf("refused registrations left something: %+v", s)
+	}
+}
+
+func TestForeign(t *testing.T) {
+	f := newFixture(t, Limits{MaxBlockBytes: 1 << 20})
+	const page = 4096
+	mem, err := unix.Mmap(-1, 0, 4*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	if err := unix.Mprotect(mem[2*page:3*page], unix.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	start := address(mem)
+	for _, c := range []struct {
+		name    string
+		addr, n uint64
+		want    error
+	}{
+		{"all that is readable", start, 2 * page, nil},
+		{"no alignment", start + 1, 2*page - 1, nil},
+		{"last byte", start + 2*page - 1, 1, nil},
+		{"one byte too far", start, 2*page + 1, ErrAddress},
+		{"one byte too early", start + 3*page - 1, 2, ErrAddress},
+		{"last byte and one more", start + 2*page - 1, 2, ErrAddress},
+		{"no bytes", start, 0, ErrLength},
+		{"nil", 0, 10, ErrAddress},
+		{"first page", 4095, 1, ErrAddress},
+		{"into the first page by wrapping", math.MaxUint64, 2, ErrAddress},
+		{"wraps", start, math.MaxUint64 - start + 1, ErrLimit},
+		{"kernel's half", 1 << 63, 1, ErrAddress},
+		{"hole", 1 << 46, page, ErrAddress},
+		{"larger than a block", start, 1<<20 + 1, ErrLimit},
+	} {
+		r, err := f.RegisterForeign(c.addr, c.n, Attributes{Ptag: f.tag})
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+		if err != nil {
+			continue
+		}
+		if r.Addr() != c.addr || uint64(r.Len()) != c.n || &r.Bytes()[0] != &mem[c.addr-start] {
+			t.Errorf("%s: %d bytes at %#x", c.name, r.Len(), r.Addr())
+		}
+		if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
+			t.Error(err)
+		}
+	}
+	unlimited := newFixture(t, Limits{})
+	for _, n := range []uint64{math.MaxInt64, math.MaxUint64, math.MaxUint64 - start + 1, math.MaxInt64 - start + 1} {
+		if _, err := unlimited.RegisterForeign(start, n, Attributes{Ptag: unlimited.tag}); !errors.Is(err, ErrAddress) && !errors.Is(err, ErrLimit) {
+			t.Errorf("%#x bytes: %v", n, err)
+		}
+	}
+}
+
+func TestDeregister(t *testing.T) {
+	f := newFixture(t, Limits{})
+	a, b := f.register(t, f.buf), f.register(t, f.buf) // the same memory twice
+	if a.Handle() == b.Handle() {
+		t.Fatal("two regions have one handle")
+	}
+	for _, c := range []struct {
+		h    Handle
+		addr uint64
+		want error
+	}{
+		{0, a.Addr(), ErrHandle},
+		{^a.Handle(), a.Addr(), ErrHandle},
+		{a.Handle() ^ 1<<31, a.Addr(), ErrHandle}, // the slot is the same
+		{a.Handle() ^ firstSlots, a.Addr(), ErrHandle},
+		{a.Handle(), a.Addr() + 1, ErrStart},
+		{a.Handle(), a.Addr() - 1, ErrStart},
+		{a.Handle(), 0, ErrStart},
+		{a.Handle(), a.Addr(), nil},
+		{a.Handle(), a.Addr(), ErrHandle},
+	} {
+		if err := f.Deregister(c.h, c.addr); !errors.Is(err, c.want) {
+			t.Errorf("Deregister(%#x, %#x): %v, want %v", c.h, c.addr, err, c.want)
+		}
+	}
+	if f.Lookup(a.Handle()) != nil || f.Lookup(b.Handle()) != b {
+		t.Error("the wrong region went")
+	}
+	if _, _, err := f.Resolve(a.Handle(), a.Addr(), 1, nil); err != ErrHandle {
+		t.Errorf("Resolve of a deregistered region: %v", err)
+	}
+}
+
+func TestResolveChecksPtag(t *testing.T) {
+	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
+	second, err := f.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := f.register(t, f.buf)
+	for _, c := range []struct {
+		name string
+		tag  *Ptag
+		want error
+	}{
+		{"own", f.tag, nil}, {"any", nil, nil}, {"another", second, ErrPtag}, {"another table's", other.tag, ErrPtag},
+	} {
+		if _, _, err := f.Resolve(r.Handle(), r.Addr(), 1, c.tag); err != c.want {
+			t.Errorf("%s tag: %v, want %v", c.name, err, c.want)
+		}
+	}
+	if _, _, err := other.Resolve(r.Handle(), r.Addr(), 1, nil); err != ErrHandle {
+		t.Errorf("another table knows the handle: %v", err)
+	}
+}
+
+func TestPtagLife(t *testing.T) {
+	f, other := newFixture(t, Limits{MaxPtags: 2}), newFixture(t, Limits{})
+	for _, wrong := range []*Ptag{nil, other.tag} {
+		if err := f.DestroyPtag(wrong); !errors.Is(err, ErrPtag) {
+			t.Errorf("DestroyPtag: %v", err)
+		}
+		if err := f.AcquirePtag(wrong); !errors.Is(err, ErrPtag) {
+			t.Errorf("AcquirePtag: %v", err)
+		}
+	}
+	if (*Ptag)(nil).Acquire() {
+		t.Error("no tag can be held")
+	}
+	tag, err := f.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.CreatePtag(); !errors.Is(err, ErrLimit) {
+		t.Errorf("third tag of two: %v", err)
+	}
+	r, err := f.Register(f.buf, Attributes{Ptag: tag})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.AcquirePtag(tag); err != nil { // a VI
+		t.Fatal(err)
+	}
+	if err := f.DestroyPtag(tag); !errors.Is(err, ErrBusy) || tag.Users() != 2 {
+		t.Errorf("region and VI: %v, %d users", err, tag.Users())
+	}
+	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.DestroyPtag(tag); !errors.Is(err, ErrBusy) {
+		t.Errorf("VI: %v", err)
+	}
+	tag.Release()
+	if err := f.DestroyPtag(tag); err != nil {
+		t.Error(err)
+	}
+	if err := f.DestroyPtag(tag); !errors.Is(err, ErrPtag) {
+		t.Errorf("destroyed twice: %v", err)
+	}
+	if tag.Acquire() || f.AcquirePtag(tag) == nil {
+		t.Error("a destroyed tag can be held")
+	}
+	if _, err := f.CreatePtag(); err != nil {
+		t.Errorf("room after destroying: %v", err)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	f := newFixture(t, Limits{MaxRegions: 3, MaxBlockBytes: 100, MaxBytes: 250})
+	attr := Attributes{Ptag: f.tag}
+	if _, err := f.Register(f.buf[:101], attr); !errors.Is(err, ErrLimit) {
+		t.Errorf("101 bytes in a block of 100: %v", err)
+	}
+	f.register(t, f.buf[:100])
+	b := f.register(t, f.buf[:100])
+	if _, err := f.Register(f.buf[:51], attr); !errors.Is(err, ErrLimit) {
+		t.Errorf("251 bytes of 250: %v", err)
+	}
+	f.register(t, f.buf[:49])
+	if _, err := f.Register(f.buf[:1], attr); !errors.Is(err, ErrLimit) {
+		t.Errorf("fourth region of three: %v", err)
+	}
+	if got, want := f.Stats(), (Stats{Regions: 3, Bytes: 249, Ptags: 1, Registered: 3}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if err := f.Deregister(b.Handle(), b.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	f.register(t, f.buf[:100])
+	if got, want := f.Stats(), (Stats{Regions: 3, Bytes: 249, Ptags: 1, Registered: 4}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	for _, l := range []Limits{{MaxRegions: -1}, {MaxRegions: MaxRegions + 1}, {MaxPtags: -1}, {MaxPtags: MaxPtags + 1}} {
+		if _, err := NewTable(nil, l); err == nil {
+			t.Errorf("%+v: no error", l)
+		}
+	}
+	want := Limits{MaxRegions: MaxRegions, MaxPtags: MaxPtags, MaxBlockBytes: math.MaxInt64, MaxBytes: math.MaxInt64}
+	if got := newFixture(t, Limits{}).Limits(); got != want {
+		t.Errorf("defaults %+v", got)
+	}
+}
+
+// Handles keep their value and meaning while the array grows to its end, and
+// the array is never more than half full.
+func TestGrow(t *testing.T) {
+	f := newFixture(t, Limits{})
+	regions := make([]*Region, MaxRegions)
+	seen := make(map[Handle]bool, MaxRegions)
+	for i := range regions {
+		r := f.register(t, f.buf[i%1000:i%1000+8])
+		if r.Handle() == 0 || seen[r.Handle()] {
+			t.Fatalf("handle %#x of region %d", r.Handle(), i)
+		}
+		seen[r.Handle()] = true
+		regions[i] = r
+		if slots := len(*f.slots.Load()); slots < 2*(i+1) {
+			t.Fatalf("%d regions in %d slots", i+1, slots)
+		}
+	}
+	if _, err := f.Register(f.buf, Attributes{Ptag: f.tag}); !errors.Is(err, ErrLimit) {
+		t.Errorf("one more: %v", err)
+	}
+	for i, r := range regions {
+		if f.Lookup(r.Handle()) != r {
+			t.Fatalf("region %d of handle %#x is lost", i, r.Handle())
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if got, want := f.Stats(), (Stats{Ptags: 1, Registered: MaxRegions}); got != want || f.tag.Users() != 0 {
+		t.Errorf("after Close %+v, %d users of the tag", got, f.tag.Users())
+	}
+}
+
+// A handle of 0, and one whose slot is taken, are passed over.
+func TestHandleCollision(t *testing.T) {
+	f := newFixture(t, Limits{})
+	script := []Handle{7, 0, 7 + firstSlots, 7, firstSlots, 8}
+	f.random = func() Handle {
+		h := script[0]
+		script = script[1:]
+		return h
+	}
+	for _, want := range []Handle{7, firstSlots, 8} {
+		if got := f.register(t, f.buf).Handle(); got != want {
+			t.Errorf("handle %d, want %d", got, want)
+		}
+	}
+}
+
+// Handles are spread over all 32 bits.
+func TestHandlesAreRandom(t *testing.T) {
+	var ones, zeros Handle
+	for range 200 {
+		h := randomHandle()
+		ones |= h
+		zeros |= ^h
+	}
+	if ones != math.MaxUint32 || zeros != math.MaxUint32 {
+		t.Errorf("bits that were ever 1: %#x; ever 0: %#x", ones, zeros)
+	}
+}
+
+func TestClose(t *testing.T) {
+	f := newFixture(t, Limits{})
+	free, held := f.register(t, f.buf), f.register(t, f.buf)
+	held.Acquire()
+	if err := f.Close(); !errors.Is(err, ErrBusy) {
+		t.Errorf("with a posted descriptor: %v", err)
+	}
+	if free.Alive() || !held.Alive() || f.Lookup(held.Handle()) != held {
+		t.Error("the wrong regions went")
+	}
+	if _, err := f.Register(f.buf, Attributes{Ptag: f.tag}); !errors.Is(err, ErrClosed) {
+		t.Errorf("Register: %v", err)
+	}
+	if _, err := f.CreatePtag(); !errors.Is(err, ErrClosed) {
+		t.Errorf("CreatePtag: %v", err)
+	}
+	held.Release()
+	if err := errors.Join(f.Close(), f.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := f.DestroyPtag(f.tag); err != nil {
+		t.Errorf("DestroyPtag: %v", err)
+	}
+}
