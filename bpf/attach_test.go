@@ -1,0 +1,288 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+)
+
+var modes = []Mode{Native, Generic}
+
+// within runs f in the namespace and fails the test with f's error.
+func within(t testing.TB, ns *nstest.NS, f func() error) {
+	t.Helper()
+	if err := ns.Do(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// expectAttached checks which program the interface has: by name, "" is none.
+func expectAttached(ns *nstest.NS, name string, mode Mode) error {
+	a, ok, err := AttachedTo(ns.Index)
+	switch {
+	case err != nil:
+		return err
+	case name == "" && ok:
+		return fmt.Errorf("attached: %s, want none", a)
+	case name != "" && (!ok || a.Name != name || a.Mode != mode || a.ID == 0):
+		return fmt.Errorf("attached: %s (%t), want %q in %s mode", a, ok, name, mode)
+	}
+	return nil
+}
+
+func TestAttachDetach(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode.String(), func(t *testing.T) {
+			a, _ := nstest.Pair(t, nstest.Options{})
+			d := loadTestDemux(t)
+			within(t, a, func() error {
+				for range 2 {
+					if err := d.Attach(a.Index, mode); err != nil {
+						return err
+					}
+					if err := expectAttached(a, "via_demux", mode); err != nil {
+						return err
+					}
+					if err := d.Attach(a.Index, mode); err == nil {
+						return errors.New("second Attach: no error")
+					}
+					if err := d.Detach(); err != nil {
+						return err
+					}
+					if err := expectAttached(a, "", mode); err != nil {
+						return err
+					}
+				}
+				return d.Detach()
+			})
+		})
+	}
+}
+
+// The garbage collector leaves the link alone as long as the Demux is there.
+func TestAttachSurvivesGC(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	d := loadTestDemux(t)
+	within(t, a, func() error {
+		if err := d.Attach(a.Index, Generic); err != nil {
+			return err
+		}
+		for range 3 {
+			runtime.GC()
+		}
+		return expectAttached(a, "via_demux", Generic)
+	})
+}
+
+// Close takes link, program and maps out of the kernel.
+func TestNothingLeftAfterClose(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	d, err := LoadDemux(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Register(0, rawSocket(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.EnterVI(viIPv4, VIEntry{Key: key4, Peer: hostA}); err != nil {
+		t.Fatal(err)
+	}
+	info, err := d.Program.Program.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, _ := info.ID()
+	maps, _ := info.MapIDs()
+	if len(maps) < 3 {
+		t.Fatalf("maps of the program: %d", maps)
+	}
+	within(t, a, func() error {
+		if err := d.Attach(a.Index, Generic); err != nil {
+			return err
+		}
+		if err := d.Close(); err != nil {
+			return err
+		}
+		return expectAttached(a, "", Generic)
+	})
+	gone := func() bool {
+		if p, err := ebpf.NewProgramFromID(program); err == nil {
+			p.Close()
+			return false
+		}
+		for _, id := range maps {
+			if m, err := ebpf.NewMapFromID(id); err == nil {
+				m.Close()
+				return false
+			}
+		}
+		return true
+	}
+	// The kernel frees them after a grace period.
+	for deadline := time.Now().Add(10 * time.Second); !gone(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("program %d or one of the maps %d is still there", program, maps)
+		}
+	}
+}
+
+// An interface that went away first is no trouble.
+func TestInterfaceGone(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	d := loadTestDemux(t)
+	within(t, a, func() error { return d.Attach(a.Index, Native) })
+	nic, err := a.Netlink().LinkByIndex(a.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Netlink().LinkDel(nic); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Detach(); err != nil {
+		t.Error(err)
+	}
+}
+
+// foreign is somebody else's program, which passes all.
+func foreign(t testing.TB) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "foreign", Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// A program of somebody else stays, however it is attached and in whatever mode
+// ours wants to be, and the error names it.
+func TestForeignProgramStays(t *testing.T) {
+	kinds := []struct {
+		name   string
+		attach func(ns *nstest.NS, p *ebpf.Program, mode Mode) error
+	}{
+		{"link", func(ns *nstest.NS, p *ebpf.Program, mode Mode) error {
+			l, err := attach(p, ns.Index, mode)
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return err
+		}},
+		{"netlink", func(ns *nstest.NS, p *ebpf.Program, mode Mode) error {
+			nic, err := netlink.LinkByIndex(ns.Index)
+			if err != nil {
+				return err
+			}
+			flags := map[Mode]link.XDPAttachFlags{Native: link.XDPDriverMode, Generic: link.XDPGenericMode}[mode]
+			return netlink.LinkSetXdpFdWithFlags(nic, p.FD(), int(flags))
+		}},
+	}
+	d := loadTestDemux(t)
+	p := foreign(t)
+	info, err := p.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	for _, kind := range kinds {
+		for _, theirs := range modes {
+			t.Run(kind.name+"/"+theirs.String(), func(t *testing.T) {
+				a, _ := nstest.Pair(t, nstest.Options{})
+				within(t, a, func() error {
+					if err := kind.attach(a, p, theirs); err != nil {
+						return err
+					}
+					for _, ours := range modes {
+						checkBusy(t, d.Attach(a.Index, ours), a, uint32(id))
+						if err := expectAttached(a, "foreign", theirs); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+func checkBusy(t *testing.T, err error, ns *nstest.NS, id uint32) {
+	t.Helper()
+	var busy *BusyError
+	if !errors.As(err, &busy) || !errors.Is(err, unix.EBUSY) {
+		t.Errorf("Attach: %v, want a BusyError", err)
+		return
+	}
+	if busy.Ifindex != ns.Index || busy.Interface != ns.Name || busy.Program.ID != id || busy.Program.Name != "foreign" {
+		t.Errorf("BusyError %+v, want interface %d, program %d", *busy, ns.Index, id)
+	}
+	for _, part := range []string{ns.Name, fmt.Sprintf("program %d", id), `"foreign"`} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is not in %q", part, err)
+		}
+	}
+}
+
+// Where an interface cannot do it, the error says what to do.
+func TestAttachErrors(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{MTU: 9000})
+	single, err := NewRedirect(RedirectConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer single.Close()
+	const loopback = 1
+	for _, c := range []struct {
+		name    string
+		ifindex int
+		mode    Mode
+		errno   unix.Errno
+		hint    string
+	}{
+		{"no such interface", 4711, Generic, unix.ENODEV, "none of that number"},
+		{"no native mode", loopback, Native, unix.EOPNOTSUPP, "use generic mode"},
+		{"MTU", a.Index, Native, unix.ERANGE, "MTU of 9000"},
+	} {
+		within(t, a, func() error {
+			err := single.Attach(c.ifindex, c.mode)
+			var e *Error
+			if !errors.As(err, &e) || !errors.Is(err, c.errno) || !strings.Contains(err.Error(), c.hint) {
+				t.Errorf("%s: %v; want %q and %v", c.name, err, c.hint, c.errno)
+			}
+			return nil
+		})
+	}
+	if err := single.Attach(a.Index, Mode(7)); err == nil {
+		t.Error("mode 7: no error")
+	}
+
+	// The same MTU is no obstacle to a program that takes fragments.
+	d := loadTestDemux(t)
+	frags, err := NewRedirect(RedirectConfig{Frags: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer frags.Close()
+	within(t, a, func() error {
+		if err := d.Attach(a.Index, Native); err != nil {
+			return err
+		}
+		if err := d.Detach(); err != nil {
+			return err
+		}
+		return frags.Attach(a.Index, Native)
+	})
+}

@@ -1,0 +1,39 @@
+package bpf
+
+import (
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// One run of a program on one frame, by the kernel's own measure. A frame that
+// the program does not read beyond Ethernet shows the cost of the measuring.
+func BenchmarkPrograms(b *testing.B) {
+	d := loadTestDemux(b)
+	r := loadTestRedirect(b, RedirectConfig{Frags: true})
+	if err := r.Register(0, rawSocket(b)); err != nil {
+		b.Fatal(err)
+	}
+	for _, c := range []struct {
+		name    string
+		program *ebpf.Program
+		frame   []byte
+		action  uint32
+	}{
+		{"demux/hit-IPv4", d.Program.Program, good4().bytes(), xdpRedirect},
+		{"demux/hit-IPv6", d.Program.Program, good6().bytes(), xdpRedirect},
+		{"demux/wrong-key", d.Program.Program, with(good4(), func(f *frame) { f.key++ }), xdpDrop},
+		{"demux/TCP", d.Program.Program, with(good4(), func(f *frame) { f.next = 6 }), xdpPass},
+		{"demux/ARP", d.Program.Program, arp(), xdpPass},
+		{"redirect/hit-IPv4", r.Program.Program, good4().bytes(), xdpRedirect},
+		{"foreign", foreign(b), good4().bytes(), xdpPass},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			action, perRun, err := c.program.Benchmark(c.frame, b.N, b.ResetTimer)
+			if err != nil || action != c.action {
+				b.Fatalf("action %d, %v", action, err)
+			}
+			b.ReportMetric(float64(perRun.Nanoseconds()), "ns/run")
+		})
+	}
+}

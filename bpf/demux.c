@@ -1,0 +1,216 @@
+//go:build ignore
+
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * demux.c - from a frame to the AF_XDP socket of its VI.
+ *
+ * The program runs for every frame that the interface receives. It reads as a
+ * frame travels: Ethernet, at most one VLAN tag, IPv4 or IPv6, UDP, our
+ * header, the VI table. A frame leaves it in one of three ways:
+ *
+ *   XDP_PASS      not ours, or connection management: the kernel's stack has it
+ *   XDP_DROP      on our port, but no frame of a VI that is connected here
+ *   XDP_REDIRECT  to the socket in the VI's slot
+ *
+ * Only the linear part of a frame is read (data to data_end). A multi-buffer
+ * frame whose headers go on in a fragment passes, or is short if it is known
+ * to be ours by then. No driver splits headers that early.
+ *
+ * Not checked here, because the owner of the VI does it with the payload at
+ * hand: length fields, CRC32C, sequence. Not checked at all, because the VI
+ * number with its random key says more: destination address, VLAN number.
+ * Where the NIC or the generic hook has taken the tag off, there is none here.
+ */
+#include <stddef.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include "frame.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Set by the loader before the verifier sees the program. */
+const volatile __u16 udp_port = 4793;
+
+/*
+ * What became of the frames on our port, the counters' keys. Go knows them by
+ * bpf2go's constants; a new one goes at the end, before CAUSE_COUNT.
+ */
+enum cause {
+	CAUSE_REDIRECTED, /* given to a socket */
+	CAUSE_CONTROL,    /* connection management, passed to the kernel */
+	CAUSE_SHORT,      /* ends before our header does */
+	CAUSE_VERSION,    /* not this version of the format */
+	CAUSE_NO_VI,      /* no such VI: index, or generation */
+	CAUSE_KEY,        /* not the key of the VI's connection */
+	CAUSE_SOURCE,     /* not from the VI's peer */
+	CAUSE_QUEUE,      /* not on the queue of the VI's socket */
+	CAUSE_NO_SOCKET,  /* the slot is empty */
+	CAUSE_COUNT
+};
+
+/*
+ * One VI. The index of a VI number, its low 16 bits, is the place in the table;
+ * id holds the whole number, so that a stale generation is recognised. An entry
+ * with id 0 is empty: 0 is never a VI.
+ *
+ * User space writes entries through a mapping while the program runs; see
+ * vis.go for the order. Number and slot are one word so that a frame that
+ * matched one VI can never go to the slot of another.
+ */
+struct vi_entry {
+	__u64       id;    /* VI number, slot in the high half */
+	__be64      key;   /* as in the frame */
+	struct host peer;
+	__u32       queue; /* receive queue of the socket in the slot */
+	__u32       pad;
+};
+
+_Static_assert(sizeof(struct vi_entry) == 40, "VI table entry");
+
+/* Sizes are defaults; the loader sets what its configuration says. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 8192);
+	__type(key, __u32);
+	__type(value, struct vi_entry);
+} vis SEC(".maps");
+
+/* Slot to socket. User space cannot read it back. */
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, __u32);
+} sockets SEC(".maps");
+
+/* The readable mirror of sockets: a key for every slot in use. Not read here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, __u32);
+} queues SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, CAUSE_COUNT);
+	__type(key, enum cause);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+static __always_inline int count(enum cause cause, int action)
+{
+	__u64 *n = bpf_map_lookup_elem(&counters, &cause);
+
+	if (n)
+		*n += 1;
+	return action;
+}
+
+/* One load, here: the entry changes under us. */
+#define LOAD(x) (*(const volatile __typeof__(x) *)&(x))
+
+SEC("xdp.frags")
+int via_demux(struct xdp_md *ctx)
+{
+	void *at = (void *)(long)ctx->data;
+	void *end = (void *)(long)ctx->data_end;
+
+	/* Ethernet. */
+	struct eth *eth = at;
+
+	at = eth + 1;
+	if (at > end)
+		return XDP_PASS;
+	__be16 proto = eth->proto;
+
+	/* One tag; what has two is a provider's and not for this host. */
+	if (proto == bpf_htons(PROTO_VLAN) || proto == bpf_htons(PROTO_QINQ)) {
+		struct vlan *vlan = at;
+
+		at = vlan + 1;
+		if (at > end)
+			return XDP_PASS;
+		proto = vlan->proto;
+	}
+
+	/*
+	 * IP, without options, fragments and extension headers, which our
+	 * frames never have. ARP and the rest of the world end here, and
+	 * neighbour discovery, which is ICMPv6.
+	 */
+	struct host source;
+
+	if (proto == bpf_htons(PROTO_IPV4)) {
+		struct ip4 *ip = at;
+
+		at = ip + 1;
+		if (at > end || ip->version_ihl != IP4_PLAIN || ip->next != NEXT_UDP ||
+		    ip->frag & bpf_htons(IP4_FRAGMENT))
+			return XDP_PASS;
+		source = mapped(ip->src);
+	} else if (proto == bpf_htons(PROTO_IPV6)) {
+		struct ip6 *ip = at;
+
+		at = ip + 1;
+		if (at > end || ip->version_class >> 4 != 6 || ip->next != NEXT_UDP)
+			return XDP_PASS;
+		source.hi = ip->src[0];
+		source.lo = ip->src[1];
+	} else {
+		return XDP_PASS;
+	}
+
+	/* UDP. From here on the frame is ours, for good or bad. */
+	struct udp *udp = at;
+
+	at = udp + 1;
+	if (at > end || udp->dst != bpf_htons(udp_port))
+		return XDP_PASS;
+
+	/*
+	 * Version and kind. Connection management of any version goes to the
+	 * kernel's socket, whose owner can say to the peer that it speaks
+	 * another one.
+	 */
+	struct via *via = at;
+
+	if (at + offsetof(struct via, flags) > end)
+		return count(CAUSE_SHORT, XDP_DROP);
+	if (via->kind & VIA_KIND_CONTROL)
+		return count(CAUSE_CONTROL, XDP_PASS);
+	at = via + 1;
+	if (at > end)
+		return count(CAUSE_SHORT, XDP_DROP);
+	if (via->version != VIA_VERSION)
+		return count(CAUSE_VERSION, XDP_DROP);
+
+	/* The VI: is there one, does the sender know its key, is it its peer? */
+	__u32 vi = bpf_ntohl(via->vi);
+	__u32 index = vi & 0xffff;
+	struct vi_entry *entry = bpf_map_lookup_elem(&vis, &index);
+
+	if (!vi || !entry)
+		return count(CAUSE_NO_VI, XDP_DROP);
+	__u64 id = LOAD(entry->id);
+
+	if ((__u32)id != vi)
+		return count(CAUSE_NO_VI, XDP_DROP);
+	if (LOAD(entry->key) != via->key)
+		return count(CAUSE_KEY, XDP_DROP);
+	if (LOAD(entry->peer.hi) != source.hi || LOAD(entry->peer.lo) != source.lo)
+		return count(CAUSE_SOURCE, XDP_DROP);
+
+	/*
+	 * The kernel gives a frame only to a socket of the queue that it came
+	 * in on, and drops it elsewhere without a word. So say it here.
+	 */
+	if (LOAD(entry->queue) != ctx->rx_queue_index)
+		return count(CAUSE_QUEUE, XDP_DROP);
+
+	/* An empty slot gives the action in the flags. */
+	int action = bpf_redirect_map(&sockets, id >> 32, XDP_DROP);
+
+	return count(action == XDP_REDIRECT ? CAUSE_REDIRECTED : CAUSE_NO_SOCKET, action);
+}

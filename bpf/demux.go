@@ -1,0 +1,131 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/asavie/xdp"
+	"github.com/cilium/ebpf"
+)
+
+//go:generate ./generate.sh
+
+const (
+	// DefaultPort is the UDP port of data frames and connection management.
+	DefaultPort = 4793
+	// DefaultMaxVIs is the size of the VI table.
+	DefaultMaxVIs = 8192
+	// DefaultMaxSockets is the number of slots.
+	DefaultMaxSockets = 256
+
+	// indexBits is how much of a VI number is the index in the table; the
+	// rest is the generation.
+	indexBits = 16
+	indexMask = 1<<indexBits - 1
+)
+
+// Config of a demux program. The zero value is good.
+type Config struct {
+	Port       uint16 // UDP destination port; 0: DefaultPort
+	MaxVIs     int    // entries of the VI table, 40 bytes each, at most 65536; 0: DefaultMaxVIs
+	MaxSockets int    // slots; 0: DefaultMaxSockets
+}
+
+func (c *Config) setDefaults() error {
+	if c.Port == 0 {
+		c.Port = DefaultPort
+	}
+	if c.MaxVIs == 0 {
+		c.MaxVIs = DefaultMaxVIs
+	}
+	if c.MaxSockets == 0 {
+		c.MaxSockets = DefaultMaxSockets
+	}
+	if c.MaxVIs < 1 || c.MaxVIs > 1<<indexBits {
+		return fmt.Errorf("bpf: MaxVIs is %d, want 1 to %d", c.MaxVIs, 1<<indexBits)
+	}
+	return checkSlots("MaxSockets", c.MaxSockets)
+}
+
+// Demux is the demux program in the kernel with its maps, and once attached
+// with its link to the interface. It embeds [xdp.Program]: the fields Sockets
+// and Queues are the maps of the slots, and Program.Program is the program for
+// test runs. Leave them alone while Close may run.
+type Demux struct {
+	socketProgram
+	vis      viTable
+	counters *ebpf.Map
+}
+
+// LoadDemux loads the program and creates its maps. Nothing is attached yet.
+// Errors of the kernel are of type [*Error] and say what is missing.
+func LoadDemux(cfg Config) (*Demux, error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	spec, err := loadDemux()
+	if err != nil {
+		return nil, fmt.Errorf("bpf: embedded object: %w", err)
+	}
+	if err := spec.Variables[demuxVarUdpPort].Set(cfg.Port); err != nil {
+		return nil, fmt.Errorf("bpf: embedded object: %s: %w", demuxVarUdpPort, err)
+	}
+	spec.Maps[demuxMapVis].MaxEntries = uint32(cfg.MaxVIs)
+	spec.Maps[demuxMapSockets].MaxEntries = uint32(cfg.MaxSockets)
+	spec.Maps[demuxMapQueues].MaxEntries = uint32(cfg.MaxSockets)
+
+	var o struct {
+		demuxPrograms
+		demuxMaps
+	}
+	if err := spec.LoadAndAssign(&o, nil); err != nil {
+		return nil, loadError("load the demux program", err)
+	}
+	d := &Demux{counters: o.Counters}
+	d.Program = xdp.Program{Program: o.ViaDemux, Queues: o.Queues, Sockets: o.Sockets}
+	if d.vis, err = openVITable(o.Vis); err != nil {
+		return nil, errors.Join(&Error{Op: "map the VI table", Err: err}, o.Vis.Close(), d.Close())
+	}
+	return d, nil
+}
+
+// EnterVI enters a VI in the table, in the place of the entry with the same
+// index if there is one. From then on its frames go to the socket in the slot.
+// Errors: the number is 0 or its index out of the table, the slot or the
+// address is invalid, [os.ErrClosed].
+func (d *Demux) EnterVI(num uint32, e VIEntry) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return errClosed
+	}
+	if max := d.Sockets.MaxEntries(); e.Slot >= max {
+		return fmt.Errorf("bpf: slot %d of VI %#x is out of range: there are %d", e.Slot, num, max)
+	}
+	return d.vis.enter(num, e)
+}
+
+// RemoveVI takes a VI out of the table. A frame that the program has in hand at
+// this moment may still reach the socket, whose owner checks number and key
+// again. Errors: [ErrNoVI], also when the index belongs to another generation
+// by now; [os.ErrClosed].
+func (d *Demux) RemoveVI(num uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return errClosed
+	}
+	return d.vis.remove(num)
+}
+
+// Close takes everything back, in the order in which frames stop: VI entries,
+// sockets, link, then program and maps. A second Close does nothing.
+func (d *Demux) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.vis.clear()
+	return errors.Join(d.close(), d.vis.close(), d.counters.Close())
+}

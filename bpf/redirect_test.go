@@ -1,0 +1,105 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"fmt"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"pgregory.net/rapid"
+
+	"viaxdp/internal/nstest"
+)
+
+// redirectModel says what the baseline does with a frame, its socket there.
+func redirectModel(b []byte) uint32 {
+	if _, udp, ok := dissect(b); !ok || binary.BigEndian.Uint16(udp[2:]) != DefaultPort {
+		return xdpPass
+	}
+	if tag := binary.BigEndian.Uint16(b[12:]); tag == 0x8100 || tag == 0x88a8 {
+		return xdpPass
+	}
+	return xdpRedirect
+}
+
+func loadTestRedirect(t testing.TB, cfg RedirectConfig) *Redirect {
+	t.Helper()
+	nstest.Require(t)
+	r, err := NewRedirect(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return r
+}
+
+func TestRedirectVerdicts(t *testing.T) {
+	for _, frags := range []bool{false, true} {
+		t.Run(fmt.Sprintf("frags=%t", frags), func(t *testing.T) {
+			r := loadTestRedirect(t, RedirectConfig{Frags: frags})
+			check := func(when string, want func(b []byte) uint32) {
+				for _, c := range verdicts {
+					action, err := r.Program.Program.Run(&ebpf.RunOptions{Data: c.frame})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if action != want(c.frame) {
+						t.Errorf("%s: %s: action %d, want %d", when, c.name, action, want(c.frame))
+					}
+				}
+			}
+			pass := func([]byte) uint32 { return xdpPass }
+			check("no socket", pass)
+			if err := r.Register(1, rawSocket(t)); err != nil {
+				t.Fatal(err)
+			}
+			check("socket of another queue", pass)
+			if err := r.Register(0, rawSocket(t)); err != nil {
+				t.Fatal(err)
+			}
+			check("socket", redirectModel)
+		})
+	}
+}
+
+func TestRedirectAgreesWithModel(t *testing.T) {
+	r := loadTestRedirect(t, RedirectConfig{Frags: true})
+	if err := r.Register(0, rawSocket(t)); err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		for range 16 {
+			b := drawFrame(t)
+			action, err := r.Program.Program.Run(&ebpf.RunOptions{Data: b})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := redirectModel(b); action != want {
+				t.Fatalf("action %d, want %d; frame % x", action, want, b)
+			}
+		}
+	})
+}
+
+func TestRedirectPort(t *testing.T) {
+	r := loadTestRedirect(t, RedirectConfig{Port: 9, MaxQueues: 2})
+	if err := r.Register(0, rawSocket(t)); err != nil {
+		t.Fatal(err)
+	}
+	for port, want := range map[uint16]uint32{9: xdpRedirect, DefaultPort: xdpPass, 0x0900: xdpPass} {
+		b := with(good4(), func(f *frame) { f.port = port })
+		if action, err := r.Program.Program.Run(&ebpf.RunOptions{Data: b}); err != nil || action != want {
+			t.Errorf("port %d: action %d, %v; want %d", port, action, err, want)
+		}
+	}
+	if err := r.Register(2, rawSocket(t)); err == nil {
+		t.Error("queue past MaxQueues: no error")
+	}
+	if _, err := NewRedirect(RedirectConfig{MaxQueues: -1}); err == nil {
+		t.Error("MaxQueues -1: no error")
+	}
+}

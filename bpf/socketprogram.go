@@ -1,0 +1,151 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/asavie/xdp"
+	"github.com/cilium/ebpf/link"
+)
+
+var errClosed = fmt.Errorf("bpf: program: %w", os.ErrClosed)
+
+// socketProgram is what Demux and Redirect have in common: a program that
+// redirects to AF_XDP sockets, their map, and the link to an interface.
+//
+// The embedded program's own Attach and Detach are hidden on purpose:
+// docs/asavie-xdp.md says why.
+type socketProgram struct {
+	xdp.Program
+
+	mu     sync.Mutex // guards all below, and the embedded program's fields against close
+	closed bool
+	link   link.Link // nil: not attached. Kept, because a link that is collected detaches
+	where  int       // interface index of link
+}
+
+// maxSlots bounds a map's size where only a mistake exceeds it.
+const maxSlots = 1 << 20
+
+func checkSlots(name string, n int) error {
+	if n < 1 || n > maxSlots {
+		return fmt.Errorf("bpf: %s is %d, want 1 to %d", name, n, maxSlots)
+	}
+	return nil
+}
+
+// Register puts an AF_XDP socket into a slot, in the place of the socket that
+// is there. The descriptor may be closed afterwards without harm: the kernel
+// empties the slot when the socket goes.
+func (p *socketProgram) Register(slot, fd int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.check(slot); err != nil {
+		return err
+	}
+	if fd < 0 {
+		return fmt.Errorf("bpf: slot %d: file descriptor %d", slot, fd)
+	}
+	if err := p.Program.Register(slot, fd); err != nil {
+		return fmt.Errorf("bpf: slot %d: file descriptor %d (an AF_XDP socket?): %w", slot, fd, err)
+	}
+	return nil
+}
+
+// Unregister empties a slot. An empty one gives an error that matches
+// [ebpf.ErrKeyNotExist].
+func (p *socketProgram) Unregister(slot int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.check(slot); err != nil {
+		return err
+	}
+	if err := p.Program.Unregister(slot); err != nil {
+		return fmt.Errorf("bpf: slot %d: %w", slot, err)
+	}
+	return nil
+}
+
+func (p *socketProgram) check(slot int) error {
+	if p.closed {
+		return errClosed
+	}
+	if max := p.Sockets.MaxEntries(); slot < 0 || slot >= int(max) {
+		return fmt.Errorf("bpf: slot %d is out of range: there are %d", slot, max)
+	}
+	return nil
+}
+
+// Attach binds the program to an interface of the calling thread's network
+// namespace. It never takes the place of another program: that gives a
+// [*BusyError]; other errors of the kernel are an [*Error] with a remedy. A
+// program has one interface at a time.
+func (p *socketProgram) Attach(ifindex int, mode Mode) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return errClosed
+	}
+	if p.link != nil {
+		return fmt.Errorf("bpf: already attached to interface %d: detach first", p.where)
+	}
+	l, err := attach(p.Program.Program, ifindex, mode)
+	if err != nil {
+		return err
+	}
+	p.link, p.where = l, ifindex
+	return nil
+}
+
+// Detach takes the program off its interface; maps and entries stay. Without
+// an interface it does nothing.
+func (p *socketProgram) Detach() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.detach()
+}
+
+func (p *socketProgram) detach() error {
+	if p.link == nil {
+		return nil
+	}
+	// Not only the descriptor's close, which another copy of it (a child
+	// between fork and exec) would put off.
+	err := errors.Join(p.link.Detach(), p.link.Close())
+	p.link = nil
+	if err != nil {
+		return &Error{Op: fmt.Sprintf("detach from interface %d", p.where), Err: err}
+	}
+	return nil
+}
+
+// Close takes sockets, link, program and maps back. A second Close does nothing.
+func (p *socketProgram) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	return p.close()
+}
+
+func (p *socketProgram) close() error {
+	p.closed = true
+	var errs []error
+	for _, slot := range p.slots() {
+		errs = append(errs, p.Program.Unregister(int(slot)))
+	}
+	return errors.Join(append(errs, p.detach(), p.Program.Close())...)
+}
+
+// slots lists those in use.
+func (p *socketProgram) slots() []uint32 {
+	var slots []uint32
+	var slot, one uint32
+	for it := p.Queues.Iterate(); it.Next(&slot, &one); {
+		slots = append(slots, slot)
+	}
+	return slots
+}

@@ -1,0 +1,180 @@
+package bpf
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/asavie/xdp"
+
+	"viaxdp/internal/nstest"
+)
+
+// patience bounds waits for what must come; nothing is measured by it.
+const patience = 10 * time.Second
+
+// receiver opens an AF_XDP socket on queue 0 of the interface, ready to receive.
+func receiver(t *testing.T, ns *nstest.NS) *xdp.Socket {
+	t.Helper()
+	var socket *xdp.Socket
+	within(t, ns, func() (err error) {
+		socket, err = xdp.NewSocket(ns.Index, 0, &xdp.SocketOptions{
+			NumFrames: 64, FrameSize: 2048,
+			FillRingNumDescs: 64, CompletionRingNumDescs: 64, RxRingNumDescs: 64, TxRingNumDescs: 64,
+		})
+		return err
+	})
+	t.Cleanup(func() { socket.Close() })
+	socket.Fill(socket.GetDescs(32))
+	return socket
+}
+
+// receive gives the next frame.
+func receive(t *testing.T, socket *xdp.Socket) []byte {
+	t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		n, _, err := socket.Poll(100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			continue
+		}
+		descs := socket.Receive(1)
+		b := bytes.Clone(socket.GetFrame(descs[0]))
+		socket.Fill(descs)
+		return b
+	}
+	t.Fatal("no frame came")
+	return nil
+}
+
+// udp opens a UDP socket on the port in the namespace, with a peer or without.
+func udp(t *testing.T, ns *nstest.NS, local, remote netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	var conn *net.UDPConn
+	within(t, ns, func() (err error) {
+		if remote.IsValid() {
+			conn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(local), net.UDPAddrFromAddrPort(remote))
+		} else {
+			conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(local))
+		}
+		return err
+	})
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(patience))
+	return conn
+}
+
+// On a wire: data frames come to the AF_XDP socket, connection management to
+// the kernel's socket on the same port, neighbour discovery and all else go
+// their way; in both modes, by IPv4 and IPv6.
+func TestTraffic(t *testing.T) {
+	const vi, key = 0x0007_0011, 0x1122334455667788
+	for _, mode := range modes {
+		for _, family := range []string{"IPv4", "IPv6"} {
+			t.Run(mode.String()+"/"+family, func(t *testing.T) {
+				a, b := nstest.Pair(t, nstest.Options{})
+				from, to := netip.AddrPortFrom(a.IPv4, DefaultPort), netip.AddrPortFrom(b.IPv4, DefaultPort)
+				if family == "IPv6" {
+					from, to = netip.AddrPortFrom(a.IPv6, DefaultPort), netip.AddrPortFrom(b.IPv6, DefaultPort)
+				}
+				d, err := LoadDemux(Config{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer d.Close()
+				socket := receiver(t, b)
+				if err := d.Register(9, socket.FD()); err != nil {
+					t.Fatal(err)
+				}
+				if err := d.EnterVI(vi, VIEntry{Slot: 9, Key: key, Peer: from.Addr()}); err != nil {
+					t.Fatal(err)
+				}
+				within(t, b, func() error { return d.Attach(b.Index, mode) })
+
+				// The bytes behind the UDP header, from the test's frames.
+				datagram := func(f frame) []byte { return append(f.bytes()[42:], "payload"...) }
+				data := datagram(frame{vi: vi, key: key})
+				stranger := datagram(frame{vi: vi, key: key + 1})
+				control := datagram(frame{kind: kindControl})
+
+				kernel := udp(t, b, to, netip.AddrPort{})
+				sender := udp(t, a, from, to)
+				for _, p := range [][]byte{stranger, data, control} {
+					if _, err := sender.Write(p); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if got := receive(t, socket); !bytes.HasSuffix(got, data) {
+					t.Errorf("AF_XDP socket: % x\nwant at its end % x", got, data)
+				}
+				got := make([]byte, 256)
+				n, err := kernel.Read(got)
+				if err != nil || !bytes.Equal(got[:n], control) {
+					t.Errorf("UDP socket: % x, %v; want % x", got[:n], err, control)
+				}
+				want := Counters{Redirected: 1, Control: 1, Key: 1}
+				if c := counters(t, d); c != want {
+					t.Errorf("counters %+v, want %+v", c, want)
+				}
+			})
+		}
+	}
+}
+
+// The baseline takes all that comes to the port, and nothing else.
+func TestRedirectTraffic(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode.String(), func(t *testing.T) {
+			a, b := nstest.Pair(t, nstest.Options{})
+			r := loadTestRedirect(t, RedirectConfig{})
+			socket := receiver(t, b)
+			if err := r.Register(0, socket.FD()); err != nil {
+				t.Fatal(err)
+			}
+			within(t, b, func() error { return r.Attach(b.Index, mode) })
+
+			other := netip.AddrPortFrom(b.IPv4, DefaultPort+1)
+			kernel := udp(t, b, other, netip.AddrPort{})
+			if _, err := udp(t, a, netip.AddrPortFrom(a.IPv4, 0), other).Write([]byte("kernel")); err != nil {
+				t.Fatal(err)
+			}
+			taken := netip.AddrPortFrom(b.IPv4, DefaultPort)
+			if _, err := udp(t, a, netip.AddrPortFrom(a.IPv4, 0), taken).Write([]byte("socket")); err != nil {
+				t.Fatal(err)
+			}
+			got := make([]byte, 16)
+			if n, err := kernel.Read(got); err != nil || string(got[:n]) != "kernel" {
+				t.Errorf("UDP socket: %q, %v", got[:n], err)
+			}
+			if got := receive(t, socket); !bytes.HasSuffix(got, []byte("socket")) {
+				t.Errorf("AF_XDP socket: % x", got)
+			}
+		})
+	}
+}
+
+// In a test run the queue is what the context says; on an interface with
+// several, a frame must be on the queue of its VI's socket.
+func TestQueueOfContext(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	d := loadTestDemux(t)
+	for queue, want := range map[uint32]map[uint32]string{
+		0: {viIPv4: "redirected", viQueue1: "queue"},
+		1: {viIPv4: "queue", viQueue1: "redirected"},
+	} {
+		for vi, counter := range want {
+			b := frame{vi: vi, key: key4}.bytes()
+			within(t, a, func() error {
+				_, moved, err := runOn(d, b, uint32(a.Index), queue)
+				if moved != counter {
+					t.Errorf("VI %#x on queue %d: counter %q, want %q", vi, queue, moved, counter)
+				}
+				return err
+			})
+		}
+	}
+}

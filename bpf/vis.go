@@ -1,0 +1,92 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+)
+
+// VIEntry is what the demux program must know of a VI.
+type VIEntry struct {
+	Slot  uint32     // slot of the socket that takes its frames
+	Queue uint32     // receive queue of that socket
+	Key   uint64     // key that its frames carry
+	Peer  netip.Addr // source address of its frames; IPv4, also as ::ffff:a.b.c.d, or IPv6; a zone is ignored
+}
+
+// ErrNoVI says that the VI table has no entry for a VI number.
+var ErrNoVI = errors.New("bpf: no such VI in the table")
+
+// viTable is the VI table, mapped into the process. The program reads an entry
+// while it is written, without a lock, so the order of writes matters:
+//
+//	enter:   id = 0    key, peer, queue    id = number and slot
+//	remove:  id = 0
+//
+// The program loads id, then key, peer and queue, each as one word. A frame of
+// the former VI that matched id just before it changed then meets the new key,
+// which is random, and goes. Should a CPU with weak ordering see a new id and
+// an old key, the key of the new VI's first frame does not match, and that frame
+// goes: the peer sends it again. Number and slot are one word, so that no frame
+// goes to the slot of another VI. And the owner of the socket looks at number
+// and key again.
+type viTable struct {
+	m       *ebpf.Map
+	mem     []byte         // the mapping
+	entries []demuxViEntry // the same, as entries
+}
+
+// index gives the place of a VI number.
+func (t *viTable) index(num uint32) (uint32, error) {
+	index := num & indexMask
+	if num == 0 || int(index) >= len(t.entries) {
+		return 0, fmt.Errorf("bpf: VI number %#x: want not 0 and an index (low %d bits) below %d",
+			num, indexBits, len(t.entries))
+	}
+	return index, nil
+}
+
+func (t *viTable) enter(num uint32, v VIEntry) error {
+	index, err := t.index(num)
+	if err != nil {
+		return err
+	}
+	if !v.Peer.IsValid() {
+		return fmt.Errorf("bpf: VI %#x: no peer address", num)
+	}
+	peer := v.Peer.As16()
+	var key [8]byte
+	binary.BigEndian.PutUint64(key[:], v.Key)
+
+	e := &t.entries[index]
+	atomic.StoreUint64(&e.Id, 0)
+	atomic.StoreUint64(&e.Key, binary.NativeEndian.Uint64(key[:]))
+	atomic.StoreUint64(&e.Peer.Hi, binary.NativeEndian.Uint64(peer[:8]))
+	atomic.StoreUint64(&e.Peer.Lo, binary.NativeEndian.Uint64(peer[8:]))
+	atomic.StoreUint32(&e.Queue, v.Queue)
+	atomic.StoreUint64(&e.Id, uint64(v.Slot)<<32|uint64(num))
+	return nil
+}
+
+func (t *viTable) remove(num uint32) error {
+	index, err := t.index(num)
+	if err != nil {
+		return fmt.Errorf("%w (%w)", ErrNoVI, err)
+	}
+	e := &t.entries[index]
+	if now := uint32(atomic.LoadUint64(&e.Id)); now != num {
+		return fmt.Errorf("%w: %#x, its place has %#x", ErrNoVI, num, now)
+	}
+	atomic.StoreUint64(&e.Id, 0)
+	return nil
+}
+
+func (t *viTable) clear() {
+	for i := range t.entries {
+		atomic.StoreUint64(&t.entries[i].Id, 0)
+	}
+}

@@ -1,0 +1,212 @@
+package bpf
+
+import (
+	"errors"
+	"math"
+	"net/netip"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"viaxdp/internal/nstest"
+)
+
+func TestEnterAndRemove(t *testing.T) {
+	d := loadTestDemux(t)
+	const vi = 0x0002_0020
+	entry := VIEntry{Slot: slotSocket, Key: 77, Peer: hostA}
+	b := frame{vi: vi, key: 77}.bytes()
+	expect := func(when, want string) {
+		t.Helper()
+		if _, counter := run(t, d, b, 0); counter != want {
+			t.Errorf("%s: counter %q, want %q", when, counter, want)
+		}
+	}
+	expect("before", "no_vi")
+	if err := d.EnterVI(vi, entry); err != nil {
+		t.Fatal(err)
+	}
+	expect("entered", "redirected")
+
+	entry.Peer = netip.AddrFrom16(hostA.As16()) // the same in its other form
+	if err := d.EnterVI(vi, entry); err != nil {
+		t.Fatal(err)
+	}
+	expect("entered again", "redirected")
+
+	if err := d.EnterVI(vi+0x10000, VIEntry{Slot: slotSocket, Key: 78, Peer: hostA}); err != nil {
+		t.Fatal(err)
+	}
+	expect("next generation in its place", "no_vi")
+	if err := d.RemoveVI(vi); !errors.Is(err, ErrNoVI) {
+		t.Errorf("removing a former generation: %v", err)
+	}
+	b = frame{vi: vi + 0x10000, key: 78}.bytes()
+	expect("next generation", "redirected")
+	if err := d.RemoveVI(vi + 0x10000); err != nil {
+		t.Fatal(err)
+	}
+	expect("removed", "no_vi")
+	if err := d.RemoveVI(vi + 0x10000); !errors.Is(err, ErrNoVI) {
+		t.Errorf("removing twice: %v", err)
+	}
+}
+
+func TestEnterRefuses(t *testing.T) {
+	d := loadTestDemux(t)
+	good := VIEntry{Slot: slotSocket, Key: 1, Peer: hostA}
+	for _, c := range []struct {
+		name   string
+		num    uint32
+		change func(*VIEntry)
+	}{
+		{"VI 0", 0, func(*VIEntry) {}},
+		{"index past the table", 0x10000 + testVIs, func(*VIEntry) {}},
+		{"slot past the sockets", 0x10001, func(e *VIEntry) { e.Slot = testSockets }},
+		{"largest slot", 0x10001, func(e *VIEntry) { e.Slot = math.MaxUint32 }},
+		{"no peer", 0x10001, func(e *VIEntry) { e.Peer = netip.Addr{} }},
+	} {
+		e := good
+		c.change(&e)
+		if err := d.EnterVI(c.num, e); err == nil {
+			t.Errorf("%s: no error", c.name)
+		}
+		if err := d.RemoveVI(c.num); !errors.Is(err, ErrNoVI) {
+			t.Errorf("%s: RemoveVI: %v", c.name, err)
+		}
+	}
+}
+
+// The map as the kernel hands it out has each entry where the mapping has it.
+func TestTableLayout(t *testing.T) {
+	d := loadTestDemux(t)
+	for i := range uint32(testVIs) {
+		var e demuxViEntry
+		if err := d.vis.m.Lookup(i, &e); err != nil {
+			t.Fatal(err)
+		}
+		if e != d.vis.entries[i] {
+			t.Errorf("entry %d: %+v, mapped %+v", i, e, d.vis.entries[i])
+		}
+		if num := uint32(e.Id); num != 0 && testTable[num].Key == 0 {
+			t.Errorf("entry %d: VI %#x", i, num)
+		}
+	}
+}
+
+// Two VIs take turns in one place, each with its own key, peer and slot, while
+// frames of the first run through the program. A frame goes to its VI's slot,
+// which has the socket, or nowhere; never to the other's, which has none.
+func TestEntryChangesUnderTraffic(t *testing.T) {
+	d := loadTestDemux(t)
+	const place = 0x30
+	const first, second = 0x1_0000 + place, 0x2_0000 + place
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			num, e := uint32(first), VIEntry{Slot: slotSocket, Key: key4, Peer: hostA}
+			if i%2 == 1 {
+				num, e = second, VIEntry{Slot: slotEmpty, Key: key6, Peer: hostB, Queue: 1}
+			}
+			if err := d.EnterVI(num, e); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	b := frame{vi: first, key: key4}.bytes()
+	before := counters(t, d)
+	after := before
+	// Until both VIs were seen in place; the first rounds may find no writer yet.
+	for round := 0; round < 1000 && (after.Redirected == before.Redirected || after.NoVI == before.NoVI); round++ {
+		if _, err := d.Program.Program.Run(&ebpf.RunOptions{Data: b, Repeat: 50_000}); err != nil {
+			t.Error(err)
+			break
+		}
+		after = counters(t, d)
+	}
+	close(stop)
+	wg.Wait()
+	if after.NoSocket != before.NoSocket {
+		t.Errorf("%d frames went to the slot of another VI", after.NoSocket-before.NoSocket)
+	}
+	if after.Redirected == before.Redirected || after.NoVI == before.NoVI {
+		t.Errorf("the turns did not show: %s", difference(before, after))
+	}
+}
+
+func TestConfigLimits(t *testing.T) {
+	for _, cfg := range []Config{
+		{MaxVIs: -1}, {MaxVIs: 1<<16 + 1}, {MaxSockets: -1}, {MaxSockets: maxSlots + 1},
+	} {
+		if d, err := LoadDemux(cfg); err == nil {
+			d.Close()
+			t.Errorf("%+v: no error", cfg)
+		}
+	}
+	nstest.Require(t)
+	d, err := LoadDemux(Config{MaxVIs: 1 << 16, MaxSockets: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if err := d.EnterVI(math.MaxUint32, VIEntry{Key: 1, Peer: hostA}); err != nil {
+		t.Errorf("largest VI number: %v", err)
+	}
+	if _, counter := run(t, d, frame{vi: math.MaxUint32, key: 1}.bytes(), 0); counter != "no_socket" {
+		t.Errorf("largest VI number: counter %q", counter)
+	}
+}
+
+// An empty entry is all zeros. So can a frame be, and finds nothing by it.
+func TestEmptyEntryIsNoVI(t *testing.T) {
+	nstest.Require(t)
+	d, err := LoadDemux(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if err := d.Register(0, rawSocket(t)); err != nil {
+		t.Fatal(err)
+	}
+	if action, counter := run(t, d, frame{src: netip.IPv6Unspecified()}.bytes(), 0); action != xdpDrop || counter != "no_vi" {
+		t.Errorf("action %d, counter %q", action, counter)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	nstest.Require(t)
+	d, err := LoadDemux(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, countersErr := d.Counters()
+	for name, err := range map[string]error{
+		"EnterVI":    d.EnterVI(1, VIEntry{Peer: hostA}),
+		"RemoveVI":   d.RemoveVI(1),
+		"Register":   d.Register(0, 0),
+		"Unregister": d.Unregister(0),
+		"Attach":     d.Attach(1, Generic),
+		"Counters":   countersErr,
+	} {
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := d.Detach(); err != nil {
+		t.Errorf("Detach: %v", err)
+	}
+}

@@ -1,0 +1,172 @@
+// Package nstest gives a test its own network: two unnamed namespaces joined
+// by a veth pair, gone with the test.
+//
+//	 namespace A                    namespace B
+//	+--------------+   veth pair   +--------------+
+//	| via0 .1 ::1  |===============| via0 .2 ::2  |
+//	+--------------+               +--------------+
+//
+// The namespaces have no name and belong to file descriptors of the test
+// process only, so that nothing stays behind even after a kill.
+package nstest
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Require ends a test that needs root: with a failure when CI=true, so that a
+// green run there means that the test ran, and with a skip elsewhere.
+func Require(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	if os.Getenv("CI") == "true" {
+		t.Fatal("this test needs root (CAP_NET_ADMIN, CAP_BPF, CAP_SYS_ADMIN)")
+	}
+	t.Skip("needs root (CAP_NET_ADMIN, CAP_BPF, CAP_SYS_ADMIN)")
+}
+
+// NS is one end: a namespace and the veth interface in it.
+type NS struct {
+	Name    string           // interface name, "via0" in both namespaces
+	Index   int              // interface index inside the namespace
+	MAC     net.HardwareAddr // hardware address of the interface
+	IPv4    netip.Addr       // address in 10.99.0.0/24
+	IPv6    netip.Addr       // address in fd99::/64
+	MTU     int
+	handle  netns.NsHandle
+	netlink *netlink.Handle
+}
+
+// Options of a pair.
+type Options struct {
+	MTU    int // 0: 1500
+	Queues int // RX and TX queues of each end; 0: 1
+}
+
+// Do runs f on a thread of its own that lives in the namespace; sockets and
+// files that f opens stay usable everywhere. Goroutines that f starts run
+// outside of the namespace. The thread ends with f.
+func (n *NS) Do(f func() error) error {
+	return do(n.handle, f)
+}
+
+// Netlink is a netlink handle bound to the namespace.
+func (n *NS) Netlink() *netlink.Handle { return n.netlink }
+
+func do(h netns.NsHandle, f func() error) error {
+	errc := make(chan error, 1)
+	go func() {
+		// Never unlocked: the runtime ends a locked thread with its
+		// goroutine, so that no thread in a foreign namespace is reused.
+		runtime.LockOSThread()
+		if err := unix.Setns(int(h), unix.CLONE_NEWNET); err != nil {
+			errc <- fmt.Errorf("setns: %w", err)
+			return
+		}
+		errc <- f()
+	}()
+	return <-errc
+}
+
+func newNamespace() (netns.NsHandle, error) {
+	type result struct {
+		h   netns.NsHandle
+		err error
+	}
+	ch := make(chan result, 1)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			ch <- result{-1, fmt.Errorf("unshare: %w", err)}
+			return
+		}
+		h, err := netns.GetFromThread(os.Getpid(), unix.Gettid())
+		ch <- result{h, err}
+	}()
+	r := <-ch
+	return r.h, r.err
+}
+
+// Pair makes two namespaces joined by a veth pair that is up, addressed and
+// free of duplicate address detection. It calls Require first.
+func Pair(t testing.TB, o Options) (a, b *NS) {
+	t.Helper()
+	Require(t)
+	if o.MTU == 0 {
+		o.MTU = 1500
+	}
+	if o.Queues == 0 {
+		o.Queues = 1
+	}
+	a, b = &NS{Name: "via0", MTU: o.MTU}, &NS{Name: "via0", MTU: o.MTU}
+	for i, n := range []*NS{a, b} {
+		h, err := newNamespace()
+		if err != nil {
+			t.Fatalf("namespace: %v", err)
+		}
+		n.handle = h
+		t.Cleanup(func() { n.handle.Close() })
+		if n.netlink, err = netlink.NewHandleAt(h, unix.NETLINK_ROUTE); err != nil {
+			t.Fatalf("netlink: %v", err)
+		}
+		t.Cleanup(n.netlink.Close)
+		n.IPv4 = netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)})
+		n.IPv6 = netip.MustParseAddr(fmt.Sprintf("fd99::%d", i+1))
+	}
+	veth := &netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{
+			Name: a.Name, MTU: o.MTU, NumTxQueues: o.Queues, NumRxQueues: o.Queues,
+		},
+		PeerName: b.Name, PeerNamespace: netlink.NsFd(b.handle),
+		PeerNumTxQueues: uint32(o.Queues), PeerNumRxQueues: uint32(o.Queues), PeerMTU: uint32(o.MTU),
+	}
+	if err := a.netlink.LinkAdd(veth); err != nil {
+		t.Fatalf("veth pair: %v", err)
+	}
+	for _, n := range []*NS{a, b} {
+		if err := n.setUp(); err != nil {
+			t.Fatalf("interface %s: %v", n.Name, err)
+		}
+	}
+	return a, b
+}
+
+func (n *NS) setUp() error {
+	if lo, err := n.netlink.LinkByName("lo"); err == nil {
+		if err := n.netlink.LinkSetUp(lo); err != nil {
+			return err
+		}
+	}
+	l, err := n.netlink.LinkByName(n.Name)
+	if err != nil {
+		return err
+	}
+	n.Index, n.MAC = l.Attrs().Index, l.Attrs().HardwareAddr
+	if l.Attrs().MTU != n.MTU {
+		if err := n.netlink.LinkSetMTU(l, n.MTU); err != nil {
+			return err
+		}
+	}
+	v4 := &netlink.Addr{IPNet: &net.IPNet{IP: n.IPv4.AsSlice(), Mask: net.CIDRMask(24, 32)}}
+	v6 := &netlink.Addr{
+		IPNet: &net.IPNet{IP: n.IPv6.AsSlice(), Mask: net.CIDRMask(64, 128)},
+		Flags: unix.IFA_F_NODAD,
+	}
+	for _, addr := range []*netlink.Addr{v4, v6} {
+		if err := n.netlink.AddrAdd(l, addr); err != nil {
+			return err
+		}
+	}
+	return n.netlink.LinkSetUp(l)
+}

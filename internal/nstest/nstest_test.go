@@ -1,0 +1,38 @@
+package nstest
+
+import (
+	"net"
+	"testing"
+	"time"
+)
+
+// The pair carries kernel traffic, by IPv4 and IPv6, at once.
+func TestPairCarriesUDP(t *testing.T) {
+	a, b := Pair(t, Options{})
+	for _, addr := range []string{b.IPv4.String(), b.IPv6.String()} {
+		var server net.PacketConn
+		var client net.Conn
+		if err := b.Do(func() (err error) {
+			server, err = net.ListenPacket("udp", net.JoinHostPort(addr, "9999"))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		defer server.Close()
+		if err := a.Do(func() (err error) {
+			client, err = net.Dial("udp", net.JoinHostPort(addr, "9999"))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		if _, err := client.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		server.SetReadDeadline(time.Now().Add(5 * time.Second))
+		buf := make([]byte, 16)
+		if n, _, err := server.ReadFrom(buf); err != nil || string(buf[:n]) != "hello" {
+			t.Fatalf("%s: got %q, %v", addr, buf[:n], err)
+		}
+	}
+}
