@@ -1,0 +1,63 @@
+package xdpnic
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Audit checks that every chunk has exactly one owner and that the sum is
+// right: free stack, held, TX, fill, RX lease, recycled. It names the first
+// wrong use (a chunk released twice, recycled without a lease, completed
+// without being sent) and each table that does not agree with the chunks. It
+// costs time in proportion to the number of chunks and is meant for tests and
+// for the end of a run.
+//
+// Owner only.
+func (q *Queue) Audit() error {
+	p := q.pool
+	var errs []error
+	if p.wrongs != 0 {
+		errs = append(errs, fmt.Errorf("xdpnic: audit: %d wrong uses, the first: %s", p.wrongs, p.wrong))
+	}
+	var n [numOwners]uint64
+	for i, o := range p.own {
+		if o >= numOwners || (uint64(i) < p.rx) != (o >= ownFill) {
+			errs = append(errs, fmt.Errorf("xdpnic: audit: chunk %d (%d RX, %d TX chunks) has owner %s", i, p.rx, p.tx, o))
+			continue
+		}
+		n[o]++
+	}
+	check := func(what string, has, want uint64) {
+		if has != want {
+			errs = append(errs, fmt.Errorf("xdpnic: audit: %s: %d, but %d chunks say so", what, has, want))
+		}
+	}
+	check("free stack", uint64(p.nfree), n[ownFree])
+	check("on the way through TX", p.txOut, n[ownTX]+n[ownKept])
+	check("recycled or with the kernel for receiving", uint64(p.recycled)+p.filled-p.returned, n[ownFill])
+	errs = append(errs, p.auditList("free stack", ownFree, p.free[:p.nfree])...)
+	var recycled []uint64
+	for k := range p.recycled {
+		recycled = append(recycled, p.fill.addr[(p.fill.head+k)&p.fill.mask])
+	}
+	errs = append(errs, p.auditList("recycled", ownFill, recycled)...)
+	return errors.Join(errs...)
+}
+
+// auditList checks that a list names chunks of one owner, none twice.
+func (p *pool) auditList(what string, o owner, list []uint64) (errs []error) {
+	seen := make(map[uint64]bool, len(list))
+	for _, addr := range list {
+		i := p.chunk(addr)
+		switch {
+		case i >= uint64(len(p.own)):
+			errs = append(errs, fmt.Errorf("xdpnic: audit: %s: %#x is no chunk", what, addr))
+		case seen[i]:
+			errs = append(errs, fmt.Errorf("xdpnic: audit: %s: chunk %d twice", what, i))
+		case p.own[i] != o:
+			errs = append(errs, fmt.Errorf("xdpnic: audit: %s: chunk %d has owner %s", what, i, p.own[i]))
+		}
+		seen[i] = true
+	}
+	return errs
+}

@@ -1,0 +1,136 @@
+package xdpnic
+
+import (
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// socketOptions sets what bounds a kick and what a busy-polling NIC wants.
+func (q *Queue) socketOptions() error {
+	c := &q.cfg
+	set := func(op string, option, value int) error {
+		if err := unix.SetsockoptInt(q.fd, unix.SOL_SOCKET, option, value); err != nil {
+			return q.fail(op, err)
+		}
+		return nil
+	}
+	if c.SendBuffer > 0 {
+		// The kernel doubles the value (sock_setsockopt).
+		if err := set("SO_SNDBUF", unix.SO_SNDBUF, c.SendBuffer/2); err != nil {
+			return err
+		}
+	}
+	q.info.TxBudget = 32 // TX_BATCH_SIZE
+	if c.TxBudget > 32 {
+		// Kernels before 6.17 do not know the option; no harm.
+		if unix.SetsockoptInt(q.fd, unix.SOL_XDP, unix.XDP_MAX_TX_SKB_BUDGET, c.TxBudget) == nil {
+			q.info.TxBudget = c.TxBudget
+		}
+	}
+	if c.BusyPoll.Prefer {
+		if err := set("SO_PREFER_BUSY_POLL", unix.SO_PREFER_BUSY_POLL, 1); err != nil {
+			return err
+		}
+	}
+	if c.BusyPoll.Usec > 0 {
+		if err := set("SO_BUSY_POLL", unix.SO_BUSY_POLL, c.BusyPoll.Usec); err != nil {
+			return err
+		}
+	}
+	if c.BusyPoll.Budget > 0 {
+		if err := set("SO_BUSY_POLL_BUDGET", unix.SO_BUSY_POLL_BUDGET, c.BusyPoll.Budget); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bind goes down the ladder as far as bind(2) decides it.
+func (q *Queue) bind() error {
+	c := &q.cfg
+	if c.Share != nil {
+		// No other flag may stand beside XDP_SHARED_UMEM: the mode is that of
+		// the socket whose UMEM it is.
+		if err := q.bindOnce(unix.XDP_SHARED_UMEM, uint32(c.Share.fd)); err != nil {
+			return err
+		}
+		q.info.Mode, q.info.Shared = c.Share.info.Mode, true
+		q.info.Attempts = c.Share.info.Attempts
+		return nil
+	}
+	steps := bindSteps(c.Mode, c.Require)
+	if len(steps) == 0 {
+		return q.fail("bind", errConfig)
+	}
+	for i, m := range steps {
+		err := q.bindOnce(bindFlags(m, c.MultiBuffer), 0)
+		q.info.Attempts = append(q.info.Attempts, Attempt{m, err})
+		if err == nil {
+			q.info.Mode = m
+			return nil
+		}
+		// A busy queue is busy in any mode.
+		if i == len(steps)-1 || errors.Is(err, unix.EBUSY) {
+			return err
+		}
+	}
+	return nil
+}
+
+// bindOnce binds in one way, and again while the queue is busy.
+func (q *Queue) bindOnce(flags uint16, umemFD uint32) error {
+	addr := &unix.SockaddrXDP{
+		Flags: flags, Ifindex: uint32(q.cfg.Ifindex), QueueID: uint32(q.cfg.QueueID), SharedUmemFD: umemFD,
+	}
+	deadline := time.Now().Add(q.cfg.BusyTimeout)
+	for {
+		err := unix.Bind(q.fd, addr)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || !time.Now().Before(deadline) {
+			e := &OpError{Op: "bind", Ifindex: q.cfg.Ifindex, Queue: q.cfg.QueueID, Err: err}
+			switch {
+			case errors.Is(err, unix.EINVAL) && flags == unix.XDP_SHARED_UMEM:
+				e.Detail = "a second socket on the same queue is made by Queue.Share"
+			case errors.Is(err, unix.EBUSY):
+				e.Detail = describeHolders(q.cfg.Ifindex, q.cfg.QueueID, os.Getpid())
+			}
+			return e
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// describe asks the kernel what was got.
+func (q *Queue) describe() (err error) {
+	c, i := &q.cfg, &q.info
+	if q.zc, err = zeroCopy(q.fd); err != nil {
+		return q.fail("XDP_OPTIONS", err)
+	}
+	if i.SendBuffer, err = unix.GetsockoptInt(q.fd, unix.SOL_SOCKET, unix.SO_SNDBUF); err != nil {
+		return q.fail("SO_SNDBUF", err)
+	}
+	i.Features, i.FeaturesErr = QueryFeatures(c.Ifindex)
+	i.Ifindex, i.QueueID = c.Ifindex, c.QueueID
+	i.ZeroCopy, i.NeedWakeup = q.zc, true
+	i.MultiBuffer, i.Unaligned, i.Headroom = c.MultiBuffer, c.Unaligned, c.Headroom
+	i.PoolOffset, i.PoolBytes = c.PoolOffset, c.PoolBytes()
+	i.Rings = c.Rings
+	q.sg = c.MultiBuffer
+	q.maxSegs = 1
+	if q.sg {
+		q.maxSegs = MaxSegs
+		if q.zc && i.Features.ZCMaxSegs > 0 {
+			q.maxSegs = int(i.Features.ZCMaxSegs)
+		}
+		if c.MaxSegs > 0 {
+			q.maxSegs = min(q.maxSegs, c.MaxSegs)
+		}
+	}
+	i.MaxSegs = q.maxSegs
+	return nil
+}

@@ -1,0 +1,205 @@
+package xdpnic
+
+import (
+	"fmt"
+	"math/bits"
+)
+
+// owner says who may touch a chunk. At any time each chunk has exactly one.
+type owner uint8
+
+const (
+	// TX chunks.
+	ownFree owner = iota // on the free stack
+	ownHeld              // the caller's: allocated, or retained and completed
+	ownTX                // the kernel's or about to be (TX ring .. completion ring); free afterwards
+	ownKept              // the same, but the caller's again afterwards
+	// RX chunks.
+	ownFill   // the kernel's or about to be (recycled .. fill ring .. RX ring)
+	ownLeased // the caller's: received, not recycled
+	numOwners
+)
+
+var ownerNames = [numOwners]string{
+	ownFree: "free", ownHeld: "held", ownTX: "tx", ownKept: "tx-retained",
+	ownFill: "fill", ownLeased: "rx",
+}
+
+func (o owner) String() string {
+	if o < numOwners {
+		return ownerNames[o]
+	}
+	return fmt.Sprintf("owner(%d)", uint8(o))
+}
+
+// geometry says where the chunks lie in the UMEM.
+//
+//	0        base                                              len(mem)
+//	|........|rx 0|rx 1| ... |rx n-1|tx 0|tx 1| ... |tx m-1|......|
+//	          <------------- chunks of size bytes --------->
+type geometry struct {
+	mem   []byte // the whole UMEM
+	base  uint64 // address of chunk 0
+	size  uint64 // bytes of a chunk
+	shift uint8  // log2(size), or 0 when size is not a power of two
+	rx    uint64 // number of RX chunks, numbers 0 .. rx-1
+	tx    uint64 // number of TX chunks, numbers rx .. rx+tx-1
+}
+
+func newGeometry(mem []byte, base, size, rx, tx int) geometry {
+	g := geometry{mem: mem, base: uint64(base), size: uint64(size), rx: uint64(rx), tx: uint64(tx)}
+	if size&(size-1) == 0 {
+		g.shift = uint8(bits.TrailingZeros(uint(size)))
+	}
+	return g
+}
+
+// chunk is the number of the chunk that holds addr. An address outside of the
+// pool gives a number of rx+tx or more.
+func (g *geometry) chunk(addr uint64) uint64 {
+	if g.shift != 0 {
+		return (addr - g.base) >> g.shift
+	}
+	return (addr - g.base) / g.size
+}
+
+// addr is the address of the first byte of chunk i.
+func (g *geometry) addr(i uint64) uint64 { return g.base + i*g.size }
+
+// The address of an RX entry of an unaligned UMEM is the chunk's address with
+// the offset of the frame in the upper 16 bits (<linux/if_xdp.h>); in an
+// aligned one the upper bits are 0, so that one expression serves both.
+const (
+	offsetShift = 48 // XSK_UNALIGNED_BUF_OFFSET_SHIFT
+	addrMask    = 1<<offsetShift - 1
+)
+
+func plainAddr(addr uint64) uint64 { return addr&addrMask + addr>>offsetShift }
+
+// A pool is all the chunks of one fill and completion ring pair, and those two
+// rings. The sockets that share a queue share its pool.
+type pool struct {
+	geometry
+	own  []owner  // by chunk number
+	free []uint64 // addresses of free TX chunks; the last of the first nfree is taken first
+	// The stack is last in, first out: a chunk that was just sent is still in
+	// the cache.
+	nfree    int
+	comp     completionRing
+	fill     fillRing
+	recycled uint32 // entries written at fill.head, not published
+
+	filled    uint64 // entries ever published on the fill ring
+	returned  uint64 // RX chunks that came back through an RX ring
+	txOut     uint64 // TX chunks on the way: owner tx or tx-retained
+	completed uint64 // entries ever taken off the completion ring
+
+	wrong   violation // the first misuse or foreign entry
+	wrongs  uint64    // how many there were
+	users   int       // sockets that use the pool
+	umem    *umem
+	fillMem ringMem
+	compMem ringMem
+}
+
+// newPool makes a pool whose TX chunks are free and whose RX chunks are about
+// to be given to the kernel, with rings that hold nothing.
+func newPool(g geometry) *pool {
+	p := &pool{
+		geometry: g, own: make([]owner, g.rx+g.tx), free: make([]uint64, g.tx), users: 1,
+		fill: fillRing{producer: shutProducer()}, comp: completionRing{consumer: shutConsumer()},
+	}
+	for i := range g.tx {
+		// The lowest address is on top.
+		p.free[i] = g.addr(g.rx + g.tx - 1 - i)
+	}
+	p.nfree = int(g.tx)
+	for i := range g.rx {
+		p.own[i] = ownFill
+	}
+	return p
+}
+
+// giveAll hands every RX chunk to the kernel.
+func (p *pool) giveAll() {
+	for i := range p.rx {
+		p.fill.addr[(p.fill.head+p.recycled)&p.fill.mask] = p.addr(i)
+		p.recycled++
+	}
+	p.refill()
+}
+
+// refill publishes what was recycled.
+func (p *pool) refill() {
+	k := p.recycled
+	p.recycled = 0
+	p.filled += uint64(k)
+	p.fill.submit(k)
+}
+
+// push puts TX chunk i on the free stack.
+func (p *pool) push(i uint64) {
+	p.own[i] = ownFree
+	p.free[p.nfree] = p.addr(i)
+	p.nfree++
+}
+
+// reap takes all entries off the completion ring.
+func (p *pool) reap() int {
+	n := p.comp.peek(^uint32(0))
+	if n == 0 {
+		return 0
+	}
+	for k := range n {
+		p.complete(p.comp.addr[(p.comp.tail+k)&p.comp.mask])
+	}
+	p.comp.release(n)
+	p.completed += uint64(n)
+	return int(n)
+}
+
+// complete notes that the kernel has done with the TX entry at addr. Entries
+// outside of the TX chunks are the caller's registered memory.
+func (p *pool) complete(addr uint64) {
+	i := p.chunk(addr)
+	if i-p.rx >= p.tx {
+		return
+	}
+	switch p.own[i] {
+	case ownTX:
+		p.push(i)
+		p.txOut--
+	case ownKept:
+		p.own[i] = ownHeld
+		p.txOut--
+	default:
+		p.violated("completion", addr)
+	}
+}
+
+// violation is one wrong use of a chunk, kept for Audit.
+type violation struct {
+	op   string
+	addr uint64
+	own  owner
+	out  bool // not a chunk at all
+}
+
+func (v violation) String() string {
+	if v.out {
+		return fmt.Sprintf("%s of address %#x, which is no chunk of this kind", v.op, v.addr)
+	}
+	return fmt.Sprintf("%s of chunk at %#x, whose owner was %q", v.op, v.addr, v.own)
+}
+
+// violated notes a wrong use: the first in full, the others as a number.
+func (p *pool) violated(op string, addr uint64) {
+	p.wrongs++
+	if p.wrongs > 1 {
+		return
+	}
+	p.wrong = violation{op: op, addr: addr, out: true}
+	if i := p.chunk(addr); i < uint64(len(p.own)) {
+		p.wrong.own, p.wrong.out = p.own[i], false
+	}
+}

@@ -1,0 +1,222 @@
+package xdpnic
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/asavie/xdp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Facts of the kernel.
+const (
+	// PacketHeadroom is how many bytes the kernel keeps free before each
+	// received frame, on top of Config.Headroom (XDP_PACKET_HEADROOM).
+	PacketHeadroom = unix.XDP_PACKET_HEADROOM
+	// MinChunk and MaxChunk bound the chunk size in bytes (net/xdp/xdp_umem.c:
+	// XDP_UMEM_MIN_CHUNK_SIZE and PAGE_SIZE).
+	MinChunk, MaxChunk = 2048, pageSize
+	// MaxSegs is the largest number of TX ring entries of one frame in copy
+	// mode: a linear part and MAX_SKB_FRAGS (17) pages. The kernel drops a
+	// longer frame and says so only in tx_invalid_descs.
+	MaxSegs = 18
+	// MinFrame is the shortest frame in bytes: an Ethernet header.
+	MinFrame = 14
+
+	pageSize = 4096
+)
+
+// Defaults.
+const (
+	DefaultChunks = 512 // RX chunks, and TX chunks
+	// DefaultSendBuffer is the socket's send buffer in bytes as the kernel
+	// counts them: about 768 for a short frame. It bounds the frames that are
+	// with the kernel at a time. veth's queue holds 256 frames and loses the
+	// 257th (EBUSY); with this bound the kernel says EAGAIN instead, and the
+	// frame stays in the TX ring.
+	DefaultSendBuffer = 192 << 10
+	// DefaultTxBudget is how many entries one kick hands over at most, where
+	// the kernel can be told (Linux 6.17 and later; 32 before). The cost of the
+	// system call is spread well enough by then, and the thread is not in the
+	// kernel for longer than about 100 us.
+	DefaultTxBudget = 128
+	// DefaultBusyTimeout is how long Open tries again while a queue is busy. A
+	// queue stays so for 20 to 25 ms after its last socket is closed.
+	DefaultBusyTimeout = 2 * time.Second
+)
+
+// BusyPoll are the socket options of preferred busy polling, for NICs with a
+// NAPI instance per queue (Documentation/networking/napi.rst). Leave it zero
+// on veth: there it does nothing or harm.
+type BusyPoll struct {
+	Prefer bool // SO_PREFER_BUSY_POLL
+	Usec   int  // SO_BUSY_POLL, microseconds; 0: option not set
+	Budget int  // SO_BUSY_POLL_BUDGET, frames; 0: option not set
+}
+
+// Config says which queue to open and how. The zero value of a field means its
+// default; Ifindex is the only one that has none.
+type Config struct {
+	Ifindex int // interface index in the network namespace of the calling thread
+	QueueID int // queue of the interface, from 0
+
+	// Memory is the UMEM, all of it: page aligned, a multiple of 4096 bytes,
+	// and valid until the Queue is closed. The pool of chunks lies in it at
+	// PoolOffset; the rest is the caller's registered memory, which SendSegs
+	// takes without a copy. nil: Open maps PoolBytes of memory of its own.
+	Memory     []byte
+	PoolOffset int // bytes, a multiple of 4096
+
+	ChunkSize   int  // bytes. 0: 2048 when a frame of the MTU fits, else 4096
+	Headroom    int  // bytes the kernel leaves free before a frame beyond PacketHeadroom
+	Unaligned   bool // chunks of any size from 2048 to 4096; registered memory may cross chunk boundaries
+	MultiBuffer bool // frames of several segments, in both directions (XDP_USE_SG)
+	RxChunks    int  // number of chunks for receiving
+	TxChunks    int  // number of chunks for sending
+
+	// Rings holds the sizes of the four rings, in entries, powers of two;
+	// default: the power of two that holds the chunks. The fill ring must hold
+	// all RX chunks, the completion ring as much as the TX ring. NumFrames and
+	// FrameSize are ignored here and filled in in Info.
+	Rings xdp.SocketOptions
+
+	// Mode is the best data path to try; ModeAuto: all of them. With Require, a
+	// mode that cannot be had is an error instead of a step down.
+	Mode    Mode
+	Require bool
+
+	SendBuffer int // bytes, see DefaultSendBuffer; < 0: leave the system's default
+	TxBudget   int // entries a kick, 32 to the size of the TX ring; < 0: leave 32
+	BusyPoll   BusyPoll
+	// MaxSegs is the largest number of segments of a frame sent. Default: what
+	// the mode allows (18 when copying, or the driver's xdp-zc-max-segs). Take 17
+	// with copy mode on virtio-net, whose frames have no linear part.
+	MaxSegs     int
+	BusyTimeout time.Duration // see DefaultBusyTimeout; < 0: do not try again
+
+	// Share makes the new queue use the registered memory of another one
+	// (XDP_SHARED_UMEM), on another queue, device or namespace, with rings and a
+	// pool of its own. Memory, ChunkSize, Headroom, Unaligned, MultiBuffer, Mode
+	// and Require are then those of the other; PoolOffset must lie past its
+	// pool, and the other must not be closed while Open runs (afterwards it
+	// may). For a second socket on the same queue see Queue.Share.
+	Share *Queue
+}
+
+// WithDefaults fills in what is zero and checks what is not. ChunkSize 0 asks
+// the kernel for the MTU. Open calls it; callers do to learn PoolBytes before
+// they have memory.
+func (c Config) WithDefaults() (Config, error) {
+	if c.Share != nil {
+		s := c.Share.cfg
+		c.Memory, c.ChunkSize, c.Headroom = s.Memory, s.ChunkSize, s.Headroom
+		c.Unaligned, c.MultiBuffer, c.Mode, c.Require = s.Unaligned, s.MultiBuffer, s.Mode, s.Require
+	}
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.RxChunks, DefaultChunks)
+	def(&c.TxChunks, DefaultChunks)
+	if c.RxChunks < 1 || c.TxChunks < 1 || c.RxChunks > 1<<24 || c.TxChunks > 1<<24 {
+		return c, c.bad("%d RX and %d TX chunks: each must be 1 to 16 Mi", c.RxChunks, c.TxChunks)
+	}
+	if c.ChunkSize == 0 {
+		if err := c.chunkFromMTU(); err != nil {
+			return c, err
+		}
+	}
+	r := &c.Rings
+	def(&r.FillRingNumDescs, powerOfTwo(c.RxChunks))
+	def(&r.RxRingNumDescs, powerOfTwo(c.RxChunks))
+	def(&r.TxRingNumDescs, powerOfTwo(c.TxChunks))
+	def(&r.CompletionRingNumDescs, max(r.TxRingNumDescs, powerOfTwo(c.TxChunks)))
+	r.NumFrames, r.FrameSize = c.RxChunks+c.TxChunks, c.ChunkSize
+	def(&c.SendBuffer, DefaultSendBuffer)
+	def(&c.TxBudget, min(DefaultTxBudget, r.TxRingNumDescs))
+	if c.BusyTimeout == 0 {
+		c.BusyTimeout = DefaultBusyTimeout
+	}
+	return c, c.check()
+}
+
+func (c *Config) chunkFromMTU() error {
+	link, err := netlink.LinkByIndex(c.Ifindex)
+	if err != nil {
+		return &OpError{Op: "mtu", Ifindex: c.Ifindex, Queue: c.QueueID, Err: err}
+	}
+	const ethernet = 14 + 4 // header and one VLAN tag
+	c.ChunkSize = MinChunk
+	if link.Attrs().MTU+ethernet > MinChunk-PacketHeadroom-c.Headroom {
+		c.ChunkSize = MaxChunk
+	}
+	return nil
+}
+
+func (c *Config) check() error {
+	switch n := c.ChunkSize; {
+	case n < MinChunk || n > MaxChunk:
+		return c.bad("chunk size %d: the kernel takes %d to %d bytes", n, MinChunk, MaxChunk)
+	case !c.Unaligned && n != powerOfTwo(n):
+		return c.bad("chunk size %d: must be a power of two unless chunks are unaligned", n)
+	case c.Headroom < 0 || c.Headroom > n-PacketHeadroom-MinFrame:
+		return c.bad("headroom %d: a chunk of %d bytes has none left for a frame after %d", c.Headroom, n, PacketHeadroom)
+	}
+	for _, r := range []struct {
+		name string
+		n    int
+	}{
+		{"fill", c.Rings.FillRingNumDescs}, {"completion", c.Rings.CompletionRingNumDescs},
+		{"RX", c.Rings.RxRingNumDescs}, {"TX", c.Rings.TxRingNumDescs},
+	} {
+		if r.n < 1 || r.n > 1<<24 || r.n != powerOfTwo(r.n) {
+			return c.bad("%s ring of %d entries: must be a power of two", r.name, r.n)
+		}
+	}
+	switch {
+	case c.Rings.FillRingNumDescs < c.RxChunks:
+		return c.bad("fill ring of %d entries does not hold %d RX chunks", c.Rings.FillRingNumDescs, c.RxChunks)
+	case c.Rings.CompletionRingNumDescs < c.Rings.TxRingNumDescs:
+		return c.bad("completion ring of %d entries is smaller than the TX ring of %d",
+			c.Rings.CompletionRingNumDescs, c.Rings.TxRingNumDescs)
+	case c.PoolOffset < 0 || c.PoolOffset%pageSize != 0:
+		return c.bad("pool offset %d: must be a multiple of %d", c.PoolOffset, pageSize)
+	case c.Memory == nil:
+		if c.PoolOffset != 0 {
+			return c.bad("pool offset %d without memory", c.PoolOffset)
+		}
+		return nil
+	case !pageAligned(c.Memory) || len(c.Memory)%pageSize != 0:
+		return c.bad("memory must start on a page and be a multiple of %d bytes long; it has %d", pageSize, len(c.Memory))
+	case c.PoolOffset+c.PoolBytes() > len(c.Memory):
+		return c.bad("a pool of %d chunks of %d bytes at offset %d does not fit %d bytes of memory",
+			c.RxChunks+c.TxChunks, c.ChunkSize, c.PoolOffset, len(c.Memory))
+	}
+	return nil
+}
+
+// PoolBytes is the size of the pool of chunks, rounded up to whole pages. Call
+// it on the result of WithDefaults.
+func (c Config) PoolBytes() int {
+	n := (c.RxChunks + c.TxChunks) * c.ChunkSize
+	return (n + pageSize - 1) / pageSize * pageSize
+}
+
+func (c *Config) bad(format string, args ...any) error {
+	return &OpError{Op: "config", Ifindex: c.Ifindex, Queue: c.QueueID,
+		Err: fmt.Errorf(format+": %w", append(args, errConfig)...)}
+}
+
+var errConfig = errors.New("bad configuration")
+
+// powerOfTwo is the smallest power of two that is at least n.
+func powerOfTwo(n int) int {
+	p := 1
+	for p < n {
+		p <<= 1
+	}
+	return p
+}

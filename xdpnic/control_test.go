@@ -1,0 +1,255 @@
+package xdpnic
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/asavie/xdp"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+)
+
+func TestHints(t *testing.T) {
+	for _, tc := range []struct {
+		op   string
+		err  error
+		want string
+	}{
+		{"socket", unix.EPERM, "CAP_NET_RAW"},
+		{"socket", unix.EAFNOSUPPORT, "CONFIG_XDP_SOCKETS"},
+		{"SO_PREFER_BUSY_POLL", unix.EPERM, "cap_net_admin"},
+		{"umem", unix.ENOBUFS, "RLIMIT_MEMLOCK"},
+		{"umem", unix.EINVAL, "page-aligned"},
+		{"umem", unix.ENOMEM, "fewer chunks"},
+		{"bind", unix.EBUSY, "another queue"},
+		{"bind", unix.EOPNOTSUPP, "native or generic"},
+		{"bind", unix.EINVAL, "queue number"},
+		{"bind", unix.ENODEV, "network namespace"},
+		{"bind", fmt.Errorf("wrapped: %w", unix.ENODEV), "network namespace"},
+		{"kick", unix.ENETDOWN, "set it up"},
+		{"kick", unix.ENXIO, "open it anew"},
+	} {
+		e := &OpError{Op: tc.op, Ifindex: 3, Queue: 1, Err: tc.err, Detail: "detail"}
+		if s := e.Error(); !strings.Contains(s, tc.want) || !strings.Contains(s, tc.op+", interface 3 queue 1") ||
+			!strings.Contains(s, "detail") || !strings.Contains(s, tc.err.Error()) {
+			t.Errorf("%s", s)
+		}
+		if !errors.Is(e, tc.err) {
+			t.Errorf("%v is not %v", e, tc.err)
+		}
+	}
+	if s := (&OpError{Op: "umem", Err: errors.New("x")}).Error(); s != "xdpnic: umem, interface 0 queue 0: x" {
+		t.Error(s)
+	}
+	if h := hint("mtu", unix.EBADF); h != "" {
+		t.Error(h)
+	}
+}
+
+// Without privilege, and with a small RLIMIT_MEMLOCK, the error says what to
+// do.
+func TestMissingPrivilege(t *testing.T) {
+	na, _ := nstest.Pair(t, nstest.Options{})
+	// The thread of Do ends with it, and the capabilities that it gave up.
+	without := func(capability uint) error {
+		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var data [2]unix.CapUserData
+		if err := unix.Capget(&hdr, &data[0]); err != nil {
+			return err
+		}
+		data[capability/32].Effective &^= 1 << (capability % 32)
+		return unix.Capset(&hdr, &data[0])
+	}
+	open := func(capability uint) error {
+		return na.Do(func() error {
+			if err := without(capability); err != nil {
+				return err
+			}
+			q, err := Open(Config{Ifindex: na.Index})
+			if err == nil {
+				q.Close()
+			}
+			return err
+		})
+	}
+	if err := open(unix.CAP_NET_RAW); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_RAW") {
+		t.Errorf("without CAP_NET_RAW: %v", err)
+	}
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 1 << 16, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old)
+	err := open(unix.CAP_IPC_LOCK)
+	if !errors.Is(err, unix.ENOBUFS) || !strings.Contains(err.Error(), "RLIMIT_MEMLOCK") {
+		t.Errorf("memory lock limit: %v", err)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	page := func(n int) []byte {
+		mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Munmap(mem[:cap(mem)]) })
+		return mem
+	}
+	const mib = 1 << 20
+	for _, tc := range []struct {
+		c    Config
+		want string // "" means good
+	}{
+		{Config{ChunkSize: 2048}, ""},
+		{Config{ChunkSize: 3000, Unaligned: true}, ""},
+		{Config{ChunkSize: 2048, Memory: page(2 * mib)}, ""},
+		{Config{ChunkSize: 2048, RxChunks: 100, TxChunks: 3}, ""},
+		{Config{ChunkSize: 1024}, "chunk size 1024"},
+		{Config{ChunkSize: 8192}, "chunk size 8192"},
+		{Config{ChunkSize: 3000}, "power of two unless"},
+		{Config{ChunkSize: 2048, Headroom: 1800}, "headroom 1800"},
+		{Config{ChunkSize: 2048, RxChunks: -1}, "-1 RX"},
+		{Config{ChunkSize: 2048, Rings: xdp.SocketOptions{TxRingNumDescs: 100}}, "TX ring of 100"},
+		{Config{ChunkSize: 2048, Rings: xdp.SocketOptions{FillRingNumDescs: 256}}, "does not hold 512 RX chunks"},
+		{Config{ChunkSize: 2048, Rings: xdp.SocketOptions{CompletionRingNumDescs: 8}}, "smaller than the TX ring"},
+		{Config{ChunkSize: 2048, PoolOffset: 4096}, "without memory"},
+		{Config{ChunkSize: 2048, PoolOffset: 100}, "pool offset 100"},
+		{Config{ChunkSize: 2048, Memory: page(mib)}, "does not fit"},
+		{Config{ChunkSize: 2048, PoolOffset: 4096, Memory: page(2 * mib)}, "does not fit"},
+		{Config{ChunkSize: 2048, Memory: page(3 * mib)[1 : 1+2*mib]}, "start on a page"},
+		{Config{ChunkSize: 2048, Memory: page(3 * mib)[: 2*mib+1 : 2*mib+1]}, "multiple of 4096"},
+		{Config{Ifindex: 1 << 30}, "mtu"},
+	} {
+		c, err := tc.c.WithDefaults()
+		var op *OpError
+		switch {
+		case tc.want == "" && err != nil:
+			t.Errorf("%+v: %v", tc.c, err)
+		case tc.want == "" && (c.Rings.FillRingNumDescs < c.RxChunks || c.Rings.NumFrames != c.RxChunks+c.TxChunks ||
+			c.PoolBytes()%4096 != 0 || c.PoolBytes() < c.Rings.NumFrames*c.ChunkSize):
+			t.Errorf("defaults: %+v", c)
+		case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want) || !errors.As(err, &op)):
+			t.Errorf("%+v: %v, want %q", tc.c, err, tc.want)
+		}
+	}
+}
+
+// The default chunk size follows the MTU.
+func TestChunkSizeFromMTU(t *testing.T) {
+	for _, tc := range []struct{ mtu, headroom, want int }{
+		{1500, 0, 2048}, {1774, 0, 2048}, {1775, 0, 4096}, {1500, 300, 4096}, {9000, 0, 4096},
+	} {
+		na, _ := nstest.Pair(t, nstest.Options{MTU: tc.mtu})
+		na.Do(func() error {
+			c, err := Config{Ifindex: na.Index, Headroom: tc.headroom}.WithDefaults()
+			if err != nil || c.ChunkSize != tc.want {
+				t.Errorf("MTU %d, headroom %d: chunk %d, %v", tc.mtu, tc.headroom, c.ChunkSize, err)
+			}
+			return nil
+		})
+	}
+}
+
+func TestLadder(t *testing.T) {
+	for _, tc := range []struct {
+		want    Mode
+		require bool
+		steps   []Mode
+		binds   []Mode
+	}{
+		{ModeAuto, false, []Mode{ModeZeroCopy, ModeNative, ModeGeneric}, []Mode{ModeZeroCopy, ModeNative}},
+		{ModeZeroCopy, false, []Mode{ModeZeroCopy, ModeNative, ModeGeneric}, []Mode{ModeZeroCopy, ModeNative}},
+		{ModeZeroCopy, true, []Mode{ModeZeroCopy}, []Mode{ModeZeroCopy}},
+		{ModeNative, false, []Mode{ModeNative, ModeGeneric}, []Mode{ModeNative}},
+		{ModeNative, true, []Mode{ModeNative}, []Mode{ModeNative}},
+		{ModeGeneric, false, []Mode{ModeGeneric}, []Mode{ModeGeneric}},
+		{9, false, nil, nil},
+	} {
+		if got := Ladder(tc.want, tc.require); !slices.Equal(got, tc.steps) {
+			t.Errorf("Ladder(%v, %v) = %v", tc.want, tc.require, got)
+		}
+		if got := bindSteps(tc.want, tc.require); !slices.Equal(got, tc.binds) {
+			t.Errorf("bindSteps(%v, %v) = %v", tc.want, tc.require, got)
+		}
+	}
+	for m := ModeAuto; m <= ModeGeneric; m++ {
+		if got, err := ParseMode(m.String()); err != nil || got != m {
+			t.Errorf("ParseMode(%q) = %v, %v", m, got, err)
+		}
+	}
+	if _, err := ParseMode("fast"); err == nil || !strings.Contains(err.Error(), "zero-copy") {
+		t.Error(err)
+	}
+}
+
+// Climb stops at the first mode that works and keeps every reason.
+func TestClimb(t *testing.T) {
+	refuse := func(refused ...Mode) func(Mode) error {
+		return func(m Mode) error {
+			if slices.Contains(refused, m) {
+				return fmt.Errorf("no %v here", m)
+			}
+			return nil
+		}
+	}
+	m, attempts, err := Climb(ModeAuto, false, refuse(ModeZeroCopy, ModeNative))
+	if err != nil || m != ModeGeneric || fmt.Sprint(attempts) !=
+		"[zero-copy: no zero-copy here native: no native here generic: reached]" {
+		t.Errorf("%v %v %v", m, attempts, err)
+	}
+	_, attempts, err = Climb(ModeZeroCopy, true, refuse(ModeZeroCopy))
+	if err == nil || len(attempts) != 1 || !strings.Contains(err.Error(), "no zero-copy here") {
+		t.Errorf("%v %v", attempts, err)
+	}
+	if _, _, err = Climb(77, false, refuse()); err == nil {
+		t.Error("unknown mode")
+	}
+}
+
+// What the driver says about itself, against what it does.
+func TestFeatures(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	if err := na.Do(func() error {
+		f, err := QueryFeatures(na.Index)
+		if err != nil {
+			return err
+		}
+		if !f.XDP.Has(FeatureBasic|FeatureRedirect|FeatureRxSG) || f.XDP.Has(FeatureZeroCopy) || f.ZCMaxSegs > 1 || f.XSK != 0 {
+			t.Errorf("veth: %+v (%v)", f, f.XDP)
+		}
+		_, err = Open(Config{Ifindex: na.Index, Mode: ModeZeroCopy, Require: true})
+		if !errors.Is(err, unix.EOPNOTSUPP) {
+			t.Errorf("zero-copy required on veth: %v", err)
+		}
+		f, err = QueryFeatures(1)
+		if err != nil || f.XDP != 0 || f.XDP.String() != "none" {
+			t.Errorf("loopback: %+v, %v", f, err)
+		}
+		_, err = QueryFeatures(1 << 30)
+		if !errors.Is(err, unix.ENODEV) {
+			t.Errorf("no such interface: %v", err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	// veth takes redirected frames only while its peer receives in native mode.
+	openEnd(t, nb, pairOptions{})
+	na.Do(func() error {
+		f, err := QueryFeatures(na.Index)
+		if err != nil || !f.XDP.Has(FeatureNdoXmit) {
+			t.Errorf("veth whose peer has a native program: %v, %v", f.XDP, err)
+		}
+		return nil
+	})
+	if s := (FeatureBasic | FeatureZeroCopy | 1<<20).String(); s != "basic,xsk-zerocopy,0x100000" {
+		t.Error(s)
+	}
+}

@@ -1,0 +1,104 @@
+package xdpnic
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrClosed is returned by Flush and Wait of a closed Queue.
+var ErrClosed = errors.New("xdpnic: queue is closed")
+
+// Errors of Flush, ready-made so that the data path allocates none. They
+// unwrap to ENETDOWN and ENXIO.
+var (
+	// ErrLinkDown: the interface is administratively down. Entries stay in the
+	// TX ring; the next Flush after the interface is up sends them.
+	ErrLinkDown error = &OpError{Op: "kick", Ifindex: -1, Err: unix.ENETDOWN}
+	// ErrGone: the socket is no longer bound, because the interface was
+	// removed. Only Close is left.
+	ErrGone error = &OpError{Op: "kick", Ifindex: -1, Err: unix.ENXIO}
+)
+
+// OpError is an error of the control path: what was done, where, why it
+// failed, and in its text what to do about it.
+type OpError struct {
+	Op      string // "socket", "umem", "bind", ...
+	Ifindex int    // interface index, or -1 when the error is ready-made
+	Queue   int    // queue number on the interface
+	Err     error  // cause; a unix.Errno wherever a system call failed
+	Detail  string // what else is known, for instance who holds the queue
+}
+
+func (e *OpError) Error() string {
+	var b strings.Builder
+	b.WriteString("xdpnic: ")
+	b.WriteString(e.Op)
+	if e.Ifindex >= 0 {
+		fmt.Fprintf(&b, ", interface %d queue %d", e.Ifindex, e.Queue)
+	}
+	fmt.Fprintf(&b, ": %v", e.Err)
+	if e.Detail != "" {
+		fmt.Fprintf(&b, "; %s", e.Detail)
+	}
+	if h := hint(e.Op, e.Err); h != "" {
+		fmt.Fprintf(&b, " (%s)", h)
+	}
+	return b.String()
+}
+
+// Unwrap gives the cause, for errors.Is and errors.As.
+func (e *OpError) Unwrap() error { return e.Err }
+
+// hint is the likely cause and the remedy of an error of the kernel, by
+// operation; "" when nothing is known beyond the error itself. The causes are
+// those of net/xdp/xsk.c, xdp_umem.c and xsk_buff_pool.c.
+func hint(op string, err error) string {
+	var errno unix.Errno
+	if !errors.As(err, &errno) {
+		return ""
+	}
+	switch errno {
+	case unix.EPERM, unix.EACCES:
+		if op == "socket" {
+			return "an AF_XDP socket needs CAP_NET_RAW in the user namespace that owns the network namespace: " +
+				"run as root or give the program cap_net_raw,cap_net_admin,cap_bpf"
+		}
+		return "the kernel demands privilege: run as root or give the program cap_net_raw,cap_net_admin"
+	case unix.EAFNOSUPPORT:
+		return "the kernel has no AF_XDP: it needs CONFIG_XDP_SOCKETS=y"
+	case unix.ENOBUFS:
+		if op == "umem" {
+			return "the memory exceeds RLIMIT_MEMLOCK, which counts for programs without CAP_IPC_LOCK: " +
+				"raise it (ulimit -l, LimitMEMLOCK=) or take less memory"
+		}
+		return "the kernel is short of buffers"
+	case unix.ENOMEM:
+		return "the kernel is short of memory: take fewer chunks or smaller rings"
+	case unix.EBUSY:
+		if op == "bind" {
+			return "another AF_XDP socket or the driver's own use of page pool memory holds the queue: " +
+				"close it, or take another queue"
+		}
+	case unix.EOPNOTSUPP:
+		if op == "bind" {
+			return "the driver has no zero-copy mode, or its rings cannot serve it: take native or generic mode"
+		}
+	case unix.EINVAL:
+		switch op {
+		case "umem":
+			return "the kernel takes page-aligned memory and chunks of 2048 to 4096 bytes, powers of two unless unaligned"
+		case "bind":
+			return "the queue number is beyond the interface's queues, or the driver refuses these flags or this chunk size"
+		}
+	case unix.ENODEV:
+		return "there is no such interface in this network namespace"
+	case unix.ENETDOWN:
+		return "the interface is down: set it up"
+	case unix.ENXIO:
+		return "the interface was removed: close the queue and open it anew"
+	}
+	return ""
+}

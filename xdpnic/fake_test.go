@@ -1,0 +1,147 @@
+package xdpnic
+
+import (
+	"testing"
+
+	"github.com/asavie/xdp"
+	"golang.org/x/sys/unix"
+)
+
+// fakeRing is ring memory without a kernel, its indices starting anywhere.
+func fakeRing(n, entrySize int, start uint32) ringMem {
+	off := unix.XDPRingOffset{Producer: 0, Consumer: 128, Flags: 256, Desc: 384}
+	m := ringMem{mem: make([]byte, 384+n*entrySize), off: off, n: uint32(n)}
+	m.word(off.Producer).Store(start)
+	m.word(off.Consumer).Store(start)
+	return m
+}
+
+// fakeKernel is a queue on fake rings with the kernel's side of them.
+type fakeKernel struct {
+	q    *Queue
+	tx   rxRing         // the kernel consumes what user space produces
+	fill completionRing // likewise
+	rx   txRing
+	comp fillRing
+}
+
+// fataler is what *testing.T and *rapid.T have in common.
+type fataler interface {
+	Helper()
+	Fatal(...any)
+}
+
+func newFakeKernel(t fataler, cfg Config, start uint32) *fakeKernel {
+	t.Helper()
+	offset := cfg.PoolOffset
+	cfg.PoolOffset = 0
+	cfg, err := cfg.WithDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.PoolOffset = offset
+	r := cfg.Rings
+	tx, rx := fakeRing(r.TxRingNumDescs, descSize, start), fakeRing(r.RxRingNumDescs, descSize, start)
+	fill, comp := fakeRing(r.FillRingNumDescs, addrSize, start), fakeRing(r.CompletionRingNumDescs, addrSize, start)
+	q := newQueue(cfg)
+	q.sg, q.maxSegs = cfg.MultiBuffer, MaxSegs
+	mem := make([]byte, cfg.PoolOffset+cfg.PoolBytes()+1<<16)
+	q.pool = newPool(newGeometry(mem, cfg.PoolOffset, cfg.ChunkSize, cfg.RxChunks, cfg.TxChunks))
+	q.tx, q.rx, q.pool.fill, q.pool.comp = tx.tx(), rx.rx(), fill.fill(), comp.completion()
+	k := &fakeKernel{q: q, tx: tx.rx(), fill: fill.completion(), rx: rx.tx(), comp: comp.fill()}
+	q.pool.giveAll()
+	return k
+}
+
+// transmit takes up to max TX entries and returns them without completing.
+func (k *fakeKernel) transmit(max uint32) []xdp.Desc {
+	n := k.tx.peek(max)
+	var taken []xdp.Desc
+	for i := range n {
+		taken = append(taken, k.tx.desc[(k.tx.tail+i)&k.tx.mask])
+	}
+	k.tx.release(n)
+	return taken
+}
+
+func (k *fakeKernel) complete(addr uint64) {
+	if !k.comp.reserve(1) {
+		panic("completion ring full")
+	}
+	k.comp.addr[k.comp.head&k.comp.mask] = addr
+	k.comp.submit(1)
+}
+
+// deliver puts a frame of the given segment lengths on the RX ring; false when
+// there are not enough chunks or entries.
+func (k *fakeKernel) deliver(lens ...int) bool {
+	n := uint32(len(lens))
+	if k.fill.peek(n) < n || !k.rx.reserve(n) {
+		return false
+	}
+	for i, l := range lens {
+		addr := k.fill.addr[(k.fill.tail+uint32(i))&k.fill.mask]
+		off := uint64(PacketHeadroom)
+		d := xdp.Desc{Addr: addr + off, Len: uint32(l)}
+		if k.q.cfg.Unaligned {
+			d.Addr = addr | off<<offsetShift
+		}
+		if i < len(lens)-1 {
+			d.Options = pktContd
+		}
+		k.rx.desc[(k.rx.head+uint32(i))&k.rx.mask] = d
+	}
+	k.fill.release(n)
+	k.rx.submit(n)
+	return true
+}
+
+// BenchmarkBookkeeping is what a message costs in user space on both ways,
+// without the kernel.
+func BenchmarkBookkeeping(b *testing.B) {
+	k := newFakeKernel(b, Config{ChunkSize: 2048}, 0)
+	q := k.q
+	var frames [32]Frame
+	b.ReportAllocs()
+	for b.Loop() {
+		addr, buf, _ := q.Alloc()
+		buf[0]++
+		q.Send(addr, 64, false)
+		q.publish()
+		// The kernel's part.
+		d := k.tx.desc[k.tx.tail&k.tx.mask]
+		k.tx.peek(1)
+		k.tx.release(1)
+		k.complete(d.Addr)
+		k.deliver(64)
+		q.Reap()
+		n := q.Receive(frames[:])
+		for i := range n {
+			q.Recycle(frames[i].Addr)
+		}
+		q.Refill()
+	}
+}
+
+func BenchmarkBookkeepingRaw(b *testing.B) {
+	k := newFakeKernel(b, Config{ChunkSize: 2048}, 0)
+	r := newRawPong(k.q)
+	b.ReportAllocs()
+	for b.Loop() {
+		r.mem[r.chunk]++
+		r.tx.desc[r.tx.p&r.tx.mask] = xdp.Desc{Addr: r.chunk, Len: 64}
+		r.tx.p++
+		r.tx.prod.Store(r.tx.p)
+		d := k.tx.desc[k.tx.tail&k.tx.mask]
+		k.tx.peek(1)
+		k.tx.release(1)
+		k.complete(d.Addr)
+		k.deliver(64)
+		if n := r.comp.prod.Load(); n != r.comp.c {
+			r.chunk = r.comp.addr[r.comp.c&r.comp.mask]
+			r.comp.c = n
+			r.comp.cons.Store(n)
+		}
+		r.recv()
+	}
+}

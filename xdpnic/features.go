@@ -1,0 +1,154 @@
+package xdpnic
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// XDPFeatures is what a driver says about itself (enum netdev_xdp_act of
+// <linux/netdev.h>). Only the bind tells for certain.
+type XDPFeatures uint64
+
+// The bits of XDPFeatures.
+const (
+	FeatureBasic     XDPFeatures = 1 << iota // XDP_ABORTED, DROP, PASS, TX
+	FeatureRedirect                          // XDP_REDIRECT
+	FeatureNdoXmit                           // takes redirected frames
+	FeatureZeroCopy                          // AF_XDP zero-copy
+	FeatureHWOffload                         // programs in hardware
+	FeatureRxSG                              // multi-buffer programs, and AF_XDP in the copying modes
+	FeatureNdoXmitSG                         // takes redirected multi-buffer frames
+)
+
+var featureNames = []string{
+	"basic", "redirect", "ndo-xmit", "xsk-zerocopy", "hw-offload", "rx-sg", "ndo-xmit-sg",
+}
+
+// XSKFeatures are the offloads that AF_XDP transmissions may ask for (enum
+// netdev_xsk_flags).
+type XSKFeatures uint64
+
+// The bits of XSKFeatures.
+const (
+	XSKTxTimestamp  XSKFeatures = 1 << iota // a time stamp on completion
+	XSKTxChecksum                           // checksum in hardware
+	XSKTxLaunchTime                         // sending at a given time
+)
+
+var xskNames = []string{"tx-timestamp", "tx-checksum", "tx-launch-time-fifo"}
+
+func bitNames(v uint64, names []string) string {
+	var s []string
+	for i, name := range names {
+		if v&(1<<i) != 0 {
+			s = append(s, name)
+		}
+	}
+	if rest := v >> len(names) << len(names); rest != 0 {
+		s = append(s, fmt.Sprintf("%#x", rest))
+	}
+	if len(s) == 0 {
+		return "none"
+	}
+	return strings.Join(s, ",")
+}
+
+// Has reports whether all bits of f are set.
+func (x XDPFeatures) Has(f XDPFeatures) bool { return x&f == f }
+func (x XDPFeatures) String() string         { return bitNames(uint64(x), featureNames) }
+func (x XSKFeatures) String() string         { return bitNames(uint64(x), xskNames) }
+
+// Features is the answer of the netdev family for one interface.
+type Features struct {
+	XDP XDPFeatures
+	XSK XSKFeatures
+	// ZCMaxSegs is the largest number of segments of a frame in zero-copy mode;
+	// 0 where there is no zero-copy, 1 where it has no multi-buffer.
+	ZCMaxSegs uint32
+}
+
+// Numbers of <linux/netdev.h>.
+const (
+	netdevFamily       = "netdev"
+	netdevVersion      = 1
+	netdevCmdDevGet    = 1
+	netdevAttrIfindex  = 1
+	netdevAttrXDP      = 3
+	netdevAttrZCMaxSeg = 4
+	netdevAttrXSK      = 6
+)
+
+// QueryFeatures asks the kernel by generic netlink, family "netdev" (Linux 6.3
+// and later), about an interface of the calling thread's network namespace. No
+// privilege is needed.
+func QueryFeatures(ifindex int) (Features, error) {
+	f, err := queryFeatures(ifindex)
+	if err != nil {
+		return f, &OpError{Op: "xdp features", Ifindex: ifindex, Err: err}
+	}
+	return f, nil
+}
+
+func queryFeatures(ifindex int) (f Features, err error) {
+	family, err := netlink.GenlFamilyGet(netdevFamily)
+	if err != nil {
+		return f, fmt.Errorf("generic netlink family %q (Linux 6.3 or later): %w", netdevFamily, err)
+	}
+	req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
+	req.AddData(genlHeader{netdevCmdDevGet, netdevVersion})
+	req.AddData(nl.NewRtAttr(netdevAttrIfindex, nl.Uint32Attr(uint32(ifindex))))
+	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
+	if err != nil {
+		return f, err
+	}
+	for _, m := range msgs {
+		if len(m) < nl.SizeofGenlmsg {
+			continue
+		}
+		attrs, err := nl.ParseRouteAttr(m[nl.SizeofGenlmsg:])
+		if err != nil {
+			return f, err
+		}
+		seen := false
+		for _, a := range attrs {
+			switch a.Attr.Type &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER) {
+			case netdevAttrIfindex:
+				seen = attrUint(a.Value) == uint64(ifindex)
+			case netdevAttrXDP:
+				f.XDP = XDPFeatures(attrUint(a.Value))
+			case netdevAttrZCMaxSeg:
+				f.ZCMaxSegs = uint32(attrUint(a.Value))
+			case netdevAttrXSK:
+				f.XSK = XSKFeatures(attrUint(a.Value))
+			}
+		}
+		if seen {
+			return f, nil
+		}
+	}
+	return Features{}, errors.New("the kernel's answer names no such interface")
+}
+
+// genlHeader is struct genlmsghdr. The one of package nl leaves the reserved
+// half of it to chance, which this family answers with EINVAL.
+type genlHeader struct{ command, version byte }
+
+func (h genlHeader) Len() int          { return nl.SizeofGenlmsg }
+func (h genlHeader) Serialize() []byte { return []byte{h.command, h.version, 0, 0} }
+
+// attrUint reads a u32 or u64 attribute.
+func attrUint(b []byte) uint64 {
+	switch len(b) {
+	case 4:
+		return uint64(binary.NativeEndian.Uint32(b))
+	case 8:
+		return binary.NativeEndian.Uint64(b)
+	}
+	return 0
+}

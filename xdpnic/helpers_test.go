@@ -1,0 +1,257 @@
+package xdpnic
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+)
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(peerEnv); role != "" {
+		os.Exit(peerMain(role))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// etherType of the test's frames: for local experiments (IEEE 802).
+const etherType = 0x88b5
+
+// redirect is an XDP program that sends all frames of our EtherType that come
+// in on queue q to the socket in slot q.
+type redirect struct {
+	prog *ebpf.Program
+	xsks *ebpf.Map
+	link link.Link
+}
+
+// attachRedirect attaches the program to the interface of a namespace.
+func attachRedirect(ifindex int, generic, frags bool) (*redirect, error) {
+	xsks, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: 16})
+	if err != nil {
+		return nil, err
+	}
+	be := make([]byte, 2)
+	binary.BigEndian.PutUint16(be, etherType)
+	spec := &ebpf.ProgramSpec{
+		Name: "test_redirect", Type: ebpf.XDP, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // data
+			asm.LoadMem(asm.R3, asm.R1, 4, asm.Word), // data_end
+			asm.Mov.Reg(asm.R4, asm.R2),
+			asm.Add.Imm(asm.R4, 14),
+			asm.JGT.Reg(asm.R4, asm.R3, "pass"),
+			asm.LoadMem(asm.R5, asm.R2, 12, asm.Half),
+			asm.JNE.Imm(asm.R5, int32(binary.NativeEndian.Uint16(be)), "pass"),
+			asm.LoadMem(asm.R2, asm.R1, 16, asm.Word), // rx_queue_index
+			asm.LoadMapPtr(asm.R1, xsks.FD()),
+			asm.Mov.Imm(asm.R3, 1), // XDP_DROP without a socket
+			asm.FnRedirectMap.Call(),
+			asm.Return(),
+			asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"),
+			asm.Return(),
+		},
+	}
+	if frags {
+		spec.Flags = unix.BPF_F_XDP_HAS_FRAGS
+	}
+	r := &redirect{xsks: xsks}
+	if r.prog, err = ebpf.NewProgram(spec); err != nil {
+		r.close()
+		return nil, fmt.Errorf("%+v", err)
+	}
+	flags := link.XDPDriverMode
+	if generic {
+		flags = link.XDPGenericMode
+	}
+	if r.link, err = link.AttachXDP(link.XDPOptions{Program: r.prog, Interface: ifindex, Flags: flags}); err != nil {
+		r.close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *redirect) register(q *Queue, slot int) error {
+	return r.xsks.Put(uint32(slot), uint32(q.FD()))
+}
+
+func (r *redirect) close() {
+	if r.link != nil {
+		r.link.Close()
+	}
+	if r.prog != nil {
+		r.prog.Close()
+	}
+	r.xsks.Close()
+}
+
+// end is one end of a veth pair with a program and a queue.
+type end struct {
+	ns *nstest.NS
+	*redirect
+	q *Queue
+}
+
+type pairOptions struct {
+	mtu, queues int
+	generic     bool
+	frags       bool
+	cfg         Config // both ends; Ifindex is filled in
+}
+
+// openEnd opens queue cfg.QueueID at one end.
+func openEnd(t testing.TB, ns *nstest.NS, o pairOptions) *end {
+	t.Helper()
+	e := &end{ns: ns}
+	if err := ns.Do(func() (err error) {
+		if e.redirect, err = attachRedirect(ns.Index, o.generic, o.frags); err != nil {
+			return err
+		}
+		e.q, err = e.open(o.cfg)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.q.Close(); err != nil {
+			t.Error(err)
+		}
+		e.redirect.close()
+	})
+	return e
+}
+
+// open opens a queue of the end's interface and registers it. It must run in
+// the namespace.
+func (e *end) open(cfg Config) (*Queue, error) {
+	cfg.Ifindex = e.ns.Index
+	q, err := Open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.register(q, cfg.QueueID); err != nil {
+		q.Close()
+		return nil, err
+	}
+	return q, nil
+}
+
+func openPair(t testing.TB, o pairOptions) (a, b *end) {
+	t.Helper()
+	na, nb := nstest.Pair(t, nstest.Options{MTU: o.mtu, Queues: o.queues})
+	a, b = openEnd(t, na, o), openEnd(t, nb, o)
+	return a, b
+}
+
+// header writes an Ethernet header from a to b.
+func header(buf []byte, to, from *nstest.NS) {
+	copy(buf, to.MAC)
+	copy(buf[6:], from.MAC)
+	binary.BigEndian.PutUint16(buf[12:], etherType)
+}
+
+// fillPattern writes bytes that depend on seed behind the header.
+func fillPattern(buf []byte, seed byte) {
+	for i := range buf {
+		buf[i] = byte(i)*7 + byte(i>>8)*13 + seed
+	}
+}
+
+// mustSend sends one frame of n bytes.
+func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
+	t.Helper()
+	addr, buf, ok := e.q.Alloc()
+	if !ok {
+		t.Fatal("no free chunk")
+	}
+	header(buf, to.ns, e.ns)
+	fillPattern(buf[14:n], seed)
+	if !e.q.Send(addr, n, false) {
+		t.Fatal("Send refused")
+	}
+	if err := e.q.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const patience = 5 * time.Second
+
+// eventually waits until ok.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v", what, patience)
+		}
+		time.Sleep(20 * time.Microsecond)
+	}
+}
+
+// receive waits for one whole frame and returns a copy; the chunks go back.
+func receive(t testing.TB, q *Queue) (data []byte, segs int) {
+	t.Helper()
+	frames := make([]Frame, 64)
+	n := 0
+	eventually(t, "a frame", func() bool {
+		// One frame only: take the smallest batch that holds it.
+		for k := 1; k <= len(frames) && n == 0 && q.Ready(); k++ {
+			if avail := int(q.rx.peek(uint32(k))); avail < k {
+				break
+			}
+			if q.rx.desc[(q.rx.tail+uint32(k)-1)&q.rx.mask].Options&pktContd == 0 {
+				n = q.Receive(frames[:k])
+			}
+		}
+		return n > 0
+	})
+	for i, f := range frames[:n] {
+		if f.More != (i < n-1) {
+			t.Fatalf("segment %d of %d: More is %v", i, n, f.More)
+		}
+		data = append(data, f.Data...)
+		q.Recycle(f.Addr)
+	}
+	q.Refill()
+	return data, n
+}
+
+// wantPattern checks a frame made by mustSend or its like.
+func wantPattern(t testing.TB, data []byte, n int, seed byte) {
+	t.Helper()
+	if len(data) != n {
+		t.Fatalf("got %d bytes, want %d", len(data), n)
+	}
+	want := make([]byte, n-14)
+	fillPattern(want, seed)
+	if !bytes.Equal(data[14:], want) {
+		t.Fatal("bytes differ")
+	}
+}
+
+func audit(t testing.TB, qs ...*Queue) {
+	t.Helper()
+	for _, q := range qs {
+		if err := q.Audit(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func stats(t testing.TB, q *Queue) Stats {
+	t.Helper()
+	s, err := q.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

@@ -1,0 +1,129 @@
+package xdpnic
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/asavie/xdp"
+	"golang.org/x/sys/unix"
+)
+
+// Frames of several segments, out and in, up to the largest MTU.
+func TestMultiBuffer(t *testing.T) {
+	for _, generic := range []bool{true, false} {
+		for _, tc := range []struct{ mtu, chunk int }{{1500, 2048}, {9000, 2048}, {9000, 4096}, {65535, 4096}} {
+			t.Run(fmt.Sprintf("generic=%v/mtu=%d/chunk=%d", generic, tc.mtu, tc.chunk), func(t *testing.T) {
+				a, b := openPair(t, pairOptions{mtu: tc.mtu, generic: generic, frags: true,
+					cfg: Config{MultiBuffer: true, ChunkSize: tc.chunk}})
+				_, rxCap := b.q.FrameCap()
+				for i, n := range []int{64, rxCap, rxCap + 1, tc.mtu / 2, tc.mtu, tc.mtu + 14} {
+					if n < 15 || n > tc.mtu+14 || (n+tc.chunk-1)/tc.chunk > MaxSegs {
+						continue
+					}
+					a.sendSegmented(t, b, n, byte(i))
+					data, segs := receive(t, b.q)
+					wantPattern(t, data, n, byte(i))
+					if want := (n + rxCap - 1) / rxCap; segs != want {
+						t.Errorf("%d bytes came in %d segments, want %d", n, segs, want)
+					}
+				}
+				eventually(t, "completions", func() bool { a.q.Reap(); return a.q.TxFree() == a.q.cfg.TxChunks })
+				audit(t, a.q, b.q)
+			})
+		}
+	}
+}
+
+// sendSegmented sends n bytes in as many chunks as it takes.
+func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
+	t.Helper()
+	flat := make([]byte, n)
+	header(flat, to.ns, e.ns)
+	fillPattern(flat[14:], seed)
+	var segs []xdp.Desc
+	for len(flat) > 0 {
+		addr, buf, ok := e.q.Alloc()
+		if !ok {
+			t.Fatal("no free chunk")
+		}
+		k := copy(buf, flat)
+		flat = flat[k:]
+		segs = append(segs, xdp.Desc{Addr: addr, Len: uint32(k)})
+	}
+	if !e.q.SendSegs(segs, false) {
+		t.Fatalf("SendSegs of %d segments refused", len(segs))
+	}
+	if err := e.q.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A header from a TX chunk and payload from registered memory make one frame
+// of up to 18 segments; with 19 it is refused here, before the kernel would
+// lose it without a word.
+func TestPayloadByReference(t *testing.T) {
+	for _, unaligned := range []bool{false, true} {
+		t.Run(fmt.Sprintf("unaligned=%v", unaligned), func(t *testing.T) {
+			mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
+			a, b := openPair(t, pairOptions{mtu: 9000, generic: true, frags: true,
+				cfg: Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}})
+			var q *Queue
+			if err := a.ns.Do(func() error {
+				a.q.Close()
+				q, err = a.open(Config{Memory: mem, MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned})
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer q.Close()
+			a.q = q
+			region := q.Info().PoolBytes
+			if unaligned {
+				region += 1000 // crosses chunks and pages
+			}
+			fillPattern(mem[region:region+17*400], 7)
+			addr, buf, _ := q.Alloc()
+			header(buf, b.ns, a.ns)
+			frame := func(segments int) []xdp.Desc {
+				segs := []xdp.Desc{{Addr: addr, Len: 14}}
+				for i := range segments - 1 {
+					at := region + i*400
+					if !unaligned {
+						at = region + i%5*400 // stay in a chunk
+					}
+					segs = append(segs, xdp.Desc{Addr: uint64(at), Len: 400})
+				}
+				return segs
+			}
+			if q.SendSegs(frame(MaxSegs+1), true) {
+				t.Fatal("19 segments taken")
+			}
+			if n := stats(t, q).TxRefused; n != 1 {
+				t.Fatalf("TxRefused = %d", n)
+			}
+			if !q.SendSegs(frame(MaxSegs), true) {
+				t.Fatal("18 segments refused")
+			}
+			if err := q.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			data, _ := receive(t, b.q)
+			if unaligned {
+				wantPattern(t, data, 14+17*400, 7)
+			} else if len(data) != 14+17*400 {
+				t.Fatalf("got %d bytes", len(data))
+			}
+			eventually(t, "completion", func() bool { q.Reap(); return !q.InFlight(addr) })
+			s := stats(t, q)
+			if s.KernelStats.Tx_invalid_descs != 0 || s.Completed != MaxSegs {
+				t.Fatalf("stats: %+v", s)
+			}
+			q.Release(addr)
+			audit(t, q)
+		})
+	}
+}

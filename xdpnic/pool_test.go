@@ -1,0 +1,327 @@
+package xdpnic
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/asavie/xdp"
+	"pgregory.net/rapid"
+)
+
+// Random traffic, in any order, against a model of who owns what: every chunk
+// has one owner after every step, and every chunk comes home in the end.
+func TestChunkOwnership(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg := Config{
+			ChunkSize: 2048, MultiBuffer: true,
+			RxChunks: rapid.IntRange(1, 9).Draw(t, "rx"), TxChunks: rapid.IntRange(1, 9).Draw(t, "tx"),
+			PoolOffset: 4096 * rapid.IntRange(0, 1).Draw(t, "offset"),
+		}
+		if cfg.Unaligned = rapid.Bool().Draw(t, "unaligned"); cfg.Unaligned {
+			cfg.ChunkSize = rapid.SampledFrom([]int{2048, 2560, 3000, 4096}).Draw(t, "size")
+		}
+		k := newFakeKernel(t, cfg, rapid.SampledFrom([]uint32{0, ^uint32(0) - 5}).Draw(t, "start"))
+		q := k.q
+		foreign := uint64(cfg.PoolOffset + (cfg.RxChunks+cfg.TxChunks)*cfg.ChunkSize + 4095&^4095)
+		var held []uint64 // ours: allocated, or retained and completed
+		var wired []xdp.Desc
+		retained := map[uint64]bool{} // in flight, ours afterwards
+		var leased []uint64
+		pick := func(t *rapid.T, list []uint64) int {
+			if len(list) == 0 {
+				t.Skip("none")
+			}
+			return rapid.IntRange(0, len(list)-1).Draw(t, "which")
+		}
+		drop := func(list *[]uint64, i int) uint64 {
+			v := (*list)[i]
+			*list = append((*list)[:i], (*list)[i+1:]...)
+			return v
+		}
+		complete := func(i int) {
+			d := wired[i]
+			wired = append(wired[:i], wired[i+1:]...)
+			k.complete(d.Addr)
+			if q.Reap() != 1 {
+				t.Fatal("Reap did not find the completion")
+			}
+			if retained[d.Addr] {
+				delete(retained, d.Addr)
+				held = append(held, d.Addr)
+			}
+			if d.Addr < foreign && q.InFlight(d.Addr) {
+				t.Fatal("in flight after completion")
+			}
+		}
+		transmit := func(max uint32) {
+			if q.pend > 0 {
+				q.publish()
+			}
+			wired = append(wired, k.transmit(max)...)
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"Alloc": func(t *rapid.T) {
+				free := q.TxFree()
+				addr, buf, ok := q.Alloc()
+				if ok != (free > 0) {
+					t.Fatalf("Alloc: %v with %d free", ok, free)
+				}
+				if ok {
+					if len(buf) != cfg.ChunkSize || cap(buf) != cfg.ChunkSize || &buf[0] != &q.pool.mem[addr] {
+						t.Fatal("buffer is not the chunk")
+					}
+					held = append(held, addr)
+				}
+			},
+			"Send": func(t *rapid.T) {
+				i := pick(t, held)
+				retain := rapid.Bool().Draw(t, "retain")
+				room := q.tx.refresh() - q.pend
+				if ok := q.Send(held[i], 64, retain); ok != (room > 0) {
+					t.Fatalf("Send: %v with room for %d", ok, room)
+				} else if ok {
+					addr := drop(&held, i)
+					if retain {
+						retained[addr] = true
+					}
+					if !q.InFlight(addr) || q.Send(addr, 64, retain) {
+						t.Fatal("a chunk in flight can be sent again")
+					}
+				}
+			},
+			"SendSegs": func(t *rapid.T) {
+				i := pick(t, held)
+				if q.tx.refresh()-q.pend < 2 {
+					t.Skip("ring full")
+				}
+				if q.SendSegs([]xdp.Desc{{Addr: held[i], Len: 64}, {Addr: held[i], Len: 1}}, false) {
+					t.Fatal("one chunk twice in a frame")
+				}
+				if !q.SendSegs([]xdp.Desc{{Addr: held[i], Len: 64}, {Addr: foreign, Len: 100}}, true) {
+					t.Fatal("SendSegs refused")
+				}
+				retained[drop(&held, i)] = true
+			},
+			"Release held": func(t *rapid.T) { q.Release(drop(&held, pick(t, held))) },
+			"Release in flight": func(t *rapid.T) {
+				for addr := range retained {
+					q.Release(addr)
+					delete(retained, addr)
+					return
+				}
+			},
+			"transmit": func(t *rapid.T) { transmit(rapid.Uint32Range(1, 4).Draw(t, "n")) },
+			"complete": func(t *rapid.T) {
+				if len(wired) > 0 {
+					complete(rapid.IntRange(0, len(wired)-1).Draw(t, "which"))
+				}
+			},
+			"deliver": func(t *rapid.T) {
+				k.deliver(rapid.SliceOfN(rapid.IntRange(14, 1700), 1, 4).Draw(t, "segments")...)
+			},
+			"Receive": func(t *rapid.T) {
+				frames := make([]Frame, rapid.IntRange(4, 8).Draw(t, "batch"))
+				n := q.Receive(frames)
+				for _, f := range frames[:n] {
+					leased = append(leased, f.Addr)
+				}
+				if n > 0 && frames[n-1].More {
+					t.Fatal("a frame was split")
+				}
+			},
+			"Recycle": func(t *rapid.T) { q.Recycle(drop(&leased, pick(t, leased))) },
+			"Refill":  func(*rapid.T) { q.Refill() },
+			"": func(t *rapid.T) {
+				if err := q.Audit(); err != nil {
+					t.Fatal(err)
+				}
+				if n := q.TxFree() + len(held) + int(q.pool.txOut); n != cfg.TxChunks {
+					t.Fatalf("%d TX chunks accounted for, want %d", n, cfg.TxChunks)
+				}
+			},
+		})
+		// All come home.
+		for q.Pending() > 0 {
+			transmit(1)
+		}
+		for len(wired) > 0 {
+			complete(0)
+		}
+		for _, addr := range held {
+			q.Release(addr)
+		}
+		if q.TxFree() != cfg.TxChunks {
+			t.Fatalf("%d of %d TX chunks free at the end", q.TxFree(), cfg.TxChunks)
+		}
+	})
+}
+
+// Wrong uses change nothing but the count, and Audit names the first.
+func TestAuditNamesViolations(t *testing.T) {
+	cfg := Config{ChunkSize: 2048, RxChunks: 2, TxChunks: 2}
+	for _, tc := range []struct {
+		name string
+		do   func(k *fakeKernel)
+		want string
+	}{
+		{"release twice", func(k *fakeKernel) {
+			addr, _, _ := k.q.Alloc()
+			k.q.Release(addr)
+			k.q.Release(addr)
+		}, `release of chunk at 0x1000, whose owner was "free"`},
+		{"release of an RX chunk", func(k *fakeKernel) { k.q.Release(0) }, `release of chunk at 0x0, whose owner was "fill"`},
+		{"release of nothing", func(k *fakeKernel) { k.q.Release(1 << 40) }, "which is no chunk"},
+		{"recycle without lease", func(k *fakeKernel) { k.q.Recycle(2048) }, `recycle of chunk at 0x800, whose owner was "fill"`},
+		{"recycle twice", func(k *fakeKernel) {
+			k.deliver(64)
+			var f [1]Frame
+			k.q.Receive(f[:])
+			k.q.Recycle(f[0].Addr)
+			k.q.Recycle(f[0].Addr)
+		}, "recycle of chunk"},
+		{"completion out of nowhere", func(k *fakeKernel) { k.complete(4096); k.q.Reap() }, "completion of chunk at 0x1000"},
+		{"lost chunk", func(k *fakeKernel) { k.q.pool.nfree-- }, "free stack: 1, but 2 chunks say so"},
+		{"chunk twice on the stack", func(k *fakeKernel) { k.q.pool.free[0] = k.q.pool.free[1] }, "free stack: chunk 2 twice"},
+		{"wrong kind", func(k *fakeKernel) { k.q.pool.own[0] = ownHeld }, "chunk 0 (2 RX, 2 TX chunks) has owner held"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			k := newFakeKernel(t, cfg, 0)
+			if err := k.q.Audit(); err != nil {
+				t.Fatal(err)
+			}
+			tc.do(k)
+			err := k.q.Audit()
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Fatalf("Audit: %v; want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// Frames that do not fit a batch stay whole for the next; those that fit none
+// are dropped, counted, and their chunks are not lost.
+func TestReceiveKeepsFramesWhole(t *testing.T) {
+	k := newFakeKernel(t, Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: 8, TxChunks: 1}, ^uint32(0)-2)
+	q := k.q
+	k.deliver(64)
+	k.deliver(1792, 1792, 100)
+	k.deliver(65)
+	frames := make([]Frame, 8)
+	var got []int
+	for _, batch := range []int{3, 2, 3, 8} {
+		n := q.Receive(frames[:batch])
+		got = append(got, n)
+		for _, f := range frames[:n] {
+			q.Recycle(f.Addr)
+		}
+	}
+	// 1; the frame of three does not fit two and is dropped; then the last.
+	if want := []int{1, 0, 1, 0}; !slices.Equal(got, want) {
+		t.Fatalf("Receive gave %v, want %v", got, want)
+	}
+	if q.n.rxTooManySegs != 1 || q.n.rxFrames != 2 || q.n.rxSegs != 2 {
+		t.Fatalf("counters: %+v", q.n)
+	}
+	q.Refill()
+	for range 8 {
+		if !k.deliver(64) {
+			t.Fatal("a chunk was lost")
+		}
+	}
+	audit(t, q)
+}
+
+// An entry that names memory which was not given to the kernel is dropped,
+// never handed out.
+func TestReceiveRefusesForeignMemory(t *testing.T) {
+	for _, addr := range []uint64{4096 + 256, 1 << 40, ^uint64(0), 2048 - 10} {
+		k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 2, TxChunks: 2}, 0)
+		k.rx.desc[0] = xdp.Desc{Addr: addr, Len: 64}
+		k.rx.submit(1)
+		k.deliver(64)
+		var frames [4]Frame
+		if n := k.q.Receive(frames[:]); n != 0 {
+			t.Fatalf("%#x: handed out", addr)
+		}
+		if n := k.q.Receive(frames[:]); addr != 2048-10 && n != 1 {
+			t.Fatalf("%#x: the frame behind is stuck", addr)
+		}
+		if k.q.n.rxBadEntries+k.q.n.rxTooManySegs == 0 {
+			t.Fatalf("%#x: not counted", addr)
+		}
+	}
+}
+
+// Send's and SendSegs' rules; a refused frame changes nothing.
+func TestSendRules(t *testing.T) {
+	k := newFakeKernel(t, Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: 2, TxChunks: 32}, 0)
+	q := k.q
+	addr, _, _ := q.Alloc()
+	other, _, _ := q.Alloc()
+	reg := q.pool.addr(34) // behind the pool
+	refused := uint64(0)
+	send := func(want bool, addr uint64, n int) {
+		t.Helper()
+		if q.Send(addr, n, false) != want {
+			t.Fatalf("Send(%#x, %d) = %v", addr, n, !want)
+		}
+		if !want {
+			refused++
+		}
+	}
+	segs := func(want bool, s ...xdp.Desc) {
+		t.Helper()
+		if q.SendSegs(s, false) != want {
+			t.Fatalf("SendSegs(%v) = %v", s, !want)
+		}
+		if !want {
+			refused++
+		}
+	}
+	d := func(addr uint64, n uint32) xdp.Desc { return xdp.Desc{Addr: addr, Len: n, Options: 99} }
+	send(false, addr, 13)
+	send(false, addr, -1)
+	send(false, addr, 2049)
+	send(false, addr+1, 2048)
+	send(false, 0, 64)          // an RX chunk
+	send(false, 1<<63, 64)      // nowhere
+	send(false, reg-2048*5, 64) // free
+	segs(false)
+	segs(false, d(addr, 64), d(other, 0))
+	segs(false, d(addr, 64), d(reg, 2049))
+	segs(false, d(addr, 64), d(reg+1, 2048)) // crosses a chunk boundary
+	segs(false, d(addr, 64), d(uint64(len(q.pool.mem)-1), 2))
+	segs(false, d(addr, 64), d(^uint64(0), 2))
+	segs(false, d(addr, 13))
+	many := []xdp.Desc{d(addr, 64)}
+	for range MaxSegs {
+		many = append(many, d(reg, 1))
+	}
+	segs(false, many...)
+	if q.n.txRefused != refused || q.Pending() != 0 || q.InFlight(addr) || q.InFlight(other) {
+		t.Fatalf("after refusals: %+v, pending %d", q.n, q.Pending())
+	}
+	audit(t, q)
+	segs(true, many[:MaxSegs]...)
+	send(true, other+100, 1948)
+	if q.Pending() != MaxSegs+1 {
+		t.Fatalf("pending %d", q.Pending())
+	}
+	q.publish()
+	for i, got := range k.transmit(100) {
+		want := uint32(pktContd)
+		if i >= MaxSegs-1 {
+			want = 0
+		}
+		if got.Options != want {
+			t.Fatalf("entry %d has options %d", i, got.Options)
+		}
+		k.complete(got.Addr)
+	}
+	q.Reap()
+	if q.TxFree() != 32 {
+		t.Fatalf("%d free", q.TxFree())
+	}
+	audit(t, q)
+}

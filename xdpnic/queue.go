@@ -1,0 +1,260 @@
+package xdpnic
+
+import (
+	"errors"
+
+	"github.com/asavie/xdp"
+	"golang.org/x/sys/unix"
+)
+
+// Frame is one received segment.
+type Frame struct {
+	Addr uint64 // address of Data in the UMEM; Recycle takes it
+	Data []byte // the bytes, in the UMEM; the caller's until Recycle
+	More bool   // the frame continues in the next segment (multi-buffer)
+}
+
+// Queue is one AF_XDP socket on one queue of an interface, with its rings and
+// its chunks. See the package comment for who may call what.
+type Queue struct {
+	// What each message touches, owner only.
+	pool *pool
+	tx   txRing
+	pend uint32 // entries written at tx.head, not published
+	zc   bool   // bound in zero-copy mode
+	sg   bool   // multi-buffer
+	fd   int
+	rx   rxRing
+	n    counters
+
+	// Facts, set by Open.
+	maxSegs int
+	cfg     Config
+	info    Info
+	txMem   ringMem
+	rxMem   ringMem
+	last    Stats // as of Close
+
+	// Any goroutine.
+	_    [64]byte
+	wait waiter
+}
+
+// Info is what Open has got. It does not change.
+type Info struct {
+	Ifindex, QueueID int
+	// Mode as far as the bind decides it: zero-copy, or the copying mode that
+	// Config.Mode led to.
+	Mode     Mode
+	Attempts []Attempt // the steps tried, with the reason for each better mode that was refused
+	ZeroCopy bool      // XDP_OPTIONS says so
+	// NeedWakeup: the kernel may ask for kicks; in copy mode every Flush kicks.
+	NeedWakeup  bool
+	MultiBuffer bool
+	Unaligned   bool
+	Shared      bool // uses the UMEM of another socket
+	Headroom    int  // bytes, beyond PacketHeadroom
+	MaxSegs     int  // entries of a frame sent
+	SendBuffer  int  // bytes, as the kernel counts them
+	TxBudget    int  // entries a kick
+	PoolOffset  int  // bytes
+	PoolBytes   int  // bytes
+	Features    Features
+	FeaturesErr error             // why Features is empty
+	Rings       xdp.SocketOptions // ring sizes, number of chunks, chunk size
+}
+
+// Open makes a socket on a queue: registers the memory, maps the four rings,
+// gives all RX chunks to the kernel, binds. Frames arrive once the caller has
+// put FD into the XSKMAP of an XDP program attached to the interface.
+//
+// Open works in the network namespace of the calling thread. It needs
+// CAP_NET_RAW, and CAP_IPC_LOCK or a sufficient RLIMIT_MEMLOCK. While the queue
+// is busy it tries again for Config.BusyTimeout. Errors are *OpError.
+func Open(cfg Config) (*Queue, error) {
+	cfg, err := cfg.WithDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Share != nil && cfg.Share.fd < 0 {
+		return nil, &OpError{Op: "share", Ifindex: cfg.Ifindex, Queue: cfg.QueueID, Err: ErrClosed}
+	}
+	q := newQueue(cfg)
+	if err := q.open(); err != nil {
+		q.Close()
+		return nil, err
+	}
+	return q, nil
+}
+
+func newQueue(cfg Config) *Queue {
+	q := &Queue{cfg: cfg, fd: -1}
+	q.wait.event = -1
+	q.shut()
+	return q
+}
+
+func (q *Queue) fail(op string, err error) error {
+	return &OpError{Op: op, Ifindex: q.cfg.Ifindex, Queue: q.cfg.QueueID, Err: err}
+}
+
+func (q *Queue) open() (err error) {
+	c := &q.cfg
+	if err := q.socket(); err != nil {
+		return err
+	}
+	var u *umem
+	if c.Share != nil {
+		u = c.Share.pool.umem
+	} else {
+		if u, err = newUmem(c.Memory, c.PoolBytes()); err != nil {
+			return q.fail("memory", err)
+		}
+		c.Memory = u.mem
+	}
+	q.pool = newPool(newGeometry(c.Memory, c.PoolOffset, c.ChunkSize, c.RxChunks, c.TxChunks))
+	q.pool.umem = u.get()
+	if c.Share == nil {
+		var flags uint32
+		if c.Unaligned {
+			flags = unix.XDP_UMEM_UNALIGNED_CHUNK_FLAG
+		}
+		if err := setUmem(q.fd, c.Memory, c.ChunkSize, c.Headroom, flags); err != nil {
+			return q.fail("umem", err)
+		}
+	}
+	if err := q.poolRings(); err != nil {
+		return err
+	}
+	if err := q.socketRings(); err != nil {
+		return err
+	}
+	q.pool.giveAll()
+	if err := q.bind(); err != nil {
+		return err
+	}
+	return q.describe()
+}
+
+// socket makes the socket and the event descriptor.
+func (q *Queue) socket() (err error) {
+	if q.fd, err = unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+		q.fd = -1
+		return q.fail("socket", err)
+	}
+	if q.wait.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		q.wait.event = -1
+		return q.fail("eventfd", err)
+	}
+	q.wait.fd = q.fd
+	return nil
+}
+
+// poolRings makes and maps the fill and completion rings.
+func (q *Queue) poolRings() error {
+	r := &q.cfg.Rings
+	if err := q.setInt("fill ring", unix.XDP_UMEM_FILL_RING, r.FillRingNumDescs); err != nil {
+		return err
+	}
+	if err := q.setInt("completion ring", unix.XDP_UMEM_COMPLETION_RING, r.CompletionRingNumDescs); err != nil {
+		return err
+	}
+	off, err := mmapOffsets(q.fd)
+	if err != nil {
+		return q.fail("ring offsets", err)
+	}
+	p := q.pool
+	p.fillMem, err = mapRing(q.fd, unix.XDP_UMEM_PGOFF_FILL_RING, off.Fr, r.FillRingNumDescs, addrSize)
+	if err != nil {
+		return q.fail("map fill ring", err)
+	}
+	p.compMem, err = mapRing(q.fd, unix.XDP_UMEM_PGOFF_COMPLETION_RING, off.Cr, r.CompletionRingNumDescs, addrSize)
+	if err != nil {
+		return q.fail("map completion ring", err)
+	}
+	p.fill, p.comp = p.fillMem.fill(), p.compMem.completion()
+	return nil
+}
+
+// socketRings makes and maps the RX and TX rings and sets the options that
+// belong to them.
+func (q *Queue) socketRings() error {
+	r := &q.cfg.Rings
+	if err := q.setInt("RX ring", unix.XDP_RX_RING, r.RxRingNumDescs); err != nil {
+		return err
+	}
+	if err := q.setInt("TX ring", unix.XDP_TX_RING, r.TxRingNumDescs); err != nil {
+		return err
+	}
+	off, err := mmapOffsets(q.fd)
+	if err != nil {
+		return q.fail("ring offsets", err)
+	}
+	if q.rxMem, err = mapRing(q.fd, unix.XDP_PGOFF_RX_RING, off.Rx, r.RxRingNumDescs, descSize); err != nil {
+		return q.fail("map RX ring", err)
+	}
+	if q.txMem, err = mapRing(q.fd, unix.XDP_PGOFF_TX_RING, off.Tx, r.TxRingNumDescs, descSize); err != nil {
+		return q.fail("map TX ring", err)
+	}
+	q.rx, q.tx = q.rxMem.rx(), q.txMem.tx()
+	return q.socketOptions()
+}
+
+func (q *Queue) setInt(op string, option, value int) error {
+	if err := unix.SetsockoptInt(q.fd, unix.SOL_XDP, option, value); err != nil {
+		return q.fail(op, err)
+	}
+	return nil
+}
+
+// FD is the socket's descriptor, to be put into an XSKMAP. It stays the
+// Queue's: do not close it. -1 after Close.
+func (q *Queue) FD() int { return q.fd }
+
+// Info is what Open has got. Any goroutine.
+func (q *Queue) Info() Info { return q.info }
+
+// Close gives everything back: the socket (which leaves the XSKMAPs and
+// unbinds), the rings, the memory that Open mapped. It wakes sleepers in Wait
+// and waits until they are gone. The caller removes its map entries first.
+// Sockets that share the pool go on with it; what of it lay in this socket's
+// rings comes back.
+//
+// Owner only, with no other goroutine in Ready. Afterwards every method is
+// harmless: nothing to receive, no room to send, ErrClosed. A second Close does
+// nothing.
+func (q *Queue) Close() error {
+	if q.wait.closed.Swap(true) {
+		return nil
+	}
+	q.wait.evict()
+	var errs []error
+	if q.fd >= 0 {
+		q.last, _ = q.Stats()
+		errs = append(errs, unix.Close(q.fd))
+		q.fd = -1
+	}
+	if q.wait.event >= 0 {
+		errs = append(errs, unix.Close(q.wait.event))
+		q.wait.event = -1
+	}
+	p := q.pool
+	p.users--
+	if p.users > 0 {
+		q.reclaim()
+	} else {
+		errs = append(errs, p.fillMem.unmap(), p.compMem.unmap(), p.umem.put())
+	}
+	errs = append(errs, q.txMem.unmap(), q.rxMem.unmap())
+	q.shut()
+	if err := errors.Join(errs...); err != nil {
+		return q.fail("close", err)
+	}
+	return nil
+}
+
+// shut puts rings and a pool in place that hold nothing.
+func (q *Queue) shut() {
+	q.tx, q.rx, q.pend = txRing{producer: shutProducer()}, rxRing{consumer: shutConsumer()}, 0
+	q.pool = newPool(geometry{size: 1, shift: 1})
+}

@@ -1,0 +1,148 @@
+package xdpnic
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/asavie/xdp"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+)
+
+// A queue opens again right after it was closed, although the kernel keeps it
+// busy for some milliseconds; while it is in use, Open says who holds it.
+func TestRebind(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	b := openEnd(t, nb, pairOptions{generic: true})
+	a := openEnd(t, na, pairOptions{generic: true})
+	for i := range 5 {
+		if err := a.q.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := na.Do(func() (err error) { a.q, err = a.open(Config{}); return err }); err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+		a.mustSend(t, b, 64, byte(i))
+		data, _ := receive(t, b.q)
+		wantPattern(t, data, 64, byte(i))
+	}
+	err := na.Do(func() error {
+		_, err := Open(Config{Ifindex: na.Index, BusyTimeout: -1})
+		return err
+	})
+	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
+		t.Fatalf("second Open: %v", err)
+	}
+}
+
+// After Close every call is harmless.
+func TestClosedQueue(t *testing.T) {
+	a, b := openPair(t, pairOptions{generic: true})
+	a.mustSend(t, b, 64, 1)
+	q := a.q
+	held, _, _ := q.Alloc()
+	for range 2 {
+		if err := q.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var frames [4]Frame
+	if _, _, ok := q.Alloc(); ok || q.Send(held, 64, false) || q.SendSegs([]xdp.Desc{{Addr: held, Len: 64}}, false) ||
+		q.Receive(frames[:]) != 0 || q.Ready() || q.Pending() != 0 || q.Reap() != 0 || q.InFlight(held) || q.TxFree() != 0 {
+		t.Error("a closed queue does something")
+	}
+	q.Release(held)
+	q.Recycle(0)
+	q.Refill()
+	q.Wake()
+	if err := q.Flush(); !errors.Is(err, ErrClosed) {
+		t.Errorf("Flush: %v", err)
+	}
+	if err := q.Wait(-1); !errors.Is(err, ErrClosed) {
+		t.Errorf("Wait: %v", err)
+	}
+	if _, err := q.Share(); !errors.Is(err, ErrClosed) {
+		t.Errorf("Share: %v", err)
+	}
+	if s := stats(t, q); s.TxFrames != 1 || q.FD() != -1 {
+		t.Errorf("stats: %+v", s)
+	}
+}
+
+// An interface that is down or gone is a real error with a remedy.
+func TestFlushErrors(t *testing.T) {
+	a, b := openPair(t, pairOptions{generic: true})
+	l, err := a.ns.Netlink().LinkByIndex(a.ns.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	send := func() error {
+		addr, buf, _ := a.q.Alloc()
+		header(buf, b.ns, a.ns)
+		a.q.Send(addr, 64, false)
+		return a.q.Flush()
+	}
+	if err := a.ns.Netlink().LinkSetDown(l); err != nil {
+		t.Fatal(err)
+	}
+	if err := send(); err != ErrLinkDown || !errors.Is(err, unix.ENETDOWN) || !strings.Contains(err.Error(), "set it up") {
+		t.Errorf("link down: %v", err)
+	}
+	if a.q.Pending() != 1 {
+		t.Errorf("pending %d", a.q.Pending())
+	}
+	if err := a.ns.Netlink().LinkSetUp(l); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "link up", func() bool { return a.q.Flush() == nil && a.q.Pending() == 0 })
+	if err := a.ns.Netlink().LinkDel(l); err != nil {
+		t.Fatal(err)
+	}
+	if err := send(); err != ErrGone || !errors.Is(err, unix.ENXIO) {
+		t.Errorf("link gone: %v", err)
+	}
+	audit(t, a.q)
+}
+
+// Sending and receiving allocate nothing.
+func TestNoAllocations(t *testing.T) {
+	a, b := openPair(t, pairOptions{generic: true, frags: true, cfg: Config{MultiBuffer: true}})
+	frames := make([]Frame, 32)
+	segs := make([]xdp.Desc, 2)
+	lost := 0
+	if n := testing.AllocsPerRun(200, func() {
+		addr, buf, _ := a.q.Alloc()
+		header(buf, b.ns, a.ns)
+		a.q.Send(addr, 64, false)
+		first, buf, _ := a.q.Alloc()
+		header(buf, b.ns, a.ns)
+		second, _, _ := a.q.Alloc()
+		segs[0], segs[1] = xdp.Desc{Addr: first, Len: 64}, xdp.Desc{Addr: second, Len: 100}
+		if !a.q.SendSegs(segs, true) || a.q.Flush() != nil {
+			lost++
+		}
+		if b.q.Wait(time.Second) != nil {
+			lost++
+		}
+		b.q.Wake()
+		n := b.q.Receive(frames)
+		for _, f := range frames[:n] {
+			b.q.Recycle(f.Addr)
+		}
+		b.q.Refill()
+		a.q.Reap()
+		a.q.Release(first)
+		a.q.Release(second)
+		a.q.Stats()
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if lost != 0 {
+		t.Errorf("%d errors", lost)
+	}
+}

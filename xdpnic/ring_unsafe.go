@@ -1,0 +1,83 @@
+package xdpnic
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/asavie/xdp"
+	"golang.org/x/sys/unix"
+)
+
+// ringNeedWakeup is the flag of <linux/if_xdp.h> in the flags word of the TX
+// and fill rings.
+const ringNeedWakeup = unix.XDP_RING_NEED_WAKEUP
+
+// ringMem is one mapped ring: indices and entries.
+type ringMem struct {
+	mem []byte
+	off unix.XDPRingOffset
+	n   uint32 // entries, a power of two
+}
+
+// mapRing maps one ring of the socket fd into memory.
+func mapRing(fd int, pgoff int64, off unix.XDPRingOffset, n, entrySize int) (ringMem, error) {
+	mem, err := unix.Mmap(fd, pgoff, int(off.Desc)+n*entrySize,
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		return ringMem{}, err
+	}
+	return ringMem{mem: mem, off: off, n: uint32(n)}, nil
+}
+
+func (m *ringMem) unmap() error {
+	if m.mem == nil {
+		return nil
+	}
+	err := unix.Munmap(m.mem)
+	m.mem = nil
+	return err
+}
+
+func (m *ringMem) word(off uint64) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&m.mem[off]))
+}
+
+func (m *ringMem) producer() producer {
+	p := producer{
+		prod: m.word(m.off.Producer), cons: m.word(m.off.Consumer),
+		flags: m.word(m.off.Flags), mask: m.n - 1,
+	}
+	p.head = p.prod.Load()
+	p.refresh()
+	return p
+}
+
+func (m *ringMem) consumer() consumer {
+	c := consumer{
+		prod: m.word(m.off.Producer), cons: m.word(m.off.Consumer), mask: m.n - 1,
+	}
+	c.tail = c.cons.Load()
+	c.seen = c.tail
+	return c
+}
+
+func (m *ringMem) descs() []xdp.Desc {
+	return unsafe.Slice((*xdp.Desc)(unsafe.Pointer(&m.mem[m.off.Desc])), m.n)
+}
+
+func (m *ringMem) addrs() []uint64 {
+	return unsafe.Slice((*uint64)(unsafe.Pointer(&m.mem[m.off.Desc])), m.n)
+}
+
+func (m *ringMem) tx() txRing     { return txRing{m.producer(), m.descs()} }
+func (m *ringMem) rx() rxRing     { return rxRing{m.consumer(), m.descs()} }
+func (m *ringMem) fill() fillRing { return fillRing{m.producer(), m.addrs()} }
+func (m *ringMem) completion() completionRing {
+	return completionRing{m.consumer(), m.addrs()}
+}
+
+// Bytes of an entry of the RX and TX rings, and of the other two.
+const (
+	descSize = int(unsafe.Sizeof(xdp.Desc{}))
+	addrSize = 8
+)

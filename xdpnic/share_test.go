@@ -1,0 +1,141 @@
+package xdpnic
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+)
+
+// Two sockets on one queue: each gets its own frames, completions come mixed,
+// and one chunk pool serves both, also after the first is closed.
+func TestSharedQueue(t *testing.T) {
+	a, b := openPair(t, pairOptions{generic: true, cfg: Config{TxChunks: 8, RxChunks: 8}})
+	var second *Queue
+	if err := a.ns.Do(func() (err error) { second, err = a.q.Share(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if !second.Info().Shared || second.FD() == a.q.FD() {
+		t.Fatalf("info: %+v", second.Info())
+	}
+	both := &end{ns: a.ns, redirect: a.redirect, q: second}
+	for i := range 4 {
+		a.mustSend(t, b, 64, byte(i))
+		data, _ := receive(t, b.q)
+		wantPattern(t, data, 64, byte(i))
+		both.mustSend(t, b, 65, byte(i))
+		data, _ = receive(t, b.q)
+		wantPattern(t, data, 65, byte(i))
+	}
+	eventually(t, "completions", func() bool { second.Reap(); return a.q.TxFree() == 8 && second.TxFree() == 8 })
+	audit(t, a.q, second)
+
+	// Frames go where the map says.
+	b.mustSend(t, a, 64, 1)
+	data, _ := receive(t, a.q)
+	wantPattern(t, data, 64, 1)
+	if err := a.register(second, 0); err != nil {
+		t.Fatal(err)
+	}
+	b.mustSend(t, a, 64, 2)
+	data, _ = receive(t, second)
+	wantPattern(t, data, 64, 2)
+
+	// The first socket is closed with frames in its rings; its chunks come back.
+	if err := a.register(a.q, 0); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 8 {
+		b.mustSend(t, a, 64, byte(i))
+	}
+	eventually(t, "frames", func() bool { return a.q.rx.peek(8) == 8 })
+	addr, _, _ := a.q.Alloc()
+	a.q.Send(addr, 64, false) // never flushed
+	if err := a.q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	audit(t, second)
+	if second.TxFree() != 8 {
+		t.Fatalf("%d of 8 chunks free", second.TxFree())
+	}
+	if err := a.register(second, 0); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 8 {
+		b.mustSend(t, a, 64, byte(i))
+		data, _ = receive(t, second)
+		wantPattern(t, data, 64, byte(i))
+	}
+	both.mustSend(t, b, 64, 9)
+	data, _ = receive(t, b.q)
+	wantPattern(t, data, 64, 9)
+	audit(t, second)
+}
+
+// Four queues of one interface in native mode, half of them on one UMEM; each
+// works by itself.
+func TestSeveralQueues(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{Queues: 4})
+	b := openEnd(t, nb, pairOptions{})
+	a := openEnd(t, na, pairOptions{})
+	base, err := Config{Ifindex: 1, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}.WithDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(-1, 0, 4*base.PoolBytes(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	var txq, rxq []*Queue
+	open := func(e *end, cfg Config) *Queue {
+		t.Helper()
+		var q *Queue
+		if err := e.ns.Do(func() (err error) { q, err = e.open(cfg); return err }); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { q.Close() })
+		return q
+	}
+	txq, rxq = append(txq, a.q), append(rxq, b.q)
+	for i := 1; i < 4; i++ {
+		txq = append(txq, open(a, Config{QueueID: i}))
+		cfg := Config{QueueID: i, Memory: mem, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}
+		if i > 1 {
+			cfg = Config{QueueID: i, Share: rxq[1], PoolOffset: (i - 1) * base.PoolBytes(), RxChunks: 16, TxChunks: 16}
+		}
+		rxq = append(rxq, open(b, cfg))
+	}
+	// veth keeps the queue: what is sent on queue i comes in on queue i.
+	for round := range 20 {
+		for i := range 4 {
+			seed := byte(round*4 + i)
+			(&end{ns: a.ns, q: txq[i]}).mustSend(t, b, 100, seed)
+			data, _ := receive(t, rxq[i])
+			wantPattern(t, data, 100, seed)
+		}
+	}
+	audit(t, txq...)
+	audit(t, rxq...)
+	for i, q := range rxq {
+		if s := stats(t, q); s.RxFrames != 20 {
+			t.Errorf("queue %d received %d frames", i, s.RxFrames)
+		}
+	}
+	// The same queue again is Queue.Share's business, and the error says so.
+	err = b.ns.Do(func() error {
+		_, err := Open(Config{Ifindex: b.ns.Index, QueueID: 1, Share: rxq[1], PoolOffset: 3 * base.PoolBytes(), RxChunks: 16, TxChunks: 16})
+		return err
+	})
+	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "Queue.Share") {
+		t.Errorf("second socket on the queue: %v", err)
+	}
+	err = b.ns.Do(func() error { _, err := Open(Config{Ifindex: b.ns.Index, QueueID: 4}); return err })
+	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "queue number") {
+		t.Errorf("queue 4 of 4: %v", err)
+	}
+}

@@ -1,0 +1,84 @@
+package xdpnic
+
+import (
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// setUmem registers mem as the UMEM of socket fd.
+func setUmem(fd int, mem []byte, chunk, headroom int, flags uint32) error {
+	reg := unix.XDPUmemReg{
+		Addr:     uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))),
+		Len:      uint64(len(mem)),
+		Size:     uint32(chunk),
+		Headroom: uint32(headroom),
+		Flags:    flags,
+	}
+	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_XDP, unix.XDP_UMEM_REG,
+		uintptr(unsafe.Pointer(&reg)), unsafe.Sizeof(reg), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func getXDP(fd, option int, value unsafe.Pointer, size uintptr) error {
+	n := uint32(size)
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_XDP, uintptr(option),
+		uintptr(value), uintptr(unsafe.Pointer(&n)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func mmapOffsets(fd int) (off unix.XDPMmapOffsets, err error) {
+	err = getXDP(fd, unix.XDP_MMAP_OFFSETS, unsafe.Pointer(&off), unsafe.Sizeof(off))
+	return off, err
+}
+
+func kernelStats(fd int) (s unix.XDPStatistics, err error) {
+	err = getXDP(fd, unix.XDP_STATISTICS, unsafe.Pointer(&s), unsafe.Sizeof(s))
+	return s, err
+}
+
+// zeroCopy asks XDP_OPTIONS what the bind has got.
+func zeroCopy(fd int) (bool, error) {
+	var flags uint32
+	err := getXDP(fd, unix.XDP_OPTIONS, unsafe.Pointer(&flags), unsafe.Sizeof(flags))
+	return flags&unix.XDP_OPTIONS_ZEROCOPY != 0, err
+}
+
+// pollIn sleeps until one of the two descriptors is readable or the time is
+// over (timeout < 0: no limit) and reports which are. It does not allocate.
+//
+// The system call is the plain ppoll(2), which writes the time left back into
+// ts (fs/select.c, poll_select_finish), so that going on after a signal does
+// not lengthen the sleep.
+func pollIn(fd1, fd2 int, timeout time.Duration) (in1, in2 bool, errno unix.Errno) {
+	fds := [2]unix.PollFd{
+		{Fd: int32(fd1), Events: unix.POLLIN},
+		{Fd: int32(fd2), Events: unix.POLLIN},
+	}
+	var ts unix.Timespec
+	var tsp *unix.Timespec
+	if timeout >= 0 {
+		ts = unix.NsecToTimespec(int64(timeout))
+		tsp = &ts
+	}
+	for {
+		_, _, errno = unix.Syscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fds[0])), 2,
+			uintptr(unsafe.Pointer(tsp)), 0, 0, 0)
+		if errno != unix.EINTR {
+			break
+		}
+	}
+	return fds[0].Revents != 0, fds[1].Revents != 0, errno
+}
+
+// pageAligned reports whether mem starts on a page of 4096 bytes.
+func pageAligned(mem []byte) bool {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(mem)))%pageSize == 0
+}

@@ -1,0 +1,96 @@
+package xdpnic
+
+import "github.com/asavie/xdp"
+
+// counters are the owner's own counts.
+type counters struct {
+	txFrames, txEntries, txKicks    uint64
+	txAgain, txNoMemory, txLostBusy uint64
+	txRefused                       uint64
+	rxFrames, rxSegs                uint64
+	rxTooManySegs, rxBadEntries     uint64
+}
+
+// Stats are the counts of a socket since Open. Those of the embedded xdp.Stats
+// count ring entries; KernelStats is XDP_STATISTICS. Filled, Completed and
+// ChunkErrors belong to the pool and are the same for all sockets that share
+// it.
+type Stats struct {
+	xdp.Stats
+
+	TxFrames   uint64 // frames taken by Send and SendSegs
+	TxKicks    uint64 // system calls made to send
+	TxAgain    uint64 // kicks that took only a part (EAGAIN)
+	TxNoMemory uint64 // kicks that ended for want of kernel memory (ENOBUFS, ENOMEM)
+	TxLostBusy uint64 // frames lost because the driver's queue was full (EBUSY)
+	TxRefused  uint64 // calls of Send and SendSegs refused because a rule was broken
+
+	RxFrames      uint64 // frames handed out by Receive
+	RxTooManySegs uint64 // frames dropped because they had more segments than the caller's batch
+	RxBadEntries  uint64 // frames dropped because an RX entry named memory that the kernel was not given
+
+	ChunkErrors uint64 // wrong uses of chunks; Audit names the first
+}
+
+// Stats reads the counters and the kernel's. After Close they are those of the
+// moment before. Owner only.
+func (q *Queue) Stats() (Stats, error) {
+	if q.fd < 0 {
+		return q.last, nil
+	}
+	p, n := q.pool, &q.n
+	s := Stats{
+		TxFrames: n.txFrames, TxKicks: n.txKicks, TxAgain: n.txAgain, TxNoMemory: n.txNoMemory,
+		TxLostBusy: n.txLostBusy, TxRefused: n.txRefused,
+		RxFrames: n.rxFrames, RxTooManySegs: n.rxTooManySegs, RxBadEntries: n.rxBadEntries,
+		ChunkErrors: p.wrongs,
+	}
+	s.Filled = p.filled - uint64(p.fill.left())
+	s.Received = n.rxSegs
+	s.Transmitted = n.txEntries - uint64(q.tx.left())
+	s.Completed = p.completed
+	var err error
+	if s.KernelStats, err = kernelStats(q.fd); err != nil {
+		return s, q.fail("XDP_STATISTICS", err)
+	}
+	return s, nil
+}
+
+// Counter is one count with its name and what it means.
+type Counter struct {
+	Name    string
+	Meaning string
+	Value   uint64
+	Drop    bool // each one is a frame that did not arrive or was not sent
+}
+
+// Each calls f for every counter, in a fixed order. No drop of this socket is
+// without a name here; frames that never came near it are counted elsewhere
+// (the program's counters; ethtool -S rx_queue_N_drops; ip -s link).
+func (s *Stats) Each(f func(Counter)) {
+	k := &s.KernelStats
+	for _, c := range []Counter{
+		{"tx_frames", "frames handed to Send and SendSegs", s.TxFrames, false},
+		{"tx_entries", "TX ring entries the kernel has taken", s.Transmitted, false},
+		{"tx_completed", "entries that came back on the completion ring", s.Completed, false},
+		{"tx_kicks", "system calls made to send", s.TxKicks, false},
+		{"tx_again", "kicks that took a part only: budget, send buffer, completion ring", s.TxAgain, false},
+		{"tx_no_memory", "kicks that found the kernel short of memory; nothing lost", s.TxNoMemory, false},
+		{"tx_lost_busy", "frames lost because the driver's queue was full or the frame too long for it", s.TxLostBusy, true},
+		{"tx_refused", "frames refused by Send and SendSegs because they break a rule", s.TxRefused, true},
+		{"tx_invalid_descs", "TX entries dropped by the kernel as invalid", k.Tx_invalid_descs, true},
+		{"tx_ring_empty_descs", "times the kernel found no more on the TX ring", k.Tx_ring_empty_descs, false},
+		{"rx_frames", "frames handed out by Receive", s.RxFrames, false},
+		{"rx_segments", "RX ring entries handed out by Receive", s.Received, false},
+		{"rx_filled", "fill ring entries the kernel has taken", s.Filled, false},
+		{"rx_dropped", "frames dropped for want of fill chunks (rx_fill_ring_empty_descs of them, and those of several segments), or longer than a chunk without multi-buffer", k.Rx_dropped, true},
+		{"rx_fill_ring_empty_descs", "times a chunk was wanted and the fill ring was empty; contained in rx_dropped", k.Rx_fill_ring_empty_descs, false},
+		{"rx_ring_full", "frames dropped because the RX ring was full", k.Rx_ring_full, true},
+		{"rx_invalid_descs", "fill ring entries dropped by the kernel as invalid", k.Rx_invalid_descs, false},
+		{"rx_too_many_segs", "frames dropped because they had more segments than the caller's batch", s.RxTooManySegs, true},
+		{"rx_bad_entries", "frames dropped because an RX entry named memory the kernel was not given", s.RxBadEntries, true},
+		{"chunk_errors", "wrong uses of chunks by the program; Audit names the first", s.ChunkErrors, false},
+	} {
+		f(c)
+	}
+}

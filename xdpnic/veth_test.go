@@ -1,0 +1,308 @@
+package xdpnic
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/asavie/xdp"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"viaxdp/internal/nstest"
+)
+
+// Frames there and back, in both copying modes and with all kinds of chunks:
+// each byte is checked, and every chunk comes home.
+func TestEcho(t *testing.T) {
+	for _, generic := range []bool{true, false} {
+		for _, tc := range []struct {
+			name string
+			cfg  Config
+		}{
+			{"aligned 2048", Config{}},
+			{"aligned 4096", Config{ChunkSize: 4096}},
+			{"headroom", Config{Headroom: 128, ChunkSize: 2048}},
+			{"unaligned 2048", Config{Unaligned: true, ChunkSize: 2048}},
+			{"unaligned 3000", Config{Unaligned: true, ChunkSize: 3000}},
+			{"multi-buffer", Config{MultiBuffer: true}},
+			{"small rings", Config{RxChunks: 8, TxChunks: 4}},
+		} {
+			t.Run(fmt.Sprintf("generic=%v/%s", generic, tc.name), func(t *testing.T) {
+				a, b := openPair(t, pairOptions{generic: generic, frags: tc.cfg.MultiBuffer, cfg: tc.cfg})
+				for i, n := range []int{14, 15, 60, 64, 512, 1514} {
+					a.mustSend(t, b, n, byte(i))
+					data, _ := receive(t, b.q)
+					wantPattern(t, data, n, byte(i))
+					b.mustSend(t, a, n, byte(i)+100)
+					data, _ = receive(t, a.q)
+					wantPattern(t, data, n, byte(i)+100)
+				}
+				for _, e := range []*end{a, b} {
+					eventually(t, "completions", func() bool { e.q.Reap(); return e.q.TxFree() == e.q.cfg.TxChunks })
+					s := stats(t, e.q)
+					if s.TxFrames != 6 || s.RxFrames != 6 || s.Transmitted != 6 || s.Completed != 6 || s.Received != 6 {
+						t.Errorf("counters: %+v", s)
+					}
+					s.Each(func(c Counter) {
+						if c.Drop && c.Value != 0 {
+							t.Errorf("%s = %d", c.Name, c.Value)
+						}
+					})
+					info := e.q.Info()
+					if info.Mode != ModeNative || info.ZeroCopy || len(info.Attempts) != 2 ||
+						!errors.Is(info.Attempts[0].Err, unix.EOPNOTSUPP) {
+						t.Errorf("info: %+v", info)
+					}
+				}
+				audit(t, a.q, b.q)
+			})
+		}
+	}
+}
+
+// Random traffic both ways, with retained chunks: afterwards every chunk is
+// where it was.
+func TestRandomTraffic(t *testing.T) {
+	a, b := openPair(t, pairOptions{generic: true, cfg: Config{RxChunks: 16, TxChunks: 16}})
+	ends := []*end{a, b}
+	rapid.Check(t, func(rt *rapid.T) {
+		kept := map[*end][]uint64{}
+		leases := map[*end][]uint64{}
+		frames := make([]Frame, 8)
+		rt.Repeat(map[string]func(*rapid.T){
+			"send": func(rt *rapid.T) {
+				i := rapid.IntRange(0, 1).Draw(rt, "end")
+				e, to := ends[i], ends[1-i]
+				for range rapid.IntRange(1, 20).Draw(rt, "n") {
+					addr, buf, ok := e.q.Alloc()
+					if !ok {
+						break
+					}
+					header(buf, to.ns, e.ns)
+					retain := rapid.Bool().Draw(rt, "retain")
+					if !e.q.Send(addr, rapid.IntRange(14, 1514).Draw(rt, "size"), retain) {
+						e.q.Release(addr)
+					} else if retain {
+						kept[e] = append(kept[e], addr)
+					}
+				}
+				if err := e.q.Flush(); err != nil {
+					rt.Fatal(err)
+				}
+			},
+			"send again": func(rt *rapid.T) {
+				e := ends[rapid.IntRange(0, 1).Draw(rt, "end")]
+				for _, addr := range kept[e] {
+					free := !e.q.InFlight(addr)
+					if ok := e.q.Send(addr, 64, true); ok && !free {
+						rt.Fatal("sent while in flight")
+					}
+				}
+				e.q.Flush()
+			},
+			"release": func(*rapid.T) {
+				for _, e := range ends {
+					for _, addr := range kept[e] {
+						e.q.Release(addr)
+					}
+					kept[e] = nil
+				}
+			},
+			"receive": func(rt *rapid.T) {
+				e := ends[rapid.IntRange(0, 1).Draw(rt, "end")]
+				for _, f := range frames[:e.q.Receive(frames)] {
+					leases[e] = append(leases[e], f.Addr)
+				}
+			},
+			"recycle": func(*rapid.T) {
+				for _, e := range ends {
+					for _, addr := range leases[e] {
+						e.q.Recycle(addr)
+					}
+					leases[e] = nil
+					e.q.Refill()
+				}
+			},
+			"": func(rt *rapid.T) {
+				for _, e := range ends {
+					if err := e.q.Audit(); err != nil {
+						rt.Fatal(err)
+					}
+				}
+			},
+		})
+		for _, e := range ends {
+			for _, addr := range kept[e] {
+				e.q.Release(addr)
+			}
+			for _, addr := range leases[e] {
+				e.q.Recycle(addr)
+			}
+			for n := 1; n > 0; {
+				n = e.q.Receive(frames)
+				for _, f := range frames[:n] {
+					e.q.Recycle(f.Addr)
+				}
+			}
+			e.q.Refill()
+			eventually(t, "completions", func() bool { e.q.Flush(); return e.q.TxFree() == 16 })
+			if err := e.q.Audit(); err != nil {
+				rt.Fatal(err)
+			}
+		}
+	})
+}
+
+// A retained chunk stays the caller's over its completions and can be sent
+// again; Release gives it back, at once or on completion.
+func TestRetain(t *testing.T) {
+	a, b := openPair(t, pairOptions{generic: true, cfg: Config{TxChunks: 2}})
+	q := a.q
+	addr, buf, _ := q.Alloc()
+	header(buf, b.ns, a.ns)
+	fillPattern(buf[14:64], 3)
+	for range 3 {
+		if !q.Send(addr, 64, true) {
+			t.Fatal("refused")
+		}
+		if !q.InFlight(addr) {
+			t.Fatal("not in flight after Send")
+		}
+		if err := q.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		data, _ := receive(t, b.q)
+		wantPattern(t, data, 64, 3)
+		eventually(t, "completion", func() bool { q.Reap(); return !q.InFlight(addr) })
+		if q.TxFree() != 1 {
+			t.Fatalf("%d free: a retained chunk was given away", q.TxFree())
+		}
+	}
+	q.Send(addr, 64, true)
+	q.Release(addr) // not yet published even
+	if q.TxFree() != 1 {
+		t.Fatal("freed under the kernel")
+	}
+	q.Flush()
+	eventually(t, "completion", func() bool { q.Reap(); return q.TxFree() == 2 })
+	addr, _, _ = q.Alloc()
+	q.Release(addr)
+	if q.TxFree() != 2 {
+		t.Fatal("not freed")
+	}
+	audit(t, q)
+}
+
+// Every frame that is lost at the receiver has a name there.
+func TestDropsHaveNames(t *testing.T) {
+	drops := func(s Stats) map[string]uint64 {
+		m := map[string]uint64{}
+		s.Each(func(c Counter) {
+			if c.Value != 0 && (c.Drop || strings.HasPrefix(c.Name, "rx_fill_ring_empty")) {
+				m[c.Name] = c.Value
+			}
+		})
+		return m
+	}
+	for _, tc := range []struct {
+		name   string
+		frags  bool
+		mtu    int
+		a, b   Config
+		frames int
+		size   int
+		want   map[string]uint64
+	}{
+		{"fill ring empty", false, 1500, Config{}, Config{RxChunks: 4, Rings: xdp.SocketOptions{RxRingNumDescs: 64}}, 10, 64,
+			map[string]uint64{"rx_dropped": 6, "rx_fill_ring_empty_descs": 6}},
+		{"RX ring full", false, 1500, Config{}, Config{RxChunks: 64, Rings: xdp.SocketOptions{RxRingNumDescs: 4}}, 10, 64,
+			map[string]uint64{"rx_ring_full": 6}},
+		{"longer than a chunk", true, 3000, Config{ChunkSize: 4096}, Config{ChunkSize: 2048}, 3, 2000,
+			map[string]uint64{"rx_dropped": 3}},
+		{"fill ring too short for a frame", true, 3000, Config{ChunkSize: 4096},
+			Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: 1, Rings: xdp.SocketOptions{RxRingNumDescs: 64}}, 2, 2000,
+			map[string]uint64{"rx_dropped": 2}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			na, nb := nstest.Pair(t, nstest.Options{MTU: tc.mtu})
+			a := openEnd(t, na, pairOptions{generic: true, frags: tc.frags, cfg: tc.a})
+			b := openEnd(t, nb, pairOptions{generic: true, frags: tc.frags, cfg: tc.b})
+			for range tc.frames {
+				a.mustSend(t, b, tc.size, 1)
+			}
+			eventually(t, "completions", func() bool { a.q.Reap(); return a.q.TxFree() == DefaultChunks })
+			if got := drops(stats(t, b.q)); fmt.Sprint(got) != fmt.Sprint(tc.want) {
+				t.Errorf("receiver's drops: %v, want %v", got, tc.want)
+			}
+			if got := drops(stats(t, a.q)); len(got) != 0 {
+				t.Errorf("sender's drops: %v", got)
+			}
+			audit(t, a.q, b.q)
+		})
+	}
+}
+
+// Many frames with one Flush arrive all: the kernel takes them in several
+// kicks, and with the default send buffer none is lost on the way.
+func TestBurst(t *testing.T) {
+	for _, generic := range []bool{true, false} {
+		for _, budget := range []int{-1, 0} {
+			t.Run(fmt.Sprintf("generic=%v/budget=%d", generic, budget), func(t *testing.T) {
+				a, b := openPair(t, pairOptions{generic: generic, cfg: Config{TxBudget: budget}})
+				for range DefaultChunks {
+					addr, buf, _ := a.q.Alloc()
+					header(buf, b.ns, a.ns)
+					a.q.Send(addr, 64, false)
+				}
+				if a.q.Pending() != DefaultChunks {
+					t.Fatalf("pending %d", a.q.Pending())
+				}
+				flushes := uint64(0)
+				eventually(t, "all taken", func() bool {
+					flushes++
+					if err := a.q.Flush(); err != nil {
+						t.Fatal(err)
+					}
+					return a.q.Pending() == 0
+				})
+				frames := make([]Frame, 64)
+				got := 0
+				eventually(t, "all received", func() bool { got += b.q.Receive(frames); return got == DefaultChunks })
+				s := stats(t, a.q)
+				if s.TxLostBusy != 0 || s.Transmitted != DefaultChunks {
+					t.Errorf("%+v", s)
+				}
+				budget := a.q.Info().TxBudget
+				if s.TxKicks < uint64(DefaultChunks/budget) || s.TxKicks <= flushes || s.TxAgain == 0 {
+					t.Errorf("%d flushes, %d kicks of %d entries, %d again", flushes, s.TxKicks, budget, s.TxAgain)
+				}
+			})
+		}
+	}
+}
+
+// A frame that the driver refuses (here: longer than the interface takes) is
+// lost and counted; those around it arrive, and all chunks come back.
+func TestLostFrameIsCounted(t *testing.T) {
+	a, b := openPair(t, pairOptions{generic: true})
+	for _, n := range []int{64, 1700, 65, 66, 1700} {
+		addr, buf, _ := a.q.Alloc()
+		header(buf, b.ns, a.ns)
+		fillPattern(buf[14:n], byte(n))
+		a.q.Send(addr, n, false)
+	}
+	if err := a.q.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{64, 65, 66} {
+		data, _ := receive(t, b.q)
+		wantPattern(t, data, n, byte(n))
+	}
+	eventually(t, "completions", func() bool { a.q.Reap(); return a.q.TxFree() == DefaultChunks })
+	if s := stats(t, a.q); s.TxLostBusy != 2 || s.Transmitted != 5 || s.Completed != 5 || a.q.Pending() != 0 {
+		t.Errorf("%+v, pending %d", s, a.q.Pending())
+	}
+	audit(t, a.q)
+}
