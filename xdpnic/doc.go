@@ -39,9 +39,9 @@
 // lock. Alloc, Send, SendSegs, Release, InFlight, Pending, Flush, Reap,
 // Receive, Recycle, Refill, TxFree, Stats, Audit, Share and Close are the
 // owner's. Sockets made by Share have one owner together. Ready, Wait, Wake,
-// FrameCap, RxChunks and Info may be called from any goroutine, Ready not
-// beside Close. Open may be called from anywhere; it works in the network
-// namespace of the calling thread.
+// FrameCap, RxChunks and Info may be called from any goroutine at any time,
+// beside Close and after it, too. Open may be called from anywhere; it works in
+// the network namespace of the calling thread.
 //
 // On the owner's path there is no allocation, no lock, no logging and no system
 // call but the kick in Flush.

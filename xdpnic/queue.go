@@ -38,6 +38,7 @@ type Queue struct {
 	// Any goroutine.
 	_    [64]byte
 	wait waiter
+	look consumer // the RX ring's indices, for Ready; not changed by Close
 }
 
 // Info is what Open has got. It does not change.
@@ -90,6 +91,7 @@ func Open(cfg Config) (*Queue, error) {
 func newQueue(cfg Config) *Queue {
 	q := &Queue{cfg: cfg, fd: -1}
 	q.wait.event = -1
+	q.look = shutConsumer()
 	q.shut()
 	return q
 }
@@ -197,6 +199,7 @@ func (q *Queue) socketRings() error {
 		return q.fail("map TX ring", err)
 	}
 	q.rx, q.tx = q.rxMem.rx(), q.txMem.tx()
+	q.look = q.rx.consumer
 	return q.socketOptions()
 }
 
@@ -245,7 +248,7 @@ func (q *Queue) Close() error {
 	} else {
 		errs = append(errs, p.fillMem.unmap(), p.compMem.unmap(), p.umem.put())
 	}
-	errs = append(errs, q.txMem.unmap(), q.rxMem.unmap())
+	errs = append(errs, q.txMem.unmap(), q.rxMem.blank(q))
 	q.shut()
 	if err := errors.Join(errs...); err != nil {
 		return q.fail("close", err)

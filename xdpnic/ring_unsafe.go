@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -36,6 +37,23 @@ func (m *ringMem) unmap() error {
 	err := unix.Munmap(m.mem)
 	m.mem = nil
 	return err
+}
+
+// blank puts zeros in the place of a mapped ring: the kernel's ring is let go of
+// at once, while who looks at its indices at this moment, or later, finds an
+// empty ring and no fault. The zeros go with owner.
+func (m *ringMem) blank(owner *Queue) error {
+	if m.mem == nil {
+		return nil
+	}
+	mem := m.mem
+	m.mem = nil
+	if _, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED); err != nil {
+		return err
+	}
+	runtime.AddCleanup(owner, func(mem []byte) { unix.Munmap(mem) }, mem)
+	return nil
 }
 
 func (m *ringMem) word(off uint64) *atomic.Uint32 {

@@ -141,9 +141,9 @@ type waiter struct {
 	event   int          // eventfd(2)
 }
 
-// Ready reports whether the RX ring holds an entry. Any goroutine, but not
-// beside Close; two loads, no system call.
-func (q *Queue) Ready() bool { return q.rx.ready() }
+// Ready reports whether the RX ring holds an entry; never after Close. Any
+// goroutine, also beside Close; two loads, no system call.
+func (q *Queue) Ready() bool { return q.look.ready() }
 
 // Wait sleeps in poll(2) until the RX ring holds an entry, until Wake, or until
 // the time is over (timeout < 0: for ever, 0: do not sleep). It returns nil in
@@ -163,7 +163,7 @@ func (q *Queue) Wait(timeout time.Duration) error {
 	if w.closed.Load() {
 		return ErrClosed
 	}
-	if w.woken.Swap(false) || q.rx.ready() || timeout == 0 {
+	if w.woken.Swap(false) || q.look.ready() || timeout == 0 {
 		return nil
 	}
 	_, event, errno := pollIn(w.fd, w.event, timeout)
