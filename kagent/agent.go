@@ -1,0 +1,135 @@
+package kagent
+
+import (
+	"context"
+	"net/netip"
+
+	"viaxdp/wire"
+)
+
+// Agent is what a NIC needs from its Kernel Agent. [Local] is the one in the
+// program's own process; package kagenttest has one in memory.
+//
+// Every method may be called by any goroutine at any time. After Close all of
+// them fail with an error that wraps [ErrClosed], calls that are under way
+// included.
+type Agent interface {
+	// Link describes the interface as it is now.
+	Link() Link
+
+	// NewVI hands out a VI number: the index in the VI table in the low 16
+	// bits, never 0, and a generation above them, so that a number does not
+	// come back for long. It fails with ErrNoVI when the table is full.
+	NewVI() (num uint32, err error)
+	// FreeVI gives a number back, its entry removed. A number that is not
+	// handed out is ignored.
+	FreeVI(num uint32)
+
+	// Enter makes the demux program pass frames for VI num that carry key
+	// and come from peer to this agent's queue. Entering again replaces.
+	Enter(num uint32, key uint64, peer netip.Addr) error
+	// Remove ends that; the VI keeps its number. Removing what was not
+	// entered is no error.
+	Remove(num uint32) error
+
+	// Listen takes requests to local's discriminator, which it matches
+	// byte for byte, and, unless local.Host is the zero Addr, to that
+	// address only, until the Listener is closed. A second Listen with the
+	// same address and discriminator fails with ErrListening.
+	Listen(local Address) (*Listener, error)
+	// Wait is VipConnectWait: it returns one request to local's
+	// discriminator. Requests that come when nobody waits are answered
+	// with "no match" at once. Several waits, also for the same
+	// discriminator, may be under way; each gets a request of its own,
+	// the longest waiting first.
+	Wait(ctx context.Context, local Address) (*Incoming, error)
+	// Request is VipConnectRequest: it asks for a connection with remote
+	// and returns the Answer when the other side has accepted. local.Disc
+	// is told to the other side, local.Host is the source address to use
+	// (the zero Addr: the route's). The connection stands when the caller
+	// has confirmed the Answer.
+	//
+	// It fails with ErrNoMatch, an error that wraps ErrRejected
+	// (*RejectedError), ErrUnreachable, ErrTimeout when the deadline of
+	// ctx passes, or ctx's error when it is cancelled.
+	Request(ctx context.Context, local, remote Address, o Offer) (*Answer, error)
+
+	// Path finds the way to peer: it asks the kernel for route and
+	// neighbour, has the neighbour resolved and waits for that. local is
+	// the source address to use; the zero Addr leaves it to the route.
+	// ErrUnreachable: no route, or the neighbour does not answer.
+	Path(ctx context.Context, local, peer netip.Addr) (Path, error)
+
+	// Close ends everything that the agent has under way, takes its VIs out
+	// of the VI table and frees what it holds. The program must have
+	// stopped using queue and arena.
+	Close() error
+}
+
+// Address is one end of a connection as programs name it: a host and a
+// discriminator of at most wire.CMMaxDisc bytes, which may be empty.
+type Address struct {
+	Host netip.Addr
+	Disc []byte
+}
+
+// Offer is what one side of a connection tells the other about its VI.
+type Offer struct {
+	VI          uint32 // VI number for frames to this side
+	Key         uint64 // key that those frames must carry; NewKey
+	Seq         uint32 // first sequence number that this side will use; NewSeq
+	Window      uint16 // frames that this side can take at first
+	MaxPayload  uint16 // bytes of UDP payload of the largest frame this side takes
+	Level       uint8  // reliability level as VIPL numbers them: 1, 2 or 4
+	RDMAWrite   bool   // this side's VI takes RDMA writes
+	RDMARead    bool   // this side's VI serves RDMA reads
+	MaxTransfer uint32 // bytes of the longest message
+	QoS         uint32
+}
+
+// Link describes an agent's interface.
+type Link struct {
+	Name  string
+	Index int
+	MAC   [6]byte
+	MTU   int  // bytes of the largest IP packet
+	Up    bool // administratively up, with carrier
+	IPv4  []netip.Addr
+	IPv6  []netip.Addr // global addresses first, link-local ones last, no zones
+	Queue int          // the RX/TX queue that this agent leases
+}
+
+// Addr is the address by which programs know the interface when they name
+// none: the first IPv4 address, else the first IPv6 address, else the zero Addr.
+func (l *Link) Addr() netip.Addr {
+	for _, a := range [][]netip.Addr{l.IPv4, l.IPv6} {
+		if len(a) > 0 {
+			return a[0]
+		}
+	}
+	return netip.Addr{}
+}
+
+// Has tells whether a is one of the interface's addresses.
+func (l *Link) Has(a netip.Addr) bool {
+	a = plain(a)
+	for _, list := range [][]netip.Addr{l.IPv4, l.IPv6} {
+		for _, x := range list {
+			if x == a {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Path is the way of frames to a peer. Its Link goes into wire.NewTemplate.
+type Path struct {
+	wire.Link      // hardware addresses, IP addresses, UDP port
+	MTU       int  // bytes of the largest IP packet on this way
+	Loopback  bool // the peer is this interface itself
+}
+
+// plain is the one form in which addresses are compared: no IPv4 mapped into
+// IPv6, no zone (the interface is known).
+func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

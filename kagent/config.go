@@ -1,0 +1,100 @@
+package kagent
+
+import (
+	"fmt"
+
+	"viaxdp/bpf"
+	"viaxdp/hugepages"
+	"viaxdp/wire"
+	"viaxdp/xdpnic"
+)
+
+// DefaultArena is the size of the registered memory in bytes, the pool of
+// chunks at its start included.
+const DefaultArena = 64 << 20
+
+// AnyQueue takes the first queue that is free.
+const AnyQueue = -1
+
+// Config says which interface to open and how. All fields but Interface may be
+// zero.
+type Config struct {
+	Interface string // name in the network namespace of the calling thread
+	Queue     int    // RX/TX queue, or AnyQueue
+	// ShareQueue takes part in the lease of another Local of this process
+	// when no queue is free: both then return the same Queue and Arena, and
+	// sizes and modes are those of the first.
+	ShareQueue bool
+
+	// Mode is the best data path to try, ModeAuto the fastest known for the
+	// driver. With RequireMode, Open fails rather than take a lesser one.
+	Mode        xdpnic.Mode
+	RequireMode bool
+
+	ArenaBytes int              // bytes of registered memory, all of it UMEM; 0: DefaultArena
+	Hugepages  hugepages.Policy // whether it must lie, or must not, on hugepages
+	ChunkSize  int              // bytes; 0: by the MTU
+	RxChunks   int              // 0: xdpnic.DefaultChunks
+	TxChunks   int              // 0: xdpnic.DefaultChunks
+	// MultiBuffer allows frames of several segments, in both directions. On
+	// veth it costs about a fifth of the speed of short frames.
+	MultiBuffer bool
+
+	MaxVIs int    // size of the VI table, one table for an interface; 0: DefaultMaxVIs
+	Port   uint16 // UDP port; 0: wire.Port. Peers must use the same.
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.ArenaBytes == 0 {
+		c.ArenaBytes = DefaultArena
+	}
+	if c.MaxVIs == 0 {
+		c.MaxVIs = DefaultMaxVIs
+	}
+	if c.Port == 0 {
+		c.Port = wire.Port
+	}
+	var err error
+	switch {
+	case c.Interface == "":
+		err = fmt.Errorf("no interface is named")
+	case c.Queue < AnyQueue:
+		err = fmt.Errorf("queue %d: want a number from 0, or AnyQueue", c.Queue)
+	case c.MaxVIs < 2 || c.MaxVIs > 1<<16:
+		err = fmt.Errorf("MaxVIs is %d, want 2 to %d", c.MaxVIs, 1<<16)
+	case c.ArenaBytes < 0:
+		err = fmt.Errorf("an arena of %d bytes", c.ArenaBytes)
+	}
+	if err != nil {
+		return c, &OpError{Op: "open", Link: c.Interface, Err: err}
+	}
+	return c, nil
+}
+
+// Info says what Open got. It does not change.
+type Info struct {
+	Interface string
+	Index     int
+	Driver    string // name of the interface's driver; empty if it tells none
+	Bus       string // bus address of the NIC; empty for virtual ones
+	Queue     int
+	Queues    int // queues that AF_XDP sockets can be bound to
+	MTU       int // bytes, when opened
+
+	Mode     xdpnic.Mode      // reached
+	Attempts []xdpnic.Attempt // every step of the ladder, with the reason where it was refused
+	Notes    []string         // what the user of this interface should know
+
+	NIC    xdpnic.Info
+	Arena  hugepages.Info
+	MaxVIs int
+	Port   uint16
+}
+
+// attachMode is how the program must be attached for a data path.
+func attachMode(m xdpnic.Mode) bpf.Mode {
+	if m.Generic() {
+		return bpf.Generic
+	}
+	return bpf.Native
+}

@@ -1,0 +1,94 @@
+// Package kagent is the Kernel Agent: what a VI provider needs that takes
+// privilege or exists once on an interface. It opens the interface, leases a
+// queue, makes the registered memory, numbers VIs, keeps the VI table of the
+// demux program, and manages connections. No message of a connected VI
+// passes through here.
+//
+//	                         one device for an interface       one lease for a queue
+//	+-------+    +-------+   +---------------------------+     +-------------------------+
+//	| vipl  |--->| Local |-->| Manager -- UDP :4793      |<----| xdpnic.Queue, XSKMAP    |
+//	+-------+    +-------+   | Numbers                   |     | slot, hugepages.Arena   |
+//	  Agent      (a NIC      | bpf.Demux -- VI table     |     +-------------------------+
+//	             handle)     +---------------------------+
+//
+// Agent is the interface, Local the agent in the program's own process. Several
+// Locals of one interface in one process share the device. Another process
+// cannot open it meanwhile: the control port is taken, and the error says by
+// whom.
+//
+// # Connections
+//
+// Connection management runs over an ordinary UDP socket (transport_udp.go); the
+// kernel does address resolution and routing, and the demux program lets those
+// frames through. The Manager is pure over a Transport and has no knowledge of
+// the kernel. One exchange:
+//
+//	requester                                          acceptor
+//	    |                                                  | Listen, Wait
+//	    |--- Request (id, offer, From, To) --------------->|    nobody waits:
+//	    |      again after 5, 10, 20 ... 200 ms            |<-- NoMatch
+//	    |<-------------------------------------- Pending --| Incoming
+//	    |<------------------- Accept (offer, From, To) ----| Accept  (or Reject)
+//	    |      again until confirmed                       |
+//	    | Answer.Confirm: this side takes frames           |
+//	    |--- Confirm ------------------------------------->| Accept returns
+//	    |--- first data frame ---------------------------->| (Established: the same)
+//
+// Each message may be lost, repeated, late or out of order. An exchange is
+// known by its id, random and 64 bits long, and the requester's address; a
+// repeated Request gets the answer of the state that the exchange is in, and
+// never makes a second Incoming. Both sides remember a finished exchange for
+// 2 s after its last message. A requester that is not heard of for 3 s has
+// vanished. What strangers can make the Manager remember is bounded.
+//
+// What the caller of each side does, in this order, so that no frame is lost
+// even on an unreliable VI:
+//
+//	requester: NewVI, Path, Enter; Request; VI takes frames; Answer.Confirm; send
+//	acceptor:  Wait, NewVI, Path, Enter; VI takes frames; Incoming.Accept; send
+//
+// # Order of closing
+//
+// Map entries, link, what is to be sent, socket, memory. All of it hangs on
+// file descriptors of the process, so that nothing stays behind after a
+// SIGKILL.
+//
+// # Concurrency
+//
+// All methods of all types may be called concurrently, but for the Queue, which
+// has one owner as package xdpnic says. Goroutines: two for a device (UDP's
+// Serve and its loopback), one for the length of each call of Local.Wait,
+// Local.Request and Local.Path; timers of the Manager run while something is
+// remembered. Locks, never held while another but the next is taken:
+// Local.mu or device.mu, then registry.mu or Manager.mu. The Manager sends
+// without its lock. Incoming.Established may be called by the data path.
+//
+// # Privilege
+//
+// CAP_BPF and CAP_NET_ADMIN (program, neighbour resolution), CAP_NET_RAW
+// (AF_XDP socket), CAP_IPC_LOCK or a sufficient RLIMIT_MEMLOCK (UMEM). The kernel
+// needs CONFIG_BPF_SYSCALL and CONFIG_XDP_SOCKETS, 5.18 or newer. Unavailable
+// tells errors of that sort.
+//
+// # Example
+//
+//	agent, err := kagent.Open(kagent.Config{Interface: "via0"})
+//	if err != nil {
+//		return err
+//	}
+//	defer agent.Close()
+//	vi, err := agent.NewVI()
+//	if err != nil {
+//		return err
+//	}
+//	offer := kagent.Offer{VI: vi, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 256, MaxPayload: 1472, Level: 2}
+//	if err := agent.Enter(vi, offer.Key, peer); err != nil {
+//		return err
+//	}
+//	answer, err := agent.Request(ctx, kagent.Address{}, kagent.Address{Host: peer, Disc: []byte("echo")}, offer)
+//	if err != nil {
+//		return err
+//	}
+//	// ... let the VI take frames from answer.VI ...
+//	return answer.Confirm()
+package kagent

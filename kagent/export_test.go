@@ -1,0 +1,8 @@
+package kagent
+
+// Remembered counts what the manager keeps in memory.
+func (m *Manager) Remembered() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.requests) + len(m.incoming) + len(m.finished) + len(m.doors) + m.pending
+}

@@ -1,0 +1,75 @@
+package kagent
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// portHolder names the processes that have a UDP socket on the port in the
+// calling thread's namespace, " (process 12 (name))", as far as this process
+// may see; "" when it sees none.
+func portHolder(port uint16) string {
+	inodes := make(map[string]bool)
+	for _, family := range []string{"udp", "udp6"} {
+		udpInodes("/proc/thread-self/net/"+family, port, inodes)
+	}
+	if len(inodes) == 0 {
+		return ""
+	}
+	var names []string
+	dirs, _ := filepath.Glob("/proc/[0-9]*/fd")
+	for _, dir := range dirs {
+		if !holdsSocket(dir, inodes) {
+			continue
+		}
+		proc := filepath.Dir(dir)
+		name := "process " + filepath.Base(proc)
+		if comm, err := os.ReadFile(filepath.Join(proc, "comm")); err == nil {
+			name += " (" + strings.TrimSpace(string(comm)) + ")"
+		}
+		names = append(names, name)
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s)", strings.Join(names, ", "))
+}
+
+// udpInodes collects the inodes of the sockets on a port from a file that is
+// laid out as proc_pid_net(5) says: the local address in the second field,
+// "address:port" in hexadecimal, the inode in the tenth.
+func udpInodes(file string, port uint16, inodes map[string]bool) {
+	f, err := os.Open(file)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		fields := strings.Fields(s.Text())
+		if len(fields) < 10 {
+			continue
+		}
+		_, hex, _ := strings.Cut(fields[1], ":")
+		if p, err := strconv.ParseUint(hex, 16, 16); err == nil && uint16(p) == port {
+			inodes["socket:["+fields[9]+"]"] = true
+		}
+	}
+}
+
+// holdsSocket tells whether a process' descriptors, in dir, name one of them.
+func holdsSocket(dir string, inodes map[string]bool) bool {
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return false // gone, or not ours to read
+	}
+	for _, fd := range fds {
+		if target, err := os.Readlink(filepath.Join(dir, fd.Name())); err == nil && inodes[target] {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,192 @@
+package kagent
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/bpf"
+	"viaxdp/hugepages"
+	"viaxdp/xdpnic"
+)
+
+// carrierTime is how long Open waits for the carrier to come back: some
+// drivers take the link down to attach a program.
+const carrierTime = 2 * time.Second
+
+// lease is one queue of a device: its socket, the socket's slot in the XSKMAP,
+// the memory. Guarded by device.mu; queue, slot, socket and arena do not change.
+type lease struct {
+	dev     *device
+	queueID int
+	slot    int
+	queue   *xdpnic.Queue
+	arena   *hugepages.Arena
+	info    Info
+	since   time.Time
+	refs    int
+}
+
+func (l *lease) String() string {
+	return fmt.Sprintf("open in this process since %s in %v mode", l.since.Format(time.TimeOnly), l.info.Mode)
+}
+
+// lease takes a queue. Caller holds d.mu and is on a thread of the interface's
+// namespace.
+func (d *device) lease(cfg Config) (_ *lease, err error) {
+	l := &lease{dev: d, refs: 1, since: time.Now()}
+	if l.slot, err = d.freeSlot(); err != nil {
+		return nil, err
+	}
+	link, err := d.router.link()
+	if err != nil {
+		return nil, err
+	}
+	steps, attempts := d.steps(cfg)
+	if err := d.allInUse(cfg.Queue, steps); err != nil {
+		return nil, err
+	}
+	nic, err := l.newArena(cfg)
+	if err != nil {
+		return nil, err
+	}
+	var failed reasons
+	for _, mode := range steps {
+		err := l.open(nic, mode)
+		attempts = append(attempts, xdpnic.Attempt{Mode: mode, Err: err})
+		if err == nil {
+			l.describe(cfg, link, mode, attempts)
+			d.leases[l.queueID] = l
+			if link.Up {
+				d.awaitCarrier()
+			}
+			return l, nil
+		}
+		if errors.Is(err, ErrQueueInUse) || errors.Is(err, unix.EBUSY) || Unavailable(err) {
+			failed = reasons{err} // no mode helps
+			break
+		}
+		failed = append(failed, fmt.Errorf("%v mode: %w", mode, err))
+	}
+	if len(steps) == 0 {
+		failed = append(failed, fmt.Errorf("%v mode: %w", cfg.Mode, attempts[0].Err))
+	}
+	if len(d.leases) == 0 {
+		if err := d.detach(); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	if err := l.arena.Close(); err != nil {
+		failed = append(failed, err)
+	}
+	return nil, failed
+}
+
+// newArena makes the memory, and the part of the queue's configuration that
+// all modes have in common.
+func (l *lease) newArena(cfg Config) (xdpnic.Config, error) {
+	nic, err := xdpnic.Config{
+		Ifindex: l.dev.key.index, QueueID: max(cfg.Queue, 0), Require: true, MultiBuffer: cfg.MultiBuffer,
+		ChunkSize: cfg.ChunkSize, RxChunks: cfg.RxChunks, TxChunks: cfg.TxChunks,
+	}.WithDefaults()
+	if err != nil {
+		return nic, err
+	}
+	pool := nic.PoolBytes()
+	if pool > cfg.ArenaBytes {
+		return nic, fmt.Errorf("an arena of %d bytes does not hold the %d bytes of the chunks: "+
+			"take a larger one, or fewer chunks", cfg.ArenaBytes, pool)
+	}
+	l.arena, err = hugepages.New(hugepages.Config{Size: cfg.ArenaBytes, Policy: cfg.Hugepages, Reserve: pool})
+	if err != nil {
+		return nic, err
+	}
+	nic.Memory, nic.QueueID = l.arena.Bytes(), cfg.Queue
+	return nic, nil
+}
+
+// open tries one mode. When it fails it leaves nothing behind but perhaps the
+// program on the interface, for the next mode to use.
+func (l *lease) open(nic xdpnic.Config, mode xdpnic.Mode) error {
+	d := l.dev
+	queues, err := d.candidates(nic.QueueID, mode)
+	if err != nil {
+		return err
+	}
+	if err := d.attach(attachMode(mode)); err != nil {
+		return err
+	}
+	nic.Mode = mode
+	wait := nic.BusyTimeout
+	for i, q := range queues {
+		l.queueID, nic.QueueID = q, q
+		if nic.BusyTimeout = wait; i < len(queues)-1 {
+			nic.BusyTimeout = -1 // rather the next one than wait
+		}
+		if l.queue, err = xdpnic.Open(nic); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.demux.Register(l.slot, l.queue.FD()); err != nil {
+		return errors.Join(err, l.queue.Close())
+	}
+	return nil
+}
+
+func (l *lease) describe(cfg Config, link Link, mode xdpnic.Mode, attempts []xdpnic.Attempt) {
+	d := l.dev
+	l.info = Info{
+		Interface: link.Name, Index: link.Index, Driver: d.driver, Bus: d.bus,
+		Queue: l.queueID, Queues: d.queues, MTU: link.MTU,
+		Mode: mode, Attempts: attempts,
+		NIC: l.queue.Info(), Arena: l.arena.Info(), MaxVIs: cfg.MaxVIs, Port: cfg.Port,
+	}
+	note := func(text string) { l.info.Notes = append(l.info.Notes, text) }
+	if !link.Up {
+		note("the interface has no carrier, or is down")
+	}
+	if d.driver == "veth" && !mode.Generic() {
+		note("a veth receives in native mode only while its peer has an XDP program too, or generic receive offload")
+	}
+	if d.queues > 1 && !(d.driver == "veth" && mode.Generic()) {
+		note(fmt.Sprintf("only frames that the NIC puts on queue %d reach this program: steer UDP port %d there", l.queueID, cfg.Port))
+	}
+}
+
+// awaitCarrier waits until the interface can send again.
+func (d *device) awaitCarrier() {
+	for end := time.Now().Add(carrierTime); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if link, err := d.router.link(); err != nil || link.Up {
+			return
+		}
+	}
+}
+
+// release gives up one reference; the last one gives the queue back, in the
+// order in which frames stop: map entries, link, what is to be sent, socket,
+// memory. Caller holds d.mu.
+func (l *lease) release() error {
+	if l.refs--; l.refs > 0 {
+		return nil
+	}
+	d := l.dev
+	delete(d.leases, l.queueID)
+	errs := []error{d.demux.Unregister(l.slot)}
+	if len(d.leases) == 0 {
+		errs = append(errs, d.detach())
+	}
+	// An error here is about frames that nobody waits for any more.
+	_ = l.queue.Flush()
+	errs = append(errs, l.queue.Close(), l.arena.Close())
+	return errors.Join(errs...)
+}
+
+// entry is what the demux program must know of a VI of this lease.
+func (l *lease) entry(key uint64) bpf.VIEntry {
+	return bpf.VIEntry{Slot: uint32(l.slot), Queue: uint32(l.queueID), Key: key}
+}

@@ -1,0 +1,289 @@
+package kagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"sync"
+
+	"viaxdp/bpf"
+	"viaxdp/hugepages"
+	"viaxdp/xdpnic"
+)
+
+var _ Agent = (*Local)(nil)
+
+// Local is the Kernel Agent in the program's own process.
+type Local struct {
+	dev     *device
+	lease   *lease
+	router  *router
+	manager *Manager
+	numbers *Numbers
+	demux   *bpf.Demux
+	done    chan struct{} // closed by Close
+
+	mu        sync.Mutex
+	closed    bool
+	vis       map[uint32]bool // VI numbers handed out; true: entered in the table
+	listeners []*Listener
+}
+
+// Open opens an interface of the calling thread's network namespace: a program
+// that changes namespaces calls it on a locked thread. The agent then works
+// from any thread. Several opens of one interface in one process share the
+// program, the VI table and the control port, and have each a queue of its
+// own, or one in common with Config.ShareQueue.
+//
+// Errors are of type *OpError. Unavailable tells those that mean that the
+// program cannot run here.
+func Open(cfg Config) (*Local, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	d, err := acquire(cfg)
+	if err != nil {
+		return nil, err
+	}
+	l, err := d.leaseOrShare(cfg)
+	if err != nil {
+		return nil, errors.Join(&OpError{Op: "open", Link: cfg.Interface, Err: err}, d.release())
+	}
+	local := &Local{
+		dev: d, lease: l, router: d.router, manager: d.manager, numbers: d.numbers, demux: d.demux,
+		done: make(chan struct{}), vis: make(map[uint32]bool),
+	}
+	d.mu.Unlock()
+	return local, nil
+}
+
+// leaseOrShare takes a queue of its own, or part in one.
+func (d *device) leaseOrShare(cfg Config) (*lease, error) {
+	l, err := d.lease(cfg)
+	if err == nil || !cfg.ShareQueue || !errors.Is(err, ErrQueueInUse) {
+		return l, err
+	}
+	for _, l := range d.sortedLeases() {
+		if cfg.Queue == AnyQueue || cfg.Queue == l.queueID {
+			l.refs++
+			return l, nil
+		}
+	}
+	return nil, err
+}
+
+// Queue is the leased queue, for one owner as package xdpnic says. It is the
+// same for all Locals that share a queue.
+func (l *Local) Queue() *xdpnic.Queue { return l.lease.queue }
+
+// Arena is the registered memory; the queue's chunks lie at its start. All
+// blocks must be free before Close.
+func (l *Local) Arena() *hugepages.Arena { return l.lease.arena }
+
+// Info says what Open got. The caller must not change the slices.
+func (l *Local) Info() Info { return l.lease.info }
+
+// Counters are the demux program's, of all Locals of the interface.
+func (l *Local) Counters() (bpf.Counters, error) { return l.demux.Counters() }
+
+func (l *Local) fail(op string, peer netip.Addr, err error) error {
+	if l.isClosed() && op != "close" {
+		err = fmt.Errorf("%w (%w)", ErrClosed, err) // whatever it was
+	}
+	return &OpError{Op: op, Link: l.lease.info.Interface, Peer: peer, Err: err}
+}
+
+func (l *Local) isClosed() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Link describes the interface as it is now. When it is gone, the name is what
+// is left.
+func (l *Local) Link() Link {
+	link := Link{Name: l.lease.info.Interface, Index: l.lease.info.Index}
+	if !l.isClosed() {
+		if now, err := l.router.link(); err == nil {
+			link = now
+		}
+	}
+	link.Queue = l.lease.queueID
+	return link
+}
+
+// NewVI hands out a VI number; see [Agent].
+func (l *Local) NewVI() (uint32, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return 0, ErrClosed
+	}
+	num, err := l.numbers.New()
+	if err != nil {
+		return 0, l.fail("new VI", netip.Addr{}, fmt.Errorf("%w (%d)", err, l.lease.info.MaxVIs-1))
+	}
+	l.vis[num] = false
+	return num, nil
+}
+
+// FreeVI takes a VI number back; see [Agent].
+func (l *Local) FreeVI(num uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	entered, ok := l.vis[num]
+	if !ok || l.closed {
+		return
+	}
+	if entered && l.demux.RemoveVI(num) != nil {
+		return // it stays taken: better than two VIs in one place
+	}
+	delete(l.vis, num)
+	l.numbers.Free(num)
+}
+
+// Enter puts a VI in the VI table; see [Agent].
+func (l *Local) Enter(num uint32, key uint64, peer netip.Addr) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return ErrClosed
+	}
+	if _, ok := l.vis[num]; !ok {
+		return l.fail("enter VI", peer, fmt.Errorf("VI %#x is not of this NIC", num))
+	}
+	e := l.lease.entry(key)
+	e.Peer = plain(peer)
+	if err := l.demux.EnterVI(num, e); err != nil {
+		return l.fail("enter VI", peer, err)
+	}
+	l.vis[num] = true
+	return nil
+}
+
+// Remove takes a VI out of the VI table; see [Agent].
+func (l *Local) Remove(num uint32) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return ErrClosed
+	}
+	if !l.vis[num] {
+		return nil
+	}
+	if err := l.demux.RemoveVI(num); err != nil {
+		return l.fail("remove VI", netip.Addr{}, err)
+	}
+	l.vis[num] = false
+	return nil
+}
+
+// Listen takes requests to a discriminator; see [Agent].
+func (l *Local) Listen(local Address) (*Listener, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, ErrClosed
+	}
+	ln, err := l.manager.Listen(local)
+	if err != nil {
+		return nil, l.fail("listen", netip.Addr{}, err)
+	}
+	l.listeners = append(l.listeners, ln)
+	return ln, nil
+}
+
+// until makes a context that also ends with Close, with ErrClosed as its cause.
+func (l *Local) until(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := make(chan struct{})
+	go func() {
+		select {
+		case <-l.done:
+			cancel(ErrClosed)
+		case <-stop:
+		}
+	}()
+	return ctx, func() {
+		close(stop)
+		cancel(nil)
+	}
+}
+
+// Wait waits for a request; see [Agent].
+func (l *Local) Wait(ctx context.Context, local Address) (*Incoming, error) {
+	ctx, stop := l.until(ctx)
+	defer stop()
+	in, err := l.manager.Wait(ctx, local)
+	if err != nil {
+		return nil, l.fail("wait", netip.Addr{}, err)
+	}
+	return in, nil
+}
+
+// Request asks for a connection; see [Agent].
+func (l *Local) Request(ctx context.Context, local, remote Address, o Offer) (*Answer, error) {
+	ctx, stop := l.until(ctx)
+	defer stop()
+	// A host that is not there is known by its neighbour entry: the errors
+	// of a socket that is bound to a device do not tell.
+	p, err := l.router.path(ctx, local.Host, remote.Host)
+	if err == nil {
+		local.Host = p.Src
+		var a *Answer
+		if a, err = l.manager.Request(ctx, local, remote, o); err == nil {
+			return a, nil
+		}
+	}
+	return nil, l.fail("request", remote.Host, err)
+}
+
+// Path finds the way to a peer; see [Agent].
+func (l *Local) Path(ctx context.Context, local, peer netip.Addr) (Path, error) {
+	ctx, stop := l.until(ctx)
+	defer stop()
+	p, err := l.router.path(ctx, local, peer)
+	if err != nil {
+		return Path{}, l.fail("path", peer, err)
+	}
+	return p, nil
+}
+
+// Close takes the agent's VIs out of the VI table and gives the queue back:
+// map entries, link, sockets, memory. The program must have stopped using
+// Queue and Arena. It fails when blocks of the arena are still in use; the arena
+// then stays mapped, and all else is closed. A second Close does nothing.
+func (l *Local) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	close(l.done)
+	var errs []error
+	for num, entered := range l.vis {
+		if entered {
+			errs = append(errs, l.demux.RemoveVI(num))
+		}
+		l.numbers.Free(num)
+	}
+	for _, ln := range l.listeners {
+		errs = append(errs, ln.Close())
+	}
+	l.mu.Unlock()
+	l.dev.mu.Lock()
+	errs = append(errs, l.lease.release(), l.dev.release())
+	if err := errors.Join(errs...); err != nil {
+		return l.fail("close", netip.Addr{}, err)
+	}
+	return nil
+}

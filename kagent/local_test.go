@@ -1,0 +1,597 @@
+package kagent
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/wire"
+	"viaxdp/xdpnic"
+)
+
+// small keeps the tests' memory small.
+func small(n *nstest.NS) Config {
+	return Config{Interface: n.Name, ArenaBytes: 4 << 20, RxChunks: 256, TxChunks: 256}
+}
+
+func openOn(t *testing.T, n *nstest.NS, cfg Config) (l *Local, err error) {
+	t.Helper()
+	err = n.Do(func() (err error) {
+		l, err = Open(cfg)
+		return err
+	})
+	return l, err
+}
+
+func mustOpen(t *testing.T, n *nstest.NS, cfg Config) *Local {
+	t.Helper()
+	l, err := openOn(t, n, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// attached tells whether the interface has an XDP program.
+func attached(t *testing.T, n *nstest.NS) bool {
+	t.Helper()
+	nic, err := n.Netlink().LinkByIndex(n.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := nic.Attrs().Xdp
+	return x != nil && x.Attached
+}
+
+// descriptors lists the open files of this process that are sockets, eBPF
+// objects or event descriptors.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, fd := range fds {
+		target, err := os.Readlink("/proc/self/fd/" + fd.Name())
+		if err == nil && (strings.HasPrefix(target, "socket:") || strings.Contains(target, "bpf") || strings.Contains(target, "eventfd")) {
+			n++
+		}
+	}
+	return n
+}
+
+// mappings counts the memory mappings of AF_XDP rings, eBPF maps and hugepages.
+func mappings(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, s := range []string{"socket:", "bpf", "hugepage", "memfd"} {
+		n += strings.Count(string(b), s)
+	}
+	return n
+}
+
+// Opening and closing, in every mode, again and again, leaves nothing behind.
+func TestOpenClose(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	fds, maps := -1, -1
+	for _, mode := range []xdpnic.Mode{xdpnic.ModeAuto, xdpnic.ModeGeneric, xdpnic.ModeNative, xdpnic.ModeZeroCopy, xdpnic.ModeAuto} {
+		cfg := small(an)
+		cfg.Mode = mode
+		l, err := openOn(t, an, cfg)
+		if err != nil {
+			t.Fatalf("%v: %v", mode, err)
+		}
+		if !attached(t, an) {
+			t.Errorf("%v: no program on the interface", mode)
+		}
+		want := mode
+		switch mode {
+		case xdpnic.ModeAuto:
+			want = xdpnic.ModeGeneric
+		case xdpnic.ModeZeroCopy:
+			want = xdpnic.ModeNative
+		}
+		info := l.Info()
+		last := info.Attempts[len(info.Attempts)-1]
+		if info.Mode != want || last.Mode != want || last.Err != nil {
+			t.Errorf("%v: reached %v by %v, want %v", mode, info.Mode, info.Attempts, want)
+		}
+		for _, a := range info.Attempts[:len(info.Attempts)-1] {
+			if a.Err == nil {
+				t.Errorf("%v: no reason why not %v", mode, a.Mode)
+			}
+		}
+		if info.Driver != "veth" || info.Queues != 1 || info.MTU != an.MTU || info.Index != an.Index {
+			t.Errorf("info: %+v", info)
+		}
+		if link := l.Link(); link.MAC != mac(an.MAC) || link.Addr() != an.IPv4 || !link.Has(an.IPv6) || !link.Up || link.Queue != 0 {
+			t.Errorf("link: %+v", link)
+		}
+		if n := l.Queue().RxChunks(); n != 256 {
+			t.Errorf("%d RX chunks", n)
+		}
+		num, err := l.NewVI()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Enter(num, 1, an.IPv4); err != nil {
+			t.Fatal(err)
+		}
+		block, err := l.Arena().Alloc(4096, 4096)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Arena().Free(block); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatalf("%v: close: %v", mode, err)
+		}
+		if err := l.Close(); err != nil {
+			t.Errorf("%v: second close: %v", mode, err)
+		}
+		if attached(t, an) {
+			t.Errorf("%v: the program stayed on the interface", mode)
+		}
+		if fds < 0 {
+			fds, maps = descriptors(t), mappings(t) // what the libraries keep
+		}
+		if n := descriptors(t); n > fds {
+			t.Errorf("%v: %d descriptors left, %d after the first time", mode, n, fds)
+		}
+		if n := mappings(t); n > maps {
+			t.Errorf("%v: %d mappings left, %d after the first time", mode, n, maps)
+		}
+		if len(registry.devices) != 0 {
+			t.Errorf("%v: the registry still has %v", mode, registry.devices)
+		}
+		if _, err := l.NewVI(); !errors.Is(err, ErrClosed) {
+			t.Errorf("NewVI after Close: %v", err)
+		}
+		if _, err := l.Path(deadline(t, time.Second), netip.Addr{}, an.IPv4); !errors.Is(err, ErrClosed) {
+			t.Errorf("Path after Close: %v", err)
+		}
+	}
+}
+
+// A frame reaches the queue while its VI is in the table, and not otherwise.
+func TestFramesFollowTheTable(t *testing.T) {
+	for _, mode := range []xdpnic.Mode{xdpnic.ModeGeneric, xdpnic.ModeNative} {
+		t.Run(mode.String(), func(t *testing.T) {
+			an, bn := nstest.Pair(t, nstest.Options{})
+			ca, cb := small(an), small(bn)
+			ca.Mode, cb.Mode, ca.RequireMode, cb.RequireMode = mode, mode, true, true
+			a, b := mustOpen(t, an, ca), mustOpen(t, bn, cb)
+			for _, peer := range []netip.Addr{bn.IPv4, bn.IPv6} {
+				p, err := a.Path(deadline(t, 10*time.Second), netip.Addr{}, peer)
+				if err != nil {
+					t.Fatal(err)
+				}
+				num, err := b.NewVI()
+				if err != nil {
+					t.Fatal(err)
+				}
+				key := NewKey()
+				if err := b.Enter(num, key, p.Src); err != nil {
+					t.Fatal(err)
+				}
+				if !sendFrame(t, a, b, p, num, key) {
+					t.Errorf("%v: the frame of a VI in the table did not come", peer)
+				}
+				if sendFrame(t, a, b, p, num, key+1) {
+					t.Errorf("%v: a frame with the wrong key came", peer)
+				}
+				if err := b.Remove(num); err != nil {
+					t.Fatal(err)
+				}
+				if sendFrame(t, a, b, p, num, key) {
+					t.Errorf("%v: the frame of a removed VI came", peer)
+				}
+				b.FreeVI(num)
+				if err := b.Enter(num, key, p.Src); err == nil {
+					t.Error("a VI was entered that is not handed out")
+				}
+			}
+		})
+	}
+}
+
+// sendFrame sends a frame from a and tells whether it comes to b. All that
+// comes is received.
+func sendFrame(t *testing.T, a, b *Local, p Path, vi uint32, key uint64) bool {
+	t.Helper()
+	tmpl, err := wire.NewTemplate(p.Link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := dropped(t, b)
+	q := a.Queue()
+	addr, buf, ok := q.Alloc()
+	if !ok {
+		t.Fatal("no chunk")
+	}
+	body := tmpl.Put(buf, wire.HeaderLen)
+	h := wire.Header{Kind: wire.KindData, VI: vi, Key: key}
+	h.Put(body)
+	wire.Seal(body)
+	q.Send(addr, tmpl.Len()+wire.HeaderLen, false)
+	if err := q.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	var frames [8]xdpnic.Frame
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		n := b.Queue().Receive(frames[:])
+		came := false
+		for _, f := range frames[:n] {
+			var got wire.Packet
+			came = came || got.Decode(f.Data) == nil && got.VI == vi
+			b.Queue().Recycle(f.Addr)
+		}
+		b.Queue().Refill()
+		if came {
+			return true
+		}
+		if dropped(t, b) > before {
+			return false
+		}
+	}
+	t.Fatal("the frame neither came nor was it dropped")
+	return false
+}
+
+// dropped counts the frames that the demux program refused.
+func dropped(t *testing.T, l *Local) uint64 {
+	t.Helper()
+	c, err := l.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.NoVI + c.Key + c.Source + c.Queue + c.NoSocket
+}
+
+// Two agents on a pair connect, by both families, with the program attached.
+func TestLocalConnect(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	quickNeighbours(t, an)
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	a, err := openOn(t, an, small(an))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	b, err := openOn(t, bn, small(bn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
+		bo := testOffer(7)
+		served := make(chan error, 1)
+		started := make(chan struct{})
+		go func() {
+			close(started)
+			in, err := b.Wait(deadline(t, 10*time.Second), Address{Host: addrs[1], Disc: []byte("x")})
+			if err == nil {
+				err = in.Accept(deadline(t, 10*time.Second), bo)
+			}
+			served <- err
+		}()
+		<-started
+		var ans *Answer
+		err := error(ErrNoMatch)
+		for errors.Is(err, ErrNoMatch) { // until it waits
+			ans, err = a.Request(deadline(t, 10*time.Second), Address{}, Address{addrs[1], []byte("x")}, testOffer(3))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ans.Confirm(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-served; err != nil {
+			t.Fatal(err)
+		}
+		if ans.Offer != bo || ans.Local.Host != addrs[0] {
+			t.Errorf("got %+v", ans)
+		}
+	}
+	for _, c := range []struct {
+		to   string
+		want error
+	}{
+		{"192.0.2.1", ErrUnreachable}, {"10.99.0.99", ErrUnreachable}, {"fd99::99", ErrUnreachable}, {"2001:db8::1", ErrUnreachable},
+	} {
+		_, err := a.Request(deadline(t, 20*time.Second), Address{}, Address{Host: netip.MustParseAddr(c.to)}, testOffer(3))
+		var op *OpError
+		if !errors.Is(err, c.want) || !errors.As(err, &op) || op.Op != "request" {
+			t.Errorf("%s: %v", c.to, err)
+		}
+		if Unavailable(err) {
+			t.Errorf("%s: %v counts as a lack of privilege", c.to, err)
+		}
+	}
+	if _, err := a.Request(deadline(t, time.Millisecond), Address{}, Address{Host: netip.MustParseAddr("10.99.0.98")}, testOffer(3)); !errors.Is(err, ErrTimeout) {
+		t.Errorf("short of time: %v", err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Request(deadline(t, 10*time.Second), Address{}, Address{Host: bn.IPv4}, testOffer(3)); !errors.Is(err, ErrNoMatch) {
+		t.Errorf("a host without an agent: %v", err)
+	}
+}
+
+// Opens of one interface in one process share what there is one of.
+func TestSeveralOpens(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
+	native := small(an)
+	native.Mode, native.Queue = xdpnic.ModeNative, AnyQueue
+	a0 := mustOpen(t, an, native)
+	a1 := mustOpen(t, an, native)
+	if a0.Info().Queue == a1.Info().Queue || a0.Queue() == a1.Queue() {
+		t.Errorf("both have queue %d", a0.Info().Queue)
+	}
+	_, err := openOn(t, an, native)
+	if !errors.Is(err, ErrQueueInUse) || Unavailable(err) {
+		t.Errorf("a third open on two queues: %v", err)
+	}
+	t.Logf("no queue left: %v", err)
+	native.ShareQueue = true
+	a2 := mustOpen(t, an, native)
+	if a2.Queue() != a0.Queue() && a2.Queue() != a1.Queue() || a2.Arena() != a0.Arena() && a2.Arena() != a1.Arena() {
+		t.Error("the shared queue is not one of the two")
+	}
+
+	// Numbers are one set; one agent's end is not the other's.
+	n0, err0 := a0.NewVI()
+	n2, err2 := a2.NewVI()
+	if err0 != nil || err2 != nil || n0 == n2 {
+		t.Fatalf("numbers %#x %#x, %v %v", n0, n2, err0, err2)
+	}
+	if err := a0.Enter(n2, 1, bn.IPv4); err == nil {
+		t.Error("an agent entered another's VI")
+	}
+	if _, err := a0.Listen(Address{Disc: []byte("d")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a1.Listen(Address{Disc: []byte("d")}); !errors.Is(err, ErrListening) {
+		t.Errorf("one discriminator, two listeners: %v", err)
+	}
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := a2.Wait(deadline(t, 10*time.Second), Address{Disc: []byte("w")})
+		waiting <- err
+	}()
+	if err := a2.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waiting; !errors.Is(err, ErrClosed) {
+		t.Errorf("Wait on a closed agent: %v", err)
+	}
+	if !attached(t, an) {
+		t.Error("the program is gone with the first of three")
+	}
+	if err := a0.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a1.Listen(Address{Disc: []byte("d")}); err != nil {
+		t.Errorf("the listener outlived its agent: %v", err)
+	}
+
+	// Generic mode: one queue, and one way to attach.
+	generic := small(an)
+	generic.Mode, generic.RequireMode, generic.Queue = xdpnic.ModeGeneric, true, AnyQueue
+	if _, err := openOn(t, an, generic); err == nil {
+		t.Error("generic mode beside native mode on one interface")
+	} else {
+		t.Logf("another mode: %v", err)
+	}
+	gb := small(bn)
+	mustOpen(t, bn, gb)
+	gb.Queue = 1
+	gb.Mode, gb.RequireMode = xdpnic.ModeGeneric, true
+	if _, err := openOn(t, bn, gb); err == nil || !strings.Contains(err.Error(), "queue 0") {
+		t.Errorf("queue 1 in generic mode: %v", err)
+	}
+}
+
+// What Open cannot do, it says, and leaves nothing.
+func TestOpenErrors(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	cases := []struct {
+		name   string
+		change func(*Config)
+		text   string
+	}{
+		{"no interface", func(c *Config) { c.Interface = "" }, "no interface"},
+		{"unknown interface", func(c *Config) { c.Interface = "nosuch0" }, "via0"},
+		{"queue", func(c *Config) { c.Queue = 7 }, "no queue 7"},
+		{"arena", func(c *Config) { c.ArenaBytes = 4096 }, "does not hold"},
+		{"VIs", func(c *Config) { c.MaxVIs = 1 }, "MaxVIs"},
+		{"mode", func(c *Config) { c.Mode, c.RequireMode = xdpnic.ModeZeroCopy, true }, "zero-copy"},
+	}
+	for _, c := range cases {
+		cfg := small(an)
+		c.change(&cfg)
+		l, err := openOn(t, an, cfg)
+		if err == nil {
+			l.Close()
+			t.Errorf("%s: no error", c.name)
+			continue
+		}
+		var op *OpError
+		if !errors.As(err, &op) || !strings.Contains(err.Error(), c.text) || Unavailable(err) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if attached(t, an) || len(registry.devices) != 0 {
+			t.Errorf("%s: something stayed behind", c.name)
+		}
+	}
+
+	// Somebody else's program stays where it is.
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Name: "stranger", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, License: "GPL"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	nic, err := an.Netlink().LinkByIndex(an.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := an.Do(func() error { return netlink.LinkSetXdpFdWithFlags(nic, p.FD(), nl.XDP_FLAGS_SKB_MODE) }); err != nil {
+		t.Fatal(err)
+	}
+	_, err = openOn(t, an, small(an))
+	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "stranger") {
+		t.Errorf("with another's program: %v", err)
+	}
+	if !attached(t, an) {
+		t.Error("the other's program is gone")
+	}
+}
+
+// Another process that has the interface is named.
+func TestSecondProcess(t *testing.T) {
+	if ns := os.Getenv("KAGENT_SECOND"); ns != "" {
+		_, err := Open(Config{Interface: "via0", ArenaBytes: 4 << 20})
+		if err == nil {
+			os.Exit(3)
+		}
+		os.Stdout.WriteString(err.Error())
+		if !errors.Is(err, unix.EADDRINUSE) || Unavailable(err) {
+			os.Exit(4)
+		}
+		os.Exit(0)
+	}
+	an, _ := nstest.Pair(t, nstest.Options{})
+	mustOpen(t, an, small(an))
+	var out []byte
+	err := an.Do(func() (err error) { // a child begins in its parent thread's namespace
+		cmd := exec.Command(os.Args[0], "-test.run=^TestSecondProcess$")
+		cmd.Env = append(os.Environ(), "KAGENT_SECOND=1")
+		out, err = cmd.CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("%s", out)
+	for _, s := range []string{"another via-xdp program", "4793", "via0", "process"} {
+		if !strings.Contains(string(out), s) {
+			t.Errorf("%q does not say %q", out, s)
+		}
+	}
+}
+
+// Killed with SIGKILL, a program leaves nothing, and the queue opens again.
+func TestKill(t *testing.T) {
+	if os.Getenv("KAGENT_KILL") != "" {
+		l, err := Open(Config{Interface: "via0", ArenaBytes: 4 << 20})
+		if err != nil {
+			os.Stdout.WriteString(err.Error())
+			os.Exit(3)
+		}
+		num, _ := l.NewVI()
+		l.Enter(num, 1, netip.MustParseAddr("10.99.0.2"))
+		os.Stdout.WriteString("open\n")
+		time.Sleep(time.Minute)
+	}
+	an, _ := nstest.Pair(t, nstest.Options{})
+	for range 3 {
+		err := an.Do(func() error {
+			cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")
+			cmd.Env = append(os.Environ(), "KAGENT_KILL=1")
+			r, err := cmd.StdoutPipe()
+			if err != nil {
+				return err
+			}
+			if err := cmd.Start(); err != nil {
+				return err
+			}
+			line := make([]byte, 200)
+			n, _ := r.Read(line)
+			if string(line[:n]) != "open\n" {
+				t.Errorf("child: %s", line[:n])
+			}
+			cmd.Process.Kill()
+			cmd.Wait()
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := openOn(t, an, small(an))
+		if err != nil {
+			t.Fatalf("after the kill: %v", err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if attached(t, an) {
+			t.Error("a program stayed")
+		}
+	}
+}
+
+// Without privilege there is one error that says what is missing.
+func TestUnprivileged(t *testing.T) {
+	if os.Getenv("KAGENT_NOBODY") != "" {
+		_, err := Open(Config{Interface: "lo", ArenaBytes: 4 << 20})
+		if err == nil || !Unavailable(err) {
+			os.Exit(3)
+		}
+		os.Stdout.WriteString(err.Error())
+		os.Exit(0)
+	}
+	nstest.Require(t)
+	exe, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "kagent") // t.TempDir is root's alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(dir+"/test", exe, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(dir+"/test", "-test.run=^TestUnprivileged$")
+	cmd.Env = append(os.Environ(), "KAGENT_NOBODY=1")
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("%s", out)
+	for _, s := range []string{"CAP_BPF", "CAP_NET_ADMIN", "root"} {
+		if !strings.Contains(string(out), s) {
+			t.Errorf("%q does not say %q", out, s)
+		}
+	}
+}

@@ -1,0 +1,280 @@
+package kagent
+
+import (
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	"viaxdp/wire"
+)
+
+// Times of connection management. They are a matter of both sides, and so no
+// options.
+const (
+	firstRetry = 5 * time.Millisecond   // first resend of Request and Accept; then doubled
+	lastRetry  = 200 * time.Millisecond // longest time between two resends
+	linger     = 2 * time.Second        // how long a finished exchange is remembered after its last message
+	silence    = 3 * time.Second        // a peer that says nothing for so long is gone
+	unclaimed  = 10 * time.Second       // an Answer that is neither confirmed nor declined is declined
+	sweepEvery = 50 * time.Millisecond  // how often what has expired is looked for, while there is something
+	graceTime  = 100 * time.Millisecond // how long a discriminator stays open after a Wait
+)
+
+// Bounds of what the network can make a Manager remember.
+const (
+	maxBacklog  = 64   // requests that wait at one discriminator
+	maxPending  = 1024 // requests that are not answered, in all
+	maxFinished = 4096 // finished exchanges that are remembered
+)
+
+// Manager is connection management: it exchanges messages with the managers of
+// other hosts over a Transport. It touches neither kernel nor VI table. All
+// methods may be called concurrently.
+type Manager struct {
+	transport Transport
+	port      uint16
+	serving   chan struct{} // closed when Serve has returned
+	serveErr  error         // valid after serving is closed
+	done      chan struct{} // closed by Close
+
+	mu       sync.Mutex
+	closed   bool
+	doors    map[doorKey]*door
+	requests map[uint64]*request
+	incoming map[exchange]*Incoming
+	pending  int        // entries of incoming that are not answered
+	finished []finished // oldest first; what may be forgotten
+	sweeping bool
+	sweeper  *time.Timer
+}
+
+// exchange names an exchange on the acceptor's side: connection ids are the
+// requester's, so its address belongs to them.
+type exchange struct {
+	id   uint64
+	peer netip.AddrPort
+}
+
+// finished is a place in the order in which exchanges were finished.
+type finished struct {
+	in  *Incoming
+	req *request
+}
+
+// datagram is a message ready to be sent; the zero value is none.
+type datagram struct {
+	b    []byte
+	from netip.Addr
+	to   netip.AddrPort
+}
+
+// NewManager starts connection management over t, which it owns from now on.
+// Requests go to the given UDP port of other hosts; 0 means wire.Port.
+func NewManager(t Transport, port uint16) *Manager {
+	if port == 0 {
+		port = wire.Port
+	}
+	m := &Manager{
+		transport: t, port: port,
+		serving: make(chan struct{}), done: make(chan struct{}),
+		doors:    make(map[doorKey]*door),
+		requests: make(map[uint64]*request),
+		incoming: make(map[exchange]*Incoming),
+	}
+	go func() {
+		defer close(m.serving)
+		m.serveErr = t.Serve(m)
+	}()
+	return m
+}
+
+// Close tells the other sides of everything that is under way, once, and ends
+// it with ErrClosed. It returns when the manager's goroutine has ended.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		<-m.serving
+		return nil
+	}
+	m.closed = true
+	close(m.done)
+	if m.sweeper != nil {
+		m.sweeper.Stop()
+	}
+	var out []datagram
+	for _, r := range m.requests {
+		if r.state < reqConfirmed {
+			out = append(out, r.end(ErrClosed, wire.CMReasonClosed))
+		}
+	}
+	for _, in := range m.incoming {
+		if in.state < inEstablished {
+			out = append(out, in.end(ErrClosed, wire.CM{Type: wire.CMReject, Reason: wire.CMReasonClosed}))
+		}
+	}
+	clear(m.doors)
+	m.mu.Unlock()
+	for _, d := range out {
+		m.send(d)
+	}
+	err := m.transport.Close()
+	<-m.serving
+	if m.serveErr != nil {
+		return m.serveErr
+	}
+	return err
+}
+
+// send sends d, without m.mu.
+func (m *Manager) send(d datagram) error {
+	if d.b == nil {
+		return nil
+	}
+	return m.transport.Send(d.b, d.from, d.to)
+}
+
+// encode makes the datagram for a message that this package has filled in.
+func encode(msg wire.CM, from netip.Addr, to netip.AddrPort) datagram {
+	b, err := msg.Append(nil)
+	if err != nil {
+		// Offers are checked when they come from the program; the rest
+		// is ours.
+		return datagram{}
+	}
+	return datagram{b: b, from: from, to: to}
+}
+
+// Receive takes a message from the transport.
+func (m *Manager) Receive(b []byte, local netip.Addr, from netip.AddrPort) {
+	msg, err := wire.ParseCM(b)
+	if err != nil {
+		return
+	}
+	local, from = plain(local), netip.AddrPortFrom(plain(from.Addr()), from.Port())
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return
+	}
+	var reply datagram
+	switch msg.Type {
+	case wire.CMRequest:
+		reply = m.onRequest(&msg, local, from)
+	case wire.CMConfirm, wire.CMCancel:
+		reply = m.onRequester(&msg, local, from)
+	default:
+		reply = m.onAnswer(&msg, local, from)
+	}
+	m.mu.Unlock()
+	m.send(reply)
+}
+
+// Undelivered takes the transport's news of a message that did not arrive.
+func (m *Manager) Undelivered(quote []byte, to netip.AddrPort, err error) {
+	t, id, ok := wire.PeekCM(quote)
+	if !ok {
+		return
+	}
+	to = netip.AddrPortFrom(plain(to.Addr()), to.Port())
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch t {
+	case wire.CMRequest:
+		if r := m.requests[id]; r != nil && r.to == to && r.state == reqAsking {
+			r.end(err, wire.CMReasonNone)
+		}
+	case wire.CMAccept:
+		// The requester's agent is gone. That its host is not reachable
+		// may pass: time decides.
+		if in := m.incoming[exchange{id, to}]; in != nil && in.state == inAccepting && errors.Is(err, ErrNoMatch) {
+			in.end(ErrVanished, wire.CM{})
+		}
+	}
+}
+
+// remember puts a finished exchange in the order of oblivion and forgets the
+// oldest when there are too many. Caller holds m.mu.
+func (m *Manager) remember(f finished) {
+	m.finished = append(m.finished, f)
+	for len(m.finished) > maxFinished {
+		m.forget(m.finished[0])
+		m.finished = m.finished[1:]
+	}
+	m.sweepLater()
+}
+
+func (m *Manager) forget(f finished) {
+	if f.in != nil {
+		delete(m.incoming, f.in.key)
+	} else {
+		delete(m.requests, f.req.id)
+	}
+}
+
+// sweepLater makes sure that sweep runs. Caller holds m.mu.
+func (m *Manager) sweepLater() {
+	if m.sweeping || m.closed {
+		return
+	}
+	m.sweeping = true
+	if m.sweeper == nil {
+		m.sweeper = time.AfterFunc(sweepEvery, m.sweep)
+	} else {
+		m.sweeper.Reset(sweepEvery)
+	}
+}
+
+// sweep ends and forgets what has expired.
+func (m *Manager) sweep() {
+	now := time.Now()
+	var out []datagram
+	m.mu.Lock()
+	m.sweeping = false
+	if m.closed {
+		m.mu.Unlock()
+		return
+	}
+	for i := len(m.finished); i > 0; i-- {
+		f := m.finished[0]
+		m.finished = m.finished[1:]
+		if now.Before(f.expires()) {
+			m.finished = append(m.finished, f)
+		} else {
+			m.forget(f)
+		}
+	}
+	if len(m.finished) == 0 {
+		m.finished = nil
+	}
+	for _, in := range m.incoming {
+		if in.state == inPending && now.Sub(in.heard) >= silence {
+			in.end(ErrVanished, wire.CM{})
+		}
+	}
+	for _, r := range m.requests {
+		if r.state == reqAnswered && now.Sub(r.heard) >= unclaimed {
+			out = append(out, r.end(ErrTimeout, wire.CMReasonTimeout))
+		}
+	}
+	more := len(m.requests)+len(m.incoming) > 0
+	for _, d := range m.doors {
+		out = append(out, m.expireDoor(d, now)...)
+		more = more || now.Before(d.open)
+	}
+	if more {
+		m.sweepLater()
+	}
+	m.mu.Unlock()
+	for _, d := range out {
+		m.send(d)
+	}
+}
+
+func (f finished) expires() time.Time {
+	if f.in != nil {
+		return f.in.heard.Add(linger)
+	}
+	return f.req.heard.Add(linger)
+}

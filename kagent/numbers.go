@@ -1,0 +1,102 @@
+package kagent
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"sync"
+)
+
+// DefaultMaxVIs is the size of the VI table unless the configuration says
+// otherwise; index 0 is not used.
+const DefaultMaxVIs = 8192
+
+// Numbers hands out VI numbers: index | generation << 16. The generation of
+// an index starts at random and goes up at each use, and an index is used again
+// only after all others, so that frames for a VI that is gone, of this run or
+// of one before it, do not meet a new VI. All methods may be called
+// concurrently.
+type Numbers struct {
+	mu   sync.Mutex
+	gen  []uint16 // generation of each index, current or next
+	used []bool
+	free []uint16 // ring of free indexes, oldest first
+	head int      // first free index in the ring
+	n    int      // free indexes
+}
+
+// NewNumbers makes a set with the indexes 1 to limit-1. The limit is brought
+// into [2, 65536]; 0 means DefaultMaxVIs.
+func NewNumbers(limit int) *Numbers {
+	if limit <= 0 {
+		limit = DefaultMaxVIs
+	}
+	limit = min(max(limit, 2), 1<<16)
+	s := &Numbers{
+		gen: make([]uint16, limit), used: make([]bool, limit),
+		free: make([]uint16, limit-1), n: limit - 1,
+	}
+	seed := make([]byte, 2*limit)
+	rand.Read(seed)
+	for i := range s.gen {
+		s.gen[i] = binary.NativeEndian.Uint16(seed[2*i:])
+	}
+	for i := range s.free {
+		s.free[i] = uint16(i + 1)
+	}
+	return s
+}
+
+// New hands out a number, or fails with ErrNoVI.
+func (s *Numbers) New() (uint32, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n == 0 {
+		return 0, ErrNoVI
+	}
+	i := s.free[s.head]
+	s.head = (s.head + 1) % len(s.free)
+	s.n--
+	s.used[i] = true
+	return uint32(i) | uint32(s.gen[i])<<16, nil
+}
+
+// Free takes a number back and tells whether it was handed out.
+func (s *Numbers) Free(num uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.live(num) {
+		return false
+	}
+	i := uint16(num)
+	s.used[i] = false
+	s.gen[i]++
+	s.free[(s.head+s.n)%len(s.free)] = i
+	s.n++
+	return true
+}
+
+// Live tells whether num is handed out.
+func (s *Numbers) Live(num uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.live(num)
+}
+
+func (s *Numbers) live(num uint32) bool {
+	i := int(num & 0xffff)
+	return i < len(s.used) && s.used[i] && uint32(s.gen[i]) == num>>16
+}
+
+// NewKey makes the key of a connection: random, never 0.
+func NewKey() uint64 {
+	var b [8]byte
+	for {
+		rand.Read(b[:])
+		if k := binary.NativeEndian.Uint64(b[:]); k != 0 {
+			return k
+		}
+	}
+}
+
+// NewSeq makes the first sequence number of a connection.
+func NewSeq() uint32 { return uint32(NewKey()) }

@@ -1,0 +1,265 @@
+package kagent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"viaxdp/wire"
+)
+
+// reqState is the state of an exchange on the requester's side:
+//
+//	        Accept            Confirm
+//	asking --------> answered --------> confirmed
+//	   |                |
+//	   +----------------+--> ended (Reject, NoMatch, Cancel, Close)
+type reqState int
+
+const (
+	reqAsking reqState = iota
+	reqAnswered
+	reqConfirmed
+	reqEnded
+)
+
+type request struct {
+	m      *Manager
+	id     uint64
+	to     netip.AddrPort
+	result chan struct{} // closed on leaving reqAsking
+
+	// guarded by m.mu
+	state  reqState
+	answer *Answer
+	err    error     // valid in reqEnded
+	last   datagram  // what a repeated Accept gets
+	heard  time.Time // last change, or last repeated Accept
+}
+
+// Answer is the acceptance of a request: the other side's Offer. The
+// connection stands when Confirm has returned nil. All methods may be called
+// concurrently.
+type Answer struct {
+	Offer
+	Remote Address // the acceptor
+	Local  Address // this side; frames must have Local.Host as their source
+
+	r *request
+}
+
+// Request asks remote for a connection; see [Agent].
+func (m *Manager) Request(ctx context.Context, local, remote Address, o Offer) (*Answer, error) {
+	host := plain(remote.Host)
+	if !host.IsValid() || host.IsUnspecified() || host.IsMulticast() {
+		return nil, fmt.Errorf("kagent: request to %v: %w", remote.Host, ErrUnreachable)
+	}
+	r := &request{
+		m: m, id: NewKey(), to: netip.AddrPortFrom(host, m.port), result: make(chan struct{}),
+		answer: &Answer{Local: Address{plain(local.Host), bytes.Clone(local.Disc)}},
+	}
+	r.answer.r = r
+	msg := o.message(wire.CMRequest)
+	msg.ID, msg.From, msg.To = r.id, local.Disc, remote.Disc
+	if _, err := msg.Append(nil); err != nil {
+		return nil, fmt.Errorf("kagent: request: %w", err)
+	}
+	ask := encode(msg, r.answer.Local.Host, r.to)
+
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil, ErrClosed
+	}
+	m.requests[r.id] = r
+	m.mu.Unlock()
+
+	var retry backoff
+	defer retry.stop()
+	var lost error
+	for {
+		if err := m.send(ask); errors.Is(err, ErrUnreachable) {
+			return r.giveUp(err, wire.CMReasonNone)
+		} else if err != nil {
+			lost = err
+		}
+		select {
+		case <-r.result:
+			return r.outcome()
+		case <-ctx.Done():
+			err := contextError(ctx)
+			if lost != nil {
+				err = fmt.Errorf("%w; sending failed: %w", err, lost)
+			}
+			return r.giveUp(err, wire.CMReasonTimeout)
+		case <-retry.next():
+		}
+	}
+}
+
+func (r *request) outcome() (*Answer, error) {
+	r.m.mu.Lock()
+	defer r.m.mu.Unlock()
+	if r.state == reqEnded {
+		return nil, r.err
+	}
+	return r.answer, nil
+}
+
+// giveUp ends the request unless its outcome came just now.
+func (r *request) giveUp(err error, reason wire.CMReason) (*Answer, error) {
+	r.m.mu.Lock()
+	if r.state != reqAsking {
+		r.m.mu.Unlock()
+		return r.outcome()
+	}
+	d := r.end(err, reason)
+	r.m.mu.Unlock()
+	r.m.send(d)
+	return nil, err
+}
+
+// end ends the exchange without a connection and returns the Cancel for the
+// acceptor. Caller holds m.mu, and the state is below reqConfirmed.
+func (r *request) end(err error, reason wire.CMReason) datagram {
+	if r.state == reqAsking {
+		close(r.result)
+	}
+	r.state = reqEnded
+	r.err = err
+	r.heard = time.Now()
+	r.last = r.message(wire.CM{Type: wire.CMCancel, Reason: reason})
+	r.m.remember(finished{req: r})
+	return r.last
+}
+
+func (r *request) message(msg wire.CM) datagram {
+	msg.ID = r.id
+	return encode(msg, r.answer.Local.Host, r.to)
+}
+
+// onAnswer takes a message of the acceptor. Caller holds m.mu.
+func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) datagram {
+	r := m.requests[msg.ID]
+	if r == nil {
+		if msg.Type != wire.CMAccept {
+			return datagram{}
+		}
+		return encode(wire.CM{Type: wire.CMCancel, ID: msg.ID, Reason: wire.CMReasonUnknown}, local, from)
+	}
+	if r.to != from {
+		return datagram{}
+	}
+	switch msg.Type {
+	case wire.CMAccept:
+		if r.state == reqAsking {
+			r.state = reqAnswered
+			r.heard = time.Now()
+			r.answer.Offer = offerOf(msg)
+			r.answer.Remote = Address{from.Addr(), bytes.Clone(msg.From)}
+			r.answer.Local.Host = local
+			close(r.result)
+			m.sweepLater()
+			return datagram{}
+		}
+		if r.state > reqAnswered {
+			r.heard = time.Now()
+		}
+		return r.last
+	case wire.CMReject:
+		if r.state < reqConfirmed {
+			r.end(&RejectedError{msg.Reason}, wire.CMReasonNone)
+		}
+	case wire.CMNoMatch:
+		if r.state == reqAsking {
+			r.end(ErrNoMatch, wire.CMReasonNone)
+		}
+	}
+	return datagram{}
+}
+
+// Confirm tells the acceptor that this side takes frames; the caller's VI must
+// do so before. It fails when the acceptor has withdrawn or the Answer was
+// declined, and also 10 s after the Answer. Confirming again does nothing.
+func (a *Answer) Confirm() error {
+	r := a.r
+	r.m.mu.Lock()
+	switch r.state {
+	case reqAnswered:
+	case reqConfirmed:
+		r.m.mu.Unlock()
+		return nil
+	default:
+		defer r.m.mu.Unlock()
+		return r.err
+	}
+	r.state = reqConfirmed
+	r.heard = time.Now()
+	r.last = r.message(wire.CM{Type: wire.CMConfirm})
+	d := r.last
+	r.m.remember(finished{req: r})
+	r.m.mu.Unlock()
+	r.m.send(d) // lost: the acceptor sends its Accept again
+	return nil
+}
+
+// Decline tells the acceptor that there will be no connection. It does nothing
+// after Confirm.
+func (a *Answer) Decline(reason wire.CMReason) {
+	r := a.r
+	r.m.mu.Lock()
+	var d datagram
+	if r.state == reqAnswered {
+		d = r.end(ErrState, reason)
+	}
+	r.m.mu.Unlock()
+	r.m.send(d)
+}
+
+func (o *Offer) message(t wire.CMType) wire.CM {
+	m := wire.CM{
+		Type: t, VI: o.VI, Key: o.Key, Seq: o.Seq, Window: o.Window, MaxPayload: o.MaxPayload,
+		Level: o.Level, MaxTransfer: o.MaxTransfer, QoS: o.QoS,
+	}
+	if o.RDMAWrite {
+		m.Flags |= wire.CMRdmaWrite
+	}
+	if o.RDMARead {
+		m.Flags |= wire.CMRdmaRead
+	}
+	return m
+}
+
+func offerOf(m *wire.CM) Offer {
+	return Offer{
+		VI: m.VI, Key: m.Key, Seq: m.Seq, Window: m.Window, MaxPayload: m.MaxPayload, Level: m.Level,
+		RDMAWrite: m.Flags&wire.CMRdmaWrite != 0, RDMARead: m.Flags&wire.CMRdmaRead != 0,
+		MaxTransfer: m.MaxTransfer, QoS: m.QoS,
+	}
+}
+
+// backoff is the clock of resends: firstRetry, doubled up to lastRetry.
+type backoff struct {
+	wait  time.Duration
+	timer *time.Timer
+}
+
+func (b *backoff) next() <-chan time.Time {
+	if b.timer == nil {
+		b.wait = firstRetry
+		b.timer = time.NewTimer(b.wait)
+	} else {
+		b.wait = min(2*b.wait, lastRetry)
+		b.timer.Reset(b.wait)
+	}
+	return b.timer.C
+}
+
+func (b *backoff) stop() {
+	if b.timer != nil {
+		b.timer.Stop()
+	}
+}
