@@ -1,0 +1,98 @@
+package reliable
+
+// congestion is the window of a Sender in frames, kept in 1/256 of a frame so
+// that additive increase needs no fraction.
+type congestion struct {
+	cwnd, threshold, most int64
+	roundEnd              uint32 // the round is over when this number is acknowledged
+	roundLeast            int64  // least round trip of the round, 0: none measured
+}
+
+const fraction = 256
+
+func (c *congestion) init(first uint32, most int) {
+	c.roundEnd = first
+	c.most = int64(most) * fraction
+	c.cwnd = min(initialWindow*fraction, c.most)
+	c.threshold = c.most
+}
+
+func (c *congestion) window() int { return int(c.cwnd / fraction) }
+
+// sample takes a round trip time.
+func (c *congestion) sample(t int64) {
+	if c.roundLeast == 0 || t < c.roundLeast {
+		c.roundLeast = t
+	}
+}
+
+// grow takes the acknowledgement of n frames up to cum, while nxt is the next
+// number to send and least the least round trip: doubling a round below the
+// threshold, one frame a round above it. It says slow, and takes an eighth
+// away, when the delay of the whole round says that frames only queue.
+func (c *congestion) grow(n int, cum, nxt uint32, least int64) (slow bool) {
+	if !before(cum, c.roundEnd) {
+		if slow = c.roundLeast > 2*least+delayCeiling; slow {
+			c.cut(c.cwnd - c.cwnd/8)
+		}
+		c.roundEnd, c.roundLeast = nxt, 0
+	}
+	if c.cwnd < c.threshold {
+		c.cwnd += int64(n) * fraction
+	} else if c.cwnd < c.most {
+		c.cwnd += int64(n) * fraction * fraction / c.cwnd
+	}
+	c.cwnd = min(c.cwnd, c.most)
+	return slow
+}
+
+func (c *congestion) cut(cwnd int64) {
+	c.cwnd = min(max(cwnd, leastWindow*fraction), c.most)
+	c.threshold = c.cwnd
+}
+
+// shrink answers a round with losses.
+func (c *congestion) shrink() { c.cut(c.cwnd * 7 / 10) }
+
+// collapse answers a retransmission time-out. A second one in a row leaves the
+// threshold as it is.
+func (c *congestion) collapse() {
+	if least := min(leastWindow*fraction, c.most); c.cwnd > least {
+		c.shrink()
+		c.cwnd = least
+	}
+}
+
+// rtt is the measured round trip, the peer's delay of acknowledgements
+// included.
+type rtt struct {
+	smooth, varied int64 // RFC 6298's SRTT and RTTVAR
+	least, leastAt int64
+}
+
+func (r *rtt) sample(now, t int64) {
+	t = max(t, 1)
+	if r.least == 0 || t <= r.least || now-r.leastAt > minRTTWindow {
+		r.least, r.leastAt = t, now
+	}
+	if r.smooth == 0 {
+		r.smooth, r.varied = t, t/2
+		return
+	}
+	d := r.smooth - t
+	if d < 0 {
+		d = -d
+	}
+	r.varied += (d - r.varied) / 4
+	r.smooth += (t - r.smooth) / 8
+}
+
+// timeout is the time of silence before a tail probe, doubled backoff times
+// for the retransmissions after it.
+func (r *rtt) timeout(backoff uint8) int64 {
+	t := int64(2 * firstRTT)
+	if r.smooth != 0 {
+		t = min(max(2*r.smooth+4*r.varied, minTimeout), maxTimeout)
+	}
+	return min(t<<backoff, maxTimeout)
+}

@@ -1,0 +1,153 @@
+package reliable
+
+import "testing"
+
+// Nobody answers: one probe, then time-outs whose distance doubles up to the
+// ceiling and stays there.
+func TestDeadPeerBacksOff(t *testing.T) {
+	s := NewSender(1, 64)
+	now := int64(1000)
+	for i := range 10 {
+		s.Send(now, uint64(i))
+	}
+	last, gaps := now, []int64(nil)
+	for range 40 {
+		now = s.Deadline()
+		gaps = append(gaps, now-last)
+		last = now
+		if seq, probe := s.Timeout(now); probe {
+			if len(gaps) != 1 || seq != 10 {
+				t.Fatalf("time-out %d probes with frame %d", len(gaps), seq)
+			}
+			s.Resent(now, seq)
+		}
+		for seq, ok := s.NextLost(); ok; seq, ok = s.NextLost() {
+			s.Resent(now, seq)
+		}
+		if err := audit(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := int64(2 * firstRTT)
+	for i, gap := range gaps {
+		if gap != want {
+			t.Fatalf("time-out %d after %d ns, want %d; all: %v", i, gap, want, gaps)
+		}
+		want = min(2*want, maxTimeout)
+	}
+	if want != maxTimeout || s.window() != leastWindow || s.Stats().Probes != 1 {
+		t.Errorf("ends at %d ns, window %d, %+v", want, s.window(), s.Stats())
+	}
+}
+
+// Frames that wait to be sent again are no reason for another collapse.
+func TestNothingInFlightIsNoTimeout(t *testing.T) {
+	s := NewSender(1, 64)
+	for range 10 {
+		s.Send(1, 0)
+	}
+	for range 2 {
+		s.Timeout(s.Deadline())
+	}
+	before := s.Stats()
+	for range 5 {
+		if _, probe := s.Timeout(s.Deadline()); probe {
+			t.Fatal("probe with a frame that was given up")
+		}
+	}
+	if s.Stats() != before {
+		t.Errorf("%+v, before %+v", s.Stats(), before)
+	}
+}
+
+// A round trip that contains the wait for a lost frame is not measured.
+func TestRoundTripIsMeasuredFresh(t *testing.T) {
+	s := NewSender(1, 64)
+	for i := range 4 {
+		s.Send(1_000, uint64(i))
+	}
+	s.Ack(21_000, 2, 64) // 20 us
+	s.AckRange(21_000, 3, 5)
+	s.DetectLosses(21_000)
+	s.Timeout(s.Deadline())
+	seq, ok := s.NextLost()
+	if !ok || seq != 2 {
+		t.Fatalf("lost: %d, %v", seq, ok)
+	}
+	s.Resent(500_000, 2)
+	s.Send(500_000, 4)
+	s.Ack(5_000_000, 5, 64) // up to frame 4, which had arrived long before
+	if s.smooth > 21_000 || s.least != 20_000 {
+		t.Errorf("smooth %d ns, least %d ns", s.smooth, s.least)
+	}
+	s.Ack(5_000_000, 6, 64) // frame 5 was sent once and came alone
+	if s.smooth < 500_000 {
+		t.Errorf("smooth %d ns after a round trip of 4.5 ms", s.smooth)
+	}
+	s = NewSender(1, 64)
+	s.Send(1_000, 0)
+	s.Send(1_000, 1)
+	s.AckRange(21_000, 2, 3)
+	if s.smooth != 20_000 {
+		t.Errorf("smooth %d ns: selective acknowledgement was not measured", s.smooth)
+	}
+	s.AckRange(900_000, 2, 3)
+	if s.smooth != 20_000 {
+		t.Errorf("smooth %d ns: a frame was measured again", s.smooth)
+	}
+	s.Ack(41_000, 3, 64) // frame 1 came late, and now
+	if s.smooth != 22_500 {
+		t.Errorf("smooth %d ns: the late frame was not measured", s.smooth)
+	}
+}
+
+// A queue that only adds delay is not filled: the window shrinks although
+// nothing is lost, wherever the numbers start.
+func TestDelayAloneSlowsDown(t *testing.T) {
+	for _, first := range []uint32{1, 1<<31 + 5, 1<<32 - 5} {
+		l := link{delay: 10_000, perFrame: 10_000} // 1024 frames wait 10 ms
+		w, a, b := pair(1, first, 1024, l, local)
+		a.total = 20_000
+		mustTransfer(t, w, a, b, 60*second)
+		s := a.s.Stats()
+		if s.Slows == 0 || s.Resent != 0 {
+			t.Errorf("first %d: %+v", first, s)
+		}
+		if wait := int64(a.s.window()) * l.perFrame; wait > 3*delayCeiling {
+			t.Errorf("first %d: window %d frames are a queue of %d us", first, a.s.window(), wait/1000)
+		}
+		if w.now > 20_000*l.perFrame*11/10 {
+			t.Errorf("first %d: took %d us", first, w.now/1000)
+		}
+	}
+}
+
+// A queue that overflows is answered by a smaller window and not by a storm.
+func TestOverflowingQueueIsShared(t *testing.T) {
+	l := link{delay: 20_000, perFrame: 2_000, queue: 64}
+	w, a, b := pair(1, 1, 1024, l, local)
+	a.total = 20_000
+	mustTransfer(t, w, a, b, 60*second)
+	s := a.s.Stats()
+	if s.LossRounds == 0 || s.Timeouts > 2 || a.out.dropped > 2500 {
+		t.Errorf("%d frames dropped, %+v", a.out.dropped, s)
+	}
+	if w.now > 20_000*l.perFrame*13/10 {
+		t.Errorf("took %d us", w.now/1000)
+	}
+}
+
+// The window stays in its bounds, however small they are.
+func TestWindowBounds(t *testing.T) {
+	for _, window := range []int{-1, 0, 1, 2, 3, 64, 1 << 20} {
+		s := NewSender(1, window)
+		if n := s.Room(); n < 1 || n > min(MaxWindow, initialWindow) {
+			t.Errorf("window %d: room %d", window, n)
+		}
+		s.shrink()
+		s.collapse()
+		if err := audit(s); err != nil {
+			t.Errorf("window %d: %v", window, err)
+		}
+	}
+}

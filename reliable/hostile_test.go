@@ -1,0 +1,132 @@
+package reliable
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// sequence draws numbers where a lie would hurt: near the frames in flight,
+// half the circle away, and anywhere.
+func sequence(s *Sender) *rapid.Generator[uint32] {
+	return rapid.Custom(func(t *rapid.T) uint32 {
+		base := rapid.SampledFrom([]uint32{s.una, s.nxt, s.una + 1<<31, s.nxt + 1<<31, s.una + 3<<29, s.nxt - 3<<29, 0}).Draw(t, "base")
+		if rapid.IntRange(0, 9).Draw(t, "anywhere") == 0 {
+			return rapid.Uint32().Draw(t, "number")
+		}
+		return base + uint32(rapid.IntRange(-80, 80).Draw(t, "offset"))
+	})
+}
+
+// Whatever a peer claims, the Sender's accounts stay right, only frames in
+// flight are released, each once and in order, and an honest end is reached.
+func TestForgedAcknowledgements(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		first := rapid.OneOf(rapid.Uint32(), rapid.Uint32Range(1<<32-100, 1<<32-1)).Draw(t, "first")
+		s := NewSender(first, rapid.IntRange(1, 64).Draw(t, "window"))
+		now, released := int64(1), uint64(0)
+		release := func(from, to uint32, nxt uint32) {
+			if from-first != uint32(released) || to-from > nxt-from {
+				t.Fatalf("released [%d, %d) of [%d, %d)", from, to, first+uint32(released), nxt)
+			}
+			for ; from != to; from++ {
+				if s.Tag(from) != released {
+					t.Fatalf("frame %d has tag %d, want %d", from, s.Tag(from), released)
+				}
+				released++
+			}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"send": func(t *rapid.T) {
+				for range min(s.Room(), rapid.IntRange(1, 64).Draw(t, "frames")) {
+					s.Send(now, s.stats.Sent)
+				}
+			},
+			"ack": func(t *rapid.T) {
+				una, nxt := s.una, s.nxt
+				cum := sequence(s).Draw(t, "cum")
+				from, to, valid := s.Ack(now, cum, rapid.IntRange(-1, 70_000).Draw(t, "window"))
+				release(from, to, nxt)
+				if future := int32(cum-nxt) > 0 && int32(cum-una) > 0; valid == future {
+					t.Fatalf("acknowledgement of %d for [%d, %d): valid %v", cum, una, nxt, valid)
+				}
+			},
+			"range": func(t *rapid.T) {
+				start := sequence(s).Draw(t, "start")
+				s.AckRange(now, start, sequence(s).Draw(t, "end"))
+			},
+			"detect": func(*rapid.T) { s.DetectLosses(now) },
+			"time": func(t *rapid.T) {
+				now += rapid.Int64Range(0, 1_000_000).Draw(t, "ns")
+				if seq, probe := s.Timeout(now); probe {
+					if seq-s.una >= s.nxt-s.una {
+						t.Fatalf("probe with frame %d of [%d, %d)", seq, s.una, s.nxt)
+					}
+					s.Resent(now, seq)
+				}
+			},
+			"resend": func(*rapid.T) {
+				for seq, ok := s.NextLost(); ok; seq, ok = s.NextLost() {
+					if seq-s.una >= s.nxt-s.una {
+						t.Fatalf("lost frame %d of [%d, %d)", seq, s.una, s.nxt)
+					}
+					s.Resent(now, seq)
+				}
+			},
+			"resend anything": func(t *rapid.T) { s.Resent(now, sequence(s).Draw(t, "seq")) },
+			"": func(t *rapid.T) {
+				if err := audit(s); err != nil {
+					t.Fatal(err)
+				}
+			},
+		})
+		from, to, valid := s.Ack(now, s.nxt, 64)
+		release(from, to, s.nxt)
+		if !valid || !s.Idle() || s.Deadline() != 0 || released != s.stats.Sent {
+			t.Fatalf("at the end: valid %v, idle %v, deadline %d, released %d of %d",
+				valid, s.Idle(), s.Deadline(), released, s.stats.Sent)
+		}
+	})
+}
+
+// A range whose ends lie on the two sides of the circle is no range: walking
+// through it would take two thousand million steps and take all for arrived.
+func TestRangeAroundTheCircleIsIgnored(t *testing.T) {
+	s := NewSender(0, 64)
+	for i := range 10 {
+		s.Send(1, uint64(i))
+	}
+	for _, r := range []Range{{3 << 29, ^uint32(0) - 1<<30}, {1 << 30, 1<<31 | 1<<30}, {11, 12}, {5, 11}, {5, 5}, {6, 5}, {^uint32(0), 0}} {
+		s.AckRange(2, r.Start, r.End)
+		if s.sacked != 0 {
+			t.Fatalf("range %+v was taken", r)
+		}
+	}
+	if s.AckRange(2, ^uint32(0)-5, 3); s.sacked != 3 {
+		t.Errorf("range with an old start: %d frames taken, want 3", s.sacked)
+	}
+}
+
+// A peer that says it has everything selectively but never moves on gets no
+// frames and no busy timer.
+func TestSelectiveLiarStarves(t *testing.T) {
+	s := NewSender(1, 64)
+	for i := range 64 {
+		s.Send(1, uint64(i))
+	}
+	now := int64(20_000)
+	s.AckRange(now, 1, 65)
+	for range 30 {
+		s.DetectLosses(now)
+		if _, lost := s.NextLost(); lost || s.Room() > 0 {
+			t.Fatal("sends more")
+		}
+		now = s.Deadline()
+		if _, probe := s.Timeout(now); probe {
+			t.Fatal("probes")
+		}
+	}
+	if s.Deadline() != now+maxTimeout || s.Stats().Timeouts != 0 {
+		t.Errorf("next timer after %d ns, %+v", s.Deadline()-now, s.Stats())
+	}
+}

@@ -1,0 +1,192 @@
+package reliable
+
+import (
+	"slices"
+	"testing"
+)
+
+const (
+	us   = 1_000
+	trip = 20 * us
+)
+
+// warm is a Sender with a steady round trip of trip at the returned time, and
+// n frames in flight that were sent at that time; the first has the returned
+// number.
+func warm(n int) (s *Sender, now int64, first uint32) {
+	s, now = NewSender(1, 256), us
+	for range 50 {
+		seq := s.Send(now, 0)
+		now += trip
+		s.Ack(now, seq+1, 256)
+	}
+	first = s.Next()
+	for range n {
+		s.Send(now, 0)
+	}
+	return s, now, first
+}
+
+func sack(s *Sender, now int64, start, end uint32) {
+	s.AckRange(now, start, end)
+	s.DetectLosses(now)
+}
+
+// lost takes all that NextLost names and says that it was sent again.
+func lost(s *Sender, now int64) (all []uint32) {
+	for seq, ok := s.NextLost(); ok; seq, ok = s.NextLost() {
+		all = append(all, seq)
+		s.Resent(now, seq)
+	}
+	return all
+}
+
+func TestThreeLaterArrivalsTellALoss(t *testing.T) {
+	s, now, f := warm(10)
+	for i := range uint32(2) {
+		sack(s, now+trip, f+1+i, f+2+i)
+		if got := lost(s, now+trip); got != nil {
+			t.Fatalf("after %d later arrivals: %v is lost", i+1, got)
+		}
+	}
+	sack(s, now+trip, f+3, f+4)
+	if got := lost(s, now+trip); !slices.Equal(got, []uint32{f}) {
+		t.Fatalf("after three later arrivals: %v is lost", got)
+	}
+	// Where frames overtake each other three say nothing.
+	s, now, f = warm(10)
+	s.reordered = reorderRounds
+	sack(s, now+trip, f+1, f+10)
+	if got := lost(s, now+trip); got != nil {
+		t.Errorf("with reordering: %v is lost", got)
+	}
+}
+
+// One later arrival tells nothing yet, but sets the timer to the time after
+// which the frame is lost.
+func TestLateFrameIsLostInTime(t *testing.T) {
+	s, now, f := warm(2)
+	sack(s, now+trip, f+1, f+2)
+	due := s.Deadline()
+	if got := lost(s, now+trip); got != nil || due <= now+trip || due > now+2*trip {
+		t.Fatalf("%v is lost, timer %d us after sending", got, (due-now)/us)
+	}
+	if _, probe := s.Timeout(due); probe {
+		t.Fatal("probe although the loss is clear")
+	}
+	if got := lost(s, due); !slices.Equal(got, []uint32{f}) || s.Stats().Timeouts != 0 {
+		t.Errorf("%v is lost, %+v", got, s.Stats())
+	}
+}
+
+// A frame sent well before one that arrived is lost at once.
+func TestOvertakenByTimeIsLost(t *testing.T) {
+	s, now, f := warm(1)
+	s.Send(now+trip, 0)
+	sack(s, now+2*trip, f+1, f+2)
+	if got := lost(s, now+2*trip); !slices.Equal(got, []uint32{f}) {
+		t.Errorf("%v is lost", got)
+	}
+}
+
+// The arrival of frames that were sent before a retransmission says nothing
+// about the retransmission, however late they are.
+func TestEarlierFramesDoNotJudgeARetransmission(t *testing.T) {
+	s, now, f := warm(10)
+	sack(s, now+trip, f+1, f+5)
+	if got := lost(s, now+trip); len(got) != 1 {
+		t.Fatalf("%v is lost", got)
+	}
+	sack(s, now+9*trip, f+5, f+10)
+	if got := lost(s, now+9*trip); got != nil {
+		t.Errorf("%v is lost again", got)
+	}
+}
+
+// All losses of one flight shrink the window once.
+func TestOneRoundShrinksOnce(t *testing.T) {
+	s, now, f := warm(30)
+	before := s.cwnd
+	for i := uint32(2); i < 30; i += 3 {
+		sack(s, now+trip+int64(i)*100, f+i, f+i+1)
+	}
+	if n := len(lost(s, now+trip+3000)); n < 10 || s.Stats().LossRounds != 1 || s.cwnd != before*7/10 {
+		t.Errorf("%d lost, window from %d to %d, %+v", n, before, s.cwnd, s.Stats())
+	}
+}
+
+// The original that comes after its retransmission was sent is recognized:
+// it was late, not lost.
+func TestEchoTellsReordering(t *testing.T) {
+	s, now, f := warm(10)
+	sack(s, now+trip, f+1, f+10)
+	if got := lost(s, now+trip+us); len(got) != 1 {
+		t.Fatalf("%v is lost", got)
+	}
+	s.Ack(now+trip+2*us, f+10, 256) // a microsecond after it was sent again
+	if s.reordered != reorderRounds || s.rackSent != now {
+		t.Errorf("reordered %d, newest arrival was sent at %d, want %d", s.reordered, s.rackSent, now)
+	}
+	s, now, f = warm(10)
+	sack(s, now+trip, f+1, f+10)
+	lost(s, now+trip)
+	s.Ack(now+2*trip, f+10, 256) // a full round trip later
+	if s.reordered != 0 || s.rackSent != now+trip {
+		t.Errorf("reordered %d, newest arrival was sent at %d, want %d", s.reordered, s.rackSent, now+trip)
+	}
+}
+
+// After silence the doubled timer stays until a round trip was measured, and
+// the next silence begins with a probe.
+func TestTimerRecovers(t *testing.T) {
+	s, now, f := warm(4)
+	for range 5 {
+		now = s.Deadline()
+		if seq, probe := s.Timeout(now); probe {
+			s.Resent(now, seq)
+		}
+		lost(s, now)
+	}
+	now += trip
+	s.Ack(now, f+3, 256)
+	if gap := s.Deadline() - now; gap != s.timeout(5) {
+		t.Errorf("timer %d us after an arrival that measures nothing", gap/us)
+	}
+	s.Ack(now, f+4, 256)
+	f = s.Send(now, 0)
+	s.Send(now, 0)
+	now += trip
+	s.Ack(now, f+1, 256)
+	if gap := s.Deadline() - now; gap != s.timeout(0) {
+		t.Errorf("timer %d us after a measured round trip", gap/us)
+	}
+	if seq, probe := s.Timeout(s.Deadline()); !probe || seq != f+1 {
+		t.Errorf("frame %d, probe %v", seq, probe)
+	}
+}
+
+// Time-outs in a row keep what was learned about the path's width.
+func TestTimeoutsKeepTheThreshold(t *testing.T) {
+	s, _, _ := warm(20)
+	want := s.cwnd * 7 / 10
+	for range 5 {
+		now := s.Deadline()
+		s.Timeout(now)
+		lost(s, now)
+	}
+	if s.threshold != want || s.window() != leastWindow || s.Stats().Timeouts != 4 {
+		t.Errorf("threshold %d, want %d; window %d, %+v", s.threshold, want, s.window(), s.Stats())
+	}
+}
+
+// Word of a retransmission that comes after the acknowledgement changes
+// nothing, not even for the frame that took the place.
+func TestLateResentIsIgnored(t *testing.T) {
+	s, now, f := warm(1)
+	before := s.Stats()
+	s.Resent(now+us, f-1)
+	s.Resent(now+us, f+256)
+	if s.Stats() != before || s.frames[f&s.mask].sentAt != now {
+		t.Errorf("%+v, was %+v", s.Stats(), before)
+	}
+}

@@ -1,0 +1,153 @@
+package reliable
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// The Receiver agrees with a set of numbers that arrived.
+func TestReceiverAgainstModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		first := rapid.OneOf(rapid.Uint32(), rapid.Uint32Range(1<<32-100, 1<<32-1)).Draw(t, "first")
+		window := rapid.IntRange(1, 100).Draw(t, "window")
+		r := NewReceiver(first, window)
+		size := uint32(roundUp(window))
+		next, unacked := first, 0
+		held := map[uint32]uint64{}
+		var want ReceiverStats
+		t.Repeat(map[string]func(*rapid.T){
+			"arrive": func(t *rapid.T) {
+				seq := next + uint32(rapid.IntRange(-10, int(size)+10).Draw(t, "ahead"))
+				if rapid.IntRange(0, 20).Draw(t, "anywhere") == 0 {
+					seq = rapid.Uint32().Draw(t, "seq")
+				}
+				ahead := seq - next
+				_, here := held[seq]
+				verdict, urgent := Early, r.Urgent()
+				switch {
+				case int32(ahead) < 0 || here:
+					verdict = Duplicate
+					want.Duplicate++
+				case ahead >= size:
+					verdict = Outside
+					want.Outside++
+				case ahead == 0:
+					verdict = InOrder
+					want.InOrder++
+				default:
+					want.Early++
+				}
+				inOrder := verdict == InOrder && len(held) == 0
+				if got := r.Arrive(seq); got != verdict {
+					t.Fatalf("frame %d at %d: verdict %d, want %d", seq, next, got, verdict)
+				}
+				if r.Urgent() != (urgent || !inOrder) {
+					t.Fatalf("urgent %v after verdict %d", r.Urgent(), verdict)
+				}
+				switch verdict {
+				case Early:
+					if rapid.IntRange(0, 9).Draw(t, "no memory") > 0 {
+						tag := rapid.Uint64().Draw(t, "tag")
+						r.Hold(seq, tag)
+						held[seq] = tag
+					}
+				case InOrder:
+					next++
+					unacked++
+				}
+				for {
+					tag, ok := r.Pop()
+					expect, there := held[next]
+					if ok != there || tag != expect {
+						t.Fatalf("popped %d, %v at %d, want %d, %v", tag, ok, next, expect, there)
+					}
+					if !ok {
+						break
+					}
+					delete(held, next)
+					next++
+					unacked++
+				}
+			},
+			"acknowledge": func(*rapid.T) {
+				r.Acked()
+				unacked = 0
+			},
+			"ask": func(*rapid.T) { r.AskUrgent() },
+			"": func(t *rapid.T) {
+				if r.Next() != next || r.Held() != len(held) || r.Unacked() != unacked || r.Stats() != want {
+					t.Fatalf("next %d, held %d, unacked %d, %+v; want %d, %d, %d, %+v",
+						r.Next(), r.Held(), r.Unacked(), r.Stats(), next, len(held), unacked, want)
+				}
+				out := make([]Range, rapid.IntRange(0, 40).Draw(t, "room for ranges"))
+				got := out[:r.Ranges(out)]
+				if model := runs(held, next, size, len(out)); !slices.Equal(got, model) {
+					t.Fatalf("ranges %v, want %v", got, model)
+				}
+			},
+		})
+		for range len(held) {
+			tag, ok := r.Drain()
+			i := slices.Index(values(held), tag)
+			if !ok || i < 0 {
+				t.Fatalf("drained %d, %v, which is not held", tag, ok)
+			}
+		}
+		if _, ok := r.Drain(); ok || r.Held() != 0 {
+			t.Fatalf("more than %d drained", len(held))
+		}
+	})
+}
+
+func values(m map[uint32]uint64) (v []uint64) {
+	for _, tag := range m {
+		v = append(v, tag)
+	}
+	return v
+}
+
+// runs is Ranges of a set.
+func runs(held map[uint32]uint64, next, size uint32, most int) (out []Range) {
+	for i := range size {
+		seq := next + i
+		if _, ok := held[seq]; !ok {
+			continue
+		}
+		if n := len(out); n > 0 && out[n-1].End == seq {
+			out[n-1].End++
+		} else {
+			out = append(out, Range{seq, seq + 1})
+		}
+	}
+	return out[:min(most, len(out))]
+}
+
+// An acknowledgement is asked for at once when something is wrong, and not
+// while frames come in order.
+func TestUrgency(t *testing.T) {
+	r := NewReceiver(10, 8)
+	steps := []struct {
+		seq    uint32
+		want   Verdict
+		urgent bool
+	}{
+		{10, InOrder, false}, {11, InOrder, false},
+		{13, Early, true}, {13, Duplicate, true}, {12, InOrder, true},
+		{14, InOrder, false}, {9, Duplicate, true}, {23, Outside, true}, {15, InOrder, false},
+	}
+	for _, s := range steps {
+		got := r.Arrive(s.seq)
+		if got == Early {
+			r.Hold(s.seq, 0)
+		}
+		if got != s.want || r.Urgent() != s.urgent {
+			t.Errorf("frame %d: verdict %d, urgent %v; want %d, %v", s.seq, got, r.Urgent(), s.want, s.urgent)
+		}
+		for ok := got == InOrder; ok; {
+			_, ok = r.Pop()
+		}
+		r.Acked()
+	}
+}

@@ -1,0 +1,241 @@
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// KindConnect is the bit of the kind byte that marks connection management.
+// Frames with it go to the kernel's UDP socket, and never to a VI.
+const KindConnect = 0x80
+
+// Sizes of a connection management message, in bytes.
+const (
+	CMHeaderLen = 48                                // fixed part
+	CMMaxDisc   = 64                                // longest discriminator
+	CMMaxLen    = CMHeaderLen + 2*CMMaxDisc         // longest message
+	cmReserved  = ^uint16(CMRdmaWrite | CMRdmaRead) // flag bits that must be 0
+)
+
+// Flags of CM.Flags.
+const (
+	CMRdmaWrite uint16 = 1 << iota // the sender's VI takes RDMA writes
+	CMRdmaRead                     // the sender's VI serves RDMA reads
+)
+
+// CMType is the kind of a connection management message; on the wire the bit
+// KindConnect is set beside it.
+type CMType uint8
+
+// The messages of one exchange, which has one connection id. The requester
+// sends Request, Confirm and Cancel, the acceptor the others.
+const (
+	CMRequest CMType = 1 // asks for a connection: numbers and discriminators
+	CMPending CMType = 2 // the request waits for the acceptor's program
+	CMAccept  CMType = 3 // the acceptor's numbers and discriminators
+	CMConfirm CMType = 4 // the requester has the Accept and takes frames
+	CMReject  CMType = 5 // the acceptor's program, or its agent, refuses: Reason
+	CMNoMatch CMType = 6 // nobody waits on that discriminator
+	CMCancel  CMType = 7 // the requester does not want any more: Reason
+)
+
+var cmNames = [...]string{
+	CMRequest: "request", CMPending: "pending", CMAccept: "accept", CMConfirm: "confirm",
+	CMReject: "reject", CMNoMatch: "no-match", CMCancel: "cancel",
+}
+
+// String names the type for logs and errors.
+func (t CMType) String() string {
+	if t.known() {
+		return cmNames[t]
+	}
+	return fmt.Sprintf("cm-type-%d", uint8(t))
+}
+
+func (t CMType) known() bool { return t >= CMRequest && t <= CMCancel }
+
+// offers tells whether messages of this type carry the sender's numbers.
+func (t CMType) offers() bool { return t == CMRequest || t == CMAccept }
+
+// reasons tells whether messages of this type carry a reason.
+func (t CMType) reasons() bool { return t == CMReject || t == CMCancel }
+
+// CMReason says why a connection did not come about. 0 is "no reason given".
+type CMReason uint8
+
+const (
+	CMReasonNone      CMReason = 0 // none given
+	CMReasonProgram   CMReason = 1 // the program refused (VipConnectReject)
+	CMReasonResources CMReason = 2 // the side that ends it is out of something
+	CMReasonTimeout   CMReason = 3 // the side that ends it has waited long enough
+	CMReasonClosed    CMReason = 4 // the side that ends it closes its NIC
+	CMReasonUnknown   CMReason = 5 // the side that ends it knows of no such exchange
+	CMReasonMismatch  CMReason = 6 // attributes of the two VIs do not go together
+	cmReasonEnd       CMReason = 7
+)
+
+var cmReasons = [...]string{
+	"no reason given", "refused by the program", "out of resources", "timed out", "NIC closed",
+	"unknown exchange", "attributes do not match",
+}
+
+// String gives the reason in words.
+func (r CMReason) String() string {
+	if r < cmReasonEnd {
+		return cmReasons[r]
+	}
+	return fmt.Sprintf("reason %d", uint8(r))
+}
+
+// CM is a connection management message, the payload of a UDP datagram:
+//
+//	 0 version  1 0x80|type  2 flags            4 sender's VI number
+//	 8 key that frames to the sender carry
+//	16 connection id
+//	24 first sequence       28 window           30 max payload
+//	32 max transfer size                        36 QoS
+//	40 level    41 reason   42 From length      43 To length
+//	44 CRC32C of the message, this field as 0
+//	48 From discriminator, To discriminator
+//
+// Fields that a type does not use are 0 on the wire; a message in which they
+// are not is refused, so that a later version may give them a meaning.
+type CM struct {
+	Type   CMType
+	Reason CMReason // Reject and Cancel only
+	ID     uint64   // chosen by the requester, random, not 0
+
+	// The sender's numbers: Request and Accept only.
+	VI          uint32 // VI number, not 0
+	Key         uint64 // key that frames to the sender must carry
+	Seq         uint32 // first sequence number that the sender will use
+	Window      uint16 // frames that the sender can take at first
+	MaxPayload  uint16 // UDP payload bytes of the largest frame that the sender takes
+	Level       uint8  // reliability level: 1, 2 or 4 as VIPL numbers them
+	Flags       uint16 // CMRdmaWrite, CMRdmaRead
+	MaxTransfer uint32 // bytes of the longest message
+	QoS         uint32
+	From, To    []byte // discriminators of the sender and of the receiver
+}
+
+// ErrCM is the base of the errors for messages whose fields contradict the
+// format; too short, wrong version and wrong checksum have errors of their own.
+var ErrCM = errors.New("wire: malformed connection message")
+
+func cmError(format string, a ...any) error {
+	return fmt.Errorf("%w: %s", ErrCM, fmt.Sprintf(format, a...))
+}
+
+// check holds the rules that sender and receiver share.
+func (m *CM) check() error {
+	switch {
+	case !m.Type.known():
+		return cmError("unknown type %d", uint8(m.Type))
+	case m.ID == 0:
+		return cmError("connection id 0")
+	case m.Flags&cmReserved != 0:
+		return cmError("reserved flags %#x", m.Flags&cmReserved)
+	case m.Reason >= cmReasonEnd, m.Reason != 0 && !m.Type.reasons():
+		return cmError("%v with %v", m.Type, m.Reason)
+	case len(m.From) > CMMaxDisc || len(m.To) > CMMaxDisc:
+		return cmError("discriminators of %d and %d bytes, at most %d", len(m.From), len(m.To), CMMaxDisc)
+	}
+	if m.Type.offers() {
+		switch {
+		case m.VI == 0:
+			return cmError("%v without a VI", m.Type)
+		case m.Level != 1 && m.Level != 2 && m.Level != 4:
+			return cmError("reliability level %d", m.Level)
+		}
+		return nil
+	}
+	if m.VI != 0 || m.Key != 0 || m.Seq != 0 || m.Window != 0 || m.MaxPayload != 0 || m.Level != 0 ||
+		m.Flags != 0 || m.MaxTransfer != 0 || m.QoS != 0 || len(m.From) != 0 || len(m.To) != 0 {
+		return cmError("%v carries numbers", m.Type)
+	}
+	return nil
+}
+
+// Append appends the message to b. It fails, with an error that wraps ErrCM,
+// where ParseCM would.
+func (m *CM) Append(b []byte) ([]byte, error) {
+	if err := m.check(); err != nil {
+		return b, err
+	}
+	start := len(b)
+	b = append(b, make([]byte, CMHeaderLen)...)
+	b = append(append(b, m.From...), m.To...)
+	h := b[start:]
+	h[0] = Version
+	h[1] = KindConnect | byte(m.Type)
+	binary.BigEndian.PutUint16(h[2:], m.Flags)
+	binary.BigEndian.PutUint32(h[4:], m.VI)
+	binary.BigEndian.PutUint64(h[8:], m.Key)
+	binary.BigEndian.PutUint64(h[16:], m.ID)
+	binary.BigEndian.PutUint32(h[24:], m.Seq)
+	binary.BigEndian.PutUint16(h[28:], m.Window)
+	binary.BigEndian.PutUint16(h[30:], m.MaxPayload)
+	binary.BigEndian.PutUint32(h[32:], m.MaxTransfer)
+	binary.BigEndian.PutUint32(h[36:], m.QoS)
+	h[40], h[41] = m.Level, byte(m.Reason)
+	h[42], h[43] = byte(len(m.From)), byte(len(m.To))
+	Seal(h)
+	return b, nil
+}
+
+// ParseCM reads a message that fills b exactly. From and To alias b. The
+// errors wrap ErrShort, ErrVersion, ErrKind, ErrLength, ErrChecksum or ErrCM.
+func ParseCM(b []byte) (CM, error) {
+	if len(b) < CMHeaderLen {
+		return CM{}, ErrShort
+	}
+	if b[0] != Version {
+		return CM{}, ErrVersion
+	}
+	if b[1]&KindConnect == 0 {
+		return CM{}, ErrKind
+	}
+	from, to := int(b[42]), int(b[43])
+	if len(b) != CMHeaderLen+from+to {
+		return CM{}, ErrLength
+	}
+	if err := verify(b); err != nil {
+		return CM{}, err
+	}
+	m := CM{
+		Type:        CMType(b[1] &^ KindConnect),
+		Flags:       binary.BigEndian.Uint16(b[2:]),
+		VI:          binary.BigEndian.Uint32(b[4:]),
+		Key:         binary.BigEndian.Uint64(b[8:]),
+		ID:          binary.BigEndian.Uint64(b[16:]),
+		Seq:         binary.BigEndian.Uint32(b[24:]),
+		Window:      binary.BigEndian.Uint16(b[28:]),
+		MaxPayload:  binary.BigEndian.Uint16(b[30:]),
+		MaxTransfer: binary.BigEndian.Uint32(b[32:]),
+		QoS:         binary.BigEndian.Uint32(b[36:]),
+		Level:       b[40],
+		Reason:      CMReason(b[41]),
+	}
+	if from > 0 {
+		m.From = b[CMHeaderLen : CMHeaderLen+from : CMHeaderLen+from]
+	}
+	if to > 0 {
+		m.To = b[CMHeaderLen+from:]
+	}
+	if err := m.check(); err != nil {
+		return CM{}, err
+	}
+	return m, nil
+}
+
+// PeekCM reads type and connection id off the front of a message of which the
+// rest may be missing, as in the quotation that an ICMP error carries. ok is
+// false when b is no such thing. Nothing is verified.
+func PeekCM(b []byte) (t CMType, id uint64, ok bool) {
+	if len(b) < 24 || b[0] != Version || b[1]&KindConnect == 0 {
+		return 0, 0, false
+	}
+	t = CMType(b[1] &^ KindConnect)
+	return t, binary.BigEndian.Uint64(b[16:]), t.known()
+}

@@ -1,0 +1,162 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+func drawGolden(t *rapid.T) golden {
+	var src, dst [16]byte
+	copy(src[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "source"))
+	copy(dst[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "destination"))
+	g := golden{link: macs, payload: rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "payload")}
+	if rapid.Bool().Draw(t, "IPv4") {
+		g.link.Src, g.link.Dst = netip.AddrFrom4([4]byte(src[:4])), netip.AddrFrom4([4]byte(dst[:4]))
+	} else {
+		src[0], dst[0] = 0xfd, 0xfd // no mapped address
+		g.link.Src, g.link.Dst = netip.AddrFrom16(src), netip.AddrFrom16(dst)
+	}
+	g.link.VLAN = rapid.Uint16Range(0, 4094).Draw(t, "VLAN")
+	g.link.Port = rapid.Uint16().Draw(t, "port")
+	g.header = Header{
+		Kind:  Kind(rapid.IntRange(int(KindData), int(KindClose)).Draw(t, "kind")),
+		Flags: Flags(rapid.Uint16().Draw(t, "flags")) & flagsKnown,
+		VI:    rapid.Uint32().Draw(t, "VI"), Key: rapid.Uint64().Draw(t, "key"),
+		Seq: rapid.Uint32().Draw(t, "seq"), Ack: rapid.Uint32().Draw(t, "ack"),
+		Window: rapid.Uint16().Draw(t, "window"), Length: uint16(len(g.payload)),
+		Immediate: rapid.Uint32().Draw(t, "immediate"), RemoteAddr: rapid.Uint64().Draw(t, "address"),
+		RemoteHandle: rapid.Uint32().Draw(t, "handle"),
+	}
+	return g
+}
+
+// ones is the Internet checksum of b (RFC 1071), byte by byte; 0 when b holds
+// its own checksum.
+func ones(b []byte) uint16 {
+	sum := 0
+	for i, c := range b {
+		sum += int(c) << (8 * (1 - i%2))
+		if sum > 0xffff {
+			sum -= 0xffff
+		}
+	}
+	return ^uint16(sum)
+}
+
+// What is written is read, and the lower headers are those that a kernel or a
+// router takes.
+func TestRoundTrip(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		g := drawGolden(rt)
+		frame := build(t, g)
+		saved := bytes.Clone(frame)
+		padding := rapid.IntRange(0, 20).Draw(rt, "padding")
+		var p Packet
+		if err := p.Decode(append(frame, make([]byte, padding)...)); err != nil {
+			rt.Fatal(err)
+		}
+		if err := p.Verify(); err != nil {
+			rt.Fatal(err)
+		}
+		if diff := cmp.Diff(g.header, p.Header); diff != "" {
+			rt.Fatalf("header (-want +got):\n%s", diff)
+		}
+		if !bytes.Equal(p.Payload, g.payload) || p.Src != HostOf(g.link.Src) {
+			rt.Fatalf("payload %x from %x", p.Payload, p.Src)
+		}
+		if !bytes.Equal(frame, saved) {
+			rt.Fatal("reading changed the frame")
+		}
+		checkLowerHeaders(rt, g, frame)
+	})
+}
+
+func checkLowerHeaders(t *rapid.T, g golden, frame []byte) {
+	at := 12
+	if g.link.VLAN != 0 {
+		if tag := binary.BigEndian.Uint32(frame[12:]); tag != 0x8100<<16|uint32(g.link.VLAN) {
+			t.Fatalf("VLAN tag %x", tag)
+		}
+		at += 4
+	}
+	ip := frame[at+2:]
+	udp := ip[40:]
+	if g.link.Src.Is4() {
+		udp = ip[20:]
+		if n := int(binary.BigEndian.Uint16(ip[2:])); n != len(ip) || ones(ip[:20]) != 0 {
+			t.Fatalf("IPv4: length %d of %d, checksum over the header %x", n, len(ip), ones(ip[:20]))
+		}
+	} else if n := int(binary.BigEndian.Uint16(ip[4:])); n != len(udp) {
+		t.Fatalf("IPv6: length %d of %d", n, len(udp))
+	}
+	port := g.link.Port
+	if port == 0 {
+		port = Port
+	}
+	for i, want := range []uint16{port, port, uint16(len(udp)), 0} {
+		if got := binary.BigEndian.Uint16(udp[2*i:]); got != want {
+			t.Fatalf("UDP word %d: %d, want %d", i, got, want)
+		}
+	}
+}
+
+// A template serves frames of any length one after the other.
+func TestTemplateIsReused(t *testing.T) {
+	for _, l := range []Link{oneToTwo, on(macs, "fd00::1", "fd00::2", 5, 0)} {
+		template, err := NewTemplate(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chunk := bytes.Repeat([]byte{0xee}, 2048)
+		for _, n := range []int{1448, 48, 49, 1000} {
+			g := golden{link: l, header: Header{Kind: KindData, Length: uint16(n - HeaderLen)}, payload: make([]byte, n-HeaderLen)}
+			via := template.Put(chunk, n)
+			clear(via)
+			g.header.Put(via)
+			Seal(via)
+			if got := chunk[:template.Len()+n]; !bytes.Equal(got, build(t, g)) {
+				t.Errorf("%v, %d bytes: differs from a frame of a fresh template", l.Src, n)
+			}
+		}
+	}
+}
+
+// A retransmission differs from the first transmission in what is the state of
+// now, and in nothing else.
+func TestRestamp(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		g := drawGolden(rt)
+		frame := build(t, g)
+		want := g
+		want.header.Ack, want.header.Window = rapid.Uint32().Draw(rt, "new ack"), rapid.Uint16().Draw(rt, "new window")
+		want.header.Flags |= FlagAckNow
+		template, _ := NewTemplate(g.link)
+		Restamp(frame[template.Len():], want.header.Ack, want.header.Window, FlagAckNow)
+		if !bytes.Equal(frame, build(t, want)) {
+			rt.Fatal("differs from a frame that was built so")
+		}
+	})
+}
+
+func TestTemplateRefuses(t *testing.T) {
+	for _, l := range []Link{
+		macs,
+		{Src: netip.MustParseAddr("10.0.0.1")},
+		{Dst: netip.MustParseAddr("10.0.0.1")},
+		on(macs, "10.0.0.1", "fd00::1", 0, 0),
+	} {
+		if _, err := NewTemplate(l); err != ErrProtocol {
+			t.Errorf("from %v to %v: %v", l.Src, l.Dst, err)
+		}
+	}
+	mapped, err := NewTemplate(on(macs, "::ffff:10.0.0.1", "10.0.0.2", 0, 0))
+	plain, _ := NewTemplate(oneToTwo)
+	if err != nil || mapped != plain {
+		t.Errorf("mapped address: %v", err)
+	}
+}
