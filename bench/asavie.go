@@ -1,0 +1,244 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/asavie/xdp"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/xdpnic"
+)
+
+// asavie is an xdp.Socket of github.com/asavie/xdp, driven as its
+// documentation shows: Poll before Receive, Poll(0) to look and a longer one to
+// sleep. Its place is beside our own queue as a baseline.
+//
+// The socket hands out chunks from the lowest address on; receiving has the
+// upper half for itself.
+//
+//	0                 ringChunks          2*ringChunks
+//	| GetDescs: sending | Fill: receiving |
+type asavie struct {
+	nic    *nic
+	xsk    *xdp.Socket
+	sleeps bool
+	chunk  int
+	watch  watch
+	header *headers
+	skip   int
+
+	descs []xdp.Desc // chunks for sending, of which used are queued
+	used  int
+
+	ready int        // frames received as far as the last Poll told
+	lease []xdp.Desc // taken off the ring
+	at    int
+}
+
+func openAsavie(p Params, w watch, sleeps bool) (*asavie, error) {
+	a := &asavie{sleeps: sleeps, watch: w, skip: headersLen(p.Local)}
+	var err error
+	a.nic, err = openNIC(p, func(ifindex int, _ xdpnic.Mode) (int, error) {
+		if err := a.openSocket(ifindex, p); err != nil {
+			return -1, err
+		}
+		return a.xsk.FD(), nil
+	}, func() { a.closeSocket() })
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+func (a *asavie) openSocket(ifindex int, p Params) error {
+	cfg, err := xdpnic.Config{Ifindex: ifindex, QueueID: p.Queue}.WithDefaults()
+	if err != nil {
+		return err
+	}
+	a.chunk = cfg.ChunkSize
+	options := &xdp.SocketOptions{
+		NumFrames: 2 * ringChunks, FrameSize: a.chunk,
+		FillRingNumDescs: ringChunks, CompletionRingNumDescs: ringChunks,
+		RxRingNumDescs: ringChunks, TxRingNumDescs: ringChunks,
+	}
+	deadline := time.Now().Add(xdpnic.DefaultBusyTimeout)
+	for {
+		a.xsk, err = xdp.NewSocket(ifindex, p.Queue, options)
+		if err == nil {
+			break
+		}
+		// The library gives the errno as text only.
+		if !strings.Contains(err.Error(), unix.EBUSY.Error()) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	// As xdpnic does: the kernel then says EAGAIN before veth's queue overflows.
+	if err := unix.SetsockoptInt(a.xsk.FD(), unix.SOL_SOCKET, unix.SO_SNDBUF, xdpnic.DefaultSendBuffer/2); err != nil {
+		return fmt.Errorf("SO_SNDBUF: %w", err)
+	}
+	fill := make([]xdp.Desc, ringChunks)
+	for i := range fill {
+		fill[i].Addr = uint64((ringChunks + i) * a.chunk)
+	}
+	a.xsk.Fill(fill)
+	return nil
+}
+
+func (a *asavie) closeSocket() error {
+	if a.xsk == nil {
+		return nil
+	}
+	rings, err := mappingsOf(a.xsk.FD())
+	err = errors.Join(err, a.xsk.Close())
+	a.xsk = nil
+	// The library leaves the rings mapped, and with them the socket bound.
+	for _, m := range rings {
+		if _, _, errno := unix.Syscall(unix.SYS_MUNMAP, m.start, m.end-m.start, 0); errno != 0 {
+			err = errors.Join(err, fmt.Errorf("munmap: %w", errno))
+		}
+	}
+	return err
+}
+
+// mapping is a range of addresses of this process.
+type mapping struct{ start, end uintptr }
+
+// mappingsOf lists the mappings of a socket's rings, proc_pid_maps(5).
+func mappingsOf(fd int) ([]mapping, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("fstat: %w", err)
+	}
+	text, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return nil, err
+	}
+	var found []mapping
+	for line := range strings.Lines(string(text)) {
+		// start-end perms offset dev inode path
+		fields := strings.Fields(line)
+		if len(fields) < 5 || fields[4] != strconv.FormatUint(st.Ino, 10) || !strings.Contains(line, "socket:") {
+			continue
+		}
+		var m mapping
+		if _, err := fmt.Sscanf(fields[0], "%x-%x", &m.start, &m.end); err != nil {
+			return nil, fmt.Errorf("/proc/self/maps: %q: %w", line, err)
+		}
+		found = append(found, m)
+	}
+	return found, nil
+}
+
+func (a *asavie) hello() Hello {
+	return a.nic.hello(a.chunk-xdpnic.PacketHeadroom, "4k")
+}
+
+func (a *asavie) connect(peer Hello) (err error) {
+	a.header, err = newHeaders(a.hello(), peer, a.nic.port)
+	return err
+}
+
+func (a *asavie) round() error {
+	a.watch.progress()
+	return nil
+}
+
+func (a *asavie) next() []byte {
+	if a.used == len(a.descs) {
+		if a.used > 0 {
+			return nil // flush first: only Transmit tells the socket that they are taken
+		}
+		a.descs = a.xsk.GetDescs(frameBatch)
+		for i, d := range a.descs {
+			if d.Addr >= uint64(ringChunks*a.chunk) {
+				a.descs = a.descs[:i] // a received frame that is in our hands
+				break
+			}
+		}
+		if len(a.descs) == 0 {
+			return nil
+		}
+	}
+	d := &a.descs[a.used]
+	d.Len = uint32(a.chunk)
+	return a.xsk.GetFrame(*d)[a.skip:]
+}
+
+func (a *asavie) commit(n int) error {
+	d := &a.descs[a.used]
+	a.header.put(a.xsk.GetFrame(*d), n)
+	d.Len = uint32(a.skip + n)
+	a.used++
+	return nil
+}
+
+// flush sends what is queued and takes completions back. The library ends the
+// program when the kernel refuses to send; here that is an error.
+func (a *asavie) flush() (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("xdp.Socket: %v", r)
+		}
+	}()
+	queued := a.descs[:a.used]
+	a.descs, a.used = nil, 0
+	for {
+		queued = queued[a.xsk.Transmit(queued):]
+		a.xsk.Complete(a.xsk.NumCompleted())
+		if len(queued) == 0 && a.xsk.NumFreeTxSlots() == ringChunks {
+			a.watch.progress()
+			return nil
+		}
+		if err := a.watch.idle(); err != nil {
+			return err
+		}
+	}
+}
+
+func (a *asavie) wait() (err error) {
+	a.ready, _, err = a.xsk.Poll(int(maxSleep / time.Millisecond))
+	return err
+}
+
+func (a *asavie) poll() (_ []byte, err error) {
+	if a.at == len(a.lease) {
+		a.refill()
+		if a.ready == 0 {
+			if a.sleeps {
+				a.ready = a.xsk.NumReceived() // no system call before the one that sleeps
+			} else if a.ready, _, err = a.xsk.Poll(0); err != nil {
+				return nil, err
+			}
+			if a.ready == 0 {
+				return nil, nil
+			}
+		}
+		a.lease, a.ready = a.xsk.Receive(min(a.ready, ringLease)), 0
+	}
+	frame := a.xsk.GetFrame(a.lease[a.at])
+	a.at++
+	return udpContent(frame, a.skip), nil
+}
+
+// refill gives received chunks back to the kernel.
+func (a *asavie) refill() {
+	if len(a.lease) == 0 {
+		return
+	}
+	for i := range a.lease {
+		// Received addresses point past the kernel's headroom.
+		a.lease[i].Addr -= a.lease[i].Addr % uint64(a.chunk)
+	}
+	a.xsk.Fill(a.lease)
+	a.lease, a.at = nil, 0
+}
+
+func (a *asavie) close() error {
+	return errors.Join(a.nic.close(), a.closeSocket())
+}

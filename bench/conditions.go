@@ -1,0 +1,92 @@
+package bench
+
+import (
+	"runtime"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+)
+
+// Conditions under which the figures were measured.
+type Conditions struct {
+	Kernel     string   `json:"kernel"`
+	CPUs       int      `json:"cpus"`
+	Interface  string   `json:"interface"`
+	Mode       string   `json:"mode"`         // XDP mode reached; empty without AF_XDP
+	Features   []string `json:"xdp_features"` // of the interface's driver
+	MTU        int      `json:"mtu"`
+	FrameBytes int      `json:"frame_bytes"` // longest AF_XDP frame, headers included
+	Hugepages  string   `json:"hugepages"`   // pages under the UMEM: hugetlb, thp, 4k
+	Polling    string   `json:"polling"`
+	PinnedCPUs []int    `json:"pinned_cpus"` // client's, server's; empty: not pinned
+	Version    string   `json:"version"`
+}
+
+// hostConditions are those that do not depend on a transport.
+func hostConditions() Conditions {
+	c := Conditions{
+		CPUs: runtime.NumCPU(), Features: []string{}, PinnedCPUs: []int{}, Version: Version(),
+	}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		c.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	return c
+}
+
+// learn takes facts of an endpoint, unless a better one has told them.
+func (c *Conditions) learn(f Facts) {
+	if f.Mode == "" || c.Mode != "" {
+		return
+	}
+	c.Interface, c.Mode, c.MTU, c.FrameBytes, c.Hugepages = f.Interface, f.Mode, f.MTU, f.FrameBytes, f.Memory
+	if f.Features != nil {
+		c.Features = f.Features
+	}
+}
+
+// pinned notes the CPU of each side if both have a single one.
+func (c *Conditions) pinned(client, server Facts) {
+	if len(client.CPUs) == 1 && len(server.CPUs) == 1 {
+		c.PinnedCPUs = []int{client.CPUs[0], server.CPUs[0]}
+	}
+}
+
+// pollingOf tells how the names of a run wait for messages.
+func pollingOf(names []string) string {
+	asleep := 0
+	for _, n := range names {
+		if t, err := find(n); err == nil && t.sleeps {
+			asleep++
+		}
+	}
+	switch asleep {
+	case 0:
+		return "spin"
+	case len(names):
+		return "wait"
+	}
+	return "spin; names with -wait, -block and -net sleep"
+}
+
+// Version of this program as the Go build knows it: the module's version, or
+// the revision it was built from.
+func Version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	if v := info.Main.Version; v != "" && v != "(devel)" {
+		return v
+	}
+	version, modified := "(devel)", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			version = s.Value[:min(12, len(s.Value))]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			modified = "+dirty"
+		}
+	}
+	return version + modified
+}

@@ -1,0 +1,250 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/internal/testbed"
+)
+
+// traces of a demonstration on this machine.
+type traces struct {
+	links      []string
+	namespaces []string
+	allowance  int // of surplus hugepages; other tests may raise it for a while
+}
+
+func tracesNow(t *testing.T) (s traces) {
+	t.Helper()
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		s.links = append(s.links, l.Attrs().Name)
+	}
+	entries, _ := os.ReadDir("/run/netns")
+	for _, e := range entries {
+		s.namespaces = append(s.namespaces, e.Name())
+	}
+	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages")
+	if err == nil {
+		s.allowance, _ = strconv.Atoi(strings.TrimSpace(string(b)))
+	}
+	return s
+}
+
+// nothingLeft waits until the machine looks as before and no process of the
+// token is left.
+func nothingLeft(t *testing.T, before traces, token string) {
+	t.Helper()
+	var why string
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		now := tracesNow(t)
+		why = ""
+		if p := processes(token); len(p) > 0 {
+			why += fmt.Sprintf(" processes %v", p)
+		}
+		for _, l := range now.links {
+			if !slices.Contains(before.links, l) && (l == xdpInterface || l == kernelInterface) {
+				why += " interface " + l
+			}
+		}
+		if now.allowance > before.allowance {
+			why += fmt.Sprintf(" allowance of hugepages %d, not %d", now.allowance, before.allowance)
+		}
+		if why == "" {
+			return
+		}
+	}
+	t.Errorf("left behind:%s", why)
+}
+
+// processes lists those that have a word on their command line.
+func processes(token string) (pids []string) {
+	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, f := range all {
+		b, _ := os.ReadFile(f)
+		if args := strings.Split(string(b), "\x00"); len(args) > 2 && slices.Contains(args[1:], token) {
+			pids = append(pids, filepath.Base(filepath.Dir(f)))
+		}
+	}
+	return pids
+}
+
+func tokenOf(t *testing.T) string { return fmt.Sprintf("%s-%d", t.Name(), os.Getpid()) }
+
+// The whole demonstration with every transport: all bytes right, a row for
+// each, and nothing left behind.
+func TestDemo(t *testing.T) {
+	nstest.Require(t)
+	before, token := tracesNow(t), tokenOf(t)
+	cfg := demoConfig(token, Names())
+	r, err := Demo(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range Names() {
+		for _, bytes := range cfg.Plan.Sizes {
+			if l := r.LatencyOf(name, bytes); l == nil || l.N == 0 || l.P50 <= 0 {
+				t.Errorf("%s, %d bytes: latency %+v", name, bytes, l)
+			}
+			if b := r.BandwidthOf(name, bytes); b == nil || b.MBps <= 0 {
+				t.Errorf("%s, %d bytes: bandwidth %+v", name, bytes, b)
+			}
+		}
+	}
+	c := r.Conditions
+	if c.Mode != "generic" || c.Interface != "via0" || c.MTU != 1500 || c.FrameBytes != 1514 || len(c.PinnedCPUs) != 2 {
+		t.Errorf("conditions: %+v", c)
+	}
+	nothingLeft(t, before, token)
+}
+
+// An MTU beyond a chunk; and none of the AF_XDP transports.
+func TestDemoMTU(t *testing.T) {
+	nstest.Require(t)
+	token := tokenOf(t)
+	cfg := demoConfig(token, []string{"raw-afxdp", "vi-reliable-delivery", "udp-spin", "tcp-net"})
+	cfg.MTU, cfg.Hugepages, cfg.Plan.Sizes = 65535, false, []int{1 << 16}
+	r, err := Demo(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := r.Conditions; c.MTU != 65535 || c.FrameBytes != 3840 || c.Hugepages == "hugetlb" {
+		t.Errorf("conditions: %+v", c)
+	}
+	cfg = demoConfig(token, []string{"tcp-net"})
+	cfg.MTU = 9000
+	r, err = Demo(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := r.Conditions; c.Interface != "tcp0" || c.MTU != 9000 || c.Mode != "" {
+		t.Errorf("conditions: %+v", c)
+	}
+	cfg.MTU = 99999
+	if _, err := Demo(context.Background(), cfg); err == nil {
+		t.Error("an MTU of 99999")
+	}
+}
+
+// A demonstration that is interrupted says so and leaves nothing.
+func TestDemoInterrupted(t *testing.T) {
+	nstest.Require(t)
+	before, token := tracesNow(t), tokenOf(t)
+	cfg := demoConfig(token, []string{"raw-afxdp", "vi-reliable-delivery"})
+	cfg.Plan.Duration = time.Minute
+	ctx, cancel := context.WithCancel(context.Background())
+	cfg.Plan.Progress = func(Step) { time.AfterFunc(50*time.Millisecond, cancel) }
+	if _, err := Demo(ctx, cfg); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	nothingLeft(t, before, token)
+}
+
+// A worker that is killed ends the demonstration with an error that says so.
+func TestDemoKilledWorker(t *testing.T) {
+	nstest.Require(t)
+	before, token := tracesNow(t), tokenOf(t)
+	cfg := demoConfig(token, []string{"tcp-block"})
+	cfg.Plan.Duration = time.Minute
+	cfg.Plan.Progress = func(Step) {
+		time.AfterFunc(50*time.Millisecond, func() {
+			for _, pid := range processes(token) {
+				if cmd, _ := os.ReadFile("/proc/" + pid + "/cmdline"); strings.Contains(string(cmd), asWorker) {
+					n, _ := strconv.Atoi(pid)
+					p, _ := os.FindProcess(n)
+					p.Kill()
+					return
+				}
+			}
+		})
+	}
+	if _, err := Demo(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("got %v", err)
+	}
+	nothingLeft(t, before, token)
+}
+
+// A demonstration that is killed, at several moments, leaves nothing.
+func TestDemoKilled(t *testing.T) {
+	nstest.Require(t)
+	for i, delay := range []time.Duration{0, 30 * time.Millisecond, 60 * time.Millisecond, 100 * time.Millisecond, -1} {
+		before, token := tracesNow(t), fmt.Sprintf("%s-%d", tokenOf(t), i)
+		cmd := exec.Command("/proc/self/exe", asDemo, token)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if delay < 0 { // in the midst of a measurement
+			if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+				t.Error(err)
+			}
+		} else {
+			time.Sleep(delay)
+		}
+		cmd.Process.Kill()
+		cmd.Wait()
+		nothingLeft(t, before, token)
+	}
+}
+
+// Over the loopback, without privilege.
+func TestMeasureLoopback(t *testing.T) {
+	ctx := context.Background()
+	ready, served := make(chan int, 1), make(chan error, 1)
+	go func() {
+		served <- ListenAndServe(ctx, ServerConfig{
+			Listen: "127.0.0.1",
+			Ready: func(a net.Addr) {
+				_, port, _ := strings.Cut(a.String(), ":")
+				n, _ := strconv.Atoi(port)
+				ready <- n
+			},
+		})
+	}()
+	r, err := Measure(ctx, ClientConfig{
+		Server: "127.0.0.1", Port: <-ready,
+		Plan: Plan{Names: []string{"tcp-net", "udp-net"}, Sizes: []int{64}, Duration: 3 * time.Millisecond, Latency: true, Bandwidth: true, Check: true},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Latency) != 2 || len(r.Bandwidth) != 2 || r.Conditions.Interface != "lo" {
+		t.Errorf("got %+v", r)
+	}
+	if err := <-served; err != nil {
+		t.Errorf("the server ended with %v", err)
+	}
+}
+
+// Without privilege the demonstration says what is missing.
+func TestDemoNeeds(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("this process lacks nothing")
+	}
+	_, err := Demo(context.Background(), demoConfig(tokenOf(t), Names()))
+	var missing *testbed.MissingError
+	if !errors.As(err, &missing) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+		t.Errorf("got %v", err)
+	}
+}

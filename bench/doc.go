@@ -1,0 +1,65 @@
+// Package bench measures message transports side by side: Virtual Interfaces,
+// the AF_XDP rings below them, and the kernel's TCP and UDP.
+//
+//	coordinator: Run(plan)
+//	   |  JSON lines: open, connect, ping | echo, send | receive, close
+//	   +-----------------------+
+//	   v                       v
+//	worker: Serve           worker: Serve        a process, pinned to a CPU
+//	   |                       |
+//	Endpoint  <==messages==>  Endpoint           one side of a transport
+//
+// # How it measures
+//
+// Both workers are told the number of messages of a round beforehand, so that
+// nothing but messages travels while the clock runs. Latency is half of a
+// round trip of a ping-pong, each one recorded in an HdrHistogram. Bandwidth is
+// that of a stream in one direction, until its receiver has said that it has
+// everything. A measurement begins with a warm-up in which every byte is
+// checked. All names are gone through several times in turn, so that a machine
+// that drifts does so for all; the report has the medians of the turns.
+//
+// What a message costs beside its transfer is kept alike: the kernel's
+// transports send from one buffer and receive into one, a VI sends from and
+// receives into registered memory, raw AF_XDP leaves the bytes in the chunks.
+// A message that does not fit in a frame of the path MTU travels as several
+// frames, but on TCP, which segments by itself. Streams never lose a frame: TCP
+// and reliable VIs see to it, for the others a window does.
+//
+// # Transports
+//
+//	raw-afxdp              AF_XDP rings by package xdpnic, no VI
+//	asavie-xdp             AF_XDP rings by github.com/asavie/xdp
+//	vi-unreliable          VI, Unreliable Delivery
+//	vi-reliable-delivery   VI, Reliable Delivery
+//	vi-reliable-reception  VI, Reliable Reception
+//	tcp-spin, udp-spin     non-blocking system calls in a loop
+//	tcp-block              blocking system calls
+//	tcp-net, udp-net       package net
+//
+// Those of AF_XDP poll; with -wait behind the name they sleep for events.
+//
+// # Privileges
+//
+// The kernel's transports need none. Those of AF_XDP need CAP_NET_ADMIN,
+// CAP_NET_RAW and CAP_BPF; [Demo] needs CAP_SYS_ADMIN, too, for namespaces.
+//
+// # Concurrency
+//
+// Run, Demo, Measure and ListenAndServe block; several of them may run at the
+// same time as long as they do not share an interface's queue. An Endpoint
+// belongs to one goroutine.
+//
+// # Example
+//
+//	result, err := bench.Demo(ctx, bench.DemoConfig{
+//		Plan: bench.Plan{
+//			Names: []string{"vi-reliable-delivery", "tcp-spin"}, Sizes: bench.DefaultSizes(),
+//			Turns: 3, Duration: bench.DefaultDuration, Latency: true, Bandwidth: true,
+//		},
+//		Mode: "generic", Hugepages: true,
+//		WorkerArgs: []string{"worker"}, GuardArgs: []string{"guard"},
+//	})
+//	if err != nil { ... }
+//	result.WriteTable(os.Stdout)
+package bench

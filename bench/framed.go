@@ -1,0 +1,346 @@
+package bench
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+)
+
+// frames sends and receives frames of bounded size, the common ground of UDP
+// sockets and raw AF_XDP rings. One goroutine drives it.
+type frames interface {
+	hello() Hello
+	connect(peer Hello) error
+	// round is called before each round.
+	round() error
+
+	// next is the room for the content of the next frame; nil: none is free
+	// until flush has been called.
+	next() []byte
+	// commit queues the frame that next gave with its first n bytes.
+	commit(n int) error
+	// flush hands queued frames to the kernel.
+	flush() error
+	// poll is the content of the next frame received, valid until the next
+	// call; nil: there is none.
+	poll() ([]byte, error)
+	// wait returns when poll may have a frame, at the latest after maxSleep.
+	wait() error
+
+	close() error
+}
+
+// maxSleep bounds one sleep of a waiting transport, so that it notices the end
+// of its control connection.
+const maxSleep = 250 * time.Millisecond
+
+// Frame header of the benchmark, 8 bytes before the content:
+//
+//	0 kind   1 zero   2 round (16 bits)   4 sequence or credit (32 bits)
+const frameHeader = 8
+
+// Kinds of frames.
+const (
+	kindData   = 1 // sequence: number of this data frame in the round
+	kindCredit = 2 // sequence: data frames of the round received so far
+	kindReady  = 3 // the receiver of a stream has entered the round
+)
+
+// frameBatch is the number of frames handed to the kernel at once: what copy
+// mode sends in one kick (TX_BATCH_SIZE, net/xdp/xsk.c).
+const frameBatch = 32
+
+// otherFrames is how many frames besides a window of data may be under way in
+// one direction: credits for the other one, which are read when their reader
+// needs them, and a word that a round begins.
+const otherFrames = 9
+
+// framed makes messages of frames. A message takes as many frames as it needs;
+// a window keeps the peer's rings from overflowing: the receiver answers every
+// quarter window with a credit. A ping-pong whose message fits in the window
+// needs no credits, its echo is one.
+type framed struct {
+	io      frames
+	sleeps  bool // wait instead of polling
+	payload int  // message bytes in a frame
+	window  uint32
+	watch   watch
+
+	// The current round.
+	round    Round
+	per      uint32 // frames of a message
+	sent     uint32 // data frames
+	queued   int    // frames since the last flush
+	credited uint32 // data frames that the peer has confirmed
+	received uint32 // data frames
+	ready    bool   // the peer has entered the round
+}
+
+func (f *framed) Hello() Hello { return f.io.hello() }
+
+func (f *framed) Connect(peer Hello) error {
+	if err := f.io.connect(peer); err != nil {
+		return err
+	}
+	own := f.io.hello()
+	f.payload = min(own.Payload, peer.Payload) - frameHeader
+	f.window = uint32(min(own.Window, peer.Window))
+	if f.payload < 1 || f.window < 4 {
+		return fmt.Errorf("the sides offer frames of %d and %d bytes, windows of %d and %d: too small",
+			own.Payload, peer.Payload, own.Window, peer.Window)
+	}
+	return nil
+}
+
+func (f *framed) Close() error { return f.io.close() }
+
+func (f *framed) enter(r Round) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	f.round = r
+	f.per = uint32((r.Bytes + f.payload - 1) / f.payload)
+	f.sent, f.credited, f.received, f.queued, f.ready = 0, 0, 0, 0, false
+	f.watch.progress()
+	return f.io.round()
+}
+
+// Ping, see Endpoint.
+func (f *framed) Ping(r Round, rtt []int64) (Span, error) {
+	if err := f.enter(r); err != nil {
+		return Span{}, err
+	}
+	clock := startWatch()
+	last := time.Since(clock.wall)
+	for i := range r.Lead + r.Messages {
+		if err := f.send(i); err != nil {
+			return Span{}, err
+		}
+		if err := f.receive(i); err != nil {
+			return Span{}, err
+		}
+		f.credited = f.sent // the echo confirms
+		now := time.Since(clock.wall)
+		if i >= r.Lead {
+			rtt[i-r.Lead] = int64(now - last)
+		}
+		last = now
+	}
+	return clock.span(), nil
+}
+
+// Echo, see Endpoint.
+func (f *framed) Echo(r Round) error {
+	if err := f.enter(r); err != nil {
+		return err
+	}
+	for i := range r.Lead + r.Messages {
+		if err := f.receive(i); err != nil {
+			return err
+		}
+		f.credited = f.sent // the next message confirms the last echo
+		if err := f.send(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Send, see Endpoint.
+func (f *framed) Send(r Round) (Span, error) {
+	if err := f.enter(r); err != nil {
+		return Span{}, err
+	}
+	for !f.ready {
+		if _, err := f.await(); err != nil {
+			return Span{}, err
+		}
+	}
+	clock := startWatch()
+	for i := range r.Messages {
+		if err := f.put(i); err != nil {
+			return Span{}, err
+		}
+	}
+	if err := f.flush(); err != nil {
+		return Span{}, err
+	}
+	for f.credited != f.sent {
+		if _, err := f.await(); err != nil {
+			return Span{}, err
+		}
+	}
+	return clock.span(), nil
+}
+
+// Receive, see Endpoint.
+func (f *framed) Receive(r Round) (Span, error) {
+	if err := f.enter(r); err != nil {
+		return Span{}, err
+	}
+	if err := f.tell(kindReady, 0); err != nil {
+		return Span{}, err
+	}
+	clock := startWatch()
+	for i := range r.Messages {
+		if err := f.take(i, true); err != nil {
+			return Span{}, err
+		}
+	}
+	if f.received%(f.window/4) != 0 {
+		if err := f.tell(kindCredit, f.received); err != nil {
+			return Span{}, err
+		}
+	}
+	return clock.span(), nil
+}
+
+func (f *framed) send(i int) error {
+	if err := f.put(i); err != nil {
+		return err
+	}
+	return f.flush()
+}
+
+func (f *framed) receive(i int) error {
+	return f.take(i, f.per > f.window)
+}
+
+// put queues the frames of message i, and hands them on in batches.
+func (f *framed) put(i int) error {
+	for off := 0; off < f.round.Bytes; off += f.payload {
+		for f.sent-f.credited >= f.window {
+			if err := f.flush(); err != nil {
+				return err
+			}
+			if _, err := f.await(); err != nil {
+				return err
+			}
+		}
+		buf, err := f.room()
+		if err != nil {
+			return err
+		}
+		n := min(f.payload, f.round.Bytes-off)
+		f.header(buf, kindData, f.sent)
+		if f.round.Check {
+			copy(buf[frameHeader:], content(i, off, n))
+		}
+		if err := f.io.commit(frameHeader + n); err != nil {
+			return err
+		}
+		f.sent++
+		if f.queued++; f.queued == frameBatch {
+			if err := f.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// take receives the frames of message i.
+func (f *framed) take(i int, credits bool) error {
+	for off := 0; off < f.round.Bytes; off += f.payload {
+		var body []byte
+		for body == nil {
+			var err error
+			if body, err = f.await(); err != nil {
+				return err
+			}
+		}
+		n := min(f.payload, f.round.Bytes-off)
+		if len(body) != n {
+			return fmt.Errorf("message %d: a frame of %d bytes, not %d", i, len(body), n)
+		}
+		if f.round.Check {
+			if err := verify(i, off, body); err != nil {
+				return err
+			}
+		}
+		if credits && f.received%(f.window/4) == 0 {
+			if err := f.tell(kindCredit, f.received); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// await polls or waits once: it returns the content of a data frame, or nil
+// when something else came or nothing.
+func (f *framed) await() ([]byte, error) {
+	p, err := f.io.poll()
+	if err != nil {
+		return nil, err
+	}
+	if p == nil {
+		if !f.sleeps {
+			return nil, f.watch.idle()
+		}
+		if err := f.io.wait(); err != nil {
+			return nil, err
+		}
+		return nil, f.watch.blocked()
+	}
+	if len(p) < frameHeader || binary.LittleEndian.Uint16(p[2:]) != f.round.ID {
+		return nil, nil // a stray frame
+	}
+	f.watch.progress()
+	seq := binary.LittleEndian.Uint32(p[4:])
+	switch p[0] {
+	case kindData:
+		if seq != f.received {
+			return nil, fmt.Errorf("data frame %d came, not %d: frames were lost or changed order", seq, f.received)
+		}
+		f.received++
+		return p[frameHeader:], nil
+	case kindCredit:
+		// Credits of a ping-pong may come after the echo that confirmed more.
+		if int32(seq-f.credited) > 0 && int32(f.sent-seq) >= 0 {
+			f.credited = seq
+		}
+	case kindReady:
+		f.ready = true
+	}
+	return nil, nil
+}
+
+// room is next, waiting for the kernel to give frames back.
+func (f *framed) room() ([]byte, error) {
+	buf := f.io.next()
+	for buf == nil {
+		if err := f.flush(); err != nil {
+			return nil, err
+		}
+		if err := f.watch.idle(); err != nil {
+			return nil, err
+		}
+		buf = f.io.next()
+	}
+	return buf, nil
+}
+
+func (f *framed) flush() error {
+	f.queued = 0
+	return f.io.flush()
+}
+
+// tell sends a frame without content at once.
+func (f *framed) tell(kind byte, seq uint32) error {
+	buf, err := f.room()
+	if err != nil {
+		return err
+	}
+	f.header(buf, kind, seq)
+	if err := f.io.commit(frameHeader); err != nil {
+		return err
+	}
+	return f.flush()
+}
+
+func (f *framed) header(buf []byte, kind byte, seq uint32) {
+	buf[0], buf[1] = kind, 0
+	binary.LittleEndian.PutUint16(buf[2:], f.round.ID)
+	binary.LittleEndian.PutUint32(buf[4:], seq)
+}

@@ -1,0 +1,232 @@
+package bench
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// wire joins two fake frame transports in memory; deliver decides what becomes
+// of each frame.
+type wire struct {
+	payload, window int
+	in, out         chan []byte
+	deliver         func(frame []byte) [][]byte
+	buf             []byte
+	queue           [][]byte
+	head            []byte // received by wait, for poll
+}
+
+func newWires(payload, window int) (a, b *wire) {
+	x, y := make(chan []byte, 2*window), make(chan []byte, 2*window)
+	pass := func(f []byte) [][]byte { return [][]byte{f} }
+	a = &wire{payload: payload, window: window, in: x, out: y, deliver: pass}
+	b = &wire{payload: payload, window: window, in: y, out: x, deliver: pass}
+	return a, b
+}
+
+func (w *wire) hello() Hello        { return Hello{Payload: w.payload, Window: w.window} }
+func (w *wire) connect(Hello) error { return nil }
+func (w *wire) round() error        { return nil }
+func (w *wire) next() []byte        { w.buf = make([]byte, w.payload); return w.buf }
+
+func (w *wire) commit(n int) error {
+	w.queue = append(w.queue, bytes.Clone(w.buf[:n]))
+	return nil
+}
+
+func (w *wire) flush() error {
+	for _, f := range w.queue {
+		for _, f := range w.deliver(f) {
+			select {
+			case w.out <- f:
+			default:
+				return errors.New("the receiver's rings overflowed")
+			}
+		}
+	}
+	w.queue = nil
+	return nil
+}
+
+func (w *wire) poll() ([]byte, error) {
+	f := w.head
+	w.head = nil
+	return f, nil
+}
+
+func (w *wire) wait() error {
+	select {
+	case w.head = <-w.in:
+	case <-time.After(10 * time.Millisecond):
+	}
+	return nil
+}
+
+func (w *wire) close() error { return nil }
+
+// twoFramed are two connected sides over a wire.
+func twoFramed(t *rapid.T, payload, window int) (a, b *framed, wa, wb *wire) {
+	wa, wb = newWires(payload, window)
+	a, b = &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
+	for _, c := range []struct{ own, peer *framed }{{a, b}, {b, a}} {
+		if err := c.own.Connect(c.peer.Hello()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return a, b, wa, wb
+}
+
+// Whatever the sizes of messages, frames and windows: all bytes arrive, and
+// there are never more frames under way than the window and its credits allow.
+func TestFramedProperty(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		payload := rapid.IntRange(frameHeader+1, 200).Draw(t, "payload")
+		window := rapid.IntRange(4, 40).Draw(t, "window")
+		a, b, wa, wb := twoFramed(t, payload, window)
+		for _, d := range []struct{ from, to *wire }{{wa, wb}, {wb, wa}} {
+			ch := make(chan []byte, window+otherFrames)
+			d.from.out, d.to.in = ch, ch
+		}
+		r := Round{
+			ID: 1, Check: true,
+			Bytes:    rapid.IntRange(1, 2000).Draw(t, "bytes"),
+			Messages: rapid.IntRange(1, 20).Draw(t, "messages"),
+			Lead:     rapid.IntRange(0, 3).Draw(t, "lead"),
+		}
+		err := together(
+			func() error { _, err := a.Ping(r, make([]int64, r.Messages)); return err },
+			func() error { return b.Echo(r) })
+		if err != nil {
+			t.Fatalf("ping: %v", err)
+		}
+		r.ID = 2
+		err = together(
+			func() error { _, err := a.Send(r); return err },
+			func() error { _, err := b.Receive(r); return err })
+		if err != nil {
+			t.Fatalf("stream: %v", err)
+		}
+	})
+}
+
+// A stream's frame that is lost, doubled, changed or out of order is an error,
+// not a wait for ever.
+func TestFramedNoticesFaults(t *testing.T) {
+	for _, c := range []struct {
+		fault string
+		do    func(n int, f []byte) [][]byte
+		want  string
+	}{
+		{"lost", func(n int, f []byte) [][]byte {
+			if n == 5 {
+				return nil
+			}
+			return [][]byte{f}
+		}, "frames were lost"},
+		{"doubled", func(n int, f []byte) [][]byte {
+			if n == 5 {
+				return [][]byte{f, f}
+			}
+			return [][]byte{f}
+		}, "changed order"},
+		{"changed", func(n int, f []byte) [][]byte {
+			if n == 5 {
+				f[len(f)-1] ^= 1
+			}
+			return [][]byte{f}
+		}, "byte"},
+		{"cut", func(n int, f []byte) [][]byte {
+			if n == 5 {
+				f = f[:len(f)-1]
+			}
+			return [][]byte{f}
+		}, "bytes, not"},
+	} {
+		t.Run(c.fault, func(t *testing.T) {
+			wa, wb := newWires(100, 64)
+			n := 0
+			wa.deliver = func(f []byte) [][]byte { n++; return c.do(n, f) }
+			a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
+			if err := errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())); err != nil {
+				t.Fatal(err)
+			}
+			r := Round{ID: 1, Bytes: 50, Messages: 20, Check: true}
+			var stop atomic.Bool
+			a.watch.stop = &stop
+			sent := make(chan error, 1)
+			go func() { _, err := a.Send(r); sent <- err }()
+			defer func() {
+				stop.Store(true) // it waits for credits
+				if err := <-sent; !errors.Is(err, ErrStopped) {
+					t.Errorf("the sender ended with %v", err)
+				}
+			}()
+			if _, err := b.Receive(r); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want a word about %q", err, c.want)
+			}
+		})
+	}
+}
+
+// Frames of an earlier round are passed over.
+func TestFramedStrayFrames(t *testing.T) {
+	wa, wb := newWires(100, 8)
+	a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
+	if err := errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())); err != nil {
+		t.Fatal(err)
+	}
+	wa.out <- []byte{kindData, 0, 9, 0, 0, 0, 0, 0, 'x'}
+	wa.out <- []byte{kindData}
+	r := Round{ID: 10, Bytes: 1, Messages: 3, Check: true}
+	err := together(
+		func() error { _, err := a.Send(r); return err },
+		func() error { _, err := b.Receive(r); return err })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFramedRefuses(t *testing.T) {
+	wa, _ := newWires(frameHeader, 8)
+	if err := (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}); err == nil {
+		t.Error("frames without room for content")
+	}
+	wa, _ = newWires(100, 3)
+	if err := (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}); err == nil {
+		t.Error("a window of 3")
+	}
+	for _, r := range []Round{{Messages: 1}, {Bytes: 1}, {Bytes: MaxMessage + 1, Messages: 1}, {Bytes: 1, Messages: 1, Lead: -1}} {
+		if r.check() == nil {
+			t.Errorf("%+v is accepted", r)
+		}
+	}
+}
+
+// Every byte of a message counts, and every message differs from its
+// neighbours.
+func TestPattern(t *testing.T) {
+	for i := range 3 {
+		got := bytes.Clone(content(i, 10, 100))
+		if err := verify(i, 10, got); err != nil {
+			t.Fatal(err)
+		}
+		if verify(i+1, 10, got) == nil || verify(i, 11, got) == nil {
+			t.Error("another message, or another place, has the same bytes")
+		}
+		got[99] ^= 0x80
+		if err := verify(i, 10, got); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("message %d: byte 109", i)) {
+			t.Errorf("got %v", err)
+		}
+	}
+	// The last byte of the largest message of any number exists.
+	for i := range patternShift {
+		content(i, 0, MaxMessage)
+	}
+}

@@ -1,0 +1,49 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// Histograms hold round trips in nanoseconds, with three digits: exact below
+// 2 us, 0.1 % above.
+const (
+	histogramMax    = int64(60 * time.Second)
+	histogramDigits = 3
+)
+
+func newHistogram() *hdrhistogram.Histogram {
+	return hdrhistogram.New(1, histogramMax, histogramDigits)
+}
+
+func decodeHistogram(b []byte) (*hdrhistogram.Histogram, error) {
+	h, err := hdrhistogram.Decode(b)
+	if err != nil {
+		return nil, fmt.Errorf("histogram: %w", err)
+	}
+	return h, nil
+}
+
+// oneWay is half of a round trip in nanoseconds, in microseconds with the
+// precision of a nanosecond.
+func oneWay(ns int64) float64 { return round3(float64(ns) / 2000) }
+
+func round3(v float64) float64 { return math.Round(v*1000) / 1000 }
+
+// WriteHistogram prints a histogram of round trips as one-way latencies: one
+// line for each step that halves the share of slower messages.
+func WriteHistogram(w io.Writer, h *hdrhistogram.Histogram) error {
+	if _, err := fmt.Fprintf(w, "%12s %12s %14s\n", "one-way us", "share", "messages"); err != nil {
+		return err
+	}
+	for _, b := range h.CumulativeDistribution() {
+		if _, err := fmt.Fprintf(w, "%12.3f %12.6f %14d\n", oneWay(b.ValueAt), b.Quantile/100, b.Count); err != nil {
+			return err
+		}
+	}
+	return nil
+}

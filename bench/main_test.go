@@ -1,0 +1,132 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/internal/testbed"
+)
+
+// The test program is its own worker, guard and demonstration in these parts.
+const (
+	asWorker = "bench-worker"
+	asGuard  = "bench-guard"
+	asDemo   = "bench-demo"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		part := map[string]func() error{
+			asWorker: WorkerMain, asGuard: testbed.GuardMain, asDemo: demoMain,
+		}[os.Args[1]]
+		if part != nil {
+			if err := part(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// demoMain runs a demonstration until it is killed and prints a line when it
+// measures.
+func demoMain() error {
+	cfg := demoConfig(os.Args[2], Names()[:1])
+	cfg.Plan.Duration = time.Minute
+	cfg.Plan.Progress = func(Step) { fmt.Println("measuring") }
+	_, err := Demo(context.Background(), cfg)
+	return err
+}
+
+// demoConfig is a short demonstration; token marks its processes.
+func demoConfig(token string, names []string) DemoConfig {
+	return DemoConfig{
+		Plan: Plan{
+			Names: names, Sizes: []int{64, 4096}, Turns: 1, Duration: 4 * time.Millisecond,
+			Latency: true, Bandwidth: true, Check: true,
+		},
+		Mode: "generic", Hugepages: true,
+		WorkerArgs: []string{asWorker, token}, GuardArgs: []string{asGuard, token}, Stderr: os.Stderr,
+	}
+}
+
+// side is one side of a connection under test: a place to run endpoints in.
+type side struct {
+	params Params
+	do     func(func() error) error
+}
+
+// loopback are two sides in this process's namespace, without privilege.
+func loopback() (client, server side) {
+	here := func(f func() error) error { return f() }
+	p := Params{Local: netip.MustParseAddr("127.0.0.1"), MaxBytes: 1 << 16}
+	client, server = side{p, here}, side{p, here}
+	server.params.Server = true
+	return client, server
+}
+
+// pair are two sides joined by a veth pair.
+func pair(t *testing.T, mtu int, v6 bool, mode string) (client, server side) {
+	t.Helper()
+	a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
+	at := func(n *nstest.NS, server bool) side {
+		p := Params{Server: server, Interface: n.Name, Local: n.IPv4, Mode: mode, MaxBytes: 1 << 16}
+		if v6 {
+			p.Local = n.IPv6
+		}
+		return side{p, n.Do}
+	}
+	return at(a, false), at(b, true)
+}
+
+// together runs both sides at the same time and joins their errors.
+func together(client, server func() error) error {
+	errs := make(chan error, 2)
+	go func() { errs <- client() }()
+	go func() { errs <- server() }()
+	return errors.Join(<-errs, <-errs)
+}
+
+// connected opens a transport on both sides and hands the two endpoints to f,
+// which runs on a thread in the place of each.
+func connected(name string, client, server side, f func(client bool, e Endpoint) error) error {
+	hello := [2]chan Hello{make(chan Hello, 1), make(chan Hello, 1)}
+	run := func(s side, own, other chan Hello) error {
+		return s.do(func() (err error) {
+			defer close(own)
+			e, err := Open(name, s.params, nil)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, e.Close()) }()
+			own <- e.Hello()
+			peer, ok := <-other
+			if !ok {
+				return errors.New("the other side has failed")
+			}
+			if err := e.Connect(peer); err != nil {
+				return fmt.Errorf("connect: %w", err)
+			}
+			own <- Hello{} // both are connected before the first frame
+			if _, ok := <-other; !ok {
+				return errors.New("the other side has failed")
+			}
+			err = f(!s.params.Server, e)
+			// Neither leaves before the other one is done.
+			own <- Hello{}
+			<-other
+			return err
+		})
+	}
+	return together(
+		func() error { return run(client, hello[0], hello[1]) },
+		func() error { return run(server, hello[1], hello[0]) })
+}

@@ -1,0 +1,239 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"viaxdp/internal/testbed"
+)
+
+// workers serves two workers in this process, with endpoints on the loopback.
+func workers(t *testing.T) (client, server *Worker, end func()) {
+	t.Helper()
+	var conns []net.Conn
+	served := make(chan error, 2)
+	worker := func(name string) *Worker {
+		ours, theirs := net.Pipe()
+		conns = append(conns, ours)
+		go func() { served <- Serve(theirs, nil) }()
+		return NewWorker(name, ours, Params{Local: netip.MustParseAddr("127.0.0.1")})
+	}
+	client, server = worker("client"), worker("server")
+	return client, server, func() {
+		for _, c := range conns {
+			c.Close()
+		}
+		for range conns {
+			if err := <-served; err != nil {
+				t.Errorf("a worker ended with %v", err)
+			}
+		}
+	}
+}
+
+func TestRun(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	client, server, end := workers(t)
+	defer end()
+	var steps []Step
+	opened := 0
+	r, err := Run(context.Background(), Plan{
+		Names: []string{"tcp-block", "udp-net"}, Sizes: []int{64, 5000}, Turns: 2, Duration: 5 * time.Millisecond,
+		Latency: true, Bandwidth: true, Check: true, Histogram: true,
+		Progress: func(s Step) { steps = append(steps, s) },
+		Opening:  func(open func() error) error { opened++; return open() },
+	}, client, server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Turn by turn, name by name.
+	var order []string
+	for _, s := range steps {
+		order = append(order, s.Name)
+	}
+	want := "tcp-block tcp-block udp-net udp-net tcp-block tcp-block udp-net udp-net"
+	if got := strings.Join(order, " "); got != want {
+		t.Errorf("order %s, want %s", got, want)
+	}
+	if opened != 0 {
+		t.Errorf("%d openings with hugepages, of transports that have none", opened)
+	}
+	if len(r.Latency) != 4 || len(r.Bandwidth) != 4 || len(r.Histograms) != 4 {
+		t.Fatalf("%d, %d and %d rows", len(r.Latency), len(r.Bandwidth), len(r.Histograms))
+	}
+	for _, l := range r.Latency {
+		if l.N < 2 || l.Min <= 0 || l.P50 < l.Min || l.P99 < l.P50 || l.P999 < l.P99 {
+			t.Errorf("latency %+v", l)
+		}
+		if n := r.Histograms[Case{l.Name, l.Bytes}].TotalCount(); n != l.N {
+			t.Errorf("%s, %d bytes: histogram of %d, %d samples", l.Name, l.Bytes, n, l.N)
+		}
+	}
+	for _, b := range r.Bandwidth {
+		if b.MBps <= 0 || b.Messages <= 0 || b.CPUTx <= 0 {
+			t.Errorf("bandwidth %+v", b)
+		}
+	}
+	if r.Conditions.Polling != "wait" || r.Conditions.Kernel == "" || r.Conditions.Version == "" {
+		t.Errorf("conditions %+v", r.Conditions)
+	}
+}
+
+// With a number of messages, exactly that many count.
+func TestRunMessages(t *testing.T) {
+	client, server, end := workers(t)
+	defer end()
+	r, err := Run(context.Background(), Plan{
+		Names: []string{"tcp-block"}, Sizes: []int{1}, Messages: 1234, Duration: time.Millisecond, Latency: true,
+	}, client, server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := r.Latency[0].N; n != 1234 {
+		t.Errorf("%d samples", n)
+	}
+}
+
+// The end of the context ends the wait for a worker.
+func TestRunCancelled(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	go func() { // a worker that never answers
+		b := make([]byte, 1<<16)
+		for {
+			if _, err := theirs.Read(b); err != nil {
+				return
+			}
+		}
+	}()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	reason := errors.New("enough")
+	cancel(reason)
+	w := NewWorker("client", ours, Params{})
+	_, err := Run(ctx, Plan{Names: []string{"tcp-net"}, Sizes: []int{1}, Duration: 1, Latency: true}, w, w)
+	if !errors.Is(err, reason) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPlanValidate(t *testing.T) {
+	good := func() Plan {
+		return Plan{Names: []string{"tcp-net"}, Sizes: []int{64}, Duration: time.Second, Latency: true}
+	}
+	if p := good(); p.validate() != nil {
+		t.Fatal(p.validate())
+	}
+	for title, spoil := range map[string]func(*Plan){
+		"no names":     func(p *Plan) { p.Names = nil },
+		"unknown":      func(p *Plan) { p.Names[0] = "x" },
+		"twice":        func(p *Plan) { p.Names = []string{"tcp-net", "tcp-net"} },
+		"no sizes":     func(p *Plan) { p.Sizes = nil },
+		"size 0":       func(p *Plan) { p.Sizes[0] = 0 },
+		"large":        func(p *Plan) { p.Sizes[0] = MaxMessage + 1 },
+		"size twice":   func(p *Plan) { p.Sizes = []int{1, 1} },
+		"no kind":      func(p *Plan) { p.Latency = false },
+		"no time":      func(p *Plan) { p.Duration = 0 },
+		"negative":     func(p *Plan) { p.Messages = -1 },
+		"turns":        func(p *Plan) { p.Turns = -1 },
+		"ten twice":    func(p *Plan) { p.Sizes = []int{10, 20, 10} },
+		"unknown last": func(p *Plan) { p.Names = append(p.Names, "tcp") },
+	} {
+		p := good()
+		spoil(&p)
+		if p.validate() == nil {
+			t.Errorf("%s: accepted", title)
+		}
+	}
+}
+
+// A worker answers what it cannot do, and goes on.
+func TestWorkerRefuses(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	go Serve(theirs, func(p *Params) error {
+		if p.Queue == 7 {
+			return errors.New("not this queue")
+		}
+		return nil
+	})
+	local := netip.MustParseAddr("127.0.0.1")
+	enc, dec := json.NewEncoder(ours), json.NewDecoder(ours)
+	for _, c := range []struct {
+		req  request
+		want string
+	}{
+		{request{Op: "dance"}, "unknown operation"},
+		{request{Op: opPing, Round: &Round{Bytes: 1, Messages: 1}}, "nothing is open"},
+		{request{Op: opOpen, Name: "x", Params: &Params{}}, "unknown transport"},
+		{request{Op: opOpen, Name: "tcp-net"}, "no parameters"},
+		{request{Op: opOpen, Name: "tcp-net", Params: &Params{MaxBytes: MaxMessage + 1}}, "largest"},
+		{request{Op: opOpen, Name: "tcp-net", Params: &Params{MaxBytes: -1}}, "largest"},
+		{request{Op: opOpen, Name: "tcp-net", Params: &Params{Queue: 7}}, "not this queue"},
+		{request{Op: opClose}, ""},
+		{request{Op: opOpen, Name: "tcp-net", Params: &Params{Local: local, Server: true}}, ""},
+		{request{Op: opOpen, Name: "tcp-net", Params: &Params{Local: local}}, "another endpoint is open"},
+		{request{Op: opConnect}, "without a peer"},
+		{request{Op: opPing}, "no round"},
+		{request{Op: opPing, Round: &Round{Bytes: 1, Messages: maxRound + 1}}, "samples"},
+		{request{Op: opClose}, ""},
+	} {
+		if err := enc.Encode(c.req); err != nil {
+			t.Fatal(err)
+		}
+		var r reply
+		if err := dec.Decode(&r); err != nil {
+			t.Fatal(err)
+		}
+		if c.want == "" && r.Error != "" || !strings.Contains(r.Error, c.want) {
+			t.Errorf("%s: answer %q, want %q", c.req.Op, r.Error, c.want)
+		}
+	}
+}
+
+// What is missing on a worker's machine keeps its sort on the way.
+func TestMissingOverTheWire(t *testing.T) {
+	for _, want := range []*testbed.MissingError{
+		{What: "CAP_X", Remedy: "get it", Err: errors.New("no")},
+		{What: "CAP_X", Remedy: "get it"},
+		{Err: errors.New("no")},
+	} {
+		b, err := json.Marshal(errorReply(want))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r reply
+		if err := json.Unmarshal(b, &r); err != nil {
+			t.Fatal(err)
+		}
+		var got *testbed.MissingError
+		if r.Missing == nil || !errors.As(r.Missing.err(), &got) || got.Error() != want.Error() {
+			t.Errorf("%v became %+v", want, r)
+		}
+	}
+}
+
+// A wait that is in vain ends: when it is told to, and by itself.
+func TestWatch(t *testing.T) {
+	w := watch{}
+	for range 10 * watchEvery {
+		if err := w.idle(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.since = time.Now().Add(-2 * patience)
+	if err := w.blocked(); !errors.Is(err, ErrStalled) {
+		t.Errorf("after a long wait: %v", err)
+	}
+	w.progress()
+	if err := w.blocked(); err != nil {
+		t.Errorf("after progress: %v", err)
+	}
+}

@@ -1,0 +1,161 @@
+package bench
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"viaxdp/hugepages"
+	"viaxdp/xdpnic"
+)
+
+// rawXDP is an AF_XDP queue with nothing above it: frames of UDP with headers
+// made beforehand, whose content stays in the chunk. It is what the VI
+// transports are compared with.
+type rawXDP struct {
+	nic    *nic
+	arena  *hugepages.Arena
+	q      *xdpnic.Queue
+	watch  watch
+	header *headers
+	skip   int // bytes of headers before the content
+
+	// The chunk that next gave.
+	addr  uint64
+	chunk []byte
+
+	lease   [ringLease]xdpnic.Frame
+	got, at int // frames in lease; the next one to give
+}
+
+func openRawXDP(p Params, w watch) (*rawXDP, error) {
+	r := &rawXDP{watch: w, skip: headersLen(p.Local)}
+	var err error
+	r.nic, err = openNIC(p, func(ifindex int, m xdpnic.Mode) (int, error) {
+		if err := r.openQueue(ifindex, p, m); err != nil {
+			return -1, err
+		}
+		return r.q.FD(), nil
+	}, func() { r.closeQueue() })
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *rawXDP) openQueue(ifindex int, p Params, m xdpnic.Mode) error {
+	cfg, err := xdpnic.Config{
+		Ifindex: ifindex, QueueID: p.Queue,
+		RxChunks: ringChunks, TxChunks: ringChunks, Mode: m, Require: true,
+	}.WithDefaults()
+	if err != nil {
+		return err
+	}
+	policy := hugepages.Avoid
+	if p.Hugepages {
+		policy = hugepages.Auto
+	}
+	r.arena, err = hugepages.New(hugepages.Config{
+		Size: cfg.PoolBytes(), Reserve: cfg.PoolBytes(), Policy: policy,
+	})
+	if err != nil {
+		return err
+	}
+	cfg.Memory = r.arena.Bytes()
+	r.q, err = xdpnic.Open(cfg)
+	return err
+}
+
+func (r *rawXDP) closeQueue() error {
+	var errs []error
+	if r.q != nil {
+		errs = append(errs, r.q.Close())
+	}
+	if r.arena != nil {
+		errs = append(errs, r.arena.Close())
+	}
+	r.q, r.arena = nil, nil
+	return errors.Join(errs...)
+}
+
+func (r *rawXDP) hello() Hello {
+	return r.nic.hello(min(r.q.FrameCap()), r.arena.Info().Kind.String())
+}
+
+func (r *rawXDP) connect(peer Hello) (err error) {
+	r.header, err = newHeaders(r.hello(), peer, r.nic.port)
+	return err
+}
+
+func (r *rawXDP) round() error {
+	r.watch.progress()
+	return nil
+}
+
+func (r *rawXDP) next() []byte {
+	var ok bool
+	if r.addr, r.chunk, ok = r.q.Alloc(); !ok {
+		return nil
+	}
+	return r.chunk[r.skip:]
+}
+
+func (r *rawXDP) commit(n int) error {
+	r.header.put(r.chunk, n)
+	for !r.q.Send(r.addr, r.skip+n, false) {
+		if err := r.flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flush repeats until the kernel has taken all: it takes no more than its
+// queue to the peer holds.
+func (r *rawXDP) flush() error {
+	for {
+		if err := r.q.Flush(); err != nil {
+			return err
+		}
+		if r.q.Pending() == 0 {
+			r.watch.progress()
+			return nil
+		}
+		if err := r.watch.idle(); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *rawXDP) poll() ([]byte, error) {
+	if r.at == r.got {
+		if r.got > 0 {
+			for i := range r.lease[:r.got] {
+				r.q.Recycle(r.lease[i].Addr)
+			}
+			r.q.Refill()
+		}
+		r.at, r.got = 0, r.q.Receive(r.lease[:])
+		if r.got == 0 {
+			return nil, nil
+		}
+	}
+	frame := r.lease[r.at].Data
+	r.at++
+	return udpContent(frame, r.skip), nil
+}
+
+func (r *rawXDP) wait() error { return r.q.Wait(maxSleep) }
+
+func (r *rawXDP) close() error {
+	return errors.Join(r.nic.close(), r.closeQueue())
+}
+
+// udpContent is the content of a frame whose headers are skip bytes long. A
+// NIC may have padded the frame; UDP knows the length.
+func udpContent(frame []byte, skip int) []byte {
+	if len(frame) < skip {
+		return frame[:0]
+	}
+	n := int(binary.BigEndian.Uint16(frame[skip-4:])) - udpHeader
+	return frame[skip : skip+max(0, min(n, len(frame)-skip))]
+}

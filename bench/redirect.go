@@ -1,0 +1,131 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/bpf"
+	"viaxdp/xdpnic"
+)
+
+// ringWindow is how many frames a side with rings of ringChunks takes at once:
+// less than its chunks by a batch in its hands and room for other frames.
+const (
+	ringChunks = 512
+	ringLease  = 64
+	ringWindow = ringChunks - 2*ringLease
+)
+
+// nic is the interface of an AF_XDP transport and the program on it that gives
+// all frames of one UDP port to one socket.
+type nic struct {
+	params   Params
+	ifi      *net.Interface
+	port     int
+	mode     xdpnic.Mode
+	features []string
+	program  *bpf.Redirect
+}
+
+// openNIC finds the interface and attaches the program by the best mode with
+// which open succeeds; open gives the socket to register.
+func openNIC(p Params, open func(ifindex int, m xdpnic.Mode) (fd int, err error), undo func()) (_ *nic, err error) {
+	n := &nic{params: p, port: p.Port}
+	if n.port == 0 {
+		n.port = rawPort
+	}
+	if n.ifi, err = p.netInterface(); err != nil {
+		return nil, err
+	}
+	want, err := xdpnic.ParseMode(p.Mode)
+	if err != nil {
+		return nil, err
+	}
+	if l, err := netlink.LinkByIndex(n.ifi.Index); want == xdpnic.ModeAuto && err == nil && l.Type() == "veth" {
+		want = xdpnic.ModeGeneric // the faster one there, which VIs take as well
+	}
+	try := func(m xdpnic.Mode) error {
+		cfg := bpf.RedirectConfig{
+			Port: uint16(n.port), MaxQueues: p.Queue + 1,
+			Frags: !m.Generic() && n.ifi.MTU > nativeMTU,
+		}
+		program, err := bpf.NewRedirect(cfg)
+		if err != nil {
+			return err
+		}
+		if err := n.attach(program, m, open); err != nil {
+			undo()
+			return errors.Join(err, program.Close())
+		}
+		n.program = program
+		return nil
+	}
+	if n.mode, _, err = xdpnic.Climb(want, want != xdpnic.ModeAuto, try); err != nil {
+		return nil, err
+	}
+	if f, err := xdpnic.QueryFeatures(n.ifi.Index); err == nil {
+		n.features = featureNames(f)
+	}
+	return n, nil
+}
+
+// nativeMTU is the largest MTU for a native program that is not built for
+// multi-buffer frames (veth_xdp_set, drivers/net/veth.c, with 4 KB pages).
+const nativeMTU = 3506
+
+func (n *nic) attach(program *bpf.Redirect, m xdpnic.Mode, open func(int, xdpnic.Mode) (int, error)) error {
+	where := bpf.Native
+	if m.Generic() {
+		where = bpf.Generic
+	}
+	if err := program.Attach(n.ifi.Index, where); err != nil {
+		return err
+	}
+	fd, err := open(n.ifi.Index, m)
+	if err != nil {
+		return err
+	}
+	return program.Register(n.params.Queue, fd)
+}
+
+// hello describes this side, for frames that are at most frameBytes long.
+func (n *nic) hello(frameBytes int, memory string) Hello {
+	frame := min(n.ifi.MTU+ethernetHeader, frameBytes)
+	return Hello{
+		Addr: n.params.Local, MAC: n.ifi.HardwareAddr, Port: n.port,
+		Payload: frame - headersLen(n.params.Local), Window: ringWindow,
+		Facts: Facts{
+			Interface: n.ifi.Name, Mode: n.mode.String(), Features: n.features,
+			MTU: n.ifi.MTU, FrameBytes: frame, Memory: memory,
+		},
+	}
+}
+
+func (n *nic) close() error { return n.program.Close() }
+
+// netInterface is the interface by name, or the one that has the address.
+func (p Params) netInterface() (*net.Interface, error) {
+	if p.Interface == "" {
+		return interfaceWith(p.Local)
+	}
+	// Not net.InterfaceByName: it answers for the namespace of another thread
+	// as well as for ours, and netlink says why there is none.
+	l, err := netlink.LinkByName(p.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", p.Interface, err)
+	}
+	a := l.Attrs()
+	return &net.Interface{Index: a.Index, MTU: a.MTU, Name: a.Name, HardwareAddr: a.HardwareAddr}, nil
+}
+
+// featureNames lists what a driver says it can do; nil: it says nothing.
+func featureNames(f xdpnic.Features) []string {
+	if f.XDP == 0 {
+		return nil
+	}
+	return strings.Split(f.XDP.String(), ",")
+}

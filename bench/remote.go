@@ -1,0 +1,164 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"viaxdp/internal/testbed"
+)
+
+// DefaultControlPort is the TCP port on which a server awaits a client.
+const DefaultControlPort = 18515
+
+// Place says where a host's endpoints are and how they run.
+type Place struct {
+	Interface string // of the AF_XDP transports; empty: the one with the address
+	Queue     int
+	Mode      string
+	Hugepages bool
+}
+
+func (p Place) apply(to *Params) {
+	to.Interface, to.Queue, to.Mode, to.Hugepages = p.Interface, p.Queue, p.Mode, p.Hugepages
+}
+
+// ServerConfig of one side of a measurement between two hosts.
+type ServerConfig struct {
+	Place  Place
+	Listen string // address; empty: all
+	Port   int    // TCP port; 0: any
+	Keep   bool   // go on after a client has left
+	Ready  func(net.Addr)
+}
+
+// ListenAndServe awaits a client and does what it asks for: the transport, the
+// sizes and the counts are the client's to choose, the place is not. It
+// returns when the client has left, or when ctx ends.
+//
+// Whoever reaches the port can make this process send and receive; keep it off
+// networks that are not trusted.
+func ListenAndServe(ctx context.Context, cfg ServerConfig) error {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort(cfg.Listen, strconv.Itoa(cfg.Port)))
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	if cfg.Ready != nil {
+		cfg.Ready(l.Addr())
+	}
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			return err
+		}
+		err = serveClient(ctx, conn, cfg.Place)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case !cfg.Keep:
+			return err
+		}
+	}
+}
+
+func serveClient(ctx context.Context, conn net.Conn, place Place) error {
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	local, err := addrOf(conn.LocalAddr())
+	if err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	return Serve(conn, func(p *Params) error {
+		p.Local, p.Server = local, true
+		place.apply(p)
+		return nil
+	})
+}
+
+// ClientConfig of the other side.
+type ClientConfig struct {
+	Place  Place
+	Server string // name or address of the server's host
+	Port   int
+	Plan   Plan
+}
+
+// dialTimeout bounds the connection to a server that does not answer.
+const dialTimeout = 5 * time.Second
+
+// Measure runs a plan between this process and a server.
+func Measure(ctx context.Context, cfg ClientConfig) (*Result, error) {
+	if err := cfg.Plan.validate(); err != nil {
+		return nil, err
+	}
+	d := net.Dialer{Timeout: dialTimeout}
+	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(cfg.Server, strconv.Itoa(cfg.Port)))
+	if err != nil {
+		return nil, fmt.Errorf("%w (is the server running there?)", err)
+	}
+	defer conn.Close()
+	local, err := addrOf(conn.LocalAddr())
+	if err != nil {
+		return nil, err
+	}
+	p := Params{Local: local}
+	cfg.Place.apply(&p)
+
+	// This side is a worker, too, in the same process.
+	ours, theirs := net.Pipe()
+	served := make(chan error, 1)
+	go func() { served <- Serve(theirs, nil) }()
+	defer func() {
+		ours.Close()
+		<-served
+	}()
+	stop := context.AfterFunc(ctx, func() {
+		ours.Close()
+		conn.Close()
+	})
+	defer stop()
+
+	result, err := Run(ctx, cfg.Plan, NewWorker("client", ours, p), NewWorker("server", conn, Params{}))
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, err
+	}
+	if result.Conditions.Interface == "" {
+		if ifi, err := p.netInterface(); err == nil {
+			result.Conditions.Interface, result.Conditions.MTU = ifi.Name, ifi.MTU
+		}
+	}
+	return result, nil
+}
+
+// addrOf is the address of a connection's end.
+func addrOf(a net.Addr) (netip.Addr, error) {
+	ap, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("address %s: %w", a, err)
+	}
+	addr := ap.Addr().Unmap()
+	if addr.Zone() != "" {
+		return netip.Addr{}, fmt.Errorf("address %s is link-local: use a global one", a)
+	}
+	return addr, nil
+}
+
+// requireFor tests whether a transport can run at all.
+func requireFor(t *transport) error {
+	if !t.xdp {
+		return nil
+	}
+	return testbed.Require(testbed.Sockets, testbed.Programs)
+}

@@ -1,0 +1,168 @@
+package bench
+
+import (
+	"encoding/json"
+	"io"
+	"slices"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// Result is the report of a run, as written by --json.
+type Result struct {
+	Conditions Conditions  `json:"conditions"`
+	Latency    []Latency   `json:"latency"`
+	Bandwidth  []Bandwidth `json:"bandwidth"`
+
+	// Histograms of round trips in nanoseconds, of all turns, if the plan asks
+	// for them.
+	Histograms map[Case]*hdrhistogram.Histogram `json:"-"`
+}
+
+// Case is a transport and a message size.
+type Case struct {
+	Name  string
+	Bytes int
+}
+
+// Latency of messages one way, half of a round trip, in microseconds. Where
+// there are several turns, Min is the least of them, and the quantiles are the
+// medians of the turns' quantiles.
+type Latency struct {
+	Name  string  `json:"name"`
+	Bytes int     `json:"bytes"`
+	N     int64   `json:"n"` // round trips measured
+	Min   float64 `json:"min_us"`
+	P50   float64 `json:"p50_us"`
+	P99   float64 `json:"p99_us"`
+	P999  float64 `json:"p999_us"`
+}
+
+// Bandwidth of a stream of messages in one direction; medians of the turns.
+type Bandwidth struct {
+	Name     string  `json:"name"`
+	Bytes    int     `json:"bytes"`
+	MBps     float64 `json:"MBps"`       // content, 10^6 bytes a second
+	Messages float64 `json:"msgs_per_s"` // messages a second
+	CPUTx    float64 `json:"cpu_tx"`     // CPU time of the sender's process by wall time; 1: one CPU
+	CPURx    float64 `json:"cpu_rx"`     // likewise the receiver's
+}
+
+// WriteJSON writes the result as one indented object.
+func (r *Result) WriteJSON(w io.Writer) error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(b, '\n'))
+	return err
+}
+
+// LatencyOf finds a row, or returns nil.
+func (r *Result) LatencyOf(name string, bytes int) *Latency {
+	i := slices.IndexFunc(r.Latency, func(l Latency) bool { return l.Name == name && l.Bytes == bytes })
+	if i < 0 {
+		return nil
+	}
+	return &r.Latency[i]
+}
+
+// BandwidthOf finds a row, or returns nil.
+func (r *Result) BandwidthOf(name string, bytes int) *Bandwidth {
+	i := slices.IndexFunc(r.Bandwidth, func(b Bandwidth) bool { return b.Name == name && b.Bytes == bytes })
+	if i < 0 {
+		return nil
+	}
+	return &r.Bandwidth[i]
+}
+
+// collector gathers the turns of each case.
+type collector struct {
+	latency   map[Case][]Latency
+	bandwidth map[Case][]Bandwidth
+	merged    map[Case]*hdrhistogram.Histogram // nil: not kept
+}
+
+func newCollector(histograms bool) *collector {
+	c := &collector{latency: map[Case][]Latency{}, bandwidth: map[Case][]Bandwidth{}}
+	if histograms {
+		c.merged = map[Case]*hdrhistogram.Histogram{}
+	}
+	return c
+}
+
+func (c *collector) addLatency(k Case, h *hdrhistogram.Histogram) {
+	c.latency[k] = append(c.latency[k], Latency{
+		Name: k.Name, Bytes: k.Bytes, N: h.TotalCount(), Min: oneWay(h.Min()),
+		P50: oneWay(h.ValueAtQuantile(50)), P99: oneWay(h.ValueAtQuantile(99)), P999: oneWay(h.ValueAtQuantile(99.9)),
+	})
+	if c.merged != nil {
+		if c.merged[k] == nil {
+			c.merged[k] = newHistogram()
+		}
+		c.merged[k].Merge(h)
+	}
+}
+
+// addBandwidth takes the sums over the rounds of a turn.
+func (c *collector) addBandwidth(k Case, messages int, tx, rx Span) {
+	seconds := tx.Wall.Seconds()
+	c.bandwidth[k] = append(c.bandwidth[k], Bandwidth{
+		Name: k.Name, Bytes: k.Bytes,
+		MBps:     float64(messages) * float64(k.Bytes) / seconds / 1e6,
+		Messages: float64(messages) / seconds,
+		CPUTx:    tx.CPU.Seconds() / tx.Wall.Seconds(),
+		CPURx:    rx.CPU.Seconds() / rx.Wall.Seconds(),
+	})
+}
+
+// result puts the medians in the order of names, then sizes.
+func (c *collector) result(names []string, sizes []int) *Result {
+	r := &Result{Latency: []Latency{}, Bandwidth: []Bandwidth{}, Histograms: c.merged}
+	for _, name := range names {
+		for _, bytes := range sizes {
+			k := Case{name, bytes}
+			if turns := c.latency[k]; len(turns) > 0 {
+				r.Latency = append(r.Latency, medianLatency(turns))
+			}
+			if turns := c.bandwidth[k]; len(turns) > 0 {
+				r.Bandwidth = append(r.Bandwidth, medianBandwidth(turns))
+			}
+		}
+	}
+	return r
+}
+
+func medianLatency(turns []Latency) Latency {
+	m := turns[0]
+	m.N = 0
+	for _, t := range turns {
+		m.N += t.N
+		m.Min = min(m.Min, t.Min)
+	}
+	m.P50 = median(turns, func(l Latency) float64 { return l.P50 })
+	m.P99 = median(turns, func(l Latency) float64 { return l.P99 })
+	m.P999 = median(turns, func(l Latency) float64 { return l.P999 })
+	return m
+}
+
+func medianBandwidth(turns []Bandwidth) Bandwidth {
+	m := turns[0]
+	m.MBps = median(turns, func(b Bandwidth) float64 { return b.MBps })
+	m.Messages = median(turns, func(b Bandwidth) float64 { return b.Messages })
+	m.CPUTx = median(turns, func(b Bandwidth) float64 { return b.CPUTx })
+	m.CPURx = median(turns, func(b Bandwidth) float64 { return b.CPURx })
+	return m
+}
+
+// median of one value of each turn; the mean of the middle two of an even
+// number.
+func median[T any](turns []T, value func(T) float64) float64 {
+	v := make([]float64, len(turns))
+	for i, t := range turns {
+		v[i] = value(t)
+	}
+	slices.Sort(v)
+	n := len(v)
+	return round3((v[(n-1)/2] + v[n/2]) / 2)
+}

@@ -1,0 +1,161 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func sample() *Result {
+	r := &Result{Conditions: Conditions{
+		Kernel: "6.18.0", CPUs: 2, Interface: "via0", Mode: "generic", Features: []string{"basic", "redirect"}, MTU: 1500,
+		FrameBytes: 1514, Hugepages: "hugetlb", Polling: "spin", PinnedCPUs: []int{0, 1}, Version: "v1.2.3",
+	}}
+	for i, name := range []string{"raw-afxdp", "vi-reliable-delivery", "tcp-spin"} {
+		for _, bytes := range []int{64, 65536} {
+			f := float64(i + 1)
+			r.Latency = append(r.Latency, Latency{Name: name, Bytes: bytes, N: 1000, Min: f, P50: 2 * f, P99: 3 * f, P999: 4 * f})
+			r.Bandwidth = append(r.Bandwidth, Bandwidth{Name: name, Bytes: bytes, MBps: 300 / f, Messages: 5e6 / f, CPUTx: 1, CPURx: 0.5})
+		}
+	}
+	return r
+}
+
+// The report has exactly these names.
+func TestJSON(t *testing.T) {
+	var buf bytes.Buffer
+	if err := sample().WriteJSON(&buf); err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]any
+	if err := json.Unmarshal(buf.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	keys := func(v any) []string {
+		var k []string
+		for name := range v.(map[string]any) {
+			k = append(k, name)
+		}
+		slices.Sort(k)
+		return k
+	}
+	first := func(name string) any { return got[name].([]any)[0] }
+	for _, c := range []struct {
+		what string
+		got  any
+		want []string
+	}{
+		{"result", any(got), []string{"bandwidth", "conditions", "latency"}},
+		{"conditions", got["conditions"], []string{
+			"cpus", "frame_bytes", "hugepages", "interface", "kernel", "mode", "mtu", "pinned_cpus", "polling", "version", "xdp_features",
+		}},
+		{"latency", first("latency"), []string{"bytes", "min_us", "n", "name", "p50_us", "p999_us", "p99_us"}},
+		{"bandwidth", first("bandwidth"), []string{"MBps", "bytes", "cpu_rx", "cpu_tx", "msgs_per_s", "name"}},
+	} {
+		if diff := cmp.Diff(c.want, keys(c.got)); diff != "" {
+			t.Errorf("%s: %s", c.what, diff)
+		}
+	}
+	// Read back, it is the same; and empty arrays are arrays.
+	var back Result
+	if err := json.Unmarshal(buf.Bytes(), &back); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(sample(), &back); diff != "" {
+		t.Error(diff)
+	}
+	buf.Reset()
+	if err := newCollector(false).result(nil, nil).WriteJSON(&buf); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(buf.String(), `"latency": []`) {
+		t.Errorf("an empty result: %s", buf.String())
+	}
+}
+
+func TestTable(t *testing.T) {
+	var buf bytes.Buffer
+	if err := sample().WriteTable(&buf); err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile("testdata/table.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), buf.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestPlots(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	files, err := sample().WritePlots(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{filepath.Join(dir, "latency.svg"), filepath.Join(dir, "bandwidth.svg")}; !slices.Equal(files, want) {
+		t.Errorf("wrote %v, want %v", files, want)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range []string{"<svg", "vi-reliable-delivery", "tcp-spin", "64 Ki", "</svg>"} {
+			if !strings.Contains(string(b), text) {
+				t.Errorf("%s has no %q", f, text)
+			}
+		}
+	}
+	// A single size, and nothing measured in one of the two.
+	one := sample()
+	one.Latency, one.Bandwidth = one.Latency[:1], nil
+	if files, err := one.WritePlots(dir); err != nil || len(files) != 1 {
+		t.Errorf("one value: %v, %v", files, err)
+	}
+}
+
+// Medians of turns, the least minimum, the sum of counts.
+func TestCollector(t *testing.T) {
+	c := newCollector(true)
+	k := Case{"tcp-spin", 64}
+	for _, us := range []int64{9, 2, 4} {
+		h := newHistogram()
+		for range 100 {
+			if err := h.RecordValue(us * 2000); err != nil { // a round trip of 2*us
+				t.Fatal(err)
+			}
+		}
+		c.addLatency(k, h)
+	}
+	for _, seconds := range []time.Duration{1, 4, 2} {
+		c.addBandwidth(k, 1e6, Span{Wall: seconds * time.Second, CPU: time.Second}, Span{Wall: seconds * time.Second, CPU: seconds * time.Second})
+	}
+	r := c.result([]string{"udp-spin", "tcp-spin"}, []int{64, 128})
+	if len(r.Latency) != 1 || len(r.Bandwidth) != 1 {
+		t.Fatalf("got %d and %d rows", len(r.Latency), len(r.Bandwidth))
+	}
+	l := r.Latency[0]
+	near := func(got, want float64) bool { return math.Abs(got-want) <= want/500 }
+	if l.Name != "tcp-spin" || l.Bytes != 64 || l.N != 300 || !near(l.Min, 2) || !near(l.P50, 4) || !near(l.P99, 4) {
+		t.Errorf("latency: %+v", l)
+	}
+	b := r.Bandwidth[0]
+	if b.MBps != 32 || b.Messages != 5e5 || b.CPUTx != 0.5 || b.CPURx != 1 {
+		t.Errorf("bandwidth: %+v", b)
+	}
+	if n := r.Histograms[k].TotalCount(); n != 300 {
+		t.Errorf("the histogram has %d values", n)
+	}
+	if got := median([]int{1, 2, 3, 10}, func(i int) float64 { return float64(i) }); got != 2.5 {
+		t.Errorf("median of an even number: %v", got)
+	}
+}

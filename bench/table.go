@@ -1,0 +1,125 @@
+package bench
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// The names that all others are compared with.
+const (
+	baselineRaw = "raw-afxdp"
+	baselineTCP = "tcp-spin"
+)
+
+// WriteTable prints the conditions and one table for latency and one for
+// bandwidth, with a block of rows for each message size. Columns headed by x
+// give the ratio to raw-afxdp and to tcp-spin at the same size: of the median
+// latency, and of the bandwidth.
+func (r *Result) WriteTable(w io.Writer) error {
+	out := bufio.NewWriter(w)
+	c := r.Conditions
+	fmt.Fprintf(out, "kernel %s, %d CPUs (pinned: %s), interface %s, MTU %d, XDP mode %s, frames of %d bytes, memory %s, via-xdp %s\n",
+		c.Kernel, c.CPUs, orNone(joinInts(c.PinnedCPUs)), c.Interface, c.MTU, orNone(c.Mode), c.FrameBytes, orNone(c.Hugepages), c.Version)
+	if len(r.Latency) > 0 {
+		t := table{title: "one way, us", columns: []string{"min", "p50", "p99", "p99.9", "x raw", "x tcp", "n"}}
+		for _, l := range r.Latency {
+			t.add(l.Bytes, l.Name, us(l.Min), us(l.P50), us(l.P99), us(l.P999),
+				r.latencyRatio(l, baselineRaw), r.latencyRatio(l, baselineTCP), strconv.FormatInt(l.N, 10))
+		}
+		t.write(out)
+	}
+	if len(r.Bandwidth) > 0 {
+		t := table{title: "one direction", columns: []string{"MB/s", "msg/s", "x raw", "x tcp", "cpu tx", "cpu rx"}}
+		for _, b := range r.Bandwidth {
+			t.add(b.Bytes, b.Name, fmt.Sprintf("%.1f", b.MBps), fmt.Sprintf("%.0f", b.Messages),
+				r.bandwidthRatio(b, baselineRaw), r.bandwidthRatio(b, baselineTCP),
+				fmt.Sprintf("%.2f", b.CPUTx), fmt.Sprintf("%.2f", b.CPURx))
+		}
+		t.write(out)
+	}
+	return out.Flush()
+}
+
+func (r *Result) latencyRatio(l Latency, name string) string {
+	if base := r.LatencyOf(name, l.Bytes); base != nil {
+		return ratio(l.P50, base.P50)
+	}
+	return "-"
+}
+
+func (r *Result) bandwidthRatio(b Bandwidth, name string) string {
+	if base := r.BandwidthOf(name, b.Bytes); base != nil {
+		return ratio(b.MBps, base.MBps)
+	}
+	return "-"
+}
+
+// table has a block of rows for each size; all columns but the first are
+// right-aligned.
+type table struct {
+	title   string
+	columns []string
+	sizes   []int
+	rows    map[int][][]string
+}
+
+func (t *table) add(bytes int, cells ...string) {
+	if t.rows == nil {
+		t.rows = map[int][][]string{}
+	}
+	if !slices.Contains(t.sizes, bytes) {
+		t.sizes = append(t.sizes, bytes)
+	}
+	t.rows[bytes] = append(t.rows[bytes], cells)
+}
+
+func (t *table) write(w io.Writer) {
+	for _, bytes := range t.sizes {
+		head := append([]string{fmt.Sprintf("%d B, %s", bytes, t.title)}, t.columns...)
+		lines := append([][]string{head}, t.rows[bytes]...)
+		widths := make([]int, len(head))
+		for _, cells := range lines {
+			for i, c := range cells {
+				widths[i] = max(widths[i], len(c))
+			}
+		}
+		widths[0] = max(widths[0], 26) // blocks under one another line up
+		fmt.Fprintln(w)
+		for _, cells := range lines {
+			var line strings.Builder
+			fmt.Fprintf(&line, "%-*s", widths[0], cells[0])
+			for i, c := range cells[1:] {
+				fmt.Fprintf(&line, "  %*s", max(widths[i+1], 7), c)
+			}
+			fmt.Fprintln(w, line.String())
+		}
+	}
+}
+
+func us(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
+
+func ratio(v, base float64) string {
+	if base == 0 {
+		return "-"
+	}
+	return strconv.FormatFloat(v/base, 'f', 2, 64)
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
+}
+
+func joinInts(v []int) string {
+	s := make([]string, len(v))
+	for i, n := range v {
+		s[i] = strconv.Itoa(n)
+	}
+	return strings.Join(s, ", ")
+}

@@ -1,0 +1,221 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// tcp is a TCP connection driven by system calls: tcp-spin, whose calls never
+// block and are repeated, and tcp-block, whose calls block.
+type tcp struct {
+	*streamed
+	params   Params
+	block    bool
+	listener int // -1 but on the server before Connect
+	fd       int
+	port     int
+	watch    watch
+}
+
+func openTCP(p Params, w watch, block bool) (*tcp, error) {
+	t := &tcp{params: p, block: block, listener: -1, fd: -1, watch: w}
+	t.streamed = newStreamed(t, p.MaxBytes)
+	if !p.Server {
+		return t, nil
+	}
+	var err error
+	if t.listener, err = unix.Socket(family(p.Local), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	if err := unix.Bind(t.listener, sockaddr(p.Local, p.Port)); err != nil {
+		t.Close()
+		return nil, fmt.Errorf("bind %v: %w", p.Local, err)
+	}
+	if err := unix.Listen(t.listener, 1); err != nil {
+		t.Close()
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	if t.port, err = boundPort(t.listener); err != nil {
+		t.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *tcp) Hello() Hello {
+	return Hello{Addr: t.params.Local, Port: t.port}
+}
+
+func (t *tcp) Connect(peer Hello) (err error) {
+	if t.params.Server {
+		if t.fd, err = acceptWithin(t.listener, patience); err != nil {
+			return fmt.Errorf("accept: %w", err)
+		}
+		unix.Close(t.listener)
+		t.listener = -1
+	} else {
+		if t.fd, err = unix.Socket(family(t.params.Local), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return fmt.Errorf("socket: %w", err)
+		}
+		if err := unix.Connect(t.fd, sockaddr(peer.Addr, peer.Port)); err != nil {
+			return fmt.Errorf("connect %v port %d: %w", peer.Addr, peer.Port, err)
+		}
+	}
+	if err := unix.SetsockoptInt(t.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+		return fmt.Errorf("TCP_NODELAY: %w", err)
+	}
+	// A blocked call returns now and then to see whether it should go on.
+	tv := unix.NsecToTimeval(int64(maxSleep))
+	if err := unix.SetsockoptTimeval(t.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return fmt.Errorf("SO_RCVTIMEO: %w", err)
+	}
+	if err := unix.SetsockoptTimeval(t.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv); err != nil {
+		return fmt.Errorf("SO_SNDTIMEO: %w", err)
+	}
+	return nil
+}
+
+func (t *tcp) Ping(r Round, rtt []int64) (Span, error) { return t.ping(r, rtt) }
+func (t *tcp) Echo(r Round) error                      { return t.echo(r) }
+func (t *tcp) Send(r Round) (Span, error)              { return t.stream(r) }
+func (t *tcp) Receive(r Round) (Span, error)           { return t.sink(r) }
+
+func (t *tcp) Close() error {
+	for _, fd := range []*int{&t.listener, &t.fd} {
+		if *fd >= 0 {
+			unix.Close(*fd)
+			*fd = -1
+		}
+	}
+	return nil
+}
+
+func (t *tcp) round() error {
+	t.watch.progress()
+	return nil
+}
+
+func (t *tcp) write(p []byte) error {
+	for len(p) > 0 {
+		n, err := t.writeOnce(p)
+		if err != nil {
+			if err = t.again(err); err != nil {
+				return fmt.Errorf("send: %w", err)
+			}
+			continue
+		}
+		t.watch.progress()
+		p = p[n:]
+	}
+	return nil
+}
+
+func (t *tcp) read(p []byte) (int, error) {
+	for {
+		n, err := t.readOnce(p)
+		if err != nil {
+			if err = t.again(err); err != nil {
+				return 0, fmt.Errorf("receive: %w", err)
+			}
+			continue
+		}
+		if n == 0 {
+			return 0, io.ErrUnexpectedEOF // the peer has closed
+		}
+		t.watch.progress()
+		return n, nil
+	}
+}
+
+func (t *tcp) writeOnce(p []byte) (int, error) {
+	if t.block {
+		return unix.Write(t.fd, p)
+	}
+	return errnoError(sendNow(t.fd, p))
+}
+
+func (t *tcp) readOnce(p []byte) (int, error) {
+	if t.block {
+		return unix.Read(t.fd, p)
+	}
+	return errnoError(recvNow(t.fd, p))
+}
+
+// again returns nil if the call is to be repeated.
+func (t *tcp) again(err error) error {
+	switch {
+	case errors.Is(err, unix.EAGAIN) && t.block:
+		return t.watch.blocked()
+	case errors.Is(err, unix.EAGAIN):
+		return t.watch.idle()
+	case errors.Is(err, unix.EINTR):
+		return nil
+	}
+	return err
+}
+
+// errnoError turns the result of a raw call into an error without allocating.
+func errnoError(n int, errno unix.Errno) (int, error) {
+	switch errno {
+	case 0:
+		return n, nil
+	case unix.EAGAIN:
+		return 0, errAgain
+	}
+	return 0, errno
+}
+
+// errAgain is EAGAIN, made once.
+var errAgain error = unix.EAGAIN
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func sockaddr(a netip.Addr, port int) unix.Sockaddr {
+	if a.Is4() {
+		return &unix.SockaddrInet4{Port: port, Addr: a.As4()}
+	}
+	return &unix.SockaddrInet6{Port: port, Addr: a.As16()}
+}
+
+func boundPort(fd int) (int, error) {
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return 0, fmt.Errorf("getsockname: %w", err)
+	}
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return sa.Port, nil
+	case *unix.SockaddrInet6:
+		return sa.Port, nil
+	}
+	return 0, fmt.Errorf("getsockname: unexpected address %T", sa)
+}
+
+// acceptWithin is accept(2) with a time limit.
+func acceptWithin(listener int, limit time.Duration) (int, error) {
+	deadline := time.Now().Add(limit)
+	for {
+		fds := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(max(time.Until(deadline), 0)/time.Millisecond))
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return -1, err
+		case n == 0:
+			return -1, fmt.Errorf("nobody connected within %v", limit)
+		}
+		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		return fd, err
+	}
+}

@@ -1,0 +1,172 @@
+package bench
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"viaxdp/internal/testbed"
+	"viaxdp/kagent"
+	"viaxdp/vipl"
+)
+
+// A transport is one way to carry messages.
+type transport struct {
+	name    string
+	summary string
+	xdp     bool // over the pair for AF_XDP; else over the pair without any program
+	sleeps  bool // blocks while it waits for messages; else it polls
+	free    bool // the Go scheduler places its goroutine: no locked thread
+	arena   bool // maps memory on hugepages when it opens
+	open    func(Params, *atomic.Bool) (Endpoint, error)
+}
+
+// transports are all of them, in the order of the report. The baselines come
+// first.
+var transports = []transport{
+	{name: "raw-afxdp", xdp: true, arena: true,
+		summary: "frames on AF_XDP rings, no VI, polling", open: openFramedXDP(false)},
+	{name: "raw-afxdp-wait", xdp: true, arena: true, sleeps: true,
+		summary: "the same, sleeping in poll", open: openFramedXDP(true)},
+	{name: "asavie-xdp", xdp: true,
+		summary: "xdp.Socket of asavie/xdp, Poll(0)", open: openFramedAsavie(false)},
+	{name: "asavie-xdp-wait", xdp: true, sleeps: true,
+		summary: "the same, Poll with a time-out", open: openFramedAsavie(true)},
+	{name: "vi-unreliable", xdp: true, arena: true,
+		summary: "VI, Unreliable Delivery, polling", open: openVI(vipl.UnreliableDelivery, false)},
+	{name: "vi-unreliable-wait", xdp: true, arena: true, sleeps: true,
+		summary: "the same, waiting", open: openVI(vipl.UnreliableDelivery, true)},
+	{name: "vi-reliable-delivery", xdp: true, arena: true,
+		summary: "VI, Reliable Delivery, polling", open: openVI(vipl.ReliableDelivery, false)},
+	{name: "vi-reliable-delivery-wait", xdp: true, arena: true, sleeps: true,
+		summary: "the same, waiting", open: openVI(vipl.ReliableDelivery, true)},
+	{name: "vi-reliable-reception", xdp: true, arena: true,
+		summary: "VI, Reliable Reception, polling", open: openVI(vipl.ReliableReception, false)},
+	{name: "vi-reliable-reception-wait", xdp: true, arena: true, sleeps: true,
+		summary: "the same, waiting", open: openVI(vipl.ReliableReception, true)},
+	{name: "tcp-spin",
+		summary: "TCP_NODELAY, non-blocking system calls in a loop", open: openTCPEndpoint(false)},
+	{name: "tcp-block", sleeps: true,
+		summary: "TCP_NODELAY, blocking system calls", open: openTCPEndpoint(true)},
+	{name: "tcp-net", free: true, sleeps: true,
+		summary: "TCP by package net", open: openTCPNetEndpoint},
+	{name: "udp-spin",
+		summary: "UDP, non-blocking system calls in a loop", open: openUDPEndpoint},
+	{name: "udp-net", free: true, sleeps: true,
+		summary: "UDP by package net", open: openUDPNetEndpoint},
+}
+
+func openFramedXDP(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
+	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
+		w := watch{stop: stop}
+		io, err := openRawXDP(p, w)
+		if err != nil {
+			return nil, err
+		}
+		return &framed{io: io, sleeps: sleeps, watch: w}, nil
+	}
+}
+
+func openFramedAsavie(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
+	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
+		w := watch{stop: stop}
+		io, err := openAsavie(p, w, sleeps)
+		if err != nil {
+			return nil, err
+		}
+		return &framed{io: io, sleeps: sleeps, watch: w}, nil
+	}
+}
+
+func openTCPEndpoint(block bool) func(Params, *atomic.Bool) (Endpoint, error) {
+	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
+		return endpointOr(openTCP(p, watch{stop: stop}, block))
+	}
+}
+
+func openTCPNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
+	return endpointOr(openTCPNet(p, watch{stop: stop}))
+}
+
+func openUDPEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
+	io, err := openUDP(p)
+	if err != nil {
+		return nil, err
+	}
+	return &framed{io: io, watch: watch{stop: stop}}, nil
+}
+
+func openUDPNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
+	io, err := openUDPNet(p)
+	if err != nil {
+		return nil, err
+	}
+	return &framed{io: io, sleeps: true, watch: watch{stop: stop}}, nil
+}
+
+// endpointOr keeps a nil pointer of a failed open from becoming an Endpoint.
+func endpointOr[T Endpoint](e T, err error) (Endpoint, error) {
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// Names lists the transports in the order of the report.
+func Names() []string {
+	var names []string
+	for _, t := range transports {
+		names = append(names, t.name)
+	}
+	return names
+}
+
+// Summary is one line about a transport; empty for an unknown name.
+func Summary(name string) string {
+	t, err := find(name)
+	if err != nil {
+		return ""
+	}
+	return t.summary
+}
+
+// UsesXDP reports whether a transport opens AF_XDP sockets.
+func UsesXDP(name string) bool {
+	t, err := find(name)
+	return err == nil && t.xdp
+}
+
+func find(name string) (*transport, error) {
+	i := slices.IndexFunc(transports, func(t transport) bool { return t.name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("unknown transport %q: there are %s", name, strings.Join(Names(), ", "))
+	}
+	return &transports[i], nil
+}
+
+// Open opens one side of a transport. stop, which may be nil, ends waits when
+// it becomes true.
+func Open(name string, p Params, stop *atomic.Bool) (Endpoint, error) {
+	t, err := find(name)
+	if err != nil {
+		return nil, err
+	}
+	if p.MaxBytes == 0 {
+		p.MaxBytes = MaxMessage
+	}
+	if p.Mode == "" {
+		p.Mode = "auto"
+	}
+	if err := requireFor(t); err != nil {
+		return nil, err
+	}
+	e, err := t.open(p, stop)
+	switch {
+	case err == nil:
+		return e, nil
+	case kagent.Unavailable(err):
+		return nil, testbed.CannotRun(err)
+	}
+	return nil, err
+}

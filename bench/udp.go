@@ -1,0 +1,161 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// udpHeaders is what IPv6 and UDP put before the content of a datagram; IPv4
+// takes 20 bytes less.
+const (
+	udpHeader  = 8
+	ipv4Header = 20
+	ipv6Header = 40
+)
+
+// udpReceiveBuffer is asked for; without privilege the kernel grants less
+// (net.core.rmem_max).
+const udpReceiveBuffer = 8 << 20
+
+// udpSpin is a connected UDP socket driven by system calls that never block.
+// A message is cut into datagrams that fit the MTU, one system call each.
+type udpSpin struct {
+	params  Params
+	fd      int
+	port    int
+	payload int
+	window  int
+	out, in []byte
+}
+
+func openUDP(p Params) (*udpSpin, error) {
+	mtu, err := mtuOf(p.Local)
+	if err != nil {
+		return nil, err
+	}
+	u := &udpSpin{params: p, payload: datagram(p, mtu)}
+	if u.fd, err = unix.Socket(family(p.Local), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	if u.window, err = udpWindow(u.fd, u.payload); err != nil {
+		u.close()
+		return nil, err
+	}
+	if err := unix.Bind(u.fd, sockaddr(p.Local, p.Port)); err != nil {
+		u.close()
+		return nil, fmt.Errorf("bind %v: %w", p.Local, err)
+	}
+	if u.port, err = boundPort(u.fd); err != nil {
+		u.close()
+		return nil, err
+	}
+	u.out, u.in = make([]byte, u.payload), make([]byte, u.payload)
+	return u, nil
+}
+
+// datagram is the content of the longest datagram that is not fragmented.
+func datagram(p Params, mtu int) int {
+	mtu = min(mtu, 1<<16-1) // the loopback's does not fit in a length of IP
+	if p.Local.Is4() {
+		return mtu - ipv4Header - udpHeader
+	}
+	return mtu - ipv6Header - udpHeader
+}
+
+// udpWindow enlarges the receive buffer and returns how many datagrams fit: a
+// buffer is charged for the memory behind a datagram, not for its length.
+func udpWindow(fd, payload int) (int, error) {
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpReceiveBuffer) != nil {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpReceiveBuffer); err != nil {
+			return 0, fmt.Errorf("SO_RCVBUF: %w", err)
+		}
+	}
+	size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+	if err != nil {
+		return 0, fmt.Errorf("SO_RCVBUF: %w", err)
+	}
+	const overhead = 1536 // socket buffer, shared info, rounding up
+	return max(4, min(256, size/(2*payload+overhead)-otherFrames)), nil
+}
+
+func (u *udpSpin) hello() Hello {
+	return Hello{Addr: u.params.Local, Port: u.port, Payload: u.payload, Window: u.window}
+}
+
+func (u *udpSpin) connect(peer Hello) error {
+	if err := unix.Connect(u.fd, sockaddr(peer.Addr, peer.Port)); err != nil {
+		return fmt.Errorf("connect %v port %d: %w", peer.Addr, peer.Port, err)
+	}
+	return nil
+}
+
+func (u *udpSpin) round() error { return nil }
+
+func (u *udpSpin) next() []byte { return u.out }
+
+func (u *udpSpin) commit(n int) error {
+	for {
+		_, errno := sendNow(u.fd, u.out[:n])
+		switch errno {
+		case 0:
+			return nil
+		case unix.EAGAIN, unix.EINTR, unix.ENOBUFS:
+			// The send buffer is full of datagrams on their way.
+		default:
+			return fmt.Errorf("send: %w", errno)
+		}
+	}
+}
+
+func (u *udpSpin) flush() error { return nil }
+
+func (u *udpSpin) poll() ([]byte, error) {
+	n, errno := recvNow(u.fd, u.in)
+	switch errno {
+	case 0:
+		return u.in[:n], nil
+	case unix.EAGAIN, unix.EINTR:
+		return nil, nil
+	}
+	return nil, fmt.Errorf("receive: %w", errno)
+}
+
+func (u *udpSpin) wait() error { return errors.ErrUnsupported }
+
+func (u *udpSpin) close() error {
+	unix.Close(u.fd)
+	return nil
+}
+
+// mtuOf is the MTU of the interface that has an address.
+func mtuOf(addr netip.Addr) (int, error) {
+	ifi, err := interfaceWith(addr)
+	if err != nil {
+		return 0, err
+	}
+	return ifi.MTU, nil
+}
+
+// interfaceWith finds the interface of this namespace that has an address.
+func interfaceWith(addr netip.Addr) (*net.Interface, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	for i := range all {
+		addrs, err := all[i].Addrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok && n.IP.Equal(addr.AsSlice()) {
+				return &all[i], nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("no interface here has the address %v", addr)
+}

@@ -1,0 +1,263 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// Words are messages without data; the immediate data says what.
+const (
+	wordReady  = 1 << 30 // the receives of the round are posted; the rest is the round
+	wordCredit = 2 << 30 // the rest is the number of messages received
+	wordMask   = 3 << 30
+)
+
+// Ping, see Endpoint.
+func (v *vi) Ping(r Round, rtt []int64) (Span, error) {
+	total := r.Lead + r.Messages
+	if err := v.enter(r, viPingDepth, total, 0); err != nil {
+		return Span{}, err
+	}
+	clock := startWatch()
+	last := time.Since(clock.wall)
+	for i := range total {
+		if err := v.send(i, r); err != nil {
+			return Span{}, err
+		}
+		// While the message travels, the last receive is posted anew.
+		if i > 0 {
+			if err := v.refill(i - 1 + viPingDepth); err != nil {
+				return Span{}, err
+			}
+		}
+		if err := v.receive(i); err != nil {
+			return Span{}, err
+		}
+		now := time.Since(clock.wall)
+		if i >= r.Lead {
+			rtt[i-r.Lead] = int64(now - last)
+		}
+		last = now
+	}
+	return clock.span(), v.leave()
+}
+
+// Echo, see Endpoint.
+func (v *vi) Echo(r Round) error {
+	total := r.Lead + r.Messages
+	if err := v.enter(r, viPingDepth, total, 0); err != nil {
+		return err
+	}
+	for i := range total {
+		if err := v.receive(i); err != nil {
+			return err
+		}
+		if err := v.send(i, r); err != nil {
+			return err
+		}
+		if err := v.refill(i + viPingDepth); err != nil {
+			return err
+		}
+	}
+	return v.leave()
+}
+
+// Send, see Endpoint.
+func (v *vi) Send(r Round) (Span, error) {
+	window, quarter := v.window(r.Bytes)
+	words := (r.Messages + quarter - 1) / quarter
+	if err := v.enter(r, 0, 0, words); err != nil {
+		return Span{}, err
+	}
+	v.credited = window
+	clock := startWatch()
+	for i := range r.Messages {
+		for i == v.credited {
+			if err := v.credit(window); err != nil {
+				return Span{}, err
+			}
+		}
+		if err := v.send(i, r); err != nil {
+			return Span{}, err
+		}
+	}
+	for v.credited < r.Messages+window {
+		if err := v.credit(window); err != nil {
+			return Span{}, err
+		}
+	}
+	return clock.span(), v.leave()
+}
+
+// Receive, see Endpoint.
+func (v *vi) Receive(r Round) (Span, error) {
+	window, quarter := v.window(r.Bytes)
+	if err := v.enter(r, window, r.Messages, 0); err != nil {
+		return Span{}, err
+	}
+	clock := startWatch()
+	for i := range r.Messages {
+		if err := v.receive(i); err != nil {
+			return Span{}, err
+		}
+		if err := v.refill(i + window); err != nil {
+			return Span{}, err
+		}
+		if n := i + 1; n%quarter == 0 || n == r.Messages {
+			if err := v.word(wordCredit | n); err != nil {
+				return Span{}, err
+			}
+		}
+	}
+	return clock.span(), v.leave()
+}
+
+// window is the number of messages of a stream under way, and after how many
+// the receiver gives credit. An unreliable VI has no window of its own: there
+// the frames under way must fit in the rings of the receiver.
+func (v *vi) window(bytes int) (window, quarter int) {
+	window = max(4, min(viRing/2, viStream/slot(bytes)))
+	if v.level == vipl.UnreliableDelivery && v.payload > 0 {
+		window = max(1, min(window, v.chunks/2/(1+(bytes-1)/v.payload)))
+	}
+	return window, max(1, window/4)
+}
+
+// slot is the place of a message in a region.
+func slot(bytes int) int { return (bytes + 63) &^ 63 }
+
+// enter posts the first receives of a round, at most depth for data and
+// viWords for words, and tells the peer, once the peer has told, too.
+func (v *vi) enter(r Round, depth, data, words int) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	if r.Bytes > v.params.MaxBytes || r.Messages >= wordReady {
+		return errors.New("round larger than announced")
+	}
+	v.round, v.data, v.left = r, data, data+words
+	v.watch.progress()
+	for i := range min(depth, data) {
+		if err := v.refill(i); err != nil {
+			return err
+		}
+	}
+	for range min(viWords, words) {
+		if err := v.postNext(); err != nil {
+			return err
+		}
+	}
+	if err := v.word(wordReady | int(r.ID)); err != nil {
+		return err
+	}
+	d, err := v.recv()
+	if err != nil {
+		return err
+	}
+	if got, ok := d.Immediate(); !ok || got != uint32(wordReady|int(r.ID)) {
+		return fmt.Errorf("the peer began with %d bytes and %#x, not with round %d", d.Length, got, r.ID)
+	}
+	return nil
+}
+
+// leave takes the sends off that are left.
+func (v *vi) leave() error {
+	for v.sends.out() > 0 {
+		if err := v.sent(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// send posts message i.
+func (v *vi) send(i int, r Round) error {
+	at := 0
+	if r.Check {
+		// Its own place until it is complete; so many that none is in use.
+		at = i % (viData / slot(r.Bytes)) * slot(r.Bytes)
+		if v.sends.out() >= viData/slot(r.Bytes) {
+			if err := v.sent(); err != nil {
+				return err
+			}
+		}
+		copy(v.out.Bytes()[at:], content(i, 0, r.Bytes))
+	}
+	d, err := v.free()
+	if err != nil {
+		return err
+	}
+	d.Control, d.ImmediateData = vipl.ControlSendRecv, 0
+	d.SetSegments(v.out.Segment(at, r.Bytes))
+	return v.post(d)
+}
+
+// word sends immediate data without data.
+func (v *vi) word(w int) error {
+	d, err := v.free()
+	if err != nil {
+		return err
+	}
+	d.Control = vipl.ControlSendRecv
+	d.SetImmediate(uint32(w))
+	d.SetSegments()
+	return v.post(d)
+}
+
+// receive takes message i.
+func (v *vi) receive(i int) error {
+	d, err := v.recv()
+	if err != nil {
+		return err
+	}
+	if int(d.Length) != v.round.Bytes {
+		return fmt.Errorf("message %d has %d bytes, not %d", i, d.Length, v.round.Bytes)
+	}
+	if v.round.Check {
+		at := int(d.Segment(0).Data - v.in.Addr())
+		return verify(i, 0, v.in.Bytes()[at:at+v.round.Bytes])
+	}
+	return nil
+}
+
+// refill posts the receive for message i, if the round has so many.
+func (v *vi) refill(i int) error {
+	if i >= v.data {
+		return nil
+	}
+	at := i % (viData / slot(v.round.Bytes)) * slot(v.round.Bytes)
+	return v.postNext(v.in.Segment(at, v.round.Bytes))
+}
+
+// postNext posts one of the round's receives. Behind the last one goes the
+// receive for the word of the next round, with which the peer may be early.
+func (v *vi) postNext(segs ...vipl.DataSegment) error {
+	if err := v.postRecv(segs...); err != nil {
+		return err
+	}
+	if v.left--; v.left > 0 {
+		return nil
+	}
+	return v.postRecv()
+}
+
+// credit takes a word of the receiver of a stream.
+func (v *vi) credit(window int) error {
+	d, err := v.recv()
+	if err != nil {
+		return err
+	}
+	w, ok := d.Immediate()
+	n := int(w &^ wordMask)
+	if !ok || w&wordMask != wordCredit || n > v.round.Messages {
+		return fmt.Errorf("a message of %d bytes and %#x came, not a credit", d.Length, w)
+	}
+	v.credited = n + window
+	if v.left > 0 {
+		return v.postNext()
+	}
+	return nil
+}

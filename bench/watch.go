@@ -1,0 +1,77 @@
+package bench
+
+import (
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// patience is how long a side waits without progress.
+const patience = 5 * time.Second
+
+// watch ends waits that would last for ever. A loop that polls calls idle for
+// each poll in vain and progress for each success; both cost next to nothing.
+type watch struct {
+	stop  *atomic.Bool // set when the control connection has ended; may be nil
+	polls uint32
+	since time.Time
+}
+
+// watchEvery is the number of polls in vain between looks at the clock.
+const watchEvery = 1 << 12
+
+func (w *watch) progress() { w.polls = 0 }
+
+func (w *watch) idle() error {
+	w.polls++
+	if w.polls%watchEvery != 0 {
+		return nil
+	}
+	return w.look()
+}
+
+// blocked is idle for a wait that has slept.
+func (w *watch) blocked() error {
+	w.polls += watchEvery - w.polls%watchEvery
+	return w.look()
+}
+
+func (w *watch) look() error {
+	if w.stop != nil && w.stop.Load() {
+		return ErrStopped
+	}
+	now := time.Now()
+	if w.polls == watchEvery {
+		w.since = now
+	} else if now.Sub(w.since) > patience {
+		return ErrStalled
+	}
+	if w.polls >= 1<<31 { // keep the count away from its end
+		w.polls = 2 * watchEvery
+	}
+	return nil
+}
+
+// stopwatch measures a Span.
+type stopwatch struct {
+	wall time.Time
+	cpu  time.Duration
+}
+
+func startWatch() stopwatch {
+	return stopwatch{cpu: cpuTime(), wall: time.Now()}
+}
+
+func (s stopwatch) span() Span {
+	return Span{Wall: time.Since(s.wall), CPU: cpuTime() - s.cpu}
+}
+
+// cpuTime is the user and system time of this process.
+func cpuTime() time.Duration {
+	var ru unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &ru); err != nil {
+		return 0
+	}
+	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+}

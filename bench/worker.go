@@ -1,0 +1,236 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"sync/atomic"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/testbed"
+)
+
+// Serve obeys the requests on a control connection until it ends, which is no
+// error, and closes it. prepare, which may be nil, changes the parameters of
+// every endpoint before it is opened: a server decides itself where its
+// endpoints are.
+func Serve(conn net.Conn, prepare func(*Params) error) error {
+	s := &server{prepare: prepare, locked: newThread(true), free: newThread(false)}
+	defer s.locked.end()
+	defer s.free.end()
+	defer s.close()
+
+	// The connection is read all the time: its end stops a round.
+	requests := make(chan request)
+	readError := make(chan error, 1)
+	quit := make(chan struct{})
+	go func() {
+		defer close(requests)
+		for dec := json.NewDecoder(conn); ; {
+			var r request
+			if err := dec.Decode(&r); err != nil {
+				s.stop.Store(true)
+				readError <- err
+				return
+			}
+			select {
+			case requests <- r:
+			case <-quit:
+				return
+			}
+		}
+	}()
+	defer conn.Close()
+	defer close(quit)
+
+	enc := json.NewEncoder(conn)
+	for r := range requests {
+		if err := enc.Encode(s.obey(r)); err != nil {
+			return ended(err)
+		}
+	}
+	return ended(<-readError)
+}
+
+// ended is nil if the connection was closed in order.
+func ended(err error) error {
+	for _, closed := range []error{io.EOF, net.ErrClosed, io.ErrClosedPipe, unix.EPIPE, unix.ECONNRESET} {
+		if errors.Is(err, closed) {
+			return nil
+		}
+	}
+	return fmt.Errorf("control connection: %w", err)
+}
+
+// server is the state of a worker: at most one endpoint.
+type server struct {
+	prepare  func(*Params) error
+	stop     atomic.Bool
+	endpoint Endpoint
+	thread   *thread // where the endpoint's methods run
+	locked   *thread
+	free     *thread
+	rtt      []int64
+}
+
+func (s *server) obey(r request) (answer reply) {
+	var err error
+	switch r.Op {
+	case opOpen:
+		err = s.open(r, &answer)
+	case opClose:
+		err = s.close()
+	case opConnect, opPing, opEcho, opSend, opReceive:
+		if s.endpoint == nil {
+			err = errors.New("nothing is open")
+			break
+		}
+		s.thread.do(func() { err = s.run(r, &answer) })
+	default:
+		err = fmt.Errorf("unknown operation %q", r.Op)
+	}
+	if err != nil {
+		return errorReply(err)
+	}
+	return answer
+}
+
+func (s *server) open(r request, answer *reply) error {
+	if s.endpoint != nil {
+		return errors.New("another endpoint is open")
+	}
+	t, err := find(r.Name)
+	if err != nil {
+		return err
+	}
+	if r.Params == nil {
+		return errors.New("no parameters")
+	}
+	p := *r.Params
+	if p.MaxBytes < 0 || p.MaxBytes > MaxMessage {
+		return fmt.Errorf("messages of %d bytes: the largest is %d", p.MaxBytes, MaxMessage)
+	}
+	if s.prepare != nil {
+		if err := s.prepare(&p); err != nil {
+			return err
+		}
+	}
+	s.thread = s.locked
+	if t.free {
+		s.thread = s.free
+	}
+	s.thread.do(func() { s.endpoint, err = Open(r.Name, p, &s.stop) })
+	if err != nil {
+		s.endpoint = nil
+		return err
+	}
+	h := s.endpoint.Hello()
+	h.Facts.CPUs, _ = testbed.AllowedCPUs()
+	answer.Hello = &h
+	return nil
+}
+
+func (s *server) close() (err error) {
+	if s.endpoint != nil {
+		s.thread.do(func() { err = s.endpoint.Close() })
+		s.endpoint = nil
+	}
+	return err
+}
+
+// run is one method of the endpoint, on its thread.
+func (s *server) run(r request, answer *reply) error {
+	if r.Op == opConnect {
+		if r.Peer == nil {
+			return errors.New("connect without a peer")
+		}
+		return s.endpoint.Connect(*r.Peer)
+	}
+	if r.Round == nil {
+		return errors.New("no round")
+	}
+	round := *r.Round
+	var span Span
+	var err error
+	switch r.Op {
+	case opPing:
+		span, answer.RTT, err = s.ping(round)
+	case opEcho:
+		err = s.endpoint.Echo(round)
+	case opSend:
+		span, err = s.endpoint.Send(round)
+	case opReceive:
+		span, err = s.endpoint.Receive(round)
+	}
+	answer.Span = &span
+	return err
+}
+
+func (s *server) ping(r Round) (Span, []byte, error) {
+	if r.Messages > maxRound || r.Messages < 1 {
+		return Span{}, nil, fmt.Errorf("%d samples: a round has 1 to %d", r.Messages, maxRound)
+	}
+	if s.rtt == nil {
+		s.rtt = make([]int64, maxRound)
+	}
+	samples := s.rtt[:r.Messages]
+	span, err := s.endpoint.Ping(r, samples)
+	if err != nil {
+		return span, nil, err
+	}
+	h := newHistogram()
+	for _, ns := range samples {
+		if err := h.RecordValue(min(ns, histogramMax)); err != nil {
+			return span, nil, err
+		}
+	}
+	b, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+	return span, b, err
+}
+
+// thread runs functions one after the other on one goroutine, which may be
+// locked to an operating system thread.
+type thread struct{ work chan func() }
+
+func newThread(locked bool) *thread {
+	t := &thread{work: make(chan func())}
+	go func() {
+		if locked {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+		}
+		for f := range t.work {
+			f()
+		}
+	}()
+	return t
+}
+
+func (t *thread) do(f func()) {
+	done := make(chan struct{})
+	t.work <- func() { defer close(done); f() }
+	<-done
+}
+
+func (t *thread) end() { close(t.work) }
+
+// WorkerMain is the main function of a child process of [Demo]: it serves its
+// control connection. The process was pinned to a CPU before it started; the
+// scheduler gets a second place all the same, so that background goroutines
+// are run by the kernel beside a thread that polls.
+func WorkerMain() error {
+	conn, err := testbed.Control()
+	if err != nil {
+		return err
+	}
+	runtime.GOMAXPROCS(workerProcs)
+	return Serve(conn, nil)
+}
+
+// workerProcs is GOMAXPROCS of a worker.
+const workerProcs = 2

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"viaxdp/bench"
+	"viaxdp/internal/testbed"
+)
+
+func newDemo(env environment) *cobra.Command {
+	cfg := bench.DemoConfig{
+		Plan: bench.Plan{
+			Names: bench.Names(), Sizes: bench.DefaultSizes(), Turns: bench.DefaultTurns,
+			Duration: bench.DefaultDuration, Latency: true, Bandwidth: true,
+		},
+		MTU: 1500, Mode: "generic", Hugepages: true,
+		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
+	}
+	var out output
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Measure all transports between two namespaces of this machine",
+		Long: "Makes two network namespaces and two veth pairs, one for AF_XDP and one that never\n" +
+			"has an XDP program for the kernel's own transports, and runs ping-pong and streaming\n" +
+			"with all transports in turn. Nothing of it stays behind. Needs root.\n\nNames:\n" + namesHelp(),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			progress := newProgress(env.stderr)
+			cfg.Plan.Progress = progress.step
+			cfg.Stderr = env.stderr
+			result, err := env.actions.demo(cmd.Context(), cfg)
+			progress.done()
+			if err != nil {
+				return err
+			}
+			return out.write(env, result)
+		},
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&cfg.Plan.Names, "names", cfg.Plan.Names, "transports to measure")
+	f.IntSliceVar(&cfg.Plan.Sizes, "sizes", cfg.Plan.Sizes, "message sizes in bytes")
+	f.DurationVar(&cfg.Plan.Duration, "duration", cfg.Plan.Duration, "time of one measurement: a name, a size, a turn")
+	f.IntVar(&cfg.Plan.Turns, "turns", cfg.Plan.Turns, "times that all names are gone through")
+	f.BoolVar(&cfg.Plan.Check, "check", false, "verify every byte of every message")
+	f.IntVar(&cfg.MTU, "mtu", cfg.MTU, fmt.Sprintf("MTU of both pairs, %d to %d", testbed.MinMTU, testbed.MaxMTU))
+	f.StringVar(&cfg.Mode, "mode", cfg.Mode, modeHelp+"; on veth, generic is the faster one")
+	f.BoolVar(&cfg.Hugepages, "hugepages", cfg.Hugepages, "allow for surplus hugepages while memory is mapped")
+	out.flags(f)
+	return cmd
+}
+
+const modeHelp = "XDP mode: auto (the best that works), zero-copy, native, generic"
+
+func namesHelp() string {
+	var b strings.Builder
+	for _, n := range bench.Names() {
+		fmt.Fprintf(&b, "  %-28s %s\n", n, bench.Summary(n))
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// progress keeps one line on a terminal up to date.
+type progress struct {
+	w     io.Writer
+	shown bool
+}
+
+func newProgress(w io.Writer) *progress {
+	if !isTerminal(w) {
+		w = nil
+	}
+	return &progress{w: w}
+}
+
+func (p *progress) step(s bench.Step) {
+	if p.w == nil {
+		return
+	}
+	p.shown = true
+	fmt.Fprintf(p.w, "\r\x1b[K%s, %d bytes (turn %d of %d)", s.Name, s.Bytes, s.Turn, s.Turns)
+}
+
+func (p *progress) done() {
+	if p.shown {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"viaxdp/bench"
+)
+
+func newInfo(env environment) *cobra.Command {
+	var asJSON, try bool
+	var name string
+	cmd := &cobra.Command{
+		Use:   "info [INTERFACE]",
+		Short: "Tell what an interface can do: driver, queues, modes, limits",
+		Long: "Tells about an interface, or about all but the loopback. With --try each mode is\n" +
+			"reached for: a program is attached and a queue opened for a moment, which needs root\n" +
+			"and may reset the link of a real NIC.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			names, err := infoNames(append(args, name))
+			if err != nil {
+				return err
+			}
+			infos := []bench.InterfaceInfo{}
+			for _, n := range names {
+				i, err := env.actions.inspect(n, try)
+				if err != nil {
+					return err
+				}
+				infos = append(infos, i)
+			}
+			if asJSON {
+				return printJSON(env.stdout, infos)
+			}
+			for i := range infos {
+				printInfo(env, &infos[i])
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVarP(&name, "interface", "i", "", "interface")
+	f.BoolVar(&try, "try", false, "reach for each mode")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// infoNames are the interfaces asked for, or all.
+func infoNames(asked []string) ([]string, error) {
+	var names []string
+	for _, n := range asked {
+		if n != "" {
+			names = append(names, n)
+		}
+	}
+	if len(names) > 0 {
+		return names, nil
+	}
+	return bench.Interfaces()
+}
+
+func printInfo(env environment, i *bench.InterfaceInfo) {
+	w := tabwriter.NewWriter(env.stdout, 0, 0, 2, ' ', 0)
+	defer w.Flush()
+	state := "down"
+	if i.Up {
+		state = "up"
+	}
+	fmt.Fprintf(w, "%s\tindex %d, %s, %s\n", i.Name, i.Index, i.MAC, state)
+	fmt.Fprintf(w, "  driver\t%s\n", i.Driver)
+	fmt.Fprintf(w, "  queues\t%d RX, %d TX", i.Queues.RX, i.Queues.TX)
+	if i.Queues.RXRing > 0 {
+		fmt.Fprintf(w, "; rings of %d and %d entries", i.Queues.RXRing, i.Queues.TXRing)
+	}
+	fmt.Fprintf(w, "\n  MTU\t%d\n", i.MTU)
+	fmt.Fprintf(w, "  XDP features\t%s\n", strings.Join(i.Features, ", "))
+	program := i.Program
+	if program == "" {
+		program = "none"
+	}
+	fmt.Fprintf(w, "  XDP program\t%s\n", program)
+	for _, m := range i.Modes {
+		fmt.Fprintf(w, "  mode %s\t%s\n", m.Mode, modeState(m))
+	}
+	for _, l := range i.Limits {
+		fmt.Fprintf(w, "  limit %s\t%s: %s\n", l.Name, l.Value, l.Meaning)
+	}
+	for _, n := range i.Notes {
+		fmt.Fprintf(w, "  note\t%s\n", n)
+	}
+}
+
+func modeState(m bench.ModeInfo) string {
+	s := "not possible"
+	switch {
+	case m.Reached:
+		return "reached"
+	case m.Tried:
+		s = "not reached"
+	case m.Possible:
+		s = "possible"
+	}
+	if m.Reason != "" {
+		s += ": " + m.Reason
+	}
+	return s
+}

@@ -1,0 +1,347 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"viaxdp/bench"
+	"viaxdp/internal/nstest"
+	"viaxdp/internal/testbed"
+)
+
+// The test program is its own child when it is called by a hidden command.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && (os.Args[1] == workerCommand || os.Args[1] == guardCommand) {
+		os.Exit(run(context.Background(), environment{
+			args: os.Args[1:], stdout: os.Stdout, stderr: os.Stderr, actions: production(),
+		}))
+	}
+	os.Exit(m.Run())
+}
+
+// recorder stands for the work behind the commands and keeps what was asked.
+type recorder struct {
+	demo   bench.DemoConfig
+	server bench.ServerConfig
+	client bench.ClientConfig
+	bed    testbed.Named
+	calls  []string
+	err    error // that every action gives
+}
+
+func (r *recorder) actions() actions {
+	called := func(name string) error { r.calls = append(r.calls, name); return r.err }
+	result := func() *bench.Result {
+		return &bench.Result{
+			Latency:   []bench.Latency{{Name: "tcp-spin", Bytes: 64, N: 1, Min: 1, P50: 2, P99: 3, P999: 4}},
+			Bandwidth: []bench.Bandwidth{{Name: "tcp-spin", Bytes: 64, MBps: 5, Messages: 6}},
+		}
+	}
+	return actions{
+		demo: func(_ context.Context, c bench.DemoConfig) (*bench.Result, error) {
+			r.demo = c
+			return result(), called("demo")
+		},
+		serve: func(_ context.Context, c bench.ServerConfig) error {
+			r.server = c
+			c.Ready(&net.TCPAddr{IP: net.IPv4(10, 77, 0, 1), Port: c.Port})
+			return called("serve")
+		},
+		measure: func(_ context.Context, c bench.ClientConfig) (*bench.Result, error) {
+			r.client = c
+			return result(), called("measure")
+		},
+		up:   func(n testbed.Named) error { r.bed = n; return called("up") },
+		down: func(n testbed.Named) error { r.bed = n; return called("down") },
+		status: func(testbed.Named) (testbed.Status, error) {
+			return testbed.Status{Up: true, Hugepages: 3}, called("status")
+		},
+		inspect: func(name string, try bool) (bench.InterfaceInfo, error) {
+			return bench.InterfaceInfo{
+				Name: name, Driver: "veth", MTU: 1500, Queues: bench.Queues{RX: 2, TX: 4},
+				Modes: []bench.ModeInfo{{Mode: "native", Possible: true, Tried: try, Reached: try}},
+			}, called("inspect")
+		},
+		worker: func() error { return called("worker") },
+		guard:  func() error { return called("guard") },
+	}
+}
+
+func call(r *recorder, args ...string) (status int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	status = run(context.Background(), environment{args: args, stdout: &out, stderr: &errs, actions: r.actions()})
+	return status, out.String(), errs.String()
+}
+
+func TestExitStatus(t *testing.T) {
+	cancelled, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, c := range []struct {
+		ctx    context.Context
+		err    error
+		status int
+		stderr string
+	}{
+		{context.Background(), nil, exitFine, ""},
+		{context.Background(), errors.New("a frame\nwas lost"), exitFailed, "via-xdp: a frame; was lost\n"},
+		{
+			context.Background(), &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}, exitCannotRun,
+			"via-xdp: cannot run here: CAP_BPF is missing; use sudo\n",
+		},
+		{cancelled, context.Canceled, exitInterrupted, "via-xdp: interrupted\n"},
+		{cancelled, errors.New("something else"), exitFailed, "via-xdp: something else\n"},
+	} {
+		r := &recorder{err: c.err}
+		var out, errs bytes.Buffer
+		status := run(c.ctx, environment{args: []string{"demo"}, stdout: &out, stderr: &errs, actions: r.actions()})
+		if status != c.status || errs.String() != c.stderr {
+			t.Errorf("%v: status %d, %q; want %d, %q", c.err, status, errs.String(), c.status, c.stderr)
+		}
+		if (out.Len() > 0) != (c.err == nil) {
+			t.Errorf("%v: printed %q", c.err, out.String())
+		}
+	}
+}
+
+func TestBadCommandLines(t *testing.T) {
+	for _, args := range [][]string{
+		{"dance"}, {"demo", "extra"}, {"demo", "--no-such-flag"}, {"demo", "--sizes", "x"},
+		{"pingpong", "a", "b"}, {"stream", "-D", "0", "host"}, {"stream", "--name", "tcp-spin", "-e", "host"},
+		{"testbed", "sideways"}, {"info", "a", "b"}, {"version", "x"},
+	} {
+		r := &recorder{}
+		status, out, errs := call(r, args...)
+		if status != exitFailed || out != "" || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%v: status %d, printed %q, %q", args, status, out, errs)
+		}
+		if len(r.calls) > 0 {
+			t.Errorf("%v: called %v", args, r.calls)
+		}
+	}
+}
+
+func TestDemoFlags(t *testing.T) {
+	r := &recorder{}
+	if status, _, errs := call(r, "demo"); status != 0 {
+		t.Fatal(errs)
+	}
+	d := r.demo
+	if diff := cmp.Diff(bench.Names(), d.Plan.Names); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]int{64, 1024, 4096, 65536}, d.Plan.Sizes); diff != "" {
+		t.Error(diff)
+	}
+	if d.MTU != 1500 || d.Mode != "generic" || !d.Hugepages || d.Plan.Turns != 3 || !d.Plan.Latency || !d.Plan.Bandwidth {
+		t.Errorf("defaults: %+v", d)
+	}
+	// All names, sizes and turns, latency and bandwidth.
+	if whole := time.Duration(len(d.Plan.Names)*len(d.Plan.Sizes)*d.Plan.Turns*2) * d.Plan.Duration; whole > 30*time.Second {
+		t.Errorf("the demonstration measures for %v", whole)
+	}
+	call(r, "demo", "--names", "tcp-spin,raw-afxdp", "--sizes", "1,2", "--duration", "5ms", "--turns", "1",
+		"--mtu", "9000", "--mode", "native", "--hugepages=false", "--check")
+	want := bench.DemoConfig{
+		Plan: bench.Plan{
+			Names: []string{"tcp-spin", "raw-afxdp"}, Sizes: []int{1, 2}, Turns: 1, Duration: 5 * time.Millisecond,
+			Latency: true, Bandwidth: true, Check: true,
+		},
+		MTU: 9000, Mode: "native", WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
+	}
+	if diff := cmp.Diff(want, r.demo, cmpopts.IgnoreFields(bench.Plan{}, "Progress", "Opening"),
+		cmpopts.IgnoreFields(bench.DemoConfig{}, "Stderr")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// JSON on standard output is all that is there; the table goes to the other.
+func TestOutput(t *testing.T) {
+	r := &recorder{}
+	_, out, errs := call(r, "demo", "--json", "-")
+	var result bench.Result
+	if err := json.Unmarshal([]byte(out), &result); err != nil {
+		t.Fatalf("%v: %q", err, out)
+	}
+	if len(result.Latency) != 1 || !strings.Contains(errs, "tcp-spin") {
+		t.Errorf("result %+v, standard error %q", result, errs)
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "r.json")
+	_, out, errs = call(r, "demo", "--json", file, "--svg", filepath.Join(dir, "plots"))
+	if !strings.Contains(out, "tcp-spin") || !strings.Contains(errs, "latency.svg") {
+		t.Errorf("printed %q, %q", out, errs)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil || json.Unmarshal(b, &result) != nil {
+		t.Errorf("%s: %v, %q", file, err, b)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "plots", "bandwidth.svg")); err != nil {
+		t.Error(err)
+	}
+	if status, _, _ := call(r, "demo", "--json", filepath.Join(dir, "no", "such")); status != exitFailed {
+		t.Errorf("a file that cannot be made: status %d", status)
+	}
+}
+
+func TestMeasureFlags(t *testing.T) {
+	r := &recorder{}
+	status, _, errs := call(r, "pingpong", "-s", "128", "-n", "5000", "-p", "7000", "-e", "-i", "eth1", "--mode", "native",
+		"--queue", "3", "--name", "vi-unreliable", "--check", "10.0.0.1")
+	if status != 0 {
+		t.Fatal(errs)
+	}
+	want := bench.ClientConfig{
+		Place:  bench.Place{Interface: "eth1", Queue: 3, Mode: "native", Hugepages: true},
+		Server: "10.0.0.1", Port: 7000,
+		Plan: bench.Plan{
+			Names: []string{"vi-unreliable-wait"}, Sizes: []int{128}, Messages: 5000,
+			Duration: bench.DefaultDuration, Latency: true, Check: true,
+		},
+	}
+	ignore := cmpopts.IgnoreFields(bench.Plan{}, "Progress", "Opening")
+	if diff := cmp.Diff(want, r.client, ignore); diff != "" {
+		t.Error(diff)
+	}
+	call(r, "stream", "-a", "-D", "2.5", "host")
+	p := r.client.Plan
+	if p.Latency || !p.Bandwidth || p.Duration != 2500*time.Millisecond || p.Names[0] != "vi-reliable-delivery" {
+		t.Errorf("plan %+v", p)
+	}
+	if n := len(p.Sizes); n != 20 || p.Sizes[0] != 2 || p.Sizes[n-1] != bench.MaxMessage {
+		t.Errorf("all sizes: %v", p.Sizes)
+	}
+	// Without an argument it is the server.
+	_, _, errs = call(r, "stream", "-p", "7001", "-i", "eth1", "--keep")
+	if r.server.Port != 7001 || r.server.Place.Interface != "eth1" || !r.server.Keep || !strings.Contains(errs, "10.77.0.1:7001") {
+		t.Errorf("server %+v, said %q", r.server, errs)
+	}
+}
+
+func TestTestbedCommands(t *testing.T) {
+	r := &recorder{}
+	status, out, errs := call(r, "testbed", "up", "--mtu", "9000", "--queues", "2", "--hugepages", "5")
+	if status != 0 || !strings.HasPrefix(out, "up\n") {
+		t.Fatalf("status %d, %q, %q", status, out, errs)
+	}
+	if r.bed.Pair.MTU != 9000 || r.bed.Pair.Queues != 2 || r.bed.Hugepages != 5 || r.bed.Namespaces != [2]string{"via0", "via1"} {
+		t.Errorf("bed %+v", r.bed)
+	}
+	_, out, _ = call(r, "testbed", "status", "--json")
+	var s testbed.Status
+	if err := json.Unmarshal([]byte(out), &s); err != nil || !s.Up || s.Hugepages != 3 {
+		t.Errorf("%v: %q", err, out)
+	}
+	if status, out, _ := call(r, "testbed", "down"); status != 0 || out != "" {
+		t.Errorf("down: status %d, %q", status, out)
+	}
+	if diff := cmp.Diff([]string{"up", "status", "status", "down"}, r.calls); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestInfo(t *testing.T) {
+	r := &recorder{}
+	_, out, _ := call(r, "info", "eth7")
+	for _, text := range []string{"eth7", "veth", "2 RX, 4 TX", "1500", "mode native", "possible"} {
+		if !strings.Contains(out, text) {
+			t.Errorf("no %q in %q", text, out)
+		}
+	}
+	_, out, _ = call(r, "info", "-i", "eth7", "--try", "--json")
+	var infos []bench.InterfaceInfo
+	if err := json.Unmarshal([]byte(out), &infos); err != nil || len(infos) != 1 || !infos[0].Modes[0].Reached {
+		t.Errorf("%v: %q", err, out)
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	r := &recorder{}
+	_, out, _ := call(r)
+	for _, command := range []string{"demo", "pingpong", "stream", "testbed", "info", "version"} {
+		if !strings.Contains(out, "\n  "+command+" ") {
+			t.Errorf("the help has no %s", command)
+		}
+	}
+	if strings.Contains(out, workerCommand) || strings.Contains(out, guardCommand) {
+		t.Error("the help has a hidden command")
+	}
+	_, out, _ = call(r, "demo", "--help")
+	for _, name := range bench.Names() {
+		if !strings.Contains(out, name) {
+			t.Errorf("the help of demo has no %s", name)
+		}
+	}
+	if _, out, _ := call(r, "version"); out != "via-xdp "+bench.Version()+"\n" {
+		t.Errorf("version: %q", out)
+	}
+	for command, name := range map[string]string{workerCommand: "worker", guardCommand: "guard"} {
+		r.calls = nil
+		if call(r, command); len(r.calls) != 1 || r.calls[0] != name {
+			t.Errorf("%s called %v", command, r.calls)
+		}
+	}
+}
+
+// The program itself, from end to end.
+func TestDemo(t *testing.T) {
+	nstest.Require(t)
+	var out, errs bytes.Buffer
+	status := run(context.Background(), environment{
+		args:   strings.Fields("demo --json - --duration 2ms --turns 1 --sizes 64 --names raw-afxdp,vi-reliable-delivery,tcp-net"),
+		stdout: &out, stderr: &errs, actions: production(),
+	})
+	if status != exitFine {
+		t.Fatalf("status %d: %s", status, errs.String())
+	}
+	var r bench.Result
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Latency) != 3 || len(r.Bandwidth) != 3 || r.Conditions.Mode != "generic" {
+		t.Errorf("got %+v", r)
+	}
+}
+
+// info of a real interface.
+func TestInfoOfVeth(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	var out, errs bytes.Buffer
+	err := a.Do(func() error {
+		status := run(context.Background(), environment{
+			args: []string{"info", "--try", "--json", a.Name}, stdout: &out, stderr: &errs, actions: production(),
+		})
+		if status != exitFine {
+			return errors.New(errs.String())
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var infos []bench.InterfaceInfo
+	if err := json.Unmarshal(out.Bytes(), &infos); err != nil {
+		t.Fatal(err)
+	}
+	i := infos[0]
+	if i.Driver != "veth" || i.MTU != 1500 || i.Queues.RX != 2 || !i.Up || len(i.Limits) == 0 {
+		t.Errorf("got %+v", i)
+	}
+	reached := map[string]bool{}
+	for _, m := range i.Modes {
+		reached[m.Mode] = m.Reached
+	}
+	if diff := cmp.Diff(map[string]bool{"zero-copy": false, "native": true, "generic": true}, reached); diff != "" {
+		t.Errorf("%s: %+v", diff, i.Modes)
+	}
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"viaxdp/bench"
+	"viaxdp/internal/testbed"
+)
+
+// measureFlags are those of pingpong and stream, named as perftest names them.
+type measureFlags struct {
+	out        output
+	name       string
+	size       int
+	iterations int
+	duration   float64
+	all        bool
+	port       int
+	events     bool
+	histogram  bool
+	check      bool
+	keep       bool
+	cpu        int
+	place      bench.Place
+}
+
+func (m *measureFlags) add(f *pflag.FlagSet) {
+	m.out.flags(f)
+	f.StringVar(&m.name, "name", defaultTransport(), "transport; the list is under demo --help")
+	f.IntVarP(&m.size, "size", "s", 64, "message size in bytes")
+	f.IntVarP(&m.iterations, "iters", "n", 0, "number of messages (default: as many as the duration allows)")
+	f.Float64VarP(&m.duration, "duration", "D", 1, "seconds for each size")
+	f.BoolVarP(&m.all, "all", "a", false, "all sizes, the powers of two from 2 bytes to 1 MiB")
+	f.IntVarP(&m.port, "port", "p", bench.DefaultControlPort, "TCP port of the server")
+	f.BoolVarP(&m.events, "events", "e", false, "sleep until there is an event instead of polling")
+	f.BoolVar(&m.check, "check", false, "verify every byte of every message")
+	f.BoolVar(&m.keep, "keep", false, "server: go on after a client has left")
+	f.IntVar(&m.cpu, "cpu", -1, "run on this CPU only")
+	f.StringVarP(&m.place.Interface, "interface", "i", "", "interface of the AF_XDP transports (default: the one of the connection)")
+	f.IntVar(&m.place.Queue, "queue", 0, "queue of the interface")
+	f.StringVar(&m.place.Mode, "mode", "auto", modeHelp)
+	f.BoolVar(&m.place.Hugepages, "hugepages", true, "memory on hugepages where there are any")
+}
+
+// defaultTransport is the VI that most programs would use, or else the rings
+// below it.
+func defaultTransport() string {
+	const reliable = "vi-reliable-delivery"
+	if slices.Contains(bench.Names(), reliable) {
+		return reliable
+	}
+	return bench.Names()[0]
+}
+
+// transport is the name that the flags mean.
+func (m *measureFlags) transport() (string, error) {
+	if !m.events || strings.HasSuffix(m.name, "-wait") {
+		return m.name, nil
+	}
+	name := m.name + "-wait"
+	if !slices.Contains(bench.Names(), name) {
+		return "", fmt.Errorf("-e: %s has no form that sleeps for events", m.name)
+	}
+	return name, nil
+}
+
+func (m *measureFlags) sizes() []int {
+	if !m.all {
+		return []int{m.size}
+	}
+	var sizes []int
+	for s := 2; s <= bench.MaxMessage; s *= 2 {
+		sizes = append(sizes, s)
+	}
+	return sizes
+}
+
+func newPingpong(env environment) *cobra.Command {
+	m := &measureFlags{}
+	cmd := &cobra.Command{
+		Use:   "pingpong [flags] [SERVER]",
+		Short: "Latency between two hosts: without an argument the server, with one the client",
+		Args:  cobra.MaximumNArgs(1),
+	}
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		return m.run(cmd, env, args, bench.Plan{Latency: true, Histogram: m.histogram})
+	}
+	m.add(cmd.Flags())
+	cmd.Flags().BoolVarP(&m.histogram, "histogram", "H", false, "print the histogram of the latencies")
+	return cmd
+}
+
+func newStream(env environment) *cobra.Command {
+	m := &measureFlags{}
+	cmd := &cobra.Command{
+		Use:   "stream [flags] [SERVER]",
+		Short: "Bandwidth between two hosts: without an argument the server, with one the client",
+		Args:  cobra.MaximumNArgs(1),
+	}
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		return m.run(cmd, env, args, bench.Plan{Bandwidth: true})
+	}
+	m.add(cmd.Flags())
+	return cmd
+}
+
+func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, plan bench.Plan) error {
+	if m.cpu >= 0 {
+		if err := testbed.PinProcess(m.cpu); err != nil {
+			return err
+		}
+	}
+	if len(args) == 0 {
+		return m.serve(cmd.Context(), env)
+	}
+	name, err := m.transport()
+	if err != nil {
+		return err
+	}
+	if m.duration <= 0 || m.duration > math.MaxInt64/1e9 {
+		return errors.New("-D: the duration must be positive")
+	}
+	plan.Names, plan.Sizes, plan.Messages, plan.Check = []string{name}, m.sizes(), m.iterations, m.check
+	plan.Duration = time.Duration(m.duration * float64(time.Second))
+	if plan.Messages > 0 {
+		plan.Duration = min(plan.Duration, bench.DefaultDuration) // that of the warm-up
+	}
+	progress := newProgress(env.stderr)
+	plan.Progress = progress.step
+	result, err := env.actions.measure(cmd.Context(), bench.ClientConfig{
+		Place: m.place, Server: args[0], Port: m.port, Plan: plan,
+	})
+	progress.done()
+	if err != nil {
+		return err
+	}
+	if err := m.out.write(env, result); err != nil {
+		return err
+	}
+	if !m.histogram {
+		return nil
+	}
+	to := env.stdout
+	if m.out.json == "-" {
+		to = env.stderr
+	}
+	for _, bytes := range plan.Sizes {
+		fmt.Fprintf(to, "\n%s, %d bytes\n", name, bytes)
+		if err := bench.WriteHistogram(to, result.Histograms[bench.Case{Name: name, Bytes: bytes}]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *measureFlags) serve(ctx context.Context, env environment) error {
+	return env.actions.serve(ctx, bench.ServerConfig{
+		Place: m.place, Port: m.port, Keep: m.keep,
+		Ready: func(a net.Addr) {
+			fmt.Fprintf(env.stderr, "via-xdp: waiting for a client on %v\n", a)
+			if env.actions.listening != nil {
+				env.actions.listening(a)
+			}
+		},
+	})
+}

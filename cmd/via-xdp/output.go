@@ -1,0 +1,71 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/bench"
+)
+
+// output is where the report goes.
+type output struct {
+	json string // file; "-": standard output
+	svg  string // directory
+}
+
+func (o *output) flags(f *pflag.FlagSet) {
+	f.StringVar(&o.json, "json", "", "write the result as JSON to this `file`; - for standard output, the table then goes to standard error")
+	f.StringVar(&o.svg, "svg", "", "write plots to this `directory`")
+}
+
+// write prints the table and what else was asked for.
+func (o *output) write(env environment, r *bench.Result) error {
+	table := env.stdout
+	if o.json == "-" {
+		table = env.stderr
+	}
+	if err := r.WriteTable(table); err != nil {
+		return err
+	}
+	switch o.json {
+	case "":
+	case "-":
+		if err := r.WriteJSON(env.stdout); err != nil {
+			return err
+		}
+	default:
+		if err := writeFile(o.json, r.WriteJSON); err != nil {
+			return err
+		}
+	}
+	if o.svg == "" {
+		return nil
+	}
+	files, err := r.WritePlots(o.svg)
+	for _, f := range files {
+		fmt.Fprintln(env.stderr, "wrote", f)
+	}
+	return err
+}
+
+func writeFile(path string, write func(io.Writer) error) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(write(f), f.Close())
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

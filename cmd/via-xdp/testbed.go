@@ -1,0 +1,110 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"viaxdp/internal/testbed"
+)
+
+func newTestbed(env environment) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "testbed",
+		Short: "A veth pair between two named namespaces, for use by hand",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newUp(env), newDown(env), newStatus(env))
+	return cmd
+}
+
+func newUp(env environment) *cobra.Command {
+	bed := testbed.DefaultNamed()
+	bed.Hugepages = 32
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Make the namespaces via0 and via1, joined by a veth pair",
+		Long: "Makes the namespaces via0 and via1 (ip netns exec via0 ...) with the interfaces via0\n" +
+			"(10.77.0.1, fd77::1) and via1 (10.77.0.2, fd77::2), and adds hugepages to the host's\n" +
+			"pool. When the bed is up already, nothing changes. Needs root.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if err := env.actions.up(bed); err != nil {
+				return err
+			}
+			return printStatus(env, bed)
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&bed.Pair.MTU, "mtu", bed.Pair.MTU, fmt.Sprintf("MTU of the pair, %d to %d", testbed.MinMTU, testbed.MaxMTU))
+	f.IntVar(&bed.Pair.Queues, "queues", bed.Pair.Queues, "RX and TX queues of each interface")
+	f.IntVar(&bed.Hugepages, "hugepages", bed.Hugepages, "pages of 2 MB to add to the host's pool until down")
+	return cmd
+}
+
+func newDown(env environment) *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "Undo up, and nothing else",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return env.actions.down(testbed.DefaultNamed())
+		},
+	}
+}
+
+func newStatus(env environment) *cobra.Command {
+	asJSON := false
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Tell whether the bed is up",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if !asJSON {
+				return printStatus(env, testbed.DefaultNamed())
+			}
+			s, err := env.actions.status(testbed.DefaultNamed())
+			if err != nil {
+				return err
+			}
+			return printJSON(env.stdout, s)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func printStatus(env environment, bed testbed.Named) error {
+	s, err := env.actions.status(bed)
+	if err != nil {
+		return err
+	}
+	switch {
+	case s.Up:
+		fmt.Fprintln(env.stdout, "up")
+	case s.Problem != "":
+		fmt.Fprintln(env.stdout, "broken:", s.Problem)
+	default:
+		fmt.Fprintln(env.stdout, "down")
+	}
+	for i, e := range s.Ends {
+		fmt.Fprintf(env.stdout, "  namespace %s: interface %s, MTU %d, %s, %v, %v\n",
+			s.Namespaces[i], e.Name, e.MTU, e.MAC, e.IPv4, e.IPv6)
+	}
+	if s.Up {
+		fmt.Fprintf(env.stdout, "  hugepages of 2 MB added to the host's pool: %d\n", s.Hugepages)
+	}
+	if s.Note != "" {
+		fmt.Fprintln(env.stdout, "  no hugepages:", s.Note)
+	}
+	return nil
+}
+
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}

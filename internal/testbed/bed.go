@@ -1,0 +1,161 @@
+package testbed
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netns"
+)
+
+// Config of an unnamed bed.
+type Config struct {
+	Args   []string  // arguments with which this program becomes a child
+	Pairs  []Pair    // veth pairs between the two children
+	CPUs   [2]int    // CPU on which each child runs all its threads; -1: anywhere
+	Stderr io.Writer // the children's standard error; nil: discarded
+}
+
+// A Side is one child process with its namespace.
+type Side struct {
+	Pid     int
+	Control net.Conn // ends when the child does
+	Ends    []End    // its interfaces, in the order of Config.Pairs
+
+	child *child
+}
+
+// Bed is two child processes in network namespaces of their own, joined by
+// veth pairs. Methods are for one goroutine, Kill and Close for any.
+type Bed struct {
+	sides  [2]*Side
+	keeper *keeper
+	once   sync.Once
+}
+
+// Start makes a bed. On an error nothing is left of it.
+func Start(cfg Config) (_ *Bed, err error) {
+	b := &Bed{keeper: newKeeper()}
+	defer func() {
+		if err != nil {
+			b.Kill()
+		}
+	}()
+	for i := range b.sides {
+		b.keeper.do(func() {
+			if cpu := cfg.CPUs[i]; cpu >= 0 {
+				// Inherited by the child, across exec, by all its threads.
+				if err = setThreadCPU(cpu); err != nil {
+					return
+				}
+			}
+			var c *child
+			if c, err = spawn(cfg.Args, cfg.Stderr, true); err == nil {
+				b.sides[i] = &Side{Pid: c.cmd.Process.Pid, Control: c.control, child: c}
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("child process %d: %w", i, err)
+		}
+	}
+	var ns [2]netns.NsHandle
+	for i, s := range b.sides {
+		if ns[i], err = netns.GetFromPid(s.Pid); err != nil {
+			return nil, fmt.Errorf("namespace of child process %d: %w", i, errors.Join(err, s.ended()))
+		}
+		// A namespace lives as long as a descriptor of it is open.
+		defer ns[i].Close()
+	}
+	for _, p := range cfg.Pairs {
+		ends, err := join(ns, p)
+		if err != nil {
+			return nil, fmt.Errorf("pair %s: %w", p.Names[0], err)
+		}
+		for i, s := range b.sides {
+			s.Ends = append(s.Ends, ends[i])
+		}
+	}
+	return b, nil
+}
+
+// Side returns side 0 or 1.
+func (b *Bed) Side(i int) *Side { return b.sides[i] }
+
+// ended says how the child ended, or nil if it runs.
+func (s *Side) ended() error {
+	select {
+	case <-s.child.exited:
+		if s.child.err != nil {
+			return fmt.Errorf("the process ended: %w", s.child.err)
+		}
+		return errors.New("the process ended")
+	default:
+		return nil
+	}
+}
+
+// Err says how the side's process ended; it waits a moment for a process whose
+// control connection has just broken. It returns nil if the process runs.
+func (s *Side) Err() error {
+	select {
+	case <-s.child.exited:
+	case <-time.After(500 * time.Millisecond):
+	}
+	return s.ended()
+}
+
+// Ended says which child has ended by itself and how, if one does so within a
+// time; nil: both run.
+func (b *Bed) Ended(within time.Duration) error {
+	select {
+	case <-b.sides[0].child.exited:
+	case <-b.sides[1].child.exited:
+	case <-time.After(within):
+	}
+	for i, s := range b.sides {
+		if err := s.ended(); err != nil {
+			return fmt.Errorf("side %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// closeGrace is how long Close waits for children to end by themselves, which
+// they do when their control connection ends.
+const closeGrace = 2 * time.Second
+
+// Close ends the children, first by closing their control connections, and
+// returns when they are gone. The kernel then takes down their namespaces and
+// pairs, a few milliseconds later. Calls after the first do nothing.
+func (b *Bed) Close() error {
+	b.once.Do(func() {
+		deadline := time.After(closeGrace)
+		for _, s := range b.sides {
+			s.Control.Close()
+		}
+		for _, s := range b.sides {
+			select {
+			case <-s.child.exited:
+			case <-deadline:
+			}
+			s.child.kill()
+		}
+		b.keeper.end()
+	})
+	return nil
+}
+
+// Kill is Close without the grace.
+func (b *Bed) Kill() {
+	b.once.Do(func() {
+		for _, s := range b.sides {
+			if s != nil {
+				s.child.kill()
+			}
+		}
+		b.keeper.end()
+	})
+}

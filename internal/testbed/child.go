@@ -1,0 +1,132 @@
+package testbed
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// controlFD is where a child finds its control connection: the first file
+// after the three standard ones.
+const controlFD = 3
+
+// Control returns the child's end of its control connection. Only a process
+// that [Start] made may call it, once.
+func Control() (net.Conn, error) {
+	f := os.NewFile(controlFD, "control")
+	if f == nil {
+		return nil, fmt.Errorf("no control connection: this command is for via-xdp's own child processes")
+	}
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("no control connection (%w): this command is for via-xdp's own child processes", err)
+	}
+	return c, nil
+}
+
+// child is a started process that runs this same program.
+type child struct {
+	cmd     *exec.Cmd
+	control net.Conn
+	exited  chan struct{} // closed when the process has been waited for
+	err     error         // valid after exited: how it ended
+}
+
+// spawn starts /proc/self/exe with args and a control connection. A child that
+// is bound to its parent lives in a new network namespace and gets SIGKILL when
+// the calling thread ends; one that is not bound has a session of its own and
+// outlives its parent. The caller has locked the thread in the first case.
+func spawn(args []string, stderr io.Writer, bound bool) (*child, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socketpair: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "control"), os.NewFile(uintptr(fds[1]), "control")
+	defer ours.Close()
+	defer theirs.Close()
+	control, err := net.FileConn(ours)
+	if err != nil {
+		return nil, fmt.Errorf("control connection: %w", err)
+	}
+
+	cmd := &exec.Cmd{
+		// The running program itself, also after its file was replaced or
+		// removed (go run).
+		Path:       "/proc/self/exe",
+		Args:       append([]string{os.Args[0]}, args...),
+		Stderr:     stderr,
+		ExtraFiles: []*os.File{theirs},
+	}
+	if bound {
+		// Its own process group: Ctrl-C on the terminal reaches the parent
+		// only, which then ends its children in order.
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags: syscall.CLONE_NEWNET,
+			Pdeathsig:  syscall.SIGKILL,
+			Setpgid:    true,
+		}
+	} else {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	}
+	if err := cmd.Start(); err != nil {
+		control.Close()
+		if bound {
+			return nil, explain(err, "network namespace")
+		}
+		return nil, err
+	}
+	c := &child{cmd: cmd, control: control, exited: make(chan struct{})}
+	go func() {
+		c.err = cmd.Wait()
+		close(c.exited)
+	}()
+	return c, nil
+}
+
+// kill ends the process at once and returns when it is gone.
+func (c *child) kill() {
+	c.cmd.Process.Kill()
+	<-c.exited
+	c.control.Close()
+}
+
+// keeper is a thread that starts children and lives as long as they do:
+// PR_SET_PDEATHSIG tells of the death of the thread that forked, prctl(2).
+type keeper struct {
+	work chan func()
+	done chan struct{}
+}
+
+func newKeeper() *keeper {
+	k := &keeper{work: make(chan func()), done: make(chan struct{})}
+	go func() {
+		// Not unlocked: the thread is changed (its CPU affinity) and ends
+		// with this goroutine.
+		runtime.LockOSThread()
+		defer close(k.done)
+		for f := range k.work {
+			f()
+		}
+	}()
+	return k
+}
+
+// do runs f on the keeper's thread.
+func (k *keeper) do(f func()) {
+	ran := make(chan struct{})
+	k.work <- func() { defer close(ran); f() }
+	<-ran
+}
+
+// end lets the thread go, and with it any child that is left.
+func (k *keeper) end() {
+	close(k.work)
+	<-k.done
+}

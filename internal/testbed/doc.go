@@ -1,0 +1,46 @@
+// Package testbed makes the network that measurements run on: two network
+// namespaces joined by veth pairs, on one machine, with neither the ip nor the
+// ethtool program.
+//
+// There are two forms. A [Bed] is unnamed: its namespaces belong to two child
+// processes of the caller and vanish with them, whatever ends them.
+//
+//	          parent (host namespace)
+//	     control |                | control          socket pairs, JSON lines
+//	+------------v---+        +---v------------+
+//	| side 0         |        | side 1         |     children: the same program,
+//	| via0 10.77.0.1 |========| via0 10.77.0.2 |     re-executed in a namespace
+//	| tcp0 10.78.0.1 |========| tcp0 10.78.0.2 |     of its own
+//	+----------------+        +----------------+
+//
+// A [Named] bed is for work by hand: namespaces that `ip netns exec` knows, a
+// state file under /run, up until [Named.Down].
+//
+// # Nothing stays behind
+//
+// A child of a Bed dies by SIGKILL when the thread that started it dies
+// (PR_SET_PDEATHSIG, prctl(2); that thread is kept for the Bed's life), and by
+// itself when its control connection ends. Its namespace goes with it, and a
+// veth pair goes with either of its ends. What the kernel does not undo by
+// itself, the host's allowance of surplus hugepages, is raised by a [Guard]: a
+// tiny process that takes it back when its parent is gone.
+//
+// # Privileges
+//
+// CAP_SYS_ADMIN (namespaces), CAP_NET_ADMIN (links). [Require] tests for them
+// and says what is missing.
+//
+// # Concurrency
+//
+// A Bed and a Guard belong to one goroutine; Bed.Kill may be called from any.
+//
+// # Example
+//
+//	bed, err := testbed.Start(testbed.Config{
+//		Args:  []string{"worker"},
+//		Pairs: []testbed.Pair{{Names: [2]string{"via0", "via0"}, Net4: p4, Net6: p6, MTU: 1500}},
+//	})
+//	if err != nil { ... }
+//	defer bed.Close()
+//	fmt.Fprintln(bed.Side(0).Control, `{"op":"open"}`)
+package testbed

@@ -1,0 +1,193 @@
+package testbed
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"viaxdp/internal/nstest"
+)
+
+// privateBed has names that no other test and no user has.
+func privateBed(t *testing.T) Named {
+	t.Helper()
+	nstest.Require(t)
+	n := DefaultNamed()
+	id := strconv.Itoa(os.Getpid() % 100000)
+	n.Namespaces = [2]string{"vt" + id + "a", "vt" + id + "b"}
+	n.StateDir = filepath.Join(t.TempDir(), "state")
+	t.Cleanup(func() { n.Down() })
+	return n
+}
+
+func named(t *testing.T) []string {
+	t.Helper()
+	entries, _ := os.ReadDir(namespaceDir)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func inode(t *testing.T, name string) uint64 {
+	t.Helper()
+	i, err := namespaceInode(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+func TestNamedUpAndDown(t *testing.T) {
+	n := privateBed(t)
+	if s, err := n.Status(); err != nil || s.Up {
+		t.Fatalf("before: %+v, %v", s, err)
+	}
+	if err := n.Up(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := n.Status()
+	if err != nil || !s.Up || len(s.Ends) != 2 {
+		t.Fatalf("up: %+v, %v", s, err)
+	}
+	for i, e := range s.Ends {
+		if e.Name != n.Namespaces[i] {
+			t.Errorf("interface %s in namespace %s", e.Name, n.Namespaces[i])
+		}
+		if err := linkUp(n.Namespaces[i], e.Name); err != nil {
+			t.Errorf("%s: %v", e.Name, err)
+		}
+	}
+	// A second up changes nothing.
+	was := inode(t, n.Namespaces[0])
+	if err := n.Up(); err != nil {
+		t.Fatal(err)
+	}
+	if inode(t, n.Namespaces[0]) != was {
+		t.Error("the second up has made another namespace")
+	}
+	if err := n.Down(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range n.Namespaces {
+		if slices.Contains(named(t), name) {
+			t.Errorf("the namespace %s is left", name)
+		}
+	}
+	if _, err := os.Stat(n.StateDir); !os.IsNotExist(err) {
+		t.Errorf("the state directory is left: %v", err)
+	}
+	if err := n.Down(); err != nil {
+		t.Errorf("down twice: %v", err)
+	}
+}
+
+// A namespace that somebody else made under our name is neither used nor
+// removed.
+func TestNamedLeavesOthersAlone(t *testing.T) {
+	n := privateBed(t)
+	h, err := newNamed(n.Namespaces[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	defer deleteNamed(n.Namespaces[1])
+	if err := n.Up(); err == nil || !strings.Contains(err.Error(), "not ours") {
+		t.Fatalf("got %v", err)
+	}
+	if err := n.Down(); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(named(t), n.Namespaces[1]) {
+		t.Error("down has removed it")
+	}
+	if slices.Contains(named(t), n.Namespaces[0]) {
+		t.Error("a half-made bed is left")
+	}
+}
+
+// Down knows its namespaces by more than their names.
+func TestNamedReplaced(t *testing.T) {
+	n := privateBed(t)
+	if err := n.Up(); err != nil {
+		t.Fatal(err)
+	}
+	if err := deleteNamed(n.Namespaces[0]); err != nil {
+		t.Fatal(err)
+	}
+	h, err := newNamed(n.Namespaces[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	defer deleteNamed(n.Namespaces[0])
+	if s, err := n.Status(); err != nil || s.Up || s.Problem == "" {
+		t.Errorf("status: %+v, %v", s, err)
+	}
+	if err := n.Down(); err != nil {
+		t.Fatal(err)
+	}
+	if got := named(t); !slices.Contains(got, n.Namespaces[0]) || slices.Contains(got, n.Namespaces[1]) {
+		t.Errorf("left are %v, want %s only", got, n.Namespaces[0])
+	}
+}
+
+// A bed that was interrupted, or lost its link, is made anew.
+func TestNamedRepair(t *testing.T) {
+	n := privateBed(t)
+	if err := n.Up(); err != nil {
+		t.Fatal(err)
+	}
+	if err := deleteLink(n.Namespaces[0], n.Namespaces[0]); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := n.Status(); err != nil || s.Up {
+		t.Fatalf("status without a link: %+v, %v", s, err)
+	}
+	if err := n.Up(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := n.Status(); err != nil || !s.Up {
+		t.Errorf("after repair: %+v, %v", s, err)
+	}
+	st, err := n.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	st.Complete, st.Namespaces[1].Inode = false, 0
+	if err := n.save(st); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := n.Status(); err != nil || s.Up || !strings.Contains(s.Problem, "interrupted") {
+		t.Errorf("status of an interrupted up: %+v, %v", s, err)
+	}
+	if err := n.Up(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := n.Status(); err != nil || !s.Up {
+		t.Errorf("after repair: %+v, %v", s, err)
+	}
+}
+
+// A state file is not trusted with names.
+func TestNamedStateFile(t *testing.T) {
+	n := DefaultNamed()
+	n.StateDir = t.TempDir()
+	for _, text := range []string{
+		`{"namespaces":[{"name":"../../etc/passwd"}]}`,
+		`{"namespaces":[{"name":""}]}`,
+		`{"namespaces":[{"name":".."}]}`,
+		`not JSON`,
+	} {
+		if err := os.WriteFile(n.stateFile(), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.load(); err == nil {
+			t.Errorf("%s is accepted", text)
+		}
+	}
+}

@@ -1,0 +1,73 @@
+package testbed
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+func TestMissingCapabilities(t *testing.T) {
+	bits := func(caps ...int) (b uint64) {
+		for _, c := range caps {
+			b |= 1 << c
+		}
+		return b
+	}
+	for _, c := range []struct {
+		has   uint64
+		needs []Need
+		want  []string
+	}{
+		{bits(unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN), []Need{Namespaces, Programs}, nil},
+		{0, []Need{Namespaces, Sockets, Programs}, []string{"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_BPF"}},
+		{bits(unix.CAP_NET_ADMIN, unix.CAP_BPF), []Need{Programs}, nil},
+		{bits(unix.CAP_NET_ADMIN), []Need{Programs}, []string{"CAP_BPF"}},
+		{bits(unix.CAP_SYS_ADMIN), []Need{Programs}, []string{"CAP_NET_ADMIN"}},
+		{bits(unix.CAP_NET_ADMIN), []Need{Sockets}, []string{"CAP_NET_RAW"}},
+		{0, nil, nil},
+	} {
+		if got := missingCapabilities(c.has, c.needs); !slices.Equal(got, c.want) {
+			t.Errorf("%#x for %v lacks %v, want %v", c.has, c.needs, got, c.want)
+		}
+	}
+}
+
+// Refusals that mean that the machine cannot do it name what is missing and
+// the remedy in one line; others are passed on.
+func TestExplain(t *testing.T) {
+	for _, c := range []struct {
+		err   error
+		doing string
+		want  string // "": not a MissingError
+	}{
+		{unix.EAFNOSUPPORT, "AF_XDP socket", "CONFIG_XDP_SOCKETS"},
+		{fmt.Errorf("probe: %w", ebpf.ErrNotSupported), "XSKMAP", "CONFIG_XDP_SOCKETS"},
+		{unix.ENOSYS, "XDP program", "CONFIG_BPF_SYSCALL"},
+		{unix.EOPNOTSUPP, "veth pair", "CONFIG_VETH"},
+		{unix.EINVAL, "network namespace", "CONFIG_NET_NS"},
+		{unix.EPERM, "network namespace", "permission for network namespace"},
+		{unix.ENOMEM, "veth pair", ""},
+		{unix.EINVAL, "veth pair", ""},
+	} {
+		err := explain(c.err, c.doing)
+		var m *MissingError
+		if got := errors.As(err, &m); got != (c.want != "") {
+			t.Errorf("%v while making a %s: %v", c.err, c.doing, err)
+			continue
+		}
+		if !errors.Is(err, c.err) {
+			t.Errorf("%v has lost %v", err, c.err)
+		}
+		if m != nil && (!strings.Contains(m.Error(), c.want) || m.Remedy == "" || strings.Contains(m.Error(), "\n")) {
+			t.Errorf("%v while making a %s: %q", c.err, c.doing, m.Error())
+		}
+	}
+	if got := CannotRun(unix.EPERM).Error(); got != "cannot run here: operation not permitted" {
+		t.Errorf("got %q", got)
+	}
+}

@@ -1,0 +1,170 @@
+package testbed
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// state is what Up writes down so that Down undoes only that.
+type state struct {
+	Complete   bool             `json:"complete"`
+	Namespaces []namespaceState `json:"namespaces"`
+	Ends       []End            `json:"ends,omitempty"`
+	Hugepages  int              `json:"hugepages,omitempty"` // added to the pool
+	Note       string           `json:"note,omitempty"`      // why no hugepages were added
+}
+
+type namespaceState struct {
+	Name  string `json:"name"`
+	Inode uint64 `json:"inode"` // 0: it was being made
+}
+
+func (s state) exists() bool { return len(s.Namespaces) > 0 }
+
+func (n Named) stateFile() string { return filepath.Join(n.StateDir, "testbed.json") }
+
+// lock takes the bed's lock; it makes the state directory.
+func (n Named) lock() (unlock func(), err error) {
+	if err := os.MkdirAll(n.StateDir, 0o755); err != nil {
+		return nil, err
+	}
+	d, err := os.Open(n.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("lock %s: %w", n.StateDir, err)
+	}
+	// Whoever had the lock may have removed the directory.
+	locked, err1 := d.Stat()
+	current, err2 := os.Stat(n.StateDir)
+	if err1 != nil || err2 != nil || !os.SameFile(locked, current) {
+		d.Close()
+		return n.lock()
+	}
+	return func() { d.Close() }, nil
+}
+
+func (n Named) load() (state, error) {
+	var st state
+	b, err := os.ReadFile(n.stateFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return st, nil
+	}
+	if err != nil {
+		return st, err
+	}
+	if err := json.Unmarshal(b, &st); err != nil {
+		return st, fmt.Errorf("%s: %w: if no bed is up, remove the file", n.stateFile(), err)
+	}
+	for _, ns := range st.Namespaces {
+		if ns.Name == "" || strings.ContainsAny(ns.Name, "/\x00") || strings.HasPrefix(ns.Name, ".") {
+			return st, fmt.Errorf("%s: %q is no namespace of ours: if no bed is up, remove the file", n.stateFile(), ns.Name)
+		}
+	}
+	return st, nil
+}
+
+func (n Named) save(st state) error {
+	b, err := json.MarshalIndent(st, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp := n.stateFile() + ".new"
+	if err := os.WriteFile(tmp, append(b, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(tmp, n.stateFile())
+}
+
+// forget removes the state file, and the directory if nobody else uses it.
+func (n Named) forget() error {
+	if err := os.Remove(n.stateFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	os.Remove(n.stateFile() + ".new")
+	os.Remove(n.StateDir)
+	return nil
+}
+
+// intact returns why the bed is not as the state says, or nil.
+func (n Named) intact(st state) error {
+	if len(st.Ends) != len(n.Namespaces) || len(st.Namespaces) != len(n.Namespaces) {
+		return errors.New("incomplete")
+	}
+	for i, ns := range st.Namespaces {
+		inode, err := namespaceInode(ns.Name)
+		if err != nil {
+			return fmt.Errorf("namespace %s: %w", ns.Name, err)
+		}
+		if inode != ns.Inode {
+			return fmt.Errorf("namespace %s is another one now", ns.Name)
+		}
+		if err := linkUp(ns.Name, st.Ends[i].Name); err != nil {
+			return fmt.Errorf("interface %s in namespace %s: %w", st.Ends[i].Name, ns.Name, err)
+		}
+	}
+	return nil
+}
+
+func linkUp(namespace, name string) error {
+	h, err := netns.GetFromName(namespace)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	nl, err := netlink.NewHandleAt(h, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	l, err := nl.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	if l.Attrs().RawFlags&unix.IFF_UP == 0 {
+		return errors.New("down")
+	}
+	return nil
+}
+
+// Status of a named bed.
+type Status struct {
+	Up         bool     `json:"up"`
+	Problem    string   `json:"problem,omitempty"` // why a bed that was made is not up
+	Namespaces []string `json:"namespaces,omitempty"`
+	Ends       []End    `json:"interfaces,omitempty"`
+	Hugepages  int      `json:"hugepages"`      // pages of 2 MB added to the host's pool
+	Note       string   `json:"note,omitempty"` // why no hugepages were added
+}
+
+// Status tells whether the bed is up. To look into the namespaces needs the
+// privileges of Up; without them the state file is believed.
+func (n Named) Status() (Status, error) {
+	st, err := n.load()
+	if err != nil || !st.exists() {
+		return Status{}, err
+	}
+	s := Status{Up: st.Complete, Ends: st.Ends, Hugepages: st.Hugepages, Note: st.Note}
+	for _, ns := range st.Namespaces {
+		s.Namespaces = append(s.Namespaces, ns.Name)
+	}
+	switch {
+	case !st.Complete:
+		s.Problem = "it was interrupted while it was made; run down, then up"
+	case Require(Namespaces) == nil:
+		if err := n.intact(st); err != nil {
+			s.Up, s.Problem = false, err.Error()+"; run up to make it anew"
+		}
+	}
+	return s, nil
+}

@@ -1,0 +1,297 @@
+package testbed
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+)
+
+// The test program is its own child in these parts.
+const (
+	asChild  = "testbed-child"
+	asGuard  = "testbed-guard"
+	asParent = "testbed-parent"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case asChild:
+			c, err := Control()
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			io.Copy(c, c) // until the parent is gone
+			os.Exit(0)
+		case asGuard:
+			if err := GuardMain(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		case asParent:
+			if err := parentMain(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// parentMain makes a bed and raises the allowance of hugepages, tells the
+// process numbers and waits to be killed.
+func parentMain() error {
+	bed, err := Start(testConfig())
+	if err != nil {
+		return err
+	}
+	guard, err := StartGuard([]string{asGuard})
+	if err != nil {
+		return err
+	}
+	if err := guard.Raise(3); err != nil {
+		return err
+	}
+	fmt.Println(bed.Side(0).Pid, bed.Side(1).Pid, guard.child.cmd.Process.Pid)
+	time.Sleep(time.Minute)
+	return nil
+}
+
+func testConfig() Config {
+	return Config{
+		Args: []string{asChild}, CPUs: [2]int{-1, -1}, Stderr: os.Stderr,
+		Pairs: []Pair{
+			{Names: [2]string{"via0", "via0"}, Net4: XDPNet4, Net6: XDPNet6, MTU: 4000},
+			{Names: [2]string{"tcp0", "tcp0"}, Net4: KernelNet4, Net6: KernelNet6},
+		},
+	}
+}
+
+// eventually waits for the kernel to catch up.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("still not so: %s", what)
+		}
+	}
+}
+
+// gone says that a process does not run any more.
+func gone(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}
+
+// allowance of surplus hugepages. Other test programs may raise it for a
+// while, so that tests ask whether it comes down to what it was.
+func allowance(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile(overcommitFile)
+	if err != nil {
+		t.Skipf("no hugepages in this kernel: %v", err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func startBed(t *testing.T) *Bed {
+	t.Helper()
+	nstest.Require(t)
+	bed, err := Start(testConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { bed.Close() })
+	return bed
+}
+
+// Both children live in namespaces of their own, with both pairs up and
+// addressed, and none of it is seen outside.
+func TestBedHasItsPairs(t *testing.T) {
+	bed := startBed(t)
+	if err := bed.Ended(0); err != nil {
+		t.Error(err)
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		s := bed.Side(i)
+		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", s.Pid)); err != nil || ns == own {
+			t.Errorf("side %d lives in %s (%v), as we do", i, ns, err)
+		}
+		h, err := netns.GetFromPid(s.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		nl, err := netlink.NewHandleAt(h, unix.NETLINK_ROUTE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nl.Close()
+		for j, want := range []struct {
+			name string
+			addr string
+			mtu  int
+		}{{"via0", fmt.Sprintf("10.77.0.%d/24", i+1), 4000}, {"tcp0", fmt.Sprintf("10.78.0.%d/24", i+1), 1500}} {
+			end := s.Ends[j]
+			if end.Name != want.name || end.IPv4 != netip.MustParsePrefix(want.addr) || end.MTU != want.mtu {
+				t.Errorf("side %d: got %+v, want %+v", i, end, want)
+			}
+			l, err := nl.LinkByName(want.name)
+			if err != nil {
+				t.Fatalf("side %d: %v", i, err)
+			}
+			if l.Attrs().RawFlags&unix.IFF_UP == 0 || l.Attrs().MTU != want.mtu {
+				t.Errorf("side %d: %s is not up with MTU %d", i, want.name, want.mtu)
+			}
+			addrs, err := nl.AddrList(l, netlink.FAMILY_ALL)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(fmt.Sprint(addrs), want.addr) || !strings.Contains(fmt.Sprint(addrs), end.IPv6.String()) {
+				t.Errorf("side %d: %s has %v, want %s and %v", i, want.name, addrs, want.addr, end.IPv6)
+			}
+		}
+	}
+}
+
+// The control connection reaches the child, and its end ends the child.
+func TestControlConnection(t *testing.T) {
+	bed := startBed(t)
+	for i := range 2 {
+		c := bed.Side(i).Control
+		fmt.Fprintln(c, "hello", i)
+		line, err := bufio.NewReader(c).ReadString('\n')
+		if want := fmt.Sprintln("hello", i); err != nil || line != want {
+			t.Fatalf("side %d answered %q, %v", i, line, err)
+		}
+	}
+	bed.Side(0).Control.Close()
+	if err := bed.Side(0).Err(); err == nil {
+		t.Error("side 0 still runs without its control connection")
+	}
+	if err := bed.Side(1).ended(); err != nil {
+		t.Errorf("side 1: %v", err)
+	}
+}
+
+// Each child runs on its CPU from its start.
+func TestBedPinsItsChildren(t *testing.T) {
+	nstest.Require(t)
+	cpus, err := AllowedCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig()
+	cfg.CPUs = [2]int{cpus[0], cpus[len(cpus)-1]}
+	bed, err := Start(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bed.Close()
+	for i := range 2 {
+		var set unix.CPUSet
+		if err := unix.SchedGetaffinity(bed.Side(i).Pid, &set); err != nil {
+			t.Fatal(err)
+		}
+		if set.Count() != 1 || !set.IsSet(cfg.CPUs[i]) {
+			t.Errorf("side %d may run on %d CPUs", i, set.Count())
+		}
+	}
+}
+
+// A child that is killed is reported as such, and Close takes down the rest.
+func TestKilledChild(t *testing.T) {
+	bed := startBed(t)
+	if err := unix.Kill(bed.Side(1).Pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := bed.Side(1).Err(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("got %v, want that it was killed", err)
+	}
+	if err := bed.Ended(time.Minute); err == nil || !strings.Contains(err.Error(), "side 1") {
+		t.Errorf("got %v, want that side 1 has ended", err)
+	}
+	bed.Close()
+	if !gone(bed.Side(0).Pid) {
+		t.Error("the other child still runs")
+	}
+}
+
+// Start leaves nothing when a pair cannot be made.
+func TestStartFails(t *testing.T) {
+	nstest.Require(t)
+	cfg := testConfig()
+	cfg.Pairs[1].Names[0] = "via0" // exists
+	if _, err := Start(cfg); err == nil {
+		t.Fatal("two interfaces of one name")
+	}
+	cfg = testConfig()
+	cfg.Pairs[0].MTU = MaxMTU + 1
+	if _, err := Start(cfg); err == nil || !strings.Contains(err.Error(), "MTU") {
+		t.Fatalf("got %v, want a word about the MTU", err)
+	}
+}
+
+// A parent that is killed takes its children with it, and the allowance of
+// hugepages goes back.
+func TestKilledParent(t *testing.T) {
+	nstest.Require(t)
+	before := allowance(t)
+	cmd := exec.Command("/proc/self/exe", asParent)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pids [3]int
+	if _, err := fmt.Fscan(out, &pids[0], &pids[1], &pids[2]); err != nil {
+		cmd.Process.Kill()
+		t.Fatal(err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	for _, pid := range pids {
+		eventually(t, "child gone", func() bool { return gone(pid) })
+	}
+	eventually(t, "allowance of hugepages as before", func() bool { return allowance(t) <= before })
+}
+
+func TestPairCheck(t *testing.T) {
+	for _, p := range []Pair{
+		{Names: [2]string{"a", "b"}, MTU: MinMTU - 1},
+		{Names: [2]string{"a", "b"}, MTU: MaxMTU + 1},
+		{Names: [2]string{"a", ""}, MTU: 1500},
+		{Names: [2]string{"a", "sixteen-bytes-xx"}, MTU: 1500},
+	} {
+		if p.check() == nil {
+			t.Errorf("%+v is accepted", p)
+		}
+	}
+}
