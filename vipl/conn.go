@@ -1,0 +1,264 @@
+package vipl
+
+import (
+	"fmt"
+	"time"
+
+	"viaxdp/kagent"
+	"viaxdp/reliable"
+	"viaxdp/wire"
+	"viaxdp/xdpnic"
+)
+
+// conn is the connection of a VI as the engine keeps it. It exists from the
+// connection's making until Disconnect, also while the VI is in Error: it then
+// tells the peer so.
+type conn struct {
+	vi   *VI
+	open bool // frames flow; false: broken or closed
+
+	key      uint64 // that frames to us carry
+	peer     wire.Host
+	template wire.Template
+	header   wire.Header // destination and key filled in
+	payload  int         // bytes of a message in one frame, at most
+
+	sender   *reliable.Sender   // nil on an unreliable VI, as receiver
+	receiver *reliable.Receiver //
+	seq      uint32             // unreliable: next number to send
+	expect   uint32             // unreliable: next number to come
+	ackEvery int
+
+	// the message that is arriving
+	assembling bool // its first frame has come
+
+	closing   bool // Disconnect has begun
+	closeSeq  uint32
+	closeSent bool
+	closed    signal // raised when closeDone becomes true
+	closeDone bool
+
+	established func() // tells connection management of the first frame, once
+
+	heard    int64       // when a frame came last
+	probed   int64       // when a probe went last
+	toldAt   int64       // when the peer was told last that the connection is broken
+	refused  wire.Reason // why this side broke it at a message of the peer, else 0
+	due      int64       // lower bound of the next timer, see timerHeap
+	timer    int         // place in the heap + 1
+	owedAt   int64       // since when an acknowledgement is owed
+	owedSlot int         // place in port.owed + 1
+	inReady  bool
+}
+
+// newConn prepares the engine's side of a connection: ours are our numbers,
+// theirs the peer's, path the way there.
+func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path) (*conn, error) {
+	template, err := wire.NewTemplate(path.Link)
+	if err != nil {
+		return nil, fmt.Errorf("headers for %v: %w", path.Dst, err)
+	}
+	tx, _ := v.port.nic.FrameCap()
+	room := wire.PayloadRoom(path.MTU, path.Dst.Is6(), int(theirs.MaxPayload))
+	room = min(room, tx-template.Len()-wire.HeaderLen)
+	if room < minPayload {
+		return nil, fmt.Errorf("path to %v leaves %d bytes of a frame for data, and %d are needed: raise the MTU",
+			path.Dst, room, minPayload)
+	}
+	c := &conn{
+		vi: v, key: ours.Key, peer: wire.HostOf(path.Dst), template: template, payload: room,
+		header:   wire.Header{VI: theirs.VI, Key: theirs.Key},
+		ackEvery: max(1, min(16, int(ours.Window)/4)),
+		seq:      ours.Seq, expect: theirs.Seq,
+	}
+	c.closed.init()
+	if v.attrs.Level != UnreliableDelivery {
+		c.sender = reliable.NewSender(ours.Seq, int(theirs.Window))
+		c.receiver = reliable.NewReceiver(theirs.Seq, maxWindow)
+	}
+	return c, nil
+}
+
+// minPayload is the least room for data in a frame: a path below an MTU of
+// about 320 bytes is of no use.
+const minPayload = 256
+
+// offer makes this side's numbers for a new connection.
+func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
+	_, rx := v.port.nic.FrameCap()
+	ip := 20
+	if v6 {
+		ip = 40
+	}
+	const ethernet, udp = 18, 8
+	return kagent.Offer{
+		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.window),
+		MaxPayload: uint16(min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff)),
+		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize),
+	}
+}
+
+// install puts a connection in place, from when on its frames are taken. Under
+// the lock.
+func (p *port) install(c *conn, now int64) {
+	i := int(c.vi.num & 0xffff)
+	for len(p.vis) <= i {
+		p.vis = append(p.vis, nil)
+	}
+	p.vis[i] = c.vi
+	c.vi.conn = c
+	c.open = true
+	c.heard = now
+	p.active++
+	p.share()
+	p.timers.schedule(c, now+p.silence/4)
+}
+
+// uninstall ends it. Under the lock.
+func (p *port) uninstall(c *conn) {
+	p.abandon(c)
+	p.vis[c.vi.num&0xffff] = nil
+	c.vi.conn = nil
+	p.active--
+	p.share()
+}
+
+// abandon stops the flow of frames and gives back what the connection held.
+// The second time it does nothing.
+func (p *port) abandon(c *conn) {
+	if !c.open {
+		return
+	}
+	c.open = false
+	p.timers.remove(c)
+	p.settle(c)
+	if c.sender == nil {
+		return
+	}
+	for seq := c.sender.Unacked(); seq != c.sender.Next(); seq++ {
+		p.nic.Release(c.sender.Tag(seq) >> tagShift)
+	}
+	for tag, ok := c.receiver.Drain(); ok; tag, ok = c.receiver.Drain() {
+		f := p.held.take(tag)
+		p.nic.Recycle(f.Addr)
+	}
+	p.nic.Refill()
+}
+
+// breakDown ends a connection by an error: the VI goes to Error and everything
+// posted completes as flushed, but for a first send that failed with status.
+func (p *port) breakDown(c *conn, cause error, first Status) {
+	if !c.open {
+		return
+	}
+	v := c.vi
+	p.abandon(c)
+	c.finishClose(p)
+	if v.state == Connected || v.state == ConnectPending {
+		v.state = Error
+		v.cause = cause
+	}
+	p.flushQueue(v, &v.send, first)
+	p.flushQueue(v, &v.recv, 0)
+}
+
+func (p *port) flushQueue(v *VI, q *workQueue, first Status) {
+	for q.completed.Load() != q.tail.Load() {
+		s := StatusFlushed
+		if first != 0 {
+			s, first = first, 0
+		}
+		e := q.at(q.completed.Load())
+		if e.status.Failed() {
+			s = e.status
+		}
+		p.complete(v, q, e, s)
+	}
+	q.current = q.tail.Load()
+}
+
+func (c *conn) finishClose(p *port) {
+	if !c.closeDone {
+		c.closeDone = true
+		p.raise(&c.closed)
+	}
+}
+
+// closeWait is what Disconnect waits for.
+type closeWait struct{ c *conn }
+
+func (w closeWait) ready() bool {
+	p := w.c.vi.port
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return w.c.closeDone
+}
+
+func (w closeWait) notify() *signal { return &w.c.closed }
+
+// runTimer does what time alone asks of a connection that came up.
+func (p *port) runTimer(c *conn, now int64) {
+	if now-c.heard >= p.silence {
+		p.stats.PeersLost++
+		p.breakDown(c, errPeerSilent, 0)
+		return
+	}
+	next := max(c.heard, c.probed) + p.silence/4
+	if next <= now {
+		if p.control(c, wire.KindProbe, 0, 0) {
+			p.stats.Probes++
+		}
+		c.probed = now
+		next = now + p.silence/4
+	}
+	next = min(next, c.heard+p.silence)
+	if c.sender != nil {
+		if t := c.sender.Deadline(); t != 0 && t <= now {
+			if seq, probe := c.sender.Timeout(now); probe {
+				p.resend(c, seq, now, wire.FlagAckNow)
+			}
+			p.enqueue(c)
+		}
+		if t := c.sender.Deadline(); t != 0 {
+			next = min(next, t)
+		}
+	}
+	p.timers.postpone(c, max(next, now+1))
+}
+
+// enqueue has c's sends looked at before the turn ends.
+func (p *port) enqueue(c *conn) {
+	if !c.inReady {
+		c.inReady = true
+		p.ready = append(p.ready, c)
+	}
+}
+
+// owe notes that the peer has an acknowledgement to get.
+func (p *port) owe(c *conn, now int64) {
+	if c.owedSlot == 0 {
+		p.owed = append(p.owed, c)
+		c.owedSlot = len(p.owed)
+		c.owedAt = now
+	}
+	if c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= c.ackEvery {
+		c.owedAt = now - ackDelay // due before the turn ends
+	}
+}
+
+// settle notes that it has got it.
+func (p *port) settle(c *conn) {
+	if c.owedSlot == 0 {
+		return
+	}
+	i, last := c.owedSlot-1, len(p.owed)-1
+	p.owed[i] = p.owed[last]
+	p.owed[i].owedSlot = i + 1
+	p.owed[last] = nil
+	p.owed = p.owed[:last]
+	c.owedSlot = 0
+}
+
+func (p *port) hold(c *conn, seq uint32, f *xdpnic.Frame) { c.receiver.Hold(seq, p.held.put(f)) }
+
+const disconnectTimeout = 200 * time.Millisecond

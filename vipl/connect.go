@@ -1,0 +1,346 @@
+package vipl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"viaxdp/kagent"
+	"viaxdp/wire"
+)
+
+// MaxDiscriminatorLen is the length of the longest discriminator in bytes.
+const MaxDiscriminatorLen = wire.CMMaxDisc
+
+// NetAddress names an end of a connection: a host and a discriminator, which
+// tells apart the ends of one host. As a local address, a zero Host stands for
+// the NIC's own.
+type NetAddress struct {
+	Host          netip.Addr
+	Discriminator []byte // at most MaxDiscriminatorLen bytes
+}
+
+func (a NetAddress) agent() kagent.Address {
+	return kagent.Address{Host: a.Host, Disc: a.Discriminator}
+}
+
+func (a NetAddress) check(op string, v *VI) error {
+	if len(a.Discriminator) > MaxDiscriminatorLen {
+		return opError(op, v, ErrInvalidParameter,
+			fmt.Errorf("discriminator of %d bytes, at most %d", len(a.Discriminator), MaxDiscriminatorLen))
+	}
+	return nil
+}
+
+// RemoteAttributes is what the other side tells of its VI.
+type RemoteAttributes struct {
+	Level           ReliabilityLevel
+	MaxTransferSize int
+	QoS             int
+}
+
+func remoteAttributes(o kagent.Offer) RemoteAttributes {
+	return RemoteAttributes{ReliabilityLevel(o.Level), int(o.MaxTransfer), int(o.QoS)}
+}
+
+var (
+	errMismatch = errors.New("the peer's VI differs")
+	errBusyVI   = errors.New("another connect or disconnect of it is under way")
+)
+
+// Conn is a request for a connection that waits for an answer. All methods may
+// be called concurrently.
+type Conn struct {
+	nic *Nic
+	in  *kagent.Incoming
+}
+
+// ConnectWait is VipConnectWait: waits at most timeout (negative: for ever) for
+// a request to local: to its discriminator, byte for byte, and, if it names
+// one, its host. Requests that come while nobody waits on their discriminator
+// are answered with ErrNoMatch at once; several goroutines may wait.
+//
+// ErrTimeout; ErrInvalidParameter for a discriminator that is too long and when
+// the NIC is closed.
+func (n *Nic) ConnectWait(local NetAddress, timeout time.Duration) (*Conn, error) {
+	const op = "ConnectWait"
+	if err := local.check(op, nil); err != nil {
+		return nil, err
+	}
+	ctx, cancel := within(timeout)
+	defer cancel()
+	in, err := n.agent.Wait(ctx, local.agent())
+	if errors.Is(err, kagent.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) {
+		return nil, ErrTimeout
+	}
+	if err != nil {
+		return nil, agentError(op, nil, err)
+	}
+	return &Conn{n, in}, nil
+}
+
+func within(timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout < 0 {
+		return context.WithCancel(context.Background())
+	}
+	return context.WithTimeout(context.Background(), timeout)
+}
+
+// Remote is the requester's address.
+func (c *Conn) Remote() NetAddress {
+	a := c.in.Remote()
+	return NetAddress{a.Host, a.Disc}
+}
+
+// RemoteAttributes are the requester's VI's.
+func (c *Conn) RemoteAttributes() RemoteAttributes { return remoteAttributes(c.in.Offer()) }
+
+// Reject is VipConnectReject: the requester gets ErrRejected.
+func (c *Conn) Reject() error {
+	if err := c.in.Reject(wire.CMReasonProgram); err != nil {
+		return agentError("ConnectReject", nil, err)
+	}
+	return nil
+}
+
+// acceptTime bounds how long the requester's confirmation may take.
+const acceptTime = 5 * time.Second
+
+// Accept is VipConnectAccept: connects v, which is Idle, with the requester.
+// Level, MaxTransferSize and QoS must be the requester's: otherwise it fails
+// with ErrInvalidReliabilityLevel, ErrInvalidMTU or ErrInvalidQoS, the
+// requester hears nothing, and another VI may be tried.
+//
+// ErrInvalidState when v is not Idle, ErrTimeout when the requester gave up or
+// does not answer.
+func (c *Conn) Accept(v *VI) error {
+	const op = "ConnectAccept"
+	theirs := c.in.Offer()
+	if v.nic != c.nic {
+		return opError(op, v, ErrInvalidParameter, errors.New("VI of another NIC handle"))
+	}
+	if err := v.match(op, theirs); err != nil {
+		return err
+	}
+	if err := v.begin(op); err != nil {
+		return err
+	}
+	ctx, cancel := within(acceptTime)
+	defer cancel()
+	path, err := c.nic.agent.Path(ctx, c.in.Local().Host, c.in.Remote().Host)
+	if err != nil {
+		v.giveUp(nil)
+		return agentError(op, v, err)
+	}
+	v.port.mu.Lock()
+	ours := v.offer(path.MTU, path.Dst.Is6())
+	v.port.mu.Unlock()
+	conn, err := v.establish(op, ours, theirs, path, c.in.Established)
+	if err != nil {
+		return err
+	}
+	if err := c.in.Accept(ctx, ours); err != nil {
+		v.giveUp(conn)
+		return agentError(op, v, err)
+	}
+	v.connected()
+	return nil
+}
+
+// ConnectRequest is VipConnectRequest: connects v, which is Idle, with the VI
+// that the program waiting at remote accepts with, and returns that VI's
+// attributes. timeout is positive, or negative for no limit. local's host may
+// be zero.
+//
+// ErrNoMatch: nobody waits on that discriminator. ErrRejected. ErrTimeout:
+// nobody answers. ErrNotReachable: no way to the host. ErrInvalidState: v is
+// not Idle. ErrInvalidParameter: timeout 0, or discriminators that are too
+// long. In all of them v is as it was.
+func (v *VI) ConnectRequest(local, remote NetAddress, timeout time.Duration) (RemoteAttributes, error) {
+	const op = "ConnectRequest"
+	for _, a := range []NetAddress{local, remote} {
+		if err := a.check(op, v); err != nil {
+			return RemoteAttributes{}, err
+		}
+	}
+	if timeout == 0 || !remote.Host.IsValid() {
+		return RemoteAttributes{}, opError(op, v, ErrInvalidParameter, errors.New("timeout 0 or no remote host"))
+	}
+	if err := v.begin(op); err != nil {
+		return RemoteAttributes{}, err
+	}
+	ctx, cancel := within(timeout)
+	defer cancel()
+	agent := v.nic.agent
+	path, err := agent.Path(ctx, local.Host, remote.Host)
+	if err != nil {
+		v.giveUp(nil)
+		return RemoteAttributes{}, agentError(op, v, err)
+	}
+	v.port.mu.Lock()
+	ours := v.offer(path.MTU, path.Dst.Is6())
+	v.port.mu.Unlock()
+	local.Host = path.Src
+	answer, err := agent.Request(ctx, local.agent(), remote.agent(), ours)
+	if err != nil {
+		v.giveUp(nil)
+		return RemoteAttributes{}, agentError(op, v, err)
+	}
+	conn, err := v.establish(op, ours, answer.Offer, path, nil)
+	if err != nil {
+		answer.Decline(wire.CMReasonResources)
+		return RemoteAttributes{}, err
+	}
+	if err := answer.Confirm(); err != nil {
+		v.giveUp(conn)
+		return RemoteAttributes{}, agentError(op, v, err)
+	}
+	v.connected()
+	return remoteAttributes(answer.Offer), nil
+}
+
+func (v *VI) match(op string, theirs kagent.Offer) error {
+	switch {
+	case theirs.Level != uint8(v.attrs.Level):
+		return opError(op, v, ErrInvalidReliabilityLevel, fmt.Errorf("%w: level %v, ours %v",
+			errMismatch, ReliabilityLevel(theirs.Level), v.attrs.Level))
+	case int(theirs.MaxTransfer) != v.attrs.MaxTransferSize:
+		return opError(op, v, ErrInvalidMTU, fmt.Errorf("%w: maximum transfer size %d, ours %d",
+			errMismatch, theirs.MaxTransfer, v.attrs.MaxTransferSize))
+	case int(theirs.QoS) != v.attrs.QoS:
+		return opError(op, v, ErrInvalidQoS, errMismatch)
+	}
+	return nil
+}
+
+// begin takes an Idle VI to Connect Pending.
+func (v *VI) begin(op string) error {
+	v.port.mu.Lock()
+	defer v.port.mu.Unlock()
+	switch {
+	case v.gone:
+		return opError(op, v, ErrInvalidParameter, errDestroyed)
+	case v.port.isClosed():
+		return closedError(op)
+	case v.busy:
+		return opError(op, v, ErrInvalidState, errBusyVI)
+	case v.state != Idle:
+		return opError(op, v, ErrInvalidState, fmt.Errorf("it is %v", v.state))
+	}
+	v.state, v.busy = ConnectPending, true
+	return nil
+}
+
+// establish makes the data path ready: engine first, then the VI table, so
+// that no frame is redirected that the engine does not know.
+func (v *VI) establish(op string, ours, theirs kagent.Offer, path kagent.Path, first func()) (*conn, error) {
+	c, err := newConn(v, ours, theirs, path)
+	if err != nil {
+		v.giveUp(nil)
+		return nil, opError(op, v, ErrResource, err)
+	}
+	c.established = first
+	v.port.mu.Lock()
+	now := clock()
+	v.port.install(c, now)
+	v.port.finish(now, false) // whoever sleeps learns of the new timer
+	v.port.mu.Unlock()
+	if err := v.nic.agent.Enter(v.num, ours.Key, path.Dst); err != nil {
+		v.giveUp(c)
+		return nil, agentError(op, v, err)
+	}
+	return c, nil
+}
+
+// connected ends a connect that succeeded. If the connection broke meanwhile,
+// the VI stays in Error.
+func (v *VI) connected() {
+	v.port.mu.Lock()
+	defer v.port.mu.Unlock()
+	v.busy = false
+	if v.state == ConnectPending {
+		v.state = Connected
+	}
+}
+
+// giveUp ends a connect that failed: the VI is Idle again.
+func (v *VI) giveUp(c *conn) {
+	if c != nil {
+		v.nic.agent.Remove(v.num)
+	}
+	v.port.mu.Lock()
+	defer v.port.mu.Unlock()
+	if c != nil {
+		v.port.uninstall(c)
+	}
+	v.state, v.busy, v.cause = Idle, false, nil
+}
+
+// Disconnect is VipDisconnect: ends the connection. Descriptors that are not
+// complete are flushed and v becomes Idle; the peer's VI goes to Error. What
+// completed sends handed to the network is delivered first, on a reliable VI,
+// unless the peer does not answer for 200 ms. On an Idle VI it does nothing.
+//
+// ErrInvalidState while a connect is under way; ErrInvalidParameter when the VI
+// is destroyed.
+func (v *VI) Disconnect() error {
+	const op = "Disconnect"
+	p := v.port
+	p.mu.Lock()
+	switch {
+	case v.gone:
+		p.mu.Unlock()
+		return opError(op, v, ErrInvalidParameter, errDestroyed)
+	case v.busy:
+		p.mu.Unlock()
+		return opError(op, v, ErrInvalidState, errBusyVI)
+	case v.state == Idle:
+		p.mu.Unlock()
+		return nil
+	}
+	v.busy = true
+	c := v.conn
+	if c.open {
+		p.flushQueue(v, &v.send, 0)
+		p.flushQueue(v, &v.recv, 0)
+		c.closing = true
+		v.state = Idle // nothing can be posted on it that would be sent
+		p.pump(c, clock())
+		p.finish(clock(), true)
+	}
+	p.mu.Unlock()
+	if c.closing {
+		c.linger()
+	}
+	v.nic.agent.Remove(v.num)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.uninstall(c)
+	// What was posted meanwhile stays posted for the next connection.
+	v.state, v.busy, v.cause = Idle, false, nil
+	return nil
+}
+
+// linger waits until the peer has taken note of the close, or has not for too
+// long. An unreliable VI repeats it meanwhile.
+func (c *conn) linger() {
+	p := c.vi.port
+	end := deadline(disconnectTimeout)
+	if c.sender != nil {
+		p.wait(closeWait{c}, end)
+		return
+	}
+	for gap := time.Millisecond; ; gap *= 2 {
+		if err := p.wait(closeWait{c}, min(end, deadline(gap))); err != errWaitTimeout || clock() >= end {
+			return
+		}
+		p.mu.Lock()
+		if c.open {
+			p.control(c, wire.KindClose, c.seq, 0)
+			p.finish(clock(), true)
+		}
+		p.mu.Unlock()
+	}
+}

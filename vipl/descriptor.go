@@ -1,0 +1,136 @@
+package vipl
+
+import (
+	"strings"
+	"sync/atomic"
+
+	"viaxdp/memreg"
+)
+
+// MemHandle names registered memory; a valid one is never 0.
+type MemHandle = memreg.Handle
+
+// Sizes of descriptors, in bytes.
+const (
+	DescriptorAlignment = 64 // of a descriptor's address
+	ControlSegmentSize  = 32 // the fields before the data segments
+	DataSegmentSize     = 16
+)
+
+// MaxSegments is the largest number of data segments of a descriptor.
+const MaxSegments = 252
+
+// Control is the control field of a descriptor.
+type Control uint16
+
+// Bits of Control. The two lowest are the operation.
+const (
+	ControlSendRecv  Control = 0
+	ControlImmediate Control = 0x4 // send: carries immediate data
+	ControlQFence    Control = 0x8 // hold until earlier RDMA reads of the queue are done
+
+	controlOperation Control = 0x3
+	controlKnown             = controlOperation | ControlImmediate | ControlQFence
+)
+
+// Status is the status field of a descriptor.
+type Status uint32
+
+// Bits of Status.
+const (
+	StatusDone            Status = 0x1
+	StatusFormatError     Status = 0x2   // a field is not as the rules say
+	StatusProtectionError Status = 0x4   // handle, tag or range of a segment is wrong
+	StatusLengthError     Status = 0x8   // more data than the descriptor or the VI takes
+	StatusPartialPacket   Status = 0x10  // cut off in the middle
+	StatusFlushed         Status = 0x20  // the VI was disconnected or broke first
+	StatusTransportError  Status = 0x40  // the network failed
+	StatusRemoteRDMAError Status = 0x80  // protection error of the target
+	StatusRemoteDescError Status = 0x100 // the target's descriptor was missing or wrong
+
+	StatusErrorMask Status = 0x1fe
+
+	StatusOpMask          Status = 0x70000
+	StatusOpSend          Status = 0x00000
+	StatusOpReceive       Status = 0x10000
+	StatusOpRemoteRDMAW   Status = 0x30000
+	StatusImmediate       Status = 0x80000 // immediate data came with the message
+	statusErrorNamesCount        = 8
+)
+
+var statusErrorNames = [statusErrorNamesCount]string{
+	"format", "protection", "length", "partial packet", "flushed", "transport", "remote RDMA protection",
+	"remote descriptor",
+}
+
+// Failed says that an error bit is set.
+func (s Status) Failed() bool { return s&StatusErrorMask != 0 }
+
+// String names the bits.
+func (s Status) String() string {
+	if s&StatusDone == 0 {
+		return "posted"
+	}
+	if !s.Failed() {
+		return "done"
+	}
+	var names []string
+	for i, name := range statusErrorNames {
+		if s&(StatusFormatError<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return "done, errors: " + strings.Join(names, ", ")
+}
+
+// DataSegment describes a piece of registered memory.
+type DataSegment struct {
+	Data   uint64 // virtual address, no alignment rule
+	Handle MemHandle
+	Length uint32 // bytes, may be 0
+}
+
+// Descriptor is VIA's descriptor, byte for byte: 32 bytes of control segment
+// and room for two data segments; further ones follow in memory. It lies in
+// registered memory at a multiple of 64; [Region.Descriptor] makes one.
+//
+// While posted it belongs to the provider. Status is written last on
+// completion; read it by [Descriptor.Status] only.
+type Descriptor struct {
+	Next          uint64 // the program's own while not posted
+	NextHandle    MemHandle
+	SegCount      uint16
+	Control       Control
+	Reserved      uint32 // must be 0
+	ImmediateData uint32 // send: to carry; receive: what came, 0 without
+	Length        uint32 // send: sum of the segments; receive: bytes that came
+	status        uint32
+	segments      [2]DataSegment
+}
+
+// Status reads the status; safe at any time from any goroutine.
+func (d *Descriptor) Status() Status { return Status(atomic.LoadUint32(&d.status)) }
+
+func (d *Descriptor) setStatus(s Status) { atomic.StoreUint32(&d.status, uint32(s)) }
+
+// SetSegments fills the data segments and sets SegCount and Length to match.
+// The descriptor must have been made with room for that many.
+func (d *Descriptor) SetSegments(segs ...DataSegment) {
+	total := uint32(0)
+	for i := range segs {
+		*d.Segment(i) = segs[i]
+		total += segs[i].Length
+	}
+	d.SegCount, d.Length = uint16(len(segs)), total
+}
+
+// SetImmediate makes a send carry v as immediate data.
+func (d *Descriptor) SetImmediate(v uint32) {
+	d.Control |= ControlImmediate
+	d.ImmediateData = v
+}
+
+// Immediate returns the immediate data that came with a message, if any did.
+func (d *Descriptor) Immediate() (v uint32, ok bool) {
+	return d.ImmediateData, d.Status()&StatusImmediate != 0
+}

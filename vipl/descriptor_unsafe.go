@@ -1,0 +1,26 @@
+package vipl
+
+import "unsafe"
+
+// The layout that VIPL programs were compiled against.
+var (
+	_ [64]struct{} = [unsafe.Sizeof(Descriptor{})]struct{}{}
+	_ [16]struct{} = [unsafe.Sizeof(DataSegment{})]struct{}{}
+	_ [28]struct{} = [unsafe.Offsetof(Descriptor{}.status)]struct{}{}
+	_ [32]struct{} = [unsafe.Offsetof(Descriptor{}.segments)]struct{}{}
+)
+
+// Segment gives data segment i, 0 to SegCount-1. Segments past the second lie
+// behind the descriptor: the memory must have been set aside for them.
+func (d *Descriptor) Segment(i int) *DataSegment {
+	return (*DataSegment)(unsafe.Add(unsafe.Pointer(d), ControlSegmentSize+i*DataSegmentSize))
+}
+
+// Addr is the descriptor's virtual address.
+func (d *Descriptor) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(d))) }
+
+// descriptorAt lays a descriptor over memory; b is aligned and long enough.
+func descriptorAt(b []byte) *Descriptor { return (*Descriptor)(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// addressOf is the virtual address of b's first byte.
+func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

@@ -1,0 +1,150 @@
+package vipl_test
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"viaxdp/vipl"
+	"viaxdp/wire"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// faultsDropping loses the frames that drop chooses.
+func faultsDropping(drop func(*wire.Packet) bool) xdpnictest.Faults {
+	var p wire.Packet
+	return xdpnictest.Faults{Drop: func(frame []byte) bool { return p.Decode(frame) == nil && drop(&p) }}
+}
+
+// stream sends count messages of changing length from va to vb and checks what
+// arrives: every message if all, else at most once and in order. Each is intact.
+func stream(t *testing.T, n *memoryNet, va, vb *vipl.VI, count int, all bool) (arrived int) {
+	t.Helper()
+	const most, posted = 6000, 32
+	length := func(k int) int { return 4 + (k*977)%(most-4) }
+	xa, xb := newBox(t, n.a.Nic, posted, most), newBox(t, n.b.Nic, posted, most)
+	for i := range posted {
+		postRecv(t, vb, xb, i, most)
+	}
+	var over atomic.Bool
+	var taken atomic.Int64
+	sender := make(chan struct{})
+	go func() {
+		defer close(sender)
+		for k := range count {
+			if k >= posted {
+				if d, err := va.SendWait(patience); err != nil {
+					t.Errorf("send %d: %v %v", k-posted, err, d)
+					return
+				}
+			}
+			x := k % posted
+			// No more messages than receives are posted: else a reliable VI breaks.
+			for int(taken.Load())+posted/2 <= k && all && !over.Load() {
+				time.Sleep(50 * time.Microsecond)
+			}
+			fillPattern(xa.buf[x][:length(k)], k)
+			binary.BigEndian.PutUint32(xa.buf[x], uint32(k))
+			xa.prepare(x, length(k))
+			xa.desc[x].SetImmediate(uint32(k))
+			if err := va.PostSend(xa.desc[x], xa.region.Handle()); err != nil {
+				t.Errorf("post %d: %v", k, err)
+				return
+			}
+		}
+	}()
+	next := 0
+	wait := patience
+	if !all {
+		wait = 100 * time.Millisecond
+	}
+	for i := 0; next < count; i++ {
+		d, err := vb.RecvWait(wait)
+		if err == vipl.ErrTimeout && !all {
+			select {
+			case <-sender:
+				return arrived
+			default:
+				i--
+				continue
+			}
+		}
+		if err != nil {
+			over.Store(true)
+			t.Fatalf("message %d: %v %v", next, err, d)
+		}
+		k, _ := d.Immediate()
+		if d != xb.desc[i%posted] || int(k) < next || int(k) >= count || all && int(k) != next || int(d.Length) != length(int(k)) {
+			over.Store(true)
+			t.Fatalf("message %d of %d bytes, want %d of %d", k, d.Length, next, length(next))
+		}
+		b := xb.buf[i%posted][:d.Length]
+		if got := binary.BigEndian.Uint32(b); got != k {
+			t.Fatalf("message %d with the bytes of %d", k, got)
+		}
+		fill := make([]byte, len(b))
+		fillPattern(fill, int(k))
+		copy(b[:4], fill[:4])
+		checkPattern(t, b, int(k))
+		arrived++
+		next = int(k) + 1
+		postRecv(t, vb, xb, i%posted, most)
+		taken.Add(1)
+	}
+	<-sender
+	return arrived
+}
+
+var storms = []struct {
+	name   string
+	faults xdpnictest.Faults
+	took   func(xdpnictest.Stats) uint64
+}{
+	{"loss", xdpnictest.Faults{Seed: 1, Loss: 0.05}, func(s xdpnictest.Stats) uint64 { return s.Lost }},
+	{"bursts", xdpnictest.Faults{Seed: 2, Burst: 0.005, BurstLen: 20}, func(s xdpnictest.Stats) uint64 { return s.LostBurst }},
+	{"duplicates", xdpnictest.Faults{Seed: 3, Dup: 0.2}, func(s xdpnictest.Stats) uint64 { return s.Duplicated }},
+	{"reordering", xdpnictest.Faults{Seed: 4, Reorder: 0.1}, func(s xdpnictest.Stats) uint64 { return s.Reordered }},
+	{"corruption", xdpnictest.Faults{Seed: 5, Corrupt: 0.05}, func(s xdpnictest.Stats) uint64 { return s.Corrupted }},
+	{"jitter", xdpnictest.Faults{Seed: 6, Delay: 100 * time.Microsecond, Jitter: 300 * time.Microsecond}, func(s xdpnictest.Stats) uint64 { return s.Delayed }},
+	{"all", xdpnictest.Faults{Seed: 7, Loss: 0.03, Burst: 0.002, Dup: 0.05, Reorder: 0.05, Corrupt: 0.03, Jitter: 100 * time.Microsecond}, func(s xdpnictest.Stats) uint64 { return s.Lost }},
+}
+
+// Reliable VIs deliver exactly once, in order and intact through anything, an
+// unreliable one at most once, in order and intact.
+func TestStorms(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		for _, storm := range storms {
+			t.Run(storm.name, func(t *testing.T) {
+				n, va, vb := connected(t, memoryConfig{}, level)
+				n.wire.SetFaults(storm.faults)
+				const count = 300
+				arrived := stream(t, n, va, vb, count, level != vipl.UnreliableDelivery)
+				if took := storm.took(n.a.queue.Stats()); took == 0 {
+					t.Errorf("the fault did not take place: %+v", n.a.queue.Stats())
+				}
+				if arrived == 0 {
+					t.Errorf("%d of %d messages arrived", arrived, count)
+				}
+				n.wire.SetFaults(xdpnictest.Faults{})
+				stateIs(t, va, vipl.Connected)
+				stateIs(t, vb, vipl.Connected)
+				t.Logf("%d of %d; %+v", arrived, count, n.b.Counters())
+			})
+		}
+	})
+}
+
+// On a wire without faults an unreliable VI loses nothing.
+func TestUnreliableLosesNothingOnAGoodWire(t *testing.T) {
+	n, va, vb := connected(t, memoryConfig{}, vipl.UnreliableDelivery)
+	xa, xb := newBox(t, n.a.Nic, 1, 3000), newBox(t, n.b.Nic, 1, 3000)
+	for k := range 1000 {
+		postRecv(t, vb, xb, 0, 3000)
+		fillPattern(xa.buf[0], k)
+		postSend(t, va, xa, 0, 3*k)
+		received(t, vb, 0)
+		checkPattern(t, xb.buf[0][:3*k], k)
+		sent(t, va, 0)
+	}
+}

@@ -1,0 +1,156 @@
+package vipl
+
+import (
+	"fmt"
+
+	"viaxdp/memreg"
+)
+
+// Ptag is a protection tag: a VI may use memory that carries its own tag. All
+// methods may be called concurrently.
+type Ptag struct {
+	nic *Nic
+	tag *memreg.Ptag
+}
+
+// MemAttributes of registered memory.
+type MemAttributes struct {
+	Ptag            *Ptag // must be one of this NIC handle
+	EnableRdmaWrite bool  // remote programs may write it
+	EnableRdmaRead  bool  // remote programs may read it
+}
+
+// Region is registered memory. All methods may be called concurrently.
+type Region struct {
+	nic   *Nic
+	reg   *memreg.Region
+	buf   []byte
+	arena bool // allocated from the arena
+}
+
+// CreatePtag is VipCreatePtag: a new protection tag. ErrResource when the
+// NIC's MaxPtags are in use.
+func (n *Nic) CreatePtag() (*Ptag, error) {
+	tag, err := n.mem.CreatePtag()
+	if err != nil {
+		return nil, memoryError("CreatePtag", err)
+	}
+	return &Ptag{n, tag}, nil
+}
+
+// Destroy is VipDestroyPtag. ErrResource while memory or a VI carries the tag.
+func (p *Ptag) Destroy() error {
+	if err := p.nic.mem.DestroyPtag(p.tag); err != nil {
+		return memoryError("DestroyPtag", err)
+	}
+	return nil
+}
+
+// RegisterMem is VipRegisterMem: makes buf known to the NIC. The bytes may be
+// any memory of the program, and may be registered many times. Data is copied
+// once between it and the NIC's frames.
+//
+// ErrInvalidParameter for no bytes, ErrInvalidPtag, ErrResource past the NIC's
+// limits.
+func (n *Nic) RegisterMem(buf []byte, a MemAttributes) (*Region, error) {
+	attr, err := n.memAttributes("RegisterMem", a)
+	if err != nil {
+		return nil, err
+	}
+	reg, err := n.mem.Register(buf, attr)
+	if err != nil {
+		return nil, memoryError("RegisterMem", err)
+	}
+	return &Region{nic: n, reg: reg, buf: buf}, nil
+}
+
+// AllocMem allocates size bytes from the NIC's arena, aligned to 64 bytes, and
+// registers them: memory that the NIC reaches without a translation of pages.
+// Deregister frees them. ErrResource when the arena has no such block left.
+func (n *Nic) AllocMem(size int, a MemAttributes) (*Region, error) {
+	attr, err := n.memAttributes("AllocMem", a)
+	if err != nil {
+		return nil, err
+	}
+	buf, err := n.arena.Alloc(size, DescriptorAlignment)
+	if err != nil {
+		return nil, opError("AllocMem", nil, ErrResource, fmt.Errorf("%w; open the NIC with a larger arena", err))
+	}
+	reg, err := n.mem.Register(buf, attr)
+	if err != nil {
+		n.arena.Free(buf)
+		return nil, memoryError("AllocMem", err)
+	}
+	r := &Region{nic: n, reg: reg, buf: buf, arena: true}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.isClosed {
+		n.mem.Deregister(reg.Handle(), reg.Addr())
+		n.arena.Free(buf)
+		return nil, closedError("AllocMem")
+	}
+	n.blocks[r] = struct{}{}
+	return r, nil
+}
+
+func (n *Nic) memAttributes(op string, a MemAttributes) (memreg.Attributes, error) {
+	if a.Ptag == nil || a.Ptag.nic != n {
+		return memreg.Attributes{}, opError(op, nil, ErrInvalidPtag, nil)
+	}
+	return memreg.Attributes{
+		Ptag: a.Ptag.tag, EnableRdmaWrite: a.EnableRdmaWrite, EnableRdmaRead: a.EnableRdmaRead,
+	}, nil
+}
+
+// Handle is the memory handle, which names the region in descriptors.
+func (r *Region) Handle() MemHandle { return r.reg.Handle() }
+
+// Bytes is the memory itself.
+func (r *Region) Bytes() []byte { return r.buf }
+
+// Addr is the virtual address of the first byte.
+func (r *Region) Addr() uint64 { return addressOf(r.buf) }
+
+// Segment describes n bytes from offset off of the region, for a descriptor.
+// It does not check bounds; posting does.
+func (r *Region) Segment(off, n int) DataSegment {
+	return DataSegment{r.Addr() + uint64(off), r.Handle(), uint32(n)}
+}
+
+// Descriptor lays a descriptor with room for segs data segments over the
+// region at offset off and clears it. The address must be a multiple of 64
+// (an offset in memory of AllocMem) and the descriptor must lie in the region:
+// it takes 32+16*segs bytes, at least 64. ErrInvalidParameter otherwise.
+func (r *Region) Descriptor(off, segs int) (*Descriptor, error) {
+	n := max(ControlSegmentSize+segs*DataSegmentSize, 64)
+	if off < 0 || segs < 0 || segs > MaxSegments || off+n > len(r.buf) {
+		return nil, opError("Descriptor", nil, ErrInvalidParameter,
+			fmt.Errorf("%d segments at offset %d of %d bytes", segs, off, len(r.buf)))
+	}
+	b := r.buf[off : off+n]
+	if addressOf(b)%DescriptorAlignment != 0 {
+		return nil, opError("Descriptor", nil, ErrInvalidParameter,
+			fmt.Errorf("address %#x is not a multiple of %d", addressOf(b), DescriptorAlignment))
+	}
+	clear(b)
+	return descriptorAt(b), nil
+}
+
+// Deregister is VipDeregisterMem; memory of AllocMem is freed. ErrResource
+// while a posted descriptor uses the region, ErrInvalidParameter the second
+// time.
+func (r *Region) Deregister() error {
+	if err := r.nic.mem.Deregister(r.reg.Handle(), r.Addr()); err != nil {
+		return memoryError("DeregisterMem", err)
+	}
+	if !r.arena {
+		return nil
+	}
+	r.nic.mu.Lock()
+	defer r.nic.mu.Unlock()
+	if _, ok := r.nic.blocks[r]; !ok {
+		return nil // the NIC was closed meanwhile and has freed it
+	}
+	delete(r.nic.blocks, r)
+	return r.nic.arena.Free(r.buf)
+}

@@ -1,0 +1,211 @@
+package vipl_test
+
+import (
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"viaxdp/hugepages"
+	"viaxdp/kagent/kagenttest"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+var levels = []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception}
+
+var reliableLevels = levels[1:]
+
+// eachLevel runs f as a subtest for each of the levels.
+func eachLevel(t *testing.T, which []vipl.ReliabilityLevel, f func(t *testing.T, level vipl.ReliabilityLevel)) {
+	for _, level := range which {
+		t.Run(level.String(), func(t *testing.T) { f(t, level) })
+	}
+}
+
+// memoryHost is a NIC over a queue in memory.
+type memoryHost struct {
+	*vipl.Nic
+	queue *xdpnictest.Queue
+	agent *kagenttest.Agent
+	arena *hugepages.Arena
+}
+
+// memoryNet is two of them and what joins them.
+type memoryNet struct {
+	wire   *xdpnictest.Wire
+	fabric *kagenttest.Fabric
+	a, b   *memoryHost
+}
+
+// memoryConfig says how to build a memoryNet; zero fields mean defaults.
+type memoryConfig struct {
+	queue   xdpnictest.Config
+	silence time.Duration
+	mtu     int
+	arena   int  // bytes beside the chunks
+	bubble  bool // in a testing/synctest bubble, which finds leaks by itself
+	leaky   bool // completions are lost, and so chunks
+}
+
+// newMemoryNet opens a NIC at both ends of a wire in memory. At the end of the
+// test no chunk may be missing or have been used wrongly, and no goroutine be
+// left.
+func newMemoryNet(t testing.TB, c memoryConfig) *memoryNet {
+	t.Helper()
+	if !c.bubble {
+		leaks := goleak.IgnoreCurrent()
+		t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
+	}
+	n := &memoryNet{wire: xdpnictest.NewWire(), fabric: kagenttest.NewFabric(kagenttest.Faults{})}
+	t.Cleanup(n.wire.Close)
+	n.a, n.b = n.open(t, "a", c), n.open(t, "b", c)
+	return n
+}
+
+func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost {
+	t.Helper()
+	pool := c.queue.PoolBytes()
+	arena, err := hugepages.New(hugepages.Config{
+		Size: pool + max(c.arena, 4<<20), Reserve: pool, Policy: hugepages.Avoid,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &memoryHost{agent: n.fabric.Agent(name), arena: arena}
+	if c.mtu != 0 {
+		h.agent.SetMTU(c.mtu)
+	}
+	c.queue.Memory, c.queue.Admit, c.queue.MAC = arena.Bytes(), h.agent.Admit, h.agent.Link().MAC
+	if h.queue, err = n.wire.Queue(c.queue); err != nil {
+		t.Fatal(err)
+	}
+	if h.Nic, err = vipl.Open(vipl.Provider{Port: h.queue, Agent: h.agent, Arena: arena, Silence: c.silence}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		for range 1000 { // late completions, and what a stalled doorbell left
+			h.queue.Flush()
+			if c.leaky || h.queue.Owners().InFlight == 0 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if err := h.queue.Audit(); err != nil {
+			t.Errorf("host %s: %v", name, err)
+		}
+		o := h.queue.Owners()
+		if c.leaky {
+			o.InFlight = 0
+		}
+		if o.Held+o.Leased+o.InFlight+o.Recycled > 0 {
+			t.Errorf("host %s: chunks are missing: %+v", name, o)
+		}
+		if err := h.queue.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := arena.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+// connected opens a net and a pair of VIs on it.
+func connected(t testing.TB, c memoryConfig, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI) {
+	t.Helper()
+	n = newMemoryNet(t, c)
+	va, vb = connect(t, n.a.Nic, n.b.Nic, level)
+	return n, va, vb
+}
+
+func postSend(t testing.TB, v *vipl.VI, x *box, i, n int) {
+	t.Helper()
+	x.prepare(i, n)
+	if err := v.PostSend(x.desc[i], x.region.Handle()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func postRecv(t testing.TB, v *vipl.VI, x *box, i, n int) {
+	t.Helper()
+	x.prepare(i, n)
+	if err := v.PostRecv(x.desc[i], x.region.Handle()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// prepare makes descriptor i one of the first n bytes of its buffer, without
+// immediate data.
+func (x *box) prepare(i, n int) {
+	s := x.segs[i]
+	s.Length = uint32(n)
+	x.desc[i].Control = 0
+	x.desc[i].SetSegments(s)
+}
+
+const patience = 20 * time.Second
+
+// sent and received wait for the next descriptor and check its status.
+func sent(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
+	t.Helper()
+	d, err := v.SendWait(patience)
+	return checkDone(t, "send", d, err, want)
+}
+
+func received(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
+	t.Helper()
+	d, err := v.RecvWait(patience)
+	return checkDone(t, "receive", d, err, want|vipl.StatusOpReceive)
+}
+
+func checkDone(t testing.TB, what string, d *vipl.Descriptor, err error, want vipl.Status) *vipl.Descriptor {
+	t.Helper()
+	if d == nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	if s := d.Status(); s != want|vipl.StatusDone {
+		t.Errorf("%s: status %#x (%v), want %#x", what, uint32(s), s, uint32(want|vipl.StatusDone))
+	}
+	if failed := want.Failed(); failed != (err == vipl.ErrDescriptor) || !failed && err != nil {
+		t.Errorf("%s: error %v with status %v", what, err, want)
+	}
+	return d
+}
+
+// stateIs checks a VI's state, after the other side has had time to tell.
+func stateIs(t testing.TB, v *vipl.VI, want vipl.State) vipl.ViStatus {
+	t.Helper()
+	var s vipl.ViStatus
+	for range 2000 {
+		var err error
+		if s, err = v.Query(); err != nil {
+			t.Fatal(err)
+		}
+		if s.State == want {
+			return s
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Fatalf("the VI is %v, want %v", s.State, want)
+	return s
+}
+
+// fill writes a pattern that tells message k.
+func fillPattern(b []byte, k int) {
+	for i := range b {
+		b[i] = byte(i*7 + k*31 + i>>8)
+	}
+}
+
+func checkPattern(t testing.TB, b []byte, k int) {
+	t.Helper()
+	for i := range b {
+		if want := byte(i*7 + k*31 + i>>8); b[i] != want {
+			t.Fatalf("message %d: byte %d of %d is %#x, want %#x", k, i, len(b), b[i], want)
+		}
+	}
+}

@@ -1,0 +1,236 @@
+package vipl
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"viaxdp/wire"
+	"viaxdp/xdpnic"
+)
+
+// Port is the queue of a NIC as this package drives it: steps 3, 4, 6 and 10 of
+// the way of a message. xdpnic.Queue is one over AF_XDP, xdpnictest.Queue one
+// in memory. But for Ready, Wait and Wake, calls come one at a time.
+type Port interface {
+	// Alloc takes a chunk for a frame to send, Release gives it back; a
+	// chunk that the kernel still has returns by itself on completion.
+	Alloc() (addr uint64, buf []byte, ok bool)
+	Release(addr uint64)
+	TxFree() int
+	// Send queues n bytes of a chunk as a frame; retain keeps the chunk ours
+	// after completion. Flush hands queued frames to the kernel.
+	Send(addr uint64, n int, retain bool) bool
+	InFlight(addr uint64) bool
+	Pending() int
+	Flush() error
+	Reap() int
+	// Receive leases arrived frames, Recycle ends a lease, Refill makes
+	// recycled chunks available for new frames.
+	Receive(frames []xdpnic.Frame) int
+	Recycle(addr uint64)
+	Refill()
+	// Ready says that frames have arrived; Wait sleeps until then, until
+	// Wake, or until the time is over (negative: no limit).
+	Ready() bool
+	Wait(timeout time.Duration) error
+	Wake()
+	// FrameCap is the largest frame in one chunk, sent and received, and
+	// RxChunks the number of chunks for frames that arrive.
+	FrameCap() (tx, rx int)
+	RxChunks() int
+}
+
+const (
+	rxBatch      = 64  // frames leased at once
+	kickBatch    = 32  // frames queued before the kernel is told, in a burst
+	controlSpare = 8   // TX chunks that data leaves for acknowledgements and the like
+	pollsPerTime = 256 // idle polls between two looks at the clock
+
+	ackDelay    = 50_000 // ns that an acknowledgement waits for data to ride on
+	maxWindow   = 256    // frames in flight of one VI
+	leastWindow = 8
+)
+
+// never is the time of a timer that is off.
+const never = math.MaxInt64
+
+// port is the engine on one queue: it turns descriptors into frames and frames
+// into completions, in the goroutine of whoever posts, polls or waits. mu
+// guards everything but the atomics; it is never held while sleeping.
+type port struct {
+	mu  sync.Mutex
+	nic Port
+	mem []byte // the UMEM, to reach retained frames by their address
+
+	vis    []*VI // by the low 16 bits of the VI number
+	timers timerHeap
+	owed   []*conn // owe the peer an acknowledgement
+	ready  []*conn // may be able to send again
+	window int     // frames that each connection may be sent
+	active int     // connections
+
+	frames [rxBatch]xdpnic.Frame
+	pkt    wire.Packet
+	held   heldFrames
+	stats  Counters
+
+	polls    atomic.Uint32 // signs of life of a polling program
+	due      atomic.Int64  // when time alone makes work, or never
+	sleepBy  atomic.Int64  // the time to which somebody sleeps in nic.Wait, 0: nobody
+	sleeping chan struct{} // holds a token while somebody is in nic.Wait
+	closed   chan struct{}
+	stopped  sync.WaitGroup
+
+	silence int64 // ns without a word after which a peer is dead
+}
+
+// epoch lies far enough back for the clock of a testing/synctest bubble, which
+// starts in the year 2000, to be positive, too.
+var epoch = time.Now().Add(-60 * 365 * 24 * time.Hour)
+
+// clock is the engine's time in ns: monotonic and never 0.
+func clock() int64 { return int64(time.Since(epoch)) + 1 }
+
+func newPort(nic Port, mem []byte, silence time.Duration) *port {
+	p := &port{
+		nic: nic, mem: mem, silence: int64(silence),
+		sleeping: make(chan struct{}, 1), closed: make(chan struct{}),
+	}
+	p.due.Store(never)
+	p.share()
+	p.held.init(nic.RxChunks())
+	p.stopped.Add(1)
+	go p.background()
+	return p
+}
+
+// share divides the chunks for arriving frames among the connections, with a
+// quarter in reserve.
+func (p *port) share() {
+	p.window = max(leastWindow, min(maxWindow, p.nic.RxChunks()*3/4/max(p.active, 1)))
+}
+
+func (p *port) isClosed() bool {
+	select {
+	case <-p.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// poll makes progress if there is something to do and nobody else is at it.
+func (p *port) poll() {
+	if p.polls.Add(1)%pollsPerTime == 0 {
+		if clock() < p.due.Load() && !p.nic.Ready() {
+			return
+		}
+	} else if !p.nic.Ready() {
+		return
+	}
+	if p.mu.TryLock() {
+		p.progress(clock(), false)
+		p.mu.Unlock()
+	}
+}
+
+// progress does what there is to do: frames that arrived, timers, sends that
+// became possible, acknowledgements, the doorbell. quiet says that the caller
+// is about to sleep: acknowledgements do not wait. Under the lock.
+func (p *port) progress(now int64, quiet bool) {
+	p.receiveAll(now)
+	for len(p.timers) > 0 && p.timers[0].due <= now {
+		p.runTimer(p.timers[0], now)
+	}
+	p.finish(now, quiet)
+}
+
+// finish sends what the work until here made necessary, and says when time
+// alone will make work again. Under the lock.
+func (p *port) finish(now int64, quiet bool) {
+	for len(p.ready) > 0 {
+		c := p.ready[len(p.ready)-1]
+		p.ready = p.ready[:len(p.ready)-1]
+		c.inReady = false
+		if !p.pump(c, now) {
+			break // no chunk: the rest waits for the next turn
+		}
+	}
+	due := int64(never)
+	for i := 0; i < len(p.owed); {
+		c := p.owed[i]
+		if quiet || c.owedAt+ackDelay <= now {
+			if p.acknowledge(c) {
+				continue // p.owed[i] is another one now
+			}
+		}
+		due = min(due, c.owedAt+ackDelay)
+		i++
+	}
+	if p.nic.Pending() > 0 {
+		p.flush()
+	}
+	if len(p.ready) > 0 {
+		due = min(due, now+ackDelay)
+	}
+	if len(p.timers) > 0 {
+		due = min(due, p.timers[0].due)
+	}
+	p.due.Store(due)
+	if by := p.sleepBy.Load(); by != 0 && due < by {
+		p.nic.Wake() // who sleeps must sleep less
+	}
+}
+
+func (p *port) flush() {
+	if err := p.nic.Flush(); err != nil {
+		p.stats.FlushErrors++
+	}
+}
+
+// receiveAll takes the frames that have arrived, a bounded number of them so
+// that others get the lock.
+func (p *port) receiveAll(now int64) {
+	for range 4 {
+		n := p.nic.Receive(p.frames[:])
+		for i := range p.frames[:n] {
+			f := &p.frames[i]
+			if !p.receive(f, now) {
+				p.nic.Recycle(f.Addr)
+			}
+		}
+		if n > 0 {
+			p.nic.Refill()
+		}
+		if n < len(p.frames) {
+			return
+		}
+	}
+}
+
+// heldFrames keeps the leases of frames that came early, by number.
+type heldFrames struct {
+	frames []xdpnic.Frame
+	free   []uint32
+}
+
+func (h *heldFrames) init(n int) {
+	h.frames = make([]xdpnic.Frame, n)
+	for i := range n {
+		h.free = append(h.free, uint32(n-1-i))
+	}
+}
+
+func (h *heldFrames) put(f *xdpnic.Frame) uint64 {
+	i := h.free[len(h.free)-1] // one place for each chunk there is
+	h.free = h.free[:len(h.free)-1]
+	h.frames[i] = *f
+	return uint64(i)
+}
+
+func (h *heldFrames) take(tag uint64) xdpnic.Frame {
+	h.free = append(h.free, uint32(tag))
+	return h.frames[tag]
+}

@@ -1,0 +1,180 @@
+package vipl
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Step 1 of the way of a message: post. The descriptor is read once, checked
+// and translated; the engine works on what was read.
+
+var (
+	errAlignment = fmt.Errorf("a descriptor's address must be a multiple of %d", DescriptorAlignment)
+	errNil       = errors.New("nil descriptor")
+	errCQBound   = errors.New("the queue is bound to a completion queue: wait there")
+)
+
+// post puts d on q. Wrong contents complete the descriptor in error; what is
+// returned is about the descriptor itself.
+func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
+	if d == nil {
+		return opError(op, v, ErrInvalidParameter, errNil)
+	}
+	if d.Addr()%DescriptorAlignment != 0 {
+		return opError(op, v, ErrInvalidParameter, errAlignment)
+	}
+	p := v.port
+	p.polls.Add(1)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v.gone {
+		return opError(op, v, ErrInvalidParameter, errDestroyed)
+	}
+	if p.isClosed() {
+		return closedError(op)
+	}
+	e := q.push()
+	if e == nil {
+		return opError(op, v, ErrResource, fmt.Errorf("%d descriptors are posted", MaxDescriptorsPerQueue))
+	}
+	// The control segment first: it says how long the descriptor is.
+	_, home, err := v.nic.mem.Resolve(h, d.Addr(), 64, v.tag)
+	if err == nil && d.SegCount > 2 && d.SegCount <= MaxSegments {
+		_, home, err = v.nic.mem.Resolve(h, d.Addr(), ControlSegmentSize+uint32(d.SegCount)*DataSegmentSize, v.tag)
+	}
+	if err != nil {
+		return opError(op, v, ErrInvalidParameter, err)
+	}
+	if !home.Acquire() {
+		return opError(op, v, ErrInvalidParameter, nil)
+	}
+	e.desc, e.home = d, home
+	d.setStatus(0)
+	e.status = v.translate(e, d, q.isRecv)
+	q.commit()
+
+	switch {
+	case q.isRecv && v.state == Error, !q.isRecv && v.state != Connected:
+		q.current++
+		p.complete(v, q, e, StatusFlushed|e.status)
+	case q.isRecv:
+		if e.status.Failed() {
+			p.settleReceives(v)
+		}
+	default:
+		now := clock()
+		if p.nic.Ready() {
+			p.receiveAll(now)
+		}
+		if v.conn != nil {
+			p.pump(v.conn, now)
+		}
+		p.finish(now, false)
+	}
+	return nil
+}
+
+// translate reads the descriptor into e and holds the memory that it names. It
+// returns the error bits with which the descriptor has to complete.
+func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
+	e.control, e.imm, e.length = d.Control, d.ImmediateData, 0
+	count := int(d.SegCount)
+	e.segs = e.inline[:0]
+	switch {
+	case count > MaxSegments, d.Reserved != 0, d.Control&^controlKnown != 0,
+		d.Control&controlOperation != ControlSendRecv,
+		recv && d.Control&(ControlImmediate|ControlQFence) != 0:
+		return StatusFormatError
+	}
+	if count > len(e.inline) {
+		if cap(e.many) < count {
+			e.many = make([]segment, 0, MaxSegments)
+		}
+		e.segs = e.many[:0]
+	}
+	total := uint64(0)
+	for i := range count {
+		s := *d.Segment(i)
+		total += uint64(s.Length)
+		if s.Length == 0 {
+			e.segs = append(e.segs, segment{})
+			continue
+		}
+		data, region, err := v.nic.mem.Resolve(s.Handle, s.Data, s.Length, v.tag)
+		if err != nil || !region.Acquire() {
+			return StatusProtectionError
+		}
+		e.segs = append(e.segs, segment{data, region})
+	}
+	if total > math.MaxUint32 || !recv && (total > uint64(v.attrs.MaxTransferSize) || uint32(total) != d.Length) {
+		return StatusLengthError
+	}
+	e.length = uint32(total)
+	return 0
+}
+
+// settleReceives completes receives that were wrong when posted, now that they
+// are at the head: on a reliable VI that breaks the connection.
+func (p *port) settleReceives(v *VI) {
+	q := &v.recv
+	for {
+		e := q.waiting()
+		if e == nil || !e.status.Failed() {
+			return
+		}
+		if c := v.conn; c != nil && c.open && c.sender != nil {
+			p.refuse(c, reasonDescriptor, errDescriptor, clock())
+			return // breakDown completed it
+		}
+		q.current++
+		p.complete(v, q, e, e.status)
+	}
+}
+
+// dequeue is Done for one queue.
+func (v *VI) dequeue(op string, q *workQueue) (*Descriptor, error) {
+	p := v.port
+	if !q.ready() {
+		p.poll()
+		if !q.ready() {
+			return q.notReady()
+		}
+	}
+	p.mu.Lock()
+	if !q.ready() { // another goroutine was faster
+		p.mu.Unlock()
+		return q.notReady()
+	}
+	d, s := q.pop()
+	p.mu.Unlock()
+	if s.Failed() {
+		return d, ErrDescriptor
+	}
+	return d, nil
+}
+
+// notReady tells an empty queue from one whose head is not complete.
+func (q *workQueue) notReady() (*Descriptor, error) {
+	if q.empty() {
+		return nil, ErrDescriptor
+	}
+	return nil, ErrNotDone
+}
+
+// await is Wait for one queue.
+func (v *VI) await(op string, q *workQueue, timeout time.Duration) (*Descriptor, error) {
+	if q.cq != nil {
+		return nil, opError(op, v, ErrInvalidParameter, errCQBound)
+	}
+	end := deadline(timeout)
+	for {
+		if err := v.port.wait(q, end); err != nil {
+			return nil, waitError(op, v, err)
+		}
+		if d, err := v.dequeue(op, q); d != nil {
+			return d, err
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package vipl_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// A peer that goes silent breaks the VI within the silence time and a quarter,
+// with everything flushed, whether or not the program waits.
+func TestSilentPeer(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			const silence = 2 * time.Second
+			n, va, vb := connected(t, memoryConfig{bubble: true, silence: silence}, level)
+			xa, xb := newBox(t, n.a.Nic, 3, 64), newBox(t, n.b.Nic, 1, 64)
+			postRecv(t, va, xa, 0, 64)
+			postRecv(t, vb, xb, 0, 64)
+
+			// Idle connections live on keepalives alone.
+			time.Sleep(20 * silence)
+			stateIs(t, va, vipl.Connected)
+			stateIs(t, vb, vipl.Connected)
+			if c := n.a.Counters(); c.Probes == 0 {
+				t.Errorf("no probes: %+v", c)
+			}
+
+			n.wire.Cut(true)
+			start := time.Now()
+			postSend(t, va, xa, 1, 64)
+			received(t, va, vipl.StatusFlushed) // waits
+			if d := time.Since(start); d < silence/2 || d > silence+silence/4 {
+				t.Errorf("noticed after %v", d)
+			}
+			want := vipl.Status(0)
+			if level == vipl.ReliableReception {
+				want = vipl.StatusFlushed
+			}
+			sent(t, va, want)
+			time.Sleep(silence) // b neither posts nor polls
+			if s := stateIs(t, vb, vipl.Error); s.Cause == nil {
+				t.Error("no cause")
+			}
+			received(t, vb, vipl.StatusFlushed)
+			if c := n.b.Counters(); c.PeersLost != 1 {
+				t.Errorf("%+v", c)
+			}
+			n.wire.Cut(false)
+			for _, v := range []*vipl.VI{va, vb} {
+				if err := v.Disconnect(); err != nil {
+					t.Error(err)
+				}
+			}
+			join(t, n.a.Nic, va, n.b.Nic, vb)
+		})
+	})
+}
+
+// A wire that is cut for less than the silence costs a reliable VI nothing.
+func TestShortSilence(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			const silence = 2 * time.Second
+			n, va, vb := connected(t, memoryConfig{bubble: true, silence: silence}, level)
+			xa, xb := newBox(t, n.a.Nic, 10, 3000), newBox(t, n.b.Nic, 10, 3000)
+			for i := range 10 {
+				postRecv(t, vb, xb, i, 3000)
+			}
+			n.wire.Cut(true)
+			for i := range 10 {
+				fillPattern(xa.buf[i][:3000], i)
+				postSend(t, va, xa, i, 3000)
+			}
+			time.Sleep(silence / 2)
+			n.wire.Cut(false)
+			start := time.Now()
+			for i := range 10 {
+				received(t, vb, 0)
+				checkPattern(t, xb.buf[i][:3000], i)
+				sent(t, va, 0)
+			}
+			if d := time.Since(start); d > silence/2 {
+				t.Errorf("took %v to recover", d)
+			}
+		})
+	})
+}
+
+// A disconnect that the peer does not hear of ends all the same, and the peer
+// finds out by silence.
+func TestDisconnectUnheard(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, vb := connected(t, memoryConfig{bubble: true, silence: time.Second}, level)
+			n.wire.Cut(true)
+			start := time.Now()
+			if err := va.Disconnect(); err != nil {
+				t.Error(err)
+			}
+			if d := time.Since(start); d > 500*time.Millisecond {
+				t.Errorf("disconnect took %v", d)
+			}
+			stateIs(t, va, vipl.Idle)
+			stateIs(t, vb, vipl.Connected)
+			time.Sleep(1500 * time.Millisecond)
+			stateIs(t, vb, vipl.Error)
+			n.wire.Cut(false)
+		})
+	})
+}
+
+// Long ways: the timers adapt, and nothing is sent more often than needed.
+func TestLongDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb := connected(t, memoryConfig{bubble: true, silence: 10 * time.Second}, vipl.ReliableReception)
+		n.wire.SetFaults(xdpnictest.Faults{Delay: 50 * time.Millisecond})
+		xa, xb := newBox(t, n.a.Nic, 1, 3000), newBox(t, n.b.Nic, 1, 3000)
+		for k := range 50 {
+			fillPattern(xa.buf[0], k)
+			postRecv(t, vb, xb, 0, 3000)
+			postSend(t, va, xa, 0, 3000)
+			received(t, vb, 0)
+			checkPattern(t, xb.buf[0][:3000], k)
+			sent(t, va, 0)
+		}
+		if c := n.a.Counters(); c.Resent > 60 {
+			t.Errorf("%d frames sent again of 150", c.Resent)
+		}
+	})
+}
+
+// A new connection on which nobody posts or polls lives, too, though whoever
+// sleeps for the port went to sleep before there was a timer.
+func TestNewConnectionIsKeptAlive(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			n := newMemoryNet(t, memoryConfig{bubble: true, silence: 100 * time.Millisecond})
+			va, vb := newVI(t, n.a.Nic, level), newVI(t, n.b.Nic, level)
+			for range 3 {
+				time.Sleep(50 * time.Millisecond) // both ports sleep
+				join(t, n.a.Nic, va, n.b.Nic, vb)
+				time.Sleep(5 * time.Second)
+				stateIs(t, va, vipl.Connected)
+				stateIs(t, vb, vipl.Connected)
+				va.Disconnect()
+				vb.Disconnect()
+			}
+		})
+	})
+}
+
+// A program that polls now and then keeps neither its acknowledgements nor its
+// retransmissions waiting for long.
+func TestSlowPolling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableReception)
+		xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+		stop := make(chan struct{})
+		polled := make(chan struct{})
+		go func() {
+			defer close(polled)
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(5 * time.Millisecond):
+					vb.Query()
+				}
+			}
+		}()
+		for k := range 20 {
+			postRecv(t, vb, xb, 0, 64)
+			start := time.Now()
+			postSend(t, va, xa, 0, 64)
+			sent(t, va, 0)
+			if d := time.Since(start); d > 30*time.Millisecond {
+				t.Errorf("send %d was acknowledged after %v", k, d)
+			}
+			received(t, vb, 0)
+		}
+		close(stop)
+		<-polled
+	})
+}

@@ -1,0 +1,52 @@
+package vipl
+
+import (
+	"errors"
+
+	"viaxdp/wire"
+)
+
+// Counters of a NIC handle's engine. Frames counts every frame that the rings
+// gave; the drops name why one went no further.
+type Counters struct {
+	Frames   uint64 // frames received
+	Messages uint64 // messages delivered
+
+	Malformed   uint64 // drop: not a frame of ours, or lengths that disagree
+	Chained     uint64 // drop: frame of several segments
+	UnknownVI   uint64 // drop: no such VI, or an earlier generation of it
+	WrongKey    uint64 // drop: key of another connection
+	WrongSource uint64 // drop: from another host than the peer
+	Corrupt     uint64 // drop: CRC32C mismatch
+	Duplicate   uint64 // drop: came before
+	Outside     uint64 // drop: beyond the window
+	BadAcks     uint64 // acknowledgements of frames never sent, ignored
+
+	Early   uint64 // frames held until earlier ones came
+	Lost    uint64 // unreliable: frames found missing
+	Dropped uint64 // unreliable: messages given up as frames of them are missing
+
+	RecvQueueEmpty uint64 // messages that met an empty receive queue
+	TooLong        uint64 // messages longer than their descriptor
+
+	Resent      uint64 // frames sent again
+	Acks        uint64 // acknowledgements sent alone
+	Probes      uint64 // keepalives sent
+	PeersLost   uint64 // connections that ended by silence
+	FlushErrors uint64 // doorbells that the kernel refused (interface down)
+}
+
+func (s *Counters) count(err error) {
+	if errors.Is(err, wire.ErrChecksum) {
+		s.Corrupt++
+		return
+	}
+	s.Malformed++
+}
+
+// Counters returns the counters as they are now. It may be called concurrently.
+func (n *Nic) Counters() Counters {
+	n.port.mu.Lock()
+	defer n.port.mu.Unlock()
+	return n.port.stats
+}

@@ -1,0 +1,239 @@
+package vipl
+
+import (
+	"errors"
+	"fmt"
+
+	"viaxdp/memreg"
+)
+
+// ReliabilityLevel of a VI, as a bit.
+type ReliabilityLevel uint16
+
+// The three levels, with VIPL's values.
+const (
+	// UnreliableDelivery: each message arrives intact, at most once, and may
+	// be lost. A send is done when it was handed to the network.
+	UnreliableDelivery ReliabilityLevel = 1
+	// ReliableDelivery: exactly once and in order; a loss that cannot be
+	// mended breaks the connection. A send is done when it was handed to the
+	// network; the provider keeps what it needs to repeat it.
+	ReliableDelivery ReliabilityLevel = 2
+	// ReliableReception: like ReliableDelivery, but a send is done when its
+	// data is in the target's memory, and errors there come back in it.
+	ReliableReception ReliabilityLevel = 4
+)
+
+// String names the level.
+func (l ReliabilityLevel) String() string {
+	switch l {
+	case UnreliableDelivery:
+		return "unreliable"
+	case ReliableDelivery:
+		return "reliable-delivery"
+	case ReliableReception:
+		return "reliable-reception"
+	}
+	return fmt.Sprintf("level(%d)", uint16(l))
+}
+
+// State of a VI.
+type State int
+
+// The four states, with VIPL's values.
+//
+//	      Request, Accept               done
+//	Idle ----------------> Pending --------------> Connected
+//	 ^  ^                     |                        | peer gone, error
+//	 |  +--- refused, late ---+                        v
+//	 +------------------ Disconnect ---------------- Error
+const (
+	Idle           State = 0
+	Connected      State = 1
+	ConnectPending State = 2
+	Error          State = 3
+)
+
+// String names the state.
+func (s State) String() string {
+	return [...]string{"idle", "connected", "connect pending", "error"}[s&3]
+}
+
+// ViAttributes of a VI.
+type ViAttributes struct {
+	Level           ReliabilityLevel
+	MaxTransferSize int // bytes of the longest message; 0: the NIC's maximum
+	QoS             int // undefined by VIA: must be 0
+	// Ptag that memory must carry to be used by the VI; nil: any tag of the
+	// NIC handle.
+	Ptag *Ptag
+}
+
+// MaxTransferSize is the length of the longest message in bytes.
+const MaxTransferSize = 1 << 20
+
+// Limits of a NIC handle.
+const (
+	maxVI = 4096
+	maxCQ = 1024
+)
+
+// VI is a virtual interface: a send and a receive queue and, when connected, a
+// peer. All methods may be called concurrently.
+type VI struct {
+	nic   *Nic
+	port  *port
+	num   uint32
+	attrs ViAttributes
+	tag   *memreg.Ptag // nil: any
+
+	// Guarded by port.mu.
+	state State
+	cause error // why it is in Error
+	gone  bool  // destroyed
+	busy  bool  // a connect or disconnect is under way
+	conn  *conn
+	send  workQueue
+	recv  workQueue
+}
+
+var (
+	errBound     = errors.New("work queues are bound to it")
+	errDestroyed = errors.New("the VI is destroyed")
+)
+
+// CreateVi is VipCreateVi: a VI in state Idle. Each work queue is bound for
+// life to a completion queue or, with nil, to none.
+//
+// ErrInvalidReliabilityLevel, ErrInvalidMTU, ErrInvalidQoS, ErrInvalidPtag for
+// the attributes, ErrInvalidParameter for a CQ of another NIC handle,
+// ErrResource past 4096 VIs.
+func (n *Nic) CreateVi(a ViAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
+	const op = "CreateVi"
+	if a.MaxTransferSize == 0 {
+		a.MaxTransferSize = MaxTransferSize
+	}
+	switch {
+	case a.Level != UnreliableDelivery && a.Level != ReliableDelivery && a.Level != ReliableReception:
+		return nil, opError(op, nil, ErrInvalidReliabilityLevel, nil)
+	case a.MaxTransferSize < 0 || a.MaxTransferSize > MaxTransferSize:
+		return nil, opError(op, nil, ErrInvalidMTU, fmt.Errorf("%d bytes, at most %d", a.MaxTransferSize, MaxTransferSize))
+	case a.QoS != 0:
+		return nil, opError(op, nil, ErrInvalidQoS, nil)
+	case a.Ptag != nil && a.Ptag.nic != n:
+		return nil, opError(op, nil, ErrInvalidPtag, nil)
+	case sendCQ != nil && sendCQ.nic != n, recvCQ != nil && recvCQ.nic != n:
+		return nil, opError(op, nil, ErrInvalidParameter, errors.New("completion queue of another NIC handle"))
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.isClosed:
+		return nil, closedError(op)
+	case len(n.vis) >= maxVI:
+		return nil, opError(op, nil, ErrResource, fmt.Errorf("%d VIs on this handle", len(n.vis)))
+	}
+	v := &VI{nic: n, port: n.port, attrs: a}
+	if a.Ptag != nil {
+		if !a.Ptag.tag.Acquire() {
+			return nil, opError(op, nil, ErrInvalidPtag, nil)
+		}
+		v.tag = a.Ptag.tag
+	}
+	num, err := n.agent.NewVI()
+	if err != nil {
+		v.releaseTag()
+		return nil, agentError(op, nil, err)
+	}
+	v.num = num
+	v.send.init(sendCQ, false)
+	v.recv.init(recvCQ, true)
+	n.port.mu.Lock()
+	defer n.port.mu.Unlock()
+	for _, cq := range []*CQ{sendCQ, recvCQ} {
+		if cq != nil && cq.gone {
+			n.agent.FreeVI(num)
+			v.releaseTag()
+			return nil, opError(op, nil, ErrInvalidParameter, errors.New("destroyed completion queue"))
+		}
+	}
+	for _, cq := range []*CQ{sendCQ, recvCQ} {
+		if cq != nil {
+			cq.bound++
+		}
+	}
+	n.vis[v] = struct{}{}
+	return v, nil
+}
+
+func (v *VI) releaseTag() {
+	if v.tag != nil {
+		v.tag.Release()
+	}
+}
+
+// Destroy is VipDestroyVi. ErrResource unless the VI is Idle with both work
+// queues empty, ErrInvalidParameter the second time.
+func (v *VI) Destroy() error {
+	const op = "DestroyVi"
+	v.nic.mu.Lock()
+	defer v.nic.mu.Unlock()
+	v.port.mu.Lock()
+	defer v.port.mu.Unlock()
+	switch {
+	case v.gone:
+		return opError(op, v, ErrInvalidParameter, errDestroyed)
+	case v.state != Idle || v.busy:
+		return opError(op, v, ErrResource, fmt.Errorf("state %v: disconnect it first", v.state))
+	case !v.send.empty() || !v.recv.empty():
+		return opError(op, v, ErrResource, errors.New("descriptors are on its work queues: dequeue them first"))
+	}
+	v.destroy()
+	return nil
+}
+
+// destroy takes the VI out of the NIC. Under both locks.
+func (v *VI) destroy() {
+	v.gone = true
+	for _, q := range []*workQueue{&v.send, &v.recv} {
+		if q.cq != nil {
+			q.cq.bound--
+		}
+	}
+	delete(v.nic.vis, v)
+	v.nic.agent.FreeVI(v.num)
+	v.releaseTag()
+}
+
+// ViStatus is what Query tells.
+type ViStatus struct {
+	State                 State
+	Attributes            ViAttributes
+	SendEmpty, RecvEmpty  bool  // no descriptor on the work queue, complete or not
+	Cause                 error // why the VI is in Error, else nil
+	Number                uint32
+	MaxPayload            int // bytes of a message in one frame, 0 unless connected
+	SendWindow, RecvSpare int // frames: may be sent now; held early
+}
+
+// Query is VipQueryVi: state, attributes and emptiness of the queues.
+// ErrInvalidParameter when the VI is destroyed.
+func (v *VI) Query() (ViStatus, error) {
+	v.port.poll()
+	v.port.mu.Lock()
+	defer v.port.mu.Unlock()
+	if v.gone {
+		return ViStatus{}, opError("QueryVi", v, ErrInvalidParameter, errDestroyed)
+	}
+	s := ViStatus{
+		State: v.state, Attributes: v.attrs, Cause: v.cause, Number: v.num,
+		SendEmpty: v.send.empty(), RecvEmpty: v.recv.empty(),
+	}
+	if c := v.conn; c != nil {
+		s.MaxPayload = c.payload
+		if c.sender != nil {
+			s.SendWindow, s.RecvSpare = c.sender.Room(), c.receiver.Held()
+		}
+	}
+	return s, nil
+}

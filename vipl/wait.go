@@ -1,0 +1,204 @@
+package vipl
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+)
+
+// Waiting. Whoever waits first spins, making progress itself, then sleeps: one
+// goroutine at a time, the sleeper, in the port's Wait, where the kernel wakes
+// it for an arriving frame; the others on their queue's signal, which the
+// goroutine that completes a descriptor raises. A background goroutine is the
+// sleeper while no program polls or waits, so that acknowledgements,
+// retransmissions and keepalives go on.
+
+var errWaitTimeout = errors.New("timed out")
+
+// signal wakes those who wait for one queue.
+type signal struct {
+	waiters atomic.Int32
+	ch      chan struct{}
+	budget  atomic.Int64 // ns that spinning is worth
+	waits   atomic.Uint32
+}
+
+// Spinning pays while the answer comes within a few times the cost of sleeping
+// and being woken; each fruitless spin halves the next one, and now and then a
+// full one finds out whether things have changed.
+const (
+	spinMost   = 50_000 // ns
+	spinLeast  = 1_000
+	spinRetry  = 64      // waits between two full tries
+	spinPolls  = 1 << 14 // more than fit into spinMost: for a clock that stands still (testing/synctest)
+	tickLeast  = time.Millisecond
+	tickMost   = 8 * time.Millisecond
+	sleepLimit = time.Second // no sleep of the background is longer
+)
+
+func (s *signal) init() {
+	s.ch = make(chan struct{}, 1)
+	s.budget.Store(spinMost)
+}
+
+// raise wakes a waiter of s, and the sleeper, which may be that waiter.
+func (p *port) raise(s *signal) {
+	if s.waiters.Load() == 0 {
+		return
+	}
+	select {
+	case s.ch <- struct{}{}:
+	default:
+	}
+	if p.sleepBy.Load() != 0 {
+		p.nic.Wake()
+	}
+}
+
+// waitable is a queue that can be waited for.
+type waitable interface {
+	ready() bool
+	notify() *signal
+}
+
+// deadline turns a time-out into a point of the engine's clock.
+func deadline(timeout time.Duration) int64 {
+	now := clock()
+	if timeout < 0 || int64(timeout) > never-now {
+		return never
+	}
+	return now + int64(timeout)
+}
+
+func waitError(op string, vi *VI, err error) error {
+	if errors.Is(err, errWaitTimeout) {
+		return ErrTimeout
+	}
+	return opError(op, vi, ErrInvalidParameter, err)
+}
+
+// wait returns nil when w is ready, errWaitTimeout at end, or errClosed.
+func (p *port) wait(w waitable, end int64) error {
+	if w.ready() {
+		return nil
+	}
+	s := w.notify()
+	if p.spin(w, s, end) {
+		return nil
+	}
+	s.waiters.Add(1)
+	defer s.waiters.Add(-1)
+	for {
+		if w.ready() {
+			return nil
+		}
+		if p.isClosed() {
+			return errClosed
+		}
+		left := end - clock()
+		if left <= 0 {
+			return errWaitTimeout
+		}
+		select {
+		case p.sleeping <- struct{}{}:
+			p.sleep(w, end)
+			<-p.sleeping
+			continue
+		default:
+		}
+		// Somebody else sleeps for the port, and raises our signal or leaves
+		// the place to us.
+		var over <-chan time.Time
+		if end != never {
+			t := time.NewTimer(time.Duration(left))
+			defer t.Stop()
+			over = t.C
+		}
+		select {
+		case p.sleeping <- struct{}{}:
+			p.sleep(w, end)
+			<-p.sleeping
+		case <-s.ch:
+		case <-over:
+		case <-p.closed:
+		}
+	}
+}
+
+// spin polls for as long as that has been worth it lately.
+func (p *port) spin(w waitable, s *signal, end int64) bool {
+	budget := s.budget.Load()
+	if s.waits.Add(1)%spinRetry == 0 {
+		budget = spinMost
+	}
+	stop := min(clock()+budget, end)
+	for i := 1; ; i++ {
+		p.poll()
+		if w.ready() {
+			s.budget.Store(min(2*budget, spinMost))
+			return true
+		}
+		if i%16 == 0 && (clock() >= stop || i >= spinPolls) {
+			s.budget.Store(max(budget/2, spinLeast))
+			return false
+		}
+	}
+}
+
+// sleep makes progress, sleeps until something happens or time asks for work,
+// and makes progress again. The caller holds the token of p.sleeping; w may be
+// nil.
+func (p *port) sleep(w waitable, end int64) {
+	p.mu.Lock()
+	now := clock()
+	p.progress(now, true)
+	by := min(end, p.due.Load(), now+int64(sleepLimit))
+	p.sleepBy.Store(by)
+	p.mu.Unlock()
+	if (w == nil || !w.ready()) && !p.isClosed() && by > now {
+		p.nic.Wait(time.Duration(by - now))
+	}
+	p.sleepBy.Store(0)
+	p.mu.Lock()
+	p.progress(clock(), w == nil)
+	p.mu.Unlock()
+}
+
+// background keeps the port alive while the program neither posts, polls nor
+// waits. As long as it does, background looks in only now and then, and stays
+// out of the kernel's wait queue, where it would cost each frame a wake-up.
+func (p *port) background() {
+	defer p.stopped.Done()
+	tick := tickLeast
+	timer := time.NewTimer(tick)
+	defer timer.Stop()
+	last := p.polls.Load()
+	for {
+		select {
+		case <-p.closed:
+			return
+		case <-timer.C:
+		}
+		if seen := p.polls.Load(); seen != last {
+			last = seen
+			tick = min(2*tick, tickMost)
+			// A slow poller looks at the clock too seldom.
+			if now := clock(); p.due.Load() < now && p.mu.TryLock() {
+				p.progress(now, false)
+				p.mu.Unlock()
+			}
+			timer.Reset(tick)
+			continue
+		}
+		tick = tickLeast
+		select {
+		case p.sleeping <- struct{}{}:
+			for p.polls.Load() == last && !p.isClosed() {
+				p.sleep(nil, never)
+			}
+			<-p.sleeping
+		default: // somebody waits, and sleeps for the port
+		}
+		timer.Reset(tick)
+	}
+}

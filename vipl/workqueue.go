@@ -1,0 +1,168 @@
+package vipl
+
+import (
+	"sync/atomic"
+
+	"viaxdp/memreg"
+)
+
+// MaxDescriptorsPerQueue is the number of descriptors that may be posted on
+// one work queue.
+const MaxDescriptorsPerQueue = 4096
+
+// segment is a data segment as it was checked and translated at post.
+type segment struct {
+	data   []byte
+	region *memreg.Region
+}
+
+// posted is a descriptor on a work queue, with everything that the engine
+// needs of it, read once at post: what the program writes to the descriptor
+// afterwards changes nothing and can harm nobody.
+type posted struct {
+	desc    *Descriptor
+	home    *memreg.Region // where the descriptor lies
+	segs    []segment
+	inline  [2]segment
+	many    []segment // backing of segs past two, kept for the next use
+	control Control
+	imm     uint32
+	length  uint32 // sum of the segments
+
+	moved   uint32 // bytes sent or placed
+	seg     int    // where moved stands: segment
+	off     int    // and offset in it
+	last    uint32 // sequence number of the message's last frame
+	status  Status // set on completion
+	arrived uint32 // receive: bytes that came
+}
+
+// workQueue is a send or receive queue. The port's lock guards everything; the
+// counters are atomics so that Done can look without it.
+//
+//	dequeued       completed          current          posted
+//	   |---- done ----|--- in flight ----|--- waiting ----|
+type workQueue struct {
+	ring    []posted // power of two, doubles up to MaxDescriptorsPerQueue
+	current uint64
+
+	tail      atomic.Uint64
+	completed atomic.Uint64
+	dequeued  atomic.Uint64
+
+	cq     *CQ
+	isRecv bool
+	signal signal
+}
+
+const firstRing = 16
+
+func (q *workQueue) init(cq *CQ, isRecv bool) {
+	q.ring = make([]posted, firstRing)
+	q.cq, q.isRecv = cq, isRecv
+	q.signal.init()
+}
+
+func (q *workQueue) at(i uint64) *posted { return &q.ring[i&uint64(len(q.ring)-1)] }
+
+// ready says whether a completed descriptor waits to be dequeued.
+func (q *workQueue) ready() bool { return q.completed.Load() != q.dequeued.Load() }
+
+func (q *workQueue) notify() *signal { return &q.signal }
+
+// empty says whether nothing is on the queue, complete or not.
+func (q *workQueue) empty() bool { return q.tail.Load() == q.dequeued.Load() }
+
+// push makes room for one more descriptor at the tail, or returns nil when the
+// queue is full. The entry joins the queue with commit.
+func (q *workQueue) push() *posted {
+	head := q.dequeued.Load()
+	if q.tail.Load()-head == uint64(len(q.ring)) {
+		if len(q.ring) == MaxDescriptorsPerQueue {
+			return nil
+		}
+		q.grow(head)
+	}
+	e := q.at(q.tail.Load())
+	e.moved, e.seg, e.off, e.arrived, e.status = 0, 0, 0, 0, 0
+	return e
+}
+
+func (q *workQueue) commit() { q.tail.Add(1) }
+
+func (q *workQueue) grow(head uint64) {
+	ring := make([]posted, 2*len(q.ring))
+	for i := head; i != q.tail.Load(); i++ {
+		to, from := &ring[i&uint64(len(ring)-1)], q.at(i)
+		*to = *from
+		if len(from.segs) <= len(from.inline) {
+			to.segs = to.inline[:len(from.segs)]
+		}
+	}
+	q.ring = ring
+}
+
+// waiting returns the first descriptor that the engine has not finished with,
+// or nil.
+func (q *workQueue) waiting() *posted {
+	if q.current == q.tail.Load() {
+		return nil
+	}
+	return q.at(q.current)
+}
+
+// pop dequeues the head, which must be ready. Under the lock.
+func (q *workQueue) pop() (*Descriptor, Status) {
+	head := q.dequeued.Load()
+	e := q.at(head)
+	d, s := e.desc, e.status
+	e.desc = nil
+	q.dequeued.Store(head + 1)
+	return d, s
+}
+
+// place copies the next bytes of a message into the segments, in ascending
+// order, and returns how many found room.
+func (e *posted) place(b []byte) int {
+	n := 0
+	for n < len(b) && e.seg < len(e.segs) {
+		s := e.segs[e.seg].data
+		k := copy(s[e.off:], b[n:])
+		n += k
+		if e.off += k; e.off == len(s) {
+			e.seg++
+			e.off = 0
+		}
+	}
+	e.moved += uint32(n)
+	return n
+}
+
+// gather copies the next len(b) bytes of a message out of the segments.
+func (e *posted) gather(b []byte) {
+	for n := 0; n < len(b); {
+		s := e.segs[e.seg].data
+		k := copy(b[n:], s[e.off:])
+		n += k
+		if e.off += k; e.off == len(s) {
+			e.seg++
+			e.off = 0
+		}
+	}
+	e.moved += uint32(len(b))
+}
+
+// release lets go of the memory that the descriptor used.
+func (e *posted) release() {
+	for i := range e.segs {
+		if r := e.segs[i].region; r != nil { // nil: an empty segment
+			r.Release()
+		}
+		e.segs[i] = segment{}
+	}
+	e.segs = e.segs[:0]
+	if e.home != nil {
+		e.home.Release()
+		e.home = nil
+	}
+}

@@ -1,0 +1,111 @@
+package xdpnictest
+
+import (
+	"bytes"
+	"fmt"
+	"hash/crc32"
+)
+
+// state says whose a chunk is. At any time it has exactly one.
+type state uint8
+
+const (
+	// TX chunks.
+	free   state = iota // on the stack
+	held                // the program's
+	queued              // on the TX ring, with the kernel, or on the completion ring
+	// RX chunks.
+	filled   // on the fill ring
+	arrived  // on the RX ring
+	leased   // the program's
+	recycled // given back, not yet on the fill ring
+	numStates
+)
+
+var stateNames = [numStates]string{"free", "held", "in flight", "on the fill ring", "on the RX ring", "leased", "recycled"}
+
+func (s state) String() string { return stateNames[s] }
+
+type chunk struct {
+	state  state
+	retain bool   // queued: the program's again afterwards
+	last   string // the call that brought it to its state
+	sum    uint32 // of the bytes while they must not change
+	summed bool
+}
+
+// poison is what a chunk is overwritten with that was given back.
+var poison = bytes.Repeat([]byte{0xd5}, 512)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// number is the number of the chunk that holds addr, or -1.
+func (q *Queue) number(addr uint64) int {
+	if addr < q.base || addr >= q.base+uint64(len(q.chunks))*q.size {
+		return -1
+	}
+	return int((addr - q.base) / q.size)
+}
+
+func (q *Queue) isTx(i int) bool { return i >= q.rxChunks }
+
+func (q *Queue) addr(i int) uint64 { return q.base + uint64(i)*q.size }
+
+func (q *Queue) bytes(i int) []byte {
+	a := q.addr(i)
+	return q.mem[a : a+q.size : a+q.size]
+}
+
+// move changes a chunk's state by the call op.
+func (q *Queue) move(i int, to state, op string) {
+	c := &q.chunks[i]
+	q.owners[c.state]--
+	q.owners[to]++
+	c.state, c.last = to, op
+}
+
+// spoil overwrites a chunk that was given back and remembers what it holds.
+func (q *Queue) spoil(i int) {
+	b := q.bytes(i)
+	for len(b) > 0 {
+		b = b[copy(b, poison):]
+	}
+	q.freeze(i)
+}
+
+// freeze remembers a chunk's bytes, which must not change until thaw.
+func (q *Queue) freeze(i int) {
+	c := &q.chunks[i]
+	c.sum, c.summed = crc32.Checksum(q.bytes(i), castagnoli), true
+}
+
+// thaw ends that and notes whether somebody wrote to the chunk.
+func (q *Queue) thaw(i int) {
+	c := &q.chunks[i]
+	if !c.summed {
+		return
+	}
+	c.summed = false
+	if crc32.Checksum(q.bytes(i), castagnoli) != c.sum {
+		q.misuse("write to chunk %d while it was %v (since %s)", i, c.state, c.last)
+	}
+}
+
+// misuse notes a wrong use by the program, for Audit.
+func (q *Queue) misuse(format string, args ...any) {
+	q.n.Misuses++
+	if len(q.wrong) < 8 {
+		q.wrong = append(q.wrong, fmt.Errorf("xdpnictest: "+format, args...))
+	}
+}
+
+// wrongChunk notes a call on a chunk that is not the program's to make.
+func (q *Queue) wrongChunk(op string, addr uint64) {
+	i := q.number(addr)
+	if i < 0 {
+		q.misuse("%s of address %#x, which is in no chunk", op, addr)
+		return
+	}
+	c := &q.chunks[i]
+	q.misuse("%s of chunk %d, which is %v (since %s)", op, i, c.state, c.last)
+}

@@ -1,0 +1,308 @@
+package xdpnictest_test
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/wire"
+	"viaxdp/xdpnic"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// conserved checks that every frame that a sent is accounted for.
+func conserved(t *testing.T, a, b *xdpnictest.Queue) {
+	t.Helper()
+	s, r := a.Stats(), b.Stats()
+	if in, out := s.Carried+s.Duplicated, s.Cut+s.Filtered+s.Lost+s.LostBurst+s.Nowhere+r.Arrived; in != out {
+		t.Errorf("%d frames went in, %d came out: %+v %+v", in, out, s, r)
+	}
+	if out := r.RxCut + r.RxNotOurs + r.RxRefused + r.RxTooLong + r.RxRingFull + r.RxNoFill + r.RxQueued; r.Arrived != out {
+		t.Errorf("%d frames arrived, %d are accounted for: %+v", r.Arrived, out, r)
+	}
+}
+
+// run sends n frames under f and returns the numbers that arrived, in their
+// order, and the sender's counts.
+func run(t *testing.T, f xdpnictest.Faults, n int) (got []int, s xdpnictest.Stats) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := pair(t, xdpnictest.Config{})
+		a.SetFaults(f)
+		for i := range n {
+			sendAll(t, a, i, i+1)
+			got = append(got, receive(b)...)
+		}
+		time.Sleep(time.Second)
+		got = append(got, receive(b)...)
+		s = a.Stats()
+		conserved(t, a, b)
+		if o := a.Owners(); o.Free != xdpnictest.DefaultChunks {
+			t.Errorf("%+v", o)
+		}
+	})
+	return got, s
+}
+
+// Each fault takes place, is counted, and does what it says.
+func TestFaults(t *testing.T) {
+	const n = 2000
+	near := func(t *testing.T, what string, got uint64, want float64) {
+		t.Helper()
+		if float64(got) < 0.7*want || float64(got) > 1.3*want {
+			t.Errorf("%s: %d, want about %v", what, got, want)
+		}
+	}
+	t.Run("loss", func(t *testing.T) {
+		got, s := run(t, xdpnictest.Faults{Seed: 1, Loss: 0.1}, n)
+		near(t, "lost", s.Lost, 0.1*n)
+		if len(got) != n-int(s.Lost) || !slices.IsSorted(got) {
+			t.Errorf("%d arrived of %d, %d lost", len(got), n, s.Lost)
+		}
+	})
+	t.Run("burst", func(t *testing.T) {
+		got, s := run(t, xdpnictest.Faults{Seed: 1, Burst: 0.01, BurstLen: 10}, n)
+		near(t, "lost", s.LostBurst, 0.01*n*5.5)
+		longest, last := 0, -1
+		for _, k := range got {
+			longest, last = max(longest, k-last-1), k
+		}
+		if longest < 5 || len(got)+int(s.LostBurst) != n {
+			t.Errorf("longest run of losses: %d", longest)
+		}
+	})
+	t.Run("dup", func(t *testing.T) {
+		got, s := run(t, xdpnictest.Faults{Seed: 1, Dup: 0.1}, n)
+		near(t, "duplicated", s.Duplicated, 0.1*n)
+		if len(got) != n+int(s.Duplicated) || !slices.Equal(slices.Compact(got), count(0, n)) {
+			t.Errorf("%d arrived", len(got))
+		}
+	})
+	t.Run("reorder", func(t *testing.T) {
+		got, s := run(t, xdpnictest.Faults{Seed: 1, Reorder: 0.1, ReorderDepth: 3}, n)
+		near(t, "reordered", s.Reordered, 0.1*n)
+		late := 0
+		for i, k := range got {
+			if i-k > 3 {
+				t.Errorf("frame %d came at %d", k, i)
+			}
+			if i > k {
+				late++
+			}
+		}
+		near(t, "late frames", uint64(late), 0.1*n)
+		slices.Sort(got)
+		if !slices.Equal(got, count(0, n)) {
+			t.Error("frames are missing")
+		}
+	})
+	t.Run("corrupt", func(t *testing.T) {
+		got, s := run(t, xdpnictest.Faults{Seed: 1, Corrupt: 0.2}, n)
+		near(t, "corrupted", s.Corrupted, 0.2*n)
+		if len(got) != n || slices.IsSorted(got) {
+			t.Error("nothing was corrupted")
+		}
+	})
+	t.Run("jitter", func(t *testing.T) {
+		got, s := run(t, xdpnictest.Faults{Seed: 1, Jitter: time.Millisecond}, 500)
+		if s.Delayed != 500 || slices.IsSorted(got) || len(got) != 500 {
+			t.Errorf("%d delayed of %d", s.Delayed, len(got))
+		}
+	})
+	t.Run("drop", func(t *testing.T) {
+		got, s := run(t, xdpnictest.Faults{Drop: func(f []byte) bool { return f[23]&1 != 0 }}, n)
+		if s.Filtered != n/2 || len(got) != n/2 {
+			t.Errorf("%d filtered", s.Filtered)
+		}
+	})
+}
+
+func TestSeedDecides(t *testing.T) {
+	f := xdpnictest.Faults{
+		Seed: 42, Loss: 0.05, Burst: 0.01, Dup: 0.05, Reorder: 0.1, Corrupt: 0.05, Delay: time.Millisecond, Jitter: time.Millisecond,
+	}
+	first, s1 := run(t, f, 1000)
+	again, s2 := run(t, f, 1000)
+	if !slices.Equal(first, again) || s1 != s2 {
+		t.Error("the same seed gave another run")
+	}
+	f.Seed++
+	if other, _ := run(t, f, 1000); slices.Equal(first, other) {
+		t.Error("another seed gave the same run")
+	}
+}
+
+func TestDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := pair(t, xdpnictest.Config{})
+		a.SetFaults(xdpnictest.Faults{Delay: 5 * time.Millisecond})
+		start := time.Now()
+		sendAll(t, a, 0, 100)
+		for _, step := range []time.Duration{5*time.Millisecond - 1, 0} {
+			if b.Ready() {
+				t.Fatal("too early")
+			}
+			time.Sleep(step)
+		}
+		if err := b.Wait(time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(start); d != 5*time.Millisecond {
+			t.Errorf("arrived after %v", d)
+		}
+		synctest.Wait()
+		if got := receive(b); !slices.Equal(got, count(0, 100)) {
+			t.Errorf("frames of one delay changed places: %v", got)
+		}
+	})
+}
+
+// The last frames of a run are not held back for ever.
+func TestHeldBackFramesCome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := pair(t, xdpnictest.Config{})
+		a.SetFaults(xdpnictest.Faults{Reorder: 1, ReorderDepth: 100, ReorderTime: time.Millisecond, Delay: time.Millisecond})
+		sendAll(t, a, 0, 1)
+		time.Sleep(2*time.Millisecond - 1)
+		if b.Ready() {
+			t.Error("too early")
+		}
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		if got := receive(b); len(got) != 1 {
+			t.Errorf("got %v", got)
+		}
+		sendAll(t, a, 1, 3)
+		a.SetFaults(xdpnictest.Faults{})
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		if got := receive(b); len(got) != 2 {
+			t.Errorf("got %v", got)
+		}
+	})
+}
+
+func TestCut(t *testing.T) {
+	a, b := pair(t, xdpnictest.Config{})
+	b.Cut(true)
+	sendAll(t, a, 0, 3)
+	sendAll(t, b, 0, 2)
+	b.Cut(false)
+	sendAll(t, a, 3, 4)
+	if got := receive(b); !slices.Equal(got, []int{3}) || a.Ready() {
+		t.Errorf("got %v", got)
+	}
+	if b.Stats().RxCut != 3 || b.Stats().Cut != 2 {
+		t.Errorf("%+v", b.Stats())
+	}
+	conserved(t, a, b)
+}
+
+func TestAdmit(t *testing.T) {
+	link := wire.Link{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2"), Port: wire.Port}
+	template, err := wire.NewTemplate(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := pair(t, xdpnictest.Config{Admit: func(vi uint32, key uint64, src netip.Addr) bool {
+		return vi == 0x10001 && key == 7 && src == link.Src
+	}})
+	data := func(vi uint32, key uint64) {
+		addr, chunk, _ := a.Alloc()
+		p := template.Put(chunk, wire.HeaderLen)
+		h := wire.Header{Kind: wire.KindData, VI: vi, Key: key}
+		h.Put(p)
+		wire.Seal(p)
+		a.Send(addr, template.Len()+len(p), false)
+		flush(t, a)
+	}
+	data(0x10001, 7)
+	data(0x10002, 7)
+	data(0x10001, 8)
+	sendAll(t, a, 0, 1)
+	var frames [8]xdpnic.Frame
+	if n := b.Receive(frames[:]); n != 1 {
+		t.Errorf("%d frames came in", n)
+	}
+	b.Recycle(frames[0].Addr)
+	if s := b.Stats(); s.RxRefused != 2 || s.RxNotOurs != 1 {
+		t.Errorf("%+v", s)
+	}
+	conserved(t, a, b)
+}
+
+// A lying kernel is counted, chunks stay where they belong, and Audit does not
+// blame the program.
+func TestLies(t *testing.T) {
+	a, b := pair(t, xdpnictest.Config{CompletionRing: 2048})
+	l := xdpnictest.Lies{
+		Seed: 3, DoubleCompletion: 0.1, WildCompletion: 0.1, WildRx: 0.1, RxLength: 0.1, Split: 0.1,
+		RefuseSend: 0.1, FlushError: 0.1, Stall: 0.1,
+	}
+	a.SetLies(l)
+	b.SetLies(l)
+	sent := 0
+	for n := range 1000 {
+		addr, buf, ok := a.Alloc()
+		if !ok {
+			t.Fatal("chunks are gone")
+		}
+		clear(buf[:frameLen])
+		binary.BigEndian.PutUint32(buf[20:], uint32(n))
+		if a.Send(addr, frameLen, false) {
+			sent++
+		} else {
+			a.Release(addr)
+		}
+		if err := a.Flush(); err != nil && err != xdpnic.ErrLinkDown {
+			t.Fatal(err)
+		}
+		receive(b)
+	}
+	for a.Pending() > 0 {
+		a.Flush()
+	}
+	receive(b)
+	s, r := a.Stats(), b.Stats()
+	for name, v := range map[string]uint64{
+		"double": s.LiedDoubleCompletion, "wild completion": s.LiedWildCompletion, "send": s.LiedSend, "flush": s.LiedFlush,
+		"stall": s.Stalled, "wild rx": r.LiedWildRx, "length": r.LiedLength, "split": r.LiedSplit,
+		"bad completions": s.TxBadCompletions, "bad entries": r.RxBadEntries,
+	} {
+		if v < 50 || v > 300 {
+			t.Errorf("%s: %d", name, v)
+		}
+	}
+	if r.RxQueued != uint64(sent) || r.RxBadEntries != r.LiedWildRx {
+		t.Errorf("sent %d, %+v", sent, r)
+	}
+	if a.Owners().Free != xdpnictest.DefaultChunks || b.Owners().Filled != xdpnictest.DefaultChunks {
+		t.Errorf("%+v %+v", a.Owners(), b.Owners())
+	}
+}
+
+func TestLostAndLateCompletions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := pair(t, xdpnictest.Config{TxChunks: 100})
+		a.SetLies(xdpnictest.Lies{Seed: 1, LostCompletion: 0.5})
+		sendAll(t, a, 0, 50)
+		lost := a.Stats().LiedLostCompletion
+		if o := a.Owners(); lost < 15 || lost > 35 || uint64(o.InFlight) != lost || o.Free != 100-int(lost) {
+			t.Errorf("%d lost, %+v", lost, o)
+		}
+		a.SetLies(xdpnictest.Lies{LateCompletion: time.Millisecond})
+		addr := send(t, a, 50, true)
+		flush(t, a)
+		if got := receive(b); len(got) != 51 || !a.InFlight(addr) {
+			t.Errorf("got %d, in flight %v", len(got), a.InFlight(addr))
+		}
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		if a.Reap() != 1 || a.InFlight(addr) {
+			t.Error("did not complete")
+		}
+		a.Release(addr)
+	})
+}

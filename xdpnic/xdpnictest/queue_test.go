@@ -1,0 +1,367 @@
+package xdpnictest_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/asavie/xdp"
+
+	"viaxdp/xdpnic"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+func TestFramesArriveInOrder(t *testing.T) {
+	a, b := pair(t, xdpnictest.Config{RxChunks: 16, TxChunks: 8})
+	for round := range 10 {
+		for n := range 8 {
+			send(t, a, round*8+n, false)
+		}
+		if p := a.Pending(); p != 8 {
+			t.Fatalf("pending %d", p)
+		}
+		if b.Ready() {
+			t.Fatal("frames arrived before the doorbell")
+		}
+		flush(t, a)
+		if got := receive(b); !slices.Equal(got, count(round*8, round*8+8)) {
+			t.Fatalf("got %v", got)
+		}
+	}
+	if s := b.Stats(); s.RxFrames != 80 || s.RxNoFill+s.RxRingFull != 0 {
+		t.Errorf("%+v", s)
+	}
+	want := xdpnictest.Owners{Free: 8, Filled: 16}
+	if o := a.Owners(); o != want {
+		t.Errorf("owners %+v", o)
+	}
+	if o := b.Owners(); o != want {
+		t.Errorf("owners %+v", o)
+	}
+}
+
+func TestStackIsLastInFirstOut(t *testing.T) {
+	a, _ := pair(t, xdpnictest.Config{RxChunks: 1, TxChunks: 4})
+	x, buf, _ := a.Alloc()
+	y, _, _ := a.Alloc()
+	if len(buf) != xdpnictest.DefaultChunkSize || cap(buf) != len(buf) {
+		t.Errorf("chunk of %d bytes, capacity %d", len(buf), cap(buf))
+	}
+	a.Release(y)
+	a.Release(x)
+	if z, _, _ := a.Alloc(); z != x {
+		t.Errorf("got %#x, want %#x", z, x)
+	}
+	a.Release(x)
+	if n := a.TxFree(); n != 4 {
+		t.Errorf("%d free", n)
+	}
+}
+
+func TestRetain(t *testing.T) {
+	a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 2})
+	addr := send(t, a, 1, true)
+	if !a.InFlight(addr) {
+		t.Error("not in flight after Send")
+	}
+	flush(t, a)
+	if a.InFlight(addr) || a.TxFree() != 1 {
+		t.Errorf("in flight %v, free %d after completion", a.InFlight(addr), a.TxFree())
+	}
+	if !a.Send(addr, frameLen, true) {
+		t.Fatal("cannot be sent again")
+	}
+	a.Release(addr)
+	if a.TxFree() != 1 {
+		t.Error("free before completion")
+	}
+	flush(t, a)
+	if a.TxFree() != 2 {
+		t.Error("not free after completion")
+	}
+	if got := receive(b); !slices.Equal(got, []int{1, 1}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// Each bound drops or refuses, and says which it was.
+func TestFullRings(t *testing.T) {
+	t.Run("fill", func(t *testing.T) {
+		a, b := pair(t, xdpnictest.Config{RxChunks: 4, TxChunks: 8, RxRing: 8})
+		sendAll(t, a, 0, 6)
+		if s := b.Stats(); s.RxNoFill != 2 || s.RxRingFull != 0 {
+			t.Errorf("%+v", s)
+		}
+		if got := receive(b); !slices.Equal(got, count(0, 4)) {
+			t.Errorf("got %v", got)
+		}
+	})
+	t.Run("rx", func(t *testing.T) {
+		a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 8, RxRing: 4})
+		sendAll(t, a, 0, 6)
+		if s := b.Stats(); s.RxRingFull != 2 || s.RxNoFill != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+	t.Run("tx", func(t *testing.T) {
+		a, _ := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 8, TxRing: 2})
+		send(t, a, 0, false)
+		send(t, a, 1, false)
+		addr, _, _ := a.Alloc()
+		if a.Send(addr, frameLen, false) {
+			t.Error("sent into a full ring")
+		}
+		flush(t, a)
+		if !a.Send(addr, frameLen, false) || a.Stats().TxFull != 1 {
+			t.Errorf("%+v", a.Stats())
+		}
+	})
+	t.Run("completion", func(t *testing.T) {
+		a, _ := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 8, CompletionRing: 3})
+		for n := range 8 {
+			send(t, a, n, false)
+		}
+		flush(t, a)
+		if a.Pending() != 0 || a.TxFree() != 8 {
+			t.Errorf("pending %d, free %d", a.Pending(), a.TxFree())
+		}
+	})
+	t.Run("chunk", func(t *testing.T) {
+		a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 8, Headroom: 100})
+		addr, _, _ := a.Alloc()
+		_, rx := b.FrameCap()
+		if rx != 2048-256-100 || !a.Send(addr, rx+1, false) {
+			t.Fatalf("largest frame %d", rx)
+		}
+		flush(t, a)
+		if s := b.Stats(); s.RxTooLong != 1 || b.Ready() {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestMultiBuffer(t *testing.T) {
+	mem := make([]byte, 16*2048+4096)
+	w := xdpnictest.NewWire()
+	defer w.Close()
+	a, err := w.Queue(xdpnictest.Config{Memory: mem, RxChunks: 8, TxChunks: 8, MultiBuffer: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := w.Queue(xdpnictest.Config{RxChunks: 8, TxChunks: 8, MultiBuffer: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range mem[16*2048:] {
+		mem[16*2048+i] = byte(i % 251)
+	}
+	addr, buf, _ := a.Alloc()
+	copy(buf, "header")
+	clear(buf[6:20])
+	if !a.SendSegs([]xdp.Desc{{Addr: addr, Len: 20}, {Addr: 16 * 2048, Len: 4000}}, false) {
+		t.Fatal("refused")
+	}
+	flush(t, a)
+	var frames [4]xdpnic.Frame
+	if n := b.Receive(frames[:2]); n != 0 || b.Stats().RxTooManySegs != 1 {
+		t.Fatalf("%d segments of a frame of three in a batch of two", n)
+	}
+	addr, buf, _ = a.Alloc()
+	clear(buf[:20])
+	a.SendSegs([]xdp.Desc{{Addr: addr, Len: 20}, {Addr: 16 * 2048, Len: 4000}}, false)
+	flush(t, a)
+	n := b.Receive(frames[:])
+	if n != 3 || !frames[0].More || !frames[1].More || frames[2].More {
+		t.Fatalf("%d segments, %+v", n, frames)
+	}
+	var all []byte
+	for _, f := range frames[:n] {
+		all = append(all, f.Data...)
+		b.Recycle(f.Addr)
+	}
+	b.Refill()
+	if !slices.Equal(all[20:], mem[16*2048:16*2048+4000]) {
+		t.Error("other bytes")
+	}
+	sound(t, a)
+	sound(t, b)
+	if b.Owners().Filled != 8 || a.Owners().Free != 8 {
+		t.Errorf("%+v %+v", a.Owners(), b.Owners())
+	}
+}
+
+// Frames go to the queue of their hardware address, to the sender itself, to
+// all, or nowhere.
+func TestAddresses(t *testing.T) {
+	w := xdpnictest.NewWire()
+	defer w.Close()
+	qs := make([]*xdpnictest.Queue, 3)
+	for i := range qs {
+		var err error
+		if qs[i], err = w.Queue(xdpnictest.Config{RxChunks: 8, TxChunks: 8, MAC: [6]byte{2, 0, 0, 0, 0, byte(i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	to := func(mac [6]byte) {
+		addr, b, _ := qs[0].Alloc()
+		clear(b[:frameLen])
+		copy(b, mac[:])
+		qs[0].Send(addr, frameLen, false)
+		flush(t, qs[0])
+	}
+	to([6]byte{2, 0, 0, 0, 0, 1})
+	to([6]byte{2, 0, 0, 0, 0, 0})
+	to([6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	to([6]byte{2, 0, 0, 0, 0, 9})
+	for i, want := range []int{1, 2, 1} {
+		if got := len(receive(qs[i])); got != want {
+			t.Errorf("queue %d got %d frames, want %d", i, got, want)
+		}
+	}
+	if s := qs[0].Stats(); s.Nowhere != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Audit names each wrong use.
+func TestMisuse(t *testing.T) {
+	lease := func(a, b *xdpnictest.Queue) xdpnic.Frame {
+		addr, _, _ := a.Alloc()
+		a.Send(addr, frameLen, false)
+		a.Flush()
+		var f [1]xdpnic.Frame
+		b.Receive(f[:])
+		return f[0]
+	}
+	for _, c := range []struct {
+		name, want string
+		do         func(a, b *xdpnictest.Queue)
+	}{
+		{"release twice", "Release of chunk 4, which is free", func(a, b *xdpnictest.Queue) {
+			addr, _, _ := a.Alloc()
+			a.Release(addr)
+			a.Release(addr)
+		}},
+		{"release of an unretained frame", "Release of chunk 4, which is in flight", func(a, b *xdpnictest.Queue) {
+			addr, _, _ := a.Alloc()
+			a.Send(addr, frameLen, false)
+			a.Release(addr)
+		}},
+		{"send after release", "Send of chunk 4, which is free", func(a, b *xdpnictest.Queue) {
+			addr, _, _ := a.Alloc()
+			a.Release(addr)
+			if a.Send(addr, frameLen, false) {
+				t.Error("sent")
+			}
+		}},
+		{"send in flight", "Send of chunk 4, which is in flight", func(a, b *xdpnictest.Queue) {
+			addr, _, _ := a.Alloc()
+			a.Send(addr, frameLen, true)
+			a.Send(addr, frameLen, true)
+		}},
+		{"send past the chunk", "past the end of chunk 4", func(a, b *xdpnictest.Queue) {
+			addr, _, _ := a.Alloc()
+			a.Send(addr, 2049, false)
+		}},
+		{"recycle twice", "Recycle of chunk 0, which is recycled", func(a, b *xdpnictest.Queue) {
+			f := lease(b, a)
+			a.Recycle(f.Addr)
+			a.Recycle(f.Addr)
+		}},
+		{"recycle of nothing", "Recycle of address 0x1000000", func(a, b *xdpnictest.Queue) { a.Recycle(1 << 24) }},
+		{"write in flight", "write to chunk 4 while it was in flight", func(a, b *xdpnictest.Queue) {
+			addr, buf, _ := a.Alloc()
+			a.Send(addr, frameLen, true)
+			buf[30]++
+			a.Flush()
+		}},
+		{"write after release", "write to chunk 4 while it was free (since Release)", func(a, b *xdpnictest.Queue) {
+			addr, buf, _ := a.Alloc()
+			a.Release(addr)
+			buf[30]++
+			a.Alloc()
+		}},
+		{"write after recycle", "write to chunk 0 while it was recycled (since Recycle)", func(a, b *xdpnictest.Queue) {
+			f := lease(b, a)
+			a.Recycle(f.Addr)
+			f.Data[3]++
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := xdpnictest.NewWire()
+			defer w.Close()
+			a, _ := w.Queue(xdpnictest.Config{RxChunks: 4, TxChunks: 4})
+			b, _ := w.Queue(xdpnictest.Config{RxChunks: 4, TxChunks: 4})
+			c.do(a, b)
+			if err := a.Audit(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("audit: %v; want %q", err, c.want)
+			}
+			if a.Stats().Misuses == 0 {
+				t.Error("not counted")
+			}
+			sound(t, b)
+		})
+	}
+}
+
+func TestReadAfterRecycleReadsNonsense(t *testing.T) {
+	a, b := pair(t, xdpnictest.Config{RxChunks: 4, TxChunks: 4})
+	sendAll(t, a, 7, 8)
+	var f [1]xdpnic.Frame
+	b.Receive(f[:])
+	was := f[0].Data[23]
+	b.Recycle(f[0].Addr)
+	if f[0].Data[23] == was {
+		t.Error("still there")
+	}
+}
+
+func TestClosed(t *testing.T) {
+	a, b := pair(t, xdpnictest.Config{})
+	sendAll(t, b, 0, 1)
+	addr, _, _ := a.Alloc()
+	a.Close()
+	if a.Ready() || a.Receive(make([]xdpnic.Frame, 4)) != 0 || a.Send(addr, frameLen, false) {
+		t.Error("a closed queue moves frames")
+	}
+	if err := a.Flush(); err != xdpnic.ErrClosed {
+		t.Error(err)
+	}
+	if err := a.Wait(-1); err != xdpnic.ErrClosed {
+		t.Error(err)
+	}
+	sendAll(t, b, 0, 1)
+	if s := a.Stats(); s.RxCut != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestConfigChecked(t *testing.T) {
+	w := xdpnictest.NewWire()
+	for _, c := range []xdpnictest.Config{
+		{ChunkSize: 1000}, {Headroom: 2000}, {RxChunks: -1}, {PoolOffset: 3},
+		{Memory: make([]byte, 4096)}, {FillRing: 8},
+	} {
+		if _, err := w.Queue(c); err == nil {
+			t.Errorf("%+v taken", c)
+		}
+	}
+}
+
+func TestNoAllocation(t *testing.T) {
+	a, b := pair(t, xdpnictest.Config{})
+	var frames [4]xdpnic.Frame
+	if n := testing.AllocsPerRun(100, func() {
+		addr, _, _ := a.Alloc()
+		a.Send(addr, frameLen, true)
+		a.Flush()
+		a.Release(addr)
+		b.Wait(0)
+		for _, f := range frames[:b.Receive(frames[:])] {
+			b.Recycle(f.Addr)
+		}
+		b.Refill()
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -1,0 +1,201 @@
+package xdpnictest
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"viaxdp/wire"
+	"viaxdp/xdpnic"
+)
+
+// take is the kernel's side of an arrival: demux, a chunk of the fill ring for
+// each segment, the RX ring. Locked.
+func (q *Queue) take(frame []byte) {
+	n := &q.n
+	n.Arrived++
+	switch {
+	case q.closed || q.cut:
+		n.RxCut++
+		return
+	case q.cfg.Admit != nil && !q.demux(frame):
+		return
+	}
+	room := int(q.size) - headroom - q.cfg.Headroom
+	fit := room
+	segs := (len(frame) + room - 1) / room
+	var liar *dice
+	if q.lying {
+		liar = &q.liars[lieRx]
+		liar.next()
+		wild, where := liar.hit(q.lies.WildRx), liar.rng.IntN(4)
+		if split := liar.hit(q.lies.Split); split && segs == 1 && len(frame) > 1 {
+			n.LiedSplit++
+			room = (len(frame) + 1) / 2
+			segs = 2
+		}
+		if wild && q.rx.room() > segs {
+			n.LiedWildRx++
+			q.deliver(q.wildArrival(where))
+		}
+	}
+	switch {
+	case len(frame) > fit && !q.cfg.MultiBuffer:
+		n.RxTooLong++
+		return
+	case q.rx.room() < segs:
+		n.RxRingFull++
+		return
+	case q.fill.n < segs:
+		n.RxNoFill++
+		return
+	}
+	for k := range segs {
+		i := *q.fill.peek(0)
+		q.fill.pop(1)
+		q.thaw(i)
+		q.move(i, arrived, "arrival")
+		b := q.bytes(i)[headroom+q.cfg.Headroom:]
+		part := frame[k*room : min((k+1)*room, len(frame))]
+		copy(b, part)
+		a := arrival{q.addr(i) + uint64(headroom+q.cfg.Headroom), uint64(len(part)), k < segs-1}
+		if liar != nil && k == segs-1 && liar.hit(q.lies.RxLength) {
+			n.LiedLength++
+			a.n = uint64(liar.rng.IntN(len(b) + 1))
+		}
+		q.deliver(a)
+	}
+	n.RxQueued++
+}
+
+func (q *Queue) deliver(a arrival) {
+	q.rx.put(a)
+	q.avail.Add(1)
+	q.wait.arrived()
+}
+
+// wildArrival is an RX entry that names memory which the kernel was not given.
+func (q *Queue) wildArrival(where int) arrival {
+	switch where {
+	case 0: // beyond the memory
+		return arrival{addr: uint64(len(q.mem)) + 4096, n: 64}
+	case 1: // no address at all
+		return arrival{addr: ^uint64(0) - 100, n: 200}
+	case 2: // a TX chunk
+		return arrival{addr: q.addr(len(q.chunks)) - 2*minFrame, n: minFrame}
+	default: // longer than the chunk
+		return arrival{addr: q.addr(0) + headroom, n: q.size}
+	}
+}
+
+// demux is what the XDP program does.
+func (q *Queue) demux(frame []byte) bool {
+	p := &q.pkt
+	if err := p.Decode(frame); err != nil {
+		q.n.RxNotOurs++
+		return false
+	}
+	if !q.cfg.Admit(p.VI, p.Key, address(p.Src)) {
+		q.n.RxRefused++
+		return false
+	}
+	return true
+}
+
+func address(h wire.Host) netip.Addr {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:], h.Hi)
+	binary.BigEndian.PutUint64(b[8:], h.Lo)
+	return netip.AddrFrom16(b).Unmap()
+}
+
+// Ready reports whether the RX ring holds an entry.
+func (q *Queue) Ready() bool { return q.avail.Load() > 0 }
+
+// Receive takes segments off the RX ring, whole frames only. The chunk of each
+// is the caller's until Recycle.
+func (q *Queue) Receive(frames []xdpnic.Frame) int {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	n := 0
+	for q.rx.n > 0 && !q.closed {
+		if !q.sound(q.rx.peek(0)) {
+			q.n.RxBadEntries++
+			q.drop(1)
+			continue
+		}
+		segs := 1
+		for q.rx.peek(segs - 1).more {
+			segs++
+		}
+		if segs > len(frames) {
+			q.n.RxTooManySegs++
+			q.discard(segs)
+			continue
+		}
+		if n+segs > len(frames) {
+			break
+		}
+		for k := range segs {
+			a := q.rx.peek(k)
+			q.move(q.number(a.addr), leased, "Receive")
+			frames[n] = xdpnic.Frame{Addr: a.addr, Data: q.mem[a.addr : a.addr+a.n : a.addr+a.n], More: a.more}
+			n++
+		}
+		q.drop(segs)
+		q.n.RxFrames++
+	}
+	return n
+}
+
+// sound says whether an entry names a chunk that the kernel was given.
+func (q *Queue) sound(a *arrival) bool {
+	i := q.number(a.addr)
+	return i >= 0 && !q.isTx(i) && q.chunks[i].state == arrived && a.n <= q.addr(i)+q.size-a.addr
+}
+
+// drop takes entries off the RX ring.
+func (q *Queue) drop(n int) {
+	q.rx.pop(n)
+	q.avail.Add(int64(-n))
+}
+
+// discard recycles the first frame of the RX ring.
+func (q *Queue) discard(segs int) {
+	for k := range segs {
+		q.putBack(q.number(q.rx.peek(k).addr), "Receive")
+	}
+	q.drop(segs)
+}
+
+// Recycle ends the lease of a received segment. The kernel gets the chunk with
+// the next Refill.
+func (q *Queue) Recycle(addr uint64) {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	if q.closed {
+		return
+	}
+	i := q.number(addr)
+	if i < 0 || q.chunks[i].state != leased {
+		q.wrongChunk("Recycle", addr)
+		return
+	}
+	q.putBack(i, "Recycle")
+}
+
+func (q *Queue) putBack(i int, op string) {
+	q.move(i, recycled, op)
+	q.spoil(i)
+	q.recycled = append(q.recycled, i)
+}
+
+// Refill puts recycled chunks on the fill ring.
+func (q *Queue) Refill() {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	for _, i := range q.recycled {
+		q.move(i, filled, "Refill")
+		q.fill.put(i)
+	}
+	q.recycled = q.recycled[:0]
+}

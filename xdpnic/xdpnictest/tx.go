@@ -1,0 +1,274 @@
+package xdpnictest
+
+import (
+	"time"
+
+	"github.com/asavie/xdp"
+
+	"viaxdp/xdpnic"
+)
+
+// Alloc takes a TX chunk off the stack, the one that came back last.
+func (q *Queue) Alloc() (addr uint64, buf []byte, ok bool) {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	n := len(q.stack)
+	if n == 0 || q.closed {
+		return 0, nil, false
+	}
+	addr = q.stack[n-1]
+	q.stack = q.stack[:n-1]
+	i := q.number(addr)
+	q.thaw(i)
+	q.move(i, held, "Alloc")
+	return addr, q.bytes(i), true
+}
+
+// TxFree is the number of free TX chunks.
+func (q *Queue) TxFree() int {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	return len(q.stack)
+}
+
+// Release gives a TX chunk back: allocated and not sent, or retained, and then
+// on completion if the kernel still has it.
+func (q *Queue) Release(addr uint64) {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	i := q.number(addr)
+	switch {
+	case q.closed:
+	case i >= 0 && q.chunks[i].state == held:
+		q.give(i, "Release")
+	case i >= 0 && q.chunks[i].state == queued && q.chunks[i].retain:
+		q.chunks[i].retain = false
+	default:
+		q.wrongChunk("Release", addr)
+	}
+}
+
+// give puts a TX chunk on the stack.
+func (q *Queue) give(i int, op string) {
+	q.move(i, free, op)
+	q.spoil(i)
+	q.stack = append(q.stack, q.addr(i))
+}
+
+// InFlight reports whether the kernel still has a TX chunk.
+func (q *Queue) InFlight(addr uint64) bool {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	i := q.number(addr)
+	return i >= 0 && q.chunks[i].state == queued
+}
+
+// Pending is the number of TX entries that the kernel has not taken.
+func (q *Queue) Pending() int {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	return q.tx.n
+}
+
+// Send puts the first n bytes from addr in a chunk on the TX ring as a frame.
+// It refuses, and the chunk stays the caller's, when the ring is full, and,
+// which is also a misuse for Audit to tell, when the chunk is not the
+// program's or the length is wrong.
+func (q *Queue) Send(addr uint64, n int, retain bool) bool {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	if q.closed {
+		return false
+	}
+	seg := [1]xdp.Desc{{Addr: addr, Len: uint32(max(n, 0))}}
+	return q.enqueue("Send", seg[:], retain)
+}
+
+// SendSegs puts one frame of several segments on the TX ring. Segments outside
+// of the chunks are the program's memory.
+func (q *Queue) SendSegs(segs []xdp.Desc, retain bool) bool {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	if q.closed {
+		return false
+	}
+	return q.enqueue("SendSegs", segs, retain)
+}
+
+func (q *Queue) enqueue(op string, segs []xdp.Desc, retain bool) bool {
+	if len(segs) == 0 || len(segs) > maxSegs || len(segs) > 1 && !q.cfg.MultiBuffer {
+		q.n.TxRefused++
+		q.misuse("%s of %d segments", op, len(segs))
+		return false
+	}
+	total := uint64(0)
+	for k, s := range segs {
+		i := q.number(s.Addr)
+		twice := false
+		for _, other := range segs[:k] {
+			twice = twice || i >= 0 && i == q.number(other.Addr)
+		}
+		end := s.Addr + uint64(s.Len)
+		switch {
+		case i < 0 && (op == "Send" || end > uint64(len(q.mem)) || end < s.Addr),
+			i >= 0 && q.chunks[i].state != held, twice:
+			q.n.TxRefused++
+			q.wrongChunk(op, s.Addr)
+			return false
+		case i >= 0 && end > q.addr(i)+q.size:
+			q.n.TxRefused++
+			q.misuse("%s of %d bytes at %#x, past the end of chunk %d", op, s.Len, s.Addr, i)
+			return false
+		}
+		total += uint64(s.Len)
+	}
+	if total < minFrame {
+		q.n.TxRefused++
+		q.misuse("%s of %d bytes, which is no frame", op, total)
+		return false
+	}
+	if q.tx.room() < len(segs) {
+		q.n.TxFull++
+		return false
+	}
+	if q.lying {
+		d := &q.liars[lieSend]
+		if d.next(); d.hit(q.lies.RefuseSend) {
+			q.n.LiedSend++
+			return false
+		}
+	}
+	for k, s := range segs {
+		if i := q.number(s.Addr); i >= 0 {
+			q.chunks[i].retain = retain
+			q.move(i, queued, op)
+			q.freeze(i)
+		}
+		q.tx.put(entry{addr: s.Addr, n: s.Len, more: k < len(segs)-1})
+	}
+	q.n.TxFrames++
+	return true
+}
+
+// Flush hands what Send queued to the wire, as far as the completion ring has
+// room, and reaps. Frames of a queue without faults have arrived when it
+// returns.
+func (q *Queue) Flush() error {
+	w := q.wire
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if q.closed {
+		return xdpnic.ErrClosed
+	}
+	q.n.Flushes++
+	if q.lying {
+		d := &q.liars[lieFlush]
+		d.next()
+		if d.hit(q.lies.FlushError) {
+			q.n.LiedFlush++
+			return xdpnic.ErrLinkDown
+		}
+		if d.hit(q.lies.Stall) {
+			q.n.Stalled++
+			q.reap()
+			return nil
+		}
+	}
+	for moved := true; moved && q.tx.n > 0; q.reap() {
+		moved = false
+		for q.tx.n > 0 {
+			segs := 1
+			for q.tx.peek(segs - 1).more {
+				segs++
+			}
+			if q.kern+q.comp.n+segs > len(q.comp.at) {
+				break
+			}
+			q.transmit(segs)
+			moved = true
+		}
+	}
+	q.reap()
+	return nil
+}
+
+// transmit takes a frame of segs entries off the TX ring.
+func (q *Queue) transmit(segs int) {
+	e := q.tx.peek(0)
+	frame := q.mem[e.addr : e.addr+uint64(e.n)]
+	if segs > 1 {
+		b := q.wire.joined[:0]
+		for k := range segs {
+			e := q.tx.peek(k)
+			b = append(b, q.mem[e.addr:e.addr+uint64(e.n)]...)
+		}
+		q.wire.joined, frame = b, b
+	}
+	q.wire.carry(q, frame)
+	for k := range segs {
+		e := *q.tx.peek(k)
+		q.kern++
+		if late := q.lies.LateCompletion; late > 0 {
+			q.wire.later(&onLine{from: q, entry: e}, time.Duration(late))
+		} else {
+			q.complete(e)
+		}
+	}
+	q.tx.pop(segs)
+}
+
+// complete puts an entry that the kernel has done with on the completion ring;
+// its place there is reserved.
+func (q *Queue) complete(e entry) {
+	q.kern--
+	if !q.lying {
+		q.comp.put(e.addr)
+		return
+	}
+	d := &q.liars[lieCompletion]
+	d.next()
+	lost, twice, wild := d.hit(q.lies.LostCompletion), d.hit(q.lies.DoubleCompletion), d.hit(q.lies.WildCompletion)
+	where := d.rng.IntN(3)
+	if lost {
+		q.n.LiedLostCompletion++
+	} else {
+		q.comp.put(e.addr)
+	}
+	if spare := q.comp.room() - q.kern; twice && !lost && spare > 0 {
+		q.n.LiedDoubleCompletion++
+		q.comp.put(e.addr)
+	}
+	if spare := q.comp.room() - q.kern; wild && spare > 0 {
+		q.n.LiedWildCompletion++
+		q.comp.put([]uint64{q.addr(0), q.base + uint64(len(q.mem)) + 64, ^uint64(0) - 63}[where])
+	}
+}
+
+// Reap drains the completion ring and returns how many entries it held.
+func (q *Queue) Reap() int {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	return q.reap()
+}
+
+func (q *Queue) reap() int {
+	n := q.comp.n
+	for range n {
+		addr := *q.comp.peek(0)
+		q.comp.pop(1)
+		q.n.TxCompleted++
+		i := q.number(addr)
+		switch {
+		case i < 0 && addr < uint64(len(q.mem)): // the program's memory
+		case i < 0 || q.chunks[i].state != queued:
+			q.n.TxBadCompletions++
+		case q.chunks[i].retain:
+			q.thaw(i)
+			q.move(i, held, "completion")
+		default:
+			q.thaw(i)
+			q.give(i, "completion")
+		}
+	}
+	return n
+}

@@ -1,0 +1,290 @@
+package xdpnictest
+
+import (
+	"container/heap"
+	"sync"
+	"time"
+)
+
+// Wire joins queues. The zero value is not usable; NewWire makes one.
+type Wire struct {
+	mu     sync.Mutex // guards everything of the wire and of its queues
+	epoch  time.Time
+	ends   []*Queue
+	line   line // what is on the way
+	order  uint64
+	timer  *time.Timer
+	due    time.Duration // when timer runs out, 0: it does not run
+	spare  [][]byte
+	joined []byte // a frame of several segments, put together
+	cut    bool
+	closed bool
+}
+
+// NewWire makes a wire without queues.
+func NewWire() *Wire { return &Wire{epoch: time.Now()} }
+
+// Close drops what is on the way, and from now on everything. It waits for
+// nothing; a timer's goroutine may be about to find out.
+func (w *Wire) Close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	for _, e := range w.line {
+		if e.frame != nil {
+			e.from.n.Cut++
+			e.from.onWay--
+		}
+	}
+	w.line = nil
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+}
+
+// Cut interrupts the wire, without a sign to either side, or mends it. What is
+// on the way still arrives.
+func (w *Wire) Cut(off bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut = off
+}
+
+// SetFaults sets the faults of every queue, with a seed of its own for each.
+func (w *Wire) SetFaults(f Faults) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, q := range w.ends {
+		q.setFaults(f)
+	}
+}
+
+// onLine is something that happens later: a frame arrives, or an entry
+// completes.
+type onLine struct {
+	due    time.Duration
+	order  uint64
+	from   *Queue
+	frame  []byte // nil: completion of entry
+	entry  entry
+	behind int           // held back: later frames still to overtake it
+	delay  time.Duration // held back: time on the way afterwards
+	at     int           // place in the line
+}
+
+type line []*onLine
+
+func (l line) Len() int { return len(l) }
+func (l line) Less(i, j int) bool {
+	return l[i].due < l[j].due || l[i].due == l[j].due && l[i].order < l[j].order
+}
+func (l line) Swap(i, j int) {
+	l[i], l[j] = l[j], l[i]
+	l[i].at, l[j].at = i, j
+}
+func (l *line) Push(x any) {
+	e := x.(*onLine)
+	e.at = len(*l)
+	*l = append(*l, e)
+}
+func (l *line) Pop() any {
+	old := *l
+	e := old[len(old)-1]
+	old[len(old)-1] = nil
+	*l = old[:len(old)-1]
+	return e
+}
+
+// later puts e on the line, to happen after d. Locked.
+func (w *Wire) later(e *onLine, d time.Duration) {
+	w.order++
+	e.order = w.order
+	e.due = time.Since(w.epoch) + d
+	heap.Push(&w.line, e)
+	w.arm()
+}
+
+// arm sets the timer for what comes first. Locked.
+func (w *Wire) arm() {
+	if len(w.line) == 0 || w.closed {
+		return
+	}
+	first := w.line[0].due
+	if w.due != 0 && w.due <= first {
+		return
+	}
+	w.due = first
+	d := max(first-time.Since(w.epoch), 0)
+	if w.timer == nil {
+		w.timer = time.AfterFunc(d, w.run)
+	} else {
+		w.timer.Reset(d)
+	}
+}
+
+// run does what is due.
+func (w *Wire) run() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.due = 0
+	now := time.Since(w.epoch)
+	for len(w.line) > 0 && w.line[0].due <= now {
+		e := heap.Pop(&w.line).(*onLine)
+		switch {
+		case e.frame == nil:
+			e.from.complete(e.entry)
+		case e.behind > 0: // its time in the way of others is over
+			e.from.forget(e)
+			w.release(e)
+		default:
+			w.arrive(e.from, e.frame)
+			w.done(e)
+		}
+	}
+	w.arm()
+}
+
+// done ends a frame's time on the way.
+func (w *Wire) done(e *onLine) {
+	e.from.onWay--
+	w.spare = append(w.spare, e.frame[:0])
+}
+
+// release lets a frame that was held back go on.
+func (w *Wire) release(e *onLine) {
+	e.behind = 0
+	if e.delay > 0 {
+		w.later(e, e.delay)
+		return
+	}
+	w.arrive(e.from, e.frame)
+	w.done(e)
+}
+
+// carry takes a frame that from sends. The bytes are the sender's. Locked.
+func (w *Wire) carry(from *Queue, frame []byte) {
+	n := &from.n
+	n.Carried++
+	switch {
+	case w.cut || w.closed || from.cut:
+		n.Cut++
+		return
+	case from.faults.Drop != nil && from.faults.Drop(frame):
+		n.Filtered++
+		return
+	}
+	if !from.faulty {
+		w.arrive(from, frame)
+		return
+	}
+	t := from.faults.decide(&from.dice)
+	switch {
+	case from.burst > 0:
+		from.burst--
+		n.LostBurst++
+		return
+	case t.burst:
+		from.burst = t.burstLen - 1
+		n.LostBurst++
+		return
+	case t.lost:
+		n.Lost++
+		return
+	}
+	if t.dup {
+		n.Duplicated++
+		w.send(from, frame, t.delay[1], 0)
+	}
+	if t.corrupt {
+		n.Corrupted++
+		frame = append(w.buffer(), frame...)
+		for i := range t.flips {
+			bit := t.flip[i] % uint64(8*len(frame))
+			frame[bit/8] ^= 1 << (bit % 8)
+		}
+		w.send(from, frame, t.delay[0], t.behind)
+		w.spare = append(w.spare, frame[:0])
+	} else {
+		w.send(from, frame, t.delay[0], t.behind)
+	}
+	from.overtake()
+}
+
+// send puts a frame on its way.
+func (w *Wire) send(from *Queue, frame []byte, delay time.Duration, behind int) {
+	if delay <= 0 && behind == 0 {
+		w.arrive(from, frame)
+		return
+	}
+	e := &onLine{from: from, frame: append(w.buffer(), frame...), delay: delay}
+	from.onWay++
+	if behind > 0 {
+		from.n.Reordered++
+		e.behind = behind + 1 // its own turn counts
+		from.back = append(from.back, e)
+		wait := from.faults.ReorderTime
+		if wait <= 0 {
+			wait = time.Millisecond
+		}
+		w.later(e, wait)
+		return
+	}
+	from.n.Delayed++
+	w.later(e, delay)
+}
+
+func (w *Wire) buffer() []byte {
+	if n := len(w.spare); n > 0 {
+		b := w.spare[n-1]
+		w.spare = w.spare[:n-1]
+		return b
+	}
+	return make([]byte, 0, DefaultChunkSize)
+}
+
+// overtake counts a frame that passed those held back, and lets go those that
+// were passed by enough.
+func (q *Queue) overtake() {
+	w := q.wire
+	for i := 0; i < len(q.back); {
+		e := q.back[i]
+		if e.behind--; e.behind > 0 {
+			i++
+			continue
+		}
+		q.back = append(q.back[:i], q.back[i+1:]...)
+		heap.Remove(&w.line, e.at)
+		w.release(e)
+	}
+}
+
+func (q *Queue) forget(e *onLine) {
+	for i := range q.back {
+		if q.back[i] == e {
+			q.back = append(q.back[:i], q.back[i+1:]...)
+			return
+		}
+	}
+}
+
+// arrive hands a frame to the queues that it is for.
+func (w *Wire) arrive(from *Queue, frame []byte) {
+	taken := false
+	for _, q := range w.ends {
+		if q.wants(from, frame) {
+			taken = true
+			q.take(frame)
+		}
+	}
+	if !taken {
+		from.n.Nowhere++
+	}
+}
+
+// wants says whether a frame that from sent goes to q.
+func (q *Queue) wants(from *Queue, frame []byte) bool {
+	if q.mac == ([6]byte{}) || frame[0]&1 != 0 {
+		return q != from
+	}
+	return [6]byte(frame) == q.mac
+}
