@@ -48,7 +48,8 @@ type conn struct {
 	timer    int         // place in the heap + 1
 	owedAt   int64       // since when an acknowledgement is owed
 	owedSlot int         // place in port.owed + 1
-	inReady  bool
+	inReady  bool        // in port.ready
+	inHanded bool        // in port.handed
 }
 
 // newConn prepares the engine's side of a connection: ours are our numbers,
@@ -164,13 +165,15 @@ func (p *port) breakDown(c *conn, cause error, first Status) {
 
 func (p *port) flushQueue(v *VI, q *workQueue, first Status) {
 	for q.completed.Load() != q.tail.Load() {
-		s := StatusFlushed
-		if first != 0 {
-			s, first = first, 0
-		}
 		e := q.at(q.completed.Load())
-		if e.status.Failed() {
+		s := StatusFlushed
+		switch {
+		case !q.isRecv && q.completed.Load() != q.current && v.attrs.Level != ReliableReception:
+			s = StatusOpSend // on the ring already
+		case e.status.Failed():
 			s = e.status
+		case first != 0:
+			s, first = first, 0
 		}
 		p.complete(v, q, e, s)
 	}

@@ -128,7 +128,9 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 	if c.closeSent && int32(s.Unacked()-c.closeSeq) > 0 {
 		c.finishClose(p)
 	}
-	p.enqueue(c)
+	if _, lost := s.NextLost(); lost || c.closing || c.vi.send.waiting() != nil {
+		p.enqueue(c)
+	}
 }
 
 // completeReceived completes the sends of a Reliable Reception VI of which the

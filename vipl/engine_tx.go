@@ -34,7 +34,7 @@ func (p *port) pump(c *conn, now int64) bool {
 			break
 		}
 		if e.status.Failed() {
-			if q.completed.Load() != q.current {
+			if p.flush(); q.completed.Load() != q.current {
 				return true // completes in order: earlier sends first
 			}
 			if c.sender != nil {
@@ -57,8 +57,9 @@ func (p *port) pump(c *conn, now int64) bool {
 		}
 		e.last = c.header.Seq
 		q.current++
-		if v.attrs.Level != ReliableReception {
-			p.complete(v, q, e, StatusOpSend)
+		if v.attrs.Level != ReliableReception && !c.inHanded {
+			c.inHanded = true
+			p.handed = append(p.handed, c)
 		}
 	}
 	if c.closing && !c.closeSent {
@@ -167,6 +168,9 @@ func (p *port) resendLost(c *conn, now int64) bool {
 			p.enqueue(c)
 			return false
 		}
+		if again, ok := c.sender.NextLost(); ok && again == seq {
+			return true // it could not go now; others wait behind it
+		}
 	}
 }
 
@@ -175,7 +179,7 @@ func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) bool {
 	addr, size := tag>>tagShift, tag&tagMask
 	if p.nic.InFlight(addr) {
 		if p.flush(); p.nic.InFlight(addr) {
-			return false // the last transmission has not left yet
+			return true // the last transmission has not left yet; the timer comes again
 		}
 	}
 	p.stamp(c)

@@ -68,6 +68,7 @@ type port struct {
 	timers timerHeap
 	owed   []*conn // owe the peer an acknowledgement
 	ready  []*conn // may be able to send again
+	handed []*conn // have sends that are done with the next doorbell
 	window int     // frames that each connection may be sent
 	active int     // connections
 
@@ -121,16 +122,19 @@ func (p *port) isClosed() bool {
 	}
 }
 
+// busy says whether there is something to do: frames, or, looked at now and
+// then, something that time alone has made due. Without the lock.
+func (p *port) busy() bool {
+	if p.nic.Ready() {
+		p.polls.Add(1)
+		return true
+	}
+	return p.polls.Add(1)%pollsPerTime == 0 && clock() >= p.due.Load()
+}
+
 // poll makes progress if there is something to do and nobody else is at it.
 func (p *port) poll() {
-	if p.polls.Add(1)%pollsPerTime == 0 {
-		if clock() < p.due.Load() && !p.nic.Ready() {
-			return
-		}
-	} else if !p.nic.Ready() {
-		return
-	}
-	if p.mu.TryLock() {
+	if p.busy() && p.mu.TryLock() {
 		p.progress(clock(), false)
 		p.mu.Unlock()
 	}
@@ -169,7 +173,7 @@ func (p *port) finish(now int64, quiet bool) {
 		due = min(due, c.owedAt+ackDelay)
 		i++
 	}
-	if p.nic.Pending() > 0 {
+	if p.nic.Pending() > 0 || len(p.handed) > 0 {
 		p.flush()
 	}
 	if len(p.ready) > 0 {
@@ -184,10 +188,21 @@ func (p *port) finish(now int64, quiet bool) {
 	}
 }
 
+// flush rings the doorbell. What was handed over by it is done, but for the
+// sends that wait for the peer; the program's descriptors are written after the
+// doorbell, not before, so that the message is under way meanwhile.
 func (p *port) flush() {
 	if err := p.nic.Flush(); err != nil {
 		p.stats.FlushErrors++
 	}
+	for _, c := range p.handed {
+		c.inHanded = false
+		v, q := c.vi, &c.vi.send
+		for q.completed.Load() != q.current {
+			p.complete(v, q, q.at(q.completed.Load()), StatusOpSend)
+		}
+	}
+	p.handed = p.handed[:0]
 }
 
 // receiveAll takes the frames that have arrived, a bounded number of them so

@@ -134,16 +134,17 @@ func (p *port) settleReceives(v *VI) {
 }
 
 // dequeue is Done for one queue.
-func (v *VI) dequeue(op string, q *workQueue) (*Descriptor, error) {
+func (v *VI) dequeue(q *workQueue) (*Descriptor, error) {
 	p := v.port
-	if !q.ready() {
-		p.poll()
-		if !q.ready() {
+	if q.ready() {
+		p.mu.Lock()
+	} else {
+		if !p.busy() || !p.mu.TryLock() {
 			return q.notReady()
 		}
+		p.progress(clock(), false)
 	}
-	p.mu.Lock()
-	if !q.ready() { // another goroutine was faster
+	if !q.ready() {
 		p.mu.Unlock()
 		return q.notReady()
 	}
@@ -173,7 +174,7 @@ func (v *VI) await(op string, q *workQueue, timeout time.Duration) (*Descriptor,
 		if err := v.port.wait(q, end); err != nil {
 			return nil, waitError(op, v, err)
 		}
-		if d, err := v.dequeue(op, q); d != nil {
+		if d, err := v.dequeue(q); d != nil {
 			return d, err
 		}
 	}

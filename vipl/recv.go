@@ -12,7 +12,7 @@ func (v *VI) PostRecv(d *Descriptor, h MemHandle) error { return v.post("PostRec
 // complete. It never waits. ErrNotDone: it is not complete. ErrDescriptor: it
 // completed in error, see its Status, or with a nil descriptor: the queue is
 // empty.
-func (v *VI) RecvDone() (*Descriptor, error) { return v.dequeue("RecvDone", &v.recv) }
+func (v *VI) RecvDone() (*Descriptor, error) { return v.dequeue(&v.recv) }
 
 // RecvWait is VipRecvWait: like RecvDone, but waits for the head to complete,
 // at most timeout (negative: for ever). ErrTimeout when it does not.

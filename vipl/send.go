@@ -18,7 +18,7 @@ func (v *VI) PostSend(d *Descriptor, h MemHandle) error { return v.post("PostSen
 // SendDone is VipSendDone: takes the head of the send queue if it is complete.
 // It never waits. ErrNotDone: it is not complete. ErrDescriptor: it completed
 // in error, see its Status, or with a nil descriptor: the queue is empty.
-func (v *VI) SendDone() (*Descriptor, error) { return v.dequeue("SendDone", &v.send) }
+func (v *VI) SendDone() (*Descriptor, error) { return v.dequeue(&v.send) }
 
 // SendWait is VipSendWait: like SendDone, but waits for the head to complete,
 // at most timeout (negative: for ever). ErrTimeout when it does not.

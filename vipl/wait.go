@@ -32,8 +32,9 @@ const (
 	spinRetry  = 64      // waits between two full tries
 	spinPolls  = 1 << 14 // more than fit into spinMost: for a clock that stands still (testing/synctest)
 	tickLeast  = time.Millisecond
-	tickMost   = 8 * time.Millisecond
-	sleepLimit = time.Second // no sleep of the background is longer
+	tickMost   = 32 * time.Millisecond
+	sleepLimit = time.Second      // no sleep of the background is longer
+	spinRate   = time.Microsecond // who polls more often than once in it spins
 )
 
 func (s *signal) init() {
@@ -172,33 +173,36 @@ func (p *port) background() {
 	tick := tickLeast
 	timer := time.NewTimer(tick)
 	defer timer.Stop()
-	last := p.polls.Load()
-	for {
+	for last := p.polls.Load(); ; timer.Reset(tick) {
 		select {
 		case <-p.closed:
 			return
 		case <-timer.C:
 		}
-		if seen := p.polls.Load(); seen != last {
-			last = seen
-			tick = min(2*tick, tickMost)
-			// A slow poller looks at the clock too seldom.
-			if now := clock(); p.due.Load() < now && p.mu.TryLock() {
-				p.progress(now, false)
-				p.mu.Unlock()
+		seen := p.polls.Load()
+		calls := seen - last
+		last = seen
+		if calls == 0 {
+			tick = tickLeast
+			select {
+			case p.sleeping <- struct{}{}:
+				for p.polls.Load() == last && !p.isClosed() {
+					p.sleep(nil, never)
+				}
+				<-p.sleeping
+			default: // somebody waits, and sleeps for the port
 			}
-			timer.Reset(tick)
 			continue
 		}
-		tick = tickLeast
-		select {
-		case p.sleeping <- struct{}{}:
-			for p.polls.Load() == last && !p.isClosed() {
-				p.sleep(nil, never)
-			}
-			<-p.sleeping
-		default: // somebody waits, and sleeps for the port
+		if time.Duration(calls)*spinRate > tick {
+			tick = min(2*tick, tickMost)
+		} else {
+			tick = tickLeast
 		}
-		timer.Reset(tick)
+		// Who polls slowly looks at the clock too seldom.
+		if now := clock(); p.due.Load() < now && p.mu.TryLock() {
+			p.progress(now, false)
+			p.mu.Unlock()
+		}
 	}
 }
