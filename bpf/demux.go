@@ -6,6 +6,7 @@ import (
 
 	"github.com/asavie/xdp"
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 //go:generate ./generate.sh
@@ -29,6 +30,13 @@ type Config struct {
 	Port       uint16 // UDP destination port; 0: DefaultPort
 	MaxVIs     int    // entries of the VI table, 40 bytes each, at most 65536; 0: DefaultMaxVIs
 	MaxSockets int    // slots; 0: DefaultMaxSockets
+	// SingleBuffer loads the program without BPF_F_XDP_HAS_FRAGS. In generic
+	// mode the kernel then makes room in front of a frame in place, instead of
+	// copying it to a page of its pool (skb_cow_data_for_xdp in
+	// net/core/skbuff.c), which saves 0.2 us of a short frame; frames in several
+	// pieces, kernel TCP's included, are joined first. In native mode it
+	// bounds the MTU to about a page.
+	SingleBuffer bool
 }
 
 func (c *Config) setDefaults() error {
@@ -69,6 +77,9 @@ func LoadDemux(cfg Config) (*Demux, error) {
 	}
 	if err := spec.Variables[demuxVarUdpPort].Set(cfg.Port); err != nil {
 		return nil, fmt.Errorf("bpf: embedded object: %s: %w", demuxVarUdpPort, err)
+	}
+	if cfg.SingleBuffer {
+		spec.Programs[demuxProgViaDemux].Flags &^= unix.BPF_F_XDP_HAS_FRAGS
 	}
 	spec.Maps[demuxMapVis].MaxEntries = uint32(cfg.MaxVIs)
 	spec.Maps[demuxMapSockets].MaxEntries = uint32(cfg.MaxSockets)

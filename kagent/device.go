@@ -44,6 +44,7 @@ type device struct {
 	numbers  *Numbers
 	demux    *bpf.Demux
 	maxVIs   int
+	frags    bool // the program takes frames of several buffers
 	driver   string
 	bus      string
 	queues   int // queues that a socket can be bound to
@@ -51,6 +52,11 @@ type device struct {
 	mode     bpf.Mode // how the program is attached
 	leases   map[int]*lease
 }
+
+// singleBufferMTU is the greatest MTU that every driver takes in native mode
+// with a program for single buffers: a page less headroom, Ethernet header and
+// the kernel's skb_shared_info (veth: 3506, drivers/net/veth.c).
+const singleBufferMTU = 3498
 
 // acquire finds or makes the device of an interface in the calling thread's
 // namespace, and sets it up if it is not. On success the caller holds d.mu.
@@ -79,6 +85,10 @@ func acquire(cfg Config) (*device, error) {
 	} else if d.maxVIs != cfg.MaxVIs {
 		err = &OpError{Op: "open", Link: cfg.Interface, Err: fmt.Errorf(
 			"this process has the interface open with %d VIs, not %d", d.maxVIs, cfg.MaxVIs)}
+	} else if cfg.MultiBuffer && !d.frags {
+		err = &OpError{Op: "open", Link: cfg.Interface, Err: errors.New(
+			"this process has the interface open without multi-buffer frames"),
+			Hint: "open it with MultiBuffer the first time"}
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.release())
@@ -138,7 +148,11 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 		return udp.Send(confirm.b, confirm.from, confirm.to)
 	}
 	d.manager = NewManager(udp, cfg.Port)
-	d.demux, err = bpf.LoadDemux(bpf.Config{Port: cfg.Port, MaxVIs: cfg.MaxVIs})
+	// One buffer a frame is faster, and enough unless frames are chained, or
+	// the driver's pages are too short for the MTU.
+	first, _ := d.steps(cfg)
+	d.frags = cfg.MultiBuffer || nic.MTU > singleBufferMTU && !(len(first) > 0 && first[0].Generic())
+	d.demux, err = bpf.LoadDemux(bpf.Config{Port: cfg.Port, MaxVIs: cfg.MaxVIs, SingleBuffer: !d.frags})
 	if err != nil {
 		return fail("open", err)
 	}
