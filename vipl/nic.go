@@ -1,6 +1,7 @@
 package vipl
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -17,6 +18,11 @@ import (
 // DefaultSilence is the time without a word after which a peer is taken for
 // dead. Idle connections exchange a probe four times in it.
 const DefaultSilence = 1600 * time.Millisecond
+
+// DefaultRxChunks is the number of chunks for frames that arrive: a message of
+// MaxTransferSize at MTU 1500 is 737 frames, which an unreliable VI sends with
+// nothing to hold them back, perhaps to a program that is asleep.
+const DefaultRxChunks = 1024
 
 const reasonDescriptor = wire.ReasonClosed
 
@@ -45,9 +51,10 @@ func WithArena(bytes int) Option { return func(o *options) { o.agent.ArenaBytes 
 // it.
 func WithHugepages(p hugepages.Policy) Option { return func(o *options) { o.agent.Hugepages = p } }
 
-// WithChunks sets the number of chunks for frames to receive and to send.
+// WithChunks sets the number of chunks for frames to receive and to send;
+// DefaultRxChunks and xdpnic.DefaultChunks without it, or where one is 0.
 func WithChunks(rx, tx int) Option {
-	return func(o *options) { o.agent.RxChunks, o.agent.TxChunks = rx, tx }
+	return func(o *options) { o.agent.RxChunks, o.agent.TxChunks = cmp.Or(rx, DefaultRxChunks), tx }
 }
 
 // WithSilence sets the time after which a silent peer is taken for dead, at
@@ -86,7 +93,7 @@ type Nic struct {
 // missing and what helps; kagent.Unavailable tells those that mean that this
 // machine cannot run it.
 func OpenNic(device string, opts ...Option) (*Nic, error) {
-	o := options{agent: kagent.Config{Interface: device, Queue: kagent.AnyQueue}}
+	o := options{agent: kagent.Config{Interface: device, Queue: kagent.AnyQueue, RxChunks: DefaultRxChunks}}
 	for _, f := range opts {
 		f(&o)
 	}

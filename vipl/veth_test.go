@@ -106,7 +106,7 @@ func TestPingPong(t *testing.T) {
 	for _, level := range []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception} {
 		t.Run(level.String(), func(t *testing.T) {
 			// An unreliable megabyte comes at once, before anybody looks.
-			a, b := ends(t, nstest.Options{}, vipl.WithChunks(1024, 1024))
+			a, b := ends(t, nstest.Options{})
 			va, vb := connect(t, a, b, level)
 			for _, size := range []int{0, 1, 64, 1424, 1425, 65536, vipl.MaxTransferSize} {
 				ba, bb := newBox(t, a, 2, max(size, 1)), newBox(t, b, 2, max(size, 1))

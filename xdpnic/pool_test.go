@@ -23,7 +23,7 @@ func TestChunkOwnership(t *testing.T) {
 		}
 		k := newFakeKernel(t, cfg, rapid.SampledFrom([]uint32{0, ^uint32(0) - 5}).Draw(t, "start"))
 		q := k.q
-		foreign := uint64(cfg.PoolOffset + (cfg.RxChunks+cfg.TxChunks)*cfg.ChunkSize + 4095&^4095)
+		foreign := uint64((cfg.PoolOffset + (cfg.RxChunks+cfg.TxChunks)*cfg.ChunkSize + 4095) &^ 4095)
 		var held []uint64 // ours: allocated, or retained and completed
 		var wired []xdp.Desc
 		retained := map[uint64]bool{} // in flight, ours afterwards

@@ -1,0 +1,271 @@
+package vipl_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/bpf"
+	"viaxdp/internal/nstest"
+	"viaxdp/vipl"
+)
+
+// A process that is killed in the middle of traffic leaves nothing behind, and
+// its peer is told. VIA_KILLS says how often; each takes about two seconds.
+func TestKilledUnderLoad(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	rounds := 3
+	if s := os.Getenv("VIA_KILLS"); s != "" {
+		var err error
+		if rounds, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := demuxPrograms(t)
+	var nic *vipl.Nic
+	if err := na.Do(func() (err error) {
+		nic, err = vipl.OpenNic(na.Name)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer nic.Close()
+	load := newLoad(t, nic)
+	for round := range rounds {
+		asks := round%2 == 0 // who asks for the connection, alternately
+		child := startVictim(t, nb, na.IPv4.String(), asks)
+		if err := load.connect(nic, nb, asks); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		for start := time.Now(); load.messages == 0; load.turn(t) {
+			if time.Since(start) > 10*time.Second {
+				t.Fatal("no load came up")
+			}
+		}
+		alive := time.Now().Add(time.Duration(rand.IntN(60)) * time.Millisecond)
+		for time.Now().Before(alive) {
+			load.turn(t)
+		}
+		if err := child.Process.Signal(unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		killed := time.Now()
+		child.Wait()
+		for {
+			load.turn(t)
+			s, err := load.vi.Query()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.State == vipl.Error {
+				break
+			}
+			if time.Since(killed) > 2*time.Second {
+				t.Fatalf("round %d: 2 s after the kill the VI is %v", round, s.State)
+			}
+		}
+		if n := load.taken + load.flushed(t); n != len(load.recvs.desc) {
+			t.Errorf("round %d: %d of %d receives were flushed", round, n, len(load.recvs.desc))
+		}
+		if err := load.vi.Disconnect(); err != nil {
+			t.Fatal(err)
+		}
+		nb.Do(func() error {
+			if a, ok, err := bpf.AttachedTo(nb.Index); err != nil || ok {
+				t.Errorf("round %d: program %v is attached still (%v)", round, a, err)
+			}
+			start := time.Now()
+			again, err := vipl.OpenNic(nb.Name)
+			if err != nil {
+				t.Errorf("round %d: the queue does not open again: %v", round, err)
+				return nil
+			}
+			if d := time.Since(start); d > 2*time.Second {
+				t.Errorf("round %d: the queue opened after %v", round, d)
+			}
+			return again.Close()
+		})
+	}
+	if err := nic.Close(); err != nil {
+		t.Error(err)
+	}
+	if after := demuxPrograms(t); after > before {
+		t.Errorf("%d demux programs are in the kernel, %d were before", after, before)
+	}
+}
+
+// demuxPrograms counts the demux programs in the kernel.
+func demuxPrograms(t *testing.T) (n int) {
+	t.Helper()
+	for id := ebpf.ProgramID(0); ; n++ {
+		for {
+			next, err := ebpf.ProgramGetNextID(id)
+			if errors.Is(err, os.ErrNotExist) {
+				return n
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			id = next
+			p, err := ebpf.NewProgramFromID(id)
+			if err != nil {
+				continue // gone meanwhile
+			}
+			info, err := p.Info()
+			p.Close()
+			if err == nil && info.Name == "via_demux" {
+				break
+			}
+		}
+	}
+}
+
+// load keeps messages going in both directions over one VI.
+type load struct {
+	vi           *vipl.VI
+	sends, recvs *box
+	messages     int
+	taken        int // receives that turn found flushed
+}
+
+const loadSize = 4000
+
+func newLoad(t testing.TB, nic *vipl.Nic) *load {
+	t.Helper()
+	vi, err := nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &load{vi: vi, sends: newBox(t, nic, 8, loadSize), recvs: newBox(t, nic, 32, loadSize)}
+	for _, b := range []*box{l.sends, l.recvs} {
+		for i, d := range b.desc {
+			d.SetSegments(b.segs[i])
+		}
+	}
+	return l
+}
+
+// connect posts the receives, connects, and sends the first messages.
+func (l *load) connect(nic *vipl.Nic, peer *nstest.NS, asked bool) error {
+	l.messages, l.taken = 0, 0
+	for _, d := range l.recvs.desc {
+		if err := l.vi.PostRecv(d, l.recvs.region.Handle()); err != nil {
+			return err
+		}
+	}
+	if asked {
+		c, err := nic.ConnectWait(vipl.NetAddress{Discriminator: []byte("kill")}, 10*time.Second)
+		if err != nil {
+			return err
+		}
+		if err := c.Accept(l.vi); err != nil {
+			return err
+		}
+	} else if err := ask(l.vi, vipl.NetAddress{Host: peer.IPv4, Discriminator: []byte("kill")}); err != nil {
+		return err
+	}
+	for _, d := range l.sends.desc {
+		if err := l.vi.PostSend(d, l.sends.region.Handle()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func ask(v *vipl.VI, to vipl.NetAddress) (err error) {
+	for range 1000 {
+		if _, err = v.ConnectRequest(vipl.NetAddress{}, to, time.Second); err == nil {
+			return nil
+		}
+		time.Sleep(5 * time.Millisecond) // nobody may wait yet
+	}
+	return err
+}
+
+// turn takes what has arrived, posts the receive anew and answers.
+func (l *load) turn(t testing.TB) {
+	for {
+		d, err := l.vi.RecvDone()
+		if d != nil && err != nil {
+			l.taken++ // the end has come; flushed takes the others
+		}
+		if err != nil {
+			return
+		}
+		l.messages++
+		if err := l.vi.PostRecv(d, l.recvs.region.Handle()); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := l.vi.SendDone(); err == nil {
+			l.vi.PostSend(s, l.sends.region.Handle())
+		}
+	}
+}
+
+// flushed takes everything off the queues and counts the receives that are
+// flushed.
+func (l *load) flushed(t testing.TB) (n int) {
+	for {
+		d, err := l.vi.RecvDone()
+		if d == nil {
+			break
+		}
+		if !errors.Is(err, vipl.ErrDescriptor) || d.Status()&vipl.StatusFlushed == 0 {
+			t.Errorf("a receive completed with %v, %v", err, d.Status())
+		}
+		n++
+	}
+	for {
+		if d, _ := l.vi.SendDone(); d == nil {
+			return n
+		}
+	}
+}
+
+const victimEnv = "VIA_TEST_VICTIM"
+
+// startVictim starts this test binary as the process to be killed.
+func startVictim(t *testing.T, ns *nstest.NS, peer string, asks bool) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", "-test.run=TestVictim$")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s,%v", victimEnv, peer, asks))
+	cmd.Stderr = os.Stderr
+	if err := ns.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill() })
+	return cmd
+}
+
+// TestVictim is the process that TestKilledUnderLoad kills.
+func TestVictim(t *testing.T) {
+	env := os.Getenv(victimEnv)
+	if env == "" {
+		return // an ordinary run of the tests
+	}
+	peer, asks, _ := strings.Cut(env, ",")
+	nic, err := vipl.OpenNic("via0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newLoad(t, nic)
+	ns := &nstest.NS{}
+	if err := ns.IPv4.UnmarshalText([]byte(peer)); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.connect(nic, ns, asks != "true"); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		l.turn(t)
+	}
+}
