@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -104,21 +105,17 @@ func TestRunMessages(t *testing.T) {
 
 // The end of the context ends the wait for a worker.
 func TestRunCancelled(t *testing.T) {
-	ours, theirs := net.Pipe()
-	defer ours.Close()
-	go func() { // a worker that never answers
-		b := make([]byte, 1<<16)
-		for {
-			if _, err := theirs.Read(b); err != nil {
-				return
-			}
-		}
-	}()
+	silent := func(name string) *Worker { // a worker that never answers
+		ours, theirs := net.Pipe()
+		t.Cleanup(func() { ours.Close() })
+		go io.Copy(io.Discard, theirs)
+		return NewWorker(name, ours, Params{})
+	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	reason := errors.New("enough")
 	cancel(reason)
-	w := NewWorker("client", ours, Params{})
-	_, err := Run(ctx, Plan{Names: []string{"tcp-net"}, Sizes: []int{1}, Duration: 1, Latency: true}, w, w)
+	plan := Plan{Names: []string{"tcp-net"}, Sizes: []int{1}, Duration: 1, Latency: true}
+	_, err := Run(ctx, plan, silent("client"), silent("server"))
 	if !errors.Is(err, reason) {
 		t.Errorf("got %v", err)
 	}

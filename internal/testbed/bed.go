@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -16,7 +17,20 @@ type Config struct {
 	Args   []string  // arguments with which this program becomes a child
 	Pairs  []Pair    // veth pairs between the two children
 	CPUs   [2]int    // CPU on which each child runs all its threads; -1: anywhere
-	Stderr io.Writer // the children's standard error; nil: discarded
+	Stderr io.Writer // the children's standard error, one write at a time; nil: discarded
+}
+
+// oneWriter lets several goroutines share a writer: each child has one that
+// copies its standard error, unless that is a file.
+type oneWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (o *oneWriter) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.w.Write(b)
 }
 
 // A Side is one child process with its namespace.
@@ -39,6 +53,9 @@ type Bed struct {
 // Start makes a bed. On an error nothing is left of it.
 func Start(cfg Config) (_ *Bed, err error) {
 	b := &Bed{keeper: newKeeper()}
+	if _, file := cfg.Stderr.(*os.File); cfg.Stderr != nil && !file {
+		cfg.Stderr = &oneWriter{w: cfg.Stderr}
+	}
 	defer func() {
 		if err != nil {
 			b.Kill()
