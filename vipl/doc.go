@@ -1,0 +1,58 @@
+// Package vipl is the VI Provider Library in Go: what a program uses to send
+// and receive messages through a VI NIC without the kernel on the way.
+//
+//	 program                                      peer
+//	    | PostSend            PostRecv |            |
+//	    v                              v            |
+//	+---------+  send queue  +-------------------+  |
+//	|   VI    |------------->| engine (port)     |  |
+//	|  state  |<-------------| frames <-> descr. |==+=== frames of package wire
+//	+---------+ receive queue+---------+---------+
+//	    |   completed              rings of the NIC (Port)
+//	    v
+//	  Done, Wait, or a CQ that many VIs share
+//
+// A [Nic] is an open interface. Memory that descriptors and data lie in is
+// registered with it: [Nic.AllocMem] allocates from the NIC's arena,
+// [Nic.RegisterMem] takes any memory of the program. A [VI] is connected with
+// one other by [Nic.ConnectWait] and [Conn.Accept] on one side and
+// [VI.ConnectRequest] on the other. Then [VI.PostSend] sends what a
+// [Descriptor] describes into the descriptor that the peer posted with
+// [VI.PostRecv]; Done and Wait give completed descriptors back, in order.
+//
+// A receive must be posted before its message comes: on a reliable VI a message
+// that meets an empty receive queue breaks the connection, on an unreliable
+// one it is lost.
+//
+// # Files, in the order of a message
+//
+//	post.go       1    check, translate, join the queue     workqueue.go
+//	engine_tx.go  2    segment, retransmit, acknowledge
+//	port.go       3-6  doorbell, lease on arrived frames, who makes progress
+//	engine_rx.go  7-8  check, order, place
+//	cq.go         9    complete                             wait.go wakes
+//	send.go, recv.go   11 done
+//
+// conn.go is a connection as the engine keeps it, connect.go how it comes and
+// goes, timers.go its time.
+//
+// # Concurrency
+//
+// Every method may be called from any goroutine at any time. Done never
+// waits for a goroutine that is in Wait. There is no thread behind a VI: whoever
+// posts, polls or waits moves frames; a background goroutine of the NIC does
+// while nobody else does. A spinning program should lock its goroutine to a
+// thread and the thread to a CPU, and leave the Go runtime a second one or at
+// least GOMAXPROCS >= 2.
+//
+// # Errors
+//
+// A VIPL return code is a [Return], an error; what has more to say is an
+// [*OpError] that wraps it. Calls of the data path return bare codes and
+// allocate nothing.
+//
+// # Privileges
+//
+// OpenNic needs root, or CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. [Open] over a
+// NIC in memory needs none.
+package vipl
