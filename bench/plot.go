@@ -64,6 +64,8 @@ func (r *Result) plot(path, title, unit string, lines map[string]plotter.XYs) er
 	p.X.Tick.Marker, p.Y.Tick.Marker = plot.ConstantTicks(sizeTicks(lines)), decades{}
 	p.Legend.Top, p.Legend.Left = true, true
 	p.Legend.TextStyle.Font.Size = vg.Points(8)
+	p.Legend.Padding = vg.Points(1.5)
+	p.Legend.XOffs = vg.Points(8)
 	p.Add(plotter.NewGrid())
 
 	looks := newLooks()
@@ -91,9 +93,10 @@ func (r *Result) plot(path, title, unit string, lines map[string]plotter.XYs) er
 		return errors.New("no values above zero")
 	}
 	widen(&p.X)
+	p.X.Max *= 1.3 // the last label is wide
 	widen(&p.Y)
 	// Room for the legend above the lines.
-	p.Y.Max *= 6
+	p.Y.Max *= 12
 	return save(p, path)
 }
 

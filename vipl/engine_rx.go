@@ -94,7 +94,7 @@ func (p *port) afterwards(c *conn, now int64) {
 	if p.pkt.Kind == wire.KindError || p.pkt.Kind == wire.KindAck {
 		return
 	}
-	if p.pkt.Kind == wire.KindClose && c.receiver != nil {
+	if p.pkt.Kind == wire.KindClose && c.receiver != nil && int32(c.receiver.Next()-p.pkt.Seq) > 0 {
 		p.control(c, wire.KindAck, 0, 0)
 		return
 	}
