@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"viaxdp/internal/testbed"
+	"viaxdp/kagent"
 )
 
 func newTestbed(env environment) *cobra.Command {
@@ -23,7 +24,7 @@ func newTestbed(env environment) *cobra.Command {
 
 func newUp(env environment) *cobra.Command {
 	bed := testbed.DefaultNamed()
-	bed.Hugepages = 32
+	bed.Hugepages = 2 * kagent.DefaultArena >> 21 // an arena for a program at each end
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Make the namespaces via0 and via1, joined by a veth pair",
