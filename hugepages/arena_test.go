@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
 )
 
 func open(t *testing.T, cfg Config) *Arena {
@@ -274,7 +276,7 @@ func TestTooLarge(t *testing.T) {
 func TestRequireRefused(t *testing.T) {
 	p, err := readPool()
 	if err != nil {
-		t.Skip("no pool of 2 MB pages: ", err)
+		nstest.Lacks(t, "no pool of 2 MB pages: %v", err)
 	}
 	for _, shared := range []bool{false, true} {
 		_, err := New(Config{Size: (p.available() + 4096) * hugeSize, Shared: shared, Policy: Require})
@@ -292,7 +294,7 @@ func TestRequireRefused(t *testing.T) {
 // machine has nothing against it.
 func TestTransparent(t *testing.T) {
 	if thpSetting(thpAnon) == "" || thpSetting(thpAnon) == "never" || thpSetting(thpShmem) == "deny" {
-		t.Skip("transparent hugepages are turned off")
+		nstest.Lacks(t, "transparent hugepages are turned off")
 	}
 	for _, shared := range []bool{false, true} {
 		i := open(t, Config{Size: 4 << 20, Shared: shared}).Info()

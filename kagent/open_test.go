@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -242,23 +241,8 @@ func TestUnprivileged(t *testing.T) {
 		os.Stdout.WriteString(err.Error())
 		os.Exit(0)
 	}
-	nstest.Require(t)
-	exe, err := os.ReadFile(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp("/tmp", "kagent") // t.TempDir is root's alone
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(dir+"/test", exe, 0o755)); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(dir+"/test", "-test.run=^TestUnprivileged$")
+	cmd := nstest.AsNobody(t, "TestUnprivileged")
 	cmd.Env = append(os.Environ(), "KAGENT_NOBODY=1")
-	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)

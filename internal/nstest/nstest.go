@@ -30,10 +30,17 @@ func Require(t testing.TB) {
 	if os.Geteuid() == 0 {
 		return
 	}
+	Lacks(t, "needs root (CAP_NET_ADMIN, CAP_BPF, CAP_SYS_ADMIN)")
+}
+
+// Lacks ends a test that needs something that the machine does not have, such
+// as a kernel feature: with a failure when CI=true, and with a skip elsewhere.
+func Lacks(t testing.TB, format string, args ...any) {
+	t.Helper()
 	if os.Getenv("CI") == "true" {
-		t.Fatal("this test needs root (CAP_NET_ADMIN, CAP_BPF, CAP_SYS_ADMIN)")
+		t.Fatalf(format, args...)
 	}
-	t.Skip("needs root (CAP_NET_ADMIN, CAP_BPF, CAP_SYS_ADMIN)")
+	t.Skipf(format, args...)
 }
 
 // NS is one end: a namespace and the veth interface in it.
