@@ -2,12 +2,10 @@ package vipl
 
 import (
 	"fmt"
-	"time"
 
 	"viaxdp/kagent"
 	"viaxdp/reliable"
 	"viaxdp/wire"
-	"viaxdp/xdpnic"
 )
 
 // conn is the connection of a VI as the engine keeps it. It exists from the
@@ -261,7 +259,3 @@ func (p *port) settle(c *conn) {
 	p.owed = p.owed[:last]
 	c.owedSlot = 0
 }
-
-func (p *port) hold(c *conn, seq uint32, f *xdpnic.Frame) { c.receiver.Hold(seq, p.held.put(f)) }
-
-const disconnectTimeout = 200 * time.Millisecond

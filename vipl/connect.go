@@ -323,6 +323,9 @@ func (v *VI) Disconnect() error {
 	return nil
 }
 
+// disconnectTimeout is how long a peer may take to acknowledge a close.
+const disconnectTimeout = 200 * time.Millisecond
+
 // linger waits until the peer has taken note of the close, or has not for too
 // long. An unreliable VI repeats it meanwhile.
 func (c *conn) linger() {

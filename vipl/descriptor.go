@@ -50,15 +50,13 @@ const (
 
 	StatusErrorMask Status = 0x1fe
 
-	StatusOpMask          Status = 0x70000
-	StatusOpSend          Status = 0x00000
-	StatusOpReceive       Status = 0x10000
-	StatusOpRemoteRDMAW   Status = 0x30000
-	StatusImmediate       Status = 0x80000 // immediate data came with the message
-	statusErrorNamesCount        = 8
+	StatusOpMask    Status = 0x70000
+	StatusOpSend    Status = 0x00000
+	StatusOpReceive Status = 0x10000
+	StatusImmediate Status = 0x80000 // immediate data came with the message
 )
 
-var statusErrorNames = [statusErrorNamesCount]string{
+var statusErrorNames = [...]string{
 	"format", "protection", "length", "partial packet", "flushed", "transport", "remote RDMA protection",
 	"remote descriptor",
 }

@@ -169,7 +169,7 @@ func (p *port) takeReliable(c *conn, f *xdpnic.Frame, now int64) (kept bool) {
 		}
 	case reliable.Early:
 		p.stats.Early++
-		p.hold(c, seq, f)
+		c.receiver.Hold(seq, p.held.put(f))
 		kept = true
 	case reliable.Duplicate:
 		p.stats.Duplicate++

@@ -164,51 +164,55 @@ func (p *port) resendLost(c *conn, now int64) bool {
 		if !ok {
 			return true
 		}
-		if !p.resend(c, seq, now, 0) {
+		switch p.resend(c, seq, now, 0) {
+		case notYet:
+			return true // the sender's timer comes again; others need not wait
+		case portFull:
 			p.enqueue(c)
 			return false
-		}
-		if again, ok := c.sender.NextLost(); ok && again == seq {
-			return true // it could not go now; others wait behind it
 		}
 	}
 }
 
-func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) bool {
+// How a retransmission went.
+type resendResult int
+
+const (
+	resent   resendResult = iota
+	notYet                // the last transmission has not left yet
+	portFull              // no ring entry
+)
+
+func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendResult {
 	tag := c.sender.Tag(seq)
 	addr, size := tag>>tagShift, tag&tagMask
 	if p.nic.InFlight(addr) {
 		if p.flush(); p.nic.InFlight(addr) {
-			return true // the last transmission has not left yet; the timer comes again
+			return notYet
 		}
 	}
 	p.stamp(c)
 	b := p.mem[addr+uint64(c.template.Len()) : addr+size]
 	wire.Restamp(b, c.header.Ack, c.header.Window, more)
 	if !p.nic.Send(addr, int(size), true) {
-		return false
+		return portFull
 	}
 	c.sender.Resent(now, seq)
 	p.timers.schedule(c, c.sender.Deadline())
 	p.stats.Resent++
-	return true
+	return resent
 }
 
 // acknowledge sends an acknowledgement of its own, with the ranges of what
 // came early.
 func (p *port) acknowledge(c *conn) bool {
-	if c.receiver == nil {
-		if !p.control(c, wire.KindAck, 0, 0) {
-			return false
-		}
-		p.settle(c)
-		return true
-	}
 	if !p.control(c, wire.KindAck, 0, 0) {
 		return false
 	}
 	p.stats.Acks++
-	c.receiver.Acked()
+	if c.receiver != nil {
+		c.receiver.Acked()
+	}
 	p.settle(c)
 	return true
 }

@@ -24,8 +24,6 @@ const DefaultSilence = 1600 * time.Millisecond
 // nothing to hold them back, perhaps to a program that is asleep.
 const DefaultRxChunks = 1024
 
-const reasonDescriptor = wire.ReasonClosed
-
 // Option changes how OpenNic opens.
 type Option func(*options)
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"viaxdp/wire"
 )
 
 // Step 1 of the way of a message: post. The descriptor is read once, checked
@@ -125,7 +127,7 @@ func (p *port) settleReceives(v *VI) {
 			return
 		}
 		if c := v.conn; c != nil && c.open && c.sender != nil {
-			p.refuse(c, reasonDescriptor, errDescriptor, clock())
+			p.refuse(c, wire.ReasonClosed, errDescriptor, clock())
 			return // breakDown completed it
 		}
 		q.current++

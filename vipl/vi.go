@@ -207,13 +207,12 @@ func (v *VI) destroy() {
 
 // ViStatus is what Query tells.
 type ViStatus struct {
-	State                 State
-	Attributes            ViAttributes
-	SendEmpty, RecvEmpty  bool  // no descriptor on the work queue, complete or not
-	Cause                 error // why the VI is in Error, else nil
-	Number                uint32
-	MaxPayload            int // bytes of a message in one frame, 0 unless connected
-	SendWindow, RecvSpare int // frames: may be sent now; held early
+	State                State
+	Attributes           ViAttributes
+	SendEmpty, RecvEmpty bool  // no descriptor on the work queue, complete or not
+	Cause                error // why the VI is in Error, else nil
+	Number               uint32
+	MaxPayload           int // bytes of a message in one frame, 0 unless connected
 }
 
 // Query is VipQueryVi: state, attributes and emptiness of the queues.
@@ -231,9 +230,6 @@ func (v *VI) Query() (ViStatus, error) {
 	}
 	if c := v.conn; c != nil {
 		s.MaxPayload = c.payload
-		if c.sender != nil {
-			s.SendWindow, s.RecvSpare = c.sender.Room(), c.receiver.Held()
-		}
 	}
 	return s, nil
 }
