@@ -46,6 +46,7 @@ type memoryConfig struct {
 	arena   int  // bytes beside the chunks
 	bubble  bool // in a testing/synctest bubble, which finds leaks by itself
 	leaky   bool // completions are lost, and so chunks
+	gate    bool // the demux program lets everything in: what the engine sees must still be checked
 }
 
 // newMemoryNet opens a NIC at both ends of a wire in memory. At the end of the
@@ -77,6 +78,9 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 		h.agent.SetMTU(c.mtu)
 	}
 	c.queue.Memory, c.queue.Admit, c.queue.MAC = arena.Bytes(), h.agent.Admit, h.agent.Link().MAC
+	if c.gate {
+		c.queue.Admit = nil
+	}
 	if h.queue, err = n.wire.Queue(c.queue); err != nil {
 		t.Fatal(err)
 	}
