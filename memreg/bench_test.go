@@ -9,6 +9,9 @@ import (
 func TestNoAllocations(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r := f.register(t, f.buf)
+	if err := f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRdmaWrite: true}); err != nil {
+		t.Fatal(err)
+	}
 	other, err := f.CreatePtag()
 	if err != nil {
 		t.Fatal(err)
@@ -21,17 +24,32 @@ func TestNoAllocations(t *testing.T) {
 			}
 			return err
 		},
-		"lookup": func() error { f.Lookup(r.Handle()); return nil },
+		"lookup":     func() error { f.Lookup(r.Handle()); return nil },
+		"attributes": func() error { _, _ = r.Attributes(), r.Ptag(); return nil },
+		"remote": func() error {
+			_, r, err := f.ResolveRemote(r.Handle(), r.Addr()+7, 64, f.tag, RemoteWrite)
+			if err == nil {
+				r.Release()
+			}
+			return err
+		},
+	} {
+		if n := testing.AllocsPerRun(1000, func() { err = call() }); n != 0 || err != nil {
+			t.Errorf("%s: %v allocations, %v", name, n, err)
+		}
+	}
+	for name, call := range map[string]func() error{
 		"handle": func() error { _, _, err := f.Resolve(0, r.Addr(), 64, nil); return err },
 		"tag":    func() error { _, _, err := f.Resolve(r.Handle(), r.Addr(), 64, other); return err },
 		"range":  func() error { _, _, err := f.Resolve(r.Handle(), r.Addr(), 1<<20, nil); return err },
+
+		"remote handle": func() error { _, _, err := f.ResolveRemote(0, r.Addr(), 64, nil, 0); return err },
+		"remote tag":    func() error { _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 64, other, 0); return err },
+		"remote rights": func() error { _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 64, nil, RemoteRead); return err },
+		"remote range":  func() error { _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 1<<20, nil, 0); return err },
 	} {
-		var err error
-		if n := testing.AllocsPerRun(1000, func() { err = call() }); n != 0 {
-			t.Errorf("%s: %v allocations", name, n)
-		}
-		if failing := name != "resolve" && name != "lookup"; failing != (err != nil) {
-			t.Errorf("%s: %v", name, err)
+		if n := testing.AllocsPerRun(1000, func() { err = call() }); n != 0 || err == nil {
+			t.Errorf("%s: %v allocations, %v", name, n, err)
 		}
 	}
 }
@@ -72,6 +90,34 @@ func BenchmarkResolveAcquireRelease(b *testing.B) {
 	}
 }
 
+func BenchmarkResolveRemoteRelease(b *testing.B) {
+	f, regions := benchmarkTable(b)
+	for _, r := range regions {
+		if err := f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRdmaWrite: true}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		r := regions[i%benchmarkRegions]
+		_, r, err := f.ResolveRemote(r.handle, r.addr, 64, f.tag, RemoteWrite)
+		if err != nil {
+			b.Fatal(err)
+		}
+		r.Release()
+	}
+}
+
+func BenchmarkSetAttributes(b *testing.B) {
+	f, regions := benchmarkTable(b)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		if err := f.SetAttributes(regions[i%benchmarkRegions], Attributes{Ptag: f.tag, EnableRdmaRead: true}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 // lockedMap is the plain way, to compare with.
 type lockedMap struct {
 	mu      sync.RWMutex
@@ -85,7 +131,7 @@ func (m *lockedMap) resolve(h Handle, addr uint64, n uint32, tag *Ptag) ([]byte,
 	if r == nil {
 		return nil, nil, ErrHandle
 	}
-	if r.attr.Ptag != tag {
+	if r.Ptag() != tag {
 		return nil, nil, ErrPtag
 	}
 	seg, err := r.Slice(addr, n)

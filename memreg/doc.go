@@ -8,13 +8,15 @@
 //	  | slot 0  |     | Region              |     | the program's bytes |
 //	  | slot 1 -+---->|  handle = handle?   |     |                     |
 //	  |  ...    |     |  alive, users       |     |  addr .. addr+n     |
-//	  | slot 2^k|     |  Ptag --------------+--+  |  in the UMEM or not |
-//	  +---------+     |  memory ------------+--|->|                     |
-//	  an array of     +---------------------+  |  +---------------------+
-//	  atomic pointers                          v
-//	                                       +--------+
-//	                                       |  Ptag  | <-- VIs
-//	                                       +--------+
+//	  | slot 2^k|     |  memory ------------+---->|  in the UMEM or not |
+//	  +---------+     |  attributes         |     |                     |
+//	  an array of     +----+----------------+     +---------------------+
+//	  atomic pointers      | atomic pointer
+//	                       v
+//	                  +-------------+     +--------+
+//	                  | Ptag -------+---->|  Ptag  | <-- VIs
+//	                  | RDMA rights |     +--------+
+//	                  +-------------+
 //
 // A [Table] belongs to one open NIC. [Table.Register] takes a Go slice,
 // [Table.RegisterForeign] an address and a length, such as C memory. Both
@@ -31,16 +33,25 @@
 // live by the same rule: regions and VIs hold them.
 //
 //	Resolve -> Acquire (false: just deregistered) -> use -> Release
+//	ResolveRemote, which also acquires            -> use -> Release
+//
+// A region's tag and RDMA rights may change while it lives, by
+// [Table.SetAttributes], and change together: an access is checked against one
+// setting or the next, never against a mixture. What was checked before goes
+// on. ResolveRemote holds the region before it checks, so an owner who takes
+// rights back, and after that sees a moment without users, has the memory for
+// himself.
 //
 // Memory of Go stays alive as long as its region does. Foreign memory, and the
 // arena, must stay mapped until the region is deregistered.
 //
 // # Concurrency
 //
-// Everything may be called from any goroutine. Registering, deregistering and
-// tags take the table's mutex. Lookup, Resolve, Acquire, Release and all
-// methods of a Region take no lock, wait for nobody and allocate nothing. What
-// the memory holds is the business of those who share it.
+// Everything may be called from any goroutine. Registering, deregistering,
+// changing attributes and tags take the table's mutex. Lookup, Resolve,
+// ResolveRemote, Acquire, Release and all methods of a Region take no lock,
+// wait for nobody and allocate nothing. What the memory holds is the business
+// of those who share it.
 //
 // # Privileges
 //

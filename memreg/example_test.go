@@ -1,6 +1,7 @@
 package memreg_test
 
 import (
+	"errors"
 	"fmt"
 
 	"viaxdp/memreg"
@@ -40,4 +41,45 @@ func Example() {
 	// 100
 	// true
 	// <nil>
+}
+
+func ExampleTable_ResolveRemote() {
+	table, err := memreg.NewTable(nil, memreg.Limits{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	tag, err := table.CreatePtag()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	buf := make([]byte, 64)
+	region, err := table.Register(buf, memreg.Attributes{Ptag: tag, EnableRdmaWrite: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	// A frame of an RDMA write came: five bytes for offset 8.
+	write := func(data string) error {
+		seg, r, err := table.ResolveRemote(region.Handle(), region.Addr()+8, uint32(len(data)), tag, memreg.RemoteWrite)
+		if err != nil {
+			return err
+		}
+		defer r.Release()
+		copy(seg, data)
+		return nil
+	}
+	fmt.Println(write("hello"))
+	fmt.Printf("%s\n", buf[8:13])
+
+	// From now on peers may only read.
+	err = table.SetAttributes(region, memreg.Attributes{Ptag: tag, EnableRdmaRead: true})
+	fmt.Println(err)
+	fmt.Println(errors.Is(write("again"), memreg.ErrRights))
+	// Output:
+	// <nil>
+	// hello
+	// <nil>
+	// true
 }

@@ -26,11 +26,43 @@ func (t *Table) Resolve(h Handle, addr uint64, n uint32, ptag *Ptag) (seg []byte
 	if r == nil {
 		return nil, nil, ErrHandle
 	}
-	if ptag != nil && ptag != r.attr.Ptag {
+	if ptag != nil && ptag != r.Ptag() {
 		return nil, nil, ErrPtag
 	}
 	seg, err = r.Slice(addr, n)
 	if err != nil {
+		return nil, nil, err
+	}
+	return seg, r, nil
+}
+
+// ResolveRemote is Resolve for an access by a peer, which needs the rights in
+// want as well. It returns the region already held: the caller uses the bytes
+// and then calls [Region.Release], once. After an error nothing is held.
+//
+// Tag and rights are those of one setting, which is in force at a moment when
+// the region is held already. That order makes sure that whoever deregisters
+// the region, or changes its attributes and then sees no users, knows that no
+// access goes on by the old ones. For the few nanoseconds of an access that is
+// refused the region has a user, too, and Deregister may find it busy.
+//
+// Errors, the values themselves, the first that applies: ErrHandle, ErrPtag,
+// ErrRights, ErrRange.
+func (t *Table) ResolveRemote(h Handle, addr uint64, n uint32, ptag *Ptag, want Rights) (seg []byte, r *Region, err error) {
+	r = t.Lookup(h)
+	if r == nil || !r.Acquire() {
+		return nil, nil, ErrHandle
+	}
+	switch now := r.now.Load(); {
+	case ptag != nil && ptag != now.ptag:
+		err = ErrPtag
+	case want&^now.rights != 0:
+		err = ErrRights
+	default:
+		seg, err = r.Slice(addr, n)
+	}
+	if err != nil {
+		r.Release()
 		return nil, nil, err
 	}
 	return seg, r, nil

@@ -27,6 +27,7 @@ type modelRegion struct {
 	*Region
 	from, to int // in buf
 	tag      *modelTag
+	attr     Attributes
 	users    int
 	dead     bool
 }
@@ -34,6 +35,17 @@ type modelRegion struct {
 func (m *tableModel) live() (n int) {
 	for _, r := range m.regions {
 		if !r.dead {
+			n++
+		}
+	}
+	return n
+}
+
+// holders is the number of regions and VIs that a tag has.
+func (m *tableModel) holders(tag *modelTag) int {
+	n := tag.vis
+	for _, r := range m.regions {
+		if r.tag == tag && !r.dead {
 			n++
 		}
 	}
@@ -50,12 +62,7 @@ func (m *tableModel) createPtag(t *rapid.T) {
 
 func (m *tableModel) destroyPtag(t *rapid.T) {
 	tag := rapid.SampledFrom(m.tags).Draw(t, "tag")
-	users := tag.vis
-	for _, r := range m.regions {
-		if r.tag == tag && !r.dead {
-			users++
-		}
-	}
+	users := m.holders(tag)
 	var want error
 	switch {
 	case tag.dead:
@@ -104,13 +111,44 @@ func (m *tableModel) register(t *rapid.T) {
 			return m.RegisterForeign(address(m.buf)+uint64(from), size, attr)
 		}
 	}
-	r, err := register(m.buf[from:to], Attributes{Ptag: tag.Ptag})
+	attr := drawAttributes(t, tag)
+	r, err := register(m.buf[from:to], attr)
 	if !errors.Is(err, want) {
 		t.Fatalf("register [%d, %d): %v, want %v", from, to, err, want)
 	}
 	if err == nil {
-		m.regions = append(m.regions, &modelRegion{Region: r, from: from, to: to, tag: tag})
+		m.regions = append(m.regions, &modelRegion{Region: r, from: from, to: to, tag: tag, attr: attr})
 		m.bytes += size
+	}
+}
+
+func drawAttributes(t *rapid.T, tag *modelTag) Attributes {
+	return Attributes{
+		Ptag:            tag.Ptag,
+		EnableRdmaWrite: rapid.Bool().Draw(t, "write"),
+		EnableRdmaRead:  rapid.Bool().Draw(t, "read"),
+	}
+}
+
+func (m *tableModel) setAttributes(t *rapid.T) {
+	if len(m.regions) == 0 {
+		return
+	}
+	r := rapid.SampledFrom(m.regions).Draw(t, "region")
+	tag := rapid.SampledFrom(m.tags).Draw(t, "tag")
+	attr := drawAttributes(t, tag)
+	var want error
+	switch {
+	case r.dead:
+		want = ErrHandle
+	case tag.dead:
+		want = ErrPtag
+	}
+	if err := m.SetAttributes(r.Region, attr); !errors.Is(err, want) {
+		t.Fatalf("SetAttributes: %v, want %v", err, want)
+	}
+	if want == nil {
+		r.tag, r.attr = tag, attr
 	}
 }
 
@@ -164,6 +202,8 @@ func (m *tableModel) resolve(t *rapid.T) {
 	tag := rapid.SampledFrom(append([]*modelTag{nil}, m.tags...)).Draw(t, "tag")
 	at := rapid.OneOf(rapid.IntRange(-2, len(m.buf)+2), rapid.IntRange(r.from-2, r.to+2)).Draw(t, "at")
 	n := rapid.OneOf(rapid.IntRange(0, len(m.buf)), rapid.IntRange(max(0, r.to-at-2), max(0, r.to-at+2))).Draw(t, "n")
+	remote := rapid.Bool().Draw(t, "remote")
+	needWrite, needRead := rapid.Bool().Draw(t, "needWrite"), rapid.Bool().Draw(t, "needRead")
 	var p *Ptag
 	var want error
 	if tag != nil {
@@ -174,15 +214,33 @@ func (m *tableModel) resolve(t *rapid.T) {
 		want = ErrHandle
 	case tag != nil && tag != r.tag:
 		want = ErrPtag
+	case remote && (needWrite && !r.attr.EnableRdmaWrite || needRead && !r.attr.EnableRdmaRead):
+		want = ErrRights
 	case at < r.from || at+n > r.to:
 		want = ErrRange
 	}
-	seg, got, err := m.Resolve(r.Handle(), address(m.buf)+uint64(at), uint32(n), p)
+	resolve := m.Resolve
+	if remote {
+		var rights Rights
+		if needWrite {
+			rights |= RemoteWrite
+		}
+		if needRead {
+			rights |= RemoteRead
+		}
+		resolve = func(h Handle, addr uint64, n uint32, p *Ptag) ([]byte, *Region, error) {
+			return m.ResolveRemote(h, addr, n, p, rights)
+		}
+	}
+	seg, got, err := resolve(r.Handle(), address(m.buf)+uint64(at), uint32(n), p)
 	if err != want {
-		t.Fatalf("Resolve(%d, %d) in [%d, %d): %v, want %v", at, n, r.from, r.to, err, want)
+		t.Fatalf("(%d, %d) in [%d, %d), remote %v, resolves to %v, want %v", at, n, r.from, r.to, remote, err, want)
 	}
 	if err == nil && (got != r.Region || len(seg) != n || n > 0 && &seg[0] != &m.buf[at]) {
-		t.Fatalf("Resolve(%d, %d) gave %d other bytes", at, n, len(seg))
+		t.Fatalf("(%d, %d) resolves to %d other bytes", at, n, len(seg))
+	}
+	if err == nil && remote {
+		r.users++ // until hold draws a release
 	}
 }
 
@@ -197,6 +255,14 @@ func (m *tableModel) check(t *rapid.T) {
 		}
 		if r.Users() != r.users {
 			t.Fatalf("%d users, want %d", r.Users(), r.users)
+		}
+		if r.Attributes() != r.attr || r.Ptag() != r.attr.Ptag {
+			t.Fatalf("attributes %+v, tag %p, want %+v", r.Attributes(), r.Ptag(), r.attr)
+		}
+	}
+	for _, tag := range m.tags {
+		if got, want := tag.Users(), m.holders(tag); got != want {
+			t.Fatalf("%d users of a tag, want %d", got, want)
 		}
 	}
 }
@@ -217,6 +283,7 @@ func TestTableModel(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"": m.check, "createPtag": m.createPtag, "destroyPtag": m.destroyPtag, "holdPtag": m.holdPtag,
 			"register": m.register, "register2": m.register, "deregister": m.deregister, "hold": m.hold, "resolve": m.resolve,
+			"setAttributes": m.setAttributes,
 		})
 	})
 }

@@ -52,7 +52,7 @@ func TestConcurrentRegistration(t *testing.T) {
 // sees it if they are.
 func TestAcquireAgainstDeregister(t *testing.T) {
 	f := newFixture(t, Limits{})
-	for range 200 {
+	for range 50 {
 		buf := make([]byte, 8)
 		r := f.register(t, buf)
 		var wg sync.WaitGroup

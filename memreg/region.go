@@ -1,27 +1,23 @@
 package memreg
 
+import "sync/atomic"
+
 // Handle is a memory handle: random, so that a peer cannot guess one, and
 // never 0.
 type Handle uint32
 
-// Attributes of a region. They do not change while it lives.
-type Attributes struct {
-	Ptag            *Ptag // needed
-	EnableRdmaWrite bool  // peers may write
-	EnableRdmaRead  bool  // peers may read
-}
-
-// Region is registered memory. Everything in it but the count of users is
-// fixed when it is registered, and may be read by any goroutine without lock,
-// also after it was deregistered.
+// Region is registered memory. Everything in it but the count of users and the
+// attributes is fixed when it is registered. All of it may be read by any
+// goroutine without lock, also after it was deregistered.
 type Region struct {
-	refs   refs // descriptors that use it; dead: deregistered
-	addr   uint64
-	mem    []byte // the bytes; keeps memory of Go alive
+	refs   refs                    // descriptors and remote accesses that use it; dead: deregistered
+	now    atomic.Pointer[setting] // the attributes in force; written under the table's mutex
+	first  setting                 // those it was registered with; here, so that now points next to itself
 	handle Handle
 	inUMEM bool
+	addr   uint64
+	mem    []byte // the bytes; keeps memory of Go alive
 	umem   uint64 // offset in the UMEM
-	attr   Attributes
 }
 
 // Handle names the region, together with its address.
@@ -36,8 +32,12 @@ func (r *Region) Len() int { return len(r.mem) }
 // Bytes is the memory.
 func (r *Region) Bytes() []byte { return r.mem }
 
-// Attributes tells tag and RDMA rights.
-func (r *Region) Attributes() Attributes { return r.attr }
+// Attributes tells tag and RDMA rights, as they were set together. After
+// Deregister they are the last ones.
+func (r *Region) Attributes() Attributes { return r.now.Load().attributes() }
+
+// Ptag is the tag alone.
+func (r *Region) Ptag() *Ptag { return r.now.Load().ptag }
 
 // UMEMOffset tells where in the UMEM's arena the region begins, for memory
 // that a NIC can send from without a copy; false: it lies elsewhere, or not
@@ -48,10 +48,11 @@ func (r *Region) UMEMOffset() (uint64, bool) { return r.umem, r.inUMEM }
 // Alive said true: only Acquire holds it.
 func (r *Region) Alive() bool { return r.refs.alive() }
 
-// Acquire holds the region for a posted descriptor. False: it was deregistered.
+// Acquire holds the region, as a posted descriptor does. False: it was
+// deregistered.
 func (r *Region) Acquire() bool { return r.refs.acquire() }
 
-// Release ends one Acquire.
+// Release ends one Acquire, or one [Table.ResolveRemote].
 func (r *Region) Release() { r.refs.release() }
 
 // Users is the number of holders now.
@@ -59,7 +60,7 @@ func (r *Region) Users() int { return r.refs.count() }
 
 // Slice returns the n bytes at addr, with no capacity beyond them, or
 // ErrRange. Zero bytes are in range from the first byte to just behind the
-// last. It does not look at liveness or tag.
+// last. It does not look at liveness or attributes.
 func (r *Region) Slice(addr uint64, n uint32) ([]byte, error) {
 	off, size := addr-r.addr, uint64(len(r.mem)) // below the start, off wraps and is too large
 	if off > size || uint64(n) > size-off {

@@ -44,7 +44,8 @@ func (t *Table) RegisterForeign(addr, n uint64, attr Attributes) (*Region, error
 }
 
 func (t *Table) register(mem []byte, attr Attributes) (*Region, error) {
-	r := &Region{mem: mem, addr: address(mem), attr: attr}
+	r := &Region{mem: mem, addr: address(mem), first: newSetting(attr)}
+	r.now.Store(&r.first)
 	r.umem, r.inUMEM = offsetIn(t.umem, mem)
 	if err := t.add(r); err != nil {
 		return nil, err

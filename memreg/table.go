@@ -96,7 +96,7 @@ func (t *Table) add(r *Region) error {
 	case size > t.limits.MaxBytes-t.bytes:
 		return fmt.Errorf("%w: %d bytes are registered, %d more would be above %d; deregister some", ErrLimit, t.bytes, size, t.limits.MaxBytes)
 	}
-	if err := t.AcquirePtag(r.attr.Ptag); err != nil {
+	if err := t.AcquirePtag(r.first.ptag); err != nil {
 		return err
 	}
 	slots := *t.slots.Load()
@@ -134,8 +134,8 @@ func (t *Table) grow(old []atomic.Pointer[Region]) []atomic.Pointer[Region] {
 
 // Deregister ends the region with this handle, which must begin at addr.
 //
-// Errors: ErrHandle; ErrStart; ErrBusy while posted descriptors hold it. The
-// region is then as it was.
+// Errors: ErrHandle; ErrStart; ErrBusy while posted descriptors, or for a
+// moment remote accesses, hold it. The region is then as it was.
 func (t *Table) Deregister(h Handle, addr uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -146,7 +146,7 @@ func (t *Table) Deregister(h Handle, addr uint64) error {
 	case r.addr != addr:
 		return fmt.Errorf("%w: handle %#x, address %#x", ErrStart, uint32(h), addr)
 	case !t.remove(r):
-		return fmt.Errorf("%w: %d posted descriptors use the region with handle %#x; complete or flush them first", ErrBusy, r.Users(), uint32(h))
+		return fmt.Errorf("%w: %d posted descriptors or remote accesses use the region with handle %#x; complete or flush them first", ErrBusy, r.Users(), uint32(h))
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func (t *Table) remove(r *Region) bool {
 	slots[int(r.handle)&(len(slots)-1)].Store(nil)
 	t.regions--
 	t.bytes -= uint64(len(r.mem))
-	r.attr.Ptag.Release()
+	r.Ptag().Release()
 	return true
 }
 

@@ -14,6 +14,7 @@ import (
 type conn struct {
 	vi   *VI
 	open bool // frames flow; false: broken or closed
+	loop bool // the peer is a VI of this port
 
 	key      uint64 // that frames to us carry
 	peer     wire.Host
@@ -28,7 +29,11 @@ type conn struct {
 	ackEvery int
 
 	// the message that is arriving
-	assembling bool // its first frame has come
+	part    wire.Kind // of which kind it is, once its first frame has come; else 0
+	written uint32    // bytes of an RDMA write
+
+	reads   int     // RDMA reads of ours that are under way
+	answers answers // to the peer's RDMA reads
 
 	closing   bool // Disconnect has begun
 	closeSeq  uint32
@@ -38,16 +43,17 @@ type conn struct {
 
 	established func() // tells connection management of the first frame, once
 
-	heard    int64       // when a frame came last
-	probed   int64       // when a probe went last
-	toldAt   int64       // when the peer was told last that the connection is broken
-	refused  wire.Reason // why this side broke it at a message of the peer, else 0
-	due      int64       // lower bound of the next timer, see timerHeap
-	timer    int         // place in the heap + 1
-	owedAt   int64       // since when an acknowledgement is owed
-	owedSlot int         // place in port.owed + 1
-	inReady  bool        // in port.ready
-	inHanded bool        // in port.handed
+	heard      int64       // when a frame came last
+	probed     int64       // when a probe went last
+	toldAt     int64       // when the peer was told last that the connection is broken
+	refused    wire.Reason // why this side broke it at a message of the peer, else 0
+	refusedSeq uint32      // a number of that message's frames
+	due        int64       // lower bound of the next timer, see timerHeap
+	timer      int         // place in the heap + 1
+	owedAt     int64       // since when an acknowledgement is owed
+	owedSlot   int         // place in port.owed + 1
+	inReady    bool        // in port.ready
+	inHanded   bool        // in port.handed
 }
 
 // newConn prepares the engine's side of a connection: ours are our numbers,
@@ -65,7 +71,7 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path) (*conn, error) 
 			path.Dst, room, minPayload)
 	}
 	c := &conn{
-		vi: v, key: ours.Key, peer: wire.HostOf(path.Dst), template: template, payload: room,
+		vi: v, loop: path.Loopback, key: ours.Key, peer: wire.HostOf(path.Dst), template: template, payload: room,
 		header:   wire.Header{VI: theirs.VI, Key: theirs.Key},
 		ackEvery: max(1, min(16, int(ours.Window)/4)),
 		seq:      ours.Seq, expect: theirs.Seq,
@@ -93,7 +99,8 @@ func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
 	return kagent.Offer{
 		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.window),
 		MaxPayload: uint16(min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff)),
-		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize),
+		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize), QoS: uint32(v.attrs.QoS),
+		RDMAWrite: v.attrs.EnableRdmaWrite, RDMARead: v.attrs.EnableRdmaRead,
 	}
 }
 
@@ -129,8 +136,10 @@ func (p *port) abandon(c *conn) {
 		return
 	}
 	c.open = false
+	c.answers = nil
 	p.timers.remove(c)
 	p.settle(c)
+	p.unloop(c)
 	if c.sender == nil {
 		return
 	}
@@ -144,34 +153,56 @@ func (p *port) abandon(c *conn) {
 	p.nic.Refill()
 }
 
+// broken says how a connection broke.
+type broken struct {
+	cause  error
+	silent bool   // the oldest send that is under way failed with it
+	status Status // with which the send of frame seq completes, unless 0
+	seq    uint32
+}
+
 // breakDown ends a connection by an error: the VI goes to Error and everything
-// posted completes as flushed, but for a first send that failed with status.
-func (p *port) breakDown(c *conn, cause error, first Status) {
+// posted completes as flushed, but for what b says.
+func (p *port) breakDown(c *conn, b broken) {
 	if !c.open {
 		return
 	}
 	v := c.vi
+	if c.part == wire.KindWrite {
+		v.report(ErrorRDMAWriteAbort, StatusOpRDMAWrite, b.cause)
+	}
 	p.abandon(c)
 	c.finishClose(p)
-	if v.state == Connected || v.state == ConnectPending {
+	lost := v.state == Connected || v.state == ConnectPending
+	if lost {
 		v.state = Error
-		v.cause = cause
+		v.cause = b.cause
 	}
-	p.flushQueue(v, &v.send, first)
-	p.flushQueue(v, &v.recv, 0)
+	p.flushQueue(v, &v.send, b)
+	p.flushQueue(v, &v.recv, broken{})
+	if lost {
+		v.report(ErrorConnLost, 0, b.cause)
+	}
 }
 
-func (p *port) flushQueue(v *VI, q *workQueue, first Status) {
-	for q.completed.Load() != q.tail.Load() {
-		e := q.at(q.completed.Load())
+// flushQueue completes everything on q.
+func (p *port) flushQueue(v *VI, q *workQueue, b broken) {
+	for i := q.completed.Load(); i != q.tail.Load(); i++ {
+		e := q.at(i)
 		s := StatusFlushed
 		switch {
-		case !q.isRecv && q.completed.Load() != q.current && v.attrs.Level != ReliableReception:
-			s = StatusOpSend // on the ring already
 		case e.status.Failed():
 			s = e.status
-		case first != 0:
-			s, first = first, 0
+		case q.isRecv:
+		case i < q.current && v.attrs.Level != ReliableReception && e.op != StatusOpRDMARead:
+			s = 0 // on the ring already
+		case b.silent && e.begun:
+			s, b.silent = StatusTransportError, false
+			if e.op != StatusOpSend {
+				v.reportDescriptor(ErrorRDMATransport, e.desc, e.op, b.cause)
+			}
+		case b.status != 0 && e.begun && (i >= q.current || int32(e.last-b.seq) >= 0) && int32(b.seq-e.first) >= 0:
+			s, b.status = b.status, 0
 		}
 		p.complete(v, q, e, s)
 	}
@@ -197,11 +228,13 @@ func (w closeWait) ready() bool {
 
 func (w closeWait) notify() *signal { return &w.c.closed }
 
+func (w closeWait) handle() *Nic { return w.c.vi.nic }
+
 // runTimer does what time alone asks of a connection that came up.
 func (p *port) runTimer(c *conn, now int64) {
 	if now-c.heard >= p.silence {
 		p.stats.PeersLost++
-		p.breakDown(c, errPeerSilent, 0)
+		p.breakDown(c, broken{cause: errPeerSilent, silent: c.sender != nil})
 		return
 	}
 	next := max(c.heard, c.probed) + p.silence/4

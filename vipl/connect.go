@@ -39,10 +39,15 @@ type RemoteAttributes struct {
 	Level           ReliabilityLevel
 	MaxTransferSize int
 	QoS             int
+	EnableRdmaWrite bool // it takes RDMA writes
+	EnableRdmaRead  bool // it serves RDMA reads
 }
 
 func remoteAttributes(o kagent.Offer) RemoteAttributes {
-	return RemoteAttributes{ReliabilityLevel(o.Level), int(o.MaxTransfer), int(o.QoS)}
+	return RemoteAttributes{
+		Level: ReliabilityLevel(o.Level), MaxTransferSize: int(o.MaxTransfer), QoS: int(o.QoS),
+		EnableRdmaWrite: o.RDMAWrite, EnableRdmaRead: o.RDMARead,
+	}
 }
 
 var (
@@ -219,15 +224,8 @@ func (v *VI) match(op string, theirs kagent.Offer) error {
 func (v *VI) begin(op string) error {
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
-	switch {
-	case v.gone:
-		return opError(op, v, ErrInvalidParameter, errDestroyed)
-	case v.port.isClosed():
-		return closedError(op)
-	case v.busy:
-		return opError(op, v, ErrInvalidState, errBusyVI)
-	case v.state != Idle:
-		return opError(op, v, ErrInvalidState, fmt.Errorf("it is %v", v.state))
+	if err := v.idle(op); err != nil {
+		return err
 	}
 	v.state, v.busy = ConnectPending, true
 	return nil
@@ -303,9 +301,9 @@ func (v *VI) Disconnect() error {
 	v.busy = true
 	c := v.conn
 	if c.open {
-		p.flushQueue(v, &v.send, 0)
-		p.flushQueue(v, &v.recv, 0)
-		c.closing = true
+		p.flushQueue(v, &v.send, broken{})
+		p.flushQueue(v, &v.recv, broken{})
+		c.closing, c.answers = true, nil
 		v.state = Idle // nothing can be posted on it that would be sent
 		p.pump(c, clock())
 		p.finish(clock(), true)

@@ -1,6 +1,8 @@
 package vipl
 
 import (
+	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 )
@@ -12,9 +14,15 @@ import (
 // waits. Under the lock.
 func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 	d := e.desc
-	s |= StatusDone
+	s |= StatusDone | e.op
+	if snapshotOf(d) != e.asPosted {
+		v.reportDescriptor(ErrorPostDesc, d, e.op, errAltered)
+	}
+	if v.tag != nil && e.home.Ptag() != v.tag {
+		s |= StatusProtectionError
+		v.reportDescriptor(ErrorCompletionProtection, d, e.op, errRetagged)
+	}
 	if q.isRecv {
-		s |= StatusOpReceive
 		d.Length = e.arrived
 		d.ImmediateData = 0
 		if s&StatusImmediate != 0 {
@@ -27,10 +35,16 @@ func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 	q.completed.Add(1)
 	if q.cq != nil {
 		q.cq.push(v, q.isRecv)
+		if len(q.cq.handlers) > 0 {
+			q.cq.serveHandlers()
+		}
 		p.raise(&q.cq.signal)
-	} else {
-		p.raise(&q.signal)
+		return
 	}
+	if len(q.handlers) > 0 {
+		p.serveHandlers(v, q)
+	}
+	p.raise(&q.signal)
 }
 
 // CQ is a completion queue: it tells which work queues of many VIs have a
@@ -45,7 +59,12 @@ type CQ struct {
 	tail    uint64
 	waiting atomic.Int64
 	signal  signal
+
+	handlers []func(*VI, bool) // wait for entries
+	calls    caller
 }
+
+var errDestroyedCQ = errors.New("the completion queue is destroyed")
 
 type cqEntry struct {
 	vi   *VI
@@ -57,9 +76,12 @@ const MaxCQEntries = 1 << 20
 
 // CreateCQ is VipCreateCQ: a completion queue for at least entries entries. It
 // grows rather than lose one.
+//
+// ErrInvalidParameter for less than 1 or more than MaxCQEntries entries,
+// ErrResource past 1024 completion queues.
 func (n *Nic) CreateCQ(entries int) (*CQ, error) {
-	if entries < 1 || entries > MaxCQEntries {
-		return nil, opError("CreateCQ", nil, ErrInvalidParameter, nil)
+	if err := checkEntries("CreateCQ", entries); err != nil {
+		return nil, err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -69,33 +91,100 @@ func (n *Nic) CreateCQ(entries int) (*CQ, error) {
 	case len(n.cqs) == maxCQ:
 		return nil, opError("CreateCQ", nil, ErrResource, nil)
 	}
-	size := 1
-	for size < entries {
-		size *= 2
-	}
-	c := &CQ{nic: n, port: n.port, ring: make([]cqEntry, size)}
+	c := &CQ{nic: n, port: n.port, ring: make([]cqEntry, ringSize(entries))}
 	c.signal.init()
 	n.cqs[c] = struct{}{}
 	return c, nil
 }
 
+func checkEntries(op string, entries int) error {
+	if entries < 1 || entries > MaxCQEntries {
+		return opError(op, nil, ErrInvalidParameter, fmt.Errorf("%d entries: 1 to %d", entries, MaxCQEntries))
+	}
+	return nil
+}
+
+func ringSize(entries int) int {
+	size := 1
+	for size < entries {
+		size *= 2
+	}
+	return size
+}
+
+// Entries is the number of entries that the queue holds before it grows.
+func (c *CQ) Entries() int {
+	c.port.mu.Lock()
+	defer c.port.mu.Unlock()
+	return len(c.ring)
+}
+
+// Resize is VipResizeCQ: makes room for at least entries entries and keeps
+// those that wait. It may also make the queue smaller.
+//
+// ErrInvalidParameter as CreateCQ and for a destroyed CQ; ErrResource when more
+// entries wait than that. It may be called concurrently.
+func (c *CQ) Resize(entries int) error {
+	const op = "ResizeCQ"
+	if err := checkEntries(op, entries); err != nil {
+		return err
+	}
+	c.port.mu.Lock()
+	defer c.port.mu.Unlock()
+	waiting := int(c.tail - c.head)
+	switch {
+	case c.gone:
+		return opError(op, nil, ErrInvalidParameter, errDestroyedCQ)
+	case c.nic.closing():
+		return closedError(op)
+	case waiting > entries:
+		return opError(op, nil, ErrResource, fmt.Errorf("%d entries wait", waiting))
+	}
+	c.move(ringSize(entries))
+	return nil
+}
+
+// move moves the entries to a ring of that size. Under the port's lock.
+func (c *CQ) move(size int) {
+	ring := make([]cqEntry, size)
+	for i := c.head; i != c.tail; i++ {
+		ring[i&uint64(size-1)] = c.ring[i&uint64(len(c.ring)-1)]
+	}
+	c.ring = ring
+}
+
 // push adds an entry. Under the port's lock.
 func (c *CQ) push(v *VI, recv bool) {
 	if int(c.tail-c.head) == len(c.ring) {
-		ring := make([]cqEntry, 2*len(c.ring))
-		for i := c.head; i != c.tail; i++ {
-			ring[i&uint64(len(ring)-1)] = c.ring[i&uint64(len(c.ring)-1)]
-		}
-		c.ring = ring
+		c.move(2 * len(c.ring))
 	}
 	c.ring[c.tail&uint64(len(c.ring)-1)] = cqEntry{v, recv}
 	c.tail++
 	c.waiting.Add(1)
 }
 
+// forget drops the entries of a VI whose descriptors the program has dequeued
+// without asking here, and that ends now. Under the port's lock.
+func (c *CQ) forget(v *VI) {
+	kept := c.head
+	for i := c.head; i != c.tail; i++ {
+		if e := c.ring[i&uint64(len(c.ring)-1)]; e.vi != v {
+			c.ring[kept&uint64(len(c.ring)-1)] = e
+			kept++
+		}
+	}
+	for i := kept; i != c.tail; i++ {
+		c.ring[i&uint64(len(c.ring)-1)] = cqEntry{}
+	}
+	c.waiting.Add(-int64(c.tail - kept))
+	c.tail = kept
+}
+
 func (c *CQ) ready() bool { return c.waiting.Load() != 0 }
 
 func (c *CQ) notify() *signal { return &c.signal }
+
+func (c *CQ) handle() *Nic { return c.nic }
 
 func (c *CQ) pop() (e cqEntry, ok bool) {
 	c.port.mu.Lock()
@@ -103,11 +192,16 @@ func (c *CQ) pop() (e cqEntry, ok bool) {
 	if c.head == c.tail {
 		return e, false
 	}
+	return c.take(), true
+}
+
+// take pops the oldest entry, which is there. Under the port's lock.
+func (c *CQ) take() (e cqEntry) {
 	slot := &c.ring[c.head&uint64(len(c.ring)-1)]
 	e, *slot = *slot, cqEntry{}
 	c.head++
 	c.waiting.Add(-1)
-	return e, true
+	return e
 }
 
 // Done is VipCQDone: takes one entry off the queue, without waiting. It says
@@ -141,18 +235,20 @@ func (c *CQ) Wait(timeout time.Duration) (vi *VI, recv bool, err error) {
 	}
 }
 
-// Destroy is VipDestroyCQ. ErrResource while a work queue is bound to it.
+// Destroy is VipDestroyCQ: handlers that wait are cancelled. ErrResource while a
+// work queue is bound to it, ErrInvalidParameter the second time.
 func (c *CQ) Destroy() error {
 	c.port.mu.Lock()
 	switch {
 	case c.gone:
 		c.port.mu.Unlock()
-		return opError("DestroyCQ", nil, ErrInvalidParameter, nil)
+		return opError("DestroyCQ", nil, ErrInvalidParameter, errDestroyedCQ)
 	case c.bound > 0:
 		c.port.mu.Unlock()
 		return opError("DestroyCQ", nil, ErrResource, errBound)
 	}
 	c.gone = true
+	c.cancelHandlers()
 	c.port.mu.Unlock()
 	c.nic.mu.Lock()
 	defer c.nic.mu.Unlock()

@@ -17,7 +17,8 @@ const (
 	DataSegmentSize     = 16
 )
 
-// MaxSegments is the largest number of data segments of a descriptor.
+// MaxSegments is the largest number of data segments of a descriptor. RDMA
+// operations have an address segment before them.
 const MaxSegments = 252
 
 // Control is the control field of a descriptor.
@@ -26,7 +27,9 @@ type Control uint16
 // Bits of Control. The two lowest are the operation.
 const (
 	ControlSendRecv  Control = 0
-	ControlImmediate Control = 0x4 // send: carries immediate data
+	ControlRDMAWrite Control = 1
+	ControlRDMARead  Control = 2
+	ControlImmediate Control = 0x4 // send, RDMA write: carries immediate data
 	ControlQFence    Control = 0x8 // hold until earlier RDMA reads of the queue are done
 
 	controlOperation Control = 0x3
@@ -50,10 +53,13 @@ const (
 
 	StatusErrorMask Status = 0x1fe
 
-	StatusOpMask    Status = 0x70000
-	StatusOpSend    Status = 0x00000
-	StatusOpReceive Status = 0x10000
-	StatusImmediate Status = 0x80000 // immediate data came with the message
+	StatusOpMask            Status = 0x70000
+	StatusOpSend            Status = 0x00000
+	StatusOpReceive         Status = 0x10000
+	StatusOpRDMAWrite       Status = 0x20000
+	StatusOpRemoteRDMAWrite Status = 0x30000 // receive: consumed by the peer's RDMA write with immediate data
+	StatusOpRDMARead        Status = 0x40000
+	StatusImmediate         Status = 0x80000 // immediate data came with the message
 )
 
 var statusErrorNames = [...]string{
@@ -88,8 +94,16 @@ type DataSegment struct {
 	Length uint32 // bytes, may be 0
 }
 
+// AddressSegment names memory of the peer, by the peer's address and handle. It
+// is the first segment of a descriptor for RDMA.
+type AddressSegment struct {
+	Data     uint64 // virtual address in the peer, no alignment rule
+	Handle   MemHandle
+	Reserved uint32 // must be 0
+}
+
 // Descriptor is VIA's descriptor, byte for byte: 32 bytes of control segment
-// and room for two data segments; further ones follow in memory. It lies in
+// and room for two segments; further ones follow in memory. It lies in
 // registered memory at a multiple of 64; [Region.Descriptor] makes one.
 //
 // While posted it belongs to the provider. Status is written last on
@@ -97,7 +111,7 @@ type DataSegment struct {
 type Descriptor struct {
 	Next          uint64 // the program's own while not posted
 	NextHandle    MemHandle
-	SegCount      uint16
+	SegCount      uint16 // data segments, and the address segment of RDMA
 	Control       Control
 	Reserved      uint32 // must be 0
 	ImmediateData uint32 // send: to carry; receive: what came, 0 without
@@ -111,18 +125,42 @@ func (d *Descriptor) Status() Status { return Status(atomic.LoadUint32(&d.status
 
 func (d *Descriptor) setStatus(s Status) { atomic.StoreUint32(&d.status, uint32(s)) }
 
-// SetSegments fills the data segments and sets SegCount and Length to match.
-// The descriptor must have been made with room for that many.
+// SetSegments makes a send or a receive of these segments: it sets the
+// operation, SegCount and Length. The descriptor must have been made with room
+// for that many.
 func (d *Descriptor) SetSegments(segs ...DataSegment) {
-	total := uint32(0)
-	for i := range segs {
-		*d.Segment(i) = segs[i]
-		total += segs[i].Length
-	}
-	d.SegCount, d.Length = uint16(len(segs)), total
+	d.Control &^= controlOperation
+	d.setSegments(0, segs)
 }
 
-// SetImmediate makes a send carry v as immediate data.
+// SetRDMAWrite makes an RDMA write of these segments, one behind the other, to
+// remote. The descriptor must have been made with room for one segment more
+// than that; immediate data is set after it.
+func (d *Descriptor) SetRDMAWrite(remote AddressSegment, segs ...DataSegment) {
+	d.Control = ControlRDMAWrite
+	*d.AddressSegment() = remote
+	d.setSegments(1, segs)
+}
+
+// SetRDMARead makes an RDMA read from remote into these segments, in ascending
+// order. The descriptor must have been made with room for one segment more than
+// that.
+func (d *Descriptor) SetRDMARead(remote AddressSegment, segs ...DataSegment) {
+	d.Control = ControlRDMARead
+	*d.AddressSegment() = remote
+	d.setSegments(1, segs)
+}
+
+func (d *Descriptor) setSegments(first int, segs []DataSegment) {
+	total := uint32(0)
+	for i := range segs {
+		*d.Segment(first + i) = segs[i]
+		total += segs[i].Length
+	}
+	d.SegCount, d.Length = uint16(first+len(segs)), total
+}
+
+// SetImmediate makes a send or an RDMA write carry v as immediate data.
 func (d *Descriptor) SetImmediate(v uint32) {
 	d.Control |= ControlImmediate
 	d.ImmediateData = v

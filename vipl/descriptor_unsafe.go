@@ -6,18 +6,39 @@ import "unsafe"
 var (
 	_ [64]struct{} = [unsafe.Sizeof(Descriptor{})]struct{}{}
 	_ [16]struct{} = [unsafe.Sizeof(DataSegment{})]struct{}{}
+	_ [16]struct{} = [unsafe.Sizeof(AddressSegment{})]struct{}{}
+	_ [12]struct{} = [unsafe.Offsetof(Descriptor{}.SegCount)]struct{}{}
 	_ [28]struct{} = [unsafe.Offsetof(Descriptor{}.status)]struct{}{}
 	_ [32]struct{} = [unsafe.Offsetof(Descriptor{}.segments)]struct{}{}
 )
 
-// Segment gives data segment i, 0 to SegCount-1. Segments past the second lie
-// behind the descriptor: the memory must have been set aside for them.
+// Segment gives segment i, 0 to SegCount-1. Segments past the second lie behind
+// the descriptor: the memory must have been set aside for them. In a descriptor
+// for RDMA the first one is the address segment.
 func (d *Descriptor) Segment(i int) *DataSegment {
 	return (*DataSegment)(unsafe.Add(unsafe.Pointer(d), ControlSegmentSize+i*DataSegmentSize))
 }
 
+// AddressSegment is the first segment of a descriptor for RDMA.
+func (d *Descriptor) AddressSegment() *AddressSegment {
+	return (*AddressSegment)(unsafe.Pointer(&d.segments))
+}
+
 // Addr is the descriptor's virtual address.
 func (d *Descriptor) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(d))) }
+
+// snapshot is a descriptor as it was posted, but for Next and NextHandle, which
+// some programs use all the time, and the status.
+type snapshot struct {
+	control  [4]uint32 // SegCount to Length
+	segments [2]DataSegment
+}
+
+func snapshotOf(d *Descriptor) (s snapshot) {
+	s.control = *(*[4]uint32)(unsafe.Pointer(&d.SegCount))
+	copy(s.segments[:], d.segments[:min(int(d.SegCount), len(d.segments))])
+	return s
+}
 
 // descriptorAt lays a descriptor over memory; b is aligned and long enough.
 func descriptorAt(b []byte) *Descriptor { return (*Descriptor)(unsafe.Pointer(unsafe.SliceData(b))) }

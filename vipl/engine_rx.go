@@ -19,6 +19,8 @@ var (
 	errPeerClosed = errors.New("the peer disconnected")
 	errPeerBroke  = errors.New("the peer broke the connection")
 	errRecvEmpty  = errors.New("a message met an empty receive queue")
+	errFrameLost  = errors.New("a frame of it was lost")
+	errGone       = errors.New("the interface is gone")
 	errTooLong    = errors.New("a message was longer than its receive descriptor")
 	errProtocol   = errors.New("the peer's frames do not make messages")
 	errDescriptor = errors.New("a descriptor was wrong")
@@ -52,6 +54,9 @@ func (p *port) receive(f *xdpnic.Frame, now int64) (kept bool) {
 		return false
 	case pkt.Verify() != nil:
 		p.stats.Corrupt++
+		if c.open && c.receiver == nil && pkt.Kind == wire.KindWrite {
+			v.report(ErrorRDMAWriteData, StatusOpRDMAWrite, wire.ErrChecksum)
+		}
 		return false
 	}
 	c.heard = now
@@ -70,7 +75,7 @@ func (p *port) receive(f *xdpnic.Frame, now int64) (kept bool) {
 		}
 	}
 	switch pkt.Kind {
-	case wire.KindData, wire.KindClose:
+	case wire.KindData, wire.KindClose, wire.KindWrite, wire.KindRead, wire.KindReadData:
 		if c.receiver == nil {
 			p.takeUnreliable(c, pkt, now)
 			return false
@@ -123,27 +128,34 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 		}
 	}
 	if from != to && c.vi.attrs.Level == ReliableReception {
-		p.completeReceived(c, to)
+		p.settleSends(c)
 	}
 	if c.closeSent && int32(s.Unacked()-c.closeSeq) > 0 {
 		c.finishClose(p)
 	}
-	if _, lost := s.NextLost(); lost || c.closing || c.vi.send.waiting() != nil {
+	if _, lost := s.NextLost(); lost || c.closing || c.answers.waiting() || c.vi.send.waiting() != nil {
 		p.enqueue(c)
 	}
 }
 
-// completeReceived completes the sends of a Reliable Reception VI of which the
-// peer has everything: frames before una.
-func (p *port) completeReceived(c *conn, una uint32) {
+// settleSends completes what is done at the head of the send queue.
+func (p *port) settleSends(c *conn) {
 	q := &c.vi.send
 	for i := q.completed.Load(); i != q.current; i++ {
 		e := q.at(i)
-		if int32(una-e.last) <= 0 {
+		if !c.isDone(e) {
 			return
 		}
-		p.complete(c.vi, q, e, StatusOpSend)
+		p.complete(c.vi, q, e, 0)
 	}
+}
+
+// isDone says whether a descriptor whose frames are all on the ring is done.
+func (c *conn) isDone(e *posted) bool {
+	if e.op == StatusOpRDMARead {
+		return e.done
+	}
+	return c.vi.attrs.Level != ReliableReception || int32(c.sender.Unacked()-e.last) > 0
 }
 
 // takeReliable puts a frame of a reliable VI in order and delivers what is in
@@ -168,6 +180,9 @@ func (p *port) takeReliable(c *conn, f *xdpnic.Frame, now int64) (kept bool) {
 			p.nic.Recycle(early.Addr)
 		}
 	case reliable.Early:
+		if c.loop {
+			break // the chunk is the sender's: it comes again
+		}
 		p.stats.Early++
 		c.receiver.Hold(seq, p.held.put(f))
 		kept = true
@@ -196,21 +211,28 @@ func (p *port) takeUnreliable(c *conn, pkt *wire.Packet, now int64) {
 	}
 	if ahead > 0 {
 		p.stats.Lost += uint64(ahead)
-		if c.assembling {
+		if c.part != 0 {
 			p.drop(c)
 		}
 	}
 	c.expect = pkt.Seq + 1
+	if pkt.Kind == wire.KindRead || pkt.Kind == wire.KindReadData {
+		p.stats.Malformed++ // no such thing on an unreliable VI
+		return
+	}
 	p.deliver(c, pkt, now)
 }
 
 // drop gives up the message that is arriving; its descriptor serves the next.
 func (p *port) drop(c *conn) {
-	c.assembling = false
+	v := c.vi
 	p.stats.Dropped++
-	if e := c.vi.recv.waiting(); e != nil {
+	if c.part == wire.KindWrite {
+		v.report(ErrorRDMAWriteAbort, StatusOpRDMAWrite, errFrameLost)
+	} else if e := v.recv.waiting(); e != nil {
 		e.moved, e.seg, e.off = 0, 0, 0
 	}
+	c.part = 0
 }
 
 // deliver places a frame that is next in order.
@@ -221,42 +243,58 @@ func (p *port) deliver(c *conn, pkt *wire.Packet, now int64) {
 		} else {
 			p.tellBroken(c, wire.ReasonClosed, now)
 		}
-		p.breakDown(c, errPeerClosed, 0)
+		p.breakDown(c, broken{cause: errPeerClosed})
 		return
 	}
 	if c.closing {
 		return // nobody waits for it any more
 	}
-	v := c.vi
-	if first := pkt.Flags&wire.FlagFirst != 0; first == c.assembling {
+	switch pkt.Kind {
+	case wire.KindRead:
+		p.takeRead(c, pkt, now)
+		return
+	case wire.KindReadData:
+		p.takeReadData(c, pkt, now)
+		return
+	}
+	first := pkt.Flags&wire.FlagFirst != 0
+	if first != (c.part == 0) || !first && c.part != pkt.Kind {
 		// A message begins in another, or goes on without a beginning.
 		if c.receiver != nil {
-			p.refuse(c, wire.ReasonProtocol, errProtocol, now)
+			p.nonsense(c, now)
 			return
+		}
+		if c.part != 0 {
+			p.drop(c)
 		}
 		if !first {
 			return // the rest of a dropped message
 		}
-		p.drop(c)
 	}
+	if pkt.Kind == wire.KindWrite {
+		p.placeWrite(c, pkt, now)
+	} else {
+		p.placeMessage(c, pkt, now)
+	}
+}
+
+// placeMessage places a frame of a message in the receive at the head.
+func (p *port) placeMessage(c *conn, pkt *wire.Packet, now int64) {
+	v := c.vi
 	e := v.recv.waiting()
-	if !c.assembling {
+	if c.part == 0 {
 		if e == nil {
-			p.stats.RecvQueueEmpty++
-			if c.receiver != nil {
-				p.refuse(c, wire.ReasonRecvQueueEmpty, errRecvEmpty, now)
-			}
+			p.recvEmpty(c, now)
 			return
 		}
-		c.assembling = true
+		c.part = wire.KindData
 	}
-	status := StatusOpReceive
 	if e.place(pkt.Payload) < len(pkt.Payload) {
 		p.stats.TooLong++
 		e.arrived = e.moved
 		v.recv.current++
-		c.assembling = false
-		p.complete(v, &v.recv, e, StatusOpReceive|StatusLengthError)
+		c.part = 0
+		p.complete(v, &v.recv, e, StatusLengthError)
 		if c.receiver != nil {
 			p.refuse(c, wire.ReasonLength, errTooLong, now)
 		} else {
@@ -264,45 +302,79 @@ func (p *port) deliver(c *conn, pkt *wire.Packet, now int64) {
 		}
 		return
 	}
-	if pkt.Flags&wire.FlagLast == 0 {
-		return
+	if pkt.Flags&wire.FlagLast != 0 {
+		c.part = 0
+		p.finishReceive(c, e, e.moved, pkt)
 	}
-	e.arrived = e.moved
-	e.imm = 0
+}
+
+// finishReceive completes the receive at the head by the last frame of a
+// message of n bytes.
+func (p *port) finishReceive(c *conn, e *posted, n uint32, pkt *wire.Packet) {
+	v := c.vi
+	status := Status(0)
+	e.arrived, e.imm = n, 0
 	if pkt.Flags&wire.FlagImmediate != 0 {
-		status |= StatusImmediate
+		status = StatusImmediate
 		e.imm = pkt.Immediate
 	}
 	v.recv.current++
-	c.assembling = false
 	p.stats.Messages++
 	p.complete(v, &v.recv, e, status)
 	p.settleReceives(v)
+}
+
+// recvEmpty ends a message that met an empty receive queue.
+func (p *port) recvEmpty(c *conn, now int64) {
+	p.stats.RecvQueueEmpty++
+	c.vi.report(ErrorRecvQueueEmpty, StatusOpReceive, nil)
+	if c.receiver != nil {
+		p.refuse(c, wire.ReasonRecvQueueEmpty, errRecvEmpty, now)
+	}
+}
+
+// nonsense ends a connection of which the frames do not make messages.
+func (p *port) nonsense(c *conn, now int64) {
+	if c.receiver == nil {
+		p.stats.Malformed++
+		c.part = 0
+		return
+	}
+	p.refuse(c, wire.ReasonProtocol, errProtocol, now)
 }
 
 // refuse breaks a reliable connection by an error on this side. A reason other than
 // ReasonClosed says what was wrong with the frame that came last, which then
 // counts as not arrived.
 func (p *port) refuse(c *conn, reason wire.Reason, cause error, now int64) {
-	if reason != wire.ReasonClosed {
-		c.refused = reason
-	}
-	p.tellBroken(c, reason, now)
-	p.breakDown(c, cause, 0)
+	p.refuseAt(c, reason, c.receiver.Next()-1, cause, now)
 }
 
-// takeError takes the news that the peer broke the connection.
-func (p *port) takeError(c *conn, pkt *wire.Packet) {
-	first := Status(0)
-	if c.vi.attrs.Level == ReliableReception {
-		switch wire.Reason(pkt.Immediate) {
-		case wire.ReasonRecvQueueEmpty:
-			first = StatusRemoteDescError
-		case wire.ReasonLength:
-			first = StatusLengthError
-		case wire.ReasonProtocol:
-			first = StatusTransportError
-		}
+// refuseAt is refuse for what frame seq asked for.
+func (p *port) refuseAt(c *conn, reason wire.Reason, seq uint32, cause error, now int64) {
+	if reason != wire.ReasonClosed {
+		c.refused, c.refusedSeq = reason, seq
 	}
-	p.breakDown(c, errPeerBroke, first)
+	p.tellBroken(c, reason, now)
+	p.breakDown(c, broken{cause: cause})
+}
+
+// takeError takes the news that the peer broke the connection, and at which
+// frame of ours.
+func (p *port) takeError(c *conn, pkt *wire.Packet) {
+	b := broken{cause: errPeerBroke, seq: pkt.Seq}
+	switch reason := wire.Reason(pkt.Immediate); {
+	case reason == wire.ReasonRDMARead:
+		b.status = StatusRemoteRDMAError // the read is not done at any level
+	case c.vi.attrs.Level != ReliableReception:
+	case reason == wire.ReasonRecvQueueEmpty:
+		b.status = StatusRemoteDescError
+	case reason == wire.ReasonLength:
+		b.status = StatusLengthError
+	case reason == wire.ReasonProtocol:
+		b.status = StatusTransportError
+	case reason == wire.ReasonRDMAWrite:
+		b.status = StatusRemoteRDMAError
+	}
+	p.breakDown(c, b)
 }

@@ -17,8 +17,9 @@ const (
 	tagMask  = 1<<tagShift - 1
 )
 
-// pump sends what c can send now: lost frames first, then the send queue in
-// order. It returns false when the port itself can take no more.
+// pump sends what c can send now: lost frames first, then in turns the answers
+// to the peer's RDMA reads and the send queue, each in order. It returns false
+// when the port itself can take no more.
 func (p *port) pump(c *conn, now int64) bool {
 	if !c.open {
 		return true
@@ -26,58 +27,102 @@ func (p *port) pump(c *conn, now int64) bool {
 	if c.sender != nil && !p.resendLost(c, now) {
 		return false
 	}
-	v := c.vi
-	q := &v.send
-	for {
-		e := q.waiting()
-		if e == nil {
-			break
-		}
-		if e.status.Failed() {
-			if p.flush(); q.completed.Load() != q.current {
-				return true // completes in order: earlier sends first
+	for c.open && (c.sender == nil || c.sender.Room() > 0) {
+		answered := false
+		if c.answers.waiting() {
+			if !p.sendAnswer(c, now) {
+				return false
 			}
-			if c.sender != nil {
-				p.tellBroken(c, wire.ReasonClosed, now)
-				p.breakDown(c, errDescriptor, e.status)
+			answered = true
+			if c.open && c.sender.Room() == 0 {
 				return true
 			}
-			q.current++
-			p.complete(v, q, e, e.status)
-			continue
 		}
-		if c.sender != nil && c.sender.Room() == 0 {
+		switch p.sendNext(c, now) {
+		case sendFull:
+			return false
+		case sendNothing:
+			if answered {
+				continue
+			}
+			if c.open && c.closing && !c.closeSent {
+				return p.sendClose(c, now)
+			}
 			return true
 		}
-		if !p.sendFrame(c, e, now) {
-			return false
-		}
-		if e.moved < e.length {
-			continue
-		}
-		e.last = c.header.Seq
-		q.current++
-		if v.attrs.Level != ReliableReception && !c.inHanded {
-			c.inHanded = true
-			p.handed = append(p.handed, c)
-		}
-	}
-	if c.closing && !c.closeSent {
-		return p.sendClose(c, now)
 	}
 	return true
 }
 
-// sendFrame builds and queues the next frame of e. The connection may send.
-// False: no chunk or no ring entry; c comes up again.
-func (p *port) sendFrame(c *conn, e *posted, now int64) bool {
-	if p.nic.TxFree() <= controlSpare && p.nic.Reap() == 0 && !p.kick() {
-		p.enqueue(c)
-		return false
+// What sendNext did.
+type sendResult int
+
+const (
+	sentFrame   sendResult = iota // one frame, or a descriptor that needs none
+	sendNothing                   // nothing can be sent now
+	sendFull                      // the port is full; c comes up again
+)
+
+// sendNext sends the next frame of the send queue. There is room for it.
+func (p *port) sendNext(c *conn, now int64) sendResult {
+	v := c.vi
+	q := &v.send
+	e := q.waiting()
+	if e == nil {
+		return sendNothing
 	}
-	addr, chunk, ok := p.nic.Alloc()
+	if e.status.Failed() {
+		return p.failSend(c, e, now)
+	}
+	if !e.begun && c.reads > 0 && (e.control&ControlQFence != 0 || e.op == StatusOpRDMARead && c.reads == maxReads) {
+		return sendNothing // comes up again when a read is done
+	}
+	ok := false
+	if e.op == StatusOpRDMARead {
+		ok = p.askRead(c, e, now)
+	} else {
+		ok = p.sendPiece(c, e, now)
+	}
 	if !ok {
-		p.enqueue(c)
+		return sendFull
+	}
+	if !e.begun {
+		e.begun, e.first = true, c.header.Seq
+	}
+	if e.moved < e.length && e.op != StatusOpRDMARead {
+		return sentFrame
+	}
+	e.last = c.header.Seq
+	q.current++
+	if v.attrs.Level != ReliableReception && !c.inHanded {
+		c.inHanded = true
+		p.handed = append(p.handed, c)
+	}
+	return sentFrame
+}
+
+// failSend ends a descriptor that was wrong when posted, once those before it
+// are complete. On a reliable VI that breaks the connection.
+func (p *port) failSend(c *conn, e *posted, now int64) sendResult {
+	v, q := c.vi, &c.vi.send
+	if p.flush(); q.completed.Load() != q.current {
+		return sendNothing
+	}
+	if c.sender != nil {
+		p.tellBroken(c, wire.ReasonClosed, now)
+		p.breakDown(c, broken{cause: errDescriptor})
+		return sentFrame
+	}
+	q.current++
+	p.complete(v, q, e, e.status)
+	return sentFrame
+}
+
+// sendPiece builds and queues the next frame of a send or an RDMA write.
+// False: the port is full; c comes up again.
+func (p *port) sendPiece(c *conn, e *posted, now int64) bool {
+	addr, chunk, ok := p.chunk(c)
+	if !ok {
 		return false
 	}
 	moved, seg, off := e.moved, e.seg, e.off
@@ -85,6 +130,11 @@ func (p *port) sendFrame(c *conn, e *posted, now int64) bool {
 	b := c.template.Put(chunk, wire.HeaderLen+n)
 	h := &c.header
 	h.Kind, h.Flags, h.Immediate = wire.KindData, 0, 0
+	h.RemoteAddr, h.RemoteHandle = 0, 0
+	if e.op == StatusOpRDMAWrite {
+		h.Kind = wire.KindWrite
+		h.RemoteAddr, h.RemoteHandle = e.remote.Data+uint64(moved), uint32(e.remote.Handle)
+	}
 	if moved == 0 {
 		h.Flags = wire.FlagFirst
 	}
@@ -96,17 +146,40 @@ func (p *port) sendFrame(c *conn, e *posted, now int64) bool {
 			h.Immediate = e.imm
 		}
 	}
+	if !p.launch(c, addr, b, now) {
+		e.moved, e.seg, e.off = moved, seg, off
+		return false
+	}
+	return true
+}
+
+// chunk takes a chunk for a frame of data. False: there is none, or no ring
+// entry; c comes up again.
+func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
+	if p.nic.TxFree() > controlSpare || p.nic.Reap() != 0 || p.kick() {
+		addr, chunk, ok = p.nic.Alloc()
+	}
+	if !ok {
+		p.enqueue(c)
+	}
+	return addr, chunk, ok
+}
+
+// launch queues the frame in b as the next in the sequence. c.header has its
+// kind, flags and what belongs to the kind. False: no ring entry; the chunk is
+// given back, and c comes up again.
+func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
+	h := &c.header
 	if c.sender != nil && c.sender.Room() == 1 {
 		h.Flags |= wire.FlagAckNow // the window closes behind this frame
 	}
 	h.Seq = c.nextSeq()
-	h.Length = uint16(n)
+	h.Length = uint16(len(b) - wire.HeaderLen)
 	p.stamp(c)
 	h.Put(b)
 	wire.Seal(b)
 	size := c.template.Len() + len(b)
-	if !p.nic.Send(addr, size, c.sender != nil) {
-		e.moved, e.seg, e.off = moved, seg, off
+	if !p.send(c, addr, size, c.sender != nil) {
 		p.nic.Release(addr)
 		p.enqueue(c)
 		return false
@@ -194,7 +267,7 @@ func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendRes
 	p.stamp(c)
 	b := p.mem[addr+uint64(c.template.Len()) : addr+size]
 	wire.Restamp(b, c.header.Ack, c.header.Window, more)
-	if !p.nic.Send(addr, int(size), true) {
+	if !p.send(c, addr, int(size), true) {
 		return portFull
 	}
 	c.sender.Resent(now, seq)
@@ -239,16 +312,17 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	}
 	h := &c.header
 	h.Kind, h.Flags, h.Seq, h.Immediate, h.Length = kind, 0, seq, imm, uint16(n*wire.RangeLen)
+	h.RemoteAddr, h.RemoteHandle = 0, 0
 	h.Window = uint16(p.window)
 	if h.Ack = 0; c.receiver != nil {
 		h.Ack = c.receiver.Next()
-		if c.refused != 0 {
+		if c.refused != 0 && c.refusedSeq == h.Ack-1 {
 			h.Ack-- // the frame that broke the connection did not arrive
 		}
 	}
 	h.Put(b)
 	wire.Seal(b)
-	if !p.nic.Send(addr, c.template.Len()+len(b), false) {
+	if !p.send(c, addr, c.template.Len()+len(b), false) {
 		p.nic.Release(addr)
 		return false
 	}
@@ -266,25 +340,17 @@ func (p *port) sendClose(c *conn, now int64) bool {
 	if c.sender.Room() == 0 {
 		return true
 	}
-	addr, chunk, ok := p.nic.Alloc()
+	addr, chunk, ok := p.chunk(c)
 	if !ok {
-		p.enqueue(c)
 		return false
 	}
 	b := c.template.Put(chunk, wire.HeaderLen)
 	h := &c.header
-	h.Kind, h.Flags, h.Immediate, h.Length, h.Seq = wire.KindClose, wire.FlagAckNow, 0, 0, c.nextSeq()
-	p.stamp(c)
-	h.Put(b)
-	wire.Seal(b)
-	size := c.template.Len() + len(b)
-	if !p.nic.Send(addr, size, true) {
-		p.nic.Release(addr)
-		p.enqueue(c)
+	h.Kind, h.Flags, h.Immediate, h.RemoteAddr, h.RemoteHandle = wire.KindClose, wire.FlagAckNow, 0, 0, 0
+	if !p.launch(c, addr, b, now) {
 		return false
 	}
 	c.closeSent, c.closeSeq = true, h.Seq
-	c.sent(p, addr, size, now)
 	return true
 }
 
@@ -295,11 +361,10 @@ func (p *port) tellBroken(c *conn, reason wire.Reason, now int64) {
 		return
 	}
 	seq := uint32(0)
-	if c.receiver != nil {
-		seq = c.receiver.Next() - 1
-	}
 	if c.refused != 0 {
-		reason = c.refused // also when it is told again
+		reason, seq = c.refused, c.refusedSeq // also when it is told again
+	} else if c.receiver != nil {
+		seq = c.receiver.Next() - 1
 	}
 	if p.control(c, wire.KindError, seq, uint32(reason)) {
 		c.toldAt = now

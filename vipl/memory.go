@@ -1,7 +1,9 @@
 package vipl
 
 import (
+	"errors"
 	"fmt"
+	"sync"
 
 	"viaxdp/memreg"
 )
@@ -20,12 +22,17 @@ type MemAttributes struct {
 	EnableRdmaRead  bool  // remote programs may read it
 }
 
+var errDeregistered = errors.New("the region is deregistered")
+
 // Region is registered memory. All methods may be called concurrently.
 type Region struct {
 	nic   *Nic
 	reg   *memreg.Region
 	buf   []byte
 	arena bool // allocated from the arena
+
+	mu    sync.Mutex // serialises SetAttributes and Query
+	attrs MemAttributes
 }
 
 // CreatePtag is VipCreatePtag: a new protection tag. ErrResource when the
@@ -61,7 +68,7 @@ func (n *Nic) RegisterMem(buf []byte, a MemAttributes) (*Region, error) {
 	if err != nil {
 		return nil, memoryError("RegisterMem", err)
 	}
-	return &Region{nic: n, reg: reg, buf: buf}, nil
+	return &Region{nic: n, reg: reg, buf: buf, attrs: a}, nil
 }
 
 // AllocMem allocates size bytes from the NIC's arena, aligned to 64 bytes, and
@@ -81,7 +88,7 @@ func (n *Nic) AllocMem(size int, a MemAttributes) (*Region, error) {
 		n.arena.Free(buf)
 		return nil, memoryError("AllocMem", err)
 	}
-	r := &Region{nic: n, reg: reg, buf: buf, arena: true}
+	r := &Region{nic: n, reg: reg, buf: buf, arena: true, attrs: a}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.isClosed {
@@ -102,6 +109,40 @@ func (n *Nic) memAttributes(op string, a MemAttributes) (memreg.Attributes, erro
 	}, nil
 }
 
+// Query is VipQueryMem: the region's attributes. ErrInvalidParameter when it is
+// deregistered.
+func (r *Region) Query() (MemAttributes, error) {
+	if !r.reg.Alive() {
+		return MemAttributes{}, opError("QueryMem", nil, ErrInvalidParameter, errDeregistered)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.attrs, nil
+}
+
+// SetAttributes is VipSetMemAttributes: changes the protection tag and what
+// peers may do. It is allowed while posted descriptors use the region: they
+// were checked when they were posted, but a descriptor that lies in it and
+// completes under a tag that is not its VI's any more completes with
+// StatusProtectionError and ErrorCompletionProtection. RDMA of peers is checked
+// frame by frame.
+//
+// ErrInvalidPtag, and ErrInvalidParameter when it is deregistered.
+func (r *Region) SetAttributes(a MemAttributes) error {
+	const op = "SetMemAttributes"
+	attr, err := r.nic.memAttributes(op, a)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.nic.mem.SetAttributes(r.reg, attr); err != nil {
+		return memoryError(op, err)
+	}
+	r.attrs = a
+	return nil
+}
+
 // Handle is the memory handle, which names the region in descriptors.
 func (r *Region) Handle() MemHandle { return r.reg.Handle() }
 
@@ -117,13 +158,20 @@ func (r *Region) Segment(off, n int) DataSegment {
 	return DataSegment{r.Addr() + uint64(off), r.Handle(), uint32(n)}
 }
 
-// Descriptor lays a descriptor with room for segs data segments over the
+// Remote names the region from offset off on to the peer of a connection, for
+// RDMA. The program tells it to the peer in a message.
+func (r *Region) Remote(off int) AddressSegment {
+	return AddressSegment{Data: r.Addr() + uint64(off), Handle: r.Handle()}
+}
+
+// Descriptor lays a descriptor with room for segs segments over the
 // region at offset off and clears it. The address must be a multiple of 64
 // (an offset in memory of AllocMem) and the descriptor must lie in the region:
-// it takes 32+16*segs bytes, at least 64. ErrInvalidParameter otherwise.
+// it takes 32+16*segs bytes, at least 64. ErrInvalidParameter otherwise, and for
+// more than MaxSegments+1 segments, one of them an address segment.
 func (r *Region) Descriptor(off, segs int) (*Descriptor, error) {
 	n := max(ControlSegmentSize+segs*DataSegmentSize, 64)
-	if off < 0 || segs < 0 || segs > MaxSegments || off+n > len(r.buf) {
+	if off < 0 || segs < 0 || segs > MaxSegments+1 || off+n > len(r.buf) {
 		return nil, opError("Descriptor", nil, ErrInvalidParameter,
 			fmt.Errorf("%d segments at offset %d of %d bytes", segs, off, len(r.buf)))
 	}

@@ -1,6 +1,8 @@
 package vipl_test
 
 import (
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,6 +29,7 @@ func eachLevel(t *testing.T, which []vipl.ReliabilityLevel, f func(t *testing.T,
 type memoryHost struct {
 	*vipl.Nic
 	queue *xdpnictest.Queue
+	errs  *errorLog
 	agent *kagenttest.Agent
 	arena *hugepages.Arena
 }
@@ -87,6 +90,7 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	if h.Nic, err = vipl.Open(vipl.Provider{Port: h.queue, Agent: h.agent, Arena: arena, Silence: c.silence}); err != nil {
 		t.Fatal(err)
 	}
+	h.errs = watchErrors(h.Nic)
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Error(err)
@@ -212,4 +216,48 @@ func checkPattern(t testing.TB, b []byte, k int) {
 			t.Fatalf("message %d: byte %d of %d is %#x, want %#x", k, i, len(b), b[i], want)
 		}
 	}
+}
+
+// errorLog gathers the asynchronous errors of a NIC handle.
+type errorLog struct {
+	mu   sync.Mutex
+	list []vipl.ErrorDescriptor
+}
+
+func watchErrors(n *vipl.Nic) *errorLog {
+	l := &errorLog{}
+	n.ErrorCallback(func(e vipl.ErrorDescriptor) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.list = append(l.list, e)
+	})
+	return l
+}
+
+func (l *errorLog) codes() (codes []vipl.ErrorCode) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.list {
+		codes = append(codes, e.Code)
+	}
+	return codes
+}
+
+// are checks that exactly these errors come, in this order, and forgets them.
+func (l *errorLog) are(t testing.TB, want ...vipl.ErrorCode) []vipl.ErrorDescriptor {
+	t.Helper()
+	for range 2000 {
+		if len(l.codes()) >= len(want) {
+			break
+		}
+		time.Sleep(time.Millisecond) // handlers run on a goroutine of their own
+	}
+	if got := l.codes(); !slices.Equal(got, want) {
+		t.Errorf("asynchronous errors %v, want %v", got, want)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := l.list
+	l.list = nil
+	return list
 }

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/names"
 	"viaxdp/kagent"
 	"viaxdp/memreg"
 	"viaxdp/wire"
@@ -77,6 +79,11 @@ type Nic struct {
 	mem   *memreg.Table
 	info  kagent.Info
 
+	onError atomic.Pointer[func(ErrorDescriptor)]
+	errors  caller
+	names   atomic.Pointer[names.Resolver] // the name service, when it runs
+	closed  chan struct{}                  // closed when Close has disconnected the VIs
+
 	mu       sync.Mutex // guards what follows; taken before port.mu
 	isClosed bool
 	vis      map[*VI]struct{}
@@ -120,11 +127,31 @@ func Open(p Provider) (*Nic, error) {
 	if err != nil {
 		return nil, opError("OpenNic", nil, ErrResource, err)
 	}
-	return &Nic{
+	n := &Nic{
 		port: newPort(p.Port, p.Arena.Bytes(), p.Silence), agent: p.Agent, arena: p.Arena, mem: mem, info: p.Info,
-		vis: make(map[*VI]struct{}), cqs: make(map[*CQ]struct{}), blocks: make(map[*Region]struct{}),
-	}, nil
+		closed: make(chan struct{}),
+		vis:    make(map[*VI]struct{}), cqs: make(map[*CQ]struct{}), blocks: make(map[*Region]struct{}),
+	}
+	n.ErrorCallback(nil)
+	return n, nil
 }
+
+// closing says that Close is past the point from which on nothing begins.
+func (n *Nic) closing() bool {
+	select {
+	case <-n.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// Poll makes progress, as every Done that finds nothing does. A program that
+// looks at registered memory for the peer's RDMA writes, and not at a queue,
+// calls it in its loop; without it, and without any call that polls or waits,
+// a goroutine of the library serves the peer as soon as the kernel wakes it. It
+// never waits and may be called concurrently.
+func (n *Nic) Poll() { n.port.poll() }
 
 // Info says what opening got: mode, reasons, hugepages.
 func (n *Nic) Info() kagent.Info { return n.info }
@@ -147,6 +174,7 @@ type NicAttributes struct {
 	NativeMTU              int // bytes of a message that fit in one frame over IPv4
 	MaxPtags               int
 	ReliabilityLevels      ReliabilityLevel // bit set
+	RDMAReadLevels         ReliabilityLevel // bit set: levels that have RDMA read
 }
 
 // Query is VipQueryNic.
@@ -163,6 +191,7 @@ func (n *Nic) Query() NicAttributes {
 		MaxCQ: maxCQ, MaxCQEntries: MaxCQEntries, MaxTransferSize: MaxTransferSize,
 		NativeMTU: wire.PayloadRoom(min(link.MTU, tx-14, rx-18), false, 0),
 		MaxPtags:  limits.MaxPtags, ReliabilityLevels: UnreliableDelivery | ReliableDelivery | ReliableReception,
+		RDMAReadLevels: ReliableDelivery | ReliableReception,
 	}
 }
 
@@ -191,6 +220,7 @@ func (n *Nic) Close() error {
 
 	p := n.port
 	p.mu.Lock()
+	close(n.closed)
 	close(p.closed)
 	p.mu.Unlock()
 	p.nic.Wake()
@@ -202,12 +232,17 @@ func (n *Nic) Close() error {
 	defer n.mu.Unlock()
 	p.mu.Lock()
 	for v := range n.vis {
-		p.flushQueue(v, &v.send, 0)
-		p.flushQueue(v, &v.recv, 0)
+		p.cancelHandlers(&v.send)
+		p.cancelHandlers(&v.recv)
+		p.flushQueue(v, &v.send, broken{})
+		p.flushQueue(v, &v.recv, broken{})
 		if v.conn != nil {
 			p.uninstall(v.conn)
 		}
 		v.destroy()
+	}
+	for c := range n.cqs {
+		c.cancelHandlers()
 	}
 	p.mu.Unlock()
 	n.mem.Close()

@@ -1,6 +1,7 @@
 package vipl
 
 import (
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -72,12 +73,18 @@ type port struct {
 	window int     // frames that each connection may be sent
 	active int     // connections
 
+	looped []loopFrame // on their way between VIs of this port
+	gone   bool        // the interface is
+	fallen bool        // and every connection was told
+
 	frames [rxBatch]xdpnic.Frame
 	pkt    wire.Packet
 	held   heldFrames
 	stats  Counters
 
 	polls    atomic.Uint32 // signs of life of a polling program
+	armed    atomic.Int64  // handlers that wait for a completion
+	roused   chan struct{} // tells background that there are handlers
 	due      atomic.Int64  // when time alone makes work, or never
 	sleepBy  atomic.Int64  // the time to which somebody sleeps in nic.Wait, 0: nobody
 	sleeping chan struct{} // holds a token while somebody is in nic.Wait
@@ -96,7 +103,7 @@ func clock() int64 { return int64(time.Since(epoch)) + 1 }
 
 func newPort(nic Port, mem []byte, silence time.Duration) *port {
 	p := &port{
-		nic: nic, mem: mem, silence: int64(silence),
+		nic: nic, mem: mem, silence: int64(silence), roused: make(chan struct{}, 1),
 		sleeping: make(chan struct{}, 1), closed: make(chan struct{}),
 	}
 	p.due.Store(never)
@@ -154,27 +161,19 @@ func (p *port) progress(now int64, quiet bool) {
 // finish sends what the work until here made necessary, and says when time
 // alone will make work again. Under the lock.
 func (p *port) finish(now int64, quiet bool) {
-	for len(p.ready) > 0 {
-		c := p.ready[len(p.ready)-1]
-		p.ready = p.ready[:len(p.ready)-1]
-		c.inReady = false
-		if !p.pump(c, now) {
-			break // no chunk: the rest waits for the next turn
+	due := p.respond(now, quiet)
+	for range loopRounds {
+		if len(p.looped) == 0 {
+			break
 		}
+		p.deliverLooped(now)
+		due = p.respond(now, quiet)
 	}
-	due := int64(never)
-	for i := 0; i < len(p.owed); {
-		c := p.owed[i]
-		if quiet || c.owedAt+ackDelay <= now {
-			if p.acknowledge(c) {
-				continue // p.owed[i] is another one now
-			}
-		}
-		due = min(due, c.owedAt+ackDelay)
-		i++
+	if len(p.looped) > 0 {
+		due = now
 	}
-	if p.nic.Pending() > 0 || len(p.handed) > 0 {
-		p.flush()
+	if p.gone && !p.fallen {
+		p.fall()
 	}
 	if len(p.ready) > 0 {
 		due = min(due, now+ackDelay)
@@ -188,19 +187,65 @@ func (p *port) finish(now int64, quiet bool) {
 	}
 }
 
+// fall ends every connection, because the interface is gone.
+func (p *port) fall() {
+	p.fallen = true
+	told := make(map[*Nic]bool)
+	for _, v := range p.vis {
+		if v == nil {
+			continue
+		}
+		if !told[v.nic] {
+			told[v.nic] = true
+			v.nic.report(ErrorDescriptor{Resource: ResourceNic, Code: ErrorCatastrophic, Err: errGone})
+		}
+		p.breakDown(v.conn, broken{cause: errGone})
+	}
+}
+
+// loopRounds bounds how long frames between VIs of the port keep others from
+// the lock.
+const loopRounds = 16
+
+// respond sends what became possible and what is owed, and rings the doorbell.
+// It returns when an acknowledgement that may still wait has to go.
+func (p *port) respond(now int64, quiet bool) (due int64) {
+	for len(p.ready) > 0 {
+		c := p.ready[len(p.ready)-1]
+		p.ready = p.ready[:len(p.ready)-1]
+		c.inReady = false
+		if !p.pump(c, now) {
+			break // no chunk: the rest waits for the next turn
+		}
+	}
+	due = never
+	for i := 0; i < len(p.owed); {
+		c := p.owed[i]
+		if quiet || c.owedAt+ackDelay <= now {
+			if p.acknowledge(c) {
+				continue // p.owed[i] is another one now
+			}
+		}
+		due = min(due, c.owedAt+ackDelay)
+		i++
+	}
+	if p.nic.Pending() > 0 || len(p.handed) > 0 {
+		p.flush()
+	}
+	return due
+}
+
 // flush rings the doorbell. What was handed over by it is done, but for the
 // sends that wait for the peer; the program's descriptors are written after the
 // doorbell, not before, so that the message is under way meanwhile.
 func (p *port) flush() {
 	if err := p.nic.Flush(); err != nil {
 		p.stats.FlushErrors++
+		p.gone = p.gone || errors.Is(err, xdpnic.ErrGone)
 	}
 	for _, c := range p.handed {
 		c.inHanded = false
-		v, q := c.vi, &c.vi.send
-		for q.completed.Load() != q.current {
-			p.complete(v, q, q.at(q.completed.Load()), StatusOpSend)
-		}
+		p.settleSends(c)
 	}
 	p.handed = p.handed[:0]
 }

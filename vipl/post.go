@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"viaxdp/memreg"
 	"viaxdp/wire"
 )
 
@@ -15,44 +16,37 @@ import (
 var (
 	errAlignment = fmt.Errorf("a descriptor's address must be a multiple of %d", DescriptorAlignment)
 	errNil       = errors.New("nil descriptor")
+	errOverrun   = fmt.Errorf("%d descriptors are posted", MaxDescriptorsPerQueue)
+	errAltered   = errors.New("the descriptor was changed while it was posted")
+	errRetagged  = errors.New("the protection tag of the descriptor's memory was changed while it was posted")
 	errCQBound   = errors.New("the queue is bound to a completion queue: wait there")
 )
 
 // post puts d on q. Wrong contents complete the descriptor in error; what is
 // returned is about the descriptor itself.
 func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
-	if d == nil {
-		return opError(op, v, ErrInvalidParameter, errNil)
-	}
-	if d.Addr()%DescriptorAlignment != 0 {
-		return opError(op, v, ErrInvalidParameter, errAlignment)
-	}
 	p := v.port
 	p.polls.Add(1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if v.gone {
+	switch {
+	case v.gone:
 		return opError(op, v, ErrInvalidParameter, errDestroyed)
-	}
-	if p.isClosed() {
+	case v.nic.closing():
 		return closedError(op)
 	}
 	e := q.push()
 	if e == nil {
-		return opError(op, v, ErrResource, fmt.Errorf("%d descriptors are posted", MaxDescriptorsPerQueue))
+		v.reportDescriptor(ErrorVIOverrun, d, 0, errOverrun)
+		return opError(op, v, ErrResource, errOverrun)
 	}
-	// The control segment first: it says how long the descriptor is.
-	_, home, err := v.nic.mem.Resolve(h, d.Addr(), 64, v.tag)
-	if err == nil && d.SegCount > 2 && d.SegCount <= MaxSegments {
-		_, home, err = v.nic.mem.Resolve(h, d.Addr(), ControlSegmentSize+uint32(d.SegCount)*DataSegmentSize, v.tag)
-	}
+	home, err := v.home(d, h)
 	if err != nil {
+		v.reportDescriptor(ErrorPostDesc, d, 0, err)
 		return opError(op, v, ErrInvalidParameter, err)
 	}
-	if !home.Acquire() {
-		return opError(op, v, ErrInvalidParameter, nil)
-	}
 	e.desc, e.home = d, home
+	e.asPosted = snapshotOf(d)
 	d.setStatus(0)
 	e.status = v.translate(e, d, q.isRecv)
 	q.commit()
@@ -78,26 +72,61 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	return nil
 }
 
+// home finds and holds the region that the descriptor itself lies in. The
+// control segment comes first: it says how long the descriptor is.
+func (v *VI) home(d *Descriptor, h MemHandle) (*memreg.Region, error) {
+	if d == nil {
+		return nil, errNil
+	}
+	if d.Addr()%DescriptorAlignment != 0 {
+		return nil, errAlignment
+	}
+	_, home, err := v.nic.mem.Resolve(h, d.Addr(), uint32(DescriptorAlignment), v.tag)
+	if err == nil && d.SegCount > 2 && d.SegCount <= MaxSegments+1 {
+		_, home, err = v.nic.mem.Resolve(h, d.Addr(), ControlSegmentSize+uint32(d.SegCount)*DataSegmentSize, v.tag)
+	}
+	if err == nil && !home.Acquire() {
+		err = memreg.ErrHandle
+	}
+	return home, err
+}
+
 // translate reads the descriptor into e and holds the memory that it names. It
 // returns the error bits with which the descriptor has to complete.
 func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
 	e.control, e.imm, e.length = d.Control, d.ImmediateData, 0
-	count := int(d.SegCount)
 	e.segs = e.inline[:0]
-	switch {
-	case count > MaxSegments, d.Reserved != 0, d.Control&^controlKnown != 0,
-		d.Control&controlOperation != ControlSendRecv,
-		recv && d.Control&(ControlImmediate|ControlQFence) != 0:
-		return StatusFormatError
+	e.op = StatusOpReceive
+	if !recv {
+		e.op = StatusOpSend
 	}
-	if count > len(e.inline) {
-		if cap(e.many) < count {
+	first, count := 0, int(d.SegCount)
+	switch op := d.Control & controlOperation; {
+	case d.Reserved != 0, d.Control&^controlKnown != 0, op == controlOperation, recv && d.Control != 0:
+		return StatusFormatError
+	case op == ControlSendRecv:
+		if count > MaxSegments {
+			return StatusFormatError
+		}
+	default:
+		if op == ControlRDMAWrite {
+			e.op = StatusOpRDMAWrite
+		} else {
+			e.op = StatusOpRDMARead
+		}
+		if status := v.translateRemote(e, d, op); status != 0 {
+			return status
+		}
+		first = 1
+	}
+	if n := count - first; n > len(e.inline) {
+		if cap(e.many) < n {
 			e.many = make([]segment, 0, MaxSegments)
 		}
 		e.segs = e.many[:0]
 	}
 	total := uint64(0)
-	for i := range count {
+	for i := first; i < count; i++ {
 		s := *d.Segment(i)
 		total += uint64(s.Length)
 		if s.Length == 0 {
@@ -114,6 +143,27 @@ func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
 		return StatusLengthError
 	}
 	e.length = uint32(total)
+	return 0
+}
+
+// translateRemote reads what only RDMA has: the address segment, which comes
+// first.
+func (v *VI) translateRemote(e *posted, d *Descriptor, op Control) Status {
+	count := int(d.SegCount)
+	if count < 1 || count > MaxSegments+1 {
+		return StatusFormatError
+	}
+	e.remote = *d.AddressSegment()
+	switch {
+	case e.remote.Reserved != 0:
+		return StatusFormatError
+	case op == ControlRDMAWrite:
+		return 0
+	case v.attrs.Level == UnreliableDelivery, d.Control&ControlImmediate != 0:
+		return StatusFormatError
+	case !v.attrs.EnableRdmaRead:
+		return StatusProtectionError
+	}
 	return 0
 }
 

@@ -37,7 +37,7 @@ func TestSilentPeer(t *testing.T) {
 			}
 			want := vipl.Status(0)
 			if level == vipl.ReliableReception {
-				want = vipl.StatusFlushed
+				want = vipl.StatusTransportError
 			}
 			sent(t, va, want)
 			time.Sleep(silence) // b neither posts nor polls

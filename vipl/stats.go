@@ -11,6 +11,8 @@ import (
 type Counters struct {
 	Frames   uint64 // frames received
 	Messages uint64 // messages delivered
+	Writes   uint64 // RDMA writes of peers placed
+	Reads    uint64 // RDMA reads of peers served
 
 	Malformed   uint64 // drop: not a frame of ours, or lengths that disagree
 	Chained     uint64 // drop: frame of several segments
@@ -28,6 +30,9 @@ type Counters struct {
 
 	RecvQueueEmpty uint64 // messages that met an empty receive queue
 	TooLong        uint64 // messages longer than their descriptor
+	RDMARefused    uint64 // RDMA of peers on what is not open for it
+
+	ErrorsDropped uint64 // asynchronous errors that the program's handler was too slow for
 
 	Resent      uint64 // frames sent again
 	Acks        uint64 // acknowledgements sent alone

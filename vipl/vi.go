@@ -62,8 +62,12 @@ func (s State) String() string {
 // ViAttributes of a VI.
 type ViAttributes struct {
 	Level           ReliabilityLevel
-	MaxTransferSize int // bytes of the longest message; 0: the NIC's maximum
-	QoS             int // undefined by VIA: must be 0
+	MaxTransferSize int  // bytes of the longest message; 0: the NIC's maximum
+	QoS             int  // undefined by VIA: must be 0
+	EnableRdmaWrite bool // the peer may write to memory of this VI
+	// EnableRdmaRead: the peer may read memory of this VI, and this VI may
+	// read the peer's. Not with UnreliableDelivery.
+	EnableRdmaRead bool
 	// Ptag that memory must carry to be used by the VI; nil: any tag of the
 	// NIC handle.
 	Ptag *Ptag
@@ -100,7 +104,29 @@ type VI struct {
 var (
 	errBound     = errors.New("work queues are bound to it")
 	errDestroyed = errors.New("the VI is destroyed")
+
+	errUnreliableRead = errors.New("an unreliable VI has no RDMA read")
 )
+
+// checkVi looks at attributes for a VI and fills in the default.
+func (n *Nic) checkVi(op string, v *VI, a *ViAttributes) error {
+	if a.MaxTransferSize == 0 {
+		a.MaxTransferSize = MaxTransferSize
+	}
+	switch {
+	case a.Level != UnreliableDelivery && a.Level != ReliableDelivery && a.Level != ReliableReception:
+		return opError(op, v, ErrInvalidReliabilityLevel, nil)
+	case a.MaxTransferSize < 0 || a.MaxTransferSize > MaxTransferSize:
+		return opError(op, v, ErrInvalidMTU, fmt.Errorf("%d bytes, at most %d", a.MaxTransferSize, MaxTransferSize))
+	case a.QoS != 0:
+		return opError(op, v, ErrInvalidQoS, nil)
+	case a.EnableRdmaRead && a.Level == UnreliableDelivery:
+		return opError(op, v, ErrInvalidRDMARead, errUnreliableRead)
+	case a.Ptag != nil && a.Ptag.nic != n:
+		return opError(op, v, ErrInvalidPtag, nil)
+	}
+	return nil
+}
 
 // CreateVi is VipCreateVi: a VI in state Idle. Each work queue is bound for
 // life to a completion queue or, with nil, to none.
@@ -110,19 +136,10 @@ var (
 // ErrResource past 4096 VIs.
 func (n *Nic) CreateVi(a ViAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 	const op = "CreateVi"
-	if a.MaxTransferSize == 0 {
-		a.MaxTransferSize = MaxTransferSize
+	if err := n.checkVi(op, nil, &a); err != nil {
+		return nil, err
 	}
-	switch {
-	case a.Level != UnreliableDelivery && a.Level != ReliableDelivery && a.Level != ReliableReception:
-		return nil, opError(op, nil, ErrInvalidReliabilityLevel, nil)
-	case a.MaxTransferSize < 0 || a.MaxTransferSize > MaxTransferSize:
-		return nil, opError(op, nil, ErrInvalidMTU, fmt.Errorf("%d bytes, at most %d", a.MaxTransferSize, MaxTransferSize))
-	case a.QoS != 0:
-		return nil, opError(op, nil, ErrInvalidQoS, nil)
-	case a.Ptag != nil && a.Ptag.nic != n:
-		return nil, opError(op, nil, ErrInvalidPtag, nil)
-	case sendCQ != nil && sendCQ.nic != n, recvCQ != nil && recvCQ.nic != n:
+	if sendCQ != nil && sendCQ.nic != n || recvCQ != nil && recvCQ.nic != n {
 		return nil, opError(op, nil, ErrInvalidParameter, errors.New("completion queue of another NIC handle"))
 	}
 	n.mu.Lock()
@@ -146,8 +163,8 @@ func (n *Nic) CreateVi(a ViAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 		return nil, agentError(op, nil, err)
 	}
 	v.num = num
-	v.send.init(sendCQ, false)
-	v.recv.init(recvCQ, true)
+	v.send.init(n, sendCQ, false)
+	v.recv.init(n, recvCQ, true)
 	n.port.mu.Lock()
 	defer n.port.mu.Unlock()
 	for _, cq := range []*CQ{sendCQ, recvCQ} {
@@ -164,6 +181,53 @@ func (n *Nic) CreateVi(a ViAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 	}
 	n.vis[v] = struct{}{}
 	return v, nil
+}
+
+// Nic is the NIC handle of the VI.
+func (v *VI) Nic() *Nic { return v.nic }
+
+// SetAttributes is VipSetViAttributes: changes the attributes of an Idle VI.
+//
+// Errors as CreateVi, and ErrInvalidState when it is not Idle or a connect is
+// under way; the attributes are then as they were. Descriptors that are posted
+// were checked by the old ones.
+func (v *VI) SetAttributes(a ViAttributes) error {
+	const op = "SetViAttributes"
+	if err := v.nic.checkVi(op, v, &a); err != nil {
+		return err
+	}
+	var tag *memreg.Ptag
+	if a.Ptag != nil {
+		if tag = a.Ptag.tag; !tag.Acquire() {
+			return opError(op, v, ErrInvalidPtag, nil)
+		}
+	}
+	v.port.mu.Lock()
+	defer v.port.mu.Unlock()
+	if err := v.idle(op); err != nil {
+		if tag != nil {
+			tag.Release()
+		}
+		return err
+	}
+	v.releaseTag()
+	v.attrs, v.tag = a, tag
+	return nil
+}
+
+// idle says why the VI is not free for a connection or a change.
+func (v *VI) idle(op string) error {
+	switch {
+	case v.gone:
+		return opError(op, v, ErrInvalidParameter, errDestroyed)
+	case v.nic.closing():
+		return closedError(op)
+	case v.busy:
+		return opError(op, v, ErrInvalidState, errBusyVI)
+	case v.state != Idle:
+		return opError(op, v, ErrInvalidState, fmt.Errorf("it is %v", v.state))
+	}
+	return nil
 }
 
 func (v *VI) releaseTag() {
@@ -196,8 +260,10 @@ func (v *VI) Destroy() error {
 func (v *VI) destroy() {
 	v.gone = true
 	for _, q := range []*workQueue{&v.send, &v.recv} {
+		v.port.cancelHandlers(q)
 		if q.cq != nil {
 			q.cq.bound--
+			q.cq.forget(v)
 		}
 	}
 	delete(v.nic.vis, v)

@@ -60,6 +60,7 @@ func (p *port) raise(s *signal) {
 type waitable interface {
 	ready() bool
 	notify() *signal
+	handle() *Nic
 }
 
 // deadline turns a time-out into a point of the engine's clock.
@@ -93,7 +94,7 @@ func (p *port) wait(w waitable, end int64) error {
 		if w.ready() {
 			return nil
 		}
-		if p.isClosed() {
+		if w.handle().closing() {
 			return errClosed
 		}
 		left := end - clock()
@@ -121,7 +122,7 @@ func (p *port) wait(w waitable, end int64) error {
 			<-p.sleeping
 		case <-s.ch:
 		case <-over:
-		case <-p.closed:
+		case <-w.handle().closed:
 		}
 	}
 }
@@ -156,13 +157,21 @@ func (p *port) sleep(w waitable, end int64) {
 	by := min(end, p.due.Load(), now+int64(sleepLimit))
 	p.sleepBy.Store(by)
 	p.mu.Unlock()
-	if (w == nil || !w.ready()) && !p.isClosed() && by > now {
+	if (w == nil || !w.ready() && !w.handle().closing()) && !p.isClosed() && by > now {
 		p.nic.Wait(time.Duration(by - now))
 	}
 	p.sleepBy.Store(0)
 	p.mu.Lock()
 	p.progress(clock(), w == nil)
 	p.mu.Unlock()
+}
+
+// rouse makes background look after handlers that were just set.
+func (p *port) rouse() {
+	select {
+	case p.roused <- struct{}{}:
+	default:
+	}
 }
 
 // background keeps the port alive while the program neither posts, polls nor
@@ -178,15 +187,16 @@ func (p *port) background() {
 		case <-p.closed:
 			return
 		case <-timer.C:
+		case <-p.roused:
 		}
 		seen := p.polls.Load()
 		calls := seen - last
 		last = seen
-		if calls == 0 {
+		if calls == 0 || p.armed.Load() > 0 {
 			tick = tickLeast
 			select {
 			case p.sleeping <- struct{}{}:
-				for p.polls.Load() == last && !p.isClosed() {
+				for (p.polls.Load() == last || p.armed.Load() > 0) && !p.isClosed() {
 					p.sleep(nil, never)
 				}
 				<-p.sleeping

@@ -24,7 +24,9 @@ type posted struct {
 	home    *memreg.Region // where the descriptor lies
 	segs    []segment
 	inline  [2]segment
-	many    []segment // backing of segs past two, kept for the next use
+	many    []segment      // backing of segs past two, kept for the next use
+	remote  AddressSegment // RDMA
+	op      Status         // StatusOp value
 	control Control
 	imm     uint32
 	length  uint32 // sum of the segments
@@ -32,9 +34,14 @@ type posted struct {
 	moved   uint32 // bytes sent or placed
 	seg     int    // where moved stands: segment
 	off     int    // and offset in it
-	last    uint32 // sequence number of the message's last frame
+	begun   bool   // a frame was sent
+	done    bool   // RDMA read: everything has come
+	first   uint32 // sequence numbers of the message's first frame
+	last    uint32 // and last frame
 	status  Status // set on completion
 	arrived uint32 // receive: bytes that came
+
+	asPosted snapshot // the descriptor, to notice that the program changes it
 }
 
 // workQueue is a send or receive queue. The port's lock guards everything; the
@@ -52,14 +59,18 @@ type workQueue struct {
 
 	cq     *CQ
 	isRecv bool
+	nic    *Nic
 	signal signal
+
+	handlers []func(*VI, *Descriptor) // wait for completions
+	calls    caller
 }
 
 const firstRing = 16
 
-func (q *workQueue) init(cq *CQ, isRecv bool) {
+func (q *workQueue) init(n *Nic, cq *CQ, isRecv bool) {
 	q.ring = make([]posted, firstRing)
-	q.cq, q.isRecv = cq, isRecv
+	q.nic, q.cq, q.isRecv = n, cq, isRecv
 	q.signal.init()
 }
 
@@ -69,6 +80,8 @@ func (q *workQueue) at(i uint64) *posted { return &q.ring[i&uint64(len(q.ring)-1
 func (q *workQueue) ready() bool { return q.completed.Load() != q.dequeued.Load() }
 
 func (q *workQueue) notify() *signal { return &q.signal }
+
+func (q *workQueue) handle() *Nic { return q.nic }
 
 // empty says whether nothing is on the queue, complete or not.
 func (q *workQueue) empty() bool { return q.tail.Load() == q.dequeued.Load() }
@@ -85,6 +98,7 @@ func (q *workQueue) push() *posted {
 	}
 	e := q.at(q.tail.Load())
 	e.moved, e.seg, e.off, e.arrived, e.status = 0, 0, 0, 0, 0
+	e.begun, e.done = false, false
 	return e
 }
 

@@ -208,7 +208,7 @@ func TestRefusedDescriptors(t *testing.T) {
 	if !s.SendEmpty || !s.RecvEmpty {
 		t.Error("something was queued")
 	}
-	for _, c := range []struct{ off, segs int }{{-64, 1}, {1, 1}, {0, 253}, {0, -1}, {len(xa.region.Bytes()), 1}, {len(xa.region.Bytes()) - 64, 3}} {
+	for _, c := range []struct{ off, segs int }{{-64, 1}, {1, 1}, {0, 254}, {0, -1}, {len(xa.region.Bytes()), 1}, {len(xa.region.Bytes()) - 64, 3}} {
 		if _, err := xa.region.Descriptor(c.off, c.segs); !errors.Is(err, vipl.ErrInvalidParameter) {
 			t.Errorf("descriptor at %d with %d segments: %v", c.off, c.segs, err)
 		}

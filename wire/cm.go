@@ -12,16 +12,17 @@ const KindConnect = 0x80
 
 // Sizes of a connection management message, in bytes.
 const (
-	CMHeaderLen = 48                                // fixed part
-	CMMaxDisc   = 64                                // longest discriminator
-	CMMaxLen    = CMHeaderLen + 2*CMMaxDisc         // longest message
-	cmReserved  = ^uint16(CMRdmaWrite | CMRdmaRead) // flag bits that must be 0
+	CMHeaderLen = 48                                         // fixed part
+	CMMaxDisc   = 64                                         // longest discriminator
+	CMMaxLen    = CMHeaderLen + 2*CMMaxDisc                  // longest message
+	cmReserved  = ^uint16(CMRdmaWrite | CMRdmaRead | CMPeer) // flag bits that must be 0
 )
 
 // Flags of CM.Flags.
 const (
 	CMRdmaWrite uint16 = 1 << iota // the sender's VI takes RDMA writes
 	CMRdmaRead                     // the sender's VI serves RDMA reads
+	CMPeer                         // Request only: for the request that the other side makes itself
 )
 
 // CMType is the kind of a connection management message; on the wire the bit
@@ -29,7 +30,9 @@ const (
 type CMType uint8
 
 // The messages of one exchange, which has one connection id. The requester
-// sends Request, Confirm and Cancel, the acceptor the others.
+// sends Request, Confirm and Cancel, the acceptor the others. Hello and Here are
+// no connection's: a Hello goes to every host of a link, and each that has an
+// agent sends a Here with the same id to the one who asked.
 const (
 	CMRequest CMType = 1 // asks for a connection: numbers and discriminators
 	CMPending CMType = 2 // the request waits for the acceptor's program
@@ -38,11 +41,13 @@ const (
 	CMReject  CMType = 5 // the acceptor's program, or its agent, refuses: Reason
 	CMNoMatch CMType = 6 // nobody waits on that discriminator
 	CMCancel  CMType = 7 // the requester does not want any more: Reason
+	CMHello   CMType = 8 // asks who is on the link
+	CMHere    CMType = 9 // the answer to a Hello
 )
 
 var cmNames = [...]string{
 	CMRequest: "request", CMPending: "pending", CMAccept: "accept", CMConfirm: "confirm",
-	CMReject: "reject", CMNoMatch: "no-match", CMCancel: "cancel",
+	CMReject: "reject", CMNoMatch: "no-match", CMCancel: "cancel", CMHello: "hello", CMHere: "here",
 }
 
 // String names the type for logs and errors.
@@ -53,7 +58,7 @@ func (t CMType) String() string {
 	return fmt.Sprintf("cm-type-%d", uint8(t))
 }
 
-func (t CMType) known() bool { return t >= CMRequest && t <= CMCancel }
+func (t CMType) known() bool { return t >= CMRequest && t <= CMHere }
 
 // offers tells whether messages of this type carry the sender's numbers.
 func (t CMType) offers() bool { return t == CMRequest || t == CMAccept }
@@ -72,12 +77,16 @@ const (
 	CMReasonClosed    CMReason = 4 // the side that ends it closes its NIC
 	CMReasonUnknown   CMReason = 5 // the side that ends it knows of no such exchange
 	CMReasonMismatch  CMReason = 6 // attributes of the two VIs do not go together
-	cmReasonEnd       CMReason = 7
+	CMReasonLevel     CMReason = 7 // the reliability levels of the two VIs differ
+	CMReasonTransfer  CMReason = 8 // their maximum transfer sizes differ
+	CMReasonQoS       CMReason = 9 // their qualities of service differ
+	cmReasonEnd       CMReason = 10
 )
 
 var cmReasons = [...]string{
 	"no reason given", "refused by the program", "out of resources", "timed out", "NIC closed",
-	"unknown exchange", "attributes do not match",
+	"unknown exchange", "attributes do not match", "reliability levels differ",
+	"maximum transfer sizes differ", "qualities of service differ",
 }
 
 // String gives the reason in words.
@@ -88,7 +97,8 @@ func (r CMReason) String() string {
 	return fmt.Sprintf("reason %d", uint8(r))
 }
 
-// CM is a connection management message, the payload of a UDP datagram:
+// CM is a message of connection management or of discovery, the payload of a
+// UDP datagram:
 //
 //	 0 version  1 0x80|type  2 flags            4 sender's VI number
 //	 8 key that frames to the sender carry
@@ -104,7 +114,7 @@ func (r CMReason) String() string {
 type CM struct {
 	Type   CMType
 	Reason CMReason // Reject and Cancel only
-	ID     uint64   // chosen by the requester, random, not 0
+	ID     uint64   // chosen by the requester, or who says Hello: random, not 0
 
 	// The sender's numbers: Request and Accept only.
 	VI          uint32 // VI number, not 0
@@ -113,7 +123,7 @@ type CM struct {
 	Window      uint16 // frames that the sender can take at first
 	MaxPayload  uint16 // UDP payload bytes of the largest frame that the sender takes
 	Level       uint8  // reliability level: 1, 2 or 4 as VIPL numbers them
-	Flags       uint16 // CMRdmaWrite, CMRdmaRead
+	Flags       uint16 // CMRdmaWrite, CMRdmaRead, CMPeer
 	MaxTransfer uint32 // bytes of the longest message
 	QoS         uint32
 	From, To    []byte // discriminators of the sender and of the receiver
@@ -147,6 +157,8 @@ func (m *CM) check() error {
 			return cmError("%v without a VI", m.Type)
 		case m.Level != 1 && m.Level != 2 && m.Level != 4:
 			return cmError("reliability level %d", m.Level)
+		case m.Flags&CMPeer != 0 && m.Type != CMRequest:
+			return cmError("%v between peers", m.Type)
 		}
 		return nil
 	}

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// cmExamples has one message of each type.
+// cmExamples has messages of each type.
 func cmExamples() []CM {
 	return []CM{
 		{
@@ -27,6 +27,15 @@ func cmExamples() []CM {
 		{Type: CMReject, ID: 4, Reason: CMReasonProgram},
 		{Type: CMNoMatch, ID: 5},
 		{Type: CMCancel, ID: ^uint64(0), Reason: CMReasonTimeout},
+		{
+			Type: CMRequest, ID: 0x2122232425262728, VI: 0x00020003, Key: 7, Seq: 8, Window: 9, MaxPayload: 8972, Level: 2,
+			Flags: CMPeer | CMRdmaRead, MaxTransfer: 32768, From: []byte("left"), To: []byte("right"),
+		},
+		{Type: CMReject, ID: 6, Reason: CMReasonLevel},
+		{Type: CMReject, ID: 7, Reason: CMReasonTransfer},
+		{Type: CMReject, ID: 8, Reason: CMReasonQoS},
+		{Type: CMHello, ID: 0x3132333435363738},
+		{Type: CMHere, ID: 0x3132333435363738},
 	}
 }
 
@@ -65,7 +74,7 @@ func TestCMGolden(t *testing.T) {
 
 func drawCM(t *rapid.T) CM {
 	m := CM{
-		Type: CMType(rapid.IntRange(int(CMRequest), int(CMCancel)).Draw(t, "type")),
+		Type: CMType(rapid.IntRange(int(CMRequest), int(CMHere)).Draw(t, "type")),
 		ID:   rapid.Uint64Min(1).Draw(t, "id"),
 	}
 	if m.Type.reasons() {
@@ -79,6 +88,9 @@ func drawCM(t *rapid.T) CM {
 		m.MaxPayload = rapid.Uint16().Draw(t, "payload")
 		m.Level = rapid.SampledFrom([]uint8{1, 2, 4}).Draw(t, "level")
 		m.Flags = rapid.Uint16Max(3).Draw(t, "flags")
+		if m.Type == CMRequest && rapid.Bool().Draw(t, "peer") {
+			m.Flags |= CMPeer
+		}
 		m.MaxTransfer = rapid.Uint32().Draw(t, "transfer")
 		m.QoS = rapid.Uint32().Draw(t, "qos")
 		disc := rapid.SliceOfN(rapid.Byte(), 0, CMMaxDisc)
@@ -137,16 +149,23 @@ func TestCMRoundTrip(t *testing.T) {
 
 // Fields that contradict the format are refused on both ways.
 func TestCMRefuses(t *testing.T) {
-	request, pending, reject := cmExamples()[0], cmExamples()[1], cmExamples()[4]
+	request, pending, accept, reject := cmExamples()[0], cmExamples()[1], cmExamples()[2], cmExamples()[4]
+	hello, here := CM{Type: CMHello, ID: 1}, CM{Type: CMHere, ID: 1}
 	cases := []struct {
 		name   string
 		base   CM
 		change func(*CM)
 	}{
 		{"type 0", request, func(m *CM) { m.Type = 0 }},
-		{"type 8", request, func(m *CM) { m.Type = 8 }},
+		{"type 10", request, func(m *CM) { m.Type = 10 }},
 		{"id 0", pending, func(m *CM) { m.ID = 0 }},
-		{"reserved flag", request, func(m *CM) { m.Flags |= 4 }},
+		{"reserved flag", request, func(m *CM) { m.Flags |= 8 }},
+		{"peer flag in an accept", accept, func(m *CM) { m.Flags |= CMPeer }},
+		{"peer flag in a pending", pending, func(m *CM) { m.Flags |= CMPeer }},
+		{"hello without an id", hello, func(m *CM) { m.ID = 0 }},
+		{"numbers in a hello", hello, func(m *CM) { m.VI, m.Level = 1, 1 }},
+		{"discriminator in a hello", hello, func(m *CM) { m.To = []byte{1} }},
+		{"reason in a here", here, func(m *CM) { m.Reason = CMReasonLevel }},
 		{"no VI", request, func(m *CM) { m.VI = 0 }},
 		{"level 0", request, func(m *CM) { m.Level = 0 }},
 		{"level 3", request, func(m *CM) { m.Level = 3 }},
@@ -216,13 +235,13 @@ func TestCMRefuses(t *testing.T) {
 // Names are for people: each is there and none twice.
 func TestCMNames(t *testing.T) {
 	seen := map[string]bool{}
-	for m := range CMCancel {
+	for m := range CMHere {
 		seen[(m + 1).String()] = true
 	}
 	for r := range cmReasonEnd {
 		seen[r.String()] = true
 	}
-	if want := int(CMCancel) + int(cmReasonEnd); len(seen) != want || seen[""] {
+	if want := int(CMHere) + int(cmReasonEnd); len(seen) != want || seen[""] {
 		t.Errorf("%d different names, want %d: %v", len(seen), want, seen)
 	}
 	if CMType(99).String() == "" || CMReason(99).String() == "" {

@@ -30,9 +30,14 @@ const (
 	KindProbe Kind = 3 // asks for an acknowledgement: keepalive, or a closed window
 	KindError Kind = 4 // the sender broke the connection; Immediate holds the Reason
 	KindClose Kind = 5 // orderly disconnect; takes its place in the sequence of a reliable VI
+	KindWrite Kind = 6 // a piece of an RDMA write, for RemoteAddr in the region RemoteHandle
+	KindRead  Kind = 7 // asks for an RDMA read of Immediate bytes from RemoteAddr, RemoteHandle
+	// KindReadData is a piece of the answer to the KindRead with the number in
+	// Immediate, for offset RemoteAddr of what was asked for.
+	KindReadData Kind = 8
 )
 
-// Flags of a data frame.
+// Flags of a frame of a message: KindData, KindWrite, KindReadData.
 type Flags uint16
 
 const (
@@ -52,6 +57,8 @@ const (
 	ReasonLength         Reason = 2 // a message was longer than its receive descriptor
 	ReasonProtocol       Reason = 3 // the stream made no sense to the receiver
 	ReasonClosed         Reason = 4 // the VI is not connected any more
+	ReasonRDMAWrite      Reason = 5 // an RDMA write to what is not open for it
+	ReasonRDMARead       Reason = 6 // an RDMA read of what is not open for it
 )
 
 // Header is the VIA header of a data frame.
@@ -138,7 +145,7 @@ func (h *Header) parse(b []byte) error {
 	h.Immediate = binary.BigEndian.Uint32(b[28:])
 	h.RemoteAddr = binary.BigEndian.Uint64(b[32:])
 	h.RemoteHandle = binary.BigEndian.Uint32(b[40:])
-	if h.Kind < KindData || h.Kind > KindClose || h.Flags&^flagsKnown != 0 {
+	if h.Kind < KindData || h.Kind > KindReadData || h.Flags&^flagsKnown != 0 {
 		return ErrKind
 	}
 	if int(h.Length) != len(b)-HeaderLen {

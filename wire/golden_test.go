@@ -57,6 +57,13 @@ func goldens() []golden {
 			Immediate: uint32(ReasonRecvQueueEmpty)}, nil},
 		{"close-other-port", on(macs, "10.0.0.2", "10.0.0.1", 0, 14793), Header{Kind: KindClose, VI: 0x00020001,
 			Key: 0x8877665544332211, Seq: 77, Ack: 5}, nil},
+		{"write", oneToTwo, Header{Kind: KindWrite, Flags: FlagFirst | FlagLast | FlagImmediate, VI: 0x00010002,
+			Key: 0x1122334455667788, Seq: 9, Ack: 3, Window: 256, Immediate: 0xcafe0001,
+			RemoteAddr: 0x7f0011223344, RemoteHandle: 0x99aabbcc}, counted[:8]},
+		{"read", oneToTwo, Header{Kind: KindRead, VI: 0x00010002, Key: 0x1122334455667788, Seq: 10, Ack: 3, Window: 256,
+			Immediate: 1 << 20, RemoteAddr: 0x7f0011223300, RemoteHandle: 0x99aabbcd}, nil},
+		{"read-data", twoToOne, Header{Kind: KindReadData, Flags: FlagLast, VI: 0x00020001, Key: 0x8877665544332211,
+			Seq: 77, Ack: 11, Window: 256, Immediate: 10, RemoteAddr: 0xffffd}, []byte("end")},
 	}
 	for i := range list {
 		list[i].header.Length = uint16(len(list[i].payload))

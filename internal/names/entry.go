@@ -1,0 +1,188 @@
+package names
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Sizes of the parts of an entry, in bytes.
+const (
+	MaxDisc = 64  // longest discriminator
+	MaxName = 253 // longest name, as in DNS (RFC 1035, 2.3.4, without the last dot)
+)
+
+// Address is what a name stands for: a host and a discriminator, which is
+// empty where there is none. The host is never IPv4 in IPv6 and has no zone.
+type Address struct {
+	Host netip.Addr
+	Disc string // at most MaxDisc bytes, of any value
+}
+
+// Entry is a line of a file: an address and its names, the first of which is
+// the one that looking up the address gives.
+type Entry struct {
+	Address
+	Names []string
+}
+
+// String writes the entry as a line of a file of names, without the newline.
+// ParseNames reads it as the same entry.
+func (e Entry) String() string {
+	line := e.Host.String() + " " + strings.Join(e.Names, " ")
+	switch {
+	case e.Disc == "":
+		return line
+	case isText(e.Disc):
+		return line + ` disc="` + e.Disc + `"`
+	}
+	return line + " disc=0x" + hex.EncodeToString([]byte(e.Disc))
+}
+
+// parseEntry reads a line of a file of names. A line without an entry gives
+// one without names.
+func parseEntry(line string) (Entry, error) {
+	var e Entry
+	first, rest, err := cutField(line)
+	if first == "" || err != nil {
+		return e, err
+	}
+	if e.Host, err = parseHost(first); err != nil {
+		return e, err
+	}
+	for {
+		field, after, err := cutField(rest)
+		switch {
+		case err != nil:
+			return e, err
+		case field == "" && len(e.Names) == 0:
+			return e, errors.New("an address without a name: want address name [alias...] [disc=...]")
+		case field == "":
+			return e, nil
+		case e.Disc != "":
+			return e, fmt.Errorf("%s after disc=: a discriminator ends the line", quote(field))
+		}
+		if disc, ok := strings.CutPrefix(field, "disc="); !ok {
+			err = checkName(field)
+			e.Names = append(e.Names, field)
+		} else {
+			e.Disc, err = parseDisc(disc)
+		}
+		if err != nil {
+			return e, err
+		}
+		rest = after
+	}
+}
+
+// blanks separate fields; a newline ends a line with or without a return.
+const blanks = " \t\r\n"
+
+// cutField cuts the first field off a line. It is empty where the line, or what
+// is not comment of it, ends. Blanks and # belong to the field between quotes.
+func cutField(s string) (field, rest string, err error) {
+	const quoted = `disc="`
+	s = strings.TrimLeft(s, blanks)
+	if text, ok := strings.CutPrefix(s, quoted); ok {
+		n := strings.IndexByte(text, '"')
+		if n < 0 {
+			return "", "", errors.New(`disc=" without a closing quote`)
+		}
+		n += len(quoted) + 1
+		if n < len(s) && !strings.Contains(blanks+"#", s[n:n+1]) {
+			return "", "", errors.New(`text after the closing quote of disc="": a blank must follow (write a quote as 0x22, in hex)`)
+		}
+		return s[:n], s[n:], nil
+	}
+	if n := strings.IndexAny(s, blanks+"#"); n >= 0 {
+		return s[:n], s[n:], nil
+	}
+	return s, "", nil
+}
+
+// parseHost reads the address of a host in a file of names.
+func parseHost(s string) (netip.Addr, error) {
+	host, err := netip.ParseAddr(s)
+	switch {
+	case err != nil:
+		return host, fmt.Errorf("%s is not an IPv4 or IPv6 address", quote(s))
+	case host.Zone() != "":
+		return host, fmt.Errorf("%s has a zone: leave it out, the NIC is the interface", quote(s))
+	}
+	host = host.Unmap()
+	if host.IsUnspecified() || host.IsMulticast() || host == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		return host, fmt.Errorf("%v is not the address of a host", host)
+	}
+	return host, nil
+}
+
+// checkName refuses what nobody could look up, and what is more likely a slip
+// than a name.
+func checkName(s string) error {
+	const others = "-._:/@+"
+	letter := func(c rune) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' }
+	plain := func(c rune) bool { return letter(c) || c >= '0' && c <= '9' }
+	foreign := func(c rune) bool { return !plain(c) && !strings.ContainsRune(others, c) }
+	switch {
+	case len(s) > MaxName:
+		return fmt.Errorf("%s: name of %d bytes, at most %d", quote(s), len(s), MaxName)
+	case strings.ContainsFunc(s, foreign):
+		return fmt.Errorf("%s is not a name: use letters, digits and %s", quote(s), others)
+	case !plain(rune(s[0])) || !plain(rune(s[len(s)-1])):
+		return fmt.Errorf("%s is not a name: begin and end it with a letter or digit", quote(s))
+	case !strings.ContainsFunc(s, letter):
+		return fmt.Errorf("%s is not a name: it needs a letter", quote(s))
+	}
+	if _, err := netip.ParseAddr(s); err == nil {
+		return fmt.Errorf("%s is an address: one line has one address, then names", quote(s))
+	}
+	return nil
+}
+
+// parseDisc reads what follows disc=.
+func parseDisc(s string) (string, error) {
+	var disc string
+	if digits, ok := strings.CutPrefix(s, "0x"); ok {
+		b, err := hex.DecodeString(digits)
+		if err != nil {
+			return "", fmt.Errorf("disc=%s: after 0x come hex digits, two a byte", quote(s))
+		}
+		disc = string(b)
+	} else if len(s) < 2 || s[0] != '"' {
+		return "", fmt.Errorf(`disc=%s: want disc="text" or disc=0xhex`, quote(s))
+	} else if disc = s[1 : len(s)-1]; !isText(disc) {
+		return "", fmt.Errorf("disc=%s: not printable UTF-8, write it in hex", quote(s))
+	}
+	if disc == "" {
+		return "", errors.New("an empty discriminator: leave disc= out")
+	}
+	if len(disc) > MaxDisc {
+		return "", fmt.Errorf("discriminator of %d bytes, at most %d", len(disc), MaxDisc)
+	}
+	return disc, nil
+}
+
+// isText tells whether a discriminator can be written between quotes.
+func isText(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(c rune) bool { return c == '"' || !unicode.IsPrint(c) })
+}
+
+// quote quotes what stands in a file or was asked for, and clips it.
+func quote(s string) string {
+	const most = 60
+	if len(s) > most {
+		return fmt.Sprintf("%q...", s[:most])
+	}
+	return fmt.Sprintf("%q", s)
+}
+
+// fold makes of a name what names are compared by: upper and lower case are
+// the same, and a last dot, the root of DNS, adds nothing.
+func fold(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
+
+// plain is the form in which addresses are kept and compared.
+func plain(host netip.Addr) netip.Addr { return host.Unmap().WithZone("") }

@@ -1,0 +1,153 @@
+package names
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// replace puts a file in the place of another, as editors do.
+func replace(t *testing.T, path, text string) {
+	t.Helper()
+	put(t, path+".new", text)
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// loads looks a file up and gives the names of 10.0.0.1 in it.
+func loads(t *testing.T, f *file) string {
+	t.Helper()
+	table, err := f.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, _ := table.name(entry("10.0.0.1", "").Address)
+	return name
+}
+
+func TestFileFollowsChanges(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "names")
+	put(t, path, "10.0.0.1 a\n")
+	f := &file{path: path, parse: ParseNames}
+	if got := loads(t, f); got != "a" {
+		t.Fatalf("%q", got)
+	}
+	put(t, path, "10.0.0.1 b\n") // same size, and perhaps the same time
+	if got := loads(t, f); got != "b" {
+		t.Errorf("written in place: %q", got)
+	}
+	replace(t, path, "10.0.0.1 c\n")
+	if got := loads(t, f); got != "c" {
+		t.Errorf("replaced: %q", got)
+	}
+
+	put(t, path, "10.0.0.1 d\noops d\n")
+	for range 2 { // it stays wrong
+		_, err := f.load()
+		if wrong, ok := errors.AsType[*ParseError](err); !ok || wrong.File != path || wrong.Line != 2 ||
+			!strings.HasPrefix(err.Error(), path+":2: ") {
+			t.Errorf("wrong: %v", err)
+		}
+	}
+	os.Remove(path)
+	if _, err := f.load(); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) {
+		t.Errorf("removed: %v", err)
+	}
+	f.optional = true
+	if got := loads(t, f); got != "" {
+		t.Errorf("removed and optional: %q", got)
+	}
+	put(t, path, "10.0.0.1 e\n")
+	if got := loads(t, f); got != "e" {
+		t.Errorf("back: %q", got)
+	}
+}
+
+// A file that has been the same for long is read once; one that has just
+// changed is read at every lookup, as its stamp may not tell the next change.
+func TestFileReadOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "names")
+	for text, wrong := range map[string]bool{"10.0.0.1 a\n": false, "oops": true} {
+		put(t, path, text)
+		reads := 0
+		f := &file{path: path, parse: func(text string) ([]Entry, error) { reads++; return ParseNames(text) }}
+		for range 3 {
+			if _, err := f.load(); (err != nil) != wrong {
+				t.Fatal(err)
+			}
+		}
+		if reads != 3 {
+			t.Errorf("%q, just written: read %d times in 3 lookups", text, reads)
+		}
+		f.fresh = true // as if it were old
+		for range 3 {
+			if _, err := f.load(); (err != nil) != wrong {
+				t.Fatal(err)
+			}
+		}
+		if reads != 3 {
+			t.Errorf("%q, old: read again", text)
+		}
+		replace(t, path, text) // only the inode tells
+		if _, err := f.load(); (err != nil) != wrong || reads != 4 {
+			t.Errorf("%q, replaced: read %d times, want 4; %v", text, reads, err)
+		}
+	}
+
+	now := time.Now()
+	s := stamp{change: syscall.NsecToTimespec(now.UnixNano())}
+	if s.settled(now.Add(settling)) || !s.settled(now.Add(settling+time.Millisecond)) || s.settled(now.Add(-time.Hour)) {
+		t.Error("a stamp settles when the time after the change is over, and not before")
+	}
+}
+
+// What is no regular file is refused before it is opened: a pipe without a
+// writer would hold the program.
+func TestFileKinds(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	if err := unix.Mkfifo(pipe, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	large := filepath.Join(dir, "large")
+	put(t, large, "")
+	if err := os.Truncate(large, MaxBytes+1); err != nil {
+		t.Fatal(err)
+	}
+	for path, reason := range map[string]string{
+		dir: "not a regular file", pipe: "not a regular file", "/dev/zero": "not a regular file", large: "at most",
+	} {
+		f := &file{path: path, optional: true, parse: ParseNames}
+		if _, err := f.load(); err == nil || !strings.Contains(err.Error(), reason) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v, want %q", path, err, reason)
+		}
+	}
+	for _, path := range []string{"", os.DevNull} {
+		f := &file{path: path, parse: ParseNames}
+		if got := loads(t, f); got != "" {
+			t.Errorf("%q: %q", path, got)
+		}
+	}
+	// A size that stat does not tell, as of files in /proc, is found on reading.
+	if err := os.Truncate(large, MaxBytes); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (&file{path: large, parse: ParseNames}).load(); err == nil || !strings.Contains(err.Error(), large+":1: line of") {
+		t.Errorf("zeros: %v", err)
+	}
+}

@@ -1,0 +1,299 @@
+package names
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+)
+
+// newResolver makes a resolver over files "names" and "hosts" with these texts.
+func newResolver(t *testing.T, names, hosts string, system *net.Resolver) (r *Resolver, dir string) {
+	t.Helper()
+	leaks := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
+	dir = t.TempDir()
+	put(t, filepath.Join(dir, "names"), names)
+	put(t, filepath.Join(dir, "hosts"), hosts)
+	r, err := New(Config{
+		Names: File{Path: filepath.Join(dir, "names")}, Hosts: File{Path: filepath.Join(dir, "hosts")},
+		System: system, Timeout: time.Minute,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, dir
+}
+
+// lookup gives an answer as text: addresses, or "?" for unknown.
+func lookup(t *testing.T, r *Resolver, name string) string {
+	t.Helper()
+	all, err := r.Lookup(t.Context(), name)
+	if errors.Is(err, ErrUnknown) {
+		return "?"
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	var s []string
+	for _, a := range all {
+		s = append(s, strings.TrimSuffix(fmt.Sprintf("%v/%s", a.Host, a.Disc), "/"))
+	}
+	return strings.Join(s, " ")
+}
+
+func reverse(t *testing.T, r *Resolver, host, disc string) string {
+	t.Helper()
+	name, err := r.Reverse(t.Context(), Address{netip.MustParseAddr(host), disc})
+	if errors.Is(err, ErrUnknown) {
+		return "?"
+	}
+	if err != nil {
+		t.Fatalf("%s/%s: %v", host, disc, err)
+	}
+	return name
+}
+
+// Package net gives IPv4 addresses in either form.
+func TestAddressesOfDNS(t *testing.T) {
+	var hosts []netip.Addr
+	for _, s := range []string{"fd00::1", "::ffff:10.0.0.2", "10.0.0.1", "10.0.0.2", "fe80::1%lo"} {
+		hosts = append(hosts, netip.MustParseAddr(s))
+	}
+	want := []Address{entry("10.0.0.1", "").Address, entry("10.0.0.2", "").Address, entry("fd00::1", "").Address, entry("fe80::1", "").Address}
+	if d := cmp.Diff(want, addresses(hosts), compareAddr); d != "" {
+		t.Errorf("-want +got\n%s", d)
+	}
+}
+
+const someNames = `10.0.0.1 db
+10.0.0.2 db disc="two"
+10.0.0.1 orders alias disc="orders"
+10.0.0.3 only disc="x"
+10.0.0.3 other disc="y"
+fd00::1 Db
+`
+
+const someHosts = `10.0.0.1 host1
+10.0.0.2 host2 db
+10.0.0.3 host3
+10.0.0.4 host4
+`
+
+func TestLookup(t *testing.T) {
+	var dns zone
+	dns.address("db.", "10.1.1.1")
+	dns.address("host4.", "10.1.1.1")
+	dns.address("far.example.", "10.9.0.2", "fd09::1", "10.9.0.1", "10.9.0.2")
+	dns.address("six.example.", "fd09::2")
+	r, _ := newResolver(t, someNames, someHosts, dns.resolver())
+	for name, want := range map[string]string{
+		"db":              "10.0.0.1 10.0.0.2/two fd00::1", // one source answers, in the order of the file
+		"DB.":             "10.0.0.1 10.0.0.2/two fd00::1",
+		"alias":           "10.0.0.1/orders",
+		"host2":           "10.0.0.2",
+		"host4":           "10.0.0.4", // hosts go before DNS
+		"10.0.0.9":        "10.0.0.9",
+		"::ffff:10.0.0.9": "10.0.0.9",
+		"fe80::1%eth0":    "fe80::1",
+	} {
+		if got := lookup(t, r, name); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+	if n := dns.asked.Load(); n != 0 {
+		t.Errorf("DNS was asked %d times for what the files know", n)
+	}
+	for name, want := range map[string]string{
+		"far.example.":  "10.9.0.1 10.9.0.2 fd09::1",
+		"six.example.":  "fd09::2",
+		"gone.example.": "?",
+		"no/domain":     "?",
+	} {
+		if got := lookup(t, r, name); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+	r.files[0].fresh = true // as if it were old, and not read at every lookup
+	if all, err := r.Lookup(t.Context(), "db"); err != nil {
+		t.Error(err)
+	} else {
+		all[0].Disc = "changed"
+		if got := lookup(t, r, "db"); got != "10.0.0.1 10.0.0.2/two fd00::1" {
+			t.Errorf("an answer is the caller's, and changing it changed the next: %s", got)
+		}
+	}
+}
+
+func TestReverse(t *testing.T) {
+	var dns zone
+	dns.add("4.0.0.10.in-addr.arpa.", typePTR, domain("wrong.example."))
+	dns.add("5.0.0.10.in-addr.arpa.", typePTR, domain("far.example."))
+	r, _ := newResolver(t, someNames, someHosts, dns.resolver())
+	for _, c := range []struct{ host, disc, want string }{
+		{"10.0.0.1", "", "db"},
+		{"10.0.0.1", "orders", "orders"},
+		{"10.0.0.1", "client", "db"}, // the host itself
+		{"10.0.0.2", "two", "db"},
+		{"10.0.0.2", "", "db"},
+		{"10.0.0.2", "three", "host2"}, // not db: that is the one with another discriminator
+		{"10.0.0.3", "y", "other"},
+		{"10.0.0.3", "", "only"},
+		{"10.0.0.3", "z", "host3"},
+		{"fd00::1", "", "Db"},
+		{"::ffff:10.0.0.4", "any", "host4"},
+	} {
+		if got := reverse(t, r, c.host, c.disc); got != c.want {
+			t.Errorf("%s/%s: %s, want %s", c.host, c.disc, got, c.want)
+		}
+	}
+	if n := dns.asked.Load(); n != 0 {
+		t.Errorf("DNS was asked %d times for what the files know", n)
+	}
+	for _, c := range []struct{ host, disc, want string }{
+		{"10.0.0.5", "any", "far.example"}, {"10.0.0.6", "", "?"}, {"fd00::6", "", "?"},
+	} {
+		if got := reverse(t, r, c.host, c.disc); got != c.want {
+			t.Errorf("%s/%s: %s, want %s", c.host, c.disc, got, c.want)
+		}
+	}
+	if _, err := r.Reverse(t.Context(), Address{}); err == nil {
+		t.Error("no host has a name")
+	}
+}
+
+// Without DNS an unknown name is unknown at once, and the error says where it
+// was looked for.
+func TestUnknown(t *testing.T) {
+	r, dir := newResolver(t, someNames, someHosts, nil)
+	_, err := r.Lookup(t.Context(), strings.Repeat("no-such-name", 100))
+	for _, part := range []string{`"no-such-name`, filepath.Join(dir, "names"), filepath.Join(dir, "hosts"), "DNS is switched off"} {
+		if err == nil || !strings.Contains(err.Error(), part) || len(err.Error()) > 500 {
+			t.Errorf("%v: does not say %s, or too much", err, part)
+		}
+	}
+	if got := reverse(t, r, "10.0.0.5", ""); got != "?" {
+		t.Error(got)
+	}
+}
+
+// A server that fails is not one that says no.
+func TestDNSFails(t *testing.T) {
+	var dns zone
+	r, _ := newResolver(t, "", "", dns.resolver())
+	if _, err := r.Lookup(t.Context(), "broken.example."); err == nil || errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "DNS failed") {
+		t.Errorf("server failure: %v", err)
+	}
+	silent := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}
+	r, _ = newResolver(t, "", "", silent)
+	r.timeout = 10 * time.Millisecond
+	var wrong *net.DNSError
+	if _, err := r.Lookup(t.Context(), "far.example."); !errors.As(err, &wrong) || !wrong.IsTimeout {
+		t.Errorf("silent server, name: %v", err)
+	}
+	if _, err := r.Reverse(t.Context(), entry("10.0.0.5", "").Address); !errors.As(err, &wrong) || !wrong.IsTimeout {
+		t.Errorf("silent server, address: %v", err)
+	}
+	r.timeout = time.Minute
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := r.Lookup(ctx, "far.example."); err == nil || errors.Is(err, ErrUnknown) {
+		t.Errorf("called off: %v", err)
+	}
+}
+
+// A file that becomes wrong stops the lookups that come to it, and no others.
+func TestFileBecomesWrong(t *testing.T) {
+	r, dir := newResolver(t, someNames, someHosts, nil)
+	put(t, filepath.Join(dir, "hosts"), strings.Repeat("\n", MaxLines+1))
+	if got := lookup(t, r, "alias"); got != "10.0.0.1/orders" {
+		t.Error(got)
+	}
+	for range 2 {
+		if _, err := r.Lookup(t.Context(), "host1"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("hosts:%d: ", MaxLines+1)) {
+			t.Errorf("wrong hosts file: %v", err)
+		}
+	}
+	put(t, filepath.Join(dir, "names"), "10.0.0.1 db\n\n10.0.0.300 db\n")
+	if _, err := r.Lookup(t.Context(), "db"); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "names")+":3: ") {
+		t.Errorf("wrong file of names: %v", err)
+	}
+	if _, err := r.Reverse(t.Context(), entry("10.0.0.1", "").Address); err == nil || errors.Is(err, ErrUnknown) {
+		t.Errorf("wrong file of names, reverse: %v", err)
+	}
+	if got := lookup(t, r, "10.0.0.1"); got != "10.0.0.1" {
+		t.Errorf("an address needs no file: %s", got)
+	}
+	put(t, filepath.Join(dir, "names"), "10.0.0.7 db\n")
+	if got := lookup(t, r, "db"); got != "10.0.0.7" {
+		t.Errorf("right again: %s", got)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	wrong := filepath.Join(t.TempDir(), "wrong")
+	put(t, wrong, "oops")
+	for _, c := range []Config{{Names: File{Path: missing}}, {Hosts: File{Path: missing}}} {
+		if _, err := New(c); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), missing) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	if _, err := New(Config{Names: File{wrong, true}}); err == nil || !strings.Contains(err.Error(), wrong+":1: ") {
+		t.Errorf("wrong: %v", err)
+	}
+	r, err := New(Config{Names: File{missing, true}, Hosts: File{missing, true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := lookup(t, r, "db"); got != "?" {
+		t.Error(got)
+	}
+	put(t, missing, "10.0.0.1 db\n")
+	if got := lookup(t, r, "db"); got != "10.0.0.1" {
+		t.Errorf("a file that comes later: %s", got)
+	}
+}
+
+// While a file changes under many readers, each sees one of its contents whole.
+func TestConcurrent(t *testing.T) {
+	contents := []string{"10.0.0.1 a b\n10.0.0.2 a b\n", "10.0.0.3 a b\n10.0.0.4 a b\n10.0.0.5 a b\n"}
+	r, dir := newResolver(t, contents[0], "", nil)
+	want := map[string]bool{"10.0.0.1 10.0.0.2": true, "10.0.0.3 10.0.0.4 10.0.0.5": true}
+	var readers sync.WaitGroup
+	for _, name := range []string{"a", "b", "a", "B"} {
+		readers.Go(func() {
+			for range 300 {
+				all, err := r.Lookup(t.Context(), name)
+				var hosts []string
+				for _, a := range all {
+					hosts = append(hosts, a.Host.String())
+				}
+				if got := strings.Join(hosts, " "); err != nil || !want[got] {
+					t.Errorf("%s: %s, %v", name, got, err)
+					return
+				}
+			}
+		})
+	}
+	for i := range 100 {
+		replace(t, filepath.Join(dir, "names"), contents[i%2])
+	}
+	readers.Wait()
+	if d := cmp.Diff("10.0.0.3 10.0.0.4 10.0.0.5", lookup(t, r, "a")); d != "" {
+		t.Error(d)
+	}
+}

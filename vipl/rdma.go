@@ -1,0 +1,229 @@
+package vipl
+
+// RDMA at the target of the operation, and the reading side of RDMA read. What
+// a write and a read send is in engine_tx.go.
+//
+//	write:  KindWrite, KindWrite, ... ---------------->  placed as they come
+//	read:   KindRead  -------------------------------->  checked, queued
+//	        placed as they come  <---  KindReadData, KindReadData, ...
+//
+// All of these frames take their place in the connection's sequence: nothing of
+// one VI overtakes anything else of it. Each frame is checked by itself against
+// the region as it is at that moment, and holds the region while it copies.
+
+import (
+	"errors"
+
+	"viaxdp/memreg"
+	"viaxdp/wire"
+)
+
+// maxReads is how many RDMA reads of one VI may be under way; the peer queues as
+// many. It is the same for all providers of this version of the format.
+const maxReads = 16
+
+var (
+	errWriteRefused = errors.New("the VI does not take RDMA writes (EnableRdmaWrite)")
+	errReadRefused  = errors.New("the VI does not serve RDMA reads (EnableRdmaRead)")
+)
+
+// answer is an RDMA read of the peer that is being served.
+type answer struct {
+	addr   uint64
+	handle MemHandle
+	length uint32
+	moved  uint32
+	seq    uint32 // number of the request
+}
+
+// answers are the reads to serve, oldest first.
+type answers []answer
+
+func (a answers) waiting() bool { return len(a) > 0 }
+
+func (a *answers) drop() {
+	copy(*a, (*a)[1:])
+	*a = (*a)[:len(*a)-1]
+}
+
+// placeWrite places a frame of the peer's RDMA write. The last one, if the
+// write carries immediate data, consumes a receive.
+func (p *port) placeWrite(c *conn, pkt *wire.Packet, now int64) {
+	v := c.vi
+	if pkt.Flags&wire.FlagFirst != 0 {
+		c.part, c.written = wire.KindWrite, 0
+	}
+	n := len(pkt.Payload)
+	if uint64(c.written)+uint64(n) > uint64(v.attrs.MaxTransferSize) {
+		p.nonsense(c, now)
+		return
+	}
+	err := errWriteRefused
+	if v.attrs.EnableRdmaWrite {
+		err = p.writeTo(v, pkt)
+	}
+	if err != nil {
+		c.part = 0
+		p.stats.RDMARefused++
+		v.report(ErrorRDMAWriteProtection, StatusOpRDMAWrite, err)
+		if c.receiver != nil {
+			p.refuse(c, wire.ReasonRDMAWrite, err, now)
+		}
+		return
+	}
+	c.written += uint32(n)
+	if pkt.Flags&wire.FlagLast == 0 {
+		return
+	}
+	c.part = 0
+	p.stats.Writes++
+	if pkt.Flags&wire.FlagImmediate == 0 {
+		return
+	}
+	e := v.recv.waiting()
+	if e == nil {
+		p.recvEmpty(c, now)
+		return
+	}
+	e.op = StatusOpRemoteRDMAWrite
+	p.finishReceive(c, e, c.written, pkt)
+}
+
+// writeTo copies the frame's bytes to where it says, in ascending order.
+func (p *port) writeTo(v *VI, pkt *wire.Packet) error {
+	if len(pkt.Payload) == 0 {
+		return nil
+	}
+	dst, region, err := v.nic.mem.ResolveRemote(
+		MemHandle(pkt.RemoteHandle), pkt.RemoteAddr, uint32(len(pkt.Payload)), v.tag, memreg.RemoteWrite)
+	if err != nil {
+		return err
+	}
+	copyAscending(dst, pkt.Payload)
+	region.Release()
+	return nil
+}
+
+// askRead sends the request of an RDMA read. False: the port is full; c comes
+// up again.
+func (p *port) askRead(c *conn, e *posted, now int64) bool {
+	addr, chunk, ok := p.chunk(c)
+	if !ok {
+		return false
+	}
+	b := c.template.Put(chunk, wire.HeaderLen)
+	h := &c.header
+	h.Kind, h.Flags, h.Immediate = wire.KindRead, 0, e.length
+	h.RemoteAddr, h.RemoteHandle = e.remote.Data, uint32(e.remote.Handle)
+	if !p.launch(c, addr, b, now) {
+		return false
+	}
+	c.reads++
+	return true
+}
+
+// takeRead takes the peer's request for an RDMA read: wrong ones break the
+// connection before anything that the peer sent later is looked at.
+func (p *port) takeRead(c *conn, pkt *wire.Packet, now int64) {
+	v := c.vi
+	r := answer{addr: pkt.RemoteAddr, handle: MemHandle(pkt.RemoteHandle), length: pkt.Immediate, seq: pkt.Seq}
+	if c.part != 0 || len(pkt.Payload) > 0 || len(c.answers) == maxReads || uint64(r.length) > uint64(v.attrs.MaxTransferSize) {
+		p.nonsense(c, now)
+		return
+	}
+	err := errReadRefused
+	if v.attrs.EnableRdmaRead {
+		err = p.readFrom(v, &r, nil)
+	}
+	if err != nil {
+		p.refuseRead(c, r.seq, err, now)
+		return
+	}
+	if c.answers == nil {
+		c.answers = make(answers, 0, maxReads)
+	}
+	c.answers = append(c.answers, r)
+	p.enqueue(c)
+}
+
+// readFrom checks that the rest of r may be read, and copies its next len(b)
+// bytes.
+func (p *port) readFrom(v *VI, r *answer, b []byte) error {
+	if r.length == 0 {
+		return nil
+	}
+	src, region, err := v.nic.mem.ResolveRemote(
+		r.handle, r.addr+uint64(r.moved), r.length-r.moved, v.tag, memreg.RemoteRead)
+	if err != nil {
+		return err
+	}
+	copy(b, src)
+	region.Release()
+	return nil
+}
+
+func (p *port) refuseRead(c *conn, seq uint32, err error, now int64) {
+	p.stats.RDMARefused++
+	c.vi.report(ErrorRDMAReadProtection, StatusOpRDMARead, err)
+	p.refuseAt(c, wire.ReasonRDMARead, seq, err, now)
+}
+
+// sendAnswer sends the next frame of the oldest read that is being served.
+// False: the port is full; c comes up again.
+func (p *port) sendAnswer(c *conn, now int64) bool {
+	addr, chunk, ok := p.chunk(c)
+	if !ok {
+		return false
+	}
+	r := &c.answers[0]
+	n := min(c.payload, int(r.length-r.moved))
+	b := c.template.Put(chunk, wire.HeaderLen+n)
+	if err := p.readFrom(c.vi, r, b[wire.HeaderLen:]); err != nil {
+		p.nic.Release(addr)
+		p.refuseRead(c, r.seq, err, now)
+		return true
+	}
+	h := &c.header
+	h.Kind, h.Flags, h.Immediate = wire.KindReadData, 0, r.seq
+	h.RemoteAddr, h.RemoteHandle = uint64(r.moved), 0
+	if r.moved+uint32(n) == r.length {
+		h.Flags = wire.FlagLast
+	}
+	if !p.launch(c, addr, b, now) {
+		return false
+	}
+	if r.moved += uint32(n); r.moved == r.length {
+		c.answers.drop()
+		p.stats.Reads++
+	}
+	return true
+}
+
+// takeReadData places a frame of the answer to the oldest read of ours.
+func (p *port) takeReadData(c *conn, pkt *wire.Packet, now int64) {
+	q := &c.vi.send
+	var e *posted
+	for i := q.completed.Load(); i != q.current; i++ {
+		if x := q.at(i); x.op == StatusOpRDMARead && !x.done {
+			e = x
+			break
+		}
+	}
+	if e == nil || pkt.Immediate != e.first || pkt.RemoteAddr != uint64(e.moved) ||
+		uint64(e.moved)+uint64(len(pkt.Payload)) > uint64(e.length) {
+		p.nonsense(c, now)
+		return
+	}
+	e.place(pkt.Payload)
+	last := pkt.Flags&wire.FlagLast != 0
+	if last != (e.moved == e.length) || !last && len(pkt.Payload) == 0 {
+		p.nonsense(c, now)
+		return
+	}
+	if last {
+		e.done = true
+		c.reads--
+		p.settleSends(c)
+		p.enqueue(c)
+	}
+}
