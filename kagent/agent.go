@@ -54,6 +54,34 @@ type Agent interface {
 	// ctx passes, or ctx's error when it is cancelled.
 	Request(ctx context.Context, local, remote Address, o Offer) (*Answer, error)
 
+	// RequestPeer is VipConnectPeerRequest with its Wait: it asks for a
+	// connection with whoever asks for one with this side. Two calls meet
+	// when local of each is remote of the other, byte for byte; local.Host
+	// the zero Addr is the route's source address. Calls with the same
+	// addresses meet in the order in which they were made on each side. A
+	// call never meets a Listen, a Wait or a Request.
+	//
+	// It blocks until they meet. On success this side has one of two parts,
+	// and exactly one result is not nil: with an Answer it confirms or
+	// declines as after Request, with an Incoming it accepts or rejects as
+	// after Wait. When Accept then fails with ErrCancelled or ErrVanished,
+	// the other side gave up just as the calls met, and this one may call
+	// again with the rest of its time.
+	//
+	// The peer, and its agent, may start later. It fails with ErrTimeout
+	// when the deadline of ctx passes first, or ctx's error when it is
+	// cancelled; with an error that wraps ErrRejected (*RejectedError) when
+	// the acceptor rejects; with ErrUnreachable.
+	RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, *Incoming, error)
+	// Discover is VipQuerySystemManagementInfo with VIP_SMI_AUTODISCOVERY:
+	// it asks twice on the link who is there, and listens for 100 ms or
+	// until ctx ends, which is no error. The list has the interface's own
+	// addresses, then those that answers came from, each part in order. It
+	// may lack a host whose answers were lost, and names a host with several
+	// addresses by each that it answered from. Routers pass nothing of it
+	// on: Hops is 0 or 1.
+	Discover(ctx context.Context) ([]Neighbor, error)
+
 	// Path finds the way to peer: it asks the kernel for route and
 	// neighbour, has the neighbour resolved and waits for that. local is
 	// the source address to use; the zero Addr leaves it to the route.

@@ -1,7 +1,7 @@
 // Package kagent is the Kernel Agent: what a VI provider needs that takes
 // privilege or exists once on an interface. It opens the interface, leases a
 // queue, makes the registered memory, numbers VIs, keeps the VI table of the
-// demux program, and manages connections. No message of a connected VI
+// demux program, manages connections, and finds the other agents on the link. No message of a connected VI
 // passes through here.
 //
 //	                         one device for an interface       one lease for a queue
@@ -46,6 +46,35 @@
 //
 //	requester: NewVI, Path, Enter; Request; VI takes frames; Answer.Confirm; send
 //	acceptor:  Wait, NewVI, Path, Enter; VI takes frames; Incoming.Accept; send
+//	peer:      NewVI, Path, Enter; RequestPeer; then as the part that it got
+//
+// # Peers
+//
+// Between peers there is no server: both sides ask for each other, and meet when
+// the addresses cross-match. So that one exchange comes of two Requests, the
+// side with the lower address (host, then discriminator) is the requester, and
+// the other only says that it is there:
+//
+//	requester (lower)                                  acceptor (higher)
+//	    |--- Request (peer, id 1) ---------------------->|    nobody asked: silence
+//	    |<--------------------- Request (peer, id 2) ----| RequestPeer
+//	    |--- Request (peer, id 1) at once -------------->|
+//	    |<------------------------------------ Pending --| Incoming
+//	    |            and on as above                     |
+//
+// When the acceptor has called before the requester, the first Request does. A
+// peer's Request that nobody waits for makes an agent remember nothing, and
+// meets no Listener and no Wait. Calls of RequestPeer with the same addresses
+// have turns: the next one asks when the one before it has met its peer.
+//
+// # Discovery
+//
+// Discover sends a Hello from each of the interface's addresses to all hosts of
+// the link, twice, and collects what answers come in 100 ms. A Here is as long
+// as a Hello, goes out at most 100 times a second, and only for a Hello that was
+// sent to all hosts, which no router passes on: an agent cannot be made to
+// shout at a third host, nor be asked from afar. Nothing further than one hop
+// is found.
 //
 // # Order of closing
 //
@@ -57,11 +86,11 @@
 //
 // All methods of all types may be called concurrently, but for the Queue, which
 // has one owner as package xdpnic says. Goroutines: two for a device (UDP's
-// Serve and its loopback), one for the length of each call of Local.Wait,
-// Local.Request and Local.Path; timers of the Manager run while something is
-// remembered. Locks, never held while another but the next is taken:
-// Local.mu or device.mu, then registry.mu or Manager.mu. The Manager sends
-// without its lock. Incoming.Established may be called by the data path.
+// Serve and its loopback), one for the length of each call of Local's Wait,
+// Request, RequestPeer, Discover and Path; timers of the Manager run while
+// something is remembered. Locks, never held while another but the next is
+// taken: Local.mu or device.mu, then registry.mu or Manager.mu. The Manager
+// sends without its lock. Incoming.Established may be called by the data path.
 //
 // # Privilege
 //

@@ -55,14 +55,10 @@ func (m *Manager) onRequest(msg *wire.CM, local netip.Addr, from netip.AddrPort)
 		in.heard = now
 		return in.reply
 	}
-	in := &Incoming{
-		m: m, key: key, local: local,
-		disc: bytes.Clone(msg.To), remote: bytes.Clone(msg.From), offer: offerOf(msg),
-		established: make(chan struct{}), done: make(chan struct{}), heard: now,
+	if msg.Flags&wire.CMPeer != 0 {
+		return m.onPeer(msg, local, from)
 	}
-	m.incoming[key] = in
-	m.pending++
-	in.reply = in.message(wire.CM{Type: wire.CMPending})
+	in := m.newIncoming(msg, local, from, now)
 	d := m.match(local, msg.To, now)
 	switch {
 	case d == nil:
@@ -76,6 +72,19 @@ func (m *Manager) onRequest(msg *wire.CM, local netip.Addr, from netip.AddrPort)
 	m.sweepLater()
 	m.arrive(d, in)
 	return in.reply
+}
+
+// newIncoming begins the acceptor's side of an exchange. Caller holds m.mu.
+func (m *Manager) newIncoming(msg *wire.CM, local netip.Addr, from netip.AddrPort, now time.Time) *Incoming {
+	in := &Incoming{
+		m: m, key: exchange{msg.ID, from}, local: local,
+		disc: bytes.Clone(msg.To), remote: bytes.Clone(msg.From), offer: offerOf(msg),
+		established: make(chan struct{}), done: make(chan struct{}), heard: now,
+	}
+	m.incoming[in.key] = in
+	m.pending++
+	in.reply = in.message(wire.CM{Type: wire.CMPending})
+	return in
 }
 
 // onRequester takes a Confirm or a Cancel. Caller holds m.mu.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 
 	"viaxdp/bpf"
@@ -244,6 +245,37 @@ func (l *Local) Request(ctx context.Context, local, remote Address, o Offer) (*A
 		}
 	}
 	return nil, l.fail("request", remote.Host, err)
+}
+
+// RequestPeer asks for a connection with who asks for one with us; see [Agent].
+func (l *Local) RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, *Incoming, error) {
+	ctx, stop := l.until(ctx)
+	defer stop()
+	p, err := l.router.path(ctx, local.Host, remote.Host)
+	if err == nil {
+		local.Host = p.Src
+		var a *Answer
+		var in *Incoming
+		if a, in, err = l.manager.RequestPeer(ctx, local, remote, o); err == nil {
+			return a, in, nil
+		}
+	}
+	return nil, nil, l.fail("request peer", remote.Host, err)
+}
+
+// Discover lists the agents on the link; see [Agent].
+func (l *Local) Discover(ctx context.Context) ([]Neighbor, error) {
+	ctx, stop := l.until(ctx)
+	defer stop()
+	link, err := l.router.link()
+	if err == nil {
+		var list []Neighbor
+		list, err = l.manager.Discover(ctx, slices.Concat(link.IPv4, link.IPv6))
+		if err == nil && !l.isClosed() {
+			return list, nil
+		}
+	}
+	return nil, l.fail("discover", netip.Addr{}, err)
 }
 
 // Path finds the way to a peer; see [Agent].

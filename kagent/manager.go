@@ -28,9 +28,9 @@ const (
 	maxFinished = 4096 // finished exchanges that are remembered
 )
 
-// Manager is connection management: it exchanges messages with the managers of
-// other hosts over a Transport. It touches neither kernel nor VI table. All
-// methods may be called concurrently.
+// Manager is connection management and discovery: it exchanges messages with the
+// managers of other hosts over a Transport. It touches neither kernel nor VI
+// table. All methods may be called concurrently.
 type Manager struct {
 	transport Transport
 	port      uint16
@@ -42,9 +42,12 @@ type Manager struct {
 	closed   bool
 	doors    map[doorKey]*door
 	requests map[uint64]*request
+	peers    map[ends][]*request // lines of peer requests, in the order of the calls
 	incoming map[exchange]*Incoming
-	pending  int        // entries of incoming that are not answered
-	finished []finished // oldest first; what may be forgotten
+	hellos   map[uint64]map[netip.Addr]int // calls of Discover: who is there, how many hops off
+	answers  ration                        // of answers to the hellos of others
+	pending  int                           // entries of incoming that are not answered
+	finished []finished                    // oldest first; what may be forgotten
 	sweeping bool
 	sweeper  *time.Timer
 }
@@ -80,7 +83,9 @@ func NewManager(t Transport, port uint16) *Manager {
 		serving: make(chan struct{}), done: make(chan struct{}),
 		doors:    make(map[doorKey]*door),
 		requests: make(map[uint64]*request),
+		peers:    make(map[ends][]*request),
 		incoming: make(map[exchange]*Incoming),
+		hellos:   make(map[uint64]map[netip.Addr]int),
 	}
 	go func() {
 		defer close(m.serving)
@@ -164,6 +169,10 @@ func (m *Manager) Receive(b []byte, local netip.Addr, from netip.AddrPort) {
 		reply = m.onRequest(&msg, local, from)
 	case wire.CMConfirm, wire.CMCancel:
 		reply = m.onRequester(&msg, local, from)
+	case wire.CMHello:
+		reply = m.onHello(&msg, local, from)
+	case wire.CMHere:
+		m.onHere(&msg, from)
 	default:
 		reply = m.onAnswer(&msg, local, from)
 	}
@@ -182,7 +191,9 @@ func (m *Manager) Undelivered(quote []byte, to netip.AddrPort, err error) {
 	defer m.mu.Unlock()
 	switch t {
 	case wire.CMRequest:
-		if r := m.requests[id]; r != nil && r.to == to && r.state == reqAsking {
+		// A peer's agent may start later.
+		r := m.requests[id]
+		if r != nil && r.to == to && r.state == reqAsking && !(r.isPeer() && errors.Is(err, ErrNoMatch)) {
 			r.end(err, wire.CMReasonNone)
 		}
 	case wire.CMAccept:

@@ -17,6 +17,8 @@ import (
 //	asking --------> answered --------> confirmed
 //	   |                |
 //	   +----------------+--> ended (Reject, NoMatch, Cancel, Close)
+//	   |
+//	   +--> yielded (a peer request: this side accepts the other's)
 type reqState int
 
 const (
@@ -24,18 +26,24 @@ const (
 	reqAnswered
 	reqConfirmed
 	reqEnded
+	reqYielded
 )
 
 type request struct {
 	m      *Manager
 	id     uint64
 	to     netip.AddrPort
+	ask    datagram
 	result chan struct{} // closed on leaving reqAsking
+	peers  ends          // of a peer request
+	turn   chan struct{} // of a peer request: closed when it may ask; else nil
 
 	// guarded by m.mu
 	state  reqState
 	answer *Answer
 	err    error     // valid in reqEnded
+	in     *Incoming // valid in reqYielded
+	inLine bool      // a peer request that the other side has not met yet
 	last   datagram  // what a repeated Accept gets
 	heard  time.Time // last change, or last repeated Accept
 }
@@ -53,6 +61,23 @@ type Answer struct {
 
 // Request asks remote for a connection; see [Agent].
 func (m *Manager) Request(ctx context.Context, local, remote Address, o Offer) (*Answer, error) {
+	r, err := m.newRequest(local, remote, o, 0)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil, ErrClosed
+	}
+	m.requests[r.id] = r
+	m.mu.Unlock()
+	a, _, err := r.run(ctx)
+	return a, err
+}
+
+// newRequest checks what the program wants to ask for.
+func (m *Manager) newRequest(local, remote Address, o Offer, flags uint16) (*request, error) {
 	host := plain(remote.Host)
 	if !host.IsValid() || host.IsUnspecified() || host.IsMulticast() {
 		return nil, fmt.Errorf("kagent: request to %v: %w", remote.Host, ErrUnreachable)
@@ -64,24 +89,22 @@ func (m *Manager) Request(ctx context.Context, local, remote Address, o Offer) (
 	r.answer.r = r
 	msg := o.message(wire.CMRequest)
 	msg.ID, msg.From, msg.To = r.id, local.Disc, remote.Disc
-	if _, err := msg.Append(nil); err != nil {
+	msg.Flags |= flags
+	b, err := msg.Append(nil)
+	if err != nil {
 		return nil, fmt.Errorf("kagent: request: %w", err)
 	}
-	ask := encode(msg, r.answer.Local.Host, r.to)
+	r.ask = datagram{b: b, from: r.answer.Local.Host, to: r.to}
+	return r, nil
+}
 
-	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
-		return nil, ErrClosed
-	}
-	m.requests[r.id] = r
-	m.mu.Unlock()
-
+// run asks until there is an outcome.
+func (r *request) run(ctx context.Context) (*Answer, *Incoming, error) {
 	var retry backoff
 	defer retry.stop()
 	var lost error
 	for {
-		if err := m.send(ask); errors.Is(err, ErrUnreachable) {
+		if err := r.m.send(r.ask); errors.Is(err, ErrUnreachable) {
 			return r.giveUp(err, wire.CMReasonNone)
 		} else if err != nil {
 			lost = err
@@ -100,17 +123,20 @@ func (m *Manager) Request(ctx context.Context, local, remote Address, o Offer) (
 	}
 }
 
-func (r *request) outcome() (*Answer, error) {
+func (r *request) outcome() (*Answer, *Incoming, error) {
 	r.m.mu.Lock()
 	defer r.m.mu.Unlock()
-	if r.state == reqEnded {
-		return nil, r.err
+	switch r.state {
+	case reqEnded:
+		return nil, nil, r.err
+	case reqYielded:
+		return nil, r.in, nil
 	}
-	return r.answer, nil
+	return r.answer, nil, nil
 }
 
 // giveUp ends the request unless its outcome came just now.
-func (r *request) giveUp(err error, reason wire.CMReason) (*Answer, error) {
+func (r *request) giveUp(err error, reason wire.CMReason) (*Answer, *Incoming, error) {
 	r.m.mu.Lock()
 	if r.state != reqAsking {
 		r.m.mu.Unlock()
@@ -119,7 +145,7 @@ func (r *request) giveUp(err error, reason wire.CMReason) (*Answer, error) {
 	d := r.end(err, reason)
 	r.m.mu.Unlock()
 	r.m.send(d)
-	return nil, err
+	return nil, nil, err
 }
 
 // end ends the exchange without a connection and returns the Cancel for the
@@ -128,6 +154,7 @@ func (r *request) end(err error, reason wire.CMReason) datagram {
 	if r.state == reqAsking {
 		close(r.result)
 	}
+	r.m.stepOut(r)
 	r.state = reqEnded
 	r.err = err
 	r.heard = time.Now()
@@ -154,8 +181,11 @@ func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) 
 		return datagram{}
 	}
 	switch msg.Type {
+	case wire.CMPending:
+		m.stepOut(r)
 	case wire.CMAccept:
 		if r.state == reqAsking {
+			m.stepOut(r)
 			r.state = reqAnswered
 			r.heard = time.Now()
 			r.answer.Offer = offerOf(msg)
@@ -174,7 +204,7 @@ func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) 
 			r.end(&RejectedError{msg.Reason}, wire.CMReasonNone)
 		}
 	case wire.CMNoMatch:
-		if r.state == reqAsking {
+		if r.state == reqAsking && !r.isPeer() {
 			r.end(ErrNoMatch, wire.CMReasonNone)
 		}
 	}

@@ -20,6 +20,7 @@ const udpLoop = 64
 type UDP struct {
 	file *os.File
 	conn syscall.RawConn
+	port uint16
 	v6   bool                  // an IPv6 socket, which takes both families
 	own  func(netip.Addr) bool // whether an address is the interface's
 	loop chan loopback
@@ -39,7 +40,7 @@ type loopback struct {
 // own tells whether an address is the interface's. An error that matches
 // EADDRINUSE says that another program has the port of that interface.
 func ListenUDP(device string, port uint16, own func(netip.Addr) bool) (*UDP, error) {
-	u := &UDP{own: own, loop: make(chan loopback, udpLoop), done: make(chan struct{}), v6: true}
+	u := &UDP{own: own, port: port, loop: make(chan loopback, udpLoop), done: make(chan struct{}), v6: true}
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		u.v6 = false
@@ -66,7 +67,7 @@ func (u *UDP) setup(fd int, device string, port uint16) error {
 	}
 	// Where a datagram was sent to (ip(7), ipv6(7)), and which one did not
 	// arrive.
-	options := [][3]int{{unix.SOL_IP, unix.IP_RECVERR, 1}}
+	options := [][3]int{{unix.SOL_IP, unix.IP_RECVERR, 1}, {unix.SOL_SOCKET, unix.SO_BROADCAST, 1}}
 	if u.v6 {
 		options = append(options,
 			[3]int{unix.SOL_IPV6, unix.IPV6_V6ONLY, 0},
@@ -92,6 +93,17 @@ func (u *UDP) Send(b []byte, from netip.Addr, to netip.AddrPort) error {
 	if u.own(to.Addr()) {
 		return u.sendSelf(b, from, to)
 	}
+	return u.sendmsg(b, from, to)
+}
+
+// Broadcast sends b to all hosts of the link; see [Transport]. The device that
+// the socket is bound to is the way out, and IPv6 delivers what comes for all
+// nodes without a membership (inet6_mc_check, net/ipv6/mcast.c).
+func (u *UDP) Broadcast(b []byte, from netip.Addr) error {
+	return u.sendmsg(b, from, netip.AddrPortFrom(Everyone(from.Is4()), u.port))
+}
+
+func (u *UDP) sendmsg(b []byte, from netip.Addr, to netip.AddrPort) error {
 	sa := u.sockaddr(to)
 	if sa == nil {
 		return fmt.Errorf("%w: this kernel has no IPv6", ErrUnreachable)

@@ -128,6 +128,11 @@ func (a *Agent) Admit(num uint32, key uint64, src netip.Addr) bool {
 	return ok && e == entry{key, src.Unmap().WithZone("")}
 }
 
+// Discover lists the agents on the fabric.
+func (a *Agent) Discover(ctx context.Context) ([]kagent.Neighbor, error) {
+	return a.Manager.Discover(ctx, a.end.addrs)
+}
+
 // Path finds peer on the fabric.
 func (a *Agent) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, error) {
 	if a.isClosed() {

@@ -1,6 +1,6 @@
 // Package kagenttest is Kernel Agents in memory, for tests: agents of one
-// Fabric manage connections with each other as real ones do, by the same
-// Manager, over a network that loses, repeats, delays and so reorders as it is
+// Fabric manage connections with each other and find each other as real ones do,
+// by the same Manager, over a network that loses, repeats, delays and so reorders as it is
 // told to.
 //
 //	+-------+   Manager   +----------------------+   Manager   +-------+

@@ -3,8 +3,10 @@ package kagenttest
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -86,10 +88,8 @@ func (f *Fabric) attach(number int, port uint16, addrs []netip.Addr) *endpoint {
 
 // Send gives the datagram to the fabric.
 func (e *endpoint) Send(b []byte, from netip.Addr, to netip.AddrPort) error {
-	select {
-	case <-e.closed:
+	if e.isClosed() {
 		return kagent.ErrClosed
-	default:
 	}
 	if !from.IsValid() {
 		from = e.source(to.Addr())
@@ -101,14 +101,62 @@ func (e *endpoint) Send(b []byte, from netip.Addr, to netip.AddrPort) error {
 	if peer == nil {
 		return fmt.Errorf("%w: no host %v", kagent.ErrUnreachable, to.Addr())
 	}
-	if f.cut[from] || f.cut[to.Addr()] || f.rng.Float64() < f.faults.Loss {
+	if !f.cut[from] && !f.cut[to.Addr()] {
+		e.transmit(peer, packet{b: b, local: to, from: netip.AddrPortFrom(from, e.port)})
+	}
+	return nil
+}
+
+// Broadcast gives the datagram to the fabric for all hosts that have an
+// address of that family, this one included.
+func (e *endpoint) Broadcast(b []byte, from netip.Addr) error {
+	if e.isClosed() {
+		return kagent.ErrClosed
+	}
+	p := packet{
+		b:     b,
+		local: netip.AddrPortFrom(kagent.Everyone(from.Is4()), e.port), from: netip.AddrPortFrom(from, e.port),
+	}
+	f := e.fabric
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cut[from] {
 		return nil
+	}
+	hosts := make(map[*endpoint]bool)
+	for addr, host := range f.hosts {
+		if addr.Is4() == from.Is4() && !f.cut[addr] && !host.isClosed() {
+			hosts[host] = true
+		}
+	}
+	// In one order, so that a seed means the same faults each time.
+	for _, host := range slices.SortedFunc(maps.Keys(hosts), func(a, b *endpoint) int { return a.number - b.number }) {
+		e.transmit(host, p)
+	}
+	return nil
+}
+
+func (e *endpoint) isClosed() bool {
+	select {
+	case <-e.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// transmit does to a copy of p what the faults say, and delivers the rest. Caller
+// holds the fabric's mutex.
+func (e *endpoint) transmit(peer *endpoint, p packet) {
+	p.b = bytes.Clone(p.b)
+	f := e.fabric
+	if f.rng.Float64() < f.faults.Loss {
+		return
 	}
 	copies := 1
 	if f.rng.Float64() < f.faults.Dup {
 		copies = 2
 	}
-	p := packet{b: bytes.Clone(b), local: to, from: netip.AddrPortFrom(from, e.port)}
 	for range copies {
 		delay := f.faults.Delay
 		if f.faults.Jitter > 0 {
@@ -120,17 +168,14 @@ func (e *endpoint) Send(b []byte, from netip.Addr, to netip.AddrPort) error {
 			time.AfterFunc(delay, func() { e.deliver(peer, p) })
 		}
 	}
-	return nil
 }
 
 // deliver puts p into peer's inbox, or the news of it into e's when the agent
 // there is closed.
 func (e *endpoint) deliver(peer *endpoint, p packet) {
-	select {
-	case <-peer.closed:
+	if peer.isClosed() {
 		p.from, p.local, p.err = p.local, p.from, kagent.ErrNoMatch
 		peer = e
-	default:
 	}
 	select {
 	case peer.in <- p:
