@@ -51,8 +51,10 @@ func remoteAttributes(o kagent.Offer) RemoteAttributes {
 }
 
 var (
-	errMismatch = errors.New("the peer's VI differs")
-	errBusyVI   = errors.New("another connect or disconnect of it is under way")
+	errMismatch   = errors.New("the peer's VI differs")
+	errOtherQueue = errors.New("the peer is on another queue of this interface, which hears nothing of this one: " +
+		"open both handles on one queue (WithQueue)")
+	errBusyVI = errors.New("another connect or disconnect of it is under way")
 )
 
 // Conn is a request for a connection that waits for an answer. All methods may
@@ -126,32 +128,21 @@ func (c *Conn) Accept(v *VI) error {
 	if v.nic != c.nic {
 		return opError(op, v, ErrInvalidParameter, errors.New("VI of another NIC handle"))
 	}
-	if err := v.match(op, theirs); err != nil {
+	if err := v.begin(op); err != nil {
 		return err
 	}
-	if err := v.begin(op); err != nil {
+	if err := v.match(op, theirs); err != nil {
+		v.ended(err)
 		return err
 	}
 	ctx, cancel := within(acceptTime)
 	defer cancel()
-	path, err := c.nic.agent.Path(ctx, c.in.Local().Host, c.in.Remote().Host)
-	if err != nil {
-		v.giveUp(nil)
-		return agentError(op, v, err)
+	path, ours, err := v.prepare(ctx, op, c.in.Local().Host, c.in.Remote().Host)
+	if err == nil {
+		err = v.accept(ctx, op, c.in, ours, path)
 	}
-	v.port.mu.Lock()
-	ours := v.offer(path.MTU, path.Dst.Is6())
-	v.port.mu.Unlock()
-	conn, err := v.establish(op, ours, theirs, path, c.in.Established)
-	if err != nil {
-		return err
-	}
-	if err := c.in.Accept(ctx, ours); err != nil {
-		v.giveUp(conn)
-		return agentError(op, v, err)
-	}
-	v.connected()
-	return nil
+	v.ended(err)
+	return err
 }
 
 // ConnectRequest is VipConnectRequest: connects v, which is Idle, with the VI
@@ -165,47 +156,86 @@ func (c *Conn) Accept(v *VI) error {
 // long. In all of them v is as it was.
 func (v *VI) ConnectRequest(local, remote NetAddress, timeout time.Duration) (RemoteAttributes, error) {
 	const op = "ConnectRequest"
-	for _, a := range []NetAddress{local, remote} {
-		if err := a.check(op, v); err != nil {
-			return RemoteAttributes{}, err
-		}
-	}
-	if timeout == 0 || !remote.Host.IsValid() {
-		return RemoteAttributes{}, opError(op, v, ErrInvalidParameter, errors.New("timeout 0 or no remote host"))
+	if err := checkRequest(op, v, local, remote, timeout); err != nil {
+		return RemoteAttributes{}, err
 	}
 	if err := v.begin(op); err != nil {
 		return RemoteAttributes{}, err
 	}
 	ctx, cancel := within(timeout)
 	defer cancel()
-	agent := v.nic.agent
-	path, err := agent.Path(ctx, local.Host, remote.Host)
+	theirs, err := v.request(ctx, op, local, remote)
+	v.ended(err)
+	return theirs, err
+}
+
+func (v *VI) request(ctx context.Context, op string, local, remote NetAddress) (theirs RemoteAttributes, err error) {
+	path, ours, err := v.prepare(ctx, op, local.Host, remote.Host)
 	if err != nil {
-		v.giveUp(nil)
-		return RemoteAttributes{}, agentError(op, v, err)
+		return theirs, err
+	}
+	local.Host = path.Src
+	answer, err := v.nic.agent.Request(ctx, local.agent(), remote.agent(), ours)
+	if err != nil {
+		return theirs, agentError(op, v, err)
+	}
+	return remoteAttributes(answer.Offer), v.confirm(op, answer, ours, path)
+}
+
+// checkRequest looks at what a program asks to be connected with.
+func checkRequest(op string, v *VI, local, remote NetAddress, timeout time.Duration) error {
+	for _, a := range []NetAddress{local, remote} {
+		if err := a.check(op, v); err != nil {
+			return err
+		}
+	}
+	if timeout == 0 || !remote.Host.IsValid() {
+		return opError(op, v, ErrInvalidParameter, errors.New("timeout 0 or no remote host"))
+	}
+	return nil
+}
+
+// prepare finds the way to the other side and makes this side's numbers. This
+// and what follows leave v in Connect Pending when they fail; ended makes it
+// Idle.
+func (v *VI) prepare(ctx context.Context, op string, local, remote netip.Addr) (kagent.Path, kagent.Offer, error) {
+	path, err := v.nic.agent.Path(ctx, local, remote)
+	if err != nil {
+		return path, kagent.Offer{}, agentError(op, v, err)
 	}
 	v.port.mu.Lock()
-	ours := v.offer(path.MTU, path.Dst.Is6())
-	v.port.mu.Unlock()
-	local.Host = path.Src
-	answer, err := agent.Request(ctx, local.agent(), remote.agent(), ours)
+	defer v.port.mu.Unlock()
+	return path, v.offer(path.MTU, path.Dst.Is6()), nil
+}
+
+// accept connects v with the requester.
+func (v *VI) accept(ctx context.Context, op string, in *kagent.Incoming, ours kagent.Offer, path kagent.Path) error {
+	conn, err := v.establish(op, ours, in.Offer(), path, in.Established)
 	if err != nil {
-		v.giveUp(nil)
-		return RemoteAttributes{}, agentError(op, v, err)
+		return err
 	}
+	if err := in.Accept(ctx, ours); err != nil {
+		v.undo(conn)
+		return agentError(op, v, err)
+	}
+	return nil
+}
+
+// confirm connects v with the acceptor.
+func (v *VI) confirm(op string, answer *kagent.Answer, ours kagent.Offer, path kagent.Path) error {
 	conn, err := v.establish(op, ours, answer.Offer, path, nil)
 	if err != nil {
 		answer.Decline(wire.CMReasonResources)
-		return RemoteAttributes{}, err
+		return err
 	}
 	if err := answer.Confirm(); err != nil {
-		v.giveUp(conn)
-		return RemoteAttributes{}, agentError(op, v, err)
+		v.undo(conn)
+		return agentError(op, v, err)
 	}
-	v.connected()
-	return remoteAttributes(answer.Offer), nil
+	return nil
 }
 
+// match compares attributes. v is in Connect Pending, so that its own stay.
 func (v *VI) match(op string, theirs kagent.Offer) error {
 	switch {
 	case theirs.Level != uint8(v.attrs.Level):
@@ -234,57 +264,72 @@ func (v *VI) begin(op string) error {
 // establish makes the data path ready: engine first, then the VI table, so
 // that no frame is redirected that the engine does not know.
 func (v *VI) establish(op string, ours, theirs kagent.Offer, path kagent.Path, first func()) (*conn, error) {
+	if path.Loopback && !v.port.owns(theirs.VI) {
+		return nil, opError(op, v, ErrNotReachable, errOtherQueue)
+	}
 	c, err := newConn(v, ours, theirs, path)
 	if err != nil {
-		v.giveUp(nil)
 		return nil, opError(op, v, ErrResource, err)
 	}
 	c.established = first
-	v.port.mu.Lock()
-	now := clock()
-	v.port.install(c, now)
-	v.port.finish(now, false) // whoever sleeps learns of the new timer
-	v.port.mu.Unlock()
+	if err := v.install(op, c); err != nil {
+		return nil, err
+	}
 	if err := v.nic.agent.Enter(v.num, ours.Key, path.Dst); err != nil {
-		v.giveUp(c)
+		v.undo(c)
 		return nil, agentError(op, v, err)
 	}
 	return c, nil
 }
 
-// connected ends a connect that succeeded. If the connection broke meanwhile,
-// the VI stays in Error.
-func (v *VI) connected() {
+func (v *VI) install(op string, c *conn) error {
+	p := v.port
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v.gone || v.nic.closing() {
+		return closedError(op)
+	}
+	now := clock()
+	p.install(c, now)
+	p.finish(now, false) // whoever sleeps learns of the new timer
+	return nil
+}
+
+// undo takes down what establish has put up.
+func (v *VI) undo(c *conn) {
+	v.nic.agent.Remove(v.num)
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
-	v.busy = false
-	if v.state == ConnectPending {
-		v.state = Connected
+	if v.conn == c { // else the NIC was closed meanwhile
+		v.port.uninstall(c)
 	}
 }
 
-// giveUp ends a connect that failed: the VI is Idle again.
-func (v *VI) giveUp(c *conn) {
-	if c != nil {
-		v.nic.agent.Remove(v.num)
-	}
+// ended ends a connect: the VI is Connected or, after a failure, Idle again. If
+// the connection broke meanwhile, the VI stays in Error.
+func (v *VI) ended(err error) {
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
-	if c != nil {
-		v.port.uninstall(c)
+	v.busy = false
+	switch {
+	case err != nil:
+		v.state, v.cause = Idle, nil
+	case v.state == ConnectPending:
+		v.state = Connected
 	}
-	v.state, v.busy, v.cause = Idle, false, nil
 }
 
 // Disconnect is VipDisconnect: ends the connection. Descriptors that are not
 // complete are flushed and v becomes Idle; the peer's VI goes to Error. What
 // completed sends handed to the network is delivered first, on a reliable VI,
-// unless the peer does not answer for 200 ms. On an Idle VI it does nothing.
+// unless the peer does not answer for 200 ms. On an Idle VI it does nothing. A
+// peer-to-peer connect that is under way ends.
 //
-// ErrInvalidState while a connect is under way; ErrInvalidParameter when the VI
+// ErrInvalidState while another connect or disconnect is under way; ErrInvalidParameter when the VI
 // is destroyed.
 func (v *VI) Disconnect() error {
 	const op = "Disconnect"
+	v.stopPeering()
 	p := v.port
 	p.mu.Lock()
 	switch {

@@ -113,7 +113,7 @@ func agentError(op string, vi *VI, err error) error {
 	case errors.Is(err, kagent.ErrNoMatch):
 		code = ErrNoMatch
 	case errors.Is(err, kagent.ErrRejected):
-		code = ErrRejected
+		code = rejectedCode(err)
 	case errors.Is(err, kagent.ErrUnreachable):
 		code = ErrNotReachable
 	case errors.Is(err, kagent.ErrTimeout), errors.Is(err, kagent.ErrCancelled), errors.Is(err, kagent.ErrVanished):

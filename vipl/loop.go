@@ -24,6 +24,13 @@ func (p *port) send(c *conn, addr uint64, size int, retain bool) bool {
 	return true
 }
 
+// owns says whether a VI of that number is on this port.
+func (p *port) owns(num uint32) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.own[num]
+}
+
 // loopBatch is how many frames arrive in a row before acknowledgements and new
 // sends have a turn.
 const loopBatch = 64

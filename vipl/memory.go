@@ -136,6 +136,10 @@ func (r *Region) SetAttributes(a MemAttributes) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// Under the port's lock no frame is being placed: what a peer may not do
+	// any more does not happen any more.
+	r.nic.port.mu.Lock()
+	defer r.nic.port.mu.Unlock()
 	if err := r.nic.mem.SetAttributes(r.reg, attr); err != nil {
 		return memoryError(op, err)
 	}
@@ -184,11 +188,19 @@ func (r *Region) Descriptor(off, segs int) (*Descriptor, error) {
 	return descriptorAt(b), nil
 }
 
+// deregister does it under the port's lock, where no frame of a peer holds the
+// region.
+func (r *Region) deregister() error {
+	r.nic.port.mu.Lock()
+	defer r.nic.port.mu.Unlock()
+	return r.nic.mem.Deregister(r.reg.Handle(), r.Addr())
+}
+
 // Deregister is VipDeregisterMem; memory of AllocMem is freed. ErrResource
 // while a posted descriptor uses the region, ErrInvalidParameter the second
 // time.
 func (r *Region) Deregister() error {
-	if err := r.nic.mem.Deregister(r.reg.Handle(), r.Addr()); err != nil {
+	if err := r.deregister(); err != nil {
 		return memoryError("DeregisterMem", err)
 	}
 	if !r.arena {

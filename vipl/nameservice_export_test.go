@@ -2,14 +2,15 @@ package vipl
 
 import (
 	"net"
+	"time"
 
 	"viaxdp/internal/names"
 )
 
 // SetSystemResolver starts the name service with nothing but r, in place of
-// the system's resolver.
+// the system's resolver, and with all the time that it wants.
 func (n *Nic) SetSystemResolver(r *net.Resolver) error {
-	resolver, err := names.New(names.Config{System: r})
+	resolver, err := names.New(names.Config{System: r, Timeout: time.Hour})
 	if err == nil {
 		n.names.Store(resolver)
 	}

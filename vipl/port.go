@@ -65,7 +65,8 @@ type port struct {
 	nic Port
 	mem []byte // the UMEM, to reach retained frames by their address
 
-	vis    []*VI // by the low 16 bits of the VI number
+	vis    []*VI           // connected ones, by the low 16 bits of the VI number
+	own    map[uint32]bool // numbers of all VIs
 	timers timerHeap
 	owed   []*conn // owe the peer an acknowledgement
 	ready  []*conn // may be able to send again
@@ -104,7 +105,7 @@ func clock() int64 { return int64(time.Since(epoch)) + 1 }
 func newPort(nic Port, mem []byte, silence time.Duration) *port {
 	p := &port{
 		nic: nic, mem: mem, silence: int64(silence), roused: make(chan struct{}, 1),
-		sleeping: make(chan struct{}, 1), closed: make(chan struct{}),
+		sleeping: make(chan struct{}, 1), closed: make(chan struct{}), own: make(map[uint32]bool),
 	}
 	p.due.Store(never)
 	p.share()
@@ -112,6 +113,15 @@ func newPort(nic Port, mem []byte, silence time.Duration) *port {
 	p.stopped.Add(1)
 	go p.background()
 	return p
+}
+
+// stop ends the engine, which has no VIs any more.
+func (p *port) stop() {
+	close(p.closed)
+	p.nic.Wake()
+	p.stopped.Wait()
+	// Whoever was asleep in the port has left when the token can be had.
+	p.sleeping <- struct{}{}
 }
 
 // share divides the chunks for arriving frames among the connections, with a

@@ -92,13 +92,14 @@ type VI struct {
 	tag   *memreg.Ptag // nil: any
 
 	// Guarded by port.mu.
-	state State
-	cause error // why it is in Error
-	gone  bool  // destroyed
-	busy  bool  // a connect or disconnect is under way
-	conn  *conn
-	send  workQueue
-	recv  workQueue
+	state   State
+	cause   error // why it is in Error
+	gone    bool  // destroyed
+	busy    bool  // a connect or disconnect is under way
+	conn    *conn
+	peering *peering // outcome not yet asked for
+	send    workQueue
+	recv    workQueue
 }
 
 var (
@@ -180,6 +181,7 @@ func (n *Nic) CreateVi(a ViAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 		}
 	}
 	n.vis[v] = struct{}{}
+	n.port.own[num] = true
 	return v, nil
 }
 
@@ -267,6 +269,7 @@ func (v *VI) destroy() {
 		}
 	}
 	delete(v.nic.vis, v)
+	delete(v.port.own, v.num)
 	v.nic.agent.FreeVI(v.num)
 	v.releaseTag()
 }

@@ -1,0 +1,32 @@
+package vipl
+
+import (
+	"context"
+	"net/netip"
+)
+
+// Neighbor is a host that programs of this NIC can reach.
+type Neighbor struct {
+	Address netip.Addr
+	Hops    int // 0: this NIC itself; 1: on its link
+}
+
+// Discover is VipQuerySystemManagementInfo for VIP_SMI_AUTODISCOVERY: it asks on
+// the link which hosts run via-xdp, and takes about 100 ms for it. The list
+// begins with the NIC's own addresses; a host with several addresses may be in
+// it several times, and one whose answer was lost is missing. Hosts behind a
+// router do not hear the question.
+//
+// ErrInvalidParameter when the NIC is closed, ErrResource when the kernel
+// refuses to send. It may be called concurrently.
+func (n *Nic) Discover() ([]Neighbor, error) {
+	list, err := n.agent.Discover(context.Background())
+	if err != nil {
+		return nil, agentError("QuerySystemManagementInfo", nil, err)
+	}
+	out := make([]Neighbor, len(list))
+	for i, x := range list {
+		out[i] = Neighbor{x.Addr, x.Hops}
+	}
+	return out, nil
+}

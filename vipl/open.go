@@ -1,0 +1,158 @@
+package vipl
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"viaxdp/hugepages"
+	"viaxdp/kagent"
+	"viaxdp/memreg"
+	"viaxdp/xdpnic"
+)
+
+// DefaultSilence is the time without a word after which a peer is taken for
+// dead. Idle connections exchange a probe four times in it.
+const DefaultSilence = 1600 * time.Millisecond
+
+// DefaultRxChunks is the number of chunks for frames that arrive: a message of
+// MaxTransferSize at MTU 1500 is 737 frames, which an unreliable VI sends with
+// nothing to hold them back, perhaps to a program that is asleep.
+const DefaultRxChunks = 1024
+
+// Option changes how OpenNic opens.
+type Option func(*options)
+
+type options struct {
+	agent   kagent.Config
+	silence time.Duration
+}
+
+// WithQueue takes a certain queue of the interface; without it the first free.
+func WithQueue(queue int) Option { return func(o *options) { o.agent.Queue = queue } }
+
+// WithMode asks for a data path, the fastest known for the driver without it.
+// With require, OpenNic fails rather than take a lesser one.
+func WithMode(mode xdpnic.Mode, require bool) Option {
+	return func(o *options) { o.agent.Mode, o.agent.RequireMode = mode, require }
+}
+
+// WithArena sets the bytes of memory that AllocMem allocates from, frames'
+// chunks included; kagent.DefaultArena without it.
+func WithArena(bytes int) Option { return func(o *options) { o.agent.ArenaBytes = bytes } }
+
+// WithHugepages sets how much hugepages matter; the best that there is without
+// it.
+func WithHugepages(p hugepages.Policy) Option { return func(o *options) { o.agent.Hugepages = p } }
+
+// WithChunks sets the number of chunks for frames to receive and to send;
+// DefaultRxChunks and xdpnic.DefaultChunks without it, or where one is 0.
+func WithChunks(rx, tx int) Option {
+	return func(o *options) { o.agent.RxChunks, o.agent.TxChunks = cmp.Or(rx, DefaultRxChunks), tx }
+}
+
+// WithSilence sets the time after which a silent peer is taken for dead, at
+// least 10 ms; DefaultSilence without it. Both sides should agree.
+func WithSilence(d time.Duration) Option { return func(o *options) { o.silence = d } }
+
+// Provider is what a NIC handle stands on. OpenNic makes one over AF_XDP;
+// tests put one in memory together.
+type Provider struct {
+	Port    Port
+	Agent   kagent.Agent
+	Arena   *hugepages.Arena
+	Info    kagent.Info   // for people; may be zero
+	Silence time.Duration // 0: DefaultSilence
+}
+
+// OpenNic is VipOpenNic: opens an interface, by its name in the calling
+// thread's network namespace, as a VI NIC.
+//
+// An interface may be opened several times in one program: each handle has a
+// queue of its own as long as there are free ones, and shares one, with its
+// chunks and its silence, when there are none. VIs of handles that share a queue
+// can be connected with each other, as those of one handle can.
+//
+// It needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (root). Errors say what is
+// missing and what helps; kagent.Unavailable tells those that mean that this
+// machine cannot run it.
+func OpenNic(device string, opts ...Option) (*Nic, error) {
+	o := options{agent: kagent.Config{Interface: device, Queue: kagent.AnyQueue, RxChunks: DefaultRxChunks}}
+	for _, f := range opts {
+		f(&o)
+	}
+	o.agent.ShareQueue = true // handles of this process, when no other queue is free
+	local, err := kagent.Open(o.agent)
+	if err != nil {
+		return nil, opError("OpenNic", nil, ErrResource, err)
+	}
+	n, err := Open(Provider{
+		Port: local.Queue(), Agent: local, Arena: local.Arena(), Info: local.Info(), Silence: o.silence,
+	})
+	if err != nil {
+		return nil, errors.Join(err, local.Close())
+	}
+	return n, nil
+}
+
+// Open makes a NIC handle over p, which then belongs to it; but for a Port that
+// another open handle has, which they share.
+func Open(p Provider) (*Nic, error) {
+	if p.Silence == 0 {
+		p.Silence = DefaultSilence
+	}
+	if p.Silence < 10*time.Millisecond {
+		return nil, opError("OpenNic", nil, ErrInvalidParameter, fmt.Errorf("silence of %v: at least 10ms", p.Silence))
+	}
+	mem, err := memreg.NewTable(p.Arena.Bytes(), memreg.Limits{})
+	if err != nil {
+		return nil, opError("OpenNic", nil, ErrResource, err)
+	}
+	n := &Nic{
+		port: sharePort(p), agent: p.Agent, arena: p.Arena, mem: mem, info: p.Info,
+		closed: make(chan struct{}),
+		vis:    make(map[*VI]struct{}), cqs: make(map[*CQ]struct{}), blocks: make(map[*Region]struct{}),
+	}
+	n.ErrorCallback(nil)
+	return n, nil
+}
+
+// ports are the engines of this process by the queue that they drive, each with
+// the number of handles that share it. The mutex is also held while an engine
+// stops, so that no second one starts on its queue meanwhile.
+var ports = struct {
+	sync.Mutex
+	open map[Port]*sharedPort
+}{open: make(map[Port]*sharedPort)}
+
+type sharedPort struct {
+	*port
+	handles int
+}
+
+// sharePort finds or starts the engine on p's queue.
+func sharePort(p Provider) *port {
+	ports.Lock()
+	defer ports.Unlock()
+	s := ports.open[p.Port]
+	if s == nil {
+		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Silence)}
+		ports.open[p.Port] = s
+	}
+	s.handles++
+	return s.port
+}
+
+// leave gives up one handle's part of the engine, and stops it after the last.
+func (p *port) leave() {
+	ports.Lock()
+	defer ports.Unlock()
+	s := ports.open[p.nic]
+	if s.handles--; s.handles > 0 {
+		return
+	}
+	delete(ports.open, p.nic)
+	p.stop()
+}

@@ -1,0 +1,188 @@
+package vipl
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"viaxdp/kagent"
+	"viaxdp/wire"
+)
+
+// Peer-to-peer connections: both sides ask, neither waits.
+
+// peering is a peer-to-peer connect from its request until its outcome was
+// asked for.
+type peering struct {
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the rest is valid
+	remote RemoteAttributes
+	err    error
+}
+
+var errNoPeering = errors.New("no peer-to-peer connect is under way")
+
+// ConnectPeerRequest is VipConnectPeerRequest: connects v, which is Idle, with
+// the VI at remote for which the program there asks for a connection with local
+// in the same way. It returns at once; v is in ConnectPending until both have
+// asked, and ConnectPeerDone or ConnectPeerWait tell the outcome. Hosts and
+// discriminators must match crosswise, byte for byte. A zero local host stands
+// for the NIC's own.
+//
+// timeout is how long the other side may take to ask; negative: for ever.
+// Disconnect ends the attempt.
+//
+// ErrInvalidState: v is not Idle. ErrInvalidParameter: timeout 0, no remote
+// host, or discriminators that are too long.
+func (v *VI) ConnectPeerRequest(local, remote NetAddress, timeout time.Duration) error {
+	const op = "ConnectPeerRequest"
+	if err := checkRequest(op, v, local, remote, timeout); err != nil {
+		return err
+	}
+	if err := v.begin(op); err != nil {
+		return err
+	}
+	ctx, cancel := within(timeout)
+	p := &peering{cancel: cancel, done: make(chan struct{})}
+	v.port.mu.Lock()
+	v.peering = p
+	v.port.mu.Unlock()
+	local.Discriminator = append([]byte(nil), local.Discriminator...)
+	remote.Discriminator = append([]byte(nil), remote.Discriminator...)
+	go func() {
+		defer close(p.done)
+		defer cancel()
+		for {
+			p.remote, p.err = v.meet(ctx, local, remote)
+			if ctx.Err() != nil || !lateMeeting(p.err) {
+				break
+			}
+		}
+		v.ended(p.err)
+	}()
+	return nil
+}
+
+// ConnectPeerDone is VipConnectPeerDone: the outcome of ConnectPeerRequest,
+// without waiting; it is told once.
+//
+// ErrNotDone: it is under way. ErrTimeout: the other side did not ask in time.
+// ErrInvalidReliabilityLevel, ErrInvalidMTU, ErrInvalidQoS: the two VIs differ;
+// both sides get it. ErrNotReachable, ErrRejected. In all of these but
+// ErrNotDone v is Idle again. ErrInvalidState: no such connect is under way.
+func (v *VI) ConnectPeerDone() (RemoteAttributes, error) {
+	const op = "ConnectPeerDone"
+	p, err := v.peeringOf(op)
+	if err != nil {
+		return RemoteAttributes{}, err
+	}
+	select {
+	case <-p.done:
+		return v.outcome(op, p)
+	default:
+		return RemoteAttributes{}, ErrNotDone
+	}
+}
+
+// ConnectPeerWait is VipConnectPeerWait: like ConnectPeerDone, but waits for
+// the outcome.
+func (v *VI) ConnectPeerWait() (RemoteAttributes, error) {
+	const op = "ConnectPeerWait"
+	p, err := v.peeringOf(op)
+	if err != nil {
+		return RemoteAttributes{}, err
+	}
+	<-p.done
+	return v.outcome(op, p)
+}
+
+func (v *VI) peeringOf(op string) (*peering, error) {
+	v.port.mu.Lock()
+	defer v.port.mu.Unlock()
+	switch {
+	case v.gone:
+		return nil, opError(op, v, ErrInvalidParameter, errDestroyed)
+	case v.peering == nil:
+		return nil, opError(op, v, ErrInvalidState, errNoPeering)
+	}
+	return v.peering, nil
+}
+
+// outcome tells the outcome of p, which is done, to the first who asks.
+func (v *VI) outcome(op string, p *peering) (RemoteAttributes, error) {
+	v.port.mu.Lock()
+	defer v.port.mu.Unlock()
+	if v.peering != p {
+		return RemoteAttributes{}, opError(op, v, ErrInvalidState, errNoPeering)
+	}
+	v.peering = nil
+	return p.remote, p.err
+}
+
+// stopPeering ends a peer-to-peer connect that is under way, if one is, and
+// waits for its end.
+func (v *VI) stopPeering() {
+	v.port.mu.Lock()
+	p := v.peering
+	v.peering = nil
+	v.port.mu.Unlock()
+	if p != nil {
+		p.cancel()
+		<-p.done
+	}
+}
+
+// lateMeeting says that the other side gave up just as it was met: it may ask
+// again.
+func lateMeeting(err error) bool {
+	return errors.Is(err, kagent.ErrCancelled) || errors.Is(err, kagent.ErrVanished)
+}
+
+// meet connects v, which is in Connect Pending, with the one who asks for it.
+func (v *VI) meet(ctx context.Context, local, remote NetAddress) (theirs RemoteAttributes, err error) {
+	const op = "ConnectPeerRequest"
+	path, ours, err := v.prepare(ctx, op, local.Host, remote.Host)
+	if err != nil {
+		return theirs, err
+	}
+	local.Host = path.Src
+	answer, in, err := v.nic.agent.RequestPeer(ctx, local.agent(), remote.agent(), ours)
+	switch {
+	case err != nil:
+		return theirs, agentError(op, v, err)
+	case answer != nil:
+		return remoteAttributes(answer.Offer), v.confirm(op, answer, ours, path)
+	}
+	if err := v.match(op, in.Offer()); err != nil {
+		in.Reject(mismatchReason(err))
+		return theirs, err
+	}
+	return remoteAttributes(in.Offer()), v.accept(ctx, op, in, ours, path)
+}
+
+// mismatchReason tells the other side what v.match found.
+func mismatchReason(err error) wire.CMReason {
+	switch {
+	case errors.Is(err, ErrInvalidReliabilityLevel):
+		return wire.CMReasonLevel
+	case errors.Is(err, ErrInvalidMTU):
+		return wire.CMReasonTransfer
+	}
+	return wire.CMReasonQoS
+}
+
+// rejectedCode is the code for a refusal with that reason.
+func rejectedCode(err error) Return {
+	var r *kagent.RejectedError
+	if errors.As(err, &r) {
+		switch r.Reason {
+		case wire.CMReasonLevel:
+			return ErrInvalidReliabilityLevel
+		case wire.CMReasonTransfer:
+			return ErrInvalidMTU
+		case wire.CMReasonQoS:
+			return ErrInvalidQoS
+		}
+	}
+	return ErrRejected
+}
