@@ -13,9 +13,10 @@
 //
 // Both workers are told the number of messages of a round beforehand, so that
 // nothing but messages travels while the clock runs. Latency is half of a
-// round trip of a ping-pong, each one recorded in an HdrHistogram. Bandwidth is
-// that of a stream in one direction, until its receiver has said that it has
-// everything. A measurement begins with a warm-up in which every byte is
+// round trip of a ping-pong, each one recorded in an HdrHistogram; that of RDMA
+// reads is the whole time of one read, marked as a round trip wherever it is
+// shown. Bandwidth is that of a stream in one direction, until its receiver has
+// said that it has everything. A measurement begins with a warm-up in which every byte is
 // checked. All names are gone through several times in turn, so that a machine
 // that drifts does so for all; the report has the medians of the turns.
 //
@@ -33,11 +34,17 @@
 //	vi-unreliable          VI, Unreliable Delivery
 //	vi-reliable-delivery   VI, Reliable Delivery
 //	vi-reliable-reception  VI, Reliable Reception
+//	vi-rdma-write          RDMA writes of a VI, Reliable Delivery
+//	vi-rdma-read           RDMA reads of a VI, Reliable Delivery
 //	tcp-spin, udp-spin     non-blocking system calls in a loop
 //	tcp-block              blocking system calls
 //	tcp-net, udp-net       package net
 //
-// Those of AF_XDP poll; with -wait behind the name they sleep for events.
+// Those of AF_XDP poll; with -wait behind the name they sleep for events. RDMA
+// only polls: the target of a write looks at the message's last word in memory,
+// and the program that is read has nothing to wait for but the end of a round.
+// Credits hold a stream of writes to a window, as they do a stream of sends; of
+// reads up to 16 are under way.
 //
 // # Privileges
 //

@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"viaxdp/vipl"
 )
 
 // An Endpoint is one side of one connection of a transport. The two sides
@@ -23,11 +25,12 @@ type Endpoint interface {
 	Connect(peer Hello) error
 
 	// Ping sends r.Lead+r.Messages messages of r.Bytes, one at a time, and
-	// awaits the echo of each. The round trips of all but the first r.Lead,
-	// in nanoseconds, go to rtt, which has room for r.Messages.
+	// awaits the echo of each; or reads as many, one at a time. The round
+	// trips of all but the first r.Lead, in nanoseconds, go to rtt, which has
+	// room for r.Messages.
 	Ping(r Round, rtt []int64) (Span, error)
 
-	// Echo answers Ping.
+	// Echo answers Ping, or is there to be read.
 	Echo(r Round) error
 
 	// Send streams r.Messages messages, as many under way as the transport
@@ -93,6 +96,8 @@ type Hello struct {
 	Port    int              `json:"port,omitempty"`
 	Payload int              `json:"payload,omitempty"` // message bytes that fit in a frame
 	Window  int              `json:"window,omitempty"`  // frames that this side can take at once
+
+	Memory *vipl.AddressSegment `json:"memory,omitempty"` // that the other side may reach by RDMA
 
 	Facts Facts `json:"facts"`
 }

@@ -29,19 +29,33 @@ func decodeHistogram(b []byte) (*hdrhistogram.Histogram, error) {
 }
 
 // oneWay is half of a round trip in nanoseconds, in microseconds with the
-// precision of a nanosecond.
-func oneWay(ns int64) float64 { return round3(float64(ns) / 2000) }
+// precision of a nanosecond; roundTrip is the whole.
+func oneWay(ns int64) float64    { return round3(float64(ns) / 2000) }
+func roundTrip(ns int64) float64 { return round3(float64(ns) / 1000) }
+
+// latencyOf is what is reported of a round trip of a transport.
+func latencyOf(name string) func(ns int64) float64 {
+	if RoundTrip(name) {
+		return roundTrip
+	}
+	return oneWay
+}
 
 func round3(v float64) float64 { return math.Round(v*1000) / 1000 }
 
-// WriteHistogram prints a histogram of round trips as one-way latencies: one
-// line for each step that halves the share of slower messages.
-func WriteHistogram(w io.Writer, h *hdrhistogram.Histogram) error {
-	if _, err := fmt.Fprintf(w, "%12s %12s %14s\n", "one-way us", "share", "messages"); err != nil {
+// WriteHistogram prints the histogram of a transport's round trips as the
+// latencies that are reported of it: one line for each step that halves the
+// share of slower messages.
+func WriteHistogram(w io.Writer, name string, h *hdrhistogram.Histogram) error {
+	us, head := latencyOf(name), "one-way us"
+	if RoundTrip(name) {
+		head = "round trip us"
+	}
+	if _, err := fmt.Fprintf(w, "%13s %12s %14s\n", head, "share", "messages"); err != nil {
 		return err
 	}
 	for _, b := range h.CumulativeDistribution() {
-		if _, err := fmt.Fprintf(w, "%12.3f %12.6f %14d\n", oneWay(b.ValueAt), b.Quantile/100, b.Count); err != nil {
+		if _, err := fmt.Fprintf(w, "%13.3f %12.6f %14d\n", us(b.ValueAt), b.Quantile/100, b.Count); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,13 +63,14 @@ func demoConfig(token string, names []string) DemoConfig {
 type side struct {
 	params Params
 	do     func(func() error) error
+	stop   *atomic.Bool // may be nil
 }
 
 // loopback are two sides in this process's namespace, without privilege.
 func loopback() (client, server side) {
 	here := func(f func() error) error { return f() }
 	p := Params{Local: netip.MustParseAddr("127.0.0.1"), MaxBytes: 1 << 16}
-	client, server = side{p, here}, side{p, here}
+	client, server = side{params: p, do: here}, side{params: p, do: here}
 	server.params.Server = true
 	return client, server
 }
@@ -82,7 +84,7 @@ func pair(t *testing.T, mtu int, v6 bool, mode string) (client, server side) {
 		if v6 {
 			p.Local = n.IPv6
 		}
-		return side{p, n.Do}
+		return side{params: p, do: n.Do}
 	}
 	return at(a, false), at(b, true)
 }
@@ -102,7 +104,7 @@ func connected(name string, client, server side, f func(client bool, e Endpoint)
 	run := func(s side, own, other chan Hello) error {
 		return s.do(func() (err error) {
 			defer close(own)
-			e, err := Open(name, s.params, nil)
+			e, err := Open(name, s.params, s.stop)
 			if err != nil {
 				return err
 			}

@@ -23,7 +23,8 @@ const (
 
 // WritePlots writes latency.svg (medians) and bandwidth.svg into a directory,
 // which it makes if need be: one line for each name over the message size,
-// both axes logarithmic. It returns the files written.
+// both axes logarithmic. A line of round trips among the latencies says so. It
+// returns the files written.
 func (r *Result) WritePlots(dir string) ([]string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -40,15 +41,16 @@ func (r *Result) WritePlots(dir string) ([]string, error) {
 	for _, f := range []struct {
 		name, title, unit string
 		lines             map[string]plotter.XYs
+		label             func(name string) string
 	}{
-		{latencyPlot, "Latency one way, median", "microseconds", latency},
-		{bandwidthPlot, "Bandwidth, one direction", "MB/s", bandwidth},
+		{latencyPlot, "Latency one way, median", "microseconds", latency, rowName},
+		{bandwidthPlot, "Bandwidth, one direction", "MB/s", bandwidth, func(name string) string { return name }},
 	} {
 		if len(f.lines) == 0 {
 			continue
 		}
 		path := filepath.Join(dir, f.name)
-		if err := r.plot(path, f.title, f.unit, f.lines); err != nil {
+		if err := r.plot(path, f.title, f.unit, f.lines, f.label); err != nil {
 			return files, fmt.Errorf("%s: %w", path, err)
 		}
 		files = append(files, path)
@@ -56,7 +58,7 @@ func (r *Result) WritePlots(dir string) ([]string, error) {
 	return files, nil
 }
 
-func (r *Result) plot(path, title, unit string, lines map[string]plotter.XYs) error {
+func (r *Result) plot(path, title, unit string, lines map[string]plotter.XYs, label func(string) string) error {
 	p := plot.New()
 	p.Title.Text = fmt.Sprintf("%s (MTU %d, XDP mode %s)", title, r.Conditions.MTU, orNone(r.Conditions.Mode))
 	p.X.Label.Text, p.Y.Label.Text = "message size, bytes", unit
@@ -86,7 +88,7 @@ func (r *Result) plot(path, title, unit string, lines map[string]plotter.XYs) er
 		line.Dashes, points.Shape = plotutil.Dashes(look.member), plotutil.Shape(look.member)
 		points.Radius = vg.Points(2.5)
 		p.Add(line, points)
-		p.Legend.Add(name, line, points)
+		p.Legend.Add(label(name), line, points)
 		drawn++
 	}
 	if drawn == 0 {
@@ -112,9 +114,13 @@ type looks struct {
 func newLooks() *looks { return &looks{members: map[string]int{}} }
 
 // next is the look of a name: the forms of a transport that poll and sleep are
-// a family, and so are all of TCP and of UDP.
+// a family, and so are all of TCP and of UDP. RDMA joins the level that it
+// runs at: there are seven colours.
 func (l *looks) next(name string) look {
 	family := strings.TrimSuffix(name, "-wait")
+	if strings.HasPrefix(name, "vi-rdma-") {
+		family = "vi-reliable-delivery"
+	}
 	for _, kernel := range []string{"tcp", "udp"} {
 		if strings.HasPrefix(name, kernel+"-") {
 			family = kernel

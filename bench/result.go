@@ -25,17 +25,23 @@ type Case struct {
 	Bytes int
 }
 
-// Latency of messages one way, half of a round trip, in microseconds. Where
-// there are several turns, Min is the least of them, and the quantiles are the
-// medians of the turns' quantiles.
+// Latency of messages one way, half of a round trip, in microseconds; of an RDMA
+// read it is the whole round trip, see RoundTrip. Where there are several
+// turns, Min is the least of them, and the quantiles are the medians of the
+// turns' quantiles.
 type Latency struct {
-	Name  string  `json:"name"`
-	Bytes int     `json:"bytes"`
-	N     int64   `json:"n"` // round trips measured
-	Min   float64 `json:"min_us"`
-	P50   float64 `json:"p50_us"`
-	P99   float64 `json:"p99_us"`
-	P999  float64 `json:"p999_us"`
+	Name  string `json:"name"`
+	Bytes int    `json:"bytes"`
+	N     int64  `json:"n"` // round trips measured
+
+	// RoundTrip: the times are those of whole round trips, a request and its
+	// answer, and no one-way latency.
+	RoundTrip bool `json:"round_trip"`
+
+	Min  float64 `json:"min_us"`
+	P50  float64 `json:"p50_us"`
+	P99  float64 `json:"p99_us"`
+	P999 float64 `json:"p999_us"`
 }
 
 // Bandwidth of a stream of messages in one direction; medians of the turns.
@@ -92,9 +98,10 @@ func newCollector(histograms bool) *collector {
 }
 
 func (c *collector) addLatency(k Case, h *hdrhistogram.Histogram) {
+	us := latencyOf(k.Name)
 	c.latency[k] = append(c.latency[k], Latency{
-		Name: k.Name, Bytes: k.Bytes, N: h.TotalCount(), Min: oneWay(h.Min()),
-		P50: oneWay(h.ValueAtQuantile(50)), P99: oneWay(h.ValueAtQuantile(99)), P999: oneWay(h.ValueAtQuantile(99.9)),
+		Name: k.Name, Bytes: k.Bytes, N: h.TotalCount(), RoundTrip: RoundTrip(k.Name), Min: us(h.Min()),
+		P50: us(h.ValueAtQuantile(50)), P99: us(h.ValueAtQuantile(99)), P999: us(h.ValueAtQuantile(99.9)),
 	})
 	if c.merged != nil {
 		if c.merged[k] == nil {

@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"gonum.org/v1/plot/plotutil"
 )
 
 func sample() *Result {
@@ -19,10 +21,10 @@ func sample() *Result {
 		Kernel: "6.18.0", CPUs: 2, Interface: "via0", Mode: "generic", Features: []string{"basic", "redirect"}, MTU: 1500,
 		FrameBytes: 1514, Hugepages: "hugetlb", Polling: "spin", PinnedCPUs: []int{0, 1}, Version: "v1.2.3",
 	}}
-	for i, name := range []string{"raw-afxdp", "vi-reliable-delivery", "tcp-spin"} {
+	for i, name := range []string{"raw-afxdp", "vi-reliable-delivery", "vi-rdma-read", "tcp-spin"} {
 		for _, bytes := range []int{64, 65536} {
 			f := float64(i + 1)
-			r.Latency = append(r.Latency, Latency{Name: name, Bytes: bytes, N: 1000, Min: f, P50: 2 * f, P99: 3 * f, P999: 4 * f})
+			r.Latency = append(r.Latency, Latency{Name: name, Bytes: bytes, N: 1000, RoundTrip: RoundTrip(name), Min: f, P50: 2 * f, P99: 3 * f, P999: 4 * f})
 			r.Bandwidth = append(r.Bandwidth, Bandwidth{Name: name, Bytes: bytes, MBps: 300 / f, Messages: 5e6 / f, CPUTx: 1, CPURx: 0.5})
 		}
 	}
@@ -57,7 +59,7 @@ func TestJSON(t *testing.T) {
 		{"conditions", got["conditions"], []string{
 			"cpus", "frame_bytes", "hugepages", "interface", "kernel", "mode", "mtu", "pinned_cpus", "polling", "version", "xdp_features",
 		}},
-		{"latency", first("latency"), []string{"bytes", "min_us", "n", "name", "p50_us", "p999_us", "p99_us"}},
+		{"latency", first("latency"), []string{"bytes", "min_us", "n", "name", "p50_us", "p999_us", "p99_us", "round_trip"}},
 		{"bandwidth", first("bandwidth"), []string{"MBps", "bytes", "cpu_rx", "cpu_tx", "msgs_per_s", "name"}},
 	} {
 		if diff := cmp.Diff(c.want, keys(c.got)); diff != "" {
@@ -115,11 +117,63 @@ func TestPlots(t *testing.T) {
 			}
 		}
 	}
+	// Round trips are called so where the others are one way, and only there.
+	for i, want := range []bool{true, false} {
+		b, err := os.ReadFile(files[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(b), "vi-rdma-read (round trip)") != want {
+			t.Errorf("%s: a line of round trips that is marked: %v", files[i], !want)
+		}
+	}
 	// A single size, and nothing measured in one of the two.
 	one := sample()
 	one.Latency, one.Bandwidth = one.Latency[:1], nil
 	if files, err := one.WritePlots(dir); err != nil || len(files) != 1 {
 		t.Errorf("one value: %v, %v", files, err)
+	}
+}
+
+// Each line of a plot looks different from the others.
+func TestLooks(t *testing.T) {
+	l, seen := newLooks(), map[look]string{}
+	for _, name := range Names() {
+		look := l.next(name)
+		if other, ok := seen[look]; ok {
+			t.Errorf("%s looks like %s", name, other)
+		}
+		seen[look] = name
+		if look.family >= len(plotutil.SoftColors) {
+			t.Errorf("no colour is left for %s", name)
+		}
+	}
+}
+
+// What is reported of a round trip: a half of it, but all of a read.
+func TestRoundTrip(t *testing.T) {
+	c := newCollector(false)
+	h := newHistogram()
+	if err := h.RecordValue(1500); err != nil { // exact below 2 us
+		t.Fatal(err)
+	}
+	for name, want := range map[string]float64{"vi-rdma-write": 0.75, "vi-rdma-read": 1.5, "tcp-spin": 0.75} {
+		c.addLatency(Case{name, 8}, h)
+		r := c.result([]string{name}, []int{8})
+		if l := r.Latency[0]; l.P50 != want || l.Min != want || l.RoundTrip != (name == "vi-rdma-read") {
+			t.Errorf("%s: %+v, want %v us", name, l, want)
+		}
+		var buf bytes.Buffer
+		if err := WriteHistogram(&buf, name, h); err != nil {
+			t.Fatal(err)
+		}
+		head := "one-way us"
+		if name == "vi-rdma-read" {
+			head = "round trip us"
+		}
+		if !strings.Contains(buf.String(), head) || !strings.Contains(buf.String(), fmt.Sprintf("%.3f ", want)) {
+			t.Errorf("%s: histogram\n%s", name, &buf)
+		}
 	}
 }
 

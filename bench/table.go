@@ -18,7 +18,8 @@ const (
 // WriteTable prints the conditions and one table for latency and one for
 // bandwidth, with a block of rows for each message size. Columns headed by x
 // give the ratio to raw-afxdp and to tcp-spin at the same size: of the median
-// latency, and of the bandwidth.
+// latency, and of the bandwidth. Round trips among the latencies say so and have
+// no ratio.
 func (r *Result) WriteTable(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	c := r.Conditions
@@ -27,10 +28,11 @@ func (r *Result) WriteTable(w io.Writer) error {
 	if len(r.Latency) > 0 {
 		t := table{title: "one way, us", columns: []string{"min", "p50", "p99", "p99.9", "x raw", "x tcp", "n"}}
 		for _, l := range r.Latency {
-			t.add(l.Bytes, l.Name, us(l.Min), us(l.P50), us(l.P99), us(l.P999),
+			t.add(l.Bytes, rowName(l.Name), us(l.Min), us(l.P50), us(l.P99), us(l.P999),
 				r.latencyRatio(l, baselineRaw), r.latencyRatio(l, baselineTCP), strconv.FormatInt(l.N, 10))
 		}
 		t.write(out)
+		r.explainRoundTrips(out)
 	}
 	if len(r.Bandwidth) > 0 {
 		t := table{title: "one direction", columns: []string{"MB/s", "msg/s", "x raw", "x tcp", "cpu tx", "cpu rx"}}
@@ -44,8 +46,26 @@ func (r *Result) WriteTable(w io.Writer) error {
 	return out.Flush()
 }
 
+// rowName is how a transport is called where latencies are shown.
+func rowName(name string) string {
+	if RoundTrip(name) {
+		return name + " (round trip)"
+	}
+	return name
+}
+
+// explainRoundTrips adds a line on the rows that are no one-way latencies.
+func (r *Result) explainRoundTrips(w io.Writer) {
+	i := slices.IndexFunc(r.Latency, func(l Latency) bool { return l.RoundTrip })
+	if i < 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%s: the time of one whole read, a request and its answer, as ib_read_lat shows it;\n"+
+		"not to be compared with the other rows, which are half of a round trip\n", rowName(r.Latency[i].Name))
+}
+
 func (r *Result) latencyRatio(l Latency, name string) string {
-	if base := r.LatencyOf(name, l.Bytes); base != nil {
+	if base := r.LatencyOf(name, l.Bytes); base != nil && !l.RoundTrip {
 		return ratio(l.P50, base.P50)
 	}
 	return "-"

@@ -19,6 +19,7 @@ type transport struct {
 	sleeps  bool // blocks while it waits for messages; else it polls
 	free    bool // the Go scheduler places its goroutine: no locked thread
 	arena   bool // maps memory on hugepages when it opens
+	whole   bool // its latency is that of a whole round trip, not of one way
 	open    func(Params, *atomic.Bool) (Endpoint, error)
 }
 
@@ -45,6 +46,10 @@ var transports = []transport{
 		summary: "VI, Reliable Reception, polling", open: openVI(vipl.ReliableReception, false)},
 	{name: "vi-reliable-reception-wait", xdp: true, arena: true, sleeps: true,
 		summary: "the same, waiting", open: openVI(vipl.ReliableReception, true)},
+	{name: "vi-rdma-write", xdp: true, arena: true,
+		summary: "RDMA writes, Reliable Delivery, polling memory", open: openRDMAWrite},
+	{name: "vi-rdma-read", xdp: true, arena: true, whole: true,
+		summary: "RDMA reads, likewise; latency is a round trip: one read", open: openRDMARead},
 	{name: "tcp-spin",
 		summary: "TCP_NODELAY, non-blocking system calls in a loop", open: openTCPEndpoint(false)},
 	{name: "tcp-block", sleeps: true,
@@ -143,6 +148,14 @@ func find(name string) (*transport, error) {
 		return nil, fmt.Errorf("unknown transport %q: there are %s", name, strings.Join(Names(), ", "))
 	}
 	return &transports[i], nil
+}
+
+// RoundTrip reports whether the latency of a transport is that of a whole round
+// trip, a request and its answer, and so not to be compared with that of
+// others, which is half of one.
+func RoundTrip(name string) bool {
+	t, err := find(name)
+	return err == nil && t.whole
 }
 
 // Open opens one side of a transport. stop, which may be nil, ends waits when

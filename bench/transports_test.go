@@ -1,9 +1,11 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -90,7 +92,9 @@ func TestTransportsOtherwise(t *testing.T) {
 		{"jumbo", 9000, false, "generic"},
 		{"jumbo native", 9000, false, "native"},
 	} {
-		for _, name := range []string{"raw-afxdp", "raw-afxdp-wait", "asavie-xdp", "vi-reliable-delivery", "udp-spin", "tcp-spin"} {
+		for _, name := range []string{
+			"raw-afxdp", "raw-afxdp-wait", "asavie-xdp", "vi-reliable-delivery", "vi-rdma-write", "vi-rdma-read", "udp-spin", "tcp-spin",
+		} {
 			t.Run(c.title+" "+name, func(t *testing.T) {
 				client, server := pair(t, c.mtu, c.v6, c.mode)
 				if err := connected(name, client, server, exchange([]int{64, 1 << 16}, 5)); err != nil {
@@ -107,6 +111,34 @@ func TestReopen(t *testing.T) {
 	for _, name := range []string{"raw-afxdp", "asavie-xdp", "vi-unreliable", "asavie-xdp", "raw-afxdp-wait"} {
 		if err := connected(name, client, server, exchange([]int{64}, 2)); err != nil {
 			t.Fatalf("%s: %v", name, err)
+		}
+	}
+}
+
+// A VI that waits for a peer that does nothing leaves when it is told to, long
+// before it is out of patience.
+func TestStopped(t *testing.T) {
+	for _, name := range Names() {
+		if !strings.HasPrefix(name, "vi-") {
+			continue
+		}
+		client, server := pair(t, 1500, false, "generic")
+		server.stop = new(atomic.Bool)
+		over := make(chan struct{})
+		err := connected(name, client, server, func(client bool, e Endpoint) error {
+			if client {
+				<-over
+				return nil
+			}
+			defer close(over)
+			server.stop.Store(true)
+			if err := e.Echo(Round{ID: 1, Bytes: 64, Messages: 1}); !errors.Is(err, ErrStopped) {
+				return fmt.Errorf("got %w", err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
@@ -140,5 +172,66 @@ func TestOpenRefuses(t *testing.T) {
 	})
 	if err == nil || !strings.Contains(err.Error(), "sideways") {
 		t.Errorf("got %v, want a word about the mode", err)
+	}
+}
+
+// What one side only checks and the other one does not make is found: --check
+// looks at what RDMA has moved.
+func TestRDMAChecked(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		stream bool
+		check  bool // by the client; else by the server
+	}{
+		{"vi-rdma-write", true, false}, // the server has been written
+		{"vi-rdma-read", true, false},  // the server reads
+		{"vi-rdma-read", false, true},  // the client reads
+	} {
+		client, server := pair(t, 1500, false, "generic")
+		err := connected(c.name, client, server, func(client bool, e Endpoint) (err error) {
+			r := Round{ID: 1, Bytes: 3000, Messages: 5, Check: client == c.check}
+			switch {
+			case client && c.stream:
+				_, err = e.Send(r)
+			case client:
+				_, err = e.Ping(r, make([]int64, r.Messages))
+			case c.stream:
+				_, err = e.Receive(r)
+			default:
+				err = e.Echo(r)
+			}
+			if err != nil {
+				e.Close() // ends the other side's wait
+			}
+			return err
+		})
+		if err == nil || !strings.Contains(err.Error(), "message 0: byte 0 is 0x00") {
+			t.Errorf("%s, stream %v: got %v", c.name, c.stream, err)
+		}
+	}
+}
+
+// Rounds larger than announced are refused before memory is touched.
+func TestRDMARefuses(t *testing.T) {
+	client, server := pair(t, 1500, false, "generic")
+	for _, name := range []string{"vi-rdma-write", "vi-rdma-read"} {
+		err := connected(name, client, server, func(client bool, e Endpoint) error {
+			r := Round{ID: 1, Bytes: 1<<16 + 1, Messages: 1, Check: true}
+			calls := map[string]func() error{
+				"ping":    func() error { _, err := e.Ping(r, make([]int64, 1)); return err },
+				"echo":    func() error { return e.Echo(r) },
+				"send":    func() error { _, err := e.Send(r); return err },
+				"receive": func() error { _, err := e.Receive(r); return err },
+			}
+			for what, call := range calls {
+				if err := call(); err == nil || !strings.Contains(err.Error(), "larger than announced") {
+					return fmt.Errorf("%s of %d bytes: got %v", what, r.Bytes, err)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

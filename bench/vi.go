@@ -24,13 +24,16 @@ type vi struct {
 	sleeps bool
 	watch  watch
 	level  vipl.ReliabilityLevel
+	write  bool // the peer may write to in
+	read   bool // the peer may read out
 
 	nic  *vipl.Nic
 	ptag *vipl.Ptag
 	vi   *vipl.VI
 
-	descs        *vipl.Region // all descriptors
-	out, in      *vipl.Region // data
+	descs        *vipl.Region        // all descriptors
+	out, in      *vipl.Region        // data
+	remote       vipl.AddressSegment // RDMA: the peer's in, or out
 	sends, recvs ring
 	payload      int // bytes of a message in one frame
 	chunks       int // for frames that arrive
@@ -68,14 +71,19 @@ var viDiscriminator = []byte("via-xdp bench")
 func openVI(level vipl.ReliabilityLevel, sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
 	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
 		v := &vi{params: p, sleeps: sleeps, level: level, watch: watch{stop: stop}}
-		if err := v.open(); err != nil {
-			return nil, errors.Join(err, v.Close())
-		}
-		return v, nil
+		return endpointOr(v, v.open())
 	}
 }
 
+// open opens the NIC and makes what is needed of it, or leaves nothing open.
 func (v *vi) open() error {
+	if err := v.make(); err != nil {
+		return errors.Join(err, v.Close())
+	}
+	return nil
+}
+
+func (v *vi) make() error {
 	ifi, err := v.params.netInterface()
 	if err != nil {
 		return err
@@ -111,16 +119,18 @@ func (v *vi) open() error {
 	if v.descs, err = v.nic.AllocMem(2*viRing*vipl.DescriptorAlignment, attributes); err != nil {
 		return err
 	}
+	attributes.EnableRdmaRead = v.read
 	if v.out, err = v.nic.AllocMem(viData, attributes); err != nil {
 		return err
 	}
+	attributes.EnableRdmaRead, attributes.EnableRdmaWrite = false, v.write
 	if v.in, err = v.nic.AllocMem(viData, attributes); err != nil {
 		return err
 	}
 	for i, r := range []*ring{&v.sends, &v.recvs} {
 		r.handle = v.descs.Handle()
 		for j := range viRing {
-			d, err := v.descs.Descriptor((i*viRing+j)*vipl.DescriptorAlignment, 1)
+			d, err := v.descs.Descriptor((i*viRing+j)*vipl.DescriptorAlignment, 2)
 			if err != nil {
 				return err
 			}
@@ -129,6 +139,7 @@ func (v *vi) open() error {
 	}
 	v.vi, err = v.nic.CreateVi(vipl.ViAttributes{
 		Level: v.level, MaxTransferSize: v.params.MaxBytes, Ptag: v.ptag,
+		EnableRdmaWrite: v.write, EnableRdmaRead: v.read,
 	}, nil, nil)
 	return err
 }
@@ -136,8 +147,17 @@ func (v *vi) open() error {
 func (v *vi) Hello() Hello {
 	info := v.nic.Info()
 	chunk := info.NIC.Rings.FrameSize - xdpnic.PacketHeadroom - info.NIC.Headroom
+	var memory *vipl.AddressSegment
+	switch {
+	case v.write:
+		m := v.in.Remote(0)
+		memory = &m
+	case v.read:
+		m := v.out.Remote(0)
+		memory = &m
+	}
 	return Hello{
-		Addr: v.params.Local,
+		Addr: v.params.Local, Memory: memory,
 		Facts: Facts{
 			Interface: info.Interface, Mode: info.Mode.String(), Features: featureNames(info.NIC.Features),
 			MTU: info.MTU, FrameBytes: min(info.MTU+ethernetHeader, chunk), Memory: info.Arena.Kind.String(),
@@ -147,6 +167,12 @@ func (v *vi) Hello() Hello {
 
 // Connect, see Endpoint. A receive for the peer's first word is posted before.
 func (v *vi) Connect(peer Hello) error {
+	if v.write || v.read {
+		if peer.Memory == nil {
+			return errors.New("the peer has not said where its memory is")
+		}
+		v.remote = *peer.Memory
+	}
 	if err := v.postRecv(); err != nil {
 		return err
 	}

@@ -35,7 +35,18 @@ func (v *vi) reap() error {
 		case err != nil:
 			return v.fail("send", d, err)
 		}
-		v.sends.done++
+		if err := v.finished(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finished takes note of a completed send.
+func (v *vi) finished(d *vipl.Descriptor) error {
+	v.sends.done++
+	if v.round.Check && d.Status()&vipl.StatusOpMask == vipl.StatusOpRDMARead {
+		return v.verifyRead(d)
 	}
 	return nil
 }
@@ -52,8 +63,7 @@ func (v *vi) sent() error {
 		}
 		if err == nil {
 			v.watch.progress()
-			v.sends.done++
-			return nil
+			return v.finished(d)
 		}
 		if err = v.again("send", d, err); err != nil {
 			return err
@@ -76,8 +86,12 @@ func (v *vi) recv() (*vipl.Descriptor, error) {
 			v.recvs.done++
 			return d, nil
 		}
-		if r, ok := err.(vipl.Return); ok && r == vipl.ErrNotDone && v.watch.idle() == nil {
-			continue // what a poll in vain costs is part of the latency
+		if r, ok := err.(vipl.Return); ok && r == vipl.ErrNotDone {
+			// What a poll in vain costs is part of the latency.
+			if err = v.watch.idle(); err == nil {
+				continue
+			}
+			return nil, v.fail("receive", nil, err)
 		}
 		if err = v.again("receive", d, err); err != nil {
 			return nil, err

@@ -12,6 +12,7 @@ import (
 const (
 	wordReady  = 1 << 30 // the receives of the round are posted; the rest is the round
 	wordCredit = 2 << 30 // the rest is the number of messages received
+	wordDone   = 3 << 30 // the rest is the number of messages moved by RDMA
 	wordMask   = 3 << 30
 )
 
@@ -42,7 +43,7 @@ func (v *vi) Ping(r Round, rtt []int64) (Span, error) {
 		}
 		last = now
 	}
-	return clock.span(), v.leave()
+	return clock.span(), v.drain()
 }
 
 // Echo, see Endpoint.
@@ -62,7 +63,7 @@ func (v *vi) Echo(r Round) error {
 			return err
 		}
 	}
-	return v.leave()
+	return v.drain()
 }
 
 // Send, see Endpoint.
@@ -89,7 +90,7 @@ func (v *vi) Send(r Round) (Span, error) {
 			return Span{}, err
 		}
 	}
-	return clock.span(), v.leave()
+	return clock.span(), v.drain()
 }
 
 // Receive, see Endpoint.
@@ -112,7 +113,7 @@ func (v *vi) Receive(r Round) (Span, error) {
 			}
 		}
 	}
-	return clock.span(), v.leave()
+	return clock.span(), v.drain()
 }
 
 // window is the number of messages of a stream under way, and after how many
@@ -127,16 +128,13 @@ func (v *vi) window(bytes int) (window, quarter int) {
 }
 
 // slot is the place of a message in a region.
-func slot(bytes int) int { return (bytes + 63) &^ 63 }
+func slot(bytes int) int { return (max(bytes, 1) + 63) &^ 63 }
 
 // enter posts the first receives of a round, at most depth for data and
 // viWords for words, and tells the peer, once the peer has told, too.
 func (v *vi) enter(r Round, depth, data, words int) error {
-	if err := r.check(); err != nil {
+	if err := v.admit(r); err != nil {
 		return err
-	}
-	if r.Bytes > v.params.MaxBytes || r.Messages >= wordReady {
-		return errors.New("round larger than announced")
 	}
 	v.round, v.data, v.left = r, data, data+words
 	v.watch.progress()
@@ -147,6 +145,12 @@ func (v *vi) enter(r Round, depth, data, words int) error {
 	}
 	for range min(viWords, words) {
 		if err := v.postNext(); err != nil {
+			return err
+		}
+	}
+	if data+words == 0 {
+		// Nothing comes in this round; the word of the next one may be early.
+		if err := v.postRecv(); err != nil {
 			return err
 		}
 	}
@@ -163,8 +167,19 @@ func (v *vi) enter(r Round, depth, data, words int) error {
 	return nil
 }
 
-// leave takes the sends off that are left.
-func (v *vi) leave() error {
+// admit refuses a round for which there is no room.
+func (v *vi) admit(r Round) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	if r.Bytes > v.params.MaxBytes || r.Messages >= wordReady {
+		return errors.New("round larger than announced")
+	}
+	return nil
+}
+
+// drain takes the sends off that are left.
+func (v *vi) drain() error {
 	for v.sends.out() > 0 {
 		if err := v.sent(); err != nil {
 			return err
@@ -173,18 +188,31 @@ func (v *vi) leave() error {
 	return nil
 }
 
+// place is where message i lies in a region, if messages are not to meet.
+func (r Round) place(i int) int { return i % r.places() * slot(r.Bytes) }
+
+func (r Round) places() int { return viData / slot(r.Bytes) }
+
+// source makes message i and says where it lies in v.out.
+func (v *vi) source(i int, r Round) (int, error) {
+	if !r.Check {
+		return 0, nil
+	}
+	// Its own place until it is complete; so many that none is in use.
+	if v.sends.out() >= r.places() {
+		if err := v.sent(); err != nil {
+			return 0, err
+		}
+	}
+	copy(v.out.Bytes()[r.place(i):], content(i, 0, r.Bytes))
+	return r.place(i), nil
+}
+
 // send posts message i.
 func (v *vi) send(i int, r Round) error {
-	at := 0
-	if r.Check {
-		// Its own place until it is complete; so many that none is in use.
-		at = i % (viData / slot(r.Bytes)) * slot(r.Bytes)
-		if v.sends.out() >= viData/slot(r.Bytes) {
-			if err := v.sent(); err != nil {
-				return err
-			}
-		}
-		copy(v.out.Bytes()[at:], content(i, 0, r.Bytes))
+	at, err := v.source(i, r)
+	if err != nil {
+		return err
 	}
 	d, err := v.free()
 	if err != nil {
@@ -228,8 +256,7 @@ func (v *vi) refill(i int) error {
 	if i >= v.data {
 		return nil
 	}
-	at := i % (viData / slot(v.round.Bytes)) * slot(v.round.Bytes)
-	return v.postNext(v.in.Segment(at, v.round.Bytes))
+	return v.postNext(v.in.Segment(v.round.place(i), v.round.Bytes))
 }
 
 // postNext posts one of the round's receives. Behind the last one goes the
@@ -246,18 +273,25 @@ func (v *vi) postNext(segs ...vipl.DataSegment) error {
 
 // credit takes a word of the receiver of a stream.
 func (v *vi) credit(window int) error {
+	n, err := v.told(wordCredit)
+	v.credited = n + window
+	return err
+}
+
+// told takes a word of the peer, of one kind: how many messages of the round
+// are over.
+func (v *vi) told(kind uint32) (int, error) {
 	d, err := v.recv()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	w, ok := d.Immediate()
 	n := int(w &^ wordMask)
-	if !ok || w&wordMask != wordCredit || n > v.round.Messages {
-		return fmt.Errorf("a message of %d bytes and %#x came, not a credit", d.Length, w)
+	if !ok || w&wordMask != kind || n > v.round.Messages {
+		return 0, fmt.Errorf("a message of %d bytes and %#x came, not a word %#x", d.Length, w, kind)
 	}
-	v.credited = n + window
 	if v.left > 0 {
-		return v.postNext()
+		return n, v.postNext()
 	}
-	return nil
+	return n, nil
 }

@@ -147,7 +147,7 @@ func TestDemoFlags(t *testing.T) {
 		t.Errorf("defaults: %+v", d)
 	}
 	// All names, sizes and turns, latency and bandwidth.
-	if whole := time.Duration(len(d.Plan.Names)*len(d.Plan.Sizes)*d.Plan.Turns*2) * d.Plan.Duration; whole > 30*time.Second {
+	if whole := time.Duration(len(d.Plan.Names)*len(d.Plan.Sizes)*d.Plan.Turns*2) * d.Plan.Duration; whole > 31*time.Second {
 		t.Errorf("the demonstration measures for %v", whole)
 	}
 	call(r, "demo", "--names", "tcp-spin,raw-afxdp", "--sizes", "1,2", "--duration", "5ms", "--turns", "1",
@@ -298,7 +298,7 @@ func TestDemo(t *testing.T) {
 	nstest.Require(t)
 	var out, errs bytes.Buffer
 	status := run(context.Background(), environment{
-		args:   strings.Fields("demo --json - --duration 2ms --turns 1 --sizes 64 --names raw-afxdp,vi-reliable-delivery,tcp-net"),
+		args:   strings.Fields("demo --json - --duration 2ms --turns 1 --sizes 64 --names raw-afxdp,vi-reliable-delivery,vi-rdma-write,vi-rdma-read,tcp-net"),
 		stdout: &out, stderr: &errs, actions: production(),
 	})
 	if status != exitFine {
@@ -308,8 +308,13 @@ func TestDemo(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Latency) != 3 || len(r.Bandwidth) != 3 || r.Conditions.Mode != "generic" {
+	if len(r.Latency) != 5 || len(r.Bandwidth) != 5 || r.Conditions.Mode != "generic" {
 		t.Errorf("got %+v", r)
+	}
+	for _, text := range []string{"vi-rdma-write ", "vi-rdma-read (round trip) ", "one whole read"} {
+		if !strings.Contains(errs.String(), text) {
+			t.Errorf("the table has no %q:\n%s", text, errs.String())
+		}
 	}
 }
 

@@ -156,7 +156,7 @@ func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, p
 	}
 	for _, bytes := range plan.Sizes {
 		fmt.Fprintf(to, "\n%s, %d bytes\n", name, bytes)
-		if err := bench.WriteHistogram(to, result.Histograms[bench.Case{Name: name, Bytes: bytes}]); err != nil {
+		if err := bench.WriteHistogram(to, name, result.Histograms[bench.Case{Name: name, Bytes: bytes}]); err != nil {
 			return err
 		}
 	}
