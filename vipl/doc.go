@@ -29,12 +29,23 @@
 //	post.go       1    check, translate, join the queue     workqueue.go
 //	engine_tx.go  2    segment, retransmit, acknowledge
 //	port.go       3-6  doorbell, lease on arrived frames, who makes progress
-//	engine_rx.go  7-8  check, order, place
-//	cq.go         9    complete                             wait.go wakes
+//	engine_rx.go  7-8  check, order, place                  rdma.go for RDMA
+//	cq.go         9    complete              wait.go wakes, notify.go calls
 //	send.go, recv.go   11 done
 //
-// conn.go is a connection as the engine keeps it, connect.go how it comes and
-// goes, timers.go its time.
+// conn.go is a connection as the engine keeps it, connect.go and peer.go how it
+// comes and goes, timers.go its time; loop.go joins VIs of one queue.
+//
+// # RDMA
+//
+// Memory is opened to peers by EnableRdmaWrite and EnableRdmaRead, of the region
+// and of the VI. The program tells its peer where it is ([Region.Remote]) in a
+// message; the peer's [Descriptor.SetRDMAWrite] and [Descriptor.SetRDMARead]
+// then name it, and nobody posts a receive. The bytes of a write land in
+// ascending order, its last word last. The target's program is not asked and
+// not told, unless the write carries immediate data; but the frames are placed
+// by its library: at once while it polls or calls [Nic.Poll], else as soon as
+// the kernel has woken the library's goroutine.
 //
 // # Concurrency
 //

@@ -1,0 +1,165 @@
+// Package examples has the tests of the examples below it.
+package examples
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	// What the examples are built of; a change of it makes old results invalid.
+	_ "viaxdp/examples/internal/side"
+	"viaxdp/internal/nstest"
+)
+
+// What the two programs of each example print, in part, the server after it
+// has said that it waits.
+var outputs = map[string]struct{ server, client []string }{
+	"pingpong": {[]string{"10000 round trips of 64 bytes"}, []string{"10000 round trips of 64 bytes"}},
+	"stream":   {[]string{"4096 messages of 65536 bytes came\n"}, []string{"4096 messages of 65536 bytes in ", " MB/s\n"}},
+	"rdmawrite": {
+		[]string{"one line,\nanother line,\nand the last one\n"}, []string{"41 bytes written\n"},
+	},
+	"rdmaread": {
+		[]string{"the client has read what it wanted\n"},
+		[]string{"1 squared is 1\n12 squared is 144\n1234 squared is 1522756\n99999 squared is 9999800001\n"},
+	},
+	"manyvis": {[]string{"64 messages", "the sum of them is 2080\n"}, []string{"64 messages", "the sum of them is 89440\n"}},
+	"notify": {
+		[]string{"first\nsecond\nthird\nfourth\nfifth\nlast\n", "connection lost: the peer disconnected\n"},
+		[]string{"6 messages sent\n"},
+	},
+}
+
+// Each example does between two namespaces what it says.
+func TestExamples(t *testing.T) {
+	nstest.Require(t)
+	dir := t.TempDir()
+	if out, err := exec.Command("go", "build", "-o", dir, "./...").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	for name, want := range outputs {
+		t.Run(name, func(t *testing.T) {
+			server, client, err := runPair(t, filepath.Join(dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, part := range want.server {
+				if !strings.Contains(server, part) {
+					t.Errorf("the server printed %q, without %q", server, part)
+				}
+			}
+			for _, part := range want.client {
+				if !strings.Contains(client, part) {
+					t.Errorf("the client printed %q, without %q", client, part)
+				}
+			}
+		})
+	}
+}
+
+// No example is without a test, and each one says how to run it.
+func TestEachExample(t *testing.T) {
+	files, err := filepath.Glob("*/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range files {
+		name := filepath.Dir(f)
+		names = append(names, name)
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range []string{
+			"// Command " + name + " ",
+			"//	via-xdp testbed up\n",
+			fmt.Sprintf("//	ip netns exec via0 go run ./examples/%s -i via0 &\n", name),
+			fmt.Sprintf("//	ip netns exec via1 go run ./examples/%s -i via1 -connect 10.77.0.1\n", name),
+		} {
+			if !strings.Contains(string(text), line) {
+				t.Errorf("%s has no line %q", f, line)
+			}
+		}
+		if _, ok := outputs[name]; !ok {
+			t.Errorf("%s has no test", name)
+		}
+	}
+	for name := range outputs {
+		if !slices.Contains(names, name) {
+			t.Errorf("there is no example %s", name)
+		}
+	}
+}
+
+// An example that cannot work says why, and ends with status 1.
+func TestExampleFails(t *testing.T) {
+	for _, args := range [][]string{{"-i", "nosuch0"}, {"-connect", "nowhere"}} {
+		for _, name := range []string{"pingpong", "notify"} {
+			cmd := exec.Command("go", append([]string{"run", "./" + name}, args...)...)
+			out, err := cmd.CombinedOutput()
+			if err == nil || !strings.HasPrefix(string(out), name+": ") || strings.Contains(string(out), "panic") {
+				t.Errorf("%s %v: %v, printed %q", name, args, err, out)
+			}
+		}
+	}
+}
+
+// patience is how long a pair of programs may take.
+const patience = 60 * time.Second
+
+// runPair runs a program as the server and as a client of it, in two
+// namespaces, and returns what they printed.
+func runPair(t *testing.T, program string) (server, client string, err error) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+
+	// A process that starts on a thread lives in the thread's namespace.
+	s := exec.CommandContext(ctx, program, "-i", a.Name)
+	var problems bytes.Buffer
+	s.Stderr = &problems
+	out, err := s.StdoutPipe()
+	if err != nil {
+		return "", "", err
+	}
+	if err := a.Do(s.Start); err != nil {
+		return "", "", err
+	}
+	lines := bufio.NewReader(out)
+	first, err := lines.ReadString('\n')
+	if err != nil {
+		return "", "", fmt.Errorf("the server: %w, %v: %s", err, s.Wait(), &problems)
+	}
+	if first != "waiting for a client\n" {
+		t.Errorf("the server began with %q", first)
+	}
+	rest := make(chan string, 1)
+	go func() {
+		text, _ := io.ReadAll(lines)
+		rest <- string(text)
+	}()
+
+	c := exec.CommandContext(ctx, program, "-i", b.Name, "-connect", a.IPv4.String())
+	var both bytes.Buffer
+	c.Stdout, c.Stderr = &both, &both
+	err = b.Do(c.Run)
+	if err != nil {
+		cancel() // the server has nobody to wait for
+		err = fmt.Errorf("the client: %w: %s", err, &both)
+	}
+	server = <-rest
+	if werr := s.Wait(); werr != nil && err == nil {
+		err = fmt.Errorf("the server: %w: %s", werr, &problems)
+	}
+	return server, both.String(), err
+}

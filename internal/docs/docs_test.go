@@ -1,0 +1,249 @@
+// Package docs compares documents with the code that they are about.
+package docs
+
+import (
+	"bufio"
+	"go/ast"
+	"go/constant"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const (
+	viplDoc = "../../docs/vipl.md"
+	viplDir = "../../vipl"
+
+	operations = 41 // of VIPL
+)
+
+// row of a table in docs/vipl.md, by the heads of its columns.
+type row struct {
+	section string
+	line    int
+	cells   map[string]string
+}
+
+func (r row) vipl() string { return strings.Trim(r.cells["VIPL"], "`") }
+
+// rows reads the tables that have a column VIPL and a column Go.
+func rows(t *testing.T) (all []row) {
+	t.Helper()
+	f, err := os.Open(viplDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	section, heads := "", []string(nil)
+	lines := bufio.NewScanner(f)
+	for n := 1; lines.Scan(); n++ {
+		text := lines.Text()
+		if head, ok := strings.CutPrefix(text, "## "); ok {
+			section = head
+		}
+		if !strings.HasPrefix(text, "|") {
+			heads = nil
+			continue
+		}
+		cells := strings.Split(strings.Trim(text, "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		switch {
+		case heads == nil:
+			heads = cells
+		case len(cells) != len(heads):
+			t.Errorf("%s:%d: %d cells, not %d", viplDoc, n, len(cells), len(heads))
+		case !strings.HasPrefix(cells[0], "---") && slices.Contains(heads, "VIPL"):
+			r := row{section, n, map[string]string{}}
+			for i, h := range heads {
+				r.cells[h] = cells[i]
+			}
+			all = append(all, r)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// source is package vipl as its files say.
+type source struct {
+	types *types.Package
+	docs  map[string]string // comments of functions and methods: "OpenNic", "VI.PostSend"
+}
+
+func load(t *testing.T) source {
+	t.Helper()
+	fset := token.NewFileSet()
+	names, err := filepath.Glob(viplDir + "/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []*ast.File
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, f)
+	}
+	// What is imported is of no interest: types of it may stay unknown.
+	conf := types.Config{Importer: nothing{}, Error: func(error) {}}
+	s := source{docs: map[string]string{}}
+	s.types, _ = conf.Check("viaxdp/vipl", fset, files, nil)
+
+	d, err := doc.NewFromFiles(fset, files, "viaxdp/vipl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range d.Funcs {
+		s.docs[f.Name] = f.Doc
+	}
+	for _, typ := range d.Types {
+		for _, f := range typ.Funcs {
+			s.docs[f.Name] = f.Doc
+		}
+		for _, m := range typ.Methods {
+			s.docs[typ.Name+"."+m.Name] = m.Doc
+		}
+	}
+	return s
+}
+
+// nothing imports no package.
+type nothing struct{}
+
+func (nothing) Import(path string) (*types.Package, error) {
+	p := types.NewPackage(path, path[strings.LastIndex(path, "/")+1:])
+	p.MarkComplete()
+	return p, nil
+}
+
+// find looks for an exported name, or for a field or method of an exported type.
+func (s source) find(name string) types.Object {
+	name, member, isMember := strings.Cut(name, ".")
+	o := s.types.Scope().Lookup(name)
+	if o == nil || !o.Exported() || !isMember {
+		return o
+	}
+	m, _, _ := types.LookupFieldOrMethod(types.NewPointer(o.Type()), false, s.types, member)
+	if m == nil || !m.Exported() {
+		return nil
+	}
+	return m
+}
+
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+// Every Go name in the tables is in package vipl, and constants have the value
+// that is said.
+func TestNames(t *testing.T) {
+	s := load(t)
+	for _, r := range rows(t) {
+		names := quoted.FindAllStringSubmatch(r.cells["Go"], -1)
+		switch {
+		case len(names) == 0 && r.cells["Go"] != "none":
+			t.Errorf("%s:%d: %s has no Go name", viplDoc, r.line, r.vipl())
+		case len(names) == 0 && r.cells["note"] == "":
+			t.Errorf("%s:%d: %s is none, without a word why", viplDoc, r.line, r.vipl())
+		}
+		for _, m := range names {
+			o := s.find(m[1])
+			if o == nil {
+				t.Errorf("%s:%d: package vipl has no %s", viplDoc, r.line, m[1])
+				continue
+			}
+			if want, ok := r.cells["value"]; ok {
+				checkValue(t, r, o, want)
+			}
+		}
+		for _, m := range quoted.FindAllStringSubmatch(r.cells["note"], -1) {
+			if ast.IsExported(m[1]) && !strings.HasPrefix(m[1], "VIP") && s.find(m[1]) == nil {
+				t.Errorf("%s:%d: package vipl has no %s", viplDoc, r.line, m[1])
+			}
+		}
+	}
+}
+
+func checkValue(t *testing.T, r row, o types.Object, text string) {
+	t.Helper()
+	want, err := strconv.ParseInt(text, 0, 64)
+	if err != nil {
+		t.Errorf("%s:%d: %v", viplDoc, r.line, err)
+		return
+	}
+	c, ok := o.(*types.Const)
+	if !ok {
+		t.Errorf("%s:%d: %s is no constant", viplDoc, r.line, o.Name())
+		return
+	}
+	if got, ok := constant.Int64Val(c.Val()); !ok || got != want {
+		t.Errorf("%s:%d: %s is %v, not %s", viplDoc, r.line, o.Name(), c.Val(), text)
+	}
+}
+
+var isOperation = regexp.MustCompile(`\bis (Vip[A-Z][A-Za-z]*)\b`)
+
+// Each of VIPL's operations has one row, and the Go function of the row says
+// that it is this operation; no function of package vipl is one without a row.
+func TestOperations(t *testing.T) {
+	s := load(t)
+	listed := map[string]string{} // operation: Go name
+	for _, r := range rows(t) {
+		if r.section != "Operations" {
+			continue
+		}
+		name := strings.Trim(r.cells["Go"], "`")
+		if other, ok := listed[r.vipl()]; ok {
+			t.Errorf("%s:%d: %s is %s and %s", viplDoc, r.line, r.vipl(), other, name)
+		}
+		listed[r.vipl()] = name
+		m := isOperation.FindStringSubmatch(s.docs[name])
+		if m == nil || m[1] != r.vipl() {
+			t.Errorf("%s:%d: the comment of %s does not say that it is %s", viplDoc, r.line, name, r.vipl())
+		}
+	}
+	if len(listed) != operations {
+		t.Errorf("%d operations are listed, of %d", len(listed), operations)
+	}
+	for name, text := range s.docs {
+		if m := isOperation.FindStringSubmatch(text); m != nil && listed[m[1]] != name {
+			t.Errorf("%s says that it is %s; the table says %q", name, m[1], listed[m[1]])
+		}
+	}
+}
+
+// All constants of VIPL's enumerations have a row: none of ours of those types
+// is left out.
+func TestConstants(t *testing.T) {
+	s := load(t)
+	listed := map[string]bool{}
+	for _, r := range rows(t) {
+		for _, m := range quoted.FindAllStringSubmatch(r.cells["Go"], -1) {
+			listed[m[1]] = true
+		}
+	}
+	enumerations := []string{"Return", "Control", "Status", "ReliabilityLevel", "State", "ResourceCode", "ErrorCode"}
+	for _, name := range s.types.Scope().Names() {
+		c, ok := s.types.Scope().Lookup(name).(*types.Const)
+		if !ok || !c.Exported() || listed[name] {
+			continue
+		}
+		if typ, ok := c.Type().(*types.Named); ok && slices.Contains(enumerations, typ.Obj().Name()) {
+			t.Errorf("%s has no row for %s", viplDoc, name)
+		}
+	}
+}
