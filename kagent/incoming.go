@@ -253,8 +253,8 @@ func (in *Incoming) Established() {
 }
 
 // Reject refuses the request, once; the requester gets ErrRejected with that
-// reason. It fails with ErrState when the request has been accepted, or with
-// the error that has ended it already.
+// reason. It fails with ErrState when the request was answered before, or with
+// the error that has ended it.
 func (in *Incoming) Reject(reason wire.CMReason) error {
 	in.m.mu.Lock()
 	switch in.state {
@@ -266,7 +266,7 @@ func (in *Incoming) Reject(reason wire.CMReason) error {
 		in.m.mu.Unlock()
 		return ErrState
 	}
-	d := in.end(&RejectedError{reason}, wire.CM{Type: wire.CMReject, Reason: reason})
+	d := in.end(ErrState, wire.CM{Type: wire.CMReject, Reason: reason}) // a second answer is one too many
 	in.m.mu.Unlock()
 	in.m.send(d)
 	return nil

@@ -32,8 +32,12 @@ type conn struct {
 	part    wire.Kind // of which kind it is, once its first frame has come; else 0
 	written uint32    // bytes of an RDMA write
 
-	reads   int     // RDMA reads of ours that are under way
-	answers answers // to the peer's RDMA reads
+	deaf error // why this side breaks the connection once the peer has the answers to its reads
+
+	reads    int     // RDMA reads of ours that are under way
+	answers  answers // to the peer's RDMA reads
+	replied  bool    // answers were sent, the last frame of them as number
+	replySeq uint32
 
 	closing   bool // Disconnect has begun
 	closeSeq  uint32
@@ -229,6 +233,8 @@ func (w closeWait) ready() bool {
 func (w closeWait) notify() *signal { return &w.c.closed }
 
 func (w closeWait) handle() *Nic { return w.c.vi.nic }
+
+func (w closeWait) destroyed() error { return nil } // not while it disconnects
 
 // runTimer does what time alone asks of a connection that came up.
 func (p *port) runTimer(c *conn, now int64) {

@@ -104,7 +104,8 @@ func (c *Conn) Remote() NetAddress {
 // RemoteAttributes are the requester's VI's.
 func (c *Conn) RemoteAttributes() RemoteAttributes { return remoteAttributes(c.in.Offer()) }
 
-// Reject is VipConnectReject: the requester gets ErrRejected.
+// Reject is VipConnectReject: the requester gets ErrRejected. ErrInvalidParameter
+// when the request was answered before, ErrTimeout when the requester gave up.
 func (c *Conn) Reject() error {
 	if err := c.in.Reject(wire.CMReasonProgram); err != nil {
 		return agentError("ConnectReject", nil, err)
@@ -286,7 +287,7 @@ func (v *VI) install(op string, c *conn) error {
 	p := v.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if v.gone || v.nic.closing() {
+	if v.gone.Load() || v.nic.closing() {
 		return closedError(op)
 	}
 	now := clock()
@@ -333,7 +334,7 @@ func (v *VI) Disconnect() error {
 	p := v.port
 	p.mu.Lock()
 	switch {
-	case v.gone:
+	case v.gone.Load():
 		p.mu.Unlock()
 		return opError(op, v, ErrInvalidParameter, errDestroyed)
 	case v.busy:

@@ -52,8 +52,8 @@ func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 type CQ struct {
 	nic     *Nic
 	port    *port
-	bound   int  // work queues, under the port's lock
-	gone    bool // under the port's lock
+	bound   int // work queues, under the port's lock
+	gone    atomic.Bool
 	ring    []cqEntry
 	head    uint64
 	tail    uint64
@@ -133,7 +133,7 @@ func (c *CQ) Resize(entries int) error {
 	defer c.port.mu.Unlock()
 	waiting := int(c.tail - c.head)
 	switch {
-	case c.gone:
+	case c.gone.Load():
 		return opError(op, nil, ErrInvalidParameter, errDestroyedCQ)
 	case c.nic.closing():
 		return closedError(op)
@@ -186,6 +186,13 @@ func (c *CQ) notify() *signal { return &c.signal }
 
 func (c *CQ) handle() *Nic { return c.nic }
 
+func (c *CQ) destroyed() error {
+	if c.gone.Load() {
+		return errDestroyedCQ
+	}
+	return nil
+}
+
 func (c *CQ) pop() (e cqEntry, ok bool) {
 	c.port.mu.Lock()
 	defer c.port.mu.Unlock()
@@ -206,11 +213,15 @@ func (c *CQ) take() (e cqEntry) {
 
 // Done is VipCQDone: takes one entry off the queue, without waiting. It says
 // which VI has a completed descriptor, and on which of its queues; SendDone or
-// RecvDone of that VI then gives it. ErrNotDone when there is none.
+// RecvDone of that VI then gives it. ErrNotDone when there is none,
+// ErrInvalidParameter when the CQ is destroyed.
 func (c *CQ) Done() (vi *VI, recv bool, err error) {
 	if !c.ready() {
 		c.port.poll()
 		if !c.ready() {
+			if err := c.destroyed(); err != nil {
+				return nil, false, opError("CQDone", nil, ErrInvalidParameter, err)
+			}
 			return nil, false, ErrNotDone
 		}
 	}
@@ -221,8 +232,8 @@ func (c *CQ) Done() (vi *VI, recv bool, err error) {
 }
 
 // Wait is VipCQWait: like Done, but waits for an entry, at most timeout
-// (negative: for ever). ErrTimeout, or ErrInvalidParameter when the NIC is
-// closed meanwhile.
+// (negative: for ever). ErrTimeout, or ErrInvalidParameter when the CQ is
+// destroyed or the NIC closed, also meanwhile.
 func (c *CQ) Wait(timeout time.Duration) (vi *VI, recv bool, err error) {
 	end := deadline(timeout)
 	for {
@@ -240,15 +251,16 @@ func (c *CQ) Wait(timeout time.Duration) (vi *VI, recv bool, err error) {
 func (c *CQ) Destroy() error {
 	c.port.mu.Lock()
 	switch {
-	case c.gone:
+	case c.gone.Load():
 		c.port.mu.Unlock()
 		return opError("DestroyCQ", nil, ErrInvalidParameter, errDestroyedCQ)
 	case c.bound > 0:
 		c.port.mu.Unlock()
 		return opError("DestroyCQ", nil, ErrResource, errBound)
 	}
-	c.gone = true
+	c.gone.Store(true)
 	c.cancelHandlers()
+	c.port.raise(&c.signal)
 	c.port.mu.Unlock()
 	c.nic.mu.Lock()
 	defer c.nic.mu.Unlock()

@@ -133,6 +133,10 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 	if c.closeSent && int32(s.Unacked()-c.closeSeq) > 0 {
 		c.finishClose(p)
 	}
+	if c.deaf != nil && !c.answering() {
+		p.breakOff(c, now)
+		return
+	}
 	if _, lost := s.NextLost(); lost || c.closing || c.answers.waiting() || c.vi.send.waiting() != nil {
 		p.enqueue(c)
 	}
@@ -162,13 +166,16 @@ func (c *conn) isDone(e *posted) bool {
 // order now.
 func (p *port) takeReliable(c *conn, f *xdpnic.Frame, now int64) (kept bool) {
 	seq := p.pkt.Seq
+	if c.deaf != nil {
+		return false // what follows the refused frame is not looked at
+	}
 	if p.pkt.Flags&wire.FlagAckNow != 0 {
 		c.receiver.AskUrgent()
 	}
 	switch c.receiver.Arrive(seq) {
 	case reliable.InOrder:
 		p.deliver(c, &p.pkt, now)
-		for c.open {
+		for c.open && c.deaf == nil {
 			tag, ok := c.receiver.Pop()
 			if !ok {
 				break
@@ -350,13 +357,37 @@ func (p *port) refuse(c *conn, reason wire.Reason, cause error, now int64) {
 	p.refuseAt(c, reason, c.receiver.Next()-1, cause, now)
 }
 
-// refuseAt is refuse for what frame seq asked for.
+// refuseAt is refuse for what frame seq asked for. What the peer asked for
+// before, and is being answered, it still gets; nothing later is looked at.
 func (p *port) refuseAt(c *conn, reason wire.Reason, seq uint32, cause error, now int64) {
 	if reason != wire.ReasonClosed {
 		c.refused, c.refusedSeq = reason, seq
 	}
-	p.tellBroken(c, reason, now)
-	p.breakDown(c, broken{cause: cause})
+	c.deaf = cause
+	if reason == wire.ReasonClosed || reason == wire.ReasonProtocol || !c.answering() {
+		p.breakOff(c, now)
+	}
+}
+
+// breakOff carries out what refuseAt found.
+func (p *port) breakOff(c *conn, now int64) {
+	p.tellBroken(c, wire.ReasonClosed, now)
+	p.breakDown(c, broken{cause: c.deaf})
+}
+
+// answering says that the peer does not have all answers to its reads yet.
+func (c *conn) answering() bool {
+	return c.answers.waiting() || c.replied && int32(c.replySeq-c.sender.Unacked()) >= 0
+}
+
+// acked is the number of the first frame that did not arrive: the one that this
+// side refused, or that comes next.
+func (c *conn) acked() uint32 {
+	next := c.receiver.Next()
+	if c.refused != 0 && c.refusedSeq == next-1 {
+		return c.refusedSeq
+	}
+	return next
 }
 
 // takeError takes the news that the peer broke the connection, and at which

@@ -223,7 +223,7 @@ func (p *port) stamp(c *conn) {
 		h.Ack = 0
 		return
 	}
-	h.Ack = c.receiver.Next()
+	h.Ack = c.acked()
 	if c.receiver.Held() == 0 { // else the peer also needs the ranges
 		c.receiver.Acked()
 		p.settle(c)
@@ -315,10 +315,7 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	h.RemoteAddr, h.RemoteHandle = 0, 0
 	h.Window = uint16(p.window)
 	if h.Ack = 0; c.receiver != nil {
-		h.Ack = c.receiver.Next()
-		if c.refused != 0 && c.refusedSeq == h.Ack-1 {
-			h.Ack-- // the frame that broke the connection did not arrive
-		}
+		h.Ack = c.acked()
 	}
 	h.Put(b)
 	wire.Seal(b)

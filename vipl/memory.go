@@ -45,12 +45,17 @@ func (n *Nic) CreatePtag() (*Ptag, error) {
 	return &Ptag{n, tag}, nil
 }
 
-// Destroy is VipDestroyPtag. ErrResource while memory or a VI carries the tag.
+// Destroy is VipDestroyPtag. ErrResource while memory or a VI carries the tag,
+// ErrInvalidParameter the second time.
 func (p *Ptag) Destroy() error {
-	if err := p.nic.mem.DestroyPtag(p.tag); err != nil {
-		return memoryError("DestroyPtag", err)
+	err := p.nic.mem.DestroyPtag(p.tag)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, memreg.ErrPtag):
+		return opError("DestroyPtag", nil, ErrInvalidParameter, err)
 	}
-	return nil
+	return memoryError("DestroyPtag", err)
 }
 
 // RegisterMem is VipRegisterMem: makes buf known to the NIC. The bytes may be
@@ -80,6 +85,9 @@ func (n *Nic) AllocMem(size int, a MemAttributes) (*Region, error) {
 		return nil, err
 	}
 	buf, err := n.arena.Alloc(size, DescriptorAlignment)
+	if err != nil && n.closing() {
+		return nil, closedError("AllocMem")
+	}
 	if err != nil {
 		return nil, opError("AllocMem", nil, ErrResource, fmt.Errorf("%w; open the NIC with a larger arena", err))
 	}

@@ -35,7 +35,7 @@ func (v *VI) arm(op string, q *workQueue, fn func(*VI, *Descriptor)) error {
 	switch {
 	case fn == nil:
 		return opError(op, v, ErrInvalidParameter, errNoHandler)
-	case v.gone:
+	case v.gone.Load():
 		return opError(op, v, ErrInvalidParameter, errDestroyed)
 	case v.nic.closing():
 		return closedError(op)
@@ -84,7 +84,7 @@ func (c *CQ) Notify(fn func(vi *VI, recv bool)) error {
 	switch {
 	case fn == nil:
 		return opError(op, nil, ErrInvalidParameter, errNoHandler)
-	case c.gone:
+	case c.gone.Load():
 		return opError(op, nil, ErrInvalidParameter, errDestroyedCQ)
 	case c.nic.closing():
 		return closedError(op)

@@ -100,7 +100,7 @@ func (v *VI) peeringOf(op string) (*peering, error) {
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
 	switch {
-	case v.gone:
+	case v.gone.Load():
 		return nil, opError(op, v, ErrInvalidParameter, errDestroyed)
 	case v.peering == nil:
 		return nil, opError(op, v, ErrInvalidState, errNoPeering)

@@ -30,7 +30,7 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case v.gone:
+	case v.gone.Load():
 		return opError(op, v, ErrInvalidParameter, errDestroyed)
 	case v.nic.closing():
 		return closedError(op)

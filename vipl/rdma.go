@@ -180,7 +180,9 @@ func (p *port) sendAnswer(c *conn, now int64) bool {
 	b := c.template.Put(chunk, wire.HeaderLen+n)
 	if err := p.readFrom(c.vi, r, b[wire.HeaderLen:]); err != nil {
 		p.nic.Release(addr)
-		p.refuseRead(c, r.seq, err, now)
+		seq := r.seq
+		c.answers = c.answers[:0]
+		p.refuseRead(c, seq, err, now)
 		return true
 	}
 	h := &c.header
@@ -192,6 +194,7 @@ func (p *port) sendAnswer(c *conn, now int64) bool {
 	if !p.launch(c, addr, b, now) {
 		return false
 	}
+	c.replied, c.replySeq = true, h.Seq
 	if r.moved += uint32(n); r.moved == r.length {
 		c.answers.drop()
 		p.stats.Reads++

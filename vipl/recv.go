@@ -16,7 +16,8 @@ func (v *VI) RecvDone() (*Descriptor, error) { return v.dequeue(&v.recv) }
 
 // RecvWait is VipRecvWait: like RecvDone, but waits for the head to complete,
 // at most timeout (negative: for ever). ErrTimeout when it does not.
-// ErrInvalidParameter when the queue is bound to a CQ or the NIC was closed.
+// ErrInvalidParameter when the queue is bound to a CQ, and when the VI is
+// destroyed or the NIC closed, also meanwhile.
 func (v *VI) RecvWait(timeout time.Duration) (*Descriptor, error) {
 	return v.await("RecvWait", &v.recv, timeout)
 }

@@ -22,7 +22,8 @@ func (v *VI) SendDone() (*Descriptor, error) { return v.dequeue(&v.send) }
 
 // SendWait is VipSendWait: like SendDone, but waits for the head to complete,
 // at most timeout (negative: for ever). ErrTimeout when it does not.
-// ErrInvalidParameter when the queue is bound to a CQ or the NIC was closed.
+// ErrInvalidParameter when the queue is bound to a CQ, and when the VI is
+// destroyed or the NIC closed, also meanwhile.
 func (v *VI) SendWait(timeout time.Duration) (*Descriptor, error) {
 	return v.await("SendWait", &v.send, timeout)
 }

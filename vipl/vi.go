@@ -3,6 +3,7 @@ package vipl
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"viaxdp/memreg"
 )
@@ -93,9 +94,9 @@ type VI struct {
 
 	// Guarded by port.mu.
 	state   State
-	cause   error // why it is in Error
-	gone    bool  // destroyed
-	busy    bool  // a connect or disconnect is under way
+	cause   error       // why it is in Error
+	gone    atomic.Bool // destroyed
+	busy    bool        // a connect or disconnect is under way
 	conn    *conn
 	peering *peering // outcome not yet asked for
 	send    workQueue
@@ -164,12 +165,12 @@ func (n *Nic) CreateVi(a ViAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 		return nil, agentError(op, nil, err)
 	}
 	v.num = num
-	v.send.init(n, sendCQ, false)
-	v.recv.init(n, recvCQ, true)
+	v.send.init(v, sendCQ, false)
+	v.recv.init(v, recvCQ, true)
 	n.port.mu.Lock()
 	defer n.port.mu.Unlock()
 	for _, cq := range []*CQ{sendCQ, recvCQ} {
-		if cq != nil && cq.gone {
+		if cq != nil && cq.gone.Load() {
 			n.agent.FreeVI(num)
 			v.releaseTag()
 			return nil, opError(op, nil, ErrInvalidParameter, errors.New("destroyed completion queue"))
@@ -220,7 +221,7 @@ func (v *VI) SetAttributes(a ViAttributes) error {
 // idle says why the VI is not free for a connection or a change.
 func (v *VI) idle(op string) error {
 	switch {
-	case v.gone:
+	case v.gone.Load():
 		return opError(op, v, ErrInvalidParameter, errDestroyed)
 	case v.nic.closing():
 		return closedError(op)
@@ -247,7 +248,7 @@ func (v *VI) Destroy() error {
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
 	switch {
-	case v.gone:
+	case v.gone.Load():
 		return opError(op, v, ErrInvalidParameter, errDestroyed)
 	case v.state != Idle || v.busy:
 		return opError(op, v, ErrResource, fmt.Errorf("state %v: disconnect it first", v.state))
@@ -260,9 +261,10 @@ func (v *VI) Destroy() error {
 
 // destroy takes the VI out of the NIC. Under both locks.
 func (v *VI) destroy() {
-	v.gone = true
+	v.gone.Store(true)
 	for _, q := range []*workQueue{&v.send, &v.recv} {
 		v.port.cancelHandlers(q)
+		v.port.raise(&q.signal)
 		if q.cq != nil {
 			q.cq.bound--
 			q.cq.forget(v)
@@ -290,7 +292,7 @@ func (v *VI) Query() (ViStatus, error) {
 	v.port.poll()
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
-	if v.gone {
+	if v.gone.Load() {
 		return ViStatus{}, opError("QueryVi", v, ErrInvalidParameter, errDestroyed)
 	}
 	s := ViStatus{

@@ -61,6 +61,7 @@ type waitable interface {
 	ready() bool
 	notify() *signal
 	handle() *Nic
+	destroyed() error // why nothing will come any more, or nil
 }
 
 // deadline turns a time-out into a point of the engine's clock.
@@ -96,6 +97,10 @@ func (p *port) wait(w waitable, end int64) error {
 		}
 		if w.handle().closing() {
 			return errClosed
+		}
+		if err := w.destroyed(); err != nil {
+			p.raise(s) // the next of those who wait
+			return err
 		}
 		left := end - clock()
 		if left <= 0 {
@@ -157,7 +162,7 @@ func (p *port) sleep(w waitable, end int64) {
 	by := min(end, p.due.Load(), now+int64(sleepLimit))
 	p.sleepBy.Store(by)
 	p.mu.Unlock()
-	if (w == nil || !w.ready() && !w.handle().closing()) && !p.isClosed() && by > now {
+	if (w == nil || !w.ready() && !w.handle().closing() && w.destroyed() == nil) && !p.isClosed() && by > now {
 		p.nic.Wait(time.Duration(by - now))
 	}
 	p.sleepBy.Store(0)

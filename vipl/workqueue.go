@@ -59,7 +59,7 @@ type workQueue struct {
 
 	cq     *CQ
 	isRecv bool
-	nic    *Nic
+	vi     *VI
 	signal signal
 
 	handlers []func(*VI, *Descriptor) // wait for completions
@@ -68,9 +68,9 @@ type workQueue struct {
 
 const firstRing = 16
 
-func (q *workQueue) init(n *Nic, cq *CQ, isRecv bool) {
+func (q *workQueue) init(v *VI, cq *CQ, isRecv bool) {
 	q.ring = make([]posted, firstRing)
-	q.nic, q.cq, q.isRecv = n, cq, isRecv
+	q.vi, q.cq, q.isRecv = v, cq, isRecv
 	q.signal.init()
 }
 
@@ -81,7 +81,14 @@ func (q *workQueue) ready() bool { return q.completed.Load() != q.dequeued.Load(
 
 func (q *workQueue) notify() *signal { return &q.signal }
 
-func (q *workQueue) handle() *Nic { return q.nic }
+func (q *workQueue) handle() *Nic { return q.vi.nic }
+
+func (q *workQueue) destroyed() error {
+	if q.vi.gone.Load() {
+		return errDestroyed
+	}
+	return nil
+}
 
 // empty says whether nothing is on the queue, complete or not.
 func (q *workQueue) empty() bool { return q.tail.Load() == q.dequeued.Load() }

@@ -1,0 +1,185 @@
+package vipltest_test
+
+import (
+	"testing"
+	"time"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/nstest"
+	"viaxdp/kagent/kagenttest"
+	"viaxdp/vipl"
+	"viaxdp/vipl/vipltest"
+	"viaxdp/xdpnic"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// lane is a way between two NICs over which the suite runs.
+type lane struct {
+	name, text string
+	config     vipltest.Config
+	short      bool // runs with -short, too
+	veth       bool // needs privilege
+}
+
+var lanes = []lane{
+	{name: "memory", text: "queues joined in memory", short: true, config: inMemory(xdpnictest.Faults{})},
+	{
+		name: "memory with faults", text: "the same, where frames get lost, damaged, come twice, overtake each other and take their time",
+		config: lossy(inMemory(xdpnictest.Faults{
+			Seed: 42, Loss: 0.01, Corrupt: 0.01, Dup: 0.02, Reorder: 0.02, Jitter: 50 * time.Microsecond,
+		})),
+	},
+	{name: "veth generic", text: "AF_XDP over a veth pair, generic mode, MTU 1500", short: true, veth: true, config: overVeth(1500, xdpnic.ModeGeneric)},
+	{name: "veth generic 9000", text: "the same with MTU 9000", veth: true, config: overVeth(9000, xdpnic.ModeGeneric)},
+	{name: "veth native", text: "AF_XDP over a veth pair, native mode, MTU 1500", veth: true, config: overVeth(1500, xdpnic.ModeNative)},
+}
+
+func lossy(c vipltest.Config) vipltest.Config {
+	c.Lossy = true
+	return c
+}
+
+// TestConformance runs the suite over every lane, and compares what came of it
+// with docs/conformance.md.
+func TestConformance(t *testing.T) {
+	results := make(map[string][]vipltest.Result)
+	for _, l := range lanes {
+		t.Run(l.name, func(t *testing.T) {
+			if testing.Short() && !l.short {
+				t.Skip("not with -short")
+			}
+			if l.veth {
+				nstest.Require(t)
+			}
+			results[l.name] = vipltest.Run(t, l.config)
+		})
+	}
+	compareReport(t, results)
+}
+
+// RX chunks of a NIC in memory: an unreliable megabyte comes at once, before
+// anybody looks.
+const rxChunks = 1024
+
+// arenaBytes is what a NIC has for AllocMem: a few messages of the largest size.
+const arenaBytes = 16 << 20
+
+// shortSilence is the time after which a peer is taken for dead where it is to
+// be; no shorter than what a busy machine may keep a living one from its work.
+const shortSilence = 300 * time.Millisecond
+
+// inMemory is NICs over a wire in memory. When they are closed no chunk may be
+// missing.
+func inMemory(f xdpnictest.Faults) vipltest.Config {
+	open := func(t testing.TB, silence time.Duration) (a, b *vipl.Nic, wire *xdpnictest.Wire) {
+		t.Helper()
+		wire = xdpnictest.NewWire()
+		t.Cleanup(wire.Close)
+		fabric := kagenttest.NewFabric(kagenttest.Faults{})
+		a, b = openInMemory(t, wire, fabric.Agent("a"), silence), openInMemory(t, wire, fabric.Agent("b"), silence)
+		wire.SetFaults(f)
+		return a, b, wire
+	}
+	return vipltest.Config{
+		Open: func(t testing.TB) (a, b *vipl.Nic) {
+			a, b, _ = open(t, vipl.DefaultSilence)
+			return a, b
+		},
+		OpenSilent: func(t testing.TB) (a, b *vipl.Nic, silence func()) {
+			a, b, wire := open(t, shortSilence)
+			return a, b, func() { wire.Cut(true) }
+		},
+	}
+}
+
+func openInMemory(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, silence time.Duration) *vipl.Nic {
+	t.Helper()
+	c := xdpnictest.Config{RxChunks: rxChunks}
+	pool := c.PoolBytes()
+	arena, err := hugepages.New(hugepages.Config{Size: pool + arenaBytes, Reserve: pool, Policy: hugepages.Avoid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := agent.Link()
+	c.Memory, c.Admit, c.MAC = arena.Bytes(), agent.Admit, link.MAC
+	queue, err := wire.Queue(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena, Silence: silence})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+		for range 1000 { // what is still on its way
+			if queue.Flush(); queue.Owners().InFlight == 0 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if err := queue.Audit(); err != nil {
+			t.Errorf("host %s: %v", link.Name, err)
+		}
+		if o := queue.Owners(); o.Held+o.Leased+o.InFlight+o.Recycled > 0 {
+			t.Errorf("host %s: chunks are missing: %+v", link.Name, o)
+		}
+		if err := queue.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := arena.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// overVeth is NICs at both ends of a veth pair.
+func overVeth(mtu int, mode xdpnic.Mode) vipltest.Config {
+	open := func(t testing.TB, silence time.Duration) (nics []*vipl.Nic, ends []*nstest.NS) {
+		t.Helper()
+		a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
+		ends = []*nstest.NS{a, b}
+		for _, ns := range ends {
+			var n *vipl.Nic
+			if err := ns.Do(func() (err error) {
+				n, err = vipl.OpenNic(ns.Name, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
+					vipl.WithArena(3*arenaBytes), vipl.WithSilence(silence))
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := n.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			nics = append(nics, n)
+		}
+		return nics, ends
+	}
+	return vipltest.Config{
+		Open: func(t testing.TB) (a, b *vipl.Nic) {
+			nics, _ := open(t, vipl.DefaultSilence)
+			return nics[0], nics[1]
+		},
+		OpenSilent: func(t testing.TB) (a, b *vipl.Nic, silence func()) {
+			nics, ends := open(t, shortSilence)
+			return nics[0], nics[1], func() { setDown(t, ends[1]) }
+		},
+	}
+}
+
+// setDown takes an interface down: nothing comes in or goes out any more.
+func setDown(t testing.TB, ns *nstest.NS) {
+	t.Helper()
+	link, err := ns.Netlink().LinkByIndex(ns.Index)
+	if err == nil {
+		err = ns.Netlink().LinkSetDown(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,26 @@
+package vipltest
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"viaxdp/vipl"
+)
+
+// descriptorAt lays a descriptor over memory at any address, as a program in C
+// may. b holds 64 bytes.
+func descriptorAt(b []byte) *vipl.Descriptor {
+	return (*vipl.Descriptor)(unsafe.Pointer(unsafe.SliceData(b[:64])))
+}
+
+// load64 and load32 read a word that a peer may be writing. b is aligned to it.
+func load64(b []byte) uint64 {
+	return atomic.LoadUint64((*uint64)(unsafe.Pointer(unsafe.SliceData(b[:8]))))
+}
+
+func load32(b []byte) uint32 {
+	return atomic.LoadUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(b[:4]))))
+}
+
+// addressOf is the virtual address of b's first byte.
+func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

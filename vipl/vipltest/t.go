@@ -1,0 +1,265 @@
+package vipltest
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// T is the test of a rule: a pair of NICs on one link, and what rules need
+// again and again. What its methods make is gone when the rule ends, and the
+// NICs are as they were; that this works is tested with it.
+type T struct {
+	testing.TB
+	A, B *vipl.Nic
+
+	t      *testing.T
+	config Config
+	errors *errorLog
+
+	vis     []*vipl.VI
+	cqs     []*vipl.CQ
+	regions []*vipl.Region
+	tags    []*vipl.Ptag
+}
+
+func newT(t *testing.T, c Config, a, b *vipl.Nic) *T {
+	x := &T{TB: t, A: a, B: b, t: t, config: c, errors: &errorLog{}}
+	x.watch(a, b)
+	t.Cleanup(x.tidy)
+	return x
+}
+
+// watch gathers the asynchronous errors of NICs for asyncError.
+func (t *T) watch(nics ...*vipl.Nic) {
+	for _, n := range nics {
+		n.ErrorCallback(t.errors.add)
+	}
+}
+
+// openPair opens NICs of the rule's own, which it may close.
+func (t *T) openPair() (a, b *vipl.Nic) {
+	t.Helper()
+	a, b = t.config.Open(t.t)
+	t.watch(a, b)
+	t.Cleanup(t.tidy) // before they are closed
+	return a, b
+}
+
+// openSilent opens NICs of the rule's own; after silence they hear nothing of
+// each other.
+func (t *T) openSilent() (a, b *vipl.Nic, silence func()) {
+	t.Helper()
+	if t.config.OpenSilent == nil {
+		t.Skip("no way to silence a peer")
+	}
+	a, b, silence = t.config.OpenSilent(t.t)
+	t.watch(a, b)
+	t.Cleanup(t.tidy)
+	return a, b, silence
+}
+
+// sub runs a part of the rule, with what it makes gone at its end.
+func (t *T) sub(name string, f func(t *T)) {
+	t.t.Run(name, func(tt *testing.T) {
+		x := &T{TB: tt, A: t.A, B: t.B, t: tt, config: t.config, errors: t.errors}
+		tt.Cleanup(x.tidy)
+		f(x)
+	})
+}
+
+var (
+	allLevels      = []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception}
+	reliableLevels = allLevels[1:]
+)
+
+// levels are those at which every message arrives.
+func (t *T) levels() []vipl.ReliabilityLevel {
+	if t.config.Lossy {
+		return reliableLevels
+	}
+	return allLevels
+}
+
+// eachLevel runs f for each level at which every message arrives.
+func (t *T) eachLevel(f func(t *T, level vipl.ReliabilityLevel)) { t.eachOf(t.levels(), f) }
+
+// eachReliable runs f for the two reliable levels.
+func (t *T) eachReliable(f func(t *T, level vipl.ReliabilityLevel)) { t.eachOf(reliableLevels, f) }
+
+func (t *T) eachOf(levels []vipl.ReliabilityLevel, f func(t *T, level vipl.ReliabilityLevel)) {
+	for _, level := range levels {
+		t.sub(level.String(), func(t *T) { f(t, level) })
+	}
+}
+
+// must ends the rule by an error.
+func (t *T) must(err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantErr checks that an operation returned the code; nil means success.
+func (t *T) wantErr(what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+// vi makes a VI without completion queues.
+func (t *T) vi(n *vipl.Nic, a vipl.ViAttributes) *vipl.VI {
+	t.Helper()
+	return t.viOn(n, a, nil, nil)
+}
+
+// viOn makes a VI whose queues are bound to completion queues.
+func (t *T) viOn(n *vipl.Nic, a vipl.ViAttributes, send, recv *vipl.CQ) *vipl.VI {
+	t.Helper()
+	v, err := n.CreateVi(a, send, recv)
+	t.must(err)
+	t.vis = append(t.vis, v)
+	return v
+}
+
+func (t *T) cq(n *vipl.Nic, entries int) *vipl.CQ {
+	t.Helper()
+	c, err := n.CreateCQ(entries)
+	t.must(err)
+	t.cqs = append(t.cqs, c)
+	return c
+}
+
+func (t *T) tag(n *vipl.Nic) *vipl.Ptag {
+	t.Helper()
+	p, err := n.CreatePtag()
+	t.must(err)
+	t.tags = append(t.tags, p)
+	return p
+}
+
+// alloc makes memory in the NIC's arena. Without a tag in a it gets one of its own.
+func (t *T) alloc(n *vipl.Nic, size int, a vipl.MemAttributes) *vipl.Region {
+	t.Helper()
+	if a.Ptag == nil {
+		a.Ptag = t.tag(n)
+	}
+	r, err := n.AllocMem(size, a)
+	t.must(err)
+	clear(r.Bytes())
+	t.regions = append(t.regions, r)
+	return r
+}
+
+// register makes memory of the program known, with a tag as alloc.
+func (t *T) register(n *vipl.Nic, b []byte, a vipl.MemAttributes) *vipl.Region {
+	t.Helper()
+	if a.Ptag == nil {
+		a.Ptag = t.tag(n)
+	}
+	r, err := n.RegisterMem(b, a)
+	t.must(err)
+	t.regions = append(t.regions, r)
+	return r
+}
+
+// pair makes a connected pair of VIs of a level, open for every RDMA that the
+// level has.
+func (t *T) pair(level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
+	t.Helper()
+	a := vipl.ViAttributes{Level: level, EnableRdmaWrite: true, EnableRdmaRead: level != vipl.UnreliableDelivery}
+	return t.pairOf(a, a)
+}
+
+// pairOf makes a connected pair of VIs with certain attributes.
+func (t *T) pairOf(a, b vipl.ViAttributes) (va, vb *vipl.VI) {
+	t.Helper()
+	va, vb = t.vi(t.A, a), t.vi(t.B, b)
+	t.join(va, vb)
+	return va, vb
+}
+
+var discriminators atomic.Uint64
+
+// disc is a discriminator that nothing else uses.
+func disc() []byte { return fmt.Appendf(nil, "rule-%d", discriminators.Add(1)) }
+
+// join connects client va with server vb, of any NICs.
+func (t *T) join(va, vb *vipl.VI) {
+	t.Helper()
+	d := disc()
+	done := make(chan error, 1)
+	go func() {
+		c, err := vb.Nic().ConnectWait(vipl.NetAddress{Discriminator: d}, patience)
+		if err == nil {
+			err = c.Accept(vb)
+		}
+		done <- err
+	}()
+	remote := vipl.NetAddress{Host: vb.Nic().Query().Address, Discriminator: d}
+	t.must(t.request(va, remote))
+	t.must(<-done)
+}
+
+// request connects va with a program that may not wait yet.
+func (t *T) request(va *vipl.VI, remote vipl.NetAddress) error {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		_, err := va.ConnectRequest(vipl.NetAddress{}, remote, patience)
+		if !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// tidy undoes what the rule has made. What it undid itself is fine.
+func (t *T) tidy() {
+	t.Helper()
+	undone := func(what string, err error) {
+		t.Helper()
+		gone := errors.Is(err, vipl.ErrInvalidParameter) || errors.Is(err, vipl.ErrInvalidPtag)
+		if err != nil && !gone && !t.Failed() {
+			t.Errorf("cleaning up after the rule: %s: %v", what, err)
+		}
+	}
+	for _, v := range t.vis {
+		undone("disconnect", disconnect(v))
+	}
+	for _, v := range t.vis {
+		drain(v)
+		undone("destroy VI", v.Destroy())
+	}
+	for _, c := range t.cqs {
+		undone("destroy CQ", c.Destroy())
+	}
+	for _, r := range t.regions {
+		undone("deregister", r.Deregister())
+	}
+	for _, p := range t.tags {
+		undone("destroy tag", p.Destroy())
+	}
+	t.vis, t.cqs, t.regions, t.tags = nil, nil, nil, nil
+}
+
+// disconnect disconnects a VI, after a connect or disconnect that is under way.
+func disconnect(v *vipl.VI) error {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		err := v.Disconnect()
+		if !errors.Is(err, vipl.ErrInvalidState) || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// drain takes the completed descriptors off both queues.
+func drain(v *vipl.VI) {
+	for _, done := range []func() (*vipl.Descriptor, error){v.SendDone, v.RecvDone} {
+		for d, _ := done(); d != nil; d, _ = done() {
+		}
+	}
+}

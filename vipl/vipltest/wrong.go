@@ -1,0 +1,290 @@
+package vipltest
+
+import "viaxdp/vipl"
+
+// wrong is something wrong in a descriptor that is accepted all the same, and
+// completes with an error that tells.
+type wrong struct {
+	id, text, choice string
+	status           vipl.Status
+	op               vipl.Status // StatusOp value, of sends
+	sends, recvs     bool        // it is wrong in these
+	spoil            func(d *vipl.Descriptor, x wrongEnds)
+}
+
+// wrongEnds is what a descriptor can be spoilt with. The VI has a protection
+// tag and takes 40,000 bytes.
+type wrongEnds struct {
+	*block              // of the descriptor, with the VI's tag
+	other  *vipl.Region // with another tag
+	to     vipl.AddressSegment
+	gone   vipl.DataSegment // of memory that is deregistered
+}
+
+const wrongMost = 40_000
+
+var wrongs = []wrong{
+	{
+		id: "reserved-field", text: "Reserved other than 0: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Reserved = 1 },
+	},
+	{
+		id: "reserved-control-bits", text: "A reserved bit in Control: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Control |= 0x10 },
+	},
+	{
+		id: "highest-control-bit", text: "Any reserved bit in Control: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Control |= 0x8000 },
+	},
+	{
+		id: "operation-3", text: "An operation that does not exist: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Control |= 3 },
+	},
+	{
+		id: "rdma-in-a-receive", text: "An RDMA operation on the receive queue: FORMAT_ERROR.", status: vipl.StatusFormatError, recvs: true,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetRDMAWrite(x.to, x.seg(0, 16)) },
+	},
+	{
+		id: "immediate-bit-of-a-receive", text: "The immediate bit in a receive: FORMAT_ERROR.", status: vipl.StatusFormatError, recvs: true,
+		choice: "as a reserved bit: it has no meaning there",
+		spoil:  func(d *vipl.Descriptor, _ wrongEnds) { d.SetImmediate(1) },
+	},
+	{
+		id: "too-many-segments", text: "More than 252 data segments: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.SegCount = vipl.MaxSegments + 1 },
+	},
+	{
+		id: "far-too-many-segments", text: "SegCount 65535: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.SegCount = 65535 },
+	},
+	{
+		id: "handle-0", text: "A segment with handle 0: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Segment(0).Handle = 0 },
+	},
+	{
+		id: "unknown-handle", text: "A segment with a handle that names nothing: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Segment(0).Handle ^= 0x5a5a5a5a },
+	},
+	{
+		id: "deregistered-segment", text: "A segment in memory that is deregistered: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetSegments(x.gone) },
+	},
+	{
+		id: "tag-of-a-segment", text: "A segment in memory of another protection tag than the VI's: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) { *d.Segment(0) = x.other.Segment(0, 64) },
+	},
+	{
+		id: "segment-begins-too-early", text: "A segment that begins a byte before its region: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.Segment(0).Data = x.Addr() - 1 },
+	},
+	{
+		id: "segment-ends-too-late", text: "A segment that ends a byte behind its region: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.Segment(0).Data = x.Addr() + uint64(len(x.Bytes())) - 63 },
+	},
+	{
+		id: "segment-wraps-around", text: "A segment that wraps around the end of the address space: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Segment(0).Data = ^uint64(0) - 10 },
+	},
+	{
+		id: "length-too-small", text: "Length below the sum of a send's segments: LENGTH_ERROR.", status: vipl.StatusLengthError, sends: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Length-- },
+	},
+	{
+		id: "length-too-large", text: "Length above the sum of a send's segments: LENGTH_ERROR.", status: vipl.StatusLengthError, sends: true,
+		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Length++ },
+	},
+	{
+		id: "beyond-max-transfer-size", text: "A send longer than the VI's MaxTransferSize: LENGTH_ERROR.", status: vipl.StatusLengthError, sends: true,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetSegments(x.Segment(0, wrongMost+1)) },
+	},
+	{
+		id: "write-beyond-max-transfer-size", text: "An RDMA write longer than the VI's MaxTransferSize: LENGTH_ERROR.", status: vipl.StatusLengthError, sends: true,
+		op:    vipl.StatusOpRDMAWrite,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetRDMAWrite(x.to, x.Segment(0, wrongMost+1)) },
+	},
+	{
+		id: "write-without-address", text: "An RDMA write with SegCount 0, without its address segment: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true,
+		op: vipl.StatusOpRDMAWrite,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) {
+			d.SetRDMAWrite(x.to)
+			d.SegCount = 0
+		},
+	},
+	{
+		id: "write-reserved-of-address", text: "Reserved of the address segment other than 0: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true,
+		op: vipl.StatusOpRDMAWrite,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) {
+			d.SetRDMAWrite(x.to, x.seg(0, 16))
+			d.AddressSegment().Reserved = 1
+		},
+	},
+	{
+		id: "write-too-many-segments", text: "An RDMA write with more than an address segment and 252 data segments: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true,
+		op: vipl.StatusOpRDMAWrite,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) {
+			d.SetRDMAWrite(x.to, x.seg(0, 16))
+			d.SegCount = vipl.MaxSegments + 2
+		},
+	},
+	{
+		id: "write-length-wrong", text: "Length of an RDMA write other than the sum of its data segments: LENGTH_ERROR.", status: vipl.StatusLengthError, sends: true,
+		op: vipl.StatusOpRDMAWrite,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) {
+			d.SetRDMAWrite(x.to, x.seg(0, 16))
+			d.Length = 32
+		},
+	},
+	{
+		id: "write-from-wrong-memory", text: "An RDMA write from memory of another protection tag: PROTECTION_ERROR at the writer.", status: vipl.StatusProtectionError, sends: true,
+		op:    vipl.StatusOpRDMAWrite,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetRDMAWrite(x.to, x.other.Segment(0, 16)) },
+	},
+	{
+		id: "read-with-immediate-data", text: "An RDMA read with immediate data: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true,
+		choice: "immediate data has no meaning in a read",
+		op:     vipl.StatusOpRDMARead,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) {
+			d.SetRDMARead(x.to, x.seg(0, 16))
+			d.SetImmediate(1)
+		},
+	},
+	{
+		id: "read-without-address", text: "An RDMA read with SegCount 0: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true,
+		op: vipl.StatusOpRDMARead,
+		spoil: func(d *vipl.Descriptor, x wrongEnds) {
+			d.SetRDMARead(x.to)
+			d.SegCount = 0
+		},
+	},
+}
+
+// wrongRules makes a rule of each.
+func wrongRules() (rules []Rule) {
+	for _, w := range wrongs {
+		rules = append(rules, Rule{ID: "descriptors/" + w.id, Text: w.text, Choice: w.choice, run: func(t *T) {
+			t.eachLevel(func(t *T, level vipl.ReliabilityLevel) {
+				if w.sends {
+					t.sub("send", func(t *T) { w.send(t, level) })
+				}
+				if w.recvs {
+					t.sub("receive", func(t *T) { w.receive(t, level) })
+				}
+			})
+		}})
+	}
+	return append(rules, Rule{
+		ID: "descriptors/wrong-receive-in-idle", Text: "A wrong receive that is posted in Idle completes in error, and the VI stays in Idle.",
+		run: func(t *T) {
+			v := t.vi(t.A, vipl.ViAttributes{Level: vipl.ReliableDelivery})
+			x := t.block(t.A, 1, 64)
+			x.prepare(0, 64).Reserved = 1
+			x.postRecv(v, x.desc[0])
+			t.received(v, vipl.StatusFormatError)
+			t.state(v, vipl.Idle)
+		},
+	}, Rule{
+		Lossless: true,
+		ID:       "descriptors/wrong-ones-do-not-break-unreliable-vis", Text: "A wrong descriptor on an unreliable VI concerns nothing but itself.",
+		run: wrongOnesUnreliable,
+	})
+}
+
+// wrongPair makes a connected pair of VIs, a with a protection tag.
+func wrongPair(t *T, level vipl.ReliabilityLevel) (va, vb *vipl.VI, x wrongEnds, b *block) {
+	t.Helper()
+	tag := t.tag(t.A)
+	attrs := vipl.ViAttributes{Level: level, MaxTransferSize: wrongMost, EnableRdmaWrite: true, EnableRdmaRead: level != vipl.UnreliableDelivery}
+	tagged := attrs
+	tagged.Ptag = tag
+	va, vb = t.pairOf(tagged, attrs)
+	x = wrongEnds{
+		block: t.blockOf(t.A, tag, 3, 2, 16_000),
+		other: t.alloc(t.A, 4096, vipl.MemAttributes{}),
+	}
+	gone := t.alloc(t.A, 4096, vipl.MemAttributes{Ptag: tag})
+	x.gone = gone.Segment(0, 64)
+	t.must(gone.Deregister())
+	b = t.block(t.B, 3, 64)
+	x.to = b.remote(2)
+	return va, vb, x, b
+}
+
+// send posts a right send, the wrong one and another right one.
+func (w wrong) send(t *T, level vipl.ReliabilityLevel) {
+	va, vb, x, b := wrongPair(t, level)
+	b.recv(vb, 0, 64)
+	b.recv(vb, 1, 64)
+	x.send(va, 0, 64)
+	if level == vipl.ReliableDelivery {
+		t.received(vb, 0) // else it may be on its way when the connection breaks
+	}
+	w.spoil(x.prepare(1, 64), x)
+	x.post(va, x.desc[1])
+	if level != vipl.ReliableDelivery {
+		t.received(vb, 0)
+	}
+	t.sent(va, 0)
+	if d := t.sent(va, w.op|w.status); d != x.desc[1] {
+		t.Error("another descriptor")
+	}
+	t.untouched("the target", b.buf(2))
+	if level == vipl.UnreliableDelivery {
+		x.send(va, 2, 64)
+		t.received(vb, 0)
+		t.sent(va, 0)
+		return
+	}
+	t.state(va, vipl.Error)
+	t.state(vb, vipl.Error)
+	t.received(vb, vipl.StatusFlushed)
+	x.send(va, 2, 64)
+	t.sent(va, vipl.StatusFlushed)
+}
+
+// receive posts a right receive, the wrong one and another right one.
+func (w wrong) receive(t *T, level vipl.ReliabilityLevel) {
+	va, vb, x, b := wrongPair(t, level)
+	x.recv(va, 0, 64)
+	w.spoil(x.prepare(1, 64), x)
+	x.postRecv(va, x.desc[1])
+	x.recv(va, 2, 64)
+	if d, err := va.RecvDone(); err != vipl.ErrNotDone {
+		t.Errorf("done before it is at the head: %v %v", d, err)
+	}
+	b.send(vb, 0, 64)
+	t.received(va, 0)
+	if d := t.received(va, w.status); d != x.desc[1] {
+		t.Error("another descriptor")
+	}
+	if level == vipl.UnreliableDelivery {
+		t.sent(vb, 0)
+		b.send(vb, 0, 64)
+		if d := t.received(va, 0); d != x.desc[2] {
+			t.Error("another descriptor")
+		}
+		return
+	}
+	t.received(va, vipl.StatusFlushed)
+	t.state(va, vipl.Error)
+	t.state(vb, vipl.Error)
+	t.sent(vb, 0) // it was delivered
+}
+
+// wrongOnesUnreliable mixes wrong descriptors and right ones.
+func wrongOnesUnreliable(t *T) {
+	va, vb, x, b := wrongPair(t, vipl.UnreliableDelivery)
+	for _, w := range wrongs {
+		if !w.sends || w.op == vipl.StatusOpRDMARead {
+			continue
+		}
+		b.recv(vb, 0, 64)
+		w.spoil(x.prepare(1, 64), x)
+		x.post(va, x.desc[1])
+		x.send(va, 0, 64)
+		t.sent(va, w.op|w.status)
+		t.sent(va, 0)
+		t.received(vb, 0)
+	}
+	t.state(va, vipl.Connected)
+	t.state(vb, vipl.Connected)
+}
