@@ -30,6 +30,7 @@
 // # Transports
 //
 //	raw-afxdp              AF_XDP rings by package xdpnic, no VI
+//	raw-afxdp-copy         the same, the content copied out on arrival
 //	asavie-xdp             AF_XDP rings by github.com/asavie/xdp
 //	vi-unreliable          VI, Unreliable Delivery
 //	vi-reliable-delivery   VI, Reliable Delivery

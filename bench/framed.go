@@ -65,6 +65,7 @@ type framed struct {
 	payload int  // message bytes in a frame
 	window  uint32
 	watch   watch
+	into    []byte // where messages are copied to, unless they stay where they arrived
 
 	// The current round.
 	round    Round
@@ -252,6 +253,10 @@ func (f *framed) take(i int, credits bool) error {
 		n := min(f.payload, f.round.Bytes-off)
 		if len(body) != n {
 			return fmt.Errorf("message %d: a frame of %d bytes, not %d", i, len(body), n)
+		}
+		if f.into != nil {
+			copy(f.into[off:], body)
+			body = f.into[off : off+n]
 		}
 		if f.round.Check {
 			if err := verify(i, off, body); err != nil {

@@ -113,11 +113,11 @@ type looks struct {
 
 func newLooks() *looks { return &looks{members: map[string]int{}} }
 
-// next is the look of a name: the forms of a transport that poll and sleep are
-// a family, and so are all of TCP and of UDP. RDMA joins the level that it
+// next is the look of a name: the forms of a transport that poll, copy and sleep
+// are a family, and so are all of TCP and of UDP. RDMA joins the level that it
 // runs at: there are seven colours.
 func (l *looks) next(name string) look {
-	family := strings.TrimSuffix(name, "-wait")
+	family := strings.TrimSuffix(strings.TrimSuffix(name, "-wait"), "-copy")
 	if strings.HasPrefix(name, "vi-rdma-") {
 		family = "vi-reliable-delivery"
 	}

@@ -27,9 +27,11 @@ type transport struct {
 // first.
 var transports = []transport{
 	{name: "raw-afxdp", xdp: true, arena: true,
-		summary: "frames on AF_XDP rings, no VI, polling", open: openFramedXDP(false)},
+		summary: "frames on AF_XDP rings, no VI, polling", open: openFramedXDP(false, false)},
+	{name: "raw-afxdp-copy", xdp: true, arena: true,
+		summary: "the same, the content copied out on arrival", open: openFramedXDP(false, true)},
 	{name: "raw-afxdp-wait", xdp: true, arena: true, sleeps: true,
-		summary: "the same, sleeping in poll", open: openFramedXDP(true)},
+		summary: "raw-afxdp, sleeping in poll", open: openFramedXDP(true, false)},
 	{name: "asavie-xdp", xdp: true,
 		summary: "xdp.Socket of asavie/xdp, Poll(0)", open: openFramedAsavie(false)},
 	{name: "asavie-xdp-wait", xdp: true, sleeps: true,
@@ -62,14 +64,18 @@ var transports = []transport{
 		summary: "UDP by package net", open: openUDPNetEndpoint},
 }
 
-func openFramedXDP(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
+func openFramedXDP(sleeps, copies bool) func(Params, *atomic.Bool) (Endpoint, error) {
 	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
 		w := watch{stop: stop}
 		io, err := openRawXDP(p, w)
 		if err != nil {
 			return nil, err
 		}
-		return &framed{io: io, sleeps: sleeps, watch: w}, nil
+		f := &framed{io: io, sleeps: sleeps, watch: w}
+		if copies {
+			f.into = make([]byte, p.MaxBytes)
+		}
+		return f, nil
 	}
 }
 

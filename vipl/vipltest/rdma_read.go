@@ -94,6 +94,10 @@ var rdmaReadRules = slices.Concat([]Rule{
 		ID: "rdma-read/refused-leaves-earlier-ones", Text: "RDMA reads that were posted before a refused one are done, those behind it are flushed.",
 		run: eachReliable(readRefusedLater),
 	},
+	{
+		ID: "rdma-read/done-before-a-refused-write", Text: "RDMA reads that were posted before a refused RDMA write are done, what is behind it is flushed.",
+		run: eachReliable(readWriteRefused),
+	},
 }, readOrderRules, refusedReadRules())
 
 func readSizes(t *T, level vipl.ReliabilityLevel) {
@@ -349,6 +353,33 @@ func readRefusedLater(t *T, level vipl.ReliabilityLevel) {
 			t.Errorf("read %d of %d, number %d refused: status %#x (%v)", i, count, bad, uint32(s), s)
 		}
 	}
+	t.state(va, vipl.Error)
+}
+
+func readWriteRefused(t *T, level vipl.ReliabilityLevel) {
+	const count, bad = 6, 4
+	va, vb := t.pair(level)
+	a, b := t.block(t.A, count, 2000), t.block(t.B, count, 2000)
+	closed := t.alloc(t.B, 64, vipl.MemAttributes{})
+	for i := range count {
+		fill(b.buf(i), i)
+		if i == bad {
+			a.write(va, i, 8, closed.Remote(0))
+		} else {
+			a.read(va, i, 2000, b.remote(i))
+		}
+	}
+	t.asyncError(vb, vipl.ErrorRDMAWriteProtection)
+	for i := range bad {
+		t.sent(va, vipl.StatusOpRDMARead)
+		t.holds("read", a.buf(i), i)
+	}
+	refused := vipl.StatusOpRDMAWrite // handed to the network
+	if level == vipl.ReliableReception {
+		refused |= vipl.StatusRemoteRDMAError
+	}
+	t.sent(va, refused)
+	t.sent(va, vipl.StatusOpRDMARead|vipl.StatusFlushed)
 	t.state(va, vipl.Error)
 }
 
