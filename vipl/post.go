@@ -91,17 +91,24 @@ func (v *VI) home(d *Descriptor, h MemHandle) (*memreg.Region, error) {
 	return home, err
 }
 
+// sendOps are the operations as the status tells them; 3 is none.
+var sendOps = [...]Status{
+	ControlSendRecv: StatusOpSend, ControlRDMAWrite: StatusOpRDMAWrite, ControlRDMARead: StatusOpRDMARead,
+	controlOperation: StatusOpSend,
+}
+
 // translate reads the descriptor into e and holds the memory that it names. It
 // returns the error bits with which the descriptor has to complete.
 func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
 	e.control, e.imm, e.length = d.Control, d.ImmediateData, 0
 	e.segs = e.inline[:0]
-	e.op = StatusOpReceive
-	if !recv {
-		e.op = StatusOpSend
+	op := d.Control & controlOperation
+	e.op = sendOps[op]
+	if recv {
+		e.op = StatusOpReceive
 	}
 	first, count := 0, int(d.SegCount)
-	switch op := d.Control & controlOperation; {
+	switch {
 	case d.Reserved != 0, d.Control&^controlKnown != 0, op == controlOperation, recv && d.Control != 0:
 		return StatusFormatError
 	case op == ControlSendRecv:
@@ -109,11 +116,6 @@ func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
 			return StatusFormatError
 		}
 	default:
-		if op == ControlRDMAWrite {
-			e.op = StatusOpRDMAWrite
-		} else {
-			e.op = StatusOpRDMARead
-		}
 		if status := v.translateRemote(e, d, op); status != 0 {
 			return status
 		}

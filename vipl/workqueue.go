@@ -116,7 +116,7 @@ func (q *workQueue) grow(head uint64) {
 	for i := head; i != q.tail.Load(); i++ {
 		to, from := &ring[i&uint64(len(ring)-1)], q.at(i)
 		*to = *from
-		if len(from.segs) <= len(from.inline) {
+		if cap(from.segs) <= len(from.inline) { // not in many
 			to.segs = to.inline[:len(from.segs)]
 		}
 	}
