@@ -290,7 +290,7 @@ func (v *VI) install(op string, c *conn) error {
 	if v.gone.Load() || v.nic.closing() {
 		return closedError(op)
 	}
-	now := clock()
+	now := p.now()
 	p.install(c, now)
 	p.finish(now, false) // whoever sleeps learns of the new timer
 	return nil
@@ -351,8 +351,8 @@ func (v *VI) Disconnect() error {
 		p.flushQueue(v, &v.recv, broken{})
 		c.closing, c.answers = true, nil
 		v.state = Idle // nothing can be posted on it that would be sent
-		p.pump(c, clock())
-		p.finish(clock(), true)
+		p.pump(c, p.now())
+		p.finish(p.now(), true)
 	}
 	p.mu.Unlock()
 	if c.closing {
@@ -374,19 +374,19 @@ const disconnectTimeout = 200 * time.Millisecond
 // long. An unreliable VI repeats it meanwhile.
 func (c *conn) linger() {
 	p := c.vi.port
-	end := deadline(disconnectTimeout)
+	end := p.deadline(disconnectTimeout)
 	if c.sender != nil {
 		p.wait(closeWait{c}, end)
 		return
 	}
 	for gap := time.Millisecond; ; gap *= 2 {
-		if err := p.wait(closeWait{c}, min(end, deadline(gap))); err != errWaitTimeout || clock() >= end {
+		if err := p.wait(closeWait{c}, min(end, p.deadline(gap))); err != errWaitTimeout || p.now() >= end {
 			return
 		}
 		p.mu.Lock()
 		if c.open {
 			p.control(c, wire.KindClose, c.seq, 0)
-			p.finish(clock(), true)
+			p.finish(p.now(), true)
 		}
 		p.mu.Unlock()
 	}

@@ -235,7 +235,7 @@ func (c *CQ) Done() (vi *VI, recv bool, err error) {
 // (negative: for ever). ErrTimeout, or ErrInvalidParameter when the CQ is
 // destroyed or the NIC closed, also meanwhile.
 func (c *CQ) Wait(timeout time.Duration) (vi *VI, recv bool, err error) {
-	end := deadline(timeout)
+	end := c.port.deadline(timeout)
 	for {
 		if err := c.port.wait(c, end); err != nil {
 			return nil, false, waitError("CQWait", nil, err)

@@ -65,6 +65,8 @@ type Provider struct {
 	Arena   *hugepages.Arena
 	Info    kagent.Info   // for people; may be zero
 	Silence time.Duration // 0: DefaultSilence
+
+	steady bool // time by the processor's counter; not in a testing/synctest bubble
 }
 
 // OpenNic is VipOpenNic: opens an interface, by its name in the calling
@@ -90,6 +92,7 @@ func OpenNic(device string, opts ...Option) (*Nic, error) {
 	}
 	n, err := Open(Provider{
 		Port: local.Queue(), Agent: local, Arena: local.Arena(), Info: local.Info(), Silence: o.silence,
+		steady: true,
 	})
 	if err != nil {
 		return nil, errors.Join(err, local.Close())
@@ -132,13 +135,20 @@ type sharedPort struct {
 	handles int
 }
 
+func (p Provider) clock() func() int64 {
+	if p.steady {
+		return steadyClock()
+	}
+	return clock
+}
+
 // sharePort finds or starts the engine on p's queue.
 func sharePort(p Provider) *port {
 	ports.Lock()
 	defer ports.Unlock()
 	s := ports.open[p.Port]
 	if s == nil {
-		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Silence)}
+		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Silence, p.clock())}
 		ports.open[p.Port] = s
 	}
 	s.handles++

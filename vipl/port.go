@@ -63,7 +63,8 @@ const never = math.MaxInt64
 type port struct {
 	mu  sync.Mutex
 	nic Port
-	mem []byte // the UMEM, to reach retained frames by their address
+	mem []byte       // the UMEM, to reach retained frames by their address
+	now func() int64 // the time in ns
 
 	vis    []*VI           // connected ones, by the low 16 bits of the VI number
 	own    map[uint32]bool // numbers of all VIs
@@ -95,16 +96,9 @@ type port struct {
 	silence int64 // ns without a word after which a peer is dead
 }
 
-// epoch lies far enough back for the clock of a testing/synctest bubble, which
-// starts in the year 2000, to be positive, too.
-var epoch = time.Now().Add(-60 * 365 * 24 * time.Hour)
-
-// clock is the engine's time in ns: monotonic and never 0.
-func clock() int64 { return int64(time.Since(epoch)) + 1 }
-
-func newPort(nic Port, mem []byte, silence time.Duration) *port {
+func newPort(nic Port, mem []byte, silence time.Duration, now func() int64) *port {
 	p := &port{
-		nic: nic, mem: mem, silence: int64(silence), roused: make(chan struct{}, 1),
+		nic: nic, mem: mem, now: now, silence: int64(silence), roused: make(chan struct{}, 1),
 		sleeping: make(chan struct{}, 1), closed: make(chan struct{}), own: make(map[uint32]bool),
 	}
 	p.due.Store(never)
@@ -146,13 +140,13 @@ func (p *port) busy() bool {
 		p.polls.Add(1)
 		return true
 	}
-	return p.polls.Add(1)%pollsPerTime == 0 && clock() >= p.due.Load()
+	return p.polls.Add(1)%pollsPerTime == 0 && p.now() >= p.due.Load()
 }
 
 // poll makes progress if there is something to do and nobody else is at it.
 func (p *port) poll() {
 	if p.busy() && p.mu.TryLock() {
-		p.progress(clock(), false)
+		p.progress(p.now(), false)
 		p.mu.Unlock()
 	}
 }

@@ -60,7 +60,7 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 			p.settleReceives(v)
 		}
 	default:
-		now := clock()
+		now := p.now()
 		if p.nic.Ready() {
 			p.receiveAll(now)
 		}
@@ -179,7 +179,7 @@ func (p *port) settleReceives(v *VI) {
 			return
 		}
 		if c := v.conn; c != nil && c.open && c.sender != nil {
-			p.refuse(c, wire.ReasonClosed, errDescriptor, clock())
+			p.refuse(c, wire.ReasonClosed, errDescriptor, p.now())
 			return // breakDown completed it
 		}
 		q.current++
@@ -196,7 +196,7 @@ func (v *VI) dequeue(q *workQueue) (*Descriptor, error) {
 		if !p.busy() || !p.mu.TryLock() {
 			return q.notReady()
 		}
-		p.progress(clock(), false)
+		p.progress(p.now(), false)
 	}
 	if !q.ready() {
 		p.mu.Unlock()
@@ -223,7 +223,7 @@ func (v *VI) await(op string, q *workQueue, timeout time.Duration) (*Descriptor,
 	if q.cq != nil {
 		return nil, opError(op, v, ErrInvalidParameter, errCQBound)
 	}
-	end := deadline(timeout)
+	end := v.port.deadline(timeout)
 	for {
 		if err := v.port.wait(q, end); err != nil {
 			return nil, waitError(op, v, err)

@@ -65,8 +65,8 @@ type waitable interface {
 }
 
 // deadline turns a time-out into a point of the engine's clock.
-func deadline(timeout time.Duration) int64 {
-	now := clock()
+func (p *port) deadline(timeout time.Duration) int64 {
+	now := p.now()
 	if timeout < 0 || int64(timeout) > never-now {
 		return never
 	}
@@ -102,7 +102,7 @@ func (p *port) wait(w waitable, end int64) error {
 			p.raise(s) // the next of those who wait
 			return err
 		}
-		left := end - clock()
+		left := end - p.now()
 		if left <= 0 {
 			return errWaitTimeout
 		}
@@ -138,14 +138,14 @@ func (p *port) spin(w waitable, s *signal, end int64) bool {
 	if s.waits.Add(1)%spinRetry == 0 {
 		budget = spinMost
 	}
-	stop := min(clock()+budget, end)
+	stop := min(p.now()+budget, end)
 	for i := 1; ; i++ {
 		p.poll()
 		if w.ready() {
 			s.budget.Store(min(2*budget, spinMost))
 			return true
 		}
-		if i%16 == 0 && (clock() >= stop || i >= spinPolls) {
+		if i%16 == 0 && (p.now() >= stop || i >= spinPolls) {
 			s.budget.Store(max(budget/2, spinLeast))
 			return false
 		}
@@ -157,7 +157,7 @@ func (p *port) spin(w waitable, s *signal, end int64) bool {
 // nil.
 func (p *port) sleep(w waitable, end int64) {
 	p.mu.Lock()
-	now := clock()
+	now := p.now()
 	p.progress(now, true)
 	by := min(end, p.due.Load(), now+int64(sleepLimit))
 	p.sleepBy.Store(by)
@@ -167,7 +167,7 @@ func (p *port) sleep(w waitable, end int64) {
 	}
 	p.sleepBy.Store(0)
 	p.mu.Lock()
-	p.progress(clock(), w == nil)
+	p.progress(p.now(), w == nil)
 	p.mu.Unlock()
 }
 
@@ -215,7 +215,7 @@ func (p *port) background() {
 			tick = tickLeast
 		}
 		// Who polls slowly looks at the clock too seldom.
-		if now := clock(); p.due.Load() < now && p.mu.TryLock() {
+		if now := p.now(); p.due.Load() < now && p.mu.TryLock() {
 			p.progress(now, false)
 			p.mu.Unlock()
 		}

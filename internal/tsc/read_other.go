@@ -1,0 +1,8 @@
+//go:build !amd64
+
+package tsc
+
+const exists = false
+
+// Read is 0: there is no such counter.
+func Read() uint64 { return 0 }
