@@ -65,13 +65,12 @@ func TestErrorFlood(t *testing.T) {
 		}
 	})
 	const flood = 3000
-	for range flood {
+	for k := range uint64(flood) {
 		postSend(t, va, x, 0, 8)
 		sent(t, va, 0)
-		n.b.Poll()
-	}
-	for n.b.Counters().RecvQueueEmpty < flood {
-		time.Sleep(time.Millisecond) // frames still wait for b's goroutine
+		for n.b.Counters().RecvQueueEmpty <= k { // one at a time: an unreliable VI may lose what its rings have no room for
+			n.b.Poll()
+		}
 	}
 	dropped := n.b.Counters().ErrorsDropped
 	close(hold)
