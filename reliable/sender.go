@@ -72,6 +72,9 @@ func (s *Sender) Room() int {
 	return max(room, 0)
 }
 
+// InFlight is the number of frames that the peer has not told about.
+func (s *Sender) InFlight() int { return int(s.nxt - s.una) }
+
 func (s *Sender) inFlight() int { return int(s.nxt-s.una) - s.sacked - s.lost }
 
 // Idle says that every frame sent was acknowledged.

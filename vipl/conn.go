@@ -47,17 +47,21 @@ type conn struct {
 
 	established func() // tells connection management of the first frame, once
 
-	heard      int64       // when a frame came last
-	probed     int64       // when a probe went last
-	toldAt     int64       // when the peer was told last that the connection is broken
-	refused    wire.Reason // why this side broke it at a message of the peer, else 0
-	refusedSeq uint32      // a number of that message's frames
-	due        int64       // lower bound of the next timer, see timerHeap
-	timer      int         // place in the heap + 1
-	owedAt     int64       // since when an acknowledgement is owed
-	owedSlot   int         // place in port.owed + 1
-	inReady    bool        // in port.ready
-	inHanded   bool        // in port.handed
+	heard       int64       // when a frame came last
+	probed      int64       // when a probe went last
+	toldAt      int64       // when the peer was told last that the connection is broken
+	refused     wire.Reason // why this side broke it at a message of the peer, else 0
+	refusedSeq  uint32      // a number of that message's frames
+	refusedPart int         // which of the frame's messages it was, where it has several
+	due         int64       // lower bound of the next timer, see timerHeap
+	timer       int         // place in the heap + 1
+	owedAt      int64       // since when an acknowledgement is owed
+	owedSlot    int         // place in port.owed + 1
+	gathered    gathering   // small messages that wait
+	hurry       bool        // they do not wait
+	inHeld      bool        // in port.holding
+	inReady     bool        // in port.ready
+	inHanded    bool        // in port.handed
 }
 
 // newConn prepares the engine's side of a connection: ours are our numbers,
@@ -163,6 +167,7 @@ type broken struct {
 	silent bool   // the oldest send that is under way failed with it
 	status Status // with which the send of frame seq completes, unless 0
 	seq    uint32
+	part   int // which of the frame's messages, where it has several
 }
 
 // breakDown ends a connection by an error: the VI goes to Error and everything
@@ -206,6 +211,11 @@ func (p *port) flushQueue(v *VI, q *workQueue, b broken) {
 				v.reportDescriptor(ErrorRDMATransport, e.desc, e.op, b.cause)
 			}
 		case b.status != 0 && e.begun && (i >= q.current || int32(e.last-b.seq) >= 0) && int32(b.seq-e.first) >= 0:
+			if e.packed && b.part > 0 {
+				s = 0 // it came before the one that failed
+				b.part--
+				break
+			}
 			s, b.status = b.status, 0
 		}
 		p.complete(v, q, e, s)

@@ -347,6 +347,9 @@ func (v *VI) Disconnect() error {
 	v.busy = true
 	c := v.conn
 	if c.open {
+		c.hurry = true // what waits for company is on its way
+		p.pump(c, p.now())
+		p.flush()
 		p.flushQueue(v, &v.send, broken{})
 		p.flushQueue(v, &v.recv, broken{})
 		c.closing, c.answers = true, nil

@@ -75,7 +75,7 @@ func (p *port) receive(f *xdpnic.Frame, now int64) (kept bool) {
 		}
 	}
 	switch pkt.Kind {
-	case wire.KindData, wire.KindClose, wire.KindWrite, wire.KindRead, wire.KindReadData:
+	case wire.KindData, wire.KindPack, wire.KindClose, wire.KindWrite, wire.KindRead, wire.KindReadData:
 		if c.receiver == nil {
 			p.takeUnreliable(c, pkt, now)
 			return false
@@ -263,6 +263,9 @@ func (p *port) deliver(c *conn, pkt *wire.Packet, now int64) {
 	case wire.KindReadData:
 		p.takeReadData(c, pkt, now)
 		return
+	case wire.KindPack:
+		p.placePack(c, pkt, now)
+		return
 	}
 	first := pkt.Flags&wire.FlagFirst != 0
 	if first != (c.part == 0) || !first && c.part != pkt.Kind {
@@ -297,33 +300,38 @@ func (p *port) placeMessage(c *conn, pkt *wire.Packet, now int64) {
 		c.part = wire.KindData
 	}
 	if e.place(pkt.Payload) < len(pkt.Payload) {
-		p.stats.TooLong++
-		e.arrived = e.moved
-		v.recv.current++
 		c.part = 0
-		p.complete(v, &v.recv, e, StatusLengthError)
-		if c.receiver != nil {
-			p.refuse(c, wire.ReasonLength, errTooLong, now)
-		} else {
-			p.settleReceives(v)
-		}
+		p.tooLong(c, e, now)
 		return
 	}
 	if pkt.Flags&wire.FlagLast != 0 {
 		c.part = 0
-		p.finishReceive(c, e, e.moved, pkt)
+		p.finishReceive(c, e, e.moved, pkt.Flags&wire.FlagImmediate != 0, pkt.Immediate)
 	}
 }
 
-// finishReceive completes the receive at the head by the last frame of a
-// message of n bytes.
-func (p *port) finishReceive(c *conn, e *posted, n uint32, pkt *wire.Packet) {
+// tooLong ends a message that has filled the receive at the head and goes on.
+func (p *port) tooLong(c *conn, e *posted, now int64) {
+	v := c.vi
+	p.stats.TooLong++
+	e.arrived = e.moved
+	v.recv.current++
+	p.complete(v, &v.recv, e, StatusLengthError)
+	if c.receiver != nil {
+		p.refuse(c, wire.ReasonLength, errTooLong, now)
+	} else {
+		p.settleReceives(v)
+	}
+}
+
+// finishReceive completes the receive at the head by a message of n bytes.
+func (p *port) finishReceive(c *conn, e *posted, n uint32, immediate bool, value uint32) {
 	v := c.vi
 	status := Status(0)
 	e.arrived, e.imm = n, 0
-	if pkt.Flags&wire.FlagImmediate != 0 {
+	if immediate {
 		status = StatusImmediate
-		e.imm = pkt.Immediate
+		e.imm = value
 	}
 	v.recv.current++
 	p.stats.Messages++
@@ -393,7 +401,7 @@ func (c *conn) acked() uint32 {
 // takeError takes the news that the peer broke the connection, and at which
 // frame of ours.
 func (p *port) takeError(c *conn, pkt *wire.Packet) {
-	b := broken{cause: errPeerBroke, seq: pkt.Seq}
+	b := broken{cause: errPeerBroke, seq: pkt.Seq, part: int(min(pkt.RemoteAddr, MaxDescriptorsPerQueue))}
 	switch reason := wire.Reason(pkt.Immediate); {
 	case reason == wire.ReasonRDMARead:
 		b.status = StatusRemoteRDMAError // the read is not done at any level

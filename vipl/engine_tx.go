@@ -77,6 +77,9 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	if !e.begun && c.reads > 0 && (e.control&ControlQFence != 0 || e.op == StatusOpRDMARead && c.reads == maxReads) {
 		return sendNothing // comes up again when a read is done
 	}
+	if c.sender != nil && c.small(e) {
+		return p.sendSmall(c, e, now)
+	}
 	ok := false
 	if e.op == StatusOpRDMARead {
 		ok = p.askRead(c, e, now)
@@ -89,16 +92,22 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	if !e.begun {
 		e.begun, e.first = true, c.header.Seq
 	}
-	if e.moved < e.length && e.op != StatusOpRDMARead {
-		return sentFrame
+	if e.moved == e.length || e.op == StatusOpRDMARead {
+		p.sentLast(c, e)
 	}
+	return sentFrame
+}
+
+// sentLast notes that the descriptor at the head of the send queue is on the
+// ring, up to the frame that went last.
+func (p *port) sentLast(c *conn, e *posted) {
+	v := c.vi
 	e.last = c.header.Seq
-	q.current++
+	v.send.current++
 	if v.attrs.Level != ReliableReception && !c.inHanded {
 		c.inHanded = true
 		p.handed = append(p.handed, c)
 	}
-	return sentFrame
 }
 
 // failSend ends a descriptor that was wrong when posted, once those before it
@@ -170,8 +179,8 @@ func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
 // given back, and c comes up again.
 func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	h := &c.header
-	if c.sender != nil && c.sender.Room() == 1 {
-		h.Flags |= wire.FlagAckNow // the window closes behind this frame
+	if c.sender != nil && (c.sender.Room() == 1 || c.sender.InFlight() == packAfter-1) {
+		h.Flags |= wire.FlagAckNow // the window closes behind this frame, or small messages begin to wait
 	}
 	h.Seq = c.nextSeq()
 	h.Length = uint16(len(b) - wire.HeaderLen)
@@ -313,6 +322,9 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	h := &c.header
 	h.Kind, h.Flags, h.Seq, h.Immediate, h.Length = kind, 0, seq, imm, uint16(n*wire.RangeLen)
 	h.RemoteAddr, h.RemoteHandle = 0, 0
+	if kind == wire.KindError {
+		h.RemoteAddr = uint64(c.refusedPart)
+	}
 	h.Window = uint16(p.window)
 	if h.Ack = 0; c.receiver != nil {
 		h.Ack = c.acked()

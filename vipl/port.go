@@ -66,14 +66,15 @@ type port struct {
 	mem []byte       // the UMEM, to reach retained frames by their address
 	now func() int64 // the time in ns
 
-	vis    []*VI           // connected ones, by the low 16 bits of the VI number
-	own    map[uint32]bool // numbers of all VIs
-	timers timerHeap
-	owed   []*conn // owe the peer an acknowledgement
-	ready  []*conn // may be able to send again
-	handed []*conn // have sends that are done with the next doorbell
-	window int     // frames that each connection may be sent
-	active int     // connections
+	vis     []*VI           // connected ones, by the low 16 bits of the VI number
+	own     map[uint32]bool // numbers of all VIs
+	timers  timerHeap
+	owed    []*conn // owe the peer an acknowledgement
+	ready   []*conn // may be able to send again
+	handed  []*conn // have sends that are done with the next doorbell
+	holding []*conn // have small messages that wait for company
+	window  int     // frames that each connection may be sent
+	active  int     // connections
 
 	looped []loopFrame // on their way between VIs of this port
 	gone   bool        // the interface is
@@ -81,6 +82,7 @@ type port struct {
 
 	frames [rxBatch]xdpnic.Frame
 	pkt    wire.Packet
+	record wire.Record
 	held   heldFrames
 	stats  Counters
 
@@ -165,6 +167,9 @@ func (p *port) progress(now int64, quiet bool) {
 // finish sends what the work until here made necessary, and says when time
 // alone will make work again. Under the lock.
 func (p *port) finish(now int64, quiet bool) {
+	if quiet && len(p.holding) > 0 {
+		p.releaseHeld(now)
+	}
 	due := p.respond(now, quiet)
 	for range loopRounds {
 		if len(p.looped) == 0 {

@@ -86,7 +86,7 @@ func (p *port) placeWrite(c *conn, pkt *wire.Packet, now int64) {
 		return
 	}
 	e.op = StatusOpRemoteRDMAWrite
-	p.finishReceive(c, e, c.written, pkt)
+	p.finishReceive(c, e, c.written, true, pkt.Immediate)
 }
 
 // writeTo copies the frame's bytes to where it says, in ascending order.

@@ -34,6 +34,7 @@ type Counters struct {
 
 	ErrorsDropped uint64 // asynchronous errors that the program's handler was too slow for
 
+	Packed      uint64 // messages sent in a frame with others
 	Resent      uint64 // frames sent again
 	Acks        uint64 // acknowledgements sent alone
 	Probes      uint64 // keepalives sent

@@ -35,6 +35,7 @@ type posted struct {
 	seg     int    // where moved stands: segment
 	off     int    // and offset in it
 	begun   bool   // a frame was sent
+	packed  bool   // in a frame with others
 	done    bool   // RDMA read: everything has come
 	first   uint32 // sequence numbers of the message's first frame
 	last    uint32 // and last frame
@@ -105,7 +106,7 @@ func (q *workQueue) push() *posted {
 	}
 	e := q.at(q.tail.Load())
 	e.moved, e.seg, e.off, e.arrived, e.status = 0, 0, 0, 0, 0
-	e.begun, e.done = false, false
+	e.begun, e.packed, e.done = false, false, false
 	return e
 }
 

@@ -84,7 +84,7 @@ func TestRefusals(t *testing.T) {
 		"other version":    {v4, put(via, 0xa2), ErrVersion},
 		"no magic":         {v4, put(via, 0x51), ErrVersion},
 		"kind 0":           {v4, put(via+1, 0), ErrKind},
-		"kind 9":           {v4, put(via+1, 9), ErrKind},
+		"kind 10":          {v4, put(via+1, 10), ErrKind},
 		"management":       {v4, put(via+1, 0x81), ErrKind},
 		"unknown flag":     {v4, put(via+2, 0x80), ErrKind},
 		"length field":     {v4, put(via+26, 0, 1), ErrLength},

@@ -35,6 +35,7 @@ const (
 	// KindReadData is a piece of the answer to the KindRead with the number in
 	// Immediate, for offset RemoteAddr of what was asked for.
 	KindReadData Kind = 8
+	KindPack     Kind = 9 // several whole messages, see Record; RemoteAddr of a KindError tells which failed
 )
 
 // Flags of a frame of a message: KindData, KindWrite, KindReadData.
@@ -145,7 +146,7 @@ func (h *Header) parse(b []byte) error {
 	h.Immediate = binary.BigEndian.Uint32(b[28:])
 	h.RemoteAddr = binary.BigEndian.Uint64(b[32:])
 	h.RemoteHandle = binary.BigEndian.Uint32(b[40:])
-	if h.Kind < KindData || h.Kind > KindReadData || h.Flags&^flagsKnown != 0 {
+	if h.Kind < KindData || h.Kind > KindPack || h.Flags&^flagsKnown != 0 {
 		return ErrKind
 	}
 	if int(h.Length) != len(b)-HeaderLen {

@@ -24,7 +24,7 @@ func drawGolden(t *rapid.T) golden {
 	g.link.VLAN = rapid.Uint16Range(0, 4094).Draw(t, "VLAN")
 	g.link.Port = rapid.Uint16().Draw(t, "port")
 	g.header = Header{
-		Kind:  Kind(rapid.IntRange(int(KindData), int(KindReadData)).Draw(t, "kind")),
+		Kind:  Kind(rapid.IntRange(int(KindData), int(KindPack)).Draw(t, "kind")),
 		Flags: Flags(rapid.Uint16().Draw(t, "flags")) & flagsKnown,
 		VI:    rapid.Uint32().Draw(t, "VI"), Key: rapid.Uint64().Draw(t, "key"),
 		Seq: rapid.Uint32().Draw(t, "seq"), Ack: rapid.Uint32().Draw(t, "ack"),

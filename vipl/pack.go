@@ -1,0 +1,158 @@
+package vipl
+
+// Step 2 of the way of small messages: several of them in one frame. A frame
+// costs the same whatever is in it, most of it the kernel's; so messages that
+// wait in the send queue of a reliable VI, because the window is closed or a few
+// frames are under way already, go together.
+//
+// A message that is alone goes at once. With packAfter frames under way further
+// ones wait until they fill a frame, or until the peer has acknowledged, or
+// until somebody who waits for the port is about to sleep.
+
+import (
+	"viaxdp/wire"
+)
+
+// packAfter is how many frames may be under way before small messages wait for
+// company. The last of them asks for an acknowledgement.
+const packAfter = 4
+
+// small says whether a message may share a frame: two of its size fit.
+func (c *conn) small(e *posted) bool {
+	return e.op == StatusOpSend && !e.begun && !e.status.Failed() && e.control&ControlQFence == 0 &&
+		wire.RecordLen(int(e.length), true) <= c.payload/2
+}
+
+// gathering is how far the waiting messages have been looked at: those from
+// queue index from to index to take bytes in a frame.
+type gathering struct {
+	from, to uint64
+	bytes    int
+}
+
+// company gathers the small messages at the head of the send queue that fit in
+// one frame. full says that the next one does not, or is none of them.
+func (c *conn) company() (count int, full bool) {
+	q, g := &c.vi.send, &c.gathered
+	if g.from != q.current {
+		*g = gathering{from: q.current, to: q.current}
+	}
+	for ; g.to != q.tail.Load(); g.to++ {
+		e := q.at(g.to)
+		if !c.small(e) {
+			full = true
+			break
+		}
+		n := wire.RecordLen(int(e.length), e.control&ControlImmediate != 0)
+		if g.bytes+n > c.payload {
+			full = true
+			break
+		}
+		g.bytes += n
+	}
+	return int(g.to - g.from), full
+}
+
+// sendSmall sends the small message at the head of the send queue, alone or
+// with those behind it, or lets it wait for them.
+func (p *port) sendSmall(c *conn, e *posted, now int64) sendResult {
+	count, full := c.company()
+	if !full && !c.hurry && c.sender.InFlight() >= packAfter {
+		if !c.inHeld {
+			c.inHeld = true
+			p.holding = append(p.holding, c)
+		}
+		return sendNothing
+	}
+	if count > 1 {
+		return p.sendPack(c, count, now)
+	}
+	if !p.sendPiece(c, e, now) {
+		return sendFull
+	}
+	p.sentWhole(c, e)
+	return sentFrame
+}
+
+// sendPack sends count messages in one frame.
+func (p *port) sendPack(c *conn, count int, now int64) sendResult {
+	addr, chunk, ok := p.chunk(c)
+	if !ok {
+		return sendFull
+	}
+	q := &c.vi.send
+	b := c.template.Put(chunk, wire.HeaderLen+c.gathered.bytes)
+	rest := b[wire.HeaderLen:]
+	for i := range uint64(count) {
+		e := q.at(q.current + i)
+		immediate := e.control&ControlImmediate != 0
+		e.gather(wire.PutRecord(rest, int(e.length), immediate, e.imm))
+		rest = rest[wire.RecordLen(int(e.length), immediate):]
+	}
+	h := &c.header
+	h.Kind, h.Flags, h.Immediate, h.RemoteAddr, h.RemoteHandle = wire.KindPack, 0, 0, 0, 0
+	if !p.launch(c, addr, b, now) {
+		for i := range uint64(count) {
+			e := q.at(q.current + i)
+			e.moved, e.seg, e.off = 0, 0, 0
+		}
+		return sendFull
+	}
+	p.stats.Packed += uint64(count)
+	for range count {
+		e := q.at(q.current)
+		e.packed = true
+		p.sentWhole(c, e)
+	}
+	return sentFrame
+}
+
+// sentWhole notes that the message at the head is on the ring, wholly in the
+// frame that went last.
+func (p *port) sentWhole(c *conn, e *posted) {
+	e.begun, e.first = true, c.header.Seq
+	p.sentLast(c, e)
+}
+
+// releaseHeld sends what waits for company, because nobody may come for a while.
+func (p *port) releaseHeld(now int64) {
+	for _, c := range p.holding {
+		c.inHeld = false
+		c.hurry = true
+		p.pump(c, now)
+		c.hurry = false
+	}
+	p.holding = p.holding[:0]
+}
+
+// placePack delivers the messages of a frame, each as if it had come alone.
+func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
+	if c.part != 0 || c.receiver == nil {
+		p.nonsense(c, now)
+		return
+	}
+	v := c.vi
+	rest := pkt.Payload
+	for c.refusedPart = 0; len(rest) > 0; c.refusedPart++ {
+		r := &p.record
+		var ok bool
+		if rest, ok = r.Next(rest); !ok {
+			p.nonsense(c, now)
+			return
+		}
+		e := v.recv.waiting()
+		if e == nil {
+			p.recvEmpty(c, now)
+			return
+		}
+		if e.place(r.Data) < len(r.Data) {
+			p.tooLong(c, e, now)
+			return
+		}
+		p.finishReceive(c, e, e.moved, r.HasImmediate, r.Immediate)
+		if !c.open {
+			return // the next receive was wrong when posted
+		}
+	}
+	c.refusedPart = 0
+}

@@ -1,0 +1,173 @@
+package vipl_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+const packMessages = 60
+
+// packPair is a pair of VIs of which b has receives of room bytes, and a's
+// frames are slow to be acknowledged.
+func packPair(t testing.TB, level vipl.ReliabilityLevel, receives, room int) (n *memoryNet, va, vb *vipl.VI, xa, xb *box) {
+	t.Helper()
+	n, va, vb = connected(t, memoryConfig{bubble: true}, level)
+	n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+	xa, xb = newBox(t, n.a.Nic, packMessages, 256), newBox(t, n.b.Nic, packMessages, 256)
+	for i := range receives {
+		postRecv(t, vb, xb, i, room)
+	}
+	return n, va, vb, xa, xb
+}
+
+func packSize(k int) int { return k * 7 % 200 }
+
+// Small messages that are posted faster than frames are acknowledged share
+// frames, and arrive as if they had not.
+func TestSmallMessagesShareFrames(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, vb, xa, xb := packPair(t, level, packMessages, 256)
+			for k := range packMessages {
+				fillPattern(xa.buf[k][:packSize(k)], k)
+				xa.prepare(k, packSize(k))
+				if k%3 == 0 {
+					xa.desc[k].SetImmediate(uint32(k))
+				}
+				postDesc(t, va, xa, k)
+			}
+			for k := range packMessages {
+				want := vipl.Status(0)
+				if k%3 == 0 {
+					want = vipl.StatusImmediate
+				}
+				d := received(t, vb, want)
+				if d != xb.desc[k] || int(d.Length) != packSize(k) || k%3 == 0 && d.ImmediateData != uint32(k) {
+					t.Fatalf("message %d: another descriptor, %d bytes, immediate %d", k, d.Length, d.ImmediateData)
+				}
+				checkPattern(t, xb.buf[k][:packSize(k)], k)
+				sent(t, va, 0)
+			}
+			c := n.a.Counters()
+			if c.Packed < packMessages/2 || n.b.Counters().Frames > packMessages/2 {
+				t.Errorf("%d of %d messages shared %d frames", c.Packed, packMessages, n.b.Counters().Frames)
+			}
+		})
+	})
+}
+
+// A message that is alone goes at once, and so do the first few of many; those
+// that wait go when somebody waits for the port, or on disconnecting.
+func TestWaitingMessagesGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
+		arrived := func(want uint64) {
+			t.Helper()
+			n.b.Poll()
+			if got := n.b.Counters().Messages; got != want {
+				t.Errorf("%d messages have arrived, want %d", got, want)
+			}
+		}
+		for k := range uint64(4) {
+			postSend(t, va, xa, int(k), 8)
+			arrived(k + 1)
+		}
+		postSend(t, va, xa, 4, 8)
+		arrived(4)
+		for range 5 {
+			sent(t, va, 0) // the last one makes the fifth go
+		}
+		arrived(5)
+		for k := 5; k < 8; k++ {
+			postSend(t, va, xa, k, 8)
+		}
+		if err := va.Disconnect(); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			sent(t, va, 0)
+		}
+		arrived(8)
+		stateIs(t, vb, vipl.Error)
+	})
+}
+
+// When one of the messages of a frame is refused, those before it have arrived
+// and those behind it have not.
+func TestRefusedInAFrame(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		receives, room int // of b; the last receive is short
+		status         vipl.Status
+	}{
+		{"receive queue empty", 20, 256, vipl.StatusRemoteDescError},
+		{"message too long", 21, 4, vipl.StatusLengthError},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n, va, vb, xa, xb := packPair(t, vipl.ReliableReception, 20, 256)
+				if c.receives > 20 {
+					postRecv(t, vb, xb, 20, c.room)
+				}
+				for k := range packMessages {
+					postSend(t, va, xa, k, 40)
+				}
+				for k := range packMessages {
+					switch {
+					case k < 20:
+						received(t, vb, 0)
+						sent(t, va, 0)
+					case k == 20:
+						sent(t, va, c.status)
+					default:
+						sent(t, va, vipl.StatusFlushed)
+					}
+				}
+				if c.receives > 20 {
+					received(t, vb, vipl.StatusLengthError)
+				}
+				stateIs(t, vb, vipl.Error)
+				if n.a.Counters().Packed == 0 {
+					t.Error("nothing shared a frame")
+				}
+			})
+		})
+	}
+}
+
+// Small messages over a way that loses, repeats and reorders arrive once and in
+// order.
+func TestSharedFramesGetLost(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, vb := connected(t, memoryConfig{bubble: true}, level)
+			f := xdpnictest.Faults{Seed: 7, Loss: 0.1, Dup: 0.1, Reorder: 0.2, Delay: 100 * time.Microsecond}
+			n.a.queue.SetFaults(f)
+			n.b.queue.SetFaults(f)
+			xa, xb := newBox(t, n.a.Nic, packMessages, 256), newBox(t, n.b.Nic, packMessages, 256)
+			for round := range 20 {
+				for k := range packMessages {
+					postRecv(t, vb, xb, k, 256)
+				}
+				for k := range packMessages {
+					fillPattern(xa.buf[k][:packSize(k)], k+round)
+					postSend(t, va, xa, k, packSize(k))
+				}
+				for k := range packMessages {
+					if d := received(t, vb, 0); d != xb.desc[k] || int(d.Length) != packSize(k) {
+						t.Fatalf("round %d, message %d: another descriptor, or %d bytes", round, k, d.Length)
+					}
+					checkPattern(t, xb.buf[k][:packSize(k)], k+round)
+					sent(t, va, 0)
+				}
+			}
+			if c := n.a.Counters(); c.Packed == 0 || c.Resent == 0 {
+				t.Errorf("nothing was packed, or lost: %+v", c)
+			}
+		})
+	})
+}
