@@ -59,6 +59,7 @@ type conn struct {
 	owedSlot    int         // place in port.owed + 1
 	gathered    gathering   // small messages that wait
 	hurry       bool        // they do not wait
+	streaming   bool        // they have waited since the last quiet moment
 	inHeld      bool        // in port.holding
 	inReady     bool        // in port.ready
 	inHanded    bool        // in port.handed

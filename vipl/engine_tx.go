@@ -179,8 +179,8 @@ func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
 // given back, and c comes up again.
 func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	h := &c.header
-	if c.sender != nil && (c.sender.Room() == 1 || c.sender.InFlight() == packAfter-1) {
-		h.Flags |= wire.FlagAckNow // the window closes behind this frame, or small messages begin to wait
+	if c.sender != nil && c.asksAck() {
+		h.Flags |= wire.FlagAckNow
 	}
 	h.Seq = c.nextSeq()
 	h.Length = uint16(len(b) - wire.HeaderLen)

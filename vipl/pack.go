@@ -7,15 +7,30 @@ package vipl
 //
 // A message that is alone goes at once. With packAfter frames under way further
 // ones wait until they fill a frame, or until the peer has acknowledged, or
-// until somebody who waits for the port is about to sleep.
+// until somebody who waits for the port is about to sleep. Where that happens a
+// stream is under way, and as long as it is, one frame is enough to wait for:
+// what is posted in one round trip goes together.
 
 import (
 	"viaxdp/wire"
 )
 
 // packAfter is how many frames may be under way before small messages wait for
-// company. The last of them asks for an acknowledgement.
+// company. The last of them asks for an acknowledgement at once.
 const packAfter = 4
+
+func (c *conn) packAfter() int {
+	if c.streaming {
+		return 1
+	}
+	return packAfter
+}
+
+// asksAck says whether the next frame asks for an acknowledgement at once: the
+// window closes behind it, or small messages wait for it.
+func (c *conn) asksAck() bool {
+	return c.sender.Room() == 1 || c.sender.InFlight()+1 == c.packAfter() || c.header.Kind == wire.KindPack
+}
 
 // small says whether a message may share a frame: two of its size fit.
 func (c *conn) small(e *posted) bool {
@@ -57,7 +72,8 @@ func (c *conn) company() (count int, full bool) {
 // with those behind it, or lets it wait for them.
 func (p *port) sendSmall(c *conn, e *posted, now int64) sendResult {
 	count, full := c.company()
-	if !full && !c.hurry && c.sender.InFlight() >= packAfter {
+	if !full && !c.hurry && c.sender.InFlight() >= c.packAfter() {
+		c.streaming = true
 		if !c.inHeld {
 			c.inHeld = true
 			p.holding = append(p.holding, c)
