@@ -77,7 +77,7 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	if !e.begun && c.reads > 0 && (e.control&ControlQFence != 0 || e.op == StatusOpRDMARead && c.reads == maxReads) {
 		return sendNothing // comes up again when a read is done
 	}
-	if c.sender != nil && c.small(e) {
+	if c.sender != nil && (c.sender.InFlight() >= c.packAfter() || q.current+1 != q.tail.Load()) && c.small(e) {
 		return p.sendSmall(c, e, now)
 	}
 	ok := false

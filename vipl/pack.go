@@ -7,7 +7,8 @@ package vipl
 //
 // A message that is alone goes at once. With packAfter frames under way further
 // ones wait until they fill a frame, or until the peer has acknowledged, or
-// until somebody who waits for the port is about to sleep. Where that happens a
+// until somebody who waits for the port is about to sleep; at the latest after
+// heldMost, by the background goroutine if nobody else looks in. Where that happens a
 // stream is under way, and as long as it is, one frame is enough to wait for:
 // what is posted in one round trip goes together.
 
@@ -18,6 +19,9 @@ import (
 // packAfter is how many frames may be under way before small messages wait for
 // company. The last of them asks for an acknowledgement at once.
 const packAfter = 4
+
+// heldMost is how long messages may wait for company, in ns.
+const heldMost = 500_000
 
 func (c *conn) packAfter() int {
 	if c.streaming {
@@ -76,7 +80,14 @@ func (p *port) sendSmall(c *conn, e *posted, now int64) sendResult {
 		c.streaming = true
 		if !c.inHeld {
 			c.inHeld = true
+			if len(p.holding) == 0 {
+				p.heldSince = now
+			}
 			p.holding = append(p.holding, c)
+			p.holds.Add(1)
+			if p.tick.Load() > int64(tickLeast) {
+				p.rouse()
+			}
 		}
 		return sendNothing
 	}

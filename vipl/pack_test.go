@@ -96,6 +96,36 @@ func TestWaitingMessagesGo(t *testing.T) {
 	})
 }
 
+// A program that posts and goes away has its messages sent all the same.
+func TestWaitingMessagesOfABusyProgram(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb, xa, xb := packPair(t, vipl.ReliableDelivery, packMessages-1, 256)
+		n.b.queue.SetFaults(xdpnictest.Faults{})
+		postRecv(t, va, xa, packMessages-1, 8)
+		n.a.Poll()
+		postSend(t, vb, xb, packMessages-1, 8)
+		time.Sleep(time.Millisecond) // wakes a's background goroutine, which finds a program that polls
+		received(t, va, 0)
+		n.b.queue.SetFaults(xdpnictest.Faults{Loss: 1}) // no acknowledgement comes
+		// It has been spinning for long, so that the background goroutine
+		// looks in every 32 ms only.
+		for range 1000 {
+			for range 1000 {
+				n.a.Poll()
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		for k := range 7 {
+			postSend(t, va, xa, k, 8)
+		}
+		time.Sleep(5 * time.Millisecond) // a computes
+		n.b.Poll()
+		if got := n.b.Counters().Messages; got != 7 {
+			t.Errorf("%d of 7 messages have arrived", got)
+		}
+	})
+}
+
 // When one of the messages of a frame is refused, those before it have arrived
 // and those behind it have not.
 func TestRefusedInAFrame(t *testing.T) {

@@ -66,15 +66,16 @@ type port struct {
 	mem []byte       // the UMEM, to reach retained frames by their address
 	now func() int64 // the time in ns
 
-	vis     []*VI           // connected ones, by the low 16 bits of the VI number
-	own     map[uint32]bool // numbers of all VIs
-	timers  timerHeap
-	owed    []*conn // owe the peer an acknowledgement
-	ready   []*conn // may be able to send again
-	handed  []*conn // have sends that are done with the next doorbell
-	holding []*conn // have small messages that wait for company
-	window  int     // frames that each connection may be sent
-	active  int     // connections
+	vis       []*VI           // connected ones, by the low 16 bits of the VI number
+	own       map[uint32]bool // numbers of all VIs
+	timers    timerHeap
+	owed      []*conn // owe the peer an acknowledgement
+	ready     []*conn // may be able to send again
+	handed    []*conn // have sends that are done with the next doorbell
+	holding   []*conn // have small messages that wait for company
+	heldSince int64   // when the first of them began to
+	window    int     // frames that each connection may be sent
+	active    int     // connections
 
 	looped []loopFrame // on their way between VIs of this port
 	gone   bool        // the interface is
@@ -88,7 +89,9 @@ type port struct {
 
 	polls    atomic.Uint32 // signs of life of a polling program
 	armed    atomic.Int64  // handlers that wait for a completion
-	roused   chan struct{} // tells background that there are handlers
+	roused   chan struct{} // tells background that there are handlers, or messages that wait
+	holds    atomic.Uint32 // times that a message has begun to wait for company
+	tick     atomic.Int64  // ns until background looks in again
 	due      atomic.Int64  // when time alone makes work, or never
 	sleepBy  atomic.Int64  // the time to which somebody sleeps in nic.Wait, 0: nobody
 	sleeping chan struct{} // holds a token while somebody is in nic.Wait
@@ -167,7 +170,7 @@ func (p *port) progress(now int64, quiet bool) {
 // finish sends what the work until here made necessary, and says when time
 // alone will make work again. Under the lock.
 func (p *port) finish(now int64, quiet bool) {
-	if quiet && len(p.holding) > 0 {
+	if len(p.holding) > 0 && (quiet || now >= p.heldSince+heldMost) {
 		p.releaseHeld(now)
 	}
 	due := p.respond(now, quiet)
@@ -183,6 +186,9 @@ func (p *port) finish(now int64, quiet bool) {
 	}
 	if p.gone && !p.fallen {
 		p.fall()
+	}
+	if len(p.holding) > 0 {
+		due = min(due, p.heldSince+heldMost)
 	}
 	if len(p.ready) > 0 {
 		due = min(due, now+ackDelay)

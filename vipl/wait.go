@@ -187,7 +187,9 @@ func (p *port) background() {
 	tick := tickLeast
 	timer := time.NewTimer(tick)
 	defer timer.Stop()
+	holds := p.holds.Load()
 	for last := p.polls.Load(); ; timer.Reset(tick) {
+		p.tick.Store(int64(tick))
 		select {
 		case <-p.closed:
 			return
@@ -209,11 +211,13 @@ func (p *port) background() {
 			}
 			continue
 		}
-		if time.Duration(calls)*spinRate > tick {
+		waits := p.holds.Load()
+		if time.Duration(calls)*spinRate > tick && waits == holds {
 			tick = min(2*tick, tickMost)
 		} else {
 			tick = tickLeast
 		}
+		holds = waits
 		// Who polls slowly looks at the clock too seldom.
 		if now := p.now(); p.due.Load() < now && p.mu.TryLock() {
 			p.progress(now, false)
