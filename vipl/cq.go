@@ -15,7 +15,7 @@ import (
 func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 	d := e.desc
 	s |= StatusDone | e.op
-	if snapshotOf(d) != e.asPosted {
+	if !e.asPosted.of(d) {
 		v.reportDescriptor(ErrorPostDesc, d, e.op, errAltered)
 	}
 	if v.tag != nil && e.home.Ptag() != v.tag {

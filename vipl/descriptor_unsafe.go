@@ -30,14 +30,20 @@ func (d *Descriptor) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(d))) }
 // snapshot is a descriptor as it was posted, but for Next and NextHandle, which
 // some programs use all the time, and the status.
 type snapshot struct {
-	control  [4]uint32 // SegCount to Length
+	control  [2]uint64 // SegCount to Length
 	segments [2]DataSegment
 }
 
-func snapshotOf(d *Descriptor) (s snapshot) {
-	s.control = *(*[4]uint32)(unsafe.Pointer(&d.SegCount))
-	copy(s.segments[:], d.segments[:min(int(d.SegCount), len(d.segments))])
-	return s
+func (s *snapshot) take(d *Descriptor) {
+	s.control = *(*[2]uint64)(unsafe.Pointer(&d.SegCount))
+	s.segments = d.segments
+}
+
+// of says whether d is as it was. Segments that are not used do not count.
+func (s *snapshot) of(d *Descriptor) bool {
+	n := d.SegCount
+	return s.control == *(*[2]uint64)(unsafe.Pointer(&d.SegCount)) &&
+		(n == 0 || s.segments[0] == d.segments[0]) && (n < 2 || s.segments[1] == d.segments[1])
 }
 
 // descriptorAt lays a descriptor over memory; b is aligned and long enough.

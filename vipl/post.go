@@ -46,7 +46,7 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 		return opError(op, v, ErrInvalidParameter, err)
 	}
 	e.desc, e.home = d, home
-	e.asPosted = snapshotOf(d)
+	e.asPosted.take(d)
 	d.setStatus(0)
 	e.status = v.translate(e, d, q.isRecv)
 	q.commit()
