@@ -16,6 +16,9 @@
 //	32 remote address                           40 remote handle
 //	44 CRC32C of header and payload
 //
+// The payload is a piece of a message, or, in a pack, several small messages
+// whole, each behind a head of 4 or 8 bytes (pack.go).
+//
 // The UDP checksum is 0: CRC32C protects header and payload better, and the
 // key ties the frame to its connection. For IPv6 RFC 6935 and RFC 6936 allow
 // that where the payload carries a check of its own.
