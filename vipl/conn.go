@@ -52,7 +52,8 @@ type conn struct {
 	toldAt      int64       // when the peer was told last that the connection is broken
 	refused     wire.Reason // why this side broke it at a message of the peer, else 0
 	refusedSeq  uint32      // a number of that message's frames
-	refusedPart int         // which of the frame's messages it was, where it has several
+	refusedPart int         // messages of its frame that arrived before it
+	inPack      bool        // a frame is being delivered of which more messages follow
 	due         int64       // lower bound of the next timer, see timerHeap
 	timer       int         // place in the heap + 1
 	owedAt      int64       // since when an acknowledgement is owed
@@ -165,10 +166,11 @@ func (p *port) abandon(c *conn) {
 // broken says how a connection broke.
 type broken struct {
 	cause  error
-	silent bool   // the oldest send that is under way failed with it
-	status Status // with which the send of frame seq completes, unless 0
+	silent bool // the oldest send that is under way failed with it
+	told   bool // by the peer, about frame seq
 	seq    uint32
-	part   int // which of the frame's messages, where it has several
+	part   int    // messages of it that arrived, where it has several
+	status Status // with which the next one completes, unless 0
 }
 
 // breakDown ends a connection by an error: the VI goes to Error and everything
@@ -211,12 +213,11 @@ func (p *port) flushQueue(v *VI, q *workQueue, b broken) {
 			if e.op != StatusOpSend {
 				v.reportDescriptor(ErrorRDMATransport, e.desc, e.op, b.cause)
 			}
-		case b.status != 0 && e.begun && (i >= q.current || int32(e.last-b.seq) >= 0) && int32(b.seq-e.first) >= 0:
-			if e.packed && b.part > 0 {
-				s = 0 // it came before the one that failed
-				b.part--
-				break
-			}
+		case !b.told || !e.begun || int32(b.seq-e.first) < 0 || i < q.current && int32(e.last-b.seq) < 0:
+		case e.packed && b.part > 0:
+			s = 0 // it came before the one that failed
+			b.part--
+		case b.status != 0:
 			s, b.status = b.status, 0
 		}
 		p.complete(v, q, e, s)

@@ -363,7 +363,7 @@ func (p *port) nonsense(c *conn, now int64) {
 
 // refuse breaks a reliable connection by an error on this side. A reason other than
 // ReasonClosed says what was wrong with the frame that came last, which then
-// counts as not arrived.
+// counts as not arrived; so does a frame of which not all messages were delivered.
 func (p *port) refuse(c *conn, reason wire.Reason, cause error, now int64) {
 	p.refuseAt(c, reason, c.receiver.Next()-1, cause, now)
 }
@@ -371,7 +371,7 @@ func (p *port) refuse(c *conn, reason wire.Reason, cause error, now int64) {
 // refuseAt is refuse for what frame seq asked for. What the peer asked for
 // before, and is being answered, it still gets; nothing later is looked at.
 func (p *port) refuseAt(c *conn, reason wire.Reason, seq uint32, cause error, now int64) {
-	if reason != wire.ReasonClosed {
+	if reason != wire.ReasonClosed || c.inPack {
 		c.refused, c.refusedSeq = reason, seq
 	}
 	c.deaf = cause
@@ -404,7 +404,7 @@ func (c *conn) acked() uint32 {
 // takeError takes the news that the peer broke the connection, and at which
 // frame of ours.
 func (p *port) takeError(c *conn, pkt *wire.Packet) {
-	b := broken{cause: errPeerBroke, seq: pkt.Seq, part: int(min(pkt.RemoteAddr, MaxDescriptorsPerQueue))}
+	b := broken{cause: errPeerBroke, told: true, seq: pkt.Seq, part: int(min(pkt.RemoteAddr, MaxDescriptorsPerQueue))}
 	switch reason := wire.Reason(pkt.Immediate); {
 	case reason == wire.ReasonRDMARead:
 		b.status = StatusRemoteRDMAError // the read is not done at any level

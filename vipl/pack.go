@@ -160,7 +160,7 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 	}
 	v := c.vi
 	rest := pkt.Payload
-	for c.refusedPart = 0; len(rest) > 0; c.refusedPart++ {
+	for c.refusedPart = 0; len(rest) > 0; {
 		r := &p.record
 		var ok bool
 		if rest, ok = r.Next(rest); !ok {
@@ -176,10 +176,12 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 			p.tooLong(c, e, now)
 			return
 		}
+		c.refusedPart++
+		c.inPack = len(rest) > 0
 		p.finishReceive(c, e, e.moved, r.HasImmediate, r.Immediate)
 		if !c.open {
 			return // the next receive was wrong when posted
 		}
 	}
-	c.refusedPart = 0
+	c.refusedPart, c.inPack = 0, false
 }

@@ -169,6 +169,41 @@ func TestRefusedInAFrame(t *testing.T) {
 	}
 }
 
+// A receive that was wrong when it was posted breaks the connection when its
+// turn comes, in the middle of a frame: only what came before it is done.
+func TestWrongReceiveInAFrame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb, xa, xb := packPair(t, vipl.ReliableReception, 20, 256)
+		xb.prepare(20, 256)
+		xb.desc[20].Control = vipl.ControlQFence
+		if err := vb.PostRecv(xb.desc[20], xb.region.Handle()); err != nil {
+			t.Fatal(err)
+		}
+		for k := 21; k < packMessages; k++ {
+			postRecv(t, vb, xb, k, 256)
+		}
+		for k := range packMessages {
+			postSend(t, va, xa, k, 40)
+		}
+		for k := range packMessages {
+			switch {
+			case k < 20:
+				received(t, vb, 0)
+				sent(t, va, 0)
+			case k == 20:
+				received(t, vb, vipl.StatusFormatError)
+				sent(t, va, vipl.StatusFlushed)
+			default:
+				received(t, vb, vipl.StatusFlushed)
+				sent(t, va, vipl.StatusFlushed)
+			}
+		}
+		if n.a.Counters().Packed == 0 {
+			t.Error("nothing shared a frame")
+		}
+	})
+}
+
 // Small messages over a way that loses, repeats and reorders arrive once and in
 // order.
 func TestSharedFramesGetLost(t *testing.T) {
