@@ -27,7 +27,7 @@
 // # Files, in the order of a message
 //
 //	post.go       1    check, translate, join the queue     workqueue.go
-//	engine_tx.go  2    segment, retransmit, acknowledge     pack.go for small ones
+//	engine_tx.go  2    segment, retransmit, acknowledge     pack.go, hold.go for streams
 //	port.go       3-6  doorbell, lease on arrived frames, who makes progress
 //	engine_rx.go  7-8  check, order, place                  rdma.go for RDMA
 //	cq.go         9    complete              wait.go wakes, notify.go calls

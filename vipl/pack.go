@@ -2,39 +2,12 @@ package vipl
 
 // Step 2 of the way of small messages: several of them in one frame. A frame
 // costs the same whatever is in it, most of it the kernel's; so messages that
-// wait in the send queue of a reliable VI, because the window is closed or a few
-// frames are under way already, go together.
-//
-// A message that is alone goes at once. With packAfter frames under way further
-// ones wait until they fill a frame, or until the peer has acknowledged, or
-// until somebody who waits for the port is about to sleep; at the latest after
-// heldMost, by the background goroutine if nobody else looks in. Where that happens a
-// stream is under way, and as long as it is, one frame is enough to wait for:
-// what is posted in one round trip goes together.
+// wait in the send queue of a reliable VI, because the window is closed or by
+// the rule of hold.go, go together.
 
 import (
 	"viaxdp/wire"
 )
-
-// packAfter is how many frames may be under way before small messages wait for
-// company. The last of them asks for an acknowledgement at once.
-const packAfter = 4
-
-// heldMost is how long messages may wait for company, in ns.
-const heldMost = 500_000
-
-func (c *conn) packAfter() int {
-	if c.streaming {
-		return 1
-	}
-	return packAfter
-}
-
-// asksAck says whether the next frame asks for an acknowledgement at once: the
-// window closes behind it, or small messages wait for it.
-func (c *conn) asksAck() bool {
-	return c.sender.Room() == 1 || c.sender.InFlight()+1 == c.packAfter() || c.header.Kind == wire.KindPack
-}
 
 // small says whether a message may share a frame: two of its size fit.
 func (c *conn) small(e *posted) bool {
@@ -77,18 +50,7 @@ func (c *conn) company() (count int, full bool) {
 func (p *port) sendSmall(c *conn, e *posted, now int64) sendResult {
 	count, full := c.company()
 	if !full && !c.hurry && c.sender.InFlight() >= c.packAfter() {
-		c.streaming = true
-		if !c.inHeld {
-			c.inHeld = true
-			if len(p.holding) == 0 {
-				p.heldSince = now
-			}
-			p.holding = append(p.holding, c)
-			p.holds.Add(1)
-			if p.tick.Load() > int64(tickLeast) {
-				p.rouse()
-			}
-		}
+		p.hold(c, now)
 		return sendNothing
 	}
 	if count > 1 {
@@ -139,17 +101,6 @@ func (p *port) sendPack(c *conn, count int, now int64) sendResult {
 func (p *port) sentWhole(c *conn, e *posted) {
 	e.begun, e.first = true, c.header.Seq
 	p.sentLast(c, e)
-}
-
-// releaseHeld sends what waits for company, because nobody may come for a while.
-func (p *port) releaseHeld(now int64) {
-	for _, c := range p.holding {
-		c.inHeld = false
-		c.hurry = true
-		p.pump(c, now)
-		c.hurry = false
-	}
-	p.holding = p.holding[:0]
 }
 
 // placePack delivers the messages of a frame, each as if it had come alone.

@@ -74,6 +74,7 @@ type port struct {
 	handed    []*conn // have sends that are done with the next doorbell
 	holding   []*conn // have small messages that wait for company
 	heldSince int64   // when the first of them began to
+	lazy      bool    // the doorbell may wait, see hold.go
 	window    int     // frames that each connection may be sent
 	active    int     // connections
 
@@ -226,6 +227,7 @@ const loopRounds = 16
 // It returns when an acknowledgement that may still wait has to go.
 func (p *port) respond(now int64, quiet bool) (due int64) {
 	for len(p.ready) > 0 {
+		p.lazy = false // others have frames to send
 		c := p.ready[len(p.ready)-1]
 		p.ready = p.ready[:len(p.ready)-1]
 		c.inReady = false
@@ -238,13 +240,14 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 		c := p.owed[i]
 		if quiet || c.owedAt+ackDelay <= now {
 			if p.acknowledge(c) {
+				p.lazy = false
 				continue // p.owed[i] is another one now
 			}
 		}
 		due = min(due, c.owedAt+ackDelay)
 		i++
 	}
-	if p.nic.Pending() > 0 || len(p.handed) > 0 {
+	if !p.lazy && (p.nic.Pending() > 0 || len(p.handed) > 0) {
 		p.flush()
 	}
 	return due

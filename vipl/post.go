@@ -66,8 +66,10 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 		}
 		if v.conn != nil {
 			p.pump(v.conn, now)
+			p.lazy = p.mayWait(v.conn, now)
 		}
 		p.finish(now, false)
+		p.lazy = false
 	}
 	return nil
 }

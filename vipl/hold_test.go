@@ -1,6 +1,7 @@
 package vipl_test
 
 import (
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,12 +17,43 @@ const packMessages = 60
 func packPair(t testing.TB, level vipl.ReliabilityLevel, receives, room int) (n *memoryNet, va, vb *vipl.VI, xa, xb *box) {
 	t.Helper()
 	n, va, vb = connected(t, memoryConfig{bubble: true}, level)
+	polling(t, n, va, vb)
 	n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
 	xa, xb = newBox(t, n.a.Nic, packMessages, 256), newBox(t, n.b.Nic, packMessages, 256)
 	for i := range receives {
 		postRecv(t, vb, xb, i, room)
 	}
 	return n, va, vb, xa, xb
+}
+
+// polling makes a's background goroutine find a program that polls: it then stays
+// out of the way for a millisecond of the bubble's time.
+func polling(t testing.TB, n *memoryNet, va, vb *vipl.VI) {
+	t.Helper()
+	x, y := newBox(t, n.a.Nic, 1, 8), newBox(t, n.b.Nic, 1, 8)
+	postRecv(t, va, x, 0, 8)
+	n.a.Poll()
+	postSend(t, vb, y, 0, 8)
+	sent(t, vb, 0)
+	time.Sleep(time.Millisecond) // until the goroutine has placed it
+	received(t, va, 0)
+	time.Sleep(100 * time.Microsecond) // off the beat of its clock
+}
+
+// arrived checks how many messages have reached b.
+func arrived(t *testing.T, n *memoryNet, want uint64) {
+	t.Helper()
+	got := uint64(0)
+	for range 1000 { // b's background goroutine may be at it
+		n.b.Poll()
+		if got = n.b.Counters().Messages; got == want {
+			break
+		}
+		runtime.Gosched()
+	}
+	if got != want {
+		t.Errorf("%d messages have arrived, want %d", got, want)
+	}
 }
 
 func packSize(k int) int { return k * 7 % 200 }
@@ -65,23 +97,16 @@ func TestSmallMessagesShareFrames(t *testing.T) {
 func TestWaitingMessagesGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, va, vb, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
-		arrived := func(want uint64) {
-			t.Helper()
-			n.b.Poll()
-			if got := n.b.Counters().Messages; got != want {
-				t.Errorf("%d messages have arrived, want %d", got, want)
-			}
-		}
 		for k := range uint64(4) {
 			postSend(t, va, xa, int(k), 8)
-			arrived(k + 1)
+			arrived(t, n, k+1)
 		}
 		postSend(t, va, xa, 4, 8)
-		arrived(4)
+		arrived(t, n, 4)
 		for range 5 {
 			sent(t, va, 0) // the last one makes the fifth go
 		}
-		arrived(5)
+		arrived(t, n, 5)
 		for k := 5; k < 8; k++ {
 			postSend(t, va, xa, k, 8)
 		}
@@ -91,7 +116,7 @@ func TestWaitingMessagesGo(t *testing.T) {
 		for range 3 {
 			sent(t, va, 0)
 		}
-		arrived(8)
+		arrived(t, n, 8)
 		stateIs(t, vb, vipl.Error)
 	})
 }
@@ -99,13 +124,7 @@ func TestWaitingMessagesGo(t *testing.T) {
 // A program that posts and goes away has its messages sent all the same.
 func TestWaitingMessagesOfABusyProgram(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n, va, vb, xa, xb := packPair(t, vipl.ReliableDelivery, packMessages-1, 256)
-		n.b.queue.SetFaults(xdpnictest.Faults{})
-		postRecv(t, va, xa, packMessages-1, 8)
-		n.a.Poll()
-		postSend(t, vb, xb, packMessages-1, 8)
-		time.Sleep(time.Millisecond) // wakes a's background goroutine, which finds a program that polls
-		received(t, va, 0)
+		n, va, _, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
 		n.b.queue.SetFaults(xdpnictest.Faults{Loss: 1}) // no acknowledgement comes
 		// It has been spinning for long, so that the background goroutine
 		// looks in every 32 ms only.
@@ -119,9 +138,48 @@ func TestWaitingMessagesOfABusyProgram(t *testing.T) {
 			postSend(t, va, xa, k, 8)
 		}
 		time.Sleep(5 * time.Millisecond) // a computes
-		n.b.Poll()
-		if got := n.b.Counters().Messages; got != 7 {
-			t.Errorf("%d of 7 messages have arrived", got)
+		arrived(t, n, 7)
+	})
+}
+
+// Frames of a stream wait on the ring for one doorbell, the first few of them
+// not, and none for long.
+func TestDoorbellWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
+		polling(t, n, va, vb)
+		n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond}) // acknowledgements are slow
+		const size = 1000
+		xa, xb := newBox(t, n.a.Nic, packMessages, size), newBox(t, n.b.Nic, packMessages, size)
+		for k := range packMessages {
+			postRecv(t, vb, xb, k, size)
+		}
+		posted := 0
+		post := func(count int) {
+			t.Helper()
+			for range count {
+				fillPattern(xa.buf[posted][:size], posted)
+				postSend(t, va, xa, posted, size)
+				posted++
+			}
+		}
+		post(4)
+		arrived(t, n, 4)
+		post(15)
+		arrived(t, n, 4)
+		post(1)
+		arrived(t, n, 20)
+		post(3)
+		arrived(t, n, 20)
+		time.Sleep(2500 * time.Microsecond) // a computes; no acknowledgement has come yet
+		arrived(t, n, 23)
+		post(packMessages - posted)
+		for k := range packMessages {
+			if d := received(t, vb, 0); d != xb.desc[k] {
+				t.Fatalf("message %d: another descriptor", k)
+			}
+			checkPattern(t, xb.buf[k][:size], k)
+			sent(t, va, 0)
 		}
 	})
 }

@@ -1,0 +1,81 @@
+package vipl
+
+// What a stream lets wait, and how long. A kick of the kernel and a frame cost
+// the same for much as for little. So with a few frames of a reliable VI under
+// way, small messages wait in its send queue until they fill a frame, and frames
+// wait on the ring until there are several for one kick: at most until the peer
+// has acknowledged what is under way, or somebody who waits for the port is
+// about to sleep; and never longer than heldMost, when the background goroutine
+// sees to it if nobody else looks in.
+//
+// What comes alone goes at once. Where something has waited a stream is under
+// way, and as long as it is, one frame is enough to wait for: what is posted in
+// one round trip goes together.
+
+import "viaxdp/wire"
+
+const (
+	// packAfter is how many frames may be under way before something waits for
+	// company.
+	packAfter = 4
+	// doorbellBatch is how many frames may wait for the doorbell.
+	doorbellBatch = 16
+	// heldMost is how long anything may wait for company, in ns.
+	heldMost = 500_000
+)
+
+func (c *conn) packAfter() int {
+	if c.streaming {
+		return 1
+	}
+	return packAfter
+}
+
+// asksAck says whether the next frame asks for an acknowledgement at once: the
+// window closes behind it, or something may wait for it. In a stream that is one
+// frame of four, and each that has several messages.
+func (c *conn) asksAck() bool {
+	return c.sender.Room() == 1 || c.sender.InFlight()+1 == c.packAfter() ||
+		c.header.Kind == wire.KindPack || c.streaming && c.sender.Next()%4 == 3
+}
+
+// hold notes that something of c waits.
+func (p *port) hold(c *conn, now int64) {
+	c.streaming = true
+	if c.inHeld {
+		return
+	}
+	c.inHeld = true
+	if len(p.holding) == 0 {
+		p.heldSince = now
+	}
+	p.holding = append(p.holding, c)
+	p.holds.Add(1)
+	if p.tick.Load() > int64(tickLeast) {
+		p.rouse()
+	}
+}
+
+// releaseHeld sends what waits for company, because nobody may come for a while.
+// The doorbell is rung as the turn ends.
+func (p *port) releaseHeld(now int64) {
+	for _, c := range p.holding {
+		c.inHeld = false
+		c.hurry = true
+		p.pump(c, now)
+		c.hurry = false
+	}
+	p.holding = p.holding[:0]
+}
+
+// mayWait says whether the doorbell for the frames that c has put on the ring
+// may wait for more of them.
+func (p *port) mayWait(c *conn, now int64) bool {
+	pending := p.nic.Pending()
+	if !c.open || c.sender == nil || pending == 0 || pending >= doorbellBatch ||
+		c.sender.InFlight()-pending < c.packAfter() {
+		return false
+	}
+	p.hold(c, now)
+	return true
+}
