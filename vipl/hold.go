@@ -5,8 +5,9 @@ package vipl
 // way, small messages wait in its send queue until they fill a frame, and frames
 // wait on the ring until there are several for one kick: at most until the peer
 // has acknowledged what is under way, or somebody who waits for the port is
-// about to sleep; and never longer than heldMost, when the background goroutine
-// sees to it if nobody else looks in.
+// about to sleep; and no longer than heldMost while anybody polls. For a program
+// that posts and does not come back the background goroutine sees to it, which
+// then looks in every tickLeast.
 //
 // What comes alone goes at once. Where something has waited a stream is under
 // way, and as long as it is, one frame is enough to wait for: what is posted in
@@ -20,7 +21,8 @@ const (
 	packAfter = 4
 	// doorbellBatch is how many frames may wait for the doorbell.
 	doorbellBatch = 16
-	// heldMost is how long anything may wait for company, in ns.
+	// heldMost is how long anything may wait for company, in ns, before whoever
+	// looks in next sends it.
 	heldMost = 500_000
 )
 
