@@ -174,7 +174,7 @@ var verdicts = []struct {
 	{"connection management, IPv6", with(good6(), func(f *frame) { f.kind = kindControl }), xdpPass, "control"},
 	{"connection management to a VI", with(good4(), func(f *frame) { f.kind = 0x80 | kindData }), xdpPass, "control"},
 	{"connection management, short", frame{kind: kindControl}.cut(42 + 2), xdpPass, "control"},
-	{"connection management of another version", with(good4(), func(f *frame) { f.kind, f.magic = kindControl, 0xa2 }), xdpPass, "control"},
+	{"connection management of another version", with(good4(), func(f *frame) { f.kind, f.magic = kindControl, 0xa3 }), xdpPass, "control"},
 
 	// Short by one at each boundary.
 	{"Ethernet and nothing else", good4().cut(14), xdpPass, ""},
@@ -197,7 +197,7 @@ var verdicts = []struct {
 	{"header and nothing else, IPv6", good6().cut(110), xdpRedirect, "redirected"},
 
 	// What is for nobody.
-	{"another version", with(good4(), func(f *frame) { f.magic = 0xa2 }), xdpDrop, "version"},
+	{"another version", with(good4(), func(f *frame) { f.magic = 0xa3 }), xdpDrop, "version"},
 	{"not ours at all", with(good4(), func(f *frame) { f.magic = 0x45 }), xdpDrop, "version"},
 	{"VI 0", with(good4(), func(f *frame) { f.vi = 0 }), xdpDrop, "no_vi"},
 	{"VI 0, key 0, from ::", with(frame{src: netip.IPv6Unspecified()}, func(*frame) {}), xdpDrop, "no_vi"},

@@ -60,7 +60,7 @@ struct udp {
 	__u16  check;
 };
 
-#define VIA_VERSION      0xa1
+#define VIA_VERSION      0xa2
 #define VIA_KIND_CONTROL 0x80 /* connection management, for the kernel's socket */
 
 /* Our header. Package wire describes it; only the first 16 bytes matter here. */

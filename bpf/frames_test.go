@@ -82,7 +82,7 @@ func (f frame) bytes() []byte {
 	b = binary.BigEndian.AppendUint16(b, uint16(datagram))
 	b = append(b, 0, 0)
 
-	b = append(b, either(f.magic, 0xa1), either(f.kind, kindData), 0, 0)
+	b = append(b, either(f.magic, 0xa2), either(f.kind, kindData), 0, 0)
 	b = binary.BigEndian.AppendUint32(b, f.vi)
 	b = binary.BigEndian.AppendUint64(b, f.key)
 	return append(b, make([]byte, 32+f.payload)...)

@@ -34,7 +34,7 @@ func (m *model) verdict(b []byte) (action uint32, counter string) {
 		return xdpPass, "control"
 	case len(via) < 48:
 		return xdpDrop, "short"
-	case via[0] != 0xa1:
+	case via[0] != 0xa2:
 		return xdpDrop, "version"
 	}
 	num := binary.BigEndian.Uint32(via[4:])

@@ -106,7 +106,7 @@ type Offer struct {
 	VI          uint32 // VI number for frames to this side
 	Key         uint64 // key that those frames must carry; NewKey
 	Seq         uint32 // first sequence number that this side will use; NewSeq
-	Window      uint16 // frames that this side can take at first
+	Window      uint16 // units that this side can take at first, see wire.Header
 	MaxPayload  uint16 // bytes of UDP payload of the largest frame this side takes
 	Level       uint8  // reliability level as VIPL numbers them: 1, 2 or 4
 	RDMAWrite   bool   // this side's VI takes RDMA writes

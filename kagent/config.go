@@ -36,9 +36,10 @@ type Config struct {
 	ChunkSize  int              // bytes; 0: by the MTU
 	RxChunks   int              // 0: xdpnic.DefaultChunks
 	TxChunks   int              // 0: xdpnic.DefaultChunks
-	// MultiBuffer allows frames of several segments, in both directions. On
-	// veth it costs about a fifth of the speed of short frames.
-	MultiBuffer bool
+	// SingleBuffer keeps every frame to one chunk. Without it, where a frame of
+	// the MTU is longer than a chunk, the queue takes and sends frames of
+	// several (XDP multi-buffer), if kernel and driver can.
+	SingleBuffer bool
 
 	MaxVIs int    // size of the VI table, one table for an interface; 0: DefaultMaxVIs
 	Port   uint16 // UDP port; 0: wire.Port. Peers must use the same.

@@ -44,7 +44,6 @@ type device struct {
 	numbers  *Numbers
 	demux    *bpf.Demux
 	maxVIs   int
-	frags    bool // the program takes frames of several buffers
 	driver   string
 	bus      string
 	queues   int // queues that a socket can be bound to
@@ -85,10 +84,6 @@ func acquire(cfg Config) (*device, error) {
 	} else if d.maxVIs != cfg.MaxVIs {
 		err = &OpError{Op: "open", Link: cfg.Interface, Err: fmt.Errorf(
 			"this process has the interface open with %d VIs, not %d", d.maxVIs, cfg.MaxVIs)}
-	} else if cfg.MultiBuffer && !d.frags {
-		err = &OpError{Op: "open", Link: cfg.Interface, Err: errors.New(
-			"this process has the interface open without multi-buffer frames"),
-			Hint: "open it with MultiBuffer the first time"}
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.release())
@@ -148,11 +143,14 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 		return udp.Send(confirm.b, confirm.from, confirm.to)
 	}
 	d.manager = NewManager(udp, cfg.Port)
-	// One buffer a frame is faster, and enough unless frames are chained, or
-	// the driver's pages are too short for the MTU.
+	// A program for single buffers is faster, and in generic mode takes frames of
+	// any length: the kernel joins their pieces before, and cuts them to chunks
+	// after. A driver's pages may be too short for the MTU.
 	first, _ := d.steps(cfg)
-	d.frags = cfg.MultiBuffer || nic.MTU > singleBufferMTU && !(len(first) > 0 && first[0].Generic())
-	d.demux, err = bpf.LoadDemux(bpf.Config{Port: cfg.Port, MaxVIs: cfg.MaxVIs, SingleBuffer: !d.frags})
+	generic := len(first) > 0 && first[0].Generic()
+	d.demux, err = bpf.LoadDemux(bpf.Config{
+		Port: cfg.Port, MaxVIs: cfg.MaxVIs, SingleBuffer: generic || nic.MTU <= singleBufferMTU,
+	})
 	if err != nil {
 		return fail("open", err)
 	}

@@ -48,7 +48,7 @@ func (d *device) lease(cfg Config) (_ *lease, err error) {
 	if err := d.allInUse(cfg.Queue, steps); err != nil {
 		return nil, err
 	}
-	nic, err := l.newArena(cfg)
+	nic, err := l.newArena(cfg, link.MTU)
 	if err != nil {
 		return nil, err
 	}
@@ -86,14 +86,16 @@ func (d *device) lease(cfg Config) (_ *lease, err error) {
 
 // newArena makes the memory, and the part of the queue's configuration that
 // all modes have in common.
-func (l *lease) newArena(cfg Config) (xdpnic.Config, error) {
+func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
 	nic, err := xdpnic.Config{
-		Ifindex: l.dev.key.index, QueueID: max(cfg.Queue, 0), Require: true, MultiBuffer: cfg.MultiBuffer,
+		Ifindex: l.dev.key.index, QueueID: max(cfg.Queue, 0), Require: true,
 		ChunkSize: cfg.ChunkSize, RxChunks: cfg.RxChunks, TxChunks: cfg.TxChunks,
 	}.WithDefaults()
 	if err != nil {
 		return nic, err
 	}
+	const ethernet = 14 + 4 // header and one VLAN tag
+	nic.MultiBuffer = !cfg.SingleBuffer && mtu+ethernet > nic.ChunkSize-xdpnic.PacketHeadroom-nic.Headroom
 	pool := nic.PoolBytes()
 	if pool > cfg.ArenaBytes {
 		return nic, fmt.Errorf("an arena of %d bytes does not hold the %d bytes of the chunks: "+
@@ -119,6 +121,25 @@ func (l *lease) open(nic xdpnic.Config, mode xdpnic.Mode) error {
 		return err
 	}
 	nic.Mode = mode
+	if err := l.openQueue(nic, queues); err != nil {
+		if !nic.MultiBuffer || !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
+			return err
+		}
+		// A kernel before 6.6 knows no frames of several chunks, and a driver
+		// may know none in zero-copy mode (xp_assign_dev, net/xdp/xsk_buff_pool.c).
+		nic.MultiBuffer = false
+		if err := l.openQueue(nic, queues); err != nil {
+			return err
+		}
+	}
+	if err := d.demux.Register(l.slot, l.queue.FD()); err != nil {
+		return errors.Join(err, l.queue.Close())
+	}
+	return nil
+}
+
+// openQueue takes the first of queues that can be had.
+func (l *lease) openQueue(nic xdpnic.Config, queues []int) (err error) {
 	wait := nic.BusyTimeout
 	for i, q := range queues {
 		l.queueID, nic.QueueID = q, q
@@ -126,16 +147,10 @@ func (l *lease) open(nic xdpnic.Config, mode xdpnic.Mode) error {
 			nic.BusyTimeout = -1 // rather the next one than wait
 		}
 		if l.queue, err = xdpnic.Open(nic); err == nil {
-			break
+			return nil
 		}
 	}
-	if err != nil {
-		return err
-	}
-	if err := d.demux.Register(l.slot, l.queue.FD()); err != nil {
-		return errors.Join(err, l.queue.Close())
-	}
-	return nil
+	return err
 }
 
 func (l *lease) describe(cfg Config, link Link, mode xdpnic.Mode, attempts []xdpnic.Attempt) {

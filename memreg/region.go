@@ -18,6 +18,7 @@ type Region struct {
 	addr   uint64
 	mem    []byte // the bytes; keeps memory of Go alive
 	umem   uint64 // offset in the UMEM
+	held   int    // Holds, which together are one of refs
 }
 
 // Handle names the region, together with its address.
@@ -55,7 +56,25 @@ func (r *Region) Acquire() bool { return r.refs.acquire() }
 // Release ends one Acquire, or one [Table.ResolveRemote].
 func (r *Region) Release() { r.refs.release() }
 
-// Users is the number of holders now.
+// Hold is Acquire for one owner who has a lock around all its calls of Hold and
+// Unhold: only the first of several Holds and the last Unhold touch memory that
+// others write to.
+func (r *Region) Hold() bool {
+	if r.held == 0 && !r.refs.acquire() {
+		return false
+	}
+	r.held++
+	return true
+}
+
+// Unhold ends one Hold.
+func (r *Region) Unhold() {
+	if r.held--; r.held == 0 {
+		r.refs.release()
+	}
+}
+
+// Users is the number of holders now; that of all Holds is one.
 func (r *Region) Users() int { return r.refs.count() }
 
 // Slice returns the n bytes at addr, with no capacity beyond them, or

@@ -146,7 +146,7 @@ func (t *Table) Deregister(h Handle, addr uint64) error {
 	case r.addr != addr:
 		return fmt.Errorf("%w: handle %#x, address %#x", ErrStart, uint32(h), addr)
 	case !t.remove(r):
-		return fmt.Errorf("%w: %d posted descriptors or remote accesses use the region with handle %#x; complete or flush them first", ErrBusy, r.Users(), uint32(h))
+		return fmt.Errorf("%w: posted descriptors or remote accesses use the region with handle %#x; complete or flush them first", ErrBusy, uint32(h))
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ func (c *station) run() {
 			c.s.Resent(c.now(), seq)
 		}
 		for ; sent < c.total && c.s.Room() > 0; sent++ {
-			c.data(c.s.Send(c.now(), sent))
+			c.data(c.s.Send(c.now(), sent, 1))
 		}
 		switch {
 		case c.r.Urgent() || c.r.Unacked() >= ackEvery:

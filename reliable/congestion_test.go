@@ -8,7 +8,7 @@ func TestDeadPeerBacksOff(t *testing.T) {
 	s := NewSender(1, 64)
 	now := int64(1000)
 	for i := range 10 {
-		s.Send(now, uint64(i))
+		s.Send(now, uint64(i), 1)
 	}
 	last, gaps := now, []int64(nil)
 	for range 40 {
@@ -44,7 +44,7 @@ func TestDeadPeerBacksOff(t *testing.T) {
 func TestNothingInFlightIsNoTimeout(t *testing.T) {
 	s := NewSender(1, 64)
 	for range 10 {
-		s.Send(1, 0)
+		s.Send(1, 0, 1)
 	}
 	for range 2 {
 		s.Timeout(s.Deadline())
@@ -64,7 +64,7 @@ func TestNothingInFlightIsNoTimeout(t *testing.T) {
 func TestRoundTripIsMeasuredFresh(t *testing.T) {
 	s := NewSender(1, 64)
 	for i := range 4 {
-		s.Send(1_000, uint64(i))
+		s.Send(1_000, uint64(i), 1)
 	}
 	s.Ack(21_000, 2, 64) // 20 us
 	s.AckRange(21_000, 3, 5)
@@ -75,7 +75,7 @@ func TestRoundTripIsMeasuredFresh(t *testing.T) {
 		t.Fatalf("lost: %d, %v", seq, ok)
 	}
 	s.Resent(500_000, 2)
-	s.Send(500_000, 4)
+	s.Send(500_000, 4, 1)
 	s.Ack(5_000_000, 5, 64) // up to frame 4, which had arrived long before
 	if s.smooth > 21_000 || s.least != 20_000 {
 		t.Errorf("smooth %d ns, least %d ns", s.smooth, s.least)
@@ -85,8 +85,8 @@ func TestRoundTripIsMeasuredFresh(t *testing.T) {
 		t.Errorf("smooth %d ns after a round trip of 4.5 ms", s.smooth)
 	}
 	s = NewSender(1, 64)
-	s.Send(1_000, 0)
-	s.Send(1_000, 1)
+	s.Send(1_000, 0, 1)
+	s.Send(1_000, 1, 1)
 	s.AckRange(21_000, 2, 3)
 	if s.smooth != 20_000 {
 		t.Errorf("smooth %d ns: selective acknowledgement was not measured", s.smooth)
@@ -149,5 +149,35 @@ func TestWindowBounds(t *testing.T) {
 		if err := audit(s); err != nil {
 			t.Errorf("window %d: %v", window, err)
 		}
+	}
+}
+
+// Frames of several units share the window; one that is larger than all of it
+// goes alone.
+func TestUnitsOfTheWindow(t *testing.T) {
+	s := NewSender(7, 16)
+	if !s.Fits(40) {
+		t.Fatal("a frame of 40 units does not fit a window of 16 that is empty")
+	}
+	s.Send(1, 0, 40)
+	if s.Fits(1) || s.Room() != 0 {
+		t.Fatalf("room for %d frames beside one of 40 units in a window of 16", s.Room())
+	}
+	s.Ack(2, 8, 16)
+	s.Send(3, 0, 10)
+	if s.Fits(7) || !s.Fits(6) || s.Room() != 6 {
+		t.Fatalf("10 of 16 units: room %d", s.Room())
+	}
+	s.Send(3, 0, 6)
+	if s.Room() != 0 {
+		t.Fatalf("16 of 16 units: room %d", s.Room())
+	}
+	s.Ack(4, 9, 4) // the peer's window has become smaller
+	if s.Room() != 0 {
+		t.Fatalf("6 units in a window of 4: room %d", s.Room())
+	}
+	s.Ack(5, 10, 4)
+	if !s.Fits(4) || s.Fits(17) == false {
+		t.Fatalf("an empty window: room %d", s.Room())
 	}
 }

@@ -8,7 +8,7 @@ func turn(s *Sender, r *Receiver, now int64, lose bool) int64 {
 	var ranges [32]Range
 	base := s.Next()
 	for i := range uint32(16) {
-		s.Send(now, uint64(i))
+		s.Send(now, uint64(i), 1)
 		if lose && i == 5 {
 			continue
 		}
@@ -57,7 +57,7 @@ func TestNothingAllocates(t *testing.T) {
 	}
 	now = 1
 	dead := NewSender(1, 256)
-	dead.Send(now, 0)
+	dead.Send(now, 0, 1)
 	if n := testing.AllocsPerRun(100, func() {
 		if seq, probe := dead.Timeout(dead.Deadline()); probe {
 			dead.Resent(now, seq)
@@ -87,7 +87,7 @@ func BenchmarkWideRecovery(b *testing.B) {
 	s := NewSender(1, MaxWindow)
 	s.cwnd = s.most
 	for i := range MaxWindow {
-		s.Send(1, uint64(i))
+		s.Send(1, uint64(i), 1)
 	}
 	s.AckRange(20_000, 2, MaxWindow+1)
 	for b.Loop() {

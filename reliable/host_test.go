@@ -146,7 +146,7 @@ func (h *host) work() {
 		h.resend(seq, false)
 	}
 	for h.sent < h.total && h.s.Room() > 0 {
-		seq := h.s.Send(h.w.now, h.sent)
+		seq := h.s.Send(h.w.now, h.sent, 1)
 		h.emit(packet{data: true, seq: seq, id: h.sent, ask: h.s.Room() == 0})
 		h.sent++
 		if h.s.inFlight() > h.s.window() {
@@ -242,8 +242,8 @@ func audit(s *Sender) error {
 			span, sacked, lost, sent, s.sacked, s.lost, s.inFlight())
 	case s.window() < 1, s.cwnd > s.most, s.Room() < 0, s.Room() > len(s.frames)-span:
 		return fmt.Errorf("window %d, room %d of %d", s.window(), s.Room(), len(s.frames))
-	case before(s.limit, s.nxt), s.limit-s.una > uint32(2*len(s.frames)):
-		return fmt.Errorf("limit %d, unacknowledged [%d, %d)", s.limit, s.una, s.nxt)
+	case before(s.limit, s.used), s.limit-s.freed > uint32(2*len(s.frames)), s.used-s.freed != s.nxt-s.una:
+		return fmt.Errorf("limit %d, units [%d, %d), unacknowledged [%d, %d)", s.limit, s.freed, s.used, s.una, s.nxt)
 	case (s.timer == 0) != s.Idle():
 		return fmt.Errorf("timer %d, idle %v", s.timer, s.Idle())
 	case s.high-s.una > s.nxt-s.una, s.scanLost-s.una > s.nxt-s.una:

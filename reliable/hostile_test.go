@@ -39,7 +39,7 @@ func TestForgedAcknowledgements(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"send": func(t *rapid.T) {
 				for range min(s.Room(), rapid.IntRange(1, 64).Draw(t, "frames")) {
-					s.Send(now, s.stats.Sent)
+					s.Send(now, s.stats.Sent, 1)
 				}
 			},
 			"ack": func(t *rapid.T) {
@@ -94,7 +94,7 @@ func TestForgedAcknowledgements(t *testing.T) {
 func TestRangeAroundTheCircleIsIgnored(t *testing.T) {
 	s := NewSender(0, 64)
 	for i := range 10 {
-		s.Send(1, uint64(i))
+		s.Send(1, uint64(i), 1)
 	}
 	for _, r := range []Range{{3 << 29, ^uint32(0) - 1<<30}, {1 << 30, 1<<31 | 1<<30}, {11, 12}, {5, 11}, {5, 5}, {6, 5}, {^uint32(0), 0}} {
 		s.AckRange(2, r.Start, r.End)
@@ -112,7 +112,7 @@ func TestRangeAroundTheCircleIsIgnored(t *testing.T) {
 func TestSelectiveLiarStarves(t *testing.T) {
 	s := NewSender(1, 64)
 	for i := range 64 {
-		s.Send(1, uint64(i))
+		s.Send(1, uint64(i), 1)
 	}
 	now := int64(20_000)
 	s.AckRange(now, 1, 65)

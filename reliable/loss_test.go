@@ -16,13 +16,13 @@ const (
 func warm(n int) (s *Sender, now int64, first uint32) {
 	s, now = NewSender(1, 256), us
 	for range 50 {
-		seq := s.Send(now, 0)
+		seq := s.Send(now, 0, 1)
 		now += trip
 		s.Ack(now, seq+1, 256)
 	}
 	first = s.Next()
 	for range n {
-		s.Send(now, 0)
+		s.Send(now, 0, 1)
 	}
 	return s, now, first
 }
@@ -82,7 +82,7 @@ func TestLateFrameIsLostInTime(t *testing.T) {
 // A frame sent well before one that arrived is lost at once.
 func TestOvertakenByTimeIsLost(t *testing.T) {
 	s, now, f := warm(1)
-	s.Send(now+trip, 0)
+	s.Send(now+trip, 0, 1)
 	sack(s, now+2*trip, f+1, f+2)
 	if got := lost(s, now+2*trip); !slices.Equal(got, []uint32{f}) {
 		t.Errorf("%v is lost", got)
@@ -153,8 +153,8 @@ func TestTimerRecovers(t *testing.T) {
 		t.Errorf("timer %d us after an arrival that measures nothing", gap/us)
 	}
 	s.Ack(now, f+4, 256)
-	f = s.Send(now, 0)
-	s.Send(now, 0)
+	f = s.Send(now, 0, 1)
+	s.Send(now, 0, 1)
 	now += trip
 	s.Ack(now, f+1, 256)
 	if gap := s.Deadline() - now; gap != s.timeout(0) {

@@ -12,7 +12,8 @@ const (
 type sentFrame struct {
 	tag    uint64
 	sentAt int64
-	tries  uint8 // retransmissions so far
+	units  uint16 // of the peer's window
+	tries  uint8  // retransmissions so far
 	state  frameState
 }
 
@@ -20,7 +21,10 @@ type sentFrame struct {
 // which to send again and when.
 type Sender struct {
 	una, nxt uint32 // oldest frame not acknowledged; number of the next new frame
-	limit    uint32 // first number that the peer's window does not take
+	// Of all frames ever: units sent, acknowledged, and how many the peer's
+	// window takes.
+	used, freed, limit uint32
+
 	mask     uint32
 	frames   []sentFrame
 
@@ -47,22 +51,22 @@ type SenderStats struct {
 	LossRounds, Slows uint64 // window reductions by loss and by delay
 }
 
-// NewSender makes a sender whose first frame has number first, with at most
-// window frames in flight. window is rounded up to a power of two and bounded
-// by MaxWindow.
+// NewSender makes a sender whose first frame has number first, with frames of
+// at most window units in flight. window is rounded up to a power of two and
+// bounded by MaxWindow.
 func NewSender(first uint32, window int) *Sender {
 	size := roundUp(max(1, min(window, MaxWindow)))
 	s := &Sender{
-		una: first, nxt: first, high: first, scanLost: first, limit: first + uint32(size),
+		una: first, nxt: first, high: first, scanLost: first, limit: uint32(size),
 		mask: uint32(size - 1), frames: make([]sentFrame, size),
 	}
 	s.congestion.init(first, size)
 	return s
 }
 
-// Room is the number of new frames that may be sent now.
+// Room is the number of new frames of one unit that may be sent now.
 func (s *Sender) Room() int {
-	room := int(int32(s.limit - s.nxt))
+	room := int(int32(s.limit - s.used))
 	if free := len(s.frames) - int(s.nxt-s.una); free < room {
 		room = free
 	}
@@ -70,6 +74,12 @@ func (s *Sender) Room() int {
 		room = c
 	}
 	return max(room, 0)
+}
+
+// Fits says whether a new frame of so many units may be sent now. One that is
+// larger than the whole window may when it is the only one.
+func (s *Sender) Fits(units int) bool {
+	return s.Room() > 0 && (int(int32(s.limit-s.used)) >= units || s.Idle())
 }
 
 // InFlight is the number of frames that the peer has not told about.
@@ -89,12 +99,20 @@ func (s *Sender) Unacked() uint32 { return s.una }
 // Stats returns the counters.
 func (s *Sender) Stats() SenderStats { return s.stats }
 
-// Send takes note of a new frame, which the caller sends with the returned
-// number. There must be Room.
-func (s *Sender) Send(now int64, tag uint64) uint32 {
+// Closes says whether behind a new frame of so many units there is no room for
+// another one like it.
+func (s *Sender) Closes(units int) bool {
+	return s.Room() <= 1 || int(int32(s.limit-s.used)) < 2*units
+}
+
+// Send takes note of a new frame of so many units of the peer's window, which
+// the caller sends with the returned number. There must be Room, and it must
+// fit.
+func (s *Sender) Send(now int64, tag uint64, units int) uint32 {
 	seq := s.nxt
-	s.frames[seq&s.mask] = sentFrame{tag: tag, sentAt: now, state: stateSent}
+	s.frames[seq&s.mask] = sentFrame{tag: tag, sentAt: now, units: uint16(units), state: stateSent}
 	s.nxt++
+	s.used += uint32(units)
 	s.stats.Sent++
 	if s.timer == 0 {
 		s.timer = now + s.timeout(s.backoff)
@@ -107,7 +125,7 @@ func (s *Sender) Send(now int64, tag uint64) uint32 {
 func (s *Sender) Tag(seq uint32) uint64 { return s.frames[seq&s.mask].tag }
 
 // Ack takes a cumulative acknowledgement: the peer has everything before cum
-// and takes window frames from there. It returns the range of numbers that are
+// and takes window units from there. It returns the range of numbers that are
 // done with; the caller releases their tags. An acknowledgement of what was
 // never sent, or an old one, gives an empty range; valid is false for the
 // former.
@@ -117,16 +135,15 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 	if n > s.nxt-from {
 		return from, from, int32(n) < 0
 	}
-	if limit := cum + uint32(max(0, min(window, len(s.frames)))); before(s.limit, limit) {
-		s.limit = limit
-	}
 	if n == 0 {
+		s.widen(window)
 		return from, from, true
 	}
 	sentAt, again := int64(0), false // of the newest that was not known; was any sent again?
 	for seq := from; seq != cum; seq++ {
 		f := &s.frames[seq&s.mask]
 		again = again || f.tries > 0
+		s.freed += uint32(f.units)
 		if f.state == stateSacked {
 			s.sacked--
 		} else {
@@ -145,11 +162,20 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 		s.scanLost = cum
 	}
 	s.una = cum
+	s.widen(window)
 	if s.grow(int(n), cum, s.nxt, s.least) {
 		s.stats.Slows++
 	}
 	s.progress(now)
 	return from, cum, true
+}
+
+// widen takes the peer's window behind what is acknowledged. It never takes back
+// what was granted.
+func (s *Sender) widen(window int) {
+	if limit := s.freed + uint32(max(0, min(window, len(s.frames)))); before(s.limit, limit) {
+		s.limit = limit
+	}
 }
 
 // AckRange takes a selective acknowledgement of [start, end). Frames in it

@@ -21,6 +21,9 @@ type conn struct {
 	template wire.Template
 	header   wire.Header // destination and key filled in
 	payload  int         // bytes of a message in one frame, at most
+	inChunk  int         // likewise in a frame that is built in one chunk
+	inPack   int         // likewise of several messages, for a frame that the peer gets in one chunk
+	lent     bool        // descriptors on the ring wait for acknowledgements, as their memory is lent
 
 	sender   *reliable.Sender   // nil on an unreliable VI, as receiver
 	receiver *reliable.Receiver //
@@ -53,7 +56,7 @@ type conn struct {
 	refused     wire.Reason // why this side broke it at a message of the peer, else 0
 	refusedSeq  uint32      // a number of that message's frames
 	refusedPart int         // messages of its frame that arrived before it
-	inPack      bool        // a frame is being delivered of which more messages follow
+	unpacking   bool        // a frame is being delivered of which more messages follow
 	due         int64       // lower bound of the next timer, see timerHeap
 	timer       int         // place in the heap + 1
 	owedAt      int64       // since when an acknowledgement is owed
@@ -73,15 +76,24 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path) (*conn, error) 
 	if err != nil {
 		return nil, fmt.Errorf("headers for %v: %w", path.Dst, err)
 	}
-	tx, _ := v.port.nic.FrameCap()
+	tx, rx := v.port.nic.FrameCap()
+	head := template.Len() + wire.HeaderLen
 	room := wire.PayloadRoom(path.MTU, path.Dst.Is6(), int(theirs.MaxPayload))
-	room = min(room, tx-template.Len()-wire.HeaderLen)
+	inChunk := min(room, tx-head)
+	if segs := v.port.nic.MaxSegs(); path.Loopback || segs < leastSegs {
+		room = inChunk
+	} else {
+		// One segment for the headers; one more where the data begins and ends
+		// within a chunk's length.
+		room = min(room, (segs-2)*tx, max(inChunk, v.port.txChunks/4*tx))
+	}
 	if room < minPayload {
 		return nil, fmt.Errorf("path to %v leaves %d bytes of a frame for data, and %d are needed: raise the MTU",
 			path.Dst, room, minPayload)
 	}
 	c := &conn{
-		vi: v, loop: path.Loopback, key: ours.Key, peer: wire.HostOf(path.Dst), template: template, payload: room,
+		vi: v, loop: path.Loopback, key: ours.Key, peer: wire.HostOf(path.Dst), template: template,
+		payload: room, inChunk: inChunk, inPack: min(inChunk, rx-head),
 		header:   wire.Header{VI: theirs.VI, Key: theirs.Key},
 		ackEvery: max(1, min(16, int(ours.Window)/4)),
 		seq:      ours.Seq, expect: theirs.Seq,
@@ -100,7 +112,11 @@ const minPayload = 256
 
 // offer makes this side's numbers for a new connection.
 func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
-	_, rx := v.port.nic.FrameCap()
+	nic := v.port.nic
+	_, rx := nic.FrameCap()
+	if nic.MaxSegs() >= leastSegs {
+		rx *= max(1, nic.RxChunks()/4) // a frame takes no more chunks than that
+	}
 	ip := 20
 	if v6 {
 		ip = 40
@@ -108,7 +124,7 @@ func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
 	const ethernet, udp = 18, 8
 	return kagent.Offer{
 		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.window),
-		MaxPayload: uint16(min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff)),
+		MaxPayload: uint16(min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff-ip-udp)),
 		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize), QoS: uint32(v.attrs.QoS),
 		RDMAWrite: v.attrs.EnableRdmaWrite, RDMARead: v.attrs.EnableRdmaRead,
 	}
@@ -154,11 +170,10 @@ func (p *port) abandon(c *conn) {
 		return
 	}
 	for seq := c.sender.Unacked(); seq != c.sender.Next(); seq++ {
-		p.nic.Release(c.sender.Tag(seq) >> tagShift)
+		p.release(c.sender.Tag(seq))
 	}
 	for tag, ok := c.receiver.Drain(); ok; tag, ok = c.receiver.Drain() {
-		f := p.held.take(tag)
-		p.nic.Recycle(f.Addr)
+		p.recycle(p.held.take(tag, p.late[:]))
 	}
 	p.nic.Refill()
 }

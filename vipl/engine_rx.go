@@ -26,15 +26,14 @@ var (
 	errDescriptor = errors.New("a descriptor was wrong")
 )
 
-// receive takes one frame. It returns true when the engine keeps the chunk.
-func (p *port) receive(f *xdpnic.Frame, now int64) (kept bool) {
+// receive takes one frame. It returns true when the engine keeps its chunks.
+func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 	p.stats.Frames++
 	pkt := &p.pkt
-	if f.More {
+	if len(frame) > 1 {
 		p.stats.Chained++
-		return false
 	}
-	if err := pkt.Decode(f.Data); err != nil {
+	if err := p.chains.decode(pkt, frame); err != nil {
 		p.stats.count(err)
 		return false
 	}
@@ -80,7 +79,7 @@ func (p *port) receive(f *xdpnic.Frame, now int64) (kept bool) {
 			p.takeUnreliable(c, pkt, now)
 			return false
 		}
-		return p.takeReliable(c, f, now)
+		return p.takeReliable(c, frame, now)
 	case wire.KindProbe:
 		if c.receiver != nil {
 			c.receiver.AskUrgent()
@@ -115,7 +114,7 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 		return
 	}
 	for seq := from; seq != to; seq++ {
-		p.nic.Release(s.Tag(seq) >> tagShift)
+		p.release(s.Tag(seq))
 	}
 	if pkt.Kind == wire.KindAck && len(pkt.Payload) >= wire.RangeLen {
 		for i := range min(len(pkt.Payload)/wire.RangeLen, wire.MaxAckRanges) {
@@ -127,7 +126,8 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 			p.timers.schedule(c, t)
 		}
 	}
-	if from != to && c.vi.attrs.Level == ReliableReception {
+	if from != to && (c.lent || c.vi.attrs.Level == ReliableReception) {
+		c.lent = c.lent && !s.Idle()
 		p.settleSends(c)
 	}
 	if c.closeSent && int32(s.Unacked()-c.closeSeq) > 0 {
@@ -162,12 +162,12 @@ func (c *conn) isDone(e *posted) bool {
 	if e.op == StatusOpRDMARead {
 		return e.done
 	}
-	return c.vi.attrs.Level != ReliableReception || int32(c.sender.Unacked()-e.last) > 0
+	return !e.lent && c.vi.attrs.Level != ReliableReception || int32(c.sender.Unacked()-e.last) > 0
 }
 
 // takeReliable puts a frame of a reliable VI in order and delivers what is in
 // order now.
-func (p *port) takeReliable(c *conn, f *xdpnic.Frame, now int64) (kept bool) {
+func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool) {
 	seq := p.pkt.Seq
 	if c.deaf != nil {
 		return false // what follows the refused frame is not looked at
@@ -183,18 +183,18 @@ func (p *port) takeReliable(c *conn, f *xdpnic.Frame, now int64) (kept bool) {
 			if !ok {
 				break
 			}
-			early := p.held.take(tag)
-			if p.pkt.Decode(early.Data) == nil { // it did when it came
+			early := p.held.take(tag, p.early[:])
+			if p.chains.decode(&p.pkt, early) == nil { // it did when it came
 				p.deliver(c, &p.pkt, now)
 			}
-			p.nic.Recycle(early.Addr)
+			p.recycle(early)
 		}
 	case reliable.Early:
 		if c.loop {
 			break // the chunk is the sender's: it comes again
 		}
 		p.stats.Early++
-		c.receiver.Hold(seq, p.held.put(f))
+		c.receiver.Hold(seq, p.held.put(frame))
 		kept = true
 	case reliable.Duplicate:
 		p.stats.Duplicate++
@@ -302,7 +302,7 @@ func (p *port) placeMessage(c *conn, pkt *wire.Packet, now int64) {
 		}
 		c.part = wire.KindData
 	}
-	if e.place(pkt.Payload) < len(pkt.Payload) {
+	if !e.placeAll(pkt) {
 		c.part = 0
 		p.tooLong(c, e, now)
 		return
@@ -371,7 +371,7 @@ func (p *port) refuse(c *conn, reason wire.Reason, cause error, now int64) {
 // refuseAt is refuse for what frame seq asked for. What the peer asked for
 // before, and is being answered, it still gets; nothing later is looked at.
 func (p *port) refuseAt(c *conn, reason wire.Reason, seq uint32, cause error, now int64) {
-	if reason != wire.ReasonClosed || c.inPack {
+	if reason != wire.ReasonClosed || c.unpacking {
 		c.refused, c.refusedSeq = reason, seq
 	}
 	c.deaf = cause

@@ -2,8 +2,9 @@ package vipl
 
 // Step 2 of the way of a message: segment. A message becomes frames of at most
 // the path's MTU; each is built in a TX chunk, the payload copied in behind
-// the headers. On a reliable VI the chunk is retained until the peer has the
-// frame, so that the program may reuse its buffer as soon as the send is done.
+// the headers, but for those that are longer (long.go). On a reliable VI the
+// chunk is retained until the peer has the frame, so that the program may reuse
+// its buffer as soon as the send is done.
 // Retransmissions, acknowledgements and the other small frames are here, too.
 
 import (
@@ -29,7 +30,7 @@ func (p *port) pump(c *conn, now int64) bool {
 	}
 	for c.open && (c.sender == nil || c.sender.Room() > 0) {
 		answered := false
-		if c.answers.waiting() {
+		if c.answers.waiting() && c.fits(c.answerPiece()) {
 			if !p.sendAnswer(c, now) {
 				return false
 			}
@@ -84,7 +85,11 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	if e.op == StatusOpRDMARead {
 		ok = p.askRead(c, e, now)
 	} else {
-		ok = p.sendPiece(c, e, now)
+		n := min(c.payload, int(e.length-e.moved))
+		if !c.fits(n) {
+			return sendNothing // comes up again with an acknowledgement
+		}
+		ok = p.sendPiece(c, e, n, now)
 	}
 	if !ok {
 		return sendFull
@@ -103,6 +108,7 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 func (p *port) sentLast(c *conn, e *posted) {
 	v := c.vi
 	e.last = c.header.Seq
+	c.lent = c.lent || e.lent
 	v.send.current++
 	if v.attrs.Level != ReliableReception && !c.inHanded {
 		c.inHanded = true
@@ -127,27 +133,40 @@ func (p *port) failSend(c *conn, e *posted, now int64) sendResult {
 	return sentFrame
 }
 
-// sendPiece builds and queues the next frame of a send or an RDMA write.
-// False: the port is full; c comes up again.
-func (p *port) sendPiece(c *conn, e *posted, now int64) bool {
+// sendPiece builds and queues a frame of the next n bytes of a send or an RDMA
+// write. False: the port is full; c comes up again.
+func (p *port) sendPiece(c *conn, e *posted, n int, now int64) bool {
+	if n > c.inChunk {
+		return p.sendLong(c, e, n, now)
+	}
 	addr, chunk, ok := p.chunk(c)
 	if !ok {
 		return false
 	}
 	moved, seg, off := e.moved, e.seg, e.off
-	n := min(c.payload, int(e.length-e.moved))
 	b := c.template.Put(chunk, wire.HeaderLen+n)
+	e.gather(b[wire.HeaderLen:])
+	c.describe(e, moved)
+	if !p.launch(c, addr, b, now) {
+		e.moved, e.seg, e.off = moved, seg, off
+		return false
+	}
+	return true
+}
+
+// describe makes the header say what the frame has of e: the bytes from offset
+// from up to where e is now.
+func (c *conn) describe(e *posted, from uint32) {
 	h := &c.header
 	h.Kind, h.Flags, h.Immediate = wire.KindData, 0, 0
 	h.RemoteAddr, h.RemoteHandle = 0, 0
 	if e.op == StatusOpRDMAWrite {
 		h.Kind = wire.KindWrite
-		h.RemoteAddr, h.RemoteHandle = e.remote.Data+uint64(moved), uint32(e.remote.Handle)
+		h.RemoteAddr, h.RemoteHandle = e.remote.Data+uint64(from), uint32(e.remote.Handle)
 	}
-	if moved == 0 {
+	if from == 0 {
 		h.Flags = wire.FlagFirst
 	}
-	e.gather(b[wire.HeaderLen:])
 	if e.moved == e.length {
 		h.Flags |= wire.FlagLast
 		if e.control&ControlImmediate != 0 {
@@ -155,11 +174,6 @@ func (p *port) sendPiece(c *conn, e *posted, now int64) bool {
 			h.Immediate = e.imm
 		}
 	}
-	if !p.launch(c, addr, b, now) {
-		e.moved, e.seg, e.off = moved, seg, off
-		return false
-	}
-	return true
 }
 
 // chunk takes a chunk for a frame of data. False: there is none, or no ring
@@ -179,7 +193,8 @@ func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
 // given back, and c comes up again.
 func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	h := &c.header
-	if c.sender != nil && c.asksAck() {
+	size := c.template.Len() + len(b)
+	if c.sender != nil && c.asksAck(wire.Units(size)) {
 		h.Flags |= wire.FlagAckNow
 	}
 	h.Seq = c.nextSeq()
@@ -187,7 +202,6 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	p.stamp(c)
 	h.Put(b)
 	wire.Seal(b)
-	size := c.template.Len() + len(b)
 	if !p.send(c, addr, size, c.sender != nil) {
 		p.nic.Release(addr)
 		p.enqueue(c)
@@ -220,7 +234,7 @@ func (c *conn) sent(p *port, addr uint64, size int, now int64) {
 		c.seq++
 		return
 	}
-	c.sender.Send(now, addr<<tagShift|uint64(size))
+	c.sender.Send(now, addr<<tagShift|uint64(size), wire.Units(size))
 	p.timers.schedule(c, c.sender.Deadline())
 }
 
@@ -267,7 +281,21 @@ const (
 
 func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendResult {
 	tag := c.sender.Tag(seq)
-	addr, size := tag>>tagShift, tag&tagMask
+	var result resendResult
+	if isLong(tag) {
+		result = p.resendLong(c, &p.chains.sent[tag>>tagShift], more)
+	} else {
+		result = p.resendShort(c, tag>>tagShift, tag&tagMask, more)
+	}
+	if result == resent {
+		c.sender.Resent(now, seq)
+		p.timers.schedule(c, c.sender.Deadline())
+		p.stats.Resent++
+	}
+	return result
+}
+
+func (p *port) resendShort(c *conn, addr, size uint64, more wire.Flags) resendResult {
 	if p.nic.InFlight(addr) {
 		if p.flush(); p.nic.InFlight(addr) {
 			return notYet
@@ -279,9 +307,6 @@ func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendRes
 	if !p.send(c, addr, int(size), true) {
 		return portFull
 	}
-	c.sender.Resent(now, seq)
-	p.timers.schedule(c, c.sender.Deadline())
-	p.stats.Resent++
 	return resent
 }
 

@@ -33,12 +33,13 @@ func (c *conn) packAfter() int {
 	return packAfter
 }
 
-// asksAck says whether the next frame asks for an acknowledgement at once: the
-// window closes behind it, or something may wait for it. In a stream that is one
-// frame of four, and each that has several messages.
-func (c *conn) asksAck() bool {
-	return c.sender.Room() == 1 || c.sender.InFlight()+1 == c.packAfter() ||
-		c.header.Kind == wire.KindPack || c.streaming && c.sender.Next()%4 == 3
+// asksAck says whether the next frame, of so many units, asks for an
+// acknowledgement at once: the window closes behind it, or something may wait
+// for it. In a stream, and of long frames, that is one of four, and each that has
+// several messages.
+func (c *conn) asksAck(units int) bool {
+	return c.sender.Closes(units) || c.sender.InFlight()+1 == c.packAfter() ||
+		c.header.Kind == wire.KindPack || (c.streaming || units > 1) && c.sender.Next()%4 == 3
 }
 
 // hold notes that something of c waits.

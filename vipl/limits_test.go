@@ -2,6 +2,7 @@ package vipl_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"viaxdp/vipl"
@@ -145,32 +146,38 @@ func TestMemoryRefusals(t *testing.T) {
 // allocation.
 func TestNoAllocation(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n, va, vb := connected(t, memoryConfig{}, level)
-		xa, xb := newBox(t, n.a.Nic, 2, 3000), newBox(t, n.b.Nic, 2, 3000)
-		// Both ends are polled: one that is not acknowledges late.
-		wait := func(done, other func() (*vipl.Descriptor, error)) {
-			for {
-				if _, err := done(); err == nil {
-					return
-				} else if err != vipl.ErrNotDone {
-					t.Fatal(err)
-				}
-				other()
-			}
-		}
-		for _, size := range []int{64, 3000} {
-			if allocs := testing.AllocsPerRun(200, func() {
-				postRecv(t, va, xa, 0, size)
-				postRecv(t, vb, xb, 0, size)
-				postSend(t, va, xa, 1, size)
-				wait(vb.RecvDone, va.RecvDone)
-				postSend(t, vb, xb, 1, size)
-				wait(va.RecvDone, vb.RecvDone)
-				wait(va.SendDone, vb.RecvDone)
-				wait(vb.SendDone, va.RecvDone)
-			}); allocs != 0 {
-				t.Errorf("%d bytes: %v allocations", size, allocs)
-			}
-		}
+		noAllocation(t, memoryConfig{}, level, 64, 3000)
+		noAllocation(t, longFrames, level, 64, 9000, 200_000)
 	})
+}
+
+func noAllocation(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, sizes ...int) {
+	n, va, vb := connected(t, c, level)
+	most := slices.Max(sizes)
+	xa, xb := newBox(t, n.a.Nic, 2, most), newBox(t, n.b.Nic, 2, most)
+	// Both ends are polled: one that is not acknowledges late.
+	wait := func(done, other func() (*vipl.Descriptor, error)) {
+		for {
+			if _, err := done(); err == nil {
+				return
+			} else if err != vipl.ErrNotDone {
+				t.Fatal(err)
+			}
+			other()
+		}
+	}
+	for _, size := range sizes {
+		if allocs := testing.AllocsPerRun(200, func() {
+			postRecv(t, va, xa, 0, size)
+			postRecv(t, vb, xb, 0, size)
+			postSend(t, va, xa, 1, size)
+			wait(vb.RecvDone, va.RecvDone)
+			postSend(t, vb, xb, 1, size)
+			wait(va.RecvDone, vb.RecvDone)
+			wait(va.SendDone, vb.RecvDone)
+			wait(vb.SendDone, va.RecvDone)
+		}); allocs != 0 {
+			t.Errorf("%d bytes: %v allocations", size, allocs)
+		}
+	}
 }

@@ -43,8 +43,8 @@ func (p *port) deliverLooped(now int64) {
 		if f.c == nil {
 			continue
 		}
-		frame := xdpnic.Frame{Addr: f.addr, Data: p.mem[f.addr : f.addr+uint64(f.size)]}
-		p.receive(&frame, now)
+		p.loopback[0] = xdpnic.Frame{Addr: f.addr, Data: p.mem[f.addr : f.addr+uint64(f.size)]}
+		p.receive(p.loopback[:], now)
 		if !f.retain {
 			p.nic.Release(f.addr)
 		}

@@ -17,11 +17,15 @@ import (
 // in the same order, the same bytes, the same asynchronous errors. The rules
 // are in model_rules_test.go.
 
-// modelNet is a net with room for so many frames: many where nothing holds
-// unreliable VIs back, few where windows are to be full.
-func modelNet(t testing.TB, frames int) *memoryNet {
+// modelNet is a net with room for so many chunks: many where nothing holds
+// unreliable VIs back, few where windows are to be full. Long frames have up to
+// four chunks.
+func modelNet(t testing.TB, chunks int, long bool) *memoryNet {
 	c := memoryConfig{arena: 8 << 20}
-	c.queue.RxChunks, c.queue.TxChunks = frames, 64
+	c.queue.RxChunks, c.queue.TxChunks = chunks, 64
+	if long {
+		c.mtu, c.queue.MultiBuffer = 6000, true
+	}
 	return newMemoryNet(t, c)
 }
 
@@ -32,7 +36,7 @@ func TestModel(t *testing.T) {
 	patience := modelPatience
 	rapid.Check(t, func(r *rapid.T) {
 		if n == nil {
-			n = modelNet(t, 1024)
+			n = modelNet(t, 1024, false)
 		}
 		m := newModel(r, n, levels, randomDice(uint64(rapid.Uint16().Draw(r, "start"))))
 		m.patience = patience
@@ -65,7 +69,7 @@ const sequenceSteps = 500
 
 // runModel runs programs, one behind the other, on long-lived NICs. VIA_SEED
 // repeats a run, as far as timing allows.
-func runModel(t *testing.T, which []vipl.ReliabilityLevel, faults xdpnictest.Faults, steps int) {
+func runModel(t *testing.T, which []vipl.ReliabilityLevel, faults xdpnictest.Faults, long bool, steps int) {
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("VIA_SEED"); s != "" {
 		var err error
@@ -74,11 +78,11 @@ func runModel(t *testing.T, which []vipl.ReliabilityLevel, faults xdpnictest.Fau
 		}
 	}
 	t.Logf("VIA_SEED=%d", seed)
-	frames := 1024
+	chunks := 1024
 	if faults.Loss > 0 {
-		frames = 64
+		chunks = 64
 	}
-	n := modelNet(t, frames)
+	n := modelNet(t, chunks, long)
 	faults.Seed = seed
 	n.wire.SetFaults(faults)
 	roll := randomDice(seed)
@@ -93,7 +97,11 @@ func runModel(t *testing.T, which []vipl.ReliabilityLevel, faults xdpnictest.Fau
 		done += m.steps
 		sequences++
 	}
-	t.Logf("frames sent again: %d", n.a.Counters().Resent+n.b.Counters().Resent)
+	a, b := n.a.Counters(), n.b.Counters()
+	t.Logf("frames sent again: %d; lent: %d", a.Resent+b.Resent, a.Lent+b.Lent)
+	if long && a.Lent+b.Lent == 0 {
+		t.Error("no frame was long")
+	}
 	t.Logf("%d steps in %d programs, %.0f steps a second", done, sequences, float64(done)/time.Since(start).Seconds())
 }
 
@@ -111,11 +119,17 @@ func modelSteps(t *testing.T) int {
 }
 
 // TestModelLong runs VIA_STEPS steps.
-func TestModelLong(t *testing.T) { runModel(t, levels, xdpnictest.Faults{}, modelSteps(t)) }
+func TestModelLong(t *testing.T) { runModel(t, levels, xdpnictest.Faults{}, false, modelSteps(t)) }
+
+// TestModelLongFrames runs fewer on queues that take frames of several chunks.
+func TestModelLongFrames(t *testing.T) {
+	runModel(t, levels, xdpnictest.Faults{}, true, modelSteps(t)/4)
+}
 
 // TestModelLongFaults runs fewer on a bad wire, which reliable VIs do not let
 // the program see.
 func TestModelLongFaults(t *testing.T) {
 	bad := xdpnictest.Faults{Loss: 0.02, Dup: 0.05, Reorder: 0.05, Corrupt: 0.01}
-	runModel(t, reliableLevels, bad, modelSteps(t)/50)
+	runModel(t, reliableLevels, bad, false, modelSteps(t)/50)
+	runModel(t, reliableLevels, bad, true, modelSteps(t)/50)
 }

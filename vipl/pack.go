@@ -12,7 +12,7 @@ import (
 // small says whether a message may share a frame: two of its size fit.
 func (c *conn) small(e *posted) bool {
 	return e.op == StatusOpSend && !e.begun && !e.status.Failed() && e.control&ControlQFence == 0 &&
-		wire.RecordLen(int(e.length), true) <= c.payload/2
+		wire.RecordLen(int(e.length), true) <= c.inPack/2
 }
 
 // gathering is how far the waiting messages have been looked at: those from
@@ -36,7 +36,7 @@ func (c *conn) company() (count int, full bool) {
 			break
 		}
 		n := wire.RecordLen(int(e.length), e.control&ControlImmediate != 0)
-		if g.bytes+n > c.payload {
+		if g.bytes+n > c.inPack {
 			full = true
 			break
 		}
@@ -56,7 +56,7 @@ func (p *port) sendSmall(c *conn, e *posted, now int64) sendResult {
 	if count > 1 {
 		return p.sendPack(c, count, now)
 	}
-	if !p.sendPiece(c, e, now) {
+	if !p.sendPiece(c, e, int(e.length), now) {
 		return sendFull
 	}
 	p.sentWhole(c, e)
@@ -110,7 +110,7 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 		return
 	}
 	v := c.vi
-	rest := pkt.Payload
+	rest := p.chains.join(pkt)
 	for c.refusedPart = 0; len(rest) > 0; {
 		r := &p.record
 		var ok bool
@@ -128,11 +128,11 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 			return
 		}
 		c.refusedPart++
-		c.inPack = len(rest) > 0
+		c.unpacking = len(rest) > 0
 		p.finishReceive(c, e, e.moved, r.HasImmediate, r.Immediate)
 		if !c.open {
 			return // the next receive was wrong when posted
 		}
 	}
-	c.refusedPart, c.inPack = 0, false
+	c.refusedPart, c.unpacking = 0, false
 }

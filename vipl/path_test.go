@@ -15,19 +15,24 @@ func TestPaths(t *testing.T) {
 	for _, c := range []struct {
 		mtuA, mtuB, chunk int
 		payload           int // over IPv4, -1: too small to be of use
+		long              bool
 	}{
-		{1500, 1500, 2048, 1424},
-		{1500, 576, 2048, 500},
-		{576, 1500, 2048, 500},
-		{9000, 9000, 2048, 2048 - 256 - 18 - 28 - 48},
-		{3500, 3500, 4096, 3424},
-		{65535, 65535, 4096, 4096 - 256 - 18 - 28 - 48},
-		{332, 332, 2048, 256},
-		{331, 331, 2048, -1},
+		{1500, 1500, 2048, 1424, false},
+		{1500, 576, 2048, 500, false},
+		{576, 1500, 2048, 500, false},
+		{9000, 9000, 2048, 2048 - 256 - 18 - 28 - 48, false},
+		{3500, 3500, 4096, 3424, false},
+		{65535, 65535, 4096, 4096 - 256 - 18 - 28 - 48, false},
+		{332, 332, 2048, 256, false},
+		{331, 331, 2048, -1, false},
+		{9000, 9000, 4096, 8924, true},
+		{9000, 9000, 2048, 8924, true},
+		{9000, 2000, 4096, 1924, true},
+		{65000, 65535, 4096, 64924, true},
 	} {
 		for _, v6 := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d-%d-%d-%v", c.mtuA, c.mtuB, c.chunk, v6), func(t *testing.T) {
-				n := newMemoryNet(t, memoryConfig{queue: xdpnictest.Config{ChunkSize: c.chunk}})
+			t.Run(fmt.Sprintf("%d-%d-%d-%v-%v", c.mtuA, c.mtuB, c.chunk, c.long, v6), func(t *testing.T) {
+				n := newMemoryNet(t, memoryConfig{queue: xdpnictest.Config{ChunkSize: c.chunk, MultiBuffer: c.long}})
 				n.a.agent.SetMTU(c.mtuA)
 				n.b.agent.SetMTU(c.mtuB)
 				va, vb := newVI(t, n.a.Nic, vipl.ReliableDelivery), newVI(t, n.b.Nic, vipl.ReliableDelivery)
@@ -66,12 +71,12 @@ func TestPaths(t *testing.T) {
 						t.Errorf("%d bytes in a frame, want %d", s.MaxPayload, want)
 					}
 				}
-				xa, xb := newBox(t, n.a.Nic, 2, 20_000), newBox(t, n.b.Nic, 2, 20_000)
-				for k, size := range []int{want, want + 1, 20_000} {
+				xa, xb := newBox(t, n.a.Nic, 2, 100_000), newBox(t, n.b.Nic, 2, 100_000)
+				for k, size := range []int{want, want + 1, 100_000} {
 					fillPattern(xa.buf[0], k)
 					fillPattern(xb.buf[1], k)
-					postRecv(t, vb, xb, 0, 20_000)
-					postRecv(t, va, xa, 1, 20_000)
+					postRecv(t, vb, xb, 0, 100_000)
+					postRecv(t, va, xa, 1, 100_000)
 					postSend(t, va, xa, 0, size)
 					received(t, vb, 0)
 					checkPattern(t, xb.buf[0][:size], k)

@@ -23,6 +23,10 @@ type Port interface {
 	// Send queues n bytes of a chunk as a frame; retain keeps the chunk ours
 	// after completion. Flush hands queued frames to the kernel.
 	Send(addr uint64, n int, retain bool) bool
+	// SendSegs queues a frame of several segments, at most MaxSegs, each within a
+	// chunk or within as much of the program's memory in the UMEM.
+	SendSegs(segs []xdpnic.Desc, retain bool) bool
+	MaxSegs() int
 	InFlight(addr uint64) bool
 	Pending() int
 	Flush() error
@@ -45,6 +49,7 @@ type Port interface {
 
 const (
 	rxBatch      = 64  // frames leased at once
+	refillBatch  = 16  // chunks received before the kernel is given them back
 	kickBatch    = 32  // frames queued before the kernel is told, in a burst
 	controlSpare = 8   // TX chunks that data leaves for acknowledgements and the like
 	pollsPerTime = 256 // idle polls between two looks at the clock
@@ -61,10 +66,11 @@ const never = math.MaxInt64
 // into completions, in the goroutine of whoever posts, polls or waits. mu
 // guards everything but the atomics; it is never held while sleeping.
 type port struct {
-	mu  sync.Mutex
-	nic Port
-	mem []byte       // the UMEM, to reach retained frames by their address
-	now func() int64 // the time in ns
+	mu       sync.Mutex
+	nic      Port
+	mem      []byte       // the UMEM, to reach retained frames by their address
+	txChunks int          // that there are
+	now      func() int64 // the time in ns
 
 	vis       []*VI           // connected ones, by the low 16 bits of the VI number
 	own       map[uint32]bool // numbers of all VIs
@@ -78,17 +84,24 @@ type port struct {
 	window    int     // frames that each connection may be sent
 	active    int     // connections
 
-	looped []loopFrame // on their way between VIs of this port
-	gone   bool        // the interface is
-	fallen bool        // and every connection was told
+	looped   []loopFrame // on their way between VIs of this port
+	loopback [1]xdpnic.Frame
+	gone     bool // the interface is
+	fallen   bool // and every connection was told
 
 	frames [rxBatch]xdpnic.Frame
 	pkt    wire.Packet
 	record wire.Record
 	held   heldFrames
+	early  [rxBatch]xdpnic.Frame // one of them that is being delivered
+	late   [rxBatch]xdpnic.Frame // or given up, which may happen meanwhile
+	chains chains                // long frames under way, and room to build one
 	stats  Counters
 
-	polls    atomic.Uint32 // signs of life of a polling program
+	leased, refillAt int // chunks received since the last Refill, and how many at most
+
+	idle     atomic.Uint32 // polls in vain: with turns, the signs of life of a program
+	turns    uint32        // polls that found frames, posts
 	armed    atomic.Int64  // handlers that wait for a completion
 	roused   chan struct{} // tells background that there are handlers, or messages that wait
 	holds    atomic.Uint32 // times that a message has begun to wait for company
@@ -108,8 +121,11 @@ func newPort(nic Port, mem []byte, silence time.Duration, now func() int64) *por
 		sleeping: make(chan struct{}, 1), closed: make(chan struct{}), own: make(map[uint32]bool),
 	}
 	p.due.Store(never)
+	p.txChunks = nic.TxFree()
 	p.share()
+	p.refillAt = min(refillBatch, max(1, nic.RxChunks()/8))
 	p.held.init(nic.RxChunks())
+	p.chains.init(nic.MaxSegs())
 	p.stopped.Add(1)
 	go p.background()
 	return p
@@ -122,12 +138,18 @@ func (p *port) stop() {
 	p.stopped.Wait()
 	// Whoever was asleep in the port has left when the token can be had.
 	p.sleeping <- struct{}{}
+	p.refill()
 }
 
 // share divides the chunks for arriving frames among the connections, with a
-// quarter in reserve.
+// quarter in reserve. A unit of the window takes one chunk, or several small
+// ones.
 func (p *port) share() {
-	p.window = max(leastWindow, min(maxWindow, p.nic.RxChunks()*3/4/max(p.active, 1)))
+	chunks := 1
+	if _, rx := p.nic.FrameCap(); p.nic.MaxSegs() > 1 {
+		chunks = (wire.WindowUnit + rx - 1) / rx
+	}
+	p.window = max(leastWindow, min(maxWindow, p.nic.RxChunks()*3/4/chunks/max(p.active, 1)))
 }
 
 func (p *port) isClosed() bool {
@@ -142,16 +164,13 @@ func (p *port) isClosed() bool {
 // busy says whether there is something to do: frames, or, looked at now and
 // then, something that time alone has made due. Without the lock.
 func (p *port) busy() bool {
-	if p.nic.Ready() {
-		p.polls.Add(1)
-		return true
-	}
-	return p.polls.Add(1)%pollsPerTime == 0 && p.now() >= p.due.Load()
+	return p.nic.Ready() || p.idle.Add(1)%pollsPerTime == 0 && p.now() >= p.due.Load()
 }
 
 // poll makes progress if there is something to do and nobody else is at it.
 func (p *port) poll() {
 	if p.busy() && p.mu.TryLock() {
+		p.turns++
 		p.progress(p.now(), false)
 		p.mu.Unlock()
 	}
@@ -197,7 +216,10 @@ func (p *port) finish(now int64, quiet bool) {
 	if len(p.timers) > 0 {
 		due = min(due, p.timers[0].due)
 	}
-	p.due.Store(due)
+	// Too early is no harm, and a store that can be saved is time.
+	if old := p.due.Load(); due < old || old <= now || quiet {
+		p.due.Store(due)
+	}
 	if by := p.sleepBy.Load(); by != 0 && due < by {
 		p.nic.Wake() // who sleeps must sleep less
 	}
@@ -273,14 +295,15 @@ func (p *port) flush() {
 func (p *port) receiveAll(now int64) {
 	for range 4 {
 		n := p.nic.Receive(p.frames[:])
-		for i := range p.frames[:n] {
-			f := &p.frames[i]
-			if !p.receive(f, now) {
-				p.nic.Recycle(f.Addr)
+		for i, k := 0, 0; i < n; i = k {
+			for k = i + 1; p.frames[k-1].More && k < n; k++ {
+			}
+			if !p.receive(p.frames[i:k], now) {
+				p.recycle(p.frames[i:k])
 			}
 		}
-		if n > 0 {
-			p.nic.Refill()
+		if p.leased += n; p.leased >= p.refillAt {
+			p.refill()
 		}
 		if n < len(p.frames) {
 			return
@@ -288,27 +311,60 @@ func (p *port) receiveAll(now int64) {
 	}
 }
 
-// heldFrames keeps the leases of frames that came early, by number.
+// refill gives the kernel the chunks that were recycled. It reads that ring from
+// another CPU, so that each store there costs: it is done for several at once,
+// and before somebody sleeps.
+func (p *port) refill() {
+	p.leased = 0
+	p.nic.Refill()
+}
+
+// recycle ends the lease of a frame.
+func (p *port) recycle(frame []xdpnic.Frame) {
+	for i := range frame {
+		p.nic.Recycle(frame[i].Addr)
+	}
+}
+
+// heldFrames keeps the leases of frames that came early: a place for each chunk
+// there is, those of one frame chained.
 type heldFrames struct {
-	frames []xdpnic.Frame
+	places []heldChunk
 	free   []uint32
 }
 
+type heldChunk struct {
+	chunk xdpnic.Frame
+	next  uint32 // the frame's next chunk, if chunk.More
+}
+
 func (h *heldFrames) init(n int) {
-	h.frames = make([]xdpnic.Frame, n)
+	h.places = make([]heldChunk, n)
 	for i := range n {
 		h.free = append(h.free, uint32(n-1-i))
 	}
 }
 
-func (h *heldFrames) put(f *xdpnic.Frame) uint64 {
-	i := h.free[len(h.free)-1] // one place for each chunk there is
-	h.free = h.free[:len(h.free)-1]
-	h.frames[i] = *f
-	return uint64(i)
+// put keeps a frame and returns by what take knows it.
+func (h *heldFrames) put(frame []xdpnic.Frame) uint64 {
+	next := uint32(0)
+	for k := len(frame) - 1; k >= 0; k-- {
+		i := h.free[len(h.free)-1]
+		h.free = h.free[:len(h.free)-1]
+		h.places[i] = heldChunk{frame[k], next}
+		next = i
+	}
+	return uint64(next)
 }
 
-func (h *heldFrames) take(tag uint64) xdpnic.Frame {
-	h.free = append(h.free, uint32(tag))
-	return h.frames[tag]
+// take gives a frame back, in the room of into.
+func (h *heldFrames) take(tag uint64, into []xdpnic.Frame) []xdpnic.Frame {
+	frame := into[:0]
+	for i := uint32(tag); ; i = h.places[i].next {
+		h.free = append(h.free, i)
+		frame = append(frame, h.places[i].chunk)
+		if !h.places[i].chunk.More {
+			return frame
+		}
+	}
 }

@@ -26,9 +26,9 @@ var (
 // returned is about the descriptor itself.
 func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	p := v.port
-	p.polls.Add(1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.turns++
 	switch {
 	case v.gone.Load():
 		return opError(op, v, ErrInvalidParameter, errDestroyed)
@@ -87,7 +87,7 @@ func (v *VI) home(d *Descriptor, h MemHandle) (*memreg.Region, error) {
 	if err == nil && d.SegCount > 2 && d.SegCount <= MaxSegments+1 {
 		_, home, err = v.nic.mem.Resolve(h, d.Addr(), ControlSegmentSize+uint32(d.SegCount)*DataSegmentSize, v.tag)
 	}
-	if err == nil && !home.Acquire() {
+	if err == nil && !home.Hold() {
 		err = memreg.ErrHandle
 	}
 	return home, err
@@ -138,7 +138,7 @@ func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
 			continue
 		}
 		data, region, err := v.nic.mem.Resolve(s.Handle, s.Data, s.Length, v.tag)
-		if err != nil || !region.Acquire() {
+		if err != nil || !region.Hold() {
 			return StatusProtectionError
 		}
 		e.segs = append(e.segs, segment{data, region})
@@ -198,6 +198,7 @@ func (v *VI) dequeue(q *workQueue) (*Descriptor, error) {
 		if !p.busy() || !p.mu.TryLock() {
 			return q.notReady()
 		}
+		p.turns++
 		p.progress(p.now(), false)
 	}
 	if !q.ready() {

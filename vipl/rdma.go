@@ -53,7 +53,7 @@ func (p *port) placeWrite(c *conn, pkt *wire.Packet, now int64) {
 	if pkt.Flags&wire.FlagFirst != 0 {
 		c.part, c.written = wire.KindWrite, 0
 	}
-	n := len(pkt.Payload)
+	n := int(pkt.Length)
 	if uint64(c.written)+uint64(n) > uint64(v.attrs.MaxTransferSize) {
 		p.nonsense(c, now)
 		return
@@ -91,15 +91,20 @@ func (p *port) placeWrite(c *conn, pkt *wire.Packet, now int64) {
 
 // writeTo copies the frame's bytes to where it says, in ascending order.
 func (p *port) writeTo(v *VI, pkt *wire.Packet) error {
-	if len(pkt.Payload) == 0 {
+	if pkt.Length == 0 {
 		return nil
 	}
 	dst, region, err := v.nic.mem.ResolveRemote(
-		MemHandle(pkt.RemoteHandle), pkt.RemoteAddr, uint32(len(pkt.Payload)), v.tag, memreg.RemoteWrite)
+		MemHandle(pkt.RemoteHandle), pkt.RemoteAddr, uint32(pkt.Length), v.tag, memreg.RemoteWrite)
 	if err != nil {
 		return err
 	}
-	copyAscending(dst, pkt.Payload)
+	last := pkt.Payload
+	for _, b := range pkt.Rest {
+		dst = dst[copy(dst, last):]
+		last = b
+	}
+	copyAscending(dst, last)
 	region.Release()
 	return nil
 }
@@ -127,13 +132,13 @@ func (p *port) askRead(c *conn, e *posted, now int64) bool {
 func (p *port) takeRead(c *conn, pkt *wire.Packet, now int64) {
 	v := c.vi
 	r := answer{addr: pkt.RemoteAddr, handle: MemHandle(pkt.RemoteHandle), length: pkt.Immediate, seq: pkt.Seq}
-	if c.part != 0 || len(pkt.Payload) > 0 || len(c.answers) == maxReads || uint64(r.length) > uint64(v.attrs.MaxTransferSize) {
+	if c.part != 0 || pkt.Length > 0 || len(c.answers) == maxReads || uint64(r.length) > uint64(v.attrs.MaxTransferSize) {
 		p.nonsense(c, now)
 		return
 	}
 	err := errReadRefused
 	if v.attrs.EnableRdmaRead {
-		err = p.readFrom(v, &r, nil)
+		err = p.readFrom(v, &r)
 	}
 	if err != nil {
 		p.refuseRead(c, r.seq, err, now)
@@ -146,9 +151,9 @@ func (p *port) takeRead(c *conn, pkt *wire.Packet, now int64) {
 	p.enqueue(c)
 }
 
-// readFrom checks that the rest of r may be read, and copies its next len(b)
-// bytes.
-func (p *port) readFrom(v *VI, r *answer, b []byte) error {
+// readFrom checks that the rest of r may be read, and copies its next bytes to
+// parts.
+func (p *port) readFrom(v *VI, r *answer, parts ...[]byte) error {
 	if r.length == 0 {
 		return nil
 	}
@@ -157,7 +162,9 @@ func (p *port) readFrom(v *VI, r *answer, b []byte) error {
 	if err != nil {
 		return err
 	}
-	copy(b, src)
+	for _, b := range parts {
+		src = src[copy(b, src):]
+	}
 	region.Release()
 	return nil
 }
@@ -168,18 +175,27 @@ func (p *port) refuseRead(c *conn, seq uint32, err error, now int64) {
 	p.refuseAt(c, wire.ReasonRDMARead, seq, err, now)
 }
 
+// answerPiece is how many bytes of the oldest read the next frame has.
+func (c *conn) answerPiece() int {
+	r := &c.answers[0]
+	return min(c.payload, int(r.length-r.moved))
+}
+
 // sendAnswer sends the next frame of the oldest read that is being served.
 // False: the port is full; c comes up again.
 func (p *port) sendAnswer(c *conn, now int64) bool {
-	addr, chunk, ok := p.chunk(c)
-	if !ok {
+	r := &c.answers[0]
+	n := c.answerPiece()
+	if !p.beginLong(c, n) || !p.roomForLong(c, n) {
 		return false
 	}
-	r := &c.answers[0]
-	n := min(c.payload, int(r.length-r.moved))
-	b := c.template.Put(chunk, wire.HeaderLen+n)
-	if err := p.readFrom(c.vi, r, b[wire.HeaderLen:]); err != nil {
-		p.nic.Release(addr)
+	l := &p.chains
+	head := l.parts[0]
+	l.parts[0] = head[wire.HeaderLen:]
+	err := p.readFrom(c.vi, r, l.parts...)
+	l.parts[0] = head
+	if err != nil {
+		p.giveUp(&l.now)
 		seq := r.seq
 		c.answers = c.answers[:0]
 		p.refuseRead(c, seq, err, now)
@@ -191,7 +207,11 @@ func (p *port) sendAnswer(c *conn, now int64) bool {
 	if r.moved+uint32(n) == r.length {
 		h.Flags = wire.FlagLast
 	}
-	if !p.launch(c, addr, b, now) {
+	if len(l.now.segs) == 1 {
+		if !p.launch(c, l.now.segs[0].Addr, head, now) {
+			return false
+		}
+	} else if !p.launchLong(c, n, now) {
 		return false
 	}
 	c.replied, c.replySeq = true, h.Seq
@@ -213,13 +233,13 @@ func (p *port) takeReadData(c *conn, pkt *wire.Packet, now int64) {
 		}
 	}
 	if e == nil || pkt.Immediate != e.first || pkt.RemoteAddr != uint64(e.moved) ||
-		uint64(e.moved)+uint64(len(pkt.Payload)) > uint64(e.length) {
+		uint64(e.moved)+uint64(pkt.Length) > uint64(e.length) {
 		p.nonsense(c, now)
 		return
 	}
-	e.place(pkt.Payload)
+	e.placeAll(pkt)
 	last := pkt.Flags&wire.FlagLast != 0
-	if last != (e.moved == e.length) || !last && len(pkt.Payload) == 0 {
+	if last != (e.moved == e.length) || !last && pkt.Length == 0 {
 		p.nonsense(c, now)
 		return
 	}

@@ -62,8 +62,13 @@ func descRegion(t testing.TB, n *vipl.Nic, size int) (*vipl.Region, *vipl.Descri
 const descSpace = 4096 // more than a descriptor of 252 segments takes
 
 func TestScatterGather(t *testing.T) {
+	t.Run("short frames", func(t *testing.T) { scatterGather(t, memoryConfig{}) })
+	t.Run("long frames", func(t *testing.T) { scatterGather(t, longFrames) })
+}
+
+func scatterGather(t *testing.T, c memoryConfig) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n, va, vb := connected(t, memoryConfig{}, level)
+		n, va, vb := connected(t, c, level)
 		const room = 200_000
 		ra, da := descRegion(t, n.a.Nic, room)
 		rb, db := descRegion(t, n.b.Nic, room)
@@ -74,6 +79,7 @@ func TestScatterGather(t *testing.T) {
 		for _, c := range []struct{ send, recv, bytes int }{
 			{1, 1, 1}, {2, 2, 3}, {3, 1, 1000}, {1, 3, 1000}, {2, 252, 5001}, {252, 2, 5001}, {252, 252, 100_003},
 			{252, 252, 100}, {7, 5, 1424}, {7, 5, 1425}, {100, 200, 65_535}, {252, 1, 0},
+			{3, 4, 4007}, {16, 1, 65_411}, {1, 1, 65_411}, {1, 1, 65_412}, {2, 2, 131_000},
 		} {
 			clear(rb.Bytes()[descSpace:])
 			from := scattered(rng, ra, descSpace, c.send, c.bytes)

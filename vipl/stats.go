@@ -10,12 +10,12 @@ import (
 // gave; the drops name why one went no further.
 type Counters struct {
 	Frames   uint64 // frames received
+	Chained  uint64 // of them, in several chunks
 	Messages uint64 // messages delivered
 	Writes   uint64 // RDMA writes of peers placed
 	Reads    uint64 // RDMA reads of peers served
 
 	Malformed   uint64 // drop: not a frame of ours, or lengths that disagree
-	Chained     uint64 // drop: frame of several segments
 	UnknownVI   uint64 // drop: no such VI, or an earlier generation of it
 	WrongKey    uint64 // drop: key of another connection
 	WrongSource uint64 // drop: from another host than the peer
@@ -35,6 +35,7 @@ type Counters struct {
 	ErrorsDropped uint64 // asynchronous errors that the program's handler was too slow for
 
 	Packed      uint64 // messages sent in a frame with others
+	Lent        uint64 // frames sent whose data the kernel read where the program has it
 	Resent      uint64 // frames sent again
 	Acks        uint64 // acknowledgements sent alone
 	Probes      uint64 // keepalives sent

@@ -159,6 +159,7 @@ func (p *port) sleep(w waitable, end int64) {
 	p.mu.Lock()
 	now := p.now()
 	p.progress(now, true)
+	p.refill()
 	by := min(end, p.due.Load(), now+int64(sleepLimit))
 	p.sleepBy.Store(by)
 	p.mu.Unlock()
@@ -179,6 +180,13 @@ func (p *port) rouse() {
 	}
 }
 
+// life changes with each sign of life of the program.
+func (p *port) life() uint32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.idle.Load() + p.turns
+}
+
 // background keeps the port alive while the program neither posts, polls nor
 // waits. As long as it does, background looks in only now and then, and stays
 // out of the kernel's wait queue, where it would cost each frame a wake-up.
@@ -188,7 +196,7 @@ func (p *port) background() {
 	timer := time.NewTimer(tick)
 	defer timer.Stop()
 	holds := p.holds.Load()
-	for last := p.polls.Load(); ; timer.Reset(tick) {
+	for last := p.life(); ; timer.Reset(tick) {
 		p.tick.Store(int64(tick))
 		select {
 		case <-p.closed:
@@ -196,14 +204,14 @@ func (p *port) background() {
 		case <-timer.C:
 		case <-p.roused:
 		}
-		seen := p.polls.Load()
+		seen := p.life()
 		calls := seen - last
 		last = seen
 		if calls == 0 || p.armed.Load() > 0 {
 			tick = tickLeast
 			select {
 			case p.sleeping <- struct{}{}:
-				for (p.polls.Load() == last || p.armed.Load() > 0) && !p.isClosed() {
+				for (p.life() == last || p.armed.Load() > 0) && !p.isClosed() {
 					p.sleep(nil, never)
 				}
 				<-p.sleeping

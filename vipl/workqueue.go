@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"viaxdp/memreg"
+	"viaxdp/wire"
 )
 
 // MaxDescriptorsPerQueue is the number of descriptors that may be posted on
@@ -36,6 +37,7 @@ type posted struct {
 	off     int    // and offset in it
 	begun   bool   // a frame was sent
 	packed  bool   // in a frame with others
+	lent    bool   // frames have parts of its memory, not copies: done when they are acknowledged
 	done    bool   // RDMA read: everything has come
 	first   uint32 // sequence numbers of the message's first frame
 	last    uint32 // and last frame
@@ -106,7 +108,7 @@ func (q *workQueue) push() *posted {
 	}
 	e := q.at(q.tail.Load())
 	e.moved, e.seg, e.off, e.arrived, e.status = 0, 0, 0, 0, 0
-	e.begun, e.packed, e.done = false, false, false
+	e.begun, e.packed, e.lent, e.done = false, false, false, false
 	return e
 }
 
@@ -160,6 +162,19 @@ func (e *posted) place(b []byte) int {
 	return n
 }
 
+// placeAll places what a frame has of a message. False: there is no room for it.
+func (e *posted) placeAll(pkt *wire.Packet) bool {
+	if e.place(pkt.Payload) < len(pkt.Payload) {
+		return false
+	}
+	for _, b := range pkt.Rest {
+		if e.place(b) < len(b) {
+			return false
+		}
+	}
+	return true
+}
+
 // gather copies the next len(b) bytes of a message out of the segments.
 func (e *posted) gather(b []byte) {
 	for n := 0; n < len(b); {
@@ -178,13 +193,13 @@ func (e *posted) gather(b []byte) {
 func (e *posted) release() {
 	for i := range e.segs {
 		if r := e.segs[i].region; r != nil { // nil: an empty segment
-			r.Release()
+			r.Unhold()
 		}
 		e.segs[i] = segment{}
 	}
 	e.segs = e.segs[:0]
 	if e.home != nil {
-		e.home.Release()
+		e.home.Unhold()
 		e.home = nil
 	}
 }

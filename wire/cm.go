@@ -106,7 +106,7 @@ func (r CMReason) String() string {
 //	24 first sequence       28 window           30 max payload
 //	32 max transfer size                        36 QoS
 //	40 level    41 reason   42 From length      43 To length
-//	44 CRC32C of the message, this field as 0
+//	44 CRC32C of what follows, then what comes before
 //	48 From discriminator, To discriminator
 //
 // Fields that a type does not use are 0 on the wire; a message in which they
@@ -120,7 +120,7 @@ type CM struct {
 	VI          uint32 // VI number, not 0
 	Key         uint64 // key that frames to the sender must carry
 	Seq         uint32 // first sequence number that the sender will use
-	Window      uint16 // frames that the sender can take at first
+	Window      uint16 // units that the sender can take at first, see Header
 	MaxPayload  uint16 // UDP payload bytes of the largest frame that the sender takes
 	Level       uint8  // reliability level: 1, 2 or 4 as VIPL numbers them
 	Flags       uint16 // CMRdmaWrite, CMRdmaRead, CMPeer

@@ -201,7 +201,7 @@ func TestCMRefuses(t *testing.T) {
 		to   byte
 		want error
 	}{
-		{"version", 0, 0xA2, ErrVersion},
+		{"version", 0, 0xA3, ErrVersion},
 		{"data frame", 1, byte(KindData), ErrKind},
 		{"type", 1, KindConnect | 0x20, ErrCM},
 		{"flags", 2, 0x80, ErrCM},
@@ -225,7 +225,7 @@ func TestCMRefuses(t *testing.T) {
 	if _, err := ParseCM(b); !errors.Is(err, ErrCM) {
 		t.Errorf("65 bytes of discriminator: %v", err)
 	}
-	for _, b := range [][]byte{nil, good[:23], {Version, byte(KindData), 23: 0}, {0xA2, KindConnect | 1, 23: 0}, {Version, KindConnect | 0x11, 23: 0}} {
+	for _, b := range [][]byte{nil, good[:23], {Version, byte(KindData), 23: 0}, {0xA3, KindConnect | 1, 23: 0}, {Version, KindConnect | 0x11, 23: 0}} {
 		if _, _, ok := PeekCM(b); ok {
 			t.Errorf("PeekCM took %x", b)
 		}

@@ -14,7 +14,7 @@
 //	16 sequence            20 cumulative acknowledgement
 //	24 window   26 length  28 immediate data
 //	32 remote address                           40 remote handle
-//	44 CRC32C of header and payload
+//	44 CRC32C of the payload, then the header up to here
 //
 // The payload is a piece of a message, or, in a pack, several small messages
 // whole, each behind a head of 4 or 8 bytes (pack.go).

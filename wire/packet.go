@@ -29,12 +29,14 @@ func HostOf(a netip.Addr) Host {
 	return Host{binary.BigEndian.Uint64(b[:]), binary.BigEndian.Uint64(b[8:])}
 }
 
-// Packet is a decoded frame. Payload points into the frame.
+// Packet is a decoded frame. Payload points into the frame; of a frame in
+// several buffers it is what the first one has of it, and Rest has the others.
 type Packet struct {
 	Header
 	Src     Host
 	Payload []byte
-	udp     []byte // VIA header and payload, for Verify
+	Rest    [][]byte
+	udp     []byte // VIA header and payload in the first buffer, for Verify
 }
 
 // Decode reads a whole Ethernet frame: lower headers, VIA header, lengths,
@@ -42,6 +44,34 @@ type Packet struct {
 // ignored. It accepts what the demux program redirects: one VLAN tag at most,
 // no IPv4 options, no fragments, no IPv6 extension headers.
 func (p *Packet) Decode(frame []byte) error {
+	p.Rest = nil
+	return p.decode(frame, 0)
+}
+
+// DecodeChain is Decode for a frame in several buffers, of which the first one
+// has all headers. rest is kept, and its elements may become shorter.
+func (p *Packet) DecodeChain(frame []byte, rest [][]byte) error {
+	more := 0
+	for _, b := range rest {
+		more += len(b)
+	}
+	p.Rest = nil
+	if err := p.decode(frame, more); err != nil {
+		return err
+	}
+	missing := int(p.Length) - len(p.Payload)
+	n := 0
+	for ; missing > 0; n++ {
+		rest[n] = rest[n][:min(missing, len(rest[n]))]
+		missing -= len(rest[n])
+	}
+	p.Rest = rest[:n]
+	return nil
+}
+
+// decode reads the headers at the start of a frame that has more bytes in other
+// buffers.
+func (p *Packet) decode(frame []byte, more int) error {
 	if len(frame) < ethLen+ip4Len+udpLen+HeaderLen {
 		return ErrShort
 	}
@@ -78,20 +108,19 @@ func (p *Packet) Decode(frame []byte) error {
 		return ErrProtocol
 	}
 	n := int(binary.BigEndian.Uint16(b[4:]))
-	if n < udpLen+HeaderLen || n > len(b) {
+	if n < udpLen+HeaderLen || n > len(b)+more {
 		return ErrLength
 	}
-	p.udp = b[udpLen:n]
-	if err := p.Header.parse(p.udp); err != nil {
+	p.udp = b[udpLen:min(n, len(b))]
+	if err := p.Header.parse(p.udp, n-udpLen); err != nil {
 		return err
 	}
 	p.Payload = p.udp[HeaderLen:]
 	return nil
 }
 
-// Verify checks the CRC32C of a decoded packet. It writes to the frame while it
-// does, and leaves it as it was.
-func (p *Packet) Verify() error { return verify(p.udp) }
+// Verify checks the CRC32C of a decoded packet.
+func (p *Packet) Verify() error { return verify(p.udp, p.Rest...) }
 
 // Link is the way from one end to the other, as the lower headers name it.
 type Link struct {
@@ -157,6 +186,12 @@ func (t *Template) Len() int { return t.n }
 // Put writes the lower headers at b for a datagram of n bytes, VIA header
 // included, and returns the n bytes behind them.
 func (t *Template) Put(b []byte, n int) []byte {
+	t.PutHead(b, n)
+	return b[t.n : t.n+n]
+}
+
+// PutHead is Put for a datagram of which b need not have room for all.
+func (t *Template) PutHead(b []byte, n int) {
 	copy(b, t.b[:t.n])
 	ip := b[t.ip:]
 	udp := b[t.n-udpLen:]
@@ -171,7 +206,6 @@ func (t *Template) Put(b []byte, n int) []byte {
 		binary.BigEndian.PutUint16(ip[4:], uint16(udpLen+n))
 	}
 	binary.BigEndian.PutUint16(udp[4:], uint16(udpLen+n))
-	return b[t.n : t.n+n]
 }
 
 // PayloadRoom is the number of payload bytes that fit in a frame whose IP

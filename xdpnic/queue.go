@@ -7,6 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Desc is a segment of a frame as the TX ring knows it: address in the UMEM and
+// length.
+type Desc = xdp.Desc
+
 // Frame is one received segment.
 type Frame struct {
 	Addr uint64 // address of Data in the UMEM; Recycle takes it

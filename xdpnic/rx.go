@@ -136,6 +136,10 @@ func (q *Queue) FrameCap() (tx, rx int) {
 	return q.cfg.ChunkSize, q.cfg.ChunkSize - PacketHeadroom - q.cfg.Headroom
 }
 
+// MaxSegs is the largest number of segments of a frame, 1 without multi-buffer.
+// Any goroutine.
+func (q *Queue) MaxSegs() int { return q.maxSegs }
+
 // RxChunks is the number of RX chunks: how many segments can arrive before
 // anything is recycled. Any goroutine.
 func (q *Queue) RxChunks() int { return q.cfg.RxChunks }

@@ -22,15 +22,22 @@ type lane struct {
 }
 
 var lanes = []lane{
-	{name: "memory", text: "queues joined in memory", short: true, config: inMemory(xdpnictest.Faults{})},
+	{name: "memory", text: "queues joined in memory", short: true, config: inMemory(xdpnictest.Faults{}, 0)},
 	{
 		name: "memory with faults", text: "the same, where frames get lost, damaged, come twice, overtake each other and take their time",
 		config: lossy(inMemory(xdpnictest.Faults{
 			Seed: 42, Loss: 0.01, Corrupt: 0.01, Dup: 0.02, Reorder: 0.02, Jitter: 50 * time.Microsecond,
-		})),
+		}, 0)),
+	},
+	{
+		name: "memory, long frames", text: "the same with frames of up to nine chunks",
+		config: lossy(inMemory(xdpnictest.Faults{
+			Seed: 43, Loss: 0.01, Corrupt: 0.01, Dup: 0.02, Reorder: 0.02, Jitter: 50 * time.Microsecond,
+		}, longMTU)),
 	},
 	{name: "veth generic", text: "AF_XDP over a veth pair, generic mode, MTU 1500", short: true, veth: true, config: overVeth(1500, xdpnic.ModeGeneric)},
 	{name: "veth generic 9000", text: "the same with MTU 9000", veth: true, config: overVeth(9000, xdpnic.ModeGeneric)},
+	{name: "veth generic 65535", text: "the same with MTU 65535", veth: true, config: overVeth(65535, xdpnic.ModeGeneric)},
 	{name: "veth native", text: "AF_XDP over a veth pair, native mode, MTU 1500", veth: true, config: overVeth(1500, xdpnic.ModeNative)},
 }
 
@@ -68,15 +75,20 @@ const arenaBytes = 16 << 20
 // be; no shorter than what a busy machine may keep a living one from its work.
 const shortSilence = 300 * time.Millisecond
 
-// inMemory is NICs over a wire in memory. When they are closed no chunk may be
-// missing.
-func inMemory(f xdpnictest.Faults) vipltest.Config {
+// longMTU makes frames of several chunks, which have 2048 bytes.
+const longMTU = 15_000
+
+// inMemory is NICs over a wire in memory, on queues that take frames of several
+// chunks if the MTU, 1500 when it is 0, asks for it. When they are closed no
+// chunk may be missing.
+func inMemory(f xdpnictest.Faults, mtu int) vipltest.Config {
 	open := func(t testing.TB, silence time.Duration) (a, b *vipl.Nic, wire *xdpnictest.Wire) {
 		t.Helper()
 		wire = xdpnictest.NewWire()
 		t.Cleanup(wire.Close)
 		fabric := kagenttest.NewFabric(kagenttest.Faults{})
-		a, b = openInMemory(t, wire, fabric.Agent("a"), silence), openInMemory(t, wire, fabric.Agent("b"), silence)
+		a = openInMemory(t, wire, fabric.Agent("a"), mtu, silence)
+		b = openInMemory(t, wire, fabric.Agent("b"), mtu, silence)
 		wire.SetFaults(f)
 		return a, b, wire
 	}
@@ -92,9 +104,12 @@ func inMemory(f xdpnictest.Faults) vipltest.Config {
 	}
 }
 
-func openInMemory(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, silence time.Duration) *vipl.Nic {
+func openInMemory(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, mtu int, silence time.Duration) *vipl.Nic {
 	t.Helper()
-	c := xdpnictest.Config{RxChunks: rxChunks}
+	c := xdpnictest.Config{RxChunks: rxChunks, MultiBuffer: mtu > 0}
+	if mtu > 0 {
+		agent.SetMTU(mtu)
+	}
 	pool := c.PoolBytes()
 	arena, err := hugepages.New(hugepages.Config{Size: pool + arenaBytes, Reserve: pool, Policy: hugepages.Avoid})
 	if err != nil {

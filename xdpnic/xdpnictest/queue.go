@@ -161,6 +161,14 @@ func (q *Queue) FrameCap() (tx, rx int) {
 	return q.cfg.ChunkSize, q.cfg.ChunkSize - headroom - q.cfg.Headroom
 }
 
+// MaxSegs is the largest number of segments of a frame, 1 without multi-buffer.
+func (q *Queue) MaxSegs() int {
+	if q.cfg.MultiBuffer {
+		return maxSegs
+	}
+	return 1
+}
+
 // RxChunks is the number of RX chunks.
 func (q *Queue) RxChunks() int { return q.cfg.RxChunks }
 

@@ -115,6 +115,10 @@ func (q *Queue) enqueue(op string, segs []xdp.Desc, retain bool) bool {
 			q.n.TxRefused++
 			q.wrongChunk(op, s.Addr)
 			return false
+		case i < 0 && s.Addr%q.size+uint64(s.Len) > q.size:
+			q.n.TxRefused++
+			q.misuse("%s of %d bytes at %#x, across a multiple of the chunk size", op, s.Len, s.Addr)
+			return false
 		case i >= 0 && end > q.addr(i)+q.size:
 			q.n.TxRefused++
 			q.misuse("%s of %d bytes at %#x, past the end of chunk %d", op, s.Len, s.Addr, i)

@@ -1,0 +1,277 @@
+package vipl
+
+// Steps 2 and 3 for frames that are longer than a chunk (XDP multi-buffer, where
+// the MTU allows them): several entries of the TX ring, sent and received as one
+// frame. The first one has the headers.
+//
+//	lent:    | headers |  | data, where the program has it: whole pages of the arena |
+//	         TX chunk     the program's memory
+//
+//	copied:  | headers, data |  | data |  | data |
+//	         TX chunk           TX chunk  TX chunk
+//
+// Data that lies in the arena is lent: the kernel reads it where it is, and
+// nothing is copied here. A frame that is lost needs it again; so such a
+// descriptor is done only when the peer has acknowledged it, at Reliable
+// Delivery, too. Other data is copied, and so is what many segments are gathered
+// from, the answer to an RDMA read, whose program may write there at any time,
+// and what an unreliable VI sends.
+
+import (
+	"viaxdp/wire"
+	"viaxdp/xdpnic"
+)
+
+// leastSegs is how many segments a queue must take for frames to be long: one
+// for the headers, and two for data that ends in the middle of a page.
+const leastSegs = 3
+
+// longFrame is a frame of several segments that a reliable VI has sent.
+type longFrame struct {
+	segs []xdpnic.Desc
+	own  int // so many of them, the first ones, are TX chunks
+}
+
+// chains is what long frames need: one that is being built, those that are
+// under way, and one that arrived.
+type chains struct {
+	now   longFrame
+	parts [][]byte // the bytes of now behind the lower headers
+	most  int      // segments
+
+	sent []longFrame
+	free []uint32
+
+	rest   [][]byte // of the frame that arrived, the bytes in its other chunks
+	joined []byte
+}
+
+func (l *chains) init(most int) {
+	l.most = most
+	l.now.segs = make([]xdpnic.Desc, 0, most)
+	l.parts = make([][]byte, 0, most)
+	l.rest = make([][]byte, 0, rxBatch)
+}
+
+// keep remembers the frame that was built, and returns the tag by which the
+// reliable sender knows it: like that of a short frame, with a length of 0.
+func (l *chains) keep() uint64 {
+	if len(l.free) == 0 {
+		l.free = append(l.free, uint32(len(l.sent)))
+		l.sent = append(l.sent, longFrame{segs: make([]xdpnic.Desc, 0, l.most)})
+	}
+	i := l.free[len(l.free)-1]
+	l.free = l.free[:len(l.free)-1]
+	f := &l.sent[i]
+	f.segs, f.own = append(f.segs[:0], l.now.segs...), l.now.own
+	return uint64(i) << tagShift
+}
+
+func isLong(tag uint64) bool { return tag&tagMask == 0 }
+
+// release gives the chunks of a frame back that the peer has, or never will.
+func (p *port) release(tag uint64) {
+	if !isLong(tag) {
+		p.nic.Release(tag >> tagShift)
+		return
+	}
+	i := uint32(tag >> tagShift)
+	p.giveUp(&p.chains.sent[i])
+	p.chains.free = append(p.chains.free, i)
+}
+
+func (p *port) giveUp(f *longFrame) {
+	for _, s := range f.segs[:f.own] {
+		p.nic.Release(s.Addr)
+	}
+}
+
+// fits says whether the peer's window and the network take a frame with n bytes
+// of data now. There is room for a short one.
+func (c *conn) fits(n int) bool {
+	size := c.template.Len() + wire.HeaderLen + n
+	return size <= wire.WindowUnit || c.sender == nil || c.sender.Fits(wire.Units(size))
+}
+
+// sendLong is sendPiece for n bytes that do not fit in one chunk.
+func (p *port) sendLong(c *conn, e *posted, n int, now int64) bool {
+	if !p.beginLong(c, n) {
+		return false
+	}
+	moved, seg, off := e.moved, e.seg, e.off
+	lent := c.sender != nil && p.lend(e, n)
+	if !lent {
+		if !p.roomForLong(c, n) {
+			return false
+		}
+		l := &p.chains
+		e.gather(l.parts[0][wire.HeaderLen:])
+		for _, b := range l.parts[1:] {
+			e.gather(b)
+		}
+	}
+	c.describe(e, moved)
+	if !p.launchLong(c, n, now) {
+		e.moved, e.seg, e.off = moved, seg, off
+		return false
+	}
+	if lent {
+		e.lent = true
+		p.stats.Lent++
+	}
+	return true
+}
+
+// beginLong takes a chunk for the headers of a frame with n bytes of data.
+func (p *port) beginLong(c *conn, n int) bool {
+	addr, chunk, ok := p.chunk(c)
+	if !ok {
+		return false
+	}
+	lower := c.template.Len()
+	c.template.PutHead(chunk, wire.HeaderLen+n)
+	l := &p.chains
+	l.now.segs = append(l.now.segs[:0], xdpnic.Desc{Addr: addr, Len: uint32(lower + wire.HeaderLen)})
+	l.now.own = 1
+	l.parts = append(l.parts[:0], chunk[lower:lower+wire.HeaderLen])
+	return true
+}
+
+// lend adds the next n bytes of a message to the frame where they lie. False,
+// and nothing has changed, when they are not all in the arena or in too many
+// places.
+func (p *port) lend(e *posted, n int) bool {
+	l := &p.chains
+	moved, seg, off := e.moved, e.seg, e.off
+	size, _ := p.nic.FrameCap()
+	for n > 0 {
+		s := e.segs[e.seg].data[e.off:]
+		s = s[:min(n, len(s))]
+		addr, inside := placeIn(p.mem, s)
+		for k := 0; inside && k < len(s); {
+			m := min(len(s)-k, size-int(addr)%size) // an entry does not cross a multiple of the chunk size
+			if len(l.now.segs) == l.most {
+				inside = false
+				break
+			}
+			l.now.segs = append(l.now.segs, xdpnic.Desc{Addr: addr, Len: uint32(m)})
+			addr += uint64(m)
+			k += m
+		}
+		if !inside {
+			e.moved, e.seg, e.off = moved, seg, off
+			l.now.segs, l.parts = l.now.segs[:1], l.parts[:1]
+			return false
+		}
+		if len(s) > 0 {
+			l.parts = append(l.parts, s)
+		}
+		n -= len(s)
+		e.moved += uint32(len(s))
+		if e.off += len(s); e.off == len(e.segs[e.seg].data) {
+			e.seg++
+			e.off = 0
+		}
+	}
+	return true
+}
+
+// roomForLong adds room for n bytes of data in TX chunks. False: there are not
+// enough; the frame is given up, and c comes up again.
+func (p *port) roomForLong(c *conn, n int) bool {
+	l := &p.chains
+	size, _ := p.nic.FrameCap()
+	first := &l.now.segs[0]
+	k := min(n, size-int(first.Len))
+	l.parts[0] = l.parts[0][:wire.HeaderLen+k]
+	first.Len += uint32(k)
+	for n -= k; n > 0; n -= k {
+		addr, chunk, ok := p.chunk(c)
+		if !ok {
+			p.giveUp(&l.now)
+			return false
+		}
+		k = min(n, size)
+		l.now.segs = append(l.now.segs, xdpnic.Desc{Addr: addr, Len: uint32(k)})
+		l.now.own++
+		l.parts = append(l.parts, chunk[:k])
+	}
+	return true
+}
+
+// launchLong is launch for the frame that was built, with n bytes of data.
+func (p *port) launchLong(c *conn, n int, now int64) bool {
+	l, h := &p.chains, &c.header
+	units := wire.Units(c.template.Len() + wire.HeaderLen + n)
+	if c.sender != nil && c.asksAck(units) {
+		h.Flags |= wire.FlagAckNow
+	}
+	h.Seq = c.nextSeq()
+	h.Length = uint16(n)
+	p.stamp(c)
+	h.Put(l.parts[0])
+	wire.Seal(l.parts[0], l.parts[1:]...)
+	if !p.nic.SendSegs(l.now.segs, c.sender != nil) {
+		p.giveUp(&l.now)
+		p.enqueue(c)
+		return false
+	}
+	if c.sender == nil {
+		c.seq++
+	} else {
+		c.sender.Send(now, l.keep(), units)
+		p.timers.schedule(c, c.sender.Deadline())
+	}
+	if p.nic.Pending() >= kickBatch {
+		p.flush()
+	}
+	return true
+}
+
+// resendLong puts a long frame on the ring again.
+func (p *port) resendLong(c *conn, f *longFrame, more wire.Flags) resendResult {
+	for _, s := range f.segs[:f.own] {
+		if p.nic.InFlight(s.Addr) {
+			if p.flush(); p.nic.InFlight(s.Addr) {
+				return notYet
+			}
+		}
+	}
+	p.stamp(c)
+	l := &p.chains
+	l.parts = l.parts[:0]
+	for _, s := range f.segs {
+		l.parts = append(l.parts, p.mem[s.Addr:s.Addr+uint64(s.Len)])
+	}
+	b := l.parts[0][c.template.Len():]
+	wire.Restamp(b, c.header.Ack, c.header.Window, more, l.parts[1:]...)
+	if !p.nic.SendSegs(f.segs, true) {
+		return portFull
+	}
+	return resent
+}
+
+// decode reads a frame that arrived, in as many chunks as it has.
+func (l *chains) decode(pkt *wire.Packet, frame []xdpnic.Frame) error {
+	if len(frame) == 1 {
+		return pkt.Decode(frame[0].Data)
+	}
+	l.rest = l.rest[:0]
+	for i := range frame[1:] {
+		l.rest = append(l.rest, frame[1+i].Data)
+	}
+	return pkt.DecodeChain(frame[0].Data, l.rest)
+}
+
+// join is the payload of a frame as one piece, copied if it is in several
+// chunks. It is valid until the next call.
+func (l *chains) join(pkt *wire.Packet) []byte {
+	if len(pkt.Rest) == 0 {
+		return pkt.Payload
+	}
+	l.joined = append(l.joined[:0], pkt.Payload...)
+	for _, b := range pkt.Rest {
+		l.joined = append(l.joined, b...)
+	}
+	return l.joined
+}

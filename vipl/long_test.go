@@ -1,0 +1,173 @@
+package vipl_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"testing"
+	"time"
+
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// longFrames is a net with the largest MTU, on queues that take frames of
+// several chunks.
+var longFrames = memoryConfig{
+	mtu: 65535, arena: 8 << 20,
+	queue: xdpnictest.Config{ChunkSize: 4096, MultiBuffer: true, RxChunks: 512, TxChunks: 512},
+}
+
+// Data in the arena is lent to the kernel on reliable VIs, other memory and what
+// unreliable VIs send is copied; either way it arrives.
+func TestLongFrames(t *testing.T) {
+	const most = 200_000
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb := connected(t, longFrames, level)
+		xb := newBox(t, n.b.Nic, 1, most)
+		xa, own := newBox(t, n.a.Nic, 1, most), registered(t, n.a.Nic, most)
+		for k, size := range []int{3750, 3751, 4006, 4007, 4096, 9000, 65_439, 65_440, most} {
+			for _, from := range []*box{xa, own} {
+				before := n.a.Counters().Lent
+				fillPattern(from.buf[0][:size], k)
+				postRecv(t, vb, xb, 0, size)
+				postSend(t, va, from, 0, size)
+				received(t, vb, 0)
+				sent(t, va, 0)
+				checkPattern(t, xb.buf[0][:size], k)
+				want := uint64(0)
+				for left := size; left > 4006; left -= 65_439 { // what is shorter fits in a chunk
+					if from == xa && level != vipl.UnreliableDelivery {
+						want++
+					}
+				}
+				if lent := n.a.Counters().Lent - before; lent != want {
+					t.Errorf("%d bytes, arena %v: %d frames lent, want %d", size, from == xa, lent, want)
+				}
+			}
+		}
+		if s := n.b.Counters(); s.Chained == 0 || s.Malformed+s.Corrupt > 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// registered is a box of which the data is memory of the program's own.
+func registered(t testing.TB, n *vipl.Nic, size int) *box {
+	t.Helper()
+	x := newBox(t, n, 1, 64)
+	attributes, err := x.region.Query()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := n.RegisterMem(make([]byte, size), attributes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.buf[0] = r.Bytes()
+	x.segs[0] = r.Segment(0, size)
+	return x
+}
+
+// A frame that was lent is needed until the peer has it: the send is not done
+// before, and what is sent again is what the program's memory holds.
+func TestLentSendIsDoneWithTheAcknowledgement(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb := connected(t, longFrames, level)
+		xa, xb := newBox(t, n.a.Nic, 1, 32_000), newBox(t, n.b.Nic, 1, 32_000)
+		postRecv(t, vb, xb, 0, 32_000)
+		n.b.queue.Cut(true)
+		fillPattern(xa.buf[0], 1)
+		postSend(t, va, xa, 0, 32_000)
+		for range 100 {
+			if d, err := va.SendDone(); err != vipl.ErrNotDone {
+				t.Fatalf("done while nobody has it: %v %v", d, err)
+			}
+			time.Sleep(50 * time.Microsecond)
+		}
+		if d := xa.desc[0]; d.Status() != 0 {
+			t.Fatalf("status %v", d.Status())
+		}
+		n.b.queue.Cut(false)
+		received(t, vb, 0)
+		sent(t, va, 0)
+		checkPattern(t, xb.buf[0][:32_000], 1)
+		if n.a.Counters().Resent == 0 {
+			t.Error("nothing was sent again")
+		}
+	})
+}
+
+// A way that loses, damages, doubles and reorders long frames, on queues of few
+// chunks: every message arrives once, in order and intact.
+func TestLongFramesOverABadWay(t *testing.T) {
+	for _, chunks := range []int{32, 256} {
+		eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+			c := longFrames
+			c.queue.RxChunks, c.queue.TxChunks = chunks, chunks
+			n, va, vb := connected(t, c, level)
+			n.wire.SetFaults(xdpnictest.Faults{
+				Seed: 7, Loss: 0.03, Corrupt: 0.03, Dup: 0.03, Reorder: 0.03, Jitter: 20 * time.Microsecond,
+			})
+			const most, posted, count = 100_000, 4, 150
+			length := func(k int) int { return 4 + k*7919%(most-4) }
+			xa, xb := newBox(t, n.a.Nic, posted, most), newBox(t, n.b.Nic, posted, most)
+			for i := range posted {
+				postRecv(t, vb, xb, i, most)
+			}
+			for k := range count {
+				i := k % posted
+				fillPattern(xa.buf[i][:length(k)], k)
+				binary.BigEndian.PutUint32(xa.buf[i], uint32(k))
+				postSend(t, va, xa, i, length(k))
+				if k%2 == 0 { // two under way
+					continue
+				}
+				for j := k - 1; j <= k; j++ {
+					d := received(t, vb, 0)
+					b := xb.buf[j%posted][:length(j)]
+					if int(d.Length) != length(j) || binary.BigEndian.Uint32(b) != uint32(j) {
+						t.Fatalf("message %d: %d bytes, number %d", j, d.Length, binary.BigEndian.Uint32(b))
+					}
+					copy(b, fmt.Appendf(nil, "%s", xa.buf[j%posted][:4]))
+					fillPattern(b[:4], j)
+					checkPattern(t, b, j)
+					postRecv(t, vb, xb, j%posted, most)
+					sent(t, va, 0)
+				}
+			}
+			if s := n.a.Counters(); s.Resent == 0 || s.Lent == 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// Messages that share a frame may be cut by the receiver's chunks, which are
+// smaller than the sender thinks.
+func TestPackInSeveralChunks(t *testing.T) {
+	c := longFrames
+	c.queue.RxChunks = 1024
+	n := newMemoryNet(t, c)
+	small := c
+	small.queue.ChunkSize = 2048
+	small.queue.RxChunks = 1024
+	n.b = n.open(t, "small", small)
+	va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+	const count, size = 400, 48
+	xa, xb := newBox(t, n.a.Nic, count, size), newBox(t, n.b.Nic, count, size)
+	for i := range count {
+		postRecv(t, vb, xb, i, size)
+		fillPattern(xa.buf[i][:size], i)
+	}
+	for i := range count {
+		postSend(t, va, xa, i, size)
+	}
+	for i := range count {
+		received(t, vb, 0)
+		checkPattern(t, xb.buf[i][:size], i)
+		sent(t, va, 0)
+	}
+	if a, b := n.a.Counters(), n.b.Counters(); a.Packed == 0 || b.Chained == 0 {
+		t.Errorf("%d messages packed, %d frames in several chunks", a.Packed, b.Chained)
+	}
+}
