@@ -111,6 +111,7 @@ type Offer struct {
 	Level       uint8  // reliability level as VIPL numbers them: 1, 2 or 4
 	RDMAWrite   bool   // this side's VI takes RDMA writes
 	RDMARead    bool   // this side's VI serves RDMA reads
+	BareData    bool   // this side can do without checksums of data
 	MaxTransfer uint32 // bytes of the longest message
 	QoS         uint32
 }

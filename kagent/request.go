@@ -260,6 +260,9 @@ func (o *Offer) message(t wire.CMType) wire.CM {
 	if o.RDMARead {
 		m.Flags |= wire.CMRdmaRead
 	}
+	if o.BareData {
+		m.Flags |= wire.CMBareData
+	}
 	return m
 }
 
@@ -267,7 +270,7 @@ func offerOf(m *wire.CM) Offer {
 	return Offer{
 		VI: m.VI, Key: m.Key, Seq: m.Seq, Window: m.Window, MaxPayload: m.MaxPayload, Level: m.Level,
 		RDMAWrite: m.Flags&wire.CMRdmaWrite != 0, RDMARead: m.Flags&wire.CMRdmaRead != 0,
-		MaxTransfer: m.MaxTransfer, QoS: m.QoS,
+		BareData: m.Flags&wire.CMBareData != 0, MaxTransfer: m.MaxTransfer, QoS: m.QoS,
 	}
 }
 

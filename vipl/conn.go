@@ -21,8 +21,11 @@ type conn struct {
 	template wire.Template
 	header   wire.Header // destination and key filled in
 	payload  int         // bytes of a message in one frame, at most
+	cut      int         // likewise of the message that is being sent
 	inChunk  int         // likewise in a frame that is built in one chunk
 	inPack   int         // likewise of several messages, for a frame that the peer gets in one chunk
+	bare     bool        // checksums are of headers alone
+	packs    bool        // small messages may share a frame, and frames a doorbell
 	lent     bool        // descriptors on the ring wait for acknowledgements, as their memory is lent
 
 	sender   *reliable.Sender   // nil on an unreliable VI, as receiver
@@ -63,6 +66,8 @@ type conn struct {
 	owedSlot    int         // place in port.owed + 1
 	gathered    gathering   // small messages that wait
 	hurry       bool        // they do not wait
+	postedAt    int64       // when the program posted a send last
+	dense       bool        // and soon after the one before
 	streaming   bool        // they have waited since the last quiet moment
 	inHeld      bool        // in port.holding
 	inReady     bool        // in port.ready
@@ -93,6 +98,7 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path) (*conn, error) 
 	}
 	c := &conn{
 		vi: v, loop: path.Loopback, key: ours.Key, peer: wire.HostOf(path.Dst), template: template,
+		bare: ours.BareData && theirs.BareData, packs: !v.nic.noPacking,
 		payload: room, inChunk: inChunk, inPack: min(inChunk, rx-head),
 		header:   wire.Header{VI: theirs.VI, Key: theirs.Key},
 		ackEvery: max(1, min(16, int(ours.Window)/4)),
@@ -104,6 +110,23 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path) (*conn, error) 
 		c.receiver = reliable.NewReceiver(theirs.Seq, maxWindow)
 	}
 	return c, nil
+}
+
+// seal fills in the checksum of a frame: its header and the data in b, the rest
+// of the data in rest.
+func (c *conn) seal(b []byte, rest ...[]byte) {
+	if c.bare {
+		wire.SealHeader(b)
+		return
+	}
+	wire.Seal(b, rest...)
+}
+
+func (c *conn) verify(pkt *wire.Packet) error {
+	if c.bare {
+		return pkt.VerifyHeader()
+	}
+	return pkt.Verify()
 }
 
 // minPayload is the least room for data in a frame: a path below an MTU of
@@ -126,7 +149,7 @@ func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
 		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.window),
 		MaxPayload: uint16(min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff-ip-udp)),
 		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize), QoS: uint32(v.attrs.QoS),
-		RDMAWrite: v.attrs.EnableRdmaWrite, RDMARead: v.attrs.EnableRdmaRead,
+		RDMAWrite: v.attrs.EnableRdmaWrite, RDMARead: v.attrs.EnableRdmaRead, BareData: v.nic.bareData,
 	}
 }
 

@@ -51,7 +51,7 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 	case c.peer != pkt.Src:
 		p.stats.WrongSource++
 		return false
-	case pkt.Verify() != nil:
+	case c.verify(pkt) != nil:
 		p.stats.Corrupt++
 		if c.open && c.receiver == nil && pkt.Kind == wire.KindWrite {
 			v.report(ErrorRDMAWriteData, StatusOpRDMAWrite, wire.ErrChecksum)

@@ -78,14 +78,17 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	if !e.begun && c.reads > 0 && (e.control&ControlQFence != 0 || e.op == StatusOpRDMARead && c.reads == maxReads) {
 		return sendNothing // comes up again when a read is done
 	}
-	if c.sender != nil && (c.sender.InFlight() >= c.packAfter() || q.current+1 != q.tail.Load()) && c.small(e) {
+	if c.sender != nil && c.packs && (c.sender.InFlight() >= c.packAfter() || q.current+1 != q.tail.Load()) && c.small(e) {
 		return p.sendSmall(c, e, now)
 	}
 	ok := false
 	if e.op == StatusOpRDMARead {
 		ok = p.askRead(c, e, now)
 	} else {
-		n := min(c.payload, int(e.length-e.moved))
+		if !e.begun {
+			c.cut = c.frameFor()
+		}
+		n := min(c.cut, int(e.length-e.moved))
 		if !c.fits(n) {
 			return sendNothing // comes up again with an acknowledgement
 		}
@@ -201,7 +204,7 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	h.Length = uint16(len(b) - wire.HeaderLen)
 	p.stamp(c)
 	h.Put(b)
-	wire.Seal(b)
+	c.seal(b)
 	if !p.send(c, addr, size, c.sender != nil) {
 		p.nic.Release(addr)
 		p.enqueue(c)
@@ -304,6 +307,7 @@ func (p *port) resendShort(c *conn, addr, size uint64, more wire.Flags) resendRe
 	p.stamp(c)
 	b := p.mem[addr+uint64(c.template.Len()) : addr+size]
 	wire.Restamp(b, c.header.Ack, c.header.Window, more)
+	c.seal(b)
 	if !p.send(c, addr, int(size), true) {
 		return portFull
 	}
@@ -355,7 +359,7 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 		h.Ack = c.acked()
 	}
 	h.Put(b)
-	wire.Seal(b)
+	c.seal(b)
 	if !p.send(c, addr, c.template.Len()+len(b), false) {
 		p.nic.Release(addr)
 		return false

@@ -9,7 +9,8 @@ package vipl
 // that posts and does not come back the background goroutine sees to it, which
 // then looks in every tickLeast.
 //
-// What comes alone goes at once. Where something has waited a stream is under
+// What comes alone goes at once, and so does what comes no faster than frames can
+// be sent one by one (denseGap). Where something has waited a stream is under
 // way, and as long as it is, one frame is enough to wait for: what is posted in
 // one round trip goes together.
 
@@ -24,7 +25,17 @@ const (
 	// heldMost is how long anything may wait for company, in ns, before whoever
 	// looks in next sends it.
 	heldMost = 500_000
+	// denseGap is the time between two posts, in ns, below which sends come faster
+	// than they could go alone: a kick in copy mode takes about 1 us, and a post
+	// that rings it half of one more.
+	denseGap = 1_750
 )
+
+// paced notes that a send was posted.
+func (c *conn) paced(now int64) {
+	c.dense = now-c.postedAt < denseGap
+	c.postedAt = now
+}
 
 func (c *conn) packAfter() int {
 	if c.streaming {
@@ -75,7 +86,7 @@ func (p *port) releaseHeld(now int64) {
 // may wait for more of them.
 func (p *port) mayWait(c *conn, now int64) bool {
 	pending := p.nic.Pending()
-	if !c.open || c.sender == nil || pending == 0 || pending >= doorbellBatch ||
+	if !c.open || c.sender == nil || !c.packs || !c.dense || pending == 0 || pending >= doorbellBatch ||
 		c.sender.InFlight()-pending < c.packAfter() {
 		return false
 	}

@@ -93,6 +93,21 @@ func (c *conn) fits(n int) bool {
 	return size <= wire.WindowUnit || c.sender == nil || c.sender.Fits(wire.Units(size))
 }
 
+// quickFrame is the data in a frame of a message that is sent alone: the peer
+// copies one frame while the kernel hands over the next. A frame and what the
+// kernel adds to it then fit in 32 KB, beyond which its memory is slow to come
+// by (PAGE_ALLOC_COSTLY_ORDER, include/linux/mmzone.h).
+const quickFrame = 6 * 4096
+
+// frameFor is the most data in a frame of a message that begins now. In a stream
+// nothing is as fast as the longest.
+func (c *conn) frameFor() int {
+	if c.sender != nil && c.sender.Idle() {
+		return min(c.payload, quickFrame)
+	}
+	return c.payload
+}
+
 // sendLong is sendPiece for n bytes that do not fit in one chunk.
 func (p *port) sendLong(c *conn, e *posted, n int, now int64) bool {
 	if !p.beginLong(c, n) {
@@ -210,7 +225,7 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 	h.Length = uint16(n)
 	p.stamp(c)
 	h.Put(l.parts[0])
-	wire.Seal(l.parts[0], l.parts[1:]...)
+	c.seal(l.parts[0], l.parts[1:]...)
 	if !p.nic.SendSegs(l.now.segs, c.sender != nil) {
 		p.giveUp(&l.now)
 		p.enqueue(c)
@@ -244,7 +259,8 @@ func (p *port) resendLong(c *conn, f *longFrame, more wire.Flags) resendResult {
 		l.parts = append(l.parts, p.mem[s.Addr:s.Addr+uint64(s.Len)])
 	}
 	b := l.parts[0][c.template.Len():]
-	wire.Restamp(b, c.header.Ack, c.header.Window, more, l.parts[1:]...)
+	wire.Restamp(b, c.header.Ack, c.header.Window, more)
+	c.seal(b, l.parts[1:]...)
 	if !p.nic.SendSegs(f.segs, true) {
 		return portFull
 	}

@@ -46,10 +46,12 @@ type memoryConfig struct {
 	queue   xdpnictest.Config
 	silence time.Duration
 	mtu     int
-	arena   int  // bytes beside the chunks
-	bubble  bool // in a testing/synctest bubble, which finds leaks by itself
-	leaky   bool // completions are lost, and so chunks
-	gate    bool // the demux program lets everything in: what the engine sees must still be checked
+
+	noPacking, bareData bool
+	arena               int  // bytes beside the chunks
+	bubble              bool // in a testing/synctest bubble, which finds leaks by itself
+	leaky               bool // completions are lost, and so chunks
+	gate                bool // the demux program lets everything in: what the engine sees must still be checked
 }
 
 // newMemoryNet opens a NIC at both ends of a wire in memory. At the end of the
@@ -87,7 +89,7 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	if h.queue, err = n.wire.Queue(c.queue); err != nil {
 		t.Fatal(err)
 	}
-	if h.Nic, err = vipl.Open(vipl.Provider{Port: h.queue, Agent: h.agent, Arena: arena, Silence: c.silence}); err != nil {
+	if h.Nic, err = vipl.Open(vipl.Provider{Port: h.queue, Agent: h.agent, Arena: arena, Silence: c.silence, NoPacking: c.noPacking, BareData: c.bareData}); err != nil {
 		t.Fatal(err)
 	}
 	h.errs = watchErrors(h.Nic)

@@ -21,6 +21,9 @@ type Nic struct {
 	mem   *memreg.Table
 	info  kagent.Info
 
+	noPacking bool
+	bareData  bool
+
 	onError atomic.Pointer[func(ErrorDescriptor)]
 	errors  caller
 	names   atomic.Pointer[names.Resolver] // the name service, when it runs

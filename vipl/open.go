@@ -26,8 +26,10 @@ const DefaultRxChunks = 1024
 type Option func(*options)
 
 type options struct {
-	agent   kagent.Config
-	silence time.Duration
+	agent     kagent.Config
+	silence   time.Duration
+	noPacking bool
+	bareData  bool
 }
 
 // WithQueue takes a certain queue of the interface; without it the first free.
@@ -57,6 +59,23 @@ func WithChunks(rx, tx int) Option {
 // least 10 ms; DefaultSilence without it. Both sides should agree.
 func WithSilence(d time.Duration) Option { return func(o *options) { o.silence = d } }
 
+// WithMultiBuffer says whether frames may be longer than a chunk, where the MTU
+// is. It is so without it, if kernel and driver can: then data in memory of
+// AllocMem is sent from where it is. It holds for all handles that share a
+// queue.
+func WithMultiBuffer(on bool) Option { return func(o *options) { o.agent.SingleBuffer = !on } }
+
+// WithPacking says whether small messages of a stream may share a frame, and
+// its frames a doorbell. They may without it. A program that wants to see each
+// message on the wire by itself takes it away.
+func WithPacking(on bool) Option { return func(o *options) { o.noPacking = !on } }
+
+// WithChecksum says whether this side wants the checksum of a frame to cover
+// its data, as it is without it. A connection of which neither side wants it has
+// checksums of headers alone: what damages data on the way is then found by the
+// link's own checksum or not at all.
+func WithChecksum(on bool) Option { return func(o *options) { o.bareData = !on } }
+
 // Provider is what a NIC handle stands on. OpenNic makes one over AF_XDP;
 // tests put one in memory together.
 type Provider struct {
@@ -65,6 +84,9 @@ type Provider struct {
 	Arena   *hugepages.Arena
 	Info    kagent.Info   // for people; may be zero
 	Silence time.Duration // 0: DefaultSilence
+
+	NoPacking bool // see WithPacking
+	BareData  bool // see WithChecksum
 
 	steady bool // time by the processor's counter; not in a testing/synctest bubble
 }
@@ -92,7 +114,7 @@ func OpenNic(device string, opts ...Option) (*Nic, error) {
 	}
 	n, err := Open(Provider{
 		Port: local.Queue(), Agent: local, Arena: local.Arena(), Info: local.Info(), Silence: o.silence,
-		steady: true,
+		NoPacking: o.noPacking, BareData: o.bareData, steady: true,
 	})
 	if err != nil {
 		return nil, errors.Join(err, local.Close())
@@ -115,6 +137,7 @@ func Open(p Provider) (*Nic, error) {
 	}
 	n := &Nic{
 		port: sharePort(p), agent: p.Agent, arena: p.Arena, mem: mem, info: p.Info,
+		noPacking: p.NoPacking, bareData: p.BareData,
 		closed: make(chan struct{}),
 		vis:    make(map[*VI]struct{}), cqs: make(map[*CQ]struct{}), blocks: make(map[*Region]struct{}),
 	}

@@ -65,6 +65,7 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 			p.receiveAll(now)
 		}
 		if v.conn != nil {
+			v.conn.paced(now)
 			p.pump(v.conn, now)
 			p.lazy = p.mayWait(v.conn, now)
 		}

@@ -12,10 +12,10 @@ const KindConnect = 0x80
 
 // Sizes of a connection management message, in bytes.
 const (
-	CMHeaderLen = 48                                         // fixed part
-	CMMaxDisc   = 64                                         // longest discriminator
-	CMMaxLen    = CMHeaderLen + 2*CMMaxDisc                  // longest message
-	cmReserved  = ^uint16(CMRdmaWrite | CMRdmaRead | CMPeer) // flag bits that must be 0
+	CMHeaderLen = 48                                                      // fixed part
+	CMMaxDisc   = 64                                                      // longest discriminator
+	CMMaxLen    = CMHeaderLen + 2*CMMaxDisc                               // longest message
+	cmReserved  = ^uint16(CMRdmaWrite | CMRdmaRead | CMPeer | CMBareData) // flag bits that must be 0
 )
 
 // Flags of CM.Flags.
@@ -23,6 +23,7 @@ const (
 	CMRdmaWrite uint16 = 1 << iota // the sender's VI takes RDMA writes
 	CMRdmaRead                     // the sender's VI serves RDMA reads
 	CMPeer                         // Request only: for the request that the other side makes itself
+	CMBareData                     // the sender can do without checksums of data: so it is if both say so
 )
 
 // CMType is the kind of a connection management message; on the wire the bit
@@ -123,7 +124,7 @@ type CM struct {
 	Window      uint16 // units that the sender can take at first, see Header
 	MaxPayload  uint16 // UDP payload bytes of the largest frame that the sender takes
 	Level       uint8  // reliability level: 1, 2 or 4 as VIPL numbers them
-	Flags       uint16 // CMRdmaWrite, CMRdmaRead, CMPeer
+	Flags       uint16 // CMRdmaWrite, CMRdmaRead, CMPeer, CMBareData
 	MaxTransfer uint32 // bytes of the longest message
 	QoS         uint32
 	From, To    []byte // discriminators of the sender and of the receiver

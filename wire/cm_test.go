@@ -159,7 +159,7 @@ func TestCMRefuses(t *testing.T) {
 		{"type 0", request, func(m *CM) { m.Type = 0 }},
 		{"type 10", request, func(m *CM) { m.Type = 10 }},
 		{"id 0", pending, func(m *CM) { m.ID = 0 }},
-		{"reserved flag", request, func(m *CM) { m.Flags |= 8 }},
+		{"reserved flag", request, func(m *CM) { m.Flags |= 16 }},
 		{"peer flag in an accept", accept, func(m *CM) { m.Flags |= CMPeer }},
 		{"peer flag in a pending", pending, func(m *CM) { m.Flags |= CMPeer }},
 		{"hello without an id", hello, func(m *CM) { m.ID = 0 }},

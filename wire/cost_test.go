@@ -21,6 +21,7 @@ func TestNothingAllocates(t *testing.T) {
 		h.Put(via)
 		Seal(via)
 		Restamp(via, 1, 2, FlagAckNow)
+		Seal(via)
 		var p Packet
 		if p.Decode(frame) != nil || p.Verify() != nil {
 			t.Error("not read")

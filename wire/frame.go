@@ -3,7 +3,8 @@ package wire
 import (
 	"encoding/binary"
 	"errors"
-	"hash/crc32"
+
+	"viaxdp/internal/crc32c"
 )
 
 const (
@@ -97,8 +98,6 @@ var (
 	ErrProtocol = errors.New("wire: not UDP over IPv4 or IPv6")
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 // Put writes the header into the first HeaderLen bytes of b, but for the checksum
 // field: Seal fills it when the payload is in place.
 func (h *Header) Put(b []byte) {
@@ -128,22 +127,24 @@ func Seal(b []byte, rest ...[]byte) {
 // nobody has to set that to 0 in a frame that arrived, of which every byte is in
 // the cache of another CPU.
 func checksum(b []byte, rest [][]byte) uint32 {
-	sum := crc32.Update(0, castagnoli, b[HeaderLen:])
+	sum := crc32c.Update(0, b[HeaderLen:])
 	for _, r := range rest {
-		sum = crc32.Update(sum, castagnoli, r)
+		sum = crc32c.Update(sum, r)
 	}
-	return crc32.Update(sum, castagnoli, b[:checksumAt])
+	return crc32c.Update(sum, b[:checksumAt])
 }
+
+// SealHeader is Seal over the header alone.
+func SealHeader(b []byte) { Seal(b[:HeaderLen]) }
 
 // Restamp changes the fields of a sealed header that are the sender's state at
 // the time of sending, and not the message's: a retransmission carries the
-// acknowledgement of now. It seals again.
-func Restamp(b []byte, ack uint32, window uint16, more Flags, rest ...[]byte) {
+// acknowledgement of now. It must be sealed again.
+func Restamp(b []byte, ack uint32, window uint16, more Flags) {
 	flags := binary.BigEndian.Uint16(b[2:]) | uint16(more)
 	binary.BigEndian.PutUint16(b[2:], flags)
 	binary.BigEndian.PutUint32(b[20:], ack)
 	binary.BigEndian.PutUint16(b[24:], window)
-	Seal(b, rest...)
 }
 
 // parse reads the header at the start of b, where a UDP payload of n bytes

@@ -136,7 +136,9 @@ func TestRestamp(t *testing.T) {
 		want.header.Ack, want.header.Window = rapid.Uint32().Draw(rt, "new ack"), rapid.Uint16().Draw(rt, "new window")
 		want.header.Flags |= FlagAckNow
 		template, _ := NewTemplate(g.link)
-		Restamp(frame[template.Len():], want.header.Ack, want.header.Window, FlagAckNow)
+		via := frame[template.Len():]
+		Restamp(via, want.header.Ack, want.header.Window, FlagAckNow)
+		Seal(via[:HeaderLen+len(g.payload)])
 		if !bytes.Equal(frame, build(t, want)) {
 			rt.Fatal("differs from a frame that was built so")
 		}

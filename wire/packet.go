@@ -122,6 +122,10 @@ func (p *Packet) decode(frame []byte, more int) error {
 // Verify checks the CRC32C of a decoded packet.
 func (p *Packet) Verify() error { return verify(p.udp, p.Rest...) }
 
+// VerifyHeader checks that of a packet of which only the header has one, see
+// SealHeader.
+func (p *Packet) VerifyHeader() error { return verify(p.udp[:HeaderLen]) }
+
 // Link is the way from one end to the other, as the lower headers name it.
 type Link struct {
 	SrcMAC, DstMAC [6]byte
