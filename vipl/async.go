@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 )
 
 // Asynchronous errors: what goes wrong outside of a call of the program. They
@@ -85,16 +86,45 @@ type ErrorDescriptor struct {
 const maxErrors = 1024
 
 // ErrorCallback is VipErrorCallback: from now on fn gets the NIC handle's
-// asynchronous errors; nil restores the default handler, which logs them.
+// asynchronous errors; nil restores the default handler, which logs them, at most
+// ten a second and how many it left out.
 //
 // Errors come one at a time, in order, on a goroutine of the library, and at
 // most 1024 of them wait (Counters.ErrorsDropped). fn may call anything of this
 // package. It may be called concurrently.
 func (n *Nic) ErrorCallback(fn func(ErrorDescriptor)) {
 	if fn == nil {
-		fn = logError
+		fn = new(errorLog).take
 	}
 	n.onError.Store(&fn)
+}
+
+// errorLog is the default handler. Some errors a peer can cause as often as it
+// sends a frame, so that there is a bound to what is logged.
+type errorLog struct {
+	since  time.Time
+	logged int // since then
+	others int // not logged
+}
+
+const (
+	logMost  = 10
+	logEvery = time.Second
+)
+
+func (l *errorLog) take(e ErrorDescriptor) {
+	if now := time.Now(); now.Sub(l.since) >= logEvery {
+		if l.others > 0 {
+			slog.Warn("vipl: asynchronous errors that were not logged", "count", l.others, "nic", e.Nic.info.Interface)
+		}
+		*l = errorLog{since: now}
+	}
+	if l.logged == logMost {
+		l.others++
+		return
+	}
+	l.logged++
+	logError(e)
 }
 
 func logError(e ErrorDescriptor) {

@@ -54,6 +54,7 @@ type conn struct {
 	established func() // tells connection management of the first frame, once
 
 	heard       int64       // when a frame came last
+	moved       int64       // when the peer last had all frames of ours, or acknowledged some
 	probed      int64       // when a probe went last
 	toldAt      int64       // when the peer was told last that the connection is broken
 	refused     wire.Reason // why this side broke it at a message of the peer, else 0
@@ -62,7 +63,7 @@ type conn struct {
 	unpacking   bool        // a frame is being delivered of which more messages follow
 	due         int64       // lower bound of the next timer, see timerHeap
 	timer       int         // place in the heap + 1
-	owedAt      int64       // since when an acknowledgement is owed
+	oweBy       int64       // when the acknowledgement that is owed is due
 	owedSlot    int         // place in port.owed + 1
 	gathered    gathering   // small messages that wait
 	hurry       bool        // they do not wait
@@ -163,7 +164,7 @@ func (p *port) install(c *conn, now int64) {
 	p.vis[i] = c.vi
 	c.vi.conn = c
 	c.open = true
-	c.heard = now
+	c.heard, c.moved = now, now
 	p.active++
 	p.share()
 	p.timers.schedule(c, now+p.silence/4)
@@ -303,6 +304,12 @@ func (p *port) runTimer(c *conn, now int64) {
 	}
 	next = min(next, c.heard+p.silence)
 	if c.sender != nil {
+		if !c.sender.Idle() && now-c.moved >= 2*p.silence {
+			p.stats.PathsLost++
+			p.tellBroken(c, wire.ReasonClosed, now)
+			p.breakDown(c, broken{cause: errNoWay, silent: true})
+			return
+		}
 		if t := c.sender.Deadline(); t != 0 && t <= now {
 			if seq, probe := c.sender.Timeout(now); probe {
 				p.resend(c, seq, now, wire.FlagAckNow)
@@ -329,10 +336,13 @@ func (p *port) owe(c *conn, now int64) {
 	if c.owedSlot == 0 {
 		p.owed = append(p.owed, c)
 		c.owedSlot = len(p.owed)
-		c.owedAt = now
+		c.oweBy = now + ackDelay
 	}
-	if c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= c.ackEvery {
-		c.owedAt = now - ackDelay // due before the turn ends
+	switch {
+	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= c.ackEvery:
+		c.oweBy = now // due before the turn ends
+	case p.pkt.Flags&wire.FlagAckSoon != 0:
+		c.oweBy = min(c.oweBy, now+ackSoon)
 	}
 }
 

@@ -16,6 +16,7 @@ const tellEvery = time.Millisecond
 // Causes of a broken connection.
 var (
 	errPeerSilent = errors.New("the peer went silent")
+	errNoWay      = errors.New("the peer is there, and frames do not reach it: a smaller MTU on the way?")
 	errPeerClosed = errors.New("the peer disconnected")
 	errPeerBroke  = errors.New("the peer broke the connection")
 	errRecvEmpty  = errors.New("a message met an empty receive queue")
@@ -112,6 +113,9 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 	if !valid {
 		p.stats.BadAcks++
 		return
+	}
+	if from != to {
+		c.moved = now
 	}
 	for seq := from; seq != to; seq++ {
 		p.release(s.Tag(seq))

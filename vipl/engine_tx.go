@@ -172,6 +172,9 @@ func (c *conn) describe(e *posted, from uint32) {
 	}
 	if e.moved == e.length {
 		h.Flags |= wire.FlagLast
+		if e.lent || c.vi.attrs.Level == ReliableReception {
+			h.Flags |= wire.FlagAckSoon // the descriptor waits for it
+		}
 		if e.control&ControlImmediate != 0 {
 			h.Flags |= wire.FlagImmediate
 			h.Immediate = e.imm
@@ -237,7 +240,15 @@ func (c *conn) sent(p *port, addr uint64, size int, now int64) {
 		c.seq++
 		return
 	}
-	c.sender.Send(now, addr<<tagShift|uint64(size), wire.Units(size))
+	p.remember(c, addr<<tagShift|uint64(size), wire.Units(size), now)
+}
+
+// remember takes note of a frame of a reliable VI until it is acknowledged.
+func (p *port) remember(c *conn, tag uint64, units int, now int64) {
+	if c.sender.Idle() {
+		c.moved = now
+	}
+	c.sender.Send(now, tag, units)
 	p.timers.schedule(c, c.sender.Deadline())
 }
 

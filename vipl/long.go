@@ -125,13 +125,13 @@ func (p *port) sendLong(c *conn, e *posted, n int, now int64) bool {
 			e.gather(b)
 		}
 	}
+	e.lent = e.lent || lent
 	c.describe(e, moved)
 	if !p.launchLong(c, n, now) {
 		e.moved, e.seg, e.off = moved, seg, off
 		return false
 	}
 	if lent {
-		e.lent = true
 		p.stats.Lent++
 	}
 	return true
@@ -234,8 +234,7 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 	if c.sender == nil {
 		c.seq++
 	} else {
-		c.sender.Send(now, l.keep(), units)
-		p.timers.schedule(c, c.sender.Deadline())
+		p.remember(c, l.keep(), units, now)
 	}
 	if p.nic.Pending() >= kickBatch {
 		p.flush()

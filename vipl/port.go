@@ -55,6 +55,7 @@ const (
 	pollsPerTime = 256 // idle polls between two looks at the clock
 
 	ackDelay    = 50_000 // ns that an acknowledgement waits for data to ride on
+	ackSoon     = 4_000  // likewise when a descriptor of the peer waits for it
 	maxWindow   = 256    // frames in flight of one VI
 	leastWindow = 8
 )
@@ -260,13 +261,13 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 	due = never
 	for i := 0; i < len(p.owed); {
 		c := p.owed[i]
-		if quiet || c.owedAt+ackDelay <= now {
+		if quiet || c.oweBy <= now {
 			if p.acknowledge(c) {
 				p.lazy = false
 				continue // p.owed[i] is another one now
 			}
 		}
-		due = min(due, c.owedAt+ackDelay)
+		due = min(due, c.oweBy)
 		i++
 	}
 	if !p.lazy && (p.nic.Pending() > 0 || len(p.handed) > 0) {

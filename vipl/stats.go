@@ -40,6 +40,7 @@ type Counters struct {
 	Acks        uint64 // acknowledgements sent alone
 	Probes      uint64 // keepalives sent
 	PeersLost   uint64 // connections that ended by silence
+	PathsLost   uint64 // connections that ended because frames did not get through to a peer that is heard
 	FlushErrors uint64 // doorbells that the kernel refused (interface down)
 }
 

@@ -56,8 +56,9 @@ const (
 	FlagLast                        // last frame of a message
 	FlagImmediate                   // the message carries immediate data
 	FlagAckNow                      // acknowledge at once
+	FlagAckSoon                     // acknowledge soon, if nothing goes back at once
 
-	flagsKnown = FlagFirst | FlagLast | FlagImmediate | FlagAckNow
+	flagsKnown = FlagFirst | FlagLast | FlagImmediate | FlagAckNow | FlagAckSoon
 )
 
 // Reason of a KindError frame, in its Immediate field.

@@ -1,0 +1,146 @@
+package docs
+
+import (
+	"bufio"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"viaxdp/bpf"
+	"viaxdp/reliable"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+const countersDoc = "../../docs/counters.md"
+
+// countersOf are the names of the code's counters by the document's sections.
+func countersOf() map[string][]string {
+	fields := func(v any) (names []string) {
+		for _, f := range reflect.VisibleFields(reflect.TypeOf(v)) {
+			names = append(names, f.Name)
+		}
+		return names
+	}
+	all := map[string][]string{
+		"Engine":            fields(vipl.Counters{}),
+		"Reliable sender":   fields(reliable.SenderStats{}),
+		"Reliable receiver": fields(reliable.ReceiverStats{}),
+	}
+	(&xdpnic.Stats{}).Each(func(c xdpnic.Counter) { all["Queue"] = append(all["Queue"], c.Name) })
+	bpf.Counters{}.Each(func(name string, _ uint64) { all["Demux program"] = append(all["Demux program"], name) })
+	return all
+}
+
+// A counterRow is one row of the document's tables.
+type counterRow struct {
+	section, name, meaning, moves, test string
+	line                                int
+}
+
+func counterRows(t *testing.T) (rows []counterRow) {
+	t.Helper()
+	f, err := os.Open(countersDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	section := ""
+	lines := bufio.NewScanner(f)
+	for n := 1; lines.Scan(); n++ {
+		text := lines.Text()
+		if head, ok := strings.CutPrefix(text, "## "); ok {
+			section = head
+		}
+		if !strings.HasPrefix(text, "| `") {
+			continue
+		}
+		cells := strings.Split(strings.Trim(text, "|"), "|")
+		if len(cells) != 4 {
+			t.Errorf("%s:%d: %d cells, not 4", countersDoc, n, len(cells))
+			continue
+		}
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		rows = append(rows, counterRow{section, strings.Trim(cells[0], "`"), cells[1], cells[2], cells[3], n})
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+// The document has each counter of the code once, in the code's order, and none
+// else.
+func TestCountersAreListed(t *testing.T) {
+	listed := map[string][]string{}
+	for _, r := range counterRows(t) {
+		listed[r.section] = append(listed[r.section], r.name)
+		if r.meaning == "" || r.moves == "" {
+			t.Errorf("%s:%d: %s has no meaning, or does not say when it moves", countersDoc, r.line, r.name)
+		}
+	}
+	code := countersOf()
+	for section, names := range code {
+		if !slices.Equal(listed[section], names) {
+			t.Errorf("%s: section %s lists\n%v, the code has\n%v", countersDoc, section, listed[section], names)
+		}
+	}
+	for section := range listed {
+		if code[section] == nil {
+			t.Errorf("%s: section %s is of nothing in the code", countersDoc, section)
+		}
+	}
+}
+
+var testName = regexp.MustCompile("`([a-z/]+)\\.(Test[A-Za-z0-9]+)`")
+
+// Each row names a test that there is, or says why there is none.
+func TestCountersHaveTests(t *testing.T) {
+	tests := map[string]map[string]bool{}
+	for _, r := range counterRows(t) {
+		named := testName.FindAllStringSubmatch(r.test, -1)
+		why, none := strings.CutPrefix(r.test, "none: ")
+		if none == (len(named) == 1 && r.test == named[0][0]) || none && why == "" {
+			t.Errorf("%s:%d: %s names neither one test nor a reason: %q", countersDoc, r.line, r.name, r.test)
+		}
+		for _, m := range named {
+			if tests[m[1]] == nil {
+				tests[m[1]] = testsOf(t, m[1])
+			}
+			if !tests[m[1]][m[2]] {
+				t.Errorf("%s:%d: package %s has no %s", countersDoc, r.line, m[1], m[2])
+			}
+		}
+	}
+}
+
+// testsOf are the names of the tests in a package's folder.
+func testsOf(t *testing.T, pkg string) map[string]bool {
+	t.Helper()
+	names, err := filepath.Glob("../../" + pkg + "/*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	for _, name := range names {
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
+				found[fn.Name.Name] = true
+			}
+		}
+	}
+	return found
+}
