@@ -33,6 +33,7 @@ var allowed = map[string][]string{
 	"internal/names":         {},
 	"internal/nstest":        {},
 	"internal/testbed":       {"hugepages"},
+	"internal/torture":       {"bpf", "hugepages", "internal/testbed", "kagent", "vipl", "xdpnic"},
 	"internal/layers":        {},
 	"internal/docs":          {},
 	"bench":                  {"bpf", "hugepages", "internal/testbed", "kagent", "vipl", "wire", "xdpnic"},
@@ -47,7 +48,10 @@ var allowed = map[string][]string{
 	"examples/rdmaread":      {"examples/internal/side", "vipl"},
 	"examples/rdmawrite":     {"examples/internal/side", "vipl"},
 	"examples/stream":        {"examples/internal/side", "vipl"},
-	"cmd/via-xdp":            {"bench", "bench/peers", "bench/report", "bench/suite", "bpf", "internal/testbed", "kagent", "vipl", "xdpnic"},
+	"cmd/via-xdp":            {"bench", "bench/peers", "bench/report", "bench/suite", "bpf", "internal/testbed", "internal/torture", "kagent", "vipl", "xdpnic"},
+	"vianet":                 {"vipl"},
+	"mvich":                  {"vipl"},
+	"mvich/pmi":              {},
 }
 
 // pure packages make no system call and need no other module.

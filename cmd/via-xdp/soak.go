@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"viaxdp/internal/torture"
+)
+
+// partyCommand is the hidden command with which the program becomes a party of
+// a soak.
+const partyCommand = "internal-party"
+
+func party() error { return torture.Main(os.Stdin, os.Stdout) }
+
+// newSoak is the command around soak, which is torture.Soak.
+func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (torture.SoakReport, error)) *cobra.Command {
+	cfg := torture.SoakConfig{For: time.Minute, Args: []string{partyCommand}, Stderr: env.stderr}
+	asJSON := ""
+	cmd := &cobra.Command{
+		Use:   "soak",
+		Short: "Traffic under faults, deaths and returns, every byte checked",
+		Long: "Makes two network namespaces that are joined through a third, which loses, repeats,\n" +
+			"reorders, delays and damages frames, and runs traffic of all reliability levels\n" +
+			"between two processes that are killed, suspended and cut off, and come back. Ends\n" +
+			"with a report, and with status 1 when a promise was broken: a wrong byte, a message\n" +
+			"lost, doubled or out of order, a connection that broke without a reason, or\n" +
+			"something that was not given back. Nothing of it stays behind. Needs root.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cfg.For <= 0 || cfg.Act <= 0 || cfg.Flows <= 0 {
+				return errors.New("--for, --act and --flows must be positive")
+			}
+			if !cmd.Flags().Changed("seed") {
+				cfg.Seed = rand.Uint64()
+			}
+			status := newSoakStatus(env.stderr)
+			cfg.Progress = status.show
+			report, err := soak(cmd.Context(), cfg)
+			status.clear()
+			if report.Elapsed == 0 { // it did not begin
+				return err
+			}
+			if werr := writeSoak(env, asJSON, report); werr != nil {
+				err = errors.Join(err, werr)
+			}
+			if err == nil {
+				err = cmd.Context().Err()
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.DurationVar(&cfg.For, "for", cfg.For, "how long")
+	f.DurationVar(&cfg.Act, "act", 20*time.Second, "time after which everything is closed and counted, again and again")
+	f.IntVar(&cfg.Flows, "flows", 4, "VIs at each of the three reliability levels")
+	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report tells)")
+	f.StringVar(&asJSON, "json", "", "write the report as JSON to this `file`; - for standard output, the text then goes to standard error")
+	return cmd
+}
+
+// writeSoak prints the report and writes the file that was asked for.
+func writeSoak(env environment, asJSON string, r torture.SoakReport) error {
+	encode := func(w io.Writer) error {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(r)
+	}
+	text := env.stdout
+	if asJSON == "-" {
+		text = env.stderr
+	}
+	if err := printSoak(text, r); err != nil {
+		return err
+	}
+	switch asJSON {
+	case "":
+		return nil
+	case "-":
+		return encode(env.stdout)
+	}
+	return writeFile(asJSON, encode)
+}
+
+func printSoak(w io.Writer, r torture.SoakReport) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v, %d acts, seed %d\n", r.Elapsed.Round(time.Second), r.Acts, r.Seed)
+	fmt.Fprintf(&b, "  messages      %d checked; %d lost on unreliable VIs\n", r.Messages, r.Missing)
+	fmt.Fprintf(&b, "  RDMA          %d writes, %d reads\n", r.Writes, r.Reads)
+	fmt.Fprintf(&b, "  connections   %d, of which %d broke\n", r.Connections, r.Breaks)
+	n := r.Way
+	fmt.Fprintf(&b, "  frames        %d taken, %d passed, %d sent again by their sender\n", n.Taken, n.Passed, r.Resent)
+	fmt.Fprintf(&b, "  faults        %d lost, %d lost in bursts, %d doubled, %d damaged, %d reordered, %d delayed, %d over the rate\n",
+		n.Lost, n.LostInBurst, n.Duplicated, n.Corrupted, n.Reordered, n.Delayed, n.Limited)
+	var events []string
+	for _, name := range slices.Sorted(maps.Keys(r.Events)) {
+		events = append(events, fmt.Sprintf("%d %s", r.Events[name], name))
+	}
+	fmt.Fprintf(&b, "  events        %s\n", strings.Join(events, ", "))
+	if len(r.Violations) == 0 {
+		b.WriteString("  every promise was kept\n")
+	}
+	for _, v := range r.Violations {
+		fmt.Fprintf(&b, "  BROKEN: %s\n", v)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// soakStatus keeps one line on a terminal up to date.
+type soakStatus struct {
+	w     io.Writer // nil: no terminal
+	shown bool
+}
+
+func newSoakStatus(w io.Writer) *soakStatus {
+	if !isTerminal(w) {
+		w = nil
+	}
+	return &soakStatus{w: w}
+}
+
+func (s *soakStatus) show(r torture.SoakReport) {
+	if s.w == nil {
+		return
+	}
+	s.shown = true
+	events := 0
+	for _, n := range r.Events {
+		events += n
+	}
+	fmt.Fprintf(s.w, "\r\x1b[K%v: act %d, event %d (%s); %d frames, %d lost, %d connections", r.Elapsed.Round(time.Second),
+		r.Acts+1, events+1, r.Event, r.Way.Taken, r.Way.Lost+r.Way.LostInBurst, r.Connections)
+}
+
+func (s *soakStatus) clear() {
+	if s.shown {
+		fmt.Fprint(s.w, "\r\x1b[K")
+	}
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/internal/testbed"
+	"viaxdp/internal/torture"
+)
+
+// soaked runs the command with a soak that reports r and err.
+func soaked(ctx context.Context, r torture.SoakReport, err error, args ...string) (cfg torture.SoakConfig, status int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	env := environment{stdout: &out, stderr: &errs}
+	cmd := newSoak(env, func(_ context.Context, c torture.SoakConfig) (torture.SoakReport, error) {
+		cfg = c
+		c.Progress(r)
+		return r, err
+	})
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SetArgs(args)
+	if err := cmd.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(&errs, oneLine(err))
+		status = statusOf(ctx, err)
+	}
+	return cfg, status, out.String(), errs.String()
+}
+
+var goodSoak = torture.SoakReport{
+	Seed: 7, Elapsed: time.Hour, Acts: 3, Messages: 4321, Connections: 99, Breaks: 12,
+	Events: map[string]int{"kill": 5, "calm": 2}, Way: testbed.LaneCounters{Lost: 17},
+}
+
+func TestSoakReport(t *testing.T) {
+	_, status, out, errs := soaked(context.Background(), goodSoak, nil)
+	if status != exitFine || errs != "" {
+		t.Errorf("status %d, %q", status, errs)
+	}
+	for _, want := range []string{"1h0m0s, 3 acts, seed 7", "4321 checked", "99, of which 12 broke", "17 lost", "2 calm, 5 kill", "every promise was kept"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+// A broken promise is told in words and by the status; the report comes first.
+func TestSoakBroken(t *testing.T) {
+	bad := goodSoak
+	bad.Violations = []string{"message 8 came, 7 was due"}
+	_, status, out, errs := soaked(context.Background(), bad, fmt.Errorf("%w (seed 7)", torture.ErrBroken))
+	if status != exitFailed || !strings.Contains(errs, "a promise was broken (seed 7)") {
+		t.Errorf("status %d, %q", status, errs)
+	}
+	if !strings.Contains(out, "BROKEN: message 8 came, 7 was due") || strings.Contains(out, "was kept") {
+		t.Errorf("printed\n%s", out)
+	}
+}
+
+// What keeps a soak from beginning is all that is said.
+func TestSoakCannotRun(t *testing.T) {
+	missing := &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}
+	_, status, out, errs := soaked(context.Background(), torture.SoakReport{}, missing)
+	if status != exitCannotRun || out != "" || !strings.Contains(errs, "CAP_BPF") {
+		t.Errorf("status %d, %q, %q", status, out, errs)
+	}
+	_, status, out, errs = soaked(context.Background(), torture.SoakReport{}, errors.New("no memory"))
+	if status != exitFailed || out != "" || !strings.Contains(errs, "no memory") {
+		t.Errorf("status %d, %q, %q", status, out, errs)
+	}
+}
+
+// A soak that is interrupted reports what it has.
+func TestSoakInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, status, out, _ := soaked(ctx, goodSoak, nil)
+	if status != exitInterrupted || !strings.Contains(out, "4321") {
+		t.Errorf("status %d\n%s", status, out)
+	}
+}
+
+func TestSoakFlags(t *testing.T) {
+	cfg, status, out, errs := soaked(context.Background(), goodSoak, nil, "--for", "2h", "--act", "5s", "--flows", "9", "--seed", "11", "--json", "-")
+	if status != exitFine || cfg.For != 2*time.Hour || cfg.Act != 5*time.Second || cfg.Flows != 9 || cfg.Seed != 11 ||
+		!slices.Equal(cfg.Args, []string{partyCommand}) {
+		t.Errorf("status %d, %+v", status, cfg)
+	}
+	var r torture.SoakReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(goodSoak, r); diff != "" {
+		t.Errorf("JSON (-want +got):\n%s", diff)
+	}
+	if !strings.Contains(errs, "3 acts") {
+		t.Errorf("no text on standard error: %q", errs)
+	}
+	first, _, _, _ := soaked(context.Background(), goodSoak, nil)
+	second, _, _, _ := soaked(context.Background(), goodSoak, nil)
+	if first.Seed == second.Seed {
+		t.Error("two soaks with the same random seed")
+	}
+	for _, args := range [][]string{{"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"extra"}} {
+		if cfg, status, _, _ := soaked(context.Background(), goodSoak, nil, args...); status != exitFailed || cfg.Args != nil {
+			t.Errorf("%v: status %d", args, status)
+		}
+	}
+}

@@ -1,0 +1,310 @@
+package testbed
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+)
+
+func newSite(t *testing.T) *Site {
+	t.Helper()
+	nstest.Require(t)
+	// At this MTU the interfaces have no IPv6, and no frames of its own.
+	s, err := NewSite(Pair{Names: [2]string{"via0", "via0"}, Net4: XDPNet4, Net6: XDPNet6, MTU: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// sockets are two UDP sockets of the sides, with their neighbours known, so
+// that no other frames are on the way.
+func sockets(t *testing.T, s *Site) (from, to *net.UDPConn) {
+	t.Helper()
+	open := func(side int, local, remote string) (c *net.UDPConn) {
+		if err := s.Do(side, func() error {
+			l, err := netlink.LinkByName("via0")
+			if err != nil {
+				return err
+			}
+			mac, err := net.ParseMAC(s.Ends[1-side].MAC)
+			if err != nil {
+				return err
+			}
+			if err := netlink.NeighSet(&netlink.Neigh{
+				LinkIndex: l.Attrs().Index, IP: s.Ends[1-side].IPv4.Addr().AsSlice(),
+				HardwareAddr: mac, State: netlink.NUD_PERMANENT,
+			}); err != nil {
+				return err
+			}
+			c, err = net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(local)),
+				net.UDPAddrFromAddrPort(netip.MustParseAddrPort(remote)))
+			if err == nil {
+				err = c.SetReadBuffer(4 << 20)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	return open(0, "10.77.0.1:7001", "10.77.0.2:7002"), open(1, "10.77.0.2:7002", "10.77.0.1:7001")
+}
+
+const datagram = 200
+
+// flood sends count numbered datagrams and returns the numbers that arrived, in
+// order of arrival, and the counters.
+func flood(t *testing.T, s *Site, from, to *net.UDPConn, count int, f Faults) (arrived []int, n LaneCounters) {
+	t.Helper()
+	before := s.Middle.Counters(0)
+	s.Middle.SetFaults(0, f)
+	b := bytes.Repeat([]byte{0x5a}, datagram)
+	for i := range count {
+		binary.BigEndian.PutUint32(b, uint32(i))
+		if _, err := from.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make([]byte, 2*datagram)
+	for start := time.Now(); ; {
+		if time.Since(start) > 20*time.Second {
+			t.Fatalf("still on the way: %+v", s.Middle.Counters(0).Since(before))
+		}
+		to.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		size, err := to.Read(got)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			if n = s.Middle.Counters(0); n.Taken-before.Taken == uint64(count) && n.Waiting == 0 {
+				break
+			}
+			continue
+		}
+		if err != nil || size != datagram {
+			t.Fatalf("%d bytes, %v", size, err)
+		}
+		arrived = append(arrived, int(binary.BigEndian.Uint32(got)))
+	}
+	n = n.Since(before)
+	if in, out := n.Taken+n.Duplicated, n.Passed+n.Lost+n.LostInBurst+n.Limited+n.Refused; in != out || n.Overrun > 0 {
+		t.Errorf("%d frames came and %d went: %+v", in, out, n)
+	}
+	return arrived, n
+}
+
+// order looks at what arrived: how often a number followed a greater one, and
+// how many came twice.
+func order(arrived []int) (overtaken, twice int) {
+	seen, last := map[int]bool{}, -1
+	for _, k := range arrived {
+		if seen[k] {
+			twice++
+			continue
+		}
+		seen[k] = true
+		if k < last {
+			overtaken++
+		}
+		last = max(last, k)
+	}
+	return overtaken, twice
+}
+
+// near says that a count is what its share makes likely: five deviations.
+func near(n uint64, share float64, of int) bool {
+	mean := share * float64(of)
+	return math.Abs(float64(n)-mean) <= 5*math.Sqrt(mean)+1
+}
+
+// Each fault takes place, is counted, and is seen by the receiver as counted.
+func TestFaults(t *testing.T) {
+	s := newSite(t)
+	from, to := sockets(t, s)
+	const count = 3000
+	for _, c := range []struct {
+		name   string
+		faults Faults
+		check  func(n LaneCounters, arrived, overtaken, twice int) bool
+	}{
+		{"none", Faults{}, func(n LaneCounters, arrived, overtaken, twice int) bool {
+			return arrived == count && overtaken+twice == 0 && n.Passed == count && n.Delayed == 0
+		}},
+		{"loss", Faults{Seed: 1, Loss: 0.1}, func(n LaneCounters, arrived, overtaken, twice int) bool {
+			return near(n.Lost, 0.1, count) && arrived == count-int(n.Lost) && overtaken+twice == 0
+		}},
+		{"bursts", Faults{Seed: 2, Burst: 0.01}, func(n LaneCounters, arrived, _, _ int) bool {
+			return n.LostInBurst > 100 && n.Lost == 0 && arrived == count-int(n.LostInBurst)
+		}},
+		{"duplicates", Faults{Seed: 3, Duplicate: 0.2}, func(n LaneCounters, arrived, _, twice int) bool {
+			return near(n.Duplicated, 0.2, count) && twice == int(n.Duplicated) && arrived == count+twice
+		}},
+		{"reordering", Faults{Seed: 4, Reorder: 0.1, ReorderBy: 5 * time.Millisecond}, func(n LaneCounters, arrived, overtaken, _ int) bool {
+			return near(n.Reordered, 0.1, count) && arrived == count && overtaken > 0
+		}},
+		{"corruption", Faults{Seed: 5, Corrupt: 0.1}, func(n LaneCounters, arrived, _, _ int) bool {
+			return near(n.Corrupted, 0.1, count) && arrived < count && arrived >= count-int(n.Corrupted)
+		}},
+		{"delay", Faults{Seed: 6, Delay: 20 * time.Millisecond}, func(n LaneCounters, arrived, overtaken, _ int) bool {
+			return n.Delayed == count && arrived == count && overtaken == 0
+		}},
+		{"jitter", Faults{Seed: 7, Jitter: 20 * time.Millisecond}, func(n LaneCounters, arrived, overtaken, _ int) bool {
+			return n.Delayed > count*9/10 && arrived == count && overtaken > count/4
+		}},
+		{"rate", Faults{Seed: 8, Rate: 20_000_000, Queue: 100}, func(n LaneCounters, arrived, overtaken, _ int) bool {
+			return n.Limited > 0 && n.Delayed >= 100 && arrived == count-int(n.Limited) && overtaken == 0
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			arrived, n := flood(t, s, from, to, count, c.faults)
+			overtaken, twice := order(arrived)
+			if !c.check(n, len(arrived), overtaken, twice) {
+				t.Errorf("%d arrived, %d overtaken, %d twice; %+v", len(arrived), overtaken, twice, n)
+			}
+		})
+	}
+}
+
+// A seed chooses the same frames each time, and another one others.
+func TestFaultsReplay(t *testing.T) {
+	s := newSite(t)
+	from, to := sockets(t, s)
+	f := Faults{Seed: 42, Loss: 0.2, Burst: 0.01}
+	first, _ := flood(t, s, from, to, 500, f)
+	again, _ := flood(t, s, from, to, 500, f)
+	f.Seed++
+	other, _ := flood(t, s, from, to, 500, f)
+	if !slices.Equal(first, again) {
+		t.Errorf("the same seed: %v, then %v", first, again)
+	}
+	if slices.Equal(first, other) {
+		t.Error("another seed chose the same frames")
+	}
+}
+
+// Delay is at least what was asked for, on the way there only.
+func TestDelay(t *testing.T) {
+	s := newSite(t)
+	from, to := sockets(t, s)
+	s.Middle.SetFaults(0, Faults{Delay: 50 * time.Millisecond})
+	start := time.Now()
+	if _, err := from.Write([]byte("there")); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 10)
+	if _, err := to.Read(b); err != nil {
+		t.Fatal(err)
+	}
+	if d := time.Since(start); d < 50*time.Millisecond {
+		t.Errorf("arrived after %v", d)
+	}
+}
+
+// One kind of fault does not change the choices of another.
+func TestFaultsAreIndependent(t *testing.T) {
+	alone, both := newDice(), newDice()
+	a, b := Faults{Seed: 9, Loss: 0.1}, Faults{Seed: 9, Loss: 0.1, Duplicate: 0.5, Reorder: 0.5, Corrupt: 0.5}
+	for i := range 1000 {
+		if x, y := alone.next(&a), both.next(&b); x.lost != y.lost {
+			t.Fatalf("frame %d: lost %v and %v", i, x.lost, y.lost)
+		}
+	}
+}
+
+// ARP is left alone by corruption: a wrong address would be believed.
+func TestCorruptSparesARP(t *testing.T) {
+	arp, ip := make([]byte, 60), make([]byte, 60)
+	copy(arp[etherTypeAt:], []byte{8, 6})
+	copy(ip[etherTypeAt:], []byte{8, 0})
+	if canCorrupt(arp) || canCorrupt(ip[:etherLen]) || !canCorrupt(ip) {
+		t.Error("ARP, an empty frame, or IP is judged wrongly")
+	}
+	p := passage{flips: 3, flip: [mostFlips]uint64{1, 99, 12345}}
+	damaged := bytes.Clone(ip)
+	p.damage(damaged)
+	if bytes.Equal(damaged, ip) || !bytes.Equal(damaged[:etherLen], ip[:etherLen]) {
+		t.Errorf("%x became %x", ip, damaged)
+	}
+}
+
+// resident are the arguments with which this program becomes TestResident.
+var resident = []string{"-test.run=^TestResident$", "resident"}
+
+// TestResident is the process that TestSiteOutlivesItsProcesses starts: it tells
+// its addresses and stays until its input ends.
+func TestResident(t *testing.T) {
+	if flag.Arg(0) != resident[1] {
+		return // an ordinary run of the tests
+	}
+	via0, err := net.InterfaceByName("via0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addrs, err := via0.Addrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println(addrs)
+	io.Copy(io.Discard, os.Stdin)
+}
+
+// A process of a site lives in its side, and another one takes its place with
+// the same addresses.
+func TestSiteOutlivesItsProcesses(t *testing.T) {
+	s := newSite(t)
+	for range 2 {
+		p, err := s.Spawn(1, resident, os.Stderr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := make([]byte, 64)
+		n, err := p.Out.Read(line)
+		if err != nil || !bytes.Contains(line[:n], []byte("10.77.0.2/24")) {
+			t.Errorf("the process sees %q, %v", line[:n], err)
+		}
+		if err := p.Signal(unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		<-p.Exited()
+		if _, err := io.ReadAll(p.Out); err != nil {
+			t.Error(err)
+		}
+		if err := p.Close(); err == nil {
+			t.Error("a process that was killed ended well")
+		}
+	}
+	p, err := s.Spawn(0, resident, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	p, err = s.Spawn(0, resident, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the process is gone with its site", func() bool { return gone(p.Pid) })
+}

@@ -1,0 +1,287 @@
+package torture
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/vipl"
+)
+
+// silence of the parties here; the default is longer.
+const silence = 600 * time.Millisecond
+
+// noticed is how much later than the silence a survivor may know.
+const noticed = 2 * time.Second
+
+// mortal are flows that connect again.
+func mortal(name string, level vipl.ReliabilityLevel) FlowConfig {
+	cfg := mixed(name, level, 3)
+	cfg.Again = true
+	return cfg
+}
+
+// living starts flows of all levels and waits until they talk.
+func living(t *testing.T, b *Bed) {
+	t.Helper()
+	must(t, b.Open(NICConfig{Silence: silence}))
+	for _, l := range levels {
+		must(t, b.Start(mortal("mortal-"+l.String(), l)))
+	}
+	talking(t, b, [2]*Report{{}, {}})
+}
+
+// flowsOf is how many flows living starts on each side.
+var flowsOf = 3 * len(levels)
+
+// talking waits until every flow is connected and has taken more than before.
+func talking(t *testing.T, b *Bed, before [2]*Report) [2]*Report {
+	t.Helper()
+	r, err := b.Until(10*time.Second, func(r [2]*Report) bool {
+		for side := range r {
+			if r[side].Open != flowsOf {
+				return false
+			}
+			for i := range r[side].Flows {
+				was := uint64(0)
+				if i < len(before[side].Flows) {
+					was = before[side].Flows[i].Taken
+				}
+				if r[side].Flows[i].Taken <= was {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	if err != nil {
+		for side := range r {
+			t.Logf("side %d: %+v", side, r[side])
+		}
+		t.Fatal(err)
+	}
+	return r
+}
+
+// brokenOnce waits until every flow of a side has noticed a death, and looks at
+// when.
+func brokenOnce(t *testing.T, b *Bed, side int, death time.Time, so int) *Report {
+	t.Helper()
+	want := so + flowsOf
+	for end := death.Add(silence + noticed + 3*time.Second); ; time.Sleep(10 * time.Millisecond) {
+		r, err := b.Parties[side].Report()
+		must(t, err)
+		if len(r.Breaks) >= want {
+			last := time.Duration(0)
+			for _, br := range r.Breaks[so:] {
+				last = max(last, br.At.Sub(death))
+			}
+			if last > silence+noticed {
+				t.Errorf("side %d knew after %v", side, last)
+			}
+			t.Logf("side %d knew after %v: %s", side, last, r.Breaks[len(r.Breaks)-1].Cause)
+			return r
+		}
+		if time.Now().After(end) {
+			t.Fatalf("side %d: %d of %d flows know of it", side, len(r.Breaks)-so, flowsOf)
+		}
+	}
+}
+
+// rest ends the flows and looks at what is left of both sides.
+func rest(t *testing.T, b *Bed) {
+	t.Helper()
+	r, err := b.Stop()
+	must(t, err)
+	for side := range r {
+		promises(t, side, r[side])
+		if r[side].Orderly == 0 {
+			t.Errorf("side %d: no connection ended in order", side)
+		}
+	}
+	r, err = b.CloseNICs()
+	must(t, err)
+	for side := range r {
+		promises(t, side, r[side])
+	}
+}
+
+// A party that is killed at a random moment comes back with its addresses, and
+// the survivor's flows, which were told in time, go on with it.
+func TestPeerRestarts(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{})
+	living(t, b)
+	for round := range 3 {
+		side := round % 2
+		time.Sleep(time.Duration(rand.IntN(50)) * time.Millisecond)
+		before, err := b.Parties[1-side].Report()
+		must(t, err)
+		death := time.Now()
+		must(t, b.Kill(side))
+		brokenOnce(t, b, 1-side, death, len(before.Breaks))
+		must(t, b.StartParty(side))
+		must(t, b.OpenSide(side, NICConfig{Silence: silence}))
+		for _, l := range levels {
+			cfg := mortal("mortal-"+l.String(), l)
+			cfg.Seed += uint64(round)
+			must(t, b.StartSide(side, cfg))
+		}
+		var reports [2]*Report
+		reports[side] = &Report{}
+		reports[1-side], err = b.Parties[1-side].Report()
+		must(t, err)
+		talking(t, b, reports)
+	}
+	rest(t, b)
+}
+
+// A party that is stopped for longer than the silence is taken for dead; when it
+// goes on it finds out, and both connect again.
+func TestStoppedForLong(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{})
+	living(t, b)
+	before, err := b.Reports()
+	must(t, err)
+	death := time.Now()
+	must(t, b.Parties[0].Signal(unix.SIGSTOP))
+	brokenOnce(t, b, 1, death, len(before[1].Breaks))
+	time.Sleep(silence)
+	must(t, b.Parties[0].Signal(unix.SIGCONT))
+	brokenOnce(t, b, 0, time.Now(), len(before[0].Breaks))
+	talking(t, b, before)
+	rest(t, b)
+}
+
+// An interface that is down for less than the silence costs a reliable VI
+// nothing; one that is down for longer ends the connections, and when it is up
+// again there are new ones.
+func TestLinkDown(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{})
+	living(t, b)
+	before, err := b.Reports()
+	must(t, err)
+	must(t, b.Link(0, netlink.LinkSetDown))
+	time.Sleep(silence / 3)
+	must(t, b.Link(0, netlink.LinkSetUp))
+	after := talking(t, b, before)
+	for side := range after {
+		if n := len(after[side].Breaks) - len(before[side].Breaks); n > 0 {
+			t.Errorf("side %d: %d connections broke by a short absence (%s)", side, n, after[side].Breaks[0].Cause)
+		}
+	}
+	death := time.Now()
+	must(t, b.Link(0, netlink.LinkSetDown))
+	brokenOnce(t, b, 0, death, len(after[0].Breaks))
+	brokenOnce(t, b, 1, death, len(after[1].Breaks))
+	must(t, b.Link(0, netlink.LinkSetUp))
+	talking(t, b, after)
+	rest(t, b)
+}
+
+// When somebody takes the program off the interface, both sides know in time,
+// and after the interface was opened anew they connect again.
+func TestProgramDetached(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{})
+	living(t, b)
+	before, err := b.Reports()
+	must(t, err)
+	death := time.Now()
+	must(t, b.Parties[0].Detach())
+	brokenOnce(t, b, 0, death, len(before[0].Breaks))
+	brokenOnce(t, b, 1, death, len(before[1].Breaks))
+	r, err := b.Parties[0].CloseNIC()
+	must(t, err)
+	promises(t, 0, r)
+	must(t, b.OpenSide(0, NICConfig{Silence: silence}))
+	for _, l := range levels {
+		must(t, b.StartSide(0, mortal("mortal-"+l.String(), l)))
+	}
+	talking(t, b, [2]*Report{{}, before[1]})
+	rest(t, b)
+}
+
+// When the interface is removed, its owner knows at once and the peer in time;
+// both can be closed, and nothing is lacking on the peer's side.
+func TestInterfaceRemoved(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{})
+	living(t, b)
+	death := time.Now()
+	must(t, b.Link(0, netlink.LinkDel))
+	brokenOnce(t, b, 0, death, 0)
+	brokenOnce(t, b, 1, death, 0)
+	for side := range 2 {
+		r, err := b.Parties[side].CloseNIC()
+		must(t, err)
+		if side == 0 {
+			r.Lacking = nil // what the interface had when it went does not complete
+		}
+		promises(t, side, r)
+	}
+}
+
+// A larger MTU changes nothing for connections that stand.
+func TestMTUGrows(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{MTU: 1500})
+	living(t, b)
+	before, err := b.Reports()
+	must(t, err)
+	setMTU(t, b, 3000)
+	after := talking(t, b, before)
+	for side := range after {
+		if n := len(after[side].Breaks); n > 0 {
+			t.Errorf("side %d: %d connections broke (%s)", side, n, after[side].Breaks[0].Cause)
+		}
+	}
+	rest(t, b)
+}
+
+// A smaller MTU ends reliable connections whose frames do not pass any more, in
+// time, and the new ones use it.
+func TestMTUShrinks(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{MTU: 3000})
+	living(t, b)
+	before, err := b.Reports()
+	must(t, err)
+	death := time.Now()
+	setMTU(t, b, 1400)
+	for side := range 2 {
+		for ; ; time.Sleep(20 * time.Millisecond) {
+			r, err := b.Parties[side].Report()
+			must(t, err)
+			broke := 0
+			for i := range r.Flows {
+				if i >= 3 && len(r.Flows[i].Breaks) > len(before[side].Flows[i].Breaks) { // the first three are unreliable
+					broke++
+				}
+			}
+			if broke == flowsOf-3 {
+				break
+			}
+			if time.Since(death) > silence+noticed {
+				t.Fatalf("side %d: %d of %d reliable connections ended", side, broke, flowsOf-3)
+			}
+		}
+	}
+	after, err := b.Reports()
+	must(t, err)
+	talking(t, b, after)
+	rest(t, b)
+}
+
+func setMTU(t *testing.T, b *Bed, mtu int) {
+	t.Helper()
+	must(t, b.Site.Middle.SetMTU(mtu))
+	for side := range 2 {
+		must(t, b.Link(side, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) }))
+	}
+}

@@ -1,0 +1,169 @@
+package torture
+
+import (
+	"errors"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/testbed"
+)
+
+// event is something that happens to a bed in a soak. Afterwards all flows talk
+// again; breaks says that reliable connections may have ended meanwhile.
+type event struct {
+	name   string
+	breaks bool
+	run    func(s *soak) error
+}
+
+var events = []event{
+	{"calm", false, func(s *soak) error { return s.pass(s.draw(500)) }},
+	{"storm", false, (*soak).storm},
+	{"storm", false, (*soak).storm}, // twice as often as the others
+	{"kill", true, (*soak).kill},
+	{"suspend", true, func(s *soak) error { return s.suspend(soakSilence + s.draw(1000)) }},
+	{"nap", false, func(s *soak) error { return s.suspend(soakSilence / 4) }},
+	{"link down", true, func(s *soak) error { return s.flap(soakSilence + s.draw(1000)) }},
+	{"link blinks", false, func(s *soak) error { return s.flap(soakSilence / 4) }},
+	{"detach", true, (*soak).detach},
+}
+
+// happen lets a random event take place.
+func (s *soak) happen() error { return s.undergo(events[s.rng.IntN(len(events))]) }
+
+// undergo lets an event take place and looks at what it left.
+func (s *soak) undergo(e event) error {
+	s.note(e.name)
+	if err := e.run(s); err != nil {
+		return err
+	}
+	before := s.known
+	if err := s.settle(e.name); err != nil {
+		return err
+	}
+	s.report.Events[e.name]++
+	if e.breaks {
+		return nil
+	}
+	for side, r := range s.known {
+		for i := range r.Flows {
+			// The first flows of each side are the unreliable ones, which a lost
+			// frame of the close may end.
+			if i >= s.cfg.Flows && len(r.Flows[i].Breaks) > len(before[side].Flows[i].Breaks) {
+				last := r.Flows[i].Breaks[len(r.Flows[i].Breaks)-1]
+				s.violated("%s: side %d: flow %s broke: %s", e.name, side, last.Flow, last.Cause)
+			}
+		}
+	}
+	return nil
+}
+
+// draw is a random time up to some milliseconds.
+func (s *soak) draw(ms int) time.Duration { return time.Duration(s.rng.IntN(ms)+1) * time.Millisecond }
+
+// pass lets time go by, unless the soak is called off.
+func (s *soak) pass(d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-s.ctx.Done():
+	}
+	return nil
+}
+
+// storm is a random mixture of faults for some seconds.
+func (s *soak) storm() error {
+	f := testbed.Faults{Seed: s.rng.Uint64()}
+	share := func(most float64) float64 {
+		if s.rng.IntN(2) == 0 {
+			return 0
+		}
+		return most * s.rng.Float64()
+	}
+	f.Loss, f.Burst, f.Duplicate = share(0.1), share(0.003), share(0.1)
+	f.Corrupt, f.Reorder = share(0.05), share(0.1)
+	if s.rng.IntN(3) == 0 {
+		f.Delay, f.Jitter = s.draw(5), s.draw(3)
+	}
+	if s.rng.IntN(4) == 0 {
+		// Room for the unreliable flows, which do not slow down, and for others.
+		f.Rate, f.Queue = 200_000_000+s.rng.Int64N(500_000_000), 50+s.rng.IntN(500)
+	}
+	s.bed.Site.Middle.SetBoth(f)
+	return s.pass(500*time.Millisecond + s.draw(2500))
+}
+
+// kill ends one party in the middle of its work, and starts another in its
+// place.
+func (s *soak) kill() error {
+	side := s.rng.IntN(2)
+	r, err := s.bed.Parties[side].Report()
+	if err != nil {
+		return err
+	}
+	s.add(r)
+	if err := s.pass(s.draw(200)); err != nil {
+		return err
+	}
+	if err := s.bed.Kill(side); err != nil {
+		return err
+	}
+	if err := s.pass(s.draw(1500)); err != nil {
+		return err
+	}
+	if err := s.bed.StartParty(side); err != nil {
+		return err
+	}
+	s.base[side] = nil
+	return s.reopen(side)
+}
+
+// reopen opens a side's interface and starts its flows.
+func (s *soak) reopen(side int) error {
+	if err := s.bed.OpenSide(side, NICConfig{Silence: soakSilence}); err != nil {
+		return err
+	}
+	return s.startFlows(side)
+}
+
+// suspend stops one party for a time.
+func (s *soak) suspend(d time.Duration) error {
+	p := s.bed.Parties[s.rng.IntN(2)]
+	if err := p.Signal(unix.SIGSTOP); err != nil {
+		return err
+	}
+	return errors.Join(s.pass(d), p.Signal(unix.SIGCONT))
+}
+
+// flap takes one side's interface down for a time.
+func (s *soak) flap(d time.Duration) error {
+	side := s.rng.IntN(2)
+	if err := s.bed.Link(side, netlink.LinkSetDown); err != nil {
+		return err
+	}
+	return errors.Join(s.pass(d), s.bed.Link(side, netlink.LinkSetUp))
+}
+
+// detach takes the program off one side's interface. Its owner, who hears
+// nothing any more, opens the interface anew.
+func (s *soak) detach() error {
+	side := s.rng.IntN(2)
+	p := s.bed.Parties[side]
+	if err := p.Detach(); err != nil {
+		return err
+	}
+	// Flows end in order only with a peer that hears them.
+	if err := s.pass(2 * soakSilence); err != nil {
+		return err
+	}
+	r, err := p.CloseNIC()
+	if err != nil {
+		return err
+	}
+	s.add(r)
+	for _, l := range r.Lacking {
+		s.violated("side %d: %s", side, l)
+	}
+	return s.reopen(side)
+}

@@ -1,0 +1,133 @@
+package torture
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/internal/testbed"
+	"viaxdp/vipl"
+)
+
+// asParty is how the test program becomes a party.
+const asParty = "torture-party"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == asParty {
+		if err := Main(os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// share is how long each storm lasts: VIA_TORTURE, or a short while.
+func share(t *testing.T) time.Duration {
+	t.Helper()
+	s := os.Getenv("VIA_TORTURE")
+	switch {
+	case s == "" && testing.Short():
+		return 150 * time.Millisecond
+	case s == "":
+		return 400 * time.Millisecond
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		t.Fatalf("VIA_TORTURE: %v", err)
+	}
+	return d
+}
+
+func newBed(t *testing.T, cfg BedConfig) *Bed {
+	t.Helper()
+	nstest.Require(t)
+	cfg.Args, cfg.Stderr = []string{asParty}, os.Stderr
+	b, err := NewBed(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// must ends the test by an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mixed is everything that a reliable VI can do.
+func mixed(name string, level vipl.ReliabilityLevel, flows int) FlowConfig {
+	return FlowConfig{
+		Name: name, Flows: flows, Level: level, MaxBytes: 9000, Depth: 16,
+		RDMA: level != vipl.UnreliableDelivery, Gap: gap(level), Seed: 1,
+	}
+}
+
+// gap keeps unreliable flows, which nothing else holds back, from taking all
+// time for themselves.
+func gap(level vipl.ReliabilityLevel) time.Duration {
+	if level == vipl.UnreliableDelivery {
+		return time.Millisecond
+	}
+	return 0
+}
+
+// unbroken looks at the reports of both sides after an orderly stop: no promise
+// broken, no connection lost, and everything that one has sent was taken by the
+// other.
+func unbroken(t *testing.T, r [2]*Report) {
+	t.Helper()
+	for i := range r {
+		promises(t, i, r[i])
+		for _, b := range r[i].Breaks {
+			t.Errorf("side %d: flow %s broke (%s) after %d sent, %d taken", i, b.Flow, b.Cause, b.Sent, b.Taken)
+		}
+		if r[i].Orderly != r[i].Connections || r[i].Taken == 0 {
+			t.Errorf("side %d: %d of %d connections ended in order, %d messages came; refused %d (%s)",
+				i, r[i].Orderly, r[i].Connections, r[i].Taken, r[i].Refused, r[i].LastRefusal)
+		}
+	}
+}
+
+func promises(t *testing.T, side int, r *Report) {
+	t.Helper()
+	for _, v := range r.Violations {
+		t.Errorf("side %d: %s", side, v)
+	}
+	if more := r.Violated - len(r.Violations); more > 0 {
+		t.Errorf("side %d: and %d more", side, more)
+	}
+	for _, l := range r.Lacking {
+		t.Errorf("side %d: %s", side, l)
+	}
+}
+
+// calm ends the faults, and says what they did so far to both ways together.
+func calm(b *Bed) testbed.LaneCounters {
+	b.Site.Middle.SetBoth(testbed.Faults{})
+	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
+}
+
+// unreachables are the ICMP messages by which the two kernels told a sender that
+// nobody wants its frames.
+func unreachables(t *testing.T, b *Bed) uint64 {
+	t.Helper()
+	sum := uint64(0)
+	for _, p := range b.Parties {
+		n, err := p.Unreachables()
+		must(t, err)
+		sum += n
+	}
+	return sum
+}

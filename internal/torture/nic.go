@@ -1,0 +1,111 @@
+package torture
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"viaxdp/hugepages"
+	"viaxdp/kagent"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// NICConfig says how a party opens its interface.
+type NICConfig struct {
+	Interface string
+	RxChunks  int           // 0: vipl.DefaultRxChunks
+	TxChunks  int           // 0: xdpnic.DefaultChunks
+	Silence   time.Duration // 0: vipl.DefaultSilence
+}
+
+// nic is a NIC handle of which every chunk is accounted for.
+type nic struct {
+	*vipl.Nic
+	local  *kagent.Local
+	meter  *meter
+	txFree int // chunks free when it was opened
+
+	// After Close.
+	stats   xdpnic.Stats
+	lacking []string
+}
+
+// meter is the queue as the engine drives it, with a count of the leases.
+type meter struct {
+	*xdpnic.Queue
+	leased int // frames received and not recycled
+}
+
+func (m *meter) Receive(frames []xdpnic.Frame) int {
+	n := m.Queue.Receive(frames)
+	m.leased += n
+	return n
+}
+
+func (m *meter) Recycle(addr uint64) {
+	m.leased--
+	m.Queue.Recycle(addr)
+}
+
+// agent is the Kernel Agent; its Close comes when the engine has stopped and
+// before the queue is gone: the moment to count.
+type agent struct {
+	*kagent.Local
+	last func()
+}
+
+func (a agent) Close() error {
+	a.last()
+	return a.Local.Close()
+}
+
+// openNIC does what vipl.OpenNic does, with the accounting in between.
+func openNIC(cfg NICConfig) (*nic, error) {
+	rx := cfg.RxChunks
+	if rx == 0 {
+		rx = vipl.DefaultRxChunks
+	}
+	local, err := kagent.Open(kagent.Config{
+		Interface: cfg.Interface, Queue: kagent.AnyQueue, RxChunks: rx, TxChunks: cfg.TxChunks,
+		Hugepages: hugepages.Avoid,
+	})
+	if err != nil {
+		return nil, err
+	}
+	n := &nic{local: local, meter: &meter{Queue: local.Queue()}, txFree: local.Queue().TxFree()}
+	n.Nic, err = vipl.Open(vipl.Provider{
+		Port: n.meter, Agent: agent{local, n.count}, Arena: local.Arena(), Info: local.Info(), Silence: cfg.Silence,
+	})
+	if err != nil {
+		return nil, errors.Join(err, local.Close())
+	}
+	n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the flows look at their VIs
+	return n, nil
+}
+
+// settleWithin is how long the kernel may take to complete what it was sent.
+const settleWithin = time.Second
+
+// count looks for chunks that nobody gave back, and keeps the queue's counters.
+func (n *nic) count() {
+	q := n.meter.Queue
+	for end := time.Now().Add(settleWithin); q.TxFree() < n.txFree && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		// An interface that is down or gone completes nothing; that is said below.
+		q.Flush()
+		q.Reap()
+	}
+	if free := q.TxFree(); free != n.txFree {
+		n.lacking = append(n.lacking, fmt.Sprintf("%d of %d TX chunks are not free", n.txFree-free, n.txFree))
+	}
+	if n.meter.leased != 0 {
+		n.lacking = append(n.lacking, fmt.Sprintf("%d RX chunks are leased still", n.meter.leased))
+	}
+	if err := q.Audit(); err != nil {
+		n.lacking = append(n.lacking, err.Error())
+	}
+	var err error
+	if n.stats, err = q.Stats(); err != nil {
+		n.lacking = append(n.lacking, err.Error())
+	}
+}

@@ -1,0 +1,247 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"viaxdp/internal/testbed"
+	"viaxdp/vipl"
+)
+
+// SoakConfig of a soak.
+type SoakConfig struct {
+	For    time.Duration // how long; 0: one act
+	Act    time.Duration // of an act, after which everything is closed and counted; 0: 20 s
+	Flows  int           // VIs at each reliability level; 0: 4
+	Seed   uint64        // of events and faults
+	Args   []string      // with which this program becomes a party: Main
+	Stderr io.Writer     // the parties' standard error; nil: discarded
+
+	Progress func(SoakReport) // called now and then with what there is; may be nil
+}
+
+// SoakReport is what a soak has done and found.
+type SoakReport struct {
+	Seed    uint64
+	Elapsed time.Duration
+	Acts    int
+	Event   string         // under way, in a progress report
+	Events  map[string]int // by name, those that took place
+
+	Connections, Breaks int
+	Messages            uint64 // numbered ones, each checked; of killed parties, up to some time before
+	Missing             uint64 // of unreliable flows
+	Writes, Reads       uint64 // RDMA operations completed
+	Resent              uint64 // frames
+	Way                 testbed.LaneCounters
+
+	Violations []string // promises that were broken; a soak ends with the first act that has any
+}
+
+// ErrBroken says that a promise was broken; the report has the words.
+var ErrBroken = errors.New("a promise was broken")
+
+// growth is by how much a party's own memory may stand above what it was when
+// its first act was over: the Go runtime keeps some, never this much.
+const growth = 64 << 20
+
+// soakSilence is short, so that deaths do not take up the time.
+const soakSilence = 800 * time.Millisecond
+
+// Soak runs flows of all levels between two parties through acts of random
+// events: faults on the way, deaths and returns of parties, links that go down,
+// programs taken off. After each act everything is closed and counted. It ends
+// when the time is over or ctx ends, neither of which is an error, or with
+// ErrBroken.
+func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
+	if cfg.Act == 0 {
+		cfg.Act = 20 * time.Second
+	}
+	if cfg.Flows == 0 {
+		cfg.Flows = 4
+	}
+	bed, err := NewBed(BedConfig{Args: cfg.Args, Stderr: cfg.Stderr})
+	if err != nil {
+		return SoakReport{Seed: cfg.Seed}, err
+	}
+	s := &soak{
+		cfg: cfg, ctx: ctx, bed: bed, start: time.Now(), rng: rand.New(rand.NewPCG(cfg.Seed, 0)),
+		report: SoakReport{Seed: cfg.Seed, Events: make(map[string]int)},
+	}
+	for {
+		if err = s.act(); err != nil || len(s.report.Violations) > 0 || s.over() {
+			break
+		}
+	}
+	s.note("")
+	if len(s.report.Violations) > 0 {
+		err = errors.Join(fmt.Errorf("%w (seed %d)", ErrBroken, cfg.Seed), err)
+	}
+	return s.report, errors.Join(err, bed.Close())
+}
+
+// soak is one in progress.
+type soak struct {
+	cfg    SoakConfig
+	ctx    context.Context
+	bed    *Bed
+	start  time.Time
+	rng    *rand.Rand
+	report SoakReport
+
+	base [2]*Resources // of the party's process after its first whole act; nil: not known
+
+	// Of the act.
+	known [2]*Report // the newest
+}
+
+func (s *soak) over() bool { return s.ctx.Err() != nil || time.Since(s.start) >= s.cfg.For }
+
+// act is one life of the NICs.
+func (s *soak) act() error {
+	s.known = [2]*Report{}
+	if err := s.bed.Open(NICConfig{Silence: soakSilence}); err != nil {
+		return err
+	}
+	for side := range 2 {
+		if err := s.startFlows(side); err != nil {
+			return err
+		}
+	}
+	if err := s.settle("start"); err != nil {
+		return err
+	}
+	for end := time.Now().Add(s.cfg.Act); time.Now().Before(end) && s.ctx.Err() == nil && len(s.report.Violations) == 0; {
+		if err := s.happen(); err != nil {
+			return err
+		}
+	}
+	return s.close()
+}
+
+// startFlows starts what one side runs.
+func (s *soak) startFlows(side int) error {
+	for i, level := range []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception} {
+		cfg := FlowConfig{
+			Flows: s.cfg.Flows, Name: level.String(), Level: level, MaxBytes: 20_000, Depth: 16,
+			RDMA: i > 0, Again: true, Seed: s.rng.Uint64() >> 32,
+		}
+		if i == 0 {
+			// Nothing else holds them back: together some 70 Mbit/s.
+			cfg.Gap = time.Duration(s.cfg.Flows) * 5 * time.Millisecond
+		}
+		if err := s.bed.StartSide(side, cfg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settleWait is how long all flows may take to be connected and to talk.
+const settleWait = 15 * time.Second
+
+// settle waits until every flow talks, as it must after each event.
+func (s *soak) settle(event string) error {
+	s.bed.Site.Middle.SetBoth(testbed.Faults{})
+	var from [2]*Report
+	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool {
+		if from[0] == nil {
+			from = r
+			return false
+		}
+		for side := range r {
+			if r[side].Open < 3*s.cfg.Flows {
+				return false
+			}
+			for i := range r[side].Flows {
+				if r[side].Flows[i].Taken <= from[side].Flows[i].Taken {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	if errors.Is(err, errTooLate) {
+		for side := range r {
+			s.violated("after %s: side %d: %d of %d flows are connected, the last refusal: %s", event, side,
+				r[side].Open, 3*s.cfg.Flows, r[side].LastRefusal)
+		}
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	s.take(r)
+	return nil
+}
+
+// take keeps the newest reports, and what they complain of.
+func (s *soak) take(r [2]*Report) {
+	for side := range r {
+		s.known[side] = r[side]
+		for _, v := range r[side].Violations {
+			s.violated("side %d: %s", side, v)
+		}
+		for _, l := range r[side].Lacking {
+			s.violated("side %d: %s", side, l)
+		}
+	}
+}
+
+func (s *soak) violated(format string, args ...any) {
+	text := fmt.Sprintf(format, args...) // reports repeat what they have said
+	if v := s.report.Violations; len(v) < mostViolations && !slices.Contains(v, text) {
+		s.report.Violations = append(v, text)
+	}
+}
+
+// close ends an act in order, and looks for what was not given back.
+func (s *soak) close() error {
+	s.note("close")
+	for _, end := range []func() ([2]*Report, error){s.bed.Stop, s.bed.Free, s.bed.CloseNICs} {
+		r, err := end()
+		if err != nil {
+			return err
+		}
+		s.take(r)
+	}
+	for side, r := range s.known {
+		s.add(r)
+		now := r.Resources
+		base := s.base[side]
+		if base == nil {
+			s.base[side] = &now
+			continue
+		}
+		if now.Goroutines > base.Goroutines || now.Files > base.Files || now.Resident > base.Resident+growth {
+			s.violated("side %d: after %d acts: %+v, after the first: %+v", side, s.report.Acts+1, now, *base)
+		}
+	}
+	s.report.Acts++
+	return nil
+}
+
+// add takes a party's report into the sum, when no later one will come.
+func (s *soak) add(r *Report) {
+	s.report.Connections += r.Connections
+	s.report.Breaks += len(r.Breaks)
+	s.report.Messages += r.Taken
+	s.report.Missing += r.Missing
+	s.report.Writes += r.Writes
+	s.report.Reads += r.Reads
+	s.report.Resent += r.Engine.Resent
+}
+
+// note tells of progress.
+func (s *soak) note(event string) {
+	s.report.Event, s.report.Elapsed = event, time.Since(s.start)
+	s.report.Way = s.bed.Site.Middle.Counters(0).Plus(s.bed.Site.Middle.Counters(1))
+	if s.cfg.Progress != nil {
+		s.cfg.Progress(s.report)
+	}
+}

@@ -1,0 +1,115 @@
+package torture
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"viaxdp/internal/testbed"
+	"viaxdp/vipl"
+)
+
+var levels = []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception}
+
+var storms = []struct {
+	name   string
+	faults testbed.Faults
+	took   func(n testbed.LaneCounters) bool
+}{
+	{"none", testbed.Faults{}, func(n testbed.LaneCounters) bool { return n.Passed > 0 }},
+	{"loss-1%", testbed.Faults{Loss: 0.01}, func(n testbed.LaneCounters) bool { return n.Lost > 0 }},
+	{"loss-10%", testbed.Faults{Loss: 0.1}, func(n testbed.LaneCounters) bool { return n.Lost > 0 }},
+	{"bursts", testbed.Faults{Burst: 0.002, BurstLen: 16}, func(n testbed.LaneCounters) bool { return n.LostInBurst > 0 }},
+	{"jitter", testbed.Faults{Delay: time.Millisecond, Jitter: 2 * time.Millisecond}, func(n testbed.LaneCounters) bool { return n.Delayed > 0 }},
+	{"reordering", testbed.Faults{Reorder: 0.05}, func(n testbed.LaneCounters) bool { return n.Reordered > 0 }},
+	{"duplicates", testbed.Faults{Duplicate: 0.1}, func(n testbed.LaneCounters) bool { return n.Duplicated > 0 }},
+	{"corruption", testbed.Faults{Corrupt: 0.05}, func(n testbed.LaneCounters) bool { return n.Corrupted > 0 }},
+	{"rate", testbed.Faults{Rate: 50_000_000, Queue: 60}, func(n testbed.LaneCounters) bool { return n.Limited > 0 }},
+	{"all", testbed.Faults{
+		Loss: 0.02, Burst: 0.001, Duplicate: 0.03, Corrupt: 0.02, Reorder: 0.03, Jitter: 300 * time.Microsecond,
+	}, func(n testbed.LaneCounters) bool {
+		return n.Lost > 0 && n.LostInBurst > 0 && n.Duplicated > 0 && n.Corrupted > 0 && n.Reordered > 0
+	}},
+}
+
+// Through each storm, at each level, every promise holds; the storm's counters
+// tell that it took place.
+func TestStorms(t *testing.T) {
+	for i, level := range levels {
+		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
+			throughStorms(t, BedConfig{}, mixed("storm", level, 3), uint64(100*i))
+		})
+	}
+}
+
+// The same with frames longer than a chunk, over IPv6.
+func TestJumboStorms(t *testing.T) {
+	t.Parallel()
+	cfg := mixed("jumbo", vipl.ReliableDelivery, 3)
+	cfg.MaxBytes = 40_000
+	throughStorms(t, BedConfig{MTU: 9000, IPv6: true}, cfg, 1000)
+}
+
+func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
+	b := newBed(t, bed)
+	must(t, b.Open(NICConfig{}))
+	name := cfg.Name
+	for k, storm := range storms {
+		storm.faults.Seed, cfg.Name = seed+uint64(k), fmt.Sprintf("%s-%d", name, k)
+		if !t.Run(storm.name, func(t *testing.T) { weather(t, b, cfg, storm.faults, storm.took) }) {
+			return // the bed is not as it was
+		}
+	}
+	r, err := b.CloseNICs()
+	must(t, err)
+	for side := range r {
+		promises(t, side, r[side])
+	}
+	accounted(t, r)
+}
+
+// weather runs flows for a share of time under faults.
+func weather(t *testing.T, b *Bed, cfg FlowConfig, f testbed.Faults, took func(testbed.LaneCounters) bool) {
+	before, reset := calm(b), unreachables(t, b)
+	must(t, b.Start(cfg))
+	connected, err := b.Until(5*time.Second, func(r [2]*Report) bool { return r[0].Open == cfg.Flows && r[1].Open == cfg.Flows })
+	if err != nil {
+		t.Fatalf("%v: %+v, %+v", err, connected[0].Tally, connected[1].Tally)
+	}
+	taken := connected[0].Taken + connected[1].Taken
+	b.Site.Middle.SetBoth(f)
+	time.Sleep(share(t))
+	middle, err := b.Reports()
+	must(t, err)
+	n := calm(b).Since(before)
+	r, err := b.Stop()
+	must(t, err)
+	for side := range r {
+		promises(t, side, r[side])
+		for _, br := range r[side].Breaks {
+			if cfg.Level != vipl.UnreliableDelivery {
+				t.Errorf("side %d: flow %s broke (%s) after %d sent, %d taken; seed %d", side, br.Flow, br.Cause, br.Sent, br.Taken, f.Seed)
+			}
+		}
+	}
+	if got := middle[0].Taken + middle[1].Taken - taken; got == 0 {
+		t.Errorf("no message came through the storm")
+	} else {
+		t.Logf("%d messages came through, %d were missing; %d frames sent again; %+v", got,
+			r[0].Missing+r[1].Missing, r[0].Engine.Resent+r[1].Engine.Resent, n)
+	}
+	if told := unreachables(t, b) - reset; told > 0 && f.Corrupt == 0 {
+		t.Errorf("%d frames of ours were answered by ICMP", told)
+	}
+	if !took(n) {
+		t.Errorf("the storm did not take place: %+v", n)
+	}
+	freed, err := b.Free()
+	must(t, err)
+	for side := range freed {
+		if freed[side].Kept > 0 {
+			t.Errorf("side %d: %d receives are left", side, freed[side].Kept)
+		}
+	}
+}
