@@ -3,6 +3,7 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -43,8 +44,8 @@ type asavie struct {
 func openAsavie(p Params, w watch, sleeps bool) (*asavie, error) {
 	a := &asavie{sleeps: sleeps, watch: w, skip: headersLen(p.Local)}
 	var err error
-	a.nic, err = openNIC(p, func(ifindex int, _ xdpnic.Mode) (int, error) {
-		if err := a.openSocket(ifindex, p); err != nil {
+	a.nic, err = openNIC(p, func(ifi *net.Interface, _ xdpnic.Mode) (int, error) {
+		if err := a.openSocket(ifi.Index, p); err != nil {
 			return -1, err
 		}
 		return a.xsk.FD(), nil

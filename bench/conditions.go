@@ -22,8 +22,8 @@ type Conditions struct {
 	Version    string   `json:"version"`
 }
 
-// hostConditions are those that do not depend on a transport.
-func hostConditions() Conditions {
+// HostConditions are those that do not depend on a transport.
+func HostConditions() Conditions {
 	c := Conditions{
 		CPUs: runtime.NumCPU(), Features: []string{}, PinnedCPUs: []int{}, Version: Version(),
 	}
@@ -52,18 +52,18 @@ func (c *Conditions) pinned(client, server Facts) {
 	}
 }
 
-// pollingOf tells how the names of a run wait for messages.
-func pollingOf(names []string) string {
+// pollingOf tells how the rows of a run wait for messages.
+func pollingOf(rows []Row) string {
 	asleep := 0
-	for _, n := range names {
-		if t, err := find(n); err == nil && t.sleeps {
+	for _, r := range rows {
+		if t, err := find(r.Name); err == nil && (t.sleeps || r.VI.Notify) {
 			asleep++
 		}
 	}
 	switch asleep {
 	case 0:
 		return "spin"
-	case len(names):
+	case len(rows):
 		return "wait"
 	}
 	return "spin; names with -wait, -block and -net sleep"

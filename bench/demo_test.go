@@ -125,7 +125,7 @@ func TestDemoMTU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := r.Conditions; c.MTU != 65535 || c.FrameBytes != 3840 || c.Hugepages == "hugetlb" {
+	if c := r.Conditions; c.MTU != 65535 || c.FrameBytes != 65549 || c.Hugepages == "hugetlb" {
 		t.Errorf("conditions: %+v", c)
 	}
 	cfg = demoConfig(token, []string{"tcp-net"})
@@ -224,7 +224,7 @@ func TestMeasureLoopback(t *testing.T) {
 	}()
 	r, err := Measure(ctx, ClientConfig{
 		Server: "127.0.0.1", Port: <-ready,
-		Plan: Plan{Names: []string{"tcp-net", "udp-net"}, Sizes: []int{64}, Duration: 3 * time.Millisecond, Latency: true, Bandwidth: true, Check: true},
+		Plan: Plan{Rows: RowsOf([]string{"tcp-net", "udp-net"}), Sizes: []int{64}, Duration: 3 * time.Millisecond, Latency: true, Bandwidth: true, Check: true},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -17,8 +17,10 @@
 // reads is the whole time of one read, marked as a round trip wherever it is
 // shown. Bandwidth is that of a stream in one direction, until its receiver has
 // said that it has everything. A measurement begins with a warm-up in which every byte is
-// checked. All names are gone through several times in turn, so that a machine
-// that drifts does so for all; the report has the medians of the turns.
+// checked. All rows of a [Plan] are gone through several times in turn, so that
+// a machine that drifts does so for all; the report has the medians of the
+// turns, and marks those that were disturbed: by a hypervisor that took CPU time
+// away, or by other threads on a CPU that a worker polls on.
 //
 // What a message costs beside its transfer is kept alike: the kernel's
 // transports send from one buffer and receive into one, a VI sends from and
@@ -47,6 +49,11 @@
 // Credits hold a stream of writes to a window, as they do a stream of sends; of
 // reads up to 16 are under way.
 //
+// A [Row] may use a VI otherwise than usually, by [VIOptions]: with a
+// completion queue, handlers, many open VIs, several segments, buffers that are
+// not reused. It may also leave out a part of via-xdp's design, to show what
+// that part is worth.
+//
 // # Privileges
 //
 // The kernel's transports need none. Those of AF_XDP need CAP_NET_ADMIN,
@@ -55,15 +62,15 @@
 // # Concurrency
 //
 // Run, Demo, Measure and ListenAndServe block; several of them may run at the
-// same time as long as they do not share an interface's queue. An Endpoint
-// belongs to one goroutine.
+// same time as long as they do not share an interface's queue. An Endpoint, a
+// Bed and a Worker belong to one goroutine.
 //
 // # Example
 //
 //	result, err := bench.Demo(ctx, bench.DemoConfig{
 //		Plan: bench.Plan{
-//			Names: []string{"vi-reliable-delivery", "tcp-spin"}, Sizes: bench.DefaultSizes(),
-//			Turns: 3, Duration: bench.DefaultDuration, Latency: true, Bandwidth: true,
+//			Rows:  bench.RowsOf([]string{"vi-reliable-delivery", "tcp-spin"}),
+//			Sizes: bench.DefaultSizes(), Turns: 3, Duration: bench.DefaultDuration, Latency: true, Bandwidth: true,
 //		},
 //		Mode: "generic", Hugepages: true,
 //		WorkerArgs: []string{"worker"}, GuardArgs: []string{"guard"},

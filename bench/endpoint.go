@@ -74,6 +74,14 @@ func (r Round) check() error {
 type Span struct {
 	Wall time.Duration `json:"wall"`
 	CPU  time.Duration `json:"cpu"` // user and system time of all threads, getrusage(2)
+
+	Switches int           `json:"switches"` // involuntary context switches of all threads, getrusage(2)
+	Stolen   time.Duration `json:"stolen"`   // that all CPUs waited for a hypervisor that ran others, proc_stat(5)
+}
+
+func (s *Span) add(o Span) {
+	s.Wall, s.CPU = s.Wall+o.Wall, s.CPU+o.CPU
+	s.Switches, s.Stolen = s.Switches+o.Switches, s.Stolen+o.Stolen
 }
 
 // Params say where an endpoint is to be opened.
@@ -86,6 +94,9 @@ type Params struct {
 	Port      int        // UDP port of frames; 0: the transport's own
 	MaxBytes  int        // largest message of any round; 0: MaxMessage
 	Hugepages bool       // memory on hugepages where there are any
+
+	VI     VIOptions `json:",omitzero"` // of the vi transports
+	Beside bool      `json:",omitzero"` // of the kernel's transports: with an XDP program attached to Interface
 }
 
 // Hello is what one side tells the other before they connect, with facts about

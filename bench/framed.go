@@ -30,6 +30,15 @@ type frames interface {
 	close() error
 }
 
+// chained is what frames have, too, whose long ones arrive in several pieces.
+type chained interface {
+	// units is how much of the peer's window a frame with n bytes of content
+	// takes; others take one.
+	units(n int) int
+	// rest are the pieces behind the one that poll gave, valid as long.
+	rest() [][]byte
+}
+
 // maxSleep bounds one sleep of a waiting transport, so that it notices the end
 // of its control connection.
 const maxSleep = 250 * time.Millisecond
@@ -63,12 +72,14 @@ type framed struct {
 	io      frames
 	sleeps  bool // wait instead of polling
 	payload int  // message bytes in a frame
-	window  uint32
+	most    int  // units that the peer takes
+	chain   chained
 	watch   watch
 	into    []byte // where messages are copied to, unless they stay where they arrived
 
 	// The current round.
 	round    Round
+	window   uint32 // frames
 	per      uint32 // frames of a message
 	sent     uint32 // data frames
 	queued   int    // frames since the last flush
@@ -85,8 +96,9 @@ func (f *framed) Connect(peer Hello) error {
 	}
 	own := f.io.hello()
 	f.payload = min(own.Payload, peer.Payload) - frameHeader
-	f.window = uint32(min(own.Window, peer.Window))
-	if f.payload < 1 || f.window < 4 {
+	f.most = min(own.Window, peer.Window)
+	f.chain, _ = f.io.(chained)
+	if f.payload < 1 || f.most < 4 {
 		return fmt.Errorf("the sides offer frames of %d and %d bytes, windows of %d and %d: too small",
 			own.Payload, peer.Payload, own.Window, peer.Window)
 	}
@@ -101,6 +113,10 @@ func (f *framed) enter(r Round) error {
 	}
 	f.round = r
 	f.per = uint32((r.Bytes + f.payload - 1) / f.payload)
+	f.window = uint32(f.most)
+	if f.chain != nil {
+		f.window = uint32(max(4, f.most/f.chain.units(frameHeader+min(f.payload, r.Bytes))))
+	}
 	f.sent, f.credited, f.received, f.queued, f.ready = 0, 0, 0, 0, false
 	f.watch.progress()
 	return f.io.round()
@@ -251,17 +267,21 @@ func (f *framed) take(i int, credits bool) error {
 			}
 		}
 		n := min(f.payload, f.round.Bytes-off)
-		if len(body) != n {
-			return fmt.Errorf("message %d: a frame of %d bytes, not %d", i, len(body), n)
-		}
-		if f.into != nil {
-			copy(f.into[off:], body)
-			body = f.into[off : off+n]
-		}
-		if f.round.Check {
-			if err := verify(i, off, body); err != nil {
-				return err
+		got, err := f.keep(i, off, body)
+		if err == nil && f.chain != nil {
+			for _, b := range f.chain.rest() {
+				if err == nil {
+					k := 0
+					k, err = f.keep(i, off+got, b)
+					got += k
+				}
 			}
+		}
+		if err != nil {
+			return err
+		}
+		if got != n {
+			return fmt.Errorf("message %d: a frame of %d bytes, not %d", i, got, n)
 		}
 		if credits && f.received%(f.window/4) == 0 {
 			if err := f.tell(kindCredit, f.received); err != nil {
@@ -272,8 +292,21 @@ func (f *framed) take(i int, credits bool) error {
 	return nil
 }
 
-// await polls or waits once: it returns the content of a data frame, or nil
-// when something else came or nothing.
+// keep does with a piece of message i, from offset off on, what is done with
+// content, and returns its length.
+func (f *framed) keep(i, off int, b []byte) (int, error) {
+	if f.into != nil && off+len(b) <= len(f.into) {
+		copy(f.into[off:], b)
+		b = f.into[off : off+len(b)]
+	}
+	if f.round.Check {
+		return len(b), verify(i, off, b)
+	}
+	return len(b), nil
+}
+
+// await polls or waits once: it returns the content of a data frame, the first
+// piece of it where it is chained, or nil when something else came or nothing.
 func (f *framed) await() ([]byte, error) {
 	p, err := f.io.poll()
 	if err != nil {

@@ -33,23 +33,15 @@ func decodeHistogram(b []byte) (*hdrhistogram.Histogram, error) {
 func oneWay(ns int64) float64    { return round3(float64(ns) / 2000) }
 func roundTrip(ns int64) float64 { return round3(float64(ns) / 1000) }
 
-// latencyOf is what is reported of a round trip of a transport.
-func latencyOf(name string) func(ns int64) float64 {
-	if RoundTrip(name) {
-		return roundTrip
-	}
-	return oneWay
-}
-
 func round3(v float64) float64 { return math.Round(v*1000) / 1000 }
 
 // WriteHistogram prints the histogram of a transport's round trips as the
 // latencies that are reported of it: one line for each step that halves the
 // share of slower messages.
 func WriteHistogram(w io.Writer, name string, h *hdrhistogram.Histogram) error {
-	us, head := latencyOf(name), "one-way us"
+	us, head := oneWay, "one-way us"
 	if RoundTrip(name) {
-		head = "round trip us"
+		us, head = roundTrip, "round trip us"
 	}
 	if _, err := fmt.Fprintf(w, "%13s %12s %14s\n", head, "share", "messages"); err != nil {
 		return err

@@ -165,9 +165,9 @@ func (i *InterfaceInfo) try() {
 		m := &i.Modes[n]
 		m.Tried = true
 		var q *xdpnic.Queue
-		nic, err := openNIC(Params{Interface: i.Name, Mode: m.Mode}, func(ifindex int, mode xdpnic.Mode) (int, error) {
+		nic, err := openNIC(Params{Interface: i.Name, Mode: m.Mode}, func(ifi *net.Interface, mode xdpnic.Mode) (int, error) {
 			var err error
-			q, err = xdpnic.Open(xdpnic.Config{Ifindex: ifindex, RxChunks: 64, TxChunks: 64, Mode: mode, Require: true})
+			q, err = xdpnic.Open(xdpnic.Config{Ifindex: ifi.Index, RxChunks: 64, TxChunks: 64, Mode: mode, Require: true})
 			if err != nil {
 				return -1, err
 			}

@@ -51,7 +51,7 @@ func demoMain() error {
 func demoConfig(token string, names []string) DemoConfig {
 	return DemoConfig{
 		Plan: Plan{
-			Names: names, Sizes: []int{64, 4096}, Turns: 1, Duration: 4 * time.Millisecond,
+			Rows: RowsOf(names), Sizes: []int{64, 4096}, Turns: 1, Duration: 4 * time.Millisecond,
 			Latency: true, Bandwidth: true, Check: true,
 		},
 		Mode: "generic", Hugepages: true,

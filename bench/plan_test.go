@@ -47,7 +47,7 @@ func TestRun(t *testing.T) {
 	var steps []Step
 	opened := 0
 	r, err := Run(context.Background(), Plan{
-		Names: []string{"tcp-block", "udp-net"}, Sizes: []int{64, 5000}, Turns: 2, Duration: 5 * time.Millisecond,
+		Rows: RowsOf([]string{"tcp-block", "udp-net"}), Sizes: []int{64, 5000}, Turns: 2, Duration: 5 * time.Millisecond,
 		Latency: true, Bandwidth: true, Check: true, Histogram: true,
 		Progress: func(s Step) { steps = append(steps, s) },
 		Opening:  func(open func() error) error { opened++; return open() },
@@ -93,7 +93,7 @@ func TestRunMessages(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()
 	r, err := Run(context.Background(), Plan{
-		Names: []string{"tcp-block"}, Sizes: []int{1}, Messages: 1234, Duration: time.Millisecond, Latency: true,
+		Rows: RowsOf([]string{"tcp-block"}), Sizes: []int{1}, Messages: 1234, Duration: time.Millisecond, Latency: true,
 	}, client, server)
 	if err != nil {
 		t.Fatal(err)
@@ -114,7 +114,7 @@ func TestRunCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	reason := errors.New("enough")
 	cancel(reason)
-	plan := Plan{Names: []string{"tcp-net"}, Sizes: []int{1}, Duration: 1, Latency: true}
+	plan := Plan{Rows: RowsOf([]string{"tcp-net"}), Sizes: []int{1}, Duration: 1, Latency: true}
 	_, err := Run(ctx, plan, silent("client"), silent("server"))
 	if !errors.Is(err, reason) {
 		t.Errorf("got %v", err)
@@ -123,15 +123,15 @@ func TestRunCancelled(t *testing.T) {
 
 func TestPlanValidate(t *testing.T) {
 	good := func() Plan {
-		return Plan{Names: []string{"tcp-net"}, Sizes: []int{64}, Duration: time.Second, Latency: true}
+		return Plan{Rows: RowsOf([]string{"tcp-net"}), Sizes: []int{64}, Duration: time.Second, Latency: true}
 	}
 	if p := good(); p.validate() != nil {
 		t.Fatal(p.validate())
 	}
 	for title, spoil := range map[string]func(*Plan){
-		"no names":     func(p *Plan) { p.Names = nil },
-		"unknown":      func(p *Plan) { p.Names[0] = "x" },
-		"twice":        func(p *Plan) { p.Names = []string{"tcp-net", "tcp-net"} },
+		"no names":     func(p *Plan) { p.Rows = nil },
+		"unknown":      func(p *Plan) { p.Rows[0].Name = "x" },
+		"twice":        func(p *Plan) { p.Rows = RowsOf([]string{"tcp-net", "tcp-net"}) },
 		"no sizes":     func(p *Plan) { p.Sizes = nil },
 		"size 0":       func(p *Plan) { p.Sizes[0] = 0 },
 		"large":        func(p *Plan) { p.Sizes[0] = MaxMessage + 1 },
@@ -141,7 +141,7 @@ func TestPlanValidate(t *testing.T) {
 		"negative":     func(p *Plan) { p.Messages = -1 },
 		"turns":        func(p *Plan) { p.Turns = -1 },
 		"ten twice":    func(p *Plan) { p.Sizes = []int{10, 20, 10} },
-		"unknown last": func(p *Plan) { p.Names = append(p.Names, "tcp") },
+		"unknown last": func(p *Plan) { p.Rows = append(p.Rows, Row{Name: "tcp"}) },
 	} {
 		p := good()
 		spoil(&p)
@@ -232,5 +232,20 @@ func TestWatch(t *testing.T) {
 	w.progress()
 	if err := w.blocked(); err != nil {
 		t.Errorf("after progress: %v", err)
+	}
+}
+
+// With a least number of messages a measurement goes on until they are over.
+func TestRunLeast(t *testing.T) {
+	client, server, end := workers(t)
+	defer end()
+	r, err := Run(context.Background(), Plan{
+		Rows: RowsOf([]string{"tcp-block"}), Sizes: []int{1}, Least: 2000, Duration: time.Microsecond, Latency: true, Bandwidth: true,
+	}, client, server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := r.Latency[0].N; n < 2000 || n > 10000 {
+		t.Errorf("%d samples", n)
 	}
 }

@@ -18,13 +18,15 @@ import (
 //	{"op":"open","name":"tcp-spin",...}  {"hello":{...}}
 //	{"op":"connect","peer":{...}}        {}
 //	{"op":"ping","round":{...}}          {"span":{...},"rtt":"..."}
+//	{"op":"task","name":"load",...}      {"output":{...}}
 //	{"op":"close"}                       {}
 type request struct {
-	Op     string  `json:"op"`
-	Name   string  `json:"name,omitempty"`
-	Params *Params `json:"params,omitempty"`
-	Peer   *Hello  `json:"peer,omitempty"`
-	Round  *Round  `json:"round,omitempty"`
+	Op     string          `json:"op"`
+	Name   string          `json:"name,omitempty"` // of a transport or a task
+	Params *Params         `json:"params,omitempty"`
+	Peer   *Hello          `json:"peer,omitempty"`
+	Round  *Round          `json:"round,omitempty"`
+	Input  json.RawMessage `json:"input,omitempty"` // of a task
 }
 
 // Operations of a worker.
@@ -35,6 +37,7 @@ const (
 	opEcho    = "echo"
 	opSend    = "send"
 	opReceive = "receive"
+	opTask    = "task"
 	opClose   = "close"
 )
 
@@ -44,6 +47,8 @@ type reply struct {
 	Hello   *Hello       `json:"hello,omitempty"`
 	Span    *Span        `json:"span,omitempty"`
 	RTT     []byte       `json:"rtt,omitempty"` // histogram of round trips in ns, HdrHistogram V2
+
+	Output json.RawMessage `json:"output,omitempty"` // of a task
 }
 
 // missingPart carries a testbed.MissingError.
@@ -104,6 +109,8 @@ func (w *Worker) call(req request) (reply, error) {
 	switch {
 	case r.Missing != nil:
 		return r, r.Missing.err()
+	case r.Error != "" && req.Op == opTask:
+		return r, fmt.Errorf("%s: %s: %s", w.name, req.Name, r.Error)
 	case r.Error != "":
 		return r, fmt.Errorf("%s: %s: %s", w.name, req.Op, r.Error)
 	}

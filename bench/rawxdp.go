@@ -3,6 +3,7 @@ package bench
 import (
 	"encoding/binary"
 	"errors"
+	"net"
 
 	"viaxdp/hugepages"
 	"viaxdp/xdpnic"
@@ -24,14 +25,16 @@ type rawXDP struct {
 	chunk []byte
 
 	lease   [ringLease]xdpnic.Frame
-	got, at int // frames in lease; the next one to give
+	got, at int // segments in lease; the next one to give
+
+	long *longRaw // where a frame may be longer than a chunk; else nil
 }
 
 func openRawXDP(p Params, w watch) (*rawXDP, error) {
 	r := &rawXDP{watch: w, skip: headersLen(p.Local)}
 	var err error
-	r.nic, err = openNIC(p, func(ifindex int, m xdpnic.Mode) (int, error) {
-		if err := r.openQueue(ifindex, p, m); err != nil {
+	r.nic, err = openNIC(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
+		if err := r.openQueue(ifi, p, m); err != nil {
 			return -1, err
 		}
 		return r.q.FD(), nil
@@ -42,27 +45,38 @@ func openRawXDP(p Params, w watch) (*rawXDP, error) {
 	return r, nil
 }
 
-func (r *rawXDP) openQueue(ifindex int, p Params, m xdpnic.Mode) error {
+func (r *rawXDP) openQueue(ifi *net.Interface, p Params, m xdpnic.Mode) error {
 	cfg, err := xdpnic.Config{
-		Ifindex: ifindex, QueueID: p.Queue,
+		Ifindex: ifi.Index, QueueID: p.Queue,
 		RxChunks: ringChunks, TxChunks: ringChunks, Mode: m, Require: true,
 	}.WithDefaults()
 	if err != nil {
 		return err
 	}
+	cfg.MultiBuffer = !p.VI.NoMultiBuffer && needsLong(ifi.MTU, cfg)
 	policy := hugepages.Avoid
 	if p.Hugepages {
 		policy = hugepages.Auto
 	}
-	r.arena, err = hugepages.New(hugepages.Config{
-		Size: cfg.PoolBytes(), Reserve: cfg.PoolBytes(), Policy: policy,
-	})
+	pool := cfg.PoolBytes()
+	size := pool
+	if cfg.MultiBuffer {
+		size += longSlots * longSlot
+	}
+	r.arena, err = hugepages.New(hugepages.Config{Size: size, Reserve: size, Policy: policy})
 	if err != nil {
 		return err
 	}
 	cfg.Memory = r.arena.Bytes()
-	r.q, err = xdpnic.Open(cfg)
-	return err
+	if r.q, err = xdpnic.Open(cfg); err != nil {
+		return err
+	}
+	// Where the kernel sends without a copy, it may still read a frame when its
+	// place is wanted again.
+	if cfg.MultiBuffer && !r.q.Info().ZeroCopy {
+		r.long = &longRaw{r: r, base: pool}
+	}
+	return nil
 }
 
 func (r *rawXDP) closeQueue() error {
@@ -78,7 +92,11 @@ func (r *rawXDP) closeQueue() error {
 }
 
 func (r *rawXDP) hello() Hello {
-	return r.nic.hello(min(r.q.FrameCap()), r.arena.Info().Kind.String())
+	most := min(r.q.FrameCap())
+	if r.long != nil {
+		most = longSlot
+	}
+	return r.nic.hello(most, r.arena.Info().Kind.String())
 }
 
 func (r *rawXDP) connect(peer Hello) (err error) {
@@ -92,6 +110,9 @@ func (r *rawXDP) round() error {
 }
 
 func (r *rawXDP) next() []byte {
+	if r.long != nil {
+		return r.long.next()[r.skip:]
+	}
 	var ok bool
 	if r.addr, r.chunk, ok = r.q.Alloc(); !ok {
 		return nil
@@ -100,6 +121,9 @@ func (r *rawXDP) next() []byte {
 }
 
 func (r *rawXDP) commit(n int) error {
+	if r.long != nil {
+		return r.long.commit(n)
+	}
 	r.header.put(r.chunk, n)
 	for !r.q.Send(r.addr, r.skip+n, false) {
 		if err := r.flush(); err != nil {
@@ -118,6 +142,9 @@ func (r *rawXDP) flush() error {
 		}
 		if r.q.Pending() == 0 {
 			r.watch.progress()
+			if r.long != nil {
+				r.long.flushed()
+			}
 			return nil
 		}
 		if err := r.watch.idle(); err != nil {
@@ -139,9 +166,16 @@ func (r *rawXDP) poll() ([]byte, error) {
 			return nil, nil
 		}
 	}
-	frame := r.lease[r.at].Data
+	frame := r.lease[r.at]
 	r.at++
-	return udpContent(frame, r.skip), nil
+	if frame.More {
+		r.long.gather()
+		return frame.Data[min(r.skip, len(frame.Data)):], nil
+	}
+	if r.long != nil {
+		r.long.pieces = r.long.pieces[:0]
+	}
+	return udpContent(frame.Data, r.skip), nil
 }
 
 func (r *rawXDP) wait() error { return r.q.Wait(maxSleep) }

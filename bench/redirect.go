@@ -33,7 +33,7 @@ type nic struct {
 
 // openNIC finds the interface and attaches the program by the best mode with
 // which open succeeds; open gives the socket to register.
-func openNIC(p Params, open func(ifindex int, m xdpnic.Mode) (fd int, err error), undo func()) (_ *nic, err error) {
+func openNIC(p Params, open func(ifi *net.Interface, m xdpnic.Mode) (fd int, err error), undo func()) (_ *nic, err error) {
 	n := &nic{params: p, port: p.Port}
 	if n.port == 0 {
 		n.port = rawPort
@@ -77,7 +77,7 @@ func openNIC(p Params, open func(ifindex int, m xdpnic.Mode) (fd int, err error)
 // multi-buffer frames (veth_xdp_set, drivers/net/veth.c, with 4 KB pages).
 const nativeMTU = 3506
 
-func (n *nic) attach(program *bpf.Redirect, m xdpnic.Mode, open func(int, xdpnic.Mode) (int, error)) error {
+func (n *nic) attach(program *bpf.Redirect, m xdpnic.Mode, open func(*net.Interface, xdpnic.Mode) (int, error)) error {
 	where := bpf.Native
 	if m.Generic() {
 		where = bpf.Generic
@@ -85,7 +85,7 @@ func (n *nic) attach(program *bpf.Redirect, m xdpnic.Mode, open func(int, xdpnic
 	if err := program.Attach(n.ifi.Index, where); err != nil {
 		return err
 	}
-	fd, err := open(n.ifi.Index, m)
+	fd, err := open(n.ifi, m)
 	if err != nil {
 		return err
 	}

@@ -155,9 +155,9 @@ func addrOf(a net.Addr) (netip.Addr, error) {
 	return addr, nil
 }
 
-// requireFor tests whether a transport can run at all.
-func requireFor(t *transport) error {
-	if !t.xdp {
+// requireFor tests whether a row can run at all.
+func requireFor(r Row) error {
+	if !r.usesXDP() {
 		return nil
 	}
 	return testbed.Require(testbed.Sockets, testbed.Programs)

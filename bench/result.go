@@ -19,9 +19,9 @@ type Result struct {
 	Histograms map[Case]*hdrhistogram.Histogram `json:"-"`
 }
 
-// Case is a transport and a message size.
+// Case is a row and a message size.
 type Case struct {
-	Name  string
+	Name  string // label of the row
 	Bytes int
 }
 
@@ -42,16 +42,25 @@ type Latency struct {
 	P50  float64 `json:"p50_us"`
 	P99  float64 `json:"p99_us"`
 	P999 float64 `json:"p999_us"`
+
+	// CPU is the time in microseconds that the client's process spends while
+	// one message is on its way, in either direction.
+	CPU float64 `json:"-"`
+
+	Disturbed []string `json:"disturbed,omitempty"` // why the figures are doubtful
 }
 
 // Bandwidth of a stream of messages in one direction; medians of the turns.
 type Bandwidth struct {
 	Name     string  `json:"name"`
 	Bytes    int     `json:"bytes"`
+	N        int64   `json:"-"`          // messages measured
 	MBps     float64 `json:"MBps"`       // content, 10^6 bytes a second
 	Messages float64 `json:"msgs_per_s"` // messages a second
 	CPUTx    float64 `json:"cpu_tx"`     // CPU time of the sender's process by wall time; 1: one CPU
 	CPURx    float64 `json:"cpu_rx"`     // likewise the receiver's
+
+	Disturbed []string `json:"disturbed,omitempty"` // why the figures are doubtful
 }
 
 // WriteJSON writes the result as one indented object.
@@ -97,11 +106,18 @@ func newCollector(histograms bool) *collector {
 	return c
 }
 
-func (c *collector) addLatency(k Case, h *hdrhistogram.Histogram) {
-	us := latencyOf(k.Name)
+// addLatency takes the round trips of a turn, and what the rounds cost, in
+// which so many messages went one way or the other.
+func (c *collector) addLatency(m measured, h *hdrhistogram.Histogram, messages int, client, server Span) {
+	k, us := m.Case, oneWay
+	if m.whole {
+		us = roundTrip
+	}
 	c.latency[k] = append(c.latency[k], Latency{
-		Name: k.Name, Bytes: k.Bytes, N: h.TotalCount(), RoundTrip: RoundTrip(k.Name), Min: us(h.Min()),
+		Name: k.Name, Bytes: k.Bytes, N: h.TotalCount(), RoundTrip: m.whole, Min: us(h.Min()),
 		P50: us(h.ValueAtQuantile(50)), P99: us(h.ValueAtQuantile(99)), P999: us(h.ValueAtQuantile(99.9)),
+		CPU:       round3(float64(client.CPU) / float64(max(messages, 1)) / 1e3),
+		Disturbed: disturbances(client, server, m.polls),
 	})
 	if c.merged != nil {
 		if c.merged[k] == nil {
@@ -112,23 +128,25 @@ func (c *collector) addLatency(k Case, h *hdrhistogram.Histogram) {
 }
 
 // addBandwidth takes the sums over the rounds of a turn.
-func (c *collector) addBandwidth(k Case, messages int, tx, rx Span) {
-	seconds := tx.Wall.Seconds()
+func (c *collector) addBandwidth(m measured, messages int, tx, rx Span) {
+	k, seconds := m.Case, tx.Wall.Seconds()
 	c.bandwidth[k] = append(c.bandwidth[k], Bandwidth{
-		Name: k.Name, Bytes: k.Bytes,
+		Name: k.Name, Bytes: k.Bytes, N: int64(messages),
 		MBps:     float64(messages) * float64(k.Bytes) / seconds / 1e6,
 		Messages: float64(messages) / seconds,
 		CPUTx:    tx.CPU.Seconds() / tx.Wall.Seconds(),
 		CPURx:    rx.CPU.Seconds() / rx.Wall.Seconds(),
+
+		Disturbed: disturbances(tx, rx, m.polls),
 	})
 }
 
-// result puts the medians in the order of names, then sizes.
-func (c *collector) result(names []string, sizes []int) *Result {
+// result puts the medians in the order of rows, then sizes.
+func (c *collector) result(rows []Row, sizes []int) *Result {
 	r := &Result{Latency: []Latency{}, Bandwidth: []Bandwidth{}, Histograms: c.merged}
-	for _, name := range names {
+	for _, row := range rows {
 		for _, bytes := range sizes {
-			k := Case{name, bytes}
+			k := Case{row.label(), bytes}
 			if turns := c.latency[k]; len(turns) > 0 {
 				r.Latency = append(r.Latency, medianLatency(turns))
 			}
@@ -142,14 +160,16 @@ func (c *collector) result(names []string, sizes []int) *Result {
 
 func medianLatency(turns []Latency) Latency {
 	m := turns[0]
-	m.N = 0
+	m.N, m.Disturbed = 0, nil
 	for _, t := range turns {
 		m.N += t.N
 		m.Min = min(m.Min, t.Min)
+		m.Disturbed = joinReasons(m.Disturbed, t.Disturbed)
 	}
 	m.P50 = median(turns, func(l Latency) float64 { return l.P50 })
 	m.P99 = median(turns, func(l Latency) float64 { return l.P99 })
 	m.P999 = median(turns, func(l Latency) float64 { return l.P999 })
+	m.CPU = median(turns, func(l Latency) float64 { return l.CPU })
 	return m
 }
 
@@ -159,6 +179,11 @@ func medianBandwidth(turns []Bandwidth) Bandwidth {
 	m.Messages = median(turns, func(b Bandwidth) float64 { return b.Messages })
 	m.CPUTx = median(turns, func(b Bandwidth) float64 { return b.CPUTx })
 	m.CPURx = median(turns, func(b Bandwidth) float64 { return b.CPURx })
+	m.N, m.Disturbed = 0, nil
+	for _, t := range turns {
+		m.N += t.N
+		m.Disturbed = joinReasons(m.Disturbed, t.Disturbed)
+	}
 	return m
 }
 

@@ -158,8 +158,8 @@ func TestRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]float64{"vi-rdma-write": 0.75, "vi-rdma-read": 1.5, "tcp-spin": 0.75} {
-		c.addLatency(Case{name, 8}, h)
-		r := c.result([]string{name}, []int{8})
+		c.addLatency(measured{Case: Case{name, 8}, whole: RoundTrip(name)}, h, 1, Span{}, Span{})
+		r := c.result(RowsOf([]string{name}), []int{8})
 		if l := r.Latency[0]; l.P50 != want || l.Min != want || l.RoundTrip != (name == "vi-rdma-read") {
 			t.Errorf("%s: %+v, want %v us", name, l, want)
 		}
@@ -188,12 +188,13 @@ func TestCollector(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		c.addLatency(k, h)
+		spent := Span{Wall: time.Second, CPU: time.Duration(us) * time.Millisecond, Switches: 1000}
+		c.addLatency(measured{Case: k, polls: us == 9}, h, 1000, spent, Span{})
 	}
 	for _, seconds := range []time.Duration{1, 4, 2} {
-		c.addBandwidth(k, 1e6, Span{Wall: seconds * time.Second, CPU: time.Second}, Span{Wall: seconds * time.Second, CPU: seconds * time.Second})
+		c.addBandwidth(measured{Case: k}, 1e6, Span{Wall: seconds * time.Second, CPU: time.Second}, Span{Wall: seconds * time.Second, CPU: seconds * time.Second})
 	}
-	r := c.result([]string{"udp-spin", "tcp-spin"}, []int{64, 128})
+	r := c.result(RowsOf([]string{"udp-spin", "tcp-spin"}), []int{64, 128})
 	if len(r.Latency) != 1 || len(r.Bandwidth) != 1 {
 		t.Fatalf("got %d and %d rows", len(r.Latency), len(r.Bandwidth))
 	}
@@ -201,6 +202,9 @@ func TestCollector(t *testing.T) {
 	near := func(got, want float64) bool { return math.Abs(got-want) <= want/500 }
 	if l.Name != "tcp-spin" || l.Bytes != 64 || l.N != 300 || !near(l.Min, 2) || !near(l.P50, 4) || !near(l.P99, 4) {
 		t.Errorf("latency: %+v", l)
+	}
+	if l.CPU != 4 || len(l.Disturbed) != 1 || !strings.Contains(l.Disturbed[0], "client") {
+		t.Errorf("CPU time %v us, disturbed %q; want 4, by the client's switches of one turn", l.CPU, l.Disturbed)
 	}
 	b := r.Bandwidth[0]
 	if b.MBps != 32 || b.Messages != 5e5 || b.CPUTx != 0.5 || b.CPURx != 1 {

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,37 +21,40 @@ type transport struct {
 	free    bool // the Go scheduler places its goroutine: no locked thread
 	arena   bool // maps memory on hugepages when it opens
 	whole   bool // its latency is that of a whole round trip, not of one way
+	vi      bool // takes VIOptions
+	rdma    bool // a VI whose messages are RDMA
+	chains  bool // its frames may be longer than a chunk
 	open    func(Params, *atomic.Bool) (Endpoint, error)
 }
 
 // transports are all of them, in the order of the report. The baselines come
 // first.
 var transports = []transport{
-	{name: "raw-afxdp", xdp: true, arena: true,
+	{name: "raw-afxdp", xdp: true, arena: true, chains: true,
 		summary: "frames on AF_XDP rings, no VI, polling", open: openFramedXDP(false, false)},
-	{name: "raw-afxdp-copy", xdp: true, arena: true,
+	{name: "raw-afxdp-copy", xdp: true, arena: true, chains: true,
 		summary: "the same, the content copied out on arrival", open: openFramedXDP(false, true)},
-	{name: "raw-afxdp-wait", xdp: true, arena: true, sleeps: true,
+	{name: "raw-afxdp-wait", xdp: true, arena: true, sleeps: true, chains: true,
 		summary: "raw-afxdp, sleeping in poll", open: openFramedXDP(true, false)},
 	{name: "asavie-xdp", xdp: true,
 		summary: "xdp.Socket of asavie/xdp, Poll(0)", open: openFramedAsavie(false)},
 	{name: "asavie-xdp-wait", xdp: true, sleeps: true,
 		summary: "the same, Poll with a time-out", open: openFramedAsavie(true)},
-	{name: "vi-unreliable", xdp: true, arena: true,
+	{name: "vi-unreliable", xdp: true, arena: true, vi: true, chains: true,
 		summary: "VI, Unreliable Delivery, polling", open: openVI(vipl.UnreliableDelivery, false)},
-	{name: "vi-unreliable-wait", xdp: true, arena: true, sleeps: true,
+	{name: "vi-unreliable-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
 		summary: "the same, waiting", open: openVI(vipl.UnreliableDelivery, true)},
-	{name: "vi-reliable-delivery", xdp: true, arena: true,
+	{name: "vi-reliable-delivery", xdp: true, arena: true, vi: true, chains: true,
 		summary: "VI, Reliable Delivery, polling", open: openVI(vipl.ReliableDelivery, false)},
-	{name: "vi-reliable-delivery-wait", xdp: true, arena: true, sleeps: true,
+	{name: "vi-reliable-delivery-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
 		summary: "the same, waiting", open: openVI(vipl.ReliableDelivery, true)},
-	{name: "vi-reliable-reception", xdp: true, arena: true,
+	{name: "vi-reliable-reception", xdp: true, arena: true, vi: true, chains: true,
 		summary: "VI, Reliable Reception, polling", open: openVI(vipl.ReliableReception, false)},
-	{name: "vi-reliable-reception-wait", xdp: true, arena: true, sleeps: true,
+	{name: "vi-reliable-reception-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
 		summary: "the same, waiting", open: openVI(vipl.ReliableReception, true)},
-	{name: "vi-rdma-write", xdp: true, arena: true,
+	{name: "vi-rdma-write", xdp: true, arena: true, vi: true, rdma: true, chains: true,
 		summary: "RDMA writes, Reliable Delivery, polling memory", open: openRDMAWrite},
-	{name: "vi-rdma-read", xdp: true, arena: true, whole: true,
+	{name: "vi-rdma-read", xdp: true, arena: true, whole: true, vi: true, rdma: true, chains: true,
 		summary: "RDMA reads, likewise; latency is a round trip: one read", open: openRDMARead},
 	{name: "tcp-spin",
 		summary: "TCP_NODELAY, non-blocking system calls in a loop", open: openTCPEndpoint(false)},
@@ -177,10 +181,18 @@ func Open(name string, p Params, stop *atomic.Bool) (Endpoint, error) {
 	if p.Mode == "" {
 		p.Mode = "auto"
 	}
-	if err := requireFor(t); err != nil {
+	row := Row{Name: name, VI: p.VI, Beside: p.Beside}
+	if err := row.validate(); err != nil {
 		return nil, err
 	}
-	e, err := t.open(p, stop)
+	if err := requireFor(row); err != nil {
+		return nil, err
+	}
+	open := t.open
+	if p.Beside {
+		open = openBeside(t.open)
+	}
+	e, err := open(p, stop)
 	switch {
 	case err == nil:
 		return e, nil
@@ -189,3 +201,27 @@ func Open(name string, p Params, stop *atomic.Bool) (Endpoint, error) {
 	}
 	return nil, err
 }
+
+// beside is a transport of the kernel on an interface with the XDP program of
+// an open NIC, which lets everything pass that is not for its VIs.
+type beside struct {
+	Endpoint
+	nic *vipl.Nic
+}
+
+func openBeside(open func(Params, *atomic.Bool) (Endpoint, error)) func(Params, *atomic.Bool) (Endpoint, error) {
+	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
+		nic, err := openNic(p)
+		if err != nil {
+			return nil, err
+		}
+		e, err := open(p, stop)
+		if err != nil {
+			return nil, errors.Join(err, nic.Close())
+		}
+		return &beside{e, nic}, nil
+	}
+}
+
+// Close, see Endpoint.
+func (b *beside) Close() error { return errors.Join(b.Endpoint.Close(), b.nic.Close()) }

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -20,23 +21,27 @@ import (
 // window how many more it has posted. Between rounds one receive without data
 // is always posted, for the next word.
 type vi struct {
-	params Params
-	sleeps bool
-	watch  watch
-	level  vipl.ReliabilityLevel
-	write  bool // the peer may write to in
-	read   bool // the peer may read out
+	params  Params
+	options VIOptions
+	sleeps  bool
+	watch   watch
+	level   vipl.ReliabilityLevel
+	write   bool // the peer may write to in
+	read    bool // the peer may read out
 
 	nic  *vipl.Nic
 	ptag *vipl.Ptag
 	vi   *vipl.VI
+	idle []*vipl.VI // open and connected beside it, without messages
+	via  completer  // how completions are found; nil: by Done and Wait of the VI
 
 	descs        *vipl.Region        // all descriptors
 	out, in      *vipl.Region        // data
 	remote       vipl.AddressSegment // RDMA: the peer's in, or out
 	sends, recvs ring
-	payload      int // bytes of a message in one frame
-	chunks       int // for frames that arrive
+	pieces       []vipl.DataSegment // of one message; nil: messages are in one piece
+	payload      int                // bytes of a message in one frame
+	chunks       int                // for frames that arrive
 
 	round    Round
 	credited int // messages of the round that the peer has room for
@@ -53,8 +58,9 @@ type ring struct {
 	done   int
 }
 
-func (r *ring) next() *vipl.Descriptor { return r.descs[r.posted%len(r.descs)] }
-func (r *ring) out() int               { return r.posted - r.done }
+func (r *ring) next() *vipl.Descriptor   { return r.descs[r.posted%len(r.descs)] }
+func (r *ring) oldest() *vipl.Descriptor { return r.descs[r.done%len(r.descs)] }
+func (r *ring) out() int                 { return r.posted - r.done }
 
 // Sizes of the rings in descriptors, and of the data that they may describe.
 const (
@@ -70,8 +76,14 @@ var viDiscriminator = []byte("via-xdp bench")
 
 func openVI(level vipl.ReliabilityLevel, sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
 	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		v := &vi{params: p, sleeps: sleeps, level: level, watch: watch{stop: stop}}
-		return endpointOr(v, v.open())
+		v := &vi{params: p, options: p.VI, sleeps: sleeps, level: level, watch: watch{stop: stop}}
+		if err := v.open(); err != nil {
+			return nil, err
+		}
+		if p.VI.Engine {
+			return newEngined(v), nil
+		}
+		return v, nil
 	}
 }
 
@@ -84,18 +96,6 @@ func (v *vi) open() error {
 }
 
 func (v *vi) make() error {
-	ifi, err := v.params.netInterface()
-	if err != nil {
-		return err
-	}
-	mode, err := xdpnic.ParseMode(v.params.Mode)
-	if err != nil {
-		return err
-	}
-	policy := hugepages.Avoid
-	if v.params.Hugepages {
-		policy = hugepages.Auto
-	}
 	v.chunks = ringChunks
 	if v.level == vipl.UnreliableDelivery {
 		// Nothing holds the sender back but what the receiver has room for: two
@@ -104,49 +104,83 @@ func (v *vi) make() error {
 			v.chunks *= 2
 		}
 	}
-	v.nic, err = vipl.OpenNic(ifi.Name,
-		vipl.WithMode(mode, mode != xdpnic.ModeAuto),
-		vipl.WithQueue(v.params.Queue),
-		vipl.WithChunks(v.chunks, ringChunks),
-		vipl.WithHugepages(policy))
+	var err error
+	v.nic, err = openNic(v.params, append(v.options.nicOptions(), vipl.WithChunks(v.chunks, ringChunks))...)
 	if err != nil {
 		return err
 	}
 	if v.ptag, err = v.nic.CreatePtag(); err != nil {
 		return err
 	}
-	attributes := vipl.MemAttributes{Ptag: v.ptag}
-	if v.descs, err = v.nic.AllocMem(2*viRing*vipl.DescriptorAlignment, attributes); err != nil {
+	if err := v.makeMemory(); err != nil {
 		return err
 	}
-	attributes.EnableRdmaRead = v.read
-	if v.out, err = v.nic.AllocMem(viData, attributes); err != nil {
-		return err
+	return v.makeVIs()
+}
+
+// openNic opens the interface that the parameters name.
+func openNic(p Params, more ...vipl.Option) (*vipl.Nic, error) {
+	ifi, err := p.netInterface()
+	if err != nil {
+		return nil, err
 	}
-	attributes.EnableRdmaRead, attributes.EnableRdmaWrite = false, v.write
-	if v.in, err = v.nic.AllocMem(viData, attributes); err != nil {
-		return err
+	mode, err := xdpnic.ParseMode(p.Mode)
+	if err != nil {
+		return nil, err
 	}
-	for i, r := range []*ring{&v.sends, &v.recvs} {
-		r.handle = v.descs.Handle()
-		for j := range viRing {
-			d, err := v.descs.Descriptor((i*viRing+j)*vipl.DescriptorAlignment, 2)
-			if err != nil {
-				return err
-			}
-			r.descs = append(r.descs, d)
+	policy := hugepages.Avoid
+	if p.Hugepages {
+		policy = hugepages.Auto
+	}
+	return vipl.OpenNic(ifi.Name, append(more,
+		vipl.WithMode(mode, mode != xdpnic.ModeAuto),
+		vipl.WithQueue(p.Queue),
+		vipl.WithHugepages(policy))...)
+}
+
+// makeVIs creates the VI that carries the messages, and those beside it.
+func (v *vi) makeVIs() error {
+	attributes := vipl.ViAttributes{
+		Level: v.level, MaxTransferSize: cmp.Or(v.options.MaxTransfer, v.params.MaxBytes), Ptag: v.ptag,
+		EnableRdmaWrite: v.write, EnableRdmaRead: v.read,
+	}
+	if attributes.MaxTransferSize < v.params.MaxBytes {
+		return fmt.Errorf("MaxTransferSize %d is less than a message of %d bytes", attributes.MaxTransferSize, v.params.MaxBytes)
+	}
+	var cq *vipl.CQ
+	var err error
+	if v.options.CQ {
+		if cq, err = v.nic.CreateCQ(2 * viRing); err != nil {
+			return err
 		}
 	}
-	v.vi, err = v.nic.CreateVi(vipl.ViAttributes{
-		Level: v.level, MaxTransferSize: v.params.MaxBytes, Ptag: v.ptag,
-		EnableRdmaWrite: v.write, EnableRdmaRead: v.read,
-	}, nil, nil)
+	if v.vi, err = v.nic.CreateVi(attributes, cq, cq); err != nil {
+		return err
+	}
+	for range v.options.VIs - 1 {
+		other, err := v.nic.CreateVi(attributes, nil, nil)
+		if err != nil {
+			return fmt.Errorf("VI %d: %w", len(v.idle)+2, err)
+		}
+		v.idle = append(v.idle, other)
+	}
+	switch {
+	case v.options.CQ:
+		v.via = &byCQ{cq: cq, vi: v.vi, sleeps: v.sleeps}
+	case v.options.Notify:
+		v.via, err = newByHandler(v.vi)
+	case v.options.Engine:
+		v.via = &byMemory{v}
+	}
 	return err
 }
 
 func (v *vi) Hello() Hello {
 	info := v.nic.Info()
-	chunk := info.NIC.Rings.FrameSize - xdpnic.PacketHeadroom - info.NIC.Headroom
+	frame := info.MTU + ethernetHeader
+	if !info.NIC.MultiBuffer {
+		frame = min(frame, info.NIC.Rings.FrameSize-xdpnic.PacketHeadroom-info.NIC.Headroom)
+	}
 	var memory *vipl.AddressSegment
 	switch {
 	case v.write:
@@ -160,7 +194,7 @@ func (v *vi) Hello() Hello {
 		Addr: v.params.Local, Memory: memory,
 		Facts: Facts{
 			Interface: info.Interface, Mode: info.Mode.String(), Features: featureNames(info.NIC.Features),
-			MTU: info.MTU, FrameBytes: min(info.MTU+ethernetHeader, chunk), Memory: info.Arena.Kind.String(),
+			MTU: info.MTU, FrameBytes: frame, Memory: info.Arena.Kind.String(),
 		},
 	}
 }
@@ -176,38 +210,44 @@ func (v *vi) Connect(peer Hello) error {
 	if err := v.postRecv(); err != nil {
 		return err
 	}
+	if err := v.join(v.vi, peer); err != nil {
+		return err
+	}
+	for i, other := range v.idle {
+		if err := v.join(other, peer); err != nil {
+			return fmt.Errorf("VI %d: %w", i+2, err)
+		}
+	}
+	st, err := v.vi.Query()
+	v.payload = st.MaxPayload
+	return err
+}
+
+// join connects a VI with the next one of the peer.
+func (v *vi) join(with *vipl.VI, peer Hello) error {
 	local := vipl.NetAddress{Host: v.params.Local, Discriminator: viDiscriminator}
 	if v.params.Server {
 		c, err := v.nic.ConnectWait(local, patience)
 		if err != nil {
 			return err
 		}
-		if err := c.Accept(v.vi); err != nil {
-			return err
-		}
-		return v.connected()
+		return c.Accept(with)
 	}
 	remote := vipl.NetAddress{Host: peer.Addr, Discriminator: viDiscriminator}
 	for deadline := time.Now().Add(patience); ; {
-		_, err := v.vi.ConnectRequest(local, remote, patience)
+		_, err := with.ConnectRequest(local, remote, patience)
 		// The server may not wait yet.
-		if err == nil {
-			return v.connected()
-		}
-		if !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(deadline) {
+		if err == nil || !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(deadline) {
 			return err
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(connectPause)
 	}
 }
 
-// connected notes what only a connection tells.
-func (v *vi) connected() error {
-	st, err := v.vi.Query()
-	v.payload = st.MaxPayload
-	return err
-}
+// connectPause is how long a client gives a server that does not wait yet.
+const connectPause = 100 * time.Microsecond
 
+// Close, see Endpoint. The NIC takes the idle VIs with it.
 func (v *vi) Close() error {
 	if v.nic == nil {
 		return nil
@@ -217,7 +257,7 @@ func (v *vi) Close() error {
 		errs = append(errs, v.vi.Disconnect())
 	}
 	errs = append(errs, v.nic.Close())
-	v.nic, v.vi = nil, nil
+	v.nic, v.vi, v.idle = nil, nil, nil
 	return errors.Join(errs...)
 }
 

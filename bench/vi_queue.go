@@ -28,7 +28,13 @@ func (v *vi) post(d *vipl.Descriptor) error {
 // reap takes completed sends off without waiting.
 func (v *vi) reap() error {
 	for v.sends.out() > 0 {
-		d, err := v.vi.SendDone()
+		var d *vipl.Descriptor
+		var err error
+		if v.via == nil {
+			d, err = v.vi.SendDone()
+		} else {
+			d, err = v.via.send(false)
+		}
 		switch {
 		case err == vipl.ErrNotDone:
 			return nil
@@ -56,9 +62,12 @@ func (v *vi) sent() error {
 	for {
 		var d *vipl.Descriptor
 		var err error
-		if v.sleeps {
+		switch {
+		case v.via != nil:
+			d, err = v.via.send(true)
+		case v.sleeps:
 			d, err = v.vi.SendWait(maxSleep)
-		} else {
+		default:
 			d, err = v.vi.SendDone()
 		}
 		if err == nil {
@@ -76,9 +85,12 @@ func (v *vi) recv() (*vipl.Descriptor, error) {
 	for {
 		var d *vipl.Descriptor
 		var err error
-		if v.sleeps {
+		switch {
+		case v.via != nil:
+			d, err = v.via.recv(true)
+		case v.sleeps:
 			d, err = v.vi.RecvWait(maxSleep)
-		} else {
+		default:
 			d, err = v.vi.RecvDone()
 		}
 		if err == nil {

@@ -20,7 +20,7 @@ type rdmaRead struct{ vi }
 const readDepth = 16
 
 func openRDMARead(p Params, stop *atomic.Bool) (Endpoint, error) {
-	v := &rdmaRead{vi{params: p, level: vipl.ReliableDelivery, read: true, watch: watch{stop: stop}}}
+	v := &rdmaRead{vi{params: p, options: p.VI, level: vipl.ReliableDelivery, read: true, watch: watch{stop: stop}}}
 	return endpointOr(v, v.open())
 }
 
@@ -111,7 +111,11 @@ func (v *rdmaRead) readNext(i int) error {
 	if v.round.Check {
 		clear(v.in.Bytes()[at : at+v.round.Bytes])
 	}
-	d.SetRDMARead(v.remoteAt(at), v.in.Segment(at, v.round.Bytes))
+	if v.pieces == nil {
+		d.SetRDMARead(v.remoteAt(at), v.in.Segment(at, v.round.Bytes))
+	} else {
+		d.SetRDMARead(v.remoteAt(at), v.cut(v.in, at, v.round.Bytes)...)
+	}
 	return v.post(d)
 }
 

@@ -84,6 +84,11 @@ func (v *vi) Send(r Round) (Span, error) {
 		if err := v.send(i, r); err != nil {
 			return Span{}, err
 		}
+		if v.options.OneByOne {
+			if err := v.drain(); err != nil {
+				return Span{}, err
+			}
+		}
 	}
 	for v.credited < r.Messages+window {
 		if err := v.credit(window); err != nil {
@@ -126,9 +131,6 @@ func (v *vi) window(bytes int) (window, quarter int) {
 	}
 	return window, max(1, window/4)
 }
-
-// slot is the place of a message in a region.
-func slot(bytes int) int { return (max(bytes, 1) + 63) &^ 63 }
 
 // enter posts the first receives of a round, at most depth for data and
 // viWords for words, and tells the peer, once the peer has told, too.
@@ -188,26 +190,6 @@ func (v *vi) drain() error {
 	return nil
 }
 
-// place is where message i lies in a region, if messages are not to meet.
-func (r Round) place(i int) int { return i % r.places() * slot(r.Bytes) }
-
-func (r Round) places() int { return viData / slot(r.Bytes) }
-
-// source makes message i and says where it lies in v.out.
-func (v *vi) source(i int, r Round) (int, error) {
-	if !r.Check {
-		return 0, nil
-	}
-	// Its own place until it is complete; so many that none is in use.
-	if v.sends.out() >= r.places() {
-		if err := v.sent(); err != nil {
-			return 0, err
-		}
-	}
-	copy(v.out.Bytes()[r.place(i):], content(i, 0, r.Bytes))
-	return r.place(i), nil
-}
-
 // send posts message i.
 func (v *vi) send(i int, r Round) error {
 	at, err := v.source(i, r)
@@ -219,7 +201,11 @@ func (v *vi) send(i int, r Round) error {
 		return err
 	}
 	d.Control, d.ImmediateData = vipl.ControlSendRecv, 0
-	d.SetSegments(v.out.Segment(at, r.Bytes))
+	if v.pieces == nil {
+		d.SetSegments(v.out.Segment(at, r.Bytes))
+	} else {
+		d.SetSegments(v.cut(v.out, at, r.Bytes)...)
+	}
 	return v.post(d)
 }
 
@@ -256,7 +242,10 @@ func (v *vi) refill(i int) error {
 	if i >= v.data {
 		return nil
 	}
-	return v.postNext(v.in.Segment(v.round.place(i), v.round.Bytes))
+	if v.pieces != nil {
+		return v.postNext(v.cut(v.in, v.sink(i), v.round.Bytes)...)
+	}
+	return v.postNext(v.in.Segment(v.sink(i), v.round.Bytes))
 }
 
 // postNext posts one of the round's receives. Behind the last one goes the

@@ -19,7 +19,7 @@ import (
 type rdmaWrite struct{ vi }
 
 func openRDMAWrite(p Params, stop *atomic.Bool) (Endpoint, error) {
-	w := &rdmaWrite{vi{params: p, level: vipl.ReliableDelivery, write: true, watch: watch{stop: stop}}}
+	w := &rdmaWrite{vi{params: p, options: p.VI, level: vipl.ReliableDelivery, write: true, watch: watch{stop: stop}}}
 	return endpointOr(w, w.open())
 }
 
@@ -180,7 +180,11 @@ func (w *rdmaWrite) writeTo(to, from, word int) error {
 	if err != nil {
 		return err
 	}
-	d.SetRDMAWrite(w.remoteAt(to), w.out.Segment(from, w.round.Bytes))
+	if w.pieces == nil {
+		d.SetRDMAWrite(w.remoteAt(to), w.out.Segment(from, w.round.Bytes))
+	} else {
+		d.SetRDMAWrite(w.remoteAt(to), w.cut(w.out, from, w.round.Bytes)...)
+	}
 	if word != 0 {
 		d.SetImmediate(uint32(word))
 	}

@@ -3,8 +3,6 @@ package bench
 import (
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // patience is how long a side waits without progress.
@@ -51,27 +49,4 @@ func (w *watch) look() error {
 		w.polls = 2 * watchEvery
 	}
 	return nil
-}
-
-// stopwatch measures a Span.
-type stopwatch struct {
-	wall time.Time
-	cpu  time.Duration
-}
-
-func startWatch() stopwatch {
-	return stopwatch{cpu: cpuTime(), wall: time.Now()}
-}
-
-func (s stopwatch) span() Span {
-	return Span{Wall: time.Since(s.wall), CPU: cpuTime() - s.cpu}
-}
-
-// cpuTime is the user and system time of this process.
-func cpuTime() time.Duration {
-	var ru unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &ru); err != nil {
-		return 0
-	}
-	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
 }

@@ -91,6 +91,8 @@ func (s *server) obey(r request) (answer reply) {
 			break
 		}
 		s.thread.do(func() { err = s.run(r, &answer) })
+	case opTask:
+		answer.Output, err = s.task(r)
 	default:
 		err = fmt.Errorf("unknown operation %q", r.Op)
 	}
@@ -161,7 +163,9 @@ func (s *server) run(r request, answer *reply) error {
 	case opPing:
 		span, answer.RTT, err = s.ping(round)
 	case opEcho:
+		clock := startWatch()
 		err = s.endpoint.Echo(round)
+		span = clock.span()
 	case opSend:
 		span, err = s.endpoint.Send(round)
 	case opReceive:
@@ -183,14 +187,51 @@ func (s *server) ping(r Round) (Span, []byte, error) {
 	if err != nil {
 		return span, nil, err
 	}
+	b, err := encodeSamples(samples)
+	return span, b, err
+}
+
+// encodeSamples makes a histogram of times in nanoseconds.
+func encodeSamples(samples []int64) ([]byte, error) {
 	h := newHistogram()
 	for _, ns := range samples {
 		if err := h.RecordValue(min(ns, histogramMax)); err != nil {
-			return span, nil, err
+			return nil, err
 		}
 	}
-	b, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
-	return span, b, err
+	return encodeHistogram(h)
+}
+
+func encodeHistogram(h *hdrhistogram.Histogram) ([]byte, error) {
+	return h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+}
+
+// task does what a task does: on the thread of the open endpoint, or on the
+// locked thread where it needs none.
+func (s *server) task(r request) (output json.RawMessage, err error) {
+	t, ok := tasks[r.Name]
+	if !ok {
+		return nil, fmt.Errorf("unknown task %q", r.Name)
+	}
+	j := job{stop: &s.stop, endpoint: s.endpoint}
+	thread := s.thread
+	switch {
+	case !t.alone && s.endpoint == nil:
+		return nil, errors.New("nothing is open")
+	case t.alone && s.endpoint != nil:
+		return nil, errors.New("an endpoint is open")
+	case t.alone && r.Params == nil:
+		return nil, errors.New("no parameters")
+	case t.alone:
+		j.params, thread = *r.Params, s.locked
+		if s.prepare != nil {
+			if err := s.prepare(&j.params); err != nil {
+				return nil, err
+			}
+		}
+	}
+	thread.do(func() { output, err = t.run(&j, r.Input) })
+	return output, err
 }
 
 // thread runs functions one after the other on one goroutine, which may be

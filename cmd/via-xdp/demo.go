@@ -14,13 +14,14 @@ import (
 func newDemo(env environment) *cobra.Command {
 	cfg := bench.DemoConfig{
 		Plan: bench.Plan{
-			Names: bench.Names(), Sizes: bench.DefaultSizes(), Turns: bench.DefaultTurns,
+			Sizes: bench.DefaultSizes(), Turns: bench.DefaultTurns,
 			Duration: bench.DefaultDuration, Latency: true, Bandwidth: true,
 		},
 		MTU: 1500, Mode: "generic", Hugepages: true,
 		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
 	}
 	var out output
+	names := bench.Names()
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Measure all transports between two namespaces of this machine",
@@ -29,6 +30,7 @@ func newDemo(env environment) *cobra.Command {
 			"with all transports in turn. Nothing of it stays behind. Needs root.\n\nNames:\n" + namesHelp(),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg.Plan.Rows = bench.RowsOf(names)
 			progress := newProgress(env.stderr)
 			cfg.Plan.Progress = progress.step
 			cfg.Stderr = env.stderr
@@ -41,7 +43,7 @@ func newDemo(env environment) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&cfg.Plan.Names, "names", cfg.Plan.Names, "transports to measure")
+	f.StringSliceVar(&names, "names", names, "transports to measure")
 	f.IntSliceVar(&cfg.Plan.Sizes, "sizes", cfg.Plan.Sizes, "message sizes in bytes")
 	f.DurationVar(&cfg.Plan.Duration, "duration", cfg.Plan.Duration, "time of one measurement: a name, a size, a turn")
 	f.IntVar(&cfg.Plan.Turns, "turns", cfg.Plan.Turns, "times that all names are gone through")
@@ -77,11 +79,15 @@ func newProgress(w io.Writer) *progress {
 }
 
 func (p *progress) step(s bench.Step) {
+	p.line("%s, %d bytes (turn %d of %d)", s.Name, s.Bytes, s.Turn, s.Turns)
+}
+
+func (p *progress) line(format string, args ...any) {
 	if p.w == nil {
 		return
 	}
 	p.shown = true
-	fmt.Fprintf(p.w, "\r\x1b[K%s, %d bytes (turn %d of %d)", s.Name, s.Bytes, s.Turn, s.Turns)
+	fmt.Fprintf(p.w, "\r\x1b[K"+format, args...)
 }
 
 func (p *progress) done() {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,13 +17,16 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"viaxdp/bench"
+	"viaxdp/bench/peers"
+	"viaxdp/bench/report"
+	"viaxdp/bench/suite"
 	"viaxdp/internal/nstest"
 	"viaxdp/internal/testbed"
 )
 
 // The test program is its own child when it is called by a hidden command.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == workerCommand || os.Args[1] == guardCommand) {
+	if len(os.Args) > 1 && slices.Contains([]string{workerCommand, guardCommand, peers.WorkerCommand}, os.Args[1]) {
 		os.Exit(run(context.Background(), environment{
 			args: os.Args[1:], stdout: os.Stdout, stderr: os.Stderr, actions: production(),
 		}))
@@ -35,6 +39,8 @@ type recorder struct {
 	demo   bench.DemoConfig
 	server bench.ServerConfig
 	client bench.ClientConfig
+	suite  suite.Config
+	report *report.Report // of the suite
 	bed    testbed.Named
 	calls  []string
 	err    error // that every action gives
@@ -73,8 +79,13 @@ func (r *recorder) actions() actions {
 				Modes: []bench.ModeInfo{{Mode: "native", Possible: true, Tried: try, Reached: try}},
 			}, called("inspect")
 		},
+		suite: func(_ context.Context, c suite.Config) (*report.Report, error) {
+			r.suite = c
+			return r.report, called("suite")
+		},
 		worker: func() error { return called("worker") },
 		guard:  func() error { return called("guard") },
+		peer:   func() error { return called("peer") },
 	}
 }
 
@@ -117,6 +128,9 @@ func TestExitStatus(t *testing.T) {
 func TestBadCommandLines(t *testing.T) {
 	for _, args := range [][]string{
 		{"dance"}, {"demo", "extra"}, {"demo", "--no-such-flag"}, {"demo", "--sizes", "x"},
+		{"bench", "no-such-group"}, {"bench", "--turns", "x"}, {"bench", "list", "x"}, {"bench", "compare", "one.json"},
+		{"bench", "compare", "/no/such/file", "/no/such/file"}, {"bench", "doc", "no-such-group"},
+		{"bench", "doc", "--from", "x.json", "pingpong"}, {"bench", "doc", "--from", "/no/such/file"},
 		{"pingpong", "a", "b"}, {"stream", "-D", "0", "host"}, {"stream", "--name", "tcp-spin", "-e", "host"},
 		{"testbed", "sideways"}, {"info", "a", "b"}, {"version", "x"},
 	} {
@@ -137,7 +151,7 @@ func TestDemoFlags(t *testing.T) {
 		t.Fatal(errs)
 	}
 	d := r.demo
-	if diff := cmp.Diff(bench.Names(), d.Plan.Names); diff != "" {
+	if diff := cmp.Diff(bench.RowsOf(bench.Names()), d.Plan.Rows); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]int{64, 1024, 4096, 65536}, d.Plan.Sizes); diff != "" {
@@ -147,14 +161,14 @@ func TestDemoFlags(t *testing.T) {
 		t.Errorf("defaults: %+v", d)
 	}
 	// All names, sizes and turns, latency and bandwidth.
-	if whole := time.Duration(len(d.Plan.Names)*len(d.Plan.Sizes)*d.Plan.Turns*2) * d.Plan.Duration; whole > 33*time.Second {
+	if whole := time.Duration(len(d.Plan.Rows)*len(d.Plan.Sizes)*d.Plan.Turns*2) * d.Plan.Duration; whole > 33*time.Second {
 		t.Errorf("the demonstration measures for %v", whole)
 	}
 	call(r, "demo", "--names", "tcp-spin,raw-afxdp", "--sizes", "1,2", "--duration", "5ms", "--turns", "1",
 		"--mtu", "9000", "--mode", "native", "--hugepages=false", "--check")
 	want := bench.DemoConfig{
 		Plan: bench.Plan{
-			Names: []string{"tcp-spin", "raw-afxdp"}, Sizes: []int{1, 2}, Turns: 1, Duration: 5 * time.Millisecond,
+			Rows: bench.RowsOf([]string{"tcp-spin", "raw-afxdp"}), Sizes: []int{1, 2}, Turns: 1, Duration: 5 * time.Millisecond,
 			Latency: true, Bandwidth: true, Check: true,
 		},
 		MTU: 9000, Mode: "native", WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
@@ -205,7 +219,7 @@ func TestMeasureFlags(t *testing.T) {
 		Place:  bench.Place{Interface: "eth1", Queue: 3, Mode: "native", Hugepages: true},
 		Server: "10.0.0.1", Port: 7000,
 		Plan: bench.Plan{
-			Names: []string{"vi-unreliable-wait"}, Sizes: []int{128}, Messages: 5000,
+			Rows: bench.RowsOf([]string{"vi-unreliable-wait"}), Sizes: []int{128}, Messages: 5000,
 			Duration: bench.DefaultDuration, Latency: true, Check: true,
 		},
 	}
@@ -215,7 +229,7 @@ func TestMeasureFlags(t *testing.T) {
 	}
 	call(r, "stream", "-a", "-D", "2.5", "host")
 	p := r.client.Plan
-	if p.Latency || !p.Bandwidth || p.Duration != 2500*time.Millisecond || p.Names[0] != "vi-reliable-delivery" {
+	if p.Latency || !p.Bandwidth || p.Duration != 2500*time.Millisecond || p.Rows[0].Name != "vi-reliable-delivery" {
 		t.Errorf("plan %+v", p)
 	}
 	if n := len(p.Sizes); n != 20 || p.Sizes[0] != 2 || p.Sizes[n-1] != bench.MaxMessage {
@@ -268,12 +282,12 @@ func TestInfo(t *testing.T) {
 func TestHelpAndVersion(t *testing.T) {
 	r := &recorder{}
 	_, out, _ := call(r)
-	for _, command := range []string{"demo", "pingpong", "stream", "testbed", "info", "version"} {
+	for _, command := range []string{"demo", "pingpong", "stream", "bench", "testbed", "info", "version"} {
 		if !strings.Contains(out, "\n  "+command+" ") {
 			t.Errorf("the help has no %s", command)
 		}
 	}
-	if strings.Contains(out, workerCommand) || strings.Contains(out, guardCommand) {
+	if strings.Contains(out, "internal-") {
 		t.Error("the help has a hidden command")
 	}
 	_, out, _ = call(r, "demo", "--help")
@@ -285,7 +299,7 @@ func TestHelpAndVersion(t *testing.T) {
 	if _, out, _ := call(r, "version"); out != "via-xdp "+bench.Version()+"\n" {
 		t.Errorf("version: %q", out)
 	}
-	for command, name := range map[string]string{workerCommand: "worker", guardCommand: "guard"} {
+	for command, name := range map[string]string{workerCommand: "worker", guardCommand: "guard", peers.WorkerCommand: "peer"} {
 		r.calls = nil
 		if call(r, command); len(r.calls) != 1 || r.calls[0] != name {
 			t.Errorf("%s called %v", command, r.calls)

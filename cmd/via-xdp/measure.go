@@ -130,7 +130,7 @@ func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, p
 	if m.duration <= 0 || m.duration > math.MaxInt64/1e9 {
 		return errors.New("-D: the duration must be positive")
 	}
-	plan.Names, plan.Sizes, plan.Messages, plan.Check = []string{name}, m.sizes(), m.iterations, m.check
+	plan.Rows, plan.Sizes, plan.Messages, plan.Check = bench.RowsOf([]string{name}), m.sizes(), m.iterations, m.check
 	plan.Duration = time.Duration(m.duration * float64(time.Second))
 	if plan.Messages > 0 {
 		plan.Duration = min(plan.Duration, bench.DefaultDuration) // that of the warm-up

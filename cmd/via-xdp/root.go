@@ -11,7 +11,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"viaxdp/bench"
+	"viaxdp/bench/peers"
+	"viaxdp/bench/report"
+	"viaxdp/bench/suite"
 	"viaxdp/internal/testbed"
+	"viaxdp/internal/torture"
 )
 
 // Exit status of the program.
@@ -38,8 +42,10 @@ type actions struct {
 	down      func(testbed.Named) error
 	status    func(testbed.Named) (testbed.Status, error)
 	inspect   func(name string, try bool) (bench.InterfaceInfo, error)
+	suite     func(context.Context, suite.Config) (*report.Report, error)
 	worker    func() error
 	guard     func() error
+	peer      func() error
 	listening func(addr net.Addr) // a server is ready; may be nil
 }
 
@@ -52,8 +58,10 @@ func production() actions {
 		down:    testbed.Named.Down,
 		status:  testbed.Named.Status,
 		inspect: bench.Inspect,
+		suite:   suite.Run,
 		worker:  bench.WorkerMain,
 		guard:   testbed.GuardMain,
+		peer:    peers.WorkerMain,
 	}
 }
 
@@ -111,11 +119,15 @@ func newRoot(env environment) *cobra.Command {
 		newDemo(env),
 		newPingpong(env),
 		newStream(env),
+		newBench(env),
+		newSoak(env, torture.Soak),
 		newTestbed(env),
 		newInfo(env),
 		newVersion(env),
 		newChild(workerCommand, env.actions.worker),
 		newChild(guardCommand, env.actions.guard),
+		newChild(partyCommand, party),
+		newChild(peers.WorkerCommand, env.actions.peer),
 	)
 	return root
 }

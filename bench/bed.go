@@ -1,0 +1,181 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"viaxdp/internal/testbed"
+)
+
+// BedConfig of a place to measure on.
+type BedConfig struct {
+	MTU       int    // of both pairs; 0: 1500
+	Mode      string // how XDP is attached: auto, native, generic
+	Hugepages bool   // memory on hugepages, allowed for while it is mapped
+
+	WorkerArgs []string // with which this program becomes a worker: WorkerMain
+	GuardArgs  []string // with which it becomes a guard: testbed.GuardMain; none: no guard
+	Stderr     io.Writer
+}
+
+// Names of the interfaces in the two namespaces of a bed.
+const (
+	xdpInterface    = "via0"
+	kernelInterface = "tcp0"
+)
+
+// overcommitPages is by how many pages of 2 MB the host's allowance is raised
+// while both sides map their memory.
+const overcommitPages = 512
+
+// Bed is two workers, pinned to a CPU each, in network namespaces of their own.
+// Two veth pairs join them: one for AF_XDP, and one that never has an XDP
+// program, which would take the kernel's offloads away. A Bed belongs to one
+// goroutine; it serves one Run at a time, and none after one that has failed.
+type Bed struct {
+	cfg   BedConfig
+	bed   *testbed.Bed
+	guard *testbed.Guard // nil: none
+
+	client, server *Worker
+}
+
+// StartBed makes a bed. Without the privilege for it the error is a
+// *testbed.MissingError. On an error nothing is left behind.
+func StartBed(cfg BedConfig) (_ *Bed, err error) {
+	if cfg.MTU == 0 {
+		cfg.MTU = 1500
+	}
+	if err := testbed.Require(testbed.Namespaces); err != nil {
+		return nil, err
+	}
+	cpus, err := workerCPUs()
+	if err != nil {
+		return nil, err
+	}
+	b := &Bed{cfg: cfg}
+	b.bed, err = testbed.Start(testbed.Config{
+		Args: cfg.WorkerArgs, CPUs: cpus, Stderr: cfg.Stderr,
+		Pairs: []testbed.Pair{
+			{Names: [2]string{xdpInterface, xdpInterface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: cfg.MTU},
+			{Names: [2]string{kernelInterface, kernelInterface}, Net4: testbed.KernelNet4, Net6: testbed.KernelNet6, MTU: cfg.MTU},
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Hugepages && len(cfg.GuardArgs) > 0 {
+		if b.guard, err = testbed.StartGuard(cfg.GuardArgs); err != nil {
+			return nil, errors.Join(err, b.bed.Close())
+		}
+	}
+	b.client, b.server = b.worker(0), b.worker(1)
+	return b, nil
+}
+
+// Missing reports whether an error says that this machine, or this process,
+// lacks something without which nothing can be measured.
+func Missing(err error) bool {
+	var m *testbed.MissingError
+	return errors.As(err, &m)
+}
+
+// Workers are the coordinator's ends of the two control connections.
+func (b *Bed) Workers() (client, server *Worker) { return b.client, b.server }
+
+// Testbed is what the bed stands on: the processes, namespaces and addresses
+// of the two sides, pair 0 of them for AF_XDP and pair 1 without a program.
+func (b *Bed) Testbed() *testbed.Bed { return b.bed }
+
+// MTU of both pairs in bytes.
+func (b *Bed) MTU() int { return b.cfg.MTU }
+
+// Run carries out a plan on the bed. The end of ctx kills the workers, which
+// have no ear for anything in the middle of a round.
+func (b *Bed) Run(ctx context.Context, p Plan) (*Result, error) {
+	p.Opening = b.Opening
+	var result *Result
+	err := b.Do(ctx, func() (err error) {
+		result, err = Run(ctx, p, b.client, b.server)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if result.Conditions.Interface == "" {
+		result.Conditions.Interface, result.Conditions.MTU = kernelInterface, b.cfg.MTU
+	}
+	return result, nil
+}
+
+// Do calls f, which makes requests of the workers, and explains its error by
+// what has become of them. The end of ctx kills the workers and is the error
+// then.
+func (b *Bed) Do(ctx context.Context, f func() error) error {
+	stop := context.AfterFunc(ctx, b.bed.Kill)
+	defer stop()
+	err := f()
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	// What a worker says when the other one is gone is not the reason.
+	if why := b.bed.Ended(endedWithin); why != nil {
+		err = fmt.Errorf("%w (%w)", err, why)
+	}
+	return err
+}
+
+// Close ends the workers and gives everything back.
+func (b *Bed) Close() error {
+	err := b.bed.Close()
+	if b.guard != nil {
+		err = errors.Join(err, b.guard.Close())
+	}
+	return err
+}
+
+// endedWithin is how long a process that was killed may take to be gone.
+const endedWithin = 100 * time.Millisecond
+
+// Opening raises the allowance of surplus hugepages around open, in which
+// workers map memory. A host that has none to give is no reason to stop: the
+// memory says what it got.
+func (b *Bed) Opening(open func() error) error {
+	if b.guard == nil || b.guard.Raise(overcommitPages) != nil {
+		return open()
+	}
+	err := open()
+	return errors.Join(err, b.guard.Restore())
+}
+
+func (b *Bed) worker(i int) *Worker {
+	side := b.bed.Side(i)
+	at := func(end testbed.End) Params {
+		return Params{
+			Interface: end.Name, Local: end.IPv4.Addr(), Mode: b.cfg.Mode, Hugepages: b.cfg.Hugepages,
+		}
+	}
+	xdp := at(side.Ends[0])
+	w := NewWorker([]string{"client", "server"}[i], side.Control, at(side.Ends[1]))
+	w.over, w.ended = &xdp, side.Err
+	return w
+}
+
+// workerCPUs are the first two CPUs that this process may use. With a single
+// one both workers share it.
+func workerCPUs() ([2]int, error) {
+	allowed, err := testbed.AllowedCPUs()
+	if err != nil {
+		return [2]int{}, err
+	}
+	if len(allowed) == 0 {
+		return [2]int{}, errors.New("this process may use no CPU")
+	}
+	return [2]int{allowed[0], allowed[min(1, len(allowed)-1)]}, nil
+}

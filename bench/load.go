@@ -1,0 +1,160 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// Load is an open-loop measurement: messages are due at times that were fixed
+// beforehand, whatever has become of those before them, as requests of many
+// users are. The other side echoes each of them. The time of a message counts
+// from when it was due, not from when it was sent: what comes late because
+// something stood still is late in the figures, too.
+//
+// One thread on each side sends what is due and takes what has arrived, in
+// turns. A sender that is late catches up.
+type Load struct {
+	Bytes    int           // of a message, MinLoadBytes to MaxLoadBytes
+	Rate     float64       // messages a second that are due; 0: a closed loop
+	Poisson  bool          // at random times, independent of each other; else at equal intervals
+	Seed     uint64        // of the random times
+	Duration time.Duration // MinLoadTime to MaxLoadTime
+	Check    bool          // verify every byte of every echo
+}
+
+// Bounds of a Load. Every message fits in a frame of MTU 1500.
+const (
+	MinLoadBytes = loadHeader
+	MaxLoadBytes = 1024
+	MinLoadTime  = time.Millisecond
+	MaxLoadTime  = time.Minute
+
+	minLoadRate     = 10 // a side that hears nothing for some seconds gives up
+	maxLoadRate     = 1e8
+	maxLoadMessages = 1 << 31
+)
+
+// LoadWindow is how many messages a closed loop keeps under way. Without a rate
+// each echo is followed by the next message, which shows the highest rate that
+// the two sides reach.
+const LoadWindow = 128
+
+func (l Load) validate() error {
+	switch {
+	case l.Bytes < MinLoadBytes || l.Bytes > MaxLoadBytes:
+		return fmt.Errorf("messages of %d bytes: a load has %d to %d", l.Bytes, MinLoadBytes, MaxLoadBytes)
+	case l.Duration < MinLoadTime || l.Duration > MaxLoadTime:
+		return fmt.Errorf("duration %v: a load lasts %v to %v", l.Duration, MinLoadTime, MaxLoadTime)
+	case l.Rate != 0 && !(l.Rate >= minLoadRate && l.Rate <= maxLoadRate):
+		return fmt.Errorf("rate %v: a load has %d to %.0f messages a second", l.Rate, minLoadRate, maxLoadRate)
+	case l.Rate > 0 && l.Rate*l.Duration.Seconds() < 1:
+		return fmt.Errorf("no message is due in %v at %v a second", l.Duration, l.Rate)
+	case l.Rate*l.Duration.Seconds() > maxLoadMessages:
+		return fmt.Errorf("%.0f messages are due in %v: a load has at most %d", l.Rate*l.Duration.Seconds(), l.Duration, maxLoadMessages)
+	}
+	return nil
+}
+
+// LoadResult is what became of a Load.
+type LoadResult struct {
+	Offered  float64 // messages a second that were due; in a closed loop those sent
+	Achieved float64 // echoes a second, within the duration
+
+	Sent        int64 // messages
+	Outstanding int64 // due and without an echo when the duration was over, those not sent included
+	Unsent      int64 // of these: due and never sent, as the sender was too far behind
+	Lost        int64 // sent, and no echo ever came; only where the transport may lose messages
+
+	// RoundTrips are the times in nanoseconds from when a message was due until
+	// its echo was there. A message that was never sent counts with the time
+	// that it had waited in the end, a lost one does not count.
+	RoundTrips *hdrhistogram.Histogram
+
+	CPUTx, CPURx float64  // CPU time in microseconds that the sender's process, and the echoing one, spent a message
+	Disturbed    []string // why the figures are doubtful; empty: they are not
+}
+
+// loadRound is the input of both sides of a Load.
+type loadRound struct {
+	Load
+	ID uint16
+}
+
+// loadOutcome is what the sender has found.
+type loadOutcome struct {
+	Due, Sent, Echoed, InTime int64 // InTime: echoed within the duration
+	Outstanding, Unsent       int64
+	Span                      Span
+	RoundTrips                []byte
+}
+
+// Load measures one load. On a reliable transport every message that was sent
+// has its echo in the end; a rate that is too high is no error, it shows as
+// Achieved below Offered.
+func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
+	if err := l.validate(); err != nil {
+		return nil, err
+	}
+	sent, echoed, err := bothTasks[loadOutcome, Span](
+		ctx, s.client, taskLoad, s.server, taskLoadEcho, loadRound{l, s.nextRound()})
+	if err != nil {
+		return nil, err
+	}
+	h, err := decodeHistogram(sent.RoundTrips)
+	if err != nil {
+		return nil, err
+	}
+	seconds := l.Duration.Seconds()
+	return &LoadResult{
+		Offered: float64(sent.Due) / seconds, Achieved: float64(sent.InTime) / seconds,
+		Sent: sent.Sent, Outstanding: sent.Outstanding, Unsent: sent.Unsent, Lost: sent.Sent - sent.Echoed,
+		RoundTrips: h,
+		CPUTx:      sent.Span.cpuEach(sent.Sent), CPURx: echoed.cpuEach(sent.Sent),
+		Disturbed: disturbances(sent.Span, echoed, s.polls),
+	}, nil
+}
+
+// A loadPort is an endpoint as a load drives it: nothing in it waits for the
+// peer. One goroutine drives it.
+type loadPort interface {
+	// begin makes it ready for a round, the peer's end too where that is
+	// needed.
+	begin(r loadRound) error
+	// next is the room for the next message; nil: none for now.
+	next() []byte
+	// commit sends the message that next gave with its first n bytes, at the
+	// latest when flush is called.
+	commit(n int) error
+	// flush hands messages on; all says that none is left here.
+	flush() (all bool, err error)
+	// poll is the next message that has arrived, valid until the next call;
+	// nil: there is none.
+	poll() ([]byte, error)
+	// window is how many messages may be under way; 0: any number.
+	window() int
+	// lossy says that messages may be lost.
+	lossy() bool
+}
+
+// loadPortOf gives an endpoint that polls as a loadPort.
+func loadPortOf(e Endpoint) (loadPort, error) {
+	switch e := e.(type) {
+	case *vi:
+		if !e.sleeps && e.via == nil {
+			return &viLoad{vi: e}, nil
+		}
+	case *tcp:
+		if !e.block {
+			return &tcpLoad{t: e}, nil
+		}
+	case *framed:
+		if !e.sleeps {
+			return &framedLoad{f: e}, nil
+		}
+	}
+	return nil, errors.New("this transport carries no load: take one that sends and receives, and polls")
+}

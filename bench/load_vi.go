@@ -1,0 +1,127 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+
+	"viaxdp/vipl"
+)
+
+// viLoad is a VI under load. Every descriptor has a place of its own for its
+// message. On a reliable VI no more messages are under way than there are
+// receives posted at the peer; on an unreliable one they are lost then.
+//
+// Receives stay posted from one round to the next: a VI that has carried a load
+// carries nothing else afterwards.
+type viLoad struct{ vi *vi }
+
+// loadReceives is how many receives are posted: some are for the words of a
+// round.
+const loadReceives = viRing - 8
+
+// The places of all descriptors fit in the region, and a window in the receives.
+const (
+	_ = uint(viData - viRing*MaxLoadBytes)
+	_ = uint(loadReceives - LoadWindow)
+)
+
+// begin, see loadPort. A word in both directions says that the receives are
+// posted; it takes the oldest of them.
+func (l *viLoad) begin(r loadRound) error {
+	v := l.vi
+	if v.params.MaxBytes < MaxLoadBytes {
+		return fmt.Errorf("opened for messages of %d bytes: a load needs %d", v.params.MaxBytes, MaxLoadBytes)
+	}
+	v.round = Round{ID: r.ID, Bytes: r.Bytes}
+	v.watch.progress()
+	for v.recvs.out() < loadReceives+1 {
+		if err := l.postRecv(); err != nil {
+			return err
+		}
+	}
+	if l.lossy() {
+		// Messages that meet no receive are counted, not logged one by one.
+		v.nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
+	}
+	if err := v.word(wordReady | int(r.ID)); err != nil {
+		return err
+	}
+	for {
+		d, err := v.recv()
+		if err != nil {
+			return err
+		}
+		got, ok := d.Immediate()
+		switch {
+		case ok && got == uint32(wordReady|int(r.ID)):
+			return nil
+		case ok || !l.lossy():
+			return fmt.Errorf("the peer began with %d bytes and %#x, not with round %d", d.Length, got, r.ID)
+		}
+		// The last word of a round is said again where it may be lost, and may
+		// come twice.
+		if err := l.postRecv(); err != nil {
+			return err
+		}
+	}
+}
+
+// placeOf is where the message of a ring's next descriptor lies.
+func placeOf(r *ring) int { return r.posted % len(r.descs) * MaxLoadBytes }
+
+func (l *viLoad) postRecv() error {
+	return l.vi.postRecv(l.vi.in.Segment(placeOf(&l.vi.recvs), MaxLoadBytes))
+}
+
+func (l *viLoad) next() []byte {
+	v := l.vi
+	if v.sends.out() == len(v.sends.descs) {
+		return nil
+	}
+	at := placeOf(&v.sends)
+	return v.out.Bytes()[at : at+MaxLoadBytes]
+}
+
+func (l *viLoad) commit(n int) error {
+	d := l.vi.sends.next()
+	d.Control, d.ImmediateData = vipl.ControlSendRecv, 0
+	d.SetSegments(l.vi.out.Segment(placeOf(&l.vi.sends), n))
+	return l.vi.post(d)
+}
+
+// flush, see loadPort: what is posted is on its way when it is complete.
+func (l *viLoad) flush() (bool, error) {
+	if err := l.vi.reap(); err != nil {
+		return false, err
+	}
+	return l.vi.sends.out() == 0, nil
+}
+
+// poll, see loadPort. The receive that takes the place of the one that is done
+// has another place for its message.
+func (l *viLoad) poll() ([]byte, error) {
+	v := l.vi
+	d, err := v.vi.RecvDone()
+	if err == vipl.ErrNotDone {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, v.fail("receive", d, err)
+	}
+	v.recvs.done++
+	if d.SegCount != 1 {
+		return nil, errors.New("receive: a descriptor without a place for data came back")
+	}
+	at := int(d.Segment(0).Data - v.in.Addr())
+	p := v.in.Bytes()[at : at+int(d.Length)]
+	return p, l.postRecv()
+}
+
+func (l *viLoad) window() int {
+	if l.lossy() {
+		return 0
+	}
+	return LoadWindow
+}
+
+func (l *viLoad) lossy() bool { return l.vi.level == vipl.UnreliableDelivery }

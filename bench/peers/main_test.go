@@ -1,0 +1,50 @@
+package peers
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+)
+
+// The test program is its own worker, and a server that a worker starts.
+const asListener = "peers-listen"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		part := map[string]func() error{WorkerCommand: WorkerMain, asListener: listenMain}[os.Args[1]]
+		if part != nil {
+			if err := part(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// listenMain listens at an address, "tcp4 127.0.0.1:5000", until it is killed;
+// with another argument behind it does not heed SIGTERM.
+func listenMain() error {
+	if len(os.Args) > 4 {
+		signal.Ignore(syscall.SIGTERM)
+	}
+	network, address := os.Args[2], os.Args[3]
+	if network == "udp4" || network == "udp6" {
+		c, err := net.ListenPacket(network, address)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+	} else {
+		l, err := net.Listen(network, address)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+	}
+	select {}
+}

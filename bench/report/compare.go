@@ -1,0 +1,183 @@
+package report
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"viaxdp/bench"
+)
+
+// Comparison is what Compare finds in two reports.
+type Comparison struct {
+	Differences []Difference // of all figures that both have, in the order of A
+	OnlyA       []string     // groups, series, points and figures that B has not
+	OnlyB       []string     // and those that A has not
+	Conditions  []string     // conditions that differ, and how
+}
+
+// Difference is one figure of two reports.
+type Difference struct {
+	Group, Series string
+	At            string // the point, as people read it
+	Metric        Metric
+	A, B          Value
+	Disturbed     bool // in A or in B
+}
+
+// Ratio is B by A.
+func (d Difference) Ratio() float64 { return d.B.Median / d.A.Median }
+
+// Marked reports whether the difference is more than the spread of the turns of
+// both: the ranges of the turns do not overlap. With a single turn on both
+// sides, every difference is.
+func (d Difference) Marked() bool {
+	loA, hiA := d.A.Range()
+	loB, hiB := d.B.Range()
+	return hiA < loB || hiB < loA
+}
+
+// Worse is by how many percent B is worse than A: by how much a time has grown,
+// or a rate shrunk. It is negative where B is better, NaN where the two cannot
+// be compared.
+func (d Difference) Worse() float64 {
+	if d.Metric.Lower() {
+		return 100 * (d.Ratio() - 1)
+	}
+	return 100 * (1 - d.Ratio())
+}
+
+// WorseThan reports whether any figure of B is worse than that of A by more than
+// so many percent, and marked.
+func (c *Comparison) WorseThan(percent float64) bool {
+	return slices.ContainsFunc(c.Differences, func(d Difference) bool { return d.Marked() && d.Worse() > percent })
+}
+
+// Compare sets two reports against each other: everything that both have, and
+// what only one has. Points are the same that have the same label, or the same
+// X where there is none; groups, that have the same name and axis. Neither
+// report is changed.
+func Compare(a, b *Report) *Comparison {
+	c := &Comparison{}
+	for i := range a.Groups {
+		g := &a.Groups[i]
+		h := b.counterpart(g)
+		if h == nil {
+			c.OnlyA = append(c.OnlyA, g.Name)
+			continue
+		}
+		c.Conditions = append(c.Conditions, changed(g.Name, g.Conditions, h.Conditions)...)
+		for j := range g.Series {
+			s := &g.Series[j]
+			if t := h.Row(s.Name); t != nil {
+				c.series(g, h, s, t)
+			} else {
+				c.OnlyA = append(c.OnlyA, place(g.Name, s.Name))
+			}
+		}
+		for _, t := range h.Series {
+			if g.Row(t.Name) == nil {
+				c.OnlyB = append(c.OnlyB, place(h.Name, t.Name))
+			}
+		}
+	}
+	for i := range b.Groups {
+		if h := &b.Groups[i]; a.counterpart(h) == nil {
+			c.OnlyB = append(c.OnlyB, h.Name)
+		}
+	}
+	return c
+}
+
+// counterpart finds the group of the same name whose points stand along the
+// same axis, or returns nil.
+func (r *Report) counterpart(g *Group) *Group {
+	h := r.Group(g.Name)
+	if h == nil || h.Axis.Name != g.Axis.Name || h.Axis.Unit != g.Axis.Unit {
+		return nil
+	}
+	return h
+}
+
+func (c *Comparison) series(g, h *Group, s, t *Series) {
+	for i := range s.Points {
+		p := &s.Points[i]
+		if q := t.like(p); q != nil {
+			c.point(place(g.Name, s.Name, g.at(p)), Difference{
+				Group: g.Name, Series: s.Name, At: g.at(p), Disturbed: len(p.Disturbed)+len(q.Disturbed) > 0,
+			}, p, q)
+		} else {
+			c.OnlyA = append(c.OnlyA, place(g.Name, s.Name, g.at(p)))
+		}
+	}
+	for i := range t.Points {
+		if q := &t.Points[i]; s.like(q) == nil {
+			c.OnlyB = append(c.OnlyB, place(h.Name, t.Name, h.at(q)))
+		}
+	}
+}
+
+func (c *Comparison) point(where string, d Difference, p, q *Point) {
+	for _, m := range metricsOf(p, q) {
+		a, b := finite(p.median(m)), finite(q.median(m))
+		switch {
+		case a && b:
+			d.Metric, d.A, d.B = m, p.Values[m], q.Values[m]
+			c.Differences = append(c.Differences, d)
+		case a:
+			c.OnlyA = append(c.OnlyA, place(where, string(m)))
+		case b:
+			c.OnlyB = append(c.OnlyB, place(where, string(m)))
+		}
+	}
+}
+
+// metricsOf are the metrics of two points in the order in which they are shown.
+func metricsOf(p, q *Point) []Metric {
+	all := maps.Clone(p.Values)
+	if all == nil {
+		all = map[Metric]Value{}
+	}
+	maps.Copy(all, q.Values)
+	var list []Metric
+	for _, k := range quantities {
+		if _, ok := all[k.metric]; ok {
+			list = append(list, k.metric)
+			delete(all, k.metric)
+		}
+	}
+	return append(list, slices.Sorted(maps.Keys(all))...)
+}
+
+// place joins the names that lead to something.
+func place(names ...string) string {
+	s := names[0]
+	for _, n := range names[1:] {
+		if n != "" {
+			s += ", " + n
+		}
+	}
+	return s
+}
+
+// changed lists the conditions of a group that differ, but for the version of
+// via-xdp: to compare versions is what one does.
+func changed(group string, a, b bench.Conditions) []string {
+	var list []string
+	for _, f := range []struct{ name, a, b string }{
+		{"kernel", a.Kernel, b.Kernel},
+		{"CPUs", fmt.Sprint(a.CPUs), fmt.Sprint(b.CPUs)},
+		{"pinned CPUs", pinned(a), pinned(b)},
+		{"interface", a.Interface, b.Interface},
+		{"XDP mode", a.Mode, b.Mode},
+		{"MTU", fmt.Sprint(a.MTU), fmt.Sprint(b.MTU)},
+		{"frame bytes", fmt.Sprint(a.FrameBytes), fmt.Sprint(b.FrameBytes)},
+		{"memory", a.Hugepages, b.Hugepages},
+		{"polling", a.Polling, b.Polling},
+	} {
+		if f.a != f.b {
+			list = append(list, fmt.Sprintf("%s: %s is %s in A, %s in B", group, f.name, orNone(f.a), orNone(f.b)))
+		}
+	}
+	return list
+}

@@ -1,0 +1,165 @@
+package report
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// later is a run after the sample: some things changed, some were not measured.
+func later() *Report {
+	b := sample()
+	pingpong := b.Group("pingpong")
+	pingpong.Conditions.Kernel = "6.19.1"
+	scale := func(series string, x float64, m Metric, factor float64) {
+		p := pingpong.Row(series).At(x)
+		p.Values[m] = turnsAround(factor*p.Values[m].Median, 0.05)
+	}
+	scale("vi-reliable-delivery", 64, P50, 0.9)          // better
+	scale("vi-reliable-delivery", 64, P99, 1.02)         // within the spread
+	scale("vi-reliable-delivery", 4096, P50, 1.25)       // worse
+	scale("vi-rdma-write", 65536, Bandwidth, 0.8)        // worse
+	scale("vi-rdma-write", 65536, CPURx, 0.5)            // better
+	delete(pingpong.Row("tcp-spin").At(64).Values, P999) // a figure less
+	pingpong.Row("udp-spin").Points = pingpong.Row("udp-spin").Points[1:]
+	pingpong.Series = append(pingpong.Series, Series{Name: "udp-net"})
+	b.Groups = append(slices.DeleteFunc(b.Groups, func(g Group) bool { return g.Name == "load" }), Group{Name: "peers"})
+	return b
+}
+
+func TestCompareGolden(t *testing.T) {
+	a, b := sample(), later()
+	for _, r := range []*Report{a, b} { // less to look at
+		r.Groups = slices.DeleteFunc(r.Groups, func(g Group) bool { return g.Name == "vibe-vis" })
+	}
+	var buf bytes.Buffer
+	if err := Compare(a, b).WriteTable(&buf); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "compare.txt", buf.Bytes())
+}
+
+func TestCompare(t *testing.T) {
+	c := Compare(sample(), later())
+	marked := map[string]float64{}
+	for _, d := range c.Differences {
+		if d.Marked() {
+			marked[place(d.Group, d.Series, d.At, string(d.Metric))] = math.Round(d.Worse())
+		}
+	}
+	want := map[string]float64{
+		"pingpong, vi-reliable-delivery, 64 B, p50_us":  -10,
+		"pingpong, vi-reliable-delivery, 4 KiB, p50_us": 25,
+		"pingpong, vi-rdma-write, 64 KiB, MBps":         20,
+		"pingpong, vi-rdma-write, 64 KiB, cpu_rx_us":    -50,
+	}
+	for k, v := range want {
+		if got, ok := marked[k]; !ok || got != v {
+			t.Errorf("%s: marked: %v, worse by %v %%, want %v", k, ok, got, v)
+		}
+	}
+	if len(marked) != len(want) {
+		t.Errorf("marked: %v", marked)
+	}
+	for percent, want := range map[float64]bool{0: true, 24: true, 26: false} {
+		if got := c.WorseThan(percent); got != want {
+			t.Errorf("worse than %v %%: %v", percent, got)
+		}
+	}
+	if want := []string{"pingpong, tcp-spin, 64 B, p999_us", "pingpong, udp-spin, 64 B", "load"}; !slices.Equal(c.OnlyA, want) {
+		t.Errorf("only in A: %q, want %q", c.OnlyA, want)
+	}
+	if want := []string{"pingpong, udp-net", "peers"}; !slices.Equal(c.OnlyB, want) {
+		t.Errorf("only in B: %q, want %q", c.OnlyB, want)
+	}
+	if want := []string{"pingpong: kernel is 6.18.0 in A, 6.19.1 in B"}; !slices.Equal(c.Conditions, want) {
+		t.Errorf("conditions: %q, want %q", c.Conditions, want)
+	}
+}
+
+// A label says which point it is, wherever it stands.
+func TestCompareByLabel(t *testing.T) {
+	a, b := sample(), sample()
+	ops := b.Group("vibe-ops")
+	for i := range ops.Series {
+		ops.Series[i].Points[0].X += 5
+	}
+	ops.Series[0].Points[0].Label = "make VI"
+	c := Compare(a, b)
+	if want := []string{"vibe-ops, create VI, create VI"}; !slices.Equal(c.OnlyA, want) {
+		t.Errorf("only in A: %q, want %q", c.OnlyA, want)
+	}
+	if want := []string{"vibe-ops, create VI, make VI"}; !slices.Equal(c.OnlyB, want) {
+		t.Errorf("only in B: %q, want %q", c.OnlyB, want)
+	}
+}
+
+func TestMarked(t *testing.T) {
+	for _, c := range []struct {
+		a, b   []float64
+		metric Metric
+		marked bool
+		worse  float64
+	}{
+		{[]float64{1, 2, 3}, []float64{4, 5, 6}, P50, true, 150},
+		{[]float64{1, 2, 3}, []float64{3, 5, 6}, P50, false, 150},
+		{[]float64{4, 5, 6}, []float64{1, 2, 3}, P50, true, -60},
+		{[]float64{4, 5, 6}, []float64{1, 2, 3}, Bandwidth, true, 60},
+		{[]float64{1, 2, 3}, []float64{4, 5, 6}, Rate, true, -150},
+		{[]float64{2}, []float64{2.5}, P50, true, 25},
+		{[]float64{2}, []float64{2}, P50, false, 0},
+	} {
+		d := Difference{Metric: c.metric, A: ValueOf(c.a), B: ValueOf(c.b)}
+		if d.Marked() != c.marked || math.Abs(d.Worse()-c.worse) > 1e-9 {
+			t.Errorf("%v and %v: marked %v, worse by %v %%", c.a, c.b, d.Marked(), d.Worse())
+		}
+	}
+}
+
+// To compare B with A is to compare A with B, seen from the other side.
+func TestCompareIsAntisymmetric(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := anyReport().Draw(t, "a"), anyReport().Draw(t, "b")
+		there, back := Compare(a, b), Compare(b, a)
+		sorted := func(s []string) []string { return slices.Sorted(slices.Values(s)) }
+		if !slices.Equal(sorted(there.OnlyA), sorted(back.OnlyB)) || !slices.Equal(sorted(there.OnlyB), sorted(back.OnlyA)) {
+			t.Fatalf("only on one side: %q and %q, %q and %q", there.OnlyA, back.OnlyB, there.OnlyB, back.OnlyA)
+		}
+		if len(there.Conditions) != len(back.Conditions) || len(there.Differences) != len(back.Differences) {
+			t.Fatalf("%d conditions and %d figures, back %d and %d",
+				len(there.Conditions), len(there.Differences), len(back.Conditions), len(back.Differences))
+		}
+		for _, d := range there.Differences {
+			i := slices.IndexFunc(back.Differences, func(e Difference) bool {
+				return e.Group == d.Group && e.Series == d.Series && e.At == d.At && e.Metric == d.Metric && e.A.Median == d.B.Median && e.B.Median == d.A.Median
+			})
+			if i < 0 {
+				t.Fatalf("%+v has no counterpart", d)
+			}
+			e := back.Differences[i]
+			if e.Marked() != d.Marked() || e.Disturbed != d.Disturbed || (d.Worse() > 0) != (e.Worse() < 0) || math.Abs(d.Ratio()*e.Ratio()-1) > 1e-9 {
+				t.Fatalf("%+v and %+v: marked %v and %v, worse by %v and %v", d, e, d.Marked(), e.Marked(), d.Worse(), e.Worse())
+			}
+		}
+	})
+}
+
+// With one turn on either side nothing is known of the spread, and it is said.
+func TestCompareSingleTurns(t *testing.T) {
+	a, b := sample(), sample()
+	for _, r := range []*Report{a, b} {
+		r.Groups = []Group{*r.Group("abl-table")}
+		r.Groups[0].Series[0].Points[0].Values[P50] = ValueOf([]float64{2.5})
+	}
+	var buf bytes.Buffer
+	if err := Compare(a, b).WriteTable(&buf); err != nil {
+		t.Fatal(err)
+	}
+	if want := "1 have a single turn on both sides"; !strings.Contains(buf.String(), want) {
+		t.Errorf("no %q in\n%s", want, &buf)
+	}
+}

@@ -1,0 +1,148 @@
+package report
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// WriteHistograms writes a log of HdrHistogram, format 1.3, with V2 compressed
+// histograms in base64, as HistogramLogAnalyzer and others read it: an interval
+// for each turn. about is a comment in its head. Histograms without times of
+// their own get an interval of a second each, one after the other.
+func WriteHistograms(w io.Writer, about string, turns ...*hdrhistogram.Histogram) error {
+	if len(turns) == 0 {
+		return errors.New("no histogram to write")
+	}
+	out := bufio.NewWriter(w)
+	log := hdrhistogram.NewHistogramLogWriter(out)
+	untimed := slices.ContainsFunc(turns, func(h *hdrhistogram.Histogram) bool { return h.EndTimeMs() == 0 })
+	var start int64
+	if !untimed {
+		start = turns[0].StartTimeMs()
+	}
+	if err := errors.Join(
+		log.OutputComment("["+oneLine(about)+"]"),
+		log.OutputComment("[values in nanoseconds, an interval for each turn]"),
+		log.OutputLogFormatVersion(),
+		log.OutputStartTime(start),
+		log.OutputLegend(),
+	); err != nil {
+		return err
+	}
+	for i, h := range turns {
+		if untimed {
+			h = h.Clone()
+			h.SetStartTimeMs(int64(i) * 1000)
+			h.SetEndTimeMs(int64(i+1) * 1000)
+		}
+		if err := log.OutputIntervalHistogram(h); err != nil {
+			return fmt.Errorf("histogram %d: %w", i+1, err)
+		}
+	}
+	return out.Flush()
+}
+
+// ReadHistograms reads the intervals of a log. A log without any is an error.
+func ReadHistograms(r io.Reader) ([]*hdrhistogram.Histogram, error) {
+	log := hdrhistogram.NewHistogramLogReader(r)
+	var turns []*hdrhistogram.Histogram
+	for {
+		h, err := log.NextIntervalHistogram()
+		if err != nil {
+			return nil, fmt.Errorf("histogram %d: %w", len(turns)+1, err)
+		}
+		if h == nil {
+			break
+		}
+		turns = append(turns, h)
+	}
+	if len(turns) == 0 {
+		return nil, errors.New("no histogram in it: not a log of HdrHistogram")
+	}
+	return turns, nil
+}
+
+// SaveHistograms writes the histograms of a point's turns, or the one of all of
+// them, to a file in dir, which it makes if need be, and notes the file's name
+// in the point. group and series say where the point belongs; its X and Label
+// must have been set.
+func (p *Point) SaveHistograms(dir, group, series string, turns ...*hdrhistogram.Histogram) error {
+	at := p.Label
+	if at == "" {
+		at = plain(p.X)
+	}
+	var log bytes.Buffer
+	if err := WriteHistograms(&log, fmt.Sprintf("%s, %s, %s", group, series, at), turns...); err != nil {
+		return fmt.Errorf("%s, %s, %s: %w", group, series, at, err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	name := slug(group) + "-" + slug(series) + "-" + slug(at) + ".hdr"
+	if err := os.WriteFile(filepath.Join(dir, name), log.Bytes(), 0o644); err != nil {
+		return err
+	}
+	p.Histogram = name
+	return nil
+}
+
+// LoadHistogram reads a point's histogram of all turns; dir is where the report
+// lies. It is nil when none was kept.
+func (p *Point) LoadHistogram(dir fs.FS) (*hdrhistogram.Histogram, error) {
+	if p.Histogram == "" {
+		return nil, nil
+	}
+	f, err := dir.Open(filepath.ToSlash(p.Histogram))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	turns, err := ReadHistograms(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", p.Histogram, err)
+	}
+	var highest, digits int64 = 2, 1
+	for _, t := range turns {
+		highest, digits = max(highest, t.HighestTrackableValue()), max(digits, t.SignificantFigures())
+	}
+	all := hdrhistogram.New(1, highest, int(digits))
+	for _, t := range turns {
+		all.Merge(t)
+	}
+	return all, nil
+}
+
+// slug is a part of a file's name: small letters, digits, dots and underscores,
+// with a hyphen for everything between.
+func slug(s string) string {
+	var b strings.Builder
+	hyphen := false
+	for _, r := range strings.ToLower(s) {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '_' || r == '.' {
+			if hyphen && b.Len() > 0 {
+				b.WriteByte('-')
+			}
+			b.WriteRune(r)
+			hyphen = false
+		} else {
+			hyphen = true
+		}
+	}
+	if b.Len() == 0 {
+		return "_"
+	}
+	return b.String()
+}
+
+// oneLine keeps a text on its line.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,123 @@
+package report
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"pgregory.net/rapid"
+)
+
+// What is written is what the viewers of HdrHistogram expect, line by line.
+func TestHistogramLog(t *testing.T) {
+	h := tailed(t, 4000, 500)
+	h.SetStartTimeMs(1_700_000_000_000)
+	h.SetEndTimeMs(1_700_000_000_250)
+	var log bytes.Buffer
+	if err := WriteHistograms(&log, "pingpong,\n64", h); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSuffix(log.String(), "\n"), "\n")
+	want := []string{
+		"#[pingpong, 64]",
+		"#[values in nanoseconds, an interval for each turn]",
+		"#[Histogram log format version 1.3]",
+		"#[StartTime: 1700000000 (seconds since epoch), 2023-11-14T22:13:20Z]",
+		`"StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"`,
+	}
+	if len(lines) != len(want)+1 {
+		t.Fatalf("%d lines:\n%s", len(lines), &log)
+	}
+	for i, w := range want {
+		if lines[i] != w {
+			t.Errorf("line %d is %s, want %s", i+1, lines[i], w)
+		}
+	}
+	// The length of the interval in seconds, the maximum in ms, and the cookie
+	// of V2 compressed histograms.
+	if last := lines[len(want)]; !strings.HasPrefix(last, "1700000000.000000,0.250000,0.0") || !strings.Contains(last, ",HISTFAAA") {
+		t.Errorf("the interval is %.80s", last)
+	}
+}
+
+func TestHistogramsRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		timed := rapid.Bool().Draw(t, "timed")
+		var turns []*hdrhistogram.Histogram
+		for i := range rapid.IntRange(1, 4).Draw(t, "turns") {
+			h := hdrhistogram.New(1, 60e9, 3)
+			for _, v := range rapid.SliceOf(rapid.Int64Range(0, 60e9)).Draw(t, "values") {
+				if err := h.RecordValue(v); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if timed {
+				h.SetStartTimeMs(1_700_000_000_000 + int64(i)*500)
+				h.SetEndTimeMs(1_700_000_000_000 + int64(i)*500 + 250)
+			}
+			turns = append(turns, h)
+		}
+		var log bytes.Buffer
+		if err := WriteHistograms(&log, "any", turns...); err != nil {
+			t.Fatal(err)
+		}
+		got, err := ReadHistograms(&log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) != len(turns) {
+			t.Fatalf("%d intervals of %d", len(got), len(turns))
+		}
+		for i, h := range turns {
+			if !got[i].Equals(h) {
+				t.Errorf("interval %d has other values", i)
+			}
+			start, end := h.StartTimeMs(), h.EndTimeMs()
+			if !timed {
+				start, end = int64(i)*1000, int64(i+1)*1000
+			}
+			if got[i].StartTimeMs() != start || got[i].EndTimeMs() != end {
+				t.Errorf("interval %d is from %d to %d, want %d to %d", i, got[i].StartTimeMs(), got[i].EndTimeMs(), start, end)
+			}
+		}
+	})
+}
+
+func TestSaveHistograms(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	p := Point{X: 65536}
+	if err := p.SaveHistograms(dir, "vibe-base", "vi-reliable-delivery, Wait (x)", tailed(t, 4000, 100), tailed(t, 8000, 50)); err != nil {
+		t.Fatal(err)
+	}
+	if want := "vibe-base-vi-reliable-delivery-wait-x-65536.hdr"; p.Histogram != want {
+		t.Errorf("the file is %s, want %s", p.Histogram, want)
+	}
+	h, err := p.LoadHistogram(os.DirFS(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.TotalCount() != 150 || h.ValueAtPercentile(99.9) < 8000 {
+		t.Errorf("%d values, 99.9 %% of them up to %d ns", h.TotalCount(), h.ValueAtPercentile(99.9))
+	}
+	if h, err := new(Point).LoadHistogram(os.DirFS(dir)); h != nil || err != nil {
+		t.Errorf("of a point without: %v, %v", h, err)
+	}
+	labelled := Point{X: 3, Label: "create VI"}
+	if err := labelled.SaveHistograms(dir, "vibe-ops", "…", tailed(t, 4000, 100)); err != nil || labelled.Histogram != "vibe-ops-_-create-vi.hdr" {
+		t.Errorf("with a label: %s, %v", labelled.Histogram, err)
+	}
+	if err := p.SaveHistograms(dir, "g", "s"); err == nil {
+		t.Error("a file without histograms is no error")
+	}
+}
+
+func TestReadHistogramsRefuses(t *testing.T) {
+	for _, in := range []string{"", "#[Histogram log format version 1.3]\n", "0.0,1.0,2.0,HISTFAAA\n", "{}\n"} {
+		if h, err := ReadHistograms(strings.NewReader(in)); err == nil {
+			t.Errorf("%q: read %d histograms", in, len(h))
+		}
+	}
+}

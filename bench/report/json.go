@@ -1,0 +1,159 @@
+package report
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+)
+
+// Write writes the report as one indented JSON object. Figures that are not
+// finite become null. A report that Read would refuse is an error.
+func (r *Report) Write(w io.Writer) error {
+	out := *r
+	out.Version = Version
+	if err := out.check(); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	b, err := json.MarshalIndent(&out, "", "  ")
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	_, err = w.Write(append(b, '\n'))
+	return err
+}
+
+// Read reads a report that Write has written. It refuses other versions of the
+// format, and reports that contradict themselves.
+func Read(r io.Reader) (*Report, error) {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return nil, err
+	}
+	var head struct {
+		Version *int `json:"version"`
+	}
+	switch err := json.Unmarshal(b, &head); {
+	case err != nil:
+		return nil, fmt.Errorf("report: not the JSON of a report: %w", err)
+	case head.Version == nil:
+		return nil, errors.New("report: no version in it: give a report.json that via-xdp bench has written")
+	case *head.Version != Version:
+		return nil, fmt.Errorf("report: version %d of the format, this program knows %d: use the via-xdp that has written it",
+			*head.Version, Version)
+	}
+	var out Report
+	if err := json.Unmarshal(b, &out); err != nil {
+		return nil, fmt.Errorf("report: %w", err)
+	}
+	if err := out.check(); err != nil {
+		return nil, fmt.Errorf("report: %w", err)
+	}
+	return &out, nil
+}
+
+// check refuses a report in which a name or a place means two things.
+func (r *Report) check() error {
+	if !finite(r.Took) {
+		return fmt.Errorf("it took %v s", r.Took)
+	}
+	groups, files := map[string]bool{}, map[string]bool{}
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		if g.Name == "" || groups[g.Name] {
+			return fmt.Errorf("group %d: the name %q is empty or occurs twice", i+1, g.Name)
+		}
+		groups[g.Name] = true
+		series := map[string]bool{}
+		for j := range g.Series {
+			s := &g.Series[j]
+			if s.Name == "" || series[s.Name] {
+				return fmt.Errorf("group %s, series %d: the name %q is empty or occurs twice", g.Name, j+1, s.Name)
+			}
+			series[s.Name] = true
+			if err := s.check(files); err != nil {
+				return fmt.Errorf("group %s, series %s: %w", g.Name, s.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// check adds the files of the histograms to those that are known.
+func (s *Series) check(files map[string]bool) error {
+	xs, labels := map[float64]bool{}, map[string]bool{}
+	for i := range s.Points {
+		p := &s.Points[i]
+		switch {
+		case !finite(p.X):
+			return fmt.Errorf("point %d: x is %v", i+1, p.X)
+		case xs[p.X]:
+			return fmt.Errorf("two points at %v", p.X)
+		case p.Label != "" && labels[p.Label]:
+			return fmt.Errorf("two points with the label %q", p.Label)
+		}
+		xs[p.X], labels[p.Label] = true, true
+		if f := p.Histogram; f != "" {
+			if !filepath.IsLocal(f) {
+				return fmt.Errorf("the histogram %q is not below the report", f)
+			}
+			if files[f] {
+				return fmt.Errorf("the histogram %q belongs to two points", f)
+			}
+			files[f] = true
+		}
+	}
+	return nil
+}
+
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+
+// number is a figure in JSON: null when it is not finite, NaN when it is null.
+type number float64
+
+// MarshalJSON is json.Marshaler.
+func (n number) MarshalJSON() ([]byte, error) {
+	if !finite(float64(n)) {
+		return []byte("null"), nil
+	}
+	return json.Marshal(float64(n))
+}
+
+// UnmarshalJSON is json.Unmarshaler.
+func (n *number) UnmarshalJSON(b []byte) error {
+	if string(b) == "null" {
+		*n = number(math.NaN())
+		return nil
+	}
+	return json.Unmarshal(b, (*float64)(n))
+}
+
+// value is Value in JSON.
+type value struct {
+	Median number   `json:"median"`
+	Turns  []number `json:"turns"`
+}
+
+// MarshalJSON writes figures that are not finite as null.
+func (v Value) MarshalJSON() ([]byte, error) {
+	out := value{Median: number(v.Median)}
+	for _, t := range v.Turns {
+		out.Turns = append(out.Turns, number(t))
+	}
+	return json.Marshal(out)
+}
+
+// UnmarshalJSON reads null, and a median that is not there, as NaN.
+func (v *Value) UnmarshalJSON(b []byte) error {
+	in := value{Median: number(math.NaN())}
+	if err := json.Unmarshal(b, &in); err != nil {
+		return err
+	}
+	*v = Value{Median: float64(in.Median)}
+	for _, t := range in.Turns {
+		v.Turns = append(v.Turns, float64(t))
+	}
+	return nil
+}

@@ -1,0 +1,161 @@
+package report
+
+import (
+	"bytes"
+	"io"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+)
+
+// same compares reports as far as their JSON can hold them.
+var same = cmp.Options{cmpopts.EquateNaNs(), cmpopts.EquateEmpty()}
+
+func written(t interface{ Fatal(...any) }, r *Report) []byte {
+	var buf bytes.Buffer
+	if err := r.Write(&buf); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+// The names in the file are what other programs read.
+func TestJSONGolden(t *testing.T) {
+	r := sample()
+	r.Groups = []Group{*r.Group("abl-table")}
+	r.Groups[0].Series[0].Points[0].Histogram = "abl-table-table-0.hdr"
+	golden(t, "report.json", written(t, r))
+}
+
+func TestJSONRoundTrip(t *testing.T) {
+	want := sample()
+	want.Groups[0].Series[0].Points[0].Values[P999] = ValueOf(nil)
+	want.Groups[0].Series[0].Points[0].Values[P99] = Value{Median: math.NaN(), Turns: []float64{1, math.NaN()}}
+	got, err := Read(bytes.NewReader(written(t, want)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, same); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestJSONRoundTripOfAny(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		want := anyReport().Draw(t, "report")
+		got, err := Read(bytes.NewReader(written(t, want)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got, same); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+}
+
+// Infinite figures have no place in JSON: they are none.
+func TestJSONInfinite(t *testing.T) {
+	r := sample()
+	r.Groups[0].Series[0].Points[0].Values[P50] = Value{Median: math.Inf(1), Turns: []float64{math.Inf(-1), 2}}
+	got, err := Read(bytes.NewReader(written(t, r)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := got.Groups[0].Series[0].Points[0].Values[P50]
+	if !math.IsNaN(v.Median) || !math.IsNaN(v.Turns[0]) || v.Turns[1] != 2 {
+		t.Errorf("read %+v", v)
+	}
+}
+
+// A figure that is not there is none, and not 0.
+func TestJSONNoFigure(t *testing.T) {
+	for _, value := range []string{`null`, `{}`, `{"median":null,"turns":null}`} {
+		r, err := Read(strings.NewReader(`{"version":1,"groups":[{"name":"g","series":[{"name":"s","points":[
+			{"x":1,"values":{"p50_us":` + value + `}}]}]}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := r.Groups[0].Series[0].Points[0].Values[P50]; !math.IsNaN(v.Median) || len(v.Turns) != 0 {
+			t.Errorf("%s: read %+v", value, v)
+		}
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	group := func(s string) string { return `{"version":1,"groups":[` + s + `]}` }
+	points := func(s string) string { return group(`{"name":"g","series":[{"name":"s","points":[` + s + `]}]}`) }
+	for _, c := range []struct{ name, in, want string }{
+		{"nothing", "", "not the JSON of a report"},
+		{"a list", "[]", "not the JSON of a report"},
+		{"two", `{"version":1}{"version":1}`, "not the JSON of a report"},
+		{"no version", `{"conditions":{}}`, "no version in it: give a report.json"},
+		{"a later version", `{"version":2,"groups":7}`, "version 2 of the format, this program knows 1: use"},
+		{"another type", `{"version":1,"groups":7}`, "groups"},
+		{"a group without a name", group(`{}`), `group 1: the name ""`},
+		{"a group twice", group(`{"name":"g"},{"name":"g"}`), `group 2: the name "g"`},
+		{"a series twice", group(`{"name":"g","series":[{"name":"s"},{"name":"s"}]}`), `group g, series 2: the name "s"`},
+		{"a point twice", points(`{"x":1},{"x":1}`), "group g, series s: two points at 1"},
+		{"a label twice", points(`{"x":1,"label":"a"},{"x":2,"label":"a"}`), `two points with the label "a"`},
+		{"a histogram elsewhere", points(`{"x":1,"histogram":"../../etc/passwd"}`), "is not below the report"},
+		{"a histogram of two points", points(`{"x":1,"histogram":"a"},{"x":2,"histogram":"a"}`), "belongs to two points"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if _, err := Read(strings.NewReader(c.in)); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got error %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}
+
+// What could not be read back is not written.
+func TestWriteRefuses(t *testing.T) {
+	for _, spoil := range []func(*Report){
+		func(r *Report) { r.Took = math.Inf(1) },
+		func(r *Report) { r.Groups[0].Series[0].Points[0].X = math.NaN() },
+		func(r *Report) { r.Groups[1].Name = r.Groups[0].Name },
+	} {
+		r := sample()
+		spoil(r)
+		if err := r.Write(io.Discard); err == nil {
+			t.Error("written all the same")
+		}
+	}
+}
+
+// Whatever Read takes can be written, read again, and shown.
+func FuzzRead(f *testing.F) {
+	f.Add(written(f, sample()))
+	f.Add([]byte(`{"version":1,"groups":[{"name":"g","axis":{"name":"a","log":true},"base":"s","series":[{"name":"s","points":[
+		{"x":-1,"values":{"p50_us":{"median":1e308,"turns":[null,-1]},"?":null},"disturbed":[""]},{"x":1e300,"label":"|\n"}]}]}]}`))
+	f.Add([]byte(`{"version":1,"groups":[{"name":"load","title":"","series":[{"name":"tcp","points":[{"values":{}}]}]}]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := Read(bytes.NewReader(b))
+		if err != nil {
+			return
+		}
+		again, err := Read(bytes.NewReader(written(t, r)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(r, again, same); diff != "" {
+			t.Fatal(diff)
+		}
+		if err := r.WriteTable(io.Discard); err != nil {
+			t.Error(err)
+		}
+		if err := r.WriteMarkdown(io.Discard, "plots"); err != nil {
+			t.Error(err)
+		}
+		c := Compare(r, again)
+		if err := c.WriteTable(io.Discard); err != nil {
+			t.Error(err)
+		}
+		if len(c.OnlyA)+len(c.OnlyB)+len(c.Conditions) > 0 || c.WorseThan(0) {
+			t.Errorf("a report differs from itself: %+v", c)
+		}
+	})
+}

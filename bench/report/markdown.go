@@ -1,0 +1,290 @@
+package report
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"path"
+	"reflect"
+	"strings"
+	"time"
+
+	"viaxdp/bench"
+)
+
+// WriteMarkdown writes the report as a document: how it was measured, a section
+// for each group with its tables and plots, what loses, and what was disturbed.
+// plotDir is the directory of the plots of WritePlots as seen from the document,
+// with slashes; empty for the same one.
+func (r *Report) WriteMarkdown(w io.Writer, plotDir string) error {
+	out := bufio.NewWriter(w)
+	d := document{out, r, plotDir}
+	d.head()
+	for i := range r.Groups {
+		d.group(&r.Groups[i])
+	}
+	d.losses()
+	d.disturbed()
+	return out.Flush()
+}
+
+// document is being written.
+type document struct {
+	out     io.Writer
+	report  *Report
+	plotDir string
+}
+
+func (d document) printf(format string, args ...any) { fmt.Fprintf(d.out, format, args...) }
+
+func (d document) head() {
+	d.printf(`# Benchmarks
+
+Measured by via-xdp's reference suite on %s, in %s, with %d turns. All rows of a
+group are gone through in each turn, so that a machine that drifts does so for
+all; figures are the medians of the turns. Latencies are one way, half of a round
+trip, and MB are 10^6 bytes, unless a group says otherwise. The command that
+repeats all of this, and writes it anew:
+
+`+"```sh\n%s\n```\n", d.report.Started.UTC().Format("2006-01-02 15:04 MST"),
+		time.Duration(d.report.Took*float64(time.Second)).Round(time.Second), d.report.Turns, oneLine(d.report.Command))
+	d.printf("\n[Conditions](#conditions)")
+	for i := range d.report.Groups {
+		name := escape(d.report.Groups[i].Name)
+		d.printf(" · [%s](#%s)", name, anchor(d.report.Groups[i].Name))
+	}
+	d.printf(" · [What loses](#what-loses) · [Disturbed](#disturbed)\n")
+	d.conditions()
+}
+
+// conditions has a row for each set of them.
+func (d document) conditions() {
+	d.printf("\n## Conditions\n\n")
+	t := markdown{{"groups", "kernel", "CPUs", "pinned to", "interface", "MTU", "XDP mode", "frame bytes", "memory", "polling", "via-xdp"}}
+	var sets []bench.Conditions
+	var groups [][]string
+	for i := range d.report.Groups {
+		g := &d.report.Groups[i]
+		at := 0
+		for at < len(sets) && !reflect.DeepEqual(sets[at], g.Conditions) {
+			at++
+		}
+		if at == len(sets) {
+			sets, groups = append(sets, g.Conditions), append(groups, nil)
+		}
+		groups[at] = append(groups[at], g.Name)
+	}
+	for i, c := range sets {
+		t = append(t, []string{strings.Join(groups[i], ", "), orNone(c.Kernel), fmt.Sprint(c.CPUs), pinned(c), orNone(c.Interface),
+			fmt.Sprint(c.MTU), orNone(c.Mode), fmt.Sprint(c.FrameBytes), orNone(c.Hugepages), orNone(c.Polling), orNone(c.Version)})
+	}
+	t.write(d.out)
+}
+
+func (d document) group(g *Group) {
+	d.printf("\n## %s\n\n%s.\n", escape(g.Name), escape(strings.TrimSuffix(oneLine(g.Title), ".")))
+	for _, n := range g.Notes {
+		d.printf("\n%s\n", escape(n))
+	}
+	if g.wholeTrips() {
+		d.printf("\n%s\n", wholeTripsNote)
+	}
+	var more []Metric
+	for _, f := range g.shown() {
+		lead, _ := f.lead(g)
+		if f.name != "" {
+			d.figures(g, lead)
+		}
+		for _, m := range f.metrics {
+			if g.has(m) && (m != lead || f.name == "") {
+				more = append(more, m)
+			}
+		}
+	}
+	if len(more) > 0 {
+		d.printf("\n<details><summary>More figures</summary>\n")
+		for _, m := range more {
+			d.figures(g, m)
+		}
+		d.printf("\n</details>\n")
+	}
+	for _, p := range g.pictures() {
+		d.printf("\n![%s](%s)\n", escape(p.alt), path.Join(d.plotDir, p.file))
+	}
+}
+
+// figures is the table of a metric: medians, and in brackets their ratio to the
+// base; a row for each series and a column for each X, or a row for each point
+// where the series have few X in common.
+func (d document) figures(g *Group, m Metric) {
+	q := quantityOf(m)
+	d.printf("\n%s", escape(q.heading()))
+	if g.Base != "" {
+		d.printf(" (x %s)", escape(g.Base))
+	}
+	d.printf("\n\n")
+	show := func(s *Series, p *Point) string {
+		text := round(p.median(m) / q.per)
+		if r := g.ratio(s, p, m); finite(r) {
+			text += " (" + fixed(r, 2) + ")"
+		}
+		if len(p.Disturbed) > 0 {
+			text += " †"
+		}
+		return text
+	}
+	if !g.shared() {
+		t := markdown{{"", orNone(g.Axis.Name), q.title}}
+		for _, block := range g.blocks() {
+			for _, c := range block {
+				t = append(t, []string{lineName(c.Name, m), g.at(c.Point), show(c.Series, c.Point)})
+			}
+		}
+		t.write(d.out)
+		return
+	}
+	xs := g.xs()
+	head := []string{g.Axis.Name}
+	for _, x := range xs {
+		head = append(head, g.column(x))
+	}
+	t := markdown{head}
+	for i := range g.Series {
+		s := &g.Series[i]
+		row := []string{lineName(s.Name, m)}
+		for _, x := range xs {
+			if p := s.At(x); p != nil {
+				row = append(row, show(s, p))
+			} else {
+				row = append(row, "")
+			}
+		}
+		t = append(t, row)
+	}
+	t.write(d.out)
+}
+
+// column is how an X is called: as the first point there is.
+func (g *Group) column(x float64) string {
+	for i := range g.Series {
+		if p := g.Series[i].At(x); p != nil {
+			return g.at(p)
+		}
+	}
+	return plain(x)
+}
+
+func (d document) losses() {
+	d.printf(`
+## What loses
+
+Every point at which a row of via-xdp is worse than one of the kernel's TCP or of
+another program, set against the best of these, or than its target; the worst
+first. A cross stands for a point that was disturbed, an asterisk for a
+difference beyond the spread of the turns.
+
+`)
+	list := d.report.losses()
+	if len(list) == 0 {
+		d.printf("Nothing in this run.\n")
+	} else {
+		t := markdown{{"times worse", "group", "row", "at", "figure", "via-xdp", "other", "set against"}}
+		for _, l := range list {
+			q := quantityOf(l.metric)
+			t = append(t, []string{fixed(l.ratio(), 2) + l.marks(), l.group.Name, l.point.Name, l.group.at(l.point.Point),
+				q.heading(), round(l.point.median(l.metric) / q.per), round(l.other / q.per), l.against})
+		}
+		t.write(d.out)
+	}
+	if missing := d.report.unmeasured(); len(missing) > 0 {
+		d.printf("\nTargets that this run says nothing about:\n\n")
+		for _, t := range missing {
+			d.printf("- %s\n", escape(t.String()))
+		}
+	}
+}
+
+// marks are those of a line in the table of losses.
+func (l loss) marks() string {
+	s := ""
+	factor := l.other / l.rival.median(l.metric) // 1, or that of the target
+	lo, hi := l.point.Values[l.metric].Range()
+	rivalLo, rivalHi := l.rival.Values[l.metric].Range()
+	if lo > factor*rivalHi || hi < factor*rivalLo {
+		s += " \\*"
+	}
+	if len(l.point.Disturbed)+len(l.rival.Disturbed) > 0 {
+		s += " †"
+	}
+	return s
+}
+
+func (d document) disturbed() {
+	d.printf("\n## Disturbed\n\n")
+	t := markdown{{"group", "row", "at", "why"}}
+	for i := range d.report.Groups {
+		g := &d.report.Groups[i]
+		for _, c := range g.footnotes() {
+			t = append(t, []string{g.Name, c.Name, g.at(c.Point), strings.Join(c.Disturbed, "; ")})
+		}
+	}
+	if len(t) == 1 {
+		d.printf("No point was disturbed.\n")
+		return
+	}
+	d.printf("Points during which something else ran on the CPUs. Their figures stand in the tables, with a cross.\n\n")
+	t.write(d.out)
+}
+
+// markdown is a table with a head. Columns of figures stand right, others left.
+type markdown [][]string
+
+func (t markdown) write(w io.Writer) {
+	for i, row := range t {
+		var line strings.Builder
+		line.WriteString("|")
+		for _, c := range row {
+			line.WriteString(" " + escape(c) + " |")
+		}
+		fmt.Fprintln(w, line.String())
+		if i == 0 {
+			fmt.Fprintln(w, t.rule())
+		}
+	}
+}
+
+// rule is the line under the head, which says where columns stand.
+func (t markdown) rule() string {
+	rule := "|"
+	for i := range t[0] {
+		figures := len(t) > 1
+		for _, row := range t[1:] {
+			figures = figures && (row[i] == "" || row[i][0] >= '0' && row[i][0] <= '9')
+		}
+		if figures {
+			rule += "---:|"
+		} else {
+			rule += "---|"
+		}
+	}
+	return rule
+}
+
+// escape keeps a text from meaning something in Markdown, and on its line. What
+// is escaped already stays as it is.
+var escaper = strings.NewReplacer("|", `\|`, "<", "&lt;", "`", "\\`", "[", `\[`, "]", `\]`, "_", `\_`, `\*`, `\*`, "*", `\*`)
+
+func escape(s string) string { return escaper.Replace(oneLine(s)) }
+
+// anchor is what a heading is called in a link.
+func anchor(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == ' ':
+			return '-'
+		case r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r > 127:
+			return r
+		}
+		return -1
+	}, strings.ToLower(oneLine(s)))
+}

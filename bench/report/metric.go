@@ -1,0 +1,194 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+)
+
+// quantity is how a metric is shown.
+type quantity struct {
+	metric Metric
+	column string  // in tables, as perftest calls it
+	title  string  // in documents and plots
+	unit   string  // likewise
+	per    float64 // metric's unit in one of unit
+	digits int     // behind the point in tables
+}
+
+// quantities are all metrics in the order in which they are shown.
+var quantities = []quantity{
+	{Min, "t_min[usec]", "Least latency", "us", 1, 2},
+	{P50, "t_typical[usec]", "Median latency", "us", 1, 2},
+	{P99, "99% percentile[usec]", "99 % latency", "us", 1, 2},
+	{P999, "99.9% percentile[usec]", "99.9 % latency", "us", 1, 2},
+	{Bandwidth, "BW average[MB/sec]", "Bandwidth", "MB/s", 1, 2},
+	{Rate, "MsgRate[Mpps]", "Messages", "million/s", 1e6, 6},
+	{CPUTx, "cpu tx[usec]", "CPU time of the sender a message", "us", 1, 3},
+	{CPURx, "cpu rx[usec]", "CPU time of the receiver a message", "us", 1, 3},
+	{Operation, "t_typical[usec]", "Time of an operation", "us", 1, 2},
+	{Outstanding, "outstanding", "Messages outstanding at the end", "", 1, 0},
+	{Lost, "lost[%]", "Messages lost", "%", 1, 2},
+}
+
+func quantityOf(m Metric) quantity {
+	i := slices.IndexFunc(quantities, func(q quantity) bool { return q.metric == m })
+	if i < 0 {
+		return quantity{metric: m, column: string(m), title: string(m), per: 1, digits: 3}
+	}
+	return quantities[i]
+}
+
+// heading is title and unit, as far as there are any.
+func (q quantity) heading() string {
+	if q.unit == "" {
+		return q.title
+	}
+	return q.title + ", " + q.unit
+}
+
+// latency reports whether a metric is a time that a message takes.
+func (m Metric) latency() bool { return slices.Contains(families[0].metrics, m) }
+
+// family is what one table or plot shows.
+type family struct {
+	name    string // of its plot; "" for none
+	metrics []Metric
+	leads   []Metric // the first that a group has is the one that it is about
+}
+
+var families = []family{
+	{"latency", []Metric{Min, P50, P99, P999}, []Metric{P50, P99, P999, Min}},
+	{"bandwidth", []Metric{Bandwidth, Rate, CPUTx, CPURx, Outstanding, Lost}, []Metric{Bandwidth, Rate, CPUTx, CPURx}},
+	{"operation", []Metric{Operation}, []Metric{Operation}},
+}
+
+// shown are the families that a group has figures of. Metrics that are in none,
+// those of a single group, are a family of their own.
+func (g *Group) shown() []family {
+	var list []family
+	for _, f := range append(slices.Clone(families), g.rest()) {
+		if _, ok := f.lead(g); ok {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// rest is the family of the metrics that are in none of families.
+func (g *Group) rest() family {
+	var rest []Metric
+	for i := range g.Series {
+		for j := range g.Series[i].Points {
+			for m := range g.Series[i].Points[j].Values {
+				known := slices.ContainsFunc(quantities, func(q quantity) bool { return q.metric == m })
+				if !known && !slices.Contains(rest, m) {
+					rest = append(rest, m)
+				}
+			}
+		}
+	}
+	slices.Sort(rest)
+	return family{metrics: rest, leads: rest}
+}
+
+// lead finds what a group shows of a family; ok is false for nothing.
+func (f family) lead(g *Group) (m Metric, ok bool) {
+	i := slices.IndexFunc(f.leads, g.has)
+	if i < 0 {
+		return "", false
+	}
+	return f.leads[i], true
+}
+
+// has reports whether any point of the group has a figure for a metric.
+func (g *Group) has(m Metric) bool {
+	for i := range g.Series {
+		for j := range g.Series[i].Points {
+			if finite(g.Series[i].Points[j].median(m)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// median is a point's figure for a metric, NaN when there is none.
+func (p *Point) median(m Metric) float64 {
+	if v, ok := p.Values[m]; ok {
+		return v.Median
+	}
+	return math.NaN()
+}
+
+// Range is the least and the greatest of the turns, the median where no turns
+// were kept, and NaN where there is nothing.
+func (v Value) Range() (lo, hi float64) {
+	lo, hi = math.Inf(1), math.Inf(-1)
+	for _, t := range v.Turns {
+		if finite(t) {
+			lo, hi = min(lo, t), max(hi, t)
+		}
+	}
+	if lo > hi {
+		return v.Median, v.Median
+	}
+	return lo, hi
+}
+
+// fixed is a figure with so many digits behind the point.
+func fixed(v float64, digits int) string {
+	switch {
+	case !finite(v):
+		return "-"
+	case math.Abs(v) >= 1e15:
+		return strconv.FormatFloat(v, 'g', 4, 64)
+	}
+	return strconv.FormatFloat(v, 'f', digits, 64)
+}
+
+// round is a figure with three digits or a few more, as people read it.
+func round(v float64) string {
+	switch a := math.Abs(v); {
+	case a != 0 && a < 0.00995:
+		return strconv.FormatFloat(v, 'g', 3, 64)
+	case a != 0 && a < 0.0995:
+		return fixed(v, 4)
+	case a < 0.995:
+		return fixed(v, 3)
+	case a < 99.5:
+		return fixed(v, 2)
+	case a < 999.5:
+		return fixed(v, 1)
+	}
+	return fixed(v, 0)
+}
+
+// plain is an X: all of a whole number, three digits of others.
+func plain(x float64) string {
+	if x == math.Trunc(x) {
+		return fixed(x, 0)
+	}
+	return round(x)
+}
+
+func percent(v float64) string {
+	if !finite(v) {
+		return "-"
+	}
+	return fixed(100*v, 1) + "%"
+}
+
+// inBytes is a size as people write it.
+func inBytes(x float64) string {
+	for _, u := range []struct {
+		size float64
+		name string
+	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if x >= u.size && math.Mod(x, u.size) == 0 {
+			return fmt.Sprintf("%s %s", plain(x/u.size), u.name)
+		}
+	}
+	return plain(x) + " B"
+}

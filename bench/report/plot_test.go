@@ -1,0 +1,206 @@
+package report
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// textsOf are the texts of an SVG, which is well formed and has no coordinates
+// that are no numbers.
+func textsOf(t interface {
+	Helper()
+	Fatalf(string, ...any)
+}, svg []byte) []string {
+	t.Helper()
+	if bytes.Contains(svg, []byte("NaN")) || bytes.Contains(svg, []byte("Inf")) {
+		t.Fatalf("coordinates that are no numbers:\n%s", svg)
+	}
+	var texts []string
+	dec := xml.NewDecoder(bytes.NewReader(svg))
+	in := ""
+	for {
+		token, err := dec.Token()
+		if errors.Is(err, io.EOF) {
+			return texts
+		}
+		if err != nil {
+			t.Fatalf("not well formed: %v", err)
+		}
+		switch token := token.(type) {
+		case xml.StartElement:
+			in = token.Name.Local
+		case xml.EndElement:
+			in = ""
+		case xml.CharData:
+			if in == "text" {
+				texts = append(texts, string(token))
+			}
+		}
+	}
+}
+
+func TestPlots(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	r := sample()
+	withHistograms(t, r, dir)
+	files, err := r.WritePlots(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []struct {
+		file  string
+		texts []string
+	}{
+		{"pingpong-latency.svg", []string{"pingpong: median latency (MTU 1500, XDP mode generic)", "us", "message size", "64 B", "64 KiB",
+			"raw-afxdp", "vi-reliable-delivery", "vi-rdma-read (round trip)", "tcp-spin"}},
+		{"pingpong-bandwidth.svg", []string{"MB/s", "vi-rdma-read", "tcp-spin", "64 KiB"}},
+		{"pingpong-percentiles.svg", []string{"share of messages", "99%", "99.9%", "vi-rdma-read (round trip)", "udp-spin"}},
+		{"load-latency.svg", []string{"load: median latency, and 99 % dotted (MTU 1500, XDP mode generic)", "offered rate, messages/s", "100k", "tcp-spin"}},
+		{"load-bandwidth.svg", []string{"million/s"}},
+		{"load-percentiles-vi-reliable-delivery.svg", []string{"41.67k messages/s", "375k messages/s"}},
+		{"load-percentiles-tcp-spin.svg", []string{"150k messages/s"}},
+		{"vibe-vis-latency.svg", []string{"open VIs", "4096"}},
+		{"vibe-vis-bandwidth.svg", []string{"open VIs"}},
+		{"vibe-ops-operation.svg", []string{"create VI", "disconnect", "192.0", "1536"}},
+		{"abl-table-latency.svg", []string{"table", "locked map", "2.30", "2.50"}},
+	}
+	if len(files) != len(want) {
+		t.Fatalf("wrote %q", files)
+	}
+	for i, w := range want {
+		if files[i] != filepath.Join(dir, w.file) {
+			t.Errorf("wrote %s, want %s", files[i], w.file)
+		}
+		svg, err := os.ReadFile(files[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts := textsOf(t, svg)
+		for _, text := range w.texts {
+			if !slices.Contains(texts, text) {
+				t.Errorf("%s: no %q in %q", w.file, text, texts)
+			}
+		}
+	}
+}
+
+// Each line is drawn in its colour, with a bar at each point whose turns differ.
+func TestLinesOf(t *testing.T) {
+	g := sample().Group("pingpong")
+	l := g.lines(quantityOf(P50))
+	if len(l.lines) != len(g.Series) || !l.log {
+		t.Fatalf("%d lines of %d series, logarithmic: %v", len(l.lines), len(g.Series), l.log)
+	}
+	s := l.lines[0].at[2]
+	p := g.Series[0].Points[2]
+	lo, hi := p.Values[P50].Range()
+	if want := (spot{p.X, p.median(P50), lo, hi}); s != want {
+		t.Errorf("got %+v, want %+v", s, want)
+	}
+	// Places and figures that a logarithm has nothing for are left out.
+	g.Series[0].Points[0].X = 0
+	g.Series[0].Points[1].Values[P50] = Value{Median: 0}
+	if n := len(g.lines(quantityOf(P50)).lines[0].at); n != 1 {
+		t.Errorf("%d points are left, want 1", n)
+	}
+	// A unit other than the metric's.
+	rate := g.Series[1].spots(quantityOf(Rate), true, true)
+	if want := g.Series[1].Points[0].median(Rate) / 1e6; rate[0].y != want {
+		t.Errorf("a rate at %v, want %v", rate[0].y, want)
+	}
+}
+
+// A plot whose histograms are gone is left out and named; the others are there.
+func TestPlotsWithoutHistograms(t *testing.T) {
+	r := sample()
+	withHistograms(t, r, t.TempDir())
+	dir := t.TempDir()
+	files, err := r.WritePlots(dir)
+	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "pingpong-percentiles.svg") || !strings.Contains(err.Error(), ".hdr") {
+		t.Errorf("error %v", err)
+	}
+	if len(files) != 8 {
+		t.Errorf("wrote %q", files)
+	}
+	for _, f := range files {
+		if _, err := os.Stat(f); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The histograms may lie elsewhere.
+func TestPlotsFrom(t *testing.T) {
+	r, from := sample(), t.TempDir()
+	withHistograms(t, r, from)
+	files, err := r.WritePlotsFrom(from, t.TempDir())
+	if err != nil || len(files) != 11 {
+		t.Errorf("wrote %d files: %v", len(files), err)
+	}
+}
+
+// What is reported of a histogram is what the report has as its median.
+func TestPerNanosecond(t *testing.T) {
+	for _, c := range []struct {
+		ratios []float64
+		want   float64
+	}{
+		{[]float64{1.98, 2.03, 2.6}, 1. / 2000},
+		{[]float64{1.02, 0.97, 3}, 1. / 1000},
+		{nil, 1. / 2000},
+	} {
+		if got := perNanosecond(c.ratios); got != c.want {
+			t.Errorf("%v: %v", c.ratios, got)
+		}
+	}
+	xys := distribution(tailed(t, 4000, 10000), 1./2000)
+	for i, p := range xys {
+		if p.X < 0 || p.X >= 1 || i > 0 && (p.X < xys[i-1].X || p.Y < xys[i-1].Y) {
+			t.Fatalf("point %d of the distribution is %+v", i, p)
+		}
+		if math.Abs(p.X-0.5) < 0.01 && math.Abs(p.Y-2) > 0.05 {
+			t.Errorf("the median is %v us, want 2", p.Y)
+		}
+	}
+}
+
+// Every report that can be read can be drawn, whatever its figures.
+func TestAnyReportIsDrawn(t *testing.T) {
+	figure := rapid.OneOf(rapid.Float64Range(0, 100), rapid.Float64())
+	rapid.Check(t, func(t *rapid.T) {
+		r := anyReport().Draw(t, "report")
+		for i := range r.Groups {
+			for j := range r.Groups[i].Series {
+				for k := range r.Groups[i].Series[j].Points {
+					if rapid.Bool().Draw(t, "wild") {
+						r.Groups[i].Series[j].Points[k].Values = map[Metric]Value{
+							P50: ValueOf(rapid.SliceOfN(figure, 0, 3).Draw(t, "turns")), Bandwidth: {Median: figure.Draw(t, "median")},
+						}
+					}
+				}
+			}
+			for _, pic := range r.Groups[i].pictures() {
+				p, err := pic.draw(nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				svg, err := render(p, pic.height)
+				if err != nil {
+					t.Fatal(err)
+				}
+				textsOf(t, svg)
+			}
+		}
+	})
+}

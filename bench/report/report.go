@@ -1,0 +1,140 @@
+package report
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"viaxdp/bench"
+)
+
+// Version of the file format. A reader refuses others.
+const Version = 1
+
+// Report is what one run of the suite has found.
+type Report struct {
+	Version int       `json:"version"`
+	Started time.Time `json:"started"`
+	Took    float64   `json:"took_s"`
+	Command string    `json:"command"` // repeats the run
+	Turns   int       `json:"turns"`   // times that all rows of a group were gone through
+	Groups  []Group   `json:"groups"`
+}
+
+// Group is one question that the suite asks, as a table and a plot answer it.
+type Group struct {
+	Name   string   `json:"name"`            // as on the command line
+	Title  string   `json:"title"`           // one line
+	Axis   Axis     `json:"axis"`            // what X of its points is
+	Series []Series `json:"series"`          // rows, in the order of the report
+	Base   string   `json:"base,omitempty"`  // series that the others are compared with
+	Notes  []string `json:"notes,omitempty"` // what a reader must know to read the figures right
+	// Conditions are those of the group: MTU and mode differ between groups.
+	Conditions bench.Conditions `json:"conditions"`
+}
+
+// Axis is what varies along a series.
+type Axis struct {
+	Name string `json:"name"` // "message size", "open VIs", "segments", "offered rate"; "" for single points
+	Unit string `json:"unit"` // "bytes", "", "messages/s"
+	Log  bool   `json:"log"`
+}
+
+// Series is one row of a table, one line of a plot.
+type Series struct {
+	Name   string  `json:"name"`
+	Points []Point `json:"points"`
+}
+
+// Point is one measurement: all turns of one row at one X.
+type Point struct {
+	X float64 `json:"x"`
+	// Label stands for X where X is only an index ("create VI").
+	Label  string           `json:"label,omitempty"`
+	Values map[Metric]Value `json:"values"`
+	N      int64            `json:"n"` // messages or operations measured
+	// Disturbed says why the point is doubtful; empty: it is not. Disturbed
+	// points are reported and marked.
+	Disturbed []string `json:"disturbed,omitempty"`
+	// Histogram is the file with the point's HdrHistograms, one for each turn, of
+	// round trips or operations in nanoseconds, relative to the report; empty:
+	// none was kept. SaveHistograms writes it.
+	Histogram string `json:"histogram,omitempty"`
+}
+
+// Metric names a figure with its unit.
+type Metric string
+
+// The metrics. Latencies are one way, half of a round trip, unless the
+// group's notes say otherwise.
+const (
+	Min       Metric = "min_us"
+	P50       Metric = "p50_us"
+	P99       Metric = "p99_us"
+	P999      Metric = "p999_us"
+	Rate      Metric = "msgs_per_s"
+	Bandwidth Metric = "MBps"      // 10^6 bytes of content a second
+	CPUTx     Metric = "cpu_tx_us" // CPU time of the sender's process a message
+	CPURx     Metric = "cpu_rx_us" // likewise the receiver's
+	Operation Metric = "op_us"     // time of one operation that moves no data
+	// Of an open loop: messages that were due and had no echo when the time was
+	// over, and the percentage of those sent that have none at all.
+	Outstanding Metric = "outstanding"
+	Lost        Metric = "lost_percent"
+)
+
+// Lower says whether less of a metric is better.
+func (m Metric) Lower() bool { return m != Rate && m != Bandwidth }
+
+// Value is one figure over the turns of a run. Where there is none, the median is
+// NaN, which JSON has as null.
+type Value struct {
+	Median float64   `json:"median"`
+	Turns  []float64 `json:"turns"`
+}
+
+// ValueOf summarises one figure of each turn; the median of an even number is
+// the mean of the middle two.
+func ValueOf(turns []float64) Value {
+	v := slices.Sorted(slices.Values(turns))
+	if len(v) == 0 {
+		return Value{Median: math.NaN()}
+	}
+	n := len(v)
+	return Value{Median: (v[(n-1)/2] + v[n/2]) / 2, Turns: slices.Clone(turns)}
+}
+
+// Spread is how far the turns lie apart: greatest less least, by the median. 0 for a single turn.
+func (v Value) Spread() float64 {
+	if len(v.Turns) == 0 || v.Median == 0 {
+		return 0
+	}
+	return (slices.Max(v.Turns) - slices.Min(v.Turns)) / v.Median
+}
+
+// Group finds a group by its name, or returns nil.
+func (r *Report) Group(name string) *Group {
+	i := slices.IndexFunc(r.Groups, func(g Group) bool { return g.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &r.Groups[i]
+}
+
+// Row finds a series by its name, or returns nil.
+func (g *Group) Row(name string) *Series {
+	i := slices.IndexFunc(g.Series, func(s Series) bool { return s.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &g.Series[i]
+}
+
+// At finds a point by its X, or returns nil.
+func (s *Series) At(x float64) *Point {
+	i := slices.IndexFunc(s.Points, func(p Point) bool { return p.X == x })
+	if i < 0 {
+		return nil
+	}
+	return &s.Points[i]
+}

@@ -1,0 +1,150 @@
+package report
+
+import (
+	"math"
+	"slices"
+	"strings"
+)
+
+// kind is what a series stands for.
+type kind int
+
+const (
+	via    kind = iota // via-xdp
+	floor              // AF_XDP rings without a VI
+	tcp                // the kernel's TCP
+	udp                // the kernel's UDP
+	others             // other people's programs
+)
+
+// kindOf tells it from how a series is called. What is not known is via-xdp's,
+// so that nothing that loses is missed.
+func kindOf(series string) kind {
+	for _, k := range []struct {
+		prefix string
+		kind   kind
+	}{
+		{"raw-", floor}, {"asavie-", floor}, {"tcp", tcp}, {"udp", udp},
+		{"sockperf", others}, {"iperf3", others}, {"fi_", others}, {"ucx_", others},
+	} {
+		if strings.HasPrefix(series, k.prefix) {
+			return k.kind
+		}
+	}
+	return via
+}
+
+// roundTrip reports whether the latencies of a series are whole round trips,
+// and so not to be compared with those of others.
+func roundTrip(series string) bool {
+	return strings.Contains(series, "round trip") || strings.Contains(series, "rdma-read")
+}
+
+// sameMeasure reports whether a metric means the same in two series.
+func sameMeasure(m Metric, a, b string) bool {
+	return !m.latency() || roundTrip(a) == roundTrip(b)
+}
+
+// like finds the point that stands at the same place: of the same label, or of
+// the same X where there is no label.
+func (s *Series) like(p *Point) *Point {
+	i := slices.IndexFunc(s.Points, func(q Point) bool {
+		return q.Label == p.Label && (p.Label != "" || q.X == p.X)
+	})
+	if i < 0 {
+		return nil
+	}
+	return &s.Points[i]
+}
+
+// ratio is a point's figure by that of the group's base at the same place; NaN
+// where there is none.
+func (g *Group) ratio(s *Series, p *Point, m Metric) float64 {
+	base := g.Row(g.Base)
+	if base == nil || !sameMeasure(m, s.Name, base.Name) {
+		return math.NaN()
+	}
+	q := base.like(p)
+	if q == nil {
+		return math.NaN()
+	}
+	return p.median(m) / q.median(m)
+}
+
+// at is a point's place as people read it.
+func (g *Group) at(p *Point) string {
+	switch {
+	case p.Label != "":
+		return p.Label
+	case g.Axis.Name == "":
+		return ""
+	case g.Axis.Unit == "bytes":
+		return inBytes(p.X)
+	}
+	return plain(p.X)
+}
+
+// cell is a point and its series.
+type cell struct {
+	*Series
+	*Point
+}
+
+// xs are the places that the group's points have, in ascending order.
+func (g *Group) xs() []float64 {
+	var xs []float64
+	for i := range g.Series {
+		for j := range g.Series[i].Points {
+			xs = append(xs, g.Series[i].Points[j].X)
+		}
+	}
+	slices.Sort(xs)
+	return slices.Compact(xs)
+}
+
+// shared reports whether the series have most of their places in common, so
+// that a row for each and a column for each X make a table.
+func (g *Group) shared() bool {
+	n := 0
+	for i := range g.Series {
+		n += len(g.Series[i].Points)
+	}
+	return 2*n > len(g.Series)*len(g.xs())
+}
+
+// blocks are the points in the order of a table: a block for each X, or for
+// each series where they have few X in common.
+func (g *Group) blocks() [][]cell {
+	var blocks [][]cell
+	if g.shared() {
+		for _, x := range g.xs() {
+			var block []cell
+			for i := range g.Series {
+				if p := g.Series[i].At(x); p != nil {
+					block = append(block, cell{&g.Series[i], p})
+				}
+			}
+			blocks = append(blocks, block)
+		}
+		return blocks
+	}
+	for i := range g.Series {
+		var block []cell
+		for j := range g.Series[i].Points {
+			block = append(block, cell{&g.Series[i], &g.Series[i].Points[j]})
+		}
+		slices.SortStableFunc(block, func(a, b cell) int { return compareX(a.X, b.X) })
+		blocks = append(blocks, block)
+	}
+	return blocks
+}
+
+func compareX(a, b float64) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}

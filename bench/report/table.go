@@ -1,0 +1,180 @@
+package report
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"viaxdp/bench"
+)
+
+// WriteTable prints the groups for people, each with its conditions: a table for
+// latencies, one for bandwidths, one for operations and one for what else there
+// is, as far as the group has them. Columns are called as in perftest. Spread is how far the turns of the
+// table's main figure lie apart, by their median; x is its ratio to the group's
+// base. Disturbed points have a number in brackets, and the reason stands below.
+func (r *Report) WriteTable(w io.Writer) error {
+	out := bufio.NewWriter(w)
+	for i := range r.Groups {
+		if i > 0 {
+			fmt.Fprintln(out)
+		}
+		r.Groups[i].write(out)
+	}
+	return out.Flush()
+}
+
+func (g *Group) write(w io.Writer) {
+	fmt.Fprintf(w, "%s: %s\n%s\n", g.Name, oneLine(g.Title), conditions(g.Conditions))
+	notes := g.footnotes()
+	for _, f := range g.shown() {
+		fmt.Fprintln(w)
+		g.grid(f, notes).write(w)
+	}
+	if len(notes)+len(g.Notes) > 0 || g.wholeTrips() {
+		fmt.Fprintln(w)
+	}
+	if g.wholeTrips() {
+		fmt.Fprintln(w, wholeTripsNote)
+	}
+	for _, n := range g.Notes {
+		fmt.Fprintln(w, oneLine(n))
+	}
+	for i, c := range notes {
+		fmt.Fprintf(w, "[%d] disturbed: %s\n", i+1, oneLine(strings.Join(c.Disturbed, "; ")))
+	}
+}
+
+const wholeTripsNote = "Latencies of RDMA reads are whole round trips, a request and its answer; the others are half of one."
+
+// wholeTrips reports whether the group has latencies of both sorts to explain.
+func (g *Group) wholeTrips() bool {
+	_, has := families[0].lead(g)
+	return has && slices.ContainsFunc(g.Series, func(s Series) bool { return roundTrip(s.Name) })
+}
+
+// footnotes are the disturbed points, in the order of the tables.
+func (g *Group) footnotes() []cell {
+	var notes []cell
+	for _, block := range g.blocks() {
+		for _, c := range block {
+			if len(c.Disturbed) > 0 {
+				notes = append(notes, c)
+			}
+		}
+	}
+	return notes
+}
+
+// grid is the table of a family.
+func (g *Group) grid(f family, notes []cell) grid {
+	lead, _ := f.lead(g)
+	axis := g.Axis.Unit
+	if axis != "bytes" {
+		axis = g.Axis.Name
+	}
+	head := []string{g.Name, "#" + oneLine(axis), "#iterations"}
+	var shown []quantity
+	for _, m := range f.metrics {
+		if g.has(m) {
+			shown = append(shown, quantityOf(m))
+			head = append(head, quantityOf(m).column)
+		}
+	}
+	head = append(head, "spread")
+	if g.Base != "" {
+		head = append(head, "x "+g.Base)
+	}
+	t := grid{head}
+	for i, block := range g.blocks() {
+		if i > 0 && len(block) > 1 {
+			t = append(t, nil)
+		}
+		for _, c := range block {
+			name := c.Name
+			if n := slices.IndexFunc(notes, func(o cell) bool { return o.Point == c.Point }); n >= 0 {
+				name = fmt.Sprintf("%s [%d]", name, n+1)
+			}
+			row := []string{oneLine(name), g.index(c.Point), strconv.FormatInt(c.N, 10)}
+			for _, q := range shown {
+				row = append(row, fixed(c.median(q.metric)/q.per, q.digits))
+			}
+			spread := "-"
+			if v, ok := c.Values[lead]; ok {
+				spread = percent(v.Spread())
+			}
+			row = append(row, spread)
+			if g.Base != "" {
+				row = append(row, fixed(g.ratio(c.Series, c.Point, lead), 2))
+			}
+			t = append(t, row)
+		}
+	}
+	return t
+}
+
+// index is a point's place as a figure, or its label.
+func (g *Group) index(p *Point) string {
+	switch {
+	case p.Label != "":
+		return oneLine(p.Label)
+	case g.Axis.Name == "":
+		return "-"
+	}
+	return plain(p.X)
+}
+
+// grid is a table of text: the first column stands left, the others right. A
+// row without cells is an empty line.
+type grid [][]string
+
+func (t grid) write(w io.Writer) {
+	var widths []int
+	for _, row := range t {
+		for i, c := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(c))
+		}
+	}
+	for _, row := range t {
+		var line strings.Builder
+		for i, c := range row {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c))
+			switch i {
+			case 0:
+				line.WriteString(c + pad)
+			default:
+				line.WriteString("  " + pad + c)
+			}
+		}
+		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+	}
+}
+
+// conditions is one line about how a group was measured.
+func conditions(c bench.Conditions) string {
+	return fmt.Sprintf("kernel %s, %d CPUs (pinned: %s), interface %s, MTU %d, XDP mode %s, frames of %d bytes, memory %s, polling %s, via-xdp %s",
+		orNone(c.Kernel), c.CPUs, pinned(c), orNone(c.Interface), c.MTU, orNone(c.Mode), c.FrameBytes,
+		orNone(c.Hugepages), orNone(c.Polling), orNone(c.Version))
+}
+
+func pinned(c bench.Conditions) string {
+	var cpus []string
+	for _, n := range c.PinnedCPUs {
+		cpus = append(cpus, strconv.Itoa(n))
+	}
+	return orNone(strings.Join(cpus, ", "))
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return oneLine(s)
+}

@@ -1,0 +1,120 @@
+package report
+
+import (
+	"bytes"
+	"io"
+	"math"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestTable(t *testing.T) {
+	var buf bytes.Buffer
+	if err := sample().WriteTable(&buf); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "table.txt", buf.Bytes())
+}
+
+// Reports of any shape have tables and documents, without figures that are none.
+func TestAnyReportIsShown(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := anyReport().Draw(t, "report")
+		for i := range r.Groups {
+			r.Groups[i].Title = "A title"
+			for j := range r.Groups[i].Series {
+				for k := range r.Groups[i].Series[j].Points {
+					r.Groups[i].Series[j].Points[k].Disturbed = nil
+				}
+			}
+		}
+		var buf bytes.Buffer
+		if err := r.WriteTable(&buf); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.WriteMarkdown(&buf, "plots"); err != nil {
+			t.Fatal(err)
+		}
+		for _, word := range []string{"NaN", "Inf", "%!"} {
+			if strings.Contains(buf.String(), word) {
+				t.Fatalf("%s in\n%s", word, &buf)
+			}
+		}
+	})
+}
+
+// The latency of a whole round trip is set against no other.
+func TestRatioOfRoundTrips(t *testing.T) {
+	g := sample().Group("pingpong")
+	read, delivery := g.Row("vi-rdma-read"), g.Row("vi-reliable-delivery")
+	if r := g.ratio(read, read.At(64), P50); !math.IsNaN(r) {
+		t.Errorf("latency of a read: %v times the base's", r)
+	}
+	if r := g.ratio(read, read.At(64), Bandwidth); !(r > 0.1 && r < 1) {
+		t.Errorf("bandwidth of reads: %v times the base's", r)
+	}
+	if r := g.ratio(delivery, delivery.At(64), P50); !(r > 1 && r < 2) {
+		t.Errorf("latency of a send: %v times the base's", r)
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	for _, c := range []struct {
+		got, want string
+	}{
+		{round(0), "0.000"}, {round(0.00012345), "0.000123"}, {round(0.00731), "0.00731"},
+		{round(0.01373), "0.0137"}, {round(0.5), "0.500"}, {round(0.9996), "1.00"},
+		{round(2.345), "2.35"}, {round(99.96), "100.0"}, {round(123.45), "123.5"}, {round(999.96), "1000"}, {round(1e6), "1000000"},
+		{round(math.NaN()), "-"}, {round(1e300), "1e+300"},
+		{plain(64), "64"}, {plain(0), "0"}, {plain(123.456), "123.5"},
+		{percent(0.0512), "5.1%"}, {percent(math.Inf(1)), "-"},
+		{inBytes(64), "64 B"}, {inBytes(1536), "1536 B"}, {inBytes(4096), "4 KiB"}, {inBytes(1 << 20), "1 MiB"}, {inBytes(0), "0 B"},
+		{tickLabel(2.5), "2.5"}, {tickLabel(5000), "5000"}, {tickLabel(161667), "161.7k"}, {tickLabel(2e6), "2M"},
+	} {
+		if c.got != c.want {
+			t.Errorf("got %s, want %s", c.got, c.want)
+		}
+	}
+}
+
+type broken struct{}
+
+func (broken) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// A writer that fails is an error of all that write.
+func TestWriteFails(t *testing.T) {
+	r := sample()
+	for name, err := range map[string]error{
+		"report":     r.Write(broken{}),
+		"table":      r.WriteTable(broken{}),
+		"document":   r.WriteMarkdown(broken{}, ""),
+		"comparison": Compare(r, r).WriteTable(broken{}),
+		"histograms": WriteHistograms(broken{}, "", tailed(t, 4000, 10)),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// Metrics that only one group has are shown, too.
+func TestOtherMetrics(t *testing.T) {
+	r := sample()
+	r.Group("load").Series[0].Points[0].Values["lost_percent"] = ValueOf([]float64{12.25})
+	var table, document bytes.Buffer
+	if err := r.WriteTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WriteMarkdown(&document, ""); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"table": table.String(), "document": document.String()} {
+		_, text, _ = strings.Cut(text, "Latency at an offered rate")
+		text, _, _ = strings.Cut(text, "vibe-vis")
+		if !strings.Contains(text, "lost") || !strings.Contains(text, "12.25") {
+			t.Errorf("no such figure in the %s:\n%s", name, text)
+		}
+	}
+}

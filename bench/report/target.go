@@ -1,0 +1,201 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// target is what a series has to reach: so many times the figure of another
+// one at the same place of the same group, or less for what is better when it
+// is less.
+type target struct {
+	row    string // "": every series of via-xdp
+	metric Metric
+	factor float64
+	rival  string  // series; of another program, how its name begins; "": row itself, at from
+	not    string  // what rival's name must not have in it
+	axis   string  // of the group
+	x      float64 // the place on it; 0: all of them
+	from   float64 // without a rival: the place to compare with
+	mtu    int     // 0: any
+}
+
+// Axes of groups that targets are for.
+const (
+	sizes   = "message size"
+	openVIs = "open VIs"
+)
+
+// Rows of bench that targets are for, and against.
+const (
+	delivery = "vi-reliable-delivery"
+	waiting  = "vi-reliable-delivery-wait"
+	write    = "vi-rdma-write"
+	raw      = "raw-afxdp"
+	rawCopy  = "raw-afxdp-copy"
+	tcpSpin  = "tcp-spin"
+	tcpBlock = "tcp-block"
+	tcpNet   = "tcp-net"
+)
+
+// The MTUs that targets name: Ethernet's, that of jumbo frames, and the largest
+// of a veth pair.
+const (
+	mtuEthernet = 1500
+	mtuJumbo    = 9000
+	mtuLargest  = 65535
+)
+
+// targets are what the project asks of itself.
+var targets = []target{
+	{row: delivery, metric: P50, factor: 1.25, rival: raw, axis: sizes, x: 64},
+	{row: delivery, metric: P50, factor: 0.45, rival: tcpSpin, axis: sizes, x: 64},
+	{row: delivery, metric: P50, factor: 0.30, rival: tcpNet, axis: sizes, x: 64},
+	{row: delivery, metric: P99, factor: 1.5, rival: raw, axis: sizes, x: 64},
+	{row: delivery, metric: P50, factor: 1.25, rival: rawCopy, axis: sizes, x: 4096, mtu: mtuJumbo},
+	{row: delivery, metric: P50, factor: 0.6, rival: tcpSpin, axis: sizes, x: 4096, mtu: mtuJumbo},
+	{row: delivery, metric: Rate, factor: 4, rival: raw, axis: sizes, x: 64},
+	{row: delivery, metric: Rate, factor: 8, rival: tcpSpin, axis: sizes, x: 64},
+	{row: delivery, metric: Bandwidth, factor: 0.96, rival: rawCopy, axis: sizes, x: 4096, mtu: mtuJumbo},
+	{row: delivery, metric: Bandwidth, factor: 0.95, rival: rawCopy, axis: sizes, x: 65536, mtu: mtuEthernet},
+	{row: delivery, metric: Bandwidth, factor: 0.9, rival: rawCopy, axis: sizes, x: 65536, mtu: mtuLargest},
+	{row: delivery, metric: Bandwidth, factor: 1.5, rival: "iperf3", not: "udp", axis: sizes, x: 65536, mtu: mtuLargest},
+	{row: write, metric: P50, factor: 1, rival: delivery, axis: sizes},
+	{row: write, metric: Bandwidth, factor: 1, rival: delivery, axis: sizes},
+	{metric: P50, factor: 1.1, axis: openVIs, x: 4096, from: 1},
+	{row: waiting, metric: P50, factor: 1.1, rival: tcpBlock, axis: sizes},
+	{row: delivery, metric: P50, factor: 0.2, rival: "fi_pingpong", axis: sizes, x: 64},
+	{row: delivery, metric: P50, factor: 0.3, rival: "ucx_perftest", axis: sizes, x: 64},
+	{row: delivery, metric: P50, factor: 0.5, rival: "sockperf", not: "tcp", axis: sizes, x: 64},
+}
+
+// String is a target as people read it.
+func (t target) String() string {
+	s := t.row
+	if s == "" {
+		s = "via-xdp"
+	}
+	s += " " + quantityOf(t.metric).noun()
+	if t.x != 0 && t.axis == sizes {
+		s += " at " + inBytes(t.x)
+	}
+	if t.mtu != 0 {
+		s += fmt.Sprintf(", MTU %d", t.mtu)
+	}
+	if t.rival == "" {
+		return s + fmt.Sprintf(" with %s %s: %s that with %s", plain(t.x), t.axis, t.bound(), plain(t.from))
+	}
+	return s + ": " + t.bound() + " " + t.rival
+}
+
+// bound is how many times the rival's figure there may be, or have to be.
+func (t target) bound() string {
+	sign := ">="
+	if t.metric.Lower() {
+		sign = "<="
+	}
+	return sign + " " + strconv.FormatFloat(t.factor, 'g', -1, 64) + " x"
+}
+
+// noun is a quantity in a sentence.
+func (q quantity) noun() string { return strings.ToLower(q.title[:1]) + q.title[1:] }
+
+// verdict is what a target comes to at one place, where a report has what it needs.
+type verdict struct {
+	row   cell
+	rival cell
+	limit float64
+}
+
+// missed reports whether the figure is on the wrong side of the limit.
+func (v verdict) missed(m Metric) bool { return worse(m, v.row.median(m), v.limit) > 1 }
+
+// verdicts finds all places of a group that a target is about.
+func (t target) verdicts(g *Group) []verdict {
+	if g.Axis.Name != t.axis {
+		return nil
+	}
+	var list []verdict
+	for i := range g.Series {
+		s := &g.Series[i]
+		name, mtu := g.mtu(s)
+		if !t.about(name) || t.mtu != 0 && mtu != t.mtu {
+			continue
+		}
+		for j := range s.Points {
+			p := &s.Points[j]
+			if t.x != 0 && p.X != t.x || !finite(p.median(t.metric)) {
+				continue
+			}
+			for _, r := range t.rivals(g, s, p, mtu) {
+				if v := r.median(t.metric); finite(v) {
+					list = append(list, verdict{cell{s, p}, r, t.factor * v})
+				}
+			}
+		}
+	}
+	return list
+}
+
+// about reports whether a series has to reach the target.
+func (t target) about(series string) bool {
+	return series == t.row || t.row == "" && kindOf(series) == via
+}
+
+// rivals are the points that one has to be compared with.
+func (t target) rivals(g *Group, s *Series, p *Point, mtu int) []cell {
+	if t.rival == "" {
+		if q := s.At(t.from); q != nil {
+			return []cell{{s, q}}
+		}
+		return nil
+	}
+	var list []cell
+	for i := range g.Series {
+		r := &g.Series[i]
+		name, m := g.mtu(r)
+		if !t.against(name) || m != mtu {
+			continue
+		}
+		if q := r.like(p); q != nil {
+			list = append(list, cell{r, q})
+		}
+	}
+	return list
+}
+
+// against reports whether a series is the target's rival.
+func (t target) against(series string) bool {
+	if kindOf(t.rival) != others {
+		return series == t.rival
+	}
+	return strings.HasPrefix(series, t.rival) && (t.not == "" || !strings.Contains(strings.ToLower(series), t.not))
+}
+
+// mtu is a series' name without its MTU, and the MTU: the group's, if the name
+// does not end in one.
+func (g *Group) mtu(s *Series) (string, int) {
+	if name, after, ok := strings.Cut(s.Name, " MTU "); ok {
+		if n, err := strconv.Atoi(after); err == nil {
+			return strings.TrimRight(name, ","), n
+		}
+	}
+	return s.Name, g.Conditions.MTU
+}
+
+// target names the rival of a target.
+func (c cell) target(t target) string {
+	if t.rival == "" {
+		return "that with " + plain(t.from)
+	}
+	return c.Name
+}
+
+// unmeasured are the targets that a report says nothing about.
+func (r *Report) unmeasured() []target {
+	return slices.DeleteFunc(slices.Clone(targets), func(t target) bool {
+		return slices.ContainsFunc(r.Groups, func(g Group) bool { return len(t.verdicts(&g)) > 0 })
+	})
+}

@@ -1,0 +1,130 @@
+package report
+
+import (
+	"math"
+	"slices"
+	"testing"
+)
+
+// along is a group of one message size with a median latency for each series.
+func along(axis string, mtu int, x float64, p50 map[string]float64) Group {
+	g := Group{Name: "any", Axis: Axis{Name: axis}, Conditions: conditionsOf(mtu)}
+	for name, v := range p50 {
+		g.Series = append(g.Series, Series{Name: name, Points: []Point{{X: x, Values: map[Metric]Value{P50: ValueOf([]float64{v})}}}})
+	}
+	slices.SortFunc(g.Series, func(a, b Series) int { return compareX(a.Points[0].median(P50), b.Points[0].median(P50)) })
+	return g
+}
+
+func TestTargets(t *testing.T) {
+	vis := Group{Name: "vibe-vis", Axis: Axis{Name: openVIs}, Series: []Series{{Name: delivery, Points: []Point{
+		{X: 1, Values: map[Metric]Value{P50: ValueOf([]float64{2})}}, {X: 4096, Values: map[Metric]Value{P50: ValueOf([]float64{2.4})}},
+	}}}}
+	for _, c := range []struct {
+		name    string
+		group   Group
+		against []string // of the losses, the worst first
+		ratios  []float64
+	}{
+		{"kept", along(sizes, 1500, 64, map[string]float64{delivery: 2.5, raw: 2, tcpSpin: 6}), nil, nil},
+		{"missed", along(sizes, 1500, 64, map[string]float64{delivery: 3, raw: 2, tcpSpin: 6}),
+			[]string{"target <= 1.25 x raw-afxdp", "target <= 0.45 x tcp-spin"}, []float64{1.2, 3 / 2.7}},
+		{"at another size", along(sizes, 1500, 128, map[string]float64{delivery: 3, raw: 2, tcpSpin: 6}), nil, nil},
+		{"along another axis", along("segments", 1500, 64, map[string]float64{delivery: 3, raw: 2}), nil, nil},
+		{"of another MTU", along(sizes, 1500, 4096, map[string]float64{delivery: 3, rawCopy: 1}), nil, nil},
+		{"of its MTU", along(sizes, 9000, 4096, map[string]float64{delivery: 3, rawCopy: 2}),
+			[]string{"target <= 1.25 x raw-afxdp-copy"}, []float64{1.2}},
+		{"MTUs in the names", along(sizes, 0, 4096, map[string]float64{
+			delivery + " MTU 9000": 3, rawCopy + " MTU 9000": 2, rawCopy + " MTU 1500": 1, delivery + " MTU 1500": 9,
+		}), []string{"target <= 1.25 x raw-afxdp-copy MTU 9000"}, []float64{1.2}},
+		{"other programs", along(sizes, 1500, 64, map[string]float64{
+			delivery: 3, "fi_pingpong (tcp)": 10, "ucx_perftest tcp": 11, "sockperf udp": 5, "sockperf tcp": 4,
+		}), []string{"target <= 0.2 x fi_pingpong (tcp)", "target <= 0.5 x sockperf udp"}, []float64{1.5, 1.2}},
+		{"open VIs", vis, []string{"target <= 1.1 x that with 1"}, []float64{1.2 / 1.1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := &Report{Groups: []Group{c.group}}
+			losses := r.losses()
+			if len(losses) != len(c.against) {
+				t.Fatalf("%d losses: %+v", len(losses), losses)
+			}
+			for i, l := range losses {
+				if l.against != c.against[i] || math.Abs(l.ratio()-c.ratios[i]) > 1e-9 {
+					t.Errorf("loss %d is %s by %v, want %s by %v", i, l.against, l.ratio(), c.against[i], c.ratios[i])
+				}
+			}
+		})
+	}
+}
+
+// The text of a target says all of it, and a report leaves those open that it has
+// no figures for.
+func TestTargetNames(t *testing.T) {
+	seen := map[string]bool{}
+	for _, target := range targets {
+		if s := target.String(); seen[s] {
+			t.Errorf("two targets are called %s", s)
+		} else {
+			seen[s] = true
+		}
+	}
+	if n := len((&Report{}).unmeasured()); n != len(targets) {
+		t.Errorf("an empty report leaves %d of %d targets open", n, len(targets))
+	}
+	r := &Report{Groups: []Group{along(sizes, 1500, 64, map[string]float64{delivery: 3, raw: 2})}}
+	if n := len(r.unmeasured()); n != len(targets)-1 {
+		t.Errorf("a group with one of them leaves %d of %d targets open", n, len(targets))
+	}
+	for want, target := range map[string]target{
+		"vi-reliable-delivery median latency at 64 B: <= 1.25 x raw-afxdp":            targets[0],
+		"vi-reliable-delivery bandwidth at 4 KiB, MTU 9000: >= 0.96 x raw-afxdp-copy": targets[8],
+		"via-xdp median latency with 4096 open VIs: <= 1.1 x that with 1":             targets[14],
+		"vi-reliable-delivery-wait median latency: <= 1.1 x tcp-block":                targets[15],
+	} {
+		if got := target.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// Rows of via-xdp lose to TCP and other programs, not to rings or UDP, nor to
+// each other; against the best of those that are better.
+func TestLosses(t *testing.T) {
+	group := along(sizes, 1500, 256, map[string]float64{
+		"raw-afxdp": 1, "udp-spin": 1.5, "asavie-xdp": 1.6, "vi-unreliable": 2, "sockperf tcp": 2.5, "tcp-spin": 3,
+		"reads by hand": 3.5, "vi-rdma-read": 9, "tcp-spin MTU 9000": 0.1,
+	})
+	r := &Report{Groups: []Group{group}}
+	losses := r.losses()
+	if len(losses) != 1 {
+		t.Fatalf("%d losses: %+v", len(losses), losses)
+	}
+	if l := losses[0]; l.point.Name != "reads by hand" || l.against != "sockperf tcp" || l.ratio() != 3.5/2.5 {
+		t.Errorf("%s against %s, %v times worse", l.point.Name, l.against, l.ratio())
+	}
+}
+
+// What is more the better loses by being less.
+func TestLossesOfBandwidth(t *testing.T) {
+	r := sample()
+	worst := math.Inf(1)
+	found := false
+	for _, l := range r.losses() {
+		if l.ratio() > worst {
+			t.Errorf("%v times worse after %v", l.ratio(), worst)
+		}
+		worst = l.ratio()
+		if l.metric == Bandwidth && l.point.Name == delivery && l.point.X == 65536 && l.against == tcpSpin {
+			found = true
+			if want := l.rival.median(Bandwidth) / l.point.median(Bandwidth); l.ratio() != want || want < 1 {
+				t.Errorf("%v times worse, want %v", l.ratio(), want)
+			}
+		}
+		if l.metric == Min || l.metric == Rate && l.against == tcpSpin {
+			t.Errorf("%s is among the losses", l.metric)
+		}
+	}
+	if !found {
+		t.Error("64 KiB streams do not lose to TCP")
+	}
+}

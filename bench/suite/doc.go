@@ -1,0 +1,54 @@
+// Package suite is the reference suite of via-xdp: groups of measurements, each
+// of which answers one question.
+//
+//	Run(config)
+//	   |  group by group
+//	   v
+//	group.run(session) --> report.Group
+//	   |          \
+//	   |           session.bed(mtu): two pinned workers, two veth pairs
+//	   v
+//	bench.Bed.Run(plan), tasks of the workers, package peers
+//
+// # Groups
+//
+//	pingpong, window       MyVIA's two tests, 4 bytes to 1 MiB
+//	baselines              all transports of package bench
+//	vibe-*                 VIBe: operations, and what each feature of a VI costs
+//	load                   latency at a given rate, without coordinated omission
+//	abl-*                  one part of the design left out at a time
+//	peers                  other people's programs
+//
+// # Method
+//
+// A group has rows. In each turn all of them are measured, one after the other,
+// so that A B A B is the order and a machine that drifts does so for all; of
+// each figure the report keeps every turn, and shows the median. A row that was
+// disturbed in a turn says why. Groups run on beds of their MTU, which are made
+// when they are first needed and last until Run returns; each row opens and
+// closes its endpoints in each turn.
+//
+// # Adding a group
+//
+// A group that runs plans of package bench is an experiment: an axis, and parts
+// with rows and sizes. Any other is a group with a run of its own. Both go into
+// the list of their family, and those into groups.
+//
+// # Privileges
+//
+// Root, or CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF.
+//
+// # Concurrency
+//
+// Run blocks; measuring twice at the same time disturbs both. Estimate and
+// Groups may be called from anywhere.
+//
+// # Example
+//
+//	r, err := suite.Run(ctx, suite.Config{
+//		Groups: []string{"pingpong", "vibe"}, Mode: "generic", Hugepages: true, Out: "results",
+//		WorkerArgs: []string{"worker"}, GuardArgs: []string{"guard"},
+//	})
+//	if err != nil { ... }
+//	r.WriteTable(os.Stdout)
+package suite

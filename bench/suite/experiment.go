@@ -1,0 +1,285 @@
+package suite
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"viaxdp/bench"
+	"viaxdp/bench/report"
+)
+
+// An experiment is a group that runs plans of package bench.
+type experiment struct {
+	axis  report.Axis
+	base  string // series that the others are compared with; empty: none
+	notes []string
+	parts func(quick bool) []part
+}
+
+// A part of an experiment is rows on one bed. All parts are gone through in
+// each turn.
+type part struct {
+	mtu       int // 0: the session's
+	rows      []row
+	sizes     []int // bytes of a message
+	latency   bool
+	bandwidth bool
+	least     int // messages at each point in all turns together, however long it takes
+
+	// apart keeps ping-pong and stream in series of their own, so that each has
+	// its CPU time.
+	apart bool
+
+	// place says where in the report a row's figures at a size belong.
+	place func(r row, bytes int) (series string, x float64)
+}
+
+// A row of a part, and its place on an axis that is not the size.
+type row struct {
+	bench.Row
+	x float64
+}
+
+// bySize makes a series of each row, along message sizes.
+func bySize(r row, bytes int) (string, float64) { return r.Label, float64(bytes) }
+
+// byRow makes a series of each size, along the rows.
+func byRow(r row, bytes int) (string, float64) { return sizeName(bytes), r.x }
+
+// alongSizes is the axis of most groups.
+var alongSizes = report.Axis{Name: "message size", Unit: "bytes", Log: true}
+
+// group makes a group of the experiment.
+func (e experiment) group(name, title string) group {
+	return group{
+		name: name, title: title,
+		cost: func(s *session) (sum time.Duration) {
+			for _, p := range e.parts(s.Quick) {
+				sum += p.cost(s)
+			}
+			return sum
+		},
+		run: func(s *session) (*report.Group, error) { return s.measure(name, e) },
+	}
+}
+
+// Speeds for the estimate: what a byte of a long message costs at MTU 1500, one
+// way, and what connecting a VI does.
+const (
+	byteTime    = 1.3 // ns
+	connectTime = 250 * time.Microsecond
+)
+
+// cost is about how long the part takes.
+func (p part) cost(s *session) time.Duration {
+	turn := time.Duration(0)
+	for _, r := range p.rows {
+		turn += openingTime + time.Duration(r.VI.VIs)*connectTime
+		for _, bytes := range p.sizes {
+			least := time.Duration(byteTime * float64(s.perTurn(p.least)*bytes))
+			if p.latency {
+				turn += max(s.duration(), 2*least)
+			}
+			if p.bandwidth {
+				turn += max(s.duration(), least)
+			}
+		}
+	}
+	return time.Duration(s.turns()) * turn
+}
+
+// perTurn shares a number of messages among the turns.
+func (s *session) perTurn(messages int) int { return (messages + s.turns() - 1) / s.turns() }
+
+// plan is one turn of a part.
+func (p part) plan(s *session, progress func(bench.Step)) bench.Plan {
+	plan := bench.Plan{
+		Sizes: p.sizes, Turns: 1, Duration: s.duration(), Least: s.perTurn(p.least),
+		Latency: p.latency, Bandwidth: p.bandwidth, Histogram: s.Out != "", Progress: progress,
+	}
+	for _, r := range p.rows {
+		plan.Rows = append(plan.Rows, r.Row)
+	}
+	return plan
+}
+
+// series is the name of a part's series at one place, of ping-pong or stream.
+func (p part) series(r row, bytes int, stream bool) (string, float64) {
+	name, x := p.place(r, bytes)
+	switch {
+	case p.apart && stream:
+		name += ", stream"
+	case p.apart:
+		name += ", ping-pong"
+	}
+	return name, x
+}
+
+// measure runs all turns of an experiment.
+func (s *session) measure(name string, e experiment) (*report.Group, error) {
+	parts := e.parts(s.Quick)
+	g := &report.Group{Axis: e.axis, Base: e.base, Notes: e.notes}
+	sheet := newSheet(parts)
+	for turn := 1; turn <= s.turns(); turn++ {
+		for _, p := range parts {
+			bed, err := s.bed(cmp.Or(p.mtu, s.mtu()))
+			if err != nil {
+				return nil, err
+			}
+			r, err := bed.Run(s.ctx, p.plan(s, func(at bench.Step) {
+				s.step("%s, %s (turn %d of %d)", at.Name, sizeName(at.Bytes), turn, s.turns())
+			}))
+			if err != nil {
+				return nil, err
+			}
+			sheet.add(p, r, turn)
+			g.Conditions = conditionsOf(g.Conditions, r.Conditions)
+		}
+	}
+	return g, sheet.fill(g, name, s.Out)
+}
+
+// conditionsOf keeps the first that tell of AF_XDP, else the first.
+func conditionsOf(had, got bench.Conditions) bench.Conditions {
+	if had.Kernel == "" || had.Mode == "" && got.Mode != "" {
+		return got
+	}
+	return had
+}
+
+// sheet gathers the turns of each point.
+type sheet struct {
+	order  []string // series
+	points map[string][]*gathered
+}
+
+// gathered is what the turns of a point have given.
+type gathered struct {
+	x          float64
+	values     map[report.Metric][]float64
+	n          int64
+	histograms []*hdrhistogram.Histogram
+	disturbed  map[string]map[int]bool // turns by reason
+	turns      map[int]bool
+}
+
+// newSheet lays out the series and points in the order of the parts.
+func newSheet(parts []part) *sheet {
+	t := &sheet{points: map[string][]*gathered{}}
+	for _, p := range parts {
+		for _, r := range p.rows {
+			for _, bytes := range p.sizes {
+				for _, stream := range []bool{false, true} {
+					if stream && p.bandwidth || !stream && p.latency {
+						t.at(p.series(r, bytes, stream))
+					}
+				}
+			}
+		}
+	}
+	return t
+}
+
+// at finds or makes a point.
+func (t *sheet) at(series string, x float64) *gathered {
+	points, known := t.points[series]
+	if !known {
+		t.order = append(t.order, series)
+	}
+	for _, p := range points {
+		if p.x == x {
+			return p
+		}
+	}
+	p := &gathered{
+		x: x, values: map[report.Metric][]float64{},
+		disturbed: map[string]map[int]bool{}, turns: map[int]bool{},
+	}
+	t.points[series] = append(points, p)
+	return p
+}
+
+// add takes the figures of one turn of a part.
+func (t *sheet) add(p part, r *bench.Result, turn int) {
+	for _, row := range p.rows {
+		for _, bytes := range p.sizes {
+			if l := r.LatencyOf(row.Label, bytes); l != nil {
+				g := t.at(p.series(row, bytes, false))
+				g.put(report.Min, l.Min)
+				g.put(report.P50, l.P50)
+				g.put(report.P99, l.P99)
+				g.put(report.P999, l.P999)
+				if p.apart {
+					g.put(report.CPUTx, l.CPU)
+				}
+				g.n += l.N
+				g.disturb(turn, l.Disturbed)
+				if h := r.Histograms[bench.Case{Name: row.Label, Bytes: bytes}]; h != nil {
+					g.histograms = append(g.histograms, h)
+				}
+			}
+			if b := r.BandwidthOf(row.Label, bytes); b != nil {
+				g := t.at(p.series(row, bytes, true))
+				g.put(report.Bandwidth, b.MBps)
+				g.put(report.Rate, b.Messages)
+				g.put(report.CPUTx, 1e6*b.CPUTx/b.Messages)
+				g.put(report.CPURx, 1e6*b.CPURx/b.Messages)
+				g.n += b.N
+				g.disturb(turn, b.Disturbed)
+			}
+		}
+	}
+}
+
+func (g *gathered) put(m report.Metric, v float64) { g.values[m] = append(g.values[m], v) }
+
+func (g *gathered) disturb(turn int, reasons []string) {
+	g.turns[turn] = true
+	for _, r := range reasons {
+		if g.disturbed[r] == nil {
+			g.disturbed[r] = map[int]bool{}
+		}
+		g.disturbed[r][turn] = true
+	}
+}
+
+// fill puts everything into the report's group, and the histograms into a
+// directory unless its name is empty.
+func (t *sheet) fill(g *report.Group, name, dir string) error {
+	for _, series := range t.order {
+		s := report.Series{Name: series}
+		for _, at := range t.points[series] {
+			p := report.Point{X: at.x, Values: map[report.Metric]report.Value{}, N: at.n}
+			for m, turns := range at.values {
+				p.Values[m] = report.ValueOf(turns)
+			}
+			for _, reason := range slices.Sorted(maps.Keys(at.disturbed)) {
+				p.Disturbed = append(p.Disturbed, fmt.Sprintf("%s (%d of %d turns)", reason, len(at.disturbed[reason]), len(at.turns)))
+			}
+			if dir != "" && len(at.histograms) > 0 {
+				if err := p.SaveHistograms(dir, name, series, at.histograms...); err != nil {
+					return err
+				}
+			}
+			s.Points = append(s.Points, p)
+		}
+		g.Series = append(g.Series, s)
+	}
+	return nil
+}
+
+// sizeName is a size as people write it.
+func sizeName(bytes int) string {
+	switch {
+	case bytes >= 1<<20 && bytes%(1<<20) == 0:
+		return fmt.Sprintf("%d MiB", bytes>>20)
+	case bytes >= 1<<10 && bytes%(1<<10) == 0:
+		return fmt.Sprintf("%d KiB", bytes>>10)
+	}
+	return fmt.Sprintf("%d B", bytes)
+}

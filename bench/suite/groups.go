@@ -1,0 +1,67 @@
+package suite
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"viaxdp/bench/report"
+)
+
+// A group is one question and how it is answered.
+type group struct {
+	name, title string
+
+	// cost is about how long run takes.
+	cost func(*session) time.Duration
+
+	// run measures, in s.turns() turns in each of which all rows are gone
+	// through. Name and title of its result are set by the caller.
+	run func(*session) (*report.Group, error)
+}
+
+// groups are all of them, in the order of the report.
+func groups() []group {
+	return slices.Concat(dataGroups, opsGroups, transactionGroups, loadGroups, ablationGroups, peerGroups)
+}
+
+// Group is a group's name and what it is about, in one line.
+type Group struct{ Name, Title string }
+
+// Groups lists all groups in the order of the report.
+func Groups() []Group {
+	var list []Group
+	for _, g := range groups() {
+		list = append(list, Group{g.name, g.title})
+	}
+	return list
+}
+
+// choose finds the groups that words name, each once, in the order of the
+// report; without words all of them. A word is a name or the beginning of
+// names; one that is a name means that group alone.
+func choose(words []string) ([]group, error) {
+	all := groups()
+	if len(words) == 0 {
+		return all, nil
+	}
+	wanted := map[string]bool{}
+	for _, w := range words {
+		found := false
+		exact := slices.ContainsFunc(all, func(g group) bool { return g.name == w })
+		for _, g := range all {
+			if g.name == w || !exact && w != "" && strings.HasPrefix(g.name, w) {
+				wanted[g.name], found = true, true
+			}
+		}
+		if !found {
+			var names []string
+			for _, g := range all {
+				names = append(names, g.name)
+			}
+			return nil, fmt.Errorf("no group %q: there are %s", w, strings.Join(names, ", "))
+		}
+	}
+	return slices.DeleteFunc(all, func(g group) bool { return !wanted[g.name] }), nil
+}

@@ -1,0 +1,188 @@
+package suite
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"viaxdp/bench"
+	"viaxdp/bench/report"
+)
+
+// loadGroups ask how latency grows with load.
+var loadGroups = []group{{
+	name: "load", title: "Latency at an offered rate",
+	cost: func(s *session) time.Duration {
+		rows := len(loaded)
+		loads := rows * len(shares(s.Quick))
+		return s.about(loads, rows) + time.Duration(s.turns()*loads)*settling + time.Duration(rows)*(openingTime+s.duration())
+	},
+	run: runLoad,
+}}
+
+// settling is about how long the end of a load takes, where messages may be lost.
+const settling = 25 * time.Millisecond
+
+// loadBytes is the length of the messages.
+const loadBytes = 64
+
+// loaded are the rows of the group.
+var loaded = []struct {
+	transport string
+	poisson   bool
+}{
+	{transport: rawRings}, {transport: unreliable}, {transport: delivery}, {delivery, true},
+	{transport: tcpSpin}, {transport: udpSpin},
+}
+
+const poissonSuffix = ", random times"
+
+// shares are the rates that are offered, as shares of the highest rate of a
+// closed loop.
+func shares(quick bool) []float64 {
+	if quick {
+		return []float64{0.5, 1.2}
+	}
+	return []float64{0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1, 1.2}
+}
+
+// rateSteps is how many rates there are within a factor of ten: the steps are
+// 6 %, less than those between two shares.
+const rateSteps = 40
+
+// offered is the rate of the series of rates that all runs have in common which
+// is the nearest to a rate, so that their figures can be compared.
+func offered(rate float64) float64 {
+	step := math.Pow(10, math.Round(math.Log10(rate)*rateSteps)/rateSteps)
+	digits := math.Pow(10, math.Floor(math.Log10(step))-2) // three are kept
+	return math.Round(math.Round(step/digits) * digits)
+}
+
+// leastRate is the lowest rate that is offered: some messages are due, however
+// short the time.
+const leastRate = 1000
+
+// sustained is the share of the offered rate from which on it counts as reached.
+const sustained = 0.99
+
+// runLoad measures the highest rate of each transport in a closed loop, and then
+// open loops at shares of it, in turns.
+func runLoad(s *session) (*report.Group, error) {
+	g := &report.Group{
+		Axis: report.Axis{Name: "offered rate", Unit: "messages/s", Log: true},
+		Notes: []string{
+			fmt.Sprintf("Open loop: messages of %d bytes are due at equal intervals, or (\"%s\") at random times independent of each other, and echoed by the other side. Latency is half of the time from when a message was due, not from when it was sent, until its echo was there: a stall shows in all messages behind it.", loadBytes, strings.TrimPrefix(poissonSuffix, ", ")),
+			fmt.Sprintf("Rates are shares of what a closed loop of %d messages reached at the beginning, rounded to steps of 6 %%. The message rate is that of echoes. One below the offered rate was not sustained: messages waited longer and longer until the time was over, those never sent included.", bench.LoadWindow),
+			fmt.Sprintf("A reliable VI has at most %d messages under way, for which the peer has receives; TCP as many as its buffers hold; raw rings, UDP and the unreliable VI any number, and lose what the receiver cannot take. Lost messages have no latency.", bench.LoadWindow),
+			"TCP sends messages that are due together with one system call, UDP each with its own.",
+			loneKernelPair,
+		},
+	}
+	highest, err := s.highest(g)
+	if err != nil {
+		return nil, err
+	}
+	t := newSheet(nil)
+	for turn := 1; turn <= s.turns(); turn++ {
+		for _, row := range loaded {
+			err := s.with(g, row.transport, bench.MaxLoadBytes, func(at *bench.Session) error {
+				label := row.transport
+				if row.poisson {
+					label += poissonSuffix
+				}
+				// What is new about a session is over when it counts.
+				if _, err := at.Load(s.ctx, closedLoop(s.duration()/4)); err != nil {
+					return err
+				}
+				for _, rate := range rates(highest[row.transport], shares(s.Quick)) {
+					s.step("%s, %.0f messages/s (turn %d of %d)", label, rate, turn, s.turns())
+					r, err := at.Load(s.ctx, bench.Load{
+						Bytes: loadBytes, Rate: rate, Poisson: row.poisson, Seed: uint64(turn), Duration: s.duration(),
+					})
+					if err != nil {
+						return fmt.Errorf("%.0f messages a second: %w", rate, err)
+					}
+					t.load(label, rate, turn, r)
+				}
+				return nil
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := t.fill(g, s.at.Group, s.Out); err != nil {
+		return nil, err
+	}
+	g.Notes = append(g.Notes, unsustained(g)...)
+	return g, nil
+}
+
+// closedLoop keeps the largest number of messages under way.
+func closedLoop(d time.Duration) bench.Load {
+	return bench.Load{Bytes: loadBytes, Duration: max(d, bench.MinLoadTime)}
+}
+
+// highest measures the rate of a closed loop of each transport, and notes it.
+func (s *session) highest(g *report.Group) (map[string]float64, error) {
+	highest := map[string]float64{}
+	for _, row := range loaded {
+		if _, known := highest[row.transport]; known {
+			continue
+		}
+		s.step("%s, closed loop", row.transport)
+		err := s.with(g, row.transport, bench.MaxLoadBytes, func(at *bench.Session) error {
+			r, err := at.Load(s.ctx, closedLoop(s.duration()/4))
+			if err == nil {
+				r, err = at.Load(s.ctx, closedLoop(max(s.duration(), QuickDuration)))
+			}
+			if err != nil {
+				return err
+			}
+			highest[row.transport] = r.Achieved
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		g.Notes = append(g.Notes, fmt.Sprintf("%s: %.0f messages/s in a closed loop.", row.transport, highest[row.transport]))
+	}
+	return highest, nil
+}
+
+// rates are the shares of a rate, each once.
+func rates(highest float64, shares []float64) []float64 {
+	var all []float64
+	for _, share := range shares {
+		all = append(all, offered(max(share*highest, leastRate)))
+	}
+	return slices.Compact(all)
+}
+
+// load takes the figures of one load.
+func (t *sheet) load(label string, rate float64, turn int, r *bench.LoadResult) {
+	p := t.at(label, rate)
+	p.times(r.RoundTrips, func(ns int64) float64 { return micro(ns) / 2 })
+	p.put(report.Rate, r.Achieved)
+	p.put(report.CPUTx, r.CPUTx)
+	p.put(report.CPURx, r.CPURx)
+	p.put(report.Outstanding, float64(r.Outstanding))
+	p.put(report.Lost, 100*float64(r.Lost)/float64(max(r.Sent, 1)))
+	p.disturb(turn, r.Disturbed)
+}
+
+// unsustained says which rates were not reached.
+func unsustained(g *report.Group) []string {
+	var notes []string
+	for _, row := range g.Series {
+		for _, p := range row.Points {
+			if got := p.Values[report.Rate].Median; got < sustained*p.X {
+				notes = append(notes, fmt.Sprintf("%s: %.0f messages/s were not sustained (%.0f; %.0f outstanding at the end, %.1f %% lost).",
+					row.Name, p.X, got, p.Values[report.Outstanding].Median, p.Values[report.Lost].Median))
+			}
+		}
+	}
+	return notes
+}

@@ -1,0 +1,186 @@
+package suite
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/bench/peers"
+	"viaxdp/bench/report"
+	"viaxdp/internal/nstest"
+)
+
+// The test program is a worker that runs other people's programs, too, and
+// under their names it is those programs.
+func init() {
+	switch name := filepath.Base(os.Args[0]); {
+	case name == "iperf3":
+		exitWith(iperf3Main())
+	case name == "fi_pingpong":
+		exitWith(errors.New("no such provider"))
+	case len(os.Args) > 1 && os.Args[1] == peers.WorkerCommand:
+		exitWith(peers.WorkerMain())
+	}
+}
+
+func exitWith(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(61)
+	}
+	os.Exit(0)
+}
+
+// iperf3Main is iperf3 as far as the suite knows it: a server that listens, and
+// a client that prints what a real one has printed.
+func iperf3Main() error {
+	after := func(flag string) string { return os.Args[slices.Index(os.Args, flag)+1] }
+	switch {
+	case slices.Contains(os.Args, "--version"):
+		fmt.Println("iperf 3.99")
+	case slices.Contains(os.Args, "--server"):
+		l, err := net.Listen("tcp4", net.JoinHostPort(after("--bind"), after("--port")))
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		select {}
+	default:
+		b, err := os.ReadFile("../peers/testdata/iperf3-tcp-64.txt")
+		if err != nil {
+			return err
+		}
+		os.Stdout.Write(b)
+	}
+	return nil
+}
+
+// A program that works has its figures, in each turn; one that fails and those
+// that are not there have a note, and do not stop the others.
+func TestPeers(t *testing.T) {
+	nstest.Require(t)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, name := range []string{"iperf3", "fi_pingpong"} {
+		if err := os.Symlink(exe, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir)
+	cfg := shortly("peers")
+	cfg.Turns, cfg.PeerArgs = 2, []string{peers.WorkerCommand}
+	var doing []string
+	cfg.Progress = func(p Progress) { doing = append(doing, p.Doing) }
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := r.Group("peers")
+	var rows []string
+	for _, s := range g.Series {
+		rows = append(rows, s.Name)
+	}
+	if diff := cmp.Diff([]string{delivery, tcpSpin, "iperf3-tcp"}, rows); diff != "" {
+		t.Error(diff)
+	}
+	p := g.Row("iperf3-tcp").At(64)
+	if b := p.Values[report.Bandwidth]; len(b.Turns) != 2 || b.Median < 38 || b.Median > 39 || p.N != 2*(38289960/64) {
+		t.Errorf("iperf3: %+v", p)
+	}
+	if len(p.Values) != 2 {
+		t.Errorf("iperf3 has figures that it does not tell: %+v", p.Values)
+	}
+	if v := g.Row(delivery).At(64).Values[report.P50]; len(v.Turns) != 2 {
+		t.Errorf("%s: %+v", delivery, v)
+	}
+	notes := strings.Join(g.Notes, "\n")
+	for _, want := range []string{
+		"No figures of sockperf-udp: sockperf is not installed (Debian's package sockperf; --install fetches it).",
+		"No figures of fi_pingpong-msg (mean) at 64 B: server: it does not listen: no such provider (exit status 61).",
+		"No figures of ucx_perftest-tag-bw: ucx_perftest is not installed",
+		"Versions: iperf3 3.99, fi_pingpong ?.",
+	} {
+		if strings.Count(notes, want) != 1 {
+			t.Errorf("not once among the notes: %s\n%s", want, notes)
+		}
+	}
+	var iperf3 []string
+	for _, d := range doing {
+		if strings.Contains(d, "iperf3") || strings.Contains(d, "fi_pingpong-msg") {
+			iperf3 = append(iperf3, d)
+		}
+	}
+	want := []string{
+		"iperf3-tcp, 64 B (turn 1 of 2)", "fi_pingpong-msg (mean), 64 B (turn 1 of 2)", "iperf3-tcp, 64 B (turn 2 of 2)",
+	}
+	if diff := cmp.Diff(want, iperf3); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The names in the report tell the programs by which package report knows its
+// rivals, the MTU, and where a mean is no median.
+func TestPeersContests(t *testing.T) {
+	s := newSession(t.Context(), Config{})
+	contests := peersContests(s)
+	if len(contests) != 2 || contests[0].mtu != DefaultMTU || contests[1].mtu != largestMTU {
+		t.Fatalf("%+v", contests)
+	}
+	var names []string
+	for _, c := range contests {
+		for _, r := range c.programs {
+			names = append(names, c.series(s, r))
+		}
+	}
+	for _, want := range []string{
+		"sockperf-udp", "iperf3-tcp", "fi_pingpong-msg (mean)", "ucx_perftest-tag-lat",
+		"iperf3-tcp MTU 65535", "ucx_perftest-tag-bw MTU 65535",
+	} {
+		if !slices.Contains(names, want) {
+			t.Errorf("no %s among %s", want, names)
+		}
+	}
+	if n := len(slices.Compact(slices.Sorted(slices.Values(names)))); n != len(names) {
+		t.Errorf("names twice among %v", names)
+	}
+	s.MTU = largestMTU
+	if n := len(peersContests(s)); n != 1 {
+		t.Errorf("%d contests at the largest MTU", n)
+	}
+	if d := programTime(s); d != time.Second {
+		t.Errorf("programs measure %v", d)
+	}
+}
+
+// A program's mean stands for the median that it does not tell, and what it
+// does not tell at all is not there.
+func TestPeersAdd(t *testing.T) {
+	f := &field{session: newSession(t.Context(), Config{}), sheet: newSheet(nil)}
+	f.add(peers.Row{Latency: true, Quantiles: true}, "a", 64, 1, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})
+	f.add(peers.Row{Latency: true}, "b", 64, 1, peers.Figures{N: 6, Mean: 4, Disturbed: []string{"noise"}})
+	var g report.Group
+	if err := f.sheet.fill(&g, "peers", ""); err != nil {
+		t.Fatal(err)
+	}
+	one := func(v float64) report.Value { return report.ValueOf([]float64{v}) }
+	want := []report.Series{
+		{Name: "a", Points: []report.Point{{X: 64, N: 5, Values: map[report.Metric]report.Value{report.P50: one(3), report.P99: one(9)}}}},
+		{Name: "b", Points: []report.Point{{
+			X: 64, N: 6, Values: map[report.Metric]report.Value{report.P50: one(4)}, Disturbed: []string{"noise (1 of 1 turns)"},
+		}}},
+	}
+	if diff := cmp.Diff(want, g.Series); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,130 @@
+package suite
+
+import (
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/bench"
+	"viaxdp/bench/report"
+	"viaxdp/internal/nstest"
+)
+
+// The groups that measure with sessions run, and every point has its figures.
+func TestSessions(t *testing.T) {
+	nstest.Require(t)
+	names := slices.Concat(namesOf(opsGroups), namesOf(transactionGroups), namesOf(loadGroups))
+	cfg := shortly(names...)
+	cfg.Out, cfg.Turns = t.TempDir(), 2
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]struct {
+		metrics        []report.Metric
+		series, points int // points of each
+	}{
+		"vibe-ops":          {[]report.Metric{report.Operation}, 8, 1},
+		"vibe-register":     {[]report.Metric{report.Operation}, 4, 2},
+		"vibe-transactions": {[]report.Metric{report.Min, report.P50, report.P99, report.P999, report.Rate, report.CPUTx, report.CPURx}, 3, 2},
+		"load":              {[]report.Metric{report.Min, report.P50, report.P99, report.P999, report.Rate, report.CPUTx, report.CPURx, report.Outstanding, report.Lost}, 6, 2},
+	}
+	for _, g := range r.Groups {
+		w := want[g.Name]
+		delete(want, g.Name)
+		if g.Conditions.Mode != "generic" || g.Conditions.MTU != 1500 || len(g.Notes) == 0 {
+			t.Errorf("%s: %+v, notes %q", g.Name, g.Conditions, g.Notes)
+		}
+		if len(g.Series) != w.series {
+			t.Errorf("%s: %d series, want %d", g.Name, len(g.Series), w.series)
+		}
+		for _, s := range g.Series {
+			if len(s.Points) != w.points {
+				t.Errorf("%s, %s: %d points, want %d", g.Name, s.Name, len(s.Points), w.points)
+			}
+			for _, p := range s.Points {
+				h, err := p.LoadHistogram(os.DirFS(cfg.Out))
+				if err != nil || h.TotalCount() != p.N || p.N == 0 {
+					t.Errorf("%s, %s, %v: histogram %q of %d values: %v", g.Name, s.Name, p.X, p.Histogram, p.N, err)
+				}
+				for _, m := range w.metrics {
+					if v := p.Values[m]; len(v.Turns) != 2 || !(v.Median >= 0) {
+						t.Errorf("%s, %s, %v: %s %+v", g.Name, s.Name, p.X, m, v)
+					}
+				}
+			}
+		}
+	}
+	for name := range want {
+		t.Errorf("no group %s", name)
+	}
+	if p := r.Group("vibe-ops").Row(bench.OpConnect).Points[0]; p.Label != bench.OpConnect || p.N != 40 {
+		t.Errorf("connect: %+v", p)
+	}
+	for _, name := range []string{delivery, tcpSpin} {
+		for _, p := range r.Group("load").Row(name).Points {
+			if v := p.Values[report.Lost]; v.Median != 0 {
+				t.Errorf("%s lost %v %% of its messages", name, v.Median)
+			}
+		}
+	}
+	if err := r.Write(new(strings.Builder)); err != nil {
+		t.Error(err)
+	}
+	if files, err := r.WritePlots(cfg.Out); err != nil || len(files) < len(names) {
+		t.Errorf("%d plots: %v", len(files), err)
+	}
+	var table strings.Builder
+	if err := r.WriteTable(&table); err != nil || !strings.Contains(table.String(), "closed loop") {
+		t.Errorf("%v in\n%s", err, table.String())
+	}
+}
+
+// Offered rates are near those that were asked for, in steps that all runs
+// share, and those of the shares are different ones.
+func TestOfferedRates(t *testing.T) {
+	seen := map[float64]bool{}
+	for rate := 1000.; rate < 1e7; rate *= 1.003 {
+		got := offered(rate)
+		if math.Abs(math.Log(got/rate)) > math.Log(1.035) {
+			t.Errorf("%v became %v", rate, got)
+		}
+		if got != offered(got) {
+			t.Errorf("%v becomes %v", got, offered(got))
+		}
+		seen[got] = true
+	}
+	if n := len(seen); n != 4*rateSteps+1 {
+		t.Errorf("%d rates within four powers of ten, want %d", n, 4*rateSteps+1)
+	}
+	for highest := 2e4; highest < 5e6; highest *= 1.07 {
+		if got := rates(highest, shares(false)); len(got) != len(shares(false)) || !slices.IsSorted(got) {
+			t.Errorf("rates of %v: %v", highest, got)
+		}
+	}
+	if diff := cmp.Diff([]float64{leastRate}, rates(1, shares(false))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A rate that was not reached is named.
+func TestUnsustained(t *testing.T) {
+	point := func(rate, reached float64) report.Point {
+		value := func(v float64) report.Value { return report.ValueOf([]float64{v}) }
+		return report.Point{X: rate, Values: map[report.Metric]report.Value{
+			report.Rate: value(reached), report.Outstanding: value(77), report.Lost: value(0.5),
+		}}
+	}
+	got := unsustained(&report.Group{Series: []report.Series{
+		{Name: "quick", Points: []report.Point{point(1000, 999), point(2000, 1990)}},
+		{Name: "slow", Points: []report.Point{point(1000, 1000), point(2000, 1500)}},
+	}})
+	want := []string{"slow: 2000 messages/s were not sustained (1500; 77 outstanding at the end, 0.5 % lost)."}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,186 @@
+package suite
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"viaxdp/bench"
+	"viaxdp/bench/report"
+)
+
+// Config of a run of the suite.
+type Config struct {
+	Groups   []string      // names, or prefixes of names; none: all
+	Turns    int           // times that all rows of a group are gone through; 0: DefaultTurns, or 1 when quick
+	Duration time.Duration // of one measurement; 0: DefaultDuration, or QuickDuration when quick
+	Quick    bool          // few points and short measurements: a look whether everything works
+
+	MTU       int    // of the groups that do not say which; 0: DefaultMTU
+	Mode      string // how XDP is attached: auto, native, generic
+	Hugepages bool   // memory on hugepages, allowed for while it is mapped
+	Install   bool   // install what a group needs of other people's programs, from Debian
+
+	Out     string // directory for the histograms, which exists; empty: none are kept
+	Command string // that repeats the run, for the report
+
+	WorkerArgs []string // with which this program becomes a worker: bench.WorkerMain
+	GuardArgs  []string // with which it becomes a guard: testbed.GuardMain
+	PeerArgs   []string // with which it runs other people's programs: peers.WorkerMain
+	Stderr     io.Writer
+
+	// Progress is told what comes next; may be nil.
+	Progress func(Progress)
+}
+
+// Progress is where a run is.
+type Progress struct {
+	Group         string
+	Number, Total int    // of the group, from 1
+	Doing         string // within the group
+}
+
+// Defaults of a run.
+const (
+	DefaultTurns    = 5
+	DefaultDuration = bench.DefaultDuration
+	QuickDuration   = 20 * time.Millisecond
+	DefaultMTU      = 1500
+)
+
+// Run measures the groups that cfg names, one after the other. A group that
+// fails is not in the report, and is named by the error; the others go on, on
+// new beds, unless nothing can run here or ctx has ended. Without privilege the
+// error is a *testbed.MissingError.
+func Run(ctx context.Context, cfg Config) (*report.Report, error) {
+	chosen, err := choose(cfg.Groups)
+	if err != nil {
+		return nil, err
+	}
+	s := newSession(ctx, cfg)
+	r := &report.Report{Version: report.Version, Started: time.Now(), Command: cfg.Command, Turns: s.turns()}
+	var errs []error
+	for i, g := range chosen {
+		s.at = Progress{Group: g.name, Number: i + 1, Total: len(chosen)}
+		s.step("")
+		done, err := g.run(s)
+		if err == nil {
+			done.Name, done.Title = g.name, g.title
+			r.Groups = append(r.Groups, *done)
+			continue
+		}
+		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
+			break
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", g.name, err), s.close())
+		if bench.Missing(err) {
+			break
+		}
+	}
+	errs = append(errs, s.close())
+	r.Took = time.Since(r.Started).Seconds()
+	return r, errors.Join(errs...)
+}
+
+// Estimate is about how long Run will take.
+func Estimate(cfg Config) (time.Duration, error) {
+	chosen, err := choose(cfg.Groups)
+	if err != nil {
+		return 0, err
+	}
+	s := newSession(context.Background(), cfg)
+	sum := time.Duration(0)
+	for _, g := range chosen {
+		sum += g.cost(s)
+	}
+	return sum, nil
+}
+
+// session is one run of the suite: the beds that it has made, and what was
+// asked for. It belongs to one goroutine.
+type session struct {
+	Config
+	ctx  context.Context
+	beds map[int]*bench.Bed // by MTU
+	at   Progress
+}
+
+func newSession(ctx context.Context, cfg Config) *session {
+	return &session{Config: cfg, ctx: ctx, beds: map[int]*bench.Bed{}}
+}
+
+// bed is the place to measure on with an MTU, two pinned workers joined by two
+// pairs. It is made when it is first asked for and lasts as long as the session.
+func (s *session) bed(mtu int) (*bench.Bed, error) {
+	if b := s.beds[mtu]; b != nil {
+		return b, nil
+	}
+	b, err := bench.StartBed(bench.BedConfig{
+		MTU: mtu, Mode: s.Mode, Hugepages: s.Hugepages,
+		WorkerArgs: s.WorkerArgs, GuardArgs: s.GuardArgs, Stderr: s.Stderr,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.beds[mtu] = b
+	return b, nil
+}
+
+func (s *session) close() error {
+	var errs []error
+	for _, mtu := range slices.Sorted(maps.Keys(s.beds)) {
+		errs = append(errs, s.beds[mtu].Close())
+	}
+	clear(s.beds)
+	return errors.Join(errs...)
+}
+
+// turns is how often the rows of a group are gone through.
+func (s *session) turns() int {
+	switch {
+	case s.Turns > 0:
+		return s.Turns
+	case s.Quick:
+		return 1
+	}
+	return DefaultTurns
+}
+
+// duration is how long one measurement lasts: one row at one point in one turn.
+func (s *session) duration() time.Duration {
+	switch {
+	case s.Duration > 0:
+		return s.Duration
+	case s.Quick:
+		return QuickDuration
+	}
+	return DefaultDuration
+}
+
+// mtu is that of the groups that do not say which.
+func (s *session) mtu() int { return cmp.Or(s.MTU, DefaultMTU) }
+
+// step tells what is done next within the group.
+func (s *session) step(format string, args ...any) {
+	if s.Progress == nil {
+		return
+	}
+	s.at.Doing = fmt.Sprintf(format, args...)
+	s.Progress(s.at)
+}
+
+// about is the cost of a number of measurements in each turn, and of as many
+// openings of endpoints.
+func (s *session) about(measurements, openings int) time.Duration {
+	turn := time.Duration(measurements)*s.duration() + time.Duration(openings)*openingTime
+	return time.Duration(s.turns()) * turn
+}
+
+// openingTime is about what opening and closing the two endpoints of a row take.
+const openingTime = 120 * time.Millisecond

@@ -1,0 +1,298 @@
+package suite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/bench"
+	"viaxdp/bench/report"
+	"viaxdp/internal/nstest"
+	"viaxdp/internal/testbed"
+)
+
+// The test program is its own worker and guard.
+const (
+	asWorker = "suite-worker"
+	asGuard  = "suite-guard"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		if part := map[string]func() error{asWorker: bench.WorkerMain, asGuard: testbed.GuardMain}[os.Args[1]]; part != nil {
+			if err := part(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// shortly is a run as short as can be.
+func shortly(groups ...string) Config {
+	return Config{
+		Groups: groups, Quick: true, Duration: time.Millisecond, Mode: "generic",
+		WorkerArgs: []string{asWorker}, GuardArgs: []string{asGuard}, Stderr: os.Stderr, Command: "again",
+	}
+}
+
+func namesOf(groups []group) []string {
+	var names []string
+	for _, g := range groups {
+		names = append(names, g.name)
+	}
+	return names
+}
+
+// Every group of plans runs, and every one of its points has figures.
+func TestExperiments(t *testing.T) {
+	nstest.Require(t)
+	names := slices.Concat(namesOf(dataGroups), namesOf(ablationGroups))
+	cfg := shortly(names...)
+	cfg.Out = t.TempDir()
+	steps := map[string]int{}
+	cfg.Progress = func(p Progress) { steps[p.Group]++ }
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Groups) != len(names) || r.Turns != 1 || r.Command != "again" || r.Took <= 0 {
+		t.Errorf("%d groups of %d, %+v", len(r.Groups), len(names), r)
+	}
+	for _, g := range r.Groups {
+		if g.Title == "" || g.Conditions.Kernel == "" || steps[g.Name] < 2 {
+			t.Errorf("%s: title %q, %+v, %d steps", g.Name, g.Title, g.Conditions, steps[g.Name])
+		}
+		if g.Base != "" && g.Row(g.Base) == nil {
+			t.Errorf("%s: no series %q to compare with", g.Name, g.Base)
+		}
+		for _, s := range g.Series {
+			for _, p := range s.Points {
+				if p.N == 0 || len(p.Values) == 0 {
+					t.Errorf("%s, %s, %v: %+v", g.Name, s.Name, p.X, p)
+				}
+				for m, v := range p.Values {
+					if !(v.Median >= 0) || len(v.Turns) != 1 || v.Median == 0 && !m.Lower() {
+						t.Errorf("%s, %s, %v: %s %+v", g.Name, s.Name, p.X, m, v)
+					}
+				}
+			}
+		}
+	}
+	// What is not said in MTU 1500 says so.
+	for name, mtu := range map[string]int{"pingpong": 1500, "abl-multibuffer": 9000} {
+		if g := r.Group(name); g.Conditions.MTU != mtu {
+			t.Errorf("%s: MTU %d", name, g.Conditions.MTU)
+		}
+	}
+	p := r.Group("pingpong").Row(delivery).At(64)
+	h, err := p.LoadHistogram(os.DirFS(cfg.Out))
+	if err != nil || h.TotalCount() != p.N || p.N < 1000 {
+		t.Errorf("histogram %q of %d values: %v", p.Histogram, p.N, err)
+	}
+	if _, err := r.WritePlots(filepath.Join(cfg.Out, "plots")); err == nil {
+		t.Error("plots without their histograms")
+	}
+	if files, err := r.WritePlots(cfg.Out); err != nil || len(files) < len(names) {
+		t.Errorf("%d plots of %d groups: %v", len(files), len(names), err)
+	}
+	if err := r.Write(new(strings.Builder)); err != nil {
+		t.Error(err)
+	}
+}
+
+// Turns go through all rows, and through all parts; each has its value.
+func TestTurns(t *testing.T) {
+	nstest.Require(t)
+	s := newSession(t.Context(), shortly())
+	s.Turns = 3
+	var order []string
+	s.Progress = func(p Progress) { order = append(order, p.Doing) }
+	e := experiment{
+		axis: alongSizes,
+		parts: func(bool) []part {
+			a, b := exchange(plain("tcp-spin", "udp-spin"), []int{64}), exchange(plain("tcp-block"), []int{64})
+			b.bandwidth, b.mtu = false, 2000
+			return []part{a, b}
+		},
+	}
+	g, err := s.measure("test", e)
+	if err := errors.Join(err, s.close()); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for turn := range 3 {
+		for _, name := range []string{"tcp-spin", "udp-spin", "tcp-block"} {
+			want = append(want, fmt.Sprintf("%s, 64 B (turn %d of 3)", name, turn+1))
+		}
+	}
+	if diff := cmp.Diff(want, order); diff != "" {
+		t.Error(diff)
+	}
+	if len(g.Series) != 3 {
+		t.Fatalf("%d series", len(g.Series))
+	}
+	for _, s := range g.Series {
+		v := s.Points[0].Values
+		if n := len(v[report.P50].Turns); len(s.Points) != 1 || n != 3 {
+			t.Errorf("%s: %d points, %d turns", s.Name, len(s.Points), n)
+		}
+		if _, ok := v[report.Bandwidth]; ok == (s.Name == "tcp-block") {
+			t.Errorf("%s: %v", s.Name, v)
+		}
+	}
+}
+
+// A disturbed turn is counted, once for each reason.
+func TestDisturbed(t *testing.T) {
+	p := exchange(plain("tcp-spin"), []int{64})
+	sheet := newSheet([]part{p})
+	for turn, reasons := range [][]string{{"noise"}, nil, {"noise", "steal"}} {
+		sheet.add(p, &bench.Result{
+			Latency:   []bench.Latency{{Name: "tcp-spin", Bytes: 64, N: 10, P50: float64(turn), Disturbed: reasons}},
+			Bandwidth: []bench.Bandwidth{{Name: "tcp-spin", Bytes: 64, N: 5, Messages: 2e6, CPUTx: 1, Disturbed: reasons}},
+		}, turn+1)
+	}
+	var g report.Group
+	if err := sheet.fill(&g, "test", ""); err != nil {
+		t.Fatal(err)
+	}
+	got := g.Series[0].Points[0]
+	if diff := cmp.Diff([]string{"noise (2 of 3 turns)", "steal (1 of 3 turns)"}, got.Disturbed); diff != "" {
+		t.Error(diff)
+	}
+	if got.N != 45 || got.Values[report.P50].Median != 1 || got.Values[report.CPUTx].Median != 0.5 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A group that fails is named; the others go on.
+func TestGroupFails(t *testing.T) {
+	nstest.Require(t)
+	cfg := shortly("vibe-mts", "vibe-level")
+	cfg.MTU = 99999
+	r, err := Run(t.Context(), cfg)
+	if err == nil || len(r.Groups) > 0 || !strings.Contains(err.Error(), "vibe-mts: ") || !strings.Contains(err.Error(), "vibe-level: ") {
+		t.Errorf("got %v and %+v", err, r)
+	}
+}
+
+func TestInterrupted(t *testing.T) {
+	nstest.Require(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cfg := shortly("vibe-level", "vibe-rdma")
+	cfg.Duration = time.Minute
+	cfg.Progress = func(p Progress) {
+		if p.Doing != "" {
+			time.AfterFunc(30*time.Millisecond, cancel)
+		}
+	}
+	r, err := Run(ctx, cfg)
+	if !errors.Is(err, context.Canceled) || len(r.Groups) > 0 {
+		t.Errorf("got %v and %d groups", err, len(r.Groups))
+	}
+}
+
+// Names and beginnings of names, each group once, in the order of the report.
+func TestChoose(t *testing.T) {
+	for _, c := range []struct{ words, want []string }{
+		{[]string{"window"}, []string{"window"}},
+		{[]string{"vibe-c", "pingpong", "vibe-cq"}, []string{"pingpong", "vibe-cq"}},
+		{[]string{"abl-m"}, []string{"abl-multibuffer", "abl-mtu"}},
+		{nil, namesOf(groups())},
+	} {
+		got, err := choose(c.words)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(c.want, namesOf(got)); diff != "" {
+			t.Errorf("%v: %s", c.words, diff)
+		}
+	}
+	for _, word := range []string{"", "dance", "vibe-base-2"} {
+		if _, err := choose([]string{word}); err == nil || !strings.Contains(err.Error(), "pingpong") {
+			t.Errorf("%q: got %v, want the names that there are", word, err)
+		}
+	}
+	names := namesOf(groups())
+	slices.Sort(names)
+	if n := len(slices.Compact(slices.Clone(names))); n != len(names) {
+		t.Errorf("names twice among %v", names)
+	}
+}
+
+// The whole suite ends before one has forgotten it, and the quick one before
+// one goes away.
+func TestEstimate(t *testing.T) {
+	for _, c := range []struct {
+		cfg   Config
+		least time.Duration
+		most  time.Duration
+	}{
+		{Config{}, 2 * time.Minute, 15 * time.Minute},
+		{Config{Quick: true}, 5 * time.Second, time.Minute},
+	} {
+		d, err := Estimate(c.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d < c.least || d > c.most {
+			t.Errorf("quick %v: %v, want %v to %v", c.cfg.Quick, d, c.least, c.most)
+		}
+	}
+	if _, err := Estimate(Config{Groups: []string{"x"}}); err == nil {
+		t.Error("an estimate of an unknown group")
+	}
+}
+
+// Both ways to translate find the same, and refuse the same.
+func TestTranslation(t *testing.T) {
+	f, err := newTranslation(7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(f.order) < translations || len(f.byName) != 7 {
+		t.Fatalf("%d translations of %d regions", len(f.order), len(f.byName))
+	}
+	for _, tr := range translators {
+		median, batches, err := f.measure(tr, time.Millisecond)
+		if err != nil || median <= 0 || batches < 1 {
+			t.Errorf("%s: %v a batch, %d of them, %v", tr.name, median, batches, err)
+		}
+	}
+	r := f.order[0]
+	byTable, _, err := f.table.Resolve(r.Handle(), r.Addr()+8, 16, f.tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byMap, err := f.lookUp(r.Handle(), r.Addr()+8, 16)
+	if err != nil || &byMap[0] != &byTable[0] || len(byMap) != len(byTable) {
+		t.Errorf("%p of %d and %p of %d bytes, %v", byMap, len(byMap), byTable, len(byTable), err)
+	}
+	if _, err := f.lookUp(r.Handle()+1, r.Addr(), 16); err == nil {
+		t.Error("a handle that there is not")
+	}
+	if _, err := f.lookUp(r.Handle(), r.Addr()+regionBytes, 1); err == nil {
+		t.Error("a byte behind the region")
+	}
+	other, err := f.table.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.tag = other
+	for what, batch := range map[string]func(int) error{"table": f.byTable, "map": f.byMap} {
+		if batch(0) == nil {
+			t.Errorf("another tag, by the %s", what)
+		}
+	}
+}

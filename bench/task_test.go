@@ -1,0 +1,179 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"viaxdp/internal/nstest"
+)
+
+// A task gets its input, and its output comes back; what fails says where.
+func TestTask(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	type sum struct{ A, B int }
+	add := func(alone bool) task {
+		return task{alone: alone, run: taskOf(func(j *job, in sum) (int, error) {
+			if in.A < 0 {
+				return 0, errors.New("it is negative")
+			}
+			if alone != (j.endpoint == nil) || alone != j.params.Local.IsValid() || j.stop == nil {
+				return 0, errors.New("it was given the wrong things")
+			}
+			return in.A + in.B, nil
+		})}
+	}
+	tasks["test-add"], tasks["test-add-alone"] = add(false), add(true)
+	defer delete(tasks, "test-add")
+	defer delete(tasks, "test-add-alone")
+
+	client, server, end := workers(t)
+	defer end() // before the tasks are deleted
+	ctx := context.Background()
+
+	req, err := taskRequestOf("test-add-alone", sum{1, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := client.at(false)
+	req.Params = &p
+	answer, err := client.callWithin(ctx, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := outputOf[int](answer); got != 3 || err != nil {
+		t.Errorf("alone: got %d, %v", got, err)
+	}
+	refused := func(change func(*request), want string) {
+		t.Helper()
+		r := req
+		change(&r)
+		if _, err := client.call(r); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want a word about %q", err, want)
+		}
+	}
+	refused(func(r *request) { r.Name = "test-dance" }, `unknown task "test-dance"`)
+	refused(func(r *request) { r.Name = "test-add" }, "nothing is open")
+	refused(func(r *request) { r.Params = nil }, "no parameters")
+	refused(func(r *request) { r.Input = json.RawMessage(`"x"`) }, "input")
+	refused(func(r *request) { r.Input = json.RawMessage(`{"A":-1}`) }, "client: test-add-alone: it is negative")
+
+	s, err := OpenSession(ctx, client, server, "tcp-spin", 64, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b, err := bothTasks[int, int](ctx, client, "test-add", server, "test-add", sum{3, 4})
+	if a != 7 || b != 7 || err != nil {
+		t.Errorf("both: got %d, %d, %v", a, b, err)
+	}
+	refused(func(*request) {}, "an endpoint is open")
+	if err := s.Close(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// A worker looks at what it is asked for before it does it: the client may be
+// anyone.
+func TestTaskInput(t *testing.T) {
+	client, server, end := workers(t)
+	defer end()
+	if _, err := OpenSession(t.Context(), client, server, "tcp-spin", 64, nil); err != nil {
+		t.Fatal(err)
+	}
+	good := Load{Bytes: 64, Rate: 1000, Duration: time.Second}
+	long, large, often := good, good, good
+	long.Duration, large.Bytes, often.Rate = time.Hour, 1<<30, 1e12
+	for _, c := range []struct {
+		name  string
+		input any
+		want  string
+	}{
+		{taskLoad, loadRound{Load: long}, "lasts"},
+		{taskLoadEcho, loadRound{Load: large}, "messages of"},
+		{taskLoad, loadRound{Load: often}, "a second"},
+		{taskRequest, Round{Bytes: 64, Messages: maxRound + 1}, "at most"},
+		{taskRequest, Round{Bytes: MaxMessage + 1, Messages: 1}, "out of range"},
+		{taskAnswer, Round{Bytes: 64, Messages: -1}, "out of range"},
+		{taskConnect, connectInput{Count: -1}, "operations"},
+		{taskAccept, connectInput{Count: maxOperations + 1}, "operations"},
+	} {
+		req, err := taskRequestOf(c.name, c.input)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.call(req); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, %+v: got %v, want a word about %q", c.name, c.input, err, c.want)
+		}
+	}
+	if _, err := operate(&job{}, Operations{Sizes: []int{1 << 40}, Count: 1}); err == nil || !strings.Contains(err.Error(), "memory of") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// The end of the context ends the wait for a task.
+func TestTaskCancelled(t *testing.T) {
+	tasks["test-wait"] = task{alone: true, run: taskOf(func(j *job, _ struct{}) (struct{}, error) {
+		for !j.stop.Load() {
+			time.Sleep(time.Millisecond)
+		}
+		return struct{}{}, ErrStopped
+	})}
+	defer delete(tasks, "test-wait")
+	client, _, end := workers(t)
+	defer end() // before the task is deleted
+	ctx, cancel := context.WithCancelCause(context.Background())
+	reason := errors.New("enough")
+	time.AfterFunc(5*time.Millisecond, func() { cancel(reason) })
+	req, err := taskRequestOf("test-wait", struct{}{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := client.at(false)
+	req.Params = &p
+	if _, err := client.callWithin(ctx, req); !errors.Is(err, reason) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// onBed is a place for the tests that need the kernel.
+func onBed(t *testing.T) *Bed {
+	t.Helper()
+	nstest.Require(t)
+	b, err := StartBed(BedConfig{Mode: "generic", WorkerArgs: []string{asWorker, tokenOf(t)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// session opens a transport on a bed until the test ends.
+func (b *Bed) session(t *testing.T, name string, maxBytes int) *Session {
+	t.Helper()
+	s, err := OpenSession(t.Context(), b.client, b.server, name, maxBytes, b.Opening)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// within runs f with a session, which it closes in the end.
+func (b *Bed) within(t *testing.T, name string, maxBytes int, f func(*Session) error) {
+	t.Helper()
+	s := b.session(t, name, maxBytes)
+	if err := f(s); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatalf("%s: close: %v", name, err)
+	}
+}

@@ -1,0 +1,269 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/vipl"
+)
+
+func percent(n int) *int { return &n }
+
+// However a VI is used, it carries every byte.
+func TestVIOptions(t *testing.T) {
+	procs := runtime.GOMAXPROCS(0)
+	for _, c := range []struct {
+		name string
+		vi   VIOptions
+	}{
+		{"vi-reliable-delivery", VIOptions{CQ: true}},
+		{"vi-reliable-delivery-wait", VIOptions{CQ: true}},
+		{"vi-rdma-write", VIOptions{CQ: true, Segments: 3}},
+		{"vi-rdma-read", VIOptions{CQ: true, Segments: 252}},
+		{"vi-reliable-delivery", VIOptions{Notify: true}},
+		{"vi-unreliable", VIOptions{Notify: true}},
+		{"vi-reliable-delivery", VIOptions{VIs: 5}},
+		{"vi-rdma-write", VIOptions{VIs: 2}},
+		{"vi-reliable-reception", VIOptions{Segments: 2}},
+		{"vi-reliable-delivery", VIOptions{Segments: 252}},
+		{"vi-reliable-delivery", VIOptions{Reuse: percent(0)}},
+		{"vi-unreliable-wait", VIOptions{Reuse: percent(50), Register: true}},
+		{"vi-rdma-write", VIOptions{Register: true}},
+		{"vi-reliable-delivery", VIOptions{MaxTransfer: MaxMessage}},
+		{"vi-reliable-delivery", VIOptions{Engine: true}},
+		{"vi-reliable-reception", VIOptions{Engine: true, OneByOne: true}},
+		{"vi-reliable-reception-wait", VIOptions{OneByOne: true}},
+		{"vi-reliable-delivery", VIOptions{NoPacking: true, NoChecksum: true}},
+		{"vi-rdma-write", VIOptions{NoChecksum: true}},
+	} {
+		t.Run(fmt.Sprintf("%s %+v", c.name, c.vi), func(t *testing.T) {
+			client, server := pair(t, 1500, false, "generic")
+			client.params.VI, server.params.VI = c.vi, c.vi
+			if err := connected(c.name, client, server, exchange([]int{1, 63, 1473, 1 << 16}, 7)); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if n := runtime.GOMAXPROCS(0); n != procs {
+		t.Errorf("GOMAXPROCS is %d, and was %d", n, procs)
+	}
+}
+
+// Frames are longer than a chunk where the MTU is, unless that is left out; the
+// bytes are the same.
+func TestMultiBuffer(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		none bool
+		want int // bytes of a frame
+	}{
+		{"raw-afxdp", false, 9014}, {"raw-afxdp-copy", true, 3840},
+		{"vi-reliable-delivery", false, 9014}, {"vi-unreliable", true, 3840}, {"vi-rdma-write", true, 3840},
+	} {
+		client, server := pair(t, 9000, false, "generic")
+		client.params.VI.NoMultiBuffer, server.params.VI.NoMultiBuffer = c.none, c.none
+		err := connected(c.name, client, server, func(client bool, e Endpoint) error {
+			if got := e.Hello().Facts.FrameBytes; got != c.want {
+				return fmt.Errorf("frames of %d bytes, want %d", got, c.want)
+			}
+			return exchange([]int{64, 1 << 16}, 5)(client, e)
+		})
+		if err != nil {
+			t.Errorf("%s, left out %v: %v", c.name, c.none, err)
+		}
+	}
+}
+
+// What an option asks for is what is posted.
+func TestVIOptionsHold(t *testing.T) {
+	client, server := pair(t, 1500, false, "generic")
+	both := func(o VIOptions, look func(*vi) error) error {
+		client.params.VI, server.params.VI = o, o
+		return connected("vi-reliable-delivery", client, server, func(client bool, e Endpoint) error {
+			r := Round{ID: 1, Bytes: 1000, Messages: 20}
+			if !client {
+				return e.Echo(r)
+			}
+			if _, err := e.Ping(r, make([]int64, r.Messages)); err != nil {
+				return err
+			}
+			return look(e.(*vi))
+		})
+	}
+	places := func(r *ring, from uint64) map[uint64]int {
+		at := map[uint64]int{}
+		for _, d := range r.descs {
+			if d.SegCount > 0 {
+				at[d.Segment(0).Data-from]++
+			}
+		}
+		return at
+	}
+	for reuse, want := range map[int]int{0: 20, 25: 16, 50: 11, 100: 1} {
+		if err := both(VIOptions{Reuse: percent(reuse)}, func(v *vi) error {
+			for what, at := range map[string]map[uint64]int{
+				"sent from": places(&v.sends, v.out.Addr()), "received into": places(&v.recvs, v.in.Addr()),
+			} {
+				if len(at) != want {
+					return fmt.Errorf("20 messages %s %d places, want %d", what, len(at), want)
+				}
+				if first := at[0]; reuse > 0 && first != 20*reuse/100 {
+					return fmt.Errorf("%d of 20 messages %s the first place", first, what)
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Errorf("reuse of %d %%: %v", reuse, err)
+		}
+	}
+	if err := both(VIOptions{Segments: 7}, func(v *vi) error {
+		for _, d := range []*ring{&v.sends, &v.recvs} {
+			sum, segments := 0, 0
+			for _, d := range d.descs {
+				if d.SegCount == 0 {
+					continue
+				}
+				if d.SegCount != 7 {
+					return fmt.Errorf("%d segments", d.SegCount)
+				}
+				for i := range 7 {
+					sum += int(d.Segment(i).Length)
+				}
+				segments += 7
+			}
+			if sum != 20*1000 || segments != 20*7 {
+				return fmt.Errorf("%d bytes in %d segments", sum, segments)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := both(VIOptions{VIs: 9, MaxTransfer: 1 << 18}, func(v *vi) error {
+		st, err := v.idle[7].Query()
+		if err != nil {
+			return err
+		}
+		if len(v.idle) != 8 || st.State != vipl.Connected || st.Attributes.MaxTransferSize != 1<<18 {
+			return fmt.Errorf("%d idle VIs, the last one %v with MaxTransferSize %d", len(v.idle), st.State, st.Attributes.MaxTransferSize)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A transport of the kernel runs while a program is attached to its interface.
+func TestBeside(t *testing.T) {
+	client, server := pair(t, 1500, false, "generic")
+	client.params.Beside, server.params.Beside = true, true
+	for _, name := range []string{"tcp-spin", "udp-net"} {
+		err := connected(name, client, server, func(isClient bool, e Endpoint) error {
+			info, err := Inspect(client.params.Interface, false)
+			if err != nil {
+				return err
+			}
+			if info.Program == "" {
+				return fmt.Errorf("no program on %s: %+v", info.Name, info)
+			}
+			return exchange([]int{64, 5000}, 5)(isClient, e)
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	err := client.do(func() error {
+		info, err := Inspect(client.params.Interface, false)
+		if err == nil && info.Program != "" {
+			err = fmt.Errorf("left behind: %s", info.Program)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Options that cannot be are refused with a word about them, before anything
+// is opened.
+func TestVIOptionsRefused(t *testing.T) {
+	for _, c := range []struct {
+		row  Row
+		want string
+	}{
+		{Row{Name: "tcp-spin", VI: VIOptions{CQ: true}}, "no such options"},
+		{Row{Name: "raw-afxdp", VI: VIOptions{VIs: 2, NoMultiBuffer: true}}, "no such options"},
+		{Row{Name: "asavie-xdp", VI: VIOptions{NoMultiBuffer: true}}, "no such options"},
+		{Row{Name: "raw-afxdp", Beside: true}, "beside"},
+		{Row{Name: "vi-unreliable", VI: VIOptions{VIs: MaxVIs + 1}}, "VIs"},
+		{Row{Name: "vi-unreliable", VI: VIOptions{VIs: -1}}, "VIs"},
+		{Row{Name: "vi-unreliable", VI: VIOptions{Segments: 253}}, "segments"},
+		{Row{Name: "vi-unreliable", VI: VIOptions{Reuse: percent(101)}}, "reuse"},
+		{Row{Name: "vi-unreliable", VI: VIOptions{MaxTransfer: MaxMessage + 1}}, "MaxTransferSize"},
+		{Row{Name: "vi-unreliable", VI: VIOptions{CQ: true, Notify: true}}, "one way"},
+		{Row{Name: "vi-unreliable-wait", VI: VIOptions{Notify: true}}, "waits"},
+		{Row{Name: "vi-rdma-write", VI: VIOptions{Engine: true}}, "RDMA"},
+		{Row{Name: "vi-rdma-read", VI: VIOptions{Reuse: percent(1)}}, "RDMA"},
+	} {
+		plan := Plan{Rows: []Row{c.row}, Sizes: []int{1}, Duration: 1, Latency: true}
+		err := plan.validate()
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: got %v, want a word about %q", c.row, err, c.want)
+		}
+		_, err = Open(c.row.Name, Params{VI: c.row.VI, Beside: c.row.Beside}, nil)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("open %+v: got %v, want a word about %q", c.row, err, c.want)
+		}
+	}
+	client, _ := pair(t, 1500, false, "generic")
+	client.params.VI.MaxTransfer = 64
+	err := client.do(func() error {
+		_, err := Open("vi-unreliable", client.params, nil)
+		return err
+	})
+	if err == nil || !strings.Contains(err.Error(), "MaxTransferSize 64") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A bed serves one plan after the other: rows with options beside plain ones,
+// under their labels.
+func TestBed(t *testing.T) {
+	nstest.Require(t)
+	before, token := tracesNow(t), tokenOf(t)
+	cfg := demoConfig(token, nil)
+	bed, err := StartBed(BedConfig{
+		MTU: 3000, Mode: cfg.Mode, WorkerArgs: cfg.WorkerArgs, Stderr: os.Stderr,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := cfg.Plan
+	plan.Sizes = []int{64}
+	for _, rows := range [][]Row{
+		{{Name: "vi-reliable-delivery"}, {Label: "by CQ", Name: "vi-reliable-delivery", VI: VIOptions{CQ: true}, SmallPages: true}},
+		{{Label: "TCP beside", Name: "tcp-spin", Beside: true}},
+	} {
+		plan.Rows = rows
+		r, err := bed.Run(t.Context(), plan)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, row := range rows {
+			if l := r.LatencyOf(row.label(), 64); l == nil || l.P50 <= 0 || l.CPU <= 0 {
+				t.Errorf("%s: %+v", row.label(), l)
+			}
+		}
+		if r.Conditions.MTU != 3000 {
+			t.Errorf("conditions %+v", r.Conditions)
+		}
+	}
+	if err := bed.Close(); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, before, token)
+}

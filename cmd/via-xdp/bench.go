@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"viaxdp/bench/peers"
+	"viaxdp/bench/report"
+	"viaxdp/bench/suite"
+	"viaxdp/internal/testbed"
+)
+
+// suiteFlags are those of a run of the reference suite.
+type suiteFlags struct {
+	cfg  suite.Config
+	out  string // directory
+	json string // file; "-": standard output
+}
+
+func (s *suiteFlags) add(f *pflag.FlagSet) {
+	s.cfg = suite.Config{
+		Mode: "generic", Hugepages: true,
+		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand}, PeerArgs: []string{peers.WorkerCommand},
+	}
+	f.IntVar(&s.cfg.Turns, "turns", 0, fmt.Sprintf("times that all rows of a group are gone through (default %d, or 1 with --quick)", suite.DefaultTurns))
+	f.DurationVar(&s.cfg.Duration, "duration", 0, fmt.Sprintf("time of one measurement (default %v, or %v with --quick)", suite.DefaultDuration, suite.QuickDuration))
+	f.BoolVar(&s.cfg.Quick, "quick", false, "few sizes and short measurements: to see whether everything works")
+	f.IntVar(&s.cfg.MTU, "mtu", suite.DefaultMTU, fmt.Sprintf("MTU of the pairs, %d to %d, for groups that do not say which", testbed.MinMTU, testbed.MaxMTU))
+	f.StringVar(&s.cfg.Mode, "mode", s.cfg.Mode, modeHelp+"; on veth, generic is the faster one")
+	f.BoolVar(&s.cfg.Hugepages, "hugepages", s.cfg.Hugepages, "allow for surplus hugepages while memory is mapped")
+	f.BoolVar(&s.cfg.Install, "install", false, "install other people's programs that are missing, from Debian")
+	f.StringVar(&s.out, "out", "", "`directory` for report.json, histograms and plots (default bench-results/<time>)")
+	f.StringVar(&s.json, "json", "", "write the report also to this `file`; - for standard output, the table then goes to standard error")
+}
+
+func newBench(env environment) *cobra.Command {
+	s := &suiteFlags{}
+	cmd := &cobra.Command{
+		Use:   "bench [flags] [GROUP...]",
+		Short: "Run the reference suite: everything measured beside everything",
+		Long: "Measures between two namespaces of this machine, group by group, with all rows of a\n" +
+			"group in turn; writes report.json, histograms and plots, and prints tables. A GROUP\n" +
+			"is a name or the beginning of names; without one all are run. Nothing of the\n" +
+			"namespaces stays behind. Needs root.\n\nGroups:\n" + groupsHelp(),
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := s.run(cmd.Context(), env, args)
+			if r == nil {
+				return err
+			}
+			return errors.Join(err, s.show(env, r))
+		},
+	}
+	s.add(cmd.Flags())
+	cmd.AddCommand(newBenchList(env), newBenchCompare(env), newBenchDoc(env))
+	return cmd
+}
+
+// run measures and keeps the report. When a group fails, the report has those
+// before it, or is nil if there is none.
+func (s *suiteFlags) run(ctx context.Context, env environment, groups []string) (*report.Report, error) {
+	cfg := s.cfg
+	cfg.Groups, cfg.Stderr, cfg.Command = groups, env.stderr, commandLine(env.args)
+	estimate, err := suite.Estimate(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if s.out == "" {
+		s.out = filepath.Join("bench-results", time.Now().Format("20060102-150405"))
+	}
+	if err := os.MkdirAll(s.out, 0o755); err != nil {
+		return nil, err
+	}
+	cfg.Out = s.out
+	fmt.Fprintf(env.stderr, "via-xdp: this takes about %s; the results go to %s\n", roughly(estimate), s.out)
+	progress := newProgress(env.stderr)
+	cfg.Progress = func(p suite.Progress) {
+		if progress.w == nil && p.Doing == "" {
+			fmt.Fprintf(env.stderr, "via-xdp: group %d of %d: %s\n", p.Number, p.Total, p.Group)
+			return
+		}
+		progress.line("%d/%d %s: %s", p.Number, p.Total, p.Group, p.Doing)
+	}
+	r, err := env.actions.suite(ctx, cfg)
+	progress.done()
+	if r == nil || len(r.Groups) == 0 {
+		return nil, err
+	}
+	return r, errors.Join(err, writeFile(filepath.Join(s.out, "report.json"), r.Write))
+}
+
+// show prints the tables and writes the plots.
+func (s *suiteFlags) show(env environment, r *report.Report) error {
+	table := env.stdout
+	if s.json == "-" {
+		table = env.stderr
+	}
+	if err := r.WriteTable(table); err != nil {
+		return err
+	}
+	var err error
+	switch s.json {
+	case "":
+	case "-":
+		err = r.Write(env.stdout)
+	default:
+		err = writeFile(s.json, r.Write)
+	}
+	_, plots := r.WritePlots(s.out)
+	return errors.Join(err, plots)
+}
+
+func newBenchList(env environment) *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List the groups",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(env.stdout, groupsHelp())
+			return err
+		},
+	}
+}
+
+func groupsHelp() string {
+	var b strings.Builder
+	for _, g := range suite.Groups() {
+		fmt.Fprintf(&b, "  %-18s %s\n", g.Name, g.Title)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+func newBenchCompare(env environment) *cobra.Command {
+	var fail float64
+	cmd := &cobra.Command{
+		Use:   "compare A.json B.json",
+		Short: "Set two reports against each other",
+		Long: "Prints all figures that both reports have, and B's by A's. A * marks those that differ\n" +
+			"by more than the spread of the turns of both.",
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var r [2]*report.Report
+			for i, path := range args {
+				var err error
+				if r[i], err = readReport(path); err != nil {
+					return err
+				}
+			}
+			c := report.Compare(r[0], r[1])
+			if err := c.WriteTable(env.stdout); err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("fail") && c.WorseThan(fail) {
+				return fmt.Errorf("%s is worse than %s by more than %g %%", args[1], args[0], fail)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().Float64Var(&fail, "fail", 0, "fail when something that is marked is worse by more than so many `percent`")
+	return cmd
+}
+
+func newBenchDoc(env environment) *cobra.Command {
+	s := &suiteFlags{}
+	var from, docs string
+	cmd := &cobra.Command{
+		Use:   "doc [flags] [GROUP...]",
+		Short: "Run the suite and write benchmarks.md with its plots",
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			histograms := filepath.Dir(from)
+			var r *report.Report
+			var err error
+			if from != "" {
+				if len(args) > 0 {
+					return errors.New("--from has its groups: name none")
+				}
+				r, err = readReport(from)
+			} else {
+				r, err = s.run(cmd.Context(), env, args)
+				histograms = s.out
+			}
+			if err != nil {
+				return err
+			}
+			return writeDocument(r, histograms, docs)
+		},
+	}
+	s.add(cmd.Flags())
+	cmd.Flags().StringVar(&from, "from", "", "take this `report` and measure nothing")
+	cmd.Flags().StringVar(&docs, "docs", "docs", "`directory` for benchmarks.md and benchmarks/*.svg")
+	return cmd
+}
+
+// writeDocument writes benchmarks.md and its plots.
+func writeDocument(r *report.Report, histograms, docs string) error {
+	const name = "benchmarks"
+	if _, err := r.WritePlotsFrom(histograms, filepath.Join(docs, name)); err != nil {
+		return err
+	}
+	return writeFile(filepath.Join(docs, name+".md"), func(w io.Writer) error { return r.WriteMarkdown(w, name) })
+}
+
+func readReport(path string) (*report.Report, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	r, err := report.Read(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return r, nil
+}
+
+// commandLine is what a shell takes to repeat a run.
+func commandLine(args []string) string {
+	words := []string{"via-xdp"}
+	for _, a := range args {
+		if a == "" || strings.ContainsAny(a, " \t\n'\"\\$`*?[]{}()<>|&;#~!") {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		words = append(words, a)
+	}
+	return strings.Join(words, " ")
+}
+
+// roughly is an estimate as people say it.
+func roughly(d time.Duration) string {
+	if d < time.Minute {
+		return fmt.Sprintf("%.0f seconds", max(d.Round(5*time.Second), 5*time.Second).Seconds())
+	}
+	return fmt.Sprintf("%.0f min", d.Minutes())
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"viaxdp/bench/peers"
+	"viaxdp/bench/report"
+	"viaxdp/bench/suite"
+	"viaxdp/internal/nstest"
+)
+
+// sampleReport has one figure.
+func sampleReport(p50 float64) *report.Report {
+	return &report.Report{
+		Version: report.Version, Command: "via-xdp bench window", Turns: 3,
+		Groups: []report.Group{{
+			Name: "window", Title: "a title", Axis: report.Axis{Name: "message size", Unit: "bytes", Log: true},
+			Series: []report.Series{{Name: "tcp-spin", Points: []report.Point{{
+				X: 64, N: 10,
+				Values: map[report.Metric]report.Value{report.P50: report.ValueOf([]float64{p50, p50 + 0.1, p50 + 0.2})},
+			}}}},
+		}},
+	}
+}
+
+func readSample(t *testing.T, path string) *report.Report {
+	t.Helper()
+	r, err := readReport(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestBenchFlags(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "new")
+	r := &recorder{report: sampleReport(2)}
+	status, table, errs := call(r, "bench", "--out", out, "--turns", "7", "--duration", "5ms", "--quick", "--mtu", "9000",
+		"--mode", "native", "--hugepages=false", "--install", "window", "vibe-c")
+	if status != exitFine {
+		t.Fatal(errs)
+	}
+	want := suite.Config{
+		Groups: []string{"window", "vibe-c"}, Turns: 7, Duration: 5 * time.Millisecond, Quick: true, MTU: 9000,
+		Mode: "native", Install: true, Out: out,
+		Command:    "via-xdp bench --out " + out + " --turns 7 --duration 5ms --quick --mtu 9000 --mode native --hugepages=false --install window vibe-c",
+		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand}, PeerArgs: []string{peers.WorkerCommand},
+	}
+	if diff := cmp.Diff(want, r.suite, cmpopts.IgnoreFields(suite.Config{}, "Progress", "Stderr")); diff != "" {
+		t.Error(diff)
+	}
+	for _, text := range []string{"window: a title", "tcp-spin"} {
+		if !strings.Contains(table, text) {
+			t.Errorf("the table has no %q:\n%s", text, table)
+		}
+	}
+	if !strings.Contains(errs, "takes about") || !strings.Contains(errs, out) {
+		t.Errorf("neither an estimate nor the place of the results: %q", errs)
+	}
+	if diff := cmp.Diff(r.report, readSample(t, filepath.Join(out, "report.json"))); diff != "" {
+		t.Error(diff)
+	}
+	if plots, _ := filepath.Glob(filepath.Join(out, "*.svg")); len(plots) != 1 {
+		t.Errorf("plots: %v", plots)
+	}
+	// As a user who gives no flags gets it.
+	t.Chdir(t.TempDir())
+	status, jsonOut, table := call(r, "bench", "--json", "-")
+	if status != exitFine || !r.suite.Hugepages || r.suite.Mode != "generic" || r.suite.Quick || r.suite.Turns != 0 || r.suite.MTU != 1500 {
+		t.Errorf("status %d, defaults %+v", status, r.suite)
+	}
+	if !strings.HasPrefix(r.suite.Out, "bench-results/") || !json.Valid([]byte(jsonOut)) || !strings.Contains(table, "tcp-spin") {
+		t.Errorf("results in %q, printed %q and %q", r.suite.Out, jsonOut, table)
+	}
+}
+
+// What was measured before a group failed is kept and shown.
+func TestBenchFails(t *testing.T) {
+	out := t.TempDir()
+	r := &recorder{report: sampleReport(2), err: errors.New("vibe-cq: a frame was lost")}
+	status, table, errs := call(r, "bench", "--out", out)
+	if status != exitFailed || !strings.Contains(errs, "a frame was lost") || !strings.Contains(table, "tcp-spin") {
+		t.Errorf("status %d, printed %q and %q", status, table, errs)
+	}
+	readSample(t, filepath.Join(out, "report.json"))
+	r.report = &report.Report{}
+	if status, table, _ := call(r, "bench", "--out", t.TempDir()); status != exitFailed || table != "" {
+		t.Errorf("without any group: status %d, printed %q", status, table)
+	}
+}
+
+func TestBenchList(t *testing.T) {
+	_, out, _ := call(&recorder{}, "bench", "list")
+	_, help, _ := call(&recorder{}, "bench", "--help")
+	for _, g := range suite.Groups() {
+		if !strings.Contains(out, "  "+g.Name+" ") || !strings.Contains(out, g.Title) || !strings.Contains(help, g.Title) {
+			t.Errorf("no group %s in the list or in the help", g.Name)
+		}
+	}
+}
+
+func TestBenchCompare(t *testing.T) {
+	dir := t.TempDir()
+	files := map[string]string{}
+	for name, p50 := range map[string]float64{"a": 2, "same": 2.1, "worse": 3} {
+		files[name] = filepath.Join(dir, name+".json")
+		if err := writeFile(files[name], sampleReport(p50).Write); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		b      string
+		flags  []string
+		status int
+		want   string
+	}{
+		{"same", []string{"--fail", "0"}, exitFine, "1.048"},
+		{"worse", nil, exitFine, "*"},
+		{"worse", []string{"--fail", "60"}, exitFine, "*"},
+		{"worse", []string{"--fail", "20"}, exitFailed, "*"},
+	} {
+		status, out, errs := call(&recorder{}, append([]string{"bench", "compare", files["a"], files[c.b]}, c.flags...)...)
+		if status != c.status || !strings.Contains(out, c.want) {
+			t.Errorf("%+v: status %d, printed %q, %q", c, status, out, errs)
+		}
+	}
+}
+
+func TestBenchDoc(t *testing.T) {
+	dir := t.TempDir()
+	from, docs := filepath.Join(dir, "report.json"), filepath.Join(dir, "docs")
+	if err := writeFile(from, sampleReport(2).Write); err != nil {
+		t.Fatal(err)
+	}
+	written := func(docs string) {
+		t.Helper()
+		text, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		plots, _ := filepath.Glob(filepath.Join(docs, "benchmarks", "*.svg"))
+		if len(plots) != 1 || !strings.Contains(string(text), "benchmarks/"+filepath.Base(plots[0])) {
+			t.Errorf("plots %v, document %s", plots, text)
+		}
+	}
+	r := &recorder{report: sampleReport(2)}
+	if status, _, errs := call(r, "bench", "doc", "--from", from, "--docs", docs); status != exitFine || len(r.calls) > 0 {
+		t.Fatalf("status %d, %s, called %v", status, errs, r.calls)
+	}
+	written(docs)
+	again := filepath.Join(dir, "again")
+	if status, _, errs := call(r, "bench", "doc", "--out", filepath.Join(dir, "out"), "--docs", again); status != exitFine || len(r.calls) != 1 {
+		t.Fatalf("status %d, %s, called %v", status, errs, r.calls)
+	}
+	written(again)
+}
+
+func TestCommandLine(t *testing.T) {
+	if got, want := commandLine([]string{"bench", "--out", "my results", "it's"}), `via-xdp bench --out 'my results' 'it'\''s'`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// The program itself, from end to end.
+func TestBench(t *testing.T) {
+	nstest.Require(t)
+	out := t.TempDir()
+	var table, errs bytes.Buffer
+	status := run(context.Background(), environment{
+		args:   []string{"bench", "--quick", "--duration", "2ms", "--turns", "2", "--out", out, "pingpong", "vibe-cq"},
+		stdout: &table, stderr: &errs, actions: production(),
+	})
+	if status != exitFine {
+		t.Fatalf("status %d: %s", status, errs.String())
+	}
+	r := readSample(t, filepath.Join(out, "report.json"))
+	if len(r.Groups) != 2 || r.Groups[0].Name != "pingpong" || r.Groups[1].Conditions.Mode != "generic" {
+		t.Errorf("got %+v", r)
+	}
+	for _, pattern := range []string{"pingpong-latency.svg", "pingpong-percentiles.svg", "vibe-cq-*.hdr", "vibe-cq-bandwidth.svg"} {
+		if files, _ := filepath.Glob(filepath.Join(out, pattern)); len(files) == 0 {
+			t.Errorf("no %s", pattern)
+		}
+	}
+	for _, text := range []string{"t_typical[usec]", "BW average[MB/sec]", "vi-reliable-delivery with a CQ"} {
+		if !strings.Contains(table.String(), text) {
+			t.Errorf("the table has no %q:\n%s", text, table.String())
+		}
+	}
+}
