@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"viaxdp/internal/ordered"
 )
 
 // Step 9 of the way of a message: complete.
@@ -32,7 +34,7 @@ func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 	e.status = s
 	e.release()
 	d.setStatus(s)
-	q.completed.Add(1)
+	q.completed.Store(q.completed.Load() + 1)
 	if q.cq != nil {
 		q.cq.push(v, q.isRecv)
 		if len(q.cq.handlers) > 0 {
@@ -57,7 +59,7 @@ type CQ struct {
 	ring    []cqEntry
 	head    uint64
 	tail    uint64
-	waiting atomic.Int64
+	waiting ordered.Uint64 // tail - head, to look at without the lock
 	signal  signal
 
 	handlers []func(*VI, bool) // wait for entries
@@ -160,7 +162,7 @@ func (c *CQ) push(v *VI, recv bool) {
 	}
 	c.ring[c.tail&uint64(len(c.ring)-1)] = cqEntry{v, recv}
 	c.tail++
-	c.waiting.Add(1)
+	c.waiting.Store(c.tail - c.head)
 }
 
 // forget drops the entries of a VI whose descriptors the program has dequeued
@@ -176,8 +178,8 @@ func (c *CQ) forget(v *VI) {
 	for i := kept; i != c.tail; i++ {
 		c.ring[i&uint64(len(c.ring)-1)] = cqEntry{}
 	}
-	c.waiting.Add(-int64(c.tail - kept))
 	c.tail = kept
+	c.waiting.Store(c.tail - c.head)
 }
 
 func (c *CQ) ready() bool { return c.waiting.Load() != 0 }
@@ -207,7 +209,7 @@ func (c *CQ) take() (e cqEntry) {
 	slot := &c.ring[c.head&uint64(len(c.ring)-1)]
 	e, *slot = *slot, cqEntry{}
 	c.head++
-	c.waiting.Add(-1)
+	c.waiting.Store(c.tail - c.head)
 	return e
 }
 

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"viaxdp/internal/ordered"
 	"viaxdp/memreg"
 )
 
@@ -123,7 +124,7 @@ type Descriptor struct {
 // Status reads the status; safe at any time from any goroutine.
 func (d *Descriptor) Status() Status { return Status(atomic.LoadUint32(&d.status)) }
 
-func (d *Descriptor) setStatus(s Status) { atomic.StoreUint32(&d.status, uint32(s)) }
+func (d *Descriptor) setStatus(s Status) { ordered.StoreUint32(&d.status, uint32(s)) }
 
 // SetSegments makes a send or a receive of these segments: it sets the
 // operation, SegCount and Length. The descriptor must have been made with room

@@ -4,10 +4,10 @@ package vipl
 // the same for much as for little. So with a few frames of a reliable VI under
 // way, small messages wait in its send queue until they fill a frame, and frames
 // wait on the ring until there are several for one kick: at most until the peer
-// has acknowledged what is under way, or somebody who waits for the port is
-// about to sleep; and no longer than heldMost while anybody polls. For a program
-// that posts and does not come back the background goroutine sees to it, which
-// then looks in every tickLeast.
+// has acknowledged what is under way, or the program polls in vain (heldPolls),
+// or somebody who waits for the port is about to sleep; and no longer than
+// heldMost while anybody polls. For a program that posts and does not come back
+// the background goroutine sees to it, which then looks in every tickLeast.
 //
 // What comes alone goes at once, and so does what comes no faster than frames can
 // be sent one by one (denseGap). Where something has waited a stream is under
@@ -25,6 +25,9 @@ const (
 	// heldMost is how long anything may wait for company, in ns, before whoever
 	// looks in next sends it.
 	heldMost = 500_000
+	// heldPolls is how many polls in vain after a post say that the program has
+	// nothing more to send.
+	heldPolls = 4
 	// denseGap is the time between two posts, in ns, below which sends come faster
 	// than they could go alone: a kick in copy mode takes about 1 us, and a post
 	// that rings it half of one more.
@@ -35,6 +38,8 @@ const (
 func (c *conn) paced(now int64) {
 	c.dense = now-c.postedAt < denseGap
 	c.postedAt = now
+	p := c.vi.port
+	p.idleAtPost.Store(p.idle.Load())
 }
 
 func (c *conn) packAfter() int {
@@ -64,6 +69,7 @@ func (p *port) hold(c *conn, now int64) {
 		p.heldSince = now
 	}
 	p.holding = append(p.holding, c)
+	p.waits.Store(1)
 	p.holds.Add(1)
 	if p.tick.Load() > int64(tickLeast) {
 		p.rouse()
@@ -80,6 +86,7 @@ func (p *port) releaseHeld(now int64) {
 		c.hurry = false
 	}
 	p.holding = p.holding[:0]
+	p.waits.Store(0)
 }
 
 // mayWait says whether the doorbell for the frames that c has put on the ring

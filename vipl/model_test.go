@@ -99,7 +99,7 @@ func runModel(t *testing.T, which []vipl.ReliabilityLevel, faults xdpnictest.Fau
 	}
 	a, b := n.a.Counters(), n.b.Counters()
 	t.Logf("frames sent again: %d; lent: %d", a.Resent+b.Resent, a.Lent+b.Lent)
-	if long && a.Lent+b.Lent == 0 {
+	if long && done > 2000 && a.Lent+b.Lent == 0 {
 		t.Error("no frame was long")
 	}
 	t.Logf("%d steps in %d programs, %.0f steps a second", done, sequences, float64(done)/time.Since(start).Seconds())

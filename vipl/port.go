@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/internal/ordered"
 	"viaxdp/wire"
 	"viaxdp/xdpnic"
 )
@@ -101,17 +102,19 @@ type port struct {
 
 	leased, refillAt int // chunks received since the last Refill, and how many at most
 
-	idle     atomic.Uint32 // polls in vain: with turns, the signs of life of a program
-	turns    uint32        // polls that found frames, posts
-	armed    atomic.Int64  // handlers that wait for a completion
-	roused   chan struct{} // tells background that there are handlers, or messages that wait
-	holds    atomic.Uint32 // times that a message has begun to wait for company
-	tick     atomic.Int64  // ns until background looks in again
-	due      atomic.Int64  // when time alone makes work, or never
-	sleepBy  atomic.Int64  // the time to which somebody sleeps in nic.Wait, 0: nobody
-	sleeping chan struct{} // holds a token while somebody is in nic.Wait
-	closed   chan struct{}
-	stopped  sync.WaitGroup
+	idle       ordered.Uint32 // polls in vain: with turns, the signs of life of a program
+	turns      uint32         // polls that found frames, posts
+	waits      ordered.Uint32 // messages and frames wait for company, see hold.go: 1, else 0
+	idleAtPost ordered.Uint32 // idle when a send was posted last
+	armed      atomic.Int64   // handlers that wait for a completion
+	roused     chan struct{}  // tells background that there are handlers, or messages that wait
+	holds      atomic.Uint32  // times that a message has begun to wait for company
+	tick       atomic.Int64   // ns until background looks in again
+	due        atomic.Int64   // when time alone makes work, or never
+	sleepBy    atomic.Int64   // the time to which somebody sleeps in nic.Wait, 0: nobody
+	sleeping   chan struct{}  // holds a token while somebody is in nic.Wait
+	closed     chan struct{}
+	stopped    sync.WaitGroup
 
 	silence int64 // ns without a word after which a peer is dead
 }
@@ -165,7 +168,13 @@ func (p *port) isClosed() bool {
 // busy says whether there is something to do: frames, or, looked at now and
 // then, something that time alone has made due. Without the lock.
 func (p *port) busy() bool {
-	return p.nic.Ready() || p.idle.Add(1)%pollsPerTime == 0 && p.now() >= p.due.Load()
+	if p.nic.Ready() {
+		return true
+	}
+	n := p.idle.Load() + 1 // several who poll may lose one another's counts
+	p.idle.Store(n)
+	return p.waits.Load() != 0 && n-p.idleAtPost.Load() >= heldPolls ||
+		n%pollsPerTime == 0 && p.now() >= p.due.Load()
 }
 
 // poll makes progress if there is something to do and nobody else is at it.
@@ -181,7 +190,9 @@ func (p *port) poll() {
 // became possible, acknowledgements, the doorbell. quiet says that the caller
 // is about to sleep: acknowledgements do not wait. Under the lock.
 func (p *port) progress(now int64, quiet bool) {
-	p.receiveAll(now)
+	if !p.receiveAll(now) && len(p.holding) > 0 {
+		p.releaseHeld(now) // whoever polls has nothing more to post
+	}
 	for len(p.timers) > 0 && p.timers[0].due <= now {
 		p.runTimer(p.timers[0], now)
 	}
@@ -292,8 +303,8 @@ func (p *port) flush() {
 }
 
 // receiveAll takes the frames that have arrived, a bounded number of them so
-// that others get the lock.
-func (p *port) receiveAll(now int64) {
+// that others get the lock. It says whether there were any.
+func (p *port) receiveAll(now int64) (any bool) {
 	for range 4 {
 		n := p.nic.Receive(p.frames[:])
 		for i, k := 0, 0; i < n; i = k {
@@ -306,10 +317,12 @@ func (p *port) receiveAll(now int64) {
 		if p.leased += n; p.leased >= p.refillAt {
 			p.refill()
 		}
+		any = any || n > 0
 		if n < len(p.frames) {
-			return
+			break
 		}
 	}
+	return any
 }
 
 // refill gives the kernel the chunks that were recycled. It reads that ring from

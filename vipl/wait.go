@@ -17,7 +17,7 @@ var errWaitTimeout = errors.New("timed out")
 
 // signal wakes those who wait for one queue.
 type signal struct {
-	waiters atomic.Int32
+	waiters int // under the port's lock, so that who completes something sees who waits for it
 	ch      chan struct{}
 	budget  atomic.Int64 // ns that spinning is worth
 	waits   atomic.Uint32
@@ -42,9 +42,10 @@ func (s *signal) init() {
 	s.budget.Store(spinMost)
 }
 
-// raise wakes a waiter of s, and the sleeper, which may be that waiter.
+// raise wakes a waiter of s, and the sleeper, which may be that waiter. Under the
+// lock.
 func (p *port) raise(s *signal) {
-	if s.waiters.Load() == 0 {
+	if s.waiters == 0 {
 		return
 	}
 	select {
@@ -54,6 +55,14 @@ func (p *port) raise(s *signal) {
 	if p.sleepBy.Load() != 0 {
 		p.nic.Wake()
 	}
+}
+
+// countWaiter counts who waits for s. After it the waiter looks again: what was
+// completed before, he sees; what is completed later wakes him.
+func (p *port) countWaiter(s *signal, n int) {
+	p.mu.Lock()
+	s.waiters += n
+	p.mu.Unlock()
 }
 
 // waitable is a queue that can be waited for.
@@ -89,8 +98,8 @@ func (p *port) wait(w waitable, end int64) error {
 	if p.spin(w, s, end) {
 		return nil
 	}
-	s.waiters.Add(1)
-	defer s.waiters.Add(-1)
+	p.countWaiter(s, 1)
+	defer p.countWaiter(s, -1)
 	for {
 		if w.ready() {
 			return nil
@@ -99,7 +108,9 @@ func (p *port) wait(w waitable, end int64) error {
 			return errClosed
 		}
 		if err := w.destroyed(); err != nil {
+			p.mu.Lock()
 			p.raise(s) // the next of those who wait
+			p.mu.Unlock()
 			return err
 		}
 		left := end - p.now()

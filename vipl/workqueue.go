@@ -1,8 +1,7 @@
 package vipl
 
 import (
-	"sync/atomic"
-
+	"viaxdp/internal/ordered"
 	"viaxdp/memreg"
 	"viaxdp/wire"
 )
@@ -48,7 +47,7 @@ type posted struct {
 }
 
 // workQueue is a send or receive queue. The port's lock guards everything; the
-// counters are atomics so that Done can look without it.
+// counters are such that Done can look without it.
 //
 //	dequeued       completed          current          posted
 //	   |---- done ----|--- in flight ----|--- waiting ----|
@@ -56,9 +55,9 @@ type workQueue struct {
 	ring    []posted // power of two, doubles up to MaxDescriptorsPerQueue
 	current uint64
 
-	tail      atomic.Uint64
-	completed atomic.Uint64
-	dequeued  atomic.Uint64
+	tail      ordered.Uint64
+	completed ordered.Uint64
+	dequeued  ordered.Uint64
 
 	cq     *CQ
 	isRecv bool
@@ -112,7 +111,7 @@ func (q *workQueue) push() *posted {
 	return e
 }
 
-func (q *workQueue) commit() { q.tail.Add(1) }
+func (q *workQueue) commit() { q.tail.Store(q.tail.Load() + 1) }
 
 func (q *workQueue) grow(head uint64) {
 	ring := make([]posted, 2*len(q.ring))

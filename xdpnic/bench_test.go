@@ -9,6 +9,8 @@ import (
 
 	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/ordered"
 )
 
 // A ponger moves one frame there and back on a pair of queues; both forms
@@ -52,7 +54,7 @@ type rawPong struct {
 }
 
 type ringView struct {
-	prod, cons *atomic.Uint32
+	prod, cons *ordered.Uint32
 	p, c       uint32
 	desc       []xdp.Desc
 	addr       []uint64

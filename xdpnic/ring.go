@@ -1,9 +1,9 @@
 package xdpnic
 
 import (
-	"sync/atomic"
-
 	"github.com/asavie/xdp"
+
+	"viaxdp/internal/ordered"
 )
 
 // This file is the only one that touches ring indices.
@@ -12,7 +12,7 @@ import (
 // memory shared with the kernel. The kernel is the consumer of the TX and fill
 // rings and the producer of the RX and completion rings
 // (net/xdp/xsk_queue.h). Each side stores only its own index. The indices are
-// read and written through sync/atomic, whose loads acquire and whose stores
+// read and written through package ordered, whose loads acquire and whose stores
 // release, so that an entry is complete before the index that covers it.
 //
 // Each half keeps a private copy of the index of its own side and the other
@@ -25,12 +25,12 @@ import (
 //	        |                      |                 |
 //	--------[ published, not taken ][  free to write  ]--------
 type producer struct {
-	prod  *atomic.Uint32 // shared, stored here
-	cons  *atomic.Uint32 // shared, stored by the kernel
-	flags *atomic.Uint32 // shared, stored by the kernel
-	head  uint32         // first entry that is not published
-	limit uint32         // first entry that may not be written: cons as last seen + size
-	mask  uint32         // size - 1
+	prod  *ordered.Uint32 // shared, stored here
+	cons  *ordered.Uint32 // shared, stored by the kernel
+	flags *ordered.Uint32 // shared, stored by the kernel
+	head  uint32          // first entry that is not published
+	limit uint32          // first entry that may not be written: cons as last seen + size
+	mask  uint32          // size - 1
 }
 
 // reserve reports whether the n entries from head on may be written. It moves
@@ -60,11 +60,11 @@ func (r *producer) needWakeup() bool { return r.flags.Load()&ringNeedWakeup != 0
 
 // consumer is user space's half of a ring that the kernel produces.
 type consumer struct {
-	prod *atomic.Uint32 // shared, stored by the kernel
-	cons *atomic.Uint32 // shared, stored here
-	tail uint32         // first entry that is not released
-	seen uint32         // producer index as last seen
-	mask uint32         // size - 1
+	prod *ordered.Uint32 // shared, stored by the kernel
+	cons *ordered.Uint32 // shared, stored here
+	tail uint32          // first entry that is not released
+	seen uint32          // producer index as last seen
+	mask uint32          // size - 1
 }
 
 // peek returns how many entries from tail on may be read, at most max. It
@@ -108,7 +108,7 @@ type (
 
 // nowhere stands for the shared indices of a closed ring: nothing to read, no
 // room to write.
-var nowhere atomic.Uint32
+var nowhere ordered.Uint32
 
 // shutProducer is a producer without room, for a queue that is closed.
 func shutProducer() producer {

@@ -2,11 +2,12 @@ package xdpnic
 
 import (
 	"runtime"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/ordered"
 )
 
 // ringNeedWakeup is the flag of <linux/if_xdp.h> in the flags word of the TX
@@ -56,8 +57,8 @@ func (m *ringMem) blank(owner *Queue) error {
 	return nil
 }
 
-func (m *ringMem) word(off uint64) *atomic.Uint32 {
-	return (*atomic.Uint32)(unsafe.Pointer(&m.mem[off]))
+func (m *ringMem) word(off uint64) *ordered.Uint32 {
+	return (*ordered.Uint32)(unsafe.Pointer(&m.mem[off]))
 }
 
 func (m *ringMem) producer() producer {
