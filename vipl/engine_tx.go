@@ -173,7 +173,10 @@ func (c *conn) describe(e *posted, from uint32) {
 	if e.moved == e.length {
 		h.Flags |= wire.FlagLast
 		if e.lent || c.vi.attrs.Level == ReliableReception {
-			h.Flags |= wire.FlagAckSoon // the descriptor waits for it
+			// The descriptor waits for it, and in a stream others come for it.
+			if c.sender.InFlight() < packAfter {
+				h.Flags |= wire.FlagAckSoon
+			}
 		}
 		if e.control&ControlImmediate != 0 {
 			h.Flags |= wire.FlagImmediate

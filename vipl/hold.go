@@ -10,7 +10,7 @@ package vipl
 // the background goroutine sees to it, which then looks in every tickLeast.
 //
 // What comes alone goes at once, and so does what comes no faster than frames can
-// be sent one by one (denseGap). Where something has waited a stream is under
+// go one by one (denseGap). Where something has waited a stream is under
 // way, and as long as it is, one frame is enough to wait for: what is posted in
 // one round trip goes together.
 
@@ -21,25 +21,35 @@ const (
 	// company.
 	packAfter = 4
 	// doorbellBatch is how many frames may wait for the doorbell.
-	doorbellBatch = 16
+	doorbellBatch = 32
+	// longUnits is from when on a frame takes much of a window.
+	longUnits = 8
 	// heldMost is how long anything may wait for company, in ns, before whoever
 	// looks in next sends it.
 	heldMost = 500_000
 	// heldPolls is how many polls in vain after a post say that the program has
 	// nothing more to send.
 	heldPolls = 4
-	// denseGap is the time between two posts, in ns, below which sends come faster
-	// than they could go alone: a kick in copy mode takes about 1 us, and a post
-	// that rings it half of one more.
-	denseGap = 1_750
+	// denseGap is the time in ns between the end of a post and the beginning of the
+	// next below which the program does nothing but post, so that sends come
+	// faster than they can go alone.
+	denseGap = 1_000
 )
 
-// paced notes that a send was posted.
-func (c *conn) paced(now int64) {
+// posting notes that a send is being posted.
+func (p *port) posting(c *conn, now int64) {
 	c.dense = now-c.postedAt < denseGap
-	c.postedAt = now
-	p := c.vi.port
 	p.idleAtPost.Store(p.idle.Load())
+	p.kicked = false
+}
+
+// posted notes the end of it. The time is that of the beginning, but where the
+// doorbell was rung, which takes much longer than to ask for the time.
+func (p *port) posted(c *conn, now int64) {
+	if p.kicked {
+		now = p.now()
+	}
+	c.postedAt = now
 }
 
 func (c *conn) packAfter() int {
@@ -51,11 +61,12 @@ func (c *conn) packAfter() int {
 
 // asksAck says whether the next frame, of so many units, asks for an
 // acknowledgement at once: the window closes behind it, or something may wait
-// for it. In a stream, and of long frames, that is one of four, and each that has
-// several messages.
+// for it. That is one of four frames of many units, and each that has several
+// messages.
+// The peer acknowledges others by number (ackEvery).
 func (c *conn) asksAck(units int) bool {
 	return c.sender.Closes(units) || c.sender.InFlight()+1 == c.packAfter() ||
-		c.header.Kind == wire.KindPack || (c.streaming || units > 1) && c.sender.Next()%4 == 3
+		c.header.Kind == wire.KindPack || units >= longUnits && c.sender.Next()%4 == 3
 }
 
 // hold notes that something of c waits.

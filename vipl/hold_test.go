@@ -165,14 +165,14 @@ func TestDoorbellWaits(t *testing.T) {
 		}
 		post(4)
 		arrived(t, n, 4)
-		post(15)
+		post(31)
 		arrived(t, n, 4)
 		post(1)
-		arrived(t, n, 20)
+		arrived(t, n, 36)
 		post(3)
-		arrived(t, n, 20)
+		arrived(t, n, 36)
 		time.Sleep(2500 * time.Microsecond) // a computes; no acknowledgement has come yet
-		arrived(t, n, 23)
+		arrived(t, n, 39)
 		post(packMessages - posted)
 		for k := range packMessages {
 			if d := received(t, vb, 0); d != xb.desc[k] {
@@ -180,6 +180,47 @@ func TestDoorbellWaits(t *testing.T) {
 			}
 			checkPattern(t, xb.buf[k][:size], k)
 			sent(t, va, 0)
+		}
+	})
+}
+
+// What waits goes when the program polls in vain, a few times in a row.
+func TestPollsInVain(t *testing.T) {
+	for _, size := range []int{8, 1000} {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
+			polling(t, n, va, vb)
+			n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+			xa, xb := newBox(t, n.a.Nic, 8, size), newBox(t, n.b.Nic, 8, size)
+			for k := range 8 {
+				postRecv(t, vb, xb, k, size)
+			}
+			for k := range 7 {
+				postSend(t, va, xa, k, size)
+				n.a.Poll() // one between two posts says nothing
+			}
+			arrived(t, n, 4)
+			n.a.Poll()
+			n.a.Poll()
+			arrived(t, n, 4)
+			n.a.Poll()
+			arrived(t, n, 7)
+		})
+	}
+}
+
+// What is posted at a pace that frames can follow goes at once, however much is
+// under way.
+func TestPacedMessagesDoNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, _, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
+		for k := range uint64(20) {
+			time.Sleep(2 * time.Microsecond)
+			postSend(t, va, xa, int(k), 8)
+			arrived(t, n, k+1)
+		}
+		if packed := n.a.Counters().Packed; packed > 0 {
+			t.Errorf("%d messages waited for company", packed)
 		}
 	})
 }

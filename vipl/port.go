@@ -83,6 +83,7 @@ type port struct {
 	holding   []*conn // have small messages that wait for company
 	heldSince int64   // when the first of them began to
 	lazy      bool    // the doorbell may wait, see hold.go
+	kicked    bool    // it was rung since posting began
 	window    int     // frames that each connection may be sent
 	active    int     // connections
 
@@ -103,7 +104,7 @@ type port struct {
 	leased, refillAt int // chunks received since the last Refill, and how many at most
 
 	idle       ordered.Uint32 // polls in vain: with turns, the signs of life of a program
-	turns      uint32         // polls that found frames, posts
+	turns      ordered.Uint32 // polls that found frames, posts
 	waits      ordered.Uint32 // messages and frames wait for company, see hold.go: 1, else 0
 	idleAtPost ordered.Uint32 // idle when a send was posted last
 	armed      atomic.Int64   // handlers that wait for a completion
@@ -180,7 +181,7 @@ func (p *port) busy() bool {
 // poll makes progress if there is something to do and nobody else is at it.
 func (p *port) poll() {
 	if p.busy() && p.mu.TryLock() {
-		p.turns++
+		p.turns.Store(p.turns.Load() + 1)
 		p.progress(p.now(), false)
 		p.mu.Unlock()
 	}
@@ -291,6 +292,7 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 // sends that wait for the peer; the program's descriptors are written after the
 // doorbell, not before, so that the message is under way meanwhile.
 func (p *port) flush() {
+	p.kicked = true
 	if err := p.nic.Flush(); err != nil {
 		p.stats.FlushErrors++
 		p.gone = p.gone || errors.Is(err, xdpnic.ErrGone)

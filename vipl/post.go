@@ -28,7 +28,7 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	p := v.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.turns++
+	p.turns.Store(p.turns.Load() + 1)
 	switch {
 	case v.gone.Load():
 		return opError(op, v, ErrInvalidParameter, errDestroyed)
@@ -65,12 +65,15 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 			p.receiveAll(now)
 		}
 		if v.conn != nil {
-			v.conn.paced(now)
+			p.posting(v.conn, now)
 			p.pump(v.conn, now)
 			p.lazy = p.mayWait(v.conn, now)
 		}
 		p.finish(now, false)
 		p.lazy = false
+		if v.conn != nil {
+			p.posted(v.conn, now)
+		}
 	}
 	return nil
 }
@@ -199,7 +202,7 @@ func (v *VI) dequeue(q *workQueue) (*Descriptor, error) {
 		if !p.busy() || !p.mu.TryLock() {
 			return q.notReady()
 		}
-		p.turns++
+		p.turns.Store(p.turns.Load() + 1)
 		p.progress(p.now(), false)
 	}
 	if !q.ready() {

@@ -191,12 +191,9 @@ func (p *port) rouse() {
 	}
 }
 
-// life changes with each sign of life of the program.
-func (p *port) life() uint32 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.idle.Load() + p.turns
-}
+// life changes with each sign of life of the program. It does not take the lock:
+// who has it would have to wake us.
+func (p *port) life() uint32 { return p.idle.Load() + p.turns.Load() }
 
 // background keeps the port alive while the program neither posts, polls nor
 // waits. As long as it does, background looks in only now and then, and stays
