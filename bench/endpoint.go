@@ -75,13 +75,13 @@ type Span struct {
 	Wall time.Duration `json:"wall"`
 	CPU  time.Duration `json:"cpu"` // user and system time of all threads, getrusage(2)
 
-	Switches int           `json:"switches"` // involuntary context switches of all threads, getrusage(2)
-	Stolen   time.Duration `json:"stolen"`   // that all CPUs waited for a hypervisor that ran others, proc_stat(5)
+	Waited time.Duration `json:"waited"` // that the measuring thread was ready to run and had no CPU
+	Stolen time.Duration `json:"stolen"` // that all CPUs waited for a hypervisor that ran others, proc_stat(5)
 }
 
 func (s *Span) add(o Span) {
 	s.Wall, s.CPU = s.Wall+o.Wall, s.CPU+o.CPU
-	s.Switches, s.Stolen = s.Switches+o.Switches, s.Stolen+o.Stolen
+	s.Waited, s.Stolen = s.Waited+o.Waited, s.Stolen+o.Stolen
 }
 
 // Params say where an endpoint is to be opened.

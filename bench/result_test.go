@@ -188,7 +188,7 @@ func TestCollector(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		spent := Span{Wall: time.Second, CPU: time.Duration(us) * time.Millisecond, Switches: 1000}
+		spent := Span{Wall: time.Second, CPU: time.Duration(us) * time.Millisecond, Waited: 200 * time.Millisecond}
 		c.addLatency(measured{Case: k, polls: us == 9}, h, 1000, spent, Span{})
 	}
 	for _, seconds := range []time.Duration{1, 4, 2} {
@@ -204,7 +204,7 @@ func TestCollector(t *testing.T) {
 		t.Errorf("latency: %+v", l)
 	}
 	if l.CPU != 4 || len(l.Disturbed) != 1 || !strings.Contains(l.Disturbed[0], "client") {
-		t.Errorf("CPU time %v us, disturbed %q; want 4, by the client's switches of one turn", l.CPU, l.Disturbed)
+		t.Errorf("CPU time %v us, disturbed %q; want 4, as the client waited in one turn", l.CPU, l.Disturbed)
 	}
 	b := r.Bandwidth[0]
 	if b.MBps != 32 || b.Messages != 5e5 || b.CPUTx != 0.5 || b.CPURx != 1 {

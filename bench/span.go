@@ -14,37 +14,52 @@ import (
 
 // stopwatch measures a Span.
 type stopwatch struct {
-	wall     time.Time
-	cpu      time.Duration
-	switches int
-	stolen   time.Duration
+	wall   time.Time
+	cpu    time.Duration
+	waited time.Duration
+	stolen time.Duration
 }
 
 // startWatch looks at the clock last, and span first: what the other looks
 // cost is no part of the span.
 func startWatch() stopwatch {
-	s := stopwatch{stolen: stolenTime()}
-	s.cpu, s.switches = usage()
+	s := stopwatch{stolen: stolenTime(), waited: waitTime(), cpu: usage()}
 	s.wall = time.Now()
 	return s
 }
 
 func (s stopwatch) span() Span {
 	wall := time.Since(s.wall)
-	cpu, switches := usage()
 	return Span{
-		Wall: wall, CPU: cpu - s.cpu, Switches: switches - s.switches, Stolen: stolenTime() - s.stolen,
+		Wall: wall, CPU: usage() - s.cpu, Waited: max(0, waitTime()-s.waited), Stolen: stolenTime() - s.stolen,
 	}
 }
 
-// usage is the user and system time of this process, and how often one of its
-// threads had to leave a CPU that it would have used.
-func usage() (cpu time.Duration, switches int) {
+// usage is the user and system time of this process.
+func usage() time.Duration {
 	var ru unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &ru); err != nil {
-		return 0, 0
+		return 0
 	}
-	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano()), int(ru.Nivcsw)
+	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+}
+
+// waitTime is how long this thread has waited for a CPU while it could have run
+// (Documentation/scheduler/sched-stats.rst); 0 where the kernel does not tell.
+func waitTime() time.Duration {
+	b, err := os.ReadFile("/proc/thread-self/schedstat")
+	if err != nil {
+		return 0
+	}
+	fields := bytes.Fields(b) // time on a CPU, time waiting for one, in ns; slices
+	if len(fields) < 2 {
+		return 0
+	}
+	ns, err := strconv.ParseInt(string(fields[1]), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return time.Duration(ns)
 }
 
 // userTick is the unit of the times in /proc/stat, 1/sysconf(_SC_CLK_TCK).
@@ -70,14 +85,16 @@ func stolenTime() time.Duration {
 }
 
 // A measurement is disturbed when a hypervisor took more than stealShare of the
-// machine's CPU time away meanwhile, or when a worker that polls, and so has a
-// CPU for itself, had to leave it more often than switchRate times a second.
-// Less than two ticks of stolen time may be one that began long before.
+// machine's CPU time away meanwhile, or when the thread of a worker that polls,
+// and so has a CPU for itself, had to wait for it for more than waitShare of the
+// time: the kernel's own work and the Go runtime's monitor take 1 to 4 %, another
+// program that wants the CPU takes half. Less than two ticks of stolen time may be
+// one that began long before.
 const (
 	stealShare = 0.01
 	stealTicks = 2
-	switchRate = 200
-	switchSlip = 10 // switches that a short measurement may have all the same
+	waitShare  = 0.1
+	waitSlip   = 100 * time.Microsecond // that a short measurement may have waited all the same
 )
 
 // disturbances says why a measurement is doubtful; nil: it is not.
@@ -95,8 +112,8 @@ func disturbances(client, server Span, polls bool) []string {
 		name string
 		span Span
 	}{{"client", client}, {"server", server}} {
-		if n := side.span.Switches; n > switchSlip && float64(n) > switchRate*side.span.Wall.Seconds() {
-			reasons = append(reasons, fmt.Sprintf("the %s was put off its CPU more than %d times a second", side.name, switchRate))
+		if w := side.span.Waited; w > waitSlip && float64(w) > waitShare*float64(side.span.Wall) {
+			reasons = append(reasons, fmt.Sprintf("the %s waited for its CPU more than %.0f %% of the time", side.name, 100*waitShare))
 		}
 	}
 	return reasons

@@ -8,9 +8,9 @@ import (
 
 func TestDisturbances(t *testing.T) {
 	quiet := Span{Wall: time.Second, CPU: time.Second}
-	with := func(switches int, stolen time.Duration) Span {
+	with := func(waited, stolen time.Duration) Span {
 		s := quiet
-		s.Switches, s.Stolen = switches, stolen
+		s.Waited, s.Stolen = waited, stolen
 		return s
 	}
 	for _, c := range []struct {
@@ -20,11 +20,11 @@ func TestDisturbances(t *testing.T) {
 		want           string
 	}{
 		{"quiet", quiet, quiet, true, ""},
-		{"some switches", with(199, 0), with(199, 0), true, ""},
-		{"a switch of a short one", Span{Wall: time.Millisecond, Switches: 3}, Span{}, true, ""},
-		{"client", with(300, 0), quiet, true, "client"},
-		{"server", quiet, with(300, 0), true, "server"},
-		{"one that sleeps", with(3000, 0), quiet, false, ""},
+		{"a little", with(10*time.Millisecond, 0), with(90*time.Millisecond, 0), true, ""},
+		{"once in a short one", Span{Wall: time.Millisecond, Waited: 90 * time.Microsecond}, Span{}, true, ""},
+		{"client", with(130*time.Millisecond, 0), quiet, true, "client"},
+		{"server", quiet, with(130*time.Millisecond, 0), true, "server"},
+		{"one that sleeps", with(300*time.Millisecond, 0), quiet, false, ""},
 		{"steal", with(0, 30*time.Second), quiet, false, "hypervisor"},
 		{"a tick of it", with(0, userTick), quiet, true, ""},
 	} {
@@ -41,12 +41,12 @@ func TestStopwatch(t *testing.T) {
 	for since := time.Now(); time.Since(since) < 20*time.Millisecond; {
 	}
 	s := clock.span()
-	if s.Wall < 20*time.Millisecond || s.CPU <= 0 || s.Switches < 0 || s.Stolen < 0 {
+	if s.Wall < 20*time.Millisecond || s.CPU <= 0 || s.Waited < 0 || s.Stolen < 0 {
 		t.Errorf("20 ms at work: %+v", s)
 	}
 	sum := s
 	sum.add(s)
-	if sum.Wall != 2*s.Wall || sum.CPU != 2*s.CPU || sum.Switches != 2*s.Switches || sum.Stolen != 2*s.Stolen {
+	if sum.Wall != 2*s.Wall || sum.CPU != 2*s.CPU || sum.Waited != 2*s.Waited || sum.Stolen != 2*s.Stolen {
 		t.Errorf("twice %+v is %+v", s, sum)
 	}
 }

@@ -112,7 +112,7 @@ func (b *Bed) Measure(ctx context.Context, row Row, bytes int, duration time.Dur
 // beyond switchSlip that it may have to all the same; as package bench has it
 // for its own rows.
 const (
-	switchRate = 200
+	switchRate = 500
 	switchSlip = 10
 )
 

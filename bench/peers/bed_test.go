@@ -183,9 +183,9 @@ func TestStartNeeds(t *testing.T) {
 }
 
 func TestDisturbances(t *testing.T) {
-	calm := &output{CPU: time.Second, Switches: 199}
+	calm := &output{CPU: time.Second, Switches: 499}
 	short := &output{CPU: time.Millisecond, Switches: 10}
-	put := &output{CPU: time.Second, Switches: 201}
+	put := &output{CPU: time.Second, Switches: 501}
 	if got := disturbances(calm, short); got != nil {
 		t.Errorf("calm: %v", got)
 	}
