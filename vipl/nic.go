@@ -28,6 +28,7 @@ type Nic struct {
 	errors  caller
 	names   atomic.Pointer[names.Resolver] // the name service, when it runs
 	closed  chan struct{}                  // closed when Close has disconnected the VIs
+	shut    atomic.Bool                    // set then
 
 	mu       sync.Mutex // guards what follows; taken before port.mu
 	isClosed bool
@@ -37,14 +38,7 @@ type Nic struct {
 }
 
 // closing says that Close is past the point from which on nothing begins.
-func (n *Nic) closing() bool {
-	select {
-	case <-n.closed:
-		return true
-	default:
-		return false
-	}
-}
+func (n *Nic) closing() bool { return n.shut.Load() }
 
 // Poll makes progress, as every Done that finds nothing does. A program that
 // looks at registered memory for the peer's RDMA writes, and not at a queue,
@@ -120,6 +114,7 @@ func (n *Nic) Close() error {
 
 	p := n.port
 	p.mu.Lock()
+	n.shut.Store(true)
 	close(n.closed)
 	p.mu.Unlock()
 	p.nic.Wake() // who sleeps for the port may be waiting on this handle

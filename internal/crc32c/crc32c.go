@@ -1,7 +1,8 @@
 // Package crc32c computes the CRC-32 with Castagnoli's polynomial, as package
 // hash/crc32 does, but on processors with wide carry-less multiplication
 // (AVX-512 and VPCLMULQDQ: Intel from Ice Lake, AMD from Zen 4) three to five
-// times as fast where there is enough data.
+// times as fast where there is enough data, and twice as fast for a few bytes
+// that are not aligned.
 //
 //	sum := crc32c.Update(0, header)
 //	sum = crc32c.Update(sum, payload)
@@ -20,7 +21,10 @@ var table = crc32.MakeTable(crc32.Castagnoli)
 // Update is crc32.Update with the Castagnoli table: the sum of what gave sum,
 // followed by b.
 func Update(sum uint32, b []byte) uint32 {
-	if len(b) >= leastWide && wide {
+	switch {
+	case len(b) <= mostShort && short:
+		return ^foldShort(^sum, b)
+	case len(b) >= leastWide && wide:
 		whole := len(b) &^ (block - 1)
 		sum = ^foldWide(^sum, b[:whole], &folds)
 		b = b[whole:]
@@ -31,7 +35,10 @@ func Update(sum uint32, b []byte) uint32 {
 const (
 	block = 256 // bytes that are folded at a time
 	// leastWide is from when on folding pays.
-	leastWide = 2 * block
+	leastWide = block
+	// mostShort is up to when one instruction for each eight bytes is best, which
+	// hash/crc32 has, too, but only for bytes that are aligned.
+	mostShort = 160
 )
 
 // power is x^n modulo the polynomial, bits reversed, in the form in which

@@ -63,3 +63,39 @@ together:
 	VZEROUPPER
 	MOVL    AX, ret+40(FP)
 	RET
+
+// func foldShort(sum uint32, b []byte) uint32
+TEXT ·foldShort(SB), NOSPLIT, $0-36
+	MOVL sum+0(FP), AX
+	MOVQ b_base+8(FP), SI
+	MOVQ b_len+16(FP), CX
+	SUBQ $8, CX
+	JLT  tail
+
+words:
+	CRC32Q (SI), AX
+	ADDQ   $8, SI
+	SUBQ   $8, CX
+	JGE    words
+
+tail:
+	// CX has the length that is left, less 8.
+	TESTB  $4, CX
+	JZ     two
+	CRC32L (SI), AX
+	ADDQ   $4, SI
+
+two:
+	TESTB  $2, CX
+	JZ     one
+	CRC32W (SI), AX
+	ADDQ   $2, SI
+
+one:
+	TESTB  $1, CX
+	JZ     done
+	CRC32B (SI), AX
+
+done:
+	MOVL AX, ret+32(FP)
+	RET
