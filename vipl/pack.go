@@ -11,8 +11,19 @@ import (
 
 // small says whether a message may share a frame: two of its size fit.
 func (c *conn) small(e *posted) bool {
-	return e.op == StatusOpSend && !e.begun && !e.status.Failed() && e.control&ControlQFence == 0 &&
-		wire.RecordLen(int(e.length), true) <= c.inPack/2
+	return (e.op == StatusOpSend || e.op == StatusOpRDMAWrite) && !e.begun && !e.status.Failed() &&
+		e.control&ControlQFence == 0 && int(e.length)+mostRecord <= c.inPack/2
+}
+
+// mostRecord is what a record takes beside its data, at most.
+var mostRecord = (&wire.Record{HasImmediate: true, Write: true}).Len(0)
+
+// record is e's in a frame of several messages.
+func (e *posted) record() wire.Record {
+	return wire.Record{
+		HasImmediate: e.control&ControlImmediate != 0, Immediate: e.imm,
+		Write: e.op == StatusOpRDMAWrite, RemoteAddr: e.remote.Data, RemoteHandle: uint32(e.remote.Handle),
+	}
 }
 
 // gathering is how far the waiting messages have been looked at: those from
@@ -35,7 +46,8 @@ func (c *conn) company() (count int, full bool) {
 			full = true
 			break
 		}
-		n := wire.RecordLen(int(e.length), e.control&ControlImmediate != 0)
+		r := e.record()
+		n := r.Len(int(e.length))
 		if g.bytes+n > c.inPack {
 			full = true
 			break
@@ -74,9 +86,9 @@ func (p *port) sendPack(c *conn, count int, now int64) sendResult {
 	rest := b[wire.HeaderLen:]
 	for i := range uint64(count) {
 		e := q.at(q.current + i)
-		immediate := e.control&ControlImmediate != 0
-		e.gather(wire.PutRecord(rest, int(e.length), immediate, e.imm))
-		rest = rest[wire.RecordLen(int(e.length), immediate):]
+		r := e.record()
+		e.gather(r.Put(rest, int(e.length)))
+		rest = rest[r.Len(int(e.length)):]
 	}
 	h := &c.header
 	h.Kind, h.Flags, h.Immediate, h.RemoteAddr, h.RemoteHandle = wire.KindPack, 0, 0, 0, 0
@@ -119,17 +131,26 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 			return
 		}
 		e := v.recv.waiting()
-		if e == nil {
+		switch {
+		case r.Write:
+			if !p.placeRecord(c, r, now) {
+				return
+			}
+		case e == nil:
 			p.recvEmpty(c, now)
 			return
-		}
-		if e.place(r.Data) < len(r.Data) {
+		case e.place(r.Data) < len(r.Data):
 			p.tooLong(c, e, now)
 			return
 		}
 		c.refusedPart++
 		c.unpacking = len(rest) > 0
-		p.finishReceive(c, e, e.moved, r.HasImmediate, r.Immediate)
+		switch {
+		case !r.Write:
+			p.finishReceive(c, e, e.moved, r.HasImmediate, r.Immediate)
+		case r.HasImmediate:
+			p.finishWrite(c, e, uint32(len(r.Data)), r.Immediate)
+		}
 		if !c.open {
 			return // the next receive was wrong when posted
 		}

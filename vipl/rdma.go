@@ -58,17 +58,8 @@ func (p *port) placeWrite(c *conn, pkt *wire.Packet, now int64) {
 		p.nonsense(c, now)
 		return
 	}
-	err := errWriteRefused
-	if v.attrs.EnableRdmaWrite {
-		err = p.writeTo(v, pkt)
-	}
-	if err != nil {
-		c.part = 0
-		p.stats.RDMARefused++
-		v.report(ErrorRDMAWriteProtection, StatusOpRDMAWrite, err)
-		if c.receiver != nil {
-			p.refuse(c, wire.ReasonRDMAWrite, err, now)
-		}
+	if err := v.writeTo(MemHandle(pkt.RemoteHandle), pkt.RemoteAddr, uint32(n), pkt.Payload, pkt.Rest); err != nil {
+		p.refuseWrite(c, err, now)
 		return
 	}
 	c.written += uint32(n)
@@ -85,22 +76,62 @@ func (p *port) placeWrite(c *conn, pkt *wire.Packet, now int64) {
 		p.recvEmpty(c, now)
 		return
 	}
-	e.op = StatusOpRemoteRDMAWrite
-	p.finishReceive(c, e, c.written, true, pkt.Immediate)
+	p.finishWrite(c, e, c.written, pkt.Immediate)
 }
 
-// writeTo copies the frame's bytes to where it says, in ascending order.
-func (p *port) writeTo(v *VI, pkt *wire.Packet) error {
-	if pkt.Length == 0 {
+// placeRecord places an RDMA write that shares its frame with other messages.
+// False: it is refused.
+func (p *port) placeRecord(c *conn, r *wire.Record, now int64) bool {
+	v := c.vi
+	n := uint32(len(r.Data))
+	if uint64(n) > uint64(v.attrs.MaxTransferSize) {
+		p.nonsense(c, now)
+		return false
+	}
+	if err := v.writeTo(MemHandle(r.RemoteHandle), r.RemoteAddr, n, r.Data, nil); err != nil {
+		p.refuseWrite(c, err, now)
+		return false
+	}
+	p.stats.Writes++
+	if r.HasImmediate && v.recv.waiting() == nil {
+		p.recvEmpty(c, now)
+		return false
+	}
+	return true
+}
+
+// finishWrite completes the receive that a write of n bytes with immediate data
+// consumes.
+func (p *port) finishWrite(c *conn, e *posted, n, immediate uint32) {
+	e.op = StatusOpRemoteRDMAWrite
+	p.finishReceive(c, e, n, true, immediate)
+}
+
+// refuseWrite ends a write to what is not open for it.
+func (p *port) refuseWrite(c *conn, err error, now int64) {
+	c.part = 0
+	p.stats.RDMARefused++
+	c.vi.report(ErrorRDMAWriteProtection, StatusOpRDMAWrite, err)
+	if c.receiver != nil {
+		p.refuse(c, wire.ReasonRDMAWrite, err, now)
+	}
+}
+
+// writeTo copies n bytes, in first and rest, to memory that the peer names, in
+// ascending order.
+func (v *VI) writeTo(h MemHandle, addr uint64, n uint32, first []byte, rest [][]byte) error {
+	if !v.attrs.EnableRdmaWrite {
+		return errWriteRefused
+	}
+	if n == 0 {
 		return nil
 	}
-	dst, region, err := v.nic.mem.ResolveRemote(
-		MemHandle(pkt.RemoteHandle), pkt.RemoteAddr, uint32(pkt.Length), v.tag, memreg.RemoteWrite)
+	dst, region, err := v.nic.mem.ResolveRemote(h, addr, n, v.tag, memreg.RemoteWrite)
 	if err != nil {
 		return err
 	}
-	last := pkt.Payload
-	for _, b := range pkt.Rest {
+	last := first
+	for _, b := range rest {
 		dst = dst[copy(dst, last):]
 		last = b
 	}

@@ -4,12 +4,17 @@ import "encoding/binary"
 
 // A KindPack frame carries whole messages, each as a record:
 //
-//	0 length (16 bits)   2 flags (16 bits)   4 immediate data, if the flag says so
+//	0 length (16 bits)   2 flags (16 bits)
+//	4 immediate data (32 bits), if a flag says so
+//	behind it, of an RDMA write, address (64 bits) and handle (32 bits)
 //	behind it the message's bytes, and the next record right behind them
 const (
 	recordLen       = 4
 	recordImmediate = 4
-	recordFlag      = uint16(FlagImmediate) // the only one
+	recordRemote    = 12
+
+	recordHasImmediate = uint16(FlagImmediate)
+	recordIsWrite      = uint16(1 << 8)
 )
 
 // Record is a message of a KindPack frame.
@@ -17,29 +22,45 @@ type Record struct {
 	Data         []byte
 	Immediate    uint32
 	HasImmediate bool
+	// An RDMA write, and where to.
+	Write        bool
+	RemoteAddr   uint64
+	RemoteHandle uint32
 }
 
-// RecordLen is the room that a message of n bytes takes in a KindPack frame.
-func RecordLen(n int, immediate bool) int {
-	if immediate {
+// Len is the room that the record takes in a frame with n bytes of data.
+func (r *Record) Len(n int) int { return r.head() + n }
+
+func (r *Record) head() int {
+	n := recordLen
+	if r.HasImmediate {
 		n += recordImmediate
 	}
-	return recordLen + n
+	if r.Write {
+		n += recordRemote
+	}
+	return n
 }
 
-// PutRecord writes the head of a record for a message of n bytes at b, and
-// returns the n bytes behind it, where the message goes.
-func PutRecord(b []byte, n int, immediate bool, value uint32) []byte {
-	binary.BigEndian.PutUint16(b, uint16(n))
-	head := recordLen
-	if immediate {
-		binary.BigEndian.PutUint16(b[2:], recordFlag)
-		binary.BigEndian.PutUint32(b[recordLen:], value)
-		head += recordImmediate
-	} else {
-		binary.BigEndian.PutUint16(b[2:], 0)
+// Put writes the record at b, all but its data, and returns the room of n bytes
+// where that goes.
+func (r *Record) Put(b []byte, n int) []byte {
+	flags := uint16(0)
+	at := recordLen
+	if r.HasImmediate {
+		flags = recordHasImmediate
+		binary.BigEndian.PutUint32(b[at:], r.Immediate)
+		at += recordImmediate
 	}
-	return b[head : head+n]
+	if r.Write {
+		flags |= recordIsWrite
+		binary.BigEndian.PutUint64(b[at:], r.RemoteAddr)
+		binary.BigEndian.PutUint32(b[at+8:], r.RemoteHandle)
+		at += recordRemote
+	}
+	binary.BigEndian.PutUint16(b, uint16(n))
+	binary.BigEndian.PutUint16(b[2:], flags)
+	return b[at : at+n]
 }
 
 // Next takes the next record off b, the payload of a KindPack frame, and returns
@@ -49,20 +70,18 @@ func (r *Record) Next(b []byte) (rest []byte, ok bool) {
 		return nil, false
 	}
 	n, flags := int(binary.BigEndian.Uint16(b)), binary.BigEndian.Uint16(b[2:])
-	b = b[recordLen:]
-	r.Immediate, r.HasImmediate = 0, flags == recordFlag
-	switch {
-	case flags != 0 && flags != recordFlag:
+	*r = Record{HasImmediate: flags&recordHasImmediate != 0, Write: flags&recordIsWrite != 0}
+	if flags&^(recordHasImmediate|recordIsWrite) != 0 || len(b) < r.Len(n) {
 		return nil, false
-	case r.HasImmediate:
-		if len(b) < recordImmediate {
-			return nil, false
-		}
+	}
+	b = b[recordLen:]
+	if r.HasImmediate {
 		r.Immediate = binary.BigEndian.Uint32(b)
 		b = b[recordImmediate:]
 	}
-	if len(b) < n {
-		return nil, false
+	if r.Write {
+		r.RemoteAddr, r.RemoteHandle = binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])
+		b = b[recordRemote:]
 	}
 	r.Data = b[:n:n]
 	return b[n:], true

@@ -5,33 +5,36 @@ import (
 	"encoding/hex"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 )
 
 // A frame's messages come out as they went in.
 func TestRecords(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		type message struct {
-			data      []byte
-			immediate bool
-			value     uint32
-		}
-		list := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) message {
-			m := message{data: rapid.SliceOfN(rapid.Byte(), 0, 80).Draw(t, "data"), immediate: rapid.Bool().Draw(t, "immediate")}
-			if m.immediate {
-				m.value = rapid.Uint32().Draw(t, "value")
+		list := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Record {
+			m := Record{
+				Data:         rapid.SliceOfN(rapid.Byte(), 0, 80).Draw(t, "data"),
+				HasImmediate: rapid.Bool().Draw(t, "immediate"), Write: rapid.Bool().Draw(t, "write"),
+			}
+			if m.HasImmediate {
+				m.Immediate = rapid.Uint32().Draw(t, "value")
+			}
+			if m.Write {
+				m.RemoteAddr, m.RemoteHandle = rapid.Uint64().Draw(t, "address"), rapid.Uint32().Draw(t, "handle")
 			}
 			return m
 		}), 0, 30).Draw(t, "messages")
 		size := 0
 		for _, m := range list {
-			size += RecordLen(len(m.data), m.immediate)
+			size += m.Len(len(m.Data))
 		}
 		frame := bytes.Repeat([]byte{0xee}, size)
 		rest := frame
 		for _, m := range list {
-			copy(PutRecord(rest, len(m.data), m.immediate, m.value), m.data)
-			rest = rest[RecordLen(len(m.data), m.immediate):]
+			copy(m.Put(rest, len(m.Data)), m.Data)
+			rest = rest[m.Len(len(m.Data)):]
 		}
 		if len(rest) != 0 {
 			t.Fatalf("%d bytes too many", len(rest))
@@ -40,7 +43,7 @@ func TestRecords(t *testing.T) {
 		var r Record
 		for i, m := range list {
 			var ok bool
-			if rest, ok = r.Next(rest); !ok || !bytes.Equal(r.Data, m.data) || r.HasImmediate != m.immediate || r.Immediate != m.value {
+			if rest, ok = r.Next(rest); !ok || !cmp.Equal(r, m, cmpopts.EquateEmpty()) {
 				t.Fatalf("message %d: %+v, %v", i, r, ok)
 			}
 		}
@@ -50,15 +53,30 @@ func TestRecords(t *testing.T) {
 	})
 }
 
-// The bytes of a record, and those that are none.
+// The bytes of records, and those that are none.
 func TestRecordBytes(t *testing.T) {
-	b := make([]byte, 10)
-	copy(PutRecord(b, 2, true, 0x01020304), "hi")
-	if got := hex.EncodeToString(b); got != "00020004010203046869" {
-		t.Errorf("record %s", got)
+	for _, c := range []struct {
+		r    Record
+		want string
+	}{
+		{Record{}, "000200006869"},
+		{Record{HasImmediate: true, Immediate: 0x01020304}, "00020004010203046869"},
+		{Record{Write: true, RemoteAddr: 0x1112131415161718, RemoteHandle: 0x21222324}, "000201001112131415161718212223246869"},
+		{Record{HasImmediate: true, Immediate: 1, Write: true, RemoteHandle: 2}, "00020104000000010000000000000000000000026869"},
+	} {
+		b := make([]byte, c.r.Len(2))
+		copy(c.r.Put(b, 2), "hi")
+		if got := hex.EncodeToString(b); got != c.want {
+			t.Errorf("record %s, want %s", got, c.want)
+		}
+		for n := range b {
+			if _, ok := new(Record).Next(b[:n]); ok {
+				t.Errorf("%x was taken", b[:n])
+			}
+		}
 	}
-	for _, digits := range []string{"", "000000", "00010000", "0000000400000", "00000001", "0000000c", "ffff0000", "00020004010203046"} {
-		bad, _ := hex.DecodeString(digits[:len(digits)/2*2])
+	for _, digits := range []string{"00000001", "0000000c", "0000020000000000000000000000000000", "ffff0000"} {
+		bad, _ := hex.DecodeString(digits)
 		if _, ok := new(Record).Next(bad); ok {
 			t.Errorf("%s was taken", digits)
 		}
@@ -67,14 +85,15 @@ func TestRecordBytes(t *testing.T) {
 
 func FuzzRecords(f *testing.F) {
 	f.Add([]byte{0, 2, 0, 4, 1, 2, 3, 4, 'h', 'i', 0, 0, 0, 0})
+	f.Add([]byte{0, 1, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 'h'})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var r Record
 		for rest, ok := r.Next(b); ok; rest, ok = r.Next(rest) {
-			if n := RecordLen(len(r.Data), r.HasImmediate); n+len(rest) != len(b) {
+			if n := r.Len(len(r.Data)); n+len(rest) != len(b) {
 				t.Fatalf("%d bytes taken of %d, %d left", n, len(b), len(rest))
 			}
-			again := make([]byte, RecordLen(len(r.Data), r.HasImmediate))
-			copy(PutRecord(again, len(r.Data), r.HasImmediate, r.Immediate), r.Data)
+			again := make([]byte, r.Len(len(r.Data)))
+			copy(r.Put(again, len(r.Data)), r.Data)
 			if !bytes.HasPrefix(b, again) {
 				t.Fatalf("%x reads as what is written as %x", b, again)
 			}

@@ -53,6 +53,7 @@ var allowed = map[string][]string{
 	"vianet":                 {"vipl"},
 	"mvich":                  {"vipl"},
 	"mvich/pmi":              {},
+	"mvich/mpibench":         {"mvich"},
 }
 
 // pure packages make no system call and need no other module.
