@@ -1,0 +1,99 @@
+package mvich
+
+import "fmt"
+
+// AllGather gives all ranks in dst what all have in src, one behind the other.
+// All give the same lengths.
+func AllGather[T Element](c *Comm, dst, src []T) error {
+	if len(dst) != len(src)*c.Size() {
+		return fmt.Errorf("%w: %d elements of each of %d ranks into %d", ErrCount, len(src), c.Size(), len(dst))
+	}
+	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
+	size := len(out)
+	if len(in) < longData {
+		return s.allGatherBruck(in, out)
+	}
+	copy(in[c.rank*size:], out)
+	return s.ring(c.rank, func(i int) []byte { return in[i*size : (i+1)*size] })
+}
+
+// allGatherBruck doubles what each rank has in each round: of k ranks from its
+// own on, it gets the k that the rank k ahead has.
+func (s step) allGatherBruck(dst, src []byte) error {
+	n, me, size := s.c.Size(), s.c.rank, len(src)
+	all := make([]byte, n*size) // counted from me
+	copy(all, src)
+	for k := 1; k < n; k *= 2 {
+		count := min(k, n-k)
+		err := s.exchange(all[:count*size], s.rank(me-k), all[k*size:(k+count)*size], s.rank(me+k))
+		if err != nil {
+			return err
+		}
+	}
+	for i := range n {
+		copy(dst[s.rank(me+i)*size:], all[i*size:(i+1)*size])
+	}
+	return nil
+}
+
+// AllToAll gives rank i the i-th part of src of each rank, one behind the other
+// in dst. All give the same lengths.
+func AllToAll[T Element](c *Comm, dst, src []T) error {
+	if len(dst) != len(src) || len(src)%c.Size() != 0 {
+		return fmt.Errorf("%w: %d elements into %d, of and for each of %d ranks", ErrCount, len(src), len(dst), c.Size())
+	}
+	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
+	if len(out) < longBlock*c.Size() && c.Size() > fewRanks {
+		return s.allToAllBruck(in, out)
+	}
+	return s.allToAllPairs(in, out)
+}
+
+// allToAllPairs exchanges with each other rank in turn.
+func (s step) allToAllPairs(dst, src []byte) error {
+	n, me := s.c.Size(), s.c.rank
+	size := len(src) / n
+	part := func(b []byte, i int) []byte { return b[i*size : (i+1)*size] }
+	copy(part(dst, me), part(src, me))
+	for i := 1; i < n; i++ {
+		to, from := s.rank(me+i), s.rank(me-i)
+		if err := s.exchange(part(src, to), to, part(dst, from), from); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// allToAllBruck sends each block on its way of steps of 1, 2, 4 and so on ranks,
+// by the bits of the distance that it has to go, all blocks of a step together.
+func (s step) allToAllBruck(dst, src []byte) error {
+	n, me := s.c.Size(), s.c.rank
+	size := len(src) / n
+	all := make([]byte, len(src)) // block i has i ranks to go
+	part := func(b []byte, i int) []byte { return b[i*size : (i+1)*size] }
+	for i := range n {
+		copy(part(all, i), part(src, s.rank(me+i)))
+	}
+	out, in := make([]byte, 0, len(src)), make([]byte, len(src))
+	for k := 1; k < n; k *= 2 {
+		out = out[:0]
+		for i := range n {
+			if i&k != 0 {
+				out = append(out, part(all, i)...)
+			}
+		}
+		if err := s.exchange(out, s.rank(me+k), in[:len(out)], s.rank(me-k)); err != nil {
+			return err
+		}
+		rest := in[:len(out)]
+		for i := range n {
+			if i&k != 0 {
+				rest = rest[copy(part(all, i), rest):]
+			}
+		}
+	}
+	for i := range n {
+		copy(part(dst, s.rank(me-i)), part(all, i))
+	}
+	return nil
+}

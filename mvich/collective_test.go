@@ -1,0 +1,219 @@
+package mvich_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"viaxdp/mvich"
+)
+
+// Every collective operation on 1 to 9 ranks, with lengths on both sides of the
+// bounds between algorithms, against what it should give.
+func TestCollectives(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 4, 5, 8, 9} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			j := newJob(t, n, jobConfig{options: func(int) []mvich.Option {
+				return []mvich.Option{mvich.WithSpin(50), mvich.WithCredits(8)}
+			}})
+			j.run(t, func(c *mvich.Comm) error {
+				for _, length := range []int{0, 1, 3, 17, 600, 5000} {
+					for _, root := range slices.Compact([]int{0, n / 2, n - 1}) {
+						if err := everyRooted(c, length, root); err != nil {
+							return fmt.Errorf("%d elements, root %d: %w", length, root, err)
+						}
+					}
+					if err := everyUnrooted(c, length); err != nil {
+						return fmt.Errorf("%d elements: %w", length, err)
+					}
+				}
+				return nil
+			})
+			j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+		})
+	}
+}
+
+// value is element i of what a rank contributes.
+func value(rank, i int) int64 { return int64(1000*rank + i*i%997) }
+
+func contribution(rank, length int) []int64 {
+	s := make([]int64, length)
+	for i := range s {
+		s[i] = value(rank, i)
+	}
+	return s
+}
+
+// combined is the sum of what ranks 0 to last contribute.
+func combined(last, length int) []int64 {
+	s := make([]int64, length)
+	for rank := range last + 1 {
+		for i := range s {
+			s[i] += value(rank, i)
+		}
+	}
+	return s
+}
+
+func same(what string, got, want []int64) error {
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("%s: wrong result", what)
+	}
+	return nil
+}
+
+func everyRooted(c *mvich.Comm, length, root int) error {
+	n, me := c.Size(), c.Rank()
+	var together []int64
+	for rank := range n {
+		together = append(together, contribution(rank, length)...)
+	}
+
+	b := make([]int64, length)
+	if me == root {
+		b = contribution(root, length)
+	}
+	if err := mvich.Bcast(c, b, root); err != nil {
+		return fmt.Errorf("bcast: %w", err)
+	}
+	if err := same("bcast", b, contribution(root, length)); err != nil {
+		return err
+	}
+
+	src, dst := contribution(me, length), make([]int64, length)
+	if err := mvich.Reduce(c, dst, src, mvich.Sum, root); err != nil {
+		return fmt.Errorf("reduce: %w", err)
+	}
+	want := make([]int64, length)
+	if me == root {
+		want = combined(n-1, length)
+	}
+	if err := errors.Join(same("reduce", dst, want), same("reduce's source", src, contribution(me, length))); err != nil {
+		return err
+	}
+
+	all := make([]int64, n*length)
+	if err := mvich.Gather(c, all, src, root); err != nil {
+		return fmt.Errorf("gather: %w", err)
+	}
+	if me == root {
+		if err := same("gather", all, together); err != nil {
+			return err
+		}
+	}
+	if err := mvich.Scatter(c, dst, together, root); err != nil {
+		return fmt.Errorf("scatter: %w", err)
+	}
+	if err := same("scatter", dst, src); err != nil {
+		return err
+	}
+	return everyVector(c, length, root)
+}
+
+// everyVector does Gatherv and Scatterv of parts that are longer the higher the
+// rank, in reverse order and with a gap of one element.
+func everyVector(c *mvich.Comm, length, root int) error {
+	n, me := c.Size(), c.Rank()
+	counts, displs := make([]int, n), make([]int, n)
+	total := 0
+	for rank := n - 1; rank >= 0; rank-- {
+		counts[rank], displs[rank] = length+rank, total
+		total += counts[rank] + 1
+	}
+	want := make([]int64, total)
+	for rank := range n {
+		copy(want[displs[rank]:], contribution(rank, counts[rank]))
+	}
+	got := make([]int64, total)
+	if err := mvich.Gatherv(c, got, counts, displs, contribution(me, counts[me]), root); err != nil {
+		return fmt.Errorf("gatherv: %w", err)
+	}
+	if me == root {
+		if err := same("gatherv", got, want); err != nil {
+			return err
+		}
+	}
+	part := make([]int64, counts[me])
+	if err := mvich.Scatterv(c, part, want, counts, displs, root); err != nil {
+		return fmt.Errorf("scatterv: %w", err)
+	}
+	return same("scatterv", part, contribution(me, counts[me]))
+}
+
+func everyUnrooted(c *mvich.Comm, length int) error {
+	n, me := c.Size(), c.Rank()
+	src, dst := contribution(me, length), make([]int64, length)
+	if err := mvich.AllReduce(c, dst, src, mvich.Sum); err != nil {
+		return fmt.Errorf("allreduce: %w", err)
+	}
+	if err := same("allreduce", dst, combined(n-1, length)); err != nil {
+		return err
+	}
+	if err := mvich.AllReduce(c, dst, src, mvich.Max); err != nil {
+		return fmt.Errorf("allreduce: %w", err)
+	}
+	if err := same("allreduce by max", dst, contribution(n-1, length)); err != nil {
+		return err
+	}
+	if err := mvich.Scan(c, dst, src, mvich.Sum); err != nil {
+		return fmt.Errorf("scan: %w", err)
+	}
+	if err := same("scan", dst, combined(me, length)); err != nil {
+		return err
+	}
+
+	var together []int64
+	for rank := range n {
+		together = append(together, contribution(rank, length)...)
+	}
+	all := make([]int64, n*length)
+	if err := mvich.AllGather(c, all, src); err != nil {
+		return fmt.Errorf("allgather: %w", err)
+	}
+	if err := same("allgather", all, together); err != nil {
+		return err
+	}
+
+	// What rank a has for rank b begins with a*n+b.
+	out, want := make([]int64, n*length), make([]int64, n*length)
+	for other := range n {
+		copy(out[other*length:], contribution(me*n+other, length))
+		copy(want[other*length:], contribution(other*n+me, length))
+	}
+	if err := mvich.AllToAll(c, all, out); err != nil {
+		return fmt.Errorf("alltoall: %w", err)
+	}
+	return same("alltoall", all, want)
+}
+
+// Ranks that disagree about lengths are told so.
+func TestCollectiveLengths(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		b := make([]byte, 10+c.Rank())
+		err := c.Bcast(b, 0)
+		if c.Rank() == 1 && !errors.Is(err, mvich.ErrCount) {
+			return fmt.Errorf("bcast: %v", err)
+		}
+		return nil
+	})
+}
+
+func TestOperators(t *testing.T) {
+	for name, c := range map[string]struct {
+		op   mvich.Op[int]
+		want []int
+	}{
+		"sum": {mvich.Sum[int], []int{9, 3}}, "prod": {mvich.Prod[int], []int{18, -10}},
+		"min": {mvich.Min[int], []int{3, -2}}, "max": {mvich.Max[int], []int{6, 5}},
+		"and": {mvich.And[int], []int{2, 4}}, "or": {mvich.Or[int], []int{7, -1}}, "xor": {mvich.Xor[int], []int{5, -5}},
+	} {
+		got := []int{6, -2}
+		c.op(got, []int{3, 5})
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}

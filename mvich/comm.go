@@ -1,0 +1,122 @@
+package mvich
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// Comm is a communicator: an ordered group of ranks, and a context in which
+// their messages meet no others. All ranks of it call what makes others of it,
+// and collective operations, in the same order, one at a time; its other
+// methods may be called concurrently.
+type Comm struct {
+	w       *World
+	context uint32 // of messages; that of collective operations is one more
+	group   []int  // ranks in the world, by rank here
+	places  []int  // ranks here, by rank in the world; -1: not a member
+	rank    int
+	known   []bool // dead that the program knows of, by rank here
+	turn    int    // collective operations so far
+}
+
+const (
+	worldContext = 0
+	contextStep  = 2
+)
+
+// Undefined is the color of ranks that are to be in none of the communicators
+// that Split makes.
+const Undefined = -1
+
+func identity(n int) []int {
+	group := make([]int, n)
+	for i := range group {
+		group[i] = i
+	}
+	return group
+}
+
+func (w *World) newComm(context uint32, group []int, rank int) *Comm {
+	c := &Comm{
+		w: w, context: context, group: group, rank: rank,
+		places: make([]int, len(w.peers)), known: make([]bool, len(group)),
+	}
+	for i := range c.places {
+		c.places[i] = -1
+	}
+	for i, rank := range group {
+		c.places[rank] = i
+	}
+	return c
+}
+
+// Rank is this rank's number in the communicator.
+func (c *Comm) Rank() int { return c.rank }
+
+// Size is the number of ranks of the communicator.
+func (c *Comm) Size() int { return len(c.group) }
+
+// World is the world that the communicator is of.
+func (c *Comm) World() *World { return c.w }
+
+// rankOf is the rank here of a rank of the world, or -1.
+func (c *Comm) rankOf(world int) int { return c.places[world] }
+
+// Dup makes a communicator of the same ranks with a context of its own. All
+// ranks call it.
+func (c *Comm) Dup() (*Comm, error) {
+	context, err := c.agree()
+	if err != nil {
+		return nil, err
+	}
+	return c.w.newComm(context, c.group, c.rank), nil
+}
+
+// Split makes a communicator of each set of ranks that give the same color,
+// ordered by key, and by rank here where keys are equal. Colors are not
+// negative; ranks that give Undefined get nil. All ranks call it.
+func (c *Comm) Split(color, key int) (*Comm, error) {
+	if color < 0 && color != Undefined {
+		return nil, fmt.Errorf("%w: color %d", ErrSettings, color)
+	}
+	context, err := c.agree()
+	if err != nil {
+		return nil, err
+	}
+	mine := []int64{int64(color), int64(key)}
+	all := make([]int64, len(mine)*c.Size())
+	if err := AllGather(c, all, mine); err != nil {
+		return nil, err
+	}
+	if color == Undefined {
+		return nil, nil
+	}
+	var members []int // ranks here
+	for rank := range c.Size() {
+		if all[2*rank] == int64(color) {
+			members = append(members, rank)
+		}
+	}
+	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
+	group := make([]int, len(members))
+	for i, rank := range members {
+		group[i] = c.group[rank]
+	}
+	return c.w.newComm(context, group, slices.Index(members, c.rank)), nil
+}
+
+// agree finds a context that none of the ranks has used. Communicators without
+// a rank in common may have the same.
+func (c *Comm) agree() (uint32, error) {
+	c.w.mu.Lock()
+	next := []uint32{c.w.nextContext}
+	c.w.mu.Unlock()
+	if err := AllReduce(c, next, next, Max); err != nil {
+		return 0, err
+	}
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	c.w.nextContext = max(c.w.nextContext, next[0]+contextStep)
+	return next[0], nil
+}

@@ -1,0 +1,132 @@
+package mvich_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"viaxdp/mvich"
+)
+
+// Messages of one communicator are not received in another one of the same
+// ranks.
+func TestDup(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		d, err := c.Dup()
+		if err != nil {
+			return err
+		}
+		b := make([]byte, 1)
+		if c.Rank() == 0 {
+			return errors.Join(c.Send([]byte{1}, 1, 5), d.Send([]byte{2}, 1, 5))
+		}
+		if _, err := d.Recv(b, 0, 5); err != nil || b[0] != 2 {
+			return fmt.Errorf("%d came, %v", b[0], err)
+		}
+		if _, err := c.Recv(b, mvich.AnySource, mvich.AnyTag); err != nil || b[0] != 1 {
+			return fmt.Errorf("%d came, %v", b[0], err)
+		}
+		return nil
+	})
+}
+
+// Split orders ranks by key; sources and destinations are those of the new
+// communicator; communicators of it can be split again.
+func TestSplit(t *testing.T) {
+	const n = 7
+	j := newJob(t, n, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(50)} }})
+	j.run(t, func(c *mvich.Comm) error {
+		color := c.Rank() % 2
+		if c.Rank() == 6 {
+			color = mvich.Undefined
+		}
+		s, err := c.Split(color, -c.Rank())
+		if err != nil {
+			return err
+		}
+		if c.Rank() == 6 {
+			if s != nil {
+				return errors.New("a communicator of no color")
+			}
+			return nil
+		}
+		members := [][]int{{4, 2, 0}, {5, 3, 1}}[color] // in the world, by rank in s
+		if s.Size() != 3 || members[s.Rank()] != c.Rank() {
+			return fmt.Errorf("rank %d of %d", s.Rank(), s.Size())
+		}
+		all := make([]int, 3)
+		if err := mvich.AllGather(s, all, []int{c.Rank()}); err != nil || !slices.Equal(all, members) {
+			return fmt.Errorf("%v, %w", all, err)
+		}
+		next, last := (s.Rank()+1)%3, (s.Rank()+2)%3
+		in := make([]int, 1)
+		status, err := mvich.Sendrecv(s, []int{c.Rank()}, next, 0, in, mvich.AnySource, 0)
+		if err != nil || status.Source != last || in[0] != members[last] {
+			return fmt.Errorf("%d from %+v, %w", in[0], status, err)
+		}
+		again, err := s.Split(0, s.Rank())
+		if err != nil {
+			return err
+		}
+		sum := []int{c.Rank()}
+		if err := mvich.AllReduce(again, sum, sum, mvich.Sum); err != nil || sum[0] != []int{6, 9}[color] {
+			return fmt.Errorf("sum %d, %w", sum[0], err)
+		}
+		return nil
+	})
+}
+
+// Ranks with different options do not begin to work together.
+func TestDifferentOptions(t *testing.T) {
+	j := newJob(t, 1, jobConfig{})
+	launchers := mvich.Local(2)
+	each(t, 2, func(rank int) error {
+		w, err := mvich.Init(j.hosts[0].nic, launchers[rank], mvich.WithCredits(8+rank))
+		if !errors.Is(err, mvich.ErrSettings) {
+			return fmt.Errorf("%v, %v", w, err)
+		}
+		return nil
+	})
+}
+
+func TestWrongOptions(t *testing.T) {
+	j := newJob(t, 1, jobConfig{})
+	for name, o := range map[string]mvich.Option{
+		"threshold": mvich.WithThreshold(-1), "large threshold": mvich.WithThreshold(1 << 30),
+		"credits": mvich.WithCredits(3), "many credits": mvich.WithCredits(100000),
+		"protocol": mvich.WithProtocol(9), "registered": mvich.WithRegistered(-1), "patience": mvich.WithPatience(0),
+	} {
+		if _, err := mvich.Init(j.hosts[0].nic, mvich.Local(1)[0], o); !errors.Is(err, mvich.ErrSettings) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	t.Setenv(mvich.ThresholdVariable, "many")
+	if _, err := mvich.Init(j.hosts[0].nic, mvich.Local(1)[0]); !errors.Is(err, mvich.ErrSettings) {
+		t.Error(err)
+	}
+}
+
+// The environment sets the threshold, and an option overrides it.
+func TestThreshold(t *testing.T) {
+	t.Setenv(mvich.ThresholdVariable, "100")
+	for _, c := range []struct {
+		options   []mvich.Option
+		threshold int
+	}{{nil, 100}, {[]mvich.Option{mvich.WithThreshold(20000)}, 20000}} {
+		j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option { return c.options }})
+		j.run(t, func(w *mvich.Comm) error {
+			b := make([]byte, c.threshold+1)
+			for _, n := range []int{c.threshold, c.threshold + 1} {
+				if _, err := w.Sendrecv(b[:n], 1-w.Rank(), 0, make([]byte, n), 1-w.Rank(), 0); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if s := j.worlds[0].Stats(); s.Eager != 1 || s.RGET != 1 {
+			t.Errorf("threshold %d: %+v", c.threshold, s)
+		}
+	}
+}

@@ -1,0 +1,223 @@
+package mvich
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// Connections are made on demand, one for a pair of ranks. The rank that wants
+// to send calls; a goroutine of the other one, which listens all the time,
+// admits it. When both call at once the higher rank gives way:
+//
+//	rank 1 (calls)              rank 4 (calls)
+//	   |------ request ------------->| admits it, since 1 < 4
+//	   |<----------- request --------|
+//	   |------ reject -------------->| gives up its own
+//	   |<----- accept ---------------|
+//	   |------ first packet, with all credits -->|
+//
+// Who admits posts its receives before it accepts; who calls posts them when it
+// is connected, and the first packet says so. A rejected call so leaves nothing
+// on its VI.
+
+const (
+	listenTurn = 50 * time.Millisecond // how long Finalize may wait for the listener
+	callTurn   = 2 * time.Second       // how long one request may take
+	absence    = 2 * time.Second       // after which a rank that does not listen is taken for dead
+	retryLeast = time.Millisecond
+	retryMost  = 50 * time.Millisecond
+)
+
+// netAddress is where a rank listens. The token is random, and tells a rank that
+// it is called by one of the job, and by whom.
+type netAddress struct {
+	addr  netip.Addr
+	token string
+}
+
+func (a netAddress) vipl() vipl.NetAddress {
+	return vipl.NetAddress{Host: a.addr, Discriminator: []byte(a.token)}
+}
+
+// listen admits callers until the world stops.
+func (w *World) listen() {
+	for !w.stopping() {
+		conn, err := w.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte(w.self().host.token)}, listenTurn)
+		switch {
+		case err == nil:
+			w.tasks.Go(func() { w.admit(conn) })
+		case !errors.Is(err, vipl.ErrTimeout): // the NIC was closed, or cannot
+			w.pause(listenTurn)
+		}
+	}
+}
+
+func (w *World) stopping() bool {
+	select {
+	case <-w.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// pause waits for d, or the world's end.
+func (w *World) pause(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-w.stop:
+	}
+}
+
+// admit answers a rank that calls.
+func (w *World) admit(conn *vipl.Conn) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.tokens[string(conn.Remote().Discriminator)]
+	l := w.prepareAdmission(p)
+	if l == nil {
+		w.mu.Unlock()
+		conn.Reject()
+		w.mu.Lock()
+		return
+	}
+	w.mu.Unlock()
+	err := conn.Accept(l.vi)
+	w.mu.Lock()
+	switch {
+	case p.link != l: // it has broken already, or the world ends
+		w.retire(l)
+	case err == nil:
+		w.join(p, conn.RemoteAttributes())
+	default:
+		p.state, p.link = apart, nil
+		w.retire(l)
+		w.callIfNeeded(p)
+	}
+}
+
+// prepareAdmission makes a link with receives for p, or nil if it has to be
+// rejected.
+func (w *World) prepareAdmission(p *peer) *link {
+	if p == nil || p.state != apart || p.calling && w.rank < p.rank || w.stopping() {
+		return nil
+	}
+	l, err := w.idleLink(p)
+	if err != nil {
+		return nil
+	}
+	if w.stock(l) != nil {
+		w.retire(l)
+		return nil
+	}
+	p.state, p.link = admitting, l
+	p.credits, p.owed = 0, 0 // the first packet of the caller brings ours; it knows of its own
+	return l
+}
+
+// idleLink takes a link that an admission left behind, or makes one.
+func (w *World) idleLink(p *peer) (*link, error) {
+	if n := len(w.idle); n > 0 {
+		l := w.idle[n-1]
+		w.idle = w.idle[:n-1]
+		l.peer = p
+		return l, nil
+	}
+	return w.newLink(p)
+}
+
+// join takes p's link, which is connected, into use.
+func (w *World) join(p *peer, theirs vipl.RemoteAttributes) {
+	p.state = joined
+	p.canRead = w.set.read && theirs.EnableRdmaRead
+	p.canWrite = theirs.EnableRdmaWrite
+	w.stats.Connections++
+	w.push(p)
+}
+
+// callIfNeeded connects with p if there is something to send and nobody is at
+// it.
+func (w *World) callIfNeeded(p *peer) {
+	if !p.idle() {
+		w.call(p)
+	}
+}
+
+// call connects with p, beside.
+func (w *World) call(p *peer) {
+	if p.state != apart || p.calling || p.rank == w.rank || w.stopping() {
+		return
+	}
+	p.calling = true
+	w.tasks.Go(func() {
+		began := time.Now()
+		var absent time.Time // since when it has not listened
+		for retry := retryLeast; ; retry = min(2*retry, retryMost) {
+			err := w.tryCall(p)
+			if err == nil {
+				return
+			}
+			now := time.Now()
+			if !errors.Is(err, vipl.ErrNoMatch) {
+				absent = time.Time{}
+			} else if absent.IsZero() {
+				absent = now
+			}
+			if now.Sub(began) > w.set.patience || !absent.IsZero() && now.Sub(absent) > absence {
+				w.giveUp(p, err)
+				return
+			}
+			w.pause(retry)
+		}
+	})
+}
+
+// tryCall makes one attempt. nil: the call is over, one way or the other.
+func (w *World) tryCall(p *peer) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if p.state != apart || w.stopping() {
+		p.calling = false
+		return nil
+	}
+	l, err := w.newLink(p)
+	if err != nil {
+		return err
+	}
+	w.mu.Unlock()
+	theirs, err := l.vi.ConnectRequest(w.self().host.vipl(), p.host.vipl(), callTurn)
+	w.mu.Lock()
+	switch {
+	case p.state != apart || w.stopping(): // it has called meanwhile
+		w.retire(l)
+		p.calling = false
+		return nil
+	case err != nil:
+		w.dismantle(l)
+		return err
+	}
+	p.calling = false
+	p.link, p.credits, p.owed = l, w.set.credits, w.set.credits
+	if err := w.stock(l); err != nil {
+		w.lose(p, err)
+		return nil
+	}
+	w.join(p, theirs)
+	return nil
+}
+
+// giveUp takes p for dead, because no connection with it comes about.
+func (w *World) giveUp(p *peer, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p.calling = false
+	if p.state == apart {
+		w.lose(p, fmt.Errorf("no connection: %w", err))
+	}
+}

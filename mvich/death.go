@@ -1,0 +1,218 @@
+package mvich
+
+import (
+	"slices"
+
+	"viaxdp/vipl"
+)
+
+// The death of ranks. A rank notices that another one has died by the end of
+// their connection without a good-bye, or because no connection comes about. It
+// tells all that it is connected with, who tell theirs. Operations that involve
+// the dead fail with a RankError, those under way and those to come: sends to
+// it and receives from it, receives from anybody in a communicator that it is a
+// member of, until Acknowledge, and collective operations there. All others go
+// on.
+
+// lose takes p for dead.
+func (w *World) lose(p *peer, cause error) {
+	if p.gone() {
+		return
+	}
+	p.cause = cause
+	w.part(p, dead)
+	w.stats.Deaths++
+	for _, q := range w.peers {
+		w.queueControl(q, packet{header: header{kind: kindDead, tag: int32(p.rank)}})
+	}
+}
+
+// leave takes p's good-bye.
+func (w *World) leave(p *peer) {
+	if !p.gone() {
+		w.part(p, left)
+	}
+}
+
+// part ends everything with p, which is gone in that way.
+func (w *World) part(p *peer, how condition) {
+	was, l := p.state, p.link
+	p.state, p.link = how, nil
+	p.moving = 0
+	err := p.lost()
+	fail := func(r *Request) { w.complete(r, err) }
+	p.control = fifo[packet]{}
+	p.sends.drain(fail)
+	p.streams.drain(fail)
+	p.moves.drain(fail)
+	for _, r := range w.numbered {
+		if r.peer == p.rank {
+			fail(r)
+		}
+	}
+	w.failPosted(p, err)
+	w.abandonCollective(p, err)
+	w.forgetEnvelopes(p)
+	if l != nil && was == joined { // an admission under way sees to its link itself
+		w.retire(l)
+	}
+	w.announce() // probes, too
+}
+
+// failPosted ends the receives that p would have to do with.
+func (w *World) failPosted(p *peer, err error) {
+	kept := w.posted[:0]
+	var failed []*Request
+	for _, r := range w.posted {
+		if r.needs(p) {
+			failed = append(failed, r)
+		} else {
+			kept = append(kept, r)
+		}
+	}
+	clear(w.posted[len(kept):])
+	w.posted = kept
+	for _, r := range failed {
+		w.complete(r, err)
+	}
+}
+
+// abandonCollective ends the sends and receives of collective operations that p
+// was to take part in, with those that live: they may not get that far.
+func (w *World) abandonCollective(p *peer, err error) {
+	abandon := func(r *Request) {
+		if p.state == dead && r.collective() && r.comm.rankOf(p.rank) >= 0 {
+			w.abandon(r, err)
+		}
+	}
+	for _, r := range w.numbered {
+		abandon(r)
+	}
+	for _, q := range w.peers {
+		q.sends.each(abandon)
+	}
+}
+
+// needs says whether a receive that waits cannot go on without p.
+func (r *Request) needs(p *peer) bool {
+	if r.peer == p.rank {
+		return true
+	}
+	if r.peer == AnySource || r.collective() {
+		return p.state == dead && r.comm.rankOf(p.rank) >= 0
+	}
+	return false
+}
+
+// hopeless says why a request that has to do with p cannot succeed.
+func (r *Request) hopeless(p *peer) error {
+	if r.collective() {
+		if err := r.comm.broken(); err != nil {
+			return err
+		}
+	}
+	if p.gone() {
+		return p.lost()
+	}
+	return nil
+}
+
+// collective says whether the request is part of a collective operation.
+func (r *Request) collective() bool { return r.context == r.comm.context+1 }
+
+// forgetEnvelopes drops messages of p whose data will not come.
+func (w *World) forgetEnvelopes(p *peer) {
+	for i := 0; i < len(w.unexpected); {
+		m := w.unexpected[i]
+		if m.source == p.rank && m.offer.protocol != Auto {
+			w.unkeep(i)
+			continue
+		}
+		i++
+	}
+}
+
+// takeDead takes the news of a death.
+func (w *World) takeDead(from *peer, h *header) {
+	rank := int(h.tag)
+	if rank < 0 || rank >= len(w.peers) || rank == w.rank {
+		return
+	}
+	w.lose(w.peers[rank], &RankError{Rank: rank, Err: errTold(from.rank)})
+}
+
+// collapse ends everything: the NIC is gone, and err says why.
+func (w *World) collapse(err error) {
+	w.gone = err
+	for _, p := range w.peers {
+		if p.rank != w.rank {
+			w.lose(p, err)
+		}
+	}
+	// What is left is of this rank with itself.
+	for _, r := range w.posted {
+		w.complete(r, err)
+	}
+	w.posted = nil
+	for _, m := range w.unexpected {
+		if m.local != nil {
+			w.complete(m.local, err)
+		}
+	}
+	w.unexpected = slices.DeleteFunc(w.unexpected, func(m *message) bool { return m.local != nil })
+}
+
+// Dead lists the ranks of the communicator that are dead, as far as this rank
+// knows.
+func (c *Comm) Dead() (ranks []int) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	for i, rank := range c.group {
+		if c.w.peers[rank].state == dead {
+			ranks = append(ranks, i)
+		}
+	}
+	return ranks
+}
+
+// Acknowledge says that the program knows of the dead that Dead lists: receives
+// from AnySource, which fail while there are dead that it does not know of, may
+// be posted again.
+func (c *Comm) Acknowledge() {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	for i, rank := range c.group {
+		if c.w.peers[rank].state == dead {
+			c.known[i] = true
+		}
+	}
+}
+
+// unacknowledged is the error for receives from AnySource while a member is dead
+// that Acknowledge has not taken note of.
+func (c *Comm) unacknowledged() error {
+	for i, rank := range c.group {
+		if p := c.w.peers[rank]; p.state == dead && !c.known[i] {
+			return p.lost()
+		}
+	}
+	return nil
+}
+
+// broken is the error for collective operations when a member is dead.
+func (c *Comm) broken() error {
+	for _, rank := range c.group {
+		if p := c.w.peers[rank]; p.state == dead {
+			return p.lost()
+		}
+	}
+	return nil
+}
+
+// causeOf says why the VI of a link is in Error.
+func causeOf(l *link) error {
+	if s, err := l.vi.Query(); err == nil && s.Cause != nil {
+		return s.Cause
+	}
+	return vipl.ErrDescriptor
+}

@@ -1,0 +1,204 @@
+package mvich_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"viaxdp/mvich"
+	"viaxdp/vipl"
+)
+
+// dyingJob is a job of which ranks die. At the end the living take their leave
+// of each other, and the dead give back what they still can.
+func dyingJob(t *testing.T, n int, dead ...int) *job {
+	t.Helper()
+	j := newJob(t, n, jobConfig{dying: true, silence: 400 * time.Millisecond, options: func(int) []mvich.Option {
+		return []mvich.Option{mvich.WithSpin(50), mvich.WithPatience(2 * time.Second)}
+	}})
+	t.Cleanup(func() {
+		for _, rank := range dead {
+			j.worlds[rank].Finalize() // its NIC is closed or cut off: all that matters is that it ends
+		}
+	})
+	return j
+}
+
+func wantLost(what string, err error, rank int) error {
+	var lost *mvich.RankError
+	if !errors.As(err, &lost) || lost.Rank != rank {
+		return fmt.Errorf("%s: %v, want the loss of rank %d", what, err, rank)
+	}
+	return nil
+}
+
+// deaths are how a rank dies, each without a good-bye.
+var deaths = map[string]func(j *job, rank int){
+	"the NIC is closed":       func(j *job, rank int) { j.hosts[rank].nic.Close() },
+	"no frame comes any more": func(j *job, rank int) { j.hosts[rank].queue.Cut(true) },
+}
+
+// The death of a rank ends the operations of the others that involve it, and no
+// others.
+func TestDeath(t *testing.T) {
+	for name, kill := range deaths {
+		t.Run(name, func(t *testing.T) {
+			const n, victim = 4, 3
+			j := dyingJob(t, n, victim)
+			j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+			var killed sync.WaitGroup
+			killed.Go(func() {
+				time.Sleep(20 * time.Millisecond)
+				kill(j, victim)
+			})
+			each(t, victim, func(rank int) error {
+				c := j.worlds[rank].Comm()
+				b := make([]byte, 100000)
+				onlyLiving, err := c.Irecv(make([]byte, 1), (rank+1)%victim, 7)
+				if err != nil {
+					return err
+				}
+				named, err := c.Irecv(b, victim, 1)
+				if err != nil {
+					return err
+				}
+				any, err := c.Irecv(b, mvich.AnySource, 1)
+				if err != nil {
+					return err
+				}
+				sent, err := c.Issend(b, victim, 1)
+				if err != nil {
+					return err
+				}
+				killed.Wait()
+				for what, r := range map[string]*mvich.Request{"receive": named, "receive of anybody": any, "send": sent} {
+					_, err := r.Wait()
+					if err := wantLost(what, err, victim); err != nil {
+						return err
+					}
+				}
+				err = wantLost("later send", c.Send(b, victim, 1), victim)
+				_, late := c.Recv(b, mvich.AnySource, 2)
+				err = errors.Join(err, wantLost("later receive of anybody", late, victim))
+				err = errors.Join(err, wantLost("barrier", c.Barrier(), victim))
+				if err != nil {
+					return err
+				}
+				if dead := c.Dead(); len(dead) != 1 || dead[0] != victim {
+					return fmt.Errorf("dead: %v", dead)
+				}
+				// The living go on.
+				if err := c.Send([]byte{1}, (rank+victim-1)%victim, 7); err != nil {
+					return err
+				}
+				if _, err := onlyLiving.Wait(); err != nil {
+					return err
+				}
+				c.Acknowledge()
+				anybody, err := c.Irecv(make([]byte, 1), mvich.AnySource, 8)
+				if err != nil {
+					return err
+				}
+				if err := c.Send([]byte{1}, (rank+1)%victim, 8); err != nil {
+					return err
+				}
+				_, err = anybody.Wait()
+				return err
+			})
+			each(t, victim, func(rank int) error {
+				return wantLost("finalize", j.worlds[rank].Finalize(), victim)
+			})
+		})
+	}
+}
+
+// A rank dies in the middle of collective operations: no other rank hangs, also
+// those that have nothing to do with it at that moment.
+func TestDeathInCollective(t *testing.T) {
+	for name, length := range map[string]int{"short": 1, "long": 20000} {
+		t.Run(name, func(t *testing.T) {
+			const n, victim = 5, 2
+			j := dyingJob(t, n, victim)
+			each(t, n, func(rank int) error {
+				c := j.worlds[rank].Comm()
+				b := make([]float64, length)
+				for turn := 0; ; turn++ {
+					if rank == victim && turn == 20 {
+						j.hosts[rank].nic.Close()
+						return nil
+					}
+					if err := mvich.AllReduce(c, b, b, mvich.Sum); err != nil {
+						return wantLost("allreduce", err, victim)
+					}
+				}
+			})
+			each(t, n, func(rank int) error {
+				if rank == victim {
+					return nil
+				}
+				return wantLost("finalize", j.worlds[rank].Finalize(), victim)
+			})
+		})
+	}
+}
+
+// A rank that dies before anybody has connected with it is noticed by who sends
+// to it, and after a while by who receives from it.
+func TestDeadBeforeConnection(t *testing.T) {
+	const victim = 2
+	j := dyingJob(t, 3, victim)
+	j.hosts[victim].nic.Close()
+	each(t, victim, func(rank int) error {
+		c := j.worlds[rank].Comm()
+		if rank == 0 {
+			return wantLost("send", c.Send(nil, victim, 1), victim)
+		}
+		_, err := c.Recv(nil, victim, 1)
+		return wantLost("receive", err, victim)
+	})
+	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+}
+
+// A NIC that is closed under a world ends what waits there, also what a rank has
+// to do with itself.
+func TestNicClosedUnderWorld(t *testing.T) {
+	j := dyingJob(t, 1, 0)
+	c := j.worlds[0].Comm()
+	received, err := c.Irecv(make([]byte, 1), 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent, err := c.Issend([]byte{1}, 0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	each(t, 3, func(goroutine int) error {
+		var err error
+		switch goroutine {
+		case 0:
+			time.Sleep(10 * time.Millisecond)
+			return j.hosts[0].nic.Close()
+		case 1:
+			_, err = c.Probe(0, 3)
+		case 2:
+			err = errors.Join(waitFailed(received), waitFailed(sent))
+			if err != nil {
+				return err
+			}
+			_, err = c.Recv(nil, mvich.AnySource, 4)
+		}
+		if !errors.Is(err, vipl.ErrInvalidParameter) {
+			return fmt.Errorf("%v, want that the NIC is closed", err)
+		}
+		return nil
+	})
+}
+
+func waitFailed(r *mvich.Request) error {
+	if _, err := r.Wait(); !errors.Is(err, vipl.ErrInvalidParameter) {
+		return fmt.Errorf("%v, want that the NIC is closed", err)
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+// Package mvich is message passing in the manner of MPI over Virtual
+// Interfaces: ranks, communicators, tags, messages of any size, and collective
+// operations. It does what MVICH did for the first VIA networks, on top of
+// package vipl and nothing else.
+//
+//	world, err := mvich.Init(nic, launcher)
+//	c := world.Comm()
+//	if c.Rank() == 0 {
+//		err = mvich.Send(c, []float64{1, 2, 3}, 1, tag)
+//	} else {
+//		status, err = mvich.Recv(c, buf, mvich.AnySource, tag)
+//	}
+//	err = mvich.AllReduce(c, sum, part, mvich.Sum)
+//	err = world.Finalize()
+//
+// A [World] is a rank's part of a job; a [Launcher] has started the ranks and
+// tells each its number (package pmi: mpiexec; [Local]: ranks of one process).
+// A [Comm] is an ordered group of ranks with messages of its own. Methods of
+// Comm carry bytes, functions of the package slices of any numbers; a [Type]
+// picks elements out of a slice. What is begun by Isend and Irecv is a
+// [Request].
+//
+// # Protocols
+//
+// A message goes by one of four protocols, chosen when its turn has come:
+//
+//	 Eager               R3                   RGET                 RPUT
+//	 S          R        S           R        S           R        S           R
+//	 |--eager-->|        |--request->|        |--request->| addr   |--request->|
+//	 |  + data  |        |<--ready---|        |<==read====|        |<--ready---| addr
+//	 |          |        |--data---->|        |====data==>|        |==write===>|
+//	 |          |        |--data---->|        |<--done----|        |--finish-->|
+//	copies 2             2                    0                    0
+//
+//	size <= threshold, and the receiver is not full ... Eager
+//	else, if both sides' VIs do RDMA reads ............ RGET
+//	else, if the receiver's VI takes RDMA writes ...... RPUT
+//	else, or where memory cannot be registered ........ R3
+//
+// Copies are those between the program's memory and vbufs; below them is what
+// vipl says of its own. The threshold is 5000 bytes (WithThreshold,
+// VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer
+// answers an RGET or RPUT request with ready for R3; a sender that finds that it
+// cannot sends data where it might have written. Messages of more than one
+// transfer move in pieces, 16 of them at a time.
+//
+// Buffers are registered when RDMA first needs them, and stay so in a cache of
+// a limited number of bytes. What is in the cache is kept from the garbage
+// collector; a peer may go on reading or writing what it was told of.
+//
+// # Packets
+//
+// Everything but RDMA goes in packets: one packet a vbuf, one vbuf a receive of
+// the peer. All numbers are little-endian.
+//
+//	offset  bytes  field
+//	 0      1      kind: eager, request, ready, data, finish, done, noop, dead, bye
+//	 1      1      flags: 1 the sender waits for done; 2 the sender's memory is full
+//	 2      2      credits: receives posted since the last packet (credit_update)
+//	 4      4      bytes of the message in this packet
+//	 8      4      context of the communicator
+//	12      4      tag; dead: the rank
+//	16      8      bytes of the whole message; data: where this piece begins
+//	24      4      number of the sender's request
+//	28      4      number of the receiver's request
+//	32      8      request, ready: address of memory
+//	40      4                      its handle
+//	44      4                      protocol
+//
+// # Credits
+//
+// A message that meets no posted receive breaks a VI. So each rank keeps a number
+// of receives posted for each peer (WithCredits), and counts how many the peer
+// has left for it (remote_credit):
+//
+//	rank A                                       rank B
+//	remote_credit 64 ---- eager ------------->   64 posted, takes one, posts another,
+//	              63                             owes 1
+//	              64 <--- any packet, credits 1  owes 0
+//
+//	remote_credit   64 ............. 9 | 8 ....... 2 | 1
+//	may go          everything         | what others | what brings
+//	                                   | wait for    | credits
+//
+// What others wait for is ready, done, finish, noop, and the news of deaths.
+//
+// Where nothing else goes to a peer that is owed half of the credits, a noop
+// does, after everything that has completed was handled. That two ranks which
+// only send never stop for ever follows from three rules that credit.go
+// proves.
+//
+// Messages that nobody has asked for yet are copied, so that their vbufs can be
+// posted again. When a peer has too many bytes of them (WithUnexpected) its
+// packets say so, and it sends envelopes only.
+//
+// # Connections and deaths
+//
+// Two ranks are connected when the first of them has something for the other
+// (connect.go). When a connection ends without a good-bye the rank there is
+// dead: all hear of it, and operations that need it fail with a [RankError]
+// (death.go). The buffers of such an operation must be left alone until
+// Finalize if they were given to RDMA: what lives may still move them.
+//
+// # Who may call what
+//
+// Everything may be called by any goroutine at any time, but for collective
+// operations, Dup and Split: those are called by all ranks of a communicator, in
+// the same order, one at a time. Messages of one goroutine to a rank, in one
+// communicator, match in the order in which they were sent.
+//
+// There is no thread behind a world that moves messages: whoever calls makes
+// progress, for all (progress.go). A rank that computes for long, between calls,
+// lets others wait. A goroutine listens for callers, one is there while a
+// connection is made or ended, and one while the last packets of a completed
+// operation wait for credits.
+//
+// # One interface, one rank
+//
+// vipl cannot connect VIs of one interface in different programs. So
+// each rank needs an interface of its own, in a namespace or on a host; ranks of
+// one program may share a NIC handle.
+//
+// # Files
+//
+//	world.go, launcher.go, options.go   a rank, and how ranks find each other
+//	comm.go                             communicators
+//	send.go, recv.go, match.go          messages: begin, choose, match
+//	rendezvous.go, rdma.go              R3, RGET, RPUT
+//	registrations.go, vbuf.go           memory
+//	packet.go, credit.go, peer.go       packets and their flow
+//	connect.go, death.go, finalize.go   connections come and go
+//	progress.go, request.go             who makes progress, who waits
+//	element.go, types.go, ops.go        Go's elements, derived types, operators
+//	collective.go and its neighbours    collective operations
+package mvich

@@ -1,0 +1,52 @@
+package mvich
+
+import (
+	"errors"
+	"fmt"
+)
+
+// What operations fail with. errors.Is works on everything this package
+// returns.
+var (
+	// ErrTruncated: the message was longer than the buffer of the receive. The
+	// buffer holds its beginning.
+	ErrTruncated = errors.New("mvich: message truncated: it is longer than the buffer")
+	// ErrRank: no such rank in the communicator.
+	ErrRank = errors.New("mvich: no such rank")
+	// ErrTag: the tag is not 0 to MaxTag.
+	ErrTag = errors.New("mvich: tags are 0 to 1<<30")
+	// ErrCount: the buffers of a collective operation have the wrong length, or
+	// not the length that other ranks gave.
+	ErrCount = errors.New("mvich: lengths of buffers do not match")
+	// ErrType: a type reaches beyond the slice that it is used with.
+	ErrType = errors.New("mvich: the type reaches beyond the slice")
+	// ErrFinalized: Finalize was called.
+	ErrFinalized = errors.New("mvich: the world is finalized")
+	// ErrMixed: requests that are waited for together are of several worlds.
+	ErrMixed = errors.New("mvich: requests of several worlds")
+	// ErrProtocol: a peer sent what no peer sends.
+	ErrProtocol = errors.New("mvich: protocol error")
+	// ErrSettings: an option or an environment variable has a value that is
+	// not possible, or ranks have different ones.
+	ErrSettings = errors.New("mvich: wrong settings")
+
+	errLeft    = errors.New("it has left")
+	errNoMatch = errors.New("a message with the number of a request that is not there")
+	errCredits = errors.New("more credits than there are receives")
+)
+
+// RankError says that a rank has died, or cannot be reached, which is the same
+// to the others. Operations that involve it fail with it.
+type RankError struct {
+	Rank int   // in the world
+	Err  error // how it was noticed
+}
+
+// Error names the rank and the cause.
+func (e *RankError) Error() string { return fmt.Sprintf("mvich: rank %d is lost: %v", e.Rank, e.Err) }
+
+// Unwrap is the cause.
+func (e *RankError) Unwrap() error { return e.Err }
+
+// errTold is the cause of a death that another rank has noticed.
+func errTold(by int) error { return fmt.Errorf("rank %d says so", by) }

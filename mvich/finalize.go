@@ -1,0 +1,70 @@
+package mvich
+
+import (
+	"errors"
+	"time"
+)
+
+// farewell bounds how long the last packets may take, of which nobody waits for
+// an answer.
+const farewell = 2 * time.Second
+
+// Finalize ends this rank's part of the job: it waits until what was sent has
+// gone and all other ranks have called it, too, takes leave of them, and gives
+// back what Init took of the NIC. Every request must be complete before. The
+// NIC stays open.
+//
+// A RankError means that another rank has died before; everything was given
+// back all the same.
+func (w *World) Finalize() error {
+	w.mu.Lock()
+	if w.finalized {
+		w.mu.Unlock()
+		return ErrFinalized
+	}
+	w.await(w.quiet)
+	w.mu.Unlock()
+	err := w.world.Barrier()
+	w.mu.Lock()
+	if w.finalized {
+		w.mu.Unlock()
+		return ErrFinalized
+	}
+	w.finalized = true
+	for _, p := range w.peers {
+		w.queueControl(p, packet{header: header{kind: kindBye}})
+	}
+	w.pushDirty()
+	end := time.Now().Add(farewell)
+	w.await(func() bool { return w.quiet() || time.Now().After(end) })
+	w.mu.Unlock()
+	return errors.Join(err, w.shut())
+}
+
+// quiet says that nothing waits to be sent.
+func (w *World) quiet() bool {
+	for _, p := range w.peers {
+		if !p.gone() && !p.idle() {
+			return false
+		}
+	}
+	return true
+}
+
+// shut ends connections and goroutines, and gives everything back.
+func (w *World) shut() error {
+	w.mu.Lock()
+	w.finalized = true
+	close(w.stop)
+	for _, p := range w.peers {
+		if p.state == joined || p.state == admitting {
+			w.leave(p)
+		}
+	}
+	w.mu.Unlock()
+	w.tasks.Wait() // links that have retired, and the listener
+	w.mu.Lock()
+	err := w.release()
+	w.mu.Unlock()
+	return errors.Join(err, w.launcher.Close()) // which may wait for the others
+}

@@ -1,0 +1,187 @@
+package mvich
+
+import "fmt"
+
+// Gather gives root in dst what all ranks have in src, one behind the other. All
+// give a src of the same length; dst of the others is not used.
+func Gather[T Element](c *Comm, dst, src []T, root int) error {
+	if err := c.checkRoot(root); err != nil {
+		return err
+	}
+	if c.rank == root && len(dst) != len(src)*c.Size() {
+		return fmt.Errorf("%w: %d elements of each of %d ranks into %d", ErrCount, len(src), c.Size(), len(dst))
+	}
+	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
+	if len(out) < longBlock {
+		return s.gatherTree(in, out, root)
+	}
+	return s.gatherLinear(out, root, func(rank int) []byte { return in[rank*len(out) : (rank+1)*len(out)] })
+}
+
+// Gatherv is Gather of lengths that differ: counts tells root how many elements
+// each rank gives, displs where they go in dst; nil: one behind the other.
+// The others' dst, counts and displs are not used.
+func Gatherv[T Element](c *Comm, dst []T, counts, displs []int, src []T, root int) error {
+	if err := c.checkRoot(root); err != nil {
+		return err
+	}
+	s := c.step()
+	if c.rank != root {
+		return s.send(bytesOf(src), root)
+	}
+	parts, err := partsOf(dst, counts, displs, c.Size())
+	if err != nil {
+		return err
+	}
+	if len(parts[root]) != len(src) {
+		return fmt.Errorf("%w: %d elements, not %d", ErrCount, len(src), len(parts[root]))
+	}
+	return s.gatherLinear(bytesOf(src), root, func(rank int) []byte { return bytesOf(parts[rank]) })
+}
+
+// Scatter gives rank i in dst the i-th part of what root has in src. All give a
+// dst of the same length; src of the others is not used.
+func Scatter[T Element](c *Comm, dst, src []T, root int) error {
+	if err := c.checkRoot(root); err != nil {
+		return err
+	}
+	if c.rank == root && len(src) != len(dst)*c.Size() {
+		return fmt.Errorf("%w: %d elements for each of %d ranks from %d", ErrCount, len(dst), c.Size(), len(src))
+	}
+	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
+	if len(in) < longBlock {
+		return s.scatterTree(in, out, root)
+	}
+	return s.scatterLinear(in, root, func(rank int) []byte { return out[rank*len(in) : (rank+1)*len(in)] })
+}
+
+// Scatterv is Scatter of lengths that differ, with counts and displs as Gatherv
+// has them, about src.
+func Scatterv[T Element](c *Comm, dst, src []T, counts, displs []int, root int) error {
+	if err := c.checkRoot(root); err != nil {
+		return err
+	}
+	s := c.step()
+	if c.rank != root {
+		return s.recv(bytesOf(dst), root)
+	}
+	parts, err := partsOf(src, counts, displs, c.Size())
+	if err != nil {
+		return err
+	}
+	if len(parts[root]) != len(dst) {
+		return fmt.Errorf("%w: %d elements, not %d", ErrCount, len(dst), len(parts[root]))
+	}
+	return s.scatterLinear(bytesOf(dst), root, func(rank int) []byte { return bytesOf(parts[rank]) })
+}
+
+// partsOf cuts a slice as counts and displs say.
+func partsOf[T Element](all []T, counts, displs []int, ranks int) ([][]T, error) {
+	if len(counts) != ranks || displs != nil && len(displs) != ranks {
+		return nil, fmt.Errorf("%w: %d counts and %d displacements for %d ranks", ErrCount, len(counts), len(displs), ranks)
+	}
+	parts := make([][]T, ranks)
+	next := 0
+	for i, n := range counts {
+		at := next
+		if displs != nil {
+			at = displs[i]
+		}
+		if n < 0 || at < 0 || n > len(all) || at > len(all)-n {
+			return nil, fmt.Errorf("%w: %d elements at %d of %d", ErrCount, n, at, len(all))
+		}
+		parts[i] = all[at : at+n]
+		next = at + n
+	}
+	return parts, nil
+}
+
+// gatherLinear has each rank send to root, which waits for all of them at once.
+func (s step) gatherLinear(out []byte, root int, part func(rank int) []byte) error {
+	if s.c.rank != root {
+		return s.send(out, root)
+	}
+	var requests []*Request
+	for rank := range s.c.Size() {
+		if rank != root {
+			requests = append(requests, s.start(part(rank), rank, false))
+		}
+	}
+	copy(part(root), out)
+	return s.finish(requests...)
+}
+
+func (s step) scatterLinear(in []byte, root int, part func(rank int) []byte) error {
+	if s.c.rank != root {
+		return s.recv(in, root)
+	}
+	var requests []*Request
+	for rank := range s.c.Size() {
+		if rank != root {
+			requests = append(requests, s.start(part(rank), rank, true))
+		}
+	}
+	copy(in, part(root))
+	return s.finish(requests...)
+}
+
+// gatherTree goes up the tree that bcastTree goes down. Each rank sends what it
+// has gathered of the ranks below it, which follow it.
+func (s step) gatherTree(dst, src []byte, root int) error {
+	n, me, size := s.c.Size(), s.rank(s.c.rank-root), len(src)
+	all := make([]byte, s.below(me)*size) // counted from me
+	copy(all, src)
+	for mask := 1; mask < n; mask *= 2 {
+		if me&mask != 0 {
+			return s.send(all, s.rank(root+me-mask))
+		}
+		if child := me + mask; child < n {
+			if err := s.recv(all[mask*size:(mask+s.below(child))*size], s.rank(root+child)); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range n { // from the order of the tree to that of ranks
+		copy(dst[s.rank(root+i)*size:], all[i*size:(i+1)*size])
+	}
+	return nil
+}
+
+// scatterTree goes down it.
+func (s step) scatterTree(dst, src []byte, root int) error {
+	n, me, size := s.c.Size(), s.rank(s.c.rank-root), len(dst)
+	all := make([]byte, s.below(me)*size)
+	if me == 0 {
+		for i := range n {
+			copy(all[i*size:(i+1)*size], src[s.rank(root+i)*size:])
+		}
+	}
+	mask := 1
+	for ; mask < n; mask *= 2 {
+		if me&mask != 0 {
+			if err := s.recv(all, s.rank(root+me-mask)); err != nil {
+				return err
+			}
+			break
+		}
+	}
+	for mask /= 2; mask > 0; mask /= 2 {
+		if child := me + mask; child < n {
+			if err := s.send(all[mask*size:(mask+s.below(child))*size], s.rank(root+child)); err != nil {
+				return err
+			}
+		}
+	}
+	copy(dst, all)
+	return nil
+}
+
+// below is the number of ranks in the part of the tree that begins at me, which
+// counts from the root.
+func (s step) below(me int) int {
+	n := s.c.Size()
+	if me == 0 {
+		return n
+	}
+	return min(me&-me, n-me)
+}

@@ -1,0 +1,210 @@
+package mvich_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/mvich"
+	"viaxdp/vipl"
+)
+
+// stranger is a rank of a job that follows no rules: a bare VI with the tokens
+// of the job, which it has from the launcher like any rank.
+type stranger struct {
+	t      *testing.T
+	vi     *vipl.VI
+	region *vipl.Region
+	sent   int
+}
+
+const strangerBuffer = 16 << 10
+
+// newStranger makes a job of a proper rank 0 and a stranger as rank 1, who
+// calls it.
+func newStranger(t *testing.T) (*mvich.World, *stranger) {
+	t.Helper()
+	spare := newJob(t, 1, jobConfig{}) // for its NICs
+	launchers := mvich.Local(2)
+	nic := spare.hosts[0].nic
+	terms := make(chan string, 1)
+	var w *mvich.World
+	each(t, 2, func(rank int) (err error) {
+		if rank == 0 {
+			w, err = mvich.Init(nic, capture{launchers[0], terms}, mvich.WithPatience(time.Second))
+			return err
+		}
+		// It says of itself what the other one says, but for the token.
+		fields := strings.Split(<-terms, ",")
+		fields[1] = "stranger"
+		return errors.Join(launchers[1].Put("mvich-1", strings.Join(fields, ",")), launchers[1].Fence())
+	})
+	t.Cleanup(func() { w.Finalize() })
+
+	record, err := launchers[1].Get("mvich-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := strings.Split(record, ",")[1]
+
+	tag, err := nic.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stranger{t: t}
+	if s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag}); err != nil {
+		t.Fatal(err)
+	}
+	if s.vi, err = nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, EnableRdmaRead: true, EnableRdmaWrite: true}, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 40 {
+		d, err := s.region.Descriptor((i+20)*strangerBuffer, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.SetSegments(s.region.Segment((i+20)*strangerBuffer+64, strangerBuffer-64))
+		if err := s.vi.PostRecv(d, s.region.Handle()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 500 {
+		_, err = s.vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte("stranger")},
+			vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(token)}, time.Second)
+		if err == nil {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w, s
+}
+
+// capture hands on what a rank publishes.
+type capture struct {
+	mvich.Launcher
+	value chan string
+}
+
+func (c capture) Put(key, value string) error {
+	c.value <- value
+	return c.Launcher.Put(key, value)
+}
+
+// send sends raw bytes.
+func (s *stranger) send(b []byte) {
+	s.t.Helper()
+	at := s.sent * strangerBuffer
+	s.sent++
+	d, err := s.region.Descriptor(at, 1)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	copy(s.region.Bytes()[at+64:], b)
+	d.SetSegments(s.region.Segment(at+64, len(b)))
+	if err := s.vi.PostSend(d, s.region.Handle()); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Kinds and fields of packets, as package mvich's doc comment lists them.
+const (
+	pktEager, pktRequest, pktReady, pktData, pktFinish, pktDone, pktNoop = 1, 2, 3, 4, 5, 6, 7
+	pktDead                                                              = 8
+)
+
+func packetOf(kind byte, credits uint16, size uint64, from, to uint32, behind []byte) []byte {
+	b := make([]byte, 32)
+	b[0] = kind
+	binary.LittleEndian.PutUint16(b[2:], credits)
+	if kind == pktEager || kind == pktData {
+		binary.LittleEndian.PutUint32(b[4:], uint32(len(behind)))
+	}
+	binary.LittleEndian.PutUint64(b[16:], size)
+	binary.LittleEndian.PutUint32(b[24:], from)
+	binary.LittleEndian.PutUint32(b[28:], to)
+	return append(b, behind...)
+}
+
+func offerOf(protocol uint32) []byte {
+	b := make([]byte, 16)
+	binary.LittleEndian.PutUint64(b, 0xdeadbeef000)
+	binary.LittleEndian.PutUint32(b[8:], 12345)
+	binary.LittleEndian.PutUint32(b[12:], protocol)
+	return b
+}
+
+// Whatever a peer sends, the worst that comes of it is that it is taken for
+// dead; the others of the job go on.
+func TestHostilePeer(t *testing.T) {
+	for name, packets := range map[string][][]byte{
+		"nothing":                 {{}},
+		"too short":               {make([]byte, 31)},
+		"no such kind":            {packetOf(77, 0, 0, 0, 0, nil)},
+		"length that lies":        {packetOf(pktEager, 0, 5, 0, 0, nil)},
+		"bytes behind":            {packetOf(pktNoop, 0, 0, 0, 0, []byte("more"))},
+		"size that lies":          {packetOf(pktEager, 0, 9, 0, 0, []byte("abc"))},
+		"credits that lie":        {packetOf(pktNoop, mvich.DefaultCredits+1, 0, 0, 0, nil)},
+		"credits that grow":       {packetOf(pktNoop, mvich.DefaultCredits, 0, 0, 0, nil), packetOf(pktNoop, mvich.DefaultCredits, 0, 0, 0, nil)},
+		"ready for nothing":       {packetOf(pktReady, 0, 10, 1, 99, offerOf(4))},
+		"data for nothing":        {packetOf(pktData, 0, 0, 0, 99, []byte("abc"))},
+		"finish of nothing":       {packetOf(pktFinish, 0, 0, 0, 99, nil)},
+		"done with nothing":       {packetOf(pktDone, 0, 0, 0, 99, nil)},
+		"no such protocol":        {packetOf(pktRequest, 0, 10, 1, 0, offerOf(9))},
+		"eager as an offer":       {packetOf(pktRequest, 0, 10, 1, 0, offerOf(1))},
+		"huge":                    {packetOf(pktRequest, 0, 1<<60, 1, 0, offerOf(2))},
+		"memory that is not":      {packetOf(pktRequest, 32, 10, 1, 0, offerOf(3))},
+		"data before its piece":   {packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)), packetOf(pktData, 0, 5, 0, 1, []byte("abc"))},
+		"more data than said":     {packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)), packetOf(pktData, 0, 0, 0, 1, make([]byte, 11))},
+		"finish of data":          {packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)), packetOf(pktFinish, 0, 0, 0, 1, nil)},
+		"done by the wrong side":  {packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)), packetOf(pktDone, 0, 0, 0, 1, nil)},
+		"ready by the wrong side": {packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)), packetOf(pktReady, 0, 1, 1, 1, offerOf(2))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := newStranger(t)
+			c := w.Comm()
+			r, err := c.Irecv(make([]byte, 100), 1, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range packets {
+				s.send(p)
+			}
+			each(t, 1, func(int) error {
+				_, err := r.Wait()
+				return wantLost("receive", err, 1)
+			})
+		})
+	}
+}
+
+// Half of a rendezvous that never goes on, and envelopes without end, do not
+// keep a rank from ending.
+func TestPeerThatStops(t *testing.T) {
+	w, s := newStranger(t)
+	c := w.Comm()
+	r, err := c.Irecv(make([]byte, 100), 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.send(packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)))
+	for range 10 {
+		s.send(packetOf(pktRequest, 0, 10, 1, 0, offerOf(4)))
+	}
+	s.send(packetOf(pktDead, 0, 0, 0, 0, nil)) // rank 0, which is this one, and lives
+	for range 100 {
+		if _, done, err := r.Test(); done {
+			t.Fatalf("it is complete: %v", err)
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	s.vi.Disconnect()
+	each(t, 1, func(int) error {
+		_, err := r.Wait()
+		return wantLost("receive", err, 1)
+	})
+}

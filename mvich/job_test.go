@@ -1,0 +1,190 @@
+package mvich_test
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"viaxdp/hugepages"
+	"viaxdp/kagent/kagenttest"
+	"viaxdp/mvich"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// job is ranks of one process, each with a NIC of its own, joined in memory.
+type job struct {
+	worlds []*mvich.World
+	hosts  []*host
+	wire   *xdpnictest.Wire
+}
+
+// jobConfig says how to make a job; zero fields mean defaults.
+type jobConfig struct {
+	faults  xdpnictest.Faults
+	silence time.Duration
+	shared  bool // all ranks on one NIC
+	dying   bool // ranks die: what they leave is not looked at
+	options func(rank int) []mvich.Option
+}
+
+// patience is how long anything in a test may take.
+const patience = 60 * time.Second
+
+// host is a NIC over a queue in memory.
+type host struct {
+	nic   *vipl.Nic
+	queue *xdpnictest.Queue
+	arena *hugepages.Arena
+}
+
+func newJob(t testing.TB, n int, c jobConfig) *job {
+	t.Helper()
+	leaks := goleak.IgnoreCurrent()
+	t.Cleanup(func() {
+		if !t.Failed() {
+			goleak.VerifyNone(t, leaks)
+		}
+	})
+	j := &job{wire: xdpnictest.NewWire()}
+	t.Cleanup(j.wire.Close)
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	for i := range n {
+		if i == 0 || !c.shared {
+			j.hosts = append(j.hosts, openHost(t, j.wire, fabric.Agent(fmt.Sprint("host", i)), c))
+		}
+	}
+	j.wire.SetFaults(c.faults)
+	j.worlds = make([]*mvich.World, n)
+	launchers := mvich.Local(n)
+	each(t, n, func(rank int) (err error) {
+		opts := []mvich.Option{mvich.WithSpin(200)} // the ranks share a few processors
+		if c.options != nil {
+			opts = append(opts, c.options(rank)...)
+		}
+		nic := j.hosts[min(rank, len(j.hosts)-1)].nic
+		j.worlds[rank], err = mvich.Init(nic, launchers[rank], opts...)
+		return err
+	})
+	t.Cleanup(func() {
+		if t.Failed() {
+			return
+		}
+		if c.dying {
+			return
+		}
+		each(t, n, func(rank int) error {
+			if err := j.worlds[rank].Finalize(); err != nil {
+				return fmt.Errorf("rank %d: finalize: %w", rank, err)
+			}
+			return nil
+		})
+	})
+	return j
+}
+
+func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jobConfig) *host {
+	t.Helper()
+	config := xdpnictest.Config{RxChunks: 1024}
+	pool := config.PoolBytes()
+	arena, err := hugepages.New(hugepages.Config{Size: pool + 8<<20, Reserve: pool, Policy: hugepages.Avoid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Memory, config.Admit, config.MAC = arena.Bytes(), agent.Admit, agent.Link().MAC
+	h := &host{arena: arena}
+	if h.queue, err = wire.Queue(config); err != nil {
+		t.Fatal(err)
+	}
+	if h.nic, err = vipl.Open(vipl.Provider{Port: h.queue, Agent: agent, Arena: arena, Silence: c.silence}); err != nil {
+		t.Fatal(err)
+	}
+	h.nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
+	t.Cleanup(func() {
+		if err := errors.Join(h.nic.Close(), h.queue.Close(), arena.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+// each runs f for every rank at once and fails the test if one fails, or if it
+// takes too long.
+func each(t testing.TB, n int, f func(rank int) error) {
+	t.Helper()
+	errs := make([]error, n)
+	var wait sync.WaitGroup
+	for rank := range n {
+		wait.Go(func() {
+			if errs[rank] = f(rank); errs[rank] != nil {
+				t.Logf("rank %d: %v", rank, errs[rank]) // others may hang for it
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		wait.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		stacks := make([]byte, 1<<20)
+		t.Fatalf("ranks hang:\n%s", stacks[:runtime.Stack(stacks, true)])
+	}
+	for rank, err := range errs {
+		if err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// run runs f on every rank, with the world's communicator.
+func (j *job) run(t testing.TB, f func(c *mvich.Comm) error) {
+	t.Helper()
+	each(t, len(j.worlds), func(rank int) error { return f(j.worlds[rank].Comm()) })
+}
+
+// spotless checks that nothing is left of messages: no request, no message, no
+// buffer.
+func (j *job) spotless(t testing.TB, credits int) {
+	t.Helper()
+	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+	for rank, w := range j.worlds {
+		var s mvich.Stats
+		for range 1000 { // sends of the barrier complete a little later
+			w.Comm().Iprobe(mvich.AnySource, mvich.AnyTag)
+			s = w.Stats()
+			if s.Vbufs-s.FreeVbufs == 1+int(s.Connections)*credits {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if s.Waiting+s.Posted+s.Rendezvous > 0 || s.Vbufs-s.FreeVbufs != 1+int(s.Connections)*credits {
+			t.Errorf("rank %d: something is left: %+v", rank, s)
+		}
+	}
+}
+
+func fill(b []byte, k int) {
+	for i := range b {
+		b[i] = byte(i*7 + k*31 + i>>8)
+	}
+}
+
+func check(b []byte, k int) error {
+	for i := range b {
+		if want := byte(i*7 + k*31 + i>>8); b[i] != want {
+			return fmt.Errorf("message %d: byte %d of %d is %#x, want %#x", k, i, len(b), b[i], want)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,192 @@
+package mpibench
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"viaxdp/mvich"
+)
+
+// ErrBench: no such benchmark, or not with so many ranks, or wrong options.
+var ErrBench = errors.New("mpibench: cannot be run")
+
+// Options of a run. The zero value of a field means OSU's.
+type Options struct {
+	MinSize, MaxSize int // bytes; 1 to 4 MiB, in powers of two
+	Iterations       int // for each size
+	Warmup           int // iterations before, that do not count
+	Window           int // messages in flight, of bw, bibw and mbw_mr
+}
+
+// Row is the result for one size.
+type Row struct {
+	Size  int     // bytes
+	Time  float64 // microseconds, of latency and collective operations
+	MBps  float64 // of the others
+	Rate  float64 // messages a second, of mbw_mr
+	Count int     // iterations that were measured
+}
+
+// largeMessage is the size from which on OSU does fewer iterations.
+const largeMessage = 8192
+
+// bench is one of the benchmarks: it does count iterations of a size, and says
+// what one rank makes of the time that they took.
+type bench struct {
+	title      string
+	ranks      func(n int) bool
+	iterations int // of small messages; large ones get a tenth
+	warmup     int
+	do         func(r *run, size, count int) error
+	row        func(r *run, size, count int, took time.Duration) Row
+}
+
+var benches = map[string]bench{
+	"latency":   {"Latency Test", two, 10000, 200, (*run).pingPong, (*run).halfRound},
+	"bw":        {"Bandwidth Test", two, 100, 10, (*run).oneWay, (*run).bandwidth},
+	"bibw":      {"Bi-Directional Bandwidth Test", two, 100, 10, (*run).bothWays, (*run).bandwidth},
+	"mbw_mr":    {"Multiple Bandwidth / Message Rate Test", even, 100, 10, (*run).oneWay, (*run).bandwidth},
+	"allreduce": {"Allreduce Latency Test", anyNumber, 1000, 200, (*run).allReduce, (*run).each},
+	"alltoall":  {"All-to-All Latency Test", anyNumber, 1000, 200, (*run).allToAll, (*run).each},
+}
+
+func two(n int) bool       { return n == 2 }
+func even(n int) bool      { return n >= 2 && n%2 == 0 }
+func anyNumber(n int) bool { return n >= 1 }
+
+// Names lists the benchmarks.
+func Names() []string {
+	var names []string
+	for name := range benches {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// run is what one rank needs of a benchmark.
+type run struct {
+	c        *mvich.Comm
+	name     string
+	window   int
+	out, in  []byte
+	requests []*mvich.Request
+	partner  int  // in pairs: the first half of the ranks sends to the second
+	sender   bool // in pairs
+}
+
+// Run does a benchmark. All ranks of c call it with the same arguments; rank 0
+// gets the rows, the others none.
+func Run(c *mvich.Comm, name string, o Options) ([]Row, error) {
+	b, ok := benches[name]
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("%w: no benchmark %q: there are %s", ErrBench, name, strings.Join(Names(), ", "))
+	case !b.ranks(c.Size()):
+		return nil, fmt.Errorf("%w: %s with %d ranks", ErrBench, name, c.Size())
+	}
+	if err := o.fill(); err != nil {
+		return nil, err
+	}
+	half := max(c.Size()/2, 1)
+	r := &run{
+		c: c, name: name, window: o.Window, sender: c.Rank() < half, partner: (c.Rank() + half) % c.Size(),
+		out: make([]byte, o.MaxSize*c.Size()), in: make([]byte, o.MaxSize*c.Size()),
+	}
+	var rows []Row
+	for size := o.MinSize; size <= o.MaxSize; size *= 2 {
+		row, err := r.measure(b, size, o)
+		if err != nil {
+			return nil, fmt.Errorf("mpibench: %s of %d bytes: %w", name, size, err)
+		}
+		if c.Rank() == 0 {
+			rows = append(rows, row)
+		}
+	}
+	return rows, nil
+}
+
+func (o *Options) fill() error {
+	if o.MinSize == 0 {
+		o.MinSize = 1
+	}
+	if o.MaxSize == 0 {
+		o.MaxSize = max(4<<20, o.MinSize)
+	}
+	if o.Window == 0 {
+		o.Window = 64
+	}
+	if o.MinSize < 1 || o.MaxSize < o.MinSize || o.Window < 1 || o.Iterations < 0 || o.Warmup < 0 {
+		return fmt.Errorf("%w: sizes %d to %d, window of %d, %d iterations after %d",
+			ErrBench, o.MinSize, o.MaxSize, o.Window, o.Iterations, o.Warmup)
+	}
+	return nil
+}
+
+// measure does one size, and gives the mean over the ranks that have a share in
+// it.
+func (r *run) measure(b bench, size int, o Options) (Row, error) {
+	count, warmup := b.iterations, b.warmup
+	if size > largeMessage {
+		count, warmup = count/10, warmup/10
+	}
+	if o.Iterations > 0 {
+		count = o.Iterations
+	}
+	if o.Warmup > 0 {
+		warmup = o.Warmup
+	}
+	if err := errors.Join(b.do(r, size, warmup), r.c.Barrier()); err != nil {
+		return Row{}, err
+	}
+	began := time.Now()
+	if err := b.do(r, size, count); err != nil {
+		return Row{}, err
+	}
+	took := []int64{int64(time.Since(began))}
+	if err := mvich.AllReduce(r.c, took, took, mvich.Sum); err != nil {
+		return Row{}, err
+	}
+	mean := time.Duration(took[0] / int64(r.c.Size()))
+	row := b.row(r, size, count, mean)
+	row.Size, row.Count = size, count
+	return row, nil
+}
+
+// Print prints rows as OSU's benchmarks do.
+func Print(w io.Writer, name string, rows []Row) error {
+	b, ok := benches[name]
+	if !ok {
+		return fmt.Errorf("%w: no benchmark %q", ErrBench, name)
+	}
+	head := "Latency (us)"
+	switch name {
+	case "bw", "bibw":
+		head = "Bandwidth (MB/s)"
+	case "mbw_mr":
+		head = "MB/s"
+	case "allreduce", "alltoall":
+		head = "Avg Latency(us)"
+	}
+	line := fmt.Sprintf("# mvich %s\n%-10s%18s", b.title, "# Size", head)
+	if name == "mbw_mr" {
+		line += fmt.Sprintf("%18s", "Messages/s")
+	}
+	if _, err := fmt.Fprintln(w, line); err != nil {
+		return err
+	}
+	for _, r := range rows {
+		line := fmt.Sprintf("%-10d%18.2f", r.Size, r.Time+r.MBps)
+		if name == "mbw_mr" {
+			line += fmt.Sprintf("%18.2f", r.Rate)
+		}
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}

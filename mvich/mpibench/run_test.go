@@ -1,0 +1,132 @@
+package mpibench_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+
+	"viaxdp/hugepages"
+	"viaxdp/kagent/kagenttest"
+	"viaxdp/mvich"
+	"viaxdp/mvich/mpibench"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// onOneNic runs f on ranks that share a NIC in memory.
+func onOneNic(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
+	t.Helper()
+	wire := xdpnictest.NewWire()
+	t.Cleanup(wire.Close)
+	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("host")
+	config := xdpnictest.Config{Admit: agent.Admit, MAC: agent.Link().MAC}
+	pool := config.PoolBytes()
+	arena, err := hugepages.New(hugepages.Config{Size: pool + 4<<20, Reserve: pool, Policy: hugepages.Avoid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Memory = arena.Bytes()
+	queue, err := wire.Queue(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nic, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(nic.Close(), queue.Close(), arena.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	launchers := mvich.Local(ranks)
+	var wait sync.WaitGroup
+	for rank := range ranks {
+		wait.Go(func() {
+			w, err := mvich.Init(nic, launchers[rank])
+			if err == nil {
+				err = errors.Join(f(w.Comm()), w.Finalize())
+			}
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// Every benchmark gives a row for each size, whose figures belong together, and
+// the messages that it says it has sent were sent.
+func TestBenchmarks(t *testing.T) {
+	for _, name := range mpibench.Names() {
+		t.Run(name, func(t *testing.T) {
+			ranks := 2
+			if strings.HasPrefix(name, "all") || name == "mbw_mr" {
+				ranks = 4
+			}
+			onOneNic(t, ranks, func(c *mvich.Comm) error {
+				o := mpibench.Options{MaxSize: 16384, Iterations: 3, Warmup: 1, Window: 8}
+				rows, err := mpibench.Run(c, name, o)
+				if err != nil || c.Rank() > 0 {
+					if len(rows) > 0 {
+						return errors.New("a rank that is not the first has rows")
+					}
+					return err
+				}
+				if len(rows) != 15 {
+					return fmt.Errorf("%d rows", len(rows))
+				}
+				for i, r := range rows {
+					if r.Size != 1<<i || r.Count != 3 || r.Time+r.MBps <= 0 || (r.Time > 0) == (r.MBps > 0) {
+						return fmt.Errorf("%+v", r)
+					}
+					if r.MBps > 0 && math.Abs(r.Rate*float64(r.Size)/1e6/r.MBps-1) > 1e-9 {
+						return fmt.Errorf("%v messages a second of %d bytes are not %v MB/s", r.Rate, r.Size, r.MBps)
+					}
+				}
+				return printed(name, rows)
+			})
+		})
+	}
+}
+
+// printed checks that what Print prints has a line for each row, with the size
+// first.
+func printed(name string, rows []mpibench.Row) error {
+	var b strings.Builder
+	if err := mpibench.Print(&b, name, rows); err != nil {
+		return err
+	}
+	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+	if len(lines) != len(rows)+2 || !strings.HasPrefix(lines[1], "# Size") {
+		return fmt.Errorf("printed:\n%s", b.String())
+	}
+	for i, line := range lines[2:] {
+		if !strings.HasPrefix(line, fmt.Sprint(rows[i].Size, " ")) {
+			return fmt.Errorf("line %q for %+v", line, rows[i])
+		}
+	}
+	return nil
+}
+
+func TestWrong(t *testing.T) {
+	onOneNic(t, 1, func(c *mvich.Comm) error {
+		for name, run := range map[string]func() error{
+			"unknown": func() error { _, err := mpibench.Run(c, "nothing", mpibench.Options{}); return err },
+			"alone":   func() error { _, err := mpibench.Run(c, "latency", mpibench.Options{}); return err },
+			"sizes": func() error {
+				_, err := mpibench.Run(c, "allreduce", mpibench.Options{MinSize: 8, MaxSize: 4})
+				return err
+			},
+			"not printed": func() error { return mpibench.Print(&strings.Builder{}, "nothing", nil) },
+		} {
+			if err := run(); !errors.Is(err, mpibench.ErrBench) {
+				return fmt.Errorf("%s: %v", name, err)
+			}
+		}
+		return nil
+	})
+}

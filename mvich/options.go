@@ -1,0 +1,141 @@
+package mvich
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+)
+
+// Protocol is a way for the data of a message.
+type Protocol uint32
+
+// The protocols. [Auto] chooses among the others for each message.
+const (
+	Auto  Protocol = iota
+	Eager          // at once, with the envelope
+	R3             // three-way: request, ready, data through vbufs
+	RGET           // the receiver reads the sender's memory
+	RPUT           // the sender writes the receiver's memory
+)
+
+// String names the protocol.
+func (p Protocol) String() string {
+	if names := [...]string{"auto", "eager", "r3", "rget", "rput"}; int(p) < len(names) {
+		return names[p]
+	}
+	return fmt.Sprintf("protocol(%d)", uint32(p))
+}
+
+// Defaults of the options.
+const (
+	DefaultThreshold  = 5000     // bytes
+	DefaultCredits    = 64       // packets
+	DefaultRegistered = 64 << 20 // bytes
+	DefaultUnexpected = 16 << 20 // bytes
+	DefaultSpin       = 10000    // polls, of some ten nanoseconds each
+
+	// ThresholdVariable is the environment variable that sets the threshold
+	// where no option does.
+	ThresholdVariable = "VIADEV_RENDEZVOUS_THRESHOLD"
+)
+
+// Bounds of the options.
+const (
+	maxThreshold = 1 << 18
+	minCredits   = 4
+	maxCredits   = 256 // two such windows and the RDMA operations fit into a work queue
+	minVbuf      = 8 << 10
+)
+
+type settings struct {
+	protocol   Protocol
+	threshold  int
+	credits    int
+	registered int
+	unexpected int
+	spin       int
+	read       bool
+	write      bool
+	patience   time.Duration
+}
+
+// Option changes how a rank works. Those that say so must be the same on all
+// ranks.
+type Option func(*settings)
+
+// WithProtocol forces a protocol on every message that this rank sends. Messages
+// that cannot go by it (no byte, more than a vbuf, memory that cannot be registered) go by
+// Eager or R3.
+func WithProtocol(p Protocol) Option { return func(s *settings) { s.protocol = p } }
+
+// WithThreshold sets the size in bytes up to which messages are eager:
+// DefaultThreshold without it and without VIADEV_RENDEZVOUS_THRESHOLD in the
+// environment. The same on all ranks.
+func WithThreshold(bytes int) Option { return func(s *settings) { s.threshold = bytes } }
+
+// WithCredits sets the number of receives that a rank keeps posted for each
+// other one it is connected with, 4 to 256; DefaultCredits without it. The same
+// on all ranks.
+func WithCredits(packets int) Option { return func(s *settings) { s.credits = packets } }
+
+// WithRegistered bounds the bytes of the program's memory that stay registered
+// for RDMA; DefaultRegistered without it. Larger messages go by R3, with 0 all.
+func WithRegistered(bytes int) Option { return func(s *settings) { s.registered = bytes } }
+
+// WithUnexpected sets how many bytes of messages that nobody has asked for are
+// kept of each other rank before it is told to send envelopes only;
+// DefaultUnexpected without it.
+func WithUnexpected(bytes int) Option { return func(s *settings) { s.unexpected = bytes } }
+
+// WithSpin sets how often a call that waits polls before it waits in the
+// completion queue, which spins for a while, too, and then sleeps; DefaultSpin
+// without it. Where there are more ranks than processors, few polls are better.
+func WithSpin(polls int) Option { return func(s *settings) { s.spin = polls } }
+
+// WithRDMA says whether peers may read and write memory of this rank. Both
+// without it.
+func WithRDMA(read, write bool) Option { return func(s *settings) { s.read, s.write = read, write } }
+
+// WithPatience sets how long connecting with a rank may take before it is taken
+// for dead; 10 seconds without it.
+func WithPatience(d time.Duration) Option { return func(s *settings) { s.patience = d } }
+
+func makeSettings(opts []Option) (settings, error) {
+	s := settings{
+		threshold: DefaultThreshold, credits: DefaultCredits, registered: DefaultRegistered,
+		unexpected: DefaultUnexpected, spin: DefaultSpin, read: true, write: true, patience: 10 * time.Second,
+	}
+	if v := os.Getenv(ThresholdVariable); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil {
+			return s, fmt.Errorf("%w: %s=%q: want a number of bytes", ErrSettings, ThresholdVariable, v)
+		}
+		s.threshold = n
+	}
+	for _, f := range opts {
+		f(&s)
+	}
+	switch {
+	case s.threshold < 0 || s.threshold > maxThreshold:
+		return s, fmt.Errorf("%w: threshold of %d bytes: 0 to %d", ErrSettings, s.threshold, maxThreshold)
+	case s.credits < minCredits || s.credits > maxCredits:
+		return s, fmt.Errorf("%w: %d credits: %d to %d", ErrSettings, s.credits, minCredits, maxCredits)
+	case s.protocol > RPUT:
+		return s, fmt.Errorf("%w: %v", ErrSettings, s.protocol)
+	case s.registered < 0 || s.unexpected < 0 || s.spin < 0 || s.patience <= 0:
+		return s, fmt.Errorf("%w: a negative number, or no patience", ErrSettings)
+	}
+	return s, nil
+}
+
+// vbufSize is the size of a packet in bytes, all headers included.
+func (s *settings) vbufSize() int { return roundUp(max(minVbuf, headerSize+s.threshold), 64) }
+
+// reserve is how many credits are kept for packets that other packets wait for.
+func (s *settings) reserve() int { return max(1, s.credits/8) }
+
+// noopAt is how many credits a rank owes before it sends them by themselves. Two
+// at least, so that a noop is never answered by a noop; and no more than a peer
+// that has only its reserve left is owed.
+func (s *settings) noopAt() int { return s.credits / 2 }

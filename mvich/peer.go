@@ -1,0 +1,156 @@
+package mvich
+
+import (
+	"viaxdp/vipl"
+)
+
+// condition of the connection with a peer.
+//
+//	          call, or the peer's call             BYE, or the world's end
+//	apart ---------> admitting, joined ---------------------------> left
+//	                      |  broken, nobody there
+//	                      +-------------------------------> dead
+type condition uint8
+
+const (
+	apart condition = iota
+	admitting
+	joined
+	left // it has said good-bye
+	dead
+)
+
+// peer is another rank as this one sees it. The world's mutex guards it.
+type peer struct {
+	rank  int
+	host  netAddress
+	state condition
+	cause error // why it is dead
+	link  *link // when admitting or joined
+
+	calling  bool // a goroutine tries to connect
+	canRead  bool // RDMA reads work, both ways
+	canWrite bool // it takes RDMA writes
+
+	// Credits; credit.go says how they are used.
+	credits int  // receives that it has posted for us (remote_credit)
+	owed    int  // receives that we have posted and not told it of (credit_update)
+	full    bool // it asks for envelopes only
+
+	// What waits to be sent, by class.
+	control fifo[packet]
+	sends   fifo[*Request] // messages of which nothing has been sent
+	streams fifo[*Request] // R3: data to send
+	moves   fifo[*Request] // RDMA to post
+	moving  int            // RDMA operations posted and not complete
+
+	unexpected int  // bytes of its messages that nobody has asked for
+	dirty      bool // in World.dirty
+}
+
+// packet is a control packet that waits to be sent.
+type packet struct {
+	header header
+	offer  offer // of kindReady and kindRequest
+}
+
+// idle says that nothing waits to be sent.
+func (p *peer) idle() bool {
+	return p.control.len()+p.sends.len()+p.streams.len()+p.moves.len()+p.moving == 0
+}
+
+// gone says that nothing will come from it or go to it any more.
+func (p *peer) gone() bool { return p.state == left || p.state == dead }
+
+// lost is the error of operations that involve a peer that is gone.
+func (p *peer) lost() error {
+	if p.state == left {
+		return &RankError{Rank: p.rank, Err: errLeft}
+	}
+	return &RankError{Rank: p.rank, Err: p.cause}
+}
+
+// link is a VI and what is posted on it. A peer may have had several, of which
+// the last one counts.
+type link struct {
+	peer  *peer
+	vi    *vipl.VI
+	recvs fifo[*vbuf]
+	sends fifo[*vbuf]
+}
+
+// newLink makes a VI for p.
+func (w *World) newLink(p *peer) (*link, error) {
+	vi, err := w.nic.CreateVi(vipl.ViAttributes{
+		Level: vipl.ReliableDelivery, Ptag: w.tag, EnableRdmaRead: w.set.read, EnableRdmaWrite: w.set.write,
+	}, w.cq, w.cq)
+	if err != nil {
+		return nil, err
+	}
+	l := &link{peer: p, vi: vi}
+	w.links[vi] = l
+	return l, nil
+}
+
+// stock posts receives until there are as many as there should be.
+func (w *World) stock(l *link) error {
+	for l.recvs.len() < w.set.credits {
+		v, err := w.pool.get()
+		if err != nil {
+			return err
+		}
+		if err := w.postRecv(l, v); err != nil {
+			w.pool.put(v)
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *World) postRecv(l *link, v *vbuf) error {
+	v.desc.Control = 0
+	v.desc.SetSegments(v.place)
+	if err := l.vi.PostRecv(v.desc, v.home); err != nil {
+		return err
+	}
+	l.recvs.push(v)
+	return nil
+}
+
+// post puts v, whose descriptor is ready, on the send queue.
+func (w *World) post(l *link, v *vbuf) error {
+	if err := l.vi.PostSend(v.desc, v.home); err != nil {
+		w.pool.put(v)
+		return err
+	}
+	l.sends.push(v)
+	return nil
+}
+
+// retire ends a link and its VI. It takes a moment, and so does it beside.
+func (w *World) retire(l *link) {
+	w.tasks.Go(func() {
+		l.vi.Disconnect()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.dismantle(l)
+	})
+}
+
+// dismantle takes back the buffers of a link whose VI is disconnected, and
+// destroys the VI. One that was never connected keeps its receives, which
+// VIPL gives no way to take back: it is the next one that accepts.
+func (w *World) dismantle(l *link) {
+	for d, _ := l.vi.SendDone(); d != nil; d, _ = l.vi.SendDone() {
+		w.pool.put(l.sends.pop())
+	}
+	for d, _ := l.vi.RecvDone(); d != nil; d, _ = l.vi.RecvDone() {
+		w.pool.put(l.recvs.pop())
+	}
+	if l.recvs.len() > 0 {
+		w.idle = append(w.idle, l)
+		return
+	}
+	delete(w.links, l.vi)
+	l.vi.Destroy()
+}

@@ -1,0 +1,25 @@
+// Package pmi is a client of PMI-1, the interface by which Hydra's mpiexec, and
+// the mpiexec of other MPI implementations, start the ranks of a job: it tells
+// each its number and carries their addresses to the others. A [Client] is a
+// mvich.Launcher.
+//
+//	mpiexec (one on each host) <--- PMI_FD: a socket, or PMI_PORT: host:port ---> rank
+//
+//	cmd=init pmi_version=1 pmi_subversion=1       cmd=response_to_init ... rc=0
+//	cmd=get_maxes                                 cmd=maxes kvsname_max=... keylen_max=... vallen_max=...
+//	cmd=get_my_kvsname                            cmd=my_kvsname kvsname=...
+//	cmd=put kvsname=... key=... value=...         cmd=put_result rc=0
+//	cmd=barrier_in                                cmd=barrier_out, when all are in
+//	cmd=get kvsname=... key=...                   cmd=get_result rc=0 value=...
+//	cmd=finalize                                  cmd=finalize_ack
+//	cmd=abort exitcode=...
+//
+// A line is words of the form name=value between spaces, so that neither keys
+// nor values can have a space. PMI_RANK and PMI_SIZE come in the environment;
+// with PMI_PORT there is PMI_ID instead, and the launcher tells the rest on the
+// connection.
+//
+// Slurm's srun offers PMI-1 as --mpi=none with its libpmi, and PMI-2 as
+// --mpi=pmi2, which is another protocol and not spoken here: start
+// Hydra's mpiexec in the allocation.
+package pmi

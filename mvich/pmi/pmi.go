@@ -1,0 +1,220 @@
+package pmi
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// What goes wrong.
+var (
+	// ErrNoLauncher: the environment does not tell of a launcher.
+	ErrNoLauncher = errors.New("pmi: not started by a launcher: PMI_FD or PMI_PORT is not set; " +
+		"start the program with mpiexec")
+	// ErrEnvironment: it tells nonsense.
+	ErrEnvironment = errors.New("pmi: wrong environment")
+	// ErrAnswer: the launcher says what it should not, or that it cannot.
+	ErrAnswer = errors.New("pmi: wrong answer of the launcher")
+	// ErrValue: a key or value that PMI cannot carry.
+	ErrValue = errors.New("pmi: key or value is too long, or has a space")
+)
+
+// Client is a rank's connection with its launcher. Calls come one at a time.
+type Client struct {
+	conn       io.ReadWriteCloser
+	in         *bufio.Reader
+	rank, size int
+	space      string // name of the key-value space of the job
+	keys, vals int    // bytes of the longest key and value
+}
+
+// FromEnv connects with the launcher that the environment tells of.
+func FromEnv() (*Client, error) { return connect(os.Getenv) }
+
+func connect(env func(string) string) (*Client, error) {
+	c := &Client{rank: -1, size: -1}
+	var err error
+	switch {
+	case env("PMI_FD") != "":
+		err = c.inherit(env)
+	case env("PMI_PORT") != "":
+		err = c.dial(env)
+	default:
+		err = ErrNoLauncher
+	}
+	if err == nil {
+		err = c.begin()
+	}
+	if err != nil {
+		if c.conn != nil {
+			c.conn.Close()
+		}
+		return nil, err
+	}
+	return c, nil
+}
+
+// inherit takes the socket that the launcher has left open.
+func (c *Client) inherit(env func(string) string) (err error) {
+	fd, err := number(env, "PMI_FD")
+	if err != nil {
+		return err
+	}
+	if c.rank, err = number(env, "PMI_RANK"); err != nil {
+		return err
+	}
+	if c.size, err = number(env, "PMI_SIZE"); err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), "PMI_FD")
+	if f == nil {
+		return fmt.Errorf("%w: PMI_FD=%d", ErrEnvironment, fd)
+	}
+	c.use(f)
+	return nil
+}
+
+// dial connects with the launcher, and asks it for what is not in the
+// environment.
+func (c *Client) dial(env func(string) string) error {
+	id, err := number(env, "PMI_ID")
+	if err != nil {
+		return err
+	}
+	conn, err := net.Dial("tcp", env("PMI_PORT"))
+	if err != nil {
+		return fmt.Errorf("pmi: connecting with the launcher at PMI_PORT: %w", err)
+	}
+	c.use(conn)
+	if _, err := c.ask("initack", "initack", "pmiid="+strconv.Itoa(id)); err != nil {
+		return err
+	}
+	for _, name := range []string{"size", "rank", "debug"} {
+		answer, err := c.read("set")
+		if err != nil {
+			return err
+		}
+		n, err := strconv.Atoi(answer[name])
+		if err != nil {
+			return fmt.Errorf("%w: no %s in %v", ErrAnswer, name, answer)
+		}
+		switch name {
+		case "size":
+			c.size = n
+		case "rank":
+			c.rank = n
+		}
+	}
+	return nil
+}
+
+func number(env func(string) string, name string) (int, error) {
+	n, err := strconv.Atoi(env(name))
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("%w: %s=%q, want a number", ErrEnvironment, name, env(name))
+	}
+	return n, nil
+}
+
+func (c *Client) use(conn io.ReadWriteCloser) { c.conn, c.in = conn, bufio.NewReader(conn) }
+
+// begin agrees on the version, and learns of the key-value space.
+func (c *Client) begin() error {
+	if c.size < 1 || c.rank < 0 || c.rank >= c.size {
+		return fmt.Errorf("%w: rank %d of %d", ErrEnvironment, c.rank, c.size)
+	}
+	if _, err := c.ask("init", "response_to_init", "pmi_version=1", "pmi_subversion=1"); err != nil {
+		return err
+	}
+	maxes, err := c.ask("get_maxes", "maxes")
+	if err != nil {
+		return err
+	}
+	c.keys, _ = strconv.Atoi(maxes["keylen_max"])
+	c.vals, _ = strconv.Atoi(maxes["vallen_max"])
+	if c.keys < 1 || c.vals < 1 {
+		return fmt.Errorf("%w: no lengths in %v", ErrAnswer, maxes)
+	}
+	space, err := c.ask("get_my_kvsname", "my_kvsname")
+	c.space = space["kvsname"]
+	return err
+}
+
+// ask sends a command and reads its answer.
+func (c *Client) ask(cmd, answer string, words ...string) (map[string]string, error) {
+	if err := c.write(cmd, words...); err != nil {
+		return nil, err
+	}
+	return c.read(answer)
+}
+
+func (c *Client) write(cmd string, words ...string) error {
+	line := strings.Join(append([]string{"cmd=" + cmd}, words...), " ") + "\n"
+	if _, err := io.WriteString(c.conn, line); err != nil {
+		return fmt.Errorf("pmi: %s: the launcher is gone: %w", cmd, err)
+	}
+	return nil
+}
+
+// read reads a line, which must be that answer, and a good one.
+func (c *Client) read(want string) (map[string]string, error) {
+	line, err := c.in.ReadString('\n')
+	if err != nil {
+		return nil, fmt.Errorf("pmi: waiting for %s: the launcher is gone: %w", want, err)
+	}
+	words := make(map[string]string)
+	for word := range strings.FieldsSeq(line) {
+		if name, value, ok := strings.Cut(word, "="); ok {
+			words[name] = value
+		}
+	}
+	if rc := words["rc"]; words["cmd"] != want || rc != "" && rc != "0" {
+		return nil, fmt.Errorf("%w: %q, want %s", ErrAnswer, strings.TrimSpace(line), want)
+	}
+	return words, nil
+}
+
+// Rank is this rank's number.
+func (c *Client) Rank() int { return c.rank }
+
+// Size is the number of ranks.
+func (c *Client) Size() int { return c.size }
+
+// Put publishes a value for the other ranks, who can get it after the next
+// Fence.
+func (c *Client) Put(key, value string) error {
+	if len(key) >= c.keys || len(value) >= c.vals || strings.ContainsAny(key+value, " \n") || key == "" {
+		return fmt.Errorf("%w: %q=%q, at most %d and %d bytes", ErrValue, key, value, c.keys-1, c.vals-1)
+	}
+	_, err := c.ask("put", "put_result", "kvsname="+c.space, "key="+key, "value="+value)
+	return err
+}
+
+// Get gives a value that a rank has put before the last Fence.
+func (c *Client) Get(key string) (string, error) {
+	answer, err := c.ask("get", "get_result", "kvsname="+c.space, "key="+key)
+	return answer["value"], err
+}
+
+// Fence waits until all ranks have called it.
+func (c *Client) Fence() error {
+	_, err := c.ask("barrier_in", "barrier_out")
+	return err
+}
+
+// Abort has the launcher end all ranks.
+func (c *Client) Abort(code int) error {
+	return c.write("abort", "exitcode="+strconv.Itoa(code))
+}
+
+// Close tells the launcher that this rank is done. One that does not takes
+// the rank's exit for its death.
+func (c *Client) Close() error {
+	_, err := c.ask("finalize", "finalize_ack")
+	return errors.Join(err, c.conn.Close())
+}

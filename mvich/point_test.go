@@ -1,0 +1,385 @@
+package mvich_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"viaxdp/mvich"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+var loss = xdpnictest.Faults{
+	Seed: 7, Loss: 0.01, Dup: 0.01, Reorder: 0.02, Corrupt: 0.005, Jitter: 20 * time.Microsecond,
+}
+
+// sizes are around every bound of the protocols.
+var sizes = []int{0, 1, 8, 64, 1000, 4999, 5000, 5001, 8159, 8160, 8161, 20000, 65536, 1 << 20, 1<<20 + 1, 4 << 20}
+
+// Every size by every protocol, with and without loss, both ways at once.
+func TestProtocols(t *testing.T) {
+	for _, lane := range []struct {
+		name   string
+		faults xdpnictest.Faults
+	}{{name: "quiet"}, {"lossy", loss}} {
+		for _, p := range []mvich.Protocol{mvich.Auto, mvich.Eager, mvich.R3, mvich.RGET, mvich.RPUT} {
+			t.Run(lane.name+"/"+p.String(), func(t *testing.T) {
+				j := newJob(t, 2, jobConfig{faults: lane.faults, options: func(int) []mvich.Option {
+					return []mvich.Option{mvich.WithProtocol(p)}
+				}})
+				j.run(t, swapSizes)
+				j.spotless(t, mvich.DefaultCredits)
+				s := j.worlds[0].Stats()
+				used := map[mvich.Protocol]uint64{
+					mvich.Auto: s.RGET, mvich.Eager: s.Eager, mvich.R3: s.R3, mvich.RGET: s.RGET, mvich.RPUT: s.RPUT,
+				}
+				if used[p] < 8 || p > mvich.Eager && used[p] < uint64(len(sizes)-1) || s.Fallbacks > 0 {
+					t.Errorf("protocols used: %+v", s)
+				}
+			})
+		}
+	}
+}
+
+// swapSizes has two ranks exchange a message of each size.
+func swapSizes(c *mvich.Comm) error {
+	other := 1 - c.Rank()
+	for i, n := range sizes {
+		out, in := make([]byte, n), make([]byte, n)
+		fill(out, i+c.Rank())
+		s, err := c.Sendrecv(out, other, i, in, other, i)
+		if err != nil {
+			return fmt.Errorf("%d bytes: %w", n, err)
+		}
+		if s != (mvich.Status{Source: other, Tag: i, Bytes: n}) {
+			return fmt.Errorf("%d bytes: %+v", n, s)
+		}
+		if err := check(in, i+other); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A receiver without the right, or the room, for the protocol gets its message
+// by another one.
+func TestFallback(t *testing.T) {
+	for name, c := range map[string]struct {
+		options [2][]mvich.Option
+		used    func(s mvich.Stats) uint64
+	}{
+		"nobody registers": {
+			[2][]mvich.Option{{mvich.WithRegistered(0)}, {mvich.WithRegistered(0)}},
+			func(s mvich.Stats) uint64 { return min(s.R3, s.Fallbacks) },
+		},
+		"the receiver does not register, get": {
+			[2][]mvich.Option{{mvich.WithProtocol(mvich.RGET)}, {mvich.WithRegistered(0)}},
+			func(s mvich.Stats) uint64 { return s.R3 },
+		},
+		"the receiver does not register, put": {
+			[2][]mvich.Option{{mvich.WithProtocol(mvich.RPUT)}, {mvich.WithRegistered(0)}},
+			func(s mvich.Stats) uint64 { return s.R3 },
+		},
+		"the sender does not register, put": {
+			[2][]mvich.Option{{mvich.WithProtocol(mvich.RPUT), mvich.WithRegistered(0)}, {}},
+			func(s mvich.Stats) uint64 { return min(s.R3, s.Fallbacks) },
+		},
+		"no reads": {
+			[2][]mvich.Option{{}, {mvich.WithRDMA(false, true)}},
+			func(s mvich.Stats) uint64 { return s.RPUT },
+		},
+		"neither": {
+			[2][]mvich.Option{{}, {mvich.WithRDMA(false, false)}},
+			func(s mvich.Stats) uint64 { return s.R3 },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := newJob(t, 2, jobConfig{options: func(rank int) []mvich.Option { return c.options[rank] }})
+			j.run(t, swapSizes)
+			j.spotless(t, mvich.DefaultCredits)
+			if s := j.worlds[0].Stats(); c.used(s) < 5 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// Both sides send far more than there are credits for before either receives.
+func TestBothOnlySend(t *testing.T) {
+	for _, credits := range []int{4, 5, 32} {
+		t.Run(fmt.Sprint(credits), func(t *testing.T) {
+			j := newJob(t, 2, jobConfig{faults: loss, options: func(int) []mvich.Option {
+				return []mvich.Option{mvich.WithCredits(credits)}
+			}})
+			const count = 2000
+			j.run(t, func(c *mvich.Comm) error {
+				other := 1 - c.Rank()
+				b := make([]byte, 900)
+				for i := range count {
+					fill(b, i)
+					if err := c.Send(b, other, i); err != nil {
+						return err
+					}
+				}
+				for i := range count {
+					if _, err := c.Recv(b, other, i); err != nil {
+						return err
+					}
+					if err := check(b, i); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			j.spotless(t, credits)
+		})
+	}
+}
+
+// A flood that goes one way is stopped before it fills the receiver's memory:
+// it goes on as envelopes.
+func TestUnexpectedLimit(t *testing.T) {
+	const limit, size, count = 1 << 16, 4000, 500
+	j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option {
+		return []mvich.Option{mvich.WithUnexpected(limit)}
+	}})
+	j.run(t, func(c *mvich.Comm) error {
+		if c.Rank() == 0 {
+			requests := make([]*mvich.Request, count)
+			for i := range requests {
+				b := make([]byte, size)
+				fill(b, i)
+				var err error
+				if requests[i], err = c.Isend(b, 1, 1); err != nil {
+					return err
+				}
+			}
+			if err := c.Send(nil, 1, 2); err != nil {
+				return err
+			}
+			return mvich.WaitAll(requests...)
+		}
+		if _, err := c.Recv(nil, 0, 2); err != nil { // all others have come before it
+			return err
+		}
+		b := make([]byte, size)
+		for i := range count {
+			if _, err := c.Recv(b, 0, 1); err != nil {
+				return err
+			}
+			if err := check(b, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	s := j.worlds[0].Stats()
+	if most := uint64(limit/size + 4*mvich.DefaultCredits); s.Eager > most || s.RGET < count-most {
+		t.Errorf("%d messages were eager, and %d not", s.Eager, s.RGET)
+	}
+	j.spotless(t, mvich.DefaultCredits)
+}
+
+// A message that is too long fills the buffer and fails the receive, by each
+// protocol, whether it came before its receive or not; the sender does not
+// notice.
+func TestTruncated(t *testing.T) {
+	for _, p := range []mvich.Protocol{mvich.Auto, mvich.R3, mvich.RGET, mvich.RPUT} {
+		t.Run(p.String(), func(t *testing.T) {
+			j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option {
+				return []mvich.Option{mvich.WithProtocol(p)}
+			}})
+			j.run(t, func(c *mvich.Comm) error {
+				for i, n := range []int{100, 5000, 100000, 3 << 20} {
+					for _, room := range []int{0, 1, n / 2, n - 1} {
+						b := make([]byte, n)
+						if c.Rank() == 0 {
+							fill(b, i)
+							if err := errors.Join(c.Send(b, 1, 0), c.Send(b, 1, 0)); err != nil {
+								return err
+							}
+							continue
+						}
+						for range 2 {
+							clear(b)
+							s, err := c.Recv(b[:room], 0, 0)
+							if !errors.Is(err, mvich.ErrTruncated) || s.Bytes != room {
+								return fmt.Errorf("%d bytes into %d: %+v, %v", n, room, s, err)
+							}
+							if err := check(b[:room], i); err != nil {
+								return err
+							}
+							for _, x := range b[room:] {
+								if x != 0 {
+									return fmt.Errorf("%d bytes into %d: written behind the buffer", n, room)
+								}
+							}
+						}
+					}
+				}
+				return nil
+			})
+			j.spotless(t, mvich.DefaultCredits)
+		})
+	}
+}
+
+// A synchronous send completes when it is matched and not before.
+func TestSynchronous(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		for _, n := range []int{0, 10, 10000} {
+			b := make([]byte, n)
+			if c.Rank() == 1 {
+				if _, err := c.Recv(nil, 0, 2); err != nil { // the other one has tested
+					return err
+				}
+				if _, err := c.Recv(b, 0, 1); err != nil {
+					return err
+				}
+				continue
+			}
+			r, err := c.Issend(b, 1, 1)
+			if err != nil {
+				return err
+			}
+			for range 20 {
+				time.Sleep(time.Millisecond)
+				if _, done, _ := r.Test(); done {
+					return errors.New("it is complete before its receive is posted")
+				}
+			}
+			if err := c.Send(nil, 1, 2); err != nil {
+				return err
+			}
+			if _, err := r.Wait(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// A rank sends to itself, before and after the receive, short and long.
+func TestSelf(t *testing.T) {
+	j := newJob(t, 1, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		for i, n := range sizes {
+			out, in := make([]byte, n), make([]byte, n)
+			fill(out, i)
+			sent, err := c.Isend(out, 0, i)
+			if err != nil {
+				return err
+			}
+			if _, err := c.Recv(in, mvich.AnySource, i); err != nil {
+				return err
+			}
+			if _, err := sent.Wait(); err != nil {
+				return err
+			}
+			if err := check(in, i); err != nil {
+				return err
+			}
+			clear(in)
+			if _, err := c.Sendrecv(out, 0, i, in, 0, mvich.AnyTag); err != nil {
+				return err
+			}
+			if err := check(in, i); err != nil {
+				return err
+			}
+		}
+		return c.Barrier()
+	})
+	j.spotless(t, 0)
+}
+
+// Ranks on one NIC talk like others.
+func TestSharedNic(t *testing.T) {
+	j := newJob(t, 2, jobConfig{shared: true})
+	j.run(t, swapSizes)
+	j.spotless(t, mvich.DefaultCredits)
+}
+
+func TestProbe(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		if c.Rank() == 0 {
+			return errors.Join(c.Send(make([]byte, 10), 1, 3), c.Send(make([]byte, 20000), 1, 4))
+		}
+		for _, want := range []mvich.Status{{Source: 0, Tag: 4, Bytes: 20000}, {Source: 0, Tag: 3, Bytes: 10}} {
+			s, err := c.Probe(mvich.AnySource, want.Tag)
+			if err != nil || s != want {
+				return fmt.Errorf("%+v, %v", s, err)
+			}
+			if s, there, err := c.Iprobe(0, want.Tag); s != want || !there || err != nil {
+				return fmt.Errorf("%+v, %v, %v", s, there, err)
+			}
+			if _, err := c.Recv(make([]byte, s.Bytes), s.Source, s.Tag); err != nil {
+				return err
+			}
+			if _, there, err := c.Iprobe(0, want.Tag); there || err != nil {
+				return fmt.Errorf("it is there once more: %v", err)
+			}
+		}
+		return nil
+	})
+}
+
+func TestCancel(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		if c.Rank() == 1 {
+			return c.Send([]byte{42}, 0, 1)
+		}
+		wrong, err := c.Irecv(make([]byte, 1), 1, 2)
+		if err != nil {
+			return err
+		}
+		b := make([]byte, 1)
+		right, err := c.Irecv(b, 1, 1)
+		if err != nil {
+			return err
+		}
+		if !wrong.Cancel() || wrong.Cancel() {
+			return errors.New("it cannot be cancelled, or twice")
+		}
+		if s, err := wrong.Wait(); !s.Cancelled || err != nil {
+			return fmt.Errorf("%+v, %v", s, err)
+		}
+		if s, err := right.Wait(); s.Cancelled || err != nil || b[0] != 42 {
+			return fmt.Errorf("%+v, %v, %d", s, err, b[0])
+		}
+		if right.Cancel() {
+			return errors.New("a complete receive was cancelled")
+		}
+		return nil
+	})
+	j.spotless(t, mvich.DefaultCredits)
+}
+
+// Wrong arguments are told, and do no harm.
+func TestWrongArguments(t *testing.T) {
+	j := newJob(t, 1, jobConfig{})
+	c := j.worlds[0].Comm()
+	for name, err := range map[string]error{
+		"rank":      c.Send(nil, 1, 0),
+		"negative":  c.Send(nil, -1, 0),
+		"tag":       c.Send(nil, 0, -1),
+		"large tag": c.Send(nil, 0, mvich.MaxTag+1),
+		"root":      c.Bcast(nil, 1),
+		"count":     mvich.AllReduce(c, make([]int, 1), make([]int, 2), mvich.Sum),
+		"parts":     mvich.Gatherv(c, make([]int, 1), []int{2}, nil, make([]int, 2), 0),
+		"type":      mvich.SendType(c, make([]int, 3), mvich.Vector(2, 1, 3, mvich.Elem), 0, 0),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if s, err := c.Recv(nil, mvich.ProcNull, 5); err != nil || s.Source != mvich.ProcNull {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if err := c.Send(nil, mvich.ProcNull, 5); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,136 @@
+package mvich
+
+import "fmt"
+
+// Recv receives a message of rank src, or AnySource, with tag, or AnyTag, into
+// buf. ErrTruncated when it is longer than buf.
+func (c *Comm) Recv(buf []byte, src, tag int) (Status, error) {
+	if err := c.checkRecv(src, tag); err != nil {
+		return Status{}, err
+	}
+	w := c.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := w.fresh()
+	defer w.recycle(r)
+	c.begin(r, buf, c.context, src, tag)
+	w.startRecv(r)
+	r.wait()
+	return r.status(), r.err
+}
+
+// Irecv begins to receive into buf, which must not be used before the request is
+// complete.
+func (c *Comm) Irecv(buf []byte, src, tag int) (*Request, error) {
+	if err := c.checkRecv(src, tag); err != nil {
+		return nil, err
+	}
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	r := &Request{}
+	c.begin(r, buf, c.context, src, tag)
+	c.w.startRecv(r)
+	return r, nil
+}
+
+// Sendrecv sends to dst and receives from src at once, as neighbours do that
+// shift data around.
+func (c *Comm) Sendrecv(send []byte, dst, sendTag int, recv []byte, src, recvTag int) (Status, error) {
+	in, err := c.Irecv(recv, src, recvTag)
+	if err != nil {
+		return Status{}, err
+	}
+	if err := c.Send(send, dst, sendTag); err != nil {
+		in.Cancel()
+		return Status{}, err
+	}
+	return in.Wait()
+}
+
+// Probe waits until a message is there that such a receive would get, and tells
+// of it without receiving it.
+func (c *Comm) Probe(src, tag int) (Status, error) {
+	s, _, err := c.probe(src, tag, true)
+	return s, err
+}
+
+// Iprobe says, without waiting, whether Probe would return, and what.
+func (c *Comm) Iprobe(src, tag int) (s Status, there bool, err error) {
+	return c.probe(src, tag, false)
+}
+
+func (c *Comm) probe(src, tag int, wait bool) (s Status, there bool, err error) {
+	if err := c.checkRecv(src, tag); err != nil {
+		return s, false, err
+	}
+	if src == ProcNull {
+		return Status{Source: ProcNull, Tag: AnyTag}, true, nil
+	}
+	w := c.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var r Request
+	c.begin(&r, nil, c.context, src, tag)
+	found := func() bool {
+		if i := w.findUnexpected(&r); i >= 0 {
+			m := w.unexpected[i]
+			s, there = Status{Source: c.rankOf(m.source), Tag: m.tag, Bytes: m.size}, true
+			return true
+		}
+		err = w.cannotCome(&r)
+		return err != nil
+	}
+	if found() {
+		return s, there, err
+	}
+	if wait {
+		w.await(found)
+	} else {
+		w.progress()
+		found()
+	}
+	return s, there, err
+}
+
+func (c *Comm) checkRecv(src, tag int) error {
+	switch {
+	case src != AnySource && src != ProcNull && (src < 0 || src >= len(c.group)):
+		return fmt.Errorf("%w: %d of %d", ErrRank, src, len(c.group))
+	case tag != AnyTag && (tag < 0 || tag > MaxTag):
+		return fmt.Errorf("%w: %d", ErrTag, tag)
+	}
+	return nil
+}
+
+// startRecv gives a receive the message that waits for it, or posts it.
+func (w *World) startRecv(r *Request) {
+	if r.peer == ProcNull {
+		r.size = 0
+		w.complete(r, nil)
+		return
+	}
+	if i := w.findUnexpected(r); i >= 0 {
+		m := w.unkeep(i)
+		w.deliver(r, m)
+		w.pushDirty()
+		return
+	}
+	if err := w.cannotCome(r); err != nil {
+		w.complete(r, err)
+		return
+	}
+	w.posted = append(w.posted, r)
+}
+
+// cannotCome says why no message will come for a receive.
+func (w *World) cannotCome(r *Request) error {
+	switch {
+	case w.finalized:
+		return ErrFinalized
+	case w.gone != nil:
+		return w.gone
+	case r.peer == AnySource:
+		return r.comm.unacknowledged()
+	}
+	return r.hopeless(w.peers[r.peer])
+}

@@ -1,0 +1,192 @@
+package mvich
+
+import "fmt"
+
+// Reduce combines src of all ranks by op; dst of root gets the result. All give
+// a src of the same length, and root a dst of that length, which may be src; the
+// others' dst is not used.
+func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) error {
+	if err := c.checkRoot(root); err != nil {
+		return err
+	}
+	if c.rank == root && len(dst) != len(src) {
+		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))
+	}
+	r := reduction[T]{s: c.step(), acc: append([]T(nil), src...), in: make([]T, len(src)), op: op}
+	var err error
+	if r.short() {
+		err = r.tree(root)
+	} else if err = r.partial(); err == nil {
+		err = r.collect(root)
+	}
+	if err == nil && c.rank == root {
+		copy(dst, r.acc)
+	}
+	return err
+}
+
+// AllReduce combines src of all ranks by op and gives all the result in dst,
+// which may be src. All give the same lengths.
+func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) error {
+	if len(dst) != len(src) {
+		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))
+	}
+	copy(dst, src)
+	r := reduction[T]{s: c.step(), acc: dst, in: make([]T, len(src)), op: op}
+	if r.short() {
+		return r.doubling()
+	}
+	if err := r.partial(); err != nil {
+		return err
+	}
+	return r.s.ring(r.s.rank(c.rank+1), r.block)
+}
+
+// Scan gives rank i in dst what src of ranks 0 to i come to by op. dst may be
+// src.
+func Scan[T Element](c *Comm, dst, src []T, op Op[T]) error {
+	if len(dst) != len(src) {
+		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))
+	}
+	copy(dst, src)
+	s := c.step()
+	in := make([]T, len(src))
+	// Before round k dst is that of the last k ranks, after it that of 2k.
+	for k := 1; k < c.Size(); k *= 2 {
+		var below *Request
+		if c.rank >= k {
+			below = s.start(bytesOf(in), c.rank-k, false)
+		}
+		if c.rank+k < c.Size() {
+			if err := s.send(bytesOf(dst), c.rank+k); err != nil {
+				return err
+			}
+		}
+		if below != nil {
+			if err := s.finish(below); err != nil {
+				return err
+			}
+			op(dst, in)
+		}
+	}
+	return nil
+}
+
+// reduction is the state of one rank in a Reduce or AllReduce.
+type reduction[T Element] struct {
+	s   step
+	acc []T // what this rank has come to
+	in  []T // what comes
+	op  Op[T]
+}
+
+func (r *reduction[T]) short() bool {
+	n := r.s.c.Size()
+	return len(r.acc)*sizeOf[T]() < longData || len(r.acc) < n || n == 1
+}
+
+// take receives what another rank has come to, and combines it with what this
+// one has.
+func (r *reduction[T]) take(from int) error {
+	if err := r.s.recv(bytesOf(r.in), from); err != nil {
+		return err
+	}
+	r.op(r.acc, r.in)
+	return nil
+}
+
+// tree goes up a binomial tree to root.
+func (r *reduction[T]) tree(root int) error {
+	s := r.s
+	n, me := s.c.Size(), s.rank(s.c.rank-root)
+	for mask := 1; mask < n; mask *= 2 {
+		if me&mask != 0 {
+			return s.send(bytesOf(r.acc), s.rank(root+me-mask))
+		}
+		if me+mask < n {
+			if err := r.take(s.rank(root + me + mask)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// doubling exchanges with the rank at distance 1, 2, 4 and so on, of as many
+// ranks as are a power of two. Of the others each joins its neighbour before,
+// and has the result of it afterwards.
+func (r *reduction[T]) doubling() error {
+	s := r.s
+	n, me := s.c.Size(), s.c.rank
+	most := 1
+	for 2*most <= n {
+		most *= 2
+	}
+	rest := n - most
+	id := me - rest // among those that take part
+	if me < 2*rest {
+		if me%2 == 0 {
+			if err := s.send(bytesOf(r.acc), me+1); err != nil {
+				return err
+			}
+			return s.recv(bytesOf(r.acc), me+1)
+		}
+		if err := r.take(me - 1); err != nil {
+			return err
+		}
+		id = me / 2
+	}
+	for mask := 1; mask < most; mask *= 2 {
+		other := id ^ mask
+		if other < rest {
+			other = 2*other + 1
+		} else {
+			other += rest
+		}
+		if err := s.exchange(bytesOf(r.acc), other, bytesOf(r.in), other); err != nil {
+			return err
+		}
+		r.op(r.acc, r.in)
+	}
+	if me < 2*rest {
+		return s.send(bytesOf(r.acc), me-1)
+	}
+	return nil
+}
+
+func (r *reduction[T]) block(i int) []byte {
+	return blocks{len(r.acc), r.s.c.Size()}.of(bytesOf(r.acc), sizeOf[T](), i)
+}
+
+// partial lets partial results of each block go round: afterwards rank i has
+// the whole result of block i+1.
+func (r *reduction[T]) partial() error {
+	s := r.s
+	n, me := s.c.Size(), s.c.rank
+	b := blocks{len(r.acc), n}
+	for i := range n - 1 {
+		out, in := s.rank(me-i), s.rank(me-i-1)
+		got := r.in[:b.start(in+1)-b.start(in)]
+		if err := s.exchange(r.block(out), s.rank(me+1), bytesOf(got), s.rank(me-1)); err != nil {
+			return err
+		}
+		r.op(r.acc[b.start(in):b.start(in+1)], got)
+	}
+	return nil
+}
+
+// collect brings the blocks that partial leaves to root.
+func (r *reduction[T]) collect(root int) error {
+	s := r.s
+	n, me := s.c.Size(), s.c.rank
+	if me != root {
+		return s.send(r.block(s.rank(me+1)), root)
+	}
+	var requests []*Request
+	for rank := range n {
+		if rank != root {
+			requests = append(requests, s.start(r.block(s.rank(rank+1)), rank, false))
+		}
+	}
+	return s.finish(requests...)
+}

@@ -1,0 +1,157 @@
+package mvich
+
+import (
+	"errors"
+	"slices"
+
+	"viaxdp/vipl"
+)
+
+// registration is memory of the program that the NIC knows.
+type registration struct {
+	region     *vipl.Region
+	start, end uint64 // addresses
+	rights     rights
+	users      int    // requests that hold it
+	lastUsed   uint64 // on the clock of registrations
+}
+
+// rights are what peers may do with registered memory.
+type rights uint8
+
+const (
+	remoteRead rights = 1 << iota
+	remoteWrite
+
+	localOnly rights = 0
+)
+
+// at is the offset in the region of the byte at address a.
+func (r *registration) at(a uint64) int { return int(a - r.start) }
+
+// errUnregistered says that memory is not to be registered. The message then
+// goes through vbufs.
+var errUnregistered = errors.New("mvich: more memory than may be registered")
+
+// registrations is the cache of registered memory: buffers are registered when
+// they are first used for RDMA and stay so until the limit makes room for
+// others, the one that was unused for longest first. What is registered stays
+// reachable, so that an address never comes to mean other memory.
+type registrations struct {
+	nic    *vipl.Nic
+	tag    *vipl.Ptag
+	limit  int             // bytes
+	sorted []*registration // by start
+	bytes  int
+	clock  uint64
+
+	hits, misses uint64
+}
+
+// acquire finds or makes a registration of buf with at least those rights, and
+// holds it. A failure is no reason to give up: the message can go another way.
+func (c *registrations) acquire(buf []byte, need rights) (*registration, error) {
+	c.clock++
+	start := addressOf(buf)
+	end := start + uint64(len(buf))
+	if r := c.find(start, end); r != nil {
+		if err := c.allow(r, need); err != nil {
+			return nil, err
+		}
+		c.hits++
+		r.users++
+		r.lastUsed = c.clock
+		return r, nil
+	}
+	if !c.makeRoom(len(buf)) {
+		return nil, errUnregistered
+	}
+	c.misses++
+	region, err := c.nic.RegisterMem(buf, c.attributes(need))
+	if err != nil {
+		return nil, err
+	}
+	r := &registration{region: region, start: start, end: end, rights: need, users: 1, lastUsed: c.clock}
+	c.sorted = slices.Insert(c.sorted, c.after(start), r)
+	c.bytes += len(buf)
+	return r, nil
+}
+
+// release ends one acquire. The memory stays registered.
+func (c *registrations) release(r *registration) { r.users-- }
+
+// after is the place of the first registration that begins behind start.
+func (c *registrations) after(start uint64) int {
+	i, _ := slices.BinarySearchFunc(c.sorted, start, func(r *registration, a uint64) int {
+		if r.start <= a {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
+// find looks for a registration of all of start to end. It looks at those that
+// begin at start or closest before it; a larger one that begins further away
+// is not found, which costs a registration and nothing else.
+func (c *registrations) find(start, end uint64) *registration {
+	const nearest = 4
+	for i, n := c.after(start)-1, 0; i >= 0 && n < nearest; i, n = i-1, n+1 {
+		if c.sorted[i].end >= end {
+			return c.sorted[i]
+		}
+	}
+	return nil
+}
+
+// allow adds rights to those that peers have.
+func (c *registrations) allow(r *registration, need rights) error {
+	if r.rights&need == need {
+		return nil
+	}
+	all := r.rights | need
+	if err := r.region.SetAttributes(c.attributes(all)); err != nil {
+		return err
+	}
+	r.rights = all
+	return nil
+}
+
+func (c *registrations) attributes(r rights) vipl.MemAttributes {
+	return vipl.MemAttributes{
+		Ptag: c.tag, EnableRdmaRead: r&remoteRead != 0, EnableRdmaWrite: r&remoteWrite != 0,
+	}
+}
+
+// makeRoom deregisters what is not in use until n more bytes are within the
+// limit. False: that cannot be.
+func (c *registrations) makeRoom(n int) bool {
+	for c.bytes+n > c.limit {
+		oldest := -1
+		for i, r := range c.sorted {
+			if r.users == 0 && (oldest < 0 || r.lastUsed < c.sorted[oldest].lastUsed) {
+				oldest = i
+			}
+		}
+		if oldest < 0 || n > c.limit {
+			return false
+		}
+		r := c.sorted[oldest]
+		if r.region.Deregister() != nil {
+			return false // descriptors of a connection that has just broken hold it
+		}
+		c.bytes -= int(r.end - r.start)
+		c.sorted = slices.Delete(c.sorted, oldest, oldest+1)
+	}
+	return true
+}
+
+// close deregisters everything.
+func (c *registrations) close() error {
+	var errs []error
+	for _, r := range c.sorted {
+		errs = append(errs, r.region.Deregister())
+	}
+	c.sorted, c.bytes = nil, 0
+	return errors.Join(errs...)
+}

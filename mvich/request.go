@@ -1,0 +1,314 @@
+package mvich
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Special ranks and tags.
+const (
+	AnySource = -1 // a receive takes messages of every rank
+	AnyTag    = -1 // and with every tag
+	ProcNull  = -2 // nobody: sends and receives complete at once, without data
+
+	MaxTag = 1 << 30
+)
+
+// Status tells what a receive got.
+type Status struct {
+	Source    int // rank in the communicator
+	Tag       int
+	Bytes     int // in the buffer; of the message where it was probed
+	Cancelled bool
+}
+
+// Count is the number of whole elements of the message.
+func Count[T Element](s Status) int { return s.Bytes / sizeOf[T]() }
+
+// Request is a send or receive that was begun. Its methods may be called
+// concurrently; each of them makes progress for the whole world.
+type Request struct {
+	w       *World
+	comm    *Comm
+	send    bool
+	sync    bool // send: completes when it is matched
+	context uint32
+	peer    int // rank in the world, or AnySource; ProcNull for nobody
+	tag     int
+	buf     []byte
+	unpack  func() // receive: puts what came where it belongs
+
+	done      bool
+	err       error
+	cancelled bool
+	abandoned bool // done for the program, while its data still moves
+
+	// Receive: which message it got.
+	source, got int
+	size        int // bytes that move; of a send, too
+	room        int // bytes of the buffer
+
+	// Rendezvous.
+	number    uint32 // in World.numbered, 0: not there
+	remote    offer
+	partner   uint32 // number of the other side's request
+	reg       *registration
+	begun     int   // bytes of which the move has begun
+	moved     int   // bytes that have moved
+	truncated error // what the receive will complete with
+}
+
+// fresh takes a request that nobody else knows, for a call that waits itself.
+func (w *World) fresh() *Request {
+	if n := len(w.spare); n > 0 {
+		r := w.spare[n-1]
+		w.spare = w.spare[:n-1]
+		return r
+	}
+	return &Request{}
+}
+
+// recycle gives a request of fresh back.
+func (w *World) recycle(r *Request) {
+	if r.abandoned {
+		return
+	}
+	*r = Request{}
+	w.spare = append(w.spare, r)
+}
+
+// complete ends a request, once.
+func (w *World) complete(r *Request, err error) {
+	if r.done && !r.abandoned {
+		return
+	}
+	if r.number != 0 {
+		delete(w.numbered, r.number)
+		r.number = 0
+	}
+	if r.reg != nil {
+		w.regs.release(r.reg)
+		r.reg = nil
+	}
+	if r.abandoned {
+		r.buf = nil
+		return
+	}
+	if r.unpack != nil && (err == nil || errors.Is(err, ErrTruncated)) && !r.cancelled {
+		r.unpack()
+	}
+	r.done, r.err = true, err
+	r.buf, r.unpack = nil, nil
+	w.announce()
+}
+
+// abandon ends a request for the program. What the other side, which lives, has
+// begun with it goes on to its end.
+func (w *World) abandon(r *Request, err error) {
+	if !r.done {
+		r.done, r.err, r.abandoned = true, err, true
+		w.announce()
+	}
+}
+
+// assign gives r a number that packets can name.
+func (w *World) assign(r *Request) {
+	for {
+		w.lastNumber++
+		if _, used := w.numbered[w.lastNumber]; !used && w.lastNumber != 0 {
+			break
+		}
+	}
+	r.number = w.lastNumber
+	w.numbered[r.number] = r
+}
+
+// status is what a completed receive tells.
+func (r *Request) status() Status {
+	switch {
+	case r.send:
+		return Status{}
+	case r.cancelled:
+		return Status{Source: AnySource, Tag: AnyTag, Cancelled: true}
+	case r.peer == ProcNull:
+		return Status{Source: ProcNull, Tag: AnyTag}
+	}
+	return Status{Source: r.comm.rankOf(r.source), Tag: r.got, Bytes: r.size}
+}
+
+// Wait waits until the request is complete. A send is complete when its buffer
+// may be used again. Waiting again gives the same answer.
+func (r *Request) Wait() (Status, error) {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	r.wait()
+	return r.status(), r.err
+}
+
+func (r *Request) wait() { r.w.await(func() bool { return r.done }) }
+
+// Test says, without waiting, whether the request is complete, and what came of
+// it.
+func (r *Request) Test() (s Status, done bool, err error) {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	if !r.done {
+		r.w.progress()
+	}
+	if !r.done {
+		return Status{}, false, nil
+	}
+	return r.status(), true, r.err
+}
+
+// Cancel takes back a receive that has no message yet: it completes, and its
+// Status says so. False: it has one, or is complete, or is a send.
+func (r *Request) Cancel() bool {
+	w := r.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i, x := range w.posted {
+		if x == r {
+			w.posted = append(w.posted[:i], w.posted[i+1:]...)
+			r.cancelled = true
+			w.complete(r, nil)
+			return true
+		}
+	}
+	return false
+}
+
+// WaitAll waits for all requests; nil ones are passed over. The error joins
+// those of all, each with the place of its request.
+func WaitAll(requests ...*Request) error {
+	var errs []error
+	for i, r := range requests {
+		if r == nil {
+			continue
+		}
+		if _, err := r.Wait(); err != nil {
+			errs = append(errs, fmt.Errorf("request %d: %w", i, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// WaitAny waits until one of the requests is complete, which it replaces by nil;
+// i is its place. nil ones are passed over; when all are, i is -1.
+func WaitAny(requests []*Request) (i int, s Status, err error) {
+	w, err := worldOf(requests)
+	if w == nil {
+		return -1, Status{}, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.await(func() bool { i = firstDone(requests); return i >= 0 })
+	s, err = take(requests, i)
+	return i, s, err
+}
+
+// TestAny is WaitAny that does not wait: i is -1 when none is complete.
+func TestAny(requests []*Request) (i int, s Status, err error) {
+	w, err := worldOf(requests)
+	if w == nil {
+		return -1, Status{}, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.progress()
+	if i = firstDone(requests); i >= 0 {
+		s, err = take(requests, i)
+	}
+	return i, s, err
+}
+
+// Outcome is what became of one request of several.
+type Outcome struct {
+	Index  int // its place
+	Status Status
+	Err    error
+}
+
+// WaitSome waits until at least one of the requests is complete, and takes all
+// that are, replacing them by nil. Without any but nil ones it returns none.
+func WaitSome(requests []*Request) ([]Outcome, error) {
+	w, err := worldOf(requests)
+	if w == nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.await(func() bool { return firstDone(requests) >= 0 })
+	return takeAll(requests), nil
+}
+
+// TestSome is WaitSome that does not wait.
+func TestSome(requests []*Request) ([]Outcome, error) {
+	w, err := worldOf(requests)
+	if w == nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.progress()
+	return takeAll(requests), nil
+}
+
+// TestAll says, without waiting, whether all requests are complete; if so the
+// error is as WaitAll's.
+func TestAll(requests ...*Request) (bool, error) {
+	w, err := worldOf(requests)
+	if w == nil {
+		return err == nil, err
+	}
+	w.mu.Lock()
+	w.progress()
+	all := true
+	for _, r := range requests {
+		all = all && (r == nil || r.done)
+	}
+	w.mu.Unlock()
+	if !all {
+		return false, nil
+	}
+	return true, WaitAll(requests...)
+}
+
+// worldOf is the world of the requests, nil if there are none.
+func worldOf(requests []*Request) (w *World, err error) {
+	for _, r := range requests {
+		switch {
+		case r == nil:
+		case w == nil:
+			w = r.w
+		case w != r.w:
+			return nil, ErrMixed
+		}
+	}
+	return w, nil
+}
+
+func firstDone(requests []*Request) int {
+	for i, r := range requests {
+		if r != nil && r.done {
+			return i
+		}
+	}
+	return -1
+}
+
+func take(requests []*Request, i int) (Status, error) {
+	r := requests[i]
+	requests[i] = nil
+	return r.status(), r.err
+}
+
+func takeAll(requests []*Request) (all []Outcome) {
+	for i, r := range requests {
+		if r != nil && r.done {
+			s, err := take(requests, i)
+			all = append(all, Outcome{i, s, err})
+		}
+	}
+	return all
+}

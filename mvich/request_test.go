@@ -1,0 +1,189 @@
+package mvich_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"viaxdp/mvich"
+)
+
+// begin posts count receives of one int each with tags 0 to count-1.
+func begin(c *mvich.Comm, src, count int) (values [][]int, requests []*mvich.Request, err error) {
+	for tag := range count {
+		b := make([]int, 1)
+		r, err := mvich.Irecv(c, b, src, tag)
+		if err != nil {
+			return nil, nil, err
+		}
+		values, requests = append(values, b), append(requests, r)
+	}
+	return values, requests, nil
+}
+
+func TestWaitAny(t *testing.T) {
+	const count = 20
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		if c.Rank() == 0 {
+			for tag := count - 1; tag >= 0; tag-- {
+				if err := mvich.Send(c, []int{tag * tag}, 1, tag); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		values, requests, err := begin(c, 0, count)
+		if err != nil {
+			return err
+		}
+		for range count {
+			i, s, err := mvich.WaitAny(requests)
+			if err != nil || i < 0 || requests[i] != nil || s.Tag != i || values[i][0] != i*i {
+				return fmt.Errorf("%d, %+v, %v", i, s, err)
+			}
+		}
+		if i, _, err := mvich.WaitAny(requests); i != -1 || err != nil {
+			return fmt.Errorf("one more: %d, %v", i, err)
+		}
+		return nil
+	})
+}
+
+func TestWaitSome(t *testing.T) {
+	const count = 50
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		if c.Rank() == 0 {
+			for tag := range count {
+				if err := mvich.Send(c, []int{tag * tag}, 1, tag); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		values, requests, err := begin(c, 0, count)
+		if err != nil {
+			return err
+		}
+		for left, turn := count, 0; left > 0; turn++ {
+			some, err := mvich.WaitSome(requests)
+			if turn%2 == 1 && left > 0 {
+				var more []mvich.Outcome
+				more, err = mvich.TestSome(requests)
+				some = append(some, more...)
+			}
+			if err != nil || len(some) == 0 {
+				return fmt.Errorf("%v, %v", some, err)
+			}
+			for _, o := range some {
+				if o.Err != nil || o.Status.Tag != o.Index || values[o.Index][0] != o.Index*o.Index {
+					return fmt.Errorf("%+v", o)
+				}
+			}
+			left -= len(some)
+		}
+		return nil
+	})
+}
+
+// TestAll and TestAny say nothing before there is something to say, and then all.
+func TestTesting(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		if c.Rank() == 0 {
+			if _, err := c.Recv(nil, 1, 9); err != nil {
+				return err
+			}
+			return errors.Join(mvich.Send(c, []int{0}, 1, 0), mvich.Send(c, []int{1}, 1, 1))
+		}
+		_, requests, err := begin(c, 0, 2)
+		if err != nil {
+			return err
+		}
+		if done, err := mvich.TestAll(requests...); done || err != nil {
+			return fmt.Errorf("all done before anything was sent, %v", err)
+		}
+		if i, _, err := mvich.TestAny(requests); i != -1 || err != nil {
+			return fmt.Errorf("%d is done before anything was sent, %v", i, err)
+		}
+		if err := c.Send(nil, 0, 9); err != nil {
+			return err
+		}
+		for {
+			if done, err := mvich.TestAll(requests...); done || err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// Requests of two worlds cannot be waited for together.
+func TestMixed(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	var requests []*mvich.Request
+	for _, w := range j.worlds {
+		r, err := w.Comm().Irecv(nil, mvich.AnySource, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		requests = append(requests, r)
+	}
+	if _, _, err := mvich.WaitAny(requests); !errors.Is(err, mvich.ErrMixed) {
+		t.Error(err)
+	}
+	if _, err := mvich.WaitSome(requests); !errors.Is(err, mvich.ErrMixed) {
+		t.Error(err)
+	}
+	for _, r := range requests {
+		r.Cancel()
+	}
+}
+
+// Many goroutines of each rank wait at a time, each for its own messages, of
+// the other rank and of its own: whoever makes progress wakes the others.
+func TestGoroutines(t *testing.T) {
+	const goroutines, rounds = 8, 200
+	j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(20)} }})
+	j.run(t, func(c *mvich.Comm) error {
+		errs := make([]error, goroutines)
+		var wait sync.WaitGroup
+		for g := range goroutines {
+			other := 1 - c.Rank()
+			if g%4 == 3 { // pairs of goroutines of one rank
+				other = c.Rank()
+			}
+			wait.Go(func() {
+				errs[g] = func() error {
+					for i := range rounds {
+						in := make([]int, 1)
+						_, err := mvich.Sendrecv(c, []int{i}, other, g, in, other, g)
+						if err != nil || in[0] != i {
+							return fmt.Errorf("round %d: %d, %w", i, in[0], err)
+						}
+					}
+					return nil
+				}()
+			})
+		}
+		wait.Wait()
+		return errors.Join(errs...)
+	})
+	j.spotless(t, mvich.DefaultCredits)
+}
+
+// One goroutine waits for what another one of the same rank sends later.
+func TestWakeOther(t *testing.T) {
+	j := newJob(t, 1, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(0)} }})
+	c := j.worlds[0].Comm()
+	for i := range 200 {
+		each(t, 2, func(goroutine int) error {
+			if goroutine == 0 {
+				_, err := c.Recv(make([]byte, 1), 0, i)
+				return err
+			}
+			return c.Ssend([]byte{1}, 0, i)
+		})
+	}
+}

@@ -1,0 +1,255 @@
+package mvich
+
+import "fmt"
+
+// Sending: what a send does when it is begun, and what push makes of what
+// waits.
+
+// Send sends buf to rank dst and returns when buf may be used again, which may
+// be before a receive was posted.
+func (c *Comm) Send(buf []byte, dst, tag int) error { return c.sendNow(buf, dst, tag, false) }
+
+// Ssend sends buf to rank dst and returns when a receive has taken it.
+func (c *Comm) Ssend(buf []byte, dst, tag int) error { return c.sendNow(buf, dst, tag, true) }
+
+// Isend begins to send buf to rank dst. buf must not be changed before the
+// request is complete.
+func (c *Comm) Isend(buf []byte, dst, tag int) (*Request, error) {
+	return c.sendLater(buf, dst, tag, false)
+}
+
+// Issend begins what Ssend does.
+func (c *Comm) Issend(buf []byte, dst, tag int) (*Request, error) {
+	return c.sendLater(buf, dst, tag, true)
+}
+
+func (c *Comm) sendNow(buf []byte, dst, tag int, sync bool) error {
+	if err := c.checkSend(buf, dst, tag); err != nil {
+		return err
+	}
+	w := c.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := w.fresh()
+	defer w.recycle(r)
+	c.begin(r, buf, c.context, dst, tag)
+	r.send, r.sync = true, sync
+	w.startSend(r)
+	r.wait()
+	return r.err
+}
+
+func (c *Comm) sendLater(buf []byte, dst, tag int, sync bool) (*Request, error) {
+	if err := c.checkSend(buf, dst, tag); err != nil {
+		return nil, err
+	}
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	r := &Request{}
+	c.begin(r, buf, c.context, dst, tag)
+	r.send, r.sync = true, sync
+	c.w.startSend(r)
+	return r, nil
+}
+
+func (c *Comm) checkSend(buf []byte, dst, tag int) error {
+	switch {
+	case dst != ProcNull && (dst < 0 || dst >= len(c.group)):
+		return fmt.Errorf("%w: %d of %d", ErrRank, dst, len(c.group))
+	case tag < 0 || tag > MaxTag:
+		return fmt.Errorf("%w: %d", ErrTag, tag)
+	case len(buf) > maxMessage:
+		return fmt.Errorf("%w: %d bytes, at most %d in one message", ErrCount, len(buf), maxMessage)
+	}
+	return nil
+}
+
+// begin fills in what sends and receives have in common. rank is of c.
+func (c *Comm) begin(r *Request, buf []byte, context uint32, rank, tag int) {
+	r.w, r.comm, r.context, r.tag, r.buf, r.size = c.w, c, context, tag, buf, len(buf)
+	r.room = len(buf)
+	r.peer = rank
+	if rank >= 0 {
+		r.peer = c.group[rank]
+	}
+}
+
+func (w *World) startSend(r *Request) {
+	switch {
+	case r.peer == ProcNull:
+		w.complete(r, nil)
+		return
+	case w.finalized:
+		w.complete(r, ErrFinalized)
+		return
+	case w.gone != nil:
+		w.complete(r, w.gone)
+		return
+	case r.peer == w.rank:
+		w.sendSelf(r)
+		return
+	}
+	p := w.peers[r.peer]
+	if err := r.hopeless(p); err != nil {
+		w.complete(r, err)
+		return
+	}
+	p.sends.push(r)
+	if p.state == joined {
+		w.push(p)
+	} else {
+		w.call(p)
+	}
+}
+
+// sendSelf gives a message to this rank itself. Large ones and synchronous ones
+// stay in the program's buffer until they are received.
+func (w *World) sendSelf(r *Request) {
+	w.stats.Local++
+	e := envelope{context: r.context, source: w.rank, tag: r.tag, size: len(r.buf)}
+	if x := w.matchPosted(&e); x != nil {
+		w.fill(x, &e, r.buf)
+		w.complete(r, nil)
+		return
+	}
+	if r.sync || len(r.buf) > w.set.threshold {
+		w.keep(&message{envelope: e, local: r})
+		return
+	}
+	m := w.freshMessage()
+	m.envelope, m.data = e, append(m.data, r.buf...)
+	w.keep(m)
+	w.complete(r, nil)
+}
+
+// push sends to p what can go: what others wait for first, then messages and
+// pieces of messages in turns, then RDMA, and credits if nothing has carried
+// them.
+func (w *World) push(p *peer) {
+	if p.state != joined {
+		return
+	}
+	if err := w.pushAll(p); err != nil {
+		w.lose(p, err)
+	}
+}
+
+func (w *World) pushAll(p *peer) error {
+	for p.control.len() > 0 && w.mayControl(p) {
+		if err := w.sendControl(p, p.control.pop()); err != nil {
+			return err
+		}
+	}
+	if p.control.len() > 0 {
+		w.assist()
+	}
+	for p.sends.len()+p.streams.len() > 0 && w.mayData(p) {
+		if p.sends.len() > 0 {
+			if err := w.launch(p, p.sends.pop()); err != nil {
+				return err
+			}
+		}
+		if p.streams.len() > 0 && w.mayData(p) {
+			if err := w.sendPiece(p); err != nil {
+				return err
+			}
+		}
+	}
+	for p.moves.len() > 0 && p.moving < maxMoving {
+		if err := w.move(p); err != nil {
+			return err
+		}
+	}
+	return w.pushNoop(p)
+}
+
+// queueControl sends a control packet as soon as it may go.
+func (w *World) queueControl(p *peer, c packet) {
+	if p.state != joined && p.state != admitting {
+		return // nobody waits for it
+	}
+	p.control.push(c)
+	w.touch(p)
+}
+
+// sendControl sends a packet without data.
+func (w *World) sendControl(p *peer, c packet) error {
+	v, err := w.pool.get()
+	if err != nil {
+		return err
+	}
+	w.spend(p, &c.header)
+	c.header.put(v.data)
+	n := headerSize
+	if c.header.kind == kindRequest || c.header.kind == kindReady {
+		c.offer.put(v.data[n:])
+		n += offerSize
+	}
+	return w.postPacket(p, v, n)
+}
+
+// sendData sends a packet with data.
+func (w *World) sendData(p *peer, h header, data []byte) error {
+	v, err := w.pool.get()
+	if err != nil {
+		return err
+	}
+	h.length = uint32(len(data))
+	w.spend(p, &h)
+	h.put(v.data)
+	return w.postPacket(p, v, headerSize+copy(v.data[headerSize:], data))
+}
+
+func (w *World) postPacket(p *peer, v *vbuf, n int) error {
+	v.desc.Control = 0
+	v.desc.SetSegments(v.segment(n))
+	return w.post(p.link, v)
+}
+
+// launch sends the first packet of a message, by the protocol that suits it
+// now.
+func (w *World) launch(p *peer, r *Request) error {
+	h := header{context: r.context, tag: int32(r.tag), size: uint64(len(r.buf))}
+	protocol := w.choose(p, len(r.buf))
+	if protocol != Eager {
+		return w.request(p, r, h, protocol)
+	}
+	w.stats.Eager++
+	h.kind = kindEager
+	if r.sync {
+		w.assign(r)
+		h.from, h.flags = r.number, flagSync
+	}
+	err := w.sendData(p, h, r.buf)
+	switch {
+	case err != nil:
+		w.complete(r, p.failed(err))
+	case !r.sync:
+		w.complete(r, nil)
+	}
+	return err
+}
+
+// failed is the error of a request that could not be sent.
+func (p *peer) failed(err error) error { return &RankError{Rank: p.rank, Err: err} }
+
+// choose picks the protocol for a message of n bytes. Everything can go by R3.
+func (w *World) choose(p *peer, n int) Protocol {
+	forced := w.set.protocol
+	most := w.set.threshold
+	switch {
+	case forced == Eager:
+		most = w.set.vbufSize() - headerSize
+	case forced != Auto || p.full:
+		most = 0
+	}
+	switch {
+	case n <= most:
+		return Eager
+	case p.canRead && (forced == Auto || forced == RGET):
+		return RGET
+	case p.canWrite && (forced == Auto || forced == RPUT):
+		return RPUT
+	}
+	return R3
+}

@@ -1,0 +1,148 @@
+package mvich
+
+import "fmt"
+
+// Type says which elements of a slice make up a message. Elem is one element;
+// Contiguous and Vector make types of types.
+//
+//	Vector(3, 2, 4, Elem)   of a slice   ##..##..##
+//	                        a message    ######
+//
+// The zero Type is Elem.
+type Type struct {
+	levels []level // outermost first
+	run    int     // elements in a row at the innermost, minus 1
+	span   int     // elements from the first to behind the last, minus 1
+}
+
+// level repeats what is below it.
+type level struct{ count, stride int }
+
+// Elem is one element.
+var Elem Type
+
+// Contiguous is count of a type, one behind the other.
+func Contiguous(count int, of Type) Type { return Vector(count, 1, 1, of) }
+
+// Vector is count blocks, each of block of a type one behind the other; stride
+// is the distance between the beginnings of blocks, in as many of that type. It
+// panics when a number is negative or blocks overlap.
+func Vector(count, block, stride int, of Type) Type {
+	if count < 0 || block < 0 || stride < block {
+		panic(fmt.Sprintf("mvich: vector of %d blocks of %d with stride %d", count, block, stride))
+	}
+	return of.repeat(block, of.Extent()).repeat(count, stride*of.Extent())
+}
+
+func (t Type) repeat(count, stride int) Type {
+	switch {
+	case count == 0 || t.Len() == 0:
+		return Type{levels: []level{{0, 1}}, span: -1}
+	case count == 1:
+		return t
+	}
+	span := (count-1)*stride + t.span
+	if len(t.levels) == 0 && stride == t.run+1 { // runs that touch are one
+		return Type{run: count*(t.run+1) - 1, span: span}
+	}
+	return Type{levels: append([]level{{count, stride}}, t.levels...), run: t.run, span: span}
+}
+
+// Len is the number of elements that move.
+func (t Type) Len() int {
+	n := t.run + 1
+	for _, l := range t.levels {
+		n *= l.count
+	}
+	return n
+}
+
+// Extent is the number of elements that the type reaches over.
+func (t Type) Extent() int { return t.span + 1 }
+
+// runs calls f with each row of elements, by place and length, in order.
+func (t Type) runs(f func(at, n int)) { walk(t.levels, 0, t.run+1, f) }
+
+func walk(levels []level, at, run int, f func(at, n int)) {
+	if len(levels) == 0 {
+		f(at, run)
+		return
+	}
+	for i := range levels[0].count {
+		walk(levels[1:], at+i*levels[0].stride, run, f)
+	}
+}
+
+// inOne says that the elements lie in one row.
+func (t Type) inOne() bool { return len(t.levels) == 0 }
+
+func (t Type) check(n int) error {
+	if t.Extent() > n {
+		return fmt.Errorf("%w: %d elements of %d", ErrType, t.Extent(), n)
+	}
+	return nil
+}
+
+// pack gathers the elements that t names.
+func pack[T Element](buf []T, t Type) []T {
+	if t.inOne() {
+		return buf[:t.Extent()]
+	}
+	out := make([]T, 0, t.Len())
+	t.runs(func(at, n int) { out = append(out, buf[at:at+n]...) })
+	return out
+}
+
+// unpack spreads what pack has gathered, as far as it goes.
+func unpack[T Element](buf []T, t Type, in []T) {
+	t.runs(func(at, n int) { in = in[copy(buf[at:at+n], in):] })
+}
+
+// SendType sends the elements of buf that t names. It is received by RecvType
+// with any type of as many elements, or as a slice.
+func SendType[T Element](c *Comm, buf []T, t Type, dst, tag int) error {
+	if err := t.check(len(buf)); err != nil {
+		return err
+	}
+	return Send(c, pack(buf, t), dst, tag)
+}
+
+// IsendType begins what SendType does. The elements are gathered before it
+// returns, unless they lie in one row.
+func IsendType[T Element](c *Comm, buf []T, t Type, dst, tag int) (*Request, error) {
+	if err := t.check(len(buf)); err != nil {
+		return nil, err
+	}
+	return Isend(c, pack(buf, t), dst, tag)
+}
+
+// RecvType receives into the elements of buf that t names.
+func RecvType[T Element](c *Comm, buf []T, t Type, src, tag int) (Status, error) {
+	r, err := IrecvType(c, buf, t, src, tag)
+	if err != nil {
+		return Status{}, err
+	}
+	return r.Wait()
+}
+
+// IrecvType begins what RecvType does. The elements are in place when the
+// request is complete.
+func IrecvType[T Element](c *Comm, buf []T, t Type, src, tag int) (*Request, error) {
+	if err := t.check(len(buf)); err != nil {
+		return nil, err
+	}
+	if t.inOne() {
+		return Irecv(c, buf[:t.Extent()], src, tag)
+	}
+	if err := c.checkRecv(src, tag); err != nil {
+		return nil, err
+	}
+	in := make([]T, t.Len())
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	r := &Request{}
+	c.begin(r, bytesOf(in), c.context, src, tag)
+	r.unpack = func() { unpack(buf, t, in[:r.size/sizeOf[T]()]) }
+	c.w.startRecv(r)
+	return r, nil
+}

@@ -1,0 +1,109 @@
+package mvich_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"viaxdp/mvich"
+)
+
+// A column of a matrix goes to a row and back.
+func TestColumns(t *testing.T) {
+	const rows, cols = 40, 30
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		column := mvich.Vector(rows, 1, cols, mvich.Elem)
+		m := make([]float64, rows*cols)
+		if c.Rank() == 0 {
+			for i := range m {
+				m[i] = float64(i)
+			}
+			if err := mvich.SendType(c, m[3:], column, 1, 0); err != nil {
+				return err
+			}
+			clear(m)
+			s, err := mvich.RecvType(c, m[5:], column, 1, 1)
+			if err != nil || mvich.Count[float64](s) != rows {
+				return fmt.Errorf("%+v, %v", s, err)
+			}
+			for i, v := range m {
+				want := 0.0
+				if i%cols == 5 {
+					want = float64(i - 2)
+				}
+				if v != want {
+					return fmt.Errorf("element %d is %v, want %v", i, v, want)
+				}
+			}
+			return nil
+		}
+		row := make([]float64, rows)
+		if _, err := mvich.Recv(c, row, 0, 0); err != nil {
+			return err
+		}
+		for i, v := range row {
+			if v != float64(i*cols+3) {
+				return fmt.Errorf("element %d is %v", i, v)
+			}
+		}
+		return mvich.Send(c, row, 0, 1)
+	})
+}
+
+// What types of types name, against the places written out.
+func TestTypes(t *testing.T) {
+	j := newJob(t, 1, jobConfig{})
+	c := j.worlds[0].Comm()
+	for name, x := range map[string]struct {
+		of     mvich.Type
+		places []int
+	}{
+		"element":        {mvich.Elem, []int{0}},
+		"row":            {mvich.Contiguous(4, mvich.Elem), []int{0, 1, 2, 3}},
+		"vector":         {mvich.Vector(3, 2, 4, mvich.Elem), []int{0, 1, 4, 5, 8, 9}},
+		"touching":       {mvich.Vector(3, 2, 2, mvich.Elem), []int{0, 1, 2, 3, 4, 5}},
+		"rows of vector": {mvich.Contiguous(2, mvich.Vector(2, 1, 2, mvich.Elem)), []int{0, 2, 3, 5}},
+		"vector of vector": {
+			mvich.Vector(2, 1, 3, mvich.Vector(2, 1, 2, mvich.Elem)), []int{0, 2, 9, 11},
+		},
+		"vector of rows": {mvich.Vector(2, 1, 2, mvich.Contiguous(3, mvich.Elem)), []int{0, 1, 2, 6, 7, 8}},
+		"nothing":        {mvich.Vector(0, 3, 5, mvich.Elem), nil},
+		"empty blocks":   {mvich.Vector(3, 0, 5, mvich.Elem), nil},
+	} {
+		extent := 0
+		if len(x.places) > 0 {
+			extent = x.places[len(x.places)-1] + 1
+		}
+		if x.of.Len() != len(x.places) || x.of.Extent() != extent {
+			t.Errorf("%s: %d elements over %d, want %d over %d", name, x.of.Len(), x.of.Extent(), len(x.places), extent)
+			continue
+		}
+		buf := make([]int, extent)
+		for i := range buf {
+			buf[i] = i
+		}
+		if err := mvich.SendType(c, buf, x.of, 0, 0); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		got := make([]int, len(x.places))
+		if _, err := mvich.Recv(c, got, 0, 0); err != nil || !slices.Equal(got, x.places) {
+			t.Errorf("%s: %v, want %v (%v)", name, got, x.places, err)
+		}
+		// And back, to the same places and no others.
+		for i := range buf {
+			buf[i] = -1
+		}
+		if err := mvich.Send(c, got, 0, 0); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := mvich.RecvType(c, buf, x.of, 0, 0); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for i, v := range buf {
+			if want := slices.Contains(x.places, i); want && v != i || !want && v != -1 {
+				t.Errorf("%s: place %d holds %d", name, i, v)
+			}
+		}
+	}
+}

@@ -1,0 +1,237 @@
+package mvich
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"viaxdp/vipl"
+)
+
+// World is a rank's part of a job. All methods may be called concurrently.
+type World struct {
+	nic      *vipl.Nic
+	launcher Launcher
+	rank     int
+	set      settings
+	tag      *vipl.Ptag
+	cq       *vipl.CQ
+
+	peers  []*peer // by rank
+	tokens map[string]*peer
+	stop   chan struct{} // closed when Finalize has begun
+	tasks  sync.WaitGroup
+
+	mu       sync.Mutex // guards what follows, and the peers
+	changed  *sync.Cond // something is complete, or nobody waits in the completion queue
+	asleep   bool       // somebody does
+	others   int        // who wait for changed
+	assisted bool       // a goroutine makes progress for control packets that wait
+	bell     bell
+
+	links map[*vipl.VI]*link
+	idle  []*link // VIs with receives that were never connected
+	pool  pool
+	regs  registrations
+	dirty []*peer // may have something to send
+
+	posted     []*Request // receives without a message, in order
+	unexpected []*message // messages without a receive, in order
+	numbered   map[uint32]*Request
+	lastNumber uint32
+	spare      []*Request
+	messages   []*message // spare ones
+
+	world       *Comm
+	nextContext uint32
+	finalized   bool
+	gone        error // why the NIC is of no use any more
+	stats       Stats
+}
+
+// Stats counts what a world has done.
+type Stats struct {
+	Eager, R3, RGET, RPUT uint64 // messages sent, by protocol
+	Fallbacks             uint64 // messages that had to change to R3
+	Local                 uint64 // messages to itself
+	Unexpected            uint64 // messages that came before their receive
+	Noops                 uint64
+	Connections           uint64 // made
+	Deaths                uint64 // ranks lost
+	Registered, Reused    uint64 // buffers registered; found in the cache
+
+	Vbufs, FreeVbufs int // now
+	Waiting          int // messages without a receive, now
+	Posted           int // receives without a message, now
+	Rendezvous       int // messages whose data is on the way, now
+	RegisteredBytes  int // now
+}
+
+// Stats takes a snapshot.
+func (w *World) Stats() Stats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.stats
+	s.Registered, s.Reused = w.regs.misses, w.regs.hits
+	s.Vbufs, s.FreeVbufs = w.pool.total, len(w.pool.free)
+	s.Waiting, s.Posted, s.Rendezvous = len(w.unexpected), len(w.posted), len(w.numbered)
+	s.RegisteredBytes = w.regs.bytes
+	return s
+}
+
+// Init makes this process a rank of the job that l has started, over nic, which
+// stays the caller's and is not closed by Finalize. It returns when all ranks
+// have called it. Several worlds may use one NIC.
+func Init(nic *vipl.Nic, l Launcher, opts ...Option) (*World, error) {
+	set, err := makeSettings(opts)
+	if err != nil {
+		return nil, err
+	}
+	if l.Size() < 1 || l.Rank() < 0 || l.Rank() >= l.Size() {
+		return nil, fmt.Errorf("%w: rank %d of %d", ErrSettings, l.Rank(), l.Size())
+	}
+	w := &World{
+		nic: nic, launcher: l, rank: l.Rank(), set: set,
+		tokens: make(map[string]*peer), stop: make(chan struct{}),
+		links: make(map[*vipl.VI]*link), numbered: make(map[uint32]*Request),
+	}
+	w.changed = sync.NewCond(&w.mu)
+	if err := w.open(); err != nil {
+		return nil, errors.Join(err, w.release())
+	}
+	w.tasks.Go(w.listen)
+	if err := w.meet(); err != nil {
+		return nil, errors.Join(err, w.shut())
+	}
+	w.world = w.newComm(worldContext, identity(l.Size()), w.rank)
+	w.nextContext = worldContext + contextStep
+	return w, nil
+}
+
+// open takes what the world needs of the NIC.
+func (w *World) open() (err error) {
+	if w.tag, err = w.nic.CreatePtag(); err != nil {
+		return err
+	}
+	w.pool = pool{nic: w.nic, tag: w.tag, size: w.set.vbufSize()}
+	w.regs = registrations{nic: w.nic, tag: w.tag, limit: w.set.registered}
+	if w.cq, err = w.nic.CreateCQ(1024); err != nil {
+		return err
+	}
+	if err := w.bell.open(w); err != nil {
+		return err
+	}
+	for rank := range w.launcher.Size() {
+		w.peers = append(w.peers, &peer{rank: rank})
+	}
+	// Before anybody can call, so that the listener knows what to listen to.
+	w.self().host = netAddress{addr: w.nic.Query().Address, token: rand.Text()}
+	return nil
+}
+
+// release gives back what open took. What descriptors of a VI that cannot be
+// destroyed hold stays until the NIC is closed.
+func (w *World) release() error {
+	var errs []error
+	w.bell.close(w)
+	if w.cq != nil && len(w.idle) == 0 {
+		errs = append(errs, w.cq.Destroy())
+	}
+	errs = append(errs, w.regs.close())
+	if err := w.pool.close(); len(w.idle) == 0 {
+		errs = append(errs, err)
+	}
+	if w.tag != nil && len(w.idle) == 0 {
+		errs = append(errs, w.tag.Destroy())
+	}
+	return errors.Join(errs...)
+}
+
+// self is this rank.
+func (w *World) self() *peer { return w.peers[w.rank] }
+
+// meet tells the others where this rank is, and learns where they are.
+func (w *World) meet() error {
+	own := w.self().host
+	if !own.addr.IsValid() {
+		return fmt.Errorf("%w: the interface has no address: give it one", ErrSettings)
+	}
+	if err := w.launcher.Put(recordKey(w.rank), w.record(own)); err != nil {
+		return fmt.Errorf("mvich: publishing the address: %w", err)
+	}
+	if err := w.launcher.Fence(); err != nil {
+		return fmt.Errorf("mvich: waiting for the other ranks: %w", err)
+	}
+	for rank, p := range w.peers {
+		if rank == w.rank {
+			continue
+		}
+		text, err := w.launcher.Get(recordKey(rank))
+		if err != nil {
+			return fmt.Errorf("mvich: the address of rank %d: %w", rank, err)
+		}
+		if p.host, err = w.parseRecord(text); err != nil {
+			return fmt.Errorf("rank %d: %w", rank, err)
+		}
+	}
+	// The listener looks callers up in it; until then it rejects them, and they
+	// call again.
+	tokens := make(map[string]*peer)
+	for rank, p := range w.peers {
+		if rank != w.rank {
+			tokens[p.host.token] = p
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tokens = tokens
+	return nil
+}
+
+func recordKey(rank int) string { return fmt.Sprintf("mvich-%d", rank) }
+
+// record is what a rank publishes: its address, its token, and what must be the
+// same on all.
+func (w *World) record(a netAddress) string {
+	return strings.Join([]string{a.addr.String(), a.token, w.terms()}, ",")
+}
+
+// terms are the settings on which ranks must agree.
+func (w *World) terms() string {
+	order := "little"
+	if bigEndian() {
+		order = "big"
+	}
+	return fmt.Sprintf("%s-endian/int%d/vbuf=%d/credits=%d", order, 8*wordSize, w.set.vbufSize(), w.set.credits)
+}
+
+func (w *World) parseRecord(s string) (netAddress, error) {
+	fields := strings.Split(s, ",")
+	if len(fields) != 3 {
+		return netAddress{}, fmt.Errorf("%w: it published %q", ErrSettings, s)
+	}
+	addr, err := netip.ParseAddr(fields[0])
+	if err != nil {
+		return netAddress{}, fmt.Errorf("%w: it published %q: %w", ErrSettings, s, err)
+	}
+	if fields[2] != w.terms() {
+		return netAddress{}, fmt.Errorf("%w: it has %s, this rank %s: use one kind of machine, and the same options",
+			ErrSettings, fields[2], w.terms())
+	}
+	return netAddress{addr: addr, token: fields[1]}, nil
+}
+
+// Comm is the communicator of all ranks.
+func (w *World) Comm() *Comm { return w.world }
+
+// Rank is this rank's number in the world.
+func (w *World) Rank() int { return w.rank }
+
+// Size is the number of ranks of the world.
+func (w *World) Size() int { return len(w.peers) }
+
+// Abort ends the whole job through its launcher.
+func (w *World) Abort(code int) error { return w.launcher.Abort(code) }

@@ -1,0 +1,151 @@
+package vianet
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+
+	"viaxdp/vipl"
+)
+
+// Addr is the address of an end of a connection: a host and a port of this
+// package.
+type Addr struct{ netip.AddrPort }
+
+var _ net.Addr = Addr{}
+
+// Network is "via".
+func (Addr) Network() string { return "via" }
+
+// String is the address as host:port.
+func (a Addr) String() string { return a.AddrPort.String() }
+
+// A port travels as a discriminator: the mark, then the port's two bytes.
+var mark = []byte("vianet")
+
+// via is the address as VIA has it.
+func (a Addr) via() vipl.NetAddress {
+	return vipl.NetAddress{Host: a.Addr(), Discriminator: binary.BigEndian.AppendUint16(bytes.Clone(mark), a.Port())}
+}
+
+// addrOf reads what the other side of a connection says of itself. Without a
+// port of this package it is another protocol.
+func addrOf(a vipl.NetAddress) (Addr, error) {
+	port, ok := bytes.CutPrefix(a.Discriminator, mark)
+	if !ok || len(port) != 2 {
+		return Addr{}, fmt.Errorf("discriminator %q is not one of a socket", a.Discriminator)
+	}
+	return Addr{netip.AddrPortFrom(a.Host, binary.BigEndian.Uint16(port))}, nil
+}
+
+// family is the part of a network's name that says which addresses it has: "",
+// "4" or "6".
+func family(network string) (string, error) {
+	for _, name := range []string{"via", "tcp"} {
+		if rest, ok := strings.CutPrefix(network, name); ok && (rest == "" || rest == "4" || rest == "6") {
+			return rest, nil
+		}
+	}
+	return "", net.UnknownNetworkError(network)
+}
+
+// fits says whether a host is of a family.
+func fits(host netip.Addr, family string) bool {
+	switch family {
+	case "4":
+		return host.Is4()
+	case "6":
+		return host.Is6()
+	}
+	return true
+}
+
+// resolve finds the addresses that an address in writing stands for. An empty
+// host, where it may be, gives the zero host.
+func resolve(ctx context.Context, network, address string, emptyHost bool) ([]Addr, error) {
+	fam, err := family(network)
+	if err != nil {
+		return nil, err
+	}
+	host, service, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	port, err := net.DefaultResolver.LookupPort(ctx, "tcp", service)
+	if err != nil {
+		return nil, err
+	}
+	if host == "" {
+		if !emptyHost {
+			return nil, &net.AddrError{Err: "missing host", Addr: address}
+		}
+		return []Addr{{netip.AddrPortFrom(netip.Addr{}, uint16(port))}}, nil
+	}
+	hosts, err := net.DefaultResolver.LookupNetIP(ctx, "ip"+fam, host)
+	if err != nil {
+		return nil, err
+	}
+	var addrs []Addr
+	for _, h := range hosts {
+		if h = h.Unmap(); fits(h, fam) {
+			addrs = append(addrs, Addr{netip.AddrPortFrom(h, uint16(port))})
+		}
+	}
+	if len(addrs) == 0 {
+		return nil, &net.AddrError{Err: "no address of network " + network, Addr: host}
+	}
+	return addrs, nil
+}
+
+// The ports that are given to those who ask for none in particular.
+const (
+	firstPort = 49152
+	lastPort  = 65535
+)
+
+// ports are those in use. The zero value has none. All methods may be called
+// concurrently.
+type ports struct {
+	mu   sync.Mutex
+	used map[uint16]bool
+}
+
+// take takes a port, or with 0 one that is free. EADDRINUSE: it is in use;
+// EADDRNOTAVAIL: none is free.
+func (p *ports) take(port uint16) (uint16, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used == nil {
+		p.used = make(map[uint16]bool)
+	}
+	if port == 0 {
+		const count = lastPort - firstPort + 1
+		first := rand.IntN(count)
+		for i := 0; ; i++ {
+			if i == count {
+				return 0, syscall.EADDRNOTAVAIL
+			}
+			if port = uint16(firstPort + (first+i)%count); !p.used[port] {
+				break
+			}
+		}
+	}
+	if p.used[port] {
+		return 0, syscall.EADDRINUSE
+	}
+	p.used[port] = true
+	return port, nil
+}
+
+func (p *ports) release(port uint16) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.used, port)
+}

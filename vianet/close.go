@@ -1,0 +1,110 @@
+package vianet
+
+import (
+	"errors"
+	"net"
+	"time"
+)
+
+// Close ends the connection: Reads and Writes that are under way return
+// [net.ErrClosed], as later ones do. It returns at once; what was written is
+// delivered in the background, for at most Options.Linger.
+//
+// The error is [net.ErrClosed] the second time.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isClosed {
+		return c.opError("close", net.ErrClosed)
+	}
+	c.isClosed, c.noWrites = true, true
+	c.raiseAll()
+	c.stack.work.Go(c.finish)
+	return nil
+}
+
+// CloseWrite ends the stream to the peer, which then reads [io.EOF]. The other
+// direction goes on.
+//
+// The error is [net.ErrClosed] after Close, or that of a connection that broke.
+func (c *Conn) CloseWrite() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.isClosed:
+		return c.opError("close", net.ErrClosed)
+	case c.err != nil:
+		return c.opError("close", c.err)
+	case c.noWrites:
+		return nil
+	}
+	c.noWrites = true
+	raise(c.writable)
+	c.due.fin = true
+	c.push()
+	return nil
+}
+
+// finish brings a closed connection to its end: what was written and the fin,
+// until the peer has confirmed it.
+func (c *Conn) finish() {
+	c.writing.Lock() // the last Write has returned
+	c.mu.Lock()
+	if !c.due.finSent {
+		c.due.fin = true
+	}
+	c.push()
+	c.mu.Unlock()
+	c.writing.Unlock()
+	late := time.NewTimer(c.stack.o.Linger)
+	defer late.Stop()
+	for !c.isOver() {
+		select {
+		case <-c.settled:
+			continue
+		case <-late.C:
+		case <-c.stack.closed:
+		}
+		break
+	}
+	c.free()
+}
+
+// isOver says whether nothing is left to deliver, or nobody to take it.
+func (c *Conn) isOver() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.down || c.due.finAcked
+}
+
+// release takes the connection down and gives back all that it had.
+func (c *Conn) release() {
+	c.mu.Lock()
+	if !c.down {
+		c.down = true
+		c.dropRooms()
+		close(c.gone)
+	}
+	c.isClosed, c.noWrites = true, true
+	c.raiseAll()
+	c.mu.Unlock()
+	c.cut()
+	c.progress() // everything has completed: readers and writers let go of their memory
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.mu.Lock()
+	c.progressLocked()
+	for !c.queue.empty() {
+		if l := c.queue.first().land; l != nil {
+			c.unstage(l)
+		}
+		c.queue.drop()
+	}
+	c.mu.Unlock()
+	c.stack.remove(c, errors.Join(c.vi.Destroy(), c.pool.region.Deregister(), c.tag.Destroy()))
+	if c.port != 0 {
+		c.stack.ports.release(c.port)
+	}
+}

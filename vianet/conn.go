@@ -1,0 +1,205 @@
+package vianet
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// Conn is a connection: a stream of bytes in each direction. All methods may be
+// called concurrently.
+type Conn struct {
+	stack         *Stack
+	vi            *vipl.VI
+	tag           *vipl.Ptag // of all memory that the peer may get at
+	local, remote Addr
+	reads         bool   // large data is read by the receiver, not written by the sender
+	port          uint16 // to give back in the end, or 0
+
+	reading, writing            sync.Mutex // held by the Read or Write that is under way
+	readDeadline, writeDeadline deadline
+	readSpin, writeSpin         spinner       // guarded by reading and writing
+	readable, writable          chan struct{} // raised when a Read or Write should look again
+	settled                     chan struct{} // raised when the end of the connection should look again
+	ready                       chan struct{} // closed when the peer's hello has come
+	gone                        chan struct{} // closed when the connection has broken or ended
+	cut                         func()        // ends the VI's connection, once
+	free                        func()        // gives back all that the connection has, once
+
+	// mu guards what follows. It is taken after reading and writing, and before
+	// the locks of the stack; never held while waiting.
+	mu   sync.Mutex
+	pool *pool
+
+	err       error // why the connection broke
+	begun     bool  // the VI is connected
+	losing    bool  // it is about to turn out that it broke
+	down      bool  // nothing is posted any more
+	spoke     bool  // this side's hello has gone
+	isClosed  bool  // Close was called
+	noWrites  bool  // Close or CloseWrite was called
+	greeted   bool  // the peer's hello has come
+	starved   bool  // something is to be sent and no buffer was free
+	wanting   bool  // progress needs to hear of sends
+	slotShort bool  // a Write waits for a buffer
+
+	// Sending.
+	longest int // length of the longest message that the peer takes
+	window  int // data messages that the peer has room for in all
+	credits int // and now
+	fill    int // buffer that is being filled with data, or -1
+	filled  int // bytes in it, the header among them
+	out     outgoing
+	due     due
+
+	// Receiving.
+	queue segments // what has arrived, in order
+	held  int      // data messages in it
+	owed  int      // buffers that the peer has not been given back
+	in    incoming
+	fin   bool // the peer sends no more data
+}
+
+// due is what is to be sent as soon as there is a buffer.
+type due struct {
+	hello, announce, ask, withdraw bool
+	room, taken                    bool
+	finack, fin                    bool
+	finSent, finAcked              bool
+	takenID, takenLen              uint32
+}
+
+var (
+	_ net.Conn = (*Conn)(nil)
+
+	errNoPool = errors.New("no memory for the connection's buffers")
+)
+
+// newConn makes this host's side of a connection, Idle.
+func newConn(s *Stack) (*Conn, error) {
+	c := &Conn{
+		stack: s, fill: -1,
+		readable: make(chan struct{}, 1), writable: make(chan struct{}, 1), settled: make(chan struct{}, 1),
+		ready: make(chan struct{}), gone: make(chan struct{}),
+		readSpin: newSpinner(s.o.Spin), writeSpin: newSpinner(s.o.Spin),
+	}
+	var err error
+	if c.tag, err = s.nic.CreatePtag(); err != nil {
+		return nil, err
+	}
+	c.vi, err = s.nic.CreateVi(vipl.ViAttributes{
+		Level: vipl.ReliableDelivery, Ptag: c.tag, EnableRdmaWrite: true, EnableRdmaRead: !s.o.NoRDMARead,
+	}, s.sends.cq, s.arrivals.cq)
+	if err != nil {
+		c.tag.Destroy()
+		return nil, err
+	}
+	c.cut = sync.OnceFunc(func() { c.vi.Disconnect() })
+	if c.pool, err = newPool(s.nic, c.tag, s.o.Buffers, s.o.BufferSize); err != nil {
+		c.vi.Destroy()
+		c.tag.Destroy()
+		return nil, errors.Join(errNoPool, err)
+	}
+	c.pool.vi = c.vi
+	c.free = sync.OnceFunc(c.release)
+	s.conns.Store(c.vi, c)
+	return c, nil
+}
+
+// post posts all receives. Under mu.
+func (c *Conn) post() error {
+	for i := range c.pool.half {
+		if err := c.pool.postReceive(c.pool.half + i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin starts the protocol on a VI that is connected with a peer of these
+// attributes. The side that has asked for the connection speaks first: until
+// then the other does not, and this one need not have receives posted.
+func (c *Conn) begin(peer vipl.RemoteAttributes, first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begun, c.reads = true, peer.EnableRdmaRead && !c.stack.o.NoRDMARead
+	if first {
+		if c.post() != nil {
+			c.lost()
+		}
+		c.due.hello = true
+	}
+	c.progressLocked() // the other side may have been quick
+}
+
+// LocalAddr is the address of this side, an [Addr].
+func (c *Conn) LocalAddr() net.Addr { return c.local }
+
+// RemoteAddr is the peer's address, an [Addr].
+func (c *Conn) RemoteAddr() net.Addr { return c.remote }
+
+// SetDeadline sets the time after which a Read or Write that is under way or
+// still comes ends with [os.ErrDeadlineExceeded]; the zero time means never.
+func (c *Conn) SetDeadline(t time.Time) error {
+	return c.setDeadlines(t, &c.readDeadline, &c.writeDeadline)
+}
+
+// SetReadDeadline is SetDeadline for Read.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.readDeadline) }
+
+// SetWriteDeadline is SetDeadline for Write. What a Write could put into a
+// buffer before is delivered nevertheless.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.writeDeadline) }
+
+func (c *Conn) setDeadlines(t time.Time, ds ...*deadline) error {
+	c.mu.Lock()
+	isClosed := c.isClosed
+	c.mu.Unlock()
+	if isClosed {
+		return c.opError("set", net.ErrClosed)
+	}
+	for _, d := range ds {
+		d.set(t)
+	}
+	return nil
+}
+
+// lower forgets a signal that was raised before. Signals are raised under mu,
+// after the change of the state that they tell of; who is about to look at the
+// state, under mu, lowers what is old.
+func lower(sig chan struct{}) {
+	select {
+	case <-sig:
+	default:
+	}
+}
+
+// raise wakes the goroutine that waits for a signal, now or when it next waits.
+func raise(sig chan struct{}) {
+	select {
+	case sig <- struct{}{}:
+	default:
+	}
+}
+
+func (c *Conn) raiseAll() {
+	raise(c.readable)
+	raise(c.writable)
+	raise(c.settled)
+}
+
+// fail ends a connection that broke, or whose peer breaks the rules. Under mu.
+func (c *Conn) fail(err error) {
+	if c.down {
+		return
+	}
+	c.err, c.down = err, true
+	c.dropRooms()
+	close(c.gone)
+	c.raiseAll()
+	// Disconnect may take a while, and needs locks that the caller may hold.
+	c.stack.work.Go(c.cut)
+}

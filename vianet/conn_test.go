@@ -1,0 +1,278 @@
+package vianet_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// randomBytes are n bytes that are always the same.
+func randomBytes(n int, seed byte) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{seed})
+	r.Read(b)
+	return b
+}
+
+// writeAll writes b in pieces of random size, of which some are large.
+func writeAll(w io.Writer, b []byte, seed uint64) error {
+	r := rand.New(rand.NewPCG(seed, 1))
+	for len(b) > 0 {
+		n := 1 + r.IntN(1<<r.IntN(19))
+		n = min(n, len(b))
+		k, err := w.Write(b[:n])
+		if err != nil {
+			return err
+		}
+		if k != n {
+			return errors.New("a Write without error took less than all")
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// readAll reads n bytes in pieces of random size.
+func readAll(c io.Reader, n int, seed uint64) ([]byte, error) {
+	r := rand.New(rand.NewPCG(seed, 2))
+	got := make([]byte, 0, n)
+	for len(got) < n {
+		size := min(1+r.IntN(1<<r.IntN(19)), n-len(got))
+		k, err := c.Read(got[len(got) : len(got)+size])
+		got = got[:len(got)+k]
+		if err != nil {
+			return got, err
+		}
+	}
+	return got, nil
+}
+
+// exchange sends n bytes in both directions at once and compares them.
+func exchange(t *testing.T, a, b net.Conn, n int) {
+	t.Helper()
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	for i, ends := range [][2]net.Conn{{a, b}, {b, a}} {
+		data := randomBytes(n, byte(i))
+		wait.Go(func() {
+			if err := writeAll(ends[0], data, uint64(i)); err != nil {
+				t.Errorf("direction %d: %v", i, err)
+				a.Close()
+				b.Close()
+			}
+		})
+		wait.Go(func() {
+			got, err := readAll(ends[1], n, uint64(i))
+			if err != nil {
+				t.Errorf("direction %d: after %d of %d bytes: %v", i, len(got), n, err)
+				a.Close()
+				b.Close()
+				return
+			}
+			if !bytes.Equal(got, data) {
+				t.Errorf("direction %d: other bytes, from %d on", i, firstDifference(got, data))
+			}
+		})
+	}
+}
+
+func firstDifference(a, b []byte) int {
+	for i := range a {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return len(a)
+}
+
+// The same bytes come out that went in, in both directions, whatever the sizes of
+// Writes and Reads.
+func TestStream(t *testing.T) {
+	eachLane(t, func(t *testing.T, h *hosts) {
+		a, b := h.pair(t)
+		exchange(t, a, b, 3<<20)
+		exchange(t, b, a, 100_000)
+		balanced(t, a, b)
+	})
+}
+
+// balanced checks that no buffer and no credit of an idle connection is lost.
+func balanced(t *testing.T, a, b *vianet.Conn) {
+	t.Helper()
+	why := ""
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if why = vianet.Unbalanced(a, b) + vianet.Unbalanced(b, a); why == "" {
+			return
+		}
+	}
+	t.Error(why)
+}
+
+// And on a wire that loses, repeats, damages and reorders frames.
+func TestStreamWithFaults(t *testing.T) {
+	for _, l := range lanes[:2] {
+		t.Run(l.name, func(t *testing.T) {
+			h := &hosts{}
+			h.nicA, h.nicB, _ = memoryNics(t, xdpnictest.Faults{
+				Seed: 7, Loss: 0.01, Corrupt: 0.01, Dup: 0.02, Reorder: 0.02, Jitter: 50 * time.Microsecond,
+			}, longSilence)
+			h.a, h.b = newStack(t, h.nicA, l.options), newStack(t, h.nicB, l.options)
+			a, b := h.pair(t)
+			exchange(t, a, b, 500_000)
+			balanced(t, a, b)
+		})
+	}
+}
+
+// Two ends of one stack can be connected.
+func TestSelf(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	h.b, h.nicB = h.a, h.nicA
+	a, b := h.pair(t)
+	exchange(t, a, b, 500_000)
+}
+
+// What was written before CloseWrite or Close is read to its end, and then EOF;
+// after CloseWrite the other direction goes on.
+func TestHalfClose(t *testing.T) {
+	eachLane(t, func(t *testing.T, h *hosts) {
+		a, b := h.pair(t)
+		const n = 200_000
+		data := randomBytes(n, 3)
+		wait := make(chan error, 1)
+		go func() {
+			_, err := a.Write(data)
+			wait <- errors.Join(err, a.CloseWrite())
+		}()
+		got, err := io.ReadAll(b)
+		if err != nil || !bytes.Equal(got, data) {
+			t.Fatalf("%d bytes, %v", len(got), err)
+		}
+		if err := <-wait; err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Write(data); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("Write after CloseWrite: %v", err)
+		}
+		go func() {
+			_, err := b.Write(data)
+			wait <- errors.Join(err, b.Close())
+		}()
+		if got, err = io.ReadAll(a); err != nil || !bytes.Equal(got, data) {
+			t.Fatalf("back: %d bytes, %v", len(got), err)
+		}
+		if err := <-wait; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A Close right after a Write delivers it, although nobody reads yet.
+func TestCloseDelivers(t *testing.T) {
+	eachLane(t, func(t *testing.T, h *hosts) {
+		a, b := h.pair(t)
+		data := randomBytes(1800, 9)
+		for i := range 2 { // of the smallest pool one message is room for, and one buffer
+			if _, err := a.Write(data[i*200 : (i+1)*200]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+		got, err := io.ReadAll(b)
+		if err != nil || !bytes.Equal(got, data[:400]) {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+		if _, err := b.Write(make([]byte, 1)); err == nil {
+			// The first may still find room; the stream is over all the same.
+			time.Sleep(300 * time.Millisecond)
+			_, err = b.Write(make([]byte, 1))
+			if !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("Write to a peer that is gone: %v", err)
+			}
+		}
+	})
+}
+
+// When both only write both block, and what they wrote arrives once they read.
+func TestBothOnlyWrite(t *testing.T) {
+	eachLane(t, func(t *testing.T, h *hosts) {
+		a, b := h.pair(t)
+		for _, size := range []int{100, 300_000} {
+			short := time.Now().Add(50 * time.Millisecond)
+			var sum [2][]byte
+			var wait sync.WaitGroup
+			for i, c := range []*vianet.Conn{a, b} {
+				c.SetDeadline(short)
+				wait.Go(func() {
+					data := randomBytes(size, byte(i))
+					for {
+						n, err := c.Write(data)
+						sum[i] = append(sum[i], data[:n]...)
+						if err != nil {
+							if !errors.Is(err, os.ErrDeadlineExceeded) {
+								t.Error(err)
+							}
+							return
+						}
+					}
+				})
+			}
+			wait.Wait()
+			for i, c := range []*vianet.Conn{b, a} {
+				c.SetDeadline(time.Now().Add(patience))
+				got := make([]byte, len(sum[i]))
+				if _, err := io.ReadFull(c, got); err != nil {
+					t.Fatal(err)
+				}
+				if sha256.Sum256(got) != sha256.Sum256(sum[i]) {
+					t.Errorf("%d bytes that are not what was written", len(got))
+				}
+			}
+		}
+	})
+}
+
+// A connection whose peer falls silent breaks, for those who wait in it, too.
+func TestPeerLost(t *testing.T) {
+	h := &hosts{}
+	h.nicA, h.nicB, h.wire = memoryNics(t, xdpnictest.Faults{}, 300*time.Millisecond)
+	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
+		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the losses are meant
+	}
+	h.a, h.b = newStack(t, h.nicA, vianet.Options{}), newStack(t, h.nicB, vianet.Options{})
+	a, b := h.pair(t)
+	h.wire.Cut(true)
+	var wait sync.WaitGroup
+	for _, c := range []net.Conn{a, b} {
+		c.SetDeadline(time.Now().Add(patience))
+		wait.Go(func() {
+			if _, err := c.Read(make([]byte, 100_000)); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("Read: %v", err)
+			}
+		})
+		wait.Go(func() {
+			if _, err := c.Write(make([]byte, 100_000)); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("Write: %v", err)
+			}
+		})
+	}
+	wait.Wait()
+	if err := a.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("CloseWrite: %v", err)
+	}
+}

@@ -1,0 +1,171 @@
+package vianet
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+const (
+	// dialTime is how long a Dial may take that has no deadline.
+	dialTime = 30 * time.Second
+	// attemptTime is how long one attempt may take; it cannot be interrupted.
+	attemptTime = 5 * time.Second
+	// busyTime is how long a listener is asked again that has no place for a
+	// request.
+	busyTime = time.Second
+	// helloTime is how long the peer may take to greet, once connected.
+	helloTime = 5 * time.Second
+)
+
+// Dial connects with whoever listens at address, host:port, within 30 seconds.
+// name is "via" or "tcp", with or without 4 or 6 behind.
+func (s *Stack) Dial(name, address string) (net.Conn, error) {
+	return s.DialContext(context.Background(), name, address)
+}
+
+// DialContext is Dial until ctx ends; later that has no effect on the connection.
+// Where the host has several addresses they are tried in turn.
+//
+// A listener that has no place for another connection is asked again for a second.
+//
+// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS; of
+// ctx, a deadline as os.ErrDeadlineExceeded.
+func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn, error) {
+	fail := func(to net.Addr, err error) (net.Conn, error) {
+		return nil, &net.OpError{Op: "dial", Net: network, Addr: to, Err: err}
+	}
+	addrs, err := resolve(ctx, name, address, false)
+	if err != nil {
+		return fail(nil, err)
+	}
+	inner, cancel := context.WithTimeoutCause(ctx, dialTime, syscall.ETIMEDOUT)
+	defer cancel()
+	var first error
+	for _, to := range addrs {
+		c, err := s.dial(inner, to)
+		if err == nil {
+			return c, nil
+		}
+		if first == nil {
+			first = err
+		}
+		if inner.Err() != nil {
+			break
+		}
+	}
+	return fail(addrs[0], first)
+}
+
+// dial connects with to. It returns when ctx ends, and sees to the attempt that
+// is then under way in the background.
+func (s *Stack) dial(ctx context.Context, to Addr) (*Conn, error) {
+	type result struct {
+		c   *Conn
+		err error
+	}
+	done := make(chan result, 1)
+	if !s.start(func() {
+		c, err := s.connect(ctx, to)
+		done <- result{c, err}
+	}) {
+		return nil, errStackClosed
+	}
+	select {
+	case r := <-done:
+		return r.c, r.err
+	case <-ctx.Done():
+	}
+	s.start(func() {
+		if r := <-done; r.err == nil {
+			r.c.Close() // nobody wants it any more
+		}
+	})
+	return nil, contextError(ctx)
+}
+
+// connect makes a connection with to, in attempts as long as ctx lasts.
+func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
+	port, err := s.ports.take(0)
+	if err != nil {
+		return nil, err
+	}
+	c, err := newConn(s)
+	if err != nil {
+		s.ports.release(port)
+		return nil, systemError(err)
+	}
+	c.port, c.remote = port, to
+	c.local = Addr{netip.AddrPortFrom(s.localHost(to.Addr()), port)}
+	peer, err := c.request(ctx)
+	if err == nil {
+		c.begin(peer, true)
+		if err = c.greeting(ctx); err == nil {
+			err = s.admit(c)
+		}
+	}
+	if err != nil {
+		c.free()
+		return nil, systemError(err)
+	}
+	return c, nil
+}
+
+// request asks for the connection until there is an answer.
+func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
+	from := c.local.via()
+	from.Host = netip.Addr{} // the NIC knows best
+	pause := 5 * time.Millisecond
+	for {
+		peer, err := c.vi.ConnectRequest(from, c.remote.via(), attemptTime)
+		again := errors.Is(err, vipl.ErrTimeout) || errors.Is(err, vipl.ErrRejected) && pause < busyTime/2
+		if !again {
+			return peer, err
+		}
+		select {
+		case <-time.After(pause):
+			pause *= 2
+		case <-ctx.Done():
+			return peer, err
+		case <-c.stack.closed:
+			return peer, err
+		}
+	}
+}
+
+// greeting waits for the peer's hello.
+func (c *Conn) greeting(ctx context.Context) error {
+	late := time.NewTimer(helloTime)
+	defer late.Stop()
+	select {
+	case <-c.ready:
+		return nil
+	case <-c.gone:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.greeted {
+			return nil // what it has sent before it went can be read
+		}
+		return c.err
+	case <-late.C:
+		return syscall.ETIMEDOUT
+	case <-c.stack.closed:
+		return errStackClosed
+	case <-ctx.Done():
+		return contextError(ctx)
+	}
+}
+
+// localHost is the NIC's address as far as it is known: it tells one.
+func (s *Stack) localHost(remote netip.Addr) netip.Addr {
+	host := s.nic.Query().Address
+	if host.Is4() == remote.Is4() {
+		return host
+	}
+	return netip.IPv6Unspecified()
+}

@@ -1,0 +1,112 @@
+// Package vianet is sockets over Virtual Interfaces: Dial, Listen, [net.Conn]
+// and [net.Listener] for programs that know package net, over package vipl.
+//
+//	program          Write                                  Read
+//	                   |                                      ^
+//	          +--------v---------+                  +---------+--------+
+//	Conn      | small: fill a    |   data, fin      | queue of what    |
+//	          | send buffer      |----------------->| has arrived      |
+//	          | large: register, |   announce       | large: RDMA read |
+//	          | announce, wait   |----------------->| into the buffer  |
+//	          |                  |<-----------------| of Read, confirm |
+//	          +--------+---------+   taken, credit  +---------+--------+
+//	                   |                                      |
+//	VI          half of the buffers                  the other half,
+//	            are for sending                      posted as receives
+//
+// A [Stack] is what connections over one NIC have in common: two completion
+// queues, the goroutines that serve them, and memory that stays registered.
+// Each [Conn] has a VI of its own, with reliable delivery, and a pool of
+// buffers for control messages: half for sending, half posted as receives.
+//
+// # The session protocol
+//
+// A control message is a header and, in a data message, bytes of the stream.
+// All numbers are in network byte order.
+//
+//	offset size  field
+//	0      1     kind
+//	1      1     0
+//	2      2     data buffers that the sender of the message gives back
+//	4      4     number of the transfer; hello: version of the protocol
+//	8      4     length in bytes; hello: of the longest message it takes
+//	12     4     memory handle
+//	16     8     address
+//	24           data
+//
+// Both sides begin with hello, which says how many data messages the peer may
+// send. Each takes one of these buffers until the receiving program has read
+// it; then it is posted again and given back, in the next message of whatever
+// kind, or in one of its own when half of them have gathered. All other messages
+// are bounded by the protocol itself, and have receives of their own set aside:
+//
+//	kind      sent by    says                                    under way at most
+//	hello     both       version, longest message, data buffers  1
+//	data      both       bytes of the stream                     as many as given
+//	credit    both       buffers given back                      2
+//	announce  sender     large data lies here, read it           \
+//	ask       sender     large data is here, where to write it?   > 3
+//	filled    sender     it has been written                     |
+//	withdraw  sender     the program does not wait any more      /
+//	room      receiver   write it here                           \ 2
+//	taken     receiver   so much of it has been read or filled   /
+//	fin       both       no more data                            1
+//	finack    both       the fin has come, and all before it     1
+//
+// So a Write blocks when the peer's program does not read, and nothing else
+// does: credits and confirmations go on when both programs only write.
+//
+// A Write of more than Options.Threshold bytes is a transfer. Where both NICs
+// have RDMA read the sender announces its registered memory and the receiver
+// reads it; else the sender asks, and the receiver names registered memory that
+// the sender writes. Either way the bytes go between the buffers of the two
+// programs when the Read asks for many, and through a staging buffer, ahead of
+// the program, when it asks for few. Write returns when the receiver has all:
+//
+//	read mode    idle -- announce --> offered -- taken(all) -----------> idle
+//	write mode   idle -- ask -------> offered -- room, filled ... -----> idle
+//	a deadline, Close                 offered -- withdraw, taken(n) ---> idle
+//
+// Memory is open to the peer only as long as a transfer needs it, and only to
+// the peer of this connection: each connection has a protection tag. It stays
+// registered for the next time, up to Options.Registered bytes.
+//
+// A connection ends with fin from either side, each answered by finack. A peer
+// that breaks the rules, with a message that cannot be understood, more data
+// than it has credits for or memory that is not there, has its connection reset.
+//
+// # Waiting
+//
+// Who waits polls first, for as long as that has paid lately and at most
+// Options.Spin: the data is then found by the goroutine that wants it. One
+// goroutine of a Stack polls at a time, and serves all connections meanwhile.
+// Then it sleeps, and the stack's own goroutine waits for completions.
+//
+// # Concurrency
+//
+// Every method may be called from any goroutine at any time. Reads of one
+// connection come one after the other, and so do its Writes; each deadline
+// counts for those that wait their turn, too. The bytes of a Write belong to the
+// package until it returns, as ever.
+//
+// # Errors
+//
+// Errors are [*net.OpError], but for [io.EOF]. A deadline is
+// [os.ErrDeadlineExceeded], with Timeout; it leaves the stream as it is, and
+// the connection can be used again with another deadline. A Read or Write whose
+// buffer the peer is still busy with goes on past its deadline, or Close, until
+// that is over: a round trip, and at most two seconds, after which the
+// connection is reset. A connection that broke is [syscall.ECONNRESET]; nobody
+// listening is [syscall.ECONNREFUSED]; no memory is [syscall.ENOBUFS].
+//
+// # Addresses
+//
+// An address is that of a NIC and a port. Ports are those of this package, and
+// have nothing to do with the kernel's: they travel as the discriminator of VIA's
+// connections. The networks "via" and "tcp" mean the same, with 4 or 6 behind
+// for one family; so a Stack serves as the dialer of an http.Transport.
+//
+// # Privileges
+//
+// As package vipl: none of its own.
+package vianet

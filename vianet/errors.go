@@ -1,0 +1,78 @@
+package vianet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+
+	"viaxdp/vipl"
+)
+
+// network is what an OpError calls this package's networks.
+const network = "via"
+
+// What the peer did that ends its connection.
+var (
+	errOrder    = errors.New("the message comes at the wrong time")
+	errCredits  = errors.New("more buffers are given back than there are")
+	errOverrun  = errors.New("more data came than there was credit for")
+	errTransfer = errors.New("the message is about another transfer, or says of it what cannot be")
+	errSlow     = errors.New("the peer was asked to let go of memory and did not answer")
+)
+
+// resetError is the error of a connection that broke.
+func resetError(cause error) error {
+	if cause == nil {
+		return syscall.ECONNRESET
+	}
+	return fmt.Errorf("%w: %w", syscall.ECONNRESET, cause)
+}
+
+// systemError gives an error of package vipl the meaning that programs of
+// package net know it by.
+func systemError(err error) error {
+	for _, m := range []struct {
+		code vipl.Return
+		err  error
+	}{
+		{vipl.ErrNoMatch, syscall.ECONNREFUSED},
+		{vipl.ErrRejected, syscall.ECONNREFUSED},
+		{vipl.ErrNotReachable, syscall.EHOSTUNREACH},
+		{vipl.ErrResource, syscall.ENOBUFS},
+		{vipl.ErrTimeout, syscall.ETIMEDOUT},
+	} {
+		if errors.Is(err, m.code) {
+			return &system{m.err, err}
+		}
+	}
+	return err
+}
+
+// system is a system's error with its cause, and says of itself what the system's
+// says, so that an OpError knows a time-out.
+type system struct{ err, cause error }
+
+func (e *system) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
+func (e *system) Unwrap() []error { return []error{e.err, e.cause} }
+func (e *system) Timeout() bool   { return isTimeout(e.err) }
+
+func isTimeout(err error) bool {
+	t, ok := err.(interface{ Timeout() bool })
+	return ok && t.Timeout()
+}
+
+// opError is err as the methods of a connection return it.
+func (c *Conn) opError(op string, err error) error {
+	return &net.OpError{Op: op, Net: network, Source: c.local, Addr: c.remote, Err: err}
+}
+
+// contextError is why a context ended, as an error of package net.
+func contextError(ctx context.Context) error {
+	if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return os.ErrDeadlineExceeded
+}

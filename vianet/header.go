@@ -1,0 +1,138 @@
+package vianet
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"viaxdp/vipl"
+)
+
+// kind of a control message.
+type kind uint8
+
+const (
+	kindHello    kind = 1 + iota // the first message of both sides
+	kindData                     // bytes of the stream
+	kindCredit                   // only gives buffers back
+	kindAnnounce                 // sender: memory to read
+	kindAsk                      // sender: memory to write is wanted
+	kindFilled                   // sender: the room has been written
+	kindWithdraw                 // sender: the transfer ends where it is
+	kindRoom                     // receiver: memory to write
+	kindTaken                    // receiver: bytes that came of a transfer that is over
+	kindFin                      // no more data
+	kindFinAck                   // the peer's fin has come
+	kindEnd                      // not a kind
+)
+
+var kindNames = [kindEnd]string{
+	"none", "hello", "data", "credit", "announce", "ask", "filled", "withdraw", "room", "taken", "fin", "finack",
+}
+
+func (k kind) String() string {
+	if k < kindEnd {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind %d", uint8(k))
+}
+
+const (
+	headerLen  = 24
+	minMessage = 256 // bytes that the longest message must have room for
+	version    = 1
+)
+
+// header of a control message; the table in the package's comment gives its
+// layout.
+type header struct {
+	kind    kind
+	credits uint16
+	id      uint32
+	length  uint32
+	handle  vipl.MemHandle
+	addr    uint64
+}
+
+var (
+	errShort  = errors.New("the message is too short")
+	errKind   = errors.New("the message is of no known kind")
+	errField  = errors.New("a field of the message is not as it must be")
+	errLength = errors.New("the message has another length than it says")
+	errRange  = errors.New("the message names memory that cannot be")
+	errHello  = errors.New("the greeting is of another version or asks for the impossible")
+)
+
+// put writes the header to the first headerLen bytes of b.
+func (h *header) put(b []byte) {
+	_ = b[headerLen-1]
+	b[0], b[1] = byte(h.kind), 0
+	binary.BigEndian.PutUint16(b[2:], h.credits)
+	binary.BigEndian.PutUint32(b[4:], h.id)
+	binary.BigEndian.PutUint32(b[8:], h.length)
+	binary.BigEndian.PutUint32(b[12:], uint32(h.handle))
+	binary.BigEndian.PutUint64(b[16:], h.addr)
+}
+
+// parse reads a message and checks what can be checked without knowing the
+// connection. The payload is part of b.
+func parse(b []byte) (h header, payload []byte, err error) {
+	if len(b) < headerLen {
+		return h, nil, errShort
+	}
+	h = header{
+		kind:    kind(b[0]),
+		credits: binary.BigEndian.Uint16(b[2:]),
+		id:      binary.BigEndian.Uint32(b[4:]),
+		length:  binary.BigEndian.Uint32(b[8:]),
+		handle:  vipl.MemHandle(binary.BigEndian.Uint32(b[12:])),
+		addr:    binary.BigEndian.Uint64(b[16:]),
+	}
+	if h.kind == 0 || h.kind >= kindEnd {
+		return h, nil, errKind
+	}
+	if b[1] != 0 {
+		return h, nil, errField
+	}
+	payload = b[headerLen:]
+	return h, payload, h.check(len(payload))
+}
+
+// check looks at the fields that the kind of message has.
+func (h *header) check(payload int) error {
+	want, bare := 0, header{kind: h.kind, credits: h.credits}
+	switch h.kind {
+	case kindHello:
+		if h.id != version || h.credits == 0 || h.length < minMessage || h.length > vipl.MaxTransferSize {
+			return errHello
+		}
+		bare.id, bare.length = h.id, h.length
+	case kindData:
+		if h.length == 0 {
+			return errLength
+		}
+		want, bare.length = int(h.length), h.length
+	case kindAnnounce, kindRoom:
+		if h.length == 0 || h.handle == 0 || h.addr > math.MaxUint64-uint64(h.length) {
+			return errRange
+		}
+		bare = *h
+	case kindAsk, kindFilled:
+		if h.length == 0 {
+			return errLength
+		}
+		bare.id, bare.length = h.id, h.length
+	case kindTaken:
+		bare.id, bare.length = h.id, h.length
+	case kindWithdraw:
+		bare.id = h.id
+	}
+	switch {
+	case payload != want:
+		return errLength
+	case *h != bare:
+		return errField
+	}
+	return nil
+}

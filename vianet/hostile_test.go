@@ -1,0 +1,365 @@
+package vianet_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+)
+
+// meet connects a peer that has not greeted yet with a listener of h.
+func (h *hosts) meet(t *testing.T, l *vianet.Listener, rdmaRead bool) *peer {
+	t.Helper()
+	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
+		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
+	}
+	return newPeer(t, h.nicA, l.Addr().(vianet.Addr).AddrPort, rdmaRead)
+}
+
+// accept takes the connection of a peer that has greeted.
+func accept(t *testing.T, l *vianet.Listener) *vianet.Conn {
+	t.Helper()
+	l.SetDeadline(time.Now().Add(patience))
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetDeadline(time.Now().Add(patience))
+	return c.(*vianet.Conn)
+}
+
+// isReset checks that a connection was reset, and the reason that it gives.
+func isReset(t *testing.T, err error, why string) {
+	t.Helper()
+	if !errors.Is(err, syscall.ECONNRESET) || !strings.Contains(err.Error(), why) {
+		t.Errorf("%v, want a reset because %q", err, why)
+	}
+}
+
+const (
+	wrongTime  = "comes at the wrong time"
+	wrongField = "a field of the message"
+	wrongLen   = "another length"
+	wrongRange = "memory that cannot be"
+	wrongMove  = "another transfer"
+)
+
+// A peer that sends what it must not has its connection reset, with the reason,
+// and nothing else suffers.
+func TestWrongMessages(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	bystander := h.dial(t, l.Addr())
+	other := accept(t, l)
+	mem := message{kind: announce, id: 1, length: 10, handle: 5, addr: 4096}
+	change := func(m message, f func(m *message)) message { f(&m); return m }
+	for _, test := range []struct {
+		name string
+		send []message
+		why  string
+	}{
+		{"nothing", []message{{garbage: []byte{}}}, "too short"},
+		{"half a header", []message{{garbage: make([]byte, 23)}}, "too short"},
+		{"kind 0", []message{{kind: 0}}, "no known kind"},
+		{"kind 12", []message{{kind: 12}}, "no known kind"},
+		{"flags", []message{{kind: credit, flags: 1}}, wrongField},
+		{"second hello", []message{{kind: hello, id: 1, credits: 8, length: 4000}}, wrongTime},
+		{"data without data", []message{{kind: data}}, wrongLen},
+		{"data longer than it says", []message{{kind: data, length: 3, payload: []byte("four")}}, wrongLen},
+		{"data shorter than it says", []message{{kind: data, length: 1 << 31, payload: []byte("four")}}, wrongLen},
+		{"data with an address", []message{{kind: data, length: 4, addr: 1, payload: []byte("four")}}, wrongField},
+		{"credit with data", []message{{kind: credit, payload: []byte("four")}}, wrongLen},
+		{"credits that it never got", []message{{kind: credit, credits: 1}}, "more buffers are given back"},
+		{"all the credits there are", []message{{kind: credit, credits: 65535}}, "more buffers are given back"},
+		{"no memory announced", []message{change(mem, func(m *message) { m.length = 0 })}, wrongRange},
+		{"handle 0", []message{change(mem, func(m *message) { m.handle = 0 })}, wrongRange},
+		{"memory past the end", []message{change(mem, func(m *message) { m.addr = ^uint64(0) - 5 })}, wrongRange},
+		{"two transfers", []message{mem, mem}, wrongTime},
+		{"data in a transfer", []message{mem, {kind: data, length: 4, payload: []byte("four")}}, wrongTime},
+		{"fin in a transfer", []message{mem, {kind: fin}}, wrongTime},
+		{"ask where memory is read", []message{{kind: ask, id: 1, length: 10}}, wrongTime},
+		{"filled without a room", []message{mem, {kind: filled, id: 1, length: 10}}, wrongMove},
+		{"withdrawal of something else", []message{mem, {kind: withdraw, id: 2}}, wrongMove},
+		{"second withdrawal", []message{mem, {kind: withdraw, id: 1}, {kind: withdraw, id: 1}}, wrongMove},
+		{"room for nothing", []message{change(mem, func(m *message) { m.kind = room })}, wrongMove},
+		{"taken from nothing", []message{{kind: taken, id: 1, length: 10}}, wrongMove},
+		{"finack without a fin", []message{{kind: finack}}, wrongTime},
+		{"second fin", []message{{kind: fin}, {kind: fin}}, wrongTime},
+		{"data after the fin", []message{{kind: fin}, {kind: data, length: 4, payload: []byte("four")}}, wrongTime},
+		{"transfer after the fin", []message{{kind: fin}, mem}, wrongTime},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := h.meet(t, l, true)
+			p.greet()
+			c := accept(t, l)
+			for _, m := range test.send {
+				p.send(m)
+			}
+			p.isOver()
+			_, err := c.Write(make([]byte, 1))
+			isReset(t, err, test.why)
+			c.Close()
+		})
+	}
+	exchange(t, bystander, other, 100_000)
+}
+
+// Somebody who does not greet as it must be is no connection.
+func TestWrongGreeting(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	good := message{kind: hello, id: 1, credits: 8, length: 4000}
+	for name, m := range map[string]message{
+		"other version":        {kind: hello, id: 2, credits: 8, length: 4000},
+		"no buffers":           {kind: hello, id: 1, length: 4000},
+		"small buffers":        {kind: hello, id: 1, credits: 8, length: 255},
+		"enormous buffers":     {kind: hello, id: 1, credits: 8, length: 1 << 21},
+		"data first":           {kind: data, length: 4, payload: []byte("four")},
+		"an answer to nothing": {kind: finack},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := h.meet(t, l, true)
+			p.send(m)
+			p.isOver()
+			l.SetDeadline(time.Now().Add(10 * time.Millisecond))
+			if c, err := l.Accept(); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("accepted: %v, %v", c, err)
+			}
+			p = h.meet(t, l, true)
+			p.send(good)
+			accept(t, l).Close()
+		})
+	}
+}
+
+// Data beyond the credits ends the connection; memory stays bounded.
+func TestOverrun(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	p := h.meet(t, l, true)
+	credits := int(p.greet().credits)
+	c := accept(t, l)
+	four := message{kind: data, length: 4, payload: []byte("four")}
+	for range credits {
+		p.send(four)
+	}
+	got := make([]byte, 4)
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "four" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	for range 2 { // one for the message that was read
+		p.send(four)
+	}
+	p.isOver()
+	rest, err := io.ReadAll(c)
+	isReset(t, err, "more data came than there was credit for")
+	if want := strings.Repeat("four", credits); string(rest) != want {
+		t.Errorf("%d bytes came before, want %d", len(rest), len(want))
+	}
+}
+
+// Memory that is announced and cannot be read ends the connection of who
+// announced it, whichever way it is read.
+func TestAnnounceOfNothing(t *testing.T) {
+	for _, size := range []int{100, 100_000} {
+		h := inMemory(t, vianet.Options{})
+		l := h.listen(t)
+		p := h.meet(t, l, true)
+		p.greet()
+		c := accept(t, l)
+		p.send(message{kind: announce, id: 1, length: 1 << 30, handle: p.region.Handle() + 1, addr: p.region.Addr()})
+		if n, err := c.Read(make([]byte, size)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("Read of %d: %d bytes, %v", size, n, err)
+		}
+		l.Close()
+	}
+}
+
+// A receiver of announced memory that says that it has taken what it cannot have.
+func TestTakenLies(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	for name, lie := range map[string]func(m message) message{
+		"more than there is": func(m message) message { return message{kind: taken, id: m.id, length: m.length + 1} },
+		"less than all":      func(m message) message { return message{kind: taken, id: m.id, length: m.length - 1} },
+		"of another":         func(m message) message { return message{kind: taken, id: m.id + 1, length: m.length} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := h.meet(t, l, true)
+			p.greet()
+			c := accept(t, l)
+			done := make(chan error, 1)
+			go func() {
+				_, err := c.Write(make([]byte, 100_000))
+				done <- err
+			}()
+			m := p.receive(announce)
+			if m.length != 100_000 {
+				t.Errorf("%d bytes are announced", m.length)
+			}
+			p.send(lie(m))
+			isReset(t, <-done, wrongMove)
+		})
+	}
+}
+
+// The same of rooms, where large data is written.
+func TestRoomLies(t *testing.T) {
+	h := inMemory(t, vianet.Options{NoRDMARead: true})
+	l := h.listen(t)
+	defer l.Close()
+	for name, test := range map[string]struct {
+		lie func(p *peer, m message) message
+		why string
+	}{
+		"more than was asked": {func(p *peer, m message) message {
+			return message{kind: room, id: m.id, length: m.length + 1, handle: p.region.Handle(), addr: p.region.Addr()}
+		}, wrongMove},
+		"of another": {func(p *peer, m message) message {
+			return message{kind: room, id: m.id + 1, length: m.length, handle: p.region.Handle(), addr: p.region.Addr()}
+		}, wrongMove},
+		"taken without a withdrawal": {func(p *peer, m message) message {
+			return message{kind: taken, id: m.id}
+		}, wrongMove},
+		"nowhere": {func(p *peer, m message) message {
+			return message{kind: room, id: m.id, length: m.length, handle: p.region.Handle() + 1, addr: p.region.Addr()}
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := h.meet(t, l, true)
+			p.greet()
+			c := accept(t, l)
+			done := make(chan error, 1)
+			go func() {
+				_, err := c.Write(make([]byte, 100_000))
+				for err == nil { // it may be done before the peer's NIC refuses
+					_, err = c.Write(make([]byte, 1))
+				}
+				done <- err
+			}()
+			p.send(test.lie(p, p.receive(ask)))
+			isReset(t, <-done, test.why)
+		})
+	}
+}
+
+// A room is closed again before Read returns: what the peer still writes does not
+// arrive, and ends the connection.
+func TestRoomIsClosed(t *testing.T) {
+	h := inMemory(t, vianet.Options{NoRDMARead: true})
+	l := h.listen(t)
+	defer l.Close()
+	p := h.meet(t, l, false)
+	p.greet()
+	c := accept(t, l)
+	p.send(message{kind: ask, id: 1, length: 200_000})
+	buf := make([]byte, 70_000)
+	done := make(chan error, 1)
+	go func() {
+		n, err := c.Read(buf)
+		if n != len(buf) {
+			t.Errorf("Read gave %d bytes", n)
+		}
+		done <- err
+	}()
+	m := p.receive(room)
+	if m.length != 70_000 {
+		t.Fatalf("a room of %d bytes", m.length)
+	}
+	to := vipl.AddressSegment{Data: m.addr, Handle: m.handle}
+	copy(p.region.Bytes()[64:], "honest")
+	p.write(to, 10)
+	p.send(message{kind: filled, id: 1, length: 70_000})
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.HasPrefix(buf, []byte("honest")) {
+		t.Errorf("%q", buf[:10])
+	}
+	copy(p.region.Bytes()[64:], "forged")
+	p.write(to, 10)
+	p.isOver()
+	if !bytes.HasPrefix(buf, []byte("honest")) {
+		t.Errorf("written after the Read: %q", buf[:10])
+	}
+	_, err := c.Read(buf)
+	isReset(t, err, "")
+}
+
+// A peer that does not let go of a Write's memory cannot hold the Write for ever.
+func TestWithdrawUnanswered(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	p := h.meet(t, l, true)
+	p.greet()
+	c := accept(t, l)
+	c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+	n, err := c.Write(make([]byte, 100_000))
+	if n != 0 {
+		t.Errorf("%d bytes are said to be written", n)
+	}
+	isTimeout(t, "Write", err)
+	p.receive(withdraw)
+	c.SetDeadline(never)
+	_, err = c.Read(make([]byte, 1))
+	isReset(t, err, "did not answer")
+}
+
+// Requests that are not of this protocol are refused, and do no harm.
+func TestStranger(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	port := l.Addr().(vianet.Addr).Port()
+	to := vipl.NetAddress{
+		Host:          netip.MustParseAddr(h.nicB.Query().Address.String()),
+		Discriminator: append([]byte("vianet"), byte(port>>8), byte(port)),
+	}
+	vi, err := h.nicA.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, disc := range []string{"", "telnet", "vianet", "vianet\x00\x01\x02"} {
+		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, patience)
+		if !errors.Is(err, vipl.ErrRejected) {
+			t.Errorf("from %q: %v", disc, err)
+		}
+	}
+	a, b := h.pair(t)
+	exchange(t, a, b, 1000)
+}
+
+// A request with a VI of another kind cannot be accepted; later ones can.
+func TestOtherVI(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	port := l.Addr().(vianet.Addr).Port()
+	to := vipl.NetAddress{
+		Host:          l.Addr().(vianet.Addr).Addr(),
+		Discriminator: append([]byte("vianet"), byte(port>>8), byte(port)),
+	}
+	vi, err := h.nicA.CreateVi(vipl.ViAttributes{Level: vipl.UnreliableDelivery}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x01")}
+	if _, err := vi.ConnectRequest(from, to, patience); !errors.Is(err, vipl.ErrRejected) {
+		t.Errorf("%v", err)
+	}
+	a := h.dial(t, l.Addr())
+	exchange(t, a, accept(t, l), 1000)
+}

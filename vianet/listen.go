@@ -1,0 +1,275 @@
+package vianet
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// backlog is how many connections may wait for Accept or be on their way there;
+// further ones are refused.
+const backlog = 128
+
+// waitTime is how often a listener looks whether it is closed. Requests that
+// come while it looks are kept for it.
+const waitTime = 100 * time.Millisecond
+
+// Listener accepts connections at one address. All methods may be called
+// concurrently.
+type Listener struct {
+	stack    *Stack
+	addr     Addr
+	deadline deadline
+	places   chan struct{} // one for each connection that is on its way to Accept
+	accepted chan *Conn
+	done     chan struct{}
+	close    func()
+
+	mu  sync.Mutex
+	err error // why it ended by itself
+}
+
+var _ net.Listener = (*Listener)(nil)
+
+// Listen listens at address, host:port or :port, for all addresses of the NIC.
+// Port 0 is a free one. name is as for Dial.
+//
+// Errors are [*net.OpError]: EADDRINUSE when another listener of the stack has
+// the port. Of other stacks, and other programs, it does not know.
+func (s *Stack) Listen(name, address string) (net.Listener, error) {
+	l, err := s.listen(name, address)
+	if err != nil {
+		return nil, &net.OpError{Op: "listen", Net: network, Err: err}
+	}
+	return l, nil
+}
+
+func (s *Stack) listen(name, address string) (*Listener, error) {
+	addrs, err := resolve(context.Background(), name, address, true)
+	if err != nil {
+		return nil, err
+	}
+	host := addrs[0].Addr()
+	port, err := s.ports.take(addrs[0].Port())
+	if err != nil {
+		return nil, err
+	}
+	l := &Listener{
+		stack: s, addr: Addr{netip.AddrPortFrom(host, port)}, done: make(chan struct{}),
+		places: make(chan struct{}, backlog), accepted: make(chan *Conn, backlog),
+	}
+	l.close = sync.OnceFunc(func() { close(l.done) })
+	// From now on requests are kept until serve asks for them.
+	first, err := s.nic.ConnectWait(l.addr.via(), 0)
+	if err != nil && !errors.Is(err, vipl.ErrTimeout) {
+		s.ports.release(port)
+		return nil, systemError(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isClosed {
+		s.ports.release(port)
+		if first != nil {
+			first.Reject()
+		}
+		return nil, errStackClosed
+	}
+	s.listeners[l] = struct{}{}
+	s.work.Go(func() { l.serve(first) })
+	return l, nil
+}
+
+// serve takes requests until the listener is closed; one may have come already.
+func (l *Listener) serve(first *vipl.Conn) {
+	s := l.stack
+	if first != nil {
+		l.take(first)
+	}
+	for !isClosed(l.done) {
+		request, err := s.nic.ConnectWait(l.addr.via(), waitTime)
+		switch {
+		case err == nil && isClosed(l.done):
+			request.Reject()
+		case err == nil:
+			l.take(request)
+		case !errors.Is(err, vipl.ErrTimeout):
+			l.fail(systemError(err))
+		}
+	}
+	s.ports.release(l.addr.Port())
+	s.mu.Lock()
+	delete(s.listeners, l)
+	s.mu.Unlock()
+	l.dropAccepted()
+}
+
+// take accepts a request in the background, if there is a place for it.
+func (l *Listener) take(request *vipl.Conn) {
+	remote, err := addrOf(request.Remote())
+	if err != nil {
+		request.Reject()
+		return
+	}
+	select {
+	case l.places <- struct{}{}:
+	default:
+		request.Reject()
+		return
+	}
+	l.stack.work.Go(func() {
+		c, err := l.establish(request, remote)
+		if err != nil { // the other side hears of it
+			<-l.places
+			return
+		}
+		l.accepted <- c
+		if isClosed(l.done) {
+			l.dropAccepted()
+		}
+	})
+}
+
+func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
+	c, err := l.stack.passive()
+	if err != nil {
+		request.Reject()
+		return nil, err
+	}
+	c.remote, c.local = remote, l.addr
+	if !c.local.Addr().IsValid() || c.local.Addr().IsUnspecified() {
+		c.local = Addr{netip.AddrPortFrom(l.stack.localHost(remote.Addr()), l.addr.Port())}
+	}
+	if err := request.Accept(c.vi); err != nil {
+		request.Reject()
+		l.stack.spare(c)
+		return nil, err
+	}
+	c.begin(request.RemoteAttributes(), false)
+	if err = c.greeting(context.Background()); err == nil {
+		err = l.stack.admit(c)
+	}
+	if err != nil {
+		c.free()
+		return nil, err
+	}
+	return c, nil
+}
+
+// passive gives a connection to accept with: its receives are posted, since the
+// other side speaks first.
+func (s *Stack) passive() (*Conn, error) {
+	s.mu.Lock()
+	if n := len(s.spares); n > 0 {
+		c := s.spares[n-1]
+		s.spares = s.spares[:n-1]
+		s.mu.Unlock()
+		return c, nil
+	}
+	s.mu.Unlock()
+	c, err := newConn(s)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	err = c.post()
+	c.mu.Unlock()
+	if err != nil {
+		c.free()
+		return nil, err
+	}
+	return c, nil
+}
+
+// spare keeps a connection of passive that was not made. Nothing takes posted
+// receives back from a VI that has never been connected, and so it cannot be
+// destroyed; it serves for the next, or goes with the NIC.
+func (s *Stack) spare(c *Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.spares = append(s.spares, c)
+}
+
+// dropAccepted closes what nobody will accept any more.
+func (l *Listener) dropAccepted() {
+	for {
+		select {
+		case c := <-l.accepted:
+			c.Close()
+		default:
+			return
+		}
+	}
+}
+
+// fail ends the listener with an error, which Accept returns.
+func (l *Listener) fail(err error) {
+	l.mu.Lock()
+	l.err = err
+	l.mu.Unlock()
+	l.close()
+}
+
+// Accept waits for the next connection.
+//
+// Errors are [*net.OpError]: [net.ErrClosed] after Close, a deadline.
+func (l *Listener) Accept() (net.Conn, error) {
+	past := l.deadline.passed()
+	if isClosed(past) {
+		return nil, l.opError("accept", os.ErrDeadlineExceeded)
+	}
+	if isClosed(l.done) {
+		return nil, l.opError("accept", l.ended())
+	}
+	select {
+	case c := <-l.accepted:
+		<-l.places
+		return c, nil
+	case <-l.done:
+		return nil, l.opError("accept", l.ended())
+	case <-past:
+		return nil, l.opError("accept", os.ErrDeadlineExceeded)
+	}
+}
+
+func (l *Listener) ended() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return l.err
+	}
+	return net.ErrClosed
+}
+
+func (l *Listener) opError(op string, err error) error {
+	return &net.OpError{Op: op, Net: network, Addr: l.addr, Err: err}
+}
+
+// SetDeadline sets the time after which an Accept ends with
+// [os.ErrDeadlineExceeded]; the zero time means never.
+func (l *Listener) SetDeadline(t time.Time) error {
+	if isClosed(l.done) {
+		return l.opError("set", net.ErrClosed)
+	}
+	l.deadline.set(t)
+	return nil
+}
+
+// Close ends the listener: connections that nobody has accepted are closed. The
+// port is free again within 100 ms. The error is [net.ErrClosed] the second time.
+func (l *Listener) Close() error {
+	if isClosed(l.done) {
+		return l.opError("close", net.ErrClosed)
+	}
+	l.close()
+	return nil
+}
+
+// Addr is the address, an [Addr]; its host is unspecified where the listener is
+// for all.
+func (l *Listener) Addr() net.Addr { return l.addr }

@@ -1,0 +1,187 @@
+package vianet_test
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/nstest"
+	"viaxdp/kagent/kagenttest"
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 20 * time.Second
+
+// noLeaks fails a test that leaves a goroutine behind.
+func noLeaks(t testing.TB) {
+	t.Helper()
+	leaks := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
+}
+
+// longSilence is more than a busy machine keeps a living peer from its work.
+const longSilence = 5 * time.Second
+
+// memoryNics opens a NIC at both ends of a wire in memory. When they are closed no
+// chunk may be missing.
+func memoryNics(t testing.TB, f xdpnictest.Faults, silence time.Duration) (a, b *vipl.Nic, wire *xdpnictest.Wire) {
+	t.Helper()
+	noLeaks(t)
+	wire = xdpnictest.NewWire()
+	t.Cleanup(wire.Close)
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	a, b = memoryNic(t, wire, fabric.Agent("a"), silence), memoryNic(t, wire, fabric.Agent("b"), silence)
+	wire.SetFaults(f)
+	return a, b, wire
+}
+
+func memoryNic(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, silence time.Duration) *vipl.Nic {
+	t.Helper()
+	c := xdpnictest.Config{RxChunks: 1024}
+	pool := c.PoolBytes()
+	arena, err := hugepages.New(hugepages.Config{Size: pool + 8<<20, Reserve: pool, Policy: hugepages.Avoid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := agent.Link()
+	c.Memory, c.Admit, c.MAC = arena.Bytes(), agent.Admit, link.MAC
+	queue, err := wire.Queue(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena, Silence: silence})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+		for range 1000 { // what is still on its way
+			if queue.Flush(); queue.Owners().InFlight == 0 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if o := queue.Owners(); o.Held+o.Leased+o.InFlight+o.Recycled > 0 {
+			t.Errorf("host %s: chunks are missing: %+v", link.Name, o)
+		}
+		if err := queue.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := arena.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// vethNics opens a NIC at both ends of a veth pair.
+func vethNics(t testing.TB, mtu int) (a, b *vipl.Nic) {
+	t.Helper()
+	na, nb := nstest.Pair(t, nstest.Options{MTU: mtu})
+	noLeaks(t)
+	nics := make([]*vipl.Nic, 2)
+	for i, ns := range []*nstest.NS{na, nb} {
+		if err := ns.Do(func() (err error) {
+			nics[i], err = vipl.OpenNic(ns.Name)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := nics[i].Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return nics[0], nics[1]
+}
+
+// newStack makes a stack that is closed with the test, and then has nothing left
+// on the NIC.
+func newStack(t testing.TB, nic *vipl.Nic, o vianet.Options) *vianet.Stack {
+	t.Helper()
+	s, err := vianet.New(nic, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// hosts are two stacks that can reach each other.
+type hosts struct {
+	a, b       *vianet.Stack
+	nicA, nicB *vipl.Nic
+	wire       *xdpnictest.Wire // nil over a veth pair
+}
+
+func inMemory(t testing.TB, o vianet.Options) *hosts {
+	t.Helper()
+	h := &hosts{}
+	h.nicA, h.nicB, h.wire = memoryNics(t, xdpnictest.Faults{}, longSilence)
+	h.a, h.b = newStack(t, h.nicA, o), newStack(t, h.nicB, o)
+	return h
+}
+
+func (h *hosts) listen(t testing.TB) *vianet.Listener {
+	t.Helper()
+	l, err := h.b.Listen("via", net.JoinHostPort(h.nicB.Query().Address.String(), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.(*vianet.Listener)
+}
+
+func (h *hosts) dial(t testing.TB, to net.Addr) *vianet.Conn {
+	t.Helper()
+	c, err := h.a.Dial("via", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.(*vianet.Conn)
+}
+
+// pair connects the hosts.
+func (h *hosts) pair(t testing.TB) (a, b *vianet.Conn) {
+	t.Helper()
+	l := h.listen(t)
+	defer l.Close()
+	a = h.dial(t, l.Addr())
+	l.SetDeadline(time.Now().Add(patience))
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, c.(*vianet.Conn)
+}
+
+// lanes are the ways of data that tests run over.
+var lanes = []struct {
+	name    string
+	options vianet.Options
+}{
+	{"read", vianet.Options{}},
+	{"write", vianet.Options{NoRDMARead: true}},
+	{"buffers", vianet.Options{Threshold: -1}},
+	{"small pool", vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Threshold: 2000}},
+	{"asleep", vianet.Options{Spin: -1, Registered: -1}},
+}
+
+func eachLane(t *testing.T, f func(t *testing.T, h *hosts)) {
+	t.Helper()
+	for _, l := range lanes {
+		t.Run(l.name, func(t *testing.T) { f(t, inMemory(t, l.options)) })
+	}
+}

@@ -1,0 +1,156 @@
+package vianet
+
+import (
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// directMin is the least that a Read must ask for to get a transfer's bytes into
+// its own buffer; less comes through staging buffers, ahead of the program.
+const directMin = stageSize
+
+// Read reads what has arrived into b, at least one byte, and waits until there
+// is something.
+//
+// Errors: [io.EOF] when the peer has closed its side and everything is read;
+// else [*net.OpError]: a deadline, Close, a connection that broke.
+func (c *Conn) Read(b []byte) (int, error) {
+	n, err := c.read(b)
+	if err != nil && err != io.EOF {
+		err = c.opError("read", err)
+	}
+	return n, err
+}
+
+func (c *Conn) read(b []byte) (int, error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	for {
+		past := c.readDeadline.passed()
+		if isClosed(past) {
+			return 0, os.ErrDeadlineExceeded
+		}
+		n, direct, err := c.readNow(b)
+		if direct != nil {
+			if n = c.finishDirect(direct); n == 0 {
+				continue // the peer has withdrawn it, or the connection broke
+			}
+		}
+		if n > 0 || err != nil || len(b) == 0 {
+			return n, err
+		}
+		if err := c.await(c.readable, past, &c.readSpin); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// readNow reads what there is; or asks for more, perhaps at a landing in b.
+func (c *Conn) readNow(b []byte) (n int, direct *landing, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	lower(c.readable)
+	if c.isClosed {
+		return 0, nil, net.ErrClosed
+	}
+	if len(b) == 0 {
+		return 0, nil, nil
+	}
+	n = c.consume(b)
+	if c.mayFetch() {
+		switch {
+		case len(b) < directMin:
+			err = c.fetchAhead()
+		case n == 0 && c.in.flight == 0:
+			direct, err = c.fetchDirect(b)
+		}
+	}
+	c.push()
+	switch {
+	case n > 0:
+		return n, nil, nil
+	case direct != nil || err != nil:
+		return 0, direct, err
+	case !c.queue.empty(): // it came just now
+		return c.consume(b), nil, nil
+	case c.fin:
+		return 0, nil, io.EOF
+	}
+	return 0, nil, c.err
+}
+
+// consume copies what has arrived and gives its buffers back. Under mu.
+func (c *Conn) consume(b []byte) (n int) {
+	for n < len(b) && !c.queue.empty() {
+		s := c.queue.first()
+		k := copy(b[n:], s.data)
+		n += k
+		if s.data = s.data[k:]; len(s.data) > 0 {
+			break
+		}
+		if s.land != nil {
+			c.unstage(s.land)
+		} else {
+			c.held--
+			c.owed++
+			c.repost(s.buffer)
+		}
+		c.queue.drop()
+	}
+	return n
+}
+
+// fetchDirect asks for bytes of the transfer to come into b. Nil without an
+// error: it must wait, or memory of the program cannot be registered. Under mu.
+func (c *Conn) fetchDirect(b []byte) (*landing, error) {
+	n := min(len(b), c.in.length-c.in.asked, vipl.MaxTransferSize)
+	lease, err := c.stack.regs.lease(b[:n], c.tag, c.landingAccess())
+	if err != nil {
+		return nil, c.fetchAhead()
+	}
+	l := &landing{lease: lease, n: n}
+	if !c.fetch(l) {
+		lease.end()
+		return nil, nil
+	}
+	return l, nil
+}
+
+// settleTime is how long the peer may take to let go of memory of the program
+// whose Read or Write wants to return.
+const settleTime = 2 * time.Second
+
+// finishDirect waits for the bytes that are on their way into the program's
+// buffer, whatever the deadline.
+func (c *Conn) finishDirect(l *landing) int {
+	c.settle(c.readable, &c.readSpin, func() bool { return l.done })
+	l.lease.end()
+	return l.came
+}
+
+// settle waits until done, a condition under mu, is fulfilled. Where the peer
+// does not do its part it breaks the connection, which fulfils it.
+func (c *Conn) settle(sig chan struct{}, p *spinner, done func() bool) {
+	late := make(chan struct{})
+	timer := time.AfterFunc(settleTime, func() { close(late) })
+	defer timer.Stop()
+	var past <-chan struct{} = late
+	for {
+		c.mu.Lock()
+		ok := done()
+		c.mu.Unlock()
+		if ok {
+			return
+		}
+		if c.await(sig, past, p) != nil {
+			past = nil
+			c.mu.Lock()
+			c.fail(resetError(errSlow))
+			c.mu.Unlock()
+		}
+	}
+}

@@ -1,0 +1,197 @@
+package vianet
+
+import (
+	"container/list"
+	"errors"
+	"sync"
+
+	"viaxdp/vipl"
+)
+
+// registry is the registered memory that comes and goes with large transfers:
+// buffers of the program, which stay registered for the next time, and staging
+// buffers. All methods may be called concurrently.
+//
+//	register                  lease                    end
+//	 ----------> [ idle ] ------------> [ leased ] ----------> [ idle ]
+//	             tag of the registry    tag of the connection
+//	             closed to peers        open as asked for
+//
+// Idle memory that was not wanted for the longest time is deregistered when
+// there is too much of it.
+type registry struct {
+	nic   *vipl.Nic
+	home  *vipl.Ptag // of everything that no connection uses
+	limit int        // bytes that may be idle
+
+	mu     sync.Mutex
+	idle   map[span]*list.Element
+	order  list.List // of *lease, the one that was used last in front
+	bytes  int       // in idle
+	stages []*lease  // idle staging buffers
+}
+
+// span is a piece of memory: the same bytes are the same span.
+type span struct {
+	first *byte
+	n     int
+}
+
+func spanOf(b []byte) span { return span{&b[0], len(b)} }
+
+// lease is registered memory in the hands of one connection.
+type lease struct {
+	regs   *registry
+	region *vipl.Region
+	off    int // of buf in it
+	buf    []byte
+	stage  bool
+}
+
+// What the peer may do with a lease.
+type access int
+
+const (
+	closed   access = iota // nothing
+	readable               // RDMA read
+	writable               // RDMA write
+)
+
+const (
+	stageSize = 64 << 10 // bytes of a staging buffer
+	maxStages = 64       // that are kept
+)
+
+func newRegistry(nic *vipl.Nic, limit int) (*registry, error) {
+	home, err := nic.CreatePtag()
+	if err != nil {
+		return nil, err
+	}
+	return &registry{nic: nic, home: home, limit: limit, idle: make(map[span]*list.Element)}, nil
+}
+
+// lease registers b, which is not empty, for a connection. ErrResource where
+// nothing more can be registered.
+func (r *registry) lease(b []byte, tag *vipl.Ptag, a access) (*lease, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e, ok := r.idle[spanOf(b)]; ok {
+		l := r.forget(e)
+		return l, l.open(tag, a)
+	}
+	region, err := r.register(b, attributes(tag, a))
+	if err != nil {
+		return nil, err
+	}
+	return &lease{regs: r, region: region, buf: b}, nil
+}
+
+// register registers b, if need be in the place of what is idle.
+func (r *registry) register(b []byte, a vipl.MemAttributes) (*vipl.Region, error) {
+	for {
+		region, err := r.nic.RegisterMem(b, a)
+		if err == nil || !errors.Is(err, vipl.ErrResource) || r.order.Len() == 0 {
+			return region, err
+		}
+		r.forget(r.order.Back()).region.Deregister()
+	}
+}
+
+// stage gives a staging buffer of stageSize bytes.
+func (r *registry) stage(tag *vipl.Ptag, a access) (*lease, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.stages); n > 0 {
+		l := r.stages[n-1]
+		r.stages = r.stages[:n-1]
+		return l, l.open(tag, a)
+	}
+	region, off, err := allocate(r.nic, stageSize, attributes(tag, a))
+	if err != nil {
+		return nil, err
+	}
+	return &lease{regs: r, region: region, off: off, buf: region.Bytes()[off : off+stageSize], stage: true}, nil
+}
+
+func attributes(tag *vipl.Ptag, a access) vipl.MemAttributes {
+	return vipl.MemAttributes{Ptag: tag, EnableRdmaRead: a == readable, EnableRdmaWrite: a == writable}
+}
+
+// open hands an idle lease to a connection.
+func (l *lease) open(tag *vipl.Ptag, a access) error {
+	return l.region.SetAttributes(attributes(tag, a))
+}
+
+// segment describes n bytes from offset off.
+func (l *lease) segment(off, n int) vipl.DataSegment {
+	return l.region.Segment(l.off+off, n)
+}
+
+// remote names the first byte to the peer.
+func (l *lease) remote() vipl.AddressSegment { return l.region.Remote(l.off) }
+
+// end takes the memory from the connection: from now on its peer cannot get at
+// it. No descriptor uses it any more.
+func (l *lease) end() {
+	r := l.regs
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l.open(r.home, closed) != nil {
+		return // the NIC is closed
+	}
+	if l.stage {
+		if len(r.stages) < maxStages {
+			r.stages = append(r.stages, l)
+		} else {
+			l.region.Deregister()
+		}
+		return
+	}
+	key := spanOf(l.buf)
+	if _, ok := r.idle[key]; ok || len(l.buf) > r.limit {
+		l.region.Deregister()
+		return
+	}
+	r.idle[key] = r.order.PushFront(l)
+	for r.bytes += len(l.buf); r.bytes > r.limit; {
+		r.forget(r.order.Back()).region.Deregister()
+	}
+}
+
+// forget takes a lease out of those that are idle.
+func (r *registry) forget(e *list.Element) *lease {
+	l := r.order.Remove(e).(*lease)
+	delete(r.idle, spanOf(l.buf))
+	r.bytes -= len(l.buf)
+	return l
+}
+
+// close deregisters everything. No lease is out.
+func (r *registry) close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var errs []error
+	for r.order.Len() > 0 {
+		errs = append(errs, r.forget(r.order.Back()).region.Deregister())
+	}
+	for _, l := range r.stages {
+		errs = append(errs, l.region.Deregister())
+	}
+	r.stages = nil
+	return errors.Join(append(errs, r.home.Destroy())...)
+}
+
+// allocate gives size bytes of registered memory, at a multiple of a
+// descriptor's alignment: of the NIC's arena, or, when that is used up, of the
+// program. off is where they begin in the region.
+func allocate(nic *vipl.Nic, size int, a vipl.MemAttributes) (region *vipl.Region, off int, err error) {
+	region, err = nic.AllocMem(size, a)
+	if err == nil || !errors.Is(err, vipl.ErrResource) {
+		return region, 0, err
+	}
+	const align = vipl.DescriptorAlignment
+	if region, err = nic.RegisterMem(make([]byte, size+align-1), a); err != nil {
+		return nil, 0, err
+	}
+	return region, int(-region.Addr() % align), nil
+}

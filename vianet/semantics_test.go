@@ -1,0 +1,355 @@
+package vianet_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"viaxdp/vianet"
+)
+
+// What any net.Conn must do, over every lane: the checks that
+// golang.org/x/net/nettest makes, and that a program of package net relies on.
+
+var (
+	longAgo = time.Unix(233431200, 0)
+	never   time.Time
+)
+
+// isTimeout checks an error of a deadline.
+func isTimeout(t *testing.T, what string, err error) {
+	t.Helper()
+	var ne net.Error
+	var oe *net.OpError
+	if !errors.As(err, &ne) || !ne.Timeout() || !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &oe) {
+		t.Errorf("%s: %v, want an OpError that is a time-out", what, err)
+	}
+}
+
+// resync puts a connection in order whose streams were cut off anywhere: it reads
+// on both sides until a mark comes.
+func resync(t *testing.T, a, b net.Conn) {
+	t.Helper()
+	a.SetDeadline(never)
+	b.SetDeadline(never)
+	var wait sync.WaitGroup
+	for _, ends := range [][2]net.Conn{{a, b}, {b, a}} {
+		wait.Go(func() {
+			if _, err := ends[0].Write([]byte{0xff}); err != nil {
+				t.Error(err)
+			}
+		})
+		wait.Go(func() {
+			one := make([]byte, 1)
+			for one[0] != 0xff {
+				if _, err := io.ReadFull(ends[1], one); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// echo answers everything until the stream ends.
+func echo(c net.Conn) {
+	buf := make([]byte, 1024)
+	for {
+		n, err := c.Read(buf)
+		if n > 0 {
+			if _, err := c.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func TestConn(t *testing.T) {
+	eachLane(t, func(t *testing.T, h *hosts) {
+		for _, check := range []struct {
+			name string
+			f    func(t *testing.T, a, b *vianet.Conn)
+		}{
+			{"PingPong", checkPingPong}, {"RacyRead", checkRacyRead}, {"RacyWrite", checkRacyWrite},
+			{"ReadTimeout", checkReadTimeout}, {"WriteTimeout", checkWriteTimeout},
+			{"PastTimeout", checkPastTimeout}, {"PresentTimeout", checkPresentTimeout},
+			{"FutureTimeout", checkFutureTimeout}, {"CloseTimeout", checkCloseTimeout},
+			{"ConcurrentMethods", checkConcurrentMethods}, {"Closed", checkClosed}, {"Empty", checkEmpty},
+		} {
+			t.Run(check.name, func(t *testing.T) {
+				a, b := h.pair(t)
+				check.f(t, a, b)
+			})
+		}
+	})
+}
+
+// checkPingPong: a number goes back and forth, one more each time.
+func checkPingPong(t *testing.T, a, b *vianet.Conn) {
+	var wait sync.WaitGroup
+	pingPonger := func(c net.Conn) {
+		buf := make([]byte, 8)
+		var prev uint64
+		for {
+			if _, err := io.ReadFull(c, buf); err != nil {
+				if err != io.EOF {
+					t.Error(err)
+				}
+				return
+			}
+			v := binary.LittleEndian.Uint64(buf)
+			if v != 0 && v != prev+2 && prev != 0 {
+				t.Errorf("%d after %d", v, prev)
+			}
+			prev = v
+			if v == 1000 {
+				c.Close()
+				return
+			}
+			binary.LittleEndian.PutUint64(buf, v+1)
+			if _, err := c.Write(buf); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}
+	wait.Go(func() { pingPonger(a) })
+	wait.Go(func() { pingPonger(b) })
+	if _, err := a.Write(make([]byte, 8)); err != nil {
+		t.Error(err)
+	}
+	wait.Wait()
+}
+
+// checkRacyRead: Reads of several goroutines, with deadlines that keep passing.
+func checkRacyRead(t *testing.T, a, b *vianet.Conn) {
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		data := randomBytes(40_000, 1)
+		for {
+			if _, err := b.Write(data); err != nil {
+				return
+			}
+		}
+	})
+	var wait sync.WaitGroup
+	for range 10 {
+		wait.Go(func() {
+			small, large := make([]byte, 1024), make([]byte, 70_000)
+			for i := range 10 {
+				buf := small
+				if i%3 == 0 {
+					buf = large
+				}
+				a.SetReadDeadline(time.Now().Add(time.Millisecond))
+				if _, err := a.Read(buf); err != nil {
+					isTimeout(t, "Read", err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	b.Close()
+	writer.Wait()
+}
+
+// checkRacyWrite: the same for Writes.
+func checkRacyWrite(t *testing.T, a, b *vianet.Conn) {
+	var reader sync.WaitGroup
+	reader.Go(func() { io.Copy(io.Discard, b) })
+	data := randomBytes(50_000, 1)
+	var wait sync.WaitGroup
+	for range 10 {
+		wait.Go(func() {
+			for i := range 10 {
+				n := 35
+				if i%3 == 0 {
+					n = len(data)
+				}
+				a.SetWriteDeadline(time.Now().Add(time.Millisecond))
+				if _, err := a.Write(data[:n]); err != nil {
+					isTimeout(t, "Write", err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	a.Close()
+	reader.Wait()
+}
+
+// checkReadTimeout: a Read that times out disturbs no Write.
+func checkReadTimeout(t *testing.T, a, b *vianet.Conn) {
+	var reader sync.WaitGroup
+	reader.Go(func() { io.Copy(io.Discard, b) })
+	a.SetReadDeadline(longAgo)
+	_, err := a.Read(make([]byte, 1024))
+	isTimeout(t, "Read", err)
+	if _, err := a.Write(make([]byte, 50_000)); err != nil {
+		t.Errorf("Write: %v", err)
+	}
+	a.Close()
+	reader.Wait()
+}
+
+// checkWriteTimeout: a Write that times out disturbs no Read.
+func checkWriteTimeout(t *testing.T, a, b *vianet.Conn) {
+	data := randomBytes(200_000, 4)
+	go b.Write(data)
+	a.SetWriteDeadline(longAgo)
+	_, err := a.Write(make([]byte, 1024))
+	isTimeout(t, "Write", err)
+	got := make([]byte, len(data))
+	if _, err := io.ReadFull(a, got); err != nil || string(got) != string(data) {
+		t.Errorf("Read: %v", err)
+	}
+}
+
+// checkPastTimeout: a deadline that has passed counts at once, also where there
+// would be something to read or room to write, and not after it is taken away.
+func checkPastTimeout(t *testing.T, a, b *vianet.Conn) {
+	go echo(b)
+	if _, err := a.Write([]byte("here")); err != nil {
+		t.Fatal(err)
+	}
+	a.SetDeadline(longAgo)
+	for _, n := range []int{1024, 100_000} {
+		k, err := a.Write(make([]byte, n))
+		if k != 0 {
+			t.Errorf("Write took %d bytes after the deadline", k)
+		}
+		isTimeout(t, "Write", err)
+		k, err = a.Read(make([]byte, n))
+		if k != 0 {
+			t.Errorf("Read gave %d bytes after the deadline", k)
+		}
+		isTimeout(t, "Read", err)
+	}
+	a.SetDeadline(never)
+	if got, err := io.ReadAll(io.LimitReader(a, 4)); err != nil || string(got) != "here" {
+		t.Errorf("afterwards: %q, %v", got, err)
+	}
+	a.Close()
+}
+
+// checkPresentTimeout: a deadline that is set while a Read and a Write are blocked
+// ends them. The stream goes on afterwards where it was.
+func checkPresentTimeout(t *testing.T, a, b *vianet.Conn) {
+	blocked(t, a, b, func() {
+		time.AfterFunc(20*time.Millisecond, func() { a.SetDeadline(longAgo) })
+	})
+}
+
+// checkFutureTimeout: a deadline in the future passes while they are blocked.
+func checkFutureTimeout(t *testing.T, a, b *vianet.Conn) {
+	blocked(t, a, b, func() { a.SetDeadline(time.Now().Add(20 * time.Millisecond)) })
+}
+
+// blocked has a Read and a Write block until end has its effect.
+func blocked(t *testing.T, a, b *vianet.Conn, end func()) {
+	for _, size := range []int{1024, 100_000} {
+		end()
+		var wait sync.WaitGroup
+		wait.Go(func() {
+			_, err := a.Read(make([]byte, size))
+			isTimeout(t, "Read", err)
+		})
+		wait.Go(func() {
+			var err error
+			for err == nil {
+				_, err = a.Write(make([]byte, size))
+			}
+			isTimeout(t, "Write", err)
+		})
+		wait.Wait()
+		resync(t, a, b)
+		exchange(t, a, b, 100_000)
+		balanced(t, a, b)
+	}
+}
+
+// checkCloseTimeout: Close ends a Read and a Write that are blocked.
+func checkCloseTimeout(t *testing.T, a, b *vianet.Conn) {
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		time.Sleep(10 * time.Millisecond)
+		a.Close()
+	})
+	wait.Go(func() {
+		if _, err := a.Read(make([]byte, 100_000)); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("Read: %v", err)
+		}
+	})
+	wait.Go(func() {
+		var err error
+		for err == nil {
+			_, err = a.Write(make([]byte, 100_000))
+		}
+		if !errors.Is(err, net.ErrClosed) {
+			t.Errorf("Write: %v", err)
+		}
+	})
+	wait.Wait()
+}
+
+// checkConcurrentMethods: everything at once.
+func checkConcurrentMethods(t *testing.T, a, b *vianet.Conn) {
+	var wait sync.WaitGroup
+	wait.Go(func() { echo(b) })
+	var users sync.WaitGroup
+	for range 50 {
+		users.Go(func() { a.Read(make([]byte, 1024)) })
+		users.Go(func() { a.Write(make([]byte, 1024)) })
+		users.Go(func() { a.SetDeadline(time.Now().Add(10 * time.Millisecond)) })
+		users.Go(func() { a.SetReadDeadline(longAgo) })
+		users.Go(func() { a.SetWriteDeadline(longAgo) })
+		users.Go(func() { a.LocalAddr() })
+		users.Go(func() { a.RemoteAddr() })
+	}
+	users.Wait()
+	a.Close()
+	wait.Wait()
+}
+
+// checkClosed: after Close everything but the addresses fails, and again.
+func checkClosed(t *testing.T, a, b *vianet.Conn) {
+	if a.LocalAddr().String() != b.RemoteAddr().String() || a.RemoteAddr().String() != b.LocalAddr().String() {
+		t.Errorf("%v-%v and %v-%v", a.LocalAddr(), a.RemoteAddr(), b.LocalAddr(), b.RemoteAddr())
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	_, readErr := a.Read(make([]byte, 1))
+	_, writeErr := a.Write(make([]byte, 1))
+	for i, err := range []error{readErr, writeErr, a.Close(), a.CloseWrite(), a.SetDeadline(never)} {
+		if !errors.Is(err, net.ErrClosed) {
+			t.Errorf("call %d after Close: %v", i, err)
+		}
+	}
+	if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("the peer reads %d bytes, %v", n, err)
+	}
+}
+
+// checkEmpty: Reads and Writes of nothing wait for nothing.
+func checkEmpty(t *testing.T, a, b *vianet.Conn) {
+	if n, err := a.Write(nil); n != 0 || err != nil {
+		t.Errorf("Write: %d, %v", n, err)
+	}
+	if n, err := b.Read(nil); n != 0 || err != nil {
+		t.Errorf("Read: %d, %v", n, err)
+	}
+	a.CloseWrite()
+	if _, err := a.Write(nil); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Write of nothing after CloseWrite: %v", err)
+	}
+}

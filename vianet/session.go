@@ -1,0 +1,262 @@
+package vianet
+
+// controlBuffers is the number of receives that are set aside for messages
+// other than data; the table in the package's comment adds them up.
+const controlBuffers = 10
+
+// dataBuffers is the number of data messages that the peer may have on their
+// way or unread.
+func (c *Conn) dataBuffers() int { return c.pool.half - controlBuffers }
+
+// progress takes what has come and sends what is due.
+func (c *Conn) progress() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.progressLocked()
+}
+
+// progressLocked is progress under mu. Before begin nothing can be sent, although
+// the peer's hello may be there already.
+func (c *Conn) progressLocked() {
+	if c.begun {
+		c.arrived()
+		c.push()
+	}
+}
+
+// arrived takes all messages that have come. Under mu.
+func (c *Conn) arrived() {
+	for {
+		d, err := c.vi.RecvDone()
+		if d == nil {
+			return
+		}
+		if err != nil {
+			c.lost()
+			continue
+		}
+		i := c.pool.index(d)
+		h, payload, err := parse(c.pool.message(i)[:d.Length])
+		if err == nil && !c.down {
+			err = c.take(&h, payload, i)
+		}
+		if err != nil {
+			c.fail(resetError(err))
+			continue
+		}
+		if h.kind != kindData {
+			c.repost(i)
+		}
+	}
+}
+
+// lost notes that the VI's connection has broken, or the peer has ended it. What
+// came before still counts.
+func (c *Conn) lost() {
+	if c.down || c.losing {
+		return
+	}
+	c.losing = true
+	c.arrived()
+	var cause error
+	if s, err := c.vi.Query(); err == nil {
+		cause = s.Cause
+	}
+	c.fail(resetError(cause))
+}
+
+// repost gives a receive back to the VI.
+func (c *Conn) repost(i int) {
+	if !c.down && c.pool.postReceive(i) != nil {
+		c.lost()
+	}
+}
+
+// take acts on a message in buffer i. An error ends the connection.
+func (c *Conn) take(h *header, payload []byte, i int) error {
+	if c.greeted == (h.kind == kindHello) {
+		return errOrder
+	}
+	if h.kind == kindHello {
+		c.greeted = true
+		c.longest, c.window, c.credits = min(int(h.length), c.pool.room()), int(h.credits), int(h.credits)
+		c.due.hello = c.due.hello || !c.spoke
+		close(c.ready)
+		return nil
+	}
+	if h.credits > 0 {
+		if c.credits += int(h.credits); c.credits > c.window {
+			return errCredits
+		}
+		raise(c.writable)
+	}
+	switch h.kind {
+	case kindData:
+		return c.takeData(payload, i)
+	case kindAnnounce, kindAsk:
+		return c.takeTransfer(h)
+	case kindFilled:
+		return c.takeFilled(h)
+	case kindWithdraw:
+		return c.takeWithdraw(h)
+	case kindRoom:
+		return c.takeRoom(h)
+	case kindTaken:
+		return c.takeTaken(h)
+	case kindFin:
+		return c.takeFin()
+	case kindFinAck:
+		return c.takeFinAck()
+	}
+	return nil // credit
+}
+
+func (c *Conn) takeData(payload []byte, i int) error {
+	if c.held == c.dataBuffers() {
+		return errOverrun
+	}
+	if c.fin || c.in.open {
+		return errOrder
+	}
+	c.held++
+	c.queue.add(segment{data: payload, buffer: i})
+	raise(c.readable)
+	return nil
+}
+
+func (c *Conn) takeFin() error {
+	if c.fin || c.in.open {
+		return errOrder
+	}
+	c.fin, c.due.finack = true, true
+	raise(c.readable)
+	return nil
+}
+
+func (c *Conn) takeFinAck() error {
+	if !c.due.finSent || c.due.finAcked {
+		return errOrder
+	}
+	c.due.finAcked = true
+	raise(c.settled)
+	return nil
+}
+
+// reap takes the sends that are done. Under mu.
+func (c *Conn) reap() {
+	for {
+		d, err := c.vi.SendDone()
+		if d == nil {
+			return
+		}
+		i := c.pool.index(d)
+		use := c.pool.uses[i]
+		c.pool.uses[i] = sendUse{}
+		c.pool.free = append(c.pool.free, i)
+		if err != nil {
+			c.lost()
+		}
+		switch {
+		case use.land != nil:
+			c.landed(use.land, err == nil)
+		case use.write:
+			c.out.flight--
+		}
+		if c.slotShort || use.write {
+			raise(c.writable)
+		}
+		if use.land == nil && c.in.slotShort {
+			raise(c.readable)
+		}
+	}
+}
+
+// push sends what is due, as far as there are buffers and credits. Under mu.
+func (c *Conn) push() {
+	c.reap()
+	c.starved = !c.down && !(c.pushControl() && c.pushTransfer() && c.pushData() && c.pushFin())
+	want := c.in.flight > 0 || c.out.flight > 0 || !c.down && (c.starved || c.slotShort || c.in.slotShort)
+	if want != c.wanting {
+		if c.wanting = want; want {
+			c.stack.sends.want(1)
+		} else {
+			c.stack.sends.want(-1)
+		}
+	}
+}
+
+// pushControl sends the messages that stand in no relation to the data.
+func (c *Conn) pushControl() bool {
+	d, in := &c.due, &c.in
+	return c.control(&d.hello, header{kind: kindHello, id: version, length: uint32(c.pool.room())}) &&
+		c.control(&d.finack, header{kind: kindFinAck}) &&
+		c.control(&d.room, header{
+			kind: kindRoom, id: in.id, length: uint32(in.roomLen), handle: in.room.Handle, addr: in.room.Data,
+		}) &&
+		c.control(&d.taken, header{kind: kindTaken, id: d.takenID, length: d.takenLen}) &&
+		c.pushCredit()
+}
+
+// pushCredit gives buffers back by a message of its own, when there are many.
+func (c *Conn) pushCredit() bool {
+	due := c.greeted && c.owed >= (c.dataBuffers()+1)/2
+	return c.control(&due, header{kind: kindCredit})
+}
+
+// control sends a message if it is due. False: no buffer is free.
+func (c *Conn) control(due *bool, h header) bool {
+	if !*due {
+		return true
+	}
+	i, ok := c.pool.take()
+	if !ok {
+		return false
+	}
+	*due = false
+	c.send(i, headerLen, h)
+	return true
+}
+
+// send sends n bytes of buffer i, the header among them, and gives back what is
+// owed.
+func (c *Conn) send(i, n int, h header) {
+	h.credits = uint16(min(c.owed, 1<<16-1))
+	if h.kind == kindHello {
+		h.credits, c.spoke = uint16(c.dataBuffers()), true
+	} else {
+		c.owed -= int(h.credits)
+	}
+	h.put(c.pool.message(i))
+	if c.pool.postSend(i, n) != nil {
+		c.pool.free = append(c.pool.free, i)
+		c.lost()
+		return
+	}
+	c.reap()
+	c.stack.sent()
+}
+
+// pushData sends the buffer that is being filled, if the peer has room for it.
+func (c *Conn) pushData() bool {
+	if c.fill < 0 || c.filled == headerLen || c.credits == 0 || c.down {
+		return true
+	}
+	i, n := c.fill, c.filled
+	c.fill = -1
+	c.credits--
+	c.send(i, n, header{kind: kindData, length: uint32(n - headerLen)})
+	raise(c.writable)
+	return true
+}
+
+// pushFin ends the stream when the last byte is sent.
+func (c *Conn) pushFin() bool {
+	if !c.due.fin || c.fill >= 0 && c.filled > headerLen || c.out.open {
+		return true
+	}
+	if !c.control(&c.due.fin, header{kind: kindFin}) {
+		return false
+	}
+	c.due.finSent = true
+	return true
+}

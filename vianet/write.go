@@ -1,0 +1,156 @@
+package vianet
+
+import (
+	"net"
+	"os"
+)
+
+// maxTransfer is the length of the longest transfer in bytes.
+const maxTransfer = 1 << 30
+
+// Write writes b and returns when all of it has been taken over: by buffers for
+// control messages or, when it is more than Options.Threshold, by the peer.
+//
+// Errors are [*net.OpError]: a deadline, Close or CloseWrite, a connection that
+// broke. n is then how many bytes the peer gets, if it gets anything.
+func (c *Conn) Write(b []byte) (n int, err error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if len(b) == 0 {
+		err = c.flushed(false)
+	}
+	for n < len(b) && err == nil {
+		rest := b[n:]
+		k := 0
+		if t := c.stack.o.Threshold; t < 0 || len(rest) <= t {
+			k, err = c.writeSmall(rest)
+		} else {
+			k, err = c.writeLarge(rest[:min(len(rest), maxTransfer)])
+		}
+		n += k
+	}
+	if err != nil {
+		err = c.opError("write", err)
+	}
+	return n, err
+}
+
+// writeError says why nothing can be written. Under mu.
+func (c *Conn) writeError() error {
+	switch {
+	case c.noWrites:
+		return net.ErrClosed
+	case isClosed(c.writeDeadline.passed()):
+		return os.ErrDeadlineExceeded
+	}
+	return c.err
+}
+
+// until calls step, under mu, until it has succeeded or failed, and waits in
+// between.
+func (c *Conn) until(step func() (done bool, err error)) error {
+	for {
+		past := c.writeDeadline.passed()
+		c.mu.Lock()
+		lower(c.writable)
+		done, err := step()
+		c.mu.Unlock()
+		if done || err != nil {
+			return err
+		}
+		if err := c.await(c.writable, past, &c.writeSpin); err != nil {
+			return err
+		}
+	}
+}
+
+// writeSmall sends b by control messages. What the peer has no room for yet
+// stays in a buffer, where later bytes may join it.
+func (c *Conn) writeSmall(b []byte) (n int, err error) {
+	err = c.until(func() (bool, error) {
+		for n < len(b) {
+			if err := c.writeError(); err != nil {
+				return false, err
+			}
+			k := c.add(b[n:])
+			if n += k; k == 0 {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	return n, err
+}
+
+// add puts bytes into the buffer that is being filled and sends it, if it may be
+// sent. It returns how many found room. Under mu.
+func (c *Conn) add(b []byte) (n int) {
+	if c.fill < 0 {
+		i, ok := c.pool.take()
+		if !ok {
+			c.push() // takes the sends that are done
+			i, ok = c.pool.take()
+		}
+		if c.slotShort = !ok; !ok {
+			c.push() // has progress hear of sends
+			return 0
+		}
+		c.fill, c.filled = i, headerLen
+	}
+	n = copy(c.pool.message(c.fill)[c.filled:c.longest], b)
+	c.filled += n
+	c.push()
+	return n
+}
+
+// flushed waits until what is in a buffer has been sent, if all is set; else it
+// only looks for an error.
+func (c *Conn) flushed(all bool) error {
+	return c.until(func() (bool, error) {
+		if err := c.writeError(); err != nil {
+			return false, err
+		}
+		c.push()
+		return !all || c.fill < 0 || c.filled == headerLen, nil
+	})
+}
+
+// writeLarge has the peer get b by RDMA.
+func (c *Conn) writeLarge(b []byte) (int, error) {
+	if err := c.flushed(true); err != nil {
+		return 0, err
+	}
+	a := closed
+	if c.reads {
+		a = readable
+	}
+	lease, err := c.stack.regs.lease(b, c.tag, a)
+	if err != nil {
+		return c.writeSmall(b) // memory cannot be registered: the slow way
+	}
+	defer lease.end()
+	if err := c.offer(lease); err != nil {
+		return 0, err
+	}
+	over := func() bool { return c.out.over() || c.down && c.out.flight == 0 }
+	err = c.until(func() (bool, error) {
+		if over() {
+			return true, nil
+		}
+		return false, c.writeError()
+	})
+	if err != nil {
+		c.withdraw()
+		c.settle(c.writable, &c.writeSpin, over)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out.open, c.out.lease = false, nil
+	if c.out.moved == len(b) {
+		return len(b), nil // in time after all
+	}
+	if err == nil {
+		err = c.err
+	}
+	return c.out.moved, err
+}
