@@ -25,8 +25,8 @@ type Sender struct {
 	// window takes.
 	used, freed, limit uint32
 
-	mask     uint32
-	frames   []sentFrame
+	mask   uint32
+	frames []sentFrame
 
 	sacked, lost int    // of the frames in [una, nxt)
 	high         uint32 // one past the highest number known to have arrived
