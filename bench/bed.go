@@ -86,13 +86,6 @@ func Missing(err error) bool {
 // Workers are the coordinator's ends of the two control connections.
 func (b *Bed) Workers() (client, server *Worker) { return b.client, b.server }
 
-// Testbed is what the bed stands on: the processes, namespaces and addresses
-// of the two sides, pair 0 of them for AF_XDP and pair 1 without a program.
-func (b *Bed) Testbed() *testbed.Bed { return b.bed }
-
-// MTU of both pairs in bytes.
-func (b *Bed) MTU() int { return b.cfg.MTU }
-
 // Run carries out a plan on the bed. The end of ctx kills the workers, which
 // have no ear for anything in the middle of a round.
 func (b *Bed) Run(ctx context.Context, p Plan) (*Result, error) {

@@ -40,7 +40,7 @@
 //	vi-rdma-write          RDMA writes of a VI, Reliable Delivery
 //	vi-rdma-read           RDMA reads of a VI, Reliable Delivery
 //	tcp-spin, udp-spin     non-blocking system calls in a loop
-//	tcp-block              blocking system calls
+//	tcp-block, udp-block   sleeping in system calls
 //	tcp-net, udp-net       package net
 //
 // Those of AF_XDP poll; with -wait behind the name they sleep for events. RDMA

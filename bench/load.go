@@ -65,7 +65,7 @@ type LoadResult struct {
 	Achieved float64 // echoes a second, within the duration
 
 	Sent        int64 // messages
-	Outstanding int64 // due and without an echo when the duration was over, those not sent included
+	Outstanding int64 // due and without an echo when the duration was over, those not sent included, those known to be lost not
 	Unsent      int64 // of these: due and never sent, as the sender was too far behind
 	Lost        int64 // sent, and no echo ever came; only where the transport may lose messages
 
@@ -109,11 +109,17 @@ func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 		return nil, err
 	}
 	seconds := l.Duration.Seconds()
+	// Both sides poll, and go on for a while after the load, for echoes that may
+	// be lost: what that costs is no message's.
+	each := func(s Span) float64 {
+		s.CPU = time.Duration(float64(s.CPU) * seconds / s.Wall.Seconds())
+		return s.cpuEach(sent.Sent)
+	}
 	return &LoadResult{
 		Offered: float64(sent.Due) / seconds, Achieved: float64(sent.InTime) / seconds,
 		Sent: sent.Sent, Outstanding: sent.Outstanding, Unsent: sent.Unsent, Lost: sent.Sent - sent.Echoed,
 		RoundTrips: h,
-		CPUTx:      sent.Span.cpuEach(sent.Sent), CPURx: echoed.cpuEach(sent.Sent),
+		CPUTx:      each(sent.Span), CPURx: each(echoed),
 		Disturbed: disturbances(sent.Span, echoed, s.polls),
 	}, nil
 }

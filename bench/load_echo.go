@@ -25,7 +25,7 @@ func echoLoad(j *job, r loadRound) (Span, error) {
 }
 
 func (e *echoer) run() (Span, error) {
-	watch := startWatch()
+	clock := startWatch()
 	var last time.Time
 	for {
 		n, all, err := e.turn()
@@ -38,7 +38,7 @@ func (e *echoer) run() (Span, error) {
 				last = time.Now()
 			}
 		case e.ended && all && (!e.port.lossy() || time.Since(last) > loadLinger):
-			return watch.span(), nil
+			return clock.span(), nil
 		default:
 			if err := e.watch.idle(); err != nil {
 				return Span{}, err

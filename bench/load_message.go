@@ -19,7 +19,7 @@ const (
 	loadEnd     = 3 // nothing follows
 )
 
-// putLoad writes message number n into buf, and returns its length.
+// put writes message number n into buf, and returns its length.
 func (r *loadRound) put(buf []byte, kind byte, n uint32, due time.Duration) int {
 	buf[0], buf[1] = kind, 0
 	binary.LittleEndian.PutUint16(buf[2:], r.ID)

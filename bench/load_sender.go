@@ -85,7 +85,7 @@ func (l *loader) run() (out loadOutcome, err error) {
 	if err := l.call(loadBegin, leadMessages); err != nil {
 		return out, fmt.Errorf("begin: %w", err)
 	}
-	watch := startWatch()
+	clock := startWatch()
 	l.zero = l.clock()
 	l.heard = 0
 	now := l.now()
@@ -103,7 +103,7 @@ func (l *loader) run() (out loadOutcome, err error) {
 	if err := l.drain(); err != nil {
 		return out, fmt.Errorf("%d of %d messages have no echo: %w", l.sent-l.echoed, l.sent, err)
 	}
-	out.Span = watch.span()
+	out.Span = clock.span()
 	if err := l.call(loadEnd, 1); err != nil {
 		return out, fmt.Errorf("end: %w", err)
 	}

@@ -60,10 +60,10 @@ const (
 	OpConnect     = "connect"
 	OpDisconnect  = "disconnect"
 
-	OpAllocMem    = "allocate and register in the arena"
-	OpFreeMem     = "deregister and free in the arena"
-	OpRegisterMem = "register the program's memory"
-	OpForgetMem   = "deregister the program's memory"
+	OpAllocMem      = "allocate and register in the arena"
+	OpFreeMem       = "deregister and free in the arena"
+	OpRegisterMem   = "register the program's memory"
+	OpDeregisterMem = "deregister the program's memory"
 )
 
 // OperationTimes are those of one operation.

@@ -183,7 +183,7 @@ func (t *timings) memory(nic *vipl.Nic, bytes, count int) error {
 	for i := range own {
 		own[i] = 1
 	}
-	return t.pairs(count, bytes, OpRegisterMem, OpForgetMem, func() (func() error, error) {
+	return t.pairs(count, bytes, OpRegisterMem, OpDeregisterMem, func() (func() error, error) {
 		r, err := nic.RegisterMem(own, attributes)
 		if err != nil {
 			return nil, err

@@ -22,7 +22,7 @@ func TestOperate(t *testing.T) {
 	for _, name := range []string{OpCreatePtag, OpDestroyPtag, OpCreateCQ, OpDestroyCQ, OpCreateVI, OpDestroyVI} {
 		objects[key{name, 0}] = 20
 	}
-	for _, name := range []string{OpAllocMem, OpFreeMem, OpRegisterMem, OpForgetMem} {
+	for _, name := range []string{OpAllocMem, OpFreeMem, OpRegisterMem, OpDeregisterMem} {
 		memory[key{name, 4096}], memory[key{name, 32 << 20}] = 20, 10
 	}
 	for _, c := range []struct {

@@ -69,7 +69,7 @@ type Step struct {
 // Defaults of a plan.
 const (
 	DefaultTurns    = 3
-	DefaultDuration = 75 * time.Millisecond
+	DefaultDuration = 70 * time.Millisecond
 )
 
 // DefaultSizes are the message sizes of a plan in bytes.

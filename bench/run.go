@@ -72,7 +72,7 @@ func (r *run) row(row Row) error {
 		if r.plan.Progress != nil {
 			r.plan.Progress(r.step)
 		}
-		m := measured{Case: Case{row.label(), bytes}, polls: !t.sleeps && !row.VI.Notify, whole: t.whole}
+		m := measured{Case: Case{row.label(), bytes}, polls: !t.sleeps && !row.VI.Notify && !row.VI.Engine, whole: t.whole}
 		if r.plan.Latency {
 			if err := r.latency(m); err != nil {
 				return fmt.Errorf("latency, %d bytes: %w", bytes, err)
@@ -90,10 +90,7 @@ func (r *run) row(row Row) error {
 
 func (r *run) open(row Row, t *transport) error {
 	params := func(w *Worker, server bool) *Params {
-		p := w.params
-		if row.usesXDP() && w.over != nil {
-			p = *w.over
-		}
+		p := w.at(row.usesXDP())
 		p.Server, p.MaxBytes, p.VI, p.Beside = server, slices.Max(r.plan.Sizes), row.VI, row.Beside
 		if row.SmallPages {
 			p.Hugepages = false

@@ -63,7 +63,9 @@ var transports = []transport{
 	{name: "tcp-net", free: true, sleeps: true,
 		summary: "TCP by package net", open: openTCPNetEndpoint},
 	{name: "udp-spin",
-		summary: "UDP, non-blocking system calls in a loop", open: openUDPEndpoint},
+		summary: "UDP, non-blocking system calls in a loop", open: openUDPEndpoint(false)},
+	{name: "udp-block", sleeps: true,
+		summary: "the same, sleeping in poll", open: openUDPEndpoint(true)},
 	{name: "udp-net", free: true, sleeps: true,
 		summary: "UDP by package net", open: openUDPNetEndpoint},
 }
@@ -104,12 +106,14 @@ func openTCPNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
 	return endpointOr(openTCPNet(p, watch{stop: stop}))
 }
 
-func openUDPEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
-	io, err := openUDP(p)
-	if err != nil {
-		return nil, err
+func openUDPEndpoint(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
+	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
+		io, err := openUDP(p)
+		if err != nil {
+			return nil, err
+		}
+		return &framed{io: io, sleeps: sleeps, watch: watch{stop: stop}}, nil
 	}
-	return &framed{io: io, watch: watch{stop: stop}}, nil
 }
 
 func openUDPNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -21,9 +20,9 @@ const (
 // (net.core.rmem_max).
 const udpReceiveBuffer = 8 << 20
 
-// udpSpin is a connected UDP socket driven by system calls that never block.
+// udpSocket is a connected UDP socket driven by system calls that never block.
 // A message is cut into datagrams that fit the MTU, one system call each.
-type udpSpin struct {
+type udpSocket struct {
 	params  Params
 	fd      int
 	port    int
@@ -32,12 +31,12 @@ type udpSpin struct {
 	out, in []byte
 }
 
-func openUDP(p Params) (*udpSpin, error) {
+func openUDP(p Params) (*udpSocket, error) {
 	mtu, err := mtuOf(p.Local)
 	if err != nil {
 		return nil, err
 	}
-	u := &udpSpin{params: p, payload: datagram(p, mtu)}
+	u := &udpSocket{params: p, payload: datagram(p, mtu)}
 	if u.fd, err = unix.Socket(family(p.Local), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
@@ -82,22 +81,22 @@ func udpWindow(fd, payload int) (int, error) {
 	return max(4, min(256, size/(2*payload+overhead)-otherFrames)), nil
 }
 
-func (u *udpSpin) hello() Hello {
+func (u *udpSocket) hello() Hello {
 	return Hello{Addr: u.params.Local, Port: u.port, Payload: u.payload, Window: u.window}
 }
 
-func (u *udpSpin) connect(peer Hello) error {
+func (u *udpSocket) connect(peer Hello) error {
 	if err := unix.Connect(u.fd, sockaddr(peer.Addr, peer.Port)); err != nil {
 		return fmt.Errorf("connect %v port %d: %w", peer.Addr, peer.Port, err)
 	}
 	return nil
 }
 
-func (u *udpSpin) round() error { return nil }
+func (u *udpSocket) round() error { return nil }
 
-func (u *udpSpin) next() []byte { return u.out }
+func (u *udpSocket) next() []byte { return u.out }
 
-func (u *udpSpin) commit(n int) error {
+func (u *udpSocket) commit(n int) error {
 	for {
 		_, errno := sendNow(u.fd, u.out[:n])
 		switch errno {
@@ -111,9 +110,9 @@ func (u *udpSpin) commit(n int) error {
 	}
 }
 
-func (u *udpSpin) flush() error { return nil }
+func (u *udpSocket) flush() error { return nil }
 
-func (u *udpSpin) poll() ([]byte, error) {
+func (u *udpSocket) poll() ([]byte, error) {
 	n, errno := recvNow(u.fd, u.in)
 	switch errno {
 	case 0:
@@ -124,9 +123,15 @@ func (u *udpSpin) poll() ([]byte, error) {
 	return nil, fmt.Errorf("receive: %w", errno)
 }
 
-func (u *udpSpin) wait() error { return errors.ErrUnsupported }
+func (u *udpSocket) wait() error {
+	fds := []unix.PollFd{{Fd: int32(u.fd), Events: unix.POLLIN}}
+	if _, err := unix.Poll(fds, int(maxSleep.Milliseconds())); err != nil && err != unix.EINTR {
+		return fmt.Errorf("poll: %w", err)
+	}
+	return nil
+}
 
-func (u *udpSpin) close() error {
+func (u *udpSocket) close() error {
 	unix.Close(u.fd)
 	return nil
 }

@@ -109,8 +109,8 @@ func (b *Bed) Measure(ctx context.Context, row Row, bytes int, duration time.Dur
 
 // A program that polls has a CPU for itself. Its measurement is disturbed when
 // it had to leave it more than switchRate times in a second of its CPU time,
-// beyond switchSlip that it may have to all the same; as package bench has it
-// for its own rows.
+// beyond switchSlip that it may have to all the same. How long it waited, which
+// package bench looks at, a process that has ended does not tell.
 const (
 	switchRate = 500
 	switchSlip = 10

@@ -13,8 +13,8 @@ import (
 	"viaxdp/internal/testbed"
 )
 
-// InstallCommands are the commands with which [Install] fetches programs.
-func InstallCommands(missing []Program) [][]string {
+// installCommands are the commands with which [Install] fetches programs.
+func installCommands(missing []Program) [][]string {
 	install := []string{"apt-get", "install", "--yes", "--no-install-recommends"}
 	for _, p := range missing {
 		install = append(install, p.Package)
@@ -31,7 +31,7 @@ func Install(ctx context.Context, out io.Writer) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	commands := InstallCommands(missing)
+	commands := installCommands(missing)
 	if _, err := exec.LookPath("apt-get"); err != nil {
 		return &testbed.MissingError{
 			What: names(missing), Err: err,

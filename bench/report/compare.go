@@ -48,9 +48,9 @@ func (d Difference) Worse() float64 {
 }
 
 // WorseThan reports whether any figure of B is worse than that of A by more than
-// so many percent, and marked.
+// so many percent, and marked. Points that were disturbed do not count.
 func (c *Comparison) WorseThan(percent float64) bool {
-	return slices.ContainsFunc(c.Differences, func(d Difference) bool { return d.Marked() && d.Worse() > percent })
+	return slices.ContainsFunc(c.Differences, func(d Difference) bool { return d.Marked() && !d.Disturbed && d.Worse() > percent })
 }
 
 // Compare sets two reports against each other: everything that both have, and

@@ -19,7 +19,7 @@
 //
 // Metrics carry their unit in their name. MB is 10^6 bytes everywhere; the
 // columns are called as perftest calls them, but perftest's own MB has 2^20.
-// Latencies are half of a round trip. A series whose name has "round trip" or
+// Latencies are half of a round trip, unless a group says otherwise. A series whose name has "round trip" or
 // "rdma-read" in it has whole ones: it is never compared with the others.
 //
 // # Names

@@ -37,9 +37,9 @@ func (r *Report) losses() []loss {
 	return list
 }
 
-// beaten are the figures of a series of via-xdp that another's are better than.
-// The rate is left out where there is a bandwidth, which says the same, and the
-// least latency, which is that of a single message.
+// beaten are the figures of a series of via-xdp that another's are better than:
+// of latency median and 99 %, of a stream its bandwidth, or its rate where there
+// is none. The tables have the others.
 func (g *Group) beaten(s *Series) []loss {
 	if kindOf(s.Name) != via {
 		return nil
@@ -49,7 +49,7 @@ func (g *Group) beaten(s *Series) []loss {
 		p := &s.Points[i]
 		for _, q := range quantities {
 			m := q.metric
-			if m == Min || m == Rate && finite(p.median(Bandwidth)) {
+			if !slices.Contains(lossMetrics, m) || m == Rate && finite(p.median(Bandwidth)) {
 				continue
 			}
 			best := loss{group: g, point: cell{s, p}, metric: m, other: p.median(m)}
@@ -69,6 +69,8 @@ func (g *Group) beaten(s *Series) []loss {
 	}
 	return list
 }
+
+var lossMetrics = []Metric{P50, P99, Bandwidth, Rate, Operation}
 
 // opponents are the series of the kernel's TCP and of other programs whose
 // figures mean the same as those of s, over the same MTU.

@@ -44,7 +44,7 @@ Measured by via-xdp's reference suite on %s, in %s, with %d turns. All rows of a
 group are gone through in each turn, so that a machine that drifts does so for
 all; figures are the medians of the turns. Latencies are one way, half of a round
 trip, and MB are 10^6 bytes, unless a group says otherwise. The command that
-repeats all of this, and writes it anew:
+measured this (via-xdp bench doc takes the same flags, and writes this page):
 
 `+"```sh\n%s\n```\n", d.report.Started.UTC().Format("2006-01-02 15:04 MST"),
 		time.Duration(d.report.Took*float64(time.Second)).Round(time.Second), d.report.Turns, oneLine(d.report.Command))

@@ -19,7 +19,7 @@ type quantity struct {
 
 // quantities are all metrics in the order in which they are shown.
 var quantities = []quantity{
-	{Min, "t_min[usec]", "Least latency", "us", 1, 2},
+	{Min, "t_min[usec]", "Least latency of a turn", "us", 1, 2},
 	{P50, "t_typical[usec]", "Median latency", "us", 1, 2},
 	{P99, "99% percentile[usec]", "99 % latency", "us", 1, 2},
 	{P999, "99.9% percentile[usec]", "99.9 % latency", "us", 1, 2},

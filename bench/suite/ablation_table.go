@@ -50,7 +50,7 @@ var translators = []translator{
 func runTable(s *session) (*report.Group, error) {
 	g := &report.Group{
 		Axis: report.Axis{Name: "registered regions", Log: true}, Base: translators[0].name,
-		Notes:      []string{fmt.Sprintf("The time of %d translations, each of another region in random order.", translations)},
+		Notes:      []string{fmt.Sprintf("The time of %d translations, each of a region in random order; not pinned, and disturbances are not noticed.", translations)},
 		Conditions: bench.HostConditions(),
 	}
 	for _, t := range translators {

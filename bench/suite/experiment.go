@@ -213,7 +213,9 @@ func (t *sheet) add(p part, r *bench.Result, turn int) {
 				g.put(report.Min, l.Min)
 				g.put(report.P50, l.P50)
 				g.put(report.P99, l.P99)
-				g.put(report.P999, l.P999)
+				if l.N >= leastP999 {
+					g.put(report.P999, l.P999)
+				}
 				if p.apart {
 					g.put(report.CPUTx, l.CPU)
 				}

@@ -48,13 +48,19 @@ func (s *session) with(g *report.Group, name string, maxBytes int, f func(*bench
 	})
 }
 
+// leastP999 is how many messages must have been measured for the slowest
+// thousandth to be one of them.
+const leastP999 = 1000
+
 // times takes the times of a turn in nanoseconds; us makes of each what is
 // reported, in microseconds.
 func (g *gathered) times(h *hdrhistogram.Histogram, us func(ns int64) float64) {
 	g.put(report.Min, us(h.Min()))
 	g.put(report.P50, us(h.ValueAtQuantile(50)))
 	g.put(report.P99, us(h.ValueAtQuantile(99)))
-	g.put(report.P999, us(h.ValueAtQuantile(99.9)))
+	if h.TotalCount() >= leastP999 {
+		g.put(report.P999, us(h.ValueAtQuantile(99.9)))
+	}
 	g.n += h.TotalCount()
 	g.histograms = append(g.histograms, h)
 }

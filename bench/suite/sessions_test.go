@@ -52,7 +52,8 @@ func TestSessions(t *testing.T) {
 					t.Errorf("%s, %s, %v: histogram %q of %d values: %v", g.Name, s.Name, p.X, p.Histogram, p.N, err)
 				}
 				for _, m := range w.metrics {
-					if v := p.Values[m]; len(v.Turns) != 2 || !(v.Median >= 0) {
+					few := m == report.P999 && p.N < 2*leastP999 // no p99.9 of so few
+					if v := p.Values[m]; !(few && len(v.Turns) < 2) && len(v.Turns) != 2 || !(v.Median >= 0) {
 						t.Errorf("%s, %s, %v: %s %+v", g.Name, s.Name, p.X, m, v)
 					}
 				}

@@ -93,6 +93,7 @@ func (s *suiteFlags) run(ctx context.Context, env environment, groups []string) 
 	r, err := env.actions.suite(ctx, cfg)
 	progress.done()
 	if r == nil || len(r.Groups) == 0 {
+		os.Remove(s.out) // it goes if nothing is in it
 		return nil, err
 	}
 	return r, errors.Join(err, writeFile(filepath.Join(s.out, "report.json"), r.Write))

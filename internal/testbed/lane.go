@@ -93,9 +93,10 @@ func bigEndian(v int) uint16 {
 }
 
 func (l *lane) closeAll() {
-	for _, fd := range []int{l.in, l.out, l.stop} {
-		if fd >= 0 {
-			unix.Close(fd)
+	for _, fd := range []*int{&l.in, &l.out, &l.stop} {
+		if *fd >= 0 {
+			unix.Close(*fd)
+			*fd = -1
 		}
 	}
 }
@@ -123,7 +124,6 @@ func (l *lane) close() {
 	defer l.mu.Unlock()
 	l.countOverrun()
 	l.closeAll()
-	l.in = -1
 }
 
 // batch bounds how many frames are taken between two looks at the clock.
@@ -135,11 +135,8 @@ func (l *lane) run() {
 	fds := []unix.PollFd{{Fd: int32(l.in), Events: unix.POLLIN}, {Fd: int32(l.stop), Events: unix.POLLIN}}
 	for {
 		wait := l.turn()
-		if wait == 0 {
-			continue
-		}
 		var limit *unix.Timespec
-		if wait > 0 {
+		if wait >= 0 {
 			ts := unix.NsecToTimespec(int64(wait))
 			limit = &ts
 		}

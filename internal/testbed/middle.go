@@ -82,7 +82,10 @@ func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err err
 		}
 		return nil
 	})
-	return m, ends, err
+	if err != nil {
+		return nil, ends, err
+	}
+	return m, ends, nil
 }
 
 // link makes the pair between one side and the middle.

@@ -202,7 +202,14 @@ func (p *Party) call(o order) (*Report, error) {
 
 func (p *Party) say(o order) error { return json.NewEncoder(p.In).Encode(o) }
 
+// hearTime is how long a party may take to answer: more than its flows may take to
+// finish.
+const hearTime = time.Minute
+
 func (p *Party) hear() (*Report, error) {
+	// One that hangs says on which line, and ends.
+	hangs := time.AfterFunc(hearTime, func() { p.Signal(unix.SIGQUIT) })
+	defer hangs.Stop()
 	line, err := p.answers.ReadBytes('\n')
 	if err != nil {
 		return nil, fmt.Errorf("the party is gone: %w", err)

@@ -165,14 +165,14 @@ func (p *party) free() (*Report, error) {
 	return p.fullReport()
 }
 
-// close closes the interface under whatever runs.
+// close ends what runs and closes the interface.
 func (p *party) close() (*Report, error) {
 	p.stop.Store(true)
+	p.run.Wait()
 	r, err := p.report()
 	if err != nil {
 		return nil, err
 	}
-	p.run.Wait()
 	n := p.nic
 	p.nic, p.flows = nil, nil
 	if err := n.Close(); err != nil {
