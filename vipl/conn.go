@@ -116,15 +116,21 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path) (*conn, error) 
 // seal fills in the checksum of a frame: its header and the data in b, the rest
 // of the data in rest.
 func (c *conn) seal(b []byte, rest ...[]byte) {
-	if c.bare {
+	if c.bareData(wire.KindOf(b)) {
 		wire.SealHeader(b)
 		return
 	}
 	wire.Seal(b, rest...)
 }
 
+// bareData says whether frames of that kind have a checksum of the header alone:
+// those with nothing but the program's data behind it.
+func (c *conn) bareData(k wire.Kind) bool {
+	return c.bare && (k == wire.KindData || k == wire.KindWrite || k == wire.KindReadData)
+}
+
 func (c *conn) verify(pkt *wire.Packet) error {
-	if c.bare {
+	if c.bareData(pkt.Kind) {
 		return pkt.VerifyHeader()
 	}
 	return pkt.Verify()
@@ -221,6 +227,9 @@ func (p *port) breakDown(c *conn, b broken) {
 	v := c.vi
 	if c.part == wire.KindWrite {
 		v.report(ErrorRDMAWriteAbort, StatusOpRDMAWrite, b.cause)
+	}
+	if c.lent {
+		p.flush() // the kernel reads lent memory now, not when it is the program's again
 	}
 	p.abandon(c)
 	c.finishClose(p)
@@ -343,6 +352,9 @@ func (p *port) owe(c *conn, now int64) {
 		c.oweBy = now // due before the turn ends
 	case p.pkt.Flags&wire.FlagAckSoon != 0:
 		c.oweBy = min(c.oweBy, now+ackSoon)
+		if len(p.pkt.Rest) > 0 {
+			p.lookSoon() // the peer's program waits for the memory, and ours may be busy
+		}
 	}
 }
 

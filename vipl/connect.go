@@ -350,9 +350,11 @@ func (v *VI) Disconnect() error {
 		c.hurry = true // what waits for company is on its way
 		p.pump(c, p.now())
 		p.flush()
-		p.flushQueue(v, &v.send, broken{})
-		p.flushQueue(v, &v.recv, broken{})
 		c.closing, c.answers = true, nil
+		if !c.lent { // else the peer may still need the memory
+			p.flushQueue(v, &v.send, broken{})
+		}
+		p.flushQueue(v, &v.recv, broken{})
 		v.state = Idle // nothing can be posted on it that would be sent
 		p.pump(c, p.now())
 		p.finish(p.now(), true)
@@ -365,7 +367,8 @@ func (v *VI) Disconnect() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.uninstall(c)
-	// What was posted meanwhile stays posted for the next connection.
+	p.flushQueue(v, &v.send, broken{})
+	// Receives that were posted meanwhile stay posted for the next connection.
 	v.state, v.busy, v.cause = Idle, false, nil
 	return nil
 }

@@ -69,7 +69,7 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	v := c.vi
 	q := &v.send
 	e := q.waiting()
-	if e == nil {
+	if e == nil || c.closing {
 		return sendNothing
 	}
 	if e.status.Failed() {
@@ -213,7 +213,7 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	c.seal(b)
 	if !p.send(c, addr, size, c.sender != nil) {
 		p.nic.Release(addr)
-		p.enqueue(c)
+		p.notStamped(c, now)
 		return false
 	}
 	c.sent(p, addr, size, now)
@@ -268,6 +268,15 @@ func (p *port) stamp(c *conn) {
 		c.receiver.Acked()
 		p.settle(c)
 	}
+}
+
+// notStamped notes that a frame did not go which was stamped: what it would have
+// acknowledged is still owed. c comes up again.
+func (p *port) notStamped(c *conn, now int64) {
+	if c.receiver != nil {
+		p.owe(c, now)
+	}
+	p.enqueue(c)
 }
 
 // resendLost sends again what was found lost. False: the port is full.

@@ -1,6 +1,7 @@
 package vipl_test
 
 import (
+	"sync/atomic"
 	"unsafe"
 
 	"viaxdp/vipl"
@@ -10,3 +11,6 @@ import (
 func misaligned(r *vipl.Region) *vipl.Descriptor {
 	return (*vipl.Descriptor)(unsafe.Pointer(&r.Bytes()[32]))
 }
+
+// wordOf is the word of 8 bytes that b begins with, which is aligned.
+func wordOf(b []byte) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&b[0])) }

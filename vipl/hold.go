@@ -81,6 +81,11 @@ func (p *port) hold(c *conn, now int64) {
 	}
 	p.holding = append(p.holding, c)
 	p.waits.Store(1)
+	p.lookSoon()
+}
+
+// lookSoon makes the background goroutine look in within tickLeast or two.
+func (p *port) lookSoon() {
 	p.holds.Add(1)
 	if p.tick.Load() > int64(tickLeast) {
 		p.rouse()
@@ -90,6 +95,7 @@ func (p *port) hold(c *conn, now int64) {
 // releaseHeld sends what waits for company, because nobody may come for a while.
 // The doorbell is rung as the turn ends.
 func (p *port) releaseHeld(now int64) {
+	p.lazy = false
 	for _, c := range p.holding {
 		c.inHeld = false
 		c.hurry = true

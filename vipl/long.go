@@ -161,6 +161,11 @@ func (p *port) lend(e *posted, n int) bool {
 	size, _ := p.nic.FrameCap()
 	for n > 0 {
 		s := e.segs[e.seg].data[e.off:]
+		if len(s) == 0 {
+			e.seg++
+			e.off = 0
+			continue
+		}
 		s = s[:min(n, len(s))]
 		addr, inside := placeIn(p.mem, s)
 		for k := 0; inside && k < len(s); {
@@ -178,9 +183,7 @@ func (p *port) lend(e *posted, n int) bool {
 			l.now.segs, l.parts = l.now.segs[:1], l.parts[:1]
 			return false
 		}
-		if len(s) > 0 {
-			l.parts = append(l.parts, s)
-		}
+		l.parts = append(l.parts, s)
 		n -= len(s)
 		e.moved += uint32(len(s))
 		if e.off += len(s); e.off == len(e.segs[e.seg].data) {
@@ -228,7 +231,7 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 	c.seal(l.parts[0], l.parts[1:]...)
 	if !p.nic.SendSegs(l.now.segs, c.sender != nil) {
 		p.giveUp(&l.now)
-		p.enqueue(c)
+		p.notStamped(c, now)
 		return false
 	}
 	if c.sender == nil {

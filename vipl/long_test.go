@@ -3,7 +3,9 @@ package vipl_test
 import (
 	"encoding/binary"
 	"fmt"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/vipl"
@@ -144,29 +146,114 @@ func TestLongFramesOverABadWay(t *testing.T) {
 // Messages that share a frame may be cut by the receiver's chunks, which are
 // smaller than the sender thinks.
 func TestPackInSeveralChunks(t *testing.T) {
-	c := longFrames
-	c.queue.RxChunks = 1024
-	n := newMemoryNet(t, c)
-	small := c
-	small.queue.ChunkSize = 2048
-	small.queue.RxChunks = 1024
-	n.b = n.open(t, "small", small)
-	va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
-	const count, size = 400, 48
-	xa, xb := newBox(t, n.a.Nic, count, size), newBox(t, n.b.Nic, count, size)
-	for i := range count {
-		postRecv(t, vb, xb, i, size)
-		fillPattern(xa.buf[i][:size], i)
+	synctest.Test(t, func(t *testing.T) { // in which time does not pass between two posts
+		c := longFrames
+		c.bubble = true
+		n := newMemoryNet(t, c)
+		small := c
+		small.queue.ChunkSize, small.queue.RxChunks = 2048, 1024
+		n.b = n.open(t, "small", small)
+		va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+		const count, size = 400, 48
+		xa, xb := newBox(t, n.a.Nic, count, size), newBox(t, n.b.Nic, count, size)
+		for i := range count {
+			postRecv(t, vb, xb, i, size)
+			fillPattern(xa.buf[i][:size], i)
+		}
+		for i := range count {
+			postSend(t, va, xa, i, size)
+		}
+		for i := range count {
+			received(t, vb, 0)
+			checkPattern(t, xb.buf[i][:size], i)
+			sent(t, va, 0)
+		}
+		if a, b := n.a.Counters(), n.b.Counters(); a.Packed == 0 || b.Chained == 0 {
+			t.Errorf("%d messages packed, %d frames in several chunks", a.Packed, b.Chained)
+		}
+	})
+}
+
+// Disconnect does not give memory back that the peer may still need: a send that
+// was lent is done when it is acknowledged, or when nothing of it is sent any
+// more.
+func TestDisconnectWithLentSend(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		for _, heals := range []bool{true, false} {
+			n, va, vb := connected(t, longFrames, level)
+			xa, xb := newBox(t, n.a.Nic, 1, 32_000), newBox(t, n.b.Nic, 1, 32_000)
+			postRecv(t, vb, xb, 0, 32_000)
+			n.b.queue.Cut(true)
+			fillPattern(xa.buf[0], 1)
+			postSend(t, va, xa, 0, 32_000)
+			done := make(chan error)
+			go func() { done <- va.Disconnect() }()
+			if heals {
+				time.Sleep(20 * time.Millisecond)
+				if d, err := va.SendDone(); err != vipl.ErrNotDone {
+					t.Fatalf("done before the peer has it: %v %v", d, err)
+				}
+				n.b.queue.Cut(false)
+			}
+			d, err := va.SendWait(patience)
+			if d == nil {
+				t.Fatal(err)
+			}
+			fillPattern(xa.buf[0], 2) // it is the program's again
+			n.b.queue.Cut(false)
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			r, err := vb.RecvWait(patience)
+			switch {
+			case heals && err != nil:
+				t.Fatalf("receive: %v %v", r, err)
+			case err == nil:
+				checkPattern(t, xb.buf[0][:32_000], 1)
+			case heals || r.Status()&vipl.StatusFlushed == 0:
+				t.Errorf("receive: %v %v", r.Status(), err)
+			}
+		}
+	})
+}
+
+// The last word of a write is written in one piece, also when the frame's last
+// chunk has less than a word of it.
+func TestLastWordOfALongWrite(t *testing.T) {
+	n := newMemoryNet(t, longFrames)
+	va, vb := openVI(t, n.a.Nic, vipl.ReliableDelivery), openVI(t, n.b.Nic, vipl.ReliableDelivery)
+	join(t, n.a.Nic, va, n.b.Nic, vb)
+	const size = 3754
+	xa, xb := newBox(t, n.a.Nic, 1, 4096), openBox(t, n.b.Nic)
+	end := (int(xb.segs[0].Data) + size + 7) &^ 7 // a multiple of 8
+	remote := xb.remote(0)
+	remote.Data = uint64(end - size)
+	word := wordOf(xb.buf[0][end-8-int(xb.segs[0].Data):])
+	var over atomic.Bool
+	torn := make(chan int)
+	go func() {
+		count := 0
+		for !over.Load() {
+			if v := word.Load(); v != 0 && v != ^uint64(0) {
+				count++
+			}
+		}
+		torn <- count
+	}()
+	for k := range 8000 {
+		b := xa.buf[0][:size]
+		for i := range b {
+			b[i] = byte(-(k & 1))
+		}
+		xa.desc[0].SetRDMAWrite(remote, segment(xa, 0, size))
+		postDesc(t, va, xa, 0)
+		sent(t, va, vipl.StatusOpRDMAWrite)
 	}
-	for i := range count {
-		postSend(t, va, xa, i, size)
+	over.Store(true)
+	if count := <-torn; count > 0 {
+		t.Errorf("the last word was seen torn %d times", count)
 	}
-	for i := range count {
-		received(t, vb, 0)
-		checkPattern(t, xb.buf[i][:size], i)
-		sent(t, va, 0)
-	}
-	if a, b := n.a.Counters(), n.b.Counters(); a.Packed == 0 || b.Chained == 0 {
-		t.Errorf("%d messages packed, %d frames in several chunks", a.Packed, b.Chained)
+	if n.b.Counters().Chained == 0 {
+		t.Error("no frame was in several chunks")
 	}
 }

@@ -320,7 +320,7 @@ func (p *port) receiveAll(now int64) (any bool) {
 			p.refill()
 		}
 		any = any || n > 0
-		if n < len(p.frames) {
+		if n <= len(p.frames)-p.chains.most { // the next frame would have fitted
 			break
 		}
 	}

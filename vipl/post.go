@@ -53,6 +53,9 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 
 	switch {
 	case q.isRecv && v.state == Error, !q.isRecv && v.state != Connected:
+		if q.completed.Load() != q.current {
+			break // Disconnect, which is under way, flushes it behind those before
+		}
 		q.current++
 		p.complete(v, q, e, StatusFlushed|e.status)
 	case q.isRecv:

@@ -130,14 +130,36 @@ func (v *VI) writeTo(h MemHandle, addr uint64, n uint32, first []byte, rest [][]
 	if err != nil {
 		return err
 	}
-	last := first
-	for _, b := range rest {
-		dst = dst[copy(dst, last):]
-		last = b
+	if len(rest) == 0 {
+		copyAscending(dst, first)
+	} else {
+		copyPieces(dst, first, rest)
 	}
-	copyAscending(dst, last)
 	region.Release()
 	return nil
+}
+
+// copyPieces is copyAscending of several pieces, of which the last may be shorter
+// than a word.
+func copyPieces(dst, first []byte, rest [][]byte) {
+	var tail [8]byte
+	body := max(0, len(dst)-len(tail))
+	at := 0
+	for i := -1; i < len(rest); i++ {
+		b := first
+		if i >= 0 {
+			b = rest[i]
+		}
+		k := 0
+		if at < body {
+			k = copy(dst[at:body], b)
+		}
+		if k < len(b) {
+			copy(tail[at+k-body:], b[k:])
+		}
+		at += len(b)
+	}
+	copyAscending(dst[body:], tail[:len(dst)-body])
 }
 
 // askRead sends the request of an RDMA read. False: the port is full; c comes

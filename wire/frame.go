@@ -135,6 +135,9 @@ func checksum(b []byte, rest [][]byte) uint32 {
 	return crc32c.Update(sum, b[:checksumAt])
 }
 
+// KindOf is the kind of the frame whose header b begins with.
+func KindOf(b []byte) Kind { return Kind(b[1]) }
+
 // SealHeader is Seal over the header alone.
 func SealHeader(b []byte) { Seal(b[:HeaderLen]) }
 

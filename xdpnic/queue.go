@@ -2,6 +2,7 @@ package xdpnic
 
 import (
 	"errors"
+	"sync/atomic"
 
 	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
@@ -27,9 +28,12 @@ type Queue struct {
 	pend uint32 // entries written at tx.head, not published
 	zc   bool   // bound in zero-copy mode
 	sg   bool   // multi-buffer
-	fd   int
-	rx   rxRing
-	n    counters
+	// fence orders a store to a ring before the look at a flag: a locked
+	// instruction does, on all memory.
+	fence atomic.Uint32
+	fd    int
+	rx    rxRing
+	n     counters
 
 	// Facts, set by Open.
 	maxSegs int

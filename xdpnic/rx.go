@@ -125,8 +125,11 @@ func (q *Queue) Refill() {
 		return
 	}
 	q.pool.refill()
-	if q.zc && q.pool.fill.needWakeup() {
-		kickRX(q.fd)
+	if q.zc {
+		q.fence.Add(1) // see flushZeroCopy
+		if q.pool.fill.needWakeup() {
+			kickRX(q.fd)
+		}
 	}
 }
 

@@ -103,7 +103,11 @@ func (q *Queue) flushRest(errno unix.Errno) error {
 
 // flushZeroCopy wakes the driver if it asks for it. The NIC sends on its own;
 // there is nothing to wait for here.
+//
+// The driver sets its flag and then looks at the ring; here it is the other way
+// round, and the store must be seen before the flag is read.
 func (q *Queue) flushZeroCopy() error {
+	q.fence.Add(1)
 	if q.tx.needWakeup() {
 		q.n.txKicks++
 		switch errno := kick(q.fd); errno {

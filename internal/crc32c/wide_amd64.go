@@ -3,7 +3,7 @@ package crc32c
 import "golang.org/x/sys/cpu"
 
 var (
-	wide  = cpu.X86.HasAVX512F && cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasSSE42
+	wide  = cpu.X86.HasAVX512F && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasSSE42
 	short = cpu.X86.HasSSE42
 )
 
