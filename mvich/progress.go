@@ -9,9 +9,9 @@ import (
 
 // Progress is made by whoever calls: but for what assist does, everything that
 // has to do with messages happens in calls of the program, under the world's
-// mutex. A call that waits
-// polls the completion queue, and after a while waits in it: one goroutine at a
-// time, the others until that one has something done, or leaves.
+// mutex. A call that waits polls the completion queue, and after a while waits in
+// it: one goroutine at a time, the others until that one has something done, or
+// leaves.
 
 const (
 	turn     = 64              // completions that are handled in a row

@@ -174,7 +174,7 @@ func (c *conn) describe(e *posted, from uint32) {
 		h.Flags |= wire.FlagLast
 		if e.lent || c.vi.attrs.Level == ReliableReception {
 			// The descriptor waits for it, and in a stream others come for it.
-			if c.sender.InFlight() < packAfter {
+			if c.sender.InFlight() < streamAfter {
 				h.Flags |= wire.FlagAckSoon
 			}
 		}

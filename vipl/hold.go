@@ -17,9 +17,9 @@ package vipl
 import "viaxdp/wire"
 
 const (
-	// packAfter is how many frames may be under way before something waits for
+	// streamAfter is how many frames may be under way before something waits for
 	// company.
-	packAfter = 4
+	streamAfter = 4
 	// doorbellBatch is how many frames may wait for the doorbell.
 	doorbellBatch = 32
 	// longUnits is from when on a frame takes much of a window.
@@ -52,11 +52,12 @@ func (p *port) posted(c *conn, now int64) {
 	c.postedAt = now
 }
 
+// packAfter is streamAfter, or 1 in a stream.
 func (c *conn) packAfter() int {
 	if c.streaming {
 		return 1
 	}
-	return packAfter
+	return streamAfter
 }
 
 // asksAck says whether the next frame, of so many units, asks for an

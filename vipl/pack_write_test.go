@@ -118,3 +118,38 @@ func TestRefusedWriteInAFrame(t *testing.T) {
 		}
 	})
 }
+
+// A write with immediate data that meets an empty receive queue in the middle of
+// a frame is refused as one in a frame of its own is.
+func TestWriteInAFrameWithoutReceive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb, xa, xb := writeBoxes(t, vipl.ReliableReception)
+		const receives = 20
+		for k := range receives {
+			postRecv(t, vb, xb, k, 64)
+		}
+		for k := range packMessages {
+			xa.desc[k].SetRDMAWrite(xb.remote(k), segment(xa, k, 32))
+			xa.desc[k].SetImmediate(uint32(k))
+			postDesc(t, va, xa, k)
+		}
+		for k := range packMessages {
+			want := vipl.Status(vipl.StatusOpRDMAWrite)
+			switch {
+			case k == receives:
+				want |= vipl.StatusRemoteDescError
+			case k > receives:
+				want |= vipl.StatusFlushed
+			}
+			sent(t, va, want)
+		}
+		for range receives {
+			d, err := vb.RecvWait(patience)
+			checkDone(t, "write", d, err, vipl.StatusOpRemoteRDMAWrite|vipl.StatusImmediate)
+		}
+		stateIs(t, vb, vipl.Error)
+		if n.a.Counters().Packed == 0 {
+			t.Error("nothing shared a frame")
+		}
+	})
+}

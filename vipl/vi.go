@@ -18,7 +18,9 @@ const (
 	UnreliableDelivery ReliabilityLevel = 1
 	// ReliableDelivery: exactly once and in order; a loss that cannot be
 	// mended breaks the connection. A send is done when it was handed to the
-	// network; the provider keeps what it needs to repeat it.
+	// network; the provider keeps what it needs to repeat it. Of data in memory of
+	// AllocMem that goes in frames longer than a chunk (WithMultiBuffer) it keeps
+	// nothing but the program's memory: such a send is done when the peer has it.
 	ReliableDelivery ReliabilityLevel = 2
 	// ReliableReception: like ReliableDelivery, but a send is done when its
 	// data is in the target's memory, and errors there come back in it.

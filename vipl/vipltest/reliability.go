@@ -43,7 +43,8 @@ var reliabilityRules = slices.Concat([]Rule{
 	},
 	{
 		ID: "reliability/delivery-completes-when-handed-over", Text: "Unreliable and Reliable Delivery: a send or RDMA write is complete when it was handed to the network, whatever the target does.",
-		run: handedToNetwork,
+		Choice: "but at Reliable Delivery, of data that is sent from where the program has it: when the peer has it",
+		run:    handedToNetwork,
 	},
 	{
 		ID: "reliability/reception-completes-when-there", Text: "Reliable Reception: a send or RDMA write is complete when its data is in the target's memory, not before.",
