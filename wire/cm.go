@@ -14,8 +14,11 @@ const KindConnect = 0x80
 const (
 	CMHeaderLen = 48                                                      // fixed part
 	CMMaxDisc   = 64                                                      // longest discriminator
-	CMMaxLen    = CMHeaderLen + 2*CMMaxDisc                               // longest message
+	CMShareLen  = 48                                                      // Handshake of a Request and an Accept
+	CMProofLen  = 16                                                      // Handshake of a Confirm
+	CMMaxLen    = CMHeaderLen + 2*CMMaxDisc + CMShareLen                  // longest message
 	cmReserved  = ^uint16(CMRdmaWrite | CMRdmaRead | CMPeer | CMBareData) // flag bits that must be 0
+	cmSecure    = uint16(1 << 4)                                          // on the wire: there is a Handshake
 )
 
 // Flags of CM.Flags.
@@ -71,23 +74,27 @@ func (t CMType) reasons() bool { return t == CMReject || t == CMCancel }
 type CMReason uint8
 
 const (
-	CMReasonNone      CMReason = 0 // none given
-	CMReasonProgram   CMReason = 1 // the program refused (VipConnectReject)
-	CMReasonResources CMReason = 2 // the side that ends it is out of something
-	CMReasonTimeout   CMReason = 3 // the side that ends it has waited long enough
-	CMReasonClosed    CMReason = 4 // the side that ends it closes its NIC
-	CMReasonUnknown   CMReason = 5 // the side that ends it knows of no such exchange
-	CMReasonMismatch  CMReason = 6 // attributes of the two VIs do not go together
-	CMReasonLevel     CMReason = 7 // the reliability levels of the two VIs differ
-	CMReasonTransfer  CMReason = 8 // their maximum transfer sizes differ
-	CMReasonQoS       CMReason = 9 // their qualities of service differ
-	cmReasonEnd       CMReason = 10
+	CMReasonNone      CMReason = 0  // none given
+	CMReasonProgram   CMReason = 1  // the program refused (VipConnectReject)
+	CMReasonResources CMReason = 2  // the side that ends it is out of something
+	CMReasonTimeout   CMReason = 3  // the side that ends it has waited long enough
+	CMReasonClosed    CMReason = 4  // the side that ends it closes its NIC
+	CMReasonUnknown   CMReason = 5  // the side that ends it knows of no such exchange
+	CMReasonMismatch  CMReason = 6  // attributes of the two VIs do not go together
+	CMReasonLevel     CMReason = 7  // the reliability levels of the two VIs differ
+	CMReasonTransfer  CMReason = 8  // their maximum transfer sizes differ
+	CMReasonQoS       CMReason = 9  // their qualities of service differ
+	CMReasonNoKey     CMReason = 10 // the side that ends it has a pre-shared key, the other one shows none
+	CMReasonPlain     CMReason = 11 // the side that ends it has no pre-shared key, and the other one does
+	CMReasonKey       CMReason = 12 // the pre-shared keys of the two sides differ
+	cmReasonEnd       CMReason = 13
 )
 
 var cmReasons = [...]string{
 	"no reason given", "refused by the program", "out of resources", "timed out", "NIC closed",
 	"unknown exchange", "attributes do not match", "reliability levels differ",
 	"maximum transfer sizes differ", "qualities of service differ",
+	"a pre-shared key is required", "no pre-shared key there", "pre-shared keys differ",
 }
 
 // String gives the reason in words.
@@ -108,7 +115,7 @@ func (r CMReason) String() string {
 //	32 max transfer size                        36 QoS
 //	40 level    41 reason   42 From length      43 To length
 //	44 CRC32C of what follows, then what comes before
-//	48 From discriminator, To discriminator
+//	48 From discriminator, To discriminator, Handshake
 //
 // Fields that a type does not use are 0 on the wire; a message in which they
 // are not is refused, so that a later version may give them a meaning.
@@ -128,6 +135,10 @@ type CM struct {
 	MaxTransfer uint32 // bytes of the longest message
 	QoS         uint32
 	From, To    []byte // discriminators of the sender and of the receiver
+
+	// Handshake is what package secure makes: CMShareLen bytes in a Request or an
+	// Accept, CMProofLen bytes in a Confirm, or none.
+	Handshake []byte
 }
 
 // ErrCM is the base of the errors for messages whose fields contradict the
@@ -136,6 +147,18 @@ var ErrCM = errors.New("wire: malformed connection message")
 
 func cmError(format string, a ...any) error {
 	return fmt.Errorf("%w: %s", ErrCM, fmt.Sprintf(format, a...))
+}
+
+// handshakeLen is the length of the Handshake in messages of this type, 0 where
+// there is none.
+func (t CMType) handshakeLen() int {
+	switch t {
+	case CMRequest, CMAccept:
+		return CMShareLen
+	case CMConfirm:
+		return CMProofLen
+	}
+	return 0
 }
 
 // check holds the rules that sender and receiver share.
@@ -151,6 +174,8 @@ func (m *CM) check() error {
 		return cmError("%v with %v", m.Type, m.Reason)
 	case len(m.From) > CMMaxDisc || len(m.To) > CMMaxDisc:
 		return cmError("discriminators of %d and %d bytes, at most %d", len(m.From), len(m.To), CMMaxDisc)
+	case len(m.Handshake) != 0 && len(m.Handshake) != m.Type.handshakeLen():
+		return cmError("%v with a handshake of %d bytes", m.Type, len(m.Handshake))
 	}
 	if m.Type.offers() {
 		switch {
@@ -178,11 +203,15 @@ func (m *CM) Append(b []byte) ([]byte, error) {
 	}
 	start := len(b)
 	b = append(b, make([]byte, CMHeaderLen)...)
-	b = append(append(b, m.From...), m.To...)
+	b = append(append(append(b, m.From...), m.To...), m.Handshake...)
+	flags := m.Flags
+	if len(m.Handshake) > 0 {
+		flags |= cmSecure
+	}
 	h := b[start:]
 	h[0] = Version
 	h[1] = KindConnect | byte(m.Type)
-	binary.BigEndian.PutUint16(h[2:], m.Flags)
+	binary.BigEndian.PutUint16(h[2:], flags)
 	binary.BigEndian.PutUint32(h[4:], m.VI)
 	binary.BigEndian.PutUint64(h[8:], m.Key)
 	binary.BigEndian.PutUint64(h[16:], m.ID)
@@ -197,7 +226,7 @@ func (m *CM) Append(b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// ParseCM reads a message that fills b exactly. From and To alias b. The
+// ParseCM reads a message that fills b exactly. From, To and Handshake alias b. The
 // errors wrap ErrShort, ErrVersion, ErrKind, ErrLength, ErrChecksum or ErrCM.
 func ParseCM(b []byte) (CM, error) {
 	if len(b) < CMHeaderLen {
@@ -209,16 +238,22 @@ func ParseCM(b []byte) (CM, error) {
 	if b[1]&KindConnect == 0 {
 		return CM{}, ErrKind
 	}
-	from, to := int(b[42]), int(b[43])
-	if len(b) != CMHeaderLen+from+to {
+	t, flags := CMType(b[1]&^KindConnect), binary.BigEndian.Uint16(b[2:])
+	from, to, shake := int(b[42]), int(b[43]), 0
+	if flags&cmSecure != 0 {
+		if shake = t.handshakeLen(); shake == 0 {
+			return CM{}, cmError("%v with a handshake", t)
+		}
+	}
+	if len(b) != CMHeaderLen+from+to+shake {
 		return CM{}, ErrLength
 	}
 	if err := verify(b); err != nil {
 		return CM{}, err
 	}
 	m := CM{
-		Type:        CMType(b[1] &^ KindConnect),
-		Flags:       binary.BigEndian.Uint16(b[2:]),
+		Type:        t,
+		Flags:       flags &^ cmSecure,
 		VI:          binary.BigEndian.Uint32(b[4:]),
 		Key:         binary.BigEndian.Uint64(b[8:]),
 		ID:          binary.BigEndian.Uint64(b[16:]),
@@ -234,7 +269,10 @@ func ParseCM(b []byte) (CM, error) {
 		m.From = b[CMHeaderLen : CMHeaderLen+from : CMHeaderLen+from]
 	}
 	if to > 0 {
-		m.To = b[CMHeaderLen+from:]
+		m.To = b[CMHeaderLen+from : CMHeaderLen+from+to : CMHeaderLen+from+to]
+	}
+	if shake > 0 {
+		m.Handshake = b[CMHeaderLen+from+to:]
 	}
 	if err := m.check(); err != nil {
 		return CM{}, err

@@ -36,6 +36,13 @@ func cmExamples() []CM {
 		{Type: CMReject, ID: 8, Reason: CMReasonQoS},
 		{Type: CMHello, ID: 0x3132333435363738},
 		{Type: CMHere, ID: 0x3132333435363738},
+		{
+			Type: CMRequest, ID: 9, VI: 1, Key: 2, Level: 2, From: []byte("a"), To: []byte("b"),
+			Handshake: bytes.Repeat([]byte{0x5a}, CMShareLen),
+		},
+		{Type: CMAccept, ID: 10, VI: 3, Key: 4, Level: 2, Handshake: bytes.Repeat([]byte{0xa5}, CMShareLen)},
+		{Type: CMConfirm, ID: 11, Handshake: bytes.Repeat([]byte{0x69}, CMProofLen)},
+		{Type: CMReject, ID: 12, Reason: CMReasonKey},
 	}
 }
 
@@ -100,6 +107,9 @@ func drawCM(t *rapid.T) CM {
 		if m.To = disc.Draw(t, "to"); len(m.To) == 0 {
 			m.To = nil
 		}
+	}
+	if n := m.Type.handshakeLen(); n > 0 && rapid.Bool().Draw(t, "handshake") {
+		m.Handshake = rapid.SliceOfN(rapid.Byte(), n, n).Draw(t, "share")
 	}
 	return m
 }
@@ -181,6 +191,9 @@ func TestCMRefuses(t *testing.T) {
 		{"flags in a pending", pending, func(m *CM) { m.Flags = 1 }},
 		{"transfer in a pending", pending, func(m *CM) { m.MaxTransfer = 1 }},
 		{"QoS in a pending", pending, func(m *CM) { m.QoS = 1 }},
+		{"short handshake", request, func(m *CM) { m.Handshake = make([]byte, CMProofLen) }},
+		{"handshake in a pending", pending, func(m *CM) { m.Handshake = make([]byte, CMProofLen) }},
+		{"handshake in a reject", reject, func(m *CM) { m.Handshake = make([]byte, CMShareLen) }},
 		{"discriminator in a pending", pending, func(m *CM) { m.From = []byte{1} }},
 	}
 	for _, c := range cases {
@@ -205,6 +218,7 @@ func TestCMRefuses(t *testing.T) {
 		{"data frame", 1, byte(KindData), ErrKind},
 		{"type", 1, KindConnect | 0x20, ErrCM},
 		{"flags", 2, 0x80, ErrCM},
+		{"handshake that is missing", 3, 16, ErrLength},
 		{"level", 40, 8, ErrCM},
 		{"reason", 41, 200, ErrCM},
 		{"From length", 42, 200, ErrLength},

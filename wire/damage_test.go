@@ -84,7 +84,7 @@ func TestRefusals(t *testing.T) {
 		"other version":    {v4, put(via, 0xa3), ErrVersion},
 		"no magic":         {v4, put(via, 0x51), ErrVersion},
 		"kind 0":           {v4, put(via+1, 0), ErrKind},
-		"kind 10":          {v4, put(via+1, 10), ErrKind},
+		"kind 11":          {v4, put(via+1, 11), ErrKind},
 		"management":       {v4, put(via+1, 0x81), ErrKind},
 		"unknown flag":     {v4, put(via+2, 0x80), ErrKind},
 		"length field":     {v4, put(via+26, 0, 1), ErrLength},
@@ -135,7 +135,7 @@ func FuzzDecode(f *testing.F) {
 		if !bytes.Equal(frame, data) {
 			t.Fatal("reading changed the frame")
 		}
-		if p.udp == nil || errors.Is(err, ErrKind) || errors.Is(err, ErrVersion) || errors.Is(err, ErrLength) {
+		if p.udp == nil || p.Kind == KindSealed || errors.Is(err, ErrKind) || errors.Is(err, ErrVersion) || errors.Is(err, ErrLength) {
 			return
 		}
 		if len(p.Payload) != int(p.Length) || len(p.udp) != HeaderLen+len(p.Payload) {

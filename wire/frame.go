@@ -161,6 +161,9 @@ func (h *Header) parse(b []byte, n int) error {
 		return ErrVersion
 	}
 	h.Kind = Kind(b[1])
+	if h.Kind == KindSealed {
+		return h.parseSealed(b, n)
+	}
 	h.Flags = Flags(binary.BigEndian.Uint16(b[2:]))
 	h.VI = binary.BigEndian.Uint32(b[4:])
 	h.Key = binary.BigEndian.Uint64(b[8:])

@@ -148,8 +148,12 @@ func TestHostOf(t *testing.T) {
 		"::ffff:10.1.2.3": {0, 0xffff0a010203},
 		"fd00::1":         {0xfd00 << 48, 1},
 	} {
-		if got := HostOf(netip.MustParseAddr(text)); got != want {
+		got := HostOf(netip.MustParseAddr(text))
+		if got != want {
 			t.Errorf("%s: %x, want %x", text, got, want)
+		}
+		if a := got.Addr(); a != netip.MustParseAddr(text).Unmap() {
+			t.Errorf("%s: back as %v", text, a)
 		}
 	}
 }

@@ -29,14 +29,16 @@ type Record struct {
 }
 
 // Len is the room that the record takes in a frame with n bytes of data.
-func (r *Record) Len(n int) int { return r.head() + n }
+func (r *Record) Len(n int) int { return RecordLen(n, r.HasImmediate, r.Write) }
 
-func (r *Record) head() int {
-	n := recordLen
-	if r.HasImmediate {
+// RecordLen is the room that a record of n bytes of data takes in a frame, with
+// immediate data or without, of an RDMA write or not.
+func RecordLen(n int, immediate, write bool) int {
+	n += recordLen
+	if immediate {
 		n += recordImmediate
 	}
-	if r.Write {
+	if write {
 		n += recordRemote
 	}
 	return n
@@ -70,8 +72,9 @@ func (r *Record) Next(b []byte) (rest []byte, ok bool) {
 		return nil, false
 	}
 	n, flags := int(binary.BigEndian.Uint16(b)), binary.BigEndian.Uint16(b[2:])
-	*r = Record{HasImmediate: flags&recordHasImmediate != 0, Write: flags&recordIsWrite != 0}
-	if flags&^(recordHasImmediate|recordIsWrite) != 0 || len(b) < r.Len(n) {
+	r.HasImmediate, r.Write = flags&recordHasImmediate != 0, flags&recordIsWrite != 0
+	r.Immediate, r.RemoteAddr, r.RemoteHandle = 0, 0, 0
+	if flags&^(recordHasImmediate|recordIsWrite) != 0 || len(b) < RecordLen(n, r.HasImmediate, r.Write) {
 		return nil, false
 	}
 	b = b[recordLen:]

@@ -29,6 +29,14 @@ func HostOf(a netip.Addr) Host {
 	return Host{binary.BigEndian.Uint64(b[:]), binary.BigEndian.Uint64(b[8:])}
 }
 
+// Addr is the address again, an IPv4 one as such.
+func (h Host) Addr() netip.Addr {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:], h.Hi)
+	binary.BigEndian.PutUint64(b[8:], h.Lo)
+	return netip.AddrFrom16(b).Unmap()
+}
+
 // Packet is a decoded frame. Payload points into the frame; of a frame in
 // several buffers it is what the first one has of it, and Rest has the others.
 type Packet struct {
@@ -37,6 +45,9 @@ type Packet struct {
 	Payload []byte
 	Rest    [][]byte
 	udp     []byte // VIA header and payload in the first buffer, for Verify
+
+	first  []byte // udp and Rest before Join
+	others [][]byte
 }
 
 // Decode reads a whole Ethernet frame: lower headers, VIA header, lengths,
@@ -117,6 +128,11 @@ func (p *Packet) decode(frame []byte, more int) error {
 	}
 	p.Payload = p.udp[HeaderLen:]
 	return nil
+}
+
+// GoesOn says whether the packet has a piece of a message that goes on behind it.
+func (p *Packet) GoesOn() bool {
+	return p.Flags&FlagLast == 0 && (p.Kind == KindData || p.Kind == KindWrite || p.Kind == KindReadData)
 }
 
 // Verify checks the CRC32C of a decoded packet.

@@ -21,13 +21,13 @@ var table = crc32.MakeTable(crc32.Castagnoli)
 // Update is crc32.Update with the Castagnoli table: the sum of what gave sum,
 // followed by b.
 func Update(sum uint32, b []byte) uint32 {
-	switch {
-	case len(b) <= mostShort && short:
-		return ^foldShort(^sum, b)
-	case len(b) >= leastWide && wide:
+	if len(b) >= leastWide && wide {
 		whole := len(b) &^ (block - 1)
 		sum = ^foldWide(^sum, b[:whole], &folds)
 		b = b[whole:]
+	}
+	if len(b) <= mostShort && short {
+		return ^foldShort(^sum, b)
 	}
 	return crc32.Update(sum, table, b)
 }
