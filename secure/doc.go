@@ -1,0 +1,30 @@
+// Package secure authenticates and encrypts a connection from a pre-shared key:
+// the handshake that both sides make with their connection messages, and the
+// sealing of frames. It is pure: no system call but for random numbers, no clock,
+// and it knows neither VIs nor sockets.
+//
+//	requester                                        acceptor
+//	PSK.Request: share, proof -- Request ------------> PSK.Accept
+//	Requester.Finish <------------- Accept -- share, proof
+//	    proof ------------------- Confirm ----------> Acceptance.Confirm
+//	Session                                          Session
+//
+// A share is an ephemeral X25519 key. Each proof is a MAC over all that was said
+// until then: both shares, and what the caller binds to the handshake, which is
+// everything in the messages that the connection rests on, and both addresses. The
+// first is by the pre-shared key, the others by a key of which the pre-shared key
+// and the result of X25519 are both part (as in Noise NNpsk0). So
+//
+//   - only who knows the pre-shared key gets as far as a Session;
+//   - who learns the pre-shared key later reads nothing of what was recorded;
+//   - as long as the pre-shared key is secret, no quantum computer helps.
+//
+// A [Session] seals frames with AES-256-GCM. The nonce is made of the packet's
+// number, which is never used again: what is sent again gets a new one. Each
+// direction has keys of its own, and the sender changes its key after a number of
+// frames or bytes, without asking ([Limits]); the new one follows from the old one
+// and not the other way. What it takes by the number of the key, its epoch, goes
+// in clear. A receiver opens each number once ([Session.Open]).
+//
+// PSK may be used concurrently; everything else belongs to one goroutine at a time.
+package secure

@@ -1,0 +1,176 @@
+package secure
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// TagLen is how much longer Seal makes what it seals, in bytes.
+const TagLen = 16
+
+// Limits say when the sender of a session changes its key. 0 stands for the
+// default: 2^22 frames, 2^36 bytes. That is within what AES-GCM bears by TLS's
+// count (RFC 8446, 5.5: 2^24.5 records of 16 KB), whatever the length of a frame.
+// A receiver follows one change at a time: when all packets by one key are lost,
+// what comes after them is, too. So a key must be good for more packets than can be
+// lost in a row on a connection that lives.
+type Limits struct {
+	Frames, Bytes uint64
+}
+
+const (
+	defaultFrames = 1 << 22
+	defaultBytes  = 1 << 36
+)
+
+// The ways in which a frame is refused: values, because the data path only counts
+// them.
+var (
+	ErrReplay = errors.New("secure: this packet came before, or is too old to tell")
+	ErrForged = errors.New("secure: the packet was not sealed by the peer, or was changed")
+)
+
+// Session seals and opens the frames of one connection, in both directions.
+type Session struct {
+	out struct {
+		keys          epochKeys
+		number        uint64 // of the next packet
+		frames, bytes uint64 // sealed by this key
+		limits        Limits
+	}
+	in struct {
+		last, current, next epochKeys
+		window              window
+	}
+	nonce [nonceLen]byte // here, so that nothing escapes
+}
+
+const nonceLen = 12
+
+// epochKeys are the keys of one epoch of one direction.
+type epochKeys struct {
+	epoch  uint16
+	secret secret // of which the next epoch's follows
+	iv     [nonceLen]byte
+	aead   cipher.AEAD // nil: no such epoch
+}
+
+func newSession(out, in secret, l Limits) (*Session, error) {
+	s := &Session{}
+	s.out.limits = l
+	if l.Frames == 0 {
+		s.out.limits.Frames = defaultFrames
+	}
+	if l.Bytes == 0 {
+		s.out.limits.Bytes = defaultBytes
+	}
+	var err error
+	if s.out.keys, err = newEpoch(0, out); err != nil {
+		return nil, err
+	}
+	if s.in.current, err = newEpoch(0, in); err != nil {
+		return nil, err
+	}
+	s.in.next, err = s.in.current.following()
+	return s, err
+}
+
+func newEpoch(epoch uint16, from secret) (k epochKeys, err error) {
+	k.epoch, k.secret = epoch, from
+	key, err := expand(from, "key")
+	if err != nil {
+		return k, err
+	}
+	iv, err := expand(from, "iv")
+	if err != nil {
+		return k, err
+	}
+	copy(k.iv[:], iv[:])
+	block, err := aes.NewCipher(key[:])
+	if err != nil {
+		return k, fmt.Errorf("secure: %w", err)
+	}
+	if k.aead, err = cipher.NewGCM(block); err != nil {
+		return k, fmt.Errorf("secure: %w", err)
+	}
+	return k, nil
+}
+
+func (k *epochKeys) following() (epochKeys, error) {
+	s, err := expand(k.secret, "next")
+	if err != nil {
+		return epochKeys{}, err
+	}
+	return newEpoch(k.epoch+1, s)
+}
+
+// nonceOf is the key's vector with the packet's number mixed in.
+func (s *Session) nonceOf(k *epochKeys, number uint64) []byte {
+	s.nonce = k.iv
+	low := s.nonce[nonceLen-8:]
+	binary.BigEndian.PutUint64(low, binary.BigEndian.Uint64(low)^number)
+	return s.nonce[:]
+}
+
+// Next is the epoch and number of the next packet to seal. It changes the key when
+// that is due, of which the derivation takes some microseconds and allocates.
+func (s *Session) Next() (epoch uint16, number uint64) {
+	o := &s.out
+	if o.frames >= o.limits.Frames || o.bytes >= o.limits.Bytes {
+		// The same functions made the first keys: they do not fail now.
+		if k, err := o.keys.following(); err == nil {
+			o.keys = k
+			o.frames, o.bytes = 0, 0
+		}
+	}
+	return o.keys.epoch, o.number
+}
+
+// Seal appends plain, encrypted, and TagLen bytes to b, as the packet of the
+// number that Next said, which is then used. clear is authenticated with it. The
+// room for them is plain's own or apart from it; if there is enough, nothing is
+// allocated.
+func (s *Session) Seal(b, plain, clear []byte) []byte {
+	o := &s.out
+	nonce := s.nonceOf(&o.keys, o.number)
+	o.number++
+	o.frames++
+	o.bytes += uint64(len(plain))
+	return o.keys.aead.Seal(b, nonce, plain, clear)
+}
+
+// Epoch is how often the sender has changed its key.
+func (s *Session) Epoch() uint16 { return s.out.keys.epoch }
+
+// Open opens a packet in place: sealed, with TagLen bytes behind it. What it held
+// is then in the room of all but these. ErrReplay and ErrForged, after which
+// the session is as it was; what was in sealed is then lost.
+func (s *Session) Open(sealed, clear []byte, epoch uint16, number uint64) error {
+	in := &s.in
+	if !in.window.fresh(number) {
+		return ErrReplay
+	}
+	var k *epochKeys
+	for _, x := range [...]*epochKeys{&in.current, &in.last, &in.next} {
+		if x.epoch == epoch && x.aead != nil {
+			k = x
+			break
+		}
+	}
+	if k == nil {
+		return ErrForged
+	}
+	if _, err := k.aead.Open(sealed[:0], s.nonceOf(k, number), sealed, clear); err != nil {
+		return ErrForged
+	}
+	in.window.take(number)
+	if k == &in.next {
+		if next, err := in.next.following(); err == nil {
+			in.last, in.current, in.next = in.current, in.next, next
+		}
+	}
+	return nil
+}
