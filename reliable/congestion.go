@@ -6,6 +6,9 @@ type congestion struct {
 	cwnd, threshold, most int64
 	roundEnd              uint32 // the round is over when this number is acknowledged
 	roundLeast            int64  // least round trip of the round, 0: none measured
+
+	floor int64 // of the window in a round of losses
+	heavy int   // losses left until the round is one of many
 }
 
 const fraction = 256
@@ -28,7 +31,7 @@ func (c *congestion) sample(t int64) {
 
 // grow takes the acknowledgement of n frames up to cum, while nxt is the next
 // number to send and least the least round trip: doubling a round below the
-// threshold, one frame a round above it. It says slow, and takes an eighth
+// threshold, a part of the window above it. It says slow, and takes an eighth
 // away, when the delay of the whole round says that frames only queue.
 func (c *congestion) grow(n int, cum, nxt uint32, least int64) (slow bool) {
 	if !before(cum, c.roundEnd) {
@@ -40,7 +43,8 @@ func (c *congestion) grow(n int, cum, nxt uint32, least int64) (slow bool) {
 	if c.cwnd < c.threshold {
 		c.cwnd += int64(n) * fraction
 	} else if c.cwnd < c.most {
-		c.cwnd += int64(n) * fraction * fraction / c.cwnd
+		step := min(max(c.cwnd/growthShare, fraction), mostGrowth*fraction)
+		c.cwnd += int64(n) * fraction * step / c.cwnd
 	}
 	c.cwnd = min(c.cwnd, c.most)
 	return slow
@@ -51,7 +55,25 @@ func (c *congestion) cut(cwnd int64) {
 	c.threshold = c.cwnd
 }
 
-// shrink answers a round with losses.
+// lossRound begins a round with losses, with so many frames in flight.
+func (c *congestion) lossRound(inFlight int) {
+	c.floor = c.cwnd * 7 / 10
+	c.heavy = max(inFlight/heavyShare, heavyLeast)
+}
+
+// lostOne takes a loss of the round: a frame off the window, which losses by chance,
+// no sign of congestion, let grow again. When much is lost that is one, and all that
+// a round may cost goes at once.
+func (c *congestion) lostOne() {
+	switch c.heavy--; {
+	case c.heavy > 0:
+		c.cut(min(c.cwnd, max(c.cwnd-fraction, c.floor))) // a time-out may have taken more
+	case c.heavy == 0:
+		c.cut(min(c.cwnd, c.floor))
+	}
+}
+
+// shrink takes three tenths of the window.
 func (c *congestion) shrink() { c.cut(c.cwnd * 7 / 10) }
 
 // collapse answers a retransmission time-out. A second one in a row leaves the

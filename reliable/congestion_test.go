@@ -137,6 +137,36 @@ func TestOverflowingQueueIsShared(t *testing.T) {
 	}
 }
 
+// Two streams of one link, of which the second begins late, come to share it, and all of it.
+// What overtakes a little keeps the two from losing in step.
+func TestTwoStreamsShareALink(t *testing.T) {
+	for _, queue := range []int{16, 64, 256} {
+		l := link{delay: 20_000, jitter: 10_000, perFrame: 2_000, queue: queue}
+		w, a, b := pair(1, 1, 256, l, local)
+		_, c, d := pair(2, 500, 256, l, local)
+		for _, h := range []*host{c, d} {
+			h.w, h.out.w = w, w
+		}
+		c.out.through = a.out
+		a.total, c.total = 1<<20, 1<<20 // more than the time is enough for
+		w.at(40_000_000, c.work)
+		a.work()
+		var from [2]uint64
+		w.at(60_000_000, func() { from = [2]uint64{b.placed, d.placed} })
+		w.run(160_000_000, func() bool { return a.err != nil || c.err != nil })
+		if a.err != nil || c.err != nil {
+			t.Fatalf("queue of %d: %v, %v", queue, a.err, c.err)
+		}
+		first, second := float64(b.placed-from[0]), float64(d.placed-from[1])
+		if share := first / (first + second); share < 0.35 || share > 0.65 {
+			t.Errorf("queue of %d: the first has %.2f of the link", queue, share)
+		}
+		if full := 100_000_000 / float64(l.perFrame); first+second < 0.9*full {
+			t.Errorf("queue of %d: %.0f frames in 100 ms, the link carries %.0f", queue, first+second, full)
+		}
+	}
+}
+
 // The window stays in its bounds, however small they are.
 func TestWindowBounds(t *testing.T) {
 	for _, window := range []int{-1, 0, 1, 2, 3, 64, 1 << 20} {

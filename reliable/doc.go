@@ -19,9 +19,12 @@
 //
 // How much may be in flight: never more than the peer's window, which keeps
 // its rings from overflowing, and never more than the congestion window, which
-// grows while frames arrive, and shrinks by 3/10 for a round trip with losses,
-// by 1/8 for one in which delay stood far above its minimum, and to a few
-// frames when a retransmission timer ran out.
+// grows while frames arrive, and shrinks by a frame for each one that is lost, by
+// 3/10 for a round trip in which a fifth is lost, by 1/8 for one in which delay stood
+// far above its minimum, and to a few frames when a retransmission timer ran out. It
+// grows by up to four frames in a round trip, so that losses by chance, one frame in
+// twenty, do not hold a stream down. It is no good neighbour of kernel TCP on a
+// congested link: a network for VIs is one's own.
 //
 // Sequence numbers are 32 bits and wrap; all comparisons are modulo 2^32 and
 // windows are at most MaxWindow frames, so a frame would have to be delayed by
@@ -46,6 +49,10 @@ const (
 	minRTTWindow = 10_000_000_000 // a least round trip older than this is measured anew
 
 	initialWindow = 64 // congestion window at the start, frames
+	growthShare   = 16 // in a round without losses the congestion window grows by this part,
+	mostGrowth    = 4  // and by no more frames
+	heavyShare    = 5  // a round of which a fifth is lost is no chance,
+	heavyLeast    = 9  // unless that is less than so many frames
 	leastWindow   = 4  // congestion window after a timeout
 	dupThreshold  = 3  // later arrivals that tell a loss while no reordering was seen
 	reorderRounds = 16 // rounds of losses after which a reordering is forgotten (RFC 8985)

@@ -48,9 +48,10 @@ func (s *Sender) markLost(now int64, seq uint32, f *sentFrame) {
 	if f.sentAt > s.recoveryEnd {
 		s.recoveryEnd = now
 		s.reordered = max(s.reordered, 1) - 1
-		s.shrink()
+		s.lossRound(s.inFlight())
 		s.stats.LossRounds++
 	}
+	s.lostOne()
 }
 
 // NextLost returns the first frame that has to be sent again and may be sent

@@ -103,15 +103,69 @@ func TestEarlierFramesDoNotJudgeARetransmission(t *testing.T) {
 	}
 }
 
-// All losses of one flight shrink the window once.
+// Losses of one flight take a frame each off the window, as they may be chance, and
+// three tenths at once when they are too many for that. No more is taken until the
+// frames that were sent after the first of them tell of losses.
 func TestOneRoundShrinksOnce(t *testing.T) {
-	s, now, f := warm(30)
-	before := s.cwnd
-	for i := uint32(2); i < 30; i += 3 {
-		sack(s, now+trip+int64(i)*100, f+i, f+i+1)
+	for _, c := range []struct {
+		flight int
+		losses uint32
+		want   func(before int64) int64
+	}{
+		{60, 1, func(b int64) int64 { return b - fraction }},
+		{60, 8, func(b int64) int64 { return b - 8*fraction }},
+		{60, 12, func(b int64) int64 { return b * 7 / 10 }}, // a fifth of them
+		{60, 30, func(b int64) int64 { return b * 7 / 10 }},
+		{12, 8, func(b int64) int64 { return b - 8*fraction }}, // few, though of fewer
+		{12, 9, func(b int64) int64 { return b * 7 / 10 }},
+	} {
+		s, now, f := warm(c.flight)
+		before := s.cwnd
+		sack(s, now+trip, f+c.losses, f+uint32(c.flight))
+		if n := len(lost(s, now+trip)); n != int(c.losses) || s.Stats().LossRounds != 1 || s.cwnd != c.want(before) {
+			t.Errorf("%d of %d: %d lost, window from %d to %d, want %d, %+v",
+				c.losses, c.flight, n, before, s.cwnd, c.want(before), s.Stats())
+		}
+		if s.threshold != s.cwnd {
+			t.Errorf("%d of %d: threshold %d, window %d", c.losses, c.flight, s.threshold, s.cwnd)
+		}
 	}
-	if n := len(lost(s, now+trip+3000)); n < 10 || s.Stats().LossRounds != 1 || s.cwnd != before*7/10 {
-		t.Errorf("%d lost, window from %d to %d, %+v", n, before, s.cwnd, s.Stats())
+	// A window of few frames is not made smaller than its share at once.
+	s, now, f := warm(12)
+	s.cwnd = 10 * fraction
+	sack(s, now+trip, f+8, f+12)
+	if lost(s, now+trip); s.cwnd != 7*fraction {
+		t.Errorf("8 losses of 12: window of 10 frames became %d/256", s.cwnd)
+	}
+}
+
+// What a time-out has taken off the window, losses of the round before do not give back.
+func TestLossesDoNotUndoATimeout(t *testing.T) {
+	s, now, f := warm(60)
+	sack(s, now+trip, f+1, f+20)
+	lost(s, now+trip)
+	s.collapse()
+	sack(s, now+2*trip, f+40, f+60)
+	if n := len(lost(s, now+2*trip)); n == 0 || s.window() != leastWindow {
+		t.Errorf("%d more lost, window %d, want %d", n, s.window(), leastWindow)
+	}
+}
+
+// Without losses the window grows by a sixteenth in a round, at least by a frame and at
+// most by four: what chance takes at a loss of one frame in twenty comes back.
+func TestWindowGrowsByRounds(t *testing.T) {
+	for _, c := range []struct{ window, grown int64 }{{8, 1}, {16, 1}, {32, 2}, {64, 4}, {240, 4}} {
+		s := NewSender(1, 1024)
+		s.cwnd, s.threshold = c.window*fraction, c.window*fraction
+		for range c.window {
+			s.Send(us, 0, 1)
+		}
+		for i := range c.window {
+			s.Ack(us+trip, uint32(2+i), 1024)
+		}
+		if got := float64(s.cwnd)/fraction - float64(c.window); got < 0.8*float64(c.grown) || got > float64(c.grown) {
+			t.Errorf("window of %d grew by %.2f frames in a round, want %d", c.window, got, c.grown)
+		}
 	}
 }
 

@@ -83,6 +83,7 @@ type pipe struct {
 	w       *world
 	rnd     *rand.Rand
 	free    int64 // when the link has sent all that waits
+	through *pipe // whose link this one shares, or nil
 	deaf    int64 // the end of the burst
 	dropped int   // data frames lost
 	deliver func(packet)
@@ -91,13 +92,17 @@ type pipe struct {
 func (p *pipe) send(f packet) {
 	at := p.w.now
 	if p.perFrame > 0 {
-		wait := max(p.free-at, 0)
+		gate := p
+		if p.through != nil {
+			gate = p.through
+		}
+		wait := max(gate.free-at, 0)
 		if p.queue > 0 && wait/p.perFrame >= int64(p.queue) {
 			p.lose(f)
 			return
 		}
 		at += wait + p.perFrame
-		p.free = at
+		gate.free = at
 	}
 	if p.burst > 0 && p.w.now >= p.deaf && p.rnd.Float64() < p.burst {
 		p.deaf = p.w.now + 1 + p.rnd.Int64N(2*p.burstFor)

@@ -22,7 +22,10 @@ type Receiver struct {
 	held  int
 	frame []heldFrame
 
-	unacked int  // frames that arrived in order since the last acknowledgement
+	high   uint32 // one past the highest number that came early
+	behind int    // early frames that came in a row behind the last gap
+
+	unacked int  // frames that arrived since the last acknowledgement
 	urgent  bool // the peer should hear at once: gap, duplicate, closed gap
 	stats   ReceiverStats
 }
@@ -62,10 +65,20 @@ func (r *Receiver) Arrive(seq uint32) Verdict {
 }
 
 // arriveSlow judges a frame that tells of a gap, closes one, or should not have
-// come: in each case the peer should hear of it at once.
+// come: in each case the peer should hear of it at once. What comes in a row behind
+// a gap tells of it again; when the peer has heard that often enough to send the
+// missing frame again, more of it is news like any other.
 func (r *Receiver) arriveSlow(seq uint32) Verdict {
-	r.urgent = true
 	ahead := seq - r.next
+	if int32(ahead) > 0 && ahead <= r.mask && r.held > 0 && seq == r.high {
+		r.high++
+		r.behind++
+		r.unacked++
+		r.urgent = r.urgent || r.behind <= dupThreshold
+		r.stats.Early++
+		return Early
+	}
+	r.urgent = true
 	switch {
 	case int32(ahead) < 0, ahead <= r.mask && r.frame[seq&r.mask].held:
 		r.stats.Duplicate++
@@ -74,6 +87,9 @@ func (r *Receiver) arriveSlow(seq uint32) Verdict {
 		r.stats.Outside++
 		return Outside
 	case ahead > 0:
+		if r.held == 0 || before(r.high, seq) {
+			r.high, r.behind = seq+1, 1
+		}
 		r.stats.Early++
 		return Early
 	}
@@ -122,7 +138,8 @@ func (r *Receiver) Drain() (tag uint64, ok bool) {
 	return 0, false
 }
 
-// Unacked is the number of frames that arrived in order since Acked.
+// Unacked is the number of frames that arrived since Acked, and of those that Pop
+// has given.
 func (r *Receiver) Unacked() int { return r.unacked }
 
 // Urgent says that the peer should get an acknowledgement at once.

@@ -15,6 +15,7 @@ func TestReceiverAgainstModel(t *testing.T) {
 		r := NewReceiver(first, window)
 		size := uint32(roundUp(window))
 		next, unacked := first, 0
+		top, row := first, 0 // one past the latest gap's last frame; frames in a row behind the gap
 		held := map[uint32]uint64{}
 		var want ReceiverStats
 		t.Repeat(map[string]func(*rapid.T){
@@ -25,7 +26,7 @@ func TestReceiverAgainstModel(t *testing.T) {
 				}
 				ahead := seq - next
 				_, here := held[seq]
-				verdict, urgent := Early, r.Urgent()
+				verdict, urgent, news := Early, r.Urgent(), true
 				switch {
 				case int32(ahead) < 0 || here:
 					verdict = Duplicate
@@ -36,14 +37,25 @@ func TestReceiverAgainstModel(t *testing.T) {
 				case ahead == 0:
 					verdict = InOrder
 					want.InOrder++
+				case len(held) > 0 && seq == top:
+					want.Early++
+					unacked++
+					top++
+					row++
+					news = row <= 3
 				default:
 					want.Early++
+					if len(held) == 0 || int32(seq-top) > 0 {
+						top, row = seq+1, 1
+					}
 				}
-				inOrder := verdict == InOrder && len(held) == 0
+				if verdict == InOrder && len(held) == 0 {
+					news = false
+				}
 				if got := r.Arrive(seq); got != verdict {
 					t.Fatalf("frame %d at %d: verdict %d, want %d", seq, next, got, verdict)
 				}
-				if r.Urgent() != (urgent || !inOrder) {
+				if r.Urgent() != (urgent || news) {
 					t.Fatalf("urgent %v after verdict %d", r.Urgent(), verdict)
 				}
 				switch verdict {
@@ -149,5 +161,34 @@ func TestUrgency(t *testing.T) {
 			_, ok = r.Pop()
 		}
 		r.Acked()
+	}
+}
+
+// While a frame is missing the peer is not told of each frame behind it: three times
+// at once, so that the loss is found, and then as often as without a loss.
+func TestGapIsNotToldForEachFrame(t *testing.T) {
+	r := NewReceiver(1, 256)
+	told := 0
+	for seq := uint32(2); seq < 102; seq++ {
+		if r.Arrive(seq) != Early {
+			t.Fatalf("frame %d is not early", seq)
+		}
+		r.Hold(seq, 0)
+		if r.Urgent() || r.Unacked() >= ackEvery {
+			told++
+			r.Acked()
+		}
+	}
+	if want := dupThreshold + 97/ackEvery; told != want {
+		t.Errorf("told %d times of 100 frames behind a gap, want %d", told, want)
+	}
+	r.Arrive(150) // a second gap is news
+	if !r.Urgent() {
+		t.Error("a second gap is not told at once")
+	}
+	r.Hold(150, 0)
+	r.Acked()
+	if r.Arrive(1); !r.Urgent() {
+		t.Error("the end of a gap is not told at once")
 	}
 }
