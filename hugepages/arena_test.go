@@ -303,3 +303,56 @@ func TestTransparent(t *testing.T) {
 		}
 	}
 }
+
+// An adopted arena has the same bytes, and gives out all but the reserve.
+func TestAdopt(t *testing.T) {
+	for _, policy := range []Policy{Auto, Avoid} {
+		a := open(t, Config{Size: 4 << 20, Reserve: 1 << 20, Shared: true, Policy: policy})
+		fd, err := unix.FcntlInt(uintptr(a.FD()), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := Adopt(fd, a.Info())
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Bytes()[77] = 7
+		if b.Bytes()[77] != 7 || len(b.Bytes()) != len(a.Bytes()) || b.FD() != fd {
+			t.Error("not the same memory")
+		}
+		if address(b.Bytes())%(4<<20) != 0 {
+			t.Errorf("address %#x: not on the boundary of an arena", address(b.Bytes()))
+		}
+		block, err := b.Alloc(2<<20, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if off, _ := offsetIn(b.Bytes(), block); off < 1<<20 {
+			t.Errorf("block at %d: in the reserve", off)
+		}
+		if err := errors.Join(b.Free(block), b.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A file that is shorter than it is said to be would be a fault later.
+func TestAdoptRefuses(t *testing.T) {
+	a := open(t, Config{Size: 1 << 20, Shared: true, Policy: Avoid})
+	for name, change := range map[string]func(*Info){
+		"size": func(i *Info) { i.Size *= 2 }, "none": func(i *Info) { i.Size = 0 }, "reserve": func(i *Info) { i.Reserve = i.Size + 1 },
+	} {
+		info := a.Info()
+		change(&info)
+		fd, err := unix.FcntlInt(uintptr(a.FD()), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Adopt(fd, info); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
+			t.Errorf("%s: the descriptor is open: %v", name, err)
+		}
+	}
+}

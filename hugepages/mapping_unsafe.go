@@ -31,20 +31,25 @@ func newMapping(size int, shared, huge bool) (m *mapping, err error) {
 	} else if huge {
 		flags |= unix.MAP_HUGETLB | unix.MAP_HUGE_2MB
 	}
+	if err := m.place(size, flags); err != nil {
+		return nil, errors.Join(err, m.close())
+	}
+	return m, nil
+}
+
+// place maps size bytes between guard pages.
+func (m *mapping) place(size, flags int) error {
 	base, err := m.claim(size)
 	if err == nil {
 		_, err = unix.MmapPtr(m.fd, 0, base, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, flags|unix.MAP_FIXED)
 	}
 	if err != nil {
-		return nil, errors.Join(err, m.close())
+		return err
 	}
 	m.mem = unsafe.Slice((*byte)(base), size)
 	// A child would share pinned pages copy-on-write, and take them from
 	// under the NIC; it has no use for the arena.
-	if err := unix.Madvise(m.mem, unix.MADV_DONTFORK); err != nil {
-		return nil, errors.Join(err, m.close())
-	}
-	return m, nil
+	return unix.Madvise(m.mem, unix.MADV_DONTFORK)
 }
 
 // claim takes address space for size bytes on their boundary and the guard

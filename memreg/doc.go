@@ -34,6 +34,8 @@
 //
 //	Resolve -> Acquire (false: just deregistered) -> use -> Release
 //	ResolveRemote, which also acquires            -> use -> Release
+//	Resolve -> Hold -> use -> Unhold, where one lock is around each of them and
+//	                                  around Deregister: two plain additions
 //
 // A region's tag and RDMA rights may change while it lives, by
 // [Table.SetAttributes], and change together: an access is checked against one
@@ -50,7 +52,7 @@
 // Everything may be called from any goroutine. Registering, deregistering,
 // changing attributes and tags take the table's mutex. Lookup, Resolve,
 // ResolveRemote, Acquire, Release and all methods of a Region take no lock,
-// wait for nobody and allocate nothing. What the memory holds is the business
+// wait for nobody and allocate nothing; Hold and Unhold need one. What the memory holds is the business
 // of those who share it.
 //
 // # Privileges

@@ -15,10 +15,11 @@ func (t *Table) Lookup(h Handle) *Region {
 
 // Resolve returns the n bytes at addr, as a slice without capacity beyond them,
 // and the region that they lie in. A tag other than nil must be the region's
-// own; nil stands for any tag of this table.
+// own, or the region's the common one; nil stands for any tag of this table.
 //
 // It does not hold the region: whoever keeps the bytes past the call must
-// Acquire it first and treat false as ErrHandle.
+// Acquire it first and treat false as ErrHandle, or [Region.Hold] it under the
+// lock under which it is deregistered, too.
 //
 // Errors, the values themselves: ErrHandle, ErrPtag, ErrRange.
 func (t *Table) Resolve(h Handle, addr uint64, n uint32, ptag *Ptag) (seg []byte, r *Region, err error) {
@@ -26,7 +27,7 @@ func (t *Table) Resolve(h Handle, addr uint64, n uint32, ptag *Ptag) (seg []byte
 	if r == nil {
 		return nil, nil, ErrHandle
 	}
-	if ptag != nil && ptag != r.Ptag() {
+	if !r.Ptag().Matches(ptag) {
 		return nil, nil, ErrPtag
 	}
 	seg, err = r.Slice(addr, n)
@@ -54,7 +55,7 @@ func (t *Table) ResolveRemote(h Handle, addr uint64, n uint32, ptag *Ptag, want 
 		return nil, nil, ErrHandle
 	}
 	switch now := r.now.Load(); {
-	case ptag != nil && ptag != now.ptag:
+	case !now.ptag.Matches(ptag):
 		err = ErrPtag
 	case want&^now.rights != 0:
 		err = ErrRights

@@ -3,7 +3,7 @@ package memreg
 import "fmt"
 
 // A Ptag is a protection tag: a VI may touch a region when both carry the same
-// one. It belongs to the table that created it, and lives at least as long as
+// one, or the region the common one. It belongs to the table that created it, and lives at least as long as
 // a region or VI holds it. All methods are safe for concurrent use.
 type Ptag struct {
 	table *Table
@@ -34,10 +34,18 @@ func (t *Table) CreatePtag() (*Ptag, error) {
 	return &Ptag{table: t}, nil
 }
 
+// CommonPtag is the tag of regions that any VI of the table's NIC may touch. It
+// is always there, counts for no limit, and cannot be destroyed.
+func (t *Table) CommonPtag() *Ptag { return &t.common }
+
+// Matches says whether a VI with that tag, nil for any, may touch a region with
+// this one.
+func (p *Ptag) Matches(vi *Ptag) bool { return vi == nil || vi == p || p == &p.table.common }
+
 // DestroyPtag ends a tag. ErrBusy: regions or VIs hold it. ErrPtag: it is nil,
-// of another table, or destroyed already.
+// of another table, the common one, or destroyed already.
 func (t *Table) DestroyPtag(p *Ptag) error {
-	if p == nil || p.table != t {
+	if p == nil || p.table != t || p == &t.common {
 		return ErrPtag
 	}
 	t.mu.Lock()

@@ -18,7 +18,7 @@ type Region struct {
 	addr   uint64
 	mem    []byte // the bytes; keeps memory of Go alive
 	umem   uint64 // offset in the UMEM
-	held   int    // Holds, which together are one of refs
+	held   int    // Holds, which are none of refs
 }
 
 // Handle names the region, together with its address.
@@ -56,25 +56,16 @@ func (r *Region) Acquire() bool { return r.refs.acquire() }
 // Release ends one Acquire, or one [Table.ResolveRemote].
 func (r *Region) Release() { r.refs.release() }
 
-// Hold is Acquire for one owner who has a lock around all its calls of Hold and
-// Unhold: only the first of several Holds and the last Unhold touch memory that
-// others write to.
-func (r *Region) Hold() bool {
-	if r.held == 0 && !r.refs.acquire() {
-		return false
-	}
-	r.held++
-	return true
-}
+// Hold is Acquire for an owner with one lock around all its calls of Hold and
+// Unhold for the region, and around those of Resolve before and of Deregister: it
+// is a plain count, where Acquire writes to memory so that all processors agree.
+// The region is alive, as the owner has just found out by [Table.Resolve].
+func (r *Region) Hold() { r.held++ }
 
 // Unhold ends one Hold.
-func (r *Region) Unhold() {
-	if r.held--; r.held == 0 {
-		r.refs.release()
-	}
-}
+func (r *Region) Unhold() { r.held-- }
 
-// Users is the number of holders now; that of all Holds is one.
+// Users is the number of holders now, but for those of Hold.
 func (r *Region) Users() int { return r.refs.count() }
 
 // Slice returns the n bytes at addr, with no capacity beyond them, or

@@ -192,3 +192,27 @@ func TestAcquire(t *testing.T) {
 		t.Error("a release brought it back")
 	}
 }
+
+// A region with Holds cannot be deregistered, nor closed with its table; they
+// are none of its users.
+func TestHold(t *testing.T) {
+	f := newFixture(t, Limits{})
+	r := f.register(t, f.buf)
+	r.Hold()
+	r.Hold()
+	for held := 2; held > 0; held-- {
+		if err := f.Deregister(r.Handle(), r.Addr()); !errors.Is(err, ErrBusy) {
+			t.Fatalf("held %d times: %v", held, err)
+		}
+		if err := f.Close(); !errors.Is(err, ErrBusy) {
+			t.Fatalf("held %d times: close: %v", held, err)
+		}
+		if !r.Alive() || r.Users() != 0 {
+			t.Fatalf("held %d times: alive %v, %d users", held, r.Alive(), r.Users())
+		}
+		r.Unhold()
+	}
+	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -36,6 +36,7 @@ type Table struct {
 	umem   []byte
 	limits Limits
 	random func() Handle
+	common Ptag
 
 	mu      sync.Mutex // all below, and all writes to slots
 	closed  bool
@@ -66,6 +67,7 @@ func NewTable(umem []byte, limits Limits) (*Table, error) {
 		limits.MaxBytes = math.MaxInt64
 	}
 	t := &Table{umem: umem, limits: limits, random: randomHandle}
+	t.common.table = t
 	slots := make([]atomic.Pointer[Region], firstSlots)
 	t.slots.Store(&slots)
 	return t, nil
@@ -153,7 +155,7 @@ func (t *Table) Deregister(h Handle, addr uint64) error {
 
 // remove ends a region that nobody holds.
 func (t *Table) remove(r *Region) bool {
-	if !r.refs.kill() {
+	if r.held != 0 || !r.refs.kill() {
 		return false
 	}
 	slots := *t.slots.Load()

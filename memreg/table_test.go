@@ -148,6 +148,42 @@ func TestResolveChecksPtag(t *testing.T) {
 	}
 }
 
+// A region with the common tag is for every VI of its table, whatever its tag; a VI
+// with the common tag is for no other region.
+func TestCommonPtag(t *testing.T) {
+	f, other := newFixture(t, Limits{MaxPtags: 1}), newFixture(t, Limits{})
+	if _, err := f.Register(f.buf, Attributes{Ptag: other.CommonPtag()}); !errors.Is(err, ErrPtag) {
+		t.Errorf("Register with another table's: %v", err)
+	}
+	r, err := f.Register(f.buf, Attributes{Ptag: f.CommonPtag(), EnableRdmaRead: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := f.register(t, f.buf)
+	for _, tag := range []*Ptag{f.tag, f.CommonPtag(), nil} {
+		if _, _, err := f.Resolve(r.Handle(), r.Addr(), 1, tag); err != nil {
+			t.Error(err)
+		}
+		if _, held, err := f.ResolveRemote(r.Handle(), r.Addr(), 1, tag, RemoteRead); err != nil {
+			t.Error(err)
+		} else {
+			held.Release()
+		}
+		if _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 1, tag, RemoteWrite); err != ErrRights {
+			t.Errorf("a right that it does not give: %v", err)
+		}
+	}
+	if _, _, err := f.Resolve(own.Handle(), own.Addr(), 1, f.CommonPtag()); err != ErrPtag {
+		t.Errorf("a VI with the common tag: %v", err)
+	}
+	if err := f.SetAttributes(r, Attributes{Ptag: f.tag}); err != nil || f.CommonPtag().Users() != 0 {
+		t.Errorf("%v, %d users are left", err, f.CommonPtag().Users())
+	}
+	if err := f.DestroyPtag(f.CommonPtag()); err != ErrPtag {
+		t.Errorf("DestroyPtag: %v", err)
+	}
+}
+
 func TestPtagLife(t *testing.T) {
 	f, other := newFixture(t, Limits{MaxPtags: 2}), newFixture(t, Limits{})
 	for _, wrong := range []*Ptag{nil, other.tag} {
