@@ -46,6 +46,10 @@ func (a Attached) String() string {
 	return fmt.Sprintf("program %d %q (%s mode)", a.ID, a.Name, a.Mode)
 }
 
+// IsDemux tells whether a program is a demux program, of whatever process: by
+// its name, so far as that can be seen.
+func IsDemux(a Attached) bool { return a.Name == demuxProgViaDemux }
+
 // AttachedTo asks what XDP program an interface of the calling thread's network
 // namespace has; ok is false if it has none. It needs no privilege.
 func AttachedTo(ifindex int) (a Attached, ok bool, err error) {

@@ -13,7 +13,7 @@ import (
 )
 
 // patience bounds waits for what must come; nothing is measured by it.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // receiver opens an AF_XDP socket on queue 0 of the interface, ready to receive.
 func receiver(t *testing.T, ns *nstest.NS) *xdp.Socket {

@@ -90,3 +90,22 @@ func (t *viTable) clear() {
 		atomic.StoreUint64(&t.entries[i].Id, 0)
 	}
 }
+
+func (t *viTable) each(f func(num uint32, v VIEntry)) {
+	for i := range t.entries {
+		e := &t.entries[i]
+		id := atomic.LoadUint64(&e.Id)
+		if uint32(id) == 0 {
+			continue
+		}
+		var peer [16]byte
+		var key [8]byte
+		binary.NativeEndian.PutUint64(peer[:8], atomic.LoadUint64(&e.Peer.Hi))
+		binary.NativeEndian.PutUint64(peer[8:], atomic.LoadUint64(&e.Peer.Lo))
+		binary.NativeEndian.PutUint64(key[:], atomic.LoadUint64(&e.Key))
+		f(uint32(id), VIEntry{
+			Slot: uint32(id >> 32), Queue: atomic.LoadUint32(&e.Queue),
+			Key: binary.BigEndian.Uint64(key[:]), Peer: netip.AddrFrom16(peer).Unmap(),
+		})
+	}
+}
