@@ -2,9 +2,12 @@ package xdpnic
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -66,7 +69,13 @@ func (q *Queue) bind() error {
 		return q.fail("bind", errConfig)
 	}
 	for i, m := range steps {
-		err := q.bindOnce(bindFlags(m, c.MultiBuffer), 0)
+		var err error
+		if m == ModeZeroCopy {
+			err = q.refuseZeroCopy()
+		}
+		if err == nil {
+			err = q.bindOnce(bindFlags(m, c.MultiBuffer), 0)
+		}
 		q.info.Attempts = append(q.info.Attempts, Attempt{m, err})
 		if err == nil {
 			q.info.Mode = m
@@ -78,6 +87,67 @@ func (q *Queue) bind() error {
 		}
 	}
 	return nil
+}
+
+// refuseZeroCopy says why zero-copy would not work although the bind succeeds.
+// The kernel asks whether the driver has zero-copy queues, not how the program
+// is attached; and with preferred busy polling it leaves it to the polling to
+// send, which polls the NAPI instance of the RX queue alone: drivers that send
+// from one of the TX queue, as igb and virtio-net do, then never send.
+func (q *Queue) refuseZeroCopy() error {
+	refuse := func(reason string) error {
+		return &OpError{Op: "bind", Ifindex: q.cfg.Ifindex, Queue: q.cfg.QueueID, Err: unix.EOPNOTSUPP, Detail: reason}
+	}
+	if q.cfg.BusyPoll.Prefer && !q.cfg.BusyPoll.Trust {
+		return refuse("preferred busy polling stalls sending where the driver has a NAPI instance of its own for it: " +
+			"leave BusyPoll.Prefer out, or set BusyPoll.Trust for a driver that has one for both")
+	}
+	link, err := netlink.LinkByIndex(q.cfg.Ifindex)
+	if err != nil {
+		return nil // the bind knows better
+	}
+	if x := link.Attrs().Xdp; x != nil && x.AttachMode == nl.XDP_ATTACHED_SKB {
+		return refuse("the interface's XDP program is attached in generic mode: attach it in native mode")
+	}
+	return nil
+}
+
+// claimed explains a driver that says that it has zero-copy and then refuses.
+func (q *Queue) claimed() string {
+	if f, err := QueryFeatures(q.cfg.Ifindex); err != nil || !f.XDP.Has(FeatureZeroCopy) {
+		return ""
+	}
+	return "the driver says that it has zero-copy and refuses it for this device; " +
+		"virtio-net wants iommu_platform=on (VIRTIO_F_ACCESS_PLATFORM) and queue_reset=on of its device"
+}
+
+// chained explains why a socket for frames of several chunks may have been
+// refused.
+func (q *Queue) chained(flags uint16, err error) string {
+	if errors.Is(err, unix.EINVAL) {
+		if flags&unix.XDP_ZEROCOPY != 0 {
+			if why := q.claimed(); why != "" {
+				return why
+			}
+		}
+		var u unix.Utsname
+		if unix.Uname(&u) == nil && beforeSG(unix.ByteSliceToString(u.Release[:])) {
+			return "kernels before 6.6 have no frames of several chunks (XDP_USE_SG)"
+		}
+		return "" // as without them
+	}
+	f, ferr := QueryFeatures(q.cfg.Ifindex)
+	if ferr == nil && flags&unix.XDP_ZEROCOPY != 0 && f.XDP.Has(FeatureZeroCopy) && f.ZCMaxSegs < 2 {
+		return "the driver has no frames of several chunks in zero-copy mode"
+	}
+	return ""
+}
+
+// beforeSG tells whether a kernel, by its release, is older than XDP_USE_SG.
+func beforeSG(release string) bool {
+	var major, minor int
+	n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor)
+	return n == 2 && (major < 6 || major == 6 && minor < 6)
 }
 
 // bindOnce binds in one way, and again while the queue is busy.
@@ -96,6 +166,10 @@ func (q *Queue) bindOnce(flags uint16, umemFD uint32) error {
 			switch {
 			case errors.Is(err, unix.EINVAL) && flags == unix.XDP_SHARED_UMEM:
 				e.Detail = "a second socket on the same queue is made by Queue.Share"
+			case flags&unix.XDP_USE_SG != 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
+				e.Detail = q.chained(flags, err)
+			case flags&unix.XDP_ZEROCOPY != 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT)):
+				e.Detail = q.claimed()
 			case errors.Is(err, unix.EBUSY):
 				e.Detail = describeHolders(q.cfg.Ifindex, q.cfg.QueueID, os.Getpid())
 			}
@@ -124,8 +198,9 @@ func (q *Queue) describe() (err error) {
 	q.maxSegs = 1
 	if q.sg {
 		q.maxSegs = MaxSegs
-		if q.zc && i.Features.ZCMaxSegs > 0 {
-			q.maxSegs = int(i.Features.ZCMaxSegs)
+		if q.zc {
+			// A kernel that cannot say has no drivers that can.
+			q.maxSegs = max(int(i.Features.ZCMaxSegs), 1)
 		}
 		if c.MaxSegs > 0 {
 			q.maxSegs = min(q.maxSegs, c.MaxSegs)

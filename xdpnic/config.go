@@ -51,9 +51,12 @@ const (
 // NAPI instance per queue (Documentation/networking/napi.rst). Leave it zero
 // on veth: there it does nothing or harm.
 type BusyPoll struct {
-	Prefer bool // SO_PREFER_BUSY_POLL
-	Usec   int  // SO_BUSY_POLL, microseconds; 0: option not set
-	Budget int  // SO_BUSY_POLL_BUDGET, frames; 0: option not set
+	Prefer bool // SO_PREFER_BUSY_POLL; not with zero-copy, see Trust
+	// Trust takes Prefer with zero-copy, too: right only for a driver that sends
+	// from the same NAPI instance as it receives.
+	Trust  bool
+	Usec   int // SO_BUSY_POLL, microseconds; 0: option not set
+	Budget int // SO_BUSY_POLL_BUDGET, frames; 0: option not set
 }
 
 // Config says which queue to open and how. The zero value of a field means its
@@ -69,7 +72,7 @@ type Config struct {
 	Memory     []byte
 	PoolOffset int // bytes, a multiple of 4096
 
-	ChunkSize   int  // bytes. 0: 2048 when a frame of the MTU fits, else 4096
+	ChunkSize   int  // bytes. 0: 2048 when a frame of the MTU fits and nothing is received without a copy, else 4096
 	Headroom    int  // bytes the kernel leaves free before a frame beyond PacketHeadroom
 	Unaligned   bool // chunks of any size from 2048 to 4096; registered memory may cross chunk boundaries
 	MultiBuffer bool // frames of several segments, in both directions (XDP_USE_SG)
@@ -150,10 +153,20 @@ func (c *Config) chunkFromMTU() error {
 	}
 	const ethernet = 14 + 4 // header and one VLAN tag
 	c.ChunkSize = MinChunk
-	if link.Attrs().MTU+ethernet > MinChunk-PacketHeadroom-c.Headroom {
+	if link.Attrs().MTU+ethernet > MinChunk-PacketHeadroom-c.Headroom || c.mayZeroCopy() {
 		c.ChunkSize = MaxChunk
 	}
 	return nil
+}
+
+// mayZeroCopy: NICs take buffers in steps of 1024 bytes, and so igb writes no
+// more than 1024 bytes into the 1792 that a chunk of 2048 leaves.
+func (c *Config) mayZeroCopy() bool {
+	if steps := Ladder(c.Mode, c.Require); len(steps) == 0 || steps[0] != ModeZeroCopy {
+		return false
+	}
+	f, err := QueryFeatures(c.Ifindex)
+	return err == nil && f.XDP.Has(FeatureZeroCopy)
 }
 
 func (c *Config) check() error {

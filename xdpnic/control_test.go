@@ -253,3 +253,53 @@ func TestFeatures(t *testing.T) {
 		t.Error(s)
 	}
 }
+
+// A zero-copy bind that would succeed and not work is refused with the reason:
+// beside a program in generic mode, and with preferred busy polling. veth has no
+// zero-copy at all, which is found later, and so tells the two apart.
+func TestZeroCopyRefused(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	for _, tc := range []struct {
+		name, want string
+		generic    bool
+		poll       BusyPoll
+	}{
+		{"generic program", "attached in generic mode", true, BusyPoll{}},
+		{"native program", "the driver has no zero-copy", false, BusyPoll{}},
+		{"busy polling", "stalls sending", false, BusyPoll{Prefer: true}},
+		{"busy polling, trusted", "the driver has no zero-copy", false, BusyPoll{Prefer: true, Trust: true}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if err := ns.Do(func() error {
+				r, err := attachRedirect(ns.Index, tc.generic, false)
+				if err != nil {
+					return err
+				}
+				defer r.close()
+				cfg := Config{Ifindex: ns.Index, Mode: ModeZeroCopy, Require: true, BusyPoll: tc.poll}
+				q, err := Open(cfg)
+				if err == nil {
+					q.Close()
+					return errors.New("zero-copy on a veth")
+				}
+				if tc.want == "the driver has no zero-copy" && strings.Contains(err.Error(), ";") ||
+					!strings.Contains(err.Error(), tc.want) || !errors.Is(err, unix.EOPNOTSUPP) {
+					return fmt.Errorf("error is %q, want %q", err, tc.want)
+				}
+				// The ladder goes on, with the reason.
+				cfg.Require = false
+				q, err = Open(cfg)
+				if err != nil {
+					return err
+				}
+				info := q.Info()
+				if info.Mode != ModeNative || !strings.Contains(info.Attempts[0].Err.Error(), tc.want) {
+					err = fmt.Errorf("%+v", info.Attempts)
+				}
+				return errors.Join(err, q.Close())
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -61,6 +61,24 @@
 // the reason for each that was refused. QueryFeatures asks the driver
 // beforehand; what the socket has got is in Info.
 //
+// # Zero-copy, as drivers do it
+//
+// Only the bind tells: a driver may say that it has zero-copy (QueryFeatures)
+// and refuse it for this device. And a bind that succeeds is not all:
+//
+//   - The program must be attached in native mode; the kernel does not look.
+//     Open does, if the program is there first, and so attach it first.
+//   - Attaching and binding may take the link down, igb for two seconds: frames
+//     sent before the interface is running again are lost.
+//   - NICs take buffers in steps of 1024 bytes; igb puts 1024 bytes of a frame
+//     into a chunk of 2048. Chunks of 4096 hold a frame of MTU 1500 everywhere,
+//     and are the default where the driver has zero-copy.
+//   - The driver sends and refills on its own time, and must be woken when its
+//     ring has run dry: Flush and Refill look at the flags that say so.
+//   - With preferred busy polling, sending stalls where the driver has a NAPI
+//     instance of its own for it. See BusyPoll.
+//   - A frame is one ring entry, unless the driver says more (Info.MaxSegs).
+//
 // # Privileges
 //
 // Open needs CAP_NET_RAW, and CAP_IPC_LOCK or enough RLIMIT_MEMLOCK for the

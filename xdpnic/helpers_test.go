@@ -184,7 +184,7 @@ func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
 	}
 }
 
-const patience = 5 * time.Second
+const patience = 30 * time.Second
 
 // eventually waits until ok.
 func eventually(t testing.TB, what string, ok func() bool) {

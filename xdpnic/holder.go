@@ -1,9 +1,11 @@
 package xdpnic
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -45,6 +47,42 @@ func describeHolders(ifindex, queue, self int) string {
 	default:
 		return "AF_XDP sockets are open in " + strings.Join(names, "; ")
 	}
+}
+
+// A Holder is a process that has an AF_XDP socket open.
+type Holder struct {
+	PID   int
+	Queue int // that the socket is bound to; -1: the kernel does not tell
+}
+
+// Holders lists who has AF_XDP sockets of an interface of the calling thread's
+// network namespace, by process and queue. exact is false where the kernel lacks
+// CONFIG_XDP_SOCKETS_DIAG: the list then has every process with an AF_XDP socket,
+// of whatever interface. Other users' processes can be seen with CAP_SYS_PTRACE
+// only.
+func Holders(ifindex int) (list []Holder, exact bool) {
+	socks, err := netlink.SocketDiagXDP()
+	if err != nil {
+		for pid := range xdpSockets(nil, false) {
+			list = append(list, Holder{PID: pid, Queue: -1})
+		}
+		return sortHolders(list), false
+	}
+	for _, s := range socks {
+		if s.XDPInfo == nil || int(s.XDPInfo.Ifindex) != ifindex {
+			continue
+		}
+		inode := map[string]bool{fmt.Sprintf("socket:[%d]", s.XDPDiagMsg.Ino): true}
+		for pid := range xdpSockets(inode, true) {
+			list = append(list, Holder{PID: pid, Queue: int(s.XDPInfo.QueueID)})
+		}
+	}
+	return sortHolders(list), true
+}
+
+func sortHolders(list []Holder) []Holder {
+	slices.SortFunc(list, func(a, b Holder) int { return cmp.Or(a.Queue-b.Queue, a.PID-b.PID) })
+	return list
 }
 
 // xdpSockets finds the processes that have one of the sockets open, or, when

@@ -1,11 +1,15 @@
 package xdpnic
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
 )
 
 // Frames of several segments, out and in, up to the largest MTU.
@@ -125,5 +129,34 @@ func TestPayloadByReference(t *testing.T) {
 			q.Release(addr)
 			audit(t, q)
 		})
+	}
+}
+
+// A socket for frames of several chunks that is refused says from which kernel on
+// there are such, where that is the reason: a newer one refuses something else, here
+// a queue that there is not.
+func TestMultiBufferRefused(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	err := ns.Do(func() error {
+		q, err := Open(Config{Ifindex: ns.Index, QueueID: 1, RxChunks: 64, TxChunks: 64, Mode: ModeGeneric, Require: true, MultiBuffer: true})
+		if err == nil {
+			q.Close()
+		}
+		return err
+	})
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	old := beforeSG(unix.ByteSliceToString(u.Release[:]))
+	if !errors.Is(err, unix.EINVAL) || strings.Contains(err.Error(), "before 6.6") != old || !strings.Contains(err.Error(), "queue number") {
+		t.Errorf("%v, want the kernel's age in it: %v", err, old)
+	}
+	for release, want := range map[string]bool{
+		"5.15.0-91-generic": true, "6.1.0-50-cloud-amd64": true, "6.5.13": true, "6.6.0-rc1": false, "6.18.5": false, "7.0": false, "?": false,
+	} {
+		if beforeSG(release) != want {
+			t.Errorf("%s is before XDP_USE_SG: want %v", release, want)
+		}
 	}
 }

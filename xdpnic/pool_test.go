@@ -191,6 +191,9 @@ func TestAuditNamesViolations(t *testing.T) {
 				t.Fatal(err)
 			}
 			tc.do(k)
+			if misuse := !strings.Contains(tc.want, "stack") && !strings.Contains(tc.want, "has owner"); misuse && k.q.pool.wrongs == 0 {
+				t.Error("not counted")
+			}
 			err := k.q.Audit()
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Fatalf("Audit: %v; want %q", err, tc.want)

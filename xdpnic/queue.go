@@ -169,6 +169,11 @@ func (q *Queue) poolRings() error {
 	if err := q.setInt("completion ring", unix.XDP_UMEM_COMPLETION_RING, r.CompletionRingNumDescs); err != nil {
 		return err
 	}
+	return q.mapPoolRings()
+}
+
+func (q *Queue) mapPoolRings() error {
+	r := &q.cfg.Rings
 	off, err := mmapOffsets(q.fd)
 	if err != nil {
 		return q.fail("ring offsets", err)
@@ -196,6 +201,14 @@ func (q *Queue) socketRings() error {
 	if err := q.setInt("TX ring", unix.XDP_TX_RING, r.TxRingNumDescs); err != nil {
 		return err
 	}
+	if err := q.mapSocketRings(); err != nil {
+		return err
+	}
+	return q.socketOptions()
+}
+
+func (q *Queue) mapSocketRings() error {
+	r := &q.cfg.Rings
 	off, err := mmapOffsets(q.fd)
 	if err != nil {
 		return q.fail("ring offsets", err)
@@ -208,7 +221,7 @@ func (q *Queue) socketRings() error {
 	}
 	q.rx, q.tx = q.rxMem.rx(), q.txMem.tx()
 	q.look = q.rx.consumer
-	return q.socketOptions()
+	return nil
 }
 
 func (q *Queue) setInt(op string, option, value int) error {

@@ -68,10 +68,13 @@ type consumer struct {
 }
 
 // peek returns how many entries from tail on may be read, at most max. It
-// moves nothing.
+// moves nothing. A producer that is ahead by more than the ring holds has been
+// scribbled on: there is nothing to read until it makes sense.
 func (r *consumer) peek(max uint32) uint32 {
 	if r.seen-r.tail < max {
-		r.seen = r.prod.Load()
+		if r.seen = r.prod.Load(); r.seen-r.tail > r.mask+1 {
+			r.seen = r.tail
+		}
 	}
 	return min(r.seen-r.tail, max)
 }

@@ -1,0 +1,125 @@
+package xdpnic
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+)
+
+// adopted opens a queue on shared memory and takes it over by copies of its
+// descriptors, as another process would.
+func adopted(t *testing.T, ns *nstest.NS, cfg Config) (first, second *Queue) {
+	t.Helper()
+	shared := func(fd int) []byte {
+		mem, err := unix.Mmap(fd, 0, 4<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Munmap(mem) })
+		return mem
+	}
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Ftruncate(fd, 4<<20); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Ifindex, cfg.Memory = ns.Index, shared(fd)
+	if err := ns.Do(func() (err error) {
+		first, err = Open(cfg)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	h, err := first.Handout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Config.Memory != nil {
+		t.Error("the handout has an address of this process")
+	}
+	socket, err := unix.FcntlInt(uintptr(first.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second, err = Adopt(socket, h, shared(fd)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := second.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return first, second
+}
+
+// A queue that was handed out goes on working, with all its chunks, when the one
+// that opened it has closed.
+func TestAdopt(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	first, qa := adopted(t, na, Config{Mode: ModeGeneric, RxChunks: 64, TxChunks: 64})
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Handout(); err == nil {
+		t.Error("a closed queue was handed out")
+	}
+	b := openEnd(t, nb, pairOptions{generic: true})
+	var r *redirect
+	if err := na.Do(func() (err error) {
+		r, err = attachRedirect(na.Index, true, false)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.close)
+	if err := r.register(qa, 0); err != nil {
+		t.Fatal(err)
+	}
+	a := &end{ns: na, q: qa}
+	for i := range 200 { // more than there are chunks
+		a.mustSend(t, b, 100+i, byte(i))
+		data, _ := receive(t, b.q)
+		wantPattern(t, data, 100+i, byte(i))
+		b.mustSend(t, a, 100+i, byte(i))
+		data, _ = receive(t, qa)
+		wantPattern(t, data, 100+i, byte(i))
+	}
+	audit(t, qa, b.q)
+	if s := stats(t, qa); s.TxFrames != 200 || s.RxFrames != 200 || s.Filled < 64 {
+		t.Errorf("stats: %+v", s)
+	}
+}
+
+// What does not fit together is refused, and the socket is closed.
+func TestAdoptRefuses(t *testing.T) {
+	nstest.Require(t)
+	good, err := Config{Ifindex: 1, ChunkSize: 4096, RxChunks: 16, TxChunks: 16}.WithDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := good
+	short.RxChunks = 17
+	mem := make([]byte, 1<<20)
+	for name, c := range map[string]struct {
+		cfg Config
+		mem []byte
+	}{
+		"no memory": {good, nil}, "rings too short": {short, mem}, "no rings": {good, mem},
+	} {
+		fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Adopt(fd, Handout{Config: c.cfg}, c.mem); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {
+			t.Errorf("%s: the socket is open", name)
+		}
+	}
+}
