@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"viaxdp/bpf"
+	"viaxdp/kagent"
 	"viaxdp/reliable"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
@@ -30,9 +31,10 @@ func countersOf() map[string][]string {
 		return names
 	}
 	all := map[string][]string{
-		"Engine":            fields(vipl.Counters{}),
-		"Reliable sender":   fields(reliable.SenderStats{}),
-		"Reliable receiver": fields(reliable.ReceiverStats{}),
+		"Engine":                fields(vipl.Counters{}),
+		"Connection management": fields(kagent.Counters{}),
+		"Reliable sender":       fields(reliable.SenderStats{}),
+		"Reliable receiver":     fields(reliable.ReceiverStats{}),
 	}
 	(&xdpnic.Stats{}).Each(func(c xdpnic.Counter) { all["Queue"] = append(all["Queue"], c.Name) })
 	bpf.Counters{}.Each(func(name string, _ uint64) { all["Demux program"] = append(all["Demux program"], name) })

@@ -1,0 +1,195 @@
+package steer
+
+import (
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Numbers of <linux/ethtool.h>.
+const (
+	cmdIndirGet  = 0x38
+	cmdIndirSet  = 0x39
+	cmdRuleCount = 0x2e
+	cmdRuleGet   = 0x2f
+	cmdRuleAll   = 0x30
+	cmdRuleDel   = 0x31
+	cmdRuleIns   = 0x32
+
+	flowUDP4 = 0x02
+	flowUDP6 = 0x06
+	// flowFlags are bits of a flow type that add fields to it.
+	flowFlags = 0xe0000000
+
+	locSpecial = 1 << 31 // the driver takes locAny
+	locAny     = 0xffffffff
+	maxTable   = 1 << 16
+)
+
+// Places of the ports in the union of flows, in bytes.
+const (
+	flowBytes = 52
+	udp4Dst   = 10 // struct ethtool_tcpip4_spec
+	udp6Dst   = 34 // struct ethtool_tcpip6_spec
+)
+
+// flowExt is struct ethtool_flow_ext.
+type flowExt [20]byte
+
+// flowSpec is struct ethtool_rx_flow_spec.
+type flowSpec struct {
+	flow     uint32
+	value    [flowBytes]byte
+	valueExt flowExt
+	mask     [flowBytes]byte
+	maskExt  flowExt
+	_        [4]byte
+	queue    uint64
+	location uint32
+	_        [4]byte
+}
+
+// rxnfc is struct ethtool_rxnfc, without the locations at its end.
+type rxnfc struct {
+	cmd   uint32
+	flow  uint32
+	data  uint64
+	spec  flowSpec
+	count uint32
+	_     [4]byte
+}
+
+// spec is a rule as the kernel has it. Classifiers want to know every field that
+// they match: a mask of ones for the port, none for the rest.
+func (r Rule) spec() flowSpec {
+	s := flowSpec{flow: flowUDP4, queue: uint64(r.Queue)}
+	at := udp4Dst
+	if r.IPv6 {
+		s.flow, at = flowUDP6, udp6Dst
+	}
+	s.value[at], s.value[at+1] = byte(r.Port>>8), byte(r.Port)
+	s.mask[at], s.mask[at+1] = 0xff, 0xff
+	return s
+}
+
+// rule reads a specification, if it is one that spec could have made.
+func (s *flowSpec) rule() (Rule, bool) {
+	r := Rule{Queue: int(s.queue)}
+	at := udp4Dst
+	switch s.flow &^ flowFlags {
+	case flowUDP4:
+	case flowUDP6:
+		r.IPv6, at = true, udp6Dst
+	default:
+		return r, false
+	}
+	r.Port = uint16(s.value[at])<<8 | uint16(s.value[at+1])
+	return r, s.flow&flowFlags == 0 && s.mask == r.spec().mask
+}
+
+// Interface is the NIC of an interface. It has one owner.
+type Interface struct {
+	name string
+	fd   int // a socket of the interface's network namespace
+	nfc  func(c *rxnfc, locations []uint32) error
+}
+
+// Open takes an interface of the calling thread's network namespace; the
+// Interface then works from any thread.
+func Open(name string) (*Interface, error) {
+	if len(name) >= unix.IFNAMSIZ {
+		return nil, fmt.Errorf("interface name %q is too long", name)
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	i := &Interface{name: name, fd: fd}
+	i.nfc = i.rxnfc
+	return i, nil
+}
+
+// Close gives the socket back; what was steered stays.
+func (i *Interface) Close() error { return unix.Close(i.fd) }
+
+// locations are those of all rules, and the size of the table unless the driver
+// chooses places itself. The size comes with the list, also that of no rules; with
+// the count many drivers tell none.
+func (i *Interface) locations() (used []uint32, size uint64, chooses bool, err error) {
+	c := rxnfc{cmd: cmdRuleCount}
+	if err := i.nfc(&c, nil); err != nil {
+		return nil, 0, false, err
+	}
+	chooses = c.data&locSpecial != 0
+	if chooses && c.count == 0 {
+		return nil, 0, chooses, nil
+	}
+	used = make([]uint32, c.count)
+	c = rxnfc{cmd: cmdRuleAll, count: c.count}
+	if err := i.nfc(&c, used); err != nil {
+		return nil, 0, chooses, err
+	}
+	return used[:min(int(c.count), len(used))], c.data, chooses, nil
+}
+
+// Rules are those of a port alone.
+func (i *Interface) Rules() (map[uint32]Rule, error) {
+	used, _, _, err := i.locations()
+	if err != nil {
+		return nil, err
+	}
+	rules := make(map[uint32]Rule)
+	for _, l := range used {
+		c := rxnfc{cmd: cmdRuleGet}
+		c.spec.location = l
+		if err := i.nfc(&c, nil); err != nil {
+			return nil, err
+		}
+		if r, ok := c.spec.rule(); ok {
+			rules[l] = r
+		}
+	}
+	return rules, nil
+}
+
+// Insert adds a rule where there is room.
+func (i *Interface) Insert(r Rule) (uint32, error) {
+	used, size, chooses, err := i.locations()
+	if err != nil {
+		return 0, err
+	}
+	location := uint32(locAny)
+	if !chooses {
+		// The last places: rules before them win.
+		free := int64(min(size, locAny)) - 1
+		for free >= 0 && slices.Contains(used, uint32(free)) {
+			free--
+		}
+		if free < 0 {
+			return 0, unix.ENOSPC
+		}
+		location = uint32(free)
+	}
+	return i.insert(r, location)
+}
+
+// InsertAt adds a rule at a location.
+func (i *Interface) InsertAt(location uint32, r Rule) error {
+	_, err := i.insert(r, location)
+	return err
+}
+
+func (i *Interface) insert(r Rule, location uint32) (uint32, error) {
+	c := rxnfc{cmd: cmdRuleIns, spec: r.spec()}
+	c.spec.location = location
+	err := i.nfc(&c, nil)
+	return c.spec.location, err
+}
+
+// Delete removes a rule.
+func (i *Interface) Delete(location uint32) error {
+	c := rxnfc{cmd: cmdRuleDel}
+	c.spec.location = location
+	return i.nfc(&c, nil)
+}

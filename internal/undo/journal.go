@@ -1,0 +1,294 @@
+package undo
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/rundir"
+)
+
+// Setting names something that has a value.
+type Setting struct {
+	Kind      Kind   `json:"kind"`
+	Interface string `json:"interface,omitempty"`
+	Name      string `json:"name"`
+}
+
+// Kind says where a setting is and what its name means.
+type Kind string
+
+// The kinds. All but File are of an interface.
+const (
+	File     Kind = "file"     // Name is a path under /sys, one of hostFiles
+	NetFile  Kind = "net"      // Name is a file of /sys/class/net/INTERFACE
+	Feature  Kind = "feature"  // an offload, by the kernel's name: "on" or "off"
+	Coalesce Kind = "coalesce" // interrupt moderation: rx-usecs, tx-usecs, adaptive-rx, adaptive-tx
+	Ring     Kind = "ring"     // entries of the hardware's rings: rx, tx
+	Link     Kind = "link"     // state: "up" or "down"
+)
+
+func (s Setting) String() string {
+	switch s.Kind {
+	case File:
+		return s.Name
+	case NetFile:
+		return "/sys/class/net/" + s.Interface + "/" + s.Name
+	}
+	return fmt.Sprintf("%s %s %s", s.Interface, s.Kind, s.Name)
+}
+
+// Step is a change that is wanted.
+type Step struct {
+	Setting
+	Value string `json:"value"`
+}
+
+// Change is one that was made.
+type Change struct {
+	Setting
+	Before  string `json:"before"`
+	After   string `json:"after"`             // as it reads: drivers round, pages run out
+	Netns   uint64 `json:"netns,omitempty"`   // inode of the interface's network namespace
+	Ifindex int    `json:"ifindex,omitempty"` // of the interface
+}
+
+func (c Change) String() string {
+	return fmt.Sprintf("%s: %s -> %s", c.Setting, c.Before, c.After)
+}
+
+// A System has the settings. [Machine] is this one.
+type System interface {
+	// Where is the namespace and the index of an interface of the caller's.
+	Where(name string) (netns uint64, ifindex int, err error)
+	// Enter calls f where the interface of c is; ErrGone if it is no more.
+	Enter(c Change, f func() error) error
+	Get(Setting) (string, error)
+	Set(s Setting, value string) error
+}
+
+// ErrGone says that what had a setting does not exist any more.
+var ErrGone = errors.New("it is gone")
+
+// Journal is a list of changes.
+type Journal struct {
+	path    string
+	system  System
+	lock    *os.File
+	changes []Change
+}
+
+// Open opens the list of that name in a directory, which it makes. Close it. A
+// directory or a list that others can change is refused.
+func Open(dir, name string, s System) (*Journal, error) {
+	j := &Journal{path: filepath.Join(dir, name+".json"), system: s}
+	for {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, err
+		}
+		err := rundir.Own(dir)
+		var f *os.File
+		if err == nil {
+			f, err = os.OpenFile(j.path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // whoever closed has removed the directory
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+		}
+		locked, err1 := f.Stat()
+		current, err2 := os.Stat(f.Name())
+		if err1 == nil && err2 == nil && os.SameFile(locked, current) {
+			j.lock = f
+			break
+		}
+		f.Close()
+	}
+	err := rundir.Own(j.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return j, nil
+	}
+	if err != nil {
+		j.Close()
+		return nil, err
+	}
+	b, err := os.ReadFile(j.path)
+	if err == nil {
+		err = json.Unmarshal(b, &j.changes)
+	}
+	if err != nil {
+		j.Close()
+		return nil, fmt.Errorf("%s: %w: put the settings back by hand and remove the file", j.path, err)
+	}
+	return j, nil
+}
+
+// Changes are those that Undo would take back, oldest first.
+func (j *Journal) Changes() []Change { return slices.Clone(j.changes) }
+
+// Close ends the use of the list. Nothing is left behind of one that is empty.
+func (j *Journal) Close() error {
+	if len(j.changes) == 0 {
+		os.Remove(j.path + ".new")
+		os.Remove(j.lock.Name())
+		os.Remove(filepath.Dir(j.path)) // not, if somebody else uses it
+	}
+	return j.lock.Close()
+}
+
+// Apply makes the changes in order and returns those that were made: none for
+// what is as it should be, or stays as it is whatever is asked. It stops at the
+// first that fails.
+func (j *Journal) Apply(steps []Step) (made []Change, err error) {
+	for _, s := range steps {
+		c := Change{Setting: s.Setting, After: s.Value}
+		if s.Interface != "" {
+			if c.Netns, c.Ifindex, err = j.system.Where(s.Interface); err != nil {
+				return made, fmt.Errorf("%s: %w", s.Setting, err)
+			}
+		}
+		if c.Before, err = j.system.Get(s.Setting); err != nil {
+			return made, fmt.Errorf("%s: %w", s.Setting, err)
+		}
+		if c.Before == c.After {
+			continue
+		}
+		old := slices.Clone(j.changes)
+		j.add(c)
+		if err := j.save(); err != nil {
+			j.changes = old
+			return made, err
+		}
+		if err := j.system.Set(s.Setting, s.Value); err != nil {
+			err = fmt.Errorf("%s: set to %s: %w", s.Setting, s.Value, err)
+			if now, again := j.system.Get(s.Setting); again == nil && now == c.Before {
+				j.changes = old
+				return made, errors.Join(err, j.save())
+			}
+			return made, err
+		}
+		now, err := j.system.Get(s.Setting)
+		switch {
+		case err != nil || now == c.After:
+			made = append(made, c)
+			continue
+		case now == c.Before:
+			j.changes = old
+		default:
+			c.After = now // else Undo would take it for somebody else's
+			made = append(made, c)
+			j.add(c)
+		}
+		if err := j.save(); err != nil {
+			return made, err
+		}
+	}
+	return made, nil
+}
+
+// add puts a change in the list. What was changed before keeps its first value.
+func (j *Journal) add(c Change) {
+	for i, old := range j.changes {
+		if old.Setting == c.Setting && old.Netns == c.Netns && old.Ifindex == c.Ifindex {
+			j.changes[i].After = c.After
+			return
+		}
+	}
+	j.changes = append(j.changes, c)
+}
+
+// Undone says what became of a change.
+type Undone struct {
+	Change
+	Kept string `json:"kept,omitempty"` // why the setting was left as it is; empty: it went back
+}
+
+// Undo takes the changes back, newest first. Those that fail stay in the list;
+// the error names them.
+func (j *Journal) Undo() (done []Undone, err error) {
+	var left []Change
+	var errs []error
+	for len(j.changes) > 0 {
+		last := len(j.changes) - 1
+		c := j.changes[last]
+		u, err := j.undo(c)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", c.Setting, err))
+			left = append(left, c)
+		} else {
+			done = append(done, u)
+		}
+		j.changes = j.changes[:last]
+		if err := j.saveWith(left); err != nil {
+			return done, errors.Join(append(errs, err)...)
+		}
+	}
+	slices.Reverse(left)
+	j.changes = left
+	return done, errors.Join(errs...)
+}
+
+func (j *Journal) undo(c Change) (u Undone, err error) {
+	u.Change = c
+	err = j.system.Enter(c, func() error {
+		now, err := j.system.Get(c.Setting)
+		switch {
+		case err != nil:
+			return err
+		case now == c.Before:
+			return nil
+		case now != c.After:
+			u.Kept = "somebody has set it to " + now + " since"
+			return nil
+		}
+		return j.system.Set(c.Setting, c.Before)
+	})
+	if errors.Is(err, ErrGone) {
+		u.Kept, err = ErrGone.Error(), nil
+	}
+	return u, err
+}
+
+func (j *Journal) save() error { return j.saveWith(nil) }
+
+// saveWith writes the list down, and behind it, newest first, what could not be
+// undone.
+func (j *Journal) saveWith(left []Change) error {
+	all := slices.Clone(left)
+	slices.Reverse(all)
+	all = append(slices.Clone(j.changes), all...)
+	if len(all) == 0 {
+		if err := os.Remove(j.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	b, err := json.MarshalIndent(all, "", "  ")
+	if err != nil {
+		return err
+	}
+	fresh := j.path + ".new"
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err // of a crash
+	}
+	f, err := os.OpenFile(fresh, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644) // follows no link
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(b, '\n'))
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), j.path)
+}
