@@ -6,7 +6,9 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netns"
@@ -46,13 +48,14 @@ type Side struct {
 // veth pairs. Methods are for one goroutine, Kill and Close for any.
 type Bed struct {
 	sides  [2]*Side
+	cpus   [2]int
 	keeper *keeper
 	once   sync.Once
 }
 
 // Start makes a bed. On an error nothing is left of it.
 func Start(cfg Config) (_ *Bed, err error) {
-	b := &Bed{keeper: newKeeper()}
+	b := &Bed{cpus: cfg.CPUs, keeper: newKeeper()}
 	if _, file := cfg.Stderr.(*os.File); cfg.Stderr != nil && !file {
 		cfg.Stderr = &oneWriter{w: cfg.Stderr}
 	}
@@ -63,11 +66,8 @@ func Start(cfg Config) (_ *Bed, err error) {
 	}()
 	for i := range b.sides {
 		b.keeper.do(func() {
-			if cpu := cfg.CPUs[i]; cpu >= 0 {
-				// Inherited by the child, across exec, by all its threads.
-				if err = setThreadCPU(cpu); err != nil {
-					return
-				}
+			if err = b.keeper.place(cfg.CPUs[i]); err != nil {
+				return
 			}
 			var c *child
 			if c, err = spawn(cfg.Args, cfg.Stderr, true); err == nil {
@@ -100,6 +100,27 @@ func Start(cfg Config) (_ *Bed, err error) {
 
 // Side returns side 0 or 1.
 func (b *Bed) Side(i int) *Side { return b.sides[i] }
+
+// StartProcess starts a process in a side's namespace, on that side's CPU. It is the
+// leader of a process group, and gets SIGKILL when this process ends or the Bed is
+// closed, whatever else becomes of it.
+func (b *Bed) StartProcess(i int, cmd *exec.Cmd) error {
+	ns, err := netns.GetFromPid(b.sides[i].Pid)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	b.keeper.do(func() {
+		if err = netns.Set(ns); err != nil {
+			return
+		}
+		if err = b.keeper.place(b.cpus[i]); err == nil {
+			err = cmd.Start()
+		}
+	})
+	return err
+}
 
 // ended says how the child ended, or nil if it runs.
 func (s *Side) ended() error {

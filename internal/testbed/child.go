@@ -102,20 +102,32 @@ func (c *child) kill() {
 type keeper struct {
 	work chan func()
 	done chan struct{}
+	free unix.CPUSet // where its thread may run before place; for that thread
 }
 
 func newKeeper() *keeper {
 	k := &keeper{work: make(chan func()), done: make(chan struct{})}
-	go func() {
-		// Not unlocked: the thread is changed (its CPU affinity) and ends
-		// with this goroutine.
-		runtime.LockOSThread()
-		defer close(k.done)
-		for f := range k.work {
-			f()
-		}
-	}()
+	go k.run()
 	return k
+}
+
+func (k *keeper) run() {
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		// The main thread does not end with its goroutine, as others do. While it is
+		// held here, another one is taken.
+		go k.run()
+		<-k.done
+		runtime.UnlockOSThread()
+		return
+	}
+	// Not unlocked: the thread is changed (its CPU affinity) and ends with this
+	// goroutine.
+	defer close(k.done)
+	_ = unix.SchedGetaffinity(0, &k.free) // place would fail with an empty one
+	for f := range k.work {
+		f()
+	}
 }
 
 // do runs f on the keeper's thread.
@@ -123,6 +135,18 @@ func (k *keeper) do(f func()) {
 	ran := make(chan struct{})
 	k.work <- func() { defer close(ran); f() }
 	<-ran
+}
+
+// place has what the thread starts from now on run on one CPU, with -1 on any: a
+// child inherits it, across exec, for all its threads. For functions of do.
+func (k *keeper) place(cpu int) error {
+	if cpu >= 0 {
+		return PinThread(cpu)
+	}
+	if err := unix.SchedSetaffinity(0, &k.free); err != nil {
+		return fmt.Errorf("run on any CPU: %w", err)
+	}
+	return nil
 }
 
 // end lets the thread go, and with it any child that is left.

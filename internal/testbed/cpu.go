@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setThreadCPU moves the calling thread, which its goroutine has locked.
-func setThreadCPU(cpu int) error {
+// PinThread moves the calling thread, which its goroutine has locked, to one CPU.
+func PinThread(cpu int) error {
 	var set unix.CPUSet
 	set.Set(cpu)
 	if err := unix.SchedSetaffinity(0, &set); err != nil {

@@ -16,6 +16,26 @@
 // A [Named] bed is for work by hand: namespaces that `ip netns exec` knows, a
 // state file under /run, up until [Named.Down].
 //
+// # With faults
+//
+// [StartThrough] makes a Bed whose pairs lead through a third namespace each, a
+// [Middle], whose forwarder loses, repeats, damages, delays and reorders frames as
+// [Faults] say, counts what it does, and repeats its choices by a seed. A [Site] is the
+// same with namespaces of this process's: they outlive the processes inside, of which
+// one can be killed and another started with its addresses.
+//
+//	side 0                     middle                      side 1
+//	via0 ==== side0 --> lane 0 (faults) --> side1 ==== via0
+//	                <-- lane 1 (faults) <--
+//
+// A forwarder is two goroutines on packet sockets, which [Middle.Prefer] makes run
+// before any other program.
+//
+// # For programs of any kind
+//
+// A [Star] is any number of namespaces for processes of other programs, each with
+// an interface on a bridge.
+//
 // # Nothing stays behind
 //
 // A child of a Bed dies by SIGKILL when the thread that started it dies
@@ -27,7 +47,8 @@
 //
 // # Privileges
 //
-// CAP_SYS_ADMIN (namespaces), CAP_NET_ADMIN (links). [Require] tests for them
+// CAP_SYS_ADMIN (namespaces), CAP_NET_ADMIN (links), CAP_NET_RAW (packet sockets of a
+// Middle), CAP_SYS_NICE (Middle.Prefer). [Require] tests for them
 // and says what is missing.
 //
 // # Concurrency

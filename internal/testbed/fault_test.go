@@ -267,6 +267,20 @@ func TestResident(t *testing.T) {
 	io.Copy(io.Discard, os.Stdin)
 }
 
+// The thread of a keeper is one that ends: never the main thread, of which Go
+// lets the goroutine end and not the thread. All threads that there are get taken.
+func TestKeepersThread(t *testing.T) {
+	for range 64 {
+		k := newKeeper()
+		defer k.end()
+		k.do(func() {
+			if unix.Gettid() == unix.Getpid() {
+				t.Error("a keeper has the main thread")
+			}
+		})
+	}
+}
+
 // A process of a site lives in its side, and another one takes its place with
 // the same addresses.
 func TestSiteOutlivesItsProcesses(t *testing.T) {

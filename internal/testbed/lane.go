@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -22,10 +23,12 @@ type lane struct {
 	stop    int // an eventfd that ends run
 	epoch   time.Time
 	ended   chan struct{}
+	thread  chan int // the id of run's, once
 
 	mu     sync.Mutex
 	faults Faults
 	n      LaneCounters
+	kept   [][]byte // the last frames, for a forger
 
 	// Of run alone.
 	dice   dice
@@ -48,7 +51,7 @@ const (
 // namespace, by their indices.
 func openLane(in, out int) (_ *lane, err error) {
 	l := &lane{
-		in: -1, out: -1, stop: -1, epoch: time.Now(), ended: make(chan struct{}),
+		in: -1, out: -1, stop: -1, epoch: time.Now(), ended: make(chan struct{}), thread: make(chan int, 1),
 		dice: newDice(), buf: make([]byte, maxFrame),
 	}
 	defer func() {
@@ -131,6 +134,8 @@ const batch = 64
 
 // run forwards until close.
 func (l *lane) run() {
+	runtime.LockOSThread() // not unlocked: whatever its priority has become ends with it
+	l.thread <- unix.Gettid()
 	defer close(l.ended)
 	fds := []unix.PollFd{{Fd: int32(l.in), Events: unix.POLLIN}, {Fd: int32(l.stop), Events: unix.POLLIN}}
 	for {
@@ -195,6 +200,7 @@ func (l *lane) countOverrun() {
 // take lets a frame meet its fate.
 func (l *lane) take(frame []byte, now time.Duration) {
 	l.n.Taken++
+	l.keep(frame)
 	t := l.dice.next(&l.faults)
 	switch {
 	case t.inBurst:

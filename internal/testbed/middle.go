@@ -184,6 +184,29 @@ func (m *Middle) SetBoth(f Faults) {
 	m.SetFaults(1, f)
 }
 
+// Prefer puts the forwarder of what each side sends on a CPU, as a rule the side's,
+// and makes it run there before any other program, as a wire does. Without it
+// programs that never sleep keep it waiting for its turn, wherever the scheduler has
+// placed it, and what is measured is the scheduler. It needs CAP_SYS_NICE. Call it at
+// most once.
+func (m *Middle) Prefer(cpus [2]int) error {
+	for i, l := range m.lanes {
+		var set unix.CPUSet
+		set.Set(cpus[i])
+		thread := <-l.thread
+		err := unix.SchedSetaffinity(thread, &set)
+		if err == nil {
+			err = unix.SchedSetAttr(thread, &unix.SchedAttr{
+				Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1,
+			}, 0)
+		}
+		if err != nil {
+			return explain(err, "CPU and real-time priority of the forwarder")
+		}
+	}
+	return nil
+}
+
 // Counters are those of the frames that a side has sent.
 func (m *Middle) Counters(side int) LaneCounters { return m.lanes[side].counters() }
 

@@ -190,4 +190,18 @@ func TestNamedStateFile(t *testing.T) {
 			t.Errorf("%s is accepted", text)
 		}
 	}
+	for path, mode := range map[string]os.FileMode{n.stateFile(): 0o666, n.StateDir: 0o777} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		if unlock, err := n.lock(); err == nil {
+			unlock()
+			t.Errorf("%s, which others may write, is believed", path)
+		} else if !strings.Contains(err.Error(), path) {
+			t.Error(err)
+		}
+		if err := os.Chmod(path, mode&^0o022); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -24,6 +24,9 @@ func (e *MissingError) Error() string {
 		return "cannot run here: " + e.Err.Error()
 	}
 	s := "cannot run here: " + e.What + " is missing"
+	if strings.Contains(e.What, ", ") {
+		s = "cannot run here: " + e.What + " are missing"
+	}
 	if e.Err != nil {
 		s += " (" + e.Err.Error() + ")"
 	}

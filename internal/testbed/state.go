@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/rundir"
 )
 
 // state is what Up writes down so that Down undoes only that.
@@ -36,6 +38,9 @@ func (n Named) lock() (unlock func(), err error) {
 	if err := os.MkdirAll(n.StateDir, 0o755); err != nil {
 		return nil, err
 	}
+	if err := rundir.Own(n.StateDir); err != nil {
+		return nil, err
+	}
 	d, err := os.Open(n.StateDir)
 	if err != nil {
 		return nil, err
@@ -50,6 +55,10 @@ func (n Named) lock() (unlock func(), err error) {
 	if err1 != nil || err2 != nil || !os.SameFile(locked, current) {
 		d.Close()
 		return n.lock()
+	}
+	if err := rundir.Own(n.stateFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		d.Close()
+		return nil, err
 	}
 	return func() { d.Close() }, nil
 }

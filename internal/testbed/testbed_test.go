@@ -199,27 +199,38 @@ func TestControlConnection(t *testing.T) {
 	}
 }
 
-// Each child runs on its CPU from its start.
+// Each child, and what is started beside it, runs on its CPU from its start, and where
+// it has none, on any.
 func TestBedPinsItsChildren(t *testing.T) {
 	nstest.Require(t)
 	cpus, err := AllowedCPUs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := testConfig()
-	cfg.CPUs = [2]int{cpus[0], cpus[len(cpus)-1]}
-	bed, err := Start(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer bed.Close()
-	for i := range 2 {
-		var set unix.CPUSet
-		if err := unix.SchedGetaffinity(bed.Side(i).Pid, &set); err != nil {
+	first, last := cpus[0], cpus[len(cpus)-1]
+	for _, on := range [][2]int{{first, last}, {last, -1}} {
+		cfg := testConfig()
+		cfg.CPUs = on
+		bed, err := Start(cfg)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if set.Count() != 1 || !set.IsSet(cfg.CPUs[i]) {
-			t.Errorf("side %d may run on %d CPUs", i, set.Count())
+		defer bed.Close()
+		for i := range 2 {
+			beside := exec.Command("sleep", "60")
+			if err := bed.StartProcess(i, beside); err != nil {
+				t.Fatal(err)
+			}
+			for _, pid := range []int{bed.Side(i).Pid, beside.Process.Pid} {
+				var set unix.CPUSet
+				if err := unix.SchedGetaffinity(pid, &set); err != nil {
+					t.Fatal(err)
+				}
+				if on[i] >= 0 && (set.Count() != 1 || !set.IsSet(on[i])) || on[i] < 0 && set.Count() != len(cpus) {
+					t.Errorf("side %d of %v may run on %d of %d CPUs", i, on, set.Count(), len(cpus))
+				}
+			}
+			_, _ = beside.Process.Kill(), beside.Wait()
 		}
 	}
 }

@@ -28,6 +28,7 @@ func StartThrough(cfg Config) (_ *Bed, middles []*Middle, err error) {
 			for _, m := range middles {
 				m.Close()
 			}
+			middles = nil
 		}
 	}()
 	var ns [2]netns.NsHandle
@@ -50,21 +51,38 @@ func StartThrough(cfg Config) (_ *Bed, middles []*Middle, err error) {
 	return bed, middles, nil
 }
 
-// A Site is two namespaces joined through a [Middle]. Unlike those of a [Bed]
+// A Site is two namespaces joined through a [Middle], or directly. Unlike those of a [Bed]
 // they belong to this process and outlive the processes inside: one can be
 // killed, and another started with the same addresses.
 //
 // Methods may be called concurrently, but for Close.
 type Site struct {
 	Ends   [2]End
-	Middle *Middle
+	Middle *Middle // nil: joined directly
 
 	ns     [2]netns.NsHandle
 	keeper *keeper
 }
 
-// NewSite makes a site with one pair. On an error nothing is left of it.
-func NewSite(p Pair) (_ *Site, err error) {
+// NewSite makes a site with one pair that leads through a Middle. On an error
+// nothing is left of it.
+func NewSite(p Pair) (*Site, error) {
+	return makeSite(func(s *Site) (err error) {
+		s.Middle, s.Ends, err = newMiddle(s.ns, p)
+		return err
+	})
+}
+
+// NewDirectSite makes a site whose namespaces are joined by one pair, of as many
+// queues as it says. On an error nothing is left of it.
+func NewDirectSite(p Pair) (*Site, error) {
+	return makeSite(func(s *Site) (err error) {
+		s.Ends, err = join(s.ns, p)
+		return err
+	})
+}
+
+func makeSite(joined func(*Site) error) (_ *Site, err error) {
 	s := &Site{ns: [2]netns.NsHandle{netns.None(), netns.None()}, keeper: newKeeper()}
 	defer func() {
 		if err != nil {
@@ -76,7 +94,7 @@ func NewSite(p Pair) (_ *Site, err error) {
 			return nil, explain(err, "network namespace")
 		}
 	}
-	if s.Middle, s.Ends, err = newMiddle(s.ns, p); err != nil {
+	if err = joined(s); err != nil {
 		return nil, err
 	}
 	return s, nil

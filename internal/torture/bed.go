@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lag"
 	"viaxdp/internal/testbed"
 )
 
@@ -31,6 +32,7 @@ type Bed struct {
 	Parties [2]*Party // nil while it is not started
 
 	cfg BedConfig
+	lag *lag.Meter
 }
 
 // Needs is what a bed needs of the machine; see testbed.Require.
@@ -47,7 +49,7 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Bed{Site: site, cfg: cfg}
+	b := &Bed{Site: site, cfg: cfg, lag: lag.Start()}
 	for i := range b.Parties {
 		if err := b.StartParty(i); err != nil {
 			return nil, errors.Join(err, b.Close())
@@ -84,6 +86,10 @@ func (b *Bed) Close() error {
 			errs = append(errs, p.Process.Close())
 			b.Parties[i] = nil
 		}
+	}
+	if b.lag != nil {
+		b.lag.Close()
+		b.lag = nil
 	}
 	return errors.Join(append(errs, b.Site.Close())...)
 }
@@ -175,6 +181,9 @@ func (b *Bed) Until(within time.Duration, ok func(r [2]*Report) bool) (r [2]*Rep
 }
 
 var errTooLate = errors.New("it did not come to that in time")
+
+// Mark begins a time that is bounded as far as the machine gives its programs time.
+func (b *Bed) Mark() lag.Mark { return b.lag.Mark() }
 
 // Link changes a side's interface.
 func (b *Bed) Link(side int, change func(netlink.Link) error) error {

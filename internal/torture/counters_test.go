@@ -151,7 +151,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 		before := bytes.Clone(mem.Bytes()[2048:3072])
 		c.send(d)
 		must(t, vis[0].PostSend(d, mem.Handle()))
-		for end := time.Now().Add(5 * time.Second); c.counter(nic.Counters()) == 0; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(patience); c.counter(nic.Counters()) == 0; time.Sleep(time.Millisecond) {
 			nic.Poll()
 			if time.Now().After(end) {
 				t.Fatalf("%s is not counted: %+v", c.name, nic.Counters())
@@ -176,14 +176,14 @@ func connectLocal(t *testing.T, nic *vipl.Nic, vis [2]*vipl.VI, name string) {
 	t.Helper()
 	accepted := make(chan error, 1)
 	go func() {
-		c, err := nic.ConnectWait(vipl.NetAddress{Discriminator: []byte(name)}, 5*time.Second)
+		c, err := nic.ConnectWait(vipl.NetAddress{Discriminator: []byte(name)}, patience)
 		if err == nil {
 			err = c.Accept(vis[1])
 		}
 		accepted <- err
 	}()
 	var err error
-	for range 200 {
+	for range 2000 {
 		if _, err = vis[0].ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(name)}, time.Second); err == nil {
 			break
 		}

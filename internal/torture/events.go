@@ -121,7 +121,7 @@ func (s *soak) kill() error {
 
 // reopen opens a side's interface and starts its flows.
 func (s *soak) reopen(side int) error {
-	if err := s.bed.OpenSide(side, NICConfig{Silence: soakSilence}); err != nil {
+	if err := s.bed.OpenSide(side, NICConfig{Silence: s.silence, Sealed: s.cfg.Hostile}); err != nil {
 		return err
 	}
 	return s.startFlows(side)

@@ -23,10 +23,12 @@ type FlowConfig struct {
 	Peer  netip.Addr // of the other party
 
 	MaxBytes int           // of a message, 256 at least
+	Full     bool          // each message is of MaxBytes, and none is empty
 	Depth    int           // numbered messages under way in each direction
 	RDMA     bool          // with writes and reads; reliable levels only
 	Pause    time.Duration // after each message taken: a slow receiver
 	Gap      time.Duration // after each round of sends: a slow sender
+	Flood    bool          // unreliable: also when the peer's messages do not keep up
 	Again    bool          // connect again after the connection ended
 	Seed     uint64        // of the choice of messages
 }
@@ -212,6 +214,20 @@ func (f *flow) converse() {
 // await takes what has completed, or waits a moment for something.
 func (f *flow) await() {
 	_, recv, err := f.cq.Wait(5 * time.Millisecond)
+	f.take(recv, err)
+	if f.over {
+		return
+	}
+	if s, err := f.vi.Query(); err != nil || s.State != vipl.Connected {
+		// The last that the peer has said may have come just before.
+		_, recv, err := f.cq.Done()
+		f.take(recv, err)
+		f.over = true
+	}
+}
+
+// take takes what a look at the completion queue has found, and all behind it.
+func (f *flow) take(recv bool, err error) {
 	for err == nil && !f.over {
 		if recv {
 			f.takeReceive()
@@ -219,12 +235,6 @@ func (f *flow) await() {
 			f.takeSend()
 		}
 		_, recv, err = f.cq.Done()
-	}
-	if f.over {
-		return
-	}
-	if s, err := f.vi.Query(); err != nil || s.State != vipl.Connected {
-		f.over = true
 	}
 }
 

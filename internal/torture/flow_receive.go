@@ -73,6 +73,7 @@ func (f *flow) arrived(d *vipl.Descriptor, buf []byte) {
 	if !f.known(&h) {
 		return
 	}
+	f.tally(func(t *Tally) { t.Bytes += uint64(d.Length) })
 	switch h.kind {
 	case kindHello:
 		f.slotsAt = vipl.AddressSegment{Data: h.slots, Handle: vipl.MemHandle(h.handle)}

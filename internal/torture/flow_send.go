@@ -13,7 +13,7 @@ const maxReads = 4
 // send posts what may be sent now.
 func (f *flow) send(stopping bool) {
 	if !f.reliable() {
-		for !stopping && !f.over && f.sends.room() > 0 {
+		for n := 0; !stopping && !f.over && f.sends.room() > 0 && (n == 0 || f.mayLead()); n++ {
 			f.sendNumbered()
 		}
 		time.Sleep(f.cfg.Gap)
@@ -45,6 +45,14 @@ func (f *flow) send(stopping bool) {
 	}
 }
 
+// mayLead says whether an unreliable flow may send more than one message in a round.
+// Nobody tells it what the way can take: it does not lead the peer, who does the
+// same and whom it hears, by more than a few rounds, so that two of them on a slow
+// machine leave time to others.
+func (f *flow) mayLead() bool {
+	return f.cfg.Flood || int64(f.next-f.expect) < 4*int64(f.cfg.Depth)
+}
+
 // sendHello tells the peer of our memory.
 func (f *flow) sendHello() bool {
 	slots, source := f.slots.Remote(0), f.source.Remote(0)
@@ -56,6 +64,9 @@ func (f *flow) sendHello() bool {
 
 // size draws the length of a message: mostly small, now and then the largest.
 func (f *flow) size() int {
+	if f.cfg.Full {
+		return f.cfg.MaxBytes
+	}
 	room := f.cfg.MaxBytes - headLen
 	switch p := f.rng.IntN(100); {
 	case p < 60:
@@ -74,7 +85,7 @@ func (f *flow) sendNumbered() {
 		p = p * 65 / 100
 	}
 	switch {
-	case p < 55:
+	case p < 55 || f.cfg.Full:
 		if f.sendPlain(head{kind: kindData, seq: f.next}) {
 			f.next++
 		}

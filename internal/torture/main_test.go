@@ -42,6 +42,9 @@ func share(t *testing.T) time.Duration {
 	return d
 }
 
+// patience is how long anything may take that has no bound of its own.
+const patience = time.Minute
+
 func newBed(t *testing.T, cfg BedConfig) *Bed {
 	t.Helper()
 	nstest.Require(t)
@@ -116,6 +119,11 @@ func promises(t *testing.T, side int, r *Report) {
 // calm ends the faults, and says what they did so far to both ways together.
 func calm(b *Bed) testbed.LaneCounters {
 	b.Site.Middle.SetBoth(testbed.Faults{})
+	return crossed(b)
+}
+
+// crossed is what both ways together have had to do so far.
+func crossed(b *Bed) testbed.LaneCounters {
 	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
 }
 

@@ -17,6 +17,7 @@ type NICConfig struct {
 	RxChunks  int           // 0: vipl.DefaultRxChunks
 	TxChunks  int           // 0: xdpnic.DefaultChunks
 	Silence   time.Duration // 0: vipl.DefaultSilence
+	Sealed    bool          // connections have a pre-shared key, of all parties the same
 }
 
 // nic is a NIC handle of which every chunk is accounted for.
@@ -74,9 +75,16 @@ func openNIC(cfg NICConfig) (*nic, error) {
 		return nil, err
 	}
 	n := &nic{local: local, meter: &meter{Queue: local.Queue()}, txFree: local.Queue().TxFree()}
-	n.Nic, err = vipl.Open(vipl.Provider{
-		Port: n.meter, Agent: agent{local, n.count}, Arena: local.Arena(), Info: local.Info(), Silence: cfg.Silence,
-	})
+	var psk *vipl.PSK
+	if cfg.Sealed {
+		psk, err = vipl.NewPSK([]byte("the parties' key, 32 bytes of it."))
+	}
+	if err == nil {
+		n.Nic, err = vipl.Open(vipl.Provider{
+			Port: n.meter, Agent: agent{local, n.count}, Arena: local.Arena(), Info: local.Info(), Silence: cfg.Silence,
+			PSK: psk,
+		})
+	}
 	if err != nil {
 		return nil, errors.Join(err, local.Close())
 	}

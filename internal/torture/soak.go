@@ -15,12 +15,21 @@ import (
 
 // SoakConfig of a soak.
 type SoakConfig struct {
-	For    time.Duration // how long; 0: one act
-	Act    time.Duration // of an act, after which everything is closed and counted; 0: 20 s
-	Flows  int           // VIs at each reliability level; 0: 4
-	Seed   uint64        // of events and faults
-	Args   []string      // with which this program becomes a party: Main
-	Stderr io.Writer     // the parties' standard error; nil: discarded
+	For   time.Duration // how long; 0: one act
+	Act   time.Duration // of an act, after which everything is closed and counted; 0: 20 s
+	Flows int           // VIs at each reliability level; 0: 4
+	Seed  uint64        // of events and faults
+
+	// Instead of random events, one of: so many parties killed; so many bytes moved
+	// through faults, by reliable VIs alone. For still ends it, unless it is 0.
+	Kills int
+	Bytes uint64
+
+	// Hostile seals the connections, and floods both sides with forged frames.
+	Hostile bool
+
+	Args   []string  // with which this program becomes a party: Main
+	Stderr io.Writer // the parties' standard error; nil: discarded
 
 	Progress func(SoakReport) // called now and then with what there is; may be nil
 }
@@ -38,7 +47,14 @@ type SoakReport struct {
 	Missing             uint64 // of unreliable flows
 	Writes, Reads       uint64 // RDMA operations completed
 	Resent              uint64 // frames
-	Way                 testbed.LaneCounters
+	Bytes               uint64 `json:",omitempty"` // of SoakConfig.Bytes, each checked
+
+	Kills                   int           `json:",omitempty"` // of SoakConfig.Kills
+	MedianTold, SlowestTold time.Duration `json:",omitempty"` // after a death, until every flow of the survivor knew
+	Forged                  uint64        `json:",omitempty"` // frames, of a hostile soak
+	Calm, Flooded           uint64        `json:",omitempty"` // messages in as much time without forged frames and beside them
+
+	Way testbed.LaneCounters
 
 	Violations []string // promises that were broken; a soak ends with the first act that has any
 }
@@ -71,12 +87,15 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 	}
 	s := &soak{
 		cfg: cfg, ctx: ctx, bed: bed, start: time.Now(), rng: rand.New(rand.NewPCG(cfg.Seed, 0)),
-		report: SoakReport{Seed: cfg.Seed, Events: make(map[string]int)},
+		report: SoakReport{Seed: cfg.Seed, Events: make(map[string]int)}, silence: soakSilence,
 	}
-	for {
-		if err = s.act(); err != nil || len(s.report.Violations) > 0 || s.over() {
-			break
-		}
+	switch {
+	case cfg.Kills > 0:
+		err = s.kills()
+	case cfg.Bytes > 0:
+		err = s.bytes()
+	default:
+		err = s.acts()
 	}
 	s.note("")
 	if len(s.report.Violations) > 0 {
@@ -94,27 +113,43 @@ type soak struct {
 	rng    *rand.Rand
 	report SoakReport
 
+	silence time.Duration // of the NICs
+	hostile *Hostile      // while it floods
+
 	base [2]*Resources // of the party's process after its first whole act; nil: not known
 
 	// Of the act.
 	known [2]*Report // the newest
 }
 
-func (s *soak) over() bool { return s.ctx.Err() != nil || time.Since(s.start) >= s.cfg.For }
+func (s *soak) over() bool {
+	endless := s.cfg.For == 0 && (s.cfg.Kills > 0 || s.cfg.Bytes > 0)
+	return s.ctx.Err() != nil || !endless && time.Since(s.start) >= s.cfg.For
+}
 
-// act is one life of the NICs.
-func (s *soak) act() error {
-	s.known = [2]*Report{}
-	if err := s.bed.Open(NICConfig{Silence: soakSilence}); err != nil {
-		return err
-	}
-	for side := range 2 {
-		if err := s.startFlows(side); err != nil {
+// acts goes through random events.
+func (s *soak) acts() error {
+	for {
+		if err := s.act(); err != nil || len(s.report.Violations) > 0 || s.over() {
 			return err
 		}
 	}
-	if err := s.settle("start"); err != nil {
+}
+
+// act is one life of the NICs.
+func (s *soak) act() error {
+	silence := soakSilence
+	if s.cfg.Hostile {
+		silence *= 4 // a flood takes its share of the CPUs: slow is not dead
+	}
+	if err := s.open(silence); err != nil {
 		return err
+	}
+	if s.cfg.Hostile {
+		if err := s.flood(); err != nil {
+			return err
+		}
+		defer s.ebb()
 	}
 	for end := time.Now().Add(s.cfg.Act); time.Now().Before(end) && s.ctx.Err() == nil && len(s.report.Violations) == 0; {
 		if err := s.happen(); err != nil {
@@ -122,6 +157,18 @@ func (s *soak) act() error {
 		}
 	}
 	return s.close()
+}
+
+// open opens both interfaces and starts all flows.
+func (s *soak) open(silence time.Duration) error {
+	s.silence = silence
+	s.known = [2]*Report{}
+	for side := range 2 {
+		if err := s.reopen(side); err != nil {
+			return err
+		}
+	}
+	return s.settle("start")
 }
 
 // startFlows starts what one side runs.
@@ -202,6 +249,7 @@ func (s *soak) violated(format string, args ...any) {
 
 // close ends an act in order, and looks for what was not given back.
 func (s *soak) close() error {
+	s.ebb()
 	s.note("close")
 	for _, end := range []func() ([2]*Report, error){s.bed.Stop, s.bed.Free, s.bed.CloseNICs} {
 		r, err := end()
@@ -243,5 +291,49 @@ func (s *soak) note(event string) {
 	s.report.Way = s.bed.Site.Middle.Counters(0).Plus(s.bed.Site.Middle.Counters(1))
 	if s.cfg.Progress != nil {
 		s.cfg.Progress(s.report)
+	}
+}
+
+// floodTime is for how long messages are counted, without forged frames and beside
+// them.
+const floodTime = 2 * time.Second
+
+// flood begins to forge, which goes on until ebb, and counts what it costs.
+func (s *soak) flood() (err error) {
+	s.note("flood")
+	calm, err := s.passed(floodTime)
+	if err != nil {
+		return err
+	}
+	if s.hostile, err = s.bed.Hostile(s.rng.Uint64()); err != nil {
+		return err
+	}
+	flooded, err := s.passed(floodTime)
+	s.report.Calm += calm
+	s.report.Flooded += flooded
+	return err
+}
+
+// passed counts the messages that flows take in a time.
+func (s *soak) passed(d time.Duration) (uint64, error) {
+	before, err := s.bed.Reports()
+	if err != nil {
+		return 0, err
+	}
+	time.Sleep(d)
+	after, err := s.bed.Reports()
+	if err != nil {
+		return 0, err
+	}
+	s.take(after)
+	return after[0].Taken + after[1].Taken - before[0].Taken - before[1].Taken, nil
+}
+
+// ebb ends what flood began, if it has.
+func (s *soak) ebb() {
+	if s.hostile != nil {
+		s.hostile.Close()
+		s.report.Forged += s.hostile.Sent()
+		s.hostile = nil
 	}
 }

@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -53,7 +54,7 @@ func TestJumboStorms(t *testing.T) {
 
 func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 	b := newBed(t, bed)
-	must(t, b.Open(NICConfig{}))
+	must(t, b.Open(NICConfig{Silence: 20 * time.Second})) // longer than any burst, and than parties wait for a CPU
 	name := cfg.Name
 	for k, storm := range storms {
 		storm.faults.Seed, cfg.Name = seed+uint64(k), fmt.Sprintf("%s-%d", name, k)
@@ -69,19 +70,23 @@ func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 	accounted(t, r)
 }
 
-// weather runs flows for a share of time under faults.
+// weather runs flows for a share of time under faults, and until the storm was seen.
 func weather(t *testing.T, b *Bed, cfg FlowConfig, f testbed.Faults, took func(testbed.LaneCounters) bool) {
 	before, reset := calm(b), unreachables(t, b)
 	must(t, b.Start(cfg))
-	connected, err := b.Until(5*time.Second, func(r [2]*Report) bool { return r[0].Open == cfg.Flows && r[1].Open == cfg.Flows })
+	connected, err := b.Until(patience, func(r [2]*Report) bool { return r[0].Open == cfg.Flows && r[1].Open == cfg.Flows })
 	if err != nil {
 		t.Fatalf("%v: %+v, %+v", err, connected[0].Tally, connected[1].Tally)
 	}
 	taken := connected[0].Taken + connected[1].Taken
 	b.Site.Middle.SetBoth(f)
 	time.Sleep(share(t))
-	middle, err := b.Reports()
-	must(t, err)
+	middle, err := b.Until(patience, func(r [2]*Report) bool {
+		return r[0].Taken+r[1].Taken > taken && took(crossed(b).Since(before))
+	})
+	if !errors.Is(err, errTooLate) { // what was not to be seen is told below
+		must(t, err)
+	}
 	n := calm(b).Since(before)
 	r, err := b.Stop()
 	must(t, err)

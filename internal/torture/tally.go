@@ -36,6 +36,7 @@ type Tally struct {
 
 	Taken     uint64 // numbered messages that came, each checked
 	Missing   uint64 // unreliable: numbers left out
+	Bytes     uint64 // of messages that came, each checked; those that were written by RDMA not
 	LastTaken time.Time
 
 	Sends, Writes, Reads uint64 // operations that completed
@@ -56,6 +57,7 @@ func (t *Tally) add(o *Tally) {
 	t.Kept += o.Kept
 	t.Taken += o.Taken
 	t.Missing += o.Missing
+	t.Bytes += o.Bytes
 	if o.LastTaken.After(t.LastTaken) {
 		t.LastTaken = o.LastTaken
 	}

@@ -1,0 +1,224 @@
+package torture
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lag"
+	"viaxdp/vipl"
+)
+
+// What the interface's owner is told at once, and the peer by it: so the silence of
+// these tests is much longer than what they wait for.
+const (
+	patient = 2 * time.Minute
+	toldBy  = 2 * time.Second
+)
+
+// livingLong is living with that silence.
+func livingLong(t *testing.T, b *Bed) {
+	t.Helper()
+	must(t, b.Open(NICConfig{Silence: patient}))
+	for _, l := range levels {
+		must(t, b.Start(mortal("mortal-"+l.String(), l)))
+	}
+	talking(t, b, [2]*Report{{}, {}})
+}
+
+// told waits until every flow of a side has noticed that one of them has moved, and
+// looks at when.
+func told(t *testing.T, b *Bed, side int, at lag.Mark, so int) *Report {
+	t.Helper()
+	for ; ; time.Sleep(10 * time.Millisecond) {
+		r, err := b.Parties[side].Report()
+		must(t, err)
+		if n := len(r.Breaks) - so; n < flowsOf {
+			if at.Over(toldBy + patience) {
+				t.Fatalf("side %d: %d of %d flows know of it", side, n, flowsOf)
+			}
+			continue
+		}
+		last := time.Duration(0)
+		for _, br := range r.Breaks[so:] {
+			last = max(last, br.At.Sub(at.At))
+		}
+		if allowed := at.Allow(toldBy); last > allowed {
+			t.Errorf("side %d knew after %v, %v are allowed", side, last, allowed)
+		}
+		t.Logf("side %d knew after %v: %s", side, last, r.Breaks[len(r.Breaks)-1].Cause)
+		return r
+	}
+}
+
+// nobodyBroke says that no connection has ended since before.
+func nobodyBroke(t *testing.T, before, after [2]*Report) {
+	t.Helper()
+	for side := range after {
+		if n := len(before[side].Breaks); len(after[side].Breaks) > n {
+			t.Errorf("side %d: %d connections broke (%s)", side, len(after[side].Breaks)-n, after[side].Breaks[n].Cause)
+		}
+		if n := after[side].Engine.SourcesLost; n != before[side].Engine.SourcesLost {
+			t.Errorf("side %d: SourcesLost is %d", side, n)
+		}
+	}
+}
+
+// movedAway looks at what follows when side 1 is not any more where it was: every
+// connection of both sides ends in time, and there are new ones, by the same NIC
+// handles.
+func movedAway(t *testing.T, b *Bed, change func(netlink.Link) error) {
+	t.Helper()
+	before, err := b.Reports()
+	must(t, err)
+	at := b.Mark()
+	must(t, b.Link(1, change))
+	var after [2]*Report
+	for _, side := range []int{1, 0} {
+		after[side] = told(t, b, side, at, len(before[side].Breaks))
+		if n := after[side].Engine.PeersLost; n > 0 {
+			t.Errorf("side %d: %d connections ended by silence", side, n)
+		}
+	}
+	if n := after[1].Engine.SourcesLost - before[1].Engine.SourcesLost; n != uint64(flowsOf) {
+		t.Errorf("SourcesLost has grown by %d, and there were %d connections", n, flowsOf)
+	}
+	if n := after[0].Engine.SourcesLost; n > 0 {
+		t.Errorf("the side that has not moved has SourcesLost %d", n)
+	}
+	talking(t, b, after)
+}
+
+// When the address of an interface changes, both sides' connections end in time, and
+// there are new ones with the new address.
+func TestAddressChanges(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{})
+	livingLong(t, b)
+	movedAway(t, b, func(l netlink.Link) error { return readdress(l, "10.77.0.77/24") })
+	rest(t, b)
+}
+
+// The same for IPv6.
+func TestIPv6AddressChanges(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{IPv6: true})
+	livingLong(t, b)
+	movedAway(t, b, func(l netlink.Link) error {
+		addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
+		if err != nil {
+			return err
+		}
+		fresh, err := netlink.ParseAddr("fd77::77/64")
+		if err != nil {
+			return err
+		}
+		fresh.Flags = unix.IFA_F_NODAD
+		errs := []error{netlink.AddrAdd(l, fresh)}
+		for i := range addrs {
+			if addrs[i].IP.IsGlobalUnicast() {
+				errs = append(errs, netlink.AddrDel(l, &addrs[i]))
+			}
+		}
+		return errors.Join(errs...)
+	})
+	rest(t, b)
+}
+
+// readdress puts an IPv4 address in the place of the one that the interface has.
+func readdress(l netlink.Link, to string) error {
+	addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
+	if err != nil || len(addrs) != 1 {
+		return fmt.Errorf("addresses %v, %w", addrs, err)
+	}
+	fresh, err := netlink.ParseAddr(to)
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.AddrDel(l, &addrs[0]), netlink.AddrAdd(l, fresh))
+}
+
+// The same when the interface gets another hardware address, which the peer's
+// frames do not have.
+func TestHardwareAddressChanges(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{})
+	livingLong(t, b)
+	movedAway(t, b, func(l netlink.Link) error {
+		return netlink.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0x77, 0, 0, 0, 0x77})
+	})
+	rest(t, b)
+}
+
+// An address that is removed and is back at once, however often, costs nothing.
+func TestAddressFlaps(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{})
+	livingLong(t, b)
+	before, err := b.Reports()
+	must(t, err)
+	for range 50 {
+		var away time.Duration
+		must(t, b.Link(1, func(l netlink.Link) error {
+			start := time.Now()
+			err := readdress(l, b.Site.Ends[1].IPv4.String())
+			away = time.Since(start)
+			return err
+		}))
+		if away > 250*time.Millisecond {
+			t.Skipf("it took %v to remove and add an address: the machine is too busy to tell", away)
+		}
+	}
+	time.Sleep(time.Second) // what is to end ends within the half of it
+	after := talking(t, b, before)
+	nobodyBroke(t, before, after)
+	rest(t, b)
+}
+
+// The name of an interface is in no frame: when it gets another one, connections
+// stay, and new ones are made by the same NIC handles.
+func TestInterfaceRenamed(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{})
+	livingLong(t, b)
+	before, err := b.Reports()
+	must(t, err)
+	rename := func(from, to string) {
+		t.Helper()
+		must(t, b.Site.Do(1, func() error {
+			l, err := netlink.LinkByName(from)
+			if err != nil {
+				return err
+			}
+			err = netlink.LinkSetName(l, to)
+			if errors.Is(err, unix.EBUSY) { // kernels before 6.2: not while it is up
+				err = errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, to), netlink.LinkSetUp(l))
+			}
+			return err
+		}))
+	}
+	rename(Interface, "another")
+	cfg := mortal("after", vipl.ReliableDelivery)
+	must(t, b.Start(cfg))
+	_, err = b.Until(patience, func(r [2]*Report) bool {
+		for side := range r {
+			for _, f := range r[side].Flows {
+				if f.Taken == 0 {
+					return false
+				}
+			}
+		}
+		return r[0].Open == flowsOf+cfg.Flows && r[1].Open == flowsOf+cfg.Flows
+	})
+	must(t, err)
+	after, err := b.Reports()
+	must(t, err)
+	nobodyBroke(t, before, after)
+	rename("another", Interface)
+	rest(t, b)
+}

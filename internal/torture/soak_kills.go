@@ -1,0 +1,107 @@
+package torture
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/lag"
+)
+
+const (
+	// killSilence is short, since each death is waited for.
+	killSilence = 400 * time.Millisecond
+	// toldWithin is how soon after a death every survivor is told, on a machine that
+	// gives its programs time: what it runs late is added.
+	toldWithin = 2 * time.Second
+	// cleanWithin is how long the kernel may take to clean up after a process.
+	cleanWithin = time.Second
+)
+
+// kills kills one party or the other at random points of its work, again and again,
+// and starts another in its place when every connection of the survivor has ended.
+func (s *soak) kills() error {
+	if err := s.open(killSilence); err != nil {
+		return err
+	}
+	var told []time.Duration
+	for s.report.Kills < s.cfg.Kills && !s.over() && len(s.report.Violations) == 0 {
+		d, err := s.killAndWait(s.rng.IntN(2))
+		if err != nil {
+			return err
+		}
+		if err := s.settle("kill"); err != nil {
+			return err
+		}
+		s.report.Kills++
+		s.report.Events["kill"]++
+		told = append(told, d)
+		slices.Sort(told)
+		s.report.MedianTold, s.report.SlowestTold = told[len(told)/2], told[len(told)-1]
+	}
+	return s.close()
+}
+
+// killAndWait is one death and return. It returns how long the last flow of the survivor
+// took to know.
+func (s *soak) killAndWait(side int) (told time.Duration, err error) {
+	s.note("kill")
+	r, err := s.bed.Parties[side].Report()
+	if err != nil {
+		return 0, err
+	}
+	s.add(r)
+	time.Sleep(time.Duration(s.rng.Int64N(int64(20 * time.Millisecond)))) // to any step of what flows do
+	before, err := s.bed.Parties[1-side].Report()
+	if err != nil {
+		return 0, err
+	}
+	death := s.bed.Mark()
+	if err := s.bed.Kill(side); err != nil {
+		return 0, err
+	}
+	for want := len(before.Breaks) + before.Open; ; time.Sleep(5 * time.Millisecond) {
+		now, err := s.bed.Parties[1-side].Report()
+		if err != nil {
+			return 0, err
+		}
+		if len(now.Breaks) >= want {
+			for _, b := range now.Breaks[len(before.Breaks):] {
+				told = max(told, b.At.Sub(death.At))
+			}
+			break
+		}
+		if death.Over(2 * toldWithin) {
+			told = time.Since(death.At)
+			break
+		}
+	}
+	if told > death.Allow(toldWithin) {
+		s.violated("kill %d: side %d was told after %v", s.report.Kills+1, 1-side, told)
+	}
+	if err := s.clean(side, death); err != nil {
+		s.violated("kill %d: side %d: %v", s.report.Kills+1, side, err)
+	}
+	if err := s.bed.StartParty(side); err != nil {
+		return told, err
+	}
+	s.base[side] = nil
+	return told, s.reopen(side)
+}
+
+// clean says what a dead party has left on its interface.
+func (s *soak) clean(side int, death lag.Mark) error {
+	for ; ; time.Sleep(time.Millisecond) {
+		err := s.bed.Link(side, func(l netlink.Link) error {
+			if x := l.Attrs().Xdp; x != nil && x.Attached {
+				return fmt.Errorf("the XDP program %d is still attached", x.ProgId)
+			}
+			return nil
+		})
+		if err == nil || death.Over(cleanWithin) {
+			return err
+		}
+	}
+}
