@@ -2,6 +2,8 @@ package kagent
 
 import (
 	"context"
+	"encoding/base64"
+	"fmt"
 	"net/netip"
 
 	"viaxdp/wire"
@@ -88,6 +90,13 @@ type Agent interface {
 	// ErrUnreachable: no route, or the neighbour does not answer.
 	Path(ctx context.Context, local, peer netip.Addr) (Path, error)
 
+	// Watch has f called with the interface as it is, before it returns or soon
+	// after, and again after each change, one call at a time; changes that follow
+	// each other fast may be told as one. Here the addresses include those that
+	// programs cannot bind to yet. f does not wait, and calls no agent. Another f
+	// takes the place of this one, nil ends it, and so does Close.
+	Watch(f func(Link))
+
 	// Close ends everything that the agent has under way, takes its VIs out
 	// of the VI table and frees what it holds. The program must have
 	// stopped using queue and arena.
@@ -114,6 +123,54 @@ type Offer struct {
 	BareData    bool   // this side can do without checksums of data
 	MaxTransfer uint32 // bytes of the longest message
 	QoS         uint32
+
+	// Handshake is the bytes of this side's part of the handshake of package
+	// secure (wire.CMShareLen of them), or empty. Confirm is, in an acceptor's
+	// Offer, what the requester's confirmation must then have (wire.CMProofLen
+	// bytes): any other is ignored. It does not go to the peer.
+	Handshake, Confirm Opaque
+}
+
+// Opaque is bytes that only others understand. As text, such as in JSON, they are
+// in base64.
+type Opaque string
+
+// MarshalText implements encoding.TextMarshaler.
+func (o Opaque) MarshalText() ([]byte, error) {
+	return base64.StdEncoding.AppendEncode(nil, []byte(o)), nil
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *Opaque) UnmarshalText(text []byte) error {
+	b, err := base64.StdEncoding.AppendDecode(nil, text)
+	if err == nil {
+		*o = Opaque(b)
+	}
+	return err
+}
+
+// Bound is everything that the two sides of a handshake must see alike of a
+// Request (else an Accept) with this Offer: the message but for the exchange's id
+// and the handshake itself, whether it is one between peers, and the addresses,
+// without which it could be turned back to who sent it.
+func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
+	plainOffer := *o
+	plainOffer.Handshake = ""
+	t := wire.CMAccept
+	if request {
+		t = wire.CMRequest
+	}
+	msg := plainOffer.message(t)
+	msg.ID, msg.From, msg.To = 1, from.Disc, to.Disc
+	if request && peers {
+		msg.Flags |= wire.CMPeer
+	}
+	b, err := msg.Append(nil)
+	if err != nil {
+		return nil, fmt.Errorf("kagent: %w", err)
+	}
+	src, dst := plain(from.Host).As16(), plain(to.Host).As16()
+	return append(append(b, src[:]...), dst[:]...), nil
 }
 
 // Link describes an agent's interface.
@@ -126,6 +183,7 @@ type Link struct {
 	IPv4  []netip.Addr
 	IPv6  []netip.Addr // global addresses first, link-local ones last, no zones
 	Queue int          // the RX/TX queue that this agent leases
+	Gone  bool         // there is no such interface any more: all but Name, Index and Queue is zero
 }
 
 // Addr is the address by which programs know the interface when they name
@@ -157,6 +215,7 @@ type Path struct {
 	wire.Link      // hardware addresses, IP addresses, UDP port
 	MTU       int  // bytes of the largest IP packet on this way
 	Loopback  bool // the peer is this interface itself
+	Elsewhere bool // Src is not an address of the interface, but of another one of this host
 }
 
 // plain is the one form in which addresses are compared: no IPv4 mapped into

@@ -41,6 +41,19 @@ type Config struct {
 	// several (XDP multi-buffer), if kernel and driver can.
 	SingleBuffer bool
 
+	// Steer says how an interface with several queues is brought to put frames
+	// for Port on the queue that is leased: by a rule of the NIC's classifier, by
+	// the indirection table of its hash, which moves all traffic, or not at all.
+	// It is undone when the queue is given back.
+	Steer Steering
+
+	// Shared puts the memory in a file that another process can map, so that
+	// the queue can be handed out.
+	Shared bool
+	// Vault, unless nil, keeps what the agent has, for the case that the process
+	// is killed; see Restore. It is that of the first who opens the interface.
+	Vault Vault
+
 	MaxVIs int    // size of the VI table, one table for an interface; 0: DefaultMaxVIs
 	Port   uint16 // UDP port; 0: wire.Port. Peers must use the same.
 }
@@ -63,6 +76,8 @@ func (c Config) withDefaults() (Config, error) {
 		err = fmt.Errorf("queue %d: want a number from 0, or AnyQueue", c.Queue)
 	case c.MaxVIs < 2 || c.MaxVIs > 1<<16:
 		err = fmt.Errorf("MaxVIs is %d, want 2 to %d", c.MaxVIs, 1<<16)
+	case c.Mode > xdpnic.ModeGeneric:
+		err = fmt.Errorf("no data path is %v", c.Mode)
 	case c.ArenaBytes < 0:
 		err = fmt.Errorf("an arena of %d bytes", c.ArenaBytes)
 	}
@@ -85,11 +100,15 @@ type Info struct {
 	Mode     xdpnic.Mode      // reached
 	Attempts []xdpnic.Attempt // every step of the ladder, with the reason where it was refused
 	Notes    []string         // what the user of this interface should know
+	Steered  string           // how frames come to the queue: "rules", "rss", or "" where nothing was done
 
 	NIC    xdpnic.Info
 	Arena  hugepages.Info
 	MaxVIs int
 	Port   uint16
+	// Agent says which agent it is: empty is the one in this process, else the
+	// socket of a daemon.
+	Agent string
 }
 
 // attachMode is how the program must be attached for a data path.

@@ -43,6 +43,7 @@ type device struct {
 	manager  *Manager
 	numbers  *Numbers
 	demux    *bpf.Demux
+	watch    *watch
 	maxVIs   int
 	driver   string
 	bus      string
@@ -50,6 +51,11 @@ type device struct {
 	attached bool
 	mode     bpf.Mode // how the program is attached
 	leases   map[int]*lease
+	udp      *UDP
+	vault    Vault                 // nil: nobody keeps anything
+	lanes    map[[2]int]*laneFiles // by their queues, the lower one first
+
+	openSteered func(name string) (steered, error) // nil: that of the interface; for tests
 }
 
 // singleBufferMTU is the greatest MTU that every driver takes in native mode
@@ -116,17 +122,18 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	fail := func(op string, err error) error {
 		return errors.Join(&OpError{Op: op, Link: cfg.Interface, Err: err, cannotRun: !errors.Is(err, unix.ENOMEM)}, d.takeDown())
 	}
-	d.leases = make(map[int]*lease)
-	d.maxVIs = cfg.MaxVIs
-	d.numbers = NewNumbers(cfg.MaxVIs)
+	d.begin(cfg)
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fail("netlink", err)
 	}
 	d.router = &router{nl: nl, name: nic.Name, index: nic.Index, port: cfg.Port}
+	if d.watch, err = newWatch(d.router); err != nil {
+		return fail("watch", err)
+	}
 	d.describe(nic)
 
-	udp, err := ListenUDP(nic.Name, cfg.Port, d.router.own)
+	d.udp, err = ListenUDP(nic.Name, cfg.Port, d.router.own)
 	if errors.Is(err, unix.EADDRINUSE) {
 		return errors.Join(&OpError{
 			Op: "open", Link: cfg.Interface, Err: err,
@@ -137,12 +144,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	if err != nil {
 		return fail("control port", err)
 	}
-	d.router.nudge = func(from, to netip.Addr) error {
-		// Of an exchange that nobody knows: receivers ignore it.
-		confirm := encode(wire.CM{Type: wire.CMConfirm, ID: NewKey()}, from, netip.AddrPortFrom(to, cfg.Port))
-		return udp.Send(confirm.b, confirm.from, confirm.to)
-	}
-	d.manager = NewManager(udp, cfg.Port)
+	d.manage(cfg.Port)
 	// A program for single buffers is faster, and in generic mode takes frames of
 	// any length: the kernel joins their pieces before, and cuts them to chunks
 	// after. A driver's pages may be too short for the MTU.
@@ -155,7 +157,25 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 		return fail("open", err)
 	}
 	d.up = true
-	return nil
+	return d.keep()
+}
+
+// begin is the first part of setting up. Caller holds d.mu.
+func (d *device) begin(cfg Config) {
+	d.leases = make(map[int]*lease)
+	d.maxVIs, d.vault = cfg.MaxVIs, cfg.Vault
+	d.numbers = NewNumbers(cfg.MaxVIs)
+}
+
+// manage starts connection management on d.udp.
+func (d *device) manage(port uint16) {
+	udp := d.udp
+	d.router.nudge = func(from, to netip.Addr) error {
+		// Of an exchange that nobody knows: receivers ignore it.
+		confirm := encode(wire.CM{Type: wire.CMConfirm, ID: NewKey()}, from, netip.AddrPortFrom(to, port))
+		return udp.Send(confirm.b, confirm.from, confirm.to)
+	}
+	d.manager = NewManager(udp, port)
 }
 
 // describe asks the driver. An interface that knows no ethtool, as lo, has no
@@ -184,15 +204,21 @@ func (d *device) takeDown() error {
 	var errs []error
 	if d.manager != nil {
 		errs = append(errs, d.manager.Close())
+	} else if d.udp != nil {
+		errs = append(errs, d.udp.Close())
 	}
 	if d.demux != nil {
 		errs = append(errs, d.demux.Close())
+	}
+	errs = append(errs, d.forget())
+	if d.watch != nil {
+		errs = append(errs, d.watch.close())
 	}
 	if d.router != nil {
 		d.router.nl.Close()
 	}
 	d.up, d.attached = false, false
-	d.manager, d.demux, d.router, d.numbers = nil, nil, nil, nil
+	d.manager, d.demux, d.router, d.watch, d.numbers, d.udp, d.vault = nil, nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -209,7 +235,7 @@ func (d *device) attach(mode bpf.Mode) error {
 		return err
 	}
 	d.attached, d.mode = true, mode
-	return nil
+	return d.keep()
 }
 
 func (d *device) detach() error {
@@ -217,7 +243,7 @@ func (d *device) detach() error {
 		return nil
 	}
 	d.attached = false
-	return d.demux.Detach()
+	return errors.Join(d.demux.Detach(), d.keep())
 }
 
 // steps are the data paths to try, best first, and those that are passed over,
@@ -294,11 +320,16 @@ func (d *device) allInUse(want int, steps []xdpnic.Mode) (err error) {
 // freeSlot finds a slot of the XSKMAP. Caller holds d.mu.
 func (d *device) freeSlot() (int, error) {
 	for s := range bpf.DefaultMaxSockets {
-		if !slices.ContainsFunc(d.sortedLeases(), func(l *lease) bool { return l.slot == s }) {
+		if d.slotFree(s) {
 			return s, nil
 		}
 	}
 	return 0, fmt.Errorf("all %d socket slots are in use", bpf.DefaultMaxSockets)
+}
+
+// slotFree tells whether no lease has the slot. Caller holds d.mu.
+func (d *device) slotFree(slot int) bool {
+	return !slices.ContainsFunc(d.sortedLeases(), func(l *lease) bool { return l.slot == slot })
 }
 
 func (d *device) sortedLeases() []*lease {

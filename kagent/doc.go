@@ -76,6 +76,21 @@
 // shout at a third host, nor be asked from afar. Nothing further than one hop
 // is found.
 //
+// # Handing out
+//
+// An agent with privilege opens queues for programs without: HandOut gives socket
+// and memory away and keeps neither. What such an agent has goes into a Vault, so
+// that another agent goes on after it (Restore). Package agentd is that daemon,
+// agentclient its other side. Lane joins two queues of the interface, which do not
+// hear each other.
+//
+// # Changes of the interface
+//
+// A device watches its interface (watch.go): the kernel's messages about links and
+// addresses, lost ones included, are a reason to read it again, and handles are told
+// when it differs from what they were told last (Watch). What follows for
+// connections is their owner's matter.
+//
 // # Order of closing
 //
 // Map entries, link, what is to be sent, socket, memory. All of it hangs on
@@ -85,11 +100,12 @@
 // # Concurrency
 //
 // All methods of all types may be called concurrently, but for the Queue, which
-// has one owner as package xdpnic says. Goroutines: two for a device (UDP's
-// Serve and its loopback), one for the length of each call of Local's Wait,
+// has one owner as package xdpnic says. Goroutines: three for a device (UDP's
+// Serve and its loopback, and the one that watches the interface), one for the length of each call of Local's Wait,
 // Request, RequestPeer, Discover and Path; timers of the Manager run while
 // something is remembered. Locks, never held while another but the next is
-// taken: Local.mu or device.mu, then registry.mu or Manager.mu. The Manager
+// taken: Local.mu or device.mu, then registry.mu, Manager.mu or watch.mu, under which
+// those who watch are called. The Manager
 // sends without its lock. Incoming.Established may be called by the data path.
 //
 // # Privilege

@@ -89,6 +89,10 @@ func Unavailable(err error) bool {
 	if errors.As(err, &op) && op.cannotRun {
 		return true
 	}
+	var remote interface{ CannotRun() bool } // what another process could not do
+	if errors.As(err, &remote) && remote.CannotRun() {
+		return true
+	}
 	for _, errno := range []unix.Errno{unix.EPERM, unix.EACCES, unix.ENOSYS, unix.EAFNOSUPPORT} {
 		if errors.Is(err, errno) {
 			return true

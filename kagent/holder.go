@@ -26,10 +26,10 @@ func portHolder(port uint16) string {
 		if !holdsSocket(dir, inodes) {
 			continue
 		}
-		proc := filepath.Dir(dir)
-		name := "process " + filepath.Base(proc)
-		if comm, err := os.ReadFile(filepath.Join(proc, "comm")); err == nil {
-			name += " (" + strings.TrimSpace(string(comm)) + ")"
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(dir)))
+		name := fmt.Sprintf("process %d", pid)
+		if c := comm(pid); c != "" {
+			name += " (" + c + ")"
 		}
 		names = append(names, name)
 	}
@@ -37,6 +37,12 @@ func portHolder(port uint16) string {
 		return ""
 	}
 	return fmt.Sprintf(" (%s)", strings.Join(names, ", "))
+}
+
+// comm is the name of a process, empty when it is gone.
+func comm(pid int) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSpace(string(b))
 }
 
 // udpInodes collects the inodes of the sockets on a port from a file that is

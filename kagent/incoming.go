@@ -3,6 +3,7 @@ package kagent
 import (
 	"bytes"
 	"context"
+	"crypto/subtle"
 	"fmt"
 	"net/netip"
 	"time"
@@ -29,6 +30,7 @@ const (
 // All methods may be called concurrently. An Incoming that is neither accepted
 // nor rejected ends when the requester gives up.
 type Incoming struct {
+	far    IncomingEnd // nil: all of it is here
 	m      *Manager
 	key    exchange
 	local  netip.Addr // the address that it came to
@@ -43,6 +45,7 @@ type Incoming struct {
 	state inState
 	door  *door     // whose queue it is in
 	reply datagram  // what a repeated Request gets
+	proof []byte    // what a Confirm must have
 	heard time.Time // last message of the requester, or end of the exchange
 	err   error     // valid when done is closed
 }
@@ -62,11 +65,14 @@ func (m *Manager) onRequest(msg *wire.CM, local netip.Addr, from netip.AddrPort)
 	d := m.match(local, msg.To, now)
 	switch {
 	case d == nil:
+		m.counters.NoMatch++
 		return in.end(ErrCancelled, wire.CM{Type: wire.CMNoMatch})
 	case m.pending <= maxPending || len(d.waiters) > 0:
 	case len(d.queue) == 0:
+		m.counters.Refused++
 		return in.end(ErrCancelled, refusal)
 	default:
+		m.counters.Refused++
 		d.queue[0].end(ErrCancelled, refusal)
 	}
 	m.sweepLater()
@@ -101,6 +107,10 @@ func (m *Manager) onRequester(msg *wire.CM, local netip.Addr, from netip.AddrPor
 	case in == nil:
 		return datagram{}
 	case msg.Type == wire.CMConfirm && in.state == inAccepting:
+		if subtle.ConstantTimeCompare(msg.Handshake, in.proof) == 0 {
+			m.counters.Forged++
+			return datagram{}
+		}
 		in.establish()
 	case msg.Type == wire.CMConfirm && in.state == inEnded:
 		return in.reply // a Reject: this side has given up meanwhile
@@ -161,10 +171,18 @@ func (in *Incoming) Offer() Offer { return in.offer }
 
 // Done is closed when the exchange has ended without a connection: cancelled,
 // vanished, rejected or closed. Err then says how.
-func (in *Incoming) Done() <-chan struct{} { return in.done }
+func (in *Incoming) Done() <-chan struct{} {
+	if in.far != nil {
+		return in.far.Done()
+	}
+	return in.done
+}
 
 // Err is nil until Done is closed.
 func (in *Incoming) Err() error {
+	if in.far != nil {
+		return in.far.Err()
+	}
 	in.m.mu.Lock()
 	defer in.m.mu.Unlock()
 	return in.err
@@ -177,6 +195,9 @@ func (in *Incoming) Err() error {
 // requester is then told), ErrState or ErrClosed, after which there is no
 // connection. ctx without a deadline: the requester's silence of 3 s ends it.
 func (in *Incoming) Accept(ctx context.Context, o Offer) error {
+	if in.far != nil {
+		return in.far.Accept(ctx, o)
+	}
 	msg := o.message(wire.CMAccept)
 	msg.From, msg.To = in.disc, in.remote
 	msg.ID = in.key.id
@@ -198,6 +219,7 @@ func (in *Incoming) Accept(ctx context.Context, o Offer) error {
 	m.pending--
 	in.heard = time.Now()
 	in.reply = encode(msg, in.local, in.key.peer)
+	in.proof = []byte(o.Confirm)
 	accept := in.reply
 	m.mu.Unlock()
 
@@ -245,6 +267,10 @@ func (in *Incoming) giveUp(err error) error {
 // for the network and does not allocate. Only the first call after Accept
 // does anything.
 func (in *Incoming) Established() {
+	if in.far != nil {
+		in.far.Established()
+		return
+	}
 	in.m.mu.Lock()
 	defer in.m.mu.Unlock()
 	if in.state == inAccepting {
@@ -256,6 +282,9 @@ func (in *Incoming) Established() {
 // reason. It fails with ErrState when the request was answered before, or with
 // the error that has ended it.
 func (in *Incoming) Reject(reason wire.CMReason) error {
+	if in.far != nil {
+		return in.far.Reject(reason)
+	}
 	in.m.mu.Lock()
 	switch in.state {
 	case inPending:

@@ -3,12 +3,15 @@ package kagent
 import (
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bpf"
 	"viaxdp/hugepages"
+	"viaxdp/internal/steer"
 	"viaxdp/xdpnic"
 )
 
@@ -27,10 +30,20 @@ type lease struct {
 	info    Info
 	since   time.Time
 	refs    int
+	holder  Holder   // of a queue that was handed out; else zero
+	memory  *os.File // likewise: its memory, until it is taken; else nil
+	vis     viList
+
+	nic      steered // while steering
+	steering *steer.Steering
 }
 
 func (l *lease) String() string {
-	return fmt.Sprintf("open in this process since %s in %v mode", l.since.Format(time.TimeOnly), l.info.Mode)
+	who := "this process"
+	if h := l.holder; h != (Holder{}) {
+		who = fmt.Sprintf("process %d (%s) of user %d", h.PID, h.Comm, h.UID)
+	}
+	return fmt.Sprintf("open in %s since %s in %v mode", who, l.since.Format(time.TimeOnly), l.info.Mode)
 }
 
 // lease takes a queue. Caller holds d.mu and is on a thread of the interface's
@@ -58,6 +71,7 @@ func (d *device) lease(cfg Config) (_ *lease, err error) {
 		attempts = append(attempts, xdpnic.Attempt{Mode: mode, Err: err})
 		if err == nil {
 			l.describe(cfg, link, mode, attempts)
+			l.steer(cfg)
 			d.leases[l.queueID] = l
 			if link.Up {
 				d.awaitCarrier()
@@ -70,8 +84,12 @@ func (d *device) lease(cfg Config) (_ *lease, err error) {
 		}
 		failed = append(failed, fmt.Errorf("%v mode: %w", mode, err))
 	}
-	if len(steps) == 0 {
+	switch {
+	case len(steps) > 0:
+	case len(attempts) > 0:
 		failed = append(failed, fmt.Errorf("%v mode: %w", cfg.Mode, attempts[0].Err))
+	default:
+		failed = append(failed, fmt.Errorf("no data path is %v", cfg.Mode))
 	}
 	if len(d.leases) == 0 {
 		if err := d.detach(); err != nil {
@@ -101,7 +119,9 @@ func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
 		return nic, fmt.Errorf("an arena of %d bytes does not hold the %d bytes of the chunks: "+
 			"take a larger one, or fewer chunks", cfg.ArenaBytes, pool)
 	}
-	l.arena, err = hugepages.New(hugepages.Config{Size: cfg.ArenaBytes, Policy: cfg.Hugepages, Reserve: pool})
+	l.arena, err = hugepages.New(hugepages.Config{
+		Size: cfg.ArenaBytes, Policy: cfg.Hugepages, Reserve: pool, Shared: cfg.Shared,
+	})
 	if err != nil {
 		return nic, err
 	}
@@ -121,16 +141,8 @@ func (l *lease) open(nic xdpnic.Config, mode xdpnic.Mode) error {
 		return err
 	}
 	nic.Mode = mode
-	if err := l.openQueue(nic, queues); err != nil {
-		if !nic.MultiBuffer || !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
-			return err
-		}
-		// A kernel before 6.6 knows no frames of several chunks, and a driver
-		// may know none in zero-copy mode (xp_assign_dev, net/xdp/xsk_buff_pool.c).
-		nic.MultiBuffer = false
-		if err := l.openQueue(nic, queues); err != nil {
-			return err
-		}
+	if err := l.openQueue(nic, queues, xdpnic.Open); err != nil {
+		return err
 	}
 	if err := d.demux.Register(l.slot, l.queue.FD()); err != nil {
 		return errors.Join(err, l.queue.Close())
@@ -138,19 +150,46 @@ func (l *lease) open(nic xdpnic.Config, mode xdpnic.Mode) error {
 	return nil
 }
 
-// openQueue takes the first of queues that can be had.
-func (l *lease) openQueue(nic xdpnic.Config, queues []int) (err error) {
+// opener is xdpnic.Open.
+type opener func(xdpnic.Config) (*xdpnic.Queue, error)
+
+// openQueue takes the first of queues that can be had: without frames of several
+// chunks, if none can be had with them and any refuses those. The error is a reason
+// against the mode, where a queue has one, rather than that another one is busy.
+func (l *lease) openQueue(nic xdpnic.Config, queues []int, open opener) error {
+	errs := l.tryQueues(nic, queues, open)
+	if nic.MultiBuffer && slices.ContainsFunc(errs, func(err error) bool {
+		return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
+	}) {
+		// A kernel before 6.6 knows no frames of several chunks, and a driver
+		// may know none in zero-copy mode (xp_assign_dev, net/xdp/xsk_buff_pool.c).
+		nic.MultiBuffer = false
+		errs = l.tryQueues(nic, queues, open)
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	if i := slices.IndexFunc(errs, func(err error) bool { return !errors.Is(err, unix.EBUSY) }); i >= 0 {
+		return errs[i]
+	}
+	return errs[len(errs)-1]
+}
+
+// tryQueues opens the first of queues that can be had; else it says of each why not.
+func (l *lease) tryQueues(nic xdpnic.Config, queues []int, open opener) (errs []error) {
 	wait := nic.BusyTimeout
 	for i, q := range queues {
 		l.queueID, nic.QueueID = q, q
 		if nic.BusyTimeout = wait; i < len(queues)-1 {
 			nic.BusyTimeout = -1 // rather the next one than wait
 		}
-		if l.queue, err = xdpnic.Open(nic); err == nil {
+		var err error
+		if l.queue, err = open(nic); err == nil {
 			return nil
 		}
+		errs = append(errs, err)
 	}
-	return err
+	return errs
 }
 
 func (l *lease) describe(cfg Config, link Link, mode xdpnic.Mode, attempts []xdpnic.Attempt) {
@@ -167,9 +206,6 @@ func (l *lease) describe(cfg Config, link Link, mode xdpnic.Mode, attempts []xdp
 	}
 	if d.driver == "veth" && !mode.Generic() {
 		note("a veth receives in native mode only while its peer has an XDP program too, or generic receive offload")
-	}
-	if d.queues > 1 && !(d.driver == "veth" && mode.Generic()) {
-		note(fmt.Sprintf("only frames that the NIC puts on queue %d reach this program: steer UDP port %d there", l.queueID, cfg.Port))
 	}
 }
 
@@ -191,9 +227,17 @@ func (l *lease) release() error {
 	}
 	d := l.dev
 	delete(d.leases, l.queueID)
-	errs := []error{d.demux.Unregister(l.slot)}
+	// The slot of a queue that was handed out is empty when its holder is dead.
+	errs := []error{l.unsteer(), d.demux.Evict(l.slot), d.closeLanes(l.queueID)}
 	if len(d.leases) == 0 {
 		errs = append(errs, d.detach())
+	}
+	if l.memory != nil {
+		errs = append(errs, l.memory.Close())
+		l.memory = nil
+	}
+	if l.queue == nil {
+		return errors.Join(append(errs, l.unkeep())...)
 	}
 	// An error here is about frames that nobody waits for any more.
 	_ = l.queue.Flush()

@@ -39,6 +39,7 @@ type waiter struct {
 // Listener takes requests for one discriminator until it is closed. All
 // methods may be called concurrently.
 type Listener struct {
+	far  ListenerEnd // nil: all of it is here
 	m    *Manager
 	key  doorKey
 	done chan struct{} // closed by Close
@@ -73,12 +74,18 @@ func (m *Manager) Listen(local Address) (*Listener, error) {
 // Wait returns the next request, those first that came before the call. At
 // most 64 wait; a further one takes the place of the oldest, which is rejected.
 func (l *Listener) Wait(ctx context.Context) (*Incoming, error) {
+	if l.far != nil {
+		return l.far.Wait(ctx)
+	}
 	return l.m.wait(ctx, l.key, l)
 }
 
 // Close ends Listen. Calls of Wait end with ErrClosed, and requests that
 // nobody has taken get "no match".
 func (l *Listener) Close() error {
+	if l.far != nil {
+		return l.far.Close()
+	}
 	l.m.mu.Lock()
 	d := l.m.doors[l.key]
 	if d == nil || d.listener != l {
@@ -214,6 +221,7 @@ func (m *Manager) arrive(d *door, in *Incoming) {
 		return
 	}
 	if len(d.queue) >= maxBacklog {
+		m.counters.Refused++
 		d.queue[0].end(ErrCancelled, refusal)
 	}
 	in.door = d

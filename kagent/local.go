@@ -14,7 +14,10 @@ import (
 	"viaxdp/xdpnic"
 )
 
-var _ Agent = (*Local)(nil)
+var (
+	_ Agent = (*Local)(nil)
+	_ Laner = (*Local)(nil)
+)
 
 // Local is the Kernel Agent in the program's own process.
 type Local struct {
@@ -24,11 +27,13 @@ type Local struct {
 	manager *Manager
 	numbers *Numbers
 	demux   *bpf.Demux
+	watch   *watch
 	done    chan struct{} // closed by Close
 
 	mu        sync.Mutex
 	closed    bool
-	vis       map[uint32]bool // VI numbers handed out; true: entered in the table
+	vis       map[uint32]netip.Addr // VI numbers handed out, and their peers when they are in the table
+	graves    map[uint32]Grave      // of those whose peers can be told of the program's death
 	listeners []*Listener
 }
 
@@ -55,12 +60,19 @@ func Open(cfg Config) (*Local, error) {
 	if err != nil {
 		return nil, errors.Join(&OpError{Op: "open", Link: cfg.Interface, Err: err}, d.release())
 	}
-	local := &Local{
-		dev: d, lease: l, router: d.router, manager: d.manager, numbers: d.numbers, demux: d.demux,
-		done: make(chan struct{}), vis: make(map[uint32]bool),
-	}
+	local := newLocal(d, l)
 	d.mu.Unlock()
 	return local, nil
+}
+
+// newLocal makes a handle on a lease. Caller holds d.mu and has a reference to
+// both.
+func newLocal(d *device, l *lease) *Local {
+	return &Local{
+		dev: d, lease: l, router: d.router, manager: d.manager, numbers: d.numbers, demux: d.demux, watch: d.watch,
+		done: make(chan struct{}), vis: make(map[uint32]netip.Addr),
+		graves: make(map[uint32]Grave),
+	}
 }
 
 // leaseOrShare takes a queue of its own, or part in one.
@@ -79,11 +91,11 @@ func (d *device) leaseOrShare(cfg Config) (*lease, error) {
 }
 
 // Queue is the leased queue, for one owner as package xdpnic says. It is the
-// same for all Locals that share a queue.
+// same for all Locals that share a queue; nil when it was handed out.
 func (l *Local) Queue() *xdpnic.Queue { return l.lease.queue }
 
 // Arena is the registered memory; the queue's chunks lie at its start. All
-// blocks must be free before Close.
+// blocks must be free before Close. nil when it was handed out.
 func (l *Local) Arena() *hugepages.Arena { return l.lease.arena }
 
 // Info says what Open got. The caller must not change the slices.
@@ -91,6 +103,15 @@ func (l *Local) Info() Info { return l.lease.info }
 
 // Counters are the demux program's, of all Locals of the interface.
 func (l *Local) Counters() (bpf.Counters, error) { return l.demux.Counters() }
+
+// EachCounter calls f for each of them, by the name that docs/counters.md has.
+func (l *Local) EachCounter(f func(name string, v uint64)) error {
+	c, err := l.demux.Counters()
+	if err == nil {
+		c.Each(f)
+	}
+	return err
+}
 
 func (l *Local) fail(op string, peer netip.Addr, err error) error {
 	if l.isClosed() && op != "close" {
@@ -113,7 +134,8 @@ func (l *Local) isClosed() bool {
 func (l *Local) Link() Link {
 	link := Link{Name: l.lease.info.Interface, Index: l.lease.info.Index}
 	if !l.isClosed() {
-		if now, err := l.router.link(); err == nil {
+		now, err := l.router.link()
+		if link.Gone = isGone(err); err == nil {
 			link = now
 		}
 	}
@@ -132,7 +154,7 @@ func (l *Local) NewVI() (uint32, error) {
 	if err != nil {
 		return 0, l.fail("new VI", netip.Addr{}, fmt.Errorf("%w (%d)", err, l.lease.info.MaxVIs-1))
 	}
-	l.vis[num] = false
+	l.note(num, netip.Addr{})
 	return num, nil
 }
 
@@ -140,14 +162,33 @@ func (l *Local) NewVI() (uint32, error) {
 func (l *Local) FreeVI(num uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	entered, ok := l.vis[num]
+	peer, ok := l.vis[num]
 	if !ok || l.closed {
 		return
 	}
-	if entered && l.demux.RemoveVI(num) != nil {
+	if peer.IsValid() && l.demux.RemoveVI(num) != nil {
 		return // it stays taken: better than two VIs in one place
 	}
+	l.forget(num)
+}
+
+// note keeps what a VI number is used for. Caller holds l.mu.
+func (l *Local) note(num uint32, peer netip.Addr) {
+	l.vis[num] = peer
+	l.lease.vis.set(num, peer)
+	var grave *Grave
+	if g, ok := l.graves[num]; ok {
+		grave = &g
+	}
+	l.lease.keepVI(num, peer, grave)
+}
+
+// forget gives a VI number back. Caller holds l.mu.
+func (l *Local) forget(num uint32) {
 	delete(l.vis, num)
+	delete(l.graves, num)
+	l.lease.vis.remove(num)
+	l.lease.unkeepVI(num)
 	l.numbers.Free(num)
 }
 
@@ -166,7 +207,7 @@ func (l *Local) Enter(num uint32, key uint64, peer netip.Addr) error {
 	if err := l.demux.EnterVI(num, e); err != nil {
 		return l.fail("enter VI", peer, err)
 	}
-	l.vis[num] = true
+	l.note(num, e.Peer)
 	return nil
 }
 
@@ -177,13 +218,14 @@ func (l *Local) Remove(num uint32) error {
 	if l.closed {
 		return ErrClosed
 	}
-	if !l.vis[num] {
+	delete(l.graves, num)
+	if !l.vis[num].IsValid() {
 		return nil
 	}
 	if err := l.demux.RemoveVI(num); err != nil {
 		return l.fail("remove VI", netip.Addr{}, err)
 	}
-	l.vis[num] = false
+	l.note(num, netip.Addr{})
 	return nil
 }
 
@@ -302,15 +344,16 @@ func (l *Local) Close() error {
 	l.closed = true
 	close(l.done)
 	var errs []error
-	for num, entered := range l.vis {
-		if entered {
+	for num, peer := range l.vis {
+		if peer.IsValid() {
 			errs = append(errs, l.demux.RemoveVI(num))
 		}
-		l.numbers.Free(num)
+		l.forget(num)
 	}
 	for _, ln := range l.listeners {
 		errs = append(errs, ln.Close())
 	}
+	l.watch.add(l, nil)
 	l.mu.Unlock()
 	l.dev.mu.Lock()
 	errs = append(errs, l.lease.release(), l.dev.release())

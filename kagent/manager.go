@@ -40,6 +40,7 @@ type Manager struct {
 
 	mu       sync.Mutex
 	closed   bool
+	counters Counters
 	doors    map[doorKey]*door
 	requests map[uint64]*request
 	peers    map[ends][]*request // lines of peer requests, in the order of the calls
@@ -154,12 +155,12 @@ func encode(msg wire.CM, from netip.Addr, to netip.AddrPort) datagram {
 // Receive takes a message from the transport.
 func (m *Manager) Receive(b []byte, local netip.Addr, from netip.AddrPort) {
 	msg, err := wire.ParseCM(b)
-	if err != nil {
-		return
-	}
 	local, from = plain(local), netip.AddrPortFrom(plain(from.Addr()), from.Port())
 	m.mu.Lock()
-	if m.closed {
+	if m.closed || err != nil {
+		if err != nil {
+			m.counters.Malformed++
+		}
 		m.mu.Unlock()
 		return
 	}

@@ -60,6 +60,30 @@ func (s *Numbers) New() (uint32, error) {
 	return uint32(i) | uint32(s.gen[i])<<16, nil
 }
 
+// Take hands out a certain number, which an agent before this one has handed
+// out, and tells whether that index was free.
+func (s *Numbers) Take(num uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := int(num & 0xffff)
+	if i == 0 || i >= len(s.used) || s.used[i] {
+		return false
+	}
+	for k := range s.n {
+		at := (s.head + k) % len(s.free)
+		if int(s.free[at]) != i {
+			continue
+		}
+		// The oldest free index moves there, and its place is given up.
+		s.free[at] = s.free[s.head]
+		s.head = (s.head + 1) % len(s.free)
+		s.n--
+		break
+	}
+	s.used[i], s.gen[i] = true, uint16(num>>16)
+	return true
+}
+
 // Free takes a number back and tells whether it was handed out.
 func (s *Numbers) Free(num uint32) bool {
 	s.mu.Lock()
@@ -73,6 +97,13 @@ func (s *Numbers) Free(num uint32) bool {
 	s.free[(s.head+s.n)%len(s.free)] = i
 	s.n++
 	return true
+}
+
+// Used is how many numbers are handed out.
+func (s *Numbers) Used() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.free) - s.n
 }
 
 // Live tells whether num is handed out.

@@ -99,3 +99,35 @@ func TestNumbersStartAtRandom(t *testing.T) {
 		t.Errorf("%d of 63 numbers are the same", same)
 	}
 }
+
+// Take hands out what a former agent has handed out, once, and New does not give it
+// again.
+func TestTake(t *testing.T) {
+	s := NewNumbers(6)
+	const taken = 3 | 77<<16
+	for _, wrong := range []uint32{0, 6, 77 << 16} {
+		if s.Take(wrong) {
+			t.Errorf("%#x was taken", wrong)
+		}
+	}
+	if !s.Take(taken) || s.Take(taken) || s.Take(3|78<<16) || !s.Live(taken) || s.Used() != 1 {
+		t.Error("index 3 is not taken once")
+	}
+	seen := map[uint32]bool{3: true}
+	for range 4 {
+		n, err := s.New()
+		if err != nil || seen[n&0xffff] {
+			t.Fatalf("%#x, %v: given before", n, err)
+		}
+		seen[n&0xffff] = true
+	}
+	if n, err := s.New(); err == nil {
+		t.Errorf("%#x is one too many", n)
+	}
+	if !s.Free(taken) {
+		t.Error("it cannot be given back")
+	}
+	if n, err := s.New(); err != nil || n != 3|78<<16 {
+		t.Errorf("%#x, %v: want the next generation of index 3", n, err)
+	}
+}

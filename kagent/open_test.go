@@ -106,6 +106,7 @@ func TestOpenErrors(t *testing.T) {
 		{"queue", func(c *Config) { c.Queue = 7 }, "no queue 7"},
 		{"arena", func(c *Config) { c.ArenaBytes = 4096 }, "does not hold"},
 		{"VIs", func(c *Config) { c.MaxVIs = 1 }, "MaxVIs"},
+		{"no such mode", func(c *Config) { c.Mode = 99 }, "mode(99)"},
 		{"mode", func(c *Config) { c.Mode, c.RequireMode = xdpnic.ModeZeroCopy, true }, "zero-copy"},
 	}
 	for _, c := range cases {

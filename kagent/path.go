@@ -37,15 +37,22 @@ type router struct {
 	nudge func(from, to netip.Addr) error
 }
 
-// link reads the interface.
+// link reads the interface, with the addresses that programs can use.
 func (r *router) link() (Link, error) {
+	return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED)
+}
+
+// read reads the interface, with the addresses that have none of the flags in
+// without.
+func (r *router) read(without int) (Link, error) {
 	nic, err := r.nl.LinkByIndex(r.index)
 	if err != nil {
 		return Link{}, err
 	}
 	a := nic.Attrs()
 	l := Link{Name: a.Name, Index: a.Index, MTU: a.MTU, MAC: mac(a.HardwareAddr)}
-	l.Up = a.Flags&net.FlagUp != 0 && a.Flags&net.FlagRunning != 0
+	// The carrier is known at once, what follows from it a moment later.
+	l.Up = a.Flags&net.FlagUp != 0 && a.Flags&net.FlagRunning != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
 	addrs, err := dump(func() ([]netlink.Addr, error) { return r.nl.AddrList(nic, netlink.FAMILY_ALL) })
 	if err != nil {
 		return l, err
@@ -53,7 +60,7 @@ func (r *router) link() (Link, error) {
 	var local []netip.Addr
 	for _, x := range addrs {
 		addr, ok := netip.AddrFromSlice(x.IP)
-		if addr = plain(addr); !ok || x.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 {
+		if addr = plain(addr); !ok || x.Flags&without != 0 {
 			continue
 		}
 		switch {
@@ -93,9 +100,10 @@ func (r *router) path(ctx context.Context, local, peer netip.Addr) (Path, error)
 		if !p.Src.IsValid() {
 			p.Src = peer
 		}
+		p.Elsewhere = !link.Has(p.Src)
 		return p, nil
 	}
-	hop, err := r.route(&p)
+	hop, err := r.route(&p, &link)
 	if err != nil {
 		return Path{}, err
 	}
@@ -103,8 +111,9 @@ func (r *router) path(ctx context.Context, local, peer netip.Addr) (Path, error)
 	return p, err
 }
 
-// route fills in source address and MTU, and returns the next hop.
-func (r *router) route(p *Path) (netip.Addr, error) {
+// route fills in source address and MTU, and returns the next hop. link is the
+// interface.
+func (r *router) route(p *Path, link *Link) (netip.Addr, error) {
 	o := &netlink.RouteGetOptions{OifIndex: r.index}
 	if p.Src.IsValid() {
 		o.SrcAddr = p.Src.AsSlice()
@@ -129,6 +138,7 @@ func (r *router) route(p *Path) (netip.Addr, error) {
 	if src, ok := netip.AddrFromSlice(route.Src); ok && !p.Src.IsValid() {
 		p.Src = plain(src)
 	}
+	p.Elsewhere = !link.Has(p.Src)
 	if p.Src.Is4() != p.Dst.Is4() {
 		return netip.Addr{}, fmt.Errorf("%w: %s has no address to reach %v from", ErrUnreachable, r.name, p.Dst)
 	}

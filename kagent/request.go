@@ -56,7 +56,8 @@ type Answer struct {
 	Remote Address // the acceptor
 	Local  Address // this side; frames must have Local.Host as their source
 
-	r *request
+	r   *request
+	far AnswerEnd // nil: all of it is here
 }
 
 // Request asks remote for a connection; see [Agent].
@@ -214,7 +215,13 @@ func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) 
 // Confirm tells the acceptor that this side takes frames; the caller's VI must
 // do so before. It fails when the acceptor has withdrawn or the Answer was
 // declined, and also 10 s after the Answer. Confirming again does nothing.
-func (a *Answer) Confirm() error {
+func (a *Answer) Confirm() error { return a.ConfirmWith(nil) }
+
+// ConfirmWith is Confirm with what the handshake of package secure gave for it.
+func (a *Answer) ConfirmWith(proof []byte) error {
+	if a.far != nil {
+		return a.far.ConfirmWith(proof)
+	}
 	r := a.r
 	r.m.mu.Lock()
 	switch r.state {
@@ -228,7 +235,7 @@ func (a *Answer) Confirm() error {
 	}
 	r.state = reqConfirmed
 	r.heard = time.Now()
-	r.last = r.message(wire.CM{Type: wire.CMConfirm})
+	r.last = r.message(wire.CM{Type: wire.CMConfirm, Handshake: proof})
 	d := r.last
 	r.m.remember(finished{req: r})
 	r.m.mu.Unlock()
@@ -239,6 +246,10 @@ func (a *Answer) Confirm() error {
 // Decline tells the acceptor that there will be no connection. It does nothing
 // after Confirm.
 func (a *Answer) Decline(reason wire.CMReason) {
+	if a.far != nil {
+		a.far.Decline(reason)
+		return
+	}
 	r := a.r
 	r.m.mu.Lock()
 	var d datagram
@@ -252,7 +263,7 @@ func (a *Answer) Decline(reason wire.CMReason) {
 func (o *Offer) message(t wire.CMType) wire.CM {
 	m := wire.CM{
 		Type: t, VI: o.VI, Key: o.Key, Seq: o.Seq, Window: o.Window, MaxPayload: o.MaxPayload,
-		Level: o.Level, MaxTransfer: o.MaxTransfer, QoS: o.QoS,
+		Level: o.Level, MaxTransfer: o.MaxTransfer, QoS: o.QoS, Handshake: []byte(o.Handshake),
 	}
 	if o.RDMAWrite {
 		m.Flags |= wire.CMRdmaWrite
@@ -271,6 +282,7 @@ func offerOf(m *wire.CM) Offer {
 		VI: m.VI, Key: m.Key, Seq: m.Seq, Window: m.Window, MaxPayload: m.MaxPayload, Level: m.Level,
 		RDMAWrite: m.Flags&wire.CMRdmaWrite != 0, RDMARead: m.Flags&wire.CMRdmaRead != 0,
 		BareData: m.Flags&wire.CMBareData != 0, MaxTransfer: m.MaxTransfer, QoS: m.QoS,
+		Handshake: Opaque(m.Handshake),
 	}
 }
 

@@ -53,12 +53,40 @@ func ListenUDP(device string, port uint16, own func(netip.Addr) bool) (*UDP, err
 		unix.Close(fd)
 		return nil, err
 	}
-	u.file = os.NewFile(uintptr(fd), "udp:"+device)
-	if u.conn, err = u.file.SyscallConn(); err != nil {
-		u.file.Close()
+	if err := u.use(fd, device); err != nil {
 		return nil, err
 	}
 	return u, nil
+}
+
+// adoptUDP goes on with a copy of a socket that ListenUDP has opened in another
+// process.
+func adoptUDP(f *os.File, device string, port uint16, own func(netip.Addr) bool) (*UDP, error) {
+	fds, err := descriptorsOf([]*os.File{f})
+	if err != nil {
+		return nil, err
+	}
+	domain, err := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		unix.Close(fds[0])
+		return nil, os.NewSyscallError("SO_DOMAIN", err)
+	}
+	u := &UDP{
+		own: own, port: port, loop: make(chan loopback, udpLoop), done: make(chan struct{}), v6: domain == unix.AF_INET6,
+	}
+	if err := u.use(fds[0], device); err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// use makes a file of the socket.
+func (u *UDP) use(fd int, device string) (err error) {
+	u.file = os.NewFile(uintptr(fd), "udp:"+device)
+	if u.conn, err = u.file.SyscallConn(); err != nil {
+		u.file.Close()
+	}
+	return err
 }
 
 func (u *UDP) setup(fd int, device string, port uint16) error {

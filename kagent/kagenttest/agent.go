@@ -19,6 +19,9 @@ type Agent struct {
 	numbers *kagent.Numbers
 	end     *endpoint
 
+	telling sync.Mutex        // held while who watches is told; before mu
+	watcher func(kagent.Link) // or nil; guarded by telling
+
 	mu     sync.Mutex
 	link   kagent.Link
 	table  map[uint32]entry
@@ -73,6 +76,29 @@ func (a *Agent) SetMTU(mtu int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.link.MTU = mtu
+}
+
+// Change changes what Link tells, as if the interface had changed, and tells who
+// watches. Where hosts are found stays as it is.
+func (a *Agent) Change(change func(l *kagent.Link)) {
+	a.telling.Lock()
+	defer a.telling.Unlock()
+	a.mu.Lock()
+	change(&a.link)
+	l := a.link
+	a.mu.Unlock()
+	if a.watcher != nil {
+		a.watcher(l)
+	}
+}
+
+// Watch tells of each Change.
+func (a *Agent) Watch(f func(kagent.Link)) {
+	a.telling.Lock()
+	defer a.telling.Unlock()
+	if a.watcher = f; f != nil {
+		f(a.Link())
+	}
 }
 
 // Addr is the agent's first address.
@@ -153,7 +179,7 @@ func (a *Agent) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, 
 		Link: wire.Link{
 			SrcMAC: link.MAC, DstMAC: mac(other.number), Src: local, Dst: peer, Port: wire.Port,
 		},
-		MTU: link.MTU, Loopback: other == a.end,
+		MTU: link.MTU, Loopback: other == a.end, Elsewhere: !link.Has(local),
 	}, nil
 }
 
@@ -165,6 +191,7 @@ func (a *Agent) isClosed() bool {
 
 // Close empties the VI table and ends connection management.
 func (a *Agent) Close() error {
+	a.Watch(nil)
 	a.mu.Lock()
 	a.closed = true
 	clear(a.table)
