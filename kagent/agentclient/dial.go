@@ -1,0 +1,82 @@
+package agentclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent/agentproto"
+)
+
+// dial connects and says hello.
+func dial(ctx context.Context, socket string) (*net.UnixConn, *agentproto.Reader, *agentproto.Welcome, error) {
+	var d net.Dialer
+	raw, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, nil, nil, noAgent(socket, err)
+	}
+	c := raw.(*net.UnixConn)
+	r := &agentproto.Reader{C: c}
+	reply, files, err := exchange(c, r, &agentproto.Request{
+		ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}, Comm: filepath.Base(os.Args[0]),
+	}, helloTime)
+	closeFiles(files)
+	if err == nil && reply.Welcome == nil {
+		err = fmt.Errorf("%w: no welcome", agentproto.ErrProtocol)
+	}
+	if err != nil {
+		return nil, nil, nil, errors.Join(fmt.Errorf("agent at %s: %w", socket, err), c.Close())
+	}
+	return c, r, reply.Welcome, nil
+}
+
+// noAgent is an error of connecting; where nobody is there it says how somebody gets there.
+func noAgent(socket string, err error) error {
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
+		return err
+	}
+	command := "via-xdp agent"
+	if socket != DefaultSocket {
+		command += " --socket " + socket
+	}
+	var op *net.OpError
+	if errors.As(err, &op) {
+		err = op.Err // without the socket's path
+	}
+	return fmt.Errorf("there is no agent at %s (%w): root starts one by %q", socket, err, command)
+}
+
+// exchange sends a request and reads its reply, while there are no others.
+func exchange(c *net.UnixConn, r *agentproto.Reader, q *agentproto.Request, limit time.Duration) (agentproto.Reply, []*os.File, error) {
+	_ = c.SetDeadline(time.Now().Add(limit))
+	defer c.SetDeadline(time.Time{})
+	b, err := agentproto.Encode(q, agentproto.MaxRequest)
+	if err == nil {
+		_, err = c.Write(b)
+	}
+	if err != nil {
+		return agentproto.Reply{}, nil, err
+	}
+	reply, files, err := r.ReadReply()
+	switch {
+	case err != nil:
+	case reply.Error != nil:
+		err = reply.Error
+	case reply.ID != q.ID:
+		err = fmt.Errorf("%w: the answer to another request", agentproto.ErrProtocol)
+	}
+	return reply, files, err
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}

@@ -1,0 +1,246 @@
+package agentclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/hugepages"
+	"viaxdp/kagent"
+	"viaxdp/kagent/agentproto"
+	"viaxdp/xdpnic"
+)
+
+const (
+	// DefaultSocket is where a daemon listens unless it is told otherwise.
+	DefaultSocket = "/run/via-xdp/agent.sock"
+	// Environment is the variable that names the socket, or says "none": no
+	// daemon, the agent in the program's own process.
+	Environment = "VIA_AGENT"
+)
+
+// Socket is where to look for a daemon: what the environment says, else
+// DefaultSocket. named tells whether it was the environment; ok is false when
+// that says "none".
+func Socket() (path string, named, ok bool) {
+	switch path = os.Getenv(Environment); path {
+	case "":
+		return DefaultSocket, false, true
+	case "none":
+		return "", true, false
+	}
+	return path, true, true
+}
+
+// Absent tells whether err means that no daemon is there, or none that this user
+// may talk to.
+func Absent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, fs.ErrPermission) ||
+		errors.Is(err, errOtherNetns)
+}
+
+var errOtherNetns = errors.New("the agent is in another network namespace, whose interfaces are others")
+
+// QueryStatus asks a daemon for its status; an empty socket is that of Socket. A
+// user sees what is theirs, root all.
+func QueryStatus(ctx context.Context, socket string) (kagent.Status, error) {
+	if socket == "" {
+		socket, _, _ = Socket()
+	}
+	c, r, _, err := dial(ctx, socket)
+	if err != nil {
+		return kagent.Status{}, err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	reply, files, err := exchange(c, r, &agentproto.Request{ID: 2, Op: agentproto.OpStatus}, helloTime)
+	closeFiles(files)
+	if err == nil && reply.Status == nil {
+		err = errShort
+	}
+	if err != nil {
+		return kagent.Status{}, fmt.Errorf("agent at %s: %w", socket, err)
+	}
+	return *reply.Status, nil
+}
+
+// share is a queue and its session, which several handles may share.
+type share struct {
+	session *session
+	queue   *xdpnic.Queue
+	arena   *hugepages.Arena
+	info    kagent.Info
+	alive   *os.File // whose end tells that this program is dead
+	refs    int      // guarded by shares.mu
+}
+
+// shares are the queues that this process has of daemons.
+var shares = struct {
+	sync.Mutex
+	open map[*share]struct{}
+}{open: make(map[*share]struct{})}
+
+// Open opens an interface by the daemon at a socket. Of cfg, Port, MaxVIs and
+// Shared are the daemon's matter, and so is whether Steer may be SteerByRSS. Unless named, the daemon must be in the network
+// namespace of the calling thread: an interface of that name in another one is
+// another interface.
+//
+// Several Opens of one interface have each a queue of their own, or, with
+// ShareQueue, one in common when there is none left.
+func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
+	fail := func(err error) (*Agent, error) {
+		return nil, &kagent.OpError{Op: "open", Link: cfg.Interface, Err: err}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), helloTime)
+	defer cancel()
+	c, r, welcome, err := dial(ctx, socket)
+	if err != nil {
+		return fail(err)
+	}
+	if !named {
+		var ns unix.Stat_t
+		err := locked(func() error { return unix.Stat("/proc/thread-self/ns/net", &ns) })
+		if err == nil && welcome.Netns != [2]uint64{ns.Dev, ns.Ino} {
+			err = errOtherNetns
+		}
+		if err != nil {
+			return fail(errors.Join(err, c.Close()))
+		}
+	}
+	q := &agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+		Interface: cfg.Interface, Queue: cfg.Queue, Mode: cfg.Mode, RequireMode: cfg.RequireMode,
+		ArenaBytes: cfg.ArenaBytes, Hugepages: cfg.Hugepages, ChunkSize: cfg.ChunkSize,
+		RxChunks: cfg.RxChunks, TxChunks: cfg.TxChunks, SingleBuffer: cfg.SingleBuffer,
+		Steer: cfg.Steer,
+	}}
+	reply, files, err := exchange(c, r, q, openTime)
+	if err == nil && (reply.Opened == nil || len(files) != 3) {
+		err = errShort
+	}
+	if err != nil {
+		closeFiles(files)
+		c.Close()
+		if cfg.ShareQueue && errors.Is(err, kagent.ErrQueueInUse) {
+			if s := join(socket, cfg); s != nil {
+				return newAgent(s), nil
+			}
+		}
+		return fail(err)
+	}
+	s := &share{alive: files[2], refs: 1}
+	if err := s.adopt(reply.Opened, files); err != nil {
+		return fail(errors.Join(err, files[2].Close(), c.Close()))
+	}
+	s.info.Agent = socket
+	s.session = newSession(socket, reply.Opened.Token, c, r)
+	shares.Lock()
+	shares.open[s] = struct{}{}
+	shares.Unlock()
+	return newAgent(s), nil
+}
+
+func newAgent(s *share) *Agent {
+	return &Agent{share: s, done: make(chan struct{}), vis: make(map[uint32]bool)}
+}
+
+// join takes part in a queue that this process has.
+func join(socket string, cfg kagent.Config) *share {
+	shares.Lock()
+	defer shares.Unlock()
+	for s := range shares.open {
+		if s.session.socket == socket && s.info.Interface == cfg.Interface &&
+			(cfg.Queue == kagent.AnyQueue || cfg.Queue == s.info.Queue) {
+			s.refs++
+			return s
+		}
+	}
+	return nil
+}
+
+// adopt maps what the daemon has handed over.
+func (s *share) adopt(o *agentproto.Opened, files []*os.File) error {
+	s.info = o.Info.Restore()
+	socket, err := takeDescriptor(files[0])
+	memory, merr := takeDescriptor(files[1])
+	if err = errors.Join(err, merr); err != nil {
+		_, _ = unix.Close(socket), unix.Close(memory) // -1 is no harm
+		return err
+	}
+	if s.arena, err = hugepages.Adopt(memory, s.info.Arena); err != nil {
+		return errors.Join(err, unix.Close(socket))
+	}
+	s.info.Arena = s.arena.Info()
+	if s.queue, err = xdpnic.Adopt(socket, o.Queue.Restore(s.info), s.arena.Bytes()); err != nil {
+		return errors.Join(err, s.arena.Close())
+	}
+	return nil
+}
+
+// takeDescriptor takes the descriptor out of a file; -1 with an error.
+func takeDescriptor(f *os.File) (fd int, err error) {
+	defer f.Close()
+	fd = -1
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return fd, err
+	}
+	if cerr := raw.Control(func(old uintptr) {
+		fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
+	}); cerr != nil {
+		err = cerr
+	}
+	return fd, err
+}
+
+// leave gives up one handle's part. The last one closes all: what is to be sent,
+// socket, memory, session. For the others, rest undoes what the handle had.
+func (s *share) leave(rest func()) error {
+	shares.Lock()
+	s.refs--
+	last := s.refs == 0
+	if last {
+		delete(shares.open, s)
+	}
+	shares.Unlock()
+	if !last {
+		rest()
+		return nil
+	}
+	_ = s.queue.Flush() // an error is about frames that nobody waits for any more
+	errs := []error{s.queue.Close(), s.arena.Close()}
+	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+	// Without a daemon it is the end of alive that tells.
+	if s.session.present() {
+		_, _ = s.session.call(ctx, agentproto.Request{Op: agentproto.OpClose}, false)
+	}
+	cancel()
+	s.session.finish(kagent.ErrClosed)
+	<-s.session.reader
+	return errors.Join(append(errs, s.alive.Close())...)
+}
+
+// present tells whether the daemon is there.
+func (s *session) present() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conn != nil
+}
+
+// Probe asks who listens at a socket, for people.
+func Probe(socket string) (pid int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var c *net.UnixConn
+	c, _, w, err := dial(ctx, socket)
+	if err != nil {
+		return 0, err
+	}
+	return w.PID, c.Close()
+}

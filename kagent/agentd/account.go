@@ -1,0 +1,83 @@
+package agentd
+
+import (
+	"fmt"
+
+	"viaxdp/kagent"
+	"viaxdp/kagent/agentproto"
+)
+
+// account is what one user has of the agent. Guarded by Server.mu.
+type account struct {
+	uid         uint32
+	quota       Quota
+	connections int
+	queues      int
+	vis         int
+	pinned      int
+}
+
+// account finds or makes a user's account. Caller holds s.mu.
+func (s *Server) account(uid uint32) *account {
+	u := s.users[uid]
+	if u == nil {
+		u = &account{uid: uid, quota: s.cfg.quota(uid)}
+		s.users[uid] = u
+	}
+	return u
+}
+
+// forget drops an account that is empty, so that many users who come and go are
+// no burden. Caller holds s.mu.
+func (s *Server) forget(u *account) {
+	if u.connections == 0 && u.queues == 0 && u.vis == 0 && u.pinned == 0 {
+		delete(s.users, u.uid)
+	}
+}
+
+// charge books what a user wants more of, if the quota allows it.
+func (s *Server) charge(uid uint32, queues, vis, pinned int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := s.account(uid)
+	for _, c := range []struct {
+		what            string
+		more, has, most int
+	}{
+		{"queues", queues, u.queues, u.quota.Queues},
+		{"VIs", vis, u.vis, u.quota.VIs},
+		{"bytes of registered memory", pinned, u.pinned, u.quota.PinnedBytes},
+	} {
+		if c.most > 0 && c.more > 0 && c.more > c.most-c.has {
+			s.counts.Quota++
+			s.forget(u)
+			return fmt.Errorf("%w: %d %s more than the %d that user %d has, of at most %d; "+
+				"the agent's configuration sets it", agentproto.ErrQuota, c.more, c.what, c.has, uid, c.most)
+		}
+	}
+	u.book(queues, vis, pinned)
+	return nil
+}
+
+// refund gives back.
+func (s *Server) refund(uid uint32, queues, vis, pinned int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := s.account(uid)
+	u.book(-queues, -vis, -pinned)
+	s.forget(u)
+}
+
+// book is for what a user has, whatever the quota says.
+func (u *account) book(queues, vis, pinned int) {
+	u.queues += queues
+	u.vis += vis
+	u.pinned += pinned
+}
+
+func (u *account) status() kagent.UserStatus {
+	return kagent.UserStatus{
+		UID: u.uid, Sessions: u.connections, Queues: u.queues, VIs: u.vis, PinnedBytes: u.pinned,
+		MaxSessions: u.quota.Connections, MaxQueues: u.quota.Queues, MaxVIs: u.quota.VIs, MaxPinned: u.quota.PinnedBytes,
+	}
+}

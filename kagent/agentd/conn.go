@@ -1,0 +1,221 @@
+package agentd
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent"
+	"viaxdp/kagent/agentproto"
+)
+
+// Bounds of what a connection can make the agent do.
+const (
+	helloTime  = 2 * time.Second  // for the program's hello
+	chooseTime = 10 * time.Second // for its open, resume or status
+	writeTime  = 5 * time.Second  // for it to take a message
+	maxCalls   = 512              // requests that wait
+	maxHandles = 1024             // exchanges and listeners that it has
+)
+
+// conn is a program's connection.
+type conn struct {
+	server *Server
+	c      *net.UnixConn
+	cred   unix.Ucred
+	n      *session      // set by serve before there are calls
+	over   chan struct{} // closed when the program has hung up
+	asked  chan struct{} // the program asks for the next change of its interface; nil: it never has; made by do
+
+	wmu sync.Mutex // one message at a time
+
+	mu      sync.Mutex
+	calls   map[uint64]context.CancelFunc
+	handles map[uint64]*handle
+	next    uint64 // handle
+	work    sync.WaitGroup
+}
+
+var errGoodbye = errors.New("the program has closed its session")
+
+// serve talks to a program until it hangs up, or breaks a rule.
+func (c *conn) serve() {
+	defer c.c.Close()
+	s := c.server
+	err := c.talk()
+	close(c.over)
+	c.mu.Lock()
+	for _, cancel := range c.calls {
+		cancel()
+	}
+	c.mu.Unlock()
+	c.release()
+	c.work.Wait()
+	if n := c.n; n != nil && !s.isClosed() {
+		_ = n.end(!errors.Is(err, errGoodbye))
+	}
+	if errors.Is(err, agentproto.ErrProtocol) {
+		s.count(func(c *kagent.DaemonCounter) { c.Invalid++ })
+		s.log.Warn("a program breaks the protocol", "user", c.cred.Uid, "pid", c.cred.Pid, "error", err)
+	}
+}
+
+// talk reads requests, in the order of the protocol.
+func (c *conn) talk() error {
+	r := bufio.NewReaderSize(c.c, 4096)
+	buf := make([]byte, 4096)
+	read := func(limit time.Duration) (q agentproto.Request, err error) {
+		var until time.Time
+		if limit > 0 {
+			until = time.Now().Add(limit)
+		}
+		if err = c.c.SetReadDeadline(until); err == nil {
+			q, err = agentproto.ReadRequest(r, buf)
+		}
+		return q, err
+	}
+	q, err := read(helloTime)
+	if err != nil {
+		return err
+	}
+	if err := c.hello(&q); err != nil {
+		return err
+	}
+	for c.n == nil {
+		if q, err = read(chooseTime); err != nil {
+			return err
+		}
+		if err := c.choose(&q); err != nil {
+			return err
+		}
+	}
+	for {
+		if q, err = read(0); err != nil {
+			return err
+		}
+		c.server.count(func(c *kagent.DaemonCounter) { c.Requests++ })
+		if err := c.do(q); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *conn) hello(q *agentproto.Request) error {
+	if q.Op != agentproto.OpHello {
+		return fmt.Errorf("%w: %s before hello", agentproto.ErrProtocol, q.Op)
+	}
+	if !slices.Contains(q.Versions, agentproto.Version) {
+		err := fmt.Errorf("%w: this agent speaks version %d, the program %v: update the older of the two",
+			agentproto.ErrProtocol, agentproto.Version, q.Versions)
+		return errors.Join(err, c.answer(q, &agentproto.Reply{}, err))
+	}
+	return c.answer(q, &agentproto.Reply{Welcome: &agentproto.Welcome{
+		Version: agentproto.Version, PID: os.Getpid(), Netns: c.server.netns,
+	}}, nil)
+}
+
+// choose takes what a connection without a session may ask.
+func (c *conn) choose(q *agentproto.Request) (err error) {
+	switch q.Op {
+	case agentproto.OpStatus:
+		st := c.server.statusFor(c.cred.Uid)
+		return c.answer(q, &agentproto.Reply{Status: &st}, nil)
+	case agentproto.OpResume:
+		n, err := c.server.attach(q.Token, c)
+		if err == nil {
+			c.n = n
+		}
+		return c.answer(q, &agentproto.Reply{}, err)
+	case agentproto.OpOpen:
+		n, h, alive, err := c.open(q.Open)
+		if err != nil {
+			return c.answer(q, &agentproto.Reply{}, err)
+		}
+		c.n = n
+		defer h.Close()
+		defer alive.Close()
+		c.server.log.Info("queue opened", "interface", n.local.Info().Interface, "queue", n.local.Info().Queue,
+			"mode", n.local.Info().Mode.String(), "user", c.cred.Uid, "pid", c.cred.Pid)
+		return c.answer(q, &agentproto.Reply{Opened: &agentproto.Opened{Token: n.token, Queue: h.Queue, Info: h.Info}},
+			nil, h.Socket, h.Memory, alive)
+	}
+	return fmt.Errorf("%w: %s without a session", agentproto.ErrProtocol, q.Op)
+}
+
+// answer sends the reply to a request, or the error instead.
+func (c *conn) answer(q *agentproto.Request, r *agentproto.Reply, err error, files ...*os.File) error {
+	r.ID = q.ID
+	if r.Error = agentproto.NewError(err); r.Error != nil {
+		c.server.count(func(c *kagent.DaemonCounter) { c.Failed++ })
+	}
+	return c.write(r, files...)
+}
+
+func (c *conn) write(r *agentproto.Reply, files ...*os.File) error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	_ = c.c.SetWriteDeadline(time.Now().Add(writeTime))
+	err := agentproto.WriteReply(c.c, r, files...)
+	if err != nil {
+		_ = c.c.Close() // the reader ends, too
+	}
+	return err
+}
+
+// begin makes the context of a request that waits.
+func (c *conn) begin(q *agentproto.Request) (context.Context, context.CancelFunc, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	if q.Timeout > 0 {
+		ctx, cancel = context.WithTimeout(context.Background(), q.Timeout)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.calls) >= maxCalls {
+		cancel()
+		return nil, nil, fmt.Errorf("%w: %d requests wait", agentproto.ErrQuota, maxCalls)
+	}
+	if c.calls[q.ID] != nil {
+		cancel()
+		return nil, nil, fmt.Errorf("%w: request %d twice", agentproto.ErrProtocol, q.ID)
+	}
+	c.calls[q.ID] = cancel
+	return ctx, func() {
+		cancel()
+		c.mu.Lock()
+		delete(c.calls, q.ID)
+		c.mu.Unlock()
+	}, nil
+}
+
+// wait runs a request that waits in a goroutine of its own.
+func (c *conn) wait(q agentproto.Request, f func(ctx context.Context) (*agentproto.Reply, error)) error {
+	ctx, done, err := c.begin(&q)
+	switch {
+	case errors.Is(err, agentproto.ErrProtocol):
+		return err
+	case err != nil:
+		return c.answer(&q, &agentproto.Reply{}, err)
+	}
+	c.work.Add(1)
+	go func() {
+		defer c.work.Done()
+		r, err := f(ctx)
+		done() // before the answer: the number may be used again
+		if r == nil {
+			r = &agentproto.Reply{}
+		}
+		_ = c.answer(&q, r, err)
+	}()
+	return nil
+}
+
+func joinClose(err error, c io.Closer) error { return errors.Join(err, c.Close()) }

@@ -1,0 +1,245 @@
+package agentd
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent"
+)
+
+// How often debts are looked at: soon, for a program that is just dying, and then
+// less and less.
+const (
+	firstCollection = 10 * time.Millisecond
+	lastCollection  = time.Second
+)
+
+// debt is a queue whose session has ended. It counts for its user as long as the
+// program has the socket, which pins the memory: who hangs up and keeps its
+// descriptors has no room for more. Where the kernel does not tell which sockets
+// there are, it counts as long as the program shows its sign of life. When it no
+// longer counts the memory's pages are freed, whoever has a descriptor of it yet.
+type debt struct {
+	uid    uint32
+	pinned int
+	socket uint64   // inode; 0: not known
+	alive  *os.File // nil: not known
+	memory *os.File // nil: not known
+	key    string   // in the vault; empty: not there
+}
+
+// debtRecord is what the vault keeps of a debt, for an agent that comes after this
+// one, beside alive and memory.
+type debtRecord struct {
+	UID    uint32
+	Pinned int
+	Socket uint64
+}
+
+// keep puts a debt into the vault. Without what its end is known by, or its memory,
+// it ends with this agent.
+func (d *debt) keep(v kagent.Vault) {
+	if v == nil || d.alive == nil || d.memory == nil {
+		return
+	}
+	b, err := json.Marshal(debtRecord{d.uid, d.pinned, d.socket})
+	if err != nil {
+		return
+	}
+	d.key = kagent.DebtPrefix + rand.Text()
+	_ = with(d.alive, func(alive int) error {
+		return with(d.memory, func(memory int) error { return v.Put(d.key, b, alive, memory) })
+	})
+}
+
+// with calls f with the descriptor of a file.
+func with(f *os.File, do func(fd int) error) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := raw.Control(func(fd uintptr) { err = do(int(fd)) })
+	return errors.Join(cerr, err)
+}
+
+// restoreDebts takes over the debts of an agent before this one, and returns all else
+// that was kept.
+func (s *Server) restoreDebts(kept []kagent.Item) (rest []kagent.Item) {
+	for _, i := range kept {
+		if !strings.HasPrefix(i.Key, kagent.DebtPrefix) {
+			rest = append(rest, i)
+			continue
+		}
+		var r debtRecord
+		err := json.Unmarshal(i.Value, &r)
+		if err == nil && len(i.Files) != 2 {
+			err = fmt.Errorf("%d files, want 2", len(i.Files))
+		}
+		if err != nil {
+			s.log.Error("what a program owes cannot be taken over", "key", i.Key, "error", err)
+			i.Close()
+			_ = s.cfg.Vault.Delete(i.Key)
+			continue
+		}
+		d := &debt{uid: r.UID, pinned: r.Pinned, socket: r.Socket, alive: i.Files[0], memory: i.Files[1], key: i.Key}
+		s.mu.Lock()
+		s.account(d.uid).book(1, 0, d.pinned)
+		s.debts[d] = struct{}{}
+		s.mu.Unlock()
+	}
+	s.collectLater()
+	return rest
+}
+
+// debt is what a session that ends owes, in the vault before the session leaves it.
+func (n *session) debt() *debt {
+	d := &debt{uid: n.uid, pinned: n.pinned, socket: n.socket, memory: n.local.TakeMemory()}
+	_ = with(n.alive, func(old int) error {
+		fd, err := unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 0)
+		if err == nil {
+			d.alive = os.NewFile(uintptr(fd), "alive")
+		}
+		return err
+	})
+	d.keep(n.server.cfg.Vault)
+	return d
+}
+
+// owe refunds a queue and its memory as soon as the program has let go of them.
+func (s *Server) owe(d *debt) {
+	s.mu.Lock()
+	s.debts[d] = struct{}{}
+	s.mu.Unlock()
+	s.collect()
+	s.collectLater()
+}
+
+// collectLater has debts looked at until there are none.
+func (s *Server) collectLater() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.debts) > 0 && !s.collecting && !s.closed {
+		s.collecting = true
+		s.work.Add(1)
+		go s.collector()
+	}
+}
+
+// collector looks at debts until there are none.
+func (s *Server) collector() {
+	defer s.work.Done()
+	for wait := firstCollection; ; wait = min(2*wait, lastCollection) {
+		select {
+		case <-time.After(wait):
+		case <-s.done:
+			return
+		}
+		s.collect()
+		s.mu.Lock()
+		if len(s.debts) == 0 {
+			s.collecting = false
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+	}
+}
+
+// collect refunds what programs have let go of.
+func (s *Server) collect() {
+	s.mu.Lock()
+	var all []*debt
+	for d := range s.debts {
+		all = append(all, d)
+	}
+	s.mu.Unlock()
+	if len(all) == 0 {
+		return
+	}
+	open, known, err := s.sockets()
+	if err != nil {
+		return // the next time
+	}
+	for _, d := range all {
+		switch {
+		case known && d.socket != 0:
+			// Its sign of life says less: a program can close that alone.
+			if open[d.socket] {
+				continue
+			}
+		case d.alive != nil && !hungUp(d.alive):
+			continue
+		}
+		s.settle(d)
+	}
+}
+
+// settle refunds a debt, once.
+func (s *Server) settle(d *debt) {
+	s.mu.Lock()
+	_, ok := s.debts[d]
+	delete(s.debts, d)
+	s.mu.Unlock()
+	if !ok {
+		return // another collection was faster
+	}
+	if d.memory != nil {
+		if err := kagent.FreeMemory(d.memory); err != nil {
+			s.log.Error("the memory of a queue that is closed cannot be freed", "user", d.uid, "error", err)
+		}
+	}
+	if d.key != "" {
+		_ = s.cfg.Vault.Delete(d.key)
+	}
+	d.close()
+	s.refund(d.uid, 1, 0, d.pinned)
+}
+
+func (d *debt) close() {
+	for _, f := range []*os.File{d.alive, d.memory} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// openSockets are the inodes of the AF_XDP sockets of the network namespace, of
+// whatever process. known is false where the kernel does not tell
+// (CONFIG_XDP_SOCKETS_DIAG); an error is one that may be gone the next time.
+func openSockets() (inodes map[uint64]bool, known bool, err error) {
+	list, err := netlink.SocketDiagXDP()
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, false, err
+	}
+	if err != nil {
+		return nil, false, nil
+	}
+	inodes = make(map[uint64]bool, len(list))
+	for _, s := range list {
+		inodes[uint64(s.XDPDiagMsg.Ino)] = true
+	}
+	return inodes, true, nil
+}
+
+// hungUp tells whether the writing end of a pipe is closed everywhere.
+func hungUp(f *os.File) bool {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return true // closed
+	}
+	dead := false
+	err = raw.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd)}}
+		_, perr := unix.Poll(fds, 0)
+		dead = perr == nil && fds[0].Revents&unix.POLLHUP != 0
+	})
+	return err != nil || dead
+}

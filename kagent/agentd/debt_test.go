@@ -1,0 +1,89 @@
+package agentd
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent"
+)
+
+// A debt ends with the socket where the kernel tells which there are, whatever the
+// program does with its sign of life, and with that where it does not.
+func TestDebt(t *testing.T) {
+	const ino = 4711
+	for _, known := range []bool{true, false} {
+		s, err := New(Config{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.collecting = true // the test collects
+		open := map[uint64]bool{ino: true}
+		failure := errors.New("interrupted")
+		s.sockets = func() (map[uint64]bool, bool, error) { return open, known, failure }
+		fds := make([]int, 2)
+		if err := unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+			t.Fatal(err)
+		}
+		ours, theirs := os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
+		if err := s.charge(7, 1, 0, 4096); err != nil {
+			t.Fatal(err)
+		}
+		s.owe(&debt{uid: 7, pinned: 4096, socket: ino, alive: ours})
+		owes := func(want bool, when string) {
+			t.Helper()
+			s.collect()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if u := s.users[7]; (u != nil) != want || want && (u.queues != 1 || u.pinned != 4096) {
+				t.Errorf("sockets known %v, %s: %+v, want a debt: %v", known, when, u, want)
+			}
+		}
+		owes(true, "nothing known")
+		failure = nil
+		owes(true, "the program lives")
+		if known {
+			theirs.Close()
+			owes(true, "the sign of life is closed")
+			open = nil
+		} else {
+			open = nil
+			owes(true, "no list of sockets")
+			theirs.Close()
+		}
+		owes(false, "at the end")
+		if err := s.shut(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// deleted is a vault that remembers what is deleted.
+type deleted []string
+
+func (d *deleted) Put(string, []byte, ...int) error { return nil }
+func (d *deleted) Delete(key string) error          { *d = append(*d, key); return nil }
+
+// A record of a debt that makes no sense is no debt, is not kept any longer, and the
+// log says what is wrong with it.
+func TestBrokenDebt(t *testing.T) {
+	for value, want := range map[string]string{`{"UID":7}`: "0 files, want 2", "?": "invalid character"} {
+		var log strings.Builder
+		var gone deleted
+		s, err := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil)), Vault: &gone},
+			[]kagent.Item{{Key: kagent.DebtPrefix + "x", Value: []byte(value)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(s.debts) > 0 || len(gone) != 1 || !strings.Contains(log.String(), want) {
+			t.Errorf("%s: debts %v, deleted %v, log %q, want %q", value, s.debts, gone, log.String(), want)
+		}
+		if err := s.shut(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,276 @@
+package agentd_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/kagent"
+	"viaxdp/kagent/agentclient"
+	"viaxdp/kagent/agentd"
+	"viaxdp/kagent/keeper"
+)
+
+// roleEnv makes the test binary another process of a test: an agent, its keeper, a
+// program.
+const roleEnv = "AGENTD_TEST_ROLE"
+
+var roles = map[string]func() error{"agent": agentRole, "keeper": keeperRole}
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(roleEnv); name != "" {
+		if err := roles[name](); err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func keeperRole() error {
+	l, err := keeper.Listener()
+	if err != nil {
+		return err
+	}
+	return keeper.Main(context.Background(), l)
+}
+
+// agentConfig is what a test can say to its agent.
+type agentConfig struct {
+	Socket string
+	State  string // its directory of state
+	Quota  agentd.Quota
+	Users  map[uint32]agentd.Quota
+	Ifaces map[string]agentd.Interface
+	Most   int
+	UID    uint32    // of the agent, if not root
+	Caps   []uintptr // that it then has
+	// Activated has the socket opened for it, in a directory that is not its own.
+	Activated bool
+}
+
+func agentRole() error {
+	var cfg agentConfig
+	if err := json.Unmarshal([]byte(os.Getenv("AGENTD_TEST_CONFIG")), &cfg); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	os.Setenv(roleEnv, "keeper")
+	d := agentd.Daemon{
+		Config: agentd.Config{
+			Interfaces: cfg.Ifaces, Quota: cfg.Quota, Users: cfg.Users, MaxConnections: cfg.Most,
+			Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		},
+		Socket: cfg.Socket, StateDir: cfg.State, Keeper: []string{"/proc/self/exe"},
+	}
+	if cfg.Activated {
+		l, err := net.FileListener(os.NewFile(3, "socket"))
+		if err != nil {
+			return err
+		}
+		d.Listener = l.(*net.UnixListener)
+	}
+	return d.Run(ctx)
+}
+
+// agent is an agent in a process of its own, in a namespace.
+type agent struct {
+	t      testing.TB
+	ns     *nstest.NS
+	cfg    agentConfig
+	socket string
+	opened *os.File // the socket, where it is opened for the agent
+	cmd    *exec.Cmd
+	log    *lines // of cmd
+}
+
+// startAgent starts an agent, which stops with the test and must leave nothing
+// behind.
+func startAgent(t testing.TB, ns *nstest.NS, cfg agentConfig) *agent {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "agentd") // t.TempDir is root's alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{t: t, ns: ns, cfg: cfg, socket: filepath.Join(dir, "agent.sock")}
+	a.cfg.Socket = a.socket
+	state := dir
+	if cfg.Activated {
+		state = filepath.Join(dir, "state")
+		a.cfg.State = state
+		err = errors.Join(os.Mkdir(state, 0o700), a.listen())
+	}
+	if err := errors.Join(err, os.Chmod(dir, 0o755), os.Chown(state, int(cfg.UID), -1)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		a.stop()
+		eventually(t, "the keeper leaves", func() bool {
+			_, err := os.Stat(filepath.Join(state, "agent.sock.keeper"))
+			return errors.Is(err, os.ErrNotExist)
+		})
+		if left, _ := os.ReadDir(state); len(left) > 0 {
+			t.Errorf("the agent has left %v", left)
+		}
+		if cfg.Activated {
+			if left, err := os.ReadDir(dir); len(left) != 2 {
+				t.Errorf("in the socket's directory are %v, %v; want socket and state", left, err)
+			}
+			_ = a.opened.Close()
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	a.start()
+	return a
+}
+
+// listen opens the socket for agents to come, as systemd does.
+func (a *agent) listen() error {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: a.socket, Net: "unix"})
+	if err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	a.opened, err = l.File()
+	return errors.Join(err, l.Close(), os.Chmod(a.socket, 0o666))
+}
+
+func (a *agent) start() {
+	a.t.Helper()
+	cfg, err := json.Marshal(a.cfg)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.cmd = exec.Command("/proc/self/exe")
+	if a.cfg.UID != 0 {
+		a.cmd = program(a.t, a.cfg.UID, "none", "") // a copy that this user can run
+		a.cmd.Args = a.cmd.Args[:1]
+		a.cmd.SysProcAttr.AmbientCaps = a.cfg.Caps
+	}
+	a.cmd.Env = append(os.Environ(), roleEnv+"=agent", "AGENTD_TEST_CONFIG="+string(cfg))
+	if a.opened != nil {
+		a.cmd.ExtraFiles = []*os.File{a.opened}
+	}
+	a.log = &lines{t: a.t}
+	a.cmd.Stderr = a.log
+	// The keeper inherits nothing of the agent's output.
+	if err := a.ns.Do(a.cmd.Start); err != nil {
+		a.t.Fatal(err)
+	}
+	pid := a.cmd.Process.Pid
+	eventually(a.t, "the agent serves", func() bool {
+		p, err := agentclient.Probe(a.socket)
+		return err == nil && p == pid
+	})
+}
+
+// kill is kill -9.
+func (a *agent) kill() {
+	a.t.Helper()
+	if err := a.cmd.Process.Kill(); err != nil {
+		a.t.Fatal(err)
+	}
+	_ = a.cmd.Wait()
+	a.cmd = nil
+}
+
+func (a *agent) stop() {
+	if a.cmd == nil {
+		return
+	}
+	_ = a.cmd.Process.Signal(unix.SIGTERM)
+	if err := a.cmd.Wait(); err != nil {
+		a.t.Errorf("the agent: %v", err)
+	}
+	a.cmd = nil
+}
+
+// lines writes an agent's log into the test's.
+type lines struct {
+	t testing.TB
+
+	mu  sync.Mutex
+	all strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.t.Logf("%s", strings.TrimSpace(string(b)))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.Write(b)
+}
+
+// count is how often the agent has said something.
+func (l *lines) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.all.String(), what)
+}
+
+const patience = 30 * time.Second
+
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, patience)
+		}
+	}
+}
+
+// asUser makes a command run as an ordinary user without any capability.
+func asUser(cmd *exec.Cmd, uid uint32) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+}
+
+func (a *agent) status(t testing.TB) kagent.Status {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	st, err := agentclient.QueryStatus(ctx, a.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// attached tells whether the interface has an XDP program.
+func attached(t testing.TB, ns *nstest.NS) bool {
+	t.Helper()
+	nic, err := ns.Netlink().LinkByIndex(ns.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := nic.Attrs().Xdp
+	return x != nil && x.Attached
+}
+
+func mustAddr(t testing.TB, s string) netip.Addr {
+	t.Helper()
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}

@@ -1,0 +1,167 @@
+package agentd_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/kagent/agentd"
+	"viaxdp/kagent/agentproto"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// What a user may have is bounded, and given back.
+func TestQuota(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 2, VIs: 3, PinnedBytes: 40 << 20}}})
+	native := vipl.WithMode(xdpnic.ModeNative, true)
+	refused := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v, want ErrQuota", what, err)
+		}
+	}
+	for range 3 {
+		a, err := g.open(native)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = g.open(native, vipl.WithArena(32<<20))
+		refused("registered memory", err)
+		b, err := g.open(native)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = g.open(native, vipl.WithArena(4<<20), vipl.WithChunks(64, 64))
+		refused("queues", err)
+		for i := range 4 {
+			n := []*vipl.Nic{a, b}[i%2]
+			_, err = n.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+			if i < 3 && err != nil {
+				t.Fatal(err)
+			}
+		}
+		refused("VIs", err)
+		if u := g.status(t).Users[0]; u.Queues != 2 || u.VIs != 3 || u.MaxVIs != 3 || u.PinnedBytes != 32<<20 {
+			t.Errorf("user: %+v", u)
+		}
+		if err := errors.Join(a.Close(), b.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := g.status(t).Counts; c.Quota != 9 {
+		t.Errorf("counts: %+v", c)
+	}
+}
+
+// What a program has when a stricter agent takes over it keeps, and it counts.
+func TestQuotaAfterRestart(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	g := startAgent(t, ns, agentConfig{})
+	native := vipl.WithMode(xdpnic.ModeNative, true)
+	n := g.nic(native)
+	for range 3 {
+		if _, err := n.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.kill()
+	g.cfg.Users = map[uint32]agentd.Quota{0: {Queues: 1, VIs: 1}}
+	g.start()
+	if u := g.status(t).Users[0]; u.Queues != 1 || u.VIs != 3 || u.PinnedBytes != 16<<20 {
+		t.Errorf("user: %+v", u)
+	}
+	if _, err := n.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, nil, nil); !errors.Is(err, agentproto.ErrQuota) {
+		t.Errorf("a VI more: %v, want ErrQuota", err)
+	}
+	if _, err := g.open(native); !errors.Is(err, agentproto.ErrQuota) {
+		t.Errorf("a queue more: %v, want ErrQuota", err)
+	}
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all is refunded", func() bool {
+		u := g.status(t).Users[0]
+		return u.Queues == 0 && u.VIs == 0 && u.PinnedBytes == 0
+	})
+}
+
+// Who hangs up and keeps the descriptors is charged for what they pin, by the next
+// agent, too; and the memory alone is not kept.
+func TestQuotaOfKeptQueue(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 2, PinnedBytes: 20 << 20}}})
+	q := agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+		Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
+	}}
+	var kept [2][]*os.File
+	for i := range kept {
+		r := g.raw(t).hello()
+		r.say(q)
+		reply, files, err := r.r.ReadReply()
+		if err != nil || reply.Error != nil || len(files) != 3 {
+			t.Fatalf("%v, %v, %d files", err, reply.Error, len(files))
+		}
+		for _, f := range files {
+			defer f.Close()
+		}
+		kept[i] = files
+		if err := r.c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the sessions are over", func() bool { return len(g.status(t).NICs) == 0 })
+	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != 16<<20 {
+		t.Errorf("user: %+v, want what its descriptors pin", u)
+	}
+	if _, err := g.raw(t).hello().ask(q); !errors.Is(err, agentproto.ErrQuota) {
+		t.Errorf("one queue more: %v, want ErrQuota", err)
+	}
+	g.kill()
+	g.start()
+	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != 16<<20 {
+		t.Errorf("user at the next agent: %+v, want what its descriptors pin", u)
+	}
+	if _, err := g.raw(t).hello().ask(q); !errors.Is(err, agentproto.ErrQuota) {
+		t.Errorf("one queue more at the next agent: %v, want ErrQuota", err)
+	}
+	for i, files := range kept {
+		if blocks(t, files[1]) == 0 {
+			t.Error("the memory is gone while the socket is there")
+		}
+		files[0].Close()
+		files[2].Close()
+		eventually(t, "the memory is freed", func() bool { return blocks(t, files[1]) == 0 })
+		eventually(t, "what was pinned is refunded", func() bool { return g.status(t).Users[0].Queues == 1-i })
+	}
+	if _, err := g.raw(t).hello().ask(q); err != nil {
+		t.Error(err)
+	}
+}
+
+// blocks is how much memory a memfd has, in units of 512 bytes.
+func blocks(t *testing.T, f *os.File) int64 {
+	t.Helper()
+	st, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Sys().(*syscall.Stat_t).Blocks
+}
+
+// An interface that is not listed, or not for this user, is not served.
+func TestNotServed(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	other := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"other": {}}})
+	if _, err := other.open(); !errors.Is(err, agentproto.ErrNotServed) {
+		t.Errorf("%v, want ErrNotServed", err)
+	}
+	g := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {Users: []uint32{60002}, MaxVIs: 5}}})
+	if n := g.nic(); n.Info().MaxVIs != 5 { // root may
+		t.Errorf("%d VIs, want 5", n.Info().MaxVIs)
+	}
+}

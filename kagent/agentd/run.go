@@ -1,0 +1,174 @@
+package agentd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent"
+	"viaxdp/kagent/keeper"
+)
+
+// Daemon is a Server with its socket and its keeper.
+type Daemon struct {
+	Config
+
+	Socket string      // path; its directory is made, for root alone to write
+	Mode   fs.FileMode // of the socket; 0: 0666, anybody may connect
+	Group  string      // of the socket, name or number; empty: the agent's
+	// StateDir is where the lock and the keeper's socket are, a directory that only
+	// the agent's user can change; empty: the socket's.
+	StateDir string
+	// Listener, unless nil, listens already, for socket activation.
+	Listener *net.UnixListener
+	// Keeper is the command that calls keeper.Main; empty: no keeper, and
+	// programs do not survive the agent.
+	Keeper []string
+	// Ready, unless nil, is called when programs are served, with the server.
+	Ready func(*Server)
+}
+
+// BusyError says that another agent has the socket.
+type BusyError struct{ Socket string }
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("another agent serves at %s: stop it, or take another socket", e.Socket)
+}
+
+// Run serves until ctx ends. It works in the network namespace of the calling
+// thread, which must not change before Ready is called.
+func (d *Daemon) Run(ctx context.Context) error {
+	if d.Listener == nil {
+		if err := os.MkdirAll(filepath.Dir(d.Socket), 0o755); err != nil {
+			return fmt.Errorf("directory of the socket: %w", err)
+		}
+	}
+	lock, err := d.lock()
+	if err != nil {
+		return err
+	}
+	defer d.unlock(lock)
+	var kept []kagent.Item
+	cfg := d.Config
+	if len(d.Keeper) > 0 {
+		k, err := keeper.Start(d.state(".keeper"), d.Log, d.Keeper[0], d.Keeper[1:]...)
+		if err != nil {
+			return err
+		}
+		defer k.Close()
+		if kept, err = k.List(); err != nil {
+			return fmt.Errorf("keeper: %w", err)
+		}
+		cfg.Vault = k
+	}
+	s, err := New(cfg, kept)
+	if err != nil {
+		return err
+	}
+	l := d.Listener
+	if l == nil {
+		if l, err = d.listen(); err != nil {
+			return errors.Join(err, s.shut())
+		}
+		defer os.Remove(d.Socket)
+	}
+	if d.Ready != nil {
+		d.Ready(s)
+	}
+	return s.Serve(ctx, l)
+}
+
+// state is the path of something that agents share.
+func (d *Daemon) state(suffix string) string {
+	return filepath.Join(cmp.Or(d.StateDir, filepath.Dir(d.Socket)), filepath.Base(d.Socket)+suffix)
+}
+
+// lock makes sure that there is one agent for a socket. The kernel releases it when
+// the process dies. It is on a file for this user only: a lock takes no more than
+// the right to read, and whoever had that could keep the agent from starting.
+func (d *Daemon) lock() (*os.File, error) {
+	for {
+		f, err := os.OpenFile(d.state(".lock"), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("lock: %w", err)
+		}
+		raw, err := f.SyscallConn()
+		if err == nil {
+			cerr := raw.Control(func(fd uintptr) { err = unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB) })
+			err = errors.Join(err, cerr)
+		}
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, joinClose(&BusyError{d.Socket}, f)
+		}
+		locked, serr := f.Stat()
+		if err = errors.Join(err, serr); err != nil {
+			return nil, joinClose(fmt.Errorf("lock: %w", err), f)
+		}
+		// The agent before this one may have removed it in between.
+		if current, err := os.Lstat(f.Name()); err == nil && os.SameFile(locked, current) {
+			return f, nil
+		}
+		_ = f.Close()
+	}
+}
+
+// unlock removes the file while it is locked, so that nobody's is removed who came
+// after.
+func (d *Daemon) unlock(f *os.File) {
+	_ = os.Remove(f.Name())
+	_ = f.Close()
+}
+
+// listen opens the socket. It has its final rights before anybody can connect.
+func (d *Daemon) listen() (*net.UnixListener, error) {
+	gid := -1
+	if d.Group != "" {
+		g, err := user.LookupGroup(d.Group)
+		if err != nil {
+			if g, err = user.LookupGroupId(d.Group); err != nil {
+				return nil, fmt.Errorf("group of the socket: %w", err)
+			}
+		}
+		if gid, err = strconv.Atoi(g.Gid); err != nil {
+			return nil, fmt.Errorf("group of the socket: %w", err)
+		}
+	}
+	// One that keeps its state elsewhere may serve here.
+	switch c, err := net.Dial("unix", d.Socket); {
+	case err == nil:
+		return nil, joinClose(&BusyError{d.Socket}, c)
+	case errors.Is(err, unix.EAGAIN): // too many wait for it
+		return nil, &BusyError{d.Socket}
+	}
+	fresh := d.Socket + ".new"
+	for _, path := range []string{fresh, d.Socket} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	err = os.Chmod(fresh, cmp.Or(d.Mode, 0o666))
+	if err == nil && gid >= 0 { // a system call that a filter may forbid
+		err = os.Chown(fresh, -1, gid)
+	}
+	if err == nil {
+		err = os.Rename(fresh, d.Socket)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(fresh))
+	}
+	return l, nil
+}

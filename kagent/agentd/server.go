@@ -1,0 +1,235 @@
+package agentd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent"
+)
+
+// Server is the daemon.
+type Server struct {
+	cfg   Config
+	log   *slog.Logger
+	since time.Time
+	netns [2]uint64
+
+	mu       sync.Mutex
+	closed   bool
+	users    map[uint32]*account
+	conns    map[*conn]struct{}
+	sessions map[string]*session // by token
+	debts    map[*debt]struct{}
+	counts   kagent.DaemonCounter
+	work     sync.WaitGroup // connections, watchers of sessions, the collector
+
+	collecting bool          // there is a collector
+	done       chan struct{} // closed by shut
+	sockets    func() (inodes map[uint64]bool, known bool, err error)
+}
+
+// New makes a Server in the network namespace of the calling thread, and takes
+// over what kept has of an agent before it: the sessions of programs that have
+// not died meanwhile. What cannot be taken over is logged.
+func New(cfg Config, kept []kagent.Item) (*Server, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Quota == (Quota{}) {
+		cfg.Quota = DefaultQuota
+	}
+	cfg.MaxConnections = cmp.Or(cfg.MaxConnections, DefaultConnections)
+	s := &Server{
+		cfg: cfg, log: cfg.Log, since: time.Now(),
+		users: make(map[uint32]*account), conns: make(map[*conn]struct{}), sessions: make(map[string]*session),
+		debts: make(map[*debt]struct{}), done: make(chan struct{}), sockets: openSockets,
+	}
+	if cfg.Vault != nil {
+		s.cfg.Vault = &lenient{cfg.Vault, s.log}
+	}
+	var ns unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
+		return nil, err
+	}
+	s.netns = [2]uint64{ns.Dev, ns.Ino}
+	s.restore(s.restoreDebts(kept))
+	return s, nil
+}
+
+// Serve serves programs until ctx ends; it then hangs up on all of them, without
+// taking anything away from them: with a Vault, they go on with the next agent.
+// Without one, or if there are none, all is taken down. A Server serves once.
+func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	var err error
+	for {
+		var c *net.UnixConn
+		if c, err = l.AcceptUnix(); err != nil {
+			// Out of descriptors: those who have connections go on, and when they
+			// leave there is room.
+			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ECONNABORTED) {
+				s.log.Warn("a connection cannot be accepted", "error", err)
+				select {
+				case <-time.After(50 * time.Millisecond):
+					continue
+				case <-ctx.Done():
+				}
+			}
+			break
+		}
+		s.accept(c)
+	}
+	if ctx.Err() != nil {
+		err = nil
+	}
+	_ = l.Close() // again, perhaps
+	return errors.Join(err, s.shut())
+}
+
+// accept takes a connection in, or closes it.
+func (s *Server) accept(raw *net.UnixConn) {
+	cred, err := credentials(raw)
+	if err != nil {
+		_ = raw.Close()
+		return
+	}
+	s.mu.Lock()
+	u := s.account(cred.Uid)
+	// Root comes in when everybody else has used up all there is.
+	full := len(s.conns) >= s.cfg.MaxConnections && cred.Uid != 0
+	if s.closed || full || u.quota.Connections > 0 && u.connections >= u.quota.Connections {
+		s.counts.Refused++
+		s.forget(u)
+		s.mu.Unlock()
+		_ = raw.Close()
+		return
+	}
+	u.connections++
+	s.counts.Accepted++
+	c := &conn{
+		server: s, c: raw, cred: cred, calls: make(map[uint64]context.CancelFunc),
+		handles: make(map[uint64]*handle), over: make(chan struct{}),
+	}
+	s.conns[c] = struct{}{}
+	s.work.Add(1)
+	s.mu.Unlock()
+	go func() {
+		defer s.work.Done()
+		c.serve()
+		s.mu.Lock()
+		delete(s.conns, c)
+		u.connections--
+		s.forget(u)
+		s.mu.Unlock()
+	}()
+}
+
+// shut ends what the server does, at the end of Serve.
+func (s *Server) shut() error {
+	s.mu.Lock()
+	s.closed = true
+	close(s.done)
+	for c := range s.conns {
+		_ = c.c.Close()
+	}
+	var all []*session
+	for _, n := range s.sessions {
+		all = append(all, n)
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, n := range all {
+		if s.cfg.Vault == nil {
+			errs = append(errs, n.end(true))
+		}
+		_ = n.alive.Close() // its watcher leaves
+	}
+	s.work.Wait()
+	for d := range s.debts {
+		d.close() // a later agent has those that the vault keeps
+	}
+	return errors.Join(errs...)
+}
+
+// isClosed tells whether the server is about to end: then a connection's end says
+// nothing about its program.
+func (s *Server) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
+// Status is what the agent knows.
+func (s *Server) Status() kagent.Status {
+	st := kagent.LocalStatus()
+	st.Daemon, st.Since = true, s.since
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st.Counts = s.counts
+	for _, u := range s.users {
+		st.Users = append(st.Users, u.status())
+	}
+	slices.SortFunc(st.Users, func(a, b kagent.UserStatus) int { return cmp.Compare(a.UID, b.UID) })
+	return st
+}
+
+// statusFor is what a user may see of it: root all, others what is theirs.
+func (s *Server) statusFor(uid uint32) kagent.Status {
+	st := s.Status()
+	if uid == 0 {
+		return st
+	}
+	for i := range st.NICs {
+		n := &st.NICs[i]
+		n.Leases = slices.DeleteFunc(n.Leases, func(l kagent.LeaseStatus) bool { return l.Holder.UID != uid })
+	}
+	st.Users = slices.DeleteFunc(st.Users, func(u kagent.UserStatus) bool { return u.UID != uid })
+	return st
+}
+
+func (s *Server) count(f func(c *kagent.DaemonCounter)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(&s.counts)
+}
+
+// credentials are the user and process at the other end of a connection, at the
+// time of connect(2), by the kernel's word.
+func credentials(c *net.UnixConn) (cred unix.Ucred, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return cred, err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		var u *unix.Ucred
+		if u, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			cred = *u
+		}
+	})
+	return cred, errors.Join(cerr, err)
+}
+
+// comm is the name of a process. A program gives itself any bytes as a name; here
+// are only those that can be printed.
+func comm(pid int32) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(strings.TrimSuffix(string(b), "\n"), "?"))
+}

@@ -1,0 +1,293 @@
+package agentd
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent"
+	"viaxdp/kagent/agentproto"
+)
+
+// session is the queue of a program, from open until the program closes it or
+// dies. While an agent is away it has no connection.
+type session struct {
+	server *Server
+	uid    uint32
+	token  []byte
+	local  *kagent.Local
+	alive  *os.File // the reading end of a pipe that ends with the program
+	pinned int
+	socket uint64 // inode of the AF_XDP socket; 0: not known
+	once   sync.Once
+
+	mu   sync.Mutex
+	conn *conn
+	vis  int // charged
+	over bool
+}
+
+// tag is what the vault keeps of a session.
+type tag struct {
+	Token  []byte
+	UID    uint32
+	Socket uint64 // inode
+}
+
+// open opens an interface for a program.
+func (c *conn) open(o *agentproto.Open) (*session, *kagent.Handout, *os.File, error) {
+	s := c.server
+	settings, ok := s.cfg.served(o.Interface, c.cred.Uid)
+	if !ok {
+		return nil, nil, nil, fmt.Errorf("%w to user %d: %s; its configuration lists those that it serves",
+			agentproto.ErrNotServed, c.cred.Uid, o.Interface)
+	}
+	cfg := kagent.Config{
+		Interface: o.Interface, Queue: o.Queue, Mode: o.Mode, RequireMode: o.RequireMode,
+		ArenaBytes: o.ArenaBytes, Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
+		RxChunks: o.RxChunks, TxChunks: o.TxChunks, SingleBuffer: o.SingleBuffer, Steer: steering(o.Steer, c.cred.Uid),
+		Shared: true, Vault: s.cfg.Vault, MaxVIs: settings.MaxVIs, Port: settings.Port,
+	}
+	if settings.Mode > cfg.Mode {
+		cfg.Mode = settings.Mode
+	}
+	if cfg.ArenaBytes == 0 {
+		cfg.ArenaBytes = kagent.DefaultArena
+	}
+	if cfg.ArenaBytes < 0 {
+		return nil, nil, nil, fmt.Errorf("%w: an arena of %d bytes", agentproto.ErrProtocol, cfg.ArenaBytes)
+	}
+	s.collect() // of a program that has died just now
+	if err := s.charge(c.cred.Uid, 1, 0, cfg.ArenaBytes); err != nil {
+		return nil, nil, nil, err
+	}
+	n, h, alive, err := s.lease(cfg, c)
+	if err != nil {
+		s.refund(c.cred.Uid, 1, 0, cfg.ArenaBytes)
+		return nil, nil, nil, err
+	}
+	if i := &h.Info.Info; cfg.Steer != o.Steer && i.Steered == "" && i.Queues > 1 {
+		i.Notes = append(slices.Clip(i.Notes), "the indirection table, which moves the traffic of all, "+
+			"the agent changes for programs of root only")
+	}
+	return n, h, alive, nil
+}
+
+// steering is how a user's program may have the NIC changed: the indirection table
+// is everybody's.
+func steering(want kagent.Steering, uid uint32) kagent.Steering {
+	if want == kagent.SteerByRSS && uid != 0 {
+		return kagent.SteerByRules
+	}
+	return want
+}
+
+// lease opens the queue and makes it ready to be passed on. The quota has been
+// charged with cfg.ArenaBytes.
+func (s *Server) lease(cfg kagent.Config, c *conn) (_ *session, _ *kagent.Handout, theirs *os.File, err error) {
+	local, err := kagent.Open(cfg)
+	if errors.Is(err, kagent.ErrQueueInUse) && s.bringOut() {
+		local, err = kagent.Open(cfg)
+	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	n := &session{
+		server: s, uid: c.cred.Uid, token: make([]byte, agentproto.TokenLen), local: local, pinned: cfg.ArenaBytes,
+		conn: c,
+	}
+	rand.Read(n.token)
+	var st unix.Stat_t
+	if err := unix.Fstat(local.Queue().FD(), &st); err != nil {
+		return nil, nil, nil, joinClose(err, local)
+	}
+	n.socket = st.Ino
+	fds := make([]int, 2)
+	if err := unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return nil, nil, nil, joinClose(err, local)
+	}
+	n.alive, theirs = os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
+	t, err := json.Marshal(tag{n.token, n.uid, n.socket})
+	var h *kagent.Handout
+	if err == nil {
+		h, err = local.HandOut(kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: comm(c.cred.Pid)}, t, fds[0])
+	}
+	if err != nil {
+		_, _ = n.alive.Close(), theirs.Close()
+		return nil, nil, nil, joinClose(err, local)
+	}
+	s.mu.Lock()
+	s.sessions[string(n.token)] = n
+	s.work.Add(1)
+	s.mu.Unlock()
+	go n.watch()
+	return n, h, theirs, nil
+}
+
+// watch ends the session when the program is dead.
+func (n *session) watch() {
+	defer n.server.work.Done()
+	var b [16]byte
+	for {
+		if _, err := n.alive.Read(b[:]); err != nil {
+			break // its end; or the server's
+		}
+	}
+	if !n.server.isClosed() {
+		_ = n.end(true)
+	}
+}
+
+// bringOut ends the sessions of programs that are dead, or waits until others have
+// ended them, and tells whether there were any.
+func (s *Server) bringOut() (any bool) {
+	s.mu.Lock()
+	var all []*session
+	for _, n := range s.sessions {
+		all = append(all, n)
+	}
+	s.mu.Unlock()
+	for _, n := range all {
+		if n.isDead() {
+			_ = n.end(true)
+			any = true
+		}
+	}
+	return any
+}
+
+// isDead tells whether the session ends, or its program is dead.
+func (n *session) isDead() bool {
+	n.mu.Lock()
+	over := n.over
+	n.mu.Unlock()
+	if over {
+		return true
+	}
+	return hungUp(n.alive)
+}
+
+// end takes all back that the session has. died says that the program did not
+// close it.
+func (n *session) end(died bool) (err error) {
+	n.once.Do(func() {
+		s := n.server
+		n.mu.Lock()
+		n.over = true
+		c, vis := n.conn, n.vis
+		n.mu.Unlock()
+		if died {
+			s.count(func(c *kagent.DaemonCounter) { c.Deaths++ })
+			n.local.Bury()
+		}
+		owed := n.debt()
+		if err = n.local.Close(); err != nil {
+			s.log.Error("a session is not closed cleanly", "user", n.uid, "error", err)
+		}
+		s.mu.Lock()
+		delete(s.sessions, string(n.token))
+		s.mu.Unlock()
+		s.refund(n.uid, 0, vis, 0)
+		s.owe(owed)
+		_ = n.alive.Close()
+		if c != nil && died {
+			_ = c.c.Close()
+		}
+		s.log.Info("queue closed", "interface", n.local.Info().Interface, "queue", n.local.Info().Queue,
+			"user", n.uid, "died", died)
+	})
+	return err
+}
+
+// attach gives a session back to the program that has its token.
+func (s *Server) attach(token []byte, c *conn) (*session, error) {
+	s.mu.Lock()
+	n := s.sessions[string(token)]
+	s.mu.Unlock()
+	if n == nil || n.uid != c.cred.Uid || !bytes.Equal(n.token, token) {
+		return nil, agentproto.ErrToken
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.conn != nil || n.over {
+		return nil, fmt.Errorf("%w that has no connection", agentproto.ErrToken)
+	}
+	n.conn = c
+	return n, nil
+}
+
+// restore takes over the sessions of an agent before this one.
+func (s *Server) restore(kept []kagent.Item) {
+	if len(kept) == 0 {
+		return
+	}
+	all, err := kagent.Restore(s.cfg.Vault, kept)
+	if err != nil {
+		s.log.Error("not all could be taken over", "error", err)
+	}
+	for _, r := range all {
+		var t tag
+		if err := json.Unmarshal(r.Tag, &t); err != nil || len(t.Token) != agentproto.TokenLen {
+			s.log.Error("a session cannot be taken over", "error", err)
+			_, _ = r.Local.Close(), r.Alive.Close()
+			continue
+		}
+		n := &session{
+			server: s, uid: t.UID, token: t.Token, socket: t.Socket, local: r.Local, alive: r.Alive,
+			pinned: r.Local.Info().Arena.Size, vis: r.Local.VIs(),
+		}
+		s.mu.Lock()
+		// It had it before, whatever the quota says now.
+		s.account(n.uid).book(1, n.vis, n.pinned)
+		s.sessions[string(n.token)] = n
+		s.work.Add(1)
+		s.mu.Unlock()
+		s.log.Info("queue taken over", "interface", r.Local.Info().Interface, "queue", r.Local.Info().Queue, "user", n.uid)
+		go n.watch()
+	}
+}
+
+// connected notes whom to tell when the program dies: not the peer of a connection
+// with a key, which believes nobody but the program.
+func (n *session) connected(ours kagent.Offer, from netip.Addr, theirs kagent.Offer, peer netip.Addr) {
+	if ours.Handshake == "" {
+		n.local.Connected(ours.VI, kagent.Grave{From: from, To: peer, VI: theirs.VI, Key: theirs.Key, Seq: theirs.Seq})
+	}
+}
+
+// newVI hands out a VI number, if the quota allows one more.
+func (n *session) newVI() (uint32, error) {
+	if err := n.server.charge(n.uid, 0, 1, 0); err != nil {
+		return 0, err
+	}
+	num, err := n.local.NewVI()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err == nil && !n.over {
+		n.vis++
+		return num, nil
+	}
+	n.server.refund(n.uid, 0, 1, 0)
+	return num, err
+}
+
+func (n *session) freeVI(num uint32) {
+	if !n.local.HasVI(num) {
+		return
+	}
+	n.local.FreeVI(num)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.over {
+		n.vis--
+		n.server.refund(n.uid, 0, 1, 0)
+	}
+}
