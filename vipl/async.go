@@ -113,6 +113,9 @@ const (
 )
 
 func (l *errorLog) take(e ErrorDescriptor) {
+	if !slog.Default().Enabled(context.Background(), levelOf(e)) {
+		return // nor does it take the place of one that is to be seen
+	}
 	if now := time.Now(); now.Sub(l.since) >= logEvery {
 		if l.others > 0 {
 			slog.Warn("vipl: asynchronous errors that were not logged", "count", l.others, "nic", e.Nic.info.Interface)
@@ -135,11 +138,14 @@ func logError(e ErrorDescriptor) {
 	if e.Err != nil {
 		args = append(args, "cause", e.Err)
 	}
-	level := slog.LevelWarn
+	slog.Log(context.Background(), levelOf(e), "vipl: asynchronous error", args...)
+}
+
+func levelOf(e ErrorDescriptor) slog.Level {
 	if errors.Is(e.Err, errPeerClosed) {
-		level = slog.LevelDebug // an orderly end
+		return slog.LevelDebug // an orderly end
 	}
-	slog.Log(context.Background(), level, "vipl: asynchronous error", args...)
+	return slog.LevelWarn
 }
 
 // report hands an error to the program's handler. Under the port's lock.

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"viaxdp/internal/tsc"
 )
 
@@ -35,4 +37,13 @@ func steadyClock() func() int64 {
 		hi, lo := bits.Mul64(passed, ns)
 		return start + int64(hi<<32|lo>>32)
 	}
+}
+
+// cpuTime is what the process has used.
+func cpuTime() time.Duration {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
 }

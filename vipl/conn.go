@@ -5,6 +5,7 @@ import (
 
 	"viaxdp/kagent"
 	"viaxdp/reliable"
+	"viaxdp/secure"
 	"viaxdp/wire"
 )
 
@@ -13,20 +14,24 @@ import (
 // tells the peer so.
 type conn struct {
 	vi   *VI
-	open bool // frames flow; false: broken or closed
-	loop bool // the peer is a VI of this port
+	open bool      // frames flow; false: broken or closed
+	loop bool      // the peer is a VI of this interface
+	lane *portLane // the way to it, if it is on another queue
 
 	key      uint64 // that frames to us carry
 	peer     wire.Host
+	source   source
 	template wire.Template
-	header   wire.Header // destination and key filled in
-	payload  int         // bytes of a message in one frame, at most
-	cut      int         // likewise of the message that is being sent
-	inChunk  int         // likewise in a frame that is built in one chunk
-	inPack   int         // likewise of several messages, for a frame that the peer gets in one chunk
-	bare     bool        // checksums are of headers alone
-	packs    bool        // small messages may share a frame, and frames a doorbell
-	lent     bool        // descriptors on the ring wait for acknowledgements, as their memory is lent
+	header   wire.Header     // destination and key filled in
+	payload  int             // bytes of a message in one frame, at most
+	cut      int             // likewise of the message that is being sent
+	inChunk  int             // likewise in a frame that is built in one chunk
+	inPack   int             // likewise of several messages, for a frame that the peer gets in one chunk
+	secure   *secure.Session // seals frames; nil: they are plain
+	overhead int             // bytes that this adds to a frame
+	bare     bool            // checksums are of headers alone
+	packs    bool            // small messages may share a frame, and frames a doorbell
+	lent     bool            // descriptors on the ring wait for acknowledgements, as their memory is lent
 
 	sender   *reliable.Sender   // nil on an unreliable VI, as receiver
 	receiver *reliable.Receiver //
@@ -53,6 +58,7 @@ type conn struct {
 
 	established func() // tells connection management of the first frame, once
 
+	opened      int64       // when it was put in place
 	heard       int64       // when a frame came last
 	moved       int64       // when the peer last had all frames of ours, or acknowledged some
 	probed      int64       // when a probe went last
@@ -76,29 +82,38 @@ type conn struct {
 }
 
 // newConn prepares the engine's side of a connection: ours are our numbers,
-// theirs the peer's, path the way there.
-func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path) (*conn, error) {
+// theirs the peer's, path the way there, s what seals its frames, if anything does.
+func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Session) (*conn, error) {
 	template, err := wire.NewTemplate(path.Link)
 	if err != nil {
 		return nil, fmt.Errorf("headers for %v: %w", path.Dst, err)
 	}
+	overhead := 0
+	if s != nil {
+		overhead = wire.SealOverhead
+	}
 	tx, rx := v.port.nic.FrameCap()
-	head := template.Len() + wire.HeaderLen
-	room := wire.PayloadRoom(path.MTU, path.Dst.Is6(), int(theirs.MaxPayload))
+	head := template.Len() + wire.HeaderLen + overhead
+	room := wire.PayloadRoom(path.MTU, path.Dst.Is6(), int(theirs.MaxPayload)) - overhead
 	inChunk := min(room, tx-head)
 	if segs := v.port.nic.MaxSegs(); path.Loopback || segs < leastSegs {
 		room = inChunk
 	} else {
 		// One segment for the headers; one more where the data begins and ends
 		// within a chunk's length.
-		room = min(room, (segs-2)*tx, max(inChunk, v.port.txChunks/4*tx))
+		chunks := v.port.txChunks / 4
+		if s != nil {
+			chunks = (v.port.txChunks - controlSpare) / 4 // as many again for the sealed form
+		}
+		room = min(room, (segs-2)*tx, max(inChunk, chunks*tx))
 	}
 	if room < minPayload {
 		return nil, fmt.Errorf("path to %v leaves %d bytes of a frame for data, and %d are needed: raise the MTU",
 			path.Dst, room, minPayload)
 	}
 	c := &conn{
-		vi: v, loop: path.Loopback, key: ours.Key, peer: wire.HostOf(path.Dst), template: template,
+		vi: v, loop: path.Loopback, source: sourceOf(&path), key: ours.Key, peer: wire.HostOf(path.Dst), template: template,
+		secure: s, overhead: overhead,
 		bare: ours.BareData && theirs.BareData, packs: !v.nic.noPacking,
 		payload: room, inChunk: inChunk, inPack: min(inChunk, rx-head),
 		header:   wire.Header{VI: theirs.VI, Key: theirs.Key},
@@ -116,6 +131,9 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path) (*conn, error) 
 // seal fills in the checksum of a frame: its header and the data in b, the rest
 // of the data in rest.
 func (c *conn) seal(b []byte, rest ...[]byte) {
+	if c.secure != nil {
+		return // sendSealed does better
+	}
 	if c.bareData(wire.KindOf(b)) {
 		wire.SealHeader(b)
 		return
@@ -170,10 +188,23 @@ func (p *port) install(c *conn, now int64) {
 	p.vis[i] = c.vi
 	c.vi.conn = c
 	c.open = true
-	c.heard, c.moved = now, now
+	c.opened, c.heard, c.moved = now, now, now
+	p.leaveSpare()
 	p.active++
 	p.share()
 	p.timers.schedule(c, now+p.silence/4)
+	p.lookSource(c, now)
+}
+
+// leaveSpare says how many TX chunks data leaves unused: those of acknowledgements
+// and the like, and, where connections have a key, the sealed copy of a frame.
+func (p *port) leaveSpare() {
+	p.spare = controlSpare
+	for _, v := range p.vis {
+		if v != nil && v.conn != nil && v.conn.secure != nil {
+			p.spare = max(p.spare, controlSpare+v.conn.chunksFor(wire.HeaderLen+v.conn.payload))
+		}
+	}
 }
 
 // uninstall ends it. Under the lock.
@@ -181,155 +212,13 @@ func (p *port) uninstall(c *conn) {
 	p.abandon(c)
 	p.vis[c.vi.num&0xffff] = nil
 	c.vi.conn = nil
+	p.leaveSpare()
 	p.active--
 	p.share()
-}
-
-// abandon stops the flow of frames and gives back what the connection held.
-// The second time it does nothing.
-func (p *port) abandon(c *conn) {
-	if !c.open {
-		return
+	if c.lane != nil {
+		p.leaveLane(c.lane)
+		c.lane = nil
 	}
-	c.open = false
-	c.answers = nil
-	p.timers.remove(c)
-	p.settle(c)
-	p.unloop(c)
-	if c.sender == nil {
-		return
-	}
-	for seq := c.sender.Unacked(); seq != c.sender.Next(); seq++ {
-		p.release(c.sender.Tag(seq))
-	}
-	for tag, ok := c.receiver.Drain(); ok; tag, ok = c.receiver.Drain() {
-		p.recycle(p.held.take(tag, p.late[:]))
-	}
-	p.nic.Refill()
-}
-
-// broken says how a connection broke.
-type broken struct {
-	cause  error
-	silent bool // the oldest send that is under way failed with it
-	told   bool // by the peer, about frame seq
-	seq    uint32
-	part   int    // messages of it that arrived, where it has several
-	status Status // with which the next one completes, unless 0
-}
-
-// breakDown ends a connection by an error: the VI goes to Error and everything
-// posted completes as flushed, but for what b says.
-func (p *port) breakDown(c *conn, b broken) {
-	if !c.open {
-		return
-	}
-	v := c.vi
-	if c.part == wire.KindWrite {
-		v.report(ErrorRDMAWriteAbort, StatusOpRDMAWrite, b.cause)
-	}
-	if c.lent {
-		p.flush() // the kernel reads lent memory now, not when it is the program's again
-	}
-	p.abandon(c)
-	c.finishClose(p)
-	lost := v.state == Connected || v.state == ConnectPending
-	if lost {
-		v.state = Error
-		v.cause = b.cause
-	}
-	p.flushQueue(v, &v.send, b)
-	p.flushQueue(v, &v.recv, broken{})
-	if lost {
-		v.report(ErrorConnLost, 0, b.cause)
-	}
-}
-
-// flushQueue completes everything on q.
-func (p *port) flushQueue(v *VI, q *workQueue, b broken) {
-	for i := q.completed.Load(); i != q.tail.Load(); i++ {
-		e := q.at(i)
-		s := StatusFlushed
-		switch {
-		case e.status.Failed():
-			s = e.status
-		case q.isRecv:
-		case i < q.current && v.attrs.Level != ReliableReception && e.op != StatusOpRDMARead:
-			s = 0 // on the ring already
-		case b.silent && e.begun:
-			s, b.silent = StatusTransportError, false
-			if e.op != StatusOpSend {
-				v.reportDescriptor(ErrorRDMATransport, e.desc, e.op, b.cause)
-			}
-		case !b.told || !e.begun || int32(b.seq-e.first) < 0 || i < q.current && int32(e.last-b.seq) < 0:
-		case e.packed && b.part > 0:
-			s = 0 // it came before the one that failed
-			b.part--
-		case b.status != 0:
-			s, b.status = b.status, 0
-		}
-		p.complete(v, q, e, s)
-	}
-	q.current = q.tail.Load()
-}
-
-func (c *conn) finishClose(p *port) {
-	if !c.closeDone {
-		c.closeDone = true
-		p.raise(&c.closed)
-	}
-}
-
-// closeWait is what Disconnect waits for.
-type closeWait struct{ c *conn }
-
-func (w closeWait) ready() bool {
-	p := w.c.vi.port
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return w.c.closeDone
-}
-
-func (w closeWait) notify() *signal { return &w.c.closed }
-
-func (w closeWait) handle() *Nic { return w.c.vi.nic }
-
-func (w closeWait) destroyed() error { return nil } // not while it disconnects
-
-// runTimer does what time alone asks of a connection that came up.
-func (p *port) runTimer(c *conn, now int64) {
-	if now-c.heard >= p.silence {
-		p.stats.PeersLost++
-		p.breakDown(c, broken{cause: errPeerSilent, silent: c.sender != nil})
-		return
-	}
-	next := max(c.heard, c.probed) + p.silence/4
-	if next <= now {
-		if p.control(c, wire.KindProbe, 0, 0) {
-			p.stats.Probes++
-		}
-		c.probed = now
-		next = now + p.silence/4
-	}
-	next = min(next, c.heard+p.silence)
-	if c.sender != nil {
-		if !c.sender.Idle() && now-c.moved >= 2*p.silence {
-			p.stats.PathsLost++
-			p.tellBroken(c, wire.ReasonClosed, now)
-			p.breakDown(c, broken{cause: errNoWay, silent: true})
-			return
-		}
-		if t := c.sender.Deadline(); t != 0 && t <= now {
-			if seq, probe := c.sender.Timeout(now); probe {
-				p.resend(c, seq, now, wire.FlagAckNow)
-			}
-			p.enqueue(c)
-		}
-		if t := c.sender.Deadline(); t != 0 {
-			next = min(next, t)
-		}
-	}
-	p.timers.postpone(c, max(next, now+1))
 }
 
 // enqueue has c's sends looked at before the turn ends.
@@ -346,6 +235,9 @@ func (p *port) owe(c *conn, now int64) {
 		p.owed = append(p.owed, c)
 		c.owedSlot = len(p.owed)
 		c.oweBy = now + ackDelay
+		if len(p.owed) >= crowd {
+			c.oweBy = now + ackCrowd
+		}
 	}
 	switch {
 	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= c.ackEvery:

@@ -20,7 +20,7 @@ func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 	if !e.asPosted.of(d) {
 		v.reportDescriptor(ErrorPostDesc, d, e.op, errAltered)
 	}
-	if v.tag != nil && e.home.Ptag() != v.tag {
+	if !e.home.Ptag().Matches(v.tag) {
 		s |= StatusProtectionError
 		v.reportDescriptor(ErrorCompletionProtection, d, e.op, errRetagged)
 	}
@@ -60,6 +60,7 @@ type CQ struct {
 	head    uint64
 	tail    uint64
 	waiting ordered.Uint64 // tail - head, to look at without the lock
+	woken   atomic.Bool    // a Wake that no Wait has seen
 	signal  signal
 
 	handlers []func(*VI, bool) // wait for entries
@@ -182,7 +183,9 @@ func (c *CQ) forget(v *VI) {
 	c.waiting.Store(c.tail - c.head)
 }
 
-func (c *CQ) ready() bool { return c.waiting.Load() != 0 }
+// some says whether there are entries, ready whether Wait has something to tell.
+func (c *CQ) some() bool  { return c.waiting.Load() != 0 }
+func (c *CQ) ready() bool { return c.some() || c.woken.Load() }
 
 func (c *CQ) notify() *signal { return &c.signal }
 
@@ -218,9 +221,9 @@ func (c *CQ) take() (e cqEntry) {
 // RecvDone of that VI then gives it. ErrNotDone when there is none,
 // ErrInvalidParameter when the CQ is destroyed.
 func (c *CQ) Done() (vi *VI, recv bool, err error) {
-	if !c.ready() {
+	if !c.some() {
 		c.port.poll()
-		if !c.ready() {
+		if !c.some() {
 			if err := c.destroyed(); err != nil {
 				return nil, false, opError("CQDone", nil, ErrInvalidParameter, err)
 			}
@@ -235,7 +238,8 @@ func (c *CQ) Done() (vi *VI, recv bool, err error) {
 
 // Wait is VipCQWait: like Done, but waits for an entry, at most timeout
 // (negative: for ever). ErrTimeout, or ErrInvalidParameter when the CQ is
-// destroyed or the NIC closed, also meanwhile.
+// destroyed or the NIC closed, also meanwhile; ErrNotDone, without an entry, after
+// Wake.
 func (c *CQ) Wait(timeout time.Duration) (vi *VI, recv bool, err error) {
 	end := c.port.deadline(timeout)
 	for {
@@ -245,6 +249,21 @@ func (c *CQ) Wait(timeout time.Duration) (vi *VI, recv bool, err error) {
 		if e, ok := c.pop(); ok {
 			return e.vi, e.recv, nil
 		}
+		if c.woken.Swap(false) {
+			return nil, false, ErrNotDone
+		}
+	}
+}
+
+// Wake has one Wait return ErrNotDone that finds no entry: one that is under way,
+// or else the next. Wakes do not add up. It is for programs of which one goroutine
+// waits for completions and others have news for it. Any goroutine.
+func (c *CQ) Wake() {
+	c.port.mu.Lock()
+	defer c.port.mu.Unlock()
+	if !c.woken.Load() {
+		c.woken.Store(true)
+		c.port.raise(&c.signal)
 	}
 }
 

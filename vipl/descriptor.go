@@ -155,7 +155,7 @@ func (d *Descriptor) SetRDMARead(remote AddressSegment, segs ...DataSegment) {
 func (d *Descriptor) setSegments(first int, segs []DataSegment) {
 	total := uint32(0)
 	for i := range segs {
-		*d.Segment(first + i) = segs[i]
+		d.Segment(first + i).copy(&segs[i])
 		total += segs[i].Length
 	}
 	d.SegCount, d.Length = uint16(first+len(segs)), total

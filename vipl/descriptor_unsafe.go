@@ -27,25 +27,6 @@ func (d *Descriptor) AddressSegment() *AddressSegment {
 // Addr is the descriptor's virtual address.
 func (d *Descriptor) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(d))) }
 
-// snapshot is a descriptor as it was posted, but for Next and NextHandle, which
-// some programs use all the time, and the status.
-type snapshot struct {
-	control  [2]uint64 // SegCount to Length
-	segments [2]DataSegment
-}
-
-func (s *snapshot) take(d *Descriptor) {
-	s.control = *(*[2]uint64)(unsafe.Pointer(&d.SegCount))
-	s.segments = d.segments
-}
-
-// of says whether d is as it was. Segments that are not used do not count.
-func (s *snapshot) of(d *Descriptor) bool {
-	n := d.SegCount
-	return s.control == *(*[2]uint64)(unsafe.Pointer(&d.SegCount)) &&
-		(n == 0 || s.segments[0] == d.segments[0]) && (n < 2 || s.segments[1] == d.segments[1])
-}
-
 // descriptorAt lays a descriptor over memory; b is aligned and long enough.
 func descriptorAt(b []byte) *Descriptor { return (*Descriptor)(unsafe.Pointer(unsafe.SliceData(b))) }
 

@@ -26,15 +26,18 @@
 //
 // # Files, in the order of a message
 //
-//	post.go       1    check, translate, join the queue     workqueue.go
-//	engine_tx.go  2    segment, retransmit, acknowledge     pack.go, hold.go for streams
-//	port.go       3-6  doorbell, lease on arrived frames, who makes progress
+//	post.go       1    check, translate, join the queue     workqueue.go; list.go several at once
+//	engine_tx.go  2    segment, retransmit, acknowledge     pack.go, hold.go for streams, long.go for long frames
+//	port.go       3-6  doorbell, lease on arrived frames, who makes progress    ring.go: for several VIs; rest.go: when not to look
 //	engine_rx.go  7-8  check, order, place                  rdma.go for RDMA
 //	cq.go         9    complete              wait.go wakes, notify.go calls
 //	send.go, recv.go   11 done
 //
-// conn.go is a connection as the engine keeps it, connect.go and peer.go how it
-// comes and goes, timers.go its time; loop.go joins VIs of one queue.
+// conn.go is a connection as the engine keeps it, connect.go, whose head lists the
+// files, how it comes, break.go and disconnect.go how it goes, source.go what
+// becomes of it when its address does, timers.go its time, secure.go what it is
+// sealed with; loop.go joins VIs of one queue, lanes.go those of different queues
+// of an interface.
 //
 // # RDMA
 //

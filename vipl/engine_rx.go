@@ -16,12 +16,16 @@ const tellEvery = time.Millisecond
 // Causes of a broken connection.
 var (
 	errPeerSilent = errors.New("the peer went silent")
+	// Connection management goes another way, through the kernel.
+	errPeerUnheard = errors.New("no frame of the peer has come since the connection was made: they are lost on the way, or come in on " +
+		"another queue than this NIC's (the demux counter queue): see Info().Notes, and open both NICs on the queues that meet")
 	errNoWay      = errors.New("the peer is there, and frames do not reach it: a smaller MTU on the way?")
 	errPeerClosed = errors.New("the peer disconnected")
 	errPeerBroke  = errors.New("the peer broke the connection")
 	errRecvEmpty  = errors.New("a message met an empty receive queue")
 	errFrameLost  = errors.New("a frame of it was lost")
 	errGone       = errors.New("the interface is gone")
+	errMoved      = errors.New("the interface does not have the address any more that the connection comes from: connect again")
 	errTooLong    = errors.New("a message was longer than its receive descriptor")
 	errProtocol   = errors.New("the peer's frames do not make messages")
 	errDescriptor = errors.New("a descriptor was wrong")
@@ -49,9 +53,13 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 	case c.key != pkt.Key:
 		p.stats.WrongKey++
 		return false
-	case c.peer != pkt.Src:
+	case c.peer != pkt.Src, c.lane != p.from:
 		p.stats.WrongSource++
 		return false
+	case c.secure != nil || pkt.Kind == wire.KindSealed:
+		if !p.unseal(c, pkt) {
+			return false
+		}
 	case c.verify(pkt) != nil:
 		p.stats.Corrupt++
 		if c.open && c.receiver == nil && pkt.Kind == wire.KindWrite {
@@ -63,6 +71,9 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 	if c.established != nil {
 		c.established()
 		c.established = nil
+	}
+	if v.state == ConnectPending && c.open {
+		v.state = Connected // the call that connects is about to return; an answer need not wait for it
 	}
 	if !c.open {
 		p.afterwards(c, now)
@@ -93,15 +104,23 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 }
 
 // afterwards answers frames that come for a connection that is broken: a
-// disconnecting peer hears that its last frame arrived, any other that there
-// is nothing here any more.
+// disconnecting peer hears that its last frame arrived, whichever it sends again, any
+// other that there is nothing here any more.
 func (p *port) afterwards(c *conn, now int64) {
 	if p.pkt.Kind == wire.KindError || p.pkt.Kind == wire.KindAck {
 		return
 	}
-	if p.pkt.Kind == wire.KindClose && c.receiver != nil && int32(c.receiver.Next()-p.pkt.Seq) > 0 {
-		p.control(c, wire.KindAck, 0, 0)
-		return
+	switch p.pkt.Kind {
+	case wire.KindData, wire.KindPack, wire.KindWrite, wire.KindRead, wire.KindReadData:
+		if c.vi.cause != errPeerClosed {
+			break // it has to hear why
+		}
+		fallthrough
+	case wire.KindClose:
+		if c.receiver != nil && int32(c.receiver.Next()-p.pkt.Seq) > 0 {
+			p.control(c, wire.KindAck, 0, 0)
+			return
+		}
 	}
 	p.tellBroken(c, wire.ReasonClosed, now)
 }
@@ -188,7 +207,7 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 				break
 			}
 			early := p.held.take(tag, p.early[:])
-			if p.chains.decode(&p.pkt, early) == nil { // it did when it came
+			if p.decodeAgain(c, early) == nil { // it did when it came
 				p.deliver(c, &p.pkt, now)
 			}
 			p.recycle(early)
@@ -197,7 +216,12 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 		if c.loop {
 			break // the chunk is the sender's: it comes again
 		}
+		if !p.held.fits(len(frame)) {
+			p.stats.EarlyDropped++
+			break // as if it were lost: it comes again
+		}
 		p.stats.Early++
+		p.keepOpen(c, frame)
 		c.receiver.Hold(seq, p.held.put(frame))
 		kept = true
 	case reliable.Duplicate:
@@ -244,7 +268,7 @@ func (p *port) drop(c *conn) {
 	if c.part == wire.KindWrite {
 		v.report(ErrorRDMAWriteAbort, StatusOpRDMAWrite, errFrameLost)
 	} else if e := v.recv.waiting(); e != nil {
-		e.moved, e.seg, e.off = 0, 0, 0
+		e.rewind()
 	}
 	c.part = 0
 }

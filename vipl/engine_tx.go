@@ -109,11 +109,16 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 // sentLast notes that the descriptor at the head of the send queue is on the
 // ring, up to the frame that went last.
 func (p *port) sentLast(c *conn, e *posted) {
-	v := c.vi
 	e.last = c.header.Seq
 	c.lent = c.lent || e.lent
-	v.send.current++
-	if v.attrs.Level != ReliableReception && !c.inHanded {
+	c.vi.send.current++
+	p.handOver(c)
+}
+
+// handOver notes that descriptors of c are on the ring, which are done with the
+// next doorbell unless they wait for the peer.
+func (p *port) handOver(c *conn) {
+	if c.vi.attrs.Level != ReliableReception && !c.inHanded {
 		c.inHanded = true
 		p.handed = append(p.handed, c)
 	}
@@ -165,7 +170,8 @@ func (c *conn) describe(e *posted, from uint32) {
 	h.RemoteAddr, h.RemoteHandle = 0, 0
 	if e.op == StatusOpRDMAWrite {
 		h.Kind = wire.KindWrite
-		h.RemoteAddr, h.RemoteHandle = e.remote.Data+uint64(from), uint32(e.remote.Handle)
+		to := e.asPosted.remote()
+		h.RemoteAddr, h.RemoteHandle = to.Data+uint64(from), uint32(to.Handle)
 	}
 	if from == 0 {
 		h.Flags = wire.FlagFirst
@@ -188,7 +194,7 @@ func (c *conn) describe(e *posted, from uint32) {
 // chunk takes a chunk for a frame of data. False: there is none, or no ring
 // entry; c comes up again.
 func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
-	if p.nic.TxFree() > controlSpare || p.nic.Reap() != 0 || p.kick() {
+	if p.nic.TxFree() > p.spare || p.nic.Reap() != 0 && (p.spare == controlSpare || p.nic.TxFree() > p.spare) || p.kick() {
 		addr, chunk, ok = p.nic.Alloc()
 	}
 	if !ok {
@@ -203,7 +209,7 @@ func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
 func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	h := &c.header
 	size := c.template.Len() + len(b)
-	if c.sender != nil && c.asksAck(wire.Units(size)) {
+	if c.sender != nil && c.asksAck(wire.Units(size+c.overhead)) {
 		h.Flags |= wire.FlagAckNow
 	}
 	h.Seq = c.nextSeq()
@@ -227,7 +233,7 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 // says whether data may have one.
 func (p *port) kick() bool {
 	p.flush()
-	return p.nic.TxFree() > controlSpare
+	return p.nic.TxFree() > p.spare
 }
 
 func (c *conn) nextSeq() uint32 {
@@ -243,7 +249,7 @@ func (c *conn) sent(p *port, addr uint64, size int, now int64) {
 		c.seq++
 		return
 	}
-	p.remember(c, addr<<tagShift|uint64(size), wire.Units(size), now)
+	p.remember(c, addr<<tagShift|uint64(size), wire.Units(size+c.overhead), now)
 }
 
 // remember takes note of a frame of a reliable VI until it is acknowledged.

@@ -41,3 +41,30 @@ func TestErrorLogIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// The orderly end of connections, which nobody sees at the usual level, neither
+// counts as left out nor takes the place of an error.
+func TestOrderlyEndsAreNotCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		old := slog.Default()
+		slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+		defer slog.SetDefault(old)
+		n, va, _ := connected(t, memoryConfig{bubble: true}, vipl.UnreliableDelivery)
+		n.b.ErrorCallback(nil)
+		for range 12 {
+			v, _ := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+			v.Disconnect()
+			n.b.Poll()
+			synctest.Wait()
+		}
+		xa := newBox(t, n.a.Nic, 1, 64)
+		postSend(t, va, xa, 0, 64) // nobody has posted a receive
+		sent(t, va, 0)
+		n.b.Poll()
+		synctest.Wait()
+		if lines := strings.Count(log.String(), "asynchronous error\""); lines != 1 {
+			t.Errorf("%d lines of one error and 12 orderly ends:\n%s", lines, &log)
+		}
+	})
+}

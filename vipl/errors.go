@@ -1,6 +1,7 @@
 package vipl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -113,11 +114,16 @@ func agentError(op string, vi *VI, err error) error {
 	case errors.Is(err, kagent.ErrNoMatch):
 		code = ErrNoMatch
 	case errors.Is(err, kagent.ErrRejected):
-		code = rejectedCode(err)
+		if code = rejectedCode(err); forSecurity(err) {
+			err = fmt.Errorf("%w: %w", ErrSecurity, err)
+		}
 	case errors.Is(err, kagent.ErrUnreachable):
 		code = ErrNotReachable
-	case errors.Is(err, kagent.ErrTimeout), errors.Is(err, kagent.ErrCancelled), errors.Is(err, kagent.ErrVanished):
+	case errors.Is(err, kagent.ErrTimeout), errors.Is(err, kagent.ErrCancelled), errors.Is(err, kagent.ErrVanished),
+		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		code = ErrTimeout
+	case errors.Is(err, kagent.ErrListening):
+		code = ErrInvalidState
 	case errors.Is(err, kagent.ErrClosed), errors.Is(err, kagent.ErrState):
 		code = ErrInvalidParameter
 	}

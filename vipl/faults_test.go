@@ -2,6 +2,7 @@ package vipl_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -30,6 +31,10 @@ func stream(t *testing.T, n *memoryNet, va, vb *vipl.VI, count int, all bool) (a
 	var over atomic.Bool
 	var taken atomic.Int64
 	sender := make(chan struct{})
+	defer func() { // also when the test fails: the sender must not outlive its memory
+		over.Store(true)
+		<-sender
+	}()
 	go func() {
 		defer close(sender)
 		for k := range count {
@@ -72,7 +77,8 @@ func stream(t *testing.T, n *memoryNet, va, vb *vipl.VI, count int, all bool) (a
 		}
 		if err != nil {
 			over.Store(true)
-			t.Fatalf("message %d: %v %v", next, err, d)
+			s, _ := vb.Query()
+			t.Fatalf("message %d: %v %v: %v; %+v", next, err, d, s.Cause, n.b.Counters())
 		}
 		k, _ := d.Immediate()
 		if d != xb.desc[i%posted] || int(k) < next || int(k) >= count || all && int(k) != next || int(d.Length) != length(int(k)) {
@@ -116,7 +122,9 @@ func TestStorms(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		for _, storm := range storms {
 			t.Run(storm.name, func(t *testing.T) {
-				n, va, vb := connected(t, memoryConfig{}, level)
+				// A burst of 20 lasts for longer than the usual silence when what it takes
+				// are single frames, sent again more and more seldom.
+				n, va, vb := connected(t, memoryConfig{silence: time.Minute}, level)
 				n.wire.SetFaults(storm.faults)
 				const count = 300
 				arrived := stream(t, n, va, vb, count, level != vipl.UnreliableDelivery)
@@ -146,5 +154,29 @@ func TestUnreliableLosesNothingOnAGoodWire(t *testing.T) {
 		received(t, vb, 0)
 		checkPattern(t, xb.buf[0][:3*k], k)
 		sent(t, va, 0)
+	}
+}
+
+// VIs that together hold all TX chunks, each of them for frames that wait for one that
+// was lost, go on: what is lost has its chunk, and is sent again although another VI
+// waits for one first.
+func TestLossWithoutAFreeChunk(t *testing.T) {
+	const vis = 4
+	n := newMemoryNet(t, memoryConfig{queue: xdpnictest.Config{TxChunks: 24}, silence: time.Minute})
+	var pairs [vis][2]*vipl.VI
+	for i := range pairs {
+		pairs[i][0], pairs[i][1] = connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+	}
+	n.wire.SetFaults(xdpnictest.Faults{Seed: 11, Loss: 0.05, Reorder: 0.05})
+	t.Run("streams", func(t *testing.T) {
+		for i, p := range pairs {
+			t.Run(fmt.Sprint(i), func(t *testing.T) {
+				t.Parallel()
+				stream(t, n, p[0], p[1], 300, true)
+			})
+		}
+	})
+	if s := n.a.queue.Stats(); s.Lost == 0 {
+		t.Errorf("nothing was lost: %+v", s)
 	}
 }

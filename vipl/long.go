@@ -15,7 +15,8 @@ package vipl
 // descriptor is done only when the peer has acknowledged it, at Reliable
 // Delivery, too. Other data is copied, and so is what many segments are gathered
 // from, the answer to an RDMA read, whose program may write there at any time,
-// and what an unreliable VI sends.
+// and what an unreliable VI sends. Of a connection with a key the kernel gets
+// sealed copies, whatever becomes of the plain ones (secure.go).
 
 import (
 	"viaxdp/wire"
@@ -39,6 +40,9 @@ type chains struct {
 	parts [][]byte // the bytes of now behind the lower headers
 	most  int      // segments
 
+	whole  []byte        // a frame in one piece, to be sealed
+	sealed []xdpnic.Desc // and where it is then
+
 	sent []longFrame
 	free []uint32
 
@@ -51,6 +55,7 @@ func (l *chains) init(most int) {
 	l.now.segs = make([]xdpnic.Desc, 0, most)
 	l.parts = make([][]byte, 0, most)
 	l.rest = make([][]byte, 0, rxBatch)
+	l.sealed = make([]xdpnic.Desc, 0, most)
 }
 
 // keep remembers the frame that was built, and returns the tag by which the
@@ -89,7 +94,7 @@ func (p *port) giveUp(f *longFrame) {
 // fits says whether the peer's window and the network take a frame with n bytes
 // of data now. There is room for a short one.
 func (c *conn) fits(n int) bool {
-	size := c.template.Len() + wire.HeaderLen + n
+	size := c.template.Len() + wire.HeaderLen + n + c.overhead
 	return size <= wire.WindowUnit || c.sender == nil || c.sender.Fits(wire.Units(size))
 }
 
@@ -131,7 +136,7 @@ func (p *port) sendLong(c *conn, e *posted, n int, now int64) bool {
 		e.moved, e.seg, e.off = moved, seg, off
 		return false
 	}
-	if lent {
+	if lent && c.secure == nil {
 		p.stats.Lent++
 	}
 	return true
@@ -159,8 +164,8 @@ func (p *port) lend(e *posted, n int) bool {
 	l := &p.chains
 	moved, seg, off := e.moved, e.seg, e.off
 	size, _ := p.nic.FrameCap()
-	for n > 0 {
-		s := e.segs[e.seg].data[e.off:]
+	for segs := e.segs(); n > 0; {
+		s := segs[e.seg].data[e.off:]
 		if len(s) == 0 {
 			e.seg++
 			e.off = 0
@@ -186,7 +191,7 @@ func (p *port) lend(e *posted, n int) bool {
 		l.parts = append(l.parts, s)
 		n -= len(s)
 		e.moved += uint32(len(s))
-		if e.off += len(s); e.off == len(e.segs[e.seg].data) {
+		if e.off += len(s); e.off == len(segs[e.seg].data) {
 			e.seg++
 			e.off = 0
 		}
@@ -220,7 +225,7 @@ func (p *port) roomForLong(c *conn, n int) bool {
 // launchLong is launch for the frame that was built, with n bytes of data.
 func (p *port) launchLong(c *conn, n int, now int64) bool {
 	l, h := &p.chains, &c.header
-	units := wire.Units(c.template.Len() + wire.HeaderLen + n)
+	units := wire.Units(c.template.Len() + wire.HeaderLen + n + c.overhead)
 	if c.sender != nil && c.asksAck(units) {
 		h.Flags |= wire.FlagAckNow
 	}
@@ -229,7 +234,7 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 	p.stamp(c)
 	h.Put(l.parts[0])
 	c.seal(l.parts[0], l.parts[1:]...)
-	if !p.nic.SendSegs(l.now.segs, c.sender != nil) {
+	if !p.sendSegs(c, &l.now, c.sender != nil) {
 		p.giveUp(&l.now)
 		p.notStamped(c, now)
 		return false
@@ -243,6 +248,24 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 		p.flush()
 	}
 	return true
+}
+
+// sendSegs queues a frame of several segments, of which chains.parts are the bytes
+// behind the lower headers, sealed if the connection has a key.
+func (p *port) sendSegs(c *conn, f *longFrame, retain bool) bool {
+	if c.secure != nil {
+		return p.sendLongSealed(c, f, retain)
+	}
+	return p.queueSegs(f.segs, retain)
+}
+
+// queueSegs puts a frame of several segments on the ring.
+func (p *port) queueSegs(segs []xdpnic.Desc, retain bool) bool {
+	ok := p.nic.SendSegs(segs, retain)
+	if ok && len(p.taps) > 0 {
+		p.tapLong(segs)
+	}
+	return ok
 }
 
 // resendLong puts a long frame on the ring again.
@@ -261,9 +284,10 @@ func (p *port) resendLong(c *conn, f *longFrame, more wire.Flags) resendResult {
 		l.parts = append(l.parts, p.mem[s.Addr:s.Addr+uint64(s.Len)])
 	}
 	b := l.parts[0][c.template.Len():]
+	l.parts[0] = b
 	wire.Restamp(b, c.header.Ack, c.header.Window, more)
 	c.seal(b, l.parts[1:]...)
-	if !p.nic.SendSegs(f.segs, true) {
+	if !p.sendSegs(c, f, true) {
 		return portFull
 	}
 	return resent

@@ -161,7 +161,11 @@ func TestPackInSeveralChunks(t *testing.T) {
 			fillPattern(xa.buf[i][:size], i)
 		}
 		for i := range count {
-			postSend(t, va, xa, i, size)
+			xa.prepare(i, size)
+		}
+		// In one go: the first frame is full.
+		if k, err := va.PostSends(xa.desc, xa.region.Handle()); k != count || err != nil {
+			t.Fatal(k, err)
 		}
 		for i := range count {
 			received(t, vb, 0)

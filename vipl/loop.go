@@ -15,10 +15,25 @@ type loopFrame struct {
 	retain bool
 }
 
-// send queues a frame on the ring, or on the way to another VI of this port.
+// send queues a frame, sealed if the connection has a key.
 func (p *port) send(c *conn, addr uint64, size int, retain bool) bool {
+	if c.secure != nil {
+		return p.sendSealed(c, addr, size, retain)
+	}
+	return p.queue(c, addr, size, retain)
+}
+
+// queue puts a frame on the ring, or on the way to another VI of this interface.
+func (p *port) queue(c *conn, addr uint64, size int, retain bool) bool {
+	if c.lane != nil {
+		return p.sendLane(c.lane, addr, size, retain)
+	}
 	if !c.loop {
-		return p.nic.Send(addr, size, retain)
+		ok := p.nic.Send(addr, size, retain)
+		if ok && len(p.taps) > 0 {
+			p.tapSent(p.mem[addr : addr+uint64(size)])
+		}
+		return ok
 	}
 	p.looped = append(p.looped, loopFrame{c, addr, size, retain})
 	return true

@@ -45,6 +45,11 @@ func (n *Nic) CreatePtag() (*Ptag, error) {
 	return &Ptag{n, tag}, nil
 }
 
+// CommonPtag is the tag of memory that every VI of this handle may use, whatever
+// its own: what VIPL's programs get that register memory without a tag. It is
+// always the same one and cannot be destroyed.
+func (n *Nic) CommonPtag() *Ptag { return &n.common }
+
 // Destroy is VipDestroyPtag. ErrResource while memory or a VI carries the tag,
 // ErrInvalidParameter the second time.
 func (p *Ptag) Destroy() error {

@@ -9,7 +9,9 @@ import (
 	"go.uber.org/goleak"
 
 	"viaxdp/hugepages"
+	"viaxdp/kagent"
 	"viaxdp/kagent/kagenttest"
+	"viaxdp/secure"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -48,10 +50,15 @@ type memoryConfig struct {
 	mtu     int
 
 	noPacking, bareData bool
-	arena               int  // bytes beside the chunks
-	bubble              bool // in a testing/synctest bubble, which finds leaks by itself
-	leaky               bool // completions are lost, and so chunks
-	gate                bool // the demux program lets everything in: what the engine sees must still be checked
+	noRest              bool
+	arena               int                               // bytes beside the chunks
+	bubble              bool                              // in a testing/synctest bubble, which finds leaks by itself
+	leaky               bool                              // completions are lost, and so chunks
+	port                func(*xdpnictest.Queue) vipl.Port // makes of b's queue what b is opened on
+	psk                 *vipl.PSK
+	rekey               secure.Limits
+	agent               func(*kagenttest.Agent) kagent.Agent // makes of a's agent what a is opened with
+	gate                bool                                 // the demux program lets everything in: what the engine sees must still be checked
 }
 
 // newMemoryNet opens a NIC at both ends of a wire in memory. At the end of the
@@ -89,7 +96,18 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	if h.queue, err = n.wire.Queue(c.queue); err != nil {
 		t.Fatal(err)
 	}
-	if h.Nic, err = vipl.Open(vipl.Provider{Port: h.queue, Agent: h.agent, Arena: arena, Silence: c.silence, NoPacking: c.noPacking, BareData: c.bareData}); err != nil {
+	var port vipl.Port = h.queue
+	if c.port != nil && name == "b" {
+		port = c.port(h.queue)
+	}
+	var agent kagent.Agent = h.agent
+	if c.agent != nil && name == "a" {
+		agent = c.agent(h.agent)
+	}
+	if h.Nic, err = vipl.Open(vipl.Provider{
+		Port: port, Agent: agent, Arena: arena, Silence: c.silence,
+		NoPacking: c.noPacking, BareData: c.bareData, NoRest: c.noRest, PSK: c.psk, Rekey: c.rekey,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	h.errs = watchErrors(h.Nic)

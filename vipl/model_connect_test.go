@@ -128,7 +128,8 @@ func (m *model) checkRemote(got vipl.RemoteAttributes, v *refVI) {
 
 func (m *model) disconnectSome() {
 	m.disconnect(m.anyVi(func(v *refVI) bool {
-		return v.state == vipl.Error || v.state == vipl.Connected && m.dice("connected", 4) == 3
+		return v.state == vipl.Error || v.state == vipl.Connected && m.dice("connected", 4) == 3 ||
+			v.state == vipl.Idle && m.dice("idle", 8) == 7
 	}))
 }
 

@@ -113,7 +113,6 @@ const (
 	formatBit
 	formatCount
 	formatOperation // a send only
-	formatImmediate // a receive only
 	formatRemote    // RDMA only
 	formatEmpty     // RDMA only
 )
@@ -141,8 +140,8 @@ func (m *model) encode(d *refDesc) {
 	default:
 		x.SetSegments(segs...)
 	}
-	if d.hasImm {
-		x.SetImmediate(d.imm)
+	if d.hasImm || d.op == vipl.StatusOpReceive && m.dice("immediate bit", 2) == 1 {
+		x.SetImmediate(d.imm) // in a receive it means nothing
 	}
 	if d.fence {
 		x.Control |= vipl.ControlQFence
@@ -159,8 +158,6 @@ func (m *model) encode(d *refDesc) {
 		x.SegCount = 0xffff
 	case formatOperation:
 		x.Control |= 3
-	case formatImmediate:
-		x.Control |= vipl.ControlImmediate
 	case formatRemote:
 		x.AddressSegment().Reserved = 1
 	case formatEmpty:

@@ -333,7 +333,7 @@ func (m *model) postReceives() {
 		}
 		d.segs = m.segments(v, 1<<20, wild)
 		if wild && m.dice("wrong", 4) == 3 {
-			d.format = []int{formatReserved, formatBit, formatCount, formatOperation, formatImmediate}[m.dice("format", 5)]
+			d.format = []int{formatReserved, formatBit, formatCount, formatOperation}[m.dice("format", 4)]
 		}
 		m.postReceive(v, d)
 	}

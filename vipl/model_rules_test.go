@@ -300,11 +300,12 @@ func (v *refVI) connect(p *refVI) {
 	p.lives++
 }
 
-// disconnect ends the connection in order.
+// disconnect ends the connection in order, if there is one, and gives back what is
+// posted.
 func (v *refVI) disconnect() {
 	p := v.peer
+	v.flush()
 	if v.state == vipl.Connected {
-		v.flush()
 		p.lose()
 	}
 	v.state, v.peer = vipl.Idle, nil

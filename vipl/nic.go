@@ -10,6 +10,7 @@ import (
 	"viaxdp/internal/names"
 	"viaxdp/kagent"
 	"viaxdp/memreg"
+	"viaxdp/secure"
 	"viaxdp/wire"
 )
 
@@ -21,8 +22,12 @@ type Nic struct {
 	mem   *memreg.Table
 	info  kagent.Info
 
+	common Ptag // see CommonPtag
+
 	noPacking bool
 	bareData  bool
+	psk       *PSK // for VIs without one
+	rekey     secure.Limits
 
 	onError atomic.Pointer[func(ErrorDescriptor)]
 	errors  caller
@@ -100,6 +105,7 @@ func (n *Nic) Close() error {
 		return nil
 	}
 	n.isClosed = true
+	defer unpublish(n)
 	vis := make([]*VI, 0, len(n.vis))
 	for v := range n.vis {
 		vis = append(vis, v)
@@ -142,6 +148,6 @@ func (n *Nic) Close() error {
 	for r := range n.blocks {
 		errs = append(errs, n.arena.Free(r.buf))
 	}
-	errs = append(errs, n.agent.Close())
+	errs = append(errs, n.agent.Close()) // which frees the numbers of the VIs, too
 	return errors.Join(errs...)
 }

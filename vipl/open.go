@@ -10,12 +10,16 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/kagent"
 	"viaxdp/memreg"
+	"viaxdp/secure"
 	"viaxdp/xdpnic"
 )
 
 // DefaultSilence is the time without a word after which a peer is taken for
 // dead. Idle connections exchange a probe four times in it.
 const DefaultSilence = 1600 * time.Millisecond
+
+// MinSilence is the least that such a time may be.
+const MinSilence = 10 * time.Millisecond
 
 // DefaultRxChunks is the number of chunks for frames that arrive: a message of
 // MaxTransferSize at MTU 1500 is 737 frames, which an unreliable VI sends with
@@ -26,11 +30,18 @@ const DefaultRxChunks = 1024
 type Option func(*options)
 
 type options struct {
+	socket    string
 	agent     kagent.Config
 	silence   time.Duration
 	noPacking bool
 	bareData  bool
+	noRest    bool
+	psk       *PSK
 }
+
+// WithAgent names the socket of the daemon that is to be the Kernel Agent, or says
+// "none". Without it the environment's VIA_AGENT does, or else what is there.
+func WithAgent(socket string) Option { return func(o *options) { o.socket = socket } }
 
 // WithQueue takes a certain queue of the interface; without it the first free.
 func WithQueue(queue int) Option { return func(o *options) { o.agent.Queue = queue } }
@@ -39,6 +50,13 @@ func WithQueue(queue int) Option { return func(o *options) { o.agent.Queue = que
 // With require, OpenNic fails rather than take a lesser one.
 func WithMode(mode xdpnic.Mode, require bool) Option {
 	return func(o *options) { o.agent.Mode, o.agent.RequireMode = mode, require }
+}
+
+// WithSteering says how a NIC with several queues is brought to put frames on
+// the one that is opened; see kagent.Config.Steer. Without it by rules, where the
+// NIC has them.
+func WithSteering(how kagent.Steering) Option {
+	return func(o *options) { o.agent.Steer = how }
 }
 
 // WithArena sets the bytes of memory that AllocMem allocates from, frames'
@@ -56,7 +74,7 @@ func WithChunks(rx, tx int) Option {
 }
 
 // WithSilence sets the time after which a silent peer is taken for dead, at
-// least 10 ms; DefaultSilence without it. Both sides should agree.
+// least MinSilence; DefaultSilence without it. Both sides should agree.
 func WithSilence(d time.Duration) Option { return func(o *options) { o.silence = d } }
 
 // WithMultiBuffer says whether frames may be longer than a chunk, where the MTU
@@ -76,6 +94,11 @@ func WithPacking(on bool) Option { return func(o *options) { o.noPacking = !on }
 // link's own checksum or not at all.
 func WithChecksum(on bool) Option { return func(o *options) { o.bareData = !on } }
 
+// WithRest says whether polls may leave the RX ring alone for some microseconds
+// while a stream comes in, which costs its sender less then. They may without it.
+// It holds for all handles that share a queue, as the one that opens it says.
+func WithRest(on bool) Option { return func(o *options) { o.noRest = !on } }
+
 // Provider is what a NIC handle stands on. OpenNic makes one over AF_XDP;
 // tests put one in memory together.
 type Provider struct {
@@ -87,6 +110,12 @@ type Provider struct {
 
 	NoPacking bool // see WithPacking
 	BareData  bool // see WithChecksum
+	NoRest    bool // see WithRest
+	PSK       *PSK // see WithPSK
+
+	// Rekey says when a connection with a key changes that for frames that it
+	// sends; zero: the defaults.
+	Rekey secure.Limits
 
 	steady bool // time by the processor's counter; not in a testing/synctest bubble
 }
@@ -99,26 +128,31 @@ type Provider struct {
 // chunks and its silence, when there are none. VIs of handles that share a queue
 // can be connected with each other, as those of one handle can.
 //
-// It needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (root). Errors say what is
-// missing and what helps; kagent.Unavailable tells those that mean that this
-// machine cannot run it.
+// The Kernel Agent is the daemon (via-xdp agent) if one serves: at the socket that
+// WithAgent or the environment's VIA_AGENT names, else at the default one, if it is
+// in the same network namespace and serves the interface. The program then needs no
+// privilege. Without one, or with the name "none", it is in the program's own
+// process, which needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (root). Info says
+// which it is. Errors say what is missing and what helps; kagent.Unavailable tells
+// those that mean that this machine cannot run it.
 func OpenNic(device string, opts ...Option) (*Nic, error) {
 	o := options{agent: kagent.Config{Interface: device, Queue: kagent.AnyQueue, RxChunks: DefaultRxChunks}}
 	for _, f := range opts {
 		f(&o)
 	}
 	o.agent.ShareQueue = true // handles of this process, when no other queue is free
-	local, err := kagent.Open(o.agent)
+	agent, err := openAgent(&o)
 	if err != nil {
 		return nil, opError("OpenNic", nil, ErrResource, err)
 	}
 	n, err := Open(Provider{
-		Port: local.Queue(), Agent: local, Arena: local.Arena(), Info: local.Info(), Silence: o.silence,
-		NoPacking: o.noPacking, BareData: o.bareData, steady: true,
+		Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), Info: agent.Info(), Silence: o.silence,
+		NoPacking: o.noPacking, BareData: o.bareData, NoRest: o.noRest, PSK: o.psk, steady: true,
 	})
 	if err != nil {
-		return nil, errors.Join(err, local.Close())
+		return nil, errors.Join(err, agent.Close())
 	}
+	publish(n)
 	return n, nil
 }
 
@@ -128,8 +162,8 @@ func Open(p Provider) (*Nic, error) {
 	if p.Silence == 0 {
 		p.Silence = DefaultSilence
 	}
-	if p.Silence < 10*time.Millisecond {
-		return nil, opError("OpenNic", nil, ErrInvalidParameter, fmt.Errorf("silence of %v: at least 10ms", p.Silence))
+	if p.Silence < MinSilence {
+		return nil, opError("OpenNic", nil, ErrInvalidParameter, fmt.Errorf("silence of %v: at least %v", p.Silence, MinSilence))
 	}
 	mem, err := memreg.NewTable(p.Arena.Bytes(), memreg.Limits{})
 	if err != nil {
@@ -137,11 +171,13 @@ func Open(p Provider) (*Nic, error) {
 	}
 	n := &Nic{
 		port: sharePort(p), agent: p.Agent, arena: p.Arena, mem: mem, info: p.Info,
-		noPacking: p.NoPacking, bareData: p.BareData,
+		noPacking: p.NoPacking, bareData: p.BareData, psk: p.PSK, rekey: p.Rekey,
 		closed: make(chan struct{}),
 		vis:    make(map[*VI]struct{}), cqs: make(map[*CQ]struct{}), blocks: make(map[*Region]struct{}),
 	}
+	n.common = Ptag{n, mem.CommonPtag()}
 	n.ErrorCallback(nil)
+	n.agent.Watch(n.port.linkChanged)
 	return n, nil
 }
 
@@ -150,7 +186,8 @@ func Open(p Provider) (*Nic, error) {
 // stops, so that no second one starts on its queue meanwhile.
 var ports = struct {
 	sync.Mutex
-	open map[Port]*sharedPort
+	open  map[Port]*sharedPort
+	began uint32 // how many there were
 }{open: make(map[Port]*sharedPort)}
 
 type sharedPort struct {
@@ -172,6 +209,11 @@ func sharePort(p Provider) *port {
 	s := ports.open[p.Port]
 	if s == nil {
 		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Silence, p.clock())}
+		s.mu.Lock()
+		s.noRest = p.NoRest
+		s.mu.Unlock()
+		ports.began++
+		s.id = ports.began
 		ports.open[p.Port] = s
 	}
 	s.handles++

@@ -16,14 +16,20 @@ func (c *conn) small(e *posted) bool {
 }
 
 // mostRecord is what a record takes beside its data, at most.
-var mostRecord = (&wire.Record{HasImmediate: true, Write: true}).Len(0)
+var mostRecord = wire.RecordLen(0, true, true)
 
-// record is e's in a frame of several messages.
-func (e *posted) record() wire.Record {
-	return wire.Record{
-		HasImmediate: e.control&ControlImmediate != 0, Immediate: e.imm,
-		Write: e.op == StatusOpRDMAWrite, RemoteAddr: e.remote.Data, RemoteHandle: uint32(e.remote.Handle),
+// record makes r e's in a frame of several messages, but for the data.
+func (e *posted) record(r *wire.Record) {
+	r.HasImmediate, r.Immediate = e.control&ControlImmediate != 0, e.imm
+	if r.Write = e.op == StatusOpRDMAWrite; r.Write {
+		to := e.asPosted.remote()
+		r.RemoteAddr, r.RemoteHandle = to.Data, uint32(to.Handle)
 	}
+}
+
+// room is what the message takes in such a frame.
+func (e *posted) room() int {
+	return wire.RecordLen(int(e.length), e.control&ControlImmediate != 0, e.op == StatusOpRDMAWrite)
 }
 
 // gathering is how far the waiting messages have been looked at: those from
@@ -40,15 +46,10 @@ func (c *conn) company() (count int, full bool) {
 	if g.from != q.current {
 		*g = gathering{from: q.current, to: q.current}
 	}
-	for ; g.to != q.tail.Load(); g.to++ {
+	for tail := q.tail.Load(); g.to != tail; g.to++ {
 		e := q.at(g.to)
-		if !c.small(e) {
-			full = true
-			break
-		}
-		r := e.record()
-		n := r.Len(int(e.length))
-		if g.bytes+n > c.inPack {
+		n := e.room()
+		if g.bytes+n > c.inPack || !c.small(e) {
 			full = true
 			break
 		}
@@ -84,32 +85,33 @@ func (p *port) sendPack(c *conn, count int, now int64) sendResult {
 	q := &c.vi.send
 	b := c.template.Put(chunk, wire.HeaderLen+c.gathered.bytes)
 	rest := b[wire.HeaderLen:]
+	r, seq := &p.packing, c.nextSeq()
 	for i := range uint64(count) {
 		e := q.at(q.current + i)
-		r := e.record()
-		e.gather(r.Put(rest, int(e.length)))
-		rest = rest[r.Len(int(e.length)):]
+		e.record(r)
+		at := r.Put(rest, int(e.length))
+		e.gather(at)
+		rest = rest[e.room():]
+		e.begun, e.packed, e.first, e.last = true, true, seq, seq
 	}
 	h := &c.header
 	h.Kind, h.Flags, h.Immediate, h.RemoteAddr, h.RemoteHandle = wire.KindPack, 0, 0, 0, 0
 	if !p.launch(c, addr, b, now) {
 		for i := range uint64(count) {
 			e := q.at(q.current + i)
-			e.moved, e.seg, e.off = 0, 0, 0
+			e.rewind()
+			e.begun, e.packed = false, false
 		}
 		return sendFull
 	}
 	p.stats.Packed += uint64(count)
-	for range count {
-		e := q.at(q.current)
-		e.packed = true
-		p.sentWhole(c, e)
-	}
+	q.current += uint64(count)
+	p.handOver(c)
 	return sentFrame
 }
 
-// sentWhole notes that the message at the head is on the ring, wholly in the
-// frame that went last.
+// sentWhole notes that the message at the head is on the ring, wholly and alone
+// in the frame that went last.
 func (p *port) sentWhole(c *conn, e *posted) {
 	e.begun, e.first = true, c.header.Seq
 	p.sentLast(c, e)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"viaxdp/internal/ordered"
+	"viaxdp/kagent"
 	"viaxdp/wire"
 	"viaxdp/xdpnic"
 )
@@ -55,9 +56,11 @@ const (
 	controlSpare = 8   // TX chunks that data leaves for acknowledgements and the like
 	pollsPerTime = 256 // idle polls between two looks at the clock
 
-	ackDelay    = 50_000 // ns that an acknowledgement waits for data to ride on
-	ackSoon     = 4_000  // likewise when a descriptor of the peer waits for it
-	maxWindow   = 256    // frames in flight of one VI
+	ackDelay    = 50_000  // ns that an acknowledgement waits for data to ride on
+	ackCrowd    = 150_000 // likewise where others wait, too: answers are being made, one after the other
+	crowd       = 4       // connections that owe acknowledgements
+	ackSoon     = 4_000   // likewise when a descriptor of the peer waits for it
+	maxWindow   = 256     // frames in flight of one VI
 	leastWindow = 8
 )
 
@@ -72,6 +75,7 @@ type port struct {
 	nic      Port
 	mem      []byte       // the UMEM, to reach retained frames by their address
 	txChunks int          // that there are
+	spare    int          // of them, that data leaves: more where a connection has a key
 	now      func() int64 // the time in ns
 
 	vis       []*VI           // connected ones, by the low 16 bits of the VI number
@@ -79,6 +83,7 @@ type port struct {
 	timers    timerHeap
 	owed      []*conn // owe the peer an acknowledgement
 	ready     []*conn // may be able to send again
+	stuck     []*conn // of those, in this turn: for whom alone there is no room
 	handed    []*conn // have sends that are done with the next doorbell
 	holding   []*conn // have small messages that wait for company
 	heldSince int64   // when the first of them began to
@@ -87,25 +92,36 @@ type port struct {
 	window    int     // frames that each connection may be sent
 	active    int     // connections
 
-	looped   []loopFrame // on their way between VIs of this port
+	lanes    atomic.Pointer[[]*portLane] // to other queues of the interface; changed under the lock
+	from     *portLane                   // the lane that the frame in hand has come by; nil: the queue
+	looped   []loopFrame                 // on their way between VIs of this port
 	loopback [1]xdpnic.Frame
-	gone     bool // the interface is
-	fallen   bool // and every connection was told
+	id       uint32      // of the queue, in this process: tells it from others for people
+	taps     []*tap      // of those who capture
+	gone     bool        // the interface is
+	fallen   bool        // and every connection was told
+	link     kagent.Link // the interface as the agent told last; its Name is empty before
 
-	frames [rxBatch]xdpnic.Frame
-	pkt    wire.Packet
-	record wire.Record
-	held   heldFrames
-	early  [rxBatch]xdpnic.Frame // one of them that is being delivered
-	late   [rxBatch]xdpnic.Frame // or given up, which may happen meanwhile
-	chains chains                // long frames under way, and room to build one
-	stats  Counters
+	frames  [rxBatch]xdpnic.Frame
+	pkt     wire.Packet
+	record  wire.Record // of a frame that arrived
+	packing wire.Record // of one that is built
+	held    heldFrames
+	early   [rxBatch]xdpnic.Frame // one of them that is being delivered
+	late    [rxBatch]xdpnic.Frame // or given up, which may happen meanwhile
+	chains  chains                // long frames under way, and room to build one
+	stats   Counters
 
-	leased, refillAt int // chunks received since the last Refill, and how many at most
+	influx           influx         // what comes in, see rest.go
+	noRest           bool           // the ring is looked at by every poll
+	rests            ordered.Uint64 // until when the RX ring is not looked at: 0, or ns
+	leased, refillAt int            // chunks received since the last Refill, and how many at most
 
-	idle       ordered.Uint32 // polls in vain: with turns, the signs of life of a program
-	turns      ordered.Uint32 // polls that found frames, posts
+	idle       ordered.Uint32 // polls in vain: with those that follow, the signs of life of a program
+	turns      ordered.Uint32 // polls that found frames
+	taken      ordered.Uint32 // that found a completed descriptor
 	waits      ordered.Uint32 // messages and frames wait for company, see hold.go: 1, else 0
+	unrung     ordered.Uint32 // frames wait for Ring: 1, else 0
 	idleAtPost ordered.Uint32 // idle when a send was posted last
 	armed      atomic.Int64   // handlers that wait for a completion
 	roused     chan struct{}  // tells background that there are handlers, or messages that wait
@@ -126,11 +142,11 @@ func newPort(nic Port, mem []byte, silence time.Duration, now func() int64) *por
 		sleeping: make(chan struct{}, 1), closed: make(chan struct{}), own: make(map[uint32]bool),
 	}
 	p.due.Store(never)
-	p.txChunks = nic.TxFree()
+	p.txChunks, p.spare = nic.TxFree(), controlSpare
 	p.share()
 	p.refillAt = min(refillBatch, max(1, nic.RxChunks()/8))
-	p.held.init(nic.RxChunks())
 	p.chains.init(nic.MaxSegs())
+	p.held.init(nic.RxChunks(), p.chains.most, p.refillAt)
 	p.stopped.Add(1)
 	go p.background()
 	return p
@@ -174,7 +190,7 @@ func (p *port) isClosed() bool {
 // busy says whether there is something to do: frames, or, looked at now and
 // then, something that time alone has made due. Without the lock.
 func (p *port) busy() bool {
-	if p.nic.Ready() {
+	if p.rested() && p.nic.Ready() || p.lanes.Load() != nil && p.laneReady() {
 		return true
 	}
 	n := p.idle.Load() + 1 // several who poll may lose one another's counts
@@ -194,15 +210,17 @@ func (p *port) poll() {
 
 // progress does what there is to do: frames that arrived, timers, sends that
 // became possible, acknowledgements, the doorbell. quiet says that the caller
-// is about to sleep: acknowledgements do not wait. Under the lock.
-func (p *port) progress(now int64, quiet bool) {
-	if !p.receiveAll(now) && len(p.holding) > 0 {
+// is about to sleep: acknowledgements do not wait. came: frames have arrived. Under
+// the lock.
+func (p *port) progress(now int64, quiet bool) (came bool) {
+	if came = p.receiveAll(now); !came && len(p.holding) > 0 {
 		p.releaseHeld(now) // whoever polls has nothing more to post
 	}
 	for len(p.timers) > 0 && p.timers[0].due <= now {
 		p.runTimer(p.timers[0], now)
 	}
 	p.finish(now, quiet)
+	return came
 }
 
 // finish sends what the work until here made necessary, and says when time
@@ -230,6 +248,9 @@ func (p *port) finish(now int64, quiet bool) {
 	}
 	if len(p.ready) > 0 {
 		due = min(due, now+ackDelay)
+	}
+	if p.unrung.Load() != 0 {
+		due = min(due, now+heldMost)
 	}
 	if len(p.timers) > 0 {
 		due = min(due, p.timers[0].due)
@@ -272,9 +293,21 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 		p.ready = p.ready[:len(p.ready)-1]
 		c.inReady = false
 		if !p.pump(c, now) {
-			break // no chunk: the rest waits for the next turn
+			if p.stuckAlone(c) {
+				continue
+			}
+			// No chunk: the rest waits for the next turn, but for what was lost. That
+			// has its chunks, and while it is missing others come free for nobody.
+			for _, other := range p.ready {
+				if other.open && other.sender != nil {
+					p.resendLost(other, now)
+				}
+			}
+			break
 		}
 	}
+	p.ready = append(p.ready, p.stuck...)
+	p.stuck = p.stuck[:0]
 	due = never
 	for i := 0; i < len(p.owed); {
 		c := p.owed[i]
@@ -298,6 +331,9 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 // doorbell, not before, so that the message is under way meanwhile.
 func (p *port) flush() {
 	p.kicked = true
+	if p.unrung.Load() != 0 {
+		p.unrung.Store(0)
+	}
 	if err := p.nic.Flush(); err != nil {
 		p.stats.FlushErrors++
 		p.gone = p.gone || errors.Is(err, xdpnic.ErrGone)
@@ -311,9 +347,13 @@ func (p *port) flush() {
 
 // receiveAll takes the frames that have arrived, a bounded number of them so
 // that others get the lock. It says whether there were any.
-func (p *port) receiveAll(now int64) (any bool) {
+func (p *port) receiveAll(now int64) (came bool) {
+	before := p.stats.Frames
 	for range 4 {
 		n := p.nic.Receive(p.frames[:])
+		if len(p.taps) > 0 {
+			p.tapReceived(p.frames[:n])
+		}
 		for i, k := 0, 0; i < n; i = k {
 			for k = i + 1; p.frames[k-1].More && k < n; k++ {
 			}
@@ -324,12 +364,17 @@ func (p *port) receiveAll(now int64) (any bool) {
 		if p.leased += n; p.leased >= p.refillAt {
 			p.refill()
 		}
-		any = any || n > 0
 		if n <= len(p.frames)-p.chains.most { // the next frame would have fitted
 			break
 		}
 	}
-	return any
+	if came = p.stats.Frames != before; came && !p.noRest {
+		p.rest(int(p.stats.Frames-before), now)
+	}
+	if p.lanes.Load() != nil && p.receiveLanes(now) {
+		came = true
+	}
+	return came
 }
 
 // refill gives the kernel the chunks that were recycled. It reads that ring from
@@ -348,7 +393,8 @@ func (p *port) recycle(frame []xdpnic.Frame) {
 }
 
 // heldFrames keeps the leases of frames that came early: a place for each chunk
-// there is, those of one frame chained.
+// that they may have, those of one frame chained. If they had all, the frames that
+// they wait for could not arrive.
 type heldFrames struct {
 	places []heldChunk
 	free   []uint32
@@ -359,12 +405,19 @@ type heldChunk struct {
 	next  uint32 // the frame's next chunk, if chunk.More
 }
 
-func (h *heldFrames) init(n int) {
+// init leaves a quarter of the chunks to other frames, as share does, and room for
+// one of most chunks where that does not take more than half, beside what refill
+// has not given back yet.
+func (h *heldFrames) init(chunks, most, late int) {
+	n := max(0, chunks-max(chunks/4, min(most, chunks/2))-late)
 	h.places = make([]heldChunk, n)
 	for i := range n {
 		h.free = append(h.free, uint32(n-1-i))
 	}
 }
+
+// fits says whether put has room for a frame of so many chunks.
+func (h *heldFrames) fits(chunks int) bool { return chunks <= len(h.free) }
 
 // put keeps a frame and returns by what take knows it.
 func (h *heldFrames) put(frame []xdpnic.Frame) uint64 {

@@ -22,13 +22,21 @@ var (
 	errCQBound   = errors.New("the queue is bound to a completion queue: wait there")
 )
 
-// post puts d on q. Wrong contents complete the descriptor in error; what is
-// returned is about the descriptor itself.
+// post puts d on q.
 func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	p := v.port
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.turns.Store(p.turns.Load() + 1)
+	err := v.join(op, q, d, h)
+	if err == nil && !q.isRecv {
+		v.sendPosted(false)
+	}
+	p.mu.Unlock()
+	return err
+}
+
+// join puts d at the tail of q. Wrong contents complete the descriptor in error;
+// what is returned is about the descriptor itself. Under the lock.
+func (v *VI) join(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	switch {
 	case v.gone.Load():
 		return opError(op, v, ErrInvalidParameter, errDestroyed)
@@ -40,17 +48,15 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 		v.reportDescriptor(ErrorVIOverrun, d, 0, errOverrun)
 		return opError(op, v, ErrResource, errOverrun)
 	}
-	home, err := v.home(d, h)
-	if err != nil {
+	if err := v.read(e, d, h); err != nil {
 		v.reportDescriptor(ErrorPostDesc, d, 0, err)
 		return opError(op, v, ErrInvalidParameter, err)
 	}
-	e.desc, e.home = d, home
-	e.asPosted.take(d)
 	d.setStatus(0)
 	e.status = v.translate(e, d, q.isRecv)
 	q.commit()
 
+	p := v.port
 	switch {
 	case q.isRecv && v.state == Error, !q.isRecv && v.state != Connected:
 		if q.completed.Load() != q.current {
@@ -62,42 +68,76 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 		if e.status.Failed() {
 			p.settleReceives(v)
 		}
-	default:
-		now := p.now()
-		if p.nic.Ready() {
-			p.receiveAll(now)
-		}
-		if v.conn != nil {
-			p.posting(v.conn, now)
-			p.pump(v.conn, now)
-			p.lazy = p.mayWait(v.conn, now)
-		}
-		p.finish(now, false)
-		p.lazy = false
-		if v.conn != nil {
-			p.posted(v.conn, now)
-		}
 	}
 	return nil
 }
 
-// home finds and holds the region that the descriptor itself lies in. The
-// control segment comes first: it says how long the descriptor is.
-func (v *VI) home(d *Descriptor, h MemHandle) (*memreg.Region, error) {
+// sendPosted sends what was posted, as far as it goes now, and takes what has
+// arrived. Under the lock.
+func (v *VI) sendPosted(later bool) {
+	if v.state != Connected {
+		return
+	}
+	p := v.port
+	now := p.now()
+	p.influx.posts++
+	if p.arrived() {
+		p.receiveAll(now)
+	}
+	if v.conn != nil {
+		p.posting(v.conn, now)
+		p.pump(v.conn, now)
+		p.lazy = p.mayWait(v.conn, now) || later && p.mayRingLater()
+	}
+	p.finish(now, false)
+	p.lazy = false
+	if v.conn != nil {
+		p.posted(v.conn, now)
+	}
+}
+
+// read keeps what d has in itself, and finds and holds the region that it lies
+// in. The control segment comes first: it says how long the descriptor is.
+func (v *VI) read(e *posted, d *Descriptor, h MemHandle) error {
 	if d == nil {
-		return nil, errNil
+		return errNil
 	}
 	if d.Addr()%DescriptorAlignment != 0 {
-		return nil, errAlignment
+		return errAlignment
 	}
 	_, home, err := v.nic.mem.Resolve(h, d.Addr(), uint32(DescriptorAlignment), v.tag)
-	if err == nil && d.SegCount > 2 && d.SegCount <= MaxSegments+1 {
-		_, home, err = v.nic.mem.Resolve(h, d.Addr(), ControlSegmentSize+uint32(d.SegCount)*DataSegmentSize, v.tag)
+	if err == memreg.ErrRange {
+		home, err = v.readShort(d, h)
 	}
-	if err == nil && !home.Hold() {
-		err = memreg.ErrHandle
+	if err != nil {
+		return err
 	}
-	return home, err
+	e.asPosted.take(d)
+	if n := e.asPosted.segCount; n > 2 && n <= MaxSegments+1 {
+		_, home, err = v.nic.mem.Resolve(h, d.Addr(), ControlSegmentSize+uint32(n)*DataSegmentSize, v.tag)
+		if err != nil {
+			return err
+		}
+	}
+	home.Hold()
+	e.desc, e.home = d, home
+	return nil
+}
+
+// readShort finds the region of a descriptor that ends with it before room for two
+// segments: it has one or none.
+func (v *VI) readShort(d *Descriptor, h MemHandle) (home *memreg.Region, err error) {
+	if _, home, err = v.nic.mem.Resolve(h, d.Addr(), ControlSegmentSize, v.tag); err != nil {
+		return nil, err
+	}
+	switch d.SegCount {
+	case 0:
+		return home, nil
+	case 1:
+		_, home, err = v.nic.mem.Resolve(h, d.Addr(), ControlSegmentSize+DataSegmentSize, v.tag)
+		return home, err
+	}
+	return nil, memreg.ErrRange
 }
 
 // sendOps are the operations as the status tells them; 3 is none.
@@ -106,71 +146,66 @@ var sendOps = [...]Status{
 	controlOperation: StatusOpSend,
 }
 
-// translate reads the descriptor into e and holds the memory that it names. It
-// returns the error bits with which the descriptor has to complete.
+// translate checks what was read and holds the memory that it names. It returns
+// the error bits with which the descriptor has to complete.
 func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
-	e.control, e.imm, e.length = d.Control, d.ImmediateData, 0
-	e.segs = e.inline[:0]
-	op := d.Control & controlOperation
+	s := &e.asPosted
+	e.control, e.imm, e.length = s.control, s.immediate, 0
+	op := s.control & controlOperation
 	e.op = sendOps[op]
 	if recv {
 		e.op = StatusOpReceive
 	}
-	first, count := 0, int(d.SegCount)
+	first, count := 0, int(s.segCount)
 	switch {
-	case d.Reserved != 0, d.Control&^controlKnown != 0, op == controlOperation, recv && d.Control != 0:
+	case s.reserved != 0, s.control&^controlKnown != 0, op == controlOperation,
+		recv && s.control&^ControlImmediate != 0: // that bit may be left from a send
 		return StatusFormatError
 	case op == ControlSendRecv:
 		if count > MaxSegments {
 			return StatusFormatError
 		}
 	default:
-		if status := v.translateRemote(e, d, op); status != 0 {
+		if status := v.translateRemote(s, op); status != 0 {
 			return status
 		}
 		first = 1
 	}
-	if n := count - first; n > len(e.inline) {
-		if cap(e.many) < n {
-			e.many = make([]segment, 0, MaxSegments)
-		}
-		e.segs = e.many[:0]
+	e.count = uint16(count - first)
+	if e.count > 1 && e.many == nil {
+		e.many = new([MaxSegments]segment)
 	}
+	segs := e.segs()
 	total := uint64(0)
-	for i := first; i < count; i++ {
-		s := *d.Segment(i)
-		total += uint64(s.Length)
-		if s.Length == 0 {
-			e.segs = append(e.segs, segment{})
+	for i := range segs {
+		named := s.segment(d, first+i)
+		total += uint64(named.Length)
+		if named.Length == 0 {
 			continue
 		}
-		data, region, err := v.nic.mem.Resolve(s.Handle, s.Data, s.Length, v.tag)
-		if err != nil || !region.Hold() {
+		data, region, err := v.nic.mem.Resolve(named.Handle, named.Data, named.Length, v.tag)
+		if err != nil {
 			return StatusProtectionError
 		}
-		e.segs = append(e.segs, segment{data, region})
+		region.Hold()
+		segs[i] = segment{data, region}
 	}
-	if total > math.MaxUint32 || !recv && (total > uint64(v.attrs.MaxTransferSize) || uint32(total) != d.Length) {
+	if total > math.MaxUint32 || !recv && (total > uint64(v.attrs.MaxTransferSize) || uint32(total) != s.length) {
 		return StatusLengthError
 	}
 	e.length = uint32(total)
 	return 0
 }
 
-// translateRemote reads what only RDMA has: the address segment, which comes
+// translateRemote looks at what only RDMA has: the address segment, which comes
 // first.
-func (v *VI) translateRemote(e *posted, d *Descriptor, op Control) Status {
-	count := int(d.SegCount)
-	if count < 1 || count > MaxSegments+1 {
-		return StatusFormatError
-	}
-	e.remote = *d.AddressSegment()
+func (v *VI) translateRemote(s *snapshot, op Control) Status {
 	switch {
-	case e.remote.Reserved != 0:
+	case s.segCount < 1, s.segCount > MaxSegments+1, s.remote().Reserved != 0:
 		return StatusFormatError
 	case op == ControlRDMAWrite:
 		return 0
-	case v.attrs.Level == UnreliableDelivery, d.Control&ControlImmediate != 0:
+	case v.attrs.Level == UnreliableDelivery, s.control&ControlImmediate != 0:
 		return StatusFormatError
 	case !v.attrs.EnableRdmaRead:
 		return StatusProtectionError
@@ -198,34 +233,44 @@ func (p *port) settleReceives(v *VI) {
 
 // dequeue is Done for one queue.
 func (v *VI) dequeue(q *workQueue) (*Descriptor, error) {
-	p := v.port
-	if q.ready() {
-		p.mu.Lock()
-	} else {
-		if !p.busy() || !p.mu.TryLock() {
-			return q.notReady()
-		}
-		p.turns.Store(p.turns.Load() + 1)
-		p.progress(p.now(), false)
-	}
-	if !q.ready() {
-		p.mu.Unlock()
-		return q.notReady()
+	if !v.lockReady(q) {
+		return nil, q.notReady()
 	}
 	d, s := q.pop()
-	p.mu.Unlock()
+	v.port.mu.Unlock()
 	if s.Failed() {
 		return d, ErrDescriptor
 	}
 	return d, nil
 }
 
-// notReady tells an empty queue from one whose head is not complete.
-func (q *workQueue) notReady() (*Descriptor, error) {
-	if q.empty() {
-		return nil, ErrDescriptor
+// lockReady takes the lock when a completed descriptor waits on q, also one that
+// becomes so by progress made here. It does not wait for who makes progress.
+func (v *VI) lockReady(q *workQueue) bool {
+	p := v.port
+	if q.ready() {
+		p.mu.Lock()
+		p.taken.Store(p.taken.Load() + 1)
+	} else {
+		if !p.busy() || !p.mu.TryLock() {
+			return false
+		}
+		p.turns.Store(p.turns.Load() + 1)
+		p.progress(p.now(), false)
 	}
-	return nil, ErrNotDone
+	if !q.ready() {
+		p.mu.Unlock()
+		return false
+	}
+	return true
+}
+
+// notReady tells an empty queue from one whose head is not complete.
+func (q *workQueue) notReady() error {
+	if q.empty() {
+		return ErrDescriptor
+	}
+	return ErrNotDone
 }
 
 // await is Wait for one queue.

@@ -172,7 +172,8 @@ func (p *port) askRead(c *conn, e *posted, now int64) bool {
 	b := c.template.Put(chunk, wire.HeaderLen)
 	h := &c.header
 	h.Kind, h.Flags, h.Immediate = wire.KindRead, 0, e.length
-	h.RemoteAddr, h.RemoteHandle = e.remote.Data, uint32(e.remote.Handle)
+	from := e.asPosted.remote()
+	h.RemoteAddr, h.RemoteHandle = from.Data, uint32(from.Handle)
 	if !p.launch(c, addr, b, now) {
 		return false
 	}
@@ -260,7 +261,7 @@ func (p *port) sendAnswer(c *conn, now int64) bool {
 	if r.moved+uint32(n) == r.length {
 		h.Flags = wire.FlagLast
 	}
-	if len(l.now.segs) == 1 {
+	if n <= c.inChunk {
 		if !p.launch(c, l.now.segs[0].Addr, head, now) {
 			return false
 		}

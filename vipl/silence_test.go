@@ -1,6 +1,7 @@
 package vipl_test
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,8 +42,8 @@ func TestSilentPeer(t *testing.T) {
 			}
 			sent(t, va, want)
 			time.Sleep(silence) // b neither posts nor polls
-			if s := stateIs(t, vb, vipl.Error); s.Cause == nil {
-				t.Error("no cause")
+			if s := stateIs(t, vb, vipl.Error); s.Cause == nil || strings.Contains(s.Cause.Error(), "queue") {
+				t.Errorf("cause: %v", s.Cause)
 			}
 			received(t, vb, vipl.StatusFlushed)
 			if c := n.b.Counters(); c.PeersLost != 1 {
@@ -55,6 +56,23 @@ func TestSilentPeer(t *testing.T) {
 				}
 			}
 			join(t, n.a.Nic, va, n.b.Nic, vb)
+		})
+	})
+}
+
+// Of a peer of which nothing was ever heard the cause says what that may mean.
+func TestUnheardPeer(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			const silence = time.Second
+			n, va, vb := connected(t, memoryConfig{bubble: true, silence: silence}, level)
+			n.wire.Cut(true)
+			time.Sleep(2 * silence)
+			for _, v := range []*vipl.VI{va, vb} {
+				if s := stateIs(t, v, vipl.Error); s.Cause == nil || !strings.Contains(s.Cause.Error(), "another queue") {
+					t.Errorf("cause: %v", s.Cause)
+				}
+			}
 		})
 	})
 }

@@ -20,13 +20,17 @@ type Counters struct {
 	WrongKey    uint64 // drop: key of another connection
 	WrongSource uint64 // drop: from another host than the peer
 	Corrupt     uint64 // drop: CRC32C mismatch
+	Unsealed    uint64 // drop: plain, of a connection with a pre-shared key, or sealed, of one without
+	Forged      uint64 // drop: not sealed by the peer, or changed on the way
+	Replayed    uint64 // drop: a packet that came before, or too long after its like
 	Duplicate   uint64 // drop: came before
 	Outside     uint64 // drop: beyond the window
 	BadAcks     uint64 // acknowledgements of frames never sent, ignored
 
-	Early   uint64 // frames held until earlier ones came
-	Lost    uint64 // unreliable: frames found missing
-	Dropped uint64 // unreliable: messages given up as frames of them are missing
+	Early        uint64 // frames held until earlier ones came
+	EarlyDropped uint64 // drop: came early when such frames had the chunks that they may have
+	Lost         uint64 // unreliable: frames found missing
+	Dropped      uint64 // unreliable: messages given up as frames of them are missing
 
 	RecvQueueEmpty uint64 // messages that met an empty receive queue
 	TooLong        uint64 // messages longer than their descriptor
@@ -41,6 +45,8 @@ type Counters struct {
 	Probes      uint64 // keepalives sent
 	PeersLost   uint64 // connections that ended by silence
 	PathsLost   uint64 // connections that ended because frames did not get through to a peer that is heard
+	SourcesLost uint64 // connections that ended because the interface does not have their source address any more
+	Rekeyed     uint64 // changes of the key for frames that are sent
 	FlushErrors uint64 // doorbells that the kernel refused (interface down)
 }
 

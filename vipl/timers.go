@@ -1,5 +1,7 @@
 package vipl
 
+import "viaxdp/wire"
+
 // timerHeap orders connections by the time at which they want attention. A
 // connection's true time mostly moves later (each acknowledgement restarts a
 // retransmission timer), so that due is only a lower bound: it is lowered
@@ -67,4 +69,53 @@ func (h timerHeap) down(i int) {
 		h.swap(i, least)
 		i = least
 	}
+}
+
+// runTimer does what time alone asks of a connection that came up.
+func (p *port) runTimer(c *conn, now int64) {
+	if now-c.heard >= p.silence {
+		p.stats.PeersLost++
+		cause := errPeerSilent
+		if c.heard == c.opened {
+			cause = errPeerUnheard
+		}
+		p.breakDown(c, broken{cause: cause, silent: c.sender != nil})
+		return
+	}
+	if c.source.lost(now, p.grace()) {
+		p.stats.SourcesLost++
+		p.tellBroken(c, wire.ReasonClosed, now) // the peer takes frames from where it knows us
+		p.breakDown(c, broken{cause: errMoved, silent: c.sender != nil})
+		return
+	}
+	next := max(c.heard, c.probed) + p.silence/4
+	if next <= now {
+		if p.control(c, wire.KindProbe, 0, 0) {
+			p.stats.Probes++
+		}
+		c.probed = now
+		next = now + p.silence/4
+	}
+	next = min(next, c.heard+p.silence)
+	if c.source.since != 0 {
+		next = min(next, c.source.since+p.grace())
+	}
+	if c.sender != nil {
+		if !c.sender.Idle() && now-c.moved >= 2*p.silence {
+			p.stats.PathsLost++
+			p.tellBroken(c, wire.ReasonClosed, now)
+			p.breakDown(c, broken{cause: errNoWay, silent: true})
+			return
+		}
+		if t := c.sender.Deadline(); t != 0 && t <= now {
+			if seq, probe := c.sender.Timeout(now); probe {
+				p.resend(c, seq, now, wire.FlagAckNow)
+			}
+			p.enqueue(c)
+		}
+		if t := c.sender.Deadline(); t != 0 {
+			next = min(next, t)
+		}
+	}
+	p.timers.postpone(c, max(next, now+1))
 }

@@ -3,6 +3,7 @@ package vipl
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync/atomic"
 
 	"viaxdp/memreg"
@@ -71,6 +72,9 @@ type ViAttributes struct {
 	// EnableRdmaRead: the peer may read memory of this VI, and this VI may
 	// read the peer's. Not with UnreliableDelivery.
 	EnableRdmaRead bool
+	// PSK: the peer must have the same, and frames are encrypted and
+	// authenticated; nil: that of WithPSK, if any.
+	PSK *PSK
 	// Ptag that memory must carry to be used by the VI; nil: any tag of the
 	// NIC handle.
 	Ptag *Ptag
@@ -93,6 +97,7 @@ type VI struct {
 	num   uint32
 	attrs ViAttributes
 	tag   *memreg.Ptag // nil: any
+	value any          // the program's
 
 	// Guarded by port.mu.
 	state   State
@@ -169,24 +174,43 @@ func (n *Nic) CreateVi(a ViAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 	v.num = num
 	v.send.init(v, sendCQ, false)
 	v.recv.init(v, recvCQ, true)
+	if err := v.enlist(); err != nil {
+		n.agent.FreeVI(num)
+		v.releaseTag()
+		return nil, opError(op, nil, ErrInvalidParameter, err)
+	}
+	return v, nil
+}
+
+// enlist makes the VI one of the NIC, unless a completion queue of it is destroyed.
+// The caller holds the NIC's lock.
+func (v *VI) enlist() error {
+	n := v.nic
 	n.port.mu.Lock()
 	defer n.port.mu.Unlock()
-	for _, cq := range []*CQ{sendCQ, recvCQ} {
-		if cq != nil && cq.gone.Load() {
-			n.agent.FreeVI(num)
-			v.releaseTag()
-			return nil, opError(op, nil, ErrInvalidParameter, errors.New("destroyed completion queue"))
+	queues := []*workQueue{&v.send, &v.recv}
+	for _, q := range queues {
+		if q.cq != nil && q.cq.gone.Load() {
+			return errDestroyedCQ
 		}
 	}
-	for _, cq := range []*CQ{sendCQ, recvCQ} {
-		if cq != nil {
-			cq.bound++
+	for _, q := range queues {
+		if q.cq != nil {
+			q.cq.bound++
 		}
 	}
 	n.vis[v] = struct{}{}
-	n.port.own[num] = true
-	return v, nil
+	n.port.own[v.num] = true
+	return nil
 }
+
+// SetValue keeps x with the VI, and Value gives it: whoever takes a completion off
+// a completion queue so finds what the program knows of its VI. The package does
+// not look at it. SetValue is called before anything is posted.
+func (v *VI) SetValue(x any) { v.value = x }
+
+// Value is what SetValue has kept, or nil.
+func (v *VI) Value() any { return v.value }
 
 // Nic is the NIC handle of the VI.
 func (v *VI) Nic() *Nic { return v.nic }
@@ -244,6 +268,15 @@ func (v *VI) releaseTag() {
 // Destroy is VipDestroyVi. ErrResource unless the VI is Idle with both work
 // queues empty, ErrInvalidParameter the second time.
 func (v *VI) Destroy() error {
+	if err := v.tryDestroy(); err != nil {
+		return err
+	}
+	v.nic.agent.FreeVI(v.num) // without a lock: a daemon's answer may be long in coming
+	return nil
+}
+
+// tryDestroy is Destroy but for the number.
+func (v *VI) tryDestroy() error {
 	const op = "DestroyVi"
 	v.nic.mu.Lock()
 	defer v.nic.mu.Unlock()
@@ -261,7 +294,8 @@ func (v *VI) Destroy() error {
 	return nil
 }
 
-// destroy takes the VI out of the NIC. Under both locks.
+// destroy takes the VI out of the NIC; its number stays with the agent. Under both
+// locks.
 func (v *VI) destroy() {
 	v.gone.Store(true)
 	for _, q := range []*workQueue{&v.send, &v.recv} {
@@ -274,7 +308,6 @@ func (v *VI) destroy() {
 	}
 	delete(v.nic.vis, v)
 	delete(v.port.own, v.num)
-	v.nic.agent.FreeVI(v.num)
 	v.releaseTag()
 }
 
@@ -285,7 +318,8 @@ type ViStatus struct {
 	SendEmpty, RecvEmpty bool  // no descriptor on the work queue, complete or not
 	Cause                error // why the VI is in Error, else nil
 	Number               uint32
-	MaxPayload           int // bytes of a message in one frame, 0 unless connected
+	Local                netip.Addr // this side of the connection; zero without one
+	MaxPayload           int        // bytes of a message in one frame, 0 unless connected
 }
 
 // Query is VipQueryVi: state, attributes and emptiness of the queues.
@@ -302,7 +336,7 @@ func (v *VI) Query() (ViStatus, error) {
 		SendEmpty: v.send.empty(), RecvEmpty: v.recv.empty(),
 	}
 	if c := v.conn; c != nil {
-		s.MaxPayload = c.payload
+		s.MaxPayload, s.Local = c.payload, c.source.addr
 	}
 	return s, nil
 }

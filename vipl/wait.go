@@ -31,6 +31,8 @@ const (
 	spinLeast  = 1_000
 	spinRetry  = 64      // waits between two full tries
 	spinPolls  = 1 << 14 // more than fit into spinMost: for a clock that stands still (testing/synctest)
+	followFor  = 20_000  // ns without a frame, more than restMost, after which the rest of a message is slept for
+	tickSoon   = 50 * time.Microsecond
 	tickLeast  = time.Millisecond
 	tickMost   = 32 * time.Millisecond
 	sleepLimit = time.Second      // no sleep of the background is longer
@@ -59,9 +61,19 @@ func (p *port) raise(s *signal) {
 
 // countWaiter counts who waits for s. After it the waiter looks again: what was
 // completed before, he sees; what is completed later wakes him.
-func (p *port) countWaiter(s *signal, n int) {
+func (p *port) countWaiter(s *signal) {
 	p.mu.Lock()
-	s.waiters += n
+	s.waiters++
+	p.mu.Unlock()
+}
+
+// leaveWaiters is the end of that. Of several who were about to go to sleep when
+// several descriptors completed only one was woken, since a signal is no count: he
+// wakes the next.
+func (p *port) leaveWaiters(s *signal) {
+	p.mu.Lock()
+	s.waiters--
+	p.raise(s)
 	p.mu.Unlock()
 }
 
@@ -98,8 +110,8 @@ func (p *port) wait(w waitable, end int64) error {
 	if p.spin(w, s, end) {
 		return nil
 	}
-	p.countWaiter(s, 1)
-	defer p.countWaiter(s, -1)
+	p.countWaiter(s)
+	defer p.leaveWaiters(s)
 	for {
 		if w.ready() {
 			return nil
@@ -108,9 +120,6 @@ func (p *port) wait(w waitable, end int64) error {
 			return errClosed
 		}
 		if err := w.destroyed(); err != nil {
-			p.mu.Lock()
-			p.raise(s) // the next of those who wait
-			p.mu.Unlock()
 			return err
 		}
 		left := end - p.now()
@@ -119,7 +128,7 @@ func (p *port) wait(w waitable, end int64) error {
 		}
 		select {
 		case p.sleeping <- struct{}{}:
-			p.sleep(w, end)
+			p.sleepAndFollow(w, end)
 			<-p.sleeping
 			continue
 		default:
@@ -134,7 +143,7 @@ func (p *port) wait(w waitable, end int64) error {
 		}
 		select {
 		case p.sleeping <- struct{}{}:
-			p.sleep(w, end)
+			p.sleepAndFollow(w, end)
 			<-p.sleeping
 		case <-s.ch:
 		case <-over:
@@ -163,10 +172,28 @@ func (p *port) spin(w waitable, s *signal, end int64) bool {
 	}
 }
 
+// sleepAndFollow sleeps, and when it was woken by the beginning of a message
+// polls for the rest: whoever sleeps between two frames is woken for each, at the
+// cost of the CPU that sends them. It gives up when none has come for followFor.
+func (p *port) sleepAndFollow(w waitable, end int64) {
+	if _, more := p.sleep(w, end); !more {
+		return
+	}
+	last, turns := p.now(), p.turns.Load()
+	for i := 1; !w.ready(); i++ {
+		p.poll()
+		if t := p.turns.Load(); t != turns {
+			last, turns, i = p.now(), t, 0
+		} else if now := p.now(); now-last >= followFor || now >= end || i >= spinPolls {
+			return
+		}
+	}
+}
+
 // sleep makes progress, sleeps until something happens or time asks for work,
 // and makes progress again. The caller holds the token of p.sleeping; w may be
-// nil.
-func (p *port) sleep(w waitable, end int64) {
+// nil. It says whether frames came, and whether they end in the middle of a message.
+func (p *port) sleep(w waitable, end int64) (came, more bool) {
 	p.mu.Lock()
 	now := p.now()
 	p.progress(now, true)
@@ -175,12 +202,18 @@ func (p *port) sleep(w waitable, end int64) {
 	p.sleepBy.Store(by)
 	p.mu.Unlock()
 	if (w == nil || !w.ready() && !w.handle().closing() && w.destroyed() == nil) && !p.isClosed() && by > now {
-		p.nic.Wait(time.Duration(by - now))
+		p.restLanes(true)
+		if !p.laneReady() {
+			p.nic.Wait(time.Duration(by - now))
+		}
+		p.restLanes(false)
 	}
 	p.sleepBy.Store(0)
 	p.mu.Lock()
-	p.progress(p.now(), w == nil)
+	came = p.progress(p.now(), w == nil)
+	more = came && p.pkt.GoesOn()
 	p.mu.Unlock()
+	return came, more
 }
 
 // rouse makes background look after handlers that were just set.
@@ -191,20 +224,29 @@ func (p *port) rouse() {
 	}
 }
 
-// life changes with each sign of life of the program. It does not take the lock:
-// who has it would have to wake us.
-func (p *port) life() uint32 { return p.idle.Load() + p.turns.Load() }
+// life changes with each sign of life of the program: with its polls, but not with
+// its posts, after which a program may look at nothing but its memory. It does not
+// take the lock: who has it would have to wake us.
+func (p *port) life() uint32 { return p.idle.Load() + p.turns.Load() + p.taken.Load() }
 
-// background keeps the port alive while the program neither posts, polls nor
-// waits. As long as it does, background looks in only now and then, and stays
-// out of the kernel's wait queue, where it would cost each frame a wake-up.
+// background keeps the port alive while the program neither polls nor waits. As
+// long as it does, background looks in only now and then, and stays out of the
+// kernel's wait queue, where it would cost each frame a wake-up: every tickLeast,
+// or tickMost where the program spins, but after tickSoon where frames have come
+// while it was away. It may be one that looks at its memory for what peers write,
+// and polls only in between; so many a tick is too short to tell it from one that
+// has lost its CPU but by the time that it has used.
 func (p *port) background() {
 	defer p.stopped.Done()
 	tick := tickLeast
 	timer := time.NewTimer(tick)
 	defer timer.Stop()
 	holds := p.holds.Load()
+	var used time.Duration
 	for last := p.life(); ; timer.Reset(tick) {
+		if tick < tickLeast {
+			used = cpuTime()
+		}
 		p.tick.Store(int64(tick))
 		select {
 		case <-p.closed:
@@ -215,12 +257,15 @@ func (p *port) background() {
 		seen := p.life()
 		calls := seen - last
 		last = seen
-		if calls == 0 || p.armed.Load() > 0 {
+		away := calls == 0 && (tick >= tickLeast || cpuTime()-used > tick/2)
+		if away || p.armed.Load() > 0 {
 			tick = tickLeast
 			select {
 			case p.sleeping <- struct{}{}:
 				for (p.life() == last || p.armed.Load() > 0) && !p.isClosed() {
-					p.sleep(nil, never)
+					if came, _ := p.sleep(nil, never); came && p.armed.Load() == 0 {
+						tick = tickSoon
+					}
 				}
 				<-p.sleeping
 			default: // somebody waits, and sleeps for the port
@@ -228,9 +273,12 @@ func (p *port) background() {
 			continue
 		}
 		waits := p.holds.Load()
-		if time.Duration(calls)*spinRate > tick && waits == holds {
+		switch {
+		case tick < tickLeast:
+			tick = min(2*tick, tickLeast)
+		case time.Duration(calls)*spinRate > tick && waits == holds:
 			tick = min(2*tick, tickMost)
-		} else {
+		default:
 			tick = tickLeast
 		}
 		holds = waits

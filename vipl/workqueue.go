@@ -18,32 +18,41 @@ type segment struct {
 
 // posted is a descriptor on a work queue, with everything that the engine
 // needs of it, read once at post: what the program writes to the descriptor
-// afterwards changes nothing and can harm nobody.
+// afterwards changes nothing and can harm nobody. Three lines of the cache, of
+// which a message in one segment needs little of the third.
 type posted struct {
-	desc    *Descriptor
-	home    *memreg.Region // where the descriptor lies
-	segs    []segment
-	inline  [2]segment
-	many    []segment      // backing of segs past two, kept for the next use
-	remote  AddressSegment // RDMA
-	op      Status         // StatusOp value
-	control Control
-	imm     uint32
-	length  uint32 // sum of the segments
+	desc   *Descriptor
+	home   *memreg.Region // where the descriptor lies
+	inline [1]segment     // of a message in one piece
+	op     Status         // StatusOp value
+	status Status         // set on completion
+	length uint32         // sum of the segments
+	moved  uint32         // bytes sent or placed
 
-	moved   uint32 // bytes sent or placed
-	seg     int    // where moved stands: segment
-	off     int    // and offset in it
+	off     int    // where moved stands: offset in segment seg
+	seg     uint16 //
+	count   uint16 // segments
+	control Control
 	begun   bool   // a frame was sent
 	packed  bool   // in a frame with others
 	lent    bool   // frames have parts of its memory, not copies: done when they are acknowledged
 	done    bool   // RDMA read: everything has come
 	first   uint32 // sequence numbers of the message's first frame
 	last    uint32 // and last frame
-	status  Status // set on completion
+	imm     uint32
 	arrived uint32 // receive: bytes that came
 
 	asPosted snapshot // the descriptor, to notice that the program changes it
+
+	many *[MaxSegments]segment // of a message in several pieces, kept for the next use
+}
+
+// segs are the data segments.
+func (e *posted) segs() []segment {
+	if e.count > 1 {
+		return e.many[:e.count]
+	}
+	return e.inline[:e.count]
 }
 
 // workQueue is a send or receive queue. The port's lock guards everything; the
@@ -106,7 +115,7 @@ func (q *workQueue) push() *posted {
 		q.grow(head)
 	}
 	e := q.at(q.tail.Load())
-	e.moved, e.seg, e.off, e.arrived, e.status = 0, 0, 0, 0, 0
+	e.moved, e.seg, e.off, e.count, e.arrived, e.status = 0, 0, 0, 0, 0, 0
 	e.begun, e.packed, e.lent, e.done = false, false, false, false
 	return e
 }
@@ -118,9 +127,6 @@ func (q *workQueue) grow(head uint64) {
 	for i := head; i != q.tail.Load(); i++ {
 		to, from := &ring[i&uint64(len(ring)-1)], q.at(i)
 		*to = *from
-		if cap(from.segs) <= len(from.inline) { // not in many
-			to.segs = to.inline[:len(from.segs)]
-		}
 	}
 	q.ring = ring
 }
@@ -148,8 +154,8 @@ func (q *workQueue) pop() (*Descriptor, Status) {
 // order, and returns how many found room.
 func (e *posted) place(b []byte) int {
 	n := 0
-	for n < len(b) && e.seg < len(e.segs) {
-		s := e.segs[e.seg].data
+	for segs := e.segs(); n < len(b) && int(e.seg) < len(segs); {
+		s := segs[e.seg].data
 		k := copy(s[e.off:], b[n:])
 		n += k
 		if e.off += k; e.off == len(s) {
@@ -176,8 +182,9 @@ func (e *posted) placeAll(pkt *wire.Packet) bool {
 
 // gather copies the next len(b) bytes of a message out of the segments.
 func (e *posted) gather(b []byte) {
+	segs := e.segs()
 	for n := 0; n < len(b); {
-		s := e.segs[e.seg].data
+		s := segs[e.seg].data
 		k := copy(b[n:], s[e.off:])
 		n += k
 		if e.off += k; e.off == len(s) {
@@ -188,15 +195,20 @@ func (e *posted) gather(b []byte) {
 	e.moved += uint32(len(b))
 }
 
-// release lets go of the memory that the descriptor used.
+// rewind forgets what was sent or placed of the message.
+func (e *posted) rewind() { e.moved, e.seg, e.off = 0, 0, 0 }
+
+// release lets go of the memory that the descriptor used. It must not be kept
+// alive by a place in the ring that nobody uses.
 func (e *posted) release() {
-	for i := range e.segs {
-		if r := e.segs[i].region; r != nil { // nil: an empty segment
+	segs := e.segs()
+	for i := range segs {
+		if r := segs[i].region; r != nil { // nil: an empty segment
 			r.Unhold()
 		}
-		e.segs[i] = segment{}
+		segs[i] = segment{}
 	}
-	e.segs = e.segs[:0]
+	e.count = 0
 	if e.home != nil {
 		e.home.Unhold()
 		e.home = nil

@@ -20,7 +20,7 @@ var wrongs = []struct {
 	{"operation 3", func(d *vipl.Descriptor, x *box, _ *vipl.Region) { d.Control |= 3 }, vipl.StatusFormatError, true, true},
 	{"253 segments", func(d *vipl.Descriptor, x *box, _ *vipl.Region) { d.SegCount = 253 }, vipl.StatusFormatError, true, true},
 	{"65535 segments", func(d *vipl.Descriptor, x *box, _ *vipl.Region) { d.SegCount = 65535 }, vipl.StatusFormatError, true, true},
-	{"immediate bit of a receive", func(d *vipl.Descriptor, x *box, _ *vipl.Region) { d.SetImmediate(1) }, vipl.StatusFormatError, false, true},
+	{"fence bit of a receive", func(d *vipl.Descriptor, x *box, _ *vipl.Region) { d.Control |= vipl.ControlQFence }, vipl.StatusFormatError, false, true},
 	{"handle 0", func(d *vipl.Descriptor, x *box, _ *vipl.Region) { d.Segment(0).Handle = 0 }, vipl.StatusProtectionError, true, true},
 	{"unknown handle", func(d *vipl.Descriptor, x *box, _ *vipl.Region) { d.Segment(0).Handle ^= 0x5a5a5a5a }, vipl.StatusProtectionError, true, true},
 	{"another PTag's memory", func(d *vipl.Descriptor, x *box, o *vipl.Region) { *d.Segment(0) = o.Segment(0, 64) }, vipl.StatusProtectionError, true, true},

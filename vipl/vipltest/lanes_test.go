@@ -39,7 +39,14 @@ var lanes = []lane{
 	{name: "veth generic 9000", text: "the same with MTU 9000", veth: true, config: overVeth(9000, xdpnic.ModeGeneric)},
 	{name: "veth generic 65535", text: "the same with MTU 65535", veth: true, config: overVeth(65535, xdpnic.ModeGeneric)},
 	{name: "veth native", text: "AF_XDP over a veth pair, native mode, MTU 1500", veth: true, config: overVeth(1500, xdpnic.ModeNative)},
+	{
+		name: "veth generic 9000, sealed", text: "the same with MTU 9000, generic mode, authenticated and encrypted by a pre-shared key",
+		veth: true, config: overVeth(9000, xdpnic.ModeGeneric, vipl.WithPSK(psk)),
+	},
 }
+
+// psk is a pre-shared key of the length that there must be.
+var psk, _ = vipl.NewPSK(make([]byte, 32))
 
 func lossy(c vipltest.Config) vipltest.Config {
 	c.Lossy = true
@@ -152,7 +159,7 @@ func openInMemory(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, 
 }
 
 // overVeth is NICs at both ends of a veth pair.
-func overVeth(mtu int, mode xdpnic.Mode) vipltest.Config {
+func overVeth(mtu int, mode xdpnic.Mode, more ...vipl.Option) vipltest.Config {
 	open := func(t testing.TB, silence time.Duration) (nics []*vipl.Nic, ends []*nstest.NS) {
 		t.Helper()
 		a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
@@ -160,8 +167,8 @@ func overVeth(mtu int, mode xdpnic.Mode) vipltest.Config {
 		for _, ns := range ends {
 			var n *vipl.Nic
 			if err := ns.Do(func() (err error) {
-				n, err = vipl.OpenNic(ns.Name, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
-					vipl.WithArena(3*arenaBytes), vipl.WithSilence(silence))
+				n, err = vipl.OpenNic(ns.Name, append(more, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
+					vipl.WithArena(3*arenaBytes), vipl.WithSilence(silence))...)
 				return err
 			}); err != nil {
 				t.Fatal(err)

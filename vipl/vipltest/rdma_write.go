@@ -90,7 +90,7 @@ func writeSizes(t *T, level vipl.ReliabilityLevel) {
 	va, vb := t.pair(level)
 	most := t.A.Query().MaxTransferSize
 	a, b := t.block(t.A, 2, most), t.block(t.B, 2, most)
-	for k, size := range append(sizesToTry, most-1, most) {
+	for k, size := range t.sizes(level, most) {
 		b.wipe(0, vb)
 		fill(a.buf(0)[:size], k)
 		a.write(va, 0, size, b.remote(0))

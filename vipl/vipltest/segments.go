@@ -1,6 +1,10 @@
 package vipltest
 
-import "viaxdp/vipl"
+import (
+	"slices"
+
+	"viaxdp/vipl"
+)
 
 // segmentRules are about what is sent from where and received where.
 var segmentRules = []Rule{
@@ -50,11 +54,21 @@ var sizesToTry = []int{
 	32_768, 65_535, 65_536, 65_537, 262_144,
 }
 
+// sizes are those that a VI of that level sends, the last of them most where the link
+// bears it.
+func (t *T) sizes(level vipl.ReliabilityLevel, most int) []int {
+	all := append(slices.Clone(sizesToTry), most-1, most)
+	if burst := t.config.Burst; burst > 0 && level == vipl.UnreliableDelivery {
+		all = slices.DeleteFunc(all, func(n int) bool { return n > burst })
+	}
+	return all
+}
+
 func sizes(t *T, level vipl.ReliabilityLevel) {
 	va, vb := t.pair(level)
 	most := t.A.Query().MaxTransferSize
 	a, b := t.block(t.A, 1, most), t.block(t.B, 1, most)
-	for k, size := range append(sizesToTry, most-1, most) {
+	for k, size := range t.sizes(level, most) {
 		b.recv(vb, 0, most)
 		fill(a.buf(0)[:size], k)
 		a.send(va, 0, size)

@@ -16,6 +16,11 @@ var sendRules = slices.Concat(segmentRules, []Rule{
 		run: immediateAbsent,
 	},
 	{
+		ID: "send-receive/immediate-bit-of-a-receive", Text: "The immediate bit in a receive means nothing: it takes messages with immediate data and without.",
+		Choice: "programs leave it there that take descriptors from one list for both",
+		run:    immediateBitOfReceive,
+	},
+	{
 		ID: "send-receive/order", Text: "Messages arrive in the order in which they were posted, each in the next receive.",
 		run: eachLevel(messageOrder),
 	},
@@ -97,6 +102,28 @@ func immediateAbsent(t *T) {
 			t.Errorf("immediate data %#x", d.ImmediateData)
 		}
 		t.sent(va, 0)
+	})
+}
+
+func immediateBitOfReceive(t *T) {
+	t.eachLevel(func(t *T, level vipl.ReliabilityLevel) {
+		va, vb := t.pair(level)
+		a, b := t.block(t.A, 1, 64), t.block(t.B, 1, 64)
+		for _, want := range []uint32{0, 7} {
+			b.prepare(0, 64).SetImmediate(0xdeadbeef)
+			b.postRecv(vb, b.desc[0])
+			status := vipl.Status(0)
+			if want == 0 {
+				a.send(va, 0, 64)
+			} else {
+				a.sendImmediate(va, 0, 64, want)
+				status = vipl.StatusImmediate
+			}
+			if d := t.received(vb, status); d.ImmediateData != want {
+				t.Errorf("immediate data %#x, want %#x", d.ImmediateData, want)
+			}
+			t.sent(va, 0)
+		}
 	})
 }
 

@@ -1,6 +1,7 @@
 package vipltest
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -187,8 +188,12 @@ func (t *T) pairOf(a, b vipl.ViAttributes) (va, vb *vipl.VI) {
 
 var discriminators atomic.Uint64
 
+// discriminatorPrefix is this process' own: discriminators are those of the host, and
+// others may test beside it.
+var discriminatorPrefix = rand.Text()[:8]
+
 // disc is a discriminator that nothing else uses.
-func disc() []byte { return fmt.Appendf(nil, "rule-%d", discriminators.Add(1)) }
+func disc() []byte { return fmt.Appendf(nil, "%s-%d", discriminatorPrefix, discriminators.Add(1)) }
 
 // join connects client va with server vb, of any NICs.
 func (t *T) join(va, vb *vipl.VI) {

@@ -45,11 +45,6 @@ var wrongs = []wrong{
 		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetRDMAWrite(x.to, x.seg(0, 16)) },
 	},
 	{
-		id: "immediate-bit-of-a-receive", text: "The immediate bit in a receive: FORMAT_ERROR.", status: vipl.StatusFormatError, recvs: true,
-		choice: "as a reserved bit: it has no meaning there",
-		spoil:  func(d *vipl.Descriptor, _ wrongEnds) { d.SetImmediate(1) },
-	},
-	{
 		id: "too-many-segments", text: "More than 252 data segments: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
 		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.SegCount = vipl.MaxSegments + 1 },
 	},

@@ -36,7 +36,10 @@ var errNoPeering = errors.New("no peer-to-peer connect is under way")
 // host, or discriminators that are too long.
 func (v *VI) ConnectPeerRequest(local, remote NetAddress, timeout time.Duration) error {
 	const op = "ConnectPeerRequest"
-	if err := checkRequest(op, v, local, remote, timeout); err != nil {
+	if timeout == 0 {
+		return opError(op, v, ErrInvalidParameter, errNoTime)
+	}
+	if err := checkRequest(op, v, local, remote); err != nil {
 		return err
 	}
 	if err := v.begin(op); err != nil {
@@ -68,7 +71,8 @@ func (v *VI) ConnectPeerRequest(local, remote NetAddress, timeout time.Duration)
 //
 // ErrNotDone: it is under way. ErrTimeout: the other side did not ask in time.
 // ErrInvalidReliabilityLevel, ErrInvalidMTU, ErrInvalidQoS: the two VIs differ;
-// both sides get it. ErrNotReachable, ErrRejected. In all of these but
+// both sides get it. ErrRejected with ErrSecurity: the pre-shared keys do not go
+// together; both sides get it. ErrNotReachable, ErrRejected. In all of these but
 // ErrNotDone v is Idle again. ErrInvalidState: no such connect is under way.
 func (v *VI) ConnectPeerDone() (RemoteAttributes, error) {
 	const op = "ConnectPeerDone"
@@ -146,18 +150,26 @@ func (v *VI) meet(ctx context.Context, local, remote NetAddress) (theirs RemoteA
 		return theirs, err
 	}
 	local.Host = path.Src
+	shake, err := v.requestSecurely(op, &ours, true, local, remote)
+	if err != nil {
+		return theirs, err
+	}
 	answer, in, err := v.nic.agent.RequestPeer(ctx, local.agent(), remote.agent(), ours)
 	switch {
 	case err != nil:
 		return theirs, agentError(op, v, err)
 	case answer != nil:
-		return remoteAttributes(answer.Offer), v.confirm(op, answer, ours, path)
+		return remoteAttributes(answer.Offer), v.confirm(op, answer, shake, ours, path)
 	}
 	if err := v.match(op, in.Offer()); err != nil {
 		in.Reject(mismatchReason(err))
 		return theirs, err
 	}
-	return remoteAttributes(in.Offer()), v.accept(ctx, op, in, ours, path)
+	offered, err := v.checkSecurely(op, in, true)
+	if err != nil {
+		return theirs, err
+	}
+	return remoteAttributes(in.Offer()), v.accept(ctx, op, in, offered, ours, path)
 }
 
 // mismatchReason tells the other side what v.match found.
@@ -169,6 +181,13 @@ func mismatchReason(err error) wire.CMReason {
 		return wire.CMReasonTransfer
 	}
 	return wire.CMReasonQoS
+}
+
+// forSecurity says that a refusal is one for the pre-shared keys.
+func forSecurity(err error) bool {
+	var r *kagent.RejectedError
+	return errors.As(err, &r) &&
+		(r.Reason == wire.CMReasonNoKey || r.Reason == wire.CMReasonPlain || r.Reason == wire.CMReasonKey)
 }
 
 // rejectedCode is the code for a refusal with that reason.

@@ -1,0 +1,85 @@
+package vipl
+
+import (
+	"context"
+	"time"
+
+	"viaxdp/kagent"
+	"viaxdp/secure"
+	"viaxdp/wire"
+)
+
+// The client: it asks for a connection.
+
+// ConnectRequest is VipConnectRequest: connects v, which is Idle, with the VI
+// that the program waiting at remote accepts with, and returns that VI's
+// attributes. timeout is positive, or negative for no limit. local's host may
+// be zero.
+//
+// ErrNoMatch: nobody waits on that discriminator. ErrRejected, also, with
+// ErrSecurity, when the pre-shared keys do not go together. ErrTimeout: nobody
+// answers. ErrNotReachable: no way to the host. ErrInvalidState: v is not Idle.
+// ErrInvalidParameter: timeout 0, or discriminators that are too long. In all of
+// them v is as it was.
+func (v *VI) ConnectRequest(local, remote NetAddress, timeout time.Duration) (RemoteAttributes, error) {
+	const op = "ConnectRequest"
+	if timeout == 0 {
+		return RemoteAttributes{}, opError(op, v, ErrInvalidParameter, errNoTime)
+	}
+	ctx, cancel := within(timeout)
+	defer cancel()
+	return v.connectRequest(ctx, op, local, remote)
+}
+
+// ConnectRequestContext is ConnectRequest until ctx ends, which is ErrTimeout with
+// ctx's error.
+func (v *VI) ConnectRequestContext(ctx context.Context, local, remote NetAddress) (RemoteAttributes, error) {
+	return v.connectRequest(ctx, "ConnectRequestContext", local, remote)
+}
+
+func (v *VI) connectRequest(ctx context.Context, op string, local, remote NetAddress) (theirs RemoteAttributes, err error) {
+	if err := checkRequest(op, v, local, remote); err != nil {
+		return theirs, err
+	}
+	if err := v.begin(op); err != nil {
+		return theirs, err
+	}
+	theirs, err = v.request(ctx, op, local, remote)
+	v.ended(err)
+	return theirs, err
+}
+
+func (v *VI) request(ctx context.Context, op string, local, remote NetAddress) (theirs RemoteAttributes, err error) {
+	path, ours, err := v.prepare(ctx, op, local.Host, remote.Host)
+	if err != nil {
+		return theirs, err
+	}
+	local.Host = path.Src
+	shake, err := v.requestSecurely(op, &ours, false, local, remote)
+	if err != nil {
+		return theirs, err
+	}
+	answer, err := v.nic.agent.Request(ctx, local.agent(), remote.agent(), ours)
+	if err != nil {
+		return theirs, agentError(op, v, overtime(ctx, err))
+	}
+	return remoteAttributes(answer.Offer), v.confirm(op, answer, shake, ours, path)
+}
+
+// confirm connects v with the acceptor; shake is the handshake, if there is one.
+func (v *VI) confirm(op string, answer *kagent.Answer, shake *secure.Requester, ours kagent.Offer, path kagent.Path) error {
+	proof, session, err := v.finishSecurely(op, shake, answer)
+	if err != nil {
+		return err
+	}
+	conn, err := v.establish(op, ours, answer.Offer, path, session, nil)
+	if err != nil {
+		answer.Decline(wire.CMReasonResources)
+		return err
+	}
+	if err := answer.ConfirmWith(proof); err != nil {
+		v.undo(conn)
+		return agentError(op, v, err)
+	}
+	return nil
+}

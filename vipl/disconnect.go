@@ -1,0 +1,112 @@
+package vipl
+
+import (
+	"time"
+
+	"viaxdp/wire"
+)
+
+// The end of a connection by its program.
+
+// Disconnect is VipDisconnect: ends the connection. Descriptors that are not
+// complete are flushed and v becomes Idle; the peer's VI goes to Error. What
+// completed sends handed to the network is delivered first, on a reliable VI,
+// unless the peer does not answer for 200 ms. On an Idle VI it flushes the receives
+// that were posted for a connection to come. A peer-to-peer connect that is under
+// way ends.
+//
+// ErrInvalidState while another connect or disconnect is under way; ErrInvalidParameter when the VI
+// is destroyed.
+func (v *VI) Disconnect() error {
+	const op = "Disconnect"
+	v.stopPeering()
+	p := v.port
+	p.mu.Lock()
+	switch {
+	case v.gone.Load():
+		p.mu.Unlock()
+		return opError(op, v, ErrInvalidParameter, errDestroyed)
+	case v.busy:
+		p.mu.Unlock()
+		return opError(op, v, ErrInvalidState, errBusyVI)
+	case v.state == Idle:
+		p.flushQueue(v, &v.recv, broken{})
+		p.mu.Unlock()
+		return nil
+	}
+	v.busy = true
+	c := v.conn
+	if c.open {
+		c.hurry = true // what waits for company is on its way
+		p.pump(c, p.now())
+		p.flush()
+		c.closing, c.answers = true, nil
+		if !c.lent { // else the peer may still need the memory
+			p.flushQueue(v, &v.send, broken{})
+		}
+		p.flushQueue(v, &v.recv, broken{})
+		v.state = Idle // nothing can be posted on it that would be sent
+		p.pump(c, p.now())
+		p.finish(p.now(), true)
+	}
+	p.mu.Unlock()
+	if c.closing {
+		c.linger()
+	}
+	v.nic.agent.Remove(v.num)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.uninstall(c)
+	p.flushQueue(v, &v.send, broken{})
+	// Receives that were posted meanwhile stay posted for the next connection.
+	v.state, v.busy, v.cause = Idle, false, nil
+	return nil
+}
+
+// disconnectTimeout is how long a peer may take to acknowledge a close.
+const disconnectTimeout = 200 * time.Millisecond
+
+// linger waits until the peer has taken note of the close, or has not for too
+// long. An unreliable VI repeats it meanwhile.
+func (c *conn) linger() {
+	p := c.vi.port
+	end := p.deadline(disconnectTimeout)
+	if c.sender != nil {
+		p.wait(closeWait{c}, end)
+		return
+	}
+	for gap := time.Millisecond; ; gap *= 2 {
+		if err := p.wait(closeWait{c}, min(end, p.deadline(gap))); err != errWaitTimeout || p.now() >= end {
+			return
+		}
+		p.mu.Lock()
+		if c.open {
+			p.control(c, wire.KindClose, c.seq, 0)
+			p.finish(p.now(), true)
+		}
+		p.mu.Unlock()
+	}
+}
+
+func (c *conn) finishClose(p *port) {
+	if !c.closeDone {
+		c.closeDone = true
+		p.raise(&c.closed)
+	}
+}
+
+// closeWait is what Disconnect waits for.
+type closeWait struct{ c *conn }
+
+func (w closeWait) ready() bool {
+	p := w.c.vi.port
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return w.c.closeDone
+}
+
+func (w closeWait) notify() *signal { return &w.c.closed }
+
+func (w closeWait) handle() *Nic { return w.c.vi.nic }
+
+func (w closeWait) destroyed() error { return nil } // not while it disconnects

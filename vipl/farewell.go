@@ -1,0 +1,48 @@
+package vipl
+
+import (
+	"sync"
+
+	"viaxdp/wire"
+)
+
+// Farewell ends the connections of a program that is about to exit: what
+// completed sends handed to the network is delivered first, on reliable VIs, and
+// peers learn of the end at once, as with Disconnect. Unlike with that, nothing
+// completes here and nobody who waits wakes up: other threads of the program
+// notice nothing until they are gone. It returns after at most 200 ms, and may
+// be called concurrently; the handle is of no more use after it.
+func (n *Nic) Farewell() {
+	p := n.port
+	p.mu.Lock()
+	var open []*conn
+	for _, v := range p.vis {
+		if v == nil || v.nic != n || v.busy || !v.conn.open {
+			continue
+		}
+		c := v.conn
+		c.hurry = true
+		p.pump(c, p.now())
+		open = append(open, c)
+	}
+	p.flush()
+	reliable := open[:0]
+	for _, c := range open {
+		c.closing, c.answers = true, nil
+		p.pump(c, p.now())
+		if c.sender != nil {
+			reliable = append(reliable, c)
+			continue
+		}
+		// The peer's answer would break the connection for all to see.
+		p.control(c, wire.KindClose, c.seq, 0)
+		p.abandon(c)
+	}
+	p.finish(p.now(), true)
+	p.mu.Unlock()
+	var wait sync.WaitGroup
+	for _, c := range reliable {
+		wait.Go(c.linger)
+	}
+	wait.Wait()
+}

@@ -1,0 +1,289 @@
+package vipl_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"viaxdp/vipl"
+	"viaxdp/wire"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// spy is somebody on the wire between two hosts: it has seen the frames of both
+// directions, and sends what it likes as if it were the first host.
+type spy struct {
+	t     *testing.T
+	n     *memoryNet
+	queue *xdpnictest.Queue
+	link  wire.Link // from a to b
+
+	mu   sync.Mutex
+	seen [2][][]byte // frames from a, and from b
+}
+
+func newSpy(t *testing.T, n *memoryNet) *spy {
+	t.Helper()
+	q, err := n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &spy{t: t, n: n, queue: q, link: wire.Link{
+		SrcMAC: n.a.agent.Link().MAC, DstMAC: n.b.agent.Link().MAC, Src: n.a.agent.Addr(), Dst: n.b.agent.Addr(),
+	}}
+	for i, h := range []*memoryHost{n.a, n.b} {
+		h.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.seen[i] = append(s.seen[i], bytes.Clone(frame))
+			return false
+		}})
+	}
+	return s
+}
+
+// frames gives those seen until now, of a or of b.
+func (s *spy) frames(from int) [][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seen[from][:len(s.seen[from]):len(s.seen[from])]
+}
+
+// last is the header of the last frame from a.
+func (s *spy) last() wire.Header {
+	s.t.Helper()
+	var p wire.Packet
+	frames := s.frames(0)
+	if len(frames) == 0 || p.Decode(frames[len(frames)-1]) != nil {
+		s.t.Fatal("no frame was seen")
+	}
+	return p.Header
+}
+
+// send puts a frame on the wire as it is.
+func (s *spy) send(frame []byte) {
+	s.t.Helper()
+	addr, chunk, ok := s.queue.Alloc()
+	for ; !ok; addr, chunk, ok = s.queue.Alloc() {
+		s.queue.Reap()
+	}
+	if n := copy(chunk, frame); !s.queue.Send(addr, n, false) {
+		s.t.Fatal("the ring is full")
+	}
+	if err := s.queue.Flush(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// forge sends a frame with that header and payload, to which lengths and checksum
+// are right.
+func (s *spy) forge(h wire.Header, payload []byte) {
+	s.t.Helper()
+	template, err := wire.NewTemplate(s.link)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	h.Length = uint16(len(payload))
+	frame := make([]byte, template.Len()+wire.HeaderLen+len(payload))
+	b := template.Put(frame, wire.HeaderLen+len(payload))
+	h.Put(b)
+	copy(b[wire.HeaderLen:], payload)
+	wire.Seal(b)
+	s.send(frame)
+}
+
+// counted waits until a counter of b has grown by n.
+func (s *spy) counted(what string, counter func(vipl.Counters) uint64, n uint64, do func()) {
+	s.t.Helper()
+	before := counter(s.n.b.Counters())
+	do()
+	for start := time.Now(); counter(s.n.b.Counters()) < before+n; s.n.b.Poll() {
+		if time.Since(start) > patience {
+			s.t.Fatalf("%s: counted %d times, want %d: %+v", what, counter(s.n.b.Counters())-before, n, s.n.b.Counters())
+		}
+	}
+	if got := counter(s.n.b.Counters()) - before; got != n {
+		s.t.Errorf("%s: counted %d times, want %d", what, got, n)
+	}
+}
+
+// Who sees everything of a connection with a key and sends what it likes changes
+// nothing: frames of every kind as a plain connection would take them, sealed frames
+// that were changed, repeated, turned back, or come from the last connection.
+func TestForgedOnSealed(t *testing.T) {
+	unsealed := func(c vipl.Counters) uint64 { return c.Unsealed }
+	forged := func(c vipl.Counters) uint64 { return c.Forged }
+	replayed := func(c vipl.Counters) uint64 { return c.Replayed }
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n := newMemoryNet(t, memoryConfig{gate: true, psk: testPSK(t, 1)})
+		s := newSpy(t, n)
+		va, vb := connect(t, n.a.Nic, n.b.Nic, level)
+		xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 2, 64)
+		talk := func() {
+			t.Helper()
+			postRecv(t, vb, xb, 0, 64)
+			postSend(t, va, xa, 0, 64)
+			received(t, vb, 0)
+			sent(t, va, 0)
+			postRecv(t, va, xa, 1, 64)
+			postSend(t, vb, xb, 1, 64)
+			received(t, va, 0)
+			sent(t, vb, 0)
+		}
+		talk()
+		known := s.last() // VI and key, and what else is in clear
+
+		kinds := []wire.Kind{
+			wire.KindData, wire.KindAck, wire.KindProbe, wire.KindError, wire.KindClose,
+			wire.KindWrite, wire.KindRead, wire.KindReadData, wire.KindPack,
+		}
+		for _, k := range kinds {
+			h := wire.Header{Kind: k, VI: known.VI, Key: known.Key, Immediate: uint32(wire.ReasonClosed)}
+			s.counted(fmt.Sprintf("plain frame of kind %d", k), unsealed, 1, func() { s.forge(h, nil) })
+		}
+		old := s.frames(0)
+		var p wire.Packet
+		for i, frame := range old {
+			if err := p.Decode(frame); err != nil {
+				t.Fatal(err)
+			}
+			clear, sealed := p.Sealed()
+			at := len(frame) - len(clear) - len(sealed)
+			s.counted("repeated", replayed, 1, func() { s.send(frame) })
+			for name, change := range map[string]func(b []byte){
+				"number":       func(b []byte) { binary.BigEndian.PutUint64(b[16:], uint64(1000+i)) },
+				"high number":  func(b []byte) { binary.BigEndian.PutUint64(b[16:], math.MaxUint64) },
+				"epoch":        func(b []byte) { b[3]++; b[23] = 200 },
+				"another text": func(b []byte) { b[30] ^= 1; b[22] = 1 },
+				"another tag":  func(b []byte) { b[len(b)-1] ^= 1; b[22] = 1 },
+			} {
+				b := bytes.Clone(frame)
+				change(b[at:])
+				s.counted(name, forged, 1, func() { s.send(b) })
+			}
+		}
+		for _, frame := range s.frames(1) { // what b has sent, back to it
+			if p.Decode(frame) != nil {
+				t.Fatal("not a frame")
+			}
+			clear, _ := p.Sealed()
+			b := bytes.Clone(frame)
+			copy(b, b[6:12]) // not where it came from
+			copy(b[6:], s.link.SrcMAC[:])
+			src, dst := s.link.Src.As4(), s.link.Dst.As4()
+			copy(b[26:], src[:])
+			copy(b[30:], dst[:])
+			at := 14 + 20 + 8
+			binary.BigEndian.PutUint32(b[at+4:], known.VI)
+			binary.BigEndian.PutUint64(b[at+8:], known.Key)
+			binary.BigEndian.PutUint64(b[at+16:], 500+binary.BigEndian.Uint64(clear[16:]))
+			s.counted("turned back", forged, 1, func() { s.send(b) })
+		}
+		if d, err := vb.RecvDone(); d != nil || n.b.Counters().Messages != 1 {
+			t.Errorf("something was delivered: %v, %v", d, err)
+		}
+		stateIs(t, va, vipl.Connected)
+		stateIs(t, vb, vipl.Connected)
+		talk()
+
+		// The last connection of the same VIs.
+		for _, v := range []*vipl.VI{va, vb} {
+			if err := v.Disconnect(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		join(t, n.a.Nic, va, n.b.Nic, vb)
+		talk()
+		known = s.last()
+		for _, frame := range old {
+			s.counted("of the last connection", func(c vipl.Counters) uint64 { return c.WrongKey }, 1, func() { s.send(frame) })
+			b := bytes.Clone(frame)
+			at := 14 + 20 + 8
+			binary.BigEndian.PutUint64(b[at+8:], known.Key)
+			binary.BigEndian.PutUint64(b[at+16:], 1000)
+			s.counted("of the last connection, with this one's key", forged, 1, func() { s.send(b) })
+		}
+		talk()
+	})
+}
+
+// Who is on the way of a plain connection knows VI, key and source, and can do what
+// the peer can. Also that is no more than it was given: nothing outside of an open
+// region is written or read, by one byte or by far, and every attempt is counted.
+func TestPeerWritesOutside(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{gate: true})
+	s := newSpy(t, n)
+	va, vb := openVI(t, n.a.Nic, vipl.UnreliableDelivery), openVI(t, n.b.Nic, vipl.UnreliableDelivery)
+	join(t, n.a.Nic, va, n.b.Nic, vb)
+	xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 3, 4096)
+	postRecv(t, vb, xb, 0, 64)
+	postSend(t, va, xa, 0, 64)
+	received(t, vb, 0)
+	known := s.last()
+	seq := known.Seq
+
+	// A region of 1000 bytes in the middle of others' memory, and one that is shut.
+	const size = 1000
+	tag := mustTag(t, n.b.Nic)
+	around := make([]byte, 3*size)
+	in := around[size : 2*size]
+	open, err := n.b.RegisterMem(in, vipl.MemAttributes{Ptag: tag, EnableRdmaWrite: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shut, err := n.b.RegisterMem(in, vipl.MemAttributes{Ptag: tag, EnableRdmaRead: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := open.Segment(0, size).Data
+	write := func(addr uint64, h vipl.MemHandle, length int) {
+		seq++
+		s.forge(wire.Header{
+			Kind: wire.KindWrite, Flags: wire.FlagFirst | wire.FlagLast, VI: known.VI, Key: known.Key, Seq: seq,
+			RemoteAddr: addr, RemoteHandle: uint32(h),
+		}, bytes.Repeat([]byte{0xee}, length))
+	}
+	refused := func(c vipl.Counters) uint64 { return c.RDMARefused }
+	for _, c := range []struct {
+		name   string
+		addr   uint64
+		handle vipl.MemHandle
+		length int
+	}{
+		{"the byte before", at - 1, open.Handle(), 1},
+		{"from the byte before", at - 1, open.Handle(), size},
+		{"the byte behind", at + size, open.Handle(), 1},
+		{"one byte too many", at, open.Handle(), size + 1},
+		{"one byte too many at the end", at + size - 1, open.Handle(), 2},
+		{"address 0", 0, open.Handle(), 1},
+		{"the highest address", math.MaxUint64, open.Handle(), 2},
+		{"wrapping to the region", at - 1<<63, open.Handle(), 1},
+		{"handle 0", at, 0, 1},
+		{"the next handle", at, open.Handle() + 1<<20, 1},
+		{"the handle one less", at, open.Handle() - 1, 1},
+		{"a region that is shut", at, shut.Handle(), 1},
+		{"its descriptors' region", xb.segs[0].Data, xb.region.Handle(), 1},
+	} {
+		s.counted(c.name, refused, 1, func() { write(c.addr, c.handle, c.length) })
+	}
+	if i := bytes.IndexByte(around, 0xee); i >= 0 {
+		t.Errorf("byte %d was written", i-size)
+	}
+	s.counted("all of the region", func(c vipl.Counters) uint64 { return c.Writes }, 1, func() { write(at, open.Handle(), size) })
+	for i, b := range around {
+		if (b == 0xee) != (i >= size && i < 2*size) {
+			t.Fatalf("byte %d: %#x", i-size, b)
+		}
+	}
+	s.counted("no bytes at all", func(c vipl.Counters) uint64 { return c.Writes }, 1, func() { write(math.MaxUint64, 0, 0) })
+	stateIs(t, vb, vipl.Connected)
+	for _, r := range []*vipl.Region{open, shut} {
+		if err := r.Deregister(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,302 @@
+package vipl_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"viaxdp/vipl"
+)
+
+// all takes n descriptors off a queue by lists of at most most.
+func all(t testing.TB, done func([]*vipl.Descriptor) (int, error), other func(), n, most int) (got []*vipl.Descriptor) {
+	t.Helper()
+	room := make([]*vipl.Descriptor, most)
+	for len(got) < n {
+		k, err := done(room)
+		if err != nil && (err != vipl.ErrNotDone || k != 0) {
+			t.Fatalf("after %d of %d descriptors: %d, %v", len(got), n, k, err)
+		}
+		if err == nil && k == 0 {
+			t.Fatal("nothing, and no error")
+		}
+		got = append(got, room[:k]...)
+		other()
+	}
+	return got
+}
+
+// What goes by lists arrives whole and in order, whatever fits in a frame.
+func TestLists(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		const count, room = 60, 3000
+		n, va, vb := connected(t, memoryConfig{}, level)
+		xa, xb := newBox(t, n.a.Nic, count, room), newBox(t, n.b.Nic, count, room)
+		size := func(k int) int { return []int{0, 64, 64, 8, 700, 64, 3000}[k%7] }
+		for i := range count {
+			xa.prepare(i, size(i))
+			fillPattern(xa.buf[i][:size(i)], i)
+			xb.prepare(i, room)
+		}
+		if k, err := vb.PostRecvs(xb.desc, xb.region.Handle()); k != count || err != nil {
+			t.Fatalf("receives: %d, %v", k, err)
+		}
+		for i := 0; i < count; i += 20 {
+			if k, err := va.PostSends(xa.desc[i:i+20], xa.region.Handle()); k != 20 || err != nil {
+				t.Fatalf("sends: %d, %v", k, err)
+			}
+		}
+		if got := all(t, vb.RecvDones, n.a.Poll, count, 7); !slices.Equal(got, xb.desc) {
+			t.Error("receives in another order")
+		}
+		for i := range count {
+			if got := int(xb.desc[i].Length); got != size(i) {
+				t.Fatalf("message %d has %d bytes, want %d", i, got, size(i))
+			}
+			checkPattern(t, xb.buf[i][:size(i)], i)
+		}
+		if got := all(t, va.SendDones, n.b.Poll, count, count); !slices.Equal(got, xa.desc) {
+			t.Error("sends in another order")
+		}
+		for name, done := range map[string]func([]*vipl.Descriptor) (int, error){"send": va.SendDones, "receive": vb.RecvDones} {
+			if k, err := done(make([]*vipl.Descriptor, 3)); k != 0 || err != vipl.ErrDescriptor {
+				t.Errorf("%s, empty queue: %d, %v", name, k, err)
+			}
+			if k, err := done(nil); k != 0 || err != nil {
+				t.Errorf("%s, no room: %d, %v", name, k, err)
+			}
+		}
+	})
+}
+
+// A list rings the doorbell once: its small messages share a frame.
+func TestListSharesAFrame(t *testing.T) {
+	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
+	xa, xb := newBox(t, n.a.Nic, 16, 64), newBox(t, n.b.Nic, 16, 64)
+	for i := range 16 {
+		xa.prepare(i, 64)
+		postRecv(t, vb, xb, i, 64)
+	}
+	before := n.a.Counters()
+	if k, err := va.PostSends(xa.desc, xa.region.Handle()); k != 16 || err != nil {
+		t.Fatalf("%d, %v", k, err)
+	}
+	if got := n.a.Counters().Packed - before.Packed; got != 16 {
+		t.Errorf("%d messages shared a frame, want 16", got)
+	}
+	for i := range 16 {
+		if d := received(t, vb, 0); d != xb.desc[i] {
+			t.Errorf("receive %d: another descriptor", i)
+		}
+		sent(t, va, 0)
+	}
+}
+
+// A list stops at the descriptor that is refused: those before it are posted,
+// and none behind it.
+func TestListRefused(t *testing.T) {
+	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
+	xa, xb := newBox(t, n.a.Nic, 4, 64), newBox(t, n.b.Nic, 4, 64)
+	for i := range 4 {
+		xa.prepare(i, 64)
+		xb.prepare(i, 64)
+	}
+	bad := slices.Clone(xb.desc)
+	bad[2] = misaligned(xb.region)
+	if k, err := vb.PostRecvs(bad, xb.region.Handle()); k != 2 || !errors.Is(err, vipl.ErrInvalidParameter) {
+		t.Errorf("misaligned receive: %d, %v", k, err)
+	}
+	n.b.errs.are(t, vipl.ErrorPostDesc)
+	bad = slices.Clone(xa.desc)
+	bad[2] = nil
+	if k, err := va.PostSends(bad, xa.region.Handle()); k != 2 || !errors.Is(err, vipl.ErrInvalidParameter) {
+		t.Errorf("nil send: %d, %v", k, err)
+	}
+	n.a.errs.are(t, vipl.ErrorPostDesc)
+	for i := range 2 {
+		if received(t, vb, 0) != xb.desc[i] || sent(t, va, 0) != xa.desc[i] {
+			t.Errorf("message %d: another descriptor", i)
+		}
+	}
+	if k, err := va.PostSends(nil, xa.region.Handle()); k != 0 || err != nil {
+		t.Errorf("empty list: %d, %v", k, err)
+	}
+	if st := stateIs(t, va, vipl.Connected); !st.SendEmpty {
+		t.Error("more was posted")
+	}
+}
+
+// Wrong contents in the middle of a list end the connection there, as they do one
+// by one: what was before arrives, and what is behind is flushed.
+func TestListWrongContents(t *testing.T) {
+	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableReception)
+	xa, xb := newBox(t, n.a.Nic, 5, 64), newBox(t, n.b.Nic, 5, 64)
+	for i := range 5 {
+		xa.prepare(i, 64)
+		fillPattern(xa.buf[i], i)
+		postRecv(t, vb, xb, i, 64)
+	}
+	xa.desc[2].Reserved = 1
+	if k, err := va.PostSends(xa.desc, xa.region.Handle()); k != 5 || err != nil {
+		t.Fatalf("%d, %v", k, err)
+	}
+	for i := range 2 {
+		received(t, vb, 0)
+		checkPattern(t, xb.buf[i], i)
+	}
+	room := make([]*vipl.Descriptor, 5)
+	var got []*vipl.Descriptor
+	for len(got) < 5 {
+		k, err := va.SendDones(room)
+		if err != nil && err != vipl.ErrNotDone && err != vipl.ErrDescriptor {
+			t.Fatal(err)
+		}
+		for i, d := range room[:k] {
+			if failed := d.Status().Failed(); failed != (err == vipl.ErrDescriptor && i == k-1) {
+				t.Errorf("descriptor %d of %d: %v, with %v", i, k, d.Status(), err)
+			}
+		}
+		got = append(got, room[:k]...)
+		n.b.Poll()
+	}
+	if !slices.Equal(got, xa.desc) {
+		t.Error("another order")
+	}
+	for i, want := range []vipl.Status{0, 0, vipl.StatusFormatError, vipl.StatusFlushed, vipl.StatusFlushed} {
+		if s := xa.desc[i].Status() & vipl.StatusErrorMask; s != want {
+			t.Errorf("send %d: %v, want %v", i, s|vipl.StatusDone, want|vipl.StatusDone)
+		}
+	}
+	stateIs(t, va, vipl.Error)
+}
+
+// A queue takes of a list what it has room for.
+func TestListOverrun(t *testing.T) {
+	const most = vipl.MaxDescriptorsPerQueue
+	n := newMemoryNet(t, memoryConfig{})
+	v := newVI(t, n.a.Nic, vipl.ReliableDelivery)
+	x := newBox(t, n.a.Nic, most+3, 64)
+	for i := range x.desc {
+		x.prepare(i, 64)
+	}
+	if k, err := v.PostRecvs(x.desc, x.region.Handle()); k != most || !errors.Is(err, vipl.ErrResource) {
+		t.Errorf("receives: %d, %v", k, err)
+	}
+	n.a.errs.are(t, vipl.ErrorVIOverrun)
+	if k, err := v.PostSends(x.desc[most:], x.region.Handle()); k != 3 || err != nil {
+		t.Errorf("sends in Idle: %d, %v", k, err)
+	}
+	room := make([]*vipl.Descriptor, 3)
+	for i := range 3 {
+		if k, err := v.SendDones(room); k != 1 || err != vipl.ErrDescriptor || room[0] != x.desc[most+i] {
+			t.Errorf("flushed send %d: %d, %v", i, k, err)
+		}
+	}
+	if err := v.Disconnect(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A destroyed VI takes no lists.
+func TestListDestroyed(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{})
+	v := newVI(t, n.a.Nic, vipl.ReliableDelivery)
+	x := newBox(t, n.a.Nic, 1, 64)
+	x.prepare(0, 64)
+	if err := v.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	if k, err := v.PostSends(x.desc, x.region.Handle()); k != 0 || !errors.Is(err, vipl.ErrInvalidParameter) {
+		t.Errorf("send: %d, %v", k, err)
+	}
+	if k, err := v.PostRecvs(x.desc, x.region.Handle()); k != 0 || !errors.Is(err, vipl.ErrInvalidParameter) {
+		t.Errorf("receive: %d, %v", k, err)
+	}
+}
+
+// Dones gives the entries of a completion queue in order, as many as there is
+// room for.
+func TestCQDones(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{})
+	cq, err := n.b.CreateCQ(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := n.b.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, cq, cq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := newBox(t, n.b.Nic, 5, 64)
+	for i := range 5 {
+		x.prepare(i, 64)
+	}
+	into := make([]vipl.Completion, 3)
+	if k, err := cq.Dones(into); k != 0 || err != vipl.ErrNotDone {
+		t.Errorf("empty: %d, %v", k, err)
+	}
+	x.desc[4].Reserved = 1 // completes in error at once
+	if k, err := v.PostSends(x.desc[:4], x.region.Handle()); k != 4 || err != nil {
+		t.Fatalf("%d, %v", k, err)
+	}
+	if k, err := v.PostRecvs(x.desc[4:], x.region.Handle()); k != 1 || err != nil {
+		t.Fatalf("%d, %v", k, err)
+	}
+	if k, err := cq.Dones(nil); k != 0 || err != nil {
+		t.Errorf("no room: %d, %v", k, err)
+	}
+	var got []vipl.Completion
+	for len(got) < 5 {
+		k, err := cq.Dones(into)
+		if err != nil || k == 0 {
+			t.Fatalf("%d, %v", k, err)
+		}
+		got = append(got, into[:k]...)
+	}
+	send, recv := vipl.Completion{VI: v}, vipl.Completion{VI: v, Recv: true}
+	if want := []vipl.Completion{send, send, send, send, recv}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if k, err := cq.Dones(into); k != 0 || err != vipl.ErrNotDone {
+		t.Errorf("empty again: %d, %v", k, err)
+	}
+	for range 4 {
+		v.SendDone()
+	}
+	v.RecvDone()
+	if err := errors.Join(v.Destroy(), cq.Destroy()); err != nil {
+		t.Fatal(err)
+	}
+	if k, err := cq.Dones(into); k != 0 || !errors.Is(err, vipl.ErrInvalidParameter) {
+		t.Errorf("destroyed: %d, %v", k, err)
+	}
+}
+
+// Lists allocate nothing.
+func TestListNoAllocation(t *testing.T) {
+	const count = 16
+	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
+	xa, xb := newBox(t, n.a.Nic, count, 64), newBox(t, n.b.Nic, count, 64)
+	for i := range count {
+		xa.prepare(i, 64)
+		xb.prepare(i, 64)
+	}
+	room := make([]*vipl.Descriptor, count)
+	take := func(done func([]*vipl.Descriptor) (int, error), other *vipl.Nic) {
+		for left := count; left > 0; {
+			k, err := done(room)
+			if err != nil && err != vipl.ErrNotDone {
+				t.Fatal(err)
+			}
+			left -= k
+			other.Poll()
+		}
+	}
+	if allocs := testing.AllocsPerRun(200, func() {
+		vb.PostRecvs(xb.desc, xb.region.Handle())
+		va.PostSends(xa.desc, xa.region.Handle())
+		take(vb.RecvDones, n.a.Nic)
+		take(va.SendDones, n.b.Nic)
+	}); allocs != 0 {
+		t.Errorf("%v allocations for a list of %d messages", allocs, count)
+	}
+}

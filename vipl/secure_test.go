@@ -1,0 +1,347 @@
+package vipl_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"viaxdp/internal/lag"
+	"viaxdp/secure"
+	"viaxdp/vipl"
+	"viaxdp/wire"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// testPSK is a key made of one byte.
+func testPSK(t testing.TB, b byte) *vipl.PSK {
+	t.Helper()
+	k, err := vipl.NewPSK(bytes.Repeat([]byte{b}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// sealedNet is a configuration whose connections have a key, which changes often.
+func sealedNet(t testing.TB, c memoryConfig) memoryConfig {
+	c.psk, c.rekey = testPSK(t, 1), secure.Limits{Frames: 100}
+	return c
+}
+
+func TestPSKLength(t *testing.T) {
+	if k, err := vipl.NewPSK(make([]byte, 31)); k != nil || !errors.Is(err, vipl.ErrInvalidParameter) {
+		t.Errorf("31 bytes: %v, %v", k, err)
+	}
+}
+
+// Two VIs whose keys do not go together are not connected: both sides hear why, and
+// at once. With the same key they are.
+func TestKeysMustAgree(t *testing.T) {
+	one, two := testPSK(t, 1), testPSK(t, 2)
+	for _, c := range []struct {
+		name   string
+		a, b   *vipl.PSK // of the requester, or the lower address; of the acceptor
+		reason wire.CMReason
+	}{
+		{"neither", nil, nil, 0},
+		{"both the same", one, testPSK(t, 1), 0},
+		{"different", one, two, wire.CMReasonKey},
+		{"requester only", one, nil, wire.CMReasonPlain},
+		{"acceptor only", nil, two, wire.CMReasonNoKey},
+	} {
+		refused := func(t *testing.T, who string, err error) {
+			t.Helper()
+			switch {
+			case c.reason == 0 && err != nil:
+				t.Errorf("%s: %v", who, err)
+			case c.reason != 0 && (!errors.Is(err, vipl.ErrRejected) || !errors.Is(err, vipl.ErrSecurity) ||
+				!strings.Contains(err.Error(), c.reason.String())):
+				t.Errorf("%s: %v, want %q", who, err, c.reason)
+			}
+		}
+		make2 := func(t *testing.T) (n *memoryNet, va, vb *vipl.VI, after func()) {
+			n = newMemoryNet(t, memoryConfig{})
+			var err [2]error
+			va, err[0] = n.a.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: c.a}, nil, nil)
+			vb, err[1] = n.b.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: c.b}, nil, nil)
+			if err[0] != nil || err[1] != nil {
+				t.Fatal(err)
+			}
+			return n, va, vb, func() {
+				t.Helper()
+				want := vipl.Connected
+				if c.reason != 0 {
+					want = vipl.Idle
+				}
+				stateIs(t, va, want)
+				stateIs(t, vb, want)
+			}
+		}
+		t.Run(c.name, func(t *testing.T) {
+			n, va, vb, after := make2(t)
+			accepted := make(chan error, 1)
+			go func() {
+				in, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, patience)
+				if err == nil {
+					err = in.Accept(vb)
+				}
+				accepted <- err
+			}()
+			meter := lag.Start()
+			defer meter.Close()
+			start := meter.Mark()
+			_, err := request(va, address(n.b, "x"))
+			refused(t, "requester", err)
+			refused(t, "acceptor", <-accepted)
+			if start.Over(2 * time.Second) {
+				t.Errorf("it took %v", time.Since(start.At))
+			}
+			after()
+		})
+		t.Run(c.name+", peers", func(t *testing.T) {
+			n, va, vb, after := make2(t)
+			a, b := address(n.a, "left"), address(n.b, "right")
+			if err := errors.Join(va.ConnectPeerRequest(a, b, patience), vb.ConnectPeerRequest(b, a, patience)); err != nil {
+				t.Fatal(err)
+			}
+			_, errA := va.ConnectPeerWait()
+			_, errB := vb.ConnectPeerWait()
+			refused(t, "one", errA)
+			refused(t, "other", errB)
+			after()
+		})
+	}
+}
+
+// A VI's own key goes before that of the NIC handle.
+func TestOwnKeyFirst(t *testing.T) {
+	n := newMemoryNet(t, sealedNet(t, memoryConfig{}))
+	own := testPSK(t, 9)
+	va, err := n.a.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: own}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vb := newVI(t, n.b.Nic, vipl.ReliableDelivery)
+	go func() {
+		if in, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, patience); err == nil {
+			in.Accept(vb)
+		}
+	}()
+	_, err = request(va, address(n.b, "x"))
+	wantError(t, "other key than the handle's", err, vipl.ErrSecurity)
+	s := stateIs(t, vb, vipl.Idle)
+	s.Attributes.PSK = own
+	if err := vb.SetAttributes(s.Attributes); err != nil {
+		t.Fatal(err)
+	}
+	join(t, n.a.Nic, va, n.b.Nic, vb)
+}
+
+// Whatever the way does to frames, a connection with a key delivers what one
+// without does, while its keys change.
+func TestSealedStorms(t *testing.T) {
+	for _, long := range []bool{false, true} {
+		c := sealedNet(t, memoryConfig{})
+		if long {
+			c = sealedNet(t, longFrames)
+		}
+		eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+			t.Run(fmt.Sprintf("long=%v", long), func(t *testing.T) {
+				n, va, vb := connected(t, c, level)
+				all := level != vipl.UnreliableDelivery
+				n.wire.SetFaults(xdpnictest.Faults{Seed: 7, Loss: 0.03, Dup: 0.05, Reorder: 0.05, Corrupt: 0.05})
+				if arrived := stream(t, n, va, vb, 300, all); arrived == 0 {
+					t.Error("nothing arrived on a bad way")
+				}
+				n.wire.SetFaults(xdpnictest.Faults{})
+				stateIs(t, va, vipl.Connected)
+				stateIs(t, vb, vipl.Connected)
+				a, b := n.a.Counters(), n.b.Counters()
+				if a.Rekeyed == 0 || b.Forged == 0 || b.Replayed == 0 || b.Unsealed != 0 || a.Lent != 0 ||
+					long != (b.Chained > 0) || all && (a.Resent == 0 || b.Early == 0) {
+					t.Errorf("%+v\n%+v", a, b)
+				}
+			})
+		})
+	}
+}
+
+// RDMA, packs and connections between VIs of one queue are as ever.
+func TestSealedOperations(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb, xa, xb := rdmaPair(t, sealedNet(t, memoryConfig{}), level)
+		for k, size := range []int{0, 1, 64, 1400, 1401, 1425, boxSize} {
+			fillPattern(xa.buf[0][:size], k)
+			xa.desc[0].SetRDMAWrite(xb.remote(1), segment(xa, 0, size))
+			xa.desc[0].SetImmediate(uint32(k))
+			postRecv(t, vb, xb, 0, 16)
+			postDesc(t, va, xa, 0)
+			d, err := vb.RecvWait(patience)
+			checkDone(t, "immediate", d, err, vipl.StatusOpRemoteRDMAWrite|vipl.StatusImmediate)
+			checkPattern(t, xb.buf[1][:size], k)
+			sent(t, va, vipl.StatusOpRDMAWrite)
+			if level == vipl.UnreliableDelivery {
+				continue
+			}
+			fillPattern(xb.buf[3][:size], 100+k)
+			xa.desc[2].SetRDMARead(xb.remote(3), segment(xa, 2, size))
+			postDesc(t, va, xa, 2)
+			sent(t, va, vipl.StatusOpRDMARead)
+			checkPattern(t, xa.buf[2][:size], 100+k)
+		}
+		one, other := connect(t, n.a.Nic, n.a.Nic, level)
+		x, y := newBox(t, n.a.Nic, 8, 5000), newBox(t, n.a.Nic, 8, 5000)
+		transfer(t, one, other, x, y, 50, 5000)
+		transfer(t, one, other, x, y, 50, 16)
+		if err := one.Disconnect(); err != nil {
+			t.Error(err)
+		}
+		stateIs(t, other, vipl.Error)
+	})
+}
+
+// Of lengths at which a plain frame fits in a chunk and its sealed form may not,
+// every message arrives, by each operation.
+func TestSealedAroundAChunk(t *testing.T) {
+	_, va, vb, xa, xb := rdmaPair(t, sealedNet(t, longFrames), vipl.ReliableDelivery)
+	for size := 3970; size < 4110; size++ {
+		fillPattern(xa.buf[0][:size], size)
+		postRecv(t, vb, xb, 0, size)
+		postSend(t, va, xa, 0, size)
+		received(t, vb, 0)
+		sent(t, va, 0)
+		checkPattern(t, xb.buf[0][:size], size)
+		xa.desc[0].SetRDMAWrite(xb.remote(1), segment(xa, 0, size))
+		postDesc(t, va, xa, 0)
+		sent(t, va, vipl.StatusOpRDMAWrite)
+		xa.desc[2].SetRDMARead(xb.remote(1), segment(xa, 2, size))
+		postDesc(t, va, xa, 2)
+		sent(t, va, vipl.StatusOpRDMARead)
+		checkPattern(t, xa.buf[2][:size], size)
+	}
+}
+
+// Nothing that the program sends is on the wire as it is, in frames of one chunk or
+// of several, nor in a capture, which is of what is on the wire.
+func TestNothingInClear(t *testing.T) {
+	secret := []byte("what nobody else shall read")
+	for _, base := range []memoryConfig{{}, longFrames} {
+		for _, sealed := range []bool{false, true} {
+			c := base
+			if sealed {
+				c = sealedNet(t, base)
+			}
+			n, va, vb := connected(t, c, vipl.ReliableDelivery)
+			const size = 12_000
+			xa, xb := newBox(t, n.a.Nic, 1, size), newBox(t, n.b.Nic, 1, size)
+			var seen, plain atomic.Int64
+			watch := xdpnictest.Faults{Drop: func(frame []byte) bool {
+				var p wire.Packet
+				if p.Decode(frame) != nil || p.Kind != wire.KindSealed {
+					plain.Add(1)
+				}
+				if bytes.Contains(frame, secret) {
+					seen.Add(1)
+				}
+				return false
+			}}
+			n.a.queue.SetFaults(watch)
+			n.b.queue.SetFaults(watch)
+			var captured bytes.Buffer
+			done, ended := make(chan struct{}), make(chan error, 1)
+			tapped := make(chan struct{}) // closed with the first record
+			go func() {
+				ended <- n.a.Capture(writer(func(b []byte) (int, error) {
+					if captured.Len() == 0 {
+						close(tapped)
+					}
+					return captured.Write(b)
+				}), 1<<16, done)
+			}()
+			for n.a.Captures() == 0 {
+				runtime.Gosched()
+			}
+			copy(xa.buf[0], bytes.Repeat(secret, size/len(secret)))
+			postRecv(t, vb, xb, 0, size)
+			postSend(t, va, xa, 0, size)
+			received(t, vb, 0)
+			sent(t, va, 0)
+			if !bytes.Equal(xa.buf[0][:size], xb.buf[0][:size]) {
+				t.Error("other bytes arrived")
+			}
+			if err := va.Disconnect(); err != nil {
+				t.Error(err)
+			}
+			<-tapped
+			close(done)
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			if bytes.Contains(captured.Bytes(), secret) == sealed {
+				t.Errorf("sealed %v: the bytes are in %d captured, or not", sealed, captured.Len())
+			}
+			if got := seen.Load() > 0; got == sealed || (plain.Load() == 0) != sealed {
+				t.Errorf("sealed %v: the bytes were seen %d times, %d frames were plain", sealed, seen.Load(), plain.Load())
+			}
+		}
+	}
+}
+
+func TestSealedNoAllocation(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		noAllocation(t, memoryConfig{psk: testPSK(t, 1)}, level, 64, 3000)
+		long := longFrames
+		long.psk = testPSK(t, 1)
+		noAllocation(t, long, level, 64, 9000, 200_000)
+	})
+}
+
+// A port with few chunks for frames that it sends, all of them wanted twice, for
+// the plain frame and for the sealed one, gets on all the same over a bad way.
+func TestSealedWithFewChunks(t *testing.T) {
+	for _, chunks := range []int{16, 32, 64} {
+		t.Run(fmt.Sprint(chunks), func(t *testing.T) {
+			c := longFrames
+			c.arena, c.queue.TxChunks, c.noPacking = 8<<20, chunks, true
+			n, va, vb := connected(t, sealedNet(t, c), vipl.ReliableDelivery)
+			n.wire.SetFaults(xdpnictest.Faults{Seed: 3, Loss: 0.1})
+			const size, count = 50_000, 64
+			length := func(i int) int { return []int{size, 3000, 3000, 3000, 3000, 3000, 3000, 3000}[i%8] }
+			xa, xb := newBox(t, n.a.Nic, count, 64), newBox(t, n.b.Nic, count, size)
+			own := registered(t, n.a.Nic, count*size) // is copied, not lent
+			for round := range 3 {
+				fillPattern(own.buf[0], round)
+				for i := range count {
+					postRecv(t, vb, xb, i, size)
+				}
+				for i := range count {
+					s := own.segs[0]
+					s.Data, s.Length = s.Data+uint64(i*size), uint32(length(i))
+					xa.desc[i].SetSegments(s)
+					if err := va.PostSend(xa.desc[i], xa.region.Handle()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for i := range count {
+					received(t, vb, 0)
+					if !bytes.Equal(xb.buf[i][:length(i)], own.buf[0][i*size:][:length(i)]) {
+						t.Fatalf("round %d: message %d is another", round, i)
+					}
+					sent(t, va, 0)
+				}
+			}
+			if n.a.Counters().Resent == 0 {
+				t.Error("nothing was lost")
+			}
+		})
+	}
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(b []byte) (int, error) { return w(b) }

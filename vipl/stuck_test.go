@@ -1,0 +1,169 @@
+package vipl_test
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent"
+	"viaxdp/lane"
+	"viaxdp/vipl"
+)
+
+// A VI whose lane is full, since the program at its other end has stopped, does not
+// keep other VIs of the port from going on, whichever of them comes up first.
+func TestFullLaneHoldsNobodyElse(t *testing.T) {
+	const size, count = 64, 300 // more than a lane has room for
+	n := newMemoryNet(t, memoryConfig{noPacking: true, silence: time.Minute})
+	stuck, _ := connect(t, n.a.Nic, n.b.Nic, vipl.UnreliableDelivery)
+	n.a.MoveToLane(t, stuck, deafLane(t))
+	xs := newBox(t, n.a.Nic, count, size)
+	for i := range count {
+		postSend(t, stuck, xs, i, size)
+	}
+	if s := n.a.Status(); s.VIs[0].SendPosted+s.VIs[1%len(s.VIs)].SendPosted == 0 {
+		t.Fatalf("the lane is not full: %+v", s.VIs)
+	}
+	// The other VI has an acknowledgement waiting, and comes up, just as one more is
+	// posted on the VI that is stuck: from then on it is always behind.
+	const window = 600
+	va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+	xa, xb := newBox(t, n.a.Nic, window, size), newBox(t, n.b.Nic, window, size)
+	for i := range window {
+		postRecv(t, vb, xb, i, size)
+	}
+	for i := range window {
+		postSend(t, va, xa, i, size)
+	}
+	for i, end := 0, time.Now().Add(patience); i < window; {
+		if time.Now().After(end) {
+			t.Fatalf("%d of %d messages came", i, window)
+		}
+		if _, err := vb.RecvDone(); err == nil {
+			i++
+		}
+		n.a.ComesUp(stuck)
+	}
+}
+
+// deafLane is a lane at whose other end nobody takes anything.
+func deafLane(t *testing.T) *kagent.LaneEnd {
+	t.Helper()
+	fd, err := unix.MemfdCreate("lane", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := &kagent.LaneEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "lane")}
+	if err := end.Memory.Truncate(lane.Size); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []**os.File{&end.Wake, &end.Bell} {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		*f = os.NewFile(uintptr(fds[0]), "bell")
+		t.Cleanup(func() { _ = unix.Close(fds[1]) })
+	}
+	return end
+}
+
+// A VI that waits for room for a long frame, which takes many TX chunks at once,
+// while a peer that says nothing has most of them, does not keep other VIs from going
+// on by the few that are left. When that connection has ended it goes on, too.
+func TestLongFrameHoldsNobodyElse(t *testing.T) {
+	const long, size, window, silence = 60_000, 64, 600, time.Minute
+	c := longFrames
+	c.noPacking, c.silence = true, silence
+	c.queue.TxChunks = 80
+	n := newMemoryNet(t, c)
+	third := n.open(t, "c", c)
+	deaf, _ := connect(t, n.a.Nic, third.Nic, vipl.ReliableDelivery)
+	vl, _ := connect(t, n.a.Nic, n.b.Nic, vipl.UnreliableDelivery) // its data is copied
+	va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+	xd, xl := newBox(t, n.a.Nic, 80, size), newBox(t, n.a.Nic, 1, long)
+	xa, xb := newBox(t, n.a.Nic, window, size), newBox(t, n.b.Nic, window, size)
+	third.queue.Cut(true)
+	for i := range 80 {
+		postSend(t, deaf, xd, i, size)
+	}
+	postSend(t, vl, xl, 0, long)
+	for i := range window {
+		postRecv(t, vb, xb, i, size)
+	}
+	for i := range window {
+		postSend(t, va, xa, i, size)
+	}
+	for i, end := 0, time.Now().Add(patience); i < window; {
+		if time.Now().After(end) {
+			t.Fatalf("%d of %d messages came", i, window)
+		}
+		if _, err := vb.RecvDone(); err == nil {
+			i++
+		}
+		n.a.ComesUp(vl)
+	}
+	if d, err := vl.SendDone(); err != vipl.ErrNotDone {
+		t.Fatalf("the long frame has found room: %v %v", d, err)
+	}
+	if err := deaf.Disconnect(); err != nil {
+		t.Fatal(err)
+	}
+	sent(t, vl, 0)
+}
+
+// It gets its room although others take chunks one by one.
+func TestLongFrameAndShortOnes(t *testing.T) {
+	const size, depth, most = 60_000, 64, 20_000
+	c := longFrames
+	c.noPacking, c.silence = true, time.Minute
+	c.queue.TxChunks = 96 // as many as the short ones take
+	n := newMemoryNet(t, c)
+	vl, wl := connect(t, n.a.Nic, n.b.Nic, vipl.UnreliableDelivery) // its data is copied
+	vs, ws := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+	xl, yl := newBox(t, n.a.Nic, 1, size), newBox(t, n.b.Nic, 1, size)
+	xs, ys := newBox(t, n.a.Nic, 4*depth, 64), newBox(t, n.b.Nic, 4*depth, 64)
+	postRecv(t, wl, yl, 0, size)
+	for i := range 4 * depth {
+		postRecv(t, ws, ys, i, 64)
+	}
+	posted, sent, taken := 0, 0, 0
+	short := func() {
+		for posted-taken < 4*depth && posted-sent < 4*depth {
+			postSend(t, vs, xs, posted%(4*depth), 64)
+			posted++
+		}
+		for taken < posted {
+			if _, err := ws.RecvDone(); err != nil {
+				break
+			}
+			postRecv(t, ws, ys, taken%(4*depth), 64)
+			taken++
+			if taken%8 == 0 {
+				break // the receiver is slow
+			}
+		}
+		for sent < posted {
+			if _, err := vs.SendDone(); err != nil {
+				break
+			}
+			sent++
+		}
+	}
+	for range 100 {
+		short()
+	}
+	postSend(t, vl, xl, 0, size)
+	before := taken
+	for end := time.Now().Add(patience); ; short() {
+		if d, err := vl.SendDone(); err == nil {
+			t.Logf("sent after %d short messages: %v", taken-before, d.Status())
+			break
+		}
+		if taken-before > most || time.Now().After(end) {
+			t.Fatalf("%d short messages have gone since the long one was posted", taken-before)
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package vipl
+
+import (
+	"encoding/binary"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"viaxdp/xdpnic"
+)
+
+// A tap copies the frames of a port, both directions, to whoever captures.
+// Without one the engine looks at the length of a slice for each frame.
+//
+//	engine --> filling ==swap==> draining --> reader
+//
+// Both buffers are made when the tap is; a frame for which filling has no room
+// is counted and left out.
+type tap struct {
+	snaplen  int
+	id       uint32        // of the queue
+	wake     chan struct{} // filling is not empty
+	mu       sync.Mutex    // guards what follows; the engine holds it for a copy
+	filling  []byte
+	draining []byte
+	lost     uint64
+}
+
+const (
+	tapBuffer = 4 << 20
+	// tapHead is in front of a frame's bytes, little endian:
+	//
+	//	 0 time, ns since 1970 (64 bits)   8 frames lost before (64 bits)
+	//	16 NicStatus.ID   20 zero   24 length of the frame   28 bytes that follow
+	//	32 direction: 0 received, 1 sent   33 zeros
+	tapHead = 40
+)
+
+func newTap(snaplen int, id uint32) *tap {
+	return &tap{
+		snaplen: max(64, min(snaplen, 1<<17)), id: id, wake: make(chan struct{}, 1),
+		filling: make([]byte, 0, tapBuffer), draining: make([]byte, 0, tapBuffer),
+	}
+}
+
+// begin makes room for a frame of that length and writes its head. Under t.mu.
+func (t *tap) begin(size int, sent byte) bool {
+	kept := min(size, t.snaplen)
+	if cap(t.filling)-len(t.filling) < tapHead+kept {
+		t.lost++
+		return false
+	}
+	b := binary.LittleEndian.AppendUint64(t.filling, uint64(time.Now().UnixNano()))
+	b = binary.LittleEndian.AppendUint64(b, t.lost)
+	for _, v := range [...]uint32{t.id, 0, uint32(size), uint32(kept)} {
+		b = binary.LittleEndian.AppendUint32(b, v)
+	}
+	t.filling = append(b, sent, 0, 0, 0, 0, 0, 0, 0)
+	return true
+}
+
+// put copies a frame that lies in one piece or several.
+func (t *tap) put(sent byte, pieces ...[]byte) {
+	size := 0
+	for _, b := range pieces {
+		size += len(b)
+	}
+	t.mu.Lock()
+	if t.begin(size, sent) {
+		left := t.snaplen
+		for _, b := range pieces {
+			b = b[:min(len(b), left)]
+			t.filling = append(t.filling, b...)
+			left -= len(b)
+		}
+	}
+	t.mu.Unlock()
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+// tapReceived copies frames that arrived, of which a long one is several. Under
+// the port's lock.
+func (p *port) tapReceived(frames []xdpnic.Frame) {
+	var pieces [][]byte
+	for i := range frames {
+		pieces = append(pieces, frames[i].Data)
+		if frames[i].More {
+			continue
+		}
+		for _, t := range p.taps {
+			t.put(0, pieces...)
+		}
+		pieces = pieces[:0]
+	}
+}
+
+// tapLong is tapSent for a frame of several segments.
+func (p *port) tapLong(segs []xdpnic.Desc) {
+	var pieces [][]byte
+	for _, s := range segs {
+		pieces = append(pieces, p.mem[s.Addr:s.Addr+uint64(s.Len)])
+	}
+	p.tapSent(pieces...)
+}
+
+// tapSent copies a frame that was put on the TX ring. Under the port's lock.
+func (p *port) tapSent(pieces ...[]byte) {
+	for _, t := range p.taps {
+		t.put(1, pieces...)
+	}
+}
+
+// Capture writes a copy of every frame of the handle's queue, both directions, to
+// w until w fails, done is closed or the handle is; of a frame it keeps snaplen
+// bytes. The records are those that package viaxdp/internal/capture reads. The
+// engine copies each frame meanwhile, and leaves out those for which the writer
+// is too slow. Frames between VIs of one interface are not among them. It ends with
+// done, or when the last handle of the queue is closed.
+func (n *Nic) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
+	t := newTap(snaplen, n.port.id)
+	p := n.port
+	p.mu.Lock()
+	p.taps = append(p.taps, t)
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		i := slices.Index(p.taps, t)
+		p.taps = slices.Delete(p.taps, i, i+1)
+		p.mu.Unlock()
+	}()
+	for {
+		select {
+		case <-t.wake:
+		case <-done:
+			return nil
+		case <-p.closed:
+			return nil
+		}
+		t.mu.Lock()
+		t.filling, t.draining = t.draining[:0], t.filling
+		t.mu.Unlock()
+		if _, err := w.Write(t.draining); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package vipltest_test
+
+import (
+	"bytes"
+	"math/bits"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/nstest"
+	"viaxdp/internal/pairtest"
+	"viaxdp/internal/steer"
+	"viaxdp/kagent"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// TestQueuesOfNICs is about NICs with VIA_NICS_QUEUES queues, whose hash says on
+// which of them a frame comes in: a lease moves the indirection table and puts it
+// back, frames on a queue that is not the VI's are counted, and VIs on two queues
+// work at the same time.
+func TestQueuesOfNICs(t *testing.T) {
+	na, nb, name := nstest.NICs(t)
+	mode, err := xdpnic.ParseMode(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := strconv.Atoi(os.Getenv("VIA_NICS_QUEUES")); n < 2 {
+		t.Skip("VIA_NICS_QUEUES says of no NIC with several queues; go run ./vm --queues 2 has some")
+	}
+	open := func(t *testing.T, ns *nstest.NS, queue int, how kagent.Steering) *pairtest.End {
+		return pairtest.Open(t, ns, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
+			vipl.WithArena(arenaBytes), vipl.WithQueue(queue), vipl.WithSteering(how), vipl.WithSilence(20*time.Second))
+	}
+	tables := map[*nstest.NS]*table{na: openTable(t, na), nb: openTable(t, nb)}
+
+	t.Run("steering", func(t *testing.T) {
+		before := tables[na].get(t)
+		t.Run("leased", func(t *testing.T) {
+			e := open(t, na, 1, kagent.SteerByRSS)
+			if info := e.Nic.Info(); info.Steered != "rss" || info.Queue != 1 {
+				t.Errorf("steered by %q to queue %d", info.Steered, info.Queue)
+			}
+			if now := tables[na].get(t); slices.Contains(now, 0) {
+				t.Errorf("the lease's table: %v", now)
+			}
+		})
+		if now := tables[na].get(t); !slices.Equal(now, before) {
+			t.Errorf("table %v after the lease, %v before", now, before)
+		}
+	})
+
+	// From here on the table is the test's.
+	var ends [2][2]*pairtest.End // by queue, side
+	for queue := range ends {
+		for side, ns := range []*nstest.NS{na, nb} {
+			ends[queue][side] = open(t, ns, queue, kagent.SteerOff)
+		}
+	}
+	families := []struct {
+		name string
+		host [2]netip.Addr
+	}{{"IPv4", [2]netip.Addr{na.IPv4, nb.IPv4}}, {"IPv6", [2]netip.Addr{na.IPv6, nb.IPv6}}}
+	var slots [2][2]int // in the receiving side's table, by side, family
+	for f, family := range families {
+		a, b := pairtest.Join(t, ends[0][0], ends[0][1], family.host[1], vipl.UnreliableDelivery)
+		slots[0][f] = tables[na].slot(t, b, a)
+		slots[1][f] = tables[nb].slot(t, a, b)
+		t.Logf("%s: slots %d and %d of the tables", family.name, slots[0][f], slots[1][f])
+	}
+	for side, ns := range []*nstest.NS{na, nb} {
+		if slots[side][0] == slots[side][1] { // one of 128 keys of the hash
+			t.Logf("%s puts both addresses in one slot: no two queues this time", ns.Name)
+			return
+		}
+		tables[ns].set(t, func(i int) bool { return i == slots[side][1] })
+	}
+	var pairs [2][2]*pairtest.End
+	for queue, family := range families {
+		pairs[queue][0], pairs[queue][1] = pairtest.Join(t, ends[queue][0], ends[queue][1], family.host[1], vipl.ReliableDelivery)
+	}
+	before := wrongQueue(t, ends[0][0], ends[0][1])
+	t.Run("two queues", func(t *testing.T) {
+		for _, p := range pairs {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				for i := range 40 {
+					message := bytes.Repeat([]byte{byte(i)}, 1+i*pairtest.Size/40)
+					for _, way := range [][2]*pairtest.End{{p[0], p[1]}, {p[1], p[0]}} {
+						if got := way[0].Send(t, way[1], message); !bytes.Equal(got, message) {
+							t.Fatalf("message %d: %d bytes arrived, %d sent, or not the same", i, len(got), len(message))
+						}
+					}
+				}
+			})
+		}
+	})
+	if now := wrongQueue(t, ends[0][0], ends[0][1]); now != before {
+		t.Errorf("%d frames came in on the other queue", now-before)
+	}
+}
+
+// wrongQueue is how many frames the demux programs of the sides have counted that
+// came in on a queue that is not the socket's.
+func wrongQueue(t *testing.T, sides ...*pairtest.End) (sum uint64) {
+	t.Helper()
+	for _, e := range sides {
+		n, ok := e.Nic.Status().Demux["queue"]
+		if !ok {
+			t.Fatal("the demux program does not tell what came in on another queue")
+		}
+		sum += n
+	}
+	return sum
+}
+
+// table is the indirection table of a NIC; the test's end puts it back.
+type table struct {
+	nic  *steer.Interface
+	size int
+}
+
+func openTable(t *testing.T, ns *nstest.NS) *table {
+	t.Helper()
+	x := &table{}
+	if err := ns.Do(func() (err error) {
+		x.nic, err = steer.Open(ns.Name)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	was := x.get(t)
+	x.size = len(was)
+	t.Cleanup(func() {
+		if err := x.nic.SetTable(was); err != nil {
+			t.Error(err)
+		}
+		if err := x.nic.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return x
+}
+
+func (x *table) get(t *testing.T) []uint32 {
+	t.Helper()
+	now, err := x.nic.Table()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return now
+}
+
+// set puts the slots for which it is true on queue 1, all others on queue 0.
+func (x *table) set(t *testing.T, one func(slot int) bool) {
+	t.Helper()
+	to := make([]uint32, x.size)
+	for i := range to {
+		if one(i) {
+			to[i] = 1
+		}
+	}
+	if err := x.nic.SetTable(to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// slot finds where in to's table the frames of a connection are whose VI is on
+// queue 0, bit by bit: either a message arrives, or the demux program counts it.
+func (x *table) slot(t *testing.T, from, to *pairtest.End) (slot int) {
+	t.Helper()
+	posted := false
+	for bit := range bits.Len(uint(x.size - 1)) {
+		x.set(t, func(i int) bool { return i>>bit&1 == 1 })
+		before := wrongQueue(t, to)
+		message := []byte{byte(bit), 1, 2, 3}
+		if posted { // the receive of a message that did not arrive
+			from.PostSend(t, message)
+		} else {
+			from.Post(t, to, message)
+		}
+		for end := time.Now().Add(20 * time.Second); ; {
+			_, err := to.VI.RecvDone()
+			if err == nil {
+				posted = false
+				break
+			}
+			if err != vipl.ErrNotDone {
+				t.Fatal(err)
+			}
+			if wrongQueue(t, to) > before {
+				slot |= 1 << bit
+				posted = true
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("bit %d: the message neither arrived nor was it counted on another queue", bit)
+			}
+		}
+		if got := from.Sent(t, to); !posted && !bytes.Equal(got, message) {
+			t.Fatalf("bit %d: % x arrived", bit, got)
+		}
+	}
+	return slot
+}
