@@ -1,6 +1,7 @@
 package mvich
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -25,9 +26,8 @@ import (
 // on its VI.
 
 const (
-	listenTurn = 50 * time.Millisecond // how long Finalize may wait for the listener
-	callTurn   = 2 * time.Second       // how long one request may take
-	absence    = 2 * time.Second       // after which a rank that does not listen is taken for dead
+	callTurn   = 2 * time.Second // how long one request may take
+	absence    = 2 * time.Second // after which a rank that does not listen is taken for dead
 	retryLeast = time.Millisecond
 	retryMost  = 50 * time.Millisecond
 )
@@ -45,25 +45,18 @@ func (a netAddress) vipl() vipl.NetAddress {
 
 // listen admits callers until the world stops.
 func (w *World) listen() {
+	defer w.callers.Close()
 	for !w.stopping() {
-		conn, err := w.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte(w.self().host.token)}, listenTurn)
-		switch {
-		case err == nil:
+		conn, err := w.callers.Wait(w.life)
+		if err == nil {
 			w.tasks.Go(func() { w.admit(conn) })
-		case !errors.Is(err, vipl.ErrTimeout): // the NIC was closed, or cannot
-			w.pause(listenTurn)
+		} else { // it stops, or the NIC was closed, or cannot
+			w.pause(retryMost)
 		}
 	}
 }
 
-func (w *World) stopping() bool {
-	select {
-	case <-w.stop:
-		return true
-	default:
-		return false
-	}
-}
+func (w *World) stopping() bool { return w.life.Err() != nil }
 
 // pause waits for d, or the world's end.
 func (w *World) pause(d time.Duration) {
@@ -71,7 +64,7 @@ func (w *World) pause(d time.Duration) {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-w.stop:
+	case <-w.life.Done():
 	}
 }
 
@@ -90,15 +83,22 @@ func (w *World) admit(conn *vipl.Conn) {
 	w.mu.Unlock()
 	err := conn.Accept(l.vi)
 	w.mu.Lock()
+	w.admitted(p, l, conn.RemoteAttributes(), err)
+}
+
+// admitted ends an admission, which has failed with err or not.
+func (w *World) admitted(p *peer, l *link, theirs vipl.RemoteAttributes, err error) {
 	switch {
 	case p.link != l: // it has broken already, or the world ends
 		w.retire(l)
 	case err == nil:
-		w.join(p, conn.RemoteAttributes())
+		w.join(p, theirs)
 	default:
 		p.state, p.link = apart, nil
+		p.control = fifo[packet]{} // the next connection has its own news
 		w.retire(l)
 		w.callIfNeeded(p)
+		w.announce()
 	}
 }
 
@@ -108,7 +108,7 @@ func (w *World) prepareAdmission(p *peer) *link {
 	if p == nil || p.state != apart || p.calling && w.rank < p.rank || w.stopping() {
 		return nil
 	}
-	l, err := w.idleLink(p)
+	l, err := w.newLink(p)
 	if err != nil {
 		return nil
 	}
@@ -118,18 +118,8 @@ func (w *World) prepareAdmission(p *peer) *link {
 	}
 	p.state, p.link = admitting, l
 	p.credits, p.owed = 0, 0 // the first packet of the caller brings ours; it knows of its own
+	w.tellAll(p)
 	return l
-}
-
-// idleLink takes a link that an admission left behind, or makes one.
-func (w *World) idleLink(p *peer) (*link, error) {
-	if n := len(w.idle); n > 0 {
-		l := w.idle[n-1]
-		w.idle = w.idle[:n-1]
-		l.peer = p
-		return l, nil
-	}
-	return w.newLink(p)
 }
 
 // join takes p's link, which is connected, into use.
@@ -191,7 +181,9 @@ func (w *World) tryCall(p *peer) error {
 		return err
 	}
 	w.mu.Unlock()
-	theirs, err := l.vi.ConnectRequest(w.self().host.vipl(), p.host.vipl(), callTurn)
+	ctx, cancel := context.WithTimeout(w.life, callTurn)
+	theirs, err := l.vi.ConnectRequestContext(ctx, w.self().host.vipl(), p.host.vipl())
+	cancel()
 	w.mu.Lock()
 	switch {
 	case p.state != apart || w.stopping(): // it has called meanwhile
@@ -203,7 +195,9 @@ func (w *World) tryCall(p *peer) error {
 		return err
 	}
 	p.calling = false
-	p.link, p.credits, p.owed = l, w.set.credits, w.set.credits
+	p.state, p.link = joined, l
+	p.credits, p.owed = w.set.credits, w.set.credits
+	w.tellAll(p)
 	if err := w.stock(l); err != nil {
 		w.lose(p, err)
 		return nil

@@ -10,7 +10,8 @@ package mvich
 //  2. The last credit goes only with a packet that brings credits. So of two
 //     ranks without a packet between them never both are without credit: the
 //     one whose packet came last gave the other one at least.
-//  3. noopAt is at most what is owed to a peer that has but its reserve.
+//  3. noopAt is at most what is owed to a peer that has but its reserve, where fewer
+//     than the reserve are still to be posted (repost).
 //
 // With nothing on the way, a rank that waits for credits is owed noopAt at
 // least by its peer; and one of the two has a credit to say so with (rule 2),

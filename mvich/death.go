@@ -1,6 +1,7 @@
 package mvich
 
 import (
+	"fmt"
 	"slices"
 
 	"viaxdp/vipl"
@@ -13,25 +14,54 @@ import (
 // it and receives from it, receives from anybody in a communicator that it is a
 // member of, until Acknowledge, and collective operations there. All others go
 // on.
+//
+// One death makes others: a rank that hears of it gives up, leaves, and is missed
+// by ranks that have not heard yet. So whoever leaves has told of the deaths that it
+// knows, on the connection that ends; a new connection begins with them; and where
+// several are missed, the error is about the first: news comes on the way on which
+// it spreads, so that no rank hears of a death before that which it follows from.
 
 // lose takes p for dead.
 func (w *World) lose(p *peer, cause error) {
 	if p.gone() {
 		return
 	}
-	p.cause = cause
+	p.cause = p.after(cause)
+	w.dead = append(w.dead, p)
 	w.part(p, dead)
 	w.stats.Deaths++
 	for _, q := range w.peers {
-		w.queueControl(q, packet{header: header{kind: kindDead, tag: int32(p.rank)}})
+		w.tell(q, p)
+	}
+}
+
+// tell tells q of p's death.
+func (w *World) tell(q, p *peer) {
+	w.queueControl(q, packet{header: header{kind: kindDead, tag: int32(p.rank)}})
+}
+
+// tellAll tells q of the deaths so far, ahead of those to come: a connection begins
+// with them.
+func (w *World) tellAll(q *peer) {
+	for _, p := range w.dead {
+		w.tell(q, p)
 	}
 }
 
 // leave takes p's good-bye.
 func (w *World) leave(p *peer) {
 	if !p.gone() {
+		p.cause = p.after(errLeft)
 		w.part(p, left)
 	}
+}
+
+// after names what p went after, where it has told of a death.
+func (p *peer) after(cause error) error {
+	if p.told == nil || p.told == p {
+		return cause
+	}
+	return fmt.Errorf("%w, having told that %w", cause, p.told.lost())
 }
 
 // part ends everything with p, which is gone in that way.
@@ -138,7 +168,11 @@ func (w *World) takeDead(from *peer, h *header) {
 	if rank < 0 || rank >= len(w.peers) || rank == w.rank {
 		return
 	}
-	w.lose(w.peers[rank], &RankError{Rank: rank, Err: errTold(from.rank)})
+	p := w.peers[rank]
+	w.lose(p, errTold(from.rank))
+	if from.told == nil {
+		from.told = p
+	}
 }
 
 // collapse ends everything: the NIC is gone, and err says why.
@@ -189,20 +223,21 @@ func (c *Comm) Acknowledge() {
 }
 
 // unacknowledged is the error for receives from AnySource while a member is dead
-// that Acknowledge has not taken note of.
+// that Acknowledge has not taken note of: the first that died.
 func (c *Comm) unacknowledged() error {
-	for i, rank := range c.group {
-		if p := c.w.peers[rank]; p.state == dead && !c.known[i] {
+	for _, p := range c.w.dead {
+		if i := c.rankOf(p.rank); i >= 0 && !c.known[i] {
 			return p.lost()
 		}
 	}
 	return nil
 }
 
-// broken is the error for collective operations when a member is dead.
+// broken is the error for collective operations when a member is dead: the first
+// that died.
 func (c *Comm) broken() error {
-	for _, rank := range c.group {
-		if p := c.w.peers[rank]; p.state == dead {
+	for _, p := range c.w.dead {
+		if c.rankOf(p.rank) >= 0 {
 			return p.lost()
 		}
 	}

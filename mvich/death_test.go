@@ -3,6 +3,7 @@ package mvich_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -15,8 +16,8 @@ import (
 // of each other, and the dead give back what they still can.
 func dyingJob(t *testing.T, n int, dead ...int) *job {
 	t.Helper()
-	j := newJob(t, n, jobConfig{dying: true, silence: 400 * time.Millisecond, options: func(int) []mvich.Option {
-		return []mvich.Option{mvich.WithSpin(50), mvich.WithPatience(2 * time.Second)}
+	j := newJob(t, n, jobConfig{dying: true, silence: 2 * time.Second, options: func(int) []mvich.Option {
+		return []mvich.Option{mvich.WithSpin(50), mvich.WithPatience(10 * time.Second)}
 	}})
 	t.Cleanup(func() {
 		for _, rank := range dead {
@@ -141,6 +142,92 @@ func TestDeathInCollective(t *testing.T) {
 				return wantLost("finalize", j.worlds[rank].Finalize(), victim)
 			})
 		})
+	}
+}
+
+// A rank that gives up because another one has died is missed, too; what fails for
+// both names the one that died first, and what fails for it alone says so.
+func TestRootCause(t *testing.T) {
+	const n, victim, follower = 4, 3, 0
+	j := dyingJob(t, n, victim, follower)
+	j.run(t, func(c *mvich.Comm) error { // all are connected with all
+		for k := 1; k < n; k++ {
+			if _, err := c.Sendrecv(nil, (c.Rank()+k)%n, 1, nil, (c.Rank()+n-k)%n, 1); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	j.hosts[victim].nic.Close()
+	each(t, victim, func(rank int) error {
+		_, err := j.worlds[rank].Comm().Recv(nil, victim, 1)
+		return wantLost("receive", err, victim)
+	})
+	j.hosts[follower].nic.Close()
+	each(t, victim, func(rank int) error {
+		if rank == follower {
+			return nil
+		}
+		c := j.worlds[rank].Comm()
+		_, err := c.Recv(nil, follower, 1)
+		if err := wantLost("receive of the follower", err, follower); err != nil {
+			return err
+		}
+		if err := wantLost("its cause", errors.Unwrap(err), victim); err != nil {
+			return err
+		}
+		_, err = c.Recv(nil, mvich.AnySource, 1)
+		return errors.Join(wantLost("receive of anybody", err, victim), wantLost("barrier", c.Barrier(), victim),
+			wantLost("finalize", j.worlds[rank].Finalize(), victim))
+	})
+}
+
+// Who connects later hears of those that are dead already.
+func TestLateConnection(t *testing.T) {
+	const victim = 2
+	j := dyingJob(t, 3, victim)
+	j.hosts[victim].nic.Close()
+	late := make(chan struct{})
+	each(t, victim, func(rank int) error {
+		c := j.worlds[rank].Comm()
+		if rank == 0 {
+			err := wantLost("send", c.Send(nil, victim, 1), victim)
+			close(late)
+			_, received := c.Recv(nil, 1, 1)
+			return errors.Join(err, received)
+		}
+		<-late
+		if dead := c.Dead(); len(dead) > 0 {
+			return fmt.Errorf("dead before it has asked anybody: %v", dead)
+		}
+		if err := c.Send(nil, 0, 1); err != nil {
+			return err
+		}
+		for end := time.Now().Add(patience / 2); ; time.Sleep(time.Millisecond) {
+			if dead := c.Dead(); len(dead) == 1 && dead[0] == victim {
+				return nil
+			} else if time.Now().After(end) {
+				return fmt.Errorf("dead: %v", dead)
+			}
+			c.Iprobe(0, 2) // progress
+		}
+	})
+	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+}
+
+// Who is being admitted hears of deaths in their order, of those before and of those
+// meanwhile, and of a good-bye last; of nothing twice where it has to come again.
+func TestNewsInOrder(t *testing.T) {
+	j := dyingJob(t, 4, 0, 1, 2, 3)
+	news, left, err := mvich.NewsOfAdmission(j.worlds[0], 1, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(news, []int{2, 3, -1}) || left > 0 {
+		t.Errorf("it is told %v, and %d of it again", news, left)
+	}
+	for rank := 1; rank < 4; rank++ {
+		j.hosts[rank].nic.Close()
 	}
 }
 

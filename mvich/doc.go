@@ -33,9 +33,13 @@
 //	copies 2             2                    0                    0
 //
 //	size <= threshold, and the receiver is not full ... Eager
+//	else, memory of Alloc, where frames are long ...... RPUT
 //	else, if both sides' VIs do RDMA reads ............ RGET
 //	else, if the receiver's VI takes RDMA writes ...... RPUT
 //	else, or where memory cannot be registered ........ R3
+//
+// Memory of Alloc is written because the NIC sends it as it lies there, and copies
+// what it is asked for by an RDMA read.
 //
 // Copies are those between the program's memory and vbufs; below them is what
 // vipl says of its own. The threshold is 5000 bytes (WithThreshold,
@@ -84,8 +88,10 @@
 //
 // What others wait for is ready, done, finish, noop, and the news of deaths.
 //
-// Where nothing else goes to a peer that is owed half of the credits, a noop
-// does, after everything that has completed was handled. That two ranks which
+// What was read is posted again when nothing else is to be done, or when the vbufs
+// that were read are as many as the reserve: who waits for what a packet brought does
+// not wait for that. Where nothing else goes to a peer that is owed half of the
+// credits, a noop does, after everything that has completed was handled. That two ranks which
 // only send never stop for ever follows from three rules that credit.go
 // proves.
 //
@@ -123,6 +129,7 @@
 // # Files
 //
 //	world.go, launcher.go, options.go   a rank, and how ranks find each other
+//	crowd.go                            whether ranks share processors
 //	comm.go                             communicators
 //	send.go, recv.go, match.go          messages: begin, choose, match
 //	rendezvous.go, rdma.go              R3, RGET, RPUT

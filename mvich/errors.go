@@ -24,6 +24,10 @@ var (
 	ErrFinalized = errors.New("mvich: the world is finalized")
 	// ErrMixed: requests that are waited for together are of several worlds.
 	ErrMixed = errors.New("mvich: requests of several worlds")
+	// ErrMemory: memory that Alloc has not given.
+	ErrMemory = errors.New("mvich: not memory of this world")
+	// ErrBusy: a message uses the memory.
+	ErrBusy = errors.New("mvich: the memory is in use: wait for its messages")
 	// ErrProtocol: a peer sent what no peer sends.
 	ErrProtocol = errors.New("mvich: protocol error")
 	// ErrSettings: an option or an environment variable has a value that is
@@ -36,7 +40,9 @@ var (
 )
 
 // RankError says that a rank has died, or cannot be reached, which is the same
-// to the others. Operations that involve it fail with it.
+// to the others. Operations that involve it fail with it; those that involve several
+// name the one that was missed first. Where a rank has gone because it had missed
+// another one, as far as it has told, Err wraps the RankError of that.
 type RankError struct {
 	Rank int   // in the world
 	Err  error // how it was noticed

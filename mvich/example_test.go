@@ -21,7 +21,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	nic, err := vipl.OpenNic(os.Getenv("VIA_INTERFACE"))
+	nic, err := vipl.OpenNic(os.Getenv(mvich.DeviceVariable))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func (w *World) quiet() bool {
 func (w *World) shut() error {
 	w.mu.Lock()
 	w.finalized = true
-	close(w.stop)
+	w.end()
 	for _, p := range w.peers {
 		if p.state == joined || p.state == admitting {
 			w.leave(p)

@@ -1,12 +1,14 @@
 package mvich_test
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
+	"viaxdp/internal/lag"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
 )
@@ -22,15 +24,17 @@ type stranger struct {
 
 const strangerBuffer = 16 << 10
 
-// newStranger makes a job of a proper rank 0 and a stranger as rank 1, who
-// calls it.
-func newStranger(t *testing.T) (*mvich.World, *stranger) {
+// strangersToken is what rank 1 has said to be called by.
+const strangersToken = "stranger"
+
+// besideStranger makes a job of a proper rank 0, and a rank 1 of which nothing is there
+// but what it has published, on the same NIC.
+func besideStranger(t *testing.T) (nic *vipl.Nic, w *mvich.World, theirs mvich.Launcher) {
 	t.Helper()
 	spare := newJob(t, 1, jobConfig{}) // for its NICs
 	launchers := mvich.Local(2)
-	nic := spare.hosts[0].nic
+	nic = spare.hosts[0].nic
 	terms := make(chan string, 1)
-	var w *mvich.World
 	each(t, 2, func(rank int) (err error) {
 		if rank == 0 {
 			w, err = mvich.Init(nic, capture{launchers[0], terms}, mvich.WithPatience(time.Second))
@@ -38,12 +42,19 @@ func newStranger(t *testing.T) (*mvich.World, *stranger) {
 		}
 		// It says of itself what the other one says, but for the token.
 		fields := strings.Split(<-terms, ",")
-		fields[1] = "stranger"
+		fields[1] = strangersToken
 		return errors.Join(launchers[1].Put("mvich-1", strings.Join(fields, ",")), launchers[1].Fence())
 	})
 	t.Cleanup(func() { w.Finalize() })
+	return nic, w, launchers[1]
+}
 
-	record, err := launchers[1].Get("mvich-0")
+// newStranger makes a job of a proper rank 0 and a stranger as rank 1, who
+// calls it.
+func newStranger(t *testing.T) (*mvich.World, *stranger) {
+	t.Helper()
+	nic, w, launcher := besideStranger(t)
+	record, err := launcher.Get("mvich-0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +82,7 @@ func newStranger(t *testing.T) (*mvich.World, *stranger) {
 		}
 	}
 	for range 500 {
-		_, err = s.vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte("stranger")},
+		_, err = s.vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(strangersToken)},
 			vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(token)}, time.Second)
 		if err == nil {
 			break
@@ -207,4 +218,32 @@ func TestPeerThatStops(t *testing.T) {
 		_, err := r.Wait()
 		return wantLost("receive", err, 1)
 	})
+}
+
+// A rank that ends while it calls one who does not answer does not wait for that.
+func TestEndWhileCalling(t *testing.T) {
+	nic, w, _ := besideStranger(t)
+	silent, err := nic.Listen(vipl.NetAddress{Discriminator: []byte(strangersToken)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	if _, err := w.Comm().Isend([]byte{1}, 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := silent.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	meter := lag.Start()
+	start := meter.Mark()
+	err = mvich.Shut(w)
+	meter.Close()
+	if err != nil {
+		t.Error(err)
+	}
+	if start.Over(mvich.CallTurn / 2) {
+		t.Errorf("it took %v", time.Since(start.At))
+	}
 }

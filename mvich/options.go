@@ -2,6 +2,7 @@ package mvich
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"time"
@@ -35,6 +36,14 @@ const (
 	DefaultUnexpected = 16 << 20 // bytes
 	DefaultSpin       = 10000    // polls, of some ten nanoseconds each
 
+	// SpinVariable is the environment variable for WithSpin where no option is
+	// given.
+	SpinVariable = "VIADEV_SPIN_COUNT"
+
+	// DeviceVariable is the environment variable that names a rank's interface, for
+	// programs that look there: via-xdp mpirun sets it.
+	DeviceVariable = "VIADEV_DEVICE"
+
 	// ThresholdVariable is the environment variable that sets the threshold
 	// where no option does.
 	ThresholdVariable = "VIADEV_RENDEZVOUS_THRESHOLD"
@@ -47,6 +56,9 @@ const (
 	maxCredits   = 256 // two such windows and the RDMA operations fit into a work queue
 	minVbuf      = 8 << 10
 )
+
+// spinUnsaid: nobody has said how often to poll.
+const spinUnsaid = math.MinInt
 
 type settings struct {
 	protocol   Protocol
@@ -88,9 +100,9 @@ func WithRegistered(bytes int) Option { return func(s *settings) { s.registered 
 // DefaultUnexpected without it.
 func WithUnexpected(bytes int) Option { return func(s *settings) { s.unexpected = bytes } }
 
-// WithSpin sets how often a call that waits polls before it waits in the
-// completion queue, which spins for a while, too, and then sleeps; DefaultSpin
-// without it. Where there are more ranks than processors, few polls are better.
+// WithSpin sets how often at most a call that waits polls before it waits in the
+// completion queue, which spins for a while, too, and then sleeps. It polls less
+// often where that has not paid lately. Without it DefaultSpin, and 0 where the job has more ranks on this machine than processors.
 func WithSpin(polls int) Option { return func(s *settings) { s.spin = polls } }
 
 // WithRDMA says whether peers may read and write memory of this rank. Both
@@ -104,14 +116,18 @@ func WithPatience(d time.Duration) Option { return func(s *settings) { s.patienc
 func makeSettings(opts []Option) (settings, error) {
 	s := settings{
 		threshold: DefaultThreshold, credits: DefaultCredits, registered: DefaultRegistered,
-		unexpected: DefaultUnexpected, spin: DefaultSpin, read: true, write: true, patience: 10 * time.Second,
+		unexpected: DefaultUnexpected, spin: spinUnsaid, read: true, write: true, patience: 10 * time.Second,
 	}
-	if v := os.Getenv(ThresholdVariable); v != "" {
+	for name, value := range map[string]*int{ThresholdVariable: &s.threshold, SpinVariable: &s.spin} {
+		v := os.Getenv(name)
+		if v == "" {
+			continue
+		}
 		n, err := strconv.Atoi(v)
 		if err != nil {
-			return s, fmt.Errorf("%w: %s=%q: want a number of bytes", ErrSettings, ThresholdVariable, v)
+			return s, fmt.Errorf("%w: %s=%q: want a number", ErrSettings, name, v)
 		}
-		s.threshold = n
+		*value = n
 	}
 	for _, f := range opts {
 		f(&s)
@@ -123,10 +139,21 @@ func makeSettings(opts []Option) (settings, error) {
 		return s, fmt.Errorf("%w: %d credits: %d to %d", ErrSettings, s.credits, minCredits, maxCredits)
 	case s.protocol > RPUT:
 		return s, fmt.Errorf("%w: %v", ErrSettings, s.protocol)
-	case s.registered < 0 || s.unexpected < 0 || s.spin < 0 || s.patience <= 0:
+	case s.registered < 0 || s.unexpected < 0 || s.spin < 0 && s.spin != spinUnsaid || s.patience <= 0:
 		return s, fmt.Errorf("%w: a negative number, or no patience", ErrSettings)
 	}
 	return s, nil
+}
+
+// settle chooses what no option says, when it is known whether ranks have to share
+// processors.
+func (s *settings) settle(crowded bool) {
+	if s.spin != spinUnsaid {
+		return
+	}
+	if s.spin = DefaultSpin; crowded {
+		s.spin = 0
+	}
 }
 
 // vbufSize is the size of a packet in bytes, all headers included.

@@ -25,7 +25,8 @@ type peer struct {
 	rank  int
 	host  netAddress
 	state condition
-	cause error // why it is dead
+	cause error // why it is gone
+	told  *peer // the first whose death it has told of
 	link  *link // when admitting or joined
 
 	calling  bool // a goroutine tries to connect
@@ -63,12 +64,7 @@ func (p *peer) idle() bool {
 func (p *peer) gone() bool { return p.state == left || p.state == dead }
 
 // lost is the error of operations that involve a peer that is gone.
-func (p *peer) lost() error {
-	if p.state == left {
-		return &RankError{Rank: p.rank, Err: errLeft}
-	}
-	return &RankError{Rank: p.rank, Err: p.cause}
-}
+func (p *peer) lost() error { return &RankError{Rank: p.rank, Err: p.cause} }
 
 // link is a VI and what is posted on it. A peer may have had several, of which
 // the last one counts.
@@ -88,7 +84,7 @@ func (w *World) newLink(p *peer) (*link, error) {
 		return nil, err
 	}
 	l := &link{peer: p, vi: vi}
-	w.links[vi] = l
+	vi.SetValue(l)
 	return l, nil
 }
 
@@ -138,8 +134,7 @@ func (w *World) retire(l *link) {
 }
 
 // dismantle takes back the buffers of a link whose VI is disconnected, and
-// destroys the VI. One that was never connected keeps its receives, which
-// VIPL gives no way to take back: it is the next one that accepts.
+// destroys the VI.
 func (w *World) dismantle(l *link) {
 	for d, _ := l.vi.SendDone(); d != nil; d, _ = l.vi.SendDone() {
 		w.pool.put(l.sends.pop())
@@ -147,10 +142,5 @@ func (w *World) dismantle(l *link) {
 	for d, _ := l.vi.RecvDone(); d != nil; d, _ = l.vi.RecvDone() {
 		w.pool.put(l.recvs.pop())
 	}
-	if l.recvs.len() > 0 {
-		w.idle = append(w.idle, l)
-		return
-	}
-	delete(w.links, l.vi)
 	l.vi.Destroy()
 }

@@ -383,3 +383,11 @@ func TestWrongArguments(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A sleep that Wake has ended, for a rank that had nothing to find, changes nothing.
+func TestSpinAfterWake(t *testing.T) {
+	j := newJob(t, 1, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(1000)} }})
+	if before, after := mvich.SpinAfterWake(j.worlds[0]); after != before {
+		t.Errorf("it polled %d times, now %d", before, after)
+	}
+}

@@ -24,27 +24,27 @@ const (
 // progress handles what has completed and sends what became possible. It says
 // whether there was anything.
 func (w *World) progress() bool {
-	n := 0
-	for ; n < turn; n++ {
-		vi, recv, err := w.cq.Done()
-		if err != nil {
-			break
-		}
-		w.handle(vi, recv)
+	n, _ := w.cq.Dones(w.completions[:])
+	for _, c := range w.completions[:n] {
+		w.handle(c.VI, c.Recv)
+	}
+	w.endTurn(n == 0)
+	return n > 0
+}
+
+// endTurn does what the completions of a turn have left to do; idle: there were none.
+func (w *World) endTurn(idle bool) {
+	if idle || len(w.read) >= w.set.reserve() {
+		w.repost()
 	}
 	w.pushDirty()
-	return n > 0
 }
 
 // handle takes one completed descriptor.
 func (w *World) handle(vi *vipl.VI, recv bool) {
-	l := w.links[vi]
-	switch {
-	case l == nil:
-		w.bell.quiet(w, vi)
-	case recv:
+	if l := vi.Value().(*link); recv {
 		w.handleRecv(l)
-	default:
+	} else {
 		w.handleSend(l)
 	}
 }
@@ -66,17 +66,38 @@ func (w *World) handleRecv(l *link) {
 		return
 	}
 	err = w.receive(p, v.data[:d.Length])
-	if p.link == l && err == nil {
-		if err = w.postRecv(l, v); err == nil {
-			p.owed++
-			w.touch(p)
-			return
-		}
-	}
-	w.pool.put(v)
 	if err != nil && p.link == l {
 		w.lose(p, err)
 	}
+	w.read = append(w.read, readVbuf{l, v})
+}
+
+// readVbuf is a vbuf whose packet was taken, and the link on which it is to be posted
+// again: when nothing else is to be done, so that nobody waits for it who waits for
+// what the packet brought. Fewer than the reserve of credits lie here after a turn.
+type readVbuf struct {
+	link *link
+	vbuf *vbuf
+}
+
+// repost posts what was read, and owes the credits.
+func (w *World) repost() {
+	for i, r := range w.read {
+		w.read[i] = readVbuf{}
+		p := r.link.peer
+		if p.link != r.link { // it is gone
+			w.pool.put(r.vbuf)
+			continue
+		}
+		if err := w.postRecv(r.link, r.vbuf); err != nil {
+			w.pool.put(r.vbuf)
+			w.lose(p, err)
+			continue
+		}
+		p.owed++
+		w.touch(p)
+	}
+	w.read = w.read[:0]
 }
 
 func (w *World) handleSend(l *link) {
@@ -128,13 +149,49 @@ func (w *World) await(done func() bool) {
 			polls = 0
 			continue
 		}
-		if polls++; polls > w.set.spin {
+		if polls++; polls > w.pollsNow() {
 			w.sleep()
 			polls = 0
 		} else if polls%yieldAt == 0 {
 			w.mu.Unlock()
 			w.mu.Lock()
 		}
+	}
+}
+
+// bulkSpin is by how much longer a call polls while the data of a long message is
+// on the way: the piece that comes next takes longer than any packet.
+const bulkSpin = 16
+
+// pollsNow is how often a call polls in vain before it sleeps.
+func (w *World) pollsNow() int {
+	if len(w.numbered) > 0 {
+		return bulkSpin * w.spin
+	}
+	return w.spin
+}
+
+// Polling pays where what is waited for comes soon. Where it does not, because the
+// other rank computes, or because programs are more than processors, it takes the
+// processor from who has work to do, and the scheduler's favour from this rank, which
+// then is not there when something comes. So each time that a call has polled in
+// vain it polls half as often the next time, and where the sleep was short twice as
+// often, up to what the settings say. So often it tries now and then in any case: two
+// ranks that both sleep wait for each other's waking, and no sleep is short.
+const (
+	shortSleep = 100 * time.Microsecond
+	leastSpin  = 16
+	spinRetry  = 64 // sleeps between two full tries
+)
+
+// learn takes the length of a sleep, before which polling was in vain.
+func (w *World) learn(slept time.Duration) {
+	w.sleeps++
+	switch w.spin /= 2; {
+	case w.sleeps%spinRetry == 0:
+		w.spin = w.set.spin
+	case slept < shortSleep:
+		w.spin = min(max(4*w.spin, leastSpin), w.set.spin)
 	}
 }
 
@@ -148,13 +205,19 @@ func (w *World) sleep() {
 	}
 	w.asleep = true
 	w.mu.Unlock()
+	began := time.Now()
 	vi, recv, err := w.cq.Wait(longWait)
+	slept := time.Since(began)
 	w.mu.Lock()
 	w.asleep = false
+	if !errors.Is(err, vipl.ErrNotDone) { // woken: polling would have found nothing
+		w.learn(slept)
+	}
 	switch {
 	case err == nil:
 		w.handle(vi, recv)
-		w.pushDirty()
+		w.endTurn(false)
+	case errors.Is(err, vipl.ErrNotDone): // woken
 	case errors.Is(err, vipl.ErrTimeout):
 		w.callAwaited()
 	default: // the NIC was closed under the world
@@ -169,7 +232,7 @@ func (w *World) announce() {
 		w.changed.Broadcast()
 	}
 	if w.asleep {
-		w.bell.ring()
+		w.cq.Wake()
 	}
 }
 
@@ -211,45 +274,4 @@ func (w *World) callAwaited() {
 			w.call(w.peers[r.peer])
 		}
 	}
-}
-
-// bell wakes the goroutine that waits in the completion queue when another one
-// has done what it waits for: a send on a VI that is never connected, and so
-// completes at once.
-type bell struct {
-	vi   *vipl.VI
-	vbuf *vbuf
-	rung bool
-}
-
-func (b *bell) open(w *World) (err error) {
-	if b.vbuf, err = w.pool.get(); err != nil {
-		return err
-	}
-	b.vi, err = w.nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: w.tag}, w.cq, nil)
-	return err
-}
-
-func (b *bell) ring() {
-	if b.rung {
-		return
-	}
-	b.vbuf.desc.SetSegments()
-	b.rung = b.vi.PostSend(b.vbuf.desc, b.vbuf.home) == nil
-}
-
-// quiet takes the bell's completion, if vi is the bell.
-func (b *bell) quiet(w *World, vi *vipl.VI) {
-	if vi == b.vi {
-		vi.SendDone()
-		b.rung = false
-	}
-}
-
-func (b *bell) close(w *World) {
-	if b.vi == nil {
-		return
-	}
-	b.vi.SendDone()
-	b.vi.Destroy()
 }

@@ -12,6 +12,7 @@ type registration struct {
 	region     *vipl.Region
 	start, end uint64 // addresses
 	rights     rights
+	arena      bool   // of Alloc: it stays until it is freed, and frames are sent from it
 	users      int    // requests that hold it
 	lastUsed   uint64 // on the clock of registrations
 }
@@ -72,10 +73,16 @@ func (c *registrations) acquire(buf []byte, need rights) (*registration, error) 
 		return nil, err
 	}
 	r := &registration{region: region, start: start, end: end, rights: need, users: 1, lastUsed: c.clock}
-	c.sorted = slices.Insert(c.sorted, c.after(start), r)
+	c.insert(r)
 	c.bytes += len(buf)
 	return r, nil
 }
+
+func (c *registrations) insert(r *registration) {
+	c.sorted = slices.Insert(c.sorted, c.after(r.start), r)
+}
+
+func (c *registrations) remove(i int) { c.sorted = slices.Delete(c.sorted, i, i+1) }
 
 // release ends one acquire. The memory stays registered.
 func (c *registrations) release(r *registration) { r.users-- }
@@ -104,6 +111,13 @@ func (c *registrations) find(start, end uint64) *registration {
 	return nil
 }
 
+// inArena says whether buf is memory of Alloc.
+func (c *registrations) inArena(buf []byte) bool {
+	start := addressOf(buf)
+	r := c.find(start, start+uint64(len(buf)))
+	return r != nil && r.arena
+}
+
 // allow adds rights to those that peers have.
 func (c *registrations) allow(r *registration, need rights) error {
 	if r.rights&need == need {
@@ -129,7 +143,7 @@ func (c *registrations) makeRoom(n int) bool {
 	for c.bytes+n > c.limit {
 		oldest := -1
 		for i, r := range c.sorted {
-			if r.users == 0 && (oldest < 0 || r.lastUsed < c.sorted[oldest].lastUsed) {
+			if r.users == 0 && !r.arena && (oldest < 0 || r.lastUsed < c.sorted[oldest].lastUsed) {
 				oldest = i
 			}
 		}
@@ -141,7 +155,7 @@ func (c *registrations) makeRoom(n int) bool {
 			return false // descriptors of a connection that has just broken hold it
 		}
 		c.bytes -= int(r.end - r.start)
-		c.sorted = slices.Delete(c.sorted, oldest, oldest+1)
+		c.remove(oldest)
 	}
 	return true
 }

@@ -210,7 +210,7 @@ func (w *World) postPacket(p *peer, v *vbuf, n int) error {
 // now.
 func (w *World) launch(p *peer, r *Request) error {
 	h := header{context: r.context, tag: int32(r.tag), size: uint64(len(r.buf))}
-	protocol := w.choose(p, len(r.buf))
+	protocol := w.choose(p, r.buf)
 	if protocol != Eager {
 		return w.request(p, r, h, protocol)
 	}
@@ -233,8 +233,8 @@ func (w *World) launch(p *peer, r *Request) error {
 // failed is the error of a request that could not be sent.
 func (p *peer) failed(err error) error { return &RankError{Rank: p.rank, Err: err} }
 
-// choose picks the protocol for a message of n bytes. Everything can go by R3.
-func (w *World) choose(p *peer, n int) Protocol {
+// choose picks the protocol for a message. Everything can go by R3.
+func (w *World) choose(p *peer, buf []byte) Protocol {
 	forced := w.set.protocol
 	most := w.set.threshold
 	switch {
@@ -244,8 +244,10 @@ func (w *World) choose(p *peer, n int) Protocol {
 		most = 0
 	}
 	switch {
-	case n <= most:
+	case len(buf) <= most:
 		return Eager
+	case forced == Auto && p.canWrite && w.longFrames && w.regs.inArena(buf):
+		return RPUT
 	case p.canRead && (forced == Auto || forced == RGET):
 		return RGET
 	case p.canWrite && (forced == Auto || forced == RPUT):

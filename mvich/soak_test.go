@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -12,82 +14,136 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
+// messagesEnv says how many messages TestNothingIsLost sends; VIA_MESSAGES=1000000
+// takes minutes.
+const messagesEnv = "VIA_MESSAGES"
+
+// manyMessages is how many messages all ranks together send, in rounds of some
+// thousands.
+func manyMessages(t *testing.T) int {
+	text := os.Getenv(messagesEnv)
+	switch {
+	case text == "" && testing.Short():
+		return 1200
+	case text == "":
+		return 12000
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("%s=%q: want a number", messagesEnv, text)
+	}
+	return n
+}
+
 // Messages of random sizes in random numbers, by all protocols at once, with
 // loss: each arrives as it was, and afterwards nothing is missing, no credit, no
-// buffer, no request.
+// buffer, no request, no goroutine; and buffers do not become more and more.
 func TestNothingIsLost(t *testing.T) {
-	const ranks, credits = 4, 8
+	const ranks, credits, mostOfRound = 4, 8, 3000
 	faults := xdpnictest.Faults{Seed: 11, Loss: 0.005, Dup: 0.005, Reorder: 0.01, Jitter: 10 * time.Microsecond}
-	messages := 3000 // of each rank
-	if testing.Short() {
-		messages = 300
-	}
 	j := newJob(t, ranks, jobConfig{faults: faults, options: func(rank int) []mvich.Option {
 		return []mvich.Option{
 			mvich.WithCredits(credits), mvich.WithUnexpected(200_000), mvich.WithRegistered(300_000), mvich.WithSpin(50),
 			mvich.WithProtocol([]mvich.Protocol{mvich.Auto, mvich.R3, mvich.RGET, mvich.RPUT}[rank]),
 		}
 	}})
-	j.run(t, func(c *mvich.Comm) error {
-		// The sizes of what each rank sends to the next ones, in turns.
-		sizes := func(rank int) func() int {
-			rng := rand.New(rand.NewPCG(1, uint64(rank)))
-			return func() int { return int(1<<rng.IntN(17)) - 1 + rng.IntN(10) }
+	each := (manyMessages(t) + ranks - 1) / ranks
+	for round, left := uint64(1), each; left > 0; round++ {
+		n := min(left, mostOfRound)
+		j.run(t, func(c *mvich.Comm) error { return scatterAround(c, round, n) })
+		j.spotless(t, credits)
+		left -= n
+	}
+	for rank, w := range j.worlds {
+		s := w.Stats()
+		if s.RegisteredBytes > 300_000 || rank == 0 && (s.Eager == 0 || s.RGET == 0) || s.Vbufs > 1024 {
+			t.Errorf("rank %d: %+v", rank, s)
 		}
-		const window = 16
-		var out [window]*mvich.Request
-		var in [window]*mvich.Request
-		var got [window][]byte
-		var numbers [window]int
-		next := sizes(c.Rank())
-		theirs := make([]func() int, ranks)
-		for rank := range theirs {
-			theirs[rank] = sizes(rank)
+		if sent := s.Eager + s.R3 + s.RGET + s.RPUT; sent < uint64(each) {
+			t.Errorf("rank %d has sent %d messages, want %d at least", rank, sent, each)
 		}
-		for i := range messages {
-			k, away := i%window, 1+i%(ranks-1)
-			if i >= window {
-				if err := mvich.WaitAll(out[k], in[k]); err != nil {
-					return err
-				}
-				if err := check(got[k], numbers[k]); err != nil {
-					return err
-				}
-			}
-			b := make([]byte, next())
-			fill(b, i)
-			var err error
-			if out[k], err = c.Isend(b, (c.Rank()+away)%ranks, i); err != nil {
+	}
+}
+
+// scatterAround has each rank send n messages to the others in turns, and look at
+// what comes. Seed and rank say how long all of them are, and their content.
+func scatterAround(c *mvich.Comm, seed uint64, n int) error {
+	ranks := c.Size()
+	sizes := func(rank int) func() int {
+		rng := rand.New(rand.NewPCG(seed, uint64(rank)))
+		return func() int { return int(1<<rng.IntN(17)) - 1 + rng.IntN(10) }
+	}
+	const window = 16
+	var out, in [window]*mvich.Request
+	var got [window][]byte
+	var numbers [window]int
+	next := sizes(c.Rank())
+	theirs := make([]func() int, ranks)
+	for rank := range theirs {
+		theirs[rank] = sizes(rank)
+	}
+	for i := range n {
+		k, away := i%window, 1+i%(ranks-1)
+		if i >= window {
+			if err := mvich.WaitAll(out[k], in[k]); err != nil {
 				return err
 			}
-			from := (c.Rank() - away + ranks) % ranks
-			var n int
-			for rank := range theirs { // each rank has drawn once
-				if drawn := theirs[rank](); rank == from {
-					n = drawn
-				}
-			}
-			got[k], numbers[k] = make([]byte, n), i
-			if in[k], err = c.Irecv(got[k], from, i); err != nil {
-				return err
-			}
-		}
-		if err := mvich.WaitAll(append(out[:], in[:]...)...); err != nil {
-			return err
-		}
-		for k := range window {
 			if err := check(got[k], numbers[k]); err != nil {
 				return err
 			}
 		}
-		return nil
-	})
-	j.spotless(t, credits)
-	for rank, w := range j.worlds {
-		if s := w.Stats(); s.RegisteredBytes > 300_000 || rank == 0 && (s.Eager == 0 || s.RGET == 0) {
-			t.Errorf("rank %d: %+v", rank, s)
+		b := make([]byte, next())
+		fill(b, i)
+		var err error
+		if out[k], err = c.Isend(b, (c.Rank()+away)%ranks, i); err != nil {
+			return err
+		}
+		from := (c.Rank() - away + ranks) % ranks
+		var size int
+		for rank := range theirs { // each rank has drawn once
+			if drawn := theirs[rank](); rank == from {
+				size = drawn
+			}
+		}
+		got[k], numbers[k] = make([]byte, size), i
+		if in[k], err = c.Irecv(got[k], from, i); err != nil {
+			return err
 		}
 	}
+	if err := mvich.WaitAll(append(out[:], in[:]...)...); err != nil {
+		return err
+	}
+	for k := range min(n, window) {
+		if err := check(got[k], numbers[k]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Credits go back for all that a rank has taken before it leaves a call in which it
+// slept: the other one can send, while it computes.
+func TestCreditsBeforeLeaving(t *testing.T) {
+	j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option {
+		return []mvich.Option{mvich.WithCredits(4), mvich.WithSpin(0)}
+	}})
+	computes, over := make(chan struct{}), make(chan struct{})
+	j.run(t, func(c *mvich.Comm) error {
+		buf := make([]byte, 8)
+		times := func(f func() error) error { return errors.Join(f(), f()) }
+		send := func() error { return c.Send(buf, 1, 0) }
+		recv := func() error { _, err := c.Recv(buf, 0, 0); return err }
+		if c.Rank() == 1 {
+			err := times(recv)
+			close(computes)
+			<-over
+			return errors.Join(err, times(recv))
+		}
+		defer close(over)
+		err := times(send)
+		<-computes
+		return errors.Join(err, times(send))
+	})
 }
 
 // A short message costs the program no memory.

@@ -1,6 +1,7 @@
 package mvich_test
 
 import (
+	"fmt"
 	"testing"
 
 	"viaxdp/hugepages"
@@ -57,8 +58,51 @@ func TestVeth(t *testing.T) {
 				if err := everyUnrooted(c, 5000); err != nil {
 					return err
 				}
+				if err := arenaLends(w, nics[rank], mtu); err != nil {
+					return err
+				}
 				return w.Finalize()
 			})
 		})
 	}
+}
+
+// arenaLends sends a long message from memory of the arena and one from the
+// program's: only the first is written, and lent to the kernel, and only where
+// frames are long.
+func arenaLends(w *mvich.World, nic *vipl.Nic, mtu int) error {
+	const n = 1 << 20
+	arena, err := w.Alloc(n)
+	if err != nil {
+		return err
+	}
+	c, other := w.Comm(), 1-w.Rank()
+	long := mtu > 4096 && nic.Info().NIC.MultiBuffer
+	for _, test := range []struct {
+		out  []byte
+		lent bool
+	}{{make([]byte, n), false}, {arena, long}} {
+		fill(test.out, w.Rank())
+		if err := c.Barrier(); err != nil {
+			return err
+		}
+		in, before, frames := make([]byte, n), w.Stats(), nic.Counters().Lent
+		if _, err := c.Sendrecv(test.out, other, 1, in, other, 1); err != nil {
+			return err
+		}
+		if err := check(in, other); err != nil {
+			return err
+		}
+		if err := c.Barrier(); err != nil {
+			return err
+		}
+		after := w.Stats()
+		if written := after.RPUT - before.RPUT; written == 1 != test.lent || after.RGET-before.RGET+written != 1 {
+			return fmt.Errorf("%+v after %+v, written: %v", after, before, test.lent)
+		}
+		if lent := nic.Counters().Lent - frames; lent > n/9000 != test.lent {
+			return fmt.Errorf("%d frames were lent: %v", lent, test.lent)
+		}
+	}
+	return nil
 }

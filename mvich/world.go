@@ -1,6 +1,7 @@
 package mvich
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -20,23 +21,33 @@ type World struct {
 	tag      *vipl.Ptag
 	cq       *vipl.CQ
 
-	peers  []*peer // by rank
-	tokens map[string]*peer
-	stop   chan struct{} // closed when Finalize has begun
-	tasks  sync.WaitGroup
+	// longFrames: the NIC sends memory of its arena without a copy, if a VI
+	// writes it; what a VI reads from there it copies.
+	longFrames bool
+
+	peers   []*peer // by rank
+	tokens  map[string]*peer
+	callers *vipl.Listener
+	life    context.Context // ends when Finalize has begun
+	end     context.CancelFunc
+	tasks   sync.WaitGroup
 
 	mu       sync.Mutex // guards what follows, and the peers
 	changed  *sync.Cond // something is complete, or nobody waits in the completion queue
 	asleep   bool       // somebody does
 	others   int        // who wait for changed
 	assisted bool       // a goroutine makes progress for control packets that wait
-	bell     bell
+	spin     int        // polls in vain before a sleep, as far as they have paid lately
+	sleeps   uint       // of which learn knows
 
-	links map[*vipl.VI]*link
-	idle  []*link // VIs with receives that were never connected
+	dead []*peer    // in the order in which this rank has learned of it
+	read []readVbuf // to be posted again
+
 	pool  pool
 	regs  registrations
 	dirty []*peer // may have something to send
+
+	completions [turn]vipl.Completion // of progress
 
 	posted     []*Request // receives without a message, in order
 	unexpected []*message // messages without a receive, in order
@@ -95,9 +106,9 @@ func Init(nic *vipl.Nic, l Launcher, opts ...Option) (*World, error) {
 	}
 	w := &World{
 		nic: nic, launcher: l, rank: l.Rank(), set: set,
-		tokens: make(map[string]*peer), stop: make(chan struct{}),
-		links: make(map[*vipl.VI]*link), numbered: make(map[uint32]*Request),
+		tokens: make(map[string]*peer), numbered: make(map[uint32]*Request),
 	}
+	w.life, w.end = context.WithCancel(context.Background())
 	w.changed = sync.NewCond(&w.mu)
 	if err := w.open(); err != nil {
 		return nil, errors.Join(err, w.release())
@@ -116,12 +127,11 @@ func (w *World) open() (err error) {
 	if w.tag, err = w.nic.CreatePtag(); err != nil {
 		return err
 	}
+	info := w.nic.Info()
+	w.longFrames = info.NIC.MultiBuffer && info.MTU > info.NIC.Rings.FrameSize
 	w.pool = pool{nic: w.nic, tag: w.tag, size: w.set.vbufSize()}
 	w.regs = registrations{nic: w.nic, tag: w.tag, limit: w.set.registered}
 	if w.cq, err = w.nic.CreateCQ(1024); err != nil {
-		return err
-	}
-	if err := w.bell.open(w); err != nil {
 		return err
 	}
 	for rank := range w.launcher.Size() {
@@ -129,22 +139,19 @@ func (w *World) open() (err error) {
 	}
 	// Before anybody can call, so that the listener knows what to listen to.
 	w.self().host = netAddress{addr: w.nic.Query().Address, token: rand.Text()}
-	return nil
+	w.callers, err = w.nic.Listen(vipl.NetAddress{Discriminator: []byte(w.self().host.token)})
+	return err
 }
 
-// release gives back what open took. What descriptors of a VI that cannot be
-// destroyed hold stays until the NIC is closed.
+// release gives back what open took.
 func (w *World) release() error {
+	w.end()
 	var errs []error
-	w.bell.close(w)
-	if w.cq != nil && len(w.idle) == 0 {
+	if w.cq != nil {
 		errs = append(errs, w.cq.Destroy())
 	}
-	errs = append(errs, w.regs.close())
-	if err := w.pool.close(); len(w.idle) == 0 {
-		errs = append(errs, err)
-	}
-	if w.tag != nil && len(w.idle) == 0 {
+	errs = append(errs, w.regs.close(), w.pool.close())
+	if w.tag != nil {
 		errs = append(errs, w.tag.Destroy())
 	}
 	return errors.Join(errs...)
@@ -159,12 +166,14 @@ func (w *World) meet() error {
 	if !own.addr.IsValid() {
 		return fmt.Errorf("%w: the interface has no address: give it one", ErrSettings)
 	}
-	if err := w.launcher.Put(recordKey(w.rank), w.record(own)); err != nil {
+	where := here()
+	if err := w.launcher.Put(recordKey(w.rank), w.record(own, where)); err != nil {
 		return fmt.Errorf("mvich: publishing the address: %w", err)
 	}
 	if err := w.launcher.Fence(); err != nil {
 		return fmt.Errorf("mvich: waiting for the other ranks: %w", err)
 	}
+	var others []place
 	for rank, p := range w.peers {
 		if rank == w.rank {
 			continue
@@ -173,10 +182,14 @@ func (w *World) meet() error {
 		if err != nil {
 			return fmt.Errorf("mvich: the address of rank %d: %w", rank, err)
 		}
-		if p.host, err = w.parseRecord(text); err != nil {
+		var at place
+		if p.host, at, err = w.parseRecord(text); err != nil {
 			return fmt.Errorf("rank %d: %w", rank, err)
 		}
+		others = append(others, at)
 	}
+	w.set.settle(crowded(where, others))
+	w.spin = w.set.spin
 	// The listener looks callers up in it; until then it rejects them, and they
 	// call again.
 	tokens := make(map[string]*peer)
@@ -193,10 +206,10 @@ func (w *World) meet() error {
 
 func recordKey(rank int) string { return fmt.Sprintf("mvich-%d", rank) }
 
-// record is what a rank publishes: its address, its token, and what must be the
-// same on all.
-func (w *World) record(a netAddress) string {
-	return strings.Join([]string{a.addr.String(), a.token, w.terms()}, ",")
+// record is what a rank publishes: its address, its token, where it runs, and what
+// must be the same on all.
+func (w *World) record(a netAddress, at place) string {
+	return strings.Join([]string{a.addr.String(), a.token, at.String(), w.terms()}, ",")
 }
 
 // terms are the settings on which ranks must agree.
@@ -208,20 +221,23 @@ func (w *World) terms() string {
 	return fmt.Sprintf("%s-endian/int%d/vbuf=%d/credits=%d", order, 8*wordSize, w.set.vbufSize(), w.set.credits)
 }
 
-func (w *World) parseRecord(s string) (netAddress, error) {
+func (w *World) parseRecord(s string) (a netAddress, at place, err error) {
 	fields := strings.Split(s, ",")
-	if len(fields) != 3 {
-		return netAddress{}, fmt.Errorf("%w: it published %q", ErrSettings, s)
+	if len(fields) != 4 {
+		return a, at, fmt.Errorf("%w: it published %q", ErrSettings, s)
 	}
 	addr, err := netip.ParseAddr(fields[0])
+	if err == nil {
+		at, err = parsePlace(fields[2])
+	}
 	if err != nil {
-		return netAddress{}, fmt.Errorf("%w: it published %q: %w", ErrSettings, s, err)
+		return a, at, fmt.Errorf("%w: it published %q: %w", ErrSettings, s, err)
 	}
-	if fields[2] != w.terms() {
-		return netAddress{}, fmt.Errorf("%w: it has %s, this rank %s: use one kind of machine, and the same options",
-			ErrSettings, fields[2], w.terms())
+	if fields[3] != w.terms() {
+		return a, at, fmt.Errorf("%w: it has %s, this rank %s: use one kind of machine, and the same options",
+			ErrSettings, fields[3], w.terms())
 	}
-	return netAddress{addr: addr, token: fields[1]}, nil
+	return netAddress{addr: addr, token: fields[1]}, at, nil
 }
 
 // Comm is the communicator of all ranks.

@@ -1,7 +1,7 @@
-// Package pmi is a client of PMI-1, the interface by which Hydra's mpiexec, and
-// the mpiexec of other MPI implementations, start the ranks of a job: it tells
-// each its number and carries their addresses to the others. A [Client] is a
-// mvich.Launcher.
+// Package pmi speaks PMI-1, the interface by which Hydra's mpiexec, and the
+// mpiexec of other MPI implementations, start the ranks of a job: it tells each
+// its number and carries their addresses to the others. A [Client] is a rank's
+// side, and a mvich.Launcher; a [Server] is the launcher's, of via-xdp mpirun.
 //
 //	mpiexec (one on each host) <--- PMI_FD: a socket, or PMI_PORT: host:port ---> rank
 //
@@ -19,7 +19,8 @@
 // with PMI_PORT there is PMI_ID instead, and the launcher tells the rest on the
 // connection.
 //
-// Slurm's srun offers PMI-1 as --mpi=none with its libpmi, and PMI-2 as
-// --mpi=pmi2, which is another protocol and not spoken here: start
-// Hydra's mpiexec in the allocation.
+// Slurm's srun speaks it with --mpi=pmi2: that plugin takes both PMI-1 and PMI-2,
+// which is another protocol and not spoken here. With --mpi=none there is no socket,
+// with --mpi=pmix another protocol again: start Hydra's mpiexec in the allocation.
+// Whoever was started so, or by Open MPI's mpirun, is told by the error of [FromEnv].
 package pmi

@@ -14,8 +14,7 @@ import (
 // What goes wrong.
 var (
 	// ErrNoLauncher: the environment does not tell of a launcher.
-	ErrNoLauncher = errors.New("pmi: not started by a launcher: PMI_FD or PMI_PORT is not set; " +
-		"start the program with mpiexec")
+	ErrNoLauncher = errors.New("pmi: not started by a launcher that speaks PMI-1: neither PMI_FD nor PMI_PORT is set")
 	// ErrEnvironment: it tells nonsense.
 	ErrEnvironment = errors.New("pmi: wrong environment")
 	// ErrAnswer: the launcher says what it should not, or that it cannot.
@@ -45,7 +44,7 @@ func connect(env func(string) string) (*Client, error) {
 	case env("PMI_PORT") != "":
 		err = c.dial(env)
 	default:
-		err = ErrNoLauncher
+		err = fmt.Errorf("%w; %s", ErrNoLauncher, remedy(env))
 	}
 	if err == nil {
 		err = c.begin()
@@ -57,6 +56,25 @@ func connect(env func(string) string) (*Client, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// launchers are those that leave a variable, and do not speak PMI-1 unless they are
+// told to, and what to do about it.
+var launchers = []struct{ variable, remedy string }{
+	{"OMPI_COMM_WORLD_RANK", "this is Open MPI's mpirun, which speaks PMIx: use Hydra's mpiexec (Debian: mpiexec.hydra)"},
+	{"PMIX_RANK", "the launcher speaks PMIx: use Hydra's mpiexec, with Slurm also srun --mpi=pmi2"},
+	{"SLURM_PROCID", "this is Slurm's srun without PMI: use srun --mpi=pmi2, or Hydra's mpiexec in the allocation"},
+	{"PMI_RANK", "PMI_RANK is set by a launcher that does not offer its socket: use Hydra's mpiexec"},
+}
+
+// remedy says what to do where there is no launcher.
+func remedy(env func(string) string) string {
+	for _, l := range launchers {
+		if env(l.variable) != "" {
+			return l.remedy
+		}
+	}
+	return "start the program with via-xdp mpirun or Hydra's mpiexec"
 }
 
 // inherit takes the socket that the launcher has left open.
@@ -167,12 +185,7 @@ func (c *Client) read(want string) (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pmi: waiting for %s: the launcher is gone: %w", want, err)
 	}
-	words := make(map[string]string)
-	for word := range strings.FieldsSeq(line) {
-		if name, value, ok := strings.Cut(word, "="); ok {
-			words[name] = value
-		}
-	}
+	words := wordsOf(line)
 	if rc := words["rc"]; words["cmd"] != want || rc != "" && rc != "0" {
 		return nil, fmt.Errorf("%w: %q, want %s", ErrAnswer, strings.TrimSpace(line), want)
 	}

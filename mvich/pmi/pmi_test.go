@@ -236,6 +236,31 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
+// Whoever was started by another launcher is told which one it was, and what to do.
+func TestOtherLaunchers(t *testing.T) {
+	for name, test := range map[string]struct {
+		env  func(string) string
+		want string
+	}{
+		"by hand":          {environment(), "via-xdp mpirun"},
+		"srun":             {environment("SLURM_PROCID", "0", "SLURM_NTASKS", "4"), "srun --mpi=pmi2"},
+		"srun --mpi=pmix":  {environment("SLURM_PROCID", "0", "PMIX_RANK", "0"), "PMIx"},
+		"Open MPI":         {environment("OMPI_COMM_WORLD_RANK", "0", "PMIX_RANK", "0"), "Open MPI"},
+		"rank, no socket":  {environment("PMI_RANK", "0", "PMI_SIZE", "4"), "does not offer its socket"},
+		"Hydra over Slurm": {environment("PMI_FD", "1000000", "PMI_RANK", "0", "PMI_SIZE", "1", "SLURM_PROCID", "0"), ""},
+	} {
+		_, err := connect(test.env)
+		switch {
+		case err == nil:
+			t.Errorf("%s: connected", name)
+		case test.want == "" && errors.Is(err, ErrNoLauncher):
+			t.Errorf("%s: %v, though there is one", name, err)
+		case test.want != "" && (!errors.Is(err, ErrNoLauncher) || !strings.Contains(err.Error(), test.want)):
+			t.Errorf("%s: %v, want a word about %q", name, err, test.want)
+		}
+	}
+}
+
 // A launcher that ends, or says nonsense, is an error and no more.
 func TestWrongLauncher(t *testing.T) {
 	for name, says := range map[string]string{

@@ -1,0 +1,50 @@
+package mvich
+
+import (
+	"errors"
+
+	"viaxdp/vipl"
+)
+
+var errTest = errors.New("for the test")
+
+// NewsOfAdmission has w admit a caller that is not there, after the death of one rank
+// and before that of the next and Finalize's good-bye. It returns what waits to be told
+// to the caller, deaths by rank and the good-bye as -1, and how much of it is left once
+// the admission has failed.
+func NewsOfAdmission(w *World, caller, before, meanwhile int) (news []int, left int, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.peers[caller]
+	w.lose(w.peers[before], errTest)
+	l := w.prepareAdmission(p)
+	if l == nil {
+		return nil, 0, errors.New("it is rejected")
+	}
+	w.lose(w.peers[meanwhile], errTest)
+	w.queueControl(p, packet{header: header{kind: kindBye}})
+	p.control.each(func(c packet) {
+		if c.header.kind == kindBye {
+			c.header.tag = -1
+		}
+		news = append(news, int(c.header.tag))
+	})
+	w.admitted(p, l, vipl.RemoteAttributes{}, errTest)
+	return news, p.control.len(), nil
+}
+
+// SpinAfterWake is how often w polls before and after a sleep that Wake has ended.
+func SpinAfterWake(w *World) (before, after int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.spin = leastSpin
+	w.cq.Wake()
+	w.sleep()
+	return leastSpin, w.spin
+}
+
+// Shut is what Finalize ends with, and an Init that fails.
+func Shut(w *World) error { return w.shut() }
+
+// CallTurn bounds one request.
+const CallTurn = callTurn

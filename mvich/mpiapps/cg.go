@@ -1,0 +1,127 @@
+package mpiapps
+
+import (
+	"math"
+
+	"viaxdp/mvich"
+)
+
+// accuracy is how small the residual gets, by that of the beginning.
+const accuracy = 1e-9
+
+// load is the right side of the system at a place of the plane: a number between
+// -1 and 1 without any pattern.
+func load(row, col int) float64 {
+	h := uint64(row)<<32 | uint64(col)
+	h = (h ^ h>>31) * 0x9e3779b97f4a7c15
+	h = (h ^ h>>29) * 0xbf58476d1ce4e5b9
+	return float64(int64(h^h>>32)) / (1 << 63)
+}
+
+// apply multiplies a row with the matrix: 4 on the diagonal, -1 for each
+// neighbour. Rows of p have both ends, out has none. It returns the scalar product
+// of both rows.
+func apply(out, above, row, below []float64) (dot float64) {
+	n := len(out)
+	above, row, below = above[:n+2], row[:n+2], below[:n+2]
+	for i := range out {
+		v := 4*row[i+1] - row[i] - row[i+2] - above[i+1] - below[i+1]
+		out[i] = v
+		dot += v * row[i+1]
+	}
+	return dot
+}
+
+// advance takes a step along p, of which q is the product with the matrix: x gets
+// nearer, r is what is left. It returns the square of r.
+func advance(x, r, p, q []float64, alpha float64) (rr float64) {
+	x, p, q = x[:len(r)], p[:len(r)], q[:len(r)]
+	for i := range r {
+		x[i] += alpha * p[i]
+		r[i] -= alpha * q[i]
+		rr += r[i] * r[i]
+	}
+	return rr
+}
+
+// turn makes p the next direction.
+func turn(p, r []float64, beta float64) {
+	p = p[:len(r)]
+	for i := range r {
+		p[i] = r[i] + beta*p[i]
+	}
+}
+
+// solved is the solution of the system after so many steps, or when it is accurate.
+func solved(pl *plane, steps int) (*block, int, error) {
+	x, p := pl.block(), pl.block()
+	r, q := make([]float64, x.rows*x.cols), make([]float64, x.rows*x.cols)
+	part := func(v []float64, i int) []float64 { return v[(i-1)*x.cols : i*x.cols] } // row i
+	rr := 0.
+	for i := 1; i <= x.rows; i++ {
+		row := part(r, i)
+		for j := range row {
+			row[j] = load(x.top+i, x.left+j+1)
+			rr += row[j] * row[j]
+		}
+		copy(p.inner(i), row)
+	}
+	rr, err := pl.all(rr, mvich.Sum)
+	first, step := rr, 0
+	for ; err == nil && step < steps && math.Sqrt(rr) > accuracy*math.Sqrt(first); step++ {
+		if err := p.swap(); err != nil {
+			return nil, 0, err
+		}
+		pq := 0.
+		for i := 1; i <= x.rows; i++ {
+			pq += apply(part(q, i), p.row(i-1), p.row(i), p.row(i+1))
+		}
+		if pq, err = pl.all(pq, mvich.Sum); err != nil {
+			return nil, 0, err
+		}
+		before := rr
+		rr = 0
+		for i := 1; i <= x.rows; i++ {
+			rr += advance(x.inner(i), part(r, i), p.inner(i), part(q, i), before/pq)
+		}
+		if rr, err = pl.all(rr, mvich.Sum); err != nil {
+			return nil, 0, err
+		}
+		for i := 1; i <= x.rows; i++ {
+			turn(p.inner(i), part(r, i), rr/before)
+		}
+	}
+	return x, step, err
+}
+
+// solvedAlone is the same without ranks: sums are of all points in their order, so
+// that the last digits differ.
+func solvedAlone(n, steps int) []float64 {
+	width := n + 2
+	x, p := make([]float64, n*n), make([]float64, width*width)
+	r, q := make([]float64, n*n), make([]float64, n*n)
+	rr := 0.
+	for i := range n {
+		for j := range n {
+			v := load(i+1, j+1)
+			r[i*n+j], p[(i+1)*width+j+1] = v, v
+			rr += v * v
+		}
+	}
+	row := func(i int) []float64 { return p[i*width : (i+1)*width] }
+	for first, step := rr, 0; step < steps && math.Sqrt(rr) > accuracy*math.Sqrt(first); step++ {
+		pq := 0.
+		for i := range n {
+			pq += apply(q[i*n:(i+1)*n], row(i), row(i+1), row(i+2))
+		}
+		before := rr
+		rr = 0
+		for i := range n {
+			rr += advance(x[i*n:(i+1)*n], r[i*n:(i+1)*n], row(i + 1)[1:n+1], q[i*n:(i+1)*n], before/pq)
+		}
+		for i := range n {
+			turn(row(i + 1)[1:n+1], r[i*n:(i+1)*n], rr/before)
+		}
+	}
+	return x
+}

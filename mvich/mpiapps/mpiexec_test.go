@@ -1,0 +1,96 @@
+package mpiapps
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/mvich"
+	"viaxdp/mvich/pmi"
+	"viaxdp/vipl"
+)
+
+// asRank is the application that the test program runs as a rank.
+const asRank = "VIA_MPIAPPS_RANK_OF_A_TEST"
+
+func TestMain(m *testing.M) {
+	name := os.Getenv(asRank)
+	if name == "" {
+		os.Exit(m.Run())
+	}
+	if err := beRank(name); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func beRank(name string) (err error) {
+	launcher, err := pmi.FromEnv()
+	if err != nil {
+		return err
+	}
+	nic, err := vipl.OpenNic("via0", vipl.WithSilence(10*time.Second))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, nic.Close()) }()
+	world, err := mvich.Init(nic, launcher)
+	if err != nil {
+		return err
+	}
+	r, err := Run(world.Comm(), name, Options{Size: 50, Steps: 60})
+	if err == nil && r != nil {
+		err = r.Print(os.Stdout)
+	}
+	if err != nil {
+		world.Abort(1)
+		return err
+	}
+	return world.Finalize()
+}
+
+// Hydra's mpiexec runs both applications on two interfaces.
+func TestMpiexec(t *testing.T) {
+	mpiexec, err := exec.LookPath("mpiexec.hydra")
+	if err != nil {
+		t.Skip("Hydra's mpiexec is not installed (Debian: mpich)")
+	}
+	nsenter, err := exec.LookPath("nsenter")
+	if err != nil {
+		t.Skip("nsenter is not installed (Debian: util-linux)")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var args []string
+	a, b := nstest.Pair(t, nstest.Options{})
+	for _, ns := range []*nstest.NS{a, b} {
+		var space *os.File
+		if err := ns.Do(func() (err error) {
+			space, err = os.Open("/proc/thread-self/ns/net")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		defer space.Close()
+		if len(args) > 0 {
+			args = append(args, ":")
+		}
+		args = append(args, "-n", "1", nsenter, fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), space.Fd()), self)
+	}
+	for _, name := range Names() {
+		cmd := exec.Command(mpiexec, args...)
+		cmd.Env = append(os.Environ(), asRank+"="+name)
+		cmd.WaitDelay = 20 * time.Second
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), name+" of 50 x 50") || !strings.Contains(string(out), "ranks: 2:") {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}

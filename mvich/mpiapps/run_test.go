@@ -1,0 +1,185 @@
+package mpiapps
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"viaxdp/hugepages"
+	"viaxdp/kagent/kagenttest"
+	"viaxdp/mvich"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// onOneNic runs f on ranks that share a NIC in memory.
+func onOneNic(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
+	t.Helper()
+	wire := xdpnictest.NewWire()
+	t.Cleanup(wire.Close)
+	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("host")
+	config := xdpnictest.Config{Admit: agent.Admit, MAC: agent.Link().MAC}
+	pool := config.PoolBytes()
+	arena, err := hugepages.New(hugepages.Config{Size: pool + 16<<20, Reserve: pool, Policy: hugepages.Avoid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Memory = arena.Bytes()
+	queue, err := wire.Queue(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nic, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(nic.Close(), queue.Close(), arena.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	launchers := mvich.Local(ranks)
+	var wait sync.WaitGroup
+	for rank := range ranks {
+		wait.Go(func() {
+			w, err := mvich.Init(nic, launchers[rank], mvich.WithSpin(50))
+			if err == nil {
+				err = errors.Join(f(w.Comm()), w.Finalize())
+			}
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// Every application comes to the result of a serial run, however the square is cut,
+// also where it does not come out even.
+func TestRun(t *testing.T) {
+	for _, name := range Names() {
+		for _, ranks := range []int{1, 2, 3, 4, 6} {
+			t.Run(fmt.Sprint(name, ranks), func(t *testing.T) {
+				onOneNic(t, ranks, func(c *mvich.Comm) error {
+					r, err := Run(c, name, Options{Size: 37, Steps: 200})
+					if c.Rank() > 0 {
+						if r != nil {
+							return errors.New("a rank that is not the first has a result")
+						}
+						return err
+					}
+					if err != nil {
+						return err
+					}
+					if r.Name != name || r.Ranks != ranks || r.Size != 37 || r.Steps < 50 || r.Seconds <= 0 || r.SerialSeconds <= 0 || r.Waited < 0 ||
+						r.Communication < 0 || r.Communication > 1 || name == "stencil" && r.Difference != 0 {
+						return fmt.Errorf("%+v", r)
+					}
+					var out bytes.Buffer
+					if err := r.Print(&out); err != nil || !strings.Contains(out.String(), fmt.Sprintf("ranks: %d:", ranks)) {
+						return fmt.Errorf("printed %q, %w", &out, err)
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+// A step of the stencil makes each point the mean of its neighbours.
+func TestOneStep(t *testing.T) {
+	const n = 9
+	before := func(row, col int) float64 {
+		if row == 0 || col == 0 || row == n+1 || col == n+1 {
+			return temperature(n, row, col)
+		}
+		return 0
+	}
+	got := relaxedAlone(n, 1)
+	for row := 1; row <= n; row++ {
+		for col := 1; col <= n; col++ {
+			want := (before(row-1, col) + before(row+1, col) + before(row, col-1) + before(row, col+1)) / 4
+			if v := got[(row-1)*n+col-1]; math.Abs(v-want) > 1e-12 {
+				t.Errorf("%d, %d: %v, want %v", row, col, v, want)
+			}
+		}
+	}
+}
+
+// The solution of conjugate gradients solves the system.
+func TestSolution(t *testing.T) {
+	const n = 20
+	x := solvedAlone(n, 1000)
+	at := func(row, col int) float64 {
+		if row < 1 || col < 1 || row > n || col > n {
+			return 0
+		}
+		return x[(row-1)*n+col-1]
+	}
+	worst, largest := 0., 0.
+	for row := 1; row <= n; row++ {
+		for col := 1; col <= n; col++ {
+			left := 4*at(row, col) - at(row-1, col) - at(row+1, col) - at(row, col-1) - at(row, col+1)
+			worst = max(worst, math.Abs(left-load(row, col)))
+			largest = max(largest, math.Abs(load(row, col)))
+		}
+	}
+	if worst > 1e-7 || largest < 0.9 {
+		t.Errorf("off by %v, where the right side is up to %v", worst, largest)
+	}
+}
+
+// A wrong result is an error, and so is what cannot be run.
+func TestWrong(t *testing.T) {
+	for _, test := range []struct {
+		got  []float64
+		want float64
+	}{{[]float64{1, 2, -4}, 0}, {[]float64{1, 3, -4}, 0.25}, {[]float64{math.NaN(), 2, -4}, math.NaN()}} {
+		if d := difference(test.got, []float64{1, 2, -4}); d != test.want && !(math.IsNaN(d) && math.IsNaN(test.want)) {
+			t.Errorf("%v differs by %v, want %v", test.got, d, test.want)
+		}
+	}
+	serial := apps["stencil"].serial
+	broken := apps["stencil"]
+	broken.serial = func(n, steps int) []float64 { return serial(n, steps-1) }
+	apps["broken"] = broken
+	defer delete(apps, "broken")
+	onOneNic(t, 2, func(c *mvich.Comm) error {
+		if _, err := Run(c, "broken", Options{Size: 8, Steps: 5}); c.Rank() == 0 && !errors.Is(err, ErrWrong) {
+			return fmt.Errorf("a wrong result: %w", err)
+		}
+		for _, o := range []Options{{Size: 1}, {Size: -3}, {Size: 1 << 20}, {Size: 8, Steps: -1}} {
+			if _, err := Run(c, "stencil", o); !errors.Is(err, ErrApp) {
+				return fmt.Errorf("%+v: %w", o, err)
+			}
+		}
+		if _, err := Run(c, "nothing", Options{}); !errors.Is(err, ErrApp) {
+			return fmt.Errorf("no such application: %w", err)
+		}
+		return nil
+	})
+}
+
+// Goroutines that want more processors than there are wait for them.
+func TestWaited(t *testing.T) {
+	before := waited()
+	for end := time.Now().Add(10 * time.Second); waited() == before; {
+		if time.Now().After(end) {
+			t.Fatalf("nothing has waited for a processor beside others: %v", before)
+		}
+		var all sync.WaitGroup
+		for range 4 * runtime.NumCPU() {
+			all.Go(func() {
+				exec.Command("sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do :; done").Run()
+			})
+		}
+		all.Wait()
+	}
+}

@@ -1,0 +1,132 @@
+package pmi
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// rankOf connects a Client with a server; result is what Serve said of it.
+func rankOf(t *testing.T, s *Server, rank, size int) (c *Client, result chan string) {
+	t.Helper()
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fds[0]), "server")
+	conn, err := net.FileConn(f)
+	f.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	result = make(chan string, 1)
+	go func() {
+		defer conn.Close()
+		began, done, err := s.Serve(rank, conn)
+		result <- fmt.Sprint(began, done, err)
+	}()
+	c, err = connect(environment("PMI_FD", strconv.Itoa(fds[1]), "PMI_RANK", strconv.Itoa(rank), "PMI_SIZE", strconv.Itoa(size)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, result
+}
+
+// The ranks of a server hear of each other, twice, and part in peace.
+func TestServer(t *testing.T) {
+	const ranks = 5
+	s := NewServer(ranks)
+	var wait sync.WaitGroup
+	for rank := range ranks {
+		wait.Go(func() {
+			c, result := rankOf(t, s, rank, ranks)
+			for turn := range 2 {
+				err := c.Put(fmt.Sprintf("%d-%d", turn, rank), strings.Repeat("x", rank+1))
+				if err = errors.Join(err, c.Fence()); err != nil {
+					t.Error(err)
+				}
+				for other := range ranks {
+					value, err := c.Get(fmt.Sprintf("%d-%d", turn, other))
+					if err != nil || len(value) != other+1 {
+						t.Errorf("rank %d heard %q of %d: %v", rank, value, other, err)
+					}
+				}
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+			if got := <-result; got != "true true <nil>" {
+				t.Errorf("rank %d: %s", rank, got)
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// MPICH learns from it that no two ranks share a host.
+func TestServerMapping(t *testing.T) {
+	c, _ := rankOf(t, NewServer(1), 0, 1)
+	defer c.Close()
+	if value, err := c.Get(processMapping); value != "(vector,(0,1,1))" || err != nil {
+		t.Errorf("%q, %v", value, err)
+	}
+	if _, err := c.Get("nothing"); !errors.Is(err, ErrAnswer) {
+		t.Errorf("a key that nobody has put: %v", err)
+	}
+}
+
+// A rank that aborts, or leaves without a word, is told from one that is done;
+// End ends the fences that others wait in.
+func TestServerEnds(t *testing.T) {
+	s := NewServer(3)
+	a, aborted := rankOf(t, s, 0, 3)
+	b, left := rankOf(t, s, 1, 3)
+	c, waited := rankOf(t, s, 2, 3)
+	if err := a.Abort(7); err != nil {
+		t.Error(err)
+	}
+	if got := <-aborted; got != "true false pmi: rank 0 has aborted the job with code 7" {
+		t.Error(got)
+	}
+	b.conn.Close()
+	if got := <-left; got != "true false <nil>" {
+		t.Error(got)
+	}
+	failed := make(chan error)
+	go func() { failed <- c.Fence() }()
+	s.End()
+	if err := <-failed; !errors.Is(err, io.EOF) {
+		t.Errorf("a fence that cannot be complete: %v", err)
+	}
+	if got := <-waited; !strings.HasPrefix(got, "true false "+errOver.Error()) {
+		t.Error(got)
+	}
+}
+
+// What no rank says ends its connection.
+func TestServerRefuses(t *testing.T) {
+	for line, want := range map[string]string{
+		"cmd=mcmd":               "asks for \"mcmd\"",
+		"hello":                  "asks for \"\"",
+		strings.Repeat("x", 1e5): "false false <nil>",
+	} {
+		in, out := net.Pipe()
+		go func() {
+			io.WriteString(out, line+"\n")
+			io.Copy(io.Discard, out)
+		}()
+		began, done, err := NewServer(1).Serve(0, in)
+		if got := fmt.Sprint(began, done, err); !strings.Contains(got, want) {
+			t.Errorf("%.20q: %s", line, got)
+		}
+		in.Close()
+		out.Close()
+	}
+}
