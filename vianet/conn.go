@@ -3,6 +3,7 @@ package vianet
 import (
 	"errors"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -16,7 +17,7 @@ type Conn struct {
 	vi            *vipl.VI
 	tag           *vipl.Ptag // of all memory that the peer may get at
 	local, remote Addr
-	reads         bool   // large data is read by the receiver, not written by the sender
+	reads         bool   // large data may be read by the receiver; else the sender writes it
 	port          uint16 // to give back in the end, or 0
 
 	reading, writing            sync.Mutex // held by the Read or Write that is under way
@@ -45,6 +46,7 @@ type Conn struct {
 	starved   bool  // something is to be sent and no buffer was free
 	wanting   bool  // progress needs to hear of sends
 	slotShort bool  // a Write waits for a buffer
+	later     bool  // the doorbell may wait for who polls
 
 	// Sending.
 	longest int // length of the longest message that the peer takes
@@ -58,6 +60,7 @@ type Conn struct {
 	// Receiving.
 	queue segments // what has arrived, in order
 	held  int      // data messages in it
+	spent []int    // buffers that are read, and not yet posted again
 	owed  int      // buffers that the peer has not been given back
 	in    incoming
 	fin   bool // the peer sends no more data
@@ -66,7 +69,7 @@ type Conn struct {
 // due is what is to be sent as soon as there is a buffer.
 type due struct {
 	hello, announce, ask, withdraw bool
-	room, taken                    bool
+	room, taken, credit            bool
 	finack, fin                    bool
 	finSent, finAcked              bool
 	takenID, takenLen              uint32
@@ -105,7 +108,10 @@ func newConn(s *Stack) (*Conn, error) {
 	}
 	c.pool.vi = c.vi
 	c.free = sync.OnceFunc(c.release)
-	s.conns.Store(c.vi, c)
+	c.vi.SetValue(c)
+	s.mu.Lock()
+	s.conns[c] = false
+	s.mu.Unlock()
 	return c, nil
 }
 
@@ -126,6 +132,9 @@ func (c *Conn) begin(peer vipl.RemoteAttributes, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.begun, c.reads = true, peer.EnableRdmaRead && !c.stack.o.NoRDMARead
+	if s, err := c.vi.Query(); err == nil {
+		c.local = Addr{netip.AddrPortFrom(s.Local, c.local.Port())}
+	}
 	if first {
 		if c.post() != nil {
 			c.lost()

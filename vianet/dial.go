@@ -14,8 +14,6 @@ import (
 const (
 	// dialTime is how long a Dial may take that has no deadline.
 	dialTime = 30 * time.Second
-	// attemptTime is how long one attempt may take; it cannot be interrupted.
-	attemptTime = 5 * time.Second
 	// busyTime is how long a listener is asked again that has no place for a
 	// request.
 	busyTime = time.Second
@@ -62,31 +60,20 @@ func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn
 	return fail(addrs[0], first)
 }
 
-// dial connects with to. It returns when ctx ends, and sees to the attempt that
-// is then under way in the background.
+// dial connects with to, until ctx ends or the stack is closed.
 func (s *Stack) dial(ctx context.Context, to Addr) (*Conn, error) {
-	type result struct {
-		c   *Conn
-		err error
-	}
-	done := make(chan result, 1)
-	if !s.start(func() {
-		c, err := s.connect(ctx, to)
-		done <- result{c, err}
-	}) {
+	if !s.enter() {
 		return nil, errStackClosed
 	}
-	select {
-	case r := <-done:
-		return r.c, r.err
-	case <-ctx.Done():
+	defer s.work.Done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.dials, func() { cancel(errStackClosed) })()
+	c, err := s.connect(ctx, to)
+	if err != nil && ctx.Err() != nil {
+		err = contextError(ctx)
 	}
-	s.start(func() {
-		if r := <-done; r.err == nil {
-			r.c.Close() // nobody wants it any more
-		}
-	})
-	return nil, contextError(ctx)
+	return c, err
 }
 
 // connect makes a connection with to, in attempts as long as ctx lasts.
@@ -101,7 +88,7 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 		return nil, systemError(err)
 	}
 	c.port, c.remote = port, to
-	c.local = Addr{netip.AddrPortFrom(s.localHost(to.Addr()), port)}
+	c.local = Addr{netip.AddrPortFrom(netip.Addr{}, port)} // the NIC knows the host best
 	peer, err := c.request(ctx)
 	if err == nil {
 		c.begin(peer, true)
@@ -110,7 +97,7 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 		}
 	}
 	if err != nil {
-		c.free()
+		s.work.Go(c.free) // which may take leave of the peer
 		return nil, systemError(err)
 	}
 	return c, nil
@@ -118,11 +105,9 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 
 // request asks for the connection until there is an answer.
 func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
-	from := c.local.via()
-	from.Host = netip.Addr{} // the NIC knows best
 	pause := 5 * time.Millisecond
 	for {
-		peer, err := c.vi.ConnectRequest(from, c.remote.via(), attemptTime)
+		peer, err := c.vi.ConnectRequestContext(ctx, c.local.via(), c.remote.via())
 		again := errors.Is(err, vipl.ErrTimeout) || errors.Is(err, vipl.ErrRejected) && pause < busyTime/2
 		if !again {
 			return peer, err
@@ -131,8 +116,6 @@ func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
 		case <-time.After(pause):
 			pause *= 2
 		case <-ctx.Done():
-			return peer, err
-		case <-c.stack.closed:
 			return peer, err
 		}
 	}
@@ -159,13 +142,4 @@ func (c *Conn) greeting(ctx context.Context) error {
 	case <-ctx.Done():
 		return contextError(ctx)
 	}
-}
-
-// localHost is the NIC's address as far as it is known: it tells one.
-func (s *Stack) localHost(remote netip.Addr) netip.Addr {
-	host := s.nic.Query().Address
-	if host.Is4() == remote.Is4() {
-		return host
-	}
-	return netip.IPv6Unspecified()
 }

@@ -43,7 +43,7 @@
 //	kind      sent by    says                                    under way at most
 //	hello     both       version, longest message, data buffers  1
 //	data      both       bytes of the stream                     as many as given
-//	credit    both       buffers given back                      2
+//	credit    both       buffers given back; end of a filling    3
 //	announce  sender     large data lies here, read it           \
 //	ask       sender     large data is here, where to write it?   > 3
 //	filled    sender     it has been written                     |
@@ -67,6 +67,10 @@
 //	write mode   idle -- ask -------> offered -- room, filled ... -----> idle
 //	a deadline, Close                 offered -- withdraw, taken(n) ---> idle
 //
+// Memory of [Stack.Alloc] is written where frames are long, although the receiver
+// could read it: the NIC sends it as it lies there, and copies what it is asked
+// for by an RDMA read.
+//
 // Memory is open to the peer only as long as a transfer needs it, and only to
 // the peer of this connection: each connection has a protection tag. It stays
 // registered for the next time, up to Options.Registered bytes.
@@ -79,8 +83,10 @@
 //
 // Who waits polls first, for as long as that has paid lately and at most
 // Options.Spin: the data is then found by the goroutine that wants it. One
-// goroutine of a Stack polls at a time, and serves all connections meanwhile.
-// Then it sleeps, and the stack's own goroutine waits for completions.
+// goroutine of a Stack polls at a time, and serves all connections meanwhile: it
+// takes what has come for them, and rings the doorbell for what they write. While
+// anything comes for them its time begins anew, until its own deadline. Then it
+// sleeps, and the stack's own goroutine waits for completions.
 //
 // # Concurrency
 //

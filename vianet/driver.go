@@ -20,13 +20,6 @@ type driver struct {
 	stack *Stack
 	cq    *vipl.CQ
 
-	// waker is an Idle VI, with one descriptor: posted on it, a send completes
-	// at once, which gets the keeper out of Wait.
-	waker  *vipl.VI
-	memory *vipl.Region
-	desc   *vipl.Descriptor
-	woken  atomic.Bool // desc is posted
-
 	waiting atomic.Bool  // the keeper is in Wait
 	wanted  atomic.Int32 // who needs to hear of completions; arrivals always are
 	poke    chan struct{}
@@ -36,84 +29,48 @@ type driver struct {
 // cqEntries is room for the completions of some connections; the queue grows.
 const cqEntries = 1024
 
-func newDriver(s *Stack) (d *driver, err error) {
-	d = &driver{stack: s, poke: make(chan struct{}, 1), stopped: make(chan struct{})}
-	defer func() {
-		if err != nil {
-			d.release()
-			d = nil
-		}
-	}()
-	if d.cq, err = s.nic.CreateCQ(cqEntries); err != nil {
-		return d, err
+func newDriver(s *Stack) (*driver, error) {
+	cq, err := s.nic.CreateCQ(cqEntries)
+	if err != nil {
+		return nil, err
 	}
-	if d.waker, err = s.nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, d.cq, nil); err != nil {
-		return d, err
-	}
-	off := 0
-	if d.memory, off, err = allocate(s.nic, vipl.DescriptorAlignment, vipl.MemAttributes{Ptag: s.regs.home}); err != nil {
-		return d, err
-	}
-	d.desc, err = d.memory.Descriptor(off, 0)
-	return d, err
-}
-
-// release gives back what newDriver has made, as far as it got. The keeper has
-// ended.
-func (d *driver) release() error {
-	var errs []error
-	if d.waker != nil {
-		d.waker.SendDone()
-		errs = append(errs, d.waker.Destroy())
-	}
-	if d.memory != nil {
-		errs = append(errs, d.memory.Deregister())
-	}
-	if d.cq != nil {
-		errs = append(errs, d.cq.Destroy())
-	}
-	return errors.Join(errs...)
+	return &driver{stack: s, cq: cq, poke: make(chan struct{}, 1), stopped: make(chan struct{})}, nil
 }
 
 // poll takes what there is off the queue, up to a bound, and has its connections
-// see to it. True: there may be more.
-func (d *driver) poll() bool {
-	for range 64 {
-		vi, _, err := d.cq.Done()
-		if err != nil {
-			return false
-		}
-		d.dispatch(vi)
+// see to it. It returns how many entries there were.
+func (d *driver) poll() int {
+	var batch [pollBatch]vipl.Completion
+	n, _ := d.cq.Dones(batch[:])
+	for _, e := range batch[:n] {
+		dispatch(e.VI)
 	}
-	return true
+	return n
 }
+
+// pollBatch is how many entries are taken at once.
+const pollBatch = 16
 
 // drain polls until nothing is left.
 func (d *driver) drain() {
-	for d.poll() {
+	for d.poll() == pollBatch {
 	}
 }
 
-func (d *driver) dispatch(vi *vipl.VI) {
-	if vi == d.waker {
-		vi.SendDone()
-		d.woken.Store(false)
-		return
-	}
-	if c, ok := d.stack.conns.Load(vi); ok {
-		c.(*Conn).progress()
-	}
-}
+func dispatch(vi *vipl.VI) { vi.Value().(*Conn).progress() }
 
-// wait waits for one entry. False: there is an end to it.
+// wait waits for one entry, or until it is evicted. False: there is an end to it.
 func (d *driver) wait() bool {
 	vi, _, err := d.cq.Wait(-1)
 	d.waiting.Store(false)
+	if errors.Is(err, vipl.ErrNotDone) {
+		return true
+	}
 	if err != nil {
 		d.stack.fail(err)
 		return false
 	}
-	d.dispatch(vi)
+	dispatch(vi)
 	d.drain()
 	runtime.Gosched() // first those who were woken: Wait polls before it sleeps
 	return true
@@ -121,8 +78,8 @@ func (d *driver) wait() bool {
 
 // evict gets the keeper out of Wait, if it is there.
 func (d *driver) evict() {
-	if d.waiting.Load() && d.woken.CompareAndSwap(false, true) {
-		d.waker.PostSend(d.desc, d.memory.Handle())
+	if d.waiting.Load() {
+		d.cq.Wake()
 	}
 }
 

@@ -1,12 +1,74 @@
 package vianet
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// RingLater counts of so many Writes those that leave the doorbell to who polls, if
+// anybody does; the first alone of them are to ring by themselves.
+func RingLater(polls bool, alone int32, writes int) (later int) {
+	s := &Stack{}
+	s.spinning.Store(polls)
+	s.alone.Store(alone)
+	for range writes {
+		if s.mayRingLater() {
+			later++
+		}
+	}
+	return later
+}
+
+// PollPast polls as who waits does whose deadline has passed, while completions of
+// another connection lie on the queue, and says how many it took and left.
+func PollPast(nic *vipl.Nic) (took, left int, err error) {
+	o := Options{Buffers: 1024, BufferSize: 320}
+	if err := o.complete(); err != nil {
+		return 0, 0, err
+	}
+	s := &Stack{nic: nic, o: o, conns: make(map[*Conn]bool)} // without keepers, who would take some
+	if s.regs, err = newRegistry(nic, 0); err != nil {
+		return 0, 0, err
+	}
+	if s.arrivals, err = newDriver(s); err == nil {
+		s.sends, err = newDriver(s)
+	}
+	defer func() { err = errors.Join(err, s.release()) }()
+	if err != nil {
+		return 0, 0, err
+	}
+	c, err := newConn(s)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer c.free()
+	c.mu.Lock()
+	err = c.post()
+	c.mu.Unlock()
+	if err == nil {
+		err = c.vi.Disconnect() // flushes them
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	past := make(chan struct{})
+	close(past)
+	s.spin(make(chan struct{}), past, &spinner{most: time.Hour, budget: time.Hour}, 0)
+	for n := s.arrivals.poll(); n > 0; n = s.arrivals.poll() {
+		left += n
+	}
+	return o.Buffers/2 - left, left, nil
+}
 
 // Unbalanced says what is missing of the way from one end of an idle connection,
 // on which everything has been read, to the other; nothing is "".
 func Unbalanced(from, to *Conn) string {
 	from.progress()
 	from.mu.Lock()
+	from.reap()
 	free, credits, out := len(from.pool.free), from.credits, from.out
 	if from.fill >= 0 {
 		free++
@@ -21,8 +83,8 @@ func Unbalanced(from, to *Conn) string {
 		return "the last transfer is not over\n"
 	case to.held > 0 || to.in.flight > 0 || to.in.staged > 0 || to.in.open:
 		return fmt.Sprintf("the receiver holds %d messages and %+v\n", to.held, to.in)
-	case credits+to.owed != to.dataBuffers():
-		return fmt.Sprintf("%d credits, %d owed, %d data buffers\n", credits, to.owed, to.dataBuffers())
+	case credits+to.owed+len(to.spent) != to.dataBuffers():
+		return fmt.Sprintf("%d credits, %d owed, %d spent, %d data buffers\n", credits, to.owed, len(to.spent), to.dataBuffers())
 	}
 	return ""
 }

@@ -86,7 +86,7 @@ func TestWrongMessages(t *testing.T) {
 		{"two transfers", []message{mem, mem}, wrongTime},
 		{"data in a transfer", []message{mem, {kind: data, length: 4, payload: []byte("four")}}, wrongTime},
 		{"fin in a transfer", []message{mem, {kind: fin}}, wrongTime},
-		{"ask where memory is read", []message{{kind: ask, id: 1, length: 10}}, wrongTime},
+		{"ask in a transfer", []message{mem, {kind: ask, id: 2, length: 10}}, wrongTime},
 		{"filled without a room", []message{mem, {kind: filled, id: 1, length: 10}}, wrongMove},
 		{"withdrawal of something else", []message{mem, {kind: withdraw, id: 2}}, wrongMove},
 		{"second withdrawal", []message{mem, {kind: withdraw, id: 1}, {kind: withdraw, id: 1}}, wrongMove},

@@ -41,6 +41,7 @@ func (q *segments) drop() {
 // incoming is the peer's transfer. The lock of the connection guards it.
 type incoming struct {
 	open   bool
+	read   bool // announced: this side reads it; else it is written to
 	id     uint32
 	from   vipl.AddressSegment // read mode: where it lies
 	length int
@@ -71,11 +72,12 @@ const stagesAhead = 2
 
 // takeTransfer begins a transfer.
 func (c *Conn) takeTransfer(h *header) error {
-	if c.in.open || c.fin || (h.kind == kindAnnounce) != c.reads {
+	if c.in.open || c.fin || h.kind == kindAnnounce && !c.reads {
 		return errOrder
 	}
 	c.in = incoming{
-		open: true, id: h.id, length: int(h.length), from: vipl.AddressSegment{Data: h.addr, Handle: h.handle},
+		open: true, read: h.kind == kindAnnounce, id: h.id, length: int(h.length),
+		from:   vipl.AddressSegment{Data: h.addr, Handle: h.handle},
 		staged: c.in.staged,
 	}
 	raise(c.readable)
@@ -85,7 +87,7 @@ func (c *Conn) takeTransfer(h *header) error {
 // takeFilled takes note that the peer has written to the room it was given.
 func (c *Conn) takeFilled(h *header) error {
 	l := c.in.roomLand
-	if c.reads || !c.in.open || h.id != c.in.id || l == nil || c.due.room || int(h.length) != l.n {
+	if c.in.read || !c.in.open || h.id != c.in.id || l == nil || c.due.room || int(h.length) != l.n {
 		return errTransfer
 	}
 	c.in.roomLand = nil
@@ -136,15 +138,18 @@ func (c *Conn) landed(l *landing, ok bool) {
 }
 
 // closeTransfer ends the transfer if all of it has come, or all that will. The
-// peer hears of it where it does not know.
+// peer hears of it where it does not know; and where it does, it waits for the
+// acknowledgement of what it has written, which goes with the next message.
 func (c *Conn) closeTransfer() {
 	in := &c.in
 	if !in.open || in.flight > 0 || in.moved < in.length && !in.ended {
 		return
 	}
 	in.open = false
-	if c.reads || in.ended {
+	if in.read || in.ended {
 		c.due.taken, c.due.takenID, c.due.takenLen = true, in.id, uint32(in.moved)
+	} else {
+		c.due.credit = true
 	}
 }
 
@@ -152,7 +157,7 @@ func (c *Conn) closeTransfer() {
 // there is a buffer. Under mu.
 func (c *Conn) fetch(l *landing) bool {
 	in := &c.in
-	if !c.reads {
+	if !in.read {
 		in.room, in.roomLen, in.roomLand = l.lease.remote(), l.n, l
 		c.due.room = true
 	} else {
@@ -177,13 +182,13 @@ func (c *Conn) fetch(l *landing) bool {
 // the peer is told of one room at a time.
 func (c *Conn) mayFetch() bool {
 	in := &c.in
-	return in.open && !in.ended && !c.down && in.asked < in.length && (c.reads || in.roomLand == nil)
+	return in.open && !in.ended && !c.down && in.asked < in.length && (in.read || in.roomLand == nil)
 }
 
 // landings may be written by the peer in write mode, and by nobody but us in
 // read mode.
 func (c *Conn) landingAccess() access {
-	if c.reads {
+	if c.in.read {
 		return closed
 	}
 	return writable

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"viaxdp/vipl"
@@ -16,15 +17,12 @@ import (
 // further ones are refused.
 const backlog = 128
 
-// waitTime is how often a listener looks whether it is closed. Requests that
-// come while it looks are kept for it.
-const waitTime = 100 * time.Millisecond
-
 // Listener accepts connections at one address. All methods may be called
 // concurrently.
 type Listener struct {
 	stack    *Stack
 	addr     Addr
+	requests *vipl.Listener
 	deadline deadline
 	places   chan struct{} // one for each connection that is on its way to Accept
 	accepted chan *Conn
@@ -40,8 +38,8 @@ var _ net.Listener = (*Listener)(nil)
 // Listen listens at address, host:port or :port, for all addresses of the NIC.
 // Port 0 is a free one. name is as for Dial.
 //
-// Errors are [*net.OpError]: EADDRINUSE when another listener of the stack has
-// the port. Of other stacks, and other programs, it does not know.
+// Errors are [*net.OpError]: EADDRINUSE when another listener has the address: of
+// the stack, or of whoever else has the same Kernel Agent.
 func (s *Stack) Listen(name, address string) (net.Listener, error) {
 	l, err := s.listen(name, address)
 	if err != nil {
@@ -64,45 +62,43 @@ func (s *Stack) listen(name, address string) (*Listener, error) {
 		stack: s, addr: Addr{netip.AddrPortFrom(host, port)}, done: make(chan struct{}),
 		places: make(chan struct{}, backlog), accepted: make(chan *Conn, backlog),
 	}
-	l.close = sync.OnceFunc(func() { close(l.done) })
-	// From now on requests are kept until serve asks for them.
-	first, err := s.nic.ConnectWait(l.addr.via(), 0)
-	if err != nil && !errors.Is(err, vipl.ErrTimeout) {
+	l.close = sync.OnceFunc(func() {
+		close(l.done)
+		l.requests.Close()
 		s.ports.release(port)
+	})
+	if l.requests, err = s.nic.Listen(l.addr.via()); err != nil {
+		s.ports.release(port)
+		if errors.Is(err, vipl.ErrInvalidState) {
+			return nil, syscall.EADDRINUSE
+		}
 		return nil, systemError(err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.isClosed {
-		s.ports.release(port)
-		if first != nil {
-			first.Reject()
-		}
+		l.close()
 		return nil, errStackClosed
 	}
 	s.listeners[l] = struct{}{}
-	s.work.Go(func() { l.serve(first) })
+	s.work.Go(l.serve)
 	return l, nil
 }
 
-// serve takes requests until the listener is closed; one may have come already.
-func (l *Listener) serve(first *vipl.Conn) {
+// serve takes requests until the listener is closed.
+func (l *Listener) serve() {
 	s := l.stack
-	if first != nil {
-		l.take(first)
-	}
-	for !isClosed(l.done) {
-		request, err := s.nic.ConnectWait(l.addr.via(), waitTime)
+	for !l.closed() {
+		request, err := l.requests.Wait(context.Background())
 		switch {
-		case err == nil && isClosed(l.done):
+		case err == nil && l.closed():
 			request.Reject()
 		case err == nil:
 			l.take(request)
-		case !errors.Is(err, vipl.ErrTimeout):
+		case !l.closed():
 			l.fail(systemError(err))
 		}
 	}
-	s.ports.release(l.addr.Port())
 	s.mu.Lock()
 	delete(s.listeners, l)
 	s.mu.Unlock()
@@ -129,7 +125,7 @@ func (l *Listener) take(request *vipl.Conn) {
 			return
 		}
 		l.accepted <- c
-		if isClosed(l.done) {
+		if l.closed() {
 			l.dropAccepted()
 		}
 	})
@@ -142,12 +138,9 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 		return nil, err
 	}
 	c.remote, c.local = remote, l.addr
-	if !c.local.Addr().IsValid() || c.local.Addr().IsUnspecified() {
-		c.local = Addr{netip.AddrPortFrom(l.stack.localHost(remote.Addr()), l.addr.Port())}
-	}
 	if err := request.Accept(c.vi); err != nil {
 		request.Reject()
-		l.stack.spare(c)
+		c.free()
 		return nil, err
 	}
 	c.begin(request.RemoteAttributes(), false)
@@ -164,14 +157,6 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 // passive gives a connection to accept with: its receives are posted, since the
 // other side speaks first.
 func (s *Stack) passive() (*Conn, error) {
-	s.mu.Lock()
-	if n := len(s.spares); n > 0 {
-		c := s.spares[n-1]
-		s.spares = s.spares[:n-1]
-		s.mu.Unlock()
-		return c, nil
-	}
-	s.mu.Unlock()
 	c, err := newConn(s)
 	if err != nil {
 		return nil, err
@@ -184,15 +169,6 @@ func (s *Stack) passive() (*Conn, error) {
 		return nil, err
 	}
 	return c, nil
-}
-
-// spare keeps a connection of passive that was not made. Nothing takes posted
-// receives back from a VI that has never been connected, and so it cannot be
-// destroyed; it serves for the next, or goes with the NIC.
-func (s *Stack) spare(c *Conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.spares = append(s.spares, c)
 }
 
 // dropAccepted closes what nobody will accept any more.
@@ -223,7 +199,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	if isClosed(past) {
 		return nil, l.opError("accept", os.ErrDeadlineExceeded)
 	}
-	if isClosed(l.done) {
+	if l.closed() {
 		return nil, l.opError("accept", l.ended())
 	}
 	select {
@@ -236,6 +212,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 		return nil, l.opError("accept", os.ErrDeadlineExceeded)
 	}
 }
+
+func (l *Listener) closed() bool { return isClosed(l.done) }
 
 func (l *Listener) ended() error {
 	l.mu.Lock()
@@ -253,7 +231,7 @@ func (l *Listener) opError(op string, err error) error {
 // SetDeadline sets the time after which an Accept ends with
 // [os.ErrDeadlineExceeded]; the zero time means never.
 func (l *Listener) SetDeadline(t time.Time) error {
-	if isClosed(l.done) {
+	if l.closed() {
 		return l.opError("set", net.ErrClosed)
 	}
 	l.deadline.set(t)
@@ -261,9 +239,9 @@ func (l *Listener) SetDeadline(t time.Time) error {
 }
 
 // Close ends the listener: connections that nobody has accepted are closed. The
-// port is free again within 100 ms. The error is [net.ErrClosed] the second time.
+// port is free again. The error is [net.ErrClosed] the second time.
 func (l *Listener) Close() error {
-	if isClosed(l.done) {
+	if l.closed() {
 		return l.opError("close", net.ErrClosed)
 	}
 	l.close()

@@ -7,6 +7,7 @@ import (
 // outgoing is the transfer of a Write. The lock of the connection guards it.
 type outgoing struct {
 	open   bool
+	read   bool   // the peer reads it, and is not written to
 	id     uint32 // of this transfer or, when it is over, of the last one
 	lease  *lease
 	at     vipl.AddressSegment // read mode: where the peer finds it
@@ -24,14 +25,14 @@ type outgoing struct {
 func (o *outgoing) over() bool { return !o.open && o.flight == 0 }
 
 // offer begins a transfer of what l names.
-func (c *Conn) offer(l *lease) error {
+func (c *Conn) offer(l *lease, read bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.writeError(); err != nil {
 		return err
 	}
-	c.out = outgoing{open: true, id: c.out.id + 1, lease: l, at: l.remote(), length: len(l.buf)}
-	c.due.announce, c.due.ask = c.reads, !c.reads
+	c.out = outgoing{open: true, read: read, id: c.out.id + 1, lease: l, at: l.remote(), length: len(l.buf)}
+	c.due.announce, c.due.ask = read, !read
 	c.push()
 	return nil
 }
@@ -50,7 +51,7 @@ func (c *Conn) withdraw() {
 // know yet that there are no more it will soon.
 func (c *Conn) takeRoom(h *header) error {
 	o := &c.out
-	if c.reads || !o.open || c.due.ask || h.id != o.id || o.roomLen > 0 || int64(h.length) > int64(o.length-o.moved) {
+	if o.read || !o.open || c.due.ask || h.id != o.id || o.roomLen > 0 || int64(h.length) > int64(o.length-o.moved) {
 		return errTransfer
 	}
 	if !o.ended {
@@ -64,8 +65,8 @@ func (c *Conn) takeTaken(h *header) error {
 	o := &c.out
 	n := int64(h.length)
 	if !o.open || c.due.announce || h.id != o.id ||
-		c.reads && (n > int64(o.length) || n < int64(o.length) && !o.ended) ||
-		!c.reads && (n != int64(o.moved) || !o.ended) {
+		o.read && (n > int64(o.length) || n < int64(o.length) && !o.ended) ||
+		!o.read && (n != int64(o.moved) || !o.ended) {
 		return errTransfer
 	}
 	o.moved = int(n)

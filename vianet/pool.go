@@ -82,9 +82,12 @@ func (p *pool) postReceive(i int) error {
 }
 
 // postSend sends the first n bytes of message i.
-func (p *pool) postSend(i, n int) error {
+func (p *pool) postSend(i, n int, later bool) error {
 	p.desc[i].SetSegments(p.region.Segment(p.offset(i), n))
 	p.uses[i] = sendUse{}
+	if later {
+		return p.vi.PostSendLater(p.desc[i], p.region.Handle())
+	}
 	return p.vi.PostSend(p.desc[i], p.region.Handle())
 }
 

@@ -34,7 +34,7 @@ func (c *Conn) read(b []byte) (int, error) {
 		if isClosed(past) {
 			return 0, os.ErrDeadlineExceeded
 		}
-		n, direct, err := c.readNow(b)
+		n, direct, bytes, err := c.readNow(b)
 		if direct != nil {
 			if n = c.finishDirect(direct); n == 0 {
 				continue // the peer has withdrawn it, or the connection broke
@@ -43,24 +43,28 @@ func (c *Conn) read(b []byte) (int, error) {
 		if n > 0 || err != nil || len(b) == 0 {
 			return n, err
 		}
-		if err := c.await(c.readable, past, &c.readSpin); err != nil {
+		if err := c.await(c.readable, past, &c.readSpin, bytes); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// readNow reads what there is; or asks for more, perhaps at a landing in b.
-func (c *Conn) readNow(b []byte) (n int, direct *landing, err error) {
+// readNow reads what there is; or asks for more, perhaps at a landing in b. bytes
+// are on their way to others.
+func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	lower(c.readable)
 	if c.isClosed {
-		return 0, nil, net.ErrClosed
+		return 0, nil, 0, net.ErrClosed
 	}
 	if len(b) == 0 {
-		return 0, nil, nil
+		return 0, nil, 0, nil
 	}
-	n = c.consume(b)
+	if n = c.consume(b); n > 0 && !c.in.open && len(c.spent) <= c.dataBuffers()/4 {
+		return n, nil, 0, nil // the program has its data; the rest has time
+	}
+	c.restock()
 	if c.mayFetch() {
 		switch {
 		case len(b) < directMin:
@@ -72,18 +76,23 @@ func (c *Conn) readNow(b []byte) (n int, direct *landing, err error) {
 	c.push()
 	switch {
 	case n > 0:
-		return n, nil, nil
+		return n, nil, 0, nil
 	case direct != nil || err != nil:
-		return 0, direct, err
+		return 0, direct, 0, err
 	case !c.queue.empty(): // it came just now
-		return c.consume(b), nil, nil
+		n = c.consume(b)
+		if len(c.spent) > c.dataBuffers()/4 {
+			c.restock()
+			c.push()
+		}
+		return n, nil, 0, nil
 	case c.fin:
-		return 0, nil, io.EOF
+		return 0, nil, 0, io.EOF
 	}
-	return 0, nil, c.err
+	return 0, nil, c.in.flight * stageSize, c.err
 }
 
-// consume copies what has arrived and gives its buffers back. Under mu.
+// consume copies what has arrived. Under mu.
 func (c *Conn) consume(b []byte) (n int) {
 	for n < len(b) && !c.queue.empty() {
 		s := c.queue.first()
@@ -96,12 +105,22 @@ func (c *Conn) consume(b []byte) (n int) {
 			c.unstage(s.land)
 		} else {
 			c.held--
-			c.owed++
-			c.repost(s.buffer)
+			c.spent = append(c.spent, s.buffer)
 		}
 		c.queue.drop()
 	}
 	return n
+}
+
+// restock posts the buffers again that were read, and owes them to the peer. It
+// happens when nobody waits for it: behind a message, before a wait, and when
+// there are so many of them that the peer might come to wait. Under mu.
+func (c *Conn) restock() {
+	for _, i := range c.spent {
+		c.repost(i)
+	}
+	c.owed += len(c.spent)
+	c.spent = c.spent[:0]
 }
 
 // fetchDirect asks for bytes of the transfer to come into b. Nil without an
@@ -127,14 +146,15 @@ const settleTime = 2 * time.Second
 // finishDirect waits for the bytes that are on their way into the program's
 // buffer, whatever the deadline.
 func (c *Conn) finishDirect(l *landing) int {
-	c.settle(c.readable, &c.readSpin, func() bool { return l.done })
+	c.settle(c.readable, &c.readSpin, l.n, func() bool { return l.done })
 	l.lease.end()
 	return l.came
 }
 
 // settle waits until done, a condition under mu, is fulfilled. Where the peer
-// does not do its part it breaks the connection, which fulfils it.
-func (c *Conn) settle(sig chan struct{}, p *spinner, done func() bool) {
+// does not do its part it breaks the connection, which fulfils it. bytes are on
+// their way.
+func (c *Conn) settle(sig chan struct{}, p *spinner, bytes int, done func() bool) {
 	late := make(chan struct{})
 	timer := time.AfterFunc(settleTime, func() { close(late) })
 	defer timer.Stop()
@@ -146,7 +166,7 @@ func (c *Conn) settle(sig chan struct{}, p *spinner, done func() bool) {
 		if ok {
 			return
 		}
-		if c.await(sig, past, p) != nil {
+		if c.await(sig, past, p, bytes) != nil {
 			past = nil
 			c.mu.Lock()
 			c.fail(resetError(errSlow))

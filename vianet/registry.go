@@ -166,6 +166,19 @@ func (r *registry) forget(e *list.Element) *lease {
 	return l
 }
 
+// drop deregisters what is idle of a region's memory, before that is freed.
+func (r *registry) drop(region *vipl.Region) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first, size := region.Addr(), uint64(len(region.Bytes()))
+	for e, next := r.order.Front(), (*list.Element)(nil); e != nil; e = next {
+		next = e.Next()
+		if e.Value.(*lease).region.Addr()-first < size {
+			r.forget(e).region.Deregister()
+		}
+	}
+}
+
 // close deregisters everything. No lease is out.
 func (r *registry) close() error {
 	r.mu.Lock()

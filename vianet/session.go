@@ -2,7 +2,7 @@ package vianet
 
 // controlBuffers is the number of receives that are set aside for messages
 // other than data; the table in the package's comment adds them up.
-const controlBuffers = 10
+const controlBuffers = 11
 
 // dataBuffers is the number of data messages that the peer may have on their
 // way or unread.
@@ -16,9 +16,9 @@ func (c *Conn) progress() {
 }
 
 // progressLocked is progress under mu. Before begin nothing can be sent, although
-// the peer's hello may be there already.
+// the peer's hello may be there already; in the end all buffers come back.
 func (c *Conn) progressLocked() {
-	if c.begun {
+	if c.begun || c.down {
 		c.arrived()
 		c.push()
 	}
@@ -171,9 +171,17 @@ func (c *Conn) reap() {
 	}
 }
 
+// mustReap says whether somebody waits for a send that may be done: else there is
+// time until there are more of them.
+func (c *Conn) mustReap() bool {
+	return c.wanting || c.down || c.in.flight+c.out.flight > 0 || len(c.pool.free) <= c.pool.half/2
+}
+
 // push sends what is due, as far as there are buffers and credits. Under mu.
 func (c *Conn) push() {
-	c.reap()
+	if c.mustReap() {
+		c.reap()
+	}
 	c.starved = !c.down && !(c.pushControl() && c.pushTransfer() && c.pushData() && c.pushFin())
 	want := c.in.flight > 0 || c.out.flight > 0 || !c.down && (c.starved || c.slotShort || c.in.slotShort)
 	if want != c.wanting {
@@ -197,10 +205,15 @@ func (c *Conn) pushControl() bool {
 		c.pushCredit()
 }
 
-// pushCredit gives buffers back by a message of its own, when there are many.
+// pushCredit gives buffers back by a message of its own, when there are many, or
+// when the peer waits for a message.
 func (c *Conn) pushCredit() bool {
-	due := c.greeted && c.owed >= (c.dataBuffers()+1)/2
-	return c.control(&due, header{kind: kindCredit})
+	due := c.greeted && (c.due.credit || c.owed >= (c.dataBuffers()+1)/2)
+	if !c.control(&due, header{kind: kindCredit}) {
+		return false
+	}
+	c.due.credit = false
+	return true
 }
 
 // control sends a message if it is due. False: no buffer is free.
@@ -227,12 +240,12 @@ func (c *Conn) send(i, n int, h header) {
 		c.owed -= int(h.credits)
 	}
 	h.put(c.pool.message(i))
-	if c.pool.postSend(i, n) != nil {
+	if c.pool.postSend(i, n, c.later) != nil {
 		c.pool.free = append(c.pool.free, i)
 		c.lost()
 		return
 	}
-	c.reap()
+	c.restock()
 	c.stack.sent()
 }
 

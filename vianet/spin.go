@@ -7,9 +7,10 @@ import (
 )
 
 // spinner decides how long to poll before sleeping: twice as long each time that
-// it paid, half as long when it did not, and now and then the full time to find
-// out whether things have changed. It belongs to whoever holds the lock of a
-// connection's readers or writers.
+// it paid, all of the time when a sleep was so short that polling would have
+// paid, and half as long when it was not. Two sides that both sleep, and so wait
+// for each other's waking, thus find back to polling. It belongs to whoever holds
+// the lock of a connection's readers or writers.
 type spinner struct {
 	most   time.Duration // 0: never
 	budget time.Duration
@@ -20,6 +21,7 @@ const (
 	spinLeast = 2 * time.Microsecond // less is not worth beginning
 	spinRetry = 64                   // waits between two full tries
 	spinLook  = 32                   // polls between two looks at the clock
+	spinYield = 4 * spinLook         // and after which others get the processor
 )
 
 func newSpinner(most time.Duration) spinner {
@@ -40,23 +42,45 @@ func (p *spinner) next() time.Duration {
 	return p.budget
 }
 
-func (p *spinner) paid()   { p.budget = min(2*p.budget, p.most) }
-func (p *spinner) wasted() { p.budget /= 2 }
+func (p *spinner) paid() { p.budget = min(2*p.budget, p.most) }
 
-// await waits until sig is raised, by polling and then asleep. It returns
-// os.ErrDeadlineExceeded when past is closed first.
-func (c *Conn) await(sig <-chan struct{}, past <-chan struct{}, p *spinner) error {
-	s := c.stack
-	if s.spin(sig, past, p) {
+// slept notes how long a wait took that ended asleep, of which most could have
+// been polled.
+func (p *spinner) slept(took, most time.Duration) {
+	if took <= most {
+		p.budget = p.most
+	} else {
+		p.budget /= 2
+	}
+}
+
+// bulkTime is how long so many bytes of a transfer may be on their way before it
+// is better to sleep: at half a gigabyte a second.
+func bulkTime(bytes int) time.Duration { return min(2*time.Duration(bytes), bulkMost) }
+
+const bulkMost = 4 * time.Millisecond
+
+// await waits until sig is raised, by polling and then asleep; longer by polling
+// where bytes of a transfer are on their way. It returns os.ErrDeadlineExceeded
+// when past is closed first.
+func (c *Conn) await(sig <-chan struct{}, past <-chan struct{}, p *spinner, bytes int) error {
+	s, more := c.stack, bulkTime(bytes)
+	came, start := s.spin(sig, past, p, more)
+	if came {
 		return nil
+	}
+	if start.IsZero() {
+		start = time.Now()
 	}
 	if !s.spinning.Load() {
 		s.takeOver()
 	}
 	select {
 	case <-sig:
+		p.slept(time.Since(start), p.most+more)
 		return nil
 	case <-past:
+		p.slept(p.most+more+1, p.most+more)
 		return os.ErrDeadlineExceeded
 	}
 }
@@ -70,35 +94,52 @@ func (s *Stack) takeOver() {
 	}
 }
 
-// spin polls for all connections of the stack. False: it was not worth it, or
-// another goroutine is at it.
-func (s *Stack) spin(sig <-chan struct{}, past <-chan struct{}, p *spinner) bool {
+// spin polls for all connections of the stack, as long as that has paid lately for
+// this one or goes on paying for others. False: it was not worth it, or another
+// goroutine is at it; start is when something came last, if it looked at the clock.
+func (s *Stack) spin(sig, past <-chan struct{}, p *spinner, more time.Duration) (came bool, start time.Time) {
 	most := p.next()
 	if most == 0 || !s.spinning.CompareAndSwap(false, true) {
-		return false
+		return false, start
 	}
-	defer s.spinning.Store(false)
+	defer func() {
+		s.spinning.Store(false)
+		s.nic.Ring()
+	}()
+	most += more
 	s.polls.Add(1)
 	s.arrivals.evict()
 	s.sends.evict()
-	for start, i := time.Now(), 1; ; i++ {
-		s.arrivals.poll()
+	for i := 1; ; i++ {
+		s.nic.Ring()
+		n := s.arrivals.poll()
 		if s.sends.wanted.Load() > 0 {
-			s.sends.poll()
+			n += s.sends.poll()
 		}
 		select {
 		case <-sig:
 			p.paid()
-			return true
+			return true, start
 		default:
+		}
+		if n > 0 {
+			s.yield() // to those who were woken
+			i, start = 0, time.Time{}
+			if isClosed(past) {
+				return false, start
+			}
+			continue
 		}
 		if i%spinLook != 0 {
 			continue
 		}
-		if time.Since(start) > most || isClosed(past) {
-			p.wasted()
-			return false
+		if now := time.Now(); start.IsZero() {
+			start = now
+		} else if now.Sub(start) > most || isClosed(past) {
+			return false, start
 		}
-		runtime.Gosched() // the peer may be a goroutine of this program
+		if i%spinYield == 0 {
+			s.yield() // the peer may be a goroutine of this program
+		}
 	}
 }

@@ -2,10 +2,13 @@ package vianet
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,7 +22,7 @@ type Options struct {
 	// them for sending; 0: 64. At least MinBuffers.
 	Buffers int
 	// BufferSize is the size of one in bytes, 64 for its descriptor and 24 for
-	// the header included; 0: 4096. A multiple of 64, 320 to 1 MiB.
+	// the header included; 0: 4224. A multiple of 64, 320 to 1 MiB.
 	//
 	// A connection has Buffers*BufferSize bytes of memory: of the NIC's arena as
 	// long as there is any, then of the program.
@@ -35,7 +38,8 @@ type Options struct {
 	// Read or Write by RDMA; 0: 16 MiB; negative: none.
 	Registered int
 	// Spin is the longest time for which a Read or Write that has to wait polls
-	// before it sleeps; 0: 100 us; negative: never.
+	// before it sleeps, from when something came last for any connection of the
+	// stack; a deadline ends it at once. 0: 100 us; negative: never.
 	Spin time.Duration
 	// Linger is how long a closed connection goes on trying to deliver what was
 	// written; 0: 10 s.
@@ -51,25 +55,29 @@ type Stack struct {
 	o    Options
 	regs *registry
 
+	longFrames bool // of more than a chunk
+
 	arrivals *driver // completed receives of all connections
 	sends    *driver // completed sends
 
 	spinning atomic.Bool   // a goroutine of the program polls for all
 	polls    atomic.Uint32 // times that one has begun to
 	posted   atomic.Uint32 // sends
+	alone    atomic.Int32  // Writes that ring by themselves, see ring.go
 
 	ports  ports
-	conns  sync.Map // *vipl.VI -> *Conn
-	closed chan struct{}
+	dials  context.Context // ends when Close begins
+	end    context.CancelCauseFunc
+	closed chan struct{}  // when it has waited long enough for connections
 	work   sync.WaitGroup // goroutines of connections and listeners
 	keep   sync.WaitGroup // goroutines that wait for completions
 
 	mu        sync.Mutex
 	isClosed  bool
-	open      map[*Conn]struct{}
+	conns     map[*Conn]bool // true: the program has it, or can accept it
 	listeners map[*Listener]struct{}
-	spares    []*Conn // see spare
-	left      error   // why connections could not give back all that they had
+	buffers   map[*byte]*vipl.Region // of Alloc, by their first byte
+	left      error                  // why connections could not give back all that they had
 }
 
 var errStackClosed = fmt.Errorf("the stack is closed: %w", net.ErrClosed)
@@ -85,9 +93,13 @@ func New(nic *vipl.Nic, o Options) (*Stack, error) {
 	}
 	s := &Stack{
 		nic: nic, o: o, closed: make(chan struct{}),
-		open: make(map[*Conn]struct{}), listeners: make(map[*Listener]struct{}),
+		conns: make(map[*Conn]bool), listeners: make(map[*Listener]struct{}),
+		buffers: make(map[*byte]*vipl.Region),
 	}
+	s.dials, s.end = context.WithCancelCause(context.Background())
 	var err error
+	info := nic.Info()
+	s.longFrames = info.NIC.MultiBuffer && info.MTU > info.NIC.Rings.FrameSize
 	if s.regs, err = newRegistry(nic, max(o.Registered, 0)); err != nil {
 		return nil, systemError(err)
 	}
@@ -106,7 +118,7 @@ func New(nic *vipl.Nic, o Options) (*Stack, error) {
 // complete fills in the defaults and checks the rest.
 func (o *Options) complete() error {
 	o.Buffers = cmp.Or(o.Buffers, 64)
-	o.BufferSize = cmp.Or(o.BufferSize, 4096)
+	o.BufferSize = cmp.Or(o.BufferSize, 4224) // 4096 bytes of data in a message
 	o.Threshold = cmp.Or(o.Threshold, 32<<10)
 	o.Registered = cmp.Or(o.Registered, 16<<20)
 	o.Spin = cmp.Or(o.Spin, 100*time.Microsecond)
@@ -132,36 +144,34 @@ func (s *Stack) admit(c *Conn) error {
 	if s.isClosed {
 		return errStackClosed
 	}
-	s.open[c] = struct{}{}
+	s.conns[c] = true
 	return nil
 }
 
 // remove forgets a connection that has ended; left is what it could not give back.
 func (s *Stack) remove(c *Conn, left error) {
-	s.conns.Delete(c.vi)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.open, c)
+	delete(s.conns, c)
 	s.left = errors.Join(s.left, left)
 }
 
-// start runs f on a goroutine that Close waits for. False: the stack is closed.
-func (s *Stack) start(f func()) bool {
+// enter begins what Close waits for, until s.work.Done. False: the stack is closed.
+func (s *Stack) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.isClosed {
-		return false
+	if !s.isClosed {
+		s.work.Add(1)
 	}
-	s.work.Go(f)
-	return true
+	return !s.isClosed
 }
 
 // closeTime is how long Close lets connections deliver what was written.
 const closeTime = time.Second
 
-// Close closes all listeners and connections and waits until they are gone: for
-// a Dial that is under way at most five seconds, for data that is written and
-// not delivered one second. A second Close does nothing.
+// Close closes all listeners and connections, ends each Dial that is under way and
+// waits until they are gone: for data that is written and not delivered one
+// second. A second Close does nothing.
 func (s *Stack) Close() error {
 	s.mu.Lock()
 	if s.isClosed {
@@ -169,14 +179,17 @@ func (s *Stack) Close() error {
 		return nil
 	}
 	s.isClosed = true
-	conns, listeners := make([]*Conn, 0, len(s.open)), make([]*Listener, 0, len(s.listeners))
-	for c := range s.open {
-		conns = append(conns, c)
+	conns, listeners := make([]*Conn, 0, len(s.conns)), make([]*Listener, 0, len(s.listeners))
+	for c, admitted := range s.conns {
+		if admitted {
+			conns = append(conns, c)
+		}
 	}
 	for l := range s.listeners {
 		listeners = append(listeners, l)
 	}
 	s.mu.Unlock()
+	s.end(errStackClosed)
 	for _, l := range listeners {
 		l.Close()
 	}
@@ -202,15 +215,19 @@ func (s *Stack) release() error {
 	s.keep.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.nicClosed() || len(s.spares) > 0 {
-		return nil // all has gone with the NIC; or, held by the spares, will
+	if s.nicClosed() {
+		return nil // all has gone with it
 	}
 	errs = append(errs, s.left)
 	for _, d := range []*driver{s.arrivals, s.sends} {
 		if d != nil {
-			errs = append(errs, d.release())
+			errs = append(errs, d.cq.Destroy())
 		}
 	}
+	for _, region := range s.buffers {
+		errs = append(errs, region.Deregister())
+	}
+	clear(s.buffers)
 	return errors.Join(append(errs, s.regs.close())...)
 }
 
@@ -219,19 +236,23 @@ func (s *Stack) nicClosed() bool {
 	if s.arrivals == nil {
 		return false
 	}
-	s.arrivals.drain() // Wait gives what there is before it looks
-	_, _, err := s.arrivals.cq.Wait(0)
+	err := error(vipl.ErrNotDone)
+	for errors.Is(err, vipl.ErrNotDone) { // the keeper was woken, and had gone
+		s.arrivals.drain() // Wait gives what there is before it looks
+		_, _, err = s.arrivals.cq.Wait(0)
+	}
 	return errors.Is(err, fs.ErrClosed)
 }
 
 // fail ends all connections, because the NIC is closed.
 func (s *Stack) fail(err error) {
-	s.conns.Range(func(_, v any) bool {
-		c := v.(*Conn)
+	s.mu.Lock()
+	conns := slices.Collect(maps.Keys(s.conns))
+	s.mu.Unlock()
+	for _, c := range conns {
 		c.mu.Lock()
 		c.fail(fmt.Errorf("%w: %w", net.ErrClosed, err))
 		c.mu.Unlock()
 		c.progress() // nobody else does now
-		return true
-	})
+	}
 }

@@ -47,16 +47,17 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// Polling that does not pay is given up, tried again now and then, and grows when
-// it pays.
+// Polling that does not pay is given up, tried again now and then, grows when it
+// pays, and comes back when a sleep was so short that it would have paid.
 func TestSpinner(t *testing.T) {
 	p := spinner{most: 64 * time.Microsecond, budget: 64 * time.Microsecond}
+	inVain := func() { p.slept(time.Millisecond, p.most) }
 	p.paid()
 	if got := p.next(); got != p.most {
 		t.Errorf("%v, the most is %v", got, p.most)
 	}
 	for p.next() > 0 {
-		p.wasted()
+		inVain()
 	}
 	if p.budget >= spinLeast {
 		t.Errorf("given up at %v", p.budget)
@@ -66,7 +67,7 @@ func TestSpinner(t *testing.T) {
 		if p.next() > 0 {
 			tries++
 			for p.budget >= spinLeast {
-				p.wasted()
+				inVain()
 			}
 		}
 	}
@@ -77,6 +78,10 @@ func TestSpinner(t *testing.T) {
 	p.paid()
 	if p.budget != 2*spinLeast {
 		t.Errorf("%v after it paid", p.budget)
+	}
+	p.budget = 0
+	if p.slept(p.most, p.most); p.budget != p.most {
+		t.Errorf("%v after a sleep as short as polling", p.budget)
 	}
 	if never := newSpinner(-1); never.next() != 0 {
 		t.Error("it polls although it must not")

@@ -53,12 +53,22 @@ func (c *Conn) until(step func() (done bool, err error)) error {
 		past := c.writeDeadline.passed()
 		c.mu.Lock()
 		lower(c.writable)
+		c.later = c.stack.mayRingLater()
 		done, err := step()
+		later := c.later
+		c.later = false
+		bytes := 0
+		if c.out.open {
+			bytes = c.out.length
+		}
 		c.mu.Unlock()
+		if later && !c.stack.spinning.Load() { // who was to ring may have left before
+			c.stack.nic.Ring()
+		}
 		if done || err != nil {
 			return err
 		}
-		if err := c.await(c.writable, past, &c.writeSpin); err != nil {
+		if err := c.await(c.writable, past, &c.writeSpin, bytes); err != nil {
 			return err
 		}
 	}
@@ -120,8 +130,9 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
 	}
+	read := c.reads && !c.stack.lends(b)
 	a := closed
-	if c.reads {
+	if read {
 		a = readable
 	}
 	lease, err := c.stack.regs.lease(b, c.tag, a)
@@ -129,7 +140,7 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 		return c.writeSmall(b) // memory cannot be registered: the slow way
 	}
 	defer lease.end()
-	if err := c.offer(lease); err != nil {
+	if err := c.offer(lease, read); err != nil {
 		return 0, err
 	}
 	over := func() bool { return c.out.over() || c.down && c.out.flight == 0 }
@@ -141,7 +152,7 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 	})
 	if err != nil {
 		c.withdraw()
-		c.settle(c.writable, &c.writeSpin, over)
+		c.settle(c.writable, &c.writeSpin, len(b), over)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

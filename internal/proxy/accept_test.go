@@ -1,0 +1,163 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// starved is a listener whose Accept fails as often as it is told.
+type starved struct {
+	net.Listener
+	fail chan error // each is returned by an Accept
+}
+
+func (s *starved) Accept() (net.Conn, error) {
+	select {
+	case err := <-s.fail:
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", err)}
+	default:
+		return s.Listener.Accept()
+	}
+}
+
+// echo is a server that says back what it hears.
+func echo(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				io.Copy(c, c)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// start runs a proxy over TCP alone, on a listener that fails as told; end stops
+// it.
+func start(t *testing.T, p *Proxy) (l *starved, end func() error, done chan error) {
+	t.Helper()
+	p.Listen, p.To = Address{"tcp", "127.0.0.1:0"}, Address{"tcp", echo(t)}
+	if err := p.Open(); err != nil {
+		t.Fatal(err)
+	}
+	l = &starved{p.listener, make(chan error, 8)}
+	p.listener = l
+	ctx, cancel := context.WithCancel(context.Background())
+	done = make(chan error, 1)
+	go func() { done <- p.Serve(ctx) }()
+	t.Cleanup(cancel)
+	return l, func() error { cancel(); return <-done }, done
+}
+
+func dialTo(t *testing.T, p *Proxy) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", p.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// answers tells whether a byte comes back.
+func answers(c net.Conn, within time.Duration) error {
+	c.SetDeadline(time.Now().Add(within))
+	b := []byte{42}
+	_, err := c.Write(b)
+	if err == nil {
+		_, err = io.ReadFull(c, b)
+	}
+	return err
+}
+
+// A proxy that is short of descriptors keeps the connections that it has, and
+// takes new ones when it can.
+func TestShortOfDescriptors(t *testing.T) {
+	told := make(chan error, 8)
+	p := &Proxy{Failed: func(err error) { told <- err }}
+	l, end, _ := start(t, p)
+	first := dialTo(t, p)
+	if err := answers(first, patience); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ECONNABORTED} {
+		l.fail <- err
+	}
+	// The Accept that waits takes these; the next ones fail.
+	for range 2 {
+		if err := answers(dialTo(t, p), patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := answers(first, patience); err != nil {
+		t.Errorf("the connection from before: %v", err)
+	}
+	if err := <-told; !errors.Is(err, syscall.EMFILE) || len(told) != 0 {
+		t.Errorf("told %v, and %d times more", err, len(told))
+	}
+	first.Close()
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Other errors end it, as those of a listener of VIA do.
+func TestListenerEnds(t *testing.T) {
+	l, _, done := start(t, &Proxy{Most: -1})
+	l.fail <- syscall.EINVAL
+	l.Listener.(*net.TCPListener).SetDeadline(time.Unix(1, 0)) // wakes the Accept that waits
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Error("no error")
+		}
+	case <-time.After(patience):
+		t.Fatal("it goes on")
+	}
+	if err := l.Listener.Close(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("it has left the listener open: %v", err)
+	}
+	via := &Proxy{Listen: Address{"via", ":7"}}
+	if via.passes(&net.OpError{Op: "accept", Err: syscall.ENOBUFS}) {
+		t.Error("an ended listener of VIA is asked again")
+	}
+}
+
+// More connections than Most wait for those before them.
+func TestMost(t *testing.T) {
+	p := &Proxy{Most: 1}
+	_, end, _ := start(t, p)
+	first, second := dialTo(t, p), dialTo(t, p)
+	if err := answers(first, patience); err != nil {
+		t.Fatal(err)
+	}
+	if err := answers(second, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a second one at once: %v", err)
+	}
+	first.Close()
+	second.SetDeadline(time.Now().Add(patience))
+	if _, err := io.ReadFull(second, make([]byte, 1)); err != nil {
+		t.Errorf("a second one, after the first: %v", err)
+	}
+	// Full, and told to end: it does.
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+}

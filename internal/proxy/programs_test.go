@@ -1,0 +1,75 @@
+package proxy
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// need finds a program that a test runs, or skips it.
+func need(t *testing.T, name, pkg string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("%s is not installed (Debian's package %s)", name, pkg)
+	}
+	return path
+}
+
+// curl gets through two proxies what a server of HTTP has.
+func TestCurl(t *testing.T) {
+	curl := need(t, "curl", "curl")
+	const n = 300_000
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, strings.Repeat("x", n))
+	}))
+	defer server.Close()
+	at := chain(t, server.Listener.Addr().String())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, curl, "-sS", "--noproxy", "*", "http://"+at+"/").CombinedOutput()
+	if err != nil || string(out) != strings.Repeat("x", n) {
+		t.Errorf("%v, %d bytes, %.100q", err, len(out), out)
+	}
+}
+
+// Redis and its load generator talk through two proxies.
+func TestRedis(t *testing.T) {
+	server, load := need(t, "redis-server", "redis-server"), need(t, "redis-benchmark", "redis-tools")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String() // free again in a moment
+	l.Close()
+	_, port, _ := net.SplitHostPort(address)
+	cmd := exec.Command(server, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", t.TempDir())
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) { // until it listens
+		c, err := net.Dial("tcp", address)
+		if err == nil {
+			c.Close()
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	_, at, _ := net.SplitHostPort(chain(t, address))
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, load, "-h", "127.0.0.1", "-p", at, "-n", "2000", "-c", "8", "-d", "5000", "-t", "set,get", "-q").CombinedOutput()
+	if err != nil || strings.Count(string(out), "requests per second") != 2 {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

@@ -1,0 +1,237 @@
+// Package proxy forwards byte streams between the kernel's TCP and package vianet,
+// so that programs which know nothing of VIs can use them.
+//
+//	program --TCP--> proxy ==VIA==> proxy --TCP--> server
+//	         tcp:127.0.0.1:5432     via::5432      tcp:127.0.0.1:5432
+//
+// Each side is an address: tcp:HOST:PORT or via:HOST:PORT. A half-closed stream is
+// half-closed on the other side, and a broken one is broken.
+package proxy
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"viaxdp/vianet"
+)
+
+// Address is one side of a proxy.
+type Address struct {
+	Network string // "tcp" or "via"
+	Address string // host:port
+}
+
+// ParseAddress reads tcp:HOST:PORT or via:HOST:PORT; a bare HOST:PORT is tcp.
+func ParseAddress(s string) (Address, error) {
+	a := Address{Network: "tcp", Address: s}
+	for _, network := range []string{"tcp", "via"} {
+		if rest, ok := strings.CutPrefix(s, network+":"); ok {
+			a = Address{network, rest}
+		}
+	}
+	if _, _, err := net.SplitHostPort(a.Address); err != nil {
+		return a, fmt.Errorf("%q: %w: want tcp:HOST:PORT or via:HOST:PORT", s, err)
+	}
+	return a, nil
+}
+
+// String is the address as ParseAddress reads it.
+func (a Address) String() string { return a.Network + ":" + a.Address }
+
+// Proxy forwards what comes to one address to another one.
+type Proxy struct {
+	Listen, To Address
+	Stack      *vianet.Stack // for via; nil: neither address is
+	// Fallback is where to connect by TCP when nobody is at To by VIA: the port of
+	// it at To's host. Empty: nowhere.
+	Fallback string
+	// Most is how many connections are forwarded at once; those beyond it wait to be
+	// accepted. 0: 4096.
+	Most int
+	// Failed is told of connections that could not be forwarded, and when none can
+	// be accepted for a while; may be nil. It is called by several goroutines.
+	Failed func(error)
+
+	listener net.Listener
+	count    atomic.Int64
+	fell     atomic.Int64
+}
+
+// Open begins to listen.
+func (p *Proxy) Open() (err error) {
+	if p.Stack == nil && (p.Listen.Network == "via" || p.To.Network == "via") {
+		return errors.New("an address of VIA needs an interface")
+	}
+	if p.Listen.Network == "via" {
+		p.listener, err = p.Stack.Listen("via", p.Listen.Address)
+	} else {
+		p.listener, err = net.Listen("tcp", p.Listen.Address)
+	}
+	return err
+}
+
+// Addr is where it listens.
+func (p *Proxy) Addr() net.Addr { return p.listener.Addr() }
+
+// Connections is how many were forwarded so far, and how many of them by TCP for
+// lack of VIA.
+func (p *Proxy) Connections() (all, fell int64) { return p.count.Load(), p.fell.Load() }
+
+// Serve forwards connections until ctx ends, which is no error, and then closes
+// all of them. While the system is short of descriptors or memory, those that
+// there are go on, and new ones wait.
+func (p *Proxy) Serve(ctx context.Context) error {
+	inner, cancel := context.WithCancel(ctx)
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	defer cancel()
+	stop := context.AfterFunc(inner, func() { p.listener.Close() })
+	defer stop()
+	defer p.listener.Close() // whatever ends it
+	places := make(chan struct{}, cmp.Or(max(p.Most, 0), defaultMost))
+	short := false
+	for {
+		select {
+		case places <- struct{}{}:
+		case <-ctx.Done():
+			return nil
+		}
+		from, err := p.listener.Accept()
+		switch {
+		case err == nil:
+			short = false
+			wait.Go(func() {
+				defer func() { <-places }()
+				p.failed(inner, p.forward(inner, from))
+			})
+			continue
+		case ctx.Err() != nil:
+			return nil
+		case !p.passes(err):
+			return err
+		case !short: // told once, not 20 times a second
+			short = true
+			p.failed(inner, fmt.Errorf("accept: %w: new connections wait", err))
+		}
+		<-places
+		select {
+		case <-time.After(acceptPause):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+const (
+	defaultMost = 4096
+	acceptPause = 50 * time.Millisecond // until Accept is tried again
+)
+
+// passes tells whether an error of Accept is one of the moment. A listener of VIA
+// that has failed has ended.
+func (p *Proxy) passes(err error) bool {
+	if p.Listen.Network == "via" {
+		return false
+	}
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		return false
+	}
+	switch errno {
+	case syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED:
+		return true
+	}
+	return false
+}
+
+// failed tells of an error, unless it comes of the proxy's end.
+func (p *Proxy) failed(ctx context.Context, err error) {
+	if err != nil && ctx.Err() == nil && p.Failed != nil {
+		p.Failed(err)
+	}
+}
+
+// dialTime is how long the other side has to answer.
+const dialTime = 10 * time.Second
+
+func (p *Proxy) forward(ctx context.Context, from net.Conn) error {
+	defer from.Close()
+	to, err := p.dial(ctx)
+	if err != nil {
+		return fmt.Errorf("for %v: %w", from.RemoteAddr(), err)
+	}
+	defer to.Close()
+	p.count.Add(1)
+	stop := context.AfterFunc(ctx, func() {
+		from.Close()
+		to.Close()
+	})
+	defer stop()
+	back := make(chan error, 1)
+	go func() { back <- pipe(from, to) }()
+	err = pipe(to, from)
+	return errors.Join(err, <-back)
+}
+
+func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	var tcp net.Dialer
+	if p.To.Network == "tcp" {
+		return tcp.DialContext(ctx, "tcp", p.To.Address)
+	}
+	if p.Fallback == "" {
+		return p.Stack.DialContext(ctx, "via", p.To.Address)
+	}
+	host, _, err := net.SplitHostPort(p.To.Address)
+	if err != nil {
+		return nil, err
+	}
+	c, err := p.Stack.DialOr(ctx, "via", p.To.Address, func(ctx context.Context) (net.Conn, error) {
+		p.fell.Add(1)
+		return tcp.DialContext(ctx, "tcp", net.JoinHostPort(host, p.Fallback))
+	})
+	return c, err
+}
+
+// buffers are for pipes, of more than what vianet sends by messages.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
+
+// pipe copies a stream to its end, and ends it on the other side. When that cannot
+// be, both connections are closed: neither is to wait for the other.
+func pipe(to, from net.Conn) error {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	// Neither side's ReadFrom: it would take a buffer of its own.
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, *buf)
+	if err == nil {
+		err = closeWrite(to)
+	}
+	if err == nil {
+		return nil
+	}
+	to.Close()
+	from.Close()
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return nil // the other direction has ended it, or a program
+	}
+	return err
+}
+
+func closeWrite(c net.Conn) error {
+	if w, ok := c.(interface{ CloseWrite() error }); ok {
+		if err := w.CloseWrite(); !errors.Is(err, syscall.ENOTCONN) { // it is gone
+			return err
+		}
+	}
+	return nil
+}

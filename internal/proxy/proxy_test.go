@@ -1,0 +1,207 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+)
+
+// patience is how long anything may take.
+const patience = 20 * time.Second
+
+// stacks opens both ends of a veth pair.
+func stacks(t *testing.T) (a, b *vianet.Stack, hostB string) {
+	t.Helper()
+	na, nb := nstest.Pair(t, nstest.Options{})
+	leaks := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
+	var all []*vianet.Stack
+	for _, ns := range []*nstest.NS{na, nb} {
+		var nic *vipl.Nic
+		if err := ns.Do(func() (err error) {
+			nic, err = vipl.OpenNic(ns.Name)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		s, err := vianet.New(nic, vianet.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := errors.Join(s.Close(), nic.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+		all = append(all, s)
+		hostB = nic.Query().Address.String()
+	}
+	return all[0], all[1], hostB
+}
+
+// serve runs a proxy as long as the test.
+func serve(t *testing.T, p *Proxy) {
+	t.Helper()
+	p.Failed = func(err error) { t.Logf("not forwarded: %v", err) }
+	if err := p.Open(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// chain is client -> TCP -> VIA -> TCP -> server, and the address for the client.
+func chain(t *testing.T, server string) string {
+	t.Helper()
+	a, b, hostB := stacks(t)
+	serve(t, &Proxy{Listen: Address{"via", ":7000"}, To: Address{"tcp", server}, Stack: b})
+	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, "7000")}, Stack: a}
+	serve(t, near)
+	return near.Addr().String()
+}
+
+// Programs that know nothing of VIA get their bytes through two proxies, many at
+// once, and each end of a stream closes for itself.
+func TestChain(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() { // it answers when the client has said all
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				all, _ := io.ReadAll(c)
+				c.Write(all)
+			}()
+		}
+	}()
+	at := chain(t, l.Addr().String())
+	var wait sync.WaitGroup
+	for i, n := range []int{0, 1, 1000, 100_000, 3 << 20} {
+		wait.Go(func() {
+			c, err := net.Dial("tcp", at)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(patience))
+			want := make([]byte, n)
+			r := rand.NewChaCha8([32]byte{byte(i)})
+			r.Read(want)
+			_, err = c.Write(want)
+			if err = errors.Join(err, c.(*net.TCPConn).CloseWrite()); err != nil {
+				t.Errorf("%d bytes: %v", n, err)
+			}
+			got, err := io.ReadAll(c)
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%d bytes: %d came, %v", n, len(got), err)
+			}
+		})
+	}
+	wait.Wait()
+}
+
+func TestHTTP(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		all, _ := io.ReadAll(r.Body)
+		w.Write(all)
+	}))
+	defer server.Close()
+	at := chain(t, server.Listener.Addr().String())
+	client := &http.Client{Timeout: patience}
+	defer client.CloseIdleConnections()
+	for _, n := range []int{0, 10, 200_000} {
+		r, err := client.Post("http://"+at, "text/plain", bytes.NewReader(make([]byte, n)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil || len(got) != n {
+			t.Errorf("%d bytes of %d, %v", len(got), n, err)
+		}
+	}
+}
+
+// Where nobody listens by VIA the port of TCP is taken, and without one the
+// connection is closed.
+func TestFallback(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, "by TCP")
+	}))
+	defer server.Close()
+	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, _, _ := stacks(t)
+	// This host has no NIC of VIA at its loopback address.
+	with := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", "127.0.0.1:7000"}, Stack: a, Fallback: port}
+	without := &Proxy{Listen: with.Listen, To: with.To, Stack: a}
+	serve(t, with)
+	serve(t, without)
+	client := &http.Client{Timeout: patience}
+	defer client.CloseIdleConnections()
+	r, err := client.Get("http://" + with.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(r.Body)
+	r.Body.Close()
+	if all, fell := with.Connections(); string(got) != "by TCP" || err != nil || all != 1 || fell != 1 {
+		t.Errorf("%q, %v; %d connections, %d of them by TCP", got, err, all, fell)
+	}
+	if r, err := client.Get("http://" + without.Addr().String()); err == nil {
+		r.Body.Close()
+		t.Error("it answers although nobody is there")
+	}
+}
+
+func TestParseAddress(t *testing.T) {
+	for s, want := range map[string]Address{
+		"tcp:127.0.0.1:80": {"tcp", "127.0.0.1:80"},
+		"via::80":          {"via", ":80"},
+		"via:[fd77::1]:80": {"via", "[fd77::1]:80"},
+		"localhost:http":   {"tcp", "localhost:http"},
+	} {
+		if got, err := ParseAddress(s); got != want || err != nil {
+			t.Errorf("%s: %v, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "80", "via:host", "udp:host:80"} {
+		if got, err := ParseAddress(s); err == nil {
+			t.Errorf("%q is %v", s, got)
+		}
+	}
+	if (&Proxy{Listen: Address{"via", ":80"}}).Open() == nil {
+		t.Error("VIA without an interface")
+	}
+}

@@ -1,0 +1,33 @@
+package vianet_test
+
+import (
+	"testing"
+
+	"viaxdp/vianet"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// Writes leave the doorbell to who polls, if somebody does and comes back soon.
+func TestRingLater(t *testing.T) {
+	for _, c := range []struct {
+		polls bool
+		alone int32
+		want  int
+	}{{false, 0, 0}, {true, 0, 100}, {true, 30, 70}, {true, 200, 0}} {
+		if later := vianet.RingLater(c.polls, c.alone, 100); later != c.want {
+			t.Errorf("%+v: %d of 100 Writes leave it to others", c, later)
+		}
+	}
+}
+
+// Who polls ends with its deadline, however much there is to do for others.
+func TestDeadlineBesideTraffic(t *testing.T) {
+	nic, _, _ := memoryNics(t, xdpnictest.Faults{}, longSilence)
+	took, left, err := vianet.PollPast(nic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took == 0 || left == 0 {
+		t.Errorf("it took %d completions of others and left %d", took, left)
+	}
+}
