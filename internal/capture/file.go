@@ -1,0 +1,95 @@
+package capture
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+)
+
+// File writes frames as pcapng: nanosecond stamps, direction, queue.
+type File struct {
+	w     *pcapgo.NgWriter
+	of    map[Source]int // place of a source in the file
+	count []uint64       // frames of each
+	lost  []uint64       // frames that the program left out
+	began time.Time
+}
+
+// NewFile begins a file for the queues of some programs, at least one. snaplen is
+// told to its readers.
+func NewFile(w io.Writer, sources []Source, snaplen int) (*File, error) {
+	if len(sources) == 0 {
+		return nil, errors.New("capture: no interface")
+	}
+	f := &File{of: map[Source]int{}, began: time.Now()}
+	for _, from := range sources {
+		block := pcapgo.NgInterface{
+			Name:        fmt.Sprintf("%s queue %d", from.Interface, from.Queue),
+			Description: fmt.Sprintf("VIs of process %d (%s)", from.PID, from.Command),
+			OS:          runtime.GOOS, LinkType: layers.LinkTypeEthernet, SnapLength: uint32(snaplen), TimestampResolution: 9,
+		}
+		var err error
+		if f.w == nil {
+			f.w, err = pcapgo.NewNgWriterInterface(w, block, pcapgo.NgWriterOptions{SectionInfo: pcapgo.NgSectionInfo{
+				Hardware: runtime.GOARCH, OS: runtime.GOOS, Application: "via-xdp capture",
+			}})
+		} else {
+			_, err = f.w.AddInterface(block)
+		}
+		if err != nil {
+			return nil, err
+		}
+		f.of[from] = len(f.count)
+		f.count, f.lost = append(f.count, 0), append(f.lost, 0)
+	}
+	return f, nil
+}
+
+// Write appends a frame of a source.
+func (f *File) Write(from Source, x Frame) error {
+	i, ok := f.of[from]
+	if !ok {
+		return fmt.Errorf("capture: %v is not of this file", from)
+	}
+	f.lost[i] = max(f.lost[i], x.Lost)
+	queue := uint32(from.Queue)
+	opts := pcapgo.NgPacketOptions{Queue: &queue, Flags: &pcapgo.NgEpbFlags{Direction: pcapgo.NgEpbFlagDirectionInbound}}
+	if x.Sent {
+		opts.Flags.Direction = pcapgo.NgEpbFlagDirectionOutbound
+	}
+	f.count[i]++
+	return f.w.WritePacketWithOptions(gopacket.CaptureInfo{
+		Timestamp: x.Time, CaptureLength: len(x.Data), Length: max(x.Len, len(x.Data)), InterfaceIndex: i,
+	}, x.Data, opts)
+}
+
+// Flush gives the writer what is still held back.
+func (f *File) Flush() error { return f.w.Flush() }
+
+// Lost is how many frames the programs left out, as they had no room for them.
+func (f *File) Lost() (n uint64) {
+	for _, l := range f.lost {
+		n += l
+	}
+	return n
+}
+
+// Close ends the file with the counts of each source. It does not close the
+// writer.
+func (f *File) Close() error {
+	for i := range f.count {
+		if err := f.w.WriteInterfaceStats(i, pcapgo.NgInterfaceStatistics{
+			LastUpdate: time.Now(), StartTime: f.began, EndTime: time.Now(),
+			PacketsReceived: f.count[i] + f.lost[i], PacketsDropped: f.lost[i],
+		}); err != nil {
+			return err
+		}
+	}
+	return f.w.Flush()
+}

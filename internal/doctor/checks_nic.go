@@ -1,0 +1,295 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"viaxdp/internal/undo"
+	"viaxdp/xdpnic"
+)
+
+const (
+	// chunkFrame is what a chunk holds of a frame, and frameHead what a frame
+	// has in front of its IP packet: Ethernet header and a VLAN tag.
+	chunkFrame = xdpnic.MaxChunk - xdpnic.PacketHeadroom
+	frameHead  = 18
+	// pageMTU is the largest MTU for a native program without multi-buffer, on
+	// veth; other drivers differ by some bytes.
+	pageMTU = 3506
+
+	port = 4793
+)
+
+func checkLink(_ *Host, n *NIC) []Finding {
+	switch {
+	case !n.Up:
+		return one(Error, "it is down", "no frame goes in or out", "ip link set dev "+n.Name+" up",
+			undo.Step{Setting: undo.Setting{Kind: undo.Link, Interface: n.Name, Name: "state"}, Value: "up"})
+	case !n.Carrier && n.Kind == "veth":
+		return one(Error, "no carrier", "no frame goes in or out", "set the other end up, too")
+	case !n.Carrier:
+		return one(Error, "no carrier", "no frame goes in or out", "look at cable and switch; ethtool "+n.Name)
+	}
+	return ok("up")
+}
+
+func checkAddress(_ *Host, n *NIC) []Finding {
+	for _, a := range n.Addrs {
+		if !a.IsLinkLocalUnicast() {
+			return ok(fmt.Sprint(n.Addrs))
+		}
+	}
+	if len(n.Addrs) > 0 {
+		return one(Info, "only link-local addresses", "peers must name the address with IPv6 link-local rules",
+			"ip address add 10.77.0.1/24 dev "+n.Name)
+	}
+	return one(Error, "it has no IP address", "connections go by UDP: none can be made",
+		"ip address add 10.77.0.1/24 dev "+n.Name)
+}
+
+func checkDriver(_ *Host, n *NIC) []Finding {
+	switch {
+	case !n.XDPKnown:
+		return one(Unknown, n.Driver+"; the kernel does not tell its XDP features (Linux 6.3 does)",
+			"which mode works shows when a NIC is opened", "via-xdp info --try "+n.Name)
+	case !n.Has("basic") || !n.Has("redirect"):
+		return one(Warning, n.Driver+" runs no XDP programs that redirect",
+			"VIs run in generic mode: each frame is copied to a socket buffer first", "use a NIC whose driver has native XDP")
+	}
+	return ok(n.Driver + ": " + strings.Join(n.XDP, ", "))
+}
+
+func checkProgram(_ *Host, n *NIC) []Finding {
+	p := n.Program
+	switch {
+	case p == nil:
+		return ok("no XDP program is attached")
+	case p.Ours:
+		return ok(fmt.Sprintf("program %d, via-xdp's, %s mode", p.ID, p.Mode))
+	}
+	name := fmt.Sprintf("%q", p.Name)
+	if p.Name == "" {
+		name = "of unknown name"
+	}
+	return one(Error, fmt.Sprintf("program %d %s is attached in %s mode", p.ID, name, p.Mode),
+		"an interface has one program: a NIC cannot be opened. It is not ours to remove",
+		"stop its owner, or: ip link set dev "+n.Name+" xdp off")
+}
+
+func checkZeroCopy(_ *Host, n *NIC) []Finding {
+	switch {
+	case !n.XDPKnown:
+		return one(Unknown, "the kernel does not tell", "", "via-xdp info --try "+n.Name)
+	case n.Has("xsk-zerocopy"):
+		return ok("the driver has it")
+	}
+	return one(Info, n.Driver+" has no zero-copy", "the kernel copies each frame once, in the driver or behind it", "")
+}
+
+func checkMultiBuffer(_ *Host, n *NIC) []Finding {
+	switch {
+	case !n.XDPKnown:
+		return one(Unknown, "the kernel does not tell", "", "via-xdp info --try "+n.Name)
+	case !n.Has("rx-sg"):
+		return one(Info, n.Driver+" has no multi-buffer XDP",
+			"in native mode a frame is one chunk at most; generic mode takes frames of any length", "")
+	case n.Has("xsk-zerocopy") && n.ZCSegments <= 1:
+		return one(Info, "in zero-copy mode a frame is one chunk", "long frames need a copying mode", "")
+	}
+	return ok("frames of several chunks are possible")
+}
+
+func checkMTU(_ *Host, n *NIC) []Finding {
+	frame := n.MTU + frameHead
+	switch {
+	case n.MTU < 576:
+		return one(Error, fmt.Sprintf("MTU %d", n.MTU), "no room for data beside the headers",
+			"ip link set dev "+n.Name+" mtu 1500")
+	case n.XDPKnown && !n.Has("rx-sg") && n.MTU > pageMTU:
+		return one(Warning, fmt.Sprintf("MTU %d is more than native mode takes without multi-buffer (%d)", n.MTU, pageMTU),
+			"native mode is refused and generic mode taken", fmt.Sprintf("ip link set dev %s mtu %d", n.Name, pageMTU))
+	case frame > chunkFrame:
+		return ok(fmt.Sprintf("MTU %d: a frame takes up to %d chunks", n.MTU, (frame+chunkFrame-1)/chunkFrame))
+	}
+	return ok(fmt.Sprintf("MTU %d: a frame fits in a chunk of %d bytes", n.MTU, chunkFrame))
+}
+
+func checkQueues(_ *Host, n *NIC) []Finding {
+	switch {
+	case n.RxQueues <= 1:
+		return ok("one queue: every frame comes in on it")
+	case n.Kind == "veth":
+		return one(Info, fmt.Sprintf("%d queues", n.RxQueues),
+			"in generic mode all frames come in on queue 0: one NIC handle has it and others share it; native mode has them all",
+			"via-xdp pingpong --mode native ...")
+	case len(n.RSSQueues) == 1:
+		return ok(fmt.Sprintf("%d queues, and frames go to queue %d", n.RxQueues, n.RSSQueues[0]))
+	}
+	used := "any of them, so far as can be seen"
+	if n.RSSQueues != nil {
+		used = fmt.Sprintf("%d of them", len(n.RSSQueues))
+	}
+	command := "ethtool -X " + n.Name + " equal 1"
+	if n.Features["rx-ntuple-filter"] {
+		command = fmt.Sprintf("ethtool -N %s flow-type udp4 dst-port %d action QUEUE; or: %s", n.Name, port, command)
+	}
+	return one(Warning, fmt.Sprintf("%d queues, and frames are spread over %s", n.RxQueues, used),
+		"a frame that comes in on another queue than its VI's is dropped (counter queue of the demux program)", command)
+}
+
+// merging are the offloads that make one frame of several, or hold frames back
+// for that, and what it does.
+var merging = []struct{ feature, short, harm string }{
+	{"rx-lro", "lro", "the driver refuses native mode, and merges UDP frames in some NICs"},
+	{"rx-gro-hw", "rx-gro-hw", "the NIC merges frames of a flow before the program sees them: where it does so with UDP, ours are dropped"},
+	{"rx-gro-list", "rx-gro-list", "UDP frames are chained before generic mode sees them: ours arrive as one and are dropped"},
+	{"rx-udp-gro-forwarding", "rx-udp-gro-forwarding", "UDP frames are merged before generic mode sees them: ours are dropped"},
+}
+
+func checkOffloads(_ *Host, n *NIC) []Finding {
+	if n.Features == nil {
+		return one(Unknown, "offloads cannot be read", "", "ethtool -k "+n.Name)
+	}
+	var found []Finding
+	for _, m := range merging {
+		if !n.Features[m.feature] {
+			continue
+		}
+		f := Finding{Level: Warning, Cause: m.feature + " is on", Consequence: m.harm,
+			Command: "ethtool -K " + n.Name + " " + m.short + " off"}
+		if n.Fixed[m.feature] {
+			f.Command = "the driver keeps it on: take another NIC, or native mode"
+		} else {
+			f.Steps = []undo.Step{feature(n, m.feature, "off")}
+		}
+		found = append(found, f)
+	}
+	if found == nil {
+		return ok("none that merges UDP frames is on")
+	}
+	return found
+}
+
+func feature(n *NIC, name, value string) undo.Step {
+	return undo.Step{Setting: undo.Setting{Kind: undo.Feature, Interface: n.Name, Name: name}, Value: value}
+}
+
+func checkVLAN(_ *Host, n *NIC) []Finding {
+	const name = "rx-vlan-hw-parse"
+	switch {
+	case n.Features == nil:
+		return one(Unknown, "offloads cannot be read", "", "ethtool -k "+n.Name)
+	case !n.Features[name]:
+		return ok("tags stay in the frame")
+	case n.VLANs == 0 || n.Fixed[name] || !n.Hardware():
+		return ok("tags are taken off; no VLAN that matters is on this interface")
+	}
+	return one(Warning, fmt.Sprintf("the NIC takes VLAN tags off, and %d VLAN interfaces are on top", n.VLANs),
+		"the demux program sees frames of all VLANs as untagged: those of a VI are told apart by key alone",
+		"ethtool -K "+n.Name+" rxvlan off", feature(n, name, "off"))
+}
+
+func checkPeer(_ *Host, n *NIC) []Finding {
+	switch p := n.Peer; {
+	case n.Kind != "veth":
+		return ok("it is no veth")
+	case p == nil || !p.Seen:
+		return one(Unknown, "the other end cannot be seen", "native mode needs an XDP program or GRO there",
+			"via-xdp doctor in the other end's namespace")
+	case p.Program:
+		return ok("the other end has an XDP program, too")
+	case p.GRO:
+		return ok("the other end has GRO on")
+	}
+	return one(Info, "the other end has no XDP program now",
+		"native mode receives only with a program, or GRO, at the other end; generic mode, the default on veth, needs nothing",
+		"open a NIC at the other end, or there: ethtool -K PEER gro on")
+}
+
+func checkNUMA(h *Host, n *NIC) []Finding {
+	if len(h.HugeNodes) <= 1 {
+		return ok("one node")
+	}
+	if n.NUMANode < 0 {
+		return one(Info, "the NIC's node is not known", "memory and CPUs may be far from it", "cat /sys/class/net/"+n.Name+"/device/numa_node")
+	}
+	for _, node := range h.HugeNodes {
+		if node.Node == n.NUMANode && node.Free == 0 {
+			return one(Warning, fmt.Sprintf("the NIC is at node %d, which has no free page of 2 MB", n.NUMANode),
+				"registered memory lies at another node: each frame crosses between them",
+				fmt.Sprintf("echo %d > /sys/devices/system/node/node%d/hugepages/hugepages-2048kB/nr_hugepages", node.Total+arena>>21, n.NUMANode),
+				undo.Step{Setting: undo.Setting{Kind: undo.File, Name: fmt.Sprintf(
+					"/sys/devices/system/node/node%d/hugepages/hugepages-2048kB/nr_hugepages", n.NUMANode)},
+					Value: fmt.Sprint(node.Total + arena>>21)})
+		}
+	}
+	return ok(fmt.Sprintf("node %d; run programs there: numactl -N %d -m %d", n.NUMANode, n.NUMANode, n.NUMANode))
+}
+
+func checkInterrupts(_ *Host, n *NIC) []Finding {
+	if n.Sysfs == nil {
+		return one(Unknown, "sysfs shows another network namespace", "", "ip netns exec NAME via-xdp doctor "+n.Name)
+	}
+	set := func(name string) bool { return !slices.Contains([]string{"", "0"}, n.Sysfs[name]) }
+	var found []Finding
+	for _, s := range []struct{ name, harm string }{
+		{"napi_defer_hard_irqs", "interrupts wait for the timer below: messages of programs that do not poll with SO_PREFER_BUSY_POLL come late; on veth a hundred times"},
+		{"gro_flush_timeout", "frames may be held back for that many nanoseconds"},
+		{"threaded", "a kernel thread takes frames in, and must be scheduled first"},
+	} {
+		if set(s.name) {
+			found = append(found, Finding{Level: Warning, Cause: s.name + " is " + n.Sysfs[s.name], Consequence: s.harm,
+				Command: "echo 0 > /sys/class/net/" + n.Name + "/" + s.name,
+				Steps:   []undo.Step{{Setting: undo.Setting{Kind: undo.NetFile, Interface: n.Name, Name: s.name}, Value: "0"}}})
+		}
+	}
+	if found == nil {
+		return ok("frames are taken in at once, by interrupt")
+	}
+	return found
+}
+
+func checkCoalesce(_ *Host, n *NIC) []Finding {
+	if n.Coalesce == nil {
+		return ok("the driver has none")
+	}
+	if n.Coalesce["adaptive-rx"] == "on" || !slices.Contains([]string{"", "0"}, n.Coalesce["rx-usecs"]) {
+		return one(Info, fmt.Sprintf("rx-usecs %s, adaptive-rx %s", n.Coalesce["rx-usecs"], n.Coalesce["adaptive-rx"]),
+			"a frame waits that long for the interrupt", "via-xdp tune --profile latency "+n.Name)
+	}
+	return ok("off")
+}
+
+func checkHolders(h *Host, n *NIC) []Finding {
+	if len(n.Holders) == 0 {
+		if !h.SeesOthers {
+			return one(Unknown, "other users' processes cannot be seen", "", "sudo via-xdp doctor "+n.Name)
+		}
+		return ok("no queue is held")
+	}
+	var list []string
+	for _, p := range n.Holders {
+		s := fmt.Sprintf("%s (%d)", p.Name, p.PID)
+		if p.Queue >= 0 {
+			s = fmt.Sprintf("queue %d: %s", p.Queue, s)
+		}
+		list = append(list, s)
+	}
+	cause := strings.Join(list, ", ")
+	if n.HoldersBy != "queue" {
+		cause = "AF_XDP sockets, of this or other interfaces, are open in " + cause
+	}
+	return one(Info, cause, "a queue has one holder: a program that wants the same one fails or takes another", "via-xdp res nic")
+}
+
+func checkControlPort(_ *Host, n *NIC) []Finding {
+	if n.ControlPort == "" {
+		return ok(fmt.Sprintf("UDP port %d is free", port))
+	}
+	if n.Program != nil && n.Program.Ours {
+		return ok(fmt.Sprintf("UDP port %d is held, by the program that has the interface", port))
+	}
+	return one(Warning, fmt.Sprintf("UDP port %d: %s", port, n.ControlPort),
+		"a program that opens a NIC here cannot make connections", fmt.Sprintf("ss -ulpn sport = :%d", port))
+}

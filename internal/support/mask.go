@@ -1,0 +1,74 @@
+package support
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strings"
+)
+
+// Mask replaces addresses and names by others that say nothing, the same for the
+// same one. The zero Mask knows no names; addresses it knows by their form.
+type Mask struct {
+	// Names to hide, as the host's; each becomes "host-1", and so on, wherever it
+	// stands as a word. Names shorter than three letters are left, as every text
+	// has them.
+	Names []string
+
+	given map[string]string
+	count map[string]int
+}
+
+var (
+	macForm = regexp.MustCompile(`(?i)\b[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}\b`)
+	ip4Form = regexp.MustCompile(`\b\d{1,3}(?:\.\d{1,3}){3}\b`)
+	// Whatever has two colons at least; netip says whether it is an address.
+	ip6Form  = regexp.MustCompile(`(?i)[0-9a-f]*:[0-9a-f:]*:[0-9a-f:.]*`)
+	uuidForm = regexp.MustCompile(`(?i)\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
+)
+
+// Apply masks a text.
+func (m *Mask) Apply(s string) string {
+	s = uuidForm.ReplaceAllStringFunc(s, func(x string) string { return m.name("uuid", strings.ToLower(x)) })
+	s = macForm.ReplaceAllStringFunc(s, func(x string) string {
+		if strings.Trim(x, "0:-") == "" {
+			return x // none
+		}
+		return m.name("mac", strings.ToLower(x))
+	})
+	s = ip6Form.ReplaceAllStringFunc(s, m.address) // may end as one of IPv4
+	s = ip4Form.ReplaceAllStringFunc(s, m.address)
+	for _, n := range m.Names {
+		if len(n) < 3 {
+			continue
+		}
+		word := regexp.MustCompile(`(?i)\b` + regexp.QuoteMeta(n) + `\b`)
+		s = word.ReplaceAllStringFunc(s, func(x string) string { return m.name("host", strings.ToLower(x)) })
+	}
+	return s
+}
+
+// address masks an address of IPv4 or IPv6. Those that every host has stay, and
+// so does what only looks like one.
+func (m *Mask) address(x string) string {
+	a, err := netip.ParseAddr(strings.TrimRight(x, ":."))
+	if err != nil || a.IsUnspecified() || a.IsLoopback() {
+		return x
+	}
+	return m.name("ip", a.String())
+}
+
+// name is the one that stands for a value.
+func (m *Mask) name(kind, value string) string {
+	key := kind + " " + value
+	if n, ok := m.given[key]; ok {
+		return n
+	}
+	if m.given == nil {
+		m.given, m.count = make(map[string]string), make(map[string]int)
+	}
+	m.count[kind]++
+	n := fmt.Sprintf("%s-%d", kind, m.count[kind])
+	m.given[key] = n
+	return n
+}

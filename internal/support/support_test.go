@@ -1,0 +1,149 @@
+package support
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+func TestMask(t *testing.T) {
+	m := &Mask{Names: []string{"db7.example.org", "db7", "a"}}
+	for _, tc := range [][2]string{
+		{"eth0 52:54:00:ab:CD:ef up", "eth0 mac-1 up"},
+		{"52:54:00:AB:cd:ef and 52-54-00-00-00-01", "mac-1 and mac-2"},
+		{"00:00:00:00:00:00", "00:00:00:00:00:00"},
+		{"10.77.0.1:4793 to 10.77.0.2, 10.77.0.1", "ip-1:4793 to ip-2, ip-1"},
+		{"127.0.0.1 0.0.0.0 ::1 ::", "127.0.0.1 0.0.0.0 ::1 ::"},
+		{"fe80::5054:ff:fe00:1%eth0, 2001:db8::1/64", "ip-3%eth0, ip-4/64"},
+		{"2001:0db8:0:0::1", "ip-4"},
+		{"::ffff:10.9.8.7", "ip-5"},
+		{"host DB7.example.org, db7: a word", "host host-1, host-2: a word"},
+		{"root=UUID=0f0e0d0c-1111-2222-3333-444455556666", "root=UUID=uuid-1"},
+		// What only looks like it.
+		{"kernel 6.18.15 at 12:34:56, 0000:00:1f.6, version 1.2.3, 256.1.1.1", "kernel 6.18.15 at 12:34:56, 0000:00:1f.6, version 1.2.3, 256.1.1.1"},
+		{"rx: 12 tx: 3", "rx: 12 tx: 3"},
+	} {
+		if got := m.Apply(tc[0]); got != tc[1] {
+			t.Errorf("%q: %q, want %q", tc[0], got, tc[1])
+		}
+	}
+}
+
+// No address comes through, wherever it stands.
+func TestMaskAny(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		address := rapid.OneOf(
+			rapid.StringMatching(`52:54:[0-9a-f]{2}:[0-9a-f]{2}:[0-9a-f]{2}:[0-9a-f]{2}`),
+			rapid.StringMatching(`10\.[1-9]\d\.[1-9]\d\.[1-9]\d`),
+			rapid.StringMatching(`2001:db8:[1-9a-f]{4}::[1-9a-f]{4}`),
+		).Draw(t, "address")
+		before := rapid.SampledFrom([]string{"", " ", "=", "\"", "(", "\t", "/", ",", "@"}).Draw(t, "before")
+		after := rapid.SampledFrom([]string{"", " ", "\"", ")", "\n", "/24", ",", "%eth0", "."}).Draw(t, "after")
+		if got := new(Mask).Apply("x" + before + address + after); before != "" && strings.Contains(got, address) {
+			t.Fatalf("%q", got)
+		}
+	})
+}
+
+type fakeDriver struct{}
+
+func (fakeDriver) Stats() (map[string]uint64, error) {
+	return map[string]uint64{"rx_queue_1_drops": 7, "rx_queue_0_drops": 0}, nil
+}
+func (fakeDriver) Features() (map[string]bool, error) {
+	return nil, errors.New("operation not supported")
+}
+func (fakeDriver) Settings() (map[string]string, error) {
+	return map[string]string{"driver": "igb"}, errors.New("pause: not supported")
+}
+
+// unpack reads an archive.
+func unpack(t *testing.T, b []byte) map[string]string {
+	t.Helper()
+	zip, err := gzip.NewReader(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := make(map[string]string)
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[h.Name] = string(text)
+	}
+}
+
+func TestReport(t *testing.T) {
+	root := fstest.MapFS{
+		"proc/version":                                       {Data: []byte("Linux version 6.18.15 (secret-host)\n")},
+		"proc/cmdline":                                       {Data: []byte("ip=10.1.2.3 quiet\n")},
+		"sys/class/net/eth0/mtu":                             {Data: []byte("1500\n")},
+		"sys/class/net/eth0/queues/rx-0/rps_cpus":            {Data: []byte("3\n")},
+		"sys/class/net/eth0/device/msi_irqs/42":              {Data: []byte("msix\n")},
+		"proc/irq/42/effective_affinity_list":                {Data: []byte("1\n")},
+		"sys/devices/system/cpu/cpu0/cpuidle/state0/name":    {Data: []byte("POLL\n")},
+		"sys/devices/system/cpu/cpu0/cpuidle/state0/latency": {Data: []byte("0\n")},
+		"sys/devices/system/cpu/cpu0/cpuidle/state0/disable": {Data: []byte("0\n")},
+	}
+	var b bytes.Buffer
+	a := New(&b, &Mask{Names: []string{"secret-host"}}, time.Unix(1, 0))
+	a.Host(root)
+	a.NIC(root, "eth0", fakeDriver{})
+	a.Add("results/long", strings.Repeat("x", maxFile+1))
+	a.Add("info", "mac 52:54:00:00:00:01 at 10.1.2.3")
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	files := unpack(t, b.Bytes())
+	want := map[string]string{
+		"host/proc/version":   "Linux version 6.18.15 (host-1)\n",
+		"host/proc/cmdline":   "ip=ip-1 quiet\n",
+		"host/proc/cpuinfo":   "(file does not exist)",
+		"host/c-states":       "POLL: latency 0 us, disabled 0\n",
+		"nic/eth0/interrupts": "42: CPUs 1\n",
+		"nic/eth0/statistics": "rx_queue_0_drops: 0\nrx_queue_1_drops: 7\n",
+		"nic/eth0/offloads":   "(operation not supported)\n",
+		"nic/eth0/settings":   "(pause: not supported)\ndriver: igb\n",
+		"info":                "mac mac-1 at ip-1",
+	}
+	for name, text := range want {
+		if d := cmp.Diff(text, files["via-xdp-report/"+name]); d != "" {
+			t.Errorf("%s: %s", name, d)
+		}
+	}
+	if s := files["via-xdp-report/nic/eth0/sysfs"]; !strings.Contains(s, "mtu: 1500\n") || !strings.Contains(s, "rx-0/rps_cpus: 3\n") {
+		t.Errorf("sysfs: %s", s)
+	}
+	if s := files["via-xdp-report/results/long"]; len(s) > maxFile+100 || !strings.HasSuffix(s, "(cut off here)\n") {
+		t.Errorf("a long file has %d bytes", len(s))
+	}
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("no space") }
+
+func TestReportFails(t *testing.T) {
+	a := New(full{}, &Mask{}, time.Now())
+	a.Add("x", "y")
+	if a.Close() == nil {
+		t.Error("a report that could not be written closed without an error")
+	}
+}
