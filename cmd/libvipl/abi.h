@@ -1,0 +1,59 @@
+/* What the C and the Go half of the library share. */
+#ifndef ABI_H
+#define ABI_H
+
+#include <stdint.h>
+
+#include "vipl.h"
+
+/*
+ * A handle is not an address: it is the number of a slot, how often the slot was
+ * used before, and of which kind it is. So handles that are freed, of another
+ * kind or never given out are told from good ones.
+ *
+ *	63      48 47  40 39       16 15     0
+ *	| MARK    | kind | use       | slot  |
+ */
+enum via_kind { VIA_NIC = 1, VIA_PTAG, VIA_VI, VIA_CQ, VIA_CONN };
+
+#define VIA_MARK 0x5649ULL
+#define VIA_SLOTS 65536
+
+/* Addresses of words of the engine; see package vipl, PortWatch and QueueWatch. */
+struct via_port {
+	uintptr_t produced, consumed, idle, waits, idle_at_post, lanes, rests;
+	uint64_t tended; /* when time was last asked for work, in ns */
+};
+
+struct via_queue {
+	uintptr_t posted, completed, dequeued;
+};
+
+/* A slot: what polls of its handle look at. Never freed, so always readable. */
+struct via_slot {
+	uint64_t handle; /* 0: free */
+	uintptr_t entries;
+	struct via_queue queue[2]; /* send, receive */
+	uint8_t address[16];       /* a NIC's own */
+	struct via_port port;
+} __attribute__((aligned(64)));
+
+extern struct via_slot via_slots[VIA_SLOTS];
+
+/* Makes handle valid, or with 0 invalid, for all threads. */
+void via_publish(struct via_slot *slot, uint64_t handle);
+
+/* From Go to the program: its handlers, called outside of the library. */
+void via_call_error(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi, uintptr_t cq,
+	uintptr_t descriptor, uint64_t op, int resource, int code);
+void via_call_vi(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi,
+	uintptr_t descriptor);
+void via_call_cq(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi, int recv);
+
+/* Between the C files. */
+int via_enter(void);          /* 1: in Go from here on, which must be running */
+int via_start_and_enter(void); /* the same, starts it */
+VIP_RETURN via_leave(int code);
+extern int via_forked; /* this process is a child of the one that started Go */
+
+#endif

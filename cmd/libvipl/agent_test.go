@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/kagent/agentclient"
+)
+
+// TestAgent runs several programs in C at a time, of a user without privilege, on one
+// NIC: between two hosts, each on a queue of its own, and between two processes of
+// one host.
+func TestAgent(t *testing.T) {
+	lib := library(t)
+	b := newBedOf(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native") // in generic mode there is but one
+	dir, err := os.MkdirTemp("", "libvipl-agent")                             // t.TempDir is root's alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	command := filepath.Join(dir, "via-xdp")
+	if out, err := exec.Command("go", "build", "-o", command, "../via-xdp").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	program := func(name string) string {
+		to := filepath.Join(dir, name)
+		if err := os.Rename(compilers[0].compile(t, lib, name), to); err != nil {
+			t.Fatal(err)
+		}
+		return to
+	}
+	pingpong, window := program("pingpong"), program("window")
+
+	agent := func(n *nstest.NS, name string) *bed {
+		socket := filepath.Join(dir, name, "agent.sock")
+		ctx, cancel := context.WithTimeout(context.Background(), programTime) // t.Context ends before it is told to end
+		t.Cleanup(cancel)
+		p := &process{Cmd: exec.CommandContext(ctx, command, "agent", "--config", "/dev/null", "--socket", socket, "--no-keeper")}
+		p.Stdout, p.Stderr = &p.out, &p.out
+		if err := n.Do(p.Start); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			p.Process.Signal(syscall.SIGTERM)
+			p.finish(t)
+		})
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			if _, err := agentclient.Probe(socket); err == nil {
+				break
+			} else if time.Now().After(end) {
+				t.Fatalf("%v\n%s", err, &p.out)
+			}
+		}
+		users := b.with("VIA_AGENT="+socket, "VIA_RUNTIME_DIR=none", "VIA_VERBOSE=1")
+		const nobody = 65534
+		users.as = &syscall.Credential{Uid: nobody, Gid: nobody}
+		return users
+	}
+	here, there := agent(b.a, "here"), agent(b.b, "there")
+	address := b.a.IPv4.String()
+	said := func(t *testing.T, p *process, says string) {
+		t.Helper()
+		if out := p.finish(t); !strings.Contains(out, says) {
+			t.Errorf("it said %q", out)
+		}
+	}
+
+	t.Run("two on a NIC", func(t *testing.T) {
+		// What a veth interface sends on a queue arrives on the same one of its peer.
+		first, second := "VIA_QUEUE=0", "VIA_QUEUE=1"
+		s1 := here.with(first).start(t, b.a, pingpong, "server", "via0", "300")
+		s2 := here.with(second).start(t, b.a, window, "server", "via0", "1000")
+		c1 := there.with(first).start(t, b.b, pingpong, "client", "via0", address, "300")
+		c2 := there.with(second).start(t, b.b, window, "client", "via0", address, "1000")
+		said(t, c1, "32768")
+		said(t, c2, "16384")
+		s1.finish(t)
+		s2.finish(t)
+	})
+	t.Run("two on a host", func(t *testing.T) {
+		s := here.start(t, b.a, pingpong, "server", "via0", "300")
+		said(t, here.start(t, b.a, pingpong, "client", "via0", address, "300"), "32768")
+		s.finish(t)
+	})
+	t.Run("no agent", func(t *testing.T) {
+		p := here.with("VIA_AGENT=none", "VIA_VERBOSE=1").start(t, b.a, pingpong, "server", "via0")
+		if err := p.Wait(); err == nil || !strings.Contains(p.out.String(), "VipOpenNic: ") {
+			t.Errorf("a user without privilege and without an agent: %v\n%s", err, &p.out)
+		}
+	})
+}

@@ -1,0 +1,232 @@
+//go:build cgo
+
+package main
+
+// #include "abi.h"
+import "C"
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+	"unsafe"
+
+	"viaxdp/cmd/libvipl/bigstack"
+	"viaxdp/vipl"
+)
+
+// conn is a request for a connection that waits for an answer.
+type conn struct {
+	*vipl.Conn
+	nic    *nic
+	handle C.uintptr_t
+}
+
+// hostAddress is where the host begins, and the discriminator behind it.
+func hostAddress(a *C.VIP_NET_ADDRESS, n int) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(&a.HostAddress)), n)
+}
+
+// longHost is how many bytes a host has for programs that know no other length
+// than Giganet's: an IPv4 address and zeros.
+const longHost = 6
+
+// hostBytes is a host as the program knows it.
+func (n *nic) hostBytes(a netip.Addr) []byte {
+	b := a.AsSlice()
+	if n.length == longHost && len(b) == 4 {
+		b = append(b, 0, 0)
+	}
+	return b
+}
+
+// getAddress reads an address of the program; false: it is none. A host of no
+// bytes, or of zeros, is no host.
+func (n *nic) getAddress(a *C.VIP_NET_ADDRESS) (out vipl.NetAddress, ok bool) {
+	host, disc := int(a.HostAddressLen), int(a.DiscriminatorLen)
+	switch {
+	case disc > vipl.MaxDiscriminatorLen:
+		return out, false
+	case host == 0 || host == 4 || host == 16 || host == n.length:
+	default:
+		if host == longHost && verbose() {
+			fmt.Fprintf(os.Stderr, "HostAddressLen is %d, the NIC's NicAddressLen %d; VIA_ADDRESS_LEN=%[1]d is for programs that know no other\n", host, n.length)
+		}
+		return out, false
+	}
+	b := hostAddress(a, host+disc)
+	ip := b[:host]
+	if host == longHost {
+		ip = b[:4]
+	}
+	if addr, ok := netip.AddrFromSlice(ip); ok && !addr.IsUnspecified() {
+		out.Host = addr
+	}
+	if disc > 0 {
+		out.Discriminator = append([]byte(nil), b[host:]...)
+	}
+	return out, true
+}
+
+// getLocal is getAddress for this side's. A program with hosts of longHost bytes may
+// have no host in it, only their number.
+func (n *nic) getLocal(a *C.VIP_NET_ADDRESS) (out vipl.NetAddress, ok bool) {
+	out, ok = n.getAddress(a)
+	if n.length == longHost {
+		out.Host = netip.Addr{}
+	}
+	return out, ok
+}
+
+// putAddress gives the program an address, and writes nothing behind it.
+func (n *nic) putAddress(out *C.VIP_NET_ADDRESS, a vipl.NetAddress) {
+	host := n.hostBytes(a.Host)
+	out.HostAddressLen, out.DiscriminatorLen = C.VIP_UINT16(len(host)), C.VIP_UINT16(len(a.Discriminator))
+	b := hostAddress(out, len(host)+len(a.Discriminator))
+	copy(b[copy(b, host):], a.Discriminator)
+}
+
+//export viago_connect_wait
+func viago_connect_wait(h C.uintptr_t, local *C.VIP_NET_ADDRESS, ms C.VIP_ULONG, remote *C.VIP_NET_ADDRESS,
+	attributes *C.VIP_VI_ATTRIBUTES, out *C.uintptr_t) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	at, ok := n.getLocal(local)
+	if !ok {
+		return C.VIP_INVALID_PARAMETER
+	}
+	request, err := n.connectWait(at, timeout(ms), remote != nil)
+	if err != nil {
+		return result("VipConnectWait", err)
+	}
+	c := &conn{Conn: request, nic: n}
+	if c.handle = add(connKind, c, n, nil); c.handle == 0 {
+		request.Reject()
+		return C.VIP_ERROR_RESOURCE
+	}
+	if remote != nil {
+		n.putAddress(remote, request.Remote())
+	}
+	if attributes != nil {
+		putAttributes(attributes, request.RemoteAttributes())
+	}
+	*out = c.handle
+	return C.VIP_SUCCESS
+}
+
+// connectWait is ConnectWait for a program that has room for a host as long as the
+// NIC's and a discriminator of maxDisc bytes, if for any address: the requester
+// says how long both are, and one that asks for more is rejected.
+func (n *nic) connectWait(at vipl.NetAddress, timeout time.Duration, bounded bool) (*vipl.Conn, error) {
+	end := time.Now().Add(timeout)
+	for {
+		request, err := n.ConnectWait(at, timeout)
+		if err != nil || !bounded {
+			return request, err
+		}
+		remote := request.Remote()
+		if n.hasRoom(remote.Host) && len(remote.Discriminator) <= n.maxDisc {
+			return request, nil
+		}
+		_ = request.Reject() // the requester may have given up
+		if timeout > 0 {
+			timeout = max(0, time.Until(end))
+		}
+	}
+}
+
+//export viago_connect_accept
+func viago_connect_accept(h, with C.uintptr_t) C.int {
+	bigstack.Reserve()
+	c, v := find[conn](h), find[vi](with)
+	if c == nil || v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	got := result("VipConnectAccept", c.Accept(v.VI))
+	switch got {
+	case C.VIP_INVALID_RELIABILITY_LEVEL, C.VIP_INVALID_MTU, C.VIP_INVALID_QOS, C.VIP_INVALID_STATE,
+		C.VIP_INVALID_PARAMETER: // another VI may be tried
+	default:
+		remove(h)
+	}
+	return got
+}
+
+//export viago_connect_reject
+func viago_connect_reject(h C.uintptr_t) C.int {
+	bigstack.Reserve()
+	c := find[conn](h)
+	if c == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	remove(h)
+	return result("VipConnectReject", c.Reject())
+}
+
+//export viago_connect_request
+func viago_connect_request(h C.uintptr_t, local, remote *C.VIP_NET_ADDRESS, ms C.VIP_ULONG,
+	attributes *C.VIP_VI_ATTRIBUTES) C.int {
+	bigstack.Reserve()
+	v, from, to, ok := ends(h, local, remote)
+	if !ok {
+		return C.VIP_INVALID_PARAMETER
+	}
+	theirs, err := v.ConnectRequest(from, to, timeout(ms))
+	if err == nil && attributes != nil {
+		putAttributes(attributes, theirs)
+	}
+	return result("VipConnectRequest", err)
+}
+
+// ends are the VI and the addresses of a request.
+func ends(h C.uintptr_t, local, remote *C.VIP_NET_ADDRESS) (v *vi, from, to vipl.NetAddress, ok bool) {
+	if v = find[vi](h); v == nil {
+		return v, from, to, false
+	}
+	if from, ok = v.nic.getLocal(local); ok {
+		to, ok = v.nic.getAddress(remote)
+	}
+	return v, from, to, ok
+}
+
+//export viago_disconnect
+func viago_disconnect(h C.uintptr_t) C.int {
+	bigstack.Reserve()
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	return result("VipDisconnect", v.Disconnect())
+}
+
+//export viago_peer_request
+func viago_peer_request(h C.uintptr_t, local, remote *C.VIP_NET_ADDRESS, ms C.VIP_ULONG) C.int {
+	bigstack.Reserve()
+	v, from, to, ok := ends(h, local, remote)
+	if !ok {
+		return C.VIP_INVALID_PARAMETER
+	}
+	return result("VipConnectPeerRequest", v.ConnectPeerRequest(from, to, timeout(ms)))
+}
+
+//export viago_peer_outcome
+func viago_peer_outcome(h C.uintptr_t, wait C.int, attributes *C.VIP_VI_ATTRIBUTES) C.int {
+	bigstack.Reserve()
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	outcome := v.ConnectPeerDone
+	if wait != 0 {
+		outcome = v.ConnectPeerWait
+	}
+	theirs, err := outcome()
+	if err == nil && attributes != nil {
+		putAttributes(attributes, theirs)
+	}
+	return result("VipConnectPeer", err)
+}

@@ -1,0 +1,145 @@
+//go:build cgo
+
+package main
+
+// #include "abi.h"
+import "C"
+
+import (
+	"unsafe"
+
+	"viaxdp/cmd/libvipl/bigstack"
+	"viaxdp/vipl"
+)
+
+// descriptor is the program's, where the program has it. The pointer is read from
+// the argument's memory rather than converted: it may be any number until package
+// vipl has found registered memory there.
+func descriptor(at *C.uintptr_t) *vipl.Descriptor {
+	return *(**vipl.Descriptor)(unsafe.Pointer(at))
+}
+
+//export viago_post
+func viago_post(h C.uintptr_t, recv C.int, at C.uintptr_t, handle C.VIP_MEM_HANDLE) C.int {
+	bigstack.Reserve()
+	v := find[vi](h)
+	if v == nil || uint64(at)%vipl.DescriptorAlignment != 0 {
+		return C.VIP_INVALID_PARAMETER
+	}
+	if recv != 0 {
+		return code(v.PostRecv(descriptor(&at), vipl.MemHandle(handle)))
+	}
+	return code(v.PostSend(descriptor(&at), vipl.MemHandle(handle)))
+}
+
+//export viago_done
+func viago_done(h C.uintptr_t, recv, tend C.int, out *C.uintptr_t) C.int {
+	bigstack.Reserve()
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	if tend != 0 {
+		v.nic.Tend()
+	}
+	var d *vipl.Descriptor
+	var err error
+	if recv != 0 {
+		d, err = v.RecvDone()
+	} else {
+		d, err = v.SendDone()
+	}
+	*out = address(d)
+	return code(err)
+}
+
+//export viago_wait
+func viago_wait(h C.uintptr_t, recv C.int, ms C.VIP_ULONG, out *C.uintptr_t) C.int {
+	bigstack.Reserve()
+	*out = 0
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	var d *vipl.Descriptor
+	var err error
+	if recv != 0 {
+		d, err = v.RecvWait(timeout(ms))
+	} else {
+		d, err = v.SendWait(timeout(ms))
+	}
+	*out = address(d)
+	return code(err)
+}
+
+//export viago_notify
+func viago_notify(h C.uintptr_t, recv C.int, context, handler C.uintptr_t) C.int {
+	bigstack.Reserve()
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	call := func(_ *vipl.VI, d *vipl.Descriptor) {
+		C.via_call_vi(handler, context, v.nic.handle, v.handle, address(d))
+	}
+	if recv != 0 {
+		return result("VipRecvNotify", v.RecvNotify(call))
+	}
+	return result("VipSendNotify", v.SendNotify(call))
+}
+
+//export viago_cq_done
+func viago_cq_done(h C.uintptr_t, tend C.int, out *C.uintptr_t, recv *C.int) C.int {
+	bigstack.Reserve()
+	c := find[cq](h)
+	if c == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	if tend != 0 {
+		c.nic.Tend()
+	}
+	v, r, err := c.Done()
+	return entryDone(v, r, err, out, recv)
+}
+
+//export viago_cq_wait
+func viago_cq_wait(h C.uintptr_t, ms C.VIP_ULONG, out *C.uintptr_t, recv *C.int) C.int {
+	bigstack.Reserve()
+	c := find[cq](h)
+	if c == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	v, r, err := c.Wait(timeout(ms))
+	return entryDone(v, r, err, out, recv)
+}
+
+func entryDone(v *vipl.VI, r bool, err error, out *C.uintptr_t, recv *C.int) C.int {
+	if err != nil {
+		return code(err)
+	}
+	*out, *recv = known(v), C.int(boolean(r))
+	return C.VIP_SUCCESS
+}
+
+//export viago_cq_notify
+func viago_cq_notify(h, context, handler C.uintptr_t) C.int {
+	bigstack.Reserve()
+	c := find[cq](h)
+	if c == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	return result("VipCQNotify", c.arm(context, handler))
+}
+
+// arm has handler called for one entry.
+func (c *cq) arm(context, handler C.uintptr_t) error {
+	return c.Notify(func(v *vipl.VI, recv bool) {
+		if h := known(v); h != 0 {
+			C.via_call_cq(handler, context, c.nic.handle, h, C.int(boolean(recv)))
+			return
+		}
+		// The VI was destroyed meanwhile, and its entry is void: the handler is for the next one.
+		// Where the queue or the NIC ends, this fails, and nothing waits any more.
+		_ = c.arm(context, handler)
+	})
+}

@@ -1,0 +1,68 @@
+//go:build cgo
+
+package main
+
+import (
+	"net"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// deviceFor finds the interface that a program means by a device's name of old:
+// $VIA_DEVICE; else the interface of that name, without directory; else the one
+// that what follows its last underscore names; else number N of the interfaces
+// that could be meant, where the name ends in N, or the first.
+func deviceFor(name string) string {
+	base := path.Base(name)
+	if to, ok := configured(variable("VIA_DEVICE"), name, base); ok {
+		return to
+	}
+	all, err := net.Interfaces()
+	if err != nil {
+		return base
+	}
+	return choose(base, all)
+}
+
+// configured reads $VIA_DEVICE: one interface for all names, or name=interface
+// by commas, where a name may be * for all others.
+func configured(setting, name, base string) (to string, ok bool) {
+	for _, item := range strings.Split(setting, ",") {
+		of, dev, named := strings.Cut(strings.TrimSpace(item), "=")
+		switch {
+		case !named && of != "":
+			return of, true
+		case named && (of == name || of == base):
+			return dev, true
+		case named && of == "*":
+			to, ok = dev, true
+		}
+	}
+	return to, ok
+}
+
+// choose finds the interface for a name without directory among all.
+func choose(base string, all []net.Interface) string {
+	for _, want := range []string{base, base[strings.LastIndexByte(base, '_')+1:]} {
+		for i := range all {
+			if all[i].Name == want {
+				return want
+			}
+		}
+	}
+	var up []string
+	for i := range all {
+		if all[i].Flags&net.FlagUp != 0 && all[i].Flags&net.FlagLoopback == 0 && len(all[i].HardwareAddr) > 0 {
+			up = append(up, all[i].Name)
+		}
+	}
+	digits := base[len(strings.TrimRight(base, "0123456789")):]
+	if n, err := strconv.Atoi(digits); err == nil && n < len(up) {
+		return up[n]
+	}
+	if len(up) > 0 {
+		return up[0]
+	}
+	return base
+}

@@ -1,0 +1,412 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/nstest"
+)
+
+// The library is tested as programs meet it: it is built, C programs are compiled
+// against it (testdata), and run in two namespaces.
+
+// built is the directory with library and header, made once for all tests.
+var built = struct {
+	sync.Once
+	dir string
+	err error
+}{}
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && goPrograms[os.Args[1]] != nil {
+		if err := goPrograms[os.Args[1]](os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	code := m.Run()
+	if built.dir != "" {
+		os.RemoveAll(built.dir)
+	}
+	os.Exit(code)
+}
+
+// library builds the library, or ends a test that has not what it takes. It and its
+// programs are processes of their own that make builds: how go test was built, as by
+// -race, changes nothing in them.
+func library(t testing.TB, tools ...string) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("not with -short")
+	}
+	nstest.Require(t)
+	for _, tool := range append(tools, "make", "gcc", "objcopy") {
+		if _, err := exec.LookPath(tool); err != nil {
+			nstest.Lacks(t, "needs %s: apt-get install gcc g++ clang make binutils libc6-dev", tool)
+		}
+	}
+	built.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "libvipl"); built.err != nil {
+			return
+		}
+		var out []byte
+		if out, built.err = exec.Command("make", "lib", "OUT="+built.dir).CombinedOutput(); built.err != nil {
+			built.err = fmt.Errorf("make: %w\n%s", built.err, out)
+			return
+		}
+		built.err = os.Chmod(built.dir, 0o755) // for programs of other users
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return built.dir
+}
+
+// compiler and its flags.
+type compiler struct{ name, flags string }
+
+func (c compiler) String() string { return strings.ReplaceAll(c.name+" "+c.flags, " ", "") }
+
+// strict are the flags for programs in C and in C++.
+const (
+	strictC   = "-ansi -pedantic -Wall -Wextra -Wdeclaration-after-statement -Werror"
+	gnuC      = "-std=gnu89 -Wall -Wextra -Wdeclaration-after-statement -Werror" // as many a Makefile of the time has it
+	strictCpp = "-x c++ -std=c++98 -Wall -Wextra -Werror"
+)
+
+var compilers = []compiler{
+	{"gcc", "-O2 " + strictC}, {"clang++", "-O0 " + strictCpp},
+	{"gcc", "-O0 " + strictC}, {"g++", "-O0 " + strictCpp}, {"g++", "-O2 " + strictCpp},
+	{"gcc", "-O2 " + gnuC}, {"clang", "-O0 " + strictC}, {"clang", "-O2 " + strictC}, {"clang++", "-O2 " + strictCpp},
+}
+
+// compile makes a program of testdata and returns its path.
+func (c compiler) compile(t testing.TB, lib, program string) string {
+	t.Helper()
+	if _, err := exec.LookPath(c.name); err != nil {
+		nstest.Lacks(t, "needs %s: %v", c.name, err)
+	}
+	to := filepath.Join(t.TempDir(), program)
+	args := append(strings.Fields(c.flags), "-I"+lib, "testdata/"+program+".c", "-o", to, "-rdynamic",
+		"-L"+lib, "-lvipl", "-pthread")
+	if !strings.Contains(c.flags, "-static-pie") { // which crashes with a path, whatever the program
+		args = append(args, "-Wl,-rpath,"+lib)
+	}
+	if out, err := exec.Command(c.name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", c.name, strings.Join(args, " "), err, out)
+	}
+	return to
+}
+
+// bed is two namespaces and what programs in them find.
+type bed struct {
+	a, b *nstest.NS
+	env  []string
+	as   *syscall.Credential // whose programs they are; nil: this user's
+}
+
+// with is the same with more environment.
+func (b *bed) with(env ...string) *bed {
+	c := *b
+	c.env = append(slices.Clone(b.env), env...)
+	return &c
+}
+
+// namesFile is of addresses for which a program has no room, but for their hosts.
+const namesFile = `fd00::9 node2
+10.1.2.7 node2 disc="a service"
+10.1.2.8 node2 disc="another"
+`
+
+func newBed(t testing.TB, mtu int, env ...string) *bed {
+	t.Helper()
+	return newBedOf(t, nstest.Options{MTU: mtu}, env...)
+}
+
+func newBedOf(t testing.TB, o nstest.Options, env ...string) *bed {
+	t.Helper()
+	a, b := nstest.Pair(t, o)
+	hosts := filepath.Join(t.TempDir(), "hosts")
+	if err := os.WriteFile(hosts, fmt.Appendf(nil, "%v node1\n", a.IPv4), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	names := filepath.Join(t.TempDir(), "names")
+	if err := os.WriteFile(names, []byte(namesFile), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	own := append(os.Environ(), "VIA_NAMES="+names, "VIA_HOSTS="+hosts, "VIA_DNS=0", "VIA_HUGEPAGES=avoid",
+		"VIA_SILENCE=8000") // a test machine may be too busy to speak in time
+	return &bed{a: a, b: b, env: append(own, env...)}
+}
+
+// process runs in a namespace; it is killed when the test takes too long.
+type process struct {
+	*exec.Cmd
+	out bytes.Buffer
+}
+
+const programTime = 100 * time.Second
+
+func (b *bed) start(t testing.TB, n *nstest.NS, args ...string) *process {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), programTime)
+	t.Cleanup(cancel)
+	p := &process{Cmd: exec.CommandContext(ctx, args[0], args[1:]...)}
+	p.Env, p.Stdout, p.Stderr = b.env, &p.out, &p.out
+	if b.as != nil {
+		p.Dir, p.SysProcAttr = "/", &syscall.SysProcAttr{Credential: b.as}
+	}
+	if err := n.Do(p.Start); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// finish waits for it; it must end well. It returns what it printed.
+func (p *process) finish(t testing.TB) string {
+	t.Helper()
+	if err := p.Wait(); err != nil {
+		t.Errorf("%s: %v\n%s", strings.Join(p.Args, " "), err, &p.out)
+	}
+	return p.out.String()
+}
+
+// one runs a program of one process.
+func (b *bed) one(t testing.TB, args ...string) string {
+	t.Helper()
+	return b.start(t, b.a, args...).finish(t)
+}
+
+// two runs both sides of a program and returns what the client printed.
+func (b *bed) two(t testing.TB, program, device string, args ...string) string {
+	t.Helper()
+	server, client := []string{program, "server", device}, []string{program, "client", device}
+	switch filepath.Base(program) {
+	case "sixbytes": // by name
+		server, client = append(server, "node2"), append(client, "node1")
+		b = b.with("VIA_ADDRESS_LEN=6")
+	case "nodepair", "notifier":
+		server = append(server, b.b.IPv4.String())
+		fallthrough
+	default:
+		client = append(client, b.a.IPv4.String())
+	}
+	s := b.start(t, b.a, append(server, args...)...)
+	c := b.start(t, b.b, append(client, args...)...)
+	out := c.finish(t)
+	if t.Failed() {
+		s.Process.Kill()
+	}
+	s.finish(t)
+	return out
+}
+
+// pairs are the programs of two sides, with arguments that keep them short, and
+// what the client says in the end.
+var pairs = []struct {
+	program, device string
+	args            []string
+	says            string
+}{
+	{"pingpong", "/dev/via_via0", []string{"300"}, "32768"},
+	{"window", "VINIC0", []string{"1000"}, "16384"},
+	{"rdmapoll", "via0", []string{"200"}, "200 round trips"},
+	{"unreliable", "nic0", []string{"2000"}, "none lost"},
+	{"mtserver", "/dev/via_eth0", []string{"100"}, "by each of 4 threads"},
+	{"nodepair", "/dev/clanvi0", []string{"1500"}, "1500 messages each way"},
+	{"remotemem", "via0", []string{"40"}, "both halves as on one node"},
+	{"crowd", "/dev/clanvi0", []string{"300"}, "6 clients of 300 messages"},
+	{"notifier", "VINIC0", []string{"300"}, "600 messages by handlers"},
+	{"sixbytes", "nic0", []string{"200"}, "200 messages each way"},
+}
+
+// TestPrograms runs every program as each compiler makes it.
+func TestPrograms(t *testing.T) {
+	lib := library(t)
+	for _, c := range compilers {
+		t.Run(c.String(), func(t *testing.T) { programs(t, c, lib, newBed(t, 1500)) })
+	}
+}
+
+func programs(t *testing.T, c compiler, lib string, b *bed) {
+	for _, name := range []string{"abi", "wrong", "dialects"} {
+		t.Run(name, func(t *testing.T) {
+			if out := b.one(t, c.compile(t, lib, name), "server", "/dev/via_via0"); !strings.Contains(out, name+":") {
+				t.Errorf("it said %q", out)
+			}
+		})
+	}
+	for _, p := range pairs {
+		t.Run(p.program, func(t *testing.T) {
+			if out := b.two(t, c.compile(t, lib, p.program), p.device, p.args...); !strings.Contains(out, p.says) {
+				t.Errorf("it said %q", out)
+			}
+		})
+	}
+}
+
+// The header is one for every standard that a program may be compiled by, and has no
+// warning of its own.
+func TestHeader(t *testing.T) {
+	library(t, "gcc", "g++", "clang")
+	const warnings = "-fsyntax-only -Wall -Wextra -pedantic -Wshadow -Wconversion -Wstrict-aliasing=1 -Werror"
+	const c = warnings + " -Wstrict-prototypes -Wdeclaration-after-statement -Wc++-compat"
+	for compiler, standards := range map[string]string{
+		"gcc -x c " + c:          "c89 gnu89 iso9899:199409 c99 gnu99 c11 c17 gnu17 c2x",
+		"clang -x c " + c:        "c89 gnu89 c99 c11 c17 c2x",
+		"g++ -x c++ " + warnings: "c++98 gnu++98 c++11 c++17 c++20",
+	} {
+		for standard := range strings.FieldsSeq(standards) {
+			args := append(strings.Fields(compiler)[1:], "-std="+standard, "-O2", "-")
+			cmd := exec.Command(strings.Fields(compiler)[0], args...)
+			cmd.Stdin = strings.NewReader("#include \"vipl.h\"\n#include \"vipl.h\"\nint main(void) { return 0; }\n")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s -std=%s: %v\n%s", compiler, standard, err, out)
+			}
+		}
+	}
+}
+
+// The rules hold between queues of an interface as well.
+func TestQueues(t *testing.T) {
+	lib := library(t)
+	b := newBedOf(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
+	b.one(t, compilers[0].compile(t, lib, "abi"), "server", "via0", "queues")
+}
+
+// A program with room for hosts of six bytes gets no NIC whose hosts take sixteen.
+func TestSixBytesAreIPv4(t *testing.T) {
+	lib := library(t)
+	b := newBed(t, 1500, "VIA_ADDRESS_LEN=6", "VIA_VERBOSE=1")
+	link, err := b.a.Netlink().LinkByName("via0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: b.a.IPv4.AsSlice(), Mask: net.CIDRMask(24, 32)}}
+	if err := b.a.Netlink().AddrDel(link, address); err != nil {
+		t.Fatal(err)
+	}
+	p := b.start(t, b.a, compilers[0].compile(t, lib, "wrong"), "server", "via0")
+	if err := p.Wait(); err == nil || !strings.Contains(p.out.String(), "VipOpenNic: via0 has no IPv4 address") {
+		t.Errorf("%v\n%s", err, &p.out)
+	}
+}
+
+// TestProcess runs what programs do beside calling the library.
+func TestProcess(t *testing.T) {
+	lib := library(t)
+	c := compiler{"gcc", "-O2 -Wall -Wextra -Werror"}
+	program := c.compile(t, lib, "process")
+	b := newBed(t, 1500)
+	for name, want := range map[string]string{
+		"signals": "exit status 0", "fork": "exit status 0", "interrupt": "exit status 0", "threads": "exit status 0",
+		"dispositions": "signal: broken pipe", "exit": "exit status 7",
+	} {
+		t.Run(name, func(t *testing.T) {
+			status := t.TempDir()
+			b := b.with("VIA_RUNTIME_DIR=" + status)
+			p := b.start(t, b.a, program, name, "via0")
+			p.Wait()
+			// Those that return from main, with a NIC open.
+			if left, err := os.ReadDir(status); (name == "fork" || name == "threads") && (len(left) > 0 || err != nil) {
+				t.Errorf("in the directory of programs it left %v, %v", left, err)
+			}
+			if got := p.ProcessState.String(); got != want {
+				t.Errorf("%s, want %s\n%s", got, want, &p.out)
+			}
+		})
+	}
+}
+
+// A program that is linked with the library or has it preloaded, and does not call
+// it, has no thread and no signal handler of it.
+func TestPreload(t *testing.T) {
+	lib := library(t)
+	status := func(env ...string) (lines []string) {
+		p := exec.Command("cat", "/proc/self/status")
+		p.Env = append(os.Environ(), env...)
+		out, err := p.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if strings.HasPrefix(line, "Threads") || strings.HasPrefix(line, "Sig") {
+				lines = append(lines, line)
+			}
+		}
+		return lines
+	}
+	with, without := status("LD_PRELOAD="+filepath.Join(lib, "libvipl.so.1")), status()
+	if !slices.Equal(with, without) || len(with) < 4 {
+		t.Errorf("%q, without the library %q", with, without)
+	}
+}
+
+// The library has VIPL's names and no others, with their version.
+func TestSymbols(t *testing.T) {
+	lib := library(t, "nm")
+	out, err := exec.Command("nm", "-D", "--defined-only", filepath.Join(lib, "libvipl.so.1")).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for line := range strings.Lines(string(out)) {
+		name := strings.Fields(line)[2]
+		if name == "VIPL_1.0" {
+			continue
+		}
+		if !strings.HasPrefix(name, "Vip") || !strings.HasSuffix(name, "@@VIPL_1.0") {
+			t.Errorf("%s is exported", name)
+		}
+		count++
+	}
+	const operations, extensions = 41, 2
+	if count != operations+extensions {
+		t.Errorf("%d functions, want %d", count, operations+extensions)
+	}
+}
+
+// TestSanitizers runs the programs with AddressSanitizer and
+// UndefinedBehaviorSanitizer: the library writes where it may and nowhere else.
+func TestSanitizers(t *testing.T) {
+	lib := library(t)
+	c := compiler{"gcc", "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized"}
+	// Go's memory is not searched for pointers, so that leaks are not asked for.
+	b := newBed(t, 1500, "ASAN_OPTIONS=detect_leaks=0:halt_on_error=1", "UBSAN_OPTIONS=print_stacktrace=1")
+	programs(t, c, lib, b)
+}
+
+// Plain go build gives a library that works, too; it starts Go when it is loaded.
+func TestPlainBuild(t *testing.T) {
+	library(t) // has what it takes
+	dir := t.TempDir()
+	out, err := exec.Command("go", "build", "-buildmode=c-shared", "-o", filepath.Join(dir, "libvipl.so"), ".").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	header, err := os.ReadFile("vipl.h")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "vipl.h"), header, 0o666)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBed(t, 9000)
+	c := compilers[0]
+	b.two(t, c.compile(t, dir, "pingpong"), "via0", "100")
+	b.one(t, c.compile(t, dir, "abi"), "server", "via0")
+}

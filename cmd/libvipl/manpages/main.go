@@ -1,0 +1,223 @@
+// Command manpages writes the manual pages of libvipl: one a function, from its
+// prototype in vipl.h and its text in man.txt, and vipl(7) from docs/libvipl.md's
+// table of the environment.
+//
+//	manpages -out DIR vipl.h man.txt libvipl.md
+package main
+
+import (
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("manpages: ")
+	out := flag.String("out", ".", "write the pages to this `directory`")
+	flag.Parse()
+	if flag.NArg() != 3 {
+		log.Fatal("want the header, the text and the guide")
+	}
+	var texts [3]string
+	for i := range texts {
+		b, err := os.ReadFile(flag.Arg(i))
+		if err != nil {
+			log.Fatal(err)
+		}
+		texts[i] = string(b)
+	}
+	pages, err := render(texts[0], texts[1], texts[2])
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := os.MkdirAll(*out, 0o777); err != nil {
+		log.Fatal(err)
+	}
+	for name, text := range pages {
+		if err := os.WriteFile(filepath.Join(*out, name), []byte(text), 0o666); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+// entry of man.txt.
+type entry struct {
+	name, does string
+	paragraphs []string
+	returns    []string
+	see        []string
+}
+
+// render makes all pages, by their file names.
+func render(header, text, guide string) (map[string]string, error) {
+	protos := prototypes(header)
+	entries, err := parse(text)
+	if err != nil {
+		return nil, err
+	}
+	pages := map[string]string{"vipl.7": overview(entries, guide)}
+	for _, e := range entries {
+		proto, ok := protos[e.name]
+		if !ok {
+			return nil, fmt.Errorf("%s is not in the header", e.name)
+		}
+		delete(protos, e.name)
+		pages[e.name+".3"] = page(e, proto)
+	}
+	for name := range protos {
+		return nil, fmt.Errorf("%s has no text", name)
+	}
+	return pages, nil
+}
+
+var prototype = regexp.MustCompile(`(?s)VIP_RETURN (Vip\w+)\((.*?)\);`)
+
+// prototypes finds the functions of the header: name, arguments.
+func prototypes(header string) map[string][]string {
+	all := map[string][]string{}
+	for _, m := range prototype.FindAllStringSubmatch(header, -1) {
+		args := strings.Split(strings.Join(strings.Fields(m[2]), " "), ", ")
+		for i := range args {
+			args[i] = strings.TrimPrefix(strings.TrimPrefix(args[i], "IN "), "OUT ")
+		}
+		all[m[1]] = args
+	}
+	return all
+}
+
+// parse reads man.txt.
+func parse(text string) (all []entry, err error) {
+	for _, block := range strings.Split(text, "\n\n") {
+		block = strings.TrimSpace(block)
+		if block == "" || strings.HasPrefix(block, "#") {
+			continue
+		}
+		lines := strings.Split(block, "\n")
+		name, does, ok := strings.Cut(lines[0], ": ")
+		if !ok {
+			return nil, fmt.Errorf("%q: want a name and what it does", lines[0])
+		}
+		e := entry{name: name, does: does}
+		var words []string
+		for _, line := range lines[1:] {
+			switch {
+			case strings.HasPrefix(line, "= "):
+				line = line[2:]
+				if n := len(e.returns); n > 0 && (!strings.HasPrefix(line, "VIP_") || strings.HasSuffix(e.returns[n-1], ",")) {
+					e.returns[n-1] += " " + line
+				} else {
+					e.returns = append(e.returns, line)
+				}
+			case strings.HasPrefix(line, "> "):
+				e.see = strings.Fields(line[2:])
+			default:
+				words = append(words, line)
+			}
+		}
+		if len(words) > 0 {
+			e.paragraphs = []string{strings.Join(words, " ")}
+		}
+		if len(e.returns) == 0 || len(e.see) == 0 {
+			return nil, fmt.Errorf("%s: what it returns and what else to read is missing", name)
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}
+
+// escape makes text safe for roff.
+func escape(s string) string {
+	s = strings.ReplaceAll(s, `\`, `\e`)
+	s = strings.ReplaceAll(s, "-", `\-`)
+	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {
+		s = `\&` + s
+	}
+	return s
+}
+
+func page(e entry, args []string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH %s 3 \"\" \"via-xdp\" \"VI Provider Library\"\n", e.name)
+	fmt.Fprintf(&b, ".SH NAME\n%s \\- %s\n", e.name, escape(e.does))
+	fmt.Fprintf(&b, ".SH SYNOPSIS\n.nf\n.B #include <vipl.h>\n.PP\n")
+	fmt.Fprintf(&b, "\\fBVIP_RETURN %s(\\fP\n", e.name)
+	for i, arg := range args {
+		end := ","
+		if i == len(args)-1 {
+			end = ");"
+		}
+		cut := strings.LastIndexAny(arg, " *") + 1
+		fmt.Fprintf(&b, "    \\fB%s\\fP\\fI%s\\fP\\fB%s\\fP\n", escape(arg[:cut]), arg[cut:], end)
+	}
+	fmt.Fprintf(&b, ".fi\n.PP\nLink with \\fB\\-lvipl\\fP.\n")
+	if len(e.paragraphs) > 0 {
+		fmt.Fprintf(&b, ".SH DESCRIPTION\n%s\n", escape(strings.Join(e.paragraphs, "\n.PP\n")))
+	}
+	fmt.Fprintf(&b, ".SH RETURN VALUE\n")
+	for _, r := range e.returns {
+		code, when, _ := strings.Cut(r, ": ")
+		fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", escape(code), escape(when))
+	}
+	fmt.Fprintf(&b, ".SH NOTES\nIt may be called from any thread at any time.\n.SH SEE ALSO\n")
+	for _, s := range e.see {
+		fmt.Fprintf(&b, ".BR %s (3),\n", s)
+	}
+	fmt.Fprintf(&b, ".BR vipl (7)\n")
+	return b.String()
+}
+
+// overview is vipl(7): all functions, and the guide's sections on devices and
+// environment.
+func overview(entries []entry, guide string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH vipl 7 \"\" \"via-xdp\" \"VI Provider Library\"\n")
+	fmt.Fprintf(&b, ".SH NAME\nvipl \\- VI Provider Library over AF_XDP\n.SH SYNOPSIS\n.B #include <vipl.h>\n.PP\ncc ... \\-lvipl\n")
+	for _, title := range []string{"Devices", "Environment", "Signals, threads, processes"} {
+		fmt.Fprintf(&b, ".SH %s\n%s", strings.ToUpper(title), roff(section(guide, title)))
+	}
+	fmt.Fprintf(&b, ".SH FUNCTIONS\n")
+	for _, e := range entries {
+		fmt.Fprintf(&b, ".TP\n.BR %s (3)\n%s\n", e.name, escape(e.does))
+	}
+	return b.String()
+}
+
+// section is what is under a heading of a Markdown file.
+func section(text, title string) string {
+	_, rest, _ := strings.Cut(text, "\n## "+title+"\n")
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	return rest
+}
+
+var marks = strings.NewReplacer("`", "", "**", "")
+
+// roff makes paragraphs and tables of two columns, as tagged paragraphs, of
+// Markdown.
+func roff(text string) string {
+	var b strings.Builder
+	table := false
+	for line := range strings.Lines(text) {
+		line = marks.Replace(strings.TrimSpace(line))
+		switch {
+		case line == "":
+			b.WriteString(".PP\n")
+			table = false
+		case strings.HasPrefix(line, "|") && !table:
+			table = true // its heads
+		case strings.HasPrefix(line, "|---"):
+		case strings.HasPrefix(line, "|"):
+			cells := strings.SplitN(strings.Trim(line, "| "), " | ", 2)
+			fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", escape(cells[0]), escape(strings.ReplaceAll(cells[1], " | ", "; ")))
+		case strings.HasPrefix(line, "- "):
+			fmt.Fprintf(&b, ".IP \\(bu 2\n%s\n", escape(line[2:]))
+		default:
+			fmt.Fprintf(&b, "%s\n", escape(line))
+		}
+	}
+	return strings.ReplaceAll(strings.ReplaceAll(b.String(), ".PP\n.PP\n", ".PP\n"), ".PP\n.TP", ".TP")
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	var texts [3]string
+	for i, name := range []string{"../vipl.h", "../man.txt", "../../../docs/libvipl.md"} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts[i] = string(b)
+	}
+	all, err := render(texts[0], texts[1], texts[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// Each function of the header has a page, and what a page points to is there.
+func TestPages(t *testing.T) {
+	all := pages(t)
+	const functions, others = 43, 1
+	if len(all) != functions+others {
+		t.Errorf("%d pages, want %d", len(all), functions+others)
+	}
+	for name, text := range all {
+		for line := range strings.Lines(text) {
+			if to, ok := strings.CutPrefix(line, ".BR "); ok {
+				to, number, _ := strings.Cut(to, " (")
+				if _, ok := all[to+"."+number[:1]]; !ok {
+					t.Errorf("%s: there is no %s", name, line)
+				}
+			}
+		}
+	}
+	for _, want := range []string{"VIA_DEVICE", "VIA_NAMES", "VipCQWait", "SA_ONSTACK"} {
+		if !strings.Contains(all["vipl.7"], want) {
+			t.Errorf("vipl.7 does not tell of %s", want)
+		}
+	}
+	if s := all["VipPostSend.3"]; !strings.Contains(s, `\fBVIP_DESCRIPTOR *\fP\fIDescriptorPtr\fP\fB,\fP`) {
+		t.Errorf("VipPostSend's synopsis:\n%s", s)
+	}
+}
+
+// groff has nothing to complain of.
+func TestRoff(t *testing.T) {
+	if _, err := exec.LookPath("groff"); err != nil {
+		t.Skip("needs groff")
+	}
+	for name, text := range pages(t) {
+		cmd := exec.Command("groff", "-man", "-ww", "-z", "-Tutf8")
+		cmd.Stdin = strings.NewReader(text)
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+func TestWrongText(t *testing.T) {
+	const header = "VIP_RETURN VipA(int a);\nVIP_RETURN VipB(int a);"
+	for text, want := range map[string]string{
+		"VipA: does\n= VIP_SUCCESS\n> VipB":  "VipB has no text",
+		"VipC: does\n= VIP_SUCCESS\n> VipB":  "VipC is not in the header",
+		"VipA\n= VIP_SUCCESS":                "want a name",
+		"VipA: does\n= VIP_SUCCESS\n":        "is missing",
+		"VipA: does\n> VipB\nIt does a lot.": "is missing",
+	} {
+		if _, err := render(header, text, ""); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}

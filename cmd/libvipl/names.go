@@ -1,0 +1,100 @@
+//go:build cgo
+
+package main
+
+// #include "abi.h"
+import "C"
+
+import (
+	"net/netip"
+	"unsafe"
+
+	"viaxdp/cmd/libvipl/bigstack"
+	"viaxdp/vipl"
+)
+
+//export viago_ns_init
+func viago_ns_init(h C.uintptr_t) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	return result("VipNSInit", n.NSInit(vipl.NSConfig{
+		Names: variable("VIA_NAMES"), Hosts: variable("VIA_HOSTS"), NoDNS: variable("VIA_DNS") == "0",
+	}))
+}
+
+//export viago_ns_shutdown
+func viago_ns_shutdown(h C.uintptr_t) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	return result("VipNSShutdown", n.NSShutdown())
+}
+
+//export viago_ns_by_name
+func viago_ns_by_name(h C.uintptr_t, name *C.char, out *C.VIP_NET_ADDRESS, index C.VIP_ULONG) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	if index > 1<<31 {
+		return C.VIP_ERROR_NAMESERVICE
+	}
+	a, err := n.hostByName(C.GoString(name), int(index))
+	if err != nil {
+		return fail("VipNSGetHostByName", err)
+	}
+	n.putAddress(out, vipl.NetAddress{Host: a})
+	return C.VIP_SUCCESS
+}
+
+// hostByName is address number index of a name, of those that are as long as the
+// NIC's: the program has room for no other, nor for a discriminator.
+func (n *nic) hostByName(name string, index int) (netip.Addr, error) {
+	for i := 0; ; i++ {
+		a, err := n.NSGetHostByName(name, i)
+		if err != nil {
+			return netip.Addr{}, err
+		}
+		// Many a /etc/hosts has this host's name at 127.0.1.1, where no peer is.
+		if own := n.own(); a.Host.IsLoopback() && own.IsValid() {
+			a.Host = own
+		}
+		if !n.hasRoom(a.Host) {
+			continue
+		}
+		if index--; index < 0 {
+			return a.Host, nil
+		}
+	}
+}
+
+//export viago_ns_by_address
+func viago_ns_by_address(h C.uintptr_t, address *C.VIP_NET_ADDRESS, out *C.char, length *C.VIP_ULONG) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	a, ok := n.getAddress(address)
+	if !ok {
+		return C.VIP_INVALID_PARAMETER
+	}
+	name, err := n.NSGetHostByAddr(a)
+	if err != nil {
+		return fail("VipNSGetHostByAddr", err)
+	}
+	room := *length
+	*length = C.VIP_ULONG(len(name) + 1)
+	if room < *length {
+		return C.VIP_ERROR_RESOURCE
+	}
+	b := unsafe.Slice((*byte)(unsafe.Pointer(out)), len(name)+1)
+	b[copy(b, name)] = 0
+	return C.VIP_SUCCESS
+}

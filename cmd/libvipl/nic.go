@@ -1,0 +1,226 @@
+//go:build cgo
+
+package main
+
+// #include "abi.h"
+import "C"
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"viaxdp/cmd/libvipl/bigstack"
+	"viaxdp/vipl"
+)
+
+// nic is a NIC handle.
+type nic struct {
+	*vipl.Nic
+	handle  C.uintptr_t
+	words   vipl.PortWatch
+	address *C.uint8_t           // its own, for LocalNicAddress
+	length  int                  // of it, in bytes, and of all hosts
+	maxDisc int                  // of a requester's discriminator, in bytes
+	handles map[uintptr]struct{} // that go with it; under table.mu
+
+	mu      sync.Mutex
+	regions map[vipl.MemHandle]*vipl.Region
+}
+
+// procs is the least number of Go's processors. The thread of a program that has
+// called keeps one, on a machine with one or two others wait for it.
+const procs = 8
+
+//export viago_started
+func viago_started() {
+	if runtime.GOMAXPROCS(0) < procs {
+		runtime.GOMAXPROCS(procs)
+	}
+}
+
+//export viago_open
+func viago_open(name *C.char, out *C.uintptr_t) C.int {
+	bigstack.Reserve()
+	device := deviceFor(C.GoString(name))
+	opts, has, err := options()
+	if err != nil {
+		return fail("VipOpenNic", err)
+	}
+	v, err := vipl.OpenNic(device, opts...)
+	if err != nil {
+		return fail("VipOpenNic", err)
+	}
+	own := v.Query().Address
+	if has.host == longHost && !own.Is4() {
+		v.Close()
+		return fail("VipOpenNic", fmt.Errorf("%s has no IPv4 address, and with VIA_ADDRESS_LEN=%d hosts have no other: give it one (ip addr add), or unset the variable",
+			device, longHost))
+	}
+	n := &nic{
+		Nic: v, length: has.host, maxDisc: has.discriminator,
+		handles: map[uintptr]struct{}{}, regions: map[vipl.MemHandle]*vipl.Region{},
+	}
+	n.words, _ = v.Watch() // a NIC over AF_XDP has them
+	n.handle = add(nicKind, n, nil, func(s *C.struct_via_slot, pin *runtime.Pinner) {
+		n.watchPort(s, pin)
+		n.address = &s.address[0]
+		n.length = copy(unsafe.Slice((*byte)(n.address), len(s.address)), n.hostBytes(own))
+	})
+	if n.handle == 0 {
+		v.Close()
+		return C.VIP_ERROR_RESOURCE
+	}
+	*out = n.handle
+	return C.VIP_SUCCESS
+}
+
+//export viago_close
+func viago_close(h C.uintptr_t) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	removeAll(n, h)
+	return result("VipCloseNic", n.Close())
+}
+
+//export viago_farewell
+func viago_farewell() C.int {
+	bigstack.Reserve()
+	var wait sync.WaitGroup
+	table.mu.Lock()
+	for i := range table.fresh {
+		if e := table.entries[i].Load(); e != nil {
+			if n, ok := e.value.(*nic); ok {
+				wait.Go(n.Farewell)
+			}
+		}
+	}
+	table.mu.Unlock()
+	wait.Wait()
+	vipl.Unpublish()
+	return C.VIP_SUCCESS
+}
+
+//export viago_poll
+func viago_poll(h C.uintptr_t, tend C.int) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	if tend != 0 {
+		n.Tend()
+	}
+	n.Poll()
+	return C.VIP_SUCCESS
+}
+
+// Version of the library, as ProviderVersion tells it: major << 16 | minor.
+const version = 1 << 16
+
+//export viago_query_nic
+func viago_query_nic(h C.uintptr_t, out *C.VIP_NIC_ATTRIBUTES) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	q := n.Query()
+	a := C.VIP_NIC_ATTRIBUTES{
+		ProviderVersion: version,
+		NicAddressLen:   C.VIP_UINT16(n.length),
+		ThreadSafe:      boolean(q.ThreadSafe), MaxDiscriminatorLen: C.VIP_UINT16(n.maxDisc),
+		MaxRegisterBytes: C.VIP_ULONG(q.MaxRegisterBytes), MaxRegisterRegions: C.VIP_ULONG(q.MaxRegisterRegions),
+		MaxRegisterBlockBytes: C.VIP_ULONG(q.MaxRegisterBlockBytes), MaxVI: C.VIP_ULONG(q.MaxVI),
+		MaxDescriptorsPerQueue: C.VIP_ULONG(q.MaxDescriptorsPerQueue),
+		MaxSegmentsPerDesc:     C.VIP_ULONG(q.MaxSegmentsPerDesc),
+		MaxCQ:                  C.VIP_ULONG(q.MaxCQ), MaxCQEntries: C.VIP_ULONG(q.MaxCQEntries),
+		MaxTransferSize: C.VIP_ULONG(q.MaxTransferSize), NativeMTU: C.VIP_ULONG(q.NativeMTU),
+		MaxPtags:                C.VIP_ULONG(q.MaxPtags),
+		ReliabilityLevelSupport: C.VIP_RELIABILITY_LEVEL(q.ReliabilityLevels),
+		RDMAReadSupport:         C.VIP_RELIABILITY_LEVEL(q.RDMAReadLevels),
+	}
+	for i := 0; i < len(q.Name) && i < len(a.Name)-1; i++ {
+		a.Name[i] = C.VIP_CHAR(q.Name[i])
+	}
+	*out = a
+	out.LocalNicAddress = (*C.VIP_UINT8)(unsafe.Pointer(n.address))
+	return C.VIP_SUCCESS
+}
+
+//export viago_error_callback
+func viago_error_callback(h, context, handler C.uintptr_t) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	if handler == 0 {
+		n.ErrorCallback(nil)
+		return C.VIP_SUCCESS
+	}
+	n.ErrorCallback(func(e vipl.ErrorDescriptor) {
+		C.via_call_error(handler, context, n.handle, known(e.VI), known(e.CQ), address(e.Descriptor),
+			C.uint64_t(e.Op), C.int(e.Resource), C.int(e.Code))
+	})
+	return C.VIP_SUCCESS
+}
+
+// maxFound is more hosts, and more hops, than any list has.
+const maxFound = 1 << 20
+
+//export viago_discover
+func viago_discover(h C.uintptr_t, list *C.VIP_AUTODISCOVERY_LIST) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	room := 0
+	if list.ADAddrArray != nil {
+		if list.NumAdAddrs > maxFound {
+			return C.VIP_INVALID_PARAMETER
+		}
+		room = int(list.NumAdAddrs)
+	}
+	found, err := n.Discover()
+	if err != nil {
+		return fail("VipQuerySystemManagementInfo", err)
+	}
+	addrs := unsafe.Slice(list.ADAddrArray, room)
+	most, count := int(min(list.NumberOfHops, maxFound)), 0
+	list.NumberOfHops = 0
+	for _, x := range found {
+		if x.Hops > most || !n.hasRoom(x.Address) {
+			continue
+		}
+		if count < room && addrs[count] != nil {
+			n.putAddress(addrs[count], vipl.NetAddress{Host: x.Address})
+			list.NumberOfHops = max(list.NumberOfHops, C.VIP_ULONG(x.Hops))
+		}
+		count++
+	}
+	list.NumAdAddrs = C.VIP_ULONG(count)
+	if count > room {
+		return C.VIP_ERROR_RESOURCE
+	}
+	return C.VIP_SUCCESS
+}
+
+// own is the NIC's address, or none.
+func (n *nic) own() netip.Addr { return n.Query().Address }
+
+// hasRoom says whether a program that goes by NicAddressLen has room for a host.
+func (n *nic) hasRoom(a netip.Addr) bool { return len(n.hostBytes(a)) == n.length }
+
+func boolean(b bool) C.VIP_BOOLEAN {
+	if b {
+		return C.VIP_TRUE
+	}
+	return C.VIP_FALSE
+}

@@ -1,0 +1,205 @@
+/*
+ * The Go runtime's beginning, end, and way in and out.
+ *
+ * A program that is linked with the library, or has it preloaded, and never opens
+ * a NIC should not notice it; one that forks before it opens a NIC has to find
+ * everything working in the child. So the runtime starts with the first
+ * VipOpenNic, not when the library is loaded: the build (see Makefile) moves the
+ * initialisers of the Go half to a section of their own, which is called from
+ * here. In a library of plain go build -buildmode=c-shared that section is
+ * empty and the runtime runs from the beginning.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+
+#include "_cgo_export.h"
+#include "abi.h"
+
+typedef void initialiser(int argc, char **argv, char **envp);
+
+extern initialiser *__start_via_go_init[] __attribute__((weak, visibility("hidden")));
+extern initialiser *__stop_via_go_init[] __attribute__((weak, visibility("hidden")));
+
+extern char **environ;
+
+int via_forked;
+
+static int started;
+static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+
+/*
+ * Whether this thread is in Go. A signal handler of the program may run then,
+ * on Go's stack, and must not call it again.
+ */
+static __thread int inside __attribute__((tls_model("initial-exec")));
+
+/*
+ * Settings of the Go runtime, which the program's own GODEBUG goes behind: it
+ * sends no signals to preempt its threads, and takes no stack away, on which a
+ * handler of the program without SA_ONSTACK may find itself.
+ */
+static const char settings[] = "GODEBUG=asyncpreemptoff=1,gcshrinkstackoff=1";
+
+/*
+ * Arguments, environment and auxiliary vector one behind the other, as the
+ * kernel gives them and the runtime expects them. The environment is the one of
+ * now, not that of the program's start.
+ */
+static char **arguments(void)
+{
+	static const unsigned long kinds[] = {AT_PAGESZ, AT_HWCAP, AT_HWCAP2, AT_RANDOM,
+		AT_SYSINFO_EHDR, AT_SECURE, AT_CLKTCK};
+	static char name[] = "vipl";
+	size_t n = 0, i;
+	unsigned long *block, *p;
+
+	while (environ && environ[n])
+		n++;
+	block = calloc(2 + n + 2 + 2 * (sizeof kinds / sizeof *kinds + 1), sizeof *block);
+	if (!block)
+		return NULL;
+	p = block;
+	*p++ = (unsigned long)name;
+	*p++ = 0;
+	char *ours = malloc(sizeof settings + 1 + strlen(getenv("GODEBUG") ? getenv("GODEBUG") : ""));
+	if (!ours) {
+		free(block);
+		return NULL;
+	}
+	strcpy(ours, settings);
+	if (getenv("GODEBUG")) {
+		strcat(ours, ",");
+		strcat(ours, getenv("GODEBUG"));
+	}
+	*p++ = (unsigned long)ours;
+	for (i = 0; i < n; i++)
+		if (strncmp(environ[i], "GODEBUG=", 8) != 0)
+			*p++ = (unsigned long)strdup(environ[i]);
+	*p++ = 0;
+	for (i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+		*p++ = kinds[i];
+		*p++ = getauxval(kinds[i]);
+	}
+	return (char **)block;
+}
+
+/*
+ * Runs the initialisers. The runtime's threads inherit a mask that blocks all
+ * signals, so that the program's are delivered to the program's threads; and
+ * the handlers that the runtime installs are taken away again: a fault in the
+ * program is the program's, and nothing here depends on catching one.
+ */
+static int run(void)
+{
+	struct sigaction was[NSIG], now;
+	sigset_t all, before;
+	static char **argv; /* the runtime keeps looking at it */
+	initialiser **f;
+	int i;
+
+	argv = arguments();
+	if (!argv)
+		return 0;
+	sigfillset(&all);
+	pthread_sigmask(SIG_BLOCK, &all, &before);
+	for (i = 1; i < NSIG; i++)
+		sigaction(i, NULL, &was[i]);
+	for (f = __start_via_go_init; f < __stop_via_go_init; f++)
+		(*f)(1, argv, argv + 2);
+	viago_started(); /* returns when the runtime is ready */
+	for (i = 1; i < NSIG; i++)
+		if (sigaction(i, NULL, &now) == 0 &&
+			(now.sa_handler != was[i].sa_handler || now.sa_flags != was[i].sa_flags))
+			sigaction(i, &was[i], NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return 1;
+}
+
+/* The child of a fork has none of the runtime's threads. */
+static void forked(void)
+{
+	via_forked = started;
+	inside = 0;
+}
+
+/* A program that ends tells its peers, but not from a handler in the midst of Go. */
+static void ended(void)
+{
+	if (via_enter())
+		via_leave(viago_farewell());
+}
+
+static int start(void)
+{
+	int ok = 1;
+
+	pthread_mutex_lock(&starting);
+	if (!started) {
+		ok = !__start_via_go_init || run();
+		if (ok) {
+			__atomic_store_n(&started, 1, __ATOMIC_RELEASE);
+			pthread_atfork(NULL, NULL, forked);
+			atexit(ended);
+		}
+	}
+	pthread_mutex_unlock(&starting);
+	return ok;
+}
+
+int via_enter(void)
+{
+	if (inside || via_forked || !__atomic_load_n(&started, __ATOMIC_ACQUIRE))
+		return 0;
+	inside = 1;
+	return 1;
+}
+
+int via_start_and_enter(void)
+{
+	return !inside && !via_forked && start() && via_enter();
+}
+
+VIP_RETURN via_leave(int code)
+{
+	inside = 0;
+	return (VIP_RETURN)code;
+}
+
+/*
+ * The program's handlers run on a thread of Go, outside of it.
+ */
+void via_call_error(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi, uintptr_t cq,
+	uintptr_t descriptor, uint64_t op, int resource, int code)
+{
+	VIP_ERROR_DESCRIPTOR e = {(void *)nic, (void *)vi, (void *)cq, (VIP_DESCRIPTOR *)descriptor, op,
+		(VIP_RESOURCE_CODE)resource, (VIP_ERROR_CODE)code};
+	int was = inside;
+
+	inside = 0;
+	((VIP_ERROR_HANDLER)handler)((void *)context, &e);
+	inside = was;
+}
+
+void via_call_vi(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi,
+	uintptr_t descriptor)
+{
+	int was = inside;
+
+	inside = 0;
+	((VIP_VI_CALLBACK)handler)((void *)context, (void *)nic, (void *)vi, (VIP_DESCRIPTOR *)descriptor);
+	inside = was;
+}
+
+void via_call_cq(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi, int recv)
+{
+	int was = inside;
+
+	inside = 0;
+	((VIP_CQ_CALLBACK)handler)((void *)context, (void *)nic, (void *)vi, recv);
+	inside = was;
+}

@@ -1,0 +1,170 @@
+//go:build cgo
+
+package main
+
+// #include "abi.h"
+import "C"
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"viaxdp/vipl"
+)
+
+// kind of a handle.
+type kind uint64
+
+const (
+	nicKind  kind = C.VIA_NIC
+	ptagKind kind = C.VIA_PTAG
+	viKind   kind = C.VIA_VI
+	cqKind   kind = C.VIA_CQ
+	connKind kind = C.VIA_CONN
+)
+
+const slots = C.VIA_SLOTS
+
+// entry is what a handle stands for.
+type entry struct {
+	handle uintptr
+	value  any
+	nic    *nic           // that it goes with
+	pin    runtime.Pinner // of what poll.c looks at
+}
+
+// table is the handles of the process. Looking up takes no lock.
+var table struct {
+	entries [slots]atomic.Pointer[entry]
+
+	mu    sync.Mutex
+	uses  [slots]uint32
+	fresh uint32   // slots from here on were never used
+	free  []uint32 // others, the one that was freed first in front
+	// What was freed last. Another thread may just be looking at a word of it:
+	// it stays where it is for a while.
+	late  [64]*entry
+	freed int
+}
+
+// handles finds the handle of what package vipl gives: *vipl.VI, *vipl.CQ,
+// *vipl.Ptag, the objects of entries.
+var handles sync.Map
+
+// known is the handle of x, 0 if it has none (any more).
+func known(x any) C.uintptr_t {
+	h, _ := handles.Load(x)
+	n, _ := h.(C.uintptr_t)
+	return n
+}
+
+// find gives the object of a handle, or nil.
+func find[T any](h C.uintptr_t) *T {
+	if e := entryOf(h); e != nil {
+		v, _ := e.value.(*T)
+		return v
+	}
+	return nil
+}
+
+func entryOf(h C.uintptr_t) *entry {
+	e := table.entries[h%slots].Load()
+	if e == nil || e.handle != uintptr(h) {
+		return nil
+	}
+	return e
+}
+
+// add gives value a handle; 0: there are too many. watch fills in what poll.c
+// looks at, and pins it.
+func add(k kind, value any, n *nic, watch func(*C.struct_via_slot, *runtime.Pinner)) C.uintptr_t {
+	t := &table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var i uint32
+	switch {
+	case t.fresh < slots:
+		i = t.fresh
+		t.fresh++
+	case len(t.free) > 0:
+		i = t.free[0]
+		t.free = t.free[1:]
+	default:
+		return 0
+	}
+	t.uses[i]++
+	h := C.VIA_MARK<<48 | uint64(k)<<40 | uint64(t.uses[i]&0xffffff)<<16 | uint64(i)
+	e := &entry{handle: uintptr(h), value: value, nic: n}
+	slot := &C.via_slots[i]
+	if watch != nil {
+		watch(slot, &e.pin)
+	}
+	if o, ok := value.(interface{ object() any }); ok {
+		handles.Store(o.object(), C.uintptr_t(h))
+	}
+	t.entries[i].Store(e)
+	C.via_publish(slot, C.uint64_t(h))
+	if n != nil {
+		n.handles[e.handle] = struct{}{}
+	}
+	return C.uintptr_t(h)
+}
+
+// remove ends a handle. The second time it does nothing.
+func remove(h C.uintptr_t) {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	removeLocked(h)
+}
+
+func removeLocked(h C.uintptr_t) {
+	t := &table
+	e := entryOf(h)
+	if e == nil {
+		return
+	}
+	i := uint32(h % slots)
+	C.via_publish(&C.via_slots[i], 0)
+	t.entries[i].Store(nil)
+	t.free = append(t.free, i)
+	if e.nic != nil {
+		delete(e.nic.handles, e.handle)
+	}
+	if o, ok := e.value.(interface{ object() any }); ok {
+		handles.Delete(o.object())
+	}
+	late := &t.late[t.freed%len(t.late)]
+	t.freed++
+	if *late != nil {
+		(*late).pin.Unpin()
+	}
+	*late = e
+}
+
+// removeAll ends all handles that go with n, its own included.
+func removeAll(n *nic, own C.uintptr_t) {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	for h := range n.handles {
+		removeLocked(C.uintptr_t(h))
+	}
+	removeLocked(own)
+}
+
+func address[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(p))) }
+
+// watchPort tells poll.c where to look for frames.
+func (n *nic) watchPort(s *C.struct_via_slot, pin *runtime.Pinner) {
+	w := n.words
+	pin.Pin(w.Idle)
+	s.port.produced, s.port.consumed = address(w.Produced), address(w.Consumed)
+	s.port.idle, s.port.waits, s.port.idle_at_post = address(w.Idle), address(w.Waits), address(w.IdleAtPost)
+	s.port.lanes, s.port.rests = address(w.Lanes), address(w.Rests)
+}
+
+func watchQueue(q *C.struct_via_queue, w vipl.QueueWatch, pin *runtime.Pinner) {
+	pin.Pin(w.Completed)
+	q.posted, q.completed, q.dequeued = address(w.Posted), address(w.Completed), address(w.Dequeued)
+}

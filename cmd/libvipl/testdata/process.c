@@ -1,0 +1,323 @@
+/*
+ * process: the library in processes as programs make them: with signal handlers
+ * that know nothing of it, forks, threads and names of their own.
+ *
+ *	process TEST DEVICE
+ */
+#include "pair.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+/* Names that a program may well have, and the library must not take for its own. */
+void sem_post(void) { abort(); }
+void sem_wait(void) { abort(); }
+void enter(void) { abort(); }
+void start(void) { abort(); }
+void look(void) { abort(); }
+void run(void) { abort(); }
+void forked(void) { abort(); }
+void via_enter(void) { abort(); }
+void crosscall2(void) { abort(); }
+int started = 1, table = 1, environment = 1;
+
+static struct side s;
+static VIP_MEM_HANDLE handle;
+static char *memory;
+static VIP_VI_HANDLE left, right;
+
+static void *accepts(void *unused)
+{
+	union address local, remote;
+	VIP_VI_ATTRIBUTES theirs;
+	VIP_CONN_HANDLE conn;
+
+	(void)unused;
+	side_local(&s, &local, "self");
+	CHECK(VipConnectWait(s.nic, &local.a, 10000, &remote.a, &theirs, &conn));
+	CHECK(VipConnectAccept(conn, right));
+	return NULL;
+}
+
+static void opens(const char *device)
+{
+	char *arguments[3];
+
+	arguments[0] = arguments[1] = (char *)"server";
+	arguments[2] = (char *)device;
+	side_open(&s, 3, arguments);
+	memory = side_memory(&s, 65536, &handle);
+}
+
+/* Two VIs of this process, connected with each other. */
+static void connects(void)
+{
+	union address a;
+	VIP_VI_ATTRIBUTES theirs;
+	VIP_RETURN got;
+	pthread_t thread;
+
+	left = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	right = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	ASSERT(pthread_create(&thread, NULL, accepts, NULL) == 0);
+	side_local(&s, &a, "self");
+	do
+		got = VipConnectRequest(left, &a.a, &a.a, 5000, &theirs);
+	while (got == VIP_NO_MATCH);
+	CHECK(got);
+	ASSERT(pthread_join(thread, NULL) == 0);
+}
+
+static void message(VIP_VI_HANDLE from, VIP_VI_HANDLE to, int value)
+{
+	VIP_DESCRIPTOR *d = (VIP_DESCRIPTOR *)memory, *got;
+	VIP_RETURN code;
+
+	describe(d, memory + 4096, 64, handle);
+	CHECK(VipPostRecv(to, d, handle));
+	memcpy(memory + 8192, &value, sizeof value);
+	describe(d + 1, memory + 8192, 64, handle);
+	CHECK(VipPostSend(from, d + 1, handle));
+	while ((code = VipRecvDone(to, &got)) == VIP_NOT_DONE)
+		;
+	CHECK(code);
+	ASSERT(memcmp(memory + 4096, &value, sizeof value) == 0);
+	while ((code = VipSendDone(from, &got)) == VIP_NOT_DONE)
+		;
+	CHECK(code);
+}
+
+static volatile sig_atomic_t alarms;
+
+/* A handler that needs much of the stack that it happens to be on. */
+static void on_alarm(int sig)
+{
+	volatile char room[50000];
+	unsigned i;
+
+	(void)sig;
+	for (i = 0; i < sizeof room; i += 512)
+		room[i] = 1;
+	alarms++;
+}
+
+static void every(long us, void (*handler)(int))
+{
+	struct sigaction a;
+	timer_t timer;
+	struct itimerspec t;
+
+	memset(&a, 0, sizeof a);
+	a.sa_handler = handler; /* no SA_ONSTACK, no SA_RESTART */
+	ASSERT(sigaction(SIGALRM, &a, NULL) == 0);
+	memset(&t, 0, sizeof t);
+	t.it_interval.tv_nsec = t.it_value.tv_nsec = us * 1000;
+	ASSERT(timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0);
+	ASSERT(timer_settime(timer, 0, &t, NULL) == 0);
+}
+
+/* Alarms arrive in C, in Go and in system calls of both. */
+static void test_signals(const char *device)
+{
+	VIP_DESCRIPTOR *d;
+	VIP_CQ_HANDLE cq;
+	VIP_VI_HANDLE vi;
+	VIP_BOOLEAN recv;
+	int i;
+
+	opens(device);
+	connects();
+	every(50, on_alarm);
+	for (i = 0; i < 20000 || alarms < 500; i++)
+		message(i % 2 ? left : right, i % 2 ? right : left, i);
+	EXPECT(VIP_DESCRIPTOR_ERROR, VipRecvDone(left, &d));
+	CHECK(VipCreateCQ(s.nic, 1, &cq));
+	EXPECT(VIP_TIMEOUT, VipCQWait(cq, 300, &vi, &recv));
+	CHECK(VipCloseNic(s.nic));
+}
+
+/* What the program had set is as it was; what it has not set ends it as ever. */
+static char *page;
+static volatile int faults;
+
+static void on_fault(int sig)
+{
+	(void)sig;
+	faults++;
+	ASSERT(mprotect(page, 4096, PROT_READ | PROT_WRITE) == 0);
+}
+
+static void test_dispositions(const char *device)
+{
+	struct sigaction before[65], now, a;
+	int i, pipes[2];
+
+	signal(SIGUSR1, on_alarm);
+	signal(SIGCHLD, SIG_IGN);
+	for (i = 1; i < 65; i++)
+		sigaction(i, NULL, &before[i]);
+	opens(device);
+	connects();
+	for (i = 1; i < 65; i++) {
+		if (sigaction(i, NULL, &now) != 0)
+			continue;
+		now.sa_flags &= ~0x04000000; /* SA_RESTORER, which libc adds to what it sets */
+		before[i].sa_flags &= ~0x04000000;
+		if (now.sa_handler != before[i].sa_handler || now.sa_flags != before[i].sa_flags) {
+			fprintf(stderr, "signal %d: handler and flags were changed\n", i);
+			exit(1);
+		}
+	}
+	/* A program that shares memory by page faults. */
+	memset(&a, 0, sizeof a);
+	a.sa_handler = on_fault;
+	sigaction(SIGSEGV, &a, NULL);
+	page = (char *)mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	page[5] = 1;
+	ASSERT(faults == 1);
+	signal(SIGPIPE, SIG_IGN);
+	ASSERT(pipe(pipes) == 0);
+	close(pipes[0]);
+	ASSERT(write(pipes[1], "x", 1) == -1);
+	message(left, right, 1);
+	signal(SIGPIPE, SIG_DFL);
+	if (write(pipes[1], "x", 1) == -1) /* ends the program */
+		fprintf(stderr, "SIGPIPE did nothing\n");
+	exit(1);
+}
+
+/* fork and system before the first call, and what a child may not do after it. */
+static void test_fork(const char *device)
+{
+	int status, i;
+
+	ASSERT(system("true") == 0);
+	for (i = 0; i < 2; i++) {
+		pid_t pid = fork();
+
+		if (pid == 0) {
+			opens(device);
+			connects();
+			for (i = 0; i < 100; i++)
+				message(left, right, i);
+			exit(0);
+		}
+		ASSERT(waitpid(pid, &status, 0) == pid && status == 0);
+	}
+	opens(device);
+	connects();
+	ASSERT(system("true") == 0);
+	message(left, right, 1);
+	if (fork() == 0) {
+		VIP_NIC_HANDLE nic;
+		VIP_DESCRIPTOR *d;
+
+		EXPECT(VIP_ERROR_RESOURCE, VipOpenNic(device, &nic));
+		EXPECT(VIP_ERROR_RESOURCE, VipRecvDone(left, &d));
+		EXPECT(VIP_ERROR_RESOURCE, VipPostSend(left, (VIP_DESCRIPTOR *)memory, handle));
+		EXPECT(VIP_ERROR_RESOURCE, VipCloseNic(s.nic));
+		exit(0);
+	}
+	ASSERT(wait(&status) > 0 && status == 0);
+	message(left, right, 2);
+}
+
+/* exit in a handler, wherever the program was; with another thread asleep. */
+static void on_alarm_exit(int sig)
+{
+	(void)sig;
+	exit(7);
+}
+
+static void *waits(void *unused)
+{
+	VIP_CQ_HANDLE cq;
+	VIP_VI_HANDLE vi;
+	VIP_BOOLEAN recv;
+
+	(void)unused;
+	CHECK(VipCreateCQ(s.nic, 1, &cq));
+	EXPECT(VIP_SUCCESS, VipCQWait(cq, VIP_INFINITE, &vi, &recv)); /* never */
+	return NULL;
+}
+
+static void test_exit(const char *device)
+{
+	pthread_t thread;
+	int i;
+
+	opens(device);
+	connects();
+	ASSERT(pthread_create(&thread, NULL, waits, NULL) == 0);
+	every(20000, on_alarm_exit);
+	for (i = 0;; i++)
+		message(left, right, i);
+}
+
+/* SIGINT that nobody handles ends a program that is asleep in the library. */
+static void test_interrupt(const char *device)
+{
+	pid_t pid = fork();
+	int status;
+
+	if (pid == 0) {
+		opens(device);
+		waits(NULL);
+	}
+	usleep(300000); /* until it sleeps */
+	kill(pid, SIGINT);
+	ASSERT(waitpid(pid, &status, 0) == pid);
+	ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
+}
+
+/* Threads come and go; each may call. */
+static void *one_message(void *unused)
+{
+	(void)unused;
+	message(left, right, 3);
+	return NULL;
+}
+
+static void test_threads(const char *device)
+{
+	int i;
+
+	opens(device);
+	connects();
+	for (i = 0; i < 200; i++) {
+		pthread_t thread;
+
+		ASSERT(pthread_create(&thread, NULL, one_message, NULL) == 0);
+		ASSERT(pthread_join(thread, NULL) == 0);
+	}
+	for (i = 0; i < 10; i++) { /* a NIC again and again */
+		CHECK(VipCloseNic(s.nic));
+		opens(device);
+		connects();
+		message(left, right, i);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)(const char *device);
+	} tests[] = {
+		{"signals", test_signals}, {"dispositions", test_dispositions}, {"fork", test_fork},
+		{"exit", test_exit}, {"interrupt", test_interrupt}, {"threads", test_threads},
+	};
+	unsigned i;
+
+	if (argc != 3)
+		side_usage(argv[0]);
+	for (i = 0; i < sizeof tests / sizeof *tests; i++)
+		if (strcmp(argv[1], tests[i].name) == 0) {
+			tests[i].run(argv[2]);
+			return 0;
+		}
+	side_usage(argv[0]);
+	return 2;
+}

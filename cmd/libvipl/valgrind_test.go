@@ -1,0 +1,44 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// bad is how Memcheck begins to tell of wrong accesses of the process, rather than of
+// arguments of system calls: those lie on Go's stacks, of which it knows nothing.
+var bad = regexp.MustCompile(`==\d+== (Invalid|Mismatched|Source and destination|Jump|Process terminating|Argument)`)
+
+// TestValgrind runs programs in Memcheck: what the library reads and writes of their
+// memory, Go's half included, is memory that they have. Go's own lies above all that
+// valgrind gives out, and is ignored (valgrind says that the range is large, and
+// ignores it all the same). Undefined values are not looked for: each goroutine's
+// stack is one for it.
+func TestValgrind(t *testing.T) {
+	lib := library(t, "valgrind")
+	c := compiler{"gcc", "-O1 -g -Wno-maybe-uninitialized"}
+	b := newBed(t, 1500)
+	in := func(program string, args ...string) []string {
+		return append([]string{
+			"valgrind", "-q", "--fair-sched=yes", "--undef-value-errors=no",
+			"--ignore-ranges=0x2000000000-0x7fffffffffff", "--suppressions=testdata/valgrind.supp", program,
+		}, args...)
+	}
+	clean := func(t *testing.T, out, says string) {
+		if bad.MatchString(out) || !strings.Contains(out, says) {
+			t.Errorf("it said:\n%s", out)
+		}
+	}
+	for _, name := range []string{"abi", "wrong", "dialects"} {
+		t.Run(name, func(t *testing.T) {
+			clean(t, b.one(t, in(c.compile(t, lib, name), "server", "via0")...), name+":")
+		})
+	}
+	t.Run("pingpong", func(t *testing.T) {
+		program := c.compile(t, lib, "pingpong")
+		s := b.start(t, b.a, in(program, "server", "via0", "5")...)
+		clean(t, b.start(t, b.b, in(program, "client", "via0", b.a.IPv4.String(), "5")...).finish(t), "32768")
+		clean(t, s.finish(t), "")
+	})
+}

@@ -1,0 +1,225 @@
+//go:build cgo
+
+package main
+
+// #include "abi.h"
+import "C"
+
+import (
+	"runtime"
+	"time"
+	"unsafe"
+
+	"viaxdp/cmd/libvipl/bigstack"
+	"viaxdp/vipl"
+)
+
+// vi is a VI handle, cq one of a completion queue.
+type (
+	vi struct {
+		*vipl.VI
+		nic    *nic
+		handle C.uintptr_t
+	}
+	cq struct {
+		*vipl.CQ
+		nic    *nic
+		handle C.uintptr_t
+	}
+)
+
+func (v *vi) object() any { return v.VI }
+func (c *cq) object() any { return c.CQ }
+
+// setPointer stores a handle in memory of the program, which may hold anything:
+// as a number, since Go looks at what a pointer it replaces pointed to.
+func setPointer(at unsafe.Pointer, h C.uintptr_t) { *(*C.uintptr_t)(at) = h }
+
+// attributesOf reads a VI's from the program.
+func (n *nic) viAttributes(a *C.VIP_VI_ATTRIBUTES) (vipl.ViAttributes, C.int) {
+	out := vipl.ViAttributes{
+		Level: vipl.ReliabilityLevel(a.ReliabilityLevel), MaxTransferSize: int(a.MaxTransferSize),
+		EnableRdmaWrite: a.EnableRdmaWrite != 0, EnableRdmaRead: a.EnableRdmaRead != 0,
+	}
+	if a.MaxTransferSize > C.VIP_ULONG(vipl.MaxTransferSize) {
+		return out, C.VIP_INVALID_MTU
+	}
+	if uintptr(a.QoS) != 0 {
+		out.QoS = 1 // which there is none of
+	}
+	if h := C.uintptr_t(uintptr(a.Ptag)); h != 0 {
+		p := find[ptag](h)
+		if p == nil || p.nic != n {
+			return out, C.VIP_INVALID_PTAG
+		}
+		out.Ptag = p.Ptag
+	}
+	return out, C.VIP_SUCCESS
+}
+
+//export viago_create_vi
+func viago_create_vi(h C.uintptr_t, a *C.VIP_VI_ATTRIBUTES, send, recv C.uintptr_t, out *C.uintptr_t) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	attrs, bad := n.viAttributes(a)
+	if bad != C.VIP_SUCCESS {
+		return bad
+	}
+	var queues [2]*vipl.CQ
+	for i, h := range [2]C.uintptr_t{send, recv} {
+		if h == 0 {
+			continue
+		}
+		c := find[cq](h)
+		if c == nil {
+			return C.VIP_INVALID_PARAMETER
+		}
+		queues[i] = c.CQ
+	}
+	made, err := n.CreateVi(attrs, queues[0], queues[1])
+	if err != nil {
+		return fail("VipCreateVi", err)
+	}
+	v := &vi{VI: made, nic: n}
+	v.handle = add(viKind, v, n, func(s *C.struct_via_slot, pin *runtime.Pinner) {
+		n.watchPort(s, pin)
+		send, recv := made.Watch()
+		watchQueue(&s.queue[0], send, pin)
+		watchQueue(&s.queue[1], recv, pin)
+	})
+	if v.handle == 0 {
+		made.Destroy()
+		return C.VIP_ERROR_RESOURCE
+	}
+	*out = v.handle
+	return C.VIP_SUCCESS
+}
+
+//export viago_destroy_vi
+func viago_destroy_vi(h C.uintptr_t) C.int {
+	bigstack.Reserve()
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	if err := v.Destroy(); err != nil {
+		return fail("VipDestroyVi", err)
+	}
+	remove(h)
+	return C.VIP_SUCCESS
+}
+
+//export viago_query_vi
+func viago_query_vi(h C.uintptr_t, state *C.int, a *C.VIP_VI_ATTRIBUTES, send, recv *C.VIP_BOOLEAN) C.int {
+	bigstack.Reserve()
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	q, err := v.Query()
+	if err != nil {
+		return fail("VipQueryVi", err)
+	}
+	if state != nil {
+		*state = C.int(q.State)
+	}
+	if a != nil {
+		putAttributes(a, vipl.RemoteAttributes{
+			Level: q.Attributes.Level, MaxTransferSize: q.Attributes.MaxTransferSize,
+			EnableRdmaWrite: q.Attributes.EnableRdmaWrite, EnableRdmaRead: q.Attributes.EnableRdmaRead,
+		})
+		if q.Attributes.Ptag != nil {
+			setPointer(unsafe.Pointer(&a.Ptag), known(q.Attributes.Ptag))
+		}
+	}
+	if send != nil {
+		*send = boolean(q.SendEmpty)
+	}
+	if recv != nil {
+		*recv = boolean(q.RecvEmpty)
+	}
+	return C.VIP_SUCCESS
+}
+
+// putAttributes gives the program a VI's attributes, without a tag.
+func putAttributes(out *C.VIP_VI_ATTRIBUTES, a vipl.RemoteAttributes) {
+	out.ReliabilityLevel, out.MaxTransferSize = C.VIP_RELIABILITY_LEVEL(a.Level), C.VIP_ULONG(a.MaxTransferSize)
+	setPointer(unsafe.Pointer(&out.QoS), 0)
+	setPointer(unsafe.Pointer(&out.Ptag), 0)
+	out.EnableRdmaWrite, out.EnableRdmaRead = boolean(a.EnableRdmaWrite), boolean(a.EnableRdmaRead)
+}
+
+//export viago_set_vi
+func viago_set_vi(h C.uintptr_t, a *C.VIP_VI_ATTRIBUTES) C.int {
+	bigstack.Reserve()
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	attrs, bad := v.nic.viAttributes(a)
+	if bad != C.VIP_SUCCESS {
+		return bad
+	}
+	return result("VipSetViAttributes", v.SetAttributes(attrs))
+}
+
+//export viago_create_cq
+func viago_create_cq(h C.uintptr_t, entries C.VIP_ULONG, out *C.uintptr_t) C.int {
+	bigstack.Reserve()
+	n := find[nic](h)
+	if n == nil || entries > vipl.MaxCQEntries {
+		return C.VIP_INVALID_PARAMETER
+	}
+	made, err := n.CreateCQ(int(entries))
+	if err != nil {
+		return fail("VipCreateCQ", err)
+	}
+	c := &cq{CQ: made, nic: n}
+	c.handle = add(cqKind, c, n, func(s *C.struct_via_slot, pin *runtime.Pinner) {
+		n.watchPort(s, pin)
+		w := made.Watch()
+		pin.Pin(w)
+		s.entries = address(w)
+	})
+	if c.handle == 0 {
+		made.Destroy()
+		return C.VIP_ERROR_RESOURCE
+	}
+	*out = c.handle
+	return C.VIP_SUCCESS
+}
+
+//export viago_resize_cq
+func viago_resize_cq(h C.uintptr_t, entries C.VIP_ULONG) C.int {
+	bigstack.Reserve()
+	c := find[cq](h)
+	if c == nil || entries > vipl.MaxCQEntries {
+		return C.VIP_INVALID_PARAMETER
+	}
+	return result("VipResizeCQ", c.Resize(int(entries)))
+}
+
+//export viago_destroy_cq
+func viago_destroy_cq(h C.uintptr_t) C.int {
+	bigstack.Reserve()
+	c := find[cq](h)
+	if c == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	if err := c.Destroy(); err != nil {
+		return fail("VipDestroyCQ", err)
+	}
+	remove(h)
+	return C.VIP_SUCCESS
+}
+
+// timeout reads milliseconds; those of which the low half is all ones have no end.
+func timeout(ms C.VIP_ULONG) time.Duration {
+	if uint32(ms) == 0xffffffff || ms > 1<<40 {
+		return -1
+	}
+	return time.Duration(ms) * time.Millisecond
+}
