@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"viaxdp/internal/testbed"
@@ -16,8 +17,13 @@ type BedConfig struct {
 	Mode      string // how XDP is attached: auto, native, generic
 	Hugepages bool   // memory on hugepages, allowed for while it is mapped
 
+	// Through joins each pair through a forwarder, which can do to the frames what
+	// SetFaults says. It takes its CPU time from the two that measure.
+	Through bool
+
 	WorkerArgs []string // with which this program becomes a worker: WorkerMain
 	GuardArgs  []string // with which it becomes a guard: testbed.GuardMain; none: no guard
+	AgentArgs  []string // with which it becomes a Kernel Agent, before --socket PATH; none: no agents
 	Stderr     io.Writer
 }
 
@@ -40,6 +46,8 @@ type Bed struct {
 	bed   *testbed.Bed
 	guard *testbed.Guard // nil: none
 
+	middles []*testbed.Middle // those of the XDP pair and of the kernel's; nil: none
+
 	client, server *Worker
 }
 
@@ -57,19 +65,29 @@ func StartBed(cfg BedConfig) (_ *Bed, err error) {
 		return nil, err
 	}
 	b := &Bed{cfg: cfg}
-	b.bed, err = testbed.Start(testbed.Config{
+	network := testbed.Config{
 		Args: cfg.WorkerArgs, CPUs: cpus, Stderr: cfg.Stderr,
 		Pairs: []testbed.Pair{
 			{Names: [2]string{xdpInterface, xdpInterface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: cfg.MTU},
 			{Names: [2]string{kernelInterface, kernelInterface}, Net4: testbed.KernelNet4, Net6: testbed.KernelNet6, MTU: cfg.MTU},
 		},
-	})
+	}
+	if cfg.Through {
+		b.bed, b.middles, err = testbed.StartThrough(network)
+	} else {
+		b.bed, err = testbed.Start(network)
+	}
 	if err != nil {
 		return nil, err
 	}
+	for _, m := range b.middles {
+		if err := m.Prefer(cpus); err != nil {
+			return nil, errors.Join(err, b.Close())
+		}
+	}
 	if cfg.Hugepages && len(cfg.GuardArgs) > 0 {
 		if b.guard, err = testbed.StartGuard(cfg.GuardArgs); err != nil {
-			return nil, errors.Join(err, b.bed.Close())
+			return nil, errors.Join(err, b.Close())
 		}
 	}
 	b.client, b.server = b.worker(0), b.worker(1)
@@ -91,10 +109,18 @@ func (b *Bed) Workers() (client, server *Worker) { return b.client, b.server }
 func (b *Bed) Run(ctx context.Context, p Plan) (*Result, error) {
 	p.Opening = b.Opening
 	var result *Result
-	err := b.Do(ctx, func() (err error) {
-		result, err = Run(ctx, p, b.client, b.server)
-		return err
-	})
+	run := func() error {
+		return b.Do(ctx, func() (err error) {
+			result, err = Run(ctx, p, b.client, b.server)
+			return err
+		})
+	}
+	var err error
+	if slices.ContainsFunc(p.Rows, func(r Row) bool { return r.VI.Agent }) {
+		err = b.withAgents(run)
+	} else {
+		err = run()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -127,6 +153,9 @@ func (b *Bed) Do(ctx context.Context, f func() error) error {
 // Close ends the workers and gives everything back.
 func (b *Bed) Close() error {
 	err := b.bed.Close()
+	for _, m := range b.middles {
+		err = errors.Join(err, m.Close())
+	}
 	if b.guard != nil {
 		err = errors.Join(err, b.guard.Close())
 	}
@@ -171,4 +200,22 @@ func workerCPUs() ([2]int, error) {
 		return [2]int{}, errors.New("this process may use no CPU")
 	}
 	return [2]int{allowed[0], allowed[min(1, len(allowed)-1)]}, nil
+}
+
+// SetFaults sets what happens to the frames of the pair for AF_XDP, or of the
+// kernel's, in both directions. The bed was made with Through.
+func (b *Bed) SetFaults(xdp bool, f testbed.Faults) { b.middle(xdp).SetBoth(f) }
+
+// Crossed counts the frames that the client has sent on a pair, and those of the
+// server. The bed was made with Through.
+func (b *Bed) Crossed(xdp bool) (client, server testbed.LaneCounters) {
+	m := b.middle(xdp)
+	return m.Counters(0), m.Counters(1)
+}
+
+func (b *Bed) middle(xdp bool) *testbed.Middle {
+	if xdp {
+		return b.middles[0]
+	}
+	return b.middles[1]
 }

@@ -253,3 +253,38 @@ func TestDemoNeeds(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A VI asks for a NIC, which an agent may open; rings of one's own take privilege.
+func TestOpenAsNobody(t *testing.T) {
+	if os.Geteuid() == 0 {
+		out, err := nstest.AsNobody(t, "TestOpenAsNobody").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: TestOpenAsNobody") {
+			t.Errorf("as nobody: %v\n%s", err, out)
+		}
+		return
+	}
+	const socket = "/nowhere/agent.sock"
+	t.Setenv("VIA_AGENT", socket)
+	for name, want := range map[string]string{"vi-reliable-delivery": socket, "vianet": socket, "mvich": socket, "raw-afxdp": "CAP_NET_RAW"} {
+		_, err := Open(name, Params{Interface: "lo", Server: true}, nil)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want it to name %s", name, err, want)
+		}
+	}
+}
+
+// What is wrong with this side is said before the other side is waited for.
+func TestPlaceIsChecked(t *testing.T) {
+	for want, p := range map[string]Place{
+		"ip link":     {Interface: "no-such-nic"},
+		"want one of": {Mode: "dance"},
+		"rss or off":  {Steer: "dance"},
+	} {
+		err := ListenAndServe(t.Context(), ServerConfig{Place: p, Listen: "127.0.0.1", Ready: func(net.Addr) {
+			t.Errorf("%+v: it waits", p)
+		}})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %s", p, err, want)
+		}
+	}
+}

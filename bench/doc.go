@@ -42,6 +42,8 @@
 //	tcp-spin, udp-spin     non-blocking system calls in a loop
 //	tcp-block, udp-block   sleeping in system calls
 //	tcp-net, udp-net       package net
+//	mvich                  messages of package mvich
+//	vianet                 a connection of package vianet
 //
 // Those of AF_XDP poll; with -wait behind the name they sleep for events. RDMA
 // only polls: the target of a write looks at the message's last word in memory,
@@ -49,10 +51,27 @@
 // Credits hold a stream of writes to a window, as they do a stream of sends; of
 // reads up to 16 are under way.
 //
+// mvich and vianet use memory of the NIC's arena, as any program may that wants
+// its long messages not to be copied. A stream of mvich is windows of sends and
+// receives that are begun; one of vianet is Write and Read.
+//
+// A VI's stream posts its descriptors, and takes them off, in lists of up to 16
+// (perftest's --post_list, and a poll for several completions); up to 512
+// messages, or 1 MiB, are under way. A ping-pong posts them one by one.
+//
 // A [Row] may use a VI otherwise than usually, by [VIOptions]: with a
 // completion queue, handlers, many open VIs, several segments, buffers that are
 // not reused. It may also leave out a part of via-xdp's design, to show what
 // that part is worth.
+//
+// # Beside plans
+//
+// A [Session] keeps a transport open for measurements that are no rounds of a plan:
+// [Session.Load], an open loop at a given rate, where a message's time counts from
+// when it was due; [Session.Transactions], requests with replies; [Session.Stream] and
+// [Session.PingPong], between which faults may begin; [Session.Connections]. A [Bed]
+// made with Through has a forwarder on each pair that loses and reorders frames as
+// [Bed.SetFaults] says, and [Session.Repeats] tells what was sent again for it.
 //
 // # Privileges
 //

@@ -91,12 +91,25 @@ type Params struct {
 	Local     netip.Addr // address of this side; its family is used
 	Mode      string     // how XDP is attached: "auto", "native", "generic"
 	Queue     int        // of the interface
+	Steer     string     `json:",omitempty"` // how the NIC is steered to the queue of a VI; empty: by rules
 	Port      int        // UDP port of frames; 0: the transport's own
 	MaxBytes  int        // largest message of any round; 0: MaxMessage
 	Hugepages bool       // memory on hugepages where there are any
 
-	VI     VIOptions `json:",omitzero"` // of the vi transports
-	Beside bool      `json:",omitzero"` // of the kernel's transports: with an XDP program attached to Interface
+	// Silence is the time after which a VI's peer is taken for dead; 0: 5 s, or Patience
+	// where that is longer.
+	Silence time.Duration `json:",omitzero"`
+
+	VI     VIOptions `json:",omitzero"`  // of the vi transports
+	Agent  string    `json:",omitempty"` // socket of the agent for VI.Agent
+	Beside bool      `json:",omitzero"`  // of the kernel's transports: with an XDP program attached to Interface
+
+	Congestion string `json:",omitempty"` // TCP's congestion control (tcp(7)), of tcp-spin and tcp-block; empty: the host's
+
+	// LongestTimeout bounds TCP's retransmission time-out, where the kernel can do that
+	// (TCP_RTO_MAX_MS, Linux 6.15); 0: the host's two minutes.
+	LongestTimeout time.Duration `json:",omitzero"`
+	Patience       time.Duration `json:",omitzero"` // without progress; 0: 5 s
 }
 
 // Hello is what one side tells the other before they connect, with facts about
@@ -109,6 +122,7 @@ type Hello struct {
 	Window  int              `json:"window,omitempty"`  // frames that this side can take at once
 
 	Memory *vipl.AddressSegment `json:"memory,omitempty"` // that the other side may reach by RDMA
+	Record string               `json:"record,omitempty"` // mvich: what a rank publishes
 
 	Facts Facts `json:"facts"`
 }
@@ -126,7 +140,7 @@ type Facts struct {
 
 // ErrStalled means that the other side has sent nothing for too long: a
 // message is lost or the peer is gone.
-var ErrStalled = errors.New("no progress for 5 s: a frame was lost or the peer is gone")
+var ErrStalled = errors.New("no progress for long: a frame was lost or the peer is gone")
 
 // ErrStopped means that the control connection ended during a round.
 var ErrStopped = errors.New("stopped")

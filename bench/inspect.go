@@ -62,7 +62,7 @@ type LimitInfo struct {
 func Inspect(name string, try bool) (InterfaceInfo, error) {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
-		return InterfaceInfo{}, fmt.Errorf("interface %s: %w", name, err)
+		return InterfaceInfo{}, fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", name, err)
 	}
 	a := l.Attrs()
 	info := InterfaceInfo{

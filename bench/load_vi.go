@@ -15,13 +15,16 @@ import (
 // carries nothing else afterwards.
 type viLoad struct{ vi *vi }
 
+// loadPlaces is how many places for messages there are in each direction.
+const loadPlaces = 256
+
 // loadReceives is how many receives are posted: some are for the words of a
 // round.
-const loadReceives = viRing - 8
+const loadReceives = loadPlaces - 8
 
 // The places of all descriptors fit in the region, and a window in the receives.
 const (
-	_ = uint(viData - viRing*MaxLoadBytes)
+	_ = uint(viData - loadPlaces*MaxLoadBytes)
 	_ = uint(loadReceives - LoadWindow)
 )
 
@@ -67,7 +70,7 @@ func (l *viLoad) begin(r loadRound) error {
 }
 
 // placeOf is where the message of a ring's next descriptor lies.
-func placeOf(r *ring) int { return r.posted % len(r.descs) * MaxLoadBytes }
+func placeOf(r *ring) int { return r.posted % loadPlaces * MaxLoadBytes }
 
 func (l *viLoad) postRecv() error {
 	return l.vi.postRecv(l.vi.in.Segment(placeOf(&l.vi.recvs), MaxLoadBytes))
@@ -75,7 +78,7 @@ func (l *viLoad) postRecv() error {
 
 func (l *viLoad) next() []byte {
 	v := l.vi
-	if v.sends.out() == len(v.sends.descs) {
+	if v.sends.out() == loadPlaces {
 		return nil
 	}
 	at := placeOf(&v.sends)
@@ -86,7 +89,7 @@ func (l *viLoad) commit(n int) error {
 	d := l.vi.sends.next()
 	d.Control, d.ImmediateData = vipl.ControlSendRecv, 0
 	d.SetSegments(l.vi.out.Segment(placeOf(&l.vi.sends), n))
-	return l.vi.post(d)
+	return l.vi.post()
 }
 
 // flush, see loadPort: what is posted is on its way when it is complete.

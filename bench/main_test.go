@@ -6,25 +6,31 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/signal"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"viaxdp/internal/nstest"
 	"viaxdp/internal/testbed"
+	"viaxdp/kagent/agentd"
 )
 
-// The test program is its own worker, guard and demonstration in these parts.
+// The test program is its own worker, guard, demonstration and agent in these parts.
 const (
 	asWorker = "bench-worker"
 	asGuard  = "bench-guard"
 	asDemo   = "bench-demo"
+	asAgent  = "bench-agent"
 )
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		part := map[string]func() error{
-			asWorker: WorkerMain, asGuard: testbed.GuardMain, asDemo: demoMain,
+			asWorker: WorkerMain, asGuard: testbed.GuardMain, asDemo: demoMain, asAgent: agentMain,
 		}[os.Args[1]]
 		if part != nil {
 			if err := part(); err != nil {
@@ -35,6 +41,17 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(m.Run())
+}
+
+// agentMain is an agent at the socket of its last argument, until SIGTERM; one that
+// is to fail does.
+func agentMain() error {
+	if slices.Contains(os.Args, "fail") {
+		return errors.New("as it was told")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	return (&agentd.Daemon{Socket: os.Args[len(os.Args)-1]}).Run(ctx)
 }
 
 // demoMain runs a demonstration until it is killed and prints a line when it

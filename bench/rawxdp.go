@@ -42,6 +42,9 @@ func openRawXDP(p Params, w watch) (*rawXDP, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := r.nic.awaitLink(); err != nil {
+		return nil, errors.Join(err, r.close())
+	}
 	return r, nil
 }
 

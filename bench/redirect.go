@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -73,6 +74,9 @@ func openNIC(p Params, open func(ifi *net.Interface, m xdpnic.Mode) (fd int, err
 	return n, nil
 }
 
+// linkTime is how long a link may take to come back after an attach.
+const linkTime = 4 * time.Second
+
 // nativeMTU is the largest MTU for a native program that is not built for
 // multi-buffer frames (veth_xdp_set, drivers/net/veth.c, with 4 KB pages).
 const nativeMTU = 3506
@@ -90,6 +94,15 @@ func (n *nic) attach(program *bpf.Redirect, m xdpnic.Mode, open func(*net.Interf
 		return err
 	}
 	return program.Register(n.params.Queue, fd)
+}
+
+// awaitLink waits until the link is back: what is sent before is lost, and
+// nobody sends it again.
+func (n *nic) awaitLink() error {
+	if !xdpnic.AwaitRunning(n.ifi.Index, linkTime) {
+		return fmt.Errorf("interface %s has no link after %v", n.ifi.Name, linkTime)
+	}
+	return nil
 }
 
 // hello describes this side, for frames that are at most frameBytes long.

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,10 @@ import (
 	"strconv"
 	"time"
 
-	"viaxdp/internal/testbed"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent"
+	"viaxdp/xdpnic"
 )
 
 // DefaultControlPort is the TCP port on which a server awaits a client.
@@ -20,11 +24,40 @@ type Place struct {
 	Interface string // of the AF_XDP transports; empty: the one with the address
 	Queue     int
 	Mode      string
+	Steer     string // how the NIC is steered to the queue: "rules", "rss", "off"; empty: rules
 	Hugepages bool
+	Silence   time.Duration // after which a VI's peer is taken for dead; 0: as usual
 }
 
 func (p Place) apply(to *Params) {
-	to.Interface, to.Queue, to.Mode, to.Hugepages = p.Interface, p.Queue, p.Mode, p.Hugepages
+	to.Interface, to.Queue, to.Mode, to.Hugepages, to.Steer = p.Interface, p.Queue, p.Mode, p.Hugepages, p.Steer
+	if p.Silence > 0 {
+		to.Silence, to.Patience = p.Silence, max(2*p.Silence, patience)
+	}
+}
+
+// check finds what is wrong with the place before anybody waits for the other
+// side.
+func (p Place) check() error {
+	if _, err := xdpnic.ParseMode(cmp.Or(p.Mode, "auto")); err != nil {
+		return err
+	}
+	if p.Steer != "" {
+		if _, err := kagent.ParseSteering(p.Steer); err != nil {
+			return err
+		}
+	}
+	if p.Interface == "" {
+		return nil
+	}
+	ifi, err := net.InterfaceByName(p.Interface)
+	switch {
+	case err != nil:
+		return fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", p.Interface, err)
+	case ifi.Flags&net.FlagUp == 0:
+		return fmt.Errorf("interface %s is down: ip link set dev %[1]s up", p.Interface)
+	}
+	return nil
 }
 
 // ServerConfig of one side of a measurement between two hosts.
@@ -43,8 +76,14 @@ type ServerConfig struct {
 // Whoever reaches the port can make this process send and receive; keep it off
 // networks that are not trusted.
 func ListenAndServe(ctx context.Context, cfg ServerConfig) error {
+	if err := cfg.Place.check(); err != nil {
+		return err
+	}
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort(cfg.Listen, strconv.Itoa(cfg.Port)))
+	if errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("%w (another server is there: end it, or take another port)", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -80,6 +119,7 @@ func serveClient(ctx context.Context, conn net.Conn, place Place) error {
 	return Serve(conn, func(p *Params) error {
 		p.Local, p.Server = local, true
 		place.apply(p)
+		p.Agent = "" // no path of this host is the client's to say
 		return nil
 	})
 }
@@ -97,7 +137,7 @@ const dialTimeout = 5 * time.Second
 
 // Measure runs a plan between this process and a server.
 func Measure(ctx context.Context, cfg ClientConfig) (*Result, error) {
-	if err := cfg.Plan.validate(); err != nil {
+	if err := errors.Join(cfg.Plan.validate(), cfg.Place.check()); err != nil {
 		return nil, err
 	}
 	d := net.Dialer{Timeout: dialTimeout}
@@ -153,12 +193,4 @@ func addrOf(a net.Addr) (netip.Addr, error) {
 		return netip.Addr{}, fmt.Errorf("address %s is link-local: use a global one", a)
 	}
 	return addr, nil
-}
-
-// requireFor tests whether a row can run at all.
-func requireFor(r Row) error {
-	if !r.usesXDP() {
-		return nil
-	}
-	return testbed.Require(testbed.Sockets, testbed.Programs)
 }

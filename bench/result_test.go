@@ -84,16 +84,22 @@ func TestJSON(t *testing.T) {
 }
 
 func TestTable(t *testing.T) {
-	var buf bytes.Buffer
-	if err := sample().WriteTable(&buf); err != nil {
-		t.Fatal(err)
-	}
-	want, err := os.ReadFile("testdata/table.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), buf.String()); diff != "" {
-		t.Error(diff)
+	one := sample() // a single transport, nothing to compare it with, and a doubt
+	one.Latency, one.Bandwidth = one.Latency[2:4], one.Bandwidth[2:4]
+	one.Latency[1].Disturbed = []string{"the client waited"}
+	one.Bandwidth[1].Disturbed = []string{"the client waited", "the server waited"}
+	for file, r := range map[string]*Result{"table.txt": sample(), "one.txt": one} {
+		var buf bytes.Buffer
+		if err := r.WriteTable(&buf); err != nil {
+			t.Fatal(err)
+		}
+		want, err := os.ReadFile("testdata/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), buf.String()); diff != "" {
+			t.Errorf("%s: %s", file, diff)
+		}
 	}
 }
 

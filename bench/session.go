@@ -23,9 +23,11 @@ type Session struct {
 
 // OpenSession opens a transport for messages of at most maxBytes on both
 // workers and connects the two ends. opening, which may be nil, is called
-// around the opening of one that maps memory on hugepages.
+// around the opening of one that maps memory on hugepages. change, if any, alters
+// the parameters of both sides.
 func OpenSession(
 	ctx context.Context, client, server *Worker, name string, maxBytes int, opening func(func() error) error,
+	change ...func(*Params),
 ) (*Session, error) {
 	t, err := find(name)
 	if err != nil {
@@ -33,7 +35,7 @@ func OpenSession(
 	}
 	// Stray messages of an earlier session are most likely of other rounds.
 	s := &Session{name: name, polls: !t.sleeps, client: client, server: server, round: uint16(rand.Uint32())}
-	open := func() error { return s.open(ctx, t, maxBytes) }
+	open := func() error { return s.open(ctx, t, maxBytes, change) }
 	if t.arena && opening != nil {
 		err = opening(open)
 	} else {
@@ -51,10 +53,13 @@ func OpenSession(
 	return s, nil
 }
 
-func (s *Session) open(ctx context.Context, t *transport, maxBytes int) error {
+func (s *Session) open(ctx context.Context, t *transport, maxBytes int, change []func(*Params)) error {
 	at := func(w *Worker, server bool) request {
 		p := w.at(t.xdp)
 		p.Server, p.MaxBytes = server, maxBytes
+		for _, f := range change {
+			f(&p)
+		}
 		return request{Op: opOpen, Name: t.name, Params: &p}
 	}
 	a, b, err := both(ctx, s.client, at(s.client, false), s.server, at(s.server, true))

@@ -19,7 +19,8 @@ const (
 // bandwidth, with a block of rows for each message size. Columns headed by x
 // give the ratio to raw-afxdp and to tcp-spin at the same size: of the median
 // latency, and of the bandwidth. Round trips among the latencies say so and have
-// no ratio.
+// no ratio. Of a single transport there is one block, a row for each size. What was
+// disturbed is marked, and the reasons are told.
 func (r *Result) WriteTable(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	c := r.Conditions
@@ -28,7 +29,7 @@ func (r *Result) WriteTable(w io.Writer) error {
 	if len(r.Latency) > 0 {
 		t := table{title: "one way, us", columns: []string{"min", "p50", "p99", "p99.9", "x raw", "x tcp", "n"}}
 		for _, l := range r.Latency {
-			t.add(l.Bytes, rowName(l.Name), us(l.Min), us(l.P50), us(l.P99), us(l.P999),
+			t.add(l.Bytes, rowName(l.Name), l.Disturbed, us(l.Min), us(l.P50), us(l.P99), us(l.P999),
 				r.latencyRatio(l, baselineRaw), r.latencyRatio(l, baselineTCP), strconv.FormatInt(l.N, 10))
 		}
 		t.write(out)
@@ -37,7 +38,7 @@ func (r *Result) WriteTable(w io.Writer) error {
 	if len(r.Bandwidth) > 0 {
 		t := table{title: "one direction", columns: []string{"MB/s", "msg/s", "x raw", "x tcp", "cpu tx", "cpu rx"}}
 		for _, b := range r.Bandwidth {
-			t.add(b.Bytes, b.Name, fmt.Sprintf("%.1f", b.MBps), fmt.Sprintf("%.0f", b.Messages),
+			t.add(b.Bytes, b.Name, b.Disturbed, fmt.Sprintf("%.1f", b.MBps), fmt.Sprintf("%.0f", b.Messages),
 				r.bandwidthRatio(b, baselineRaw), r.bandwidthRatio(b, baselineTCP),
 				fmt.Sprintf("%.2f", b.CPUTx), fmt.Sprintf("%.2f", b.CPURx))
 		}
@@ -78,45 +79,87 @@ func (r *Result) bandwidthRatio(b Bandwidth, name string) string {
 	return "-"
 }
 
-// table has a block of rows for each size; all columns but the first are
-// right-aligned.
+// table has a block of rows for each size, or one block of all sizes where every
+// row has the same name; all columns but the first are right-aligned.
 type table struct {
 	title   string
 	columns []string
-	sizes   []int
-	rows    map[int][][]string
+	rows    []tableRow
+	doubts  []string // why rows are marked, each reason once
 }
 
-func (t *table) add(bytes int, cells ...string) {
-	if t.rows == nil {
-		t.rows = map[int][][]string{}
+type tableRow struct {
+	bytes     int
+	name      string
+	disturbed bool
+	cells     []string
+}
+
+func (t *table) add(bytes int, name string, disturbed []string, cells ...string) {
+	t.rows = append(t.rows, tableRow{bytes, name, len(disturbed) > 0, cells})
+	for _, why := range disturbed {
+		if !slices.Contains(t.doubts, why) {
+			t.doubts = append(t.doubts, why)
+		}
 	}
-	if !slices.Contains(t.sizes, bytes) {
-		t.sizes = append(t.sizes, bytes)
-	}
-	t.rows[bytes] = append(t.rows[bytes], cells)
 }
 
 func (t *table) write(w io.Writer) {
-	for _, bytes := range t.sizes {
-		head := append([]string{fmt.Sprintf("%d B, %s", bytes, t.title)}, t.columns...)
-		lines := append([][]string{head}, t.rows[bytes]...)
-		widths := make([]int, len(head))
-		for _, cells := range lines {
-			for i, c := range cells {
-				widths[i] = max(widths[i], len(c))
+	t.dropEmpty()
+	name := t.rows[0].name
+	if !slices.ContainsFunc(t.rows, func(r tableRow) bool { return r.name != name }) {
+		t.block(w, name+", "+t.title, t.rows, func(r tableRow) string { return fmt.Sprintf("%d B", r.bytes) })
+	} else {
+		for rows := t.rows; len(rows) > 0; {
+			of := func(r tableRow) bool { return r.bytes == rows[0].bytes }
+			block := slices.DeleteFunc(slices.Clone(rows), func(r tableRow) bool { return !of(r) })
+			t.block(w, fmt.Sprintf("%d B, %s", rows[0].bytes, t.title), block, func(r tableRow) string { return r.name })
+			rows = slices.DeleteFunc(slices.Clone(rows), of)
+		}
+	}
+	if len(t.doubts) > 0 {
+		fmt.Fprintf(w, "\n%s doubtful: %s\n", doubt, strings.Join(t.doubts, "; "))
+	}
+}
+
+// doubt marks a row that was disturbed.
+const doubt = "†"
+
+// dropEmpty leaves out columns in which no row has anything.
+func (t *table) dropEmpty() {
+	for i := len(t.columns) - 1; i >= 0; i-- {
+		if !slices.ContainsFunc(t.rows, func(r tableRow) bool { return r.cells[i] != "-" }) {
+			t.columns = slices.Delete(t.columns, i, i+1)
+			for j := range t.rows {
+				t.rows[j].cells = slices.Delete(t.rows[j].cells, i, i+1)
 			}
 		}
-		widths[0] = max(widths[0], 26) // blocks under one another line up
-		fmt.Fprintln(w)
-		for _, cells := range lines {
-			var line strings.Builder
-			fmt.Fprintf(&line, "%-*s", widths[0], cells[0])
-			for i, c := range cells[1:] {
-				fmt.Fprintf(&line, "  %*s", max(widths[i+1], 7), c)
-			}
-			fmt.Fprintln(w, line.String())
+	}
+}
+
+func (t *table) block(w io.Writer, title string, rows []tableRow, name func(tableRow) string) {
+	lines := [][]string{append([]string{title}, t.columns...)}
+	for _, r := range rows {
+		lines = append(lines, append([]string{name(r)}, r.cells...))
+	}
+	widths := make([]int, len(lines[0]))
+	for _, cells := range lines {
+		for i, c := range cells {
+			widths[i] = max(widths[i], len(c))
 		}
+	}
+	widths[0] = max(widths[0], 26) // blocks under one another line up
+	fmt.Fprintln(w)
+	for k, cells := range lines {
+		var line strings.Builder
+		fmt.Fprintf(&line, "%-*s", widths[0], cells[0])
+		for i, c := range cells[1:] {
+			fmt.Fprintf(&line, "  %*s", max(widths[i+1], 7), c)
+		}
+		if k > 0 && rows[k-1].disturbed {
+			line.WriteString(" " + doubt)
+		}
+		fmt.Fprintln(w, line.String())
 	}
 }
 

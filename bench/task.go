@@ -27,7 +27,8 @@ var tasks = map[string]task{
 	taskLoad: {run: taskOf(sendLoad)}, taskLoadEcho: {run: taskOf(echoLoad)},
 	taskRequest: {run: taskOf(makeRequests)}, taskAnswer: {run: taskOf(answerRequests)},
 	taskConnect: {run: taskOf(connectOften)}, taskAccept: {run: taskOf(acceptOften)},
-	taskOperate: {run: taskOf(operate), alone: true},
+	taskOperate: {run: taskOf(operate), alone: true}, taskRepeats: {run: taskOf(tellRepeats)},
+	taskHTTPGet: {run: taskOf(getHTTP), alone: true}, taskHTTPServe: {run: taskOf(serveHTTP), alone: true},
 }
 
 // Names of tasks.
@@ -39,6 +40,10 @@ const (
 	taskConnect  = "connect-often"
 	taskAccept   = "accept-often"
 	taskOperate  = "operate"
+	taskRepeats  = "repeats"
+
+	taskHTTPGet   = "http-get"
+	taskHTTPServe = "http-serve"
 )
 
 // taskOf makes a task of a function by decoding its input and encoding its

@@ -22,6 +22,9 @@ type tcp struct {
 	watch    watch
 }
 
+// tcpRTOMaxMS is TCP_RTO_MAX_MS of linux/tcp.h.
+const tcpRTOMaxMS = 44
+
 func openTCP(p Params, w watch, block bool) (*tcp, error) {
 	t := &tcp{params: p, block: block, listener: -1, fd: -1, watch: w}
 	t.streamed = newStreamed(t, p.MaxBytes)
@@ -68,6 +71,15 @@ func (t *tcp) Connect(peer Hello) (err error) {
 	}
 	if err := unix.SetsockoptInt(t.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
 		return fmt.Errorf("TCP_NODELAY: %w", err)
+	}
+	if name := t.params.Congestion; name != "" {
+		if err := unix.SetsockoptString(t.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name); err != nil {
+			return fmt.Errorf("TCP_CONGESTION %s: %w", name, err)
+		}
+	}
+	if d := t.params.LongestTimeout; d > 0 {
+		// Not known to older kernels, which then have their own.
+		unix.SetsockoptInt(t.fd, unix.IPPROTO_TCP, tcpRTOMaxMS, int(d.Milliseconds()))
 	}
 	// A blocked call returns now and then to see whether it should go on.
 	tv := unix.NsecToTimeval(int64(maxSleep))

@@ -121,7 +121,7 @@ func (w *rdmaWrite) reply(i int, r Round) error {
 	}
 	binary.BigEndian.PutUint64(w.out.Bytes()[end-wordBytes:], uint64(i+1))
 	d.SetRDMAWrite(w.remoteAt(from), w.out.Segment(from, r.Bytes))
-	return w.post(d)
+	return w.post()
 }
 
 // streamedTransactions are messages of a byte stream.

@@ -24,6 +24,7 @@ type transport struct {
 	vi      bool // takes VIOptions
 	rdma    bool // a VI whose messages are RDMA
 	chains  bool // its frames may be longer than a chunk
+	layer   bool // a layer above VIs
 	open    func(Params, *atomic.Bool) (Endpoint, error)
 }
 
@@ -68,6 +69,18 @@ var transports = []transport{
 		summary: "the same, sleeping in poll", open: openUDPEndpoint(true)},
 	{name: "udp-net", free: true, sleeps: true,
 		summary: "UDP by package net", open: openUDPNetEndpoint},
+	{name: "mvich", xdp: true, free: true, arena: true, layer: true,
+		summary: "messages of package mvich, two ranks, polling", open: openMvichEndpoint},
+	{name: "vianet", xdp: true, free: true, sleeps: true, arena: true, layer: true,
+		summary: "a net.Conn of package vianet", open: openViaNetEndpoint},
+}
+
+func openMvichEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
+	return endpointOr(openRanks(p, watch{stop: stop}))
+}
+
+func openViaNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
+	return endpointOr(openViaNet(p, watch{stop: stop}))
 }
 
 func openFramedXDP(sleeps, copies bool) func(Params, *atomic.Bool) (Endpoint, error) {
@@ -98,7 +111,7 @@ func openFramedAsavie(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) 
 
 func openTCPEndpoint(block bool) func(Params, *atomic.Bool) (Endpoint, error) {
 	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		return endpointOr(openTCP(p, watch{stop: stop}, block))
+		return endpointOr(openTCP(p, watch{stop: stop, most: p.Patience}, block))
 	}
 }
 
@@ -132,11 +145,18 @@ func endpointOr[T Endpoint](e T, err error) (Endpoint, error) {
 	return e, nil
 }
 
-// Names lists the transports in the order of the report.
-func Names() []string {
+// Names lists the transports in the order of the report, without [Layers].
+func Names() []string { return namesOf(false) }
+
+// Layers lists the transports that are layers above VIs.
+func Layers() []string { return namesOf(true) }
+
+func namesOf(layers bool) []string {
 	var names []string
 	for _, t := range transports {
-		names = append(names, t.name)
+		if t.layer == layers {
+			names = append(names, t.name)
+		}
 	}
 	return names
 }
@@ -159,7 +179,7 @@ func UsesXDP(name string) bool {
 func find(name string) (*transport, error) {
 	i := slices.IndexFunc(transports, func(t transport) bool { return t.name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("unknown transport %q: there are %s", name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("unknown transport %q: there are %s", name, strings.Join(slices.Concat(Names(), Layers()), ", "))
 	}
 	return &transports[i], nil
 }
@@ -189,8 +209,10 @@ func Open(name string, p Params, stop *atomic.Bool) (Endpoint, error) {
 	if err := row.validate(); err != nil {
 		return nil, err
 	}
-	if err := requireFor(row); err != nil {
-		return nil, err
+	if row.usesXDP() && !t.vi && !t.layer { // a VI's NIC may be opened by an agent, and says what is missing
+		if err := testbed.Require(testbed.Sockets, testbed.Programs); err != nil {
+			return nil, err
+		}
 	}
 	open := t.open
 	if p.Beside {

@@ -68,7 +68,7 @@ func TestKernelTransports(t *testing.T) {
 
 // All transports carry every byte over a veth pair.
 func TestTransportsOverVeth(t *testing.T) {
-	for _, name := range Names() {
+	for _, name := range slices.Concat(Names(), Layers()) {
 		t.Run(name, func(t *testing.T) {
 			client, server := pair(t, 1500, false, "generic")
 			if err := connected(name, client, server, exchange(testSizes, 7)); err != nil {
@@ -102,6 +102,19 @@ func TestTransportsOtherwise(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The layers carry every byte in frames longer than a chunk, where memory of the
+// arena is written and not read.
+func TestLayersJumbo(t *testing.T) {
+	for _, name := range Layers() {
+		t.Run(name, func(t *testing.T) {
+			client, server := pair(t, 9000, false, "generic")
+			if err := connected(name, client, server, exchange([]int{64, 40_000, 1 << 16}, 5)); err != nil {
+				t.Fatal(err)
+			}
+		})
 	}
 }
 

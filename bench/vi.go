@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"viaxdp/hugepages"
+	"viaxdp/kagent"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -43,6 +44,11 @@ type vi struct {
 	payload      int                // bytes of a message in one frame
 	chunks       int                // for frames that arrive
 
+	lists   int                      // descriptors that are posted and taken off together, in this part of a round
+	taken   []*vipl.Descriptor       // receives that were, and have not been looked at
+	arrived [viList]*vipl.Descriptor // where they are
+	scratch [viList]*vipl.Descriptor // sends that are
+
 	round    Round
 	credited int // messages of the round that the peer has room for
 	data     int // messages that will come in the round
@@ -55,20 +61,29 @@ type ring struct {
 	handle vipl.MemHandle
 	descs  []*vipl.Descriptor
 	posted int // since the start
+	staged int // made behind those, and not posted yet
 	done   int
 }
 
-func (r *ring) next() *vipl.Descriptor   { return r.descs[r.posted%len(r.descs)] }
+func (r *ring) next() *vipl.Descriptor   { return r.descs[(r.posted+r.staged)%len(r.descs)] }
 func (r *ring) oldest() *vipl.Descriptor { return r.descs[r.done%len(r.descs)] }
 func (r *ring) out() int                 { return r.posted - r.done }
+func (r *ring) used() int                { return r.out() + r.staged }
+
+// list is what is staged, up to the end of the ring.
+func (r *ring) list() []*vipl.Descriptor {
+	from := r.posted % len(r.descs)
+	return r.descs[from:min(from+r.staged, len(r.descs))]
+}
 
 // Sizes of the rings in descriptors, and of the data that they may describe.
 const (
-	viRing      = 256
+	viRing      = 1024
 	viData      = 4 << 20
 	viStream    = 1 << 20 // bytes of a stream under way
 	viPingDepth = 4       // receives posted in a ping-pong
 	viWords     = 8       // receives posted for words of a stream's receiver
+	viList      = 16      // descriptors of a list, in a stream
 )
 
 // viDiscriminator names the benchmark's end of a connection.
@@ -76,7 +91,7 @@ var viDiscriminator = []byte("via-xdp bench")
 
 func openVI(level vipl.ReliabilityLevel, sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
 	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		v := &vi{params: p, options: p.VI, sleeps: sleeps, level: level, watch: watch{stop: stop}}
+		v := &vi{params: p, options: p.VI, sleeps: sleeps, level: level, watch: watch{stop: stop, most: p.Patience}}
 		if err := v.open(); err != nil {
 			return nil, err
 		}
@@ -118,6 +133,10 @@ func (v *vi) make() error {
 	return v.makeVIs()
 }
 
+// silence is how long a peer may say nothing. That a process is dead is told by its
+// control connection; a machine that is busy with other things is no dead peer.
+const silence = 5 * time.Second
+
 // openNic opens the interface that the parameters name.
 func openNic(p Params, more ...vipl.Option) (*vipl.Nic, error) {
 	ifi, err := p.netInterface()
@@ -128,13 +147,27 @@ func openNic(p Params, more ...vipl.Option) (*vipl.Nic, error) {
 	if err != nil {
 		return nil, err
 	}
+	steering := kagent.SteerByRules
+	if p.Steer != "" {
+		if steering, err = kagent.ParseSteering(p.Steer); err != nil {
+			return nil, err
+		}
+	}
+	if p.VI.Agent {
+		if p.Agent == "" {
+			return nil, errors.New("there is no agent here to open the NIC")
+		}
+		more = append(more, vipl.WithAgent(p.Agent))
+	}
 	policy := hugepages.Avoid
 	if p.Hugepages {
 		policy = hugepages.Auto
 	}
 	return vipl.OpenNic(ifi.Name, append(more,
+		vipl.WithSilence(cmp.Or(p.Silence, max(silence, p.Patience))),
 		vipl.WithMode(mode, mode != xdpnic.ModeAuto),
 		vipl.WithQueue(p.Queue),
+		vipl.WithSteering(steering),
 		vipl.WithHugepages(policy))...)
 }
 
@@ -176,11 +209,6 @@ func (v *vi) makeVIs() error {
 }
 
 func (v *vi) Hello() Hello {
-	info := v.nic.Info()
-	frame := info.MTU + ethernetHeader
-	if !info.NIC.MultiBuffer {
-		frame = min(frame, info.NIC.Rings.FrameSize-xdpnic.PacketHeadroom-info.NIC.Headroom)
-	}
 	var memory *vipl.AddressSegment
 	switch {
 	case v.write:
@@ -190,12 +218,19 @@ func (v *vi) Hello() Hello {
 		m := v.out.Remote(0)
 		memory = &m
 	}
-	return Hello{
-		Addr: v.params.Local, Memory: memory,
-		Facts: Facts{
-			Interface: info.Interface, Mode: info.Mode.String(), Features: featureNames(info.NIC.Features),
-			MTU: info.MTU, FrameBytes: frame, Memory: info.Arena.Kind.String(),
-		},
+	return Hello{Addr: v.params.Local, Memory: memory, Facts: factsOf(v.nic)}
+}
+
+// factsOf describes a NIC.
+func factsOf(nic *vipl.Nic) Facts {
+	info := nic.Info()
+	frame := info.MTU + ethernetHeader
+	if !info.NIC.MultiBuffer {
+		frame = min(frame, info.NIC.Rings.FrameSize-xdpnic.PacketHeadroom-info.NIC.Headroom)
+	}
+	return Facts{
+		Interface: info.Interface, Mode: info.Mode.String(), Features: featureNames(info.NIC.Features),
+		MTU: info.MTU, FrameBytes: frame, Memory: info.Arena.Kind.String(),
 	}
 }
 

@@ -99,7 +99,7 @@ func (v *vi) source(i int, r Round) (int, error) {
 		return 0, nil
 	}
 	// Its own place until it is complete; so many that none is in use.
-	if v.sends.out() >= r.places() {
+	if v.sends.used() >= r.places() {
 		if err := v.sent(); err != nil {
 			return 0, err
 		}

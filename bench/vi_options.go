@@ -22,9 +22,15 @@ type VIOptions struct {
 	Engine   bool `json:"engine,omitempty"`     // a goroutine of its own polls, the one that is measured looks at descriptors
 	OneByOne bool `json:"one_by_one,omitempty"` // a stream posts a send when the one before is complete
 
+	List int `json:"list,omitempty"` // descriptors of a stream that are posted and taken off together (perftest's --post_list); 0: 16, 1: one by one
+
 	NoPacking     bool `json:"no_packing,omitempty"`      // a frame and a doorbell for each message
 	NoChecksum    bool `json:"no_checksum,omitempty"`     // checksums of headers alone
+	Sealed        bool `json:"sealed,omitempty"`          // authenticated and encrypted by a pre-shared key
+	NoRest        bool `json:"no_rest,omitempty"`         // polls look at the RX ring in streams, too
 	NoMultiBuffer bool `json:"no_multi_buffer,omitempty"` // frames of one chunk, into which everything is copied; of raw-afxdp, too
+
+	Agent bool `json:"agent,omitempty"` // the NIC is opened by an agent (Params.Agent), not by the process itself
 }
 
 // MaxVIs is the largest number of VIs that an endpoint opens.
@@ -43,6 +49,8 @@ func (o VIOptions) validate(t *transport) error {
 		return fmt.Errorf("%d segments: a descriptor has 1 to %d", o.Segments, vipl.MaxSegments)
 	case o.Reuse != nil && (*o.Reuse < 0 || *o.Reuse > 100):
 		return fmt.Errorf("reuse of %d %%: 0 to 100", *o.Reuse)
+	case o.List < 0 || o.List > viList:
+		return fmt.Errorf("lists of %d descriptors: 1 to %d", o.List, viList)
 	case o.MaxTransfer < 0 || o.MaxTransfer > vipl.MaxTransferSize:
 		return fmt.Errorf("MaxTransferSize %d: 1 to %d", o.MaxTransfer, vipl.MaxTransferSize)
 	case o.CQ && o.Notify || o.CQ && o.Engine || o.Notify && o.Engine:
@@ -59,9 +67,22 @@ func (o VIOptions) validate(t *transport) error {
 func (o VIOptions) nicOptions() []vipl.Option {
 	options := []vipl.Option{
 		vipl.WithPacking(!o.NoPacking), vipl.WithChecksum(!o.NoChecksum), vipl.WithMultiBuffer(!o.NoMultiBuffer),
+		vipl.WithRest(!o.NoRest),
+	}
+	if o.Sealed {
+		options = append(options, vipl.WithPSK(benchPSK()))
 	}
 	if o.Reuse != nil {
 		options = append(options, vipl.WithArena(viReuseArena))
 	}
 	return options
+}
+
+// benchPSK is the key of both ends, which is no secret: what it costs is measured.
+func benchPSK() *vipl.PSK {
+	psk, err := vipl.NewPSK([]byte("the pre-shared key of the benchmark"))
+	if err != nil {
+		panic(err) // of a constant: it is long enough
+	}
+	return psk
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -37,8 +38,14 @@ func TestVIOptions(t *testing.T) {
 		{"vi-reliable-delivery", VIOptions{Engine: true}},
 		{"vi-reliable-reception", VIOptions{Engine: true, OneByOne: true}},
 		{"vi-reliable-reception-wait", VIOptions{OneByOne: true}},
-		{"vi-reliable-delivery", VIOptions{NoPacking: true, NoChecksum: true}},
+		{"vi-reliable-delivery", VIOptions{NoPacking: true, NoChecksum: true, NoRest: true}},
 		{"vi-rdma-write", VIOptions{NoChecksum: true}},
+		{"vi-reliable-delivery", VIOptions{List: 1}},
+		{"vi-reliable-reception-wait", VIOptions{List: 5, Segments: 3}},
+		{"vi-rdma-write", VIOptions{List: 3}},
+		{"vi-reliable-delivery", VIOptions{Sealed: true}},
+		{"vi-unreliable", VIOptions{Sealed: true}},
+		{"vi-rdma-read", VIOptions{Sealed: true}},
 	} {
 		t.Run(fmt.Sprintf("%s %+v", c.name, c.vi), func(t *testing.T) {
 			client, server := pair(t, 1500, false, "generic")
@@ -203,6 +210,7 @@ func TestVIOptionsRefused(t *testing.T) {
 		{Row{Name: "vi-unreliable", VI: VIOptions{VIs: -1}}, "VIs"},
 		{Row{Name: "vi-unreliable", VI: VIOptions{Segments: 253}}, "segments"},
 		{Row{Name: "vi-unreliable", VI: VIOptions{Reuse: percent(101)}}, "reuse"},
+		{Row{Name: "vi-unreliable", VI: VIOptions{List: 17}}, "lists"},
 		{Row{Name: "vi-unreliable", VI: VIOptions{MaxTransfer: MaxMessage + 1}}, "MaxTransferSize"},
 		{Row{Name: "vi-unreliable", VI: VIOptions{CQ: true, Notify: true}}, "one way"},
 		{Row{Name: "vi-unreliable-wait", VI: VIOptions{Notify: true}}, "waits"},
@@ -237,16 +245,18 @@ func TestBed(t *testing.T) {
 	before, token := tracesNow(t), tokenOf(t)
 	cfg := demoConfig(token, nil)
 	bed, err := StartBed(BedConfig{
-		MTU: 3000, Mode: cfg.Mode, WorkerArgs: cfg.WorkerArgs, Stderr: os.Stderr,
+		MTU: 3000, Mode: cfg.Mode, WorkerArgs: cfg.WorkerArgs, AgentArgs: []string{asAgent, token}, Stderr: os.Stderr,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	plan := cfg.Plan
 	plan.Sizes = []int{64}
+	workers := processes(token)
 	for _, rows := range [][]Row{
 		{{Name: "vi-reliable-delivery"}, {Label: "by CQ", Name: "vi-reliable-delivery", VI: VIOptions{CQ: true}, SmallPages: true}},
 		{{Label: "TCP beside", Name: "tcp-spin", Beside: true}},
+		{{Label: "through the agent", Name: "vi-reliable-delivery", VI: VIOptions{Agent: true}}, {Name: "vi-reliable-delivery"}},
 	} {
 		plan.Rows = rows
 		r, err := bed.Run(t.Context(), plan)
@@ -261,9 +271,41 @@ func TestBed(t *testing.T) {
 		if r.Conditions.MTU != 3000 {
 			t.Errorf("conditions %+v", r.Conditions)
 		}
+		if now := processes(token); !slices.Equal(now, workers) || bed.client.over.Agent+bed.server.over.Agent != "" {
+			t.Errorf("processes %v, %v before: agents are there after what needed them", now, workers)
+		}
 	}
 	if err := bed.Close(); err != nil {
 		t.Error(err)
+	}
+	nothingLeft(t, before, token)
+}
+
+// A bed without agents, or whose agents do not start, says so.
+func TestBedWithoutAgents(t *testing.T) {
+	nstest.Require(t)
+	before, token := tracesNow(t), tokenOf(t)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "the bed has none"},
+		{[]string{asAgent, token, "fail"}, "agent of the client"},
+	} {
+		cfg := demoConfig(token, nil)
+		bed, err := StartBed(BedConfig{Mode: cfg.Mode, WorkerArgs: cfg.WorkerArgs, AgentArgs: c.args, Stderr: os.Stderr})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Plan.Rows = []Row{{Name: "vi-reliable-delivery", VI: VIOptions{Agent: true}}}
+		for range 2 { // the second time, too
+			if _, err := bed.Run(t.Context(), cfg.Plan); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("agents by %q: %v, want %q", c.args, err, c.want)
+			}
+		}
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 	nothingLeft(t, before, token)
 }

@@ -8,7 +8,7 @@ import (
 
 // free is the next descriptor for sending, which is not posted.
 func (v *vi) free() (*vipl.Descriptor, error) {
-	for v.sends.out() == len(v.sends.descs) {
+	for v.sends.used() == len(v.sends.descs) {
 		if err := v.sent(); err != nil {
 			return nil, err
 		}
@@ -16,36 +16,88 @@ func (v *vi) free() (*vipl.Descriptor, error) {
 	return v.sends.next(), nil
 }
 
-func (v *vi) post(d *vipl.Descriptor) error {
-	if err := v.vi.PostSend(d, v.sends.handle); err != nil {
+// post posts the descriptor that free gave, or has it wait for others of its
+// list.
+func (v *vi) post() error {
+	if v.sends.staged++; v.sends.staged < v.lists {
+		return nil
+	}
+	return v.pushSends()
+}
+
+// pushSends posts the sends that are staged.
+func (v *vi) pushSends() error {
+	if v.sends.staged == 0 {
+		return nil
+	}
+	if err := v.sends.push(v.vi.PostSend, v.vi.PostSends); err != nil {
 		return v.fail("send", nil, err)
 	}
-	v.sends.posted++
-	// Usually it is complete at once.
+	// Usually they are complete at once.
 	return v.reap()
+}
+
+// Ways to post.
+type (
+	postOne  func(*vipl.Descriptor, vipl.MemHandle) error
+	postList func([]*vipl.Descriptor, vipl.MemHandle) (int, error)
+)
+
+// push posts what is staged: one by itself, more as a list.
+func (r *ring) push(one postOne, list postList) error {
+	for r.staged > 0 {
+		ds, n := r.list(), 1
+		var err error
+		if len(ds) == 1 {
+			err = one(ds[0], r.handle)
+		} else {
+			n, err = list(ds, r.handle)
+		}
+		if err != nil {
+			return err
+		}
+		r.posted += n
+		r.staged -= n
+	}
+	return nil
 }
 
 // reap takes completed sends off without waiting.
 func (v *vi) reap() error {
 	for v.sends.out() > 0 {
-		var d *vipl.Descriptor
+		done := v.scratch[:1]
 		var err error
-		if v.via == nil {
-			d, err = v.vi.SendDone()
-		} else {
-			d, err = v.via.send(false)
+		switch {
+		case v.via != nil:
+			done[0], err = v.via.send(false)
+		case v.lists > 1:
+			var n int
+			n, err = v.vi.SendDones(v.scratch[:])
+			done = v.scratch[:n]
+		default:
+			done[0], err = v.vi.SendDone()
 		}
 		switch {
 		case err == vipl.ErrNotDone:
 			return nil
 		case err != nil:
-			return v.fail("send", d, err)
+			return v.fail("send", last(done), err)
 		}
-		if err := v.finished(d); err != nil {
-			return err
+		for _, d := range done {
+			if err := v.finished(d); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// last is the descriptor that failed, of a list that was taken off, or nil.
+func last(ds []*vipl.Descriptor) *vipl.Descriptor {
+	if len(ds) == 0 {
+		return nil
+	}
+	return ds[len(ds)-1]
 }
 
 // finished takes note of a completed send.
@@ -59,6 +111,9 @@ func (v *vi) finished(d *vipl.Descriptor) error {
 
 // sent waits for the oldest send to complete.
 func (v *vi) sent() error {
+	if err := v.pushSends(); err != nil || v.sends.out() == 0 {
+		return err
+	}
 	for {
 		var d *vipl.Descriptor
 		var err error
@@ -86,6 +141,8 @@ func (v *vi) recv() (*vipl.Descriptor, error) {
 		var d *vipl.Descriptor
 		var err error
 		switch {
+		case v.lists > 1 || len(v.taken) > 0:
+			d, err = v.recvListed()
 		case v.via != nil:
 			d, err = v.via.recv(true)
 		case v.sleeps:
@@ -111,6 +168,24 @@ func (v *vi) recv() (*vipl.Descriptor, error) {
 	}
 }
 
+// recvListed takes the next message of a list, which it takes off first if there
+// is none.
+func (v *vi) recvListed() (*vipl.Descriptor, error) {
+	if len(v.taken) == 0 {
+		n, err := v.vi.RecvDones(v.arrived[:])
+		switch {
+		case err == vipl.ErrNotDone && v.sleeps:
+			return v.vi.RecvWait(maxSleep)
+		case err != nil:
+			return last(v.arrived[:n]), err
+		}
+		v.taken = v.arrived[:n]
+	}
+	d := v.taken[0]
+	v.taken = v.taken[1:]
+	return d, nil
+}
+
 // again returns nil if the wait is to go on.
 func (v *vi) again(doing string, d *vipl.Descriptor, err error) error {
 	switch {
@@ -127,12 +202,25 @@ func (v *vi) again(doing string, d *vipl.Descriptor, err error) error {
 
 // postRecv posts a receive; without a segment it is for a word.
 func (v *vi) postRecv(segs ...vipl.DataSegment) error {
+	v.stageRecv(segs...)
+	return v.pushRecvs()
+}
+
+// stageRecv makes a receive that pushRecvs will post.
+func (v *vi) stageRecv(segs ...vipl.DataSegment) {
 	d := v.recvs.next()
 	d.Control, d.ImmediateData = vipl.ControlSendRecv, 0
 	d.SetSegments(segs...)
-	if err := v.vi.PostRecv(d, v.recvs.handle); err != nil {
+	v.recvs.staged++
+}
+
+// pushRecvs posts the receives that are staged.
+func (v *vi) pushRecvs() error {
+	if v.recvs.staged == 0 {
+		return nil
+	}
+	if err := v.recvs.push(v.vi.PostRecv, v.vi.PostRecvs); err != nil {
 		return v.fail("post a receive", nil, err)
 	}
-	v.recvs.posted++
 	return nil
 }

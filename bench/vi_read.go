@@ -116,7 +116,7 @@ func (v *rdmaRead) readNext(i int) error {
 	} else {
 		d.SetRDMARead(v.remoteAt(at), v.cut(v.in, at, v.round.Bytes)...)
 	}
-	return v.post(d)
+	return v.post()
 }
 
 // finish tells the peer that everything is read.

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -74,12 +75,11 @@ func (v *vi) Send(r Round) (Span, error) {
 		return Span{}, err
 	}
 	v.credited = window
+	v.lists = v.list(quarter)
 	clock := startWatch()
 	for i := range r.Messages {
-		for i == v.credited {
-			if err := v.credit(window); err != nil {
-				return Span{}, err
-			}
+		if err := v.await(i, window); err != nil {
+			return Span{}, err
 		}
 		if err := v.send(i, r); err != nil {
 			return Span{}, err
@@ -90,6 +90,9 @@ func (v *vi) Send(r Round) (Span, error) {
 			}
 		}
 	}
+	if err := v.pushSends(); err != nil {
+		return Span{}, err
+	}
 	for v.credited < r.Messages+window {
 		if err := v.credit(window); err != nil {
 			return Span{}, err
@@ -98,12 +101,27 @@ func (v *vi) Send(r Round) (Span, error) {
 	return clock.span(), v.drain()
 }
 
+// await waits until the peer has room for message i. What is staged goes before
+// that: it may be what the peer waits for.
+func (v *vi) await(i, window int) error {
+	for i == v.credited {
+		if err := v.pushSends(); err != nil {
+			return err
+		}
+		if err := v.credit(window); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Receive, see Endpoint.
 func (v *vi) Receive(r Round) (Span, error) {
 	window, quarter := v.window(r.Bytes)
 	if err := v.enter(r, window, r.Messages, 0); err != nil {
 		return Span{}, err
 	}
+	v.lists = v.list(quarter)
 	clock := startWatch()
 	for i := range r.Messages {
 		if err := v.receive(i); err != nil {
@@ -138,7 +156,7 @@ func (v *vi) enter(r Round, depth, data, words int) error {
 	if err := v.admit(r); err != nil {
 		return err
 	}
-	v.round, v.data, v.left = r, data, data+words
+	v.round, v.data, v.left, v.lists = r, data, data+words, 1
 	v.watch.progress()
 	for i := range min(depth, data) {
 		if err := v.refill(i); err != nil {
@@ -182,7 +200,7 @@ func (v *vi) admit(r Round) error {
 
 // drain takes the sends off that are left.
 func (v *vi) drain() error {
-	for v.sends.out() > 0 {
+	for v.sends.used() > 0 {
 		if err := v.sent(); err != nil {
 			return err
 		}
@@ -206,11 +224,15 @@ func (v *vi) send(i int, r Round) error {
 	} else {
 		d.SetSegments(v.cut(v.out, at, r.Bytes)...)
 	}
-	return v.post(d)
+	return v.post()
 }
 
-// word sends immediate data without data.
+// word sends immediate data without data. It may say that receives are posted:
+// those that are staged are before.
 func (v *vi) word(w int) error {
+	if err := v.pushRecvs(); err != nil {
+		return err
+	}
 	d, err := v.free()
 	if err != nil {
 		return err
@@ -218,7 +240,8 @@ func (v *vi) word(w int) error {
 	d.Control = vipl.ControlSendRecv
 	d.SetImmediate(uint32(w))
 	d.SetSegments()
-	return v.post(d)
+	v.sends.staged++
+	return v.pushSends()
 }
 
 // receive takes message i.
@@ -248,16 +271,27 @@ func (v *vi) refill(i int) error {
 	return v.postNext(v.in.Segment(v.sink(i), v.round.Bytes))
 }
 
-// postNext posts one of the round's receives. Behind the last one goes the
-// receive for the word of the next round, with which the peer may be early.
+// postNext posts one of the round's receives, or has it wait for others of its
+// list. Behind the last one goes the receive for the word of the next round, with
+// which the peer may be early.
 func (v *vi) postNext(segs ...vipl.DataSegment) error {
-	if err := v.postRecv(segs...); err != nil {
-		return err
-	}
-	if v.left--; v.left > 0 {
+	v.stageRecv(segs...)
+	if v.left--; v.left == 0 {
+		v.stageRecv()
+	} else if v.recvs.staged < v.lists {
 		return nil
 	}
-	return v.postRecv()
+	return v.pushRecvs()
+}
+
+// list is how many descriptors of a stream are posted and taken off together, of
+// which the peer hears after so many messages. Completions that are found
+// otherwise than by Done are taken one by one.
+func (v *vi) list(quarter int) int {
+	if v.via != nil || v.options.OneByOne {
+		return 1
+	}
+	return min(cmp.Or(v.options.List, viList), viList, quarter)
 }
 
 // credit takes a word of the receiver of a stream.
@@ -280,7 +314,9 @@ func (v *vi) told(kind uint32) (int, error) {
 		return 0, fmt.Errorf("a message of %d bytes and %#x came, not a word %#x", d.Length, w, kind)
 	}
 	if v.left > 0 {
-		return n, v.postNext()
+		if err := v.postNext(); err != nil {
+			return n, err
+		}
 	}
-	return n, nil
+	return n, v.pushRecvs()
 }

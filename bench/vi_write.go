@@ -115,12 +115,11 @@ func (w *rdmaWrite) Send(r Round) (Span, error) {
 		return Span{}, err
 	}
 	w.credited = window
+	w.lists = w.list(quarter)
 	clock := startWatch()
 	for i := range r.Messages {
-		for i == w.credited {
-			if err := w.credit(window); err != nil {
-				return Span{}, err
-			}
+		if err := w.await(i, window); err != nil {
+			return Span{}, err
 		}
 		from, err := w.source(i, r)
 		if err != nil {
@@ -133,6 +132,9 @@ func (w *rdmaWrite) Send(r Round) (Span, error) {
 		if err := w.writeTo(r.place(i), from, word); err != nil {
 			return Span{}, err
 		}
+	}
+	if err := w.pushSends(); err != nil {
+		return Span{}, err
 	}
 	for w.credited < r.Messages+window {
 		if err := w.credit(window); err != nil {
@@ -188,7 +190,7 @@ func (w *rdmaWrite) writeTo(to, from, word int) error {
 	if word != 0 {
 		d.SetImmediate(uint32(word))
 	}
-	return w.post(d)
+	return w.post()
 }
 
 // remoteAt is the peer's memory from an offset on.

@@ -1,17 +1,19 @@
 package bench
 
 import (
+	"cmp"
 	"sync/atomic"
 	"time"
 )
 
-// patience is how long a side waits without progress.
+// patience is how long a side waits without progress, unless its parameters say.
 const patience = 5 * time.Second
 
 // watch ends waits that would last for ever. A loop that polls calls idle for
 // each poll in vain and progress for each success; both cost next to nothing.
 type watch struct {
-	stop  *atomic.Bool // set when the control connection has ended; may be nil
+	stop  *atomic.Bool  // set when the control connection has ended; may be nil
+	most  time.Duration // without progress; 0: patience
 	polls uint32
 	since time.Time
 }
@@ -42,7 +44,7 @@ func (w *watch) look() error {
 	now := time.Now()
 	if w.polls == watchEvery {
 		w.since = now
-	} else if now.Sub(w.since) > patience {
+	} else if now.Sub(w.since) > cmp.Or(w.most, patience) {
 		return ErrStalled
 	}
 	if w.polls >= 1<<31 { // keep the count away from its end

@@ -48,7 +48,10 @@ func requirePrograms(t *testing.T) {
 func TestPrograms(t *testing.T) {
 	requirePrograms(t)
 	bed := startBed(t)
-	for _, r := range Rows() {
+	for i, r := range Rows() {
+		if testing.Short() && i%4 > 0 {
+			continue // the others differ in their programs, which are not ours
+		}
 		sizes := []int{64}
 		if *record {
 			sizes = append(sizes, 65536)

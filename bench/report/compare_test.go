@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"encoding/json"
 	"math"
 	"slices"
 	"strings"
@@ -78,6 +79,50 @@ func TestCompare(t *testing.T) {
 	}
 	if want := []string{"pingpong: kernel is 6.18.0 in A, 6.19.1 in B"}; !slices.Equal(c.Conditions, want) {
 		t.Errorf("conditions: %q, want %q", c.Conditions, want)
+	}
+}
+
+// JSON has what the table has.
+func TestCompareJSON(t *testing.T) {
+	c := Compare(sample(), later())
+	c.Differences[0].A.Median = 0 // and no ratio
+	var text bytes.Buffer
+	if err := c.WriteJSON(&text); err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Differences []struct {
+			Difference
+			Ratio  *float64
+			Worse  *float64 `json:"worse_percent"`
+			Marked bool
+		}
+		OnlyA      []string `json:"only_a"`
+		OnlyB      []string `json:"only_b"`
+		Conditions []string
+		Summary    string
+	}
+	if err := json.Unmarshal(text.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(got.OnlyA, c.OnlyA) || !slices.Equal(got.OnlyB, c.OnlyB) || !slices.Equal(got.Conditions, c.Conditions) ||
+		got.Summary != c.summary() || len(got.Differences) != len(c.Differences) {
+		t.Fatalf("%s", &text)
+	}
+	for i, want := range c.Differences {
+		d := got.Differences[i]
+		switch {
+		case d.Group != want.Group || d.Series != want.Series || d.At != want.At || d.Metric != want.Metric,
+			d.A.Median != want.A.Median || !slices.Equal(d.B.Turns, want.B.Turns),
+			d.Marked != want.Marked() || d.Disturbed != want.Disturbed,
+			(d.Ratio == nil) != (i == 0) || d.Ratio != nil && (*d.Ratio != want.Ratio() || *d.Worse != want.Worse()):
+			t.Errorf("%+v, want %+v", d, want)
+		}
+	}
+	text.Reset()
+	same := Compare(sample(), sample())
+	if err := same.WriteJSON(&text); err != nil || strings.Contains(text.String(), "null") {
+		t.Errorf("%v: %s", err, &text)
 	}
 }
 

@@ -14,6 +14,9 @@ import (
 func (r *Report) Write(w io.Writer) error {
 	out := *r
 	out.Version = Version
+	if rows := out.faultRows(); rows != nil {
+		out.Loss = rows
+	}
 	if err := out.check(); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}

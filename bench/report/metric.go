@@ -30,6 +30,15 @@ var quantities = []quantity{
 	{Operation, "t_typical[usec]", "Time of an operation", "us", 1, 2},
 	{Outstanding, "outstanding", "Messages outstanding at the end", "", 1, 0},
 	{Lost, "lost[%]", "Messages lost", "%", 1, 2},
+	{GoodputRatio, "goodput", "Goodput by that without a fault", "", 1, 3},
+	{FaultRatio, "frames hit[%]", "Frames that met the fault", "%", 0.01, 2},
+	{ResentRatio, "resent[%]", "Frames sent again", "%", 0.01, 2},
+	{QueueEfficiency, "efficiency", "Rate by that of one queue for each CPU", "", 1, 3},
+	{SpuriousRatio, "spurious[%]", "Frames sent again that had arrived", "%", 0.01, 2},
+	{Elapsed, "time[msec]", "Time", "ms", 1, 1},
+	{Speedup, "speed-up", "Speed-up", "", 1, 2},
+	{Efficiency, "efficiency[%]", "Efficiency", "%", 0.01, 1},
+	{Communication, "comm[%]", "Share of communication", "%", 0.01, 1},
 }
 
 func quantityOf(m Metric) quantity {
@@ -60,8 +69,10 @@ type family struct {
 
 var families = []family{
 	{"latency", []Metric{Min, P50, P99, P999}, []Metric{P50, P99, P999, Min}},
-	{"bandwidth", []Metric{Bandwidth, Rate, CPUTx, CPURx, Outstanding, Lost}, []Metric{Bandwidth, Rate, CPUTx, CPURx}},
+	{"bandwidth", []Metric{Bandwidth, Rate, QueueEfficiency, CPUTx, CPURx, Outstanding, Lost}, []Metric{Bandwidth, Rate, CPUTx, CPURx}},
 	{"operation", []Metric{Operation}, []Metric{Operation}},
+	{"goodput", []Metric{GoodputRatio, FaultRatio, ResentRatio, SpuriousRatio}, []Metric{GoodputRatio}},
+	{"scaling", []Metric{Elapsed, Speedup, Efficiency, Communication}, []Metric{Speedup, Elapsed}},
 }
 
 // shown are the families that a group has figures of. Metrics that are in none,

@@ -19,6 +19,15 @@ type Report struct {
 	Command string    `json:"command"` // repeats the run
 	Turns   int       `json:"turns"`   // times that all rows of a group were gone through
 	Groups  []Group   `json:"groups"`
+
+	// Loss is what LossGroup has found, fault by fault, for whoever checks it by a
+	// program. Write makes it; Read keeps what is there.
+	Loss []FaultRow `json:"loss,omitempty"`
+
+	// What the demo has, of the group that measures messages of all layers; absent
+	// without that group.
+	Latency   []bench.Latency   `json:"latency,omitempty"`
+	Bandwidth []bench.Bandwidth `json:"bandwidth,omitempty"`
 }
 
 // Group is one question that the suite asks, as a table and a plot answer it.
@@ -81,10 +90,31 @@ const (
 	// over, and the percentage of those sent that have none at all.
 	Outstanding Metric = "outstanding"
 	Lost        Metric = "lost_percent"
+	// Of a stream under a fault: goodput by that without one; frames that met the
+	// fault, that were sent again, and that were so in vain, by all that were sent.
+	GoodputRatio  Metric = "goodput_ratio"
+	FaultRatio    Metric = "fault_ratio"
+	ResentRatio   Metric = "resent_ratio"
+	SpuriousRatio Metric = "spurious_ratio"
+	// Of an application on several ranks: its time; that of one rank by it; that by
+	// the number of ranks; the share of it that was communication.
+	Elapsed       Metric = "elapsed_ms"
+	Speedup       Metric = "speedup"
+	Efficiency    Metric = "efficiency"
+	Communication Metric = "communication_ratio"
+	// Of streams over several queues: messages a second, by those over one queue and
+	// by the CPUs that took part.
+	QueueEfficiency Metric = "queue_efficiency"
 )
 
 // Lower says whether less of a metric is better.
-func (m Metric) Lower() bool { return m != Rate && m != Bandwidth }
+func (m Metric) Lower() bool {
+	switch m {
+	case Rate, Bandwidth, GoodputRatio, Speedup, Efficiency, QueueEfficiency:
+		return false
+	}
+	return true
+}
 
 // Value is one figure over the turns of a run. Where there is none, the median is
 // NaN, which JSON has as null.

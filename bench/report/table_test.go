@@ -99,6 +99,26 @@ func TestWriteFails(t *testing.T) {
 	}
 }
 
+// Each metric is shown in one way and at one place.
+func TestMetricsOnce(t *testing.T) {
+	seen := map[Metric]bool{}
+	for _, q := range quantities {
+		if seen[q.metric] {
+			t.Errorf("%s is shown in two ways", q.metric)
+		}
+		seen[q.metric] = true
+	}
+	placed := map[Metric]string{}
+	for _, f := range families {
+		for _, m := range f.metrics {
+			if other, ok := placed[m]; ok || !seen[m] {
+				t.Errorf("%s of %s: known %v, in %q", m, f.name, seen[m], other)
+			}
+			placed[m] = f.name
+		}
+	}
+}
+
 // Metrics that only one group has are shown, too.
 func TestOtherMetrics(t *testing.T) {
 	r := sample()

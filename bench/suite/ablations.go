@@ -32,6 +32,28 @@ var ablationGroups = []group{
 
 	experiment{
 		axis: alongSizes, base: delivery,
+		notes: []string{"Streams post descriptors in lists of 16, and take completed ones off likewise, as perftest does with --post_list; a list rings the doorbell once."},
+		parts: func(quick bool) []part {
+			p := exchange(concat(
+				plain(rawRings), ablated("one by one", bench.VIOptions{List: 1}),
+				[]row{with(delivery+", lists of 4", delivery, bench.VIOptions{List: 4})},
+			), fewer(quick, []int{4, 16, 64, 256, 1024, 4096}, 64))
+			p.latency = false
+			return []part{p}
+		},
+	}.group("abl-lists", "Descriptors posted in lists, and one by one"),
+
+	experiment{
+		axis: alongSizes, base: delivery,
+		notes: []string{"Polls of a stream's receiver leave the RX ring alone for up to 16 us after each look, so that the sender's kernel need not wait for the line of its index; and look each time."},
+		parts: func(quick bool) []part {
+			return []part{exchange(concat(plain(rawCopy), ablated("no rest", bench.VIOptions{NoRest: true})),
+				fewer(quick, []int{64, 1024, 4096, 65536}, 4096))}
+		},
+	}.group("abl-rest", "The RX ring rests in a stream, and does not"),
+
+	experiment{
+		axis: alongSizes, base: delivery,
 		notes: []string{"One at a time, a send is posted when the one before is complete: with Reliable Delivery when it was handed to the network, with Reliable Reception when it is in the target's memory."},
 		parts: func(quick bool) []part {
 			one := bench.VIOptions{OneByOne: true}
@@ -73,6 +95,31 @@ var ablationGroups = []group{
 			return []part{exchange(ablated("no checksum of data", bench.VIOptions{NoChecksum: true}), vibeSizes(quick))}
 		},
 	}.group("abl-crc", "CRC32C over headers and data, and over headers alone"),
+
+	experiment{
+		axis: alongSizes, base: delivery + mtuSuffix(1500),
+		notes: []string{"Sealed is authenticated and encrypted by AES-256-GCM from a pre-shared key, which takes the place of the checksum; data is then not lent to the kernel."},
+		parts: func(quick bool) []part {
+			var parts []part
+			for _, mtu := range []int{1500, 9000, 65535} {
+				p := exchange(ablated("sealed", bench.VIOptions{Sealed: true}), fewer(quick, vibeSizes(quick), 64, 65536))
+				p.mtu = mtu
+				p.place = func(r row, bytes int) (string, float64) {
+					return r.Label + mtuSuffix(mtu), float64(bytes)
+				}
+				parts = append(parts, p)
+			}
+			return parts
+		},
+	}.group("abl-secure", "Frames sealed by a pre-shared key, and plain"),
+
+	experiment{
+		axis: alongSizes, base: delivery,
+		notes: []string{"The agent is a process of its own in each namespace. It opens the queue and hands it over with its memory; no message passes through it, so that both rows should be alike."},
+		parts: func(quick bool) []part {
+			return []part{exchange(ablated("through the agent", bench.VIOptions{Agent: true}), vibeSizes(quick))}
+		},
+	}.group("abl-agent", "A NIC that the agent has opened for the program, and one of its own"),
 
 	experiment{
 		axis: alongSizes, base: rawCopy + mtuSuffix(1500),

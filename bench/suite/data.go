@@ -103,6 +103,16 @@ var vibeGroups = []group{
 
 	experiment{
 		axis: alongSizes, base: delivery,
+		notes: []string{"Data lies in the NIC's arena, whose bytes the kernel reads in long frames, or in memory of the program that was registered, which is copied into frames."},
+		parts: func(quick bool) []part {
+			return []part{exchange(concat(plain(delivery), []row{
+				with(delivery+" from the program's memory", delivery, bench.VIOptions{Register: true}),
+			}), vibeSizes(quick))}
+		},
+	}.group("vibe-memory", "Data in the arena, and in memory of the program"),
+
+	experiment{
+		axis: alongSizes, base: delivery,
 		notes: []string{"With a completion queue, both work queues of the VI are bound to it."},
 		parts: func(quick bool) []part {
 			return []part{exchange(concat(plain(delivery), []row{

@@ -16,7 +16,10 @@
 //	baselines              all transports of package bench
 //	vibe-*                 VIBe: operations, and what each feature of a VI costs
 //	load                   latency at a given rate, without coordinated omission
+//	loss                   what faults of the network cost, beside kernel TCP
+//	queues                 one, two and four queues with as many VIs
 //	abl-*                  one part of the design left out at a time
+//	layers-*               packages mvich and vianet, beside package net and MPICH
 //	peers                  other people's programs
 //
 // # Method

@@ -83,10 +83,10 @@ func (p part) cost(s *session) time.Duration {
 		for _, bytes := range p.sizes {
 			least := time.Duration(byteTime * float64(s.perTurn(p.least)*bytes))
 			if p.latency {
-				turn += max(s.duration(), 2*least)
+				turn += max(s.lasts(), 2*least)
 			}
 			if p.bandwidth {
-				turn += max(s.duration(), least)
+				turn += max(s.lasts(), least)
 			}
 		}
 	}
@@ -127,21 +127,29 @@ func (s *session) measure(name string, e experiment) (*report.Group, error) {
 	sheet := newSheet(parts)
 	for turn := 1; turn <= s.turns(); turn++ {
 		for _, p := range parts {
-			bed, err := s.bed(cmp.Or(p.mtu, s.mtu()))
-			if err != nil {
+			if err := s.measurePart(g, sheet, p, turn); err != nil {
 				return nil, err
 			}
-			r, err := bed.Run(s.ctx, p.plan(s, func(at bench.Step) {
-				s.step("%s, %s (turn %d of %d)", at.Name, sizeName(at.Bytes), turn, s.turns())
-			}))
-			if err != nil {
-				return nil, err
-			}
-			sheet.add(p, r, turn)
-			g.Conditions = conditionsOf(g.Conditions, r.Conditions)
 		}
 	}
 	return g, sheet.fill(g, name, s.Out)
+}
+
+// measurePart goes once through the rows of a part.
+func (s *session) measurePart(g *report.Group, t *sheet, p part, turn int) error {
+	bed, err := s.bed(cmp.Or(p.mtu, s.mtu()))
+	if err != nil {
+		return err
+	}
+	r, err := bed.Run(s.ctx, p.plan(s, func(at bench.Step) {
+		s.step("%s, %s (turn %d of %d)", at.Name, sizeName(at.Bytes), turn, s.turns())
+	}))
+	if err != nil {
+		return err
+	}
+	t.add(p, r, turn)
+	g.Conditions = conditionsOf(g.Conditions, r.Conditions)
+	return nil
 }
 
 // conditionsOf keeps the first that tell of AF_XDP, else the first.

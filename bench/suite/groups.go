@@ -13,6 +13,8 @@ import (
 type group struct {
 	name, title string
 
+	slow bool // runs only when it is named, and for All
+
 	// cost is about how long run takes.
 	cost func(*session) time.Duration
 
@@ -23,32 +25,45 @@ type group struct {
 
 // groups are all of them, in the order of the report.
 func groups() []group {
-	return slices.Concat(dataGroups, opsGroups, transactionGroups, loadGroups, ablationGroups, peerGroups)
+	return slices.Concat(dataGroups, opsGroups, transactionGroups, loadGroups, lossGroups, queueGroups, ablationGroups,
+		layerGroups, layerLossGroups, scalingGroups, peerGroups)
 }
 
 // Group is a group's name and what it is about, in one line.
-type Group struct{ Name, Title string }
+type Group struct {
+	Name  string `json:"name"`
+	Title string `json:"title"`
+	Slow  bool   `json:"slow,omitempty"` // runs only when it is named, and for All
+}
 
 // Groups lists all groups in the order of the report.
 func Groups() []Group {
 	var list []Group
 	for _, g := range groups() {
-		list = append(list, Group{g.name, g.title})
+		list = append(list, Group{g.name, g.title, g.slow})
 	}
 	return list
 }
 
+// All is the word for all groups, also the slow ones.
+const All = "all"
+
 // choose finds the groups that words name, each once, in the order of the
-// report; without words all of them. A word is a name or the beginning of
-// names; one that is a name means that group alone.
+// report; without words all but the slow ones. A word is a name or the beginning of
+// names, or All; one that is a name means that group alone.
 func choose(words []string) ([]group, error) {
 	all := groups()
 	if len(words) == 0 {
-		return all, nil
+		return slices.DeleteFunc(all, func(g group) bool { return g.slow }), nil
 	}
 	wanted := map[string]bool{}
 	for _, w := range words {
-		found := false
+		found := w == All
+		if found {
+			for _, g := range all {
+				wanted[g.name] = true
+			}
+		}
 		exact := slices.ContainsFunc(all, func(g group) bool { return g.name == w })
 		for _, g := range all {
 			if g.name == w || !exact && w != "" && strings.HasPrefix(g.name, w) {
@@ -60,7 +75,7 @@ func choose(words []string) ([]group, error) {
 			for _, g := range all {
 				names = append(names, g.name)
 			}
-			return nil, fmt.Errorf("no group %q: there are %s", w, strings.Join(names, ", "))
+			return nil, fmt.Errorf("no group %q: there are %s, and %s", w, strings.Join(names, ", "), All)
 		}
 	}
 	return slices.DeleteFunc(all, func(g group) bool { return !wanted[g.name] }), nil

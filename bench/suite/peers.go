@@ -14,7 +14,7 @@ import (
 
 // peerGroups measure other people's programs beside a VI and the kernel's TCP.
 var peerGroups = []group{{
-	name: "peers", title: "Other people's programs on the same machine",
+	slow: true, name: "peers", title: "Other people's programs on the same machine",
 	cost: peersCost, run: (*session).peers,
 }}
 
@@ -123,11 +123,19 @@ func (s *session) peers() (_ *report.Group, err error) {
 			}
 		}
 	}
-	g.Notes = append(g.Notes, f.versions()...)
+	g.Notes = append(append(g.Notes, summaries(contests)...), f.versions()...)
 	for _, l := range f.left {
 		g.Notes = append(g.Notes, l.String())
 	}
 	return g, f.sheet.fill(g, "peers", s.Out)
+}
+
+// summaries say what each row of a program is.
+func summaries(contests []contest) (notes []string) {
+	for _, r := range contests[0].programs {
+		notes = append(notes, r.Name+": "+r.Summary+".")
+	}
+	return notes
 }
 
 // field is the state of a run of the group.

@@ -184,3 +184,17 @@ func TestPeersAdd(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// The notes say what each row of a program is.
+func TestProgramsAreExplained(t *testing.T) {
+	rows := peers.Rows()
+	notes := summaries([]contest{{programs: rows}})
+	if len(notes) != len(rows) {
+		t.Fatalf("%d notes on %d rows", len(notes), len(rows))
+	}
+	for i, r := range rows {
+		if r.Summary == "" || notes[i] != r.Name+": "+r.Summary+"." {
+			t.Errorf("%s: %q", r.Name, notes[i])
+		}
+	}
+}

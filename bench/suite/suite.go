@@ -16,7 +16,7 @@ import (
 
 // Config of a run of the suite.
 type Config struct {
-	Groups   []string      // names, or prefixes of names; none: all
+	Groups   []string      // names, or prefixes of names; none: all but the slow ones; All
 	Turns    int           // times that all rows of a group are gone through; 0: DefaultTurns, or 1 when quick
 	Duration time.Duration // of one measurement; 0: DefaultDuration, or QuickDuration when quick
 	Quick    bool          // few points and short measurements: a look whether everything works
@@ -31,7 +31,10 @@ type Config struct {
 
 	WorkerArgs []string // with which this program becomes a worker: bench.WorkerMain
 	GuardArgs  []string // with which it becomes a guard: testbed.GuardMain
+	AgentArgs  []string // with which it becomes a Kernel Agent, before --socket PATH: via-xdp agent
 	PeerArgs   []string // with which it runs other people's programs: peers.WorkerMain
+	RankArgs   []string // with which it becomes a rank that measures mvich: via-xdp mpibench
+	AppArgs    []string // with which it becomes a rank of an application: via-xdp mpiapp
 	Stderr     io.Writer
 
 	// Progress is told what comes next; may be nil.
@@ -72,6 +75,9 @@ func Run(ctx context.Context, cfg Config) (*report.Report, error) {
 		if err == nil {
 			done.Name, done.Title = g.name, g.title
 			r.Groups = append(r.Groups, *done)
+			if g.name == layerMessages {
+				r.Latency, r.Bandwidth = arraysOf(done)
+			}
 			continue
 		}
 		if ctx.Err() != nil {
@@ -123,7 +129,7 @@ func (s *session) bed(mtu int) (*bench.Bed, error) {
 	}
 	b, err := bench.StartBed(bench.BedConfig{
 		MTU: mtu, Mode: s.Mode, Hugepages: s.Hugepages,
-		WorkerArgs: s.WorkerArgs, GuardArgs: s.GuardArgs, Stderr: s.Stderr,
+		WorkerArgs: s.WorkerArgs, GuardArgs: s.GuardArgs, AgentArgs: s.AgentArgs, Stderr: s.Stderr,
 	})
 	if err != nil {
 		return nil, err
@@ -163,6 +169,9 @@ func (s *session) duration() time.Duration {
 	return DefaultDuration
 }
 
+// lasts is how long a measurement takes with its warm-up, a sixth of it.
+func (s *session) lasts() time.Duration { return s.duration() * 7 / 6 }
+
 // mtu is that of the groups that do not say which.
 func (s *session) mtu() int { return cmp.Or(s.MTU, DefaultMTU) }
 
@@ -178,7 +187,7 @@ func (s *session) step(format string, args ...any) {
 // about is the cost of a number of measurements in each turn, and of as many
 // openings of endpoints.
 func (s *session) about(measurements, openings int) time.Duration {
-	turn := time.Duration(measurements)*s.duration() + time.Duration(openings)*openingTime
+	turn := time.Duration(measurements)*s.lasts() + time.Duration(openings)*openingTime
 	return time.Duration(s.turns()) * turn
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,22 +14,29 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
 	"viaxdp/internal/nstest"
 	"viaxdp/internal/testbed"
+	"viaxdp/kagent/agentd"
 )
 
-// The test program is its own worker and guard.
+// The test program is its own worker, guard and agent, and a rank.
 const (
 	asWorker = "suite-worker"
 	asGuard  = "suite-guard"
+	asAgent  = "suite-agent"
+	asRank   = "suite-rank"
+	asApp    = "suite-app"
 )
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
-		if part := map[string]func() error{asWorker: bench.WorkerMain, asGuard: testbed.GuardMain}[os.Args[1]]; part != nil {
+		if part := map[string]func() error{
+			asWorker: bench.WorkerMain, asGuard: testbed.GuardMain, asAgent: agentMain, asRank: benchRank, asApp: appRank,
+		}[os.Args[1]]; part != nil {
 			if err := part(); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				os.Exit(1)
@@ -38,11 +47,18 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// agentMain is an agent at the socket of its last argument, until SIGTERM.
+func agentMain() error {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	return (&agentd.Daemon{Socket: os.Args[len(os.Args)-1]}).Run(ctx)
+}
+
 // shortly is a run as short as can be.
 func shortly(groups ...string) Config {
 	return Config{
 		Groups: groups, Quick: true, Duration: time.Millisecond, Mode: "generic",
-		WorkerArgs: []string{asWorker}, GuardArgs: []string{asGuard}, Stderr: os.Stderr, Command: "again",
+		WorkerArgs: []string{asWorker}, GuardArgs: []string{asGuard}, AgentArgs: []string{asAgent}, Stderr: os.Stderr, Command: "again",
 	}
 }
 
@@ -58,6 +74,9 @@ func namesOf(groups []group) []string {
 func TestExperiments(t *testing.T) {
 	nstest.Require(t)
 	names := slices.Concat(namesOf(dataGroups), namesOf(ablationGroups))
+	if testing.Short() { // all transports, and a group of each kind
+		names = []string{"pingpong", "vibe-cq", "vibe-vis", "vibe-notify", "abl-table", "abl-multibuffer", "abl-secure"}
+	}
 	cfg := shortly(names...)
 	cfg.Out = t.TempDir()
 	steps := map[string]int{}
@@ -209,7 +228,10 @@ func TestChoose(t *testing.T) {
 		{[]string{"window"}, []string{"window"}},
 		{[]string{"vibe-c", "pingpong", "vibe-cq"}, []string{"pingpong", "vibe-cq"}},
 		{[]string{"abl-m"}, []string{"abl-multibuffer", "abl-mtu"}},
-		{nil, namesOf(groups())},
+		{[]string{All}, namesOf(groups())},
+		{nil, slices.DeleteFunc(namesOf(groups()), func(name string) bool {
+			return name == "loss" || name == "peers" || name == "layers-scaling" || strings.HasPrefix(name, "layers-loss")
+		})},
 	} {
 		got, err := choose(c.words)
 		if err != nil {
@@ -231,8 +253,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// The whole suite ends before one has forgotten it, and the quick one before
-// one goes away.
+// The suite ends before one has forgotten it, and the quick one before one goes
+// away; with the slow groups it takes longer.
 func TestEstimate(t *testing.T) {
 	for _, c := range []struct {
 		cfg   Config
@@ -240,12 +262,15 @@ func TestEstimate(t *testing.T) {
 		most  time.Duration
 	}{
 		{Config{}, 2 * time.Minute, 15 * time.Minute},
+		{Config{Groups: []string{All}}, 15 * time.Minute, 25 * time.Minute},
 		{Config{Quick: true}, 5 * time.Second, time.Minute},
+		{Config{Quick: true, Groups: []string{All}}, 30 * time.Second, 2 * time.Minute},
 	} {
 		d, err := Estimate(c.cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
+		t.Logf("quick %v, %v: %v", c.cfg.Quick, c.cfg.Groups, d)
 		if d < c.least || d > c.most {
 			t.Errorf("quick %v: %v, want %v to %v", c.cfg.Quick, d, c.least, c.most)
 		}
@@ -293,6 +318,45 @@ func TestTranslation(t *testing.T) {
 	for what, batch := range map[string]func(int) error{"table": f.byTable, "map": f.byMap} {
 		if batch(0) == nil {
 			t.Errorf("another tag, by the %s", what)
+		}
+	}
+}
+
+// Every number of queues has its rate, and the efficiency is by that of one.
+func TestQueuesGroup(t *testing.T) {
+	nstest.Require(t)
+	cpus, err := testbed.AllowedCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := shortly("queues")
+	cfg.Turns = 2
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := r.Group("queues")
+	if g == nil || len(g.Series) != len(queueSizes(true)) || g.Conditions.Mode != "native" {
+		t.Fatalf("%+v", g)
+	}
+	for _, s := range g.Series {
+		if len(s.Points) != len(queueCounts) {
+			t.Fatalf("%s: %d points, want %d", s.Name, len(s.Points), len(queueCounts))
+		}
+		for i, p := range s.Points {
+			if p.X != float64(queueCounts[i]) || len(p.Values[report.Rate].Turns) != cfg.Turns {
+				t.Errorf("%s: point %d is %+v", s.Name, i, p)
+			}
+		}
+		for i, p := range s.Points {
+			used := float64(min(queueCounts[i], len(cpus)))
+			for turn, e := range p.Values[report.QueueEfficiency].Turns {
+				rate := p.Values[report.Rate].Turns[turn] / s.Points[0].Values[report.Rate].Turns[turn]
+				if math.Abs(e*used-rate) > 1e-9*rate || i == 0 && e != 1 {
+					t.Errorf("%s, %d queues: an efficiency of %v in turn %d, at %v times the rate on %v CPUs",
+						s.Name, queueCounts[i], e, turn+1, rate, used)
+				}
+			}
 		}
 	}
 }

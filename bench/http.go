@@ -1,0 +1,248 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+)
+
+// HTTPLoad is requests that a client of net/http makes of a server of net/http,
+// over package vianet or the kernel's TCP. Both are used unchanged.
+type HTTPLoad struct {
+	Vianet      bool
+	Bytes       int           // of an answer, 1 to MaxMessage
+	Connections int           // each with one request under way, 1 to 1024
+	Duration    time.Duration // at most a minute
+}
+
+// HTTPResult is what they took.
+type HTTPResult struct {
+	Requests  int64
+	PerSecond float64
+	Disturbed []string // why the figures are doubtful; empty: they are not
+}
+
+// httpInput is what both tasks get. Server is where the server is.
+type httpInput struct {
+	HTTPLoad
+	Server netip.Addr
+}
+
+// httpOutput is what the client has found.
+type httpOutput struct {
+	Requests int64
+	Span     Span
+}
+
+// httpPort is the server's, of either network.
+const httpPort = 8080
+
+// httpEnd is the path that ends the server.
+const httpEnd = "/end"
+
+func (l HTTPLoad) validate() error {
+	switch {
+	case l.Bytes < 1 || l.Bytes > MaxMessage:
+		return fmt.Errorf("answers of %d bytes: 1 to %d", l.Bytes, MaxMessage)
+	case l.Connections < 1 || l.Connections > 1024:
+		return fmt.Errorf("%d connections: 1 to 1024", l.Connections)
+	case l.Duration <= 0 || l.Duration > time.Minute:
+		return fmt.Errorf("%v: more than nothing, at most a minute", l.Duration)
+	}
+	return nil
+}
+
+// HTTP measures requests a second, after a warm-up. The two workers have no
+// endpoint open.
+func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(func() error) error) (*HTTPResult, error) {
+	if err := l.validate(); err != nil {
+		return nil, err
+	}
+	at, to := client.at(l.Vianet), server.at(l.Vianet)
+	a, err := taskRequestOf(taskHTTPGet, httpInput{l, to.Local})
+	if err != nil {
+		return nil, err
+	}
+	b := a
+	b.Name, a.Params, b.Params = taskHTTPServe, &at, &to
+	var answer reply
+	call := func() (err error) { answer, _, err = both(ctx, client, a, server, b); return err }
+	if opening != nil && l.Vianet {
+		err = opening(call)
+	} else {
+		err = call()
+	}
+	if err != nil {
+		return nil, err
+	}
+	out, err := outputOf[httpOutput](answer)
+	if err != nil {
+		return nil, err
+	}
+	return &HTTPResult{
+		Requests: out.Requests, PerSecond: float64(out.Requests) / out.Span.Wall.Seconds(),
+		Disturbed: disturbances(out.Span, Span{}, false),
+	}, nil
+}
+
+// httpNet is a way to connect.
+type httpNet struct {
+	listen func(address string) (net.Listener, error)
+	dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	close  func() error
+}
+
+func openHTTPNet(p Params, overVianet bool) (*httpNet, error) {
+	if !overVianet {
+		return &httpNet{
+			listen: func(address string) (net.Listener, error) { return net.Listen("tcp", address) },
+			dial:   (&net.Dialer{}).DialContext, close: func() error { return nil },
+		}, nil
+	}
+	nic, err := openNic(p, vipl.WithChunks(ringChunks, ringChunks))
+	if err != nil {
+		return nil, err
+	}
+	stack, err := vianet.New(nic, vianet.Options{})
+	if err != nil {
+		return nil, errors.Join(err, nic.Close())
+	}
+	return &httpNet{
+		listen: func(address string) (net.Listener, error) { return stack.Listen("via", address) },
+		dial:   stack.DialContext,
+		close:  func() error { return errors.Join(stack.Close(), nic.Close()) },
+	}, nil
+}
+
+// serveHTTP is a task: the server, until the client ends it.
+func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
+	if err := in.validate(); err != nil {
+		return struct{}{}, err
+	}
+	n, err := openHTTPNet(j.params, in.Vianet)
+	if err != nil {
+		return struct{}{}, err
+	}
+	defer func() { err = errors.Join(err, n.close()) }()
+	l, err := n.listen(netip.AddrPortFrom(in.Server, httpPort).String())
+	if err != nil {
+		return struct{}{}, err
+	}
+	content := make([]byte, in.Bytes)
+	over := make(chan struct{})
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { w.Write(content) })
+	mux.HandleFunc(httpEnd, func(http.ResponseWriter, *http.Request) { close(over) })
+	s := &http.Server{Handler: mux}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	limit := time.NewTimer(in.Duration + httpPatience)
+	defer limit.Stop()
+	select {
+	case <-over:
+	case <-limit.C:
+		err = errors.Join(errors.New("the client has not ended it"), s.Close())
+	case err := <-served:
+		return struct{}{}, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return struct{}{}, errors.Join(err, s.Shutdown(ctx))
+}
+
+// httpPatience is what opening, warming up and closing may take.
+const httpPatience = 30 * time.Second
+
+// getHTTP is a task: the client.
+func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
+	if err := in.validate(); err != nil {
+		return out, err
+	}
+	n, err := openHTTPNet(j.params, in.Vianet)
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, n.close()) }()
+	// Without a bound to them it dials for every request that finds all in use, and
+	// closes what is too many: the first moments would measure connecting.
+	transport := &http.Transport{
+		DialContext: n.dial, DisableCompression: true,
+		MaxIdleConnsPerHost: in.Connections, MaxConnsPerHost: in.Connections,
+	}
+	c := &getter{
+		client: http.Client{Transport: transport, Timeout: in.Duration + httpPatience},
+		url:    "http://" + netip.AddrPortFrom(in.Server, httpPort).String(), bytes: in.Bytes,
+	}
+	defer transport.CloseIdleConnections()
+	for end := time.Now().Add(patience); ; time.Sleep(connectPause) { // the server may not listen yet
+		if err = c.get("/"); err == nil || time.Now().After(end) {
+			break
+		}
+	}
+	if err != nil {
+		return out, err
+	}
+	if _, err := c.load(in.Connections, in.Duration/warmPart); err != nil {
+		return out, err
+	}
+	clock := startWatch()
+	if out.Requests, err = c.load(in.Connections, in.Duration); err != nil {
+		return out, err
+	}
+	out.Span = clock.span()
+	_, err = c.fetch(httpEnd)
+	return out, err
+}
+
+// getter makes requests.
+type getter struct {
+	client http.Client
+	url    string
+	bytes  int
+}
+
+// load makes requests on so many connections for a time.
+func (g *getter) load(connections int, d time.Duration) (int64, error) {
+	var count atomic.Int64
+	var wait sync.WaitGroup
+	errs := make([]error, connections)
+	end := time.Now().Add(d)
+	for i := range connections {
+		wait.Go(func() {
+			for time.Now().Before(end) && errs[i] == nil {
+				errs[i] = g.get("/")
+				count.Add(1)
+			}
+		})
+	}
+	wait.Wait()
+	return count.Load(), errors.Join(errs...)
+}
+
+// get makes a request and checks the length of the answer.
+func (g *getter) get(path string) error {
+	n, err := g.fetch(path)
+	if err == nil && n != int64(g.bytes) {
+		err = fmt.Errorf("an answer of %d bytes, not %d", n, g.bytes)
+	}
+	return err
+}
+
+func (g *getter) fetch(path string) (int64, error) {
+	r, err := g.client.Get(g.url + path)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Body.Close()
+	return io.Copy(io.Discard, r.Body)
+}

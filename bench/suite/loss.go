@@ -1,0 +1,283 @@
+package suite
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"viaxdp/bench"
+	"viaxdp/bench/report"
+	"viaxdp/internal/testbed"
+)
+
+// lossGroups ask what faults of the network cost.
+var lossGroups = []group{{
+	slow: true, name: report.LossGroup, title: "Goodput and ping-pong when the network loses and reorders frames",
+	cost: func(s *session) time.Duration {
+		return s.faultsCost(faultRows(s.Quick), faults)
+	},
+	run: runLoss,
+}}
+
+// A fault is what the forwarder does to the frames of both directions.
+type fault struct {
+	name   string
+	faults testbed.Faults
+	hit    func(testbed.LaneCounters) uint64 // frames that it befell
+}
+
+// faults are the points of the group. The first has none: it is what the others are
+// compared with.
+var faults = []fault{
+	{lossless, testbed.Faults{}, nil},
+	{"loss-0.1%", testbed.Faults{Loss: 0.001}, lostFrames},
+	{"loss-1%", testbed.Faults{Loss: 0.01}, lostFrames},
+	{"loss-5%", testbed.Faults{Loss: 0.05}, lostFrames},
+	{"burst-1%", testbed.Faults{Burst: 0.01 / burstFrames, BurstLen: burstFrames}, lostFrames},
+	{"reorder-2%", testbed.Faults{Reorder: 0.02, ReorderBy: reorderBy}, func(n testbed.LaneCounters) uint64 { return n.Reordered }},
+}
+
+const (
+	lossless    = "lossless"
+	burstFrames = 8
+	reorderBy   = 100 * time.Microsecond
+
+	lossBulk = 64 << 10 // bytes of a message of the stream
+	lossPing = 64       // and of the ping-pong
+)
+
+func lostFrames(n testbed.LaneCounters) uint64 { return n.Lost + n.LostInBurst }
+
+// A faultRow is a transport, and TCP's congestion control.
+type faultRow struct {
+	label, transport, congestion string
+	least                        int // round trips of a ping-pong, however long they take
+}
+
+// faultRows are ours and those of the kernel's TCP. A loss costs TCP's ping-pong a
+// fifth of a second, so that it makes fewer round trips. A quick run has one TCP.
+func faultRows(quick bool) []faultRow {
+	rows := []faultRow{{delivery, delivery, "", 2000}, {report.LossTCP, tcpSpin, "cubic", 50}}
+	if !quick && hasCongestion("bbr") {
+		rows = append(rows, faultRow{report.LossBBR, tcpSpin, "bbr", 50})
+	}
+	return rows
+}
+
+// hasCongestion says whether the kernel has a congestion control ready.
+func hasCongestion(name string) bool {
+	b, err := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")
+	return err == nil && slices.Contains(strings.Fields(string(b)), name)
+}
+
+// params are those of the row's endpoints. TCP waits for what is lost in bursts for
+// a fifth of a second, twice that and so on: no longer than a second at a time where
+// the kernel can be told so.
+func (r faultRow) params(p *bench.Params) {
+	p.Congestion, p.Patience = r.congestion, patience
+	if r.congestion != "" {
+		p.LongestTimeout = time.Second
+	}
+}
+
+// patience is how long a side waits without progress: TCP's timer doubles up to
+// minutes while a burst lasts, which ends with the eighth frame.
+const patience = time.Minute
+
+const (
+	lostTime   = 900 * time.Millisecond // that a point lasts longer for what is lost, on the average
+	faultTries = 20                     // streams within which a fault has to befall a frame
+)
+
+// lossTime is how long a stream and a ping-pong last: long enough for some frames to
+// be lost where one in a thousand is.
+func lossTime(s *session) time.Duration {
+	if s.Quick {
+		return s.duration()
+	}
+	return max(s.duration(), 200*time.Millisecond)
+}
+
+// runLoss is the group of VIs.
+func runLoss(s *session) (*report.Group, error) { return s.underFaults(faultRows(s.Quick), faults) }
+
+// faultsCost is about how long underFaults takes.
+func (s *session) faultsCost(rows []faultRow, faults []fault) time.Duration {
+	return s.about(0, len(rows)) + time.Duration(s.turns()*len(rows)*len(faults))*(3*lossTime(s)+lostTime)
+}
+
+// throughBed is a bed of its own with a forwarder between the two sides.
+func (s *session) throughBed() (*bench.Bed, error) {
+	return bench.StartBed(bench.BedConfig{
+		MTU: s.mtu(), Mode: s.Mode, Hugepages: s.Hugepages, Through: true,
+		WorkerArgs: s.WorkerArgs, GuardArgs: s.GuardArgs, Stderr: s.Stderr,
+	})
+}
+
+// faultAxis is that of groups whose points are faults.
+var faultAxis = report.Axis{Name: "fault"}
+
+// underFaults measures each transport with each fault in each turn. The first fault is
+// none.
+func (s *session) underFaults(rows []faultRow, faults []fault) (*report.Group, error) {
+	g := &report.Group{
+		Axis: faultAxis,
+		Notes: []string{
+			"Two namespaces joined through a third, whose forwarder does the same to the frames of both directions: loses a share of them, each by itself (loss) or in runs of " +
+				fmt.Sprint(burstFrames) + " (burst: the share of all that is lost), or holds a share back for " + fmt.Sprint(reorderBy) + " (reorder: none is lost). Each direction has a thread that runs on its sender's CPU before any other program.",
+			fmt.Sprintf("Goodput is that of a stream of messages of %s, and its ratio to the lossless one of the same transport on the same path in the same turn. The ping-pong is of %d bytes, and its latencies are whole round trips.", sizeName(lossBulk), lossPing),
+			"Frames hit are those that the forwarder counts as lost or held back, of all that both sides sent; spurious are those that arrived again though they had arrived, as the receiver counts them (TCP: reports them, by DSACK). Both are of the stream.",
+			"TCP runs on a pair of its own with the same faults, without an XDP program and without segmentation offload; its retransmission time-out is bounded to a second where the kernel can do that (Linux 6.15), since a burst of frames otherwise lasts for minutes.",
+		},
+	}
+	bed, err := s.throughBed()
+	if err != nil {
+		return nil, err
+	}
+	t := newSheet(nil)
+	for turn := 1; turn <= s.turns() && err == nil; turn++ {
+		for _, row := range rows {
+			if err = s.faulty(bed, g, t, row, faults, turn); err != nil {
+				err = fmt.Errorf("%s: %w", row.label, err)
+				break
+			}
+		}
+	}
+	if err = errors.Join(err, bed.Close()); err != nil {
+		return nil, err
+	}
+	if err := t.fill(g, s.at.Group, s.Out); err != nil {
+		return nil, err
+	}
+	nameFaults(g, faults)
+	return g, nil
+}
+
+// nameFaults labels points with the faults that they are of.
+func nameFaults(g *report.Group, faults []fault) {
+	for i := range g.Series {
+		for j := range g.Series[i].Points {
+			p := &g.Series[i].Points[j]
+			p.Label = faults[int(p.X)].name
+		}
+	}
+}
+
+// faulty measures a transport with all faults in one turn. Each stream with a fault
+// comes right after one without, which it is compared with.
+func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow, faults []fault, turn int) error {
+	client, server := bed.Workers()
+	m := lossMeter{session: s, bed: bed, xdp: bench.UsesXDP(row.transport), turn: turn}
+	return bed.Do(s.ctx, func() (err error) {
+		bed.SetFaults(m.xdp, testbed.Faults{})
+		m.at, err = bench.OpenSession(s.ctx, client, server, row.transport, lossBulk, bed.Opening, row.params)
+		if err != nil {
+			return err
+		}
+		var bases []float64
+		for i, f := range faults {
+			s.step("%s, %s (turn %d of %d)", row.label, f.name, turn, s.turns())
+			base, p := 0., t.at(row.label, float64(i))
+			if i > 0 {
+				if base, err = m.stream(t.at(row.label, 0), faults[0]); err != nil {
+					return fmt.Errorf("%s, stream: %w", lossless, err)
+				}
+				bases = append(bases, base)
+				mbps, err := m.stream(p, f)
+				if err != nil {
+					return fmt.Errorf("%s, stream: %w", f.name, err)
+				}
+				p.put(report.Bandwidth, mbps)
+				p.put(report.GoodputRatio, mbps/base)
+			}
+			m.set(f)
+			r, err := m.at.PingPong(s.ctx, lossPing, lossTime(s), cmp.Or(fewest(s.Quick), row.least))
+			if err != nil {
+				return fmt.Errorf("%s, ping-pong: %w", f.name, err)
+			}
+			p.times(r.RoundTrips, micro)
+			p.disturb(turn, r.Disturbed)
+		}
+		p := t.at(row.label, 0)
+		p.put(report.Bandwidth, report.ValueOf(bases).Median)
+		p.put(report.GoodputRatio, 1)
+		m.set(faults[0])
+		if err := m.at.Close(s.ctx); err != nil {
+			return err
+		}
+		g.Conditions = conditionsOf(g.Conditions, m.at.Conditions())
+		return nil
+	})
+}
+
+// fewest round trips are enough for a look; 0: as many as the row says.
+func fewest(quick bool) int {
+	if quick {
+		return 20
+	}
+	return 0
+}
+
+// lossMeter measures one transport in one turn.
+type lossMeter struct {
+	*session
+	bed  *bench.Bed
+	at   *bench.Session
+	xdp  bool // it runs on the pair for AF_XDP
+	turn int
+}
+
+// set begins a fault.
+func (m *lossMeter) set(f fault) {
+	f.faults.Seed = uint64(m.turn)
+	m.bed.SetFaults(m.xdp, f.faults)
+}
+
+// crossed are the frames that both sides have sent.
+func (m *lossMeter) crossed() testbed.LaneCounters {
+	a, b := m.bed.Crossed(m.xdp)
+	return a.Plus(b)
+}
+
+// stream streams until the fault has befallen a frame, and notes what was sent again.
+func (m *lossMeter) stream(p *gathered, f fault) (mbps float64, err error) {
+	m.set(f)
+	before, err := m.at.Repeats(m.ctx)
+	if err != nil {
+		return 0, err
+	}
+	start := m.crossed()
+	var n testbed.LaneCounters
+	for tries := 1; ; tries++ {
+		r, err := m.at.Stream(m.ctx, lossBulk, lossTime(m.session))
+		if err != nil {
+			return 0, err
+		}
+		mbps = r.MBps
+		p.disturb(m.turn, r.Disturbed)
+		if n = m.crossed().Since(start); f.hit == nil || f.hit(n) > 0 {
+			break
+		}
+		if tries == faultTries {
+			return 0, fmt.Errorf("none of %d frames met the fault", n.Taken)
+		}
+	}
+	if n.Overrun > 0 {
+		p.disturb(m.turn, []string{"the forwarder was too slow for its frames"})
+	}
+	after, err := m.at.Repeats(m.ctx)
+	if err != nil {
+		return 0, err
+	}
+	repeats, sent := after.Since(before), float64(max(n.Taken, 1))
+	if f.hit != nil {
+		p.put(report.FaultRatio, float64(f.hit(n))/sent)
+	}
+	p.put(report.ResentRatio, float64(repeats.Resent)/sent)
+	p.put(report.SpuriousRatio, float64(repeats.Spurious)/sent)
+	return mbps, nil
+}
