@@ -56,6 +56,8 @@ func TestBenchFlags(t *testing.T) {
 		Mode: "native", Install: true, Out: out,
 		Command:    "via-xdp bench --out " + out + " --turns 7 --duration 5ms --quick --mtu 9000 --mode native --hugepages=false --install window vibe-c",
 		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand}, PeerArgs: []string{peers.WorkerCommand},
+		RankArgs: []string{"mpibench"}, AppArgs: []string{"mpiapp"},
+		AgentArgs: []string{"agent", "--config", "/dev/null", "--no-keeper"},
 	}
 	if diff := cmp.Diff(want, r.suite, cmpopts.IgnoreFields(suite.Config{}, "Progress", "Stderr")); diff != "" {
 		t.Error(diff)
@@ -104,7 +106,7 @@ func TestBenchList(t *testing.T) {
 	_, out, _ := call(&recorder{}, "bench", "list")
 	_, help, _ := call(&recorder{}, "bench", "--help")
 	for _, g := range suite.Groups() {
-		if !strings.Contains(out, "  "+g.Name+" ") || !strings.Contains(out, g.Title) || !strings.Contains(help, g.Title) {
+		if !strings.Contains("\n"+out, "\n"+g.Name+" ") || !strings.Contains(out, g.Title) || !strings.Contains(help, g.Title) {
 			t.Errorf("no group %s in the list or in the help", g.Name)
 		}
 	}
@@ -129,6 +131,7 @@ func TestBenchCompare(t *testing.T) {
 		{"worse", nil, exitFine, "*"},
 		{"worse", []string{"--fail", "60"}, exitFine, "*"},
 		{"worse", []string{"--fail", "20"}, exitFailed, "*"},
+		{"worse", []string{"--json", "--fail", "20"}, exitFailed, `"marked": true`},
 	} {
 		status, out, errs := call(&recorder{}, append([]string{"bench", "compare", files["a"], files[c.b]}, c.flags...)...)
 		if status != c.status || !strings.Contains(out, c.want) {

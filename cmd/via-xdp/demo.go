@@ -27,9 +27,13 @@ func newDemo(env environment) *cobra.Command {
 		Short: "Measure all transports between two namespaces of this machine",
 		Long: "Makes two network namespaces and two veth pairs, one for AF_XDP and one that never\n" +
 			"has an XDP program for the kernel's own transports, and runs ping-pong and streaming\n" +
-			"with all transports in turn. Nothing of it stays behind. Needs root.\n\nNames:\n" + namesHelp(),
+			"with all transports in turn; streams of VIs post lists of 16 descriptors, as perftest\n" +
+			"does with --post_list. Nothing of it stays behind. Needs root.\n\nNames:\n" + namesHelp(),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := out.check(); err != nil {
+				return err
+			}
 			cfg.Plan.Rows = bench.RowsOf(names)
 			progress := newProgress(env.stderr)
 			cfg.Plan.Progress = progress.step
@@ -61,6 +65,9 @@ func namesHelp() string {
 	var b strings.Builder
 	for _, n := range bench.Names() {
 		fmt.Fprintf(&b, "  %-28s %s\n", n, bench.Summary(n))
+	}
+	for _, n := range bench.Layers() {
+		fmt.Fprintf(&b, "  %-28s %s; where it is named\n", n, bench.Summary(n))
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }

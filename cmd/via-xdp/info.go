@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"text/tabwriter"
@@ -8,7 +9,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"viaxdp/bench"
+	"viaxdp/kagent/agentclient"
 )
+
+// described is an element of what info --json prints.
+type described struct {
+	bench.InterfaceInfo
+	Agent string `json:"agent"` // who opens NICs for programs that are started from here
+}
 
 func newInfo(env environment) *cobra.Command {
 	var asJSON, try bool
@@ -25,20 +33,21 @@ func newInfo(env environment) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			infos := []bench.InterfaceInfo{}
+			infos, agent := []described{}, whichAgent()
 			for _, n := range names {
 				i, err := env.actions.inspect(n, try)
 				if err != nil {
 					return err
 				}
-				infos = append(infos, i)
+				infos = append(infos, described{i, agent})
 			}
 			if asJSON {
 				return printJSON(env.stdout, infos)
 			}
 			for i := range infos {
-				printInfo(env, &infos[i])
+				printInfo(env, &infos[i].InterfaceInfo)
 			}
+			fmt.Fprintf(env.stdout, "agent: %s\n", agent)
 			return nil
 		},
 	}
@@ -77,12 +86,8 @@ func printInfo(env environment, i *bench.InterfaceInfo) {
 		fmt.Fprintf(w, "; rings of %d and %d entries", i.Queues.RXRing, i.Queues.TXRing)
 	}
 	fmt.Fprintf(w, "\n  MTU\t%d\n", i.MTU)
-	fmt.Fprintf(w, "  XDP features\t%s\n", strings.Join(i.Features, ", "))
-	program := i.Program
-	if program == "" {
-		program = "none"
-	}
-	fmt.Fprintf(w, "  XDP program\t%s\n", program)
+	fmt.Fprintf(w, "  XDP features\t%s\n", cmp.Or(strings.Join(i.Features, ", "), "none"))
+	fmt.Fprintf(w, "  XDP program\t%s\n", cmp.Or(i.Program, "none"))
 	for _, m := range i.Modes {
 		fmt.Fprintf(w, "  mode %s\t%s\n", m.Mode, modeState(m))
 	}
@@ -108,4 +113,20 @@ func modeState(m bench.ModeInfo) string {
 		s += ": " + m.Reason
 	}
 	return s
+}
+
+// whichAgent says who opens NICs for programs that are started from here.
+func whichAgent() string {
+	socket, named, ok := agentclient.Socket()
+	if !ok {
+		return "none but the program itself (" + agentclient.Environment + "=none)"
+	}
+	pid, err := agentclient.Probe(socket)
+	switch {
+	case err == nil:
+		return fmt.Sprintf("process %d at %s", pid, socket)
+	case named:
+		return fmt.Sprintf("none: %v", err)
+	}
+	return "the program itself; no daemon answers at " + socket
 }

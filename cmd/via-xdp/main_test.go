@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/rogpeppe/go-internal/testscript"
 
 	"viaxdp/bench"
 	"viaxdp/bench/peers"
@@ -26,12 +27,12 @@ import (
 
 // The test program is its own child when it is called by a hidden command.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && slices.Contains([]string{workerCommand, guardCommand, peers.WorkerCommand}, os.Args[1]) {
+	if len(os.Args) > 1 && slices.Contains([]string{workerCommand, guardCommand, peers.WorkerCommand, keeperCommand}, os.Args[1]) {
 		os.Exit(run(context.Background(), environment{
 			args: os.Args[1:], stdout: os.Stdout, stderr: os.Stderr, actions: production(),
 		}))
 	}
-	os.Exit(m.Run())
+	testscript.Main(m, map[string]func(){"via-xdp": main})
 }
 
 // recorder stands for the work behind the commands and keeps what was asked.
@@ -133,6 +134,10 @@ func TestBadCommandLines(t *testing.T) {
 		{"bench", "doc", "--from", "x.json", "pingpong"}, {"bench", "doc", "--from", "/no/such/file"},
 		{"pingpong", "a", "b"}, {"stream", "-D", "0", "host"}, {"stream", "--name", "tcp-spin", "-e", "host"},
 		{"testbed", "sideways"}, {"info", "a", "b"}, {"version", "x"},
+		{"doctor", "--fix", "--undo"}, {"doctor", "--only", "nothing"}, {"doctor", "no-such-nic"}, {"tune"}, {"tune", "--profile", "speed"},
+		{"res", "all"}, {"stat", "-i", "-1"}, {"stat", "-c", "-1"}, {"top", "-i", "0"}, {"capture"}, {"capture", "-w", "x", "-s", "1"},
+		{"capture", "-w", "x", "--vi", "zz"}, {"ping"}, {"ping", "-c", "0", "127.0.0.1"}, {"cleanup", "x"}, {"gen", "man"}, {"gen", "doc"},
+		{"trace", "x"}, {"trace", "-n", "0"}, {"trace", "--level", "some"}, {"trace", "--mode", "fast"},
 	} {
 		r := &recorder{}
 		status, out, errs := call(r, args...)
@@ -273,8 +278,8 @@ func TestInfo(t *testing.T) {
 		}
 	}
 	_, out, _ = call(r, "info", "-i", "eth7", "--try", "--json")
-	var infos []bench.InterfaceInfo
-	if err := json.Unmarshal([]byte(out), &infos); err != nil || len(infos) != 1 || !infos[0].Modes[0].Reached {
+	var infos []described
+	if err := json.Unmarshal([]byte(out), &infos); err != nil || len(infos) != 1 || !infos[0].Modes[0].Reached || infos[0].Agent != whichAgent() {
 		t.Errorf("%v: %q", err, out)
 	}
 }
@@ -282,7 +287,10 @@ func TestInfo(t *testing.T) {
 func TestHelpAndVersion(t *testing.T) {
 	r := &recorder{}
 	_, out, _ := call(r)
-	for _, command := range []string{"demo", "pingpong", "stream", "bench", "testbed", "info", "version"} {
+	for _, command := range []string{
+		"demo", "pingpong", "stream", "bench", "testbed", "info", "version", "doctor", "tune", "cleanup", "res", "stat", "top",
+		"capture", "ping", "trace", "gen", "completion",
+	} {
 		if !strings.Contains(out, "\n  "+command+" ") {
 			t.Errorf("the help has no %s", command)
 		}

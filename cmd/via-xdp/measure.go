@@ -15,6 +15,7 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/internal/testbed"
+	"viaxdp/vipl"
 )
 
 // measureFlags are those of pingpong and stream, named as perftest names them.
@@ -48,7 +49,9 @@ func (m *measureFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&m.cpu, "cpu", -1, "run on this CPU only")
 	f.StringVarP(&m.place.Interface, "interface", "i", "", "interface of the AF_XDP transports (default: the one of the connection)")
 	f.IntVar(&m.place.Queue, "queue", 0, "queue of the interface")
+	f.StringVar(&m.place.Steer, "steer", "", "how a NIC of several queues is made to put a VI's frames on its queue: rules (the default), rss (moves all traffic) or off")
 	f.StringVar(&m.place.Mode, "mode", "auto", modeHelp)
+	f.DurationVar(&m.place.Silence, "silence", 0, "time after which a silent peer of a VI is taken for dead, on both sides alike (default 5s); more for emulated or very busy machines")
 	f.BoolVar(&m.place.Hugepages, "hugepages", true, "memory on hugepages where there are any")
 }
 
@@ -115,6 +118,9 @@ func newStream(env environment) *cobra.Command {
 }
 
 func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, plan bench.Plan) error {
+	if s := m.place.Silence; s != 0 && s < vipl.MinSilence {
+		return fmt.Errorf("--silence %v: want %v or more, or 0 for the default", s, vipl.MinSilence)
+	}
 	if m.cpu >= 0 {
 		if err := testbed.PinProcess(m.cpu); err != nil {
 			return err
@@ -124,7 +130,7 @@ func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, p
 		return m.serve(cmd.Context(), env)
 	}
 	name, err := m.transport()
-	if err != nil {
+	if err := errors.Join(err, m.out.check()); err != nil {
 		return err
 	}
 	if m.duration <= 0 || m.duration > math.MaxInt64/1e9 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
@@ -21,6 +22,23 @@ type output struct {
 func (o *output) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.json, "json", "", "write the result as JSON to this `file`; - for standard output, the table then goes to standard error")
 	f.StringVar(&o.svg, "svg", "", "write plots to this `directory`")
+}
+
+// check finds a place that is not there before anything is measured.
+func (o *output) check() error { return checkFile(o.json) }
+
+// checkFile says whether the directory of a file to write is there.
+func checkFile(path string) error {
+	if path == "" || path == "-" {
+		return nil
+	}
+	dir := filepath.Dir(path)
+	if st, err := os.Stat(dir); err != nil {
+		return fmt.Errorf("--json %s: %w", path, err)
+	} else if !st.IsDir() {
+		return fmt.Errorf("--json %s: %s is no directory", path, dir)
+	}
+	return nil
 }
 
 // write prints the table and what else was asked for.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,8 +15,11 @@ import (
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
 	"viaxdp/bench/suite"
+	"viaxdp/internal/mpirun"
 	"viaxdp/internal/testbed"
 	"viaxdp/internal/torture"
+	"viaxdp/kagent"
+	"viaxdp/wire"
 )
 
 // Exit status of the program.
@@ -74,7 +78,7 @@ const (
 // run executes the command line and returns the exit status.
 func run(ctx context.Context, env environment) int {
 	root := newRoot(env)
-	root.SetArgs(env.args)
+	root.SetArgs(mpirunArgs(env.args))
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitFine
@@ -89,10 +93,15 @@ func run(ctx context.Context, env environment) int {
 
 func statusOf(ctx context.Context, err error) int {
 	var missing *testbed.MissingError
+	var program *exitStatus
+	var capability *capabilityError
+	var nic *kagent.OpError
 	switch {
+	case errors.As(err, &program):
+		return program.status
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &missing):
+	case errors.As(err, &missing), errors.As(err, &capability), errors.As(err, &nic) && kagent.Unavailable(err):
 		return exitCannotRun
 	}
 	return exitFailed
@@ -106,42 +115,78 @@ func oneLine(err error) string {
 func newRoot(env environment) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "via-xdp",
-		Short:         "Virtual Interfaces over AF_XDP: measure, demonstrate, inspect",
+		Short:         "Virtual Interfaces over AF_XDP: look, mend, measure",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
+		Version:       bench.Version(),
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SetVersionTemplate("via-xdp {{.Version}}\n")
+	root.SetFlagErrorFunc(usageError)
 	root.SetOut(env.stdout)
 	root.SetErr(env.stderr)
-	root.CompletionOptions.DisableDefaultCmd = true
+	addGroup(root, "The machine:", newDoctor(env), newInfo(env), newTune(env), newCleanup(env), newReport(env))
+	addGroup(root, "Programs that run:", newRes(env), newStat(env), newTop(env), newCapture(env), newPing(env))
+	addGroup(root, "Measuring:", newDemo(env), newPingpong(env), newStream(env), newTrace(env), newBench(env),
+		newMpibench(env), newMpiapp(env), newSoak(env, torture.Soak), newTestbed(env))
+	addGroup(root, "Serving:", newAgent(env), newProxy(env), newMpirun(env, mpirun.Run))
 	root.AddCommand(
-		newDemo(env),
-		newPingpong(env),
-		newStream(env),
-		newBench(env),
-		newSoak(env, torture.Soak),
-		newTestbed(env),
-		newInfo(env),
 		newVersion(env),
+		newGen(env),
 		newChild(workerCommand, env.actions.worker),
 		newChild(guardCommand, env.actions.guard),
+		newKeeper(),
 		newChild(partyCommand, party),
 		newChild(peers.WorkerCommand, env.actions.peer),
 	)
+	completeArguments(root)
+	explainArguments(root)
 	return root
 }
 
+// addGroup adds commands that help lists together.
+func addGroup(root *cobra.Command, title string, commands ...*cobra.Command) {
+	root.AddGroup(&cobra.Group{ID: title, Title: title})
+	for _, c := range commands {
+		c.GroupID = title
+	}
+	root.AddCommand(commands...)
+}
+
+// completeArguments has shells complete interfaces where a command takes one.
+func completeArguments(cmd *cobra.Command) {
+	if strings.Contains(cmd.Use, "INTERFACE]") {
+		cmd.ValidArgsFunction = completeInterfaces
+	}
+	if f := cmd.Flags().Lookup("interface"); f != nil {
+		cmd.RegisterFlagCompletionFunc("interface", completeInterfaces)
+	}
+	for _, sub := range cmd.Commands() {
+		completeArguments(sub)
+	}
+}
+
 func newVersion(env environment) *cobra.Command {
-	return &cobra.Command{
+	asJSON := false
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			if asJSON {
+				return printJSON(env.stdout, struct {
+					Version string `json:"version"`
+					Go      string `json:"go"`
+					Format  uint8  `json:"format"` // of frames; ping tells a host's
+				}{bench.Version(), runtime.Version(), wire.Version & 0xf})
+			}
 			_, err := fmt.Fprintln(env.stdout, "via-xdp", bench.Version())
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
 }
 
 func newChild(name string, main func() error) *cobra.Command {

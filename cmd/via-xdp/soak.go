@@ -27,7 +27,7 @@ func party() error { return torture.Main(os.Stdin, os.Stdout) }
 // newSoak is the command around soak, which is torture.Soak.
 func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (torture.SoakReport, error)) *cobra.Command {
 	cfg := torture.SoakConfig{For: time.Minute, Args: []string{partyCommand}, Stderr: env.stderr}
-	asJSON := ""
+	asJSON, gigabytes := "", 0.
 	cmd := &cobra.Command{
 		Use:   "soak",
 		Short: "Traffic under faults, deaths and returns, every byte checked",
@@ -36,11 +36,25 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			"between two processes that are killed, suspended and cut off, and come back. Ends\n" +
 			"with a report, and with status 1 when a promise was broken: a wrong byte, a message\n" +
 			"lost, doubled or out of order, a connection that broke without a reason, or\n" +
-			"something that was not given back. Nothing of it stays behind. Needs root.",
+			"something that was not given back. Nothing of it stays behind. Needs root.\n\n" +
+			"With --kills one party or the other is killed so many times at random points, and\n" +
+			"every connection of the survivor has to end within 2 s. With --gigabytes so much is\n" +
+			"moved through 1 % loss, 1 % duplication and 1 % reordering. Both end when they are\n" +
+			"done, or with --for.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.For <= 0 || cfg.Act <= 0 || cfg.Flows <= 0 {
 				return errors.New("--for, --act and --flows must be positive")
+			}
+			if cfg.Kills < 0 || gigabytes < 0 || cfg.Kills > 0 && gigabytes > 0 {
+				return errors.New("--kills and --gigabytes must not be negative, and there is one or the other")
+			}
+			if err := checkFile(asJSON); err != nil {
+				return err
+			}
+			cfg.Bytes = uint64(gigabytes * 1e9)
+			if !cmd.Flags().Changed("for") && (cfg.Kills > 0 || cfg.Bytes > 0) {
+				cfg.For = 0
 			}
 			if !cmd.Flags().Changed("seed") {
 				cfg.Seed = rand.Uint64()
@@ -63,8 +77,11 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	}
 	f := cmd.Flags()
 	f.DurationVar(&cfg.For, "for", cfg.For, "how long")
+	f.IntVar(&cfg.Kills, "kills", 0, "kill so many `parties`, instead of random events")
+	f.Float64Var(&gigabytes, "gigabytes", 0, "move so many `GB` (10^9 bytes) through faults, instead of random events")
 	f.DurationVar(&cfg.Act, "act", 20*time.Second, "time after which everything is closed and counted, again and again")
 	f.IntVar(&cfg.Flows, "flows", 4, "VIs at each of the three reliability levels")
+	f.BoolVar(&cfg.Hostile, "hostile", false, "seal the connections by a pre-shared key, and flood both sides with forged frames")
 	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report tells)")
 	f.StringVar(&asJSON, "json", "", "write the report as JSON to this `file`; - for standard output, the text then goes to standard error")
 	return cmd
@@ -95,14 +112,28 @@ func writeSoak(env environment, asJSON string, r torture.SoakReport) error {
 
 func printSoak(w io.Writer, r torture.SoakReport) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v, %d acts, seed %d\n", r.Elapsed.Round(time.Second), r.Acts, r.Seed)
+	acts := "acts"
+	if r.Acts == 1 {
+		acts = "act"
+	}
+	fmt.Fprintf(&b, "%v, %d %s, seed %d\n", r.Elapsed.Round(time.Second), r.Acts, acts, r.Seed)
 	fmt.Fprintf(&b, "  messages      %d checked; %d lost on unreliable VIs\n", r.Messages, r.Missing)
 	fmt.Fprintf(&b, "  RDMA          %d writes, %d reads\n", r.Writes, r.Reads)
 	fmt.Fprintf(&b, "  connections   %d, of which %d broke\n", r.Connections, r.Breaks)
+	if r.Kills > 0 {
+		fmt.Fprintf(&b, "  deaths        %d, told to all within %v in the median, %v at most\n", r.Kills,
+			r.MedianTold.Round(time.Millisecond), r.SlowestTold.Round(time.Millisecond))
+	}
+	if r.Bytes > 0 {
+		fmt.Fprintf(&b, "  bytes         %.3f GB checked\n", float64(r.Bytes)/1e9)
+	}
 	n := r.Way
 	fmt.Fprintf(&b, "  frames        %d taken, %d passed, %d sent again by their sender\n", n.Taken, n.Passed, r.Resent)
 	fmt.Fprintf(&b, "  faults        %d lost, %d lost in bursts, %d doubled, %d damaged, %d reordered, %d delayed, %d over the rate\n",
 		n.Lost, n.LostInBurst, n.Duplicated, n.Corrupted, n.Reordered, n.Delayed, n.Limited)
+	if r.Forged > 0 {
+		fmt.Fprintf(&b, "  hostile       %d forged frames; %.0f %% of the messages that go without them\n", r.Forged, 100*float64(r.Flooded)/float64(max(r.Calm, 1)))
+	}
 	var events []string
 	for _, name := range slices.Sorted(maps.Keys(r.Events)) {
 		events = append(events, fmt.Sprintf("%d %s", r.Events[name], name))
@@ -140,8 +171,8 @@ func (s *soakStatus) show(r torture.SoakReport) {
 	for _, n := range r.Events {
 		events += n
 	}
-	fmt.Fprintf(s.w, "\r\x1b[K%v: act %d, event %d (%s); %d frames, %d lost, %d connections", r.Elapsed.Round(time.Second),
-		r.Acts+1, events+1, r.Event, r.Way.Taken, r.Way.Lost+r.Way.LostInBurst, r.Connections)
+	fmt.Fprintf(s.w, "\r\x1b[K%v: act %d, event %d (%s); %.2f GB, %d kills; %d frames, %d lost, %d connections", r.Elapsed.Round(time.Second),
+		r.Acts+1, events+1, r.Event, float64(r.Bytes)/1e9, r.Kills, r.Way.Taken, r.Way.Lost+r.Way.LostInBurst, r.Connections)
 }
 
 func (s *soakStatus) clear() {

@@ -52,6 +52,19 @@ func TestSoakReport(t *testing.T) {
 	}
 }
 
+func TestSoakHostile(t *testing.T) {
+	cfg, _, out, _ := soaked(context.Background(), goodSoak, nil)
+	if cfg.Hostile || strings.Contains(out, "hostile") {
+		t.Errorf("hostile without being asked: %s", out)
+	}
+	r := goodSoak
+	r.Forged, r.Calm, r.Flooded = 1000, 200, 150
+	cfg, _, out, _ = soaked(context.Background(), r, nil, "--hostile")
+	if !cfg.Hostile || !strings.Contains(out, "1000 forged frames; 75 %") {
+		t.Errorf("hostile %v:\n%s", cfg.Hostile, out)
+	}
+}
+
 // A broken promise is told in words and by the status; the report comes first.
 func TestSoakBroken(t *testing.T) {
 	bad := goodSoak
@@ -75,6 +88,18 @@ func TestSoakCannotRun(t *testing.T) {
 	_, status, out, errs = soaked(context.Background(), torture.SoakReport{}, errors.New("no memory"))
 	if status != exitFailed || out != "" || !strings.Contains(errs, "no memory") {
 		t.Errorf("status %d, %q, %q", status, out, errs)
+	}
+}
+
+// Deaths and bytes are told where there were any.
+func TestSoakModes(t *testing.T) {
+	r := goodSoak
+	r.Kills, r.MedianTold, r.SlowestTold, r.Bytes = 1000, 402*time.Millisecond, 1300*time.Millisecond, 100_500_000_000
+	_, _, out, _ := soaked(context.Background(), r, nil)
+	for _, want := range []string{"1000, told to all within 402ms in the median, 1.3s at most", "100.500 GB checked"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
 	}
 }
 
@@ -109,7 +134,13 @@ func TestSoakFlags(t *testing.T) {
 	if first.Seed == second.Seed {
 		t.Error("two soaks with the same random seed")
 	}
-	for _, args := range [][]string{{"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"extra"}} {
+	if cfg, status, _, _ := soaked(context.Background(), goodSoak, nil, "--kills", "1000"); status != exitFine || cfg.Kills != 1000 || cfg.For != 0 {
+		t.Errorf("status %d, %+v", status, cfg)
+	}
+	if cfg, _, _, _ := soaked(context.Background(), goodSoak, nil, "--gigabytes", "0.5", "--for", "3s"); cfg.Bytes != 5e8 || cfg.For != 3*time.Second {
+		t.Errorf("%+v", cfg)
+	}
+	for _, args := range [][]string{{"--kills", "-1"}, {"--gigabytes", "-1"}, {"--kills", "1", "--gigabytes", "1"}, {"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"extra"}} {
 		if cfg, status, _, _ := soaked(context.Background(), goodSoak, nil, args...); status != exitFailed || cfg.Args != nil {
 			t.Errorf("%v: status %d", args, status)
 		}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+
+	"viaxdp/kagent/agentd"
+	"viaxdp/kagent/keeper"
+)
+
+// defaultAgentConfig is read if it exists; another file must.
+const defaultAgentConfig = "/etc/via-xdp/agent.toml"
+
+// keeperCommand is the hidden command of the agent's keeper.
+const keeperCommand = "internal-keeper"
+
+func newAgent(env environment) *cobra.Command {
+	var path, socket, metrics string
+	var check, noKeeper, verbose bool
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Serve NICs to programs without privilege",
+		Long: "The Kernel Agent: opens interfaces for programs of ordinary users, who get their queue\n" +
+			"and memory by descriptor passing and need no privilege. It needs CAP_NET_ADMIN,\n" +
+			"CAP_NET_RAW and CAP_BPF (root). Programs find it at its socket, or at the one that their\n" +
+			"environment names (VIA_AGENT). SIGTERM ends it; programs that have a queue go on, and the\n" +
+			"next agent takes them over. Settings: " + defaultAgentConfig + ", see docs/agent.md.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			settings, found, err := readAgentSettings(path, cmd.Flags().Changed("config"))
+			if err != nil {
+				return err
+			}
+			if socket != "" {
+				settings.daemon.Socket = socket
+			}
+			if metrics != "" {
+				settings.metrics = metrics
+			}
+			if check {
+				if !found {
+					_, err = fmt.Fprintf(env.stdout, "there is no %s: the defaults hold\n", path)
+				} else {
+					_, err = fmt.Fprintf(env.stdout, "%s is good\n", path)
+				}
+				return err
+			}
+			level := slog.LevelInfo
+			if verbose {
+				level = slog.LevelDebug
+			}
+			settings.daemon.Log = slog.New(slog.NewTextHandler(env.stderr, &slog.HandlerOptions{Level: level}))
+			if !noKeeper {
+				settings.daemon.Keeper = []string{"/proc/self/exe", keeperCommand}
+			}
+			return runAgent(cmd.Context(), settings)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&path, "config", defaultAgentConfig, "settings, a TOML `file`")
+	f.StringVar(&socket, "socket", "", "`path` of the socket, instead of the settings'")
+	f.StringVar(&metrics, "metrics", "", "serve metrics for Prometheus on this `address`, such as 127.0.0.1:9793")
+	f.BoolVar(&check, "check", false, "read the settings, say whether they are good, and end")
+	f.BoolVar(&noKeeper, "no-keeper", false, "start no process that keeps programs alive when the agent dies")
+	f.BoolVarP(&verbose, "verbose", "v", false, "log more")
+	return cmd
+}
+
+// runAgent serves until ctx ends.
+func runAgent(ctx context.Context, settings agentSettings) error {
+	if err := agentPrivileges(); err != nil {
+		return err
+	}
+	d := settings.daemon
+	// systemd names several with colons between them.
+	d.StateDir, _, _ = strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
+	var err error
+	if d.Listener, err = activated(); err != nil {
+		return err
+	}
+	var web net.Listener
+	if settings.metrics != "" {
+		if web, err = net.Listen("tcp", settings.metrics); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+		defer web.Close()
+	}
+	d.Ready = func(s *agentd.Server) {
+		d.Log.Info("the agent serves", "socket", d.Socket, "pid", os.Getpid())
+		if web != nil {
+			go serveMetrics(web, s)
+		}
+		// Without systemd there is nobody to tell.
+		_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
+	}
+	defer daemon.SdNotify(false, daemon.SdNotifyStopping)
+	return d.Run(ctx)
+}
+
+// activated is the socket that systemd listens on for the agent, if it does.
+func activated() (*net.UnixListener, error) {
+	all, err := activation.Listeners()
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	l, ok := all[0].(*net.UnixListener)
+	if len(all) != 1 || !ok {
+		return nil, errors.New("socket activation: want one Unix stream socket (ListenStream=/run/...)")
+	}
+	l.SetUnlinkOnClose(false) // it is systemd's
+	return l, nil
+}
+
+func serveMetrics(l net.Listener, s *agentd.Server) {
+	r := prometheus.NewRegistry()
+	r.MustRegister(&agentMetrics{s.Status})
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second}
+	_ = server.Serve(l) // until l is closed
+}
+
+// keep is the keeper's process.
+func keep(ctx context.Context) error {
+	l, err := keeper.Listener()
+	if err != nil {
+		return err
+	}
+	return keeper.Main(ctx, l)
+}
+
+func newKeeper() *cobra.Command {
+	return &cobra.Command{
+		Use: keeperCommand, Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return keep(cmd.Context()) },
+	}
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"viaxdp/kagent"
+)
+
+// agentMetrics are the agent's metrics: its status at the time of asking.
+type agentMetrics struct {
+	status func() kagent.Status
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("viaxdp_"+name, help, labels, nil)
+}
+
+var (
+	descStart   = desc("agent_start_time_seconds", "When the agent began, in seconds since 1970.")
+	descEvents  = desc("agent_events_total", "What the agent has done: connections accepted and refused, requests, failures, deaths of programs.", "event")
+	descFrames  = desc("demux_frames_total", "Frames on the UDP port by what the demux program did with them. All but redirected and control were dropped.", "interface", "cause")
+	descVIs     = desc("vis", "VI numbers handed out.", "interface")
+	descMaxVIs  = desc("vis_max", "VI numbers that there are.", "interface")
+	descQueues  = desc("queues", "Queues that a program can have.", "interface")
+	descLeased  = desc("queues_leased", "Queues that programs have.", "interface")
+	descQueueVI = desc("queue_vis", "VIs on a queue by state.", "interface", "queue", "uid", "comm", "state")
+	descPinned  = desc("queue_pinned_bytes", "Registered memory of a queue.", "interface", "queue", "uid", "comm")
+	descUser    = desc("user_usage", "What a user has of the agent: connections, queues, VIs, bytes of registered memory.", "uid", "resource")
+	descLimit   = desc("user_limit", "What a user may have; no sample where there is no limit.", "uid", "resource")
+)
+
+// Describe is prometheus.Collector's.
+func (m *agentMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descStart, descEvents, descFrames, descVIs, descMaxVIs, descQueues, descLeased, descQueueVI, descPinned, descUser, descLimit,
+	} {
+		ch <- d
+	}
+}
+
+// Collect is prometheus.Collector's.
+func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
+	st := m.status()
+	gauge := func(d *prometheus.Desc, v int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	gauge(descStart, int(st.Since.Unix()))
+	c := st.Counts
+	for name, v := range map[string]uint64{
+		"accepted": c.Accepted, "refused": c.Refused, "invalid": c.Invalid, "requests": c.Requests,
+		"failed": c.Failed, "quota": c.Quota, "deaths": c.Deaths,
+	} {
+		counter(descEvents, v, name)
+	}
+	for _, n := range st.NICs {
+		n.Counters.Each(func(cause string, v uint64) { counter(descFrames, v, n.Interface, cause) })
+		gauge(descVIs, n.VIs, n.Interface)
+		gauge(descMaxVIs, n.MaxVIs, n.Interface)
+		gauge(descQueues, n.Queues, n.Interface)
+		gauge(descLeased, len(n.Leases), n.Interface)
+		for _, l := range n.Leases {
+			labels := []string{n.Interface, strconv.Itoa(l.Queue), strconv.FormatUint(uint64(l.Holder.UID), 10), l.Holder.Comm}
+			states := map[string]int{kagent.VICreated: 0, kagent.VIConnected: 0}
+			for _, v := range l.VIs {
+				states[v.State]++
+			}
+			for state, count := range states {
+				gauge(descQueueVI, count, append(labels, state)...)
+			}
+			gauge(descPinned, l.PinnedBytes, labels...)
+		}
+	}
+	for _, u := range st.Users {
+		uid := strconv.FormatUint(uint64(u.UID), 10)
+		for _, r := range []struct {
+			name      string
+			has, most int
+		}{
+			{"connections", u.Sessions, u.MaxSessions}, {"queues", u.Queues, u.MaxQueues},
+			{"vis", u.VIs, u.MaxVIs}, {"pinned_bytes", u.PinnedBytes, u.MaxPinned},
+		} {
+			gauge(descUser, r.has, uid, r.name)
+			if r.most > 0 {
+				gauge(descLimit, r.most, uid, r.name)
+			}
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"viaxdp/kagent"
+	"viaxdp/kagent/agentclient"
+	"viaxdp/kagent/agentd"
+	"viaxdp/xdpnic"
+)
+
+// Every setting arrives; what is not said has its default.
+func TestAgentSettings(t *testing.T) {
+	got, err := parseAgentSettings([]byte(`
+socket = "/run/x/agent.sock"
+mode = "0660"
+group = "via"
+metrics = "127.0.0.1:9793"
+max_connections = 77
+
+[quota]
+queues = 3
+pinned = "512MiB"
+
+[user.root]
+queues = 9
+
+[user.1001]
+vis = 0
+
+[interface.eth1]
+port = 5000
+max_vis = 100
+mode = "generic"
+users = ["root", "1001"]
+
+[interface.eth2]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	quota := agentd.DefaultQuota
+	quota.Queues, quota.PinnedBytes = 3, 512<<20
+	user := quota
+	user.VIs = 0
+	want := agentSettings{metrics: "127.0.0.1:9793", daemon: agentd.Daemon{
+		Socket: "/run/x/agent.sock", Mode: 0o660, Group: "via",
+		Config: agentd.Config{
+			MaxConnections: 77, Quota: quota, Users: map[uint32]agentd.Quota{0: {Queues: 9}, 1001: user},
+			Interfaces: map[string]agentd.Interface{
+				"eth1": {Port: 5000, MaxVIs: 100, Mode: xdpnic.ModeGeneric, Users: []uint32{0, 1001}}, "eth2": {},
+			},
+		},
+	}}
+	if diff := cmp.Diff(want.daemon.Config, got.daemon.Config); diff != "" {
+		t.Errorf("configuration (-want +got):\n%s", diff)
+	}
+	if got.metrics != want.metrics || got.daemon.Socket != want.daemon.Socket || got.daemon.Mode != want.daemon.Mode ||
+		got.daemon.Group != want.daemon.Group {
+		t.Errorf("settings: %+v", got)
+	}
+	none, found, err := readAgentSettings(filepath.Join(t.TempDir(), "none"), false)
+	if err != nil || found || none.daemon.Socket != agentclient.DefaultSocket || none.daemon.Quota != agentd.DefaultQuota || none.daemon.Interfaces != nil {
+		t.Errorf("without a file: %+v, %v", none, err)
+	}
+	if _, _, err := readAgentSettings(filepath.Join(t.TempDir(), "none"), true); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a file that was asked for: %v", err)
+	}
+}
+
+// The file in contrib is good, and says the defaults.
+func TestAgentSettingsExample(t *testing.T) {
+	s, _, err := readAgentSettings("../../contrib/agent.toml", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.daemon.Quota != agentd.DefaultQuota || s.daemon.Socket != agentclient.DefaultSocket {
+		t.Errorf("%+v", s.daemon)
+	}
+}
+
+// What is wrong is an error that says where.
+func TestAgentSettingsErrors(t *testing.T) {
+	for text, want := range map[string]string{
+		"\nqeues = 3":                            "line 2: there is no setting qeues",
+		"[interface.eth1]\nprot = 1":             "line 2: there is no setting interface.eth1.prot",
+		"socket = 3":                             "line 1: socket: want text in quotes and not a number",
+		"[quota]\nvis = \"many\"":                "line 2: quota.vis: want a number and not text in quotes",
+		"[interface.e]\nport = \"4793\"":         "line 2: interface.e.port: want a number and not text in quotes",
+		"[interface.e]\nusers = \"al\"":          "line 2: interface.e.users: want a list of names and not text in quotes",
+		"socket = \"a\"\nsocket = \"b\"":         "line 2",
+		"socket = \"run/x\"":                     "no absolute path",
+		"mode = \"rw\"":                          "mode",
+		"mode = \"01777\"":                       "mode",
+		"[quota]\nqueues = -1":                   "quota.queues: -1",
+		"[quota]\npinned = \"1GB\"":              "quota.pinned",
+		"[quota]\npinned = \"99999999999GiB\"":   "quota.pinned",
+		"[user.nobody-of-that-name]\nqueues = 1": "user.nobody-of-that-name",
+		"[interface.e]\nmode = \"fast\"":         "interface.e.mode",
+		"[interface.e]\nmax_vis = 1":             "interface.e.max_vis",
+		"[interface.e]\nport = 70000":            "line 2",
+		"max_connections = -1":                   "max_connections",
+	} {
+		if _, err := parseAgentSettings([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// Without privilege the command says what is missing, and that it cannot run here.
+func TestAgentPrivileges(t *testing.T) {
+	err := missingCapabilities("Name:\tx\nCapEff:\t0000000000002000\n") // CAP_NET_RAW
+	if err == nil || !strings.Contains(err.Error(), "CAP_NET_ADMIN, CAP_BPF") || strings.Contains(err.Error(), "NET_RAW") {
+		t.Errorf("%v", err)
+	}
+	if status := statusOf(t.Context(), err); status != exitCannotRun {
+		t.Errorf("exit status %d", status)
+	}
+	for _, good := range []string{"CapEff:\t000001ffffffffff\n", "CapEff:\t0000008000003000\n", "CapEff:\t0000000000203000\n"} {
+		if err := missingCapabilities(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+}
+
+// The command serves at its socket until it is told to end, and leaves nothing.
+func TestAgentCommand(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "agent.sock")
+	state := t.TempDir()
+	t.Setenv("RUNTIME_DIRECTORY", state+":/nowhere")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	done := make(chan int, 1)
+	var out strings.Builder
+	go func() {
+		done <- run(ctx, environment{
+			args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-keeper", "--metrics", "127.0.0.1:0"},
+			stdout: &out, stderr: &out, actions: production(),
+		})
+	}()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if pid, err := agentclient.Probe(socket); err == nil {
+			if pid != os.Getpid() {
+				t.Errorf("process %d serves", pid)
+			}
+			break
+		} else if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(state, "agent.sock.lock")); err != nil {
+		t.Error(err)
+	}
+	second := run(ctx, environment{
+		args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-keeper"},
+		stdout: &strings.Builder{}, stderr: &strings.Builder{}, actions: production(),
+	})
+	if second != exitFailed {
+		t.Errorf("a second agent ends with %d", second)
+	}
+	stop()
+	if status := <-done; status != exitFine {
+		t.Errorf("exit status %d\n%s", status, out.String())
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if _, err := net.Dial("unix", socket); err == nil {
+		t.Error("it goes on serving")
+	}
+}
+
+// Each metric has its labels, and a status with everything in it collects.
+func TestAgentMetrics(t *testing.T) {
+	st := kagent.Status{
+		NICs: []kagent.NICStatus{{Interface: "eth1", Queues: 4, VIs: 2, MaxVIs: 9, Leases: []kagent.LeaseStatus{{
+			Queue: 1, Holder: kagent.Holder{UID: 1001, Comm: "prog"}, PinnedBytes: 4096,
+			VIs: []kagent.VIStatus{{State: kagent.VIConnected}, {State: kagent.VICreated}},
+		}}}},
+		Users:  []kagent.UserStatus{{UID: 1001, Queues: 1, MaxQueues: 8}},
+		Counts: kagent.DaemonCounter{Deaths: 3},
+	}
+	st.NICs[0].Counters.Redirected = 42
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(&agentMetrics{func() kagent.Status { return st }})
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]float64)
+	for _, f := range families {
+		for _, m := range f.Metric {
+			var labels []string
+			for _, l := range m.Label {
+				labels = append(labels, l.GetName()+"="+l.GetValue())
+			}
+			got[f.GetName()+"{"+strings.Join(labels, ",")+"}"] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	want := map[string]float64{
+		"viaxdp_demux_frames_total{cause=redirected,interface=eth1}":                  42,
+		"viaxdp_agent_events_total{event=deaths}":                                     3,
+		"viaxdp_queues_leased{interface=eth1}":                                        1,
+		"viaxdp_queue_vis{comm=prog,interface=eth1,queue=1,state=connected,uid=1001}": 1,
+		"viaxdp_queue_pinned_bytes{comm=prog,interface=eth1,queue=1,uid=1001}":        4096,
+		"viaxdp_user_usage{resource=queues,uid=1001}":                                 1,
+		"viaxdp_user_limit{resource=queues,uid=1001}":                                 8,
+	}
+	maps.DeleteFunc(got, func(name string, _ float64) bool { _, ok := want[name]; return !ok })
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"viaxdp/internal/programs"
+	"viaxdp/internal/rundir"
+	"viaxdp/internal/testbed"
+)
+
+// leftover is something that a program of ours left behind.
+type leftover struct {
+	Kind   string `json:"kind"` // testbed, socket, settings, file
+	What   string `json:"what"`
+	Remove bool   `json:"remove"` // by cleanup without --all
+	undo   func() error
+}
+
+func newCleanup(env environment) *cobra.Command {
+	var dry, all, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove what a crash left: test beds, sockets, state files; only ours",
+		Long: "Removes test beds that were interrupted or lost a part (with the hugepages that they\n" +
+			"added), sockets of programs that are gone, and half-written state files. With --all also a\n" +
+			"bed that is up, and settings that doctor --fix and tune have made go back.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			found, err := leftovers(env)
+			if err != nil {
+				return err
+			}
+			var errs []error
+			for i := range found {
+				l := &found[i]
+				l.Remove = l.Remove || all
+				verb := "left"
+				if l.Remove {
+					if verb = "removed"; dry {
+						verb = "would remove"
+					} else if err := l.undo(); err != nil {
+						errs = append(errs, fmt.Errorf("%s: %w", l.What, err))
+						verb = "could not remove"
+					}
+				}
+				if !asJSON {
+					fmt.Fprintf(env.stdout, "%s %s: %s\n", verb, l.Kind, l.What)
+				}
+			}
+			if asJSON {
+				if found == nil {
+					found = []leftover{}
+				}
+				errs = append(errs, printJSON(env.stdout, found))
+			} else if len(found) == 0 {
+				fmt.Fprintln(env.stderr, "nothing is left behind")
+			}
+			return refused(errors.Join(errs...))
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&dry, "dry-run", "n", false, "say what would be removed, and remove nothing")
+	f.BoolVar(&all, "all", false, "a bed that is up, and settings of doctor and tune, too")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func leftovers(env environment) (found []leftover, err error) {
+	bed := testbed.DefaultNamed()
+	s, err := env.actions.status(bed)
+	if err != nil {
+		return nil, err
+	}
+	if s.Up || s.Problem != "" {
+		what := "up"
+		if !s.Up {
+			what = s.Problem
+		}
+		found = append(found, leftover{"testbed", what, !s.Up, func() error { return env.actions.down(bed) }})
+	}
+	// Other users' directories are theirs to clean up.
+	if dir, err := rundir.Programs(); err == nil {
+		for _, path := range programs.Stale(dir) {
+			found = append(found, leftover{"socket", path, true, func() error {
+				err := programs.Remove(path)
+				os.Remove(dir) // not, if there are others
+				return err
+			}})
+		}
+	}
+	dir, err := rundir.State()
+	if err != nil {
+		return found, nil // no state, no leftovers
+	}
+	for _, name := range []string{"doctor", "tune"} {
+		path := filepath.Join(dir, name+".json")
+		if _, err := os.Stat(path); err == nil {
+			found = append(found, leftover{"settings", "of via-xdp " + name, false, func() error {
+				return takeBack(environment{stdout: env.stderr, stderr: env.stderr}, name, false)
+			}})
+		}
+	}
+	half, _ := filepath.Glob(filepath.Join(dir, "*.json.new"))
+	for _, path := range half {
+		st, err := os.Stat(path)
+		if err != nil || time.Since(st.ModTime()) < time.Minute {
+			continue // somebody may be writing it
+		}
+		if slices.Contains([]string{"doctor.json.new", "tune.json.new", "testbed.json.new"}, filepath.Base(path)) {
+			found = append(found, leftover{"file", path, true, func() error { return os.Remove(path) }})
+		}
+	}
+	return found, nil
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"viaxdp/internal/doctor"
+	"viaxdp/internal/rundir"
+	"viaxdp/internal/testbed"
+	"viaxdp/internal/tune"
+	"viaxdp/internal/undo"
+)
+
+func newDoctor(env environment) *cobra.Command {
+	var asJSON, fix, back, all, list bool
+	var only []string
+	cmd := &cobra.Command{
+		Use:   "doctor [INTERFACE]",
+		Short: "Look for what stands in the way of VIs, and mend it",
+		Long: "Looks at the host and an interface (or all that are up) and says of each thing that\n" +
+			"stands in the way or costs speed: the cause, the consequence, and the command that helps.\n" +
+			"Nothing is changed without --fix, which makes the changes that are safe to make and\n" +
+			"remembers what was; --undo puts that back, also after a crash. Findings without a step for\n" +
+			"--fix are for people to decide. Exit status 2: VIs cannot run here.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			switch {
+			case list && asJSON:
+				return printJSON(env.stdout, doctor.Checks)
+			case list:
+				for _, c := range doctor.Checks {
+					fmt.Fprintf(env.stdout, "%-14s %s\n", c.ID, c.About)
+				}
+				return nil
+			case fix && back:
+				return errors.New("--fix and --undo: one of them")
+			case back:
+				return takeBack(env, "doctor", asJSON)
+			}
+			r, err := examine(args, only)
+			if err != nil {
+				return err
+			}
+			if fix {
+				if _, err := apply(env, "doctor", r.Steps()); err != nil {
+					return err
+				}
+				if r, err = examine(args, only); err != nil {
+					return err
+				}
+			}
+			if asJSON {
+				err = printJSON(env.stdout, r)
+			} else {
+				printReport(env.stdout, r, all, paint(env.stdout))
+			}
+			if f := r.Impossible(); err == nil && f != nil {
+				return testbed.CannotRun(errors.New(strings.TrimPrefix(f.Interface+": "+f.Cause, ": ")))
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&fix, "fix", false, "make the changes that are safe to make")
+	f.BoolVar(&back, "undo", false, "put back what --fix has changed")
+	f.BoolVar(&all, "all", false, "name also what is in order")
+	f.StringSliceVar(&only, "only", nil, "these checks only, of --list")
+	f.BoolVar(&list, "list", false, "list the checks")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// examine looks at an interface, or all that are up, by the checks named, or all.
+func examine(args, only []string) (*doctor.Report, error) {
+	for _, id := range only {
+		if !slices.ContainsFunc(doctor.Checks, func(c doctor.Check) bool { return c.ID == id }) {
+			return nil, fmt.Errorf("--only %s: there is no such check; --list names them", id)
+		}
+	}
+	names := args
+	if len(names) == 0 {
+		var err error
+		if names, err = doctor.Interfaces(); err != nil {
+			return nil, err
+		}
+	}
+	f, err := doctor.Gather(names...)
+	if err != nil {
+		return nil, err
+	}
+	r := doctor.Examine(f)
+	if len(only) > 0 {
+		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return !slices.Contains(only, f.Check) })
+	}
+	return r, nil
+}
+
+// colors of levels on a terminal.
+var colors = map[doctor.Level]string{
+	doctor.OK: "32", doctor.Info: "36", doctor.Unknown: "35", doctor.Warning: "33", doctor.Error: "31",
+}
+
+// paint gives a function that colours text, if w is a terminal and nobody has
+// asked for none (no-color.org).
+func paint(w io.Writer) func(color, s string) string {
+	if !isTerminal(w) || os.Getenv("NO_COLOR") != "" {
+		return func(_, s string) string { return s }
+	}
+	return func(color, s string) string { return "\x1b[" + color + "m" + s + "\x1b[0m" }
+}
+
+func printReport(w io.Writer, r *doctor.Report, all bool, paint func(color, s string) string) {
+	where, fine := "-", 0
+	for _, f := range r.Findings {
+		if f.Level == doctor.OK && !all {
+			fine++
+			continue
+		}
+		if f.Interface != where {
+			if where = f.Interface; where == "" {
+				fmt.Fprintln(w, "host")
+			} else {
+				fmt.Fprintln(w, where)
+			}
+		}
+		fmt.Fprintf(w, "  %s %-13s %s\n", paint(colors[f.Level], fmt.Sprintf("%-8s", f.Level)), f.Check, f.Cause)
+		for _, l := range []struct{ head, text string }{{"so", f.Consequence}, {"do", f.Command}} {
+			if l.text != "" {
+				fmt.Fprintf(w, "  %-8s   %s: %s\n", "", l.head, l.text)
+			}
+		}
+	}
+	switch fixable := len(r.Steps()); fixable {
+	case 0:
+	case 1:
+		fmt.Fprintln(w, "via-xdp doctor --fix can change one of these, and --undo puts it back")
+	default:
+		fmt.Fprintf(w, "via-xdp doctor --fix can change %d of these, and --undo puts them back\n", fixable)
+	}
+	if fine > 0 {
+		fmt.Fprintf(w, "%d checks found nothing (--all names them)\n", fine)
+	}
+}
+
+func newTune(env environment) *cobra.Command {
+	var asJSON, back, dry bool
+	profile := ""
+	cmd := &cobra.Command{
+		Use:   "tune [INTERFACE]",
+		Short: "Set up host and interface for latency or throughput",
+		Long: "Changes settings of the host, and of the interface if one is named, to what a profile\n" +
+			"asks for, and remembers what was; --undo puts that back, also after a crash. A reboot\n" +
+			"does, too.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if back {
+				return takeBack(env, "tune", asJSON)
+			}
+			p, err := tune.Parse(profile)
+			if err != nil {
+				return err
+			}
+			f, err := doctor.Gather(args...)
+			if err != nil {
+				return err
+			}
+			steps := tune.Steps(p, f, os.DirFS("/"))
+			if dry {
+				return showSteps(env, steps, asJSON)
+			}
+			made, err := apply(env, "tune", steps)
+			if asJSON {
+				err = errors.Join(printJSON(env.stdout, made), err)
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&profile, "profile", "", "latency or throughput")
+	f.BoolVar(&back, "undo", false, "put back what tune has changed")
+	f.BoolVarP(&dry, "dry-run", "n", false, "say what would be set, and change nothing")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions([]string{"latency", "throughput"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// showSteps says what would be set.
+func showSteps(env environment, steps []undo.Step, asJSON bool) error {
+	if asJSON {
+		return printJSON(env.stdout, append([]undo.Step{}, steps...))
+	}
+	for _, s := range steps {
+		fmt.Fprintf(env.stdout, "%s = %s\n", s.Setting, s.Value)
+	}
+	if len(steps) == 0 {
+		fmt.Fprintln(env.stderr, "nothing to change")
+	}
+	return nil
+}
+
+// apply makes changes that the journal of that name remembers, and says which.
+func apply(env environment, journal string, steps []undo.Step) (made []undo.Change, err error) {
+	made = []undo.Change{}
+	if len(steps) == 0 {
+		fmt.Fprintln(env.stderr, "nothing to change")
+		return made, nil
+	}
+	j, err := openJournal(journal)
+	if err != nil {
+		return made, err
+	}
+	defer j.Close()
+	made, err = j.Apply(steps)
+	for _, c := range made {
+		fmt.Fprintln(env.stderr, "set", c)
+	}
+	if err != nil && len(made) > 0 {
+		err = fmt.Errorf("%w; what was changed goes back by via-xdp %s --undo", err, journal)
+	}
+	return made, refused(err)
+}
+
+// takeBack undoes what the journal of that name remembers.
+func takeBack(env environment, journal string, asJSON bool) error {
+	j, err := openJournal(journal)
+	if err != nil {
+		return err
+	}
+	defer j.Close()
+	done, err := j.Undo()
+	if asJSON {
+		if done == nil {
+			done = []undo.Undone{}
+		}
+		return errors.Join(printJSON(env.stdout, done), refused(err))
+	}
+	for _, u := range done {
+		if u.Kept != "" {
+			fmt.Fprintf(env.stdout, "left %s: %s\n", u.Setting, u.Kept)
+		} else {
+			fmt.Fprintf(env.stdout, "put back %s: %s\n", u.Setting, u.Before)
+		}
+	}
+	if err == nil && len(done) == 0 {
+		fmt.Fprintln(env.stderr, "nothing to undo")
+	}
+	return refused(err)
+}
+
+func openJournal(name string) (*undo.Journal, error) {
+	dir, err := rundir.State()
+	if err != nil {
+		return nil, testbed.CannotRun(fmt.Errorf("%w, or run it as root (sudo)", err))
+	}
+	j, err := undo.Open(dir, name, undo.Machine{})
+	return j, refused(err)
+}
+
+// refused marks errors that mean that this process may not do it.
+func refused(err error) error {
+	if err == nil || !errors.Is(err, os.ErrPermission) || strings.Contains(err.Error(), "cannot run here") {
+		return err
+	}
+	return testbed.CannotRun(fmt.Errorf("%w: run it as root (sudo)", err))
+}

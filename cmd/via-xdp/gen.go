@@ -1,0 +1,152 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+	"github.com/spf13/pflag"
+
+	"viaxdp/internal/doctor"
+)
+
+//go:generate go run . gen doc ../../docs/cli.md
+
+func newGen(env environment) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "gen",
+		Short: "Write man pages, or docs/cli.md, from the commands",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(&cobra.Command{
+		Use:   "man DIR",
+		Short: "Write a man page of each command",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := os.MkdirAll(args[0], 0o755); err != nil {
+				return err
+			}
+			return writeMan(cmd.Root(), args[0])
+		},
+	}, &cobra.Command{
+		Use:   "doc FILE",
+		Short: "Write all commands and flags as Markdown",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return writeFile(args[0], func(w io.Writer) error { return writeDoc(w, cmd.Root()) })
+		},
+	})
+	return cmd
+}
+
+// writeMan writes a page of each command, the same at all times.
+func writeMan(root *cobra.Command, dir string) error {
+	never := time.Unix(0, 0).UTC()
+	root.DisableAutoGenTag = true
+	return doc.GenManTree(root, &doc.GenManHeader{Section: "8", Source: "via-xdp", Manual: "via-xdp", Date: &never}, dir)
+}
+
+// listed are the commands that have a chapter.
+func listed(cmd *cobra.Command) bool {
+	return !cmd.Hidden && cmd.Name() != "help" && cmd.Name() != "completion"
+}
+
+// writeDoc writes docs/cli.md.
+func writeDoc(w io.Writer, root *cobra.Command) error {
+	var b bytes.Buffer
+	b.WriteString("# The command line\n\n")
+	b.WriteString("Made from the commands by `go generate ./cmd/via-xdp`; a test keeps the two the same.\n" +
+		"Nouns read, verbs change, and what reads has `--json`. Exit status: 0 fine, 1 failed, 2 cannot\n" +
+		"run here, 130 interrupted. `via-xdp gen man DIR` writes man pages, `via-xdp completion SHELL`\n" +
+		"what bash, zsh, fish and PowerShell complete by. Colours are for terminals, and not where\n" +
+		"`NO_COLOR` is set.\n\n| environment | |\n|---|---|\n" +
+		"| `VIA_STATE_DIR` | where `doctor --fix` and `tune` remember what was; `/run/via-xdp` for root, else `$XDG_RUNTIME_DIR/via-xdp` |\n" +
+		"| `VIA_RUNTIME_DIR` | where a program with open NICs has its socket, for `res`, `stat`, `top` and `capture`; `none`: nowhere; `proc` in the directories above |\n" +
+		"| `RUNTIME_DIRECTORY` | where `agent` has its lock and its keeper's socket, by default beside its socket; systemd sets it |\n")
+	var chapter func(cmd *cobra.Command)
+	chapter = func(cmd *cobra.Command) {
+		if !listed(cmd) {
+			return
+		}
+		if cmd != root {
+			fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n```\n%s\n```\n", strings.TrimPrefix(cmd.CommandPath(), "via-xdp "), cmd.Short, useLine(cmd))
+			if cmd.Long != "" {
+				fmt.Fprintf(&b, "\n%s\n", fenced(cmd.Long))
+			}
+			writeFlags(&b, cmd)
+		}
+		if cmd.Name() == "doctor" {
+			b.WriteString("\n| check | |\n|---|---|\n")
+			for _, c := range doctor.Checks {
+				fmt.Fprintf(&b, "| `%s` | %s |\n", c.ID, c.About)
+			}
+		}
+		for _, sub := range cmd.Commands() {
+			chapter(sub)
+		}
+	}
+	chapter(root)
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// useLine is the command's, which does not depend on whether it is being run.
+func useLine(cmd *cobra.Command) string {
+	s := strings.TrimSuffix(cmd.UseLine(), " [flags]")
+	own := false
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) { own = own || f.Name != "help" })
+	if own && !strings.Contains(s, "[flags]") {
+		s += " [flags]"
+	}
+	return s
+}
+
+// fenced keeps a text with lists as it is laid out.
+func fenced(s string) string {
+	if strings.Contains(s, "\n  ") {
+		return "```\n" + s + "\n```"
+	}
+	return strings.NewReplacer("<", "&lt;", "*", `\*`).Replace(s)
+}
+
+func writeFlags(b *bytes.Buffer, cmd *cobra.Command) {
+	head := false
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "help" {
+			return
+		}
+		if !head {
+			b.WriteString("\n| flag | |\n|---|---|\n")
+			head = true
+		}
+		name := "--" + f.Name
+		if f.Shorthand != "" {
+			name = "-" + f.Shorthand + ", " + name
+		}
+		kind, usage := pflag.UnquoteUsage(f)
+		if kind != "" {
+			name += " " + kind
+		}
+		if d := f.DefValue; d != "" && d != "false" && d != "0" && d != "[]" && d != "0s" && !strings.HasPrefix(d, "-1") {
+			usage += " (default " + d + ")"
+		}
+		fmt.Fprintf(b, "| `%s` | %s |\n", name, strings.ReplaceAll(strings.ReplaceAll(usage, "\n", " "), "|", `\|`))
+	})
+}
+
+// completeInterfaces completes the names of interfaces.
+func completeInterfaces(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	entries, _ := filepath.Glob("/sys/class/net/*")
+	var names []string
+	for _, e := range entries {
+		names = append(names, filepath.Base(e))
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,373 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/census"
+	"viaxdp/internal/rundir"
+	"viaxdp/internal/testbed"
+	"viaxdp/vipl"
+)
+
+// kinds of resources, as res names them.
+var resources = []string{"nic", "vi", "cq", "mem", "ptag"}
+
+func newRes(env environment) *cobra.Command {
+	asJSON, nic := false, ""
+	cmd := &cobra.Command{
+		Use:   "res [" + strings.Join(resources, "|") + "]",
+		Short: "List what programs have open: NICs, VIs, completion queues, memory, tags",
+		Long: "Lists resources by process: of one's own programs, for root of all. A program is seen when\n" +
+			"it opened its NIC by vipl.OpenNic and could make its socket in the runtime directory\n" +
+			"(VIA_RUNTIME_DIR, /run/via-xdp/proc for root, $XDG_RUNTIME_DIR/via-xdp/proc).",
+		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: resources,
+		RunE: func(_ *cobra.Command, args []string) error {
+			c := census.Take(rundir.AllPrograms())
+			c.Only(nic)
+			if asJSON {
+				return printJSON(env.stdout, c)
+			}
+			tellUnseen(env.stderr, c)
+			if len(c.Programs) == 0 {
+				fmt.Fprintln(env.stderr, nobody(nic, c))
+				return nil
+			}
+			for i, kind := range resources {
+				if len(args) == 0 || args[0] == kind {
+					if len(args) == 0 && i > 0 {
+						fmt.Fprintln(env.stdout)
+					}
+					printResources(env.stdout, c, kind)
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&nic, "interface", "i", "", "of this interface only")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// tellUnseen says what the census could not ask.
+func tellUnseen(w io.Writer, c *census.Census) {
+	if c.Denied > 0 {
+		fmt.Fprintf(w, "%d programs of other users are not shown: sudo shows them\n", c.Denied)
+	}
+	for _, f := range c.Failed {
+		fmt.Fprintln(w, "no answer:", f)
+	}
+}
+
+// nobody says that there is nothing to show of an interface, or of any.
+func nobody(nic string, c *census.Census) string {
+	s := "no program"
+	if c.Denied > 0 || len(c.Failed) > 0 {
+		s = "no other program"
+	}
+	if nic != "" {
+		return s + " has " + nic + " open"
+	}
+	return s + " has a NIC open"
+}
+
+func printResources(out io.Writer, c *census.Census, kind string) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	defer w.Flush()
+	heads := map[string]string{
+		"nic":  "NIC\tPID\tPROGRAM\tUSER\tQUEUE\tMODE\tVIS\tCQS\tHANDLES",
+		"vi":   "VI\tPID\tPROGRAM\tNIC\tSTATE\tLEVEL\tPEER\tPEER VI\tSENDS\tRECEIVES\tIN FLIGHT",
+		"cq":   "CQ\tPID\tPROGRAM\tNIC\tENTRIES\tWAITING\tQUEUES BOUND",
+		"mem":  "MEM OF\tPID\tPROGRAM\tREGIONS\tBYTES\tARENA\tPAGES",
+		"ptag": "PTAGS OF\tPID\tPROGRAM\tTAGS",
+	}
+	fmt.Fprintln(w, heads[kind])
+	for _, p := range c.Programs {
+		for _, n := range p.Nics {
+			who := fmt.Sprintf("%d\t%s\t", p.PID, p.Command)
+			place := fmt.Sprintf("%s/%d", n.Interface, n.Queue)
+			switch kind {
+			case "nic":
+				fmt.Fprintf(w, "%s\t%s%d\t%d\t%s\t%d\t%d\t%d\n", n.Interface, who, p.UID, n.Queue, n.Mode, len(n.VIs), len(n.CQs), n.Handles)
+			case "vi":
+				for _, v := range n.VIs {
+					number := "-"
+					if v.Peer.IsValid() {
+						number = fmt.Sprintf("%08x", v.PeerVI)
+					}
+					fmt.Fprintf(w, "%08x\t%s%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\n",
+						v.Number, who, place, v.State, v.Level, peerOf(v), number, v.SendPosted, v.RecvPosted, v.InFlight)
+				}
+			case "cq":
+				for i, q := range n.CQs {
+					fmt.Fprintf(w, "%d\t%s%s\t%d\t%d\t%d\n", i, who, place, q.Size, q.Waiting, q.Bound)
+				}
+			case "mem":
+				fmt.Fprintf(w, "%s\t%s%d\t%d\t%d\t%s\n", place, who, n.Mem.Regions, n.Mem.Bytes, n.Mem.Arena, n.Mem.Pages)
+			case "ptag":
+				fmt.Fprintf(w, "%s\t%s%d\n", place, who, n.Ptags)
+			}
+		}
+	}
+}
+
+func newStat(env environment) *cobra.Command {
+	var asJSON, all, vis bool
+	var seconds float64
+	count := 0
+	cmd := &cobra.Command{
+		Use:   "stat [INTERFACE]",
+		Short: "Show counters and rates, named drops, by queue and VI",
+		Long: "Shows what the queues of programs have counted, those that moved; with -i rates over each\n" +
+			"interval until Ctrl-C. A name with ! in front counts frames or messages that were lost.\n" +
+			"docs/counters.md says what each means. --json prints a document, with -i one a line.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case seconds < 0 || seconds > 0 && seconds < 0.01:
+				return errors.New("-i: want seconds, 0.01 or more")
+			case count < 0:
+				return errors.New("-c: want a number from 0")
+			}
+			take := taker(args)
+			before := take()
+			nic := strings.Join(args, "")
+			if seconds == 0 {
+				return showStat(env, nic, before.Queues(nil), before, asJSON, all, vis, false)
+			}
+			for n := 0; count == 0 || n < count; n++ {
+				if !sleep(cmd.Context(), time.Duration(seconds*float64(time.Second))) {
+					return nil // Ctrl-C is how it ends
+				}
+				now := take()
+				if err := showStat(env, nic, now.Queues(before), now, asJSON, all, vis, true); err != nil {
+					return err
+				}
+				before = now
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.Float64VarP(&seconds, "interval", "i", 0, "show rates every so many `seconds`")
+	f.IntVarP(&count, "count", "c", 0, "so many times (default: until Ctrl-C)")
+	f.BoolVarP(&all, "all", "a", false, "counters that have not moved, too")
+	f.BoolVar(&vis, "vi", false, "each VI, too")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// taker takes censuses, of one interface if it is named.
+func taker(args []string) func() *census.Census {
+	return func() *census.Census {
+		c := census.Take(rundir.AllPrograms())
+		c.Only(strings.Join(args, ""))
+		return c
+	}
+}
+
+// sleep waits; false: the context ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+func showStat(env environment, nic string, list []census.Queue, c *census.Census, asJSON, all, vis, rates bool) error {
+	if asJSON {
+		if rates {
+			return json.NewEncoder(env.stdout).Encode(list)
+		}
+		return printJSON(env.stdout, list)
+	}
+	tellUnseen(env.stderr, c)
+	if len(list) == 0 {
+		fmt.Fprintln(env.stderr, nobody(nic, c))
+	}
+	for i := range list {
+		q := &list[i]
+		fmt.Fprintf(env.stdout, "%s (%s), process %d (%s)\n", q, q.Mode, q.PID, q.Command)
+		for _, x := range q.Counts {
+			if !all && (rates && x.Rate == 0 || x.Value == 0) {
+				continue
+			}
+			name := x.Name
+			if x.Drop {
+				name = "!" + name
+			}
+			fmt.Fprintf(env.stdout, "  %-6s  %-24s  %14d", x.Group, name, x.Value)
+			if rates {
+				fmt.Fprintf(env.stdout, "  %12.1f/s", x.Rate)
+			}
+			fmt.Fprintln(env.stdout)
+		}
+		if vis {
+			printVIs(env.stdout, q, rates)
+		}
+	}
+	if rates {
+		fmt.Fprintln(env.stdout)
+	}
+	return nil
+}
+
+func printVIs(out io.Writer, q *census.Queue, rates bool) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	defer w.Flush()
+	for _, v := range q.VIs {
+		fmt.Fprintf(w, "  VI %08x\t%s\t%s\tsent %d\treceived %d\tresent %d", v.Number, v.State, peerOf(v.VIStatus), v.SendDone, v.RecvDone, v.Resent)
+		if rates {
+			fmt.Fprintf(w, "\t%.1f/s out\t%.1f/s in\t%.1f/s again", v.SendRate, v.RecvRate, v.ResentRate)
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// peerOf is the peer's host; - where there is none.
+func peerOf(v vipl.VIStatus) string {
+	if !v.Peer.IsValid() {
+		return "-"
+	}
+	return v.Peer.String()
+}
+
+func newTop(env environment) *cobra.Command {
+	seconds := 1.0
+	cmd := &cobra.Command{
+		Use:   "top [INTERFACE]",
+		Short: "Watch queues and VIs live",
+		Long:  "A screen of rates, the busiest queue first, until q or Ctrl-C. It needs a terminal.",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if seconds < 0.1 {
+				return errors.New("-i: want seconds, 0.1 or more")
+			}
+			out, ok := env.stdout.(*os.File)
+			if !ok || !isTerminal(out) {
+				return testbed.CannotRun(errors.New("standard output is no terminal: use via-xdp stat -i 1"))
+			}
+			ctx, cancel := context.WithCancel(cmd.Context())
+			defer cancel()
+			restore := watchKeys(cancel)
+			defer restore()
+			fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // the other screen, without a cursor
+			defer fmt.Fprint(out, "\x1b[?25h\x1b[?1049l")
+			take := taker(args)
+			before := take()
+			for list := before.Queues(nil); ; {
+				rows, columns := screen(out)
+				fmt.Fprint(out, "\x1b[H", topScreen(list, time.Now(), rows, columns), "\x1b[J")
+				if !sleep(ctx, time.Duration(seconds*float64(time.Second))) {
+					return nil
+				}
+				now := take()
+				list, before = now.Queues(before), now
+			}
+		},
+	}
+	cmd.Flags().Float64VarP(&seconds, "interval", "i", 1, "look every so many `seconds`")
+	return cmd
+}
+
+// watchKeys calls quit at q. Keys come one by one until restore is called.
+func watchKeys(quit func()) (restore func()) {
+	const in = 0
+	old, err := unix.IoctlGetTermios(in, unix.TCGETS)
+	if err != nil {
+		return func() {}
+	}
+	raw := *old
+	raw.Lflag &^= unix.ICANON | unix.ECHO
+	unix.IoctlSetTermios(in, unix.TCSETS, &raw)
+	go func() {
+		b := make([]byte, 1)
+		for {
+			if n, err := os.Stdin.Read(b); n == 0 || err != nil || b[0] == 'q' {
+				if err == nil {
+					quit()
+				}
+				return
+			}
+		}
+	}()
+	return func() { unix.IoctlSetTermios(in, unix.TCSETS, old) }
+}
+
+// screen is the size of the terminal.
+func screen(f *os.File) (rows, columns int) {
+	ws, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil || ws.Row == 0 {
+		return 24, 80
+	}
+	return int(ws.Row), int(ws.Col)
+}
+
+// topScreen is what top shows, in at most rows lines of at most columns.
+func topScreen(list []census.Queue, now time.Time, rows, columns int) string {
+	frames := func(q *census.Queue) float64 {
+		return q.Get("socket", "rx_frames").Rate + q.Get("socket", "tx_frames").Rate
+	}
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b census.Queue) int {
+		return cmp.Compare(frames(&b), frames(&a))
+	})
+	vis := 0
+	for _, q := range list {
+		vis += len(q.VIs)
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "via-xdp top - %s, %d queues, %d VIs   (q quits)\n\n", now.Format(time.TimeOnly), len(list), vis)
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "PID\tPROGRAM\tQUEUE\tRX/S\tTX/S\tMSG/S\tRESENT/S\tDROPS/S\t")
+	for i := range list {
+		q := &list[i]
+		drops, names := 0.0, []string{}
+		for _, d := range q.Drops(true) {
+			drops += d.Rate
+			names = append(names, d.Name)
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s/%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%s\n", q.PID, q.Command, q.Interface, q.Queue,
+			q.Get("socket", "rx_frames").Rate, q.Get("socket", "tx_frames").Rate, q.Get("engine", "Messages").Rate,
+			q.Get("engine", "Resent").Rate, drops, strings.Join(names, " "))
+	}
+	w.Flush()
+	b.WriteString("\n")
+	w = tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "VI\tPID\tSTATE\tPEER\tSEND/S\tRECV/S\tRESENT/S\tIN FLIGHT\t")
+	for _, q := range list {
+		for _, v := range q.VIs {
+			fmt.Fprintf(w, "%08x\t%d\t%s\t%s\t%.0f\t%.0f\t%.0f\t%d\t\n", v.Number, q.PID, v.State, peerOf(v.VIStatus), v.SendRate, v.RecvRate, v.ResentRate, v.InFlight)
+		}
+	}
+	w.Flush()
+	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+	if len(lines) > rows {
+		lines = append(lines[:rows-1], fmt.Sprintf("... %d more lines", len(lines)-rows+1))
+	}
+	for i, l := range lines {
+		if r := []rune(l); len(r) > columns {
+			l = string(r[:columns])
+		}
+		lines[i] = l + "\x1b[K"
+	}
+	return strings.Join(lines, "\r\n")
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"viaxdp/mvich"
+	"viaxdp/mvich/mpibench"
+	"viaxdp/mvich/pmi"
+	"viaxdp/vipl"
+)
+
+func newMpibench(env environment) *cobra.Command {
+	var device, protocol string
+	var o mpibench.Options
+	cmd := &cobra.Command{
+		Use:   "mpibench [flags] " + strings.Join(mpibench.Names(), "|"),
+		Short: "Be a rank that measures package mvich as OSU's benchmarks measure MPI",
+		Long: "To be started by via-xdp mpirun, or Hydra's mpiexec on hosts with an interface each.\n" +
+			"Rank 0 prints the columns of Ohio State University's benchmarks.",
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: mpibench.Names(),
+		RunE: func(_ *cobra.Command, args []string) error {
+			p, err := protocolOf(protocol)
+			if err != nil {
+				return err
+			}
+			return rank(device, p, func(c *mvich.Comm) error {
+				rows, err := mpibench.Run(c, args[0], o)
+				if err != nil || c.Rank() > 0 {
+					return err
+				}
+				return mpibench.Print(env.stdout, args[0], rows)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVarP(&device, "interface", "i", os.Getenv(mvich.DeviceVariable), "interface of this rank")
+	f.StringVar(&protocol, "protocol", "auto", "auto, eager, r3, rget, rput")
+	f.IntVar(&o.MinSize, "min", 1, "smallest message in bytes")
+	f.IntVar(&o.MaxSize, "max", 4<<20, "largest message in bytes")
+	f.IntVar(&o.Iterations, "iterations", 0, "of each size (default: OSU's)")
+	f.IntVar(&o.Warmup, "warmup", 0, "iterations before, that do not count (default: OSU's)")
+	f.IntVar(&o.Window, "window", 0, "messages under way, of bw, bibw and mbw_mr (default: OSU's 64)")
+	return cmd
+}
+
+func protocolOf(name string) (mvich.Protocol, error) {
+	for p := mvich.Auto; p <= mvich.RPUT; p++ {
+		if p.String() == name {
+			return p, nil
+		}
+	}
+	return 0, fmt.Errorf("unknown protocol %q: auto, eager, r3, rget, rput", name)
+}
+
+// rankSilence is long: ranks compute, on machines that are busy, and the end of a
+// process is noticed without it.
+const rankSilence = 10 * time.Second
+
+// rank is this process's part of a job that a launcher has started.
+func rank(device string, p mvich.Protocol, f func(*mvich.Comm) error) (err error) {
+	if device == "" {
+		return fmt.Errorf("no interface: give one by -i, or in %s", mvich.DeviceVariable)
+	}
+	l, err := pmi.FromEnv()
+	if err != nil {
+		return err
+	}
+	nic, err := vipl.OpenNic(device, vipl.WithSilence(rankSilence))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, nic.Close()) }()
+	w, err := mvich.Init(nic, l, mvich.WithProtocol(p))
+	if err != nil {
+		return err
+	}
+	if err := f(w.Comm()); err != nil {
+		w.Abort(1)
+		return err
+	}
+	return w.Finalize()
+}

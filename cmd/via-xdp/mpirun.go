@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"viaxdp/internal/mpirun"
+	"viaxdp/internal/testbed"
+)
+
+// exitStatus is the status that a command ends with for a program that it has run.
+type exitStatus struct {
+	status int
+	err    error
+}
+
+func (e *exitStatus) Error() string { return e.err.Error() }
+func (e *exitStatus) Unwrap() error { return e.err }
+
+func newMpirun(env environment, start func(context.Context, mpirun.Job) error) *cobra.Command {
+	var percent float64
+	j := mpirun.Job{Ranks: 2, MTU: 1500, Stdout: env.stdout, Stderr: env.stderr}
+	cmd := &cobra.Command{
+		Use:   "mpirun [flags] PROGRAM [ARGUMENT...]",
+		Short: "Start the ranks of a job on this machine, each in a namespace of its own",
+		Long: "Starts so many processes of a program, in network namespaces with an interface each\n" +
+			"that are joined with one another, and tells them their ranks by PMI-1: programs of\n" +
+			"package mvich, which find their interface in VIADEV_DEVICE, and those of other MPI\n" +
+			"implementations that speak PMI-1. Standard input is /dev/null.\n\n" +
+			"Ends with the status of the first rank that has another one than 0, or 128 and its\n" +
+			"signal, and ends the other ranks then. Nothing stays behind. Needs root.",
+		Example: "  via-xdp mpirun -np 4 via-xdp mpibench allreduce\n" +
+			"  via-xdp mpirun -np 4 --loss 1 via-xdp mpiapp stencil",
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if j.Ranks < 1 || j.Ranks > testbed.MaxStar {
+				return fmt.Errorf("-np %d: want 1 to %d ranks", j.Ranks, testbed.MaxStar)
+			}
+			j.Program, j.Lossy = args, cmd.Flags().Changed("loss")
+			if j.Loss = percent / 100; j.Lossy && !(percent >= 0 && percent < 100) {
+				return fmt.Errorf("--loss %v: want percent, 0 to less than 100", percent)
+			}
+			err := start(cmd.Context(), j)
+			var rank *mpirun.RankError
+			if errors.As(err, &rank) {
+				return &exitStatus{rank.Status, err}
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false) // what follows the program is the program's
+	f.IntVarP(&j.Ranks, "np", "n", j.Ranks, fmt.Sprintf("ranks, 1 to %d", testbed.MaxStar))
+	f.IntVar(&j.MTU, "mtu", j.MTU, fmt.Sprintf("MTU of the interfaces, %d to %d", testbed.MinMTU, testbed.MaxMTU))
+	f.BoolVar(&j.Bind, "bind", false, "rank 0 runs on the first CPU, rank 1 on the second, and so on around")
+	f.Float64Var(&percent, "loss", 0, "`percent` of the frames that a hub between the ranks loses; 0: the same hub without")
+	f.BoolVar(&j.Prefix, "prefix", false, "begin each line of output with its rank")
+	return cmd
+}
+
+// mpirunArgs makes -np, which every mpirun has and no flag package knows, --np.
+// What follows the program is left alone.
+func mpirunArgs(args []string) []string {
+	if len(args) == 0 || args[0] != "mpirun" {
+		return args
+	}
+	args = slices.Clone(args)
+	for i := 1; i < len(args) && strings.HasPrefix(args[i], "-") && args[i] != "--"; i++ {
+		switch args[i] {
+		case "-np":
+			args[i] = "--np"
+			i++
+		case "--np", "-n", "--mtu", "--loss":
+			i++ // its value
+		}
+	}
+	return args
+}

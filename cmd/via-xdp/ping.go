@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"viaxdp/internal/ping"
+	"viaxdp/wire"
+)
+
+// pinged is what ping --json prints.
+type pinged struct {
+	Host    string       `json:"host"`
+	Address netip.Addr   `json:"address"`
+	Version uint8        `json:"version"`       // of the peer's frame format; 0: no answer
+	Own     uint8        `json:"own_version"`   // ours
+	Replies []ping.Reply `json:"replies"`       // that came
+	Asked   int          `json:"asked"`         // how many were asked for
+	Why     string       `json:"why,omitempty"` // nothing came
+	Min     float64      `json:"min_us"`
+	Median  float64      `json:"median_us"`
+	Max     float64      `json:"max_us"`
+}
+
+func newPing(env environment) *cobra.Command {
+	var asJSON bool
+	var device string
+	var port uint16
+	count, interval, wait := 4, 0.2, time.Second
+	cmd := &cobra.Command{
+		Use:   "ping HOST",
+		Short: "Ask whether a host's agent is there, which version it speaks, and how far it is",
+		Long: "Asks the agent of a host, in whichever program that has the interface open, by UDP port 4793.\n" +
+			"Needs neither privilege nor a NIC. The round trip goes through both kernels: that of VIs is\n" +
+			"shorter (via-xdp pingpong). Exit status 1 when no answer came.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if count < 1 || interval < 0 {
+				return errors.New("-c: want 1 or more; -i: want 0 or more")
+			}
+			addrs, err := net.DefaultResolver.LookupNetIP(cmd.Context(), "ip", args[0])
+			if err != nil {
+				return err
+			}
+			p, err := ping.Open(netip.AddrPortFrom(addrs[0].Unmap(), port), device)
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			r := pinged{Host: args[0], Address: addrs[0].Unmap(), Own: wire.Version & 0xf, Replies: []ping.Reply{}}
+			for ; r.Asked < count; r.Asked++ {
+				if r.Asked > 0 && !sleep(cmd.Context(), time.Duration(interval*float64(time.Second))) {
+					break
+				}
+				ctx, cancel := context.WithTimeout(cmd.Context(), wait)
+				reply, err := p.Ask(ctx)
+				cancel()
+				if errors.Is(err, context.Canceled) {
+					break
+				}
+				if errors.Is(err, os.ErrDeadlineExceeded) {
+					err = fmt.Errorf("no answer within %v: is the host up, and UDP port %d let through", wait, port)
+				}
+				if err != nil {
+					r.Why = err.Error()
+				} else {
+					r.Replies, r.Version = append(r.Replies, reply), reply.Version
+				}
+				if !asJSON {
+					if err != nil {
+						fmt.Fprintln(env.stderr, err)
+					} else {
+						fmt.Fprintf(env.stdout, "answer from %v: version %d, %.0f us\n", reply.From, reply.Version, us(reply.RoundTrip))
+					}
+				}
+			}
+			r.sum()
+			if asJSON {
+				if err := printJSON(env.stdout, r); err != nil {
+					return err
+				}
+			} else if len(r.Replies) > 0 {
+				fmt.Fprintf(env.stdout, "%d of %d answered; min %.0f, median %.0f, max %.0f us\n", len(r.Replies), r.Asked, r.Min, r.Median, r.Max)
+			}
+			switch {
+			case len(r.Replies) == 0 && cmd.Context().Err() != nil:
+				return cmd.Context().Err()
+			case len(r.Replies) == 0:
+				return fmt.Errorf("%s: none of %d answered", args[0], r.Asked)
+			case r.Version != r.Own:
+				return fmt.Errorf("%s speaks version %d and this program %d: they cannot connect; run the same via-xdp on both", args[0], r.Version, r.Own)
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.IntVarP(&count, "count", "c", count, "how often")
+	f.Float64VarP(&interval, "interval", "i", interval, "`seconds` between two")
+	f.DurationVarP(&wait, "wait", "W", wait, "how long to wait for an answer")
+	f.StringVarP(&device, "interface", "I", "", "ask by this interface")
+	f.Uint16VarP(&port, "port", "p", wire.Port, "UDP port of the agent")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+func (p *pinged) sum() {
+	var all []float64
+	for _, r := range p.Replies {
+		all = append(all, us(r.RoundTrip))
+	}
+	if len(all) > 0 {
+		slices.Sort(all)
+		p.Min, p.Median, p.Max = all[0], all[len(all)/2], all[len(all)-1]
+	}
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"viaxdp/internal/proxy"
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+)
+
+func newProxy(env environment) *cobra.Command {
+	var listen, to, device, fallback string
+	cmd := &cobra.Command{
+		Use:   "proxy --listen tcp:HOST:PORT --to via:HOST:PORT",
+		Short: "Forward TCP to VIA and back, for programs that know nothing of it",
+		Long: "Forwards each connection that comes to one address to another one. One of them is\n" +
+			"tcp:, the kernel's, on the side of the program; the other is via:, package vianet's,\n" +
+			"on the side of the other host, where another proxy does the reverse.",
+		Example: "  via-xdp proxy -i eth1 --listen via::5432 --to tcp:127.0.0.1:5432          # on the server\n" +
+			"  via-xdp proxy -i eth1 --listen tcp:127.0.0.1:5432 --to via:10.0.0.2:5432  # on the client",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			p := &proxy.Proxy{Fallback: fallback, Failed: func(err error) {
+				fmt.Fprintf(env.stderr, "via-xdp: proxy: %s\n", oneLine(err))
+			}}
+			if listen == "" || to == "" {
+				return usageError(cmd, errors.New("--listen and --to are both needed"))
+			}
+			if p.Listen, err = proxy.ParseAddress(listen); err != nil {
+				return fmt.Errorf("--listen: %w", err)
+			}
+			if p.To, err = proxy.ParseAddress(to); err != nil {
+				return fmt.Errorf("--to: %w", err)
+			}
+			if p.Listen.Network == "via" || p.To.Network == "via" {
+				if device == "" {
+					return errors.New("no interface: give one by -i")
+				}
+				nic, err := vipl.OpenNic(device)
+				if err != nil {
+					return err
+				}
+				defer nic.Close()
+				if p.Stack, err = vianet.New(nic, vianet.Options{}); err != nil {
+					return err
+				}
+				defer p.Stack.Close()
+			}
+			if err := p.Open(); err != nil {
+				return err
+			}
+			fmt.Fprintf(env.stderr, "via-xdp: forwarding %v to %v\n", p.Listen, p.To)
+			if env.actions.listening != nil {
+				env.actions.listening(p.Addr())
+			}
+			if err := p.Serve(cmd.Context()); err != nil {
+				return err
+			}
+			return cmd.Context().Err()
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&listen, "listen", "", "address to listen at, tcp:HOST:PORT or via:HOST:PORT")
+	f.StringVar(&to, "to", "", "address to connect with, likewise")
+	f.StringVarP(&device, "interface", "i", "", "interface for via")
+	f.StringVar(&fallback, "fallback", "", "TCP `port` of the same host, for when nobody is there by VIA")
+	return cmd
+}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/internal/pairtest"
+	"viaxdp/vipl"
+)
+
+// Scripts of testdata/script: the program as a person types it. Two NICs talk
+// beside them, in namespaces a and b, in which "in a COMMAND" runs a command; idle,
+// and served and peer, which are joined, are others. "start a NAME COMMAND" goes on
+// with the script, has the output in NAME.out and the process in $NAME; "end NAME
+// STATUS" ends it. "await FILE" waits for a file to be there, or "await FILE PATTERN"
+// for something in it.
+func TestScripts(t *testing.T) {
+	nstest.Require(t)
+	runtimeDir := filepath.Join(t.TempDir(), "proc")
+	t.Setenv("VIA_RUNTIME_DIR", runtimeDir)
+	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	idle, _ := nstest.Pair(t, nstest.Options{}) // an interface that nobody has open
+	served, peer := nstest.Pair(t, nstest.Options{})
+	places := map[string]*nstest.NS{"a": a.NS, "b": b.NS, "idle": idle, "served": served, "peer": peer}
+
+	talking, stop := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(talking)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				a.Send(t, b, []byte("there"))
+				b.Send(t, a, []byte("and back"))
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-talking
+	})
+	t.Run("script", func(t *testing.T) {
+		testscript.Run(t, testscript.Params{
+			Dir: "testdata/script",
+			Setup: func(e *testscript.Env) error {
+				va, err := a.VI.Query()
+				if err != nil {
+					return err
+				}
+				e.Vars = append(e.Vars,
+					"VIA_RUNTIME_DIR="+runtimeDir, "VIA_STATE_DIR="+filepath.Join(e.WorkDir, "state"),
+					"A="+a.NS.IPv4.String(), "IDLE="+idle.IPv4.String(), "PEER_OF_IDLE=10.99.0.2", "SERVED="+served.IPv4.String(),
+					"VI_A="+fmt.Sprintf("%08x", va.Number), fmt.Sprint("PID=", os.Getpid()))
+				return nil
+			},
+			Cmds: map[string]func(*testscript.TestScript, bool, []string){
+				"start": startCommand(places),
+				"end":   endCommand,
+				"await": awaitFile,
+				"in": func(ts *testscript.TestScript, neg bool, args []string) {
+					if len(args) < 2 || places[args[0]] == nil {
+						ts.Fatalf("in PLACE COMMAND")
+					}
+					err := places[args[0]].Do(func() error { return ts.Exec(args[1], args[2:]...) })
+					if (err != nil) != neg {
+						ts.Fatalf("%v: %v", args, err)
+					}
+				},
+			},
+		})
+	})
+}
+
+// TestUnprivileged runs the next test as a user without any rights.
+func TestUnprivileged(t *testing.T) {
+	out, err := nstest.AsNobody(t, "TestAsNobody").CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte("PASS: TestAsNobody")) {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// What a user without rights may do works; the rest says what is missing, with
+// exit status 2.
+func TestAsNobody(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("TestUnprivileged runs it")
+	}
+	for _, c := range []struct {
+		args   string
+		status int
+		says   string // on either output
+	}{
+		{"doctor --list", exitFine, "hugepages"},
+		{"doctor lo", exitCannotRun, "CAP_NET_ADMIN"},
+		{"doctor --json lo", exitCannotRun, `"check": "capabilities"`},
+		{"tune --profile latency --dry-run", exitFine, ""},
+		{"doctor --undo", exitCannotRun, "sudo"}, // of a directory that is root's
+		{"doctor --fix --only hugepages lo", exitCannotRun, "sudo"},
+		{"tune --profile latency", exitCannotRun, "sudo"},
+		{"proxy -i lo --listen via::1 --to tcp:127.0.0.1:1", exitCannotRun, "CAP_BPF"},
+		{"testbed up", exitCannotRun, "CAP_NET_ADMIN are missing"},
+		{"res", exitFine, "NIC open"},
+		{"stat --json", exitFine, "[]"},
+		{"top", exitCannotRun, "stat -i 1"},
+		{"trace", exitCannotRun, "CAP_SYS_ADMIN"},
+		{"capture -w -", exitFailed, "start one first"},
+		{"ping -c 1 127.0.0.1", exitFailed, "no via-xdp program"},
+		{"cleanup --dry-run", exitFine, "nothing is left"},
+		{"completion bash", exitFine, "via-xdp"},
+	} {
+		state := filepath.Join(t.TempDir(), "state")
+		switch strings.Fields(c.args)[0] {
+		case "doctor":
+			state = "/run/via-xdp-of-root"
+		case "tune":
+			state = "" // nor is there a directory of the user's
+			t.Setenv("XDG_RUNTIME_DIR", "")
+		}
+		t.Setenv("VIA_STATE_DIR", state)
+		t.Setenv("VIA_RUNTIME_DIR", filepath.Join(t.TempDir(), "proc"))
+		var out, errs bytes.Buffer
+		status := run(context.Background(), environment{
+			args: strings.Fields(c.args), stdout: &out, stderr: &errs, actions: production(),
+		})
+		if said := out.String() + errs.String(); status != c.status || !strings.Contains(said, c.says) {
+			t.Errorf("%s: status %d, want %d, and %q; said %s", c.args, status, c.status, c.says, said)
+		}
+	}
+}
+
+// docs/cli.md is what the commands give.
+func TestDoc(t *testing.T) {
+	var b bytes.Buffer
+	if err := writeDoc(&b, newRoot(environment{actions: production()})); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.String() != string(text) {
+		t.Error("docs/cli.md is not what the commands say: go generate ./cmd/via-xdp")
+	}
+}
+
+// Each command that reads has --json, and each command a short text and help.
+func TestEveryCommand(t *testing.T) {
+	without := map[string]string{ // why they have no --json
+		"agent": "it serves", "proxy": "it serves", "mpirun": "its programs print", "mpibench": "it prints as MPI's benchmarks do",
+		"capture": "it writes frames to a file", "report": "it writes an archive", "gen man": "it writes pages", "gen doc": "it writes a page",
+		"testbed up": "it says how to go on", "testbed down": "it says nothing", "top": "it is a screen",
+		"gen": "it shows its help", "testbed": "it shows its help",
+	}
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+		if c.Hidden || !c.HasParent() {
+			return
+		}
+		if c.Short == "" || strings.HasSuffix(c.Short, ".") {
+			t.Errorf("%s: %q", c.CommandPath(), c.Short)
+		}
+		name := strings.TrimPrefix(c.CommandPath(), "via-xdp ")
+		_, excused := without[name]
+		delete(without, name)
+		if has := c.Flags().Lookup("json") != nil; c.RunE != nil && has == excused {
+			t.Errorf("%s: has --json: %v; has none with a reason: %v", name, has, excused)
+		}
+	}
+	walk(newRoot(environment{actions: production()}))
+	for name := range without {
+		t.Errorf("there is no command %s", name)
+	}
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"viaxdp/internal/nstest"
+)
+
+// mostExposure is what systemd-analyze security may give the agent's service at most,
+// in tenths; docs/agent.md says what is left and why.
+const mostExposure = "22"
+
+// The units are good, and the service has no more than it needs, as systemd sees it.
+func TestSystemdUnits(t *testing.T) {
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		nstest.Lacks(t, "needs systemd-analyze (Debian: systemd): %v", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	args := []string{"verify", "--man=no"}
+	for _, name := range []string{"via-xdp-agent.service", "via-xdp-agent.socket"} {
+		text, err := os.ReadFile("../../contrib/systemd/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// It must be there.
+		unit := strings.ReplaceAll(string(text), "/usr/bin/via-xdp", self)
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(unit), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, filepath.Join(dir, name))
+	}
+	if out, err := exec.Command(analyze, args...).CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("verify: %v\n%s", err, out)
+	}
+	// systemd older than 250 has no --offline.
+	service := filepath.Join(dir, "via-xdp-agent.service")
+	if out, err := exec.Command(analyze, "security", "--no-pager", "--offline=true", "--threshold="+mostExposure, service).CombinedOutput(); err != nil {
+		t.Errorf("security: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/spf13/cobra"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/testbed"
+	"viaxdp/internal/trace"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// levels by the names that flags have for them.
+var levelNames = map[string]vipl.ReliabilityLevel{
+	"unreliable": vipl.UnreliableDelivery, "reliable-delivery": vipl.ReliableDelivery, "reliable-reception": vipl.ReliableReception,
+}
+
+func newTrace(env environment) *cobra.Command {
+	var asJSON bool
+	c := trace.Config{}
+	level, mode, mtu := "reliable-delivery", "auto", 1500
+	cmd := &cobra.Command{
+		Use:   "trace",
+		Short: "Show the steps of a message with the time of each",
+		Long: "Sends messages between two namespaces of its own and stamps the steps of each on its way, as\n" +
+			"ARCHITECTURE.md numbers them: AT is the median time since PostSend was called, TOOK that since\n" +
+			"the step before. A stamp costs some 50 ns, which is in the figures; what TOOK shows below 0 went\n" +
+			"on while the other side was at work. Needs root. For latency itself: via-xdp demo.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			var ok bool
+			if c.Level, ok = levelNames[level]; !ok {
+				return fmt.Errorf("--level %s: want unreliable, reliable-delivery or reliable-reception", level)
+			}
+			if c.Mode, err = xdpnic.ParseMode(mode); err != nil {
+				return err
+			}
+			if c.Messages < 1 || c.Bytes < 0 || c.Bytes > vipl.MaxTransferSize {
+				return fmt.Errorf("-n: want 1 or more; -s: want 0 to %d bytes", vipl.MaxTransferSize)
+			}
+			if err := testbed.Require(testbed.Namespaces, testbed.Sockets, testbed.Programs); err != nil {
+				return err
+			}
+			bed, err := testbed.Start(testbed.Config{
+				Args: []string{workerCommand}, CPUs: [2]int{-1, -1}, Stderr: env.stderr,
+				Pairs: []testbed.Pair{{Names: [2]string{"via0", "via0"}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: mtu}},
+			})
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, bed.Close()) }()
+			for i, e := range []*trace.End{&c.Sender, &c.Receiver} {
+				*e = trace.End{Enter: enterSide(bed.Side(i)), Interface: "via0", Host: bed.Side(i).Ends[0].IPv4.Addr()}
+			}
+			steps, err := trace.Run(cmd.Context(), c)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(env.stdout, steps)
+			}
+			what := 0
+			for _, s := range steps {
+				what = max(what, len(s.Name))
+			}
+			fmt.Fprintf(env.stdout, "STEP  %8s  %8s  %10s  %-*s  WHERE\n", "AT us", "TOOK us", "P99 us", what, "WHAT")
+			for _, s := range steps {
+				number := fmt.Sprint(s.Number)
+				if s.Number == 0 {
+					number = "-"
+				}
+				fmt.Fprintf(env.stdout, "%4s  %8.2f  %8.2f  %10.2f  %-*s  %s\n", number, ns(s.At), ns(s.Took), ns(s.P99), what, s.Name, s.Where)
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.IntVarP(&c.Messages, "count", "n", 10000, "messages")
+	f.IntVarP(&c.Bytes, "size", "s", 64, "bytes of a message")
+	f.StringVar(&level, "level", level, "unreliable, reliable-delivery or reliable-reception")
+	f.StringVar(&mode, "mode", mode, modeHelp)
+	f.IntVar(&mtu, "mtu", mtu, "MTU of the pair")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// ns is nanoseconds as microseconds.
+func ns(n int64) float64 { return float64(n) / 1000 }
+
+// enterSide calls functions in the network namespace of a side, each on a thread
+// that ends with it.
+func enterSide(s *testbed.Side) func(func() error) error {
+	return func(f func() error) error {
+		h, err := netns.GetFromPid(s.Pid)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		result := make(chan error, 1)
+		go func() {
+			runtime.LockOSThread() // never unlocked: the thread is not for others
+			if err := unix.Setns(int(h), unix.CLONE_NEWNET); err != nil {
+				result <- fmt.Errorf("setns: %w", err)
+				return
+			}
+			result <- f()
+		}()
+		return <-result
+	}
+}
