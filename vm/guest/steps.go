@@ -1,0 +1,122 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"viaxdp/vm/plan"
+)
+
+// runSteps runs the steps one after the other, and stops at the end what
+// serves. A server that has ended before is reported with how it ended.
+func runSteps(steps []plan.Step, out *results) {
+	var servers []func()
+	for _, s := range steps {
+		ctx, cancel := context.WithTimeout(context.Background(), s.Limit)
+		if !s.Serve {
+			out.send(runStep(ctx, s, nil))
+			cancel()
+			continue
+		}
+		wrote := &firstWrite{done: make(chan struct{})}
+		done := make(chan plan.Event, 1)
+		go func() { done <- runStep(ctx, s, wrote) }()
+		servers = append(servers, func() {
+			select {
+			case e := <-done:
+				out.send(e)
+			default:
+				cancel()
+				e := <-done
+				e.Status, e.Error = 0, ""
+				out.send(e)
+			}
+		})
+		select {
+		case <-wrote.done:
+		case e := <-done:
+			done <- e
+		}
+	}
+	for _, stop := range servers {
+		stop()
+	}
+}
+
+// runStep runs a program to its end.
+func runStep(ctx context.Context, s plan.Step, wrote *firstWrite) plan.Event {
+	e := plan.Event{Step: s.Name}
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, s.Argv[0], s.Argv[1:]...)
+	cmd.Env = append(os.Environ(), "PATH=/", "HOME=/tmp", "CI=true")
+	cmd.Env = append(cmd.Env, s.Env...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if wrote != nil {
+		cmd.Stdout, cmd.Stderr = io.MultiWriter(&stdout, wrote), io.MultiWriter(&stderr, wrote)
+	}
+	cmd.WaitDelay = time.Second
+	start := time.Now()
+	err := startIn(cmd, s.Peer)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	e.Seconds = time.Since(start).Seconds()
+	e.Stdout, e.Stderr = stdout.String(), stderr.String()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		e.Status, e.Error = -1, fmt.Sprintf("killed after %v", s.Limit)
+	case errors.As(err, &exit) && exit.Exited():
+		e.Status = exit.ExitCode()
+	default:
+		e.Status, e.Error = -1, err.Error()
+	}
+	return e
+}
+
+// startIn starts a program, in the peer's namespace if asked to.
+func startIn(cmd *exec.Cmd, peer bool) error {
+	if !peer {
+		return cmd.Start()
+	}
+	errs := make(chan error)
+	go func() {
+		// Never unlocked: the thread ends with the goroutine.
+		runtime.LockOSThread()
+		h, err := netns.GetFromPath(plan.Peer)
+		if err != nil {
+			errs <- err
+			return
+		}
+		defer h.Close()
+		if err = netns.Set(h); err == nil {
+			err = cmd.Start()
+		}
+		errs <- err
+	}()
+	return <-errs
+}
+
+// firstWrite closes done at the first byte.
+type firstWrite struct {
+	once sync.Once
+	done chan struct{}
+}
+
+func (w *firstWrite) Write(b []byte) (int, error) {
+	w.once.Do(func() { close(w.done) })
+	return len(b), nil
+}

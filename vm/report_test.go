@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/bench"
+	"viaxdp/vm/plan"
+)
+
+// green is what a guest reports when all is well.
+func green(t *testing.T, asked order) (events []plan.Event) {
+	t.Helper()
+	mode := asked.mode
+	asJSON := func(v any) string {
+		b, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	results := make(map[string]string)
+	for _, r := range asked.rows() {
+		result := bench.Result{Latency: []bench.Latency{{Name: r.transport, Bytes: r.bytes, N: int64(r.rounds()), P50: 1}}}
+		if bench.UsesXDP(r.transport) {
+			result.Conditions.Mode = r.mode
+		}
+		results[r.step()] = asJSON(result)
+	}
+	results[stepInfo] = asJSON([]bench.InterfaceInfo{{Modes: []bench.ModeInfo{{Mode: mode, Reached: true}}}})
+	results[stepNIC] = "=== RUN   TestNICsEcho\n--- PASS: TestNICsEcho (0.10s)\nPASS\n"
+	results[stepQueues] = "--- PASS: TestQueuesOfNICs (1.00s)\n"
+	results[stepConformance] = "--- PASS: TestNICs (1.00s)\n    --- PASS: TestNICs/cq (1.00s)\nPASS\n"
+	events = []plan.Event{{Step: stepBoot, Seconds: 4}}
+	for _, s := range asked.plan().Steps {
+		events = append(events, plan.Event{Step: s.Name, Stdout: results[s.Name]})
+	}
+	return append(events, plan.Event{Done: true})
+}
+
+func TestJudgeGreen(t *testing.T) {
+	for _, mode := range []string{zeroCopy, native} {
+		o := judge(green(t, order{mode: mode}), order{mode: mode})
+		if err := o.err(); err != nil {
+			t.Errorf("%s: %v", mode, err)
+		}
+		if o.tests != 3 || len(o.figures) != len(order{mode: mode}.rows()) || o.boot != 4 {
+			t.Errorf("%s: %d tests, %d figures, boot %v", mode, o.tests, len(o.figures), o.boot)
+		}
+	}
+}
+
+// A short order leaves the conformance suite out, and nothing asks for it; with
+// several queues VIs are steered to the last one.
+func TestOrders(t *testing.T) {
+	short := order{mode: zeroCopy, short: true}
+	if o := judge(green(t, short), short); o.err() != nil || len(o.figures) != 1 || o.tests != 1 {
+		t.Errorf("%v, %d figures, %d tests", o.err(), len(o.figures), o.tests)
+	}
+	several := order{mode: zeroCopy, short: true, queues: 4}
+	if o := judge(green(t, several), several); o.err() != nil || o.tests != 2 {
+		t.Errorf("%v, %d tests", o.err(), o.tests)
+	}
+	for _, s := range (order{mode: zeroCopy, queues: 4}).plan().Steps {
+		args := strings.Join(append(s.Argv, s.Env...), " ")
+		if strings.Contains(args, "raw-afxdp") {
+			t.Errorf("%s cannot steer", s.Name)
+		}
+		if strings.Contains(args, "pingpong") && !strings.Contains(args, "--queue 3 --steer rss") {
+			t.Errorf("%s: %s", s.Name, args)
+		}
+	}
+	if a, b := (order{}).plan().Steps[0].Limit, (order{slow: 3}).plan().Steps[0].Limit; b != 3*a {
+		t.Errorf("limits: %v and %v", a, b)
+	}
+}
+
+// A slow machine gets more time as a whole, too, unless it is told how much.
+func TestLimit(t *testing.T) {
+	for args, want := range map[string]time.Duration{
+		"": 15 * time.Minute, "--slow 4": time.Hour, "--slow 4 --limit 5m": 5 * time.Minute, "--limit 15m --slow 2": 15 * time.Minute,
+	} {
+		if o, err := parse(strings.Fields(args), io.Discard); err != nil || o.limit != want {
+			t.Errorf("%s: %v, %v, want %v", args, o.limit, err, want)
+		}
+	}
+}
+
+// Whatever goes wrong in the guest makes the lane red, and says what.
+func TestJudgeRed(t *testing.T) {
+	first := rows(zeroCopy, false)[0].step()
+	change := func(step string, f func(e *plan.Event)) func([]plan.Event) []plan.Event {
+		return func(events []plan.Event) []plan.Event {
+			for i := range events {
+				if events[i].Step == step {
+					f(&events[i])
+				}
+			}
+			return events
+		}
+	}
+	replace := func(step, old, with string) func([]plan.Event) []plan.Event {
+		return change(step, func(e *plan.Event) { e.Stdout = strings.ReplaceAll(e.Stdout, old, with) })
+	}
+	for _, tc := range []struct {
+		name, want string
+		change     func([]plan.Event) []plan.Event
+	}{
+		{"a test failed", "status 1", change(stepNIC, func(e *plan.Event) { e.Status = 1; e.Stdout = "--- FAIL: TestNICsEcho\n    bytes differ" })},
+		{"a test was skipped", "left out", replace(stepConformance, "    --- PASS", "    --- SKIP")},
+		{"no test was there", "no test has run", replace(stepNIC, "--- PASS", "--- WHAT")},
+		{"the bind was not zero-copy", "zero-copy mode was not reached", replace(stepInfo, `"reached":true`, `"reached":false`)},
+		{"a row ran in another mode", "ran in native mode", replace(first, `"mode":"zero-copy"`, `"mode":"native"`)},
+		{"rounds are missing", "not all of", replace(first, `"n":200`, `"n":199`)},
+		{"a row is not there", "not all of", replace(first, "vi-reliable", "vi-other")},
+		{"a result cannot be read", "cannot be read", replace(first, "{", "[")},
+		{"a step was killed", "killed", change(first, func(e *plan.Event) { e.Status, e.Error = -1, "killed after 60s" })},
+		{"a server died", "status 2", change("server, "+zeroCopy, func(e *plan.Event) { e.Status = 2 })},
+		{"a step is missing", "not run", func(e []plan.Event) []plan.Event {
+			return slices.DeleteFunc(e, func(e plan.Event) bool { return e.Step == stepConformance })
+		}},
+		{"the guest stopped", "did not reach its end", func(e []plan.Event) []plan.Event { return e[:len(e)-1] }},
+		{"the guest could not start", "no interface eth1", func(e []plan.Event) []plan.Event {
+			return append(e, plan.Event{Status: -1, Error: "no interface eth1"})
+		}},
+		{"nothing", "did not reach its end", func([]plan.Event) []plan.Event { return nil }},
+	} {
+		err := judge(tc.change(green(t, order{mode: zeroCopy})), order{mode: zeroCopy}).err()
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v; want %q", tc.name, err, tc.want)
+		}
+	}
+}
+
+func TestReadEvents(t *testing.T) {
+	var b bytes.Buffer
+	for _, e := range green(t, order{mode: native}) {
+		line, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(append(line, '\n'))
+	}
+	events, err := readEvents(&b)
+	if err != nil || judge(events, order{mode: native}).err() != nil {
+		t.Errorf("%d events, %v", len(events), err)
+	}
+	if _, err := readEvents(strings.NewReader("{\"Step\":\"boot\"}\nSeaBIOS\n")); err == nil {
+		t.Error("a line that is no event was taken for one")
+	}
+}
+
+// Of a step that has failed the report shows the test that did, however many have
+// passed after it.
+func TestFailureIsShown(t *testing.T) {
+	out := "=== RUN   TestNICs\n    --- FAIL: TestNICs/early (0.01s)\n        x_test.go:7: wrong\n" +
+		strings.Repeat("        --- PASS: TestNICs/later (0.00s)\n", 100) + "FAIL\n"
+	want := "    --- FAIL: TestNICs/early (0.01s)\n        x_test.go:7: wrong\nFAIL\n"
+	if got := withoutPassed(out); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
