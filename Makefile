@@ -1,6 +1,6 @@
 # Short names for the commands of every day; everything works without make.
 
-.PHONY: test race lint generate demo bench ci
+.PHONY: libvipl test race lint generate demo bench ci vm vagrant-validate
 
 test:
 	go test ./...
@@ -22,3 +22,12 @@ bench:
 
 ci:
 	CI=true bash .ci/run
+
+vm: # QEMU and a kernel are fetched; nothing is installed
+	go run ./vm
+
+vagrant-validate: # needs vagrant and vagrant-libvirt
+	bash vm/vagrant/validate.sh
+
+libvipl: # needs gcc, make and binutils
+	$(MAKE) -C cmd/libvipl
