@@ -1,3 +1,5 @@
+//go:build asavie
+
 package bench
 
 import (
@@ -7,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/asavie/xdp"
@@ -14,6 +17,26 @@ import (
 
 	"viaxdp/xdpnic"
 )
+
+// asavieTransports are built with the tag asavie only: the module's repository is
+// archived, and the rest must not depend on whether a proxy still has it.
+var asavieTransports = []transport{
+	{name: "asavie-xdp", xdp: true,
+		summary: "xdp.Socket of asavie/xdp, Poll(0)", open: openFramedAsavie(false)},
+	{name: "asavie-xdp-wait", xdp: true, sleeps: true,
+		summary: "the same, Poll with a time-out", open: openFramedAsavie(true)},
+}
+
+func openFramedAsavie(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
+	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
+		w := watch{stop: stop}
+		io, err := openAsavie(p, w, sleeps)
+		if err != nil {
+			return nil, err
+		}
+		return &framed{io: io, sleeps: sleeps, watch: w}, nil
+	}
+}
 
 // asavie is an xdp.Socket of github.com/asavie/xdp, driven as its
 // documentation shows: Poll before Receive, Poll(0) to look and a longer one to

@@ -33,7 +33,7 @@
 //
 //	raw-afxdp              AF_XDP rings by package xdpnic, no VI
 //	raw-afxdp-copy         the same, the content copied out on arrival
-//	asavie-xdp             AF_XDP rings by github.com/asavie/xdp
+//	asavie-xdp             AF_XDP rings by github.com/asavie/xdp, with the build tag asavie
 //	vi-unreliable          VI, Unreliable Delivery
 //	vi-reliable-delivery   VI, Reliable Delivery
 //	vi-reliable-reception  VI, Reliable Reception

@@ -30,17 +30,14 @@ type transport struct {
 
 // transports are all of them, in the order of the report. The baselines come
 // first.
-var transports = []transport{
+var transports = slices.Concat([]transport{
 	{name: "raw-afxdp", xdp: true, arena: true, chains: true,
 		summary: "frames on AF_XDP rings, no VI, polling", open: openFramedXDP(false, false)},
 	{name: "raw-afxdp-copy", xdp: true, arena: true, chains: true,
 		summary: "the same, the content copied out on arrival", open: openFramedXDP(false, true)},
 	{name: "raw-afxdp-wait", xdp: true, arena: true, sleeps: true, chains: true,
 		summary: "raw-afxdp, sleeping in poll", open: openFramedXDP(true, false)},
-	{name: "asavie-xdp", xdp: true,
-		summary: "xdp.Socket of asavie/xdp, Poll(0)", open: openFramedAsavie(false)},
-	{name: "asavie-xdp-wait", xdp: true, sleeps: true,
-		summary: "the same, Poll with a time-out", open: openFramedAsavie(true)},
+}, asavieTransports, []transport{
 	{name: "vi-unreliable", xdp: true, arena: true, vi: true, chains: true,
 		summary: "VI, Unreliable Delivery, polling", open: openVI(vipl.UnreliableDelivery, false)},
 	{name: "vi-unreliable-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
@@ -73,7 +70,7 @@ var transports = []transport{
 		summary: "messages of package mvich, two ranks, polling", open: openMvichEndpoint},
 	{name: "vianet", xdp: true, free: true, sleeps: true, arena: true, layer: true,
 		summary: "a net.Conn of package vianet", open: openViaNetEndpoint},
-}
+})
 
 func openMvichEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
 	return endpointOr(openRanks(p, watch{stop: stop}))
@@ -95,17 +92,6 @@ func openFramedXDP(sleeps, copies bool) func(Params, *atomic.Bool) (Endpoint, er
 			f.into = make([]byte, p.MaxBytes)
 		}
 		return f, nil
-	}
-}
-
-func openFramedAsavie(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
-	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		w := watch{stop: stop}
-		io, err := openAsavie(p, w, sleeps)
-		if err != nil {
-			return nil, err
-		}
-		return &framed{io: io, sleeps: sleeps, watch: w}, nil
 	}
 }
 
@@ -179,6 +165,9 @@ func UsesXDP(name string) bool {
 func find(name string) (*transport, error) {
 	i := slices.IndexFunc(transports, func(t transport) bool { return t.name == name })
 	if i < 0 {
+		if strings.HasPrefix(name, "asavie-") {
+			return nil, fmt.Errorf("transport %q is not built in: build with -tags asavie", name)
+		}
 		return nil, fmt.Errorf("unknown transport %q: there are %s", name, strings.Join(slices.Concat(Names(), Layers()), ", "))
 	}
 	return &transports[i], nil

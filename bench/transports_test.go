@@ -92,9 +92,9 @@ func TestTransportsOtherwise(t *testing.T) {
 		{"jumbo", 9000, false, "generic"},
 		{"jumbo native", 9000, false, "native"},
 	} {
-		for _, name := range []string{
-			"raw-afxdp", "raw-afxdp-wait", "asavie-xdp", "vi-reliable-delivery", "vi-rdma-write", "vi-rdma-read", "udp-spin", "tcp-spin",
-		} {
+		for _, name := range append([]string{
+			"raw-afxdp", "raw-afxdp-wait", "vi-reliable-delivery", "vi-rdma-write", "vi-rdma-read", "udp-spin", "tcp-spin",
+		}, asavieNames...) {
 			t.Run(c.title+" "+name, func(t *testing.T) {
 				client, server := pair(t, c.mtu, c.v6, c.mode)
 				if err := connected(name, client, server, exchange([]int{64, 1 << 16}, 5)); err != nil {
@@ -104,6 +104,14 @@ func TestTransportsOtherwise(t *testing.T) {
 		}
 	}
 }
+
+// asavieNames is asavie-xdp where it is built in.
+var asavieNames = func() []string {
+	if len(asavieTransports) == 0 {
+		return nil
+	}
+	return []string{"asavie-xdp"}
+}()
 
 // The layers carry every byte in frames longer than a chunk, where memory of the
 // arena is written and not read.
@@ -121,7 +129,8 @@ func TestLayersJumbo(t *testing.T) {
 // A queue is free again as soon as its endpoint is closed.
 func TestReopen(t *testing.T) {
 	client, server := pair(t, 1500, false, "generic")
-	for _, name := range []string{"raw-afxdp", "asavie-xdp", "vi-unreliable", "asavie-xdp", "raw-afxdp-wait"} {
+	others := slices.Concat([]string{"raw-afxdp"}, asavieNames, []string{"vi-unreliable"}, asavieNames, []string{"raw-afxdp-wait"})
+	for _, name := range others {
 		if err := connected(name, client, server, exchange([]int{64}, 2)); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -159,7 +168,7 @@ func TestStopped(t *testing.T) {
 // Facts of an AF_XDP endpoint go into the report.
 func TestFacts(t *testing.T) {
 	client, server := pair(t, 1500, false, "generic")
-	for _, name := range []string{"raw-afxdp", "asavie-xdp", "vi-reliable-delivery"} {
+	for _, name := range append([]string{"raw-afxdp", "vi-reliable-delivery"}, asavieNames...) {
 		err := connected(name, client, server, func(_ bool, e Endpoint) error {
 			f := e.Hello().Facts
 			if f.Interface != "via0" || f.Mode != "generic" || f.MTU != 1500 || f.FrameBytes != 1514 || f.Memory == "" {

@@ -226,7 +226,7 @@ func factsOf(nic *vipl.Nic) Facts {
 	info := nic.Info()
 	frame := info.MTU + ethernetHeader
 	if !info.NIC.MultiBuffer {
-		frame = min(frame, info.NIC.Rings.FrameSize-xdpnic.PacketHeadroom-info.NIC.Headroom)
+		frame = min(frame, info.NIC.ChunkSize-xdpnic.PacketHeadroom-info.NIC.Headroom)
 	}
 	return Facts{
 		Interface: info.Interface, Mode: info.Mode.String(), Features: featureNames(info.NIC.Features),

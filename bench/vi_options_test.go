@@ -204,7 +204,7 @@ func TestVIOptionsRefused(t *testing.T) {
 	}{
 		{Row{Name: "tcp-spin", VI: VIOptions{CQ: true}}, "no such options"},
 		{Row{Name: "raw-afxdp", VI: VIOptions{VIs: 2, NoMultiBuffer: true}}, "no such options"},
-		{Row{Name: "asavie-xdp", VI: VIOptions{NoMultiBuffer: true}}, "no such options"},
+		{Row{Name: "udp-spin", VI: VIOptions{NoMultiBuffer: true}}, "no such options"},
 		{Row{Name: "raw-afxdp", Beside: true}, "beside"},
 		{Row{Name: "vi-unreliable", VI: VIOptions{VIs: MaxVIs + 1}}, "VIs"},
 		{Row{Name: "vi-unreliable", VI: VIOptions{VIs: -1}}, "VIs"},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/asavie/xdp"
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
@@ -50,7 +49,7 @@ func (d *Demux) Descriptors() (fds Descriptors, ok bool) {
 		return fds, false
 	}
 	fds = Descriptors{
-		Program: d.Program.Program.FD(), VIs: d.vis.m.FD(), Sockets: d.Sockets.FD(),
+		Program: d.Program.FD(), VIs: d.vis.m.FD(), Sockets: d.Sockets.FD(),
 		Queues: d.Queues.FD(), Counters: d.counters.FD(), Link: -1,
 	}
 	if d.link != nil {
@@ -98,7 +97,7 @@ func AdoptDemux(fds Descriptors, ifindex int) (_ *Demux, err error) {
 		made = append(made, maps[i])
 	}
 	d := &Demux{counters: maps[3]}
-	d.Program = xdp.Program{Program: program, Sockets: maps[1], Queues: maps[2]}
+	d.Program, d.Queues, d.Sockets = program, maps[2], maps[1]
 	for i, want := range []ebpf.MapType{ebpf.Array, ebpf.XSKMap, ebpf.Hash, ebpf.PerCPUArray} {
 		if maps[i].Type() != want {
 			return nil, fmt.Errorf("a map is of type %v, want %v", maps[i].Type(), want)

@@ -42,7 +42,7 @@ func TestAdoptDemux(t *testing.T) {
 	// As a process that is killed: the descriptors close, nothing is undone.
 	first.vis.close()
 	first.closed = true
-	for _, c := range []interface{ Close() error }{first.link, first.Program.Program, first.Sockets, first.Queues, first.counters} {
+	for _, c := range []interface{ Close() error }{first.link, first.Program, first.Sockets, first.Queues, first.counters} {
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
 		}

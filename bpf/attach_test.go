@@ -98,7 +98,7 @@ func TestNothingLeftAfterClose(t *testing.T) {
 	if err := d.EnterVI(viIPv4, VIEntry{Key: key4, Peer: hostA}); err != nil {
 		t.Fatal(err)
 	}
-	info, err := d.Program.Program.Info()
+	info, err := d.Program.Info()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,12 +20,12 @@ func BenchmarkPrograms(b *testing.B) {
 		frame   []byte
 		action  uint32
 	}{
-		{"demux/hit-IPv4", d.Program.Program, good4().bytes(), xdpRedirect},
-		{"demux/hit-IPv6", d.Program.Program, good6().bytes(), xdpRedirect},
-		{"demux/wrong-key", d.Program.Program, with(good4(), func(f *frame) { f.key++ }), xdpDrop},
-		{"demux/TCP", d.Program.Program, with(good4(), func(f *frame) { f.next = 6 }), xdpPass},
-		{"demux/ARP", d.Program.Program, arp(), xdpPass},
-		{"redirect/hit-IPv4", r.Program.Program, good4().bytes(), xdpRedirect},
+		{"demux/hit-IPv4", d.Program, good4().bytes(), xdpRedirect},
+		{"demux/hit-IPv6", d.Program, good6().bytes(), xdpRedirect},
+		{"demux/wrong-key", d.Program, with(good4(), func(f *frame) { f.key++ }), xdpDrop},
+		{"demux/TCP", d.Program, with(good4(), func(f *frame) { f.next = 6 }), xdpPass},
+		{"demux/ARP", d.Program, arp(), xdpPass},
+		{"redirect/hit-IPv4", r.Program, good4().bytes(), xdpRedirect},
 		{"foreign", foreign(b), good4().bytes(), xdpPass},
 	} {
 		b.Run(c.name, func(b *testing.B) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/asavie/xdp"
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
@@ -56,9 +55,9 @@ func (c *Config) setDefaults() error {
 }
 
 // Demux is the demux program in the kernel with its maps, and once attached
-// with its link to the interface. It embeds [xdp.Program]: the fields Sockets
-// and Queues are the maps of the slots, and Program.Program is the program for
-// test runs. Leave them alone while Close may run.
+// with its link to the interface. The fields Sockets and Queues are the maps of
+// the slots, Program is there for test runs. Leave them alone while Close may
+// run.
 type Demux struct {
 	socketProgram
 	vis      viTable
@@ -93,7 +92,7 @@ func LoadDemux(cfg Config) (*Demux, error) {
 		return nil, loadError("load the demux program", err)
 	}
 	d := &Demux{counters: o.Counters}
-	d.Program = xdp.Program{Program: o.ViaDemux, Queues: o.Queues, Sockets: o.Sockets}
+	d.Program, d.Queues, d.Sockets = o.ViaDemux, o.Queues, o.Sockets
 	if d.vis, err = openVITable(o.Vis); err != nil {
 		return nil, errors.Join(&Error{Op: "map the VI table", Err: err}, o.Vis.Close(), d.Close())
 	}

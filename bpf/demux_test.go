@@ -72,7 +72,7 @@ func run(t testing.TB, d *Demux, b []byte, linear int) (action uint32, moved str
 	if linear > 0 {
 		opts.Context = xdpMD{DataEnd: uint32(linear)}
 	}
-	action, err := d.Program.Program.Run(&opts)
+	action, err := d.Program.Run(&opts)
 	if err != nil {
 		t.Fatalf("test run of %d bytes: %v", len(b), err)
 	}
@@ -89,7 +89,7 @@ func runOn(d *Demux, b []byte, ifindex, queue uint32) (action uint32, moved stri
 	if err != nil {
 		return 0, "", err
 	}
-	action, err = d.Program.Program.Run(&ebpf.RunOptions{
+	action, err = d.Program.Run(&ebpf.RunOptions{
 		Data: b, Context: xdpMD{DataEnd: uint32(len(b)), Ifindex: ifindex, Queue: queue},
 	})
 	if err != nil {
@@ -240,7 +240,7 @@ func TestVerdicts(t *testing.T) {
 func TestHeadersInFragment(t *testing.T) {
 	d, m := loadTestDemux(t), testModel()
 	b := with(good4(), func(f *frame) { f.payload = 6000 })
-	_, err := d.Program.Program.Run(&ebpf.RunOptions{Data: b, Context: xdpMD{DataEnd: 90}})
+	_, err := d.Program.Run(&ebpf.RunOptions{Data: b, Context: xdpMD{DataEnd: 90}})
 	if errors.Is(err, unix.EINVAL) {
 		nstest.Lacks(t, "the kernel's test run does not split frames where it is told to (Linux 6.18 does)")
 	}

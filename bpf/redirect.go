@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 
-	"github.com/asavie/xdp"
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
@@ -71,7 +70,7 @@ func NewRedirect(cfg RedirectConfig) (*Redirect, error) {
 		return nil, errors.Join(loadError(op, err), queues.Close(), sockets.Close())
 	}
 	r := &Redirect{}
-	r.Program = xdp.Program{Program: program, Queues: queues, Sockets: sockets}
+	r.Program, r.Queues, r.Sockets = program, queues, sockets
 	return r, nil
 }
 

@@ -43,7 +43,7 @@ func TestRedirectVerdicts(t *testing.T) {
 			r := loadTestRedirect(t, RedirectConfig{Frags: frags})
 			check := func(when string, want func(b []byte) uint32) {
 				for _, c := range verdicts {
-					action, err := r.Program.Program.Run(&ebpf.RunOptions{Data: c.frame})
+					action, err := r.Program.Run(&ebpf.RunOptions{Data: c.frame})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -74,7 +74,7 @@ func TestRedirectAgreesWithModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		for range 16 {
 			b := drawFrame(t)
-			action, err := r.Program.Program.Run(&ebpf.RunOptions{Data: b})
+			action, err := r.Program.Run(&ebpf.RunOptions{Data: b})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,7 +92,7 @@ func TestRedirectPort(t *testing.T) {
 	}
 	for port, want := range map[uint16]uint32{9: xdpRedirect, DefaultPort: xdpPass, 0x0900: xdpPass} {
 		b := with(good4(), func(f *frame) { f.port = port })
-		if action, err := r.Program.Program.Run(&ebpf.RunOptions{Data: b}); err != nil || action != want {
+		if action, err := r.Program.Run(&ebpf.RunOptions{Data: b}); err != nil || action != want {
 			t.Errorf("port %d: action %d, %v; want %d", port, action, err, want)
 		}
 	}

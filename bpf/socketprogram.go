@@ -6,21 +6,23 @@ import (
 	"os"
 	"sync"
 
-	"github.com/asavie/xdp"
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 )
 
 var errClosed = fmt.Errorf("bpf: program: %w", os.ErrClosed)
 
 // socketProgram is what Demux and Redirect have in common: a program that
-// redirects to AF_XDP sockets, their map, and the link to an interface.
-//
-// The embedded program's own Attach and Detach are hidden on purpose:
-// docs/asavie-xdp.md says why.
+// redirects to AF_XDP sockets, their maps, and the link to an interface.
 type socketProgram struct {
-	xdp.Program
+	Program *ebpf.Program // for test runs
+	Sockets *ebpf.Map     // XSKMAP: the socket in each slot
+	// Queues is the readable mirror of Sockets, which user space can only
+	// write: the key of each slot in use. A hash, of which entries can be
+	// deleted.
+	Queues *ebpf.Map
 
-	mu     sync.Mutex // guards all below, and the embedded program's fields against close
+	mu     sync.Mutex // guards all below, and the fields above against close
 	closed bool
 	link   link.Link // nil: not attached. Kept, because a link that is collected detaches
 	where  int       // interface index of link
@@ -48,7 +50,7 @@ func (p *socketProgram) Register(slot, fd int) error {
 	if fd < 0 {
 		return fmt.Errorf("bpf: slot %d: file descriptor %d", slot, fd)
 	}
-	if err := p.Program.Register(slot, fd); err != nil {
+	if err := p.put(uint32(slot), uint32(fd)); err != nil {
 		return fmt.Errorf("bpf: slot %d: file descriptor %d (an AF_XDP socket?): %w", slot, fd, err)
 	}
 	return nil
@@ -62,8 +64,30 @@ func (p *socketProgram) Unregister(slot int) error {
 	if err := p.check(slot); err != nil {
 		return err
 	}
-	if err := p.Program.Unregister(slot); err != nil {
+	if err := p.delete(uint32(slot)); err != nil {
 		return fmt.Errorf("bpf: slot %d: %w", slot, err)
+	}
+	return nil
+}
+
+// put enters the socket first: a slot that Queues names is never without one.
+func (p *socketProgram) put(slot, fd uint32) error {
+	if err := p.Sockets.Put(slot, fd); err != nil {
+		return err
+	}
+	if err := p.Queues.Put(slot, uint32(1)); err != nil {
+		return errors.Join(err, p.Sockets.Delete(slot))
+	}
+	return nil
+}
+
+func (p *socketProgram) delete(slot uint32) error {
+	if err := p.Queues.Delete(slot); err != nil {
+		return err
+	}
+	// The kernel has emptied the slot of a socket that is gone.
+	if err := p.Sockets.Delete(slot); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
 	}
 	return nil
 }
@@ -91,7 +115,7 @@ func (p *socketProgram) Attach(ifindex int, mode Mode) error {
 	if p.link != nil {
 		return fmt.Errorf("bpf: already attached to interface %d: detach first", p.where)
 	}
-	l, err := attach(p.Program.Program, ifindex, mode)
+	l, err := attach(p.Program, ifindex, mode)
 	if err != nil {
 		return err
 	}
@@ -135,9 +159,9 @@ func (p *socketProgram) close() error {
 	p.closed = true
 	var errs []error
 	for _, slot := range p.slots() {
-		errs = append(errs, p.Program.Unregister(int(slot)))
+		errs = append(errs, p.delete(slot))
 	}
-	return errors.Join(append(errs, p.detach(), p.Program.Close())...)
+	return errors.Join(append(errs, p.detach(), p.Sockets.Close(), p.Queues.Close(), p.Program.Close())...)
 }
 
 // slots lists those in use.

@@ -7,44 +7,36 @@ import (
 	"testing"
 	"time"
 
-	"github.com/asavie/xdp"
-
 	"viaxdp/internal/nstest"
+	"viaxdp/xdpnic"
 )
 
 // patience bounds waits for what must come; nothing is measured by it.
 const patience = 30 * time.Second
 
 // receiver opens an AF_XDP socket on queue 0 of the interface, ready to receive.
-func receiver(t *testing.T, ns *nstest.NS) *xdp.Socket {
+func receiver(t *testing.T, ns *nstest.NS) *xdpnic.Queue {
 	t.Helper()
-	var socket *xdp.Socket
+	var socket *xdpnic.Queue
 	within(t, ns, func() (err error) {
-		socket, err = xdp.NewSocket(ns.Index, 0, &xdp.SocketOptions{
-			NumFrames: 64, FrameSize: 2048,
-			FillRingNumDescs: 64, CompletionRingNumDescs: 64, RxRingNumDescs: 64, TxRingNumDescs: 64,
-		})
+		socket, err = xdpnic.Open(xdpnic.Config{Ifindex: ns.Index, RxChunks: 64, TxChunks: 64})
 		return err
 	})
 	t.Cleanup(func() { socket.Close() })
-	socket.Fill(socket.GetDescs(32))
 	return socket
 }
 
 // receive gives the next frame.
-func receive(t *testing.T, socket *xdp.Socket) []byte {
+func receive(t *testing.T, socket *xdpnic.Queue) []byte {
 	t.Helper()
+	frames := make([]xdpnic.Frame, 1)
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
-		n, _, err := socket.Poll(100)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n == 0 {
+		if socket.Receive(frames) == 0 {
+			time.Sleep(100 * time.Microsecond)
 			continue
 		}
-		descs := socket.Receive(1)
-		b := bytes.Clone(socket.GetFrame(descs[0]))
-		socket.Fill(descs)
+		b := bytes.Clone(frames[0].Data)
+		socket.Recycle(frames[0].Addr)
 		return b
 	}
 	t.Fatal("no frame came")

@@ -127,7 +127,7 @@ func TestEntryChangesUnderTraffic(t *testing.T) {
 	after := before
 	// Until both VIs were seen in place; the first rounds may find no writer yet.
 	for round := 0; round < 1000 && (after.Redirected == before.Redirected || after.NoVI == before.NoVI); round++ {
-		if _, err := d.Program.Program.Run(&ebpf.RunOptions{Data: b, Repeat: 50_000}); err != nil {
+		if _, err := d.Program.Run(&ebpf.RunOptions{Data: b, Repeat: 50_000}); err != nil {
 			t.Error(err)
 			break
 		}

@@ -128,7 +128,7 @@ func (w *World) open() (err error) {
 		return err
 	}
 	info := w.nic.Info()
-	w.longFrames = info.NIC.MultiBuffer && info.MTU > info.NIC.Rings.FrameSize
+	w.longFrames = info.NIC.MultiBuffer && info.MTU > info.NIC.ChunkSize
 	w.pool = pool{nic: w.nic, tag: w.tag, size: w.set.vbufSize()}
 	w.regs = registrations{nic: w.nic, tag: w.tag, limit: w.set.registered}
 	if w.cq, err = w.nic.CreateCQ(1024); err != nil {

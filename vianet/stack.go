@@ -99,7 +99,7 @@ func New(nic *vipl.Nic, o Options) (*Stack, error) {
 	s.dials, s.end = context.WithCancelCause(context.Background())
 	var err error
 	info := nic.Info()
-	s.longFrames = info.NIC.MultiBuffer && info.MTU > info.NIC.Rings.FrameSize
+	s.longFrames = info.NIC.MultiBuffer && info.MTU > info.NIC.ChunkSize
 	if s.regs, err = newRegistry(nic, max(o.Registered, 0)); err != nil {
 		return nil, systemError(err)
 	}

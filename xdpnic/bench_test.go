@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/ordered"
@@ -56,7 +55,7 @@ type rawPong struct {
 type ringView struct {
 	prod, cons *ordered.Uint32
 	p, c       uint32
-	desc       []xdp.Desc
+	desc       []Desc
 	addr       []uint64
 	mask       uint32
 }
@@ -75,7 +74,7 @@ func newRawPong(q *Queue) *rawPong {
 
 func (r *rawPong) send(template []byte) {
 	copy(r.mem[r.chunk:], template)
-	r.tx.desc[r.tx.p&r.tx.mask] = xdp.Desc{Addr: r.chunk, Len: uint32(len(template))}
+	r.tx.desc[r.tx.p&r.tx.mask] = Desc{Addr: r.chunk, Len: uint32(len(template))}
 	r.tx.p++
 	r.tx.prod.Store(r.tx.p)
 	unix.RawSyscall6(unix.SYS_SENDTO, uintptr(r.fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)

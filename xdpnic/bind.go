@@ -193,7 +193,7 @@ func (q *Queue) describe() (err error) {
 	i.ZeroCopy, i.NeedWakeup = q.zc, true
 	i.MultiBuffer, i.Unaligned, i.Headroom = c.MultiBuffer, c.Unaligned, c.Headroom
 	i.PoolOffset, i.PoolBytes = c.PoolOffset, c.PoolBytes()
-	i.Rings = c.Rings
+	i.Rings, i.Chunks, i.ChunkSize = c.Rings, c.RxChunks+c.TxChunks, c.ChunkSize
 	q.sg = c.MultiBuffer
 	q.maxSegs = 1
 	if q.sg {

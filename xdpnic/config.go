@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/asavie/xdp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -47,6 +46,12 @@ const (
 	DefaultBusyTimeout = 2 * time.Second
 )
 
+// Rings are the sizes of a socket's four rings in entries, powers of two.
+type Rings struct {
+	Fill, Completion int // of the pool: chunks to the kernel, and back from it
+	RX, TX           int // of the socket: frames
+}
+
 // BusyPoll are the socket options of preferred busy polling, for NICs with a
 // NAPI instance per queue (Documentation/networking/napi.rst). Leave it zero
 // on veth: there it does nothing or harm.
@@ -81,9 +86,8 @@ type Config struct {
 
 	// Rings holds the sizes of the four rings, in entries, powers of two;
 	// default: the power of two that holds the chunks. The fill ring must hold
-	// all RX chunks, the completion ring as much as the TX ring. NumFrames and
-	// FrameSize are ignored here and filled in in Info.
-	Rings xdp.SocketOptions
+	// all RX chunks, the completion ring as much as the TX ring.
+	Rings Rings
 
 	// Mode is the best data path to try; ModeAuto: all of them. With Require, a
 	// mode that cannot be had is an error instead of a step down.
@@ -133,13 +137,12 @@ func (c Config) WithDefaults() (Config, error) {
 		}
 	}
 	r := &c.Rings
-	def(&r.FillRingNumDescs, powerOfTwo(c.RxChunks))
-	def(&r.RxRingNumDescs, powerOfTwo(c.RxChunks))
-	def(&r.TxRingNumDescs, powerOfTwo(c.TxChunks))
-	def(&r.CompletionRingNumDescs, max(r.TxRingNumDescs, powerOfTwo(c.TxChunks)))
-	r.NumFrames, r.FrameSize = c.RxChunks+c.TxChunks, c.ChunkSize
+	def(&r.Fill, powerOfTwo(c.RxChunks))
+	def(&r.RX, powerOfTwo(c.RxChunks))
+	def(&r.TX, powerOfTwo(c.TxChunks))
+	def(&r.Completion, max(r.TX, powerOfTwo(c.TxChunks)))
 	def(&c.SendBuffer, DefaultSendBuffer)
-	def(&c.TxBudget, min(DefaultTxBudget, r.TxRingNumDescs))
+	def(&c.TxBudget, min(DefaultTxBudget, r.TX))
 	if c.BusyTimeout == 0 {
 		c.BusyTimeout = DefaultBusyTimeout
 	}
@@ -182,19 +185,19 @@ func (c *Config) check() error {
 		name string
 		n    int
 	}{
-		{"fill", c.Rings.FillRingNumDescs}, {"completion", c.Rings.CompletionRingNumDescs},
-		{"RX", c.Rings.RxRingNumDescs}, {"TX", c.Rings.TxRingNumDescs},
+		{"fill", c.Rings.Fill}, {"completion", c.Rings.Completion},
+		{"RX", c.Rings.RX}, {"TX", c.Rings.TX},
 	} {
 		if r.n < 1 || r.n > 1<<24 || r.n != powerOfTwo(r.n) {
 			return c.bad("%s ring of %d entries: must be a power of two", r.name, r.n)
 		}
 	}
 	switch {
-	case c.Rings.FillRingNumDescs < c.RxChunks:
-		return c.bad("fill ring of %d entries does not hold %d RX chunks", c.Rings.FillRingNumDescs, c.RxChunks)
-	case c.Rings.CompletionRingNumDescs < c.Rings.TxRingNumDescs:
+	case c.Rings.Fill < c.RxChunks:
+		return c.bad("fill ring of %d entries does not hold %d RX chunks", c.Rings.Fill, c.RxChunks)
+	case c.Rings.Completion < c.Rings.TX:
 		return c.bad("completion ring of %d entries is smaller than the TX ring of %d",
-			c.Rings.CompletionRingNumDescs, c.Rings.TxRingNumDescs)
+			c.Rings.Completion, c.Rings.TX)
 	case c.PoolOffset < 0 || c.PoolOffset%pageSize != 0:
 		return c.bad("pool offset %d: must be a multiple of %d", c.PoolOffset, pageSize)
 	case c.Memory == nil:

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/nstest"
@@ -116,9 +115,9 @@ func TestConfig(t *testing.T) {
 		{Config{ChunkSize: 3000}, "power of two unless"},
 		{Config{ChunkSize: 2048, Headroom: 1800}, "headroom 1800"},
 		{Config{ChunkSize: 2048, RxChunks: -1}, "-1 RX"},
-		{Config{ChunkSize: 2048, Rings: xdp.SocketOptions{TxRingNumDescs: 100}}, "TX ring of 100"},
-		{Config{ChunkSize: 2048, Rings: xdp.SocketOptions{FillRingNumDescs: 256}}, "does not hold 512 RX chunks"},
-		{Config{ChunkSize: 2048, Rings: xdp.SocketOptions{CompletionRingNumDescs: 8}}, "smaller than the TX ring"},
+		{Config{ChunkSize: 2048, Rings: Rings{TX: 100}}, "TX ring of 100"},
+		{Config{ChunkSize: 2048, Rings: Rings{Fill: 256}}, "does not hold 512 RX chunks"},
+		{Config{ChunkSize: 2048, Rings: Rings{Completion: 8}}, "smaller than the TX ring"},
 		{Config{ChunkSize: 2048, PoolOffset: 4096}, "without memory"},
 		{Config{ChunkSize: 2048, PoolOffset: 100}, "pool offset 100"},
 		{Config{ChunkSize: 2048, Memory: page(mib)}, "does not fit"},
@@ -132,8 +131,8 @@ func TestConfig(t *testing.T) {
 		switch {
 		case tc.want == "" && err != nil:
 			t.Errorf("%+v: %v", tc.c, err)
-		case tc.want == "" && (c.Rings.FillRingNumDescs < c.RxChunks || c.Rings.NumFrames != c.RxChunks+c.TxChunks ||
-			c.PoolBytes()%4096 != 0 || c.PoolBytes() < c.Rings.NumFrames*c.ChunkSize):
+		case tc.want == "" && (c.Rings.Fill < c.RxChunks || c.Rings.Completion < c.TxChunks ||
+			c.PoolBytes()%4096 != 0 || c.PoolBytes() < (c.RxChunks+c.TxChunks)*c.ChunkSize):
 			t.Errorf("defaults: %+v", c)
 		case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want) || !errors.As(err, &op)):
 			t.Errorf("%+v: %v, want %q", tc.c, err, tc.want)

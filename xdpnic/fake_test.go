@@ -3,7 +3,6 @@ package xdpnic
 import (
 	"testing"
 
-	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,8 +40,8 @@ func newFakeKernel(t fataler, cfg Config, start uint32) *fakeKernel {
 	}
 	cfg.PoolOffset = offset
 	r := cfg.Rings
-	tx, rx := fakeRing(r.TxRingNumDescs, descSize, start), fakeRing(r.RxRingNumDescs, descSize, start)
-	fill, comp := fakeRing(r.FillRingNumDescs, addrSize, start), fakeRing(r.CompletionRingNumDescs, addrSize, start)
+	tx, rx := fakeRing(r.TX, descSize, start), fakeRing(r.RX, descSize, start)
+	fill, comp := fakeRing(r.Fill, addrSize, start), fakeRing(r.Completion, addrSize, start)
 	q := newQueue(cfg)
 	q.sg, q.maxSegs = cfg.MultiBuffer, MaxSegs
 	mem := make([]byte, cfg.PoolOffset+cfg.PoolBytes()+1<<16)
@@ -54,9 +53,9 @@ func newFakeKernel(t fataler, cfg Config, start uint32) *fakeKernel {
 }
 
 // transmit takes up to max TX entries and returns them without completing.
-func (k *fakeKernel) transmit(max uint32) []xdp.Desc {
+func (k *fakeKernel) transmit(max uint32) []Desc {
 	n := k.tx.peek(max)
-	var taken []xdp.Desc
+	var taken []Desc
 	for i := range n {
 		taken = append(taken, k.tx.desc[(k.tx.tail+i)&k.tx.mask])
 	}
@@ -82,7 +81,7 @@ func (k *fakeKernel) deliver(lens ...int) bool {
 	for i, l := range lens {
 		addr := k.fill.addr[(k.fill.tail+uint32(i))&k.fill.mask]
 		off := uint64(PacketHeadroom)
-		d := xdp.Desc{Addr: addr + off, Len: uint32(l)}
+		d := Desc{Addr: addr + off, Len: uint32(l)}
 		if k.q.cfg.Unaligned {
 			d.Addr = addr | off<<offsetShift
 		}
@@ -129,7 +128,7 @@ func BenchmarkBookkeepingRaw(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		r.mem[r.chunk]++
-		r.tx.desc[r.tx.p&r.tx.mask] = xdp.Desc{Addr: r.chunk, Len: 64}
+		r.tx.desc[r.tx.p&r.tx.mask] = Desc{Addr: r.chunk, Len: 64}
 		r.tx.p++
 		r.tx.prod.Store(r.tx.p)
 		d := k.tx.desc[k.tx.tail&k.tx.mask]

@@ -17,8 +17,15 @@ import (
 	"viaxdp/internal/nstest"
 )
 
+// peerEnv makes the test binary play the other end of TestInteroperability, in
+// a process and a namespace of its own: "echo IFINDEX" or "first IFINDEX".
+const peerEnv = "XDPNIC_TEST_PEER"
+
+// peerMain is there with the build tag asavie.
+var peerMain func(role string) int
+
 func TestMain(m *testing.M) {
-	if role := os.Getenv(peerEnv); role != "" {
+	if role := os.Getenv(peerEnv); role != "" && peerMain != nil {
 		os.Exit(peerMain(role))
 	}
 	goleak.VerifyTestMain(m)

@@ -1,3 +1,5 @@
+//go:build asavie
+
 package xdpnic
 
 import (
@@ -15,14 +17,12 @@ import (
 	"viaxdp/internal/nstest"
 )
 
-// peerEnv makes the test binary play the other end, in a process and a
-// namespace of its own: "echo IFINDEX" or "first IFINDEX".
-const peerEnv = "XDPNIC_TEST_PEER"
+func init() { peerMain = xdpMain }
 
-// peerMain is the other end on xdp.Socket of github.com/asavie/xdp, which
+// xdpMain is the other end on xdp.Socket of github.com/asavie/xdp, which
 // shares no code with this package. "echo" sends back what it gets, "first"
 // sends a frame before that. It ends when its standard input does.
-func peerMain(role string) int {
+func xdpMain(role string) int {
 	var kind string
 	var ifindex int
 	if _, err := fmt.Sscan(role, &kind, &ifindex); err != nil {

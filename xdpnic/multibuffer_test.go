@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/nstest"
@@ -44,7 +43,7 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 	flat := make([]byte, n)
 	header(flat, to.ns, e.ns)
 	fillPattern(flat[14:], seed)
-	var segs []xdp.Desc
+	var segs []Desc
 	for len(flat) > 0 {
 		addr, buf, ok := e.q.Alloc()
 		if !ok {
@@ -52,7 +51,7 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 		}
 		k := copy(buf, flat)
 		flat = flat[k:]
-		segs = append(segs, xdp.Desc{Addr: addr, Len: uint32(k)})
+		segs = append(segs, Desc{Addr: addr, Len: uint32(k)})
 	}
 	if !e.q.SendSegs(segs, false) {
 		t.Fatalf("SendSegs of %d segments refused", len(segs))
@@ -92,14 +91,14 @@ func TestPayloadByReference(t *testing.T) {
 			fillPattern(mem[region:region+17*400], 7)
 			addr, buf, _ := q.Alloc()
 			header(buf, b.ns, a.ns)
-			frame := func(segments int) []xdp.Desc {
-				segs := []xdp.Desc{{Addr: addr, Len: 14}}
+			frame := func(segments int) []Desc {
+				segs := []Desc{{Addr: addr, Len: 14}}
 				for i := range segments - 1 {
 					at := region + i*400
 					if !unaligned {
 						at = region + i%5*400 // stay in a chunk
 					}
-					segs = append(segs, xdp.Desc{Addr: uint64(at), Len: 400})
+					segs = append(segs, Desc{Addr: uint64(at), Len: 400})
 				}
 				return segs
 			}

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/asavie/xdp"
 	"pgregory.net/rapid"
 )
 
@@ -25,7 +24,7 @@ func TestChunkOwnership(t *testing.T) {
 		q := k.q
 		foreign := uint64((cfg.PoolOffset + (cfg.RxChunks+cfg.TxChunks)*cfg.ChunkSize + 4095) &^ 4095)
 		var held []uint64 // ours: allocated, or retained and completed
-		var wired []xdp.Desc
+		var wired []Desc
 		retained := map[uint64]bool{} // in flight, ours afterwards
 		var leased []uint64
 		pick := func(t *rapid.T, list []uint64) int {
@@ -95,10 +94,10 @@ func TestChunkOwnership(t *testing.T) {
 				if q.tx.refresh()-q.pend < 2 {
 					t.Skip("ring full")
 				}
-				if q.SendSegs([]xdp.Desc{{Addr: held[i], Len: 64}, {Addr: held[i], Len: 1}}, false) {
+				if q.SendSegs([]Desc{{Addr: held[i], Len: 64}, {Addr: held[i], Len: 1}}, false) {
 					t.Fatal("one chunk twice in a frame")
 				}
-				if !q.SendSegs([]xdp.Desc{{Addr: held[i], Len: 64}, {Addr: foreign, Len: 100}}, true) {
+				if !q.SendSegs([]Desc{{Addr: held[i], Len: 64}, {Addr: foreign, Len: 100}}, true) {
 					t.Fatal("SendSegs refused")
 				}
 				retained[drop(&held, i)] = true
@@ -240,7 +239,7 @@ func TestReceiveKeepsFramesWhole(t *testing.T) {
 func TestReceiveRefusesForeignMemory(t *testing.T) {
 	for _, addr := range []uint64{4096 + 256, 1 << 40, ^uint64(0), 2048 - 10} {
 		k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 2, TxChunks: 2}, 0)
-		k.rx.desc[0] = xdp.Desc{Addr: addr, Len: 64}
+		k.rx.desc[0] = Desc{Addr: addr, Len: 64}
 		k.rx.submit(1)
 		k.deliver(64)
 		var frames [4]Frame
@@ -273,7 +272,7 @@ func TestSendRules(t *testing.T) {
 			refused++
 		}
 	}
-	segs := func(want bool, s ...xdp.Desc) {
+	segs := func(want bool, s ...Desc) {
 		t.Helper()
 		if q.SendSegs(s, false) != want {
 			t.Fatalf("SendSegs(%v) = %v", s, !want)
@@ -282,7 +281,7 @@ func TestSendRules(t *testing.T) {
 			refused++
 		}
 	}
-	d := func(addr uint64, n uint32) xdp.Desc { return xdp.Desc{Addr: addr, Len: n, Options: 99} }
+	d := func(addr uint64, n uint32) Desc { return Desc{Addr: addr, Len: n, Options: 99} }
 	send(false, addr, 13)
 	send(false, addr, -1)
 	send(false, addr, 2049)
@@ -297,7 +296,7 @@ func TestSendRules(t *testing.T) {
 	segs(false, d(addr, 64), d(uint64(len(q.pool.mem)-1), 2))
 	segs(false, d(addr, 64), d(^uint64(0), 2))
 	segs(false, d(addr, 13))
-	many := []xdp.Desc{d(addr, 64)}
+	many := []Desc{d(addr, 64)}
 	for range MaxSegs {
 		many = append(many, d(reg, 1))
 	}

@@ -4,13 +4,12 @@ import (
 	"errors"
 	"sync/atomic"
 
-	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 )
 
-// Desc is a segment of a frame as the TX ring knows it: address in the UMEM and
-// length.
-type Desc = xdp.Desc
+// Desc is an entry of the RX or TX ring, a segment of a frame: address in the
+// UMEM, length in bytes, options (struct xdp_desc, 16 bytes, linux/if_xdp.h).
+type Desc = unix.XDPDesc
 
 // Frame is one received segment.
 type Frame struct {
@@ -69,8 +68,10 @@ type Info struct {
 	PoolOffset  int  // bytes
 	PoolBytes   int  // bytes
 	Features    Features
-	FeaturesErr error             // why Features is empty
-	Rings       xdp.SocketOptions // ring sizes, number of chunks, chunk size
+	FeaturesErr error // why Features is empty
+	Rings       Rings
+	Chunks      int // of the pool, for receiving and for sending
+	ChunkSize   int // bytes
 }
 
 // Open makes a socket on a queue: registers the memory, maps the four rings,
@@ -163,10 +164,10 @@ func (q *Queue) socket() (err error) {
 // poolRings makes and maps the fill and completion rings.
 func (q *Queue) poolRings() error {
 	r := &q.cfg.Rings
-	if err := q.setInt("fill ring", unix.XDP_UMEM_FILL_RING, r.FillRingNumDescs); err != nil {
+	if err := q.setInt("fill ring", unix.XDP_UMEM_FILL_RING, r.Fill); err != nil {
 		return err
 	}
-	if err := q.setInt("completion ring", unix.XDP_UMEM_COMPLETION_RING, r.CompletionRingNumDescs); err != nil {
+	if err := q.setInt("completion ring", unix.XDP_UMEM_COMPLETION_RING, r.Completion); err != nil {
 		return err
 	}
 	return q.mapPoolRings()
@@ -179,11 +180,11 @@ func (q *Queue) mapPoolRings() error {
 		return q.fail("ring offsets", err)
 	}
 	p := q.pool
-	p.fillMem, err = mapRing(q.fd, unix.XDP_UMEM_PGOFF_FILL_RING, off.Fr, r.FillRingNumDescs, addrSize)
+	p.fillMem, err = mapRing(q.fd, unix.XDP_UMEM_PGOFF_FILL_RING, off.Fr, r.Fill, addrSize)
 	if err != nil {
 		return q.fail("map fill ring", err)
 	}
-	p.compMem, err = mapRing(q.fd, unix.XDP_UMEM_PGOFF_COMPLETION_RING, off.Cr, r.CompletionRingNumDescs, addrSize)
+	p.compMem, err = mapRing(q.fd, unix.XDP_UMEM_PGOFF_COMPLETION_RING, off.Cr, r.Completion, addrSize)
 	if err != nil {
 		return q.fail("map completion ring", err)
 	}
@@ -195,10 +196,10 @@ func (q *Queue) mapPoolRings() error {
 // belong to them.
 func (q *Queue) socketRings() error {
 	r := &q.cfg.Rings
-	if err := q.setInt("RX ring", unix.XDP_RX_RING, r.RxRingNumDescs); err != nil {
+	if err := q.setInt("RX ring", unix.XDP_RX_RING, r.RX); err != nil {
 		return err
 	}
-	if err := q.setInt("TX ring", unix.XDP_TX_RING, r.TxRingNumDescs); err != nil {
+	if err := q.setInt("TX ring", unix.XDP_TX_RING, r.TX); err != nil {
 		return err
 	}
 	if err := q.mapSocketRings(); err != nil {
@@ -213,10 +214,10 @@ func (q *Queue) mapSocketRings() error {
 	if err != nil {
 		return q.fail("ring offsets", err)
 	}
-	if q.rxMem, err = mapRing(q.fd, unix.XDP_PGOFF_RX_RING, off.Rx, r.RxRingNumDescs, descSize); err != nil {
+	if q.rxMem, err = mapRing(q.fd, unix.XDP_PGOFF_RX_RING, off.Rx, r.RX, descSize); err != nil {
 		return q.fail("map RX ring", err)
 	}
-	if q.txMem, err = mapRing(q.fd, unix.XDP_PGOFF_TX_RING, off.Tx, r.TxRingNumDescs, descSize); err != nil {
+	if q.txMem, err = mapRing(q.fd, unix.XDP_PGOFF_TX_RING, off.Tx, r.TX, descSize); err != nil {
 		return q.fail("map TX ring", err)
 	}
 	q.rx, q.tx = q.rxMem.rx(), q.txMem.tx()

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/nstest"
@@ -52,7 +51,7 @@ func TestClosedQueue(t *testing.T) {
 		}
 	}
 	var frames [4]Frame
-	if _, _, ok := q.Alloc(); ok || q.Send(held, 64, false) || q.SendSegs([]xdp.Desc{{Addr: held, Len: 64}}, false) ||
+	if _, _, ok := q.Alloc(); ok || q.Send(held, 64, false) || q.SendSegs([]Desc{{Addr: held, Len: 64}}, false) ||
 		q.Receive(frames[:]) != 0 || q.Ready() || q.Pending() != 0 || q.Reap() != 0 || q.InFlight(held) || q.TxFree() != 0 {
 		t.Error("a closed queue does something")
 	}
@@ -113,7 +112,7 @@ func TestFlushErrors(t *testing.T) {
 func TestNoAllocations(t *testing.T) {
 	a, b := openPair(t, pairOptions{generic: true, frags: true, cfg: Config{MultiBuffer: true}})
 	frames := make([]Frame, 32)
-	segs := make([]xdp.Desc, 2)
+	segs := make([]Desc, 2)
 	lost := 0
 	if n := testing.AllocsPerRun(200, func() {
 		addr, buf, _ := a.q.Alloc()
@@ -122,7 +121,7 @@ func TestNoAllocations(t *testing.T) {
 		first, buf, _ := a.q.Alloc()
 		header(buf, b.ns, a.ns)
 		second, _, _ := a.q.Alloc()
-		segs[0], segs[1] = xdp.Desc{Addr: first, Len: 64}, xdp.Desc{Addr: second, Len: 100}
+		segs[0], segs[1] = Desc{Addr: first, Len: 64}, Desc{Addr: second, Len: 100}
 		if !a.q.SendSegs(segs, true) || a.q.Flush() != nil {
 			lost++
 		}

@@ -1,8 +1,6 @@
 package xdpnic
 
 import (
-	"github.com/asavie/xdp"
-
 	"viaxdp/internal/ordered"
 )
 
@@ -93,7 +91,7 @@ func (r *consumer) ready() bool { return r.prod.Load() != r.cons.Load() }
 type (
 	txRing struct {
 		producer
-		desc []xdp.Desc
+		desc []Desc
 	}
 	fillRing struct {
 		producer
@@ -101,7 +99,7 @@ type (
 	}
 	rxRing struct {
 		consumer
-		desc []xdp.Desc
+		desc []Desc
 	}
 	completionRing struct {
 		consumer

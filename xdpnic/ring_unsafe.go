@@ -4,7 +4,6 @@ import (
 	"runtime"
 	"unsafe"
 
-	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/ordered"
@@ -80,8 +79,8 @@ func (m *ringMem) consumer() consumer {
 	return c
 }
 
-func (m *ringMem) descs() []xdp.Desc {
-	return unsafe.Slice((*xdp.Desc)(unsafe.Pointer(&m.mem[m.off.Desc])), m.n)
+func (m *ringMem) descs() []Desc {
+	return unsafe.Slice((*Desc)(unsafe.Pointer(&m.mem[m.off.Desc])), m.n)
 }
 
 func (m *ringMem) addrs() []uint64 {
@@ -97,6 +96,6 @@ func (m *ringMem) completion() completionRing {
 
 // Bytes of an entry of the RX and TX rings, and of the other two.
 const (
-	descSize = int(unsafe.Sizeof(xdp.Desc{}))
+	descSize = int(unsafe.Sizeof(Desc{}))
 	addrSize = 8
 )

@@ -4,8 +4,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/asavie/xdp"
 )
 
 // Entries that somebody has scribbled on are refused by the kernel, which counts those of
@@ -19,7 +17,7 @@ func TestScribbledEntriesAreRefused(t *testing.T) {
 	if !tx.reserve(1) {
 		t.Fatal("the TX ring is full")
 	}
-	tx.desc[tx.head&tx.mask] = xdp.Desc{Addr: nowhere, Len: 64}
+	tx.desc[tx.head&tx.mask] = Desc{Addr: nowhere, Len: 64}
 	a.q.pend++
 	if err := a.q.Flush(); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,6 @@
 package xdpnic
 
-import "github.com/asavie/xdp"
+import "golang.org/x/sys/unix"
 
 // counters are the owner's own counts.
 type counters struct {
@@ -11,12 +11,16 @@ type counters struct {
 	rxTooManySegs, rxBadEntries     uint64
 }
 
-// Stats are the counts of a socket since Open. Those of the embedded xdp.Stats
-// count ring entries; KernelStats is XDP_STATISTICS. Filled, Completed and
+// Stats are the counts of a socket since Open. Filled, Completed and
 // ChunkErrors belong to the pool and are the same for all sockets that share
 // it.
 type Stats struct {
-	xdp.Stats
+	Filled      uint64 // fill ring entries that the kernel has taken
+	Received    uint64 // RX ring entries taken
+	Transmitted uint64 // TX ring entries that the kernel has taken
+	Completed   uint64 // completion ring entries taken
+
+	KernelStats unix.XDPStatistics // XDP_STATISTICS
 
 	TxFrames   uint64 // frames taken by Send and SendSegs
 	TxKicks    uint64 // system calls made to send

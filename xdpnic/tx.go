@@ -4,7 +4,6 @@ package xdpnic
 // completions that give chunks back.
 
 import (
-	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 )
 
@@ -47,7 +46,7 @@ func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 	if !q.tx.reserve(q.pend + 1) {
 		return false
 	}
-	q.tx.desc[(q.tx.head+q.pend)&q.tx.mask] = xdp.Desc{Addr: addr, Len: uint32(n)}
+	q.tx.desc[(q.tx.head+q.pend)&q.tx.mask] = Desc{Addr: addr, Len: uint32(n)}
 	q.pend++
 	if retain {
 		p.own[i] = ownKept
@@ -72,7 +71,7 @@ func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 // segments or, counted as TxRefused, when a rule is broken.
 //
 // Owner only.
-func (q *Queue) SendSegs(segs []xdp.Desc, retain bool) bool {
+func (q *Queue) SendSegs(segs []Desc, retain bool) bool {
 	n := uint32(len(segs))
 	if n == 0 || len(segs) > q.maxSegs {
 		q.n.txRefused++
@@ -101,7 +100,7 @@ func (q *Queue) SendSegs(segs []xdp.Desc, retain bool) bool {
 			p.txOut++
 		}
 		total += uint64(s.Len)
-		q.tx.desc[at&q.tx.mask] = xdp.Desc{Addr: s.Addr, Len: s.Len, Options: unix.XDP_PKT_CONTD}
+		q.tx.desc[at&q.tx.mask] = Desc{Addr: s.Addr, Len: s.Len, Options: unix.XDP_PKT_CONTD}
 		at++
 	}
 	if total < MinFrame {
@@ -117,7 +116,7 @@ func (q *Queue) SendSegs(segs []xdp.Desc, retain bool) bool {
 // segOK applies the kernel's rules for a TX entry (net/xdp/xsk_queue.h,
 // xp_validate_desc): one that breaks them would be dropped without a
 // completion.
-func (q *Queue) segOK(s *xdp.Desc) bool {
+func (q *Queue) segOK(s *Desc) bool {
 	p := q.pool
 	n := uint64(s.Len)
 	size := uint64(len(p.mem))
@@ -128,7 +127,7 @@ func (q *Queue) segOK(s *xdp.Desc) bool {
 }
 
 // takeBack undoes what SendSegs has done for segs and counts the refusal.
-func (q *Queue) takeBack(segs []xdp.Desc) {
+func (q *Queue) takeBack(segs []Desc) {
 	p := q.pool
 	for k := range segs {
 		if i := p.chunk(segs[k].Addr); i-p.rx < p.tx {

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
@@ -215,14 +214,14 @@ func TestDropsHaveNames(t *testing.T) {
 		size   int
 		want   map[string]uint64
 	}{
-		{"fill ring empty", false, 1500, Config{}, Config{RxChunks: 4, Rings: xdp.SocketOptions{RxRingNumDescs: 64}}, 10, 64,
+		{"fill ring empty", false, 1500, Config{}, Config{RxChunks: 4, Rings: Rings{RX: 64}}, 10, 64,
 			map[string]uint64{"rx_dropped": 6, "rx_fill_ring_empty_descs": 6}},
-		{"RX ring full", false, 1500, Config{}, Config{RxChunks: 64, Rings: xdp.SocketOptions{RxRingNumDescs: 4}}, 10, 64,
+		{"RX ring full", false, 1500, Config{}, Config{RxChunks: 64, Rings: Rings{RX: 4}}, 10, 64,
 			map[string]uint64{"rx_ring_full": 6}},
 		{"longer than a chunk", true, 3000, Config{ChunkSize: 4096}, Config{ChunkSize: 2048}, 3, 2000,
 			map[string]uint64{"rx_dropped": 3}},
 		{"fill ring too short for a frame", true, 3000, Config{ChunkSize: 4096},
-			Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: 1, Rings: xdp.SocketOptions{RxRingNumDescs: 64}}, 2, 2000,
+			Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: 1, Rings: Rings{RX: 64}}, 2, 2000,
 			map[string]uint64{"rx_dropped": 2}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

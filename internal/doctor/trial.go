@@ -103,7 +103,7 @@ func tryDemux() (t Trial) {
 		return refused(err)
 	}
 	for _, s := range all {
-		got, err := d.Program.Program.Run(&ebpf.RunOptions{Data: s.frame})
+		got, err := d.Program.Run(&ebpf.RunOptions{Data: s.frame})
 		if err != nil {
 			return refused(fmt.Errorf("test run: %w", err))
 		}

@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/asavie/xdp"
-
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -158,7 +156,7 @@ func TestMultiBuffer(t *testing.T) {
 	addr, buf, _ := a.Alloc()
 	copy(buf, "header")
 	clear(buf[6:20])
-	if !a.SendSegs([]xdp.Desc{{Addr: addr, Len: 20}, {Addr: 16 * 2048, Len: 2048}, {Addr: 17 * 2048, Len: 1952}}, false) {
+	if !a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: 20}, {Addr: 16 * 2048, Len: 2048}, {Addr: 17 * 2048, Len: 1952}}, false) {
 		t.Fatal("refused")
 	}
 	flush(t, a)
@@ -168,7 +166,7 @@ func TestMultiBuffer(t *testing.T) {
 	}
 	addr, buf, _ = a.Alloc()
 	clear(buf[:20])
-	a.SendSegs([]xdp.Desc{{Addr: addr, Len: 20}, {Addr: 16 * 2048, Len: 2048}, {Addr: 17 * 2048, Len: 1952}}, false)
+	a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: 20}, {Addr: 16 * 2048, Len: 2048}, {Addr: 17 * 2048, Len: 1952}}, false)
 	flush(t, a)
 	n := b.Receive(frames[:])
 	if n != 3 || !frames[0].More || !frames[1].More || frames[2].More {

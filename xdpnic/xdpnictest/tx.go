@@ -3,8 +3,6 @@ package xdpnictest
 import (
 	"time"
 
-	"github.com/asavie/xdp"
-
 	"viaxdp/xdpnic"
 )
 
@@ -80,13 +78,13 @@ func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 	if q.closed {
 		return false
 	}
-	seg := [1]xdp.Desc{{Addr: addr, Len: uint32(max(n, 0))}}
+	seg := [1]xdpnic.Desc{{Addr: addr, Len: uint32(max(n, 0))}}
 	return q.enqueue("Send", seg[:], retain)
 }
 
 // SendSegs puts one frame of several segments on the TX ring. Segments outside
 // of the chunks are the program's memory.
-func (q *Queue) SendSegs(segs []xdp.Desc, retain bool) bool {
+func (q *Queue) SendSegs(segs []xdpnic.Desc, retain bool) bool {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
 	if q.closed {
@@ -95,7 +93,7 @@ func (q *Queue) SendSegs(segs []xdp.Desc, retain bool) bool {
 	return q.enqueue("SendSegs", segs, retain)
 }
 
-func (q *Queue) enqueue(op string, segs []xdp.Desc, retain bool) bool {
+func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
 	if len(segs) == 0 || len(segs) > maxSegs || len(segs) > 1 && !q.cfg.MultiBuffer {
 		q.n.TxRefused++
 		q.misuse("%s of %d segments", op, len(segs))
