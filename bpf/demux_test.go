@@ -409,4 +409,40 @@ func TestRegisterRefuses(t *testing.T) {
 	if got := d.slots(); !cmp.Equal(got, []uint32{slotSocket}) {
 		t.Errorf("slots in use: %d", got)
 	}
+	// The socket of a slot that is in use stays in it.
+	if err := d.Register(slotSocket, int(file.Fd())); err == nil {
+		t.Error("not a socket, in the place of one: no error")
+	}
+	if action, _ := run(t, d, good4().bytes(), 0); action != xdpRedirect {
+		t.Errorf("action %d after a registration that was refused", action)
+	}
+}
+
+// A registration that fails after the socket is in its map takes it out again.
+func TestRegisterFailsHalfWay(t *testing.T) {
+	nstest.Require(t)
+	d, err := LoadDemux(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := d.EnterVI(viIPv4, VIEntry{Slot: slotSocket, Key: key4, Peer: hostA}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Queues.Freeze(); err != nil { // user space writes it no more
+		t.Fatal(err)
+	}
+	if err := d.Register(slotSocket, rawSocket(t)); !errors.Is(err, unix.EPERM) {
+		t.Errorf("Register: %v, want EPERM", err)
+	}
+	if _, counter := run(t, d, good4().bytes(), 0); counter != "no_socket" {
+		t.Errorf("counter %q after a registration that failed", counter)
+	}
+	if got := d.slots(); len(got) != 0 {
+		t.Errorf("slots in use: %d", got)
+	}
 }

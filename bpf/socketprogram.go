@@ -70,7 +70,8 @@ func (p *socketProgram) Unregister(slot int) error {
 	return nil
 }
 
-// put enters the socket first: a slot that Queues names is never without one.
+// put enters the socket first, so that Queues names no slot that a descriptor was
+// refused for.
 func (p *socketProgram) put(slot, fd uint32) error {
 	if err := p.Sockets.Put(slot, fd); err != nil {
 		return err
@@ -81,6 +82,7 @@ func (p *socketProgram) put(slot, fd uint32) error {
 	return nil
 }
 
+// delete takes the slot's name first: whoever is refused has changed nothing.
 func (p *socketProgram) delete(slot uint32) error {
 	if err := p.Queues.Delete(slot); err != nil {
 		return err
