@@ -37,6 +37,7 @@ func receive(t *testing.T, socket *xdpnic.Queue) []byte {
 		}
 		b := bytes.Clone(frames[0].Data)
 		socket.Recycle(frames[0].Addr)
+		socket.Refill()
 		return b
 	}
 	t.Fatal("no frame came")
