@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -125,8 +126,9 @@ func TestEntryChangesUnderTraffic(t *testing.T) {
 	b := frame{vi: first, key: key4}.bytes()
 	before := counters(t, d)
 	after := before
-	// Until both VIs were seen in place; the first rounds may find no writer yet.
-	for round := 0; round < 1000 && (after.Redirected == before.Redirected || after.NoVI == before.NoVI); round++ {
+	// Until both VIs were seen in place: how soon is the scheduler's choice.
+	for end := time.Now().Add(patience); time.Now().Before(end) &&
+		(after.Redirected == before.Redirected || after.NoVI == before.NoVI); {
 		if _, err := d.Program.Run(&ebpf.RunOptions{Data: b, Repeat: 50_000}); err != nil {
 			t.Error(err)
 			break
