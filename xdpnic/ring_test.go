@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"encoding/binary"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -75,5 +76,16 @@ func TestShutRings(t *testing.T) {
 	p, c := shutProducer(), shutConsumer()
 	if p.reserve(1) || p.left() != 0 || p.needWakeup() || c.peek(^uint32(0)) != 0 || c.ready() {
 		t.Fatal("a closed ring does something")
+	}
+}
+
+// An entry of the RX and TX rings lies in memory as struct xdp_desc does.
+func TestDescLayout(t *testing.T) {
+	m := fakeRing(2, descSize, 0)
+	m.descs()[1] = Desc{Addr: 0x1122334455667788, Len: 0x99aabbcc, Options: pktContd}
+	b := m.mem[m.off.Desc+16:]
+	addr, n, options := binary.NativeEndian.Uint64(b), binary.NativeEndian.Uint32(b[8:]), binary.NativeEndian.Uint32(b[12:])
+	if len(b) != 16 || addr != 0x1122334455667788 || n != 0x99aabbcc || options != pktContd {
+		t.Errorf("% x", b)
 	}
 }

@@ -99,3 +99,6 @@ const (
 	descSize = int(unsafe.Sizeof(Desc{}))
 	addrSize = 8
 )
+
+// An entry is struct xdp_desc, of 16 bytes.
+var _ [descSize - 16]struct{} = [0]struct{}{}
