@@ -245,9 +245,8 @@ func (q *Queue) Info() Info { return q.info }
 // Sockets that share the pool go on with it; what of it lay in this socket's
 // rings comes back.
 //
-// Owner only, with no other goroutine in Ready. Afterwards every method is
-// harmless: nothing to receive, no room to send, ErrClosed. A second Close does
-// nothing.
+// Owner only. Afterwards every method is harmless: nothing to receive, no room to
+// send, ErrClosed. A second Close does nothing.
 func (q *Queue) Close() error {
 	if q.wait.closed.Swap(true) {
 		return nil
