@@ -14,7 +14,7 @@ func TestReadyBesideClose(t *testing.T) {
 	for range 5 {
 		var q *Queue
 		if err := a.Do(func() (err error) {
-			q, err = Open(Config{Ifindex: a.Index, Mode: ModeGeneric})
+			q, err = Open(Config{Ifindex: a.Index, Mode: ModeGeneric, BusyTimeout: patience})
 			return err
 		}); err != nil {
 			t.Fatal(err)

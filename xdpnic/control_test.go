@@ -275,7 +275,7 @@ func TestZeroCopyRefused(t *testing.T) {
 					return err
 				}
 				defer r.close()
-				cfg := Config{Ifindex: ns.Index, Mode: ModeZeroCopy, Require: true, BusyPoll: tc.poll}
+				cfg := Config{Ifindex: ns.Index, Mode: ModeZeroCopy, Require: true, BusyPoll: tc.poll, BusyTimeout: patience}
 				q, err := Open(cfg)
 				if err == nil {
 					q.Close()

@@ -141,7 +141,7 @@ func openEnd(t testing.TB, ns *nstest.NS, o pairOptions) *end {
 // open opens a queue of the end's interface and registers it. It must run in
 // the namespace.
 func (e *end) open(cfg Config) (*Queue, error) {
-	cfg.Ifindex = e.ns.Index
+	cfg.Ifindex, cfg.BusyTimeout = e.ns.Index, patience // the kernel lets go of a queue in its own time
 	q, err := Open(cfg)
 	if err != nil {
 		return nil, err
@@ -174,13 +174,23 @@ func fillPattern(buf []byte, seed byte) {
 	}
 }
 
+// mustAlloc takes a TX chunk, and waits for one: a frame that has arrived need not
+// have completed yet.
+func (e *end) mustAlloc(t testing.TB) (addr uint64, buf []byte) {
+	t.Helper()
+	eventually(t, "a free chunk", func() (ok bool) {
+		if addr, buf, ok = e.q.Alloc(); !ok {
+			e.q.Reap()
+		}
+		return ok
+	})
+	return addr, buf
+}
+
 // mustSend sends one frame of n bytes.
 func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
 	t.Helper()
-	addr, buf, ok := e.q.Alloc()
-	if !ok {
-		t.Fatal("no free chunk")
-	}
+	addr, buf := e.mustAlloc(t)
 	header(buf, to.ns, e.ns)
 	fillPattern(buf[14:n], seed)
 	if !e.q.Send(addr, n, false) {
@@ -191,7 +201,7 @@ func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
 	}
 }
 
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // eventually waits until ok.
 func eventually(t testing.TB, what string, ok func() bool) {

@@ -45,10 +45,7 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 	fillPattern(flat[14:], seed)
 	var segs []Desc
 	for len(flat) > 0 {
-		addr, buf, ok := e.q.Alloc()
-		if !ok {
-			t.Fatal("no free chunk")
-		}
+		addr, buf := e.mustAlloc(t)
 		k := copy(buf, flat)
 		flat = flat[k:]
 		segs = append(segs, Desc{Addr: addr, Len: uint32(k)})
