@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -297,9 +298,15 @@ func TestTransparent(t *testing.T) {
 		nstest.Lacks(t, "transparent hugepages are turned off")
 	}
 	for _, shared := range []bool{false, true} {
-		i := open(t, Config{Size: 4 << 20, Shared: shared}).Info()
-		if i.Kind == Pages {
-			t.Errorf("shared=%v: %v", shared, i)
+		// There may be no memory in one piece for a moment.
+		for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			i := open(t, Config{Size: 4 << 20, Shared: shared}).Info()
+			if i.Kind != Pages {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("shared=%v: %v", shared, i)
+			}
 		}
 	}
 }

@@ -38,7 +38,51 @@ func (p pool) available() int {
 	return p.free - p.reserved + max(0, p.overcommit-p.surplus)
 }
 
+// readPool reads the pool. In /sys each counter is a file of its own: what one says
+// may be over when the next is read, and their difference is then that of no moment.
+// /proc/meminfo has all but the limit at once, of the default page size.
 func readPool() (p pool, err error) {
+	if p, err = readCounters(); err != nil {
+		return p, err
+	}
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return p, nil
+	}
+	defer f.Close()
+	if m, ok := poolInMeminfo(f); ok {
+		m.overcommit = p.overcommit
+		return m, nil
+	}
+	return p, nil
+}
+
+// poolInMeminfo is the pool of the default page size; ok is false when that is not
+// 2 MB, or the kernel does not say.
+func poolInMeminfo(meminfo io.Reader) (p pool, ok bool) {
+	found := 0
+	for lines := bufio.NewScanner(meminfo); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), ":")
+		value = strings.TrimSpace(value)
+		v := map[string]*int{
+			"HugePages_Total": &p.total, "HugePages_Free": &p.free,
+			"HugePages_Rsvd": &p.reserved, "HugePages_Surp": &p.surplus,
+		}[name]
+		if v != nil {
+			var err error
+			if *v, err = strconv.Atoi(value); err != nil {
+				return pool{}, false
+			}
+			found++
+		}
+		if size, is := kilobytes(value); name == "Hugepagesize" {
+			return p, is && size == hugeSize && found == 4
+		}
+	}
+	return pool{}, false
+}
+
+func readCounters() (p pool, err error) {
 	for name, v := range map[string]*int{
 		fileNr: &p.total, fileFree: &p.free, fileReserved: &p.reserved,
 		fileSurplus: &p.surplus, fileOverNr: &p.overcommit,
