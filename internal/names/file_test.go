@@ -83,6 +83,7 @@ func TestFileFollowsChanges(t *testing.T) {
 func TestFileReadOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "names")
 	for text, wrong := range map[string]bool{"10.0.0.1 a\n": false, "oops": true} {
+		written := time.Now()
 		put(t, path, text)
 		reads := 0
 		f := &file{path: path, parse: func(text string) ([]Entry, error) { reads++; return ParseNames(text) }}
@@ -91,21 +92,22 @@ func TestFileReadOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if reads != 3 {
+		// On a busy machine it may have settled meanwhile.
+		if reads != 3 && time.Since(written) < settling/2 {
 			t.Errorf("%q, just written: read %d times in 3 lookups", text, reads)
 		}
-		f.fresh = true // as if it were old
+		f.fresh, reads = true, 0 // as if it were old
 		for range 3 {
 			if _, err := f.load(); (err != nil) != wrong {
 				t.Fatal(err)
 			}
 		}
-		if reads != 3 {
+		if reads != 0 {
 			t.Errorf("%q, old: read again", text)
 		}
 		replace(t, path, text) // only the inode tells
-		if _, err := f.load(); (err != nil) != wrong || reads != 4 {
-			t.Errorf("%q, replaced: read %d times, want 4; %v", text, reads, err)
+		if _, err := f.load(); (err != nil) != wrong || reads != 1 {
+			t.Errorf("%q, replaced: read %d times, want 1; %v", text, reads, err)
 		}
 	}
 
