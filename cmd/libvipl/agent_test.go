@@ -43,7 +43,8 @@ func TestAgent(t *testing.T) {
 
 	agent := func(n *nstest.NS, name string) *bed {
 		socket := filepath.Join(dir, name, "agent.sock")
-		ctx, cancel := context.WithTimeout(context.Background(), programTime) // t.Context ends before it is told to end
+		// It serves programs one after the other; t.Context ends before it is told to end.
+		ctx, cancel := context.WithTimeout(context.Background(), 4*programTime)
 		t.Cleanup(cancel)
 		p := &process{Cmd: exec.CommandContext(ctx, command, "agent", "--config", "/dev/null", "--socket", socket, "--no-keeper")}
 		p.Stdout, p.Stderr = &p.out, &p.out
@@ -54,7 +55,7 @@ func TestAgent(t *testing.T) {
 			p.Process.Signal(syscall.SIGTERM)
 			p.finish(t)
 		})
-		for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 			if _, err := agentclient.Probe(socket); err == nil {
 				break
 			} else if time.Now().After(end) {

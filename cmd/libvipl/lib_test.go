@@ -132,6 +132,10 @@ const namesFile = `fd00::9 node2
 10.1.2.8 node2 disc="another"
 `
 
+// silence is the time after which a peer is taken for dead: a test machine may be too
+// busy to speak sooner.
+const silence = 30 * time.Second
+
 func newBed(t testing.TB, mtu int, env ...string) *bed {
 	t.Helper()
 	return newBedOf(t, nstest.Options{MTU: mtu}, env...)
@@ -149,7 +153,7 @@ func newBedOf(t testing.TB, o nstest.Options, env ...string) *bed {
 		t.Fatal(err)
 	}
 	own := append(os.Environ(), "VIA_NAMES="+names, "VIA_HOSTS="+hosts, "VIA_DNS=0", "VIA_HUGEPAGES=avoid",
-		"VIA_SILENCE=8000") // a test machine may be too busy to speak in time
+		fmt.Sprintf("VIA_SILENCE=%d", silence.Milliseconds()))
 	return &bed{a: a, b: b, env: append(own, env...)}
 }
 
@@ -159,7 +163,7 @@ type process struct {
 	out bytes.Buffer
 }
 
-const programTime = 100 * time.Second
+const programTime = 3 * time.Minute
 
 func (b *bed) start(t testing.TB, n *nstest.NS, args ...string) *process {
 	t.Helper()

@@ -46,7 +46,7 @@ func openGo(args []string, descs, buffers int) (*goEnd, error) {
 	runtime.LockOSThread()
 	runtime.GOMAXPROCS(8) // as the library does
 	var err error
-	if e.nic, err = vipl.OpenNic(device, vipl.WithSilence(8*time.Second)); err != nil { // as newBed sets it
+	if e.nic, err = vipl.OpenNic(device, vipl.WithSilence(silence)); err != nil { // as newBed sets it
 		return nil, err
 	}
 	tag, err := e.nic.CreatePtag()

@@ -301,7 +301,7 @@ int main(int argc, char **argv)
 		list = next;
 	}
 	CHECK(VipPostSend(one, d, heap));
-	VipSendWait(one, 10000, &d); /* done when it is on its way: what comes of it ends the connection */
+	VipSendWait(one, PATIENCE, &d); /* done when it is on its way: what comes of it ends the connection */
 	ASSERT(d == aligned(on_heap));
 	do
 		CHECK(VipQueryVi(two, &state, &v, &sends, &recvs));

@@ -84,8 +84,8 @@ static void *client_thread(void *arg)
 		memset(buffer(c, 0), (int)(c * 50 + k % 50), n);
 		describe(out, buffer(c, 0), n, handle);
 		CHECK(VipPostSend(vi, out, handle));
-		CHECK(VipSendWait(vi, 10000, &d));
-		CHECK(VipRecvWait(vi, 10000, &d));
+		CHECK(VipSendWait(vi, PATIENCE, &d));
+		CHECK(VipRecvWait(vi, PATIENCE, &d));
 		ASSERT(d == in && d->CS.Length == n && memcmp(buffer(c, 0), buffer(c, 1), n) == 0);
 	}
 	CHECK(VipDisconnect(vi));

@@ -97,7 +97,7 @@ static void node_init(NODE *n, const char *device, const char *peer, int rank)
 	memcpy(local->HostAddress + nic.NicAddressLen, &rank, sizeof rank);
 	rank = 1 - rank;
 	memcpy(remote->HostAddress + nic.NicAddressLen, &rank, sizeof rank);
-	CHECK(VipConnectPeerRequest(n->vi, local, remote, 20000));
+	CHECK(VipConnectPeerRequest(n->vi, local, remote, PATIENCE));
 	do
 		got = VipConnectPeerDone(n->vi, &theirs);
 	while (got == VIP_NOT_DONE);

@@ -152,7 +152,7 @@ static void make(END *e, VIP_CQ_HANDLE cq, const char *name, const char *peer)
 	e->sends = (VIP_DESCRIPTOR *)(void *)((char *)(recvs + BUFFERS) + BUFFERS * SIZE);
 	side_local(&s, &local, name);
 	side_remote(peer, &remote, name);
-	CHECK(VipConnectPeerRequest(e->vi, &local.a, &remote.a, 30000));
+	CHECK(VipConnectPeerRequest(e->vi, &local.a, &remote.a, PATIENCE));
 	CHECK(VipConnectPeerWait(e->vi, &v));
 	arm(e);
 	pthread_mutex_lock(&lock);

@@ -36,7 +36,7 @@ static void *accepts(void *unused)
 
 	(void)unused;
 	side_local(&s, &local, "self");
-	CHECK(VipConnectWait(s.nic, &local.a, 10000, &remote.a, &theirs, &conn));
+	CHECK(VipConnectWait(s.nic, &local.a, PATIENCE, &remote.a, &theirs, &conn));
 	CHECK(VipConnectAccept(conn, right));
 	return NULL;
 }
@@ -64,7 +64,7 @@ static void connects(void)
 	ASSERT(pthread_create(&thread, NULL, accepts, NULL) == 0);
 	side_local(&s, &a, "self");
 	do
-		got = VipConnectRequest(left, &a.a, &a.a, 5000, &theirs);
+		got = VipConnectRequest(left, &a.a, &a.a, PATIENCE, &theirs);
 	while (got == VIP_NO_MATCH);
 	CHECK(got);
 	ASSERT(pthread_join(thread, NULL) == 0);
@@ -259,13 +259,18 @@ static void test_exit(const char *device)
 /* SIGINT that nobody handles ends a program that is asleep in the library. */
 static void test_interrupt(const char *device)
 {
-	pid_t pid = fork();
-	int status;
+	int status, pipes[2];
+	char c;
+	pid_t pid;
 
+	ASSERT(pipe(pipes) == 0);
+	pid = fork();
 	if (pid == 0) {
 		opens(device);
+		ASSERT(write(pipes[1], "x", 1) == 1);
 		waits(NULL);
 	}
+	ASSERT(read(pipes[0], &c, 1) == 1);
 	usleep(300000); /* until it sleeps */
 	kill(pid, SIGINT);
 	ASSERT(waitpid(pid, &status, 0) == pid);

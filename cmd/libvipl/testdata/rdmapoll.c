@@ -50,9 +50,9 @@ int main(int argc, char **argv)
 	memcpy(out + sizeof theirs, &mine, sizeof mine);
 	describe(d + 1, out + sizeof theirs, sizeof mine, handle);
 	CHECK(VipPostSend(vi, d + 1, handle));
-	CHECK(VipRecvWait(vi, 5000, &got));
+	CHECK(VipRecvWait(vi, PATIENCE, &got));
 	memcpy(&theirs, out, sizeof theirs);
-	CHECK(VipSendWait(vi, 5000, &got));
+	CHECK(VipSendWait(vi, PATIENCE, &got));
 
 	for (i = 1; i <= count; i++) {
 		if (s.server || i > 1) {

@@ -90,8 +90,8 @@ static void rm_init(int argc, char **argv)
 	exchange[1].handle = handle;
 	describe(&descriptors[1], &exchange[1], sizeof(SEG), handle);
 	CHECK(VipPostSend(vi, &descriptors[1], handle));
-	CHECK(VipRecvWait(vi, 10000, &d));
-	CHECK(VipSendWait(vi, 10000, &d));
+	CHECK(VipRecvWait(vi, PATIENCE, &d));
+	CHECK(VipSendWait(vi, PATIENCE, &d));
 	theirs = exchange[0];
 }
 

@@ -87,7 +87,7 @@ static void connect_to(int server, char *name, char *discriminator)
 	remote->DiscriminatorLen = (VIP_UINT16)strlen(discriminator);
 	memcpy(remote->HostAddress + ADDR_LEN, discriminator, remote->DiscriminatorLen);
 	do
-		rc = VipConnectRequest(vi, local, remote, 10000, &theirs);
+		rc = VipConnectRequest(vi, local, remote, PATIENCE, &theirs);
 	while (rc == VIP_NO_MATCH);
 	CHECK(rc);
 }
@@ -104,7 +104,7 @@ static void transfer(int sends, long i)
 		d->Data[0].Length = d->Control.Length;
 		memset(d->Data[0].Data.Address, (int)i & 0xff, d->Control.Length);
 		CHECK(VipPostSend(vi, d, d->Data[0].Handle));
-		CHECK(VipSendWait(vi, 20000, &done));
+		CHECK(VipSendWait(vi, PATIENCE, &done));
 		ASSERT(done == d);
 		release(done);
 		return;

@@ -2,7 +2,8 @@
  * unreliable: a message library that makes an Unreliable Delivery VI reliable
  * enough by credits alone, as libraries did on links that lose nothing: a sender
  * never has more messages under way than the peer has receives posted. Nothing
- * may be lost: there is no retransmission.
+ * may be lost: there is no retransmission. The client goes first, when the server has
+ * told it that it has everything.
  *
  *	unreliable server|client DEVICE [ADDRESS] [COUNT]
  */
@@ -11,6 +12,7 @@
 #define RING 32
 #define SLOT 4096
 #define NOTHING 0xffffffff /* number of a message of nothing but credits */
+#define END 0xfffffffe     /* the same, of the server that has everything */
 
 struct header {
 	VIP_UINT32 number, credits, bytes;
@@ -25,6 +27,7 @@ int main(int argc, char **argv)
 	VIP_RETURN got;
 	char *memory, *inbuf, *outbuf;
 	long count = 5000, k, data = 0, sent = 0, done = 0, taken = 0, mine = RING, owed = 0;
+	int ended = 0;
 	struct header h;
 	VIP_UINT32 i;
 
@@ -48,13 +51,14 @@ int main(int argc, char **argv)
 	 * Both send count messages, which carry the credits of the other direction;
 	 * one of nothing but credits takes the last one, which is kept for it.
 	 */
-	while (data < count || taken < count || done < sent) {
+	while (data < count || taken < count || done < sent || !ended) {
 		int only = data == count || mine == 1;
+		int last = s.server && data == count && taken == count && !ended;
 
-		if (mine > 0 && sent - done < RING && (only ? owed >= RING / 2 : mine > 1)) {
+		if (mine > 0 && sent - done < RING && (last || (only ? owed >= RING / 2 : mine > 1))) {
 			char *buffer = outbuf + sent % RING * SLOT;
 
-			h.number = only ? NOTHING : (VIP_UINT32)data;
+			h.number = last ? END : only ? NOTHING : (VIP_UINT32)data;
 			h.credits = (VIP_UINT32)owed;
 			h.bytes = only ? 0 : (VIP_UINT32)(data * 37 % (SLOT - (long)sizeof h));
 			memcpy(buffer, &h, sizeof h);
@@ -66,6 +70,7 @@ int main(int argc, char **argv)
 			mine--;
 			sent++;
 			data += !only;
+			ended |= last;
 		}
 		got = VipSendDone(vi, &d);
 		if (got == VIP_SUCCESS)
@@ -83,7 +88,9 @@ int main(int argc, char **argv)
 			ASSERT(d->CS.Length == sizeof h + h.bytes);
 			mine += h.credits;
 			ASSERT(mine <= RING);
-			if (h.number != NOTHING) {
+			if (h.number == END) {
+				ended = 1;
+			} else if (h.number != NOTHING) {
 				ASSERT(h.number == (VIP_UINT32)taken);
 				for (i = 0; i < h.bytes; i++)
 					ASSERT(buffer[sizeof h + i] == (char)(h.number + i));
@@ -96,7 +103,8 @@ int main(int argc, char **argv)
 	}
 	if (!s.server)
 		printf("unreliable: %ld messages each way, none lost\n", count);
-	usleep(100000); /* the peer may still be taking what is on the way */
+	if (s.server)
+		side_after(vi);
 	CHECK(VipDisconnect(vi));
 	CHECK(VipCloseNic(s.nic));
 	return 0;
