@@ -22,7 +22,7 @@ type End struct {
 }
 
 const (
-	patience = 20 * time.Second
+	patience = time.Minute
 	// Size is the longest message.
 	Size = 4096
 )
@@ -35,10 +35,12 @@ func Connected(t testing.TB, o nstest.Options, level vipl.ReliabilityLevel, opts
 	return Join(t, Open(t, na, opts...), Open(t, nb, opts...), nb.IPv4, level)
 }
 
-// Open opens a side's NIC, without a VI, until the end of the test.
+// Open opens a side's NIC, without a VI, until the end of the test. Without another
+// option, a peer that the machine keeps from speaking is not taken for dead.
 func Open(t testing.TB, ns *nstest.NS, opts ...vipl.Option) *End {
 	t.Helper()
 	e := &End{NS: ns}
+	opts = append([]vipl.Option{vipl.WithSilence(patience)}, opts...)
 	check(t, ns.Do(func() (err error) {
 		e.Nic, err = vipl.OpenNic(ns.Name, opts...)
 		return err
@@ -65,16 +67,14 @@ func Join(t testing.TB, a, b *End, host netip.Addr, level vipl.ReliabilityLevel)
 		}
 		accepted <- err
 	}()
-	err := vipl.ErrNoMatch
-	for end := time.Now().Add(patience); err == vipl.ErrNoMatch && time.Now().Before(end); {
-		_, e := a.VI.ConnectRequest(vipl.NetAddress{}, at, patience)
-		if e == nil {
+	var err error
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) { // until b waits
+		if _, err = a.VI.ConnectRequest(vipl.NetAddress{}, at, patience); err == nil {
 			check(t, <-accepted)
 			return a, b
 		}
-		time.Sleep(time.Millisecond) // until b waits
 	}
-	t.Fatal("no connection")
+	t.Fatalf("no connection: %v", err)
 	return nil, nil
 }
 
