@@ -180,7 +180,7 @@ func (e *end) mustAlloc(t testing.TB) (addr uint64, buf []byte) {
 	t.Helper()
 	eventually(t, "a free chunk", func() (ok bool) {
 		if addr, buf, ok = e.q.Alloc(); !ok {
-			e.q.Reap()
+			e.pump(t)
 		}
 		return ok
 	})
