@@ -39,7 +39,7 @@ func drawPeerSchedule(t *rapid.T) peerSchedule {
 	}
 	s := peerSchedule{
 		Faults: kagenttest.Faults{
-			Loss: rapid.Float64Range(0, 0.3).Draw(t, "loss"), Dup: rapid.Float64Range(0, 0.5).Draw(t, "dup"),
+			Loss: rapid.Float64Range(0, 0.3).Draw(t, "loss"), Streak: longestStreak, Dup: rapid.Float64Range(0, 0.5).Draw(t, "dup"),
 			Delay: ms(5, "delay"), Jitter: ms(40, "jitter"), Seed: rapid.Uint64().Draw(t, "seed"),
 		},
 		Self: rapid.Bool().Draw(t, "self"),

@@ -41,13 +41,18 @@ const (
 	doNothing
 )
 
+// longestStreak keeps the network from being silent for so long that one side has to
+// take the other for gone, which may be connected: an acceptor sends its Accept a dozen
+// times at least before it does, and each third of each third is confirmed.
+const longestStreak = 2
+
 func drawSchedule(t *rapid.T) schedule {
 	ms := func(max int, label string) time.Duration {
 		return time.Duration(rapid.IntRange(0, max).Draw(t, label)) * time.Millisecond
 	}
 	s := schedule{
 		Faults: kagenttest.Faults{
-			Loss: rapid.Float64Range(0, 0.4).Draw(t, "loss"), Dup: rapid.Float64Range(0, 0.5).Draw(t, "dup"),
+			Loss: rapid.Float64Range(0, 0.4).Draw(t, "loss"), Streak: longestStreak, Dup: rapid.Float64Range(0, 0.5).Draw(t, "dup"),
 			Delay: ms(5, "delay"), Jitter: ms(40, "jitter"), Seed: rapid.Uint64().Draw(t, "seed"),
 		},
 		Self:   rapid.Bool().Draw(t, "self"),

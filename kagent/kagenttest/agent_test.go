@@ -84,6 +84,11 @@ func TestFaults(t *testing.T) {
 		if _, err := ask(); !errors.Is(err, kagent.ErrTimeout) {
 			t.Errorf("loss: %v", err)
 		}
+		// Every third question arrives, and every third answer to those: the ninth, that is.
+		f.SetFaults(kagenttest.Faults{Loss: 1, Streak: 2})
+		if d, err := ask(); !errors.Is(err, kagent.ErrNoMatch) || d != 715*time.Millisecond {
+			t.Errorf("losses in a row: %v after %v", err, d)
+		}
 		f.SetFaults(kagenttest.Faults{})
 		f.Cut(b.Addr(), true)
 		if _, err := ask(); !errors.Is(err, kagent.ErrTimeout) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"viaxdp/kagent"
+	"viaxdp/wire"
 )
 
 // inbox is how many datagrams an endpoint holds before it loses one.
@@ -20,6 +21,7 @@ const inbox = 1024
 // at once.
 type Faults struct {
 	Loss   float64       // share of datagrams that are lost, 0 to 1
+	Streak int           // losses in a row of one kind of message of one exchange, at most; 0: no bound
 	Dup    float64       // share that arrives twice
 	Delay  time.Duration // least delay
 	Jitter time.Duration // a random part of it comes on top, and reorders
@@ -33,14 +35,21 @@ type Fabric struct {
 	rng    *rand.Rand
 	hosts  map[netip.Addr]*endpoint
 	cut    map[netip.Addr]bool
+	lost   map[message]int // since one arrived
 	agents int
+}
+
+// message is what sender and receiver repeat until it has arrived.
+type message struct {
+	kind wire.CMType
+	id   uint64
 }
 
 // NewFabric makes a network without hosts.
 func NewFabric(f Faults) *Fabric {
 	return &Fabric{
 		faults: f, rng: rand.New(rand.NewPCG(f.Seed, 1)),
-		hosts: make(map[netip.Addr]*endpoint), cut: make(map[netip.Addr]bool),
+		hosts: make(map[netip.Addr]*endpoint), cut: make(map[netip.Addr]bool), lost: make(map[message]int),
 	}
 }
 
@@ -150,7 +159,7 @@ func (e *endpoint) isClosed() bool {
 func (e *endpoint) transmit(peer *endpoint, p packet) {
 	p.b = bytes.Clone(p.b)
 	f := e.fabric
-	if f.rng.Float64() < f.faults.Loss {
+	if f.loses(p.b) {
 		return
 	}
 	copies := 1
@@ -168,6 +177,22 @@ func (e *endpoint) transmit(peer *endpoint, p packet) {
 			time.AfterFunc(delay, func() { e.deliver(peer, p) })
 		}
 	}
+}
+
+// loses decides whether a datagram is lost. Caller holds f.mu.
+func (f *Fabric) loses(b []byte) bool {
+	lost := f.rng.Float64() < f.faults.Loss
+	kind, id, ok := wire.PeekCM(b)
+	if f.faults.Streak == 0 || !ok {
+		return lost
+	}
+	m := message{kind, id}
+	if !lost || f.lost[m] >= f.faults.Streak {
+		delete(f.lost, m)
+		return false
+	}
+	f.lost[m]++
+	return true
 }
 
 // deliver puts p into peer's inbox, or the news of it into e's when the agent
