@@ -35,8 +35,20 @@ func (s *Server) forget(u *account) {
 	}
 }
 
-// charge books what a user wants more of, if the quota allows it.
+// charge books what a user wants more of, if the quota allows it, where need be
+// after what programs that are dead had is taken back.
 func (s *Server) charge(uid uint32, queues, vis, pinned int) error {
+	err := s.tryCharge(uid, queues, vis, pinned)
+	if err != nil && s.bringOut() {
+		err = s.tryCharge(uid, queues, vis, pinned)
+	}
+	if err != nil {
+		s.count(func(c *kagent.DaemonCounter) { c.Quota++ })
+	}
+	return err
+}
+
+func (s *Server) tryCharge(uid uint32, queues, vis, pinned int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := s.account(uid)
@@ -49,7 +61,6 @@ func (s *Server) charge(uid uint32, queues, vis, pinned int) error {
 		{"bytes of registered memory", pinned, u.pinned, u.quota.PinnedBytes},
 	} {
 		if c.most > 0 && c.more > 0 && c.more > c.most-c.has {
-			s.counts.Quota++
 			s.forget(u)
 			return fmt.Errorf("%w: %d %s more than the %d that user %d has, of at most %d; "+
 				"the agent's configuration sets it", agentproto.ErrQuota, c.more, c.what, c.has, uid, c.most)

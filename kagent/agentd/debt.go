@@ -155,6 +155,8 @@ func (s *Server) collector() {
 
 // collect refunds what programs have let go of.
 func (s *Server) collect() {
+	s.collection.Lock()
+	defer s.collection.Unlock()
 	s.mu.Lock()
 	var all []*debt
 	for d := range s.debts {
@@ -182,15 +184,11 @@ func (s *Server) collect() {
 	}
 }
 
-// settle refunds a debt, once.
+// settle refunds a debt. Caller holds s.collection.
 func (s *Server) settle(d *debt) {
 	s.mu.Lock()
-	_, ok := s.debts[d]
 	delete(s.debts, d)
 	s.mu.Unlock()
-	if !ok {
-		return // another collection was faster
-	}
 	if d.memory != nil {
 		if err := kagent.FreeMemory(d.memory); err != nil {
 			s.log.Error("the memory of a queue that is closed cannot be freed", "user", d.uid, "error", err)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -60,6 +61,57 @@ func TestDebt(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// Who wants room while a debt is being refunded, which takes the keeper's answer,
+// waits for that and is not refused.
+func TestRefundUnderWay(t *testing.T) {
+	v := slow{asked: make(chan struct{}), answers: make(chan struct{})}
+	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}}, Vault: v}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.collecting = true // the test collects
+	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
+	if err := s.charge(7, 1, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	s.debts[&debt{uid: 7, socket: 4711, key: kagent.DebtPrefix + "x"}] = struct{}{}
+	collected := make(chan struct{})
+	go func() {
+		defer close(collected)
+		s.collect()
+	}()
+	<-v.asked
+	charged := make(chan error, 1)
+	go func() {
+		s.collect()
+		charged <- s.charge(7, 1, 0, 0)
+	}()
+	select {
+	case err := <-charged:
+		t.Errorf("before the keeper has answered: %v", err)
+		close(v.answers)
+	case <-time.After(50 * time.Millisecond): // for one that would not wait
+		close(v.answers)
+		if err := <-charged; err != nil {
+			t.Error(err)
+		}
+	}
+	<-collected
+	if err := s.shut(); err != nil {
+		t.Error(err)
+	}
+}
+
+// slow is a vault that takes its time to delete.
+type slow struct{ asked, answers chan struct{} }
+
+func (v slow) Put(string, []byte, ...int) error { return nil }
+func (v slow) Delete(string) error {
+	close(v.asked)
+	<-v.answers
+	return nil
 }
 
 // deleted is a vault that remembers what is deleted.

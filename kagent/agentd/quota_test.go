@@ -58,6 +58,38 @@ func TestQuota(t *testing.T) {
 	}
 }
 
+// What a program had that has died just now is no reason to refuse the next one,
+// whether or not the agent has seen the death.
+func TestQuotaOfTheDead(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
+	for round := range 20 {
+		r := g.raw(t).hello()
+		r.say(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+			Interface: "via0", Queue: -1, ArenaBytes: 4 << 20, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative,
+		}})
+		reply, files, err := r.r.ReadReply()
+		if err != nil || reply.Error != nil || len(files) != 3 {
+			t.Fatalf("program %d: %v, %v, %d files", round, err, reply.Error, len(files))
+		}
+		// The answer says that the agent has let go of its descriptors.
+		if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI}); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files { // as when a process ends, the connection last
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := r.c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := g.status(t).Counts; c.Quota != 0 {
+		t.Errorf("counts: %+v", c)
+	}
+}
+
 // What a program has when a stricter agent takes over it keeps, and it counts.
 func TestQuotaAfterRestart(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})

@@ -38,6 +38,9 @@ type Server struct {
 	collecting bool          // there is a collector
 	done       chan struct{} // closed by shut
 	sockets    func() (inodes map[uint64]bool, known bool, err error)
+	// collection is held, before mu, while debts are looked at: who wants room waits
+	// for what another one is about to refund.
+	collection sync.Mutex
 }
 
 // New makes a Server in the network namespace of the calling thread, and takes

@@ -192,11 +192,11 @@ func (n *session) end(died bool) (err error) {
 		if err = n.local.Close(); err != nil {
 			s.log.Error("a session is not closed cleanly", "user", n.uid, "error", err)
 		}
-		s.mu.Lock()
-		delete(s.sessions, string(n.token))
-		s.mu.Unlock()
 		s.refund(n.uid, 0, vis, 0)
 		s.owe(owed)
+		s.mu.Lock()
+		delete(s.sessions, string(n.token)) // until now bringOut waits for it
+		s.mu.Unlock()
 		_ = n.alive.Close()
 		if c != nil && died {
 			_ = c.c.Close()
