@@ -20,8 +20,12 @@ import (
 
 var _ kagent.Vault = (*Client)(nil)
 
-// answerTime is how long the keeper may take for anything.
-const answerTime = 5 * time.Second
+// How long the keeper may take for anything, and before it answers for the first time:
+// it is a process that has just been started, perhaps on a machine with much to do.
+const (
+	answerTime = 5 * time.Second
+	startTime  = 30 * time.Second
+)
 
 // How long a keeper that has ended is waited for before another is started, the
 // first time and at most.
@@ -100,7 +104,7 @@ func (k *Client) connect() (*link, error) {
 	l := &link{c: c, answers: make(chan answer), closed: k.closed}
 	k.work.Add(1)
 	go k.read(l)
-	if _, err := l.ask(message{Op: "delete", Ack: true}); err != nil {
+	if _, err := l.askWithin(message{Op: "delete", Ack: true}, startTime); err != nil {
 		l.hangUp()
 		return nil, err
 	}

@@ -102,7 +102,8 @@ func (k *keeper) serve(c *net.UnixConn) {
 		k.settle()
 	}()
 	if before != nil {
-		_ = before.c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		// Who does not hear it takes the keeper back; who does not read is stuck.
+		_ = before.c.SetWriteDeadline(time.Now().Add(time.Second))
 		_ = send(before.c, message{Op: "replaced"})
 		_ = before.c.CloseRead() // what has come until now can be read
 		<-before.done

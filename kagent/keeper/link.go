@@ -42,7 +42,9 @@ func (l *link) send(m message, fds ...int) error {
 
 // ask sends m and collects what comes before "done". The caller is the only one who
 // uses the connection.
-func (l *link) ask(m message) (items []kagent.Item, err error) {
+func (l *link) ask(m message) ([]kagent.Item, error) { return l.askWithin(m, answerTime) }
+
+func (l *link) askWithin(m message, limit time.Duration) (items []kagent.Item, err error) {
 	defer func() {
 		if err != nil {
 			closeItems(items)
@@ -52,7 +54,7 @@ func (l *link) ask(m message) (items []kagent.Item, err error) {
 	if err := l.send(m); err != nil {
 		return nil, err
 	}
-	over := time.NewTimer(answerTime)
+	over := time.NewTimer(limit)
 	defer over.Stop()
 	for {
 		var a answer
