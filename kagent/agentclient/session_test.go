@@ -13,7 +13,7 @@ import (
 	"viaxdp/kagent/agentproto"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // daemon is an agent that gives discriminators the handles that the test says.
 type daemon struct {

@@ -47,7 +47,7 @@ func startFake(t *testing.T) (f fake, k *Client, c *net.UnixConn) {
 
 func (f fake) accept() *net.UnixConn {
 	f.t.Helper()
-	_ = f.l.SetDeadline(time.Now().Add(time.Minute))
+	_ = f.l.SetDeadline(time.Now().Add(patience))
 	c, err := f.l.AcceptUnix()
 	if err != nil {
 		f.t.Fatal(err)
@@ -59,7 +59,7 @@ func (f fake) accept() *net.UnixConn {
 // next is the next message of the client, which is to be an op.
 func (f fake) next(c *net.UnixConn, op string) message {
 	f.t.Helper()
-	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+	_ = c.SetReadDeadline(time.Now().Add(patience))
 	m, fds, err := receive(c, make([]byte, maxMessage))
 	closeAll(fds)
 	if err != nil || m.Op != op {
@@ -83,7 +83,7 @@ func (f fake) sayUnasked(c *net.UnixConn) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		unread := 0
 		cerr := raw.Control(func(fd uintptr) { unread, err = unix.IoctlGetInt(int(fd), unix.TIOCOUTQ) })
 		if err = errors.Join(err, cerr); err != nil || time.Now().After(end) {
