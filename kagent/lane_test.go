@@ -64,7 +64,7 @@ func TestLaneBells(t *testing.T) {
 	if err := unix.Send(bellA, []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
 		t.Errorf("ringing at who has rung without end: %v", err)
 	}
-	_ = a.Wake.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = a.Wake.SetReadDeadline(time.Now().Add(patience))
 	if n, err := a.Wake.Read(make([]byte, 16)); n == 0 || err != nil {
 		t.Errorf("hearing it: %d bytes, %v", n, err)
 	}

@@ -57,7 +57,7 @@ func TestSeveralOpens(t *testing.T) {
 	}
 	waiting := make(chan error, 1)
 	go func() {
-		_, err := a2.Wait(deadline(t, 10*time.Second), Address{Disc: []byte("w")})
+		_, err := a2.Wait(deadline(t, patience), Address{Disc: []byte("w")})
 		waiting <- err
 	}()
 	if err := a2.Close(); err != nil {

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"viaxdp/internal/nstest"
 )
 
@@ -43,13 +41,13 @@ func meetBoth(t *testing.T, x, y partner, xAddr, yAddr Address, start func() par
 	xo, yo := testOffer(1), testOffer(2)
 	ch := make(chan result, 1)
 	go func() {
-		o, err := meet(deadline(t, 10*time.Second), x, xAddr, yAddr, xo)
+		o, err := meet(deadline(t, patience), x, xAddr, yAddr, xo)
 		ch <- result{o, err}
 	}()
 	if start != nil {
 		y = start()
 	}
-	got, err := meet(deadline(t, 10*time.Second), y, yAddr, xAddr, yo)
+	got, err := meet(deadline(t, patience), y, yAddr, xAddr, yo)
 	r := <-ch
 	if err != nil || r.err != nil {
 		t.Fatalf("%v and %v: %v, %v", xAddr, yAddr, r.err, err)
@@ -85,7 +83,7 @@ func TestUDPPeerStartsLater(t *testing.T) {
 		var b *host
 		meetBoth(t, a, nil, l, r, func() partner {
 			// A plain request's end is the sign that the news has come.
-			_, err := a.Request(deadline(t, 10*time.Second), Address{}, r, testOffer(3))
+			_, err := a.Request(deadline(t, patience), Address{}, r, testOffer(3))
 			if !errors.Is(err, ErrNoMatch) {
 				t.Errorf("no agent: %v", err)
 			}
@@ -103,7 +101,7 @@ func TestUDPPeerStartsLater(t *testing.T) {
 func found(t *testing.T, own, other *router, discover func() ([]Neighbor, error)) {
 	t.Helper()
 	var list, want []Neighbor
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(patience); time.Now().Before(end); {
 		var err error
 		if list, err = discover(); err != nil {
 			t.Fatal(err)
@@ -152,7 +150,7 @@ func TestUDPDiscover(t *testing.T) {
 func TestLocalPeers(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
 	quickNeighbours(t, an)
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	defer noLeaks(t)()
 	a, err := openOn(t, an, small(an))
 	if err != nil {
 		t.Fatal(err)
@@ -173,18 +171,22 @@ func TestLocalPeers(t *testing.T) {
 	found(t, b.router, a.router, func() ([]Neighbor, error) { return b.Discover(context.Background()) })
 
 	nowhere := Address{Host: netip.MustParseAddr("10.99.0.99")}
-	_, _, err = a.RequestPeer(deadline(t, 20*time.Second), Address{}, nowhere, testOffer(3))
+	_, _, err = a.RequestPeer(deadline(t, patience), Address{}, nowhere, testOffer(3))
 	var op *OpError
 	if !errors.Is(err, ErrUnreachable) || !errors.As(err, &op) || op.Op != "request peer" {
 		t.Errorf("no such host: %v", err)
 	}
 	// Close ends a call that nobody meets.
+	closed := make(chan error, 1)
 	go func() {
 		time.Sleep(20 * time.Millisecond) // so that the call is most likely under way
-		a.Close()
+		closed <- a.Close()
 	}()
 	if _, _, err := a.RequestPeer(context.Background(), Address{}, Address{Host: bn.IPv4}, testOffer(3)); !errors.Is(err, ErrClosed) {
 		t.Errorf("a call that Close ends: %v", err)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
 	}
 	if list, err := a.Discover(context.Background()); !errors.Is(err, ErrClosed) {
 		t.Errorf("Discover after Close: %v, %v", list, err)

@@ -19,7 +19,7 @@ type news chan Link
 // until waits for an interface that is as wanted, and passes over others.
 func (n news) until(t *testing.T, what string, ok func(l *Link) bool) {
 	t.Helper()
-	end := time.After(10 * time.Second)
+	end := time.After(patience)
 	for {
 		select {
 		case l := <-n:
@@ -89,7 +89,7 @@ func TestWatch(t *testing.T) {
 	}
 	select {
 	case <-a.watch.over:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Error("still watching an interface that is gone")
 	}
 	if l := a.Link(); !l.Gone {
