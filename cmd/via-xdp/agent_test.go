@@ -154,7 +154,7 @@ func TestAgentCommand(t *testing.T) {
 			stdout: &out, stderr: &out, actions: production(),
 		})
 	}()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if pid, err := agentclient.Probe(socket); err == nil {
 			if pid != os.Getpid() {
 				t.Errorf("process %d serves", pid)

@@ -17,7 +17,7 @@ import (
 )
 
 // scriptPatience is how long a script waits for what must happen.
-const scriptPatience = 20 * time.Second
+const scriptPatience = time.Minute
 
 // startCommand is "start PLACE NAME COMMAND", which runs until "end NAME STATUS", or
 // the script's end.
