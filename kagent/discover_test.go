@@ -138,6 +138,7 @@ type sink struct {
 	mu     sync.Mutex
 	sent   []parcel
 	refuse func(from netip.Addr) error // Broadcast; may be nil
+	stall  time.Duration               // how long the next Send takes
 	closed chan struct{}
 }
 
@@ -148,6 +149,11 @@ type parcel struct {
 }
 
 func (s *sink) Send(b []byte, from netip.Addr, to netip.AddrPort) error {
+	s.mu.Lock()
+	stall := s.stall
+	s.stall = 0
+	s.mu.Unlock()
+	time.Sleep(stall)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sent = append(s.sent, parcel{b, from, to})

@@ -220,12 +220,12 @@ func (in *Incoming) Accept(ctx context.Context, o Offer) error {
 	in.heard = time.Now()
 	in.reply = encode(msg, in.local, in.key.peer)
 	in.proof = []byte(o.Confirm)
-	accept := in.reply
+	accept, heard := in.reply, in.heard
 	m.mu.Unlock()
 
 	var retry backoff
 	defer retry.stop()
-	for {
+	for sent := 1; ; sent++ {
 		m.send(accept)
 		select {
 		case <-in.established:
@@ -237,7 +237,10 @@ func (in *Incoming) Accept(ctx context.Context, o Offer) error {
 		case <-retry.next():
 		}
 		m.mu.Lock()
-		silent := time.Since(in.heard) >= silence
+		if in.heard.After(heard) {
+			heard, sent = in.heard, 0
+		}
+		silent := sent >= unanswered && time.Since(heard) >= silence
 		m.mu.Unlock()
 		if silent {
 			return in.giveUp(ErrVanished)

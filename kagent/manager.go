@@ -16,6 +16,7 @@ const (
 	lastRetry  = 200 * time.Millisecond // longest time between two resends
 	linger     = 2 * time.Second        // how long a finished exchange is remembered after its last message
 	silence    = 3 * time.Second        // a peer that says nothing for so long is gone
+	unanswered = 8                      // and to so many Accepts: this side may not have run all that time
 	unclaimed  = 10 * time.Second       // an Answer that is neither confirmed nor declined is declined
 	sweepEvery = 50 * time.Millisecond  // how often what has expired is looked for, while there is something
 	graceTime  = 100 * time.Millisecond // how long a discriminator stays open after a Wait

@@ -39,6 +39,31 @@ func TestEstablishedByData(t *testing.T) {
 	})
 }
 
+// An acceptor that was stopped for longer than its peer may be silent hears what the
+// peer has to say when it goes on.
+func TestAcceptGoesOn(t *testing.T) {
+	alone(t, func(t *testing.T, m *kagent.Manager, s *sink) {
+		l, err := m.Listen(kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Receive(bytesOf(t, wire.CM{Type: wire.CMRequest, ID: 5, VI: 1, Key: 7, Level: 1, From: client, To: echo}), here4, agent4)
+		in, err := l.Wait(within(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const stopped = 4 * time.Second
+		s.stall = stopped
+		errc := make(chan error, 1)
+		go func() { errc <- in.Accept(within(time.Minute), kagent.Offer{VI: 1, Key: 9, Level: 1}) }()
+		time.Sleep(stopped + 100*time.Millisecond)
+		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5}), here4, agent4)
+		if err := <-errc; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // An acceptor that gives up tells the requester, which has not confirmed yet.
 func TestAcceptTimesOut(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
