@@ -2,6 +2,7 @@ package vipl_test
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -166,6 +167,64 @@ func TestNewConnectionIsKeptAlive(t *testing.T) {
 				va.Disconnect()
 				vb.Disconnect()
 			}
+		})
+	})
+}
+
+// latePort is a queue whose sleepers get a CPU late, once, when they are to.
+type latePort struct {
+	*xdpnictest.Queue
+	late atomic.Int64 // ns
+}
+
+func (p *latePort) Wait(d time.Duration) error {
+	if late := p.late.Swap(0); late > 0 {
+		time.Sleep(d + time.Duration(late))
+		return nil
+	}
+	return p.Queue.Wait(d)
+}
+
+// An engine that was kept from its work for longer than the silence does not take
+// that for the peer's: which lives, and when it has died is noticed as ever.
+func TestLateEngine(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			const silence = time.Second
+			var port *latePort
+			c := memoryConfig{bubble: true, silence: silence, port: func(q *xdpnictest.Queue) vipl.Port {
+				port = &latePort{Queue: q}
+				return port
+			}}
+			n := newMemoryNet(t, c)
+			c.silence = time.Minute // so that it does not ask by itself, nor minds
+			far := n.open(t, "c", c)
+			va, vb := connect(t, far.Nic, n.b.Nic, level)
+			xa, xb := newBox(t, far.Nic, 1, 64), newBox(t, n.b.Nic, 2, 64)
+			postRecv(t, vb, xb, 0, 64)
+			time.Sleep(5 * silence)
+			for _, late := range []time.Duration{silence, 3 * silence, 10 * silence} {
+				port.late.Store(int64(late))
+				time.Sleep(late + 2*silence)
+				if port.late.Load() != 0 {
+					t.Fatal("nobody was late")
+				}
+				stateIs(t, vb, vipl.Connected)
+			}
+			postSend(t, va, xa, 0, 64)
+			received(t, vb, 0)
+			postRecv(t, vb, xb, 1, 64)
+			n.wire.Cut(true)
+			start := time.Now()
+			received(t, vb, vipl.StatusFlushed)
+			if d := time.Since(start); d < silence/2 || d > silence+silence/4 {
+				t.Errorf("noticed after %v", d)
+			}
+			if c := n.b.Counters(); c.PeersLost != 1 {
+				t.Errorf("%+v", c)
+			}
+			n.wire.Cut(false)
+			va.Disconnect()
 		})
 	})
 }

@@ -71,8 +71,25 @@ func (h timerHeap) down(i int) {
 	}
 }
 
+// forgive takes the time out of a peer's silence in which nobody looked here: an
+// engine that is kept from its work hears nothing, and its probes do not go, however
+// much alive the peer is, which may be kept from its work by the same.
+func (p *port) forgive(c *conn, now int64) {
+	late := now - c.due
+	if late < p.silence/8 {
+		return // as any timer is
+	}
+	heard := min(c.heard+late, now)
+	if c.opened == c.heard {
+		c.opened = heard // still nothing was heard
+	}
+	c.heard = heard
+	c.moved = min(c.moved+late, now)
+}
+
 // runTimer does what time alone asks of a connection that came up.
 func (p *port) runTimer(c *conn, now int64) {
+	p.forgive(c, now)
 	if now-c.heard >= p.silence {
 		p.stats.PeersLost++
 		cause := errPeerSilent
