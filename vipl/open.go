@@ -117,7 +117,7 @@ type Provider struct {
 	// sends; zero: the defaults.
 	Rekey secure.Limits
 
-	steady bool // time by the processor's counter; not in a testing/synctest bubble
+	steady bool // time by the processor's counter, and the CPUs'; not in a testing/synctest bubble
 }
 
 // OpenNic is VipOpenNic: opens an interface, by its name in the calling
@@ -195,11 +195,14 @@ type sharedPort struct {
 	handles int
 }
 
-func (p Provider) clock() func() int64 {
+// clocks are the engine's time, and what the process has used of its CPUs. In a
+// testing/synctest bubble, where time passes only while everybody waits, that is
+// nothing.
+func (p Provider) clocks() (now func() int64, used func() time.Duration) {
 	if p.steady {
-		return steadyClock()
+		return steadyClock(), cpuTime
 	}
-	return clock
+	return clock, func() time.Duration { return 0 }
 }
 
 // sharePort finds or starts the engine on p's queue.
@@ -208,7 +211,8 @@ func sharePort(p Provider) *port {
 	defer ports.Unlock()
 	s := ports.open[p.Port]
 	if s == nil {
-		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Silence, p.clock())}
+		now, used := p.clocks()
+		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Silence, now, used)}
 		s.mu.Lock()
 		s.noRest = p.NoRest
 		s.mu.Unlock()

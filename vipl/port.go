@@ -73,10 +73,11 @@ const never = math.MaxInt64
 type port struct {
 	mu       sync.Mutex
 	nic      Port
-	mem      []byte       // the UMEM, to reach retained frames by their address
-	txChunks int          // that there are
-	spare    int          // of them, that data leaves: more where a connection has a key
-	now      func() int64 // the time in ns
+	mem      []byte               // the UMEM, to reach retained frames by their address
+	txChunks int                  // that there are
+	spare    int                  // of them, that data leaves: more where a connection has a key
+	now      func() int64         // the time in ns
+	cpuTime  func() time.Duration // what the process has used of its CPUs
 
 	vis       []*VI           // connected ones, by the low 16 bits of the VI number
 	own       map[uint32]bool // numbers of all VIs
@@ -136,9 +137,9 @@ type port struct {
 	silence int64 // ns without a word after which a peer is dead
 }
 
-func newPort(nic Port, mem []byte, silence time.Duration, now func() int64) *port {
+func newPort(nic Port, mem []byte, silence time.Duration, now func() int64, cpuTime func() time.Duration) *port {
 	p := &port{
-		nic: nic, mem: mem, now: now, silence: int64(silence), roused: make(chan struct{}, 1),
+		nic: nic, mem: mem, now: now, cpuTime: cpuTime, silence: int64(silence), roused: make(chan struct{}, 1),
 		sleeping: make(chan struct{}, 1), closed: make(chan struct{}), own: make(map[uint32]bool),
 	}
 	p.due.Store(never)

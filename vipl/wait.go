@@ -245,7 +245,7 @@ func (p *port) background() {
 	var used time.Duration
 	for last := p.life(); ; timer.Reset(tick) {
 		if tick < tickLeast {
-			used = cpuTime()
+			used = p.cpuTime()
 		}
 		p.tick.Store(int64(tick))
 		select {
@@ -257,7 +257,7 @@ func (p *port) background() {
 		seen := p.life()
 		calls := seen - last
 		last = seen
-		away := calls == 0 && (tick >= tickLeast || cpuTime()-used > tick/2)
+		away := calls == 0 && (tick >= tickLeast || p.cpuTime()-used > tick/2)
 		if away || p.armed.Load() > 0 {
 			tick = tickLeast
 			select {
