@@ -3,6 +3,7 @@ package vipl_test
 import (
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/vipl"
@@ -28,36 +29,39 @@ func (q *trickle) Wait(d time.Duration) error {
 
 // Whoever is woken by the beginning of a long message polls for the rest of it.
 func TestWaiterFollowsMessage(t *testing.T) {
-	const frames, rounds = 40, 20
-	q := &trickle{}
-	c := memoryConfig{port: func(inner *xdpnictest.Queue) vipl.Port {
-		q.Queue = inner
-		return q
-	}}
-	n, va, vb := connected(t, c, vipl.ReliableDelivery)
-	const size = frames * 1400
-	xa, xb := newBox(t, n.a.Nic, 1, size), newBox(t, n.b.Nic, 1, size)
-	for range 20 { // spinning before sleep has not paid
-		postRecv(t, vb, xb, 0, size)
-		if d, err := vb.RecvWait(100 * time.Microsecond); d != nil || err != vipl.ErrTimeout {
-			t.Fatalf("%v, %v", d, err)
+	// In a bubble, in which nobody takes too long between two looks.
+	synctest.Test(t, func(t *testing.T) {
+		const frames, rounds = 40, 20
+		q := &trickle{}
+		c := memoryConfig{bubble: true, port: func(inner *xdpnictest.Queue) vipl.Port {
+			q.Queue = inner
+			return q
+		}}
+		n, va, vb := connected(t, c, vipl.ReliableDelivery)
+		const size = frames * 1400
+		xa, xb := newBox(t, n.a.Nic, 1, size), newBox(t, n.b.Nic, 1, size)
+		for range 20 { // spinning before sleep has not paid
+			postRecv(t, vb, xb, 0, size)
+			if d, err := vb.RecvWait(100 * time.Microsecond); d != nil || err != vipl.ErrTimeout {
+				t.Fatalf("%v, %v", d, err)
+			}
+			postSend(t, va, xa, 0, 8)
+			sent(t, va, 0)
+			received(t, vb, 0)
 		}
-		postSend(t, va, xa, 0, 8)
-		sent(t, va, 0)
-		received(t, vb, 0)
-	}
-	before := q.waits.Load()
-	for k := range rounds {
-		fillPattern(xa.buf[0][:size], k)
-		postRecv(t, vb, xb, 0, size)
-		time.AfterFunc(200*time.Microsecond, func() { // b sleeps by then
-			postSend(t, va, xa, 0, size)
-		})
-		received(t, vb, 0)
-		checkPattern(t, xb.buf[0][:size], k)
-		sent(t, va, 0)
-	}
-	if waits := q.waits.Load() - before; waits > rounds*frames/4 {
-		t.Errorf("%d messages of %d frames took %d sleeps", rounds, frames, waits)
-	}
+		before := q.waits.Load()
+		for k := range rounds {
+			fillPattern(xa.buf[0][:size], k)
+			postRecv(t, vb, xb, 0, size)
+			time.AfterFunc(200*time.Microsecond, func() { // b sleeps by then
+				postSend(t, va, xa, 0, size)
+			})
+			received(t, vb, 0)
+			checkPattern(t, xb.buf[0][:size], k)
+			sent(t, va, 0)
+		}
+		if waits := q.waits.Load() - before; waits > rounds*frames/4 {
+			t.Errorf("%d messages of %d frames took %d sleeps", rounds, frames, waits)
+		}
+	})
 }

@@ -1,7 +1,6 @@
 package vipl_test
 
 import (
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,15 +42,9 @@ func polling(t testing.TB, n *memoryNet, va, vb *vipl.VI) {
 // arrived checks how many messages have reached b.
 func arrived(t *testing.T, n *memoryNet, want uint64) {
 	t.Helper()
-	got := uint64(0)
-	for range 1000 { // b's background goroutine may be at it
-		n.b.Poll()
-		if got = n.b.Counters().Messages; got == want {
-			break
-		}
-		runtime.Gosched()
-	}
-	if got != want {
+	synctest.Wait() // b's background goroutine may be at it
+	n.b.Poll()
+	if got := n.b.Counters().Messages; got != want {
 		t.Errorf("%d messages have arrived, want %d", got, want)
 	}
 }

@@ -7,8 +7,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// writeBoxes are two boxes of which b's is open to a, on connected VIs whose
-// frames are slow to be acknowledged.
+// writeBoxes are two boxes of which b's is open to a, on connected VIs.
 func writeBoxes(t testing.TB, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI, xa, xb *box) {
 	t.Helper()
 	n = newMemoryNet(t, memoryConfig{bubble: true})
@@ -24,6 +23,15 @@ func writeBoxes(t testing.TB, level vipl.ReliabilityLevel) (n *memoryNet, va, vb
 		t.Fatal(err)
 	}
 	return n, va, vb, xa, xb
+}
+
+// postAll posts all descriptors of x in one go, so that they share frames whatever
+// the other side does meanwhile.
+func postAll(t testing.TB, v *vipl.VI, x *box) {
+	t.Helper()
+	if k, err := v.PostSends(x.desc, x.region.Handle()); k != len(x.desc) || err != nil {
+		t.Fatalf("%d of %d posted: %v", k, len(x.desc), err)
+	}
 }
 
 // RDMA writes share frames with sends and with each other, each to its own
@@ -43,15 +51,15 @@ func TestWritesShareFrames(t *testing.T) {
 				fillPattern(xa.buf[k][:size], k)
 				switch kind(k) {
 				case 2:
-					postSend(t, va, xa, k, size)
+					xa.prepare(k, size)
 				default:
 					xa.desc[k].SetRDMAWrite(xb.remote(k), segment(xa, k, size))
 					if kind(k) == 1 {
 						xa.desc[k].SetImmediate(uint32(k))
 					}
-					postDesc(t, va, xa, k)
 				}
 			}
+			postAll(t, va, xa)
 			for k := range packMessages {
 				op := vipl.Status(vipl.StatusOpRDMAWrite)
 				switch kind(k) {
@@ -93,8 +101,8 @@ func TestRefusedWriteInAFrame(t *testing.T) {
 				to.Handle++
 			}
 			xa.desc[k].SetRDMAWrite(to, segment(xa, k, 32))
-			postDesc(t, va, xa, k)
 		}
+		postAll(t, va, xa)
 		for k := range packMessages {
 			want := vipl.Status(vipl.StatusOpRDMAWrite)
 			switch {
@@ -131,8 +139,8 @@ func TestWriteInAFrameWithoutReceive(t *testing.T) {
 		for k := range packMessages {
 			xa.desc[k].SetRDMAWrite(xb.remote(k), segment(xa, k, 32))
 			xa.desc[k].SetImmediate(uint32(k))
-			postDesc(t, va, xa, k)
 		}
+		postAll(t, va, xa)
 		for k := range packMessages {
 			want := vipl.Status(vipl.StatusOpRDMAWrite)
 			switch {

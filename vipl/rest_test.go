@@ -33,6 +33,7 @@ func incomingTo(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, count
 		postSend(t, va, xa, 0, 64)
 		sent(t, va, 0)
 		time.Sleep(pace)
+		synctest.Wait() // the background goroutine may look in at the same moment
 		n.b.Poll()
 		if now := int(n.b.Counters().Frames - before); now != seen {
 			seen = now
@@ -47,6 +48,7 @@ func incomingTo(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, count
 		}
 	}
 	time.Sleep(most)
+	synctest.Wait()
 	n.b.Poll()
 	if got := int(n.b.Counters().Frames - before); got != count {
 		t.Errorf("%d of %d messages are there after the rest", got, count)
@@ -116,6 +118,7 @@ func TestAnsweredStreamDoesNotRest(t *testing.T) {
 			postRecv(t, to, y, 0, 64)
 			postSend(t, from, x, 1, 64)
 			time.Sleep(500 * time.Nanosecond)
+			synctest.Wait() // the background goroutine may look in at the same moment
 			if d, err := to.RecvDone(); err != nil || d != y.desc[0] {
 				t.Fatalf("a message that is there: %v, %v", d, err)
 			}

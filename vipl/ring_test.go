@@ -34,6 +34,7 @@ func TestPostSendLater(t *testing.T) {
 		}
 		arrived := func(when string, want int) {
 			t.Helper()
+			synctest.Wait() // b's background goroutine may be at it
 			for d, _ := vb.RecvDone(); d != nil; d, _ = vb.RecvDone() {
 				got++
 			}
@@ -62,6 +63,7 @@ func TestPostSendLater(t *testing.T) {
 		later(1)
 		postRecv(t, wa, ya, 0, 64)
 		postSend(t, wb, yb, 0, 64)
+		synctest.Wait()
 		if d, err := wa.RecvDone(); d == nil {
 			t.Fatal(err)
 		}
