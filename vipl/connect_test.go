@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/vipl"
@@ -14,14 +15,12 @@ func address(n *memoryHost, disc string) vipl.NetAddress {
 }
 
 // request asks until somebody waits.
-func request(v *vipl.VI, to vipl.NetAddress) (vipl.RemoteAttributes, error) {
-	for {
-		r, err := v.ConnectRequest(vipl.NetAddress{Discriminator: []byte("from")}, to, patience)
-		if !errors.Is(err, vipl.ErrNoMatch) {
-			return r, err
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+func request(v *vipl.VI, to vipl.NetAddress) (r vipl.RemoteAttributes, err error) {
+	comes(func() bool {
+		r, err = v.ConnectRequest(vipl.NetAddress{Discriminator: []byte("from")}, to, patience)
+		return !errors.Is(err, vipl.ErrNoMatch)
+	})
+	return r, err
 }
 
 func TestRequestOutcomes(t *testing.T) {
@@ -60,29 +59,31 @@ func TestRequestOutcomes(t *testing.T) {
 
 // A request that nobody answers ends in time, and the VI is as before.
 func TestRequestNotAnswered(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	va, vb := newVI(t, n.a.Nic, vipl.ReliableDelivery), newVI(t, n.b.Nic, vipl.ReliableDelivery)
-	waited := make(chan *vipl.Conn, 1)
-	go func() {
-		c, _ := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, patience)
-		waited <- c
-	}()
-	for {
+	// In a bubble, in which whoever waits has the request before its time is over.
+	synctest.Test(t, func(t *testing.T) {
+		n := newMemoryNet(t, memoryConfig{bubble: true})
+		va, vb := newVI(t, n.a.Nic, vipl.ReliableDelivery), newVI(t, n.b.Nic, vipl.ReliableDelivery)
+		waited := make(chan *vipl.Conn, 1)
+		go func() {
+			c, _ := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, patience)
+			waited <- c
+		}()
+		synctest.Wait()
+		start := time.Now()
 		_, err := va.ConnectRequest(vipl.NetAddress{}, address(n.b, "x"), 50*time.Millisecond)
-		if errors.Is(err, vipl.ErrNoMatch) {
-			continue
-		}
 		wantError(t, "request", err, vipl.ErrTimeout)
-		break
-	}
-	stateIs(t, va, vipl.Idle)
-	c := <-waited
-	err := c.Accept(vb)
-	if !errors.Is(err, vipl.ErrTimeout) {
-		t.Errorf("accept of a request that was given up: %v", err)
-	}
-	stateIs(t, vb, vipl.Idle)
-	join(t, n.a.Nic, va, n.b.Nic, vb)
+		if d := time.Since(start); d != 50*time.Millisecond {
+			t.Errorf("it took %v", d)
+		}
+		stateIs(t, va, vipl.Idle)
+		c := <-waited
+		err = c.Accept(vb)
+		if !errors.Is(err, vipl.ErrTimeout) {
+			t.Errorf("accept of a request that was given up: %v", err)
+		}
+		stateIs(t, vb, vipl.Idle)
+		join(t, n.a.Nic, va, n.b.Nic, vb)
+	})
 }
 
 // Discriminators are matched byte for byte, each request finds its own waiter.

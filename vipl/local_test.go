@@ -78,7 +78,7 @@ func TestHandlesShareAQueue(t *testing.T) {
 	open := func(ns *nstest.NS) (n *vipl.Nic) {
 		t.Helper()
 		if err := ns.Do(func() (err error) {
-			n, err = vipl.OpenNic(ns.Name)
+			n, err = vipl.OpenNic(ns.Name, vipl.WithSilence(time.Minute))
 			return err
 		}); err != nil {
 			t.Fatal(err)
@@ -124,7 +124,7 @@ func TestOtherQueueOfTheInterface(t *testing.T) {
 	nics := make([]*vipl.Nic, 2)
 	for i := range nics {
 		if err := na.Do(func() (err error) {
-			nics[i], err = vipl.OpenNic(na.Name, vipl.WithQueue(i), vipl.WithMode(xdpnic.ModeNative, true))
+			nics[i], err = vipl.OpenNic(na.Name, vipl.WithQueue(i), vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(time.Minute))
 			return err
 		}); err != nil {
 			t.Fatal(err)

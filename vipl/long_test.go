@@ -184,41 +184,47 @@ func TestPackInSeveralChunks(t *testing.T) {
 func TestDisconnectWithLentSend(t *testing.T) {
 	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		for _, heals := range []bool{true, false} {
-			n, va, vb := connected(t, longFrames, level)
-			xa, xb := newBox(t, n.a.Nic, 1, 32_000), newBox(t, n.b.Nic, 1, 32_000)
-			postRecv(t, vb, xb, 0, 32_000)
-			n.b.queue.Cut(true)
-			fillPattern(xa.buf[0], 1)
-			postSend(t, va, xa, 0, 32_000)
-			done := make(chan error)
-			go func() { done <- va.Disconnect() }()
-			if heals {
-				time.Sleep(20 * time.Millisecond)
-				if d, err := va.SendDone(); err != vipl.ErrNotDone {
-					t.Fatalf("done before the peer has it: %v %v", d, err)
-				}
-				n.b.queue.Cut(false)
-			}
-			d, err := va.SendWait(patience)
-			if d == nil {
-				t.Fatal(err)
-			}
-			fillPattern(xa.buf[0], 2) // it is the program's again
-			n.b.queue.Cut(false)
-			if err := <-done; err != nil {
-				t.Fatal(err)
-			}
-			r, err := vb.RecvWait(patience)
-			switch {
-			case heals && err != nil:
-				t.Fatalf("receive: %v %v", r, err)
-			case err == nil:
-				checkPattern(t, xb.buf[0][:32_000], 1)
-			case heals || r.Status()&vipl.StatusFlushed == 0:
-				t.Errorf("receive: %v %v", r.Status(), err)
-			}
+			synctest.Test(t, func(t *testing.T) { disconnectWithLentSend(t, level, heals) })
 		}
 	})
+}
+
+func disconnectWithLentSend(t *testing.T, level vipl.ReliabilityLevel, heals bool) {
+	c := longFrames
+	c.bubble, c.silence = true, time.Second // b may learn of the end by it
+	n, va, vb := connected(t, c, level)
+	xa, xb := newBox(t, n.a.Nic, 1, 32_000), newBox(t, n.b.Nic, 1, 32_000)
+	postRecv(t, vb, xb, 0, 32_000)
+	n.b.queue.Cut(true)
+	fillPattern(xa.buf[0], 1)
+	postSend(t, va, xa, 0, 32_000)
+	done := make(chan error)
+	go func() { done <- va.Disconnect() }()
+	if heals {
+		time.Sleep(20 * time.Millisecond)
+		if d, err := va.SendDone(); err != vipl.ErrNotDone {
+			t.Fatalf("done before the peer has it: %v %v", d, err)
+		}
+		n.b.queue.Cut(false)
+	}
+	d, err := va.SendWait(patience)
+	if d == nil {
+		t.Fatal(err)
+	}
+	fillPattern(xa.buf[0], 2) // it is the program's again
+	n.b.queue.Cut(false)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	r, err := vb.RecvWait(patience)
+	switch {
+	case heals && err != nil:
+		t.Fatalf("receive: %v %v", r, err)
+	case err == nil:
+		checkPattern(t, xb.buf[0][:32_000], 1)
+	case heals || r.Status()&vipl.StatusFlushed == 0:
+		t.Errorf("receive: %v %v", r.Status(), err)
+	}
 }
 
 // The last word of a write is written in one piece, also when the frame's last

@@ -46,7 +46,7 @@ type memoryNet struct {
 // memoryConfig says how to build a memoryNet; zero fields mean defaults.
 type memoryConfig struct {
 	queue   xdpnictest.Config
-	silence time.Duration
+	silence time.Duration // zero: so long that a machine that others share does not end connections
 	mtu     int
 
 	noPacking, bareData bool
@@ -89,6 +89,9 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	if c.mtu != 0 {
 		h.agent.SetMTU(c.mtu)
 	}
+	if c.silence == 0 {
+		c.silence = time.Minute
+	}
 	c.queue.Memory, c.queue.Admit, c.queue.MAC = arena.Bytes(), h.agent.Admit, h.agent.Link().MAC
 	if c.gate {
 		c.queue.Admit = nil
@@ -115,13 +118,10 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 		if err := h.Close(); err != nil {
 			t.Error(err)
 		}
-		for range 1000 { // late completions, and what a stalled doorbell left
+		comes(func() bool { // late completions, and what a stalled doorbell left
 			h.queue.Flush()
-			if c.leaky || h.queue.Owners().InFlight == 0 {
-				break
-			}
-			time.Sleep(time.Millisecond)
-		}
+			return c.leaky || h.queue.Owners().InFlight == 0
+		})
 		if err := h.queue.Audit(); err != nil {
 			t.Errorf("host %s: %v", name, err)
 		}
@@ -177,6 +177,16 @@ func (x *box) prepare(i, n int) {
 
 const patience = 20 * time.Second
 
+// comes waits until ok, and says whether it came to that.
+func comes(ok func() bool) bool {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
 // sent and received wait for the next descriptor and check its status.
 func sent(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
 	t.Helper()
@@ -208,17 +218,15 @@ func checkDone(t testing.TB, what string, d *vipl.Descriptor, err error, want vi
 func stateIs(t testing.TB, v *vipl.VI, want vipl.State) vipl.ViStatus {
 	t.Helper()
 	var s vipl.ViStatus
-	for range 2000 {
+	if !comes(func() bool {
 		var err error
 		if s, err = v.Query(); err != nil {
 			t.Fatal(err)
 		}
-		if s.State == want {
-			return s
-		}
-		time.Sleep(time.Millisecond)
+		return s.State == want
+	}) {
+		t.Fatalf("the VI is %v, want %v", s.State, want)
 	}
-	t.Fatalf("the VI is %v, want %v", s.State, want)
 	return s
 }
 
@@ -266,12 +274,7 @@ func (l *errorLog) codes() (codes []vipl.ErrorCode) {
 // are checks that exactly these errors come, in this order, and forgets them.
 func (l *errorLog) are(t testing.TB, want ...vipl.ErrorCode) []vipl.ErrorDescriptor {
 	t.Helper()
-	for range 2000 {
-		if len(l.codes()) >= len(want) {
-			break
-		}
-		time.Sleep(time.Millisecond) // handlers run on a goroutine of their own
-	}
+	comes(func() bool { return len(l.codes()) >= len(want) }) // handlers run on a goroutine of their own
 	if got := l.codes(); !slices.Equal(got, want) {
 		t.Errorf("asynchronous errors %v, want %v", got, want)
 	}

@@ -21,7 +21,8 @@ import (
 // unreliable VIs back, few where windows are to be full. Long frames have up to
 // four chunks.
 func modelNet(t testing.TB, chunks int, long bool) *memoryNet {
-	c := memoryConfig{arena: 8 << 20}
+	// By silence a VI learns of an end of which no frame has come: well within modelPatience.
+	c := memoryConfig{arena: 8 << 20, silence: 4 * time.Second}
 	c.queue.RxChunks, c.queue.TxChunks = chunks, 64
 	if long {
 		c.mtu, c.queue.MultiBuffer = 6000, true

@@ -111,7 +111,7 @@ func (m *model) noError(what string, err error) {
 	}
 }
 
-const modelPatience = 8 * time.Second
+const modelPatience = patience
 
 // until makes progress on both NICs until ok says "", or too long.
 func (m *model) until(ok func() string) {

@@ -184,7 +184,8 @@ func TestWriteErrors(t *testing.T) {
 		t.Error("40 corrupt frames, and none was told")
 	})
 	synctest.Test(t, func(t *testing.T) {
-		n, va, vb, xa, xb := rdmaPair(t, memoryConfig{bubble: true}, vipl.ReliableReception)
+		c := memoryConfig{bubble: true, silence: vipl.DefaultSilence}
+		n, va, vb, xa, xb := rdmaPair(t, c, vipl.ReliableReception)
 		frames := 0
 		n.a.queue.SetFaults(xdpnictest.Faults{Drop: func([]byte) bool { frames++; return frames > 2 }})
 		xa.desc[0].SetRDMAWrite(xb.remote(0), segment(xa, 0, 5000))

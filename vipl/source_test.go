@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/lag"
 	"viaxdp/internal/nstest"
 	"viaxdp/kagent"
 	"viaxdp/vipl"
@@ -166,13 +167,15 @@ func TestInterfaceRemovedInSilence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
+	meter := lag.Start()
+	defer meter.Close()
+	start := meter.Mark()
 	if err := na.Netlink().LinkDel(l); err != nil {
 		t.Fatal(err)
 	}
 	received(t, va, vipl.StatusFlushed)
-	if d := time.Since(start); d > 2*time.Second {
-		t.Errorf("noticed after %v", d)
+	if start.Over(2 * time.Second) {
+		t.Errorf("noticed after %v", time.Since(start.At))
 	}
 	stateIs(t, va, vipl.Error)
 	errs.are(t, vipl.ErrorCatastrophic, vipl.ErrorConnLost)

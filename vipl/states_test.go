@@ -50,14 +50,7 @@ func TestSendsWhileNotConnected(t *testing.T) {
 		}()
 		requested := make(chan error)
 		go func() {
-			var err error
-			for range 100 {
-				_, err = v.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: n.b.Query().Address, Discriminator: []byte("slow")}, patience)
-				if !errors.Is(err, vipl.ErrNoMatch) {
-					break
-				}
-				time.Sleep(5 * time.Millisecond)
-			}
+			_, err := request(v, address(n.b, "slow"))
 			requested <- err
 		}()
 		c := <-waited

@@ -16,7 +16,7 @@ func ends(t testing.TB, o nstest.Options, opts ...vipl.Option) (a, b *vipl.Nic) 
 	nics := make([]*vipl.Nic, 2)
 	for i, ns := range []*nstest.NS{na, nb} {
 		if err := ns.Do(func() (err error) {
-			nics[i], err = vipl.OpenNic(ns.Name, opts...)
+			nics[i], err = vipl.OpenNic(ns.Name, append([]vipl.Option{vipl.WithSilence(time.Minute)}, opts...)...)
 			return err
 		}); err != nil {
 			t.Fatal(err)
@@ -80,21 +80,17 @@ func join(t testing.TB, a *vipl.Nic, va *vipl.VI, b *vipl.Nic, vb *vipl.VI) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		c, err := b.ConnectWait(vipl.NetAddress{Discriminator: []byte("test")}, 5*time.Second)
+		c, err := b.ConnectWait(vipl.NetAddress{Discriminator: []byte("test")}, patience)
 		if err == nil {
 			err = c.Accept(vb)
 		}
 		done <- err
 	}()
 	var err error
-	for range 100 {
-		_, err = va.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: b.Query().Address, Discriminator: []byte("test")}, 5*time.Second)
-		if err == nil {
-			break
-		}
-		time.Sleep(5 * time.Millisecond) // the other goroutine may not wait yet: "no match"
-	}
-	if err != nil {
+	if !comes(func() bool { // the other goroutine may not wait yet: "no match"
+		_, err = va.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: b.Query().Address, Discriminator: []byte("test")}, patience)
+		return err == nil
+	}) {
 		t.Fatal(err)
 	}
 	if err := <-done; err != nil {
@@ -131,7 +127,7 @@ func TestPingPong(t *testing.T) {
 				post(vb, bb, 0, false)
 				post(va, ba, 1, false)
 				post(va, ba, 0, true)
-				if d, err := vb.RecvWait(5 * time.Second); err != nil || d != bb.desc[0] {
+				if d, err := vb.RecvWait(patience); err != nil || d != bb.desc[0] {
 					t.Fatalf("%d bytes: %v %v", size, err, d)
 				}
 				if !bytes.Equal(bb.buf[0][:size], ba.buf[0][:size]) || int(bb.desc[0].Length) != size {
@@ -139,14 +135,14 @@ func TestPingPong(t *testing.T) {
 				}
 				copy(bb.buf[1], bb.buf[0])
 				post(vb, bb, 1, true)
-				if _, err := va.RecvWait(5 * time.Second); err != nil {
+				if _, err := va.RecvWait(patience); err != nil {
 					t.Fatal(err)
 				}
 				if !bytes.Equal(ba.buf[1][:size], ba.buf[0][:size]) {
 					t.Fatalf("%d bytes: other bytes back", size)
 				}
 				for _, v := range []*vipl.VI{va, vb} {
-					if _, err := v.SendWait(5 * time.Second); err != nil {
+					if _, err := v.SendWait(patience); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -155,9 +151,7 @@ func TestPingPong(t *testing.T) {
 			if err := va.Disconnect(); err != nil {
 				t.Fatal(err)
 			}
-			if s, _ := vb.Query(); s.State != vipl.Error {
-				t.Errorf("the peer's VI is %v after a disconnect", s.State)
-			}
+			stateIs(t, vb, vipl.Error)
 		})
 	}
 }

@@ -76,7 +76,7 @@ func TestWatchLanes(t *testing.T) {
 	words := make([]vipl.PortWatch, 2)
 	for i := range nics {
 		if err := na.Do(func() (err error) {
-			nics[i], err = vipl.OpenNic(na.Name, vipl.WithQueue(i), vipl.WithMode(xdpnic.ModeNative, true))
+			nics[i], err = vipl.OpenNic(na.Name, vipl.WithQueue(i), vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(time.Minute))
 			return err
 		}); err != nil {
 			t.Fatal(err)
@@ -130,10 +130,10 @@ func TestFarewell(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.Farewell()
-	if _, err := vb.RecvWait(time.Second); err != nil {
+	if _, err := vb.RecvWait(patience); err != nil {
 		t.Errorf("what was sent before: %v", err)
 	}
-	if d, err := vb.RecvWait(time.Second); err != vipl.ErrDescriptor || d.Status()&vipl.StatusFlushed == 0 {
+	if d, err := vb.RecvWait(patience); err != vipl.ErrDescriptor || d.Status()&vipl.StatusFlushed == 0 {
 		t.Errorf("the peer's next receive: %v, %v", d.Status(), err)
 	}
 	if d, err := va.RecvDone(); err != vipl.ErrNotDone {
@@ -171,7 +171,7 @@ func TestFarewellUnheard(t *testing.T) {
 func openIn(t *testing.T, n *nstest.NS) (nic *vipl.Nic) {
 	t.Helper()
 	if err := n.Do(func() (err error) {
-		nic, err = vipl.OpenNic(n.Name)
+		nic, err = vipl.OpenNic(n.Name, vipl.WithSilence(time.Minute))
 		return err
 	}); err != nil {
 		t.Fatal(err)
