@@ -19,6 +19,7 @@ func TestRecvQueueEmpty(t *testing.T) {
 			xa, xb := newBox(t, n.a.Nic, 1, 5000), newBox(t, n.b.Nic, 1, 5000)
 			postSend(t, va, xa, 0, size)
 			sent(t, va, 0)
+			n.b.errs.are(t, vipl.ErrorRecvQueueEmpty)
 			stateIs(t, vb, vipl.Connected)
 			if c := n.b.Counters(); c.RecvQueueEmpty != 1 {
 				t.Errorf("%+v", c)

@@ -47,6 +47,7 @@ func TestChecksumOfData(t *testing.T) {
 			checkPattern(t, xb.buf[0][:10_000], k)
 			sent(t, va, 0)
 		}
+		n.wire.SetFaults(xdpnictest.Faults{}) // what is sent again is not counted any more
 		if c.bare && (covered > 0 || bare < 20) || !c.bare && (bare > 0 || covered < 20) {
 			t.Errorf("%+v: %d frames with data in their checksum, %d without", c, covered, bare)
 		}

@@ -254,13 +254,15 @@ func TestNothingInClear(t *testing.T) {
 			n.b.queue.SetFaults(watch)
 			var captured bytes.Buffer
 			done, ended := make(chan struct{}), make(chan error, 1)
-			tapped := make(chan struct{}) // closed with the first record
+			tapped := make(chan struct{}) // closed when there are as many bytes as in the message
 			go func() {
 				ended <- n.a.Capture(writer(func(b []byte) (int, error) {
-					if captured.Len() == 0 {
+					before := captured.Len()
+					captured.Write(b)
+					if before < size && captured.Len() >= size {
 						close(tapped)
 					}
-					return captured.Write(b)
+					return len(b), nil
 				}), 1<<16, done)
 			}()
 			for n.a.Captures() == 0 {
