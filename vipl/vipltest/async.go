@@ -117,13 +117,26 @@ func asyncPostDesc(t *T) {
 func asyncAltered(t *T) {
 	va, vb := t.pair(vipl.ReliableReception)
 	a, b := t.block(t.A, 2, 300_000), t.block(t.B, 2, 300_000)
-	// Behind a long read, the send cannot complete before it is changed.
-	a.read(va, 0, 300_000, b.remote(0))
-	b.recv(vb, 1, 64)
-	d := a.prepare(1, 64)
-	d.Control |= vipl.ControlQFence
-	a.post(va, d)
-	d.Length = 63
+	// Behind a long read, the send does not complete before it is changed: but where
+	// the rule was kept from its work just now.
+	var d *vipl.Descriptor
+	for end := time.Now().Add(patience); ; {
+		a.read(va, 0, 300_000, b.remote(0))
+		b.recv(vb, 1, 64)
+		d = a.prepare(1, 64)
+		d.Control |= vipl.ControlQFence
+		a.post(va, d)
+		if d.Status()&vipl.StatusDone == 0 {
+			d.Length = 63
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the send is always complete before it can be changed")
+		}
+		t.sent(va, vipl.StatusOpRDMARead)
+		t.sent(va, 0)
+		t.received(vb, 0)
+	}
 	t.sent(va, vipl.StatusOpRDMARead)
 	if got, err := va.SendWait(patience); got != d {
 		t.Fatalf("%v %v", got, err)

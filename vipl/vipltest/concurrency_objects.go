@@ -1,10 +1,10 @@
 package vipltest
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"viaxdp/vipl"
 )
@@ -118,18 +118,21 @@ func concurrentConnect(t *T) {
 	const threads = 4
 	v := t.vi(t.A, vipl.ViAttributes{Level: vipl.ReliableDelivery})
 	to := vipl.NetAddress{Host: t.B.Query().Address, Discriminator: disc()}
+	l, err := t.B.Listen(vipl.NetAddress{Discriminator: to.Discriminator})
+	t.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	var peers []<-chan error
 	for range threads {
 		w := t.vi(t.B, vipl.ViAttributes{Level: vipl.ReliableDelivery})
 		peers = append(peers, starts(func() error {
-			c, err := t.B.ConnectWait(vipl.NetAddress{Discriminator: to.Discriminator}, 10*moment)
+			c, err := l.Wait(ctx)
 			if err != nil {
 				return err
 			}
 			return c.Accept(w)
 		}))
 	}
-	time.Sleep(moment)
 	var won atomic.Int32
 	var group sync.WaitGroup
 	for range threads {
@@ -143,6 +146,7 @@ func concurrentConnect(t *T) {
 		})
 	}
 	group.Wait()
+	cancel() // nobody asks any more
 	accepted := 0
 	for _, p := range peers {
 		if err := <-p; err == nil {
@@ -153,6 +157,7 @@ func concurrentConnect(t *T) {
 		t.Errorf("%d requests and %d accepts succeeded", won.Load(), accepted)
 	}
 	t.state(v, vipl.Connected)
+	t.must(l.Close())
 }
 
 // once checks that of several calls at once exactly one succeeds, and that the

@@ -15,20 +15,29 @@ func connectTimeout(t *T) {
 	a := vipl.ViAttributes{Level: vipl.ReliableDelivery}
 	va, vb := t.vi(t.A, a), t.vi(t.B, a)
 	d := disc()
-	result := make(chan error, 1)
+	type waited struct {
+		c   *vipl.Conn
+		err error
+	}
+	got := make(chan waited, 1)
 	go func() {
-		for {
-			_, err := va.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: t.B.Query().Address, Discriminator: d}, 200*time.Millisecond)
-			if !errors.Is(err, vipl.ErrNoMatch) {
-				result <- err
-				return
-			}
-		}
+		c, err := t.B.ConnectWait(vipl.NetAddress{Discriminator: d}, patience)
+		got <- waited{c, err}
 	}()
-	c, err := t.B.ConnectWait(vipl.NetAddress{Discriminator: d}, patience)
-	t.must(err)
-	t.wantErr("request", <-result, vipl.ErrTimeout)
-	t.state(va, vipl.Idle)
+	var c *vipl.Conn
+	for c == nil {
+		_, err := va.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: t.B.Query().Address, Discriminator: d}, 200*time.Millisecond)
+		if !errors.Is(err, vipl.ErrNoMatch) { // else nobody waits yet
+			t.wantErr("request", err, vipl.ErrTimeout)
+		}
+		t.state(va, vipl.Idle)
+		select {
+		case w := <-got:
+			t.must(w.err)
+			c = w.c
+		default: // a wait that sees the request only when it is over goes on
+		}
+	}
 	t.wantErr("accept of a request that is over", c.Accept(vb), vipl.ErrTimeout)
 	t.state(vb, vipl.Idle)
 	t.join(va, vb)

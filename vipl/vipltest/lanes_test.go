@@ -80,7 +80,12 @@ const arenaBytes = 16 << 20
 
 // shortSilence is the time after which a peer is taken for dead where it is to
 // be; no shorter than what a busy machine may keep a living one from its work.
-const shortSilence = 300 * time.Millisecond
+const shortSilence = time.Second
+
+// longSilence is that time elsewhere: longer than a machine that others share keeps
+// anybody from his work, and short enough for rules to wait for the end of a
+// connection of which a bad way lost the news.
+const longSilence = 8 * time.Second
 
 // longMTU makes frames of several chunks, which have 2048 bytes.
 const longMTU = 15_000
@@ -101,7 +106,7 @@ func inMemory(f xdpnictest.Faults, mtu int) vipltest.Config {
 	}
 	return vipltest.Config{
 		Open: func(t testing.TB) (a, b *vipl.Nic) {
-			a, b, _ = open(t, vipl.DefaultSilence)
+			a, b, _ = open(t, longSilence)
 			return a, b
 		},
 		OpenSilent: func(t testing.TB) (a, b *vipl.Nic, silence func()) {
@@ -136,11 +141,10 @@ func openInMemory(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, 
 		if err := n.Close(); err != nil {
 			t.Error(err)
 		}
-		for range 1000 { // what is still on its way
-			if queue.Flush(); queue.Owners().InFlight == 0 {
+		for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if queue.Flush(); queue.Owners().InFlight == 0 { // nothing is on its way any more
 				break
 			}
-			time.Sleep(time.Millisecond)
 		}
 		if err := queue.Audit(); err != nil {
 			t.Errorf("host %s: %v", link.Name, err)
@@ -184,7 +188,7 @@ func overVeth(mtu int, mode xdpnic.Mode, more ...vipl.Option) vipltest.Config {
 	}
 	return vipltest.Config{
 		Open: func(t testing.TB) (a, b *vipl.Nic) {
-			nics, _ := open(t, vipl.DefaultSilence)
+			nics, _ := open(t, longSilence)
 			return nics[0], nics[1]
 		},
 		OpenSilent: func(t testing.TB) (a, b *vipl.Nic, silence func()) {
