@@ -19,7 +19,7 @@ func TestInterfaceRemoved(t *testing.T) {
 	logs := make([]*errorLog, 2)
 	for i, ns := range []*nstest.NS{na, nb} {
 		if err := ns.Do(func() (err error) {
-			nics[i], err = vipl.OpenNic(ns.Name)
+			nics[i], err = vipl.OpenNic(ns.Name, vipl.WithSilence(time.Minute))
 			return err
 		}); err != nil {
 			t.Fatal(err)
