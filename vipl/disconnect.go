@@ -63,18 +63,32 @@ func (v *VI) Disconnect() error {
 	return nil
 }
 
-// disconnectTimeout is how long a peer may take to acknowledge a close.
-const disconnectTimeout = 200 * time.Millisecond
+// disconnectTimeout is how long a peer may take to acknowledge a close on an
+// unreliable VI, and be silent on a reliable one, where what was sent before comes
+// first. That is waited for in parts, so that a machine which is late once takes
+// no more than one of them from the peer.
+const (
+	disconnectTimeout = 200 * time.Millisecond
+	lingerParts       = 4
+)
 
 // linger waits until the peer has taken note of the close, or has not for too
 // long. An unreliable VI repeats it meanwhile.
 func (c *conn) linger() {
 	p := c.vi.port
-	end := p.deadline(disconnectTimeout)
 	if c.sender != nil {
-		p.wait(closeWait{c}, end)
+		heard := c.heardAt()
+		for part := 0; part < lingerParts; part++ {
+			if p.wait(closeWait{c}, p.deadline(disconnectTimeout/lingerParts)) != errWaitTimeout {
+				return
+			}
+			if h := c.heardAt(); h != heard {
+				heard, part = h, -1
+			}
+		}
 		return
 	}
+	end := p.deadline(disconnectTimeout)
 	for gap := time.Millisecond; ; gap *= 2 {
 		if err := p.wait(closeWait{c}, min(end, p.deadline(gap))); err != errWaitTimeout || p.now() >= end {
 			return
@@ -86,6 +100,14 @@ func (c *conn) linger() {
 		}
 		p.mu.Unlock()
 	}
+}
+
+// heardAt is when the peer was heard last.
+func (c *conn) heardAt() int64 {
+	p := c.vi.port
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return c.heard
 }
 
 func (c *conn) finishClose(p *port) {

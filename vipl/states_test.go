@@ -2,10 +2,14 @@ package vipl_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/vipl"
+	"viaxdp/wire"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
 func newVI(t testing.TB, n *vipl.Nic, level vipl.ReliabilityLevel) *vipl.VI {
@@ -195,6 +199,62 @@ func TestDisconnectDeliversFirst(t *testing.T) {
 			received(t, vb, 0)
 			checkPattern(t, xb.buf[i][:4000], i)
 		}
+	})
+}
+
+// That takes its time on a long way that loses: as long as the peer answers.
+func TestDisconnectDeliversOverALongWay(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			const count, size = 8, 1000
+			n, va, vb := connected(t, memoryConfig{bubble: true, noPacking: true}, level)
+			way := xdpnictest.Faults{Delay: 75 * time.Millisecond}
+			n.wire.SetFaults(way)
+			xa, xb := newBox(t, n.a.Nic, count, size), newBox(t, n.b.Nic, count, size)
+			for range 20 { // until the time of a round trip is known
+				postRecv(t, vb, xb, 0, size)
+				postSend(t, va, xa, 0, size)
+				received(t, vb, 0)
+				sent(t, va, 0)
+			}
+			time.Sleep(time.Second)
+			var sent []uint32 // the frames' numbers
+			lost := 0
+			lossy := way
+			lossy.Drop = faultsDropping(func(p *wire.Packet) bool {
+				if p.Kind != wire.KindData {
+					return false
+				}
+				if !slices.Contains(sent, p.Seq) {
+					sent = append(sent, p.Seq)
+				}
+				if len(sent) < 4 || p.Seq != sent[3] || lost == 2 {
+					return false
+				}
+				lost++
+				return true
+			}).Drop
+			n.a.queue.SetFaults(lossy)
+			for i := range count {
+				postRecv(t, vb, xb, i, size)
+			}
+			for i := range count {
+				fillPattern(xa.buf[i], i)
+				postSend(t, va, xa, i, size)
+			}
+			if err := va.Disconnect(); err != nil {
+				t.Fatal(err)
+			}
+			n.a.queue.SetFaults(way)
+			if len(sent) != count || lost != 2 {
+				t.Fatalf("%d frames, one was lost %d times", len(sent), lost)
+			}
+			for i := range count {
+				received(t, vb, 0)
+				checkPattern(t, xb.buf[i][:size], i)
+			}
+			stateIs(t, vb, vipl.Error)
+		})
 	})
 }
 
