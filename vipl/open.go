@@ -74,7 +74,8 @@ func WithChunks(rx, tx int) Option {
 }
 
 // WithSilence sets the time after which a silent peer is taken for dead, at
-// least MinSilence; DefaultSilence without it. Both sides should agree.
+// least MinSilence; DefaultSilence without it. Both sides should agree. Time in
+// which this side got no CPU to look does not count.
 func WithSilence(d time.Duration) Option { return func(o *options) { o.silence = d } }
 
 // WithMultiBuffer says whether frames may be longer than a chunk, where the MTU
