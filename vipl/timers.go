@@ -76,8 +76,8 @@ func (h timerHeap) down(i int) {
 // much alive the peer is, which may be kept from its work by the same.
 func (p *port) forgive(c *conn, now int64) {
 	late := now - c.due
-	if late < p.silence/8 {
-		return // as any timer is
+	if late < max(p.silence/8, int64(2*tickMost)) {
+		return // as any timer may be
 	}
 	heard := min(c.heard+late, now)
 	if c.opened == c.heard {
