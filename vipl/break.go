@@ -38,7 +38,8 @@ type broken struct {
 }
 
 // breakDown ends a connection by an error: the VI goes to Error and everything
-// posted completes as flushed, but for what b says.
+// posted completes as flushed, but for what b says. Where the program does not have the
+// connection yet, that happens when it gets it: if it does not, its receives stay posted.
 func (p *port) breakDown(c *conn, b broken) {
 	if !c.open {
 		return
@@ -52,7 +53,11 @@ func (p *port) breakDown(c *conn, b broken) {
 	}
 	p.abandon(c)
 	c.finishClose(p)
-	lost := v.state == Connected || v.state == ConnectPending
+	if v.state == ConnectPending {
+		c.early = b.cause // what is posted waits for the connect's outcome: ended
+		return
+	}
+	lost := v.state == Connected
 	if lost {
 		v.state = Error
 		v.cause = b.cause

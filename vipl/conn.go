@@ -43,7 +43,8 @@ type conn struct {
 	part    wire.Kind // of which kind it is, once its first frame has come; else 0
 	written uint32    // bytes of an RDMA write
 
-	deaf error // why this side breaks the connection once the peer has the answers to its reads
+	deaf  error // why this side breaks the connection once the peer has the answers to its reads
+	early error // why it broke before the connect's outcome was known
 
 	reads    int     // RDMA reads of ours that are under way
 	answers  answers // to the peer's RDMA reads

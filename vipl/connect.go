@@ -120,18 +120,29 @@ func (v *VI) install(op string, c *conn) error {
 	return nil
 }
 
-// undo takes down what establish has put up.
-func (v *VI) undo(c *conn) {
-	v.nic.agent.Remove(v.num)
-	v.port.mu.Lock()
-	defer v.port.mu.Unlock()
-	if v.conn == c { // else the NIC was closed meanwhile
-		v.port.uninstall(c)
+// undo takes down what establish has put up. False: a frame of the peer has come, and the
+// program has the connection, whatever became of the confirmation: the peer has it, and messages
+// may be in what was posted.
+func (v *VI) undo(c *conn) bool {
+	p := v.port
+	p.mu.Lock()
+	if v.conn == c && v.state != ConnectPending && !v.nic.closing() {
+		p.mu.Unlock()
+		return false
 	}
+	p.abandon(c) // no frame changes anything any more
+	p.mu.Unlock()
+	v.nic.agent.Remove(v.num)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v.conn == c { // else the NIC was closed meanwhile
+		p.uninstall(c)
+	}
+	return true
 }
 
-// ended ends a connect: the VI is Connected or, after a failure, Idle again. If
-// the connection broke meanwhile, the VI stays in Error.
+// ended ends a connect: the VI is Connected or, after a failure, Idle again, with
+// its receives posted. If the connection broke meanwhile, the VI is in Error.
 func (v *VI) ended(err error) {
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
@@ -140,7 +151,12 @@ func (v *VI) ended(err error) {
 	case err != nil:
 		v.port.flushQueue(v, &v.send, broken{}) // what was posted since the peer's first frame
 		v.state, v.cause = Idle, nil
-	case v.state == ConnectPending:
+	case v.state != ConnectPending:
+	case v.conn != nil && v.conn.early != nil:
+		v.state, v.cause = Error, v.conn.early
+		v.port.flushQueue(v, &v.recv, broken{})
+		v.report(ErrorConnLost, 0, v.cause)
+	default:
 		v.state = Connected
 	}
 }

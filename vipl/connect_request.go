@@ -77,8 +77,7 @@ func (v *VI) confirm(op string, answer *kagent.Answer, shake *secure.Requester, 
 		answer.Decline(wire.CMReasonResources)
 		return err
 	}
-	if err := answer.ConfirmWith(proof); err != nil {
-		v.undo(conn)
+	if err := answer.ConfirmWith(proof); err != nil && v.undo(conn) {
 		return agentError(op, v, err)
 	}
 	return nil

@@ -1,0 +1,179 @@
+package vipl_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/kagent"
+	"viaxdp/kagent/kagenttest"
+	"viaxdp/vipl"
+)
+
+// unconfirmed has vb accept a request of va whose answer the requester never gets, as
+// on a machine that leaves it no time, and returns what Accept says. meanwhile runs
+// beside it.
+func unconfirmed(t *testing.T, n *memoryNet, va, vb *vipl.VI, meanwhile func()) (asked, accepted error) {
+	t.Helper()
+	to := address(n.b, "unconfirmed")
+	answer := make(chan error, 1)
+	go func() {
+		_, err := va.ConnectRequest(vipl.NetAddress{}, to, time.Second)
+		answer <- err
+	}()
+	c, err := n.b.ConnectWait(to, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.fabric.Cut(n.a.agent.Addr(), true)
+	go meanwhile()
+	accepted = c.Accept(vb)
+	n.fabric.Cut(n.a.agent.Addr(), false)
+	return <-answer, accepted
+}
+
+// A connect that fails leaves the VI as it was, also where it takes longer than a peer
+// may be silent: receives stay posted and serve the next connection.
+func TestReceivesOutliveFailedAccept(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			n := newMemoryNet(t, memoryConfig{bubble: true, silence: 600 * time.Millisecond})
+			va, vb := newVI(t, n.a.Nic, level), newVI(t, n.b.Nic, level)
+			xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 2, 64)
+			for i := range 2 {
+				postRecv(t, vb, xb, i, 64)
+			}
+			asked, accepted := unconfirmed(t, n, va, vb, func() {})
+			wantError(t, "request without an answer", asked, vipl.ErrTimeout)
+			wantError(t, "accept without a confirmation", accepted, vipl.ErrTimeout)
+			if s := stateIs(t, vb, vipl.Idle); s.Cause != nil {
+				t.Errorf("cause %v", s.Cause)
+			}
+			if d, err := vb.RecvDone(); d != nil || err != vipl.ErrNotDone {
+				t.Fatalf("a receive is done: %v", err)
+			}
+			n.b.errs.are(t)
+
+			join(t, n.a.Nic, va, n.b.Nic, vb)
+			for i := range 2 {
+				fillPattern(xa.buf[i], i)
+				postSend(t, va, xa, i, 10+i)
+			}
+			for i := range 2 {
+				if d := received(t, vb, 0); d != xb.desc[i] || d.Length != uint32(10+i) {
+					t.Fatalf("receive %d: another descriptor, or length %d", i, d.Length)
+				}
+				checkPattern(t, xb.buf[i][:10+i], i)
+				sent(t, va, 0)
+			}
+		})
+	})
+}
+
+// A connection that ends before its accept has returned is in Error when it returns,
+// with everything flushed and its end told once.
+func TestAcceptOfWhatEnded(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			const silence = 200 * time.Millisecond
+			n := newMemoryNet(t, memoryConfig{bubble: true, silence: silence})
+			va, vb := newVI(t, n.a.Nic, level), newVI(t, n.b.Nic, level)
+			xb := newBox(t, n.b.Nic, 1, 64)
+			postRecv(t, vb, xb, 0, 64)
+			n.wire.Cut(true)
+			asked, accepted := unconfirmed(t, n, va, vb, func() {
+				time.Sleep(2 * silence)
+				n.fabric.Cut(n.a.agent.Addr(), false)
+			})
+			if asked != nil || accepted != nil {
+				t.Fatalf("%v, %v", asked, accepted)
+			}
+			if s := stateIs(t, vb, vipl.Error); s.Cause == nil {
+				t.Error("no cause")
+			}
+			received(t, vb, vipl.StatusFlushed)
+			n.b.errs.are(t, vipl.ErrorConnLost)
+			n.wire.Cut(false)
+			if err := vb.Disconnect(); err != nil {
+				t.Error(err)
+			}
+			stateIs(t, va, vipl.Error)
+			if err := va.Disconnect(); err != nil {
+				t.Error(err)
+			}
+			join(t, n.a.Nic, va, n.b.Nic, vb)
+		})
+	})
+}
+
+// doubting is an agent whose accept fails although the requester has confirmed, once
+// over says so: as when the answers of a daemon come in another order than frames.
+type doubting struct {
+	*kagenttest.Agent
+	over chan struct{}
+}
+
+func (a doubting) Wait(ctx context.Context, local kagent.Address) (*kagent.Incoming, error) {
+	in, err := a.Agent.Wait(ctx, local)
+	if err != nil {
+		return nil, err
+	}
+	return kagent.NewIncoming(in.Local(), in.Remote(), in.Offer(), doubted{in, a.over}), nil
+}
+
+type doubted struct {
+	*kagent.Incoming
+	over chan struct{}
+}
+
+func (d doubted) Accept(ctx context.Context, o kagent.Offer) error {
+	if err := d.Incoming.Accept(ctx, o); err != nil {
+		return err
+	}
+	<-d.over
+	return kagent.ErrVanished
+}
+
+// Who has got a frame of the requester is connected with it, whatever becomes of the
+// confirmation: the requester is, and a receive has what it sent.
+func TestFrameOutweighsConfirmation(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			over := make(chan struct{})
+			n := newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return doubting{a, over} }})
+			va, vb := newVI(t, n.a.Nic, level), newVI(t, n.b.Nic, level)
+			xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 2, 64)
+			for i := range 2 {
+				postRecv(t, va, xa, i, 64)
+			}
+			accepted := make(chan error, 1)
+			go func() {
+				c, err := n.a.ConnectWait(address(n.a, "doubted"), patience)
+				if err == nil {
+					err = c.Accept(va)
+				}
+				accepted <- err
+			}()
+			if _, err := request(vb, address(n.a, "doubted")); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 2 {
+				fillPattern(xb.buf[i], i)
+				postSend(t, vb, xb, i, 64)
+				if d := received(t, va, 0); d != xa.desc[i] {
+					t.Errorf("receive %d: another descriptor", i)
+				}
+				checkPattern(t, xa.buf[i], i)
+				sent(t, vb, 0)
+				if i == 0 {
+					close(over)
+					if err := <-accepted; err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			stateIs(t, va, vipl.Connected)
+		})
+	})
+}
