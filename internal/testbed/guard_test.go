@@ -100,7 +100,7 @@ func TestKilledGuard(t *testing.T) {
 	if err := g.Close(); err == nil {
 		t.Error("the death of the guard went unnoticed")
 	}
-	eventually(t, "allowance of hugepages as before", func() bool { return allowance(t) <= before })
+	allowanceIs(t, before)
 }
 
 func TestLower(t *testing.T) {

@@ -128,7 +128,7 @@ func (m *Middle) link(side netns.NsHandle, p Pair, i int) (end End, index int, e
 }
 
 // settleWithin is how long the kernel may take to have all interfaces ready.
-const settleWithin = 2 * time.Second
+const settleWithin = 20 * time.Second
 
 // settle waits until all interfaces are operational: the kernel brings queues
 // into being some time after the other end came up, and until then it drops

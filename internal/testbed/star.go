@@ -107,7 +107,7 @@ func (s *Star) ready() error {
 	return nil
 }
 
-const readyTime = 5 * time.Second
+const readyTime = 20 * time.Second
 
 // bridge joins the namespaces in the last one.
 func (s *Star) bridge(n, mtu int) error {

@@ -86,7 +86,12 @@ func testConfig() Config {
 // eventually waits for the kernel to catch up.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	soon(t, time.Minute, what, ok)
+}
+
+func soon(t *testing.T, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(within); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("still not so: %s", what)
 		}
@@ -112,6 +117,12 @@ func allowance(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// allowanceIs waits until the allowance is not more than before.
+func allowanceIs(t *testing.T, before int) {
+	t.Helper()
+	soon(t, 3*time.Minute, "allowance of hugepages as before", func() bool { return allowance(t) <= before })
 }
 
 func startBed(t *testing.T) *Bed {
@@ -191,7 +202,7 @@ func TestControlConnection(t *testing.T) {
 	}
 	bed.Side(0).Control.Close()
 	// The race detector holds a process for a second before it exits.
-	if err := bed.Ended(10 * time.Second); err == nil || bed.Side(0).ended() == nil {
+	if err := bed.Ended(time.Minute); err == nil || bed.Side(0).ended() == nil {
 		t.Error("side 0 still runs without its control connection")
 	}
 	if err := bed.Side(1).ended(); err != nil {
@@ -292,7 +303,7 @@ func TestKilledParent(t *testing.T) {
 	for _, pid := range pids {
 		eventually(t, "child gone", func() bool { return gone(pid) })
 	}
-	eventually(t, "allowance of hugepages as before", func() bool { return allowance(t) <= before })
+	allowanceIs(t, before)
 }
 
 func TestPairCheck(t *testing.T) {

@@ -41,9 +41,8 @@ func TestStartThrough(t *testing.T) {
 	if err := middles[0].Prefer([2]int{cpus[0], cpus[len(cpus)-1]}); err != nil {
 		t.Fatal(err)
 	}
-	if n := preferred(t); n != 2 {
-		t.Errorf("%d threads of this process come before others, want the two of one forwarder", n)
-	}
+	// Those of a forwarder before may be about to end.
+	eventually(t, "two threads of this process, those of one forwarder, come before others", func() bool { return preferred(t) == 2 })
 	var ends [2]*net.UDPConn
 	for i := range ends {
 		s := bed.Side(i)
@@ -70,7 +69,7 @@ func TestStartThrough(t *testing.T) {
 		if _, err := ends[0].WriteToUDPAddrPort([]byte("hello"), to); err != nil {
 			t.Fatal(err)
 		}
-		wait := 5 * time.Second
+		wait := 20 * time.Second
 		if !arrives {
 			wait = 50 * time.Millisecond
 		}
