@@ -162,8 +162,9 @@ func (b *Bed) Close() error {
 	return err
 }
 
-// endedWithin is how long a process that was killed may take to be gone.
-const endedWithin = 100 * time.Millisecond
+// endedWithin is how long a process that was killed may take to be gone, after the
+// other one has noticed.
+const endedWithin = 3 * time.Second
 
 // Opening raises the allowance of surplus hugepages around open, in which
 // workers map memory. A host that has none to give is no reason to stop: the

@@ -49,11 +49,11 @@ func tracesNow(t *testing.T) (s traces) {
 }
 
 // nothingLeft waits until the machine looks as before and no process of the
-// token is left.
+// token is left. Tests of other packages may use hugepages for a while.
 func nothingLeft(t *testing.T, before traces, token string) {
 	t.Helper()
 	var why string
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		now := tracesNow(t)
 		why = ""
 		if p := processes(token); len(p) > 0 {

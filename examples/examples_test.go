@@ -115,7 +115,7 @@ func TestExampleFails(t *testing.T) {
 }
 
 // patience is how long a pair of programs may take.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 // runPair runs a program as the server and as a client of it, in two
 // namespaces, and returns what they printed.

@@ -150,7 +150,7 @@ func run(ctx context.Context, r request) (*output, error) {
 // How long a server may take to end when it is told to, and how often is
 // looked whether it listens.
 const (
-	stopGrace  = time.Second
+	stopGrace  = 5 * time.Second
 	listenPoll = time.Millisecond
 )
 

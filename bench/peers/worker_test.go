@@ -24,7 +24,7 @@ func served(t *testing.T) (w *worker, done chan error) {
 }
 
 func sh(script string) request {
-	return request{Op: opRun, Argv: []string{"sh", "-c", script}, Timeout: 10 * time.Second}
+	return request{Op: opRun, Argv: []string{"sh", "-c", script}, Timeout: time.Minute}
 }
 
 func TestWorkerRun(t *testing.T) {
@@ -84,7 +84,7 @@ func TestWorkerRefuses(t *testing.T) {
 			"does not listen at port 1 of tcp after 20ms",
 		},
 		{
-			request{Op: opStart, Argv: []string{"sh", "-c", "echo no library >&2; exit 127"}, Listen: &socket{tcp, 1}, Timeout: 10 * time.Second},
+			request{Op: opStart, Argv: []string{"sh", "-c", "echo no library >&2; exit 127"}, Listen: &socket{tcp, 1}, Timeout: time.Minute},
 			"does not listen: no library (exit status 127)",
 		},
 	} {
@@ -141,7 +141,7 @@ func TestWorkerStart(t *testing.T) {
 			s := socket{network(name[:3]), port}
 			r := request{
 				Op: opStart, Argv: []string{"/proc/self/exe", asListener, name, address},
-				Listen: &s, Timeout: 10 * time.Second,
+				Listen: &s, Timeout: time.Minute,
 			}
 			if o, err := w.call(r); err != nil || o != nil {
 				t.Fatalf("got %+v, %v", o, err)
@@ -169,7 +169,7 @@ func TestWorkerStopStubborn(t *testing.T) {
 	port := freePort(t, "tcp4")
 	_, err := w.call(request{
 		Op: opStart, Argv: []string{"/proc/self/exe", asListener, "tcp4", fmt.Sprintf("127.0.0.1:%d", port), "stubborn"},
-		Listen: &socket{tcp, port}, Timeout: 10 * time.Second,
+		Listen: &socket{tcp, port}, Timeout: time.Minute,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +198,7 @@ func TestWorkerConnectionEnds(t *testing.T) {
 // awaitPid returns the number in a file that a process writes.
 func awaitPid(t *testing.T, file string) int {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if b, err := os.ReadFile(file); err == nil {
 			n, err := strconv.Atoi(strings.TrimSpace(string(b)))
 			if err != nil {

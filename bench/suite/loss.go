@@ -89,8 +89,8 @@ func (r faultRow) params(p *bench.Params) {
 const patience = time.Minute
 
 const (
-	lostTime   = 900 * time.Millisecond // that a point lasts longer for what is lost, on the average
-	faultTries = 20                     // streams within which a fault has to befall a frame
+	lostTime  = 900 * time.Millisecond // that a point lasts longer for what is lost, on the average
+	faultTime = time.Minute            // in which a fault has to befall a frame; short streams have few
 )
 
 // lossTime is how long a stream and a ping-pong last: long enough for some frames to
@@ -252,7 +252,7 @@ func (m *lossMeter) stream(p *gathered, f fault) (mbps float64, err error) {
 	}
 	start := m.crossed()
 	var n testbed.LaneCounters
-	for tries := 1; ; tries++ {
+	for end := time.Now().Add(faultTime); ; {
 		r, err := m.at.Stream(m.ctx, lossBulk, lossTime(m.session))
 		if err != nil {
 			return 0, err
@@ -262,7 +262,7 @@ func (m *lossMeter) stream(p *gathered, f fault) (mbps float64, err error) {
 		if n = m.crossed().Since(start); f.hit == nil || f.hit(n) > 0 {
 			break
 		}
-		if tries == faultTries {
+		if time.Now().After(end) {
 			return 0, fmt.Errorf("none of %d frames met the fault", n.Taken)
 		}
 	}
