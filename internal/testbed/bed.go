@@ -163,7 +163,7 @@ func (b *Bed) Ended(within time.Duration) error {
 
 // closeGrace is how long Close waits for children to end by themselves, which
 // they do when their control connection ends.
-const closeGrace = 2 * time.Second
+const closeGrace = 20 * time.Second
 
 // Close ends the children, first by closing their control connections, and
 // returns when they are gone. The kernel then takes down their namespaces and

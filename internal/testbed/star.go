@@ -3,6 +3,7 @@ package testbed
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"syscall"
 	"time"
@@ -182,6 +183,38 @@ func (s *Star) Start(i, cpu int, cmd *exec.Cmd) (err error) {
 		}
 	})
 	return err
+}
+
+// Spawn starts this program with args in namespace i.
+func (s *Star) Spawn(i int, args []string, stderr io.Writer) (*Process, error) {
+	p, err := newProcess(args, stderr, func(cmd *exec.Cmd) error { return s.Start(i, -1, cmd) })
+	if err != nil {
+		return nil, fmt.Errorf("process in namespace %d: %w", i, err)
+	}
+	return p, nil
+}
+
+// Drops are the frames that the kernel has counted as dropped by the Star's
+// interfaces, of the namespaces and of the hub, whichever way they went. One frame
+// may be counted at both ends of a pair.
+func (s *Star) Drops() (n uint64, err error) {
+	for i, ns := range s.spaces {
+		h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+		if err != nil {
+			return 0, err
+		}
+		links, err := h.LinkList()
+		h.Close()
+		if err != nil {
+			return 0, fmt.Errorf("namespace %d: %w", i, err)
+		}
+		for _, l := range links {
+			if st := l.Attrs().Statistics; st != nil {
+				n += st.RxDropped + st.TxDropped
+			}
+		}
+	}
+	return n, nil
 }
 
 // ownSysfs gives the calling thread a /sys that shows the interfaces of its network

@@ -124,9 +124,9 @@ func (s *Site) Close() error {
 	return errors.Join(errs...)
 }
 
-// A Process runs this same program inside a site. It reads orders from its
-// standard input and answers on its standard output. It gets SIGKILL when the
-// site is closed or this process ends.
+// A Process runs this same program inside a site or a star. It reads orders from
+// its standard input and answers on its standard output. It gets SIGKILL when the
+// site or star is closed or this process ends.
 type Process struct {
 	Pid int
 	In  io.WriteCloser
@@ -138,13 +138,25 @@ type Process struct {
 }
 
 // Spawn starts the program with args in a side's namespace.
-func (s *Site) Spawn(side int, args []string, stderr io.Writer) (p *Process, err error) {
-	cmd := &exec.Cmd{
-		Path:        "/proc/self/exe",
-		Args:        append([]string{os.Args[0]}, args...),
-		Stderr:      stderr,
-		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true},
+func (s *Site) Spawn(side int, args []string, stderr io.Writer) (*Process, error) {
+	p, err := newProcess(args, stderr, func(cmd *exec.Cmd) (err error) {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+		s.keeper.do(func() {
+			if err = unix.Setns(int(s.ns[side]), unix.CLONE_NEWNET); err == nil {
+				err = cmd.Start()
+			}
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("process in side %d: %w", side, err)
 	}
+	return p, nil
+}
+
+// newProcess makes a process of this program with args, which start starts.
+func newProcess(args []string, stderr io.Writer, start func(*exec.Cmd) error) (p *Process, err error) {
+	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: append([]string{os.Args[0]}, args...), Stderr: stderr}
 	p = &Process{cmd: cmd, exited: make(chan struct{})}
 	if p.In, err = cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -155,14 +167,10 @@ func (s *Site) Spawn(side int, args []string, stderr io.Writer) (p *Process, err
 		return nil, errors.Join(err, p.In.Close())
 	}
 	p.Out, cmd.Stdout = out, theirs
-	s.keeper.do(func() {
-		if err = unix.Setns(int(s.ns[side]), unix.CLONE_NEWNET); err == nil {
-			err = cmd.Start()
-		}
-	})
+	err = start(cmd)
 	theirs.Close()
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("process in side %d: %w", side, err), out.Close(), p.In.Close())
+		return nil, errors.Join(err, out.Close(), p.In.Close())
 	}
 	p.Pid = cmd.Process.Pid
 	go func() {
@@ -178,8 +186,8 @@ func (p *Process) Signal(s unix.Signal) error { return p.cmd.Process.Signal(s) }
 // Exited is closed when the process is gone.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// Close ends the process by closing its input, or after a grace of two seconds
-// by force, and says how it ended.
+// Close ends the process by closing its input, or after a grace of 20 s by force,
+// and says how it ended.
 func (p *Process) Close() error {
 	p.In.Close()
 	select {
