@@ -7,6 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lag"
 	"viaxdp/internal/testbed"
 )
 
@@ -36,15 +37,15 @@ func (s *soak) happen() error { return s.undergo(events[s.rng.IntN(len(events))]
 // undergo lets an event take place and looks at what it left.
 func (s *soak) undergo(e event) error {
 	s.note(e.name)
+	before, start := s.known, s.bed.Mark()
 	if err := e.run(s); err != nil {
 		return err
 	}
-	before := s.known
 	if err := s.settle(e.name); err != nil {
 		return err
 	}
 	s.report.Events[e.name]++
-	if e.breaks {
+	if e.breaks || s.late(start, before) > soakSilence/4 {
 		return nil
 	}
 	for side, r := range s.known {
@@ -58,6 +59,16 @@ func (s *soak) undergo(e event) error {
 		}
 	}
 	return nil
+}
+
+// late is by how much anybody was kept waiting for a CPU since a moment: who gets none is
+// silent, too.
+func (s *soak) late(since lag.Mark, before [2]*Report) time.Duration {
+	most := since.Allow(0)
+	for side, r := range s.known {
+		most = max(most, r.Late-before[side].Late)
+	}
+	return most
 }
 
 // draw is a random time up to some milliseconds.

@@ -43,7 +43,11 @@ func share(t *testing.T) time.Duration {
 }
 
 // patience is how long anything may take that has no bound of its own.
-const patience = time.Minute
+const patience = 2 * time.Minute
+
+// unhurried is a silence that is longer than parties wait for a CPU: where nobody dies
+// and no connection may end.
+const unhurried = 30 * time.Second
 
 func newBed(t *testing.T, cfg BedConfig) *Bed {
 	t.Helper()

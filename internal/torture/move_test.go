@@ -17,38 +17,34 @@ import (
 // What the interface's owner is told at once, and the peer by it: so the silence of
 // these tests is much longer than what they wait for.
 const (
-	patient = 2 * time.Minute
+	patient = 10 * time.Minute
 	toldBy  = 2 * time.Second
 )
 
 // livingLong is living with that silence.
 func livingLong(t *testing.T, b *Bed) {
 	t.Helper()
-	must(t, b.Open(NICConfig{Silence: patient}))
-	for _, l := range levels {
-		must(t, b.Start(mortal("mortal-"+l.String(), l)))
-	}
-	talking(t, b, [2]*Report{{}, {}})
+	livingFor(t, b, patient)
 }
 
 // told waits until every flow of a side has noticed that one of them has moved, and
 // looks at when.
-func told(t *testing.T, b *Bed, side int, at lag.Mark, so int) *Report {
+func told(t *testing.T, b *Bed, side int, at lag.Mark, before *Report) *Report {
 	t.Helper()
 	for ; ; time.Sleep(10 * time.Millisecond) {
 		r, err := b.Parties[side].Report()
 		must(t, err)
-		if n := len(r.Breaks) - so; n < flowsOf {
+		if n := len(r.Breaks) - len(before.Breaks); n < flowsOf {
 			if at.Over(toldBy + patience) {
 				t.Fatalf("side %d: %d of %d flows know of it", side, n, flowsOf)
 			}
 			continue
 		}
 		last := time.Duration(0)
-		for _, br := range r.Breaks[so:] {
+		for _, br := range r.Breaks {
 			last = max(last, br.At.Sub(at.At))
 		}
-		if allowed := at.Allow(toldBy); last > allowed {
+		if allowed := at.Allow(toldBy) + r.Late - before.Late; last > allowed {
 			t.Errorf("side %d knew after %v, %v are allowed", side, last, allowed)
 		}
 		t.Logf("side %d knew after %v: %s", side, last, r.Breaks[len(r.Breaks)-1].Cause)
@@ -80,7 +76,7 @@ func movedAway(t *testing.T, b *Bed, change func(netlink.Link) error) {
 	must(t, b.Link(1, change))
 	var after [2]*Report
 	for _, side := range []int{1, 0} {
-		after[side] = told(t, b, side, at, len(before[side].Breaks))
+		after[side] = told(t, b, side, at, before[side])
 		if n := after[side].Engine.PeersLost; n > 0 {
 			t.Errorf("side %d: %d connections ended by silence", side, n)
 		}
@@ -160,23 +156,33 @@ func TestAddressFlaps(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, BedConfig{})
 	livingLong(t, b)
-	before, err := b.Reports()
-	must(t, err)
-	for range 50 {
-		var away time.Duration
-		must(t, b.Link(1, func(l netlink.Link) error {
-			start := time.Now()
-			err := readdress(l, b.Site.Ends[1].IPv4.String())
-			away = time.Since(start)
-			return err
-		}))
-		if away > 250*time.Millisecond {
-			t.Skipf("it took %v to remove and add an address: the machine is too busy to tell", away)
+	// At once is not to be had from any machine at any time: where somebody waited
+	// for a CPU for as long as an address may be away it says nothing that
+	// connections ended.
+	const away = 250 * time.Millisecond
+	for try := 1; ; try++ {
+		before, err := b.Reports()
+		must(t, err)
+		start, slowest := b.Mark(), time.Duration(0)
+		for range 50 {
+			must(t, b.Link(1, func(l netlink.Link) error {
+				removed := time.Now()
+				err := readdress(l, b.Site.Ends[1].IPv4.String())
+				slowest = max(slowest, time.Since(removed))
+				return err
+			}))
 		}
+		time.Sleep(time.Second) // what is to end ends within the half of it
+		after := talking(t, b, before)
+		for side := range after {
+			slowest = max(slowest, start.Allow(0), after[side].Late-before[side].Late)
+		}
+		if len(after[0].Breaks)+len(after[1].Breaks) == len(before[0].Breaks)+len(before[1].Breaks) || slowest < away || try == 20 {
+			nobodyBroke(t, before, after)
+			break
+		}
+		t.Logf("somebody was late by up to %v", slowest)
 	}
-	time.Sleep(time.Second) // what is to end ends within the half of it
-	after := talking(t, b, before)
-	nobodyBroke(t, before, after)
 	rest(t, b)
 }
 

@@ -93,7 +93,7 @@ func openNIC(cfg NICConfig) (*nic, error) {
 }
 
 // settleWithin is how long the kernel may take to complete what it was sent.
-const settleWithin = time.Second
+const settleWithin = 5 * time.Second
 
 // count looks for chunks that nobody gave back, and keeps the queue's counters.
 func (n *nic) count() {

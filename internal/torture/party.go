@@ -6,8 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"viaxdp/internal/lag"
 )
 
 // order is what the parent asks of a party, one JSON object a line.
@@ -36,7 +40,8 @@ type answer struct {
 // Main is the process of a party: it obeys orders from in until it ends, and
 // answers on out.
 func Main(in io.Reader, out io.Writer) error {
-	p := &party{}
+	p := &party{lag: lag.Start()}
+	defer p.lag.Close()
 	enc := json.NewEncoder(out)
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
@@ -63,6 +68,8 @@ type party struct {
 	stop  atomic.Bool
 	run   sync.WaitGroup
 	past  Report // of flows that were freed
+	lag   *lag.Meter
+	least int // goroutines when an interface was closed last; 0: none was
 }
 
 func (p *party) obey(o order) (*Report, error) {
@@ -124,6 +131,7 @@ func (p *party) report() (*Report, error) {
 		r.add(&t)
 		r.Flows = append(r.Flows, t)
 	}
+	r.Late = p.lag.Late()
 	var err error
 	if p.nic != nil {
 		r.Engine = p.nic.Counters()
@@ -179,7 +187,12 @@ func (p *party) close() (*Report, error) {
 		return nil, err
 	}
 	r.Queue, r.Lacking = n.stats, n.lacking
+	// What Close has ended may still be about to return.
+	for end := time.Now().Add(settleWithin); p.least > 0 && runtime.NumGoroutine() > p.least && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
 	r.Resources, err = resources()
+	p.least = r.Resources.Goroutines
 	return r, err
 }
 

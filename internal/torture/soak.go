@@ -190,7 +190,7 @@ func (s *soak) startFlows(side int) error {
 }
 
 // settleWait is how long all flows may take to be connected and to talk.
-const settleWait = 15 * time.Second
+const settleWait = time.Minute
 
 // settle waits until every flow talks, as it must after each event.
 func (s *soak) settle(event string) error {

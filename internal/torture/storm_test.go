@@ -25,7 +25,8 @@ var storms = []struct {
 	{"reordering", testbed.Faults{Reorder: 0.05}, func(n testbed.LaneCounters) bool { return n.Reordered > 0 }},
 	{"duplicates", testbed.Faults{Duplicate: 0.1}, func(n testbed.LaneCounters) bool { return n.Duplicated > 0 }},
 	{"corruption", testbed.Faults{Corrupt: 0.05}, func(n testbed.LaneCounters) bool { return n.Corrupted > 0 }},
-	{"rate", testbed.Faults{Rate: 50_000_000, Queue: 60}, func(n testbed.LaneCounters) bool { return n.Limited > 0 }},
+	// Less room than a flow sends at once, before it hears anything.
+	{"rate", testbed.Faults{Rate: 50_000_000, Queue: 8}, func(n testbed.LaneCounters) bool { return n.Limited > 0 }},
 	{"all", testbed.Faults{
 		Loss: 0.02, Burst: 0.001, Duplicate: 0.03, Corrupt: 0.02, Reorder: 0.03, Jitter: 300 * time.Microsecond,
 	}, func(n testbed.LaneCounters) bool {
@@ -54,7 +55,7 @@ func TestJumboStorms(t *testing.T) {
 
 func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 	b := newBed(t, bed)
-	must(t, b.Open(NICConfig{Silence: 20 * time.Second})) // longer than any burst, and than parties wait for a CPU
+	must(t, b.Open(NICConfig{Silence: unhurried})) // longer than any burst, too
 	name := cfg.Name
 	for k, storm := range storms {
 		storm.faults.Seed, cfg.Name = seed+uint64(k), fmt.Sprintf("%s-%d", name, k)

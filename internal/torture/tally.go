@@ -76,9 +76,10 @@ type Report struct {
 
 	Engine    vipl.Counters
 	Program   bpf.Counters
-	Queue     xdpnic.Stats // only after the NIC was closed
-	Resources Resources    // not in a report between times
-	Lacking   []string     // chunks that were not given back; only after the NIC was closed
+	Queue     xdpnic.Stats  // only after the NIC was closed
+	Late      time.Duration // by how much the process has run late since it was started, see lag
+	Resources Resources     // not in a report between times
+	Lacking   []string      // chunks that were not given back; only after the NIC was closed
 }
 
 // Resources of a process.
