@@ -1,0 +1,4 @@
+package vipl
+
+// CopyAscending is how RDMA writes reach memory.
+var CopyAscending = copyAscending
