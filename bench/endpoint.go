@@ -96,7 +96,7 @@ type Params struct {
 	MaxBytes  int        // largest message of any round; 0: MaxMessage
 	Hugepages bool       // memory on hugepages where there are any
 
-	// Silence is the time after which a VI's peer is taken for dead; 0: 5 s, or Patience
+	// Silence is the time after which a VI's peer is taken for dead; 0: 20 s, or Patience
 	// where that is longer.
 	Silence time.Duration `json:",omitzero"`
 
@@ -109,7 +109,7 @@ type Params struct {
 	// LongestTimeout bounds TCP's retransmission time-out, where the kernel can do that
 	// (TCP_RTO_MAX_MS, Linux 6.15); 0: the host's two minutes.
 	LongestTimeout time.Duration `json:",omitzero"`
-	Patience       time.Duration `json:",omitzero"` // without progress; 0: 5 s
+	Patience       time.Duration `json:",omitzero"` // without progress; 0: 20 s
 }
 
 // Hello is what one side tells the other before they connect, with facts about

@@ -135,7 +135,7 @@ func (v *vi) make() error {
 
 // silence is how long a peer may say nothing. That a process is dead is told by its
 // control connection; a machine that is busy with other things is no dead peer.
-const silence = 5 * time.Second
+const silence = 20 * time.Second
 
 // openNic opens the interface that the parameters name.
 func openNic(p Params, more ...vipl.Option) (*vipl.Nic, error) {

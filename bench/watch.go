@@ -7,7 +7,7 @@ import (
 )
 
 // patience is how long a side waits without progress, unless its parameters say.
-const patience = 5 * time.Second
+const patience = 20 * time.Second
 
 // watch ends waits that would last for ever. A loop that polls calls idle for
 // each poll in vain and progress for each success; both cost next to nothing.
