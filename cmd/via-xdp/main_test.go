@@ -92,6 +92,7 @@ func (r *recorder) actions() actions {
 
 func call(r *recorder, args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
+	args = append([]string{}, args...) // for nil cobra takes this program's arguments
 	status = run(context.Background(), environment{args: args, stdout: &out, stderr: &errs, actions: r.actions()})
 	return status, out.String(), errs.String()
 }

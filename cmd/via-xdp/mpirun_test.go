@@ -40,7 +40,7 @@ func TestMpirun(t *testing.T) {
 	env := environment{stdout: &out, stderr: &out}
 	execute := func(args ...string) int {
 		cmd := newMpirun(env, func(_ context.Context, j mpirun.Job) error { got = j; return end })
-		cmd.SetArgs(args)
+		cmd.SetArgs(append([]string{}, args...)) // for nil cobra takes this program's arguments
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		err := cmd.ExecuteContext(t.Context())
 		if err == nil {
@@ -104,7 +104,7 @@ func TestProxyFlags(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nil, "both needed; usage: "},
+		{[]string{}, "both needed; usage: "},
 		{[]string{"--listen", "tcp::0"}, "both needed"},
 		{[]string{"--listen", "udp:x:0", "--to", "tcp:127.0.0.1:1"}, "--listen"},
 		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "via"}, "--to"},

@@ -27,7 +27,7 @@ func soaked(ctx context.Context, r torture.SoakReport, err error, args ...string
 		return r, err
 	})
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	cmd.SetArgs(args)
+	cmd.SetArgs(append([]string{}, args...)) // for nil cobra takes this program's arguments
 	if err := cmd.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(&errs, oneLine(err))
 		status = statusOf(ctx, err)
