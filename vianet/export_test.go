@@ -63,6 +63,15 @@ func PollPast(nic *vipl.Nic) (took, left int, err error) {
 	return o.Buffers/2 - left, left, nil
 }
 
+// SettleTime is how long a peer may take to let go of a Write's memory.
+const SettleTime = settleTime
+
+// Hold keeps everybody from looking after a connection, until release is called.
+func Hold(c *Conn) (release func()) {
+	c.mu.Lock()
+	return c.mu.Unlock
+}
+
 // Unbalanced says what is missing of the way from one end of an idle connection,
 // on which everything has been read, to the other; nothing is "".
 func Unbalanced(from, to *Conn) string {

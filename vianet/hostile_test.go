@@ -306,16 +306,50 @@ func TestWithdrawUnanswered(t *testing.T) {
 	p := h.meet(t, l, true)
 	p.greet()
 	c := accept(t, l)
-	c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-	n, err := c.Write(make([]byte, 100_000))
-	if n != 0 {
-		t.Errorf("%d bytes are said to be written", n)
-	}
-	isTimeout(t, "Write", err)
+	done := make(chan error, 1)
+	go func() {
+		n, err := c.Write(make([]byte, 100_000))
+		if n != 0 {
+			t.Errorf("%d bytes are said to be written", n)
+		}
+		done <- err
+	}()
+	p.receive(announce)
+	c.SetWriteDeadline(longAgo)
 	p.receive(withdraw)
+	isTimeout(t, "Write", <-done)
 	c.SetDeadline(never)
-	_, err = c.Read(make([]byte, 1))
+	_, err := c.Read(make([]byte, 1))
 	isReset(t, err, "did not answer")
+}
+
+// A peer that has let go in time is not reset because this side did not get to look at
+// its answer before the time was over.
+func TestWithdrawAnsweredInTime(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	p := h.meet(t, l, true)
+	p.greet()
+	c := accept(t, l)
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Write(make([]byte, 100_000))
+		done <- err
+	}()
+	m := p.receive(announce)
+	c.SetWriteDeadline(longAgo)
+	p.receive(withdraw)
+	release := vianet.Hold(c)
+	p.send(message{kind: taken, id: m.id})
+	time.Sleep(vianet.SettleTime + 100*time.Millisecond)
+	release()
+	isTimeout(t, "Write", <-done)
+	p.send(message{kind: data, length: 4, payload: []byte("four")})
+	got := make([]byte, 4)
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "four" {
+		t.Errorf("%q, %v", got, err)
+	}
 }
 
 // Requests that are not of this protocol are refused, and do no harm.

@@ -152,8 +152,8 @@ func (c *Conn) finishDirect(l *landing) int {
 }
 
 // settle waits until done, a condition under mu, is fulfilled. Where the peer
-// does not do its part it breaks the connection, which fulfils it. bytes are on
-// their way.
+// does not do its part in time it breaks the connection, which fulfils it; not where
+// it has, and this side was kept from looking. bytes are on their way.
 func (c *Conn) settle(sig chan struct{}, p *spinner, bytes int, done func() bool) {
 	late := make(chan struct{})
 	timer := time.AfterFunc(settleTime, func() { close(late) })
@@ -169,7 +169,9 @@ func (c *Conn) settle(sig chan struct{}, p *spinner, bytes int, done func() bool
 		if c.await(sig, past, p, bytes) != nil {
 			past = nil
 			c.mu.Lock()
-			c.fail(resetError(errSlow))
+			if c.progressLocked(); !done() {
+				c.fail(resetError(errSlow))
+			}
 			c.mu.Unlock()
 		}
 	}
