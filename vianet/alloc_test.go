@@ -27,8 +27,13 @@ func TestAlloc(t *testing.T) {
 		}
 		want := randomBytes(n, turn)
 		copy(out, want)
-		go a.Write(out)
-		if _, err := io.ReadFull(b, in); err != nil || !bytes.Equal(in, want) {
+		done := make(chan error, 1)
+		go func() {
+			_, err := a.Write(out)
+			done <- err
+		}()
+		_, err = io.ReadFull(b, in)
+		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(in, want) {
 			t.Fatalf("turn %d: other bytes came, or %v", turn, err)
 		}
 		if turn == 2 {

@@ -197,13 +197,12 @@ func TestCloseDelivers(t *testing.T) {
 		if err != nil || !bytes.Equal(got, data[:400]) {
 			t.Errorf("%d bytes, %v", len(got), err)
 		}
-		if _, err := b.Write(make([]byte, 1)); err == nil {
-			// The first may still find room; the stream is over all the same.
-			time.Sleep(300 * time.Millisecond)
+		b.SetWriteDeadline(time.Now().Add(patience))
+		for err == nil { // the first may still find room; the stream is over all the same
 			_, err = b.Write(make([]byte, 1))
-			if !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("Write to a peer that is gone: %v", err)
-			}
+		}
+		if !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("Write to a peer that is gone: %v", err)
 		}
 	})
 }
@@ -250,7 +249,7 @@ func TestBothOnlyWrite(t *testing.T) {
 // A connection whose peer falls silent breaks, for those who wait in it, too.
 func TestPeerLost(t *testing.T) {
 	h := &hosts{}
-	h.nicA, h.nicB, h.wire = memoryNics(t, xdpnictest.Faults{}, 300*time.Millisecond)
+	h.nicA, h.nicB, h.wire = memoryNics(t, xdpnictest.Faults{}, 2*time.Second) // long enough to connect
 	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
 		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the losses are meant
 	}

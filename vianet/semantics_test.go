@@ -204,7 +204,13 @@ func checkReadTimeout(t *testing.T, a, b *vianet.Conn) {
 // checkWriteTimeout: a Write that times out disturbs no Read.
 func checkWriteTimeout(t *testing.T, a, b *vianet.Conn) {
 	data := randomBytes(200_000, 4)
-	go b.Write(data)
+	var writer sync.WaitGroup
+	defer writer.Wait()
+	writer.Go(func() {
+		if _, err := b.Write(data); err != nil {
+			t.Errorf("Write of the peer: %v", err)
+		}
+	})
 	a.SetWriteDeadline(longAgo)
 	_, err := a.Write(make([]byte, 1024))
 	isTimeout(t, "Write", err)
