@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -14,16 +15,28 @@ import (
 // starved is a listener whose Accept fails as often as it is told.
 type starved struct {
 	net.Listener
-	fail chan error // each is returned by an Accept
+
+	mu   sync.Mutex
+	left []error // each is returned by an Accept
+}
+
+// fail has the next Accepts fail. One that waits already does not hear of it.
+func (s *starved) fail(errs ...error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = append(s.left, errs...)
 }
 
 func (s *starved) Accept() (net.Conn, error) {
-	select {
-	case err := <-s.fail:
-		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", err)}
-	default:
+	s.mu.Lock()
+	if len(s.left) == 0 {
+		s.mu.Unlock()
 		return s.Listener.Accept()
 	}
+	defer s.mu.Unlock()
+	err := s.left[0]
+	s.left = s.left[1:]
+	return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", err)}
 }
 
 // echo is a server that says back what it hears.
@@ -57,7 +70,7 @@ func start(t *testing.T, p *Proxy) (l *starved, end func() error, done chan erro
 	if err := p.Open(); err != nil {
 		t.Fatal(err)
 	}
-	l = &starved{p.listener, make(chan error, 8)}
+	l = &starved{Listener: p.listener}
 	p.listener = l
 	ctx, cancel := context.WithCancel(context.Background())
 	done = make(chan error, 1)
@@ -97,9 +110,7 @@ func TestShortOfDescriptors(t *testing.T) {
 	if err := answers(first, patience); err != nil {
 		t.Fatal(err)
 	}
-	for _, err := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ECONNABORTED} {
-		l.fail <- err
-	}
+	l.fail(syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ECONNABORTED)
 	// The Accept that waits takes these; the next ones fail.
 	for range 2 {
 		if err := answers(dialTo(t, p), patience); err != nil {
@@ -121,7 +132,7 @@ func TestShortOfDescriptors(t *testing.T) {
 // Other errors end it, as those of a listener of VIA do.
 func TestListenerEnds(t *testing.T) {
 	l, _, done := start(t, &Proxy{Most: -1})
-	l.fail <- syscall.EINVAL
+	l.fail(syscall.EINVAL)
 	l.Listener.(*net.TCPListener).SetDeadline(time.Unix(1, 0)) // wakes the Accept that waits
 	select {
 	case err := <-done:

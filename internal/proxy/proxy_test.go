@@ -21,7 +21,7 @@ import (
 )
 
 // patience is how long anything may take.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // stacks opens both ends of a veth pair.
 func stacks(t *testing.T) (a, b *vianet.Stack, hostB string) {
@@ -33,7 +33,7 @@ func stacks(t *testing.T) (a, b *vianet.Stack, hostB string) {
 	for _, ns := range []*nstest.NS{na, nb} {
 		var nic *vipl.Nic
 		if err := ns.Do(func() (err error) {
-			nic, err = vipl.OpenNic(ns.Name)
+			nic, err = vipl.OpenNic(ns.Name, vipl.WithSilence(patience/2))
 			return err
 		}); err != nil {
 			t.Fatal(err)
