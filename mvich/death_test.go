@@ -16,8 +16,15 @@ import (
 // of each other, and the dead give back what they still can.
 func dyingJob(t *testing.T, n int, dead ...int) *job {
 	t.Helper()
-	j := newJob(t, n, jobConfig{dying: true, silence: 2 * time.Second, options: func(int) []mvich.Option {
-		return []mvich.Option{mvich.WithSpin(50), mvich.WithPatience(10 * time.Second)}
+	return jobWithSilence(t, n, calm, dead...)
+}
+
+// jobWithSilence is a dyingJob whose ranks take each other for dead after so long a
+// silence.
+func jobWithSilence(t *testing.T, n int, silence time.Duration, dead ...int) *job {
+	t.Helper()
+	j := newJob(t, n, jobConfig{dying: true, silence: silence, options: func(int) []mvich.Option {
+		return []mvich.Option{mvich.WithSpin(50), mvich.WithPatience(calm)}
 	}})
 	t.Cleanup(func() {
 		for _, rank := range dead {
@@ -36,23 +43,26 @@ func wantLost(what string, err error, rank int) error {
 }
 
 // deaths are how a rank dies, each without a good-bye.
-var deaths = map[string]func(j *job, rank int){
-	"the NIC is closed":       func(j *job, rank int) { j.hosts[rank].nic.Close() },
-	"no frame comes any more": func(j *job, rank int) { j.hosts[rank].queue.Cut(true) },
+var deaths = map[string]struct {
+	kill    func(j *job, rank int)
+	silence time.Duration // short where it is what tells of the death
+}{
+	"the NIC is closed":       {func(j *job, rank int) { j.hosts[rank].nic.Close() }, calm},
+	"no frame comes any more": {func(j *job, rank int) { j.hosts[rank].queue.Cut(true) }, 5 * time.Second},
 }
 
 // The death of a rank ends the operations of the others that involve it, and no
 // others.
 func TestDeath(t *testing.T) {
-	for name, kill := range deaths {
+	for name, death := range deaths {
 		t.Run(name, func(t *testing.T) {
 			const n, victim = 4, 3
-			j := dyingJob(t, n, victim)
+			j := jobWithSilence(t, n, death.silence, victim)
 			j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 			var killed sync.WaitGroup
 			killed.Go(func() {
 				time.Sleep(20 * time.Millisecond)
-				kill(j, victim)
+				death.kill(j, victim)
 			})
 			each(t, victim, func(rank int) error {
 				c := j.worlds[rank].Comm()

@@ -65,7 +65,7 @@ func exampleJob(ranks int, f func(c *mvich.Comm) error) error {
 		if err != nil {
 			return err
 		}
-		nic, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena})
+		nic, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena, Silence: calm})
 		if err != nil {
 			return err
 		}

@@ -37,7 +37,7 @@ func besideStranger(t *testing.T) (nic *vipl.Nic, w *mvich.World, theirs mvich.L
 	terms := make(chan string, 1)
 	each(t, 2, func(rank int) (err error) {
 		if rank == 0 {
-			w, err = mvich.Init(nic, capture{launchers[0], terms}, mvich.WithPatience(time.Second))
+			w, err = mvich.Init(nic, capture{launchers[0], terms}, mvich.WithPatience(patience))
 			return err
 		}
 		// It says of itself what the other one says, but for the token.
@@ -83,7 +83,7 @@ func newStranger(t *testing.T) (*mvich.World, *stranger) {
 	}
 	for range 500 {
 		_, err = s.vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(strangersToken)},
-			vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(token)}, time.Second)
+			vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(token)}, patience)
 		if err == nil {
 			break
 		}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/lag"
 	"viaxdp/kagent/kagenttest"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
@@ -27,7 +28,7 @@ type job struct {
 // jobConfig says how to make a job; zero fields mean defaults.
 type jobConfig struct {
 	faults  xdpnictest.Faults
-	silence time.Duration // 0: calm, or where ranks die vipl's
+	silence time.Duration // 0: calm
 	shared  bool          // all ranks on one NIC
 	dying   bool          // ranks die: what they leave is not looked at
 	options func(rank int) []mvich.Option
@@ -48,7 +49,7 @@ type host struct {
 
 func newJob(t testing.TB, n int, c jobConfig) *job {
 	t.Helper()
-	if c.silence == 0 && !c.dying {
+	if c.silence == 0 {
 		c.silence = calm
 	}
 	leaks := goleak.IgnoreCurrent()
@@ -120,9 +121,12 @@ func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jo
 }
 
 // each runs f for every rank at once and fails the test if one fails, or if it
-// takes too long.
+// takes too long for a machine that was as busy as this one.
 func each(t testing.TB, n int, f func(rank int) error) {
 	t.Helper()
+	meter := lag.Start()
+	defer meter.Close()
+	began := meter.Mark()
 	errs := make([]error, n)
 	var wait sync.WaitGroup
 	for rank := range n {
@@ -137,11 +141,18 @@ func each(t testing.TB, n int, f func(rank int) error) {
 		wait.Wait()
 		close(done)
 	}()
-	select {
-	case <-done:
-	case <-time.After(patience):
-		stacks := make([]byte, 1<<20)
-		t.Fatalf("ranks hang:\n%s", stacks[:runtime.Stack(stacks, true)])
+	look := time.NewTicker(time.Second)
+	defer look.Stop()
+	for over := false; !over; {
+		select {
+		case <-done:
+			over = true
+		case <-look.C:
+			if began.Over(patience) {
+				stacks := make([]byte, 1<<20)
+				t.Fatalf("ranks hang:\n%s", stacks[:runtime.Stack(stacks, true)])
+			}
+		}
 	}
 	for rank, err := range errs {
 		if err != nil {
@@ -166,7 +177,7 @@ func (j *job) spotless(t testing.TB, credits int) {
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 	for rank, w := range j.worlds {
 		var s mvich.Stats
-		for range 1000 { // sends of the barrier complete a little later
+		for end := time.Now().Add(patience); time.Now().Before(end); { // sends of the barrier complete a little later
 			w.Comm().Iprobe(mvich.AnySource, mvich.AnyTag)
 			s = w.Stats()
 			if s.Vbufs-s.FreeVbufs == int(s.Connections)*credits {

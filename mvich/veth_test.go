@@ -19,7 +19,7 @@ func TestVeth(t *testing.T) {
 			var nics []*vipl.Nic
 			for _, ns := range []*nstest.NS{a, b} {
 				if err := ns.Do(func() error {
-					n, err := vipl.OpenNic(ns.Name, vipl.WithHugepages(hugepages.Avoid))
+					n, err := vipl.OpenNic(ns.Name, vipl.WithHugepages(hugepages.Avoid), vipl.WithSilence(calm))
 					nics = append(nics, n)
 					return err
 				}); err != nil {

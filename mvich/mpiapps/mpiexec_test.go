@@ -34,7 +34,7 @@ func beRank(name string) (err error) {
 	if err != nil {
 		return err
 	}
-	nic, err := vipl.OpenNic("via0", vipl.WithSilence(10*time.Second))
+	nic, err := vipl.OpenNic("via0", vipl.WithSilence(30*time.Second))
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,8 @@ func onOneNic(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nic, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena})
+	// On a machine that is busy a rank may be still for seconds and live.
+	nic, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena, Silence: 30 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +171,7 @@ func TestWrong(t *testing.T) {
 // Goroutines that want more processors than there are wait for them.
 func TestWaited(t *testing.T) {
 	before := waited()
-	for end := time.Now().Add(10 * time.Second); waited() == before; {
+	for end := time.Now().Add(time.Minute); waited() == before; {
 		if time.Now().After(end) {
 			t.Fatalf("nothing has waited for a processor beside others: %v", before)
 		}
