@@ -9,18 +9,18 @@ import (
 // lines lets ranks share a writer: what it gets are whole lines, but for those
 // that are longer than longest.
 type lines struct {
-	mu sync.Mutex
-	w  io.Writer
+	turn *sync.Mutex // held while w writes
+	w    io.Writer
 }
 
 // longest is how many bytes of a line are kept back until its end comes.
 const longest = 64 << 10
 
-func newLines(w io.Writer) *lines {
+func newLines(w io.Writer, turn *sync.Mutex) *lines {
 	if w == nil {
 		return nil
 	}
-	return &lines{w: w}
+	return &lines{turn: turn, w: w}
 }
 
 // of is the writer for one of those who share it, whose lines begin with prefix.
@@ -62,8 +62,8 @@ func (l *lines) write(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.turn.Lock()
+	defer l.turn.Unlock()
 	_, err := l.w.Write(b)
 	return err
 }

@@ -24,6 +24,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -47,7 +48,9 @@ type Job struct {
 	Lossy bool
 	Loss  float64
 
-	Stdout, Stderr io.Writer // nil: discarded
+	// Stdout and Stderr may be the same; nil: discarded. One Write is called at a
+	// time, of both, but for those of files.
+	Stdout, Stderr io.Writer
 }
 
 // grace is how long ranks have between SIGTERM and SIGKILL.
@@ -92,7 +95,8 @@ func Run(ctx context.Context, j Job) error {
 		return err
 	}
 	r := &run{job: j, server: pmi.NewServer(j.Ranks), ended: make(chan ending, j.Ranks), spoke: make(chan error, j.Ranks)}
-	out, errs := newLines(j.Stdout), newLines(j.Stderr)
+	var turn sync.Mutex
+	out, errs := newLines(j.Stdout, &turn), newLines(j.Stderr, &turn)
 	for i := range j.Ranks {
 		cpu := -1
 		if j.Bind {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -186,10 +187,29 @@ func TestWrong(t *testing.T) {
 	}
 }
 
+// Both outputs of all ranks may go to one writer.
+func TestOneOutput(t *testing.T) {
+	nstest.Require(t)
+	const ranks, times = 3, 300
+	for _, prefix := range []bool{false, true} {
+		var out bytes.Buffer
+		script := fmt.Sprintf("i=0; while [ $i -lt %d ]; do echo out; echo err >&2; i=$((i+1)); done", times)
+		j := Job{Ranks: ranks, Program: []string{"sh", "-c", script}, Prefix: prefix, Stdout: &out, Stderr: &out}
+		if err := Run(t.Context(), j); err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range []string{"out\n", "err\n"} {
+			if n := strings.Count(out.String(), line); n != ranks*times {
+				t.Errorf("with a prefix %v: %d lines of %q, want %d", prefix, n, line, ranks*times)
+			}
+		}
+	}
+}
+
 // Lines come whole, with their prefix, also the last one without an end.
 func TestLines(t *testing.T) {
 	var out bytes.Buffer
-	all := newLines(&out)
+	all := newLines(&out, new(sync.Mutex))
 	a, b := all.of("a: ").(*line), all.of("b: ").(*line)
 	for _, w := range []struct {
 		to   *line
