@@ -17,8 +17,9 @@ const (
 	// busyTime is how long a listener is asked again that has no place for a
 	// request.
 	busyTime = time.Second
-	// helloTime is how long the peer may take to greet, once connected.
-	helloTime = 5 * time.Second
+	// helloTime is how long a peer that has asked for a connection may take to greet,
+	// once connected. It does so at once.
+	helloTime = 10 * time.Second
 )
 
 // Dial connects with whoever listens at address, host:port, within 30 seconds.
@@ -92,7 +93,7 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 	peer, err := c.request(ctx)
 	if err == nil {
 		c.begin(peer, true)
-		if err = c.greeting(ctx); err == nil {
+		if err = c.greeting(ctx); err == nil { // a listener may have many to greet before
 			err = s.admit(c)
 		}
 	}
@@ -121,10 +122,8 @@ func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
 	}
 }
 
-// greeting waits for the peer's hello.
+// greeting waits for the peer's hello until ctx ends.
 func (c *Conn) greeting(ctx context.Context) error {
-	late := time.NewTimer(helloTime)
-	defer late.Stop()
 	select {
 	case <-c.ready:
 		return nil
@@ -135,8 +134,6 @@ func (c *Conn) greeting(ctx context.Context) error {
 			return nil // what it has sent before it went can be read
 		}
 		return c.err
-	case <-late.C:
-		return syscall.ETIMEDOUT
 	case <-c.stack.closed:
 		return errStackClosed
 	case <-ctx.Done():

@@ -144,7 +144,9 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 		return nil, err
 	}
 	c.begin(request.RemoteAttributes(), false)
-	if err = c.greeting(context.Background()); err == nil {
+	ctx, cancel := context.WithTimeout(context.Background(), helloTime)
+	defer cancel()
+	if err = c.greeting(ctx); err == nil {
 		err = l.stack.admit(c)
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package vianet
 
 import (
+	"context"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -44,6 +45,25 @@ func TestDeadline(t *testing.T) {
 		d.set(time.Time{})
 		time.Sleep(time.Hour)
 		is(false)
+	})
+}
+
+// Who dials waits for the greeting as long as the context lasts.
+func TestGreetingComesLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waiting := func() *Conn {
+			return &Conn{stack: &Stack{closed: make(chan struct{})}, ready: make(chan struct{}), gone: make(chan struct{})}
+		}
+		ctx, cancel := context.WithTimeoutCause(t.Context(), dialTime, syscall.ETIMEDOUT)
+		defer cancel()
+		late := waiting()
+		time.AfterFunc(dialTime-time.Second, func() { close(late.ready) })
+		if err := late.greeting(ctx); err != nil {
+			t.Errorf("a late one: %v", err)
+		}
+		if err := waiting().greeting(ctx); err != syscall.ETIMEDOUT {
+			t.Errorf("none: %v", err)
+		}
 	})
 }
 
