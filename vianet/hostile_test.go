@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -296,6 +297,68 @@ func TestRoomIsClosed(t *testing.T) {
 	}
 	_, err := c.Read(buf)
 	isReset(t, err, "")
+}
+
+// A peer that fills the room of a Read late, longer after than it has to let go, has
+// not done wrong: nobody has asked it to.
+func TestRoomIsFilledLate(t *testing.T) {
+	h := inMemory(t, vianet.Options{NoRDMARead: true})
+	l := h.listen(t)
+	defer l.Close()
+	p := h.meet(t, l, false)
+	p.greet()
+	c := accept(t, l)
+	const n = 70_000
+	p.send(message{kind: ask, id: 1, length: n})
+	done := make(chan error, 1)
+	go func() {
+		k, err := c.Read(make([]byte, n))
+		if k != n {
+			t.Errorf("Read gave %d bytes", k)
+		}
+		done <- err
+	}()
+	p.receive(room)
+	time.Sleep(vianet.SettleTime + 500*time.Millisecond)
+	p.send(message{kind: filled, id: 1, length: n})
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A peer that does not fill the room of a Read cannot hold it past its deadline, or
+// Close, for ever.
+func TestRoomUnanswered(t *testing.T) {
+	h := inMemory(t, vianet.Options{NoRDMARead: true})
+	l := h.listen(t)
+	defer l.Close()
+	for name, test := range map[string]struct {
+		end  func(c *vianet.Conn) error
+		want error
+	}{
+		"deadline": {func(c *vianet.Conn) error { return c.SetReadDeadline(longAgo) }, os.ErrDeadlineExceeded},
+		"close":    {func(c *vianet.Conn) error { return c.Close() }, net.ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := h.meet(t, l, false)
+			p.greet()
+			c := accept(t, l)
+			p.send(message{kind: ask, id: 1, length: 70_000})
+			done := make(chan error, 1)
+			go func() {
+				_, err := c.Read(make([]byte, 70_000))
+				done <- err
+			}()
+			p.receive(room)
+			if err := test.end(c); err != nil {
+				t.Error(err)
+			}
+			if err := <-done; !errors.Is(err, test.want) {
+				t.Errorf("Read: %v", err)
+			}
+			p.isOver()
+		})
+	}
 }
 
 // A peer that does not let go of a Write's memory cannot hold the Write for ever.

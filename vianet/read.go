@@ -36,7 +36,7 @@ func (c *Conn) read(b []byte) (int, error) {
 		}
 		n, direct, bytes, err := c.readNow(b)
 		if direct != nil {
-			if n = c.finishDirect(direct); n == 0 {
+			if n = c.finishDirect(direct, past); n == 0 {
 				continue // the peer has withdrawn it, or the connection broke
 			}
 		}
@@ -144,9 +144,23 @@ func (c *Conn) fetchDirect(b []byte) (*landing, error) {
 const settleTime = 2 * time.Second
 
 // finishDirect waits for the bytes that are on their way into the program's
-// buffer, whatever the deadline.
-func (c *Conn) finishDirect(l *landing) int {
-	c.settle(c.readable, &c.readSpin, l.n, func() bool { return l.done })
+// buffer, however long they take; after the deadline, past, and after Close only for
+// as long as the peer has to let go.
+func (c *Conn) finishDirect(l *landing, past <-chan struct{}) int {
+	for leave := false; ; {
+		c.mu.Lock()
+		done := l.done
+		leave = leave || c.isClosed
+		c.mu.Unlock()
+		if done {
+			break
+		}
+		if leave {
+			c.settle(c.readable, &c.readSpin, l.n, func() bool { return l.done })
+			break
+		}
+		leave = c.await(c.readable, past, &c.readSpin, l.n) != nil
+	}
 	l.lease.end()
 	return l.came
 }
