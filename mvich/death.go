@@ -21,9 +21,14 @@ import (
 // several are missed, the error is about the first: news comes on the way on which
 // it spreads, so that no rank hears of a death before that which it follows from.
 
-// lose takes p for dead.
+// lose takes p for dead. When this rank has taken leave, others may end a connection
+// upon that before they have, and it is nobody's death.
 func (w *World) lose(p *peer, cause error) {
-	if p.gone() {
+	switch {
+	case p.gone():
+		return
+	case w.finalized:
+		w.leave(p)
 		return
 	}
 	p.cause = p.after(cause)

@@ -5,14 +5,19 @@ import (
 	"time"
 )
 
-// farewell bounds how long the last packets may take, of which nobody waits for
-// an answer.
-const farewell = 2 * time.Second
+const (
+	// farewell bounds how long the last packets may take where another rank has died,
+	// and those that live may not come to take leave.
+	farewell = 2 * time.Second
+
+	// parting bounds how long the others may take to take leave, too.
+	parting = 10 * time.Second
+)
 
 // Finalize ends this rank's part of the job: it waits until what was sent has
-// gone and all other ranks have called it, too, takes leave of them, and gives
-// back what Init took of the NIC. Every request must be complete before. The
-// NIC stays open.
+// gone and all other ranks have called it, too, takes leave of them and they of it,
+// and gives back what Init took of the NIC. Every request must be complete before.
+// The NIC stays open.
 //
 // A RankError means that another rank has died before; everything was given
 // back all the same.
@@ -35,8 +40,11 @@ func (w *World) Finalize() error {
 		w.queueControl(p, packet{header: header{kind: kindBye}})
 	}
 	w.pushDirty()
-	end := time.Now().Add(farewell)
-	w.await(func() bool { return w.quiet() || time.Now().After(end) })
+	over, end := w.alone, time.Now().Add(parting)
+	if err != nil {
+		over, end = w.quiet, time.Now().Add(farewell)
+	}
+	w.await(func() bool { return over() || time.Now().After(end) })
 	w.mu.Unlock()
 	return errors.Join(err, w.shut())
 }
@@ -49,6 +57,18 @@ func (w *World) quiet() bool {
 		}
 	}
 	return true
+}
+
+// alone says that all others have left. What this rank has sent before its good-bye may
+// be lost on the way, and be sent again only as long as the connection is there: longer
+// than Disconnect waits, where a rank is busy that others need. Who has left has got it.
+func (w *World) alone() bool {
+	for _, p := range w.peers {
+		if p.state == joined {
+			return false
+		}
+	}
+	return w.quiet()
 }
 
 // shut ends connections and goroutines, and gives everything back.
