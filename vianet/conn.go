@@ -21,7 +21,7 @@ type Conn struct {
 	port          uint16 // to give back in the end, or 0
 
 	reading, writing            sync.Mutex // held by the Read or Write that is under way
-	readDeadline, writeDeadline deadline
+	readDeadline, writeDeadline limit
 	readSpin, writeSpin         spinner       // guarded by reading and writing
 	readable, writable          chan struct{} // raised when a Read or Write should look again
 	settled                     chan struct{} // raised when the end of the connection should look again
@@ -89,6 +89,7 @@ func newConn(s *Stack) (*Conn, error) {
 		ready: make(chan struct{}), gone: make(chan struct{}),
 		readSpin: newSpinner(s.o.Spin), writeSpin: newSpinner(s.o.Spin),
 	}
+	c.readDeadline.signal, c.writeDeadline.signal = c.readable, c.writable
 	var err error
 	if c.tag, err = s.nic.CreatePtag(); err != nil {
 		return nil, err
@@ -163,7 +164,7 @@ func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.
 // buffer before is delivered nevertheless.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.writeDeadline) }
 
-func (c *Conn) setDeadlines(t time.Time, ds ...*deadline) error {
+func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
 	c.mu.Lock()
 	isClosed := c.isClosed
 	c.mu.Unlock()

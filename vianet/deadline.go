@@ -2,6 +2,7 @@ package vianet
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -53,3 +54,69 @@ func isClosed(c <-chan struct{}) bool {
 		return false
 	}
 }
+
+// limit is the deadline of a connection's Reads or Writes, of which one waits at a
+// time: for the signal, which is raised when the limit has passed. So it waits for
+// one thing only, and a program that moves its deadlines with each message makes
+// no garbage. All methods may be called concurrently.
+type limit struct {
+	over   atomic.Bool
+	signal chan struct{}
+
+	mu    sync.Mutex
+	at    time.Time   // zero: none
+	timer *time.Timer // nil: there never was one in the future
+	armed bool
+}
+
+// set moves the limit; the zero time is none. Who waits while it is moved away, and
+// has not seen that it had passed, goes on waiting, as on a socket of the kernel.
+func (l *limit) set(t time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.at = t
+	if t.IsZero() {
+		l.disarm()
+		return
+	}
+	l.arm()
+}
+
+func (l *limit) disarm() {
+	if l.armed {
+		l.armed = false
+		l.timer.Stop()
+	}
+	if l.over.Load() {
+		l.over.Store(false)
+	}
+}
+
+// arm sets the timer, or notes that the time has come. Under mu.
+func (l *limit) arm() {
+	left := time.Until(l.at)
+	if left <= 0 {
+		l.disarm()
+		l.over.Store(true)
+		raise(l.signal)
+		return
+	}
+	l.over.Store(false)
+	if l.armed = true; l.timer == nil {
+		l.timer = time.AfterFunc(left, l.ring)
+	} else {
+		l.timer.Reset(left)
+	}
+}
+
+// ring is called by the timer, perhaps one that has been stopped or moved since.
+func (l *limit) ring() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.armed {
+		l.arm()
+	}
+}
+
+// passed says whether it has. Who is about to wait lowers the signal before it asks.
+func (l *limit) passed() bool { return l.over.Load() }

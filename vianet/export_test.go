@@ -54,8 +54,8 @@ func PollPast(nic *vipl.Nic) (took, left int, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	past := make(chan struct{})
-	close(past)
+	past := &limit{signal: make(chan struct{}, 1)}
+	past.set(time.Now())
 	s.spin(make(chan struct{}), past, &spinner{most: time.Hour, budget: time.Hour}, 0)
 	for n := s.arrivals.poll(); n > 0; n = s.arrivals.poll() {
 		left += n

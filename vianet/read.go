@@ -30,20 +30,16 @@ func (c *Conn) read(b []byte) (int, error) {
 	c.reading.Lock()
 	defer c.reading.Unlock()
 	for {
-		past := c.readDeadline.passed()
-		if isClosed(past) {
-			return 0, os.ErrDeadlineExceeded
-		}
 		n, direct, bytes, err := c.readNow(b)
 		if direct != nil {
-			if n = c.finishDirect(direct, past); n == 0 {
+			if n = c.finishDirect(direct); n == 0 {
 				continue // the peer has withdrawn it, or the connection broke
 			}
 		}
 		if n > 0 || err != nil || len(b) == 0 {
 			return n, err
 		}
-		if err := c.await(c.readable, past, &c.readSpin, bytes); err != nil {
+		if err := c.await(c.readable, &c.readDeadline, &c.readSpin, bytes); err != nil {
 			return 0, err
 		}
 	}
@@ -57,6 +53,9 @@ func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) 
 	lower(c.readable)
 	if c.isClosed {
 		return 0, nil, 0, net.ErrClosed
+	}
+	if c.readDeadline.passed() {
+		return 0, nil, 0, os.ErrDeadlineExceeded
 	}
 	if len(b) == 0 {
 		return 0, nil, 0, nil
@@ -144,9 +143,9 @@ func (c *Conn) fetchDirect(b []byte) (*landing, error) {
 const settleTime = 2 * time.Second
 
 // finishDirect waits for the bytes that are on their way into the program's
-// buffer, however long they take; after the deadline, past, and after Close only for
+// buffer, however long they take; after the deadline and after Close only for
 // as long as the peer has to let go.
-func (c *Conn) finishDirect(l *landing, past <-chan struct{}) int {
+func (c *Conn) finishDirect(l *landing) int {
 	for leave := false; ; {
 		c.mu.Lock()
 		done := l.done
@@ -159,7 +158,7 @@ func (c *Conn) finishDirect(l *landing, past <-chan struct{}) int {
 			c.settle(c.readable, &c.readSpin, l.n, func() bool { return l.done })
 			break
 		}
-		leave = c.await(c.readable, past, &c.readSpin, l.n) != nil
+		leave = c.await(c.readable, &c.readDeadline, &c.readSpin, l.n) != nil
 	}
 	l.lease.end()
 	return l.came
@@ -169,10 +168,9 @@ func (c *Conn) finishDirect(l *landing, past <-chan struct{}) int {
 // does not do its part in time it breaks the connection, which fulfils it; not where
 // it has, and this side was kept from looking. bytes are on their way.
 func (c *Conn) settle(sig chan struct{}, p *spinner, bytes int, done func() bool) {
-	late := make(chan struct{})
-	timer := time.AfterFunc(settleTime, func() { close(late) })
-	defer timer.Stop()
-	var past <-chan struct{} = late
+	past := &limit{signal: sig}
+	past.set(time.Now().Add(settleTime))
+	defer past.set(time.Time{})
 	for {
 		c.mu.Lock()
 		ok := done()
@@ -181,7 +179,7 @@ func (c *Conn) settle(sig chan struct{}, p *spinner, bytes int, done func() bool
 			return
 		}
 		if c.await(sig, past, p, bytes) != nil {
-			past = nil
+			past.set(time.Time{})
 			c.mu.Lock()
 			if c.progressLocked(); !done() {
 				c.fail(resetError(errSlow))

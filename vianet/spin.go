@@ -62,11 +62,11 @@ const bulkMost = 4 * time.Millisecond
 
 // await waits until sig is raised, by polling and then asleep; longer by polling
 // where bytes of a transfer are on their way. It returns os.ErrDeadlineExceeded
-// when past is closed first.
-func (c *Conn) await(sig <-chan struct{}, past <-chan struct{}, p *spinner, bytes int) error {
+// when past has passed, which raises sig, too.
+func (c *Conn) await(sig <-chan struct{}, past *limit, p *spinner, bytes int) error {
 	s, more := c.stack, bulkTime(bytes)
 	came, start := s.spin(sig, past, p, more)
-	if came {
+	if came && !past.passed() {
 		return nil
 	}
 	if start.IsZero() {
@@ -75,14 +75,18 @@ func (c *Conn) await(sig <-chan struct{}, past <-chan struct{}, p *spinner, byte
 	if !s.spinning.Load() {
 		s.takeOver()
 	}
-	select {
-	case <-sig:
-		p.slept(time.Since(start), p.most+more)
-		return nil
-	case <-past:
-		p.slept(p.most+more+1, p.most+more)
+	if !past.passed() { // else the signal was taken before
+		<-sig
+	}
+	took := time.Since(start)
+	if past.passed() {
+		if took > p.most+more { // one that ends early says nothing about polling
+			p.slept(took, p.most+more)
+		}
 		return os.ErrDeadlineExceeded
 	}
+	p.slept(took, p.most+more)
+	return nil
 }
 
 // takeOver has the keepers wait, now that the goroutine that polled does not.
@@ -97,7 +101,7 @@ func (s *Stack) takeOver() {
 // spin polls for all connections of the stack, as long as that has paid lately for
 // this one or goes on paying for others. False: it was not worth it, or another
 // goroutine is at it; start is when something came last, if it looked at the clock.
-func (s *Stack) spin(sig, past <-chan struct{}, p *spinner, more time.Duration) (came bool, start time.Time) {
+func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Duration) (came bool, start time.Time) {
 	most := p.next()
 	if most == 0 || !s.spinning.CompareAndSwap(false, true) {
 		return false, start
@@ -118,14 +122,16 @@ func (s *Stack) spin(sig, past <-chan struct{}, p *spinner, more time.Duration) 
 		}
 		select {
 		case <-sig:
-			p.paid()
+			if !past.passed() {
+				p.paid()
+			}
 			return true, start
 		default:
 		}
 		if n > 0 {
 			s.yield() // to those who were woken
 			i, start = 0, time.Time{}
-			if isClosed(past) {
+			if past.passed() {
 				return false, start
 			}
 			continue
@@ -135,7 +141,7 @@ func (s *Stack) spin(sig, past <-chan struct{}, p *spinner, more time.Duration) 
 		}
 		if now := time.Now(); start.IsZero() {
 			start = now
-		} else if now.Sub(start) > most || isClosed(past) {
+		} else if now.Sub(start) > most || past.passed() {
 			return false, start
 		}
 		if i%spinYield == 0 {

@@ -67,6 +67,64 @@ func TestGreetingComesLate(t *testing.T) {
 	})
 }
 
+// A limit that is moved counts from then on; who waits is woken when it has passed,
+// and the signal of one that was moved away since says nothing.
+func TestLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limit{signal: make(chan struct{}, 1)}
+		is := func(want bool) {
+			t.Helper()
+			synctest.Wait()
+			if got := l.passed(); got != want {
+				t.Errorf("passed: %v, want %v", got, want)
+			}
+			if raised := len(l.signal) > 0; raised != want {
+				t.Errorf("the signal is raised: %v, want %v", raised, want)
+			}
+			lower(l.signal)
+		}
+		is(false)
+		l.set(time.Now().Add(time.Second))
+		is(false)
+		time.Sleep(time.Second)
+		is(true)
+		l.set(time.Time{})
+		is(false)
+		l.set(time.Now().Add(-time.Second))
+		is(true)
+		l.set(time.Now().Add(2 * time.Second))
+		is(false)
+		l.set(time.Now().Add(time.Second)) // earlier
+		time.Sleep(time.Second)
+		is(true)
+		l.set(time.Now().Add(time.Second))
+		l.set(time.Now().Add(3 * time.Second)) // later
+		time.Sleep(2 * time.Second)
+		is(false)
+		time.Sleep(time.Second)
+		is(true)
+		l.set(time.Now().Add(time.Second))
+		l.ring() // the timer's function came late: it is about another time
+		is(false)
+		l.set(time.Time{})
+		time.Sleep(time.Hour)
+		is(false)
+	})
+}
+
+// Who sets deadlines with each message makes no garbage.
+func TestLimitAllocates(t *testing.T) {
+	l := limit{signal: make(chan struct{}, 1)}
+	l.set(time.Now().Add(time.Hour)) // makes the timer
+	if n := testing.AllocsPerRun(100, func() {
+		l.set(time.Now().Add(time.Hour))
+		l.set(time.Unix(1, 0))
+		l.set(time.Time{})
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 // Polling that does not pay is given up, tried again now and then, grows when it
 // pays, and comes back when a sleep was so short that it would have paid.
 func TestSpinner(t *testing.T) {

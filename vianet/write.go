@@ -40,7 +40,7 @@ func (c *Conn) writeError() error {
 	switch {
 	case c.noWrites:
 		return net.ErrClosed
-	case isClosed(c.writeDeadline.passed()):
+	case c.writeDeadline.passed():
 		return os.ErrDeadlineExceeded
 	}
 	return c.err
@@ -50,7 +50,6 @@ func (c *Conn) writeError() error {
 // between.
 func (c *Conn) until(step func() (done bool, err error)) error {
 	for {
-		past := c.writeDeadline.passed()
 		c.mu.Lock()
 		lower(c.writable)
 		c.later = c.stack.mayRingLater()
@@ -68,7 +67,7 @@ func (c *Conn) until(step func() (done bool, err error)) error {
 		if done || err != nil {
 			return err
 		}
-		if err := c.await(c.writable, past, &c.writeSpin, bytes); err != nil {
+		if err := c.await(c.writable, &c.writeDeadline, &c.writeSpin, bytes); err != nil {
 			return err
 		}
 	}
