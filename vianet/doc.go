@@ -86,9 +86,7 @@
 // goroutine of a Stack polls at a time, and serves all connections meanwhile: it
 // takes what has come for them, and rings the doorbell for what they write. While
 // anything comes for them its time begins anew, until its own deadline. Then it
-// sleeps, and the stack's own goroutine waits for completions. When it leaves with
-// data of its own, having found some for others, too, those write on for a doorbell
-// together, which the first rings that waits again.
+// sleeps, and the stack's own goroutine waits for completions.
 //
 // # Concurrency
 //
