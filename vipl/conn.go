@@ -72,7 +72,6 @@ type conn struct {
 	timer       int         // place in the heap + 1
 	oweBy       int64       // when the acknowledgement that is owed is due
 	owedSlot    int         // place in port.owed + 1
-	patience    patience    // of acknowledgements that are owed
 	gathered    gathering   // small messages that wait
 	hurry       bool        // they do not wait
 	postedAt    int64       // when the program posted a send last
@@ -236,7 +235,10 @@ func (p *port) owe(c *conn, now int64) {
 	if c.owedSlot == 0 {
 		p.owed = append(p.owed, c)
 		c.owedSlot = len(p.owed)
-		c.oweBy = c.patience.owes(now, len(p.owed))
+		c.oweBy = now + ackDelay
+		if len(p.owed) >= crowd {
+			c.oweBy = now + ackCrowd
+		}
 	}
 	switch {
 	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= c.ackEvery:

@@ -214,7 +214,6 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	}
 	h.Seq = c.nextSeq()
 	h.Length = uint16(len(b) - wire.HeaderLen)
-	c.patience.dataGoes(now)
 	p.stamp(c)
 	h.Put(b)
 	c.seal(b)
