@@ -9,12 +9,10 @@ import (
 )
 
 // RingLater counts of so many Writes those that leave the doorbell to who polls, if
-// anybody does, or to those of a crowd that has been woken; the first alone of them
-// are to ring by themselves.
-func RingLater(polls bool, crowd, alone int32, writes int) (later int) {
+// anybody does; the first alone of them are to ring by themselves.
+func RingLater(polls bool, alone int32, writes int) (later int) {
 	s := &Stack{}
 	s.spinning.Store(polls)
-	s.crowd.Store(crowd)
 	s.alone.Store(alone)
 	for range writes {
 		if s.mayRingLater() {

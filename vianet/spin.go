@@ -73,7 +73,6 @@ func (c *Conn) await(sig <-chan struct{}, past *limit, p *spinner, bytes int) er
 		start = time.Now()
 	}
 	if !s.spinning.Load() {
-		s.nic.Ring()
 		s.takeOver()
 	}
 	if !past.passed() { // else the signal was taken before
@@ -115,10 +114,6 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 	s.polls.Add(1)
 	s.arrivals.evict()
 	s.sends.evict()
-	if s.crowd.Load() > 0 {
-		s.crowd.Store(0)
-		s.yield() // to those who were woken with this one, perhaps
-	}
 	for i := 1; ; i++ {
 		s.nic.Ring()
 		n := s.arrivals.poll()
@@ -129,9 +124,6 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 		case <-sig:
 			if !past.passed() {
 				p.paid()
-			}
-			if n > 1 {
-				s.crowd.Store(int32(n) - 1)
 			}
 			return true, start
 		default:

@@ -64,9 +64,6 @@ type Stack struct {
 	polls    atomic.Uint32 // times that one has begun to
 	posted   atomic.Uint32 // sends
 	alone    atomic.Int32  // Writes that ring by themselves, see ring.go
-	crowd    atomic.Int32  // who has been woken by who polled, and who polls no more
-	near     int           // times that others ran and did not keep who polls away; its own
-	aloneFor int32         // what alone was set to last; likewise
 
 	ports  ports
 	dials  context.Context // ends when Close begins
@@ -97,7 +94,7 @@ func New(nic *vipl.Nic, o Options) (*Stack, error) {
 	s := &Stack{
 		nic: nic, o: o, closed: make(chan struct{}),
 		conns: make(map[*Conn]bool), listeners: make(map[*Listener]struct{}),
-		buffers: make(map[*byte]*vipl.Region), aloneFor: aloneLeast,
+		buffers: make(map[*byte]*vipl.Region),
 	}
 	s.dials, s.end = context.WithCancelCause(context.Background())
 	var err error

@@ -2,7 +2,6 @@ package vianet
 
 import (
 	"context"
-	"os"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -113,19 +112,6 @@ func TestLimit(t *testing.T) {
 	})
 }
 
-// Who waits past a limit ends, also if its signal was taken by a look at the state.
-func TestLimitWithoutSignal(t *testing.T) {
-	s := &Stack{}
-	s.spinning.Store(true) // others poll
-	l := limit{signal: make(chan struct{}, 1)}
-	l.set(time.Unix(1, 0))
-	lower(l.signal)
-	c := &Conn{stack: s}
-	if err := c.await(l.signal, &l, &spinner{}, 0); err != os.ErrDeadlineExceeded {
-		t.Error(err)
-	}
-}
-
 // Who sets deadlines with each message makes no garbage.
 func TestLimitAllocates(t *testing.T) {
 	l := limit{signal: make(chan struct{}, 1)}
@@ -137,37 +123,6 @@ func TestLimitAllocates(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
-}
-
-// Writes ring by themselves where others keep who polls away for long: longer, if
-// that comes again soon.
-func TestAway(t *testing.T) {
-	s := &Stack{aloneFor: aloneLeast}
-	is := func(want int32) {
-		t.Helper()
-		if got := s.alone.Load(); got != want {
-			t.Errorf("%d Writes ring by themselves, want %d", got, want)
-		}
-	}
-	back := func() {
-		for range aloneSoon {
-			s.wasAway(awayMost)
-		}
-	}
-	is(0)
-	back()
-	is(0)
-	s.wasAway(2 * awayMost)
-	is(aloneLeast)
-	s.wasAway(2 * awayMost)
-	is(2 * aloneLeast)
-	for range 10 {
-		s.wasAway(2 * awayMost)
-	}
-	is(aloneMost)
-	back()
-	s.wasAway(2 * awayMost)
-	is(aloneLeast)
 }
 
 // Polling that does not pay is given up, tried again now and then, grows when it

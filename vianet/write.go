@@ -61,7 +61,7 @@ func (c *Conn) until(step func() (done bool, err error)) error {
 			bytes = c.out.length
 		}
 		c.mu.Unlock()
-		if later && !c.stack.rings() { // who was to ring may have left before
+		if later && !c.stack.spinning.Load() { // who was to ring may have left before
 			c.stack.nic.Ring()
 		}
 		if done || err != nil {
