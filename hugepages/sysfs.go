@@ -40,7 +40,7 @@ func (p pool) available() int {
 
 // readPool reads the pool. In /sys each counter is a file of its own: what one says
 // may be over when the next is read, and their difference is then that of no moment.
-// /proc/meminfo has all but the limit at once, of the default page size.
+// /proc/meminfo has all but the limit, of the default page size, microseconds apart.
 func readPool() (p pool, err error) {
 	if p, err = readCounters(); err != nil {
 		return p, err
