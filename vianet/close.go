@@ -86,6 +86,8 @@ func (c *Conn) release() {
 		close(c.gone)
 	}
 	c.isClosed, c.noWrites = true, true
+	c.readDeadline.set(time.Time{}) // whose timers have the connection
+	c.writeDeadline.set(time.Time{})
 	c.raiseAll()
 	c.mu.Unlock()
 	c.cut()

@@ -166,9 +166,8 @@ func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c
 
 func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
 	c.mu.Lock()
-	isClosed := c.isClosed
-	c.mu.Unlock()
-	if isClosed {
+	defer c.mu.Unlock()
+	if c.isClosed {
 		return c.opError("set", net.ErrClosed)
 	}
 	for _, d := range ds {

@@ -79,6 +79,7 @@ func (l *limit) set(t time.Time) {
 		l.disarm()
 		return
 	}
+	l.at = time.Now().Add(time.Until(t)) // which a clock that is set does not move
 	l.arm()
 }
 
@@ -118,5 +119,6 @@ func (l *limit) ring() {
 	}
 }
 
-// passed says whether it has. Who is about to wait lowers the signal before it asks.
+// passed says whether it has. Who is about to wait lowers the signal before it asks,
+// or looks at what it waits for after each signal.
 func (l *limit) passed() bool { return l.over.Load() }

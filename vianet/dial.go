@@ -18,7 +18,8 @@ const (
 	// request.
 	busyTime = time.Second
 	// helloTime is how long a peer that has asked for a connection may take to greet,
-	// once connected. It does so at once.
+	// once connected: it does so at once, but for the time that a busy host lets it
+	// wait. Until then it has a place of the backlog.
 	helloTime = 10 * time.Second
 )
 
@@ -46,8 +47,8 @@ func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn
 	inner, cancel := context.WithTimeoutCause(ctx, dialTime, syscall.ETIMEDOUT)
 	defer cancel()
 	var first error
-	for _, to := range addrs {
-		c, err := s.dial(inner, to)
+	for i, to := range addrs {
+		c, err := s.dialOne(inner, to, len(addrs)-i)
 		if err == nil {
 			return c, nil
 		}
@@ -59,6 +60,17 @@ func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn
 		}
 	}
 	return fail(addrs[0], first)
+}
+
+// dialOne is dial of the first of so many addresses that are left: one that does not
+// answer leaves the others their share of the time.
+func (s *Stack) dialOne(ctx context.Context, to Addr, left int) (*Conn, error) {
+	if end, ok := ctx.Deadline(); ok && left > 1 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, time.Until(end)/time.Duration(left), syscall.ETIMEDOUT)
+		defer cancel()
+	}
+	return s.dial(ctx, to)
 }
 
 // dial connects with to, until ctx ends or the stack is closed.

@@ -66,7 +66,10 @@ const bulkMost = 4 * time.Millisecond
 func (c *Conn) await(sig <-chan struct{}, past *limit, p *spinner, bytes int) error {
 	s, more := c.stack, bulkTime(bytes)
 	came, start := s.spin(sig, past, p, more)
-	if came && !past.passed() {
+	if came { // the signal is taken: nobody raises it again
+		if past.passed() {
+			return os.ErrDeadlineExceeded
+		}
 		return nil
 	}
 	if start.IsZero() {
@@ -99,8 +102,9 @@ func (s *Stack) takeOver() {
 }
 
 // spin polls for all connections of the stack, as long as that has paid lately for
-// this one or goes on paying for others. False: it was not worth it, or another
-// goroutine is at it; start is when something came last, if it looked at the clock.
+// this one or goes on paying for others, and past has not passed. False: it was not
+// worth it, or another goroutine is at it; start is when something came last, if it
+// looked at the clock.
 func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Duration) (came bool, start time.Time) {
 	most := p.next()
 	if most == 0 || !s.spinning.CompareAndSwap(false, true) {

@@ -2,6 +2,7 @@ package vianet
 
 import (
 	"context"
+	"os"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -110,6 +111,19 @@ func TestLimit(t *testing.T) {
 		time.Sleep(time.Hour)
 		is(false)
 	})
+}
+
+// Who waits past a limit ends, also if its signal was taken by a look at the state.
+func TestLimitWithoutSignal(t *testing.T) {
+	s := &Stack{}
+	s.spinning.Store(true) // others poll
+	l := limit{signal: make(chan struct{}, 1)}
+	l.set(time.Unix(1, 0))
+	lower(l.signal)
+	c := &Conn{stack: s}
+	if err := c.await(l.signal, &l, &spinner{}, 0); err != os.ErrDeadlineExceeded {
+		t.Error(err)
+	}
 }
 
 // Who sets deadlines with each message makes no garbage.
