@@ -128,6 +128,9 @@ func (w *World) join(p *peer, theirs vipl.RemoteAttributes) {
 	p.canRead = w.set.read && theirs.EnableRdmaRead
 	p.canWrite = theirs.EnableRdmaWrite
 	w.stats.Connections++
+	if w.finalized { // before this connection was there
+		w.queueControl(p, packet{header: header{kind: kindBye}})
+	}
 	w.push(p)
 }
 

@@ -16,7 +16,8 @@ const (
 
 // Finalize ends this rank's part of the job: it waits until what was sent has
 // gone and all other ranks have called it, too, takes leave of them and they of it,
-// and gives back what Init took of the NIC. Every request must be complete before.
+// for which it waits ten seconds at most, and gives back what Init took of the NIC.
+// Every request must be complete before.
 // The NIC stays open.
 //
 // A RankError means that another rank has died before; everything was given
@@ -61,7 +62,8 @@ func (w *World) quiet() bool {
 
 // alone says that all others have left. What this rank has sent before its good-bye may
 // be lost on the way, and be sent again only as long as the connection is there: longer
-// than Disconnect waits, where a rank is busy that others need. Who has left has got it.
+// than Disconnect waits, where a rank is busy that others need. Who has said good-bye has
+// got it; whose connection has ended otherwise will not.
 func (w *World) alone() bool {
 	for _, p := range w.peers {
 		if p.state == joined {

@@ -6,7 +6,8 @@ import (
 
 // condition of the connection with a peer.
 //
-//	          call, or the peer's call             BYE, or the world's end
+//	                                               BYE, the world's end, or
+//	          call, or the peer's call             broken after Finalize
 //	apart ---------> admitting, joined ---------------------------> left
 //	                      |  broken, nobody there
 //	                      +-------------------------------> dead
@@ -16,7 +17,7 @@ const (
 	apart condition = iota
 	admitting
 	joined
-	left // it has said good-bye
+	left // it has said good-bye, or is not needed any more
 	dead
 )
 
