@@ -95,8 +95,11 @@ func Run(ctx context.Context, j Job) error {
 		return err
 	}
 	r := &run{job: j, server: pmi.NewServer(j.Ranks), ended: make(chan ending, j.Ranks), spoke: make(chan error, j.Ranks)}
-	var turn sync.Mutex
-	out, errs := newLines(j.Stdout, &turn), newLines(j.Stderr, &turn)
+	turns := [2]*sync.Mutex{{}, {}}
+	if oneWriter(j.Stdout, j.Stderr) {
+		turns[1] = turns[0]
+	}
+	out, errs := newLines(j.Stdout, turns[0]), newLines(j.Stderr, turns[1])
 	for i := range j.Ranks {
 		cpu := -1
 		if j.Bind {
@@ -114,6 +117,12 @@ func Run(ctx context.Context, j Job) error {
 		}
 	}
 	return r.wait(ctx)
+}
+
+// oneWriter says whether a and b are one. Writers that cannot be compared are not.
+func oneWriter(a, b io.Writer) (one bool) {
+	defer func() { _ = recover() }()
+	return a == b
 }
 
 // star joins the ranks.
