@@ -98,7 +98,7 @@ func (v *VI) establish(op string, ours, theirs kagent.Offer, path kagent.Path, s
 		return nil, err
 	}
 	if err := v.nic.agent.Enter(v.num, ours.Key, path.Dst); err != nil {
-		v.undo(c)
+		v.undo(c, true)
 		return nil, agentError(op, v, err)
 	}
 	return c, nil
@@ -120,13 +120,13 @@ func (v *VI) install(op string, c *conn) error {
 	return nil
 }
 
-// undo takes down what establish has put up. False: a frame of the peer has come, and the
-// program has the connection, whatever became of the confirmation: the peer has it, and messages
-// may be in what was posted.
-func (v *VI) undo(c *conn) bool {
+// undo takes down what establish has put up. False, unless it must: a frame of the peer has
+// come, and the program has the connection, whatever became of the confirmation: the peer has it,
+// and messages may be in what was posted.
+func (v *VI) undo(c *conn, must bool) bool {
 	p := v.port
 	p.mu.Lock()
-	if v.conn == c && v.state != ConnectPending && !v.nic.closing() {
+	if !must && v.conn == c && v.state != ConnectPending && !v.nic.closing() {
 		p.mu.Unlock()
 		return false
 	}
@@ -151,6 +151,7 @@ func (v *VI) ended(err error) {
 	case err != nil:
 		v.port.flushQueue(v, &v.send, broken{}) // what was posted since the peer's first frame
 		v.state, v.cause = Idle, nil
+		v.port.settleReceives(v) // which would have broken the connection
 	case v.state != ConnectPending:
 	case v.conn != nil && v.conn.early != nil:
 		v.state, v.cause = Error, v.conn.early

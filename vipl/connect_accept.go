@@ -155,7 +155,7 @@ func (v *VI) accept(ctx context.Context, op string, in *kagent.Incoming, offered
 	if err != nil {
 		return err
 	}
-	if err := in.Accept(ctx, ours); err != nil && v.undo(conn) {
+	if err := in.Accept(ctx, ours); err != nil && v.undo(conn, false) {
 		return agentError(op, v, err)
 	}
 	return nil

@@ -2,6 +2,7 @@ package vipl
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"viaxdp/kagent"
@@ -77,7 +78,7 @@ func (v *VI) confirm(op string, answer *kagent.Answer, shake *secure.Requester, 
 		answer.Decline(wire.CMReasonResources)
 		return err
 	}
-	if err := answer.ConfirmWith(proof); err != nil && v.undo(conn) {
+	if err := answer.ConfirmWith(proof); err != nil && v.undo(conn, errors.Is(err, kagent.ErrRejected)) {
 		return agentError(op, v, err)
 	}
 	return nil

@@ -224,7 +224,7 @@ func (p *port) settleReceives(v *VI) {
 		}
 		if c := v.conn; c != nil && c.open && c.sender != nil {
 			p.refuse(c, wire.ReasonClosed, errDescriptor, p.now())
-			return // breakDown completed it
+			return // breakDown completed it, or the end of the connect does
 		}
 		q.current++
 		p.complete(v, q, e, e.status)
