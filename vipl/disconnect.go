@@ -11,9 +11,9 @@ import (
 // Disconnect is VipDisconnect: ends the connection. Descriptors that are not
 // complete are flushed and v becomes Idle; the peer's VI goes to Error. What
 // completed sends handed to the network is delivered first, on a reliable VI,
-// unless the peer does not answer for 200 ms. On an Idle VI it flushes the receives
-// that were posted for a connection to come. A peer-to-peer connect that is under
-// way ends.
+// unless the peer does not answer for 200 ms, or has not taken it in five seconds. On
+// an Idle VI it flushes the receives that were posted for a connection to come. A
+// peer-to-peer connect that is under way ends.
 //
 // ErrInvalidState while another connect or disconnect is under way; ErrInvalidParameter when the VI
 // is destroyed.
@@ -70,6 +70,7 @@ func (v *VI) Disconnect() error {
 const (
 	disconnectTimeout = 200 * time.Millisecond
 	lingerParts       = 4
+	lingerMost        = 5 * time.Second // with a peer that answers and acknowledges nothing
 )
 
 // linger waits until the peer has taken note of the close, or has not for too
@@ -77,8 +78,8 @@ const (
 func (c *conn) linger() {
 	p := c.vi.port
 	if c.sender != nil {
-		heard := c.heardAt()
-		for part := 0; part < lingerParts; part++ {
+		heard, end := c.heardAt(), p.deadline(lingerMost)
+		for part := 0; part < lingerParts && p.now() < end; part++ {
 			if p.wait(closeWait{c}, p.deadline(disconnectTimeout/lingerParts)) != errWaitTimeout {
 				return
 			}

@@ -11,7 +11,8 @@ import (
 // peers learn of the end at once, as with Disconnect. Unlike with that, nothing
 // completes here and nobody who waits wakes up: other threads of the program
 // notice nothing until they are gone. It returns when the peers have been silent for
-// 200 ms, if not before, and may be called concurrently; the handle is of no more use after it.
+// 200 ms or after five seconds, if not before, and may be called concurrently; the handle is
+// of no more use after it.
 func (n *Nic) Farewell() {
 	p := n.port
 	p.mu.Lock()
