@@ -39,7 +39,8 @@ func (s *Server) forget(u *account) {
 // after what programs that are dead had is taken back.
 func (s *Server) charge(uid uint32, queues, vis, pinned int) error {
 	err := s.tryCharge(uid, queues, vis, pinned)
-	if err != nil && s.bringOut() {
+	if err != nil {
+		s.bringOut() // or others have just done so
 		err = s.tryCharge(uid, queues, vis, pinned)
 	}
 	if err != nil {

@@ -156,7 +156,7 @@ func (s *Server) bringOut() (any bool) {
 	}
 	s.mu.Unlock()
 	for _, n := range all {
-		if n.isDead() {
+		if n.isDead() && !s.isClosed() { // which lets go of the living, too
 			_ = n.end(true)
 			any = true
 		}
