@@ -227,6 +227,7 @@ func (in *Incoming) Accept(ctx context.Context, o Offer) error {
 	defer retry.stop()
 	for sent := 1; ; sent++ {
 		m.send(accept)
+		asked := time.Now()
 		select {
 		case <-in.established:
 			return nil
@@ -239,6 +240,9 @@ func (in *Incoming) Accept(ctx context.Context, o Offer) error {
 		m.mu.Lock()
 		if in.heard.After(heard) {
 			heard, sent = in.heard, 0
+		}
+		if time.Since(asked) >= silence/2 {
+			sent = 0 // nobody looked here: what the requester said meanwhile is still to be read
 		}
 		silent := sent >= unanswered && time.Since(heard) >= silence
 		m.mu.Unlock()
