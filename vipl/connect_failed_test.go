@@ -2,6 +2,7 @@ package vipl_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,10 @@ func unconfirmed(t *testing.T, n *memoryNet, va, vb *vipl.VI, meanwhile func()) 
 	answer := make(chan error, 1)
 	go func() {
 		_, err := va.ConnectRequest(vipl.NetAddress{}, to, time.Second)
+		for errors.Is(err, vipl.ErrNoMatch) { // nobody waits yet
+			time.Sleep(time.Millisecond)
+			_, err = va.ConnectRequest(vipl.NetAddress{}, to, time.Second)
+		}
 		answer <- err
 	}()
 	c, err := n.b.ConnectWait(to, patience)
