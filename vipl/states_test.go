@@ -208,7 +208,7 @@ func TestDisconnectDeliversOverALongWay(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const count, size = 8, 1000
 			n, va, vb := connected(t, memoryConfig{bubble: true, noPacking: true}, level)
-			way := xdpnictest.Faults{Delay: 75 * time.Millisecond}
+			way := xdpnictest.Faults{Delay: 50 * time.Millisecond}
 			n.wire.SetFaults(way)
 			xa, xb := newBox(t, n.a.Nic, count, size), newBox(t, n.b.Nic, count, size)
 			for range 20 { // until the time of a round trip is known
