@@ -56,7 +56,7 @@ var reliabilityRules = slices.Concat([]Rule{
 	},
 	{
 		ID: "reliability/disconnect-delivers", Text: "What completed sends of a reliable VI handed over arrives before the disconnect does.",
-		Choice: "unless the peer does not answer for 200 ms",
+		Choice: "unless the peer does not answer for 200 ms, or has not taken it in five seconds",
 		run:    eachReliable(disconnectDelivers),
 	},
 	{
