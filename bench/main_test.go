@@ -28,19 +28,9 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 {
-		part := map[string]func() error{
-			asWorker: WorkerMain, asGuard: testbed.GuardMain, asDemo: demoMain, asAgent: agentMain,
-		}[os.Args[1]]
-		if part != nil {
-			if err := part(); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			os.Exit(0)
-		}
-	}
-	os.Exit(m.Run())
+	nstest.Main(m, map[string]func() error{
+		asWorker: WorkerMain, asGuard: testbed.GuardMain, asDemo: demoMain, asAgent: agentMain,
+	})
 }
 
 // agentMain is an agent at the socket of its last argument, until SIGTERM; one that

@@ -1,7 +1,6 @@
 package mvich_test
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -10,8 +9,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"viaxdp/hugepages"
 	"viaxdp/internal/lag"
+	"viaxdp/internal/memorynic"
 	"viaxdp/kagent/kagenttest"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
@@ -21,16 +20,16 @@ import (
 // job is ranks of one process, each with a NIC of its own, joined in memory.
 type job struct {
 	worlds []*mvich.World
-	hosts  []*host
+	hosts  []*memorynic.Host
 	wire   *xdpnictest.Wire
 }
 
 // jobConfig says how to make a job; zero fields mean defaults.
 type jobConfig struct {
 	faults  xdpnictest.Faults
-	silence time.Duration // 0: calm
+	silence time.Duration // 0: memorynic.Unhurried
 	shared  bool          // all ranks on one NIC
-	dying   bool          // ranks die: what they leave is not looked at
+	dying   bool          // ranks die: none is finalized
 	options func(rank int) []mvich.Option
 }
 
@@ -40,18 +39,8 @@ const patience = 60 * time.Second
 // calm is long: on a machine that is busy a rank may be still for seconds and live.
 const calm = 30 * time.Second
 
-// host is a NIC over a queue in memory.
-type host struct {
-	nic   *vipl.Nic
-	queue *xdpnictest.Queue
-	arena *hugepages.Arena
-}
-
 func newJob(t testing.TB, n int, c jobConfig) *job {
 	t.Helper()
-	if c.silence == 0 {
-		c.silence = calm
-	}
 	leaks := goleak.IgnoreCurrent()
 	t.Cleanup(func() {
 		if !t.Failed() {
@@ -74,7 +63,7 @@ func newJob(t testing.TB, n int, c jobConfig) *job {
 		if c.options != nil {
 			opts = append(opts, c.options(rank)...)
 		}
-		nic := j.hosts[min(rank, len(j.hosts)-1)].nic
+		nic := j.hosts[min(rank, len(j.hosts)-1)].Nic
 		j.worlds[rank], err = mvich.Init(nic, launchers[rank], opts...)
 		return err
 	})
@@ -95,28 +84,10 @@ func newJob(t testing.TB, n int, c jobConfig) *job {
 	return j
 }
 
-func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jobConfig) *host {
+func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jobConfig) *memorynic.Host {
 	t.Helper()
-	config := xdpnictest.Config{RxChunks: 1024}
-	pool := config.PoolBytes()
-	arena, err := hugepages.New(hugepages.Config{Size: pool + 8<<20, Reserve: pool, Policy: hugepages.Avoid})
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.Memory, config.Admit, config.MAC = arena.Bytes(), agent.Admit, agent.Link().MAC
-	h := &host{arena: arena}
-	if h.queue, err = wire.Queue(config); err != nil {
-		t.Fatal(err)
-	}
-	if h.nic, err = vipl.Open(vipl.Provider{Port: h.queue, Agent: agent, Arena: arena, Silence: c.silence}); err != nil {
-		t.Fatal(err)
-	}
-	h.nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
-	t.Cleanup(func() {
-		if err := errors.Join(h.nic.Close(), h.queue.Close(), arena.Close()); err != nil {
-			t.Error(err)
-		}
-	})
+	h := memorynic.Open(t, wire, agent, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 1024}, Silence: c.silence})
+	h.Nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
 	return h
 }
 

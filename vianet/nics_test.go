@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"viaxdp/hugepages"
+	"viaxdp/internal/memorynic"
 	"viaxdp/internal/nstest"
 	"viaxdp/kagent/kagenttest"
 	"viaxdp/vianet"
@@ -36,49 +36,14 @@ func memoryNics(t testing.TB, f xdpnictest.Faults, silence time.Duration) (a, b 
 	wire = xdpnictest.NewWire()
 	t.Cleanup(wire.Close)
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	a, b = memoryNic(t, wire, fabric.Agent("a"), silence), memoryNic(t, wire, fabric.Agent("b"), silence)
+	open := func(name string) *vipl.Nic {
+		return memorynic.Open(t, wire, fabric.Agent(name), memorynic.Config{
+			Queue: xdpnictest.Config{RxChunks: 1024}, Silence: silence,
+		}).Nic
+	}
+	a, b = open("a"), open("b")
 	wire.SetFaults(f)
 	return a, b, wire
-}
-
-func memoryNic(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, silence time.Duration) *vipl.Nic {
-	t.Helper()
-	c := xdpnictest.Config{RxChunks: 1024}
-	pool := c.PoolBytes()
-	arena, err := hugepages.New(hugepages.Config{Size: pool + 8<<20, Reserve: pool, Policy: hugepages.Avoid})
-	if err != nil {
-		t.Fatal(err)
-	}
-	link := agent.Link()
-	c.Memory, c.Admit, c.MAC = arena.Bytes(), agent.Admit, link.MAC
-	queue, err := wire.Queue(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena, Silence: silence})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := n.Close(); err != nil {
-			t.Error(err)
-		}
-		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) { // what is still on its way
-			if queue.Flush(); queue.Owners().InFlight == 0 {
-				break
-			}
-		}
-		if o := queue.Owners(); o.Held+o.Leased+o.InFlight+o.Recycled > 0 {
-			t.Errorf("host %s: chunks are missing: %+v", link.Name, o)
-		}
-		if err := queue.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := arena.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return n
 }
 
 // vethNics opens a NIC at both ends of a veth pair.

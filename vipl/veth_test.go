@@ -44,22 +44,7 @@ func newBox(t testing.TB, n *vipl.Nic, count, size int) *box {
 	if err != nil {
 		t.Fatal(err)
 	}
-	size = (size + 63) &^ 63
-	b := &box{}
-	if b.region, err = n.AllocMem(count*(64+size), vipl.MemAttributes{Ptag: tag}); err != nil {
-		t.Fatal(err)
-	}
-	for i := range count {
-		d, err := b.region.Descriptor(i*64, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		off := count*64 + i*size
-		b.desc = append(b.desc, d)
-		b.buf = append(b.buf, b.region.Bytes()[off:off+size])
-		b.segs = append(b.segs, b.region.Segment(off, size))
-	}
-	return b
+	return newBoxTagged(t, n, tag, count, (size+63)&^63)
 }
 
 // connect makes a connected pair of VIs.

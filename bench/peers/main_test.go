@@ -1,29 +1,20 @@
 package peers
 
 import (
-	"fmt"
 	"net"
 	"os"
 	"os/signal"
 	"syscall"
 	"testing"
+
+	"viaxdp/internal/nstest"
 )
 
 // The test program is its own worker, and a server that a worker starts.
 const asListener = "peers-listen"
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 {
-		part := map[string]func() error{WorkerCommand: WorkerMain, asListener: listenMain}[os.Args[1]]
-		if part != nil {
-			if err := part(); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			os.Exit(0)
-		}
-	}
-	os.Exit(m.Run())
+	nstest.Main(m, map[string]func() error{WorkerCommand: WorkerMain, asListener: listenMain})
 }
 
 // listenMain listens at an address, "tcp4 127.0.0.1:5000", until it is killed;

@@ -115,7 +115,8 @@ func TestScaling(t *testing.T) {
 	}
 }
 
-// Every layer has its figures with and without a loss, and the points say which.
+// Every layer has its figures with and without a loss, and the points say which. Those of HTTP over TCP
+// may be 0: what it loses takes longer to be sent again than the test measures.
 func TestLayersUnderLoss(t *testing.T) {
 	nstest.Require(t)
 	cfg := shortly("layers-loss", "layers-loss-http", "layers-loss-mpi")
@@ -135,7 +136,8 @@ func TestLayersUnderLoss(t *testing.T) {
 			there := false
 			for _, p := range s.Points {
 				for _, m := range []report.Metric{report.Bandwidth, report.Rate, report.Operation} {
-					there = there || p.Label == want && p.Values[m].Median > 0
+					v, measured := p.Values[m]
+					there = there || p.Label == want && measured && (v.Median > 0 || series == httpTCP)
 				}
 			}
 			if !there {

@@ -33,18 +33,9 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 {
-		if part := map[string]func() error{
-			asWorker: bench.WorkerMain, asGuard: testbed.GuardMain, asAgent: agentMain, asRank: benchRank, asApp: appRank,
-		}[os.Args[1]]; part != nil {
-			if err := part(); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			os.Exit(0)
-		}
-	}
-	os.Exit(m.Run())
+	nstest.Main(m, map[string]func() error{
+		asWorker: bench.WorkerMain, asGuard: testbed.GuardMain, asAgent: agentMain, asRank: benchRank, asApp: appRank,
+	})
 }
 
 // agentMain is an agent at the socket of its last argument, until SIGTERM.

@@ -1,7 +1,6 @@
 package torture
 
 import (
-	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -15,14 +14,7 @@ import (
 const asParty = "torture-party"
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == asParty {
-		if err := Main(os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
+	nstest.Main(m, map[string]func() error{asParty: func() error { return Main(os.Stdin, os.Stdout) }})
 }
 
 // share is how long each storm lasts: VIA_TORTURE, or a short while.

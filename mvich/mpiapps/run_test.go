@@ -12,10 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/hugepages"
+	"viaxdp/internal/memorynic"
 	"viaxdp/kagent/kagenttest"
 	"viaxdp/mvich"
-	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -25,27 +24,7 @@ func onOneNic(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 	wire := xdpnictest.NewWire()
 	t.Cleanup(wire.Close)
 	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("host")
-	config := xdpnictest.Config{Admit: agent.Admit, MAC: agent.Link().MAC}
-	pool := config.PoolBytes()
-	arena, err := hugepages.New(hugepages.Config{Size: pool + 16<<20, Reserve: pool, Policy: hugepages.Avoid})
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.Memory = arena.Bytes()
-	queue, err := wire.Queue(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// On a machine that is busy a rank may be still for seconds and live.
-	nic, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena, Silence: 30 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(nic.Close(), queue.Close(), arena.Close()); err != nil {
-			t.Error(err)
-		}
-	})
+	nic := memorynic.Open(t, wire, agent, memorynic.Config{Arena: 16 << 20}).Nic
 	launchers := mvich.Local(ranks)
 	var wait sync.WaitGroup
 	for rank := range ranks {
