@@ -11,36 +11,72 @@ import "math/bits"
 //	level 0        [0x8000] 0 0 [0x04] 0 one word covers 64 members
 type bitset struct {
 	n      int
-	levels [][]uint64
+	levels []words
 }
 
 func newBitset(n int) bitset {
 	s := bitset{n: n}
 	for {
 		n = (n + 63) / 64
-		s.levels = append(s.levels, make([]uint64, n))
+		s.levels = append(s.levels, words{n: n, pages: make([]*wordPage, (n+pageWords-1)/pageWords)})
 		if n <= 1 {
 			return s
 		}
 	}
 }
 
+// words is n words that are 0 at first, in pages that come with their first bit. An
+// arena has a bit for each block that there might be, and few blocks: together they
+// would be the most of what a program's garbage collector has to count as alive.
+type words struct {
+	n     int
+	pages []*wordPage
+}
+
+const pageWords = 64
+
+type wordPage [pageWords]uint64
+
+func (w *words) get(i int) uint64 {
+	if p := w.pages[i/pageWords]; p != nil {
+		return p[i%pageWords]
+	}
+	return 0
+}
+
+func (w *words) set(i, bit int) {
+	p := &w.pages[i/pageWords]
+	if *p == nil {
+		*p = new(wordPage)
+	}
+	(*p)[i%pageWords] |= 1 << bit
+}
+
+// clear returns what is left of the word.
+func (w *words) clear(i, bit int) uint64 {
+	p := w.pages[i/pageWords]
+	if p == nil {
+		return 0
+	}
+	p[i%pageWords] &^= 1 << bit
+	return p[i%pageWords]
+}
+
 func (s *bitset) has(i int) bool {
-	return i >= 0 && i < s.n && s.levels[0][i/64]&(1<<(i%64)) != 0
+	return i >= 0 && i < s.n && s.levels[0].get(i/64)&(1<<(i%64)) != 0
 }
 
 // add and remove take members below n only.
 func (s *bitset) add(i int) {
-	for _, level := range s.levels {
-		level[i/64] |= 1 << (i % 64)
+	for k := range s.levels {
+		s.levels[k].set(i/64, i%64)
 		i /= 64
 	}
 }
 
 func (s *bitset) remove(i int) {
-	for _, level := range s.levels {
-		level[i/64] &^= 1 << (i % 64)
-		if level[i/64] != 0 {
+	for k := range s.levels {
+		if s.levels[k].clear(i/64, i%64) != 0 {
 			return
 		}
 		i /= 64
@@ -52,11 +88,11 @@ func (s *bitset) next(i int) int {
 	// Up, until a word has a member at i or behind it.
 	depth := 0
 	for ; depth < len(s.levels); depth++ {
-		level := s.levels[depth]
-		if i/64 >= len(level) {
+		level := &s.levels[depth]
+		if i/64 >= level.n {
 			return -1
 		}
-		if rest := level[i/64] >> (i % 64); rest != 0 {
+		if rest := level.get(i/64) >> (i % 64); rest != 0 {
 			i += bits.TrailingZeros64(rest)
 			break
 		}
@@ -67,7 +103,7 @@ func (s *bitset) next(i int) int {
 	}
 	// Down again, to the lowest member under it.
 	for ; depth > 0; depth-- {
-		i = i*64 + bits.TrailingZeros64(s.levels[depth-1][i])
+		i = i*64 + bits.TrailingZeros64(s.levels[depth-1].get(i))
 	}
 	return i
 }

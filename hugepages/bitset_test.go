@@ -51,3 +51,26 @@ func TestBitsetOutside(t *testing.T) {
 		t.Errorf("next behind the end = %d", got)
 	}
 }
+
+// A set of few takes little memory, however many it has room for.
+func TestBitsetIsSmall(t *testing.T) {
+	const n = 1 << 20
+	s := newBitset(n)
+	for i := range 32 {
+		s.add(i * (n / 32))
+		s.remove(i * (n / 32))
+		s.add(i)
+	}
+	bytes := 0
+	for _, level := range s.levels {
+		bytes += 8 * len(level.pages)
+		for _, p := range level.pages {
+			if p != nil {
+				bytes += 8 * len(p)
+			}
+		}
+	}
+	if bytes > n/8/4 {
+		t.Errorf("%d bytes for %d members of %d, as bits they would be %d", bytes, 32, n, n/8)
+	}
+}
