@@ -125,13 +125,19 @@ func Open(dir, name string, s System) (*Journal, error) {
 	}
 	b, err := os.ReadFile(j.path)
 	if err == nil {
-		err = json.Unmarshal(b, &j.changes)
+		j.changes, err = parse(b)
 	}
 	if err != nil {
 		j.Close()
 		return nil, fmt.Errorf("%s: %w: put the settings back by hand and remove the file", j.path, err)
 	}
 	return j, nil
+}
+
+// parse reads a list. What it names is looked at where it is set.
+func parse(b []byte) (changes []Change, err error) {
+	err = json.Unmarshal(b, &changes)
+	return changes, err
 }
 
 // Changes are those that Undo would take back, oldest first.
