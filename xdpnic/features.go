@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -96,25 +96,15 @@ func QueryFeatures(ifindex int) (Features, error) {
 }
 
 func queryFeatures(ifindex int) (f Features, err error) {
-	family, err := netlink.GenlFamilyGet(netdevFamily)
+	family, err := genlFamily(netdevFamily)
 	if err != nil {
 		return f, fmt.Errorf("generic netlink family %q (Linux 6.3 or later): %w", netdevFamily, err)
 	}
-	req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
-	req.AddData(genlHeader{netdevCmdDevGet, netdevVersion})
-	req.AddData(nl.NewRtAttr(netdevAttrIfindex, nl.Uint32Attr(uint32(ifindex))))
-	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
+	answers, err := askGenl(family, genlHeader{netdevCmdDevGet, netdevVersion}, nl.NewRtAttr(netdevAttrIfindex, nl.Uint32Attr(uint32(ifindex))))
 	if err != nil {
 		return f, err
 	}
-	for _, m := range msgs {
-		if len(m) < nl.SizeofGenlmsg {
-			continue
-		}
-		attrs, err := nl.ParseRouteAttr(m[nl.SizeofGenlmsg:])
-		if err != nil {
-			return f, err
-		}
+	for _, attrs := range answers {
 		seen := false
 		for _, a := range attrs {
 			switch a.Attr.Type &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER) {
@@ -135,8 +125,48 @@ func queryFeatures(ifindex int) (f Features, err error) {
 	return Features{}, errors.New("the kernel's answer names no such interface")
 }
 
-// genlHeader is struct genlmsghdr. The one of package nl leaves the reserved
-// half of it to chance, which this family answers with EINVAL.
+// genlFamily is the number of a family of generic netlink.
+func genlFamily(name string) (id int, err error) {
+	answers, err := askGenl(nl.GENL_ID_CTRL, genlHeader{nl.GENL_CTRL_CMD_GETFAMILY, nl.GENL_CTRL_VERSION},
+		nl.NewRtAttr(nl.GENL_CTRL_ATTR_FAMILY_NAME, nl.ZeroTerminated(name)))
+	if err != nil {
+		return 0, err
+	}
+	for _, attrs := range answers {
+		for _, a := range attrs {
+			if a.Attr.Type == nl.GENL_CTRL_ATTR_FAMILY_ID && len(a.Value) == 2 {
+				return int(binary.NativeEndian.Uint16(a.Value)), nil
+			}
+		}
+	}
+	return 0, errors.New("the kernel's answer has no number of it")
+}
+
+// askGenl sends a request about one attribute, and returns those of each answer.
+func askGenl(family int, h genlHeader, about *nl.RtAttr) (answers [][]syscall.NetlinkRouteAttr, err error) {
+	req := nl.NewNetlinkRequest(family, unix.NLM_F_ACK)
+	req.AddData(h)
+	req.AddData(about)
+	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range msgs {
+		if len(m) < nl.SizeofGenlmsg {
+			continue
+		}
+		attrs, err := nl.ParseRouteAttr(m[nl.SizeofGenlmsg:])
+		if err != nil {
+			return nil, err
+		}
+		answers = append(answers, attrs)
+	}
+	return answers, nil
+}
+
+// genlHeader is struct genlmsghdr. The one of package nl is half of it, and sends
+// what lies behind it in memory as the rest: which this family answers with EINVAL,
+// and in which the race detector finds what others are writing.
 type genlHeader struct{ command, version byte }
 
 func (h genlHeader) Len() int          { return nl.SizeofGenlmsg }

@@ -157,6 +157,8 @@ func TestNICsStream(t *testing.T) {
 		b.pump(t)
 		return got == frames
 	})
+	s := stats(t, b.q)
+	t.Logf("the driver holds %d of %d chunks for frames to come", s.Filled-s.Received, b.q.cfg.RxChunks)
 	audit(t, a.q, b.q)
 }
 
