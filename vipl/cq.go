@@ -34,7 +34,15 @@ func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 	e.status = s
 	e.release()
 	d.setStatus(s)
-	q.completed.Store(q.completed.Load() + 1)
+	n := q.completed.Load()
+	if q.outside != nil {
+		q.outside.put(n, d, s)
+	}
+	if len(q.handlers) > 0 {
+		q.dequeued.Store(n + 1) // first: nobody else sees it on the queue
+		e.desc = nil
+	}
+	q.completed.Store(n + 1)
 	if q.cq != nil {
 		q.cq.push(v, q.isRecv)
 		if len(q.cq.handlers) > 0 {
@@ -44,7 +52,7 @@ func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 		return
 	}
 	if len(q.handlers) > 0 {
-		p.serveHandlers(v, q)
+		p.give(v, q, d)
 	}
 	p.raise(&q.signal)
 }

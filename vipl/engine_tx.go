@@ -204,8 +204,9 @@ func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
 }
 
 // launch queues the frame in b as the next in the sequence. c.header has its
-// kind, flags and what belongs to the kind. False: no ring entry; the chunk is
-// given back, and c comes up again.
+// kind, flags and what belongs to the kind. With rings (sendAlone) the doorbell is
+// rung before anything else. False: no ring entry; the chunk is given back, and c
+// comes up again.
 func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	h := &c.header
 	size := c.template.Len() + len(b)
@@ -219,8 +220,16 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	c.seal(b)
 	if !p.send(c, addr, size, c.sender != nil) {
 		p.nic.Release(addr)
+		if now == rings {
+			now = p.now()
+		}
 		p.notStamped(c, now)
 		return false
+	}
+	if now == rings {
+		p.ring()
+		now = p.now()
+		c.postedAt = now
 	}
 	c.sent(p, addr, size, now)
 	if p.nic.Pending() >= kickBatch {
@@ -283,6 +292,41 @@ func (p *port) notStamped(c *conn, now int64) {
 		p.owe(c, now)
 	}
 	p.enqueue(c)
+}
+
+// rings is no time: launch rings the doorbell and then looks at the clock.
+const rings = 0
+
+// alone says whether the message that c's program has just posted goes in one
+// frame, and nothing else goes or waits: so that its doorbell need not wait for
+// company either.
+func (p *port) alone(c *conn) bool {
+	q := &c.vi.send
+	if q.current+1 != q.tail.Load() || !c.open || c.closing || c.sender != nil && !c.sender.Idle() ||
+		c.reads > 0 || c.answers.waiting() || len(p.ready) > 0 || len(p.holding) > 0 || p.nic.Pending() > 0 {
+		return false
+	}
+	e := q.at(q.current)
+	return !e.status.Failed() && e.op != StatusOpRDMARead && int(e.length) <= c.inChunk && c.fits(int(e.length))
+}
+
+// sendAlone sends the message of which alone is true. The doorbell comes first, and
+// behind it what takes time and is not needed for it: the clock, and what is noted of
+// the frame, while it is under way. So it counts as sent when the kernel has it.
+func (p *port) sendAlone(c *conn) {
+	c.dense, c.postedAt = false, rings
+	p.idleAtPost.Store(p.idle.Load())
+	p.pump(c, rings)
+	now := c.postedAt
+	if now == rings { // the port, or the window, has no room
+		now = p.now()
+		c.postedAt = now
+	} else {
+		p.lazy = true // not twice: a driver with a queue of its own takes the entry in its time
+	}
+	p.finish(now, false)
+	p.lazy = false
+	p.settleHanded()
 }
 
 // resendLost sends again what was found lost. False: the port is full.

@@ -56,8 +56,11 @@ func (v *VI) dequeueList(q *workQueue, ds []*Descriptor) (n int, err error) {
 	if !v.lockReady(q) {
 		return 0, q.notReady()
 	}
-	for n < len(ds) && err == nil && q.ready() {
+	for n < len(ds) && err == nil {
 		d, s := q.pop()
+		if d == nil {
+			break
+		}
 		ds[n] = d
 		n++
 		if s.Failed() {
@@ -65,6 +68,9 @@ func (v *VI) dequeueList(q *workQueue, ds []*Descriptor) (n int, err error) {
 		}
 	}
 	v.port.mu.Unlock()
+	if n == 0 {
+		return 0, q.notReady()
+	}
 	return n, err
 }
 

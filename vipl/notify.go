@@ -46,20 +46,21 @@ func (v *VI) arm(op string, q *workQueue, fn func(*VI, *Descriptor)) error {
 	}
 	q.handlers = append(q.handlers, fn)
 	p.armed.Add(1)
-	p.serveHandlers(v, q)
+	if d, _ := q.pop(); d != nil {
+		p.give(v, q, d)
+	}
 	p.rouse()
 	return nil
 }
 
-// serveHandlers pairs completed descriptors with handlers. Under the lock.
-func (p *port) serveHandlers(v *VI, q *workQueue) {
-	for len(q.handlers) > 0 && q.ready() {
-		fn := q.handlers[0]
-		q.handlers = q.handlers[1:]
-		p.armed.Add(-1)
-		d, _ := q.pop()
-		q.calls.call(func() { fn(v, d) })
-	}
+// give has the first handler called for d, which is off the queue. As long as
+// handlers wait nothing complete stays on it: whatever completes is theirs. Under
+// the lock.
+func (p *port) give(v *VI, q *workQueue, d *Descriptor) {
+	fn := q.handlers[0]
+	q.handlers = q.handlers[1:]
+	p.armed.Add(-1)
+	q.calls.call(func() { fn(v, d) })
 }
 
 func (p *port) cancelHandlers(q *workQueue) {

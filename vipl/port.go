@@ -129,7 +129,7 @@ type port struct {
 	holds      atomic.Uint32  // times that a message has begun to wait for company
 	tick       atomic.Int64   // ns until background looks in again
 	due        atomic.Int64   // when time alone makes work, or never
-	sleepBy    atomic.Int64   // the time to which somebody sleeps in nic.Wait, 0: nobody
+	sleepBy    atomic.Int64   // the time to which somebody sleeps in nic.Wait, 0: nobody, or he is woken
 	sleeping   chan struct{}  // holds a token while somebody is in nic.Wait
 	closed     chan struct{}
 	stopped    sync.WaitGroup
@@ -261,7 +261,7 @@ func (p *port) finish(now int64, quiet bool) {
 		p.due.Store(due)
 	}
 	if by := p.sleepBy.Load(); by != 0 && due < by {
-		p.nic.Wake() // who sleeps must sleep less
+		p.wakeSleeper() // who sleeps must sleep less
 	}
 }
 
@@ -321,8 +321,13 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 		due = min(due, c.oweBy)
 		i++
 	}
-	if !p.lazy && (p.nic.Pending() > 0 || len(p.handed) > 0) {
-		p.flush()
+	if !p.lazy {
+		if p.nic.Pending() > 0 {
+			p.ring()
+		} else if len(p.handed) > 0 {
+			p.kicked = true // by a lane, whose bell takes as long
+		}
+		p.settleHanded()
 	}
 	return due
 }
@@ -331,6 +336,12 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 // sends that wait for the peer; the program's descriptors are written after the
 // doorbell, not before, so that the message is under way meanwhile.
 func (p *port) flush() {
+	p.ring()
+	p.settleHanded()
+}
+
+// ring is the doorbell alone.
+func (p *port) ring() {
 	p.kicked = true
 	if p.unrung.Load() != 0 {
 		p.unrung.Store(0)
@@ -339,6 +350,10 @@ func (p *port) flush() {
 		p.stats.FlushErrors++
 		p.gone = p.gone || errors.Is(err, xdpnic.ErrGone)
 	}
+}
+
+// settleHanded completes the sends that were handed over and are done with that.
+func (p *port) settleHanded() {
 	for _, c := range p.handed {
 		c.inHanded = false
 		p.settleSends(c)

@@ -79,9 +79,14 @@ func (v *VI) sendPosted(later bool) {
 		return
 	}
 	p := v.port
-	now := p.now()
 	p.influx.posts++
-	if p.arrived() {
+	arrived := p.arrived()
+	if c := v.conn; c != nil && !arrived && !later && p.alone(c) {
+		p.sendAlone(c)
+		return
+	}
+	now := p.now()
+	if arrived {
 		p.receiveAll(now)
 	}
 	if v.conn != nil {
@@ -238,7 +243,10 @@ func (v *VI) dequeue(q *workQueue) (*Descriptor, error) {
 	}
 	d, s := q.pop()
 	v.port.mu.Unlock()
-	if s.Failed() {
+	switch {
+	case d == nil:
+		return nil, q.notReady()
+	case s.Failed():
 		return d, ErrDescriptor
 	}
 	return d, nil

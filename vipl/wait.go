@@ -54,7 +54,14 @@ func (p *port) raise(s *signal) {
 	case s.ch <- struct{}{}:
 	default:
 	}
-	if p.sleepBy.Load() != 0 {
+	p.wakeSleeper()
+}
+
+// wakeSleeper wakes who is in nic.Wait, if anybody is: once a sleep, since he looks
+// at everything before the next one. He may take a while to get a CPU, and each frame
+// that others take meanwhile would be a system call more. Under the lock.
+func (p *port) wakeSleeper() {
+	if p.sleepBy.Load() != 0 && p.sleepBy.Swap(0) != 0 {
 		p.nic.Wake()
 	}
 }

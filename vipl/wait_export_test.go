@@ -65,3 +65,29 @@ func (h *Hesitant) Wait(timeout time.Duration) error {
 		}
 	}
 }
+
+// wakes is a port that counts how often it is woken.
+type wakes struct {
+	Port
+	n int
+}
+
+func (w *wakes) Wake() { w.n++ }
+
+// WakesOfSleep counts how often who sleeps for a port is woken when so many
+// descriptors complete and as much becomes due earlier, before he has looked again.
+func WakesOfSleep(completions int) int {
+	w := &wakes{}
+	p := &port{nic: w}
+	p.due.Store(never)
+	s := signal{waiters: 1}
+	s.init()
+	p.sleepBy.Store(never)
+	for range completions {
+		p.raise(&s)
+		p.lazy = true
+		p.unrung.Store(1)
+		p.finish(0, false)
+	}
+	return w.n
+}

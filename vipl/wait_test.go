@@ -3,6 +3,8 @@ package vipl_test
 import (
 	"testing"
 	"time"
+
+	"viaxdp/vipl"
 )
 
 // Of several who wait for one queue all are woken when as many descriptors complete
@@ -31,6 +33,15 @@ func TestWaitersWakeEachOther(t *testing.T) {
 			}
 		case <-time.After(patience):
 			t.Fatalf("%d of %d were woken", i, waiters)
+		}
+	}
+}
+
+// Who sleeps is woken once, however much happens before he has a CPU.
+func TestSleeperIsWokenOnce(t *testing.T) {
+	for completions, want := range map[int]int{0: 0, 1: 1, 16: 1} {
+		if got := vipl.WakesOfSleep(completions); got != want {
+			t.Errorf("%d completions: woken %d times, want %d", completions, got, want)
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 type PortWatch struct {
 	Produced, Consumed *uint32 // indices of the RX ring
 	Idle               *uint32 // polls in vain, of all threads; an update may get lost
+	Taken              *uint32 // descriptors taken, likewise
 	Waits, IdleAtPost  *uint32 // whether something waits for company, and Idle at the last post
 	// Lanes is not 0 while there are connections with other queues of the interface,
 	// whose frames come by another way: every poll calls.
@@ -47,6 +48,7 @@ func (n *Nic) Watch() (w PortWatch, ok bool) {
 	}
 	w.Produced, w.Consumed = ring.RxIndices()
 	w.Idle, w.Waits, w.IdleAtPost = word32(&p.idle), word32(&p.waits), word32(&p.idleAtPost)
+	w.Taken = word32(&p.taken)
 	w.Lanes, w.Rests = (*uint64)(unsafe.Pointer(&p.lanes)), word64(&p.rests)
 	return w, true
 }
@@ -63,19 +65,35 @@ func (n *Nic) Tend() {
 }
 
 // QueueWatch counts the descriptors of one work queue since the VI was made: a
-// completed one waits where Completed and Dequeued differ, none is posted where
-// Posted and Dequeued are equal.
-type QueueWatch struct{ Posted, Completed, Dequeued *uint64 }
+// completed one waits where Completed is more than Dequeued, none is posted where
+// Posted and Dequeued are equal. Completed may be read one behind Dequeued.
+//
+// Ring says where those that have completed are told: it is the address of a number
+// of entries less one, of a word that means nothing, and of so many entries of two
+// words, a descriptor's address and its status. Number i, counted from 0, is in entry
+// i modulo their number. Who wants to take number Dequeued reads Completed, then
+// Ring, then the entry, and then adds 1 to Dequeued by an atomic exchange of the
+// number that he has read: where that fails, somebody else has it. He adds 1 to
+// PortWatch.Taken.
+type QueueWatch struct{ Posted, Completed, Dequeued, Ring *uint64 }
 
-// Watch gives the words of both work queues.
-func (v *VI) Watch() (send, recv QueueWatch) { return v.send.watch(), v.recv.watch() }
+// Watch gives the words of both work queues, of which descriptors may from then on
+// be taken by Dequeued as well as by the calls.
+func (v *VI) Watch() (send, recv QueueWatch) {
+	v.port.mu.Lock()
+	defer v.port.mu.Unlock()
+	return v.send.watch(), v.recv.watch()
+}
 
 func (q *workQueue) watch() QueueWatch {
-	return QueueWatch{word64(&q.tail), word64(&q.completed), word64(&q.dequeued)}
+	q.open()
+	return QueueWatch{word64(&q.tail), word64(&q.completed), word64(&q.dequeued), word64(&q.outside.at)}
 }
 
 // Watch gives the number of entries.
 func (c *CQ) Watch() (entries *uint64) { return word64(&c.waiting) }
+
+func addressOfWords(w []uint64) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w)))) }
 
 func word32(u *ordered.Uint32) *uint32 { return (*uint32)(unsafe.Pointer(u)) }
 

@@ -67,6 +67,7 @@ type workQueue struct {
 	tail      ordered.Uint64
 	completed ordered.Uint64
 	dequeued  ordered.Uint64
+	outside   *outside // for who takes without the lock; nil: nobody does
 
 	cq     *CQ
 	isRecv bool
@@ -102,7 +103,10 @@ func (q *workQueue) destroyed() error {
 }
 
 // empty says whether nothing is on the queue, complete or not.
-func (q *workQueue) empty() bool { return q.tail.Load() == q.dequeued.Load() }
+func (q *workQueue) empty() bool {
+	head := q.dequeued.Load() // first: others may post and take meanwhile
+	return q.tail.Load() == head
+}
 
 // push makes room for one more descriptor at the tail, or returns nil when the
 // queue is full. The entry joins the queue with commit.
@@ -129,6 +133,9 @@ func (q *workQueue) grow(head uint64) {
 		*to = *from
 	}
 	q.ring = ring
+	if q.outside != nil {
+		q.outside.grow(len(ring), head, q.completed.Load())
+	}
 }
 
 // waiting returns the first descriptor that the engine has not finished with,
@@ -140,14 +147,21 @@ func (q *workQueue) waiting() *posted {
 	return q.at(q.current)
 }
 
-// pop dequeues the head, which must be ready. Under the lock.
+// pop dequeues the head; nil: it is not complete (any more, where others take
+// without the lock). Under the lock.
 func (q *workQueue) pop() (*Descriptor, Status) {
-	head := q.dequeued.Load()
-	e := q.at(head)
-	d, s := e.desc, e.status
-	e.desc = nil
-	q.dequeued.Store(head + 1)
-	return d, s
+	for {
+		head := q.dequeued.Load() // once: who takes without the lock may advance it at any time
+		if q.completed.Load() == head {
+			return nil, 0
+		}
+		e := q.at(head)
+		d, s := e.desc, e.status
+		if q.claim(head) {
+			e.desc = nil
+			return d, s
+		}
+	}
 }
 
 // place copies the next bytes of a message into the segments, in ascending

@@ -2,6 +2,8 @@ package vipltest_test
 
 import (
 	"bytes"
+	"errors"
+	"maps"
 	"math/bits"
 	"net/netip"
 	"os"
@@ -9,6 +11,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/nstest"
@@ -20,9 +24,9 @@ import (
 )
 
 // TestQueuesOfNICs is about NICs with VIA_NICS_QUEUES queues, whose hash says on
-// which of them a frame comes in: a lease moves the indirection table and puts it
-// back, frames on a queue that is not the VI's are counted, and VIs on two queues
-// work at the same time.
+// which of them a frame comes in: a lease has them come in on its queue, by a rule or
+// the indirection table, and undoes it; frames on a queue that is not the VI's are
+// counted, and VIs on two queues work at the same time.
 func TestQueuesOfNICs(t *testing.T) {
 	na, nb, name := nstest.NICs(t)
 	mode, err := xdpnic.ParseMode(name)
@@ -38,21 +42,47 @@ func TestQueuesOfNICs(t *testing.T) {
 	}
 	tables := map[*nstest.NS]*table{na: openTable(t, na), nb: openTable(t, nb)}
 
-	t.Run("steering", func(t *testing.T) {
-		before := tables[na].get(t)
-		t.Run("leased", func(t *testing.T) {
-			e := open(t, na, 1, kagent.SteerByRSS)
-			if info := e.Nic.Info(); info.Steered != "rss" || info.Queue != 1 {
-				t.Errorf("steered by %q to queue %d", info.Steered, info.Queue)
+	for _, how := range []kagent.Steering{kagent.SteerByRules, kagent.SteerByRSS} {
+		t.Run("steering by "+how.String(), func(t *testing.T) {
+			tableBefore, rulesBefore := tables[na].get(t), tables[na].rules(t)
+			t.Run("leased", func(t *testing.T) {
+				a, b := open(t, na, 1, how), open(t, nb, 1, how)
+				info, table, rules := a.Nic.Info(), tables[na].get(t), tables[na].rules(t)
+				switch info.Steered {
+				case kagent.SteerByRules.String(): // which moves nothing else
+					ours := func(r steer.Rule) bool { return r.Port == info.Port && r.Queue == 1 }
+					if !slices.ContainsFunc(slices.Collect(maps.Values(rules)), ours) || !slices.Equal(table, tableBefore) {
+						t.Errorf("the lease's rules: %v; table %v, %v before", rules, table, tableBefore)
+					}
+				case kagent.SteerByRSS.String():
+					if how != kagent.SteerByRSS || slices.Contains(table, 0) {
+						t.Errorf("%v was allowed; the lease's table: %v", how, table)
+					}
+				default: // no NIC that is emulated takes rules; who opens it is told
+					if how != kagent.SteerByRules || len(info.Notes) == 0 || !slices.Equal(table, tableBefore) || !maps.Equal(rules, rulesBefore) {
+						t.Errorf("%v was allowed, and it is not steered: notes %q, table %v, rules %v", how, info.Notes, table, rules)
+					}
+					t.Logf("not steered: %q", info.Notes)
+					return
+				}
+				if info.Queue != 1 {
+					t.Errorf("on queue %d", info.Queue)
+				}
+				a, b = pairtest.Join(t, a, b, nb.IPv4, vipl.ReliableDelivery)
+				before := wrongQueue(t, a, b)
+				exchange(t, a, b, 10)
+				if now := wrongQueue(t, a, b); now != before {
+					t.Errorf("%d frames came in on the other queue", now-before)
+				}
+			})
+			if now := tables[na].get(t); !slices.Equal(now, tableBefore) {
+				t.Errorf("table %v after the lease, %v before", now, tableBefore)
 			}
-			if now := tables[na].get(t); slices.Contains(now, 0) {
-				t.Errorf("the lease's table: %v", now)
+			if now := tables[na].rules(t); !maps.Equal(now, rulesBefore) {
+				t.Errorf("rules %v after the lease, %v before", now, rulesBefore)
 			}
 		})
-		if now := tables[na].get(t); !slices.Equal(now, before) {
-			t.Errorf("table %v after the lease, %v before", now, before)
-		}
-	})
+	}
 
 	// From here on the table is the test's.
 	var ends [2][2]*pairtest.End // by queue, side
@@ -71,6 +101,15 @@ func TestQueuesOfNICs(t *testing.T) {
 		slots[0][f] = tables[na].slot(t, b, a)
 		slots[1][f] = tables[nb].slot(t, a, b)
 		t.Logf("%s: slots %d and %d of the tables", family.name, slots[0][f], slots[1][f])
+		// Its probes would be counted below, as they came in on another queue than its VIs'.
+		for _, x := range tables {
+			x.set(t, func(int) bool { return false })
+		}
+		for _, e := range []*pairtest.End{a, b} {
+			if err := e.VI.Disconnect(); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	for side, ns := range []*nstest.NS{na, nb} {
 		if slots[side][0] == slots[side][1] { // one of 128 keys of the hash
@@ -88,19 +127,25 @@ func TestQueuesOfNICs(t *testing.T) {
 		for _, p := range pairs {
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
-				for i := range 40 {
-					message := bytes.Repeat([]byte{byte(i)}, 1+i*pairtest.Size/40)
-					for _, way := range [][2]*pairtest.End{{p[0], p[1]}, {p[1], p[0]}} {
-						if got := way[0].Send(t, way[1], message); !bytes.Equal(got, message) {
-							t.Fatalf("message %d: %d bytes arrived, %d sent, or not the same", i, len(got), len(message))
-						}
-					}
-				}
+				exchange(t, p[0], p[1], 40)
 			})
 		}
 	})
 	if now := wrongQueue(t, ends[0][0], ends[0][1]); now != before {
 		t.Errorf("%d frames came in on the other queue", now-before)
+	}
+}
+
+// exchange sends n messages of all sizes there and back, and looks at their bytes.
+func exchange(t *testing.T, a, b *pairtest.End, n int) {
+	t.Helper()
+	for i := range n {
+		message := bytes.Repeat([]byte{byte(i)}, 1+i*pairtest.Size/n)
+		for _, way := range [][2]*pairtest.End{{a, b}, {b, a}} {
+			if got := way[0].Send(t, way[1], message); !bytes.Equal(got, message) {
+				t.Fatalf("message %d: %d bytes arrived, %d sent, or not the same", i, len(got), len(message))
+			}
+		}
 	}
 }
 
@@ -150,6 +195,16 @@ func (x *table) get(t *testing.T) []uint32 {
 	t.Helper()
 	now, err := x.nic.Table()
 	if err != nil {
+		t.Fatal(err)
+	}
+	return now
+}
+
+// rules are the classifier's for UDP ports; none where there is no classifier.
+func (x *table) rules(t *testing.T) map[uint32]steer.Rule {
+	t.Helper()
+	now, err := x.nic.Rules()
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		t.Fatal(err)
 	}
 	return now
