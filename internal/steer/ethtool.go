@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 )
 
@@ -185,6 +186,29 @@ func (i *Interface) insert(r Rule, location uint32) (uint32, error) {
 	c.spec.location = location
 	err := i.nfc(&c, nil)
 	return c.spec.location, err
+}
+
+// ntuple is the kernel's name of the feature that turns a classifier on;
+// ethtool -K calls it ntuple.
+const ntuple = "rx-ntuple-filter"
+
+// RulesOff reports whether the NIC has a classifier that is turned off, as ixgbe's is
+// unless somebody has turned it on: the driver then refuses rules. Unlike the rest
+// it looks in the calling thread's network namespace.
+func (i *Interface) RulesOff() bool {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return false
+	}
+	defer e.Close()
+	return off(e, i.name, ntuple)
+}
+
+// off reports whether a feature could be turned on.
+func off(e *ethtool.Ethtool, name, feature string) bool {
+	all, err := e.FeaturesWithState(name)
+	f := all[feature]
+	return err == nil && f.Available && !f.NeverChanged && !f.Active
 }
 
 // Delete removes a rule.

@@ -58,7 +58,13 @@ type NIC interface {
 	// Table is the indirection table: a queue for each value of the hash.
 	Table() ([]uint32, error)
 	SetTable([]uint32) error
+	// RulesOff reports whether the NIC has a classifier that is turned off.
+	RulesOff() bool
 }
+
+// ErrRulesOff is among the reasons of Port where the NIC has a classifier and an
+// administrator may turn it on, which resets the link of some NICs.
+var ErrRulesOff = errors.New("the NIC's classifier is turned off")
 
 // State is what was changed, in a form that can be encoded and outlives the
 // process.
@@ -94,6 +100,9 @@ func Port(nic NIC, port uint16, queue int, how How) (*Steering, error) {
 		return s, nil
 	}
 	err = fmt.Errorf("rule: %w", err)
+	if nic.RulesOff() {
+		err = fmt.Errorf("%w: %w", ErrRulesOff, err)
+	}
 	if how == RSS {
 		rss := s.table()
 		if rss == nil {

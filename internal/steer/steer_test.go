@@ -3,12 +3,14 @@ package steer
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"unsafe"
 
+	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/nstest"
@@ -20,6 +22,7 @@ type fakeNIC struct {
 	noIPv6  bool
 	noIPv4  bool
 	chooses bool     // takes no location
+	off     bool     // the classifier, which then refuses rules
 	table   []uint32 // nil: no table
 }
 
@@ -37,6 +40,9 @@ func (f *fakeNIC) Rules() (map[uint32]Rule, error) {
 func (f *fakeNIC) Insert(r Rule) (uint32, error) {
 	if f.noIPv6 && r.IPv6 || f.noIPv4 && !r.IPv6 {
 		return 0, unix.EINVAL
+	}
+	if f.off {
+		return 0, unix.EOPNOTSUPP
 	}
 	for l := uint32(15); ; l-- {
 		if _, ok := f.rules[l]; !ok {
@@ -70,6 +76,7 @@ func (f *fakeNIC) Table() ([]uint32, error) {
 }
 
 func (f *fakeNIC) SetTable(t []uint32) error { f.table = slices.Clone(t); return nil }
+func (f *fakeNIC) RulesOff() bool            { return f.off }
 
 func (f *fakeNIC) has(r Rule) bool {
 	for _, x := range f.rules {
@@ -267,6 +274,22 @@ func TestRulesOfIPv4Alone(t *testing.T) {
 	}
 }
 
+// A classifier that is turned off, as ixgbe's is at first, has rules to show and takes
+// none: who may turn it on learns that it is there.
+func TestRulesOff(t *testing.T) {
+	f := &fakeNIC{rules: map[uint32]Rule{}, off: true}
+	if _, err := Port(f, 4793, 1, Rules); !errors.Is(err, ErrRulesOff) || !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Errorf("%v", err)
+	}
+	f.off = false
+	if _, err := Port(f, 4793, 1, Rules); err != nil {
+		t.Errorf("turned on: %v", err)
+	}
+	if _, err := Port(&fakeNIC{}, 4793, 1, Rules); err == nil || errors.Is(err, ErrRulesOff) {
+		t.Errorf("no classifier: %v", err)
+	}
+}
+
 func TestTable(t *testing.T) {
 	f := &fakeNIC{table: []uint32{0, 1, 2, 0}}
 	if _, err := Port(f, 4793, 2, Rules); !errors.Is(err, unix.EOPNOTSUPP) || !slices.Equal(f.table, []uint32{0, 1, 2, 0}) {
@@ -337,6 +360,24 @@ func TestInterface(t *testing.T) {
 		defer i.Close()
 		if _, err := Port(i, 4793, 1, RSS); !errors.Is(err, unix.EOPNOTSUPP) {
 			return errors.Join(errors.New("a veth steers"), err)
+		}
+		if i.RulesOff() {
+			return errors.New("a veth has a classifier")
+		}
+		// Another feature, which a veth has: on, and then off.
+		e, err := ethtool.NewEthtool()
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		const feature = "tx-tcp-segmentation"
+		for _, on := range []bool{true, false} {
+			if err := e.Change(ns.Name, map[string]bool{feature: on}); err != nil {
+				return err
+			}
+			if off(e, ns.Name, feature) == on {
+				return fmt.Errorf("%s is turned on: %v, and is said not to be so", feature, on)
+			}
 		}
 		return nil
 	}); err != nil {
