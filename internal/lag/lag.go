@@ -4,6 +4,7 @@
 package lag
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,11 +15,37 @@ const (
 	slack = time.Millisecond // by which any sleep may end late
 )
 
+// window is how long a spell is looked at together.
+const window = time.Second
+
+// Spell is a second in which the machine ran late.
+type Spell struct {
+	At   time.Time     // its end
+	Late time.Duration // by how much in all of it, in whole milliseconds
+}
+
+// Worst is by how much the machine ran late in the worst second of those that ended after
+// a moment. Late grows with the time that is looked at; this does not: it tells whether
+// somebody has had to wait so long at once that others may have thought him dead.
+func Worst(spells []Spell, since time.Time) (most time.Duration) {
+	for _, s := range spells {
+		if s.At.After(since) {
+			most = max(most, s.Late)
+		}
+	}
+	return most
+}
+
 // Meter adds up by how much a goroutine that sleeps again and again is woken too
 // late. On a machine that has time that is close to nothing. All methods may be
 // called concurrently.
 type Meter struct {
-	sum  atomic.Int64
+	sum atomic.Int64
+
+	mu     sync.Mutex
+	recent []Spell // single ones, of the last window
+	worst  []Spell // later ones are milder
+
 	stop chan struct{}
 	done sync.WaitGroup
 }
@@ -38,12 +65,39 @@ func Start() *Meter {
 			now := time.Now()
 			if late := now.Sub(slept) - nap; late > slack {
 				m.sum.Add(int64(late))
+				m.note(now, late)
 			}
 			slept = now
 			timer.Reset(nap)
 		}
 	})
 	return m
+}
+
+// note takes a single lateness into the seconds that it is part of. Those that a later and
+// worse one hides are forgotten, so that few are kept.
+func (m *Meter) note(now time.Time, late time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.recent = append(m.recent, Spell{now, late})
+	m.recent = slices.DeleteFunc(m.recent, func(s Spell) bool { return now.Sub(s.At) > window })
+	sum := time.Duration(0)
+	for _, s := range m.recent {
+		sum += s.Late
+	}
+	sum = (sum + time.Millisecond - 1).Truncate(time.Millisecond)
+	for n := len(m.worst); n > 0 && m.worst[n-1].Late <= sum; n-- {
+		m.worst = m.worst[:n-1]
+	}
+	m.worst = append(m.worst, Spell{now, sum})
+}
+
+// Spells are the seconds in which the machine ran late, but for those after which there was
+// a worse one.
+func (m *Meter) Spells() []Spell {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.worst)
 }
 
 // Late is by how much the machine has run late since Start.

@@ -41,3 +41,32 @@ func TestStarved(t *testing.T) {
 		t.Errorf("%v are allowed for a second on a machine that is late by %v", got, m.Late())
 	}
 }
+
+// Late is a sum, which any long time makes large; what counts for silence is the worst second.
+func TestSpells(t *testing.T) {
+	m := &Meter{}
+	start := time.Now()
+	late := func(at, by time.Duration) { m.note(start.Add(at), by) }
+	for i := range 100 { // a little each second
+		late(time.Duration(i)*1100*time.Millisecond, 20*time.Millisecond)
+	}
+	if got := Worst(m.Spells(), start); got != 20*time.Millisecond {
+		t.Errorf("20 ms in each second are %v in the worst", got)
+	}
+	end := 200 * time.Second
+	late(end, 90*time.Millisecond)
+	late(end+500*time.Millisecond, 60*time.Millisecond)
+	late(end+900*time.Millisecond, 50500*time.Microsecond)
+	late(end+1600*time.Millisecond, 2*time.Millisecond)
+	late(end+10*time.Second, 5*time.Millisecond)
+	for since, want := range map[time.Duration]time.Duration{
+		0: 201 * time.Millisecond, end + time.Second: 53 * time.Millisecond, end + 5*time.Second: 5 * time.Millisecond, end + 10*time.Second: 0,
+	} {
+		if got := Worst(m.Spells(), start.Add(since)); got != want {
+			t.Errorf("after %v: late by %v in the worst second, want %v", since, got, want)
+		}
+	}
+	if n := len(m.Spells()); n > 4 {
+		t.Errorf("%d spells are kept", n)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -13,8 +14,12 @@ import (
 // pass to that side, as fast as the kernel takes them.
 type Forger struct {
 	lane *lane
-	out  int // packet socket
+	outs [2]int // packet sockets: to the side, and to the loopback interface
 	sent atomic.Uint64
+
+	spare atomic.Bool
+	nice  atomic.Int32
+
 	stop chan struct{}
 	over chan struct{}
 }
@@ -29,17 +34,57 @@ const (
 // is called by one goroutine, and what it does follows from rng alone.
 func (m *Middle) Forge(from int, seed uint64, change func(rng *rand.Rand, frame []byte) []byte) (*Forger, error) {
 	l := m.lanes[from]
-	out, err := unix.FcntlInt(uintptr(l.out), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
+	f := &Forger{lane: l, stop: make(chan struct{}), over: make(chan struct{})}
+	f.nice.Store(idle)
+	var err error
+	if f.outs[0], err = unix.FcntlInt(uintptr(l.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("packet socket: %w", err)
 	}
-	f := &Forger{lane: l, out: out, stop: make(chan struct{}), over: make(chan struct{})}
+	if f.outs[1], err = m.loopback(); err != nil {
+		unix.Close(f.outs[0])
+		return nil, err
+	}
 	l.sample(true)
 	go f.run(rand.New(rand.NewPCG(seed, uint64(from))), change)
 	return f, nil
 }
 
-// Sent is how many frames the kernel has taken.
+// idle is the niceness of a flood that stands for another machine's: it takes the CPU time that is
+// left here.
+const idle = 19
+
+// Compete has the forger run beside all others at their priority, or, with false, as it begins, when
+// nobody else wants the CPU.
+func (f *Forger) Compete(on bool) {
+	if on {
+		f.nice.Store(0)
+	} else {
+		f.nice.Store(idle)
+	}
+}
+
+// Spare has it send its frames to the middle's own loopback interface, whose kernel drops them as another
+// host's, or, with false, to the side again. The forger does the same work for them: by as much as others
+// then do better, the frames cost them something.
+func (f *Forger) Spare(on bool) { f.spare.Store(on) }
+
+// loopback is a packet socket to the middle's loopback interface.
+func (m *Middle) loopback() (fd int, err error) {
+	err = within(m.ns, func() error {
+		l, err := netlink.LinkByName("lo")
+		if err == nil {
+			err = netlink.LinkSetUp(l)
+		}
+		if err != nil {
+			return fmt.Errorf("loopback interface of the middle: %w", err)
+		}
+		fd, err = packetSocket(l.Attrs().Index, 0)
+		return err
+	})
+	return fd, err
+}
+
+// Sent is how many frames the kernel has taken for the side.
 func (f *Forger) Sent() uint64 { return f.sent.Load() }
 
 // Close ends it, once, before the Middle is closed.
@@ -47,15 +92,15 @@ func (f *Forger) Close() {
 	close(f.stop)
 	<-f.over
 	f.lane.sample(false)
-	unix.Close(f.out)
+	for _, fd := range f.outs {
+		unix.Close(fd)
+	}
 }
 
 func (f *Forger) run(rng *rand.Rand, change func(*rand.Rand, []byte) []byte) {
 	defer close(f.over)
-	// The flood stands for another machine's: it takes the CPU time that is left
-	// here. The thread ends with the goroutine.
-	runtime.LockOSThread()
-	unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), 19)
+	runtime.LockOSThread() // the thread ends with the goroutine
+	nice := int32(0)
 	var frames [][]byte
 	buf := make([]byte, 0, maxFrame)
 	for {
@@ -69,10 +114,18 @@ func (f *Forger) run(rng *rand.Rand, change func(*rand.Rand, []byte) []byte) {
 			unix.Poll(fds, 1) // nothing has passed yet
 			continue
 		}
+		if want := f.nice.Load(); want != nice {
+			nice = want
+			unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), int(nice)) // as it is, if it may not
+		}
+		out, counted := f.outs[0], uint64(1)
+		if f.spare.Load() {
+			out, counted = f.outs[1], 0
+		}
 		for range forgedAtOnce {
 			buf = append(buf[:0], frames[rng.IntN(len(frames))]...)
-			if b := change(rng, buf); b != nil && unix.Sendto(f.out, b, 0, nil) == nil {
-				f.sent.Add(1)
+			if b := change(rng, buf); b != nil && unix.Sendto(out, b, 0, nil) == nil {
+				f.sent.Add(counted)
 			}
 		}
 	}

@@ -185,6 +185,9 @@ var errTooLate = errors.New("it did not come to that in time")
 // Mark begins a time that is bounded as far as the machine gives its programs time.
 func (b *Bed) Mark() lag.Mark { return b.lag.Mark() }
 
+// Spells are the seconds in which this process, and so the way between the parties, ran late.
+func (b *Bed) Spells() []lag.Spell { return b.lag.Spells() }
+
 // Link changes a side's interface.
 func (b *Bed) Link(side int, change func(netlink.Link) error) error {
 	return b.Site.Do(side, func() error {

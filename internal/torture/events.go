@@ -19,13 +19,16 @@ type event struct {
 	run    func(s *soak) error
 }
 
+// napTime is too short for anybody to be taken for dead.
+const napTime = soakSilence / 4
+
 var events = []event{
 	{"calm", false, func(s *soak) error { return s.pass(s.draw(500)) }},
 	{"storm", false, (*soak).storm},
 	{"storm", false, (*soak).storm}, // twice as often as the others
 	{"kill", true, (*soak).kill},
 	{"suspend", true, func(s *soak) error { return s.suspend(soakSilence + s.draw(1000)) }},
-	{"nap", false, func(s *soak) error { return s.suspend(soakSilence / 4) }},
+	{"nap", false, func(s *soak) error { return s.suspend(napTime) }},
 	{"link down", true, func(s *soak) error { return s.flap(soakSilence + s.draw(1000)) }},
 	{"link blinks", false, func(s *soak) error { return s.flap(soakSilence / 4) }},
 	{"detach", true, (*soak).detach},
@@ -37,7 +40,7 @@ func (s *soak) happen() error { return s.undergo(events[s.rng.IntN(len(events))]
 // undergo lets an event take place and looks at what it left.
 func (s *soak) undergo(e event) error {
 	s.note(e.name)
-	before, start := s.known, s.bed.Mark()
+	before, start := s.known, time.Now()
 	if err := e.run(s); err != nil {
 		return err
 	}
@@ -45,34 +48,44 @@ func (s *soak) undergo(e event) error {
 		return err
 	}
 	s.report.Events[e.name]++
-	most := soakSilence / 4
-	if e.name == "nap" {
-		most *= 2 // who naps is late by that itself
-	}
-	if e.breaks || s.late(start, before) > most {
+	if e.breaks {
 		return nil
 	}
-	for side, r := range s.known {
-		for i := range r.Flows {
-			// The first flows of each side are the unreliable ones, which a lost
-			// frame of the close may end.
-			if i >= s.cfg.Flows && len(r.Flows[i].Breaks) > len(before[side].Flows[i].Breaks) {
-				last := r.Flows[i].Breaks[len(r.Flows[i].Breaks)-1]
-				s.violated("%s: side %d: flow %s broke: %s", e.name, side, last.Flow, last.Cause)
-			}
-		}
-	}
+	s.blame(e.name, before, s.starved(e.name, start))
 	return nil
 }
 
-// late is by how much anybody was kept waiting for a CPU since a moment: who gets none is
-// silent, too.
-func (s *soak) late(since lag.Mark, before [2]*Report) time.Duration {
-	most := since.Allow(0)
+// blame looks for reliable flows that broke since before, in an event that ends no connection: a broken
+// promise, unless somebody was starved, who was silent then.
+func (s *soak) blame(event string, before [2]*Report, starved bool) {
 	for side, r := range s.known {
-		most = max(most, r.Late-before[side].Late)
+		// The first flows of each side are the unreliable ones, which a lost frame of the close may end.
+		for i := s.cfg.Flows; i < len(r.Flows); i++ {
+			fresh := r.Flows[i].Breaks[len(before[side].Flows[i].Breaks):]
+			switch {
+			case len(fresh) == 0:
+			case starved:
+				s.report.Excused += len(fresh)
+			default:
+				last := fresh[len(fresh)-1]
+				s.violated("%s: side %d: flow %s broke: %s", event, side, last.Flow, last.Cause)
+			}
+		}
 	}
-	return most
+}
+
+// starved says whether anybody was kept waiting for a CPU for a quarter of the silence, within one second since
+// a moment: who gets none is silent, too.
+func (s *soak) starved(event string, since time.Time) bool {
+	most := s.silence / 4
+	if event == "nap" {
+		most += napTime // who naps is late by that itself
+	}
+	late := lag.Worst(s.bed.Spells(), since)
+	for _, r := range s.known {
+		late = max(late, lag.Worst(r.Spells, since))
+	}
+	return late > most
 }
 
 // draw is a random time up to some milliseconds.

@@ -78,6 +78,20 @@ func (b *Bed) Hostile(seed uint64) (*Hostile, error) {
 	return h, nil
 }
 
+// Compete is Forger.Compete's, of all.
+func (h *Hostile) Compete(on bool) {
+	for _, f := range h.forgers {
+		f.Compete(on)
+	}
+}
+
+// Spare is Forger.Spare's, of all.
+func (h *Hostile) Spare(on bool) {
+	for _, f := range h.forgers {
+		f.Spare(on)
+	}
+}
+
 // Sent is how many forged frames went.
 func (h *Hostile) Sent() (n uint64) {
 	for _, f := range h.forgers {

@@ -131,7 +131,7 @@ func (p *party) report() (*Report, error) {
 		r.add(&t)
 		r.Flows = append(r.Flows, t)
 	}
-	r.Late = p.lag.Late()
+	r.Late, r.Spells = p.lag.Late(), p.lag.Spells()
 	var err error
 	if p.nic != nil {
 		r.Engine = p.nic.Counters()

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lag"
 	"viaxdp/internal/nstest"
 )
 
@@ -42,7 +43,7 @@ func TestHostileSoak(t *testing.T) {
 		t.Errorf("%v: %q", err, r.Violations)
 	}
 	t.Logf("%+v", r)
-	if r.Acts == 0 || r.Forged == 0 || r.Calm == 0 || r.Flooded == 0 {
+	if r.Acts == 0 || r.Forged == 0 || r.Calm == 0 || r.Spared == 0 || r.Flooded == 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -103,6 +104,41 @@ func TestSoakBytes(t *testing.T) {
 	}
 	if r.Bytes < bytes || r.Messages < bytes/bytesMessage || r.Way.Lost == 0 || r.Way.Duplicated == 0 || r.Way.Reordered == 0 || r.Resent == 0 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// A reliable flow that breaks in an event that ends no connection is a broken promise, and where somebody got no CPU
+// it is excused, and counted. Lateness that has only added up excuses nothing.
+func TestBlame(t *testing.T) {
+	reports := func(breaks ...int) (r [2]*Report) {
+		for side := range r {
+			r[side] = &Report{Flows: make([]Tally, 2)}
+			for i := range r[side].Flows {
+				r[side].Flows[i].Breaks = make([]Break, breaks[2*side+i])
+			}
+		}
+		return r
+	}
+	start, still := time.Now(), &lag.Meter{} // what this process is late by is no part of it
+	for _, c := range []struct {
+		name             string
+		after            [2]*Report
+		spells           []lag.Spell
+		violated, excuse int
+	}{
+		{"nobody", reports(1, 1, 1, 1), nil, 0, 0},
+		{"an unreliable one", reports(2, 1, 3, 1), nil, 0, 0},
+		{"a reliable one", reports(1, 1, 1, 2), nil, 1, 0},
+		{"both, starved", reports(1, 3, 1, 2), []lag.Spell{{At: start.Add(time.Second), Late: 400 * time.Millisecond}}, 0, 3},
+		{"one, starved before", reports(1, 2, 1, 1), []lag.Spell{{At: start.Add(-time.Second), Late: time.Second}}, 1, 0},
+		{"one, late now and then", reports(1, 2, 1, 1), []lag.Spell{{At: start.Add(time.Second), Late: 150 * time.Millisecond}}, 1, 0},
+	} {
+		c.after[1].Late, c.after[1].Spells = time.Minute, c.spells
+		s := &soak{cfg: SoakConfig{Flows: 1}, silence: soakSilence, known: c.after, bed: &Bed{lag: still}}
+		s.blame("calm", reports(1, 1, 1, 1), s.starved("calm", start))
+		if len(s.report.Violations) != c.violated || s.report.Excused != c.excuse {
+			t.Errorf("%s: %q, %d excused", c.name, s.report.Violations, s.report.Excused)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"viaxdp/bpf"
+	"viaxdp/internal/lag"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -77,7 +78,8 @@ type Report struct {
 	Engine    vipl.Counters
 	Program   bpf.Counters
 	Queue     xdpnic.Stats  // only after the NIC was closed
-	Late      time.Duration // by how much the process has run late since it was started, see lag
+	Late      time.Duration // by how much the process has run late since it was started, a sum: see lag
+	Spells    []lag.Spell   // and in which seconds
 	Resources Resources     // not in a report between times
 	Lacking   []string      // chunks that were not given back; only after the NIC was closed
 }
