@@ -50,6 +50,9 @@ type Config struct {
 	// Shared puts the memory in a file that another process can map, so that
 	// the queue can be handed out.
 	Shared bool
+	// Holder is whose the queue will be, for a queue that is to be handed out: others
+	// who want it are told so from the beginning. Zero: this process.
+	Holder Holder
 	// Vault, unless nil, keeps what the agent has, for the case that the process
 	// is killed; see Restore. It is that of the first who opens the interface.
 	Vault Vault

@@ -288,7 +288,7 @@ func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
 		case want >= n:
 			return nil, fmt.Errorf("in generic mode all frames of a veth come in on queue 0: take that, or native mode")
 		case l != nil:
-			return nil, fmt.Errorf("%w: queue %d is %v", ErrQueueInUse, want, l)
+			return nil, fmt.Errorf("%w: queue %d is %v: end that program, or take any queue that is free", ErrQueueInUse, want, l)
 		}
 		return []int{want}, nil
 	}
@@ -302,7 +302,14 @@ func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
 		}
 	}
 	if len(free) == 0 {
-		return nil, fmt.Errorf("%w: %s", ErrQueueInUse, strings.Join(held, ", "))
+		remedy := "end one of them, or give the interface more queues (ethtool -L)"
+		switch {
+		case oneQueue && d.queues > 1:
+			remedy = fmt.Sprintf("in generic mode a veth has this one; open all programs in native mode, which has all %d, or end it", d.queues)
+		case n == 1:
+			remedy = "end that program, or give the interface more queues"
+		}
+		return nil, fmt.Errorf("%w: %s: %s", ErrQueueInUse, strings.Join(held, ", "), remedy)
 	}
 	return free, nil
 }

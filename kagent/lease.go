@@ -30,8 +30,8 @@ type lease struct {
 	info    Info
 	since   time.Time
 	refs    int
-	holder  Holder   // of a queue that was handed out; else zero
-	memory  *os.File // likewise: its memory, until it is taken; else nil
+	holder  Holder   // Config.Holder
+	memory  *os.File // of a queue that was handed out: its memory, until it is taken; else nil
 	vis     viList
 
 	nic      steered // while steering
@@ -49,7 +49,7 @@ func (l *lease) String() string {
 // lease takes a queue. Caller holds d.mu and is on a thread of the interface's
 // namespace.
 func (d *device) lease(cfg Config) (_ *lease, err error) {
-	l := &lease{dev: d, refs: 1, since: time.Now()}
+	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder}
 	if l.slot, err = d.freeSlot(); err != nil {
 		return nil, err
 	}

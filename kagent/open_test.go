@@ -19,6 +19,27 @@ import (
 	"viaxdp/xdpnic"
 )
 
+// Who wants a queue is told whose it is and what helps, also before it has been handed out.
+func TestInUse(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	cfg := small(an)
+	cfg.Mode, cfg.Queue, cfg.Holder = xdpnic.ModeGeneric, AnyQueue, Holder{PID: 4711, UID: 1001, Comm: "trader"}
+	mustOpen(t, an, cfg)
+	_, err := openOn(t, an, cfg)
+	if !errors.Is(err, ErrQueueInUse) {
+		t.Fatalf("%v, want ErrQueueInUse", err)
+	}
+	for _, part := range []string{"queue 0 is open in process 4711 (trader) of user 1001", "native mode, which has all 2"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q does not say %q", err, part)
+		}
+	}
+	cfg.Queue = 0
+	if _, err := openOn(t, an, cfg); !errors.Is(err, ErrQueueInUse) || !strings.Contains(err.Error(), "end that program, or") {
+		t.Errorf("queue 0: %v", err)
+	}
+}
+
 // Opens of one interface in one process share what there is one of.
 func TestSeveralOpens(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})

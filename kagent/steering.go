@@ -55,9 +55,13 @@ func (l *lease) steer(cfg Config) {
 	if err == nil {
 		return
 	}
+	on := ""
+	if errors.Is(err, steer.ErrRulesOff) {
+		on = fmt.Sprintf("turn it on (ethtool -K %s ntuple on) and open again, ", l.info.Interface)
+	}
 	note("only frames that the NIC puts on queue %d reach this program, and UDP port %d is not steered there (%v): "+
-		"allow the indirection table (Config.Steer), use ethtool -X %s, or one queue (ethtool -L %s combined 1)",
-		l.queueID, cfg.Port, err, l.info.Interface, l.info.Interface)
+		"%sallow the indirection table (Config.Steer), use ethtool -X %s, or one queue (ethtool -L %s combined 1)",
+		l.queueID, cfg.Port, err, on, l.info.Interface, l.info.Interface)
 }
 
 func (l *lease) steerPort(cfg Config) (err error) {

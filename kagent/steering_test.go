@@ -18,6 +18,7 @@ import (
 type fakeSteered struct {
 	table  []uint32
 	closed int
+	off    bool // the classifier, which it then has
 }
 
 func (f *fakeSteered) Rules() (map[uint32]steer.Rule, error) { return nil, unix.EOPNOTSUPP }
@@ -26,6 +27,7 @@ func (f *fakeSteered) InsertAt(uint32, steer.Rule) error     { return unix.EOPNO
 func (f *fakeSteered) Delete(uint32) error                   { return unix.EOPNOTSUPP }
 func (f *fakeSteered) Table() ([]uint32, error)              { return slices.Clone(f.table), nil }
 func (f *fakeSteered) SetTable(t []uint32) error             { f.table = slices.Clone(t); return nil }
+func (f *fakeSteered) RulesOff() bool                        { return f.off }
 func (f *fakeSteered) Close() error                          { f.closed++; return nil }
 
 // fakeVault keeps values and no files.
@@ -59,8 +61,17 @@ func TestSteering(t *testing.T) {
 			t.Errorf("%v: table %v, %+v", how, nic.table, l.info)
 		}
 	}
-	if nic.closed != 1 {
-		t.Errorf("closed %d times, want 1: a socket is left", nic.closed)
+	if strings.Contains(l.info.Notes[0], "ntuple") {
+		t.Errorf("a NIC without a classifier is to turn it on: %q", l.info.Notes)
+	}
+	nic.off, l.info.Notes = true, nil
+	l.steer(Config{Port: 4793, Steer: SteerByRules})
+	if len(l.info.Notes) != 1 || !strings.Contains(l.info.Notes[0], "ethtool -K eth0 ntuple on") {
+		t.Errorf("a classifier that is off: %q", l.info.Notes)
+	}
+	nic.off = false
+	if nic.closed != 2 {
+		t.Errorf("closed %d times, want 2: a socket is left", nic.closed)
 	}
 
 	l.info.Notes = nil
@@ -76,7 +87,7 @@ func TestSteering(t *testing.T) {
 	if err := second.unsteer(); err != nil || !slices.Equal(nic.table, []uint32{1, 1, 1, 1}) {
 		t.Errorf("the second lease has undone the first one's: %v, %v", nic.table, err)
 	}
-	if err := l.unsteer(); err != nil || !slices.Equal(nic.table, before) || nic.closed != 2 {
+	if err := l.unsteer(); err != nil || !slices.Equal(nic.table, before) || nic.closed != 3 {
 		t.Errorf("undone: table %v, closed %d, %v", nic.table, nic.closed, err)
 	}
 }

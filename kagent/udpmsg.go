@@ -105,7 +105,7 @@ func controlMessage(level, kind int, data []byte) []byte {
 
 // destinationOf finds the address that a datagram was sent to.
 func destinationOf(oob []byte) netip.Addr {
-	for len(oob) > 0 {
+	for len(oob) >= unix.CmsgLen(0) {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
 		if err != nil {
 			break
@@ -124,7 +124,7 @@ func destinationOf(oob []byte) netip.Addr {
 // errnoOf finds the errno in the struct sock_extended_err of an error queue
 // entry (ip(7), IP_RECVERR): its first 4 bytes.
 func errnoOf(oob []byte) unix.Errno {
-	for len(oob) > 0 {
+	for len(oob) >= unix.CmsgLen(0) {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
 		if err != nil {
 			break

@@ -186,12 +186,12 @@ func (h *Handout) Close() {
 
 var errNotShared = errors.New("the queue is shared in this process, handed out, or its memory cannot be mapped by others")
 
-// HandOut gives queue and memory away, to be passed to holder: this process keeps
+// HandOut gives queue and memory away, to be passed to Config.Holder: this process keeps
 // no descriptor of the queue, so that the holder's death frees it, and maps the
 // memory no more (see TakeMemory). The agent's other methods go on as before. Where
 // there is a Vault it keeps the lease with tag, and alive, the reading end of a pipe
 // whose other end the holder gets.
-func (l *Local) HandOut(holder Holder, tag []byte, alive int) (*Handout, error) {
+func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
 	d := l.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -211,7 +211,6 @@ func (l *Local) HandOut(holder Holder, tag []byte, alive int) (*Handout, error) 
 		_ = h.Socket.Close()
 		return nil, l.fail("hand out", netip.Addr{}, err)
 	}
-	s.holder = holder
 	if s.memory, err = duplicate(s.arena.FD(), "umem"); err != nil {
 		h.Close()
 		return nil, l.fail("hand out", netip.Addr{}, err)

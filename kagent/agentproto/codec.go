@@ -179,13 +179,21 @@ func (r *Reader) keep(oob []byte) {
 
 // ReadReply reads one message. The files are the caller's, also after an error.
 func (r *Reader) ReadReply() (reply Reply, files []*os.File, err error) {
-	n, err := readLength(r, MaxReply)
-	if err == nil {
-		b := make([]byte, n)
-		if _, err = io.ReadFull(r, b); err == nil {
-			err = json.Unmarshal(b, &reply)
-		}
-	}
+	reply, err = parseReply(r)
 	files, r.files = r.files, nil
 	return reply, files, err
+}
+
+// parseReply reads an agent's message, without the descriptors.
+func parseReply(r io.Reader) (reply Reply, err error) {
+	n, err := readLength(r, MaxReply)
+	if err != nil {
+		return reply, err
+	}
+	b := make([]byte, n)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return reply, err
+	}
+	err = json.Unmarshal(b, &reply)
+	return reply, err
 }

@@ -3,6 +3,7 @@ package agentproto
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,6 +55,53 @@ func FuzzRequest(f *testing.F) {
 		r, err := ParseRequest(again)
 		if err != nil || !reflect.DeepEqual(normal(q), normal(r)) {
 			t.Fatalf("%+v is read again as %+v, %v", q, r, err)
+		}
+	})
+}
+
+// FuzzReply: whatever an agent says, reading it takes no more than its length, and ends with a message that is
+// read again the same, or an error.
+func FuzzReply(f *testing.F) {
+	for _, r := range []Reply{
+		{ID: 1, Welcome: &Welcome{Version: 1, PID: 2, Netns: [2]uint64{3, 4}}},
+		{ID: 2, Opened: &Opened{Token: make([]byte, TokenLen)}},
+		{ID: 3, Error: NewError(kagent.ErrNoMatch)},
+		{ID: 4, Incoming: &Incoming{Handle: 5, Local: kagent.Address{Disc: []byte("x")}}},
+		{ID: 5, Neighbors: []kagent.Neighbor{{}}, Link: &kagent.Link{}, Path: &kagent.Path{}},
+		{Ended: 6, Error: NewError(&kagent.RejectedError{Reason: wire.CMReasonQoS})},
+	} {
+		b, err := Encode(r, MaxReply)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte{0, 0, 0, 0})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, '{', '}'})
+	f.Add([]byte("\x00\x00\x00\x04null"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		in := bytes.NewReader(b)
+		r, err := parseReply(in)
+		if err != nil {
+			return
+		}
+		if took := len(b) - in.Len(); took != 4+int(binary.BigEndian.Uint32(b)) {
+			t.Fatalf("%d bytes were read of %x", took, b[:4])
+		}
+		if r.Error != nil {
+			_ = r.Error.Error()
+		}
+		// What was read is written in one form, which stays what it is.
+		one, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back Reply
+		if err := json.Unmarshal(one, &back); err != nil {
+			t.Fatalf("%s: %v", one, err)
+		}
+		if two, err := json.Marshal(back); err != nil || !bytes.Equal(one, two) {
+			t.Fatalf("%s is read again as %s, %v", one, two, err)
 		}
 	})
 }

@@ -59,7 +59,13 @@ func receive(c *net.UnixConn, buf []byte) (m message, fds []int, err error) {
 	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
 		return m, fds, errTooLong
 	}
-	return m, fds, json.Unmarshal(buf[:n], &m)
+	m, err = parse(buf[:n])
+	return m, fds, err
+}
+
+func parse(b []byte) (m message, err error) {
+	err = json.Unmarshal(b, &m)
+	return m, err
 }
 
 func rights(oob []byte) (fds []int) {
