@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -54,9 +55,41 @@ func QueryStatus(ctx context.Context, socket string) (kagent.Status, error) {
 	if socket == "" {
 		socket, _, _ = Socket()
 	}
-	c, r, _, err := dial(ctx, socket)
+	st, _, err := queryStatus(ctx, socket)
+	return st, err
+}
+
+// Find asks the daemon that a program would use that is started from the calling thread:
+// that of Socket, for its status. here tells that it is in the thread's network namespace,
+// so that its interfaces are those. Where there is none that would be used the error says
+// why; Absent tells that the program then does without, unless the environment names one.
+func Find(ctx context.Context) (socket string, here bool, st kagent.Status, err error) {
+	socket, named, ok := Socket()
+	if !ok {
+		return "", false, st, fmt.Errorf("%w: %s=none", fs.ErrNotExist, Environment)
+	}
+	st, ns, err := queryStatus(ctx, socket)
 	if err != nil {
-		return kagent.Status{}, err
+		return socket, false, st, err
+	}
+	if here = isHere(ns); !here && !named {
+		return socket, false, kagent.Status{}, errOtherNetns
+	}
+	return socket, here, st, nil
+}
+
+// isHere tells whether a daemon's network namespace is the calling thread's, as far as that
+// can be seen.
+func isHere(netns [2]uint64) bool {
+	var ns unix.Stat_t
+	err := locked(func() error { return unix.Stat("/proc/thread-self/ns/net", &ns) })
+	return err == nil && netns == [2]uint64{ns.Dev, ns.Ino}
+}
+
+func queryStatus(ctx context.Context, socket string) (_ kagent.Status, netns [2]uint64, _ error) {
+	c, r, welcome, err := dial(ctx, socket)
+	if err != nil {
+		return kagent.Status{}, netns, err
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
@@ -66,9 +99,9 @@ func QueryStatus(ctx context.Context, socket string) (kagent.Status, error) {
 		err = errShort
 	}
 	if err != nil {
-		return kagent.Status{}, fmt.Errorf("agent at %s: %w", socket, err)
+		return kagent.Status{}, netns, fmt.Errorf("agent at %s: %w", socket, err)
 	}
-	return *reply.Status, nil
+	return *reply.Status, welcome.Netns, nil
 }
 
 // share is a queue and its session, which several handles may share.
@@ -96,6 +129,10 @@ var shares = struct {
 // ShareQueue, one in common when there is none left.
 func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 	fail := func(err error) (*Agent, error) {
+		var remote *agentproto.Error
+		if errors.As(err, &remote) { // the daemon's call was of the same name
+			remote.Text = strings.TrimPrefix(remote.Text, "kagent: open "+cfg.Interface+": ")
+		}
 		return nil, &kagent.OpError{Op: "open", Link: cfg.Interface, Err: err}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), helloTime)

@@ -36,11 +36,15 @@ func (s *Server) forget(u *account) {
 }
 
 // charge books what a user wants more of, if the quota allows it, where need be
-// after what programs that are dead had is taken back.
+// after what programs that are dead had is taken back. It looks at what this user has,
+// which the quota bounds: being refused again and again is no work for the others.
 func (s *Server) charge(uid uint32, queues, vis, pinned int) error {
 	err := s.tryCharge(uid, queues, vis, pinned)
 	if err != nil {
-		s.bringOut() // or others have just done so
+		s.bringOut(func(n *session) bool { return n.uid == uid }) // or others have just done so
+		if s.owes(uid) {
+			s.collect()
+		}
 		err = s.tryCharge(uid, queues, vis, pinned)
 	}
 	if err != nil {

@@ -153,15 +153,37 @@ func (s *Server) collector() {
 	}
 }
 
-// collect refunds what programs have let go of.
+// owes tells whether programs of a user that are gone still have something.
+func (s *Server) owes(uid uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for d := range s.debts {
+		if d.uid == uid {
+			return true
+		}
+	}
+	return false
+}
+
+// collect refunds what programs have let go of by now. Those who come while others look
+// share the next look: its cost, the kernel's list of sockets, is not paid for each. One
+// that fails is nobody else's.
 func (s *Server) collect() {
+	s.mu.Lock()
+	s.asked++
+	me := s.asked
+	s.mu.Unlock()
 	s.collection.Lock()
 	defer s.collection.Unlock()
+	if s.looked >= me {
+		return
+	}
 	s.mu.Lock()
-	var all []*debt
+	all := make([]*debt, 0, len(s.debts))
 	for d := range s.debts {
 		all = append(all, d)
 	}
+	sharing := s.asked // who asks later asks for what this look may miss
 	s.mu.Unlock()
 	if len(all) == 0 {
 		return
@@ -170,6 +192,7 @@ func (s *Server) collect() {
 	if err != nil {
 		return // the next time
 	}
+	s.looked = sharing
 	for _, d := range all {
 		switch {
 		case known && d.socket != 0:
@@ -184,11 +207,8 @@ func (s *Server) collect() {
 	}
 }
 
-// settle refunds a debt. Caller holds s.collection.
+// settle refunds a debt, which is one until then. Caller holds s.collection.
 func (s *Server) settle(d *debt) {
-	s.mu.Lock()
-	delete(s.debts, d)
-	s.mu.Unlock()
 	if d.memory != nil {
 		if err := kagent.FreeMemory(d.memory); err != nil {
 			s.log.Error("the memory of a queue that is closed cannot be freed", "user", d.uid, "error", err)
@@ -199,6 +219,9 @@ func (s *Server) settle(d *debt) {
 	}
 	d.close()
 	s.refund(d.uid, 1, 0, d.pinned)
+	s.mu.Lock()
+	delete(s.debts, d)
+	s.mu.Unlock()
 }
 
 func (d *debt) close() {

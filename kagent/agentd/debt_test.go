@@ -5,12 +5,14 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"viaxdp/kagent"
+	"viaxdp/kagent/agentproto"
 )
 
 // A debt ends with the socket where the kernel tells which there are, whatever the
@@ -84,10 +86,7 @@ func TestRefundUnderWay(t *testing.T) {
 	}()
 	<-v.asked
 	charged := make(chan error, 1)
-	go func() {
-		s.collect()
-		charged <- s.charge(7, 1, 0, 0)
-	}()
+	go func() { charged <- s.charge(7, 1, 0, 0) }()
 	select {
 	case err := <-charged:
 		t.Errorf("before the keeper has answered: %v", err)
@@ -99,6 +98,141 @@ func TestRefundUnderWay(t *testing.T) {
 		}
 	}
 	<-collected
+	if err := s.shut(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A user who is refused costs a look at what this user has, and nobody else's sessions
+// and debts; those who wait for a look share the next.
+func TestCostOfRefusal(t *testing.T) {
+	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}, 8: {Queues: 1}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.collecting = true // the test collects
+	looks, looking, goOn := 0, make(chan struct{}), make(chan struct{})
+	s.sockets = func() (map[uint64]bool, bool, error) {
+		looks++
+		if looks == 2 {
+			close(looking)
+			<-goOn
+		}
+		return map[uint64]bool{4711: true}, true, nil
+	}
+	refused := func(uid uint32) {
+		t.Helper()
+		if err := s.charge(uid, 1, 0, 0); !errors.Is(err, agentproto.ErrQuota) {
+			t.Errorf("user %d: %v, want ErrQuota", uid, err)
+		}
+	}
+	for _, uid := range []uint32{7, 8} {
+		if err := s.charge(uid, 1, 0, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.debts[&debt{uid: 7, socket: 4711}] = struct{}{}
+	// A dead program's session of another user, which nobody touches who is not concerned.
+	s.sessions["x"] = &session{server: s, uid: 7, over: true}
+	s.sessions["x"].once.Do(func() {})
+	refused(8)
+	if looks != 0 {
+		t.Errorf("%d looks at the sockets for a user without debts", looks)
+	}
+	asked := 0
+	if s.bringOut(func(n *session) bool { asked++; return n.uid == 8 }); asked != 1 {
+		t.Errorf("asked about %d sessions", asked)
+	}
+	refused(7)
+	if looks != 1 {
+		t.Errorf("%d looks for a user with a debt, want 1", looks)
+	}
+	// One looks, and ten come meanwhile.
+	var all sync.WaitGroup
+	all.Go(s.collect)
+	<-looking
+	askAtOnce(t, s, &all, 10)
+	close(goOn)
+	all.Wait()
+	if looks != 3 {
+		t.Errorf("%d looks in all, want 3", looks)
+	}
+	if err := s.shut(); err != nil {
+		t.Error(err)
+	}
+}
+
+// askAtOnce has so many ask for a look, which cannot begin, and returns when all have.
+func askAtOnce(t *testing.T, s *Server, all *sync.WaitGroup, n uint64) {
+	t.Helper()
+	asked := func() uint64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.asked
+	}
+	want := asked() + n
+	for range n {
+		all.Go(s.collect)
+	}
+	for end := time.Now().Add(time.Minute); asked() < want; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d have asked, want %d", asked(), want)
+		}
+	}
+}
+
+// A look that fails is nobody's but who looked: the others look for themselves.
+func TestLookThatFails(t *testing.T) {
+	s, err := New(Config{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.collecting = true // the test collects
+	looks, failure := 0, errors.New("interrupted")
+	s.sockets = func() (map[uint64]bool, bool, error) {
+		looks++
+		if looks == 1 {
+			return nil, false, failure
+		}
+		return nil, true, nil
+	}
+	if err := s.charge(7, 1, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	s.debts[&debt{uid: 7, socket: 4711}] = struct{}{}
+	s.collection.Lock() // until two have asked, of whom either looks first
+	var all sync.WaitGroup
+	askAtOnce(t, s, &all, 2)
+	s.collection.Unlock()
+	all.Wait()
+	if looks != 2 || len(s.debts) > 0 {
+		t.Errorf("%d looks, %d debts; want a second look, and no debt", looks, len(s.debts))
+	}
+	if err := s.shut(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Who opens a queue finds the memory free that programs which are gone have let go of, of
+// whatever user: there may be hugepages for one only.
+func TestOpenCollects(t *testing.T) {
+	s, err := New(Config{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.collecting = true // the test collects
+	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
+	if err := s.charge(7, 1, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	s.debts[&debt{uid: 7, socket: 4711}] = struct{}{}
+	c := &conn{server: s, cred: unix.Ucred{Uid: 8}}
+	if _, _, _, err := c.open(&agentproto.Open{Interface: "none"}); err == nil {
+		t.Error("an interface that is not there: no error")
+	}
+	if len(s.debts) > 0 || s.users[7] != nil {
+		t.Errorf("debts %v, user %+v; want none", s.debts, s.users[7])
+	}
 	if err := s.shut(); err != nil {
 		t.Error(err)
 	}

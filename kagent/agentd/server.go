@@ -32,6 +32,7 @@ type Server struct {
 	conns    map[*conn]struct{}
 	sessions map[string]*session // by token
 	debts    map[*debt]struct{}
+	asked    uint64 // for looks at debts
 	counts   kagent.DaemonCounter
 	work     sync.WaitGroup // connections, watchers of sessions, the collector
 
@@ -41,6 +42,7 @@ type Server struct {
 	// collection is held, before mu, while debts are looked at: who wants room waits
 	// for what another one is about to refund.
 	collection sync.Mutex
+	looked     uint64 // so many of those who asked have had a look; guarded by collection
 }
 
 // New makes a Server in the network namespace of the calling thread, and takes

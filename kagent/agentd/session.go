@@ -55,6 +55,7 @@ func (c *conn) open(o *agentproto.Open) (*session, *kagent.Handout, *os.File, er
 		ArenaBytes: o.ArenaBytes, Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
 		RxChunks: o.RxChunks, TxChunks: o.TxChunks, SingleBuffer: o.SingleBuffer, Steer: steering(o.Steer, c.cred.Uid),
 		Shared: true, Vault: s.cfg.Vault, MaxVIs: settings.MaxVIs, Port: settings.Port,
+		Holder: kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: comm(c.cred.Pid)},
 	}
 	if settings.Mode > cfg.Mode {
 		cfg.Mode = settings.Mode
@@ -65,7 +66,6 @@ func (c *conn) open(o *agentproto.Open) (*session, *kagent.Handout, *os.File, er
 	if cfg.ArenaBytes < 0 {
 		return nil, nil, nil, fmt.Errorf("%w: an arena of %d bytes", agentproto.ErrProtocol, cfg.ArenaBytes)
 	}
-	s.collect() // of a program that has died just now
 	if err := s.charge(c.cred.Uid, 1, 0, cfg.ArenaBytes); err != nil {
 		return nil, nil, nil, err
 	}
@@ -93,8 +93,12 @@ func steering(want kagent.Steering, uid uint32) kagent.Steering {
 // lease opens the queue and makes it ready to be passed on. The quota has been
 // charged with cfg.ArenaBytes.
 func (s *Server) lease(cfg kagent.Config, c *conn) (_ *session, _ *kagent.Handout, theirs *os.File, err error) {
+	// Of all users: there are no more than queues, and to open one costs more than a look at each.
+	bringOut := func() bool { return s.bringOut(func(*session) bool { return true }) }
+	bringOut()
+	s.collect() // the pages of the dead may be all that the pool has
 	local, err := kagent.Open(cfg)
-	if errors.Is(err, kagent.ErrQueueInUse) && s.bringOut() {
+	if errors.Is(err, kagent.ErrQueueInUse) && bringOut() {
 		local, err = kagent.Open(cfg)
 	}
 	if err != nil {
@@ -118,7 +122,7 @@ func (s *Server) lease(cfg kagent.Config, c *conn) (_ *session, _ *kagent.Handou
 	t, err := json.Marshal(tag{n.token, n.uid, n.socket})
 	var h *kagent.Handout
 	if err == nil {
-		h, err = local.HandOut(kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: comm(c.cred.Pid)}, t, fds[0])
+		h, err = local.HandOut(t, fds[0])
 	}
 	if err != nil {
 		_, _ = n.alive.Close(), theirs.Close()
@@ -146,13 +150,16 @@ func (n *session) watch() {
 	}
 }
 
-// bringOut ends the sessions of programs that are dead, or waits until others have
-// ended them, and tells whether there were any.
-func (s *Server) bringOut() (any bool) {
+// bringOut ends those sessions that concern the caller whose programs are dead, or waits
+// until others have ended them, and tells whether there were any. The others cost the
+// caller nothing.
+func (s *Server) bringOut(concern func(*session) bool) (any bool) {
 	s.mu.Lock()
 	var all []*session
 	for _, n := range s.sessions {
-		all = append(all, n)
+		if concern(n) {
+			all = append(all, n)
+		}
 	}
 	s.mu.Unlock()
 	for _, n := range all {

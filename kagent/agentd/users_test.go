@@ -165,7 +165,10 @@ func TestProgramRefused(t *testing.T) {
 	if !errors.Is(err, kagent.ErrQueueInUse) {
 		t.Fatalf("%v, want ErrQueueInUse", err)
 	}
-	for _, part := range []string{"queue 0", "queue 1", fmt.Sprintf("process %d (", os.Getppid()), "of user 0"} {
+	for _, part := range []string{"queue 0", "queue 1", fmt.Sprintf("process %d (", os.Getppid()), "of user 0", "end one of them"} {
+		if strings.Contains(err.Error(), "this process") || strings.Count(err.Error(), "kagent: open") != 1 {
+			t.Errorf("of an agent: %q", err)
+		}
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q does not say %q", err, part)
 		}
