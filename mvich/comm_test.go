@@ -83,7 +83,7 @@ func TestDifferentOptions(t *testing.T) {
 	j := newJob(t, 1, jobConfig{})
 	launchers := mvich.Local(2)
 	each(t, 2, func(rank int) error {
-		w, err := mvich.Init(j.hosts[0].nic, launchers[rank], mvich.WithCredits(8+rank))
+		w, err := mvich.Init(j.hosts[0].Nic, launchers[rank], mvich.WithCredits(8+rank))
 		if !errors.Is(err, mvich.ErrSettings) {
 			return fmt.Errorf("%v, %v", w, err)
 		}
@@ -98,12 +98,12 @@ func TestWrongOptions(t *testing.T) {
 		"credits": mvich.WithCredits(3), "many credits": mvich.WithCredits(100000),
 		"protocol": mvich.WithProtocol(9), "registered": mvich.WithRegistered(-1), "patience": mvich.WithPatience(0),
 	} {
-		if _, err := mvich.Init(j.hosts[0].nic, mvich.Local(1)[0], o); !errors.Is(err, mvich.ErrSettings) {
+		if _, err := mvich.Init(j.hosts[0].Nic, mvich.Local(1)[0], o); !errors.Is(err, mvich.ErrSettings) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	t.Setenv(mvich.ThresholdVariable, "many")
-	if _, err := mvich.Init(j.hosts[0].nic, mvich.Local(1)[0]); !errors.Is(err, mvich.ErrSettings) {
+	if _, err := mvich.Init(j.hosts[0].Nic, mvich.Local(1)[0]); !errors.Is(err, mvich.ErrSettings) {
 		t.Error(err)
 	}
 }

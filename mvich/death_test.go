@@ -47,8 +47,8 @@ var deaths = map[string]struct {
 	kill    func(j *job, rank int)
 	silence time.Duration // short where it is what tells of the death
 }{
-	"the NIC is closed":       {func(j *job, rank int) { j.hosts[rank].nic.Close() }, calm},
-	"no frame comes any more": {func(j *job, rank int) { j.hosts[rank].queue.Cut(true) }, 5 * time.Second},
+	"the NIC is closed":       {func(j *job, rank int) { j.hosts[rank].Nic.Close() }, calm},
+	"no frame comes any more": {func(j *job, rank int) { j.hosts[rank].Queue.Cut(true) }, 5 * time.Second},
 }
 
 // The death of a rank ends the operations of the others that involve it, and no
@@ -137,7 +137,7 @@ func TestDeathInCollective(t *testing.T) {
 				b := make([]float64, length)
 				for turn := 0; ; turn++ {
 					if rank == victim && turn == 20 {
-						j.hosts[rank].nic.Close()
+						j.hosts[rank].Nic.Close()
 						return nil
 					}
 					if err := mvich.AllReduce(c, b, b, mvich.Sum); err != nil {
@@ -168,12 +168,12 @@ func TestRootCause(t *testing.T) {
 		}
 		return nil
 	})
-	j.hosts[victim].nic.Close()
+	j.hosts[victim].Nic.Close()
 	each(t, victim, func(rank int) error {
 		_, err := j.worlds[rank].Comm().Recv(nil, victim, 1)
 		return wantLost("receive", err, victim)
 	})
-	j.hosts[follower].nic.Close()
+	j.hosts[follower].Nic.Close()
 	each(t, victim, func(rank int) error {
 		if rank == follower {
 			return nil
@@ -196,7 +196,7 @@ func TestRootCause(t *testing.T) {
 func TestLateConnection(t *testing.T) {
 	const victim = 2
 	j := dyingJob(t, 3, victim)
-	j.hosts[victim].nic.Close()
+	j.hosts[victim].Nic.Close()
 	late := make(chan struct{})
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
@@ -237,7 +237,7 @@ func TestNewsInOrder(t *testing.T) {
 		t.Errorf("it is told %v, and %d of it again", news, left)
 	}
 	for rank := 1; rank < 4; rank++ {
-		j.hosts[rank].nic.Close()
+		j.hosts[rank].Nic.Close()
 	}
 }
 
@@ -246,7 +246,7 @@ func TestNewsInOrder(t *testing.T) {
 func TestDeadBeforeConnection(t *testing.T) {
 	const victim = 2
 	j := dyingJob(t, 3, victim)
-	j.hosts[victim].nic.Close()
+	j.hosts[victim].Nic.Close()
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
 		if rank == 0 {
@@ -276,7 +276,7 @@ func TestNicClosedUnderWorld(t *testing.T) {
 		switch goroutine {
 		case 0:
 			time.Sleep(10 * time.Millisecond)
-			return j.hosts[0].nic.Close()
+			return j.hosts[0].Nic.Close()
 		case 1:
 			_, err = c.Probe(0, 3)
 		case 2:

@@ -21,8 +21,8 @@ func TestLastMessageIsLost(t *testing.T) {
 			last.Comm().Iprobe(mvich.AnySource, mvich.AnyTag) // progress
 			time.Sleep(time.Millisecond)
 		}
-		j.hosts[1].queue.Cut(true)
-		time.AfterFunc(time.Second, func() { j.hosts[1].queue.Cut(false) })
+		j.hosts[1].Queue.Cut(true)
+		time.AfterFunc(time.Second, func() { j.hosts[1].Queue.Cut(false) })
 		return last.Finalize()
 	})
 }

@@ -33,7 +33,7 @@ func besideStranger(t *testing.T) (nic *vipl.Nic, w *mvich.World, theirs mvich.L
 	t.Helper()
 	spare := newJob(t, 1, jobConfig{}) // for its NICs
 	launchers := mvich.Local(2)
-	nic = spare.hosts[0].nic
+	nic = spare.hosts[0].Nic
 	terms := make(chan string, 1)
 	each(t, 2, func(rank int) (err error) {
 		if rank == 0 {

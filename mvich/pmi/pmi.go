@@ -109,6 +109,11 @@ func (c *Client) dial(env func(string) string) error {
 		return fmt.Errorf("pmi: connecting with the launcher at PMI_PORT: %w", err)
 	}
 	c.use(conn)
+	return c.greet(id)
+}
+
+// greet says which rank this is, by the launcher's number, and hears the rest.
+func (c *Client) greet(id int) error {
 	if _, err := c.ask("initack", "initack", "pmiid="+strconv.Itoa(id)); err != nil {
 		return err
 	}
