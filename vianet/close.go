@@ -8,7 +8,7 @@ import (
 
 // Close ends the connection: Reads and Writes that are under way return
 // [net.ErrClosed], as later ones do. It returns at once; what was written is
-// delivered in the background, for at most Options.Linger.
+// delivered in the background, for at most Options.Linger, or as SetLinger says.
 //
 // The error is [net.ErrClosed] the second time.
 func (c *Conn) Close() error {
@@ -19,6 +19,9 @@ func (c *Conn) Close() error {
 	}
 	c.isClosed, c.noWrites = true, true
 	c.raiseAll()
+	if c.breaks {
+		c.fail(resetError(net.ErrClosed))
+	}
 	c.stack.work.Go(c.finish)
 	return nil
 }
@@ -54,9 +57,10 @@ func (c *Conn) finish() {
 		c.due.fin = true
 	}
 	c.push()
+	linger := c.linger
 	c.mu.Unlock()
 	c.writing.Unlock()
-	late := time.NewTimer(c.stack.o.Linger)
+	late := time.NewTimer(linger)
 	defer late.Stop()
 	for !c.isOver() {
 		select {
@@ -86,6 +90,9 @@ func (c *Conn) release() {
 		close(c.gone)
 	}
 	c.isClosed, c.noWrites = true, true
+	if c.delayed != nil {
+		c.delayed.Stop()
+	}
 	c.readDeadline.set(time.Time{}) // whose timers have the connection
 	c.writeDeadline.set(time.Time{})
 	c.raiseAll()

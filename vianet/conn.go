@@ -2,6 +2,7 @@ package vianet
 
 import (
 	"errors"
+	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -47,13 +48,19 @@ type Conn struct {
 	wanting   bool  // progress needs to hear of sends
 	slotShort bool  // a Write waits for a buffer
 	later     bool  // the doorbell may wait for who polls
+	breaks    bool  // Close breaks the connection
+	linger    time.Duration
 
 	// Sending.
-	longest int // length of the longest message that the peer takes
-	window  int // data messages that the peer has room for in all
-	credits int // and now
-	fill    int // buffer that is being filled with data, or -1
-	filled  int // bytes in it, the header among them
+	longest int         // length of the longest message that the peer takes
+	window  int         // data messages that the peer has room for in all
+	credits int         // and now
+	fill    int         // buffer that is being filled with data, or -1
+	filled  int         // bytes in it, the header among them
+	delays  bool        // it waits for more bytes, see delay.go
+	urged   bool        // no longer
+	delayed *time.Timer // ends that; nil: nothing has waited yet
+	timing  bool        // it is set
 	out     outgoing
 	due     due
 
@@ -84,7 +91,7 @@ var (
 // newConn makes this host's side of a connection, Idle.
 func newConn(s *Stack) (*Conn, error) {
 	c := &Conn{
-		stack: s, fill: -1,
+		stack: s, fill: -1, linger: s.o.Linger,
 		readable: make(chan struct{}, 1), writable: make(chan struct{}, 1), settled: make(chan struct{}, 1),
 		ready: make(chan struct{}), gone: make(chan struct{}),
 		readSpin: newSpinner(s.o.Spin), writeSpin: newSpinner(s.o.Spin),
@@ -173,6 +180,26 @@ func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
 	for _, d := range ds {
 		d.set(t)
 	}
+	return nil
+}
+
+// SetLinger sets what Close does with data that the peer's side has not got yet,
+// as that of [net.TCPConn]: with sec < 0 it is delivered in the background, for at
+// most Options.Linger; with sec > 0 for so many seconds; with 0 it is dropped, and
+// the peer's Read ends with ECONNRESET instead of [io.EOF].
+//
+// The error is [net.ErrClosed] after Close.
+func (c *Conn) SetLinger(sec int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isClosed {
+		return c.opError("set", net.ErrClosed)
+	}
+	const most = math.MaxInt64 / int64(time.Second) // for ever, as far as a Duration goes
+	if c.linger = time.Duration(min(int64(sec), most)) * time.Second; sec < 0 {
+		c.linger = c.stack.o.Linger
+	}
+	c.breaks = sec == 0
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -203,6 +204,41 @@ func TestCloseDelivers(t *testing.T) {
 		}
 		if !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("Write to a peer that is gone: %v", err)
+		}
+	})
+}
+
+// SetLinger decides whether what was written is delivered, and whether the peer
+// takes the end for one.
+func TestLinger(t *testing.T) {
+	eachLane(t, func(t *testing.T, h *hosts) {
+		for sec, want := range map[int]error{-1: nil, 60: nil, 0: syscall.ECONNRESET} {
+			a, b := h.pair(t)
+			if _, err := a.Write(randomBytes(200, 9)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(b, make([]byte, 100)); err != nil {
+				t.Fatal(err)
+			}
+			reading := make(chan error, 1)
+			go func() { _, err := a.Read(make([]byte, 1)); reading <- err }()
+			if err := errors.Join(a.SetLinger(sec), a.Close()); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-reading; !errors.Is(err, net.ErrClosed) {
+				t.Errorf("%d: the Read that was under way: %v", sec, err)
+			}
+			b.SetReadDeadline(time.Now().Add(patience))
+			if got, err := io.ReadAll(b); len(got) != 100 || !errors.Is(err, want) {
+				t.Errorf("%d: %d bytes more, %v", sec, len(got), err)
+			}
+			if err := a.SetLinger(sec); !errors.Is(err, net.ErrClosed) {
+				t.Errorf("%d after Close: %v", sec, err)
+			}
+		}
+		a, _ := h.pair(t)
+		if err := a.SetLinger(math.MaxInt); err != nil || vianet.Linger(a) < 100*365*24*time.Hour {
+			t.Errorf("more seconds than a Duration has: %v, %v", vianet.Linger(a), err)
 		}
 	})
 }

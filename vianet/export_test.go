@@ -97,3 +97,13 @@ func Unbalanced(from, to *Conn) string {
 	}
 	return ""
 }
+
+// SetDelay sets how long bytes wait for more of them on connections to come.
+func (s *Stack) SetDelay(d time.Duration) { s.delay = d }
+
+// Linger is how long Close delivers in the background.
+func Linger(c *Conn) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.linger
+}

@@ -64,6 +64,7 @@ func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) 
 		return n, nil, 0, nil // the program has its data; the rest has time
 	}
 	c.restock()
+	c.urge() // what is read next may be the answer
 	if c.mayFetch() {
 		switch {
 		case len(b) < directMin:

@@ -254,8 +254,11 @@ func (c *Conn) pushData() bool {
 	if c.fill < 0 || c.filled == headerLen || c.credits == 0 || c.down {
 		return true
 	}
+	if c.waitsForMore() {
+		return true
+	}
 	i, n := c.fill, c.filled
-	c.fill = -1
+	c.fill, c.urged = -1, false
 	c.credits--
 	c.send(i, n, header{kind: kindData, length: uint32(n - headerLen)})
 	raise(c.writable)

@@ -9,8 +9,10 @@ import (
 // spinner decides how long to poll before sleeping: twice as long each time that
 // it paid, all of the time when a sleep was so short that polling would have
 // paid, and half as long when it was not. Two sides that both sleep, and so wait
-// for each other's waking, thus find back to polling. It belongs to whoever holds
-// the lock of a connection's readers or writers.
+// for each other's waking, thus find back to polling. A wait while another goroutine
+// polls says little: many connections that take turns each wait for long, although
+// something comes for one of them all the time. It belongs to whoever holds the lock
+// of a connection's readers or writers.
 type spinner struct {
 	most   time.Duration // 0: never
 	budget time.Duration
@@ -22,6 +24,7 @@ const (
 	spinRetry = 64                   // waits between two full tries
 	spinLook  = 32                   // polls between two looks at the clock
 	spinYield = 4 * spinLook         // and after which others get the processor
+	spinTurns = 16                   // times the longest polling that a wait beside another's may take
 )
 
 func newSpinner(most time.Duration) spinner {
@@ -45,11 +48,13 @@ func (p *spinner) next() time.Duration {
 func (p *spinner) paid() { p.budget = min(2*p.budget, p.most) }
 
 // slept notes how long a wait took that ended asleep, of which most could have
-// been polled.
-func (p *spinner) slept(took, most time.Duration) {
-	if took <= most {
+// been polled; beside another who polled, or not. Whoever waits much longer than all
+// others leaves the polling to them.
+func (p *spinner) slept(took, most time.Duration, beside bool) {
+	switch {
+	case took <= most:
 		p.budget = p.most
-	} else {
+	case !beside || took > spinTurns*most:
 		p.budget /= 2
 	}
 }
@@ -72,11 +77,14 @@ func (c *Conn) await(sig <-chan struct{}, past *limit, p *spinner, bytes int) er
 		}
 		return nil
 	}
+	beside := s.spinning.Load()
+	if !beside {
+		s.takeOver()
+	}
 	if start.IsZero() {
 		start = time.Now()
-	}
-	if !s.spinning.Load() {
-		s.takeOver()
+	} else {
+		beside = false // it has polled in vain itself
 	}
 	if !past.passed() { // else the signal was taken before
 		<-sig
@@ -84,11 +92,11 @@ func (c *Conn) await(sig <-chan struct{}, past *limit, p *spinner, bytes int) er
 	took := time.Since(start)
 	if past.passed() {
 		if took > p.most+more { // one that ends early says nothing about polling
-			p.slept(took, p.most+more)
+			p.slept(took, p.most+more, beside)
 		}
 		return os.ErrDeadlineExceeded
 	}
-	p.slept(took, p.most+more)
+	p.slept(took, p.most+more, beside)
 	return nil
 }
 

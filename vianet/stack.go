@@ -56,6 +56,7 @@ type Stack struct {
 	regs *registry
 
 	longFrames bool // of more than a chunk
+	delay      time.Duration
 
 	arrivals *driver // completed receives of all connections
 	sends    *driver // completed sends
@@ -92,7 +93,7 @@ func New(nic *vipl.Nic, o Options) (*Stack, error) {
 		return nil, err
 	}
 	s := &Stack{
-		nic: nic, o: o, closed: make(chan struct{}),
+		nic: nic, o: o, delay: delayMost, closed: make(chan struct{}),
 		conns: make(map[*Conn]bool), listeners: make(map[*Listener]struct{}),
 		buffers: make(map[*byte]*vipl.Region),
 	}

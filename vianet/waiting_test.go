@@ -143,7 +143,7 @@ func TestLimitAllocates(t *testing.T) {
 // pays, and comes back when a sleep was so short that it would have paid.
 func TestSpinner(t *testing.T) {
 	p := spinner{most: 64 * time.Microsecond, budget: 64 * time.Microsecond}
-	inVain := func() { p.slept(time.Millisecond, p.most) }
+	inVain := func() { p.slept(time.Millisecond, p.most, false) }
 	p.paid()
 	if got := p.next(); got != p.most {
 		t.Errorf("%v, the most is %v", got, p.most)
@@ -172,8 +172,21 @@ func TestSpinner(t *testing.T) {
 		t.Errorf("%v after it paid", p.budget)
 	}
 	p.budget = 0
-	if p.slept(p.most, p.most); p.budget != p.most {
+	if p.slept(p.most, p.most, false); p.budget != p.most {
 		t.Errorf("%v after a sleep as short as polling", p.budget)
+	}
+	for range 100 {
+		p.slept(spinTurns*p.most, p.most, true)
+	}
+	if p.budget != p.most {
+		t.Errorf("%v after turns with others, one of whom polled", p.budget)
+	}
+	if p.slept(spinTurns*p.most+1, p.most, true); p.budget != p.most/2 {
+		t.Errorf("%v after a wait that was much longer than those of others", p.budget)
+	}
+	p.budget = 0
+	if p.slept(p.most, p.most, true); p.budget != p.most {
+		t.Errorf("%v after a sleep beside another's polling that was short", p.budget)
 	}
 	if never := newSpinner(-1); never.next() != 0 {
 		t.Error("it polls although it must not")

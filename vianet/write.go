@@ -119,6 +119,9 @@ func (c *Conn) flushed(all bool) error {
 		if err := c.writeError(); err != nil {
 			return false, err
 		}
+		if all {
+			c.urge()
+		}
 		c.push()
 		return !all || c.fill < 0 || c.filled == headerLen, nil
 	})
