@@ -5,7 +5,8 @@
 //	         tcp:127.0.0.1:5432     via::5432      tcp:127.0.0.1:5432
 //
 // Each side is an address: tcp:HOST:PORT or via:HOST:PORT. A half-closed stream is
-// half-closed on the other side, and a broken one is broken.
+// half-closed on the other side, and a broken one is broken: it ends with a reset,
+// not as if it were whole. Urgent data breaks it, since VIA does not carry any.
 package proxy
 
 import (
@@ -172,8 +173,8 @@ func (p *Proxy) forward(ctx context.Context, from net.Conn) error {
 	defer to.Close()
 	p.count.Add(1)
 	stop := context.AfterFunc(ctx, func() {
-		from.Close()
-		to.Close()
+		abort(from)
+		abort(to)
 	})
 	defer stop()
 	back := make(chan error, 1)
@@ -207,24 +208,33 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
 // pipe copies a stream to its end, and ends it on the other side. When that cannot
-// be, both connections are closed: neither is to wait for the other.
+// be, both connections are broken: neither is to wait for the other, or to take for
+// all what is only a part.
 func pipe(to, from net.Conn) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	// Neither side's ReadFrom: it would take a buffer of its own.
-	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, *buf)
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{reader(from)}, *buf)
 	if err == nil {
 		err = closeWrite(to)
 	}
 	if err == nil {
 		return nil
 	}
-	to.Close()
-	from.Close()
+	abort(to)
+	abort(from)
 	if errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
 		return nil // the other direction has ended it, or a program
 	}
 	return err
+}
+
+// abort closes a connection so that its peer reads an error, not the end.
+func abort(c net.Conn) {
+	if l, ok := c.(interface{ SetLinger(sec int) error }); ok {
+		_ = l.SetLinger(0) // it may be closed
+	}
+	c.Close()
 }
 
 func closeWrite(c net.Conn) error {

@@ -10,10 +10,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/nstest"
 	"viaxdp/vianet"
@@ -127,6 +129,94 @@ func TestChain(t *testing.T) {
 		})
 	}
 	wait.Wait()
+}
+
+// ends runs a server, says to it through two proxies what say says, and gives what
+// the server and the client have read in the end.
+func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, served, asked error) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	type end struct {
+		got []byte
+		err error
+	}
+	over, come := make(chan end, 1), make(chan struct{})
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			over <- end{nil, err}
+			return
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(patience))
+		first := make([]byte, 5)
+		_, err = io.ReadFull(c, first)
+		close(come)
+		if err != nil {
+			over <- end{nil, err}
+			return
+		}
+		rest, err := io.ReadAll(c)
+		over <- end{append(first, rest...), err}
+	}()
+	c, err := net.Dial("tcp", chain(t, l.Addr().String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patience))
+	if _, err := io.WriteString(c, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-come:
+	case e := <-over:
+		t.Fatalf("the server: %v", e.err)
+	case <-time.After(patience):
+		t.Fatal("the server has not got the first bytes")
+	}
+	say(t, c.(*net.TCPConn))
+	_, asked = c.Read(make([]byte, 1))
+	e := <-over
+	return e.got, e.err, asked
+}
+
+// A client that dies does not look to the server as if it had said all.
+func TestBroken(t *testing.T) {
+	got, served, _ := ends(t, func(t *testing.T, c *net.TCPConn) {
+		c.SetLinger(0)
+		c.Close()
+	})
+	if string(got) != "hello" || !errors.Is(served, syscall.ECONNRESET) {
+		t.Errorf("the server has read %q, %v", got, served)
+	}
+	got, served, asked := ends(t, func(t *testing.T, c *net.TCPConn) { c.CloseWrite() })
+	if string(got) != "hello" || served != nil || asked != io.EOF {
+		t.Errorf("where all is said: the server has read %q, %v; the client %v", got, served, asked)
+	}
+}
+
+// Urgent data is not lost in silence: both sides hear that it cannot be carried.
+func TestUrgent(t *testing.T) {
+	got, served, asked := ends(t, func(t *testing.T, c *net.TCPConn) {
+		raw, err := c.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) }); err != nil {
+			t.Fatal(err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	if string(got) != "hello" || !errors.Is(served, syscall.ECONNRESET) || !errors.Is(asked, syscall.ECONNRESET) {
+		t.Errorf("the server has read %q, %v; the client %v", got, served, asked)
+	}
 }
 
 func TestHTTP(t *testing.T) {
