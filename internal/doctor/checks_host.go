@@ -9,12 +9,14 @@ import (
 
 	"viaxdp/internal/undo"
 	"viaxdp/kagent"
+	"viaxdp/kagent/agentclient"
 )
 
 // Checks is the table, in the order of the report.
 var Checks = []Check{
 	{ID: "kernel", About: "is the kernel new enough", Host: checkKernel},
 	{ID: "options", About: "is the kernel built with what VIs use", Host: checkOptions},
+	{ID: "agent", About: "is there an agent that opens NICs for programs without privilege", Host: checkAgent},
 	{ID: "capabilities", About: "may this process do it", Host: checkCapabilities},
 	{ID: "af-xdp", About: "can an AF_XDP socket be made", Host: checkSocket},
 	{ID: "demux", About: "does the demux program judge sample frames rightly", Host: checkTrial},
@@ -92,6 +94,46 @@ func checkOptions(h *Host) []Finding {
 	return found
 }
 
+func checkAgent(h *Host) []Finding {
+	a := &h.Agent
+	switch {
+	case a.PID != 0 && !a.Here:
+		return ok(fmt.Sprintf("process %d at %s opens NICs for programs: those of its network namespace, which is another one",
+			a.PID, a.Socket))
+	case a.PID != 0:
+		return ok(fmt.Sprintf("process %d at %s opens NICs for programs", a.PID, a.Socket))
+	case a.Named && a.Socket != "":
+		return one(Error, "none that can be used, and "+agentclient.Environment+" names it: "+a.Reason,
+			"programs that are started with this environment open no NIC",
+			a.remedy()+"; or do without: unset "+agentclient.Environment)
+	case a.Unused == Broken:
+		return one(Error, "the one at "+a.Socket+" does not answer as it should: "+a.Reason,
+			"programs open no NIC", a.remedy()+"; or do without: export "+agentclient.Environment+"=none")
+	case a.Unused != "":
+		return ok("the one at " + a.Socket + " is not used: " + a.Reason + "; programs open NICs by themselves, with privilege")
+	}
+	return ok("none: programs open NICs by themselves, with privilege")
+}
+
+// remedy is how programs of this user get an agent.
+func (a *Agent) remedy() string {
+	switch {
+	case a.Unused == Denied:
+		return "let this user use " + a.Socket + ", as a member of its group (ls -l shows it; sudo usermod -aG GROUP USER)"
+	case a.Unused == Elsewhere:
+		return "sudo via-xdp agent --socket PATH in this network namespace, and " + agentclient.Environment + "=PATH"
+	case a.Unused == Broken:
+		return "look at the log of what listens at " + a.Socket + " (sudo ss -xlp shows it), and restart it"
+	case a.Named && a.Socket != "":
+		return "sudo via-xdp agent --socket " + a.Socket
+	}
+	return "sudo via-xdp agent"
+}
+
+// ifServed is what only opening tells, of an agent: its configuration may leave out
+// interfaces and users, whose programs then do without it where it is not named.
+const ifServed = ", if it serves this interface to this user"
+
 // needed are the capabilities to open a NIC in the program's own process.
 var needed = []struct {
 	bit  int
@@ -109,14 +151,20 @@ func checkCapabilities(h *Host) []Finding {
 	if len(missing) == 0 {
 		return ok("CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF are there")
 	}
+	if h.Agent.PID != 0 {
+		return ok("missing: " + strings.Join(missing, ", ") + "; the agent has what it takes" + ifServed)
+	}
 	grant := strings.ToLower(strings.Join(missing, ","))
 	return one(Error, "missing: "+strings.Join(missing, ", "), "a NIC cannot be opened in this process",
-		"sudo via-xdp doctor; for one program: setcap "+grant+"+ep PROGRAM")
+		h.Agent.remedy()+", for programs without privilege; for one program: setcap "+grant+"+ep PROGRAM")
 }
 
 func checkSocket(h *Host) []Finding {
-	if h.Socket == "" {
+	switch {
+	case h.Socket == "":
 		return ok("an AF_XDP socket can be made")
+	case h.Agent.PID != 0 && h.Capabilities&(1<<unix.CAP_NET_RAW) == 0:
+		return ok("not tried: the agent makes them" + ifServed)
 	}
 	return one(Error, "no AF_XDP socket: "+h.Socket, "no NIC can be opened",
 		"run as root; in a container, allow socket(AF_XDP) and bpf(2) in its seccomp profile")
@@ -139,6 +187,8 @@ const arena = kagent.DefaultArena
 
 func checkMemlock(h *Host) []Finding {
 	switch {
+	case h.Agent.PID != 0:
+		return ok("the agent registers memory, whatever a program's limit" + ifServed)
 	case h.Capabilities&(1<<unix.CAP_IPC_LOCK) != 0:
 		return ok("no limit: CAP_IPC_LOCK")
 	case h.Memlock == unix.RLIM_INFINITY:

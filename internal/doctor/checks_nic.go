@@ -67,6 +67,8 @@ func checkProgram(_ *Host, n *NIC) []Finding {
 		return ok("no XDP program is attached")
 	case p.Ours:
 		return ok(fmt.Sprintf("program %d, via-xdp's, %s mode", p.ID, p.Mode))
+	case n.agents():
+		return ok(fmt.Sprintf("program %d, the agent's, %s mode", p.ID, p.Mode))
 	}
 	name := fmt.Sprintf("%q", p.Name)
 	if p.Name == "" {
@@ -131,12 +133,22 @@ func checkQueues(_ *Host, n *NIC) []Finding {
 		used = fmt.Sprintf("%d of them", len(n.RSSQueues))
 	}
 	command := "ethtool -X " + n.Name + " equal 1"
-	if n.Features["rx-ntuple-filter"] {
-		command = fmt.Sprintf("ethtool -N %s flow-type udp4 dst-port %d action QUEUE; or: %s", n.Name, port, command)
+	on, there := n.Features[ntuple]
+	f := Finding{Level: Warning, Cause: fmt.Sprintf("%d queues, and frames are spread over %s", n.RxQueues, used),
+		Consequence: "a frame that comes in on another queue than its VI's is dropped (counter queue of the demux program)", Command: command}
+	switch {
+	case on:
+		f.Command = fmt.Sprintf("ethtool -N %s flow-type udp4 dst-port %d action QUEUE; or: %s", n.Name, port, command)
+	case there && !n.Fixed[ntuple]:
+		// NICs come so; the link may go down when it is turned on, so that a person decides.
+		f.Cause += ", and the classifier is off that could keep them together"
+		f.Command = fmt.Sprintf("ethtool -K %s ntuple on; or: %s", n.Name, command)
 	}
-	return one(Warning, fmt.Sprintf("%d queues, and frames are spread over %s", n.RxQueues, used),
-		"a frame that comes in on another queue than its VI's is dropped (counter queue of the demux program)", command)
+	return []Finding{f}
 }
+
+// ntuple is the classifier, by which opening a NIC has frames come in on its queue.
+const ntuple = "rx-ntuple-filter"
 
 // merging are the offloads that make one frame of several, or hold frames back
 // for that, and what it does.
@@ -261,26 +273,41 @@ func checkCoalesce(_ *Host, n *NIC) []Finding {
 	return ok("off")
 }
 
+// agents tells whether the daemon has its program on the interface.
+func (n *NIC) agents() bool { return n.Agent != nil && n.Agent.Mode != "" }
+
 func checkHolders(h *Host, n *NIC) []Finding {
-	if len(n.Holders) == 0 {
-		if !h.SeesOthers {
-			return one(Unknown, "other users' processes cannot be seen", "", "sudo via-xdp doctor "+n.Name)
-		}
-		return ok("no queue is held")
-	}
 	var list []string
-	for _, p := range n.Holders {
-		s := fmt.Sprintf("%s (%d)", p.Name, p.PID)
-		if p.Queue >= 0 {
-			s = fmt.Sprintf("queue %d: %s", p.Queue, s)
+	known := map[int]bool{} // processes
+	if n.Agent != nil {
+		for _, l := range n.Agent.Leases {
+			known[l.Holder.PID] = true
+			list = append(list, fmt.Sprintf("queue %d: %s (%d) of user %d", l.Queue, l.Holder.Comm, l.Holder.PID, l.Holder.UID))
 		}
-		list = append(list, s)
 	}
-	cause := strings.Join(list, ", ")
-	if n.HoldersBy != "queue" {
-		cause = "AF_XDP sockets, of this or other interfaces, are open in " + cause
+	var suspects []string
+	for _, p := range n.Holders {
+		switch s := fmt.Sprintf("%s (%d)", p.Name, p.PID); {
+		case known[p.PID]:
+		case n.HoldersBy == "queue" && p.Queue >= 0:
+			list = append(list, fmt.Sprintf("queue %d: %s", p.Queue, s))
+		case n.HoldersBy == "queue":
+			list = append(list, s)
+		default:
+			suspects = append(suspects, s)
+		}
 	}
-	return one(Info, cause, "a queue has one holder: a program that wants the same one fails or takes another", "via-xdp res nic")
+	if len(suspects) > 0 {
+		list = append(list, "AF_XDP sockets, of this or other interfaces, are open in "+strings.Join(suspects, ", "))
+	}
+	const consequence = "a queue has one holder: a program that wants the same one fails or takes another"
+	switch {
+	case len(list) > 0:
+		return one(Info, strings.Join(list, ", "), consequence, "via-xdp res nic")
+	case !h.SeesOthers:
+		return one(Unknown, "other users' processes cannot be seen", "", "sudo via-xdp doctor "+n.Name)
+	}
+	return ok("no queue is held")
 }
 
 func checkControlPort(_ *Host, n *NIC) []Finding {
@@ -289,6 +316,9 @@ func checkControlPort(_ *Host, n *NIC) []Finding {
 	}
 	if n.Program != nil && n.Program.Ours {
 		return ok(fmt.Sprintf("UDP port %d is held, by the program that has the interface", port))
+	}
+	if n.Agent != nil && n.Agent.Port == port {
+		return ok(fmt.Sprintf("UDP port %d is held, by the agent", port))
 	}
 	return one(Warning, fmt.Sprintf("UDP port %d: %s", port, n.ControlPort),
 		"a program that opens a NIC here cannot make connections", fmt.Sprintf("ss -ulpn sport = :%d", port))

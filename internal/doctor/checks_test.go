@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/undo"
+	"viaxdp/kagent"
 )
 
 // healthy is a machine of which no check has anything to say.
@@ -69,6 +70,20 @@ var ailments = []ailment{
 	{"options", Warning, func(h *Host, _ *NIC) { h.Config["CONFIG_BPF_JIT"] = "m" }, "CONFIG_BPF_JIT", "=y", "", nil},
 	{"options", Info, func(h *Host, _ *NIC) { delete(h.Config, "CONFIG_XDP_SOCKETS_DIAG") }, "DIAG", "", "", nil},
 	{"capabilities", Error, func(h *Host, _ *NIC) { h.Capabilities &^= 1 << unix.CAP_NET_RAW }, "CAP_NET_RAW", "setcap cap_net_raw+ep", "", nil},
+	{"capabilities", Error, func(h *Host, _ *NIC) { h.Capabilities = 0 }, "CAP_NET_ADMIN", "sudo via-xdp agent", "", nil},
+	{"agent", Error, func(h *Host, _ *NIC) { h.Agent = Agent{Socket: "/x.sock", Named: true, Reason: "nobody listens"} },
+		"nobody listens", "sudo via-xdp agent --socket /x.sock", "", nil},
+	{"agent", Error, func(h *Host, _ *NIC) {
+		h.Agent = Agent{Socket: "/x.sock", Named: true, Reason: "not permitted", Unused: Denied}
+	}, "not permitted", "let this user use /x.sock", "", nil},
+	{"agent", Error, func(h *Host, _ *NIC) { h.Agent = Agent{Socket: "/x.sock", Reason: "EOF", Unused: Broken} },
+		"EOF", "restart it", "", nil},
+	{"capabilities", Error, func(h *Host, _ *NIC) {
+		h.Capabilities, h.Agent = 0, Agent{Socket: "/x.sock", Reason: "not permitted", Unused: Denied}
+	}, "CAP_NET_ADMIN", "let this user use /x.sock", "", nil},
+	{"capabilities", Error, func(h *Host, _ *NIC) {
+		h.Capabilities, h.Agent = 0, Agent{Socket: "/x.sock", Reason: "not here", Unused: Elsewhere}
+	}, "CAP_NET_ADMIN", "in this network namespace", "", nil},
 	{"af-xdp", Error, func(h *Host, _ *NIC) { h.Socket = "not permitted" }, "not permitted", "seccomp", "", nil},
 	{"demux", Unknown, func(h *Host, _ *NIC) { h.Trial = Trial{Reason: "why"} }, "why", "sudo", "", nil},
 	{"demux", Error, func(h *Host, _ *NIC) { h.Trial.Wrong = []string{"ARP: drop instead of pass"} }, "ARP", "report", "", nil},
@@ -99,6 +114,11 @@ var ailments = []ailment{
 	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues = []int{0, 1, 2} }, "over 3 of them", "ethtool -X eth0 equal 1", "", nil},
 	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues, n.Features = nil, map[string]bool{"rx-ntuple-filter": true} },
 		"any of them", "ethtool -N eth0 flow-type udp4 dst-port 4793", "", nil},
+	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues, n.Features[ntuple] = []int{0, 1}, false },
+		"classifier is off", "ethtool -K eth0 ntuple on; or: ethtool -X eth0 equal 1", "", nil},
+	{"queues", Warning, func(_ *Host, n *NIC) {
+		n.RSSQueues, n.Features[ntuple], n.Fixed[ntuple] = []int{0, 1}, false, true
+	}, "over 2 of them", "ethtool -X eth0 equal 1", "", nil},
 	{"queues", Info, func(_ *Host, n *NIC) { n.Kind = "veth"; n.Peer = &Peer{Seen: true, Program: true} }, "8 queues", "native", "", nil},
 	{"offloads", Warning, func(_ *Host, n *NIC) { n.Features["rx-lro"] = true }, "rx-lro", "ethtool -K eth0 lro off", "eth0 feature rx-lro=off", nil},
 	{"offloads", Warning, func(_ *Host, n *NIC) { n.Features["rx-gro-list"] = true }, "rx-gro-list", "rx-gro-list off", "eth0 feature rx-gro-list=off", nil},
@@ -120,6 +140,10 @@ var ailments = []ailment{
 	{"coalescing", Info, func(_ *Host, n *NIC) { n.Coalesce = map[string]string{"rx-usecs": "30", "adaptive-rx": "off"} }, "rx-usecs 30", "tune", "", nil},
 	{"holders", Info, func(_ *Host, n *NIC) { n.Holders = []Holder{{7, "app", 2}} }, "queue 2: app (7)", "res", "", nil},
 	{"holders", Info, func(_ *Host, n *NIC) { n.Holders, n.HoldersBy = []Holder{{7, "app", -1}}, "process" }, "or other interfaces", "res", "", nil},
+	{"holders", Info, func(_ *Host, n *NIC) {
+		n.Agent, n.Holders = agentsNIC(), []Holder{{4711, "trader", 2}, {9, "other", 3}}
+	},
+		"queue 2: trader (4711) of user 1001, queue 3: other (9)", "res", "", nil},
 	{"holders", Unknown, func(h *Host, _ *NIC) { h.SeesOthers = false }, "cannot be seen", "sudo", "", nil},
 	{"control-port", Warning, func(_ *Host, n *NIC) { n.ControlPort = "another program holds it" }, "another program", "ss -ulpn", "", nil},
 }
@@ -165,6 +189,59 @@ func TestChecks(t *testing.T) {
 		}
 		if c.About == "" || (c.Host == nil) == (c.NIC == nil) {
 			t.Errorf("row %s", c.ID)
+		}
+	}
+}
+
+// agentsNIC is an interface of which a daemon has given a queue to a program.
+func agentsNIC() *kagent.NICStatus {
+	return &kagent.NICStatus{Interface: "eth0", Index: 2, Mode: "generic", Queues: 8, Port: port, Leases: []kagent.LeaseStatus{
+		{Queue: 2, Holder: kagent.Holder{PID: 4711, UID: 1001, Comm: "trader"}},
+	}}
+}
+
+// What a user has no right to nor needs where an agent serves stands in nobody's way, nor
+// do the agent's program and port on the interface.
+func TestAgentServes(t *testing.T) {
+	f := healthy()
+	h, n := &f.Host, &f.NICs[0]
+	h.Capabilities, h.Socket, h.Memlock, h.SeesOthers = 0, "not permitted", 8<<20, false
+	n.Program, n.ControlPort = &Program{ID: 7, Mode: "generic"}, "another program holds it"
+	concerned := []string{"capabilities", "af-xdp", "memlock", "program", "control-port", "holders"}
+	for _, x := range Examine(f).Findings {
+		if slices.Contains(concerned, x.Check) && x.Level == OK {
+			t.Errorf("without an agent: %s: %s", x.Check, x.Cause)
+		}
+	}
+	h.Agent = Agent{Socket: "/run/via-xdp/agent.sock", PID: 42, Here: true}
+	n.Agent = agentsNIC()
+	r := Examine(f)
+	for _, x := range r.Findings {
+		if slices.Contains(concerned, x.Check) && x.Level != OK && x.Check != "holders" {
+			t.Errorf("%s: %s: %s", x.Check, x.Level, x.Cause)
+		}
+		// Its configuration, which does not show, may leave out this user or interface.
+		if slices.Contains(concerned[:3], x.Check) && !strings.Contains(x.Cause, "if it serves") {
+			t.Errorf("%s promises what only opening tells: %s", x.Check, x.Cause)
+		}
+	}
+	if x := r.Impossible(); x != nil {
+		t.Errorf("impossible: %+v", x)
+	}
+}
+
+// What is said of an agent that stands in nobody's way says also why it is not used, or
+// that its interfaces are others.
+func TestAgentOfOthers(t *testing.T) {
+	for want, a := range map[string]Agent{
+		"none: programs": {Socket: "/x.sock", Reason: "there is no agent"},
+		"the one at /x.sock is not used: forbidden": {Socket: "/x.sock", Reason: "forbidden", Unused: Denied},
+		"the one at /x.sock is not used: elsewhere": {Socket: "/x.sock", Reason: "elsewhere", Unused: Elsewhere},
+		"those of its network namespace":            {Socket: "/x.sock", PID: 42, Named: true},
+	} {
+		found := checkAgent(&Host{Agent: a})
+		if len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want) {
+			t.Errorf("%+v: %+v, want %q", a, found, want)
 		}
 	}
 }

@@ -1,6 +1,10 @@
 package doctor
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"viaxdp/kagent"
+)
 
 // Facts are what the checks judge.
 type Facts struct {
@@ -30,7 +34,27 @@ type Host struct {
 	BusyPoll   string      `json:"busy_poll"`   // net.core.busy_poll, microseconds
 	Trial      Trial       `json:"trial"`
 	SeesOthers bool        `json:"sees_others"` // may look at other users' processes
+	Agent      Agent       `json:"agent"`
 }
+
+// Agent is the daemon that programs use which are started from here.
+type Agent struct {
+	Socket string `json:"socket,omitempty"`
+	PID    int    `json:"pid,omitempty"`    // 0: none is used
+	Here   bool   `json:"here"`             // it is in this network namespace: its interfaces are those of here
+	Named  bool   `json:"named"`            // the environment says which, or that there is none
+	Reason string `json:"reason,omitempty"` // why none is used
+	Unused Unused `json:"unused,omitempty"` // what is at the socket, where none is used
+}
+
+// Unused is an agent that programs do not use, although it is there.
+type Unused string
+
+const (
+	Denied    Unused = "denied"    // this user may not talk to it
+	Elsewhere Unused = "elsewhere" // it is in another network namespace, and not named
+	Broken    Unused = "broken"    // it does not answer as an agent does: programs open no NIC
+)
 
 // HugeNode is a NUMA node's part of the pool of 2 MB pages.
 type HugeNode struct {
@@ -85,6 +109,8 @@ type NIC struct {
 	ZCSegments int      `json:"zero_copy_segments"`
 	Program    *Program `json:"program,omitempty"` // XDP program attached
 	Peer       *Peer    `json:"peer,omitempty"`    // of a veth
+
+	Agent *kagent.NICStatus `json:"agent,omitempty"` // what the daemon has of it; a user sees queues of theirs; nil: nothing
 
 	Holders     []Holder `json:"holders"`                // of AF_XDP sockets
 	HoldersBy   string   `json:"holders_by"`             // "queue": known for each queue; "process": suspects only

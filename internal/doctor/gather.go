@@ -3,6 +3,7 @@ package doctor
 import (
 	"bufio"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,8 +14,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent"
+	"viaxdp/kagent/agentclient"
 )
 
 // Gather reads the facts of the host and of interfaces of the calling thread's
@@ -26,10 +31,16 @@ func Gather(nics ...string) (*Facts, error) {
 	var f Facts
 	f.Host.read(os.DirFS("/"))
 	f.Host.ask()
+	nicsOfAgent := f.Host.askAgent()
 	for _, name := range nics {
 		n, err := gatherNIC(name)
 		if err != nil {
 			return nil, err
+		}
+		for i := range nicsOfAgent {
+			if nicsOfAgent[i].Index == n.Index {
+				n.Agent = &nicsOfAgent[i]
+			}
 		}
 		f.NICs = append(f.NICs, n)
 	}
@@ -55,6 +66,40 @@ func (h *Host) ask() {
 	}
 	h.Trial = tryDemux()
 	h.SeesOthers = h.Capabilities&(1<<unix.CAP_SYS_PTRACE) != 0
+}
+
+// agentTime is how long the daemon may take to tell what it has.
+const agentTime = 2 * time.Second
+
+// askAgent finds the daemon, and learns what it has of the interfaces of the calling
+// thread's network namespace.
+func (h *Host) askAgent() []kagent.NICStatus {
+	ctx, cancel := context.WithTimeout(context.Background(), agentTime)
+	defer cancel()
+	socket, here, st, err := agentclient.Find(ctx)
+	_, named, _ := agentclient.Socket()
+	h.Agent = Agent{Socket: socket, PID: st.PID, Here: here, Named: named}
+	if err != nil {
+		h.Agent.PID, h.Agent.Reason, h.Agent.Unused = 0, err.Error(), unused(err)
+	}
+	if !here {
+		return nil
+	}
+	return st.NICs
+}
+
+// unused tells what an agent is that [agentclient.Find] has found and does not use; of
+// none there is nothing to tell.
+func unused(err error) Unused {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return Denied
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+		return ""
+	case agentclient.Absent(err):
+		return Elsewhere
+	}
+	return Broken
 }
 
 func explainSocket(err error) string {

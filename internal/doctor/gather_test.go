@@ -5,16 +5,19 @@ import (
 	"compress/gzip"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/bpf"
 	"viaxdp/internal/nstest"
 	"viaxdp/internal/undo"
+	"viaxdp/kagent/agentclient"
 	"viaxdp/xdpnic"
 )
 
@@ -223,5 +226,38 @@ func TestTreatment(t *testing.T) {
 func TestNoSuchInterface(t *testing.T) {
 	if _, err := Gather("no-such-nic"); err == nil {
 		t.Error("no error")
+	}
+}
+
+// Why an agent is not used: there is none, this user may not, or it is no agent.
+func TestUnusedAgent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	t.Setenv(agentclient.Environment, path)
+	var h Host
+	h.askAgent()
+	if a := h.Agent; a.PID != 0 || a.Unused != "" || a.Reason == "" {
+		t.Errorf("none: %+v", a)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	h.askAgent()
+	if a := h.Agent; a.PID != 0 || a.Unused != Broken || a.Reason == "" {
+		t.Errorf("one that hangs up: %+v", a)
+	}
+	denied := &net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", unix.EACCES)}
+	if u := unused(denied); u != Denied {
+		t.Errorf("%v: %q", denied, u)
 	}
 }
