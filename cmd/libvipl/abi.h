@@ -21,21 +21,21 @@ enum via_kind { VIA_NIC = 1, VIA_PTAG, VIA_VI, VIA_CQ, VIA_CONN };
 
 /* Addresses of words of the engine; see package vipl, PortWatch and QueueWatch. */
 struct via_port {
-	uintptr_t produced, consumed, idle, waits, idle_at_post, lanes, rests;
+	uintptr_t produced, consumed, idle, taken, waits, idle_at_post, lanes, rests;
 	uint64_t tended; /* when time was last asked for work, in ns */
 };
 
 struct via_queue {
-	uintptr_t posted, completed, dequeued;
+	uintptr_t posted, completed, dequeued, ring;
 };
 
 /* A slot: what polls of its handle look at. Never freed, so always readable. */
 struct via_slot {
-	uint64_t handle; /* 0: free */
-	uintptr_t entries;
+	uint64_t handle;           /* 0: free */
 	struct via_queue queue[2]; /* send, receive */
-	uint8_t address[16];       /* a NIC's own */
 	struct via_port port;
+	uintptr_t entries;
+	uint8_t address[16]; /* a NIC's own */
 } __attribute__((aligned(64)));
 
 extern struct via_slot via_slots[VIA_SLOTS];
@@ -49,11 +49,5 @@ void via_call_error(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr
 void via_call_vi(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi,
 	uintptr_t descriptor);
 void via_call_cq(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi, int recv);
-
-/* Between the C files. */
-int via_enter(void);          /* 1: in Go from here on, which must be running */
-int via_start_and_enter(void); /* the same, starts it */
-VIP_RETURN via_leave(int code);
-extern int via_forked; /* this process is a child of the one that started Go */
 
 #endif

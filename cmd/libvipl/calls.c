@@ -5,6 +5,7 @@
  */
 #include "_cgo_export.h"
 #include "abi.h"
+#include "enter.h"
 #include "find.h"
 
 /* A call into Go, for the result of the function. */

@@ -7,11 +7,13 @@ import "C"
 
 import (
 	"fmt"
+	"os"
 	"strconv"
 	"time"
 	"unsafe"
 
 	"viaxdp/hugepages"
+	"viaxdp/kagent"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -77,6 +79,20 @@ func options() (opts []vipl.Option, has room, err error) {
 		}
 		opts = append(opts, vipl.WithMode(mode, mode != xdpnic.ModeAuto))
 	}
+	if text := variable("VIA_STEERING"); text != "" {
+		how, e := kagent.ParseSteering(text)
+		if e != nil {
+			return nil, has, fmt.Errorf("$VIA_STEERING: %w", e)
+		}
+		opts = append(opts, vipl.WithSteering(how))
+	}
+	if file := variable("VIA_PSK"); file != "" {
+		psk, e := readKey(file)
+		if e != nil {
+			return nil, has, fmt.Errorf("$VIA_PSK: %w", e)
+		}
+		opts = append(opts, vipl.WithPSK(psk))
+	}
 	switch text := variable("VIA_HUGEPAGES"); text {
 	case "", hugepages.Auto.String():
 	case hugepages.Require.String():
@@ -98,4 +114,17 @@ func options() (opts []vipl.Option, has room, err error) {
 		}
 	}
 	return opts, has, err
+}
+
+// readKey makes a key of all bytes of a file.
+func readKey(file string) (*vipl.PSK, error) {
+	key, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	psk, err := vipl.NewPSK(key)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return psk, nil
 }

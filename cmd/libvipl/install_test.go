@@ -27,6 +27,45 @@ func TestStatic(t *testing.T) {
 	}
 }
 
+// What is installed under a prefix is what pkg-config tells of, and a program that is
+// linked by that asks for the library by its soname and the version of its symbols.
+func TestInstall(t *testing.T) {
+	library(t, "pkg-config", "readelf")
+	out, root := t.TempDir(), t.TempDir()
+	const prefix = "/opt/via"
+	if b, err := exec.Command("make", "install", "OUT="+out, "PREFIX="+prefix, "DESTDIR="+root).CombinedOutput(); err != nil {
+		t.Fatalf("make install: %v\n%s", err, b)
+	}
+	for _, name := range []string{"lib/libvipl.so.1.0.0", "lib/libvipl.a", "share/man/man3/VipPostSend.3", "share/man/man7/vipl.7"} {
+		if _, err := os.Stat(filepath.Join(root, prefix, name)); err != nil {
+			t.Error(err)
+		}
+	}
+	lib := filepath.Join(root, prefix, "lib")
+	flags := func(args ...string) []string {
+		cmd := exec.Command("pkg-config", append(args, "vipl")...)
+		cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+lib+"/pkgconfig", "PKG_CONFIG_SYSROOT_DIR="+root)
+		b, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("pkg-config: %v\n%s", err, b)
+		}
+		return strings.Fields(string(b))
+	}
+	program := filepath.Join(out, "wrong")
+	args := append([]string{"testdata/wrong.c", "-o", program, "-Wl,-rpath," + lib}, flags("--cflags", "--libs")...)
+	if b, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc %q: %v\n%s", args, err, b)
+	}
+	b, err := exec.Command("readelf", "-W", "-d", "-V", program).CombinedOutput()
+	if err != nil || !strings.Contains(string(b), "[libvipl.so.1]") || !strings.Contains(string(b), "VIPL_1.0") {
+		t.Errorf("%v\n%s", err, b)
+	}
+	if got := flags("--modversion"); len(got) != 1 || got[0] != "1.0.0" {
+		t.Errorf("version %q", got)
+	}
+	newBed(t, 1500).one(t, program, "server", "via0")
+}
+
 // The Debian package has library, header, pkg-config file and manual pages where
 // programs and people look for them, and a program compiles against it.
 func TestDebianPackage(t *testing.T) {

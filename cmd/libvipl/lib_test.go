@@ -233,6 +233,8 @@ var pairs = []struct {
 	{"mtserver", "/dev/via_eth0", []string{"100"}, "by each of 4 threads"},
 	{"nodepair", "/dev/clanvi0", []string{"1500"}, "1500 messages each way"},
 	{"remotemem", "via0", []string{"40"}, "both halves as on one node"},
+	{"mailbox", "/dev/via_eth0", []string{"300"}, "300 records each way"},
+	{"tagged", "VINIC0", []string{"20"}, "20 rounds of 9 messages"},
 	{"crowd", "/dev/clanvi0", []string{"300"}, "6 clients of 300 messages"},
 	{"notifier", "VINIC0", []string{"300"}, "600 messages by handlers"},
 	{"sixbytes", "nic0", []string{"200"}, "200 messages each way"},
@@ -290,6 +292,36 @@ func TestQueues(t *testing.T) {
 	lib := library(t)
 	b := newBedOf(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
 	b.one(t, compilers[0].compile(t, lib, "abi"), "server", "via0", "queues")
+}
+
+// Programs with the same key are connected with each other, by sealed frames; one with
+// none and one whose file has too few bytes are not.
+func TestKey(t *testing.T) {
+	lib := library(t)
+	b := newBed(t, 1500, "VIA_VERBOSE=1")
+	program := compilers[0].compile(t, lib, "pingpong")
+	file := func(name, key string) string {
+		name = filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(name, []byte(key), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return "VIA_PSK=" + name
+	}
+	key := file("key", "32 bytes, and random where it is no test")
+	if out := b.with(key).two(t, program, "via0", "100", "4096"); !strings.Contains(out, "4096") {
+		t.Errorf("with a key it said %q", out)
+	}
+	p := b.with(file("short", "not 32 bytes")).start(t, b.a, program, "server", "via0")
+	if err := p.Wait(); err == nil || !strings.Contains(p.out.String(), "VipOpenNic: $VIA_PSK") {
+		t.Errorf("a key that is too short: %v\n%s", err, &p.out)
+	}
+	s := b.with(key).start(t, b.a, program, "server", "via0", "100", "64")
+	c := b.start(t, b.b, program, "client", "via0", b.a.IPv4.String(), "100", "64")
+	if err := c.Wait(); err == nil || !strings.Contains(c.out.String(), "pre-shared key") {
+		t.Errorf("without the key of the server: %v\n%s", err, &c.out)
+	}
+	s.Process.Kill() // it waits for another one, or has failed, too
+	s.Wait()
 }
 
 // A program with room for hosts of six bytes gets no NIC whose hosts take sixteen.
@@ -397,10 +429,11 @@ func TestSanitizers(t *testing.T) {
 }
 
 // Plain go build gives a library that works, too; it starts Go when it is loaded.
+// With -trimpath it uses most packages as make lib has compiled them.
 func TestPlainBuild(t *testing.T) {
 	library(t) // has what it takes
 	dir := t.TempDir()
-	out, err := exec.Command("go", "build", "-buildmode=c-shared", "-o", filepath.Join(dir, "libvipl.so"), ".").CombinedOutput()
+	out, err := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-o", filepath.Join(dir, "libvipl.so"), ".").CombinedOutput()
 	if err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}

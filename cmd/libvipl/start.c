@@ -19,6 +19,7 @@
 
 #include "_cgo_export.h"
 #include "abi.h"
+#include "enter.h"
 
 typedef void initialiser(int argc, char **argv, char **envp);
 
@@ -27,16 +28,10 @@ extern initialiser *__stop_via_go_init[] __attribute__((weak, visibility("hidden
 
 extern char **environ;
 
-int via_forked;
+int via_started, via_forked;
+__thread int via_inside;
 
-static int started;
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
-
-/*
- * Whether this thread is in Go. A signal handler of the program may run then,
- * on Go's stack, and must not call it again.
- */
-static __thread int inside __attribute__((tls_model("initial-exec")));
 
 /*
  * Settings of the Go runtime, which the program's own GODEBUG goes behind: it
@@ -123,8 +118,8 @@ static int run(void)
 /* The child of a fork has none of the runtime's threads. */
 static void forked(void)
 {
-	via_forked = started;
-	inside = 0;
+	via_forked = via_started;
+	via_inside = 0;
 }
 
 /* A program that ends tells its peers, but not from a handler in the midst of Go. */
@@ -139,10 +134,10 @@ static int start(void)
 	int ok = 1;
 
 	pthread_mutex_lock(&starting);
-	if (!started) {
+	if (!via_started) {
 		ok = !__start_via_go_init || run();
 		if (ok) {
-			__atomic_store_n(&started, 1, __ATOMIC_RELEASE);
+			__atomic_store_n(&via_started, 1, __ATOMIC_RELEASE);
 			pthread_atfork(NULL, NULL, forked);
 			atexit(ended);
 		}
@@ -151,23 +146,9 @@ static int start(void)
 	return ok;
 }
 
-int via_enter(void)
-{
-	if (inside || via_forked || !__atomic_load_n(&started, __ATOMIC_ACQUIRE))
-		return 0;
-	inside = 1;
-	return 1;
-}
-
 int via_start_and_enter(void)
 {
-	return !inside && !via_forked && start() && via_enter();
-}
-
-VIP_RETURN via_leave(int code)
-{
-	inside = 0;
-	return (VIP_RETURN)code;
+	return !via_inside && !via_forked && start() && via_enter();
 }
 
 /*
@@ -178,28 +159,28 @@ void via_call_error(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr
 {
 	VIP_ERROR_DESCRIPTOR e = {(void *)nic, (void *)vi, (void *)cq, (VIP_DESCRIPTOR *)descriptor, op,
 		(VIP_RESOURCE_CODE)resource, (VIP_ERROR_CODE)code};
-	int was = inside;
+	int was = via_inside;
 
-	inside = 0;
+	via_inside = 0;
 	((VIP_ERROR_HANDLER)handler)((void *)context, &e);
-	inside = was;
+	via_inside = was;
 }
 
 void via_call_vi(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi,
 	uintptr_t descriptor)
 {
-	int was = inside;
+	int was = via_inside;
 
-	inside = 0;
+	via_inside = 0;
 	((VIP_VI_CALLBACK)handler)((void *)context, (void *)nic, (void *)vi, (VIP_DESCRIPTOR *)descriptor);
-	inside = was;
+	via_inside = was;
 }
 
 void via_call_cq(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi, int recv)
 {
-	int was = inside;
+	int was = via_inside;
 
-	inside = 0;
+	via_inside = 0;
 	((VIP_CQ_CALLBACK)handler)((void *)context, (void *)nic, (void *)vi, recv);
-	inside = was;
+	via_inside = was;
 }

@@ -162,9 +162,11 @@ func (n *nic) watchPort(s *C.struct_via_slot, pin *runtime.Pinner) {
 	s.port.produced, s.port.consumed = address(w.Produced), address(w.Consumed)
 	s.port.idle, s.port.waits, s.port.idle_at_post = address(w.Idle), address(w.Waits), address(w.IdleAtPost)
 	s.port.lanes, s.port.rests = address(w.Lanes), address(w.Rests)
+	s.port.taken = address(w.Taken)
 }
 
 func watchQueue(q *C.struct_via_queue, w vipl.QueueWatch, pin *runtime.Pinner) {
 	pin.Pin(w.Completed)
 	q.posted, q.completed, q.dequeued = address(w.Posted), address(w.Completed), address(w.Dequeued)
+	q.ring = address(w.Ring)
 }

@@ -661,6 +661,64 @@ static void void_entry(void)
 	CHECK(VipDestroyCQ(cq));
 }
 
+/* Several threads take from one queue, which grows meanwhile: each descriptor goes to one. */
+enum { TAKEN = 500, TAKERS = 4 };
+
+static VIP_VI_HANDLE taken_from;
+static int takes[TAKEN], all_taken;
+
+static void *taker(void *waits)
+{
+	VIP_DESCRIPTOR *d;
+	VIP_RETURN got;
+	int left = 1;
+
+	while (left) {
+		got = waits ? VipRecvWait(taken_from, 1, &d) : VipRecvDone(taken_from, &d);
+		ASSERT(got == VIP_SUCCESS || d == NULL);
+		if (got != VIP_SUCCESS)
+			ASSERT(got == VIP_NOT_DONE || got == VIP_TIMEOUT || got == VIP_DESCRIPTOR_ERROR);
+		pthread_mutex_lock(&lock);
+		if (d) {
+			ASSERT((d->CS.Status & VIP_STATUS_DONE) && d->CS.Length == 8);
+			takes[d - bd(0)]++;
+			all_taken++;
+		}
+		left = all_taken < TAKEN;
+		pthread_mutex_unlock(&lock);
+	}
+	return NULL;
+}
+
+static void takers(void)
+{
+	struct pair p = pair(VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	pthread_t threads[TAKERS];
+	int i;
+
+	taken_from = p.b;
+	for (i = 0; i < TAKERS; i++)
+		ASSERT(pthread_create(&threads[i], NULL, taker, i == 0 ? &threads : NULL) == 0);
+	for (i = 0; i < TAKEN; i++) {
+		describe(bd(i), bdata(), 8, bh);
+		CHECK(VipPostRecv(p.b, bd(i), bh));
+		if (i % 50 == 49) {
+			int k;
+
+			for (k = i - 49; k <= i; k++) {
+				describe(ad(0), adata(), 8, ah);
+				CHECK(VipPostSend(p.a, ad(0), ah));
+				completes(VipSendWait, p.a, ad(0), VIP_STATUS_DONE | VIP_STATUS_OP_SEND);
+			}
+		}
+	}
+	for (i = 0; i < TAKERS; i++)
+		ASSERT(pthread_join(threads[i], NULL) == 0);
+	for (i = 0; i < TAKEN; i++)
+		ASSERT(takes[i] == 1);
+	part(p);
+}
+
 static void discovery(void)
 {
 	VIP_AUTODISCOVERY_LIST list;
@@ -709,6 +767,7 @@ int main(int argc, char **argv)
 	bounds(argc, argv);
 	handlers();
 	void_entry();
+	takers();
 	discovery();
 	CHECK(VipCloseNic(a.nic));
 	EXPECT(VIP_INVALID_PARAMETER, VipCloseNic(a.nic));
