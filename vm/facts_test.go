@@ -1,6 +1,9 @@
 package main
 
 import (
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -43,6 +46,62 @@ func TestMatrix(t *testing.T) {
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("no %q in\n%s", want, page)
+		}
+	}
+}
+
+// docs/kernel-support.md is what a run has written: with the kernels that it names,
+// the needs of today, and a yes wherever one of those kernels must be able to.
+func TestPageIsInStep(t *testing.T) {
+	b, err := os.ReadFile("../docs/kernel-support.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(b)
+	command := regexp.MustCompile("`go run ./vm --nic ([a-z]+) --kernel ([^ ]+)( --short)? --doc docs/kernel-support.md`").FindStringSubmatch(page)
+	if command == nil {
+		t.Fatal("the page does not say what has written it")
+	}
+	form, err := findForm(command[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	cells := make(map[string][]string) // by a row's name
+	for line := range strings.Lines(page) {
+		if row := strings.Split(strings.TrimSpace(line), " | "); strings.HasPrefix(line, "| ") && len(row) > 1 {
+			row[len(row)-1] = strings.TrimSuffix(row[len(row)-1], " |")
+			cells[strings.TrimPrefix(row[0], "| ")] = row[1:]
+		}
+	}
+	releases := cells["|"]
+	if series := strings.Split(command[2], ","); len(releases) != len(series) {
+		t.Fatalf("kernels %q, for %q", releases, series)
+	}
+	var runs []*kernelRun
+	for i, release := range releases {
+		r := &kernelRun{release: release, order: order{mode: native}, outcome: &outcome{}}
+		if atLeast(release, form.zeroCopySince()) {
+			r.mode = zeroCopy
+		}
+		if got := cells["tested in mode"]; len(got) <= i || got[i] != r.mode {
+			t.Errorf("%s was tested in modes %q, want %s", release, got, r.mode)
+		}
+		for _, n := range form.needs() {
+			got := cells[n.fact]
+			if len(got) <= i || got[i] != "yes" && atLeast(release, n.version) {
+				t.Errorf("%s: %s: %q", release, n.fact, got)
+			}
+		}
+		runs = append(runs, r)
+	}
+	// All that does not come from a guest is as matrix writes it now.
+	now := string(matrix(options{series: command[2], short: command[3] != ""}, form, runs))
+	for line := range strings.Lines(now) {
+		if strings.HasPrefix(line, "| tested in") || strings.HasPrefix(line, "| tests passed") {
+			continue
+		}
+		if !slices.Contains(slices.Collect(strings.Lines(page)), line) {
+			t.Errorf("the page does not have %q: let a run write it anew", line)
 		}
 	}
 }

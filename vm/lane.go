@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"viaxdp/vm/plan"
@@ -179,7 +180,12 @@ func (o order) plan() plan.Plan {
 		})
 	}
 	for i := range p.Steps {
-		p.Steps[i].Limit *= time.Duration(max(o.slow, 1))
+		s := &p.Steps[i]
+		s.Limit *= time.Duration(max(o.slow, 1))
+		if strings.HasSuffix(s.Argv[0], ".test") {
+			// Before it is killed, so that it says where it stands.
+			s.Argv = append(s.Argv, "-test.timeout", (s.Limit * 9 / 10).String())
+		}
 	}
 	return p
 }

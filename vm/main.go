@@ -92,11 +92,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	l := &lane{options: o, form: form, dir: dir, stdout: stdout, start: time.Now()}
 	// The compiler waits for the processor, apt for the network.
+	building, stop := context.WithCancel(ctx)
+	defer stop()
 	built := make(chan error, 1)
-	go func() { built <- build(ctx, dir) }()
+	go func() { built <- build(building, dir) }()
 	l.say("QEMU, kernel %s, programs for the guest", o.series)
-	err = l.fetch(ctx)
-	if err := errors.Join(err, <-built); err != nil {
+	if err := l.fetch(ctx); err != nil {
+		stop() // on a busy machine it takes minutes, and nobody needs it now
+		<-built
+		return err
+	}
+	if err := <-built; err != nil {
 		return err
 	}
 	var runs []*kernelRun

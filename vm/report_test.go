@@ -75,6 +75,17 @@ func TestOrders(t *testing.T) {
 			t.Errorf("%s: %s", s.Name, args)
 		}
 	}
+	for _, s := range (order{queues: 2, slow: 3}).plan().Steps {
+		i := slices.Index(s.Argv, "-test.timeout")
+		if !strings.HasSuffix(s.Argv[0], ".test") {
+			continue
+		}
+		if i < 0 {
+			t.Errorf("%s does not end by itself: %s", s.Name, s.Argv)
+		} else if d, err := time.ParseDuration(s.Argv[i+1]); err != nil || d >= s.Limit || d < s.Limit/2 {
+			t.Errorf("%s ends by itself after %v, and is killed after %v; %v", s.Name, d, s.Limit, err)
+		}
+	}
 	if a, b := (order{}).plan().Steps[0].Limit, (order{slow: 3}).plan().Steps[0].Limit; b != 3*a {
 		t.Errorf("limits: %v and %v", a, b)
 	}

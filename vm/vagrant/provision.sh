@@ -6,17 +6,16 @@ set -euo pipefail
 go_version=$1 address=${2:-}
 export PATH=/usr/local/go/bin:$PATH GOFLAGS=-buildvcs=false
 
-if [ ! -x /usr/local/bin/via-xdp ] || [ /vagrant/go.mod -nt /usr/local/bin/via-xdp ]; then
-	if [ -x /vagrant/via-xdp.bin ]; then # built already, for machines without a way out
-		install /vagrant/via-xdp.bin /usr/local/bin/via-xdp
-	else
-		if [ "$(go env GOVERSION 2>/dev/null || true)" != "go$go_version" ]; then
-			command -v curl >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends curl ca-certificates; }
-			rm -rf /usr/local/go
-			curl -fsSL "https://go.dev/dl/go$go_version.linux-$(dpkg --print-architecture).tar.gz" | tar -C /usr/local -xz
-		fi
-		(cd /vagrant && CGO_ENABLED=0 go build -o /usr/local/bin/via-xdp ./cmd/via-xdp)
+# Each time, so that a machine that is provisioned again has the sources of then.
+if [ -x /vagrant/via-xdp.bin ]; then # built already, for machines without a way out
+	install /vagrant/via-xdp.bin /usr/local/bin/via-xdp
+else
+	if [ "$(go env GOVERSION 2>/dev/null || true)" != "go$go_version" ]; then
+		command -v curl >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends curl ca-certificates; }
+		rm -rf /usr/local/go
+		curl -fsSL "https://go.dev/dl/go$go_version.linux-$(dpkg --print-architecture).tar.gz" | tar -C /usr/local -xz
 	fi
+	(cd /vagrant && CGO_ENABLED=0 go build -o /usr/local/bin/via-xdp ./cmd/via-xdp)
 fi
 # `vagrant ssh a -c 'via-xdp pingpong b'` runs as user vagrant.
 if command -v setcap >/dev/null; then
@@ -74,5 +73,6 @@ if [ -e /vagrant/contrib/systemd/via-xdp-agent.service ] && /usr/local/bin/via-x
 	install -m 0644 /vagrant/contrib/systemd/via-xdp-agent.* /etc/systemd/system/
 	systemctl daemon-reload
 	systemctl enable --now --quiet via-xdp-agent.socket
+	systemctl try-restart via-xdp-agent.service # programs go on meanwhile
 fi
 echo "via-xdp serves on $nic, $address"
