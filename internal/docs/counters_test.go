@@ -15,6 +15,7 @@ import (
 
 	"viaxdp/bpf"
 	"viaxdp/kagent"
+	"viaxdp/mvich"
 	"viaxdp/reliable"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
@@ -35,6 +36,11 @@ func countersOf() map[string][]string {
 		"Connection management": fields(kagent.Counters{}),
 		"Reliable sender":       fields(reliable.SenderStats{}),
 		"Reliable receiver":     fields(reliable.ReceiverStats{}),
+	}
+	for _, f := range reflect.VisibleFields(reflect.TypeOf(mvich.Stats{})) {
+		if f.Type.Kind() == reflect.Uint64 { // the others are how things are now
+			all["Ranks"] = append(all["Ranks"], f.Name)
+		}
 	}
 	(&xdpnic.Stats{}).Each(func(c xdpnic.Counter) { all["Queue"] = append(all["Queue"], c.Name) })
 	bpf.Counters{}.Each(func(name string, _ uint64) { all["Demux program"] = append(all["Demux program"], name) })

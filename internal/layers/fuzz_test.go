@@ -18,7 +18,8 @@ import (
 var asCI = regexp.MustCompile(`(?m)^func (Fuzz[A-Z][A-Za-z0-9_]*)\(`)
 
 // .ci/run finds the fuzz targets by their text, and go test -fuzz is content where there is none.
-// So what the text names is a target that is built, and every target is found.
+// So what the text names is a target that is built, and every target is found. Each has a corpus, with which
+// go test tries it at any time.
 func TestFuzzTargets(t *testing.T) {
 	targets := 0
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
@@ -44,6 +45,9 @@ func TestFuzzTargets(t *testing.T) {
 			}
 			if !found[fn.Name.Name] {
 				t.Errorf("%s: .ci/run does not find %s", path, fn.Name.Name)
+			}
+			if corpus, err := os.ReadDir(filepath.Join(filepath.Dir(path), "testdata", "fuzz", fn.Name.Name)); len(corpus) == 0 {
+				t.Errorf("%s: no corpus of %s is committed: %v", path, fn.Name.Name, err)
 			}
 			delete(found, fn.Name.Name)
 			targets++

@@ -13,7 +13,7 @@ import (
 type Driver interface {
 	Stats() (map[string]uint64, error)    // ethtool -S
 	Features() (map[string]bool, error)   // ethtool -k
-	Settings() (map[string]string, error) // driver, channels, rings, coalescing
+	Settings() (map[string]string, error) // driver, channels, rings, coalescing, steering
 }
 
 // hostFiles are read from the root of the file system. None of them says who or

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/safchain/ethtool"
+
+	"viaxdp/internal/steer"
 )
 
 // Ethtool is the Driver of an interface of the calling thread's network
@@ -60,5 +62,21 @@ func (e Ethtool) Settings() (map[string]string, error) {
 		set("pause", pause, err)
 		return nil
 	})
+	// Which queue frames come in on.
+	nic, nicErr := steer.Open(e.Name)
+	if nicErr != nil {
+		return m, errors.Join(append(errs, err, nicErr)...)
+	}
+	defer nic.Close()
+	if table, err := nic.Table(); err != nil {
+		errs = append(errs, fmt.Errorf("indirection table: %w", err))
+	} else {
+		m["indirection table"] = fmt.Sprint(table)
+	}
+	if rules, err := nic.Rules(); err != nil {
+		errs = append(errs, fmt.Errorf("rules for UDP ports: %w", err))
+	} else {
+		m["rules for UDP ports"] = fmt.Sprintf("%+v", rules)
+	}
 	return m, errors.Join(append(errs, err)...)
 }

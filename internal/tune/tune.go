@@ -45,7 +45,7 @@ func Parse(s string) (Profile, error) {
 	if p := Profile(s); slices.Contains(Profiles(), p) {
 		return p, nil
 	}
-	return "", fmt.Errorf("profile %q: want latency or throughput", s)
+	return "", fmt.Errorf("--profile %q: want latency or throughput", s)
 }
 
 // slowToLeave is the exit latency in microseconds from which an idle state is
