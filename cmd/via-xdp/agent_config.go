@@ -140,6 +140,9 @@ func (f *agentFile) settings() (s agentSettings, err error) {
 		if err != nil {
 			return s, fmt.Errorf("user.%s: %w", name, err)
 		}
+		if _, twice := d.Users[uid]; twice {
+			return s, fmt.Errorf("user.%s: user %d is named twice", name, uid)
+		}
 		base := d.Quota
 		if uid == 0 {
 			base = agentd.Quota{}

@@ -73,6 +73,11 @@ func newDoctor(env environment) *cobra.Command {
 	f.StringSliceVar(&only, "only", nil, "these checks only, of --list")
 	f.BoolVar(&list, "list", false, "list the checks")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
+	checks := []string{}
+	for _, c := range doctor.Checks {
+		checks = append(checks, c.ID+"\t"+c.About)
+	}
+	cmd.RegisterFlagCompletionFunc("only", cobra.FixedCompletions(checks, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

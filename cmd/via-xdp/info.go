@@ -2,11 +2,16 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
 	"viaxdp/kagent/agentclient"
@@ -28,12 +33,12 @@ func newInfo(env environment) *cobra.Command {
 			"reached for: a program is attached and a queue opened for a moment, which needs root\n" +
 			"and may reset the link of a real NIC.",
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			names, err := infoNames(append(args, name))
 			if err != nil {
 				return err
 			}
-			infos, agent := []described{}, whichAgent()
+			infos, agent := []described{}, whichAgent(cmd.Context())
 			for _, n := range names {
 				i, err := env.actions.inspect(n, try)
 				if err != nil {
@@ -115,18 +120,25 @@ func modeState(m bench.ModeInfo) string {
 	return s
 }
 
+// agentTime is how long the agent may take to answer.
+const agentTime = 2 * time.Second
+
 // whichAgent says who opens NICs for programs that are started from here.
-func whichAgent() string {
-	socket, named, ok := agentclient.Socket()
+func whichAgent(ctx context.Context) string {
+	_, named, ok := agentclient.Socket()
 	if !ok {
 		return "none but the program itself (" + agentclient.Environment + "=none)"
 	}
-	pid, err := agentclient.Probe(socket)
+	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	defer cancel()
+	socket, _, st, err := agentclient.Find(ctx)
 	switch {
 	case err == nil:
-		return fmt.Sprintf("process %d at %s", pid, socket)
+		return fmt.Sprintf("process %d at %s", st.PID, socket)
 	case named:
 		return fmt.Sprintf("none: %v", err)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+		return "the program itself; no daemon answers at " + socket
 	}
-	return "the program itself; no daemon answers at " + socket
+	return fmt.Sprintf("the program itself, and not the one at %s: %v", socket, err)
 }

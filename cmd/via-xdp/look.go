@@ -33,7 +33,8 @@ func newRes(env environment) *cobra.Command {
 		Short: "List what programs have open: NICs, VIs, completion queues, memory, tags",
 		Long: "Lists resources by process: of one's own programs, for root of all. A program is seen when\n" +
 			"it opened its NIC by vipl.OpenNic and could make its socket in the runtime directory\n" +
-			"(VIA_RUNTIME_DIR, /run/via-xdp/proc for root, $XDG_RUNTIME_DIR/via-xdp/proc).",
+			"(VIA_RUNTIME_DIR, /run/via-xdp/proc for root, $XDG_RUNTIME_DIR/via-xdp/proc). One that cron or a\n" +
+			"service starts for an ordinary user has none, unless it is told: doctor names it as a queue's holder.",
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: resources,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -138,7 +139,7 @@ func newStat(env environment) *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
-			case seconds < 0 || seconds > 0 && seconds < 0.01:
+			case seconds < 0.01 && cmd.Flags().Changed("interval"):
 				return errors.New("-i: want seconds, 0.01 or more")
 			case count < 0:
 				return errors.New("-c: want a number from 0")

@@ -27,8 +27,8 @@ func newMpiapp(env environment) *cobra.Command {
 			"  mpiexec.hydra -hosts a,b via-xdp mpiapp -i eth1 cg",
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: mpiapps.Names(),
-		RunE: func(_ *cobra.Command, args []string) error {
-			return rank(device, mvich.Auto, func(c *mvich.Comm) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return rank(cmd.Context(), device, mvich.Auto, func(c *mvich.Comm) error {
 				r, err := mpiapps.Run(c, args[0], o)
 				switch {
 				case err != nil || r == nil:

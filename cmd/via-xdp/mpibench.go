@@ -1,13 +1,17 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/mvich"
 	"viaxdp/mvich/mpibench"
@@ -25,12 +29,12 @@ func newMpibench(env environment) *cobra.Command {
 			"Rank 0 prints the columns of Ohio State University's benchmarks.",
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: mpibench.Names(),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := protocolOf(protocol)
 			if err != nil {
 				return err
 			}
-			return rank(device, p, func(c *mvich.Comm) error {
+			return rank(cmd.Context(), device, p, func(c *mvich.Comm) error {
 				rows, err := mpibench.Run(c, args[0], o)
 				if err != nil || c.Rank() > 0 {
 					return err
@@ -63,8 +67,11 @@ func protocolOf(name string) (mvich.Protocol, error) {
 // process is noticed without it.
 const rankSilence = 10 * time.Second
 
-// rank is this process's part of a job that a launcher has started.
-func rank(device string, p mvich.Protocol, f func(*mvich.Comm) error) (err error) {
+// rank is this process's part of a job that a launcher has started. When ctx ends its
+// interface is closed, so that whatever it is at fails: a launcher that is told to end
+// tells its ranks once. When the first of them then ends the job it tells all again:
+// that does not break off the closing. What hangs gets SIGKILL.
+func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Comm) error) (err error) {
 	if device == "" {
 		return fmt.Errorf("no interface: give one by -i, or in %s", mvich.DeviceVariable)
 	}
@@ -72,11 +79,17 @@ func rank(device string, p mvich.Protocol, f func(*mvich.Comm) error) (err error
 	if err != nil {
 		return err
 	}
+	again := make(chan os.Signal, 1) // nobody reads it
+	signal.Notify(again, unix.SIGTERM)
+	defer signal.Stop(again)
 	nic, err := vipl.OpenNic(device, vipl.WithSilence(rankSilence))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, nic.Close()) }()
+	shut := sync.OnceValue(nic.Close) // whoever comes second waits: the process ends after it
+	defer func() { err = errors.Join(err, shut()) }()
+	stop := context.AfterFunc(ctx, func() { shut() })
+	defer stop()
 	w, err := mvich.Init(nic, l, mvich.WithProtocol(p))
 	if err != nil {
 		return err

@@ -16,6 +16,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"viaxdp/bench"
+	"viaxdp/internal/census"
+	"viaxdp/internal/rundir"
 	"viaxdp/internal/support"
 )
 
@@ -26,9 +28,10 @@ func newReport(env environment) *cobra.Command {
 		Use:   "report [flags] [INTERFACE...]",
 		Short: "Write an archive for those who shall explain a result: versions, settings, counters",
 		Long: "Writes a tar.gz archive with the versions of program, kernel and drivers, the settings of\n" +
-			"host and interfaces, their counters, and results (--result, as --json of other commands\n" +
-			"writes them). Addresses and the host's name are replaced by names that say nothing.\n" +
-			"Nothing is changed, and nothing is sent anywhere.",
+			"host and interfaces, their counters and those of the programs that have NICs open (what res\n" +
+			"shows), and results (--result, as --json of other commands writes them). Addresses and the\n" +
+			"host's name are replaced by names that say nothing. Nothing is changed, and nothing is sent\n" +
+			"anywhere.",
 		RunE: func(_ *cobra.Command, args []string) (err error) {
 			if len(args) == 0 {
 				if args, err = bench.Interfaces(); err != nil {
@@ -90,6 +93,12 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 		}
 		a.Add("nic/"+name+"/info.json", string(b))
 	}
+	// What reached no VI is counted by the programs, not by the driver.
+	b, err := json.MarshalIndent(census.Take(rundir.AllPrograms()), "", "  ")
+	if err != nil {
+		return err
+	}
+	a.Add("programs.json", string(b))
 	for _, file := range results {
 		b, err := os.ReadFile(file)
 		if err != nil {

@@ -40,6 +40,7 @@ func untar(t *testing.T, r io.Reader) map[string]string {
 
 func TestReportCommand(t *testing.T) {
 	dir := t.TempDir()
+	t.Setenv("VIA_RUNTIME_DIR", filepath.Join(dir, "proc"))
 	result := filepath.Join(dir, "pingpong.json")
 	if err := os.WriteFile(result, []byte(`{"peer":"192.0.2.17"}`), 0o600); err != nil {
 		t.Fatal(err)
@@ -65,7 +66,7 @@ func TestReportCommand(t *testing.T) {
 	defer f.Close()
 	files := untar(t, f)
 	all := ""
-	for _, name := range []string{"version", "host/proc/version", "nic/lo/sysfs", "nic/lo/info.json", "results/pingpong.json"} {
+	for _, name := range []string{"version", "host/proc/version", "nic/lo/sysfs", "nic/lo/info.json", "programs.json", "results/pingpong.json"} {
 		text := files["via-xdp-report/"+name]
 		if text == "" {
 			t.Errorf("no %s", name)

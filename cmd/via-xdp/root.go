@@ -78,6 +78,7 @@ const (
 // run executes the command line and returns the exit status.
 func run(ctx context.Context, env environment) int {
 	root := newRoot(env)
+	refuseUnknown(root)
 	root.SetArgs(mpirunArgs(env.args))
 	err := root.ExecuteContext(ctx)
 	if err == nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 
 	"viaxdp/internal/nstest"
 	"viaxdp/internal/pairtest"
+	"viaxdp/kagent/agentclient"
 	"viaxdp/vipl"
 )
 
@@ -95,6 +97,7 @@ func TestAsNobody(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("TestUnprivileged runs it")
 	}
+	t.Setenv(agentclient.Environment, "none") // the machine's agent would open NICs for this user, too
 	for _, c := range []struct {
 		args   string
 		status int
@@ -188,4 +191,33 @@ func TestEveryCommand(t *testing.T) {
 	for name := range without {
 		t.Errorf("there is no command %s", name)
 	}
+}
+
+// Each command that does something is typed in a script.
+func TestEveryCommandHasAScript(t *testing.T) {
+	var all strings.Builder
+	scripts, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range scripts {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(text)
+	}
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+		if c.Hidden || !c.HasParent() || c.HasSubCommands() && c.Name() != "bench" {
+			return
+		}
+		if typed := regexp.MustCompile(`(?m)\b` + c.CommandPath() + `( |$)`); !typed.MatchString(all.String()) {
+			t.Errorf("%s is in no script", c.CommandPath())
+		}
+	}
+	walk(newRoot(environment{actions: production()}))
 }

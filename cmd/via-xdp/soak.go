@@ -119,7 +119,11 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	fmt.Fprintf(&b, "%v, %d %s, seed %d\n", r.Elapsed.Round(time.Second), r.Acts, acts, r.Seed)
 	fmt.Fprintf(&b, "  messages      %d checked; %d lost on unreliable VIs\n", r.Messages, r.Missing)
 	fmt.Fprintf(&b, "  RDMA          %d writes, %d reads\n", r.Writes, r.Reads)
-	fmt.Fprintf(&b, "  connections   %d, of which %d broke\n", r.Connections, r.Breaks)
+	fmt.Fprintf(&b, "  connections   %d, of which %d broke", r.Connections, r.Breaks)
+	if r.Excused > 0 {
+		fmt.Fprintf(&b, "; %d without a reason but that a process got no CPU", r.Excused)
+	}
+	b.WriteByte('\n')
 	if r.Kills > 0 {
 		fmt.Fprintf(&b, "  deaths        %d, told to all within %v in the median, %v at most\n", r.Kills,
 			r.MedianTold.Round(time.Millisecond), r.SlowestTold.Round(time.Millisecond))
@@ -132,7 +136,9 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	fmt.Fprintf(&b, "  faults        %d lost, %d lost in bursts, %d doubled, %d damaged, %d reordered, %d delayed, %d over the rate\n",
 		n.Lost, n.LostInBurst, n.Duplicated, n.Corrupted, n.Reordered, n.Delayed, n.Limited)
 	if r.Forged > 0 {
-		fmt.Fprintf(&b, "  hostile       %d forged frames; %.0f %% of the messages that go without them\n", r.Forged, 100*float64(r.Flooded)/float64(max(r.Calm, 1)))
+		of := func(n uint64) float64 { return 100 * float64(r.Flooded) / float64(max(n, 1)) }
+		fmt.Fprintf(&b, "  hostile       %d forged frames; beside them %.0f %% of the messages that go beside forgers who spare us, %.0f %% of those without any\n",
+			r.Forged, of(r.Spared), of(r.Calm))
 	}
 	var events []string
 	for _, name := range slices.Sorted(maps.Keys(r.Events)) {

@@ -52,15 +52,24 @@ func TestSoakReport(t *testing.T) {
 	}
 }
 
+// A break that nobody is blamed for is told all the same.
+func TestSoakExcused(t *testing.T) {
+	r := goodSoak
+	r.Excused = 2
+	if _, _, out, _ := soaked(context.Background(), r, nil); !strings.Contains(out, "99, of which 12 broke; 2 without a reason but that") {
+		t.Errorf("printed\n%s", out)
+	}
+}
+
 func TestSoakHostile(t *testing.T) {
 	cfg, _, out, _ := soaked(context.Background(), goodSoak, nil)
 	if cfg.Hostile || strings.Contains(out, "hostile") {
 		t.Errorf("hostile without being asked: %s", out)
 	}
 	r := goodSoak
-	r.Forged, r.Calm, r.Flooded = 1000, 200, 150
+	r.Forged, r.Calm, r.Spared, r.Flooded = 1000, 600, 200, 150
 	cfg, _, out, _ = soaked(context.Background(), r, nil, "--hostile")
-	if !cfg.Hostile || !strings.Contains(out, "1000 forged frames; 75 %") {
+	if !cfg.Hostile || !strings.Contains(out, "1000 forged frames; beside them 75 % of the messages that go beside forgers who spare us, 25 % of those without any") {
 		t.Errorf("hostile %v:\n%s", cfg.Hostile, out)
 	}
 }

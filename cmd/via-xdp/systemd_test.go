@@ -1,11 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"viaxdp/internal/nstest"
 )
@@ -45,5 +49,30 @@ func TestSystemdUnits(t *testing.T) {
 	service := filepath.Join(dir, "via-xdp-agent.service")
 	if out, err := exec.Command(analyze, "security", "--no-pager", "--offline=true", "--threshold="+mostExposure, service).CombinedOutput(); err != nil {
 		t.Errorf("security: %v\n%s", err, out)
+	}
+}
+
+// The units do what they are for, with systemd as process 1: contrib/systemd/try says what.
+func TestSystemdService(t *testing.T) {
+	if testing.Short() {
+		t.Skip("boots systemd")
+	}
+	nstest.Require(t)
+	self, err := os.Executable() // as via-xdp it is via-xdp: TestMain
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "../../contrib/systemd/try", self)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it tidies up
+	cmd.WaitDelay = time.Minute
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == exitCannotRun {
+		nstest.Lacks(t, "%s", out)
+	}
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

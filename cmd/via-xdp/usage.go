@@ -53,6 +53,28 @@ func explainArguments(cmd *cobra.Command) {
 	}
 }
 
+// refuseUnknown makes cobra's own commands fail for a name that there is not, as ours do:
+// they show help, and that all is well.
+func refuseUnknown(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "completion":
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+			explainArguments(c)
+		case "help":
+			c.RunE = func(_ *cobra.Command, args []string) error {
+				topic, rest, err := root.Find(args)
+				if err != nil || len(rest) > 0 && topic.HasSubCommands() {
+					return unknownCommand(topic, append(rest, args...)[0])
+				}
+				return topic.Help()
+			}
+		}
+	}
+}
+
 // unknownCommand says which commands there are, or which one may be meant.
 func unknownCommand(cmd *cobra.Command, name string) error {
 	cmd.SuggestionsMinimumDistance = 2

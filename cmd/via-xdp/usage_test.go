@@ -12,6 +12,9 @@ func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"dance":                  `via-xdp has no command "dance"; via-xdp --help lists them`,
 		"sta":                    `via-xdp has no command "sta"; is it soak or stat`,
+		"completion dance":       `via-xdp completion has no command "dance"; via-xdp completion --help lists them`,
+		"help dance":             `via-xdp has no command "dance"; via-xdp --help lists them`,
+		"help gen dance":         `via-xdp gen has no command "dance"; via-xdp gen --help lists them`,
 		"testbed dance":          `via-xdp testbed has no command "dance"; via-xdp testbed --help lists them`,
 		"ping":                   "accepts 1 arg(s), received 0; usage: via-xdp ping HOST [flags] (--help tells more)",
 		"demo now":               `"now" is too much; usage: via-xdp demo [flags] (--help tells more)`,

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// A user who is named twice, by name and by number, has one quota or none: which of two it is must not
+// depend on the order in which a map is gone through.
+func TestUserNamedTwice(t *testing.T) {
+	const twice = "[user.root]\nqueues = 1\n[user.0]\nqueues = 2\n"
+	if s, err := parseAgentSettings([]byte(twice)); err == nil || !strings.Contains(err.Error(), "named twice") {
+		t.Errorf("%+v, %v", s.daemon.Users, err)
+	}
+}
+
+// Whatever is in the settings file, it is settings within their bounds, or an error of one line, or more, each time the same.
+func FuzzAgentSettings(f *testing.F) {
+	f.Add([]byte("socket = \"/run/a\"\nmode = \"0660\"\nmax_connections = 5\n[quota]\nqueues = 3\npinned = \"64MiB\"\n" +
+		"[user.0]\nvis = 9\n[interface.eth0]\nport = 4800\nmax_vis = 64\nmode = \"generic\"\nusers = [\"0\", \"12\"]\n"))
+	f.Add([]byte("[user.root]\n[user.0]\n"))
+	f.Add([]byte("[interface.x]\nmax_vis = 1\n"))
+	f.Add([]byte("quota = 3\n"))
+	f.Add([]byte("[quota]\npinned = \"9223372036854775807KiB\"\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := parseAgentSettings(b)
+		again, err2 := parseAgentSettings(b)
+		if (err == nil) != (err2 == nil) || err == nil && !reflect.DeepEqual(s, again) {
+			t.Fatalf("%+v, %v and %+v, %v", s, err, again, err2)
+		}
+		if err != nil {
+			if err.Error() == "" {
+				t.Fatal("an error without words")
+			}
+			return
+		}
+		d := s.daemon
+		quota := d.Quota
+		if !strings.HasPrefix(d.Socket, "/") || d.Mode > 0o777 || d.MaxConnections < 0 ||
+			min(quota.Connections, quota.Queues, quota.VIs, quota.PinnedBytes) < 0 {
+			t.Errorf("%+v", d)
+		}
+		for uid, q := range d.Users {
+			if min(q.Connections, q.Queues, q.VIs, q.PinnedBytes) < 0 {
+				t.Errorf("user %d: %+v", uid, q)
+			}
+		}
+		for name, i := range d.Interfaces {
+			if i.MaxVIs != 0 && (i.MaxVIs < 2 || i.MaxVIs > 1<<16) {
+				t.Errorf("interface %s: %+v", name, i)
+			}
+		}
+	})
+}
