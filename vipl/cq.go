@@ -33,8 +33,12 @@ func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 	}
 	e.status = s
 	e.release()
-	d.setStatus(s)
 	n := q.completed.Load()
+	q.settling.Store(n + 1)
+	if q.cq != nil {
+		q.cq.settling.Store(1)
+	}
+	d.setStatus(s)
 	if q.outside != nil {
 		q.outside.put(n, d, s)
 	}
@@ -68,8 +72,12 @@ type CQ struct {
 	head    uint64
 	tail    uint64
 	waiting ordered.Uint64 // tail - head, to look at without the lock
-	woken   atomic.Bool    // a Wake that no Wait has seen
-	signal  signal
+
+	// 1 from before a status is written until its entry is there, for who has seen the status.
+	settling ordered.Uint64
+
+	woken  atomic.Bool // a Wake that no Wait has seen
+	signal signal
 
 	handlers []func(*VI, bool) // wait for entries
 	calls    caller
@@ -172,6 +180,7 @@ func (c *CQ) push(v *VI, recv bool) {
 	c.ring[c.tail&uint64(len(c.ring)-1)] = cqEntry{v, recv}
 	c.tail++
 	c.waiting.Store(c.tail - c.head)
+	c.settling.Store(0)
 }
 
 // forget drops the entries of a VI whose descriptors the program has dequeued
@@ -229,9 +238,10 @@ func (c *CQ) take() (e cqEntry) {
 // RecvDone of that VI then gives it. ErrNotDone when there is none,
 // ErrInvalidParameter when the CQ is destroyed.
 func (c *CQ) Done() (vi *VI, recv bool, err error) {
+	settling := c.settling.Load() != 0 // then pop waits for the entry
 	if !c.some() {
 		c.port.poll()
-		if !c.some() {
+		if !c.some() && !settling {
 			if err := c.destroyed(); err != nil {
 				return nil, false, opError("CQDone", nil, ErrInvalidParameter, err)
 			}

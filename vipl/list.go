@@ -87,10 +87,11 @@ func (c *CQ) Dones(into []Completion) (n int, err error) {
 	if len(into) == 0 {
 		return 0, nil
 	}
+	settling := c.settling.Load() != 0
 	if !c.some() {
 		c.port.poll()
 	}
-	if c.some() {
+	if c.some() || settling {
 		c.port.mu.Lock()
 		for ; n < len(into) && c.head != c.tail; n++ {
 			e := c.take()

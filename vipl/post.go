@@ -253,12 +253,15 @@ func (v *VI) dequeue(q *workQueue) (*Descriptor, error) {
 }
 
 // lockReady takes the lock when a completed descriptor waits on q, also one that
-// becomes so by progress made here. It does not wait for who makes progress.
+// becomes so by progress made here. It waits for who makes progress only where a descriptor's
+// status says already that it is complete.
 func (v *VI) lockReady(q *workQueue) bool {
 	p := v.port
 	if q.ready() {
 		p.mu.Lock()
 		p.taken.Store(p.taken.Load() + 1)
+	} else if q.isSettling() {
+		p.mu.Lock()
 	} else {
 		if !p.busy() || !p.mu.TryLock() {
 			return false

@@ -66,7 +66,10 @@ func (n *Nic) Tend() {
 
 // QueueWatch counts the descriptors of one work queue since the VI was made: a
 // completed one waits where Completed is more than Dequeued, none is posted where
-// Posted and Dequeued are equal. Completed may be read one behind Dequeued.
+// Posted and Dequeued are equal. Completed may be read one behind Dequeued. Settling is
+// Completed as it will be when the status that is just being written has been: where it is
+// more than Dequeued, and Completed is not, the program may have seen that status, and Done is
+// to be called.
 //
 // Ring says where those that have completed are told: it is the address of a number
 // of entries less one, of a word that means nothing, and of so many entries of two
@@ -75,7 +78,7 @@ func (n *Nic) Tend() {
 // Ring, then the entry, and then adds 1 to Dequeued by an atomic exchange of the
 // number that he has read: where that fails, somebody else has it. He adds 1 to
 // PortWatch.Taken.
-type QueueWatch struct{ Posted, Completed, Dequeued, Ring *uint64 }
+type QueueWatch struct{ Posted, Completed, Settling, Dequeued, Ring *uint64 }
 
 // Watch gives the words of both work queues, of which descriptors may from then on
 // be taken by Dequeued as well as by the calls.
@@ -87,11 +90,13 @@ func (v *VI) Watch() (send, recv QueueWatch) {
 
 func (q *workQueue) watch() QueueWatch {
 	q.open()
-	return QueueWatch{word64(&q.tail), word64(&q.completed), word64(&q.dequeued), word64(&q.outside.at)}
+	return QueueWatch{word64(&q.tail), word64(&q.completed), word64(&q.settling), word64(&q.dequeued), word64(&q.outside.at)}
 }
 
-// Watch gives the number of entries.
-func (c *CQ) Watch() (entries *uint64) { return word64(&c.waiting) }
+// Watch gives the number of entries, and a word that is not 0, if looked at before it, where a
+// program may have seen the status of a descriptor of which the entry is not there yet: then Done
+// is to be called.
+func (c *CQ) Watch() (entries, settling *uint64) { return word64(&c.waiting), word64(&c.settling) }
 
 func addressOfWords(w []uint64) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w)))) }
 

@@ -66,6 +66,7 @@ type workQueue struct {
 
 	tail      ordered.Uint64
 	completed ordered.Uint64
+	settling  ordered.Uint64 // completed, but written before a descriptor's status is, for who has seen that
 	dequeued  ordered.Uint64
 	outside   *outside // for who takes without the lock; nil: nobody does
 
@@ -87,6 +88,10 @@ func (q *workQueue) init(v *VI, cq *CQ, isRecv bool) {
 }
 
 func (q *workQueue) at(i uint64) *posted { return &q.ring[i&uint64(len(q.ring)-1)] }
+
+// isSettling says, where ready has said no, whether a descriptor's status may have been written
+// that did not count as completed yet: in a moment, or when who writes has a processor again, it does.
+func (q *workQueue) isSettling() bool { return int64(q.settling.Load()-q.dequeued.Load()) > 0 }
 
 // ready says whether a completed descriptor waits to be dequeued.
 func (q *workQueue) ready() bool { return q.completed.Load() != q.dequeued.Load() }

@@ -26,7 +26,7 @@ struct via_port {
 };
 
 struct via_queue {
-	uintptr_t posted, completed, dequeued, ring;
+	uintptr_t posted, completed, settling, dequeued, ring;
 };
 
 /* A slot: what polls of its handle look at. Never freed, so always readable. */
@@ -34,7 +34,7 @@ struct via_slot {
 	uint64_t handle;           /* 0: free */
 	struct via_queue queue[2]; /* send, receive */
 	struct via_port port;
-	uintptr_t entries;
+	uintptr_t entries, settling; /* of a completion queue */
 	uint8_t address[16]; /* a NIC's own */
 } __attribute__((aligned(64)));
 

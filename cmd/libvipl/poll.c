@@ -106,7 +106,8 @@ static inline VIP_RETURN done(VIP_VI_HANDLE vi, int recv, VIP_DESCRIPTOR **descr
 	q = &s->queue[recv];
 	if (!via_forked && (got = take(&s->port, q, descriptor)) != VIP_NOT_DONE)
 		return got;
-	if ((why = look(&s->port)) == NOTHING) {
+	/* Where a status is just being written, which the program may have seen, Go waits for that. */
+	if ((why = look(&s->port)) == NOTHING && (int64_t)(word64(q->settling) - word64(q->dequeued)) <= 0) {
 		head = word64(q->dequeued); /* first: others may post and take meanwhile */
 		return word64(q->posted) == head ? VIP_DESCRIPTOR_ERROR : VIP_NOT_DONE;
 	}
@@ -131,11 +132,13 @@ VIP_RETURN VipCQDone(VIP_CQ_HANDLE cq, VIP_VI_HANDLE *vi, VIP_BOOLEAN *recv)
 {
 	struct via_slot *s = via_find(cq, VIA_CQ);
 	uintptr_t v = 0;
+	uint64_t settling;
 	int why = SOMETHING, r = 0, code;
 
 	if (!s || !vi || !recv)
 		return VIP_INVALID_PARAMETER;
-	if (word64(s->entries) == 0 && (why = look(&s->port)) == NOTHING)
+	settling = word64(s->settling); /* first */
+	if (word64(s->entries) == 0 && (why = look(&s->port)) == NOTHING && !settling)
 		return VIP_NOT_DONE;
 	if (!via_enter())
 		return VIP_ERROR_RESOURCE;

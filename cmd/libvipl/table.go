@@ -168,5 +168,5 @@ func (n *nic) watchPort(s *C.struct_via_slot, pin *runtime.Pinner) {
 func watchQueue(q *C.struct_via_queue, w vipl.QueueWatch, pin *runtime.Pinner) {
 	pin.Pin(w.Completed)
 	q.posted, q.completed, q.dequeued = address(w.Posted), address(w.Completed), address(w.Dequeued)
-	q.ring = address(w.Ring)
+	q.settling, q.ring = address(w.Settling), address(w.Ring)
 }

@@ -180,9 +180,9 @@ func viago_create_cq(h C.uintptr_t, entries C.VIP_ULONG, out *C.uintptr_t) C.int
 	c := &cq{CQ: made, nic: n}
 	c.handle = add(cqKind, c, n, func(s *C.struct_via_slot, pin *runtime.Pinner) {
 		n.watchPort(s, pin)
-		w := made.Watch()
-		pin.Pin(w)
-		s.entries = address(w)
+		entries, settling := made.Watch()
+		pin.Pin(entries)
+		s.entries, s.settling = address(entries), address(settling)
 	})
 	if c.handle == 0 {
 		made.Destroy()
