@@ -49,7 +49,7 @@ func (v *VI) begin(op string) error {
 	if err := v.idle(op); err != nil {
 		return err
 	}
-	v.state, v.busy = ConnectPending, true
+	v.state, v.busy, v.settled = ConnectPending, true, make(chan struct{})
 	return nil
 }
 
@@ -147,6 +147,8 @@ func (v *VI) ended(err error) {
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
 	v.busy = false
+	close(v.settled)
+	v.settled = nil
 	switch {
 	case err != nil:
 		v.port.flushQueue(v, &v.send, broken{}) // what was posted since the peer's first frame

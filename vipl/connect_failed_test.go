@@ -182,3 +182,49 @@ func TestFrameOutweighsConfirmation(t *testing.T) {
 		})
 	})
 }
+
+// Who has got a message, or lost the connection again, may disconnect although the accept that
+// made the connection has not returned to another goroutine yet.
+func TestDisconnectBeforeAcceptReturns(t *testing.T) {
+	for name, lost := range map[string]bool{"connected": false, "lost": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				over := make(chan struct{})
+				n := newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return doubting{a, over} }})
+				va, vb := newVI(t, n.a.Nic, vipl.ReliableDelivery), newVI(t, n.b.Nic, vipl.ReliableDelivery)
+				xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+				postRecv(t, va, xa, 0, 64)
+				accepted, ended := make(chan error, 1), make(chan error, 1)
+				go func() {
+					c, err := n.a.ConnectWait(address(n.a, "doubted"), patience)
+					if err == nil {
+						err = c.Accept(va)
+					}
+					accepted <- err
+				}()
+				if _, err := request(vb, address(n.a, "doubted")); err != nil {
+					t.Fatal(err)
+				}
+				postSend(t, vb, xb, 0, 64)
+				received(t, va, 0)
+				sent(t, vb, 0)
+				if lost {
+					if err := vb.Disconnect(); err != nil {
+						t.Fatal(err)
+					}
+					stateIs(t, va, vipl.Error)
+				}
+				go func() { ended <- va.Disconnect() }()
+				synctest.Wait()
+				close(over)
+				if err := <-accepted; err != nil {
+					t.Errorf("accept: %v", err)
+				}
+				if err := <-ended; err != nil {
+					t.Errorf("disconnect: %v", err)
+				}
+				stateIs(t, va, vipl.Idle)
+			})
+		})
+	}
+}

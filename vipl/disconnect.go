@@ -13,7 +13,8 @@ import (
 // completed sends handed to the network is delivered first, on a reliable VI,
 // unless the peer does not answer for 200 ms, or has not taken it in five seconds. On
 // an Idle VI it flushes the receives that were posted for a connection to come. A
-// peer-to-peer connect that is under way ends.
+// peer-to-peer connect that is under way ends; one that has connected v already, and is about to
+// say so in another goroutine, has said it then.
 //
 // ErrInvalidState while another connect or disconnect is under way; ErrInvalidParameter when the VI
 // is destroyed.
@@ -22,6 +23,7 @@ func (v *VI) Disconnect() error {
 	v.stopPeering()
 	p := v.port
 	p.mu.Lock()
+	v.settle()
 	switch {
 	case v.gone.Load():
 		p.mu.Unlock()
@@ -61,6 +63,17 @@ func (v *VI) Disconnect() error {
 	// Receives that were posted meanwhile stay posted for the next connection.
 	v.state, v.busy, v.cause = Idle, false, nil
 	return nil
+}
+
+// settle waits for a connect that has come about and has not returned yet: messages that came
+// by it, or its end, may be there before. Under the lock, which it releases meanwhile.
+func (v *VI) settle() {
+	for v.settled != nil && v.state != ConnectPending {
+		settled := v.settled
+		v.port.mu.Unlock()
+		<-settled
+		v.port.mu.Lock()
+	}
 }
 
 // disconnectTimeout is how long a peer may take to acknowledge a close on an

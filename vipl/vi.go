@@ -101,9 +101,10 @@ type VI struct {
 
 	// Guarded by port.mu.
 	state   State
-	cause   error       // why it is in Error
-	gone    atomic.Bool // destroyed
-	busy    bool        // a connect or disconnect is under way
+	cause   error         // why it is in Error
+	gone    atomic.Bool   // destroyed
+	busy    bool          // a connect or disconnect is under way
+	settled chan struct{} // while a connect is under way, closed at its end; nil: there is none
 	conn    *conn
 	peering *peering // outcome not yet asked for
 	send    workQueue
