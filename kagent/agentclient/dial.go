@@ -25,7 +25,7 @@ func dial(ctx context.Context, socket string) (*net.UnixConn, *agentproto.Reader
 	c := raw.(*net.UnixConn)
 	r := &agentproto.Reader{C: c}
 	reply, files, err := exchange(c, r, &agentproto.Request{
-		ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}, Comm: filepath.Base(os.Args[0]),
+		ID: agentproto.HelloID, Op: agentproto.OpHello, Versions: []int{agentproto.Version}, Comm: filepath.Base(os.Args[0]),
 	}, helloTime)
 	closeFiles(files)
 	if err == nil && reply.Welcome == nil {
@@ -61,7 +61,7 @@ func exchange(c *net.UnixConn, r *agentproto.Reader, q *agentproto.Request, limi
 	if err == nil {
 		_, err = c.Write(b)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, unix.EPIPE) { // hung up, perhaps with a reason
 		return agentproto.Reply{}, nil, err
 	}
 	reply, files, err := r.ReadReply()

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"viaxdp/internal/nstest"
+	"viaxdp/kagent/agentclient"
 	"viaxdp/kagent/agentd"
 	"viaxdp/kagent/agentproto"
 	"viaxdp/vipl"
@@ -195,5 +196,28 @@ func TestNotServed(t *testing.T) {
 	g := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {Users: []uint32{60002}, MaxVIs: 5}}})
 	if n := g.nic(); n.Info().MaxVIs != 5 { // root may
 		t.Errorf("%d VIs, want 5", n.Info().MaxVIs)
+	}
+}
+
+// Who gets no connection more is told why.
+func TestNoRoom(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 1}}, Most: 1})
+	eventually(t, "what startAgent has asked is over", func() bool {
+		n, err := g.open()
+		if err == nil {
+			t.Cleanup(func() { n.Close() })
+		}
+		return err == nil
+	})
+	for range 100 { // the agent hangs up before the client has asked, or after it
+		_, err := agentclient.QueryStatus(t.Context(), g.socket)
+		if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "user 0 has 1 connections to the agent, of at most 1: end one") {
+			t.Fatalf("a connection more: %v, want ErrQuota", err)
+		}
+	}
+	_, err := g.rawAs(t, 60001).ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})
+	if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "all users together") {
+		t.Errorf("another user: %v, want ErrQuota", err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/kagent"
+	"viaxdp/kagent/agentproto"
 )
 
 // Server is the daemon.
@@ -104,7 +105,21 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	return errors.Join(err, s.shut())
 }
 
-// accept takes a connection in, or closes it.
+// noRoom says why a user gets no connection more; nil: there is room. Root comes in when
+// everybody else has used up all there is. Caller holds s.mu.
+func (s *Server) noRoom(u *account) error {
+	switch {
+	case u.quota.Connections > 0 && u.connections >= u.quota.Connections:
+		return fmt.Errorf("%w: user %d has %d connections to the agent, of at most %d: end one of its programs; "+
+			"the agent's configuration sets it", agentproto.ErrQuota, u.uid, u.connections, u.quota.Connections)
+	case len(s.conns) >= s.cfg.MaxConnections && u.uid != 0:
+		return fmt.Errorf("%w: all users together have %d connections to the agent, of at most %d: end programs, "+
+			"or raise max_connections in its configuration", agentproto.ErrQuota, len(s.conns), s.cfg.MaxConnections)
+	}
+	return nil
+}
+
+// accept takes a connection in, or closes it, with the cause for an answer to its hello.
 func (s *Server) accept(raw *net.UnixConn) {
 	cred, err := credentials(raw)
 	if err != nil {
@@ -113,12 +128,13 @@ func (s *Server) accept(raw *net.UnixConn) {
 	}
 	s.mu.Lock()
 	u := s.account(cred.Uid)
-	// Root comes in when everybody else has used up all there is.
-	full := len(s.conns) >= s.cfg.MaxConnections && cred.Uid != 0
-	if s.closed || full || u.quota.Connections > 0 && u.connections >= u.quota.Connections {
+	if err = s.noRoom(u); err != nil || s.closed {
 		s.counts.Refused++
 		s.forget(u)
 		s.mu.Unlock()
+		if err != nil { // a new socket has room for it
+			_ = agentproto.WriteReply(raw, &agentproto.Reply{ID: agentproto.HelloID, Error: agentproto.NewError(err)})
+		}
 		_ = raw.Close()
 		return
 	}

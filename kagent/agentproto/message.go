@@ -22,6 +22,10 @@ const (
 	MaxFiles   = 4
 )
 
+// HelloID is the number of a program's first request. An agent that has no room for the
+// program says so in its answer without having read it.
+const HelloID = 1
+
 // Op is what a program asks for. But for hello, open, resume, status and cancel
 // they are the methods of kagent.Agent, kagent.Listener, kagent.Incoming and
 // kagent.Answer.
