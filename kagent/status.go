@@ -19,9 +19,13 @@ type Status struct {
 	PID    int           `json:"pid"`    // of the agent
 	Since  time.Time     `json:"since"`  // when the agent began
 	NICs   []NICStatus   `json:"nics"`   // by name of the interface
+	Served []string      `json:"served"` // interfaces that a daemon serves to who asks, by name; nil: all
 	Users  []UserStatus  `json:"users,omitempty"`
 	Counts DaemonCounter `json:"counts"` // zero in a program's own process
 }
+
+// Serves tells whether the agent opens an interface for who has asked for its status.
+func (s *Status) Serves(name string) bool { return s.Served == nil || slices.Contains(s.Served, name) }
 
 // NICStatus is one interface that the agent has open.
 type NICStatus struct {

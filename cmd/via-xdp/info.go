@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -38,13 +40,13 @@ func newInfo(env environment) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			infos, agent := []described{}, whichAgent(cmd.Context())
+			infos, agentOf := []described{}, whichAgent(cmd.Context())
 			for _, n := range names {
 				i, err := env.actions.inspect(n, try)
 				if err != nil {
 					return err
 				}
-				infos = append(infos, described{i, agent})
+				infos = append(infos, described{i, agentOf(n)})
 			}
 			if asJSON {
 				return printJSON(env.stdout, infos)
@@ -52,7 +54,7 @@ func newInfo(env environment) *cobra.Command {
 			for i := range infos {
 				printInfo(env, &infos[i].InterfaceInfo)
 			}
-			fmt.Fprintf(env.stdout, "agent: %s\n", agent)
+			printAgents(env.stdout, infos, agentOf(""))
 			return nil
 		},
 	}
@@ -123,22 +125,47 @@ func modeState(m bench.ModeInfo) string {
 // agentTime is how long the agent may take to answer.
 const agentTime = 2 * time.Second
 
-// whichAgent says who opens NICs for programs that are started from here.
-func whichAgent(ctx context.Context) string {
+// printAgents says it once, where it is the same for all interfaces, or for none that there are.
+func printAgents(w io.Writer, infos []described, agent string) {
+	if len(infos) > 0 {
+		agent = infos[0].Agent
+	}
+	if !slices.ContainsFunc(infos, func(i described) bool { return i.Agent != agent }) {
+		fmt.Fprintf(w, "agent: %s\n", agent)
+		return
+	}
+	for i := range infos {
+		fmt.Fprintf(w, "agent of %s: %s\n", infos[i].Name, infos[i].Agent)
+	}
+}
+
+// whichAgent says who opens an interface, or with no name any that is served, for programs that
+// this user starts from here.
+func whichAgent(ctx context.Context) func(name string) string {
+	all := func(who string) func(string) string { return func(string) string { return who } }
 	_, named, ok := agentclient.Socket()
 	if !ok {
-		return "none but the program itself (" + agentclient.Environment + "=none)"
+		return all("none but the program itself (" + agentclient.Environment + "=none)")
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentTime)
 	defer cancel()
 	socket, _, st, err := agentclient.Find(ctx)
 	switch {
 	case err == nil:
-		return fmt.Sprintf("process %d at %s", st.PID, socket)
+		return func(name string) string {
+			who := fmt.Sprintf("process %d at %s", st.PID, socket)
+			switch {
+			case name == "" || st.Serves(name):
+				return who
+			case named:
+				return "none: " + who + " does not serve it to this user; its settings list what it serves"
+			}
+			return "the program itself: " + who + " does not serve it to this user"
+		}
 	case named:
-		return fmt.Sprintf("none: %v", err)
+		return all(fmt.Sprintf("none: %v", err))
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
-		return "the program itself; no daemon answers at " + socket
+		return all("the program itself; no daemon answers at " + socket)
 	}
-	return fmt.Sprintf("the program itself, and not the one at %s: %v", socket, err)
+	return all(fmt.Sprintf("the program itself, and not the one at %s: %v", socket, err))
 }

@@ -280,7 +280,7 @@ func TestInfo(t *testing.T) {
 	}
 	_, out, _ = call(r, "info", "-i", "eth7", "--try", "--json")
 	var infos []described
-	if err := json.Unmarshal([]byte(out), &infos); err != nil || len(infos) != 1 || !infos[0].Modes[0].Reached || infos[0].Agent != whichAgent(t.Context()) {
+	if err := json.Unmarshal([]byte(out), &infos); err != nil || len(infos) != 1 || !infos[0].Modes[0].Reached || infos[0].Agent != whichAgent(t.Context())("eth7") {
 		t.Errorf("%v: %q", err, out)
 	}
 }

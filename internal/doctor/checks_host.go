@@ -28,6 +28,7 @@ var Checks = []Check{
 
 	{ID: "link", About: "is the interface up, with carrier", NIC: checkLink},
 	{ID: "address", About: "has it an IP address for connections", NIC: checkAddress},
+	{ID: "served", About: "does the agent open it for programs of this user", NIC: checkServed},
 	{ID: "driver", About: "its driver and the XDP features that it names", NIC: checkDriver},
 	{ID: "program", About: "is there an XDP program of somebody else", NIC: checkProgram},
 	{ID: "zero-copy", About: "does the NIC read and write registered memory itself", NIC: checkZeroCopy},
@@ -130,8 +131,8 @@ func (a *Agent) remedy() string {
 	return "sudo via-xdp agent"
 }
 
-// ifServed is what only opening tells, of an agent: its configuration may leave out
-// interfaces and users, whose programs then do without it where it is not named.
+// ifServed is what the check served tells of each interface: an agent's configuration may leave
+// out interfaces and users, whose programs then do without it where it is not named.
 const ifServed = ", if it serves this interface to this user"
 
 // needed are the capabilities to open a NIC in the program's own process.
@@ -140,14 +141,19 @@ var needed = []struct {
 	name string
 }{{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}, {unix.CAP_BPF, "CAP_BPF"}}
 
-func checkCapabilities(h *Host) []Finding {
+// missing are those of them that this process has not.
+func (h *Host) missing() (names []string) {
 	has := func(bit int) bool { return h.Capabilities&(1<<bit) != 0 }
-	var missing []string
 	for _, c := range needed {
 		if !has(c.bit) && !(c.bit == unix.CAP_BPF && has(unix.CAP_SYS_ADMIN)) {
-			missing = append(missing, c.name)
+			names = append(names, c.name)
 		}
 	}
+	return names
+}
+
+func checkCapabilities(h *Host) []Finding {
+	missing := h.missing()
 	if len(missing) == 0 {
 		return ok("CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF are there")
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"viaxdp/internal/undo"
+	"viaxdp/kagent/agentclient"
 	"viaxdp/xdpnic"
 )
 
@@ -275,6 +276,27 @@ func checkCoalesce(_ *Host, n *NIC) []Finding {
 
 // agents tells whether the daemon has its program on the interface.
 func (n *NIC) agents() bool { return n.Agent != nil && n.Agent.Mode != "" }
+
+func checkServed(h *Host, n *NIC) []Finding {
+	a := &h.Agent
+	settings := fmt.Sprintf("name it in the agent's settings ([interface.%s], with this user if it has users), and restart the agent", n.Name)
+	switch {
+	case a.PID == 0:
+		return ok("programs use no agent")
+	case !a.Here:
+		return ok("the agent's interfaces are those of another network namespace")
+	case a.Served == nil || slices.Contains(a.Served, n.Name):
+		return ok("the agent opens it for programs of this user")
+	case a.Named:
+		return one(Error, "the agent at "+a.Socket+" does not serve it to this user, and "+agentclient.Environment+" names the agent",
+			"programs that are started with this environment cannot open it",
+			settings+"; or do without, with privilege: unset "+agentclient.Environment)
+	case len(h.missing()) > 0:
+		return one(Error, "the agent at "+a.Socket+" does not serve it to this user",
+			"programs of this user cannot open it, nor by themselves, for lack of "+strings.Join(h.missing(), ", "), settings)
+	}
+	return ok("the agent at " + a.Socket + " does not serve it to this user: programs open it by themselves, with privilege")
+}
 
 func checkHolders(h *Host, n *NIC) []Finding {
 	var list []string

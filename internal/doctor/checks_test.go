@@ -71,6 +71,12 @@ var ailments = []ailment{
 	{"options", Info, func(h *Host, _ *NIC) { delete(h.Config, "CONFIG_XDP_SOCKETS_DIAG") }, "DIAG", "", "", nil},
 	{"capabilities", Error, func(h *Host, _ *NIC) { h.Capabilities &^= 1 << unix.CAP_NET_RAW }, "CAP_NET_RAW", "setcap cap_net_raw+ep", "", nil},
 	{"capabilities", Error, func(h *Host, _ *NIC) { h.Capabilities = 0 }, "CAP_NET_ADMIN", "sudo via-xdp agent", "", nil},
+	{"served", Error, func(h *Host, _ *NIC) {
+		h.Agent = Agent{Socket: "/x.sock", PID: 42, Here: true, Named: true, Served: []string{"eth9"}}
+	}, "/x.sock does not serve it to this user, and VIA_AGENT", "[interface.eth0]", "", nil},
+	{"served", Error, func(h *Host, _ *NIC) {
+		h.Capabilities, h.Agent = 0, Agent{Socket: "/x.sock", PID: 42, Here: true, Served: []string{}}
+	}, "/x.sock does not serve it to this user", "[interface.eth0]", "", nil},
 	{"agent", Error, func(h *Host, _ *NIC) { h.Agent = Agent{Socket: "/x.sock", Named: true, Reason: "nobody listens"} },
 		"nobody listens", "sudo via-xdp agent --socket /x.sock", "", nil},
 	{"agent", Error, func(h *Host, _ *NIC) {
@@ -240,6 +246,24 @@ func TestAgentOfOthers(t *testing.T) {
 		"those of its network namespace":            {Socket: "/x.sock", PID: 42, Named: true},
 	} {
 		found := checkAgent(&Host{Agent: a})
+		if len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want) {
+			t.Errorf("%+v: %+v, want %q", a, found, want)
+		}
+	}
+}
+
+// An agent that does not serve an interface is in nobody's way who may open it otherwise.
+func TestNotServed(t *testing.T) {
+	for want, a := range map[string]Agent{
+		"use no agent":                 {Socket: "/x.sock", Served: []string{}},
+		"of another network namespace": {Socket: "/x.sock", PID: 42, Named: true, Served: []string{}},
+		"opens it for programs":        {Socket: "/x.sock", PID: 42, Here: true, Named: true, Served: []string{"eth0"}},
+		"opens it for":                 {Socket: "/x.sock", PID: 42, Here: true},
+		"by themselves, with priv":     {Socket: "/x.sock", PID: 42, Here: true, Served: []string{"eth9"}},
+	} {
+		f := healthy()
+		f.Host.Agent = a
+		found := checkServed(&f.Host, &f.NICs[0])
 		if len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want) {
 			t.Errorf("%+v: %+v, want %q", a, found, want)
 		}

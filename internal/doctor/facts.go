@@ -45,6 +45,8 @@ type Agent struct {
 	Named  bool   `json:"named"`            // the environment says which, or that there is none
 	Reason string `json:"reason,omitempty"` // why none is used
 	Unused Unused `json:"unused,omitempty"` // what is at the socket, where none is used
+
+	Served []string `json:"served"` // interfaces that it opens for this user; nil: all
 }
 
 // Unused is an agent that programs do not use, although it is there.

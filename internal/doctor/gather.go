@@ -78,7 +78,7 @@ func (h *Host) askAgent() []kagent.NICStatus {
 	defer cancel()
 	socket, here, st, err := agentclient.Find(ctx)
 	_, named, _ := agentclient.Socket()
-	h.Agent = Agent{Socket: socket, PID: st.PID, Here: here, Named: named}
+	h.Agent = Agent{Socket: socket, PID: st.PID, Here: here, Named: named, Served: st.Served}
 	if err != nil {
 		h.Agent.PID, h.Agent.Reason, h.Agent.Unused = 0, err.Error(), unused(err)
 	}

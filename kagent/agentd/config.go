@@ -56,6 +56,21 @@ func (c *Config) quota(uid uint32) Quota {
 	return c.Quota
 }
 
+// servedTo are the interfaces that a user may open, by name; nil: all.
+func (c *Config) servedTo(uid uint32) []string {
+	if c.Interfaces == nil {
+		return nil
+	}
+	names := []string{}
+	for name := range c.Interfaces {
+		if _, ok := c.served(name, uid); ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // served tells whether a user may open an interface, and how.
 func (c *Config) served(name string, uid uint32) (Interface, bool) {
 	if c.Interfaces == nil {

@@ -210,6 +210,7 @@ func (s *Server) Status() kagent.Status {
 // statusFor is what a user may see of it: root all, others what is theirs.
 func (s *Server) statusFor(uid uint32) kagent.Status {
 	st := s.Status()
+	st.Served = s.cfg.servedTo(uid)
 	if uid == 0 {
 		return st
 	}
