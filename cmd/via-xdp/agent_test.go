@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -225,5 +228,56 @@ func TestAgentMetrics(t *testing.T) {
 	maps.DeleteFunc(got, func(name string, _ float64) bool { _, ok := want[name]; return !ok })
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// The dashboard asks for metrics that there are, by labels that they have.
+func TestDashboard(t *testing.T) {
+	b, err := os.ReadFile("../../contrib/grafana/via-xdp.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var board struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr, LegendFormat string }
+		}
+	}
+	if err := json.Unmarshal(b, &board); err != nil {
+		t.Fatal(err)
+	}
+	labels := map[string][]string{} // of each metric
+	descriptions := make(chan *prometheus.Desc, 100)
+	(&agentMetrics{}).Describe(descriptions)
+	close(descriptions)
+	for d := range descriptions {
+		m := regexp.MustCompile(`fqName: "(\w+)".*variableLabels: \{([^}]*)\}`).FindStringSubmatch(d.String())
+		if m == nil {
+			t.Fatalf("%v", d)
+		}
+		labels[m[1]] = append(strings.Split(m[2], ","), "instance", "job") // Prometheus adds two
+	}
+	asked := map[string]bool{}
+	for _, p := range board.Panels {
+		if len(p.Targets) == 0 {
+			t.Errorf("panel %q asks for nothing", p.Title)
+		}
+		for _, target := range p.Targets {
+			var has []string
+			for _, metric := range regexp.MustCompile(`viaxdp_\w+`).FindAllString(target.Expr, -1) {
+				if labels[metric] == nil {
+					t.Errorf("panel %q: there is no metric %s", p.Title, metric)
+				}
+				asked[metric], has = true, labels[metric]
+			}
+			for _, m := range regexp.MustCompile(`\{\{(\w+)\}\}|\b(\w+)(?:=|!=|=~|!~)"`).FindAllStringSubmatch(target.LegendFormat+target.Expr, -1) {
+				if label := m[1] + m[2]; !slices.Contains(has, label) {
+					t.Errorf("panel %q: %s has no label %s", p.Title, target.Expr, label)
+				}
+			}
+		}
+	}
+	if len(asked) < 5 {
+		t.Errorf("it asks for %v", asked)
 	}
 }
