@@ -68,7 +68,7 @@ func (s *Server) tryCharge(uid uint32, queues, vis, pinned int) error {
 		if c.most > 0 && c.more > 0 && c.more > c.most-c.has {
 			s.forget(u)
 			return fmt.Errorf("%w: %d %s more than the %d that user %d has, of at most %d; "+
-				"the agent's configuration sets it", agentproto.ErrQuota, c.more, c.what, c.has, uid, c.most)
+				"end one of its programs or ask for less, or raise it in the agent's settings ([quota], [user.NAME])", agentproto.ErrQuota, c.more, c.what, c.has, uid, c.most)
 		}
 	}
 	u.book(queues, vis, pinned)

@@ -110,11 +110,11 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 func (s *Server) noRoom(u *account) error {
 	switch {
 	case u.quota.Connections > 0 && u.connections >= u.quota.Connections:
-		return fmt.Errorf("%w: user %d has %d connections to the agent, of at most %d: end one of its programs; "+
-			"the agent's configuration sets it", agentproto.ErrQuota, u.uid, u.connections, u.quota.Connections)
+		return fmt.Errorf("%w: user %d has %d connections to the agent, of at most %d: end one of its programs, "+
+			"or raise it in the agent's settings ([quota], [user.NAME])", agentproto.ErrQuota, u.uid, u.connections, u.quota.Connections)
 	case len(s.conns) >= s.cfg.MaxConnections && u.uid != 0:
 		return fmt.Errorf("%w: all users together have %d connections to the agent, of at most %d: end programs, "+
-			"or raise max_connections in its configuration", agentproto.ErrQuota, len(s.conns), s.cfg.MaxConnections)
+			"or raise max_connections in its settings", agentproto.ErrQuota, len(s.conns), s.cfg.MaxConnections)
 	}
 	return nil
 }

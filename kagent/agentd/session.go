@@ -47,7 +47,7 @@ func (c *conn) open(o *agentproto.Open) (*session, *kagent.Handout, *os.File, er
 	s := c.server
 	settings, ok := s.cfg.served(o.Interface, c.cred.Uid)
 	if !ok {
-		return nil, nil, nil, fmt.Errorf("%w to user %d: %s; its configuration lists those that it serves",
+		return nil, nil, nil, fmt.Errorf("%w to user %d: %s; its settings list what it serves ([interface.NAME], users)",
 			agentproto.ErrNotServed, c.cred.Uid, o.Interface)
 	}
 	cfg := kagent.Config{
