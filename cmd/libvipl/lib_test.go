@@ -238,6 +238,9 @@ var pairs = []struct {
 	{"crowd", "/dev/clanvi0", []string{"300"}, "6 clients of 300 messages"},
 	{"notifier", "VINIC0", []string{"300"}, "600 messages by handlers"},
 	{"sixbytes", "nic0", []string{"200"}, "200 messages each way"},
+	{"rpc", "/dev/via_via0", []string{"60"}, "60 calls of each of 11 clients"},
+	{"putget", "via0", []string{"5"}, "5 transpositions and relays"},
+	{"xfer", "/dev/clanvi0", []string{"60"}, "60 blocks"},
 }
 
 // TestPrograms runs every program as each compiler makes it.
@@ -350,7 +353,7 @@ func TestProcess(t *testing.T) {
 	b := newBed(t, 1500)
 	for name, want := range map[string]string{
 		"signals": "exit status 0", "fork": "exit status 0", "interrupt": "exit status 0", "threads": "exit status 0",
-		"dispositions": "signal: broken pipe", "exit": "exit status 7",
+		"dispositions": "signal: broken pipe", "exit": "exit status 7", "handler": "exit status 5", "atexit": "exit status 0",
 	} {
 		t.Run(name, func(t *testing.T) {
 			status := t.TempDir()

@@ -277,6 +277,70 @@ static void test_interrupt(const char *device)
 	ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
 }
 
+/* A handler of errors that gives up, as handlers do: not a thread of the program's ends it. */
+static void on_error_exit(VIP_PVOID context, VIP_ERROR_DESCRIPTOR *e)
+{
+	ASSERT(context == &s && e->ErrorCode == VIP_ERROR_CONN_LOST && e->ViHandle == right);
+	exit(5);
+}
+
+static void test_handler(const char *device)
+{
+	opens(device);
+	connects();
+	message(left, right, 1);
+	CHECK(VipErrorCallback(s.nic, &s, on_error_exit));
+	CHECK(VipDisconnect(left));
+	waits(NULL);
+}
+
+/*
+ * A library above this one, and destructors in C++, clean up at exit what they have made:
+ * first what was set up last, so that these run when the library has said farewell.
+ */
+static int cleaned;
+
+static void cleans_up(void)
+{
+	VIP_DESCRIPTOR *d;
+	VIP_VI_STATE state;
+
+	CHECK(VipQueryVi(left, &state, NULL, NULL, NULL));
+	CHECK(VipDisconnect(left));
+	CHECK(VipDisconnect(right));
+	CHECK(VipQueryVi(right, &state, NULL, NULL, NULL));
+	ASSERT(state == VIP_STATE_IDLE);
+	while (VipRecvDone(left, &d), d != NULL)
+		;
+	while (VipRecvDone(right, &d), d != NULL)
+		ASSERT(d->CS.Status & VIP_STATUS_DESC_FLUSHED_ERROR);
+	CHECK(VipDestroyVi(left));
+	CHECK(VipDestroyVi(right));
+	CHECK(VipDeregisterMem(s.nic, memory, handle));
+	CHECK(VipDestroyPtag(s.nic, s.ptag));
+	CHECK(VipCloseNic(s.nic));
+	cleaned = 1;
+}
+
+static void was_cleaned(void)
+{
+	if (!cleaned)
+		_exit(3);
+}
+
+static void test_atexit(const char *device)
+{
+	VIP_DESCRIPTOR *d;
+
+	ASSERT(atexit(was_cleaned) == 0 && atexit(cleans_up) == 0);
+	opens(device);
+	connects();
+	message(left, right, 1);
+	d = (VIP_DESCRIPTOR *)memory;
+	describe(d, memory + 4096, 64, handle);
+	CHECK(VipPostRecv(right, d, handle));
+}
+
 /* Threads come and go; each may call. */
 static void *one_message(void *unused)
 {
@@ -313,6 +377,7 @@ int main(int argc, char **argv)
 	} tests[] = {
 		{"signals", test_signals}, {"dispositions", test_dispositions}, {"fork", test_fork},
 		{"exit", test_exit}, {"interrupt", test_interrupt}, {"threads", test_threads},
+		{"handler", test_handler}, {"atexit", test_atexit},
 	};
 	unsigned i;
 
