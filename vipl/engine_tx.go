@@ -194,7 +194,7 @@ func (c *conn) describe(e *posted, from uint32) {
 // chunk takes a chunk for a frame of data. False: there is none, or no ring
 // entry; c comes up again.
 func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
-	if p.nic.TxFree() > p.spare || p.nic.Reap() != 0 && (p.spare == controlSpare || p.nic.TxFree() > p.spare) || p.kick() {
+	if p.nic.TxFree() > p.spare || p.nic.Reap() != 0 && p.nic.TxFree() > p.spare || p.kick() {
 		addr, chunk, ok = p.nic.Alloc()
 	}
 	if !ok {

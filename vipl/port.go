@@ -317,6 +317,7 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 				p.lazy = false
 				continue // p.owed[i] is another one now
 			}
+			c.oweBy = now + ackDelay // when a chunk may have come back
 		}
 		due = min(due, c.oweBy)
 		i++

@@ -2,7 +2,9 @@ package vipl_test
 
 import (
 	"os"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -10,6 +12,7 @@ import (
 	"viaxdp/kagent"
 	"viaxdp/lane"
 	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
 // A VI whose lane is full, since the program at its other end has stopped, does not
@@ -166,4 +169,76 @@ func TestLongFrameAndShortOnes(t *testing.T) {
 			t.Fatalf("%d short messages have gone since the long one was posted", taken-before)
 		}
 	}
+}
+
+// A peer that says nothing leaves the chunks of acknowledgements, also where those of
+// its frames complete late, one by one, as of a NIC that sends by itself.
+func TestDeafPeerLeavesRoomToAcknowledge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const chunks, late = 32, 20 * time.Microsecond
+		c := memoryConfig{bubble: true, noPacking: true, queue: xdpnictest.Config{TxChunks: chunks}}
+		n := newMemoryNet(t, c)
+		third := n.open(t, "c", c)
+		deaf, _ := connect(t, n.a.Nic, third.Nic, vipl.ReliableDelivery)
+		va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableReception)
+		xd, xa, xb := newBox(t, n.a.Nic, 2*chunks, 64), newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+		n.a.queue.SetLies(xdpnictest.Lies{LateCompletion: late})
+		third.queue.Cut(true)
+		for i := range 2 * chunks {
+			postSend(t, deaf, xd, i, 64)
+			time.Sleep(2 * late)
+		}
+		if o := n.a.queue.Owners(); o.Free > chunks/2 {
+			t.Fatalf("chunks are left for data: %+v", o)
+		}
+		postRecv(t, va, xa, 0, 64)
+		postSend(t, vb, xb, 0, 64)
+		if _, err := vb.SendWait(10 * time.Millisecond); err != nil { // done when it is acknowledged
+			t.Errorf("%v; chunks: %+v", err, n.a.queue.Owners())
+		}
+	})
+}
+
+// An acknowledgement for which there is no chunk is tried again after a while, and not
+// all the time.
+func TestAcknowledgementWithoutChunk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var port *emptyPort
+		n, va, vb := connected(t, memoryConfig{bubble: true, port: func(q *xdpnictest.Queue) vipl.Port {
+			port = &emptyPort{Queue: q}
+			return port
+		}}, vipl.ReliableReception)
+		xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+		postRecv(t, vb, xb, 0, 64)
+		const most = 1000
+		port.refuse.Store(most)
+		postSend(t, va, xa, 0, 64)
+		time.Sleep(10 * time.Millisecond)
+		left := port.refuse.Swap(0)
+		if left <= 0 || left == most {
+			t.Errorf("tried %d times", most-left)
+		}
+		sent(t, va, 0)
+	})
+}
+
+// emptyPort is a queue without TX chunks for so many calls of Alloc.
+type emptyPort struct {
+	*xdpnictest.Queue
+	refuse atomic.Int32
+}
+
+func (p *emptyPort) Alloc() (addr uint64, buf []byte, ok bool) {
+	if p.refuse.Load() > 0 {
+		p.refuse.Add(-1)
+		return 0, nil, false
+	}
+	return p.Queue.Alloc()
+}
+
+func (p *emptyPort) TxFree() int {
+	if p.refuse.Load() > 0 {
+		return 0
+	}
+	return p.Queue.TxFree()
 }
