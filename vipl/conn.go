@@ -206,6 +206,7 @@ func (p *port) leaveSpare() {
 			p.spare = max(p.spare, controlSpare+v.conn.chunksFor(wire.HeaderLen+v.conn.payload))
 		}
 	}
+	p.spare = min(p.spare, p.txChunks/2) // data gets some, too, however few there are
 }
 
 // uninstall ends it. Under the lock.

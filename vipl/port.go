@@ -143,7 +143,8 @@ func newPort(nic Port, mem []byte, silence time.Duration, now func() int64, cpuT
 		sleeping: make(chan struct{}, 1), closed: make(chan struct{}), own: make(map[uint32]bool),
 	}
 	p.due.Store(never)
-	p.txChunks, p.spare = nic.TxFree(), controlSpare
+	p.txChunks = nic.TxFree()
+	p.leaveSpare()
 	p.share()
 	p.refillAt = min(refillBatch, max(1, nic.RxChunks()/8))
 	p.chains.init(nic.MaxSegs())

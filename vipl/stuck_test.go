@@ -199,6 +199,16 @@ func TestDeafPeerLeavesRoomToAcknowledge(t *testing.T) {
 	})
 }
 
+// However few chunks there are to send from, data goes.
+func TestFewChunks(t *testing.T) {
+	for _, psk := range []*vipl.PSK{nil, testPSK(t, 1)} {
+		for _, chunks := range []int{2, 4, 8, 9} {
+			n, va, vb := connected(t, memoryConfig{psk: psk, queue: xdpnictest.Config{TxChunks: chunks}}, vipl.ReliableReception)
+			transfer(t, va, vb, newBox(t, n.a.Nic, 4, 5000), newBox(t, n.b.Nic, 4, 5000), 20, 5000)
+		}
+	}
+}
+
 // An acknowledgement for which there is no chunk is tried again after a while, and not
 // all the time.
 func TestAcknowledgementWithoutChunk(t *testing.T) {
