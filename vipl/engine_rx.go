@@ -145,9 +145,9 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 			s.AckRange(now, r.Start, r.End)
 		}
 		s.DetectLosses(now)
-		if t := s.Deadline(); t != 0 {
-			p.timers.schedule(c, t)
-		}
+	}
+	if t := s.Deadline(); t != 0 && t < c.due { // by a loss found, or a round trip that ended the timer's doubling
+		p.timers.schedule(c, t)
 	}
 	if from != to && (c.lent || c.vi.attrs.Level == ReliableReception) {
 		c.lent = c.lent && !s.Idle()

@@ -262,3 +262,39 @@ func TestSlowPolling(t *testing.T) {
 		<-polled
 	})
 }
+
+// When a peer is back after a silence in which the timer has become slow, a frame that is
+// then lost is missed as soon as ever.
+func TestTimerAfterSilence(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, vb := connected(t, memoryConfig{bubble: true, noPacking: true}, level)
+			xa, xb := newBox(t, n.a.Nic, 4, 64), newBox(t, n.b.Nic, 4, 64)
+			for i := range xb.desc {
+				postRecv(t, vb, xb, i, 64)
+			}
+			postSend(t, va, xa, 0, 64)
+			received(t, vb, 0)
+			n.wire.Cut(true)
+			postSend(t, va, xa, 1, 64)
+			time.Sleep(2 * time.Second)
+			n.wire.Cut(false)
+			received(t, vb, 0)
+			time.Sleep(time.Millisecond) // it is acknowledged
+
+			frames := 0
+			n.a.queue.SetFaults(xdpnictest.Faults{Drop: func([]byte) bool { frames++; return frames == 2 }})
+			postSend(t, va, xa, 2, 64)
+			postSend(t, va, xa, 3, 64)
+			start := time.Now()
+			received(t, vb, 0)
+			received(t, vb, 0)
+			if took := time.Since(start); took > 10*time.Millisecond {
+				t.Errorf("it came after %v", took)
+			}
+			if resent := n.a.Counters().Resent; frames < 3 || resent < 2 {
+				t.Errorf("nothing was lost: %d frames, %d sent again", frames, resent)
+			}
+		})
+	})
+}
