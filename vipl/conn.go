@@ -48,8 +48,8 @@ type conn struct {
 
 	reads    int     // RDMA reads of ours that are under way
 	answers  answers // to the peer's RDMA reads
-	replied  bool    // answers were sent, the last frame of them as number
-	replySeq uint32
+	replied  bool    // the peer does not have all frames of answers that were sent,
+	replySeq uint32  // the last of them with this number
 
 	closing   bool // Disconnect has begun
 	closeSeq  uint32

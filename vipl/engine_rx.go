@@ -135,6 +135,7 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 	}
 	if from != to {
 		c.moved = now
+		c.replied = c.replied && int32(c.replySeq-to) >= 0
 	}
 	for seq := from; seq != to; seq++ {
 		p.release(s.Tag(seq))
@@ -416,7 +417,7 @@ func (p *port) breakOff(c *conn, now int64) {
 
 // answering says that the peer does not have all answers to its reads yet.
 func (c *conn) answering() bool {
-	return c.answers.waiting() || c.replied && int32(c.replySeq-c.sender.Unacked()) >= 0
+	return c.answers.waiting() || c.replied
 }
 
 // acked is the number of the first frame that did not arrive: the one that this

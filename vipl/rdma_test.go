@@ -222,3 +222,18 @@ func TestReadOfClosedMemory(t *testing.T) {
 		})
 	})
 }
+
+// The answer to a read that was given long ago, more frames than half of all numbers,
+// is not taken for one that the peer has still to get: an error ends the connection.
+func TestAnswerOfLongAgo(t *testing.T) {
+	n, va, vb, xa, xb := rdmaPair(t, memoryConfig{}, vipl.ReliableDelivery)
+	xa.desc[0].SetRDMARead(xb.remote(0), segment(xa, 0, 64))
+	postDesc(t, va, xa, 0)
+	sent(t, va, vipl.StatusOpRDMARead)
+	if !comes(func() bool { n.b.Poll(); n.a.Poll(); return vb.Skip(va, 1<<31) }) {
+		t.Fatal("the answer is not acknowledged")
+	}
+	postSend(t, va, xa, 1, 64) // nobody has posted a receive for it
+	stateIs(t, vb, vipl.Error)
+	stateIs(t, va, vipl.Error)
+}
