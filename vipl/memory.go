@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"viaxdp/hugepages"
 	"viaxdp/memreg"
 )
 
@@ -83,17 +84,21 @@ func (n *Nic) RegisterMem(buf []byte, a MemAttributes) (*Region, error) {
 
 // AllocMem allocates size bytes from the NIC's arena, aligned to 64 bytes, and
 // registers them: memory that the NIC reaches without a translation of pages.
-// Deregister frees them. ErrResource when the arena has no such block left.
+// Deregister frees them. ErrResource when the arena has no such block left, else the
+// errors of RegisterMem.
 func (n *Nic) AllocMem(size int, a MemAttributes) (*Region, error) {
 	attr, err := n.memAttributes("AllocMem", a)
 	if err != nil {
 		return nil, err
 	}
 	buf, err := n.arena.Alloc(size, DescriptorAlignment)
-	if err != nil && n.closing() {
+	switch {
+	case err == nil:
+	case n.closing():
 		return nil, closedError("AllocMem")
-	}
-	if err != nil {
+	case errors.Is(err, hugepages.ErrSize):
+		return nil, opError("AllocMem", nil, ErrInvalidParameter, err)
+	default:
 		return nil, opError("AllocMem", nil, ErrResource, fmt.Errorf("%w; open the NIC with a larger arena", err))
 	}
 	reg, err := n.mem.Register(buf, attr)
@@ -188,7 +193,7 @@ func (r *Region) Remote(off int) AddressSegment {
 // more than MaxSegments+1 segments, one of them an address segment.
 func (r *Region) Descriptor(off, segs int) (*Descriptor, error) {
 	n := max(ControlSegmentSize+segs*DataSegmentSize, 64)
-	if off < 0 || segs < 0 || segs > MaxSegments+1 || off+n > len(r.buf) {
+	if off < 0 || segs < 0 || segs > MaxSegments+1 || off > len(r.buf)-n {
 		return nil, opError("Descriptor", nil, ErrInvalidParameter,
 			fmt.Errorf("%d segments at offset %d of %d bytes", segs, off, len(r.buf)))
 	}

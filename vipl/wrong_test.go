@@ -2,6 +2,7 @@ package vipl_test
 
 import (
 	"errors"
+	"math"
 	"testing"
 
 	"viaxdp/vipl"
@@ -208,10 +209,14 @@ func TestRefusedDescriptors(t *testing.T) {
 	if !s.SendEmpty || !s.RecvEmpty {
 		t.Error("something was queued")
 	}
-	for _, c := range []struct{ off, segs int }{{-64, 1}, {1, 1}, {0, 254}, {0, -1}, {len(xa.region.Bytes()), 1}, {len(xa.region.Bytes()) - 64, 3}} {
+	for _, c := range []struct{ off, segs int }{{-64, 1}, {1, 1}, {0, 254}, {0, -1}, {len(xa.region.Bytes()), 1}, {len(xa.region.Bytes()) - 64, 3}, {math.MaxInt &^ 63, 1}} {
 		if _, err := xa.region.Descriptor(c.off, c.segs); !errors.Is(err, vipl.ErrInvalidParameter) {
 			t.Errorf("descriptor at %d with %d segments: %v", c.off, c.segs, err)
 		}
+	}
+	for _, size := range []int{0, -1} {
+		_, err := n.a.AllocMem(size, vipl.MemAttributes{Ptag: mustTag(t, n.a.Nic)})
+		wantError(t, "memory of no bytes", err, vipl.ErrInvalidParameter)
 	}
 	gone, err := n.a.AllocMem(4096, vipl.MemAttributes{Ptag: mustTag(t, n.a.Nic)})
 	if err != nil {
