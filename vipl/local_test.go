@@ -117,6 +117,49 @@ func TestHandlesShareAQueue(t *testing.T) {
 	}
 }
 
+// sharing opens one more handle on the queue and the arena of h.
+func (n *memoryNet) sharing(t *testing.T, h *memoryHost) *vipl.Nic {
+	t.Helper()
+	nic, err := vipl.Open(vipl.Provider{Port: h.queue, Agent: n.fabric.Agent("shares"), Arena: h.arena, Silence: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { nic.Close() })
+	return nic
+}
+
+// A region that is deregistered just as its handle is closed is freed once: its memory
+// may be another handle's by then.
+func TestDeregisterBesideClose(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{})
+	other := n.sharing(t, n.a)
+	alloc := func(nic *vipl.Nic) *vipl.Region {
+		t.Helper()
+		r, err := nic.AllocMem(4096, vipl.MemAttributes{Ptag: mustTag(t, nic)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	r := alloc(n.a.Nic)
+	at := r.Addr()
+	var theirs *vipl.Region
+	if err := r.DeregisterAround(func() {
+		if err := n.a.Close(); err != nil {
+			t.Error(err)
+		}
+		theirs = alloc(other)
+	}); err != nil {
+		t.Error(err)
+	}
+	if theirs.Addr() != at {
+		t.Fatalf("the memory was not given out again: %#x, then %#x", at, theirs.Addr())
+	}
+	if third := alloc(other); third.Addr() == theirs.Addr() {
+		t.Error("two regions have the same memory")
+	}
+}
+
 // VIs of one interface on different queues are peers like any others: what one
 // sends goes by a lane.
 func TestOtherQueueOfTheInterface(t *testing.T) {

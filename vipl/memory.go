@@ -221,6 +221,11 @@ func (r *Region) Deregister() error {
 	if err := r.deregister(); err != nil {
 		return memoryError("DeregisterMem", err)
 	}
+	return r.free()
+}
+
+// free gives memory of the arena back, of a region that is deregistered.
+func (r *Region) free() error {
 	if !r.arena {
 		return nil
 	}

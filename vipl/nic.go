@@ -148,6 +148,7 @@ func (n *Nic) Close() error {
 	for r := range n.blocks {
 		errs = append(errs, n.arena.Free(r.buf))
 	}
+	clear(n.blocks)                      // a Deregister that is under way does not free them again
 	errs = append(errs, n.agent.Close()) // which frees the numbers of the VIs, too
 	return errors.Join(errs...)
 }
