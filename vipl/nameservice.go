@@ -55,7 +55,7 @@ func (c NSConfig) resolver() (*names.Resolver, error) {
 // closed.
 func (n *Nic) NSInit(c NSConfig) error {
 	const op = "NSInit"
-	if n.port.isClosed() {
+	if n.closing() {
 		return closedError(op)
 	}
 	r, err := c.resolver()
@@ -73,7 +73,7 @@ func (n *Nic) NSInit(c NSConfig) error {
 func (n *Nic) NSShutdown() error {
 	const op = "NSShutdown"
 	switch {
-	case n.port.isClosed():
+	case n.closing():
 		return closedError(op)
 	case n.names.Swap(nil) == nil:
 		return opError(op, nil, ErrInvalidParameter, errNoNameService)
@@ -106,7 +106,7 @@ func (n *Nic) NSGetHostByName(name string, index int) (NetAddress, error) {
 	if err != nil {
 		return NetAddress{}, err
 	}
-	ctx, cancel := n.port.untilClosed()
+	ctx, cancel := n.untilClosed()
 	defer cancel()
 	all, err := r.Lookup(ctx, name)
 	if err != nil {
@@ -144,7 +144,7 @@ func (n *Nic) NSGetHostByAddr(a NetAddress) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := n.port.untilClosed()
+	ctx, cancel := n.untilClosed()
 	defer cancel()
 	name, err := r.Reverse(ctx, names.Address{Host: a.Host, Disc: string(a.Discriminator)})
 	if err != nil {
@@ -157,7 +157,7 @@ var errNoNameService = errors.New("the name service does not run: call NSInit fi
 
 // nameService gives what NSInit has started.
 func (n *Nic) nameService(op string) (*names.Resolver, error) {
-	if n.port.isClosed() {
+	if n.closing() {
 		return nil, closedError(op)
 	}
 	r := n.names.Load()
@@ -170,18 +170,18 @@ func (n *Nic) nameService(op string) (*names.Resolver, error) {
 // lookupError gives the code for an error of a lookup, which Close may have
 // called off.
 func (n *Nic) lookupError(op string, err error) error {
-	if n.port.isClosed() {
+	if n.closing() {
 		return closedError(op)
 	}
 	return opError(op, nil, ErrNameService, err)
 }
 
-// untilClosed makes a context that ends when the NIC is closed.
-func (p *port) untilClosed() (context.Context, context.CancelFunc) {
+// untilClosed makes a context that ends when the handle is closed.
+func (n *Nic) untilClosed() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		select {
-		case <-p.closed:
+		case <-n.closed:
 			cancel()
 		case <-ctx.Done():
 		}

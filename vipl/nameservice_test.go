@@ -262,7 +262,9 @@ func TestNameServiceConcurrent(t *testing.T) {
 
 // Close ends lookups that wait for DNS.
 func TestNameServiceCloseEndsLookups(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{}).a.Nic
+	m := newMemoryNet(t, memoryConfig{})
+	n := m.a.Nic
+	m.sharing(t, m.a) // a handle that goes on with the queue
 	asked := make(chan struct{}, 100)
 	var timedOut atomic.Bool // package net gave up by itself, after seconds
 	err := n.SetSystemResolver(&net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -292,4 +294,6 @@ func TestNameServiceCloseEndsLookups(t *testing.T) {
 	if timedOut.Load() {
 		t.Error("Close did not end the lookups")
 	}
+	wantError(t, "NSInit", n.NSInit(vipl.NSConfig{Names: "/dev/null", Hosts: "/dev/null", NoDNS: true}), fs.ErrClosed)
+	wantError(t, "NSShutdown", n.NSShutdown(), fs.ErrClosed)
 }
