@@ -82,9 +82,10 @@ func (s *Sender) Fits(units int) bool {
 	return s.Room() > 0 && (int(int32(s.limit-s.used)) >= units || s.Idle())
 }
 
-// InFlight is the number of frames that the peer has not told about.
-func (s *Sender) InFlight() int { return int(s.nxt - s.una) }
+// Outstanding is the number of frames that were sent and are not acknowledged.
+func (s *Sender) Outstanding() int { return int(s.nxt - s.una) }
 
+// inFlight is how many of them are on the way, as far as is known.
 func (s *Sender) inFlight() int { return int(s.nxt-s.una) - s.sacked - s.lost }
 
 // Idle says that every frame sent was acknowledged.

@@ -78,7 +78,7 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	if !e.begun && c.reads > 0 && (e.control&ControlQFence != 0 || e.op == StatusOpRDMARead && c.reads == maxReads) {
 		return sendNothing // comes up again when a read is done
 	}
-	if c.sender != nil && c.packs && (c.sender.InFlight() >= c.packAfter() || q.current+1 != q.tail.Load()) && c.small(e) {
+	if c.sender != nil && c.packs && (c.sender.Outstanding() >= c.packAfter() || q.current+1 != q.tail.Load()) && c.small(e) {
 		return p.sendSmall(c, e, now)
 	}
 	ok := false
@@ -180,7 +180,7 @@ func (c *conn) describe(e *posted, from uint32) {
 		h.Flags |= wire.FlagLast
 		if e.lent || c.vi.attrs.Level == ReliableReception {
 			// The descriptor waits for it, and in a stream others come for it.
-			if c.sender.InFlight() < streamAfter {
+			if c.sender.Outstanding() < streamAfter {
 				h.Flags |= wire.FlagAckSoon
 			}
 		}

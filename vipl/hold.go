@@ -66,7 +66,7 @@ func (c *conn) packAfter() int {
 // messages.
 // The peer acknowledges others by number (ackEvery).
 func (c *conn) asksAck(units int) bool {
-	return c.sender.Closes(units) || c.sender.InFlight()+1 == c.packAfter() ||
+	return c.sender.Closes(units) || c.sender.Outstanding()+1 == c.packAfter() ||
 		c.header.Kind == wire.KindPack || units >= longUnits && c.sender.Next()%4 == 3
 }
 
@@ -112,7 +112,7 @@ func (p *port) releaseHeld(now int64) {
 func (p *port) mayWait(c *conn, now int64) bool {
 	pending := p.nic.Pending()
 	if !c.open || c.sender == nil || !c.packs || !c.dense || pending == 0 || pending >= doorbellBatch ||
-		c.sender.InFlight()-pending < c.packAfter() {
+		c.sender.Outstanding()-pending < c.packAfter() {
 		return false
 	}
 	p.hold(c, now)

@@ -140,7 +140,7 @@ func (v *VI) status() VIStatus {
 	s.Peer, s.PeerVI = c.peer.Addr(), c.header.VI
 	if c.sender != nil {
 		stats := c.sender.Stats()
-		s.InFlight, s.Sent, s.Resent, s.Timeouts = c.sender.InFlight(), stats.Sent, stats.Resent, stats.Timeouts
+		s.InFlight, s.Sent, s.Resent, s.Timeouts = c.sender.Outstanding(), stats.Sent, stats.Resent, stats.Timeouts
 		s.Held = c.receiver.Held()
 	}
 	return s
