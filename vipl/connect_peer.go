@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"viaxdp/kagent"
-	"viaxdp/wire"
 )
 
 // Peer-to-peer connections: both sides ask, neither waits.
@@ -170,38 +169,4 @@ func (v *VI) meet(ctx context.Context, local, remote NetAddress) (theirs RemoteA
 		return theirs, err
 	}
 	return remoteAttributes(in.Offer()), v.accept(ctx, op, in, offered, ours, path)
-}
-
-// mismatchReason tells the other side what v.match found.
-func mismatchReason(err error) wire.CMReason {
-	switch {
-	case errors.Is(err, ErrInvalidReliabilityLevel):
-		return wire.CMReasonLevel
-	case errors.Is(err, ErrInvalidMTU):
-		return wire.CMReasonTransfer
-	}
-	return wire.CMReasonQoS
-}
-
-// forSecurity says that a refusal is one for the pre-shared keys.
-func forSecurity(err error) bool {
-	var r *kagent.RejectedError
-	return errors.As(err, &r) &&
-		(r.Reason == wire.CMReasonNoKey || r.Reason == wire.CMReasonPlain || r.Reason == wire.CMReasonKey)
-}
-
-// rejectedCode is the code for a refusal with that reason.
-func rejectedCode(err error) Return {
-	var r *kagent.RejectedError
-	if errors.As(err, &r) {
-		switch r.Reason {
-		case wire.CMReasonLevel:
-			return ErrInvalidReliabilityLevel
-		case wire.CMReasonTransfer:
-			return ErrInvalidMTU
-		case wire.CMReasonQoS:
-			return ErrInvalidQoS
-		}
-	}
-	return ErrRejected
 }

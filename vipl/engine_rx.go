@@ -371,6 +371,24 @@ func (p *port) finishReceive(c *conn, e *posted, n uint32, immediate bool, value
 	p.settleReceives(v)
 }
 
+// settleReceives completes receives that were wrong when posted, now that they
+// are at the head: on a reliable VI that breaks the connection.
+func (p *port) settleReceives(v *VI) {
+	q := &v.recv
+	for {
+		e := q.waiting()
+		if e == nil || !e.status.Failed() {
+			return
+		}
+		if c := v.conn; c != nil && c.open && c.sender != nil {
+			p.refuse(c, wire.ReasonClosed, errDescriptor, p.now())
+			return // breakDown completed it, or the end of the connect does
+		}
+		q.current++
+		p.complete(v, q, e, e.status)
+	}
+}
+
 // recvEmpty ends a message that met an empty receive queue.
 func (p *port) recvEmpty(c *conn, now int64) {
 	p.stats.RecvQueueEmpty++

@@ -8,6 +8,7 @@ import (
 
 	"viaxdp/kagent"
 	"viaxdp/memreg"
+	"viaxdp/wire"
 )
 
 // Return is a VIPL return code. It is an error; errors.Is(err, vipl.ErrTimeout)
@@ -128,4 +129,38 @@ func agentError(op string, vi *VI, err error) error {
 		code = ErrInvalidParameter
 	}
 	return opError(op, vi, code, err)
+}
+
+// mismatchReason tells the other side what v.match found.
+func mismatchReason(err error) wire.CMReason {
+	switch {
+	case errors.Is(err, ErrInvalidReliabilityLevel):
+		return wire.CMReasonLevel
+	case errors.Is(err, ErrInvalidMTU):
+		return wire.CMReasonTransfer
+	}
+	return wire.CMReasonQoS
+}
+
+// forSecurity says that a refusal is one for the pre-shared keys.
+func forSecurity(err error) bool {
+	var r *kagent.RejectedError
+	return errors.As(err, &r) &&
+		(r.Reason == wire.CMReasonNoKey || r.Reason == wire.CMReasonPlain || r.Reason == wire.CMReasonKey)
+}
+
+// rejectedCode is the code for a refusal with that reason.
+func rejectedCode(err error) Return {
+	var r *kagent.RejectedError
+	if errors.As(err, &r) {
+		switch r.Reason {
+		case wire.CMReasonLevel:
+			return ErrInvalidReliabilityLevel
+		case wire.CMReasonTransfer:
+			return ErrInvalidMTU
+		case wire.CMReasonQoS:
+			return ErrInvalidQoS
+		}
+	}
+	return ErrRejected
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"viaxdp/memreg"
-	"viaxdp/wire"
 )
 
 // Step 1 of the way of a message: post. The descriptor is read once, checked
@@ -216,24 +215,6 @@ func (v *VI) translateRemote(s *snapshot, op Control) Status {
 		return StatusProtectionError
 	}
 	return 0
-}
-
-// settleReceives completes receives that were wrong when posted, now that they
-// are at the head: on a reliable VI that breaks the connection.
-func (p *port) settleReceives(v *VI) {
-	q := &v.recv
-	for {
-		e := q.waiting()
-		if e == nil || !e.status.Failed() {
-			return
-		}
-		if c := v.conn; c != nil && c.open && c.sender != nil {
-			p.refuse(c, wire.ReasonClosed, errDescriptor, p.now())
-			return // breakDown completed it, or the end of the connect does
-		}
-		q.current++
-		p.complete(v, q, e, e.status)
-	}
 }
 
 // dequeue is Done for one queue.
