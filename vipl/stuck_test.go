@@ -94,8 +94,12 @@ func TestLongFrameHoldsNobodyElse(t *testing.T) {
 	va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
 	xd, xl := newBox(t, n.a.Nic, 80, 64), newBox(t, n.a.Nic, 1, long)
 	third.queue.Cut(true)
-	for i := range 80 {
-		postSend(t, deaf, xd, i, 64)
+	for i := range xd.desc {
+		xd.prepare(i, 64)
+	}
+	// Under one lock: a time-out between two of them would take the window.
+	if _, err := deaf.PostSends(xd.desc, xd.region.Handle()); err != nil {
+		t.Fatal(err)
 	}
 	postSend(t, vl, xl, 0, long)
 	goesOn(t, n, va, vb, vl)
