@@ -25,11 +25,12 @@ const (
 	asGuard  = "bench-guard"
 	asDemo   = "bench-demo"
 	asAgent  = "bench-agent"
+	asCutOff = "bench-cut-off"
 )
 
 func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{
-		asWorker: WorkerMain, asGuard: testbed.GuardMain, asDemo: demoMain, asAgent: agentMain,
+		asWorker: WorkerMain, asGuard: testbed.GuardMain, asDemo: demoMain, asAgent: agentMain, asCutOff: cutOffMain,
 	})
 }
 
@@ -107,8 +108,13 @@ func together(client, server func() error) error {
 // connected opens a transport on both sides and hands the two endpoints to f,
 // which runs on a thread in the place of each.
 func connected(name string, client, server side, f func(client bool, e Endpoint) error) error {
+	return connectedAs(name, name, client, server, f)
+}
+
+// connectedAs is connected with a transport of its own on each side.
+func connectedAs(clients, servers string, client, server side, f func(client bool, e Endpoint) error) error {
 	hello := [2]chan Hello{make(chan Hello, 1), make(chan Hello, 1)}
-	run := func(s side, own, other chan Hello) error {
+	run := func(name string, s side, own, other chan Hello) error {
 		return s.do(func() (err error) {
 			defer close(own)
 			e, err := Open(name, s.params, s.stop)
@@ -136,6 +142,6 @@ func connected(name string, client, server side, f func(client bool, e Endpoint)
 		})
 	}
 	return together(
-		func() error { return run(client, hello[0], hello[1]) },
-		func() error { return run(server, hello[1], hello[0]) })
+		func() error { return run(clients, client, hello[0], hello[1]) },
+		func() error { return run(servers, server, hello[1], hello[0]) })
 }

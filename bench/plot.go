@@ -72,7 +72,7 @@ func (r *Result) plot(path, title, unit string, lines map[string]plotter.XYs, la
 
 	looks := newLooks()
 	drawn := 0
-	for _, name := range Names() { // the order of the report
+	for _, name := range slices.Concat(Names(), ProgramsInC()) {
 		look := looks.next(name)
 		// A logarithm needs something to show.
 		xys := slices.DeleteFunc(lines[name], func(p plotter.XY) bool { return p.X <= 0 || p.Y <= 0 })
@@ -113,11 +113,11 @@ type looks struct {
 
 func newLooks() *looks { return &looks{members: map[string]int{}} }
 
-// next is the look of a name: the forms of a transport that poll, copy and sleep
-// are a family, and so are all of TCP and of UDP. RDMA joins the level that it
+// next is the look of a name: the forms of a transport that poll, copy, sleep and are
+// in C are a family, and so are all of TCP and of UDP. RDMA joins the level that it
 // runs at: there are seven colours.
 func (l *looks) next(name string) look {
-	family := strings.TrimSuffix(strings.TrimSuffix(name, "-wait"), "-copy")
+	family := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "-c"), "-wait"), "-copy")
 	if strings.HasPrefix(name, "vi-rdma-") {
 		family = "vi-reliable-delivery"
 	}

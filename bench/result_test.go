@@ -144,7 +144,7 @@ func TestPlots(t *testing.T) {
 // Each line of a plot looks different from the others.
 func TestLooks(t *testing.T) {
 	l, seen := newLooks(), map[look]string{}
-	for _, name := range Names() {
+	for _, name := range slices.Concat(Names(), ProgramsInC()) {
 		look := l.next(name)
 		if other, ok := seen[look]; ok {
 			t.Errorf("%s looks like %s", name, other)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"viaxdp/bench/floor"
 	"viaxdp/internal/testbed"
 	"viaxdp/kagent"
 	"viaxdp/vipl"
@@ -25,6 +26,7 @@ type transport struct {
 	rdma    bool // a VI whose messages are RDMA
 	chains  bool // its frames may be longer than a chunk
 	layer   bool // a layer above VIs
+	inC     bool // a program in C, which must be compiled first
 	open    func(Params, *atomic.Bool) (Endpoint, error)
 }
 
@@ -37,6 +39,10 @@ var transports = slices.Concat([]transport{
 		summary: "the same, the content copied out on arrival", open: openFramedXDP(false, true)},
 	{name: "raw-afxdp-wait", xdp: true, arena: true, sleeps: true, chains: true,
 		summary: "raw-afxdp, sleeping in poll", open: openFramedXDP(true, false)},
+	{name: "raw-afxdp-c", xdp: true, arena: true, inC: true,
+		summary: "raw-afxdp by a program in C, which is compiled for it", open: openProgramInC(false)},
+	{name: "raw-afxdp-copy-c", xdp: true, arena: true, inC: true,
+		summary: "raw-afxdp-copy, likewise", open: openProgramInC(true)},
 }, asavieTransports, []transport{
 	{name: "vi-unreliable", xdp: true, arena: true, vi: true, chains: true,
 		summary: "VI, Unreliable Delivery, polling", open: openVI(vipl.UnreliableDelivery, false)},
@@ -95,6 +101,16 @@ func openFramedXDP(sleeps, copies bool) func(Params, *atomic.Bool) (Endpoint, er
 	}
 }
 
+func openProgramInC(copies bool) func(Params, *atomic.Bool) (Endpoint, error) {
+	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
+		program, err := floor.Program()
+		if err != nil {
+			return nil, err
+		}
+		return endpointOr(openRawC(p, program, copies, stop))
+	}
+}
+
 func openTCPEndpoint(block bool) func(Params, *atomic.Bool) (Endpoint, error) {
 	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
 		return endpointOr(openTCP(p, watch{stop: stop, most: p.Patience}, block))
@@ -131,20 +147,40 @@ func endpointOr[T Endpoint](e T, err error) (Endpoint, error) {
 	return e, nil
 }
 
-// Names lists the transports in the order of the report, without [Layers].
-func Names() []string { return namesOf(false) }
+// Names lists the transports in the order of the report, without [Layers] and
+// [ProgramsInC].
+func Names() []string { return namesOf(func(t transport) bool { return !t.layer && !t.inC }) }
 
 // Layers lists the transports that are layers above VIs.
-func Layers() []string { return namesOf(true) }
+func Layers() []string { return namesOf(func(t transport) bool { return t.layer }) }
 
-func namesOf(layers bool) []string {
+// ProgramsInC lists the transports that are programs in C, each of them called as
+// the one in Go whose steps it takes, and -c.
+func ProgramsInC() []string { return namesOf(func(t transport) bool { return t.inC }) }
+
+func namesOf(some func(transport) bool) []string {
 	var names []string
 	for _, t := range transports {
-		if t.layer == layers {
+		if some(t) {
 			names = append(names, t.name)
 		}
 	}
 	return names
+}
+
+// Unavailable says why a transport cannot be measured on this machine over
+// interfaces of an MTU, privilege aside; nil: it can. One in C is compiled for
+// that.
+func Unavailable(name string, mtu int) error {
+	t, err := find(name)
+	if err != nil || !t.inC {
+		return err
+	}
+	if err := rawCFits(mtu); err != nil {
+		return err
+	}
+	_, err = floor.Program()
+	return err
 }
 
 // Summary is one line about a transport; empty for an unknown name.
@@ -168,7 +204,7 @@ func find(name string) (*transport, error) {
 		if strings.HasPrefix(name, "asavie-") {
 			return nil, fmt.Errorf("transport %q is not built in: build with -tags asavie", name)
 		}
-		return nil, fmt.Errorf("unknown transport %q: there are %s", name, strings.Join(slices.Concat(Names(), Layers()), ", "))
+		return nil, fmt.Errorf("unknown transport %q: there are %s", name, strings.Join(slices.Concat(Names(), ProgramsInC(), Layers()), ", "))
 	}
 	return &transports[i], nil
 }

@@ -68,7 +68,7 @@ func TestKernelTransports(t *testing.T) {
 
 // All transports carry every byte over a veth pair.
 func TestTransportsOverVeth(t *testing.T) {
-	for _, name := range slices.Concat(Names(), Layers()) {
+	for _, name := range slices.Concat(Names(), programsInC(), Layers()) {
 		t.Run(name, func(t *testing.T) {
 			client, server := pair(t, 1500, false, "generic")
 			if err := connected(name, client, server, exchange(testSizes, 7)); err != nil {
@@ -92,9 +92,13 @@ func TestTransportsOtherwise(t *testing.T) {
 		{"jumbo", 9000, false, "generic"},
 		{"jumbo native", 9000, false, "native"},
 	} {
-		for _, name := range append([]string{
+		names := append([]string{
 			"raw-afxdp", "raw-afxdp-wait", "vi-reliable-delivery", "vi-rdma-write", "vi-rdma-read", "udp-spin", "tcp-spin",
-		}, asavieNames...) {
+		}, asavieNames...)
+		if c.mtu == 1500 {
+			names = append(names, programsInC()...)
+		}
+		for _, name := range names {
 			t.Run(c.title+" "+name, func(t *testing.T) {
 				client, server := pair(t, c.mtu, c.v6, c.mode)
 				if err := connected(name, client, server, exchange([]int{64, 1 << 16}, 5)); err != nil {
@@ -129,7 +133,7 @@ func TestLayersJumbo(t *testing.T) {
 // A queue is free again as soon as its endpoint is closed.
 func TestReopen(t *testing.T) {
 	client, server := pair(t, 1500, false, "generic")
-	others := slices.Concat([]string{"raw-afxdp"}, asavieNames, []string{"vi-unreliable"}, asavieNames, []string{"raw-afxdp-wait"})
+	others := slices.Concat([]string{"raw-afxdp"}, asavieNames, programsInC(), []string{"vi-unreliable"}, asavieNames, programsInC(), []string{"raw-afxdp-wait"})
 	for _, name := range others {
 		if err := connected(name, client, server, exchange([]int{64}, 2)); err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -168,7 +172,7 @@ func TestStopped(t *testing.T) {
 // Facts of an AF_XDP endpoint go into the report.
 func TestFacts(t *testing.T) {
 	client, server := pair(t, 1500, false, "generic")
-	for _, name := range append([]string{"raw-afxdp", "vi-reliable-delivery"}, asavieNames...) {
+	for _, name := range slices.Concat([]string{"raw-afxdp", "vi-reliable-delivery"}, asavieNames, programsInC()) {
 		err := connected(name, client, server, func(_ bool, e Endpoint) error {
 			f := e.Hello().Facts
 			if f.Interface != "via0" || f.Mode != "generic" || f.MTU != 1500 || f.FrameBytes != 1514 || f.Memory == "" {

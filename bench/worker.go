@@ -166,6 +166,9 @@ func (s *server) run(r request, answer *reply) error {
 		clock := startWatch()
 		err = s.endpoint.Echo(round)
 		span = clock.span()
+		if c, ok := s.endpoint.(*rawC); ok {
+			span = c.echoed // of the process that did it
+		}
 	case opSend:
 		span, err = s.endpoint.Send(round)
 	case opReceive:

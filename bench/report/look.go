@@ -34,6 +34,7 @@ var (
 		{vg.Points(5), vg.Points(2.5)},
 		{vg.Points(1.5), vg.Points(2)},
 		{vg.Points(6), vg.Points(2), vg.Points(1.5), vg.Points(2)},
+		{vg.Points(6), vg.Points(2), vg.Points(1.5), vg.Points(2), vg.Points(1.5), vg.Points(2)},
 	}
 	shapes = []draw.GlyphDrawer{
 		draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{},
@@ -55,7 +56,8 @@ func (l look) glyph() draw.GlyphStyle {
 	return draw.GlyphStyle{Color: l.color(), Radius: vg.Points(2.8), Shape: shapes[l.shape]}
 }
 
-// familyOf is a transport without the way in which it waits or copies.
+// familyOf is a transport without the way in which it waits or copies, and without
+// its language.
 func familyOf(series string) string {
 	name, _, _ := strings.Cut(series, " ")
 	name = strings.TrimRight(name, ",")
@@ -64,7 +66,7 @@ func familyOf(series string) string {
 			return f
 		}
 	}
-	return strings.TrimSuffix(strings.TrimSuffix(name, "-wait"), "-copy")
+	return strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "-c"), "-wait"), "-copy")
 }
 
 // looks gives each series its own: families that have a colour in every plot

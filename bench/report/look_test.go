@@ -15,7 +15,7 @@ import (
 // The transports of bench, all in one plot, are all told apart, and those that
 // have a colour of their own have it.
 func TestLooks(t *testing.T) {
-	names := bench.Names()
+	names := slices.Concat(bench.Names(), bench.ProgramsInC())
 	if !slices.Contains(names, "asavie-xdp") { // built with its tag only
 		names = append(names, "asavie-xdp", "asavie-xdp-wait")
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"viaxdp/bench"
+	"viaxdp/bench/floor"
 	"viaxdp/bench/report"
 )
 
@@ -122,8 +123,8 @@ func (p part) series(r row, bytes int, stream bool) (string, float64) {
 
 // measure runs all turns of an experiment.
 func (s *session) measure(name string, e experiment) (*report.Group, error) {
-	parts := e.parts(s.Quick)
-	g := &report.Group{Axis: e.axis, Base: e.base, Notes: e.notes}
+	parts, left := s.available(e.parts(s.Quick))
+	g := &report.Group{Axis: e.axis, Base: e.base, Notes: append(slices.Clone(e.notes), left...)}
 	sheet := newSheet(parts)
 	for turn := 1; turn <= s.turns(); turn++ {
 		for _, p := range parts {
@@ -133,6 +134,28 @@ func (s *session) measure(name string, e experiment) (*report.Group, error) {
 		}
 	}
 	return g, sheet.fill(g, name, s.Out)
+}
+
+// available are the parts without the rows that cannot be measured on this machine,
+// a note on each of these, and one on how programs in C are compiled.
+func (s *session) available(parts []part) ([]part, []string) {
+	var notes []string
+	inC := false
+	for i := range parts {
+		p := &parts[i]
+		p.rows = slices.DeleteFunc(p.rows, func(r row) bool {
+			err := bench.Unavailable(r.Name, cmp.Or(p.mtu, s.mtu()))
+			if err != nil {
+				notes = append(notes, leftOut{series: r.Label, reason: err.Error()}.String())
+			}
+			inC = inC || err == nil && slices.Contains(bench.ProgramsInC(), r.Name)
+			return err != nil
+		})
+	}
+	if inC {
+		notes = append(notes, "Programs in C are compiled by "+floor.CompiledWith()+".")
+	}
+	return parts, notes
 }
 
 // measurePart goes once through the rows of a part.

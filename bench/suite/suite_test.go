@@ -163,6 +163,45 @@ func TestTurns(t *testing.T) {
 	}
 }
 
+// A row that cannot be measured here is left out, and it is said; the others are
+// measured.
+func TestLeftOut(t *testing.T) {
+	nstest.Require(t)
+	s := newSession(t.Context(), shortly())
+	e := experiment{
+		axis: alongSizes, notes: []string{"a note"},
+		parts: func(bool) []part {
+			p := exchange(plain("raw-afxdp-c", tcpSpin), []int{64})
+			p.mtu = 9000
+			return []part{p}
+		},
+	}
+	g, err := s.measure("test", e)
+	if err := errors.Join(err, s.close()); err != nil {
+		t.Fatal(err)
+	}
+	if len(g.Series) != 1 || g.Series[0].Name != tcpSpin {
+		t.Errorf("%+v", g.Series)
+	}
+	if len(g.Notes) != 2 || !strings.HasPrefix(g.Notes[1], "No figures of raw-afxdp-c: frames of MTU 9000") || len(e.notes) != 1 {
+		t.Errorf("notes %q", g.Notes)
+	}
+}
+
+// The programs in C stand behind what they are compared with.
+func TestWithTwins(t *testing.T) {
+	names := withTwins(bench.Names())
+	for _, c := range bench.ProgramsInC() {
+		i := slices.Index(names, c)
+		if i < 1 || names[i-1]+"-c" != c {
+			t.Errorf("%s: number %d of %q", c, i, names)
+		}
+	}
+	if len(names) != len(bench.Names())+len(bench.ProgramsInC()) {
+		t.Errorf("%q", names)
+	}
+}
+
 // A disturbed turn is counted, once for each reason.
 func TestDisturbed(t *testing.T) {
 	p := exchange(plain("tcp-spin"), []int{64})

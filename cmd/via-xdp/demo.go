@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -66,7 +67,7 @@ func namesHelp() string {
 	for _, n := range bench.Names() {
 		fmt.Fprintf(&b, "  %-28s %s\n", n, bench.Summary(n))
 	}
-	for _, n := range bench.Layers() {
+	for _, n := range slices.Concat(bench.ProgramsInC(), bench.Layers()) {
 		fmt.Fprintf(&b, "  %-28s %s; where it is named\n", n, bench.Summary(n))
 	}
 	return strings.TrimSuffix(b.String(), "\n")
