@@ -1,8 +1,12 @@
 package bench
 
 import (
+	"fmt"
+	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -11,6 +15,8 @@ import (
 type Conditions struct {
 	Kernel     string   `json:"kernel"`
 	CPUs       int      `json:"cpus"`
+	CPUModel   string   `json:"cpu_model"`  // as /proc/cpuinfo has it; empty: it does not say
+	Hypervisor bool     `json:"hypervisor"` // /proc/cpuinfo says that one is below
 	Interface  string   `json:"interface"`
 	Mode       string   `json:"mode"`         // XDP mode reached; empty without AF_XDP
 	Features   []string `json:"xdp_features"` // of the interface's driver
@@ -27,11 +33,49 @@ func HostConditions() Conditions {
 	c := Conditions{
 		CPUs: runtime.NumCPU(), Features: []string{}, PinnedCPUs: []int{}, Version: Version(),
 	}
+	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		c.CPUModel, c.Hypervisor = cpuModel(string(info))
+	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		c.Kernel = unix.ByteSliceToString(u.Release[:])
 	}
 	return c
+}
+
+// cpuModel reads proc_cpuinfo(5): what the first CPU is called, and whether it says
+// that a hypervisor is below it. Where it has no name (arm64) its numbers stand for it.
+func cpuModel(info string) (model string, hypervisor bool) {
+	fields := map[string]string{}
+	for line := range strings.Lines(info) {
+		name, value, ok := strings.Cut(line, ":")
+		name = strings.TrimSpace(name)
+		if _, known := fields[name]; ok && !known {
+			fields[name] = strings.Join(strings.Fields(value), " ")
+		}
+	}
+	hypervisor = slices.Contains(strings.Fields(fields["flags"]), "hypervisor")
+	for _, name := range []string{"model name", "cpu model", "cpu", "uarch"} { // x86, MIPS, POWER, RISC-V
+		if fields[name] != "" {
+			return fields[name], hypervisor
+		}
+	}
+	if fields["CPU implementer"] != "" {
+		return strings.TrimSpace("implementer " + fields["CPU implementer"] + " part " + fields["CPU part"]), hypervisor
+	}
+	return "", hypervisor
+}
+
+// CPU is the processor in a few words: how many CPUs, and of what.
+func (c Conditions) CPU() string {
+	s := fmt.Sprintf("%d CPUs", c.CPUs)
+	if c.CPUModel != "" {
+		s += " " + c.CPUModel
+	}
+	if c.Hypervisor {
+		s += " below a hypervisor"
+	}
+	return s
 }
 
 // learn takes facts of an endpoint, unless a better one has told them.

@@ -22,6 +22,10 @@
 // turns, and marks those that were disturbed: by a hypervisor that took CPU time
 // away, or by other threads on a CPU that a worker polls on.
 //
+// The peak of a bandwidth is not perftest's, which is that between two completions:
+// a measurement consists of rounds, about four, each until the receiver has said that
+// it has everything, and the peak is that of the best round.
+//
 // What a message costs beside its transfer is kept alike: the kernel's
 // transports send from one buffer and receive into one, a VI sends from and
 // receives into registered memory, raw AF_XDP leaves the bytes in the chunks.

@@ -61,6 +61,9 @@ func (r *Result) WritePlots(dir string) ([]string, error) {
 func (r *Result) plot(path, title, unit string, lines map[string]plotter.XYs, label func(string) string) error {
 	p := plot.New()
 	p.Title.Text = fmt.Sprintf("%s (MTU %d, XDP mode %s)", title, r.Conditions.MTU, orNone(r.Conditions.Mode))
+	if r.Conditions.CPUModel != "" {
+		p.Title.Text += "\n" + r.Conditions.CPU()
+	}
 	p.X.Label.Text, p.Y.Label.Text = "message size, bytes", unit
 	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
 	p.X.Tick.Marker, p.Y.Tick.Marker = plot.ConstantTicks(sizeTicks(lines)), decades{}

@@ -27,8 +27,8 @@ type Case struct {
 
 // Latency of messages one way, half of a round trip, in microseconds; of an RDMA
 // read it is the whole round trip, see RoundTrip. Where there are several
-// turns, Min is the least of them, and the quantiles are the medians of the
-// turns' quantiles.
+// turns, Min is the least of them and Max the greatest, and the others are the
+// medians of the turns' figures.
 type Latency struct {
 	Name  string `json:"name"`
 	Bytes int    `json:"bytes"`
@@ -43,6 +43,10 @@ type Latency struct {
 	P99  float64 `json:"p99_us"`
 	P999 float64 `json:"p999_us"`
 
+	Max   float64 `json:"max_us"`
+	Avg   float64 `json:"avg_us"`
+	Stdev float64 `json:"stdev_us"` // standard deviation
+
 	// CPU is the time in microseconds that the client's process spends while
 	// one message is on its way, in either direction.
 	CPU float64 `json:"-"`
@@ -56,6 +60,7 @@ type Bandwidth struct {
 	Bytes    int     `json:"bytes"`
 	N        int64   `json:"-"`          // messages measured
 	MBps     float64 `json:"MBps"`       // content, 10^6 bytes a second
+	Peak     float64 `json:"peak_MBps"`  // the same, in the best round of all turns
 	Messages float64 `json:"msgs_per_s"` // messages a second
 	CPUTx    float64 `json:"cpu_tx"`     // CPU time of the sender's process by wall time; 1: one CPU
 	CPURx    float64 `json:"cpu_rx"`     // likewise the receiver's
@@ -116,6 +121,7 @@ func (c *collector) addLatency(m measured, h *hdrhistogram.Histogram, messages i
 	c.latency[k] = append(c.latency[k], Latency{
 		Name: k.Name, Bytes: k.Bytes, N: h.TotalCount(), RoundTrip: m.whole, Min: us(h.Min()),
 		P50: us(h.ValueAtQuantile(50)), P99: us(h.ValueAtQuantile(99)), P999: us(h.ValueAtQuantile(99.9)),
+		Max: us(h.Max()), Avg: us(int64(h.Mean())), Stdev: us(int64(h.StdDev())),
 		CPU:       round3(float64(client.CPU) / float64(max(messages, 1)) / 1e3),
 		Disturbed: disturbances(client, server, m.polls),
 	})
@@ -127,12 +133,14 @@ func (c *collector) addLatency(m measured, h *hdrhistogram.Histogram, messages i
 	}
 }
 
-// addBandwidth takes the sums over the rounds of a turn.
-func (c *collector) addBandwidth(m measured, messages int, tx, rx Span) {
+// addBandwidth takes the sums over the rounds of a turn, and the messages a second
+// of the best of them.
+func (c *collector) addBandwidth(m measured, messages int, tx, rx Span, best float64) {
 	k, seconds := m.Case, tx.Wall.Seconds()
 	c.bandwidth[k] = append(c.bandwidth[k], Bandwidth{
 		Name: k.Name, Bytes: k.Bytes, N: int64(messages),
 		MBps:     float64(messages) * float64(k.Bytes) / seconds / 1e6,
+		Peak:     best * float64(k.Bytes) / 1e6,
 		Messages: float64(messages) / seconds,
 		CPUTx:    tx.CPU.Seconds() / tx.Wall.Seconds(),
 		CPURx:    rx.CPU.Seconds() / rx.Wall.Seconds(),
@@ -163,12 +171,14 @@ func medianLatency(turns []Latency) Latency {
 	m.N, m.Disturbed = 0, nil
 	for _, t := range turns {
 		m.N += t.N
-		m.Min = min(m.Min, t.Min)
+		m.Min, m.Max = min(m.Min, t.Min), max(m.Max, t.Max)
 		m.Disturbed = joinReasons(m.Disturbed, t.Disturbed)
 	}
 	m.P50 = median(turns, func(l Latency) float64 { return l.P50 })
 	m.P99 = median(turns, func(l Latency) float64 { return l.P99 })
 	m.P999 = median(turns, func(l Latency) float64 { return l.P999 })
+	m.Avg = median(turns, func(l Latency) float64 { return l.Avg })
+	m.Stdev = median(turns, func(l Latency) float64 { return l.Stdev })
 	m.CPU = median(turns, func(l Latency) float64 { return l.CPU })
 	return m
 }
@@ -182,6 +192,7 @@ func medianBandwidth(turns []Bandwidth) Bandwidth {
 	m.N, m.Disturbed = 0, nil
 	for _, t := range turns {
 		m.N += t.N
+		m.Peak = max(m.Peak, t.Peak)
 		m.Disturbed = joinReasons(m.Disturbed, t.Disturbed)
 	}
 	return m

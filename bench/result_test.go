@@ -18,14 +18,14 @@ import (
 
 func sample() *Result {
 	r := &Result{Conditions: Conditions{
-		Kernel: "6.18.0", CPUs: 2, Interface: "via0", Mode: "generic", Features: []string{"basic", "redirect"}, MTU: 1500,
+		Kernel: "6.18.0", CPUs: 2, CPUModel: "Some CPU 9000", Hypervisor: true, Interface: "via0", Mode: "generic", Features: []string{"basic", "redirect"}, MTU: 1500,
 		FrameBytes: 1514, Hugepages: "hugetlb", Polling: "spin", PinnedCPUs: []int{0, 1}, Version: "v1.2.3",
 	}}
 	for i, name := range []string{"raw-afxdp", "vi-reliable-delivery", "vi-rdma-read", "tcp-spin"} {
 		for _, bytes := range []int{64, 65536} {
 			f := float64(i + 1)
-			r.Latency = append(r.Latency, Latency{Name: name, Bytes: bytes, N: 1000, RoundTrip: RoundTrip(name), Min: f, P50: 2 * f, P99: 3 * f, P999: 4 * f})
-			r.Bandwidth = append(r.Bandwidth, Bandwidth{Name: name, Bytes: bytes, MBps: 300 / f, Messages: 5e6 / f, CPUTx: 1, CPURx: 0.5})
+			r.Latency = append(r.Latency, Latency{Name: name, Bytes: bytes, N: 1000, RoundTrip: RoundTrip(name), Min: f, P50: 2 * f, P99: 3 * f, P999: 4 * f, Max: 9 * f, Avg: 2.5 * f, Stdev: f / 2})
+			r.Bandwidth = append(r.Bandwidth, Bandwidth{Name: name, Bytes: bytes, MBps: 300 / f, Peak: 400 / f, Messages: 5e6 / f, CPUTx: 1, CPURx: 0.5})
 		}
 	}
 	return r
@@ -57,10 +57,10 @@ func TestJSON(t *testing.T) {
 	}{
 		{"result", any(got), []string{"bandwidth", "conditions", "latency"}},
 		{"conditions", got["conditions"], []string{
-			"cpus", "frame_bytes", "hugepages", "interface", "kernel", "mode", "mtu", "pinned_cpus", "polling", "version", "xdp_features",
+			"cpu_model", "cpus", "frame_bytes", "hugepages", "hypervisor", "interface", "kernel", "mode", "mtu", "pinned_cpus", "polling", "version", "xdp_features",
 		}},
-		{"latency", first("latency"), []string{"bytes", "min_us", "n", "name", "p50_us", "p999_us", "p99_us", "round_trip"}},
-		{"bandwidth", first("bandwidth"), []string{"MBps", "bytes", "cpu_rx", "cpu_tx", "msgs_per_s", "name"}},
+		{"latency", first("latency"), []string{"avg_us", "bytes", "max_us", "min_us", "n", "name", "p50_us", "p999_us", "p99_us", "round_trip", "stdev_us"}},
+		{"bandwidth", first("bandwidth"), []string{"MBps", "bytes", "cpu_rx", "cpu_tx", "msgs_per_s", "name", "peak_MBps"}},
 	} {
 		if diff := cmp.Diff(c.want, keys(c.got)); diff != "" {
 			t.Errorf("%s: %s", c.what, diff)
@@ -189,8 +189,8 @@ func TestCollector(t *testing.T) {
 	k := Case{"tcp-spin", 64}
 	for _, us := range []int64{9, 2, 4} {
 		h := newHistogram()
-		for range 100 {
-			if err := h.RecordValue(us * 2000); err != nil { // a round trip of 2*us
+		for i := range 100 {
+			if err := h.RecordValue((us + int64(i%2)) * 2000); err != nil { // a round trip of 2*us, or 2*us+2
 				t.Fatal(err)
 			}
 		}
@@ -198,7 +198,7 @@ func TestCollector(t *testing.T) {
 		c.addLatency(measured{Case: k, polls: us == 9}, h, 1000, spent, Span{})
 	}
 	for _, seconds := range []time.Duration{1, 4, 2} {
-		c.addBandwidth(measured{Case: k}, 1e6, Span{Wall: seconds * time.Second, CPU: time.Second}, Span{Wall: seconds * time.Second, CPU: seconds * time.Second})
+		c.addBandwidth(measured{Case: k}, 1e6, Span{Wall: seconds * time.Second, CPU: time.Second}, Span{Wall: seconds * time.Second, CPU: seconds * time.Second}, 2e6/float64(seconds))
 	}
 	r := c.result(RowsOf([]string{"udp-spin", "tcp-spin"}), []int{64, 128})
 	if len(r.Latency) != 1 || len(r.Bandwidth) != 1 {
@@ -206,14 +206,15 @@ func TestCollector(t *testing.T) {
 	}
 	l := r.Latency[0]
 	near := func(got, want float64) bool { return math.Abs(got-want) <= want/500 }
-	if l.Name != "tcp-spin" || l.Bytes != 64 || l.N != 300 || !near(l.Min, 2) || !near(l.P50, 4) || !near(l.P99, 4) {
+	if l.Name != "tcp-spin" || l.Bytes != 64 || l.N != 300 || !near(l.Min, 2) || !near(l.P50, 4) || !near(l.P99, 5) ||
+		!near(l.Max, 10) || !near(l.Avg, 4.5) || !near(l.Stdev, 0.5) {
 		t.Errorf("latency: %+v", l)
 	}
 	if l.CPU != 4 || len(l.Disturbed) != 1 || !strings.Contains(l.Disturbed[0], "client") {
 		t.Errorf("CPU time %v us, disturbed %q; want 4, as the client waited in one turn", l.CPU, l.Disturbed)
 	}
 	b := r.Bandwidth[0]
-	if b.MBps != 32 || b.Messages != 5e5 || b.CPUTx != 0.5 || b.CPURx != 1 {
+	if b.MBps != 32 || b.Peak != 128 || b.Messages != 5e5 || b.CPUTx != 0.5 || b.CPURx != 1 {
 		t.Errorf("bandwidth: %+v", b)
 	}
 	if n := r.Histograms[k].TotalCount(); n != 300 {

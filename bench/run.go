@@ -172,7 +172,7 @@ func (r *run) latency(m measured) error {
 
 func (r *run) bandwidth(m measured) error {
 	var tx, rx Span
-	messages := 0
+	messages, best := 0, 0.
 	// Frame numbers of a round have 32 bits; no frame carries less than 256
 	// bytes of a longer message.
 	limit := 1 << 30 / (1 + m.Bytes/256)
@@ -186,13 +186,14 @@ func (r *run) bandwidth(m measured) error {
 		}
 		if count {
 			messages += round.Messages
+			best = max(best, float64(round.Messages)/a.Span.Wall.Seconds())
 			tx.add(*a.Span)
 			rx.add(*b.Span)
 		}
 		return *a.Span, nil
 	})
 	if err == nil {
-		r.collector.addBandwidth(m, messages, tx, rx)
+		r.collector.addBandwidth(m, messages, tx, rx, best)
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"path"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -60,7 +61,7 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 // conditions has a row for each set of them.
 func (d document) conditions() {
 	d.printf("\n## Conditions\n\n")
-	t := markdown{{"groups", "kernel", "CPUs", "pinned to", "interface", "MTU", "XDP mode", "frame bytes", "memory", "polling", "via-xdp"}}
+	t := markdown{{"groups", "kernel", "CPUs", "model", "hypervisor", "pinned to", "interface", "MTU", "XDP mode", "frame bytes", "memory", "polling", "via-xdp"}}
 	var sets []bench.Conditions
 	var groups [][]string
 	for i := range d.report.Groups {
@@ -75,10 +76,24 @@ func (d document) conditions() {
 		groups[at] = append(groups[at], g.Name)
 	}
 	for i, c := range sets {
-		t = append(t, []string{strings.Join(groups[i], ", "), orNone(c.Kernel), fmt.Sprint(c.CPUs), pinned(c), orNone(c.Interface),
-			fmt.Sprint(c.MTU), orNone(c.Mode), fmt.Sprint(c.FrameBytes), orNone(c.Hugepages), orNone(c.Polling), orNone(c.Version)})
+		t = append(t, []string{strings.Join(groups[i], ", "), orNone(c.Kernel), fmt.Sprint(c.CPUs), notSaid(c.CPUModel), yesNo(c.Hypervisor),
+			pinned(c), orNone(c.Interface), fmt.Sprint(c.MTU), orNone(c.Mode), fmt.Sprint(c.FrameBytes), orNone(c.Hugepages), orNone(c.Polling), orNone(c.Version)})
 	}
 	t.write(d.out)
+}
+
+func notSaid(s string) string {
+	if s == "" {
+		return "not said"
+	}
+	return s
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
 }
 
 func (d document) group(g *Group) {
@@ -96,7 +111,7 @@ func (d document) group(g *Group) {
 			d.figures(g, lead)
 		}
 		for _, m := range f.metrics {
-			if g.has(m) && (m != lead || f.name == "") {
+			if g.has(m) && !slices.Contains(aside, m) && (m != lead || f.name == "") {
 				more = append(more, m)
 			}
 		}

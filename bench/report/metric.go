@@ -20,9 +20,13 @@ type quantity struct {
 // quantities are all metrics in the order in which they are shown.
 var quantities = []quantity{
 	{Min, "t_min[usec]", "Least latency of a turn", "us", 1, 2},
+	{Max, "t_max[usec]", "Greatest latency of a turn", "us", 1, 2},
 	{P50, "t_typical[usec]", "Median latency", "us", 1, 2},
+	{Mean, "t_avg[usec]", "Mean latency", "us", 1, 2},
+	{Stdev, "t_stdev[usec]", "Standard deviation of the latency", "us", 1, 2},
 	{P99, "99% percentile[usec]", "99 % latency", "us", 1, 2},
 	{P999, "99.9% percentile[usec]", "99.9 % latency", "us", 1, 2},
+	{Peak, "BW peak[MB/sec]", "Bandwidth of the best round", "MB/s", 1, 2},
 	{Bandwidth, "BW average[MB/sec]", "Bandwidth", "MB/s", 1, 2},
 	{Rate, "MsgRate[Mpps]", "Messages", "million/s", 1e6, 6},
 	{CPUTx, "cpu tx[usec]", "CPU time of the sender a message", "us", 1, 3},
@@ -40,6 +44,10 @@ var quantities = []quantity{
 	{Efficiency, "efficiency[%]", "Efficiency", "%", 0.01, 1},
 	{Communication, "comm[%]", "Share of communication", "%", 0.01, 1},
 }
+
+// aside are metrics that tables and reports have, and documents, which are long
+// enough, have not.
+var aside = []Metric{Max, Mean, Stdev, Peak}
 
 func quantityOf(m Metric) quantity {
 	i := slices.IndexFunc(quantities, func(q quantity) bool { return q.metric == m })
@@ -68,8 +76,8 @@ type family struct {
 }
 
 var families = []family{
-	{"latency", []Metric{Min, P50, P99, P999}, []Metric{P50, P99, P999, Min}},
-	{"bandwidth", []Metric{Bandwidth, Rate, QueueEfficiency, CPUTx, CPURx, Outstanding, Lost}, []Metric{Bandwidth, Rate, CPUTx, CPURx}},
+	{"latency", []Metric{Min, Max, P50, Mean, Stdev, P99, P999}, []Metric{P50, P99, P999, Min}},
+	{"bandwidth", []Metric{Peak, Bandwidth, Rate, QueueEfficiency, CPUTx, CPURx, Outstanding, Lost}, []Metric{Bandwidth, Rate, CPUTx, CPURx}},
 	{"operation", []Metric{Operation}, []Metric{Operation}},
 	{"goodput", []Metric{GoodputRatio, FaultRatio, ResentRatio, SpuriousRatio}, []Metric{GoodputRatio}},
 	{"scaling", []Metric{Elapsed, Speedup, Efficiency, Communication}, []Metric{Speedup, Elapsed}},

@@ -164,8 +164,12 @@ func (g *Group) newPlot(title string) *plot.Plot {
 
 // title says what a plot shows and under which conditions.
 func (g *Group) title(what string) string {
-	return fmt.Sprintf("%s: %s (MTU %d, XDP mode %s)", g.Name, strings.ToLower(what[:1])+what[1:],
-		g.Conditions.MTU, orNone(g.Conditions.Mode))
+	on := ""
+	if m := g.Conditions.CPUModel; m != "" {
+		on = ", " + m
+	}
+	return fmt.Sprintf("%s: %s (MTU %d, XDP mode %s%s)", g.Name, strings.ToLower(what[:1])+what[1:],
+		g.Conditions.MTU, orNone(g.Conditions.Mode), on)
 }
 
 func sans(points float64) font.Font {

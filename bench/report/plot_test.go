@@ -62,11 +62,11 @@ func TestPlots(t *testing.T) {
 		file  string
 		texts []string
 	}{
-		{"pingpong-latency.svg", []string{"pingpong: median latency (MTU 1500, XDP mode generic)", "us", "message size", "64 B", "64 KiB",
+		{"pingpong-latency.svg", []string{"pingpong: median latency (MTU 1500, XDP mode generic, Some CPU 9000)", "us", "message size", "64 B", "64 KiB",
 			"raw-afxdp", "vi-reliable-delivery", "vi-rdma-read (round trip)", "tcp-spin"}},
 		{"pingpong-bandwidth.svg", []string{"MB/s", "vi-rdma-read", "tcp-spin", "64 KiB"}},
 		{"pingpong-percentiles.svg", []string{"share of messages", "99%", "99.9%", "vi-rdma-read (round trip)", "udp-spin"}},
-		{"load-latency.svg", []string{"load: median latency, and 99 % dotted (MTU 1500, XDP mode generic)", "offered rate, messages/s", "100k", "tcp-spin"}},
+		{"load-latency.svg", []string{"load: median latency, and 99 % dotted (MTU 1500, XDP mode generic, Some CPU 9000)", "offered rate, messages/s", "100k", "tcp-spin"}},
 		{"load-bandwidth.svg", []string{"million/s"}},
 		{"load-percentiles-vi-reliable-delivery.svg", []string{"41.67k messages/s", "375k messages/s"}},
 		{"load-percentiles-tcp-spin.svg", []string{"150k messages/s"}},

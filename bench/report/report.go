@@ -81,8 +81,12 @@ const (
 	P50       Metric = "p50_us"
 	P99       Metric = "p99_us"
 	P999      Metric = "p999_us"
+	Max       Metric = "max_us"
+	Mean      Metric = "avg_us"
+	Stdev     Metric = "stdev_us"
 	Rate      Metric = "msgs_per_s"
 	Bandwidth Metric = "MBps"      // 10^6 bytes of content a second
+	Peak      Metric = "peak_MBps" // the same, in the best of the rounds that a measurement consists of
 	CPUTx     Metric = "cpu_tx_us" // CPU time of the sender's process a message
 	CPURx     Metric = "cpu_rx_us" // likewise the receiver's
 	Operation Metric = "op_us"     // time of one operation that moves no data
@@ -110,7 +114,7 @@ const (
 // Lower says whether less of a metric is better.
 func (m Metric) Lower() bool {
 	switch m {
-	case Rate, Bandwidth, GoodputRatio, Speedup, Efficiency, QueueEfficiency:
+	case Rate, Bandwidth, Peak, GoodputRatio, Speedup, Efficiency, QueueEfficiency:
 		return false
 	}
 	return true

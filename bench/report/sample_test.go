@@ -42,7 +42,7 @@ func turnsAround(v, spread float64) Value {
 
 func conditionsOf(mtu int) bench.Conditions {
 	return bench.Conditions{
-		Kernel: "6.18.0", CPUs: 2, Interface: "via0", Mode: "generic", Features: []string{"basic"}, MTU: mtu,
+		Kernel: "6.18.0", CPUs: 2, CPUModel: "Some CPU 9000", Hypervisor: true, Interface: "via0", Mode: "generic", Features: []string{"basic"}, MTU: mtu,
 		FrameBytes: mtu + 14, Hugepages: "hugetlb", Polling: "spin", PinnedCPUs: []int{0, 1}, Version: "v1.2.3",
 	}
 }
@@ -55,6 +55,8 @@ func messagePoint(bytes, empty, perUs, spread float64) Point {
 	return Point{X: bytes, N: 5000, Values: map[Metric]Value{
 		Min: turnsAround(0.9*p50, spread), P50: turnsAround(p50, spread),
 		P99: turnsAround(1.4*p50, 2*spread), P999: turnsAround(3*p50, 4*spread),
+		Max: turnsAround(9*p50, 4*spread), Mean: turnsAround(1.1*p50, spread), Stdev: turnsAround(0.2*p50, spread),
+		Peak:      turnsAround(1.2*rate*bytes/1e6, spread),
 		Bandwidth: turnsAround(rate*bytes/1e6, spread), Rate: turnsAround(rate, spread),
 		CPUTx: turnsAround(0.8*p50, spread), CPURx: turnsAround(0.6*p50, spread),
 	}}
@@ -72,7 +74,7 @@ func sample() *Report {
 		name         string
 		empty, perUs float64
 	}{
-		{"raw-afxdp", 1.9, 1030}, {"raw-afxdp-copy", 1.95, 890}, {"vi-reliable-delivery", 2.3, 790},
+		{"raw-afxdp", 1.9, 1030}, {"raw-afxdp-c", 1.85, 1040}, {"raw-afxdp-copy", 1.95, 890}, {"vi-reliable-delivery", 2.3, 790},
 		{"vi-rdma-write", 2.35, 785}, {"vi-rdma-read", 4.5, 770}, {"tcp-spin", 5.5, 1600}, {"udp-spin", 4, 390},
 	} {
 		s := Series{Name: row.name}

@@ -159,8 +159,8 @@ func (t grid) write(w io.Writer) {
 
 // conditions is one line about how a group was measured.
 func conditions(c bench.Conditions) string {
-	return fmt.Sprintf("kernel %s, %d CPUs (pinned: %s), interface %s, MTU %d, XDP mode %s, frames of %d bytes, memory %s, polling %s, via-xdp %s",
-		orNone(c.Kernel), c.CPUs, pinned(c), orNone(c.Interface), c.MTU, orNone(c.Mode), c.FrameBytes,
+	return fmt.Sprintf("kernel %s, %s (pinned: %s), interface %s, MTU %d, XDP mode %s, frames of %d bytes, memory %s, polling %s, via-xdp %s",
+		orNone(c.Kernel), oneLine(c.CPU()), pinned(c), orNone(c.Interface), c.MTU, orNone(c.Mode), c.FrameBytes,
 		orNone(c.Hugepages), orNone(c.Polling), orNone(c.Version))
 }
 

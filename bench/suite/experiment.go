@@ -242,7 +242,10 @@ func (t *sheet) add(p part, r *bench.Result, turn int) {
 			if l := r.LatencyOf(row.Label, bytes); l != nil {
 				g := t.at(p.series(row, bytes, false))
 				g.put(report.Min, l.Min)
+				g.put(report.Max, l.Max)
 				g.put(report.P50, l.P50)
+				g.put(report.Mean, l.Avg)
+				g.put(report.Stdev, l.Stdev)
 				g.put(report.P99, l.P99)
 				if l.N >= leastP999 {
 					g.put(report.P999, l.P999)
@@ -258,6 +261,7 @@ func (t *sheet) add(p part, r *bench.Result, turn int) {
 			}
 			if b := r.BandwidthOf(row.Label, bytes); b != nil {
 				g := t.at(p.series(row, bytes, true))
+				g.put(report.Peak, b.Peak)
 				g.put(report.Bandwidth, b.MBps)
 				g.put(report.Rate, b.Messages)
 				g.put(report.CPUTx, 1e6*b.CPUTx/b.Messages)

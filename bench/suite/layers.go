@@ -171,6 +171,7 @@ func (s *session) theirMessages(t theirs, sheet *sheet, p part, turn int) error 
 			if name == "latency" {
 				at.put(report.Min, got.Least)
 				at.put(report.P50, got.P50)
+				at.put(report.Mean, got.Mean)
 				at.put(report.P99, got.P99)
 				at.n += int64(got.Count)
 			} else {
@@ -292,13 +293,14 @@ func arraysOf(g *report.Group) (latency []bench.Latency, bandwidth []bench.Bandw
 			if v := value(report.P50); v > 0 {
 				latency = append(latency, bench.Latency{
 					Name: s.Name, Bytes: int(p.X), N: p.N, Min: value(report.Min), P50: v,
-					P99: value(report.P99), P999: value(report.P999), Disturbed: p.Disturbed,
+					P99: value(report.P99), P999: value(report.P999),
+					Max: value(report.Max), Avg: value(report.Mean), Stdev: value(report.Stdev), Disturbed: p.Disturbed,
 				})
 			}
 			if v := value(report.Bandwidth); v > 0 {
 				rate := value(report.Rate)
 				bandwidth = append(bandwidth, bench.Bandwidth{
-					Name: s.Name, Bytes: int(p.X), MBps: v, Messages: rate,
+					Name: s.Name, Bytes: int(p.X), MBps: v, Peak: value(report.Peak), Messages: rate,
 					CPUTx: value(report.CPUTx) * rate / 1e6, CPURx: value(report.CPURx) * rate / 1e6, Disturbed: p.Disturbed,
 				})
 			}

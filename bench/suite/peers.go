@@ -261,7 +261,7 @@ func (f *field) add(r peers.Row, series string, bytes, turn int, got peers.Figur
 		metric report.Metric
 		value  float64
 	}{
-		{report.Min, got.Min}, {report.P50, typical}, {report.P99, got.P99}, {report.P999, got.P999},
+		{report.Min, got.Min}, {report.P50, typical}, {report.Mean, got.Mean}, {report.P99, got.P99}, {report.P999, got.P999},
 		{report.Bandwidth, got.MBps}, {report.Rate, got.Messages},
 	} {
 		if v.value > 0 {

@@ -56,7 +56,10 @@ const leastP999 = 1000
 // reported, in microseconds.
 func (g *gathered) times(h *hdrhistogram.Histogram, us func(ns int64) float64) {
 	g.put(report.Min, us(h.Min()))
+	g.put(report.Max, us(h.Max()))
 	g.put(report.P50, us(h.ValueAtQuantile(50)))
+	g.put(report.Mean, us(int64(h.Mean())))
+	g.put(report.Stdev, us(int64(h.StdDev())))
 	g.put(report.P99, us(h.ValueAtQuantile(99)))
 	if h.TotalCount() >= leastP999 {
 		g.put(report.P999, us(h.ValueAtQuantile(99.9)))

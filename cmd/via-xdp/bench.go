@@ -53,6 +53,10 @@ func newBench(env environment) *cobra.Command {
 			"group in turn; writes report.json, histograms and plots, and prints tables. A GROUP\n" +
 			"is a name or the beginning of names; without one all but the slow ones are run.\n" +
 			"Nothing of the namespaces stays behind. Needs root.\n\n" +
+			"The columns are perftest's, but MB are 10^6 bytes. Times are one way, half of a round\n" +
+			"trip, unless a group says otherwise; t_typical is the median. A stream is measured in\n" +
+			"rounds, each until the receiver has everything: BW average is that of all of them, BW\n" +
+			"peak that of the best.\n\n" +
 			"With the group loss the report has an array of that name, an element for each fault:\n" +
 			"fault, goodput_ratio (to the lossless stream on the same path), pingpong_p99_us (of\n" +
 			"whole round trips), spurious_ratio (frames sent again that had arrived, of all sent);\n" +
