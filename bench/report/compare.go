@@ -167,8 +167,8 @@ func changed(group string, a, b bench.Conditions) []string {
 	for _, f := range []struct{ name, a, b string }{
 		{"kernel", a.Kernel, b.Kernel},
 		{"CPUs", fmt.Sprint(a.CPUs), fmt.Sprint(b.CPUs)},
-		{"CPU model", a.CPUModel, b.CPUModel},
-		{"hypervisor", yesNo(a.Hypervisor), yesNo(b.Hypervisor)},
+		{"CPU model", cpuModel(a), cpuModel(b)},
+		{"hypervisor", hypervisor(a), hypervisor(b)},
 		{"pinned CPUs", pinned(a), pinned(b)},
 		{"interface", a.Interface, b.Interface},
 		{"XDP mode", a.Mode, b.Mode},

@@ -15,7 +15,7 @@ import (
 func later() *Report {
 	b := sample()
 	pingpong := b.Group("pingpong")
-	pingpong.Conditions.Kernel = "6.19.1"
+	pingpong.Conditions.Kernel, pingpong.Conditions.CPUModel, pingpong.Conditions.Hypervisor = "6.19.1", "Other CPU", false
 	scale := func(series string, x float64, m Metric, factor float64) {
 		p := pingpong.Row(series).At(x)
 		p.Values[m] = turnsAround(factor*p.Values[m].Median, 0.05)
@@ -77,7 +77,9 @@ func TestCompare(t *testing.T) {
 	if want := []string{"pingpong, udp-net", "peers"}; !slices.Equal(c.OnlyB, want) {
 		t.Errorf("only in B: %q, want %q", c.OnlyB, want)
 	}
-	if want := []string{"pingpong: kernel is 6.18.0 in A, 6.19.1 in B"}; !slices.Equal(c.Conditions, want) {
+	if want := []string{
+		"pingpong: kernel is 6.18.0 in A, 6.19.1 in B", "pingpong: CPU model is Some CPU 9000 in A, Other CPU in B", "pingpong: hypervisor is yes in A, no in B",
+	}; !slices.Equal(c.Conditions, want) {
 		t.Errorf("conditions: %q, want %q", c.Conditions, want)
 	}
 }

@@ -27,8 +27,9 @@
 // What a series is follows from how its name begins: raw- and asavie- are the
 // floor, rings without a VI; tcp is the kernel's TCP, udp its UDP; sockperf,
 // iperf3, fi_pingpong and ucx_perftest are other people's programs; everything
-// else is via-xdp. "What loses" in the document sets via-xdp against TCP,
-// against other people's programs, and against the targets in target.go. A
+// else is via-xdp. The document begins with the targets in target.go and what came of
+// each, and with where TCP or another program was better; "What loses" at its end has
+// every such place. A
 // series of another MTU than its group's says so at the end of its name:
 // "vi-reliable-delivery MTU 9000".
 //

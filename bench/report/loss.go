@@ -10,6 +10,7 @@ type loss struct {
 	rival   cell
 	other   float64 // the rival's figure, or the target made of it
 	against string  // the rival, or the target
+	target  bool    // a target was missed
 }
 
 // ratio is how many times worse via-xdp is.
@@ -28,7 +29,7 @@ func (r *Report) losses() []loss {
 		for _, t := range targets {
 			for _, v := range t.verdicts(g) {
 				if v.missed(t.metric) {
-					list = append(list, loss{g, v.row, t.metric, v.rival, v.limit, "target " + t.bound() + " " + v.rival.target(t)})
+					list = append(list, loss{g, v.row, t.metric, v.rival, v.limit, "target " + t.bound() + " " + v.rival.target(t), true})
 				}
 			}
 		}

@@ -49,12 +49,13 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 
 `+"```sh\n%s\n```\n", d.report.Started.UTC().Format("2006-01-02 15:04 MST"),
 		time.Duration(d.report.Took*float64(time.Second)).Round(time.Second), d.report.Turns, oneLine(d.report.Command))
-	d.printf("\n[Conditions](#conditions)")
+	d.printf("\n[What was asked](#what-was-asked) · [Conditions](#conditions)")
 	for i := range d.report.Groups {
 		name := escape(d.report.Groups[i].Name)
 		d.printf(" · [%s](#%s)", name, anchor(d.report.Groups[i].Name))
 	}
 	d.printf(" · [What loses](#what-loses) · [Disturbed](#disturbed)\n")
+	d.asked()
 	d.conditions()
 }
 
@@ -76,22 +77,26 @@ func (d document) conditions() {
 		groups[at] = append(groups[at], g.Name)
 	}
 	for i, c := range sets {
-		t = append(t, []string{strings.Join(groups[i], ", "), orNone(c.Kernel), fmt.Sprint(c.CPUs), notSaid(c.CPUModel), yesNo(c.Hypervisor),
+		t = append(t, []string{strings.Join(groups[i], ", "), orNone(c.Kernel), fmt.Sprint(c.CPUs), cpuModel(c), hypervisor(c),
 			pinned(c), orNone(c.Interface), fmt.Sprint(c.MTU), orNone(c.Mode), fmt.Sprint(c.FrameBytes), orNone(c.Hugepages), orNone(c.Polling), orNone(c.Version)})
 	}
 	t.write(d.out)
 }
 
-func notSaid(s string) string {
-	if s == "" {
+// cpuModel and hypervisor are what a report says of them, if it does.
+func cpuModel(c bench.Conditions) string {
+	if c.CPUModel == "" {
 		return "not said"
 	}
-	return s
+	return oneLine(c.CPUModel)
 }
 
-func yesNo(b bool) string {
-	if b {
+func hypervisor(c bench.Conditions) string {
+	switch {
+	case c.Hypervisor:
 		return "yes"
+	case c.CPUModel == "":
+		return "not said"
 	}
 	return "no"
 }
@@ -211,24 +216,16 @@ difference beyond the spread of the turns.
 		}
 		t.write(d.out)
 	}
-	if missing := d.report.unmeasured(); len(missing) > 0 {
-		d.printf("\nTargets that this run says nothing about:\n\n")
-		for _, t := range missing {
-			d.printf("- %s\n", escape(t.String()))
-		}
-	}
 }
 
 // marks are those of a line in the table of losses.
 func (l loss) marks() string {
 	s := ""
-	factor := l.other / l.rival.median(l.metric) // 1, or that of the target
-	lo, hi := l.point.Values[l.metric].Range()
-	rivalLo, rivalHi := l.rival.Values[l.metric].Range()
-	if lo > factor*rivalHi || hi < factor*rivalLo {
+	v := verdict{l.point, l.rival, l.other}
+	if v.beyond(l.metric) {
 		s += " \\*"
 	}
-	if len(l.point.Disturbed)+len(l.rival.Disturbed) > 0 {
+	if v.disturbed() {
 		s += " †"
 	}
 	return s
