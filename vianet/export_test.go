@@ -63,6 +63,9 @@ func PollPast(nic *vipl.Nic) (took, left int, err error) {
 	return o.Buffers/2 - left, left, nil
 }
 
+// Backlog is how many connections may wait for Accept.
+const Backlog = backlog
+
 // SettleTime is how long a peer may take to let go of a Write's memory.
 const SettleTime = settleTime
 
@@ -106,4 +109,23 @@ func Linger(c *Conn) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.linger
+}
+
+// Kept is the number of registrations that a stack keeps although no connection uses
+// them, and what it has besides of connections; nothing is "".
+func Kept(s *Stack) (n int, besides string) {
+	s.mu.Lock()
+	conns, listeners, buffers := len(s.conns), len(s.listeners), len(s.buffers)
+	s.mu.Unlock()
+	s.ports.mu.Lock()
+	used := len(s.ports.used)
+	s.ports.mu.Unlock()
+	s.regs.mu.Lock()
+	n = buffers + len(s.regs.idle) + len(s.regs.stages)
+	s.regs.mu.Unlock()
+	if conns > 0 || used != listeners || s.sends.wanted.Load() != 0 || s.spinning.Load() {
+		besides = fmt.Sprintf("%d connections, %d ports of %d listeners, %d want sends, ",
+			conns, used, listeners, s.sends.wanted.Load())
+	}
+	return n, besides
 }

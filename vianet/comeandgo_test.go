@@ -1,0 +1,361 @@
+package vianet_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// connectionsEnv says how many connections TestComeAndGo makes on each lane;
+// VIA_CONNECTIONS=10000 takes minutes.
+const connectionsEnv = "VIA_CONNECTIONS"
+
+func manyConnections(t *testing.T) int {
+	text := os.Getenv(connectionsEnv)
+	switch {
+	case text == "" && testing.Short():
+		return 60
+	case text == "":
+		return 180
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("%s=%q: want a number", connectionsEnv, text)
+	}
+	return n
+}
+
+// ending is how a connection ends.
+type ending int
+
+const (
+	whole   ending = iota // both say all, end their streams and read the other's to its end
+	answers               // likewise, but the server speaks when the client's stream has ended
+	hurried               // likewise, with deadlines that keep passing
+	leaves                // one closes while both are at it
+	bothGo                // both do
+	breaks                // one closes so that nothing is delivered
+	silent                // the client closes at once
+	givesUp               // or its Dial ends early
+	endings
+)
+
+// plan is what becomes of a connection. 0 is the client, 1 the server.
+type plan struct {
+	number int
+	end    ending
+	goes   int    // who closes while both are at it
+	bytes  [2]int // that each has to say
+	after  [2]int // bytes read each closes, if it does
+	ends   [2]*end
+}
+
+func newPlan(number int) *plan {
+	r := rand.New(rand.NewPCG(uint64(number), 1))
+	p := &plan{number: number, end: ending(number) % endings, goes: r.IntN(2)}
+	for i := range 2 {
+		p.bytes[i] = r.IntN(1 << (4 + r.IntN(15)))
+		p.after[1-i] = r.IntN(p.bytes[i] + 1)
+	}
+	return p
+}
+
+func (p *plan) closes(who int) bool {
+	return p.end == bothGo || (p.end == leaves || p.end == breaks) && p.goes == who
+}
+
+func (p *plan) String() string {
+	return fmt.Sprintf("connection %d, ending %d by %d, %v bytes, until %v", p.number, p.end, p.goes, p.bytes, p.after)
+}
+
+// speech is what who has to say.
+func (p *plan) speech(who int) []byte {
+	from := (2*p.number + who) * 7919 % (len(speeches) / 2)
+	return speeches[from : from+p.bytes[who]]
+}
+
+var speeches = randomBytes(1<<20, 77)
+
+// end is what one side of a connection has done and seen.
+type end struct {
+	wrote, got        int
+	other             bool  // bytes came that the peer has not said
+	readErr, writeErr error // io.EOF: the peer's stream has ended
+	slow              bool  // a call that was to end has lasted so long that the peer may have been given up
+}
+
+// attend is one side of a connection, until that is closed.
+func (p *plan) attend(c *vianet.Conn, who int) *end {
+	e := &end{}
+	limit := time.Now().Add(patience)
+	c.SetDeadline(limit)
+	shut := sync.OnceFunc(func() {
+		if p.end == breaks && p.goes == who {
+			c.SetLinger(0)
+		}
+		c.Close()
+	})
+	defer shut()
+	heard := make(chan struct{})
+	var wait sync.WaitGroup
+	writeSlow := false
+	wait.Go(func() {
+		if p.end == answers && who == 1 {
+			<-heard
+		}
+		e.wrote, writeSlow, e.writeErr = p.say(c, who, limit)
+	})
+	e.readErr = p.listen(c, who, limit, e)
+	close(heard)
+	if p.closes(who) {
+		shut()
+	}
+	wait.Wait()
+	e.slow = e.slow || writeSlow
+	return e
+}
+
+// say writes what there is to say, in pieces.
+func (p *plan) say(c *vianet.Conn, who int, limit time.Time) (wrote int, slow bool, err error) {
+	r := rand.New(rand.NewPCG(uint64(p.number), uint64(2+who)))
+	for speech := p.speech(who); wrote < len(speech); {
+		n := min(1+r.IntN(1<<r.IntN(18)), len(speech)-wrote)
+		if p.end == hurried {
+			c.SetWriteDeadline(time.Now().Add(time.Duration(r.IntN(1000)) * time.Microsecond))
+		}
+		start := time.Now()
+		k, err := c.Write(speech[wrote : wrote+n])
+		wrote += k
+		slow = slow || time.Since(start) > vianet.SettleTime
+		if errors.Is(err, os.ErrDeadlineExceeded) && p.end == hurried && time.Now().Before(limit) {
+			continue
+		}
+		if err != nil {
+			return wrote, slow, err
+		}
+	}
+	if p.end <= hurried {
+		err = c.CloseWrite()
+	}
+	return wrote, slow, err
+}
+
+// listen reads what the peer says, to its end or until it is time to close.
+func (p *plan) listen(c *vianet.Conn, who int, limit time.Time, e *end) error {
+	r := rand.New(rand.NewPCG(uint64(p.number), uint64(4+who)))
+	want := p.speech(1 - who)
+	buf := make([]byte, 100_000)
+	for !p.closes(who) || e.got < p.after[who] {
+		if p.end == hurried {
+			c.SetReadDeadline(time.Now().Add(time.Duration(r.IntN(1000)) * time.Microsecond))
+		}
+		start := time.Now()
+		n, err := c.Read(buf[:1+r.IntN(1<<r.IntN(17))%len(buf)])
+		e.slow = e.slow || time.Since(start) > vianet.SettleTime
+		if n > len(want)-e.got || !bytes.Equal(buf[:n], want[e.got:e.got+n]) {
+			e.other = true
+		}
+		e.got += n
+		if errors.Is(err, os.ErrDeadlineExceeded) && p.end == hurried && time.Now().Before(limit) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// judge says what is wrong with what the two sides have seen; nothing is "".
+func (p *plan) judge() (why string) {
+	wrong := func(format string, args ...any) { why += fmt.Sprintf(format, args...) + "\n" }
+	if p.ends[0] == nil || p.ends[1] == nil {
+		if p.end != silent && p.end != givesUp && p.end != breaks {
+			wrong("the two sides did not meet: %v %v", p.ends[0], p.ends[1])
+		}
+		return why
+	}
+	slow := p.ends[0].slow || p.ends[1].slow
+	for who, e := range p.ends {
+		peer := p.ends[1-who]
+		switch {
+		case e.other:
+			wrong("side %d has read what nobody has written", who)
+		case e.readErr == io.EOF && e.got != peer.wrote:
+			wrong("side %d has read %d bytes and the end, the other has written %d", who, e.got, peer.wrote)
+		case e.readErr == io.EOF && p.end == breaks && p.goes != who:
+			wrong("side %d reads an end from one that broke the connection", who)
+		case errors.Is(e.readErr, os.ErrDeadlineExceeded) || errors.Is(e.writeErr, os.ErrDeadlineExceeded):
+			wrong("side %d waits for ever: %v, %v", who, e.readErr, e.writeErr)
+		case slow:
+		case p.end <= hurried && (e.readErr != io.EOF || e.writeErr != nil || e.got != p.bytes[1-who]):
+			wrong("side %d of a whole one: %d bytes of %d, %v, %v", who, e.got, p.bytes[1-who], e.readErr, e.writeErr)
+		case p.end == leaves && p.goes != who && e.readErr != io.EOF:
+			wrong("side %d reads from one that left: %v", who, e.readErr)
+		case p.end == breaks && p.goes != who && !errors.Is(e.readErr, syscall.ECONNRESET):
+			wrong("side %d reads from one that broke the connection: %v", who, e.readErr)
+		}
+	}
+	return why
+}
+
+// dial is the client.
+func (p *plan) dial(h *hosts, to net.Addr) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	if p.end == givesUp {
+		ctx, cancel = context.WithTimeout(context.Background(), time.Duration(p.number%23)*100*time.Microsecond)
+	}
+	defer cancel()
+	conn, err := h.a.DialContext(ctx, "via", to.String())
+	if err != nil {
+		if p.end == givesUp && errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		}
+		return err
+	}
+	c := conn.(*vianet.Conn)
+	if p.end == silent || p.end == givesUp {
+		return c.Close()
+	}
+	if _, err := c.Write(binary.BigEndian.AppendUint32(nil, uint32(p.number))); err != nil {
+		return errors.Join(err, c.Close())
+	}
+	p.ends[0] = p.attend(c, 0)
+	return nil
+}
+
+// serve is the server of the plans.
+func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync.WaitGroup) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if !errors.Is(err, net.ErrClosed) {
+				t.Error(err)
+			}
+			return
+		}
+		c := conn.(*vianet.Conn)
+		conns.Go(func() {
+			c.SetDeadline(time.Now().Add(patience))
+			head := make([]byte, 4)
+			if _, err := io.ReadFull(c, head); err != nil {
+				if err != io.EOF && !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("a connection that says nothing: %v", err)
+				}
+				c.Close()
+				return
+			}
+			p := plans[binary.BigEndian.Uint32(head)]
+			if p == nil {
+				t.Errorf("the client begins with %x", head)
+				c.Close()
+				return
+			}
+			p.ends[1] = p.attend(c, 1)
+		})
+	}
+}
+
+// Connections that come and go by the thousand, and end in all ways: what comes out
+// is what went in, to the end where there was one; and when they are gone nothing is
+// left of them.
+func TestComeAndGo(t *testing.T) {
+	lane := func(name string, o vianet.Options, prepare func(h *hosts)) {
+		t.Run(name, func(t *testing.T) {
+			o.Linger = patience
+			h := inMemory(t, o)
+			prepare(h)
+			for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
+				n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
+			}
+			tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
+			for next, left := 0, manyConnections(t); left > 0 && !t.Failed(); {
+				n := min(left, 300)
+				h.comeAndGo(t, next, n, tags)
+				next, left = next+n, left-n
+			}
+		})
+	}
+	for _, l := range lanes {
+		lane(l.name, l.options, func(*hosts) {})
+	}
+	lane("one stack", vianet.Options{}, func(h *hosts) { h.b, h.nicB = h.a, h.nicA })
+	lane("loss", vianet.Options{}, func(h *hosts) {
+		h.wire.SetFaults(xdpnictest.Faults{Seed: 5, Loss: 0.01, Dup: 0.01, Reorder: 0.01})
+	})
+}
+
+// comeAndGo makes n connections, several at a time, and waits until they are gone.
+func (h *hosts) comeAndGo(t *testing.T, first, n int, tags [2]int) {
+	t.Helper()
+	const together = 12
+	plans := make(map[uint32]*plan)
+	for i := first; i < first+n; i++ {
+		plans[uint32(i)] = newPlan(i)
+	}
+	l := h.listen(t)
+	var conns, server, clients sync.WaitGroup
+	server.Go(func() { serve(t, l, plans, &conns) })
+	queue := make(chan *plan)
+	for range together {
+		clients.Go(func() {
+			for p := range queue {
+				if err := p.dial(h, l.Addr()); err != nil {
+					t.Errorf("%v: %v", p, err)
+				}
+			}
+		})
+	}
+	for i := first; i < first+n; i++ {
+		queue <- plans[uint32(i)]
+	}
+	close(queue)
+	clients.Wait()
+	h.atRest(t, tags)
+	l.Close()
+	server.Wait()
+	conns.Wait()
+	for _, p := range plans {
+		if why := p.judge(); why != "" {
+			t.Errorf("%v:\n%s", p, why)
+		}
+	}
+}
+
+// atRest waits until no connection is left, and nothing that one had: tags are the
+// protection tags that the NICs have without any.
+func (h *hosts) atRest(t *testing.T, tags [2]int) {
+	t.Helper()
+	why := ""
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		why = ""
+		for i, s := range []*vianet.Stack{h.a, h.b} {
+			nic := []*vipl.Nic{h.nicA, h.nicB}[i]
+			kept, unsettled := vianet.Kept(s)
+			status := nic.Status()
+			if unsettled != "" || len(status.VIs) > 0 || status.Ptags != tags[i] || status.Mem.Regions != kept {
+				why += fmt.Sprintf("host %d: %s%d VIs, %d tags of %d, %d regions, of which %d are kept\n",
+					i, unsettled, len(status.VIs), status.Ptags, tags[i], status.Mem.Regions, kept)
+			}
+		}
+		if why == "" {
+			return
+		}
+	}
+	t.Errorf("connections have left something:\n%s", why)
+}
