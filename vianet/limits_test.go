@@ -1,0 +1,146 @@
+package vianet_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+)
+
+// exhaust registers memory until no more can be, and gives it back.
+func exhaust(t *testing.T, nic *vipl.Nic) (free func()) {
+	t.Helper()
+	tag, err := nic.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*vipl.Region
+	buf := make([]byte, 1)
+	for {
+		r, err := nic.RegisterMem(buf, vipl.MemAttributes{Ptag: tag})
+		if errors.Is(err, vipl.ErrResource) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	}
+	return func() {
+		t.Helper()
+		for _, r := range all {
+			if err := r.Deregister(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := tag.Destroy(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Where no memory can be registered a connection cannot come about, and a Read of a
+// transfer says so; it loses nothing. A Write goes by messages.
+func TestNoMemory(t *testing.T) {
+	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
+		h := inMemory(t, o)
+		l := h.listen(t)
+		a, b := h.pair(t)
+		a.SetDeadline(time.Now().Add(patience))
+		b.SetDeadline(time.Now().Add(patience))
+		data := randomBytes(300_000, 5)
+		write := func(c net.Conn) chan error {
+			done := make(chan error, 1)
+			go func() { _, err := c.Write(data); done <- err }()
+			return done
+		}
+
+		free := exhaust(t, h.nicA)
+		if c, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ENOBUFS) {
+			t.Errorf("Dial: %v, %v", c, err)
+		}
+		before := h.nicA.Counters()
+		done := write(a)
+		got := make([]byte, len(data))
+		_, err := io.ReadFull(b, got)
+		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("written by messages: %v", err)
+		}
+		if after := h.nicA.Counters(); after.Reads != before.Reads {
+			t.Errorf("%d RDMA reads of what cannot be registered", after.Reads-before.Reads)
+		}
+		done = write(b)
+		for _, n := range []int{1, 1000, len(data)} {
+			if k, err := a.Read(make([]byte, n)); k != 0 || !errors.Is(err, syscall.ENOBUFS) {
+				t.Errorf("Read of %d bytes: %d, %v", n, k, err)
+			}
+		}
+		free()
+		clear(got)
+		_, err = io.ReadFull(a, got)
+		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("afterwards: %v", err)
+		}
+		h.dial(t, l.Addr()).Close()
+		l.Close()
+	}
+}
+
+// As many connections as the backlog has places wait for Accept; more are refused,
+// and when one is accepted another has its place.
+func TestBacklog(t *testing.T) {
+	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320})
+	l := h.listen(t)
+	defer l.Close()
+	l.SetDeadline(time.Now().Add(patience))
+	var dialed, accepted []byte
+	dial := func() {
+		t.Helper()
+		c := h.dial(t, l.Addr())
+		t.Cleanup(func() { c.Close() })
+		dialed = append(dialed, byte(len(dialed)))
+		if _, err := c.Write(dialed[len(dialed)-1:]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	accept := func() {
+		t.Helper()
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(patience))
+		got := make([]byte, 1)
+		if _, err := io.ReadFull(c, got); err != nil {
+			t.Fatal(err)
+		}
+		accepted = append(accepted, got[0])
+	}
+	for range vianet.Backlog {
+		dial()
+	}
+	if c, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatalf("one more than there are places: %v, %v", c, err)
+	}
+	accept()
+	dial()
+	for range vianet.Backlog {
+		accept()
+	}
+	if slices.Sort(accepted); !bytes.Equal(accepted, dialed) {
+		t.Errorf("accepted %v", accepted)
+	}
+	l.SetDeadline(longAgo)
+	if _, err := l.Accept(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("one that was refused: %v", err)
+	}
+}
