@@ -24,6 +24,14 @@ func need(t *testing.T, name, pkg string) string {
 	return path
 }
 
+// ownHost is an address that is this process's alone, where a port is nobody's that
+// it has not given: a free one of 127.0.0.1 may be another program's before the one
+// that it was chosen for has it.
+func ownHost() string {
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d", 64|pid>>16&63, pid>>8&255, pid&255)
+}
+
 // curl gets through two proxies what a server of HTTP has.
 func TestCurl(t *testing.T) {
 	curl := need(t, "curl", "curl")
@@ -44,10 +52,7 @@ func TestCurl(t *testing.T) {
 // Redis and its load generator talk through two proxies.
 func TestRedis(t *testing.T) {
 	server, load := need(t, "redis-server", "redis-server"), need(t, "redis-benchmark", "redis-tools")
-	// An address that is this process's alone, and a port that nobody is given by
-	// chance: a free one of 127.0.0.1 may be another program's before Redis has it.
-	pid := os.Getpid()
-	host, port := fmt.Sprintf("127.%d.%d.%d", 64|pid>>16&63, pid>>8&255, pid&255), "6399"
+	host, port := ownHost(), "6399"
 	address := net.JoinHostPort(host, port)
 	cmd := exec.Command(server, "--port", port, "--bind", host, "--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir", t.TempDir())
 	if err := cmd.Start(); err != nil {
