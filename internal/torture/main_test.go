@@ -14,7 +14,9 @@ import (
 const asParty = "torture-party"
 
 func TestMain(m *testing.M) {
-	nstest.Main(m, map[string]func() error{asParty: func() error { return Main(os.Stdin, os.Stdout) }})
+	nstest.Main(m, map[string]func() error{
+		asParty: func() error { return Main(os.Stdin, os.Stdout) }, asVictim: live,
+	})
 }
 
 // share is how long each storm lasts: VIA_TORTURE, or a short while.

@@ -16,6 +16,7 @@ type NICConfig struct {
 	Interface string
 	RxChunks  int           // 0: vipl.DefaultRxChunks
 	TxChunks  int           // 0: xdpnic.DefaultChunks
+	Arena     int           // bytes of memory; 0: kagent.DefaultArena
 	Silence   time.Duration // 0: vipl.DefaultSilence
 	Sealed    bool          // connections have a pre-shared key, of all parties the same
 }
@@ -69,7 +70,7 @@ func openNIC(cfg NICConfig) (*nic, error) {
 	}
 	local, err := kagent.Open(kagent.Config{
 		Interface: cfg.Interface, Queue: kagent.AnyQueue, RxChunks: rx, TxChunks: cfg.TxChunks,
-		Hugepages: hugepages.Avoid,
+		ArenaBytes: cfg.Arena, Hugepages: hugepages.Avoid,
 	})
 	if err != nil {
 		return nil, err
