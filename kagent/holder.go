@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"viaxdp/internal/comm"
 )
 
 // portHolder names the processes that have a UDP socket on the port in the
@@ -28,7 +30,7 @@ func portHolder(port uint16) string {
 		}
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(dir)))
 		name := fmt.Sprintf("process %d", pid)
-		if c := comm(pid); c != "" {
+		if c := comm.Name(pid); c != "" {
 			name += " (" + c + ")"
 		}
 		names = append(names, name)
@@ -37,12 +39,6 @@ func portHolder(port uint16) string {
 		return ""
 	}
 	return fmt.Sprintf(" (%s)", strings.Join(names, ", "))
-}
-
-// comm is the name of a process, empty when it is gone.
-func comm(pid int) string {
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	return strings.TrimSpace(string(b))
 }
 
 // udpInodes collects the inodes of the sockets on a port from a file that is

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bpf"
+	"viaxdp/internal/comm"
 )
 
 // Status is what an agent knows: who holds which queue, and the VIs on it. It
@@ -165,5 +166,5 @@ func (l *lease) status() LeaseStatus {
 
 // self is this process as a holder.
 func self() Holder {
-	return Holder{PID: os.Getpid(), UID: uint32(unix.Getuid()), Comm: comm(os.Getpid())}
+	return Holder{PID: os.Getpid(), UID: uint32(unix.Getuid()), Comm: comm.Name(os.Getpid())}
 }

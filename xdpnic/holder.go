@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/comm"
 )
 
 // describeHolders says who may hold a queue, as far as can be known. With
@@ -31,8 +33,8 @@ func describeHolders(ifindex, queue, self int) string {
 	var names []string
 	for pid := range xdpSockets(inodes, exact) {
 		name := fmt.Sprintf("process %d", pid)
-		if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {
-			name += " (" + strings.TrimSpace(string(comm)) + ")"
+		if c := comm.Name(pid); c != "" {
+			name += " (" + c + ")"
 		}
 		if pid == self {
 			name += ", this one"

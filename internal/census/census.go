@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"viaxdp/internal/capture"
+	"viaxdp/internal/comm"
 	"viaxdp/internal/programs"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
@@ -36,12 +37,41 @@ func Take(dirs []string) *Census {
 	for _, p := range found {
 		x := Program{Program: p}
 		if err := p.Status(&x.ProgramStatus); err != nil {
-			c.Failed = append(c.Failed, err.Error())
+			c.Failed = append(c.Failed, comm.Printable(err.Error()))
 			continue
 		}
+		clean(&x.ProgramStatus)
 		c.Programs = append(c.Programs, x)
 	}
 	return c
+}
+
+// clean takes out of what a program says, which may be another user's, what a terminal would obey.
+func clean(s *vipl.ProgramStatus) {
+	for i := range s.Nics {
+		n := &s.Nics[i]
+		for _, text := range []*string{&n.Interface, &n.Mode, &n.Mem.Pages} {
+			*text = comm.Printable(*text)
+		}
+		n.Socket, n.Demux = cleanNames(n.Socket), cleanNames(n.Demux)
+		for k := range n.VIs {
+			v := &n.VIs[k]
+			for _, text := range []*string{&v.State, &v.Level, &v.Cause} {
+				*text = comm.Printable(*text)
+			}
+			v.Peer = v.Peer.WithZone(comm.Printable(v.Peer.Zone()))
+		}
+	}
+}
+
+func cleanNames(counts map[string]uint64) map[string]uint64 {
+	for name, v := range counts {
+		if p := comm.Printable(name); p != name {
+			delete(counts, name)
+			counts[p] = v
+		}
+	}
+	return counts
 }
 
 // Only leaves the NICs of an interface; of all of them if it is empty.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bpf"
+	"viaxdp/internal/comm"
 	"viaxdp/internal/undo"
 	"viaxdp/xdpnic"
 )
@@ -209,8 +210,7 @@ func (n *NIC) findHolders() {
 		n.HoldersBy = "queue"
 	}
 	for _, h := range list {
-		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", h.PID))
-		n.Holders = append(n.Holders, Holder{PID: h.PID, Name: strings.TrimSpace(string(comm)), Queue: h.Queue})
+		n.Holders = append(n.Holders, Holder{PID: h.PID, Name: comm.Name(h.PID), Queue: h.Queue})
 	}
 }
 

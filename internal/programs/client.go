@@ -3,16 +3,16 @@ package programs
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/comm"
 )
 
 // Program is one that answers.
@@ -59,8 +59,7 @@ func greet(path string) (p Program, err error) {
 	if err != nil {
 		return p, err
 	}
-	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", cred.Pid))
-	return Program{PID: int(cred.Pid), UID: int(cred.Uid), Command: strings.TrimSpace(string(comm)), path: path}, nil
+	return Program{PID: int(cred.Pid), UID: int(cred.Uid), Command: comm.Name(int(cred.Pid)), path: path}, nil
 }
 
 func dial(path string) (*net.UnixConn, error) {

@@ -4,15 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -242,16 +238,4 @@ func credentials(c *net.UnixConn) (cred unix.Ucred, err error) {
 		}
 	})
 	return cred, errors.Join(cerr, err)
-}
-
-// comm is the name of a process. A program gives itself any bytes as a name; here
-// are only those that can be printed.
-func comm(pid int32) string {
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, strings.ToValidUTF8(strings.TrimSuffix(string(b), "\n"), "?"))
 }

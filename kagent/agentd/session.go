@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/comm"
 	"viaxdp/kagent"
 	"viaxdp/kagent/agentproto"
 )
@@ -55,7 +56,7 @@ func (c *conn) open(o *agentproto.Open) (*session, *kagent.Handout, *os.File, er
 		ArenaBytes: o.ArenaBytes, Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
 		RxChunks: o.RxChunks, TxChunks: o.TxChunks, SingleBuffer: o.SingleBuffer, Steer: steering(o.Steer, c.cred.Uid),
 		Shared: true, Vault: s.cfg.Vault, MaxVIs: settings.MaxVIs, Port: settings.Port,
-		Holder: kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: comm(c.cred.Pid)},
+		Holder: kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: comm.Name(int(c.cred.Pid))},
 	}
 	if settings.Mode > cfg.Mode {
 		cfg.Mode = settings.Mode
