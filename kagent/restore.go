@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -79,11 +80,11 @@ func sortItems(name string, items []Item) (k kept, nic nicRecord, err error) {
 			}
 		case "vi":
 			var r viRecord
-			var num uint32
-			if _, err = fmt.Sscanf(i.Key, "vi/"+name+"/%x", &num); err == nil {
+			var num uint64
+			if num, err = strconv.ParseUint(strings.TrimPrefix(i.Key, "vi/"+name+"/"), 16, 32); err == nil {
 				err = json.Unmarshal(i.Value, &r)
 			}
-			k.vis[num] = r
+			k.vis[uint32(num)] = r
 		default:
 			err = errors.New("no such kind")
 		}
