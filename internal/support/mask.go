@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"regexp"
 	"strings"
+	"unicode/utf8"
 )
 
 // Mask replaces addresses and names by others that say nothing, the same for the
@@ -42,20 +43,32 @@ func (m *Mask) Apply(s string) string {
 		if len(n) < 3 {
 			continue
 		}
+		if !utf8.ValidString(n) { // the kernel takes any bytes for a host's name, regexp does not
+			s = strings.ReplaceAll(s, n, m.name("host", n))
+			continue
+		}
 		word := regexp.MustCompile(`(?i)\b` + regexp.QuoteMeta(n) + `\b`)
 		s = word.ReplaceAllStringFunc(s, func(x string) string { return m.name("host", strings.ToLower(x)) })
 	}
 	return s
 }
 
-// address masks an address of IPv4 or IPv6. Those that every host has stay, and
-// so does what only looks like one.
+// address masks an address of IPv4 or IPv6, also with a colon before it, or a colon or dot behind.
+// Those that every host has stay, and so does what only looks like one.
 func (m *Mask) address(x string) string {
-	a, err := netip.ParseAddr(strings.TrimRight(x, ":."))
-	if err != nil || a.IsUnspecified() || a.IsLoopback() {
-		return x
+	for _, from := range []int{0, 1} {
+		for to := len(x); from < to && to > len(x)-3 && strings.Trim(x[:from]+x[to:], ":.") == ""; to-- {
+			a, err := netip.ParseAddr(x[from:to])
+			switch {
+			case err != nil:
+			case a.IsUnspecified() || a.IsLoopback():
+				return x
+			default:
+				return x[:from] + m.name("ip", a.String()) + x[to:]
+			}
+		}
 	}
-	return m.name("ip", a.String())
+	return x
 }
 
 // name is the one that stands for a value.

@@ -26,6 +26,7 @@ func TestMask(t *testing.T) {
 		{"fe80::5054:ff:fe00:1%eth0, 2001:db8::1/64", "ip-3%eth0, ip-4/64"},
 		{"2001:0db8:0:0::1", "ip-4"},
 		{"::ffff:10.9.8.7", "ip-5"},
+		{"2001:db8::/32 via addr:2001:db8::1:", "ip-6/32 via addr:ip-4:"},
 		{"host DB7.example.org, db7: a word", "host host-1, host-2: a word"},
 		{"root=UUID=0f0e0d0c-1111-2222-3333-444455556666", "root=UUID=uuid-1"},
 		// What only looks like it.
