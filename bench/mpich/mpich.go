@@ -8,7 +8,9 @@ import (
 	"bytes"
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -124,17 +126,21 @@ func parse(name, text string) ([]Row, error) {
 		var v []float64
 		for word := range strings.FieldsSeq(line) {
 			x, err := strconv.ParseFloat(word, 64)
+			if err == nil && !(x >= 0 && x <= math.MaxInt32) {
+				err = errors.New("no figure of a benchmark")
+			}
 			if err != nil {
 				return nil, fmt.Errorf("%s printed %q: %w", name, line, err)
 			}
 			v = append(v, x)
 		}
-		if len(v) < 2 {
+		bandwidth := name == "bw" || name == "bibw" || name == "mbw_mr"
+		if len(v) < 2 || bandwidth && v[0] < 1 {
 			return nil, fmt.Errorf("%s printed %q: want columns of figures", name, line)
 		}
 		row := Row{Bytes: int(v[0])}
 		switch {
-		case name == "bw" || name == "bibw" || name == "mbw_mr":
+		case bandwidth:
 			row.MBps, row.Messages = v[1], v[1]*1e6/v[0]
 		case len(v) == 7:
 			row.Mean, row.Least, row.P50, row.P99, row.P999, row.Count = v[1], v[2], v[3], v[4], v[5], int(v[6])

@@ -1,0 +1,43 @@
+package mpich
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+)
+
+// Whatever ranks print is rows of figures that can be written down, or an error; and rows that
+// are printed are read again the same.
+func FuzzParse(f *testing.F) {
+	f.Add("latency", "# Size  Latency\n8   3.98   3.50   3.80   4.00   9.10   50\n")
+	f.Add("bw", "1000  2.50\n")
+	f.Add("mbw_mr", "0 0 0\n")
+	f.Add("allreduce", "\n# mvich\n8  NaN\n")
+	f.Add("alltoall", "1e300 0x1p-2 _\n")
+	f.Fuzz(func(t *testing.T, name, text string) {
+		rows, err := parse(name, text)
+		if err != nil {
+			return
+		}
+		var again strings.Builder
+		for _, r := range rows {
+			for _, v := range []float64{r.Mean, r.Least, r.P50, r.P99, r.P999, r.MBps, r.Messages} {
+				if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+					t.Fatalf("%s: %q is %+v", name, text, r)
+				}
+			}
+			if r.Bytes < 0 || r.Count < 0 {
+				t.Fatalf("%s: %q is %+v", name, text, r)
+			}
+			if r.MBps > 0 {
+				fmt.Fprintln(&again, r.Bytes, r.MBps)
+			} else {
+				fmt.Fprintln(&again, r.Bytes, r.Mean, r.Least, r.P50, r.P99, r.P999, r.Count)
+			}
+		}
+		if second, err := parse(name, again.String()); err != nil || len(second) != len(rows) {
+			t.Fatalf("%s: %q is %+v, printed again %q is %+v, %v", name, text, rows, again.String(), second, err)
+		}
+	})
+}
