@@ -69,10 +69,11 @@ func poolInMeminfo(meminfo io.Reader) (p pool, ok bool) {
 			"HugePages_Rsvd": &p.reserved, "HugePages_Surp": &p.surplus,
 		}[name]
 		if v != nil {
-			var err error
-			if *v, err = strconv.Atoi(value); err != nil {
+			n, err := strconv.ParseUint(value, 10, 31)
+			if err != nil {
 				return pool{}, false
 			}
+			*v = int(n)
 			found++
 		}
 		if size, is := kilobytes(value); name == "Hugepagesize" {
@@ -164,6 +165,6 @@ func hugeInSmaps(smaps io.Reader, start, end uint64) (int, error) {
 
 // kilobytes reads "  123 kB" as bytes.
 func kilobytes(s string) (int, bool) {
-	n, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(s), "kB")))
-	return n << 10, err == nil
+	n, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(s), "kB")), 10, 40)
+	return int(n) << 10, err == nil
 }
