@@ -191,7 +191,7 @@ func TestAuditNamesViolations(t *testing.T) {
 			}
 			tc.do(k)
 			if misuse := !strings.Contains(tc.want, "stack") && !strings.Contains(tc.want, "has owner"); misuse && k.q.pool.wrongs == 0 {
-				t.Error("not counted")
+				t.Error("not counted among chunk_errors")
 			}
 			err := k.q.Audit()
 			if err == nil || !strings.Contains(err.Error(), tc.want) {

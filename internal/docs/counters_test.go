@@ -111,9 +111,11 @@ func TestCountersAreListed(t *testing.T) {
 
 var testName = regexp.MustCompile("`([a-z/]+)\\.(Test[A-Za-z0-9]+)`")
 
-// Each row names a test that there is, or says why there is none.
+// Each row names a test that there is, of a package whose tests look at the counter, or says why
+// there is none.
 func TestCountersHaveTests(t *testing.T) {
 	tests := map[string]map[string]bool{}
+	texts := map[string]string{}
 	for _, r := range counterRows(t) {
 		named := testName.FindAllStringSubmatch(r.test, -1)
 		why, none := strings.CutPrefix(r.test, "none: ")
@@ -122,7 +124,10 @@ func TestCountersHaveTests(t *testing.T) {
 		}
 		for _, m := range named {
 			if tests[m[1]] == nil {
-				tests[m[1]] = testsOf(t, m[1])
+				tests[m[1]], texts[m[1]] = testsOf(t, m[1])
+			}
+			if looks := strings.ToLower(strings.ReplaceAll(r.name, "_", "")); m[2] != "TestCountersMove" && !strings.Contains(texts[m[1]], looks) {
+				t.Errorf("%s:%d: no test of package %s looks at %s", countersDoc, r.line, m[1], r.name)
 			}
 			if !tests[m[1]][m[2]] {
 				t.Errorf("%s:%d: package %s has no %s", countersDoc, r.line, m[1], m[2])
@@ -131,16 +136,22 @@ func TestCountersHaveTests(t *testing.T) {
 	}
 }
 
-// testsOf are the names of the tests in a package's folder.
-func testsOf(t *testing.T, pkg string) map[string]bool {
+// testsOf are the names of the tests in a package's folder, and all their text: lower case, without
+// underscores.
+func testsOf(t *testing.T, pkg string) (found map[string]bool, text string) {
 	t.Helper()
 	names, err := filepath.Glob("../../" + pkg + "/*_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[string]bool{}
+	found = map[string]bool{}
 	for _, name := range names {
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text += strings.ToLower(strings.ReplaceAll(string(b), "_", ""))
+		f, err := parser.ParseFile(token.NewFileSet(), name, b, parser.SkipObjectResolution)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,5 +161,5 @@ func testsOf(t *testing.T, pkg string) map[string]bool {
 			}
 		}
 	}
-	return found
+	return found, text
 }

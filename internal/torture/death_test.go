@@ -312,6 +312,14 @@ func TestMTUShrinks(t *testing.T) {
 	}
 	after, err := b.Reports()
 	must(t, err)
+	paths, peers := uint64(0), uint64(0)
+	for side := range after {
+		paths += after[side].Engine.PathsLost - before[side].Engine.PathsLost
+		peers += after[side].Engine.PeersLost - before[side].Engine.PeersLost
+	}
+	if paths == 0 && peers == 0 { // who gets no CPU is silent before that
+		t.Error("no connection has ended because its frames did not get through")
+	}
 	talking(t, b, after)
 	rest(t, b)
 }
