@@ -40,7 +40,7 @@ func (r *Report) losses() []loss {
 
 // beaten are the figures of a series of via-xdp that another's are better than:
 // of latency median and 99 %, of a stream its bandwidth, or its rate where there
-// is none. The tables have the others.
+// is none, and each of OSU's. The tables have the others.
 func (g *Group) beaten(s *Series) []loss {
 	if kindOf(s.Name) != via {
 		return nil
@@ -71,7 +71,7 @@ func (g *Group) beaten(s *Series) []loss {
 	return list
 }
 
-var lossMetrics = []Metric{P50, P99, Bandwidth, Rate, Operation}
+var lossMetrics = slices.Concat([]Metric{P50, P99, Bandwidth, Rate, Operation}, osuMetrics)
 
 // opponents are the series of the kernel's TCP and of other programs whose
 // figures mean the same as those of s, over the same MTU.

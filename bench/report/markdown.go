@@ -112,11 +112,15 @@ func (d document) group(g *Group) {
 	var more []Metric
 	for _, f := range g.shown() {
 		lead, _ := f.lead(g)
-		if f.name != "" {
+		if f.name != "" && !f.peers {
 			d.figures(g, lead)
 		}
 		for _, m := range f.metrics {
-			if g.has(m) && !slices.Contains(aside, m) && (m != lead || f.name == "") {
+			switch {
+			case !g.has(m) || slices.Contains(aside, m):
+			case f.peers:
+				d.figures(g, m)
+			case m != lead || f.name == "":
 				more = append(more, m)
 			}
 		}

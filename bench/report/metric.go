@@ -43,6 +43,13 @@ var quantities = []quantity{
 	{Speedup, "speed-up", "Speed-up", "", 1, 2},
 	{Efficiency, "efficiency[%]", "Efficiency", "%", 0.01, 1},
 	{Communication, "comm[%]", "Share of communication", "%", 0.01, 1},
+	{OSULatency, "Latency (us)", "Latency (osu_latency)", "us", 1, 2},
+	{OSUBandwidth, "Bandwidth (MB/s)", "Bandwidth (osu_bw)", "MB/s", 1, 2},
+	{OSUBothWays, "Bi-dir. (MB/s)", "Bandwidth both ways (osu_bibw)", "MB/s", 1, 2},
+	{OSUPairs, "mbw_mr MB/s", "Bandwidth of all pairs (osu_mbw_mr)", "MB/s", 1, 2},
+	{OSUPairsRate, "Messages/s", "Messages of all pairs (osu_mbw_mr)", "1/s", 1, 0},
+	{OSUAllReduce, "Allreduce (us)", "Time of an operation (osu_allreduce)", "us", 1, 2},
+	{OSUAllToAll, "Alltoall (us)", "Time of an operation (osu_alltoall)", "us", 1, 2},
 }
 
 // aside are metrics that tables and reports have, and documents, which are long
@@ -73,15 +80,19 @@ type family struct {
 	name    string // of its plot; "" for none
 	metrics []Metric
 	leads   []Metric // the first that a group has is the one that it is about
+	peers   bool     // all are: each stands by itself, and has its ratio to the base
 }
 
 var families = []family{
-	{"latency", []Metric{Min, Max, P50, Mean, Stdev, P99, P999}, []Metric{P50, P99, P999, Min}},
-	{"bandwidth", []Metric{Peak, Bandwidth, Rate, QueueEfficiency, CPUTx, CPURx, Outstanding, Lost}, []Metric{Bandwidth, Rate, CPUTx, CPURx}},
-	{"operation", []Metric{Operation}, []Metric{Operation}},
-	{"goodput", []Metric{GoodputRatio, FaultRatio, ResentRatio, SpuriousRatio}, []Metric{GoodputRatio}},
-	{"scaling", []Metric{Elapsed, Speedup, Efficiency, Communication}, []Metric{Speedup, Elapsed}},
+	{name: "latency", metrics: []Metric{Min, Max, P50, Mean, Stdev, P99, P999}, leads: []Metric{P50, P99, P999, Min}},
+	{name: "bandwidth", metrics: []Metric{Peak, Bandwidth, Rate, QueueEfficiency, CPUTx, CPURx, Outstanding, Lost}, leads: []Metric{Bandwidth, Rate, CPUTx, CPURx}},
+	{name: "operation", metrics: []Metric{Operation}, leads: []Metric{Operation}},
+	{name: "goodput", metrics: []Metric{GoodputRatio, FaultRatio, ResentRatio, SpuriousRatio}, leads: []Metric{GoodputRatio}},
+	{name: "scaling", metrics: []Metric{Elapsed, Speedup, Efficiency, Communication}, leads: []Metric{Speedup, Elapsed}},
+	{name: "osu", metrics: osuMetrics, leads: osuMetrics, peers: true},
 }
+
+var osuMetrics = []Metric{OSULatency, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate, OSUAllReduce, OSUAllToAll}
 
 // shown are the families that a group has figures of. Metrics that are in none,
 // those of a single group, are a family of their own.

@@ -109,12 +109,21 @@ const (
 	// Of streams over several queues: messages a second, by those over one queue and
 	// by the CPUs that took part.
 	QueueEfficiency Metric = "queue_efficiency"
+	// Of Ohio State University's benchmarks of MPI, each a figure of its own.
+	OSULatency   Metric = "osu_latency_us"
+	OSUBandwidth Metric = "osu_bw_MBps"
+	OSUBothWays  Metric = "osu_bibw_MBps"
+	OSUPairs     Metric = "osu_mbw_mr_MBps"
+	OSUPairsRate Metric = "osu_mbw_mr_msgs_per_s"
+	OSUAllReduce Metric = "osu_allreduce_us"
+	OSUAllToAll  Metric = "osu_alltoall_us"
 )
 
 // Lower says whether less of a metric is better.
 func (m Metric) Lower() bool {
 	switch m {
-	case Rate, Bandwidth, Peak, GoodputRatio, Speedup, Efficiency, QueueEfficiency:
+	case Rate, Bandwidth, Peak, GoodputRatio, Speedup, Efficiency, QueueEfficiency,
+		OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
 		return false
 	}
 	return true

@@ -15,6 +15,7 @@ const (
 	tcp                // the kernel's TCP
 	udp                // the kernel's UDP
 	others             // other people's programs
+	forced             // via-xdp, made to do what it would not choose
 )
 
 // kindOf tells it from how a series is called. What is not known is via-xdp's,
@@ -25,7 +26,8 @@ func kindOf(series string) kind {
 		kind   kind
 	}{
 		{"raw-", floor}, {"asavie-", floor}, {"tcp", tcp}, {"udp", udp},
-		{"sockperf", others}, {"iperf3", others}, {"fi_", others}, {"ucx_", others},
+		{"sockperf", others}, {"iperf3", others}, {"fi_", others}, {"ucx_", others}, {"mpich", others},
+		{"net/http over TCP", tcp}, {"mvich-", forced},
 	} {
 		if strings.HasPrefix(series, k.prefix) {
 			return k.kind

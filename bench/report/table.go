@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,8 +16,8 @@ import (
 // WriteTable prints the groups for people, each with its conditions: a table for
 // latencies, one for bandwidths, one for operations and one for what else there
 // is, as far as the group has them. Columns are called as in perftest. Spread is how far the turns of the
-// table's main figure lie apart, by their median; x is its ratio to the group's
-// base. Disturbed points have a number in brackets, and the reason stands below.
+// table's main figure lie apart, by their median, and where there is none those of the
+// figure whose turns lie farthest apart; x is the ratio to the group's base. Disturbed points have a number in brackets, and the reason stands below.
 func (r *Report) WriteTable(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	for i := range r.Groups {
@@ -83,10 +84,17 @@ func (g *Group) grid(f family, notes []cell) grid {
 		if g.has(m) {
 			shown = append(shown, quantityOf(m))
 			head = append(head, quantityOf(m).column)
+			if f.peers && g.Base != "" {
+				head = append(head, "x")
+			}
 		}
 	}
+	judged := []Metric{lead}
+	if f.peers {
+		judged = f.metrics
+	}
 	head = append(head, "spread")
-	if g.Base != "" {
+	if g.Base != "" && !f.peers {
 		head = append(head, "x "+g.Base)
 	}
 	t := grid{head}
@@ -102,13 +110,18 @@ func (g *Group) grid(f family, notes []cell) grid {
 			row := []string{oneLine(name), g.index(c.Point), strconv.FormatInt(c.N, 10)}
 			for _, q := range shown {
 				row = append(row, fixed(c.median(q.metric)/q.per, q.digits))
+				if f.peers && g.Base != "" {
+					row = append(row, fixed(g.ratio(c.Series, c.Point, q.metric), 2))
+				}
 			}
-			spread := "-"
-			if v, ok := c.Values[lead]; ok {
-				spread = percent(v.Spread())
+			spread := math.NaN()
+			for _, m := range judged {
+				if v, ok := c.Values[m]; ok && !(v.Spread() < spread) {
+					spread = v.Spread()
+				}
 			}
-			row = append(row, spread)
-			if g.Base != "" {
+			row = append(row, percent(spread))
+			if g.Base != "" && !f.peers {
 				row = append(row, fixed(g.ratio(c.Series, c.Point, lead), 2))
 			}
 			t = append(t, row)

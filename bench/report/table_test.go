@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"math"
 	"strings"
@@ -115,6 +116,37 @@ func TestMetricsOnce(t *testing.T) {
 				t.Errorf("%s of %s: known %v, in %q", m, f.name, seen[m], other)
 			}
 			placed[m] = f.name
+		}
+	}
+}
+
+// Each of OSU's figures has its ratio to the base, and a table of its own in the document.
+func TestOSU(t *testing.T) {
+	point := func(latency, bw float64) []Point {
+		return []Point{{X: 8, N: 7, Values: map[Metric]Value{
+			OSULatency: turnsAround(latency, 0.1), OSUBandwidth: turnsAround(bw, 0.3), OSUPairsRate: turnsAround(1e6*bw, 0.2),
+		}}}
+	}
+	r := &Report{Turns: 3, Groups: []Group{{
+		Name: "layers-osu", Title: "OSU", Base: "mpich-tcp", Axis: Axis{Name: "message size", Unit: "bytes"},
+		Series: []Series{{Name: "mvich", Points: point(2, 30)}, {Name: "mpich-tcp", Points: point(5, 4)}},
+	}}}
+	var table, document bytes.Buffer
+	if err := errors.Join(r.WriteTable(&table), r.WriteMarkdown(&document, "")); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"#iterations  Latency (us)     x  Bandwidth (MB/s)     x  Messages/s     x  spread\n",
+		"mvich            8            7          2.00  0.40             30.00  7.50    30000000  7.50   30.0%\n",
+		"mpich-tcp        8            7          5.00  1.00              4.00  1.00     4000000  1.00   30.0%\n",
+	} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("no %q in\n%s", want, &table)
+		}
+	}
+	for _, want := range []string{"| mvich | 2.00 (0.40) |", "| mvich | 30.00 (7.50) |", "| mvich | 30000000 (7.50) |"} {
+		if before, _, _ := strings.Cut(document.String(), "<details>"); !strings.Contains(before, want) {
+			t.Errorf("no %q in\n%s", want, &document)
 		}
 	}
 }

@@ -100,6 +100,22 @@ func TestLosses(t *testing.T) {
 	}
 }
 
+// What via-xdp is made to do does not lose, and other people's programs and TCP are not
+// via-xdp, whatever they are called.
+func TestLossesOfLayers(t *testing.T) {
+	group := along(sizes, 1500, 64, map[string]float64{
+		"mvich": 5, "mvich-r3": 9, "mpich-tcp": 4, "tcp-net": 3, "net/http over TCP": 6, "net/http over vianet": 7,
+	})
+	r := &Report{Groups: []Group{group}}
+	var names []string
+	for _, l := range r.losses() {
+		names = append(names, l.point.Name+" against "+l.against)
+	}
+	if want := []string{"net/http over vianet against tcp-net", "mvich against tcp-net"}; !slices.Equal(names, want) {
+		t.Errorf("%q, want %q", names, want)
+	}
+}
+
 // What is more the better loses by being less.
 func TestLossesOfBandwidth(t *testing.T) {
 	r := sample()
