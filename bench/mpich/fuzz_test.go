@@ -3,6 +3,7 @@ package mpich
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -15,8 +16,10 @@ func FuzzParse(f *testing.F) {
 	f.Add("mbw_mr", "0 0 0\n")
 	f.Add("allreduce", "\n# mvich\n8  NaN\n")
 	f.Add("alltoall", "1e300 0x1p-2 _\n")
+	f.Add("latency", "8 4 4 4 4 4 50\n# bw: Bandwidth\n1 2 3\n")
+	names := []string{"latency", "bw", "bibw", "mbw_mr", "allreduce", "alltoall"}
 	f.Fuzz(func(t *testing.T, name, text string) {
-		rows, err := parse(name, text)
+		rows, err := parse(names, "# "+name+": a benchmark\n"+text)
 		if err != nil {
 			return
 		}
@@ -30,13 +33,14 @@ func FuzzParse(f *testing.F) {
 			if r.Bytes < 0 || r.Count < 0 {
 				t.Fatalf("%s: %q is %+v", name, text, r)
 			}
-			if r.MBps > 0 {
-				fmt.Fprintln(&again, r.Bytes, r.MBps)
+			fmt.Fprintf(&again, "# %s:\n", r.Name)
+			if strings.Contains(r.Name, "bw") {
+				fmt.Fprintln(&again, r.Bytes, r.MBps, r.Messages)
 			} else {
 				fmt.Fprintln(&again, r.Bytes, r.Mean, r.Least, r.P50, r.P99, r.P999, r.Count)
 			}
 		}
-		if second, err := parse(name, again.String()); err != nil || len(second) != len(rows) {
+		if second, err := parse(names, again.String()); err != nil || !slices.Equal(second, rows) {
 			t.Fatalf("%s: %q is %+v, printed again %q is %+v, %v", name, text, rows, again.String(), second, err)
 		}
 	})

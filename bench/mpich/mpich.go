@@ -6,6 +6,7 @@ package mpich
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,24 +66,27 @@ func Build(ctx context.Context, dir string) (string, error) {
 	return path, nil
 }
 
-// Run is one run of a benchmark of package mpibench: latency, bw, bibw, mbw_mr,
-// allreduce or alltoall.
+// Run is one run of benchmarks of package mpibench: latency, bw, bibw, mbw_mr,
+// allreduce, alltoall.
 type Run struct {
-	Program    []string // the program of Build and its arguments before Name, or another that prints the same
-	Name       string
+	Program    []string // the program of Build, or another that prints the same, and its arguments before Names
+	Names      []string // one after the other
 	Ranks      int
 	MTU        int
-	Min, Max   int  // bytes, in powers of two from Min
+	Min, Max   int  // bytes
+	Step       int  // from one size to the next, times; 0: 2
 	Iterations int  // 0: OSU's
 	Warmup     int  // iterations before, that do not count; 0: OSU's
-	Flags      bool // Min, Max, Iterations and Warmup are flags, as of via-xdp mpibench
+	MostBytes  int  // of mpibench.Options
+	Flags      bool // the figures are flags, as of via-xdp mpibench
 	Lossy      bool // the ranks are joined by a hub that loses a share of the frames
 	Loss       float64
 }
 
-// Row is the result for one size: times in microseconds, and bandwidth in MB/s of
+// Row is the result of a benchmark for one size: times in microseconds, and bandwidth in MB/s of
 // 10^6 bytes.
 type Row struct {
+	Name                  string
 	Bytes                 int
 	Mean                  float64 // of latency, one way, and of collective operations
 	Least, P50, P99, P999 float64 // of latency
@@ -95,10 +100,21 @@ var tcpOnly = []string{"UCX_TLS=tcp,self", "UCX_NET_DEVICES=" + testbed.StarInte
 // Measure does a run. Its ranks are bound to CPUs in turn.
 func (r Run) Measure(ctx context.Context) ([]Row, error) {
 	var out, errs bytes.Buffer
-	args := []string{r.Name, strconv.Itoa(r.Min), strconv.Itoa(r.Max), strconv.Itoa(r.Iterations), strconv.Itoa(r.Warmup)}
-	if r.Flags {
-		args = []string{r.Name, "--min=" + args[1], "--max=" + args[2], "--iterations=" + args[3], "--warmup=" + args[4]}
+	var args []string
+	for _, figure := range []struct {
+		name  string
+		value int
+	}{
+		{"min", r.Min}, {"max", r.Max}, {"step", cmp.Or(r.Step, 2)},
+		{"iterations", r.Iterations}, {"warmup", r.Warmup}, {"most-bytes", r.MostBytes},
+	} {
+		arg := strconv.Itoa(figure.value)
+		if r.Flags {
+			arg = "--" + figure.name + "=" + arg
+		}
+		args = append(args, arg)
 	}
+	args = append(args, r.Names...)
 	err := mpirun.Run(ctx, mpirun.Job{
 		Ranks: r.Ranks, Program: append(r.Program[:len(r.Program):len(r.Program)], args...),
 		Env: tcpOnly, MTU: r.MTU, Bind: true, Lossy: r.Lossy, Loss: r.Loss, Stdout: &out, Stderr: &errs,
@@ -107,20 +123,31 @@ func (r Run) Measure(ctx context.Context) ([]Row, error) {
 		if said := bytes.TrimSpace(errs.Bytes()); len(said) > 0 {
 			err = fmt.Errorf("%w: %s", err, said)
 		}
-		return nil, fmt.Errorf("%s of %d to %d bytes: %w", r.Name, r.Min, r.Max, err)
+		return nil, fmt.Errorf("%s of %d to %d bytes: %w", strings.Join(r.Names, ", "), r.Min, r.Max, err)
 	}
-	rows, err := parse(r.Name, out.String())
-	if err == nil && len(rows) == 0 {
-		err = fmt.Errorf("%s has printed no row", r.Name)
+	rows, err := parse(r.Names, out.String())
+	for _, name := range r.Names {
+		if err == nil && !slices.ContainsFunc(rows, func(row Row) bool { return row.Name == name }) {
+			err = fmt.Errorf("%s has printed no row", name)
+		}
 	}
 	return rows, err
 }
 
-// parse reads the columns of a benchmark.
-func parse(name, text string) ([]Row, error) {
+// parse reads the columns of benchmarks. A line that begins with # and the name of
+// one is before its rows.
+func parse(names []string, text string) ([]Row, error) {
 	var rows []Row
+	var name string
 	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
+		line = strings.TrimSpace(line)
+		if said, comment := strings.CutPrefix(line, "#"); comment {
+			if of, _, _ := strings.Cut(strings.TrimSpace(said), ":"); slices.Contains(names, of) {
+				name = of
+			}
+			continue
+		}
+		if line == "" {
 			continue
 		}
 		var v []float64
@@ -135,13 +162,16 @@ func parse(name, text string) ([]Row, error) {
 			v = append(v, x)
 		}
 		bandwidth := name == "bw" || name == "bibw" || name == "mbw_mr"
-		if len(v) < 2 || bandwidth && v[0] < 1 {
-			return nil, fmt.Errorf("%s printed %q: want columns of figures", name, line)
+		if name == "" || len(v) < 2 || bandwidth && v[0] < 1 {
+			return nil, fmt.Errorf("%s printed %q: want columns of figures, of a benchmark", name, line)
 		}
-		row := Row{Bytes: int(v[0])}
+		row := Row{Name: name, Bytes: int(v[0])}
 		switch {
 		case bandwidth:
 			row.MBps, row.Messages = v[1], v[1]*1e6/v[0]
+			if len(v) > 2 {
+				row.Messages = v[2]
+			}
 		case len(v) == 7:
 			row.Mean, row.Least, row.P50, row.P99, row.P999, row.Count = v[1], v[2], v[3], v[4], v[5], int(v[6])
 		default:

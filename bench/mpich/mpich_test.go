@@ -12,26 +12,28 @@ import (
 )
 
 func TestParse(t *testing.T) {
+	names := []string{"latency", "bw", "mbw_mr", "allreduce"}
 	for _, test := range []struct {
-		name, text string
-		want       []Row
+		text string
+		want []Row
 	}{
-		{"latency", "# Size  Latency\n8   3.98   3.50   3.80   4.00   9.10   50\n16 4.1 3.6 3.9 4.1 9.2 40\n", []Row{
-			{Bytes: 8, Mean: 3.98, Least: 3.5, P50: 3.8, P99: 4, P999: 9.1, Count: 50},
-			{Bytes: 16, Mean: 4.1, Least: 3.6, P50: 3.9, P99: 4.1, P999: 9.2, Count: 40},
+		{"# latency\n# Size  Latency\n8   3.98   3.50   3.80   4.00   9.10   50\n16 4.1 3.6 3.9 4.1 9.2 40\n", []Row{
+			{Name: "latency", Bytes: 8, Mean: 3.98, Least: 3.5, P50: 3.8, P99: 4, P999: 9.1, Count: 50},
+			{Name: "latency", Bytes: 16, Mean: 4.1, Least: 3.6, P50: 3.9, P99: 4.1, P999: 9.2, Count: 40},
 		}},
-		{"bw", "1000  2.50\n", []Row{{Bytes: 1000, MBps: 2.5, Messages: 2500}}},
-		{"mbw_mr", "1000  2.50 2500.00\n", []Row{{Bytes: 1000, MBps: 2.5, Messages: 2500}}},
-		{"allreduce", "\n# mvich Allreduce Latency Test\n8  109.50\n", []Row{{Bytes: 8, Mean: 109.5}}},
-		{"bw", "", nil},
+		{"# bw\n1000  2.50\n#mbw_mr: both\n1  0.02 24680.00\n", []Row{
+			{Name: "bw", Bytes: 1000, MBps: 2.5, Messages: 2500}, {Name: "mbw_mr", Bytes: 1, MBps: 0.02, Messages: 24680},
+		}},
+		{"\n# allreduce: mvich Allreduce Latency Test\n8  109.50\n", []Row{{Name: "allreduce", Bytes: 8, Mean: 109.5}}},
+		{"", nil},
 	} {
-		got, err := parse(test.name, test.text)
+		got, err := parse(names, test.text)
 		if err != nil || !cmp.Equal(got, test.want) {
-			t.Errorf("%s: %v, %s", test.name, err, cmp.Diff(test.want, got))
+			t.Errorf("%q: %v, %s", test.text, err, cmp.Diff(test.want, got))
 		}
 	}
-	for _, text := range []string{"8\n", "8 fast\n"} {
-		if rows, err := parse("latency", text); err == nil {
+	for _, text := range []string{"# latency\n8\n", "# latency\n8 fast\n", "8 1\n", "# bibw\n8 1\n"} {
+		if rows, err := parse(names, text); err == nil {
 			t.Errorf("%q is %+v", text, rows)
 		}
 	}
@@ -59,19 +61,33 @@ func built(t *testing.T) (path string) {
 // Where MPICH is installed its figures are there, and make sense.
 func TestMeasure(t *testing.T) {
 	path := built(t)
-	for _, name := range []string{"latency", "bw", "alltoall"} {
-		rows, err := Run{Program: []string{path}, Name: name, Ranks: 2, MTU: 1500, Min: 64, Max: 256, Iterations: 3}.Measure(t.Context())
-		if err != nil || len(rows) != 3 {
-			t.Fatalf("%s: %d rows, %v", name, len(rows), err)
-		}
-		for i, r := range rows {
-			if r.Bytes != 64<<i || (r.Mean > 0) == (r.MBps > 0) || name == "latency" && !(r.Least > 0 && r.Least <= r.P50 && r.P50 <= r.P99 && r.Count == 3) {
-				t.Errorf("%s: %+v", name, r)
-			}
+	names := []string{"latency", "bw", "bibw", "mbw_mr", "allreduce", "alltoall"}
+	rows, err := Run{
+		Program: []string{path}, Names: names, Ranks: 2, MTU: 1500, Min: 16, Max: 1024, Step: 8, Iterations: 3,
+	}.Measure(t.Context())
+	if err != nil || len(rows) != 3*len(names) {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	for i, r := range rows {
+		latency := r.Name == "latency"
+		if r.Name != names[i/3] || r.Bytes != 16<<(i%3*3) || (r.Mean > 0) == (r.MBps > 0) ||
+			latency && !(r.Least > 0 && r.Least <= r.P50 && r.P50 <= r.P99 && r.Count == 3) {
+			t.Errorf("%+v", r)
 		}
 	}
-	if _, err := (Run{Program: []string{path}, Name: "nothing", Ranks: 2, MTU: 1500, Min: 1, Max: 1}).Measure(t.Context()); err == nil {
-		t.Error("a benchmark that it does not know")
+	// Of 400 bytes that may move two go at a time.
+	few := Run{Program: []string{path}, Names: []string{"latency"}, Ranks: 2, MTU: 1500, Min: 200, Max: 200, MostBytes: 400}
+	if rows, err := few.Measure(t.Context()); err != nil || len(rows) != 1 || rows[0].Count != 2 {
+		t.Errorf("%+v, %v", rows, err)
+	}
+	for name, wrong := range map[string]Run{
+		"a benchmark that it does not know": {Names: []string{"nothing"}, Min: 1, Max: 1},
+		"sizes that do not grow":            {Names: []string{"bw"}, Min: 1, Max: 8, Step: 1},
+	} {
+		wrong.Program, wrong.Ranks, wrong.MTU = []string{path}, 2, 1500
+		if _, err := wrong.Measure(t.Context()); err == nil {
+			t.Error(name)
+		}
 	}
 }
 
@@ -80,7 +96,7 @@ func TestEnds(t *testing.T) {
 	path := built(t)
 	for i := range 30 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		_, err := Run{Program: []string{path}, Name: "bw", Ranks: 2, MTU: 1500, Min: 64, Max: 64, Iterations: 100}.Measure(ctx)
+		_, err := Run{Program: []string{path}, Names: []string{"bw"}, Ranks: 2, MTU: 1500, Min: 64, Max: 64, Iterations: 100}.Measure(ctx)
 		cancel()
 		if err != nil {
 			t.Fatalf("run %d: %v", i, err)

@@ -23,11 +23,11 @@ func newMpibench(env environment) *cobra.Command {
 	var device, protocol string
 	var o mpibench.Options
 	cmd := &cobra.Command{
-		Use:   "mpibench [flags] " + strings.Join(mpibench.Names(), "|"),
+		Use:   "mpibench [flags] " + strings.Join(mpibench.Names(), "|") + "...",
 		Short: "Be a rank that measures package mvich as OSU's benchmarks measure MPI",
 		Long: "To be started by via-xdp mpirun, or Hydra's mpiexec on hosts with an interface each.\n" +
 			"Rank 0 prints the columns of Ohio State University's benchmarks.",
-		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		Args:      cobra.MatchAll(cobra.MinimumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: mpibench.Names(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := protocolOf(protocol)
@@ -35,11 +35,19 @@ func newMpibench(env environment) *cobra.Command {
 				return err
 			}
 			return rank(cmd.Context(), device, p, func(c *mvich.Comm) error {
-				rows, err := mpibench.Run(c, args[0], o)
-				if err != nil || c.Rank() > 0 {
-					return err
+				for _, name := range args {
+					rows, err := mpibench.Run(c, name, o)
+					if err != nil {
+						return err
+					}
+					if c.Rank() > 0 {
+						continue
+					}
+					if err := mpibench.Print(env.stdout, name, rows); err != nil {
+						return err
+					}
 				}
-				return mpibench.Print(env.stdout, args[0], rows)
+				return nil
 			})
 		},
 	}
@@ -48,8 +56,10 @@ func newMpibench(env environment) *cobra.Command {
 	f.StringVar(&protocol, "protocol", "auto", "auto, eager, r3, rget, rput")
 	f.IntVar(&o.MinSize, "min", 1, "smallest message in bytes")
 	f.IntVar(&o.MaxSize, "max", 4<<20, "largest message in bytes")
+	f.IntVar(&o.Step, "step", 2, "from one size to the next, times")
 	f.IntVar(&o.Iterations, "iterations", 0, "of each size (default: OSU's)")
 	f.IntVar(&o.Warmup, "warmup", 0, "iterations before, that do not count (default: OSU's)")
+	f.IntVar(&o.MostBytes, "most-bytes", 0, "that a rank sends of a size, which makes iterations fewer (default: however many)")
 	f.IntVar(&o.Window, "window", 0, "messages under way, of bw, bibw and mbw_mr (default: OSU's 64)")
 	return cmd
 }

@@ -12,5 +12,5 @@
 // columns. Bandwidth is in MB/s of 10^6 bytes, time in microseconds.
 //
 // Iterations, windows and warming up are OSU's, fewer of them for large
-// messages. Options make them shorter, for tests.
+// messages. Options make them shorter, for tests, and where many runs are compared.
 package mpibench

@@ -16,10 +16,15 @@ var ErrBench = errors.New("mpibench: cannot be run")
 
 // Options of a run. The zero value of a field means OSU's.
 type Options struct {
-	MinSize, MaxSize int // bytes; 1 to 4 MiB, in powers of two
+	MinSize, MaxSize int // bytes; 1 to 4 MiB
+	Step             int // from one size to the next, times; 2
 	Iterations       int // for each size
-	Warmup           int // iterations before, that do not count
+	Warmup           int // iterations before, that do not count; OSU's, or as many as count
 	Window           int // messages in flight, of bw, bibw and mbw_mr
+
+	// MostBytes makes iterations fewer where a message each, or a window of them, would
+	// come to more bytes than that; 0: however many. One is made in any case.
+	MostBytes int
 }
 
 // Row is the result for one size.
@@ -27,7 +32,7 @@ type Row struct {
 	Size  int     // bytes
 	Time  float64 // microseconds, of latency and collective operations
 	MBps  float64 // of the others
-	Rate  float64 // messages a second, of mbw_mr
+	Rate  float64 // messages a second, likewise
 	Count int     // iterations that were measured
 }
 
@@ -39,19 +44,20 @@ const largeMessage = 8192
 type bench struct {
 	title      string
 	ranks      func(n int) bool
-	iterations int // of small messages; large ones get a tenth
+	windows    bool // its iterations are windows of messages
+	iterations int  // of small messages; large ones get a tenth
 	warmup     int
 	do         func(r *run, size, count int) error
 	row        func(r *run, size, count int, took time.Duration) Row
 }
 
 var benches = map[string]bench{
-	"latency":   {"Latency Test", two, 10000, 200, (*run).pingPong, (*run).halfRound},
-	"bw":        {"Bandwidth Test", two, 100, 10, (*run).oneWay, (*run).bandwidth},
-	"bibw":      {"Bi-Directional Bandwidth Test", two, 100, 10, (*run).bothWays, (*run).bandwidth},
-	"mbw_mr":    {"Multiple Bandwidth / Message Rate Test", even, 100, 10, (*run).oneWay, (*run).bandwidth},
-	"allreduce": {"Allreduce Latency Test", anyNumber, 1000, 200, (*run).allReduce, (*run).each},
-	"alltoall":  {"All-to-All Latency Test", anyNumber, 1000, 200, (*run).allToAll, (*run).each},
+	"latency":   {"Latency Test", two, false, 10000, 200, (*run).pingPong, (*run).halfRound},
+	"bw":        {"Bandwidth Test", two, true, 100, 10, (*run).oneWay, (*run).bandwidth},
+	"bibw":      {"Bi-Directional Bandwidth Test", two, true, 100, 10, (*run).bothWays, (*run).bandwidth},
+	"mbw_mr":    {"Multiple Bandwidth / Message Rate Test", even, true, 100, 10, (*run).oneWay, (*run).bandwidth},
+	"allreduce": {"Allreduce Latency Test", anyNumber, false, 1000, 200, (*run).allReduce, (*run).each},
+	"alltoall":  {"All-to-All Latency Test", anyNumber, false, 1000, 200, (*run).allToAll, (*run).each},
 }
 
 func two(n int) bool       { return n == 2 }
@@ -85,7 +91,7 @@ func Run(c *mvich.Comm, name string, o Options) ([]Row, error) {
 	b, ok := benches[name]
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("%w: no benchmark %q: there are %s", ErrBench, name, strings.Join(Names(), ", "))
+		return nil, unknown(name)
 	case !b.ranks(c.Size()):
 		return nil, fmt.Errorf("%w: %s with %d ranks", ErrBench, name, c.Size())
 	}
@@ -97,8 +103,11 @@ func Run(c *mvich.Comm, name string, o Options) ([]Row, error) {
 		c: c, name: name, window: o.Window, sender: c.Rank() < half, partner: (c.Rank() + half) % c.Size(),
 		out: make([]byte, o.MaxSize*c.Size()), in: make([]byte, o.MaxSize*c.Size()),
 	}
+	for i := range r.out { // what was never written may be one page, again and again
+		r.out[i], r.in[i] = 'a', 'b'
+	}
 	var rows []Row
-	for size := o.MinSize; size <= o.MaxSize; size *= 2 {
+	for size := o.MinSize; size <= o.MaxSize; size *= o.Step {
 		row, err := r.measure(b, size, o)
 		if err != nil {
 			return nil, fmt.Errorf("mpibench: %s of %d bytes: %w", name, size, err)
@@ -120,9 +129,12 @@ func (o *Options) fill() error {
 	if o.Window == 0 {
 		o.Window = 64
 	}
-	if o.MinSize < 1 || o.MaxSize < o.MinSize || o.Window < 1 || o.Iterations < 0 || o.Warmup < 0 {
-		return fmt.Errorf("%w: sizes %d to %d, window of %d, %d iterations after %d",
-			ErrBench, o.MinSize, o.MaxSize, o.Window, o.Iterations, o.Warmup)
+	if o.Step == 0 {
+		o.Step = 2
+	}
+	if o.MinSize < 1 || o.MaxSize < o.MinSize || o.Step < 2 || o.Window < 1 || o.Iterations < 0 || o.Warmup < 0 || o.MostBytes < 0 {
+		return fmt.Errorf("%w: sizes %d to %d by %d, window of %d, %d iterations after %d, of %d bytes",
+			ErrBench, o.MinSize, o.MaxSize, o.Step, o.Window, o.Iterations, o.Warmup, o.MostBytes)
 	}
 	return nil
 }
@@ -130,16 +142,7 @@ func (o *Options) fill() error {
 // measure does one size, and gives the mean over the ranks that have a share in
 // it.
 func (r *run) measure(b bench, size int, o Options) (Row, error) {
-	count, warmup := b.iterations, b.warmup
-	if size > largeMessage {
-		count, warmup = count/10, warmup/10
-	}
-	if o.Iterations > 0 {
-		count = o.Iterations
-	}
-	if o.Warmup > 0 {
-		warmup = o.Warmup
-	}
+	count, warmup := b.times(size, o)
 	if err := errors.Join(b.do(r, size, warmup), r.c.Barrier()); err != nil {
 		return Row{}, err
 	}
@@ -157,11 +160,49 @@ func (r *run) measure(b bench, size int, o Options) (Row, error) {
 	return row, nil
 }
 
-// Print prints rows as OSU's benchmarks do.
+// times is how many iterations of a size count, and how many come before.
+func (b bench) times(size int, o Options) (count, warmup int) {
+	count, warmup = b.iterations, b.warmup
+	if size > largeMessage {
+		count, warmup = count/10, warmup/10
+	}
+	if o.Iterations > 0 {
+		count = o.Iterations
+	}
+	if b.windows {
+		size *= o.Window
+	}
+	if o.MostBytes > 0 {
+		count = max(min(count, o.MostBytes/size), 1)
+	}
+	if o.Warmup > 0 {
+		return count, o.Warmup
+	}
+	return count, min(warmup, count)
+}
+
+// Iterations is how many iterations of a benchmark and a size are measured.
+func Iterations(name string, size int, o Options) (int, error) {
+	b, ok := benches[name]
+	if !ok {
+		return 0, unknown(name)
+	}
+	if err := o.fill(); err != nil {
+		return 0, err
+	}
+	count, _ := b.times(size, o)
+	return count, nil
+}
+
+func unknown(name string) error {
+	return fmt.Errorf("%w: no benchmark %q: there are %s", ErrBench, name, strings.Join(Names(), ", "))
+}
+
+// Print prints rows as OSU's benchmarks do; the first line begins with the name.
 func Print(w io.Writer, name string, rows []Row) error {
 	b, ok := benches[name]
 	if !ok {
-		return fmt.Errorf("%w: no benchmark %q", ErrBench, name)
+		return unknown(name)
 	}
 	head := "Latency (us)"
 	switch name {
@@ -172,8 +213,8 @@ func Print(w io.Writer, name string, rows []Row) error {
 	case "allreduce", "alltoall":
 		head = "Avg Latency(us)"
 	}
-	line := fmt.Sprintf("# mvich %s\n%-10s%18s", b.title, "# Size", head)
-	if name == "mbw_mr" {
+	line := fmt.Sprintf("# %s: mvich %s\n%-10s%18s", name, b.title, "# Size", head)
+	if b.windows {
 		line += fmt.Sprintf("%18s", "Messages/s")
 	}
 	if _, err := fmt.Fprintln(w, line); err != nil {
@@ -181,7 +222,7 @@ func Print(w io.Writer, name string, rows []Row) error {
 	}
 	for _, r := range rows {
 		line := fmt.Sprintf("%-10d%18.2f", r.Size, r.Time+r.MBps)
-		if name == "mbw_mr" {
+		if b.windows {
 			line += fmt.Sprintf("%18.2f", r.Rate)
 		}
 		if _, err := fmt.Fprintln(w, line); err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -101,11 +102,58 @@ func TestWrong(t *testing.T) {
 				_, err := mpibench.Run(c, "allreduce", mpibench.Options{MinSize: 8, MaxSize: 4})
 				return err
 			},
+			"step":        func() error { _, err := mpibench.Run(c, "allreduce", mpibench.Options{Step: 1}); return err },
 			"not printed": func() error { return mpibench.Print(&strings.Builder{}, "nothing", nil) },
 		} {
 			if err := run(); !errors.Is(err, mpibench.ErrBench) {
 				return fmt.Errorf("%s: %v", name, err)
 			}
+		}
+		return nil
+	})
+}
+
+// Iterations are OSU's unless options make them fewer, and what Run makes of them is
+// what Iterations says.
+func TestIterations(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		size int
+		o    mpibench.Options
+		want int
+	}{
+		{"latency", 8192, mpibench.Options{}, 10000},
+		{"latency", 8193, mpibench.Options{}, 1000},
+		{"bw", 1, mpibench.Options{}, 100},
+		{"bibw", 1 << 20, mpibench.Options{}, 10},
+		{"alltoall", 1, mpibench.Options{Iterations: 7}, 7},
+		{"latency", 1000, mpibench.Options{MostBytes: 9000}, 9},
+		{"mbw_mr", 1000, mpibench.Options{MostBytes: 130_000}, 2},
+		{"mbw_mr", 1000, mpibench.Options{MostBytes: 130_000, Window: 10}, 13},
+		{"bw", 4 << 20, mpibench.Options{MostBytes: 1}, 1},
+	} {
+		if n, err := mpibench.Iterations(test.name, test.size, test.o); n != test.want || err != nil {
+			t.Errorf("%s of %d bytes, %+v: %d, %v, want %d", test.name, test.size, test.o, n, err, test.want)
+		}
+	}
+	if _, err := mpibench.Iterations("nothing", 1, mpibench.Options{}); !errors.Is(err, mpibench.ErrBench) {
+		t.Errorf("an unknown benchmark: %v", err)
+	}
+	onOneNic(t, 2, func(c *mvich.Comm) error {
+		o := mpibench.Options{MinSize: 16, MaxSize: 20000, Step: 32, MostBytes: 100_000, Window: 4}
+		rows, err := mpibench.Run(c, "bw", o)
+		if err != nil || c.Rank() > 0 {
+			return err
+		}
+		var sizes []int
+		for _, r := range rows {
+			sizes = append(sizes, r.Size)
+			if n, err := mpibench.Iterations("bw", r.Size, o); n != r.Count || err != nil {
+				return fmt.Errorf("%d iterations of %d bytes, want %d, %w", r.Count, r.Size, n, err)
+			}
+		}
+		if want := []int{16, 512, 16384}; !slices.Equal(sizes, want) {
+			return fmt.Errorf("sizes %v, want %v", sizes, want)
 		}
 		return nil
 	})

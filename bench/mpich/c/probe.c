@@ -1,7 +1,8 @@
 /* What via-xdp mpibench measures, for another MPI: the same benchmarks, windows
  * and columns, so that the two can stand side by side. Latency has quantiles
  * behind the mean. Usage, by a launcher that speaks PMI-1 on PMI_FD:
- * probe NAME MIN MAX ITERATIONS (0: OSU's). */
+ * probe MIN MAX STEP ITERATIONS WARMUP MOST_BYTES NAME...
+ * where 0 stands for OSU's, or no limit, as in mpibench.Options. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,54 +89,72 @@ static void leave(void) {
 	_exit(0);
 }
 
+static int collective(const char *name) { return !strcmp(name, "allreduce") || !strcmp(name, "alltoall"); }
+
+static int in_windows(const char *name) { return !strcmp(name, "bw") || !strcmp(name, "bibw") || !strcmp(name, "mbw_mr"); }
+
+static void measure(const char *name, int bytes, int count, int warm) {
+	trips = realloc(trips, count * sizeof *trips);
+	work(name, bytes, warm, 0);
+	MPI_Barrier(MPI_COMM_WORLD);
+	double began = MPI_Wtime(), took, sum = 0;
+	work(name, bytes, count, 1);
+	took = MPI_Wtime() - began;
+	MPI_Reduce(&took, &sum, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+	if (rank > 0)
+		return;
+	double us = sum / size * 1e6, messages = (double)count * WINDOW * half * (strcmp(name, "bibw") ? 1 : 2);
+	if (!strcmp(name, "latency")) {
+		qsort(trips, count, sizeof *trips, ascending);
+		printf("%-10d%18.2f%12.2f%12.2f%12.2f%12.2f%10d\n", bytes, us / count / 2,
+		       quantile(count, 0), quantile(count, .5), quantile(count, .99), quantile(count, .999), count);
+	} else if (collective(name)) {
+		printf("%-10d%18.2f\n", bytes, us / count);
+	} else {
+		printf("%-10d%18.2f%18.2f\n", bytes, messages * bytes / us, messages / us * 1e6);
+	}
+	fflush(stdout);
+}
+
 int main(int argc, char **argv) {
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &size);
-	if (argc < 5 || argc > 6 || !getenv("PMI_FD"))
+	if (argc < 8 || !getenv("PMI_FD"))
 		return MPI_Abort(MPI_COMM_WORLD, 2);
-	const char *name = argv[1];
-	int collective = !strcmp(name, "allreduce") || !strcmp(name, "alltoall");
-	int known = collective || !strcmp(name, "latency") || !strcmp(name, "bw") || !strcmp(name, "bibw") || !strcmp(name, "mbw_mr");
-	int min = atoi(argv[2]), max = atoi(argv[3]), iterations = atoi(argv[4]), warmup = argc > 5 ? atoi(argv[5]) : 0;
-	if (!known || min < 1 || max < min || iterations < 0 || warmup < 0 || (!collective && size % 2))
+	int min = atoi(argv[1]), max = atoi(argv[2]), step = atoi(argv[3]), iterations = atoi(argv[4]), warmup = atoi(argv[5]);
+	long most = atol(argv[6]);
+	if (min < 1 || max < min || step < 2 || iterations < 0 || warmup < 0 || most < 0)
 		return MPI_Abort(MPI_COMM_WORLD, 2);
 	half = size / 2 > 0 ? size / 2 : 1;
 	sender = rank < half;
 	partner = (rank + half) % size;
-	out = calloc(size, max);
-	in = calloc(size, max);
-	for (int bytes = min; bytes <= max; bytes *= 2) {
-		int count = !strcmp(name, "latency") ? 10000 : collective ? 1000 : 100;
-		int warm = !strcmp(name, "latency") || collective ? 200 : 10;
-		if (bytes > LARGE) {
-			count /= 10;
-			warm /= 10;
+	out = malloc((size_t)size * max);
+	in = malloc((size_t)size * max);
+	memset(out, 'a', (size_t)size * max);
+	memset(in, 'b', (size_t)size * max);
+	for (char **name = argv + 7; *name; name++) {
+		int latency = !strcmp(*name, "latency");
+		if (!latency && !in_windows(*name) && !collective(*name) || !collective(*name) && size % 2)
+			return MPI_Abort(MPI_COMM_WORLD, 2);
+		if (rank == 0)
+			printf("# %s\n", *name);
+		for (long bytes = min; bytes <= max; bytes *= step) {
+			int count = latency ? 10000 : collective(*name) ? 1000 : 100;
+			int warm = latency || collective(*name) ? 200 : 10;
+			if (bytes > LARGE) {
+				count /= 10;
+				warm /= 10;
+			}
+			if (iterations > 0)
+				count = iterations;
+			if (most > 0) {
+				long fit = most / (bytes * (in_windows(*name) ? WINDOW : 1));
+				count = fit < 1 ? 1 : fit < count ? fit : count;
+			}
+			warm = warmup > 0 ? warmup : warm < count ? warm : count;
+			measure(*name, bytes, count, warm);
 		}
-		if (iterations > 0)
-			count = iterations, warm = warm < count ? warm : count;
-		if (warmup > 0)
-			warm = warmup;
-		trips = realloc(trips, count * sizeof *trips);
-		work(name, bytes, warm, 0);
-		MPI_Barrier(MPI_COMM_WORLD);
-		double began = MPI_Wtime(), took, sum = 0;
-		work(name, bytes, count, 1);
-		took = MPI_Wtime() - began;
-		MPI_Reduce(&took, &sum, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
-		if (rank > 0)
-			continue;
-		double us = sum / size * 1e6, messages = (double)count * WINDOW * half * (strcmp(name, "bibw") ? 1 : 2);
-		if (!strcmp(name, "latency")) {
-			qsort(trips, count, sizeof *trips, ascending);
-			printf("%-10d%18.2f%12.2f%12.2f%12.2f%12.2f%10d\n", bytes, us / count / 2,
-			       quantile(count, 0), quantile(count, .5), quantile(count, .99), quantile(count, .999), count);
-		} else if (collective) {
-			printf("%-10d%18.2f\n", bytes, us / count);
-		} else {
-			printf("%-10d%18.2f%18.2f\n", bytes, messages * bytes / us, messages / us * 1e6);
-		}
-		fflush(stdout);
 	}
 	leave();
 }
