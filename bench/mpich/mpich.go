@@ -169,8 +169,8 @@ func parse(names []string, text string) ([]Row, error) {
 		switch {
 		case bandwidth:
 			row.MBps, row.Messages = v[1], v[1]*1e6/v[0]
-			if len(v) > 2 {
-				row.Messages = v[2]
+			if len(v) > 2 { // of small messages it says more than two digits of MB/s
+				row.MBps, row.Messages = v[2]*v[0]/1e6, v[2]
 			}
 		case len(v) == 7:
 			row.Mean, row.Least, row.P50, row.P99, row.P999, row.Count = v[1], v[2], v[3], v[4], v[5], int(v[6])

@@ -22,7 +22,7 @@ func TestParse(t *testing.T) {
 			{Name: "latency", Bytes: 16, Mean: 4.1, Least: 3.6, P50: 3.9, P99: 4.1, P999: 9.2, Count: 40},
 		}},
 		{"# bw\n1000  2.50\n#mbw_mr: both\n1  0.02 24680.00\n", []Row{
-			{Name: "bw", Bytes: 1000, MBps: 2.5, Messages: 2500}, {Name: "mbw_mr", Bytes: 1, MBps: 0.02, Messages: 24680},
+			{Name: "bw", Bytes: 1000, MBps: 2.5, Messages: 2500}, {Name: "mbw_mr", Bytes: 1, MBps: 0.02468, Messages: 24680},
 		}},
 		{"\n# allreduce: mvich Allreduce Latency Test\n8  109.50\n", []Row{{Name: "allreduce", Bytes: 8, Mean: 109.5}}},
 		{"", nil},

@@ -26,7 +26,7 @@ type group struct {
 // groups are all of them, in the order of the report.
 func groups() []group {
 	return slices.Concat(dataGroups, opsGroups, transactionGroups, loadGroups, lossGroups, queueGroups, ablationGroups,
-		layerGroups, layerLossGroups, scalingGroups, peerGroups)
+		layerGroups, osuGroups, layerLossGroups, scalingGroups, peerGroups)
 }
 
 // Group is a group's name and what it is about, in one line.

@@ -161,7 +161,7 @@ func (s *session) theirMessages(t theirs, sheet *sheet, p part, turn int) error 
 		for name, count := range map[string]int{"latency": pings, "bw": windows} {
 			ctx, cancel := context.WithTimeout(s.ctx, mpichTime)
 			rows, err := mpich.Run{
-				Program: []string{t.path}, Name: name, Ranks: 2, MTU: p.mtu, Min: bytes, Max: bytes, Iterations: count,
+				Program: []string{t.path}, Names: []string{name}, Ranks: 2, MTU: p.mtu, Min: bytes, Max: bytes, Iterations: count,
 			}.Measure(ctx)
 			cancel()
 			if err != nil {
@@ -263,7 +263,7 @@ func (s *session) layersAllReduce() (*report.Group, error) {
 				continue
 			}
 			s.step("%s (turn %d of %d)", r.name, turn, s.turns())
-			r.run.Name, r.run.Ranks, r.run.MTU, r.run.Min, r.run.Max = "allreduce", ranks, s.mtu(), bytes, bytes
+			r.run.Names, r.run.Ranks, r.run.MTU, r.run.Min, r.run.Max = []string{"allreduce"}, ranks, s.mtu(), bytes, bytes
 			r.run.Warmup = allReduceWarmup
 			r.run.Iterations = cmp.Or(map[bool]int{true: 5}[s.Quick], r.count)
 			ctx, cancel := context.WithTimeout(s.ctx, mpichTime)

@@ -186,7 +186,7 @@ func (s *session) layersLossMPI() (*report.Group, error) {
 				}
 				s.step("%s, %s (turn %d of %d)", row.name, r.label(), turn, s.turns())
 				run := row.run
-				run.Name, run.Ranks, run.MTU, run.Min, run.Max, run.Lossy, run.Loss = r.name, r.ranks, s.mtu(), r.bytes, r.bytes, true, r.loss
+				run.Names, run.Ranks, run.MTU, run.Min, run.Max, run.Lossy, run.Loss = []string{r.name}, r.ranks, s.mtu(), r.bytes, r.bytes, true, r.loss
 				run.Iterations = cmp.Or(map[bool]int{true: 5}[s.Quick], run.Iterations)
 				run.Warmup = min(r.warmup, run.Iterations)
 				ctx, cancel := context.WithTimeout(s.ctx, mpichTime)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,7 +22,7 @@ import (
 )
 
 // beRank is a rank that package mpirun has started.
-func beRank(f func(c *mvich.Comm) error) (err error) {
+func beRank(f func(c *mvich.Comm) error, options ...mvich.Option) (err error) {
 	launcher, err := pmi.FromEnv()
 	if err != nil {
 		return err
@@ -31,7 +32,7 @@ func beRank(f func(c *mvich.Comm) error) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, nic.Close()) }()
-	world, err := mvich.Init(nic, launcher)
+	world, err := mvich.Init(nic, launcher, options...)
 	if err != nil {
 		return err
 	}
@@ -42,11 +43,25 @@ func beRank(f func(c *mvich.Comm) error) (err error) {
 	return world.Finalize()
 }
 
-// benchRank is what via-xdp mpibench is: suite-rank NAME --min=N --max=N --iterations=N --warmup=N.
+// benchRank is what via-xdp mpibench is: suite-rank NAME... --min=N, --max=N and so on.
 func benchRank() error {
 	var o mpibench.Options
-	for _, arg := range os.Args[3:] {
-		name, value, _ := strings.Cut(arg, "=")
+	var names []string
+	option := mvich.WithProtocol(mvich.Auto)
+	for _, arg := range os.Args[2:] {
+		name, value, flag := strings.Cut(arg, "=")
+		if !flag {
+			names = append(names, arg)
+			continue
+		}
+		if name == "--protocol" {
+			for p := mvich.Auto; p <= mvich.RPUT; p++ {
+				if p.String() == value {
+					option = mvich.WithProtocol(p)
+				}
+			}
+			continue
+		}
 		n, err := strconv.Atoi(value)
 		if err != nil {
 			return err
@@ -56,19 +71,31 @@ func benchRank() error {
 			o.MinSize = n
 		case "--max":
 			o.MaxSize = n
+		case "--step":
+			o.Step = n
 		case "--iterations":
 			o.Iterations = n
 		case "--warmup":
 			o.Warmup = n
+		case "--most-bytes":
+			o.MostBytes = n
 		}
 	}
 	return beRank(func(c *mvich.Comm) error {
-		rows, err := mpibench.Run(c, os.Args[2], o)
-		if err != nil || c.Rank() > 0 {
-			return err
+		for _, name := range names {
+			rows, err := mpibench.Run(c, name, o)
+			if err != nil {
+				return err
+			}
+			if c.Rank() > 0 {
+				continue
+			}
+			if err := mpibench.Print(os.Stdout, name, rows); err != nil {
+				return err
+			}
 		}
-		return mpibench.Print(os.Stdout, os.Args[2], rows)
-	})
+		return nil
+	}, option)
 }
 
 // appRank is what via-xdp mpiapp is: suite-app --json --size N --steps N NAME.
@@ -112,6 +139,71 @@ func TestScaling(t *testing.T) {
 	}
 	if _, err := Run(t.Context(), shortly("layers-scaling")); err == nil {
 		t.Error("it ran without arguments for a rank")
+	}
+}
+
+// Each benchmark has its figure by each protocol at each size, and so has MPICH where it
+// is installed; what does not fit in a packet has none of the eager protocol.
+func TestOSU(t *testing.T) {
+	nstest.Require(t)
+	cfg := shortly("layers-osu")
+	cfg.RankArgs = []string{asRank}
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := r.Group("layers-osu")
+	for _, row := range osuRows {
+		if row.name == mpichRow && !mpich.Installed() {
+			continue
+		}
+		s := g.Row(row.name)
+		if s == nil {
+			t.Errorf("no %s", row.name)
+			continue
+		}
+		for _, bytes := range []int{64, 64 << 10} {
+			p := s.At(float64(bytes))
+			if fits := row.most == 0 || bytes <= row.most; (p != nil) != fits {
+				t.Errorf("%s at %d bytes: %+v", row.name, bytes, p)
+			}
+			if p == nil {
+				continue
+			}
+			for _, m := range []report.Metric{
+				report.OSULatency, report.OSUBandwidth, report.OSUBothWays, report.OSUPairs, report.OSUPairsRate, report.OSUAllReduce, report.OSUAllToAll,
+			} {
+				if v := p.Values[m]; !(v.Median > 0) {
+					t.Errorf("%s at %d bytes: %s %+v", row.name, bytes, m, v)
+				}
+			}
+			pairs, rate := p.Values[report.OSUPairs].Median*1e6, p.Values[report.OSUPairsRate].Median*float64(bytes)
+			if math.Abs(pairs-rate) > 1e-6*rate || p.N != 2*int64(len(osuMetrics)) {
+				t.Errorf("%s at %d bytes: %v and %v bytes a second, %d iterations", row.name, bytes, pairs, rate, p.N)
+			}
+		}
+	}
+	if mpich.Installed() != (g.Base == mpichRow) {
+		t.Errorf("compared with %q", g.Base)
+	}
+	if _, err := Run(t.Context(), shortly("layers-osu")); err == nil {
+		t.Error("it ran without arguments for a rank")
+	}
+}
+
+// Every benchmark is made once, and only what may have more than two ranks has them.
+func TestOSUJobs(t *testing.T) {
+	for _, cpus := range []int{1, 2, 3, 4, 64} {
+		var names []string
+		for _, j := range osuJobs(cpus) {
+			names = append(names, j.names...)
+			if two := slices.Contains(j.names, "latency"); j.ranks > 2 && (two || cpus < j.ranks) {
+				t.Errorf("%d CPUs: %d ranks of %v", cpus, j.ranks, j.names)
+			}
+		}
+		if slices.Sort(names); !slices.Equal(names, mpibench.Names()) {
+			t.Errorf("%d CPUs: %v", cpus, names)
+		}
 	}
 }
 

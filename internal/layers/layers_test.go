@@ -65,7 +65,7 @@ var allowed = map[string][]string{
 	"bench/mpich":            {"internal/mpirun", "internal/testbed"},
 	"bench/peers":            {"internal/testbed"},
 	"bench/report":           {"bench"},
-	"bench/suite":            {"bench", "bench/floor", "bench/mpich", "bench/peers", "bench/report", "internal/mpirun", "internal/testbed", "memreg", "mvich/mpiapps"},
+	"bench/suite":            {"bench", "bench/floor", "bench/mpich", "bench/peers", "bench/report", "internal/mpirun", "internal/testbed", "memreg", "mvich/mpiapps", "mvich/mpibench"},
 	"examples":               {},
 	"examples/internal/side": {"vipl"},
 	"examples/manyvis":       {"examples/internal/side", "vipl"},
