@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"runtime"
 	"testing"
 
@@ -66,6 +67,17 @@ type Options struct {
 // outside of the namespace. The thread ends with f.
 func (n *NS) Do(f func() error) error {
 	return do(n.handle, f)
+}
+
+// Inside is a command that runs another one in the namespace, which it has as its last
+// arguments, for programs that start the one of a test; while the test runs.
+func (n *NS) Inside(t testing.TB) []string {
+	t.Helper()
+	path, err := exec.LookPath("nsenter")
+	if err != nil {
+		Lacks(t, "nsenter is not installed (Debian: util-linux)")
+	}
+	return []string{path, fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), n.handle)}
 }
 
 // Netlink is a netlink handle bound to the namespace.

@@ -2,6 +2,8 @@ package nstest
 
 import (
 	"net"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 )
@@ -33,6 +35,17 @@ func TestPairCarriesUDP(t *testing.T) {
 		buf := make([]byte, 16)
 		if n, _, err := server.ReadFrom(buf); err != nil || string(buf[:n]) != "hello" {
 			t.Fatalf("%s: got %q, %v", addr, buf[:n], err)
+		}
+	}
+}
+
+// A program that is started by another one finds itself in the namespace.
+func TestInside(t *testing.T) {
+	a, b := Pair(t, Options{})
+	for _, n := range []*NS{a, b} {
+		out, err := exec.Command("sh", "-c", `"$@"`, "sh", n.Inside(t)[0], n.Inside(t)[1], "cat", "/proc/self/net/fib_trie").Output()
+		if err != nil || !strings.Contains(string(out), n.IPv4.String()) {
+			t.Errorf("no %v: %v\n%s", n.IPv4, err, out)
 		}
 	}
 }

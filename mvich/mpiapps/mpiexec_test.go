@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,32 +59,14 @@ func beRank(name string) (err error) {
 func TestMpiexec(t *testing.T) {
 	mpiexec, err := exec.LookPath("mpiexec.hydra")
 	if err != nil {
-		t.Skip("Hydra's mpiexec is not installed (Debian: mpich)")
-	}
-	nsenter, err := exec.LookPath("nsenter")
-	if err != nil {
-		t.Skip("nsenter is not installed (Debian: util-linux)")
+		nstest.Lacks(t, "Hydra's mpiexec is not installed (Debian: mpich)")
 	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var args []string
 	a, b := nstest.Pair(t, nstest.Options{})
-	for _, ns := range []*nstest.NS{a, b} {
-		var space *os.File
-		if err := ns.Do(func() (err error) {
-			space, err = os.Open("/proc/thread-self/ns/net")
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		defer space.Close()
-		if len(args) > 0 {
-			args = append(args, ":")
-		}
-		args = append(args, "-n", "1", nsenter, fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), space.Fd()), self)
-	}
+	args := slices.Concat([]string{"-n", "1"}, a.Inside(t), []string{self, ":", "-n", "1"}, b.Inside(t), []string{self})
 	for _, name := range Names() {
 		cmd := exec.Command(mpiexec, args...)
 		cmd.Env = append(os.Environ(), asRank+"="+name)
