@@ -7,14 +7,20 @@ import (
 	"testing"
 
 	"viaxdp/mvich"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
 // Every collective operation on 1 to 9 ranks, with lengths on both sides of the
-// bounds between algorithms, against what it should give.
+// bounds between algorithms, against what it should give; also while frames are lost.
 func TestCollectives(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 4, 5, 8, 9} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			j := newJob(t, n, jobConfig{options: func(int) []mvich.Option {
+	for _, test := range []struct {
+		name   string
+		ranks  int
+		faults xdpnictest.Faults
+	}{{"1", 1, none}, {"2", 2, none}, {"3", 3, none}, {"4", 4, none}, {"5", 5, none}, {"8", 8, none}, {"9", 9, none}, {"lossy", 5, loss}} {
+		t.Run(test.name, func(t *testing.T) {
+			n := test.ranks
+			j := newJob(t, n, jobConfig{faults: test.faults, options: func(int) []mvich.Option {
 				return []mvich.Option{mvich.WithSpin(50), mvich.WithCredits(8)}
 			}})
 			j.run(t, func(c *mvich.Comm) error {

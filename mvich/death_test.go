@@ -10,20 +10,21 @@ import (
 
 	"viaxdp/mvich"
 	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
 // dyingJob is a job of which ranks die. At the end the living take their leave
 // of each other, and the dead give back what they still can.
 func dyingJob(t *testing.T, n int, dead ...int) *job {
 	t.Helper()
-	return jobWithSilence(t, n, calm, dead...)
+	return dyingJobOf(t, n, jobConfig{silence: calm}, dead...)
 }
 
-// jobWithSilence is a dyingJob whose ranks take each other for dead after so long a
-// silence.
-func jobWithSilence(t *testing.T, n int, silence time.Duration, dead ...int) *job {
+// dyingJobOf is a dyingJob whose network has faults, or whose ranks take each other for
+// dead after another silence.
+func dyingJobOf(t *testing.T, n int, c jobConfig, dead ...int) *job {
 	t.Helper()
-	j := newJob(t, n, jobConfig{dying: true, silence: silence, options: func(int) []mvich.Option {
+	j := newJob(t, n, jobConfig{dying: true, faults: c.faults, silence: c.silence, options: func(int) []mvich.Option {
 		return []mvich.Option{mvich.WithSpin(50), mvich.WithPatience(calm)}
 	}})
 	t.Cleanup(func() {
@@ -46,10 +47,16 @@ func wantLost(what string, err error, rank int) error {
 var deaths = map[string]struct {
 	kill    func(j *job, rank int)
 	silence time.Duration // short where it is what tells of the death
+	faults  xdpnictest.Faults
 }{
-	"the NIC is closed":       {func(j *job, rank int) { j.hosts[rank].Nic.Close() }, calm},
-	"no frame comes any more": {func(j *job, rank int) { j.hosts[rank].Queue.Cut(true) }, 5 * time.Second},
+	"the NIC is closed":              {closed, calm, none},
+	"no frame comes any more":        {cut, 5 * time.Second, none},
+	"the NIC is closed, lossy":       {closed, calm, loss},
+	"no frame comes any more, lossy": {cut, 5 * time.Second, loss},
 }
+
+func closed(j *job, rank int) { j.hosts[rank].Nic.Close() }
+func cut(j *job, rank int)    { j.hosts[rank].Queue.Cut(true) }
 
 // The death of a rank ends the operations of the others that involve it, and no
 // others.
@@ -57,7 +64,7 @@ func TestDeath(t *testing.T) {
 	for name, death := range deaths {
 		t.Run(name, func(t *testing.T) {
 			const n, victim = 4, 3
-			j := jobWithSilence(t, n, death.silence, victim)
+			j := dyingJobOf(t, n, jobConfig{silence: death.silence, faults: death.faults}, victim)
 			j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 			var killed sync.WaitGroup
 			killed.Go(func() {
@@ -128,13 +135,16 @@ func TestDeath(t *testing.T) {
 // A rank dies in the middle of collective operations: no other rank hangs, also
 // those that have nothing to do with it at that moment.
 func TestDeathInCollective(t *testing.T) {
-	for name, length := range map[string]int{"short": 1, "long": 20000} {
+	for name, test := range map[string]struct {
+		length int
+		faults xdpnictest.Faults
+	}{"short": {1, none}, "long": {20000, none}, "short, lossy": {1, loss}, "long, lossy": {20000, loss}} {
 		t.Run(name, func(t *testing.T) {
 			const n, victim = 5, 2
-			j := dyingJob(t, n, victim)
+			j := dyingJobOf(t, n, jobConfig{silence: calm, faults: test.faults}, victim)
 			each(t, n, func(rank int) error {
 				c := j.worlds[rank].Comm()
-				b := make([]float64, length)
+				b := make([]float64, test.length)
 				for turn := 0; ; turn++ {
 					if rank == victim && turn == 20 {
 						j.hosts[rank].Nic.Close()

@@ -33,6 +33,23 @@ func NewsOfAdmission(w *World, caller, before, meanwhile int) (news []int, left 
 	return news, p.control.len(), nil
 }
 
+// Missing is how many credits of a connection are neither with w, nor owed to it by other,
+// nor on their way in a packet. Both are calm; 0 where they are not connected.
+func Missing(w, other *World) int {
+	look := func(w *World, rank int) (has, owes int, there bool) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		p := w.peers[rank]
+		return p.credits, p.owed, p.state == joined
+	}
+	has, _, here := look(w, other.rank)
+	_, owes, there := look(other, w.rank)
+	if !here || !there {
+		return 0
+	}
+	return w.set.credits - has - owes
+}
+
 // SpinAfterWake is how often w polls before and after a sleep that Wake has ended.
 func SpinAfterWake(w *World) (before, after int) {
 	w.mu.Lock()

@@ -1,6 +1,7 @@
 package mvich_test
 
 import (
+	"bytes"
 	"fmt"
 	"runtime"
 	"sync"
@@ -141,20 +142,30 @@ func (j *job) run(t testing.TB, f func(c *mvich.Comm) error) {
 	each(t, len(j.worlds), func(rank int) error { return f(j.worlds[rank].Comm()) })
 }
 
-// spotless checks that nothing is left of messages: no request, no message, no
-// buffer.
+// spotless checks that nothing is left of messages, no request, no message, and that
+// nothing is missing, no buffer and no credit.
 func (j *job) spotless(t testing.TB, credits int) {
 	t.Helper()
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 	for rank, w := range j.worlds {
 		var s mvich.Stats
+		missing := 0
 		for end := time.Now().Add(patience); time.Now().Before(end); { // sends of the barrier complete a little later
-			w.Comm().Iprobe(mvich.AnySource, mvich.AnyTag)
+			missing = 0
+			for _, other := range j.worlds {
+				other.Comm().Iprobe(mvich.AnySource, mvich.AnyTag)
+				if other != w {
+					missing += mvich.Missing(w, other)
+				}
+			}
 			s = w.Stats()
-			if s.Vbufs-s.FreeVbufs == int(s.Connections)*credits {
+			if s.Vbufs-s.FreeVbufs == int(s.Connections)*credits && missing == 0 {
 				break
 			}
 			time.Sleep(time.Millisecond)
+		}
+		if missing != 0 {
+			t.Errorf("rank %d: %d credits are missing", rank, missing)
 		}
 		if s.Waiting+s.Posted+s.Rendezvous > 0 || s.Vbufs-s.FreeVbufs != int(s.Connections)*credits {
 			t.Errorf("rank %d: something is left: %+v", rank, s)
@@ -162,17 +173,45 @@ func (j *job) spotless(t testing.TB, credits int) {
 	}
 }
 
-func fill(b []byte, k int) {
+// filling is what messages are filled with: the byte at i is i*7 + i>>8, twice as far as
+// it takes to begin anew.
+var filling = func() []byte {
+	b := make([]byte, 1<<17)
 	for i := range b {
-		b[i] = byte(i*7 + k*31 + i>>8)
+		b[i] = byte(i*7 + i>>8)
 	}
-}
+	return b
+}()
 
-func check(b []byte, k int) error {
-	for i := range b {
-		if want := byte(i*7 + k*31 + i>>8); b[i] != want {
-			return fmt.Errorf("message %d: byte %d of %d is %#x, want %#x", k, i, len(b), b[i], want)
+// pieces calls f with all of b, piece by piece, and what message k has there: filling
+// from a place of its own on.
+func pieces(b []byte, k int, f func(at int, b, want []byte) error) error {
+	mine := filling[k*31&255<<8:][:len(filling)/2]
+	for at := 0; at < len(b); at += len(mine) {
+		part := b[at:min(at+len(mine), len(b))]
+		if err := f(at, part, mine[:len(part)]); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func fill(b []byte, k int) {
+	pieces(b, k, func(_ int, b, want []byte) error {
+		copy(b, want)
+		return nil
+	})
+}
+
+func check(b []byte, k int) error {
+	return pieces(b, k, func(at int, got, want []byte) error {
+		if bytes.Equal(got, want) {
+			return nil
+		}
+		i := 0
+		for got[i] == want[i] {
+			i++
+		}
+		return fmt.Errorf("message %d: byte %d of %d is %#x, want %#x", k, at+i, len(b), got[i], want[i])
+	})
 }

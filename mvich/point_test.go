@@ -14,6 +14,8 @@ var loss = xdpnictest.Faults{
 	Seed: 7, Loss: 0.01, Dup: 0.01, Reorder: 0.02, Corrupt: 0.005, Jitter: 20 * time.Microsecond,
 }
 
+var none xdpnictest.Faults
+
 // sizes are around every bound of the protocols.
 var sizes = []int{0, 1, 8, 64, 1000, 4999, 5000, 5001, 8159, 8160, 8161, 20000, 65536, 1 << 20, 1<<20 + 1, 4 << 20}
 

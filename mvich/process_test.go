@@ -1,0 +1,281 @@
+package mvich_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/internal/testbed"
+	"viaxdp/mvich"
+	"viaxdp/mvich/pmi"
+	"viaxdp/vipl"
+)
+
+// The test program is a rank of jobs of several processes, too.
+const (
+	asSwapper  = "mvich-swapper"
+	asSurvivor = "mvich-survivor"
+)
+
+func TestMain(m *testing.M) {
+	nstest.Main(m, map[string]func() error{asSwapper: swapper, asSurvivor: survivor})
+}
+
+// beRank is a process that a launcher has started: its last argument names the protocol.
+func beRank(silence time.Duration, f func(w *mvich.World, p mvich.Protocol) error) (err error) {
+	launcher, err := pmi.FromEnv()
+	if err != nil {
+		return err
+	}
+	nic, err := vipl.OpenNic(testbed.StarInterface, vipl.WithSilence(silence))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, nic.Close()) }()
+	for p := mvich.Auto; p <= mvich.RPUT; p++ {
+		if p.String() == os.Args[len(os.Args)-1] {
+			w, err := mvich.Init(nic, launcher, mvich.WithProtocol(p))
+			if err != nil {
+				return err
+			}
+			return f(w, p)
+		}
+	}
+	return fmt.Errorf("no protocol among %q", os.Args)
+}
+
+// swapper exchanges messages of all sizes, also such that nobody has asked for yet, by
+// one protocol.
+func swapper() error {
+	return beRank(calm, func(w *mvich.World, p mvich.Protocol) error {
+		c := w.Comm()
+		other := 1 - c.Rank()
+		if err := swapSizes(c); err != nil {
+			return err
+		}
+		for i, n := range sizes {
+			out, in := make([]byte, n), make([]byte, n)
+			fill(out, 100+i+c.Rank())
+			sent, err := c.Isend(out, other, 100+i)
+			if err != nil {
+				return err
+			}
+			s, err := c.Probe(mvich.AnySource, 100+i)
+			if err != nil || s.Bytes != n {
+				return fmt.Errorf("%d bytes: %+v, %w", n, s, err)
+			}
+			if _, err := c.Recv(in, mvich.AnySource, mvich.AnyTag); err != nil {
+				return err
+			}
+			if err := mvich.WaitAll(sent); err != nil {
+				return err
+			}
+			if err := check(in, 100+i+other); err != nil {
+				return err
+			}
+		}
+		if err := w.Finalize(); err != nil {
+			return err
+		}
+		s := w.Stats()
+		used := map[mvich.Protocol]uint64{mvich.R3: s.R3, mvich.RGET: s.RGET, mvich.RPUT: s.RPUT}[p]
+		// Only messages without data, those of the barrier among them, need no rendezvous.
+		if used != uint64(2*len(sizes)-2) || used != s.R3+s.RGET+s.RPUT || s.Fallbacks > 0 {
+			return fmt.Errorf("%+v", s)
+		}
+		fmt.Println("all came by", p)
+		return nil
+	})
+}
+
+// Hydra's mpiexec starts ranks that send everything, to 4 MiB, by one protocol.
+func TestMpiexec(t *testing.T) {
+	mpiexec, err := exec.LookPath("mpiexec.hydra")
+	if err != nil {
+		nstest.Lacks(t, "Hydra's mpiexec is not installed (Debian: mpich)")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := nstest.Pair(t, nstest.Options{})
+	for _, p := range []mvich.Protocol{mvich.R3, mvich.RGET, mvich.RPUT} {
+		rank := []string{self, asSwapper, p.String()}
+		cmd := exec.Command(mpiexec, slices.Concat([]string{"-n", "1"}, a.Inside(t), rank, []string{":", "-n", "1"}, b.Inside(t), rank)...)
+		cmd.WaitDelay = 20 * time.Second
+		out, err := cmd.CombinedOutput()
+		if err != nil || strings.Count(string(out), "all came by "+p.String()) != 2 {
+			t.Errorf("%v: %v\n%s", p, err, out)
+		}
+	}
+}
+
+const (
+	killedRanks = 3
+	victim      = 1
+
+	// killedSilence is what tells of the death of a process that is its own agent.
+	killedSilence = 20 * time.Second
+)
+
+// survivor exchanges messages with the victim, and sums with all, until the victim is
+// missed, and then messages with the other one that lives.
+func survivor() error {
+	return beRank(killedSilence, func(w *mvich.World, _ mvich.Protocol) error {
+		c := w.Comm()
+		me := c.Rank()
+		exchange := func(round, other int) error {
+			n := sizes[round%len(sizes)]
+			out, in := make([]byte, n), make([]byte, n)
+			fill(out, round+me)
+			if _, err := c.Sendrecv(out, other, round, in, other, round); err != nil {
+				return err
+			}
+			return check(in, round+other)
+		}
+		others := []int{victim}
+		if me == victim {
+			others = []int{0, 2}
+		}
+		together := func(round int) error {
+			for _, other := range others {
+				if err := exchange(round, other); err != nil {
+					return err
+				}
+			}
+			sum := make([]int, 1000)
+			for i := range sum {
+				sum[i] = me + i
+			}
+			err := mvich.AllReduce(c, sum, sum, mvich.Sum)
+			if err == nil && sum[999] != 0+1+2+3*999 {
+				err = fmt.Errorf("a sum of %d", sum[999])
+			}
+			return err
+		}
+		for round := 0; ; round++ {
+			if err := together(round); err != nil {
+				if err := wantLost("together", err, victim); err != nil {
+					return err
+				}
+				break
+			}
+			if round == len(sizes) {
+				fmt.Println("under way")
+			}
+		}
+		for i := range sizes {
+			if err := exchange(1000000+i, 2-me); err != nil {
+				return err
+			}
+		}
+		fmt.Println("goes on")
+		io.Copy(io.Discard, os.Stdin) // until the other one has got the last message, too
+		return wantLost("finalize", w.Finalize(), victim)
+	})
+}
+
+// A rank that is killed is missed by those that live, by whatever protocol they were
+// exchanging messages with it, while frames are lost; and they go on with each other.
+func TestKilledRank(t *testing.T) {
+	nstest.Require(t)
+	for _, p := range []mvich.Protocol{mvich.Auto, mvich.R3, mvich.RPUT} {
+		t.Run(p.String(), func(t *testing.T) {
+			t.Parallel() // most of the time is silence
+			star, err := testbed.NewLossyStar(killedRanks, 1500, 0.01)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer star.Close()
+			server := pmi.NewServer(killedRanks)
+			defer server.End()
+			var going sync.WaitGroup
+			going.Add(killedRanks - 1)
+			each(t, killedRanks, func(rank int) error {
+				var said, errs bytes.Buffer
+				cmd, in, out, err := startRank(server, star, rank, &errs, asSurvivor, p.String())
+				if err != nil {
+					return err
+				}
+				end := sync.OnceFunc(going.Done)
+				lines := bufio.NewScanner(io.TeeReader(out, &said))
+				for lines.Scan() {
+					switch {
+					case rank == victim && lines.Text() == "under way":
+						cmd.Process.Kill()
+					case rank != victim && lines.Text() == "goes on":
+						end()
+						going.Wait()
+						in.Close()
+					}
+				}
+				if err = cmd.Wait(); rank == victim {
+					if cmd.ProcessState.Exited() {
+						return fmt.Errorf("the victim: %v: %s%s", err, &said, &errs)
+					}
+					return nil
+				}
+				end() // also without a word
+				if err != nil || !strings.Contains(said.String(), "goes on") {
+					return fmt.Errorf("%v: %s%s", err, &said, &errs)
+				}
+				return nil
+			})
+			if taken, lost, err := star.Counts(); err != nil || lost == 0 {
+				t.Errorf("%d of %d frames were lost, %v", lost, taken, err)
+			}
+		})
+	}
+}
+
+// startRank starts the test program in a namespace as a rank of a server's job.
+func startRank(server *pmi.Server, star *testbed.Star, rank int, errs io.Writer, args ...string) (cmd *exec.Cmd, in io.Closer, out io.Reader, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "pmi"), os.NewFile(uintptr(fds[1]), "pmi")
+	defer ours.Close()
+	defer theirs.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	cmd = exec.Command(self, args...)
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.Env = append(os.Environ(), "PMI_FD=3", fmt.Sprint("PMI_RANK=", rank), fmt.Sprint("PMI_SIZE=", len(star.Ends)))
+	cmd.Stderr = errs
+	in, err = cmd.StdinPipe()
+	if err == nil {
+		out, err = cmd.StdoutPipe()
+	}
+	if err == nil {
+		err = star.Start(rank, -1, cmd)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, nil, nil, err
+	}
+	go func() {
+		defer conn.Close()
+		server.Serve(rank, conn)
+	}()
+	return cmd, in, out, nil
+}
