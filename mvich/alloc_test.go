@@ -62,3 +62,22 @@ func TestAlloc(t *testing.T) {
 		return err
 	})
 }
+
+// Where the NIC's arena is full, packets lie in the program's memory.
+func TestArenaFull(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	each(t, 2, func(rank int) error {
+		for n := 4 << 20; n >= 4096; n /= 2 {
+			for {
+				if _, err := j.worlds[rank].Alloc(n); errors.Is(err, vipl.ErrResource) {
+					break
+				} else if err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	j.run(t, swapSizes)
+	j.spotless(t, mvich.DefaultCredits)
+}
