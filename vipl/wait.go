@@ -289,9 +289,13 @@ func (p *port) background() {
 			tick = tickLeast
 		}
 		holds = waits
-		// Who polls slowly looks at the clock too seldom.
-		if now := p.now(); p.due.Load() < now && p.mu.TryLock() {
-			p.progress(now, false)
+		if p.mu.TryLock() {
+			// Who polls slowly looks at the clock too seldom, and nobody who polls asks
+			// whether the NIC sleeps for want of chunks, as a sleeper does.
+			if now := p.now(); p.due.Load() < now {
+				p.progress(now, false)
+			}
+			p.refill()
 			p.mu.Unlock()
 		}
 	}

@@ -74,7 +74,9 @@
 //     into a chunk of 2048. Chunks of 4096 hold a frame of MTU 1500 everywhere,
 //     and are the default where the driver has zero-copy.
 //   - The driver sends and refills on its own time, and must be woken when its
-//     ring has run dry: Flush and Refill look at the flags that say so.
+//     ring has run dry: Flush and Refill look at the flags that say so. For the
+//     fill ring most drivers set theirs after they have found it empty, which may be
+//     behind the last Refill's look: Wait wakes them, too, and so does one more Refill.
 //   - With preferred busy polling, sending stalls where the driver has a NAPI
 //     instance of its own for it. See BusyPoll.
 //   - A frame is one ring entry, unless the driver says more (Info.MaxSegs).

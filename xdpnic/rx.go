@@ -117,14 +117,16 @@ func (p *pool) recycle(addr uint64) {
 }
 
 // Refill publishes the recycled chunks on the fill ring, and wakes the driver
-// when it sleeps for want of chunks (zero-copy mode).
+// when it sleeps for want of chunks (zero-copy mode). A driver may say so after it
+// has found the ring empty, and too late for the Refill that filled it: whoever
+// does not sleep in Wait, which wakes it, too, calls Refill now and then although
+// nothing was recycled.
 //
 // Owner only.
 func (q *Queue) Refill() {
-	if q.pool.recycled == 0 {
-		return
+	if q.pool.recycled != 0 {
+		q.pool.refill()
 	}
-	q.pool.refill()
 	if q.zc {
 		q.fence.Add(1) // see flushZeroCopy
 		if q.pool.fill.needWakeup() {

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Wait ends with a frame, with Wake, with the time, and with Close.
@@ -100,4 +102,46 @@ func TestNoWakeIsLost(t *testing.T) {
 		<-woke
 	}
 	wg.Wait()
+}
+
+// Refill wakes a driver that asks for it, in zero-copy mode, also when nothing was
+// recycled: it may have asked after the Refill that brought the last chunks.
+func TestRefillWakes(t *testing.T) {
+	k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 8}, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[0])
+	defer unix.Close(fds[1])
+	k.q.fd = fds[0]
+	// The kick is a recvfrom, which takes a datagram off.
+	kicks := func() bool {
+		if _, err := unix.Write(fds[1], []byte{1}); err != nil {
+			t.Fatal(err)
+		}
+		k.q.Refill()
+		_, _, err := unix.Recvfrom(fds[0], make([]byte, 1), unix.MSG_DONTWAIT)
+		return errors.Is(err, unix.EAGAIN)
+	}
+	flags := k.q.pool.fill.flags
+	for _, tc := range []struct{ zeroCopy, asks bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
+		k.q.zc = tc.zeroCopy
+		flags.Store(0)
+		if tc.asks {
+			flags.Store(ringNeedWakeup)
+		}
+		for _, recycled := range []bool{false, true} {
+			if recycled {
+				var frames [1]Frame
+				if !k.deliver(64) || k.q.Receive(frames[:]) != 1 {
+					t.Fatal("no frame")
+				}
+				k.q.Recycle(frames[0].Addr)
+			}
+			if got := kicks(); got != (tc.zeroCopy && tc.asks) {
+				t.Errorf("zero-copy %v, asks %v, recycled %v: kicked %v", tc.zeroCopy, tc.asks, recycled, got)
+			}
+		}
+	}
 }
