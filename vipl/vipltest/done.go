@@ -94,9 +94,6 @@ func doneByPolling(t *T, level vipl.ReliabilityLevel) {
 	for i := range count {
 		b.recv(vb, i, size)
 	}
-	for i := range count {
-		a.send(va, i, size)
-	}
 	poll := func(done func() (*vipl.Descriptor, error)) {
 		t.Helper()
 		for end := time.Now().Add(patience); ; {
@@ -109,7 +106,11 @@ func doneByPolling(t *T, level vipl.ReliabilityLevel) {
 			}
 		}
 	}
-	for range count {
+	under, sent := t.burst(level, count, size), 0
+	for i := range count {
+		for ; sent < min(i+under, count); sent++ {
+			a.send(va, sent, size)
+		}
 		poll(va.SendDone)
 		poll(vb.RecvDone)
 	}

@@ -64,6 +64,14 @@ func (t *T) sizes(level vipl.ReliabilityLevel, most int) []int {
 	return all
 }
 
+// burst is how many of count messages a VI of that level may have under way.
+func (t *T) burst(level vipl.ReliabilityLevel, count, size int) int {
+	if burst := t.config.Burst; burst > 0 && level == vipl.UnreliableDelivery {
+		return min(count, max(1, burst/size))
+	}
+	return count
+}
+
 func sizes(t *T, level vipl.ReliabilityLevel) {
 	va, vb := t.pair(level)
 	most := t.A.Query().MaxTransferSize

@@ -27,7 +27,7 @@ type Config struct {
 
 	// Burst, unless 0, is how many bytes the link takes in one go without losing any:
 	// a NIC whose processor is kept from its work has room for no more. Unreliable VIs
-	// send no longer messages.
+	// send no longer messages, and where many are under way no more of them.
 	Burst int
 
 	// Groups that are asked; nil: all.
