@@ -130,6 +130,10 @@ func openEnd(t testing.TB, ns *nstest.NS, o pairOptions) *end {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if t.Failed() {
+			s, err := e.q.Stats()
+			t.Logf("%s: %+v, TX entries pending: %d %v", ns.Name, s, e.q.Pending(), err)
+		}
 		if err := e.q.Close(); err != nil {
 			t.Error(err)
 		}

@@ -46,6 +46,9 @@ func Open(t testing.TB, ns *nstest.NS, opts ...vipl.Option) *End {
 		return err
 	}))
 	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s: %+v", ns.Name, e.Nic.Status())
+		}
 		if err := e.Nic.Close(); err != nil {
 			t.Error(err)
 		}

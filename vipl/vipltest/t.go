@@ -2,6 +2,7 @@ package vipltest
 
 import (
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -26,6 +27,7 @@ type T struct {
 	cqs     []*vipl.CQ
 	regions []*vipl.Region
 	tags    []*vipl.Ptag
+	told    bool // what the NICs have counted
 }
 
 func newT(t *testing.T, c Config, a, b *vipl.Nic) *T {
@@ -68,7 +70,10 @@ func (t *T) openSilent() (a, b *vipl.Nic, silence func()) {
 func (t *T) sub(name string, f func(t *T)) {
 	t.t.Run(name, func(tt *testing.T) {
 		x := &T{TB: tt, A: t.A, B: t.B, t: tt, config: t.config, errors: t.errors}
-		tt.Cleanup(x.tidy)
+		tt.Cleanup(func() {
+			x.tidy()
+			t.told = t.told || x.told
+		})
 		f(x)
 	})
 }
@@ -225,6 +230,7 @@ func (t *T) request(va *vipl.VI, remote vipl.NetAddress) error {
 // tidy undoes what the rule has made. What it undid itself is fine.
 func (t *T) tidy() {
 	t.Helper()
+	t.tell()
 	undone := func(what string, err error) {
 		t.Helper()
 		gone := errors.Is(err, vipl.ErrInvalidParameter) || errors.Is(err, vipl.ErrInvalidPtag)
@@ -249,6 +255,50 @@ func (t *T) tidy() {
 		undone("destroy tag", p.Destroy())
 	}
 	t.vis, t.cqs, t.regions, t.tags = nil, nil, nil, nil
+}
+
+// tell says of a rule that has failed what the NICs have counted and where their VIs
+// stand, so that a message that is missing can be looked for.
+func (t *T) tell() {
+	t.Helper()
+	if !t.Failed() || t.told {
+		return
+	}
+	t.told = true
+	for _, n := range []*vipl.Nic{t.A, t.B} {
+		t.Log(describe(n))
+	}
+}
+
+// describe is a NIC's status but for what is nothing.
+func describe(n *vipl.Nic) string {
+	b, err := json.Marshal(n.Status())
+	if err != nil {
+		return err.Error()
+	}
+	var v any
+	if err := json.Unmarshal(b, &v); err != nil {
+		return err.Error()
+	}
+	b, _ = json.Marshal(withoutZeros(v))
+	return string(b)
+}
+
+// withoutZeros takes the zeros out of objects, as encoding/json reads them.
+func withoutZeros(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for name, field := range v {
+			if v[name] = withoutZeros(field); field == 0.0 {
+				delete(v, name)
+			}
+		}
+	case []any:
+		for i := range v {
+			v[i] = withoutZeros(v[i])
+		}
+	}
+	return v
 }
 
 // disconnect disconnects a VI, after a connect or disconnect that is under way.
