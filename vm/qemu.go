@@ -138,6 +138,11 @@ func (q *qemu) boot(ctx context.Context, g guest) error {
 		}
 	}
 	err := cmd.Run()
+	if g.taps() {
+		if err := os.WriteFile(g.wire(), []byte(countTaps()), 0o644); err != nil {
+			return err
+		}
+	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("the guest was still running after %v; its console is in %s", g.timeout, g.console())
 	}
@@ -148,6 +153,7 @@ func (q *qemu) boot(ctx context.Context, g guest) error {
 }
 
 func (g *guest) console() string { return filepath.Join(g.dir, "console.log") }
+func (g *guest) wire() string    { return filepath.Join(g.dir, "wire.log") } // what the taps have counted
 func (g *guest) results() string { return filepath.Join(g.dir, "results.json") }
 
 // args are QEMU's arguments. Software emulation is asked for by name: a

@@ -78,7 +78,7 @@ func judge(events []plan.Event, asked order) *outcome {
 		default:
 			by[e.Step] = e
 			if e.Status != 0 || e.Error != "" {
-				o.fault("%s: status %d %s\n%s", e.Step, e.Status, e.Error, tail(withoutPassed(e.Stdout+e.Stderr), 200))
+				o.fault("%s: status %d %s\n%s\n%s", e.Step, e.Status, e.Error, tail(withoutPassed(e.Stdout+e.Stderr), 200), e.Look)
 			}
 		}
 	}

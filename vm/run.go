@@ -90,7 +90,7 @@ func (l *lane) run(ctx context.Context, k *kernel) (*kernelRun, error) {
 		l.say("guest: the kernel did not come up, try %d of %d; %v", try, bootTries, l.consoleTail(g))
 	}
 	if err := errors.Join(bootErr, r.outcome.err(), errors.Join(missing(k.release, l.form.needs(), r.outcome.facts)...)); err != nil {
-		return nil, errors.Join(err, l.consoleTail(g))
+		return nil, errors.Join(err, l.consoleTail(g), l.wireCounts(g))
 	}
 	l.say("guest: up after %.1f s; %d tests passed", r.outcome.boot, r.outcome.tests)
 	r.outcome.print(l.stdout)
@@ -119,6 +119,18 @@ func (l *lane) consoleTail(g guest) error {
 		return err
 	}
 	return fmt.Errorf("console:\n%s", tail(string(b), 40))
+}
+
+// wireCounts is what the taps have counted, where there are some, as an error.
+func (l *lane) wireCounts(g guest) error {
+	if !g.taps() {
+		return nil
+	}
+	b, err := os.ReadFile(g.wire())
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("taps of the host:\n%s", b)
 }
 
 // atLeast reports whether a kernel's release is of a version or later.

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -39,4 +41,19 @@ func makeTaps(queues int) error {
 		}
 	}
 	return netlink.LinkSetUp(bridge)
+}
+
+// countTaps is what the kernel has counted of the taps: from and to the guest.
+func countTaps() string {
+	var b strings.Builder
+	for i := range 2 {
+		l, err := netlink.LinkByName(tapName(i))
+		if err != nil {
+			fmt.Fprintln(&b, tapName(i), err)
+			continue
+		}
+		counts, _ := json.Marshal(l.Attrs().Statistics)
+		fmt.Fprintf(&b, "%s: %s\n", tapName(i), counts)
+	}
+	return b.String()
 }

@@ -84,7 +84,7 @@ var allowed = map[string][]string{
 	"mvich/mpibench":         {"mvich"},
 	"mvich/mpiapps":          {"mvich"},
 	"vm":                     {"bench", "vm/plan"},
-	"vm/guest":               {"vm/plan"},
+	"vm/guest":               {"internal/lag", "vm/plan"},
 	"vm/plan":                {},
 }
 

@@ -46,7 +46,7 @@ func main() {
 		return
 	}
 	out.send(plan.Event{Step: "boot", Seconds: uptime()})
-	runSteps(p.Steps, out)
+	runSteps(p, out)
 	out.send(plan.Event{Done: true, Seconds: time.Since(start).Seconds()})
 }
 

@@ -16,23 +16,27 @@ import (
 
 	"github.com/vishvananda/netns"
 
+	"viaxdp/internal/lag"
 	"viaxdp/vm/plan"
 )
 
 // runSteps runs the steps one after the other, and stops at the end what
 // serves. A server that has ended before is reported with how it ended.
-func runSteps(steps []plan.Step, out *results) {
+func runSteps(p plan.Plan, out *results) {
+	meter := lag.Start()
+	defer meter.Close()
+	l := &looker{p.NICs, meter}
 	var servers []func()
-	for _, s := range steps {
+	for _, s := range p.Steps {
 		ctx, cancel := context.WithTimeout(context.Background(), s.Limit)
 		if !s.Serve {
-			out.send(runStep(ctx, s, nil))
+			out.send(l.runStep(ctx, s, nil))
 			cancel()
 			continue
 		}
 		wrote := &firstWrite{done: make(chan struct{})}
 		done := make(chan plan.Event, 1)
-		go func() { done <- runStep(ctx, s, wrote) }()
+		go func() { done <- l.runStep(ctx, s, wrote) }()
 		servers = append(servers, func() {
 			select {
 			case e := <-done:
@@ -55,8 +59,9 @@ func runSteps(steps []plan.Step, out *results) {
 	}
 }
 
-// runStep runs a program to its end.
-func runStep(ctx context.Context, s plan.Step, wrote *firstWrite) plan.Event {
+// runStep runs a program to its end. What it hangs in is looked at before it is killed,
+// or ends itself.
+func (l *looker) runStep(ctx context.Context, s plan.Step, wrote *firstWrite) plan.Event {
 	e := plan.Event{Step: s.Name}
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, s.Argv[0], s.Argv[1:]...)
@@ -67,12 +72,22 @@ func runStep(ctx context.Context, s plan.Step, wrote *firstWrite) plan.Event {
 		cmd.Stdout, cmd.Stderr = io.MultiWriter(&stdout, wrote), io.MultiWriter(&stderr, wrote)
 	}
 	cmd.WaitDelay = time.Second
-	start := time.Now()
-	err := startIn(cmd, s.Peer)
+	start := l.meter.Mark()
+	early := make(chan string, 1)
+	soon := time.AfterFunc(s.Limit*4/5, func() { early <- l.look(start) })
+	err := inPeer(s.Peer, cmd.Start)
 	if err == nil {
 		err = cmd.Wait()
 	}
-	e.Seconds = time.Since(start).Seconds()
+	e.Seconds = time.Since(start.At).Seconds()
+	hung := !soon.Stop()
+	switch {
+	case err == nil, errors.Is(ctx.Err(), context.Canceled): // a server that is stopped
+	case hung:
+		e.Look = <-early
+	default:
+		e.Look = l.look(start)
+	}
 	e.Stdout, e.Stderr = stdout.String(), stderr.String()
 	var exit *exec.ExitError
 	switch {
@@ -87,10 +102,10 @@ func runStep(ctx context.Context, s plan.Step, wrote *firstWrite) plan.Event {
 	return e
 }
 
-// startIn starts a program, in the peer's namespace if asked to.
-func startIn(cmd *exec.Cmd, peer bool) error {
+// inPeer calls f, in the peer's namespace if asked to.
+func inPeer(peer bool, f func() error) error {
 	if !peer {
-		return cmd.Start()
+		return f()
 	}
 	errs := make(chan error)
 	go func() {
@@ -103,7 +118,7 @@ func startIn(cmd *exec.Cmd, peer bool) error {
 		}
 		defer h.Close()
 		if err = netns.Set(h); err == nil {
-			err = cmd.Start()
+			err = f()
 		}
 		errs <- err
 	}()

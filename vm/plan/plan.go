@@ -41,5 +41,6 @@ type Event struct {
 	Stdout  string  `json:",omitempty"`
 	Stderr  string  `json:",omitempty"`
 	Error   string  `json:",omitempty"`
+	Look    string  `json:",omitempty"` // of a step that has failed: what NICs and programs have counted
 	Done    bool    `json:",omitempty"` // the last event
 }
