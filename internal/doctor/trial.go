@@ -92,6 +92,10 @@ func tryDemux() (t Trial) {
 		return refused(fmt.Errorf("AF_XDP socket: %w", err))
 	}
 	defer unix.Close(fd)
+	// Newer kernels (seen: 7.3) take no socket without one: ENOBUFS.
+	if err := unix.SetsockoptInt(fd, unix.SOL_XDP, unix.XDP_RX_RING, 64); err != nil {
+		return refused(fmt.Errorf("AF_XDP socket: RX ring: %w", err))
+	}
 	if err := d.Register(0, fd); err != nil {
 		return refused(err)
 	}
