@@ -65,14 +65,17 @@ UNIT
 systemctl daemon-reload
 systemctl enable --quiet via-xdp.service
 systemctl restart via-xdp.service
-# The agent is for programs without privilege.
+# The agent is for programs without privilege: a user of its own, which may not run a
+# file with more capabilities than the unit allows, and so has a copy of its own.
 if [ -e /vagrant/contrib/systemd/via-xdp-agent.service ] && /usr/local/bin/via-xdp agent --help >/dev/null 2>&1; then
-	ln -sf /usr/local/bin/via-xdp /usr/bin/via-xdp
-	group=$(sed -n 's/^SocketGroup=//p' /vagrant/contrib/systemd/via-xdp-agent.socket)
-	[ -z "$group" ] || getent group "$group" >/dev/null || groupadd --system "$group"
+	rm -f /usr/bin/via-xdp
+	install /usr/local/bin/via-xdp /usr/bin/via-xdp
+	install -D -m 0644 /vagrant/contrib/systemd/via-xdp.sysusers /usr/lib/sysusers.d/via-xdp.conf
+	systemd-sysusers via-xdp.conf
 	install -m 0644 /vagrant/contrib/systemd/via-xdp-agent.* /etc/systemd/system/
 	systemctl daemon-reload
 	systemctl enable --now --quiet via-xdp-agent.socket
 	systemctl try-restart via-xdp-agent.service # programs go on meanwhile
+	systemctl start via-xdp-agent.service       # that it can
 fi
 echo "via-xdp serves on $nic, $address"
