@@ -110,7 +110,7 @@ vagrant box add --name local/via $work/local.box
 # one after the other.
 time timeout 2400 vagrant up --parallel a b || { vagrant destroy -f && timeout 2400 vagrant up a b; }
 for machine in a b; do
-	timeout 300 vagrant ssh $machine -c 'uname -rn; ip -br addr; systemctl is-active via-xdp.service via-xdp-agent.socket'
+	timeout 300 vagrant ssh $machine -c 'uname -rn; ip -br addr; systemctl is-active via-xdp.service via-xdp-agent.service'
 done
 timeout 300 vagrant ssh a -c 'via-xdp info eth1'
 timeout 300 vagrant ssh a -c 'sudo via-xdp doctor eth1'
