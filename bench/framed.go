@@ -127,6 +127,9 @@ func (f *framed) Ping(r Round, rtt []int64) (Span, error) {
 	if err := f.enter(r); err != nil {
 		return Span{}, err
 	}
+	if f.short() {
+		return f.pingShort(r, rtt)
+	}
 	clock := startWatch()
 	last := time.Since(clock.wall)
 	for i := range r.Lead + r.Messages {
@@ -150,6 +153,9 @@ func (f *framed) Ping(r Round, rtt []int64) (Span, error) {
 func (f *framed) Echo(r Round) error {
 	if err := f.enter(r); err != nil {
 		return err
+	}
+	if f.short() {
+		return f.echoShort(r)
 	}
 	for i := range r.Lead + r.Messages {
 		if err := f.receive(i); err != nil {
