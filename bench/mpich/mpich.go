@@ -150,10 +150,15 @@ func parse(names []string, text string) ([]Row, error) {
 		if line == "" {
 			continue
 		}
+		bandwidth := name == "bw" || name == "bibw" || name == "mbw_mr"
 		var v []float64
 		for word := range strings.FieldsSeq(line) {
 			x, err := strconv.ParseFloat(word, 64)
-			if err == nil && !(x >= 0 && x <= math.MaxInt32) {
+			most := float64(math.MaxInt32)
+			if bandwidth && len(v) == 2 {
+				most *= 1e6 // messages of a byte
+			}
+			if err == nil && (!(x >= 0 && x <= most) || len(v) == 0 && x != math.Trunc(x)) {
 				err = errors.New("no figure of a benchmark")
 			}
 			if err != nil {
@@ -161,7 +166,6 @@ func parse(names []string, text string) ([]Row, error) {
 			}
 			v = append(v, x)
 		}
-		bandwidth := name == "bw" || name == "bibw" || name == "mbw_mr"
 		if name == "" || len(v) < 2 || bandwidth && v[0] < 1 {
 			return nil, fmt.Errorf("%s printed %q: want columns of figures, of a benchmark", name, line)
 		}
