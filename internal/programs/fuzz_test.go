@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,7 +39,7 @@ func FuzzQuestion(f *testing.F) {
 	f.Fuzz(func(t *testing.T, question []byte) {
 		ours, theirs := connected(t)
 		var o oracle
-		s := &Server{answers: &o, done: make(chan struct{})}
+		s := &Server{answers: &o, patience: time.Hour, done: make(chan struct{})}
 		s.wait.Go(func() {
 			defer theirs.Close()
 			s.answer(theirs)

@@ -33,17 +33,18 @@ type Answers interface {
 
 // Server answers for this process.
 type Server struct {
-	path    string
-	ln      *net.UnixListener
-	answers Answers
-	done    chan struct{}
-	wait    sync.WaitGroup
+	path     string
+	ln       *net.UnixListener
+	answers  Answers
+	patience time.Duration // with one who asks
+	done     chan struct{}
+	wait     sync.WaitGroup
 }
 
 // Serve begins to answer, on a socket in dir, which it makes. Sockets there of
 // programs that were killed are removed.
 func Serve(dir string, a Answers) (*Server, error) {
-	s := &Server{path: filepath.Join(dir, strconv.Itoa(os.Getpid())+".sock"), answers: a, done: make(chan struct{})}
+	s := &Server{path: filepath.Join(dir, strconv.Itoa(os.Getpid())+".sock"), answers: a, patience: patience, done: make(chan struct{})}
 	var err error
 	for range 3 { // another program that ends may remove the directory
 		if err = os.MkdirAll(dir, 0o755); err != nil {
@@ -120,7 +121,7 @@ func (s *Server) answer(c *net.UnixConn) {
 	if !trusted(c) {
 		return
 	}
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(s.patience))
 	line, err := bufio.NewReaderSize(io.LimitReader(c, longest), longest).ReadString('\n')
 	if err != nil {
 		return
@@ -151,15 +152,18 @@ func (s *Server) capture(c *net.UnixConn, snaplen int) {
 		return
 	default:
 	}
-	s.answers.Capture(patient{c}, snaplen, done)
+	s.answers.Capture(patient{c, s.patience}, snaplen, done)
 }
 
 // patient gives each write its time, so that an asker that does not read is
 // given up.
-type patient struct{ c *net.UnixConn }
+type patient struct {
+	c    *net.UnixConn
+	time time.Duration
+}
 
 func (p patient) Write(b []byte) (int, error) {
-	p.c.SetWriteDeadline(time.Now().Add(patience))
+	p.c.SetWriteDeadline(time.Now().Add(p.time))
 	return p.c.Write(b)
 }
 
