@@ -114,8 +114,7 @@ var testName = regexp.MustCompile("`([a-z/]+)\\.(Test[A-Za-z0-9]+)`")
 // Each row names a test that there is, of a package whose tests look at the counter, or says why
 // there is none.
 func TestCountersHaveTests(t *testing.T) {
-	tests := map[string]map[string]bool{}
-	texts := map[string]string{}
+	tests, words := map[string]map[string]bool{}, map[string]map[string]bool{}
 	for _, r := range counterRows(t) {
 		named := testName.FindAllStringSubmatch(r.test, -1)
 		why, none := strings.CutPrefix(r.test, "none: ")
@@ -124,9 +123,9 @@ func TestCountersHaveTests(t *testing.T) {
 		}
 		for _, m := range named {
 			if tests[m[1]] == nil {
-				tests[m[1]], texts[m[1]] = testsOf(t, m[1])
+				tests[m[1]], words[m[1]] = testsOf(t, m[1])
 			}
-			if looks := strings.ToLower(strings.ReplaceAll(r.name, "_", "")); m[2] != "TestCountersMove" && !strings.Contains(texts[m[1]], looks) {
+			if looks := strings.ToLower(strings.ReplaceAll(r.name, "_", "")); m[2] != "TestCountersMove" && !words[m[1]][looks] {
 				t.Errorf("%s:%d: no test of package %s looks at %s", countersDoc, r.line, m[1], r.name)
 			}
 			if !tests[m[1]][m[2]] {
@@ -136,30 +135,40 @@ func TestCountersHaveTests(t *testing.T) {
 	}
 }
 
-// testsOf are the names of the tests in a package's folder, and all their text: lower case, without
-// underscores.
-func testsOf(t *testing.T, pkg string) (found map[string]bool, text string) {
+// testsOf are the names of the tests in a package's folder, and all names and texts in their
+// code: lower case, without underscores.
+func testsOf(t *testing.T, pkg string) (found, used map[string]bool) {
 	t.Helper()
 	names, err := filepath.Glob("../../" + pkg + "/*_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	found = map[string]bool{}
+	found, used = map[string]bool{}, map[string]bool{}
 	for _, name := range names {
 		b, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		text += strings.ToLower(strings.ReplaceAll(string(b), "_", ""))
 		f, err := parser.ParseFile(token.NewFileSet(), name, b, parser.SkipObjectResolution)
 		if err != nil {
 			t.Fatal(err)
 		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			name := ""
+			switch n := n.(type) {
+			case *ast.Ident:
+				name = n.Name
+			case *ast.BasicLit:
+				name = strings.Trim(n.Value, `"`)
+			}
+			used[strings.ToLower(strings.ReplaceAll(name, "_", ""))] = true
+			return true
+		})
 		for _, d := range f.Decls {
 			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
 				found[fn.Name.Name] = true
 			}
 		}
 	}
-	return found, text
+	return found, used
 }
