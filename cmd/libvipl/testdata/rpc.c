@@ -206,6 +206,9 @@ static void *worker(void *unused)
 		stop = 0;
 		if (rc == VIP_SUCCESS) {
 			stop = ((PACKET *)d)->h.procedure == CALL_STOP;
+			pthread_mutex_lock(&lock); /* before the reply, which may be the last one's */
+			served++;
+			pthread_mutex_unlock(&lock);
 			execute(c, (PACKET *)d);
 		} else {
 			ASSERT(rc == VIP_DESCRIPTOR_ERROR && (d->Control.Status & VIP_STATUS_DESC_FLUSHED_ERROR));
@@ -214,7 +217,6 @@ static void *worker(void *unused)
 		}
 		pthread_mutex_unlock(&c->lock);
 		pthread_mutex_lock(&lock);
-		served += rc == VIP_SUCCESS;
 		stopped |= stop;
 		pthread_cond_broadcast(&changed);
 		pthread_mutex_unlock(&lock);
