@@ -63,6 +63,7 @@ func newSurvivor(t *testing.T, v victim, meter *lag.Meter) *survivor {
 	var err error
 	s.d, err = newDialogue(s.nic.Nic, v.Level)
 	must(t, err)
+	s.d.patience = 2 * patience // a victim that waits for what was lost ends before its survivor does
 	return s
 }
 
@@ -234,7 +235,7 @@ func (s *survivor) clean(death lag.Mark) error {
 			}
 			return nil
 		})
-		if err == nil || death.Over(cleanWithin) {
+		if err == nil || death.Over(patience) {
 			return err
 		}
 	}

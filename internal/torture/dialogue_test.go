@@ -20,6 +20,7 @@ type dialogue struct {
 	recvs, sends  *ring
 	slots, source *vipl.Region // that the peer writes, and reads
 	steps         *steps       // nil: nobody counts them
+	patience      time.Duration
 
 	session  uint64 // of the connection: bytes follow from it
 	come     int    // messages, or answers, that have come
@@ -54,7 +55,7 @@ const (
 )
 
 func newDialogue(nic *vipl.Nic, level vipl.ReliabilityLevel) (*dialogue, error) {
-	d := &dialogue{nic: nic}
+	d := &dialogue{nic: nic, patience: patience}
 	tag, err := nic.CreatePtag()
 	if err != nil {
 		return nil, err
@@ -120,7 +121,7 @@ func (d *dialogue) say(o op, set func(s *vipl.Descriptor, buf []byte)) error {
 	}
 	d.sends.push(o)
 	d.steps.at("post has returned")
-	s, err := d.vi.SendWait(patience)
+	s, err := d.vi.SendWait(d.patience)
 	if s == nil {
 		return fmt.Errorf("send: %w", err)
 	}
@@ -142,7 +143,7 @@ func (d *dialogue) say(o op, set func(s *vipl.Descriptor, buf []byte)) error {
 
 // hear waits for the next message.
 func (d *dialogue) hear() (*vipl.Descriptor, []byte, error) {
-	r, err := d.vi.RecvWait(patience)
+	r, err := d.vi.RecvWait(d.patience)
 	if r == nil {
 		return nil, nil, fmt.Errorf("receive: %w", err)
 	}
