@@ -20,9 +20,10 @@ if [ -z "${VIA_UP_INSIDE:-}" ]; then
 	mkdir -p "$cache"
 	CGO_ENABLED=0 go build -ldflags '-s -w' -o "$cache/via-xdp.bin" ./cmd/via-xdp
 
+	made=$cache/root.$(sed -n '/^\t# The box.s root/,/^IN$/p' vm/vagrant/up.sh | sha256sum | cut -c 1-16).done # by this recipe
 	# The box's root: Debian with a kernel whose virtio-net has zero-copy.
-	if [ ! -e "$cache/root.done" ]; then
-		rm -rf "$cache/root"
+	if [ ! -e "$made" ]; then
+		rm -rf "$cache"/root "$cache"/root.*done
 		debootstrap --variant=minbase --include=systemd,systemd-sysv,systemd-resolved,openssh-server,sudo,iproute2,libcap2-bin,initramfs-tools,zstd,dbus,rsync,ethtool \
 			trixie "$cache/root" http://deb.debian.org/debian >"$cache/debootstrap.log"
 		echo 'deb http://deb.debian.org/debian trixie-backports main' >"$cache/root/etc/apt/sources.list.d/backports.list"
@@ -46,10 +47,10 @@ systemctl mask systemd-hostnamed serial-getty@ttyS0
 echo 'UseDNS no' >>/etc/ssh/sshd_config
 echo '/dev/vda / ext4 defaults 0 1' >/etc/fstab
 IN
-		touch "$cache/root.done"
+		touch "$made"
 	fi
 	export VIA_UP_INSIDE=1
-	exec unshare --net --mount --pid --fork --mount-proc --kill-child -- "$0" "$cache"
+	exec unshare --net --mount --pid --fork --mount-proc --kill-child -- vm/vagrant/up.sh "$cache"
 fi
 
 # In namespaces of our own from here on.
@@ -108,7 +109,7 @@ for _ in $(seq 100); do [ -S /run/libvirt/libvirt-sock ] && break; sleep 0.1; do
 vagrant box add --name local/via $work/local.box
 # On a busy host a step in a machine may take longer than Vagrant waits: once more,
 # one after the other.
-time timeout 2400 vagrant up --parallel a b || { vagrant destroy -f && timeout 2400 vagrant up a b; }
+time timeout 2400 vagrant up --parallel a b || { timeout 300 vagrant destroy -f && timeout 2400 vagrant up --no-parallel a b; }
 for machine in a b; do
 	timeout 300 vagrant ssh $machine -c 'uname -rn; ip -br addr; systemctl is-active via-xdp.service via-xdp-agent.service'
 done
