@@ -28,7 +28,7 @@ type streams struct {
 	closed [2]bool
 	breaks [2]bool // it was closed so that nothing is delivered
 	spoken int
-	lost   bool // a call took so long that the connection may have been reset
+	lost   bool // a call took so long that the connection may have been reset: nothing is known any more
 }
 
 // sizes are those that a Write or Read may have: around a message's, the threshold
@@ -41,6 +41,9 @@ const shortly = 500 * time.Microsecond
 
 // write has side i write, while nobody reads, or while the other side does.
 func (m *streams) write(r *rapid.T, i int) {
+	if m.lost {
+		return
+	}
 	n, heard := sizes.Draw(r, "bytes"), rapid.Bool().Draw(r, "heard")
 	heard = heard && !m.over[i] && !m.closed[1-i]
 	from := m.spoken * 7919 % (len(speeches) - 200_000)
@@ -49,9 +52,9 @@ func (m *streams) write(r *rapid.T, i int) {
 	c := m.sides[i]
 	done := make(chan string, 1)
 	if heard {
-		piece := max(1, sizes.Draw(r, "read"))
 		c.SetWriteDeadline(time.Now().Add(patience))
 		want := append(m.unread[i], b...)
+		piece := max(1, len(want)/1000, sizes.Draw(r, "read")) // never so many Reads
 		m.unread[i] = nil
 		go func() { done <- reads(m.sides[1-i], want, piece) }()
 	} else {
@@ -104,6 +107,9 @@ func reads(c *vianet.Conn, want []byte, piece int) string {
 
 // read has side i read.
 func (m *streams) read(r *rapid.T, i int) {
+	if m.lost {
+		return
+	}
 	n := sizes.Draw(r, "bytes")
 	c, from := m.sides[i], 1-i
 	waits := n > 0 && len(m.unread[from]) == 0 && !m.over[from]
@@ -123,7 +129,7 @@ func (m *streams) read(r *rapid.T, i int) {
 		if k != 0 || !errors.Is(err, net.ErrClosed) {
 			r.Fatalf("a Read after Close: %d, %v", k, err)
 		}
-	case m.lost || m.breaks[from] && errors.Is(err, syscall.ECONNRESET):
+	case m.breaks[from] && errors.Is(err, syscall.ECONNRESET):
 	case n == 0:
 		if err != nil {
 			r.Fatalf("a Read of nothing: %v", err)
@@ -143,9 +149,11 @@ func (m *streams) read(r *rapid.T, i int) {
 
 // closeWrite has side i end its stream.
 func (m *streams) closeWrite(r *rapid.T, i int) {
+	if m.lost {
+		return
+	}
 	err := m.sides[i].CloseWrite()
 	switch {
-	case m.lost:
 	case m.closed[i]:
 		if !errors.Is(err, net.ErrClosed) {
 			r.Fatalf("CloseWrite after Close: %v", err)
@@ -159,6 +167,9 @@ func (m *streams) closeWrite(r *rapid.T, i int) {
 
 // close closes side i, so that what it has written is delivered, or not.
 func (m *streams) close(r *rapid.T, i int, breaks bool) {
+	if m.lost {
+		return
+	}
 	var err error
 	if breaks {
 		err = m.sides[i].SetLinger(0)
@@ -175,6 +186,9 @@ func (m *streams) close(r *rapid.T, i int, breaks bool) {
 
 // past has a deadline of side i that has passed end everything at once.
 func (m *streams) past(r *rapid.T, i int) {
+	if m.lost {
+		return
+	}
 	c := m.sides[i]
 	if err := c.SetDeadline(longAgo); m.closed[i] != errors.Is(err, net.ErrClosed) {
 		r.Fatal(err)
@@ -192,6 +206,9 @@ func (m *streams) past(r *rapid.T, i int) {
 
 // delay switches the waiting for more bytes on or off.
 func (m *streams) delay(r *rapid.T, i int) {
+	if m.lost {
+		return
+	}
 	if err := m.sides[i].SetNoDelay(rapid.Bool().Draw(r, "at once")); m.closed[i] != errors.Is(err, net.ErrClosed) {
 		r.Fatal(err)
 	}
