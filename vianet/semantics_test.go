@@ -1,6 +1,7 @@
 package vianet_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -12,7 +13,7 @@ import (
 	"viaxdp/vianet"
 )
 
-// What nettest_test.go asks, beside transfers by RDMA, too, and what else a program
+// What nettest_test.go asks, without its limit of a minute, beside transfers by RDMA, too, and what else a program
 // of package net relies on: which errors come, and that nothing is lost by them.
 
 var (
@@ -78,11 +79,11 @@ func TestConn(t *testing.T) {
 			name string
 			f    func(t *testing.T, a, b *vianet.Conn)
 		}{
-			{"RacyRead", checkRacyRead}, {"RacyWrite", checkRacyWrite},
+			{"PingPong", checkPingPong}, {"RacyRead", checkRacyRead}, {"RacyWrite", checkRacyWrite},
 			{"ReadTimeout", checkReadTimeout}, {"WriteTimeout", checkWriteTimeout},
 			{"PastTimeout", checkPastTimeout}, {"PresentTimeout", checkPresentTimeout},
 			{"FutureTimeout", checkFutureTimeout}, {"CloseTimeout", checkCloseTimeout},
-			{"Closed", checkClosed}, {"Empty", checkEmpty},
+			{"ConcurrentMethods", checkConcurrentMethods}, {"Closed", checkClosed}, {"Empty", checkEmpty},
 		} {
 			t.Run(check.name, func(t *testing.T) {
 				a, b := h.pair(t)
@@ -90,6 +91,43 @@ func TestConn(t *testing.T) {
 			})
 		}
 	})
+}
+
+// checkPingPong: a number goes back and forth, one more each time.
+func checkPingPong(t *testing.T, a, b *vianet.Conn) {
+	var wait sync.WaitGroup
+	pingPonger := func(c net.Conn) {
+		buf := make([]byte, 8)
+		var prev uint64
+		for {
+			if _, err := io.ReadFull(c, buf); err != nil {
+				if err != io.EOF {
+					t.Error(err)
+				}
+				return
+			}
+			v := binary.LittleEndian.Uint64(buf)
+			if v != 0 && v != prev+2 && prev != 0 {
+				t.Errorf("%d after %d", v, prev)
+			}
+			prev = v
+			if v == 1000 {
+				c.Close()
+				return
+			}
+			binary.LittleEndian.PutUint64(buf, v+1)
+			if _, err := c.Write(buf); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}
+	wait.Go(func() { pingPonger(a) })
+	wait.Go(func() { pingPonger(b) })
+	if _, err := a.Write(make([]byte, 8)); err != nil {
+		t.Error(err)
+	}
+	wait.Wait()
 }
 
 // checkRacyRead: Reads of several goroutines, with deadlines that keep passing.
@@ -266,6 +304,25 @@ func checkCloseTimeout(t *testing.T, a, b *vianet.Conn) {
 			t.Errorf("Write: %v", err)
 		}
 	})
+	wait.Wait()
+}
+
+// checkConcurrentMethods: everything at once.
+func checkConcurrentMethods(t *testing.T, a, b *vianet.Conn) {
+	var wait sync.WaitGroup
+	wait.Go(func() { echo(b) })
+	var users sync.WaitGroup
+	for range 50 {
+		users.Go(func() { a.Read(make([]byte, 1024)) })
+		users.Go(func() { a.Write(make([]byte, 1024)) })
+		users.Go(func() { a.SetDeadline(time.Now().Add(10 * time.Millisecond)) })
+		users.Go(func() { a.SetReadDeadline(longAgo) })
+		users.Go(func() { a.SetWriteDeadline(longAgo) })
+		users.Go(func() { a.LocalAddr() })
+		users.Go(func() { a.RemoteAddr() })
+	}
+	users.Wait()
+	a.Close()
 	wait.Wait()
 }
 

@@ -18,6 +18,8 @@ func TestVeth(t *testing.T) {
 			t.Error("Close failed")
 		}
 		a, b = h.pair(t)
+		checkPingPong(t, a, b)
+		a, b = h.pair(t)
 		blockedEnds(t, a, b)
 	}
 }
