@@ -130,17 +130,28 @@ func (p *plan) attend(c *vianet.Conn, who int) *end {
 	return e
 }
 
+// patient is what a hurried call may take at most after one that moved n bytes: more
+// and more while nothing moves, since a busy host may leave no time for either side.
+func patient(hurry time.Duration, n int) time.Duration {
+	if n > 0 {
+		return time.Millisecond
+	}
+	return min(2*hurry, patience)
+}
+
 // say writes what there is to say, in pieces.
 func (p *plan) say(c *vianet.Conn, who int, limit time.Time) (wrote int, slow bool, err error) {
 	r := rand.New(rand.NewPCG(uint64(p.number), uint64(2+who)))
+	hurry := time.Millisecond
 	for speech := p.speech(who); wrote < len(speech); {
 		n := min(1+r.IntN(1<<r.IntN(18)), len(speech)-wrote)
 		if p.end == hurried {
-			c.SetWriteDeadline(time.Now().Add(time.Duration(r.IntN(1000)) * time.Microsecond))
+			c.SetWriteDeadline(time.Now().Add(time.Duration(r.Int64N(int64(hurry)))))
 		}
 		start := time.Now()
 		k, err := c.Write(speech[wrote : wrote+n])
 		wrote += k
+		hurry = patient(hurry, k)
 		slow = slow || time.Since(start) > vianet.SettleTime
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.end == hurried && time.Now().Before(limit) {
 			continue
@@ -160,9 +171,10 @@ func (p *plan) listen(c *vianet.Conn, who int, limit time.Time, e *end) error {
 	r := rand.New(rand.NewPCG(uint64(p.number), uint64(4+who)))
 	want := p.speech(1 - who)
 	buf := make([]byte, 100_000)
+	hurry := time.Millisecond
 	for !p.closes(who) || e.got < p.after[who] {
 		if p.end == hurried {
-			c.SetReadDeadline(time.Now().Add(time.Duration(r.IntN(1000)) * time.Microsecond))
+			c.SetReadDeadline(time.Now().Add(time.Duration(r.Int64N(int64(hurry)))))
 		}
 		start := time.Now()
 		n, err := c.Read(buf[:1+r.IntN(1<<r.IntN(17))%len(buf)])
@@ -171,6 +183,7 @@ func (p *plan) listen(c *vianet.Conn, who int, limit time.Time, e *end) error {
 			e.other = true
 		}
 		e.got += n
+		hurry = patient(hurry, n)
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.end == hurried && time.Now().Before(limit) {
 			continue
 		}
