@@ -66,6 +66,9 @@ func PollPast(nic *vipl.Nic) (took, left int, err error) {
 // Backlog is how many connections may wait for Accept.
 const Backlog = backlog
 
+// Waiting is how many connections of a listener wait for Accept or are on their way there.
+func Waiting(l *Listener) int { return len(l.places) }
+
 // SettleTime is how long a peer may take to let go of a Write's memory.
 const SettleTime = settleTime
 
