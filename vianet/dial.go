@@ -14,9 +14,10 @@ import (
 const (
 	// dialTime is how long a Dial may take that has no deadline.
 	dialTime = 30 * time.Second
-	// busyTime is how long a listener is asked again that has no place for a
-	// request.
-	busyTime = time.Second
+	// busyPause is the longest of the pauses in which a listener is asked again that
+	// has no place for a request; the first is firstPause, and they double.
+	firstPause = 5 * time.Millisecond
+	busyPause  = 64 * firstPause
 	// helloTime is how long a peer that has asked for a connection may take to greet,
 	// once connected: it does so at once, but for the time that a busy host lets it
 	// wait. Until then it has a place of the backlog.
@@ -32,7 +33,8 @@ func (s *Stack) Dial(name, address string) (net.Conn, error) {
 // DialContext is Dial until ctx ends; later that has no effect on the connection.
 // Where the host has several addresses they are tried in turn.
 //
-// A listener that has no place for another connection is asked again for a second.
+// A listener that has no place for another connection is asked again seven times in
+// two thirds of a second.
 //
 // Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS; of
 // ctx, a deadline as os.ErrDeadlineExceeded.
@@ -118,10 +120,10 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 
 // request asks for the connection until there is an answer.
 func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
-	pause := 5 * time.Millisecond
+	pause := firstPause
 	for {
 		peer, err := c.vi.ConnectRequestContext(ctx, c.local.via(), c.remote.via())
-		again := errors.Is(err, vipl.ErrTimeout) || errors.Is(err, vipl.ErrRejected) && pause < busyTime/2
+		again := errors.Is(err, vipl.ErrTimeout) || errors.Is(err, vipl.ErrRejected) && pause <= busyPause
 		if !again {
 			return peer, err
 		}
