@@ -96,6 +96,11 @@ func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jo
 // takes too long for a machine that was as busy as this one.
 func each(t testing.TB, n int, f func(rank int) error) {
 	t.Helper()
+	eachWithin(t, patience, n, f)
+}
+
+func eachWithin(t testing.TB, most time.Duration, n int, f func(rank int) error) {
+	t.Helper()
 	meter := lag.Start()
 	defer meter.Close()
 	began := meter.Mark()
@@ -120,7 +125,7 @@ func each(t testing.TB, n int, f func(rank int) error) {
 		case <-done:
 			over = true
 		case <-look.C:
-			if began.Over(patience) {
+			if began.Over(most) {
 				stacks := make([]byte, 1<<20)
 				t.Fatalf("ranks hang:\n%s", stacks[:runtime.Stack(stacks, true)])
 			}

@@ -1,6 +1,7 @@
 package mpiapps
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -68,7 +69,9 @@ func TestMpiexec(t *testing.T) {
 	a, b := nstest.Pair(t, nstest.Options{})
 	args := slices.Concat([]string{"-n", "1"}, a.Inside(t), []string{self, ":", "-n", "1"}, b.Inside(t), []string{self})
 	for _, name := range Names() {
-		cmd := exec.Command(mpiexec, args...)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, mpiexec, args...)
 		cmd.Env = append(os.Environ(), asRank+"="+name)
 		cmd.WaitDelay = 20 * time.Second
 		out, err := cmd.CombinedOutput()

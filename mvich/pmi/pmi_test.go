@@ -2,6 +2,7 @@ package pmi
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -297,7 +298,9 @@ func TestMpiexec(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(path, "-n", "3", self)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, "-n", "3", self)
 	cmd.Env = append(os.Environ(), "VIA_PMI_RANK_OF_A_TEST=1")
 	cmd.WaitDelay = 20 * time.Second
 	out, err := cmd.CombinedOutput()
