@@ -47,10 +47,17 @@ func (d Difference) Worse() float64 {
 	return 100 * (1 - d.Ratio())
 }
 
+// aside reports whether a figure is one that single messages or rounds make, or
+// that another one stands for: it is shown and does not count.
+func (d Difference) aside() bool { return slices.Contains(aside, d.Metric) }
+
 // WorseThan reports whether any figure of B is worse than that of A by more than
-// so many percent, and marked. Points that were disturbed do not count.
+// so many percent, and marked. Points that were disturbed do not count, nor do
+// [Max], [Mean], [Stdev] and [Peak].
 func (c *Comparison) WorseThan(percent float64) bool {
-	return slices.ContainsFunc(c.Differences, func(d Difference) bool { return d.Marked() && !d.Disturbed && d.Worse() > percent })
+	return slices.ContainsFunc(c.Differences, func(d Difference) bool {
+		return d.Marked() && !d.Disturbed && !d.aside() && d.Worse() > percent
+	})
 }
 
 // Compare sets two reports against each other: everything that both have, and

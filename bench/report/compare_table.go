@@ -70,7 +70,7 @@ func (c *Comparison) summary() string {
 		case !d.Marked():
 		case d.Worse() > 0:
 			worse++
-			if worse == 1 || d.Worse() > worst.Worse() {
+			if !d.aside() && (worst.Metric == "" || d.Worse() > worst.Worse()) {
 				worst = d
 			}
 		default:
@@ -78,7 +78,7 @@ func (c *Comparison) summary() string {
 		}
 	}
 	s := fmt.Sprintf("%d figures in both: beyond the spread of the turns (*) %d are worse in B, %d better", len(c.Differences), worse, better)
-	if worse > 0 {
+	if worst.Metric != "" {
 		s += fmt.Sprintf("; most of all %s by %s%%",
 			oneLine(place(worst.Group, worst.Series, worst.At, string(worst.Metric))), fixed(worst.Worse(), 1))
 	}

@@ -128,6 +128,34 @@ func TestCompareJSON(t *testing.T) {
 	}
 }
 
+// What a single message or round makes is shown, and judges nothing.
+func TestCompareAside(t *testing.T) {
+	b := sample()
+	p := b.Group("pingpong").Row("vi-reliable-delivery").At(64)
+	for _, m := range aside {
+		factor := 3.0
+		if !m.Lower() {
+			factor = 0.3
+		}
+		p.Values[m] = turnsAround(factor*p.Values[m].Median, 0.05)
+	}
+	c := Compare(sample(), b)
+	if s := c.summary(); !strings.Contains(s, "4 are worse in B, 0 better.") {
+		t.Error(s)
+	}
+	if c.WorseThan(0) {
+		t.Error("worse")
+	}
+	p.Values[P50] = turnsAround(1.5*p.Values[P50].Median, 0.05)
+	c = Compare(sample(), b)
+	if s := c.summary(); !strings.Contains(s, "5 are worse in B, 0 better; most of all pingpong, vi-reliable-delivery, 64 B, p50_us by 50.0%") {
+		t.Error(s)
+	}
+	if !c.WorseThan(49) {
+		t.Error("not worse")
+	}
+}
+
 // A label says which point it is, wherever it stands.
 func TestCompareByLabel(t *testing.T) {
 	a, b := sample(), sample()
