@@ -110,7 +110,8 @@ func (a answer) met() string {
 func (d document) asked() {
 	d.printf("\n## What was asked\n\n")
 	d.printf(`Rows called vi- are via-xdp's, and poll unless they end in -wait. raw-afxdp is the floor, the rings below with
-nothing above them, and raw-afxdp-copy the same with the content copied out, as a receive must; -c is the floor in C.
+nothing above them, and raw-afxdp-copy the same with the content copied out, as a receive must; -c is the floor in C,
+which has no frames longer than a chunk, and so none beside those of MTU 9000.
 tcp- and udp- are the kernel's: -spin polls, -block sleeps in system calls, -net is Go's package net. The others are other
 people's programs. Where a figure was measured in several places, the range of the ratio is told, and the figures of the
 first. A cross: something else ran on the CPUs in one of them.
@@ -167,5 +168,5 @@ func (d document) better() {
 // counted is what was asked and takes no measurement: tests count it.
 var counted = markdown{{
 	"user-space copies of a 64 KiB payload in the arena", "sender 0, receiver 1",
-	"not here: tests of package vipl count them", "where frames are longer than a chunk; at MTU 1500 the sender copies, too",
+	"not here: sender: Lent in TestLongFrames; receiver: by construction", "where frames are longer than a chunk; at MTU 1500 the sender copies, too",
 }}

@@ -39,13 +39,13 @@ func TestAnswers(t *testing.T) {
 		if len(answers) != len(targets) {
 			t.Fatalf("%s: %d answers to %d targets", c.title, len(answers), len(targets))
 		}
-		a := answers[3]
+		a := answers[4]
 		if a.measured() != c.measured || a.met() != c.met {
 			t.Errorf("%s: %q, %q; want %q, %q", c.title, a.measured(), a.met(), c.measured, c.met)
 		}
 	}
 	// Of a target for all sizes the place says which.
-	every := (&Report{Groups: []Group{twice("vibe-rdma", 256, P50, []float64{2}, []float64{2}, write, delivery)}}).answers()[15]
+	every := (&Report{Groups: []Group{twice("vibe-rdma", 256, P50, []float64{2}, []float64{2}, write, delivery)}}).answers()[16]
 	if every.measured() != "1.00 x (vibe-rdma, 256 B: 2.00 and 2.00 us)" || every.met() != "yes" {
 		t.Errorf("at all sizes: %q, %q", every.measured(), every.met())
 	}
