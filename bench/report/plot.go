@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -40,7 +41,7 @@ func (r *Report) WritePlots(dir string) ([]string, error) { return r.WritePlotsF
 
 // WritePlotsFrom writes the plots of a report as SVG into a directory, which it
 // makes if need be: for each group latency and bandwidth, or what it has
-// instead, and the percentiles of latencies for pingpong at 64 bytes and for
+// instead, each figure of OSU's, and the percentiles of latencies for pingpong at 64 bytes and for
 // load. from is the directory of the histograms. It returns the files written.
 // A plot whose histograms cannot be read is left out; the others are written,
 // and the error says which files are missing.
@@ -98,25 +99,38 @@ func render(p *plot.Plot, height vg.Length) ([]byte, error) {
 func (g *Group) pictures() []picture {
 	var list []picture
 	for _, f := range families {
-		lead, ok := f.lead(g)
-		if !ok {
-			continue
-		}
-		q := quantityOf(lead)
-		pic := picture{file: slug(g.Name) + "-" + f.name + ".svg", alt: g.Title + ": " + q.heading()}
-		if g.single() {
-			if d := g.dots(q); len(d.dots) > 0 {
-				pic.height = d.height()
-				pic.draw = func(fs.FS) (*plot.Plot, error) { return d.plot() }
+		for _, m := range f.drawn(g) {
+			q := quantityOf(m)
+			name := f.name
+			if f.peers {
+				name = string(m)
+			}
+			pic := picture{file: slug(g.Name) + "-" + slug(name) + ".svg", alt: g.Title + ": " + q.heading()}
+			if g.single() {
+				if d := g.dots(q); len(d.dots) > 0 {
+					pic.height = d.height()
+					pic.draw = func(fs.FS) (*plot.Plot, error) { return d.plot() }
+					list = append(list, pic)
+				}
+			} else if l := g.lines(q); len(l.lines) > 0 {
+				pic.height = plotHeight
+				pic.draw = func(fs.FS) (*plot.Plot, error) { return l.plot() }
 				list = append(list, pic)
 			}
-		} else if l := g.lines(q); len(l.lines) > 0 {
-			pic.height = plotHeight
-			pic.draw = func(fs.FS) (*plot.Plot, error) { return l.plot() }
-			list = append(list, pic)
 		}
 	}
 	return append(list, g.percentilePictures()...)
+}
+
+// drawn are the metrics of a family that a group has a plot of each.
+func (f family) drawn(g *Group) []Metric {
+	if f.peers {
+		return slices.DeleteFunc(slices.Clone(f.metrics), func(m Metric) bool { return !g.has(m) })
+	}
+	if lead, ok := f.lead(g); ok {
+		return []Metric{lead}
+	}
+	return nil
 }
 
 // single reports whether the points of a group do not lie along an axis.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -132,8 +133,19 @@ func TestOSU(t *testing.T) {
 		Series: []Series{{Name: "mvich", Points: point(2, 30)}, {Name: "mpich-tcp", Points: point(5, 4)}},
 	}}}
 	var table, document bytes.Buffer
-	if err := errors.Join(r.WriteTable(&table), r.WriteMarkdown(&document, "")); err != nil {
+	if err := errors.Join(r.WriteTable(&table), r.WriteMarkdown(&document, "plots")); err != nil {
 		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	files, err := r.WritePlots(dir)
+	if err != nil || len(files) != 3 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	for i, m := range []string{"osu_latency_us", "osu_bw_mbps", "osu_mbw_mr_msgs_per_s"} {
+		name := "layers-osu-" + m + ".svg"
+		if files[i] != filepath.Join(dir, name) || !strings.Contains(document.String(), "plots/"+name) {
+			t.Errorf("no %s among %q or in the document", name, files)
+		}
 	}
 	for _, want := range []string{
 		"#iterations  Latency (us)     x  Bandwidth (MB/s)     x  Messages/s     x  spread\n",
