@@ -25,13 +25,16 @@
 // # Names
 //
 // What a series is follows from how its name begins: raw- and asavie- are the
-// floor, rings without a VI; tcp is the kernel's TCP, udp its UDP; sockperf,
-// iperf3, fi_pingpong and ucx_perftest are other people's programs; everything
-// else is via-xdp. The document begins with the targets in target.go and what came of
-// each, and with where TCP or another program was better; "What loses" at its end has
-// every such place. A
-// series of another MTU than its group's says so at the end of its name:
+// floor, rings without a VI; tcp and "net/http over TCP" are the kernel's TCP, udp
+// its UDP; sockperf, iperf3, fi_pingpong, ucx_perftest and mpich are other people's
+// programs; mvich- is via-xdp made to take one protocol, which is shown and does not
+// lose to anybody; everything else is via-xdp. A series of another MTU than its
+// group's says so at the end of its name:
 // "vi-reliable-delivery MTU 9000".
+//
+// The document begins with the targets in target.go and what came of each, and with
+// where TCP or another program was better; "What loses" at its end has every such
+// place.
 //
 // # Histograms
 //

@@ -49,7 +49,7 @@ var mpichNote = "mpich-tcp: MPICH over the kernel's TCP, processes pinned to the
 const pollingNote = "Where there are fewer CPUs than ranks those of mvich sleep while they wait, and MPICH's poll, as either does when nobody says otherwise."
 
 // missingNote is of a row, a turn and a cause.
-const missingNote = "No figures of %s from turn %d on: %v."
+const missingNote = "No figures of %s from turn %d on, or not all of it: %v."
 
 // layersParts are at the session's MTU and at that of jumbo frames.
 func layersParts(s *session) []part {
