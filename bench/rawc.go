@@ -250,6 +250,10 @@ func startRawC(program, socket, memory *os.File, stop *atomic.Bool) (_ *rawCProc
 // rawCGrace is how long the process may take to end, and its pipes after it.
 const rawCGrace = 5 * time.Second
 
+// rawCExit is how long a process may take to end whose pipe has broken: it has
+// ended by itself, and a busy host tells later.
+const rawCExit = 30 * time.Second
+
 // call gives one order and returns what stands behind "ok" in the answer. After an
 // error the process is of no use.
 func (p *rawCProcess) call(format string, args ...any) (string, error) {
@@ -295,7 +299,7 @@ func (p *rawCProcess) explain(broken error) error {
 	p.orders.Close()
 	select {
 	case <-p.exited:
-	case <-time.After(rawCGrace):
+	case <-time.After(rawCExit):
 		return fmt.Errorf("the program in C: %w", broken)
 	}
 	if said := bytes.TrimSpace(p.said.Bytes()); len(said) > 0 {

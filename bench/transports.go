@@ -169,8 +169,8 @@ func namesOf(some func(transport) bool) []string {
 }
 
 // Unavailable says why a transport cannot be measured on this machine over
-// interfaces of an MTU, privilege aside; nil: it can. One in C is compiled for
-// that.
+// interfaces of an MTU, privilege aside; nil: it can. One in C is compiled and
+// started for that.
 func Unavailable(name string, mtu int) error {
 	t, err := find(name)
 	if err != nil || !t.inC {
@@ -179,8 +179,7 @@ func Unavailable(name string, mtu int) error {
 	if err := rawCFits(mtu); err != nil {
 		return err
 	}
-	_, err = floor.Program()
-	return err
+	return floor.Runs()
 }
 
 // Summary is one line about a transport; empty for an unknown name.

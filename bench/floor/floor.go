@@ -16,6 +16,7 @@ package floor
 
 import (
 	"bytes"
+	"context"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 )
 
 //go:embed c/floor.c
@@ -37,6 +39,28 @@ var Flags = []string{"-std=gnu11", "-O2", "-Wall", "-Wextra"}
 
 // Program is Build, once in a process. The file is everybody's: nobody closes it.
 var Program = sync.OnceValues(Build)
+
+// Runs says why the program cannot be built or started; nil: it can. It finds that out
+// once in a process.
+var Runs = sync.OnceValue(func() error {
+	program, err := Program()
+	if err != nil {
+		return err
+	}
+	return try(program)
+})
+
+// try starts a program without input, with which it ends.
+func try(program *os.File) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/fd/3")
+	cmd.ExtraFiles = []*os.File{program}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("the program in C, which is compiled in %s, cannot be started: %w%s", os.TempDir(), err, bytes.TrimSpace(out))
+	}
+	return nil
+}
 
 // Build compiles the program with the first compiler that is found, and returns it
 // open for reading, to be started by descriptor. It has no name any more, so that

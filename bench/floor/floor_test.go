@@ -52,6 +52,29 @@ func TestBuild(t *testing.T) {
 	}
 }
 
+// What cannot be started is found before anything depends on it.
+func TestRuns(t *testing.T) {
+	if _, err := find(); err == nil {
+		if err := Runs(); err != nil {
+			t.Error(err)
+		}
+	}
+	script := filepath.Join(t.TempDir(), "program")
+	for mode, want := range map[os.FileMode]string{0o600: "permission denied", 0o700: "exit status 1"} {
+		if err := errors.Join(os.WriteFile(script, []byte("#!/bin/false\n"), mode), os.Chmod(script, mode)); err != nil {
+			t.Fatal(err)
+		}
+		program, err := os.Open(script)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer program.Close()
+		if err := try(program); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("mode %o: %v, want %s", mode, err, want)
+		}
+	}
+}
+
 // No compiler has anything to say about it.
 func TestWarnings(t *testing.T) {
 	tried := 0
