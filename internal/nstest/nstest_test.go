@@ -2,6 +2,7 @@ package nstest
 
 import (
 	"net"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -43,9 +44,19 @@ func TestPairCarriesUDP(t *testing.T) {
 func TestInside(t *testing.T) {
 	a, b := Pair(t, Options{})
 	for _, n := range []*NS{a, b} {
-		out, err := exec.Command("sh", "-c", `"$@"`, "sh", n.Inside(t)[0], n.Inside(t)[1], "cat", "/proc/self/net/fib_trie").Output()
-		if err != nil || !strings.Contains(string(out), n.IPv4.String()) {
-			t.Errorf("no %v: %v\n%s", n.IPv4, err, out)
+		out, err := exec.Command("sh", "-c", `"$@"`, "sh", n.Inside(t)[0], n.Inside(t)[1], "readlink", "/proc/self/ns/net").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want string
+		if err := n.Do(func() (err error) {
+			want, err = os.Readlink("/proc/thread-self/ns/net")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.TrimSpace(string(out)); got != want {
+			t.Errorf("in %s, want %s", got, want)
 		}
 	}
 }

@@ -26,7 +26,11 @@ func postgresProgram(t *testing.T, name string) string {
 	if found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name); len(found) > 0 {
 		return found[len(found)-1]
 	}
-	return need(t, name, "postgresql")
+	path, err := exec.LookPath(name)
+	if err != nil { // also where other programs are required
+		t.Skipf("%s is not installed (Debian's package postgresql)", name)
+	}
+	return path
 }
 
 // postgres is a server with a directory and an address of its own.
@@ -172,8 +176,8 @@ func TestPostgres(t *testing.T) {
 	t.Run("load", func(t *testing.T) {
 		p.run(t, at, "pgbench", "-i", "-q")
 		for _, way := range []string{"simple", "extended", "prepared"} {
-			out := p.run(t, at, "pgbench", "-n", "-c", "8", "-j", "2", "-t", "25", "-M", way)
-			if !strings.Contains(out, "processed: 200/200") {
+			out := p.run(t, at, "pgbench", "-n", "-c", "8", "-j", "2", "-t", "5", "-M", way)
+			if !strings.Contains(out, "processed: 40/40") {
 				t.Errorf("%s: %s", way, out)
 			}
 		}

@@ -14,11 +14,16 @@ import (
 	"time"
 )
 
-// need finds a program that a test runs, or skips it.
+// need finds a program that a test runs. Without it the test ends: with a failure when
+// VIA_PEERS=require, as for bench's programs, and with a skip elsewhere.
 func need(t *testing.T, name, pkg string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
-	if err != nil {
+	switch {
+	case err == nil:
+	case os.Getenv("VIA_PEERS") == "require":
+		t.Fatalf("%s is not installed (Debian's package %s)", name, pkg)
+	default:
 		t.Skipf("%s is not installed (Debian's package %s)", name, pkg)
 	}
 	return path
