@@ -33,39 +33,68 @@ func TestPostsDoNotKeepBackgroundAway(t *testing.T) {
 }
 
 // A driver that sleeps for want of chunks may say so too late for the Refill that
-// brought them. Beside a program that only polls, nobody waits in the NIC, which
-// would wake it: the background goroutine asks.
+// brought them, and for who waits in the NIC, which wakes one that sleeps already:
+// whatever the program does, the background goroutine asks.
 func TestSleepingDriverIsWoken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var nic *sleepyNIC
-		n, va, vb := connected(t, memoryConfig{bubble: true, port: func(q *xdpnictest.Queue) vipl.Port {
-			nic = &sleepyNIC{Queue: q}
-			return nic
-		}}, vipl.UnreliableDelivery)
-		xa, xb := newBox(t, n.a.Nic, 1, 8), newBox(t, n.b.Nic, 1, 8)
-		postRecv(t, vb, xb, 0, 8)
-		poll := func() bool {
-			_, err := vb.RecvDone()
-			time.Sleep(10 * time.Microsecond)
-			return err == nil
-		}
-		for start := time.Now(); time.Since(start) < 10*time.Millisecond; { // until it is seen that it polls
-			poll()
-		}
-		nic.asleep.Store(true)
-		postSend(t, va, xa, 0, 8)
-		for start := time.Now(); !poll(); {
-			if time.Since(start) > time.Second {
-				t.Fatal("nobody has woken the driver")
+	type receive struct {
+		v *vipl.VI
+		d *vipl.Descriptor
+	}
+	poller := func(pause time.Duration) func(receive) {
+		return func(r receive) {
+			for _, err := r.v.RecvDone(); err != nil; _, err = r.v.RecvDone() {
+				time.Sleep(pause)
 			}
 		}
-	})
+	}
+	for name, program := range map[string]struct {
+		within time.Duration
+		wait   func(receive)
+	}{
+		"polls": {3 * time.Millisecond, poller(10 * time.Microsecond)},
+		"spins": {3 * time.Millisecond, poller(500 * time.Nanosecond)},
+		"waits": {3 * time.Millisecond, func(r receive) {
+			if _, err := r.v.RecvWait(time.Minute); err != nil {
+				t.Error(err)
+			}
+		}},
+		"away": {40 * time.Millisecond, func(r receive) {
+			for r.d.Status()&vipl.StatusDone == 0 {
+				time.Sleep(100 * time.Microsecond)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var nic *sleepyNIC
+				n, va, vb := connected(t, memoryConfig{bubble: true, zeroCopy: true, port: func(q *xdpnictest.Queue) vipl.Port {
+					nic = &sleepyNIC{Queue: q}
+					return nic
+				}}, vipl.UnreliableDelivery)
+				xa, xb := newBox(t, n.a.Nic, 1, 8), newBox(t, n.b.Nic, 1, 8)
+				postRecv(t, vb, xb, 0, 8)
+				got := make(chan struct{})
+				go func() {
+					defer close(got)
+					program.wait(receive{vb, xb.desc[0]})
+				}()
+				time.Sleep(101500 * time.Microsecond) // until it is seen what the program does
+				nic.asleep.Store(true)
+				start := time.Now()
+				postSend(t, va, xa, 0, 8)
+				<-got
+				if took := time.Since(start); took > program.within {
+					t.Errorf("the driver slept for %v", took)
+				}
+			})
+		})
+	}
 }
 
-// sleepyNIC hands out nothing while it sleeps.
+// sleepyNIC hands out nothing, and wakes nobody, while its driver sleeps.
 type sleepyNIC struct {
 	*xdpnictest.Queue
-	asleep atomic.Bool
+	asleep, woken atomic.Bool
 }
 
 func (n *sleepyNIC) Ready() bool { return !n.asleep.Load() && n.Queue.Ready() }
@@ -84,5 +113,16 @@ func (n *sleepyNIC) Refill() {
 
 func (n *sleepyNIC) Wait(timeout time.Duration) error {
 	n.asleep.Store(false)
-	return n.Queue.Wait(timeout)
+	n.woken.Store(false)
+	end := time.Now().Add(timeout)
+	err := n.Queue.Wait(timeout)
+	for n.asleep.Load() && !n.woken.Load() && time.Now().Before(end) {
+		time.Sleep(100 * time.Microsecond)
+	}
+	return err
+}
+
+func (n *sleepyNIC) Wake() {
+	n.woken.Store(true)
+	n.Queue.Wake()
 }

@@ -13,6 +13,7 @@ import (
 	"viaxdp/kagent/kagenttest"
 	"viaxdp/secure"
 	"viaxdp/vipl"
+	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -58,6 +59,7 @@ type memoryConfig struct {
 	psk                 *vipl.PSK
 	rekey               secure.Limits
 	agent               func(*kagenttest.Agent) kagent.Agent // makes of a's agent what a is opened with
+	zeroCopy            bool                                 // what opening got
 	gate                bool                                 // the demux program lets everything in: what the engine sees must still be checked
 }
 
@@ -113,7 +115,7 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 		agent = c.agent(h.agent)
 	}
 	if h.Nic, err = vipl.Open(vipl.Provider{
-		Port: port, Agent: agent, Arena: arena, Silence: c.silence,
+		Port: port, Agent: agent, Arena: arena, Silence: c.silence, Info: kagent.Info{NIC: xdpnic.Info{ZeroCopy: c.zeroCopy}},
 		NoPacking: c.noPacking, BareData: c.bareData, NoRest: c.noRest, PSK: c.psk, Rekey: c.rekey,
 	}); err != nil {
 		t.Fatal(err)

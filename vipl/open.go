@@ -213,7 +213,7 @@ func sharePort(p Provider) *port {
 	s := ports.open[p.Port]
 	if s == nil {
 		now, used := p.clocks()
-		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Silence, now, used)}
+		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Info.NIC.ZeroCopy, p.Silence, now, used)}
 		s.mu.Lock()
 		s.noRest = p.NoRest
 		s.mu.Unlock()

@@ -78,6 +78,7 @@ type port struct {
 	spare    int                  // of them, that data leaves: more where a connection has a key
 	now      func() int64         // the time in ns
 	cpuTime  func() time.Duration // what the process has used of its CPUs
+	zeroCopy bool                 // a driver fills the rings, which may fall asleep at any time, see background
 
 	vis       []*VI           // connected ones, by the low 16 bits of the VI number
 	own       map[uint32]bool // numbers of all VIs
@@ -137,10 +138,10 @@ type port struct {
 	silence int64 // ns without a word after which a peer is dead
 }
 
-func newPort(nic Port, mem []byte, silence time.Duration, now func() int64, cpuTime func() time.Duration) *port {
+func newPort(nic Port, mem []byte, zeroCopy bool, silence time.Duration, now func() int64, cpuTime func() time.Duration) *port {
 	p := &port{
-		nic: nic, mem: mem, now: now, cpuTime: cpuTime, silence: int64(silence), roused: make(chan struct{}, 1),
-		sleeping: make(chan struct{}, 1), closed: make(chan struct{}), own: make(map[uint32]bool),
+		nic: nic, mem: mem, now: now, cpuTime: cpuTime, zeroCopy: zeroCopy, silence: int64(silence),
+		roused: make(chan struct{}, 1), sleeping: make(chan struct{}, 1), closed: make(chan struct{}), own: make(map[uint32]bool),
 	}
 	p.due.Store(never)
 	p.txChunks = nic.TxFree()

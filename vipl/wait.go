@@ -206,6 +206,9 @@ func (p *port) sleep(w waitable, end int64) (came, more bool) {
 	p.progress(now, true)
 	p.refill()
 	by := min(end, p.due.Load(), now+int64(sleepLimit))
+	if w == nil && p.zeroCopy {
+		by = min(by, now+int64(tickMost)) // nobody else asks whether the driver sleeps
+	}
 	p.sleepBy.Store(by)
 	p.mu.Unlock()
 	if (w == nil || !w.ready() && !w.handle().closing() && w.destroyed() == nil) && !p.isClosed() && by > now {
@@ -243,6 +246,10 @@ func (p *port) life() uint32 { return p.idle.Load() + p.turns.Load() + p.taken.L
 // while it was away. It may be one that looks at its memory for what peers write,
 // and polls only in between; so many a tick is too short to tell it from one that
 // has lost its CPU but by the time that it has used.
+//
+// A driver that finds its fill ring empty may fall asleep after the last Refill, and
+// after poll(2) has begun, so that neither who polls nor who sleeps learns of it:
+// background asks at each tick, of tickLeast then, and does not sleep for longer than tickMost.
 func (p *port) background() {
 	defer p.stopped.Done()
 	tick := tickLeast
@@ -276,6 +283,10 @@ func (p *port) background() {
 				}
 				<-p.sleeping
 			default: // somebody waits, and sleeps for the port
+				if p.zeroCopy && p.mu.TryLock() {
+					p.refill()
+					p.mu.Unlock()
+				}
 			}
 			continue
 		}
@@ -283,15 +294,14 @@ func (p *port) background() {
 		switch {
 		case tick < tickLeast:
 			tick = min(2*tick, tickLeast)
-		case time.Duration(calls)*spinRate > tick && waits == holds:
+		case time.Duration(calls)*spinRate > tick && waits == holds && !p.zeroCopy:
 			tick = min(2*tick, tickMost)
 		default:
 			tick = tickLeast
 		}
 		holds = waits
 		if p.mu.TryLock() {
-			// Who polls slowly looks at the clock too seldom, and nobody who polls asks
-			// whether the NIC sleeps for want of chunks, as a sleeper does.
+			// Who polls slowly looks at the clock too seldom.
 			if now := p.now(); p.due.Load() < now {
 				p.progress(now, false)
 			}

@@ -76,7 +76,8 @@
 //   - The driver sends and refills on its own time, and must be woken when its
 //     ring has run dry: Flush and Refill look at the flags that say so. For the
 //     fill ring most drivers set theirs after they have found it empty, which may be
-//     behind the last Refill's look: Wait wakes them, too, and so does one more Refill.
+//     behind the last Refill's look: Wait wakes those that sleep when it begins, and one
+//     more Refill any.
 //   - With preferred busy polling, sending stalls where the driver has a NAPI
 //     instance of its own for it. See BusyPoll.
 //   - A frame is one ring entry, unless the driver says more (Info.MaxSegs).

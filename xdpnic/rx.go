@@ -118,9 +118,9 @@ func (p *pool) recycle(addr uint64) {
 
 // Refill publishes the recycled chunks on the fill ring, and wakes the driver
 // when it sleeps for want of chunks (zero-copy mode). A driver may say so after it
-// has found the ring empty, and too late for the Refill that filled it: whoever
-// does not sleep in Wait, which wakes it, too, calls Refill now and then although
-// nothing was recycled.
+// has found the ring empty, and too late for the Refill that filled it; Wait wakes one
+// that sleeps already, and learns of no other. So Refill is to be called now and then
+// although nothing was recycled, also beside a Wait.
 //
 // Owner only.
 func (q *Queue) Refill() {
