@@ -183,31 +183,39 @@ func TestFrameOutweighsConfirmation(t *testing.T) {
 	})
 }
 
+// accepting connects vb with va, and sends a message to it, whose accept does not return until
+// over is closed. It is for a bubble.
+func accepting(t *testing.T) (n *memoryNet, va, vb *vipl.VI, over chan struct{}, accepted chan error) {
+	t.Helper()
+	over, accepted = make(chan struct{}), make(chan error, 1)
+	n = newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return doubting{a, over} }})
+	va, vb = newVI(t, n.a.Nic, vipl.ReliableDelivery), newVI(t, n.b.Nic, vipl.ReliableDelivery)
+	xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+	postRecv(t, va, xa, 0, 64)
+	go func() {
+		c, err := n.a.ConnectWait(address(n.a, "doubted"), patience)
+		if err == nil {
+			err = c.Accept(va)
+		}
+		accepted <- err
+	}()
+	if _, err := request(vb, address(n.a, "doubted")); err != nil {
+		t.Fatal(err)
+	}
+	postSend(t, vb, xb, 0, 64)
+	received(t, va, 0)
+	sent(t, vb, 0)
+	return n, va, vb, over, accepted
+}
+
 // Who has got a message, or lost the connection again, may disconnect although the accept that
 // made the connection has not returned to another goroutine yet.
 func TestDisconnectBeforeAcceptReturns(t *testing.T) {
 	for name, lost := range map[string]bool{"connected": false, "lost": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				over := make(chan struct{})
-				n := newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return doubting{a, over} }})
-				va, vb := newVI(t, n.a.Nic, vipl.ReliableDelivery), newVI(t, n.b.Nic, vipl.ReliableDelivery)
-				xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
-				postRecv(t, va, xa, 0, 64)
-				accepted, ended := make(chan error, 1), make(chan error, 1)
-				go func() {
-					c, err := n.a.ConnectWait(address(n.a, "doubted"), patience)
-					if err == nil {
-						err = c.Accept(va)
-					}
-					accepted <- err
-				}()
-				if _, err := request(vb, address(n.a, "doubted")); err != nil {
-					t.Fatal(err)
-				}
-				postSend(t, vb, xb, 0, 64)
-				received(t, va, 0)
-				sent(t, vb, 0)
+				_, va, vb, over, accepted := accepting(t)
+				ended := make(chan error, 1)
 				if lost {
 					if err := vb.Disconnect(); err != nil {
 						t.Fatal(err)
@@ -227,4 +235,35 @@ func TestDisconnectBeforeAcceptReturns(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Close does not wait for an accept that does not return.
+func TestCloseBeforeAcceptReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, _, _, over, accepted := accepting(t)
+		start := time.Now()
+		if err := n.a.Close(); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("it took %v", took)
+		}
+		close(over)
+		if err := <-accepted; err == nil {
+			t.Error("it is connected on a NIC that is closed")
+		}
+	})
+}
+
+// The peer learns of the program's end at once also where the accept has not returned.
+func TestFarewellBeforeAcceptReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, _, vb, over, accepted := accepting(t)
+		n.a.Farewell()
+		stateIs(t, vb, vipl.Error)
+		close(over)
+		if err := <-accepted; err != nil {
+			t.Errorf("accept: %v", err)
+		}
+	})
 }

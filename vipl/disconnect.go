@@ -1,6 +1,7 @@
 package vipl
 
 import (
+	"context"
 	"time"
 
 	"viaxdp/wire"
@@ -13,17 +14,21 @@ import (
 // completed sends handed to the network is delivered first, on a reliable VI,
 // unless the peer does not answer for 200 ms, or has not taken it in five seconds. On
 // an Idle VI it flushes the receives that were posted for a connection to come. A
-// peer-to-peer connect that is under way ends; one that has connected v already, and is about to
-// say so in another goroutine, has said it then.
+// peer-to-peer connect that is under way ends. An accept or request of another goroutine that
+// has come about already, a message of the peer being here, and that has yet to learn so returns
+// first: within five seconds.
 //
 // ErrInvalidState while another connect or disconnect is under way; ErrInvalidParameter when the VI
 // is destroyed.
-func (v *VI) Disconnect() error {
+func (v *VI) Disconnect() error { return v.disconnect(context.Background()) }
+
+// disconnect is Disconnect; for a connect to return it waits for as long as ctx lasts.
+func (v *VI) disconnect(ctx context.Context) error {
 	const op = "Disconnect"
 	v.stopPeering()
 	p := v.port
 	p.mu.Lock()
-	v.settle()
+	v.settle(ctx)
 	switch {
 	case v.gone.Load():
 		p.mu.Unlock()
@@ -67,11 +72,14 @@ func (v *VI) Disconnect() error {
 
 // settle waits for a connect that has come about and has not returned yet: messages that came
 // by it, or its end, may be there before. Under the lock, which it releases meanwhile.
-func (v *VI) settle() {
-	for v.settled != nil && v.state != ConnectPending {
+func (v *VI) settle(ctx context.Context) {
+	for v.settled != nil && v.state != ConnectPending && ctx.Err() == nil {
 		settled := v.settled
 		v.port.mu.Unlock()
-		<-settled
+		select {
+		case <-settled:
+		case <-ctx.Done():
+		}
 		v.port.mu.Lock()
 	}
 }

@@ -18,7 +18,11 @@ func (n *Nic) Farewell() {
 	p.mu.Lock()
 	var open []*conn
 	for _, v := range p.vis {
-		if v == nil || v.nic != n || v.busy || !v.conn.open {
+		if v == nil || v.nic != n || v.conn == nil || !v.conn.open {
+			continue
+		}
+		// Of what is under way only a connect that has come about has something to end.
+		if v.busy && (v.settled == nil || v.state == ConnectPending) {
 			continue
 		}
 		c := v.conn

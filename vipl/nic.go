@@ -112,11 +112,14 @@ func (n *Nic) Close() error {
 	}
 	n.mu.Unlock()
 
+	// A connect that does not return meanwhile fails, or connects nothing any more.
+	ctx, cancel := within(disconnectTimeout)
 	var wait sync.WaitGroup
 	for _, v := range vis {
-		wait.Go(func() { v.Disconnect() })
+		wait.Go(func() { v.disconnect(ctx) })
 	}
 	wait.Wait()
+	cancel()
 
 	p := n.port
 	p.mu.Lock()
