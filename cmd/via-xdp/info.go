@@ -149,13 +149,17 @@ func whichAgent(ctx context.Context) func(name string) string {
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentTime)
 	defer cancel()
-	socket, _, st, err := agentclient.Find(ctx)
+	socket, here, st, err := agentclient.Find(ctx)
 	switch {
 	case err == nil:
 		return func(name string) string {
 			who := fmt.Sprintf("process %d at %s", st.PID, socket)
 			switch {
-			case name == "" || st.Serves(name):
+			case name == "":
+				return who
+			case !here:
+				return who + ", whose interfaces are those of another network namespace"
+			case st.Serves(name):
 				return who
 			case named:
 				return "none: " + who + " does not serve it to this user; its settings list what it serves"
