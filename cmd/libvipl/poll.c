@@ -32,6 +32,12 @@ static inline uint32_t word32(uintptr_t at)
 	return __atomic_load_n((const uint32_t *)at, __ATOMIC_ACQUIRE);
 }
 
+/* Between the program's look at a status, by a plain load, and ours at what was written before it. */
+static inline void seen(void)
+{
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+}
+
 void via_publish(struct via_slot *slot, uint64_t handle)
 {
 	__atomic_store_n(&slot->handle, handle, __ATOMIC_RELEASE);
@@ -103,6 +109,7 @@ static inline VIP_RETURN done(VIP_VI_HANDLE vi, int recv, VIP_DESCRIPTOR **descr
 	*descriptor = NULL;
 	if (!s)
 		return VIP_INVALID_PARAMETER;
+	seen();
 	q = &s->queue[recv];
 	if (!via_forked && (got = take(&s->port, q, descriptor)) != VIP_NOT_DONE)
 		return got;
@@ -137,6 +144,7 @@ VIP_RETURN VipCQDone(VIP_CQ_HANDLE cq, VIP_VI_HANDLE *vi, VIP_BOOLEAN *recv)
 
 	if (!s || !vi || !recv)
 		return VIP_INVALID_PARAMETER;
+	seen();
 	settling = word64(s->settling); /* first */
 	if (word64(s->entries) == 0 && (why = look(&s->port)) == NOTHING && !settling)
 		return VIP_NOT_DONE;
