@@ -132,7 +132,7 @@ func openEnd(t testing.TB, ns *nstest.NS, o pairOptions) *end {
 	t.Cleanup(func() {
 		if t.Failed() {
 			s, err := e.q.Stats()
-			t.Logf("%s: %+v, TX entries pending: %d %v", ns.Name, s, e.q.Pending(), err)
+			t.Logf("%s: %+v %v", ns.Name, s, err)
 		}
 		if err := e.q.Close(); err != nil {
 			t.Error(err)

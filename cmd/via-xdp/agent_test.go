@@ -247,9 +247,11 @@ func TestDashboard(t *testing.T) {
 		t.Fatal(err)
 	}
 	labels := map[string][]string{} // of each metric
-	descriptions := make(chan *prometheus.Desc, 100)
-	(&agentMetrics{}).Describe(descriptions)
-	close(descriptions)
+	descriptions := make(chan *prometheus.Desc)
+	go func() {
+		(&agentMetrics{}).Describe(descriptions)
+		close(descriptions)
+	}()
 	for d := range descriptions {
 		m := regexp.MustCompile(`fqName: "(\w+)".*variableLabels: \{([^}]*)\}`).FindStringSubmatch(d.String())
 		if m == nil {

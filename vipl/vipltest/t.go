@@ -61,6 +61,7 @@ func (t *T) openSilent() (a, b *vipl.Nic, silence func()) {
 		t.Skip("no way to silence a peer")
 	}
 	a, b, silence = t.config.OpenSilent(t.t)
+	t.A, t.B = a, b // of which to tell
 	t.watch(a, b)
 	t.Cleanup(t.tidy)
 	return a, b, silence
