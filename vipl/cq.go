@@ -233,7 +233,8 @@ func (c *CQ) take() (e cqEntry) {
 	return e
 }
 
-// Done is VipCQDone: takes one entry off the queue, without waiting. It says
+// Done is VipCQDone: takes one entry off the queue, without waiting but for who is just
+// writing the status of a descriptor that belongs to it. It says
 // which VI has a completed descriptor, and on which of its queues; SendDone or
 // RecvDone of that VI then gives it. ErrNotDone when there is none,
 // ErrInvalidParameter when the CQ is destroyed.

@@ -41,7 +41,8 @@ func (v *VI) postList(op string, q *workQueue, ds []*Descriptor, h MemHandle) (n
 // SendDones takes up to len(ds) completed descriptors off the head of the send
 // queue, as SendDone does one by one, and returns how many it stored in ds. It
 // stops behind one that completed in error: ErrDescriptor with n > 0 says that
-// ds[n-1] did. With n == 0 the errors are those of SendDone. It never waits.
+// ds[n-1] did. With n == 0 the errors are those of SendDone. It waits
+// no more than that.
 func (v *VI) SendDones(ds []*Descriptor) (n int, err error) { return v.dequeueList(&v.send, ds) }
 
 // RecvDones takes up to len(ds) completed descriptors off the head of the receive
@@ -82,7 +83,7 @@ type Completion struct {
 
 // Dones takes up to len(into) entries off the queue, as Done does one by one, and
 // returns how many it stored, under one lock. With n == 0 the errors are those of
-// Done. It never waits.
+// Done. It waits no more than that.
 func (c *CQ) Dones(into []Completion) (n int, err error) {
 	if len(into) == 0 {
 		return 0, nil

@@ -243,6 +243,9 @@ func (v *VI) lockReady(q *workQueue) bool {
 		p.taken.Store(p.taken.Load() + 1)
 	} else if q.isSettling() {
 		p.mu.Lock()
+		if q.ready() {
+			p.taken.Store(p.taken.Load() + 1)
+		}
 	} else {
 		if !p.busy() || !p.mu.TryLock() {
 			return false

@@ -16,8 +16,9 @@ import "time"
 func (v *VI) PostSend(d *Descriptor, h MemHandle) error { return v.post("PostSend", &v.send, d, h) }
 
 // SendDone is VipSendDone: takes the head of the send queue if it is complete.
-// It never waits. ErrNotDone: it is not complete. ErrDescriptor: it completed
-// in error, see its Status, or with a nil descriptor: the queue is empty.
+// It does not wait but for who is just writing the head's status. ErrNotDone: it is
+// not complete. ErrDescriptor: it completed in error, see its Status, or with a nil
+// descriptor: the queue is empty.
 func (v *VI) SendDone() (*Descriptor, error) { return v.dequeue(&v.send) }
 
 // SendWait is VipSendWait: like SendDone, but waits for the head to complete,
