@@ -259,9 +259,9 @@ func TestCloseBeforeAcceptReturns(t *testing.T) {
 func TestFarewellBeforeAcceptReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, _, vb, over, accepted := accepting(t)
+		time.AfterFunc(5*time.Second, func() { close(over) })
 		n.a.Farewell()
 		stateIs(t, vb, vipl.Error)
-		close(over)
 		if err := <-accepted; err != nil {
 			t.Errorf("accept: %v", err)
 		}
