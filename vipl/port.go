@@ -199,7 +199,17 @@ func (p *port) busy() bool {
 	n := p.idle.Load() + 1 // several who poll may lose one another's counts
 	p.idle.Store(n)
 	return p.waits.Load() != 0 && n-p.idleAtPost.Load() >= heldPolls ||
-		n%pollsPerTime == 0 && p.now() >= p.due.Load()
+		n%pollsPerTime == 0 && p.overdue()
+}
+
+// overdue says whether time alone has made something due. It wakes a driver that sleeps,
+// see background.
+func (p *port) overdue() bool {
+	if p.zeroCopy && p.mu.TryLock() {
+		p.refill()
+		p.mu.Unlock()
+	}
+	return p.now() >= p.due.Load()
 }
 
 // poll makes progress if there is something to do and nobody else is at it.

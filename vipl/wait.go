@@ -248,8 +248,8 @@ func (p *port) life() uint32 { return p.idle.Load() + p.turns.Load() + p.taken.L
 // has lost its CPU but by the time that it has used.
 //
 // A driver that finds its fill ring empty may fall asleep after the last Refill, and
-// after poll(2) has begun, so that neither who polls nor who sleeps learns of it:
-// background asks at each tick, of tickLeast then, and does not sleep for longer than tickMost.
+// after poll(2) has begun, so that who sleeps does not learn of it: background asks at each
+// tick, and does not sleep for longer than tickMost. Who spins asks himself, see overdue.
 func (p *port) background() {
 	defer p.stopped.Done()
 	tick := tickLeast
@@ -294,7 +294,7 @@ func (p *port) background() {
 		switch {
 		case tick < tickLeast:
 			tick = min(2*tick, tickLeast)
-		case time.Duration(calls)*spinRate > tick && waits == holds && !p.zeroCopy:
+		case time.Duration(calls)*spinRate > tick && waits == holds:
 			tick = min(2*tick, tickMost)
 		default:
 			tick = tickLeast

@@ -57,9 +57,8 @@ func (n *Nic) Watch() (w PortWatch, ok bool) {
 // concurrently.
 func (n *Nic) Tend() {
 	p := n.port
-	now := p.now()
-	if (now >= p.due.Load() || p.lanes.Load() != nil && p.laneReady()) && p.mu.TryLock() {
-		p.progress(now, false)
+	if (p.overdue() || p.lanes.Load() != nil && p.laneReady()) && p.mu.TryLock() {
+		p.progress(p.now(), false)
 		p.mu.Unlock()
 	}
 }
