@@ -175,9 +175,9 @@ func TestPeersAdd(t *testing.T) {
 	}
 	one := func(v float64) report.Value { return report.ValueOf([]float64{v}) }
 	want := []report.Series{
-		{Name: "a", Points: []report.Point{{X: 64, N: 5, Values: map[report.Metric]report.Value{report.P50: one(3), report.P99: one(9)}}}},
+		{Name: "a", Points: []report.Point{{X: 64, N: 5, Values: map[report.Metric]report.Value{report.P50: one(3), report.Mean: one(4), report.P99: one(9)}}}},
 		{Name: "b", Points: []report.Point{{
-			X: 64, N: 6, Values: map[report.Metric]report.Value{report.P50: one(4)}, Disturbed: []string{"noise (1 of 1 turns)"},
+			X: 64, N: 6, Values: map[report.Metric]report.Value{report.P50: one(4), report.Mean: one(4)}, Disturbed: []string{"noise (1 of 1 turns)"},
 		}}},
 	}
 	if diff := cmp.Diff(want, g.Series); diff != "" {
