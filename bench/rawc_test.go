@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bench/floor"
+	"viaxdp/internal/nstest"
 )
 
 // programsInC are those, where there is a compiler.
@@ -28,7 +29,7 @@ func programsInC() []string {
 func needCompiler(t *testing.T) {
 	t.Helper()
 	if programsInC() == nil {
-		t.Skip(floor.ErrNoCompiler)
+		nstest.Lacks(t, "%v", floor.ErrNoCompiler)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/nstest"
 )
 
 // run starts the program as package bench does, by a descriptor.
@@ -20,7 +22,7 @@ func run(t *testing.T, program *os.File, input string) (output string, err error
 // The program is built, has no name, ends with its input, and says what is wrong.
 func TestBuild(t *testing.T) {
 	if _, err := find(); err != nil {
-		t.Skip(err)
+		nstest.Lacks(t, "%v", err)
 	}
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
@@ -89,7 +91,7 @@ func TestWarnings(t *testing.T) {
 		}
 	}
 	if tried == 0 {
-		t.Skip(ErrNoCompiler)
+		nstest.Lacks(t, "%v", ErrNoCompiler)
 	}
 }
 
