@@ -64,10 +64,11 @@ func (s *Session) rounds(ctx context.Context, bytes int, d time.Duration, least 
 		return errors.New("messages of 1 byte to 1 MiB, for some time")
 	}
 	pace := run{plan: Plan{Duration: d, Least: least}, round: s.round}
-	err := pace.measure(bytes, maxRound, func(r Round, count bool) (Span, error) {
-		if count && client == opPing {
-			r.Lead = leadMessages
-		}
+	var lead func(time.Duration) int
+	if client == opPing {
+		lead = leads
+	}
+	err := pace.measure(bytes, maxRound, lead, func(r Round, count bool) (Span, error) {
 		a, b, err := both(ctx, s.client, request{Op: client, Round: &r}, s.server, request{Op: server, Round: &r})
 		switch {
 		case err != nil:

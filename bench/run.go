@@ -124,8 +124,22 @@ type measured struct {
 const (
 	warmMessages = 8
 	warmPart     = 6 // of Duration
-	leadMessages = 16
 )
+
+// Each counted round of a ping-pong is led in by messages that do not count, for
+// some time: after a pause Go's monitor thread wakes up fifty times, 20 us and what
+// its timer adds apart, before it looks less often, and then stops a thread that
+// polls on the same CPU for some 12 us each time (runtime.sysmon). Without it these
+// were more than one in a hundred of the messages of a short round.
+const (
+	leadMessages = 16 // at least
+	leadTime     = 6 * time.Millisecond
+)
+
+// leads is the number of messages that lead in, at a cost of per each.
+func leads(per time.Duration) int {
+	return min(max(leadMessages, int(leadTime/per)), maxRound)
+}
 
 // A measurement consists of several rounds, each of them sized by the speed of
 // the one before: at least roundPart of them, and none longer than
@@ -139,10 +153,7 @@ func (r *run) latency(m measured) error {
 	h := newHistogram()
 	var client, server Span
 	messages := 0 // those that do not count included: the spans do, too
-	err := r.measure(m.Bytes, maxRound, func(round Round, count bool) (Span, error) {
-		if count {
-			round.Lead = leadMessages
-		}
+	err := r.measure(m.Bytes, maxRound, leads, func(round Round, count bool) (Span, error) {
 		a, b, err := r.both(request{Op: opPing, Round: &round}, request{Op: opEcho, Round: &round})
 		if err != nil {
 			return Span{}, err
@@ -176,7 +187,7 @@ func (r *run) bandwidth(m measured) error {
 	// Frame numbers of a round have 32 bits; no frame carries less than 256
 	// bytes of a longer message.
 	limit := 1 << 30 / (1 + m.Bytes/256)
-	err := r.measure(m.Bytes, limit, func(round Round, count bool) (Span, error) {
+	err := r.measure(m.Bytes, limit, nil, func(round Round, count bool) (Span, error) {
 		a, b, err := r.both(request{Op: opSend, Round: &round}, request{Op: opReceive, Round: &round})
 		if err != nil {
 			return Span{}, err
@@ -199,16 +210,21 @@ func (r *run) bandwidth(m measured) error {
 }
 
 // measure runs rounds of at most limit messages: the warm-up, and then those
-// that count until the plan's duration is over or its messages are sent.
-func (r *run) measure(bytes, limit int, round func(_ Round, count bool) (Span, error)) error {
+// that count until the plan's duration is over or its messages are sent. lead, which
+// may be nil, gives the number of messages that lead in a round that counts, by the
+// time that one takes.
+func (r *run) measure(bytes, limit int, lead func(per time.Duration) int, round func(_ Round, count bool) (Span, error)) error {
+	var per time.Duration // of one message
 	next := func(messages int, check, count bool) (time.Duration, error) {
 		r.round++
-		span, err := round(Round{
-			ID: r.round, Bytes: bytes, Messages: messages, Check: check || r.plan.Check,
-		}, count)
+		next := Round{ID: r.round, Bytes: bytes, Messages: messages, Check: check || r.plan.Check}
+		if count && lead != nil {
+			next.Lead = lead(per)
+		}
+		span, err := round(next, count)
+		per = max(span.Wall/time.Duration(next.Lead+messages), 1)
 		return span.Wall, err
 	}
-	var per time.Duration // of one message
 	var warm time.Duration
 	warming := r.plan.Duration / warmPart
 	for n := warmMessages; ; n = min(2*n, limit) {
@@ -216,7 +232,6 @@ func (r *run) measure(bytes, limit int, round func(_ Round, count bool) (Span, e
 		if err != nil {
 			return err
 		}
-		per = max(wall/time.Duration(n), 1)
 		if warm += wall; warm >= warming {
 			break
 		}
@@ -225,12 +240,10 @@ func (r *run) measure(bytes, limit int, round func(_ Round, count bool) (Span, e
 	spent := warming
 	for sent := 0; !r.enough(sent, spent); {
 		n := r.share(sent, spent, per, limit)
-		wall, err := next(n, false, true)
-		if err != nil {
+		if _, err := next(n, false, true); err != nil {
 			return err
 		}
-		per = max(wall/time.Duration(n), 1)
-		spent += wall
+		spent += time.Duration(n) * per // without what led in
 		sent += n
 	}
 	return nil

@@ -50,10 +50,7 @@ func (s *Session) Transactions(ctx context.Context, t Transactions) (*Transactio
 	var client, server Span
 	total := int64(0) // those before the counted ones of a round included: the spans do, too
 	pace := run{plan: Plan{Duration: t.Duration, Check: t.Check}, round: s.round}
-	err := pace.measure(t.Reply, maxRound, func(r Round, count bool) (Span, error) {
-		if count {
-			r.Lead = leadMessages
-		}
+	err := pace.measure(t.Reply, maxRound, leads, func(r Round, count bool) (Span, error) {
 		a, b, err := bothTasks[requested, Span](ctx, s.client, taskRequest, s.server, taskAnswer, r)
 		if err != nil || !count {
 			return a.Span, err
