@@ -112,8 +112,8 @@ func (d document) asked() {
 	d.printf(`Rows called vi- are via-xdp's, and poll unless they end in -wait. raw-afxdp is the floor, the rings below with
 nothing above them, and raw-afxdp-copy the same with the content copied out, as a receive must; -c is the floor in C,
 which has no frames longer than a chunk, and so none beside those of MTU 9000.
-tcp- and udp- are the kernel's: -spin polls, -block sleeps in system calls, -net is Go's package net. The others are other
-people's programs. Where a figure was measured in several places, the range of the ratio is told, and the figures of the
+tcp- and udp- are the kernel's: -spin polls, -block sleeps in system calls, -net is Go's package net. mvich and vianet are
+the messages and the sockets above VIs, mpich-tcp is MPICH over the kernel's TCP. The others are other people's programs. Where a figure was measured in several places, the range of the ratio is told, and the figures of the
 first. A cross: something else ran on the CPUs in one of them.
 
 `)

@@ -39,6 +39,9 @@ const (
 	tcpSpin  = "tcp-spin"
 	tcpBlock = "tcp-block"
 	tcpNet   = "tcp-net"
+	mvich    = "mvich"
+	vianet   = "vianet"
+	mpichTCP = "mpich-tcp"
 )
 
 // The MTUs that targets name: Ethernet's, that of jumbo frames, and the largest
@@ -50,8 +53,8 @@ const (
 )
 
 // targets are what the project asks of itself: of the rings that the others are
-// compared with, that they are not slower for being Go's, and then of VIs.
-// fi_pingpong tells no median.
+// compared with, that they are not slower for being Go's, then of VIs, and of the
+// layers above them. fi_pingpong tells no median.
 var targets = []target{
 	{row: raw, metric: P50, factor: 1.05, rival: rawC, axis: sizes, x: 64},
 	{row: rawCopy, metric: P50, factor: 1.05, rival: rawCopyC, axis: sizes, x: 64},
@@ -76,6 +79,16 @@ var targets = []target{
 	{row: delivery, metric: Mean, factor: 0.2, rival: "fi_pingpong-msg", axis: sizes, x: 64},
 	{row: delivery, metric: P50, factor: 0.3, rival: "ucx_perftest", axis: sizes, x: 64},
 	{row: delivery, metric: P50, factor: 0.5, rival: "sockperf", not: "tcp", axis: sizes, x: 64},
+	{row: mvich, metric: P50, factor: 1.25, rival: delivery, axis: sizes, x: 8},
+	{row: mvich, metric: P50, factor: 0.35, rival: mpichTCP, axis: sizes, x: 8},
+	{row: mvich, metric: Bandwidth, factor: 0.93, rival: delivery, axis: sizes, x: 1 << 20, mtu: mtuJumbo},
+	{row: mvich, metric: Bandwidth, factor: 1.3, rival: mpichTCP, axis: sizes, x: 1 << 20, mtu: mtuJumbo},
+	{row: mvich, metric: Operation, factor: 0.5, rival: mpichTCP, axis: sizes, x: 8},
+	{row: vianet, metric: P50, factor: 1.25, rival: delivery, axis: sizes, x: 64},
+	{row: vianet, metric: P50, factor: 0.5, rival: tcpNet, axis: sizes, x: 64},
+	{row: vianet, metric: Bandwidth, factor: 0.93, rival: delivery, axis: sizes, x: 1 << 20, mtu: mtuJumbo},
+	{row: vianet, metric: Bandwidth, factor: 1.2, rival: tcpNet, axis: sizes, x: 1 << 20, mtu: mtuJumbo},
+	{row: "net/http over vianet", metric: Rate, factor: 1.5, rival: "net/http over TCP", axis: sizes, x: 1024},
 }
 
 // String is a target as people read it.

@@ -43,6 +43,8 @@ func TestTargets(t *testing.T) {
 		{"other programs", along(sizes, 1500, 64, map[string]float64{
 			delivery: 3, "fi_pingpong-msg (mean)": 10, "fi_pingpong-rdm (mean)": 8, "ucx_perftest tcp": 11, "sockperf udp": 5, "sockperf tcp": 4,
 		}), []string{"target <= 0.2 x fi_pingpong-msg (mean)", "target <= 0.5 x sockperf udp"}, []float64{1.5, 1.2}},
+		{"layers", along(sizes, 1500, 8, map[string]float64{mvich: 3, delivery: 2, "mpich-tcp": 8}),
+			[]string{"target <= 1.25 x vi-reliable-delivery", "target <= 0.35 x mpich-tcp"}, []float64{1.2, 3 / 2.8}},
 		{"open VIs", vis, []string{"target <= 1.1 x that with 1"}, []float64{1.2 / 1.1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -77,7 +79,10 @@ func TestTargetNames(t *testing.T) {
 		"raw-afxdp messages at 64 B: >= 0.95 x raw-afxdp-c":                           targets[2],
 		"raw-afxdp-copy bandwidth at 64 KiB, MTU 1500: >= 0.95 x raw-afxdp-copy-c":    targets[3],
 		"vi-reliable-delivery mean latency at 64 B: <= 0.2 x fi_pingpong-msg":         targets[20],
-		"vi-reliable-delivery median latency at 64 B: <= 0.5 x sockperf, not tcp":     targets[len(targets)-1],
+		"vi-reliable-delivery median latency at 64 B: <= 0.5 x sockperf, not tcp":     targets[22],
+		"mvich bandwidth at 1 MiB, MTU 9000: >= 1.3 x mpich-tcp":                      targets[26],
+		"mvich time of an operation at 8 B: <= 0.5 x mpich-tcp":                       targets[27],
+		"net/http over vianet messages at 1 KiB: >= 1.5 x net/http over TCP":          targets[len(targets)-1],
 		"vi-reliable-delivery-wait median latency: <= 1.1 x tcp-block":                targets[19],
 	} {
 		if got := target.String(); got != want {
