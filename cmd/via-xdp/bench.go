@@ -119,16 +119,20 @@ func (s *suiteFlags) show(env environment, r *report.Report) error {
 	if err := r.WriteTable(table); err != nil {
 		return err
 	}
-	var err error
-	switch s.json {
-	case "":
-	case "-":
-		err = r.Write(env.stdout)
-	default:
-		err = writeFile(s.json, r.Write)
-	}
+	err := s.writeJSON(env, r)
 	_, plots := r.WritePlots(s.out)
 	return errors.Join(err, plots)
+}
+
+// writeJSON writes the report where --json says.
+func (s *suiteFlags) writeJSON(env environment, r *report.Report) error {
+	switch s.json {
+	case "":
+		return nil
+	case "-":
+		return r.Write(env.stdout)
+	}
+	return writeFile(s.json, r.Write)
 }
 
 func newBenchList(env environment) *cobra.Command {
@@ -221,7 +225,7 @@ func newBenchDoc(env environment) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return writeDocument(r, histograms, docs)
+			return errors.Join(s.writeJSON(env, r), writeDocument(r, histograms, docs))
 		},
 	}
 	s.add(cmd.Flags())

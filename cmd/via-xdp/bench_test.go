@@ -162,11 +162,14 @@ func TestBenchDoc(t *testing.T) {
 		t.Fatalf("status %d, %s, called %v", status, errs, r.calls)
 	}
 	written(docs)
-	again := filepath.Join(dir, "again")
-	if status, _, errs := call(r, "bench", "doc", "--out", filepath.Join(dir, "out"), "--docs", again); status != exitFine || len(r.calls) != 1 {
+	again, copied := filepath.Join(dir, "again"), filepath.Join(dir, "copy.json")
+	if status, _, errs := call(r, "bench", "doc", "--out", filepath.Join(dir, "out"), "--docs", again, "--json", copied); status != exitFine || len(r.calls) != 1 {
 		t.Fatalf("status %d, %s, called %v", status, errs, r.calls)
 	}
 	written(again)
+	if diff := cmp.Diff(r.report, readSample(t, copied)); diff != "" {
+		t.Error(diff)
+	}
 }
 
 func TestCommandLine(t *testing.T) {
