@@ -8,7 +8,8 @@ import (
 )
 
 // viLoad is a VI under load. Every descriptor has a place of its own for its
-// message. On a reliable VI no more messages are under way than there are
+// message. What is due together is posted as a list, with one doorbell, as TCP
+// sends it with one system call, and taken off so. On a reliable VI no more messages are under way than there are
 // receives posted at the peer; on an unreliable one they are lost then.
 //
 // Receives stay posted from one round to the next: a VI that has carried a load
@@ -25,7 +26,7 @@ const loadReceives = loadPlaces - 8
 // The places of all descriptors fit in the region, and a window in the receives.
 const (
 	_ = uint(viData - loadPlaces*MaxLoadBytes)
-	_ = uint(loadReceives - LoadWindow)
+	_ = uint(loadReceives - viList - LoadWindow)
 )
 
 // begin, see loadPort. A word in both directions says that the receives are
@@ -36,6 +37,7 @@ func (l *viLoad) begin(r loadRound) error {
 		return fmt.Errorf("opened for messages of %d bytes: a load needs %d", v.params.MaxBytes, MaxLoadBytes)
 	}
 	v.round = Round{ID: r.ID, Bytes: r.Bytes}
+	v.lists = 1
 	v.watch.progress()
 	for v.recvs.out() < loadReceives+1 {
 		if err := l.postRecv(); err != nil {
@@ -57,6 +59,7 @@ func (l *viLoad) begin(r loadRound) error {
 		got, ok := d.Immediate()
 		switch {
 		case ok && got == uint32(wordReady|int(r.ID)):
+			v.lists = v.list(viList)
 			return nil
 		case ok || !l.lossy():
 			return fmt.Errorf("the peer began with %d bytes and %#x, not with round %d", d.Length, got, r.ID)
@@ -70,15 +73,18 @@ func (l *viLoad) begin(r loadRound) error {
 }
 
 // placeOf is where the message of a ring's next descriptor lies.
-func placeOf(r *ring) int { return r.posted % loadPlaces * MaxLoadBytes }
+func placeOf(r *ring) int { return (r.posted + r.staged) % loadPlaces * MaxLoadBytes }
+
+func (l *viLoad) stageRecv() { l.vi.stageRecv(l.vi.in.Segment(placeOf(&l.vi.recvs), MaxLoadBytes)) }
 
 func (l *viLoad) postRecv() error {
-	return l.vi.postRecv(l.vi.in.Segment(placeOf(&l.vi.recvs), MaxLoadBytes))
+	l.stageRecv()
+	return l.vi.pushRecvs()
 }
 
 func (l *viLoad) next() []byte {
 	v := l.vi
-	if v.sends.out() == loadPlaces {
+	if v.sends.used() == loadPlaces {
 		return nil
 	}
 	at := placeOf(&v.sends)
@@ -94,17 +100,23 @@ func (l *viLoad) commit(n int) error {
 
 // flush, see loadPort: what is posted is on its way when it is complete.
 func (l *viLoad) flush() (bool, error) {
-	if err := l.vi.reap(); err != nil {
+	if err := errors.Join(l.vi.pushSends(), l.vi.reap()); err != nil {
 		return false, err
 	}
-	return l.vi.sends.out() == 0, nil
+	return l.vi.sends.used() == 0, nil
 }
 
 // poll, see loadPort. The receive that takes the place of the one that is done
-// has another place for its message.
+// has another place for its message, and is posted with others: a list's worth of
+// them is more than a window needs.
 func (l *viLoad) poll() ([]byte, error) {
 	v := l.vi
-	d, err := v.vi.RecvDone()
+	if len(v.taken) == 0 {
+		if err := v.pushRecvs(); err != nil {
+			return nil, err
+		}
+	}
+	d, err := v.recvListed()
 	if err == vipl.ErrNotDone {
 		return nil, nil
 	}
@@ -116,8 +128,8 @@ func (l *viLoad) poll() ([]byte, error) {
 		return nil, errors.New("receive: a descriptor without a place for data came back")
 	}
 	at := int(d.Segment(0).Data - v.in.Addr())
-	p := v.in.Bytes()[at : at+int(d.Length)]
-	return p, l.postRecv()
+	l.stageRecv()
+	return v.in.Bytes()[at : at+int(d.Length)], nil
 }
 
 func (l *viLoad) window() int {
