@@ -76,7 +76,8 @@ type conn struct {
 	hurry       bool        // they do not wait
 	postedAt    int64       // when the program posted a send last
 	dense       bool        // and soon after the one before
-	streaming   bool        // they have waited since the last quiet moment
+	streaming   bool        // they have waited lately
+	heldAt      int64       // when one was last left to wait
 	inHeld      bool        // in port.holding
 	inReady     bool        // in port.ready
 	inHanded    bool        // in port.handed

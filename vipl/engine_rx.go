@@ -161,8 +161,8 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 		p.breakOff(c, now)
 		return
 	}
-	if s.Idle() && c.vi.send.waiting() == nil {
-		c.streaming = false
+	if c.streaming && s.Idle() && c.vi.send.waiting() == nil {
+		c.rest(now)
 	}
 	if _, lost := s.NextLost(); lost || c.closing || c.answers.waiting() || c.vi.send.waiting() != nil {
 		p.enqueue(c)

@@ -78,7 +78,7 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	if !e.begun && c.reads > 0 && (e.control&ControlQFence != 0 || e.op == StatusOpRDMARead && c.reads == maxReads) {
 		return sendNothing // comes up again when a read is done
 	}
-	if c.sender != nil && c.packs && (c.sender.Outstanding() >= c.packAfter() || q.current+1 != q.tail.Load()) && c.small(e) {
+	if c.sender != nil && c.packs && (c.holds() || q.current+1 != q.tail.Load()) && c.small(e) {
 		return p.sendSmall(c, e, now)
 	}
 	ok := false
@@ -302,7 +302,7 @@ const rings = 0
 // company either.
 func (p *port) alone(c *conn) bool {
 	q := &c.vi.send
-	if q.current+1 != q.tail.Load() || !c.open || c.closing || c.sender != nil && !c.sender.Idle() ||
+	if q.current+1 != q.tail.Load() || !c.open || c.streaming && c.vi.recv.ready() || c.closing || c.sender != nil && !c.sender.Idle() ||
 		c.reads > 0 || c.answers.waiting() || len(p.ready) > 0 || len(p.holding) > 0 || p.nic.Pending() > 0 {
 		return false
 	}
@@ -314,7 +314,7 @@ func (p *port) alone(c *conn) bool {
 // behind it what takes time and is not needed for it: the clock, and what is noted of
 // the frame, while it is under way. So it counts as sent when the kernel has it.
 func (p *port) sendAlone(c *conn) {
-	c.dense, c.postedAt = false, rings
+	c.dense, c.postedAt = c.dense && c.streaming, rings
 	p.idleAtPost.Store(p.idle.Load())
 	p.pump(c, rings)
 	now := c.postedAt

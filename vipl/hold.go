@@ -11,8 +11,10 @@ package vipl
 //
 // What comes alone goes at once, and so does what comes no faster than frames can
 // go one by one (denseGap). Where something has waited a stream is under
-// way, and as long as it is, one frame is enough to wait for: what is posted in
-// one round trip goes together.
+// way, until it has rested (streamRest), and as long as it is, one frame is enough to
+// wait for: what is posted in one round trip goes together. So do the answers to
+// what one frame brought, which a program gives one by one: as long as it has more
+// to take, it will be back.
 
 import "viaxdp/wire"
 
@@ -34,11 +36,21 @@ const (
 	// next below which the program does nothing but post, so that sends come
 	// faster than they can go alone.
 	denseGap = 1_000
+	// streamRest is how long, in ns, a stream is still one of which nothing waits
+	// and nothing is under way.
+	streamRest = 100_000
 )
 
 // posting notes that a send is being posted.
 func (p *port) posting(c *conn, now int64) {
-	c.dense = now-c.postedAt < denseGap
+	if c.streaming && c.sender.Idle() && !c.inHeld {
+		c.rest(now)
+	}
+	// What a program does that has waited meanwhile is not known; in a stream it is
+	// what it did before.
+	if waited := p.idle.Load() != p.idleAtPost.Load(); !waited || !c.streaming {
+		c.dense = now-c.postedAt < denseGap
+	}
 	p.idleAtPost.Store(p.idle.Load())
 	p.kicked = false
 }
@@ -60,6 +72,20 @@ func (c *conn) packAfter() int {
 	return streamAfter
 }
 
+// rest ends a stream of which nothing has waited for long.
+func (c *conn) rest(now int64) {
+	if now-c.heldAt > streamRest {
+		c.streaming = false
+	}
+}
+
+// holds says whether a small message waits for those behind it: until the peer has
+// acknowledged what is under way, and in a stream until the program has taken, and
+// perhaps answered, what it has received.
+func (c *conn) holds() bool {
+	return c.sender.Outstanding() >= c.packAfter() || c.streaming && c.vi.recv.ready()
+}
+
 // asksAck says whether the next frame, of so many units, asks for an
 // acknowledgement at once: the window closes behind it, or something may wait
 // for it. That is one of four frames of many units, and each that has several
@@ -72,7 +98,7 @@ func (c *conn) asksAck(units int) bool {
 
 // hold notes that something of c waits.
 func (p *port) hold(c *conn, now int64) {
-	c.streaming = true
+	c.streaming, c.heldAt = true, now
 	if c.inHeld {
 		return
 	}

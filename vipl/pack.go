@@ -62,7 +62,7 @@ func (c *conn) company() (count int, full bool) {
 // with those behind it, or lets it wait for them.
 func (p *port) sendSmall(c *conn, e *posted, now int64) sendResult {
 	count, full := c.company()
-	if !full && !c.hurry && c.dense && c.sender.Outstanding() >= c.packAfter() {
+	if !full && !c.hurry && c.dense && c.holds() {
 		p.hold(c, now)
 		return sendNothing
 	}
