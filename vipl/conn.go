@@ -31,7 +31,7 @@ type conn struct {
 	overhead int             // bytes that this adds to a frame
 	bare     bool            // checksums are of headers alone
 	packs    bool            // small messages may share a frame, and frames a doorbell
-	lent     bool            // descriptors on the ring wait for acknowledgements, as their memory is lent
+	lent     bool            // frames are under way, or descriptors wait for them, of which the memory is lent
 
 	sender   *reliable.Sender   // nil on an unreliable VI, as receiver
 	receiver *reliable.Receiver //

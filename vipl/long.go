@@ -136,8 +136,11 @@ func (p *port) sendLong(c *conn, e *posted, n int, now int64) bool {
 		e.moved, e.seg, e.off = moved, seg, off
 		return false
 	}
-	if lent && c.secure == nil {
-		p.stats.Lent++
+	if lent {
+		c.lent = true
+		if c.secure == nil {
+			p.stats.Lent++
+		}
 	}
 	return true
 }

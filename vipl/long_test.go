@@ -98,6 +98,45 @@ func TestLentSendIsDoneWithTheAcknowledgement(t *testing.T) {
 	})
 }
 
+// So is a message of which only some frames are under way: when Disconnect ends it there, the
+// program gets its memory back when nothing is sent from it any more.
+func TestDisconnectInTheMiddleOfALentMessage(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			c := longFrames
+			c.bubble, c.queue.RxChunks = true, 64 // so that the peer's window closes before its end
+			n, va, vb, xa, xb := rdmaPair(t, c, level)
+			fillPattern(xa.buf[0], 1)
+			xa.desc[0].SetRDMAWrite(xb.remote(0), segment(xa, 0, boxSize))
+			n.b.queue.Cut(true)
+			postDesc(t, va, xa, 0)
+			over := make(chan error)
+			go func() { over <- va.Disconnect() }()
+			synctest.Wait() // it waits for the peer
+			if xa.desc[0].Status() != 0 {
+				fillPattern(xa.buf[0], 2)
+			}
+			n.b.queue.Cut(false)
+			if err := <-over; err != nil {
+				t.Error(err)
+			}
+			sent(t, va, vipl.StatusOpRDMAWrite|vipl.StatusFlushed)
+			stateIs(t, vb, vipl.Error)
+			came := len(xb.buf[0])
+			for came > 0 && xb.buf[0][came-1] == 0 {
+				came--
+			}
+			if c := n.a.Counters(); c.Lent == 0 || c.Resent == 0 || came == len(xb.buf[0]) {
+				t.Fatalf("%d bytes of %d have come: %+v", came, len(xb.buf[0]), c)
+			}
+			checkPattern(t, xb.buf[0][:came], 1)
+			if came < 4096 {
+				t.Errorf("%d bytes have come of what was on its way", came)
+			}
+		})
+	})
+}
+
 // A way that loses, damages, doubles and reorders long frames, on queues of few
 // chunks: every message arrives once, in order and intact.
 func TestLongFramesOverABadWay(t *testing.T) {
