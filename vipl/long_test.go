@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"viaxdp/vipl"
+	"viaxdp/wire"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -134,6 +135,40 @@ func TestDisconnectInTheMiddleOfALentMessage(t *testing.T) {
 				t.Errorf("%d bytes have come of what was on its way", came)
 			}
 		})
+	})
+}
+
+// What is posted while Disconnect waits for lent memory is flushed behind what was posted before.
+func TestPostBesideDisconnectOfALentMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := longFrames
+		c.bubble, c.queue.RxChunks = true, 64
+		n, va, vb := connected(t, c, vipl.ReliableDelivery)
+		xa, xb, own := newBox(t, n.a.Nic, 2, 32_000), newBox(t, n.b.Nic, 2, 400_000), registered(t, n.a.Nic, 400_000)
+		postRecv(t, vb, xb, 0, 400_000)
+		postRecv(t, vb, xb, 1, 400_000)
+		n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+		postSend(t, va, xa, 0, 32_000) // lent
+		n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
+		postSend(t, va, own, 0, 400_000) // copied, and some of it waits for the window
+		if d := sent(t, va, 0); d != xa.desc[0] || own.desc[0].Status() != 0 {
+			t.Fatalf("%v, want it posted, and frames of it under way", own.desc[0].Status())
+		}
+		over := make(chan error)
+		go func() { over <- va.Disconnect() }()
+		synctest.Wait()
+		postSend(t, va, xa, 1, 8)
+		if err := <-over; err != nil {
+			t.Error(err)
+		}
+		for i, want := range []*vipl.Descriptor{own.desc[0], xa.desc[1]} {
+			if d := sent(t, va, vipl.StatusFlushed); d != want {
+				t.Errorf("descriptor %d is another one", i)
+			}
+		}
+		if _, err := va.SendDone(); err != vipl.ErrDescriptor {
+			t.Errorf("and one more: %v", err)
+		}
 	})
 }
 

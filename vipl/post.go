@@ -58,7 +58,7 @@ func (v *VI) join(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	p := v.port
 	switch {
 	case q.isRecv && v.state == Error, !q.isRecv && v.state != Connected:
-		if q.completed.Load() != q.current {
+		if q.completed.Load() != q.tail.Load()-1 {
 			break // Disconnect, which is under way, flushes it behind those before
 		}
 		q.current++
