@@ -63,8 +63,8 @@ func (p *port) breakDown(c *conn, b broken) {
 		v.cause = b.cause
 	}
 	p.flushQueue(v, &v.send, b)
-	p.flushQueue(v, &v.recv, broken{})
-	if lost {
+	if lost { // else Disconnect has flushed the receives, and those posted since are for the next connection
+		p.flushQueue(v, &v.recv, broken{})
 		v.report(ErrorConnLost, 0, b.cause)
 	}
 }

@@ -53,3 +53,32 @@ func TestDisconnectFromOneWhoTakesNoClose(t *testing.T) {
 		})
 	})
 }
+
+// Receives that are posted while Disconnect waits for the peer are for the next connection,
+// whatever becomes of this one meanwhile.
+func TestReceivesPostedBesideDisconnect(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, vb := connected(t, memoryConfig{bubble: true}, level)
+			xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+			n.wire.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+			over := make(chan error, 2)
+			for _, v := range []*vipl.VI{va, vb} { // each hears the other's close while it waits
+				go func() { over <- v.Disconnect() }()
+			}
+			synctest.Wait()
+			postRecv(t, va, xa, 0, 64)
+			for range 2 {
+				if err := <-over; err != nil {
+					t.Error(err)
+				}
+			}
+			n.wire.SetFaults(xdpnictest.Faults{})
+			join(t, n.a.Nic, va, n.b.Nic, vb)
+			fillPattern(xb.buf[0], 1)
+			postSend(t, vb, xb, 0, 64)
+			received(t, va, 0)
+			checkPattern(t, xa.buf[0], 1)
+		})
+	})
+}
