@@ -56,18 +56,35 @@ func (v *VI) disconnect(ctx context.Context) error {
 		p.pump(c, p.now())
 		p.finish(p.now(), true)
 	}
+	closing := c.closing
 	p.mu.Unlock()
-	if c.closing {
+	if closing {
 		c.linger()
 	}
 	v.nic.agent.Remove(v.num)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.uninstall(c)
+	if v.conn == c { // else the NIC was closed meanwhile
+		p.uninstall(c)
+	}
 	p.flushQueue(v, &v.send, broken{})
 	// Receives that were posted meanwhile stay posted for the next connection.
 	v.state, v.busy, v.cause = Idle, false, nil
 	return nil
+}
+
+// end is disconnect for Close: where another goroutine's is under way it waits for the peer as that
+// does.
+func (v *VI) end(ctx context.Context) {
+	v.disconnect(ctx)
+	p := v.port
+	p.mu.Lock()
+	c := v.conn
+	leaves := v.busy && c != nil && c.open && c.closing
+	p.mu.Unlock()
+	if leaves {
+		c.linger()
+	}
 }
 
 // settle waits for a connect that has come about and has not returned yet: messages that came

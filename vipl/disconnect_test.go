@@ -1,10 +1,13 @@
 package vipl_test
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"viaxdp/kagent"
+	"viaxdp/kagent/kagenttest"
 	"viaxdp/vipl"
 	"viaxdp/wire"
 	"viaxdp/xdpnic/xdpnictest"
@@ -80,5 +83,101 @@ func TestReceivesPostedBesideDisconnect(t *testing.T) {
 			received(t, va, 0)
 			checkPattern(t, xa.buf[0], 1)
 		})
+	})
+}
+
+// Close of the NIC beside a Disconnect gives the peer what was sent before, as that would.
+func TestCloseBesideDisconnect(t *testing.T) {
+	for name, end := range map[string]func(n *vipl.Nic) error{
+		"close": (*vipl.Nic).Close, "farewell": func(n *vipl.Nic) error { n.Farewell(); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
+				xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+				postRecv(t, vb, xb, 0, 64)
+				n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
+				fillPattern(xa.buf[0], 1)
+				postSend(t, va, xa, 0, 64)
+				sent(t, va, 0)
+				disconnected, ended := make(chan error, 1), make(chan error, 1)
+				go func() { disconnected <- va.Disconnect() }()
+				synctest.Wait() // it waits for the peer
+				go func() { ended <- end(n.a.Nic) }()
+				time.Sleep(20 * time.Millisecond)
+				if len(ended) > 0 {
+					t.Error("it did not wait for the peer")
+				}
+				n.a.queue.SetFaults(xdpnictest.Faults{})
+				received(t, vb, 0)
+				checkPattern(t, xb.buf[0], 1)
+				for _, over := range []chan error{disconnected, ended} {
+					if err := <-over; err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// leaving is another handle's part of an agent, of which an answer comes behind the handle's end.
+type leaving struct {
+	*kagenttest.Agent
+	closed chan struct{}
+}
+
+func (a *leaving) Remove(uint32) error {
+	<-a.closed
+	return kagent.ErrClosed
+}
+
+func (a *leaving) Close() error {
+	close(a.closed)
+	return nil
+}
+
+// A Disconnect that ends behind the Close of its handle takes nothing from other handles on
+// the queue: each connection has its part of the chunks.
+func TestDisconnectEndsBehindClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, v1, w1 := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
+		connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+		agent := &leaving{n.a.agent, make(chan struct{})}
+		other, err := vipl.Open(vipl.Provider{Port: n.a.queue, Agent: agent, Arena: n.a.arena, Silence: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v3, _ := connect(t, other, n.b.Nic, vipl.ReliableDelivery)
+
+		var window atomic.Uint32
+		n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool {
+			window.Store(uint32(p.Window))
+			return false
+		}))
+		x, y := newBox(t, n.a.Nic, 1, 8), newBox(t, n.b.Nic, 1, 8)
+		granted := func(connections uint32) {
+			t.Helper()
+			postRecv(t, w1, y, 0, 8)
+			postSend(t, v1, x, 0, 8)
+			sent(t, v1, 0)
+			received(t, w1, 0)
+			if got, want := window.Load(), uint32(xdpnictest.DefaultChunks*3/4)/connections; got != want {
+				t.Errorf("with %d connections each may send %d frames, want %d", connections, got, want)
+			}
+		}
+		granted(3)
+		n.b.queue.Cut(true)
+		over := make(chan error)
+		go func() { over <- v3.Disconnect() }()
+		synctest.Wait()
+		if err := other.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-over; err != nil {
+			t.Error(err)
+		}
+		n.b.queue.Cut(false)
+		granted(2)
 	})
 }

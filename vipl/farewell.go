@@ -21,8 +21,9 @@ func (n *Nic) Farewell() {
 		if v == nil || v.nic != n || v.conn == nil || !v.conn.open {
 			continue
 		}
-		// Of what is under way only a connect that has come about has something to end.
-		if v.busy && (v.settled == nil || v.state == ConnectPending) {
+		// Of what is under way only a connect that has come about has something to end, and a Disconnect
+		// something to wait for.
+		if v.busy && (v.settled == nil || v.state == ConnectPending) && !v.conn.closing {
 			continue
 		}
 		c := v.conn

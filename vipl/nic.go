@@ -116,7 +116,7 @@ func (n *Nic) Close() error {
 	ctx, cancel := within(disconnectTimeout)
 	var wait sync.WaitGroup
 	for _, v := range vis {
-		wait.Go(func() { v.disconnect(ctx) })
+		wait.Go(func() { v.end(ctx) })
 	}
 	wait.Wait()
 	cancel()
