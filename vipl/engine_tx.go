@@ -340,7 +340,6 @@ func (p *port) resendLost(c *conn, now int64) bool {
 		case notYet:
 			return true // the sender's timer comes again; others need not wait
 		case portFull:
-			p.enqueue(c)
 			return false
 		}
 	}
@@ -363,10 +362,13 @@ func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendRes
 	} else {
 		result = p.resendShort(c, tag>>tagShift, tag&tagMask, more)
 	}
-	if result == resent {
+	switch result {
+	case resent:
 		c.sender.Resent(now, seq)
 		p.timers.schedule(c, c.sender.Deadline())
 		p.stats.Resent++
+	case portFull:
+		p.notStamped(c, now)
 	}
 	return result
 }
