@@ -119,6 +119,8 @@ func (p *port) wait(w waitable, end int64) error {
 	}
 	p.countWaiter(s)
 	defer p.leaveWaiters(s)
+	var timer *time.Timer // one for all turns: others may wake us in vain for as long as we wait
+	var over <-chan time.Time
 	for {
 		if w.ready() {
 			return nil
@@ -142,11 +144,13 @@ func (p *port) wait(w waitable, end int64) error {
 		}
 		// Somebody else sleeps for the port, and raises our signal or leaves
 		// the place to us.
-		var over <-chan time.Time
-		if end != never {
-			t := time.NewTimer(time.Duration(left))
-			defer t.Stop()
-			over = t.C
+		switch {
+		case timer != nil:
+			timer.Reset(time.Duration(left))
+		case end != never:
+			timer = time.NewTimer(time.Duration(left))
+			defer timer.Stop()
+			over = timer.C
 		}
 		select {
 		case p.sleeping <- struct{}{}:

@@ -54,6 +54,13 @@ func (h *Hesitant) Complete(n int) {
 	}
 }
 
+// WakeInVain wakes one who waits, for whom nothing is left.
+func (h *Hesitant) WakeInVain() {
+	h.port.mu.Lock()
+	defer h.port.mu.Unlock()
+	h.port.raise(&h.sig)
+}
+
 // Wait waits for one, and takes it.
 func (h *Hesitant) Wait(timeout time.Duration) error {
 	for end := h.port.deadline(timeout); ; {

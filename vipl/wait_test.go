@@ -1,6 +1,7 @@
 package vipl_test
 
 import (
+	"runtime"
 	"testing"
 	"time"
 
@@ -34,6 +35,45 @@ func TestWaitersWakeEachOther(t *testing.T) {
 		case <-time.After(patience):
 			t.Fatalf("%d of %d were woken", i, waiters)
 		}
+	}
+}
+
+// Who is woken in vain, because others take what completes, needs no more memory the longer he
+// waits.
+func TestWokenInVain(t *testing.T) {
+	const times = 2000
+	n := newMemoryNet(t, memoryConfig{})
+	h, leave := n.a.NewHesitant()
+	defer leave()
+	close(h.Hold)
+	woken := make(chan error)
+	go func() { woken <- h.Wait(time.Hour) }()
+	vain := func(times int) {
+		t.Helper()
+		for range times {
+			looks := h.Looks.Load()
+			h.WakeInVain()
+			for end := time.Now().Add(patience); h.Looks.Load() == looks; runtime.Gosched() {
+				if time.Now().After(end) {
+					t.Fatal("he was not woken")
+				}
+			}
+		}
+	}
+	if !comes(func() bool { return h.Looks.Load() > 0 }) {
+		t.Fatal("he has not looked")
+	}
+	vain(10)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	vain(times)
+	runtime.ReadMemStats(&after)
+	if made := after.Mallocs - before.Mallocs; made > times {
+		t.Errorf("%d times woken in vain, %d pieces of memory", times, made)
+	}
+	h.Complete(1)
+	if err := <-woken; err != nil {
+		t.Error(err)
 	}
 }
 
