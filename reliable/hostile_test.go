@@ -130,3 +130,20 @@ func TestSelectiveLiarStarves(t *testing.T) {
 		t.Errorf("next timer after %d ns, %+v", s.Deadline()-now, s.Stats())
 	}
 }
+
+// What the peer takes is not exceeded before it has said anything else, whatever the size of
+// the frames.
+func TestFirstWindowIsNotExceeded(t *testing.T) {
+	for _, window := range []int{1, 7, 8, 96, 192, 256, 5000} {
+		for _, units := range []int{1, 3, 18} {
+			s, sent := NewSender(1<<32-3, window), 0
+			for s.Fits(units) {
+				s.Send(us, 0, units)
+				sent += units
+			}
+			if sent > max(window, units) {
+				t.Errorf("%d units in frames of %d, and the peer takes %d", sent, units, window)
+			}
+		}
+	}
+}

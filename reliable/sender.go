@@ -52,12 +52,13 @@ type SenderStats struct {
 }
 
 // NewSender makes a sender whose first frame has number first, with frames of
-// at most window units in flight. window is rounded up to a power of two and
-// bounded by MaxWindow.
+// at most window units in flight until the peer says more, and at most MaxWindow.
+// It remembers as many frames, rounded up to a power of two.
 func NewSender(first uint32, window int) *Sender {
-	size := roundUp(max(1, min(window, MaxWindow)))
+	window = max(1, min(window, MaxWindow))
+	size := roundUp(window)
 	s := &Sender{
-		una: first, nxt: first, high: first, scanLost: first, limit: uint32(size),
+		una: first, nxt: first, high: first, scanLost: first, limit: uint32(window),
 		mask: uint32(size - 1), frames: make([]sentFrame, size),
 	}
 	s.congestion.init(first, size)
