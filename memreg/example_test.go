@@ -9,7 +9,7 @@ import (
 
 func Example() {
 	arena := make([]byte, 1<<20) // of package hugepages, in earnest
-	table, err := memreg.NewTable(arena, memreg.Limits{})
+	table, err := memreg.NewTable(memreg.Limits{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -24,7 +24,6 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(region.UMEMOffset())
 
 	// A descriptor names 100 bytes by handle and address.
 	seg, r, err := table.Resolve(region.Handle(), region.Addr()+10, 100, tag)
@@ -37,14 +36,13 @@ func Example() {
 	r.Release()
 	fmt.Println(table.Deregister(region.Handle(), region.Addr()))
 	// Output:
-	// 4096 true
 	// 100
 	// true
 	// <nil>
 }
 
 func ExampleTable_ResolveRemote() {
-	table, err := memreg.NewTable(nil, memreg.Limits{})
+	table, err := memreg.NewTable(memreg.Limits{})
 	if err != nil {
 		fmt.Println(err)
 		return

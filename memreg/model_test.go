@@ -276,7 +276,7 @@ func TestTableModel(t *testing.T) {
 			MaxPtags:      MaxPtags,
 		}}
 		var err error
-		if m.Table, err = NewTable(m.buf[100:300], m.limits); err != nil {
+		if m.Table, err = NewTable(m.limits); err != nil {
 			t.Fatal(err)
 		}
 		m.createPtag(t)

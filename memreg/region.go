@@ -14,10 +14,8 @@ type Region struct {
 	now    atomic.Pointer[setting] // the attributes in force; written under the table's mutex
 	first  setting                 // those it was registered with; here, so that now points next to itself
 	handle Handle
-	inUMEM bool
 	addr   uint64
 	mem    []byte // the bytes; keeps memory of Go alive
-	umem   uint64 // offset in the UMEM
 	held   int    // Holds, which are none of refs
 }
 
@@ -39,11 +37,6 @@ func (r *Region) Attributes() Attributes { return r.now.Load().attributes() }
 
 // Ptag is the tag alone.
 func (r *Region) Ptag() *Ptag { return r.now.Load().ptag }
-
-// UMEMOffset tells where in the UMEM's arena the region begins, for memory
-// that a NIC can send from without a copy; false: it lies elsewhere, or not
-// wholly inside.
-func (r *Region) UMEMOffset() (uint64, bool) { return r.umem, r.inUMEM }
 
 // Alive is false once the region is deregistered. It can be so a moment after
 // Alive said true: only Acquire holds it.

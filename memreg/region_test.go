@@ -8,20 +8,18 @@ import (
 	"weak"
 )
 
-// fixture is a table with one tag, over an arena in the middle of buf.
+// fixture is a table with one tag, and memory to register.
 type fixture struct {
 	*Table
-	tag  *Ptag
-	buf  []byte
-	umem []byte // buf[1000:3000]
+	tag *Ptag
+	buf []byte
 }
 
 func newFixture(t testing.TB, limits Limits) *fixture {
 	t.Helper()
 	f := &fixture{buf: make([]byte, 4000)}
-	f.umem = f.buf[1000:3000]
 	var err error
-	if f.Table, err = NewTable(f.umem, limits); err != nil {
+	if f.Table, err = NewTable(limits); err != nil {
 		t.Fatal(err)
 	}
 	if f.tag, err = f.CreatePtag(); err != nil {
@@ -79,34 +77,6 @@ func TestRange(t *testing.T) {
 				t.Errorf("address %#x, %d bytes: %v", addr, n, err)
 			}
 		}
-	}
-}
-
-func TestUMEMOffset(t *testing.T) {
-	f := newFixture(t, Limits{})
-	for _, c := range []struct {
-		from, to int
-		want     int // -1: not inside
-	}{
-		{1000, 3000, 0}, {1000, 1001, 0}, {2999, 3000, 1999}, {1500, 1600, 500},
-		{999, 1001, -1}, {999, 1000, -1}, {2999, 3001, -1}, {3000, 3001, -1}, {0, 4000, -1},
-	} {
-		off, ok := f.register(t, f.buf[c.from:c.to]).UMEMOffset()
-		if ok != (c.want >= 0) || ok && off != uint64(c.want) {
-			t.Errorf("[%d, %d): %d, %v, want %d", c.from, c.to, off, ok, c.want)
-		}
-	}
-	none, err := NewTable(nil, Limits{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tag, _ := none.CreatePtag()
-	r, err := none.Register(f.buf, Attributes{Ptag: tag})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, ok := r.UMEMOffset(); ok {
-		t.Error("memory lies in an arena that is not there")
 	}
 }
 

@@ -46,7 +46,6 @@ func (t *Table) RegisterForeign(addr, n uint64, attr Attributes) (*Region, error
 func (t *Table) register(mem []byte, attr Attributes) (*Region, error) {
 	r := &Region{mem: mem, addr: address(mem), first: newSetting(attr)}
 	r.now.Store(&r.first)
-	r.umem, r.inUMEM = offsetIn(t.umem, mem)
 	if err := t.add(r); err != nil {
 		return nil, err
 	}
@@ -54,15 +53,6 @@ func (t *Table) register(mem []byte, attr Attributes) (*Region, error) {
 }
 
 func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
-
-// offsetIn tells where in outer a slice begins that lies wholly in it.
-func offsetIn(outer, inner []byte) (uint64, bool) {
-	off, size := address(inner)-address(outer), uint64(len(outer))
-	if off >= size || uint64(len(inner)) > size-off {
-		return 0, false
-	}
-	return off, true
-}
 
 // foreign makes a slice of an address that bringIn has accepted. The pointer is
 // read from the variable's memory rather than converted, because the rules of

@@ -33,7 +33,6 @@ type Table struct {
 	// and at least twice the number of regions.
 	slots atomic.Pointer[[]atomic.Pointer[Region]]
 
-	umem   []byte
 	limits Limits
 	random func() Handle
 	common Ptag
@@ -46,10 +45,8 @@ type Table struct {
 	total   uint64
 }
 
-// NewTable returns an empty table. Memory inside of umem, the arena that the
-// NIC's UMEM is made of, is recognised as such when it is registered; it may
-// be nil. It must stay mapped as long as the table is in use.
-func NewTable(umem []byte, limits Limits) (*Table, error) {
+// NewTable returns an empty table.
+func NewTable(limits Limits) (*Table, error) {
 	if limits.MaxRegions < 0 || limits.MaxRegions > MaxRegions || limits.MaxPtags < 0 || limits.MaxPtags > MaxPtags {
 		return nil, fmt.Errorf("memreg: limits of %d regions and %d tags: a table holds at most %d and %d",
 			limits.MaxRegions, limits.MaxPtags, MaxRegions, MaxPtags)
@@ -66,7 +63,7 @@ func NewTable(umem []byte, limits Limits) (*Table, error) {
 	if limits.MaxBytes == 0 {
 		limits.MaxBytes = math.MaxInt64
 	}
-	t := &Table{umem: umem, limits: limits, random: randomHandle}
+	t := &Table{limits: limits, random: randomHandle}
 	t.common.table = t
 	slots := make([]atomic.Pointer[Region], firstSlots)
 	t.slots.Store(&slots)

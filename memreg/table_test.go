@@ -261,7 +261,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	for _, l := range []Limits{{MaxRegions: -1}, {MaxRegions: MaxRegions + 1}, {MaxPtags: -1}, {MaxPtags: MaxPtags + 1}} {
-		if _, err := NewTable(nil, l); err == nil {
+		if _, err := NewTable(l); err == nil {
 			t.Errorf("%+v: no error", l)
 		}
 	}

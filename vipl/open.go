@@ -166,7 +166,7 @@ func Open(p Provider) (*Nic, error) {
 	if p.Silence < MinSilence {
 		return nil, opError("OpenNic", nil, ErrInvalidParameter, fmt.Errorf("silence of %v: at least %v", p.Silence, MinSilence))
 	}
-	mem, err := memreg.NewTable(p.Arena.Bytes(), memreg.Limits{})
+	mem, err := memreg.NewTable(memreg.Limits{})
 	if err != nil {
 		return nil, opError("OpenNic", nil, ErrResource, err)
 	}

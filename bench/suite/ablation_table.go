@@ -99,7 +99,7 @@ type translation struct {
 }
 
 func newTranslation(regions int) (*translation, error) {
-	table, err := memreg.NewTable(nil, memreg.Limits{})
+	table, err := memreg.NewTable(memreg.Limits{})
 	if err != nil {
 		return nil, err
 	}
