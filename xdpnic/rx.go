@@ -130,6 +130,7 @@ func (q *Queue) Refill() {
 	if q.zc {
 		q.fence.Add(1) // see flushZeroCopy
 		if q.pool.fill.needWakeup() {
+			q.n.rxKicks++
 			kickRX(q.fd)
 		}
 	}

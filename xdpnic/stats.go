@@ -7,7 +7,7 @@ type counters struct {
 	txFrames, txEntries, txKicks    uint64
 	txAgain, txNoMemory, txLostBusy uint64
 	txRefused                       uint64
-	rxFrames, rxSegs                uint64
+	rxFrames, rxSegs, rxKicks       uint64
 	rxTooManySegs, rxBadEntries     uint64
 }
 
@@ -30,6 +30,7 @@ type Stats struct {
 	TxRefused  uint64 // calls of Send and SendSegs refused because a rule was broken
 
 	RxFrames      uint64 // frames handed out by Receive
+	RxKicks       uint64 // system calls made by Refill
 	RxTooManySegs uint64 // frames dropped because they had more segments than the caller's batch
 	RxBadEntries  uint64 // frames dropped because an RX entry named memory that the kernel was not given
 
@@ -46,7 +47,7 @@ func (q *Queue) Stats() (Stats, error) {
 	s := Stats{
 		TxFrames: n.txFrames, TxKicks: n.txKicks, TxAgain: n.txAgain, TxNoMemory: n.txNoMemory,
 		TxLostBusy: n.txLostBusy, TxRefused: n.txRefused,
-		RxFrames: n.rxFrames, RxTooManySegs: n.rxTooManySegs, RxBadEntries: n.rxBadEntries,
+		RxFrames: n.rxFrames, RxKicks: n.rxKicks, RxTooManySegs: n.rxTooManySegs, RxBadEntries: n.rxBadEntries,
 		ChunkErrors: p.wrongs,
 	}
 	s.Filled = p.filled - uint64(p.fill.left())
@@ -86,6 +87,7 @@ func (s *Stats) Each(f func(Counter)) {
 		{"tx_ring_empty_descs", "times the kernel found no more on the TX ring", k.Tx_ring_empty_descs, false},
 		{"rx_frames", "frames handed out by Receive", s.RxFrames, false},
 		{"rx_segments", "RX ring entries handed out by Receive", s.Received, false},
+		{"rx_kicks", "system calls made to wake a driver that wants chunks", s.RxKicks, false},
 		{"rx_filled", "fill ring entries the kernel has taken", s.Filled, false},
 		{"rx_dropped", "frames dropped for want of fill chunks (rx_fill_ring_empty_descs of them, and those of several segments), or longer than a chunk without multi-buffer", k.Rx_dropped, true},
 		{"rx_fill_ring_empty_descs", "times a chunk was wanted and the fill ring was empty; contained in rx_dropped", k.Rx_fill_ring_empty_descs, false},

@@ -125,6 +125,7 @@ func TestRefillWakes(t *testing.T) {
 		return errors.Is(err, unix.EAGAIN)
 	}
 	flags := k.q.pool.fill.flags
+	want := uint64(0)
 	for _, tc := range []struct{ zeroCopy, asks bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
 		k.q.zc = tc.zeroCopy
 		flags.Store(0)
@@ -141,6 +142,11 @@ func TestRefillWakes(t *testing.T) {
 			}
 			if got := kicks(); got != (tc.zeroCopy && tc.asks) {
 				t.Errorf("zero-copy %v, asks %v, recycled %v: kicked %v", tc.zeroCopy, tc.asks, recycled, got)
+			} else if got {
+				want++
+			}
+			if s, _ := k.q.Stats(); s.RxKicks != want { // the error is of XDP_STATISTICS
+				t.Errorf("zero-copy %v, asks %v, recycled %v: %d kicks counted of %d", tc.zeroCopy, tc.asks, recycled, s.RxKicks, want)
 			}
 		}
 	}
