@@ -91,6 +91,7 @@ type port struct {
 	heldSince int64   // when the first of them began to
 	lazy      bool    // the doorbell may wait, see hold.go
 	kicked    bool    // it was rung since posting began
+	stalled   bool    // it was rung last, and the kernel, which copies, has not taken everything
 	window    int     // frames that each connection may be sent
 	active    int     // connections
 
@@ -259,7 +260,7 @@ func (p *port) finish(now int64, quiet bool) {
 	if len(p.holding) > 0 {
 		due = min(due, p.heldSince+heldMost)
 	}
-	if len(p.ready) > 0 {
+	if len(p.ready) > 0 || p.stalled {
 		due = min(due, now+ackDelay)
 	}
 	if p.unrung.Load() != 0 {
@@ -337,8 +338,14 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 	if !p.lazy {
 		if p.nic.Pending() > 0 {
 			p.ring()
-		} else if len(p.handed) > 0 {
-			p.kicked = true // by a lane, whose bell takes as long
+		} else {
+			if len(p.handed) > 0 {
+				p.kicked = true // by a lane, whose bell takes as long
+			}
+			if p.unrung.Load() != 0 {
+				p.unrung.Store(0) // the driver has taken what waited by itself
+			}
+			p.stalled = false
 		}
 		p.settleHanded()
 	}
@@ -353,16 +360,20 @@ func (p *port) flush() {
 	p.settleHanded()
 }
 
-// ring is the doorbell alone.
+// ring is the doorbell alone. A kernel that copies may leave entries on the ring, while
+// the send buffer or the NIC's queue is full: nothing tells when there is room again. A
+// driver in zero-copy mode takes them in its own time.
 func (p *port) ring() {
 	p.kicked = true
 	if p.unrung.Load() != 0 {
 		p.unrung.Store(0)
 	}
-	if err := p.nic.Flush(); err != nil {
+	err := p.nic.Flush()
+	if err != nil {
 		p.stats.FlushErrors++
 		p.gone = p.gone || errors.Is(err, xdpnic.ErrGone)
 	}
+	p.stalled = !p.zeroCopy && err == nil && p.nic.Pending() > 0
 }
 
 // settleHanded completes the sends that were handed over and are done with that.
