@@ -47,7 +47,8 @@ type device struct {
 	maxVIs   int
 	driver   string
 	bus      string
-	queues   int // queues that a socket can be bound to
+	queues   int // queues that a socket can be bound to, and then receives and sends
+	inputs   int // queues that frames come in on
 	attached bool
 	mode     bpf.Mode // how the program is attached
 	leases   map[int]*lease
@@ -181,7 +182,9 @@ func (d *device) manage(port uint16) {
 // describe asks the driver. An interface that knows no ethtool, as lo, has no
 // driver and the queues that the kernel made.
 func (d *device) describe(nic *netlink.LinkAttrs) {
-	d.driver, d.bus, d.queues = "", "", max(nic.NumRxQueues, 1)
+	d.driver, d.bus = "", ""
+	d.inputs = max(nic.NumRxQueues, 1)
+	d.queues = max(min(nic.NumRxQueues, nic.NumTxQueues), 1)
 	e, err := ethtool.NewEthtool()
 	if err != nil {
 		return
@@ -191,10 +194,11 @@ func (d *device) describe(nic *netlink.LinkAttrs) {
 		d.driver, d.bus = info.Driver, info.BusInfo
 	}
 	if c, err := e.GetChannels(nic.Name); err == nil {
-		// A socket can have a queue that only sends, but then receives
-		// nothing.
-		if n := int(c.CombinedCount + c.RxCount); n > 0 {
-			d.queues = n
+		// A socket can have a queue that only sends, but then receives nothing; and
+		// one that only receives, but then the kernel leaves what it is given on the
+		// ring, and says nothing (__xsk_generic_xmit, net/xdp/xsk.c).
+		if n := int(c.CombinedCount + min(c.RxCount, c.TxCount)); n > 0 {
+			d.queues, d.inputs = n, int(c.CombinedCount+c.RxCount)
 		}
 	}
 }
@@ -283,8 +287,10 @@ func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
 	}
 	if want >= 0 {
 		switch l := d.leases[want]; {
+		case want >= d.inputs:
+			return nil, fmt.Errorf("there is no queue %d: the interface has %d", want, d.inputs)
 		case want >= d.queues:
-			return nil, fmt.Errorf("there is no queue %d: the interface has %d", want, d.queues)
+			return nil, fmt.Errorf("queue %d receives and does not send: take one of the first %d, or give the interface more to send (ethtool -L)", want, d.queues)
 		case want >= n:
 			return nil, fmt.Errorf("in generic mode all frames of a veth come in on queue 0: take that, or native mode")
 		case l != nil:

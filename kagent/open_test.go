@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -111,6 +112,60 @@ func TestSeveralOpens(t *testing.T) {
 	gb.Mode, gb.RequireMode = xdpnic.ModeGeneric, true
 	if _, err := openOn(t, bn, gb); err == nil || !strings.Contains(err.Error(), "queue 0") {
 		t.Errorf("queue 1 in generic mode: %v", err)
+	}
+}
+
+// A queue that frames come in on, and that sends nothing, is nobody's: the kernel takes
+// what is sent on it without a word and leaves it on the ring. It counts for steering.
+func TestQueuesThatOnlyReceive(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	if err := an.Do(func() error {
+		e, err := ethtool.NewEthtool()
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		c, err := e.GetChannels(an.Name)
+		if err != nil {
+			return err
+		}
+		c.TxCount = 2
+		_, err = e.SetChannels(an.Name, c)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	cfg := small(an)
+	cfg.Mode, cfg.Queue = xdpnic.ModeNative, AnyQueue
+	for range 2 {
+		l := mustOpen(t, an, cfg)
+		if info := l.Info(); info.Queues != 2 || l.dev.inputs != 4 {
+			t.Errorf("%d queues to be had, frames come in on %d; want 2 and 4", info.Queues, l.dev.inputs)
+		}
+		q := l.Queue()
+		addr, _, _ := q.Alloc()
+		if !q.Send(addr, 64, false) || q.Flush() != nil || q.Pending() != 0 {
+			t.Errorf("queue %d sends nothing: %d entries pending", l.Info().Queue, q.Pending())
+		}
+	}
+	refused := func(what string) error {
+		l, err := openOn(t, an, cfg)
+		if err == nil {
+			t.Errorf("%s: opened", what)
+			return l.Close()
+		}
+		return err
+	}
+	if err := refused("a third"); !errors.Is(err, ErrQueueInUse) {
+		t.Errorf("a third: %v, want ErrQueueInUse", err)
+	}
+	for queue, text := range []string{2: "queue 2 receives and does not send", 3: "queue 3 receives", 4: "no queue 4: the interface has 4"} {
+		if cfg.Queue = queue; text == "" {
+			continue
+		}
+		if err := refused(text); err != nil && !strings.Contains(err.Error(), text) {
+			t.Errorf("queue %d: %v, want %q", queue, err, text)
+		}
 	}
 }
 

