@@ -59,7 +59,7 @@ func (i *Interface) Table() ([]uint32, error) {
 	return buf[2:], nil
 }
 
-// SetTable replaces the indirection table.
+// SetTable replaces the indirection table; an empty one stands for the kernel's default.
 func (i *Interface) SetTable(t []uint32) error {
 	buf := append([]uint32{cmdIndirSet, uint32(len(t))}, t...)
 	return i.ioctl(unsafe.Pointer(unsafe.SliceData(buf)))

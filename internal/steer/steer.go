@@ -57,6 +57,7 @@ type NIC interface {
 	Delete(location uint32) error
 	// Table is the indirection table: a queue for each value of the hash.
 	Table() ([]uint32, error)
+	// SetTable replaces the table; an empty one stands for the kernel's default.
 	SetTable([]uint32) error
 	// RulesOff reports whether the NIC has a classifier that is turned off.
 	RulesOff() bool
@@ -180,12 +181,40 @@ func (s *Steering) Undo() error {
 	if s.Set != nil {
 		now, err := s.nic.Table()
 		if err == nil && slices.Equal(now, s.Set) {
-			err = s.nic.SetTable(s.Before)
+			err = s.putBack()
 		}
 		errs = append(errs, err)
 	}
 	s.Locations, s.Removed, s.Before, s.Set = nil, nil, nil, nil
 	return errors.Join(errs...)
+}
+
+// putBack restores the table. What was the kernel's default is asked for as that: a table that is
+// set is the administrator's from then on, though it be the same (IFF_RXFH_CONFIGURED,
+// net/ethtool/ioctl.c); drivers do not spread it over queues that are added, and the
+// kernel lets no queue go that it names.
+func (s *Steering) putBack() error {
+	if likeDefault(s.Before) && s.nic.SetTable(nil) == nil {
+		if now, err := s.nic.Table(); err == nil && slices.Equal(now, s.Before) {
+			return nil
+		}
+	}
+	return s.nic.SetTable(s.Before)
+}
+
+// likeDefault reports whether a table has all queues up to some in turns
+// (ethtool_rxfh_indir_default, include/linux/ethtool.h).
+func likeDefault(table []uint32) bool {
+	n := 0
+	for _, q := range table {
+		n = max(n, int(q)+1)
+	}
+	for i, q := range table {
+		if int(q) != i%n {
+			return false
+		}
+	}
+	return true
 }
 
 func (s *Steering) undoRules() error {

@@ -24,6 +24,8 @@ type fakeNIC struct {
 	chooses bool     // takes no location
 	off     bool     // the classifier, which then refuses rules
 	table   []uint32 // nil: no table
+	queues  int      // of the default table
+	set     bool     // the table, by somebody
 }
 
 func (f *fakeNIC) Rules() (map[uint32]Rule, error) {
@@ -75,8 +77,18 @@ func (f *fakeNIC) Table() ([]uint32, error) {
 	return slices.Clone(f.table), nil
 }
 
-func (f *fakeNIC) SetTable(t []uint32) error { f.table = slices.Clone(t); return nil }
-func (f *fakeNIC) RulesOff() bool            { return f.off }
+func (f *fakeNIC) SetTable(t []uint32) error {
+	if f.set = len(t) > 0; f.set {
+		f.table = slices.Clone(t)
+		return nil
+	}
+	for i := range f.table {
+		f.table[i] = uint32(i % f.queues)
+	}
+	return nil
+}
+
+func (f *fakeNIC) RulesOff() bool { return f.off }
 
 func (f *fakeNIC) has(r Rule) bool {
 	for _, x := range f.rules {
@@ -176,7 +188,7 @@ func TestUndoLooks(t *testing.T) {
 // Another process undoes it, with what was encoded.
 func TestResume(t *testing.T) {
 	rules := map[uint32]Rule{2: {Port: 4793, Queue: 7}}
-	for _, f := range []*fakeNIC{{rules: maps.Clone(rules)}, {table: []uint32{0, 1, 2}}} {
+	for _, f := range []*fakeNIC{{rules: maps.Clone(rules)}, {table: []uint32{0, 1, 2}, queues: 3}} {
 		s, err := Port(f, 4793, 1, RSS)
 		if err != nil {
 			t.Fatal(err)
@@ -291,7 +303,7 @@ func TestRulesOff(t *testing.T) {
 }
 
 func TestTable(t *testing.T) {
-	f := &fakeNIC{table: []uint32{0, 1, 2, 0}}
+	f := &fakeNIC{table: []uint32{0, 1, 2, 0}, queues: 3}
 	if _, err := Port(f, 4793, 2, Rules); !errors.Is(err, unix.EOPNOTSUPP) || !slices.Equal(f.table, []uint32{0, 1, 2, 0}) {
 		t.Fatalf("rules only: %v, table %v", err, f.table)
 	}
@@ -309,6 +321,28 @@ func TestTable(t *testing.T) {
 	f.table = []uint32{1, 1, 1, 1}
 	if err := s.Undo(); err != nil || !slices.Equal(f.table, []uint32{1, 1, 1, 1}) {
 		t.Errorf("after a change by others and Undo: %v, %v", f.table, err)
+	}
+}
+
+// The kernel's default is put back as that, and a table that somebody has set as his.
+func TestDefaultTable(t *testing.T) {
+	for _, c := range []struct {
+		before []uint32
+		set    bool
+	}{
+		{[]uint32{0, 1, 2, 0}, false}, // of three queues
+		{[]uint32{0, 0, 0, 0}, true},
+		{[]uint32{0, 1, 0, 1}, true},
+		{[]uint32{0, 0, 1, 2}, true}, // igb spreads so, and knows by itself
+	} {
+		f := &fakeNIC{table: slices.Clone(c.before), queues: 3, set: c.set}
+		s, err := Port(f, 4793, 2, RSS)
+		if err != nil || !f.set {
+			t.Fatalf("%v: %v", c.before, err)
+		}
+		if err := s.Undo(); err != nil || !slices.Equal(f.table, c.before) || f.set != c.set {
+			t.Errorf("%v, set %v: after Undo %v, set %v, %v", c.before, c.set, f.table, f.set, err)
+		}
 	}
 }
 

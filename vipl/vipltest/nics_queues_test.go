@@ -3,6 +3,7 @@ package vipltest_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"maps"
 	"math/bits"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
@@ -41,6 +43,9 @@ func TestQueuesOfNICs(t *testing.T) {
 			vipl.WithArena(arenaBytes), vipl.WithQueue(queue), vipl.WithSteering(how), vipl.WithSilence(20*time.Second))
 	}
 	tables := map[*nstest.NS]*table{na: openTable(t, na), nb: openTable(t, nb)}
+	if err := fewerQueues(na); err != nil {
+		t.Fatal(err)
+	}
 
 	for _, how := range []kagent.Steering{kagent.SteerByRules, kagent.SteerByRSS} {
 		t.Run("steering by "+how.String(), func(t *testing.T) {
@@ -80,6 +85,9 @@ func TestQueuesOfNICs(t *testing.T) {
 			}
 			if now := tables[na].rules(t); !maps.Equal(now, rulesBefore) {
 				t.Errorf("rules %v after the lease, %v before", now, rulesBefore)
+			}
+			if err := fewerQueues(na); err != nil {
+				t.Errorf("the table is not the kernel's own any more: %v", err)
 			}
 		})
 	}
@@ -134,6 +142,30 @@ func TestQueuesOfNICs(t *testing.T) {
 	if now := wrongQueue(t, ends[0][0], ends[0][1]); now != before {
 		t.Errorf("%d frames came in on the other queue", now-before)
 	}
+}
+
+// fewerQueues takes a NIC's queues but one away and gives them back, which the kernel
+// refuses while there is a table that somebody has set.
+func fewerQueues(ns *nstest.NS) error {
+	return ns.Do(func() error {
+		e, err := ethtool.NewEthtool()
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		before, err := e.GetChannels(ns.Name)
+		if err != nil {
+			return err
+		}
+		for _, n := range []uint32{1, before.CombinedCount} {
+			c := before
+			c.CombinedCount = n
+			if _, err := e.SetChannels(ns.Name, c); err != nil {
+				return fmt.Errorf("%d queues: %w", n, err)
+			}
+		}
+		return nil
+	})
 }
 
 // exchange sends n messages of all sizes there and back, and looks at their bytes.
