@@ -95,6 +95,12 @@ func judge(events []plan.Event, asked order) *outcome {
 	o.facts = takeFacts(by[stepNIC].Stdout)
 	o.takeTests(by[stepConformance])
 	o.takeTests(by[stepQueues])
+	for _, name := range frameTests {
+		o.wantTest(by[stepNIC], name)
+	}
+	for _, group := range dataGroups {
+		o.wantTest(by[stepConformance], "TestNICs/"+group)
+	}
 	for _, r := range asked.rows() {
 		o.takeRow(by[r.step()], r)
 	}
@@ -145,6 +151,14 @@ func (o *outcome) takeTests(e plan.Event) {
 		o.fault("%s: no test has run", e.Step)
 	}
 	o.tests += ran
+}
+
+// wantTest looks for a test that must have passed: one that has another name by now is
+// left out without a word.
+func (o *outcome) wantTest(e plan.Event, name string) {
+	if e.Step != "" && !strings.Contains(e.Stdout, "--- PASS: "+name+" (") {
+		o.fault("%s: %s has not passed", e.Step, name)
+	}
 }
 
 // takeRow reads a ping-pong's result: all rounds there, and in the mode that was

@@ -13,6 +13,14 @@ import (
 	"viaxdp/vm/plan"
 )
 
+// passes is what go test says of tests that have passed.
+func passes(names ...string) (s string) {
+	for _, name := range names {
+		s += "--- PASS: " + name + " (0.10s)\n"
+	}
+	return s
+}
+
 // green is what a guest reports when all is well.
 func green(t *testing.T, asked order) (events []plan.Event) {
 	t.Helper()
@@ -33,9 +41,12 @@ func green(t *testing.T, asked order) (events []plan.Event) {
 		results[r.step()] = asJSON(result)
 	}
 	results[stepInfo] = asJSON([]bench.InterfaceInfo{{Modes: []bench.ModeInfo{{Mode: mode, Reached: true}}}})
-	results[stepNIC] = "=== RUN   TestNICsEcho\n--- PASS: TestNICsEcho (0.10s)\nPASS\n"
+	results[stepNIC] = "=== RUN   TestNICsEcho\n" + passes(frameTests...) + "PASS\n"
 	results[stepQueues] = "--- PASS: TestQueuesOfNICs (1.00s)\n"
-	results[stepConformance] = "--- PASS: TestNICs (1.00s)\n    --- PASS: TestNICs/cq (1.00s)\nPASS\n"
+	results[stepConformance] = passes("TestNICs")
+	for _, group := range dataGroups {
+		results[stepConformance] += "    " + passes("TestNICs/"+group)
+	}
 	events = []plan.Event{{Step: stepBoot, Seconds: 4}}
 	for _, s := range asked.plan().Steps {
 		events = append(events, plan.Event{Step: s.Name, Stdout: results[s.Name]})
@@ -49,7 +60,7 @@ func TestJudgeGreen(t *testing.T) {
 		if err := o.err(); err != nil {
 			t.Errorf("%s: %v", mode, err)
 		}
-		if o.tests != 3 || len(o.figures) != len(order{mode: mode}.rows()) || o.boot != 4 {
+		if o.tests != len(frameTests)+1+len(dataGroups) || len(o.figures) != len(order{mode: mode}.rows()) || o.boot != 4 {
 			t.Errorf("%s: %d tests, %d figures, boot %v", mode, o.tests, len(o.figures), o.boot)
 		}
 	}
@@ -59,11 +70,11 @@ func TestJudgeGreen(t *testing.T) {
 // several queues VIs are steered to the last one.
 func TestOrders(t *testing.T) {
 	short := order{mode: zeroCopy, short: true}
-	if o := judge(green(t, short), short); o.err() != nil || len(o.figures) != 1 || o.tests != 1 {
+	if o := judge(green(t, short), short); o.err() != nil || len(o.figures) != 1 || o.tests != len(frameTests) {
 		t.Errorf("%v, %d figures, %d tests", o.err(), len(o.figures), o.tests)
 	}
 	several := order{mode: zeroCopy, short: true, queues: 4}
-	if o := judge(green(t, several), several); o.err() != nil || o.tests != 2 {
+	if o := judge(green(t, several), several); o.err() != nil || o.tests != len(frameTests)+1 {
 		t.Errorf("%v, %d tests", o.err(), o.tests)
 	}
 	for _, s := range (order{mode: zeroCopy, queues: 4}).plan().Steps {
@@ -125,6 +136,8 @@ func TestJudgeRed(t *testing.T) {
 		{"a test failed", "status 1", change(stepNIC, func(e *plan.Event) { e.Status = 1; e.Stdout = "--- FAIL: TestNICsEcho\n    bytes differ" })},
 		{"a test was skipped", "left out", replace(stepConformance, "    --- PASS", "    --- SKIP")},
 		{"no test was there", "no test has run", replace(stepNIC, "--- PASS", "--- WHAT")},
+		{"a test has another name", "TestNICsStream has not passed", replace(stepNIC, "TestNICsStream ", "TestNICsFlow ")},
+		{"a group has another name", "TestNICs/rdma-read has not passed", replace(stepConformance, "/rdma-read ", "/reads ")},
 		{"the bind was not zero-copy", "zero-copy mode was not reached", replace(stepInfo, `"reached":true`, `"reached":false`)},
 		{"a row ran in another mode", "ran in native mode", replace(first, `"mode":"zero-copy"`, `"mode":"native"`)},
 		{"rounds are missing", "not all of", replace(first, `"n":200`, `"n":199`)},
