@@ -6,6 +6,32 @@ import (
 	"pgregory.net/rapid"
 )
 
+// A socket that goes while others use its chunks takes none from the kernel that its TX ring does
+// not have, whatever somebody has written there.
+func TestScribbledReclaim(t *testing.T) {
+	for _, scribbled := range []bool{false, true} {
+		k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 8}, 1<<32-2)
+		for range 4 {
+			addr, _, _ := k.q.Alloc()
+			k.q.Send(addr, 64, false)
+		}
+		k.q.publish()
+		k.transmit(1) // the kernel has it, and not completed
+		want := 7
+		if scribbled {
+			k.q.tx.cons.Store(k.q.tx.head + 1)
+			want = 4
+		}
+		k.q.reclaim()
+		if n := k.q.TxFree(); n != want {
+			t.Errorf("scribbled %v: %d chunks are free, want %d", scribbled, n, want)
+		}
+		if err := k.q.Audit(); err != nil {
+			t.Errorf("scribbled %v: %v", scribbled, err)
+		}
+	}
+}
+
 // Whatever somebody writes to the rings, to indices, entries and flags of both
 // sides, no call goes on for ever or fails in a way that ends the program; what is
 // handed out lies in the chunks of this queue, and no TX chunk is handed out twice.

@@ -47,7 +47,11 @@ func (q *Queue) openShared() error {
 func (q *Queue) reclaim() {
 	p := q.pool
 	p.reap()
-	for i := q.tx.cons.Load(); i != q.tx.head+q.pend; i++ {
+	first := q.tx.cons.Load()
+	if q.tx.head-first > q.tx.mask+1 {
+		first = q.tx.head // scribbled on: nobody knows which they are
+	}
+	for i := first; i != q.tx.head+q.pend; i++ {
 		// The kernel may publish its index late (xskq_cons_release): an entry
 		// that has been completed is not ours any more.
 		if addr := q.tx.desc[i&q.tx.mask].Addr; q.InFlight(addr) {
