@@ -179,6 +179,17 @@ func (q *Queue) bindOnce(flags uint16, umemFD uint32) error {
 	}
 }
 
+// copiedSegs is the largest number of TX ring entries of a frame in copy mode. The
+// kernel makes virtio-net's frames of pages alone (IFF_TX_SKB_NO_LINEAR;
+// xsk_build_skb_zerocopy, net/xdp/xsk.c): one less. A longer frame is dropped, and its
+// chunks never come back.
+func copiedSegs(ifindex int) int {
+	if l, err := netlink.LinkByIndex(ifindex); err == nil && l.Attrs().ParentDevBus == "virtio" {
+		return MaxSegs - 1
+	}
+	return MaxSegs
+}
+
 // describe asks the kernel what was got.
 func (q *Queue) describe() (err error) {
 	c, i := &q.cfg, &q.info
@@ -197,7 +208,7 @@ func (q *Queue) describe() (err error) {
 	q.sg = c.MultiBuffer
 	q.maxSegs = 1
 	if q.sg {
-		q.maxSegs = MaxSegs
+		q.maxSegs = copiedSegs(c.Ifindex)
 		if q.zc {
 			// A kernel that cannot say has no drivers that can.
 			q.maxSegs = max(int(i.Features.ZCMaxSegs), 1)

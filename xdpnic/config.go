@@ -98,8 +98,8 @@ type Config struct {
 	TxBudget   int // entries a kick, 32 to the size of the TX ring; < 0: leave 32
 	BusyPoll   BusyPoll
 	// MaxSegs is the largest number of segments of a frame sent. Default: what
-	// the mode allows (18 when copying, or the driver's xdp-zc-max-segs). Take 17
-	// with copy mode on virtio-net, whose frames have no linear part.
+	// the mode allows (18 when copying, 17 on virtio-net, or the driver's
+	// xdp-zc-max-segs).
 	MaxSegs     int
 	BusyTimeout time.Duration // see DefaultBusyTimeout; < 0: do not try again
 

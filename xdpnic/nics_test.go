@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/nstest"
 )
@@ -222,6 +223,56 @@ func TestNICsAllocs(t *testing.T) {
 		a.q.Reap()
 	}); n != 0 {
 		t.Errorf("%v allocations a frame", n)
+	}
+}
+
+// In the copying modes a frame may have as many segments as the queue says: the kernel
+// drops one with more, and its chunks never come back.
+func TestNICsMostSegments(t *testing.T) {
+	na, nb, _ := nstest.NICs(t)
+	for _, mode := range []Mode{ModeNative, ModeGeneric} {
+		t.Run(mode.String(), func(t *testing.T) {
+			if err := na.Do(func() error {
+				r, err := attachRedirect(na.Index, mode.Generic(), true)
+				if err == nil {
+					r.close()
+				}
+				return err
+			}); mode == ModeNative && errors.Is(err, unix.EOPNOTSUPP) {
+				t.Logf("the driver has no programs for frames of several buffers: %v", err)
+				return
+			}
+			o := pairOptions{generic: mode.Generic(), frags: true, cfg: Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 64, TxChunks: 64, Mode: mode, Require: true}}
+			a, b := openEnd(t, na, o), openEnd(t, nb, o)
+			for _, e := range []*end{a, b} {
+				awaitRunning(t, e)
+				wantMode(t, e, mode)
+			}
+			for i := range 3 {
+				n := a.q.MaxSegs()
+				flat := make([]byte, n*64)
+				header(flat, nb, na)
+				fillPattern(flat[14:], byte(i))
+				var segs []Desc
+				for k := range n {
+					addr, buf := a.mustAlloc(t)
+					segs = append(segs, Desc{Addr: addr, Len: uint32(copy(buf, flat[k*64:(k+1)*64]))})
+				}
+				if !a.q.SendSegs(segs, false) {
+					t.Fatalf("%d segments refused", n)
+				}
+				eventually(t, "completions", func() bool {
+					a.pump(t)
+					if k := stats(t, a.q).KernelStats.Tx_invalid_descs; k != 0 {
+						t.Fatalf("the kernel has dropped %d entries of a frame of %d", k, n)
+					}
+					return a.q.TxFree() == a.q.cfg.TxChunks
+				})
+				data, _ := receive(t, b.q)
+				wantPattern(t, data, len(flat), byte(i))
+			}
+			audit(t, a.q, b.q)
+		})
 	}
 }
 
