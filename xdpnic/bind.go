@@ -102,6 +102,15 @@ func (q *Queue) refuseZeroCopy() error {
 		return refuse("preferred busy polling stalls sending where the driver has a NAPI instance of its own for it: " +
 			"leave BusyPoll.Prefer out, or set BusyPoll.Trust for a driver that has one for both")
 	}
+	if q.cfg.Unaligned && pageSize%q.cfg.ChunkSize != 0 {
+		return refuse("the kernel passes over chunks that cross pages which do not lie side by side for the NIC: " +
+			"take chunks of 2048 or 4096 bytes")
+	}
+	if q.cfg.MultiBuffer && q.cfg.Rings.RX < q.cfg.RxChunks {
+		// xsk_rcv_zc, net/xdp/xsk.c, which looks for room entry by entry.
+		return refuse("where the RX ring is full in the middle of a frame, the kernel leaves the frame's beginning there and uses " +
+			"its chunks again: take an RX ring that holds all RX chunks")
+	}
 	link, err := netlink.LinkByIndex(q.cfg.Ifindex)
 	if err != nil {
 		return nil // the bind knows better

@@ -254,19 +254,24 @@ func TestFeatures(t *testing.T) {
 }
 
 // A zero-copy bind that would succeed and not work is refused with the reason:
-// beside a program in generic mode, and with preferred busy polling. veth has no
+// beside a program in generic mode, with preferred busy polling, with chunks that cross
+// pages, and with a short RX ring for frames of several chunks. veth has no
 // zero-copy at all, which is found later, and so tells the two apart.
 func TestZeroCopyRefused(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	for _, tc := range []struct {
 		name, want string
 		generic    bool
-		poll       BusyPoll
+		cfg        Config
 	}{
-		{"generic program", "attached in generic mode", true, BusyPoll{}},
-		{"native program", "the driver has no zero-copy", false, BusyPoll{}},
-		{"busy polling", "stalls sending", false, BusyPoll{Prefer: true}},
-		{"busy polling, trusted", "the driver has no zero-copy", false, BusyPoll{Prefer: true, Trust: true}},
+		{"generic program", "attached in generic mode", true, Config{}},
+		{"native program", "the driver has no zero-copy", false, Config{}},
+		{"busy polling", "stalls sending", false, Config{BusyPoll: BusyPoll{Prefer: true}}},
+		{"busy polling, trusted", "the driver has no zero-copy", false, Config{BusyPoll: BusyPoll{Prefer: true, Trust: true}}},
+		{"chunks across pages", "cross pages", false, Config{Unaligned: true, ChunkSize: 3000}},
+		{"unaligned chunks within pages", "the driver has no zero-copy", false, Config{Unaligned: true, ChunkSize: 2048}},
+		{"chained frames and a short RX ring", "in the middle of a frame", false, Config{MultiBuffer: true, RxChunks: 64, Rings: Rings{RX: 32}}},
+		{"chained frames", "the driver has no zero-copy", false, Config{MultiBuffer: true, RxChunks: 64}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if err := ns.Do(func() error {
@@ -275,7 +280,8 @@ func TestZeroCopyRefused(t *testing.T) {
 					return err
 				}
 				defer r.close()
-				cfg := Config{Ifindex: ns.Index, Mode: ModeZeroCopy, Require: true, BusyPoll: tc.poll, BusyTimeout: patience}
+				cfg := tc.cfg
+				cfg.Ifindex, cfg.Mode, cfg.Require, cfg.BusyTimeout = ns.Index, ModeZeroCopy, true, patience
 				q, err := Open(cfg)
 				if err == nil {
 					q.Close()

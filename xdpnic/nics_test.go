@@ -276,6 +276,56 @@ func TestNICsMostSegments(t *testing.T) {
 	}
 }
 
+// Chunks that cross pages are no matter for a kernel that copies, and not to be had in
+// zero-copy mode, nor segments that do.
+func TestNICsUnaligned(t *testing.T) {
+	na, _, name := nstest.NICs(t)
+	mode, err := ParseMode(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{2048, 3000, 4096} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
+			cfg := Config{Unaligned: true, ChunkSize: size, RxChunks: 64, TxChunks: 64}
+			if mode == ModeZeroCopy && size == 3000 {
+				cfg.Ifindex, cfg.Mode, cfg.Require, cfg.Memory = na.Index, mode, true, mem
+				err := na.Do(func() error {
+					q, err := Open(cfg)
+					if err == nil {
+						q.Close()
+					}
+					return err
+				})
+				if !errors.Is(err, unix.EOPNOTSUPP) {
+					t.Errorf("%v, want EOPNOTSUPP", err)
+				}
+				return
+			}
+			a, b := openNICs(t, cfg)
+			for i := range 200 { // every chunk, more than once
+				n := 60 + i%900
+				a.mustSend(t, b, n, byte(i))
+				data, _ := receive(t, b.q)
+				wantPattern(t, data, n, byte(i))
+			}
+			eventually(t, "completions", func() bool { a.pump(t); return a.q.TxFree() == a.q.cfg.TxChunks })
+			if s := stats(t, a.q); s.KernelStats.Tx_invalid_descs != 0 {
+				t.Errorf("%+v", s)
+			}
+			across := []Desc{{Addr: pageSize - 100, Len: 200}} // of whatever is there
+			if got := a.q.SendSegs(across, false); got != (mode != ModeZeroCopy) {
+				t.Errorf("a segment across a page is taken: %v", got)
+			}
+			audit(t, a.q, b.q)
+		})
+	}
+}
+
 // TestNICsFacts logs what kernel and driver can do, as "fact: NAME: yes" or
 // "no" with the reason. What they must be able to do is for others to say.
 func TestNICsFacts(t *testing.T) {

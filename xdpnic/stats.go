@@ -90,7 +90,7 @@ func (s *Stats) Each(f func(Counter)) {
 		{"rx_kicks", "system calls made to wake a driver that wants chunks", s.RxKicks, false},
 		{"rx_filled", "fill ring entries the kernel has taken", s.Filled, false},
 		{"rx_dropped", "frames dropped for want of fill chunks (rx_fill_ring_empty_descs of them, and those of several segments), or longer than a chunk without multi-buffer", k.Rx_dropped, true},
-		{"rx_fill_ring_empty_descs", "times a chunk was wanted and the fill ring was empty; contained in rx_dropped", k.Rx_fill_ring_empty_descs, false},
+		{"rx_fill_ring_empty_descs", "times a chunk was wanted and the fill ring was empty; contained in rx_dropped when copying, no loss in zero-copy mode", k.Rx_fill_ring_empty_descs, false},
 		{"rx_ring_full", "frames dropped because the RX ring was full", k.Rx_ring_full, true},
 		{"rx_invalid_descs", "fill ring entries dropped by the kernel as invalid", k.Rx_invalid_descs, false},
 		{"rx_too_many_segs", "frames dropped because they had more segments than the caller's batch", s.RxTooManySegs, true},

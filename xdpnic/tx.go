@@ -65,7 +65,7 @@ func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 // Segments anywhere else in the UMEM are the caller's registered memory: the
 // bytes must stay until the frame has left, which InFlight of a TX chunk of
 // the same frame tells. In an aligned UMEM no segment may cross a multiple of
-// the chunk size.
+// the chunk size, and in zero-copy mode none may cross a page.
 //
 // It returns false with nothing changed when the ring has no room for all
 // segments or, counted as TxRefused, when a rule is broken.
@@ -115,7 +115,8 @@ func (q *Queue) SendSegs(segs []Desc, retain bool) bool {
 
 // segOK applies the kernel's rules for a TX entry (net/xdp/xsk_queue.h,
 // xp_validate_desc): one that breaks them would be dropped without a
-// completion.
+// completion. Pages side by side need not be so for a NIC (xp_desc_crosses_non_contig_pg,
+// include/net/xsk_buff_pool.h).
 func (q *Queue) segOK(s *Desc) bool {
 	p := q.pool
 	n := uint64(s.Len)
@@ -123,7 +124,10 @@ func (q *Queue) segOK(s *Desc) bool {
 	if n == 0 || n > p.size || s.Addr >= size || n > size-s.Addr {
 		return false
 	}
-	return q.cfg.Unaligned || s.Addr&(p.size-1)+n <= p.size
+	if q.cfg.Unaligned {
+		return !q.zc || s.Addr%pageSize+n <= pageSize
+	}
+	return s.Addr&(p.size-1)+n <= p.size
 }
 
 // takeBack undoes what SendSegs has done for segs and counts the refusal.
