@@ -145,7 +145,8 @@ func TestQueuesOfNICs(t *testing.T) {
 }
 
 // fewerQueues takes a NIC's queues but one away and gives them back, which the kernel
-// refuses while there is a table that somebody has set.
+// refuses while there is a table that somebody has set, and for a moment after a socket of
+// the queue was closed.
 func fewerQueues(ns *nstest.NS) error {
 	return ns.Do(func() error {
 		e, err := ethtool.NewEthtool()
@@ -160,8 +161,13 @@ func fewerQueues(ns *nstest.NS) error {
 		for _, n := range []uint32{1, before.CombinedCount} {
 			c := before
 			c.CombinedCount = n
-			if _, err := e.SetChannels(ns.Name, c); err != nil {
-				return fmt.Errorf("%d queues: %w", n, err)
+			for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				if _, err = e.SetChannels(ns.Name, c); err == nil {
+					break
+				}
+				if time.Now().After(end) {
+					return fmt.Errorf("%d queues: %w", n, err)
+				}
 			}
 		}
 		return nil
