@@ -1,11 +1,17 @@
 package vipl
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 // caller calls the program's handlers one after the other, in the order in
 // which they came up, on a goroutine of its own that lives as long as there are
-// any. The goroutine holds no lock while a handler runs.
+// any. The goroutine holds no lock while a handler runs. When the NIC is closed, those
+// that have not begun are forgotten: what they would be about is gone.
 type caller struct {
+	over *atomic.Bool // Nic.shut
+
 	mu      sync.Mutex
 	calls   []func()
 	running bool
@@ -32,7 +38,7 @@ func (c *caller) waiting() int {
 func (c *caller) run() {
 	for {
 		c.mu.Lock()
-		if len(c.calls) == 0 {
+		if len(c.calls) == 0 || c.over.Load() {
 			c.calls, c.running = nil, false
 			c.mu.Unlock()
 			return

@@ -112,6 +112,7 @@ func (n *Nic) CreateCQ(entries int) (*CQ, error) {
 	}
 	c := &CQ{nic: n, port: n.port, ring: make([]cqEntry, ringSize(entries))}
 	c.signal.init()
+	c.calls.over = &n.shut
 	n.cqs[c] = struct{}{}
 	return c, nil
 }

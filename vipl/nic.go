@@ -95,9 +95,9 @@ func (n *Nic) Query() NicAttributes {
 }
 
 // Close is VipCloseNic: disconnects and destroys every VI, completion queue and
-// region of the handle. Whoever waits gets ErrInvalidParameter. Memory of
-// AllocMem is unmapped: it must not be used any more. A second Close does
-// nothing.
+// region of the handle. Whoever waits gets ErrInvalidParameter. Handlers that have
+// not begun are not called any more. Memory of AllocMem is unmapped: it must not be
+// used any more. A second Close does nothing.
 func (n *Nic) Close() error {
 	n.mu.Lock()
 	if n.isClosed {

@@ -176,6 +176,7 @@ func Open(p Provider) (*Nic, error) {
 		closed: make(chan struct{}),
 		vis:    make(map[*VI]struct{}), cqs: make(map[*CQ]struct{}), blocks: make(map[*Region]struct{}),
 	}
+	n.errors.over = &n.shut
 	n.common = Ptag{n, mem.CommonPtag()}
 	n.ErrorCallback(nil)
 	n.agent.Watch(n.port.linkChanged)

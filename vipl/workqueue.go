@@ -84,6 +84,7 @@ const firstRing = 16
 func (q *workQueue) init(v *VI, cq *CQ, isRecv bool) {
 	q.ring = make([]posted, firstRing)
 	q.vi, q.cq, q.isRecv = v, cq, isRecv
+	q.calls.over = &v.nic.shut
 	q.signal.init()
 }
 

@@ -2,6 +2,7 @@ package vipltest
 
 import (
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"viaxdp/vipl"
@@ -99,6 +100,11 @@ var nicRules = []Rule{
 		ID:   "nic/nothing-works-after-close",
 		Text: "Every operation on a closed NIC handle and on its objects returns INVALID_PARAMETER.",
 		run:  nicClosed,
+	},
+	{
+		ID:   "nic/no-handler-after-close",
+		Text: "When VipCloseNic has returned no handler begins: what waits behind one that runs is not told any more.",
+		run:  nicNoHandlerAfterClose,
 	},
 	{
 		ID:   "nic/poll-never-waits",
@@ -431,4 +437,38 @@ func (t *T) askedOf(va *vipl.VI, n *vipl.Nic) (*vipl.Conn, <-chan error) {
 	close(came)
 	t.must(err)
 	return c, result
+}
+
+func nicNoHandlerAfterClose(t *T) {
+	a, _ := t.openPair()
+	const each = 3
+	at := vipl.ViAttributes{Level: vipl.ReliableDelivery}
+	cq := t.cq(a, each)
+	v, bound := t.vi(a, at), t.viOn(a, at, cq, nil)
+	x := t.block(a, 2*each, 64)
+	var closed atomic.Bool
+	begun, leave := make(chan error, 3*each), make(chan struct{})
+	handler := func(of string) {
+		if closed.Load() {
+			t.Errorf("a handler of %s begins after VipCloseNic", of)
+			return
+		}
+		begun <- nil
+		<-leave
+	}
+	a.ErrorCallback(func(vipl.ErrorDescriptor) { handler("errors") })
+	for i := range each {
+		t.wantErr("PostRecv", v.PostRecv(nil, 0), vipl.ErrInvalidParameter)
+		t.must(v.SendNotify(func(*vipl.VI, *vipl.Descriptor) { handler("a work queue") }))
+		t.must(cq.Notify(func(*vipl.VI, bool) { handler("a CQ") }))
+		x.send(v, i, 64) // in Idle they complete at once
+		x.send(bound, each+i, 64)
+	}
+	for range 3 { // the first of each kind
+		t.must(t.handled(begun))
+	}
+	t.must(a.Close())
+	closed.Store(true)
+	close(leave)
+	time.Sleep(moment) // others would begin now
 }
