@@ -114,12 +114,18 @@ func (v *VI) peeringOf(op string) (*peering, error) {
 // outcome tells the outcome of p, which is done, to the first who asks.
 func (v *VI) outcome(op string, p *peering) (RemoteAttributes, error) {
 	v.port.mu.Lock()
-	defer v.port.mu.Unlock()
-	if v.peering != p {
-		return RemoteAttributes{}, opError(op, v, ErrInvalidState, errNoPeering)
+	mine := v.peering == p
+	if mine {
+		v.peering = nil
 	}
-	v.peering = nil
-	return p.remote, p.err
+	v.port.mu.Unlock()
+	switch {
+	case mine:
+		return p.remote, p.err
+	case v.nic.isClosing():
+		return RemoteAttributes{}, closedError(op)
+	}
+	return RemoteAttributes{}, opError(op, v, ErrInvalidState, errNoPeering)
 }
 
 // stopPeering ends a peer-to-peer connect that is under way, if one is, and

@@ -42,6 +42,13 @@ type Nic struct {
 	blocks   map[*Region]struct{} // of AllocMem
 }
 
+// isClosing says that Close has begun.
+func (n *Nic) isClosing() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.isClosed
+}
+
 // closing says that Close is past the point from which on nothing begins.
 func (n *Nic) closing() bool { return n.shut.Load() }
 
