@@ -12,10 +12,16 @@ import (
 	"viaxdp/vipl"
 )
 
+// firstPage is where no program has memory: Go takes a pointer there for a corrupt one.
+const firstPage = 4096
+
 // descriptor is the program's, where the program has it. The pointer is read from
 // the argument's memory rather than converted: it may be any number until package
 // vipl has found registered memory there.
 func descriptor(at *C.uintptr_t) *vipl.Descriptor {
+	if *at < firstPage {
+		return nil
+	}
 	return *(**vipl.Descriptor)(unsafe.Pointer(at))
 }
 
@@ -23,7 +29,7 @@ func descriptor(at *C.uintptr_t) *vipl.Descriptor {
 func viago_post(h C.uintptr_t, recv C.int, at C.uintptr_t, handle C.VIP_MEM_HANDLE) C.int {
 	bigstack.Reserve()
 	v := find[vi](h)
-	if v == nil || uint64(at)%vipl.DescriptorAlignment != 0 {
+	if v == nil {
 		return C.VIP_INVALID_PARAMETER
 	}
 	if recv != 0 {

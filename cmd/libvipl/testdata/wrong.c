@@ -83,6 +83,36 @@ static void handle(void *h)
 	WRONG(VipCQNotify(h, NULL, (VIP_CQ_CALLBACK)abort));
 }
 
+/* Descriptors that are none, wherever they are said to be, are refused and told. */
+static volatile unsigned told;
+
+static void on_error(VIP_PVOID context, VIP_ERROR_DESCRIPTOR *e)
+{
+	VIP_NIC_ATTRIBUTES nic;
+
+	CHECK(VipQueryNic(e->NicHandle, &nic)); /* takes stack */
+	ASSERT(context == &s && e->ErrorCode == VIP_ERROR_POST_DESC && e->ResourceCode == VIP_RESOURCE_DESCRIPTOR);
+	told++;
+}
+
+static void descriptors(VIP_VI_HANDLE vi)
+{
+	static const VIP_UINT64 none[] = {0, 3, 64, 4032, 4095, 4100, 4160, 0x7fff0000, (VIP_UINT64)-64};
+	const unsigned n = sizeof none / sizeof *none;
+	double start = seconds();
+	unsigned i;
+
+	CHECK(VipErrorCallback(s.nic, &s, on_error));
+	for (i = 0; i < n; i++) {
+		WRONG(VipPostSend(vi, (VIP_DESCRIPTOR *)none[i], 5));
+		WRONG(VipPostRecv(vi, (VIP_DESCRIPTOR *)none[i], 5));
+	}
+	while (told < 2 * n && (seconds() - start) * 1e3 < PATIENCE)
+		usleep(1000);
+	ASSERT(told == 2 * n);
+	CHECK(VipErrorCallback(s.nic, NULL, NULL));
+}
+
 /* Good handles, and NULL for everything that is written to or read from. */
 static void nulls(VIP_VI_HANDLE vi, VIP_CQ_HANDLE cq)
 {
@@ -148,6 +178,7 @@ int main(int argc, char **argv)
 	vi = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
 	freed = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
 	CHECK(VipDestroyVi(freed));
+	descriptors(vi);
 	CHECK(VipCreateCQ(s.nic, 1, &cq));
 	CHECK(VipCreateCQ(s.nic, 1, &empty));
 	CHECK(VipDestroyCQ(empty));
