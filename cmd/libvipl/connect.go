@@ -148,10 +148,9 @@ func viago_connect_accept(h, with C.uintptr_t) C.int {
 	}
 	got := result("VipConnectAccept", c.Accept(v.VI))
 	switch got {
-	case C.VIP_INVALID_RELIABILITY_LEVEL, C.VIP_INVALID_MTU, C.VIP_INVALID_QOS, C.VIP_INVALID_STATE,
-		C.VIP_INVALID_PARAMETER: // another VI may be tried
-	default:
+	case C.VIP_SUCCESS, C.VIP_TIMEOUT, C.VIP_REJECT:
 		remove(h)
+	default: // the requester has heard nothing: it may be tried again, or rejected
 	}
 	return got
 }

@@ -371,6 +371,21 @@ func TestProcess(t *testing.T) {
 	}
 }
 
+// A request that cannot be accepted, here since the MTU leaves no room for data, can be
+// rejected, so that the other side does not wait for its answer.
+func TestNarrow(t *testing.T) {
+	lib := library(t)
+	b := newBed(t, 1500)
+	link, err := b.a.Netlink().LinkByName("via0")
+	if err == nil {
+		err = b.a.Netlink().LinkSetMTU(link, 300)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.one(t, compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "process"), "narrow", "via0")
+}
+
 // A program that is linked with the library or has it preloaded, and does not call
 // it, has no thread and no signal handler of it.
 func TestPreload(t *testing.T) {

@@ -369,6 +369,41 @@ static void test_threads(const char *device)
 	}
 }
 
+/* Where no frame has room for data, a connect fails, and who accepts can say so to the other side. */
+static void *is_rejected(void *unused)
+{
+	union address a;
+	VIP_RETURN got;
+
+	(void)unused;
+	side_local(&s, &a, "self");
+	do
+		got = VipConnectRequest(left, &a.a, &a.a, VIP_INFINITE, NULL);
+	while (got == VIP_NO_MATCH);
+	EXPECT(VIP_REJECT, got);
+	return NULL;
+}
+
+static void test_narrow(const char *device)
+{
+	union address local, remote;
+	VIP_CONN_HANDLE conn;
+	pthread_t thread;
+
+	opens(device);
+	left = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	right = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	ASSERT(pthread_create(&thread, NULL, is_rejected, NULL) == 0);
+	side_local(&s, &local, "self");
+	CHECK(VipConnectWait(s.nic, &local.a, PATIENCE, &remote.a, NULL, &conn));
+	EXPECT(VIP_ERROR_RESOURCE, VipConnectAccept(conn, right));
+	EXPECT(VIP_ERROR_RESOURCE, VipConnectAccept(conn, right));
+	CHECK(VipConnectReject(conn));
+	ASSERT(pthread_join(thread, NULL) == 0);
+	CHECK(VipDestroyVi(right));
+	CHECK(VipCloseNic(s.nic));
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -378,6 +413,7 @@ int main(int argc, char **argv)
 		{"signals", test_signals}, {"dispositions", test_dispositions}, {"fork", test_fork},
 		{"exit", test_exit}, {"interrupt", test_interrupt}, {"threads", test_threads},
 		{"handler", test_handler}, {"atexit", test_atexit},
+		{"narrow", test_narrow},
 	};
 	unsigned i;
 
