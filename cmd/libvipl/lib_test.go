@@ -371,6 +371,16 @@ func TestProcess(t *testing.T) {
 	}
 }
 
+// A program that loads the library when it wants it, after its threads, and lets go of
+// it again, finds all 41 operations and can use them.
+func TestLoaded(t *testing.T) {
+	lib := library(t)
+	program := compiler{"gcc", "-O2 -Wall -Wextra -Werror -Wl,--as-needed"}.compile(t, lib, "loaded")
+	if out := newBed(t, 1500).one(t, program, "server", "via0"); !strings.Contains(out, "loaded: 3 times") {
+		t.Errorf("it said %q", out)
+	}
+}
+
 // A request that cannot be accepted, here since the MTU leaves no room for data, can be
 // rejected, so that the other side does not wait for its answer.
 func TestNarrow(t *testing.T) {
