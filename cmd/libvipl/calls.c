@@ -3,6 +3,9 @@
  * and everything else is Go's. Handles are looked up twice, here because it is
  * cheap, and in Go because another thread may free one meanwhile.
  */
+#include <pthread.h>
+#include <signal.h>
+
 #include "_cgo_export.h"
 #include "abi.h"
 #include "enter.h"
@@ -29,12 +32,15 @@ VIP_RETURN VipOpenNic(const VIP_CHAR *device, VIP_NIC_HANDLE *nic)
 {
 	uintptr_t h = 0;
 	VIP_RETURN code;
+	sigset_t mask;
 
 	REQUIRE(device && nic);
 	*nic = NULL;
 	if (!via_start_and_enter())
 		return VIP_ERROR_RESOURCE;
+	pthread_sigmask(SIG_BLOCK, NULL, &mask);
 	code = via_leave(viago_open((char *)device, &h));
+	pthread_sigmask(SIG_SETMASK, &mask, NULL); /* who loads a BPF program takes SIGPROF off it */
 	*nic = (void *)h;
 	return code;
 }

@@ -15,7 +15,8 @@
 //
 // The Makefile builds the library from a C archive of this package, such that the
 // Go runtime starts with the first VipOpenNic. go build -buildmode=c-shared gives
-// one that works, too, but starts the runtime when it is loaded.
+// one that works, too, but starts the runtime when it is loaded, and its threads do not
+// block SIGCHLD, SIGPROF and SIGRTMIN.
 //
 // docs/libvipl.md is for those who use it.
 package main

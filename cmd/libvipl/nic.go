@@ -34,6 +34,9 @@ type nic struct {
 // called keeps one, on a machine with one or two others wait for it.
 const procs = 8
 
+//export viago_bind
+func viago_bind() { bigstack.Reserve() }
+
 //export viago_started
 func viago_started() {
 	if runtime.GOMAXPROCS(0) < procs {

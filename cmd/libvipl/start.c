@@ -29,7 +29,7 @@ extern initialiser *__stop_via_go_init[] __attribute__((weak, visibility("hidden
 extern char **environ;
 
 int via_started, via_forked;
-__thread int via_inside;
+__thread enum via_where via_where;
 
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
@@ -84,6 +84,60 @@ static char **arguments(void)
 }
 
 /*
+ * The runtime's table of signals (Go's runtime/sigtab_linux_generic.go), which the
+ * build makes visible; elsewhere it is not there.
+ */
+struct go_signal {
+	int32_t flags;
+	const char *name;
+	intptr_t length;
+};
+
+enum { GO_NOTIFY = 1 << 0, GO_UNBLOCK = 1 << 7, GO_IGN = 1 << 8 };
+
+extern struct go_signal go_signals[] __asm__("runtime.sigtable") __attribute__((weak, visibility("hidden")));
+
+/*
+ * Of the signals that each thread of the runtime's, and each that calls it, takes
+ * off its mask, only faults and libc's own have to be.
+ */
+static void leave_blocked(void)
+{
+	int i;
+
+	if (!go_signals || go_signals[SIGCHLD].flags != (GO_NOTIFY | GO_UNBLOCK | GO_IGN))
+		return;
+	for (i = 1; i < NSIG; i++)
+		switch (i) {
+		case SIGILL: case SIGTRAP: case SIGBUS: case SIGFPE: case SIGSEGV: case SIGSTKFLT:
+			break;
+		default:
+			if (i < 32 || i >= SIGRTMIN)
+				go_signals[i].flags &= ~GO_UNBLOCK;
+		}
+}
+
+/*
+ * A thread's first call into Go makes it one of the runtime's, which gives it a mask
+ * and a stack for signals: it gets its own back, the stack where the runtime's handlers
+ * were taken away. Nor does a signal find it on a stack that has not grown yet.
+ */
+void via_bind(void)
+{
+	sigset_t all, before;
+	stack_t stack;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_BLOCK, &all, &before);
+	sigaltstack(NULL, &stack);
+	viago_bind();
+	if (__start_via_go_init)
+		sigaltstack(&stack, NULL);
+	via_where = VIA_OUTSIDE;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/*
  * Runs the initialisers. The runtime's threads inherit a mask that blocks all
  * signals, so that the program's are delivered to the program's threads; and
  * the handlers that the runtime installs are taken away again: a fault in the
@@ -104,9 +158,11 @@ static int run(void)
 	pthread_sigmask(SIG_BLOCK, &all, &before);
 	for (i = 1; i < NSIG; i++)
 		sigaction(i, NULL, &was[i]);
+	leave_blocked();
 	for (f = __start_via_go_init; f < __stop_via_go_init; f++)
 		(*f)(1, argv, argv + 2);
-	viago_started(); /* returns when the runtime is ready */
+	via_bind(); /* returns when the runtime is ready */
+	viago_started();
 	for (i = 1; i < NSIG; i++)
 		if (sigaction(i, NULL, &now) == 0 &&
 			(now.sa_handler != was[i].sa_handler || now.sa_flags != was[i].sa_flags))
@@ -119,7 +175,7 @@ static int run(void)
 static void forked(void)
 {
 	via_forked = via_started;
-	via_inside = 0;
+	via_where = VIA_OUTSIDE;
 }
 
 /* A program that ends tells its peers, but not from a handler in the midst of Go. */
@@ -148,7 +204,7 @@ static int start(void)
 
 int via_start_and_enter(void)
 {
-	return !via_inside && !via_forked && start() && via_enter();
+	return via_where != VIA_INSIDE && !via_forked && start() && via_enter();
 }
 
 /*
@@ -159,28 +215,28 @@ void via_call_error(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr
 {
 	VIP_ERROR_DESCRIPTOR e = {(void *)nic, (void *)vi, (void *)cq, (VIP_DESCRIPTOR *)descriptor, op,
 		(VIP_RESOURCE_CODE)resource, (VIP_ERROR_CODE)code};
-	int was = via_inside;
+	enum via_where was = via_where;
 
-	via_inside = 0;
+	via_where = VIA_OUTSIDE;
 	((VIP_ERROR_HANDLER)handler)((void *)context, &e);
-	via_inside = was;
+	via_where = was;
 }
 
 void via_call_vi(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi,
 	uintptr_t descriptor)
 {
-	int was = via_inside;
+	enum via_where was = via_where;
 
-	via_inside = 0;
+	via_where = VIA_OUTSIDE;
 	((VIP_VI_CALLBACK)handler)((void *)context, (void *)nic, (void *)vi, (VIP_DESCRIPTOR *)descriptor);
-	via_inside = was;
+	via_where = was;
 }
 
 void via_call_cq(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi, int recv)
 {
-	int was = via_inside;
+	enum via_where was = via_where;
 
-	via_inside = 0;
+	via_where = VIA_OUTSIDE;
 	((VIP_CQ_CALLBACK)handler)((void *)context, (void *)nic, (void *)vi, recv);
-	via_inside = was;
+	via_where = was;
 }

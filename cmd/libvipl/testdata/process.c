@@ -369,6 +369,75 @@ static void test_threads(const char *device)
 	}
 }
 
+/* A mask, and the lack of a stack for signals, stay as they were in a thread that calls. */
+static void *first_call(void *unused)
+{
+	VIP_NIC_ATTRIBUTES attributes;
+	sigset_t before, now;
+	stack_t stack;
+	int i;
+
+	(void)unused;
+	ASSERT(pthread_sigmask(SIG_BLOCK, NULL, &before) == 0);
+	CHECK(VipQueryNic(s.nic, &attributes));
+	ASSERT(pthread_sigmask(SIG_BLOCK, NULL, &now) == 0);
+	for (i = 1; i < 65; i++)
+		ASSERT(sigismember(&now, i) == sigismember(&before, i));
+	ASSERT(sigaltstack(NULL, &stack) == 0 && (stack.ss_flags & SS_DISABLE));
+	return NULL;
+}
+
+/*
+ * A program that blocks signals in all its threads, to take them with sigwait, gets
+ * them: no thread of the library's does, nor one that calls.
+ */
+static void test_masks(const char *device)
+{
+	const int kinds[] = {SIGCHLD, SIGPROF, SIGRTMIN, SIGTERM, SIGUSR1};
+	enum { KINDS = sizeof kinds / sizeof *kinds };
+	static const struct timespec long_enough = {PATIENCE / 1000, 0};
+	sigset_t all;
+	pthread_t thread;
+	char line[256];
+	int i, tasks = 0;
+	FILE *f;
+
+	sigemptyset(&all);
+	for (i = 0; i < KINDS; i++)
+		sigaddset(&all, kinds[i]);
+	ASSERT(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
+	opens(device);
+	connects();
+	for (i = 0; i < KINDS; i++)
+		ASSERT(kill(getpid(), kinds[i]) == 0);
+	first_call(NULL);
+	ASSERT(pthread_create(&thread, NULL, first_call, NULL) == 0);
+	ASSERT(pthread_join(thread, NULL) == 0);
+	message(left, right, 1);
+	f = popen("cat /proc/$PPID/task/*/status", "r");
+	ASSERT(f != NULL);
+	while (fgets(line, sizeof line, f)) {
+		unsigned long long blocked;
+
+		if (sscanf(line, "SigBlk: %llx", &blocked) != 1)
+			continue;
+		tasks++;
+		for (i = 0; i < KINDS; i++)
+			if (!(blocked >> (kinds[i] - 1) & 1)) {
+				fprintf(stderr, "a thread does not block signal %d: %s", kinds[i], line);
+				exit(1);
+			}
+	}
+	pclose(f);
+	ASSERT(tasks > 2);
+	for (i = 0; i < KINDS; i++) {
+		int got = sigtimedwait(&all, NULL, &long_enough);
+
+		ASSERT(got > 0);
+		sigdelset(&all, got);
+	}
+}
+
 /* Where no frame has room for data, a connect fails, and who accepts can say so to the other side. */
 static void *is_rejected(void *unused)
 {
@@ -404,6 +473,38 @@ static void test_narrow(const char *device)
 	CHECK(VipCloseNic(s.nic));
 }
 
+/* Handlers that wait behind one that runs are not called when the NIC is closed. */
+static pthread_mutex_t handling = PTHREAD_MUTEX_INITIALIZER;
+static volatile int begun, closed;
+
+static void on_error_hold(VIP_PVOID context, VIP_ERROR_DESCRIPTOR *e)
+{
+	(void)context;
+	(void)e;
+	ASSERT(!closed);
+	begun = 1;
+	pthread_mutex_lock(&handling);
+	pthread_mutex_unlock(&handling);
+}
+
+static void test_closed(const char *device)
+{
+	int i;
+
+	opens(device);
+	left = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	CHECK(VipErrorCallback(s.nic, NULL, on_error_hold));
+	pthread_mutex_lock(&handling);
+	for (i = 0; i < 3; i++)
+		EXPECT(VIP_INVALID_PARAMETER, VipPostRecv(left, NULL, handle));
+	while (!begun)
+		usleep(1000);
+	CHECK(VipCloseNic(s.nic));
+	closed = 1;
+	pthread_mutex_unlock(&handling);
+	usleep(100000); /* until another one would have begun */
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -412,8 +513,8 @@ int main(int argc, char **argv)
 	} tests[] = {
 		{"signals", test_signals}, {"dispositions", test_dispositions}, {"fork", test_fork},
 		{"exit", test_exit}, {"interrupt", test_interrupt}, {"threads", test_threads},
-		{"handler", test_handler}, {"atexit", test_atexit},
-		{"narrow", test_narrow},
+		{"handler", test_handler}, {"atexit", test_atexit}, {"masks", test_masks},
+		{"narrow", test_narrow}, {"closed", test_closed},
 	};
 	unsigned i;
 
