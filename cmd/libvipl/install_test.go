@@ -1,9 +1,12 @@
 package main
 
 import (
+	"debug/elf"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -30,10 +33,10 @@ func TestStatic(t *testing.T) {
 // What is installed under a prefix is what pkg-config tells of, and a program that is
 // linked by that asks for the library by its soname and the version of its symbols.
 func TestInstall(t *testing.T) {
-	library(t, "pkg-config", "readelf")
+	made := library(t, "pkg-config", "readelf")
 	out, root := t.TempDir(), t.TempDir()
 	const prefix = "/opt/via"
-	if b, err := exec.Command("make", "install", "OUT="+out, "PREFIX="+prefix, "DESTDIR="+root).CombinedOutput(); err != nil {
+	if b, err := exec.Command("make", "install", "KEEP=1", "OUT="+made, "PREFIX="+prefix, "DESTDIR="+root).CombinedOutput(); err != nil {
 		t.Fatalf("make install: %v\n%s", err, b)
 	}
 	for _, name := range []string{"lib/libvipl.so.1.0.0", "lib/libvipl.a", "share/man/man3/VipPostSend.3", "share/man/man7/vipl.7"} {
@@ -69,12 +72,12 @@ func TestInstall(t *testing.T) {
 // The Debian package has library, header, pkg-config file and manual pages where
 // programs and people look for them, and a program compiles against it.
 func TestDebianPackage(t *testing.T) {
-	library(t, "dpkg-deb", "gzip")
+	made := library(t, "dpkg-deb", "gzip")
 	out, root := t.TempDir(), t.TempDir()
-	if b, err := exec.Command("make", "deb", "OUT="+out).CombinedOutput(); err != nil {
+	if b, err := exec.Command("make", "deb", "KEEP=1", "OUT="+made).CombinedOutput(); err != nil {
 		t.Fatalf("make deb: %v\n%s", err, b)
 	}
-	debs, _ := filepath.Glob(out + "/*.deb")
+	debs, _ := filepath.Glob(made + "/*.deb")
 	if len(debs) != 1 {
 		t.Fatalf("packages: %q", debs)
 	}
@@ -99,6 +102,10 @@ func TestDebianPackage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	depends, err := exec.Command("dpkg-deb", "-f", debs[0], "Depends").CombinedOutput()
+	if newest := newestLibc(t, lib+"/libvipl.so.1"); err != nil || string(depends) != "libc6 (>= "+newest+")\n" {
+		t.Errorf("it depends on %q, %v, and calls functions of %s", depends, err, newest)
+	}
 	for _, want := range []string{"includedir=/usr/include", "libdir=" + strings.TrimPrefix(lib, root), "-lvipl", "Libs.private: -pthread"} {
 		if !strings.Contains(string(pc), want) {
 			t.Errorf("vipl.pc has no %q:\n%s", want, pc)
@@ -110,4 +117,30 @@ func TestDebianPackage(t *testing.T) {
 		t.Fatalf("gcc: %v\n%s", err, b)
 	}
 	newBed(t, 1500).one(t, program, "server", "via0")
+}
+
+// newestLibc is the newest version of the C library that a library asks for.
+func newestLibc(t *testing.T, file string) (newest string) {
+	f, err := elf.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	symbols, err := f.ImportedSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var most [3]int
+	for _, s := range symbols {
+		text, ok := strings.CutPrefix(s.Version, "GLIBC_")
+		if !ok {
+			continue
+		}
+		var v [3]int
+		fmt.Sscanf(text, "%d.%d.%d", &v[0], &v[1], &v[2])
+		if slices.Compare(v[:], most[:]) > 0 {
+			most, newest = v, text
+		}
+	}
+	return newest
 }
