@@ -57,6 +57,8 @@ type Change struct {
 	After   string `json:"after"`             // as it reads: drivers round, pages run out
 	Netns   uint64 `json:"netns,omitempty"`   // inode of the interface's network namespace
 	Ifindex int    `json:"ifindex,omitempty"` // of the interface
+	// Unfinished: it was being made, and what it has become is not known.
+	Unfinished bool `json:"unfinished,omitempty"`
 }
 
 func (c Change) String() string {
@@ -158,7 +160,7 @@ func (j *Journal) Close() error {
 // first that fails.
 func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 	for _, s := range steps {
-		c := Change{Setting: s.Setting, After: s.Value}
+		c := Change{Setting: s.Setting, After: s.Value, Unfinished: true}
 		if s.Interface != "" {
 			if c.Netns, c.Ifindex, err = j.system.Where(s.Interface); err != nil {
 				return made, fmt.Errorf("%s: %w", s.Setting, err)
@@ -185,14 +187,12 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 			return made, err
 		}
 		now, err := j.system.Get(s.Setting)
-		switch {
-		case err != nil || now == c.After:
-			made = append(made, c)
-			continue
-		case now == c.Before:
+		if err == nil && now == c.Before {
 			j.changes = old
-		default:
-			c.After = now // else Undo would take it for somebody else's
+		} else {
+			if err == nil {
+				c.After, c.Unfinished = now, false // else Undo would take it for somebody else's
+			}
 			made = append(made, c)
 			j.add(c)
 		}
@@ -207,7 +207,7 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 func (j *Journal) add(c Change) {
 	for i, old := range j.changes {
 		if old.Setting == c.Setting && old.Netns == c.Netns && old.Ifindex == c.Ifindex {
-			j.changes[i].After = c.After
+			j.changes[i].After, j.changes[i].Unfinished = c.After, c.Unfinished
 			return
 		}
 	}
@@ -254,7 +254,7 @@ func (j *Journal) undo(c Change) (u Undone, err error) {
 			return err
 		case now == c.Before:
 			return nil
-		case now != c.After:
+		case now != c.After && !c.Unfinished:
 			u.Kept = "somebody has set it to " + now + " since"
 			return nil
 		}

@@ -18,6 +18,7 @@ type fake struct {
 	values map[string]string
 	fail   string // setting that cannot be set
 	crash  string // setting at which the process dies, before it is set
+	after  string // and just after
 	gone   bool   // interfaces are
 	round  func(string) string
 	sets   []string
@@ -51,6 +52,9 @@ func (f *fake) Set(s Setting, value string) error {
 	}
 	f.values[s.Name] = value
 	f.sets = append(f.sets, s.Name+"="+value)
+	if s.Name == f.after {
+		panic(errCrash)
+	}
 	return nil
 }
 
@@ -130,6 +134,39 @@ func TestUndoAfterCrash(t *testing.T) {
 		if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(j.path, text, 0o644)); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A process that dies while it changes a setting does not know what has become of it: that is
+// not taken for what somebody else has set.
+func TestUndoOfTheUnfinished(t *testing.T) {
+	for name, dies := range map[string]func(f *fake){
+		"before the change": func(f *fake) { f.crash = "a" },
+		"behind it":         func(f *fake) { f.after = "a" },
+	} {
+		dir := filepath.Join(t.TempDir(), "state")
+		f := &fake{values: map[string]string{"a": "0"}}
+		f.round = func(v string) string { return map[string]string{"10": "16", "100": "64"}[v] }
+		j := open(t, dir, f)
+		if _, err := j.Apply([]Step{file("a", "10")}); err != nil {
+			t.Fatal(err)
+		}
+		dies(f)
+		func() {
+			defer func() { recover() }()
+			j.Apply([]Step{file("a", "100")})
+			t.Errorf("%s: it has not died", name)
+		}()
+		j.lock.Close() // as the kernel does
+
+		f.crash, f.after, f.round = "", "", nil
+		j = open(t, dir, f)
+		done, err := j.Undo()
+		if err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0" {
+			t.Errorf("%s: %+v, %v, now %v", name, done, err, f.values)
+		}
+		j.Close()
+		leftIn(t, dir)
 	}
 }
 
