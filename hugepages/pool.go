@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -72,6 +73,13 @@ func Reserve(n int) (Reservation, error) {
 	return r, nil
 }
 
+// Persistent is how many pages of 2 MB the machine's pool has for good: a later process
+// learns by it how far a Reserve has come that was killed.
+func Persistent() (int, error) {
+	p, err := readPool()
+	return p.persistent(), err
+}
+
 // Restore takes the pages out of the pool again. Pages in use become surplus
 // pages, which go when they are freed. Call it once.
 func (r Reservation) Restore() error {
@@ -93,7 +101,7 @@ func editPool(name string, edit func(pool) int) (before, after pool, err error) 
 		return fail(err)
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+	if err := takeTurn(f, turnTime); err != nil {
 		return fail(err)
 	}
 	if before, err = readPool(); err != nil {
@@ -106,6 +114,26 @@ func editPool(name string, edit func(pool) int) (before, after pool, err error) 
 		return fail(err)
 	}
 	return before, after, nil
+}
+
+// turnTime is how long others may take: each holds the lock for as long as the kernel takes
+// to make its pages.
+const turnTime = 30 * time.Second
+
+var errLocked = errors.New("somebody has locked it (lslocks names the process): end that, or go on without hugepages")
+
+// takeTurn locks the file. Everybody can read it, and with that lock it: a stranger who does
+// keeps nobody waiting for ever.
+func takeTurn(f *os.File, limit time.Duration) error {
+	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return err
+		case time.Now().After(end):
+			return errLocked
+		}
+	}
 }
 
 func settingError(path string, err error) error {

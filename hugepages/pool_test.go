@@ -3,6 +3,8 @@ package hugepages
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -208,5 +210,38 @@ func TestPoolArguments(t *testing.T) {
 		if _, err := Reserve(n); err == nil {
 			t.Errorf("Reserve(%d): no error", n)
 		}
+	}
+}
+
+// A stranger who locks the file, for which reading it is enough, does not keep others waiting
+// for ever.
+func TestLockOfAStranger(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "setting")
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	stranger, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	if err := unix.Flock(int(stranger.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := takeTurn(f, 20*time.Millisecond); !errors.Is(err, errLocked) {
+		t.Errorf("%v, want that it is locked", err)
+	}
+	got := make(chan error, 1)
+	go func() { got <- takeTurn(f, time.Minute) }()
+	if err := stranger.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Errorf("after the stranger: %v", err)
 	}
 }

@@ -115,7 +115,9 @@ func (n Named) Up() (err error) {
 	}
 	st.Ends = ends[:]
 	if n.Hugepages > 0 {
-		n.growPool(&st)
+		if err := n.growPool(&st); err != nil {
+			return err
+		}
 	}
 	st.Complete = true
 	return n.save(st)
@@ -123,13 +125,22 @@ func (n Named) Up() (err error) {
 
 // growPool adds n.Hugepages to the host's pool. A machine without room for
 // them has a bed all the same, and a note why not.
-func (n Named) growPool(st *state) {
-	r, err := hugepages.Reserve(n.Hugepages)
+func (n Named) growPool(st *state) error {
+	before, err := hugepages.Persistent()
 	if err != nil {
 		st.Note = err.Error()
-		return
+		return nil
+	}
+	st.Growing = &growing{before, n.Hugepages}
+	if err := n.save(*st); err != nil {
+		return err
+	}
+	r, err := hugepages.Reserve(n.Hugepages)
+	if st.Growing = nil; err != nil {
+		st.Note = err.Error()
 	}
 	st.Hugepages = r.Pages
+	return nil
 }
 
 // Down undoes what Up has made, and nothing else. Without a bed it does
@@ -157,7 +168,8 @@ func (n Named) Down() error {
 }
 
 // undo removes what the state names. It goes on after an error; the state file
-// is kept then, so that Down can be tried again.
+// is kept then, so that Down can be tried again: without the pages that it has taken
+// out of the pool, since those that it would find there are others'.
 func (n Named) undo(st state) error {
 	var errs []error
 	for _, ns := range st.Namespaces {
@@ -180,9 +192,19 @@ func (n Named) undo(st state) error {
 			errs = append(errs, fmt.Errorf("namespace %s: %w", ns.Name, err))
 		}
 	}
+	if st.Growing != nil {
+		var err error
+		if st.Hugepages, err = st.Growing.added(); err != nil {
+			errs = append(errs, err)
+		}
+		st.Growing = nil
+	}
 	if st.Hugepages > 0 {
 		if err := (hugepages.Reservation{Pages: st.Hugepages}).Restore(); err != nil {
 			errs = append(errs, err)
+		} else if st.Hugepages = 0; len(errs) > 0 {
+			st.Complete = false
+			errs = append(errs, n.save(st))
 		}
 	}
 	return errors.Join(errs...)

@@ -1,13 +1,19 @@
 package testbed
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
+
+	"viaxdp/hugepages"
 	"viaxdp/internal/nstest"
 )
 
@@ -204,4 +210,129 @@ func TestNamedStateFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// Who can read the state directory, and locks it, keeps no bed from being made.
+func TestNamedLockedByOthers(t *testing.T) {
+	n := privateBed(t)
+	if err := os.Mkdir(n.StateDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.Open(n.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	up := make(chan error, 1)
+	go func() { up <- n.Up() }()
+	select {
+	case err := <-up:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		dir.Close()
+		t.Fatalf("it waits for a lock that everybody can have: %v", <-up)
+	}
+	if st, err := os.Stat(n.StateDir); err != nil || st.Mode().Perm() != 0o755 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+}
+
+// pages are the persistent ones of the machine's pool.
+func pages(t *testing.T) int {
+	t.Helper()
+	p, err := hugepages.Persistent()
+	if err != nil {
+		nstest.Lacks(t, "the pool of 2 MB pages: %v", err)
+	}
+	return p
+}
+
+// undisturbed tries a test of the machine's pool again, which others may change meanwhile.
+func undisturbed(t *testing.T, test func() error) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(2 * time.Second) {
+		err := test()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+		t.Log(err)
+	}
+}
+
+func reserve(t *testing.T, n int) hugepages.Reservation {
+	t.Helper()
+	r, err := hugepages.Reserve(n)
+	if err != nil {
+		nstest.Lacks(t, "the pool of 2 MB pages cannot be set: %v", err)
+	}
+	return r
+}
+
+// What an up that was killed while it added pages has added goes back.
+func TestNamedKilledWhileItGrowsThePool(t *testing.T) {
+	undisturbed(t, func() error {
+		n := privateBed(t)
+		before := pages(t)
+		if err := os.Mkdir(n.StateDir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		// Of three pages it got two.
+		st := state{Namespaces: []namespaceState{{Name: n.Namespaces[0]}}, Growing: &growing{before, 3}}
+		if err := n.save(st); err != nil {
+			t.Fatal(err)
+		}
+		reserve(t, 2)
+		if err := n.Down(); err != nil {
+			t.Fatal(err)
+		}
+		if after := pages(t); after != before {
+			return fmt.Errorf("%d pages, before %d", after, before)
+		}
+		return nil
+	})
+}
+
+// A down that fails at something else has taken its pages out of the pool, and a second one
+// leaves those of others there.
+func TestNamedDownTwice(t *testing.T) {
+	undisturbed(t, func() error {
+		n := privateBed(t)
+		before := pages(t)
+		others := reserve(t, 1)
+		r := reserve(t, 1)
+		if err := os.Mkdir(n.StateDir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		in := filepath.Join(namespaceDir, n.Namespaces[0], "in the way")
+		if err := os.MkdirAll(in, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.save(state{Complete: true, Namespaces: []namespaceState{{Name: n.Namespaces[0]}}, Hugepages: r.Pages}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := n.Down(); err == nil {
+				t.Error("no error")
+			}
+		}
+		with := pages(t)
+		if err := os.RemoveAll(filepath.Dir(in)); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(n.Down(), others.Restore()); err != nil {
+			t.Fatal(err)
+		}
+		if after := pages(t); with != before+1 || after != before {
+			return fmt.Errorf("%d pages with those of others, %d after all, before %d", with, after, before)
+		}
+		return nil
+	})
 }

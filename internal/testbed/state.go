@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/hugepages"
 	"viaxdp/internal/rundir"
 )
 
@@ -21,6 +22,7 @@ type state struct {
 	Namespaces []namespaceState `json:"namespaces"`
 	Ends       []End            `json:"ends,omitempty"`
 	Hugepages  int              `json:"hugepages,omitempty"` // added to the pool
+	Growing    *growing         `json:"growing,omitempty"`   // the pool, while pages are added
 	Note       string           `json:"note,omitempty"`      // why no hugepages were added
 }
 
@@ -29,11 +31,25 @@ type namespaceState struct {
 	Inode uint64 `json:"inode"` // 0: it was being made
 }
 
+// growing is the pool before pages are added to it.
+type growing struct {
+	Before int `json:"before"` // persistent pages
+	Pages  int `json:"pages"`  // to be added
+}
+
+// added is how many of them have been.
+func (g *growing) added() (int, error) {
+	now, err := hugepages.Persistent()
+	return min(max(now-g.Before, 0), g.Pages), err
+}
+
 func (s state) exists() bool { return len(s.Namespaces) > 0 }
 
 func (n Named) stateFile() string { return filepath.Join(n.StateDir, "testbed.json") }
 
-// lock takes the bed's lock; it makes the state directory.
+// lock takes the bed's lock; it makes the state directory. The lock is on a file for this
+// user alone: it takes no more than the right to read, and who had that could keep beds from
+// being made and removed.
 func (n Named) lock() (unlock func(), err error) {
 	if err := os.MkdirAll(n.StateDir, 0o755); err != nil {
 		return nil, err
@@ -41,26 +57,34 @@ func (n Named) lock() (unlock func(), err error) {
 	if err := rundir.Own(n.StateDir); err != nil {
 		return nil, err
 	}
-	d, err := os.Open(n.StateDir)
+	f, err := os.OpenFile(n.stateFile()+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if errors.Is(err, os.ErrNotExist) {
+		return n.lock() // whoever had the lock has removed the directory
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
-		d.Close()
-		return nil, fmt.Errorf("lock %s: %w", n.StateDir, err)
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
-	// Whoever had the lock may have removed the directory.
-	locked, err1 := d.Stat()
-	current, err2 := os.Stat(n.StateDir)
+	// Or the file.
+	locked, err1 := f.Stat()
+	current, err2 := os.Lstat(f.Name())
 	if err1 != nil || err2 != nil || !os.SameFile(locked, current) {
-		d.Close()
+		f.Close()
 		return n.lock()
 	}
+	unlock = func() {
+		os.Remove(f.Name())
+		os.Remove(n.StateDir) // not, if there is something in it
+		f.Close()
+	}
 	if err := rundir.Own(n.stateFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
-		d.Close()
+		unlock()
 		return nil, err
 	}
-	return func() { d.Close() }, nil
+	return unlock, nil
 }
 
 func (n Named) load() (state, error) {
@@ -95,13 +119,12 @@ func (n Named) save(st state) error {
 	return os.Rename(tmp, n.stateFile())
 }
 
-// forget removes the state file, and the directory if nobody else uses it.
+// forget removes the state file.
 func (n Named) forget() error {
 	if err := os.Remove(n.stateFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	os.Remove(n.stateFile() + ".new")
-	os.Remove(n.StateDir)
 	return nil
 }
 
