@@ -103,6 +103,15 @@ func (l *Listener) Close() error {
 	return nil
 }
 
+func (l *Listener) isClosed() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // Wait returns one request to local; see [Agent].
 func (m *Manager) Wait(ctx context.Context, local Address) (*Incoming, error) {
 	key, err := m.doorKey(local)

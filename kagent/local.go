@@ -240,6 +240,9 @@ func (l *Local) Listen(local Address) (*Listener, error) {
 	if err != nil {
 		return nil, l.fail("listen", netip.Addr{}, err)
 	}
+	if len(l.listeners) == cap(l.listeners) {
+		l.listeners = slices.DeleteFunc(l.listeners, (*Listener).isClosed)
+	}
 	l.listeners = append(l.listeners, ln)
 	return ln, nil
 }

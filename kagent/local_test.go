@@ -357,3 +357,31 @@ func TestLocalConnect(t *testing.T) {
 		t.Errorf("a host without an agent: %v", err)
 	}
 }
+
+// A server that opens and closes listeners all its life does not grow by them.
+func TestListenersAreForgotten(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	l := mustOpen(t, a, small(a))
+	stays, err := l.Listen(Address{Disc: []byte("stays")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		ln, err := l.Listen(Address{Disc: []byte("goes")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ln.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := cap(l.listeners); n > 8 {
+		t.Errorf("room for %d listeners, of which 1 is open", n)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if !stays.isClosed() {
+		t.Error("a listener is open still")
+	}
+}

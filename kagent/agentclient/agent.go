@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,7 +30,7 @@ type Agent struct {
 	mu        sync.Mutex
 	closed    bool
 	vis       map[uint32]bool
-	listeners []*kagent.Listener
+	listeners []*listener
 }
 
 func (a *Agent) isClosed() bool {
@@ -194,11 +195,13 @@ func (a *Agent) Listen(local kagent.Address) (*kagent.Listener, error) {
 	if _, err := a.do(ctx, c); err != nil {
 		return nil, a.fail("listen", netip.Addr{}, err)
 	}
-	ln := kagent.NewListener(l)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.listeners = append(a.listeners, ln)
-	return ln, nil
+	if len(a.listeners) == cap(a.listeners) {
+		a.listeners = slices.DeleteFunc(a.listeners, (*listener).isClosed)
+	}
+	a.listeners = append(a.listeners, l)
+	return kagent.NewListener(l), nil
 }
 
 // Wait waits for a request; see kagent.Agent.

@@ -154,6 +154,13 @@ func (l *listener) lost() error {
 	return nil
 }
 
+func (l *listener) isClosed() bool {
+	s := l.a.share.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return l.closed
+}
+
 func (l *listener) Wait(ctx context.Context) (*kagent.Incoming, error) {
 	return l.a.wait(ctx, &call{request: agentproto.Request{Op: agentproto.OpWait}, listener: l, again: true})
 }
