@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -28,10 +29,12 @@ const (
 // router finds ways out of one interface. All methods may be called
 // concurrently.
 type router struct {
-	nl    *netlink.Handle // of the interface's namespace
-	name  string
-	index int
-	port  uint16
+	nl         *netlink.Handle // of the interface's namespace
+	name       string
+	index      int
+	port       uint16
+	links      shared[Link]
+	neighbours [2]shared[map[netip.Addr]*netlink.Neigh] // of IPv4 and IPv6
 	// nudge sends a datagram without meaning, so that the kernel resolves
 	// the next hop; nil: by netlink alone.
 	nudge func(from, to netip.Addr) error
@@ -39,7 +42,9 @@ type router struct {
 
 // link reads the interface, with the addresses that programs can use.
 func (r *router) link() (Link, error) {
-	return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED)
+	l, err := r.links.get(func() (Link, error) { return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED) })
+	l.IPv4, l.IPv6 = slices.Clone(l.IPv4), slices.Clone(l.IPv6)
+	return l, err
 }
 
 // read reads the interface, with the addresses that have none of the flags in
@@ -188,16 +193,24 @@ func (r *router) neighbour(ctx context.Context, hop netip.Addr, resolve func() e
 }
 
 func (r *router) lookup(hop netip.Addr) (*netlink.Neigh, error) {
-	list, err := dump(func() ([]netlink.Neigh, error) { return r.nl.NeighList(r.index, family(hop)) })
+	of := &r.neighbours[0]
+	if hop.Is6() {
+		of = &r.neighbours[1]
+	}
+	all, err := of.get(func() (map[netip.Addr]*netlink.Neigh, error) {
+		list, err := dump(func() ([]netlink.Neigh, error) { return r.nl.NeighList(r.index, family(hop)) })
+		all := make(map[netip.Addr]*netlink.Neigh, len(list))
+		for i := range list {
+			if a, ok := netip.AddrFromSlice(list[i].IP); ok {
+				all[plain(a)] = &list[i]
+			}
+		}
+		return all, err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("neighbours of %s: %w", r.name, err)
 	}
-	for i := range list {
-		if a, ok := netip.AddrFromSlice(list[i].IP); ok && plain(a) == hop {
-			return &list[i], nil
-		}
-	}
-	return nil, nil
+	return all[hop], nil
 }
 
 // resolve makes the kernel ask for the next hop, by a datagram to the peer.
