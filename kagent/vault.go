@@ -61,6 +61,33 @@ func IsHeld(key string) bool {
 	return strings.HasPrefix(key, "lease/") || strings.HasPrefix(key, DebtPrefix)
 }
 
+// IsDead tells whether the holder of the other end of a sign of life is dead: all who had
+// it have closed it. So is who has closed this end.
+func IsDead(alive *os.File) bool {
+	raw, err := alive.SyscallConn()
+	if err != nil {
+		return true
+	}
+	dead := false
+	err = raw.Control(func(fd uintptr) { dead = hasEnded(fd) })
+	return err != nil || dead
+}
+
+// AwaitDeath waits until IsDead; the file is in non-blocking mode. Nothing is read: a program that writes to its sign of
+// life makes no more work than it takes to fill the pipe.
+func AwaitDeath(alive *os.File) {
+	if raw, err := alive.SyscallConn(); err == nil {
+		_ = raw.Read(hasEnded)
+	}
+}
+
+// hasEnded tells whether the writing end of a pipe is closed everywhere.
+func hasEnded(pipe uintptr) bool {
+	fds := []unix.PollFd{{Fd: int32(pipe)}}
+	_, err := unix.Poll(fds, 0)
+	return err == nil && fds[0].Revents&unix.POLLHUP != 0
+}
+
 // nicRecord is what Restore must know of an interface.
 type nicRecord struct {
 	Index    int

@@ -200,7 +200,7 @@ func (s *Server) collect() {
 			if open[d.socket] {
 				continue
 			}
-		case d.alive != nil && !hungUp(d.alive):
+		case d.alive != nil && !kagent.IsDead(d.alive):
 			continue
 		}
 		s.settle(d)
@@ -248,19 +248,4 @@ func openSockets() (inodes map[uint64]bool, known bool, err error) {
 		inodes[uint64(s.XDPDiagMsg.Ino)] = true
 	}
 	return inodes, true, nil
-}
-
-// hungUp tells whether the writing end of a pipe is closed everywhere.
-func hungUp(f *os.File) bool {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return true // closed
-	}
-	dead := false
-	err = raw.Control(func(fd uintptr) {
-		fds := []unix.PollFd{{Fd: int32(fd)}}
-		_, perr := unix.Poll(fds, 0)
-		dead = perr == nil && fds[0].Revents&unix.POLLHUP != 0
-	})
-	return err != nil || dead
 }

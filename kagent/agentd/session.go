@@ -140,12 +140,7 @@ func (s *Server) lease(cfg kagent.Config, c *conn) (_ *session, _ *kagent.Handou
 // watch ends the session when the program is dead.
 func (n *session) watch() {
 	defer n.server.work.Done()
-	var b [16]byte
-	for {
-		if _, err := n.alive.Read(b[:]); err != nil {
-			break // its end; or the server's
-		}
-	}
+	kagent.AwaitDeath(n.alive) // or the server's end
 	if !n.server.isClosed() {
 		_ = n.end(true)
 	}
@@ -180,7 +175,7 @@ func (n *session) isDead() bool {
 	if over {
 		return true
 	}
-	return hungUp(n.alive)
+	return kagent.IsDead(n.alive)
 }
 
 // end takes all back that the session has. died says that the program did not

@@ -162,19 +162,15 @@ func (k *keeper) put(key string, value []byte, fds []int) {
 	if err != nil {
 		return
 	}
+	_ = unix.SetNonblock(fd, true) // so that waiting can be ended
 	i.alive = os.NewFile(uintptr(fd), key)
-	go k.watch(key, i, i.alive)
+	go k.watch(i, i.alive)
 }
 
 // watch waits for the death of a lease's holder. The agent, if there is one,
 // sees it as well, and deletes what belongs to the lease.
-func (k *keeper) watch(key string, i *item, alive *os.File) {
-	var b [16]byte
-	for {
-		if _, err := alive.Read(b[:]); err != nil {
-			break // its end, or dropped
-		}
-	}
+func (k *keeper) watch(i *item, alive *os.File) {
+	kagent.AwaitDeath(alive) // or dropped
 	k.mu.Lock()
 	i.alive = nil
 	k.mu.Unlock()
