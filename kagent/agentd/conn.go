@@ -81,6 +81,9 @@ func (c *conn) talk() error {
 		if err = c.c.SetReadDeadline(until); err == nil {
 			q, err = agentproto.ReadRequest(r, buf)
 		}
+		if err == nil && c.server.isClosed() {
+			err = net.ErrClosed // what has come before hangUp is the next agent's
+		}
 		return q, err
 	}
 	q, err := read(helloTime)
@@ -166,10 +169,14 @@ func (c *conn) write(r *agentproto.Reply, files ...*os.File) error {
 	_ = c.c.SetWriteDeadline(time.Now().Add(writeTime))
 	err := agentproto.WriteReply(c.c, r, files...)
 	if err != nil {
-		_ = c.c.Close() // the reader ends, too
+		c.hangUp()
 	}
 	return err
 }
+
+// hangUp ends the connection, and with it the reader. Close would wait for one whom the
+// kernel holds up with closing descriptors that the program has sent along.
+func (c *conn) hangUp() { _, _ = c.c.CloseRead(), c.c.CloseWrite() }
 
 // begin makes the context of a request that waits.
 func (c *conn) begin(q *agentproto.Request) (context.Context, context.CancelFunc, error) {

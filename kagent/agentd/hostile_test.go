@@ -243,6 +243,28 @@ func TestTokenOfAnother(t *testing.T) {
 	}
 }
 
+// Descriptors that a program sends along do not reach the agent, which would have to close
+// them.
+func TestDescriptorsRefused(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{})
+	r := g.raw(t)
+	raw, err := r.c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cerr := raw.Control(func(fd uintptr) { _, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS) }); cerr != nil {
+		t.Fatal(cerr)
+	}
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		t.Skip("this kernel lets everything pass")
+	}
+	if _, _, err := r.c.WriteMsgUnix([]byte{0}, unix.UnixRights(0), nil); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a message with a descriptor: %v, want EPERM", err)
+	}
+	r.hello()
+}
+
 // rawAs is raw for another user.
 func (a *agent) rawAs(t testing.TB, uid int) *raw {
 	t.Helper()

@@ -11,6 +11,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -81,10 +82,35 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 		defer os.Remove(d.Socket)
 	}
+	refuseDescriptors(l)
 	if d.Ready != nil {
 		d.Ready(s)
 	}
 	return s.Serve(ctx, l)
+}
+
+// listenAlone opens a socket that nobody but root can connect to, whatever the umask.
+func listenAlone(path string) (*net.UnixListener, error) {
+	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		// The file will have no more rights than the socket (unix_bind_bsd, net/unix/af_unix.c).
+		cerr := raw.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0) })
+		return errors.Join(cerr, err)
+	}}
+	any, err := c.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	l := any.(*net.UnixListener)
+	l.SetUnlinkOnClose(false)
+	return l, nil
+}
+
+// refuseDescriptors has the kernel refuse those that programs send along: nobody asks for them,
+// and there are some whose closing takes long. Kernels before 6.16 cannot.
+func refuseDescriptors(l *net.UnixListener) {
+	if raw, err := l.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) })
+	}
 }
 
 // state is the path of something that agents share.
@@ -155,11 +181,10 @@ func (d *Daemon) listen() (*net.UnixListener, error) {
 			return nil, err
 		}
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
+	l, err := listenAlone(fresh)
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false)
 	err = os.Chmod(fresh, cmp.Or(d.Mode, 0o666))
 	if err == nil && gid >= 0 { // a system call that a filter may forbid
 		err = os.Chown(fresh, -1, gid)

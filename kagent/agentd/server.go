@@ -34,6 +34,7 @@ type Server struct {
 	counts   kagent.DaemonCounter
 	work     sync.WaitGroup // connections, watchers of sessions, the collector
 
+	leaveTime  time.Duration // leaveTime, but for tests
 	collecting bool          // there is a collector
 	done       chan struct{} // closed by shut
 	sockets    func() (inodes map[uint64]bool, known bool, err error)
@@ -42,6 +43,11 @@ type Server struct {
 	collection sync.Mutex
 	looked     uint64 // so many of those who asked have had a look; guarded by collection
 }
+
+// leaveTime is how long the end waits for connections and sessions to end, each of which
+// takes less than half of it: the kernel may hold a thread up for longer with closing what
+// a program has sent along.
+const leaveTime = 15 * time.Second
 
 // New makes a Server in the network namespace of the calling thread, and takes
 // over what kept has of an agent before it: the sessions of programs that have
@@ -57,7 +63,7 @@ func New(cfg Config, kept []kagent.Item) (*Server, error) {
 	s := &Server{
 		cfg: cfg, log: cfg.Log, since: time.Now(),
 		users: make(map[uint32]*account), conns: make(map[*conn]struct{}), sessions: make(map[string]*session),
-		debts: make(map[*debt]struct{}), done: make(chan struct{}), sockets: openSockets,
+		debts: make(map[*debt]struct{}), done: make(chan struct{}), sockets: openSockets, leaveTime: leaveTime,
 	}
 	if cfg.Vault != nil {
 		s.cfg.Vault = &lenient{cfg.Vault, s.log}
@@ -161,7 +167,7 @@ func (s *Server) shut() error {
 	s.closed = true
 	close(s.done)
 	for c := range s.conns {
-		_ = c.c.Close()
+		c.hangUp()
 	}
 	var all []*session
 	for _, n := range s.sessions {
@@ -175,7 +181,17 @@ func (s *Server) shut() error {
 		}
 		_ = n.alive.Close() // its watcher leaves
 	}
-	s.work.Wait()
+	ended := make(chan struct{})
+	go func() {
+		s.work.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(s.leaveTime):
+		s.log.Warn("a connection does not end: the kernel is still closing what its program has sent along")
+		return errors.Join(errs...)
+	}
 	for d := range s.debts {
 		d.close() // a later agent has those that the vault keeps
 	}

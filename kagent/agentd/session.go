@@ -202,7 +202,7 @@ func (n *session) end(died bool) (err error) {
 		s.mu.Unlock()
 		_ = n.alive.Close()
 		if c != nil && died {
-			_ = c.c.Close()
+			c.hangUp()
 		}
 		s.log.Info("queue closed", "interface", n.local.Info().Interface, "queue", n.local.Info().Queue,
 			"user", n.uid, "died", died)

@@ -1,0 +1,118 @@
+package agentd
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/kagent/agentproto"
+)
+
+// slowToClose is a TCP connection that lingers for an hour as it is closed; let ends that.
+func slowToClose(t *testing.T) (c *net.TCPConn, let func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	out, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := l.Accept() // and nobody reads
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = out.(*net.TCPConn)
+	if err := c.SetLinger(3600); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for full := false; !full; {
+		if err := raw.Control(func(fd uintptr) {
+			_, err := unix.Write(int(fd), make([]byte, 1<<20))
+			full = errors.Is(err, unix.EAGAIN)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c, func() { in.(*net.TCPConn).SetLinger(0); in.Close() }
+}
+
+// sendAlong sends b, which nobody reads yet, with the descriptor of a connection: the receiver has
+// the only one then.
+func sendAlong(c *net.UnixConn, b []byte, slow *net.TCPConn) error {
+	f, err := slow.File()
+	if err != nil {
+		return err
+	}
+	_, _, err = c.WriteMsgUnix(b, unix.UnixRights(int(f.Fd())), nil)
+	return errors.Join(err, slow.Close(), f.Close())
+}
+
+// A program that has the kernel take long over closing what it has sent along holds up
+// neither its session's end nor the agent's.
+func TestHeldUp(t *testing.T) {
+	s, err := New(Config{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.leaveTime = 100 * time.Millisecond
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}) // as before Linux 6.16
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	hello, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}, agentproto.MaxRequest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow, let := slowToClose(t)
+	if err := sendAlong(c, hello, slow); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx, l) }()
+	defer s.work.Wait()
+	defer let()
+	taken := func() bool { // the reader has taken the message, and not answered
+		n := 0
+		raw, err := c.SyscallConn()
+		if err == nil {
+			err = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+		}
+		return err == nil && n == 0
+	}
+	for end := time.Now().Add(time.Minute); !taken(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the agent does not read")
+		}
+	}
+	_ = os.Remove(socket)
+	cancel()
+	select {
+	case err := <-served:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the agent does not end")
+	}
+}
