@@ -29,7 +29,12 @@ func Overcommit(n int) (restore func() error, err error) {
 		return nil, fmt.Errorf("hugepages: %d pages to overcommit: the number must be positive", n)
 	}
 	raise := func(by int) error {
-		_, _, err := editPool(fileOverNr, func(p pool) int { return p.overcommit + by })
+		_, _, err := editPool(fileOverNr, func(p pool) int {
+			if p.overcommit >= boundless {
+				return p.overcommit // and is left as it is
+			}
+			return p.overcommit + by
+		})
 		return err
 	}
 	if err := raise(n); err != nil {
@@ -107,7 +112,11 @@ func editPool(name string, edit func(pool) int) (before, after pool, err error) 
 	if before, err = readPool(); err != nil {
 		return fail(err)
 	}
-	if _, err := f.WriteString(strconv.Itoa(max(0, edit(before)))); err != nil {
+	to := max(0, edit(before))
+	if name == fileOverNr && to == before.overcommit {
+		return before, before, nil
+	}
+	if _, err := f.WriteString(strconv.Itoa(to)); err != nil {
 		return fail(err)
 	}
 	if after, err = readPool(); err != nil {

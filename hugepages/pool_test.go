@@ -245,3 +245,17 @@ func TestLockOfAStranger(t *testing.T) {
 		t.Errorf("after the stranger: %v", err)
 	}
 }
+
+// A limit that is none, the greatest number that the kernel takes, is read, and adding to what is
+// read is still a number.
+func TestBoundlessLimit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "limit")
+	for text, want := range map[string]int{"18446744073709551615\n": boundless, "1099511627775\n": boundless - 1, "0\n": 0} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := readInt(path); n != want || err != nil {
+			t.Errorf("%q: %d, %v, want %d", text, n, err, want)
+		}
+	}
+}

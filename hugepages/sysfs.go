@@ -100,8 +100,13 @@ func readInt(path string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return strconv.Atoi(strings.TrimSpace(string(b)))
+	n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	return int(min(n, boundless)), err
 }
+
+// boundless is more pages than any machine has, and what a greater number is read as: a limit
+// may be the greatest that the kernel takes.
+const boundless = 1 << 40
 
 // thpSetting returns the chosen word of a transparent hugepage setting such as
 // "always [madvise] never", or "" when the kernel does not have it.
