@@ -44,11 +44,8 @@ func newAgent(env environment) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if socket != "" {
-				settings.daemon.Socket = socket
-			}
-			if metrics != "" {
-				settings.metrics = metrics
+			if err := settings.override(socket, metrics); err != nil {
+				return err
 			}
 			if check {
 				if !found {

@@ -68,6 +68,20 @@ func readAgentSettings(path string, asked bool) (s agentSettings, found bool, er
 	return s, found, nil
 }
 
+// override sets what the command line names.
+func (s *agentSettings) override(socket, metrics string) (err error) {
+	if socket != "" {
+		// The keeper, which removes its socket beside it, is in another directory.
+		if s.daemon.Socket, err = filepath.Abs(socket); err != nil {
+			return err
+		}
+	}
+	if metrics != "" {
+		s.metrics = metrics
+	}
+	return nil
+}
+
 func parseAgentSettings(b []byte) (agentSettings, error) {
 	var f agentFile
 	dec := toml.NewDecoder(bytes.NewReader(b))

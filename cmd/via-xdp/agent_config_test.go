@@ -1,6 +1,7 @@
 package main
 
 import (
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -12,6 +13,19 @@ func TestUserNamedTwice(t *testing.T) {
 	const twice = "[user.root]\nqueues = 1\n[user.0]\nqueues = 2\n"
 	if s, err := parseAgentSettings([]byte(twice)); err == nil || !strings.Contains(err.Error(), "named twice") {
 		t.Errorf("%+v, %v", s.daemon.Users, err)
+	}
+}
+
+// The command line may name the socket from where it is: its keeper is elsewhere.
+func TestRelativeSocket(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	s, err := parseAgentSettings(nil)
+	if err == nil {
+		err = s.override("agent.sock", "")
+	}
+	if want := filepath.Join(dir, "agent.sock"); err != nil || s.daemon.Socket != want {
+		t.Errorf("%q, %v, want %q", s.daemon.Socket, err, want)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -176,6 +177,9 @@ func newBenchCompare(env environment) *cobra.Command {
 			"by more than the spread of the turns of both.",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if math.IsNaN(fail) {
+				return errors.New("--fail NaN: want percent")
+			}
 			var r [2]*report.Report
 			for i, path := range args {
 				var err error

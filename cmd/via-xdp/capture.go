@@ -34,6 +34,9 @@ func newCapture(env environment) *cobra.Command {
 			if file == "" {
 				return errors.New("-w FILE: where to write; - is standard output")
 			}
+			if duration < 0 {
+				return fmt.Errorf("--duration %v: want a time above 0, or 0 for none", duration)
+			}
 			if c.Snaplen < 64 || c.Snaplen > 1<<17 {
 				return errors.New("-s: want 64 to 131072 bytes")
 			}

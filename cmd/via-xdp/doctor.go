@@ -40,6 +40,8 @@ func newDoctor(env environment) *cobra.Command {
 				return nil
 			case fix && back:
 				return errors.New("--fix and --undo: one of them")
+			case back && len(args) > 0:
+				return errors.New("--undo puts back all that --fix has changed: name no INTERFACE")
 			case back:
 				return takeBack(env, "doctor", asJSON)
 			}
@@ -164,7 +166,12 @@ func newTune(env environment) *cobra.Command {
 			"does, too.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if back {
+			switch {
+			case back && dry:
+				return errors.New("--undo and --dry-run: one of them")
+			case back && len(args) > 0:
+				return errors.New("--undo puts back all that tune has changed: name no INTERFACE")
+			case back:
 				return takeBack(env, "tune", asJSON)
 			}
 			p, err := tune.Parse(profile)

@@ -138,20 +138,24 @@ func newStat(env environment) *cobra.Command {
 			"docs/counters.md says what each means. --json prints a document, with -i one a line.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case seconds < 0.01 && cmd.Flags().Changed("interval"):
-				return errors.New("-i: want seconds, 0.01 or more")
-			case count < 0:
+			interval := time.Duration(0)
+			if cmd.Flags().Changed("interval") {
+				var err error
+				if interval, err = timeOf("-i", seconds, 0.01); err != nil {
+					return err
+				}
+			}
+			if count < 0 {
 				return errors.New("-c: want a number from 0")
 			}
 			take := taker(args)
 			before := take()
 			nic := strings.Join(args, "")
-			if seconds == 0 {
+			if interval == 0 {
 				return showStat(env, nic, before.Queues(nil), before, asJSON, all, vis, false)
 			}
 			for n := 0; count == 0 || n < count; n++ {
-				if !sleep(cmd.Context(), time.Duration(seconds*float64(time.Second))) {
+				if !sleep(cmd.Context(), interval) {
 					return nil // Ctrl-C is how it ends
 				}
 				now := take()
@@ -179,6 +183,15 @@ func taker(args []string) func() *census.Census {
 		c.Only(strings.Join(args, ""))
 		return c
 	}
+}
+
+// timeOf is a flag's number of seconds, at least least, as a time.
+func timeOf(flag string, seconds, least float64) (time.Duration, error) {
+	const most = 1e9
+	if !(seconds >= least && seconds <= most) { // NaN is neither
+		return 0, fmt.Errorf("%s: want seconds, %v or more, and at most %v", flag, least, int(most))
+	}
+	return time.Duration(seconds * float64(time.Second)), nil
 }
 
 // sleep waits; false: the context ended.
@@ -259,8 +272,9 @@ func newTop(env environment) *cobra.Command {
 		Long:  "A screen of rates, the busiest queue first, until q or Ctrl-C. It needs a terminal.",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if seconds < 0.1 {
-				return errors.New("-i: want seconds, 0.1 or more")
+			interval, err := timeOf("-i", seconds, 0.1)
+			if err != nil {
+				return err
 			}
 			out, ok := env.stdout.(*os.File)
 			if !ok || !isTerminal(out) {
@@ -277,7 +291,7 @@ func newTop(env environment) *cobra.Command {
 			for list := before.Queues(nil); ; {
 				rows, columns := screen(out)
 				fmt.Fprint(out, "\x1b[H", topScreen(list, time.Now(), rows, columns), "\x1b[J")
-				if !sleep(ctx, time.Duration(seconds*float64(time.Second))) {
+				if !sleep(ctx, interval) {
 					return nil
 				}
 				now := take()

@@ -138,6 +138,11 @@ func TestBadCommandLines(t *testing.T) {
 		{"doctor", "--fix", "--undo"}, {"doctor", "--only", "nothing"}, {"doctor", "no-such-nic"}, {"tune"}, {"tune", "--profile", "speed"},
 		{"res", "all"}, {"stat", "-i", "-1"}, {"stat", "-c", "-1"}, {"top", "-i", "0"}, {"capture"}, {"capture", "-w", "x", "-s", "1"},
 		{"capture", "-w", "x", "--vi", "zz"}, {"ping"}, {"ping", "-c", "0", "127.0.0.1"}, {"cleanup", "x"}, {"gen", "man"}, {"gen", "doc"},
+		{"stat", "-i", "nan"}, {"stat", "-i", "1e10"}, {"top", "-i", "inf"}, {"ping", "-i", "nan", "127.0.0.1"}, {"ping", "-W", "0s", "127.0.0.1"},
+		{"ping", "-p", "0", "127.0.0.1"}, {"stream", "-D", "nan", "host"}, {"stream", "-D", "1e10", "host"}, {"soak", "--gigabytes", "nan"},
+		{"soak", "--gigabytes", "inf"}, {"bench", "compare", "--fail", "nan", "a", "b"}, {"capture", "-w", "x", "--duration", "-1s"},
+		{"tune", "--undo", "--dry-run"}, {"tune", "--undo", "lo"}, {"doctor", "--undo", "lo"}, {"demo", "--json", "."},
+		{"demo", "--json", "/proc/self/status/x"},
 		{"trace", "x"}, {"trace", "-n", "0"}, {"trace", "--level", "some"}, {"trace", "--mode", "fast"},
 	} {
 		r := &recorder{}

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -133,11 +131,15 @@ func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, p
 	if err := errors.Join(err, m.out.check()); err != nil {
 		return err
 	}
-	if m.duration <= 0 || m.duration > math.MaxInt64/1e9 {
+	if !(m.duration > 0) {
 		return errors.New("-D: the duration must be positive")
 	}
+	duration, err := timeOf("-D", m.duration, 0)
+	if err != nil {
+		return err
+	}
 	plan.Rows, plan.Sizes, plan.Messages, plan.Check = bench.RowsOf([]string{name}), m.sizes(), m.iterations, m.check
-	plan.Duration = time.Duration(m.duration * float64(time.Second))
+	plan.Duration = duration
 	if plan.Messages > 0 {
 		plan.Duration = min(plan.Duration, bench.DefaultDuration) // that of the warm-up
 	}

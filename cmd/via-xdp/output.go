@@ -27,7 +27,7 @@ func (o *output) flags(f *pflag.FlagSet) {
 // check finds a place that is not there before anything is measured.
 func (o *output) check() error { return checkFile(o.json) }
 
-// checkFile says whether the directory of a file to write is there.
+// checkFile says whether a file can be written, without making it.
 func checkFile(path string) error {
 	if path == "" || path == "-" {
 		return nil
@@ -37,6 +37,15 @@ func checkFile(path string) error {
 		return fmt.Errorf("--json %s: %w", path, err)
 	} else if !st.IsDir() {
 		return fmt.Errorf("--json %s: %s is no directory", path, dir)
+	}
+	needed := dir
+	if st, err := os.Stat(path); err == nil {
+		if needed = path; st.IsDir() {
+			return fmt.Errorf("--json %s: it is a directory: name a file", path)
+		}
+	}
+	if err := unix.Access(needed, unix.W_OK); err != nil {
+		return fmt.Errorf("--json %s: %w", path, &os.PathError{Op: "write to", Path: needed, Err: err})
 	}
 	return nil
 }

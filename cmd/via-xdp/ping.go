@@ -34,7 +34,7 @@ func newPing(env environment) *cobra.Command {
 	var asJSON bool
 	var device string
 	var port uint16
-	count, interval, wait := 4, 0.2, time.Second
+	count, seconds, wait := 4, 0.2, time.Second
 	cmd := &cobra.Command{
 		Use:   "ping HOST",
 		Short: "Ask whether a host's agent is there, which version it speaks, and how far it is",
@@ -43,8 +43,16 @@ func newPing(env environment) *cobra.Command {
 			"shorter (via-xdp pingpong). Exit status 1 when no answer came.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if count < 1 || interval < 0 {
-				return errors.New("-c: want 1 or more; -i: want 0 or more")
+			interval, err := timeOf("-i", seconds, 0)
+			switch {
+			case err != nil:
+				return err
+			case count < 1:
+				return errors.New("-c: want 1 or more")
+			case wait <= 0:
+				return errors.New("-W: want a time above 0, such as 500ms")
+			case port == 0:
+				return errors.New("-p: want 1 to 65535")
 			}
 			addrs, err := net.DefaultResolver.LookupNetIP(cmd.Context(), "ip", args[0])
 			if err != nil {
@@ -57,7 +65,7 @@ func newPing(env environment) *cobra.Command {
 			defer p.Close()
 			r := pinged{Host: args[0], Address: addrs[0].Unmap(), Own: wire.Version & 0xf, Replies: []ping.Reply{}}
 			for ; r.Asked < count; r.Asked++ {
-				if r.Asked > 0 && !sleep(cmd.Context(), time.Duration(interval*float64(time.Second))) {
+				if r.Asked > 0 && !sleep(cmd.Context(), interval) {
 					break
 				}
 				ctx, cancel := context.WithTimeout(cmd.Context(), wait)
@@ -103,7 +111,7 @@ func newPing(env environment) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.IntVarP(&count, "count", "c", count, "how often")
-	f.Float64VarP(&interval, "interval", "i", interval, "`seconds` between two")
+	f.Float64VarP(&seconds, "interval", "i", seconds, "`seconds` between two")
 	f.DurationVarP(&wait, "wait", "W", wait, "how long to wait for an answer")
 	f.StringVarP(&device, "interface", "I", "", "ask by this interface")
 	f.Uint16VarP(&port, "port", "p", wire.Port, "UDP port of the agent")
