@@ -29,14 +29,16 @@ func (c *Conn) Close() error {
 // CloseWrite ends the stream to the peer, which then reads [io.EOF]. The other
 // direction goes on.
 //
-// The error is [net.ErrClosed] after Close, or that of a connection that broke.
+// The error is [net.ErrClosed] after Close, or that of a connection that broke; none
+// where the peer had ended its stream before, and nothing waits to be sent: nobody is
+// left whom the end of this one could interest.
 func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.isClosed:
 		return c.opError("close", net.ErrClosed)
-	case c.err != nil:
+	case c.err != nil && !(c.fin && c.emptied()):
 		return c.opError("close", c.err)
 	case c.noWrites:
 		return nil

@@ -208,6 +208,40 @@ func TestCloseDelivers(t *testing.T) {
 	})
 }
 
+// Where the peer has closed the connection the end of this side's stream interests
+// nobody any more, and is no error: programs that forward streams would take it for
+// one of what is still to be read.
+func TestCloseWriteAfterClose(t *testing.T) {
+	eachLane(t, func(t *testing.T, h *hosts) {
+		a, b := h.pair(t)
+		data := randomBytes(200, 9)
+		if _, err := a.Write(data); err != nil {
+			t.Fatal(err)
+		}
+		a.Close()
+		<-vianet.Gone(b)
+		for range 2 {
+			if err := b.CloseWrite(); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := b.Write(data); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("a Write after it: %v", err)
+		}
+		if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+
+		a, b = h.pair(t)
+		a.SetLinger(0)
+		a.Close()
+		<-vianet.Gone(b)
+		if err := b.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("of a connection that was broken: %v", err)
+		}
+	})
+}
+
 // SetLinger decides whether what was written is delivered, and whether the peer
 // takes the end for one.
 func TestLinger(t *testing.T) {

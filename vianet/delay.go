@@ -46,7 +46,7 @@ func (c *Conn) waitsForMore() bool {
 
 // urge has what is in the buffer sent by the next push. Under mu.
 func (c *Conn) urge() {
-	if c.delays && c.fill >= 0 && c.filled > headerLen {
+	if c.delays && !c.emptied() {
 		c.urged = true
 	}
 }

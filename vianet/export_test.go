@@ -104,6 +104,9 @@ func Unbalanced(from, to *Conn) string {
 	return ""
 }
 
+// Gone is closed when a connection has broken, or its peer has ended it.
+func Gone(c *Conn) <-chan struct{} { return c.gone }
+
 // SetDelay sets how long bytes wait for more of them on connections to come.
 func (s *Stack) SetDelay(d time.Duration) { s.delay = d }
 

@@ -251,7 +251,7 @@ func (c *Conn) send(i, n int, h header) {
 
 // pushData sends the buffer that is being filled, if the peer has room for it.
 func (c *Conn) pushData() bool {
-	if c.fill < 0 || c.filled == headerLen || c.credits == 0 || c.down {
+	if c.emptied() || c.credits == 0 || c.down {
 		return true
 	}
 	if c.waitsForMore() {
@@ -265,9 +265,12 @@ func (c *Conn) pushData() bool {
 	return true
 }
 
+// emptied says that no bytes wait to be sent by messages.
+func (c *Conn) emptied() bool { return c.fill < 0 || c.filled == headerLen }
+
 // pushFin ends the stream when the last byte is sent.
 func (c *Conn) pushFin() bool {
-	if !c.due.fin || c.fill >= 0 && c.filled > headerLen || c.out.open {
+	if !c.due.fin || !c.emptied() || c.out.open {
 		return true
 	}
 	if !c.control(&c.due.fin, header{kind: kindFin}) {

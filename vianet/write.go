@@ -124,7 +124,7 @@ func (c *Conn) flushed(all bool) error {
 			c.urge()
 		}
 		c.push()
-		return !all || c.fill < 0 || c.filled == headerLen, nil
+		return !all || c.emptied(), nil
 	})
 }
 

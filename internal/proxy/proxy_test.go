@@ -200,6 +200,50 @@ func TestBroken(t *testing.T) {
 	}
 }
 
+// A client that has said all and is gone is heard to its end, also where the server ends
+// its own stream in the middle of that.
+func TestServerEndsFirst(t *testing.T) {
+	small := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		err2 := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })
+		return errors.Join(err, err2)
+	}}
+	l, err := small.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, b, hostB := stacks(t)
+	serve(t, &Proxy{Listen: Address{"via", ":7000"}, To: Address{"tcp", l.Addr().String()}, Stack: b})
+	client, err := a.Dial("via", net.JoinHostPort(hostB, "7000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 150_000) // more than the server's socket takes
+	r := rand.NewChaCha8([32]byte{1})
+	r.Read(said)
+	client.SetDeadline(time.Now().Add(patience))
+	if _, err := client.Write(said); err != nil {
+		t.Fatal(err)
+	}
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	server.SetDeadline(time.Now().Add(patience))
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond) // in which the proxy hears of it, and in which what is wrong would happen
+	if err := server.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	if got, err := io.ReadAll(server); err != nil || !bytes.Equal(got, said) {
+		t.Errorf("the server has read %d bytes of %d, %v", len(got), len(said), err)
+	}
+}
+
 // Urgent data is not lost in silence: both sides hear that it cannot be carried.
 func TestUrgent(t *testing.T) {
 	got, served, asked := ends(t, func(t *testing.T, c *net.TCPConn) {
