@@ -173,11 +173,12 @@ func (s *Stack) passive() (*Conn, error) {
 	return c, nil
 }
 
-// dropAccepted closes what nobody will accept any more.
+// dropAccepted breaks what nobody will accept any more: what was written there is lost.
 func (l *Listener) dropAccepted() {
 	for {
 		select {
 		case c := <-l.accepted:
+			_ = c.SetLinger(0) // the stack may have closed it
 			c.Close()
 		default:
 			return
@@ -240,7 +241,7 @@ func (l *Listener) SetDeadline(t time.Time) error {
 	return nil
 }
 
-// Close ends the listener: connections that nobody has accepted are closed. The
+// Close ends the listener: connections that nobody has accepted are reset. The
 // port is free again. The error is [net.ErrClosed] the second time.
 func (l *Listener) Close() error {
 	if l.closed() {
