@@ -129,6 +129,27 @@ func TestShortOfDescriptors(t *testing.T) {
 	}
 }
 
+// A connection for which there is no server is broken, and does not look as if the
+// server had nothing to say.
+func TestNoServer(t *testing.T) {
+	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody.Close()
+	p := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"tcp", nobody.Addr().String()}}
+	serve(t, p)
+	c, err := net.Dial("tcp", p.Addr().String())
+	if err == nil { // else it has heard of it already
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(patience))
+		_, err = io.ReadAll(c)
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Error(err)
+	}
+}
+
 // Other errors end it, as those of a listener of VIA do.
 func TestListenerEnds(t *testing.T) {
 	l, _, done := start(t, &Proxy{Most: -1})

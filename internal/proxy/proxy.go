@@ -168,6 +168,7 @@ func (p *Proxy) forward(ctx context.Context, from net.Conn) error {
 	defer from.Close()
 	to, err := p.dial(ctx)
 	if err != nil {
+		abort(from)
 		return fmt.Errorf("for %v: %w", from.RemoteAddr(), err)
 	}
 	defer to.Close()
