@@ -106,17 +106,17 @@ func (c *Comm) Split(color, key int) (*Comm, error) {
 	return c.w.newComm(context, group, slices.Index(members, c.rank)), nil
 }
 
-// agree finds a context that none of the ranks has used. Communicators without
-// a rank in common may have the same.
+// agree gives all ranks a context that nobody else has: one of those of rank 0, whatever
+// communicators other goroutines make meanwhile. Those that Split makes have no rank in
+// common, and the same.
 func (c *Comm) agree() (uint32, error) {
-	c.w.mu.Lock()
-	next := []uint32{c.w.nextContext}
-	c.w.mu.Unlock()
-	if err := AllReduce(c, next, next, Max); err != nil {
-		return 0, err
+	next := make([]uint32, 1)
+	if w := c.w; c.rank == 0 {
+		w.mu.Lock()
+		next[0] = w.nextContext
+		w.nextContext += contextStep * uint32(len(w.peers))
+		w.mu.Unlock()
 	}
-	c.w.mu.Lock()
-	defer c.w.mu.Unlock()
-	c.w.nextContext = max(c.w.nextContext, next[0]+contextStep)
-	return next[0], nil
+	err := Bcast(c, next, 0)
+	return next[0], err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"viaxdp/mvich"
@@ -76,6 +77,54 @@ func TestSplit(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Communicators that several goroutines of a rank make at once, each of another one,
+// have messages of their own; also where a rank makes them one after the other.
+func TestDupAtOnce(t *testing.T) {
+	const ranks, parents, rounds = 3, 4, 30
+	j := newJob(t, ranks, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(0)} }})
+	var of, made [ranks][parents]*mvich.Comm
+	j.run(t, func(c *mvich.Comm) (err error) {
+		for i := range parents {
+			if of[c.Rank()][i], err = c.Dup(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for round := range rounds {
+		j.run(t, func(c *mvich.Comm) error {
+			me := c.Rank()
+			var errs [parents]error
+			var dups sync.WaitGroup
+			for i := range parents {
+				if i = (i + me) % parents; round%2 == 1 && me == 2 {
+					made[me][i], errs[i] = of[me][i].Dup()
+					continue
+				}
+				dups.Go(func() { made[me][i], errs[i] = of[me][i].Dup() })
+			}
+			dups.Wait()
+			return errors.Join(errs[:]...)
+		})
+		j.run(t, func(c *mvich.Comm) error {
+			next, last := (c.Rank()+1)%ranks, (c.Rank()+ranks-1)%ranks
+			for i, d := range made[c.Rank()] {
+				if err := mvich.Send(d, []int{i}, next, 0); err != nil {
+					return err
+				}
+			}
+			for i := range parents {
+				i = parents - 1 - i
+				got := make([]int, 1)
+				if _, err := mvich.Recv(made[c.Rank()][i], got, last, 0); err != nil || got[0] != i {
+					return fmt.Errorf("round %d: communicator %d got a message of %d, %w", round, i, got[0], err)
+				}
+			}
+			return nil
+		})
+	}
 }
 
 // Ranks with different options do not begin to work together.

@@ -57,7 +57,7 @@ type World struct {
 	messages   []*message // spare ones
 
 	world       *Comm
-	nextContext uint32
+	nextContext uint32 // every Size()th pair is this rank's to give
 	finalized   bool
 	gone        error // why the NIC is of no use any more
 	stats       Stats
@@ -118,7 +118,7 @@ func Init(nic *vipl.Nic, l Launcher, opts ...Option) (*World, error) {
 		return nil, errors.Join(err, w.shut())
 	}
 	w.world = w.newComm(worldContext, identity(l.Size()), w.rank)
-	w.nextContext = worldContext + contextStep
+	w.nextContext = worldContext + contextStep*uint32(1+l.Rank())
 	return w, nil
 }
 
