@@ -98,6 +98,7 @@ func (w *World) admitted(p *peer, l *link, theirs vipl.RemoteAttributes, err err
 		p.control = fifo[packet]{} // the next connection has its own news
 		w.retire(l)
 		w.callIfNeeded(p)
+		w.expect(p)
 		w.announce()
 	}
 }

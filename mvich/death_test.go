@@ -268,6 +268,32 @@ func TestDeadBeforeConnection(t *testing.T) {
 	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
 }
 
+// It is also noticed by who waits for a message of it in another way.
+func TestDeadBeforeConnectionOtherwise(t *testing.T) {
+	const victim = 3
+	j := dyingJob(t, 4, victim)
+	j.hosts[victim].Nic.Close()
+	each(t, victim, func(rank int) (err error) { // none of which can tell another one
+		c := j.worlds[rank].Comm()
+		done := false
+		switch rank {
+		case 0:
+			_, err = c.Probe(victim, 1)
+		case 1:
+			for !done && err == nil {
+				_, done, err = c.Iprobe(victim, 1)
+			}
+		case 2:
+			r, begun := c.Irecv(nil, victim, 1)
+			for err = begun; !done && err == nil; {
+				_, done, err = r.Test()
+			}
+		}
+		return wantLost("wait", err, victim)
+	})
+	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+}
+
 // A NIC that is closed under a world ends what waits there, also what a rank has
 // to do with itself.
 func TestNicClosedUnderWorld(t *testing.T) {

@@ -31,6 +31,7 @@ type peer struct {
 	link  *link // when admitting or joined
 
 	calling  bool // a goroutine tries to connect
+	expected bool // and one will, if it does not call before
 	canRead  bool // RDMA reads work, both ways
 	canWrite bool // it takes RDMA writes
 

@@ -16,7 +16,7 @@ import (
 const (
 	turn     = 64              // completions that are handled in a row
 	yieldAt  = 64              // polls after which others get the mutex
-	longWait = 1 * time.Second // after which ranks that are waited for are called
+	longWait = 1 * time.Second // after which a rank that is waited for is called
 
 	assistTurn = time.Millisecond
 )
@@ -217,9 +217,7 @@ func (w *World) sleep() {
 	case err == nil:
 		w.handle(vi, recv)
 		w.endTurn(false)
-	case errors.Is(err, vipl.ErrNotDone): // woken
-	case errors.Is(err, vipl.ErrTimeout):
-		w.callAwaited()
+	case errors.Is(err, vipl.ErrNotDone), errors.Is(err, vipl.ErrTimeout):
 	default: // the NIC was closed under the world
 		w.collapse(err)
 	}
@@ -266,12 +264,17 @@ func (w *World) starved() bool {
 	return false
 }
 
-// callAwaited connects with the ranks from which receives wait, so that the
-// death of one is noticed that has never been connected.
-func (w *World) callAwaited() {
-	for _, r := range w.posted {
-		if r.peer >= 0 {
-			w.call(w.peers[r.peer])
-		}
+// expect has p called, from which somebody waits for a message, if it has not called
+// by then: so its death is noticed, however that somebody waits.
+func (w *World) expect(p *peer) {
+	if p.state != apart || p.expected || p.rank == w.rank || w.stopping() {
+		return
 	}
+	p.expected = true
+	time.AfterFunc(longWait, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		p.expected = false
+		w.call(p)
+	})
 }

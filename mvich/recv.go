@@ -83,6 +83,9 @@ func (c *Comm) probe(src, tag int, wait bool) (s Status, there bool, err error) 
 	if found() {
 		return s, there, err
 	}
+	if r.peer >= 0 {
+		w.expect(w.peers[r.peer])
+	}
 	if wait {
 		w.await(found)
 	} else {
@@ -120,6 +123,9 @@ func (w *World) startRecv(r *Request) {
 		return
 	}
 	w.posted = append(w.posted, r)
+	if r.peer >= 0 {
+		w.expect(w.peers[r.peer])
+	}
 }
 
 // cannotCome says why no message will come for a receive.
