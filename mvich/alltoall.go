@@ -1,6 +1,9 @@
 package mvich
 
-import "fmt"
+import (
+	"bytes"
+	"fmt"
+)
 
 // AllGather gives all ranks in dst what all have in src, one behind the other.
 // All give the same lengths.
@@ -37,7 +40,7 @@ func (s step) allGatherBruck(dst, src []byte) error {
 }
 
 // AllToAll gives rank i the i-th part of src of each rank, one behind the other
-// in dst. All give the same lengths.
+// in dst, which may be src. All give the same lengths.
 func AllToAll[T Element](c *Comm, dst, src []T) error {
 	if len(dst) != len(src) || len(src)%c.Size() != 0 {
 		return fmt.Errorf("%w: %d elements into %d, of and for each of %d ranks", ErrCount, len(src), len(dst), c.Size())
@@ -45,6 +48,9 @@ func AllToAll[T Element](c *Comm, dst, src []T) error {
 	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if len(out) < longBlock*c.Size() && c.Size() > fewRanks {
 		return s.allToAllBruck(in, out)
+	}
+	if len(out) > 0 && &in[0] == &out[0] { // parts come before those in their place have gone
+		out = bytes.Clone(out)
 	}
 	return s.allToAllPairs(in, out)
 }

@@ -58,7 +58,12 @@ func (s step) start(buf []byte, rank int, send bool) *Request {
 
 func (s step) begin(r *Request, buf []byte, rank int, send bool) {
 	s.c.begin(r, buf, s.c.context+1, rank, s.tag)
-	if r.send = send; send {
+	r.send = send
+	if err := checkLength(buf); err != nil {
+		s.c.w.complete(r, err)
+		return
+	}
+	if send {
 		s.c.w.startSend(r)
 	} else {
 		s.c.w.startRecv(r)

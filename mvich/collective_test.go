@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/mvich"
 	"viaxdp/xdpnic/xdpnictest"
@@ -191,7 +194,59 @@ func everyUnrooted(c *mvich.Comm, length int) error {
 	if err := mvich.AllToAll(c, all, out); err != nil {
 		return fmt.Errorf("alltoall: %w", err)
 	}
-	return same("alltoall", all, want)
+	if err := same("alltoall", all, want); err != nil {
+		return err
+	}
+	return inPlace(c, length, want)
+}
+
+// inPlace does what may give the result in the place of what went in. exchanged is what
+// AllToAll gives of what everyUnrooted has for it.
+func inPlace(c *mvich.Comm, length int, exchanged []int64) error {
+	n, me := c.Size(), c.Rank()
+	b := contribution(me, length)
+	if err := errors.Join(mvich.AllReduce(c, b, b, mvich.Sum), same("allreduce", b, combined(n-1, length))); err != nil {
+		return fmt.Errorf("in place: %w", err)
+	}
+	b = contribution(me, length)
+	if err := errors.Join(mvich.Scan(c, b, b, mvich.Sum), same("scan", b, combined(me, length))); err != nil {
+		return fmt.Errorf("in place: %w", err)
+	}
+	all, together := make([]int64, n*length), make([]int64, 0, n*length)
+	for other := range n {
+		copy(all[other*length:], contribution(me*n+other, length))
+		together = append(together, contribution(other, length)...)
+	}
+	if err := errors.Join(mvich.AllToAll(c, all, all), same("alltoall", all, exchanged)); err != nil {
+		return fmt.Errorf("in place: %w", err)
+	}
+	mine := all[me*length:][:length]
+	copy(mine, contribution(me, length))
+	if err := errors.Join(mvich.AllGather(c, all, mine), same("allgather", all, together)); err != nil {
+		return fmt.Errorf("in place: %w", err)
+	}
+	return nil
+}
+
+// What is longer than a message can be is refused by all, and nobody is lost for it.
+func TestCollectivesTooLong(t *testing.T) {
+	if strconv.IntSize == 32 {
+		t.Skip("no slice is as long")
+	}
+	j := newJob(t, 2, jobConfig{})
+	length := mvich.MaxMessage
+	length++
+	huge, err := unix.Mmap(-1, 0, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE) // nobody looks at it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(huge) })
+	j.run(t, func(c *mvich.Comm) error {
+		if err := c.Bcast(huge, 0); !errors.Is(err, mvich.ErrCount) {
+			return fmt.Errorf("bcast: %v", err)
+		}
+		return c.Barrier()
+	})
 }
 
 // Ranks that disagree about lengths are told so.

@@ -58,7 +58,12 @@ func (c *Comm) checkSend(buf []byte, dst, tag int) error {
 		return fmt.Errorf("%w: %d of %d", ErrRank, dst, len(c.group))
 	case tag < 0 || tag > MaxTag:
 		return fmt.Errorf("%w: %d", ErrTag, tag)
-	case len(buf) > maxMessage:
+	}
+	return checkLength(buf)
+}
+
+func checkLength(buf []byte) error {
+	if len(buf) > maxMessage {
 		return fmt.Errorf("%w: %d bytes, at most %d in one message", ErrCount, len(buf), maxMessage)
 	}
 	return nil
