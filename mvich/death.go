@@ -188,11 +188,17 @@ func (w *World) collapse(err error) {
 			w.lose(p, err)
 		}
 	}
-	// What is left is of this rank with itself.
-	for _, r := range w.posted {
+	w.endWaiting(err) // what this rank has to do with itself
+}
+
+// endWaiting ends receives without a message, and sends of this rank to itself that it has
+// not received.
+func (w *World) endWaiting(err error) {
+	posted := w.posted
+	w.posted = nil
+	for _, r := range posted {
 		w.complete(r, err)
 	}
-	w.posted = nil
 	for _, m := range w.unexpected {
 		if m.local != nil {
 			w.complete(m.local, err)

@@ -17,7 +17,7 @@ const (
 // Finalize ends this rank's part of the job: it waits until what was sent has
 // gone and all other ranks have called it, too, takes leave of them and they of it,
 // for which it waits ten seconds at most, and gives back what Init took of the NIC.
-// Every request must be complete before.
+// Every request should be complete before: those that are not end with an error.
 // The NIC stays open.
 //
 // A RankError means that another rank has died before; everything was given
@@ -78,8 +78,9 @@ func (w *World) shut() error {
 	w.mu.Lock()
 	w.finalized = true
 	w.end()
+	w.endWaiting(ErrFinalized)
 	for _, p := range w.peers {
-		if p.state == joined || p.state == admitting {
+		if p.rank != w.rank {
 			w.leave(p)
 		}
 	}

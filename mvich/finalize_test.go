@@ -1,6 +1,9 @@
 package mvich_test
 
 import (
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,5 +27,56 @@ func TestLastMessageIsLost(t *testing.T) {
 		j.hosts[1].Queue.Cut(true)
 		time.AfterFunc(time.Second, func() { j.hosts[1].Queue.Cut(false) })
 		return last.Finalize()
+	})
+}
+
+// What was begun and is not complete when Finalize is called ends with it, however it
+// is asked for.
+func TestFinalizeEndsRequests(t *testing.T) {
+	j := newJob(t, 3, jobConfig{dying: true}) // Finalize is called here
+	each(t, 3, func(rank int) error {
+		w := j.worlds[rank]
+		c := w.Comm()
+		if rank < 2 { // they are connected
+			if _, err := c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1); err != nil {
+				return err
+			}
+		}
+		requests := make(map[string]*mvich.Request)
+		for name, source := range map[string]int{"of anybody": mvich.AnySource, "of the next": (rank + 1) % 3, "of itself": rank} {
+			r, err := c.Irecv(make([]byte, 1), source, 2)
+			if err != nil {
+				return err
+			}
+			requests["receive "+name] = r
+		}
+		for name, to := range map[string]int{"to the next": (rank + 1) % 3, "to itself": rank} {
+			r, err := c.Issend(make([]byte, 10000), to, 3)
+			if err != nil {
+				return err
+			}
+			requests["send "+name] = r
+		}
+		waited := make(chan error, 1)
+		other, err := c.Irecv(nil, mvich.AnySource, 4)
+		if err != nil {
+			return err
+		}
+		go func() { _, err := other.Wait(); waited <- err }()
+		if err := w.Finalize(); err != nil {
+			return err
+		}
+		for name, r := range requests {
+			if _, done, err := r.Test(); !done || err == nil {
+				return fmt.Errorf("%s: complete %v, %v", name, done, err)
+			}
+			if _, err := r.Wait(); !strings.HasSuffix(name, "the next") && !errors.Is(err, mvich.ErrFinalized) {
+				return fmt.Errorf("%s: %v", name, err) // the next may have said before that it leaves
+			}
+		}
+		if err := <-waited; !errors.Is(err, mvich.ErrFinalized) {
+			return fmt.Errorf("a receive that another goroutine waits for: %v", err)
+		}
+		return nil
 	})
 }
