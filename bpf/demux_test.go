@@ -334,7 +334,7 @@ func TestWireFrame(t *testing.T) {
 		b := make([]byte, tmpl.Len()+wire.HeaderLen)
 		via := tmpl.Put(b, wire.HeaderLen)
 		c.header.Put(via)
-		wire.Seal(via)
+		wire.PutChecksum(via)
 		if action, counter := run(t, d, b, 0); action != xdpRedirect || counter != "redirected" {
 			t.Errorf("%s: action %d, counter %q", c.name, action, counter)
 		}

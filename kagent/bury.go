@@ -68,7 +68,7 @@ func (l *Local) bury(g Grave) {
 	}
 	b := make([]byte, wire.HeaderLen)
 	h.Put(b)
-	wire.Seal(b)
+	wire.PutChecksum(b)
 	_ = l.dev.tell(b, g)
 }
 

@@ -247,7 +247,7 @@ func sendFrame(t *testing.T, a, b *Local, p Path, vi uint32, key uint64) bool {
 	body := tmpl.Put(buf, wire.HeaderLen)
 	h := wire.Header{Kind: wire.KindData, VI: vi, Key: key}
 	h.Put(body)
-	wire.Seal(body)
+	wire.PutChecksum(body)
 	q.Send(addr, tmpl.Len()+wire.HeaderLen, false)
 	if err := q.Flush(); err != nil {
 		t.Fatal(err)

@@ -130,17 +130,17 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 	return c, nil
 }
 
-// seal fills in the checksum of a frame: its header and the data in b, the rest
-// of the data in rest.
-func (c *conn) seal(b []byte, rest ...[]byte) {
+// putChecksum fills in the checksum of a frame: its header and the data in b, the
+// rest of the data in rest.
+func (c *conn) putChecksum(b []byte, rest ...[]byte) {
 	if c.secure != nil {
-		return // sendSealed does better
+		return // the seal's tag stands for it
 	}
 	if c.bareData(wire.KindOf(b)) {
-		wire.SealHeader(b)
+		wire.PutHeaderChecksum(b)
 		return
 	}
-	wire.Seal(b, rest...)
+	wire.PutChecksum(b, rest...)
 }
 
 // bareData says whether frames of that kind have a checksum of the header alone:

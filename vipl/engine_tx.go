@@ -217,7 +217,7 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	h.Length = uint16(len(b) - wire.HeaderLen)
 	p.stamp(c)
 	h.Put(b)
-	c.seal(b)
+	c.putChecksum(b)
 	if !p.send(c, addr, size, c.sender != nil) {
 		p.nic.Release(addr)
 		if now == rings {
@@ -382,7 +382,7 @@ func (p *port) resendShort(c *conn, addr, size uint64, more wire.Flags) resendRe
 	p.stamp(c)
 	b := p.mem[addr+uint64(c.template.Len()) : addr+size]
 	wire.Restamp(b, c.header.Ack, c.header.Window, more)
-	c.seal(b)
+	c.putChecksum(b)
 	if !p.send(c, addr, int(size), true) {
 		return portFull
 	}
@@ -434,7 +434,7 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 		h.Ack = c.acked()
 	}
 	h.Put(b)
-	c.seal(b)
+	c.putChecksum(b)
 	if !p.send(c, addr, c.template.Len()+len(b), false) {
 		p.nic.Release(addr)
 		return false

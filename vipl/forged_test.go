@@ -119,6 +119,6 @@ func forged(t *testing.T, l wire.Link, h wire.Header) []byte {
 	frame := make([]byte, template.Len()+wire.HeaderLen)
 	b := template.Put(frame, wire.HeaderLen)
 	h.Put(b)
-	wire.Seal(b)
+	wire.PutChecksum(b)
 	return frame
 }

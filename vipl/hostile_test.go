@@ -95,7 +95,7 @@ func (s *spy) forge(h wire.Header, payload []byte) {
 	b := template.Put(frame, wire.HeaderLen+len(payload))
 	h.Put(b)
 	copy(b[wire.HeaderLen:], payload)
-	wire.Seal(b)
+	wire.PutChecksum(b)
 	s.send(frame)
 }
 

@@ -236,7 +236,7 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 	h.Length = uint16(n)
 	p.stamp(c)
 	h.Put(l.parts[0])
-	c.seal(l.parts[0], l.parts[1:]...)
+	c.putChecksum(l.parts[0], l.parts[1:]...)
 	if !p.sendSegs(c, &l.now, c.sender != nil) {
 		p.giveUp(&l.now)
 		p.notStamped(c, now)
@@ -289,7 +289,7 @@ func (p *port) resendLong(c *conn, f *longFrame, more wire.Flags) resendResult {
 	b := l.parts[0][c.template.Len():]
 	l.parts[0] = b
 	wire.Restamp(b, c.header.Ack, c.header.Window, more)
-	c.seal(b, l.parts[1:]...)
+	c.putChecksum(b, l.parts[1:]...)
 	if !p.sendSegs(c, f, true) {
 		return portFull
 	}

@@ -101,7 +101,7 @@ func (p *peerBed) send(t *testing.T, to int, h wire.Header, payload []byte) {
 	b := way.Put(p.frame, wire.HeaderLen+len(payload))
 	h.Put(b)
 	copy(b[wire.HeaderLen:], payload)
-	wire.Seal(b)
+	wire.PutChecksum(b)
 	addr, chunk, ok := p.queue.Alloc()
 	for ; !ok; addr, chunk, ok = p.queue.Alloc() {
 		p.queue.Reap()

@@ -222,7 +222,7 @@ func (m *CM) Append(b []byte) ([]byte, error) {
 	binary.BigEndian.PutUint32(h[36:], m.QoS)
 	h[40], h[41] = m.Level, byte(m.Reason)
 	h[42], h[43] = byte(len(m.From)), byte(len(m.To))
-	Seal(h)
+	PutChecksum(h)
 	return b, nil
 }
 

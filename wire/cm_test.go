@@ -227,7 +227,7 @@ func TestCMRefuses(t *testing.T) {
 	for _, c := range raw {
 		b := bytes.Clone(good)
 		b[c.at] = c.to
-		Seal(b)
+		PutChecksum(b)
 		if _, err := ParseCM(b); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
@@ -235,7 +235,7 @@ func TestCMRefuses(t *testing.T) {
 	// Lengths that agree with the datagram, and are too long all the same.
 	b := append(bytes.Clone(good[:CMHeaderLen]), make([]byte, 65)...)
 	b[42], b[43] = 65, 0
-	Seal(b)
+	PutChecksum(b)
 	if _, err := ParseCM(b); !errors.Is(err, ErrCM) {
 		t.Errorf("65 bytes of discriminator: %v", err)
 	}
@@ -276,7 +276,7 @@ func FuzzParseCM(f *testing.F) {
 		m, err := ParseCM(b)
 		if err != nil && len(b) >= CMHeaderLen {
 			// Get past the checksum, which no fuzzer guesses.
-			Seal(b)
+			PutChecksum(b)
 			m, err = ParseCM(b)
 		}
 		if err != nil {

@@ -143,7 +143,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		again := bytes.Clone(p.udp)
 		p.Header.Put(again)
-		Seal(again)
+		PutChecksum(again)
 		if same := bytes.Equal(again, p.udp); same != (err == nil) {
 			t.Fatalf("%v, but written again it is the same: %v", err, same)
 		}

@@ -100,7 +100,7 @@ var (
 )
 
 // Put writes the header into the first HeaderLen bytes of b, but for the checksum
-// field: Seal fills it when the payload is in place.
+// field: PutChecksum fills it when the payload is in place.
 func (h *Header) Put(b []byte) {
 	_ = b[HeaderLen-1]
 	b[0] = Version
@@ -117,11 +117,14 @@ func (h *Header) Put(b []byte) {
 	binary.BigEndian.PutUint32(b[40:], h.RemoteHandle)
 }
 
-// Seal computes the checksum over b, which is header and payload, and what
-// follows of it in rest, and stores it.
-func Seal(b []byte, rest ...[]byte) {
+// PutChecksum computes the checksum over b, which is header and payload, and what
+// follows of it in rest, and stores it in the header.
+func PutChecksum(b []byte, rest ...[]byte) {
 	binary.BigEndian.PutUint32(b[checksumAt:], checksum(b, rest))
 }
+
+// PutHeaderChecksum is PutChecksum over the header alone.
+func PutHeaderChecksum(b []byte) { PutChecksum(b[:HeaderLen]) }
 
 // checksum is the CRC32C of the payload, which begins in b and goes on in rest,
 // followed by the header without its last field, the checksum: in this order
@@ -138,12 +141,9 @@ func checksum(b []byte, rest [][]byte) uint32 {
 // KindOf is the kind of the frame whose header b begins with.
 func KindOf(b []byte) Kind { return Kind(b[1]) }
 
-// SealHeader is Seal over the header alone.
-func SealHeader(b []byte) { Seal(b[:HeaderLen]) }
-
-// Restamp changes the fields of a sealed header that are the sender's state at
-// the time of sending, and not the message's: a retransmission carries the
-// acknowledgement of now. It must be sealed again.
+// Restamp changes the fields of a header that are the sender's state at the time of
+// sending, and not the message's: a retransmission carries the acknowledgement of
+// now. The checksum is to be put in again.
 func Restamp(b []byte, ack uint32, window uint16, more Flags) {
 	flags := binary.BigEndian.Uint16(b[2:]) | uint16(more)
 	binary.BigEndian.PutUint16(b[2:], flags)

@@ -118,7 +118,7 @@ func TestTemplateIsReused(t *testing.T) {
 			via := template.Put(chunk, n)
 			clear(via)
 			g.header.Put(via)
-			Seal(via)
+			PutChecksum(via)
 			if got := chunk[:template.Len()+n]; !bytes.Equal(got, build(t, g)) {
 				t.Errorf("%v, %d bytes: differs from a frame of a fresh template", l.Src, n)
 			}
@@ -138,7 +138,7 @@ func TestRestamp(t *testing.T) {
 		template, _ := NewTemplate(g.link)
 		via := frame[template.Len():]
 		Restamp(via, want.header.Ack, want.header.Window, FlagAckNow)
-		Seal(via[:HeaderLen+len(g.payload)])
+		PutChecksum(via[:HeaderLen+len(g.payload)])
 		if !bytes.Equal(frame, build(t, want)) {
 			rt.Fatal("differs from a frame that was built so")
 		}

@@ -86,7 +86,7 @@ func build(t testing.TB, g golden) []byte {
 	}
 	g.header.Put(via)
 	copy(via[HeaderLen:], g.payload)
-	Seal(via)
+	PutChecksum(via)
 	return frame
 }
 

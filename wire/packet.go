@@ -139,7 +139,7 @@ func (p *Packet) GoesOn() bool {
 func (p *Packet) Verify() error { return verify(p.udp, p.Rest...) }
 
 // VerifyHeader checks that of a packet of which only the header has one, see
-// SealHeader.
+// PutHeaderChecksum.
 func (p *Packet) VerifyHeader() error { return verify(p.udp[:HeaderLen]) }
 
 // Link is the way from one end to the other, as the lower headers name it.

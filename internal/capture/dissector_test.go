@@ -201,11 +201,11 @@ func TestDissectorMore(t *testing.T) {
 	pack = append(pack, 0, 0, 0, 0, 0, 0, 0x12, 0x34, 0, 0, 0, 9, 4, 5)
 	h := wire.Header{Kind: wire.KindPack, VI: 7, Length: uint16(len(pack) - wire.HeaderLen)}
 	h.Put(pack)
-	wire.Seal(pack)
+	wire.PutChecksum(pack)
 	damaged := append([]byte(nil), pack...)
 	damaged[len(damaged)-1]++
 	bare := append([]byte(nil), pack...)
-	wire.SealHeader(bare)
+	wire.PutHeaderChecksum(bare)
 	other := append([]byte(nil), pack...)
 	other[0]++
 	sealed := make([]byte, 80)

@@ -55,7 +55,7 @@ func FuzzDestinationVI(f *testing.F) {
 		h := wire.Header{Kind: wire.KindData, VI: 0x10002, Key: 3, Length: 5}
 		inner := template.Put(b, wire.HeaderLen+5)
 		h.Put(inner)
-		wire.Seal(inner)
+		wire.PutChecksum(inner)
 		return b
 	}
 	f.Add(frame(wire.Link{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2")}), uint16(60))

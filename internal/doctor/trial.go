@@ -49,7 +49,7 @@ func samples() ([]sample, error) {
 		b := make([]byte, t.Len()+wire.HeaderLen)
 		via := t.Put(b, wire.HeaderLen)
 		h.Put(via)
-		wire.Seal(via)
+		wire.PutChecksum(via)
 		if change != nil {
 			change(via)
 		}

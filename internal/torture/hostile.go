@@ -52,7 +52,7 @@ func forge(rng *rand.Rand, frame []byte) []byte {
 		binary.BigEndian.PutUint16(via[2:], uint16(rng.IntN(32)))
 		n := len(via) - wire.HeaderLen
 		binary.BigEndian.PutUint16(via[26:], uint16(n))
-		wire.Seal(via)
+		wire.PutChecksum(via)
 	case 8: // lengths that lie
 		binary.BigEndian.PutUint16(udp[4:], uint16(rng.Uint32()))
 	case 9: // cut off

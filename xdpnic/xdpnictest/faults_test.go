@@ -214,7 +214,7 @@ func TestAdmit(t *testing.T) {
 		p := template.Put(chunk, wire.HeaderLen)
 		h := wire.Header{Kind: wire.KindData, VI: vi, Key: key}
 		h.Put(p)
-		wire.Seal(p)
+		wire.PutChecksum(p)
 		a.Send(addr, template.Len()+len(p), false)
 		flush(t, a)
 	}
