@@ -64,7 +64,7 @@ type Stack struct {
 	spinning atomic.Bool   // a goroutine of the program polls for all
 	polls    atomic.Uint32 // times that one has begun to
 	posted   atomic.Uint32 // sends
-	alone    atomic.Int32  // Writes that ring by themselves, see ring.go
+	alone    atomic.Int32  // Writes that ring by themselves, see doorbell.go
 
 	ports  ports
 	dials  context.Context // ends when Close begins

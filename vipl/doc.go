@@ -28,7 +28,7 @@
 //
 //	post.go       1    check, translate, join the queue     workqueue.go; list.go several at once
 //	engine_tx.go  2    segment, retransmit, acknowledge     pack.go, hold.go for streams, long.go for long frames
-//	port.go       3-6  doorbell, lease on arrived frames, who makes progress    ring.go: for several VIs; rest.go: when not to look
+//	port.go       3-6  doorbell, lease on arrived frames, who makes progress    doorbell.go: for several VIs; rest.go: when not to look
 //	engine_rx.go  7-8  check, order, place                  early.go what waits for others, rdma.go for RDMA
 //	cq.go         9    complete              wait.go wakes, notify.go calls
 //	send.go, recv.go   11 done
