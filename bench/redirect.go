@@ -52,7 +52,7 @@ func openNIC(p Params, open func(ifi *net.Interface, m xdpnic.Mode) (fd int, err
 	try := func(m xdpnic.Mode) error {
 		cfg := bpf.RedirectConfig{
 			Port: uint16(n.port), MaxQueues: p.Queue + 1,
-			Frags: !m.Generic() && n.ifi.MTU > nativeMTU,
+			Frags: !m.Generic() && n.ifi.MTU > bpf.PageMTU,
 		}
 		program, err := bpf.NewRedirect(cfg)
 		if err != nil {
@@ -76,10 +76,6 @@ func openNIC(p Params, open func(ifi *net.Interface, m xdpnic.Mode) (fd int, err
 
 // linkTime is how long a link may take to come back after an attach.
 const linkTime = 4 * time.Second
-
-// nativeMTU is the largest MTU for a native program that is not built for
-// multi-buffer frames (veth_xdp_set, drivers/net/veth.c, with 4 KB pages).
-const nativeMTU = 3506
 
 func (n *nic) attach(program *bpf.Redirect, m xdpnic.Mode, open func(*net.Interface, xdpnic.Mode) (int, error)) error {
 	where := bpf.Native

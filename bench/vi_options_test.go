@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"viaxdp/internal/inspect"
 	"viaxdp/internal/nstest"
 	"viaxdp/vipl"
 )
@@ -170,7 +171,7 @@ func TestBeside(t *testing.T) {
 	client.params.Beside, server.params.Beside = true, true
 	for _, name := range []string{"tcp-spin", "udp-net"} {
 		err := connected(name, client, server, func(isClient bool, e Endpoint) error {
-			info, err := Inspect(client.params.Interface, false)
+			info, err := inspect.Look(client.params.Interface, false)
 			if err != nil {
 				return err
 			}
@@ -184,7 +185,7 @@ func TestBeside(t *testing.T) {
 		}
 	}
 	err := client.do(func() error {
-		info, err := Inspect(client.params.Interface, false)
+		info, err := inspect.Look(client.params.Interface, false)
 		if err == nil && info.Program != "" {
 			err = fmt.Errorf("left behind: %s", info.Program)
 		}

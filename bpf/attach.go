@@ -22,6 +22,11 @@ const (
 	Generic
 )
 
+// PageMTU is the largest MTU of a veth for a native program that does not take
+// multi-buffer frames: what a page of 4 KB leaves (veth_xdp_set,
+// drivers/net/veth.c). Other drivers differ by some bytes.
+const PageMTU = 3506
+
 func (m Mode) String() string {
 	switch m {
 	case Native:

@@ -12,6 +12,7 @@ import (
 	"text/tabwriter"
 
 	"viaxdp/bench"
+	"viaxdp/internal/inspect"
 	"viaxdp/vm/plan"
 )
 
@@ -19,7 +20,7 @@ import (
 type outcome struct {
 	events  int     // reported in all
 	boot    float64 // seconds to the guest's first step
-	info    bench.InterfaceInfo
+	info    inspect.Interface
 	modes   map[string]bool // reached on eth0
 	figures []figure
 	tests   int // that passed
@@ -113,7 +114,7 @@ func (o *outcome) fault(format string, args ...any) {
 
 // takeInfo reads what the interface can do; the mode must be among it.
 func (o *outcome) takeInfo(e plan.Event, mode string) {
-	var list []bench.InterfaceInfo
+	var list []inspect.Interface
 	if err := json.Unmarshal([]byte(e.Stdout), &list); err != nil || len(list) != 1 {
 		o.fault("%s: no answer that can be read: %v", stepInfo, err)
 		return

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"viaxdp/bench"
+	"viaxdp/internal/inspect"
 	"viaxdp/vm/plan"
 )
 
@@ -40,7 +41,7 @@ func green(t *testing.T, asked order) (events []plan.Event) {
 		}
 		results[r.step()] = asJSON(result)
 	}
-	results[stepInfo] = asJSON([]bench.InterfaceInfo{{Modes: []bench.ModeInfo{{Mode: mode, Reached: true}}}})
+	results[stepInfo] = asJSON([]inspect.Interface{{Modes: []inspect.Mode{{Mode: mode, Reached: true}}}})
 	results[stepNIC] = "=== RUN   TestNICsEcho\n" + passes(frameTests...) + "PASS\n"
 	results[stepQueues] = "--- PASS: TestQueuesOfNICs (1.00s)\n"
 	results[stepConformance] = passes("TestNICs")

@@ -15,13 +15,13 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/bench"
+	"viaxdp/internal/inspect"
 	"viaxdp/kagent/agentclient"
 )
 
 // described is an element of what info --json prints.
 type described struct {
-	bench.InterfaceInfo
+	inspect.Interface
 	Agent string `json:"agent"` // who opens NICs for programs that are started from here
 }
 
@@ -52,7 +52,7 @@ func newInfo(env environment) *cobra.Command {
 				return printJSON(env.stdout, infos)
 			}
 			for i := range infos {
-				printInfo(env, &infos[i].InterfaceInfo)
+				printInfo(env, &infos[i].Interface)
 			}
 			printAgents(env.stdout, infos, agentOf(""))
 			return nil
@@ -76,10 +76,10 @@ func infoNames(asked []string) ([]string, error) {
 	if len(names) > 0 {
 		return names, nil
 	}
-	return bench.Interfaces()
+	return inspect.Names()
 }
 
-func printInfo(env environment, i *bench.InterfaceInfo) {
+func printInfo(env environment, i *inspect.Interface) {
 	w := tabwriter.NewWriter(env.stdout, 0, 0, 2, ' ', 0)
 	defer w.Flush()
 	state := "down"
@@ -106,7 +106,7 @@ func printInfo(env environment, i *bench.InterfaceInfo) {
 	}
 }
 
-func modeState(m bench.ModeInfo) string {
+func modeState(m inspect.Mode) string {
 	s := "not possible"
 	switch {
 	case m.Reached:

@@ -21,6 +21,7 @@ import (
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
 	"viaxdp/bench/suite"
+	"viaxdp/internal/inspect"
 	"viaxdp/internal/nstest"
 	"viaxdp/internal/testbed"
 )
@@ -74,10 +75,10 @@ func (r *recorder) actions() actions {
 		status: func(testbed.Named) (testbed.Status, error) {
 			return testbed.Status{Up: true, Hugepages: 3}, called("status")
 		},
-		inspect: func(name string, try bool) (bench.InterfaceInfo, error) {
-			return bench.InterfaceInfo{
-				Name: name, Driver: "veth", MTU: 1500, Queues: bench.Queues{RX: 2, TX: 4},
-				Modes: []bench.ModeInfo{{Mode: "native", Possible: true, Tried: try, Reached: try}},
+		inspect: func(name string, try bool) (inspect.Interface, error) {
+			return inspect.Interface{
+				Name: name, Driver: "veth", MTU: 1500, Queues: inspect.Queues{RX: 2, TX: 4},
+				Modes: []inspect.Mode{{Mode: "native", Possible: true, Tried: try, Reached: try}},
 			}, called("inspect")
 		},
 		suite: func(_ context.Context, c suite.Config) (*report.Report, error) {
@@ -362,7 +363,7 @@ func TestInfoOfVeth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var infos []bench.InterfaceInfo
+	var infos []inspect.Interface
 	if err := json.Unmarshal(out.Bytes(), &infos); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/internal/census"
+	"viaxdp/internal/inspect"
 	"viaxdp/internal/rundir"
 	"viaxdp/internal/support"
 )
@@ -34,7 +35,7 @@ func newReport(env environment) *cobra.Command {
 			"anywhere.",
 		RunE: func(_ *cobra.Command, args []string) (err error) {
 			if len(args) == 0 {
-				if args, err = bench.Interfaces(); err != nil {
+				if args, err = inspect.Names(); err != nil {
 					return err
 				}
 			}

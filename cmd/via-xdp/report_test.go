@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"viaxdp/bench"
+	"viaxdp/internal/inspect"
 )
 
 // untar reads the names and the text of an archive.
@@ -47,11 +47,11 @@ func TestReportCommand(t *testing.T) {
 	}
 	var out, log bytes.Buffer
 	env := environment{stdout: &out, stderr: &log, actions: actions{
-		inspect: func(name string, try bool) (bench.InterfaceInfo, error) {
+		inspect: func(name string, try bool) (inspect.Interface, error) {
 			if try {
 				t.Error("a report tried modes, which resets links")
 			}
-			return bench.InterfaceInfo{Name: name, MAC: "52:54:00:12:34:56"}, nil
+			return inspect.Interface{Name: name, MAC: "52:54:00:12:34:56"}, nil
 		},
 	}}
 	file := filepath.Join(dir, "r.tar.gz")

@@ -15,6 +15,7 @@ import (
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
 	"viaxdp/bench/suite"
+	"viaxdp/internal/inspect"
 	"viaxdp/internal/mpirun"
 	"viaxdp/internal/testbed"
 	"viaxdp/internal/torture"
@@ -45,7 +46,7 @@ type actions struct {
 	up        func(testbed.Named) error
 	down      func(testbed.Named) error
 	status    func(testbed.Named) (testbed.Status, error)
-	inspect   func(name string, try bool) (bench.InterfaceInfo, error)
+	inspect   func(name string, try bool) (inspect.Interface, error)
 	suite     func(context.Context, suite.Config) (*report.Report, error)
 	worker    func() error
 	guard     func() error
@@ -61,7 +62,7 @@ func production() actions {
 		up:      testbed.Named.Up,
 		down:    testbed.Named.Down,
 		status:  testbed.Named.Status,
-		inspect: bench.Inspect,
+		inspect: inspect.Look,
 		suite:   suite.Run,
 		worker:  bench.WorkerMain,
 		guard:   testbed.GuardMain,

@@ -5,8 +5,10 @@ import (
 	"slices"
 	"strings"
 
+	"viaxdp/bpf"
 	"viaxdp/internal/undo"
 	"viaxdp/kagent/agentclient"
+	"viaxdp/wire"
 	"viaxdp/xdpnic"
 )
 
@@ -15,11 +17,8 @@ const (
 	// has in front of its IP packet: Ethernet header and a VLAN tag.
 	chunkFrame = xdpnic.MaxChunk - xdpnic.PacketHeadroom
 	frameHead  = 18
-	// pageMTU is the largest MTU for a native program without multi-buffer, on
-	// veth; other drivers differ by some bytes.
-	pageMTU = 3506
 
-	port = 4793
+	port = wire.Port
 )
 
 func checkLink(_ *Host, n *NIC) []Finding {
@@ -109,9 +108,9 @@ func checkMTU(_ *Host, n *NIC) []Finding {
 	case n.MTU < 576:
 		return one(Error, fmt.Sprintf("MTU %d", n.MTU), "no room for data beside the headers",
 			"ip link set dev "+n.Name+" mtu 1500")
-	case n.XDPKnown && !n.Has("rx-sg") && n.MTU > pageMTU:
-		return one(Warning, fmt.Sprintf("MTU %d is more than native mode takes without multi-buffer (%d)", n.MTU, pageMTU),
-			"native mode is refused and generic mode taken", fmt.Sprintf("ip link set dev %s mtu %d", n.Name, pageMTU))
+	case n.XDPKnown && !n.Has("rx-sg") && n.MTU > bpf.PageMTU:
+		return one(Warning, fmt.Sprintf("MTU %d is more than native mode takes without multi-buffer (%d)", n.MTU, bpf.PageMTU),
+			"native mode is refused and generic mode taken", fmt.Sprintf("ip link set dev %s mtu %d", n.Name, bpf.PageMTU))
 	case frame > chunkFrame:
 		return ok(fmt.Sprintf("MTU %d: a frame takes up to %d chunks", n.MTU, (frame+chunkFrame-1)/chunkFrame))
 	}

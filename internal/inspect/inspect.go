@@ -1,4 +1,9 @@
-package bench
+// Package inspect tells what an interface can do: driver, queues, modes, limits.
+//
+// Everything but trying works without privilege, and changes nothing. The
+// functions may be called concurrently; they look at the network namespace of the
+// calling thread.
+package inspect
 
 import (
 	"errors"
@@ -15,20 +20,24 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// InterfaceInfo is what an interface can do.
-type InterfaceInfo struct {
-	Name     string      `json:"name"`
-	Index    int         `json:"index"`
-	Driver   string      `json:"driver"`
-	MAC      string      `json:"mac"`
-	Up       bool        `json:"up"`
-	MTU      int         `json:"mtu"`
-	Queues   Queues      `json:"queues"`
-	Features []string    `json:"xdp_features"` // of the driver, as netdev netlink tells
-	Program  string      `json:"program"`      // XDP program attached now; empty: none
-	Modes    []ModeInfo  `json:"modes"`        // best first
-	Limits   []LimitInfo `json:"limits"`
-	Notes    []string    `json:"notes,omitempty"` // what could not be learnt and why
+// tryPort is the UDP port of the program that is attached for a moment; data
+// frames of VIs have 4793.
+const tryPort = 4794
+
+// Interface is what an interface can do.
+type Interface struct {
+	Name     string   `json:"name"`
+	Index    int      `json:"index"`
+	Driver   string   `json:"driver"`
+	MAC      string   `json:"mac"`
+	Up       bool     `json:"up"`
+	MTU      int      `json:"mtu"`
+	Queues   Queues   `json:"queues"`
+	Features []string `json:"xdp_features"` // of the driver, as netdev netlink tells
+	Program  string   `json:"program"`      // XDP program attached now; empty: none
+	Modes    []Mode   `json:"modes"`        // best first
+	Limits   []Limit  `json:"limits"`
+	Notes    []string `json:"notes,omitempty"` // what could not be learnt and why
 }
 
 // Queues of an interface.
@@ -40,8 +49,8 @@ type Queues struct {
 	TXRing   int `json:"tx_ring"`
 }
 
-// ModeInfo is a way to run XDP on an interface.
-type ModeInfo struct {
+// Mode is a way to run XDP on an interface.
+type Mode struct {
 	Mode     string `json:"mode"`
 	Possible bool   `json:"possible"` // as far as the driver says
 	Tried    bool   `json:"tried"`
@@ -49,23 +58,23 @@ type ModeInfo struct {
 	Reason   string `json:"reason,omitempty"`
 }
 
-// LimitInfo is a bound on what can be used.
-type LimitInfo struct {
+// Limit is a bound on what can be used.
+type Limit struct {
 	Name    string `json:"name"`
 	Value   string `json:"value"`
 	Meaning string `json:"meaning"`
 }
 
-// Inspect tells about an interface of this network namespace. With try it
-// attaches a program and opens a queue in each mode for a moment, which needs
-// root and may reset the link of a real NIC.
-func Inspect(name string, try bool) (InterfaceInfo, error) {
+// Look tells about an interface of this network namespace. With try it attaches a
+// program and opens a queue in each mode for a moment, which needs root and may
+// reset the link of a real NIC.
+func Look(name string, try bool) (Interface, error) {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
-		return InterfaceInfo{}, fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", name, err)
+		return Interface{}, fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", name, err)
 	}
 	a := l.Attrs()
-	info := InterfaceInfo{
+	info := Interface{
 		Name: a.Name, Index: a.Index, MAC: a.HardwareAddr.String(), MTU: a.MTU,
 		Up:     a.RawFlags&unix.IFF_UP != 0,
 		Queues: Queues{RX: a.NumRxQueues, TX: a.NumTxQueues},
@@ -75,8 +84,8 @@ func Inspect(name string, try bool) (InterfaceInfo, error) {
 	features, err := xdpnic.QueryFeatures(a.Index)
 	if err != nil {
 		info.note("XDP features", err)
-	} else {
-		info.Features = append(info.Features, featureNames(features)...)
+	} else if features.XDP != 0 {
+		info.Features = strings.Split(features.XDP.String(), ",")
 	}
 	if at, ok, err := bpf.AttachedTo(a.Index); err != nil {
 		info.note("XDP program", err)
@@ -94,8 +103,8 @@ func Inspect(name string, try bool) (InterfaceInfo, error) {
 	return info, nil
 }
 
-// Interfaces lists the names of all interfaces here but the loopback.
-func Interfaces() ([]string, error) {
+// Names lists all interfaces here but the loopback.
+func Names() ([]string, error) {
 	all, err := net.Interfaces()
 	if err != nil {
 		return nil, err
@@ -109,12 +118,12 @@ func Interfaces() ([]string, error) {
 	return names, nil
 }
 
-func (i *InterfaceInfo) note(what string, err error) {
+func (i *Interface) note(what string, err error) {
 	i.Notes = append(i.Notes, fmt.Sprintf("%s: %v", what, err))
 }
 
 // askDriver learns by ethtool what netlink does not tell.
-func (i *InterfaceInfo) askDriver() {
+func (i *Interface) askDriver() {
 	e, err := ethtool.NewEthtool()
 	if err != nil {
 		i.note("ethtool", err)
@@ -140,7 +149,7 @@ func (i *InterfaceInfo) askDriver() {
 
 // modes are those that the driver's features allow; generic mode works
 // everywhere.
-func (i *InterfaceInfo) modes(f xdpnic.Features, known bool) {
+func (i *Interface) modes(f xdpnic.Features, known bool) {
 	native := f.XDP.Has(xdpnic.FeatureBasic | xdpnic.FeatureRedirect)
 	zeroCopy := native && f.XDP.Has(xdpnic.FeatureZeroCopy)
 	why := func(ok bool, bit string) string {
@@ -152,7 +161,7 @@ func (i *InterfaceInfo) modes(f xdpnic.Features, known bool) {
 		}
 		return "the driver does not offer " + bit
 	}
-	i.Modes = []ModeInfo{
+	i.Modes = []Mode{
 		{Mode: xdpnic.ModeZeroCopy.String(), Possible: zeroCopy, Reason: why(zeroCopy, xdpnic.FeatureZeroCopy.String())},
 		{Mode: xdpnic.ModeNative.String(), Possible: native, Reason: why(native, xdpnic.FeatureRedirect.String())},
 		{Mode: xdpnic.ModeGeneric.String(), Possible: true},
@@ -160,39 +169,57 @@ func (i *InterfaceInfo) modes(f xdpnic.Features, known bool) {
 }
 
 // try reaches for each mode on its own.
-func (i *InterfaceInfo) try() {
+func (i *Interface) try() {
 	for n := range i.Modes {
 		m := &i.Modes[n]
 		m.Tried = true
-		var q *xdpnic.Queue
-		nic, err := openNIC(Params{Interface: i.Name, Mode: m.Mode}, func(ifi *net.Interface, mode xdpnic.Mode) (int, error) {
-			var err error
-			q, err = xdpnic.Open(xdpnic.Config{Ifindex: ifi.Index, RxChunks: 64, TxChunks: 64, Mode: mode, Require: true})
-			if err != nil {
-				return -1, err
-			}
-			return q.FD(), nil
-		}, func() {})
-		if err == nil {
-			err = nic.close()
-			m.Reached = err == nil
-		}
-		if q != nil {
-			err = errors.Join(err, q.Close())
-		}
-		if err != nil {
+		if err := i.reach(m); err != nil {
 			m.Reason = strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
 	}
 }
 
-func (i *InterfaceInfo) limits(f xdpnic.Features) {
+// reach attaches a program and binds a socket, for a moment.
+func (i *Interface) reach(m *Mode) error {
+	want, err := xdpnic.ParseMode(m.Mode)
+	if err != nil {
+		return err
+	}
+	_, _, err = xdpnic.Climb(want, true, func(mode xdpnic.Mode) (err error) {
+		program, err := bpf.NewRedirect(bpf.RedirectConfig{
+			Port: tryPort, MaxQueues: 1, Frags: !mode.Generic() && i.MTU > bpf.PageMTU,
+		})
+		if err != nil {
+			return err
+		}
+		where := bpf.Native
+		if mode.Generic() {
+			where = bpf.Generic
+		}
+		var q *xdpnic.Queue
+		if err = program.Attach(i.Index, where); err == nil {
+			q, err = xdpnic.Open(xdpnic.Config{Ifindex: i.Index, RxChunks: 64, TxChunks: 64, Mode: mode, Require: true})
+		}
+		if err == nil {
+			err = program.Register(0, q.FD())
+		}
+		err = errors.Join(err, program.Close()) // before the socket, so that no frame finds it closed
+		m.Reached = err == nil
+		if q != nil {
+			err = errors.Join(err, q.Close())
+		}
+		return err
+	})
+	return err
+}
+
+func (i *Interface) limits(f xdpnic.Features) {
 	add := func(name, value, meaning string) {
-		i.Limits = append(i.Limits, LimitInfo{name, value, meaning})
+		i.Limits = append(i.Limits, Limit{name, value, meaning})
 	}
 	add("frame", fmt.Sprint(xdpnic.MaxChunk-xdpnic.PacketHeadroom),
 		"bytes of a frame in one chunk; longer ones are chained")
-	add("native_mtu", fmt.Sprint(nativeMTU),
+	add("native_mtu", fmt.Sprint(bpf.PageMTU),
 		"largest MTU for a native program without multi-buffer support on veth")
 	add("segments", fmt.Sprint(xdpnic.MaxSegs), "ring entries of a frame in copy mode")
 	if f.ZCMaxSegs > 0 {
