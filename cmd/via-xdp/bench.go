@@ -24,7 +24,7 @@ import (
 type suiteFlags struct {
 	cfg  suite.Config
 	out  string // directory
-	json string // file; "-": standard output
+	json jsonFile
 }
 
 func (s *suiteFlags) add(f *pflag.FlagSet) {
@@ -42,7 +42,7 @@ func (s *suiteFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&s.cfg.Hugepages, "hugepages", s.cfg.Hugepages, "allow for surplus hugepages while memory is mapped")
 	f.BoolVar(&s.cfg.Install, "install", false, "install other people's programs that are missing, from Debian")
 	f.StringVar(&s.out, "out", "", "`directory` for report.json, histograms and plots (default bench-results/<time>)")
-	f.StringVar(&s.json, "json", "", "write the report also to this `file`; - for standard output, the table then goes to standard error")
+	s.json.flag(f, "write the report also to this `file`; - for standard output, the table then goes to standard error")
 }
 
 func newBench(env environment) *cobra.Command {
@@ -83,7 +83,7 @@ func (s *suiteFlags) run(ctx context.Context, env environment, groups []string) 
 	cfg := s.cfg
 	cfg.Groups, cfg.Stderr, cfg.Command = groups, env.stderr, commandLine(env.args)
 	estimate, err := suite.Estimate(cfg)
-	if err := errors.Join(err, checkFile(s.json)); err != nil {
+	if err := errors.Join(err, s.json.check()); err != nil {
 		return nil, err
 	}
 	if s.out == "" {
@@ -113,27 +113,9 @@ func (s *suiteFlags) run(ctx context.Context, env environment, groups []string) 
 
 // show prints the tables and writes the plots.
 func (s *suiteFlags) show(env environment, r *report.Report) error {
-	table := env.stdout
-	if s.json == "-" {
-		table = env.stderr
-	}
-	if err := r.WriteTable(table); err != nil {
-		return err
-	}
-	err := s.writeJSON(env, r)
+	err := s.json.write(env, r.WriteTable, r.Write)
 	_, plots := r.WritePlots(s.out)
 	return errors.Join(err, plots)
-}
-
-// writeJSON writes the report where --json says.
-func (s *suiteFlags) writeJSON(env environment, r *report.Report) error {
-	switch s.json {
-	case "":
-		return nil
-	case "-":
-		return r.Write(env.stdout)
-	}
-	return writeFile(s.json, r.Write)
 }
 
 func newBenchList(env environment) *cobra.Command {
@@ -229,7 +211,7 @@ func newBenchDoc(env environment) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return errors.Join(s.writeJSON(env, r), writeDocument(r, histograms, docs))
+			return errors.Join(s.json.keep(env, r.Write), writeDocument(r, histograms, docs))
 		},
 	}
 	s.add(cmd.Flags())

@@ -32,7 +32,7 @@ func newDemo(env environment) *cobra.Command {
 			"does with --post_list. Nothing of it stays behind. Needs root.\n\nNames:\n" + namesHelp(),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.check(); err != nil {
+			if err := out.json.check(); err != nil {
 				return err
 			}
 			cfg.Plan.Rows = bench.RowsOf(names)

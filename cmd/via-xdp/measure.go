@@ -128,7 +128,7 @@ func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, p
 		return m.serve(cmd.Context(), env)
 	}
 	name, err := m.transport()
-	if err := errors.Join(err, m.out.check()); err != nil {
+	if err := errors.Join(err, m.out.json.check()); err != nil {
 		return err
 	}
 	if !(m.duration > 0) {
@@ -158,10 +158,7 @@ func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, p
 	if !m.histogram {
 		return nil
 	}
-	to := env.stdout
-	if m.out.json == "-" {
-		to = env.stderr
-	}
+	to := m.out.json.text(env)
 	for _, bytes := range plan.Sizes {
 		fmt.Fprintf(to, "\n%s, %d bytes\n", name, bytes)
 		if err := bench.WriteHistogram(to, name, result.Histograms[bench.Case{Name: name, Bytes: bytes}]); err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,69 +16,90 @@ import (
 
 // output is where the report goes.
 type output struct {
-	json string // file; "-": standard output
+	json jsonFile
 	svg  string // directory
 }
 
 func (o *output) flags(f *pflag.FlagSet) {
-	f.StringVar(&o.json, "json", "", "write the result as JSON to this `file`; - for standard output, the table then goes to standard error")
+	o.json.flag(f, "write the result as JSON to this `file`; - for standard output, the table then goes to standard error")
 	f.StringVar(&o.svg, "svg", "", "write plots to this `directory`")
-}
-
-// check finds a place that is not there before anything is measured.
-func (o *output) check() error { return checkFile(o.json) }
-
-// checkFile says whether a file can be written, without making it.
-func checkFile(path string) error {
-	if path == "" || path == "-" {
-		return nil
-	}
-	dir := filepath.Dir(path)
-	if st, err := os.Stat(dir); err != nil {
-		return fmt.Errorf("--json %s: %w", path, err)
-	} else if !st.IsDir() {
-		return fmt.Errorf("--json %s: %s is no directory", path, dir)
-	}
-	needed := dir
-	if st, err := os.Stat(path); err == nil {
-		if needed = path; st.IsDir() {
-			return fmt.Errorf("--json %s: it is a directory: name a file", path)
-		}
-	}
-	if err := unix.Access(needed, unix.W_OK); err != nil {
-		return fmt.Errorf("--json %s: %w", path, &os.PathError{Op: "write to", Path: needed, Err: err})
-	}
-	return nil
 }
 
 // write prints the table and what else was asked for.
 func (o *output) write(env environment, r *bench.Result) error {
-	table := env.stdout
-	if o.json == "-" {
-		table = env.stderr
-	}
-	if err := r.WriteTable(table); err != nil {
+	if err := o.json.write(env, r.WriteTable, r.WriteJSON); err != nil || o.svg == "" {
 		return err
-	}
-	switch o.json {
-	case "":
-	case "-":
-		if err := r.WriteJSON(env.stdout); err != nil {
-			return err
-		}
-	default:
-		if err := writeFile(o.json, r.WriteJSON); err != nil {
-			return err
-		}
-	}
-	if o.svg == "" {
-		return nil
 	}
 	files, err := r.WritePlots(o.svg)
 	for _, f := range files {
 		fmt.Fprintln(env.stderr, "wrote", f)
 	}
 	return err
+}
+
+// jsonFile is where a result goes as JSON, beside what people read of it; "-" is
+// standard output, empty nowhere.
+type jsonFile string
+
+func (j *jsonFile) flag(f *pflag.FlagSet, usage string) {
+	f.StringVar((*string)(j), "json", "", usage)
+}
+
+// check finds a place that cannot be written before anything is measured, without
+// making the file.
+func (j jsonFile) check() error {
+	if j == "" || j == "-" {
+		return nil
+	}
+	dir := filepath.Dir(string(j))
+	if st, err := os.Stat(dir); err != nil {
+		return fmt.Errorf("--json %s: %w", j, err)
+	} else if !st.IsDir() {
+		return fmt.Errorf("--json %s: %s is no directory", j, dir)
+	}
+	needed := dir
+	if st, err := os.Stat(string(j)); err == nil {
+		if needed = string(j); st.IsDir() {
+			return fmt.Errorf("--json %s: it is a directory: name a file", j)
+		}
+	}
+	if err := unix.Access(needed, unix.W_OK); err != nil {
+		return fmt.Errorf("--json %s: %w", j, &os.PathError{Op: "write to", Path: needed, Err: err})
+	}
+	return nil
+}
+
+// text is where what people read goes.
+func (j jsonFile) text(env environment) io.Writer {
+	if j == "-" {
+		return env.stderr
+	}
+	return env.stdout
+}
+
+// write writes both.
+func (j jsonFile) write(env environment, text, asJSON func(io.Writer) error) error {
+	if err := text(j.text(env)); err != nil {
+		return err
+	}
+	return j.keep(env, asJSON)
+}
+
+// keep writes the JSON alone.
+func (j jsonFile) keep(env environment, asJSON func(io.Writer) error) error {
+	switch j {
+	case "":
+		return nil
+	case "-":
+		return asJSON(env.stdout)
+	}
+	return writeFile(string(j), asJSON)
+}
+
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
 }
 
 func writeFile(path string, write func(io.Writer) error) error {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,7 +26,7 @@ func party() error { return torture.Main(os.Stdin, os.Stdout) }
 // newSoak is the command around soak, which is torture.Soak.
 func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (torture.SoakReport, error)) *cobra.Command {
 	cfg := torture.SoakConfig{For: time.Minute, Args: []string{partyCommand}, Stderr: env.stderr}
-	asJSON, gigabytes := "", 0.
+	asJSON, gigabytes := jsonFile(""), 0.
 	cmd := &cobra.Command{
 		Use:   "soak",
 		Short: "Traffic under faults, deaths and returns, every byte checked",
@@ -52,7 +51,7 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			if !(gigabytes <= 1e9) {
 				return fmt.Errorf("--gigabytes %v: want a number of at most 10^9", gigabytes)
 			}
-			if err := checkFile(asJSON); err != nil {
+			if err := asJSON.check(); err != nil {
 				return err
 			}
 			cfg.Bytes = uint64(gigabytes * 1e9)
@@ -69,9 +68,9 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			if report.Elapsed == 0 { // it did not begin
 				return err
 			}
-			if werr := writeSoak(env, asJSON, report); werr != nil {
-				err = errors.Join(err, werr)
-			}
+			err = errors.Join(err, asJSON.write(env,
+				func(w io.Writer) error { return printSoak(w, report) },
+				func(w io.Writer) error { return printJSON(w, report) }))
 			if err == nil {
 				err = cmd.Context().Err()
 			}
@@ -86,31 +85,8 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	f.IntVar(&cfg.Flows, "flows", 4, "VIs at each of the three reliability levels")
 	f.BoolVar(&cfg.Hostile, "hostile", false, "seal the connections by a pre-shared key, and flood both sides with forged frames")
 	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report tells)")
-	f.StringVar(&asJSON, "json", "", "write the report as JSON to this `file`; - for standard output, the text then goes to standard error")
+	asJSON.flag(f, "write the report as JSON to this `file`; - for standard output, the text then goes to standard error")
 	return cmd
-}
-
-// writeSoak prints the report and writes the file that was asked for.
-func writeSoak(env environment, asJSON string, r torture.SoakReport) error {
-	encode := func(w io.Writer) error {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(r)
-	}
-	text := env.stdout
-	if asJSON == "-" {
-		text = env.stderr
-	}
-	if err := printSoak(text, r); err != nil {
-		return err
-	}
-	switch asJSON {
-	case "":
-		return nil
-	case "-":
-		return encode(env.stdout)
-	}
-	return writeFile(asJSON, encode)
 }
 
 func printSoak(w io.Writer, r torture.SoakReport) error {

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -102,10 +100,4 @@ func printStatus(env environment, bed testbed.Named) error {
 		fmt.Fprintln(env.stdout, "  no hugepages:", s.Note)
 	}
 	return nil
-}
-
-func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
 }
