@@ -2,11 +2,9 @@ package vipl_test
 
 import (
 	"slices"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
-	"unsafe"
 
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -108,10 +106,10 @@ func TestRDMA(t *testing.T) {
 func TestLastWordLast(t *testing.T) {
 	_, va, _, xa, xb := rdmaPair(t, memoryConfig{}, vipl.ReliableDelivery)
 	const size = 6000
-	last := (*atomic.Uint64)(unsafe.Pointer(&xb.buf[1][size-8]))
+	last := wordOf(xb.buf[1][size-8:])
 	for k := range uint64(50) {
 		fillPattern(xa.buf[0][:size-8], int(k))
-		(*atomic.Uint64)(unsafe.Pointer(&xa.buf[0][size-8])).Store(k + 1)
+		wordOf(xa.buf[0][size-8:]).Store(k + 1)
 		xa.desc[0].SetRDMAWrite(xb.remote(1), segment(xa, 0, size))
 		postDesc(t, va, xa, 0)
 		for last.Load() != k+1 {
