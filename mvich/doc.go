@@ -124,7 +124,7 @@
 //
 // # One interface, one rank
 //
-// vipl cannot connect VIs of one interface in different programs. So
+// A program that opens an interface by itself, without an agent, has it alone. So
 // each rank needs an interface of its own, in a namespace or on a host; ranks of
 // one program may share a NIC handle.
 //

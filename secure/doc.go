@@ -3,11 +3,11 @@
 // sealing of frames. It is pure: no system call but for random numbers, no clock,
 // and it knows neither VIs nor sockets.
 //
-//	requester                                        acceptor
-//	PSK.Request: share, proof -- Request ------------> PSK.Accept
-//	Requester.Finish <------------- Accept -- share, proof
-//	    proof ------------------- Confirm ----------> Acceptance.Confirm
-//	Session                                          Session
+//	requester                                       acceptor
+//	PSK.Request: share, proof ------ Request -----> PSK.Check
+//	Requester.Finish <-------------- Accept ------- Offered.Accept: share, proof
+//	    proof ---------------------- Confirm -----> Acceptance.Confirm
+//	Session                                         Session
 //
 // A share is an ephemeral X25519 key. Each proof is a MAC over all that was said
 // until then: both shares, and what the caller binds to the handshake, which is

@@ -67,6 +67,6 @@
 //
 // # Privileges
 //
-// OpenNic needs root, or CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. [Open] over a
-// NIC in memory needs none.
+// None where an agent opens the NIC ([WithAgent]). Without one OpenNic needs root, or
+// CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. [Open] over a NIC in memory needs none.
 package vipl

@@ -1,15 +1,11 @@
-// Command via-xdp measures VIs over AF_XDP, makes a test bed for them and
-// tells what an interface can do.
+// Command via-xdp is all that is run of this project: what looks at a machine and mends
+// it, what shows the programs that run, what measures, and what serves.
 //
-//	via-xdp demo                 two namespaces, all transports, a table
-//	via-xdp pingpong [SERVER]    latency between two hosts
-//	via-xdp stream [SERVER]      bandwidth between two hosts
-//	via-xdp testbed up|down|status
-//	via-xdp info [INTERFACE]     what an interface can do
-//	via-xdp doctor [INTERFACE]   what stands in the way, and --fix
-//	via-xdp tune, cleanup        settings for speed; what a crash left
-//	via-xdp res, stat, top       what programs have open, and how fast it goes
-//	via-xdp capture, ping        frames for Wireshark; is an agent there
+//	via-xdp doctor, info, tune, cleanup, report        the machine and its interfaces
+//	via-xdp res, stat, top, capture, ping              programs that have NICs open
+//	via-xdp demo, bench, pingpong, stream, trace       how fast it goes
+//	via-xdp mpibench, mpiapp, soak, testbed            ranks, faults, namespaces by hand
+//	via-xdp agent, proxy, mpirun                       NICs, TCP and ranks for other programs
 //
 // docs/cli.md, made from the commands, has all of them.
 //

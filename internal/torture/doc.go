@@ -3,10 +3,10 @@
 // doubled or out of order, a chunk, goroutine or file that is not given back.
 //
 //	parent: Bed                            testbed.Site
-//	+---------------+  orders   +-----------------------------------------+
-//	| faults, links |---------->| party 0  ==== middle (faults) ====  party 1 |
-//	| deaths        |<----------|  NIC, flows                    NIC, flows   |
-//	+---------------+  reports  +-----------------------------------------+
+//	+---------------+  orders   +----------------------------------------------+
+//	| faults, links |---------->| party 0  ==== middle (faults) ====  party 1  |
+//	| deaths        |<----------| NIC, flows                        NIC, flows |
+//	+---------------+  reports  +----------------------------------------------+
 //
 // A party is a process of its own with one NIC handle and several flows. A flow
 // is a VI that is connected with one of the other party, sends and receives all
