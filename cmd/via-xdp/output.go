@@ -118,3 +118,34 @@ func isTerminal(w io.Writer) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
 }
+
+// progress keeps one line on a terminal up to date.
+type progress struct {
+	w     io.Writer // nil: no terminal
+	shown bool
+}
+
+func newProgress(w io.Writer) *progress {
+	if !isTerminal(w) {
+		w = nil
+	}
+	return &progress{w: w}
+}
+
+func (p *progress) step(s bench.Step) {
+	p.line("%s, %d bytes (turn %d of %d)", s.Name, s.Bytes, s.Turn, s.Turns)
+}
+
+func (p *progress) line(format string, args ...any) {
+	if p.w == nil {
+		return
+	}
+	p.shown = true
+	fmt.Fprintf(p.w, "\r\x1b[K"+format, args...)
+}
+
+func (p *progress) done() {
+	if p.shown {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+}

@@ -61,10 +61,10 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			if !cmd.Flags().Changed("seed") {
 				cfg.Seed = rand.Uint64()
 			}
-			status := newSoakStatus(env.stderr)
-			cfg.Progress = status.show
+			progress := newProgress(env.stderr)
+			cfg.Progress = func(r torture.SoakReport) { progress.line("%s", soakStep(r)) }
 			report, err := soak(cmd.Context(), cfg)
-			status.clear()
+			progress.done()
 			if report.Elapsed == 0 { // it did not begin
 				return err
 			}
@@ -134,34 +134,12 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	return err
 }
 
-// soakStatus keeps one line on a terminal up to date.
-type soakStatus struct {
-	w     io.Writer // nil: no terminal
-	shown bool
-}
-
-func newSoakStatus(w io.Writer) *soakStatus {
-	if !isTerminal(w) {
-		w = nil
-	}
-	return &soakStatus{w: w}
-}
-
-func (s *soakStatus) show(r torture.SoakReport) {
-	if s.w == nil {
-		return
-	}
-	s.shown = true
+// soakStep is how far a soak is.
+func soakStep(r torture.SoakReport) string {
 	events := 0
 	for _, n := range r.Events {
 		events += n
 	}
-	fmt.Fprintf(s.w, "\r\x1b[K%v: act %d, event %d (%s); %.2f GB, %d kills; %d frames, %d lost, %d connections", r.Elapsed.Round(time.Second),
+	return fmt.Sprintf("%v: act %d, event %d (%s); %.2f GB, %d kills; %d frames, %d lost, %d connections", r.Elapsed.Round(time.Second),
 		r.Acts+1, events+1, r.Event, float64(r.Bytes)/1e9, r.Kills, r.Way.Taken, r.Way.Lost+r.Way.LostInBurst, r.Connections)
-}
-
-func (s *soakStatus) clear() {
-	if s.shown {
-		fmt.Fprint(s.w, "\r\x1b[K")
-	}
 }
