@@ -8,7 +8,7 @@
 //	  | slot 0  |     | Region              |     | the program's bytes |
 //	  | slot 1 -+---->|  handle = handle?   |     |                     |
 //	  |  ...    |     |  alive, users       |     |  addr .. addr+n     |
-//	  | slot 2^k|     |  memory ------------+---->|  in the UMEM or not |
+//	  | slot 2^k|     |  memory ------------+---->|                     |
 //	  +---------+     |  attributes         |     |                     |
 //	  an array of     +----+----------------+     +---------------------+
 //	  atomic pointers      | atomic pointer
