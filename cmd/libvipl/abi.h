@@ -29,6 +29,9 @@ struct via_queue {
 	uintptr_t posted, completed, settling, dequeued, ring;
 };
 
+/* As vipl.HeldPolls; table.go holds them alike. */
+enum { HELD_POLLS = 4 };
+
 /* A slot: what polls of its handle look at. Never freed, so always readable. */
 struct via_slot {
 	uint64_t handle;           /* 0: free */

@@ -18,7 +18,7 @@ struct via_slot via_slots[VIA_SLOTS];
  * Polls in vain between two looks at the clock, and time between two entries for
  * it; and polls between two looks at a ring that rests, see vipl/rest.go.
  */
-enum { POLLS_PER_LOOK = 256, TEND_EVERY = 20000 /* ns */, HELD_POLLS = 4, POLLS_PER_RING = 16 };
+enum { POLLS_PER_LOOK = 256, TEND_EVERY = 20000 /* ns */, POLLS_PER_RING = 16 };
 
 enum { NOTHING, SOMETHING, TIME };
 

@@ -155,6 +155,9 @@ func removeAll(n *nic, own C.uintptr_t) {
 
 func address[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(p))) }
 
+// poll.c counts as many polls in vain as package vipl does.
+var _ [C.HELD_POLLS]struct{} = [vipl.HeldPolls]struct{}{}
+
 // watchPort tells poll.c where to look for frames.
 func (n *nic) watchPort(s *C.struct_via_slot, pin *runtime.Pinner) {
 	w := n.words
