@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// udpHeaders is what IPv6 and UDP put before the content of a datagram; IPv4
-// takes 20 bytes less.
+// Bytes in front of the content of a datagram.
 const (
 	udpHeader  = 8
 	ipv4Header = 20

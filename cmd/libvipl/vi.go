@@ -35,7 +35,7 @@ func (c *cq) object() any { return c.CQ }
 // as a number, since Go looks at what a pointer it replaces pointed to.
 func setPointer(at unsafe.Pointer, h C.uintptr_t) { *(*C.uintptr_t)(at) = h }
 
-// attributesOf reads a VI's from the program.
+// viAttributes reads a VI's attributes from the program.
 func (n *nic) viAttributes(a *C.VIP_VI_ATTRIBUTES) (vipl.ViAttributes, C.int) {
 	out := vipl.ViAttributes{
 		Level: vipl.ReliabilityLevel(a.ReliabilityLevel), MaxTransferSize: int(a.MaxTransferSize),

@@ -92,7 +92,7 @@ func withAttributes(change func(*vipl.MemAttributes)) func(t *T, r *vipl.Region)
 	}
 }
 
-// refusedPair makes a connected pair of VIs, b with a protection tag, and the
+// pair makes a connected pair of VIs, b with a protection tag, and the
 // memory that refuses.
 func (f refusal) pair(t *T, level vipl.ReliabilityLevel) (va, vb *vipl.VI, a, b *block, to vipl.AddressSegment, target *vipl.Region) {
 	t.Helper()
