@@ -23,7 +23,6 @@ const (
 
 // Lane is one side's view.
 type Lane struct {
-	mem []byte
 	out ring // frames to the other side
 	in  ring // frames from it
 
@@ -46,7 +45,7 @@ func New(mem []byte, side int) (*Lane, error) {
 	if len(mem) < Size || side != 0 && side != 1 {
 		return nil, fmt.Errorf("lane: side %d of %d bytes, want 0 or 1 of %d", side, len(mem), Size)
 	}
-	l := &Lane{mem: mem, out: newRing(mem[side*ringSize:][:ringSize]), in: newRing(mem[(1-side)*ringSize:][:ringSize])}
+	l := &Lane{out: newRing(mem[side*ringSize:][:ringSize]), in: newRing(mem[(1-side)*ringSize:][:ringSize])}
 	l.head = l.out.prod.Load()
 	l.tail.Store(l.in.cons.Load())
 	return l, nil
