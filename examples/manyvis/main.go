@@ -22,10 +22,10 @@ const vis = 64
 // end is one VI with its memory: two descriptors and a message of 8 bytes each
 // way.
 type end struct {
-	vi         *vipl.VI
-	mem        *vipl.Region
-	send, recv *vipl.Descriptor
-	out, in    []byte
+	vi      *vipl.VI
+	mem     *vipl.Region
+	send    *vipl.Descriptor
+	out, in []byte
 }
 
 func main() { side.Main("manyvis", run) }
@@ -97,7 +97,7 @@ func open(s *side.Side, cq *vipl.CQ) (*end, error) {
 	}
 	send.SetSegments(mem.Segment(128, 8))
 	recv.SetSegments(mem.Segment(192, 8))
-	e := &end{vi: vi, mem: mem, send: send, recv: recv, out: mem.Bytes()[128:136], in: mem.Bytes()[192:200]}
+	e := &end{vi: vi, mem: mem, send: send, out: mem.Bytes()[128:136], in: mem.Bytes()[192:200]}
 	return e, vi.PostRecv(recv, mem.Handle())
 }
 
