@@ -178,23 +178,31 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// The program itself, from end to end.
+// The program itself, from end to end; with -short one group of it, for package suite has
+// all that spin.
 func TestBench(t *testing.T) {
 	nstest.Require(t)
 	out := t.TempDir()
+	groups := []string{"pingpong", "vibe-cq"}
+	patterns := []string{"vibe-cq-*.hdr", "vibe-cq-bandwidth.svg"}
+	if testing.Short() {
+		groups = groups[1:]
+	} else {
+		patterns = append(patterns, "pingpong-latency.svg", "pingpong-percentiles.svg")
+	}
 	var table, errs bytes.Buffer
 	status := run(context.Background(), environment{
-		args:   []string{"bench", "--quick", "--duration", "2ms", "--turns", "2", "--out", out, "pingpong", "vibe-cq"},
+		args:   append([]string{"bench", "--quick", "--duration", "2ms", "--turns", "2", "--out", out}, groups...),
 		stdout: &table, stderr: &errs, actions: production(),
 	})
 	if status != exitFine {
 		t.Fatalf("status %d: %s", status, errs.String())
 	}
 	r := readSample(t, filepath.Join(out, "report.json"))
-	if len(r.Groups) != 2 || r.Groups[0].Name != "pingpong" || r.Groups[1].Conditions.Mode != "generic" {
+	if len(r.Groups) != len(groups) || r.Groups[0].Name != groups[0] || r.Groups[len(groups)-1].Conditions.Mode != "generic" {
 		t.Errorf("got %+v", r)
 	}
-	for _, pattern := range []string{"pingpong-latency.svg", "pingpong-percentiles.svg", "vibe-cq-*.hdr", "vibe-cq-bandwidth.svg"} {
+	for _, pattern := range patterns {
 		if files, _ := filepath.Glob(filepath.Join(out, pattern)); len(files) == 0 {
 			t.Errorf("no %s", pattern)
 		}

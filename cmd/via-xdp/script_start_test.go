@@ -12,8 +12,6 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"golang.org/x/sys/unix"
-
-	"viaxdp/internal/nstest"
 )
 
 // scriptPatience is how long a script waits for what must happen.
@@ -21,57 +19,55 @@ const scriptPatience = time.Minute
 
 // startCommand is "start PLACE NAME COMMAND", which runs until "end NAME STATUS", or
 // the script's end.
-func startCommand(places map[string]*nstest.NS) func(*testscript.TestScript, bool, []string) {
-	return func(ts *testscript.TestScript, neg bool, args []string) {
-		if neg || len(args) < 3 || places[args[0]] == nil {
-			ts.Fatalf("start PLACE NAME COMMAND")
-		}
-		name := args[1]
-		path, err := exec.LookPath(args[2])
-		for dir := range strings.SplitSeq(ts.Getenv("PATH"), ":") {
-			if _, serr := os.Stat(dir + "/" + args[2]); serr == nil {
-				path, err = dir+"/"+args[2], nil
-				break
-			}
-		}
-		ts.Check(err)
-		out, err := os.Create(ts.MkAbs(name + ".out"))
-		ts.Check(err)
-		defer out.Close()
-		cmd := exec.Command(path, args[3:]...)
-		cmd.Dir, cmd.Stdout, cmd.Stderr = ts.MkAbs("."), out, out
-		for _, v := range []string{"PATH", "HOME", "VIA_AGENT", "VIA_RUNTIME_DIR", "VIA_STATE_DIR", "GOCOVERDIR"} {
-			if s := ts.Getenv(v); s != "" {
-				cmd.Env = append(cmd.Env, v+"="+s)
-			}
-		}
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		ts.Check(places[args[0]].Do(cmd.Start))
-		pid := cmd.Process.Pid
-		ts.Setenv(name, strconv.Itoa(pid))
-		ended := make(chan struct{})
-		go func() {
-			_ = cmd.Wait()
-			close(ended)
-		}()
-		ts.Defer(func() {
-			select {
-			case <-ended:
-			default:
-				_ = cmd.Process.Kill()
-				<-ended
-			}
-		})
-		running.Store(pid, func() int {
-			select {
-			case <-ended:
-				return cmd.ProcessState.ExitCode()
-			case <-time.After(scriptPatience):
-				ts.Fatalf("%s does not end", name)
-				return -1
-			}
-		})
+func startCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 || placesOf(ts)[args[0]] == nil {
+		ts.Fatalf("start PLACE NAME COMMAND")
 	}
+	name := args[1]
+	path, err := exec.LookPath(args[2])
+	for dir := range strings.SplitSeq(ts.Getenv("PATH"), ":") {
+		if _, serr := os.Stat(dir + "/" + args[2]); serr == nil {
+			path, err = dir+"/"+args[2], nil
+			break
+		}
+	}
+	ts.Check(err)
+	out, err := os.Create(ts.MkAbs(name + ".out"))
+	ts.Check(err)
+	defer out.Close()
+	cmd := exec.Command(path, args[3:]...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = ts.MkAbs("."), out, out
+	for _, v := range []string{"PATH", "HOME", "VIA_AGENT", "VIA_RUNTIME_DIR", "VIA_STATE_DIR", "GOCOVERDIR", "GORACE"} {
+		if s := ts.Getenv(v); s != "" {
+			cmd.Env = append(cmd.Env, v+"="+s)
+		}
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	ts.Check(placesOf(ts)[args[0]].Do(cmd.Start))
+	pid := cmd.Process.Pid
+	ts.Setenv(name, strconv.Itoa(pid))
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(ended)
+	}()
+	ts.Defer(func() {
+		select {
+		case <-ended:
+		default:
+			_ = cmd.Process.Kill()
+			<-ended
+		}
+	})
+	running.Store(pid, func() int {
+		select {
+		case <-ended:
+			return cmd.ProcessState.ExitCode()
+		case <-time.After(scriptPatience):
+			ts.Fatalf("%s does not end", name)
+			return -1
+		}
+	})
 }
 
 // running has for each process that scripts have started a function that waits for its

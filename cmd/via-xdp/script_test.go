@@ -21,7 +21,7 @@ import (
 
 // Scripts of testdata/script: the program as a person types it. Two NICs talk
 // beside them, in namespaces a and b, in which "in a COMMAND" runs a command; idle,
-// and served and peer, which are joined, are others. "start a NAME COMMAND" goes on
+// and served and peer, which are joined, are of each script alone. "start a NAME COMMAND" goes on
 // with the script, has the output in NAME.out and the process in $NAME; "end NAME
 // STATUS" ends it. "await FILE" waits for a file to be there, or "await FILE PATTERN"
 // for something in it.
@@ -30,10 +30,6 @@ func TestScripts(t *testing.T) {
 	runtimeDir := filepath.Join(t.TempDir(), "proc")
 	t.Setenv("VIA_RUNTIME_DIR", runtimeDir)
 	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
-	idle, _ := nstest.Pair(t, nstest.Options{}) // an interface that nobody has open
-	served, peer := nstest.Pair(t, nstest.Options{})
-	places := map[string]*nstest.NS{"a": a.NS, "b": b.NS, "idle": idle, "served": served, "peer": peer}
-
 	talking, stop := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(talking)
@@ -59,21 +55,25 @@ func TestScripts(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				e.Vars = append(e.Vars,
+				tb := e.T().(testing.TB)
+				idle, _ := nstest.Pair(tb, nstest.Options{}) // an interface that nobody has open
+				served, peer := nstest.Pair(tb, nstest.Options{})
+				e.Values[placesKey{}] = places{"a": a.NS, "b": b.NS, "idle": idle, "served": served, "peer": peer}
+				e.Vars = append(e.Vars, "GORACE="+os.Getenv("GORACE"),
 					"VIA_RUNTIME_DIR="+runtimeDir, "VIA_STATE_DIR="+filepath.Join(e.WorkDir, "state"),
 					"A="+a.NS.IPv4.String(), "IDLE="+idle.IPv4.String(), "PEER_OF_IDLE=10.99.0.2", "SERVED="+served.IPv4.String(),
 					"VI_A="+fmt.Sprintf("%08x", va.Number), fmt.Sprint("PID=", os.Getpid()))
 				return nil
 			},
 			Cmds: map[string]func(*testscript.TestScript, bool, []string){
-				"start": startCommand(places),
+				"start": startCommand,
 				"end":   endCommand,
 				"await": awaitFile,
 				"in": func(ts *testscript.TestScript, neg bool, args []string) {
-					if len(args) < 2 || places[args[0]] == nil {
+					if len(args) < 2 || placesOf(ts)[args[0]] == nil {
 						ts.Fatalf("in PLACE COMMAND")
 					}
-					err := places[args[0]].Do(func() error { return ts.Exec(args[1], args[2:]...) })
+					err := placesOf(ts)[args[0]].Do(func() error { return ts.Exec(args[1], args[2:]...) })
 					if (err != nil) != neg {
 						ts.Fatalf("%v: %v", args, err)
 					}
@@ -82,6 +82,13 @@ func TestScripts(t *testing.T) {
 		})
 	})
 }
+
+// places are the namespaces of a script, by name.
+type places map[string]*nstest.NS
+
+type placesKey struct{}
+
+func placesOf(ts *testscript.TestScript) places { return ts.Value(placesKey{}).(places) }
 
 // TestUnprivileged runs the next test as a user without any rights.
 func TestUnprivileged(t *testing.T) {

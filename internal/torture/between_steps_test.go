@@ -279,7 +279,8 @@ func (s *survivor) judge(step string, l life) error {
 }
 
 // TestKilledBetweenSteps kills one side between any two steps of the way of a message, of
-// each kind, and of the connection's making and end.
+// each kind, and of the connection's making and end. With -short it is every third step:
+// of a victim that is killed nobody hears what a detector has found in it.
 func TestKilledBetweenSteps(t *testing.T) {
 	t.Parallel()
 	meter := lag.Start()
@@ -295,12 +296,16 @@ func TestKilledBetweenSteps(t *testing.T) {
 			v := victim{Level: level, Sends: sends}
 			first := newSurvivor(t, v, meter)
 			all := first.whole()
+			first.killed = &killed{}
 			steps := make(chan string, len(all))
-			for _, step := range all {
+			for i, step := range all {
+				if testing.Short() && i%3 > 0 {
+					first.killed.spared = append(first.killed.spared, step)
+					continue
+				}
 				steps <- step
 			}
 			close(steps)
-			first.killed = &killed{}
 			for i := range bystanders {
 				s := first
 				if i > 0 {
@@ -324,7 +329,7 @@ func TestKilledBetweenSteps(t *testing.T) {
 		s := survivors[i]
 		n += len(s.killed.at)
 		for _, step := range required(s.victim) {
-			if !slices.Contains(s.killed.at, step) {
+			if !slices.Contains(s.killed.at, step) && !slices.Contains(s.killed.spared, step) {
 				s.errorf("nobody was killed at %q", step)
 			}
 		}
@@ -339,6 +344,8 @@ const (
 
 // killed are the steps at which victims of one sort have died.
 type killed struct {
+	spared []string // of all, those at which none is to die
+
 	mu sync.Mutex
 	at []string
 }
