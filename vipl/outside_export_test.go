@@ -7,7 +7,7 @@ import "sync/atomic"
 // that is not complete.
 func PopBeside(rounds uint64) (taken uint64, early bool) {
 	var q workQueue
-	q.init(nil, nil, true)
+	q.init(&VI{nic: new(Nic)}, nil, true)
 	q.open()
 	var end atomic.Bool
 	others := make(chan uint64)
