@@ -49,7 +49,7 @@ func (p *port) breakDown(c *conn, b broken) {
 		v.report(ErrorRDMAWriteAbort, StatusOpRDMAWrite, b.cause)
 	}
 	if c.lent {
-		p.flush() // the kernel reads lent memory now, not when it is the program's again
+		p.flush() // the kernel reads lent memory now, as far as it takes it, not when it is the program's again
 	}
 	p.abandon(c)
 	c.finishClose(p)

@@ -101,14 +101,17 @@ func (v *VI) ConnectPeerWait() (RemoteAttributes, error) {
 
 func (v *VI) peeringOf(op string) (*peering, error) {
 	v.port.mu.Lock()
-	defer v.port.mu.Unlock()
+	p := v.peering
+	v.port.mu.Unlock()
 	switch {
 	case v.gone.Load():
 		return nil, opError(op, v, ErrInvalidParameter, errDestroyed)
-	case v.peering == nil:
-		return nil, opError(op, v, ErrInvalidState, errNoPeering)
+	case p != nil:
+		return p, nil
+	case v.nic.isClosing():
+		return nil, closedError(op)
 	}
-	return v.peering, nil
+	return nil, opError(op, v, ErrInvalidState, errNoPeering)
 }
 
 // outcome tells the outcome of p, which is done, to the first who asks.

@@ -86,6 +86,44 @@ func TestReceivesPostedBesideDisconnect(t *testing.T) {
 	})
 }
 
+// A receive that is wrong and posted while Disconnect waits for the peer completes at
+// once: what was sent before still comes, and the next connection works.
+func TestWrongReceiveBesideDisconnect(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, vb := connected(t, memoryConfig{bubble: true}, level)
+			xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 2, 64)
+			postRecv(t, vb, xb, 0, 64)
+			n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
+			fillPattern(xa.buf[0], 1)
+			postSend(t, va, xa, 0, 64)
+			over := make(chan error, 1)
+			go func() { over <- va.Disconnect() }()
+			synctest.Wait() // it waits for the peer
+			xa.prepare(1, 64)
+			xa.desc[1].Control = vipl.ControlQFence
+			if err := va.PostRecv(xa.desc[1], xa.region.Handle()); err != nil {
+				t.Fatal(err)
+			}
+			d, err := va.RecvDone()
+			checkDone(t, "receive", d, err, vipl.StatusOpReceive|vipl.StatusFormatError)
+			n.a.queue.SetFaults(xdpnictest.Faults{})
+			received(t, vb, 0)
+			checkPattern(t, xb.buf[0], 1)
+			if err := <-over; err != nil {
+				t.Error(err)
+			}
+			if err := vb.Disconnect(); err != nil {
+				t.Error(err)
+			}
+			join(t, n.a.Nic, va, n.b.Nic, vb)
+			postRecv(t, vb, xb, 1, 64)
+			postSend(t, va, xa, 0, 64)
+			received(t, vb, 0)
+		})
+	})
+}
+
 // Close of the NIC beside a Disconnect gives the peer what was sent before, as that would.
 func TestCloseBesideDisconnect(t *testing.T) {
 	for name, end := range map[string]func(n *vipl.Nic) error{

@@ -372,7 +372,8 @@ func (p *port) finishReceive(c *conn, e *posted, n uint32, immediate bool, value
 }
 
 // settleReceives completes receives that were wrong when posted, now that they
-// are at the head: on a reliable VI that breaks the connection.
+// are at the head: on a reliable VI that breaks the connection, but not one that only
+// Disconnect still waits for.
 func (p *port) settleReceives(v *VI) {
 	q := &v.recv
 	for {
@@ -380,7 +381,7 @@ func (p *port) settleReceives(v *VI) {
 		if e == nil || !e.status.Failed() {
 			return
 		}
-		if c := v.conn; c != nil && c.open && c.sender != nil {
+		if c := v.conn; c != nil && c.open && c.sender != nil && !c.closing {
 			p.refuse(c, wire.ReasonClosed, errDescriptor, p.now())
 			return // breakDown completed it, or the end of the connect does
 		}

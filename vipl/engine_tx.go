@@ -314,7 +314,7 @@ func (p *port) alone(c *conn) bool {
 // behind it what takes time and is not needed for it: the clock, and what is noted of
 // the frame, while it is under way. So it counts as sent when the kernel has it.
 func (p *port) sendAlone(c *conn) {
-	c.dense, c.postedAt = c.dense && c.streaming, rings
+	c.postedAt = rings
 	p.idleAtPost.Store(p.idle.Load())
 	p.pump(c, rings)
 	now := c.postedAt
@@ -326,6 +326,10 @@ func (p *port) sendAlone(c *conn) {
 	}
 	p.finish(now, false)
 	p.lazy = false
+	if c.streaming {
+		c.rest(now)
+	}
+	c.dense = c.dense && c.streaming
 	p.settleHanded()
 }
 

@@ -46,9 +46,10 @@ func (p *port) posting(c *conn, now int64) {
 	if c.streaming && c.sender.Idle() && !c.inHeld {
 		c.rest(now)
 	}
-	// What a program does that has waited meanwhile is not known; in a stream it is
-	// what it did before.
-	if waited := p.idle.Load() != p.idleAtPost.Load(); !waited || !c.streaming {
+	// The first answer to what has come tells nothing of how fast the others follow: as
+	// those before did.
+	waited := p.idle.Load() != p.idleAtPost.Load()
+	if !waited || !c.streaming || !c.vi.recv.ready() {
 		c.dense = now-c.postedAt < denseGap
 	}
 	p.idleAtPost.Store(p.idle.Load())

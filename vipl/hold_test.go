@@ -374,6 +374,42 @@ func TestAnswersDoNotWaitLong(t *testing.T) {
 	}
 }
 
+// What comes at a pace goes at once, also from a program that looks for something
+// between two posts, right behind a stream and long after it.
+func TestPacedMessagesBehindAStream(t *testing.T) {
+	for _, rest := range []time.Duration{2 * time.Microsecond, 10 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, _, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
+			for k := range 10 {
+				postSend(t, va, xa, k, 8)
+			}
+			if packed := n.a.Counters().Packed; packed > 0 {
+				t.Fatalf("%d messages have gone, of which others are expected", packed)
+			}
+			for range vipl.HeldPolls {
+				n.a.Poll()
+			}
+			arrived(t, n, 10)
+			if n.a.Counters().Packed == 0 {
+				t.Fatal("there was no stream")
+			}
+			time.Sleep(rest)
+			n.a.Poll()
+			for k := range uint64(20) {
+				postSend(t, va, xa, 10+int(k), 8)
+				arrived(t, n, 11+k)
+				n.a.Poll()
+				time.Sleep(2 * time.Microsecond)
+			}
+			time.Sleep(10 * time.Millisecond) // the peer has acknowledged all, and the stream is over
+			for k := range uint64(3) {
+				postSend(t, va, xa, 30+int(k), 8)
+				arrived(t, n, 31+k)
+			}
+		})
+	}
+}
+
 // When one of the messages of a frame is refused, those before it have arrived
 // and those behind it have not.
 func TestRefusedInAFrame(t *testing.T) {

@@ -102,8 +102,8 @@ func (n *Nic) Query() NicAttributes {
 }
 
 // Close is VipCloseNic: disconnects and destroys every VI, completion queue and
-// region of the handle. Whoever waits gets ErrInvalidParameter. Handlers that have
-// not begun are not called any more. Memory of AllocMem is unmapped: it must not be
+// region of the handle. Whoever waits gets ErrInvalidParameter. A handler that is being
+// called may still run when Close returns; no other is called any more. Memory of AllocMem is unmapped: it must not be
 // used any more. A second Close does nothing.
 func (n *Nic) Close() error {
 	n.mu.Lock()

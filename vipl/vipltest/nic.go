@@ -103,7 +103,7 @@ var nicRules = []Rule{
 	},
 	{
 		ID:   "nic/no-handler-after-close",
-		Text: "When VipCloseNic has returned no handler begins: what waits behind one that runs is not told any more.",
+		Text: "When VipCloseNic has returned, a handler that is being called may still run, and none is called any more: what waits behind it is not told.",
 		run:  nicNoHandlerAfterClose,
 	},
 	{
