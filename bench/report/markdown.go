@@ -6,7 +6,6 @@ import (
 	"io"
 	"path"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -49,7 +48,7 @@ trip, and MB are 10^6 bytes, unless a group says otherwise. The command that
 measured this (via-xdp bench doc takes the same flags, and writes this page):
 
 `+"```sh\n%s\n```\n", d.report.Started.UTC().Format("2006-01-02 15:04 MST"),
-		time.Duration(d.report.Took*float64(time.Second)).Round(time.Second), d.report.Turns, whereTo.ReplaceAllString(oneLine(d.report.Command), ""))
+		time.Duration(d.report.Took*float64(time.Second)).Round(time.Second), d.report.Turns, oneLine(d.report.Command))
 	d.printf("\n[What was asked](#what-was-asked) · [Conditions](#conditions)")
 	for i := range d.report.Groups {
 		name := escape(d.report.Groups[i].Name)
@@ -59,9 +58,6 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 	d.asked()
 	d.conditions()
 }
-
-// whereTo are the flags that say where results go, and nothing of what was measured.
-var whereTo = regexp.MustCompile(` --(docs|out|json)[ =]('[^']*'|\S+)`)
 
 // conditions has a row for each set of them.
 func (d document) conditions() {

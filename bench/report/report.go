@@ -16,7 +16,7 @@ type Report struct {
 	Version int       `json:"version"`
 	Started time.Time `json:"started"`
 	Took    float64   `json:"took_s"`
-	Command string    `json:"command"` // repeats the run
+	Command string    `json:"command"` // measures the same again
 	Turns   int       `json:"turns"`   // times that all rows of a group were gone through
 	Groups  []Group   `json:"groups"`
 

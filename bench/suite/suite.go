@@ -27,7 +27,7 @@ type Config struct {
 	Install   bool   // install what a group needs of other people's programs, from Debian
 
 	Out     string // directory for the histograms, which exists; empty: none are kept
-	Command string // that repeats the run, for the report
+	Command string // that measures the same again, for the report
 
 	WorkerArgs []string // with which this program becomes a worker: bench.WorkerMain
 	GuardArgs  []string // with which it becomes a guard: testbed.GuardMain

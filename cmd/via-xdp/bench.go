@@ -81,7 +81,7 @@ func newBench(env environment) *cobra.Command {
 // before it, or is nil if there is none.
 func (s *suiteFlags) run(ctx context.Context, env environment, groups []string) (*report.Report, error) {
 	cfg := s.cfg
-	cfg.Groups, cfg.Stderr, cfg.Command = groups, env.stderr, commandLine(env.args)
+	cfg.Groups, cfg.Stderr, cfg.Command = groups, env.stderr, commandLine(withoutPlaces(env.args))
 	estimate, err := suite.Estimate(cfg)
 	if err := errors.Join(err, s.json.check()); err != nil {
 		return nil, err
@@ -242,7 +242,24 @@ func readReport(path string) (*report.Report, error) {
 	return r, nil
 }
 
-// commandLine is what a shell takes to repeat a run.
+// withoutPlaces leaves out the flags that say where results go, and nothing of what
+// is measured: they are the directories of who has run it.
+func withoutPlaces(args []string) []string {
+	var kept []string
+	for i := 0; i < len(args); i++ {
+		switch name, _, joined := strings.Cut(args[i], "="); name {
+		case "--out", "--docs", "--json":
+			if !joined {
+				i++ // the value
+			}
+		default:
+			kept = append(kept, args[i])
+		}
+	}
+	return kept
+}
+
+// commandLine is what a shell takes to run the program with these arguments.
 func commandLine(args []string) string {
 	words := []string{"via-xdp"}
 	for _, a := range args {

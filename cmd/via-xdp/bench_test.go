@@ -54,7 +54,7 @@ func TestBenchFlags(t *testing.T) {
 	want := suite.Config{
 		Groups: []string{"window", "vibe-c"}, Turns: 7, Duration: 5 * time.Millisecond, Quick: true, MTU: 9000,
 		Mode: "native", Install: true, Out: out,
-		Command:    "via-xdp bench --out " + out + " --turns 7 --duration 5ms --quick --mtu 9000 --mode native --hugepages=false --install window vibe-c",
+		Command:    "via-xdp bench --turns 7 --duration 5ms --quick --mtu 9000 --mode native --hugepages=false --install window vibe-c",
 		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand}, PeerArgs: []string{peers.WorkerCommand},
 		RankArgs: []string{"mpibench"}, AppArgs: []string{"mpiapp"},
 		AgentArgs: []string{"agent", "--config", "/dev/null", "--no-keeper"},
@@ -175,6 +175,24 @@ func TestBenchDoc(t *testing.T) {
 func TestCommandLine(t *testing.T) {
 	if got, want := commandLine([]string{"bench", "--out", "my results", "it's"}), `via-xdp bench --out 'my results' 'it'\''s'`; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// What a report says of its command has no directories of who has run it, however
+// they are written.
+func TestWithoutPlaces(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"bench", "--out=/tmp/an out", "--mode", "native", "peers"}, "via-xdp bench --mode native peers"},
+		{[]string{"bench", "doc", "--out", "/tmp/it's", "--turns", "7", "load"}, "via-xdp bench doc --turns 7 load"},
+		{[]string{"bench", "--json", "x.json", "--docs=", "--turns=7", "--json=-"}, "via-xdp bench --turns=7"},
+		{[]string{"bench", "--quick", "a group", "--out"}, "via-xdp bench --quick 'a group'"},
+	} {
+		if got := commandLine(withoutPlaces(test.args)); got != test.want {
+			t.Errorf("%q: got %s, want %s", test.args, got, test.want)
+		}
 	}
 }
 
