@@ -8,9 +8,10 @@ import (
 )
 
 // viLoad is a VI under load. Every descriptor has a place of its own for its
-// message. What is due together is posted as a list, with one doorbell, as TCP
-// sends it with one system call, and taken off so. On a reliable VI no more messages are under way than there are
-// receives posted at the peer; on an unreliable one they are lost then.
+// message. What is due together is posted as lists of up to viList, with a doorbell
+// for each, where TCP sends it with one system call, and taken off so. On a reliable
+// VI no more messages are under way than there are receives posted at the peer; on
+// an unreliable one they are lost then.
 //
 // Receives stay posted from one round to the next: a VI that has carried a load
 // carries nothing else afterwards.
@@ -107,8 +108,8 @@ func (l *viLoad) flush() (bool, error) {
 }
 
 // poll, see loadPort. The receive that takes the place of the one that is done
-// has another place for its message, and is posted with others: a list's worth of
-// them is more than a window needs.
+// has another place for its message, and is posted with others: with a list's worth
+// missing there are still more receives posted than a window.
 func (l *viLoad) poll() ([]byte, error) {
 	v := l.vi
 	if len(v.taken) == 0 {

@@ -89,7 +89,7 @@ func runLoad(s *session) (*report.Group, error) {
 			fmt.Sprintf("Open loop: messages of %d bytes are due at equal intervals, or (\"%s\") at random times independent of each other, and echoed by the other side. Latency is the whole time from when a message was due, not from when it was sent, until its echo was there: a stall shows in all messages behind it.", loadBytes, strings.TrimPrefix(poissonSuffix, ", ")),
 			fmt.Sprintf("Rates are shares of what a closed loop of %d messages reached at the beginning, in the best of three tries, rounded to steps of 6 %%. The message rate is that of echoes. One below the offered rate was not sustained: messages waited longer and longer until the time was over, those never sent included.", bench.LoadWindow),
 			fmt.Sprintf("A reliable VI has at most %d messages under way, for which the peer has receives; TCP as many as its buffers hold; raw rings, UDP and the unreliable VI any number, and lose what the receiver cannot take. Lost messages have no latency.", bench.LoadWindow),
-			"Messages that are due together go over TCP with one system call and to a VI as one list of descriptors; over UDP each has a system call of its own.",
+			"Messages that are due together go over TCP with one system call and to a VI as lists of up to 16 descriptors; over UDP each has a system call of its own.",
 			loneKernelPair,
 		},
 	}
