@@ -172,16 +172,17 @@ func (i *Interface) modes(f xdpnic.Features, known bool) {
 func (i *Interface) try() {
 	for n := range i.Modes {
 		m := &i.Modes[n]
-		m.Tried = true
-		if err := i.reach(m); err != nil {
+		err := i.reach(m.Mode)
+		m.Tried, m.Reached, m.Reason = true, err == nil, "" // whatever was expected of it
+		if err != nil {
 			m.Reason = strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
 	}
 }
 
 // reach attaches a program and binds a socket, for a moment.
-func (i *Interface) reach(m *Mode) error {
-	want, err := xdpnic.ParseMode(m.Mode)
+func (i *Interface) reach(name string) error {
+	want, err := xdpnic.ParseMode(name)
 	if err != nil {
 		return err
 	}
@@ -204,7 +205,6 @@ func (i *Interface) reach(m *Mode) error {
 			err = program.Register(0, q.FD())
 		}
 		err = errors.Join(err, program.Close()) // before the socket, so that no frame finds it closed
-		m.Reached = err == nil
 		if q != nil {
 			err = errors.Join(err, q.Close())
 		}
