@@ -249,3 +249,23 @@ func TestRunLeast(t *testing.T) {
 		t.Errorf("%d samples", n)
 	}
 }
+
+// A ping-pong takes as much longer as LeadIn says, whatever a message takes.
+func TestLeadIn(t *testing.T) {
+	for _, duration := range []time.Duration{70 * time.Millisecond, 10 * time.Second} {
+		for _, per := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
+			r := &run{plan: Plan{Duration: duration}}
+			var led time.Duration
+			err := r.measure(64, maxRound, leads, func(it Round, count bool) (Span, error) {
+				if it.Lead > 0 != count {
+					t.Errorf("%d messages lead in, counted %t", it.Lead, count)
+				}
+				led += time.Duration(it.Lead) * per
+				return Span{Wall: time.Duration(it.Lead+it.Messages) * per}, nil
+			})
+			if want := LeadIn(duration); err != nil || led < want*3/4 || led > want*5/4 {
+				t.Errorf("%v at %v each: %v, error %v, want about %v", duration, per, led, err, want)
+			}
+		}
+	}
+}

@@ -136,6 +136,12 @@ const (
 	leadTime     = 6 * time.Millisecond
 )
 
+// LeadIn is about how much longer a ping-pong takes than its duration and warm-up:
+// what leads in its rounds.
+func LeadIn(duration time.Duration) time.Duration {
+	return max(roundPart, duration/maxRoundTime) * leadTime
+}
+
 // leads is the number of messages that lead in, at a cost of per each.
 func leads(per time.Duration) int {
 	return min(max(leadMessages, int(leadTime/per)), maxRound)
@@ -212,17 +218,19 @@ func (r *run) bandwidth(m measured) error {
 // measure runs rounds of at most limit messages: the warm-up, and then those
 // that count until the plan's duration is over or its messages are sent. lead, which
 // may be nil, gives the number of messages that lead in a round that counts, by the
-// time that one takes.
+// time that one takes. Without a duration the first of these rounds has fewer than it
+// should: a message took longer in the warm-up, which is then but the first messages,
+// cold and checked.
 func (r *run) measure(bytes, limit int, lead func(per time.Duration) int, round func(_ Round, count bool) (Span, error)) error {
 	var per time.Duration // of one message
 	next := func(messages int, check, count bool) (time.Duration, error) {
 		r.round++
-		next := Round{ID: r.round, Bytes: bytes, Messages: messages, Check: check || r.plan.Check}
+		it := Round{ID: r.round, Bytes: bytes, Messages: messages, Check: check || r.plan.Check}
 		if count && lead != nil {
-			next.Lead = lead(per)
+			it.Lead = lead(per)
 		}
-		span, err := round(next, count)
-		per = max(span.Wall/time.Duration(next.Lead+messages), 1)
+		span, err := round(it, count)
+		per = max(span.Wall/time.Duration(it.Lead+messages), 1)
 		return span.Wall, err
 	}
 	var warm time.Duration

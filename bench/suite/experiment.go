@@ -84,7 +84,7 @@ func (p part) cost(s *session) time.Duration {
 		for _, bytes := range p.sizes {
 			least := time.Duration(byteTime * float64(s.perTurn(p.least)*bytes))
 			if p.latency {
-				turn += max(s.lasts(), 2*least)
+				turn += max(s.lasts(), 2*least) + bench.LeadIn(s.duration())
 			}
 			if p.bandwidth {
 				turn += max(s.lasts(), least)
