@@ -90,7 +90,8 @@ const (
 
 // Measure runs the server and the client of a row with messages of some bytes,
 // for about a duration or for what is the least that the program can do, and
-// returns what it has found. An error that is no [*RowError], as when ctx ends,
+// returns what it has found; a program that says it has found nothing runs again,
+// up to three times in all. An error that is no [*RowError], as when ctx ends,
 // leaves a bed of no use.
 func (b *Bed) Measure(ctx context.Context, row Row, bytes int, duration time.Duration) (Figures, error) {
 	client, server, err := b.run(ctx, row, bytes, duration)
@@ -130,6 +131,11 @@ func disturbances(client, server *output) []string {
 	return reasons
 }
 
+// attempts is how often a measurement is tried when the program says that it has
+// found nothing: on a machine that others use its time may be over before enough
+// messages were back.
+const attempts = 3
+
 // run is Measure without the reading of what the client has printed.
 func (b *Bed) run(ctx context.Context, row Row, bytes int, duration time.Duration) (client, server *output, err error) {
 	if !row.Program.Installed() {
@@ -138,16 +144,16 @@ func (b *Bed) run(ctx context.Context, row Row, bytes int, duration time.Duratio
 	if err := row.check(bytes); err != nil {
 		return nil, nil, &RowError{row.Name, err}
 	}
-	j := job{
-		bytes: bytes, duration: duration, device: device,
-		addr: b.bed.Side(1).Ends[0].IPv4.Addr(), port: b.port,
-	}
-	if b.port++; b.port > lastPort {
-		b.port = firstPort
-	}
+	j := job{bytes: bytes, duration: duration, device: device, addr: b.bed.Side(1).Ends[0].IPv4.Addr()}
 	stop := context.AfterFunc(ctx, b.bed.Kill)
 	defer stop()
-	client, server, err = b.converse(row, j)
+	for n := 1; ; n++ {
+		j.port = b.nextPort()
+		client, server, err = b.converse(row, j)
+		if n == attempts || !client.foundNothing() {
+			break
+		}
+	}
 	var process processError
 	switch {
 	case err == nil:
@@ -160,7 +166,17 @@ func (b *Bed) run(ctx context.Context, row Row, bytes int, duration time.Duratio
 	return nil, nil, fmt.Errorf("%s: %w", row.Name, err)
 }
 
-// converse starts the server, runs the client and stops the server.
+// nextPort is the port of one more server.
+func (b *Bed) nextPort() int {
+	port := b.port
+	if b.port++; b.port > lastPort {
+		b.port = firstPort
+	}
+	return port
+}
+
+// converse starts the server, runs the client and stops the server. On an error
+// there is the client's output all the same if it has ended by itself.
 func (b *Bed) converse(row Row, j job) (client, server *output, err error) {
 	timeout := patience + patienceParts*j.duration
 	s, c := row.server(j), row.client(j)
@@ -184,7 +200,7 @@ func (b *Bed) converse(row Row, j job) (client, server *output, err error) {
 	case err == nil:
 		return client, server, nil
 	case server.complaint() != "":
-		return nil, nil, fmt.Errorf("client: %w; server: %s", err, server.complaint())
+		return client, nil, fmt.Errorf("client: %w; server: %s", err, server.complaint())
 	}
-	return nil, nil, fmt.Errorf("client: %w", err)
+	return client, nil, fmt.Errorf("client: %w", err)
 }

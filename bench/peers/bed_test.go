@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -135,6 +136,49 @@ func TestMeasureRowError(t *testing.T) {
 	said := strings.Fields(o.Stdout)
 	if len(said) != 4 || said[0] != "1" || strings.ContainsAny(said[2], ",-") || said[3] == ours {
 		t.Errorf("the client says %q; the test is in %s", said, ours)
+	}
+}
+
+// A program that has found nothing is run again, on a server of its own, but not for
+// ever; one that fails otherwise is not.
+func TestMeasureAgain(t *testing.T) {
+	bed := startBed(t)
+	const nothing = "sockperf: No valid observations found. Try tune parameters: --time/--mps/--reply-every"
+	for _, test := range []struct {
+		name, script string
+		runs         int
+		want         string // of the error; empty: there is none
+	}{
+		{"once", "exit 0", 1, ""},
+		{"second", `[ $n -gt 1 ] || { echo "` + nothing + `"; exit 1; }`, 2, ""},
+		{"third", `[ $n -gt 2 ] || echo "` + nothing + `"`, 3, ""},
+		{"never", `echo "` + nothing + `"; exit 1`, attempts, "never: client: " + nothing + " (exit status 1)"},
+		{"fails", "echo no provider; exit 1", 1, "fails: client: exit status 1"},
+	} {
+		ran := filepath.Join(t.TempDir(), "ran")
+		_, err := bed.Measure(context.Background(), Row{
+			Name: test.name, Program: Program{Name: "sh"}, await: tcp,
+			server: func(j job) command {
+				return argv("/proc/self/exe", asListener, "tcp4", fmt.Sprintf("10.78.0.2:%d", j.port))
+			},
+			client: func(j job) command {
+				return argv("sh", "-c", fmt.Sprintf("echo %d >>%s; n=$(wc -l <%[2]s); %s", j.port, ran, test.script))
+			},
+			parse: func(out string, _ int) (f Figures, err error) {
+				if saysNothingFound(out) {
+					err = unreadable(out, "figures")
+				}
+				return f, err
+			},
+		}, 64, time.Millisecond)
+		if (err == nil) != (test.want == "") || err != nil && err.Error() != test.want {
+			t.Errorf("%s: error %v, want %q", test.name, err, test.want)
+		}
+		text, _ := os.ReadFile(ran)
+		ports := strings.Fields(string(text))
+		if len(ports) != test.runs || len(slices.Compact(ports)) != test.runs {
+			t.Errorf("%s: ran with ports %s, want %d of them", test.name, text, test.runs)
+		}
 	}
 }
 

@@ -63,11 +63,17 @@ func unreadable(out, what string) error {
 // empty: there is none.
 func complaintIn(out string) string {
 	for line := range strings.Lines(out) {
-		if l := strings.ToLower(line); strings.Contains(l, "error") || strings.Contains(l, "no valid observations") {
+		if strings.Contains(strings.ToLower(line), "error") || saysNothingFound(line) {
 			return strings.TrimSpace(line)
 		}
 	}
 	return ""
+}
+
+// saysNothingFound knows sockperf's "No valid observations found. Try tune
+// parameters".
+func saysNothingFound(out string) bool {
+	return strings.Contains(strings.ToLower(out), "no valid observations")
 }
 
 // lastLine is the last line of a text that is not blank.

@@ -86,6 +86,12 @@ func (o *output) complaint() string {
 	return complaintIn(o.Stdout)
 }
 
+// foundNothing says that a program has measured, and has found no valid observation.
+// o may be nil, as that of a process that was killed.
+func (o *output) foundNothing() bool {
+	return o != nil && (saysNothingFound(o.Stdout) || saysNothingFound(o.Stderr))
+}
+
 // A worker is the coordinator's end of a control connection.
 type worker struct {
 	name string

@@ -56,6 +56,28 @@ func TestWorkerRun(t *testing.T) {
 	}
 }
 
+// Only a program that says so has found nothing.
+func TestFoundNothing(t *testing.T) {
+	const nothing = "sockperf: No valid observations found. Try tune parameters: --time/--mps/--reply-every\n"
+	for _, test := range []struct {
+		o    *output
+		want bool
+	}{
+		{nil, false},
+		{&output{Exit: 1}, false},
+		{&output{Stdout: "sockperf: Total 10 observations\n"}, false},
+		{&output{Stderr: "sockperf: ERROR: connection refused\n", Exit: 1}, false},
+		{&output{Stdout: "sockperf: Test ended\n\x1b[0;31m" + nothing, Exit: 1}, true},
+		{&output{Stdout: nothing}, true},
+		{&output{Stdout: nothing, Stderr: "sockperf: a warning\n", Exit: 1}, true},
+		{&output{Stderr: nothing, Exit: 1}, true},
+	} {
+		if got := test.o.foundNothing(); got != test.want {
+			t.Errorf("%+v: got %t", test.o, got)
+		}
+	}
+}
+
 // More output than is kept does not stop a process.
 func TestWorkerMuchOutput(t *testing.T) {
 	w, _ := served(t)
