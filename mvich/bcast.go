@@ -40,11 +40,19 @@ func (s step) bcastTree(buf []byte, root int) error {
 }
 
 // bcastRing scatters buf down the same tree, a block for each rank, and lets the
-// blocks go round.
+// blocks go round. The parts differ in length, and where one is too long all refuse:
+// the ranks that have a shorter one would wait.
 func (s step) bcastRing(buf []byte, root int) error {
 	n, me := s.c.Size(), s.rank(s.c.rank-root)
 	b := blocks{len(buf), n}
 	part := func(from, count int) []byte { return buf[b.start(from):b.start(min(from+count, n))] }
+	longest := len(part(0, 1))
+	for mask := 1; mask < n; mask *= 2 {
+		longest = max(longest, len(part(mask, mask)))
+	}
+	if err := checkLength(longest); err != nil {
+		return err
+	}
 	mask := 1
 	for ; mask < n; mask *= 2 {
 		if me&mask != 0 {

@@ -59,7 +59,7 @@ func (s step) start(buf []byte, rank int, send bool) *Request {
 func (s step) begin(r *Request, buf []byte, rank int, send bool) {
 	s.c.begin(r, buf, s.c.context+1, rank, s.tag)
 	r.send = send
-	if err := checkLength(buf); err != nil {
+	if err := checkLength(len(buf)); err != nil {
 		s.c.w.complete(r, err)
 		return
 	}

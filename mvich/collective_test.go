@@ -228,24 +228,36 @@ func inPlace(c *mvich.Comm, length int, exchanged []int64) error {
 	return nil
 }
 
-// What is longer than a message can be is refused by all, and nobody is lost for it.
+// What is longer than a message can be is refused by all, and nobody is lost for it,
+// nor waits for a rank whose part of it is not too long.
 func TestCollectivesTooLong(t *testing.T) {
 	if strconv.IntSize == 32 {
 		t.Skip("no slice is as long")
 	}
-	j := newJob(t, 2, jobConfig{})
-	length := mvich.MaxMessage
-	length++
+	const ranks = 5
+	most := mvich.MaxMessage
+	length := ranks*most + 1
 	huge, err := unix.Mmap(-1, 0, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE) // nobody looks at it
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Munmap(huge) })
-	j.run(t, func(c *mvich.Comm) error {
-		if err := c.Bcast(huge, 0); !errors.Is(err, mvich.ErrCount) {
-			return fmt.Errorf("bcast: %v", err)
+	refused := func(c *mvich.Comm, name string, err error) error {
+		if !errors.Is(err, mvich.ErrCount) {
+			return fmt.Errorf("%s: %v", name, err)
 		}
 		return c.Barrier()
+	}
+	newJob(t, 2, jobConfig{}).run(t, func(c *mvich.Comm) error {
+		return refused(c, "bcast", c.Bcast(huge[:most+1], 0))
+	})
+	newJob(t, ranks, jobConfig{}).run(t, func(c *mvich.Comm) error {
+		return errors.Join(
+			refused(c, "bcast of two blocks each", c.Bcast(huge[:3*most], 0)),
+			refused(c, "bcast", c.Bcast(huge, 0)),
+			refused(c, "allreduce, the first block", mvich.AllReduce(c, huge, huge, mvich.Sum[byte])),
+			refused(c, "reduce, the first block", mvich.Reduce(c, huge, huge, mvich.Sum[byte], 1)),
+		)
 	})
 }
 

@@ -12,7 +12,11 @@ func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) error {
 	if c.rank == root && len(dst) != len(src) {
 		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))
 	}
-	r := reduction[T]{s: c.step(), acc: append([]T(nil), src...), in: make([]T, len(src)), op: op}
+	s := c.step()
+	if err := checkBlocks(s, src); err != nil {
+		return err
+	}
+	r := reduction[T]{s: s, acc: append([]T(nil), src...), in: make([]T, len(src)), op: op}
 	var err error
 	if r.short() {
 		err = r.tree(root)
@@ -31,8 +35,12 @@ func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) error {
 	if len(dst) != len(src) {
 		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))
 	}
+	s := c.step()
+	if err := checkBlocks(s, src); err != nil {
+		return err
+	}
 	copy(dst, src)
-	r := reduction[T]{s: c.step(), acc: dst, in: make([]T, len(src)), op: op}
+	r := reduction[T]{s: s, acc: dst, in: make([]T, len(src)), op: op}
 	if r.short() {
 		return r.doubling()
 	}
@@ -83,6 +91,15 @@ type reduction[T Element] struct {
 func (r *reduction[T]) short() bool {
 	n := r.s.c.Size()
 	return len(r.acc)*sizeOf[T]() < longData || len(r.acc) < n || n == 1
+}
+
+// checkBlocks looks at the longest block, the first one, on all ranks: where the
+// others are one element shorter they may be just short enough.
+func checkBlocks[T Element](s step, src []T) error {
+	if n := s.c.Size(); n > 1 {
+		return checkLength(blocks{len(src), n}.start(1) * sizeOf[T]())
+	}
+	return nil
 }
 
 // take receives what another rank has come to, and combines it with what this

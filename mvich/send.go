@@ -59,12 +59,12 @@ func (c *Comm) checkSend(buf []byte, dst, tag int) error {
 	case tag < 0 || tag > MaxTag:
 		return fmt.Errorf("%w: %d", ErrTag, tag)
 	}
-	return checkLength(buf)
+	return checkLength(len(buf))
 }
 
-func checkLength(buf []byte) error {
-	if len(buf) > maxMessage {
-		return fmt.Errorf("%w: %d bytes, at most %d in one message", ErrCount, len(buf), maxMessage)
+func checkLength(size int) error {
+	if size > maxMessage {
+		return fmt.Errorf("%w: %d bytes, at most %d in one message", ErrCount, size, maxMessage)
 	}
 	return nil
 }
