@@ -30,15 +30,15 @@ func (c *Conn) Close() error {
 // direction goes on.
 //
 // The error is [net.ErrClosed] after Close, or that of a connection that broke; none
-// where the peer had ended its stream before, and nothing waits to be sent: nobody is
-// left whom the end of this one could interest.
+// where the peer has closed the connection and all was sent that was written: nobody
+// is left whom the end of this stream could interest.
 func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.isClosed:
 		return c.opError("close", net.ErrClosed)
-	case c.err != nil && !(c.fin && c.emptied()):
+	case c.err != nil && !c.dismissed():
 		return c.opError("close", c.err)
 	case c.noWrites:
 		return nil
@@ -48,6 +48,13 @@ func (c *Conn) CloseWrite() error {
 	c.due.fin = true
 	c.push()
 	return nil
+}
+
+// dismissed says whether a connection that is over ended well for what was written:
+// the peer has closed it, and nothing was left to be sent.
+func (c *Conn) dismissed() bool {
+	c.reap()
+	return c.departed && c.fin && !c.unsent && !c.out.open && c.emptied()
 }
 
 // finish brings a closed connection to its end: what was written and the fin,

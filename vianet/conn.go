@@ -37,6 +37,8 @@ type Conn struct {
 	pool *pool
 
 	err       error // why the connection broke
+	departed  bool  // by the peer's Disconnect
+	unsent    bool  // bytes that a Write has handed over were not sent
 	begun     bool  // the VI is connected
 	losing    bool  // it is about to turn out that it broke
 	down      bool  // nothing is posted any more

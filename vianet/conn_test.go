@@ -242,6 +242,56 @@ func TestCloseWriteAfterClose(t *testing.T) {
 	})
 }
 
+// A peer that has ended its stream may still wait for this side's: where that is lost
+// with the connection CloseWrite says so.
+func TestCloseWriteAfterSilence(t *testing.T) {
+	h := toBeSilent(t)
+	a, b := h.pair(t)
+	if err := a.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(b); err != nil {
+		t.Fatal(err)
+	}
+	h.wire.Cut(true)
+	if _, err := b.Write([]byte("the answer")); err != nil {
+		t.Fatal(err)
+	}
+	<-vianet.Gone(b)
+	for range 2 {
+		if err := b.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
+			t.Error(err)
+		}
+	}
+	if _, err := b.Write([]byte("more")); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a Write after it: %v", err)
+	}
+}
+
+// CloseWrite also says so where the peer leaves before all was sent.
+func TestCloseWriteUnsent(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	p := h.meet(t, l, false)
+	p.send(message{kind: hello, id: 1, credits: 1, length: 1000})
+	c := accept(t, l)
+	defer c.Close()
+	p.send(message{kind: fin})
+	if _, err := io.ReadAll(c); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := c.Write(make([]byte, 1500)); err != nil { // two messages
+		t.Fatal(n, err)
+	}
+	p.receive(data)
+	p.vi.Disconnect()
+	<-vianet.Gone(c)
+	if err := c.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
+		t.Error(err)
+	}
+}
+
 // SetLinger decides whether what was written is delivered, and whether the peer
 // takes the end for one.
 func TestLinger(t *testing.T) {
@@ -316,14 +366,20 @@ func TestBothOnlyWrite(t *testing.T) {
 	})
 }
 
-// A connection whose peer falls silent breaks, for those who wait in it, too.
-func TestPeerLost(t *testing.T) {
+// toBeSilent is hosts in memory that give each other up soon.
+func toBeSilent(t *testing.T) *hosts {
 	h := &hosts{}
 	h.nicA, h.nicB, h.wire = memoryNics(t, xdpnictest.Faults{}, 2*time.Second) // long enough to connect
 	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
 		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the losses are meant
 	}
 	h.a, h.b = newStack(t, h.nicA, vianet.Options{}), newStack(t, h.nicB, vianet.Options{})
+	return h
+}
+
+// A connection whose peer falls silent breaks, for those who wait in it, too.
+func TestPeerLost(t *testing.T) {
+	h := toBeSilent(t)
 	a, b := h.pair(t)
 	h.wire.Cut(true)
 	var wait sync.WaitGroup

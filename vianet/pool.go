@@ -27,6 +27,7 @@ type pool struct {
 type sendUse struct {
 	land  *landing // an RDMA read to there
 	write bool     // an RDMA write of the outgoing transfer
+	data  bool     // a message without which the peer misses bytes
 }
 
 func newPool(nic *vipl.Nic, tag *vipl.Ptag, buffers, size int) (p *pool, err error) {
@@ -81,10 +82,10 @@ func (p *pool) postReceive(i int) error {
 	return p.vi.PostRecv(p.desc[i], p.region.Handle())
 }
 
-// postSend sends the first n bytes of message i.
-func (p *pool) postSend(i, n int, later bool) error {
+// postSend sends the first n bytes of message i; data: the peer misses bytes without it.
+func (p *pool) postSend(i, n int, data, later bool) error {
 	p.desc[i].SetSegments(p.region.Segment(p.offset(i), n))
-	p.uses[i] = sendUse{}
+	p.uses[i] = sendUse{data: data}
 	if later {
 		return p.vi.PostSendLater(p.desc[i], p.region.Handle())
 	}

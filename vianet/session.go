@@ -1,5 +1,11 @@
 package vianet
 
+import (
+	"errors"
+
+	"viaxdp/vipl"
+)
+
 // controlBuffers is the number of receives that are set aside for messages
 // other than data; the table in the package's comment adds them up.
 const controlBuffers = 11
@@ -62,6 +68,7 @@ func (c *Conn) lost() {
 	if s, err := c.vi.Query(); err == nil {
 		cause = s.Cause
 	}
+	c.departed = !c.down && errors.Is(cause, vipl.ErrPeerClosed)
 	c.fail(resetError(cause))
 }
 
@@ -154,6 +161,7 @@ func (c *Conn) reap() {
 		c.pool.uses[i] = sendUse{}
 		c.pool.free = append(c.pool.free, i)
 		if err != nil {
+			c.unsent = c.unsent || use.write || use.data
 			c.lost()
 		}
 		switch {
@@ -240,7 +248,9 @@ func (c *Conn) send(i, n int, h header) {
 		c.owed -= int(h.credits)
 	}
 	h.put(c.pool.message(i))
-	if c.pool.postSend(i, n, c.later) != nil {
+	data := h.kind == kindData || h.kind == kindFilled
+	if c.pool.postSend(i, n, data, c.later) != nil {
+		c.unsent = c.unsent || data
 		c.pool.free = append(c.pool.free, i)
 		c.lost()
 		return

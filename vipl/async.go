@@ -142,7 +142,7 @@ func logError(e ErrorDescriptor) {
 }
 
 func levelOf(e ErrorDescriptor) slog.Level {
-	if errors.Is(e.Err, errPeerClosed) {
+	if errors.Is(e.Err, ErrPeerClosed) {
 		return slog.LevelDebug // an orderly end
 	}
 	return slog.LevelWarn

@@ -13,6 +13,9 @@ import (
 
 const tellEvery = time.Millisecond
 
+// ErrPeerClosed is the Cause of a VI in Error whose peer has disconnected it.
+var ErrPeerClosed = errors.New("the peer disconnected")
+
 // Causes of a broken connection.
 var (
 	errPeerSilent = errors.New("the peer went silent")
@@ -20,7 +23,6 @@ var (
 	errPeerUnheard = errors.New("no frame of the peer has come since the connection was made: they are lost on the way, or come in on " +
 		"another queue than this NIC's (the demux counter queue): see Info().Notes, and open both NICs on the queues that meet")
 	errNoWay      = errors.New("the peer is there, and frames do not reach it: a smaller MTU on the way?")
-	errPeerClosed = errors.New("the peer disconnected")
 	errPeerBroke  = errors.New("the peer broke the connection")
 	errRecvEmpty  = errors.New("a message met an empty receive queue")
 	errFrameLost  = errors.New("a frame of it was lost")
@@ -112,7 +114,7 @@ func (p *port) afterwards(c *conn, now int64) {
 	}
 	switch p.pkt.Kind {
 	case wire.KindData, wire.KindPack, wire.KindWrite, wire.KindRead, wire.KindReadData:
-		if c.vi.cause != errPeerClosed {
+		if c.vi.cause != ErrPeerClosed {
 			break // it has to hear why
 		}
 		fallthrough
@@ -282,7 +284,7 @@ func (p *port) deliver(c *conn, pkt *wire.Packet, now int64) {
 		} else {
 			p.tellBroken(c, wire.ReasonClosed, now)
 		}
-		p.breakDown(c, broken{cause: errPeerClosed})
+		p.breakDown(c, broken{cause: ErrPeerClosed})
 		return
 	}
 	if c.closing {
