@@ -281,11 +281,13 @@ func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 			_, err = c.Probe(victim, 1)
 		case 1:
 			for !done && err == nil {
+				time.Sleep(time.Millisecond)
 				_, done, err = c.Iprobe(victim, 1)
 			}
 		case 2:
 			r, begun := c.Irecv(nil, victim, 1)
 			for err = begun; !done && err == nil; {
+				time.Sleep(time.Millisecond)
 				_, done, err = r.Test()
 			}
 		}
