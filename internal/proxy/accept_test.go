@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -129,15 +130,28 @@ func TestShortOfDescriptors(t *testing.T) {
 	}
 }
 
-// A connection for which there is no server is broken, and does not look as if the
-// server had nothing to say.
-func TestNoServer(t *testing.T) {
-	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+// nobody is an address that nobody listens on: who has it only keeps others from it.
+func nobody(t *testing.T) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	nobody.Close()
-	p := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"tcp", nobody.Addr().String()}}
+	t.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
+}
+
+// A connection for which there is no server is broken, and does not look as if the
+// server had nothing to say.
+func TestNoServer(t *testing.T) {
+	p := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"tcp", nobody(t)}}
 	serve(t, p)
 	c, err := net.Dial("tcp", p.Addr().String())
 	if err == nil { // else it has heard of it already
