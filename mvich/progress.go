@@ -14,9 +14,10 @@ import (
 // leaves.
 
 const (
-	turn     = 64              // completions that are handled in a row
-	yieldAt  = 64              // polls after which others get the mutex
-	longWait = 1 * time.Second // after which a rank that is waited for is called
+	turn      = 64              // completions that are handled in a row
+	yieldAt   = 64              // polls after which others get the mutex
+	longWait  = 1 * time.Second // after which a call that sleeps looks at the time: Finalize has bounds
+	callAfter = 1 * time.Second // after which a rank that is waited for is called
 
 	assistTurn = time.Millisecond
 )
@@ -271,7 +272,7 @@ func (w *World) expect(p *peer) {
 		return
 	}
 	p.expected = true
-	time.AfterFunc(longWait, func() {
+	time.AfterFunc(callAfter, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		p.expected = false
