@@ -11,7 +11,8 @@ import (
 )
 
 // Connections are made on demand, one for a pair of ranks. The rank that wants
-// to send calls; a goroutine of the other one, which listens all the time,
+// to send calls, and after a while one that waits for a message of the other, which
+// may have died; a goroutine of the other one, which listens all the time,
 // admits it. When both call at once the higher rank gives way:
 //
 //	rank 1 (calls)              rank 4 (calls)

@@ -296,6 +296,56 @@ func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
 }
 
+// Who has stopped waiting for a rank does not connect with it.
+func TestCallsWhomItWaitsFor(t *testing.T) {
+	for name, test := range map[string]struct {
+		want bool
+		wait func(c *mvich.Comm) error
+	}{
+		"a receive": {true, func(c *mvich.Comm) error {
+			r, err := c.Irecv(nil, 1, 1)
+			if err == nil {
+				t.Cleanup(func() { r.Cancel() })
+			}
+			return err
+		}},
+		"a receive that is cancelled": {false, func(c *mvich.Comm) error {
+			r, err := c.Irecv(nil, 1, 1)
+			if err == nil && !r.Cancel() {
+				err = errors.New("it cannot be cancelled")
+			}
+			return err
+		}},
+		"a receive of anybody": {false, func(c *mvich.Comm) error {
+			r, err := c.Irecv(nil, mvich.AnySource, 1)
+			if err == nil {
+				t.Cleanup(func() { r.Cancel() })
+			}
+			return err
+		}},
+		"one look": {false, func(c *mvich.Comm) error {
+			_, _, err := c.Iprobe(1, 1)
+			return err
+		}},
+		"two looks": {true, func(c *mvich.Comm) error {
+			_, _, err := c.Iprobe(1, 1)
+			_, _, again := c.Iprobe(1, 1)
+			return errors.Join(err, again)
+		}},
+		"no more": {false, func(c *mvich.Comm) error { return nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := newJob(t, 2, jobConfig{})
+			if err := test.wait(j.worlds[0].Comm()); err != nil {
+				t.Fatal(err)
+			}
+			if calls := mvich.CallsExpected(j.worlds[0], 1); calls != test.want {
+				t.Errorf("calls: %v", calls)
+			}
+		})
+	}
+}
+
 // A NIC that is closed under a world ends what waits there, also what a rank has
 // to do with itself.
 func TestNicClosedUnderWorld(t *testing.T) {

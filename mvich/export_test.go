@@ -33,6 +33,16 @@ func NewsOfAdmission(w *World, caller, before, meanwhile int) (news []int, left 
 	return news, p.control.len(), nil
 }
 
+// CallsExpected says whether w has called rank, or would now that the time for it has
+// come.
+func CallsExpected(w *World, rank int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.peers[rank]
+	w.callExpected(p)
+	return p.calling || p.state != apart
+}
+
 // Missing is how many credits of a connection are neither with w, nor owed to it by other,
 // nor on their way in a packet. Both are calm; 0 where they are not connected.
 func Missing(w, other *World) int {

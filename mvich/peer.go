@@ -31,7 +31,9 @@ type peer struct {
 	link  *link // when admitting or joined
 
 	calling  bool // a goroutine tries to connect
-	expected bool // and one will, if it does not call before
+	expected bool // and one will, if it does not call before and is still waited for
+	probes   int  // calls of Probe that wait for it
+	iprobes  int  // calls of Iprobe in vain, before it is called
 	canRead  bool // RDMA reads work, both ways
 	canWrite bool // it takes RDMA writes
 

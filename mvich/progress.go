@@ -2,6 +2,7 @@ package mvich
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"viaxdp/vipl"
@@ -266,16 +267,31 @@ func (w *World) starved() bool {
 }
 
 // expect has p called, from which somebody waits for a message, if it has not called
-// by then: so its death is noticed, however that somebody waits.
+// by then and somebody still waits: so its death is noticed, however that somebody
+// waits.
 func (w *World) expect(p *peer) {
-	if p.state != apart || p.expected || p.rank == w.rank || w.stopping() {
+	if p.state != apart || p.expected || p.rank == w.rank || w.finalized || w.stopping() {
 		return
 	}
 	p.expected = true
 	time.AfterFunc(callAfter, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		p.expected = false
-		w.call(p)
+		w.callExpected(p)
 	})
+}
+
+// callExpected calls p if somebody waits for it: a connection costs memory, and where
+// there is none left a rank that lives would be taken for dead.
+func (w *World) callExpected(p *peer) {
+	p.expected = false
+	if !w.finalized && w.awaited(p) {
+		p.iprobes = 0
+		w.call(p)
+	}
+}
+
+// awaited says whether a receive or Probe waits for p, or Iprobe asks again and again.
+func (w *World) awaited(p *peer) bool {
+	return p.probes > 0 || p.iprobes > 1 || slices.ContainsFunc(w.posted, func(r *Request) bool { return r.peer == p.rank })
 }

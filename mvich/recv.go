@@ -84,7 +84,14 @@ func (c *Comm) probe(src, tag int, wait bool) (s Status, there bool, err error) 
 		return s, there, err
 	}
 	if r.peer >= 0 {
-		w.expect(w.peers[r.peer])
+		p := w.peers[r.peer]
+		w.expect(p)
+		if wait {
+			p.probes++
+			defer func() { p.probes-- }()
+		} else {
+			p.iprobes++
+		}
 	}
 	if wait {
 		w.await(found)
