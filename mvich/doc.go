@@ -122,11 +122,11 @@
 // connection is made or ended, and one while the last packets of a completed
 // operation wait for credits.
 //
-// # One interface, one rank
+// # Ranks and interfaces
 //
-// A program that opens an interface by itself, without an agent, has it alone. So
-// each rank needs an interface of its own, in a namespace or on a host; ranks of
-// one program may share a NIC handle.
+// Ranks of one program may share a NIC handle. Without an agent a program has the
+// interface that it opens alone, so that ranks which are programs of their own need
+// an interface each, in a namespace or on a host.
 //
 // # Files
 //
