@@ -43,7 +43,8 @@ func TestLook(t *testing.T) {
 	}
 	err := ns.Do(func() error {
 		names, err := inspect.Names()
-		if err == nil && !slices.Equal(names, []string{ns.Name}) {
+		// Modules of tunnels put interfaces of their own into every namespace.
+		if err == nil && (!slices.Contains(names, ns.Name) || slices.Contains(names, "lo")) {
 			t.Errorf("%v", names)
 		}
 		return err
