@@ -170,6 +170,11 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 			return made, fmt.Errorf("%s: %w", s.Setting, err)
 		}
 		if c.Before == c.After {
+			if j.settle(c, c.Before) {
+				if err := j.save(); err != nil {
+					return made, err
+				}
+			}
 			continue
 		}
 		old := slices.Clone(j.changes)
@@ -180,8 +185,11 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 		}
 		if err := j.system.Set(s.Setting, s.Value); err != nil {
 			err = fmt.Errorf("%s: set to %s: %w", s.Setting, s.Value, err)
-			if now, again := j.system.Get(s.Setting); again == nil && now == c.Before {
-				j.changes = old
+			if now, again := j.system.Get(s.Setting); again == nil {
+				if now == c.Before {
+					j.changes = old
+				}
+				j.settle(c, now)
 				return made, errors.Join(err, j.save())
 			}
 			return made, err
@@ -189,6 +197,7 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 		now, err := j.system.Get(s.Setting)
 		if err == nil && now == c.Before {
 			j.changes = old
+			j.settle(c, now)
 		} else {
 			if err == nil {
 				c.After, c.Unfinished = now, false // else Undo would take it for somebody else's
@@ -205,13 +214,29 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 
 // add puts a change in the list. What was changed before keeps its first value.
 func (j *Journal) add(c Change) {
-	for i, old := range j.changes {
-		if old.Setting == c.Setting && old.Netns == c.Netns && old.Ifindex == c.Ifindex {
-			j.changes[i].After, j.changes[i].Unfinished = c.After, c.Unfinished
-			return
-		}
+	if i := j.find(c); i >= 0 {
+		j.changes[i].After, j.changes[i].Unfinished = c.After, c.Unfinished
+		return
 	}
 	j.changes = append(j.changes, c)
+}
+
+// settle writes down what an unfinished change of the same setting has become: what is
+// set from now on, somebody else sets. It tells whether there was one.
+func (j *Journal) settle(c Change, now string) bool {
+	i := j.find(c)
+	if i < 0 || !j.changes[i].Unfinished {
+		return false
+	}
+	j.changes[i].After, j.changes[i].Unfinished = now, false
+	return true
+}
+
+// find is where the list has a change of the same setting, or -1.
+func (j *Journal) find(c Change) int {
+	return slices.IndexFunc(j.changes, func(old Change) bool {
+		return old.Setting == c.Setting && old.Netns == c.Netns && old.Ifindex == c.Ifindex
+	})
 }
 
 // Undone says what became of a change.

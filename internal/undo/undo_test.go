@@ -17,6 +17,7 @@ import (
 type fake struct {
 	values map[string]string
 	fail   string // setting that cannot be set
+	half   string // setting that takes the value, and says that it has not
 	crash  string // setting at which the process dies, before it is set
 	after  string // and just after
 	gone   bool   // interfaces are
@@ -52,7 +53,10 @@ func (f *fake) Set(s Setting, value string) error {
 	}
 	f.values[s.Name] = value
 	f.sets = append(f.sets, s.Name+"="+value)
-	if s.Name == f.after {
+	switch s.Name {
+	case f.half:
+		return errors.New("refused")
+	case f.after:
 		panic(errCrash)
 	}
 	return nil
@@ -163,6 +167,61 @@ func TestUndoOfTheUnfinished(t *testing.T) {
 		j = open(t, dir, f)
 		done, err := j.Undo()
 		if err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0" {
+			t.Errorf("%s: %+v, %v, now %v", name, done, err, f.values)
+		}
+		j.Close()
+		leftIn(t, dir)
+	}
+}
+
+// What an unfinished change has become is known once it was read again: what somebody sets
+// after that stays.
+func TestUnfinishedIsSettled(t *testing.T) {
+	for name, apply := range map[string]func(j *Journal, f *fake) error{
+		"as it is wished": func(j *Journal, f *fake) error {
+			_, err := j.Apply([]Step{file("a", "10")})
+			return err
+		},
+		"refused": func(j *Journal, f *fake) error {
+			f.fail = "a"
+			if _, err := j.Apply([]Step{file("a", "20")}); err == nil {
+				return errors.New("no error")
+			}
+			return nil
+		},
+		"stays as it is": func(j *Journal, f *fake) error {
+			f.round = func(string) string { return "10" }
+			_, err := j.Apply([]Step{file("a", "11")})
+			return err
+		},
+		"refused, and yet changed": func(j *Journal, f *fake) error {
+			f.half = "a"
+			if _, err := j.Apply([]Step{file("a", "20")}); err == nil {
+				return errors.New("no error")
+			}
+			return nil
+		},
+	} {
+		dir := filepath.Join(t.TempDir(), "state")
+		f := &fake{values: map[string]string{"a": "1"}, after: "a"}
+		j := open(t, dir, f)
+		func() {
+			defer func() { recover() }()
+			j.Apply([]Step{file("a", "10")})
+			t.Errorf("%s: it has not died", name)
+		}()
+		j.lock.Close() // as the kernel does
+
+		f.after = ""
+		j = open(t, dir, f)
+		if err := apply(j, f); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		j.Close()
+		*f = fake{values: map[string]string{"a": "30"}}
+		j = open(t, dir, f) // from the file
+		done, err := j.Undo()
+		if err != nil || len(done) != 1 || done[0].Kept == "" || f.values["a"] != "30" {
 			t.Errorf("%s: %+v, %v, now %v", name, done, err, f.values)
 		}
 		j.Close()
