@@ -78,11 +78,12 @@ func Reserve(n int) (Reservation, error) {
 	return r, nil
 }
 
-// Persistent is how many pages of 2 MB the machine's pool has for good: a later process
-// learns by it how far a Reserve has come that was killed.
-func Persistent() (int, error) {
+// Persistent is how many pages of 2 MB the machine's pool has for good, and how many surplus
+// ones, which a Reserve makes the pool's: a later process learns by it how far one has come
+// that was killed.
+func Persistent() (pages, surplus int, err error) {
 	p, err := readPool()
-	return p.persistent(), err
+	return p.persistent(), p.surplus, err
 }
 
 // Restore takes the pages out of the pool again. Pages in use become surplus

@@ -126,12 +126,12 @@ func (n Named) Up() (err error) {
 // growPool adds n.Hugepages to the host's pool. A machine without room for
 // them has a bed all the same, and a note why not.
 func (n Named) growPool(st *state) error {
-	before, err := hugepages.Persistent()
+	before, surplus, err := hugepages.Persistent()
 	if err != nil {
 		st.Note = err.Error()
 		return nil
 	}
-	st.Growing = &growing{before, n.Hugepages}
+	st.Growing = &growing{before, surplus, n.Hugepages}
 	if err := n.save(*st); err != nil {
 		return err
 	}

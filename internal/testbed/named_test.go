@@ -245,7 +245,7 @@ func TestNamedLockedByOthers(t *testing.T) {
 // pages are the persistent ones of the machine's pool.
 func pages(t *testing.T) int {
 	t.Helper()
-	p, err := hugepages.Persistent()
+	p, _, err := hugepages.Persistent()
 	if err != nil {
 		nstest.Lacks(t, "the pool of 2 MB pages: %v", err)
 	}
@@ -276,28 +276,71 @@ func reserve(t *testing.T, n int) hugepages.Reservation {
 	return r
 }
 
-// What an up that was killed while it added pages has added goes back.
+// useSurplus opens an arena of all free pages and two surplus ones.
+func useSurplus(t *testing.T) *hugepages.Arena {
+	t.Helper()
+	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+	if err != nil {
+		nstest.Lacks(t, "the pool of 2 MB pages: %v", err)
+	}
+	free, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore, err := hugepages.Overcommit(1024)
+	if err != nil {
+		nstest.Lacks(t, "the pool of 2 MB pages cannot be set: %v", err)
+	}
+	a, err := hugepages.New(hugepages.Config{Size: (free + 2) << 21, Policy: hugepages.Require})
+	if err := errors.Join(err, restore()); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// What an up that was killed while it added pages has added goes back, with the surplus
+// pages that it has made persistent.
 func TestNamedKilledWhileItGrowsThePool(t *testing.T) {
-	undisturbed(t, func() error {
-		n := privateBed(t)
-		before := pages(t)
-		if err := os.Mkdir(n.StateDir, 0o755); err != nil {
-			t.Fatal(err)
+	for _, inUse := range []bool{false, true} {
+		undisturbed(t, func() error { return killed(t, inUse) })
+	}
+}
+
+func killed(t *testing.T, inUse bool) error {
+	n := privateBed(t)
+	if err := os.Mkdir(n.StateDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if inUse {
+		defer useSurplus(t).Close()
+	}
+	before, surplus, err := hugepages.Persistent()
+	if err != nil {
+		nstest.Lacks(t, "the pool of 2 MB pages: %v", err)
+	}
+	// Of three pages it got two.
+	st := state{Namespaces: []namespaceState{{Name: n.Namespaces[0]}}, Growing: &growing{before, surplus, 3}}
+	if err := n.save(st); err != nil {
+		t.Fatal(err)
+	}
+	left := reserve(t, 2)
+	defer func() {
+		if err := left.Restore(); err != nil {
+			t.Error(err)
 		}
-		// Of three pages it got two.
-		st := state{Namespaces: []namespaceState{{Name: n.Namespaces[0]}}, Growing: &growing{before, 3}}
-		if err := n.save(st); err != nil {
-			t.Fatal(err)
-		}
-		reserve(t, 2)
-		if err := n.Down(); err != nil {
-			t.Fatal(err)
-		}
-		if after := pages(t); after != before {
-			return fmt.Errorf("%d pages, before %d", after, before)
-		}
-		return nil
-	})
+	}()
+	back, err := st.Growing.added()
+	if err == nil {
+		err = n.Down()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.Pages -= back
+	if after := pages(t); after != before || left.Pages != 0 {
+		return fmt.Errorf("surplus pages %v: %d persistent pages, before %d; %d are left", inUse, after, before, left.Pages)
+	}
+	return nil
 }
 
 // A down that fails at something else has taken its pages out of the pool, and a second one
@@ -307,7 +350,14 @@ func TestNamedDownTwice(t *testing.T) {
 		n := privateBed(t)
 		before := pages(t)
 		others := reserve(t, 1)
+		left := others
+		defer func() {
+			if err := left.Restore(); err != nil {
+				t.Error(err)
+			}
+		}()
 		r := reserve(t, 1)
+		left.Pages += r.Pages
 		if err := os.Mkdir(n.StateDir, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -323,14 +373,24 @@ func TestNamedDownTwice(t *testing.T) {
 				t.Error("no error")
 			}
 		}
+		st, err := n.load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		left.Pages = others.Pages + st.Hugepages
 		with := pages(t)
 		if err := os.RemoveAll(filepath.Dir(in)); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(n.Down(), others.Restore()); err != nil {
+		if err := n.Down(); err != nil {
 			t.Fatal(err)
 		}
-		if after := pages(t); with != before+1 || after != before {
+		left = others
+		if err := left.Restore(); err != nil {
+			t.Fatal(err)
+		}
+		left.Pages = 0
+		if after := pages(t); with != before+others.Pages || after != before {
 			return fmt.Errorf("%d pages with those of others, %d after all, before %d", with, after, before)
 		}
 		return nil

@@ -33,14 +33,15 @@ type namespaceState struct {
 
 // growing is the pool before pages are added to it.
 type growing struct {
-	Before int `json:"before"` // persistent pages
-	Pages  int `json:"pages"`  // to be added
+	Before  int `json:"before"`            // persistent pages
+	Surplus int `json:"surplus,omitempty"` // pages beside them, which become persistent by it
+	Pages   int `json:"pages"`             // to be added
 }
 
-// added is how many of them have been.
+// added is how many pages have become persistent.
 func (g *growing) added() (int, error) {
-	now, err := hugepages.Persistent()
-	return min(max(now-g.Before, 0), g.Pages), err
+	now, _, err := hugepages.Persistent()
+	return min(max(now-g.Before, 0), g.Pages+g.Surplus), err
 }
 
 func (s state) exists() bool { return len(s.Namespaces) > 0 }
