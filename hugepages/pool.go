@@ -20,7 +20,8 @@ import (
 //
 // Call restore as soon as the arenas are open. It lowers the limit by n again,
 // and pages in use stay until they are freed; it works once, and may be called
-// again. Several users at once do not disturb each other.
+// again, as it should be where it has failed. Several users at once do not
+// disturb each other.
 //
 // Root only. The limit is the machine's and is no promise: memory in pieces of
 // 2 MB may still be short.
@@ -40,11 +41,23 @@ func Overcommit(n int) (restore func() error, err error) {
 	if err := raise(n); err != nil {
 		return nil, err
 	}
-	var once sync.Once
-	return func() (err error) {
-		once.Do(func() { err = raise(-n) })
+	return succeedOnce(func() error { return raise(-n) }), nil
+}
+
+// succeedOnce calls f until it has succeeded.
+func succeedOnce(f func() error) func() error {
+	var mu sync.Mutex
+	done := false
+	return func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		if done {
+			return nil
+		}
+		err := f()
+		done = err == nil
 		return err
-	}, nil
+	}
 }
 
 // Reservation is a number of 2 MB pages that were added to the machine's pool.
@@ -58,7 +71,8 @@ type Reservation struct {
 
 // Reserve adds n free pages of 2 MB to the machine's pool (nr_hugepages), where
 // they stay, memory that nothing else can use, until [Reservation.Restore].
-// When the kernel finds fewer than n, it gives all of them back and says so.
+// When the kernel finds fewer than n, it gives all of them back and says so; with
+// that error comes what could not be given back, for a later Restore.
 //
 // Root only. It is for a test bed that outlives the process which makes it;
 // use [Overcommit] where that is not so.
@@ -70,12 +84,22 @@ func Reserve(n int) (Reservation, error) {
 	if err != nil {
 		return Reservation{}, err
 	}
+	return found(n, before, after, Reservation.Restore)
+}
+
+// found is what Reserve has between the two states of the pool.
+func found(n int, before, after pool, restore func(Reservation) error) (Reservation, error) {
 	r := Reservation{Pages: after.persistent() - before.persistent()}
-	if got := r.Pages - before.surplus; got < n {
-		err = fmt.Errorf("hugepages: the kernel found %d pages of 2 MB instead of %d: free memory (or echo 1 > /proc/sys/vm/compact_memory) and try again", got, n)
-		return Reservation{}, errors.Join(err, r.Restore())
+	got := r.Pages - before.surplus
+	if got >= n {
+		return r, nil
 	}
-	return r, nil
+	err := restore(r)
+	if err == nil {
+		r = Reservation{}
+	}
+	return r, errors.Join(fmt.Errorf("hugepages: the kernel found %d pages of 2 MB instead of %d: "+
+		"free memory (or echo 1 > /proc/sys/vm/compact_memory) and try again", got, n), err)
 }
 
 // Persistent is how many pages of 2 MB the machine's pool has for good, and how many surplus

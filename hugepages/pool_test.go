@@ -202,6 +202,33 @@ func reserves(t *testing.T, surplus string) error {
 	return nil
 }
 
+// What fails to go back is still there to be given back.
+func TestGiveBackFails(t *testing.T) {
+	locked := []error{errLocked, errLocked, nil}
+	restore := succeedOnce(func() (err error) {
+		err, locked = locked[0], locked[1:]
+		return err
+	})
+	for i, want := range []error{errLocked, errLocked, nil, nil} {
+		if err := restore(); err != want {
+			t.Errorf("call %d: %v, want %v", i, err, want)
+		}
+	}
+
+	// With two surplus pages, which become persistent, and three of four new ones.
+	before, after := pool{total: 7, surplus: 2}, pool{total: 10}
+	for failed, left := range map[error]int{nil: 0, errLocked: 5} {
+		var gave Reservation
+		r, err := found(4, before, after, func(r Reservation) error {
+			gave = r
+			return failed
+		})
+		if r.Pages != left || gave.Pages != 5 || err == nil || !strings.Contains(err.Error(), "found 3 pages") || !errors.Is(err, failed) && failed != nil {
+			t.Errorf("given back %+v (%v): left %+v, %v", gave, failed, r, err)
+		}
+	}
+}
+
 func TestPoolArguments(t *testing.T) {
 	for _, n := range []int{0, -1} {
 		if _, err := Overcommit(n); err == nil {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -62,7 +63,9 @@ func (g *Guard) Restore() error {
 		return nil
 	}
 	err := g.call("restore")
-	g.raised = 0
+	if err == nil {
+		g.raised = 0
+	}
 	return err
 }
 
@@ -117,10 +120,11 @@ func guard(control io.ReadWriter, overcommit func(int) (func() error, error)) er
 	var undo []func() error
 	restore := func() error {
 		var errs []error
-		for _, f := range undo {
-			errs = append(errs, f())
-		}
-		undo = nil
+		undo = slices.DeleteFunc(undo, func(f func() error) bool {
+			err := f()
+			errs = append(errs, err)
+			return err == nil
+		})
 		return errors.Join(errs...)
 	}
 	for lines := bufio.NewScanner(control); lines.Scan(); {

@@ -78,6 +78,37 @@ func TestGuardPassesErrorsOn(t *testing.T) {
 	}
 }
 
+// What could not be taken back is tried again.
+func TestGuardRestoresAgain(t *testing.T) {
+	ours, theirs := net.Pipe()
+	done := make(chan error, 1)
+	pages, failures := 0, 2
+	go func() {
+		done <- guard(theirs, func(n int) (func() error, error) {
+			pages += n
+			return func() error {
+				if n == 5 && failures > 0 {
+					failures--
+					return errors.New("locked")
+				}
+				pages -= n
+				return nil
+			}, nil
+		})
+	}()
+	lines := bufio.NewScanner(ours)
+	for _, step := range [][2]string{{"raise 3", "ok"}, {"raise 5", "ok"}, {"restore", "locked"}, {"restore", "locked"}} {
+		fmt.Fprintln(ours, step[0])
+		if lines.Scan(); lines.Text() != step[1] {
+			t.Errorf("%s: answer %q, want %q", step[0], lines.Text(), step[1])
+		}
+	}
+	ours.Close()
+	if err := <-done; err != nil || pages != 0 {
+		t.Errorf("afterwards %d pages, %v", pages, err)
+	}
+}
+
 // A guard process that is killed while pages are raised leaves its work to its
 // parent.
 func TestKilledGuard(t *testing.T) {
