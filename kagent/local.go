@@ -101,6 +101,14 @@ func (l *Local) Arena() *hugepages.Arena { return l.lease.arena }
 // Info says what Open got. The caller must not change the slices.
 func (l *Local) Info() Info { return l.lease.info }
 
+// Inputs is how many queues of the interface frames come in on: more than Info's Queues
+// where some only receive.
+func (l *Local) Inputs() int {
+	l.dev.mu.Lock()
+	defer l.dev.mu.Unlock()
+	return l.dev.inputs
+}
+
 // Counters are the demux program's, of all Locals of the interface.
 func (l *Local) Counters() (bpf.Counters, error) { return l.demux.Counters() }
 

@@ -75,7 +75,7 @@ func (c *conn) open(o *agentproto.Open) (*session, *kagent.Handout, *os.File, er
 		s.refund(c.cred.Uid, 1, 0, cfg.ArenaBytes)
 		return nil, nil, nil, err
 	}
-	if i := &h.Info.Info; cfg.Steer != o.Steer && i.Steered == "" && i.Queues > 1 {
+	if i := &h.Info.Info; cfg.Steer != o.Steer && i.Steered == "" && n.local.Inputs() > 1 {
 		i.Notes = append(slices.Clip(i.Notes), "the indirection table, which moves the traffic of all, "+
 			"the agent changes for programs of root only")
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/nstest"
@@ -137,20 +138,34 @@ func TestQueuesOut(t *testing.T) {
 	}
 }
 
-// What an ordinary user's program may not have changed on the NIC it is told.
+// What an ordinary user's program may not have changed on the NIC it is told, where frames come
+// in on more queues than one: also where it sends on one only.
 func TestSteeringNote(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	g := startAgent(t, ns, agentConfig{})
-	for uid, want := range map[int]bool{0: false, 60001: true} {
-		r := g.rawAs(t, uid).hello()
+	for _, c := range []struct {
+		rx, tx, uid int
+		want        bool
+	}{{2, 2, 0, false}, {2, 2, 60001, true}, {2, 1, 60001, true}, {1, 1, 60001, false}} {
+		ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+		if err := ns.Do(func() error {
+			e, err := ethtool.NewEthtool()
+			if err != nil {
+				return err
+			}
+			defer e.Close()
+			_, err = e.SetChannels(ns.Name, ethtool.Channels{RxCount: uint32(c.rx), TxCount: uint32(c.tx)})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		r := startAgent(t, ns, agentConfig{}).rawAs(t, c.uid).hello()
 		reply, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-			Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative, Steer: kagent.SteerByRSS,
+			Interface: ns.Name, Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative, Steer: kagent.SteerByRSS,
 		}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if notes := strings.Join(reply.Opened.Info.Info.Notes, "; "); strings.Contains(notes, "indirection table") != want {
-			t.Errorf("user %d: notes %q, want the indirection table mentioned: %v", uid, notes, want)
+		if notes := strings.Join(reply.Opened.Info.Info.Notes, "; "); strings.Contains(notes, "indirection table") != c.want {
+			t.Errorf("%+v: notes %q", c, notes)
 		}
 	}
 }
