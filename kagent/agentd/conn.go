@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +35,7 @@ type conn struct {
 	cred   unix.Ucred
 	n      *session      // set by serve before there are calls
 	over   chan struct{} // closed when the program has hung up
+	hung   atomic.Bool   // hangUp was called
 	asked  chan struct{} // the program asks for the next change of its interface; nil: it never has; made by do
 
 	wmu sync.Mutex // one message at a time
@@ -81,8 +83,8 @@ func (c *conn) talk() error {
 		if err = c.c.SetReadDeadline(until); err == nil {
 			q, err = agentproto.ReadRequest(r, buf)
 		}
-		if err == nil && c.server.isClosed() {
-			err = net.ErrClosed // what has come before hangUp is the next agent's
+		if err == nil && (c.hung.Load() || c.server.isClosed()) {
+			err = net.ErrClosed // what has come before hangUp is the next agent's, or nobody's
 		}
 		return q, err
 	}
@@ -174,9 +176,13 @@ func (c *conn) write(r *agentproto.Reply, files ...*os.File) error {
 	return err
 }
 
-// hangUp ends the connection, and with it the reader. Close would wait for one whom the
-// kernel holds up with closing descriptors that the program has sent along.
-func (c *conn) hangUp() { _, _ = c.c.CloseRead(), c.c.CloseWrite() }
+// hangUp ends the connection, and with it the reader, who takes nothing more of what the
+// program has sent. Close would wait for one whom the kernel holds up with closing
+// descriptors that the program has sent along.
+func (c *conn) hangUp() {
+	c.hung.Store(true)
+	_, _ = c.c.CloseRead(), c.c.CloseWrite()
+}
 
 // begin makes the context of a request that waits.
 func (c *conn) begin(q *agentproto.Request) (context.Context, context.CancelFunc, error) {

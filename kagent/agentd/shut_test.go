@@ -116,3 +116,39 @@ func TestHeldUp(t *testing.T) {
 		t.Error("the agent does not end")
 	}
 }
+
+// What a program has sent before it was hung up on is not done any more, though it can still
+// be read.
+func TestNothingAfterHangUp(t *testing.T) {
+	s, err := New(Config{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "agent.sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	program, err := net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	accepted, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	hello, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}, agentproto.MaxRequest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := program.Write(hello); err != nil {
+		t.Fatal(err)
+	}
+	c := &conn{server: s, c: accepted}
+	c.hangUp()
+	if err := c.talk(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("%v, want that the connection is closed", err)
+	}
+}
