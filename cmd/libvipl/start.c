@@ -35,10 +35,11 @@ static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 /*
  * Settings of the Go runtime, which the program's own GODEBUG goes behind: it
- * sends no signals to preempt its threads, and takes no stack away, on which a
- * handler of the program without SA_ONSTACK may find itself.
+ * sends no signals to preempt its threads, takes no stack away, on which a
+ * handler of the program without SA_ONSTACK may find itself, and ends no program
+ * for a descriptor that is no pointer, whatever it is.
  */
-static const char settings[] = "GODEBUG=asyncpreemptoff=1,gcshrinkstackoff=1";
+static const char settings[] = "GODEBUG=asyncpreemptoff=1,gcshrinkstackoff=1,invalidptr=0";
 
 /*
  * Arguments, environment and auxiliary vector one behind the other, as the
