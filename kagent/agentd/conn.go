@@ -36,7 +36,9 @@ type conn struct {
 	n      *session      // set by serve before there are calls
 	over   chan struct{} // closed when the program has hung up
 	hung   atomic.Bool   // hangUp was called
-	asked  chan struct{} // the program asks for the next change of its interface; nil: it never has; made by do
+	// receiving: it takes or drops what the program has sent, which the kernel can make long.
+	receiving atomic.Bool
+	asked     chan struct{} // the program asks for the next change of its interface; nil: it never has; made by do
 
 	wmu sync.Mutex // one message at a time
 
@@ -51,7 +53,10 @@ var errGoodbye = errors.New("the program has closed its session")
 
 // serve talks to a program until it hangs up, or breaks a rule.
 func (c *conn) serve() {
-	defer c.c.Close()
+	defer func() {
+		c.receiving.Store(true)
+		c.c.Close()
+	}()
 	s := c.server
 	err := c.talk()
 	close(c.over)
@@ -81,7 +86,9 @@ func (c *conn) talk() error {
 			until = time.Now().Add(limit)
 		}
 		if err = c.c.SetReadDeadline(until); err == nil {
+			c.receiving.Store(true)
 			q, err = agentproto.ReadRequest(r, buf)
+			c.receiving.Store(false)
 		}
 		if err == nil && (c.hung.Load() || c.server.isClosed()) {
 			err = net.ErrClosed // what has come before hangUp is the next agent's, or nobody's

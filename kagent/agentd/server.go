@@ -32,7 +32,8 @@ type Server struct {
 	debts    map[*debt]struct{}
 	asked    uint64 // for looks at debts
 	counts   kagent.DaemonCounter
-	work     sync.WaitGroup // connections, watchers of sessions, the collector
+	talks    sync.WaitGroup // connections
+	work     sync.WaitGroup // watchers of sessions, the collector; none begins after closed
 
 	leaveTime  time.Duration // leaveTime, but for tests
 	collecting bool          // there is a collector
@@ -44,9 +45,9 @@ type Server struct {
 	looked     uint64 // so many of those who asked have had a look; guarded by collection
 }
 
-// leaveTime is how long the end waits for connections and sessions to end, each of which
-// takes less than half of it: the kernel may hold a thread up for longer with closing what
-// a program has sent along.
+// leaveTime is how long the end waits for connections of which nothing more is to be done than
+// to take or drop what the program has sent: the kernel may hold a thread up for longer with
+// closing the descriptors in it.
 const leaveTime = 15 * time.Second
 
 // New makes a Server in the network namespace of the calling thread, and takes
@@ -148,10 +149,10 @@ func (s *Server) accept(raw *net.UnixConn) {
 		handles: make(map[uint64]*handle), over: make(chan struct{}),
 	}
 	s.conns[c] = struct{}{}
-	s.work.Add(1)
+	s.talks.Add(1)
 	s.mu.Unlock()
 	go func() {
-		defer s.work.Done()
+		defer s.talks.Done()
 		c.serve()
 		s.mu.Lock()
 		delete(s.conns, c)
@@ -181,21 +182,48 @@ func (s *Server) shut() error {
 		}
 		_ = n.alive.Close() // its watcher leaves
 	}
-	ended := make(chan struct{})
-	go func() {
-		s.work.Wait()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-	case <-time.After(s.leaveTime):
-		s.log.Warn("a connection does not end: the kernel is still closing what its program has sent along")
+	s.work.Wait()
+	if !s.await() {
 		return errors.Join(errs...)
 	}
 	for d := range s.debts {
 		d.close() // a later agent has those that the vault keeps
 	}
 	return errors.Join(errs...)
+}
+
+// await waits until the connections have ended, however long a queue takes to be opened or
+// closed; false: all that are left the kernel holds up.
+func (s *Server) await() bool {
+	ended := make(chan struct{})
+	go func() {
+		s.talks.Wait()
+		close(ended)
+	}()
+	wait := s.leaveTime
+	for told := false; ; told = true {
+		select {
+		case <-ended:
+			return true
+		case <-time.After(wait):
+		}
+		busy := 0
+		s.mu.Lock()
+		for c := range s.conns {
+			if !c.receiving.Load() {
+				busy++
+			}
+		}
+		s.mu.Unlock()
+		switch {
+		case busy == 0:
+			s.log.Warn("a connection does not end: the kernel is still closing what its program has sent along")
+			return false
+		case !told:
+			s.log.Warn("the end waits for requests that are still being done", "connections", busy)
+			wait = min(wait, 100*time.Millisecond)
+		}
+	}
 }
 
 // isClosed tells whether the server is about to end: then a connection's end says

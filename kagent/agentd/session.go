@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -130,6 +131,12 @@ func (s *Server) lease(cfg kagent.Config, c *conn) (_ *session, _ *kagent.Handou
 		return nil, nil, nil, joinClose(err, local)
 	}
 	s.mu.Lock()
+	if s.closed { // nobody would close it
+		s.mu.Unlock()
+		h.Close()
+		_, _ = n.alive.Close(), theirs.Close()
+		return nil, nil, nil, joinClose(net.ErrClosed, local)
+	}
 	s.sessions[string(n.token)] = n
 	s.work.Add(1)
 	s.mu.Unlock()

@@ -3,9 +3,11 @@ package agentd
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -90,7 +92,7 @@ func TestHeldUp(t *testing.T) {
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx, l) }()
-	defer s.work.Wait()
+	defer s.talks.Wait()
 	defer let()
 	taken := func() bool { // the reader has taken the message, and not answered
 		n := 0
@@ -150,5 +152,47 @@ func TestNothingAfterHangUp(t *testing.T) {
 	c.hangUp()
 	if err := c.talk(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("%v, want that the connection is closed", err)
+	}
+}
+
+// warned passes on what is logged.
+type warned chan string
+
+func (w warned) Write(b []byte) (int, error) {
+	w <- string(b)
+	return len(b), nil
+}
+
+// A request that is being done is waited for, however long it takes.
+func TestEndWaitsForWork(t *testing.T) {
+	log := make(warned, 16)
+	s, err := New(Config{Log: slog.New(slog.NewTextHandler(log, nil))}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.leaveTime = time.Millisecond
+	c := &conn{server: s}
+	s.conns[c] = struct{}{}
+	s.talks.Add(1)
+	ended := make(chan bool, 1)
+	go func() { ended <- s.await() }()
+	if text := <-log; !strings.Contains(text, "still being done") {
+		t.Error(text)
+	}
+	select {
+	case <-ended:
+		t.Error("it has not waited")
+	default:
+	}
+	c.receiving.Store(true) // and the kernel holds that up
+	if <-ended {
+		t.Error("it takes the connection for ended")
+	}
+	if text := <-log; !strings.Contains(text, "the kernel") {
+		t.Error(text)
+	}
+	s.talks.Done()
+	if !s.await() {
+		t.Error("it waits for a connection that has ended")
 	}
 }
