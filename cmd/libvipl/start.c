@@ -62,7 +62,8 @@ static char **arguments(void)
 	p = block;
 	*p++ = (unsigned long)name;
 	*p++ = 0;
-	char *ours = malloc(sizeof settings + 1 + strlen(getenv("GODEBUG") ? getenv("GODEBUG") : ""));
+	/* Go looks for a byte 16 at a time, also behind the end. */
+	char *ours = calloc(1, sizeof settings + 1 + strlen(getenv("GODEBUG") ? getenv("GODEBUG") : "") + 16);
 	if (!ours) {
 		free(block);
 		return NULL;

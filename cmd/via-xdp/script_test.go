@@ -143,7 +143,7 @@ func TestAsNobody(t *testing.T) {
 			args: strings.Fields(c.args), stdout: &out, stderr: &errs, actions: production(),
 		})
 		said := out.String() + errs.String()
-		if strings.Contains(c.args, "--fix") && status == exitFine && strings.Contains(said, "nothing") {
+		if sets := strings.Contains(c.args, "--fix") || strings.HasSuffix(c.args, "latency"); sets && status == exitFine && strings.Contains(said, "nothing") {
 			t.Logf("%s: others have the machine in order: %s", c.args, said) // pages are for all who test on it
 			continue
 		}
