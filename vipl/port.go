@@ -91,6 +91,7 @@ type port struct {
 	heldSince int64   // when the first of them began to
 	lazy      bool    // the doorbell may wait, see hold.go
 	kicked    bool    // it was rung since posting began
+	over      bool    // stopped: the rings may be gone, and who polls all the same leaves them alone
 	stalled   bool    // it was rung last, and the kernel, which copies, has not taken everything
 	window    int     // frames that each connection may be sent
 	active    int     // connections
@@ -168,6 +169,7 @@ func (p *port) stop() {
 	p.mu.Lock()
 	p.refillAt = 0
 	p.refill()
+	p.over = true
 	p.mu.Unlock()
 }
 
@@ -227,6 +229,9 @@ func (p *port) poll() {
 // is about to sleep: acknowledgements do not wait. came: frames have arrived. Under
 // the lock.
 func (p *port) progress(now int64, quiet bool) (came bool) {
+	if p.over {
+		return false
+	}
 	if came = p.receiveAll(now); !came && len(p.holding) > 0 {
 		p.releaseHeld(now) // whoever polls has nothing more to post
 	}
@@ -240,6 +245,9 @@ func (p *port) progress(now int64, quiet bool) (came bool) {
 // finish sends what the work until here made necessary, and says when time
 // alone will make work again. Under the lock.
 func (p *port) finish(now int64, quiet bool) {
+	if p.over {
+		return
+	}
 	if len(p.holding) > 0 && (quiet || now >= p.heldSince+heldMost) {
 		p.releaseHeld(now)
 	}
@@ -421,6 +429,9 @@ func (p *port) receiveAll(now int64) (came bool) {
 // another CPU, so that each store there costs: it is done for several at once,
 // and before somebody sleeps.
 func (p *port) refill() {
+	if p.over {
+		return
+	}
 	p.leased = 0
 	p.nic.Refill()
 }
