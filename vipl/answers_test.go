@@ -1,0 +1,164 @@
+package vipl_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// answering is a program that gets batches of small messages and answers them one by
+// one, as they are taken.
+type answering struct {
+	t      *testing.T
+	n      *memoryNet
+	va, vb *vipl.VI
+	xa, xb *box // each half of the descriptors for sends, half for receives
+	taken  int  // of the batch
+}
+
+const answers = 12
+
+func newAnswering(t *testing.T) *answering {
+	n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
+	polling(t, n, va, vb)
+	p := &answering{t: t, n: n, va: va, vb: vb}
+	p.xa, p.xb = newBox(t, n.a.Nic, 2*answers, 64), newBox(t, n.b.Nic, 2*answers, 64)
+	return p
+}
+
+// ask sends a batch, which b has then received and not taken.
+func (p *answering) ask() {
+	p.t.Helper()
+	ds := p.xa.desc[:answers]
+	for k := range answers {
+		postRecv(p.t, p.va, p.xa, answers+k, 8)
+		postRecv(p.t, p.vb, p.xb, answers+k, 8)
+		p.xa.prepare(k, 8)
+	}
+	before := p.n.b.Counters().Messages
+	if n, err := p.va.PostSends(ds, p.xa.region.Handle()); n != answers || err != nil {
+		p.t.Fatalf("%d posted: %v", n, err)
+	}
+	p.n.b.Poll() // it waits for them
+	time.Sleep(2 * time.Microsecond)
+	for range 10 {
+		p.n.a.Poll()
+		p.n.b.Poll()
+		if p.n.b.Counters().Messages == before+answers {
+			break
+		}
+		time.Sleep(2 * time.Microsecond)
+	}
+	if got := p.n.b.Counters().Messages - before; got != answers {
+		p.t.Fatalf("%d messages have come, want %d", got, answers)
+	}
+	p.taken = 0
+}
+
+// answer takes some messages and answers each.
+func (p *answering) answer(count int) {
+	p.t.Helper()
+	for range count {
+		d, err := p.vb.RecvDone()
+		checkDone(p.t, "receive", d, err, vipl.StatusOpReceive)
+		postSend(p.t, p.vb, p.xb, p.taken, 8)
+		p.taken++
+	}
+}
+
+// end takes all that is left of a batch and its answers.
+func (p *answering) end() {
+	p.t.Helper()
+	p.answer(answers - p.taken)
+	for k := range answers {
+		var d *vipl.Descriptor
+		for range 10 {
+			if d, _ = p.va.RecvDone(); d != nil {
+				break
+			}
+			time.Sleep(5 * time.Microsecond) // acknowledgements come soon
+			p.n.b.Poll()
+		}
+		if d != p.xa.desc[answers+k] {
+			p.t.Fatalf("answer %d: another descriptor, or none", k)
+		}
+	}
+	for range answers {
+		sent(p.t, p.va, 0)
+		sent(p.t, p.vb, 0)
+	}
+}
+
+// packed is how many answers have shared frames since.
+func (p *answering) packed(before uint64) uint64 { return p.n.b.Counters().Packed - before }
+
+// The answers to what came together go together, where there is a stream of them,
+// though each is posted alone; after a rest the first of them goes at once.
+func TestAnswersShareFrames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newAnswering(t)
+		p.ask()
+		p.end()
+		if n := p.packed(0); n == 0 || n >= answers {
+			t.Errorf("%d answers of the first %d shared frames: no stream begins", n, answers)
+		}
+		for range 3 {
+			before := p.n.b.Counters().Packed
+			p.ask()
+			p.end()
+			if n := p.packed(before); n != answers {
+				t.Errorf("%d of %d answers shared a frame", n, answers)
+			}
+		}
+		time.Sleep(time.Millisecond)
+		p.ask()
+		before := p.n.a.Counters().Messages
+		p.answer(1)
+		p.n.a.Poll()
+		if got := p.n.a.Counters().Messages; got != before+1 {
+			t.Errorf("after a rest %d answers have come, want 1", got-before)
+		}
+		p.end()
+	})
+}
+
+// An answer that waits for others, which do not come, goes when the program polls in
+// vain, sleeps, or is away.
+func TestAnswersDoNotWaitLong(t *testing.T) {
+	for name, leave := range map[string]func(*answering){
+		"polls": func(p *answering) {
+			for range vipl.HeldPolls {
+				p.n.b.Poll()
+			}
+		},
+		"sleeps": func(p *answering) {
+			if _, err := p.vb.SendWait(patience); err != nil {
+				p.t.Fatal(err)
+			}
+			p.vb.SendWait(time.Millisecond)
+		},
+		"is away": func(p *answering) { time.Sleep(5 * time.Millisecond) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newAnswering(t)
+				p.ask()
+				p.end()
+				p.ask()
+				before := p.n.a.Counters().Messages
+				p.answer(1)
+				p.n.a.Poll()
+				if got := p.n.a.Counters().Messages; got != before {
+					t.Fatalf("%d answers have come, of which others are expected", got-before)
+				}
+				leave(p)
+				p.n.a.Poll()
+				if got := p.n.a.Counters().Messages; got != before+1 {
+					t.Errorf("%d answers have come, want 1", got-before)
+				}
+			})
+		})
+	}
+}
