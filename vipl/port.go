@@ -164,10 +164,7 @@ func (p *port) stop() {
 	p.stopped.Wait()
 	// Whoever was asleep in the port has left when the token can be had.
 	p.sleeping <- struct{}{}
-	// From now on every chunk goes back at once: a poll that comes late may be the
-	// last.
 	p.mu.Lock()
-	p.refillAt = 0
 	p.refill()
 	p.over = true
 	p.mu.Unlock()
