@@ -36,9 +36,6 @@ func TestSteps(t *testing.T) {
 				t.Errorf("%d bytes: %+v", bytes, s)
 			}
 			sameSide := i > 0 && i != seen-1
-			if s.Name == "PostSend returns" && bytes > 1500 {
-				continue // frames that wait for company, or for the window, go after it
-			}
 			if sameSide && (s.At < list[i-1].At || s.Took < 0) {
 				t.Errorf("%d bytes: %+v is before %+v", bytes, s, list[i-1])
 			}
