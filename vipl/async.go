@@ -86,8 +86,8 @@ type ErrorDescriptor struct {
 const maxErrors = 1024
 
 // ErrorCallback is VipErrorCallback: from now on fn gets the NIC handle's
-// asynchronous errors; nil restores the default handler, which logs them, at most
-// ten a second and how many it left out.
+// asynchronous errors; nil restores the default handler, which logs at most ten a
+// second, and how many it left out.
 //
 // Errors come one at a time, in order, on a goroutine of the library, and at
 // most 1024 of them wait (Counters.ErrorsDropped). fn may call anything of this

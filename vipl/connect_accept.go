@@ -20,9 +20,9 @@ type Conn struct {
 }
 
 // ConnectWait is VipConnectWait: waits at most timeout (negative: for ever) for
-// a request to local: to its discriminator, byte for byte, and, if it names
-// one, its host. Requests that come while nobody waits on their discriminator
-// are answered with ErrNoMatch at once; several goroutines may wait.
+// a request to local: to its discriminator, byte for byte, and to its host, if it
+// names one. A requester whose discriminator nobody waits on, nor has waited on in
+// the last 100 ms, gets ErrNoMatch. Several goroutines may wait.
 //
 // ErrTimeout; ErrInvalidParameter for a discriminator that is too long and when
 // the NIC is closed.
@@ -43,15 +43,16 @@ func (n *Nic) ConnectWait(local NetAddress, timeout time.Duration) (*Conn, error
 	return &Conn{n, in}, nil
 }
 
-// Listener takes requests to an address until it is closed: also while nobody
-// waits, where a program that calls ConnectWait in a loop has a tenth of a second
-// for all else. All methods may be called concurrently.
+// Listener takes requests to an address from Listen to Close, also while nobody is
+// in Wait. (A program that calls ConnectWait in a loop has 100 ms from one call to
+// the next; later, requests are refused.) All methods may be called concurrently.
 type Listener struct {
 	nic *Nic
 	l   *kagent.Listener
 }
 
-// Listen takes requests to local, as ConnectWait has it, from now on.
+// Listen takes requests to local from now on; which ones those are is as with
+// ConnectWait.
 //
 // ErrInvalidState when somebody listens there already, in this program or, with an
 // agent, in another one; ErrInvalidParameter for a discriminator that is too long
@@ -68,8 +69,9 @@ func (n *Nic) Listen(local NetAddress) (*Listener, error) {
 	return &Listener{n, l}, nil
 }
 
-// Wait waits for a request until ctx ends, which is ErrTimeout with ctx's error.
-// ErrInvalidParameter when the listener or the NIC is closed, also meanwhile.
+// Wait returns the next request. ErrTimeout, with ctx's error, when ctx ends before
+// one has come; ErrInvalidParameter when the listener or the NIC is closed, also
+// meanwhile.
 func (l *Listener) Wait(ctx context.Context) (*Conn, error) {
 	in, err := l.l.Wait(ctx)
 	if err != nil {

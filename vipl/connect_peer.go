@@ -71,8 +71,9 @@ func (v *VI) ConnectPeerRequest(local, remote NetAddress, timeout time.Duration)
 // ErrNotDone: it is under way. ErrTimeout: the other side did not ask in time.
 // ErrInvalidReliabilityLevel, ErrInvalidMTU, ErrInvalidQoS: the two VIs differ;
 // both sides get it. ErrRejected with ErrSecurity: the pre-shared keys do not go
-// together; both sides get it. ErrNotReachable, ErrRejected. In all of these but
-// ErrNotDone v is Idle again. ErrInvalidState: no such connect is under way.
+// together; both sides get it. ErrNotReachable, ErrRejected: as with
+// ConnectRequest. After all of these but ErrNotDone v is Idle again.
+// ErrInvalidState: no such connect is under way.
 func (v *VI) ConnectPeerDone() (RemoteAttributes, error) {
 	const op = "ConnectPeerDone"
 	p, err := v.peeringOf(op)

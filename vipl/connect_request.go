@@ -17,11 +17,11 @@ import (
 // attributes. timeout is positive, or negative for no limit. local's host may
 // be zero.
 //
-// ErrNoMatch: nobody waits on that discriminator. ErrRejected, also, with
-// ErrSecurity, when the pre-shared keys do not go together. ErrTimeout: nobody
-// answers. ErrNotReachable: no way to the host. ErrInvalidState: v is not Idle.
-// ErrInvalidParameter: timeout 0, or discriminators that are too long. In all of
-// them v is as it was.
+// ErrNoMatch: nobody waits on that discriminator. ErrRejected: the program there
+// has refused; with ErrSecurity, the pre-shared keys do not go together.
+// ErrTimeout: nobody answers. ErrNotReachable: no way to the host.
+// ErrInvalidState: v is not Idle. ErrInvalidParameter: timeout 0, or
+// discriminators that are too long. After any of them v is as it was.
 func (v *VI) ConnectRequest(local, remote NetAddress, timeout time.Duration) (RemoteAttributes, error) {
 	const op = "ConnectRequest"
 	if timeout == 0 {
@@ -32,8 +32,8 @@ func (v *VI) ConnectRequest(local, remote NetAddress, timeout time.Duration) (Re
 	return v.connectRequest(ctx, op, local, remote)
 }
 
-// ConnectRequestContext is ConnectRequest until ctx ends, which is ErrTimeout with
-// ctx's error.
+// ConnectRequestContext is ConnectRequest with the end of ctx in place of a
+// timeout: ErrTimeout then comes with ctx's error.
 func (v *VI) ConnectRequestContext(ctx context.Context, local, remote NetAddress) (RemoteAttributes, error) {
 	return v.connectRequest(ctx, "ConnectRequestContext", local, remote)
 }

@@ -234,11 +234,13 @@ func (c *CQ) take() (e cqEntry) {
 	return e
 }
 
-// Done is VipCQDone: takes one entry off the queue, without waiting but for who is just
-// writing the status of a descriptor that belongs to it. It says
-// which VI has a completed descriptor, and on which of its queues; SendDone or
-// RecvDone of that VI then gives it. ErrNotDone when there is none,
-// ErrInvalidParameter when the CQ is destroyed.
+// Done is VipCQDone: takes one entry off the queue. The entry says which VI has a
+// completed descriptor, and on which of its queues; SendDone or RecvDone of that VI
+// then gives the descriptor. ErrNotDone when there is no entry, ErrInvalidParameter
+// when the CQ is destroyed.
+//
+// It does not wait for completions; only where a descriptor's status is being
+// written at this moment does it wait until the entry is there, too.
 func (c *CQ) Done() (vi *VI, recv bool, err error) {
 	settling := c.settling.Load() != 0 // then pop waits for the entry
 	if !c.some() {
@@ -275,9 +277,10 @@ func (c *CQ) Wait(timeout time.Duration) (vi *VI, recv bool, err error) {
 	}
 }
 
-// Wake has one Wait return ErrNotDone that finds no entry: one that is under way,
-// or else the next. Wakes do not add up. It is for programs of which one goroutine
-// waits for completions and others have news for it. Any goroutine.
+// Wake makes one Wait that finds no entry return ErrNotDone: one that is under way,
+// or else the next. Several Wakes before that Wait count as one. It is for programs
+// in which one goroutine waits for completions and others have news for it. It may
+// be called concurrently.
 func (c *CQ) Wake() {
 	c.port.mu.Lock()
 	defer c.port.mu.Unlock()

@@ -10,16 +10,17 @@ import (
 // The end of a connection by its program.
 
 // Disconnect is VipDisconnect: ends the connection. Descriptors that are not
-// complete are flushed and v becomes Idle; the peer's VI goes to Error. What
-// completed sends handed to the network is delivered first, on a reliable VI,
-// unless the peer does not answer for 200 ms, or has not taken it in five seconds. On
-// an Idle VI it flushes the receives that were posted for a connection to come. A
-// peer-to-peer connect that is under way ends. An accept or request of another goroutine that
-// has come about already, a message of the peer being here, and that has yet to learn so returns
-// first: within five seconds.
+// complete are flushed and v becomes Idle; the peer's VI goes to Error.
 //
-// ErrInvalidState while another connect or disconnect is under way; ErrInvalidParameter when the VI
-// is destroyed.
+// On a reliable VI the data of completed sends is delivered first, unless the peer
+// does not answer for 200 ms, or has not taken all of it within five seconds. On an
+// Idle VI Disconnect flushes the receives that were posted for a connection to come.
+// It ends a peer-to-peer connect that is under way. Where another goroutine's
+// connect or accept has succeeded and is about to return, it waits until that has
+// returned, at most five seconds.
+//
+// ErrInvalidState while another connect or disconnect is under way;
+// ErrInvalidParameter when the VI is destroyed.
 func (v *VI) Disconnect() error { return v.disconnect(context.Background()) }
 
 // disconnect is Disconnect; for a connect to return it waits for as long as ctx lasts.

@@ -12,10 +12,10 @@ type Neighbor struct {
 }
 
 // Discover is VipQuerySystemManagementInfo for VIP_SMI_AUTODISCOVERY: it asks on
-// the link which hosts run via-xdp, and takes about 100 ms for it. The list
-// begins with the NIC's own addresses; a host with several addresses may be in
-// it several times, and one whose answer was lost is missing. Hosts behind a
-// router do not hear the question.
+// the link which hosts run via-xdp, which takes about 100 ms. The list begins with
+// the NIC's own addresses. A host with several addresses may be in it several times;
+// one whose answer was lost is missing. Hosts behind a router do not hear the
+// question.
 //
 // ErrInvalidParameter when the NIC is closed, ErrResource when the kernel
 // refuses to send. It may be called concurrently.

@@ -33,11 +33,15 @@
 //	cq.go         9    complete              wait.go wakes, notify.go calls
 //	send.go, recv.go   11 done
 //
-// conn.go is a connection as the engine keeps it, connect.go, whose head lists the
-// files, how it comes, break.go and disconnect.go how it goes, source.go what
-// becomes of it when its address does, timers.go its time, secure.go what it is
-// sealed with; loop.go joins VIs of one queue, lanes.go those of different queues
-// of an interface.
+// A connection:
+//
+//	conn.go                  as the engine keeps it
+//	connect.go               how it comes about; its head lists the other files of that
+//	break.go, disconnect.go  how it ends: with an error, by the program
+//	source.go                what becomes of it when the interface loses its address
+//	timers.go                its time: retransmission, keepalive, silence
+//	secure.go                what its frames are sealed with
+//	loop.go, lanes.go        when both VIs are on one queue, on two queues of one interface
 //
 // # RDMA
 //
@@ -61,9 +65,9 @@
 //
 // # Errors
 //
-// A VIPL return code is a [Return], an error; what has more to say is an
-// [*OpError] that wraps it. Calls of the data path return bare codes and
-// allocate nothing.
+// A VIPL return code is a [Return], which is an error. Control operations return an
+// [*OpError] that wraps one and says more; calls of the data path return the bare
+// codes and allocate nothing.
 //
 // # Privileges
 //

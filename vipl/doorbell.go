@@ -7,10 +7,11 @@ package vipl
 // begin while the program goes on.
 const ringBatch = 4
 
-// PostSendLater is PostSend, but that the doorbell may wait for [Nic.Ring], which
-// the program calls soon. Whatever else rings on this NIC rings for it, too: posts,
-// polls that find something, waits, the fourth frame that waits, and, where the
-// program does nothing of all that, a goroutine of the library within milliseconds.
+// PostSendLater is PostSend without the doorbell, which may wait until the program
+// calls [Nic.Ring], as it soon should. Whatever else rings on this NIC rings for
+// this send, too: posts, polls that find something, waits, and the fourth frame that
+// waits. Where the program does none of these, a goroutine of the library rings
+// within milliseconds.
 func (v *VI) PostSendLater(d *Descriptor, h MemHandle) error {
 	p := v.port
 	p.mu.Lock()
@@ -22,8 +23,9 @@ func (v *VI) PostSendLater(d *Descriptor, h MemHandle) error {
 	return err
 }
 
-// Ring rings the doorbell for what was posted by PostSendLater, if nobody has. It
-// costs next to nothing then. Any goroutine.
+// Ring rings the doorbell for what was posted by PostSendLater on any VI of the
+// NIC. Where it was rung already, Ring costs next to nothing. It may be called
+// concurrently.
 func (n *Nic) Ring() {
 	p := n.port
 	if p.unrung.Load() == 0 {

@@ -6,13 +6,15 @@ import (
 	"viaxdp/wire"
 )
 
-// Farewell ends the connections of a program that is about to exit: what
-// completed sends handed to the network is delivered first, on reliable VIs, and
-// peers learn of the end at once, as with Disconnect. Unlike with that, nothing
-// completes here and nobody who waits wakes up: other threads of the program
-// notice nothing until they are gone. It returns when the peers have been silent for
-// 200 ms or after five seconds, if not before, and may be called concurrently; the handle is
-// of no more use after it.
+// Farewell ends the connections of a program that is about to exit. As with
+// Disconnect, the data of completed sends is delivered first, on reliable VIs, and
+// peers learn of the end at once. Unlike with Disconnect, nothing completes here and
+// nobody who waits wakes up: the program's other threads notice nothing until they
+// are gone.
+//
+// It returns once the peers of reliable VIs have answered; it does not wait for one
+// that has been silent for 200 ms, and for none longer than five seconds. It may be
+// called concurrently. The handle is of no use afterwards.
 func (n *Nic) Farewell() {
 	p := n.port
 	p.mu.Lock()

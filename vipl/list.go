@@ -7,10 +7,10 @@ package vipl
 // arrived, the doorbell.
 
 // PostSends posts ds in order, each as PostSend would, all in memory with handle
-// h. What they have in common they do once: the lock is taken, the time is read
-// and the doorbell is rung, so that a descriptor of a list costs a fraction of one
-// that is posted alone. It stops at the first that PostSend would refuse: n of
-// them are posted, and err is about ds[n]. It never waits.
+// h. The lock is taken, the time read and the doorbell rung once for all of them, so
+// that a descriptor of a list costs a fraction of one that is posted alone. It stops
+// at the first that PostSend would refuse: n of them are posted, and err is about
+// ds[n]. It never waits.
 func (v *VI) PostSends(ds []*Descriptor, h MemHandle) (n int, err error) {
 	return v.postList("PostSends", &v.send, ds, h)
 }
@@ -41,8 +41,8 @@ func (v *VI) postList(op string, q *workQueue, ds []*Descriptor, h MemHandle) (n
 // SendDones takes up to len(ds) completed descriptors off the head of the send
 // queue, as SendDone does one by one, and returns how many it stored in ds. It
 // stops behind one that completed in error: ErrDescriptor with n > 0 says that
-// ds[n-1] did. With n == 0 the errors are those of SendDone. It waits
-// no more than that.
+// ds[n-1] did. With n == 0 the errors are those of SendDone, and like SendDone it
+// does not wait.
 func (v *VI) SendDones(ds []*Descriptor) (n int, err error) { return v.dequeueList(&v.send, ds) }
 
 // RecvDones takes up to len(ds) completed descriptors off the head of the receive
@@ -83,7 +83,7 @@ type Completion struct {
 
 // Dones takes up to len(into) entries off the queue, as Done does one by one, and
 // returns how many it stored, under one lock. With n == 0 the errors are those of
-// Done. It waits no more than that.
+// Done, and like Done it does not wait.
 func (c *CQ) Dones(into []Completion) (n int, err error) {
 	if len(into) == 0 {
 		return 0, nil

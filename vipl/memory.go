@@ -51,8 +51,8 @@ func (n *Nic) CreatePtag() (*Ptag, error) {
 // always the same one and cannot be destroyed.
 func (n *Nic) CommonPtag() *Ptag { return &n.common }
 
-// Destroy is VipDestroyPtag. ErrResource while memory or a VI carries the tag,
-// ErrInvalidParameter the second time.
+// Destroy is VipDestroyPtag: ends the tag. ErrResource while memory or a VI carries
+// it, ErrInvalidParameter the second time.
 func (p *Ptag) Destroy() error {
 	err := p.nic.mem.DestroyPtag(p.tag)
 	switch {
@@ -82,9 +82,9 @@ func (n *Nic) RegisterMem(buf []byte, a MemAttributes) (*Region, error) {
 	return &Region{nic: n, reg: reg, buf: buf, attrs: a}, nil
 }
 
-// RegisterAddress is RegisterMem for memory that no slice of Go stands for,
-// such as that of a program in C: n bytes at addr, which must stay mapped until
-// the region is deregistered. All else as RegisterMem.
+// RegisterAddress is RegisterMem for memory that is no Go slice, such as that of a
+// program in C: size bytes at addr, which must stay mapped until the region is
+// deregistered. All else as RegisterMem.
 //
 // ErrInvalidParameter for no bytes, and for bytes that are not mapped or not
 // readable, ErrInvalidPtag, ErrResource past the NIC's limits.
@@ -157,11 +157,10 @@ func (r *Region) Query() (MemAttributes, error) {
 }
 
 // SetAttributes is VipSetMemAttributes: changes the protection tag and what
-// peers may do. It is allowed while posted descriptors use the region: they
-// were checked when they were posted, but a descriptor that lies in it and
-// completes under a tag that is not its VI's any more completes with
-// StatusProtectionError and ErrorCompletionProtection. RDMA of peers is checked
-// frame by frame.
+// peers may do. It is allowed while posted descriptors use the region, since data is
+// checked when it is posted. But a descriptor that lies in the region, and completes
+// when the tag is no longer its VI's, completes with StatusProtectionError, and
+// ErrorCompletionProtection is raised. RDMA of peers is checked frame by frame.
 //
 // ErrInvalidPtag, and ErrInvalidParameter when it is deregistered.
 func (r *Region) SetAttributes(a MemAttributes) error {

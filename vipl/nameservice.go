@@ -23,10 +23,10 @@ const namesVariable = "VIA_NAMES"
 // The longest discriminator is the same there as here.
 var _ [MaxDiscriminatorLen]byte = [names.MaxDisc]byte{}
 
-// NSConfig says where the name service looks: first in a file of names, the
-// format of which is in docs/names.md, then in a hosts file (hosts(5)), then
-// it asks the system's resolver (DNS). A file that is named here or in the
-// environment must exist; /dev/null stands for an empty one.
+// NSConfig says where the name service looks: first in a file of names
+// (docs/names.md has its format), then in a hosts file (hosts(5)); then it asks the
+// system's resolver (DNS). A file that is named here or in the environment must
+// exist; /dev/null stands for an empty one.
 type NSConfig struct {
 	Names string // "": that in $VIA_NAMES, else DefaultNames if it exists
 	Hosts string // "": DefaultHosts if it exists
@@ -47,11 +47,11 @@ func (c NSConfig) resolver() (*names.Resolver, error) {
 }
 
 // NSInit is VipNSInit: starts the name service. The zero NSConfig means the
-// defaults. A second NSInit puts its configuration in place of the first;
-// files that change need none: they are read again.
+// defaults. A second NSInit replaces the configuration of the first. Files that
+// change are read again by themselves.
 //
 // ErrNameService: a file that is named does not exist or cannot be read, or a
-// file is wrong; what was there before stays. ErrInvalidParameter: the NIC was
+// file is wrong; the configuration of before stays. ErrInvalidParameter: the NIC was
 // closed.
 func (n *Nic) NSInit(c NSConfig) error {
 	const op = "NSInit"
@@ -124,10 +124,10 @@ func (n *Nic) NSGetHostByName(name string, index int) (NetAddress, error) {
 }
 
 // NSGetHostByAddr is VipNSGetHostByAddr: the name of an address. In the file of
-// names the discriminator counts: a line with the same host and discriminator
-// goes before all; a line without a discriminator names its host, whatever
-// a's; for an a without one any line of the host will do. Hosts file and
-// DNS go by the host alone. It takes as long as NSGetHostByName.
+// names a line with a's host and a's discriminator goes before all others; a line
+// without a discriminator matches its host, whatever a's discriminator; and where a
+// has none, any line of the host matches. Hosts file and DNS go by the host alone.
+// It takes as long as NSGetHostByName.
 //
 // ErrNameService: the address has no name, a file has become wrong, DNS does
 // not answer, or NSInit was not called. ErrInvalidParameter: no host, a

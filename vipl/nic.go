@@ -52,38 +52,38 @@ func (n *Nic) isClosing() bool {
 // closing says that Close is past the point from which on nothing begins.
 func (n *Nic) closing() bool { return n.shut.Load() }
 
-// Poll makes progress, as every Done that finds nothing does. A program that
-// looks at registered memory for the peer's RDMA writes, and not at a queue,
-// calls it in its loop; without it, and without any call that polls or waits,
-// a goroutine of the library serves the peer as soon as the kernel wakes it. It
-// never waits and may be called concurrently.
+// Poll makes progress, as every Done that finds nothing does. It is for the loop of
+// a program that looks for the peer's RDMA writes in registered memory and not at a
+// queue. Where a program neither polls nor waits, a goroutine of the library serves
+// the peer as soon as the kernel wakes it. Poll never waits and may be called
+// concurrently.
 func (n *Nic) Poll() { n.port.poll() }
 
 // Info says what opening got: mode, reasons, hugepages.
 func (n *Nic) Info() kagent.Info { return n.info }
 
-// NicAttributes is what Query tells: static facts and limits.
+// NicAttributes is what Query tells: static facts, and limits of the NIC handle.
 type NicAttributes struct {
-	Name                   string
+	Name                   string     // of the interface
 	Address                netip.Addr // of the NIC; zero when the interface has none
-	ThreadSafe             bool
-	MaxDiscriminatorLen    int
+	ThreadSafe             bool       // always: every method may be called concurrently
+	MaxDiscriminatorLen    int        // bytes
 	MaxRegisterRegions     int
-	MaxRegisterBytes       uint64
-	MaxRegisterBlockBytes  uint64
+	MaxRegisterBytes       uint64 // of all regions together
+	MaxRegisterBlockBytes  uint64 // of one region
 	MaxVI                  int
-	MaxDescriptorsPerQueue int
-	MaxSegmentsPerDesc     int
+	MaxDescriptorsPerQueue int // posted on one work queue
+	MaxSegmentsPerDesc     int // data segments
 	MaxCQ                  int
-	MaxCQEntries           int
-	MaxTransferSize        int
+	MaxCQEntries           int // of one completion queue
+	MaxTransferSize        int // bytes of a message
 	NativeMTU              int // bytes of a message that fit in one frame over IPv4
 	MaxPtags               int
 	ReliabilityLevels      ReliabilityLevel // bit set
 	RDMAReadLevels         ReliabilityLevel // bit set: levels that have RDMA read
 }
 
-// Query is VipQueryNic.
+// Query is VipQueryNic: facts about the NIC, and limits of the handle.
 func (n *Nic) Query() NicAttributes {
 	link := n.agent.Link()
 	limits := n.mem.Limits()
@@ -102,9 +102,10 @@ func (n *Nic) Query() NicAttributes {
 }
 
 // Close is VipCloseNic: disconnects and destroys every VI, completion queue and
-// region of the handle. Whoever waits gets ErrInvalidParameter. A handler that is being
-// called may still run when Close returns; no other is called any more. Memory of AllocMem is unmapped: it must not be
-// used any more. A second Close does nothing.
+// region of the handle. Whoever waits gets ErrInvalidParameter. A handler that is
+// being called may still run when Close returns; no other is called any more.
+// Memory of AllocMem is unmapped and must not be used any more. A second Close does
+// nothing.
 func (n *Nic) Close() error {
 	n.mu.Lock()
 	if n.isClosed {

@@ -52,15 +52,15 @@ func WithMode(mode xdpnic.Mode, require bool) Option {
 	return func(o *options) { o.agent.Mode, o.agent.RequireMode = mode, require }
 }
 
-// WithSteering says how a NIC with several queues is brought to put frames on
-// the one that is opened; see kagent.Config.Steer. Without it by rules, where the
-// NIC has them.
+// WithSteering says by which means a NIC with several queues is made to put our
+// frames on the one that is opened; see kagent.Config.Steer. Without it: by rules,
+// where the NIC has them.
 func WithSteering(how kagent.Steering) Option {
 	return func(o *options) { o.agent.Steer = how }
 }
 
-// WithArena sets the bytes of memory that AllocMem allocates from, frames'
-// chunks included; kagent.DefaultArena without it.
+// WithArena sets the size in bytes of the arena, which AllocMem allocates from and
+// which also holds the chunks of frames; kagent.DefaultArena without it.
 func WithArena(bytes int) Option { return func(o *options) { o.agent.ArenaBytes = bytes } }
 
 // WithHugepages sets how much hugepages matter; the best that there is without
@@ -79,29 +79,29 @@ func WithChunks(rx, tx int) Option {
 func WithSilence(d time.Duration) Option { return func(o *options) { o.silence = d } }
 
 // WithMultiBuffer says whether frames may be longer than a chunk, where the MTU
-// is. It is so without it, if kernel and driver can: then data in memory of
-// AllocMem is sent from where it is. It holds for all handles that share a
-// queue.
+// is. Without it they may, if kernel and driver can do it. Data of long frames that
+// lies in memory of AllocMem is sent from where it is. The setting holds for all
+// handles that share a queue.
 func WithMultiBuffer(on bool) Option { return func(o *options) { o.agent.SingleBuffer = !on } }
 
 // WithPacking says whether small messages of a stream may share a frame, and
-// its frames a doorbell. They may without it. A program that wants to see each
-// message on the wire by itself takes it away.
+// its frames a doorbell. Without it they may. WithPacking(false) is for a program
+// that wants each message in a frame of its own.
 func WithPacking(on bool) Option { return func(o *options) { o.noPacking = !on } }
 
 // WithChecksum says whether this side wants the checksum of a frame to cover
-// its data, as it is without it. A connection of which neither side wants it has
-// checksums of headers alone: what damages data on the way is then found by the
+// its data. Without it, it does. A connection of which neither side wants that has
+// checksums of headers alone: data that is damaged on the way is then found by the
 // link's own checksum or not at all.
 func WithChecksum(on bool) Option { return func(o *options) { o.bareData = !on } }
 
 // WithRest says whether polls may leave the RX ring alone for some microseconds
-// while a stream comes in, which costs its sender less then. They may without it.
-// It holds for all handles that share a queue, as the one that opens it says.
+// while a stream comes in, which makes sending it cheaper. Without it they may. For
+// handles that share a queue, the one that opens it decides.
 func WithRest(on bool) Option { return func(o *options) { o.noRest = !on } }
 
-// Provider is what a NIC handle stands on. OpenNic makes one over AF_XDP;
-// tests put one in memory together.
+// Provider is what a NIC handle stands on. OpenNic makes one over AF_XDP; tests
+// make one in memory.
 type Provider struct {
 	Port    Port
 	Agent   kagent.Agent
@@ -114,8 +114,8 @@ type Provider struct {
 	NoRest    bool // see WithRest
 	PSK       *PSK // see WithPSK
 
-	// Rekey says when a connection with a key changes that for frames that it
-	// sends; zero: the defaults.
+	// Rekey says after how many frames or bytes a connection with a pre-shared key
+	// changes the key by which it seals; zero: the defaults.
 	Rekey secure.Limits
 
 	steady bool // time by the processor's counter, and the CPUs'; not in a testing/synctest bubble
@@ -134,8 +134,8 @@ type Provider struct {
 // in the same network namespace and serves the interface. The program then needs no
 // privilege. Without one, or with the name "none", it is in the program's own
 // process, which needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (root). Info says
-// which it is. Errors say what is missing and what helps; kagent.Unavailable tells
-// those that mean that this machine cannot run it.
+// which it is. Errors say what is missing and what helps; kagent.Unavailable picks
+// out those which mean that this machine cannot run it.
 func OpenNic(device string, opts ...Option) (*Nic, error) {
 	o := options{agent: kagent.Config{Interface: device, Queue: kagent.AnyQueue, RxChunks: DefaultRxChunks}}
 	for _, f := range opts {
@@ -157,8 +157,9 @@ func OpenNic(device string, opts ...Option) (*Nic, error) {
 	return n, nil
 }
 
-// Open makes a NIC handle over p, which then belongs to it; but for a Port that
-// another open handle has, which they share.
+// Open makes a NIC handle over p, which then belongs to the handle. A Port that
+// another open handle has is shared with that one. ErrInvalidParameter for a
+// Silence that is less than MinSilence.
 func Open(p Provider) (*Nic, error) {
 	if p.Silence == 0 {
 		p.Silence = DefaultSilence

@@ -46,9 +46,9 @@ func publish(n *Nic) {
 	}
 }
 
-// Unpublish removes the socket on which this process answers, for a program that
-// is about to exit with handles open. It waits for nobody, and may be called
-// concurrently.
+// Unpublish removes the socket on which this process answers questions about its
+// NICs: for a program that is about to exit with handles open. It waits for nobody,
+// and may be called concurrently.
 func Unpublish() {
 	if path := answering.socket.Swap(nil); path != nil {
 		_ = os.Remove(*path) // one that stays is a stale one

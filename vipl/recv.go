@@ -9,9 +9,9 @@ import "time"
 func (v *VI) PostRecv(d *Descriptor, h MemHandle) error { return v.post("PostRecv", &v.recv, d, h) }
 
 // RecvDone is VipRecvDone: takes the head of the receive queue if it is
-// complete. It does not wait but for who is just writing the head's status.
-// ErrNotDone: it is not complete. ErrDescriptor: it completed in error, see its
-// Status, or with a nil descriptor: the queue is empty.
+// complete, and does not wait for that. ErrNotDone: it is not complete.
+// ErrDescriptor: it completed in error, see its Status; with a nil descriptor, the
+// queue is empty.
 func (v *VI) RecvDone() (*Descriptor, error) { return v.dequeue(&v.recv) }
 
 // RecvWait is VipRecvWait: like RecvDone, but waits for the head to complete,

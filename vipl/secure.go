@@ -16,14 +16,14 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// PSK is a pre-shared key: with it a VI is connected with nobody who does not have
-// the same, and frames are encrypted and authenticated. See docs/security.md for
-// what that promises. It may be used concurrently, for any number of VIs.
+// PSK is a pre-shared key. A VI that has one connects only with a VI that has the
+// same, and their frames are encrypted and authenticated; docs/security.md says what
+// that promises. It may be used concurrently, for any number of VIs.
 type PSK struct{ key *secure.PSK }
 
-// NewPSK makes one of at least 32 bytes, which must be random: who records the
-// making of a connection can try out what people think up. The bytes are not
-// kept. ErrInvalidParameter when they are too few.
+// NewPSK makes a key of at least 32 bytes, which must be random: from a recorded
+// handshake, keys that people think up can be found by trying. The bytes are not
+// kept. ErrInvalidParameter when there are too few.
 func NewPSK(key []byte) (*PSK, error) {
 	k, err := secure.NewPSK(key)
 	if err != nil {
@@ -36,9 +36,9 @@ func NewPSK(key []byte) (*PSK, error) {
 // own.
 func WithPSK(psk *PSK) Option { return func(o *options) { o.psk = psk } }
 
-// ErrSecurity is wrapped by the error, which is an ErrRejected, of a connect that
-// fails on either side because the pre-shared keys do not go together: one side
-// has none, or they differ. The text says which.
+// ErrSecurity says that a connect failed because the pre-shared keys do not go
+// together: one side has none, or they differ; the text says which. The error, on
+// either side, wraps both ErrRejected and ErrSecurity.
 var ErrSecurity = errors.New("the pre-shared keys do not go together")
 
 func securityError(op string, v *VI, reason wire.CMReason) error {

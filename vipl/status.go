@@ -63,9 +63,9 @@ type VIStatus struct {
 
 // CQStatus is a completion queue of a NicStatus.
 type CQStatus struct {
-	Size    int    `json:"size"` // entries that it has room for
-	Waiting uint64 `json:"waiting"`
-	Bound   int    `json:"bound"` // work queues
+	Size    int    `json:"size"`    // entries that it has room for
+	Waiting uint64 `json:"waiting"` // entries that nobody has taken
+	Bound   int    `json:"bound"`   // work queues
 }
 
 // MemStatus is the registered memory of a NIC handle.

@@ -114,12 +114,12 @@ func (p *port) tapSent(pieces ...[]byte) {
 	}
 }
 
-// Capture writes a copy of every frame of the handle's queue, both directions, to
-// w until w fails, done is closed or the handle is; of a frame it keeps snaplen
-// bytes. The records are those that package viaxdp/internal/capture reads. The
-// engine copies each frame meanwhile, and leaves out those for which the writer
-// is too slow. Frames between VIs of one interface are not among them. It ends with
-// done, or when the last handle of the queue is closed.
+// Capture writes a copy of every frame of the handle's queue, in both directions, to
+// w, of each frame at most snaplen bytes, until w fails, done is closed, or the last
+// handle of the queue is. The records are those that package
+// viaxdp/internal/capture reads. Meanwhile the engine copies each frame; it leaves
+// out those for which the writer is too slow. Frames between VIs of one interface
+// are not among them.
 func (n *Nic) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
 	t := newTap(snaplen, n.port.id)
 	p := n.port

@@ -19,9 +19,9 @@ const (
 	UnreliableDelivery ReliabilityLevel = 1
 	// ReliableDelivery: exactly once and in order; a loss that cannot be
 	// mended breaks the connection. A send is done when it was handed to the
-	// network; the provider keeps what it needs to repeat it. Of data in memory of
-	// AllocMem that goes in frames longer than a chunk (WithMultiBuffer) it keeps
-	// nothing but the program's memory: such a send is done when the peer has it.
+	// network; the provider keeps a copy to repeat it. Of data in memory of
+	// AllocMem that goes in frames longer than a chunk (WithMultiBuffer) there is no
+	// copy: such a send is done when the peer has it.
 	ReliableDelivery ReliabilityLevel = 2
 	// ReliableReception: like ReliableDelivery, but a send is done when its
 	// data is in the target's memory, and errors there come back in it.
@@ -205,9 +205,9 @@ func (v *VI) enlist() error {
 	return nil
 }
 
-// SetValue keeps x with the VI, and Value gives it: whoever takes a completion off
-// a completion queue so finds what the program knows of its VI. The package does
-// not look at it. SetValue is called before anything is posted.
+// SetValue keeps x with the VI, for Value: so whoever takes an entry off a completion
+// queue finds what the program knows of the entry's VI. The package does not look at
+// x. Call SetValue before anything is posted: it is not synchronised with Value.
 func (v *VI) SetValue(x any) { v.value = x }
 
 // Value is what SetValue has kept, or nil.
@@ -217,10 +217,10 @@ func (v *VI) Value() any { return v.value }
 func (v *VI) Nic() *Nic { return v.nic }
 
 // SetAttributes is VipSetViAttributes: changes the attributes of an Idle VI.
+// Descriptors that are posted already were checked against the old ones.
 //
 // Errors as CreateVi, and ErrInvalidState when it is not Idle or a connect is
-// under way; the attributes are then as they were. Descriptors that are posted
-// were checked by the old ones.
+// under way; the attributes are then as they were.
 func (v *VI) SetAttributes(a ViAttributes) error {
 	const op = "SetViAttributes"
 	if err := v.nic.checkVi(op, v, &a); err != nil {
@@ -266,7 +266,7 @@ func (v *VI) releaseTag() {
 	}
 }
 
-// Destroy is VipDestroyVi. ErrResource unless the VI is Idle with both work
+// Destroy is VipDestroyVi: ends the VI. ErrResource unless it is Idle with both work
 // queues empty, ErrInvalidParameter the second time.
 func (v *VI) Destroy() error {
 	if err := v.tryDestroy(); err != nil {

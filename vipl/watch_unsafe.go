@@ -11,21 +11,22 @@ import (
 // there is something. All are to be read atomically; they stay readable for as
 // long as what they were asked of can be reached by the collector.
 
-// PortWatch is what a poll that finds no completion looks at. There is nothing to
-// do as long as Produced and Consumed are equal, and Waits is 0 or less than
-// HeldPolls polls went by since IdleAtPost, and Lanes is 0. Each such poll adds 1
-// to Idle, the sign of life by which the library's own goroutine stays out of the
-// way; and calls Tend at least every 50 us, since time makes work, too.
+// PortWatch is what a poll that finds no completion looks at. It has nothing to do
+// as long as all of these hold: Produced and Consumed are equal; Waits is 0, or Idle
+// is less than HeldPolls beyond IdleAtPost; Lanes is 0. Each such poll adds 1 to
+// Idle, by which the library's own goroutine sees that somebody polls and stays out
+// of the way. It also calls Tend at least every 50 us, since some work comes with
+// time alone.
 type PortWatch struct {
 	Produced, Consumed *uint32 // indices of the RX ring
 	Idle               *uint32 // polls in vain, of all threads; an update may get lost
 	Taken              *uint32 // descriptors taken, likewise
 	Waits, IdleAtPost  *uint32 // whether something waits for company, and Idle at the last post
-	// Lanes is not 0 while there are connections with other queues of the interface,
-	// whose frames come by another way: every poll calls.
+	// Lanes is not 0 while there are connections with other queues of the interface.
+	// Their frames do not come by the RX ring, so that every poll has to enter Go.
 	Lanes *uint64
-	// Rests is not 0 in a stream, in which each look at the indices costs the sender:
-	// one poll of sixteen does.
+	// Rests is not 0 in a stream, where each look at the indices costs the sender
+	// time: then only one poll in sixteen looks at them.
 	Rests *uint64
 }
 
@@ -36,8 +37,8 @@ var _ [8]struct{} = [unsafe.Sizeof(port{}.lanes)]struct{}{}
 // nothing more to send.
 const HeldPolls = heldPolls
 
-// Watch gives the words of the NIC handle's port; false where its Port has no
-// indices to look at, as those in memory.
+// Watch gives the words of the NIC handle's port; ok is false where its Port has no
+// ring indices to look at, as a Port in memory.
 func (n *Nic) Watch() (w PortWatch, ok bool) {
 	p := n.port
 	ring, ok := p.nic.(interface {
@@ -53,8 +54,8 @@ func (n *Nic) Watch() (w PortWatch, ok bool) {
 	return w, true
 }
 
-// Tend does what time has made due. It never waits and may be called
-// concurrently.
+// Tend does what has become due with time, such as retransmissions and keepalives.
+// It never waits and may be called concurrently.
 func (n *Nic) Tend() {
 	p := n.port
 	if (p.overdue() || p.lanes.Load() != nil && p.laneReady()) && p.mu.TryLock() {
@@ -63,24 +64,27 @@ func (n *Nic) Tend() {
 	}
 }
 
-// QueueWatch counts the descriptors of one work queue since the VI was made: a
-// completed one waits where Completed is more than Dequeued, none is posted where
-// Posted and Dequeued are equal. Completed may be read one behind Dequeued. Settling is
-// Completed as it will be when the status that is just being written has been: where it is
-// more than Dequeued, and Completed is not, the program may have seen that status, and Done is
-// to be called.
+// QueueWatch has the counts of one work queue's descriptors since the VI was made.
+// A completed descriptor waits where Completed is more than Dequeued; none is posted
+// where Posted and Dequeued are equal. Completed may be read one behind Dequeued.
+// Settling runs ahead of Completed while a status is being written: where Settling is
+// more than Dequeued, and Completed is not, the program may have seen that status
+// already, and must call Done.
 //
-// Ring says where those that have completed are told: it is the address of a number
-// of entries less one, of a word that means nothing, and of so many entries of two
-// words, a descriptor's address and its status. Number i, counted from 0, is in entry
-// i modulo their number. Who wants to take number Dequeued reads Completed, then
-// Ring, then the entry, and then adds 1 to Dequeued by an atomic exchange of the
-// number that he has read: where that fails, somebody else has it. He adds 1 to
-// PortWatch.Taken.
+// Ring is the address of the completed descriptors, in 64-bit words:
+//
+//	0     number of entries less 1; the number is a power of two
+//	1     unused
+//	2...  the entries, two words each: a descriptor's address, its status
+//
+// The descriptor that completed as number i, from 0, is in entry i modulo their
+// number. To take number Dequeued, read Completed, then Ring, then the entry, and
+// then advance Dequeued by 1 with a compare-and-swap; where that fails, somebody else
+// has taken it. Whoever has taken one adds 1 to PortWatch.Taken.
 type QueueWatch struct{ Posted, Completed, Settling, Dequeued, Ring *uint64 }
 
-// Watch gives the words of both work queues, of which descriptors may from then on
-// be taken by Dequeued as well as by the calls.
+// Watch gives the words of both work queues. From then on descriptors may be taken
+// off them by way of Dequeued as well as by the calls.
 func (v *VI) Watch() (send, recv QueueWatch) {
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
@@ -92,9 +96,9 @@ func (q *workQueue) watch() QueueWatch {
 	return QueueWatch{word64(&q.tail), word64(&q.completed), word64(&q.settling), word64(&q.dequeued), word64(&q.outside.at)}
 }
 
-// Watch gives the number of entries, and a word that is not 0, if looked at before it, where a
-// program may have seen the status of a descriptor of which the entry is not there yet: then Done
-// is to be called.
+// Watch gives two words: the number of entries, and one to be read before it. Where
+// settling is not 0, a program may have seen the status of a descriptor whose entry is
+// not there yet, and must call Done.
 func (c *CQ) Watch() (entries, settling *uint64) { return word64(&c.waiting), word64(&c.settling) }
 
 func addressOfWords(w []uint64) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(w)))) }
