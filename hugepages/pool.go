@@ -19,8 +19,8 @@ import (
 // behind uses this and not [Reserve].
 //
 // Call restore as soon as the arenas are open. It lowers the limit by n again,
-// and pages in use stay until they are freed; it works once, and may be called
-// again, as it should be where it has failed. Several users at once do not
+// and pages in use stay until they are freed. Call it again where it has failed;
+// once it has succeeded, further calls do nothing. Several users at once do not
 // disturb each other.
 //
 // Root only. The limit is the machine's and is no promise: memory in pieces of
@@ -63,16 +63,16 @@ func succeedOnce(f func() error) func() error {
 // Reservation is a number of 2 MB pages that were added to the machine's pool.
 // It is plain data, so that a later process can undo it.
 type Reservation struct {
-	// Pages is what Restore takes out again. Surplus pages that others had
-	// in use when the reservation was made have become the pool's by it, and
-	// are counted.
+	// Pages is what Restore takes out again. It includes surplus pages that others
+	// had in use when the reservation was made: the reservation made them the pool's.
 	Pages int `json:"pages"`
 }
 
 // Reserve adds n free pages of 2 MB to the machine's pool (nr_hugepages), where
 // they stay, memory that nothing else can use, until [Reservation.Restore].
-// When the kernel finds fewer than n, it gives all of them back and says so; with
-// that error comes what could not be given back, for a later Restore.
+// When the kernel finds fewer than n, Reserve gives all of them back and returns an
+// error; the Reservation beside the error is what could not be given back, for a
+// later Restore.
 //
 // Root only. It is for a test bed that outlives the process which makes it;
 // use [Overcommit] where that is not so.
@@ -102,9 +102,9 @@ func found(n int, before, after pool, restore func(Reservation) error) (Reservat
 		"free memory (or echo 1 > /proc/sys/vm/compact_memory) and try again", got, n), err)
 }
 
-// Persistent is how many pages of 2 MB the machine's pool has for good, and how many surplus
-// ones, which a Reserve makes the pool's: a later process learns by it how far one has come
-// that was killed.
+// Persistent is how many pages of 2 MB the machine's pool has for good, and how many
+// surplus ones it has on top, which a Reserve would make its own. By these a later
+// process learns how far one that was killed had come.
 func Persistent() (pages, surplus int, err error) {
 	p, err := readPool()
 	return p.persistent(), p.surplus, err

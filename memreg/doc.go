@@ -52,8 +52,9 @@
 // Everything may be called from any goroutine. Registering, deregistering,
 // changing attributes and tags take the table's mutex. Lookup, Resolve,
 // ResolveRemote, Acquire, Release and all methods of a Region take no lock,
-// wait for nobody and allocate nothing; Hold and Unhold need one. What the memory holds is the business
-// of those who share it.
+// wait for nobody and allocate nothing. Hold and Unhold are plain additions, which
+// one lock of the caller's must guard. What is in the memory is the business of
+// those who share it.
 //
 // # Privileges
 //

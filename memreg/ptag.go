@@ -3,8 +3,9 @@ package memreg
 import "fmt"
 
 // A Ptag is a protection tag: a VI may touch a region when both carry the same
-// one, or the region the common one. It belongs to the table that created it, and lives at least as long as
-// a region or VI holds it. All methods are safe for concurrent use.
+// one, or the region carries the common one. It belongs to the table that created
+// it, and lives at least as long as a region or VI holds it. All methods are safe for
+// concurrent use.
 type Ptag struct {
 	table *Table
 	refs  refs // regions and VIs

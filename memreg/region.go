@@ -49,16 +49,16 @@ func (r *Region) Acquire() bool { return r.refs.acquire() }
 // Release ends one Acquire, or one [Table.ResolveRemote].
 func (r *Region) Release() { r.refs.release() }
 
-// Hold is Acquire for an owner with one lock around all its calls of Hold and
-// Unhold for the region, and around those of Resolve before and of Deregister: it
-// is a plain count, where Acquire writes to memory so that all processors agree.
-// The region is alive, as the owner has just found out by [Table.Resolve].
+// Hold is a cheaper Acquire: a plain addition where Acquire is an atomic one. It is
+// for a caller that has one lock around all calls of Hold and Unhold for the region,
+// around the [Table.Resolve] by which it has just found the region alive, and around
+// Deregister.
 func (r *Region) Hold() { r.held++ }
 
 // Unhold ends one Hold.
 func (r *Region) Unhold() { r.held-- }
 
-// Users is the number of holders now, but for those of Hold.
+// Users is the number of holders now, those of Hold not counted.
 func (r *Region) Users() int { return r.refs.count() }
 
 // Slice returns the n bytes at addr, with no capacity beyond them, or

@@ -78,7 +78,7 @@ type Config struct {
 	PoolOffset int // bytes, a multiple of 4096
 
 	ChunkSize   int  // bytes. 0: 2048 when a frame of the MTU fits and nothing is received without a copy, else 4096
-	Headroom    int  // bytes the kernel leaves free before a frame beyond PacketHeadroom
+	Headroom    int  // bytes that the kernel leaves free before a frame, on top of PacketHeadroom
 	Unaligned   bool // chunks of any size from 2048 to 4096; registered memory may cross chunk boundaries
 	MultiBuffer bool // frames of several segments, in both directions (XDP_USE_SG)
 	RxChunks    int  // number of chunks for receiving

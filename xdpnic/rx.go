@@ -116,11 +116,11 @@ func (p *pool) recycle(addr uint64) {
 	p.recycled++
 }
 
-// Refill publishes the recycled chunks on the fill ring, and wakes the driver
-// when it sleeps for want of chunks (zero-copy mode). A driver may say so after it
-// has found the ring empty, and too late for the Refill that filled it; Wait wakes one
-// that sleeps already, and learns of no other. So Refill is to be called now and then
-// although nothing was recycled, also beside a Wait.
+// Refill publishes the recycled chunks on the fill ring, and in zero-copy mode wakes
+// a driver that sleeps for want of chunks. A driver may raise the flag that it sleeps
+// only after the Refill that would have woken it, and Wait looks at the flag only as
+// it begins. So call Refill now and then although nothing was recycled, also while
+// another goroutine is in Wait.
 //
 // Owner only.
 func (q *Queue) Refill() {

@@ -186,8 +186,8 @@ func (q *Queue) Wait(timeout time.Duration) error {
 	return nil
 }
 
-// Wake ends a Wait, or makes the next one return at once. Wakes do not add up.
-// It makes a system call only while somebody waits. Any goroutine.
+// Wake ends a Wait, or makes the next one return at once; several Wakes before that
+// count as one. It makes a system call only while somebody waits. Any goroutine.
 func (q *Queue) Wake() {
 	w := &q.wait
 	w.woken.Store(true)
