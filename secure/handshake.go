@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	// MinKey is the length of the shortest pre-shared key in bytes.
+	// MinKey is the length of the shortest pre-shared key, in bytes.
 	MinKey = 32
-	// ShareLen is the length of what Request and Accept return, ProofLen that of
-	// the confirmation, in bytes.
+	// ShareLen is the length of the share of a request or an answer, in bytes.
 	ShareLen = publicLen + ProofLen
+	// ProofLen is the length of the confirmation, in bytes.
 	ProofLen = 16
 
 	publicLen = 32
@@ -38,8 +38,9 @@ type PSK struct {
 	request secret // makes the proof of a request
 }
 
-// NewPSK takes a key of at least MinKey bytes, which are to be random: who
-// records a handshake can try out keys. The bytes are not kept. ErrKeyLength.
+// NewPSK takes a key of at least MinKey bytes, which must be random: whoever records a
+// handshake can try out keys on it. The bytes are not kept. ErrKeyLength when there
+// are too few.
 func NewPSK(key []byte) (*PSK, error) {
 	if len(key) < MinKey {
 		return nil, ErrKeyLength
@@ -62,8 +63,8 @@ type Requester struct {
 	said    secret
 }
 
-// Request begins a handshake. bound is what the request says and whom it goes to:
-// the acceptor must see the same. The share goes with it.
+// Request begins a handshake. bound is what the request says and whom it goes to: the
+// acceptor must see the same. The share, of ShareLen bytes, goes with the request.
 func (k *PSK) Request(bound []byte) (r *Requester, share []byte, err error) {
 	private, err := ecdh.X25519().GenerateKey(rand.Reader)
 	if err != nil {
@@ -80,23 +81,15 @@ func (k *PSK) requestBy(private *ecdh.PrivateKey, bound []byte) (*Requester, []b
 	return &Requester{k, private, sum(said[:], share)}, share
 }
 
-// Acceptance is the acceptor's side: what it answers, what it must hear for it,
-// and the session.
-type Acceptance struct {
-	Share   []byte   // of the answer
-	Confirm []byte   // what the requester's confirmation must have
-	Session *Session // for when it came
-}
-
-// Offered is a request of which the proof is right.
+// Offered is a request whose proof is right.
 type Offered struct {
 	psk    *PSK
 	public *ecdh.PublicKey
 	said   secret
 }
 
-// Check looks at the share of a request. ErrProof: its sender does not know this
-// key, or bound is not what it bound.
+// Check looks at the share of a request; bound is what the request said and whom it
+// came to. ErrProof: its sender does not know this key, or bound something else.
 func (k *PSK) Check(share, bound []byte) (*Offered, error) {
 	if len(share) != ShareLen {
 		return nil, ErrProof
@@ -112,7 +105,15 @@ func (k *PSK) Check(share, bound []byte) (*Offered, error) {
 	return &Offered{k, public, sum(said[:], share)}, nil
 }
 
-// Accept answers it. bound is what the answer says.
+// Acceptance is the acceptor's side from its answer on.
+type Acceptance struct {
+	Share   []byte   // goes with the answer
+	Confirm []byte   // what the requester's confirmation must carry
+	Session *Session // of the connection; a frame that it opens proves as much as Confirm
+}
+
+// Accept answers the request. bound is what the answer says; l says when the session
+// changes its key.
 func (o *Offered) Accept(bound []byte, l Limits) (*Acceptance, error) {
 	private, err := ecdh.X25519().GenerateKey(rand.Reader)
 	if err != nil {
@@ -137,9 +138,9 @@ func (o *Offered) acceptBy(private *ecdh.PrivateKey, bound []byte, l Limits) (*A
 	return &Acceptance{share, proof(keys.confirm, said), s}, nil
 }
 
-// Finish takes the answer's share; bound is what the answer said. It returns what
-// the confirmation must have, and the session. ErrProof: it comes from somebody
-// who does not know the key, or who was told something else.
+// Finish takes the answer's share; bound is what the answer said. It returns what the
+// confirmation must carry, and the session, which may be used at once. ErrProof: the
+// answer comes from somebody who does not know the key, or was told something else.
 func (r *Requester) Finish(share, bound []byte, l Limits) (confirm []byte, s *Session, err error) {
 	if len(share) != ShareLen {
 		return nil, nil, ErrProof

@@ -11,12 +11,13 @@ import (
 // TagLen is how much longer Seal makes what it seals, in bytes.
 const TagLen = 16
 
-// Limits say when the sender of a session changes its key. 0 stands for the
-// default: 2^22 frames, 2^36 bytes. That is within what AES-GCM bears by TLS's
-// count (RFC 8446, 5.5: 2^24.5 records of 16 KB), whatever the length of a frame.
-// A receiver follows one change at a time: when all packets by one key are lost,
-// what comes after them is, too. So a key must be good for more packets than can be
-// lost in a row on a connection that lives.
+// Limits say when the sender of a session changes its key: after so many frames or so
+// many bytes, whichever comes first. 0 stands for the default: 2^22 frames, 2^36
+// bytes. That is within what AES-GCM bears by TLS's count (RFC 8446, 5.5: 2^24.5
+// records of 16 KB), whatever the length of a frame. A receiver follows one change at
+// a time: when all packets by one key are lost, it can open none that come after. So
+// a key must be good for more packets than can be lost in a row on a connection that
+// lives.
 type Limits struct {
 	Frames, Bytes uint64
 }
@@ -26,8 +27,8 @@ const (
 	defaultBytes  = 1 << 36
 )
 
-// The ways in which a frame is refused: values, because the data path only counts
-// them.
+// The ways in which a packet is refused. Open returns these very values, so that a
+// refusal allocates nothing.
 var (
 	ErrReplay = errors.New("secure: this packet came before, or is too old to tell")
 	ErrForged = errors.New("secure: the packet was not sealed by the peer, or was changed")
@@ -115,8 +116,8 @@ func (s *Session) nonceOf(k *epochKeys, number uint64) []byte {
 	return s.nonce[:]
 }
 
-// Next is the epoch and number of the next packet to seal. It changes the key when
-// that is due, of which the derivation takes some microseconds and allocates.
+// Next is the epoch and number of the next packet to seal. When a change of the key is
+// due, Next makes it, which takes some microseconds and allocates.
 func (s *Session) Next() (epoch uint16, number uint64) {
 	o := &s.out
 	if o.frames >= o.limits.Frames || o.bytes >= o.limits.Bytes {
@@ -129,10 +130,10 @@ func (s *Session) Next() (epoch uint16, number uint64) {
 	return o.keys.epoch, o.number
 }
 
-// Seal appends plain, encrypted, and TagLen bytes to b, as the packet of the
-// number that Next said, which is then used. clear is authenticated with it. The
-// room for them is plain's own or apart from it; if there is enough, nothing is
-// allocated.
+// Seal appends plain, encrypted, and TagLen more bytes to b, as the packet with the
+// epoch and number that Next has given; the number is then used up. clear is
+// authenticated with it and stays as it is. The room behind b is either plain's own
+// (b is plain[:0]) or does not overlap plain; if it is enough, nothing is allocated.
 func (s *Session) Seal(b, plain, clear []byte) []byte {
 	o := &s.out
 	nonce := s.nonceOf(&o.keys, o.number)
@@ -145,9 +146,11 @@ func (s *Session) Seal(b, plain, clear []byte) []byte {
 // Epoch is how often the sender has changed its key.
 func (s *Session) Epoch() uint16 { return s.out.keys.epoch }
 
-// Open opens a packet in place: sealed, with TagLen bytes behind it. What it held
-// is then in the room of all but these. ErrReplay and ErrForged, after which
-// the session is as it was; what was in sealed is then lost.
+// Open opens a packet in place: what it held is then in sealed, in all but the last
+// TagLen bytes. ErrReplay: the packet came before, or is more than Window older than
+// the newest. ErrForged: the peer did not seal it so, with this clear, epoch and
+// number; what was in sealed is then lost. After both the session is as it was.
+// Only a packet that makes the receiver follow to the next key allocates.
 func (s *Session) Open(sealed, clear []byte, epoch uint16, number uint64) error {
 	in := &s.in
 	if !in.window.fresh(number) {

@@ -2,12 +2,12 @@ package secure
 
 const (
 	windowWords = 32
-	// Window is how far behind the newest packet a packet may come, in packets.
+	// Window is by how many packet numbers a packet may be behind the newest one.
 	Window = (windowWords - 1) * 64
 )
 
 // window remembers which packets came: a bit for each of the newest, in a ring of
-// words (RFC 6479), of which the one that the newest is in is not full.
+// words (RFC 6479). The word that the newest is in is only partly used.
 type window struct {
 	top  uint64 // one more than the highest number that came
 	bits [windowWords]uint64
