@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// AllGather gives all ranks in dst what all have in src, one behind the other.
-// All give the same lengths.
+// AllGather gives all ranks, in dst, what all have in src, one behind the other in the
+// order of ranks. All give a src of the same length.
 func AllGather[T Element](c *Comm, dst, src []T) error {
 	if len(dst) != len(src)*c.Size() {
 		return fmt.Errorf("%w: %d elements of each of %d ranks into %d", ErrCount, len(src), c.Size(), len(dst))
@@ -39,8 +39,8 @@ func (s step) allGatherBruck(dst, src []byte) error {
 	return nil
 }
 
-// AllToAll gives rank i the i-th part of src of each rank, one behind the other
-// in dst, which may be src. All give the same lengths.
+// AllToAll gives rank i, in dst, the i-th part of the src of each rank, one behind the
+// other in the order of ranks. dst may be src. All give the same lengths.
 func AllToAll[T Element](c *Comm, dst, src []T) error {
 	if len(dst) != len(src) || len(src)%c.Size() != 0 {
 		return fmt.Errorf("%w: %d elements into %d, of and for each of %d ranks", ErrCount, len(src), len(dst), c.Size())

@@ -7,9 +7,9 @@ import (
 )
 
 // Comm is a communicator: an ordered group of ranks, and a context in which
-// their messages meet no others. All ranks of it call what makes others of it,
-// and collective operations, in the same order, one at a time; its other
-// methods may be called concurrently.
+// their messages meet no others. Dup, Split and collective operations are called by
+// all its ranks, in the same order, one at a time; its other methods may be called
+// concurrently.
 type Comm struct {
 	w       *World
 	context uint32 // of messages; that of collective operations is one more

@@ -220,9 +220,9 @@ func (c *Comm) Dead() (ranks []int) {
 	return ranks
 }
 
-// Acknowledge says that the program knows of the dead that Dead lists: receives
-// from AnySource, which fail while there are dead that it does not know of, may
-// be posted again.
+// Acknowledge says that the program knows of the dead that Dead lists. Receives from
+// AnySource fail while there are dead that the program does not know of; after
+// Acknowledge they work again.
 func (c *Comm) Acknowledge() {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()

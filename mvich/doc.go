@@ -38,15 +38,15 @@
 //	else, if the receiver's VI takes RDMA writes ...... RPUT
 //	else, or where memory cannot be registered ........ R3
 //
-// Memory of Alloc is written because the NIC sends it as it lies there, and copies
-// what it is asked for by an RDMA read.
+// Memory of Alloc is written, not read: a write is sent from where the memory lies,
+// while the answer to an RDMA read is a copy.
 //
 // Copies are those between the program's memory and vbufs; below them is what
 // vipl says of its own. The threshold is 5000 bytes (WithThreshold,
 // VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer
-// answers an RGET or RPUT request with ready for R3; a sender that finds that it
-// cannot sends data where it might have written. Messages of more than one
-// transfer move in pieces, 16 of them at a time.
+// answers an RGET or RPUT request with ready for R3; a sender that cannot register
+// its own sends data packets where it might have written. Messages longer than one
+// transfer move in pieces, up to 16 of them at a time.
 //
 // Buffers are registered when RDMA first needs them, and stay so in a cache of
 // a limited number of bytes. What is in the cache is kept from the garbage
@@ -88,12 +88,12 @@
 //
 // What others wait for is ready, done, finish, noop, and the news of deaths.
 //
-// What was read is posted again when nothing else is to be done, or when the vbufs
-// that were read are as many as the reserve: who waits for what a packet brought does
-// not wait for that. Where nothing else goes to a peer that is owed half of the
-// credits, a noop does, after everything that has completed was handled. That two ranks which
-// only send never stop for ever follows from three rules that credit.go
-// proves.
+// A vbuf that was read is posted again when nothing else is to be done, or when as
+// many have been read as the reserve has: so whoever waits for a packet does not
+// wait for the posting, too. A peer that is owed half of its credits, and to which no
+// other packet goes, gets a noop, once everything that has completed was handled.
+// That two ranks which only send never stop for ever follows from three rules that
+// credit.go proves.
 //
 // Messages that nobody has asked for yet are copied, so that their vbufs can be
 // posted again. When a peer has too many bytes of them (WithUnexpected) its
@@ -116,16 +116,15 @@
 // the same order, one at a time. Messages of one goroutine to a rank, in one
 // communicator, match in the order in which they were sent.
 //
-// There is no thread behind a world that moves messages: whoever calls makes
-// progress, for all (progress.go). A rank that computes for long, between calls,
-// lets others wait. A goroutine listens for callers, one is there while a
-// connection is made or ended, and one while the last packets of a completed
-// operation wait for credits.
+// No thread behind a world moves messages: whoever calls makes progress, for all
+// (progress.go). A rank that computes for long between calls lets others wait. One
+// goroutine listens for ranks that connect; one is there while a connection is made
+// or ended, and one while the last packets of a completed operation wait for credits.
 //
 // # Ranks and interfaces
 //
-// Ranks of one program may share a NIC handle. Without an agent a program has the
-// interface that it opens alone, so that ranks which are programs of their own need
+// Ranks of one program may share a NIC handle. Without an agent, a program has the
+// interface that it opens to itself: ranks that are programs of their own then need
 // an interface each, in a namespace or on a host.
 //
 // # Files

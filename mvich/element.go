@@ -6,12 +6,12 @@ type Element interface {
 	Real | ~complex64 | ~complex128
 }
 
-// Real is the elements that can be compared.
+// Real is the elements that have an order, for Min and Max.
 type Real interface {
 	Integer | ~float32 | ~float64
 }
 
-// Integer is the elements that have bits.
+// Integer is the elements whose bits And, Or and Xor combine.
 type Integer interface {
 	~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~uint32 | ~uint64 | ~uintptr
 }

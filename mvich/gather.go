@@ -2,8 +2,8 @@ package mvich
 
 import "fmt"
 
-// Gather gives root in dst what all ranks have in src, one behind the other. All
-// give a src of the same length; dst of the others is not used.
+// Gather gives root, in dst, what all ranks have in src, one behind the other in the
+// order of ranks. All give a src of the same length; dst of the others is not used.
 func Gather[T Element](c *Comm, dst, src []T, root int) error {
 	if err := c.checkRoot(root); err != nil {
 		return err
@@ -19,8 +19,8 @@ func Gather[T Element](c *Comm, dst, src []T, root int) error {
 }
 
 // Gatherv is Gather of lengths that differ: counts tells root how many elements
-// each rank gives, displs where they go in dst; nil: one behind the other.
-// The others' dst, counts and displs are not used.
+// each rank gives, displs at which element of dst they go; displs nil: one behind the
+// other. The others' dst, counts and displs are not used.
 func Gatherv[T Element](c *Comm, dst []T, counts, displs []int, src []T, root int) error {
 	if err := c.checkRoot(root); err != nil {
 		return err
@@ -39,7 +39,7 @@ func Gatherv[T Element](c *Comm, dst []T, counts, displs []int, src []T, root in
 	return s.gatherLinear(bytesOf(src), root, func(rank int) []byte { return bytesOf(parts[rank]) })
 }
 
-// Scatter gives rank i in dst the i-th part of what root has in src. All give a
+// Scatter gives rank i, in dst, the i-th part of what root has in src. All give a
 // dst of the same length; src of the others is not used.
 func Scatter[T Element](c *Comm, dst, src []T, root int) error {
 	if err := c.checkRoot(root); err != nil {
@@ -55,8 +55,8 @@ func Scatter[T Element](c *Comm, dst, src []T, root int) error {
 	return s.scatterLinear(in, root, func(rank int) []byte { return out[rank*len(in) : (rank+1)*len(in)] })
 }
 
-// Scatterv is Scatter of lengths that differ, with counts and displs as Gatherv
-// has them, about src.
+// Scatterv is Scatter of lengths that differ: counts and displs are as with Gatherv,
+// and say which elements of src go to each rank.
 func Scatterv[T Element](c *Comm, dst, src []T, counts, displs []int, root int) error {
 	if err := c.checkRoot(root); err != nil {
 		return err

@@ -25,7 +25,8 @@ type Launcher interface {
 	Close() error
 }
 
-// Local makes the launchers for size ranks of this process.
+// Local makes the launchers for size ranks of this process: element i is that of
+// rank i.
 func Local(size int) []Launcher {
 	job := &localJob{size: size, values: make(map[string]string)}
 	job.moved = sync.NewCond(&job.mu)

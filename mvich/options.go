@@ -36,17 +36,17 @@ const (
 	DefaultUnexpected = 16 << 20 // bytes
 	DefaultSpin       = 10000    // polls, of some ten nanoseconds each
 
-	// SpinVariable is the environment variable for WithSpin where no option is
-	// given.
+	// SpinVariable is the environment variable that says what WithSpin would, in
+	// polls, where that option is not given.
 	SpinVariable = "VIADEV_SPIN_COUNT"
 
-	// DeviceVariable is the environment variable that names a rank's interface, for
-	// programs that look there: via-xdp mpirun sets it.
-	DeviceVariable = "VIADEV_DEVICE"
-
-	// ThresholdVariable is the environment variable that sets the threshold
-	// where no option does.
+	// ThresholdVariable is the environment variable that says what WithThreshold
+	// would, in bytes, where that option is not given.
 	ThresholdVariable = "VIADEV_RENDEZVOUS_THRESHOLD"
+
+	// DeviceVariable is the environment variable by which via-xdp mpirun tells a
+	// rank its interface. This package does not look at it: programs do.
+	DeviceVariable = "VIADEV_DEVICE"
 )
 
 // Bounds of the options.
@@ -76,9 +76,9 @@ type settings struct {
 // ranks.
 type Option func(*settings)
 
-// WithProtocol forces a protocol on every message that this rank sends. Messages
-// that cannot go by it (no byte, more than a vbuf, memory that cannot be registered) go by
-// Eager or R3.
+// WithProtocol forces a protocol on every message that this rank sends. Messages that
+// cannot go by it (without data, longer than a vbuf, in memory that cannot be
+// registered) go by Eager or R3.
 func WithProtocol(p Protocol) Option { return func(s *settings) { s.protocol = p } }
 
 // WithThreshold sets the size in bytes up to which messages are eager:
@@ -92,7 +92,8 @@ func WithThreshold(bytes int) Option { return func(s *settings) { s.threshold = 
 func WithCredits(packets int) Option { return func(s *settings) { s.credits = packets } }
 
 // WithRegistered bounds the bytes of the program's memory that stay registered
-// for RDMA; DefaultRegistered without it. Larger messages go by R3, with 0 all.
+// for RDMA; DefaultRegistered without it. Messages larger than that go by R3; with 0,
+// all that are not eager do.
 func WithRegistered(bytes int) Option { return func(s *settings) { s.registered = bytes } }
 
 // WithUnexpected sets how many bytes of messages that nobody has asked for are
@@ -100,13 +101,14 @@ func WithRegistered(bytes int) Option { return func(s *settings) { s.registered 
 // DefaultUnexpected without it.
 func WithUnexpected(bytes int) Option { return func(s *settings) { s.unexpected = bytes } }
 
-// WithSpin sets how often at most a call that waits polls before it waits in the
+// WithSpin sets how often, at most, a call that waits polls before it waits in the
 // completion queue, which spins for a while, too, and then sleeps. It polls less
-// often where that has not paid lately. Without it DefaultSpin, and 0 where the job has more ranks on this machine than processors.
+// often where that has not paid lately. Without it: DefaultSpin, or 0 where the job
+// has more ranks on this machine than the machine has processors.
 func WithSpin(polls int) Option { return func(s *settings) { s.spin = polls } }
 
-// WithRDMA says whether peers may read and write memory of this rank. Both
-// without it.
+// WithRDMA says whether peers may read, and whether they may write, memory of this
+// rank. Without it they may do both.
 func WithRDMA(read, write bool) Option { return func(s *settings) { s.read, s.write = read, write } }
 
 // WithPatience sets how long connecting with a rank may take before it is taken

@@ -33,8 +33,8 @@ func (c *Comm) Irecv(buf []byte, src, tag int) (*Request, error) {
 	return r, nil
 }
 
-// Sendrecv sends to dst and receives from src at once, as neighbours do that
-// shift data around.
+// Sendrecv sends to dst and receives from src at the same time, so that ranks which
+// pass data round in a ring do not wait for each other.
 func (c *Comm) Sendrecv(send []byte, dst, sendTag int, recv []byte, src, recvTag int) (Status, error) {
 	in, err := c.Irecv(recv, src, recvTag)
 	if err != nil {
@@ -47,14 +47,14 @@ func (c *Comm) Sendrecv(send []byte, dst, sendTag int, recv []byte, src, recvTag
 	return in.Wait()
 }
 
-// Probe waits until a message is there that such a receive would get, and tells
-// of it without receiving it.
+// Probe waits until there is a message that Recv with the same src and tag would get,
+// and describes it without receiving it.
 func (c *Comm) Probe(src, tag int) (Status, error) {
 	s, _, err := c.probe(src, tag, true)
 	return s, err
 }
 
-// Iprobe says, without waiting, whether Probe would return, and what.
+// Iprobe is Probe without waiting; there is false when there is no such message.
 func (c *Comm) Iprobe(src, tag int) (s Status, there bool, err error) {
 	return c.probe(src, tag, false)
 }

@@ -50,8 +50,7 @@ func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) error {
 	return r.s.ring(r.s.rank(c.rank+1), r.block)
 }
 
-// Scan gives rank i in dst what src of ranks 0 to i come to by op. dst may be
-// src.
+// Scan gives rank i, in dst, the src of ranks 0 to i combined by op. dst may be src.
 func Scan[T Element](c *Comm, dst, src []T, op Op[T]) error {
 	if len(dst) != len(src) {
 		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))

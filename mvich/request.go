@@ -207,7 +207,7 @@ func WaitAny(requests []*Request) (i int, s Status, err error) {
 	return i, s, err
 }
 
-// TestAny is WaitAny that does not wait: i is -1 when none is complete.
+// TestAny is WaitAny without waiting: i is -1 when none is complete.
 func TestAny(requests []*Request) (i int, s Status, err error) {
 	w, err := worldOf(requests)
 	if w == nil {
@@ -242,7 +242,7 @@ func WaitSome(requests []*Request) ([]Outcome, error) {
 	return takeAll(requests), nil
 }
 
-// TestSome is WaitSome that does not wait.
+// TestSome is WaitSome without waiting.
 func TestSome(requests []*Request) ([]Outcome, error) {
 	w, err := worldOf(requests)
 	if w == nil {

@@ -18,7 +18,8 @@ func (c *Comm) Isend(buf []byte, dst, tag int) (*Request, error) {
 	return c.sendLater(buf, dst, tag, false)
 }
 
-// Issend begins what Ssend does.
+// Issend begins to send buf as Ssend does. buf must not be changed before the request
+// is complete, which it is when a receive has taken the message.
 func (c *Comm) Issend(buf []byte, dst, tag int) (*Request, error) {
 	return c.sendLater(buf, dst, tag, true)
 }

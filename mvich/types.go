@@ -98,8 +98,8 @@ func unpack[T Element](buf []T, t Type, in []T) {
 	t.runs(func(at, n int) { in = in[copy(buf[at:at+n], in):] })
 }
 
-// SendType sends the elements of buf that t names. It is received by RecvType
-// with any type of as many elements, or as a slice.
+// SendType sends the elements of buf that t names. The message is received by
+// RecvType with any type of as many elements, or by Recv into a slice.
 func SendType[T Element](c *Comm, buf []T, t Type, dst, tag int) error {
 	if err := t.check(len(buf)); err != nil {
 		return err
@@ -107,8 +107,9 @@ func SendType[T Element](c *Comm, buf []T, t Type, dst, tag int) error {
 	return Send(c, pack(buf, t), dst, tag)
 }
 
-// IsendType begins what SendType does. The elements are gathered before it
-// returns, unless they lie in one row.
+// IsendType begins to send the elements of buf that t names. They are gathered
+// before it returns, unless they lie one behind the other: then, as with Isend, buf
+// must not be changed before the request is complete.
 func IsendType[T Element](c *Comm, buf []T, t Type, dst, tag int) (*Request, error) {
 	if err := t.check(len(buf)); err != nil {
 		return nil, err
@@ -125,8 +126,8 @@ func RecvType[T Element](c *Comm, buf []T, t Type, src, tag int) (Status, error)
 	return r.Wait()
 }
 
-// IrecvType begins what RecvType does. The elements are in place when the
-// request is complete.
+// IrecvType begins to receive into the elements of buf that t names. They are in
+// place when the request is complete.
 func IrecvType[T Element](c *Comm, buf []T, t Type, src, tag int) (*Request, error) {
 	if err := t.check(len(buf)); err != nil {
 		return nil, err

@@ -69,12 +69,12 @@ type Stats struct {
 	Fallbacks             uint64 // messages that had to change to R3
 	Local                 uint64 // messages to itself
 	Unexpected            uint64 // messages that came before their receive
-	Noops                 uint64
+	Noops                 uint64 // packets sent for nothing but credits
 	Connections           uint64 // made
 	Deaths                uint64 // ranks lost
 	Registered, Reused    uint64 // buffers registered; found in the cache
 
-	Vbufs, FreeVbufs int // now
+	Vbufs, FreeVbufs int // in all, and unused; now
 	Waiting          int // messages without a receive, now
 	Posted           int // receives without a message, now
 	Rendezvous       int // messages whose data is on the way, now
