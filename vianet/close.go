@@ -29,9 +29,9 @@ func (c *Conn) Close() error {
 // CloseWrite ends the stream to the peer, which then reads [io.EOF]. The other
 // direction goes on.
 //
-// The error is [net.ErrClosed] after Close, or that of a connection that broke; none
-// where the peer has closed the connection and all was sent that was written: nobody
-// is left whom the end of this stream could interest.
+// The error is [net.ErrClosed] after Close, or that of a connection that broke. It is
+// nil where the peer has closed the connection and all that was written was sent:
+// then nobody is left whom the end of this stream could interest.
 func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

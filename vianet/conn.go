@@ -169,8 +169,8 @@ func (c *Conn) SetDeadline(t time.Time) error {
 // SetReadDeadline is SetDeadline for Read.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.readDeadline) }
 
-// SetWriteDeadline is SetDeadline for Write. What a Write could put into a
-// buffer before is delivered nevertheless.
+// SetWriteDeadline is SetDeadline for Write. What a Write has put into a buffer by
+// then is delivered nevertheless.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.writeDeadline) }
 
 func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
@@ -185,10 +185,10 @@ func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
 	return nil
 }
 
-// SetLinger sets what Close does with data that the peer's side has not got yet,
-// as that of [net.TCPConn]: with sec < 0 it is delivered in the background, for at
-// most Options.Linger; with sec > 0 for so many seconds; with 0 it is dropped, and
-// the peer's Read ends with ECONNRESET instead of [io.EOF].
+// SetLinger sets what Close does with data that the peer's side has not got yet, as
+// that of [net.TCPConn] does. With sec < 0 the data is delivered in the background,
+// for at most Options.Linger; with sec > 0, for at most so many seconds. With 0 it is
+// dropped, and the peer's Read ends with ECONNRESET instead of [io.EOF].
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) SetLinger(sec int) error {

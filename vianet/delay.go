@@ -8,12 +8,12 @@ import (
 // delayMost is how long bytes wait for more of them after SetNoDelay(false).
 const delayMost = time.Millisecond
 
-// SetNoDelay sets whether each Write sends what it can, as without it, or, with
-// false, bytes that do not fill a message wait for more: until they do, a Read of
-// this connection begins to wait, which may be for the answer, the stream ends, or a
-// millisecond has passed. A Read that waits already does not send what is written
-// then. It is for programs that write little at a time and do not gather it
-// themselves, as Nagle's algorithm of TCP is.
+// SetNoDelay(true), the default, has each Write send what it can. With false, bytes
+// that do not fill a message wait for more, like Nagle's algorithm of TCP: it is for
+// programs that write little at a time and do not gather it themselves. The bytes go
+// when they fill a message, when a Read of this connection begins to wait (it may be
+// for the answer), when the stream ends, or after a millisecond. A Read that was
+// waiting before they were written does not send them.
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) SetNoDelay(noDelay bool) error {

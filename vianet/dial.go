@@ -30,11 +30,10 @@ func (s *Stack) Dial(name, address string) (net.Conn, error) {
 	return s.DialContext(context.Background(), name, address)
 }
 
-// DialContext is Dial until ctx ends; later that has no effect on the connection.
-// Where the host has several addresses they are tried in turn.
-//
-// A listener that has no place for another connection is asked again seven times in
-// two thirds of a second.
+// DialContext is Dial with ctx in place of the 30 seconds; once connected, the end of
+// ctx has no effect on the connection. Where the host has several addresses they are
+// tried in turn. A listener that has no place for another connection is asked again
+// seven times in two thirds of a second.
 //
 // Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS; of
 // ctx, a deadline as os.ErrDeadlineExceeded.

@@ -53,8 +53,8 @@
 //	fin       both       no more data                            1
 //	finack    both       the fin has come, and all before it     1
 //
-// So a Write blocks when the peer's program does not read, and nothing else
-// does: credits and confirmations go on when both programs only write.
+// So a Write blocks when the peer's program does not read, and nothing else blocks:
+// credits and confirmations go on when both programs only write.
 //
 // A Write of more than Options.Threshold bytes is a transfer. Where both NICs
 // have RDMA read the sender announces its registered memory and the receiver
@@ -68,8 +68,8 @@
 //	a deadline, Close                 offered -- withdraw, taken(n) ---> idle
 //
 // Memory of [Stack.Alloc] is written where frames are long, although the receiver
-// could read it: the NIC sends it as it lies there, and copies what it is asked
-// for by an RDMA read.
+// could read it: a write is sent from where the memory lies, while the answer to an
+// RDMA read is a copy.
 //
 // Memory is open to the peer only as long as a transfer needs it, and only to
 // the peer of this connection: each connection has a protection tag. It stays
@@ -81,12 +81,12 @@
 //
 // # Waiting
 //
-// Who waits polls first, for as long as that has paid lately and at most
+// Whoever waits polls first, for as long as that has paid lately and at most
 // Options.Spin: the data is then found by the goroutine that wants it. One
-// goroutine of a Stack polls at a time, and serves all connections meanwhile: it
-// takes what has come for them, and rings the doorbell for what they write. While
-// anything comes for them its time begins anew, until its own deadline. Then it
-// sleeps, and the stack's own goroutine waits for completions.
+// goroutine of a Stack polls at a time, and meanwhile serves all connections: it
+// takes what has come for them, and rings the doorbell for what they write. Each
+// time that something comes for any of them its time to poll begins anew, until its
+// own deadline. Then it sleeps, and the stack's own goroutine waits for completions.
 //
 // # Concurrency
 //

@@ -38,8 +38,8 @@ type Options struct {
 	// Read or Write by RDMA; 0: 16 MiB; negative: none.
 	Registered int
 	// Spin is the longest time for which a Read or Write that has to wait polls
-	// before it sleeps, from when something came last for any connection of the
-	// stack; a deadline ends it at once. 0: 100 us; negative: never.
+	// before it sleeps, counted from when something last came for any connection of
+	// the stack; a deadline ends it at once. 0: 100 us; negative: never.
 	Spin time.Duration
 	// Linger is how long a closed connection goes on trying to deliver what was
 	// written; 0: 10 s.
@@ -83,8 +83,8 @@ type Stack struct {
 
 var errStackClosed = fmt.Errorf("the stack is closed: %w", net.ErrClosed)
 
-// New makes a Stack over nic, which stays the program's: it is to be closed
-// after the Stack. Several stacks may share a NIC.
+// New makes a Stack over nic, which stays the program's: close it after the Stack.
+// Several stacks may share a NIC.
 //
 // Errors: options out of range, ENOBUFS where the NIC has no completion queue
 // or VI left.
@@ -171,8 +171,8 @@ func (s *Stack) enter() bool {
 const closeTime = time.Second
 
 // Close closes all listeners and connections, ends each Dial that is under way and
-// waits until they are gone: for data that is written and not delivered one
-// second. A second Close does nothing.
+// waits until they are gone. Data that was written and not delivered has one second
+// to get there. A second Close does nothing.
 func (s *Stack) Close() error {
 	s.mu.Lock()
 	if s.isClosed {
