@@ -52,7 +52,7 @@ mode where the driver has it, else in native mode. All of that has passed with e
 	}
 	line("tested in mode", func(r *kernelRun) string { return r.mode })
 	line("tests passed", func(r *kernelRun) string { return fmt.Sprint(r.outcome.tests) })
-	b.WriteString("\nWhat a kernel must be able to do, so that the lane is green:\n\n| from | | |\n|---|---|---|\n")
+	b.WriteString("\nWhat a kernel must be able to do for all of that to pass:\n\n| from | | |\n|---|---|---|\n")
 	for _, n := range form.needs() {
 		fmt.Fprintf(&b, "| %d.%d | %s | %s |\n", n.version[0], n.version[1], n.fact, n.why)
 	}
