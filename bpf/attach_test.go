@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -14,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 )
 
@@ -130,11 +130,7 @@ func TestNothingLeftAfterClose(t *testing.T) {
 		return true
 	}
 	// The kernel frees them after a grace period.
-	for deadline := time.Now().Add(time.Minute); !gone(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("program %d or one of the maps %d is still there", program, maps)
-		}
-	}
+	await.Until(t, fmt.Sprintf("program %d and maps %d are gone", program, maps), gone)
 }
 
 // An interface that went away first is no trouble.

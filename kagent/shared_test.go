@@ -4,7 +4,8 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
+
+	"viaxdp/internal/await"
 )
 
 // Those who ask while one asks the kernel share the next answer, which is newer than their
@@ -36,11 +37,7 @@ func TestShared(t *testing.T) {
 			got <- v
 		})
 	}
-	for end := time.Now().Add(patience); s.asked.Load() < 1+many; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d have asked", s.asked.Load())
-		}
-	}
+	await.Until(t, "all have asked", func() bool { return s.asked.Load() >= 1+many })
 	close(goOn)
 	all.Wait()
 	if v := <-first; v != 1 || asks != 2 {

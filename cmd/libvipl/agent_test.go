@@ -8,8 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 	"viaxdp/kagent/agentclient"
 )
@@ -55,12 +55,9 @@ func TestAgent(t *testing.T) {
 			p.Process.Signal(syscall.SIGTERM)
 			p.finish(t)
 		})
-		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-			if _, err := agentclient.Probe(socket); err == nil {
-				break
-			} else if time.Now().After(end) {
-				t.Fatalf("%v\n%s", err, &p.out)
-			}
+		var err error
+		if !await.Comes(func() bool { _, err = agentclient.Probe(socket); return err == nil }) {
+			t.Fatalf("%v\n%s", err, &p.out)
 		}
 		users := b.with("VIA_AGENT="+socket, "VIA_RUNTIME_DIR=none", "VIA_VERBOSE=1")
 		const nobody = 65534

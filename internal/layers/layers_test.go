@@ -52,6 +52,7 @@ var allowed = map[string][]string{
 	"internal/doctor":        {"bpf", "internal/comm", "internal/undo", "kagent", "kagent/agentclient", "wire", "xdpnic"},
 	"internal/undo":          {"internal/rundir"},
 	"internal/nstest":        {},
+	"internal/await":         {},
 	"internal/lag":           {},
 	"internal/steer":         {},
 	"internal/support":       {"internal/steer"},

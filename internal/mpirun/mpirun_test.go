@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/lag"
 	"viaxdp/internal/nstest"
 	"viaxdp/mvich/pmi"
@@ -160,15 +161,11 @@ func TestInterrupted(t *testing.T) {
 	}
 	list, _ := filepath.Glob(filepath.Join(pids, "*"))
 	for _, path := range list {
-		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // it was killed, and dies in a moment
+		if !await.Comes(func() bool { // it was killed, and dies in a moment
 			status, err := os.ReadFile(filepath.Join("/proc", filepath.Base(path), "stat"))
-			if err != nil || strings.Contains(string(status), ") Z ") {
-				break
-			}
-			if time.Now().After(end) {
-				t.Errorf("%s still runs", filepath.Base(path))
-				break
-			}
+			return err != nil || strings.Contains(string(status), ") Z ")
+		}) {
+			t.Errorf("%s still runs", filepath.Base(path))
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 )
 
@@ -360,5 +361,5 @@ func TestSiteOutlivesItsProcesses(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the process is gone with its site", func() bool { return gone(p.Pid) })
+	await.Until(t, "the process is gone with its site", func() bool { return gone(p.Pid) })
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 )
 
@@ -83,21 +84,6 @@ func testConfig() Config {
 	}
 }
 
-// eventually waits for the kernel to catch up.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	soon(t, time.Minute, what, ok)
-}
-
-func soon(t *testing.T, within time.Duration, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(within); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("still not so: %s", what)
-		}
-	}
-}
-
 // gone says that a process does not run any more.
 func gone(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -119,10 +105,15 @@ func allowance(t *testing.T) int {
 	return n
 }
 
-// allowanceIs waits until the allowance is not more than before.
+// allowanceIs waits until the allowance is not more than before, and longer than one
+// waits for other things: it has to come down in other test programs, too.
 func allowanceIs(t *testing.T, before int) {
 	t.Helper()
-	soon(t, 3*time.Minute, "allowance of hugepages as before", func() bool { return allowance(t) <= before })
+	for end := time.Now().Add(3 * await.Patience); allowance(t) > before; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the allowance of hugepages is %d, was %d", allowance(t), before)
+		}
+	}
 }
 
 func startBed(t *testing.T) *Bed {
@@ -301,7 +292,7 @@ func TestKilledParent(t *testing.T) {
 	cmd.Process.Kill()
 	cmd.Wait()
 	for _, pid := range pids {
-		eventually(t, "child gone", func() bool { return gone(pid) })
+		await.Until(t, "child gone", func() bool { return gone(pid) })
 	}
 	allowanceIs(t, before)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 )
 
@@ -42,7 +43,7 @@ func TestStartThrough(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Those of a forwarder before may be about to end.
-	eventually(t, "two threads of this process, those of one forwarder, come before others", func() bool { return preferred(t) == 2 })
+	await.Until(t, "two threads of this process, those of one forwarder, come before others", func() bool { return preferred(t) == 2 })
 	var ends [2]*net.UDPConn
 	for i := range ends {
 		s := bed.Side(i)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 	"viaxdp/kagent"
 	"viaxdp/kagent/agentclient"
@@ -210,7 +211,7 @@ func killProgram(t *testing.T, death func(a *agent, die func())) {
 		_, _ = io.Copy(io.Discard, r)
 		_ = cmd.Wait()
 	})
-	eventually(t, "the peer is told", func() bool {
+	await.Until(t, "the peer is told", func() bool {
 		st, err := eb.vi.Query()
 		return err == nil && st.State == vipl.Error
 	})
@@ -232,7 +233,7 @@ func killProgram(t *testing.T, death func(a *agent, die func())) {
 		t.Errorf("counts: %+v", st.Counts)
 	}
 	// The queue is free before all of it is refunded.
-	eventually(t, "the dead program has nothing", func() bool {
+	await.Until(t, "the dead program has nothing", func() bool {
 		users := a.status(t).Users
 		return len(users) == 1 && users[0].UID == 0
 	})
@@ -289,11 +290,11 @@ func TestKillBoth(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	eventually(t, "the keeper leaves", func() bool {
+	await.Until(t, "the keeper leaves", func() bool {
 		_, err := os.Stat(g.socket + ".keeper")
 		return errors.Is(err, os.ErrNotExist)
 	})
-	eventually(t, "the interface is free", func() bool { return !attached(t, ns) })
+	await.Until(t, "the interface is free", func() bool { return !attached(t, ns) })
 	if err := errors.Join(os.Remove(g.socket), os.Remove(g.socket+".lock")); err != nil { // which SIGKILL has left
 		t.Error(err)
 	}
@@ -353,7 +354,7 @@ func TestLocalPeers(t *testing.T) {
 	}
 	killed := time.Now()
 	_ = cmd.Wait()
-	eventually(t, "the neighbour hears of it", func() bool {
+	await.Until(t, "the neighbour hears of it", func() bool {
 		st, err := e.vi.Query()
 		return err == nil && st.State == vipl.Error
 	})

@@ -2,6 +2,7 @@ package agentd
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/kagent"
 	"viaxdp/kagent/agentproto"
 )
@@ -174,11 +176,7 @@ func askAtOnce(t *testing.T, s *Server, all *sync.WaitGroup, n uint64) {
 	for range n {
 		all.Go(s.collect)
 	}
-	for end := time.Now().Add(time.Minute); asked() < want; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d have asked, want %d", asked(), want)
-		}
-	}
+	await.Until(t, fmt.Sprintf("%d have asked", want), func() bool { return asked() >= want })
 }
 
 // A look that fails is nobody's but who looked: the others look for themselves.

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 	"viaxdp/kagent"
 	"viaxdp/kagent/agentd"
@@ -205,7 +206,7 @@ func TestHostile(t *testing.T) {
 		}
 	}
 	r.c.Close()
-	eventually(t, "the queue is free", func() bool { return len(a.status(t).NICs[0].Leases) == 1 })
+	await.Until(t, "the queue is free", func() bool { return len(a.status(t).NICs[0].Leases) == 1 })
 	end()
 	if c := a.status(t).Counts; c.Invalid < 8 {
 		t.Errorf("counts: %+v", c)
@@ -327,7 +328,7 @@ func TestStorm(t *testing.T) {
 	}
 	wg.Wait()
 	end()
-	eventually(t, "nothing is left", func() bool {
+	await.Until(t, "nothing is left", func() bool {
 		st := a.status(t)
 		// The NIC of busy, and the one who asks.
 		return len(st.Users) == 1 && st.Users[0].Queues == 1 && st.Users[0].Sessions == 2 && len(st.NICs[0].Leases) == 1
@@ -374,13 +375,13 @@ func TestHeldOpen(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 20}}, Most: 100})
 	// What startAgent has asked is over, but for the one who asks.
-	eventually(t, "nobody is there", func() bool { return g.status(t).Users[0].Sessions == 1 })
+	await.Until(t, "nobody is there", func() bool { return g.status(t).Users[0].Sessions == 1 })
 	var held []*raw
 	for range 19 {
 		held = append(held, g.raw(t))
 	}
 	var n *vipl.Nic
-	eventually(t, "there is room for one more", func() (ok bool) {
+	await.Until(t, "there is room for one more", func() (ok bool) {
 		var err error
 		n, err = g.open()
 		return err == nil
@@ -393,7 +394,7 @@ func TestHeldOpen(t *testing.T) {
 		}
 		return reply.Status.Counts
 	}
-	eventually(t, "more connections than the quota are refused", func() bool {
+	await.Until(t, "more connections than the quota are refused", func() bool {
 		for range 20 {
 			held = append(held, g.raw(t))
 		}

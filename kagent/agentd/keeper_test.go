@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 )
 
@@ -32,7 +33,7 @@ func TestKillKeeper(t *testing.T) {
 		if err := unix.Kill(first, unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "another keeper has everything", func() bool {
+		await.Until(t, "another keeper has everything", func() bool {
 			return a.log.count("another one has all of it now") == round+1
 		})
 		if k := a.keeper(); k == 0 || k == first {

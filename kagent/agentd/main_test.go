@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 	"viaxdp/kagent"
 	"viaxdp/kagent/agentclient"
@@ -136,7 +137,7 @@ func startAgent(t testing.TB, ns *nstest.NS, cfg agentConfig) *agent {
 	}
 	t.Cleanup(func() {
 		a.stop()
-		eventually(t, "the keeper leaves", func() bool {
+		await.Until(t, "the keeper leaves", func() bool {
 			_, err := os.Stat(filepath.Join(state, "agent.sock.keeper"))
 			return errors.Is(err, os.ErrNotExist)
 		})
@@ -191,7 +192,7 @@ func (a *agent) start() {
 		a.t.Fatal(err)
 	}
 	pid := a.cmd.Process.Pid
-	eventually(a.t, "the agent serves", func() bool {
+	await.Until(a.t, "the agent serves", func() bool {
 		p, err := agentclient.Probe(a.socket)
 		return err == nil && p == pid
 	})
@@ -242,15 +243,6 @@ func (l *lines) count(what string) int {
 
 // patience is how long a test waits for what must happen.
 const patience = time.Minute
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, patience)
-		}
-	}
-}
 
 // asUser makes a command run as an ordinary user without any capability.
 func asUser(cmd *exec.Cmd, uid uint32) {

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"testing"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 	"viaxdp/kagent/agentclient"
 	"viaxdp/kagent/agentd"
@@ -117,7 +118,7 @@ func TestQuotaAfterRestart(t *testing.T) {
 	if err := n.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all is refunded", func() bool {
+	await.Until(t, "all is refunded", func() bool {
 		u := g.status(t).Users[0]
 		return u.Queues == 0 && u.VIs == 0 && u.PinnedBytes == 0
 	})
@@ -147,7 +148,7 @@ func TestQuotaOfKeptQueue(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "the sessions are over", func() bool { return len(g.status(t).NICs) == 0 })
+	await.Until(t, "the sessions are over", func() bool { return len(g.status(t).NICs) == 0 })
 	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != 16<<20 {
 		t.Errorf("user: %+v, want what its descriptors pin", u)
 	}
@@ -168,8 +169,8 @@ func TestQuotaOfKeptQueue(t *testing.T) {
 		}
 		files[0].Close()
 		files[2].Close()
-		eventually(t, "the memory is freed", func() bool { return blocks(t, files[1]) == 0 })
-		eventually(t, "what was pinned is refunded", func() bool { return g.status(t).Users[0].Queues == 1-i })
+		await.Until(t, "the memory is freed", func() bool { return blocks(t, files[1]) == 0 })
+		await.Until(t, "what was pinned is refunded", func() bool { return g.status(t).Users[0].Queues == 1-i })
 	}
 	if _, err := g.raw(t).hello().ask(q); err != nil {
 		t.Error(err)
@@ -203,7 +204,7 @@ func TestNotServed(t *testing.T) {
 func TestNoRoom(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 1}}, Most: 1})
-	eventually(t, "what startAgent has asked is over", func() bool {
+	await.Until(t, "what startAgent has asked is over", func() bool {
 		n, err := g.open()
 		if err == nil {
 			t.Cleanup(func() { n.Close() })

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/kagent/agentproto"
 )
 
@@ -102,11 +103,7 @@ func TestHeldUp(t *testing.T) {
 		}
 		return err == nil && n == 0
 	}
-	for end := time.Now().Add(time.Minute); !taken(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the agent does not read")
-		}
-	}
+	await.Until(t, "the agent reads", taken)
 	_ = os.Remove(socket)
 	cancel()
 	select {

@@ -14,6 +14,7 @@ import (
 	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 	"viaxdp/kagent"
 	"viaxdp/kagent/agentd"
@@ -59,7 +60,7 @@ func TestProgramOfSuite(t *testing.T) {
 		// It may open no AF_XDP socket, nor anything else that takes privilege.
 		t.Setenv("VIA_AGENT", "none")
 		var n *vipl.Nic
-		eventually(t, "the control port of lo is free", func() bool { // the other programs try it, too
+		await.Until(t, "the control port of lo is free", func() bool { // the other programs try it, too
 			n, err = vipl.OpenNic("lo")
 			return !errors.Is(err, unix.EADDRINUSE)
 		})

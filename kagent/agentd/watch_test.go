@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 	"viaxdp/kagent/agentproto"
 	"viaxdp/vipl"
@@ -50,7 +51,7 @@ func TestAddressGoes(t *testing.T) {
 			}
 			start := time.Now()
 			for _, e := range []*end{s.from, s.to} {
-				eventually(t, "the connection ends", func() bool {
+				await.Until(t, "the connection ends", func() bool {
 					st, err := e.vi.Query()
 					return err == nil && st.State == vipl.Error
 				})

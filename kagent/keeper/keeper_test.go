@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/kagent"
 )
 
@@ -90,15 +91,12 @@ func keys(items []kagent.Item) (k []string) {
 	return k
 }
 
+// gone says that a file goes, which another process removes.
 func gone(path string) bool {
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) { // another process
-		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-			return true
-		}
-		if time.Now().After(end) {
-			return false
-		}
-	}
+	return await.Comes(func() bool {
+		_, err := os.Stat(path)
+		return errors.Is(err, os.ErrNotExist)
+	})
 }
 
 // What one agent has put, the next one finds, with descriptors that work; the
@@ -236,11 +234,7 @@ func TestKeeperKilled(t *testing.T) {
 		kill(t)
 		_ = k.Delete("vi/a/1") // it may be gone, or another may be there
 		_ = k.Put("nic/a", []byte{byte(round)}, fd(t, alive))
-		for end := time.Now().Add(patience); k.Put("vi/b/1", []byte{byte(round)}) != nil; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("there is no other keeper")
-			}
-		}
+		await.Succeeds(t, "there is another keeper", func() error { return k.Put("vi/b/1", []byte{byte(round)}) })
 	}
 	// The next agent finds all of it, and the one before lets it be.
 	second := start(t, path)
@@ -264,11 +258,7 @@ func TestKeeperKilled(t *testing.T) {
 	}
 	// What an agent has found, it can give to another keeper.
 	kill(t)
-	for end := time.Now().Add(patience); second.Put("vi/b/1", nil) != nil; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("there is no other keeper")
-		}
-	}
+	await.Succeeds(t, "there is another keeper", func() error { return second.Put("vi/b/1", nil) })
 	third := start(t, path)
 	if items, err := third.List(); err != nil || len(keys(items)) != 3 {
 		t.Errorf("kept %v, %v", items, err)

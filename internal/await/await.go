@@ -1,0 +1,45 @@
+// Package await has a test wait for what comes about by itself: in the kernel, in
+// another process, on another goroutine.
+package await
+
+import (
+	"testing"
+	"time"
+)
+
+// Patience is how long a test waits for what must come about. It bounds a test that
+// fails, on a machine that others keep busy, and is no promise.
+const Patience = time.Minute
+
+// pause is the time between two looks.
+const pause = time.Millisecond
+
+// Comes looks until ok, and says whether it came to that within Patience. It looks at
+// least once.
+func Comes(ok func() bool) bool {
+	for end := time.Now().Add(Patience); !ok(); time.Sleep(pause) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
+// Until looks until ok, and ends the test where it does not come to that. what says
+// what the test has waited for.
+func Until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	if !Comes(ok) {
+		t.Fatalf("%s: not within %v", what, Patience)
+	}
+}
+
+// Succeeds calls f until it returns no error, and ends the test with its last one
+// where it does not come to that.
+func Succeeds(t testing.TB, what string, f func() error) {
+	t.Helper()
+	var err error
+	if !Comes(func() bool { err = f(); return err == nil }) {
+		t.Fatalf("%s: not within %v: %v", what, Patience, err)
+	}
+}
