@@ -63,12 +63,12 @@ func (s *Session) rounds(ctx context.Context, bytes int, d time.Duration, least 
 	if bytes < 1 || bytes > MaxMessage || d <= 0 {
 		return errors.New("messages of 1 byte to 1 MiB, for some time")
 	}
-	pace := run{plan: Plan{Duration: d, Least: least}, round: s.round}
+	p := pace{duration: d, least: least, round: s.round}
 	var lead func(time.Duration) int
 	if client == opPing {
 		lead = leads
 	}
-	err := pace.measure(bytes, maxRound, lead, func(r Round, count bool) (Span, error) {
+	err := p.measure(bytes, maxRound, lead, func(r Round, count bool) (Span, error) {
 		a, b, err := both(ctx, s.client, request{Op: client, Round: &r}, s.server, request{Op: server, Round: &r})
 		switch {
 		case err != nil:
@@ -80,7 +80,7 @@ func (s *Session) rounds(ctx context.Context, bytes int, d time.Duration, least 
 		}
 		return *a.Span, err
 	})
-	s.round = pace.round
+	s.round = p.round
 	return err
 }
 

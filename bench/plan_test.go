@@ -254,9 +254,9 @@ func TestRunLeast(t *testing.T) {
 func TestLeadIn(t *testing.T) {
 	for _, duration := range []time.Duration{70 * time.Millisecond, 10 * time.Second} {
 		for _, per := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
-			r := &run{plan: Plan{Duration: duration}}
+			p := &pace{duration: duration}
 			var led time.Duration
-			err := r.measure(64, maxRound, leads, func(it Round, count bool) (Span, error) {
+			err := p.measure(64, maxRound, leads, func(it Round, count bool) (Span, error) {
 				if it.Lead > 0 != count {
 					t.Errorf("%d messages lead in, counted %t", it.Lead, count)
 				}

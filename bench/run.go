@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"time"
 )
 
 // Run carries out a plan: turn by turn, and in each turn row by row, so that
@@ -19,8 +18,11 @@ func Run(ctx context.Context, p Plan, client, server *Worker) (*Result, error) {
 	r := &run{
 		ctx: ctx, plan: p, client: client, server: server,
 		collector: newCollector(p.Histogram), conditions: HostConditions(),
-		// Stray frames of an earlier run are most likely of other rounds.
-		round: uint16(rand.Uint32()),
+		pace: pace{
+			duration: p.Duration, messages: p.Messages, least: p.Least, check: p.Check,
+			// Stray frames of an earlier run are most likely of other rounds.
+			round: uint16(rand.Uint32()),
+		},
 	}
 	for turn := 1; turn <= p.Turns; turn++ {
 		for _, row := range p.Rows {
@@ -44,7 +46,7 @@ type run struct {
 	collector      *collector
 	conditions     Conditions
 	step           Step
-	round          uint16
+	pace           pace
 }
 
 // both calls the two workers at the same time.
@@ -119,47 +121,11 @@ type measured struct {
 	whole bool // its latency is that of a whole round trip
 }
 
-// Warm-up of a measurement: first a few messages whose bytes are checked, then
-// ever more until it has lasted a part of the measurement.
-const (
-	warmMessages = 8
-	warmPart     = 6 // of Duration
-)
-
-// Each counted round of a ping-pong is led in by messages that do not count, for
-// some time: after a pause Go's monitor thread wakes up fifty times, 20 us and what
-// its timer adds apart, before it looks less often, and then stops a thread that
-// polls on the same CPU for some 12 us each time (runtime.sysmon). Without it these
-// were more than one in a hundred of the messages of a short round.
-const (
-	leadMessages = 16 // at least
-	leadTime     = 6 * time.Millisecond
-)
-
-// LeadIn is about how much longer a ping-pong takes than its duration and warm-up:
-// what leads in its rounds.
-func LeadIn(duration time.Duration) time.Duration {
-	return max(roundPart, duration/maxRoundTime) * leadTime
-}
-
-// leads is the number of messages that lead in, at a cost of per each.
-func leads(per time.Duration) int {
-	return min(max(leadMessages, int(leadTime/per)), maxRound)
-}
-
-// A measurement consists of several rounds, each of them sized by the speed of
-// the one before: at least roundPart of them, and none longer than
-// maxRoundTime.
-const (
-	roundPart    = 4
-	maxRoundTime = time.Second
-)
-
 func (r *run) latency(m measured) error {
 	h := newHistogram()
 	var client, server Span
 	messages := 0 // those that do not count included: the spans do, too
-	err := r.measure(m.Bytes, maxRound, leads, func(round Round, count bool) (Span, error) {
+	err := r.pace.measure(m.Bytes, maxRound, leads, func(round Round, count bool) (Span, error) {
 		a, b, err := r.both(request{Op: opPing, Round: &round}, request{Op: opEcho, Round: &round})
 		if err != nil {
 			return Span{}, err
@@ -193,7 +159,7 @@ func (r *run) bandwidth(m measured) error {
 	// Frame numbers of a round have 32 bits; no frame carries less than 256
 	// bytes of a longer message.
 	limit := 1 << 30 / (1 + m.Bytes/256)
-	err := r.measure(m.Bytes, limit, nil, func(round Round, count bool) (Span, error) {
+	err := r.pace.measure(m.Bytes, limit, nil, func(round Round, count bool) (Span, error) {
 		a, b, err := r.both(request{Op: opSend, Round: &round}, request{Op: opReceive, Round: &round})
 		if err != nil {
 			return Span{}, err
@@ -213,72 +179,4 @@ func (r *run) bandwidth(m measured) error {
 		r.collector.addBandwidth(m, messages, tx, rx, best)
 	}
 	return err
-}
-
-// measure runs rounds of at most limit messages: the warm-up, and then those
-// that count until the plan's duration is over or its messages are sent. lead, which
-// may be nil, gives the number of messages that lead in a round that counts, by the
-// time that one takes. Without a duration the first of these rounds has fewer than it
-// should: a message took longer in the warm-up, which is then but the first messages,
-// cold and checked.
-func (r *run) measure(bytes, limit int, lead func(per time.Duration) int, round func(_ Round, count bool) (Span, error)) error {
-	var per time.Duration // of one message
-	next := func(messages int, check, count bool) (time.Duration, error) {
-		r.round++
-		it := Round{ID: r.round, Bytes: bytes, Messages: messages, Check: check || r.plan.Check}
-		if count && lead != nil {
-			it.Lead = lead(per)
-		}
-		span, err := round(it, count)
-		per = max(span.Wall/time.Duration(it.Lead+messages), 1)
-		return span.Wall, err
-	}
-	var warm time.Duration
-	warming := r.plan.Duration / warmPart
-	for n := warmMessages; ; n = min(2*n, limit) {
-		wall, err := next(n, n == warmMessages, false)
-		if err != nil {
-			return err
-		}
-		if warm += wall; warm >= warming {
-			break
-		}
-	}
-	// However long the warm-up took, what counts has its time.
-	spent := warming
-	for sent := 0; !r.enough(sent, spent); {
-		n := r.share(sent, spent, per, limit)
-		if _, err := next(n, false, true); err != nil {
-			return err
-		}
-		spent += time.Duration(n) * per // without what led in
-		sent += n
-	}
-	return nil
-}
-
-// enough says that a measurement is over.
-func (r *run) enough(sent int, spent time.Duration) bool {
-	p := &r.plan
-	if p.Messages > 0 {
-		return sent >= p.Messages
-	}
-	// A rest of a few messages is not worth a round.
-	return sent > 0 && sent >= p.Least && spent+spent/16 >= p.Duration
-}
-
-// share is the number of messages of the next round, at a cost of per each.
-func (r *run) share(sent int, spent, per time.Duration, limit int) int {
-	p := &r.plan
-	if p.Messages > 0 {
-		n := max(min(limit, int(maxRoundTime/per)), min(warmMessages, limit))
-		return min(n, p.Messages-sent)
-	}
-	n := int((p.Duration - spent) / per)
-	if rest := p.Least - sent; n < rest {
-		n = min(rest, int(maxRoundTime/per))
-	} else {
-		n = min(n, int(min(maxRoundTime, p.Duration/roundPart)/per))
-	}
-	return max(min(n, limit), min(warmMessages, limit))
 }

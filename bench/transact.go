@@ -49,8 +49,8 @@ func (s *Session) Transactions(ctx context.Context, t Transactions) (*Transactio
 	result := &TransactionResult{Times: newHistogram()}
 	var client, server Span
 	total := int64(0) // those before the counted ones of a round included: the spans do, too
-	pace := run{plan: Plan{Duration: t.Duration, Check: t.Check}, round: s.round}
-	err := pace.measure(t.Reply, maxRound, leads, func(r Round, count bool) (Span, error) {
+	p := pace{duration: t.Duration, check: t.Check, round: s.round}
+	err := p.measure(t.Reply, maxRound, leads, func(r Round, count bool) (Span, error) {
 		a, b, err := bothTasks[requested, Span](ctx, s.client, taskRequest, s.server, taskAnswer, r)
 		if err != nil || !count {
 			return a.Span, err
@@ -68,7 +68,7 @@ func (s *Session) Transactions(ctx context.Context, t Transactions) (*Transactio
 	if err != nil {
 		return nil, err
 	}
-	s.round = pace.round
+	s.round = p.round
 	result.PerSecond = float64(total) / client.Wall.Seconds()
 	result.CPUTx, result.CPURx = client.cpuEach(total), server.cpuEach(total)
 	result.Disturbed = disturbances(client, server, s.polls)
