@@ -70,20 +70,6 @@ func (r Round) check() error {
 	return nil
 }
 
-// Span is how long a round took and what it cost this process.
-type Span struct {
-	Wall time.Duration `json:"wall"`
-	CPU  time.Duration `json:"cpu"` // user and system time of all threads, getrusage(2)
-
-	Waited time.Duration `json:"waited"` // that the measuring thread was ready to run and had no CPU
-	Stolen time.Duration `json:"stolen"` // that all CPUs waited for a hypervisor that ran others, proc_stat(5)
-}
-
-func (s *Span) add(o Span) {
-	s.Wall, s.CPU = s.Wall+o.Wall, s.CPU+o.CPU
-	s.Waited, s.Stolen = s.Waited+o.Waited, s.Stolen+o.Stolen
-}
-
 // Params say where an endpoint is to be opened.
 type Params struct {
 	Server    bool       // this side listens, echoes and receives

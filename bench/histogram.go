@@ -20,6 +20,21 @@ func newHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, histogramMax, histogramDigits)
 }
 
+// encodeSamples makes a histogram of times in nanoseconds.
+func encodeSamples(samples []int64) ([]byte, error) {
+	h := newHistogram()
+	for _, ns := range samples {
+		if err := h.RecordValue(min(ns, histogramMax)); err != nil {
+			return nil, err
+		}
+	}
+	return encodeHistogram(h)
+}
+
+func encodeHistogram(h *hdrhistogram.Histogram) ([]byte, error) {
+	return h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+}
+
 func decodeHistogram(b []byte) (*hdrhistogram.Histogram, error) {
 	h, err := hdrhistogram.Decode(b)
 	if err != nil {

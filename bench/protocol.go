@@ -1,12 +1,8 @@
 package bench
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"net"
 
 	"viaxdp/internal/testbed"
 )
@@ -76,88 +72,4 @@ func errorReply(err error) reply {
 		}
 	}
 	return r
-}
-
-// A Worker is the coordinator's end of the control connection to a process
-// that measures.
-type Worker struct {
-	name   string
-	conn   net.Conn
-	enc    *json.Encoder
-	dec    *json.Decoder
-	params Params
-	over   *Params      // of transports with an XDP program, where they differ
-	ended  func() error // how the process behind the connection ended; may be nil
-}
-
-// NewWorker takes over a connection whose other end is served by [Serve]. The
-// name is for error messages, p says where its endpoints are.
-func NewWorker(name string, conn net.Conn, p Params) *Worker {
-	return &Worker{name: name, conn: conn, enc: json.NewEncoder(conn), dec: json.NewDecoder(conn), params: p}
-}
-
-// call makes one request. It may be abandoned by closing the connection.
-func (w *Worker) call(req request) (reply, error) {
-	var r reply
-	err := w.enc.Encode(req)
-	if err == nil {
-		err = w.dec.Decode(&r)
-	}
-	if err != nil {
-		return r, fmt.Errorf("%s: control connection: %w", w.name, w.explain(err))
-	}
-	switch {
-	case r.Missing != nil:
-		return r, r.Missing.err()
-	case r.Error != "" && req.Op == opTask:
-		return r, fmt.Errorf("%s: %s: %s", w.name, req.Name, r.Error)
-	case r.Error != "":
-		return r, fmt.Errorf("%s: %s: %s", w.name, req.Op, r.Error)
-	}
-	return r, nil
-}
-
-func (w *Worker) explain(err error) error {
-	if w.ended != nil {
-		if why := w.ended(); why != nil {
-			return why
-		}
-	}
-	if errors.Is(err, io.EOF) {
-		return errors.New("the other side has closed it")
-	}
-	return err
-}
-
-// both makes a request of each worker at the same time. The first failure
-// ends it, as does ctx: the connections are of no use afterwards.
-func both(ctx context.Context, a *Worker, ra request, b *Worker, rb request) (reply, reply, error) {
-	type answer struct {
-		i   int
-		r   reply
-		err error
-	}
-	answers := make(chan answer, 2)
-	for i, c := range []struct {
-		w *Worker
-		r request
-	}{{a, ra}, {b, rb}} {
-		go func() {
-			r, err := c.w.call(c.r)
-			answers <- answer{i, r, err}
-		}()
-	}
-	var replies [2]reply
-	for range replies {
-		select {
-		case x := <-answers:
-			if x.err != nil {
-				return replies[0], replies[1], x.err
-			}
-			replies[x.i] = x.r
-		case <-ctx.Done():
-			return replies[0], replies[1], context.Cause(ctx)
-		}
-	}
-	return replies[0], replies[1], nil
 }

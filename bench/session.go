@@ -93,17 +93,3 @@ func (s *Session) nextRound() uint16 {
 	s.round++
 	return s.round
 }
-
-// cpuEach is the CPU time in microseconds of each of so many messages.
-func (s Span) cpuEach(messages int64) float64 {
-	return round3(float64(s.CPU) / 1e3 / float64(max(messages, 1)))
-}
-
-// at says where a worker's endpoints are: those with an XDP program, or the
-// others.
-func (w *Worker) at(xdp bool) Params {
-	if xdp && w.over != nil {
-		return *w.over
-	}
-	return w.params
-}

@@ -12,6 +12,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Span is how long a round took and what it cost this process.
+type Span struct {
+	Wall time.Duration `json:"wall"`
+	CPU  time.Duration `json:"cpu"` // user and system time of all threads, getrusage(2)
+
+	Waited time.Duration `json:"waited"` // that the measuring thread was ready to run and had no CPU
+	Stolen time.Duration `json:"stolen"` // that all CPUs waited for a hypervisor that ran others, proc_stat(5)
+}
+
+func (s *Span) add(o Span) {
+	s.Wall, s.CPU = s.Wall+o.Wall, s.CPU+o.CPU
+	s.Waited, s.Stolen = s.Waited+o.Waited, s.Stolen+o.Stolen
+}
+
+// cpuEach is the CPU time in microseconds of each of so many messages.
+func (s Span) cpuEach(messages int64) float64 {
+	return round3(float64(s.CPU) / 1e3 / float64(max(messages, 1)))
+}
+
 // stopwatch measures a Span.
 type stopwatch struct {
 	wall   time.Time

@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"sync/atomic"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/testbed"
@@ -194,21 +193,6 @@ func (s *server) ping(r Round) (Span, []byte, error) {
 	return span, b, err
 }
 
-// encodeSamples makes a histogram of times in nanoseconds.
-func encodeSamples(samples []int64) ([]byte, error) {
-	h := newHistogram()
-	for _, ns := range samples {
-		if err := h.RecordValue(min(ns, histogramMax)); err != nil {
-			return nil, err
-		}
-	}
-	return encodeHistogram(h)
-}
-
-func encodeHistogram(h *hdrhistogram.Histogram) ([]byte, error) {
-	return h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
-}
-
 // task does what a task does: on the thread of the open endpoint, or on the
 // locked thread where it needs none.
 func (s *server) task(r request) (output json.RawMessage, err error) {
@@ -236,32 +220,6 @@ func (s *server) task(r request) (output json.RawMessage, err error) {
 	thread.do(func() { output, err = t.run(&j, r.Input) })
 	return output, err
 }
-
-// thread runs functions one after the other on one goroutine, which may be
-// locked to an operating system thread.
-type thread struct{ work chan func() }
-
-func newThread(locked bool) *thread {
-	t := &thread{work: make(chan func())}
-	go func() {
-		if locked {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-		}
-		for f := range t.work {
-			f()
-		}
-	}()
-	return t
-}
-
-func (t *thread) do(f func()) {
-	done := make(chan struct{})
-	t.work <- func() { defer close(done); f() }
-	<-done
-}
-
-func (t *thread) end() { close(t.work) }
 
 // WorkerMain is the main function of a child process of [Demo]: it serves its
 // control connection. The process was pinned to a CPU before it started; the
