@@ -29,7 +29,7 @@ var asavieTransports = []transport{
 
 func openFramedAsavie(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
 	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		w := watch{stop: stop}
+		w := watchdog{stop: stop}
 		io, err := openAsavie(p, w, sleeps)
 		if err != nil {
 			return nil, err
@@ -52,7 +52,7 @@ type asavie struct {
 	xsk    *xdp.Socket
 	sleeps bool
 	chunk  int
-	watch  watch
+	watch  watchdog
 	header *headers
 	skip   int
 
@@ -64,7 +64,7 @@ type asavie struct {
 	at    int
 }
 
-func openAsavie(p Params, w watch, sleeps bool) (*asavie, error) {
+func openAsavie(p Params, w watchdog, sleeps bool) (*asavie, error) {
 	a := &asavie{sleeps: sleeps, watch: w, skip: headersLen(p.Local)}
 	var err error
 	a.nic, err = openNIC(p, func(ifi *net.Interface, _ xdpnic.Mode) (int, error) {

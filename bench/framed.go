@@ -74,7 +74,7 @@ type framed struct {
 	payload int  // message bytes in a frame
 	most    int  // units that the peer takes
 	chain   chained
-	watch   watch
+	watch   watchdog
 	into    []byte // where messages are copied to, unless they stay where they arrived
 
 	// The current round.
@@ -130,7 +130,7 @@ func (f *framed) Ping(r Round, rtt []int64) (Span, error) {
 	if f.short() {
 		return f.pingShort(r, rtt)
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	last := time.Since(clock.wall)
 	for i := range r.Lead + r.Messages {
 		if err := f.send(i); err != nil {
@@ -179,7 +179,7 @@ func (f *framed) Send(r Round) (Span, error) {
 			return Span{}, err
 		}
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	for i := range r.Messages {
 		if err := f.put(i); err != nil {
 			return Span{}, err
@@ -204,7 +204,7 @@ func (f *framed) Receive(r Round) (Span, error) {
 	if err := f.tell(kindReady, 0); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	for i := range r.Messages {
 		if err := f.take(i, true); err != nil {
 			return Span{}, err

@@ -16,7 +16,7 @@ func (f *framed) short() bool {
 }
 
 func (f *framed) pingShort(r Round, rtt []int64) (Span, error) {
-	clock := startWatch()
+	clock := startStopwatch()
 	last := time.Since(clock.wall)
 	for i := range r.Lead + r.Messages {
 		if err := f.sendShort(); err != nil {

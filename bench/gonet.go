@@ -15,10 +15,10 @@ type tcpNet struct {
 	params   Params
 	listener *net.TCPListener
 	conn     *net.TCPConn
-	watch    watch
+	watch    watchdog
 }
 
-func openTCPNet(p Params, w watch) (*tcpNet, error) {
+func openTCPNet(p Params, w watchdog) (*tcpNet, error) {
 	t := &tcpNet{params: p, watch: w}
 	t.streamed = newStreamed(t, p.MaxBytes)
 	if p.Server {

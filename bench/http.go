@@ -195,7 +195,7 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 	if _, err := c.load(in.Connections, in.Duration/warmPart); err != nil {
 		return out, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	if out.Requests, err = c.load(in.Connections, in.Duration); err != nil {
 		return out, err
 	}

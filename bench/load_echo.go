@@ -10,7 +10,7 @@ const loadLinger = 20 * time.Millisecond
 type echoer struct {
 	round loadRound
 	port  loadPort
-	watch watch
+	watch watchdog
 	ended bool
 }
 
@@ -20,12 +20,12 @@ func echoLoad(j *job, r loadRound) (Span, error) {
 	if err != nil {
 		return Span{}, err
 	}
-	e := &echoer{round: r, port: port, watch: watch{stop: j.stop}}
+	e := &echoer{round: r, port: port, watch: watchdog{stop: j.stop}}
 	return e.run()
 }
 
 func (e *echoer) run() (Span, error) {
-	clock := startWatch()
+	clock := startStopwatch()
 	var last time.Time
 	for {
 		n, all, err := e.turn()
@@ -81,7 +81,7 @@ func (e *echoer) echo(p []byte) error {
 }
 
 // roomFor is the room for the next message, as soon as there is some.
-func roomFor(port loadPort, w *watch) ([]byte, error) {
+func roomFor(port loadPort, w *watchdog) ([]byte, error) {
 	for {
 		if buf := port.next(); buf != nil {
 			return buf, nil

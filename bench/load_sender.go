@@ -24,7 +24,7 @@ type loader struct {
 	round loadRound
 	port  loadPort
 	clock func() time.Duration
-	watch watch
+	watch watchdog
 
 	plan  *schedule // nil: a closed loop
 	lossy bool
@@ -39,7 +39,7 @@ type loader struct {
 	times   *hdrhistogram.Histogram
 }
 
-func newLoader(r loadRound, port loadPort, clock func() time.Duration, w watch) *loader {
+func newLoader(r loadRound, port loadPort, clock func() time.Duration, w watchdog) *loader {
 	l := &loader{round: r, port: port, clock: clock, watch: w, lossy: port.lossy(), times: newHistogram()}
 	l.limit = math.MaxUint32
 	if w := port.window(); w > 0 {
@@ -62,7 +62,7 @@ func sendLoad(j *job, r loadRound) (loadOutcome, error) {
 	}
 	start := time.Now()
 	clock := func() time.Duration { return time.Since(start) }
-	return newLoader(r, port, clock, watch{stop: j.stop}).run()
+	return newLoader(r, port, clock, watchdog{stop: j.stop}).run()
 }
 
 // beginLoad makes the endpoint of a task ready.
@@ -85,7 +85,7 @@ func (l *loader) run() (out loadOutcome, err error) {
 	if err := l.call(loadBegin, leadMessages); err != nil {
 		return out, fmt.Errorf("begin: %w", err)
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	l.zero = l.clock()
 	l.heard = 0
 	now := l.now()

@@ -77,7 +77,7 @@ func against(t *testing.T, f *fakePeer, l Load) (loadOutcome, *loader) {
 	if err := l.validate(); err != nil {
 		t.Fatal(err)
 	}
-	ld := newLoader(loadRound{l, 7}, f, f.clock, watch{})
+	ld := newLoader(loadRound{l, 7}, f, f.clock, watchdog{})
 	out, err := ld.run()
 	if err != nil {
 		t.Fatal(err)
@@ -213,7 +213,7 @@ func TestLoadNoticesFaults(t *testing.T) {
 			}
 			return false
 		}
-		l := newLoader(loadRound{Load{Bytes: 32, Duration: time.Second, Check: true}, 1}, f, f.clock, watch{})
+		l := newLoader(loadRound{Load{Bytes: 32, Duration: time.Second, Check: true}, 1}, f, f.clock, watchdog{})
 		if _, err := l.run(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want a word about %q", c.fault, err, c.want)
 		}
@@ -224,7 +224,7 @@ func TestLoadNoticesFaults(t *testing.T) {
 func TestLoadStopped(t *testing.T) {
 	var stop atomic.Bool
 	stop.Store(true)
-	w := watch{stop: &stop}
+	w := watchdog{stop: &stop}
 	f := &fakePeer{delay: time.Hour}
 	r := loadRound{Load{Bytes: 16, Rate: minLoadRate, Duration: time.Second}, 1}
 	if _, err := newLoader(r, f, f.clock, w).run(); !errors.Is(err, ErrStopped) {
@@ -246,7 +246,7 @@ func TestLoadStopped(t *testing.T) {
 func TestLoadAllocations(t *testing.T) {
 	f := &quietPeer{buf: make([]byte, MaxLoadBytes)}
 	r := loadRound{Load{Bytes: 64, Rate: 1e6, Poisson: true, Duration: time.Minute}, 1}
-	l := newLoader(r, f, func() time.Duration { f.t += time.Microsecond; return f.t }, watch{})
+	l := newLoader(r, f, func() time.Duration { f.t += time.Microsecond; return f.t }, watchdog{})
 	allocated := testing.AllocsPerRun(1000, func() {
 		if err := l.turn(l.now()); err != nil {
 			t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 // of Ohio State University have it. Messages lie in memory of the NIC's arena.
 type ranks struct {
 	params  Params
-	watch   watch
+	watch   watchdog
 	nic     *vipl.Nic
 	meeting *meeting
 	began   chan error // from Init
@@ -29,7 +29,7 @@ const (
 	rankMost  = 64      // messages of it
 )
 
-func openRanks(p Params, w watch) (*ranks, error) {
+func openRanks(p Params, w watchdog) (*ranks, error) {
 	r := &ranks{params: p, watch: w}
 	var err error
 	if r.nic, err = openNic(p, vipl.WithChunks(ringChunks, ringChunks)); err != nil {
@@ -120,7 +120,7 @@ func (r *ranks) Ping(round Round, rtt []int64) (Span, error) {
 	if err := r.enter(round); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	last := time.Since(clock.wall)
 	for i := range round.Lead + round.Messages {
 		if err := r.send(i, round); err != nil {
@@ -165,7 +165,7 @@ func (r *ranks) Send(round Round) (Span, error) {
 	if _, err := c.Recv(word, r.partner(), rankTag); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	err := r.inWindows(round, func(i int) (*mvich.Request, error) {
 		return c.Isend(r.fill(i, round), r.partner(), rankTag)
 	}, nil)
@@ -188,7 +188,7 @@ func (r *ranks) Receive(round Round) (Span, error) {
 	if err := c.Send(word, r.partner(), rankTag); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	err := r.inWindows(round, func(int) (*mvich.Request, error) {
 		return c.Irecv(r.in[:round.Bytes], r.partner(), rankTag)
 	}, func(i int) error {

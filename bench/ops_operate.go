@@ -26,7 +26,7 @@ type timing struct {
 	times *hdrhistogram.Histogram
 }
 
-func newTimings(stop *atomic.Bool) *timings { return &timings{stop: stop, clock: startWatch()} }
+func newTimings(stop *atomic.Bool) *timings { return &timings{stop: stop, clock: startStopwatch()} }
 
 // of is where the times of an operation go.
 func (t *timings) of(name string, bytes int) *timing {

@@ -219,7 +219,7 @@ func TestMissingOverTheWire(t *testing.T) {
 
 // A wait that is in vain ends: when it is told to, and by itself.
 func TestWatch(t *testing.T) {
-	w := watch{}
+	w := watchdog{}
 	for range 10 * watchEvery {
 		if err := w.idle(); err != nil {
 			t.Fatal(err)

@@ -16,7 +16,7 @@ type rawXDP struct {
 	nic    *nic
 	arena  *hugepages.Arena
 	q      *xdpnic.Queue
-	watch  watch
+	watch  watchdog
 	header *headers
 	skip   int // bytes of headers before the content
 
@@ -30,7 +30,7 @@ type rawXDP struct {
 	long *longRaw // where a frame may be longer than a chunk; else nil
 }
 
-func openRawXDP(p Params, w watch) (*rawXDP, error) {
+func openRawXDP(p Params, w watchdog) (*rawXDP, error) {
 	r := &rawXDP{watch: w, skip: headersLen(p.Local)}
 	var err error
 	r.nic, err = openNIC(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {

@@ -39,9 +39,9 @@ type stopwatch struct {
 	stolen time.Duration
 }
 
-// startWatch looks at the clock last, and span first: what the other looks
+// startStopwatch looks at the clock last, and span first: what the other looks
 // cost is no part of the span.
-func startWatch() stopwatch {
+func startStopwatch() stopwatch {
 	s := stopwatch{stolen: stolenTime(), waited: waitTime(), cpu: usage()}
 	s.wall = time.Now()
 	return s

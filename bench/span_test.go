@@ -37,7 +37,7 @@ func TestDisturbances(t *testing.T) {
 
 // A span holds what happened in it.
 func TestStopwatch(t *testing.T) {
-	clock := startWatch()
+	clock := startStopwatch()
 	for since := time.Now(); time.Since(since) < 20*time.Millisecond; {
 	}
 	s := clock.span()

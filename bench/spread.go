@@ -136,7 +136,7 @@ func (q *Spread) Stream(ctx context.Context, bytes int, d time.Duration) (*Sprea
 	checked.Wait() // or failed
 	time.Sleep(d / warmPart)
 	phase.Store(queuesCount)
-	clock := startWatch()
+	clock := startStopwatch()
 	time.Sleep(d)
 	phase.Store(queuesEnd)
 	span := clock.span()

@@ -126,7 +126,7 @@ func (s *queueStream) close() error {
 
 // run goes through the phases on the calling thread, which is locked.
 func (s *queueStream) run(cpu, bytes int, phase *atomic.Int32, stop *atomic.Bool, checked func()) error {
-	w := watch{stop: stop, most: queueSilence}
+	w := watchdog{stop: stop, most: queueSilence}
 	err := testbed.PinThread(cpu)
 	if err == nil {
 		err = s.check(bytes, &w)
@@ -159,7 +159,7 @@ func (s *queueStream) recvs() *ring { return &s.descs[1] }
 
 // turn posts a list of messages, if so many may be under way, and takes off what
 // has arrived.
-func (s *queueStream) turn(bytes int, w *watch) (arrived int, err error) {
+func (s *queueStream) turn(bytes int, w *watchdog) (arrived int, err error) {
 	if depth := min(queueDepth, max(viList, viStream/slot(bytes))); max(s.recvs().out(), s.sends().out())+viList <= depth {
 		if err := s.post(bytes, viList); err != nil {
 			return 0, err
@@ -190,7 +190,7 @@ func (s *queueStream) post(bytes, messages int) error {
 
 // take takes off what has arrived, and sends that are complete. Both sides have
 // the thread by turns: an acknowledgement needs both.
-func (s *queueStream) take(bytes int, w *watch) (arrived int, err error) {
+func (s *queueStream) take(bytes int, w *watchdog) (arrived int, err error) {
 	if arrived, err = s.dones(1, "receive", s.vis[1].RecvDones); err != nil {
 		return 0, err
 	}
@@ -225,7 +225,7 @@ func (s *queueStream) dones(side int, doing string, take func([]*vipl.Descriptor
 }
 
 // check sends a few messages one by one and compares every byte.
-func (s *queueStream) check(bytes int, w *watch) error {
+func (s *queueStream) check(bytes int, w *watchdog) error {
 	for i := range queueCheck {
 		copy(s.memory[0].Bytes(), content(i, 0, bytes))
 		clear(s.memory[1].Bytes()[:bytes])
@@ -243,7 +243,7 @@ func (s *queueStream) check(bytes int, w *watch) error {
 }
 
 // settle waits until nothing is under way.
-func (s *queueStream) settle(bytes int, w *watch) error {
+func (s *queueStream) settle(bytes int, w *watchdog) error {
 	for s.recvs().out()+s.sends().out() > 0 {
 		if _, err := s.take(bytes, w); err != nil {
 			return err

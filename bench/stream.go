@@ -43,7 +43,7 @@ func (t *streamed) ping(r Round, rtt []int64) (Span, error) {
 	if err := t.enter(r); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	last := time.Since(clock.wall)
 	for i := range r.Lead + r.Messages {
 		if err := t.send(r, i); err != nil {
@@ -84,7 +84,7 @@ func (t *streamed) stream(r Round) (Span, error) {
 	if err := t.full(t.in[:1]); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	for i := range r.Messages {
 		if err := t.send(r, i); err != nil {
 			return Span{}, err
@@ -103,7 +103,7 @@ func (t *streamed) sink(r Round) (Span, error) {
 	if err := t.s.write(t.out[:1]); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	if r.Check {
 		for i := range r.Messages {
 			if err := t.receive(r, i); err != nil {

@@ -19,13 +19,13 @@ type tcp struct {
 	listener int // -1 but on the server before Connect
 	fd       int
 	port     int
-	watch    watch
+	watch    watchdog
 }
 
 // tcpRTOMaxMS is TCP_RTO_MAX_MS of linux/tcp.h.
 const tcpRTOMaxMS = 44
 
-func openTCP(p Params, w watch, block bool) (*tcp, error) {
+func openTCP(p Params, w watchdog, block bool) (*tcp, error) {
 	t := &tcp{params: p, block: block, listener: -1, fd: -1, watch: w}
 	t.streamed = newStreamed(t, p.MaxBytes)
 	if !p.Server {

@@ -140,7 +140,7 @@ func requestOf(r Round) Round {
 // transact is the client's loop: it makes the transactions of a round and times
 // each of them.
 func transact(r Round, times []int64, one func(i int) error) (Span, error) {
-	clock := startWatch()
+	clock := startStopwatch()
 	last := time.Since(clock.wall)
 	for i := range r.Lead + r.Messages {
 		if err := one(i); err != nil {

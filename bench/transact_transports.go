@@ -44,7 +44,7 @@ func (t viTransactions) answer(r Round) (Span, error) {
 	if err := v.enter(requestOf(r), viPingDepth, total, 0); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	for i := range total {
 		if err := v.receive(i); err != nil {
 			return Span{}, err
@@ -93,7 +93,7 @@ func (t rdmaTransactions) answer(r Round) (Span, error) {
 	if err := w.enter(requestOf(r), viPingDepth, total, 0); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	for i := range total {
 		if err := w.receive(i); err != nil {
 			return Span{}, err
@@ -150,7 +150,7 @@ func (t streamedTransactions) answer(r Round) (Span, error) {
 	if err := t.enter(in, r); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	for i := range r.Lead + r.Messages {
 		if err := t.s.receive(in, i); err != nil {
 			return Span{}, err

@@ -79,16 +79,16 @@ var transports = slices.Concat([]transport{
 })
 
 func openMvichEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
-	return endpointOr(openRanks(p, watch{stop: stop}))
+	return endpointOr(openRanks(p, watchdog{stop: stop}))
 }
 
 func openViaNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
-	return endpointOr(openViaNet(p, watch{stop: stop}))
+	return endpointOr(openViaNet(p, watchdog{stop: stop}))
 }
 
 func openFramedXDP(sleeps, copies bool) func(Params, *atomic.Bool) (Endpoint, error) {
 	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		w := watch{stop: stop}
+		w := watchdog{stop: stop}
 		io, err := openRawXDP(p, w)
 		if err != nil {
 			return nil, err
@@ -113,12 +113,12 @@ func openProgramInC(copies bool) func(Params, *atomic.Bool) (Endpoint, error) {
 
 func openTCPEndpoint(block bool) func(Params, *atomic.Bool) (Endpoint, error) {
 	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		return endpointOr(openTCP(p, watch{stop: stop, most: p.Patience}, block))
+		return endpointOr(openTCP(p, watchdog{stop: stop, most: p.Patience}, block))
 	}
 }
 
 func openTCPNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
-	return endpointOr(openTCPNet(p, watch{stop: stop}))
+	return endpointOr(openTCPNet(p, watchdog{stop: stop}))
 }
 
 func openUDPEndpoint(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
@@ -127,7 +127,7 @@ func openUDPEndpoint(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &framed{io: io, sleeps: sleeps, watch: watch{stop: stop}}, nil
+		return &framed{io: io, sleeps: sleeps, watch: watchdog{stop: stop}}, nil
 	}
 }
 
@@ -136,7 +136,7 @@ func openUDPNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &framed{io: io, sleeps: true, watch: watch{stop: stop}}, nil
+	return &framed{io: io, sleeps: true, watch: watchdog{stop: stop}}, nil
 }
 
 // endpointOr keeps a nil pointer of a failed open from becoming an Endpoint.

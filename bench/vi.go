@@ -25,7 +25,7 @@ type vi struct {
 	params  Params
 	options VIOptions
 	sleeps  bool
-	watch   watch
+	watch   watchdog
 	level   vipl.ReliabilityLevel
 	write   bool // the peer may write to in
 	read    bool // the peer may read out
@@ -91,7 +91,7 @@ var viDiscriminator = []byte("via-xdp bench")
 
 func openVI(level vipl.ReliabilityLevel, sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
 	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		v := &vi{params: p, options: p.VI, sleeps: sleeps, level: level, watch: watch{stop: stop, most: p.Patience}}
+		v := &vi{params: p, options: p.VI, sleeps: sleeps, level: level, watch: watchdog{stop: stop, most: p.Patience}}
 		if err := v.open(); err != nil {
 			return nil, err
 		}

@@ -20,7 +20,7 @@ type rdmaRead struct{ vi }
 const readDepth = 16
 
 func openRDMARead(p Params, stop *atomic.Bool) (Endpoint, error) {
-	v := &rdmaRead{vi{params: p, options: p.VI, level: vipl.ReliableDelivery, read: true, watch: watch{stop: stop}}}
+	v := &rdmaRead{vi{params: p, options: p.VI, level: vipl.ReliableDelivery, read: true, watch: watchdog{stop: stop}}}
 	return endpointOr(v, v.open())
 }
 
@@ -29,7 +29,7 @@ func (v *rdmaRead) Ping(r Round, rtt []int64) (Span, error) {
 	if err := v.enter(r, 0, 0, 0); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	last := time.Since(clock.wall)
 	for i := range r.Lead + r.Messages {
 		if err := v.readNext(i); err != nil {
@@ -62,7 +62,7 @@ func (v *rdmaRead) Receive(r Round) (Span, error) {
 		return Span{}, err
 	}
 	depth := min(readDepth, r.places())
-	clock := startWatch()
+	clock := startStopwatch()
 	for i := range r.Messages {
 		for v.sends.out() >= depth {
 			if err := v.sent(); err != nil {
@@ -93,7 +93,7 @@ func (v *rdmaRead) serve(r Round) (Span, error) {
 	if err := v.enter(r, 0, 0, 1); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	if _, err := v.told(wordDone); err != nil {
 		return Span{}, err
 	}

@@ -23,7 +23,7 @@ func (v *vi) Ping(r Round, rtt []int64) (Span, error) {
 	if err := v.enter(r, viPingDepth, total, 0); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	last := time.Since(clock.wall)
 	for i := range total {
 		if err := v.send(i, r); err != nil {
@@ -76,7 +76,7 @@ func (v *vi) Send(r Round) (Span, error) {
 	}
 	v.credited = window
 	v.lists = v.list(quarter)
-	clock := startWatch()
+	clock := startStopwatch()
 	for i := range r.Messages {
 		if err := v.await(i, window); err != nil {
 			return Span{}, err
@@ -122,7 +122,7 @@ func (v *vi) Receive(r Round) (Span, error) {
 		return Span{}, err
 	}
 	v.lists = v.list(quarter)
-	clock := startWatch()
+	clock := startStopwatch()
 	for i := range r.Messages {
 		if err := v.receive(i); err != nil {
 			return Span{}, err

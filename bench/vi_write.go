@@ -19,7 +19,7 @@ import (
 type rdmaWrite struct{ vi }
 
 func openRDMAWrite(p Params, stop *atomic.Bool) (Endpoint, error) {
-	w := &rdmaWrite{vi{params: p, options: p.VI, level: vipl.ReliableDelivery, write: true, watch: watch{stop: stop}}}
+	w := &rdmaWrite{vi{params: p, options: p.VI, level: vipl.ReliableDelivery, write: true, watch: watchdog{stop: stop}}}
 	return endpointOr(w, w.open())
 }
 
@@ -28,7 +28,7 @@ func (w *rdmaWrite) Ping(r Round, rtt []int64) (Span, error) {
 	if err := w.enterPolling(r); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	last := time.Since(clock.wall)
 	for i := range r.Lead + r.Messages {
 		if err := w.writeNumbered(i); err != nil {
@@ -116,7 +116,7 @@ func (w *rdmaWrite) Send(r Round) (Span, error) {
 	}
 	w.credited = window
 	w.lists = w.list(quarter)
-	clock := startWatch()
+	clock := startStopwatch()
 	for i := range r.Messages {
 		if err := w.await(i, window); err != nil {
 			return Span{}, err
@@ -150,7 +150,7 @@ func (w *rdmaWrite) Receive(r Round) (Span, error) {
 	if err := w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter); err != nil {
 		return Span{}, err
 	}
-	clock := startWatch()
+	clock := startStopwatch()
 	for done := 0; done < r.Messages; {
 		n, err := w.told(wordDone)
 		if err != nil {

@@ -16,14 +16,14 @@ import (
 type viaNet struct {
 	*streamed
 	params   Params
-	watch    watch
+	watch    watchdog
 	nic      *vipl.Nic
 	stack    *vianet.Stack
 	listener net.Listener
 	conn     *vianet.Conn
 }
 
-func openViaNet(p Params, w watch) (*viaNet, error) {
+func openViaNet(p Params, w watchdog) (*viaNet, error) {
 	v := &viaNet{params: p, watch: w}
 	v.streamed = &streamed{s: v}
 	if err := v.open(); err != nil {

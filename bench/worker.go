@@ -162,7 +162,7 @@ func (s *server) run(r request, answer *reply) error {
 	case opPing:
 		span, answer.RTT, err = s.ping(round)
 	case opEcho:
-		clock := startWatch()
+		clock := startStopwatch()
 		err = s.endpoint.Echo(round)
 		span = clock.span()
 		if c, ok := s.endpoint.(*rawC); ok {

@@ -9,9 +9,9 @@ import (
 // patience is how long a side waits without progress, unless its parameters say.
 const patience = 20 * time.Second
 
-// watch ends waits that would last for ever. A loop that polls calls idle for
+// watchdog ends waits that would last for ever. A loop that polls calls idle for
 // each poll in vain and progress for each success; both cost next to nothing.
-type watch struct {
+type watchdog struct {
 	stop  *atomic.Bool  // set when the control connection has ended; may be nil
 	most  time.Duration // without progress; 0: patience
 	polls uint32
@@ -21,9 +21,9 @@ type watch struct {
 // watchEvery is the number of polls in vain between looks at the clock.
 const watchEvery = 1 << 12
 
-func (w *watch) progress() { w.polls = 0 }
+func (w *watchdog) progress() { w.polls = 0 }
 
-func (w *watch) idle() error {
+func (w *watchdog) idle() error {
 	w.polls++
 	if w.polls%watchEvery != 0 {
 		return nil
@@ -32,12 +32,12 @@ func (w *watch) idle() error {
 }
 
 // blocked is idle for a wait that has slept.
-func (w *watch) blocked() error {
+func (w *watchdog) blocked() error {
 	w.polls += watchEvery - w.polls%watchEvery
 	return w.look()
 }
 
-func (w *watch) look() error {
+func (w *watchdog) look() error {
 	if w.stop != nil && w.stop.Load() {
 		return ErrStopped
 	}
