@@ -48,7 +48,7 @@ func openFramedAsavie(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) 
 //	0                 ringChunks          2*ringChunks
 //	| GetDescs: sending | Fill: receiving |
 type asavie struct {
-	nic    *nic
+	nic    *rawNic
 	xsk    *xdp.Socket
 	sleeps bool
 	chunk  int
@@ -67,7 +67,7 @@ type asavie struct {
 func openAsavie(p Params, w watchdog, sleeps bool) (*asavie, error) {
 	a := &asavie{sleeps: sleeps, watch: w, skip: headersLen(p.Local)}
 	var err error
-	a.nic, err = openNIC(p, func(ifi *net.Interface, _ xdpnic.Mode) (int, error) {
+	a.nic, err = openRawNic(p, func(ifi *net.Interface, _ xdpnic.Mode) (int, error) {
 		if err := a.openSocket(ifi.Index, p); err != nil {
 			return -1, err
 		}

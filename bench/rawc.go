@@ -29,7 +29,7 @@ type rawC struct {
 	params Params
 	copies bool
 	stop   *atomic.Bool
-	nic    *nic
+	nic    *rawNic
 	arena  *hugepages.Arena
 	layout rawCLayout
 	chunk  int
@@ -53,7 +53,7 @@ func openRawC(p Params, program *os.File, copies bool, stop *atomic.Bool) (*rawC
 	}
 	defer forget() // the process has it
 	var err error
-	r.nic, err = openNIC(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
+	r.nic, err = openRawNic(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
 		if m == xdpnic.ModeZeroCopy {
 			return -1, fmt.Errorf("the program in C copies: %w", unix.EOPNOTSUPP)
 		}

@@ -13,7 +13,7 @@ import (
 // made beforehand, whose content stays in the chunk. It is what the VI
 // transports are compared with.
 type rawXDP struct {
-	nic    *nic
+	nic    *rawNic
 	arena  *hugepages.Arena
 	q      *xdpnic.Queue
 	watch  watchdog
@@ -33,7 +33,7 @@ type rawXDP struct {
 func openRawXDP(p Params, w watchdog) (*rawXDP, error) {
 	r := &rawXDP{watch: w, skip: headersLen(p.Local)}
 	var err error
-	r.nic, err = openNIC(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
+	r.nic, err = openRawNic(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
 		if err := r.openQueue(ifi, p, m); err != nil {
 			return -1, err
 		}

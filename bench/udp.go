@@ -2,7 +2,6 @@ package bench
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -142,24 +141,4 @@ func mtuOf(addr netip.Addr) (int, error) {
 		return 0, err
 	}
 	return ifi.MTU, nil
-}
-
-// interfaceWith finds the interface of this namespace that has an address.
-func interfaceWith(addr netip.Addr) (*net.Interface, error) {
-	all, err := net.Interfaces()
-	if err != nil {
-		return nil, fmt.Errorf("list interfaces: %w", err)
-	}
-	for i := range all {
-		addrs, err := all[i].Addrs()
-		if err != nil {
-			continue
-		}
-		for _, a := range addrs {
-			if n, ok := a.(*net.IPNet); ok && n.IP.Equal(addr.AsSlice()) {
-				return &all[i], nil
-			}
-		}
-	}
-	return nil, fmt.Errorf("no interface here has the address %v", addr)
 }

@@ -7,10 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"viaxdp/hugepages"
-	"viaxdp/kagent"
 	"viaxdp/vipl"
-	"viaxdp/xdpnic"
 )
 
 // vi is a Virtual Interface of package vipl, used as any program would use it:
@@ -133,44 +130,6 @@ func (v *vi) make() error {
 	return v.makeVIs()
 }
 
-// silence is how long a peer may say nothing. That a process is dead is told by its
-// control connection; a machine that is busy with other things is no dead peer.
-const silence = 20 * time.Second
-
-// openNic opens the interface that the parameters name.
-func openNic(p Params, more ...vipl.Option) (*vipl.Nic, error) {
-	ifi, err := p.netInterface()
-	if err != nil {
-		return nil, err
-	}
-	mode, err := xdpnic.ParseMode(p.Mode)
-	if err != nil {
-		return nil, err
-	}
-	steering := kagent.SteerByRules
-	if p.Steer != "" {
-		if steering, err = kagent.ParseSteering(p.Steer); err != nil {
-			return nil, err
-		}
-	}
-	if p.VI.Agent {
-		if p.Agent == "" {
-			return nil, errors.New("there is no agent here to open the NIC")
-		}
-		more = append(more, vipl.WithAgent(p.Agent))
-	}
-	policy := hugepages.Avoid
-	if p.Hugepages {
-		policy = hugepages.Auto
-	}
-	return vipl.OpenNic(ifi.Name, append(more,
-		vipl.WithSilence(cmp.Or(p.Silence, max(silence, p.Patience))),
-		vipl.WithMode(mode, mode != xdpnic.ModeAuto),
-		vipl.WithQueue(p.Queue),
-		vipl.WithSteering(steering),
-		vipl.WithHugepages(policy))...)
-}
-
 // makeVIs creates the VI that carries the messages, and those beside it.
 func (v *vi) makeVIs() error {
 	attributes := vipl.ViAttributes{
@@ -219,19 +178,6 @@ func (v *vi) Hello() Hello {
 		memory = &m
 	}
 	return Hello{Addr: v.params.Local, Memory: memory, Facts: factsOf(v.nic)}
-}
-
-// factsOf describes a NIC.
-func factsOf(nic *vipl.Nic) Facts {
-	info := nic.Info()
-	frame := info.MTU + ethernetHeader
-	if !info.NIC.MultiBuffer {
-		frame = min(frame, info.NIC.ChunkSize-xdpnic.PacketHeadroom-info.NIC.Headroom)
-	}
-	return Facts{
-		Interface: info.Interface, Mode: info.Mode.String(), Features: featureNames(info.NIC.Features),
-		MTU: info.MTU, FrameBytes: frame, Memory: info.Arena.Kind.String(),
-	}
 }
 
 // Connect, see Endpoint. A receive for the peer's first word is posted before.

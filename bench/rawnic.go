@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -21,9 +20,9 @@ const (
 	ringWindow = ringChunks - 2*ringLease
 )
 
-// nic is the interface of an AF_XDP transport and the program on it that gives
+// rawNic is the interface of an AF_XDP transport and the program on it that gives
 // all frames of one UDP port to one socket.
-type nic struct {
+type rawNic struct {
 	params   Params
 	ifi      *net.Interface
 	port     int
@@ -32,10 +31,10 @@ type nic struct {
 	program  *bpf.Redirect
 }
 
-// openNIC finds the interface and attaches the program by the best mode with
+// openRawNic finds the interface and attaches the program by the best mode with
 // which open succeeds; open gives the socket to register.
-func openNIC(p Params, open func(ifi *net.Interface, m xdpnic.Mode) (fd int, err error), undo func()) (_ *nic, err error) {
-	n := &nic{params: p, port: p.Port}
+func openRawNic(p Params, open func(ifi *net.Interface, m xdpnic.Mode) (fd int, err error), undo func()) (_ *rawNic, err error) {
+	n := &rawNic{params: p, port: p.Port}
 	if n.port == 0 {
 		n.port = rawPort
 	}
@@ -77,7 +76,7 @@ func openNIC(p Params, open func(ifi *net.Interface, m xdpnic.Mode) (fd int, err
 // linkTime is how long a link may take to come back after an attach.
 const linkTime = 4 * time.Second
 
-func (n *nic) attach(program *bpf.Redirect, m xdpnic.Mode, open func(*net.Interface, xdpnic.Mode) (int, error)) error {
+func (n *rawNic) attach(program *bpf.Redirect, m xdpnic.Mode, open func(*net.Interface, xdpnic.Mode) (int, error)) error {
 	where := bpf.Native
 	if m.Generic() {
 		where = bpf.Generic
@@ -94,7 +93,7 @@ func (n *nic) attach(program *bpf.Redirect, m xdpnic.Mode, open func(*net.Interf
 
 // awaitLink waits until the link is back: what is sent before is lost, and
 // nobody sends it again.
-func (n *nic) awaitLink() error {
+func (n *rawNic) awaitLink() error {
 	if !xdpnic.AwaitRunning(n.ifi.Index, linkTime) {
 		return fmt.Errorf("interface %s has no link after %v", n.ifi.Name, linkTime)
 	}
@@ -102,7 +101,7 @@ func (n *nic) awaitLink() error {
 }
 
 // hello describes this side, for frames that are at most frameBytes long.
-func (n *nic) hello(frameBytes int, memory string) Hello {
+func (n *rawNic) hello(frameBytes int, memory string) Hello {
 	frame := min(n.ifi.MTU+ethernetHeader, frameBytes)
 	return Hello{
 		Addr: n.params.Local, MAC: n.ifi.HardwareAddr, Port: n.port,
@@ -114,27 +113,4 @@ func (n *nic) hello(frameBytes int, memory string) Hello {
 	}
 }
 
-func (n *nic) close() error { return n.program.Close() }
-
-// netInterface is the interface by name, or the one that has the address.
-func (p Params) netInterface() (*net.Interface, error) {
-	if p.Interface == "" {
-		return interfaceWith(p.Local)
-	}
-	// Not net.InterfaceByName: it answers for the namespace of another thread
-	// as well as for ours, and netlink says why there is none.
-	l, err := netlink.LinkByName(p.Interface)
-	if err != nil {
-		return nil, fmt.Errorf("interface %s: %w", p.Interface, err)
-	}
-	a := l.Attrs()
-	return &net.Interface{Index: a.Index, MTU: a.MTU, Name: a.Name, HardwareAddr: a.HardwareAddr}, nil
-}
-
-// featureNames lists what a driver says it can do; nil: it says nothing.
-func featureNames(f xdpnic.Features) []string {
-	if f.XDP == 0 {
-		return nil
-	}
-	return strings.Split(f.XDP.String(), ",")
-}
+func (n *rawNic) close() error { return n.program.Close() }

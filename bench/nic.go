@@ -1,0 +1,112 @@
+package bench
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/hugepages"
+	"viaxdp/kagent"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// silence is how long a peer may say nothing. That a process is dead is told by its
+// control connection; a machine that is busy with other things is no dead peer.
+const silence = 20 * time.Second
+
+// openNic opens the interface that the parameters name.
+func openNic(p Params, more ...vipl.Option) (*vipl.Nic, error) {
+	ifi, err := p.netInterface()
+	if err != nil {
+		return nil, err
+	}
+	mode, err := xdpnic.ParseMode(p.Mode)
+	if err != nil {
+		return nil, err
+	}
+	steering := kagent.SteerByRules
+	if p.Steer != "" {
+		if steering, err = kagent.ParseSteering(p.Steer); err != nil {
+			return nil, err
+		}
+	}
+	if p.VI.Agent {
+		if p.Agent == "" {
+			return nil, errors.New("there is no agent here to open the NIC")
+		}
+		more = append(more, vipl.WithAgent(p.Agent))
+	}
+	policy := hugepages.Avoid
+	if p.Hugepages {
+		policy = hugepages.Auto
+	}
+	return vipl.OpenNic(ifi.Name, append(more,
+		vipl.WithSilence(cmp.Or(p.Silence, max(silence, p.Patience))),
+		vipl.WithMode(mode, mode != xdpnic.ModeAuto),
+		vipl.WithQueue(p.Queue),
+		vipl.WithSteering(steering),
+		vipl.WithHugepages(policy))...)
+}
+
+// factsOf describes a NIC.
+func factsOf(nic *vipl.Nic) Facts {
+	info := nic.Info()
+	frame := info.MTU + ethernetHeader
+	if !info.NIC.MultiBuffer {
+		frame = min(frame, info.NIC.ChunkSize-xdpnic.PacketHeadroom-info.NIC.Headroom)
+	}
+	return Facts{
+		Interface: info.Interface, Mode: info.Mode.String(), Features: featureNames(info.NIC.Features),
+		MTU: info.MTU, FrameBytes: frame, Memory: info.Arena.Kind.String(),
+	}
+}
+
+// netInterface is the interface by name, or the one that has the address.
+func (p Params) netInterface() (*net.Interface, error) {
+	if p.Interface == "" {
+		return interfaceWith(p.Local)
+	}
+	// Not net.InterfaceByName: it answers for the namespace of another thread
+	// as well as for ours, and netlink says why there is none.
+	l, err := netlink.LinkByName(p.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", p.Interface, err)
+	}
+	a := l.Attrs()
+	return &net.Interface{Index: a.Index, MTU: a.MTU, Name: a.Name, HardwareAddr: a.HardwareAddr}, nil
+}
+
+// interfaceWith finds the interface of this namespace that has an address.
+func interfaceWith(addr netip.Addr) (*net.Interface, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	for i := range all {
+		addrs, err := all[i].Addrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok && n.IP.Equal(addr.AsSlice()) {
+				return &all[i], nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("no interface here has the address %v", addr)
+}
+
+// featureNames lists what a driver says it can do; nil: it says nothing.
+func featureNames(f xdpnic.Features) []string {
+	if f.XDP == 0 {
+		return nil
+	}
+	return strings.Split(f.XDP.String(), ",")
+}
