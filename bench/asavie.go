@@ -9,7 +9,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/asavie/xdp"
@@ -22,20 +21,18 @@ import (
 // archived, and the rest must not depend on whether a proxy still has it.
 var asavieTransports = []transport{
 	{name: "asavie-xdp", xdp: true,
-		summary: "xdp.Socket of asavie/xdp, Poll(0)", open: openFramedAsavie(false)},
+		summary: "xdp.Socket of asavie/xdp, Poll(0)", open: openFramedAsavie},
 	{name: "asavie-xdp-wait", xdp: true, sleeps: true,
-		summary: "the same, Poll with a time-out", open: openFramedAsavie(true)},
+		summary: "the same, Poll with a time-out", open: openFramedAsavie},
 }
 
-func openFramedAsavie(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
-	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		w := watchdog{stop: stop}
-		io, err := openAsavie(p, w, sleeps)
-		if err != nil {
-			return nil, err
-		}
-		return &framed{io: io, sleeps: sleeps, watch: w}, nil
+func openFramedAsavie(o opening) (Endpoint, error) {
+	w := watchdog{stop: o.stop}
+	io, err := openAsavie(o.Params, w, o.sleeps)
+	if err != nil {
+		return nil, err
 	}
+	return &framed{io: io, sleeps: o.sleeps, watch: w}, nil
 }
 
 // asavie is an xdp.Socket of github.com/asavie/xdp, driven as its

@@ -263,7 +263,7 @@ func cutOffMain() error {
 	if err := Unavailable("raw-afxdp-c", 1500); err == nil {
 		return errors.New("it is available")
 	}
-	_, err := openProgramInC(false)(Params{}, nil)
+	_, err := openProgramInC(inChunk)(opening{})
 	return err
 }
 

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -27,49 +26,49 @@ type transport struct {
 	chains  bool // its frames may be longer than a chunk
 	layer   bool // a layer above VIs
 	inC     bool // a program in C, which must be compiled first
-	open    func(Params, *atomic.Bool) (Endpoint, error)
+	open    func(opening) (Endpoint, error)
 }
 
 // transports are all of them, in the order of the report. The baselines come
 // first.
 var transports = slices.Concat([]transport{
 	{name: "raw-afxdp", xdp: true, arena: true, chains: true,
-		summary: "frames on AF_XDP rings, no VI, polling", open: openFramedXDP(false, false)},
+		summary: "frames on AF_XDP rings, no VI, polling", open: openFramedXDP(inChunk)},
 	{name: "raw-afxdp-copy", xdp: true, arena: true, chains: true,
-		summary: "the same, the content copied out on arrival", open: openFramedXDP(false, true)},
+		summary: "the same, the content copied out on arrival", open: openFramedXDP(copied)},
 	{name: "raw-afxdp-wait", xdp: true, arena: true, sleeps: true, chains: true,
-		summary: "raw-afxdp, sleeping in poll", open: openFramedXDP(true, false)},
+		summary: "raw-afxdp, sleeping in poll", open: openFramedXDP(inChunk)},
 	{name: "raw-afxdp-c", xdp: true, arena: true, inC: true,
-		summary: "raw-afxdp by a program in C, which is compiled for it", open: openProgramInC(false)},
+		summary: "raw-afxdp by a program in C, which is compiled for it", open: openProgramInC(inChunk)},
 	{name: "raw-afxdp-copy-c", xdp: true, arena: true, inC: true,
-		summary: "raw-afxdp-copy, likewise", open: openProgramInC(true)},
+		summary: "raw-afxdp-copy, likewise", open: openProgramInC(copied)},
 }, asavieTransports, []transport{
 	{name: "vi-unreliable", xdp: true, arena: true, vi: true, chains: true,
-		summary: "VI, Unreliable Delivery, polling", open: openVI(vipl.UnreliableDelivery, false)},
+		summary: "VI, Unreliable Delivery, polling", open: openVI(vipl.UnreliableDelivery)},
 	{name: "vi-unreliable-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
-		summary: "the same, waiting", open: openVI(vipl.UnreliableDelivery, true)},
+		summary: "the same, waiting", open: openVI(vipl.UnreliableDelivery)},
 	{name: "vi-reliable-delivery", xdp: true, arena: true, vi: true, chains: true,
-		summary: "VI, Reliable Delivery, polling", open: openVI(vipl.ReliableDelivery, false)},
+		summary: "VI, Reliable Delivery, polling", open: openVI(vipl.ReliableDelivery)},
 	{name: "vi-reliable-delivery-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
-		summary: "the same, waiting", open: openVI(vipl.ReliableDelivery, true)},
+		summary: "the same, waiting", open: openVI(vipl.ReliableDelivery)},
 	{name: "vi-reliable-reception", xdp: true, arena: true, vi: true, chains: true,
-		summary: "VI, Reliable Reception, polling", open: openVI(vipl.ReliableReception, false)},
+		summary: "VI, Reliable Reception, polling", open: openVI(vipl.ReliableReception)},
 	{name: "vi-reliable-reception-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
-		summary: "the same, waiting", open: openVI(vipl.ReliableReception, true)},
+		summary: "the same, waiting", open: openVI(vipl.ReliableReception)},
 	{name: "vi-rdma-write", xdp: true, arena: true, vi: true, rdma: true, chains: true,
 		summary: "RDMA writes, Reliable Delivery, polling memory", open: openRDMAWrite},
 	{name: "vi-rdma-read", xdp: true, arena: true, whole: true, vi: true, rdma: true, chains: true,
 		summary: "RDMA reads, likewise; latency is a round trip: one read", open: openRDMARead},
 	{name: "tcp-spin",
-		summary: "TCP_NODELAY, non-blocking system calls in a loop", open: openTCPEndpoint(false)},
+		summary: "TCP_NODELAY, non-blocking system calls in a loop", open: openTCPEndpoint},
 	{name: "tcp-block", sleeps: true,
-		summary: "TCP_NODELAY, blocking system calls", open: openTCPEndpoint(true)},
+		summary: "TCP_NODELAY, blocking system calls", open: openTCPEndpoint},
 	{name: "tcp-net", free: true, sleeps: true,
 		summary: "TCP by package net", open: openTCPNetEndpoint},
 	{name: "udp-spin",
-		summary: "UDP, non-blocking system calls in a loop", open: openUDPEndpoint(false)},
+		summary: "UDP, non-blocking system calls in a loop", open: openUDPEndpoint},
 	{name: "udp-block", sleeps: true,
-		summary: "the same, sleeping in poll", open: openUDPEndpoint(true)},
+		summary: "the same, sleeping in poll", open: openUDPEndpoint},
 	{name: "udp-net", free: true, sleeps: true,
 		summary: "UDP by package net", open: openUDPNetEndpoint},
 	{name: "mvich", xdp: true, free: true, arena: true, layer: true,
@@ -78,65 +77,76 @@ var transports = slices.Concat([]transport{
 		summary: "a net.Conn of package vianet", open: openViaNetEndpoint},
 })
 
-func openMvichEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
-	return endpointOr(openRanks(p, watchdog{stop: stop}))
+// An opening is what an endpoint is opened with.
+type opening struct {
+	Params
+	stop   *atomic.Bool // ends waits when it becomes true; may be nil
+	sleeps bool         // as the transport's
 }
 
-func openViaNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
-	return endpointOr(openViaNet(p, watchdog{stop: stop}))
-}
+// arrival says what becomes of the content of a raw frame that has arrived.
+type arrival bool
 
-func openFramedXDP(sleeps, copies bool) func(Params, *atomic.Bool) (Endpoint, error) {
-	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		w := watchdog{stop: stop}
-		io, err := openRawXDP(p, w)
+const (
+	inChunk arrival = false // it stays in the chunk
+	copied  arrival = true
+)
+
+func openFramedXDP(a arrival) func(opening) (Endpoint, error) {
+	return func(o opening) (Endpoint, error) {
+		w := watchdog{stop: o.stop}
+		io, err := openRawXDP(o.Params, w)
 		if err != nil {
 			return nil, err
 		}
-		f := &framed{io: io, sleeps: sleeps, watch: w}
-		if copies {
-			f.into = make([]byte, p.MaxBytes)
+		f := &framed{io: io, sleeps: o.sleeps, watch: w}
+		if a == copied {
+			f.into = make([]byte, o.MaxBytes)
 		}
 		return f, nil
 	}
 }
 
-func openProgramInC(copies bool) func(Params, *atomic.Bool) (Endpoint, error) {
-	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
+func openProgramInC(a arrival) func(opening) (Endpoint, error) {
+	return func(o opening) (Endpoint, error) {
 		program, err := floor.Program()
 		if err != nil {
 			return nil, err
 		}
-		return endpointOr(openRawC(p, program, copies, stop))
+		return endpointOr(openRawC(o.Params, program, a == copied, o.stop))
 	}
 }
 
-func openTCPEndpoint(block bool) func(Params, *atomic.Bool) (Endpoint, error) {
-	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		return endpointOr(openTCP(p, watchdog{stop: stop, most: p.Patience}, block))
-	}
+func openTCPEndpoint(o opening) (Endpoint, error) {
+	return endpointOr(openTCP(o.Params, watchdog{stop: o.stop, most: o.Patience}, o.sleeps))
 }
 
-func openTCPNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
-	return endpointOr(openTCPNet(p, watchdog{stop: stop}))
+func openTCPNetEndpoint(o opening) (Endpoint, error) {
+	return endpointOr(openTCPNet(o.Params, watchdog{stop: o.stop}))
 }
 
-func openUDPEndpoint(sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
-	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		io, err := openUDP(p)
-		if err != nil {
-			return nil, err
-		}
-		return &framed{io: io, sleeps: sleeps, watch: watchdog{stop: stop}}, nil
-	}
-}
-
-func openUDPNetEndpoint(p Params, stop *atomic.Bool) (Endpoint, error) {
-	io, err := openUDPNet(p)
+func openUDPEndpoint(o opening) (Endpoint, error) {
+	io, err := openUDP(o.Params)
 	if err != nil {
 		return nil, err
 	}
-	return &framed{io: io, sleeps: true, watch: watchdog{stop: stop}}, nil
+	return &framed{io: io, sleeps: o.sleeps, watch: watchdog{stop: o.stop}}, nil
+}
+
+func openUDPNetEndpoint(o opening) (Endpoint, error) {
+	io, err := openUDPNet(o.Params)
+	if err != nil {
+		return nil, err
+	}
+	return &framed{io: io, sleeps: o.sleeps, watch: watchdog{stop: o.stop}}, nil
+}
+
+func openMvichEndpoint(o opening) (Endpoint, error) {
+	return endpointOr(openRanks(o.Params, watchdog{stop: o.stop}))
+}
+
+func openViaNetEndpoint(o opening) (Endpoint, error) {
+	return endpointOr(openViaNet(o.Params, watchdog{stop: o.stop}))
 }
 
 // endpointOr keeps a nil pointer of a failed open from becoming an Endpoint.
@@ -242,7 +252,7 @@ func Open(name string, p Params, stop *atomic.Bool) (Endpoint, error) {
 	if p.Beside {
 		open = openBeside(t.open)
 	}
-	e, err := open(p, stop)
+	e, err := open(opening{p, stop, t.sleeps})
 	switch {
 	case err == nil:
 		return e, nil
@@ -251,27 +261,3 @@ func Open(name string, p Params, stop *atomic.Bool) (Endpoint, error) {
 	}
 	return nil, err
 }
-
-// beside is a transport of the kernel on an interface with the XDP program of
-// an open NIC, which lets everything pass that is not for its VIs.
-type beside struct {
-	Endpoint
-	nic *vipl.Nic
-}
-
-func openBeside(open func(Params, *atomic.Bool) (Endpoint, error)) func(Params, *atomic.Bool) (Endpoint, error) {
-	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		nic, err := openNic(p)
-		if err != nil {
-			return nil, err
-		}
-		e, err := open(p, stop)
-		if err != nil {
-			return nil, errors.Join(err, nic.Close())
-		}
-		return &beside{e, nic}, nil
-	}
-}
-
-// Close, see Endpoint.
-func (b *beside) Close() error { return errors.Join(b.Endpoint.Close(), b.nic.Close()) }

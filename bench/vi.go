@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"viaxdp/vipl"
@@ -86,13 +85,13 @@ const (
 // viDiscriminator names the benchmark's end of a connection.
 var viDiscriminator = []byte("via-xdp bench")
 
-func openVI(level vipl.ReliabilityLevel, sleeps bool) func(Params, *atomic.Bool) (Endpoint, error) {
-	return func(p Params, stop *atomic.Bool) (Endpoint, error) {
-		v := &vi{params: p, options: p.VI, sleeps: sleeps, level: level, watch: watchdog{stop: stop, most: p.Patience}}
+func openVI(level vipl.ReliabilityLevel) func(opening) (Endpoint, error) {
+	return func(o opening) (Endpoint, error) {
+		v := &vi{params: o.Params, options: o.VI, sleeps: o.sleeps, level: level, watch: watchdog{stop: o.stop, most: o.Patience}}
 		if err := v.open(); err != nil {
 			return nil, err
 		}
-		if p.VI.Engine {
+		if o.VI.Engine {
 			return newEngined(v), nil
 		}
 		return v, nil

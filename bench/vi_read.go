@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"sync/atomic"
 	"time"
 
 	"viaxdp/vipl"
@@ -19,8 +18,8 @@ type rdmaRead struct{ vi }
 // readDepth is the number of reads that a connection has under way at most.
 const readDepth = 16
 
-func openRDMARead(p Params, stop *atomic.Bool) (Endpoint, error) {
-	v := &rdmaRead{vi{params: p, options: p.VI, level: vipl.ReliableDelivery, read: true, watch: watchdog{stop: stop}}}
+func openRDMARead(o opening) (Endpoint, error) {
+	v := &rdmaRead{vi{params: o.Params, options: o.VI, level: vipl.ReliableDelivery, read: true, watch: watchdog{stop: o.stop}}}
 	return endpointOr(v, v.open())
 }
 

@@ -3,7 +3,6 @@ package bench
 import (
 	"encoding/binary"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"viaxdp/vipl"
@@ -18,8 +17,8 @@ import (
 // carries immediate data, which takes a receive and comes back as a credit.
 type rdmaWrite struct{ vi }
 
-func openRDMAWrite(p Params, stop *atomic.Bool) (Endpoint, error) {
-	w := &rdmaWrite{vi{params: p, options: p.VI, level: vipl.ReliableDelivery, write: true, watch: watchdog{stop: stop}}}
+func openRDMAWrite(o opening) (Endpoint, error) {
+	w := &rdmaWrite{vi{params: o.Params, options: o.VI, level: vipl.ReliableDelivery, write: true, watch: watchdog{stop: o.stop}}}
 	return endpointOr(w, w.open())
 }
 
