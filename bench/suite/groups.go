@@ -25,7 +25,7 @@ type group struct {
 
 // groups are all of them, in the order of the report.
 func groups() []group {
-	return slices.Concat(dataGroups, opsGroups, transactionGroups, loadGroups, lossGroups, queueGroups, ablationGroups,
+	return slices.Concat(basicGroups, vibeGroups, opsGroups, transactionGroups, loadGroups, lossGroups, queueGroups, ablationGroups,
 		layerGroups, osuGroups, layerLossGroups, scalingGroups, peerGroups)
 }
 

@@ -64,7 +64,7 @@ func namesOf(groups []group) []string {
 // Every group of plans runs, and every one of its points has figures.
 func TestExperiments(t *testing.T) {
 	nstest.Require(t)
-	names := slices.Concat(namesOf(dataGroups), namesOf(ablationGroups))
+	names := slices.Concat(namesOf(basicGroups), namesOf(vibeGroups), namesOf(ablationGroups))
 	if testing.Short() { // all transports, and a group of each kind
 		names = []string{"pingpong", "vibe-cq", "vibe-vis", "vibe-notify", "abl-table", "abl-multibuffer", "abl-secure"}
 	}

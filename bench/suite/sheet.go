@@ -1,0 +1,139 @@
+package suite
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"viaxdp/bench"
+	"viaxdp/bench/report"
+)
+
+// sheet gathers the turns of each point.
+type sheet struct {
+	order  []string // series
+	points map[string][]*gathered
+}
+
+// gathered is what the turns of a point have given.
+type gathered struct {
+	x          float64
+	values     map[report.Metric][]float64
+	n          int64
+	histograms []*hdrhistogram.Histogram
+	disturbed  map[string]map[int]bool // turns by reason
+	turns      map[int]bool
+}
+
+// newSheet lays out the series and points in the order of the parts.
+func newSheet(parts []part) *sheet {
+	t := &sheet{points: map[string][]*gathered{}}
+	for _, p := range parts {
+		for _, r := range p.rows {
+			for _, bytes := range p.sizes {
+				for _, stream := range []bool{false, true} {
+					if stream && p.bandwidth || !stream && p.latency {
+						t.at(p.series(r, bytes, stream))
+					}
+				}
+			}
+		}
+	}
+	return t
+}
+
+// at finds or makes a point.
+func (t *sheet) at(series string, x float64) *gathered {
+	points, known := t.points[series]
+	if !known {
+		t.order = append(t.order, series)
+	}
+	for _, p := range points {
+		if p.x == x {
+			return p
+		}
+	}
+	p := &gathered{
+		x: x, values: map[report.Metric][]float64{},
+		disturbed: map[string]map[int]bool{}, turns: map[int]bool{},
+	}
+	t.points[series] = append(points, p)
+	return p
+}
+
+// add takes the figures of one turn of a part.
+func (t *sheet) add(p part, r *bench.Result, turn int) {
+	for _, row := range p.rows {
+		for _, bytes := range p.sizes {
+			if l := r.LatencyOf(row.Label, bytes); l != nil {
+				g := t.at(p.series(row, bytes, false))
+				g.put(report.Min, l.Min)
+				g.put(report.Max, l.Max)
+				g.put(report.P50, l.P50)
+				g.put(report.Mean, l.Avg)
+				g.put(report.Stdev, l.Stdev)
+				g.put(report.P99, l.P99)
+				if l.N >= leastP999 {
+					g.put(report.P999, l.P999)
+				}
+				if p.apart {
+					g.put(report.CPUTx, l.CPU)
+				}
+				g.n += l.N
+				g.disturb(turn, l.Disturbed)
+				if h := r.Histograms[bench.Case{Name: row.Label, Bytes: bytes}]; h != nil {
+					g.histograms = append(g.histograms, h)
+				}
+			}
+			if b := r.BandwidthOf(row.Label, bytes); b != nil {
+				g := t.at(p.series(row, bytes, true))
+				g.put(report.Peak, b.Peak)
+				g.put(report.Bandwidth, b.MBps)
+				g.put(report.Rate, b.Messages)
+				g.put(report.CPUTx, 1e6*b.CPUTx/b.Messages)
+				g.put(report.CPURx, 1e6*b.CPURx/b.Messages)
+				g.n += b.N
+				g.disturb(turn, b.Disturbed)
+			}
+		}
+	}
+}
+
+func (g *gathered) put(m report.Metric, v float64) { g.values[m] = append(g.values[m], v) }
+
+func (g *gathered) disturb(turn int, reasons []string) {
+	g.turns[turn] = true
+	for _, r := range reasons {
+		if g.disturbed[r] == nil {
+			g.disturbed[r] = map[int]bool{}
+		}
+		g.disturbed[r][turn] = true
+	}
+}
+
+// fill puts everything into the report's group, and the histograms into a
+// directory unless its name is empty.
+func (t *sheet) fill(g *report.Group, name, dir string) error {
+	for _, series := range t.order {
+		s := report.Series{Name: series}
+		for _, at := range t.points[series] {
+			p := report.Point{X: at.x, Values: map[report.Metric]report.Value{}, N: at.n}
+			for m, turns := range at.values {
+				p.Values[m] = report.ValueOf(turns)
+			}
+			for _, reason := range slices.Sorted(maps.Keys(at.disturbed)) {
+				p.Disturbed = append(p.Disturbed, fmt.Sprintf("%s (%d of %d turns)", reason, len(at.disturbed[reason]), len(at.turns)))
+			}
+			if dir != "" && len(at.histograms) > 0 {
+				if err := p.SaveHistograms(dir, name, series, at.histograms...); err != nil {
+					return err
+				}
+			}
+			s.Points = append(s.Points, p)
+		}
+		g.Series = append(g.Series, s)
+	}
+	return nil
+}
