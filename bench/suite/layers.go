@@ -1,10 +1,8 @@
 package suite
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -42,14 +40,8 @@ const (
 	longMTU   = 9000
 )
 
-var mpichNote = "mpich-tcp: MPICH over the kernel's TCP, processes pinned to the same CPUs in turn, " +
-	"in namespaces of their own joined by veth pairs of the same MTU without an XDP program."
-
 // pollingNote is of ranks that may be more than CPUs.
 const pollingNote = "Where there are fewer CPUs than ranks those of mvich sleep while they wait, and MPICH's poll, as either does when nobody says otherwise."
-
-// missingNote is of a row, a turn and a cause.
-const missingNote = "No figures of %s from turn %d on, or not all of it: %v."
 
 // layersParts are at the session's MTU and at that of jumbo frames.
 func layersParts(s *session) []part {
@@ -111,122 +103,6 @@ func (s *session) layers() (*report.Group, error) {
 	return g, t.fill(g, layerMessages, s.Out)
 }
 
-// theirs is MPICH's program, or none.
-type theirs struct {
-	dir  string
-	path string // empty: MPICH is not installed
-}
-
-// newMPICH makes the program; note says how it is connected.
-func (s *session) newMPICH(g *report.Group, note string) (t theirs, err error) {
-	if !mpich.Installed() {
-		g.Notes = append(g.Notes, fmt.Sprintf("No figures of %s: MPICH is not installed (Debian's package %s).", mpichRow, mpich.Package))
-		return t, nil
-	}
-	if t.dir, err = os.MkdirTemp("", "via-xdp-mpich-"); err != nil {
-		return t, err
-	}
-	if t.path, err = mpich.Build(s.ctx, t.dir); err != nil {
-		t.close()
-		return t, err
-	}
-	g.Notes = append(g.Notes, note, "MPICH "+mpich.Version(s.ctx)+".")
-	return t, nil
-}
-
-func (t theirs) close() {
-	if t.dir != "" {
-		os.RemoveAll(t.dir)
-	}
-}
-
-// trips is how many round trips, or windows of messages, of a size MPICH makes.
-func trips(s *session, bytes int) (pings, windows int) {
-	if s.Quick {
-		return 50, 1
-	}
-	return max(20, min(5000, 20_000_000/bytes)), max(2, min(100, 50_000_000/(64*bytes)))
-}
-
-// theirMessages measures MPICH in one turn.
-func (s *session) theirMessages(t theirs, sheet *sheet, p part, turn int) error {
-	if t.path == "" {
-		return nil
-	}
-	for _, bytes := range p.sizes {
-		s.step("%s, %s (turn %d of %d)", mpichRow, sizeName(bytes), turn, s.turns())
-		pings, windows := trips(s, bytes)
-		series, x := p.place(row{Row: bench.Row{Label: mpichRow}}, bytes)
-		at := sheet.at(series, x)
-		for name, count := range map[string]int{"latency": pings, "bw": windows} {
-			ctx, cancel := context.WithTimeout(s.ctx, mpichTime)
-			rows, err := mpich.Run{
-				Program: []string{t.path}, Names: []string{name}, Ranks: 2, MTU: p.mtu, Min: bytes, Max: bytes, Iterations: count,
-			}.Measure(ctx)
-			cancel()
-			if err != nil {
-				return err
-			}
-			got := rows[0]
-			if name == "latency" {
-				at.put(report.Min, got.Least)
-				at.put(report.P50, got.P50)
-				at.put(report.Mean, got.Mean)
-				at.put(report.P99, got.P99)
-				at.n += int64(got.Count)
-			} else {
-				at.put(report.Bandwidth, got.MBps)
-				at.put(report.Rate, got.Messages)
-			}
-		}
-	}
-	return nil
-}
-
-// mpichTime bounds one run of it.
-const mpichTime = 30 * time.Second
-
-// httpTime is how long requests are made.
-func httpTime(s *session) time.Duration {
-	if s.Quick {
-		return s.duration()
-	}
-	return max(time.Second, s.duration())
-}
-
-func (s *session) layersHTTP() (*report.Group, error) {
-	g := &report.Group{Axis: alongSizes, Base: httpTCP, Notes: []string{
-		fmt.Sprintf("net/http on both sides, unchanged: %d connections that are kept, each with one request under way. Messages are requests.", s.httpLoad(true).Connections),
-		loneKernelPair,
-	}}
-	t := newSheet(nil)
-	bed, err := s.bed(s.mtu())
-	if err != nil {
-		return nil, err
-	}
-	client, server := bed.Workers()
-	g.Conditions = bench.HostConditions()
-	for turn := 1; turn <= s.turns(); turn++ {
-		for _, over := range []bool{true, false} {
-			series := map[bool]string{true: httpVianet, false: g.Base}[over]
-			s.step("%s (turn %d of %d)", series, turn, s.turns())
-			var r *bench.HTTPResult
-			err := bed.Do(s.ctx, func() (err error) {
-				r, err = bench.HTTP(s.ctx, client, server, s.httpLoad(over), bed.Opening)
-				return err
-			})
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", series, err)
-			}
-			at := t.at(series, float64(s.httpLoad(over).Bytes))
-			at.put(report.Rate, r.PerSecond)
-			at.n += r.Requests
-			at.disturb(turn, r.Disturbed)
-		}
-	}
-	return g, t.fill(g, s.at.Group, s.Out)
-}
-
 // layersAllReduce starts four ranks, of this program and of MPICH.
 func (s *session) layersAllReduce() (*report.Group, error) {
 	const ranks, bytes = 4, 8
@@ -234,8 +110,9 @@ func (s *session) layersAllReduce() (*report.Group, error) {
 		fmt.Sprintf("%d ranks in namespaces on a bridge, bound to the CPUs in turn; the mean over the ranks of the time of one operation.", ranks),
 		pollingNote,
 	}}
-	if len(s.RankArgs) == 0 {
-		return nil, fmt.Errorf("no arguments with which this program becomes a rank")
+	ours, err := s.rankProgram()
+	if err != nil {
+		return nil, err
 	}
 	their, err := s.newMPICH(g, mpichNote)
 	if err != nil {
@@ -245,10 +122,6 @@ func (s *session) layersAllReduce() (*report.Group, error) {
 	if their.path == "" {
 		g.Base = ""
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	t := newSheet(nil)
 	for turn := 1; turn <= s.turns(); turn++ {
 		for _, r := range []struct {
@@ -256,16 +129,16 @@ func (s *session) layersAllReduce() (*report.Group, error) {
 			run   mpich.Run
 			count int
 		}{
-			{mvichRow, mpich.Run{Program: append([]string{self}, s.RankArgs...), Flags: true}, 500},
+			{mvichRow, mpich.Run{Program: ours, Flags: true}, 500},
 			{mpichRow, mpich.Run{Program: []string{their.path}}, 10},
 		} {
-			if r.run.Program[0] == "" || r.name == mpichRow && g.Base == "" {
+			if r.name == mpichRow && g.Base == "" {
 				continue
 			}
 			s.step("%s (turn %d of %d)", r.name, turn, s.turns())
-			r.run.Names, r.run.Ranks, r.run.MTU, r.run.Min, r.run.Max = []string{"allreduce"}, ranks, s.mtu(), bytes, bytes
-			r.run.Warmup = allReduceWarmup
-			r.run.Iterations = cmp.Or(map[bool]int{true: 5}[s.Quick], r.count)
+			r.run.Names, r.run.Min, r.run.Max = []string{"allreduce"}, bytes, bytes
+			r.run.Ranks, r.run.MTU = ranks, s.mtu()
+			r.run.Warmup, r.run.Iterations = allReduceWarmup, s.iterations(r.count)
 			ctx, cancel := context.WithTimeout(s.ctx, mpichTime)
 			rows, err := r.run.Measure(ctx)
 			cancel()

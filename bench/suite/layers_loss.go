@@ -1,11 +1,8 @@
 package suite
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -43,68 +40,6 @@ func layerRows() []faultRow {
 // someFaults are none, and the loss of one frame in a hundred.
 func someFaults() []fault {
 	return slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.name != lossless && f.name != "loss-1%" })
-}
-
-// httpLoad is what HTTP is measured with.
-func (s *session) httpLoad(vianet bool) bench.HTTPLoad {
-	return bench.HTTPLoad{Vianet: vianet, Bytes: 1024, Connections: 16, Duration: httpTime(s)}
-}
-
-const (
-	httpVianet = "net/http over vianet"
-	httpTCP    = "net/http over TCP"
-)
-
-// layersLossHTTP makes requests through a forwarder.
-func (s *session) layersLossHTTP() (*report.Group, error) {
-	g := &report.Group{Axis: faultAxis, Base: httpTCP, Conditions: bench.HostConditions(), Notes: []string{
-		fmt.Sprintf("net/http on both sides, unchanged: %d connections that are kept, each with one request of %s under way. Messages are requests.",
-			s.httpLoad(true).Connections, sizeName(s.httpLoad(true).Bytes)),
-		"The two sides are joined through a forwarder that loses frames of both directions. TCP runs on a pair of its own with the same loss, without an XDP program and without segmentation offload.",
-	}}
-	bed, err := s.throughBed()
-	if err != nil {
-		return nil, err
-	}
-	t := newSheet(nil)
-	client, server := bed.Workers()
-	measure := func(turn int, vianet bool, i int, f fault) error {
-		series := map[bool]string{true: httpVianet, false: httpTCP}[vianet]
-		s.step("%s, %s (turn %d of %d)", series, f.name, turn, s.turns())
-		f.faults.Seed = uint64(turn)
-		bed.SetFaults(vianet, f.faults)
-		defer bed.SetFaults(vianet, testbed.Faults{})
-		var r *bench.HTTPResult
-		err := bed.Do(s.ctx, func() (err error) {
-			r, err = bench.HTTP(s.ctx, client, server, s.httpLoad(vianet), bed.Opening)
-			return err
-		})
-		if err != nil {
-			return fmt.Errorf("%s, %s: %w", series, f.name, err)
-		}
-		at := t.at(series, float64(i))
-		at.put(report.Rate, r.PerSecond)
-		at.n += r.Requests
-		at.disturb(turn, r.Disturbed)
-		return nil
-	}
-	for turn := 1; turn <= s.turns() && err == nil; turn++ {
-		for i, f := range someFaults() {
-			err = errors.Join(err, measure(turn, true, i, f))
-			err = errors.Join(err, measure(turn, false, i, f))
-			if err != nil {
-				break
-			}
-		}
-	}
-	if err = errors.Join(err, bed.Close()); err != nil {
-		return nil, err
-	}
-	if err := t.fill(g, s.at.Group, s.Out); err != nil {
-		return nil, err
-	}
-	nameFaults(g, someFaults())
-	return g, nil
 }
 
 // A lossyRun is a benchmark of package mpibench under losses.
@@ -158,53 +93,51 @@ func (s *session) layersLossMPI() (*report.Group, error) {
 		pollingNote,
 	}}
 	g.Conditions.Interface, g.Conditions.MTU = testbed.StarInterface, s.mtu()
-	if len(s.RankArgs) == 0 {
-		return nil, errors.New("no arguments with which this program becomes a rank")
+	ours, err := s.rankProgram()
+	if err != nil {
+		return nil, err
 	}
 	their, err := s.newMPICH(g, lossyNote)
 	if err != nil {
 		return nil, err
 	}
 	defer their.close()
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
+	programs := []struct {
+		row string
+		run mpich.Run
+	}{
+		{mvichRow, mpich.Run{Program: ours, Flags: true}},
+		{mpichRow, mpich.Run{Program: []string{their.path}}},
 	}
 	t := newSheet(nil)
 	failed := make([]bool, len(lossyRuns)) // of MPICH, which then is left alone
 	for turn := 1; turn <= s.turns(); turn++ {
 		for i, r := range lossyRuns {
-			for _, row := range []struct {
-				name string
-				run  mpich.Run
-			}{
-				{mvichRow, mpich.Run{Program: append([]string{self}, s.RankArgs...), Flags: true, Iterations: r.ours}},
-				{mpichRow, mpich.Run{Program: []string{their.path}, Iterations: r.theirs}},
-			} {
-				if row.name == mpichRow && (their.path == "" || failed[i]) {
+			for _, p := range programs {
+				isMPICH := p.row == mpichRow
+				if isMPICH && (their.path == "" || failed[i]) {
 					continue
 				}
-				s.step("%s, %s (turn %d of %d)", row.name, r.label(), turn, s.turns())
-				run := row.run
-				run.Names, run.Ranks, run.MTU, run.Min, run.Max, run.Lossy, run.Loss = []string{r.name}, r.ranks, s.mtu(), r.bytes, r.bytes, true, r.loss
-				run.Iterations = cmp.Or(map[bool]int{true: 5}[s.Quick], run.Iterations)
-				run.Warmup = min(r.warmup, run.Iterations)
-				ctx, cancel := context.WithTimeout(s.ctx, mpichTime)
-				rows, err := run.Measure(ctx)
-				cancel()
+				s.step("%s, %s (turn %d of %d)", p.row, r.label(), turn, s.turns())
+				run := p.run
+				run.Iterations = r.ours
+				if isMPICH {
+					run.Iterations = r.theirs
+				}
+				value, n, err := s.measureLossy(r, run)
 				switch {
 				case s.ctx.Err() != nil:
 					return nil, context.Cause(s.ctx)
-				case err != nil && row.name == mpichRow: // ours stands without it
+				case err != nil && isMPICH: // ours stands without it
 					failed[i] = true
 					g.Notes = append(g.Notes, fmt.Sprintf(missingNote, mpichRow+", "+r.label(), turn, err))
 					continue
 				case err != nil:
-					return nil, fmt.Errorf("%s: %s: %w", row.name, r.label(), err)
+					return nil, fmt.Errorf("%s: %s: %w", p.row, r.label(), err)
 				}
-				at := t.at(row.name, float64(i))
-				at.put(r.metric, map[bool]float64{true: rows[0].MBps, false: rows[0].Mean}[r.metric == report.Bandwidth])
-				at.n += int64(run.Iterations)
+				at := t.at(p.row, float64(i))
+				at.put(r.metric, value)
+				at.n += int64(n)
 			}
 		}
 	}
@@ -221,4 +154,23 @@ func (s *session) layersLossMPI() (*report.Group, error) {
 		}
 	}
 	return g, nil
+}
+
+// measureLossy makes one run of a program, of so many iterations, or of a few when
+// quick, and returns the run's figure and the number of iterations.
+func (s *session) measureLossy(r lossyRun, run mpich.Run) (value float64, iterations int, err error) {
+	run.Iterations = s.iterations(run.Iterations)
+	run.Warmup = min(r.warmup, run.Iterations)
+	run.Names, run.Min, run.Max = []string{r.name}, r.bytes, r.bytes
+	run.Ranks, run.MTU, run.Lossy, run.Loss = r.ranks, s.mtu(), true, r.loss
+	ctx, cancel := context.WithTimeout(s.ctx, mpichTime)
+	defer cancel()
+	rows, err := run.Measure(ctx)
+	switch {
+	case err != nil:
+		return 0, 0, err
+	case r.metric == report.Bandwidth:
+		return rows[0].MBps, run.Iterations, nil
+	}
+	return rows[0].Mean, run.Iterations, nil
 }

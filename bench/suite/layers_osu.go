@@ -2,9 +2,7 @@ package suite
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -101,22 +99,19 @@ func (s *session) layersOSU() (*report.Group, error) {
 		"mvich-eager, -r3, -rget, -rput: all messages by that protocol; eager as far as they go in one packet. mvich chooses.",
 	}}
 	g.Conditions.Interface, g.Conditions.MTU = testbed.StarInterface, s.mtu()
-	if len(s.RankArgs) == 0 {
-		return nil, errors.New("no arguments with which this program becomes a rank")
+	ours, err := s.rankProgram()
+	if err != nil {
+		return nil, err
 	}
 	their, err := s.newMPICH(g, mpichNote)
 	if err != nil {
 		return nil, err
 	}
 	defer their.close()
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	t := newSheet(nil)
 	for turn := 1; turn <= s.turns(); turn++ {
 		for _, row := range osuRows {
-			program := slices.Concat([]string{self}, s.RankArgs, []string{"--protocol=" + row.protocol})
+			program := slices.Concat(ours, []string{"--protocol=" + row.protocol})
 			if row.name == mpichRow {
 				if program = []string{their.path}; their.path == "" {
 					continue

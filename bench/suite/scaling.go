@@ -82,9 +82,11 @@ func (s *session) scaling() (*report.Group, error) {
 				at.put(report.Efficiency, alone/r.Seconds/float64(ranks))
 				at.put(report.Communication, r.Communication)
 				at.n += int64(r.Steps)
-				if at.disturb(turn, nil); ranks <= len(cpus) && r.Waited > mostWaited {
-					at.disturb(turn, []string{fmt.Sprintf("a rank waited for a CPU more than %.0f %% of the time", 100*mostWaited)})
+				var reasons []string
+				if ranks <= len(cpus) && r.Waited > mostWaited {
+					reasons = []string{fmt.Sprintf("a rank waited for a CPU more than %.0f %% of the time", 100*mostWaited)}
 				}
+				at.disturb(turn, reasons)
 			}
 		}
 	}
