@@ -37,7 +37,7 @@ func soaked(ctx context.Context, r torture.SoakReport, err error, args ...string
 
 var goodSoak = torture.SoakReport{
 	Seed: 7, Elapsed: time.Hour, Acts: 3, Messages: 4321, Connections: 99, Breaks: 12,
-	Events: map[string]int{"kill": 5, "calm": 2}, Way: testbed.LaneCounters{Lost: 17},
+	Events: map[string]int{"kill": 5, "calm": 2}, Way: testbed.WayCounters{Lost: 17},
 }
 
 func TestSoakReport(t *testing.T) {

@@ -78,7 +78,7 @@ const datagram = 200
 // flood sends count numbered datagrams and returns the numbers that arrived, in
 // order of arrival, and the counters. The forwarder must stay on one CPU: frames
 // that are given to the kernel on two of them may overtake each other.
-func flood(t *testing.T, s *Site, from, to *net.UDPConn, count int, f Faults) (arrived []int, n LaneCounters) {
+func flood(t *testing.T, s *Site, from, to *net.UDPConn, count int, f Faults) (arrived []int, n WayCounters) {
 	t.Helper()
 	const few = 200 // as many find room in every queue of the kernel, whoever does not get a CPU
 	before, end := s.Middle.Counters(0), time.Now().Add(2*time.Minute)
@@ -183,34 +183,34 @@ func TestFaults(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		faults Faults
-		check  func(n LaneCounters, arrived, overtaken, twice int) bool
+		check  func(n WayCounters, arrived, overtaken, twice int) bool
 	}{
-		{"none", Faults{}, func(n LaneCounters, arrived, overtaken, twice int) bool {
+		{"none", Faults{}, func(n WayCounters, arrived, overtaken, twice int) bool {
 			return arrived == count && overtaken+twice == 0 && n.Passed == count && n.Delayed == 0
 		}},
-		{"loss", Faults{Seed: 1, Loss: 0.1}, func(n LaneCounters, arrived, overtaken, twice int) bool {
+		{"loss", Faults{Seed: 1, Loss: 0.1}, func(n WayCounters, arrived, overtaken, twice int) bool {
 			return near(n.Lost, 0.1, count) && arrived == count-int(n.Lost) && overtaken+twice == 0
 		}},
-		{"bursts", Faults{Seed: 2, Burst: 0.01}, func(n LaneCounters, arrived, _, _ int) bool {
+		{"bursts", Faults{Seed: 2, Burst: 0.01}, func(n WayCounters, arrived, _, _ int) bool {
 			return n.LostInBurst > 100 && n.Lost == 0 && arrived == count-int(n.LostInBurst)
 		}},
-		{"duplicates", Faults{Seed: 3, Duplicate: 0.2}, func(n LaneCounters, arrived, _, twice int) bool {
+		{"duplicates", Faults{Seed: 3, Duplicate: 0.2}, func(n WayCounters, arrived, _, twice int) bool {
 			return near(n.Duplicated, 0.2, count) && twice == int(n.Duplicated) && arrived == count+twice
 		}},
-		{"reordering", Faults{Seed: 4, Reorder: 0.1, ReorderBy: 5 * time.Millisecond}, func(n LaneCounters, arrived, overtaken, _ int) bool {
+		{"reordering", Faults{Seed: 4, Reorder: 0.1, ReorderBy: 5 * time.Millisecond}, func(n WayCounters, arrived, overtaken, _ int) bool {
 			return near(n.Reordered, 0.1, count) && arrived == count && overtaken > 0
 		}},
-		{"corruption", Faults{Seed: 5, Corrupt: 0.1}, func(n LaneCounters, arrived, _, _ int) bool {
+		{"corruption", Faults{Seed: 5, Corrupt: 0.1}, func(n WayCounters, arrived, _, _ int) bool {
 			return near(n.Corrupted, 0.1, count) && arrived < count && arrived >= count-int(n.Corrupted)
 		}},
-		{"delay", Faults{Seed: 6, Delay: 20 * time.Millisecond}, func(n LaneCounters, arrived, overtaken, _ int) bool {
+		{"delay", Faults{Seed: 6, Delay: 20 * time.Millisecond}, func(n WayCounters, arrived, overtaken, _ int) bool {
 			return n.Delayed == count && arrived == count && overtaken == 0
 		}},
-		{"jitter", Faults{Seed: 7, Jitter: 20 * time.Millisecond}, func(n LaneCounters, arrived, overtaken, _ int) bool {
+		{"jitter", Faults{Seed: 7, Jitter: 20 * time.Millisecond}, func(n WayCounters, arrived, overtaken, _ int) bool {
 			return n.Delayed > count*9/10 && arrived == count && overtaken > count/4
 		}},
 		// Six seconds of frames, which nobody takes so long to send.
-		{"rate", Faults{Seed: 8, Rate: 1_000_000, Queue: 100}, func(n LaneCounters, arrived, overtaken, _ int) bool {
+		{"rate", Faults{Seed: 8, Rate: 1_000_000, Queue: 100}, func(n WayCounters, arrived, overtaken, _ int) bool {
 			return n.Limited > 0 && n.Delayed >= 100 && arrived == count-int(n.Limited) && overtaken == 0
 		}},
 	} {

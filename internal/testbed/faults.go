@@ -38,12 +38,12 @@ const (
 	mostFlips        = 3
 )
 
-// LaneCounters tell what became of the frames that went one way. At rest,
+// WayCounters tell what became of the frames that went one way. At rest,
 //
 //	Taken + Duplicated = Passed + Lost + LostInBurst + Limited + Refused
 //
 // and Waiting is 0, else it is on the right side, too.
-type LaneCounters struct {
+type WayCounters struct {
 	Taken      uint64 // frames that came from the sending side
 	Passed     uint64 // frames handed to the receiving side
 	Duplicated uint64 // second copies made
@@ -61,19 +61,19 @@ type LaneCounters struct {
 }
 
 // Plus is the sum of two ways.
-func (n LaneCounters) Plus(o LaneCounters) LaneCounters {
+func (n WayCounters) Plus(o WayCounters) WayCounters {
 	n.each(&o, func(a *uint64, b uint64) { *a += b })
 	return n
 }
 
 // Since is what came after an earlier look; Waiting stays as it is now.
-func (n LaneCounters) Since(before LaneCounters) LaneCounters {
+func (n WayCounters) Since(before WayCounters) WayCounters {
 	before.Waiting = 0
 	n.each(&before, func(a *uint64, b uint64) { *a -= b })
 	return n
 }
 
-func (n *LaneCounters) each(o *LaneCounters, f func(a *uint64, b uint64)) {
+func (n *WayCounters) each(o *WayCounters, f func(a *uint64, b uint64)) {
 	f(&n.Taken, o.Taken)
 	f(&n.Passed, o.Passed)
 	f(&n.Duplicated, o.Duplicated)

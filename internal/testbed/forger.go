@@ -13,7 +13,7 @@ import (
 // Forger sends frames of its own to one side of a [Middle], made of those that
 // pass to that side, as fast as the kernel takes them.
 type Forger struct {
-	lane *lane
+	way  *way
 	outs [2]int // packet sockets: to the side, and to the loopback interface
 	sent atomic.Uint64
 
@@ -33,18 +33,18 @@ const (
 // makes of a frame that has passed, in place or in another slice; nil: none. change
 // is called by one goroutine, and what it does follows from rng alone.
 func (m *Middle) Forge(from int, seed uint64, change func(rng *rand.Rand, frame []byte) []byte) (*Forger, error) {
-	l := m.lanes[from]
-	f := &Forger{lane: l, stop: make(chan struct{}), over: make(chan struct{})}
+	w := m.ways[from]
+	f := &Forger{way: w, stop: make(chan struct{}), over: make(chan struct{})}
 	f.nice.Store(idle)
 	var err error
-	if f.outs[0], err = unix.FcntlInt(uintptr(l.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+	if f.outs[0], err = unix.FcntlInt(uintptr(w.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("packet socket: %w", err)
 	}
 	if f.outs[1], err = m.loopback(); err != nil {
 		unix.Close(f.outs[0])
 		return nil, err
 	}
-	l.sample(true)
+	w.sample(true)
 	go f.run(rand.New(rand.NewPCG(seed, uint64(from))), change)
 	return f, nil
 }
@@ -91,7 +91,7 @@ func (f *Forger) Sent() uint64 { return f.sent.Load() }
 func (f *Forger) Close() {
 	close(f.stop)
 	<-f.over
-	f.lane.sample(false)
+	f.way.sample(false)
 	for _, fd := range f.outs {
 		unix.Close(fd)
 	}
@@ -109,7 +109,7 @@ func (f *Forger) run(rng *rand.Rand, change func(*rand.Rand, []byte) []byte) {
 			return
 		default:
 		}
-		if frames = f.lane.sampled(frames[:0]); len(frames) == 0 {
+		if frames = f.way.sampled(frames[:0]); len(frames) == 0 {
 			fds := []unix.PollFd{{Fd: -1}}
 			unix.Poll(fds, 1) // nothing has passed yet
 			continue
@@ -132,32 +132,32 @@ func (f *Forger) run(rng *rand.Rand, change func(*rand.Rand, []byte) []byte) {
 }
 
 // sample begins, or ends, to keep frames that pass.
-func (l *lane) sample(on bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.kept = nil
+func (w *way) sample(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.kept = nil
 	if on {
-		l.kept = make([][]byte, 0, samples)
+		w.kept = make([][]byte, 0, samples)
 	}
 }
 
 // keep remembers a frame if a forger wants some. Locked.
-func (l *lane) keep(frame []byte) {
+func (w *way) keep(frame []byte) {
 	switch {
-	case l.kept == nil:
-	case len(l.kept) < samples:
-		l.kept = append(l.kept, append([]byte(nil), frame...))
+	case w.kept == nil:
+	case len(w.kept) < samples:
+		w.kept = append(w.kept, append([]byte(nil), frame...))
 	default:
-		old := &l.kept[l.n.Taken%samples]
+		old := &w.kept[w.n.Taken%samples]
 		*old = append((*old)[:0], frame...)
 	}
 }
 
 // sampled copies what was kept.
-func (l *lane) sampled(into [][]byte) [][]byte {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, b := range l.kept {
+func (w *way) sampled(into [][]byte) [][]byte {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, b := range w.kept {
 		into = append(into, append([]byte(nil), b...))
 	}
 	return into

@@ -17,8 +17,8 @@ import (
 //
 //	  side 0                     middle                      side 1
 //	+--------+     +--------------------------------+     +--------+
-//	|  via0  |=====| side0 --> lane 0 (faults) -->  |=====|  via0  |
-//	|        |     |       <-- lane 1 (faults) <--  |     |        |
+//	|  via0  |=====| side0 --> way 0 (faults) -->   |=====|  via0  |
+//	|        |     |       <-- way 1 (faults) <--   |     |        |
 //	+--------+     +--------------------------------+     +--------+
 //
 // The forwarder is two goroutines of this process on packet sockets, not the
@@ -31,8 +31,8 @@ import (
 //
 // Methods may be called concurrently.
 type Middle struct {
-	lanes [2]*lane
-	ns    netns.NsHandle
+	ways [2]*way
+	ns   netns.NsHandle
 }
 
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
@@ -72,13 +72,13 @@ func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err err
 		return nil, ends, err
 	}
 	err = within(ns, func() error {
-		for i := range m.lanes {
-			l, err := openLane(indices[i], indices[1-i])
+		for i := range m.ways {
+			w, err := openWay(indices[i], indices[1-i])
 			if err != nil {
 				return err
 			}
-			m.lanes[i] = l
-			go l.run()
+			m.ways[i] = w
+			go w.run()
 		}
 		return nil
 	})
@@ -174,7 +174,7 @@ func plainFrames(name string) error {
 
 // SetFaults sets what happens to the frames that a side sends, from the next
 // one on, and begins their choices anew.
-func (m *Middle) SetFaults(side int, f Faults) { m.lanes[side].setFaults(f) }
+func (m *Middle) SetFaults(side int, f Faults) { m.ways[side].setFaults(f) }
 
 // SetBoth sets the faults of both ways; those of side 1 have a seed of their
 // own that follows from f's.
@@ -190,10 +190,10 @@ func (m *Middle) SetBoth(f Faults) {
 // placed it, and what is measured is the scheduler. It needs CAP_SYS_NICE. Call it at
 // most once.
 func (m *Middle) Prefer(cpus [2]int) error {
-	for i, l := range m.lanes {
+	for i, w := range m.ways {
 		var set unix.CPUSet
 		set.Set(cpus[i])
-		thread := <-l.thread
+		thread := <-w.thread
 		err := unix.SchedSetaffinity(thread, &set)
 		if err == nil {
 			err = unix.SchedSetAttr(thread, &unix.SchedAttr{
@@ -208,7 +208,7 @@ func (m *Middle) Prefer(cpus [2]int) error {
 }
 
 // Counters are those of the frames that a side has sent.
-func (m *Middle) Counters(side int) LaneCounters { return m.lanes[side].counters() }
+func (m *Middle) Counters(side int) WayCounters { return m.ways[side].counters() }
 
 // SetMTU changes the largest frame that the middle takes and gives; the sides'
 // interfaces are not touched.
@@ -236,9 +236,9 @@ func onLink(ns netns.NsHandle, name string, f func(*netlink.Handle, netlink.Link
 
 // Close ends the forwarder and removes the pairs. Counters stay readable.
 func (m *Middle) Close() error {
-	for _, l := range m.lanes {
-		if l != nil {
-			l.close()
+	for _, w := range m.ways {
+		if w != nil {
+			w.close()
 		}
 	}
 	// Not left to the end of the namespace, which comes some time after the

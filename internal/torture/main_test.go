@@ -115,13 +115,13 @@ func promises(t *testing.T, side int, r *Report) {
 }
 
 // calm ends the faults, and says what they did so far to both ways together.
-func calm(b *Bed) testbed.LaneCounters {
+func calm(b *Bed) testbed.WayCounters {
 	b.Site.Middle.SetBoth(testbed.Faults{})
 	return crossed(b)
 }
 
 // crossed is what both ways together have had to do so far.
-func crossed(b *Bed) testbed.LaneCounters {
+func crossed(b *Bed) testbed.WayCounters {
 	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
 }
 

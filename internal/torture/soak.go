@@ -57,7 +57,7 @@ type SoakReport struct {
 	Spared                  uint64        `json:",omitempty"` // beside forgers whose frames go nowhere,
 	Flooded                 uint64        `json:",omitempty"` // and beside them
 
-	Way testbed.LaneCounters
+	Way testbed.WayCounters
 
 	Violations []string // promises that were broken; a soak ends with the first act that has any
 }

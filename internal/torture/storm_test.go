@@ -15,21 +15,21 @@ var levels = []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDeliv
 var storms = []struct {
 	name   string
 	faults testbed.Faults
-	took   func(n testbed.LaneCounters) bool
+	took   func(n testbed.WayCounters) bool
 }{
-	{"none", testbed.Faults{}, func(n testbed.LaneCounters) bool { return n.Passed > 0 }},
-	{"loss-1%", testbed.Faults{Loss: 0.01}, func(n testbed.LaneCounters) bool { return n.Lost > 0 }},
-	{"loss-10%", testbed.Faults{Loss: 0.1}, func(n testbed.LaneCounters) bool { return n.Lost > 0 }},
-	{"bursts", testbed.Faults{Burst: 0.002, BurstLen: 16}, func(n testbed.LaneCounters) bool { return n.LostInBurst > 0 }},
-	{"jitter", testbed.Faults{Delay: time.Millisecond, Jitter: 2 * time.Millisecond}, func(n testbed.LaneCounters) bool { return n.Delayed > 0 }},
-	{"reordering", testbed.Faults{Reorder: 0.05}, func(n testbed.LaneCounters) bool { return n.Reordered > 0 }},
-	{"duplicates", testbed.Faults{Duplicate: 0.1}, func(n testbed.LaneCounters) bool { return n.Duplicated > 0 }},
-	{"corruption", testbed.Faults{Corrupt: 0.05}, func(n testbed.LaneCounters) bool { return n.Corrupted > 0 }},
+	{"none", testbed.Faults{}, func(n testbed.WayCounters) bool { return n.Passed > 0 }},
+	{"loss-1%", testbed.Faults{Loss: 0.01}, func(n testbed.WayCounters) bool { return n.Lost > 0 }},
+	{"loss-10%", testbed.Faults{Loss: 0.1}, func(n testbed.WayCounters) bool { return n.Lost > 0 }},
+	{"bursts", testbed.Faults{Burst: 0.002, BurstLen: 16}, func(n testbed.WayCounters) bool { return n.LostInBurst > 0 }},
+	{"jitter", testbed.Faults{Delay: time.Millisecond, Jitter: 2 * time.Millisecond}, func(n testbed.WayCounters) bool { return n.Delayed > 0 }},
+	{"reordering", testbed.Faults{Reorder: 0.05}, func(n testbed.WayCounters) bool { return n.Reordered > 0 }},
+	{"duplicates", testbed.Faults{Duplicate: 0.1}, func(n testbed.WayCounters) bool { return n.Duplicated > 0 }},
+	{"corruption", testbed.Faults{Corrupt: 0.05}, func(n testbed.WayCounters) bool { return n.Corrupted > 0 }},
 	// Less room than a flow sends at once, before it hears anything.
-	{"rate", testbed.Faults{Rate: 50_000_000, Queue: 8}, func(n testbed.LaneCounters) bool { return n.Limited > 0 }},
+	{"rate", testbed.Faults{Rate: 50_000_000, Queue: 8}, func(n testbed.WayCounters) bool { return n.Limited > 0 }},
 	{"all", testbed.Faults{
 		Loss: 0.02, Burst: 0.001, Duplicate: 0.03, Corrupt: 0.02, Reorder: 0.03, Jitter: 300 * time.Microsecond,
-	}, func(n testbed.LaneCounters) bool {
+	}, func(n testbed.WayCounters) bool {
 		return n.Lost > 0 && n.LostInBurst > 0 && n.Duplicated > 0 && n.Corrupted > 0 && n.Reordered > 0
 	}},
 }
@@ -72,7 +72,7 @@ func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 }
 
 // weather runs flows for a share of time under faults, and until the storm was seen.
-func weather(t *testing.T, b *Bed, cfg FlowConfig, f testbed.Faults, took func(testbed.LaneCounters) bool) {
+func weather(t *testing.T, b *Bed, cfg FlowConfig, f testbed.Faults, took func(testbed.WayCounters) bool) {
 	before, reset := calm(b), unreachables(t, b)
 	must(t, b.Start(cfg))
 	connected, err := b.Until(patience, func(r [2]*Report) bool { return r[0].Open == cfg.Flows && r[1].Open == cfg.Flows })

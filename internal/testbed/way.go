@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lane carries the frames of one direction from one interface of the middle to
+// way carries the frames of one direction from one interface of the middle to
 // the other. One goroutine does the work, run; the mutex guards what others
 // look at.
 //
 //	in --recv--> fate --+--> out
 //	                    +--> line, by the time at which they go on --> out
-type lane struct {
+type way struct {
 	in, out int // packet sockets, closed by run
 	stop    int // an eventfd that ends run
 	epoch   time.Time
@@ -27,7 +27,7 @@ type lane struct {
 
 	mu     sync.Mutex
 	faults Faults
-	n      LaneCounters
+	n      WayCounters
 	kept   [][]byte // the last frames, for a forger
 
 	// Of run alone.
@@ -47,28 +47,28 @@ const (
 	socketRoom = 32 << 20
 )
 
-// openLane makes a lane between two interfaces of the calling thread's network
+// openWay makes a way between two interfaces of the calling thread's network
 // namespace, by their indices.
-func openLane(in, out int) (_ *lane, err error) {
-	l := &lane{
+func openWay(in, out int) (_ *way, err error) {
+	w := &way{
 		in: -1, out: -1, stop: -1, epoch: time.Now(), ended: make(chan struct{}), thread: make(chan int, 1),
 		dice: newDice(), buf: make([]byte, maxFrame),
 	}
 	defer func() {
 		if err != nil {
-			l.closeAll()
+			w.closeAll()
 		}
 	}()
-	if l.in, err = packetSocket(in, unix.ETH_P_ALL); err != nil {
+	if w.in, err = packetSocket(in, unix.ETH_P_ALL); err != nil {
 		return nil, err
 	}
-	if l.out, err = packetSocket(out, 0); err != nil { // protocol 0: receives nothing
+	if w.out, err = packetSocket(out, 0); err != nil { // protocol 0: receives nothing
 		return nil, err
 	}
-	if l.stop, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+	if w.stop, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
-	return l, nil
+	return w, nil
 }
 
 func packetSocket(index, protocol int) (int, error) {
@@ -95,8 +95,8 @@ func bigEndian(v int) uint16 {
 	return binary.NativeEndian.Uint16(b[:])
 }
 
-func (l *lane) closeAll() {
-	for _, fd := range []*int{&l.in, &l.out, &l.stop} {
+func (w *way) closeAll() {
+	for _, fd := range []*int{&w.in, &w.out, &w.stop} {
 		if *fd >= 0 {
 			unix.Close(*fd)
 			*fd = -1
@@ -105,41 +105,41 @@ func (l *lane) closeAll() {
 }
 
 // setFaults takes effect with the next frame. The fates begin anew.
-func (l *lane) setFaults(f Faults) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.faults = f
-	l.dice = newDice()
+func (w *way) setFaults(f Faults) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.faults = f
+	w.dice = newDice()
 }
 
-func (l *lane) counters() LaneCounters {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.countOverrun()
-	return l.n
+func (w *way) counters() WayCounters {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.countOverrun()
+	return w.n
 }
 
-// close ends the lane; frames on the way are lost.
-func (l *lane) close() {
-	unix.Write(l.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	<-l.ended
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.countOverrun()
-	l.closeAll()
+// close ends the way; frames on the way are lost.
+func (w *way) close() {
+	unix.Write(w.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	<-w.ended
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.countOverrun()
+	w.closeAll()
 }
 
 // batch bounds how many frames are taken between two looks at the clock.
 const batch = 64
 
 // run forwards until close.
-func (l *lane) run() {
+func (w *way) run() {
 	runtime.LockOSThread() // not unlocked: whatever its priority has become ends with it
-	l.thread <- unix.Gettid()
-	defer close(l.ended)
-	fds := []unix.PollFd{{Fd: int32(l.in), Events: unix.POLLIN}, {Fd: int32(l.stop), Events: unix.POLLIN}}
+	w.thread <- unix.Gettid()
+	defer close(w.ended)
+	fds := []unix.PollFd{{Fd: int32(w.in), Events: unix.POLLIN}, {Fd: int32(w.stop), Events: unix.POLLIN}}
 	for {
-		wait := l.turn()
+		wait := w.turn()
 		var limit *unix.Timespec
 		if wait >= 0 {
 			ts := unix.NsecToTimespec(int64(wait))
@@ -156,30 +156,30 @@ func (l *lane) run() {
 
 // turn does what there is to do and returns for how long there is nothing more:
 // 0 if there may be, negative until a frame comes.
-func (l *lane) turn() (wait time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := time.Since(l.epoch)
-	for len(l.line) > 0 && l.line[0].due <= now {
-		w := heap.Pop(&l.line).(*waiting)
-		if w.limited {
-			l.queued--
+func (w *way) turn() (wait time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Since(w.epoch)
+	for len(w.line) > 0 && w.line[0].due <= now {
+		x := heap.Pop(&w.line).(*waiting)
+		if x.limited {
+			w.queued--
 		}
-		l.pass(w.frame)
-		l.spare = append(l.spare, w.frame[:0])
+		w.pass(x.frame)
+		w.spare = append(w.spare, x.frame[:0])
 	}
-	l.n.Waiting = uint64(len(l.line))
+	w.n.Waiting = uint64(len(w.line))
 	for range batch {
-		n, _, err := unix.Recvfrom(l.in, l.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		n, _, err := unix.Recvfrom(w.in, w.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
 		switch err {
 		case nil:
-			l.take(l.buf[:min(n, len(l.buf))], now)
+			w.take(w.buf[:min(n, len(w.buf))], now)
 			continue
 		case unix.EAGAIN:
-			if len(l.line) == 0 {
+			if len(w.line) == 0 {
 				return -1
 			}
-			return max(l.line[0].due-time.Since(l.epoch), 0)
+			return max(w.line[0].due-time.Since(w.epoch), 0)
 		}
 		// ENETDOWN: said once; the socket goes on when the interface is up.
 	}
@@ -188,86 +188,86 @@ func (l *lane) turn() (wait time.Duration) {
 
 // countOverrun reads how many frames found no room; the kernel then counts from
 // 0 again. Locked.
-func (l *lane) countOverrun() {
-	if l.in < 0 {
+func (w *way) countOverrun() {
+	if w.in < 0 {
 		return
 	}
-	if s, err := unix.GetsockoptTpacketStats(l.in, unix.SOL_PACKET, unix.PACKET_STATISTICS); err == nil {
-		l.n.Overrun += uint64(s.Drops)
+	if s, err := unix.GetsockoptTpacketStats(w.in, unix.SOL_PACKET, unix.PACKET_STATISTICS); err == nil {
+		w.n.Overrun += uint64(s.Drops)
 	}
 }
 
 // take lets a frame meet its fate.
-func (l *lane) take(frame []byte, now time.Duration) {
-	l.n.Taken++
-	l.keep(frame)
-	t := l.dice.next(&l.faults)
+func (w *way) take(frame []byte, now time.Duration) {
+	w.n.Taken++
+	w.keep(frame)
+	t := w.dice.next(&w.faults)
 	switch {
 	case t.inBurst:
-		l.n.LostInBurst++
+		w.n.LostInBurst++
 		return
 	case t.lost:
-		l.n.Lost++
+		w.n.Lost++
 		return
 	}
 	if t.duplicate {
-		l.n.Duplicated++
-		copied := append(l.buffer(), frame...)
-		l.travel(copied, &t.copies[1], now)
-		l.spare = append(l.spare, copied[:0])
+		w.n.Duplicated++
+		copied := append(w.buffer(), frame...)
+		w.travel(copied, &t.copies[1], now)
+		w.spare = append(w.spare, copied[:0])
 	}
-	l.travel(frame, &t.copies[0], now)
+	w.travel(frame, &t.copies[0], now)
 }
 
 // travel sends one copy on its way, now or later.
-func (l *lane) travel(frame []byte, p *passage, now time.Duration) {
-	f := &l.faults
+func (w *way) travel(frame []byte, p *passage, now time.Duration) {
+	f := &w.faults
 	if p.corrupt && canCorrupt(frame) {
-		l.n.Corrupted++
+		w.n.Corrupted++
 		p.damage(frame)
 	}
-	w := waiting{due: now}
+	x := waiting{due: now}
 	if f.Rate > 0 {
-		if l.queued >= orElse(f.Queue, defaultQueue) {
-			l.n.Limited++
+		if w.queued >= orElse(f.Queue, defaultQueue) {
+			w.n.Limited++
 			return
 		}
-		l.free = max(l.free, now) + time.Duration(int64(len(frame))*8*int64(time.Second)/f.Rate)
-		w.due = l.free
-		w.limited = true
-		l.queued++
+		w.free = max(w.free, now) + time.Duration(int64(len(frame))*8*int64(time.Second)/f.Rate)
+		x.due = w.free
+		x.limited = true
+		w.queued++
 	}
-	w.due += f.Delay + time.Duration(p.jitter*float64(f.Jitter))
+	x.due += f.Delay + time.Duration(p.jitter*float64(f.Jitter))
 	if p.heldBack {
-		l.n.Reordered++
-		w.due += orElse(f.ReorderBy, defaultReorderBy)
-	} else if w.due > now {
-		l.n.Delayed++
+		w.n.Reordered++
+		x.due += orElse(f.ReorderBy, defaultReorderBy)
+	} else if x.due > now {
+		w.n.Delayed++
 	}
-	if w.due <= now {
-		l.pass(frame)
+	if x.due <= now {
+		w.pass(frame)
 		return
 	}
-	l.order++
-	w.order = l.order
-	w.frame = append(l.buffer(), frame...)
-	heap.Push(&l.line, &w)
-	l.n.Waiting = uint64(len(l.line))
+	w.order++
+	x.order = w.order
+	x.frame = append(w.buffer(), frame...)
+	heap.Push(&w.line, &x)
+	w.n.Waiting = uint64(len(w.line))
 }
 
 // pass hands a frame to the receiving side.
-func (l *lane) pass(frame []byte) {
-	if err := unix.Sendto(l.out, frame, 0, nil); err != nil {
-		l.n.Refused++
+func (w *way) pass(frame []byte) {
+	if err := unix.Sendto(w.out, frame, 0, nil); err != nil {
+		w.n.Refused++
 		return
 	}
-	l.n.Passed++
+	w.n.Passed++
 }
 
-func (l *lane) buffer() []byte {
-	if n := len(l.spare); n > 0 {
-		b := l.spare[n-1]
-		l.spare = l.spare[:n-1]
+func (w *way) buffer() []byte {
+	if n := len(w.spare); n > 0 {
+		b := w.spare[n-1]
+		w.spare = w.spare[:n-1]
 		return b
 	}
 	return make([]byte, 0, 2048)
@@ -284,16 +284,16 @@ type waiting struct {
 // line is a heap, what is due first at its top.
 type line []*waiting
 
-func (l line) Len() int { return len(l) }
-func (l line) Less(i, j int) bool {
-	return l[i].due < l[j].due || l[i].due == l[j].due && l[i].order < l[j].order
+func (w line) Len() int { return len(w) }
+func (w line) Less(i, j int) bool {
+	return w[i].due < w[j].due || w[i].due == w[j].due && w[i].order < w[j].order
 }
-func (l line) Swap(i, j int) { l[i], l[j] = l[j], l[i] }
-func (l *line) Push(x any)   { *l = append(*l, x.(*waiting)) }
-func (l *line) Pop() any {
-	old := *l
-	w := old[len(old)-1]
+func (w line) Swap(i, j int) { w[i], w[j] = w[j], w[i] }
+func (w *line) Push(x any)   { *w = append(*w, x.(*waiting)) }
+func (w *line) Pop() any {
+	old := *w
+	x := old[len(old)-1]
 	old[len(old)-1] = nil
-	*l = old[:len(old)-1]
-	return w
+	*w = old[:len(old)-1]
+	return x
 }
