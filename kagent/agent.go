@@ -40,10 +40,10 @@ type Agent interface {
 	// same address and discriminator fails with ErrListening.
 	Listen(local Address) (*Listener, error)
 	// Wait is VipConnectWait: it returns one request to local's
-	// discriminator. Requests that come when nobody waits are answered
-	// with "no match" at once. Several waits, also for the same
-	// discriminator, may be under way; each gets a request of its own,
-	// the longest waiting first.
+	// discriminator. Requests that come when nobody waits, nor has waited
+	// in the last 100 ms, are answered with "no match". Several waits, also
+	// for the same discriminator, may be under way; each gets a request of
+	// its own, the longest waiting first.
 	Wait(ctx context.Context, local Address) (*Incoming, error)
 	// Request is VipConnectRequest: it asks for a connection with remote
 	// and returns the Answer when the other side has accepted. local.Disc
@@ -92,9 +92,9 @@ type Agent interface {
 
 	// Watch has f called with the interface as it is, before it returns or soon
 	// after, and again after each change, one call at a time; changes that follow
-	// each other fast may be told as one. Here the addresses include those that
-	// programs cannot bind to yet. f does not wait, and calls no agent. Another f
-	// takes the place of this one, nil ends it, and so does Close.
+	// each other fast may be told as one. The addresses that f gets include those
+	// that programs cannot bind to yet. f must not wait, nor call an agent. Another
+	// f takes the place of this one; nil ends it, and so does Close.
 	Watch(f func(Link))
 
 	// Close ends everything that the agent has under way, takes its VIs out
@@ -150,9 +150,9 @@ func (o *Opaque) UnmarshalText(text []byte) error {
 }
 
 // Bound is everything that the two sides of a handshake must see alike of a
-// Request (else an Accept) with this Offer: the message but for the exchange's id
-// and the handshake itself, whether it is one between peers, and the addresses,
-// without which it could be turned back to who sent it.
+// Request, or else an Accept, with this Offer: the message without the exchange's
+// id and the handshake itself, whether the connect is peer-to-peer, and both
+// addresses, without which it could be reflected to its sender.
 func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
 	plainOffer := *o
 	plainOffer.Handshake = ""

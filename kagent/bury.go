@@ -32,8 +32,8 @@ type Grave struct {
 	Seq      uint32     // the peer's first sequence number
 }
 
-// Connected notes whom Bury tells of the program's death, until the VI leaves the VI
-// table. A later agent knows it, too.
+// Connected notes whom Bury is to tell of the program's death, until the VI leaves
+// the VI table. It is kept in the vault for a later agent.
 func (l *Local) Connected(num uint32, g Grave) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,8 +1,8 @@
 // Package kagent is the Kernel Agent: what a VI provider needs that takes
 // privilege or exists once on an interface. It opens the interface, leases a
 // queue, makes the registered memory, numbers VIs, keeps the VI table of the
-// demux program, manages connections, and finds the other agents on the link. No message of a connected VI
-// passes through here.
+// demux program, manages connections, and finds the other agents on the link. No
+// message of a connected VI passes through here.
 //
 //	                         one device for an interface       one lease for a queue
 //	+-------+    +-------+   +---------------------------+     +-------------------------+
@@ -62,10 +62,10 @@
 //	    |<------------------------------------ Pending --| Incoming
 //	    |            and on as above                     |
 //
-// When the acceptor has called before the requester, the first Request does. A
-// peer's Request that nobody waits for makes an agent remember nothing, and
-// meets no Listener and no Wait. Calls of RequestPeer with the same addresses
-// have turns: the next one asks when the one before it has met its peer.
+// When the acceptor has called before the requester, the requester's first Request
+// is enough. A peer's Request that nobody waits for makes an agent remember nothing,
+// and meets no Listener and no Wait. Calls of RequestPeer with the same addresses
+// take turns: the next one asks when the one before it has met its peer.
 //
 // # Discovery
 //
@@ -80,16 +80,16 @@
 //
 // An agent with privilege opens queues for programs without: HandOut gives socket
 // and memory away and keeps neither. What such an agent has goes into a Vault, so
-// that another agent goes on after it (Restore). Package agentd is that daemon,
-// agentclient its other side. Lane joins two queues of the interface, which do not
-// hear each other.
+// that the next agent can go on where this one ended (Restore). Package agentd is
+// that daemon, agentclient its other side. Lane joins two queues of the interface,
+// which do not hear each other.
 //
 // # Changes of the interface
 //
-// A device watches its interface (watch.go): the kernel's messages about links and
-// addresses, lost ones included, are a reason to read it again, and handles are told
-// when it differs from what they were told last (Watch). What follows for
-// connections is their owner's matter.
+// A device watches its interface (watch.go): each message of the kernel about links
+// and addresses, and each sign that one was lost, is a reason to read the interface
+// again. Handles are told when it differs from what they were told last (Watch).
+// What follows for connections is their owner's matter.
 //
 // # Order of closing
 //
@@ -100,12 +100,15 @@
 // # Concurrency
 //
 // All methods of all types may be called concurrently, but for the Queue, which
-// has one owner as package xdpnic says. Goroutines: three for a device (UDP's
-// Serve and its loopback, and the one that watches the interface), one for the length of each call of Local's Wait,
-// Request, RequestPeer, Discover and Path; timers of the Manager run while
-// something is remembered. Locks, never held while another but the next is
-// taken: Local.mu or device.mu, then registry.mu, Manager.mu or watch.mu, under which
-// those who watch are called. The Manager
+// has one owner as package xdpnic says.
+//
+// Goroutines: three for a device (UDP's Serve and its loopback, and the one that
+// watches the interface), and one for the length of each call of Local's Wait,
+// Request, RequestPeer, Discover and Path. Timers of the Manager run while something
+// is remembered.
+//
+// Locks are taken in this order: Local.mu or device.mu, then one of registry.mu,
+// Manager.mu and watch.mu. Those who watch are called under watch.mu. The Manager
 // sends without its lock. Incoming.Established may be called by the data path.
 //
 // # Privilege
@@ -113,27 +116,5 @@
 // CAP_BPF and CAP_NET_ADMIN (program, neighbour resolution), CAP_NET_RAW
 // (AF_XDP socket), CAP_IPC_LOCK or a sufficient RLIMIT_MEMLOCK (UMEM). The kernel
 // needs CONFIG_BPF_SYSCALL and CONFIG_XDP_SOCKETS, 5.18 or newer. Unavailable
-// tells errors of that sort.
-//
-// # Example
-//
-//	agent, err := kagent.Open(kagent.Config{Interface: "via0"})
-//	if err != nil {
-//		return err
-//	}
-//	defer agent.Close()
-//	vi, err := agent.NewVI()
-//	if err != nil {
-//		return err
-//	}
-//	offer := kagent.Offer{VI: vi, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 256, MaxPayload: 1472, Level: 2}
-//	if err := agent.Enter(vi, offer.Key, peer); err != nil {
-//		return err
-//	}
-//	answer, err := agent.Request(ctx, kagent.Address{}, kagent.Address{Host: peer, Disc: []byte("echo")}, offer)
-//	if err != nil {
-//		return err
-//	}
-//	// ... let the VI take frames from answer.VI ...
-//	return answer.Confirm()
+// picks out the errors that say that any of this is missing.
 package kagent
