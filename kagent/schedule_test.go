@@ -158,21 +158,9 @@ func (s *schedule) run() (wrong []string) {
 	}
 	wg.Wait()
 	for i, c := range clients {
-		sv, met := servers[uint32(i)]
-		switch {
-		case c.err == nil && (!met || sv.plan != doAccept):
-			bad("client %d is connected and no server accepted it", i)
-		case c.err == nil && sv.err != nil:
-			bad("client %d is connected and its server has %v", i, sv.err)
-		case c.err == nil && (c.peer != sv.own || c.own != sv.peer):
-			bad("client %d and its server disagree on the offers", i)
-		case errors.Is(c.err, kagent.ErrRejected) && (!met || sv.plan != doReject):
-			bad("client %d was rejected by nobody: %v", i, c.err)
-		case met && sv.plan == doAccept && sv.err == nil && c.err != nil:
-			bad("client %d has %v and its server is connected", i, c.err)
-		case c.err != nil && !errors.Is(c.err, kagent.ErrRejected) && !errors.Is(c.err, kagent.ErrTimeout) &&
-			!errors.Is(c.err, kagent.ErrNoMatch) && !errors.Is(c.err, context.Canceled):
-			bad("client %d: %v", i, c.err)
+		server, met := servers[uint32(i)]
+		if err := agree(c, server, met); err != nil {
+			bad("client %d: %v", i, err)
 		}
 	}
 	time.Sleep(20 * time.Second)
@@ -190,6 +178,32 @@ func (s *schedule) run() (wrong []string) {
 		bad("close: %v", err)
 	}
 	return wrong
+}
+
+// agree says what is wrong with how a client has ended, and its server, if it has met
+// one.
+func agree(c, server side, met bool) error {
+	connected := c.err == nil
+	switch {
+	case connected && (!met || server.plan != doAccept):
+		return errors.New("it is connected and no server accepted it")
+	case connected && server.err != nil:
+		return fmt.Errorf("it is connected and its server has %w", server.err)
+	case connected && (c.peer != server.own || c.own != server.peer):
+		return errors.New("it and its server disagree on the offers")
+	case connected:
+		return nil
+	case met && server.plan == doAccept && server.err == nil:
+		return fmt.Errorf("its server is connected and it has %w", c.err)
+	case errors.Is(c.err, kagent.ErrRejected):
+		if !met || server.plan != doReject {
+			return fmt.Errorf("it was rejected by nobody: %w", c.err)
+		}
+		return nil
+	case errors.Is(c.err, kagent.ErrTimeout), errors.Is(c.err, kagent.ErrNoMatch), errors.Is(c.err, context.Canceled):
+		return nil
+	}
+	return c.err
 }
 
 // Whatever the network does and whoever changes his mind when: both sides end
