@@ -89,17 +89,4 @@
 // Run, Demo, Measure and ListenAndServe block; several of them may run at the
 // same time as long as they do not share an interface's queue. An Endpoint, a
 // Bed and a Worker belong to one goroutine.
-//
-// # Example
-//
-//	result, err := bench.Demo(ctx, bench.DemoConfig{
-//		Plan: bench.Plan{
-//			Rows:  bench.RowsOf([]string{"vi-reliable-delivery", "tcp-spin"}),
-//			Sizes: bench.DefaultSizes(), Turns: 3, Duration: bench.DefaultDuration, Latency: true, Bandwidth: true,
-//		},
-//		Mode: "generic", Hugepages: true,
-//		WorkerArgs: []string{"worker"}, GuardArgs: []string{"guard"},
-//	})
-//	if err != nil { ... }
-//	result.WriteTable(os.Stdout)
 package bench

@@ -45,13 +45,4 @@
 //
 // Run blocks; measuring twice at the same time disturbs both. Estimate and
 // Groups may be called from anywhere.
-//
-// # Example
-//
-//	r, err := suite.Run(ctx, suite.Config{
-//		Groups: []string{"pingpong", "vibe"}, Mode: "generic", Hugepages: true, Out: "results",
-//		WorkerArgs: []string{"worker"}, GuardArgs: []string{"guard"},
-//	})
-//	if err != nil { ... }
-//	r.WriteTable(os.Stdout)
 package suite
