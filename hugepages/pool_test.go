@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 )
 
@@ -74,7 +75,7 @@ func TestOvercommitAddsUp(t *testing.T) {
 		}
 		return n
 	}
-	undisturbed(t, func() error {
+	await.Undisturbed(t, func() error {
 		before := setting()
 		first, err := Overcommit(3)
 		if err != nil {
@@ -97,23 +98,6 @@ func TestOvercommitAddsUp(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// undisturbed runs a test of the machine's settings until it finds them alone, at most
-// a minute: tests of other packages change them at the same time, but not always,
-// while what is wrong here is wrong every time.
-func undisturbed(t *testing.T, test func() error) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(2 * time.Second) {
-		err := test()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-		t.Log(err)
-	}
 }
 
 // /proc/meminfo tells of the pool if the default page size is that of the pool.
@@ -168,7 +152,7 @@ func useSurplus(t *testing.T) *Arena {
 func TestReservation(t *testing.T) {
 	needPool(t)
 	for _, surplus := range []string{"none", "before", "during"} {
-		undisturbed(t, func() error { return reserves(t, surplus) })
+		await.Undisturbed(t, func() error { return reserves(t, surplus) })
 	}
 }
 

@@ -43,3 +43,21 @@ func Succeeds(t testing.TB, what string, f func() error) {
 		t.Fatalf("%s: not within %v: %v", what, Patience, err)
 	}
 }
+
+// Undisturbed does a test of a setting of the whole machine again until it succeeds,
+// and ends the calling test with its last error where it does not come to that: tests
+// of other packages change the setting at the same time, but not always, while what is
+// wrong with the test is wrong every time.
+func Undisturbed(t testing.TB, test func() error) {
+	t.Helper()
+	for end := time.Now().Add(Patience); ; time.Sleep(2 * time.Second) {
+		err := test()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+		t.Log(err)
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 )
 
@@ -252,21 +253,6 @@ func pages(t *testing.T) int {
 	return p
 }
 
-// undisturbed tries a test of the machine's pool again, which others may change meanwhile.
-func undisturbed(t *testing.T, test func() error) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(2 * time.Second) {
-		err := test()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-		t.Log(err)
-	}
-}
-
 func reserve(t *testing.T, n int) hugepages.Reservation {
 	t.Helper()
 	r, err := hugepages.Reserve(n)
@@ -302,7 +288,7 @@ func useSurplus(t *testing.T) *hugepages.Arena {
 // pages that it has made persistent.
 func TestNamedKilledWhileItGrowsThePool(t *testing.T) {
 	for _, inUse := range []bool{false, true} {
-		undisturbed(t, func() error { return killed(t, inUse) })
+		await.Undisturbed(t, func() error { return killed(t, inUse) })
 	}
 }
 
@@ -346,7 +332,7 @@ func killed(t *testing.T, inUse bool) error {
 // A down that fails at something else has taken its pages out of the pool, and a second one
 // leaves those of others there.
 func TestNamedDownTwice(t *testing.T) {
-	undisturbed(t, func() error {
+	await.Undisturbed(t, func() error {
 		n := privateBed(t)
 		before := pages(t)
 		others := reserve(t, 1)
