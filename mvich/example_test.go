@@ -7,7 +7,7 @@ import (
 	"os"
 	"sync"
 
-	"viaxdp/hugepages"
+	"viaxdp/internal/memorynic"
 	"viaxdp/kagent/kagenttest"
 	"viaxdp/mvich"
 	"viaxdp/mvich/pmi"
@@ -45,31 +45,16 @@ func Example() {
 
 // exampleJob runs f on ranks of this process, on NICs in memory.
 func exampleJob(ranks int, f func(c *mvich.Comm) error) error {
+	var example memorynic.Example
+	defer example.End()
 	wire := xdpnictest.NewWire()
-	defer wire.Close()
+	example.Cleanup(wire.Close)
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	launchers := mvich.Local(ranks)
 	errs := make([]error, ranks)
 	var wait sync.WaitGroup
 	for rank := range ranks {
-		agent := fabric.Agent(fmt.Sprint("host", rank))
-		config := xdpnictest.Config{Admit: agent.Admit, MAC: agent.Link().MAC}
-		pool := config.PoolBytes()
-		arena, err := hugepages.New(hugepages.Config{Size: pool + 4<<20, Reserve: pool, Policy: hugepages.Avoid})
-		if err != nil {
-			return err
-		}
-		defer arena.Close()
-		config.Memory = arena.Bytes()
-		queue, err := wire.Queue(config)
-		if err != nil {
-			return err
-		}
-		nic, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena, Silence: calm})
-		if err != nil {
-			return err
-		}
-		defer nic.Close()
+		nic := memorynic.Open(&example, wire, fabric.Agent(fmt.Sprint("host", rank)), memorynic.Config{Silence: calm}).Nic
 		wait.Go(func() {
 			world, err := mvich.Init(nic, launchers[rank])
 			if err != nil {

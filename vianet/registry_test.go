@@ -3,7 +3,7 @@ package vianet
 import (
 	"testing"
 
-	"viaxdp/hugepages"
+	"viaxdp/internal/memorynic"
 	"viaxdp/kagent/kagenttest"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -15,27 +15,7 @@ func aNic(t *testing.T) *vipl.Nic {
 	wire := xdpnictest.NewWire()
 	t.Cleanup(wire.Close)
 	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("a")
-	c := xdpnictest.Config{RxChunks: 64}
-	pool := c.PoolBytes()
-	arena, err := hugepages.New(hugepages.Config{Size: pool + 256<<10, Reserve: pool, Policy: hugepages.Avoid})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Memory, c.Admit, c.MAC = arena.Bytes(), agent.Admit, agent.Link().MAC
-	queue, err := wire.Queue(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		n.Close()
-		queue.Close()
-		arena.Close()
-	})
-	return n
+	return memorynic.Open(t, wire, agent, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 64}, Arena: 256 << 10}).Nic
 }
 
 func newTestRegistry(t *testing.T, limit int) (r *registry, tag *vipl.Ptag) {

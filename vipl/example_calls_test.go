@@ -8,7 +8,7 @@ import (
 	"log"
 	"time"
 
-	"viaxdp/hugepages"
+	"viaxdp/internal/memorynic"
 	"viaxdp/kagent/kagenttest"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -24,36 +24,20 @@ type exampleEnd struct {
 
 // examplePrograms runs f as two programs, on NICs in memory.
 func examplePrograms(f func(a, b exampleEnd) error) {
-	if err := tryPrograms(f); err != nil {
+	var example memorynic.Example
+	defer example.End()
+	if err := tryPrograms(&example, f); err != nil {
 		fmt.Println(err)
 	}
 }
 
-func tryPrograms(f func(a, b exampleEnd) error) error {
+func tryPrograms(example *memorynic.Example, f func(a, b exampleEnd) error) error {
 	wire := xdpnictest.NewWire()
-	defer wire.Close()
+	example.Cleanup(wire.Close)
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	var ends [2]exampleEnd
 	for i := range ends {
-		agent := fabric.Agent(fmt.Sprint("host", i))
-		config := xdpnictest.Config{Admit: agent.Admit, MAC: agent.Link().MAC}
-		pool := config.PoolBytes()
-		arena, err := hugepages.New(hugepages.Config{Size: pool + 4<<20, Reserve: pool, Policy: hugepages.Avoid})
-		if err != nil {
-			return err
-		}
-		defer arena.Close()
-		config.Memory = arena.Bytes()
-		queue, err := wire.Queue(config)
-		if err != nil {
-			return err
-		}
-		defer queue.Close()
-		nic, err := vipl.Open(vipl.Provider{Port: queue, Agent: agent, Arena: arena, Silence: time.Minute})
-		if err != nil {
-			return err
-		}
-		defer nic.Close()
+		nic := memorynic.Open(example, wire, fabric.Agent(fmt.Sprint("host", i)), memorynic.Config{}).Nic
 		tag, err := nic.CreatePtag()
 		if err != nil {
 			return err

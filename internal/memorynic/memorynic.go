@@ -2,7 +2,6 @@
 package memorynic
 
 import (
-	"testing"
 	"time"
 
 	"viaxdp/hugepages"
@@ -33,7 +32,7 @@ type Host struct {
 
 // Open opens a NIC for an agent, on a queue of a wire, until the test ends. No chunk
 // may then be missing or have been used wrongly.
-func Open(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c Config) *Host {
+func Open(t T, wire *xdpnictest.Wire, agent *kagenttest.Agent, c Config) *Host {
 	t.Helper()
 	if c.Arena == 0 {
 		c.Arena = 8 << 20
