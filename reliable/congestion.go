@@ -13,11 +13,16 @@ type congestion struct {
 
 const fraction = 256
 
-func (c *congestion) init(first uint32, most int) {
+func (c *congestion) init(first uint32) {
 	c.roundEnd = first
+	c.cwnd = initialWindow * fraction
+	c.threshold = MaxWindow * fraction
+}
+
+// bound says how many frames the peer takes at most.
+func (c *congestion) bound(most int) {
 	c.most = int64(most) * fraction
-	c.cwnd = min(initialWindow*fraction, c.most)
-	c.threshold = c.most
+	c.cwnd = min(c.cwnd, c.most)
 }
 
 func (c *congestion) window() int { return int(c.cwnd / fraction) }

@@ -26,11 +26,16 @@
 // twenty, do not hold a stream down. It is no good neighbour of kernel TCP on a
 // congested link: a network for VIs is one's own.
 //
+// The peer tells its window in every frame, larger or smaller than before as it has
+// room. What it takes back of the window counts from when the Sender hears of it: the
+// peer keeps room for what was sent until then, and what finds none is lost and sent again.
+//
 // Sequence numbers are 32 bits and wrap; all comparisons are modulo 2^32 and
 // windows are at most MaxWindow frames, so a frame would have to be delayed by
 // four thousand million others to be taken for another.
 //
-// Nothing allocates after the constructors. One goroutine at a time.
+// Nothing allocates after the constructors, but a Sender whose peer takes more than
+// ever before. One goroutine at a time.
 //
 // The methods follow RFC 6298 (timer), RFC 6675 (selective acknowledgement)
 // and RFC 8985 (RACK-TLP), with the floors of a local network.

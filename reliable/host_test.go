@@ -221,8 +221,9 @@ func (h *host) arm() {
 // audit counts a Sender's frames and compares with what it says.
 func audit(s *Sender) error {
 	var sacked, lost, sent, n int
-	span := int(s.nxt - s.una)
+	span, units := int(s.nxt-s.una), uint32(0)
 	for seq := s.una; seq != s.nxt && n <= len(s.frames); seq, n = seq+1, n+1 {
+		units += uint32(s.frames[seq&s.mask].units)
 		switch s.frames[seq&s.mask].state {
 		case stateSacked:
 			sacked++
@@ -242,8 +243,9 @@ func audit(s *Sender) error {
 			span, sacked, lost, sent, s.sacked, s.lost, s.inFlight())
 	case s.window() < 1, s.cwnd > s.most, s.Room() < 0, s.Room() > len(s.frames)-span:
 		return fmt.Errorf("window %d, room %d of %d", s.window(), s.Room(), len(s.frames))
-	case before(s.limit, s.used), s.limit-s.freed > uint32(2*len(s.frames)), s.used-s.freed != s.nxt-s.una:
-		return fmt.Errorf("limit %d, units [%d, %d), unacknowledged [%d, %d)", s.limit, s.freed, s.used, s.una, s.nxt)
+	case s.limit-s.freed != uint32(s.granted), s.granted > len(s.frames), s.used-s.freed != units:
+		return fmt.Errorf("limit %d of a window of %d, units [%d, %d), %d in [%d, %d)",
+			s.limit, s.granted, s.freed, s.used, units, s.una, s.nxt)
 	case (s.timer == 0) != s.Idle():
 		return fmt.Errorf("timer %d, idle %v", s.timer, s.Idle())
 	case s.high-s.una > s.nxt-s.una, s.scanLost-s.una > s.nxt-s.una:

@@ -24,6 +24,7 @@ type Sender struct {
 	// Of all frames ever: units sent, acknowledged, and how many the peer's
 	// window takes.
 	used, freed, limit uint32
+	granted            int // the window, as the peer told it last
 
 	mask   uint32
 	frames []sentFrame
@@ -52,25 +53,17 @@ type SenderStats struct {
 }
 
 // NewSender makes a sender whose first frame has number first, with frames of
-// at most window units in flight until the peer says more, and at most MaxWindow.
-// It remembers as many frames, rounded up to a power of two.
+// at most window units in flight until the peer says otherwise, and at most MaxWindow.
 func NewSender(first uint32, window int) *Sender {
-	window = max(1, min(window, MaxWindow))
-	size := roundUp(window)
-	s := &Sender{
-		una: first, nxt: first, high: first, scanLost: first, limit: uint32(window),
-		mask: uint32(size - 1), frames: make([]sentFrame, size),
-	}
-	s.congestion.init(first, size)
+	s := &Sender{una: first, nxt: first, high: first, scanLost: first}
+	s.congestion.init(first)
+	s.take(max(1, window))
 	return s
 }
 
 // Room is the number of new frames of one unit that may be sent now.
 func (s *Sender) Room() int {
 	room := int(int32(s.limit - s.used))
-	if free := len(s.frames) - int(s.nxt-s.una); free < room {
-		room = free
-	}
 	if c := s.window() - s.inFlight(); c < room {
 		room = c
 	}
@@ -138,7 +131,7 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 		return from, from, int32(n) < 0
 	}
 	if n == 0 {
-		s.widen(window)
+		s.take(window)
 		return from, from, true
 	}
 	sentAt, again := int64(0), false // of the newest that was not known; was any sent again?
@@ -164,7 +157,7 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 		s.scanLost = cum
 	}
 	s.una = cum
-	s.widen(window)
+	s.take(window)
 	if s.grow(int(n), cum, s.nxt, s.least) {
 		s.stats.Slows++
 	}
@@ -172,12 +165,30 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 	return from, cum, true
 }
 
-// widen takes the peer's window behind what is acknowledged. It never takes back
-// what was granted.
-func (s *Sender) widen(window int) {
-	if limit := s.freed + uint32(max(0, min(window, len(s.frames)))); before(s.limit, limit) {
-		s.limit = limit
+// take takes the peer's window behind what is acknowledged, which the peer may also
+// make smaller: what was sent by then stays sent.
+func (s *Sender) take(window int) {
+	window = max(0, min(window, MaxWindow))
+	if window != s.granted {
+		s.resize(window)
 	}
+	s.limit = s.freed + uint32(window)
+}
+
+// resize makes room for the frames of a window.
+func (s *Sender) resize(window int) {
+	s.granted = window
+	size := roundUp(window)
+	s.bound(size)
+	if size <= len(s.frames) {
+		return
+	}
+	frames, mask := make([]sentFrame, size), uint32(size-1)
+	for i := range uint32(len(s.frames)) { // also those just released: the caller asks for their tags
+		seq := s.nxt - 1 - i
+		frames[seq&mask] = s.frames[seq&s.mask]
+	}
+	s.frames, s.mask = frames, mask
 }
 
 // AckRange takes a selective acknowledgement of [start, end). Frames in it
