@@ -11,6 +11,8 @@ func (p *port) abandon(c *conn) {
 		return
 	}
 	c.open = false
+	p.active--
+	p.share()
 	c.answers = nil
 	p.timers.remove(c)
 	p.settle(c)

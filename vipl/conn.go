@@ -22,7 +22,7 @@ type conn struct {
 	peer     wire.Host
 	source   source
 	template wire.Template
-	header   wire.Header     // destination and key filled in
+	header   wire.Header     // destination and key filled in, and the window that the peer was told
 	payload  int             // bytes of a message in one frame, at most
 	cut      int             // likewise of the message that is being sent
 	inChunk  int             // likewise in a frame that is built in one chunk
@@ -37,7 +37,6 @@ type conn struct {
 	receiver *reliable.Receiver //
 	seq      uint32             // unreliable: next number to send
 	expect   uint32             // unreliable: next number to come
-	ackEvery int
 
 	// the message that is arriving
 	part    wire.Kind // of which kind it is, once its first frame has come; else 0
@@ -118,9 +117,8 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 		secure: s, overhead: overhead,
 		bare: ours.BareData && theirs.BareData, packs: !v.nic.noPacking,
 		payload: room, inChunk: inChunk, inPack: min(inChunk, rx-head),
-		header:   wire.Header{VI: theirs.VI, Key: theirs.Key},
-		ackEvery: max(1, min(16, int(ours.Window)/4)),
-		seq:      ours.Seq, expect: theirs.Seq,
+		header: wire.Header{VI: theirs.VI, Key: theirs.Key, Window: ours.Window},
+		seq:    ours.Seq, expect: theirs.Seq,
 	}
 	c.closed.init()
 	if v.attrs.Level != UnreliableDelivery {
@@ -160,7 +158,8 @@ func (c *conn) verify(pkt *wire.Packet) error {
 // about 320 bytes is of no use.
 const minPayload = 256
 
-// offer makes this side's numbers for a new connection.
+// offer makes this side's numbers for a new connection, which will be one more. Under
+// the lock.
 func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
 	nic := v.port.nic
 	_, rx := nic.FrameCap()
@@ -173,7 +172,7 @@ func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
 	}
 	const ethernet, udp = 18, 8
 	return kagent.Offer{
-		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.window),
+		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.windowOf(v.port.active + 1)),
 		MaxPayload: uint16(min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff-ip-udp)),
 		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize), QoS: uint32(v.attrs.QoS),
 		RDMAWrite: v.attrs.EnableRdmaWrite, RDMARead: v.attrs.EnableRdmaRead, BareData: v.nic.bareData,
@@ -187,13 +186,20 @@ func (p *port) install(c *conn, now int64) {
 	for len(p.vis) <= i {
 		p.vis = append(p.vis, nil)
 	}
+	p.active++
+	before := p.window
+	if p.share(); p.window < before {
+		for _, v := range p.vis {
+			if v != nil {
+				p.tellWindow(v.conn, now)
+			}
+		}
+	}
 	p.vis[i] = c.vi
 	c.vi.conn = c
 	c.open = true
 	c.opened, c.heard, c.moved = now, now, now
 	p.leaveSpare()
-	p.active++
-	p.share()
 	p.timers.schedule(c, now+p.silence/4)
 	p.lookSource(c, now)
 }
@@ -216,8 +222,6 @@ func (p *port) uninstall(c *conn) {
 	p.vis[c.vi.num&0xffff] = nil
 	c.vi.conn = nil
 	p.leaveSpare()
-	p.active--
-	p.share()
 	if c.lane != nil {
 		p.leaveLane(c.lane)
 		c.lane = nil
@@ -232,24 +236,30 @@ func (p *port) enqueue(c *conn) {
 	}
 }
 
-// owe notes that the peer has an acknowledgement to get.
+// owe notes that the peer has an acknowledgement to get, of the frame in hand.
 func (p *port) owe(c *conn, now int64) {
-	if c.owedSlot == 0 {
-		p.owed = append(p.owed, c)
-		c.owedSlot = len(p.owed)
-		c.oweBy = now + ackDelay
-		if len(p.owed) >= crowd {
-			c.oweBy = now + ackCrowd
-		}
-	}
+	p.oweSome(c, now)
 	switch {
-	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= c.ackEvery:
+	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= p.ackEvery:
 		c.oweBy = now // due before the turn ends
 	case p.pkt.Flags&wire.FlagAckSoon != 0:
 		c.oweBy = min(c.oweBy, now+ackSoon)
 		if len(p.pkt.Rest) > 0 {
 			p.lookSoon() // the peer's program waits for the memory, and ours may be busy
 		}
+	}
+}
+
+// oweSome notes that the peer has an acknowledgement to get, which may wait.
+func (p *port) oweSome(c *conn, now int64) {
+	if c.owedSlot != 0 {
+		return
+	}
+	p.owed = append(p.owed, c)
+	c.owedSlot = len(p.owed)
+	c.oweBy = now + ackDelay
+	if len(p.owed) >= crowd {
+		c.oweBy = now + ackCrowd
 	}
 }
 

@@ -162,6 +162,11 @@ func (v *VI) ended(err error) {
 	default:
 		v.state = Connected
 	}
+	if v.conn != nil { // others may have connected meanwhile, and have left less for each
+		now := v.port.now()
+		v.port.tellWindow(v.conn, now)
+		v.port.finish(now, false)
+	}
 }
 
 // within is the time that a call may take; negative: no limit.

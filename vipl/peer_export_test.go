@@ -5,6 +5,8 @@ import (
 	"viaxdp/wire"
 )
 
+const LeastWindow = leastWindow
+
 // Expects is the head of the frame that would come next of the peer of v: VI, key, number, and what it would
 // acknowledge. ok is false when frames do not flow.
 func (v *VI) Expects() (h wire.Header, ok bool) {

@@ -94,7 +94,8 @@ type port struct {
 	over      bool    // stopped: the rings may be gone, and who polls all the same leaves them alone
 	stalled   bool    // it was rung last, and the kernel, which copies, has not taken everything
 	window    int     // frames that each connection may be sent
-	active    int     // connections
+	ackEvery  int     // of so many frames one is acknowledged at once
+	active    int     // connections on which frames flow
 
 	lanes    atomic.Pointer[[]*portLane] // to other queues of the interface; changed under the lock
 	from     *portLane                   // the lane that the frame in hand has come by; nil: the queue
@@ -170,15 +171,33 @@ func (p *port) stop() {
 	p.mu.Unlock()
 }
 
-// share divides the chunks for arriving frames among the connections, with a
-// quarter in reserve. A unit of the window takes one chunk, or several small
-// ones.
+// share divides the chunks for arriving frames among the connections. Each frame
+// tells its peer, which so has more when others have gone.
 func (p *port) share() {
+	p.window = p.windowOf(p.active)
+	p.ackEvery = max(1, min(16, p.window/4))
+}
+
+// windowOf is the window of each of so many connections: with a quarter of the chunks
+// in reserve, and nobody gets less than leastWindow. A unit of the window takes one
+// chunk, or several small ones.
+func (p *port) windowOf(conns int) int {
 	chunks := 1
 	if _, rx := p.nic.FrameCap(); p.nic.MaxSegs() > 1 {
 		chunks = (wire.WindowUnit + rx - 1) / rx
 	}
-	p.window = max(leastWindow, min(maxWindow, p.nic.RxChunks()*3/4/chunks/max(p.active, 1)))
+	return max(leastWindow, min(maxWindow, p.nic.RxChunks()*3/4/chunks/max(conns, 1)))
+}
+
+// tellWindow tells the peer of c that its window has become smaller: it may be one from
+// which nothing comes, and which could come back with as much as it was told long ago. A
+// seventh more than the window is left to it: with the quarter in reserve, and what refill
+// has not given back yet, that is no more than there is.
+func (p *port) tellWindow(c *conn, now int64) {
+	if c.open && c.receiver != nil && c.vi.state == Connected && 8*p.window < 7*int(c.header.Window) {
+		p.oweSome(c, now)
+		p.lookSoon()
+	}
 }
 
 func (p *port) isClosed() bool {
