@@ -258,6 +258,59 @@ func TestReceiveRefusesForeignMemory(t *testing.T) {
 	}
 }
 
+// A frame loses its Ethernet header as long as the kernel has it, and nothing else does.
+func TestVoid(t *testing.T) {
+	k := newFakeKernel(t, Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: 2, TxChunks: 4}, 0)
+	q := k.q
+	mem := q.pool.mem
+	for i := range mem {
+		mem[i] = 1
+	}
+	zeros := func() (n int) {
+		for _, b := range mem {
+			if b == 0 {
+				n++
+			}
+		}
+		return n
+	}
+	long, _, _ := q.Alloc()
+	last, _, _ := q.Alloc()
+	reg := q.pool.addr(6) // behind the pool
+	edge := last + 2048 - 4
+	q.Void(long)
+	if !q.SendSegs([]Desc{{Addr: long, Len: 100}, {Addr: reg, Len: 2048}}, true) ||
+		!q.SendSegs([]Desc{{Addr: edge, Len: 4}, {Addr: reg, Len: 100}}, true) {
+		t.Fatal("refused")
+	}
+	for _, addr := range []uint64{0, reg, 1 << 63, q.pool.addr(5)} { // RX, none, nowhere, free
+		q.Void(addr)
+	}
+	if n := zeros(); n > 0 {
+		t.Fatalf("%d bytes are cleared of what is no frame on its way", n)
+	}
+	q.Void(long)
+	if n := zeros(); n != MinFrame || mem[long] != 0 || mem[long+MinFrame-1] != 0 {
+		t.Errorf("%d bytes are cleared", n)
+	}
+	q.Void(edge)
+	if n := zeros(); n != MinFrame+4 || mem[last+2047] != 0 {
+		t.Errorf("%d bytes are cleared with those at a chunk's end", n)
+	}
+	q.publish()
+	for _, d := range k.transmit(100) {
+		k.complete(d.Addr)
+	}
+	q.Reap()
+	mem[long] = 1
+	if q.Void(long); mem[long] == 0 {
+		t.Error("a frame that has left is cleared")
+	}
+	q.Release(long)
+	q.Release(last)
+	audit(t, q)
+}
+
 // Send's and SendSegs' rules; a refused frame changes nothing.
 func TestSendRules(t *testing.T) {
 	k := newFakeKernel(t, Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: 2, TxChunks: 32}, 0)

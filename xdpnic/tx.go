@@ -174,6 +174,17 @@ func (q *Queue) InFlight(addr uint64) bool {
 	return i-p.rx < p.tx && (p.own[i] == ownTX || p.own[i] == ownKept)
 }
 
+// Void makes a frame that begins at addr, in a TX chunk, and has not left one that
+// nobody takes, because other segments of it are about to change: it loses its Ethernet header. It
+// comes too late for a frame that is being read.
+//
+// Owner only.
+func (q *Queue) Void(addr uint64) {
+	if p := q.pool; q.InFlight(addr) {
+		clear(p.mem[addr:min(addr+MinFrame, p.addr(p.chunk(addr))+p.size)])
+	}
+}
+
 // Pending is the number of TX entries that the kernel has not taken: those of
 // Send since the last Flush and those that the last Flush could not hand over.
 //

@@ -1,6 +1,7 @@
 package xdpnictest_test
 
 import (
+	"encoding/binary"
 	"slices"
 	"strings"
 	"testing"
@@ -78,6 +79,38 @@ func TestRetain(t *testing.T) {
 		t.Error("not free after completion")
 	}
 	if got := receive(b); !slices.Equal(got, []int{1, 1}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// A frame that was made void before it left arrives nowhere; its chunk comes back.
+func TestVoid(t *testing.T) {
+	mac := [6]byte{2, 1}
+	a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 4, MAC: mac})
+	put := func(n int) uint64 {
+		t.Helper()
+		addr, chunk, ok := a.Alloc()
+		copy(chunk, mac[:])
+		binary.BigEndian.PutUint32(chunk[20:], uint32(n))
+		if !ok || !a.Send(addr, frameLen, true) {
+			t.Fatalf("frame %d refused", n)
+		}
+		return addr
+	}
+	first, second := put(1), put(2)
+	put(3)
+	a.Void(second)
+	a.Void(0) // is none
+	flush(t, a)
+	a.Void(first) // has left
+	if got := receive(b); !slices.Equal(got, []int{1, 3}) {
+		t.Errorf("got %v", got)
+	}
+	if a.InFlight(second) || !a.Send(first, frameLen, false) {
+		t.Error("the chunks are not the program's again")
+	}
+	flush(t, a)
+	if got := receive(b); !slices.Equal(got, []int{1}) {
 		t.Errorf("got %v", got)
 	}
 }

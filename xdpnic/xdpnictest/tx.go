@@ -61,6 +61,18 @@ func (q *Queue) InFlight(addr uint64) bool {
 	return i >= 0 && q.chunks[i].state == queued
 }
 
+// Void takes the Ethernet header from a frame that begins at addr and that the
+// kernel still has.
+func (q *Queue) Void(addr uint64) {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	if i := q.number(addr); i >= 0 && q.chunks[i].state == queued {
+		q.thaw(i)
+		clear(q.mem[addr : addr+minFrame])
+		q.freeze(i)
+	}
+}
+
 // Pending is the number of TX entries that the kernel has not taken.
 func (q *Queue) Pending() int {
 	q.wire.mu.Lock()
