@@ -21,12 +21,26 @@ func (p *port) abandon(c *conn) {
 		return
 	}
 	for seq := c.sender.Unacked(); seq != c.sender.Next(); seq++ {
-		p.release(c.sender.Tag(seq))
+		tag := c.sender.Tag(seq)
+		if c.bare && isLong(tag) {
+			p.voidLent(&p.chains.sent[tag>>tagShift])
+		}
+		p.release(tag)
 	}
 	for tag, ok := c.receiver.Drain(); ok; tag, ok = c.receiver.Drain() {
 		p.recycle(p.held.take(tag, p.late[:]))
 	}
 	p.nic.Refill()
+}
+
+// voidLent takes back a frame of lent memory that is still on the ring. Its checksum
+// does not cover the data: whatever the program writes there next, a peer that does not
+// know of the end yet would take for the message. What remains is the one frame of which the
+// NIC reads the data just then.
+func (p *port) voidLent(f *longFrame) {
+	if len(f.segs) > f.own {
+		p.nic.Void(f.segs[0].Addr)
+	}
 }
 
 // broken says how a connection broke.

@@ -301,6 +301,42 @@ func disconnectWithLentSend(t *testing.T, level vipl.ReliabilityLevel, heals boo
 	}
 }
 
+// What a broken connection leaves on the ring is not sent any more when its memory is the
+// program's again, where no checksum would tell the peer, who hears of the end behind it.
+func TestLentMemoryOfABrokenConnection(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		for _, bare := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				c := longFrames
+				c.bubble, c.bareData = true, bare
+				n, va, vb := connected(t, c, level)
+				xa, xb := newBox(t, n.a.Nic, 1, 32_000), newBox(t, n.b.Nic, 2, 32_000)
+				postRecv(t, vb, xb, 0, 32_000)
+				n.a.queue.SetLies(xdpnictest.Lies{Stall: 1})
+				fillPattern(xa.buf[0], 1)
+				postSend(t, va, xa, 0, 32_000)
+				postSend(t, vb, xb, 1, 8) // nothing is posted for it
+				want := vipl.Status(0)    // on the ring, for what that is worth
+				if level == vipl.ReliableReception {
+					want = vipl.StatusFlushed
+				}
+				sent(t, va, want)
+				stateIs(t, va, vipl.Error)
+				if n.a.Counters().Lent == 0 || n.a.queue.Pending() == 0 {
+					t.Fatal("nothing lent is on the ring")
+				}
+				fillPattern(xa.buf[0], 2)
+				n.a.queue.SetLies(xdpnictest.Lies{})
+				received(t, vb, vipl.StatusFlushed)
+				stateIs(t, vb, vipl.Error)
+				if n := n.a.queue.Pending(); n > 0 {
+					t.Errorf("%d entries are on the ring", n)
+				}
+			})
+		}
+	})
+}
+
 // The last word of a write is written in one piece, also when the frame's last
 // chunk has less than a word of it.
 func TestLastWordOfALongWrite(t *testing.T) {

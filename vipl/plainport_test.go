@@ -88,6 +88,7 @@ func (p *plainPort) Receive(frames []xdpnic.Frame) int {
 	return n
 }
 
+func (p *plainPort) Void(uint64)                {}
 func (p *plainPort) Recycle(addr uint64)        { p.rx = append(p.rx, addr-256) }
 func (p *plainPort) Refill()                    {}
 func (p *plainPort) Ready() bool                { return len(p.in) > 0 }

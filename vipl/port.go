@@ -30,6 +30,8 @@ type Port interface {
 	SendSegs(segs []xdpnic.Desc, retain bool) bool
 	MaxSegs() int
 	InFlight(addr uint64) bool
+	// Void makes a frame that has not left, and begins at addr, one that nobody takes.
+	Void(addr uint64)
 	Pending() int
 	Flush() error
 	Reap() int
