@@ -6,25 +6,44 @@ import (
 	"time"
 
 	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
-// answering is a program that gets batches of small messages and answers them one by
+// answering is a program that gets batches of messages and answers them one by
 // one, as they are taken.
 type answering struct {
 	t      *testing.T
 	n      *memoryNet
 	va, vb *vipl.VI
 	xa, xb *box // each half of the descriptors for sends, half for receives
-	taken  int  // of the batch
+	size   int  // of a message
+	bell   *kicked
+	taken  int // of the batch
+}
+
+// kicked counts how often the kernel is told of frames.
+type kicked struct {
+	*xdpnictest.Queue
+	kicks int
+}
+
+func (k *kicked) Flush() error {
+	if k.Pending() > 0 {
+		k.kicks++
+	}
+	return k.Queue.Flush()
 }
 
 const answers = 12
 
-func newAnswering(t *testing.T) *answering {
-	n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
-	polling(t, n, va, vb)
-	p := &answering{t: t, n: n, va: va, vb: vb}
-	p.xa, p.xb = newBox(t, n.a.Nic, 2*answers, 64), newBox(t, n.b.Nic, 2*answers, 64)
+func newAnswering(t *testing.T, size int) *answering {
+	p := &answering{t: t, size: size, bell: &kicked{}}
+	p.n, p.va, p.vb = connected(t, memoryConfig{bubble: true, port: func(q *xdpnictest.Queue) vipl.Port {
+		p.bell.Queue = q
+		return p.bell
+	}}, vipl.ReliableDelivery)
+	polling(t, p.n, p.va, p.vb)
+	p.xa, p.xb = newBox(t, p.n.a.Nic, 2*answers, size), newBox(t, p.n.b.Nic, 2*answers, size)
 	return p
 }
 
@@ -33,9 +52,9 @@ func (p *answering) ask() {
 	p.t.Helper()
 	ds := p.xa.desc[:answers]
 	for k := range answers {
-		postRecv(p.t, p.va, p.xa, answers+k, 8)
-		postRecv(p.t, p.vb, p.xb, answers+k, 8)
-		p.xa.prepare(k, 8)
+		postRecv(p.t, p.va, p.xa, answers+k, p.size)
+		postRecv(p.t, p.vb, p.xb, answers+k, p.size)
+		p.xa.prepare(k, p.size)
 	}
 	before := p.n.b.Counters().Messages
 	if n, err := p.va.PostSends(ds, p.xa.region.Handle()); n != answers || err != nil {
@@ -63,7 +82,7 @@ func (p *answering) answer(count int) {
 	for range count {
 		d, err := p.vb.RecvDone()
 		checkDone(p.t, "receive", d, err, vipl.StatusOpReceive)
-		postSend(p.t, p.vb, p.xb, p.taken, 8)
+		postSend(p.t, p.vb, p.xb, p.taken, p.size)
 		p.taken++
 	}
 }
@@ -98,7 +117,7 @@ func (p *answering) packed(before uint64) uint64 { return p.n.b.Counters().Packe
 // though each is posted alone; after a rest the first of them goes at once.
 func TestAnswersShareFrames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newAnswering(t)
+		p := newAnswering(t, 8)
 		p.ask()
 		p.end()
 		if n := p.packed(0); n == 0 || n >= answers {
@@ -143,7 +162,7 @@ func TestAnswersDoNotWaitLong(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := newAnswering(t)
+				p := newAnswering(t, 8)
 				p.ask()
 				p.end()
 				p.ask()
@@ -161,4 +180,22 @@ func TestAnswersDoNotWaitLong(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Answers that are too long to share frames share the doorbell: in a stream the first
+// of a batch rings, so that the peer can begin, and the last.
+func TestLongAnswersShareADoorbell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newAnswering(t, 1000)
+		p.ask()
+		p.end()
+		for range 3 {
+			p.ask()
+			before, frames := p.bell.kicks, p.n.b.queue.Stats().TxFrames
+			p.end()
+			if kicks, frames := p.bell.kicks-before, p.n.b.queue.Stats().TxFrames-frames; kicks > 2 || frames < answers {
+				t.Errorf("%d doorbells for %d frames with %d answers", kicks, frames, answers)
+			}
+		}
+	})
 }
