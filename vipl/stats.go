@@ -23,7 +23,7 @@ type Counters struct {
 	Unsealed    uint64 // drop: plain, of a connection with a pre-shared key, or sealed, of one without
 	Forged      uint64 // drop: not sealed by the peer, or changed on the way
 	Replayed    uint64 // drop: a packet that came before, or too long after its like
-	Duplicate   uint64 // drop: came before
+	Duplicate   uint64 // came before, ignored
 	Outside     uint64 // drop: beyond the window
 	BadAcks     uint64 // acknowledgements of frames never sent, ignored
 

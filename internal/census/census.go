@@ -42,10 +42,11 @@ type VI struct {
 	ResentRate float64 `json:"resent_rate"` // frames a second
 }
 
-// engineDrops are the counters of vipl.Counters that count what was lost.
+// engineDrops are the counters of vipl.Counters that count what was lost; docs/counters.md
+// has the same.
 var engineDrops = []string{
-	"Malformed", "UnknownVI", "WrongKey", "WrongSource", "Corrupt", "Outside", "Dropped", "RecvQueueEmpty", "TooLong",
-	"RDMARefused", "ErrorsDropped",
+	"Malformed", "UnknownVI", "WrongKey", "WrongSource", "Corrupt", "Unsealed", "Forged", "Replayed", "Outside",
+	"EarlyDropped", "Dropped", "RecvQueueEmpty", "TooLong", "RDMARefused", "ErrorsDropped",
 }
 
 // socketDrops are those of the AF_XDP socket.

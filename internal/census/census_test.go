@@ -2,8 +2,11 @@ package census
 
 import (
 	"net/netip"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 	"viaxdp/internal/pairtest"
 	"viaxdp/internal/programs"
 	"viaxdp/vipl"
+	"viaxdp/xdpnic"
 )
 
 // look is a census of a program with two handles on one queue and a third on
@@ -85,6 +89,32 @@ func TestRates(t *testing.T) {
 	after.Only("eth2")
 	if len(after.Programs) != 0 {
 		t.Errorf("only eth2: %+v", after)
+	}
+}
+
+// What the document calls a drop is marked as one, and nothing else.
+func TestDropsAreThoseOfTheDocument(t *testing.T) {
+	text, err := os.ReadFile("../../docs/counters.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := look(0, func(n []vipl.NicStatus) {
+		n[0].Socket = map[string]uint64{}
+		(&xdpnic.Stats{}).Each(func(c xdpnic.Counter) { n[0].Socket[c.Name] = 0 })
+	})
+	q := c.Queues(nil)[0]
+	for group, title := range map[string]string{"engine": "\n## Engine\n", "socket": "\n## Queue\n"} {
+		_, section, _ := strings.Cut(string(text), title)
+		section, _, _ = strings.Cut(section, "\n## ")
+		rows := regexp.MustCompile("(?m)^\\| `([A-Za-z_]+)` \\| (drop: )?").FindAllStringSubmatch(section, -1)
+		if len(rows) < 20 {
+			t.Fatalf("%d counters of the %s in the document", len(rows), group)
+		}
+		for _, r := range rows {
+			if got := q.Get(group, r[1]); got.Name == "" || got.Drop != (r[2] != "") {
+				t.Errorf("%s in the document: %q; %+v", r[1], r[2], got)
+			}
+		}
 	}
 }
 
