@@ -3,6 +3,7 @@ package agentd
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -20,5 +21,25 @@ func TestListenAlone(t *testing.T) {
 	defer l.Close()
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0 {
 		t.Errorf("%v, %v, want no rights", st.Mode(), err)
+	}
+}
+
+// A path that was given by mistake costs nobody a file.
+func TestListenLeavesFilesAlone(t *testing.T) {
+	for _, suffix := range []string{"", ".new"} {
+		path := filepath.Join(t.TempDir(), "agent.toml")
+		if err := os.WriteFile(path+suffix, []byte("mine"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d := &Daemon{Socket: path}
+		if l, err := d.listen(); err == nil {
+			l.Close()
+			t.Error("it listens")
+		} else if !strings.Contains(err.Error(), path+suffix+" is there and is no socket") {
+			t.Error(err)
+		}
+		if b, err := os.ReadFile(path + suffix); string(b) != "mine" {
+			t.Errorf("%q, %v", b, err)
+		}
 	}
 }

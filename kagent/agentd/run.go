@@ -154,6 +154,19 @@ func (d *Daemon) unlock(f *os.File) {
 	_ = f.Close()
 }
 
+// removeSocket removes what an agent has left, and nothing that is no socket: the path may
+// be a mistake.
+func removeSocket(path string) error {
+	st, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err == nil && st.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s is there and is no socket: take another path, or remove it", path)
+	}
+	return errors.Join(err, os.Remove(path))
+}
+
 // listen opens the socket. It has its final rights before anybody can connect.
 func (d *Daemon) listen() (*net.UnixListener, error) {
 	gid := -1
@@ -177,7 +190,7 @@ func (d *Daemon) listen() (*net.UnixListener, error) {
 	}
 	fresh := d.Socket + ".new"
 	for _, path := range []string{fresh, d.Socket} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := removeSocket(path); err != nil {
 			return nil, err
 		}
 	}
