@@ -80,6 +80,10 @@ func Reserve(n int) (Reservation, error) {
 	if n <= 0 {
 		return Reservation{}, fmt.Errorf("hugepages: %d pages to reserve: the number must be positive", n)
 	}
+	// The kernel would take what others need, as far as it gets.
+	if free, ok := memAvailable(); ok && n > free>>21 || n > boundless {
+		return Reservation{}, fmt.Errorf("hugepages: %d pages of 2 MB: there is free memory for %d", n, free>>21)
+	}
 	before, after, err := editPool(fileNr, func(p pool) int { return p.total + n })
 	if err != nil {
 		return Reservation{}, err

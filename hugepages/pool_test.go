@@ -3,6 +3,7 @@ package hugepages
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -220,6 +221,16 @@ func TestPoolArguments(t *testing.T) {
 		}
 		if _, err := Reserve(n); err == nil {
 			t.Errorf("Reserve(%d): no error", n)
+		}
+	}
+}
+
+// More than the machine has is refused before the pool is touched, as is what would be less
+// than nothing when it is added to the pool.
+func TestReserveTooMuch(t *testing.T) {
+	for _, n := range []int{1 << 24, math.MaxInt} { // 32 TiB
+		if r, err := Reserve(n); err == nil || r.Pages != 0 || !strings.Contains(err.Error(), "there is free memory for") {
+			t.Errorf("Reserve(%d): %+v, %v", n, r, err)
 		}
 	}
 }
