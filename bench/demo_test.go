@@ -237,6 +237,44 @@ func TestMeasureLoopback(t *testing.T) {
 	}
 }
 
+// A server that could not open what a client asked for says so itself, and not to the client
+// alone.
+func TestServerFails(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		ready, failed, served := make(chan string, 1), make(chan error, 1), make(chan error, 1)
+		go func() {
+			served <- ListenAndServe(ctx, ServerConfig{
+				Listen: "127.0.0.1", Keep: keep,
+				Ready:  func(a net.Addr) { ready <- a.String() },
+				Failed: func(err error) { failed <- err },
+			})
+		}()
+		conn, err := net.Dial("tcp", <-ready)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := NewWorker("server", conn, Params{})
+		if _, err := w.call(request{Op: opOpen, Name: "no-such-transport", Params: &Params{}}); err == nil {
+			t.Error("it is open")
+		}
+		conn.Close()
+		if keep {
+			err = <-failed
+			cancel()
+			if end := <-served; !errors.Is(end, context.Canceled) {
+				t.Errorf("ended with %v", end)
+			}
+		} else {
+			err = <-served
+		}
+		if err == nil || !strings.Contains(err.Error(), `"no-such-transport"`) {
+			t.Errorf("keep %v: the server said %v", keep, err)
+		}
+		cancel()
+	}
+}
+
 // Without privilege the demonstration says what is missing: the test runs
 // itself again as nobody.
 func TestDemoNeeds(t *testing.T) {

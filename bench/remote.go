@@ -51,6 +51,10 @@ func (p Place) check() error {
 		return nil
 	}
 	ifi, err := net.InterfaceByName(p.Interface)
+	var op *net.OpError
+	if errors.As(err, &op) {
+		err = op.Err
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", p.Interface, err)
@@ -67,11 +71,13 @@ type ServerConfig struct {
 	Port   int    // TCP port; 0: any
 	Keep   bool   // go on after a client has left
 	Ready  func(net.Addr)
+	Failed func(error) // with Keep: what went wrong with a client; may be nil
 }
 
 // ListenAndServe awaits a client and does what it asks for: the transport, the
 // sizes and the counts are the client's to choose, the place is not. It
-// returns when the client has left, or when ctx ends.
+// returns when the client has left, with an error if nothing could be opened at
+// that place, or when ctx ends.
 //
 // Whoever reaches the port can make this process send and receive; keep it off
 // networks that are not trusted.
@@ -106,6 +112,8 @@ func ListenAndServe(ctx context.Context, cfg ServerConfig) error {
 			return context.Cause(ctx)
 		case !cfg.Keep:
 			return err
+		case err != nil && cfg.Failed != nil:
+			cfg.Failed(err)
 		}
 	}
 }
@@ -116,12 +124,16 @@ func serveClient(ctx context.Context, conn net.Conn, place Place) error {
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	return Serve(conn, func(p *Params) error {
+	s := newServer(func(p *Params) error {
 		p.Local, p.Server = local, true
 		place.apply(p)
 		p.Agent = "" // no path of this host is the client's to say
 		return nil
 	})
+	if err := s.serve(conn); err != nil {
+		return err
+	}
+	return s.refused
 }
 
 // ClientConfig of the other side.
@@ -143,7 +155,10 @@ func Measure(ctx context.Context, cfg ClientConfig) (*Result, error) {
 	d := net.Dialer{Timeout: dialTimeout}
 	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(cfg.Server, strconv.Itoa(cfg.Port)))
 	if err != nil {
-		return nil, fmt.Errorf("%w (is the server running there?)", err)
+		if dns := (*net.DNSError)(nil); !errors.As(err, &dns) {
+			err = fmt.Errorf("%w (is the server running there?)", err)
+		}
+		return nil, err
 	}
 	defer conn.Close()
 	local, err := addrOf(conn.LocalAddr())

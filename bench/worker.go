@@ -19,7 +19,14 @@ import (
 // every endpoint before it is opened: a server decides itself where its
 // endpoints are.
 func Serve(conn net.Conn, prepare func(*Params) error) error {
-	s := &server{prepare: prepare, locked: newThread(true), free: newThread(false)}
+	return newServer(prepare).serve(conn)
+}
+
+func newServer(prepare func(*Params) error) *server {
+	return &server{prepare: prepare, locked: newThread(true), free: newThread(false)}
+}
+
+func (s *server) serve(conn net.Conn) error {
 	defer s.locked.end()
 	defer s.free.end()
 	defer s.close()
@@ -75,6 +82,7 @@ type server struct {
 	locked   *thread
 	free     *thread
 	rtt      []int64
+	refused  error // why the last endpoint could not be opened
 }
 
 func (s *server) obey(r request) (answer reply) {
@@ -82,6 +90,7 @@ func (s *server) obey(r request) (answer reply) {
 	switch r.Op {
 	case opOpen:
 		err = s.open(r, &answer)
+		s.refused = err
 	case opClose:
 		err = s.close()
 	case opConnect, opPing, opEcho, opSend, opReceive:
