@@ -66,12 +66,25 @@ func newRes(env environment) *cobra.Command {
 
 // tellUnseen says what the census could not ask.
 func tellUnseen(w io.Writer, c *census.Census) {
-	if c.Denied > 0 {
+	switch {
+	case c.Denied == 1:
+		fmt.Fprintln(w, "1 program of another user is not shown: sudo shows it")
+	case c.Denied > 1:
 		fmt.Fprintf(w, "%d programs of other users are not shown: sudo shows them\n", c.Denied)
 	}
 	for _, f := range c.Failed {
 		fmt.Fprintln(w, "no answer:", f)
 	}
+}
+
+// notes are what goes before a list of queues: whose are not in it, and that there are none.
+func notes(nic string, c *census.Census, list []census.Queue) string {
+	var b strings.Builder
+	tellUnseen(&b, c)
+	if len(list) == 0 {
+		fmt.Fprintln(&b, nobody(nic, c))
+	}
+	return b.String()
 }
 
 // nobody says that there is nothing to show of an interface, or of any.
@@ -145,8 +158,11 @@ func newStat(env environment) *cobra.Command {
 					return err
 				}
 			}
-			if count < 0 {
+			switch {
+			case count < 0:
 				return errors.New("-c: want a number from 0")
+			case count > 0 && interval == 0:
+				return errors.New("-c counts looks: say by -i how many seconds are between them")
 			}
 			take := taker(args)
 			before := take()
@@ -208,15 +224,13 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 func showStat(env environment, nic string, list []census.Queue, c *census.Census, asJSON, all, vis, rates bool) error {
 	if asJSON {
+		tellUnseen(env.stderr, c)
 		if rates {
 			return json.NewEncoder(env.stdout).Encode(list)
 		}
 		return printJSON(env.stdout, list)
 	}
-	tellUnseen(env.stderr, c)
-	if len(list) == 0 {
-		fmt.Fprintln(env.stderr, nobody(nic, c))
-	}
+	fmt.Fprint(env.stderr, notes(nic, c, list))
 	for i := range list {
 		q := &list[i]
 		fmt.Fprintf(env.stdout, "%s (%s), process %d (%s)\n", q, q.Mode, q.PID, q.Command)
@@ -276,7 +290,7 @@ func newTop(env environment) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			out, ok := env.stdout.(*os.File)
+			out, ok := below(env.stdout).(*os.File)
 			if !ok || !isTerminal(out) {
 				return testbed.CannotRun(errors.New("standard output is no terminal: use via-xdp stat -i 1"))
 			}
@@ -286,11 +300,11 @@ func newTop(env environment) *cobra.Command {
 			defer restore()
 			fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // the other screen, without a cursor
 			defer fmt.Fprint(out, "\x1b[?25h\x1b[?1049l")
-			take := taker(args)
+			take, nic := taker(args), strings.Join(args, "")
 			before := take()
 			for list := before.Queues(nil); ; {
 				rows, columns := screen(out)
-				fmt.Fprint(out, "\x1b[H", topScreen(list, time.Now(), rows, columns), "\x1b[J")
+				fmt.Fprint(out, "\x1b[H", topScreen(list, notes(nic, before, list), time.Now(), rows, columns), "\x1b[J")
 				if !sleep(ctx, interval) {
 					return nil
 				}
@@ -337,7 +351,7 @@ func screen(f *os.File) (rows, columns int) {
 }
 
 // topScreen is what top shows, in at most rows lines of at most columns.
-func topScreen(list []census.Queue, now time.Time, rows, columns int) string {
+func topScreen(list []census.Queue, notes string, now time.Time, rows, columns int) string {
 	frames := func(q *census.Queue) float64 {
 		return q.Get("socket", "rx_frames").Rate + q.Get("socket", "tx_frames").Rate
 	}
@@ -350,7 +364,7 @@ func topScreen(list []census.Queue, now time.Time, rows, columns int) string {
 		vis += len(q.VIs)
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "via-xdp top - %s, %d queues, %d VIs   (q quits)\n\n", now.Format(time.TimeOnly), len(list), vis)
+	fmt.Fprintf(&b, "via-xdp top - %s, %d queues, %d VIs   (q quits)\n%s\n", now.Format(time.TimeOnly), len(list), vis, notes)
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "PID\tPROGRAM\tQUEUE\tRX/S\tTX/S\tMSG/S\tRESENT/S\tDROPS/S\t")
 	for i := range list {

@@ -24,7 +24,7 @@ func (e *exitStatus) Unwrap() error { return e.err }
 
 func newMpirun(env environment, start func(context.Context, mpirun.Job) error) *cobra.Command {
 	var percent float64
-	j := mpirun.Job{Ranks: 2, MTU: 1500, Stdout: env.stdout, Stderr: env.stderr}
+	j := mpirun.Job{Ranks: 2, MTU: 1500, Stdout: below(env.stdout), Stderr: env.stderr}
 	cmd := &cobra.Command{
 		Use:   "mpirun [flags] PROGRAM [ARGUMENT...]",
 		Short: "Start the ranks of a job on this machine, each in a namespace of its own",

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -35,6 +36,34 @@ func (o *output) write(env environment, r *bench.Result) error {
 		fmt.Fprintln(env.stderr, "wrote", f)
 	}
 	return err
+}
+
+// check finds a place that cannot be written before anything is measured.
+func (o *output) check() error {
+	return errors.Join(o.json.check(), checkDirectory("--svg", o.svg))
+}
+
+// checkDirectory refuses a flag's directory that is none, cannot be made or cannot be
+// written to. Empty is none.
+func checkDirectory(flag, dir string) error {
+	if dir == "" {
+		return nil
+	}
+	for at := filepath.Clean(dir); ; at = filepath.Dir(at) { // what there is of it
+		st, err := os.Stat(at)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && at != filepath.Dir(at):
+			continue
+		case err == nil && !st.IsDir():
+			err = fmt.Errorf("%s is no directory", at)
+		case err == nil:
+			if err = unix.Access(at, unix.W_OK); err == nil {
+				return nil
+			}
+			err = &os.PathError{Op: "write to", Path: at, Err: err}
+		}
+		return fmt.Errorf("%s %s: %w", flag, dir, err)
+	}
 }
 
 // jsonFile is where a result goes as JSON, beside what people read of it; "-" is
@@ -110,8 +139,31 @@ func writeFile(path string, write func(io.Writer) error) error {
 	return errors.Join(write(f), f.Close())
 }
 
+// printed is standard output. It remembers what went wrong, since those who print line by
+// line do not look.
+type printed struct {
+	w   io.Writer
+	err error
+}
+
+func (p *printed) Write(b []byte) (int, error) {
+	n, err := p.w.Write(b)
+	if err != nil && p.err == nil {
+		p.err = err
+	}
+	return n, err
+}
+
+// below is the writer behind standard output.
+func below(w io.Writer) io.Writer {
+	if p, ok := w.(*printed); ok {
+		return p.w
+	}
+	return w
+}
+
 func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+	f, ok := below(w).(*os.File)
 	if !ok {
 		return false
 	}

@@ -78,10 +78,15 @@ const (
 
 // run executes the command line and returns the exit status.
 func run(ctx context.Context, env environment) int {
+	out := &printed{w: env.stdout}
+	env.stdout = out
 	root := newRoot(env)
 	refuseUnknown(root)
 	root.SetArgs(mpirunArgs(env.args))
 	err := root.ExecuteContext(ctx)
+	if err == nil && out.err != nil {
+		err = fmt.Errorf("standard output: %w", out.err)
+	}
 	if err == nil {
 		return exitFine
 	}
