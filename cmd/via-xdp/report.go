@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +34,7 @@ func newReport(env environment) *cobra.Command {
 			"shows), and results (--result, as --json of other commands writes them). Addresses and the\n" +
 			"host's name are replaced by names that say nothing. Nothing is changed, and nothing is sent\n" +
 			"anywhere.",
+		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) (err error) {
 			if len(args) == 0 {
 				if args, err = inspect.Names(); err != nil {
@@ -81,6 +83,10 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 	a.Host(root)
 	for _, name := range interfaces {
 		if _, err := net.InterfaceByName(name); err != nil {
+			var op *net.OpError
+			if errors.As(err, &op) {
+				err = op.Err
+			}
 			return fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", name, err)
 		}
 		a.NIC(root, name, support.Ethtool{Name: name})
@@ -100,12 +106,16 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 		return err
 	}
 	a.Add("programs.json", string(b))
-	for _, file := range results {
+	for i, file := range results {
 		b, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}
-		a.Add("results/"+filepath.Base(file), string(b))
+		name := filepath.Base(file)
+		if slices.ContainsFunc(results[:i], func(other string) bool { return filepath.Base(other) == name }) {
+			name = fmt.Sprintf("%d-%s", i+1, name)
+		}
+		a.Add("results/"+name, string(b))
 	}
 	return a.Close()
 }

@@ -94,8 +94,16 @@ func TestReportCommand(t *testing.T) {
 	if _, err := os.Stat(file + "2"); err == nil {
 		t.Error("half a report is there")
 	}
-	env.args = []string{"report", "lo", "-o", "-"}
-	if status := run(t.Context(), env); status != exitFine || len(untar(t, &out)) < 10 {
+	other := filepath.Join(t.TempDir(), filepath.Base(result))
+	if err := os.WriteFile(other, []byte("another one"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env.args = []string{"report", "lo", "-o", "-", "--result", result, "--result", other}
+	if status := run(t.Context(), env); status != exitFine {
 		t.Errorf("to standard output: status %d", status)
+	}
+	files = untar(t, &out)
+	if len(files) < 10 || files["via-xdp-report/results/pingpong.json"] == "" || files["via-xdp-report/results/2-pingpong.json"] != "another one" {
+		t.Errorf("two results of one name: %d files, %q", len(files), files["via-xdp-report/results/2-pingpong.json"])
 	}
 }
