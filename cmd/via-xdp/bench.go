@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -45,6 +44,9 @@ func (s *suiteFlags) add(f *pflag.FlagSet) {
 	s.json.flag(f, "write the report also to this `file`; - for standard output, the table then goes to standard error")
 }
 
+// resultsDir has a directory of each run that is not told where to write.
+const resultsDir = "bench-results"
+
 func newBench(env environment) *cobra.Command {
 	s := &suiteFlags{}
 	cmd := &cobra.Command{
@@ -65,7 +67,7 @@ func newBench(env environment) *cobra.Command {
 			"kernel has it, and not with --quick).\n\nGroups:\n" + groupsHelp("  "),
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := s.run(cmd.Context(), env, args)
+			r, err := s.run(cmd, env, args)
 			if r == nil {
 				return err
 			}
@@ -77,17 +79,29 @@ func newBench(env environment) *cobra.Command {
 	return cmd
 }
 
+// check refuses what cannot be measured, or written. What was not set has its default.
+func (s *suiteFlags) check(f *pflag.FlagSet) error {
+	errs := []error{checkMTU(s.cfg.MTU), checkMode(s.cfg.Mode), s.json.check(), checkDirectory("--out", s.out)}
+	if f.Changed("turns") {
+		errs = append(errs, within("--turns", s.cfg.Turns, 1, math.MaxInt))
+	}
+	if f.Changed("duration") {
+		errs = append(errs, lasting("--duration", s.cfg.Duration))
+	}
+	return errors.Join(errs...)
+}
+
 // run measures and keeps the report. When a group fails, the report has those
 // before it, or is nil if there is none.
-func (s *suiteFlags) run(ctx context.Context, env environment, groups []string) (*report.Report, error) {
+func (s *suiteFlags) run(cmd *cobra.Command, env environment, groups []string) (*report.Report, error) {
 	cfg := s.cfg
 	cfg.Groups, cfg.Stderr, cfg.Command = groups, env.stderr, commandLine(withoutPlaces(env.args))
 	estimate, err := suite.Estimate(cfg)
-	if err := errors.Join(err, s.json.check()); err != nil {
+	if err := errors.Join(err, s.check(cmd.Flags())); err != nil {
 		return nil, err
 	}
 	if s.out == "" {
-		s.out = filepath.Join("bench-results", time.Now().Format("20060102-150405"))
+		s.out = filepath.Join(resultsDir, time.Now().Format("20060102-150405"))
 	}
 	if err := os.MkdirAll(s.out, 0o755); err != nil {
 		return nil, err
@@ -102,10 +116,12 @@ func (s *suiteFlags) run(ctx context.Context, env environment, groups []string) 
 		}
 		progress.line("%d/%d %s: %s", p.Number, p.Total, p.Group, p.Doing)
 	}
-	r, err := env.actions.suite(ctx, cfg)
+	r, err := env.actions.suite(cmd.Context(), cfg)
 	progress.done()
 	if r == nil || len(r.Groups) == 0 {
-		os.Remove(s.out) // it goes if nothing is in it
+		if os.Remove(s.out) == nil && filepath.Dir(s.out) == resultsDir { // they go if nothing is in them
+			os.Remove(resultsDir)
+		}
 		return nil, err
 	}
 	return r, errors.Join(err, writeFile(filepath.Join(s.out, "report.json"), r.Write))
@@ -159,8 +175,8 @@ func newBenchCompare(env environment) *cobra.Command {
 			"by more than the spread of the turns of both.",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if math.IsNaN(fail) {
-				return errors.New("--fail NaN: want percent")
+			if !(fail >= 0) { // NaN is neither
+				return fmt.Errorf("--fail %v: want percent, 0 or more", fail)
 			}
 			var r [2]*report.Report
 			for i, path := range args {
@@ -196,6 +212,9 @@ func newBenchDoc(env environment) *cobra.Command {
 		Short: "Run the suite and write benchmarks.md with its plots",
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkDirectory("--docs", docs); err != nil {
+				return err
+			}
 			histograms := filepath.Dir(from)
 			var r *report.Report
 			var err error
@@ -205,7 +224,7 @@ func newBenchDoc(env environment) *cobra.Command {
 				}
 				r, err = readReport(from)
 			} else {
-				r, err = s.run(cmd.Context(), env, args)
+				r, err = s.run(cmd, env, args)
 				histograms = s.out
 			}
 			if err != nil {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -31,7 +33,10 @@ func newDemo(env environment) *cobra.Command {
 			"does with --post_list. Nothing of it stays behind. Needs root.\n\nNames:\n" + namesHelp(),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.json.check(); err != nil {
+			if err := errors.Join(
+				within("--turns", cfg.Plan.Turns, 1, math.MaxInt), lasting("--duration", cfg.Plan.Duration),
+				checkMTU(cfg.MTU), checkMode(cfg.Mode), out.check(),
+			); err != nil {
 				return err
 			}
 			cfg.Plan.Rows = bench.RowsOf(names)

@@ -165,7 +165,7 @@ func newTune(env environment) *cobra.Command {
 			"asks for, and remembers what was; --undo puts that back, also after a crash. A reboot\n" +
 			"does, too.",
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case back && dry:
 				return errors.New("--undo and --dry-run: one of them")
@@ -173,6 +173,9 @@ func newTune(env environment) *cobra.Command {
 				return errors.New("--undo puts back all that tune has changed: name no INTERFACE")
 			case back:
 				return takeBack(env, "tune", asJSON)
+			}
+			if profile == "" {
+				return usageError(cmd, errors.New("--profile latency, --profile throughput or --undo: which one"))
 			}
 			p, err := tune.Parse(profile)
 			if err != nil {

@@ -69,7 +69,7 @@ func newInfo(env environment) *cobra.Command {
 func infoNames(asked []string) ([]string, error) {
 	var names []string
 	for _, n := range asked {
-		if n != "" {
+		if n != "" && !slices.Contains(names, n) {
 			names = append(names, n)
 		}
 	}
@@ -86,7 +86,7 @@ func printInfo(env environment, i *inspect.Interface) {
 	if i.Up {
 		state = "up"
 	}
-	fmt.Fprintf(w, "%s\tindex %d, %s, %s\n", i.Name, i.Index, i.MAC, state)
+	fmt.Fprintf(w, "%s\tindex %d, %s, %s\n", i.Name, i.Index, cmp.Or(i.MAC, "no MAC address"), state)
 	fmt.Fprintf(w, "  driver\t%s\n", i.Driver)
 	fmt.Fprintf(w, "  queues\t%d RX, %d TX", i.Queues.RX, i.Queues.TX)
 	if i.Queues.RXRing > 0 {

@@ -257,7 +257,7 @@ func TestMeasureFlags(t *testing.T) {
 func TestTestbedCommands(t *testing.T) {
 	r := &recorder{}
 	status, out, errs := call(r, "testbed", "up", "--mtu", "9000", "--queues", "2", "--hugepages", "5")
-	if status != 0 || !strings.HasPrefix(out, "up\n") {
+	if status != 0 || !strings.HasPrefix(out, "up\n") || !strings.Contains(errs, "it was up before and is as it was") {
 		t.Fatalf("status %d, %q, %q", status, out, errs)
 	}
 	if r.bed.Pair.MTU != 9000 || r.bed.Pair.Queues != 2 || r.bed.Hugepages != 5 || r.bed.Namespaces != [2]string{"via0", "via1"} {
@@ -271,7 +271,7 @@ func TestTestbedCommands(t *testing.T) {
 	if status, out, _ := call(r, "testbed", "down"); status != 0 || out != "" {
 		t.Errorf("down: status %d, %q", status, out)
 	}
-	if diff := cmp.Diff([]string{"up", "status", "status", "down"}, r.calls); diff != "" {
+	if diff := cmp.Diff([]string{"status", "up", "status", "status", "down"}, r.calls); diff != "" {
 		t.Error(diff)
 	}
 }

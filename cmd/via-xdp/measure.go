@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -86,12 +87,20 @@ func (m *measureFlags) sizes() []int {
 	return sizes
 }
 
+// twoSides is what server and client are, in help.
+const twoSides = "The server waits at a TCP port for a client, which says what is measured: transport, sizes,\n" +
+	"times and checks are the client's to choose. Where frames go is of each side: -i, --queue,\n" +
+	"--mode, --steer, --cpu, --hugepages. The server ends when the client has left, unless --keep."
+
 func newPingpong(env environment) *cobra.Command {
 	m := &measureFlags{}
 	cmd := &cobra.Command{
 		Use:   "pingpong [flags] [SERVER]",
 		Short: "Latency between two hosts: without an argument the server, with one the client",
-		Args:  cobra.MaximumNArgs(1),
+		Long:  "Measures one way, half of a round trip, and prints p50, p99 and more for each size.\n" + twoSides,
+		Example: "  via-xdp pingpong -i eth1                  # on one host: the server\n" +
+			"  via-xdp pingpong -i eth1 -a 192.0.2.1     # on the other, with the first one's address",
+		Args: cobra.MaximumNArgs(1),
 	}
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		return m.run(cmd, env, args, bench.Plan{Latency: true, Histogram: m.histogram})
@@ -106,7 +115,10 @@ func newStream(env environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stream [flags] [SERVER]",
 		Short: "Bandwidth between two hosts: without an argument the server, with one the client",
-		Args:  cobra.MaximumNArgs(1),
+		Long:  "Sends messages from client to server as fast as they are taken.\n" + twoSides,
+		Example: "  via-xdp stream -i eth1                  # on one host: the server\n" +
+			"  via-xdp stream -i eth1 -a 192.0.2.1     # on the other, with the first one's address",
+		Args: cobra.MaximumNArgs(1),
 	}
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		return m.run(cmd, env, args, bench.Plan{Bandwidth: true})
@@ -119,16 +131,22 @@ func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, p
 	if s := m.place.Silence; s != 0 && s < vipl.MinSilence {
 		return fmt.Errorf("--silence %v: want %v or more, or 0 for the default", s, vipl.MinSilence)
 	}
-	if m.cpu >= 0 {
+	if err := errors.Join(within("--queue", m.place.Queue, 0, math.MaxInt), checkMode(m.place.Mode)); err != nil {
+		return err
+	}
+	if cmd.Flags().Changed("cpu") {
 		if err := testbed.PinProcess(m.cpu); err != nil {
-			return err
+			return fmt.Errorf("--cpu: %w", err)
 		}
 	}
 	if len(args) == 0 {
+		if err := within("-p", m.port, 0, math.MaxUint16); err != nil {
+			return err
+		}
 		return m.serve(cmd.Context(), env)
 	}
 	name, err := m.transport()
-	if err := errors.Join(err, m.out.json.check()); err != nil {
+	if err := errors.Join(err, within("-p", m.port, 1, math.MaxUint16), within("-n", m.iterations, 0, math.MaxInt), m.out.check()); err != nil {
 		return err
 	}
 	if !(m.duration > 0) {
@@ -177,5 +195,6 @@ func (m *measureFlags) serve(ctx context.Context, env environment) error {
 				env.actions.listening(a)
 			}
 		},
+		Failed: func(err error) { fmt.Fprintf(env.stderr, "via-xdp: %s\n", oneLine(err)) },
 	})
 }

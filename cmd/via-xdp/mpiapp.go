@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"strings"
 
@@ -28,6 +29,17 @@ func newMpiapp(env environment) *cobra.Command {
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: mpiapps.Names(),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			f := cmd.Flags()
+			if f.Changed("size") {
+				if err := within("--size", o.Size, 1, mpiapps.MaxSize); err != nil {
+					return err
+				}
+			}
+			if f.Changed("steps") {
+				if err := within("--steps", o.Steps, 1, math.MaxInt); err != nil {
+					return err
+				}
+			}
 			return rank(cmd.Context(), device, mvich.Auto, func(c *mvich.Comm) error {
 				r, err := mpiapps.Run(c, args[0], o)
 				switch {

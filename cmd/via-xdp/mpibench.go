@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"strings"
@@ -31,7 +32,12 @@ func newMpibench(env environment) *cobra.Command {
 		ValidArgs: mpibench.Names(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := protocolOf(protocol)
-			if err != nil {
+			if err := errors.Join(err,
+				within("--min", o.MinSize, 1, mostBytes), within("--max", o.MaxSize, o.MinSize, mostBytes),
+				within("--step", o.Step, 2, mostBytes), within("--iterations", o.Iterations, 0, math.MaxInt),
+				within("--warmup", o.Warmup, 0, math.MaxInt), within("--window", o.Window, 0, mostWindow),
+				within("--most-bytes", o.MostBytes, 0, math.MaxInt),
+			); err != nil {
 				return err
 			}
 			return rank(cmd.Context(), device, p, func(c *mvich.Comm) error {
@@ -64,6 +70,12 @@ func newMpibench(env environment) *cobra.Command {
 	return cmd
 }
 
+// What a rank has the memory for: it has twice the largest message for each rank.
+const (
+	mostBytes  = 1 << 30
+	mostWindow = 1 << 16
+)
+
 func protocolOf(name string) (mvich.Protocol, error) {
 	for p := mvich.Auto; p <= mvich.RPUT; p++ {
 		if p.String() == name {
@@ -82,12 +94,12 @@ const rankSilence = 10 * time.Second
 // tells its ranks once. When the first of them then ends the job it tells all again:
 // that does not break off the closing. What hangs gets SIGKILL.
 func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Comm) error) (err error) {
-	if device == "" {
-		return fmt.Errorf("no interface: give one by -i, or in %s", mvich.DeviceVariable)
-	}
 	l, err := pmi.FromEnv()
 	if err != nil {
 		return err
+	}
+	if device == "" {
+		return fmt.Errorf("no interface: give one by -i, or in %s", mvich.DeviceVariable)
 	}
 	again := make(chan os.Signal, 1) // nobody reads it
 	signal.Notify(again, unix.SIGTERM)

@@ -41,6 +41,9 @@ func newMpirun(env environment, start func(context.Context, mpirun.Job) error) *
 			if j.Ranks < 1 || j.Ranks > testbed.MaxStar {
 				return fmt.Errorf("-np %d: want 1 to %d ranks", j.Ranks, testbed.MaxStar)
 			}
+			if err := checkMTU(j.MTU); err != nil {
+				return err
+			}
 			j.Program, j.Lossy = args, cmd.Flags().Changed("loss")
 			if j.Loss = percent / 100; j.Lossy && !(percent >= 0 && percent < 100) {
 				return fmt.Errorf("--loss %v: want percent, 0 to less than 100", percent)

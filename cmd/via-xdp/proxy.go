@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 
 	"github.com/spf13/cobra"
 
@@ -34,6 +35,14 @@ func newProxy(env environment) *cobra.Command {
 			}
 			if p.To, err = proxy.ParseAddress(to); err != nil {
 				return fmt.Errorf("--to: %w", err)
+			}
+			if fallback != "" {
+				if p.To.Network != "via" {
+					return errors.New("--fallback is for a --to by VIA, which may have nobody there")
+				}
+				if _, err := net.LookupPort("tcp", fallback); err != nil {
+					return fmt.Errorf("--fallback %s: want a TCP port", fallback)
+				}
 			}
 			if p.Listen.Network == "via" || p.To.Network == "via" {
 				if device == "" {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"math"
 
 	"github.com/spf13/cobra"
 
@@ -30,16 +32,28 @@ func newUp(env environment) *cobra.Command {
 			"(10.77.0.1, fd77::1) and via1 (10.77.0.2, fd77::2), and adds hugepages to the host's\n" +
 			"pool. When the bed is up already, nothing changes. Needs root.",
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := errors.Join(
+				checkMTU(bed.Pair.MTU), within("--queues", bed.Pair.Queues, 1, testbed.MaxQueues), within("--hugepages", bed.Hugepages, 0, math.MaxInt),
+			); err != nil {
+				return err
+			}
+			before, err := env.actions.status(bed)
+			if err != nil {
+				return err
+			}
 			if err := env.actions.up(bed); err != nil {
 				return err
+			}
+			if before.Up && cmd.Flags().NFlag() > 0 {
+				fmt.Fprintln(env.stderr, "via-xdp: it was up before and is as it was: via-xdp testbed down first, for another one")
 			}
 			return printStatus(env, bed)
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&bed.Pair.MTU, "mtu", bed.Pair.MTU, fmt.Sprintf("MTU of the pair, %d to %d", testbed.MinMTU, testbed.MaxMTU))
-	f.IntVar(&bed.Pair.Queues, "queues", bed.Pair.Queues, "RX and TX queues of each interface")
+	f.IntVar(&bed.Pair.Queues, "queues", bed.Pair.Queues, fmt.Sprintf("RX and TX queues of each interface, 1 to %d", testbed.MaxQueues))
 	f.IntVar(&bed.Hugepages, "hugepages", bed.Hugepages, "pages of 2 MB to add to the host's pool until down")
 	return cmd
 }

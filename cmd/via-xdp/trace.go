@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -37,11 +38,14 @@ func newTrace(env environment) *cobra.Command {
 			if c.Level, ok = levelNames[level]; !ok {
 				return fmt.Errorf("--level %s: want unreliable, reliable-delivery or reliable-reception", level)
 			}
-			if c.Mode, err = xdpnic.ParseMode(mode); err != nil {
+			if err := checkMode(mode); err != nil {
 				return err
 			}
-			if c.Messages < 1 || c.Bytes < 0 || c.Bytes > vipl.MaxTransferSize {
-				return fmt.Errorf("-n: want 1 or more; -s: want 0 to %d bytes", vipl.MaxTransferSize)
+			c.Mode, _ = xdpnic.ParseMode(mode)
+			if err := errors.Join(
+				within("-n", c.Messages, 1, math.MaxInt), within("-s", c.Bytes, 0, vipl.MaxTransferSize), checkMTU(mtu),
+			); err != nil {
+				return err
 			}
 			if err := testbed.Require(testbed.Namespaces, testbed.Sockets, testbed.Programs); err != nil {
 				return err
@@ -84,7 +88,7 @@ func newTrace(env environment) *cobra.Command {
 	f.IntVarP(&c.Bytes, "size", "s", 64, "bytes of a message")
 	f.StringVar(&level, "level", level, "unreliable, reliable-delivery or reliable-reception")
 	f.StringVar(&mode, "mode", mode, modeHelp)
-	f.IntVar(&mtu, "mtu", mtu, "MTU of the pair")
+	f.IntVar(&mtu, "mtu", mtu, fmt.Sprintf("MTU of the pair, %d to %d", testbed.MinMTU, testbed.MaxMTU))
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

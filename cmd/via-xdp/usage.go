@@ -3,11 +3,46 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"viaxdp/internal/testbed"
+	"viaxdp/xdpnic"
 )
+
+// within refuses a flag's number that is less than least or more than most; math.MaxInt
+// is no bound.
+func within(flag string, n, least, most int) error {
+	switch {
+	case n >= least && n <= most:
+		return nil
+	case most == math.MaxInt:
+		return fmt.Errorf("%s %d: want %d or more", flag, n, least)
+	}
+	return fmt.Errorf("%s %d: want %d to %d", flag, n, least, most)
+}
+
+// lasting refuses a time that is none.
+func lasting(flag string, d time.Duration) error {
+	if d <= 0 {
+		return fmt.Errorf("%s %v: want a time above 0, such as 500ms", flag, d)
+	}
+	return nil
+}
+
+func checkMTU(mtu int) error { return within("--mtu", mtu, testbed.MinMTU, testbed.MaxMTU) }
+
+func checkMode(mode string) error {
+	if _, err := xdpnic.ParseMode(mode); err != nil {
+		return fmt.Errorf("--mode %s: want auto, zero-copy, native or generic", mode)
+	}
+	return nil
+}
 
 // usageError makes an error about arguments or flags say how the command is called.
 func usageError(cmd *cobra.Command, err error) error {
@@ -20,10 +55,16 @@ func usageError(cmd *cobra.Command, err error) error {
 			kind = "a time such as 500ms or 20s"
 		case "bool":
 			kind = "true or false"
-		case "int", "uint16", "uint64", "float64":
+		case "int", "float64":
 			if !strings.Contains(f.Usage, "`") { // what it is called
 				kind = "a number"
 			}
+		case "uint64":
+			kind = "a number from 0"
+		case "uint16":
+			kind = "a number from 0 to 65535"
+		case "intSlice":
+			kind = "numbers with commas between them"
 		case "stringSlice":
 			kind = "names with commas between them"
 		}
@@ -37,7 +78,12 @@ func explainArguments(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			err := check(cmd, args)
+			f := cmd.Flags().Lookup("json")
 			switch {
+			case f != nil && f.Changed && f.Value.Type() == "bool" && slices.Contains(args, "-"):
+				return usageError(cmd, errors.New("--json of this command is for standard output and takes no -"))
+			case err == nil && slices.Contains(args, "") && cmd.Name() != "mpirun": // whose program may take one
+				return usageError(cmd, errors.New("an argument is empty: a variable that is not set, perhaps"))
 			case err == nil:
 				return nil
 			case cmd.HasSubCommands():

@@ -3,8 +3,13 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"viaxdp/internal/census"
 )
 
 // A command that is called in a wrong way says what is wrong and how it is called.
@@ -23,13 +28,16 @@ func TestUsageErrors(t *testing.T) {
 		"soak --for 5":           "--for 5: want a time such as 500ms or 20s (how long); usage: via-xdp soak [flags] (--help tells more)",
 		"pingpong -s big":        "--size big: want a number (message size in bytes); usage: via-xdp pingpong [flags] [SERVER] (--help tells more)",
 		"info --json=maybe":      "--json maybe: want true or false (print JSON); usage: via-xdp info [INTERFACE] [flags] (--help tells more)",
-		"soak --seed x":          "--seed x: want a number (of the events and faults (default: a random one, which the report tells)); usage: via-xdp soak [flags] (--help tells more)",
+		"soak --seed x":          "--seed x: want a number from 0 (of the events and faults (default: a random one, which the report tells)); usage: via-xdp soak [flags] (--help tells more)",
 		"stream -D long":         "--duration long: want a number (seconds for each size); usage: via-xdp stream [flags] [SERVER] (--help tells more)",
-		"ping -p -1 host":        "--port -1: want a number (UDP port of the agent); usage: via-xdp ping HOST [flags] (--help tells more)",
+		"ping -p -1 host":        "--port -1: want a number from 0 to 65535 (UDP port of the agent); usage: via-xdp ping HOST [flags] (--help tells more)",
 		`demo --names "`:         `--names ": want names with commas between them (transports to measure); usage: via-xdp demo [flags] (--help tells more)`,
 		"mpiapp dance":           `invalid argument "dance" for "via-xdp mpiapp"; usage: via-xdp mpiapp [flags] cg|stencil (--help tells more)`,
 		"pingpong --silence -5s": "--silence -5s: want 10ms or more, or 0 for the default",
 		"stream --silence 9ms h": "--silence 9ms: want 10ms or more, or 0 for the default",
+		"demo --sizes x":         "--sizes x: want numbers with commas between them (message sizes in bytes); usage: via-xdp demo [flags] (--help tells more)",
+		"tune":                   "--profile latency, --profile throughput or --undo: which one; usage: via-xdp tune [INTERFACE] [flags] (--help tells more)",
+		"stat --json -":          "--json of this command is for standard output and takes no -; usage: via-xdp stat [INTERFACE] [flags] (--help tells more)",
 		"proxy --to via:1":       "--listen and --to are both needed; usage: via-xdp proxy --listen tcp:HOST:PORT --to via:HOST:PORT [flags] (--help tells more)",
 	} {
 		status, out, errs := call(&recorder{}, strings.Fields(args)...)
@@ -39,8 +47,89 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
+// What is out of range is refused and not taken for something else, before anything is done.
+func TestOutOfRange(t *testing.T) {
+	for args, want := range map[string]string{
+		"demo --turns 0":                   "--turns 0: want 1 or more",
+		"demo --duration 0s":               "--duration 0s: want a time above 0, such as 500ms",
+		"demo --mtu 0":                     "--mtu 0: want 576 to 65535",
+		"demo --mode fast --turns -1":      "--turns -1: want 1 or more; --mode fast: want auto, zero-copy, native or generic",
+		"bench --turns 0 pingpong":         "--turns 0: want 1 or more",
+		"bench doc --duration -1s":         "--duration -1s: want a time above 0, such as 500ms",
+		"bench --mtu 70000":                "--mtu 70000: want 576 to 65535",
+		"bench --mode fast":                "--mode fast: want auto, zero-copy, native or generic",
+		"bench compare --fail -1 a b":      "--fail -1: want percent, 0 or more",
+		"pingpong --queue -1":              "--queue -1: want 0 or more",
+		"pingpong --mode fast":             "--mode fast: want auto, zero-copy, native or generic",
+		"pingpong -p 70000":                "-p 70000: want 0 to 65535",
+		"stream -p 0 host":                 "-p 0: want 1 to 65535",
+		"stream -n -1 host":                "-n -1: want 0 or more",
+		"trace -n 0 -s -1":                 "-n 0: want 1 or more; -s -1: want 0 to 1048576",
+		"trace --mtu 1":                    "--mtu 1: want 576 to 65535",
+		"stat -c 2":                        "-c counts looks: say by -i how many seconds are between them",
+		"testbed up --mtu 1":               "--mtu 1: want 576 to 65535",
+		"testbed up --queues 0":            "--queues 0: want 1 to 4096",
+		"testbed up --hugepages -1":        "--hugepages -1: want 0 or more",
+		"mpirun --mtu 0 true":              "--mtu 0: want 576 to 65535",
+		"mpibench --max 0 bw":              "--max 0: want 1 to 1073741824",
+		"mpibench --max 2000000000 bw":     "--max 2000000000: want 1 to 1073741824",
+		"mpibench --step 1 --window -1 bw": "--step 1: want 2 to 1073741824; --window -1: want 0 to 65536",
+		"mpiapp --size 0 cg":               "--size 0: want 1 to 32768",
+		"mpiapp --steps -1 cg":             "--steps -1: want 1 or more",
+
+		"proxy --listen via::1 --to tcp::2 --fallback 3": "--fallback is for a --to by VIA, which may have nobody there",
+		"proxy --listen tcp::1 --to via::2 --fallback x": "--fallback x: want a TCP port",
+	} {
+		r := &recorder{}
+		status, out, errs := call(r, strings.Fields(args)...)
+		if status != exitFailed || out != "" || errs != "via-xdp: "+want+"\n" || len(r.calls) > 0 {
+			t.Errorf("%s: status %d, %v, %s%s", args, status, r.calls, out, errs)
+		}
+	}
+	for _, cpu := range []string{"-1", "1023", "99999"} {
+		r := &recorder{}
+		status, _, errs := call(r, "pingpong", "--cpu", cpu)
+		if status != exitFailed || len(r.calls) > 0 || !strings.Contains(errs, "--cpu: there is no CPU "+cpu+" for this process: it may use 0") {
+			t.Errorf("--cpu %s: status %d, %v, %s", cpu, status, r.calls, errs)
+		}
+	}
+}
+
+// Text that could not be printed is a failure, also of commands that print line by line.
+func TestFullOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	t.Setenv("VIA_STATE_DIR", t.TempDir())
+	t.Setenv("VIA_RUNTIME_DIR", t.TempDir())
+	for _, args := range []string{"info eth7", "info --json eth7", "testbed status", "cleanup -n", "doctor --list", "bench list", "version", "help", "demo"} {
+		var errs bytes.Buffer
+		status := run(t.Context(), environment{args: strings.Fields(args), stdout: full, stderr: &errs, actions: (&recorder{}).actions()})
+		if status != exitFailed || !strings.Contains(errs.String(), "no space left on device") || strings.Count(errs.String(), "\n") != 1 {
+			t.Errorf("%s: status %d, %s", args, status, &errs)
+		}
+	}
+}
+
 // A report that could not be written is refused before anything is measured.
 func TestNoPlaceForReport(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, flag := range map[string]string{
+		"demo": "--svg", "pingpong host": "--svg", "stream host": "--svg", "bench pingpong": "--out", "bench doc": "--docs",
+	} {
+		for dir, why := range map[string]string{file: "is no directory", file + "/below": "not a directory"} {
+			r := &recorder{}
+			status, _, errs := call(r, append(strings.Fields(args), flag, dir)...)
+			if status != exitFailed || len(r.calls) > 0 || !strings.Contains(errs, flag+" "+dir+": ") || !strings.Contains(errs, why) {
+				t.Errorf("%s %s %s: status %d, %v, %s", args, flag, dir, status, r.calls, errs)
+			}
+		}
+	}
 	for _, args := range []string{"demo", "pingpong host", "stream host", "bench pingpong", "soak"} {
 		r := &recorder{}
 		status, _, errs := call(r, append(strings.Fields(args), "--json", "/no/such/dir/report.json")...)
@@ -56,6 +145,17 @@ func TestListsAsJSON(t *testing.T) {
 		status, out, errs := call(&recorder{}, strings.Fields(args)...)
 		if status != exitFine || !json.Valid([]byte(out)) || errs != "" {
 			t.Errorf("%s: status %d, %s%s", args, status, out, errs)
+		}
+	}
+}
+
+// top says why it shows nothing.
+func TestTopOfNobody(t *testing.T) {
+	c := &census.Census{Denied: 2}
+	screen := topScreen(nil, notes("eth7", c, nil), time.Now(), 24, 80)
+	for _, want := range []string{"2 programs of other users are not shown", "no other program has eth7 open"} {
+		if !strings.Contains(screen, want) {
+			t.Errorf("no %q in %q", want, screen)
 		}
 	}
 }

@@ -33,6 +33,8 @@ type End struct {
 const (
 	MinMTU = 576
 	MaxMTU = 65535
+
+	MaxQueues = 4096 // of an interface, net/core/rtnetlink.c
 )
 
 // check refuses what the kernel would refuse with a number only.

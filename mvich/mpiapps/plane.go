@@ -16,6 +16,9 @@ type plane struct {
 	calling      time.Duration // in calls of mvich
 }
 
+// MaxSize is the largest side of a square.
+const MaxSize = 1 << 15
+
 // newPlane cuts the square so that blocks are about as high as wide.
 func newPlane(c *mvich.Comm, n int) (*plane, error) {
 	p := &plane{c: c, n: n, down: c.Size(), across: 1}
@@ -24,7 +27,7 @@ func newPlane(c *mvich.Comm, n int) (*plane, error) {
 			p.down, p.across = c.Size()/a, a
 		}
 	}
-	if n < p.down || n > 1<<15 {
+	if n < p.down || n > MaxSize {
 		return nil, fmt.Errorf("%w: a square of %d x %d points cut into %d x %d blocks", ErrApp, n, n, p.down, p.across)
 	}
 	return p, nil
