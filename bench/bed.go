@@ -104,8 +104,7 @@ func Missing(err error) bool {
 // Workers are the coordinator's ends of the two control connections.
 func (b *Bed) Workers() (client, server *Worker) { return b.client, b.server }
 
-// Run carries out a plan on the bed. The end of ctx kills the workers, which
-// have no ear for anything in the middle of a round.
+// Run carries out a plan on the bed. The end of ctx ends the workers.
 func (b *Bed) Run(ctx context.Context, p Plan) (*Result, error) {
 	p.Opening = b.Opening
 	var result *Result
@@ -130,11 +129,15 @@ func (b *Bed) Run(ctx context.Context, p Plan) (*Result, error) {
 	return result, nil
 }
 
+// endGrace is how long workers have to leave what they are at when ctx ends: to close
+// their NICs, with what says that they run. A variable for tests.
+var endGrace = time.Second
+
 // Do calls f, which makes requests of the workers, and explains its error by
-// what has become of them. The end of ctx kills the workers and is the error
+// what has become of them. The end of ctx ends the workers and is the error
 // then.
 func (b *Bed) Do(ctx context.Context, f func() error) error {
-	stop := context.AfterFunc(ctx, b.bed.Kill)
+	stop := context.AfterFunc(ctx, func() { b.bed.CloseWithin(endGrace) })
 	defer stop()
 	err := f()
 	if err == nil {

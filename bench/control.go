@@ -64,8 +64,12 @@ func (w *Worker) explain(err error) error {
 			return why
 		}
 	}
-	if errors.Is(err, io.EOF) {
+	var syntax *json.SyntaxError
+	switch {
+	case errors.Is(err, io.EOF):
 		return errors.New("the other side has closed it")
+	case errors.As(err, &syntax):
+		return fmt.Errorf("what answers is no via-xdp: %w", err)
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -157,6 +158,34 @@ func TestDemoInterrupted(t *testing.T) {
 	nothingLeft(t, before, token)
 }
 
+// One that is interrupted has its workers close their NICs: no socket of theirs stays behind.
+func TestDemoInterruptedTidily(t *testing.T) {
+	nstest.Require(t)
+	defer func(d time.Duration) { endGrace = d }(endGrace)
+	endGrace = time.Minute
+	dir := filepath.Join(t.TempDir(), "proc")
+	t.Setenv("VIA_RUNTIME_DIR", dir)
+	sockets := func() []string {
+		found, _ := filepath.Glob(filepath.Join(dir, "*.sock"))
+		return found
+	}
+	cfg := demoConfig(tokenOf(t), []string{"vi-reliable-delivery"})
+	cfg.Plan.Duration = time.Minute
+	ctx, cancel := context.WithCancel(t.Context())
+	cfg.Plan.Progress = func(Step) {
+		if len(sockets()) != 2 {
+			t.Errorf("while it measures there are %v", sockets())
+		}
+		cancel()
+	}
+	if _, err := Demo(ctx, cfg); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if left := sockets(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 // A worker that is killed ends the demonstration with an error that says so.
 func TestDemoKilledWorker(t *testing.T) {
 	nstest.Require(t)
@@ -272,6 +301,26 @@ func TestServerFails(t *testing.T) {
 			t.Errorf("keep %v: the server said %v", keep, err)
 		}
 		cancel()
+	}
+}
+
+// A server whose client leaves before it has connected does not wait for it.
+func TestClientLeavesUnconnected(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	var gone atomic.Bool
+	var server Endpoint
+	if err := a.Do(func() (err error) {
+		server, err = Open("vi-reliable-delivery", Params{Server: true, Interface: a.Name, Local: a.IPv4, Mode: "generic", MaxBytes: 64}, &gone)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	gone.Store(true)
+	if err := server.Connect(Hello{}); !errors.Is(err, ErrStopped) {
+		t.Errorf("got %v", err)
+	}
+	if err := server.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -24,8 +24,12 @@ const (
 func (r *Result) WriteTable(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	c := r.Conditions
-	fmt.Fprintf(out, "kernel %s, %s (pinned: %s), interface %s, MTU %d, XDP mode %s, frames of %d bytes, memory %s, via-xdp %s\n",
-		c.Kernel, c.CPU(), orNone(joinInts(c.PinnedCPUs)), c.Interface, c.MTU, orNone(c.Mode), c.FrameBytes, orNone(c.Hugepages), c.Version)
+	xdp := "no XDP"
+	if c.Mode != "" {
+		xdp = fmt.Sprintf("XDP mode %s, frames of %d bytes, memory %s", c.Mode, c.FrameBytes, orNone(c.Hugepages))
+	}
+	fmt.Fprintf(out, "kernel %s, %s (pinned: %s), interface %s, MTU %d, %s, via-xdp %s\n",
+		c.Kernel, c.CPU(), orNone(joinInts(c.PinnedCPUs)), c.Interface, c.MTU, xdp, c.Version)
 	if len(r.Latency) > 0 {
 		t := table{title: "one way, us", columns: []string{"min", "p50", "p99", "p99.9", "x raw", "x tcp", "n"}}
 		for _, l := range r.Latency {

@@ -207,11 +207,17 @@ func (v *vi) Connect(peer Hello) error {
 func (v *vi) join(with *vipl.VI, peer Hello) error {
 	local := vipl.NetAddress{Host: v.params.Local, Discriminator: viDiscriminator}
 	if v.params.Server {
-		c, err := v.nic.ConnectWait(local, patience)
-		if err != nil {
-			return err
+		for deadline := time.Now().Add(patience); ; {
+			c, err := v.nic.ConnectWait(local, maxSleep)
+			switch {
+			case err == nil:
+				return c.Accept(with)
+			case !errors.Is(err, vipl.ErrTimeout) || time.Now().After(deadline):
+				return err
+			case v.watch.stop != nil && v.watch.stop.Load():
+				return ErrStopped
+			}
 		}
-		return c.Accept(with)
 	}
 	remote := vipl.NetAddress{Host: peer.Addr, Discriminator: viDiscriminator}
 	for deadline := time.Now().Add(patience); ; {

@@ -168,9 +168,13 @@ const closeGrace = 20 * time.Second
 // Close ends the children, first by closing their control connections, and
 // returns when they are gone. The kernel then takes down their namespaces and
 // pairs, a few milliseconds later. Calls after the first do nothing.
-func (b *Bed) Close() error {
+func (b *Bed) Close() error { return b.CloseWithin(closeGrace) }
+
+// CloseWithin is Close with another time that the children have.
+func (b *Bed) CloseWithin(grace time.Duration) error {
 	b.once.Do(func() {
-		deadline := time.After(closeGrace)
+		deadline := make(chan struct{}) // of both
+		defer time.AfterFunc(grace, func() { close(deadline) }).Stop()
 		for _, s := range b.sides {
 			s.Control.Close()
 		}
