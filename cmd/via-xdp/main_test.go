@@ -284,6 +284,9 @@ func TestInfo(t *testing.T) {
 			t.Errorf("no %q in %q", text, out)
 		}
 	}
+	if _, out, _ = call(r, "info", "-i", "eth7", "eth7"); strings.Count(out, "eth7") != 1 || !strings.Contains(out, "no MAC address") {
+		t.Errorf("named twice: %q", out)
+	}
 	_, out, _ = call(r, "info", "-i", "eth7", "--try", "--json")
 	var infos []described
 	if err := json.Unmarshal([]byte(out), &infos); err != nil || len(infos) != 1 || !infos[0].Modes[0].Reached || infos[0].Agent != whichAgent(t.Context())("eth7") {

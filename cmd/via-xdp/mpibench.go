@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -114,9 +115,10 @@ func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Co
 	defer stop()
 	w, err := mvich.Init(nic, l, mvich.WithProtocol(p))
 	if err != nil {
-		return err
+		return cmp.Or(ctx.Err(), err) // not what a closed interface says
 	}
 	if err := f(w.Comm()); err != nil {
+		err = cmp.Or(ctx.Err(), err)
 		w.Abort(1)
 		return err
 	}

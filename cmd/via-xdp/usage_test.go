@@ -95,6 +95,17 @@ func TestOutOfRange(t *testing.T) {
 	}
 }
 
+// A variable that is not set is no interface, no host and no group, and not all of them.
+func TestEmptyArgument(t *testing.T) {
+	for _, command := range []string{"info", "doctor", "stat", "capture -w x", "ping", "pingpong", "stream", "report -o x", "tune --profile latency", "bench", "gen man"} {
+		r := &recorder{}
+		status, out, errs := call(r, append(strings.Fields(command), "")...)
+		if status != exitFailed || out != "" || len(r.calls) > 0 || !strings.Contains(errs, "an argument is empty: a variable that is not set, perhaps; usage: ") {
+			t.Errorf("%s: status %d, %v, %s%s", command, status, r.calls, out, errs)
+		}
+	}
+}
+
 // Text that could not be printed is a failure, also of commands that print line by line.
 func TestFullOutput(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -164,6 +175,16 @@ func TestVersionFlag(t *testing.T) {
 	_, want, _ := call(&recorder{}, "version")
 	if status, out, _ := call(&recorder{}, "--version"); status != exitFine || out != want {
 		t.Errorf("status %d, %q, want %q", status, out, want)
+	}
+}
+
+// The kernel says no more of a path that is too long than that an argument is invalid.
+func TestLongSocket(t *testing.T) {
+	for n, want := range map[int]int{longestSocket: exitFine, longestSocket + 1: exitFailed} {
+		status, _, errs := call(&recorder{}, "agent", "--check", "--socket", "/"+strings.Repeat("x", n-1))
+		if status != want || status == exitFailed && !strings.Contains(errs, ": a path of 101 bytes, where the kernel takes 100") {
+			t.Errorf("%d bytes: status %d, %s", n, status, errs)
+		}
 	}
 }
 
