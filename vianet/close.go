@@ -8,7 +8,8 @@ import (
 
 // Close ends the connection: Reads and Writes that are under way return
 // [net.ErrClosed], as later ones do. It returns at once; what was written is
-// delivered in the background, for at most Options.Linger, or as SetLinger says.
+// delivered in the background, for at most Options.Linger, or as SetLinger says. The
+// peer's Writes fail from then on, also while its side has not read everything.
 //
 // The error is [net.ErrClosed] the second time.
 func (c *Conn) Close() error {
@@ -50,6 +51,31 @@ func (c *Conn) CloseWrite() error {
 	return nil
 }
 
+// CloseRead ends the stream from the peer: Reads return [io.EOF], what has come and was
+// not read is lost, and the peer's Writes fail with ECONNRESET. The other direction
+// goes on.
+//
+// The error is [net.ErrClosed] after Close.
+func (c *Conn) CloseRead() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isClosed {
+		return c.opError("close", net.ErrClosed)
+	}
+	if !c.noReads {
+		c.noReads = true
+		raise(c.readable)
+		c.stop()
+	}
+	return nil
+}
+
+// stop tells the peer that nobody reads what it sends. Under mu, once.
+func (c *Conn) stop() {
+	c.due.stop = !c.fin // else it sends nothing
+	c.push()
+}
+
 // dismissed says whether a connection that is over ended well for what was written:
 // the peer has closed it, and nothing was left to be sent.
 func (c *Conn) dismissed() bool {
@@ -66,6 +92,9 @@ func (c *Conn) finish() {
 		c.due.fin = true
 	}
 	c.push()
+	if !c.due.finSent && !c.noReads {
+		c.stop()
+	}
 	linger := c.linger
 	c.mu.Unlock()
 	c.writing.Unlock()
@@ -87,7 +116,7 @@ func (c *Conn) finish() {
 func (c *Conn) isOver() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.down || c.due.finAcked
+	return c.down || c.due.finAcked || c.unheard && !c.due.finSent
 }
 
 // release takes the connection down and gives back all that it had.

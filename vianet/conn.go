@@ -45,6 +45,8 @@ type Conn struct {
 	spoke     bool  // this side's hello has gone
 	isClosed  bool  // Close was called
 	noWrites  bool  // Close or CloseWrite was called
+	noReads   bool  // CloseRead was called
+	unheard   bool  // the peer's side reads no more
 	greeted   bool  // the peer's hello has come
 	starved   bool  // something is to be sent and no buffer was free
 	wanting   bool  // progress needs to hear of sends
@@ -79,7 +81,7 @@ type Conn struct {
 type due struct {
 	hello, announce, ask, withdraw bool
 	room, taken, credit            bool
-	finack, fin                    bool
+	finack, fin, stop              bool
 	finSent, finAcked              bool
 	takenID, takenLen              uint32
 }

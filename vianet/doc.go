@@ -52,6 +52,7 @@
 //	taken     receiver   so much of it has been read or filled   /
 //	fin       both       no more data                            1
 //	finack    both       the fin has come, and all before it     1
+//	stop      both       what comes is not read any more         1
 //
 // So a Write blocks when the peer's program does not read, and nothing else blocks:
 // credits and confirmations go on when both programs only write.
@@ -75,9 +76,12 @@
 // the peer of this connection: each connection has a protection tag. It stays
 // registered for the next time, up to Options.Registered bytes.
 //
-// A connection ends with fin from either side, each answered by finack. A peer
-// that breaks the rules, with a message that cannot be understood, more data
-// than it has credits for or memory that is not there, has its connection reset.
+// A connection ends with fin from either side, each answered by finack. Where the fin
+// of one that was closed has to wait, because the peer has no room for what comes before
+// it, stop ends the peer's Writes: nobody gives back buffers for them any more, and it may
+// be that its program reads only when it has written. A peer that breaks the rules, with a
+// message that cannot be understood, more data than it has credits for or memory that is
+// not there, has its connection reset.
 //
 // # Waiting
 //

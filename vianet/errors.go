@@ -20,6 +20,7 @@ var (
 	errCredits  = errors.New("more buffers are given back than there are")
 	errOverrun  = errors.New("more data came than there was credit for")
 	errTransfer = errors.New("the message is about another transfer, or says of it what cannot be")
+	errUnheard  = errors.New("the peer reads no more")
 	errSlow     = errors.New("the peer was asked to let go of memory and did not answer")
 )
 

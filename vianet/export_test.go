@@ -104,6 +104,21 @@ func Unbalanced(from, to *Conn) string {
 	return ""
 }
 
+// Full says whether a connection has bytes to send for which the peer has no room, and
+// room for no more of them.
+func Full(c *Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.credits == 0 && c.fill >= 0 && c.filled == c.longest
+}
+
+// Offered says whether a connection's transfer waits for the peer to take it.
+func Offered(c *Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.out.open
+}
+
 // Gone is closed when a connection has broken, or its peer has ended it.
 func Gone(c *Conn) <-chan struct{} { return c.gone }
 

@@ -24,11 +24,12 @@ const (
 	kindTaken                    // receiver: bytes that came of a transfer that is over
 	kindFin                      // no more data
 	kindFinAck                   // the peer's fin has come
+	kindStop                     // nobody reads what the peer sends
 	kindEnd                      // not a kind
 )
 
 var kindNames = [kindEnd]string{
-	"none", "hello", "data", "credit", "announce", "ask", "filled", "withdraw", "room", "taken", "fin", "finack",
+	"none", "hello", "data", "credit", "announce", "ask", "filled", "withdraw", "room", "taken", "fin", "finack", "stop",
 }
 
 func (k kind) String() string {

@@ -26,6 +26,7 @@ type streams struct {
 	over   [2]bool   // it writes no more
 	ended  [2]bool   // of which the other side hears as an end
 	closed [2]bool
+	deaf   [2]bool // it reads no more
 	breaks [2]bool // it was closed so that nothing is delivered
 	spoken int
 	lost   bool // a call took so long that the connection may have been reset: nothing is known any more
@@ -45,7 +46,7 @@ func (m *streams) write(r *rapid.T, i int) {
 		return
 	}
 	n, heard := sizes.Draw(r, "bytes"), rapid.Bool().Draw(r, "heard")
-	heard = heard && !m.over[i] && !m.closed[1-i]
+	heard = heard && !m.over[i] && !m.closed[1-i] && !m.deaf[1-i]
 	from := m.spoken * 7919 % (len(speeches) - 200_000)
 	m.spoken++
 	b := speeches[from : from+n]
@@ -79,11 +80,11 @@ func (m *streams) write(r *rapid.T, i int) {
 		return
 	case err == nil && k == n:
 	case errors.Is(err, os.ErrDeadlineExceeded) && k <= n:
-	case errors.Is(err, syscall.ECONNRESET) && m.closed[1-i]:
+	case errors.Is(err, syscall.ECONNRESET) && (m.closed[1-i] || m.deaf[1-i]):
 	default:
 		r.Fatalf("%d bytes of %d written, %v", k, n, err)
 	}
-	if !m.closed[1-i] {
+	if !m.closed[1-i] && !m.deaf[1-i] {
 		m.unread[i] = append(m.unread[i], b[:k]...)
 	}
 }
@@ -112,7 +113,7 @@ func (m *streams) read(r *rapid.T, i int) {
 	}
 	n := sizes.Draw(r, "bytes")
 	c, from := m.sides[i], 1-i
-	waits := n > 0 && len(m.unread[from]) == 0 && !m.over[from]
+	waits := n > 0 && len(m.unread[from]) == 0 && !m.over[from] && !m.deaf[i]
 	if waits {
 		c.SetReadDeadline(time.Now().Add(shortly))
 	} else {
@@ -128,6 +129,10 @@ func (m *streams) read(r *rapid.T, i int) {
 	case m.closed[i]:
 		if k != 0 || !errors.Is(err, net.ErrClosed) {
 			r.Fatalf("a Read after Close: %d, %v", k, err)
+		}
+	case n > 0 && m.deaf[i]:
+		if k != 0 || err != io.EOF {
+			r.Fatalf("a Read after CloseRead: %d, %v", k, err)
 		}
 	case m.breaks[from] && errors.Is(err, syscall.ECONNRESET):
 	case n == 0:
@@ -163,6 +168,17 @@ func (m *streams) closeWrite(r *rapid.T, i int) {
 	case !errors.Is(err, syscall.ECONNRESET) || !m.closed[1-i]:
 		r.Fatal(err)
 	}
+}
+
+// closeRead has side i read no more.
+func (m *streams) closeRead(r *rapid.T, i int) {
+	if m.lost {
+		return
+	}
+	if err := m.sides[i].CloseRead(); m.closed[i] != errors.Is(err, net.ErrClosed) || err != nil && !m.closed[i] {
+		r.Fatal(err)
+	}
+	m.deaf[i], m.unread[1-i] = true, nil
 }
 
 // close closes side i, so that what it has written is delivered, or not.
@@ -216,7 +232,7 @@ func (m *streams) delay(r *rapid.T, i int) {
 
 // finish reads everything, looks that nothing is missing, and closes both sides.
 func (m *streams) finish(t *testing.T, r *rapid.T) {
-	if whole := m.closed == [2]bool{} && !m.lost; whole {
+	if whole := m.closed == [2]bool{} && m.deaf == [2]bool{} && !m.lost; whole {
 		for i, c := range m.sides {
 			c.SetNoDelay(true)
 			if why := reads(m.sides[1-i], m.unread[i], 100_000); why != "" {
@@ -258,7 +274,7 @@ func TestModel(t *testing.T) {
 				}
 				r.Repeat(map[string]func(*rapid.T){
 					"write": either(m.write), "write again": either(m.write), "read": either(m.read), "read again": either(m.read),
-					"past": either(m.past), "delay": either(m.delay), "close write": seldom(m.closeWrite),
+					"past": either(m.past), "delay": either(m.delay), "close write": seldom(m.closeWrite), "close read": seldom(m.closeRead),
 					"close": seldom(func(r *rapid.T, i int) { m.close(r, i, rapid.Bool().Draw(r, "breaks")) }),
 				})
 				m.finish(t, r)

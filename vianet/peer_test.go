@@ -22,6 +22,7 @@ const (
 	taken
 	fin
 	finack
+	stop
 )
 
 // message puts one together byte by byte, as the table in the package's comment

@@ -60,6 +60,9 @@ func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) 
 	if len(b) == 0 {
 		return 0, nil, 0, nil
 	}
+	if c.noReads {
+		return 0, nil, 0, io.EOF
+	}
 	if n = c.consume(b); n > 0 && !c.in.open && len(c.spent) <= c.dataBuffers()/4 {
 		return n, nil, 0, nil // the program has its data; the rest has time
 	}
@@ -150,7 +153,7 @@ func (c *Conn) finishDirect(l *landing) int {
 	for leave := false; ; {
 		c.mu.Lock()
 		done := l.done
-		leave = leave || c.isClosed
+		leave = leave || c.isClosed || c.noReads
 		c.mu.Unlock()
 		if done {
 			break

@@ -8,7 +8,7 @@ import (
 
 // controlBuffers is the number of receives that are set aside for messages
 // other than data; the table in the package's comment adds them up.
-const controlBuffers = 11
+const controlBuffers = 12
 
 // dataBuffers is the number of data messages that the peer may have on their
 // way or unread.
@@ -114,6 +114,8 @@ func (c *Conn) take(h *header, payload []byte, i int) error {
 		return c.takeFin()
 	case kindFinAck:
 		return c.takeFinAck()
+	case kindStop:
+		return c.takeStop()
 	}
 	return nil // credit
 }
@@ -145,6 +147,17 @@ func (c *Conn) takeFinAck() error {
 		return errOrder
 	}
 	c.due.finAcked = true
+	raise(c.settled)
+	return nil
+}
+
+// takeStop takes note that the peer reads no more. What it sends still comes.
+func (c *Conn) takeStop() error {
+	if c.unheard {
+		return errOrder
+	}
+	c.unheard = true
+	raise(c.writable)
 	raise(c.settled)
 	return nil
 }
@@ -206,6 +219,7 @@ func (c *Conn) pushControl() bool {
 	d, in := &c.due, &c.in
 	return c.control(&d.hello, header{kind: kindHello, id: version, length: uint32(c.pool.room())}) &&
 		c.control(&d.finack, header{kind: kindFinAck}) &&
+		c.control(&d.stop, header{kind: kindStop}) &&
 		c.control(&d.room, header{
 			kind: kindRoom, id: in.id, length: uint32(in.roomLen), handle: in.room.Handle, addr: in.room.Data,
 		}) &&

@@ -12,8 +12,9 @@ const maxTransfer = 1 << 30
 // control messages or, when it is more than Options.Threshold, by the peer.
 //
 // Errors are [*net.OpError]: a deadline, Close or CloseWrite, a connection that
-// broke. n is then how many bytes the peer gets, if it gets anything; of a transfer
-// in which the connection broke it may have read more.
+// broke, a peer that reads no more (ECONNRESET both). n is then how many bytes the peer
+// gets, if it gets anything; of a transfer in which the connection broke it may have
+// read more.
 func (c *Conn) Write(b []byte) (n int, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -43,6 +44,8 @@ func (c *Conn) writeError() error {
 		return net.ErrClosed
 	case c.writeDeadline.passed():
 		return os.ErrDeadlineExceeded
+	case c.err == nil && c.unheard:
+		return resetError(errUnheard)
 	}
 	return c.err
 }
