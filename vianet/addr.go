@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,9 +31,13 @@ func (a Addr) String() string { return a.AddrPort.String() }
 // A port travels as a discriminator: the mark, then the port's two bytes.
 var mark = []byte("vianet")
 
-// via is the address as VIA has it.
+// via is the address as VIA has it, where no host is any.
 func (a Addr) via() vipl.NetAddress {
-	return vipl.NetAddress{Host: a.Addr(), Discriminator: binary.BigEndian.AppendUint16(bytes.Clone(mark), a.Port())}
+	host := a.Addr()
+	if host.IsUnspecified() {
+		host = netip.Addr{}
+	}
+	return vipl.NetAddress{Host: host, Discriminator: binary.BigEndian.AppendUint16(bytes.Clone(mark), a.Port())}
 }
 
 // addrOf reads what the other side of a connection says of itself. Without a
@@ -68,8 +73,8 @@ func fits(host netip.Addr, family string) bool {
 }
 
 // resolve finds the addresses that an address in writing stands for. An empty
-// host, where it may be, gives the zero host.
-func resolve(ctx context.Context, network, address string, emptyHost bool) ([]Addr, error) {
+// host is an unspecified one.
+func (s *Stack) resolve(ctx context.Context, network, address string) ([]Addr, error) {
 	fam, err := family(network)
 	if err != nil {
 		return nil, err
@@ -83,10 +88,14 @@ func resolve(ctx context.Context, network, address string, emptyHost bool) ([]Ad
 		return nil, err
 	}
 	if host == "" {
-		if !emptyHost {
-			return nil, &net.AddrError{Err: "missing host", Addr: address}
+		any := netip.IPv6Unspecified()
+		if fam == "4" {
+			any = netip.IPv4Unspecified()
 		}
-		return []Addr{{netip.AddrPortFrom(netip.Addr{}, uint16(port))}}, nil
+		return []Addr{{netip.AddrPortFrom(any, uint16(port))}}, nil
+	}
+	if a, err := netip.ParseAddr(host); err == nil && !s.isZone(a.Zone()) {
+		return nil, &net.AddrError{Err: "the NIC is another interface than " + a.Zone(), Addr: address}
 	}
 	hosts, err := net.DefaultResolver.LookupNetIP(ctx, "ip"+fam, host)
 	if err != nil {
@@ -102,6 +111,12 @@ func resolve(ctx context.Context, network, address string, emptyHost bool) ([]Ad
 		return nil, &net.AddrError{Err: "no address of network " + network, Addr: host}
 	}
 	return addrs, nil
+}
+
+// isZone says whether the zone of a link-local address is the NIC's interface, which
+// needs no name here.
+func (s *Stack) isZone(zone string) bool {
+	return zone == "" || zone == s.nic.Query().Name || zone == strconv.Itoa(s.nic.Info().Index)
 }
 
 // The ports that are given to those who ask for none in particular.

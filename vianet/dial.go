@@ -25,7 +25,8 @@ const (
 )
 
 // Dial connects with whoever listens at address, host:port, within 30 seconds.
-// name is "via" or "tcp", with or without 4 or 6 behind.
+// name is "via" or "tcp", with or without 4 or 6 behind. Without a host, or with one
+// that is unspecified, it is the NIC's own.
 func (s *Stack) Dial(name, address string) (net.Conn, error) {
 	return s.DialContext(context.Background(), name, address)
 }
@@ -41,7 +42,7 @@ func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn
 	fail := func(to net.Addr, err error) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: network, Addr: to, Err: err}
 	}
-	addrs, err := resolve(ctx, name, address, false)
+	addrs, err := s.targets(ctx, name, address)
 	if err != nil {
 		return fail(nil, err)
 	}
@@ -61,6 +62,19 @@ func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn
 		}
 	}
 	return fail(addrs[0], first)
+}
+
+// targets finds what an address to connect with stands for.
+func (s *Stack) targets(ctx context.Context, name, address string) ([]Addr, error) {
+	addrs, err := s.resolve(ctx, name, address)
+	if err != nil || !addrs[0].Addr().IsUnspecified() {
+		return addrs, err
+	}
+	own := s.nic.Query().Address
+	if fam, _ := family(name); !own.IsValid() || !fits(own, fam) {
+		return nil, &net.AddrError{Err: "the NIC has no address of network " + name, Addr: address}
+	}
+	return []Addr{{netip.AddrPortFrom(own, addrs[0].Port())}}, nil
 }
 
 // dialOne is dial of the first of so many addresses that are left: one that does not

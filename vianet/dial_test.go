@@ -77,7 +77,9 @@ func TestListenPorts(t *testing.T) {
 	if a := l.Addr().(vianet.Addr); a.Port() != 80 || a.Network() != "via" {
 		t.Errorf("address %v %v", a.Network(), a)
 	}
-	if _, err := h.b.Listen("via", ":80"); !errors.Is(err, syscall.EADDRINUSE) {
+	_, err = h.b.Listen("via", ":80")
+	var oe *net.OpError
+	if !errors.Is(err, syscall.EADDRINUSE) || !errors.As(err, &oe) || oe.Op != "listen" || oe.Addr.String() != "[::]:80" {
 		t.Errorf("twice: %v", err)
 	}
 	if _, err := h.b.Listen("unix", ":80"); err == nil {

@@ -111,7 +111,8 @@
 //
 // # Addresses
 //
-// An address is that of a NIC and a port. Ports are those of this package, and
+// An address is that of a NIC and a port; [::] and 0.0.0.0 are all addresses of the
+// NIC to Listen, and its own to Dial. Ports are those of this package, and
 // have nothing to do with the kernel's: they travel as the discriminator of VIA's
 // connections. The networks "via" and "tcp" mean the same, with 4 or 6 behind
 // for one family; so a Stack serves as the dialer of an http.Transport.

@@ -22,6 +22,7 @@ const backlog = 128
 type Listener struct {
 	stack    *Stack
 	addr     Addr
+	family   string // of hosts that may ask: "" is all
 	requests *vipl.Listener
 	deadline deadline
 	places   chan struct{} // one for each connection that is on its way to Accept
@@ -35,31 +36,36 @@ type Listener struct {
 
 var _ net.Listener = (*Listener)(nil)
 
-// Listen listens at address, host:port or :port, for all addresses of the NIC.
-// Port 0 is a free one. name is as for Dial.
+// Listen listens at address, host:port. Without a host, or with [::], it is for all
+// addresses of the NIC, with 0.0.0.0 for those of IPv4. Port 0 is a free one. name is
+// as for Dial.
 //
 // Errors are [*net.OpError]: EADDRINUSE when another listener has the address: of
 // the stack, or of whoever else has the same Kernel Agent.
 func (s *Stack) Listen(name, address string) (net.Listener, error) {
-	l, err := s.listen(name, address)
+	addrs, err := s.resolve(context.Background(), name, address)
 	if err != nil {
 		return nil, &net.OpError{Op: "listen", Net: network, Err: err}
+	}
+	fam, _ := family(name)
+	l, err := s.listen(fam, addrs[0])
+	if err != nil {
+		return nil, &net.OpError{Op: "listen", Net: network, Addr: addrs[0], Err: err}
 	}
 	return l, nil
 }
 
-func (s *Stack) listen(name, address string) (*Listener, error) {
-	addrs, err := resolve(context.Background(), name, address, true)
-	if err != nil {
-		return nil, err
+func (s *Stack) listen(fam string, at Addr) (*Listener, error) {
+	host := at.Addr()
+	if host == netip.IPv4Unspecified() {
+		fam = "4"
 	}
-	host := addrs[0].Addr()
-	port, err := s.ports.take(addrs[0].Port())
+	port, err := s.ports.take(at.Port())
 	if err != nil {
 		return nil, err
 	}
 	l := &Listener{
-		stack: s, addr: Addr{netip.AddrPortFrom(host, port)}, done: make(chan struct{}),
+		stack: s, addr: Addr{netip.AddrPortFrom(host, port)}, family: fam, done: make(chan struct{}),
 		places: make(chan struct{}, backlog), accepted: make(chan *Conn, backlog),
 	}
 	l.close = sync.OnceFunc(func() {
@@ -108,7 +114,7 @@ func (l *Listener) serve() {
 // take accepts a request in the background, if there is a place for it.
 func (l *Listener) take(request *vipl.Conn) {
 	remote, err := addrOf(request.Remote())
-	if err != nil {
+	if err != nil || !fits(remote.Addr(), l.family) {
 		request.Reject()
 		return
 	}
@@ -251,6 +257,6 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-// Addr is the address, an [Addr]; its host is unspecified where the listener is
-// for all.
+// Addr is the address, an [Addr]; its host is 0.0.0.0 or :: where the listener is for
+// all.
 func (l *Listener) Addr() net.Addr { return l.addr }

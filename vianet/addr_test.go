@@ -1,0 +1,139 @@
+package vianet_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"viaxdp/internal/memorynic"
+	"viaxdp/kagent/kagenttest"
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// A listener for all addresses is found at each that it is for, and says what it is in
+// a form that can be dialed.
+func TestListenAnywhere(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	h.b, h.nicB = h.a, h.nicA // the own address is asked, too
+	for _, test := range []struct {
+		network, host, said string
+		four, six           bool
+	}{
+		{"via", "", "[::]:", true, true},
+		{"tcp", "[::]", "[::]:", true, true},
+		{"tcp", "0.0.0.0", "0.0.0.0:", true, false},
+		{"tcp4", "", "0.0.0.0:", true, false},
+		{"via6", "[::]", "[::]:", false, true},
+		{"via", "10.0.0.1", "10.0.0.1:", true, false},
+		{"via", "[fd00::1]", "[fd00::1]:", false, true},
+	} {
+		name := test.network + " " + test.host
+		l, err := h.a.Listen(test.network, test.host+":0")
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if !strings.HasPrefix(l.Addr().String(), test.said) {
+			t.Errorf("%s: says that it is %v", name, l.Addr())
+		}
+		_, port, err := net.SplitHostPort(l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for host, hears := range map[string]bool{
+			"10.0.0.1": test.four, "fd00::1": test.six, "::ffff:10.0.0.1": test.four, "": test.four, "0.0.0.0": test.four,
+		} {
+			c, err := h.a.Dial("via", net.JoinHostPort(host, port))
+			switch {
+			case hears && err != nil:
+				t.Errorf("%s: dialed by %q: %v", name, host, err)
+			case !hears && !errors.Is(err, syscall.ECONNREFUSED):
+				t.Errorf("%s: dialed by %q: %v, %v", name, host, c, err)
+			case hears:
+				l.(*vianet.Listener).SetDeadline(time.Now().Add(patience))
+				a, err := l.Accept()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if a.LocalAddr().String() != c.RemoteAddr().String() || a.RemoteAddr().String() != c.LocalAddr().String() {
+					t.Errorf("%s: %v-%v and %v-%v", name, c.LocalAddr(), c.RemoteAddr(), a.LocalAddr(), a.RemoteAddr())
+				}
+				a.Close()
+				c.Close()
+			}
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The ports at both ends of the range are as any other; nobody has port 0.
+func TestPortRange(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	host := h.nicB.Query().Address.String()
+	for _, port := range []string{"1", "65535", "http"} {
+		l, err := h.b.Listen("via", net.JoinHostPort(host, port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := h.a.Dial("via", net.JoinHostPort(host, port))
+		if err != nil {
+			t.Fatalf("port %s: %v", port, err)
+		}
+		if port != "http" && !strings.HasSuffix(c.RemoteAddr().String(), ":"+port) {
+			t.Errorf("port %s is that of %v", port, c.RemoteAddr())
+		}
+		c.Close()
+		l.Close()
+	}
+	if _, err := h.a.Dial("via", net.JoinHostPort(host, "0")); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("port 0: %v", err)
+	}
+	for _, port := range []string{"-1", "65536", "no-such-service"} {
+		if l, err := h.b.Listen("via", host+":"+port); err == nil {
+			t.Errorf("port %q: %v", port, l.Addr())
+			l.Close()
+		}
+	}
+}
+
+// A link-local address may name the NIC's interface, and no other.
+func TestZone(t *testing.T) {
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	noLeaks(t)
+	wire := xdpnictest.NewWire()
+	t.Cleanup(wire.Close)
+	local := [2]netip.Addr{netip.MustParseAddr("fe80::1"), netip.MustParseAddr("fe80::2")}
+	open := func(name string, at netip.Addr) (*vipl.Nic, *vianet.Stack) {
+		nic := memorynic.Open(t, wire, fabric.Agent(name, at), memorynic.Config{}).Nic
+		return nic, newStack(t, nic, vianet.Options{})
+	}
+	nicA, a := open("via0", local[0])
+	_, b := open("via1", local[1])
+	l, err := b.Listen("via", "[fe80::2%via1]:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := nicA.Info().Index
+	for zone, want := range map[string]bool{"": true, "%via0": true, fmt.Sprint("%", index): true, "%via1": false, "%77": false} {
+		c, err := a.Dial("via", "[fe80::2"+zone+"]:80")
+		if want != (err == nil) {
+			t.Errorf("zone %q: %v", zone, err)
+		}
+		if err == nil {
+			exchange(t, c, accept(t, l.(*vianet.Listener)), 1000)
+			c.Close()
+		}
+	}
+	if l, err := b.Listen("via", "[fe80::2%via0]:81"); err == nil {
+		t.Errorf("listens at %v", l.Addr())
+	}
+}
