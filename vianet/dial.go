@@ -36,32 +36,39 @@ func (s *Stack) Dial(name, address string) (net.Conn, error) {
 // tried in turn. A listener that has no place for another connection is asked again
 // seven times in two thirds of a second.
 //
-// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS; of
-// ctx, a deadline as os.ErrDeadlineExceeded.
+// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS,
+// EKEYREJECTED where pre-shared keys do not go together; of ctx, a deadline as
+// os.ErrDeadlineExceeded.
 func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn, error) {
-	fail := func(to net.Addr, err error) (net.Conn, error) {
-		return nil, &net.OpError{Op: "dial", Net: network, Addr: to, Err: err}
-	}
-	addrs, err := s.targets(ctx, name, address)
+	to, err := s.targets(ctx, name, address)
 	if err != nil {
-		return fail(nil, err)
+		return nil, dialError(nil, err)
 	}
-	inner, cancel := context.WithTimeoutCause(ctx, dialTime, syscall.ETIMEDOUT)
+	return s.dialAny(ctx, to)
+}
+
+func dialError(to net.Addr, err error) error {
+	return &net.OpError{Op: "dial", Net: network, Addr: to, Err: err}
+}
+
+// dialAny connects with the first of several addresses that can be.
+func (s *Stack) dialAny(ctx context.Context, addrs []Addr) (net.Conn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, dialTime, syscall.ETIMEDOUT)
 	defer cancel()
 	var first error
 	for i, to := range addrs {
-		c, err := s.dialOne(inner, to, len(addrs)-i)
+		c, err := s.dialOne(ctx, to, len(addrs)-i)
 		if err == nil {
 			return c, nil
 		}
 		if first == nil {
 			first = err
 		}
-		if inner.Err() != nil {
+		if ctx.Err() != nil {
 			break
 		}
 	}
-	return fail(addrs[0], first)
+	return nil, dialError(addrs[0], first)
 }
 
 // targets finds what an address to connect with stands for.
@@ -117,7 +124,9 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 	}
 	c.port, c.remote = port, to
 	c.local = Addr{netip.AddrPortFrom(netip.Addr{}, port)} // the NIC knows the host best
+	start := time.Now()
 	peer, err := c.request(ctx)
+	s.silent.take(to.Addr(), err, time.Since(start))
 	if err == nil {
 		c.begin(peer, true)
 		if err = c.greeting(ctx); err == nil { // a listener may have many to greet before
@@ -136,8 +145,8 @@ func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
 	pause := firstPause
 	for {
 		peer, err := c.vi.ConnectRequestContext(ctx, c.local.via(), c.remote.via())
-		again := errors.Is(err, vipl.ErrTimeout) || errors.Is(err, vipl.ErrRejected) && pause <= busyPause
-		if !again {
+		refused := errors.Is(err, vipl.ErrRejected) && !errors.Is(err, vipl.ErrSecurity)
+		if again := errors.Is(err, vipl.ErrTimeout) || refused && pause <= busyPause; !again {
 			return peer, err
 		}
 		select {

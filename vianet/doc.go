@@ -107,7 +107,8 @@
 // buffer the peer is still busy with goes on past its deadline, or Close, until
 // that is over: a round trip, and at most two seconds, after which the
 // connection is reset. A connection that broke is [syscall.ECONNRESET]; nobody
-// listening is [syscall.ECONNREFUSED]; no memory is [syscall.ENOBUFS].
+// listening is [syscall.ECONNREFUSED]; no memory is [syscall.ENOBUFS]; pre-shared keys
+// that do not go together are [syscall.EKEYREJECTED].
 //
 // # Addresses
 //

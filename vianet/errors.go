@@ -35,10 +35,8 @@ func resetError(cause error) error {
 // systemError gives an error of package vipl the meaning that programs of
 // package net know it by.
 func systemError(err error) error {
-	for _, m := range []struct {
-		code vipl.Return
-		err  error
-	}{
+	for _, m := range []struct{ code, err error }{
+		{vipl.ErrSecurity, syscall.EKEYREJECTED}, // an ErrRejected, too
 		{vipl.ErrNoMatch, syscall.ECONNREFUSED},
 		{vipl.ErrRejected, syscall.ECONNREFUSED},
 		{vipl.ErrNotReachable, syscall.EHOSTUNREACH},

@@ -4,38 +4,88 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
+	"sync"
 	"syscall"
 	"time"
+
+	"viaxdp/vipl"
 )
 
-// fallbackTime is how long a host has to answer before it is taken for one
-// without VIA.
-const fallbackTime = 2 * time.Second
+const (
+	// fallbackTime is how long a host has to answer before it is taken for one
+	// without VIA.
+	fallbackTime = 2 * time.Second
+	// silentTime is how long it is taken for one then.
+	silentTime = time.Minute
+	// silentLeast is how long a host must have been silent to be remembered.
+	silentLeast = fallbackTime / 4
+	// silentMost is how many hosts are remembered.
+	silentMost = 256
+)
 
 // DialOr is DialContext, and where there is no VIA instead dials by or: where
 // nobody listens there by VIA, the host cannot be reached, or does not answer
-// within two seconds. A connection of or is that of another network, as
-// net.Conn.LocalAddr tells.
+// within two seconds, or half the time that ctx leaves. A connection of or is that of
+// another network, as net.Conn.LocalAddr tells.
 //
 //	c, err := stack.DialOr(ctx, "via", "10.0.0.2:80", func(ctx context.Context) (net.Conn, error) {
 //		return dialer.DialContext(ctx, "tcp", "10.0.0.2:80")
 //	})
 //
+// A host that did not answer is not asked again for a minute, unless or fails, too, and
+// then by one DialOr at a time; what it says meanwhile, a request of its own among it,
+// ends that.
+//
+// Where pre-shared keys do not go together or is not called: it would do without any.
+//
 // The error joins those of both.
 func (s *Stack) DialOr(
 	ctx context.Context, name, address string, or func(context.Context) (net.Conn, error),
 ) (net.Conn, error) {
-	short, cancel := context.WithTimeout(ctx, fallbackTime)
-	c, err := s.DialContext(short, name, address)
-	cancel()
-	if err == nil || ctx.Err() != nil || !noVIA(err) {
-		return c, err
+	to, err := s.targets(ctx, name, address)
+	if err != nil {
+		return otherwise(ctx, dialError(nil, err), or)
+	}
+	ask, silent := s.silent.part(to)
+	if len(ask) > 0 {
+		c, err := s.dialShortly(ctx, ask)
+		if err != nil {
+			return otherwise(ctx, err, or)
+		}
+		return c, nil
+	}
+	c, other := or(ctx)
+	if other == nil || ctx.Err() != nil {
+		return c, other
+	}
+	if c, err = s.dialShortly(ctx, silent); err != nil {
+		return nil, errors.Join(err, other)
+	}
+	return c, nil
+}
+
+// otherwise dials by or where err, of an attempt by VIA, says that there is none.
+func otherwise(ctx context.Context, err error, or func(context.Context) (net.Conn, error)) (net.Conn, error) {
+	if ctx.Err() != nil || !noVIA(err) {
+		return nil, err
 	}
 	c, other := or(ctx)
 	if other != nil {
 		return nil, errors.Join(err, other)
 	}
 	return c, nil
+}
+
+// dialShortly dials as long as a host has to answer.
+func (s *Stack) dialShortly(ctx context.Context, to []Addr) (net.Conn, error) {
+	most := fallbackTime
+	if end, ok := ctx.Deadline(); ok {
+		most = min(most, time.Until(end)/2)
+	}
+	short, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	return s.dialAny(short, to)
 }
 
 // noVIA says whether an error of Dial means that the other host does without.
@@ -46,4 +96,68 @@ func noVIA(err error) bool {
 		}
 	}
 	return isTimeout(err)
+}
+
+// silence is the hosts that have not answered by VIA lately, and when they are asked
+// again. The zero value has none. All methods may be called concurrently.
+type silence struct {
+	mu    sync.Mutex
+	until map[netip.Addr]time.Time
+}
+
+// part gives those that are to be asked, and those that are not. Where it is time to
+// ask one again that was silent, others do not wait for the same meanwhile.
+func (s *silence) part(to []Addr) (ask, silent []Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for _, a := range to {
+		until, ok := s.until[a.Addr()]
+		if ok && now.Before(until) {
+			silent = append(silent, a)
+			continue
+		}
+		if ok {
+			s.until[a.Addr()] = now.Add(fallbackTime)
+		}
+		ask = append(ask, a)
+	}
+	return ask, silent
+}
+
+// take takes note of what became of a request that was made so long ago.
+func (s *silence) take(host netip.Addr, err error, ago time.Duration) {
+	switch {
+	case err == nil, errors.Is(err, vipl.ErrNoMatch), errors.Is(err, vipl.ErrRejected):
+		s.forget(host)
+	case ago >= silentLeast && (errors.Is(err, vipl.ErrTimeout) || errors.Is(err, vipl.ErrNotReachable)):
+		s.remember(host)
+	}
+}
+
+// remember notes a silent host, if need be in the place of the one whose time is over
+// first.
+func (s *silence) remember(host netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.until == nil {
+		s.until = make(map[netip.Addr]time.Time)
+	}
+	if _, known := s.until[host]; !known && len(s.until) == silentMost {
+		var oldest netip.Addr
+		for h, until := range s.until {
+			if !oldest.IsValid() || until.Before(s.until[oldest]) {
+				oldest = h
+			}
+		}
+		delete(s.until, oldest)
+	}
+	s.until[host] = time.Now().Add(silentTime)
+}
+
+// forget notes that a host was heard of.
+func (s *silence) forget(host netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.until, host)
 }

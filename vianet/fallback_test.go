@@ -4,11 +4,35 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"syscall"
 	"testing"
+	"time"
 
+	"viaxdp/internal/memorynic"
+	"viaxdp/kagent/kagenttest"
 	"viaxdp/vianet"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
 )
+
+// otherWay is where DialOr goes that does not go by VIA.
+type otherWay struct {
+	conn  net.Conn
+	err   error
+	calls int
+}
+
+func (o *otherWay) dial(context.Context) (net.Conn, error) {
+	o.calls++
+	return o.conn, o.err
+}
+
+func newWay(t *testing.T) *otherWay {
+	pipe, end := net.Pipe()
+	t.Cleanup(func() { pipe.Close(); end.Close() })
+	return &otherWay{conn: pipe}
+}
 
 // DialOr connects by VIA where somebody listens, else by the other way; it says of
 // both why neither went.
@@ -16,33 +40,148 @@ func TestDialOr(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
 	defer l.Close()
-	pipe, end := net.Pipe()
-	defer pipe.Close()
-	defer end.Close()
-	calls := 0
-	or := func(context.Context) (net.Conn, error) { calls++; return pipe, nil }
+	or := newWay(t)
 
-	c, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or)
-	if _, ok := c.(*vianet.Conn); !ok || err != nil || calls != 0 {
-		t.Fatalf("%T, %v, %d calls", c, err, calls)
+	c, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial)
+	if _, ok := c.(*vianet.Conn); !ok || err != nil || or.calls != 0 {
+		t.Fatalf("%T, %v, %d calls", c, err, or.calls)
 	}
 	c.Close()
 	nobody := net.JoinHostPort(h.nicB.Query().Address.String(), "7")
 	for i, address := range []string{nobody, "10.9.9.9:7"} {
-		if c, err := h.a.DialOr(t.Context(), "via", address, or); c != pipe || err != nil || calls != i+1 {
-			t.Errorf("%s: %v, %v, %d calls", address, c, err, calls)
+		if c, err := h.a.DialOr(t.Context(), "via", address, or.dial); c != or.conn || err != nil || or.calls != i+1 {
+			t.Errorf("%s: %v, %v, %d calls", address, c, err, or.calls)
 		}
 	}
-	_, err = h.a.DialOr(t.Context(), "via", nobody, func(context.Context) (net.Conn, error) { return nil, syscall.EPERM })
+	_, err = h.a.DialOr(t.Context(), "via", nobody, (&otherWay{err: syscall.EPERM}).dial)
 	if !errors.Is(err, syscall.ECONNREFUSED) || !errors.Is(err, syscall.EPERM) {
 		t.Errorf("neither: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := h.a.DialOr(ctx, "via", nobody, or); !errors.Is(err, context.Canceled) || calls != 2 {
-		t.Errorf("cancelled: %v, %d calls", err, calls)
+	if _, err := h.a.DialOr(ctx, "via", nobody, or.dial); !errors.Is(err, context.Canceled) || or.calls != 2 {
+		t.Errorf("cancelled: %v, %d calls", err, or.calls)
 	}
-	if _, err := h.a.DialOr(t.Context(), "via", "nonsense", or); err == nil || calls != 2 {
-		t.Errorf("no address: %v, %d calls", err, calls)
+	if _, err := h.a.DialOr(t.Context(), "via", "nonsense", or.dial); err == nil || or.calls != 2 {
+		t.Errorf("no address: %v, %d calls", err, or.calls)
+	}
+}
+
+// onFabric is hosts in memory whose agents are on a fabric of the test's.
+func onFabric(t *testing.T, fabric *kagenttest.Fabric, a, b memorynic.Config) *hosts {
+	t.Helper()
+	noLeaks(t)
+	h := &hosts{wire: xdpnictest.NewWire()}
+	t.Cleanup(h.wire.Close)
+	open := func(name string, c memorynic.Config) *vipl.Nic {
+		c.Queue.RxChunks = 1024
+		return memorynic.Open(t, h.wire, fabric.Agent(name), c).Nic
+	}
+	h.nicA, h.nicB = open("a", a), open("b", b)
+	h.a, h.b = newStack(t, h.nicA, vianet.Options{}), newStack(t, h.nicB, vianet.Options{})
+	return h
+}
+
+// A host that does not answer by VIA costs one connection the time to find that out,
+// and not each of them; until it is heard of, or the other way fails, too.
+func TestDialOrRemembers(t *testing.T) {
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	l := h.listen(t)
+	defer l.Close()
+	back, err := h.a.Listen("via", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(back.Addr().String())
+	host := h.nicB.Query().Address
+	or := newWay(t)
+	dial := func(byVIA bool) {
+		t.Helper()
+		c, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial)
+		if _, ok := c.(*vianet.Conn); ok != byVIA || err != nil {
+			t.Fatalf("%T, %v", c, err)
+		} else if ok {
+			c.Close()
+		}
+	}
+	silent := func() {
+		t.Helper()
+		fabric.Cut(host, true)
+		dial(false)
+		fabric.Cut(host, false) // which nobody finds out
+		dial(false)
+	}
+
+	silent()
+	c, err := h.b.Dial("via", net.JoinHostPort(h.nicA.Query().Address.String(), port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	dial(true) // the host has asked for a connection
+
+	silent()
+	c, err = h.a.Dial("via", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	dial(true) // it has answered
+
+	silent()
+	c, err = h.a.DialOr(t.Context(), "via", l.Addr().String(), (&otherWay{err: syscall.ECONNREFUSED}).dial)
+	if err != nil {
+		t.Fatalf("the other way fails: %v", err)
+	}
+	c.Close()
+	dial(true)
+
+	silent()
+	fabric.Cut(host, true)
+	_, err = h.a.DialOr(t.Context(), "via", l.Addr().String(), (&otherWay{err: syscall.EPERM}).dial)
+	if !errors.Is(err, syscall.EPERM) || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("neither goes: %v", err)
+	}
+}
+
+// Who has little time has some of it left for the other way.
+func TestDialOrInTime(t *testing.T) {
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	host := h.nicB.Query().Address
+	fabric.Cut(host, true)
+	or := newWay(t)
+	for end := time.Now().Add(patience); ; { // a busy host may take all of the time
+		ctx, cancel := context.WithTimeout(t.Context(), 800*time.Millisecond) // half of it is not enough to be remembered
+		c, err := h.a.DialOr(ctx, "via", net.JoinHostPort(host.String(), "7"), or.dial)
+		cancel()
+		if c == or.conn {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Where one side has a key, or another one, that is no reason to do without.
+func TestDialOrWithKeys(t *testing.T) {
+	key, err := vipl.NewPSK(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, keys := range map[string][2]*vipl.PSK{"client": {key, nil}, "server": {nil, key}} {
+		t.Run(name, func(t *testing.T) {
+			fabric := kagenttest.NewFabric(kagenttest.Faults{})
+			h := onFabric(t, fabric, memorynic.Config{PSK: keys[0]}, memorynic.Config{PSK: keys[1]})
+			l := h.listen(t)
+			defer l.Close()
+			or := newWay(t)
+			_, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial)
+			if !errors.Is(err, syscall.EKEYREJECTED) || or.calls > 0 {
+				t.Errorf("%v, %d calls", err, or.calls)
+			}
+		})
 	}
 }

@@ -118,6 +118,7 @@ func (l *Listener) take(request *vipl.Conn) {
 		request.Reject()
 		return
 	}
+	l.stack.silent.forget(remote.Addr())
 	select {
 	case l.places <- struct{}{}:
 	default:

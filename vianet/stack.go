@@ -67,6 +67,7 @@ type Stack struct {
 	alone    atomic.Int32  // Writes that ring by themselves, see doorbell.go
 
 	ports  ports
+	silent silence
 	dials  context.Context // ends when Close begins
 	end    context.CancelCauseFunc
 	closed chan struct{}  // when it has waited long enough for connections

@@ -15,6 +15,7 @@ type Config struct {
 	Queue   xdpnictest.Config // but for Memory, Admit and MAC
 	Arena   int               // bytes beside the chunks; 0: 8 MiB
 	Silence time.Duration     // after which a peer is dead; 0: Unhurried
+	PSK     *vipl.PSK         // or nil
 }
 
 // Unhurried is a silence that is longer than a busy machine keeps the living from
@@ -51,7 +52,9 @@ func Open(t T, wire *xdpnictest.Wire, agent *kagenttest.Agent, c Config) *Host {
 	if h.Queue, err = wire.Queue(c.Queue); err != nil {
 		t.Fatal(err)
 	}
-	if h.Nic, err = vipl.Open(vipl.Provider{Port: h.Queue, Agent: agent, Arena: arena, Silence: c.Silence}); err != nil {
+	if h.Nic, err = vipl.Open(vipl.Provider{
+		Port: h.Queue, Agent: agent, Arena: arena, Silence: c.Silence, PSK: c.PSK,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -52,8 +52,8 @@ func (a Address) String() string { return a.Network + ":" + a.Address }
 type Proxy struct {
 	Listen, To Address
 	Stack      *vianet.Stack // for via; nil: neither address is
-	// Fallback is where to connect by TCP when nobody is at To by VIA: the port of
-	// it at To's host. Empty: nowhere.
+	// Fallback is where to connect by TCP when nobody is at To by VIA, as
+	// vianet.Stack.DialOr finds: the port of it at To's host. Empty: nowhere.
 	Fallback string
 	// Most is how many connections are forwarded at once; those beyond it wait to be
 	// accepted. 0: 4096.
@@ -199,9 +199,11 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	c, err := p.Stack.DialOr(ctx, "via", p.To.Address, func(ctx context.Context) (net.Conn, error) {
-		p.fell.Add(1)
 		return tcp.DialContext(ctx, "tcp", net.JoinHostPort(host, p.Fallback))
 	})
+	if _, fell := c.(*net.TCPConn); fell {
+		p.fell.Add(1)
+	}
 	return c, err
 }
 

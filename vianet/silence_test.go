@@ -1,0 +1,77 @@
+package vianet
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// A silent host is asked again after a minute, by one; an answer ends that, and a
+// silence that was short is none.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s silence
+		to := func(host byte) Addr { return Addr{netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, host}), 80)} }
+		asks := func(host byte, want bool) {
+			t.Helper()
+			ask, silent := s.part([]Addr{to(host)})
+			if len(ask)+len(silent) != 1 || len(ask) == 1 != want {
+				t.Errorf("host %d is to be asked: %v; not: %v", host, ask, silent)
+			}
+		}
+		asks(1, true)
+		s.take(to(1).Addr(), vipl.ErrTimeout, silentLeast-1)
+		asks(1, true)
+		s.take(to(1).Addr(), vipl.ErrResource, time.Hour) // which is of this host
+		asks(1, true)
+		s.take(to(1).Addr(), vipl.ErrTimeout, silentLeast)
+		asks(1, false)
+		asks(2, true)
+		if ask, silent := s.part([]Addr{to(1), to(2)}); len(ask) != 1 || ask[0] != to(2) || len(silent) != 1 {
+			t.Errorf("of both %v are to be asked, %v not", ask, silent)
+		}
+		time.Sleep(silentTime - 1)
+		asks(1, false)
+		time.Sleep(1)
+		asks(1, true)
+		asks(1, false) // until there is an answer
+		s.take(to(1).Addr(), vipl.ErrNotReachable, silentLeast)
+		time.Sleep(silentTime - 1)
+		asks(1, false)
+		time.Sleep(1)
+		asks(1, true) // who asks is cancelled, and says nothing
+		time.Sleep(fallbackTime)
+		asks(1, true)
+		for _, err := range []error{nil, vipl.ErrNoMatch, vipl.ErrRejected} {
+			s.remember(to(1).Addr())
+			asks(1, false)
+			s.take(to(1).Addr(), err, time.Second)
+			asks(1, true)
+		}
+	})
+}
+
+// However many hosts are silent, few are remembered: those from which it is the
+// longest till they are asked again.
+func TestSilenceIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s silence
+		for i := range 4 * silentMost {
+			s.remember(netip.MustParseAddr(fmt.Sprintf("fd00::%x", i+1)))
+			s.remember(netip.MustParseAddr("fd00::1"))
+			time.Sleep(time.Millisecond)
+		}
+		if len(s.until) != silentMost {
+			t.Errorf("%d hosts are remembered", len(s.until))
+		}
+		for i, want := range map[int]bool{0: true, 1: false, 3 * silentMost: false, 3*silentMost + 1: true, 4*silentMost - 1: true} {
+			if _, ok := s.until[netip.MustParseAddr(fmt.Sprintf("fd00::%x", i+1))]; ok != want {
+				t.Errorf("host %d is remembered: %v", i, ok)
+			}
+		}
+	})
+}
