@@ -37,8 +37,8 @@ func (s *Stack) Dial(name, address string) (net.Conn, error) {
 // seven times in two thirds of a second.
 //
 // Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS,
-// EKEYREJECTED where pre-shared keys do not go together; of ctx, a deadline as
-// os.ErrDeadlineExceeded.
+// EKEYREJECTED where pre-shared keys do not go together; ctx's, a deadline being
+// os.ErrDeadlineExceeded, too.
 func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn, error) {
 	to, err := s.targets(ctx, name, address)
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/memorynic"
+	"viaxdp/kagent/kagenttest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -51,10 +53,21 @@ func TestDialContext(t *testing.T) {
 	if _, err := h.a.DialContext(ctx, "via", addr); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	ctx, cancel = context.WithDeadline(context.Background(), longAgo)
-	defer cancel()
-	_, err := h.a.DialContext(ctx, "via", addr)
-	isTimeout(t, "Dial", err)
+	reason := errors.New("enough")
+	ctx, because := context.WithCancelCause(context.Background())
+	because(reason)
+	if _, err := h.a.DialContext(ctx, "via", addr); !errors.Is(err, context.Canceled) || !errors.Is(err, reason) {
+		t.Errorf("cancelled with a reason: %v", err)
+	}
+	for _, cause := range []error{nil, reason} {
+		ctx, cancel = context.WithDeadlineCause(context.Background(), longAgo, cause)
+		_, err := h.a.DialContext(ctx, "via", addr)
+		isTimeout(t, "Dial", err)
+		if !errors.Is(err, context.DeadlineExceeded) || cause != nil && !errors.Is(err, cause) {
+			t.Errorf("a deadline because of %v: %v", cause, err)
+		}
+		cancel()
+	}
 
 	ctx, cancel = context.WithCancel(context.Background())
 	c, err := h.a.DialContext(ctx, "via", addr)
@@ -65,6 +78,133 @@ func TestDialContext(t *testing.T) {
 	if _, err := c.Write([]byte("after its end the context does not matter")); err != nil {
 		t.Error(err)
 	}
+}
+
+// A Dial that is under way ends when its context does, at once, in whatever stage, and
+// leaves nothing: while nobody answers, and while the peer does not greet.
+func TestDialIsCancelled(t *testing.T) {
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
+		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
+	}
+	tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
+	host := h.nicB.Query().Address
+	dial := func() (cancel func(), ended chan error) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended = make(chan error, 1)
+		go func() {
+			_, err := h.a.DialContext(ctx, "via", net.JoinHostPort(host.String(), "7"))
+			ended <- err
+		}()
+		return cancel, ended
+	}
+
+	fabric.Cut(host, true)
+	cancel, ended := dial()
+	until(t, "a VI asks for a connection", func() bool {
+		vis := h.nicA.Status().VIs
+		return len(vis) == 1 && vis[0].State == vipl.ConnectPending.String()
+	})
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("nobody answers: %v", err)
+	}
+	fabric.Cut(host, false)
+
+	tag, err := h.nicB.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	region, err := h.nicB.AllocMem(4096, vipl.MemAttributes{Ptag: tag})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mute, err := h.nicB.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := region.Descriptor(0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.SetSegments(region.Segment(64, 4000))
+	if err := mute.PostRecv(d, region.Handle()); err != nil {
+		t.Fatal(err)
+	}
+	l, err := h.nicB.Listen(vipl.NetAddress{Discriminator: []byte("vianet\x00\x07")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel, ended = dial()
+	request, err := l.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := request.Accept(mute); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := mute.RecvWait(patience); err != nil { // the greeting, which has no answer
+		t.Fatal(err)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the peer does not greet: %v", err)
+	}
+	if err := errors.Join(l.Close(), mute.Disconnect(), mute.Destroy(), region.Deregister(), tag.Destroy()); err != nil {
+		t.Error(err)
+	}
+	h.atRest(t, tags)
+}
+
+// Connections that come while a listener closes are accepted, refused or reset, and no
+// one of them is left in between.
+func TestAcceptBesideClose(t *testing.T) {
+	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320})
+	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
+		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
+	}
+	tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
+	for round := range 20 {
+		l := h.listen(t)
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						if !errors.Is(err, net.ErrClosed) {
+							t.Error(err)
+						}
+						return
+					}
+					c.Close()
+				}
+			})
+			all.Go(func() {
+				for {
+					c, err := h.a.Dial("via", l.Addr().String())
+					if err != nil {
+						if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ECONNRESET) {
+							t.Error(err)
+						}
+						return
+					}
+					c.SetDeadline(time.Now().Add(patience))
+					if _, err := c.Read(make([]byte, 1)); err != io.EOF && !errors.Is(err, syscall.ECONNRESET) {
+						t.Errorf("a connection that was not accepted, or was closed: %v", err)
+					}
+					c.Close()
+				}
+			})
+		}
+		time.Sleep(time.Duration(round) * 300 * time.Microsecond)
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		all.Wait()
+	}
+	h.atRest(t, tags)
 }
 
 // Ports: one listener each, free again after Close, chosen when it is 0.

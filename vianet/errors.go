@@ -68,10 +68,18 @@ func (c *Conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: network, Source: c.local, Addr: c.remote, Err: err}
 }
 
-// contextError is why a context ended, as an error of package net.
+// contextError is why a context ended, as an error of package net: what this package
+// has ended it for, or that the program's was cancelled or its time is over.
 func contextError(ctx context.Context) error {
-	if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if cause == errStackClosed || cause == syscall.ETIMEDOUT {
 		return cause
 	}
-	return os.ErrDeadlineExceeded
+	if cause != err {
+		err = fmt.Errorf("%w: %w", err, cause)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &system{os.ErrDeadlineExceeded, err}
+	}
+	return err
 }
