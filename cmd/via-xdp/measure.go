@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -127,9 +128,16 @@ func newStream(env environment) *cobra.Command {
 	return cmd
 }
 
+func checkSilence(d time.Duration) error {
+	if d != 0 && d < vipl.MinSilence {
+		return fmt.Errorf("--silence %v: want %v or more, or 0 for the default", d, vipl.MinSilence)
+	}
+	return nil
+}
+
 func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, plan bench.Plan) error {
-	if s := m.place.Silence; s != 0 && s < vipl.MinSilence {
-		return fmt.Errorf("--silence %v: want %v or more, or 0 for the default", s, vipl.MinSilence)
+	if err := checkSilence(m.place.Silence); err != nil {
+		return err
 	}
 	if err := errors.Join(within("--queue", m.place.Queue, 0, math.MaxInt), checkMode(m.place.Mode)); err != nil {
 		return err

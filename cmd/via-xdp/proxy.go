@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,6 +16,7 @@ import (
 
 func newProxy(env environment) *cobra.Command {
 	var listen, to, device, fallback string
+	var silence time.Duration
 	cmd := &cobra.Command{
 		Use:   "proxy --listen tcp:HOST:PORT --to via:HOST:PORT",
 		Short: "Forward TCP to VIA and back, for programs that know nothing of it",
@@ -36,19 +39,20 @@ func newProxy(env environment) *cobra.Command {
 			if p.To, err = proxy.ParseAddress(to); err != nil {
 				return fmt.Errorf("--to: %w", err)
 			}
-			if fallback != "" {
-				if p.To.Network != "via" {
-					return errors.New("--fallback is for a --to by VIA, which may have nobody there")
-				}
-				if _, err := net.LookupPort("tcp", fallback); err != nil {
-					return fmt.Errorf("--fallback %s: want a TCP port", fallback)
-				}
+			if fallback != "" && p.To.Network != "via" {
+				return usageError(cmd, errors.New("--fallback is for a --to by VIA, which may have nobody there"))
+			}
+			if _, err := net.LookupPort("tcp", fallback); err != nil {
+				return fmt.Errorf("--fallback %s: want a TCP port", fallback)
+			}
+			if err := checkSilence(silence); err != nil {
+				return err
 			}
 			if p.Listen.Network == "via" || p.To.Network == "via" {
 				if device == "" {
 					return errors.New("no interface: give one by -i")
 				}
-				nic, err := vipl.OpenNic(device)
+				nic, err := vipl.OpenNic(device, vipl.WithSilence(cmp.Or(silence, vipl.DefaultSilence)))
 				if err != nil {
 					return err
 				}
@@ -61,7 +65,7 @@ func newProxy(env environment) *cobra.Command {
 			if err := p.Open(); err != nil {
 				return err
 			}
-			fmt.Fprintf(env.stderr, "via-xdp: forwarding %v to %v\n", p.Listen, p.To)
+			fmt.Fprintf(env.stderr, "via-xdp: forwarding %s:%v to %v\n", p.Listen.Network, p.Addr(), p.To)
 			if env.actions.listening != nil {
 				env.actions.listening(p.Addr())
 			}
@@ -76,5 +80,6 @@ func newProxy(env environment) *cobra.Command {
 	f.StringVar(&to, "to", "", "address to connect with, likewise")
 	f.StringVarP(&device, "interface", "i", "", "interface for via")
 	f.StringVar(&fallback, "fallback", "", "TCP `port` of the same host, for when nobody is there by VIA")
+	f.DurationVar(&silence, "silence", 0, "time after which a silent host of VIA is taken for dead, on both sides alike (default 1.6s)")
 	return cmd
 }

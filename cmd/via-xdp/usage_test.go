@@ -38,7 +38,10 @@ func TestUsageErrors(t *testing.T) {
 		"demo --sizes x":         "--sizes x: want numbers with commas between them (message sizes in bytes); usage: via-xdp demo [flags] (--help tells more)",
 		"tune":                   "--profile latency, --profile throughput or --undo: which one; usage: via-xdp tune [INTERFACE] [flags] (--help tells more)",
 		"stat --json -":          "--json of this command is for standard output and takes no -; usage: via-xdp stat [INTERFACE] [flags] (--help tells more)",
-		"proxy --to via:1":       "--listen and --to are both needed; usage: via-xdp proxy --listen tcp:HOST:PORT --to via:HOST:PORT [flags] (--help tells more)",
+		"proxy --listen tcp::1 --to tcp::2 --fallback 3":      "--fallback is for a --to by VIA, which may have nobody there; usage: via-xdp proxy --listen tcp:HOST:PORT --to via:HOST:PORT [flags] (--help tells more)",
+		"proxy --listen tcp::1 --to via:h:2 --fallback 70000": "--fallback 70000: want a TCP port",
+		"proxy --listen tcp::1 --to tcp::2 --silence 1ms":     "--silence 1ms: want 10ms or more, or 0 for the default",
+		"proxy --to via:1": "--listen and --to are both needed; usage: via-xdp proxy --listen tcp:HOST:PORT --to via:HOST:PORT [flags] (--help tells more)",
 	} {
 		status, out, errs := call(&recorder{}, strings.Fields(args)...)
 		if status != exitFailed || out != "" || errs != "via-xdp: "+want+"\n" {
