@@ -55,7 +55,7 @@ func TestListenAnywhere(t *testing.T) {
 			case hears && err != nil:
 				t.Errorf("%s: dialed by %q: %v", name, host, err)
 			case !hears && !errors.Is(err, syscall.ECONNREFUSED):
-				t.Errorf("%s: dialed by %q: %v, %v", name, host, c, err)
+				t.Errorf("%s: dialed by %q: %T, %v", name, host, c, err)
 			case hears:
 				l.(*vianet.Listener).SetDeadline(time.Now().Add(patience))
 				a, err := l.Accept()

@@ -79,13 +79,17 @@ func otherwise(ctx context.Context, err error, or func(context.Context) (net.Con
 
 // dialShortly dials as long as a host has to answer.
 func (s *Stack) dialShortly(ctx context.Context, to []Addr) (net.Conn, error) {
-	most := fallbackTime
-	if end, ok := ctx.Deadline(); ok {
-		most = min(most, time.Until(end)/2)
-	}
-	short, cancel := context.WithTimeout(ctx, most)
+	short, cancel := context.WithTimeout(ctx, answerTime(ctx))
 	defer cancel()
 	return s.dialAny(short, to)
+}
+
+// answerTime is how long a host has to answer: half the time of ctx at most.
+func answerTime(ctx context.Context) time.Duration {
+	if end, ok := ctx.Deadline(); ok {
+		return min(fallbackTime, time.Until(end)/2)
+	}
+	return fallbackTime
 }
 
 // noVIA says whether an error of Dial means that the other host does without.

@@ -152,9 +152,15 @@ func TestDialOrInTime(t *testing.T) {
 	host := h.nicB.Query().Address
 	fabric.Cut(host, true)
 	or := newWay(t)
+	inTime := func(ctx context.Context) (net.Conn, error) {
+		if end, _ := ctx.Deadline(); time.Until(end) < 100*time.Millisecond {
+			return nil, os.ErrDeadlineExceeded
+		}
+		return or.dial(ctx)
+	}
 	for end := time.Now().Add(patience); ; { // a busy host may take all of the time
-		ctx, cancel := context.WithTimeout(t.Context(), 800*time.Millisecond) // half of it is not enough to be remembered
-		c, err := h.a.DialOr(ctx, "via", net.JoinHostPort(host.String(), "7"), or.dial)
+		ctx, cancel := context.WithTimeout(t.Context(), 450*time.Millisecond) // all of it is not enough to be remembered
+		c, err := h.a.DialOr(ctx, "via", net.JoinHostPort(host.String(), "7"), inTime)
 		cancel()
 		if c == or.conn {
 			break

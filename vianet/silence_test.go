@@ -1,6 +1,7 @@
 package vianet
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -36,13 +37,13 @@ func TestSilence(t *testing.T) {
 		}
 		time.Sleep(silentTime - 1)
 		asks(1, false)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		asks(1, true)
 		asks(1, false) // until there is an answer
 		s.take(to(1).Addr(), vipl.ErrNotReachable, silentLeast)
 		time.Sleep(silentTime - 1)
 		asks(1, false)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		asks(1, true) // who asks is cancelled, and says nothing
 		time.Sleep(fallbackTime)
 		asks(1, true)
@@ -51,6 +52,22 @@ func TestSilence(t *testing.T) {
 			asks(1, false)
 			s.take(to(1).Addr(), err, time.Second)
 			asks(1, true)
+		}
+	})
+}
+
+// Half the time is the other way's.
+func TestAnswerTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		if d := answerTime(t.Context()); d != fallbackTime {
+			t.Errorf("with all the time there is: %v", d)
+		}
+		for _, left := range []time.Duration{time.Second, 2 * fallbackTime, time.Hour} {
+			ctx, cancel := context.WithTimeout(t.Context(), left)
+			if d, want := answerTime(ctx), min(left/2, fallbackTime); d != want {
+				t.Errorf("with %v: %v, want %v", left, d, want)
+			}
+			cancel()
 		}
 	})
 }
