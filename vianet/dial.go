@@ -53,6 +53,9 @@ func dialError(to net.Addr, err error) error {
 
 // dialAny connects with the first of several addresses that can be.
 func (s *Stack) dialAny(ctx context.Context, addrs []Addr) (net.Conn, error) {
+	if ctx.Err() != nil { // an answer that comes at once may be looked at first
+		return nil, dialError(addrs[0], contextError(ctx))
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, dialTime, syscall.ETIMEDOUT)
 	defer cancel()
 	var first error

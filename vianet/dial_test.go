@@ -43,6 +43,11 @@ func TestDialErrors(t *testing.T) {
 	}
 }
 
+// unheard is a context that has been cancelled, of which nobody is told who does not ask.
+type unheard struct{ context.Context }
+
+func (unheard) Err() error { return context.Canceled }
+
 // A Dial ends with its context, however long the attempt goes on.
 func TestDialContext(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
@@ -50,8 +55,10 @@ func TestDialContext(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := h.a.DialContext(ctx, "via", addr); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+	for _, ctx := range []context.Context{ctx, unheard{t.Context()}} {
+		if _, err := h.a.DialContext(ctx, "via", addr); !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled: %v", err)
+		}
 	}
 	reason := errors.New("enough")
 	ctx, because := context.WithCancelCause(context.Background())
