@@ -128,6 +128,7 @@ func (p *pinged) sum() {
 	}
 	if len(all) > 0 {
 		slices.Sort(all)
-		p.Min, p.Median, p.Max = all[0], all[len(all)/2], all[len(all)-1]
+		n := len(all)
+		p.Min, p.Median, p.Max = all[0], (all[(n-1)/2]+all[n/2])/2, all[n-1]
 	}
 }

@@ -35,7 +35,7 @@ type Reply struct {
 
 // Pinger asks one host, again and again. It is for one goroutine.
 type Pinger struct {
-	conn *net.UDPConn
+	conn net.Conn // UDP
 	host netip.Addr
 }
 
@@ -59,7 +59,7 @@ func Open(host netip.AddrPort, device string) (*Pinger, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Pinger{c.(*net.UDPConn), host.Addr()}, nil
+	return &Pinger{c, host.Addr()}, nil
 }
 
 // Close ends it.
@@ -84,8 +84,16 @@ func (p *Pinger) Ask(ctx context.Context) (Reply, error) {
 		end = time.Now().Add(time.Second)
 	}
 	p.conn.SetDeadline(end)
-	stop := context.AfterFunc(ctx, func() { p.conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		p.conn.SetDeadline(time.Unix(1, 0))
+	})
+	defer func() {
+		if !stop() {
+			<-ended // or it would end the next Ask
+		}
+	}()
 	began := time.Now()
 	if _, err := p.conn.Write(msg); err != nil {
 		return Reply{}, explain(err)

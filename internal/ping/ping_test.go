@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -129,5 +130,42 @@ func TestCancelled(t *testing.T) {
 	}()
 	if _, err := p.Ask(ctx); !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// slow is a connection on which nothing comes, and where it takes a while to be told that the
+// time is over.
+type slow struct {
+	net.Conn
+	told  chan struct{}
+	ended atomic.Bool
+}
+
+func (s *slow) Write(b []byte) (int, error) { return len(b), nil }
+
+func (s *slow) Read([]byte) (int, error) {
+	<-s.told
+	return 0, os.ErrDeadlineExceeded
+}
+
+func (s *slow) SetDeadline(t time.Time) error {
+	if t.Before(time.Now()) {
+		close(s.told)
+		time.Sleep(20 * time.Millisecond)
+		s.ended.Store(true)
+	}
+	return nil
+}
+
+// What ends a question's time is over with it: it must not end the next one.
+func TestNothingLeftBehind(t *testing.T) {
+	c := &slow{told: make(chan struct{})}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	cancel()
+	if _, err := (&Pinger{conn: c}).Ask(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if !c.ended.Load() {
+		t.Error("the deadline is still being set")
 	}
 }
