@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -23,8 +24,11 @@ type Mask struct {
 var (
 	macForm = regexp.MustCompile(`(?i)\b[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}\b`)
 	ip4Form = regexp.MustCompile(`\b\d{1,3}(?:\.\d{1,3}){3}\b`)
-	// Whatever has two colons at least; netip says whether it is an address.
-	ip6Form  = regexp.MustCompile(`(?i)[0-9a-f]*:[0-9a-f:]*:[0-9a-f:.]*`)
+	// Whatever has two colons at least; netip says whether it is an address. One of IPv4 may
+	// be in front, as on the kernel's command line (ip=10.0.0.2::10.0.0.1).
+	ip6Form = regexp.MustCompile(`(?i)(\b\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]*):[0-9a-f:]*:[0-9a-f:.]*`)
+	// Interfaces that are called by their hardware address (systemd.net-naming-scheme(7)).
+	nameForm = regexp.MustCompile(`\b(enx|wlx|wwx)([0-9a-f]{12})\b`)
 	uuidForm = regexp.MustCompile(`(?i)\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 )
 
@@ -35,9 +39,22 @@ func (m *Mask) Apply(s string) string {
 		if strings.Trim(x, "0:-") == "" {
 			return x // none
 		}
-		return m.name("mac", strings.ToLower(x))
+		return m.name("mac", strings.ToLower(strings.ReplaceAll(x, "-", ":")))
 	})
-	s = ip6Form.ReplaceAllStringFunc(s, m.address) // may end as one of IPv4
+	s = nameForm.ReplaceAllStringFunc(s, func(x string) string {
+		var mac []string
+		for b := range slices.Chunk([]byte(x[3:]), 2) {
+			mac = append(mac, string(b))
+		}
+		return x[:3] + "-" + m.name("mac", strings.Join(mac, ":"))
+	})
+	s = ip6Form.ReplaceAllStringFunc(s, func(x string) string { // may end as one of IPv4
+		of, _, _ := strings.Cut(x, ":")
+		if !strings.Contains(of, ".") {
+			of = ""
+		}
+		return of + m.address(x[len(of):])
+	})
 	s = ip4Form.ReplaceAllStringFunc(s, m.address)
 	for _, n := range m.Names {
 		if len(n) < 3 {
@@ -61,6 +78,8 @@ func (m *Mask) address(x string) string {
 			a, err := netip.ParseAddr(x[from:to])
 			switch {
 			case err != nil:
+			case strings.HasPrefix(x[from:to], "::") && strings.Contains(x[from:to], ".") && !a.Is4In6():
+				return x // one of IPv4 behind colons
 			case a.IsUnspecified() || a.IsLoopback():
 				return x
 			default:

@@ -20,6 +20,7 @@ func TestMask(t *testing.T) {
 	for _, tc := range [][2]string{
 		{"eth0 52:54:00:ab:CD:ef up", "eth0 mac-1 up"},
 		{"52:54:00:AB:cd:ef and 52-54-00-00-00-01", "mac-1 and mac-2"},
+		{"BOOTIF=52-54-00-ab-cd-ef", "BOOTIF=mac-1"},
 		{"00:00:00:00:00:00", "00:00:00:00:00:00"},
 		{"10.77.0.1:4793 to 10.77.0.2, 10.77.0.1", "ip-1:4793 to ip-2, ip-1"},
 		{"127.0.0.1 0.0.0.0 ::1 ::", "127.0.0.1 0.0.0.0 ::1 ::"},
@@ -29,8 +30,11 @@ func TestMask(t *testing.T) {
 		{"2001:db8::/32 via addr:2001:db8::1:", "ip-6/32 via addr:ip-4:"},
 		{"host DB7.example.org, db7: a word", "host host-1, host-2: a word"},
 		{"root=UUID=0f0e0d0c-1111-2222-3333-444455556666", "root=UUID=uuid-1"},
+		{"ip=10.77.0.1::10.77.0.2::name:eth0 ip=10.77.0.1::10.77.0.2::db7:eth0", "ip=ip-1::ip-2::name:eth0 ip=ip-1::ip-2::host-2:eth0"},
+		{"10.77.0.1:2001:db8::1 of 10.77.0.2::", "ip-1:ip-4 of ip-2::"},
+		{"3: enx525400abcdef: wlx0a0b0c0d0e0f", "3: enx-mac-1: wlx-mac-3"},
 		// What only looks like it.
-		{"kernel 6.18.15 at 12:34:56, 0000:00:1f.6, version 1.2.3, 256.1.1.1", "kernel 6.18.15 at 12:34:56, 0000:00:1f.6, version 1.2.3, 256.1.1.1"},
+		{"kernel 6.18.15 at 12:34:56, 0000:00:1f.6, version 1.2.3, 256.1.1.1, enx52, enp0s31f6", "kernel 6.18.15 at 12:34:56, 0000:00:1f.6, version 1.2.3, 256.1.1.1, enx52, enp0s31f6"},
 		{"rx: 12 tx: 3", "rx: 12 tx: 3"},
 	} {
 		if got := m.Apply(tc[0]); got != tc[1] {
