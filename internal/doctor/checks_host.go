@@ -72,7 +72,6 @@ var kernelOptions = []struct {
 	{"CONFIG_BPF_JIT", Warning, "programs are interpreted: each frame costs several times as much in the kernel", true},
 	{"CONFIG_HUGETLBFS", Warning, "there is no pool of 2 MB pages: registered memory misses the TLB more often", true},
 	{"CONFIG_XDP_SOCKETS_DIAG", Info, "the kernel does not name the holder of a queue: doctor can only list suspects", false},
-	{"CONFIG_DEBUG_INFO_BTF", Info, "via-xdp capture cannot attach", true},
 }
 
 func checkOptions(h *Host) []Finding {
@@ -206,6 +205,11 @@ func checkMemlock(h *Host) []Finding {
 	return ok(fmt.Sprintf("%d KB", h.Memlock>>10))
 }
 
+// pool is where the size of the node's part is set.
+func (n *HugeNode) pool() string {
+	return fmt.Sprintf("/sys/devices/system/node/node%d/hugepages/hugepages-2048kB/nr_hugepages", n.Node)
+}
+
 const hugePool = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
 
 func checkHugepages(h *Host) []Finding {
@@ -214,11 +218,12 @@ func checkHugepages(h *Host) []Finding {
 			"registered memory lies on transparent hugepages ("+h.THP+") or 4 KB pages", "use a kernel with CONFIG_HUGETLBFS=y")
 	}
 	var nodes []string
-	total, free, empty := 0, 0, 0
-	for _, n := range h.HugeNodes {
+	var empty *HugeNode // the first that has none
+	total, free := 0, 0
+	for i, n := range h.HugeNodes {
 		total, free = total+n.Total, free+n.Free
-		if n.Free == 0 {
-			empty++
+		if n.Free == 0 && empty == nil {
+			empty = &h.HugeNodes[i]
 		}
 		nodes = append(nodes, fmt.Sprintf("node %d: %d of %d free", n.Node, n.Free, n.Total))
 	}
@@ -230,9 +235,9 @@ func checkHugepages(h *Host) []Finding {
 			"registered memory lies on smaller pages: large transfers miss the TLB",
 			fmt.Sprintf("echo %d > %s", total+want-free, hugePool),
 			undo.Step{Setting: undo.Setting{Kind: undo.File, Name: hugePool}, Value: fmt.Sprint(total + want - free)})
-	case empty > 0 && len(h.HugeNodes) > 1:
+	case empty != nil && len(h.HugeNodes) > 1:
 		return one(Info, list, "a program on the node that has none gets memory of another: each access is slower",
-			fmt.Sprintf("echo %d > /sys/devices/system/node/nodeN/hugepages/hugepages-2048kB/nr_hugepages", want))
+			fmt.Sprintf("echo %d > %s", empty.Total+want, empty.pool()))
 	case free < want:
 		return one(Info, fmt.Sprintf("%s; up to %d more on demand", list, h.Overcommit),
 			"pages are made when a NIC is opened, if memory is not in pieces by then", "")

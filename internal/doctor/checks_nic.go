@@ -230,10 +230,8 @@ func checkNUMA(h *Host, n *NIC) []Finding {
 		if node.Node == n.NUMANode && node.Free == 0 {
 			return one(Warning, fmt.Sprintf("the NIC is at node %d, which has no free page of 2 MB", n.NUMANode),
 				"registered memory lies at another node: each frame crosses between them",
-				fmt.Sprintf("echo %d > /sys/devices/system/node/node%d/hugepages/hugepages-2048kB/nr_hugepages", node.Total+arena>>21, n.NUMANode),
-				undo.Step{Setting: undo.Setting{Kind: undo.File, Name: fmt.Sprintf(
-					"/sys/devices/system/node/node%d/hugepages/hugepages-2048kB/nr_hugepages", n.NUMANode)},
-					Value: fmt.Sprint(node.Total + arena>>21)})
+				fmt.Sprintf("echo %d > %s", node.Total+arena>>21, node.pool()),
+				undo.Step{Setting: undo.Setting{Kind: undo.File, Name: node.pool()}, Value: fmt.Sprint(node.Total + arena>>21)})
 		}
 	}
 	return ok(fmt.Sprintf("node %d; run programs there: numactl -N %d -m %d", n.NUMANode, n.NUMANode, n.NUMANode))

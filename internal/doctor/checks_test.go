@@ -19,7 +19,7 @@ func healthy() *Facts {
 			Release: "6.18.0", Major: 6, Minor: 18, Memlock: unix.RLIM_INFINITY, SeesOthers: true,
 			Config: map[string]string{
 				"CONFIG_BPF_SYSCALL": "y", "CONFIG_XDP_SOCKETS": "y", "CONFIG_BPF_JIT": "y", "CONFIG_HUGETLBFS": "y",
-				"CONFIG_XDP_SOCKETS_DIAG": "m", "CONFIG_DEBUG_INFO_BTF": "y",
+				"CONFIG_XDP_SOCKETS_DIAG": "m",
 			},
 			Capabilities: 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_BPF,
 			Trial:        Trial{Ran: true, Frames: 11},
@@ -97,7 +97,8 @@ var ailments = []ailment{
 	{"hugepages", Warning, func(h *Host, _ *NIC) { h.HugeNodes = nil }, "no pool", "HUGETLBFS", "", nil},
 	{"hugepages", Warning, func(h *Host, _ *NIC) { h.HugeNodes = []HugeNode{{0, 10, 1}} }, "1 of 10",
 		"echo 41", "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages=41", nil},
-	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes[0].Free = 0 }, "node 0: 0 of 64", "node", "", nil},
+	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes[0].Free = 0 }, "node 0: 0 of 64",
+		"echo 96 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "", nil},
 	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes, h.Overcommit = []HugeNode{{0, 0, 0}}, 100 }, "100 more", "", "", nil},
 	{"c-states", Info, func(h *Host, _ *NIC) { h.Idle[2].Disabled = false }, "C6 (133 us)", "tune", "", nil},
 	{"governor", Info, func(h *Host, _ *NIC) { h.Governor = "powersave" }, "powersave", "tune", "", nil},
