@@ -46,6 +46,32 @@ func run(t *testing.T, f xdpnictest.Faults, n int) (got []int, s xdpnictest.Stat
 	return got, s
 }
 
+// A wire that is closed has nothing on the way, whatever the faults are set to then.
+func TestFaultsAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := xdpnictest.NewWire()
+		var qs [2]*xdpnictest.Queue
+		for i := range qs {
+			q, err := w.Queue(xdpnictest.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer q.Close()
+			qs[i] = q
+		}
+		a, b := qs[0], qs[1]
+		a.SetFaults(xdpnictest.Faults{Reorder: 1})
+		sendAll(t, a, 0, 1) // it waits for others to overtake it
+		w.Close()
+		w.SetFaults(xdpnictest.Faults{})
+		sendAll(t, a, 1, 2)
+		if got := receive(b); len(got) > 0 {
+			t.Errorf("%v arrived", got)
+		}
+		conserved(t, a, b)
+	})
+}
+
 // Each fault takes place, is counted, and does what it says.
 func TestFaults(t *testing.T) {
 	const n = 2000

@@ -37,6 +37,9 @@ func (w *Wire) Close() {
 		}
 	}
 	w.line = nil
+	for _, q := range w.ends {
+		q.back = nil
+	}
 	if w.timer != nil {
 		w.timer.Stop()
 	}
