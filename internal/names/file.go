@@ -54,6 +54,7 @@ func (f *file) load() (*table, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	began := time.Now() // what changes while it is read counts from here
 	info, err := os.Stat(f.path)
 	if err == nil && f.fresh && stampOf(info) == f.stamp {
 		return f.table, f.err
@@ -70,7 +71,7 @@ func (f *file) load() (*table, error) {
 		return nil, err
 	}
 	f.stamp = stampOf(info)
-	f.fresh = f.stamp.settled(time.Now())
+	f.fresh = f.stamp.settled(began)
 	f.table, f.err = nil, nil
 	entries, err := f.parse(text)
 	if wrong, ok := errors.AsType[*ParseError](err); ok {
