@@ -57,6 +57,8 @@ const warmUp = 200
 // patience is how long a message may take.
 const patience = 30 * time.Second
 
+var errNone = errors.New("trace: no message has gone by all steps, as where a timer rang its doorbell: send more")
+
 // side is an open NIC with a VI and memory for a message.
 type side struct {
 	nic  *vipl.Nic
@@ -132,6 +134,9 @@ func Run(ctx context.Context, c Config) (_ []Step, err error) {
 	if err := errors.Join(err, <-ended); err != nil {
 		return nil, err
 	}
+	if len(samples[posting]) == 0 {
+		return nil, errNone
+	}
 	return result(&samples), nil
 }
 
@@ -188,7 +193,7 @@ func (s *side) receive(want, got *atomic.Int64, at *stamps) error {
 func (s *side) send(ctx context.Context, messages int, want, got *atomic.Int64, at *stamps, samples *[moments][]int64) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	for n := range warmUp + messages {
+	for n := 0; ; n++ {
 		late := time.Now().Add(patience)
 		for polls := 1; got.Load() != int64(n+1); polls++ {
 			yield(polls)
@@ -204,7 +209,10 @@ func (s *side) send(ctx context.Context, messages int, want, got *atomic.Int64, 
 			s.nic.Poll()
 		}
 		if n > warmUp {
-			take(at, samples)
+			take(at, samples) // of the one before
+		}
+		if n == warmUp+messages {
+			return nil
 		}
 		for i := range at {
 			at[i].Store(0)
@@ -218,7 +226,6 @@ func (s *side) send(ctx context.Context, messages int, want, got *atomic.Int64, 
 			return err
 		}
 	}
-	return nil
 }
 
 // yield lets the other side have the processor, should there be one only, after more
@@ -229,12 +236,12 @@ func yield(polls int) {
 	}
 }
 
-// take keeps the stamps of a message, if all are there: one may have gone another
-// way, as when a timer rang the doorbell.
+// take keeps the stamps of a message, if all are there and its own: it may have gone
+// another way, as when a timer rang the doorbell, perhaps for the message before.
 func take(at *stamps, samples *[moments][]int64) {
 	var ns [moments]int64
 	for i := range at {
-		if ns[i] = at[i].Load(); ns[i] == 0 {
+		if ns[i] = at[i].Load(); ns[i] == 0 || ns[i] < ns[posting] {
 			return
 		}
 	}
