@@ -107,14 +107,19 @@ func (a public) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
 	return nil
 }
 
-// lockedWriter keeps the records of several writers apart.
+// lockedWriter keeps the records of several writers apart: behind one that was not
+// written as a whole there comes nothing.
 type lockedWriter struct {
-	mu sync.Mutex
-	w  io.Writer
+	mu  sync.Mutex
+	w   io.Writer
+	err error
 }
 
-func (l *lockedWriter) Write(b []byte) (int, error) {
+func (l *lockedWriter) Write(b []byte) (n int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.w.Write(b)
+	if l.err == nil {
+		n, l.err = l.w.Write(b)
+	}
+	return n, l.err
 }

@@ -141,6 +141,108 @@ func TestCapture(t *testing.T) {
 	}
 }
 
+// gate is a writer whose first Write waits until it is opened.
+type gate struct {
+	bytes.Buffer
+	reached, open chan struct{}
+}
+
+func newGate() *gate { return &gate{reached: make(chan struct{}), open: make(chan struct{})} }
+
+func (g *gate) Write(b []byte) (int, error) {
+	select {
+	case <-g.reached:
+	default:
+		close(g.reached)
+		<-g.open
+	}
+	return g.Buffer.Write(b)
+}
+
+// What was captured before the handle's end comes, although nobody has read it by then.
+func TestCaptureToTheEnd(t *testing.T) {
+	last := []byte("the last message")
+	for range 4 {
+		a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+		w, ended := newGate(), make(chan error, 1)
+		go func() { ended <- a.Nic.Capture(w, 1<<16, nil) }()
+		for reached := false; !reached; {
+			a.Send(t, b, []byte("the first message"))
+			select {
+			case <-w.reached:
+				reached = true
+			default:
+			}
+		}
+		a.Send(t, b, last)
+		if err := a.Nic.Close(); err != nil {
+			t.Fatal(err)
+		}
+		close(w.open)
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		seen := false
+		for w.Len() > 0 {
+			sent, _, data, err := record(w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var p wire.Packet
+			seen = seen || sent && p.Decode(data) == nil && bytes.Equal(p.Payload, last)
+		}
+		if !seen {
+			t.Fatal("the last message is not there")
+		}
+	}
+}
+
+// Frames for which there was no room are told of although none comes behind them.
+func TestCaptureTellsTheLost(t *testing.T) {
+	const size, lost = 1000, 5
+	drain := vipl.FillTap(size, lost)
+	records := bytes.NewReader(drain())
+	told := uint64(0)
+	for n := 0; records.Len() > 0; n++ {
+		var head [40]byte
+		records.ReadAt(head[:], records.Size()-int64(records.Len()))
+		told = binary.LittleEndian.Uint64(head[8:])
+		_, got, _, err := record(records)
+		if err != nil || (got != size || told != 0) && records.Len() > 0 {
+			t.Fatalf("record %d: %d bytes, %d lost, %v", n, got, told, err)
+		}
+		if records.Len() == 0 && got != 0 {
+			t.Errorf("the last record is of a frame of %d bytes", got)
+		}
+	}
+	if told != lost {
+		t.Errorf("%d frames lost are told, not %d", told, lost)
+	}
+	if again := drain(); len(again) != 0 {
+		t.Errorf("they are told again: %x", again)
+	}
+}
+
+// Behind a part of a record there comes nothing, of no queue: it would be read as the rest.
+func TestCapturesOfSeveralQueues(t *testing.T) {
+	var out bytes.Buffer
+	broken := vipl.LockedWriter(writer(func(b []byte) (int, error) {
+		if out.Len() == 0 {
+			out.Write(b[:3])
+			return 3, os.ErrDeadlineExceeded
+		}
+		return out.Write(b)
+	}))
+	for range 2 {
+		if _, err := broken.Write([]byte("a record")); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error(err)
+		}
+	}
+	if out.String() != "a r" {
+		t.Errorf("%q was written", out.String())
+	}
+}
+
 // A writer that fails ends the capture, and so does closing the handle.
 func TestCaptureEnds(t *testing.T) {
 	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)

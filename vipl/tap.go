@@ -25,6 +25,7 @@ type tap struct {
 	filling  []byte
 	draining []byte
 	lost     uint64
+	told     uint64 // of lost, in the last record
 }
 
 const (
@@ -34,6 +35,8 @@ const (
 	//	 0 time, ns since 1970 (64 bits)   8 frames lost before (64 bits)
 	//	16 NicStatus.ID   20 zero   24 length of the frame   28 bytes that follow
 	//	32 direction: 0 received, 1 sent   33 zeros
+	//
+	// One of a frame of no bytes is no frame's: it tells of those lost behind the last.
 	tapHead = 40
 )
 
@@ -44,20 +47,39 @@ func newTap(snaplen int, id uint32) *tap {
 	}
 }
 
-// begin makes room for a frame of that length and writes its head. Under t.mu.
+// begin makes room for a frame of that length, and for a head behind it, and writes
+// its head. Under t.mu.
 func (t *tap) begin(size int, sent byte) bool {
 	kept := min(size, t.snaplen)
-	if cap(t.filling)-len(t.filling) < tapHead+kept {
+	if cap(t.filling)-len(t.filling) < 2*tapHead+kept {
 		t.lost++
 		return false
 	}
+	t.head(size, kept, sent)
+	return true
+}
+
+// head writes the head of a record, for which there is room. Under t.mu.
+func (t *tap) head(size, kept int, sent byte) {
 	b := binary.LittleEndian.AppendUint64(t.filling, uint64(time.Now().UnixNano()))
 	b = binary.LittleEndian.AppendUint64(b, t.lost)
 	for _, v := range [...]uint32{t.id, 0, uint32(size), uint32(kept)} {
 		b = binary.LittleEndian.AppendUint32(b, v)
 	}
 	t.filling = append(b, sent, 0, 0, 0, 0, 0, 0, 0)
-	return true
+	t.told = t.lost
+}
+
+// drain gives what has come since the last time, valid until the next. It is for one
+// goroutine.
+func (t *tap) drain() []byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lost != t.told {
+		t.head(0, 0, 0)
+	}
+	t.filling, t.draining = t.draining[:0], t.filling
+	return t.draining
 }
 
 // put copies a frame that lies in one piece or several.
@@ -132,19 +154,24 @@ func (n *Nic) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
 		p.taps = slices.Delete(p.taps, i, i+1)
 		p.mu.Unlock()
 	}()
-	for {
+	for over := false; !over; {
 		select {
 		case <-t.wake:
 		case <-done:
-			return nil
+			if !p.isClosed() {
+				return nil
+			}
+			over = true
 		case <-p.closed:
-			return nil
+			over = true // and the last frames are still here
 		}
-		t.mu.Lock()
-		t.filling, t.draining = t.draining[:0], t.filling
-		t.mu.Unlock()
-		if _, err := w.Write(t.draining); err != nil {
+		b := t.drain()
+		if len(b) == 0 {
+			continue
+		}
+		if _, err := w.Write(b); err != nil {
 			return err
 		}
 	}
+	return nil
 }

@@ -3,6 +3,7 @@ package capture_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"io"
@@ -278,6 +279,58 @@ func TestForeignStream(t *testing.T) {
 	}
 	if _, err := capture.NewReader(bytes.NewReader(b[:20])).Read(); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("%v", err)
+	}
+	head := make([]byte, 40)
+	head[24], head[28] = 3, 3
+	if _, err := capture.NewReader(bytes.NewReader(head)).Read(); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("cut off behind a record's head: %v", err)
+	}
+}
+
+// told is a program that sends the records that it was made with.
+type told []byte
+
+func (p told) Status() any { return nil }
+func (p told) Capture(w io.Writer, _ int, _ <-chan struct{}) error {
+	_, err := w.Write(p)
+	return err
+}
+
+// Frames that a program has left out count although only frames follow that nobody wants, or none. A
+// program that is killed in the midst of a record has ended.
+func TestLost(t *testing.T) {
+	record := func(lost uint64, data string) string {
+		b := make([]byte, 40)
+		binary.LittleEndian.PutUint64(b[8:], lost)
+		b[16], b[24], b[28] = 1, byte(len(data)), byte(len(data))
+		return string(b) + data
+	}
+	for name, c := range map[string]struct {
+		records string
+		vis     []uint32
+		want    capture.Summary
+	}{
+		"not wanted": {record(0, "x") + record(5, "y"), []uint32{1}, capture.Summary{Skipped: 2, Lost: 5, Queues: []uint64{0}}},
+		"none":       {record(2, "x") + record(7, ""), nil, capture.Summary{Frames: 1, Lost: 7, Queues: []uint64{1}}},
+		"killed":     {record(3, "x") + record(9, "abc")[:41], nil, capture.Summary{Frames: 1, Lost: 3, Queues: []uint64{1}}},
+	} {
+		dir := filepath.Join(t.TempDir(), "proc")
+		server, err := programs.Serve(dir, told(c.records))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, _ := programs.List([]string{dir})
+		if len(found) != 1 {
+			t.Fatal(found)
+		}
+		all := []capture.Target{{Program: found[0], Sources: []capture.Source{{PID: found[0].PID, ID: 1}}}}
+		s, err := capture.Run(context.Background(), io.Discard, all, capture.Config{Snaplen: 100, VIs: c.vis})
+		if err != nil || !slices.Equal(s.Queues, c.want.Queues) || s.Frames != c.want.Frames || s.Skipped != c.want.Skipped || s.Lost != c.want.Lost {
+			t.Errorf("%s: %+v, %v, want %+v", name, s, err, c.want)
+		}
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -57,7 +57,7 @@ func (f *File) Write(from Source, x Frame) error {
 	if !ok {
 		return fmt.Errorf("capture: %v is not of this file", from)
 	}
-	f.lost[i] = max(f.lost[i], x.Lost)
+	f.Lose(from, x.Lost)
 	queue := uint32(from.Queue)
 	opts := pcapgo.NgPacketOptions{Queue: &queue, Flags: &pcapgo.NgEpbFlags{Direction: pcapgo.NgEpbFlagDirectionInbound}}
 	if x.Sent {
@@ -67,6 +67,13 @@ func (f *File) Write(from Source, x Frame) error {
 	return f.w.WritePacketWithOptions(gopacket.CaptureInfo{
 		Timestamp: x.Time, CaptureLength: len(x.Data), Length: max(x.Len, len(x.Data)), InterfaceIndex: i,
 	}, x.Data, opts)
+}
+
+// Lose notes how many frames of a source were left out until now.
+func (f *File) Lose(from Source, lost uint64) {
+	if i, ok := f.of[from]; ok {
+		f.lost[i] = max(f.lost[i], lost)
+	}
 }
 
 // Flush gives the writer what is still held back.

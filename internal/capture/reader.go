@@ -21,7 +21,7 @@ type Frame struct {
 	Time time.Time
 	ID   uint32 // of the queue, in its program
 	Sent bool   // else received
-	Len  int    // of the frame
+	Len  int    // of the frame; 0: there is none, only Lost
 	Data []byte // of it, what was kept; valid until the next Read
 	Lost uint64 // frames of this queue left out before this one
 }
@@ -59,6 +59,8 @@ func (r *Reader) Read() (f Frame, err error) {
 		Time: time.Unix(0, int64(binary.LittleEndian.Uint64(r.head[:]))), Lost: binary.LittleEndian.Uint64(r.head[8:]),
 		ID: word(16), Len: int(size), Sent: r.head[32] == 1, Data: r.data[:kept],
 	}
-	_, err = io.ReadFull(r.r, f.Data)
+	if _, err = io.ReadFull(r.r, f.Data); err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
 	return f, err
 }

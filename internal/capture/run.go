@@ -117,8 +117,8 @@ func (r *recording) follow(pid int, stream io.Reader) error {
 	frames := NewReader(stream)
 	for {
 		f, err := frames.Read()
-		if errors.Is(err, io.EOF) {
-			return nil
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil // it has ended, perhaps in the midst of a record
 		}
 		if err != nil {
 			return err
@@ -133,8 +133,12 @@ func (r *recording) take(pid int, f Frame) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	enough := func() bool { return r.Count > 0 && r.sum.Frames >= r.Count }
+	if i >= 0 && !enough() {
+		r.file.Lose(r.sources[i], f.Lost) // whether this frame is wanted or not
+	}
 	switch {
 	case enough() || i < 0: // of another interface, or a queue opened since
+	case f.Len == 0: // none
 	case !r.wants(f.Data):
 		r.sum.Skipped++
 	default:

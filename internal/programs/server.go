@@ -19,7 +19,8 @@ import (
 const (
 	maxAsked = 16 // questions answered at once
 	patience = 5 * time.Second
-	longest  = 256 // bytes of a question
+	parting  = 250 * time.Millisecond // for what is still to be said when the server is closed
+	longest  = 256                    // bytes of a question
 )
 
 // Answers are what a program says of itself. Its methods may be called
@@ -114,7 +115,8 @@ func (s *Server) answer(c *net.UnixConn) {
 	s.wait.Go(func() { // whoever asks does not keep Close waiting
 		select {
 		case <-s.done:
-			c.SetDeadline(time.Unix(1, 0))
+			c.SetReadDeadline(time.Unix(1, 0))
+			c.SetWriteDeadline(time.Now().Add(parting))
 		case <-stop:
 		}
 	})
@@ -152,18 +154,24 @@ func (s *Server) capture(c *net.UnixConn, snaplen int) {
 		return
 	default:
 	}
-	s.answers.Capture(patient{c, s.patience}, snaplen, done)
+	s.answers.Capture(patient{s, c}, snaplen, done)
 }
 
 // patient gives each write its time, so that an asker that does not read is
 // given up.
 type patient struct {
-	c    *net.UnixConn
-	time time.Duration
+	s *Server
+	c *net.UnixConn
 }
 
 func (p patient) Write(b []byte) (int, error) {
-	p.c.SetWriteDeadline(time.Now().Add(p.time))
+	limit := p.s.patience
+	select {
+	case <-p.s.done:
+		limit = parting
+	default:
+	}
+	p.c.SetWriteDeadline(time.Now().Add(limit))
 	return p.c.Write(b)
 }
 
