@@ -48,6 +48,9 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			if cfg.Kills < 0 || gigabytes < 0 || cfg.Kills > 0 && gigabytes > 0 {
 				return errors.New("--kills and --gigabytes must not be negative, and there is one or the other")
 			}
+			if cfg.Hostile && (cfg.Kills > 0 || gigabytes > 0) {
+				return errors.New("--hostile is for random events: there is no flood beside --kills and --gigabytes")
+			}
 			if !(gigabytes <= 1e9) {
 				return fmt.Errorf("--gigabytes %v: want a number of at most 10^9", gigabytes)
 			}

@@ -149,7 +149,10 @@ func TestSoakFlags(t *testing.T) {
 	if cfg, _, _, _ := soaked(context.Background(), goodSoak, nil, "--gigabytes", "0.5", "--for", "3s"); cfg.Bytes != 5e8 || cfg.For != 3*time.Second {
 		t.Errorf("%+v", cfg)
 	}
-	for _, args := range [][]string{{"--kills", "-1"}, {"--gigabytes", "-1"}, {"--kills", "1", "--gigabytes", "1"}, {"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"extra"}} {
+	for _, args := range [][]string{
+		{"--kills", "-1"}, {"--gigabytes", "-1"}, {"--kills", "1", "--gigabytes", "1"},
+		{"--hostile", "--kills", "1"}, {"--hostile", "--gigabytes", "1"}, {"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"extra"},
+	} {
 		if cfg, status, _, _ := soaked(context.Background(), goodSoak, nil, args...); status != exitFailed || cfg.Args != nil {
 			t.Errorf("%v: status %d", args, status)
 		}

@@ -130,7 +130,7 @@ func (s *soak) kill() error {
 	if err != nil {
 		return err
 	}
-	s.add(r)
+	s.add(side, r)
 	if err := s.pass(s.draw(200)); err != nil {
 		return err
 	}
@@ -189,9 +189,6 @@ func (s *soak) detach() error {
 	if err != nil {
 		return err
 	}
-	s.add(r)
-	for _, l := range r.Lacking {
-		s.violated("side %d: %s", side, l)
-	}
+	s.add(side, r)
 	return s.reopen(side)
 }

@@ -234,12 +234,17 @@ func (s *soak) settle(event string) error {
 func (s *soak) take(r [2]*Report) {
 	for side := range r {
 		s.known[side] = r[side]
-		for _, v := range r[side].Violations {
-			s.violated("side %d: %s", side, v)
-		}
-		for _, l := range r[side].Lacking {
-			s.violated("side %d: %s", side, l)
-		}
+		s.complain(side, r[side])
+	}
+}
+
+// complain keeps what a report complains of.
+func (s *soak) complain(side int, r *Report) {
+	for _, v := range r.Violations {
+		s.violated("side %d: %s", side, v)
+	}
+	for _, l := range r.Lacking {
+		s.violated("side %d: %s", side, l)
 	}
 }
 
@@ -262,7 +267,7 @@ func (s *soak) close() error {
 		s.take(r)
 	}
 	for side, r := range s.known {
-		s.add(r)
+		s.add(side, r)
 		now := r.Resources
 		base := s.base[side]
 		if base == nil {
@@ -278,7 +283,8 @@ func (s *soak) close() error {
 }
 
 // add takes a party's report into the sum, when no later one will come.
-func (s *soak) add(r *Report) {
+func (s *soak) add(side int, r *Report) {
+	s.complain(side, r)
 	s.report.Connections += r.Connections
 	s.report.Breaks += len(r.Breaks)
 	s.report.Messages += r.Taken

@@ -40,10 +40,13 @@ func (s *soak) kills() error {
 		s.report.Events["kill"]++
 		told = append(told, d)
 		slices.Sort(told)
-		s.report.MedianTold, s.report.SlowestTold = told[len(told)/2], told[len(told)-1]
+		s.report.MedianTold, s.report.SlowestTold = median(told), told[len(told)-1]
 	}
 	return s.close()
 }
+
+// median of times in ascending order.
+func median(d []time.Duration) time.Duration { return (d[(len(d)-1)/2] + d[len(d)/2]) / 2 }
 
 // killAndWait is one death and return. It returns how long the last flow of the survivor
 // took to know.
@@ -53,7 +56,7 @@ func (s *soak) killAndWait(side int) (told time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	s.add(r)
+	s.add(side, r)
 	time.Sleep(time.Duration(s.rng.Int64N(int64(20 * time.Millisecond)))) // to any step of what flows do
 	before, err := s.bed.Parties[1-side].Report()
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -138,6 +139,27 @@ func TestBlame(t *testing.T) {
 		s.blame("calm", reports(1, 1, 1, 1), s.starved("calm", start))
 		if len(s.report.Violations) != c.violated || s.report.Excused != c.excuse {
 			t.Errorf("%s: %q, %d excused", c.name, s.report.Violations, s.report.Excused)
+		}
+	}
+}
+
+// What the last report of a party complains of is a broken promise, also where an event has ended the party.
+func TestLastComplaints(t *testing.T) {
+	s := &soak{}
+	s.add(1, &Report{Tally: Tally{Violations: []string{"flow x: message 8 came, 7 was due"}, Taken: 3}, Lacking: []string{"2 RX chunks are leased still"}})
+	want := []string{"side 1: flow x: message 8 came, 7 was due", "side 1: 2 RX chunks are leased still"}
+	if !slices.Equal(s.report.Violations, want) || s.report.Messages != 3 {
+		t.Errorf("%+v", s.report)
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		of   []time.Duration
+		want time.Duration
+	}{{[]time.Duration{3}, 3}, {[]time.Duration{1, 5}, 3}, {[]time.Duration{1, 2, 9}, 2}, {[]time.Duration{1, 2, 4, 9}, 3}} {
+		if got := median(c.of); got != c.want {
+			t.Errorf("the median of %v is %v, not %v", c.of, got, c.want)
 		}
 	}
 }
