@@ -85,6 +85,7 @@ func (w *World) admit(conn *vipl.Conn) {
 	err := conn.Accept(l.vi)
 	w.mu.Lock()
 	w.admitted(p, l, conn.RemoteAttributes(), err)
+	w.pushDirty()
 }
 
 // admitted ends an admission, which has failed with err or not.
@@ -133,7 +134,7 @@ func (w *World) join(p *peer, theirs vipl.RemoteAttributes) {
 	if w.finalized { // before this connection was there
 		w.queueControl(p, packet{header: header{kind: kindBye}})
 	}
-	w.push(p)
+	w.touch(p)
 }
 
 // callIfNeeded connects with p if there is something to send and nobody is at
@@ -205,9 +206,10 @@ func (w *World) tryCall(p *peer) error {
 	w.tellAll(p)
 	if err := w.stock(l); err != nil {
 		w.lose(p, err)
-		return nil
+	} else {
+		w.join(p, theirs)
 	}
-	w.join(p, theirs)
+	w.pushDirty()
 	return nil
 }
 
@@ -218,5 +220,6 @@ func (w *World) giveUp(p *peer, err error) {
 	p.calling = false
 	if p.state == apart {
 		w.lose(p, fmt.Errorf("no connection: %w", err))
+		w.pushDirty() // nobody may call for long
 	}
 }

@@ -387,3 +387,31 @@ func waitFailed(r *mvich.Request) error {
 	}
 	return nil
 }
+
+// Others hear of a death also from a rank that makes no call any more.
+func TestDeathIsToldAtOnce(t *testing.T) {
+	const victim = 2
+	j := dyingJob(t, 3, victim)
+	j.hosts[victim].Nic.Close()
+	heard := make(chan struct{})
+	each(t, victim, func(rank int) error {
+		c := j.worlds[rank].Comm()
+		if _, err := c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1); err != nil {
+			return err
+		}
+		if rank == 0 {
+			err := wantLost("send", c.Send(nil, victim, 1), victim)
+			<-heard
+			return err
+		}
+		defer close(heard)
+		for end := time.Now().Add(patience / 2); !slices.Equal(c.Dead(), []int{victim}); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				return errors.New("it has heard nothing")
+			}
+			c.Iprobe(0, 2) // progress
+		}
+		return nil
+	})
+	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+}

@@ -102,7 +102,8 @@ func (w *World) startSend(r *Request) {
 	}
 	p.sends.push(r)
 	if p.state == joined {
-		w.push(p)
+		w.touch(p)
+		w.pushDirty()
 	} else {
 		w.call(p)
 	}
