@@ -28,7 +28,7 @@ import (
 
 const (
 	callTurn   = 2 * time.Second // how long one request may take
-	absence    = 2 * time.Second // after which a rank that does not listen is taken for dead
+	absence    = 1 * time.Second // after which a rank that does not listen is taken for dead
 	retryLeast = time.Millisecond
 	retryMost  = 50 * time.Millisecond
 )

@@ -20,6 +20,12 @@ import (
 // knows, on the connection that ends; a new connection begins with them; and where
 // several are missed, the error is about the first: news comes on the way on which
 // it spreads, so that no rank hears of a death before that which it follows from.
+//
+// Who leaves after a death counts among the dead, good-bye or not. It may leave others
+// in the middle of a collective operation of a communicator that has lost nobody yet;
+// some of them fail and go on to something else, and those that wait for these have to
+// hear of it, too. Who leaves without a death leaves nobody waiting: all have
+// come to Finalize.
 
 // lose takes p for dead. When this rank has taken leave, others may end a connection
 // upon that before they have, and it is nobody's death.
@@ -53,9 +59,14 @@ func (w *World) tellAll(q *peer) {
 	}
 }
 
-// leave takes p's good-bye.
+// leave takes p's good-bye. Who leaves after a death may leave operations that the dead
+// had no part in: those that live miss it as they miss the dead.
 func (w *World) leave(p *peer) {
-	if !p.gone() {
+	switch {
+	case p.gone():
+	case p.told != nil && !w.finalized:
+		w.lose(p, errLeft)
+	default:
 		p.cause = p.after(errLeft)
 		w.part(p, left)
 	}
@@ -207,8 +218,8 @@ func (w *World) endWaiting(err error) {
 	w.unexpected = slices.DeleteFunc(w.unexpected, func(m *message) bool { return m.local != nil })
 }
 
-// Dead lists the ranks of the communicator that are dead, as far as this rank
-// knows.
+// Dead lists the ranks of the communicator that are dead, or have left after a death,
+// as far as this rank knows.
 func (c *Comm) Dead() (ranks []int) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()

@@ -388,6 +388,86 @@ func waitFailed(r *mvich.Request) error {
 	return nil
 }
 
+// A rank that leaves after the death of one that a communicator has lost nothing by is
+// missed there by all: also by those that wait for others, which have failed and do not
+// come back.
+func TestLeaveAfterDeath(t *testing.T) {
+	for name, operation := range map[string]func(c *mvich.Comm) error{
+		"bcast":      func(c *mvich.Comm) error { return c.Bcast(make([]byte, 100), 0) },
+		"long bcast": func(c *mvich.Comm) error { return c.Bcast(make([]byte, 1<<20), 0) },
+		"allreduce":  func(c *mvich.Comm) error { b := make([]int, 10); return mvich.AllReduce(c, b, b, mvich.Sum) },
+		"barrier":    (*mvich.Comm).Barrier,
+		"long allreduce": func(c *mvich.Comm) error {
+			b := make([]int, 10000)
+			return mvich.AllReduce(c, b, b, mvich.Sum)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const n, victim, leaver, last = 5, 4, 0, 3
+			j := dyingJob(t, n, victim)
+			var subs [n]*mvich.Comm
+			each(t, n, func(rank int) (err error) {
+				color := 0
+				if rank == victim {
+					color = mvich.Undefined
+				}
+				subs[rank], err = j.worlds[rank].Comm().Split(color, 0)
+				return err
+			})
+			j.hosts[victim].Nic.Close()
+			through := make(chan struct{})
+			each(t, victim, func(rank int) error {
+				w := j.worlds[rank]
+				if rank == leaver {
+					_, err := w.Comm().Recv(nil, victim, 1)
+					return errors.Join(wantLost("receive", err, victim), wantLost("finalize", w.Finalize(), victim))
+				}
+				err := wantLost("the operation", operation(subs[rank]), leaver)
+				if rank == last {
+					close(through)
+				}
+				<-through // without a call
+				return errors.Join(err, wantLost("once more", operation(subs[rank]), leaver))
+			})
+			each(t, victim, func(rank int) error {
+				if rank == leaver {
+					return nil
+				}
+				return wantLost("finalize", j.worlds[rank].Finalize(), victim)
+			})
+		})
+	}
+}
+
+// Who waits for anybody hears of those that leave after a death: they may have been all.
+func TestAnybodyAfterDeath(t *testing.T) {
+	const victim, leaver = 2, 1
+	j := dyingJob(t, 3, victim)
+	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+	j.hosts[victim].Nic.Close()
+	acknowledged := make(chan struct{})
+	each(t, victim, func(rank int) error {
+		w := j.worlds[rank]
+		c := w.Comm()
+		_, err := c.Recv(nil, victim, 1)
+		if err := wantLost("receive", err, victim); err != nil {
+			return err
+		}
+		if rank == leaver {
+			<-acknowledged
+			return wantLost("finalize", w.Finalize(), victim)
+		}
+		c.Acknowledge()
+		close(acknowledged)
+		_, err = c.Recv(nil, mvich.AnySource, 1)
+		err = wantLost("receive of anybody", err, leaver)
+		if dead := c.Dead(); !slices.Equal(dead, []int{leaver, victim}) {
+			err = errors.Join(err, fmt.Errorf("dead: %v", dead))
+		}
+		return errors.Join(err, wantLost("finalize", w.Finalize(), victim))
+	})
+}
+
 // Others hear of a death also from a rank that makes no call any more.
 func TestDeathIsToldAtOnce(t *testing.T) {
 	const victim = 2

@@ -39,8 +39,8 @@ var (
 	errCredits = errors.New("more credits than there are receives")
 )
 
-// RankError says that a rank has died, or cannot be reached, which is the same
-// to the others. Operations that involve it fail with it; those that involve several
+// RankError says that a rank has died, or cannot be reached, or has left after another
+// one's death, which is the same to the others. Operations that involve it fail with it; those that involve several
 // name the one that was missed first. Where a rank has gone because it had missed
 // another one, as far as it has told, Err wraps the RankError of that.
 type RankError struct {

@@ -15,10 +15,10 @@ import (
 // leaves.
 
 const (
-	turn      = 64              // completions that are handled in a row
-	yieldAt   = 64              // polls after which others get the mutex
-	longWait  = 1 * time.Second // after which a call that sleeps looks at the time: Finalize has bounds
-	callAfter = 1 * time.Second // after which a rank that is waited for is called
+	turn      = 64                     // completions that are handled in a row
+	yieldAt   = 64                     // polls after which others get the mutex
+	longWait  = 1 * time.Second        // after which a call that sleeps looks at the time: Finalize has bounds
+	callAfter = 500 * time.Millisecond // after which a rank that is waited for is called
 
 	assistTurn = time.Millisecond
 )
