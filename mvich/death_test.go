@@ -296,6 +296,55 @@ func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
 }
 
+// Nor does it have to be waited for by name.
+func TestDeadBeforeConnectionAnybody(t *testing.T) {
+	const n, victim = 5, 4
+	j := dyingJob(t, n, victim)
+	j.hosts[victim].Nic.Close()
+	each(t, victim, func(rank int) (err error) { // none of which can tell another one
+		c := j.worlds[rank].Comm()
+		done := false
+		switch rank {
+		case 0:
+			_, err = c.Recv(nil, mvich.AnySource, 1)
+		case 1:
+			_, err = c.Probe(mvich.AnySource, 1)
+		case 2:
+			for !done && err == nil {
+				time.Sleep(time.Millisecond)
+				_, done, err = c.Iprobe(mvich.AnySource, 1)
+			}
+		case 3:
+			r, begun := c.Irecv(nil, mvich.AnySource, 1)
+			for err = begun; !done && err == nil; {
+				time.Sleep(time.Millisecond)
+				_, done, err = r.Test()
+			}
+		}
+		return wantLost("wait", err, victim)
+	})
+	for rank, w := range j.worlds[:victim] {
+		if s := w.Stats(); s.Connections > 0 {
+			t.Errorf("rank %d has connected: %+v", rank, s)
+		}
+	}
+	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+}
+
+// Who lives bears being looked at, and is connected with by nobody for it.
+func TestLook(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	for range 5 {
+		mvich.LookAt(j.worlds[0], 1)
+	}
+	for rank, w := range j.worlds {
+		if s := w.Stats(); s.Connections > 0 || s.Deaths > 0 {
+			t.Errorf("rank %d: %+v", rank, s)
+		}
+	}
+	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+}
+
 // Who has stopped waiting for a rank does not connect with it.
 func TestCallsWhomItWaitsFor(t *testing.T) {
 	for name, test := range map[string]struct {

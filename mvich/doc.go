@@ -138,6 +138,7 @@
 //	registrations.go, vbuf.go           memory
 //	packet.go, credit.go, peer.go       packets and their flow
 //	connect.go, death.go, finalize.go   connections come and go
+//	look.go                             deaths before connections
 //	progress.go, request.go             who makes progress, who waits
 //	element.go, types.go, ops.go        Go's elements, derived types, operators
 //	collective.go and its neighbours    collective operations

@@ -2,6 +2,7 @@ package mvich
 
 import (
 	"errors"
+	"math"
 
 	"viaxdp/vipl"
 )
@@ -58,6 +59,17 @@ func Missing(w, other *World) int {
 		return 0
 	}
 	return w.set.credits - has - owes
+}
+
+// LookAt has w look whether rank is there.
+func LookAt(w *World, rank int) { w.lookAt(w.peers[rank]) }
+
+// LastContext has w give one more context, and none after that.
+func LastContext(w *World) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	step := contextStep * uint32(len(w.peers))
+	w.nextContext += (math.MaxUint32 - w.nextContext) / step * step
 }
 
 // SpinAfterWake is how often w polls before and after a sleep that Wake has ended.

@@ -1,6 +1,9 @@
 package mvich
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Recv receives a message of rank src, or AnySource, with tag, or AnyTag, into
 // buf. ErrTruncated when it is longer than buf.
@@ -92,6 +95,17 @@ func (c *Comm) probe(src, tag int, wait bool) (s Status, there bool, err error) 
 		} else {
 			p.iprobes++
 		}
+	} else {
+		w.expectAnybody()
+		if wait {
+			w.probing = append(w.probing, c)
+			defer func() {
+				i := slices.Index(w.probing, c)
+				w.probing = slices.Delete(w.probing, i, i+1)
+			}()
+		} else {
+			w.iprobed = c
+		}
 	}
 	if wait {
 		w.await(found)
@@ -132,6 +146,8 @@ func (w *World) startRecv(r *Request) {
 	w.posted = append(w.posted, r)
 	if r.peer >= 0 {
 		w.expect(w.peers[r.peer])
+	} else {
+		w.expectAnybody()
 	}
 }
 

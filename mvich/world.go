@@ -40,6 +40,10 @@ type World struct {
 	spin     int        // polls in vain before a sleep, as far as they have paid lately
 	sleeps   uint       // of which learn knows
 
+	looking bool    // for those of whom nobody knows, now or soon
+	probing []*Comm // in which somebody probes for a message of anybody
+	iprobed *Comm   // in which somebody has done so without waiting, since the last look
+
 	dead []*peer    // in the order in which this rank has learned of it
 	read []readVbuf // to be posted again
 
