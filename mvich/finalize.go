@@ -18,24 +18,21 @@ const (
 // gone and all other ranks have called it, too, takes leave of them and they of it,
 // for which it waits ten seconds at most, and gives back what Init took of the NIC.
 // Every request should be complete before: those that are not end with an error.
-// The NIC stays open.
+// The NIC stays open. ErrFinalized: it was called before, and may not have ended.
 //
 // A RankError means that another rank has died before; everything was given
 // back all the same.
 func (w *World) Finalize() error {
 	w.mu.Lock()
-	if w.finalized {
+	if w.leaving || w.finalized {
 		w.mu.Unlock()
 		return ErrFinalized
 	}
+	w.leaving = true
 	w.await(w.quiet)
 	w.mu.Unlock()
 	err := w.world.Barrier()
 	w.mu.Lock()
-	if w.finalized {
-		w.mu.Unlock()
-		return ErrFinalized
-	}
 	w.finalized = true
 	for _, p := range w.peers {
 		w.queueControl(p, packet{header: header{kind: kindBye}})

@@ -80,3 +80,26 @@ func TestFinalizeEndsRequests(t *testing.T) {
 		return nil
 	})
 }
+
+// Of goroutines that finalize a world at once one does.
+func TestFinalizeAtOnce(t *testing.T) {
+	const goroutines = 4
+	j := newJob(t, 2, jobConfig{dying: true}) // Finalize is called here
+	errs := make(chan error, 2*goroutines)
+	each(t, 2*goroutines, func(i int) error {
+		errs <- j.worlds[i%2].Finalize()
+		return nil
+	})
+	done := 0
+	for range 2 * goroutines {
+		switch err := <-errs; {
+		case err == nil:
+			done++
+		case !errors.Is(err, mvich.ErrFinalized):
+			t.Error(err)
+		}
+	}
+	if done != 2 {
+		t.Errorf("%d of 2 worlds were finalized", done)
+	}
+}

@@ -61,9 +61,10 @@ type World struct {
 	messages   []*message // spare ones
 
 	world       *Comm
-	nextContext uint32 // every Size()th pair is this rank's to give
-	finalized   bool
-	gone        error // why the NIC is of no use any more
+	nextContext uint32 // every Size()th pair is this rank's to give; worldContext: none is left
+	leaving     bool   // Finalize was called
+	finalized   bool   // this rank has said good-bye
+	gone        error  // why the NIC is of no use any more
 	stats       Stats
 }
 
