@@ -126,16 +126,23 @@ func (w *World) failPosted(p *peer, err error) {
 // abandonCollective ends the sends and receives of collective operations that p
 // was to take part in, with those that live: they may not get that far.
 func (w *World) abandonCollective(p *peer, err error) {
-	abandon := func(r *Request) {
-		if p.state == dead && r.collective() && r.comm.rankOf(p.rank) >= 0 {
+	if p.state != dead {
+		return
+	}
+	hit := func(r *Request) bool { return r.collective() && r.comm.rankOf(p.rank) >= 0 }
+	for _, r := range w.numbered {
+		if hit(r) {
 			w.abandon(r, err)
 		}
 	}
-	for _, r := range w.numbered {
-		abandon(r)
-	}
 	for _, q := range w.peers {
-		q.sends.each(abandon)
+		q.sends.filter(func(r *Request) bool { // nothing of them has been sent
+			if hit(r) {
+				w.complete(r, err)
+				return false
+			}
+			return true
+		})
 	}
 }
 

@@ -41,6 +41,15 @@ func (q *fifo[T]) each(f func(T)) {
 	}
 }
 
+// filter keeps what f says yes to.
+func (q *fifo[T]) filter(f func(T) bool) {
+	for range q.n {
+		if v := q.pop(); f(v) {
+			q.push(v)
+		}
+	}
+}
+
 // drain empties the queue into f.
 func (q *fifo[T]) drain(f func(T)) {
 	for q.n > 0 {

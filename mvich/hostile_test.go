@@ -1,9 +1,12 @@
 package mvich_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,33 +30,38 @@ const strangerBuffer = 16 << 10
 // strangersToken is what rank 1 has said to be called by.
 const strangersToken = "stranger"
 
-// besideStranger makes a job of a proper rank 0, and a rank 1 of which nothing is there
-// but what it has published, on the same NIC.
-func besideStranger(t *testing.T) (nic *vipl.Nic, w *mvich.World, theirs mvich.Launcher) {
+// besideStranger makes a job of a proper rank 0, and others of which nothing is there
+// but what they have published, on the same NIC.
+func besideStranger(t *testing.T, ranks int, opts ...mvich.Option) (nic *vipl.Nic, w *mvich.World, theirs mvich.Launcher) {
 	t.Helper()
 	spare := newJob(t, 1, jobConfig{}) // for its NICs
-	launchers := mvich.Local(2)
+	launchers := mvich.Local(ranks)
 	nic = spare.hosts[0].Nic
 	terms := make(chan string, 1)
-	each(t, 2, func(rank int) (err error) {
+	each(t, ranks, func(rank int) (err error) {
 		if rank == 0 {
-			w, err = mvich.Init(nic, capture{launchers[0], terms}, mvich.WithPatience(patience))
+			w, err = mvich.Init(nic, capture{launchers[0], terms}, append(opts, mvich.WithPatience(patience))...)
 			return err
 		}
-		// It says of itself what the other one says, but for the token.
-		fields := strings.Split(<-terms, ",")
+		// It says of itself what the first one says, but for the token.
+		said := <-terms
+		terms <- said
+		fields := strings.Split(said, ",")
 		fields[1] = strangersToken
-		return errors.Join(launchers[1].Put("mvich-1", strings.Join(fields, ",")), launchers[1].Fence())
+		if rank > 1 {
+			fields[1] = "nobody"
+		}
+		return errors.Join(launchers[rank].Put(fmt.Sprint("mvich-", rank), strings.Join(fields, ",")), launchers[rank].Fence())
 	})
 	t.Cleanup(func() { w.Finalize() })
 	return nic, w, launchers[1]
 }
 
 // newStranger makes a job of a proper rank 0 and a stranger as rank 1, who
-// calls it.
-func newStranger(t *testing.T) (*mvich.World, *stranger) {
+// calls it. Others are not there.
+func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *stranger) {
 	t.Helper()
-	nic, w, launcher := besideStranger(t)
+	nic, w, launcher := besideStranger(t, ranks, opts...)
 	record, err := launcher.Get("mvich-0")
 	if err != nil {
 		t.Fatal(err)
@@ -122,6 +130,16 @@ func (s *stranger) send(b []byte) {
 	}
 }
 
+// recv receives the next packet.
+func (s *stranger) recv() ([]byte, error) {
+	d, err := s.vi.RecvWait(patience)
+	if err != nil {
+		return nil, err
+	}
+	place := d.Segment(0)
+	return s.region.Bytes()[int(place.Data-s.region.Addr()):][:d.Length], nil
+}
+
 // Kinds and fields of packets, as package mvich's doc comment lists them.
 const (
 	pktEager, pktRequest, pktReady, pktData, pktFinish, pktDone, pktNoop = 1, 2, 3, 4, 5, 6, 7
@@ -140,6 +158,15 @@ func packetOf(kind byte, credits uint16, size uint64, from, to uint32, behind []
 	binary.LittleEndian.PutUint32(b[28:], to)
 	return append(b, behind...)
 }
+
+// within names the context and the tag of a packet; of pktDead the tag is the rank.
+func within(b []byte, context, tag uint32) []byte {
+	binary.LittleEndian.PutUint32(b[8:], context)
+	binary.LittleEndian.PutUint32(b[12:], tag)
+	return b
+}
+
+func contextOf(b []byte) uint32 { return binary.LittleEndian.Uint32(b[8:]) }
 
 func offerOf(protocol uint32) []byte {
 	b := make([]byte, 16)
@@ -176,7 +203,7 @@ func TestHostilePeer(t *testing.T) {
 		"ready by the wrong side": {packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)), packetOf(pktReady, 0, 1, 1, 1, offerOf(2))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, s := newStranger(t)
+			w, s := newStranger(t, 2)
 			c := w.Comm()
 			r, err := c.Irecv(make([]byte, 100), 1, 0)
 			if err != nil {
@@ -196,7 +223,7 @@ func TestHostilePeer(t *testing.T) {
 // Half of a rendezvous that never goes on, and envelopes without end, do not
 // keep a rank from ending.
 func TestPeerThatStops(t *testing.T) {
-	w, s := newStranger(t)
+	w, s := newStranger(t, 2)
 	c := w.Comm()
 	r, err := c.Irecv(make([]byte, 100), 1, 0)
 	if err != nil {
@@ -222,7 +249,7 @@ func TestPeerThatStops(t *testing.T) {
 
 // A rank that ends while it calls one who does not answer does not wait for that.
 func TestEndWhileCalling(t *testing.T) {
-	nic, w, _ := besideStranger(t)
+	nic, w, _ := besideStranger(t, 2)
 	silent, err := nic.Listen(vipl.NetAddress{Discriminator: []byte(strangersToken)})
 	if err != nil {
 		t.Fatal(err)
@@ -246,4 +273,120 @@ func TestEndWhileCalling(t *testing.T) {
 	if start.Over(mvich.CallTurn / 2) {
 		t.Errorf("it took %v", time.Since(start.At))
 	}
+}
+
+const (
+	ofMessages    = 0 // contexts of the world
+	ofCollectives = 1
+)
+
+// A collective operation that a death has ended leaves the program's buffer alone: what
+// comes for it later does not get there.
+func TestLateData(t *testing.T) {
+	w, s := newStranger(t, 3)
+	c := w.Comm()
+	const size, piece = 15000, 5000
+	ended := make(chan struct{})
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			b := make([]byte, size)
+			err := wantLost("bcast", c.Bcast(b, 1), 2)
+			for i := range b {
+				b[i] = 'x'
+			}
+			close(ended)
+			if err != nil {
+				return err
+			}
+			if _, err := c.Recv(nil, 1, 0); err != nil { // all pieces came before it
+				return err
+			}
+			if slices.ContainsFunc(b, func(v byte) bool { return v != 'x' }) {
+				return errors.New("the buffer was written to when the operation was over")
+			}
+			return nil
+		}
+		s.send(within(packetOf(pktRequest, 32, size, 1, 0, offerOf(2)), ofCollectives, 1))
+		ready, err := s.recv()
+		if err != nil || ready[0] != pktReady {
+			return fmt.Errorf("% x, %w", ready, err)
+		}
+		number := binary.LittleEndian.Uint32(ready[24:])
+		s.send(packetOf(pktData, 0, 0, 0, number, make([]byte, piece)))
+		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
+		<-ended
+		for at := piece; at < size; at += piece {
+			s.send(packetOf(pktData, 0, uint64(at), 0, number, make([]byte, piece)))
+		}
+		s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0))
+		return nil
+	})
+}
+
+// Nor is it sent from there.
+func TestLateSend(t *testing.T) {
+	w, s := newStranger(t, 3)
+	c := w.Comm()
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			// It has no credit until the operation is over.
+			if err := wantLost("scan", mvich.Scan(c, make([]byte, 100), make([]byte, 100), mvich.Sum), 2); err != nil {
+				return err
+			}
+			return c.Send(nil, 1, 0)
+		}
+		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
+		if _, err := w.Comm().Probe(2, 0); err == nil { // until it has heard of it
+			return errors.New("a message of a rank that is not there")
+		}
+		s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
+		for {
+			b, err := s.recv()
+			if err != nil || contextOf(b) == ofCollectives {
+				return fmt.Errorf("% x, %w", b, err)
+			}
+			if b[0] == pktEager {
+				return nil
+			}
+		}
+	})
+}
+
+// What was begun of it goes on without the buffer.
+func TestLatePieces(t *testing.T) {
+	const ranks, size, credits = 3, 60000, 9
+	w, s := newStranger(t, ranks, mvich.WithProtocol(mvich.R3))
+	c := w.Comm()
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			b := bytes.Repeat([]byte{'x'}, size)
+			return errors.Join(wantLost("scan", mvich.Scan(c, b, b, mvich.Sum), 2), c.Send(nil, 1, 0))
+		}
+		s.send(packetOf(pktNoop, credits, 0, 0, 0, nil))
+		request, err := s.recv()
+		if err != nil || request[0] != pktRequest {
+			return fmt.Errorf("% x, %w", request, err)
+		}
+		number := binary.LittleEndian.Uint32(request[24:])
+		// It has as many credits as are kept for what others wait for: no piece goes.
+		s.send(packetOf(pktReady, 0, size, 1, number, offerOf(2)))
+		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
+		if _, err := c.Probe(2, 0); err == nil { // until it has heard of both
+			return errors.New("a message of a rank that is not there")
+		}
+		s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
+		for left := size; left > 0; {
+			b, err := s.recv()
+			if err != nil {
+				return fmt.Errorf("%d of %d bytes do not come: %w", left, size, err)
+			}
+			if b[0] == pktData {
+				left -= len(b) - 32
+				if bytes.IndexByte(b[32:], 'x') >= 0 {
+					return errors.New("a piece was sent from the buffer when the operation was over")
+				}
+			}
+		}
+		return nil
+	})
 }

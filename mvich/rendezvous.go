@@ -138,8 +138,12 @@ func (w *World) takeReady(p *peer, h *header, o offer) error {
 func (w *World) sendPiece(p *peer) error {
 	r := p.streams.peek()
 	n := min(r.size-r.begun, w.set.vbufSize()-headerSize)
+	data := r.buf[r.begun : r.begun+n]
+	if r.abandoned { // the other side has to get as much, and the buffer is the program's again
+		data = make([]byte, n)
+	}
 	h := header{kind: kindData, size: uint64(r.begun), to: r.partner}
-	if err := w.sendData(p, h, r.buf[r.begun:r.begun+n]); err != nil {
+	if err := w.sendData(p, h, data); err != nil {
 		return err
 	}
 	if r.begun += n; r.begun == r.size {
@@ -159,7 +163,9 @@ func (w *World) takeData(p *peer, h *header, data []byte) error {
 		return fmt.Errorf("%w: %d bytes at %d of a message of which %d of %d have come",
 			ErrProtocol, len(data), h.size, r.moved, r.size)
 	}
-	copy(r.buf[r.moved:], data)
+	if !r.abandoned {
+		copy(r.buf[r.moved:], data)
+	}
 	if r.moved += len(data); r.moved == r.size {
 		w.complete(r, r.truncated)
 	}

@@ -103,7 +103,7 @@ func (w *World) complete(r *Request, err error) {
 }
 
 // abandon ends a request for the program. What the other side, which lives, has
-// begun with it goes on to its end.
+// begun with it goes on to its end; but for RDMA without the program's buffer.
 func (w *World) abandon(r *Request, err error) {
 	if !r.done {
 		r.done, r.err, r.abandoned = true, err, true
