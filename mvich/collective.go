@@ -105,9 +105,17 @@ func (s step) recv(buf []byte, from int) error { return s.move(buf, from, false)
 
 // exchange sends to one rank and receives from another at once.
 func (s step) exchange(out []byte, to int, in []byte, from int) error {
-	r := s.start(in, from, false)
-	err := s.send(out, to)
-	return errors.Join(err, s.finish(r))
+	w := s.c.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r, x := w.fresh(), w.fresh()
+	defer w.recycle(r)
+	defer w.recycle(x)
+	s.begin(r, in, from, false)
+	s.begin(x, out, to, true)
+	x.wait()
+	r.wait()
+	return errors.Join(lengthError(x.err, x, len(out)), lengthError(r.err, r, len(in)))
 }
 
 // Barrier waits until all ranks have called it. In round i each tells the rank

@@ -41,6 +41,15 @@ func (w *World) matchPosted(e *envelope) *Request {
 	return nil
 }
 
+// withdraw takes back a receive that has no message. False: it has one, or never was posted.
+func (w *World) withdraw(r *Request) bool {
+	i := slices.Index(w.posted, r)
+	if i >= 0 {
+		w.posted = slices.Delete(w.posted, i, i+1)
+	}
+	return i >= 0
+}
+
 // findUnexpected is the place of the message for a receive, or -1.
 func (w *World) findUnexpected(r *Request) int {
 	for i, m := range w.unexpected {

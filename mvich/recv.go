@@ -39,15 +39,31 @@ func (c *Comm) Irecv(buf []byte, src, tag int) (*Request, error) {
 // Sendrecv sends to dst and receives from src at the same time, so that ranks which
 // pass data round in a ring do not wait for each other.
 func (c *Comm) Sendrecv(send []byte, dst, sendTag int, recv []byte, src, recvTag int) (Status, error) {
-	in, err := c.Irecv(recv, src, recvTag)
-	if err != nil {
+	if err := c.checkRecv(src, recvTag); err != nil {
 		return Status{}, err
 	}
-	if err := c.Send(send, dst, sendTag); err != nil {
-		in.Cancel()
+	if err := c.checkSend(send, dst, sendTag); err != nil {
 		return Status{}, err
 	}
-	return in.Wait()
+	w := c.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	in, out := w.fresh(), w.fresh()
+	defer w.recycle(in)
+	defer w.recycle(out)
+	c.begin(in, recv, c.context, src, recvTag)
+	w.startRecv(in)
+	c.begin(out, send, c.context, dst, sendTag)
+	out.send = true
+	w.startSend(out)
+	out.wait()
+	if out.err != nil {
+		w.withdraw(in)
+		w.abandon(in, out.err)
+		return Status{}, out.err
+	}
+	in.wait()
+	return in.status(), in.err
 }
 
 // Probe waits until there is a message that Recv with the same src and tag would get,

@@ -167,15 +167,12 @@ func (r *Request) Cancel() bool {
 	w := r.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for i, x := range w.posted {
-		if x == r {
-			w.posted = append(w.posted[:i], w.posted[i+1:]...)
-			r.cancelled = true
-			w.complete(r, nil)
-			return true
-		}
+	if !w.withdraw(r) {
+		return false
 	}
-	return false
+	r.cancelled = true
+	w.complete(r, nil)
+	return true
 }
 
 // WaitAll waits for all requests; nil ones are passed over. The error joins
