@@ -1,6 +1,9 @@
 package mvich
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // Type says which elements of a slice make up a message. Elem is one element;
 // Contiguous and Vector make types of types.
@@ -26,12 +29,21 @@ func Contiguous(count int, of Type) Type { return Vector(count, 1, 1, of) }
 
 // Vector is count blocks, each of block of a type one behind the other; stride
 // is the distance between the beginnings of blocks, in as many of that type. It
-// panics when a number is negative or blocks overlap.
+// panics when a number is negative, blocks overlap, or they reach further than an
+// int can say.
 func Vector(count, block, stride int, of Type) Type {
 	if count < 0 || block < 0 || stride < block {
 		panic(fmt.Sprintf("mvich: vector of %d blocks of %d with stride %d", count, block, stride))
 	}
-	return of.repeat(block, of.Extent()).repeat(count, stride*of.Extent())
+	return of.repeat(block, of.Extent()).repeat(count, times(stride, of.Extent()))
+}
+
+// times multiplies, up to what an int holds.
+func times(a, b int) int {
+	if b > 0 && a > math.MaxInt/b {
+		return math.MaxInt
+	}
+	return a * b
 }
 
 func (t Type) repeat(count, stride int) Type {
@@ -40,6 +52,8 @@ func (t Type) repeat(count, stride int) Type {
 		return Type{levels: []level{{0, 1}}, span: -1}
 	case count == 1:
 		return t
+	case (math.MaxInt-1-t.span)/stride < count-1:
+		panic(fmt.Sprintf("mvich: %d parts of a type, %d elements apart", count, stride))
 	}
 	span := (count-1)*stride + t.span
 	if len(t.levels) == 0 && stride == t.run+1 { // runs that touch are one

@@ -2,6 +2,7 @@ package mvich_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -105,5 +106,42 @@ func TestTypes(t *testing.T) {
 				t.Errorf("%s: place %d holds %d", name, i, v)
 			}
 		}
+	}
+}
+
+// What a type cannot be.
+func TestWrongTypes(t *testing.T) {
+	const most = math.MaxInt
+	half := mvich.Contiguous(most/2, mvich.Elem)
+	for name, test := range map[string]struct {
+		make  func() mvich.Type
+		wrong bool
+	}{
+		"negative count":      {func() mvich.Type { return mvich.Vector(-1, 1, 1, mvich.Elem) }, true},
+		"negative row":        {func() mvich.Type { return mvich.Contiguous(-1, mvich.Elem) }, true},
+		"negative block":      {func() mvich.Type { return mvich.Vector(1, -1, 1, mvich.Elem) }, true},
+		"negative stride":     {func() mvich.Type { return mvich.Vector(2, 1, -1, mvich.Elem) }, true},
+		"overlap":             {func() mvich.Type { return mvich.Vector(2, 3, 2, mvich.Elem) }, true},
+		"all on one":          {func() mvich.Type { return mvich.Vector(2, 1, 0, mvich.Elem) }, true},
+		"all that there is":   {func() mvich.Type { return mvich.Contiguous(most, mvich.Elem) }, false},
+		"far apart":           {func() mvich.Type { return mvich.Vector(2, 1, most-1, mvich.Elem) }, false},
+		"too far apart":       {func() mvich.Type { return mvich.Vector(2, 1, most, mvich.Elem) }, true},
+		"two, far apart":      {func() mvich.Type { return mvich.Vector(2, 1, most/2, half) }, true},
+		"one, whatever apart": {func() mvich.Type { return mvich.Vector(1, 1, most, half) }, false},
+		"two halves":          {func() mvich.Type { return mvich.Contiguous(2, half) }, false},
+		"three halves":        {func() mvich.Type { return mvich.Contiguous(3, half) }, true},
+		"a product that is 0": {func() mvich.Type { return mvich.Contiguous(most/2+1, mvich.Contiguous(4, mvich.Elem)) }, true},
+		"nothing, many times": {func() mvich.Type { return mvich.Contiguous(most, mvich.Contiguous(0, mvich.Elem)) }, false},
+	} {
+		func() {
+			defer func() {
+				if wrong := recover() != nil; wrong != test.wrong {
+					t.Errorf("%s: panics: %v", name, wrong)
+				}
+			}()
+			if x := test.make(); x.Len() < 0 || x.Extent() < x.Len() {
+				t.Errorf("%s: %d elements over %d", name, x.Len(), x.Extent())
+			}
+		}()
 	}
 }
