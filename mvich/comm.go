@@ -111,12 +111,25 @@ func (c *Comm) Split(color, key int) (*Comm, error) {
 // common, and the same.
 func (c *Comm) agree() (uint32, error) {
 	next := make([]uint32, 1)
-	if w := c.w; c.rank == 0 {
-		w.mu.Lock()
-		next[0] = w.nextContext
-		w.nextContext += contextStep * uint32(len(w.peers))
-		w.mu.Unlock()
+	if c.rank == 0 {
+		next[0] = c.w.takeContext()
 	}
 	err := Bcast(c, next, 0)
+	if err == nil && next[0] == worldContext {
+		err = errContexts
+	}
 	return next[0], err
+}
+
+// takeContext gives a context of this rank's away, or worldContext when none is left.
+func (w *World) takeContext() uint32 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	context := w.nextContext
+	if context != worldContext {
+		if w.nextContext += contextStep * uint32(len(w.peers)); w.nextContext < context {
+			w.nextContext = worldContext
+		}
+	}
+	return context
 }

@@ -179,3 +179,24 @@ func TestThreshold(t *testing.T) {
 		}
 	}
 }
+
+// Contexts are not given twice: after the last one there is none.
+func TestLastContext(t *testing.T) {
+	j := newJob(t, 3, jobConfig{})
+	mvich.LastContext(j.worlds[0])
+	j.run(t, func(c *mvich.Comm) error {
+		d, err := c.Dup()
+		if err != nil {
+			return err
+		}
+		for range 2 {
+			if _, err := c.Dup(); err == nil {
+				return errors.New("a communicator beyond the last one")
+			}
+			if _, err := d.Split(0, 0); err == nil {
+				return errors.New("a part of one beyond the last one")
+			}
+		}
+		return errors.Join(d.Barrier(), c.Barrier())
+	})
+}

@@ -34,9 +34,10 @@ var (
 	// not possible, or ranks have different ones.
 	ErrSettings = errors.New("mvich: wrong settings")
 
-	errLeft    = errors.New("it has left")
-	errNoMatch = errors.New("a message with the number of a request that is not there")
-	errCredits = errors.New("more credits than there are receives")
+	errLeft     = errors.New("it has left")
+	errNoMatch  = errors.New("a message with the number of a request that is not there")
+	errContexts = errors.New("mvich: this rank has made as many communicators as there can be")
+	errCredits  = errors.New("more credits than there are receives")
 )
 
 // RankError says that a rank has died, or cannot be reached, or has left after another
