@@ -8,10 +8,10 @@ import (
 // AllGather gives all ranks, in dst, what all have in src, one behind the other in the
 // order of ranks. All give a src of the same length.
 func AllGather[T Element](c *Comm, dst, src []T) error {
+	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if len(dst) != len(src)*c.Size() {
 		return fmt.Errorf("%w: %d elements of each of %d ranks into %d", ErrCount, len(src), c.Size(), len(dst))
 	}
-	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	size := len(out)
 	if len(in) < longData {
 		return s.allGatherBruck(in, out)
@@ -42,10 +42,10 @@ func (s step) allGatherBruck(dst, src []byte) error {
 // AllToAll gives rank i, in dst, the i-th part of the src of each rank, one behind the
 // other in the order of ranks. dst may be src. All give the same lengths.
 func AllToAll[T Element](c *Comm, dst, src []T) error {
+	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if len(dst) != len(src) || len(src)%c.Size() != 0 {
 		return fmt.Errorf("%w: %d elements into %d, of and for each of %d ranks", ErrCount, len(src), len(dst), c.Size())
 	}
-	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if len(out) < longBlock*c.Size() && c.Size() > fewRanks {
 		return s.allToAllBruck(in, out)
 	}

@@ -5,10 +5,10 @@ func Bcast[T Element](c *Comm, buf []T, root int) error { return c.Bcast(bytesOf
 
 // Bcast is the function Bcast for bytes.
 func (c *Comm) Bcast(buf []byte, root int) error {
+	s := c.step()
 	if err := c.checkRoot(root); err != nil {
 		return err
 	}
-	s := c.step()
 	if len(buf) < longData || c.Size() <= fewRanks {
 		return s.bcastTree(buf, root)
 	}

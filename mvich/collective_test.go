@@ -290,3 +290,24 @@ func TestOperators(t *testing.T) {
 		}
 	}
 }
+
+// A rank that has given wrong lengths is told so, and its next operation is the next one
+// of the others.
+func TestWrongLengths(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		b := make([]int, 3)
+		for name, f := range map[string]func() error{
+			"gather": func() error { return mvich.Gather(c, b, b, 0) },
+			"reduce": func() error { return mvich.Reduce(c, b[:1], b, mvich.Sum, 0) },
+		} {
+			if err := f(); c.Rank() == 0 && !errors.Is(err, mvich.ErrCount) || c.Rank() == 1 && err != nil {
+				return fmt.Errorf("%s: %v", name, err)
+			}
+			if err := c.Barrier(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

@@ -5,13 +5,13 @@ import "fmt"
 // Gather gives root, in dst, what all ranks have in src, one behind the other in the
 // order of ranks. All give a src of the same length; dst of the others is not used.
 func Gather[T Element](c *Comm, dst, src []T, root int) error {
+	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if err := c.checkRoot(root); err != nil {
 		return err
 	}
 	if c.rank == root && len(dst) != len(src)*c.Size() {
 		return fmt.Errorf("%w: %d elements of each of %d ranks into %d", ErrCount, len(src), c.Size(), len(dst))
 	}
-	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if len(out) < longBlock {
 		return s.gatherTree(in, out, root)
 	}
@@ -22,10 +22,10 @@ func Gather[T Element](c *Comm, dst, src []T, root int) error {
 // each rank gives, displs at which element of dst they go; displs nil: one behind the
 // other. The others' dst, counts and displs are not used.
 func Gatherv[T Element](c *Comm, dst []T, counts, displs []int, src []T, root int) error {
+	s := c.step()
 	if err := c.checkRoot(root); err != nil {
 		return err
 	}
-	s := c.step()
 	if c.rank != root {
 		return s.send(bytesOf(src), root)
 	}
@@ -42,13 +42,13 @@ func Gatherv[T Element](c *Comm, dst []T, counts, displs []int, src []T, root in
 // Scatter gives rank i, in dst, the i-th part of what root has in src. All give a
 // dst of the same length; src of the others is not used.
 func Scatter[T Element](c *Comm, dst, src []T, root int) error {
+	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if err := c.checkRoot(root); err != nil {
 		return err
 	}
 	if c.rank == root && len(src) != len(dst)*c.Size() {
 		return fmt.Errorf("%w: %d elements for each of %d ranks from %d", ErrCount, len(dst), c.Size(), len(src))
 	}
-	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if len(in) < longBlock {
 		return s.scatterTree(in, out, root)
 	}
@@ -58,10 +58,10 @@ func Scatter[T Element](c *Comm, dst, src []T, root int) error {
 // Scatterv is Scatter of lengths that differ: counts and displs are as with Gatherv,
 // and say which elements of src go to each rank.
 func Scatterv[T Element](c *Comm, dst, src []T, counts, displs []int, root int) error {
+	s := c.step()
 	if err := c.checkRoot(root); err != nil {
 		return err
 	}
-	s := c.step()
 	if c.rank != root {
 		return s.recv(bytesOf(dst), root)
 	}

@@ -6,13 +6,13 @@ import "fmt"
 // a src of the same length, and root a dst of that length, which may be src; the
 // others' dst is not used.
 func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) error {
+	s := c.step()
 	if err := c.checkRoot(root); err != nil {
 		return err
 	}
 	if c.rank == root && len(dst) != len(src) {
 		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))
 	}
-	s := c.step()
 	if err := checkBlocks(s, src); err != nil {
 		return err
 	}
@@ -32,10 +32,10 @@ func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) error {
 // AllReduce combines src of all ranks by op and gives all the result in dst,
 // which may be src. All give the same lengths.
 func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) error {
+	s := c.step()
 	if len(dst) != len(src) {
 		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))
 	}
-	s := c.step()
 	if err := checkBlocks(s, src); err != nil {
 		return err
 	}
@@ -52,11 +52,11 @@ func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) error {
 
 // Scan gives rank i, in dst, the src of ranks 0 to i combined by op. dst may be src.
 func Scan[T Element](c *Comm, dst, src []T, op Op[T]) error {
+	s := c.step()
 	if len(dst) != len(src) {
 		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))
 	}
 	copy(dst, src)
-	s := c.step()
 	in := make([]T, len(src))
 	// Before round k dst is that of the last k ranks, after it that of 2k.
 	for k := 1; k < c.Size(); k *= 2 {
