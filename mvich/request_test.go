@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"viaxdp/mvich"
 )
@@ -186,4 +188,68 @@ func TestWakeOther(t *testing.T) {
 			return c.Ssend([]byte{1}, 0, i)
 		})
 	}
+}
+
+// Goroutines that receive from anybody, look first and receive then, and take receives
+// back that have not got anything, get each message once.
+func TestWildcardsAtOnce(t *testing.T) {
+	const ranks, messages, goroutines = 3, 100, 4
+	lengths := []int{0, 8, 5000, 5001, 30000}
+	j := newJob(t, ranks, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(20)} }})
+	j.run(t, func(c *mvich.Comm) error {
+		if c.Rank() > 0 {
+			for i := range messages {
+				b := make([]byte, lengths[i%len(lengths)])
+				fill(b, i)
+				if err := c.Send(b, 0, i); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		var left atomic.Int64
+		left.Store((ranks - 1) * messages)
+		var taken [ranks][messages]atomic.Int64
+		take := func(b []byte, look bool) error {
+			source, tag := mvich.AnySource, mvich.AnyTag
+			if look {
+				s, there, err := c.Iprobe(source, tag)
+				if err != nil || !there {
+					time.Sleep(10 * time.Microsecond) // others have the processor
+					return err
+				}
+				source, tag = s.Source, s.Tag
+			}
+			r, err := c.Irecv(b, source, tag)
+			if err != nil {
+				return err
+			}
+			if _, done, _ := r.Test(); !done && r.Cancel() {
+				time.Sleep(10 * time.Microsecond)
+				return nil
+			}
+			s, err := r.Wait()
+			if err != nil || s.Cancelled || s.Bytes != lengths[s.Tag%len(lengths)] {
+				return fmt.Errorf("%+v, %w", s, err)
+			}
+			if n := taken[s.Source][s.Tag].Add(1); n > 1 {
+				return fmt.Errorf("message %d of rank %d came %d times", s.Tag, s.Source, n)
+			}
+			left.Add(-1)
+			return check(b[:s.Bytes], s.Tag)
+		}
+		var errs [goroutines]error
+		var wait sync.WaitGroup
+		for g := range goroutines {
+			wait.Go(func() {
+				b := make([]byte, 30000)
+				for errs[g] == nil && left.Load() > 0 {
+					errs[g] = take(b, g%2 == 0)
+				}
+			})
+		}
+		wait.Wait()
+		return errors.Join(errs[:]...)
+	})
+	j.spotless(t, mvich.DefaultCredits)
 }
