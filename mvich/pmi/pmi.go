@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // What goes wrong.
@@ -89,6 +90,7 @@ func (c *Client) inherit(env func(string) string) (err error) {
 	if c.size, err = number(env, "PMI_SIZE"); err != nil {
 		return err
 	}
+	syscall.CloseOnExec(fd) // what outlives this rank would keep its death from the launcher
 	f := os.NewFile(uintptr(fd), "PMI_FD")
 	if f == nil {
 		return fmt.Errorf("%w: PMI_FD=%d", ErrEnvironment, fd)

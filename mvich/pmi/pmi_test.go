@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"viaxdp/mvich"
 )
 
@@ -311,5 +313,28 @@ func TestMpiexec(t *testing.T) {
 		if !strings.Contains(string(out), fmt.Sprintf("rank %d of 3 has heard of all", rank)) {
 			t.Errorf("rank %d is missing in\n%s", rank, out)
 		}
+	}
+}
+
+// Programs that a rank starts do not get its socket: one that outlives it would keep its
+// end from the launcher.
+func TestSocketIsNotInherited(t *testing.T) {
+	env := newLauncher(1).inherited(t, 0)
+	fd, err := strconv.Atoi(env("PMI_FD"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil { // as launchers leave it
+		t.Fatal(err)
+	}
+	c, err := connect(env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("flags %#x, %v", flags, err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
 	}
 }
