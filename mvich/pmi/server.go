@@ -91,6 +91,9 @@ func (s *Server) Serve(rank int, conn io.ReadWriter) (began, done bool, err erro
 			break // it is gone, and its exit says why
 		}
 	}
+	if errors.Is(lines.Err(), bufio.ErrTooLong) { // it would wait for an answer
+		return began, done, fmt.Errorf("%w: rank %d says more than %d bytes in a line", ErrAnswer, rank, maxLine)
+	}
 	return began, done, nil
 }
 
