@@ -11,7 +11,7 @@
 // that speak PMI-1, such as MPICH's, can be started, too.
 //
 // When a rank ends with another status than 0, by a signal, or without the good-bye
-// of PMI, or aborts the job, all others are ended: by SIGTERM, and two seconds
+// of PMI, or while others wait for it in a fence, or aborts the job, all others are ended: by SIGTERM, and two seconds
 // later by SIGKILL. When this process is gone they get SIGKILL.
 package mpirun
 
@@ -280,6 +280,7 @@ func (r *run) wait(ctx context.Context) (first error) {
 			if e.err != nil {
 				end(e.err)
 			}
+			r.server.End() // no fence will be complete any more
 		case err := <-r.spoke:
 			end(err)
 		case <-over:

@@ -141,6 +141,21 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// A rank that ends in peace, without a word to PMI, is not waited for in a fence.
+func TestFenceWithoutRank(t *testing.T) {
+	nstest.Require(t)
+	var out bytes.Buffer
+	j := job(t, 3, "reach", &out)
+	j.Program = []string{"sh", "-c", `test $PMI_RANK = 1 && exit 0; exec "$0"`, j.Program[0]}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	err := Run(ctx, j)
+	var rank *RankError
+	if !errors.As(err, &rank) || rank.Rank == 1 || rank.Status == 0 {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}
+
 // The end of the context ends the ranks, and what they have started.
 func TestInterrupted(t *testing.T) {
 	nstest.Require(t)

@@ -55,7 +55,7 @@ func (e *AbortError) Error() string {
 }
 
 // errOver ends the fences of a job of which a rank is gone.
-var errOver = errors.New("pmi: the job is over")
+var errOver = errors.New("pmi: a rank of the job has ended that others wait for")
 
 // NewServer makes a server for a job of size ranks.
 func NewServer(size int) *Server {
