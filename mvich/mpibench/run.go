@@ -36,6 +36,12 @@ type Row struct {
 	Count int     // iterations that were measured
 }
 
+// What a message, and a window of them, may have at most.
+const (
+	mostSize   = 1<<31 - 1 // bytes, as mvich
+	mostWindow = 1 << 20   // messages
+)
+
 // largeMessage is the size from which on OSU does fewer iterations.
 const largeMessage = 8192
 
@@ -107,7 +113,7 @@ func Run(c *mvich.Comm, name string, o Options) ([]Row, error) {
 		r.out[i], r.in[i] = 'a', 'b'
 	}
 	var rows []Row
-	for size := o.MinSize; size <= o.MaxSize; size *= o.Step {
+	for _, size := range o.sizes() {
 		row, err := r.measure(b, size, o)
 		if err != nil {
 			return nil, fmt.Errorf("mpibench: %s of %d bytes: %w", name, size, err)
@@ -132,11 +138,20 @@ func (o *Options) fill() error {
 	if o.Step == 0 {
 		o.Step = 2
 	}
-	if o.MinSize < 1 || o.MaxSize < o.MinSize || o.Step < 2 || o.Window < 1 || o.Iterations < 0 || o.Warmup < 0 || o.MostBytes < 0 {
+	if o.MinSize < 1 || o.MaxSize < o.MinSize || o.MaxSize > mostSize || o.Step < 2 || o.Window < 1 || o.Window > mostWindow || o.Iterations < 0 || o.Warmup < 0 || o.MostBytes < 0 {
 		return fmt.Errorf("%w: sizes %d to %d by %d, window of %d, %d iterations after %d, of %d bytes",
 			ErrBench, o.MinSize, o.MaxSize, o.Step, o.Window, o.Iterations, o.Warmup, o.MostBytes)
 	}
 	return nil
+}
+
+// sizes are those that are measured.
+func (o *Options) sizes() (all []int) {
+	size := o.MinSize
+	for ; size <= o.MaxSize/o.Step; size *= o.Step {
+		all = append(all, size)
+	}
+	return append(all, size)
 }
 
 // measure does one size, and gives the mean over the ranks that have a share in

@@ -102,7 +102,15 @@ func TestWrong(t *testing.T) {
 				_, err := mpibench.Run(c, "allreduce", mpibench.Options{MinSize: 8, MaxSize: 4})
 				return err
 			},
-			"step":        func() error { _, err := mpibench.Run(c, "allreduce", mpibench.Options{Step: 1}); return err },
+			"step": func() error { _, err := mpibench.Run(c, "allreduce", mpibench.Options{Step: 1}); return err },
+			"a size that no message has": func() error {
+				_, err := mpibench.Run(c, "allreduce", mpibench.Options{MaxSize: math.MaxInt})
+				return err
+			},
+			"a window that is too long": func() error {
+				_, err := mpibench.Run(c, "allreduce", mpibench.Options{Window: math.MaxInt})
+				return err
+			},
 			"not printed": func() error { return mpibench.Print(&strings.Builder{}, "nothing", nil) },
 		} {
 			if err := run(); !errors.Is(err, mpibench.ErrBench) {
@@ -139,6 +147,13 @@ func TestIterations(t *testing.T) {
 	if _, err := mpibench.Iterations("nothing", 1, mpibench.Options{}); !errors.Is(err, mpibench.ErrBench) {
 		t.Errorf("an unknown benchmark: %v", err)
 	}
+	onOneNic(t, 1, func(c *mvich.Comm) error {
+		rows, err := mpibench.Run(c, "allreduce", mpibench.Options{MinSize: 3, MaxSize: 100, Step: math.MaxInt, Iterations: 1})
+		if err != nil || len(rows) != 1 || rows[0].Size != 3 {
+			return fmt.Errorf("one size: %+v, %w", rows, err)
+		}
+		return nil
+	})
 	onOneNic(t, 2, func(c *mvich.Comm) error {
 		o := mpibench.Options{MinSize: 16, MaxSize: 20000, Step: 32, MostBytes: 100_000, Window: 4}
 		rows, err := mpibench.Run(c, "bw", o)
