@@ -4,5 +4,5 @@ package kagent
 func (m *Manager) Remembered() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.requests) + len(m.peers) + len(m.incoming) + len(m.finished) + len(m.doors) + len(m.hellos) + m.pending
+	return len(m.requests) + len(m.peers) + len(m.incoming) + len(m.answered.list) + len(m.asked.list) + len(m.doors) + len(m.hellos) + m.pending
 }

@@ -127,7 +127,8 @@ func (in *Incoming) establish() {
 	in.reply = datagram{}
 	in.heard = time.Now()
 	close(in.established)
-	in.m.remember(finished{in: in})
+	in.m.answered.add(in)
+	in.m.sweepLater()
 }
 
 // end ends the exchange without a connection; last (none if its type is 0) is
@@ -149,7 +150,8 @@ func (in *Incoming) end(err error, last wire.CM) datagram {
 		in.reply = in.message(last)
 	}
 	close(in.done)
-	in.m.remember(finished{in: in})
+	in.m.answered.add(in)
+	in.m.sweepLater()
 	return in.reply
 }
 

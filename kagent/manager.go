@@ -3,6 +3,7 @@ package kagent
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,7 +27,7 @@ const (
 const (
 	maxBacklog  = 64   // requests that wait at one discriminator
 	maxPending  = 1024 // requests that are not answered, in all
-	maxFinished = 4096 // finished exchanges that are remembered
+	maxFinished = 4096 // finished exchanges that are remembered: of the network, and as many of the programs here
 )
 
 // Manager is connection management and discovery: it exchanges messages with the
@@ -49,7 +50,10 @@ type Manager struct {
 	hellos   map[uint64]map[netip.Addr]int // calls of Discover: who is there, how many hops off
 	answers  ration                        // of answers to the hellos of others
 	pending  int                           // entries of incoming that are not answered
-	finished []finished                    // oldest first; what may be forgotten
+	// Strangers' exchanges take no room from those that programs here have begun, whose
+	// acceptors may ask for an answer again.
+	answered finished[*Incoming]
+	asked    finished[*request]
 	sweeping bool
 	sweeper  *time.Timer
 }
@@ -61,10 +65,35 @@ type exchange struct {
 	peer netip.AddrPort
 }
 
-// finished is a place in the order in which exchanges were finished.
-type finished struct {
-	in  *Incoming
-	req *request
+// finished is exchanges that are over, oldest first: what may be forgotten. Guarded by
+// Manager.mu.
+type finished[T any] struct {
+	list   []T
+	heard  func(T) time.Time
+	forget func(T)
+}
+
+// add forgets the oldest when there are too many.
+func (f *finished[T]) add(x T) {
+	f.list = append(f.list, x)
+	if len(f.list) > maxFinished {
+		f.forget(f.list[0])
+		f.list = f.list[1:]
+	}
+}
+
+// expire forgets those that have been remembered for long enough.
+func (f *finished[T]) expire(now time.Time) {
+	f.list = slices.DeleteFunc(f.list, func(x T) bool {
+		over := now.Sub(f.heard(x)) >= linger
+		if over {
+			f.forget(x)
+		}
+		return over
+	})
+	if len(f.list) == 0 {
+		f.list = nil
+	}
 }
 
 // datagram is a message ready to be sent; the zero value is none.
@@ -89,6 +118,10 @@ func NewManager(t Transport, port uint16) *Manager {
 		incoming: make(map[exchange]*Incoming),
 		hellos:   make(map[uint64]map[netip.Addr]int),
 	}
+	m.answered.heard = func(in *Incoming) time.Time { return in.heard }
+	m.answered.forget = func(in *Incoming) { delete(m.incoming, in.key) }
+	m.asked.heard = func(r *request) time.Time { return r.heard }
+	m.asked.forget = func(r *request) { delete(m.requests, r.id) }
 	go func() {
 		defer close(m.serving)
 		m.serveErr = t.Serve(m)
@@ -207,25 +240,6 @@ func (m *Manager) Undelivered(quote []byte, to netip.AddrPort, err error) {
 	}
 }
 
-// remember puts a finished exchange in the order of oblivion and forgets the
-// oldest when there are too many. Caller holds m.mu.
-func (m *Manager) remember(f finished) {
-	m.finished = append(m.finished, f)
-	for len(m.finished) > maxFinished {
-		m.forget(m.finished[0])
-		m.finished = m.finished[1:]
-	}
-	m.sweepLater()
-}
-
-func (m *Manager) forget(f finished) {
-	if f.in != nil {
-		delete(m.incoming, f.in.key)
-	} else {
-		delete(m.requests, f.req.id)
-	}
-}
-
 // sweepLater makes sure that sweep runs. Caller holds m.mu.
 func (m *Manager) sweepLater() {
 	if m.sweeping || m.closed {
@@ -249,18 +263,8 @@ func (m *Manager) sweep() {
 		m.mu.Unlock()
 		return
 	}
-	for i := len(m.finished); i > 0; i-- {
-		f := m.finished[0]
-		m.finished = m.finished[1:]
-		if now.Before(f.expires()) {
-			m.finished = append(m.finished, f)
-		} else {
-			m.forget(f)
-		}
-	}
-	if len(m.finished) == 0 {
-		m.finished = nil
-	}
+	m.answered.expire(now)
+	m.asked.expire(now)
 	for _, in := range m.incoming {
 		if in.state == inPending && now.Sub(in.heard) >= silence {
 			in.end(ErrVanished, wire.CM{})
@@ -283,11 +287,4 @@ func (m *Manager) sweep() {
 	for _, d := range out {
 		m.send(d)
 	}
-}
-
-func (f finished) expires() time.Time {
-	if f.in != nil {
-		return f.in.heard.Add(linger)
-	}
-	return f.req.heard.Add(linger)
 }

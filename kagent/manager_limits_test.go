@@ -116,6 +116,48 @@ func TestLostConfirm(t *testing.T) {
 	})
 }
 
+// However many strangers ask meanwhile, an acceptor whose Confirm was lost gets another.
+func TestFloodAndLostConfirm(t *testing.T) {
+	alone(t, func(t *testing.T, m *kagent.Manager, s *sink) {
+		type outcome struct {
+			ans *kagent.Answer
+			err error
+		}
+		asked := make(chan outcome, 1)
+		go func() {
+			ans, err := m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client}, kagent.Address{Host: there4, Disc: echo},
+				kagent.Offer{VI: 1, Key: 7, Level: 1})
+			asked <- outcome{ans, err}
+		}()
+		synctest.Wait()
+		last := func() wire.CM {
+			t.Helper()
+			msg, err := wire.ParseCM(s.take()[0].b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return msg
+		}
+		accept := bytesOf(t, wire.CM{Type: wire.CMAccept, ID: last().ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
+		m.Receive(accept, here4, agent4)
+		got := <-asked
+		if got.err != nil {
+			t.Fatal(got.err)
+		}
+		if err := got.ans.Confirm(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range uint64(5000) {
+			m.Receive(bytesOf(t, wire.CM{Type: wire.CMRequest, ID: 1 + i, VI: 1, Key: 7, Level: 1, From: client, To: echo}), here4, agent4)
+		}
+		s.take()
+		m.Receive(accept, here4, agent4)
+		if msg := last(); msg.Type != wire.CMConfirm {
+			t.Errorf("the answer to another Accept is %v, want the Confirm", msg.Type)
+		}
+	})
+}
+
 // Several waits are served each by one request, and by discriminator and
 // address.
 func TestWaitsDoNotMix(t *testing.T) {

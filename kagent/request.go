@@ -160,7 +160,8 @@ func (r *request) end(err error, reason wire.CMReason) datagram {
 	r.err = err
 	r.heard = time.Now()
 	r.last = r.message(wire.CM{Type: wire.CMCancel, Reason: reason})
-	r.m.remember(finished{req: r})
+	r.m.asked.add(r)
+	r.m.sweepLater()
 	return r.last
 }
 
@@ -237,7 +238,8 @@ func (a *Answer) ConfirmWith(proof []byte) error {
 	r.heard = time.Now()
 	r.last = r.message(wire.CM{Type: wire.CMConfirm, Handshake: proof})
 	d := r.last
-	r.m.remember(finished{req: r})
+	r.m.asked.add(r)
+	r.m.sweepLater()
 	r.m.mu.Unlock()
 	r.m.send(d) // lost: the acceptor sends its Accept again
 	return nil
