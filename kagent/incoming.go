@@ -43,6 +43,7 @@ type Incoming struct {
 
 	// guarded by m.mu
 	state inState
+	user  uint32    // whose it is while it is in m.pending
 	door  *door     // whose queue it is in
 	reply datagram  // what a repeated Request gets
 	proof []byte    // what a Confirm must have
@@ -67,13 +68,9 @@ func (m *Manager) onRequest(msg *wire.CM, local netip.Addr, from netip.AddrPort)
 	case d == nil:
 		m.counters.NoMatch++
 		return in.end(ErrCancelled, wire.CM{Type: wire.CMNoMatch})
-	case m.pending <= maxPending || len(d.waiters) > 0:
-	case len(d.queue) == 0:
+	case !m.makeRoom(d):
 		m.counters.Refused++
 		return in.end(ErrCancelled, refusal)
-	default:
-		m.counters.Refused++
-		d.queue[0].end(ErrCancelled, refusal)
 	}
 	m.sweepLater()
 	m.arrive(d, in)
@@ -88,7 +85,6 @@ func (m *Manager) newIncoming(msg *wire.CM, local netip.Addr, from netip.AddrPor
 		established: make(chan struct{}), done: make(chan struct{}), heard: now,
 	}
 	m.incoming[in.key] = in
-	m.pending++
 	in.reply = in.message(wire.CM{Type: wire.CMPending})
 	return in
 }
@@ -102,7 +98,6 @@ func (m *Manager) onRequester(msg *wire.CM, local netip.Addr, from netip.AddrPor
 		// It has overtaken the Request, which must find nobody home.
 		in = &Incoming{m: m, key: key, local: local, done: make(chan struct{})}
 		m.incoming[key] = in
-		m.pending++
 		in.end(ErrCancelled, wire.CM{})
 	case in == nil:
 		return datagram{}
@@ -135,9 +130,7 @@ func (in *Incoming) establish() {
 // returned, and sent again to whoever asks again. Caller holds m.mu, and the
 // state is neither inEstablished nor inEnded.
 func (in *Incoming) end(err error, last wire.CM) datagram {
-	if in.state == inPending {
-		in.m.pending--
-	}
+	in.m.pending.remove(in)
 	if in.door != nil {
 		in.door.withdraw(in)
 		in.door = nil
@@ -218,7 +211,7 @@ func (in *Incoming) Accept(ctx context.Context, o Offer) error {
 		return ErrState
 	}
 	in.state = inAccepting
-	m.pending--
+	m.pending.remove(in)
 	in.heard = time.Now()
 	in.reply = encode(msg, in.local, in.key.peer)
 	in.proof = []byte(o.Confirm)

@@ -17,6 +17,7 @@ import (
 // nobody. All fields are guarded by Manager.mu.
 type door struct {
 	key      doorKey
+	user     uint32 // who has waited last, or listens
 	listener *Listener
 	waiters  []*waiter
 	queue    []*Incoming // oldest first; empty while there are waiters
@@ -32,8 +33,9 @@ type doorKey struct {
 }
 
 type waiter struct {
-	l  *Listener      // nil: a plain Wait
-	ch chan *Incoming // gets one at most
+	l    *Listener // nil: a plain Wait
+	user uint32
+	ch   chan *Incoming // gets one at most
 }
 
 // Listener takes requests for one discriminator until it is closed. All
@@ -42,6 +44,7 @@ type Listener struct {
 	far  ListenerEnd // nil: all of it is here
 	m    *Manager
 	key  doorKey
+	user uint32
 	done chan struct{} // closed by Close
 }
 
@@ -53,7 +56,9 @@ func (m *Manager) doorKey(local Address) (doorKey, error) {
 }
 
 // Listen takes requests to local from now on; see [Agent].
-func (m *Manager) Listen(local Address) (*Listener, error) {
+func (m *Manager) Listen(local Address) (*Listener, error) { return m.listen(local, 0) }
+
+func (m *Manager) listen(local Address, user uint32) (*Listener, error) {
 	key, err := m.doorKey(local)
 	if err != nil {
 		return nil, err
@@ -67,7 +72,8 @@ func (m *Manager) Listen(local Address) (*Listener, error) {
 	if d.listener != nil {
 		return nil, ErrListening
 	}
-	d.listener = &Listener{m: m, key: key, done: make(chan struct{})}
+	d.user = user
+	d.listener = &Listener{m: m, key: key, user: user, done: make(chan struct{})}
 	return d.listener, nil
 }
 
@@ -77,7 +83,7 @@ func (l *Listener) Wait(ctx context.Context) (*Incoming, error) {
 	if l.far != nil {
 		return l.far.Wait(ctx)
 	}
-	return l.m.wait(ctx, l.key, l)
+	return l.m.wait(ctx, l.key, l, l.user)
 }
 
 // Close ends Listen. Calls of Wait end with ErrClosed, and requests that
@@ -114,24 +120,28 @@ func (l *Listener) isClosed() bool {
 
 // Wait returns one request to local; see [Agent].
 func (m *Manager) Wait(ctx context.Context, local Address) (*Incoming, error) {
+	return m.waitFor(ctx, local, 0)
+}
+
+func (m *Manager) waitFor(ctx context.Context, local Address, user uint32) (*Incoming, error) {
 	key, err := m.doorKey(local)
 	if err != nil {
 		return nil, err
 	}
-	return m.wait(ctx, key, nil)
+	return m.wait(ctx, key, nil, user)
 }
 
 // wait returns the next request for key that is still alive.
-func (m *Manager) wait(ctx context.Context, key doorKey, l *Listener) (*Incoming, error) {
+func (m *Manager) wait(ctx context.Context, key doorKey, l *Listener, user uint32) (*Incoming, error) {
 	for {
-		in, err := m.next(ctx, key, l)
+		in, err := m.next(ctx, key, l, user)
 		if err != nil || in.Err() == nil {
 			return in, err
 		}
 	}
 }
 
-func (m *Manager) next(ctx context.Context, key doorKey, l *Listener) (*Incoming, error) {
+func (m *Manager) next(ctx context.Context, key doorKey, l *Listener, user uint32) (*Incoming, error) {
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
@@ -150,11 +160,12 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *Listener) (*Incoming
 		in := d.queue[0]
 		d.queue = d.queue[1:]
 		in.door = nil
-		m.leave(d, l)
+		m.pending.add(in, user)
+		m.leave(d, l, user)
 		m.mu.Unlock()
 		return in, nil
 	}
-	w := &waiter{l: l, ch: make(chan *Incoming, 1)}
+	w := &waiter{l: l, user: user, ch: make(chan *Incoming, 1)}
 	d.waiters = append(d.waiters, w)
 	m.mu.Unlock()
 
@@ -173,7 +184,7 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *Listener) (*Incoming
 	defer m.mu.Unlock()
 	if i := slices.Index(d.waiters, w); i >= 0 {
 		d.waiters = slices.Delete(d.waiters, i, i+1)
-		m.leave(d, l)
+		m.leave(d, l, user)
 		return nil, err
 	}
 	// A request was handed over meanwhile, or the manager closed.
@@ -197,11 +208,15 @@ func (m *Manager) door(key doorKey) *door {
 
 // leave begins the grace when a Wait ends; a Listener (l is not nil) ends with
 // its Close. Caller holds m.mu.
-func (m *Manager) leave(d *door, l *Listener) {
-	if l == nil {
-		d.open = time.Now().Add(graceTime)
-		m.sweepLater()
+func (m *Manager) leave(d *door, l *Listener, user uint32) {
+	if l != nil {
+		return
 	}
+	d.open = time.Now().Add(graceTime)
+	if d.listener == nil {
+		d.user = user
+	}
+	m.sweepLater()
 }
 
 // takes tells whether a request may come in at d.
@@ -225,8 +240,9 @@ func (m *Manager) arrive(d *door, in *Incoming) {
 	if len(d.waiters) > 0 {
 		w := d.waiters[0]
 		d.waiters = d.waiters[1:]
+		m.pending.add(in, w.user)
 		w.ch <- in
-		m.leave(d, w.l)
+		m.leave(d, w.l, w.user)
 		return
 	}
 	if len(d.queue) >= maxBacklog {
@@ -235,6 +251,7 @@ func (m *Manager) arrive(d *door, in *Incoming) {
 	}
 	in.door = d
 	d.queue = append(d.queue, in)
+	m.pending.add(in, d.user)
 }
 
 // withdraw takes an Incoming that ended out of the queue that it is in. Caller

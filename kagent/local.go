@@ -109,6 +109,9 @@ func (l *Local) Inputs() int {
 	return l.dev.inputs
 }
 
+// user is whose share of what all have in common the handle takes from.
+func (l *Local) user() uint32 { return l.lease.holder.UID }
+
 // Counters are the demux program's, of all Locals of the interface.
 func (l *Local) Counters() (bpf.Counters, error) { return l.demux.Counters() }
 
@@ -244,7 +247,7 @@ func (l *Local) Listen(local Address) (*Listener, error) {
 	if l.closed {
 		return nil, ErrClosed
 	}
-	ln, err := l.manager.Listen(local)
+	ln, err := l.manager.listen(local, l.user())
 	if err != nil {
 		return nil, l.fail("listen", netip.Addr{}, err)
 	}
@@ -276,7 +279,7 @@ func (l *Local) until(ctx context.Context) (context.Context, func()) {
 func (l *Local) Wait(ctx context.Context, local Address) (*Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
-	in, err := l.manager.Wait(ctx, local)
+	in, err := l.manager.waitFor(ctx, local, l.user())
 	if err != nil {
 		return nil, l.fail("wait", netip.Addr{}, err)
 	}
@@ -309,7 +312,7 @@ func (l *Local) RequestPeer(ctx context.Context, local, remote Address, o Offer)
 		local.Host = p.Src
 		var a *Answer
 		var in *Incoming
-		if a, in, err = l.manager.RequestPeer(ctx, local, remote, o); err == nil {
+		if a, in, err = l.manager.requestPeer(ctx, local, remote, o, l.user()); err == nil {
 			return a, in, nil
 		}
 	}

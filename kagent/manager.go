@@ -26,7 +26,7 @@ const (
 // Bounds of what the network can make a Manager remember.
 const (
 	maxBacklog  = 64   // requests that wait at one discriminator
-	maxPending  = 1024 // requests that are not answered, in all
+	maxPending  = 1024 // requests that are not answered, in all; see makeRoom
 	maxFinished = 4096 // finished exchanges that are remembered: of the network, and as many of the programs here
 )
 
@@ -49,7 +49,7 @@ type Manager struct {
 	incoming map[exchange]*Incoming
 	hellos   map[uint64]map[netip.Addr]int // calls of Discover: who is there, how many hops off
 	answers  ration                        // of answers to the hellos of others
-	pending  int                           // entries of incoming that are not answered
+	pending  pending                       // entries of incoming that are not answered
 	// Strangers' exchanges take no room from those that programs here have begun, whose
 	// acceptors may ask for an answer again.
 	answered finished[*Incoming]
@@ -117,6 +117,7 @@ func NewManager(t Transport, port uint16) *Manager {
 		peers:    make(map[ends][]*request),
 		incoming: make(map[exchange]*Incoming),
 		hellos:   make(map[uint64]map[netip.Addr]int),
+		pending:  make(pending),
 	}
 	m.answered.heard = func(in *Incoming) time.Time { return in.heard }
 	m.answered.forget = func(in *Incoming) { delete(m.incoming, in.key) }

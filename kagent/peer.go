@@ -32,10 +32,15 @@ func (r *request) isPeer() bool { return r.turn != nil }
 // RequestPeer asks remote for a connection which it asks us for; see [Agent].
 // local.Host the zero Addr is any address of this host.
 func (m *Manager) RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, *Incoming, error) {
+	return m.requestPeer(ctx, local, remote, o, 0)
+}
+
+func (m *Manager) requestPeer(ctx context.Context, local, remote Address, o Offer, user uint32) (*Answer, *Incoming, error) {
 	r, err := m.newRequest(local, remote, o, wire.CMPeer)
 	if err != nil {
 		return nil, nil, err
 	}
+	r.user = user
 	r.peers = ends{r.answer.Local.Host, r.to, string(local.Disc), string(remote.Disc)}
 	r.turn = make(chan struct{})
 	m.mu.Lock()
@@ -109,6 +114,7 @@ func (m *Manager) onPeer(msg *wire.CM, local netip.Addr, from netip.AddrPort) da
 		m.stepOut(other)
 	}
 	in := m.newIncoming(msg, local, from, time.Now())
+	m.pending.add(in, r.user)
 	m.stepOut(r)
 	delete(m.requests, r.id) // no answer to it will ever come
 	r.state, r.in = reqYielded, in

@@ -37,6 +37,7 @@ type request struct {
 	result chan struct{} // closed on leaving reqAsking
 	peers  ends          // of a peer request
 	turn   chan struct{} // of a peer request: closed when it may ask; else nil
+	user   uint32        // of a peer request
 
 	// guarded by m.mu
 	state  reqState

@@ -1,0 +1,139 @@
+package kagent_test
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+	"time"
+
+	"viaxdp/kagent"
+	"viaxdp/wire"
+)
+
+// flood is strangers who ask.
+type flood struct {
+	t *testing.T
+	m *kagent.Manager
+	s *sink
+	n uint32 // strangers until now
+}
+
+// ask has so many strangers ask for a discriminator, and returns the last answer.
+func (f *flood) ask(n int, disc string) (answer wire.CM) {
+	f.t.Helper()
+	for range n {
+		f.n++
+		var ip [4]byte
+		binary.BigEndian.PutUint32(ip[:], 11<<24|f.n)
+		f.s.take()
+		f.m.Receive(bytesOf(f.t, wire.CM{Type: wire.CMRequest, ID: uint64(f.n), VI: 1, Key: 7, Level: 1, To: []byte(disc)}),
+			here4, netip.AddrPortFrom(netip.AddrFrom4(ip), wire.Port))
+	}
+	sent := f.s.take()
+	if len(sent) != 1 {
+		f.t.Fatalf("%d answers to a request", len(sent))
+	}
+	answer, err := wire.ParseCM(sent[0].b)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return answer
+}
+
+func (f *flood) listen(user uint32, disc string) *kagent.Listener {
+	f.t.Helper()
+	l, err := f.m.ListenAs(user, kagent.Address{Disc: []byte(disc)})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return l
+}
+
+func (f *flood) take(l *kagent.Listener) *kagent.Incoming {
+	f.t.Helper()
+	in, err := l.Wait(within(time.Millisecond))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return in
+}
+
+// A user whose listeners are flooded, and whose programs take requests and answer none,
+// takes no room from the listener of another user, who may have as many.
+func TestFairShareOfUsers(t *testing.T) {
+	alone(t, func(t *testing.T, m *kagent.Manager, s *sink) {
+		const hog, other, most, door = 7, 8, 1024, 64
+		f := &flood{t: t, m: m, s: s}
+		var names []string
+		var doors []*kagent.Listener
+		for i := range 2 * most / door {
+			names = append(names, string(rune('A'+i)))
+			doors = append(doors, f.listen(hog, names[i]))
+		}
+		var first *kagent.Incoming
+		for i, name := range names {
+			f.ask(door, name)
+			for range 2 { // some are taken
+				if in := f.take(doors[i]); first == nil {
+					first = in
+				}
+			}
+		}
+		if n := m.Pending(hog); n < most-2 || n > most {
+			t.Fatalf("the flooded user has %d", n)
+		}
+		f.ask(door, names[0])
+		l := f.listen(other, "other")
+		if a := f.ask(1, "other"); a.Type != wire.CMPending {
+			t.Fatalf("the other user's first request: %v (%v)", a.Type, a.Reason)
+		}
+		in := f.take(l)
+		if a := f.ask(door, "other"); a.Type != wire.CMPending || m.Pending(other) != 1+door {
+			t.Fatalf("the other user has %d of %d requests, the last: %v", m.Pending(other), 1+door, a.Type)
+		}
+		for _, name := range names { // which has the most, and pays with its own
+			f.ask(door, name)
+		}
+		if in.Err() != nil || m.Pending(other) != 1+door || m.Pending(hog)+m.Pending(other) != most {
+			t.Errorf("after another flood the other user has %d, the flooded one %d; the one that was taken: %v", m.Pending(other), m.Pending(hog), in.Err())
+		}
+		if first.Err() != nil {
+			t.Errorf("a request that was taken went before those that wait: %v", first.Err())
+		}
+		for _, l := range doors { // all are taken: no queue to pay with
+			for m.Pending(hog) > 0 {
+				if _, err := l.Wait(within(0)); err != nil {
+					break
+				}
+			}
+		}
+		before := m.Pending(hog)
+		f.listen(other, "more")
+		if a := f.ask(2, "more"); a.Type != wire.CMPending || first.Err() == nil || m.Pending(hog) != before-2 {
+			t.Errorf("beside requests that are all taken: %v (%v), the first of them: %v", a.Type, a.Reason, first.Err())
+		}
+	})
+}
+
+// So it is between listeners of one user: the one that is flooded pays.
+func TestFairShareOfListeners(t *testing.T) {
+	alone(t, func(t *testing.T, m *kagent.Manager, s *sink) {
+		f := &flood{t: t, m: m, s: s}
+		for i := range 16 {
+			name := string(rune('A' + i))
+			f.listen(7, name)
+			f.ask(64, name)
+		}
+		quiet := f.listen(7, "quiet")
+		if a := f.ask(1, "quiet"); a.Type != wire.CMPending {
+			t.Fatalf("%v (%v), want Pending", a.Type, a.Reason)
+		}
+		for i := range 16 {
+			f.ask(64, string(rune('A'+i)))
+		}
+		in := f.take(quiet)
+		if host := in.Remote().Host; host != netip.AddrFrom4([4]byte{11, 0, 4, 1}) || m.Pending(7) != 1024 {
+			t.Errorf("the request is of %v; %d are pending", host, m.Pending(7))
+		}
+	})
+}
