@@ -93,7 +93,7 @@
 //
 // # Order of closing
 //
-// Map entries, link, what is to be sent, socket, memory. All of it hangs on
+// Map entries, what is to be sent, link, socket, memory. All of it hangs on
 // file descriptors of the process, so that nothing stays behind after a
 // SIGKILL.
 //

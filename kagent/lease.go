@@ -219,8 +219,9 @@ func (d *device) awaitCarrier() {
 }
 
 // release gives up one reference; the last one gives the queue back, in the
-// order in which frames stop: map entries, link, what is to be sent, socket,
-// memory. Caller holds d.mu.
+// order in which frames stop: map entries, what is to be sent, link, socket,
+// memory. To take the program off has many drivers set up their rings anew, and
+// drop what is on them. Caller holds d.mu.
 func (l *lease) release() error {
 	if l.refs--; l.refs > 0 {
 		return nil
@@ -229,6 +230,10 @@ func (l *lease) release() error {
 	delete(d.leases, l.queueID)
 	// The slot of a queue that was handed out is empty when its holder is dead.
 	errs := []error{l.unsteer(), d.demux.Evict(l.slot), d.closeLanes(l.queueID)}
+	if l.queue != nil {
+		// An error here is about frames that nobody waits for any more.
+		_ = l.queue.Drain()
+	}
 	if len(d.leases) == 0 {
 		errs = append(errs, d.detach())
 	}
@@ -239,8 +244,6 @@ func (l *lease) release() error {
 	if l.queue == nil {
 		return errors.Join(append(errs, l.unkeep())...)
 	}
-	// An error here is about frames that nobody waits for any more.
-	_ = l.queue.Flush()
 	errs = append(errs, l.queue.Close(), l.arena.Close())
 	return errors.Join(errs...)
 }

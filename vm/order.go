@@ -143,7 +143,8 @@ const silentRules = "^TestNICs$/reliability/silent-peer"
 // dataGroups are the groups of the conformance suite that move data.
 var dataGroups = []string{"descriptors", "send-receive", "rdma-write", "rdma-read", "reliability", "cq"}
 
-var dataRules = "^TestNICs$/^(" + strings.Join(dataGroups, "|") + ")$"
+// dataRules are their rules, and a test that has none.
+var dataRules = "^(TestNICs|TestLastFramesOfNICs)$/^(" + strings.Join(dataGroups, "|") + ")$"
 
 // frameTests are those of package xdpnic in which a frame that is lost, or a bind in another mode, is a
 // failure: VIs would send it again.

@@ -36,7 +36,7 @@
 // # Who may call what
 //
 // A Queue has one owner at a time: a goroutine, or whoever holds the caller's
-// lock. Alloc, Send, SendSegs, Release, InFlight, Pending, Flush, Reap,
+// lock. Alloc, Send, SendSegs, Release, InFlight, Pending, Flush, Drain, Reap,
 // Receive, Recycle, Refill, TxFree, Stats, Audit, Share and Close are the
 // owner's. Sockets made by Share have one owner together. Ready, Wait, Wake,
 // FrameCap, RxChunks and Info may be called from any goroutine at any time,
@@ -78,6 +78,8 @@
 //     fill ring most drivers set theirs after they have found it empty, which may be
 //     behind the last Refill's look: Wait wakes those that sleep when it begins, and one
 //     more Refill any.
+//   - What is on the rings when the program is detached or the socket closed is
+//     dropped, as the rings are set up anew: Drain before.
 //   - With preferred busy polling, sending stalls where the driver has a NAPI
 //     instance of its own for it. See BusyPoll.
 //   - A frame is one ring entry, unless the driver says more (Info.MaxSegs).

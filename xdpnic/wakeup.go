@@ -123,6 +123,37 @@ func (q *Queue) flushZeroCopy() error {
 	return nil
 }
 
+// How often Drain looks in vain before it gives up, and the pauses between: 100 ms.
+const (
+	drainLooks = 102
+	drainSoon  = 50 * time.Microsecond
+	drainLate  = time.Millisecond
+)
+
+// Drain is Flush until all frames have left, or none has for a tenth of a second. A
+// NIC in zero-copy mode sends in its own time, and drops what its rings hold when the
+// program is detached or the socket closed: so it is called before. The error is
+// Flush's.
+//
+// Owner only.
+func (q *Queue) Drain() error {
+	pause := drainSoon
+	for looks, done := 0, uint64(0); looks < drainLooks; looks++ {
+		if err := q.Flush(); err != nil {
+			return err
+		}
+		if q.Pending() == 0 && q.pool.txOut == 0 {
+			return nil
+		}
+		if now := q.pool.completed; now != done {
+			done, looks, pause = now, 0, drainSoon
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, drainLate)
+	}
+	return nil
+}
+
 func kickError(errno unix.Errno) error {
 	switch errno {
 	case unix.ENETDOWN:

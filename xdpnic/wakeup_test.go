@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -149,5 +150,46 @@ func TestRefillWakes(t *testing.T) {
 				t.Errorf("zero-copy %v, asks %v, recycled %v: %d kicks counted of %d", tc.zeroCopy, tc.asks, recycled, s.RxKicks, want)
 			}
 		}
+	}
+}
+
+// Drain waits for a NIC that sends in its own time, however long that takes, and not
+// for one that has stopped.
+func TestDrain(t *testing.T) {
+	for _, stops := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			const frames = 20
+			k := newFakeKernel(t, Config{ChunkSize: 2048}, ^uint32(10))
+			q := k.q
+			q.fd, q.zc = 1<<30, true // to which nothing is said
+			for range frames {
+				addr, _, _ := q.Alloc()
+				if !q.Send(addr, 64, false) {
+					t.Fatal("no room on the ring")
+				}
+			}
+			over := make(chan struct{})
+			go func() {
+				defer close(over)
+				for range frames / 2 {
+					time.Sleep(90 * time.Millisecond)
+					for _, d := range k.transmit(2) {
+						k.complete(d.Addr)
+					}
+					if stops {
+						return
+					}
+				}
+			}()
+			begin := time.Now()
+			if err := q.Drain(); err != nil {
+				t.Error(err)
+			}
+			left, took := int(q.pool.txOut), time.Since(begin)
+			if !stops && left > 0 || stops && (left != frames-2 || took > time.Second) {
+				t.Errorf("the NIC stops: %v; %d frames have not left after %v", stops, left, took)
+			}
+			<-over
+		})
 	}
 }

@@ -250,7 +250,7 @@ func (s *share) leave(rest func()) error {
 		rest()
 		return nil
 	}
-	_ = s.queue.Flush() // an error is about frames that nobody waits for any more
+	_ = s.queue.Drain() // an error is about frames that nobody waits for any more
 	errs := []error{s.queue.Close(), s.arena.Close()}
 	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
 	// Without a daemon it is the end of alive that tells.

@@ -1,12 +1,15 @@
 package vipltest_test
 
 import (
+	"encoding/binary"
+	"errors"
 	"os"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/nstest"
@@ -63,5 +66,60 @@ func wantDriverMode(t testing.TB, ns *nstest.NS, mode xdpnic.Mode) {
 	}
 	if x := l.Attrs().Xdp; x == nil || (x.AttachMode == nl.XDP_ATTACHED_DRV) == mode.Generic() {
 		t.Errorf("%s: XDP program %+v in %v mode", ns.Name, x, mode)
+	}
+}
+
+// What was posted when the last handle is closed still leaves: a driver drops what its
+// rings hold when the program is taken off, or the socket goes.
+func TestLastFramesOfNICs(t *testing.T) {
+	na, nb, name := nstest.NICs(t)
+	mode, err := xdpnic.ParseMode(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const frames, etherType = 200, 0x88b5 // for local experiments (IEEE 802)
+	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, etherType))
+	listen := -1
+	if err := nb.Do(func() (err error) {
+		listen, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol))
+		if err == nil {
+			err = unix.Bind(listen, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: nb.Index})
+		}
+		return errors.Join(err,
+			unix.SetsockoptInt(listen, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20), // a driver's frame takes pages
+			unix.SetsockoptTimeval(listen, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20}))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(listen)
+	var agent *kagent.Local
+	if err := na.Do(func() (err error) {
+		agent, err = kagent.Open(kagent.Config{
+			Interface: na.Name, Mode: mode, RequireMode: true, Hugepages: hugepages.Avoid, ArenaBytes: arenaBytes,
+		})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	q := agent.Queue()
+	for i := range frames {
+		addr, b, ok := q.Alloc()
+		if !ok {
+			t.Fatalf("%d chunks to send from, want %d", i, frames)
+		}
+		copy(b, "\xff\xff\xff\xff\xff\xff")
+		copy(b[6:], na.MAC)
+		binary.BigEndian.PutUint16(b[12:], etherType)
+		if !q.Send(addr, 64, false) {
+			t.Fatalf("no room for frame %d", i)
+		}
+	}
+	if err := agent.Close(); err != nil {
+		t.Error(err)
+	}
+	for i := range frames {
+		if _, err := unix.Read(listen, make([]byte, 2048)); err != nil {
+			t.Fatalf("frame %d of %d: %v", i, frames, err)
+		}
 	}
 }
