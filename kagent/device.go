@@ -54,6 +54,7 @@ type device struct {
 	leases   map[int]*lease
 	udp      *UDP
 	vault    Vault                 // nil: nobody keeps anything
+	place    string                // in the vault
 	lanes    map[[2]int]*laneFiles // by their queues, the lower one first
 
 	openSteered func(name string) (steered, error) // nil: that of the interface; for tests
@@ -124,6 +125,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 		return errors.Join(&OpError{Op: op, Link: cfg.Interface, Err: err, cannotRun: !errors.Is(err, unix.ENOMEM)}, d.takeDown())
 	}
 	d.begin(cfg)
+	d.place = fmt.Sprintf("%s:%d:%d", nic.Name, nic.Index, cfg.Port)
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fail("netlink", err)

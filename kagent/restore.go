@@ -35,16 +35,16 @@ func Restore(vault Vault, items []Item) ([]Restored, error) {
 	defer runtime.UnlockOSThread()
 	var all []Restored
 	var errs []error
-	byName := make(map[string][]Item)
+	byPlace := make(map[string][]Item)
 	for _, i := range items {
 		_, rest, _ := strings.Cut(i.Key, "/")
-		name, _, _ := strings.Cut(rest, "/")
-		byName[name] = append(byName[name], i)
+		place, _, _ := strings.Cut(rest, "/")
+		byPlace[place] = append(byPlace[place], i)
 	}
-	for name, items := range byName {
-		r, err := restoreNIC(vault, name, items)
+	for place, items := range byPlace {
+		r, err := restoreNIC(vault, place, items)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("kagent: restore %s: %w", name, err))
+			errs = append(errs, fmt.Errorf("kagent: restore %s: %w", place, err))
 			for _, i := range items {
 				errs = append(errs, vault.Delete(i.Key))
 			}
@@ -57,14 +57,14 @@ func Restore(vault Vault, items []Item) ([]Restored, error) {
 	return all, errors.Join(errs...)
 }
 
-// kept are the items of one interface.
+// kept are the items of one place.
 type kept struct {
 	nic    *Item
 	leases map[*Item]leaseRecord
 	vis    map[uint32]viRecord
 }
 
-func sortItems(name string, items []Item) (k kept, nic nicRecord, err error) {
+func sortItems(place string, items []Item) (k kept, nic nicRecord, err error) {
 	k = kept{leases: make(map[*Item]leaseRecord), vis: make(map[uint32]viRecord)}
 	for n := range items {
 		i := &items[n]
@@ -81,7 +81,7 @@ func sortItems(name string, items []Item) (k kept, nic nicRecord, err error) {
 		case "vi":
 			var r viRecord
 			var num uint64
-			if num, err = strconv.ParseUint(strings.TrimPrefix(i.Key, "vi/"+name+"/"), 16, 32); err == nil {
+			if num, err = strconv.ParseUint(strings.TrimPrefix(i.Key, "vi/"+place+"/"), 16, 32); err == nil {
 				err = json.Unmarshal(i.Value, &r)
 			}
 			k.vis[uint32(num)] = r
@@ -98,11 +98,12 @@ func sortItems(name string, items []Item) (k kept, nic nicRecord, err error) {
 	return k, nic, nil
 }
 
-func restoreNIC(vault Vault, name string, items []Item) (_ []Restored, err error) {
-	k, nic, err := sortItems(name, items)
+func restoreNIC(vault Vault, place string, items []Item) (_ []Restored, err error) {
+	k, nic, err := sortItems(place, items)
 	if err != nil {
 		return nil, err
 	}
+	name, _, _ := strings.Cut(place, ":")
 	link, err := netlink.LinkByIndex(nic.Index)
 	if err != nil {
 		return nil, linkError(name, err)
@@ -114,7 +115,7 @@ func restoreNIC(vault Vault, name string, items []Item) (_ []Restored, err error
 	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
 		return nil, err
 	}
-	d := &device{key: deviceKey{ns.Dev, ns.Ino, nic.Index, nic.Port}, refs: 1}
+	d := &device{key: deviceKey{ns.Dev, ns.Ino, nic.Index, nic.Port}, refs: 1, place: place}
 	registry.mu.Lock()
 	if registry.devices[d.key] != nil {
 		registry.mu.Unlock()
@@ -130,7 +131,7 @@ func restoreNIC(vault Vault, name string, items []Item) (_ []Restored, err error
 	d.reconcile(all)
 	for num := range k.vis {
 		if !d.numbers.Live(num) {
-			err = errors.Join(err, vault.Delete(viKey(name, num)))
+			err = errors.Join(err, vault.Delete(viKey(place, num)))
 		}
 	}
 	return all, errors.Join(err, d.release()) // each Local has a reference of its own

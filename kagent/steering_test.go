@@ -106,7 +106,7 @@ func TestSteeringRestored(t *testing.T) {
 	vault := make(fakeVault)
 	agent := func() *device {
 		d := &device{
-			driver: "igb", inputs: 2, router: &router{name: "eth0"},
+			driver: "igb", inputs: 2, router: &router{name: "eth0"}, place: "eth0",
 			openSteered: func(string) (steered, error) { return nic, nil },
 		}
 		d.begin(Config{MaxVIs: 2, Vault: vault})

@@ -42,15 +42,17 @@ func (i *Item) Close() {
 	i.Files = nil
 }
 
-// Keys of a Vault. The names of interfaces have no slash.
+// Keys of a Vault. A device's place is NAME:INDEX:PORT: one whose interface is gone
+// may be there beside that of another interface of this name. Names have neither slash
+// nor colon (dev_valid_name, net/core/dev.c). Agents before have put NAME alone.
 //
-//	nic/IFACE          nicRecord; program, maps, control socket, link
-//	lease/IFACE/QUEUE  leaseRecord; the holder's sign of life, the memory
-//	vi/IFACE/NUMBER    viRecord; no file
+//	nic/PLACE          nicRecord; program, maps, control socket, link
+//	lease/PLACE/QUEUE  leaseRecord; the holder's sign of life, the memory
+//	vi/PLACE/NUMBER    viRecord; no file
 //	debt/RANDOM        the agent's that put it; as of a lease
-func nicKey(iface string) string              { return "nic/" + iface }
-func leaseKey(iface string, queue int) string { return fmt.Sprintf("lease/%s/%d", iface, queue) }
-func viKey(iface string, num uint32) string   { return fmt.Sprintf("vi/%s/%08x", iface, num) }
+func nicKey(place string) string              { return "nic/" + place }
+func leaseKey(place string, queue int) string { return fmt.Sprintf("lease/%s/%d", place, queue) }
+func viKey(place string, num uint32) string   { return fmt.Sprintf("vi/%s/%08x", place, num) }
 
 // DebtPrefix begins the keys of what a program has kept of a queue that it gave back.
 const DebtPrefix = "debt/"
@@ -141,7 +143,7 @@ func (d *device) keep() error {
 	}
 	var err error
 	if cerr := d.udp.conn.Control(func(fd uintptr) {
-		err = put(d.vault, nicKey(d.router.name), r, append([]int{int(fd)}, fds.List()...)...)
+		err = put(d.vault, nicKey(d.place), r, append([]int{int(fd)}, fds.List()...)...)
 	}); cerr != nil {
 		return cerr
 	}
@@ -150,10 +152,10 @@ func (d *device) keep() error {
 
 // forget takes the device out of the vault. Caller holds d.mu.
 func (d *device) forget() error {
-	if d.vault == nil || d.router == nil {
+	if d.vault == nil {
 		return nil
 	}
-	return d.vault.Delete(nicKey(d.router.name))
+	return d.vault.Delete(nicKey(d.place))
 }
 
 // keep puts a lease that was handed out into the vault.
@@ -173,27 +175,27 @@ func (l *lease) keep(tag []byte, alive int) error {
 		}
 		defer closeAll(fds)
 	}
-	return put(l.dev.vault, leaseKey(l.info.Interface, l.queueID), r, append([]int{alive}, fds...)...)
+	return put(l.dev.vault, leaseKey(l.dev.place, l.queueID), r, append([]int{alive}, fds...)...)
 }
 
 func (l *lease) unkeep() error {
 	if l.dev.vault == nil {
 		return nil
 	}
-	return l.dev.vault.Delete(leaseKey(l.info.Interface, l.queueID))
+	return l.dev.vault.Delete(leaseKey(l.dev.place, l.queueID))
 }
 
 // keepVI puts a VI into the vault. An error is not the program's: the VI works,
 // and an agent that comes back takes it for one that was not handed out.
 func (l *lease) keepVI(num uint32, peer netip.Addr, grave *Grave) {
 	if v := l.dev.vault; v != nil {
-		_ = put(v, viKey(l.info.Interface, num), viRecord{l.queueID, peer, grave})
+		_ = put(v, viKey(l.dev.place, num), viRecord{l.queueID, peer, grave})
 	}
 }
 
 func (l *lease) unkeepVI(num uint32) {
 	if v := l.dev.vault; v != nil {
-		_ = v.Delete(viKey(l.info.Interface, num))
+		_ = v.Delete(viKey(l.dev.place, num))
 	}
 }
 
