@@ -40,6 +40,7 @@ type NICStatus struct {
 	VIs       int           `json:"vis"`      // numbers handed out
 	MaxVIs    int           `json:"max_vis"`  // numbers that there are
 	Counters  bpf.Counters  `json:"counters"` // of the demux program
+	Connects  Counters      `json:"connects"` // of connection management
 	Leases    []LeaseStatus `json:"leases"`   // by queue
 }
 
@@ -146,6 +147,7 @@ func (d *device) status() (NICStatus, bool) {
 	}
 	// Counters that cannot be read are zero.
 	s.Counters, _ = d.demux.Counters()
+	s.Connects = d.manager.Counters()
 	for _, l := range d.sortedLeases() {
 		s.Leases = append(s.Leases, l.status())
 	}

@@ -39,6 +39,10 @@ func TestLocalStatus(t *testing.T) {
 		}
 		return n.Leases[0]
 	}
+	agent.manager.Receive([]byte("?"), a.IPv4, netip.AddrPortFrom(b.IPv4, 4793))
+	if c := LocalStatus().NICs[0].Connects; c != (Counters{Malformed: 1}) {
+		t.Errorf("connection management: %+v", c)
+	}
 	l := lease()
 	if l.Queue != 0 || l.Holder.PID != os.Getpid() || l.Holder.Comm == "" || l.PinnedBytes < 4<<20 || l.Handles != 1 {
 		t.Errorf("lease: %+v", l)

@@ -21,6 +21,7 @@ var (
 	descStart   = desc("agent_start_time_seconds", "When the agent began, in seconds since 1970.")
 	descEvents  = desc("agent_events_total", "What the agent has done: connections accepted and refused, requests, failures, deaths of programs.", "event")
 	descFrames  = desc("demux_frames_total", "Frames on the UDP port by what the demux program did with them. All but redirected and control were dropped.", "interface", "cause")
+	descConnect = desc("connect_dropped_total", "Messages of connection management that came to nothing.", "interface", "cause")
 	descVIs     = desc("vis", "VI numbers handed out.", "interface")
 	descMaxVIs  = desc("vis_max", "VI numbers that there are.", "interface")
 	descQueues  = desc("queues", "Queues that a program can have.", "interface")
@@ -34,7 +35,7 @@ var (
 // Describe is prometheus.Collector's.
 func (m *agentMetrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descStart, descEvents, descFrames, descVIs, descMaxVIs, descQueues, descLeased, descQueueVI, descPinned, descUser, descLimit,
+		descStart, descEvents, descFrames, descConnect, descVIs, descMaxVIs, descQueues, descLeased, descQueueVI, descPinned, descUser, descLimit,
 	} {
 		ch <- d
 	}
@@ -59,6 +60,12 @@ func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, n := range st.NICs {
 		n.Counters.Each(func(cause string, v uint64) { counter(descFrames, v, n.Interface, cause) })
+		for cause, v := range map[string]uint64{
+			"malformed": n.Connects.Malformed, "no_match": n.Connects.NoMatch,
+			"refused": n.Connects.Refused, "forged": n.Connects.Forged,
+		} {
+			counter(descConnect, v, n.Interface, cause)
+		}
 		gauge(descVIs, n.VIs, n.Interface)
 		gauge(descMaxVIs, n.MaxVIs, n.Interface)
 		gauge(descQueues, n.Queues, n.Interface)

@@ -200,6 +200,7 @@ func TestAgentMetrics(t *testing.T) {
 		Counts: kagent.DaemonCounter{Deaths: 3},
 	}
 	st.NICs[0].Counters.Redirected = 42
+	st.NICs[0].Connects.Refused = 43
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(&agentMetrics{func() kagent.Status { return st }})
 	families, err := r.Gather()
@@ -218,6 +219,7 @@ func TestAgentMetrics(t *testing.T) {
 	}
 	want := map[string]float64{
 		"viaxdp_demux_frames_total{cause=redirected,interface=eth1}":                  42,
+		"viaxdp_connect_dropped_total{cause=refused,interface=eth1}":                  43,
 		"viaxdp_agent_events_total{event=deaths}":                                     3,
 		"viaxdp_queues_leased{interface=eth1}":                                        1,
 		"viaxdp_queue_vis{comm=prog,interface=eth1,queue=1,state=connected,uid=1001}": 1,

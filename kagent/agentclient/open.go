@@ -49,18 +49,8 @@ func Absent(err error) bool {
 
 var errOtherNetns = errors.New("the agent is in another network namespace, whose interfaces are others")
 
-// QueryStatus asks a daemon for its status; an empty socket is that of Socket. A
-// user sees what is theirs, root all.
-func QueryStatus(ctx context.Context, socket string) (kagent.Status, error) {
-	if socket == "" {
-		socket, _, _ = Socket()
-	}
-	st, _, err := queryStatus(ctx, socket)
-	return st, err
-}
-
 // Find asks the daemon that a program would use that is started from the calling thread:
-// that of Socket, for its status. here tells that it is in the thread's network namespace,
+// that of Socket, for its status, of which a user sees what is theirs, and root all. here tells that it is in the thread's network namespace,
 // so that its interfaces are those. Where there is none that would be used the error says
 // why; Absent tells that the program then does without, unless the environment names one.
 func Find(ctx context.Context) (socket string, here bool, st kagent.Status, err error) {

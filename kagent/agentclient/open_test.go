@@ -32,7 +32,7 @@ func TestNoAgent(t *testing.T) {
 		if !agentclient.Absent(err) || !want.MatchString(err.Error()) {
 			t.Errorf("%v, want %s", err, want)
 		}
-		if _, err := agentclient.QueryStatus(t.Context(), socket); !agentclient.Absent(err) || !want.MatchString(err.Error()) {
+		if _, err := agentclient.Probe(socket); !agentclient.Absent(err) || !want.MatchString(err.Error()) {
 			t.Errorf("status: %v, want %s", err, want)
 		}
 	}

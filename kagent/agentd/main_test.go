@@ -26,6 +26,7 @@ import (
 	"viaxdp/kagent"
 	"viaxdp/kagent/agentclient"
 	"viaxdp/kagent/agentd"
+	"viaxdp/kagent/agentproto"
 	"viaxdp/kagent/keeper"
 )
 
@@ -251,17 +252,13 @@ func asUser(cmd *exec.Cmd, uid uint32) {
 
 func (a *agent) status(t testing.TB) kagent.Status {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	for {
-		st, err := agentclient.QueryStatus(ctx, a.socket)
-		switch {
-		case err == nil:
-			return st
-		case ctx.Err() != nil || !errors.Is(err, os.ErrDeadlineExceeded): // an agent that is slow is none that fails
-			t.Fatal(err)
-		}
+	r := a.raw(t)
+	defer r.c.Close()
+	reply, err := r.hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
+	if err != nil {
+		t.Fatal(err)
 	}
+	return *reply.Status
 }
 
 // attached tells whether the interface has an XDP program.
