@@ -87,11 +87,14 @@ func acquire(cfg Config) (*device, error) {
 	registry.mu.Unlock()
 
 	d.mu.Lock()
-	if !d.up {
+	switch {
+	case !d.up:
 		err = d.setUp(cfg, nic.Attrs())
-	} else if d.maxVIs != cfg.MaxVIs {
+	case d.maxVIs != cfg.MaxVIs:
 		err = &OpError{Op: "open", Link: cfg.Interface, Err: fmt.Errorf(
 			"this process has the interface open with %d VIs, not %d", d.maxVIs, cfg.MaxVIs)}
+	default:
+		d.describe(nic.Attrs()) // it may have more queues by now
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.release())

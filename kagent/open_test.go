@@ -115,26 +115,49 @@ func TestSeveralOpens(t *testing.T) {
 	}
 }
 
-// A queue that frames come in on, and that sends nothing, is nobody's: the kernel takes
-// what is sent on it without a word and leaves it on the ring. It counts for steering.
-func TestQueuesThatOnlyReceive(t *testing.T) {
-	an, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	if err := an.Do(func() error {
+// setChannels is ethtool -L.
+func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
+	t.Helper()
+	if err := n.Do(func() error {
 		e, err := ethtool.NewEthtool()
 		if err != nil {
 			return err
 		}
 		defer e.Close()
-		c, err := e.GetChannels(an.Name)
+		c, err := e.GetChannels(n.Name)
 		if err != nil {
 			return err
 		}
-		c.TxCount = 2
-		_, err = e.SetChannels(an.Name, c)
+		c.RxCount, c.TxCount = rx, tx
+		_, err = e.SetChannels(n.Name, c)
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Who is told to give the interface more queues can do so while others have theirs.
+func TestQueuesAdded(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
+	setChannels(t, bn, 1, 1) // or a's one queue is too few for native mode
+	setChannels(t, an, 1, 1)
+	cfg := small(an)
+	cfg.Mode, cfg.RequireMode, cfg.Queue = xdpnic.ModeNative, true, AnyQueue
+	mustOpen(t, an, cfg)
+	if _, err := openOn(t, an, cfg); !errors.Is(err, ErrQueueInUse) || !strings.Contains(err.Error(), "more queues") {
+		t.Fatalf("%v, want ErrQueueInUse and what to do", err)
+	}
+	setChannels(t, an, 2, 2)
+	if i := mustOpen(t, an, cfg).Info(); i.Queue != 1 || i.Queues != 2 {
+		t.Errorf("queue %d of %d", i.Queue, i.Queues)
+	}
+}
+
+// A queue that frames come in on, and that sends nothing, is nobody's: the kernel takes
+// what is sent on it without a word and leaves it on the ring. It counts for steering.
+func TestQueuesThatOnlyReceive(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	setChannels(t, an, 4, 2)
 	cfg := small(an)
 	cfg.Mode, cfg.Queue = xdpnic.ModeNative, AnyQueue
 	for range 2 {
