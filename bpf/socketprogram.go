@@ -125,6 +125,22 @@ func (p *socketProgram) Attach(ifindex int, mode Mode) error {
 	return nil
 }
 
+// Attached tells whether the program is on an interface: somebody else may have
+// taken it off ("bpftool link detach"), or the interface be gone.
+func (p *socketProgram) Attached() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.link == nil {
+		return false
+	}
+	info, err := p.link.Info()
+	if err != nil {
+		return true // as far as is known
+	}
+	x := info.XDP()
+	return x == nil || x.Ifindex != 0
+}
+
 // Detach takes the program off its interface; maps and entries stay. Without
 // an interface it does nothing.
 func (p *socketProgram) Detach() error {

@@ -232,9 +232,10 @@ func (d *device) takeDown() error {
 }
 
 // attach puts the program on the interface in the way that mode needs, which is
-// one for all leases: steps sees to that. Caller holds d.mu.
+// one for all leases: steps sees to that. A program that somebody has taken off
+// comes back for all. Caller holds d.mu.
 func (d *device) attach(mode bpf.Mode) error {
-	if d.attached && d.mode == mode {
+	if d.attached && d.mode == mode && d.demux.Attached() {
 		return nil
 	}
 	if err := d.detach(); err != nil {

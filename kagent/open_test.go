@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -150,6 +151,37 @@ func TestQueuesAdded(t *testing.T) {
 	setChannels(t, an, 2, 2)
 	if i := mustOpen(t, an, cfg).Info(); i.Queue != 1 || i.Queues != 2 {
 		t.Errorf("queue %d of %d", i.Queue, i.Queues)
+	}
+}
+
+// A program that somebody takes off by force is not there any more, and comes back when
+// the next queue is opened.
+func TestProgramTakenOff(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	cfg := small(an)
+	cfg.Mode, cfg.Queue = xdpnic.ModeNative, AnyQueue
+	l := mustOpen(t, an, cfg)
+	objects, ok := l.demux.Descriptors()
+	if !ok {
+		t.Fatal("no descriptors")
+	}
+	fd, err := unix.FcntlInt(uintptr(objects.Link), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same, err := link.NewFromFD(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(same.Detach(), same.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if m := LocalStatus().NICs[0].Mode; m != "" || attached(t, an) {
+		t.Errorf("the program is off, and the status says %q", m)
+	}
+	mustOpen(t, an, cfg)
+	if m := LocalStatus().NICs[0].Mode; m != "native" || !attached(t, an) {
+		t.Errorf("after another open the status says %q, want native", m)
 	}
 }
 

@@ -139,7 +139,7 @@ func (d *device) status() (NICStatus, bool) {
 		Interface: d.router.name, Index: d.key.index, Driver: d.driver, Queues: d.queues, Port: d.key.port,
 		VIs: d.numbers.Used(), MaxVIs: d.maxVIs - 1, Leases: []LeaseStatus{},
 	}
-	if d.attached {
+	if d.attached && d.demux.Attached() {
 		s.Mode = d.mode.String()
 	}
 	if link, err := d.router.link(); err == nil {
