@@ -46,7 +46,7 @@ func Lacks(t testing.TB, format string, args ...any) {
 
 // NS is one end: a namespace and the veth interface in it.
 type NS struct {
-	Name    string           // interface name, "via0" in both namespaces
+	Name    string           // interface name, "via0" in both namespaces of a Pair
 	Index   int              // interface index inside the namespace
 	MAC     net.HardwareAddr // hardware address of the interface
 	IPv4    netip.Addr       // address in 10.99.0.0/24
@@ -122,14 +122,8 @@ func newNamespace() (netns.NsHandle, error) {
 func Pair(t testing.TB, o Options) (a, b *NS) {
 	t.Helper()
 	Require(t)
-	if o.MTU == 0 {
-		o.MTU = 1500
-	}
-	if o.Queues == 0 {
-		o.Queues = 1
-	}
-	a, b = &NS{Name: "via0", MTU: o.MTU}, &NS{Name: "via0", MTU: o.MTU}
-	for i, n := range []*NS{a, b} {
+	a, b = &NS{}, &NS{}
+	for _, n := range []*NS{a, b} {
 		h, err := newNamespace()
 		if err != nil {
 			t.Fatalf("namespace: %v", err)
@@ -140,8 +134,42 @@ func Pair(t testing.TB, o Options) (a, b *NS) {
 			t.Fatalf("netlink: %v", err)
 		}
 		t.Cleanup(n.netlink.Close)
-		n.IPv4 = netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)})
-		n.IPv6 = netip.MustParseAddr(fmt.Sprintf("fd99::%d", i+1))
+	}
+	join(t, a, b, 0, o)
+	return a, b
+}
+
+// Another joins the namespaces of a pair once more, by interfaces "viaN" with addresses in
+// 10.99.N.0/24 and fd99:N::/64, which are gone with t. N is from 1 to 255.
+func Another(t testing.TB, a, b *NS, n int, o Options) (x, y *NS) {
+	t.Helper()
+	x, y = &NS{handle: a.handle, netlink: a.netlink}, &NS{handle: b.handle, netlink: b.netlink}
+	join(t, x, y, n, o)
+	t.Cleanup(func() {
+		l, err := x.netlink.LinkByIndex(x.Index)
+		if err == nil {
+			err = x.netlink.LinkDel(l)
+		}
+		if err != nil {
+			t.Errorf("remove %s: %v", x.Name, err)
+		}
+	})
+	return x, y
+}
+
+// join makes the nth veth pair of two namespaces.
+func join(t testing.TB, a, b *NS, n int, o Options) {
+	t.Helper()
+	if o.MTU == 0 {
+		o.MTU = 1500
+	}
+	if o.Queues == 0 {
+		o.Queues = 1
+	}
+	for i, x := range []*NS{a, b} {
+		x.Name, x.MTU = fmt.Sprintf("via%d", n), o.MTU
+		x.IPv4 = netip.AddrFrom4([4]byte{10, 99, byte(n), byte(i + 1)})
+		x.IPv6 = netip.MustParseAddr(fmt.Sprintf("fd99:%x::%d", n, i+1))
 	}
 	veth := &netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{
@@ -158,7 +186,6 @@ func Pair(t testing.TB, o Options) (a, b *NS) {
 			t.Fatalf("interface %s: %v", n.Name, err)
 		}
 	}
-	return a, b
 }
 
 func (n *NS) setUp() error {

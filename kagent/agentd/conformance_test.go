@@ -1,22 +1,40 @@
 package agentd_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	"viaxdp/internal/nstest"
+	"viaxdp/kagent"
 	"viaxdp/vipl"
 	"viaxdp/vipl/vipltest"
 )
 
-// overAgents is NICs that agents at both ends of a veth pair have opened.
-func overAgents(opts ...vipl.Option) vipltest.Config {
+// overAgents is NICs that two agents open, each two at the ends of a veth pair of their own.
+// When they are closed nothing of them may be left.
+func overAgents(t *testing.T) vipltest.Config {
+	a, b := pair(t, nstest.Options{}, agentConfig{})
+	pairs := 0
 	open := func(t testing.TB, silence time.Duration) (nics []*vipl.Nic, ends []*nstest.NS) {
-		a, b := nstest.Pair(t, nstest.Options{})
-		ends = []*nstest.NS{a, b}
-		for _, ns := range ends {
-			g := startAgent(t, ns, agentConfig{})
-			nics = append(nics, g.nic(append(opts, vipl.WithArena(48<<20), vipl.WithSilence(silence))...))
+		pairs++
+		na, nb := nstest.Another(t, a.ns, b.ns, pairs, nstest.Options{})
+		ends = []*nstest.NS{na, nb}
+		for i, g := range []*agent{a, b} {
+			n, err := vipl.OpenNic(ends[i].Name, vipl.WithAgent(g.socket), vipl.WithArena(48<<20), vipl.WithSilence(silence))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := n.Close(); err != nil {
+					t.Error(err)
+				}
+				st := g.status(t)
+				if slices.ContainsFunc(st.NICs, func(n kagent.NICStatus) bool { return n.Interface == ends[i].Name }) {
+					t.Errorf("after Close the agent still has %+v", st.NICs)
+				}
+			})
+			nics = append(nics, n)
 		}
 		return nics, ends
 	}
@@ -42,7 +60,7 @@ func overAgents(opts ...vipl.Option) vipltest.Config {
 
 // Every rule of the VIPL holds for a NIC that an agent has opened.
 func TestConformance(t *testing.T) {
-	c := overAgents()
+	c := overAgents(t)
 	if testing.Short() { // what the agent has most part in
 		c.Groups = []string{"client-server", "peer-to-peer"}
 	}
