@@ -40,7 +40,8 @@ type conn struct {
 	receiving atomic.Bool
 	asked     chan struct{} // the program asks for the next change of its interface; nil: it never has; made by do
 
-	wmu sync.Mutex // one message at a time
+	wmu   sync.Mutex // one message at a time
+	files bool       // one had descriptors; guarded by wmu until serve ends
 
 	mu      sync.Mutex
 	calls   map[uint64]context.CancelFunc
@@ -55,6 +56,7 @@ var errGoodbye = errors.New("the program has closed its session")
 func (c *conn) serve() {
 	defer func() {
 		c.receiving.Store(true)
+		c.linger()
 		c.c.Close()
 	}()
 	s := c.server
@@ -175,12 +177,60 @@ func (c *conn) answer(q *agentproto.Request, r *agentproto.Reply, err error, fil
 func (c *conn) write(r *agentproto.Reply, files ...*os.File) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
-	_ = c.c.SetWriteDeadline(time.Now().Add(writeTime))
-	err := agentproto.WriteReply(c.c, r, files...)
+	var err error
+	if len(files) > 0 {
+		err = c.awaitTaken()
+	}
+	if err == nil {
+		c.files = c.files || len(files) > 0
+		_ = c.c.SetWriteDeadline(time.Now().Add(writeTime))
+		err = agentproto.WriteReply(c.c, r, files...)
+	}
 	if err != nil {
 		c.hangUp()
 	}
 	return err
+}
+
+// Descriptors that are on their way to a program count for this process' user, who may have
+// as many as open files: with programs that do not take them the agent could not send any to
+// others, its keeper among them. So there is one message with them at a time, and as long as
+// it is not taken the connection is one of its user's.
+
+// awaitTaken waits until the program has taken all that was sent to it.
+func (c *conn) awaitTaken() error {
+	for end := time.Now().Add(writeTime); !c.taken(); time.Sleep(time.Millisecond) {
+		switch {
+		case c.hung.Load():
+			return net.ErrClosed
+		case time.Now().After(end):
+			return os.ErrDeadlineExceeded
+		}
+	}
+	return nil
+}
+
+// linger waits until the program has taken or dropped the descriptors that were sent to it.
+func (c *conn) linger() {
+	c.hangUp()
+	for pause := time.Millisecond; c.files && !c.taken(); pause = min(2*pause, time.Second) {
+		select {
+		case <-time.After(pause):
+		case <-c.server.done:
+			return
+		}
+	}
+}
+
+// taken tells whether the program has taken, or dropped, all that was sent to it.
+func (c *conn) taken() bool {
+	left := 0
+	raw, err := c.c.SyscallConn()
+	if err == nil {
+		cerr := raw.Control(func(fd uintptr) { left, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+		err = errors.Join(cerr, err)
+	}
+	return err != nil || left == 0
 }
 
 // hangUp ends the connection, and with it the reader, who takes nothing more of what the

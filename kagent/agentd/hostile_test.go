@@ -266,6 +266,75 @@ func TestDescriptorsRefused(t *testing.T) {
 	r.hello()
 }
 
+// Programs that do not take the descriptors that they have asked for do not use up how many
+// may be on their way, which are as many as files that the agent may have open, if it is not
+// root: neither with one connection nor with many that they then give up.
+func TestDescriptorsUnread(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
+	const most, connections = 80, 10
+	cfg := leastPrivilege
+	cfg.Files, cfg.Users = most, map[uint32]agentd.Quota{0: {Connections: connections}}
+	g := startAgent(t, ns, cfg)
+	other := g.rawAs(t, 60001).hello()
+	if err := other.open(1); err != nil {
+		t.Fatal(err)
+	}
+	reply, err := other.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// hog has a queue and gives it back, and asks for so many lanes before, of which it takes none.
+	hog := func(lanes uint64) error {
+		r := g.raw(t)
+		hello, err := r.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})
+		if err != nil || hello.Error != nil {
+			return err
+		}
+		r.say(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+			Interface: "via0", ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
+		}})
+		opened, files, err := r.r.ReadReply()
+		if err != nil || opened.Error != nil {
+			t.Fatalf("%v, %+v", err, opened.Error)
+		}
+		for i := range lanes {
+			r.say(agentproto.Request{ID: 10 + i, Op: agentproto.OpLane, VI: reply.VI})
+		}
+		await.Until(t, "a lane is there", func() (ok bool) {
+			raw, err := r.c.SyscallConn()
+			if err == nil {
+				err = raw.Control(func(fd uintptr) {
+					n, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ)
+					ok = err == nil && n > 0
+				})
+			}
+			return err == nil && ok
+		})
+		for _, f := range files { // which ends the session
+			f.Close()
+		}
+		return nil
+	}
+	refused := false
+	for range most {
+		if err := hog(most); err != nil {
+			if refused = errors.Is(err, agentproto.ErrQuota); !refused {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	if !refused {
+		t.Errorf("more than %d connections with something to take", connections)
+	}
+	if n := g.log.count("the keeper fails"); n > 0 {
+		t.Errorf("the keeper has failed %d times", n)
+	}
+	if err := g.rawAs(t, 60001).hello().open(-1); err != nil {
+		t.Errorf("another user's queue: %v", err)
+	}
+}
+
 // rawAs is raw for another user.
 func (a *agent) rawAs(t testing.TB, uid int) *raw {
 	t.Helper()

@@ -75,6 +75,7 @@ type agentConfig struct {
 	Users  map[uint32]agentd.Quota
 	Ifaces map[string]agentd.Interface
 	Most   int
+	Files  uint64    // that it may have open; 0: as many as this process
 	UID    uint32    // of the agent, if not root
 	Caps   []uintptr // that it then has
 	// Activated has the socket opened for it, in a directory that is not its own.
@@ -88,6 +89,11 @@ func agentRole() error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
+	if cfg.Files > 0 {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: cfg.Files, Max: cfg.Files}); err != nil {
+			return err
+		}
+	}
 	os.Setenv(roleEnv, "keeper")
 	d := agentd.Daemon{
 		Config: agentd.Config{
