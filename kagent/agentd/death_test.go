@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -151,6 +154,58 @@ func TestKillAgent(t *testing.T) {
 		t.Errorf("status after three agents: %+v", st.NICs)
 	}
 	t.Logf("%d messages", s.received)
+}
+
+// Wherever an agent is killed, in the middle of opening, closing or restoring, the next one
+// finds no more than what programs have, and when they have nothing there is nothing.
+func TestKillAgentAnywhere(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	g := startAgent(t, ns, agentConfig{})
+	rounds := 15
+	if testing.Short() {
+		rounds = 5
+	}
+	stop := make(chan struct{})
+	var programs sync.WaitGroup
+	var opened atomic.Int32
+	for range 3 {
+		programs.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				n, err := g.open(vipl.WithMode(xdpnic.ModeNative, true), vipl.WithArena(4<<20), vipl.WithChunks(64, 64))
+				if err != nil { // there is no agent, or no queue
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				opened.Add(1)
+				_, _ = n.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+				if err := n.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range rounds {
+		before := opened.Load()
+		await.Until(t, "a queue is opened", func() bool { return opened.Load() > before })
+		time.Sleep(time.Duration(rnd.Uint64N(uint64(30 * time.Millisecond))))
+		g.kill()
+		g.start()
+	}
+	close(stop)
+	programs.Wait()
+	await.Until(t, "nobody has anything", func() bool {
+		st := g.status(t)
+		return len(st.NICs) == 0 && len(st.Users) == 1 && st.Users[0].Queues == 0 && st.Users[0].VIs == 0 && st.Users[0].PinnedBytes == 0
+	})
+	// A keeper that leaves has it until its process has ended.
+	await.Until(t, "the interface is free", func() bool { return !attached(t, ns) })
+	t.Logf("%d queues opened beside %d agents that died", opened.Load(), rounds)
 }
 
 // A program that dies frees its queue at once, and its peer is told: also by an agent
