@@ -40,7 +40,10 @@ func (c *congestion) sample(t int64) {
 // away, when the delay of the whole round says that frames only queue.
 func (c *congestion) grow(n int, cum, nxt uint32, least int64) (slow bool) {
 	if !before(cum, c.roundEnd) {
-		if slow = c.roundLeast > 2*least+delayCeiling; slow {
+		// Of a sender that does not fill its window the frames do not queue: the peer takes
+		// its time for acknowledgements.
+		full := 2*int64(nxt-c.roundEnd)*fraction >= c.cwnd
+		if slow = full && c.roundLeast > 2*least+delayCeiling; slow {
 			c.cut(c.cwnd - c.cwnd/8)
 		}
 		c.roundEnd, c.roundLeast = nxt, 0

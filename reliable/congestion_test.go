@@ -122,6 +122,22 @@ func TestDelayAloneSlowsDown(t *testing.T) {
 	}
 }
 
+// A peer that takes its time for acknowledgements of little is no queue.
+func TestLateAcknowledgementsAreNoQueue(t *testing.T) {
+	s := NewSender(1, 256)
+	now := int64(1000)
+	for i := range uint32(50) {
+		s.Send(now, 0, 1)
+		if now += 20_000; i > 0 {
+			now += 2 * delayCeiling
+		}
+		s.Ack(now, i+2, 256)
+	}
+	if s.Stats().Slows > 0 || s.window() < initialWindow {
+		t.Errorf("window %d, %+v", s.window(), s.Stats())
+	}
+}
+
 // A queue that overflows is answered by a smaller window and not by a storm.
 func TestOverflowingQueueIsShared(t *testing.T) {
 	l := link{delay: 20_000, perFrame: 2_000, queue: 64}
