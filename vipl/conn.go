@@ -70,6 +70,7 @@ type conn struct {
 	due         int64       // lower bound of the next timer, see timerHeap
 	timer       int         // place in the heap + 1
 	oweBy       int64       // when the acknowledgement that is owed is due
+	patience    patience    // of acknowledgements that are owed
 	owedSlot    int         // place in port.owed + 1
 	gathered    gathering   // small messages that wait
 	hurry       bool        // they do not wait
@@ -257,10 +258,7 @@ func (p *port) oweSome(c *conn, now int64) {
 	}
 	p.owed = append(p.owed, c)
 	c.owedSlot = len(p.owed)
-	c.oweBy = now + ackDelay
-	if len(p.owed) >= crowd {
-		c.oweBy = now + ackCrowd
-	}
+	c.oweBy = c.patience.owes(now, len(p.owed))
 }
 
 // settle notes that it has got it.

@@ -266,6 +266,7 @@ func (p *port) remember(c *conn, tag uint64, units int, now int64) {
 	if c.sender.Idle() {
 		c.moved = now
 	}
+	c.patience.dataGoes(now)
 	c.sender.Send(now, tag, units)
 	p.timers.schedule(c, c.sender.Deadline())
 }

@@ -58,11 +58,7 @@ const (
 	controlSpare = 8   // TX chunks that data leaves for acknowledgements and the like
 	pollsPerTime = 256 // idle polls between two looks at the clock
 
-	ackDelay    = 50_000  // ns that an acknowledgement waits for data to ride on
-	ackCrowd    = 150_000 // likewise where others wait, too: answers are being made, one after the other
-	crowd       = 4       // connections that owe acknowledgements
-	ackSoon     = 4_000   // likewise when a descriptor of the peer waits for it
-	maxWindow   = 256     // frames in flight of one VI
+	maxWindow   = 256 // frames in flight of one VI
 	leastWindow = 8
 )
 
@@ -352,6 +348,9 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 	for i := 0; i < len(p.owed); {
 		c := p.owed[i]
 		if quiet || c.oweBy <= now {
+			if !quiet {
+				c.patience.wentAlone(c.oweBy)
+			}
 			if p.acknowledge(c) {
 				p.lazy = false
 				continue // p.owed[i] is another one now
