@@ -34,86 +34,114 @@ type room struct {
 	discriminator int // of a requester
 }
 
-// options of OpenNic by environment. docs/libvipl.md lists them.
-func options() (opts []vipl.Option, has room, err error) {
-	number := func(name string) (n int) {
-		text := variable(name)
-		if text == "" {
-			return 0
-		}
-		n, e := strconv.Atoi(text)
-		if (e != nil || n < 0) && err == nil {
-			err = fmt.Errorf("$%s is %q: want a number", name, text)
-		}
-		return n
+// settings are options by variables of the environment. The first of them whose value
+// makes no sense is the error.
+type settings struct {
+	opts []vipl.Option
+	err  error
+}
+
+func (s *settings) wrong(err error) {
+	if s.err == nil {
+		s.err = err
 	}
-	flag := func(name string, option func(bool) vipl.Option) {
-		switch text := variable(name); text {
-		case "":
-		case "0", "1":
-			opts = append(opts, option(text == "1"))
-		default:
-			err = fmt.Errorf("$%s is %q: want 0 or 1", name, text)
-		}
+}
+
+// number is the value of a variable; 0 where it is not set.
+func (s *settings) number(name string) int {
+	text := variable(name)
+	if text == "" {
+		return 0
 	}
-	if variable("VIA_QUEUE") != "" {
-		opts = append(opts, vipl.WithQueue(number("VIA_QUEUE")))
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		s.wrong(fmt.Errorf("$%s is %q: want a number", name, text))
 	}
-	if n := number("VIA_ARENA"); n > 0 {
-		opts = append(opts, vipl.WithArena(n))
-	}
-	if rx, tx := number("VIA_RX_CHUNKS"), number("VIA_TX_CHUNKS"); rx+tx > 0 {
-		opts = append(opts, vipl.WithChunks(rx, tx))
-	}
-	if n := number("VIA_SILENCE"); n > 0 {
-		opts = append(opts, vipl.WithSilence(time.Duration(n)*time.Millisecond))
-	}
-	flag("VIA_MULTIBUFFER", vipl.WithMultiBuffer)
-	flag("VIA_PACKING", vipl.WithPacking)
-	flag("VIA_CHECKSUM", vipl.WithChecksum)
-	flag("VIA_REST", vipl.WithRest)
-	if text := variable("VIA_MODE"); text != "" {
-		mode, e := xdpnic.ParseMode(text)
-		if e != nil {
-			return nil, has, fmt.Errorf("$VIA_MODE: %w", e)
-		}
-		opts = append(opts, vipl.WithMode(mode, mode != xdpnic.ModeAuto))
-	}
-	if text := variable("VIA_STEERING"); text != "" {
-		how, e := kagent.ParseSteering(text)
-		if e != nil {
-			return nil, has, fmt.Errorf("$VIA_STEERING: %w", e)
-		}
-		opts = append(opts, vipl.WithSteering(how))
-	}
-	if file := variable("VIA_PSK"); file != "" {
-		psk, e := readKey(file)
-		if e != nil {
-			return nil, has, fmt.Errorf("$VIA_PSK: %w", e)
-		}
-		opts = append(opts, vipl.WithPSK(psk))
-	}
-	switch text := variable("VIA_HUGEPAGES"); text {
-	case "", hugepages.Auto.String():
-	case hugepages.Require.String():
-		opts = append(opts, vipl.WithHugepages(hugepages.Require))
-	case hugepages.Avoid.String():
-		opts = append(opts, vipl.WithHugepages(hugepages.Avoid))
+	return n
+}
+
+// flag adds an option that is on or off.
+func (s *settings) flag(name string, option func(bool) vipl.Option) {
+	switch text := variable(name); text {
+	case "":
+	case "0", "1":
+		s.opts = append(s.opts, option(text == "1"))
 	default:
-		return nil, has, fmt.Errorf("$VIA_HUGEPAGES is %q: want auto, require or avoid", text)
+		s.wrong(fmt.Errorf("$%s is %q: want 0 or 1", name, text))
 	}
-	has.discriminator = vipl.MaxDiscriminatorLen
+}
+
+// text adds the option that a word stands for.
+func (s *settings) text(name string, option func(text string) (vipl.Option, error)) {
+	text := variable(name)
+	if text == "" {
+		return
+	}
+	o, err := option(text)
+	if err != nil {
+		s.wrong(fmt.Errorf("$%s: %w", name, err))
+		return
+	}
+	s.opts = append(s.opts, o)
+}
+
+// options of OpenNic by environment. docs/libvipl.md lists them.
+func options() ([]vipl.Option, room, error) {
+	var s settings
+	if variable("VIA_QUEUE") != "" {
+		s.opts = append(s.opts, vipl.WithQueue(s.number("VIA_QUEUE")))
+	}
+	if n := s.number("VIA_ARENA"); n > 0 {
+		s.opts = append(s.opts, vipl.WithArena(n))
+	}
+	if rx, tx := s.number("VIA_RX_CHUNKS"), s.number("VIA_TX_CHUNKS"); rx+tx > 0 {
+		s.opts = append(s.opts, vipl.WithChunks(rx, tx))
+	}
+	if n := s.number("VIA_SILENCE"); n > 0 {
+		s.opts = append(s.opts, vipl.WithSilence(time.Duration(n)*time.Millisecond))
+	}
+	s.flag("VIA_MULTIBUFFER", vipl.WithMultiBuffer)
+	s.flag("VIA_PACKING", vipl.WithPacking)
+	s.flag("VIA_CHECKSUM", vipl.WithChecksum)
+	s.flag("VIA_REST", vipl.WithRest)
+	s.text("VIA_MODE", func(text string) (vipl.Option, error) {
+		mode, err := xdpnic.ParseMode(text)
+		return vipl.WithMode(mode, mode != xdpnic.ModeAuto), err
+	})
+	s.text("VIA_STEERING", func(text string) (vipl.Option, error) {
+		how, err := kagent.ParseSteering(text)
+		return vipl.WithSteering(how), err
+	})
+	s.text("VIA_PSK", func(file string) (vipl.Option, error) {
+		psk, err := readKey(file)
+		return vipl.WithPSK(psk), err
+	})
+	s.text("VIA_HUGEPAGES", func(text string) (vipl.Option, error) {
+		for _, p := range []hugepages.Policy{hugepages.Auto, hugepages.Require, hugepages.Avoid} {
+			if text == p.String() {
+				return vipl.WithHugepages(p), nil
+			}
+		}
+		return nil, fmt.Errorf("%q: want auto, require or avoid", text)
+	})
+	has := s.room()
+	return s.opts, has, s.err
+}
+
+// room is what the environment says of the program's.
+func (s *settings) room() room {
+	has := room{discriminator: vipl.MaxDiscriminatorLen}
 	if text := variable("VIA_MAX_DISCRIMINATOR"); text != "" {
-		if has.discriminator = number("VIA_MAX_DISCRIMINATOR"); has.discriminator > vipl.MaxDiscriminatorLen {
-			return nil, has, fmt.Errorf("$VIA_MAX_DISCRIMINATOR is %q: want at most %d", text, vipl.MaxDiscriminatorLen)
+		if has.discriminator = s.number("VIA_MAX_DISCRIMINATOR"); has.discriminator > vipl.MaxDiscriminatorLen {
+			s.wrong(fmt.Errorf("$VIA_MAX_DISCRIMINATOR is %q: want at most %d", text, vipl.MaxDiscriminatorLen))
 		}
 	}
 	if text := variable("VIA_ADDRESS_LEN"); text != "" {
-		if has.host = number("VIA_ADDRESS_LEN"); has.host != longHost {
-			return nil, has, fmt.Errorf("$VIA_ADDRESS_LEN is %q: want %d, or nothing", text, longHost)
+		if has.host = s.number("VIA_ADDRESS_LEN"); has.host != longHost {
+			s.wrong(fmt.Errorf("$VIA_ADDRESS_LEN is %q: want %d, or nothing", text, longHost))
 		}
 	}
-	return opts, has, err
+	return has
 }
 
 // readKey makes a key of all bytes of a file.

@@ -1,0 +1,83 @@
+//go:build cgo
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"viaxdp/vipl"
+)
+
+// unset takes the variables of a NIC out of the environment until the test ends.
+func unset(t *testing.T) {
+	t.Helper()
+	for _, name := range []string{
+		"VIA_QUEUE", "VIA_ARENA", "VIA_RX_CHUNKS", "VIA_TX_CHUNKS", "VIA_SILENCE", "VIA_MULTIBUFFER", "VIA_PACKING",
+		"VIA_CHECKSUM", "VIA_REST", "VIA_MODE", "VIA_STEERING", "VIA_PSK", "VIA_HUGEPAGES", "VIA_MAX_DISCRIMINATOR",
+		"VIA_ADDRESS_LEN",
+	} {
+		t.Setenv(name, "")
+	}
+}
+
+// A variable with a value that makes sense is an option, or room for addresses.
+func TestOptions(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, make([]byte, 32), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	usual := room{discriminator: vipl.MaxDiscriminatorLen}
+	for _, c := range []struct {
+		set     string
+		options int
+		has     room
+	}{
+		{"", 0, usual},
+		{"VIA_QUEUE=0", 1, usual},
+		{"VIA_ARENA=1048576", 1, usual},
+		{"VIA_RX_CHUNKS=64 VIA_TX_CHUNKS=64", 1, usual},
+		{"VIA_SILENCE=100", 1, usual},
+		{"VIA_MULTIBUFFER=0 VIA_PACKING=1 VIA_CHECKSUM=0 VIA_REST=1", 4, usual},
+		{"VIA_MODE=generic VIA_STEERING=off VIA_HUGEPAGES=require", 3, usual},
+		{"VIA_PSK=" + key, 1, usual},
+		{"VIA_MAX_DISCRIMINATOR=16", 0, room{discriminator: 16}},
+		{"VIA_ADDRESS_LEN=6", 0, room{longHost, vipl.MaxDiscriminatorLen}},
+	} {
+		t.Run(c.set, func(t *testing.T) {
+			unset(t)
+			for _, s := range strings.Fields(c.set) {
+				name, value, _ := strings.Cut(s, "=")
+				t.Setenv(name, value)
+			}
+			opts, has, err := options()
+			if err != nil || len(opts) != c.options || has != c.has {
+				t.Errorf("%d options, %+v, %v; want %d, %+v", len(opts), has, err, c.options, c.has)
+			}
+		})
+	}
+}
+
+// One with another value is an error, which names it.
+func TestWrongOptions(t *testing.T) {
+	short := filepath.Join(t.TempDir(), "short")
+	if err := os.WriteFile(short, make([]byte, 31), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range [][2]string{
+		{"VIA_QUEUE", "one"}, {"VIA_QUEUE", "-1"}, {"VIA_ARENA", "1M"}, {"VIA_RX_CHUNKS", "x"}, {"VIA_TX_CHUNKS", "x"},
+		{"VIA_SILENCE", "1s"}, {"VIA_MULTIBUFFER", "no"}, {"VIA_PACKING", "2"}, {"VIA_CHECKSUM", "off"}, {"VIA_REST", "-"},
+		{"VIA_MODE", "fast"}, {"VIA_STEERING", "somehow"}, {"VIA_PSK", short}, {"VIA_PSK", short + "er"},
+		{"VIA_HUGEPAGES", "some"}, {"VIA_MAX_DISCRIMINATOR", "65"}, {"VIA_ADDRESS_LEN", "4"}, {"VIA_ADDRESS_LEN", "six"},
+	} {
+		t.Run(c[0]+"="+filepath.Base(c[1]), func(t *testing.T) {
+			unset(t)
+			t.Setenv(c[0], c[1])
+			if _, _, err := options(); err == nil || !strings.HasPrefix(err.Error(), "$"+c[0]) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
