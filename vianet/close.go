@@ -149,6 +149,7 @@ func (c *Conn) release() {
 		}
 		c.queue.drop()
 	}
+	c.endRing()
 	c.mu.Unlock()
 	c.stack.remove(c, errors.Join(c.vi.Destroy(), c.pool.region.Deregister(), c.tag.Destroy()))
 	if c.port != 0 {

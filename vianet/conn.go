@@ -68,19 +68,22 @@ type Conn struct {
 	out     outgoing
 	due     due
 
+	peerRing peerRing
+
 	// Receiving.
 	queue segments // what has arrived, in order
 	held  int      // data messages in it
 	spent []int    // buffers that are read, and not yet posted again
 	owed  int      // buffers that the peer has not been given back
 	in    incoming
+	ring  ring
 	fin   bool // the peer sends no more data
 }
 
 // due is what is to be sent as soon as there is a buffer.
 type due struct {
 	hello, announce, ask, withdraw bool
-	room, taken, credit            bool
+	room, taken, credit, ring      bool
 	finack, fin, stop              bool
 	finSent, finAcked              bool
 	takenID, takenLen              uint32

@@ -50,6 +50,8 @@
 //	withdraw  sender     the program does not wait any more      /
 //	room      receiver   write it here                           \ 2
 //	taken     receiver   so much of it has been read or filled   /
+//	room 0    receiver   here is a ring; so much of it was read  2
+//	filled 0  sender     so much has been written to the ring    as data
 //	fin       both       no more data                            1
 //	finack    both       the fin has come, and all before it     1
 //	stop      both       what comes is not read any more         1
@@ -57,24 +59,32 @@
 // So a Write blocks when the peer's program does not read, and nothing else blocks:
 // credits and confirmations go on when both programs only write.
 //
-// A Write of more than Options.Threshold bytes is a transfer. Where both NICs
-// have RDMA read the sender announces its registered memory and the receiver
-// reads it; else the sender asks, and the receiver names registered memory that
+// A Write of more than Options.Threshold bytes is a transfer, unless there is a
+// ring. Where both NICs have RDMA read the sender announces its registered memory
+// and the receiver reads it; else the sender asks, and the receiver names registered memory that
 // the sender writes. Either way the bytes go between the buffers of the two
-// programs when the Read asks for many, and through a staging buffer, ahead of
+// programs when the Read asks for many, and through staging buffers, ahead of
 // the program, when it asks for few. Write returns when the receiver has all:
 //
 //	read mode    idle -- announce --> offered -- taken(all) -----------> idle
 //	write mode   idle -- ask -------> offered -- room, filled ... -----> idle
 //	a deadline, Close                 offered -- withdraw, taken(n) ---> idle
 //
+// A transfer takes two round trips, or one where it is written, in which nothing else
+// moves. So who receives two of at most 128 KiB names a ring of 256 KiB, by a room with 0
+// in the place of a transfer's number. Writes of that length then go there at once, as
+// RDMA writes and a filled 0, which takes a data buffer as a data message does; Write returns
+// when the NIC has the bytes. The Read copies them out of the ring. At most 64 connections
+// of a stack have a ring.
+//
 // Memory of [Stack.Alloc] is written where frames are long, although the receiver
 // could read it: a write is sent from where the memory lies, while the answer to an
 // RDMA read is a copy.
 //
-// Memory is open to the peer only as long as a transfer needs it, and only to
+// The program's memory is open to the peer only as long as a transfer needs it, and only to
 // the peer of this connection: each connection has a protection tag. It stays
-// registered for the next time, up to Options.Registered bytes.
+// registered for the next time, up to Options.Registered bytes. A ring is open to the
+// peer until the connection ends.
 //
 // A connection ends with fin from either side, each answered by finack. Where the fin
 // of one that was closed has to wait, because the peer has no room for what comes before

@@ -9,7 +9,8 @@ import (
 type segment struct {
 	data   []byte
 	buffer int      // of the pool
-	land   *landing // else
+	land   *landing // else, or
+	ring   int      // so many bytes of the ring
 }
 
 // segments is a queue of them. The zero value is empty.
@@ -67,8 +68,8 @@ type landing struct {
 }
 
 // stagesAhead is the number of staging buffers of a connection: while the
-// program empties one the other is filled.
-const stagesAhead = 2
+// program empties one the others are filled, which takes a round trip.
+const stagesAhead = 4
 
 // takeTransfer begins a transfer.
 func (c *Conn) takeTransfer(h *header) error {
@@ -80,6 +81,7 @@ func (c *Conn) takeTransfer(h *header) error {
 		from:   vipl.AddressSegment{Data: h.addr, Handle: h.handle},
 		staged: c.in.staged,
 	}
+	c.wantRing(c.in.length)
 	raise(c.readable)
 	return nil
 }

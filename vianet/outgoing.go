@@ -31,7 +31,7 @@ func (c *Conn) offer(l *lease, read bool) error {
 	if err := c.writeError(); err != nil {
 		return err
 	}
-	c.out = outgoing{open: true, read: read, id: c.out.id + 1, lease: l, at: l.remote(), length: len(l.buf)}
+	c.out = outgoing{open: true, read: read, id: max(c.out.id+1, 1), lease: l, at: l.remote(), length: len(l.buf)}
 	c.due.announce, c.due.ask = read, !read
 	c.push()
 	return nil

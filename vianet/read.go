@@ -10,7 +10,8 @@ import (
 )
 
 // directMin is the least that a Read must ask for to get a transfer's bytes into
-// its own buffer; less comes through staging buffers, ahead of the program.
+// its own buffer; less comes through staging buffers, ahead of the program. So does what is
+// read in several Reads, unless they are so long that a round trip between them does not count.
 const directMin = stageSize
 
 // Read reads what has arrived into b, at least one byte, and waits until there
@@ -63,14 +64,14 @@ func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) 
 	if c.noReads {
 		return 0, nil, 0, io.EOF
 	}
-	if n = c.consume(b); n > 0 && !c.in.open && len(c.spent) <= c.dataBuffers()/4 {
+	if n = c.consume(b); n > 0 && !c.in.open && !c.due.ring && len(c.spent) <= c.dataBuffers()/4 {
 		return n, nil, 0, nil // the program has its data; the rest has time
 	}
 	c.restock()
 	c.urge() // what is read next may be the answer
 	if c.mayFetch() {
 		switch {
-		case len(b) < directMin:
+		case len(b) < directMin || c.in.read && len(b) < min(c.in.length-c.in.asked, stagesAhead*stageSize):
 			err = c.fetchAhead()
 		case n == 0 && c.in.flight == 0:
 			direct, err = c.fetchDirect(b)
@@ -84,7 +85,7 @@ func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) 
 		return 0, direct, 0, err
 	case !c.queue.empty(): // it came just now
 		n = c.consume(b)
-		if len(c.spent) > c.dataBuffers()/4 {
+		if c.due.ring || len(c.spent) > c.dataBuffers()/4 {
 			c.restock()
 			c.push()
 		}
@@ -104,9 +105,12 @@ func (c *Conn) consume(b []byte) (n int) {
 		if s.data = s.data[k:]; len(s.data) > 0 {
 			break
 		}
-		if s.land != nil {
+		switch {
+		case s.land != nil:
 			c.unstage(s.land)
-		} else {
+		case s.ring > 0:
+			c.readFromRing(s.ring)
+		default:
 			c.held--
 			c.spent = append(c.spent, s.buffer)
 		}

@@ -113,6 +113,17 @@ func (r *registry) stage(tag *vipl.Ptag, a access) (*lease, error) {
 	return &lease{regs: r, region: region, off: off, buf: region.Bytes()[off : off+stageSize], stage: true}, nil
 }
 
+// ring gives ringSize bytes of the program's memory that the connection's peer may write
+// to, until they are deregistered.
+func (r *registry) ring(tag *vipl.Ptag) (*lease, error) {
+	buf := make([]byte, ringSize)
+	region, err := r.nic.RegisterMem(buf, attributes(tag, writable))
+	if err != nil {
+		return nil, err
+	}
+	return &lease{regs: r, region: region, buf: buf}, nil
+}
+
 func attributes(tag *vipl.Ptag, a access) vipl.MemAttributes {
 	return vipl.MemAttributes{Ptag: tag, EnableRdmaRead: a == readable, EnableRdmaWrite: a == writable}
 }

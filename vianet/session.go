@@ -8,7 +8,7 @@ import (
 
 // controlBuffers is the number of receives that are set aside for messages
 // other than data; the table in the package's comment adds them up.
-const controlBuffers = 12
+const controlBuffers = 14
 
 // dataBuffers is the number of data messages that the peer may have on their
 // way or unread.
@@ -50,7 +50,7 @@ func (c *Conn) arrived() {
 			c.fail(resetError(err))
 			continue
 		}
-		if h.kind != kindData {
+		if h.kind != kindData && !(h.kind == kindFilled && h.id == ringID) {
 			c.repost(i)
 		}
 	}
@@ -103,10 +103,16 @@ func (c *Conn) take(h *header, payload []byte, i int) error {
 	case kindAnnounce, kindAsk:
 		return c.takeTransfer(h)
 	case kindFilled:
+		if h.id == ringID {
+			return c.takeInRing(h, i)
+		}
 		return c.takeFilled(h)
 	case kindWithdraw:
 		return c.takeWithdraw(h)
 	case kindRoom:
+		if h.id == ringID {
+			return c.takeRing(h)
+		}
 		return c.takeRoom(h)
 	case kindTaken:
 		return c.takeTaken(h)
@@ -224,6 +230,7 @@ func (c *Conn) pushControl() bool {
 			kind: kindRoom, id: in.id, length: uint32(in.roomLen), handle: in.room.Handle, addr: in.room.Data,
 		}) &&
 		c.control(&d.taken, header{kind: kindTaken, id: d.takenID, length: d.takenLen}) &&
+		c.pushRing() &&
 		c.pushCredit()
 }
 

@@ -19,7 +19,7 @@ import (
 // Options of a Stack; the zero value means the defaults.
 type Options struct {
 	// Buffers is the number of control-message buffers of a connection, half of
-	// them for sending; 0: 64. At least MinBuffers.
+	// them for sending; 0: 68. At least MinBuffers.
 	Buffers int
 	// BufferSize is the size of one in bytes, 64 for its descriptor and 24 for
 	// the header included; 0: 4224. A multiple of 64, 320 to 1 MiB.
@@ -65,6 +65,7 @@ type Stack struct {
 	polls    atomic.Uint32 // times that one has begun to
 	posted   atomic.Uint32 // sends
 	alone    atomic.Int32  // Writes that ring by themselves, see doorbell.go
+	rings    atomic.Int32  // that peers write to, see ring.go
 
 	ports  ports
 	silent silence
@@ -119,7 +120,7 @@ func New(nic *vipl.Nic, o Options) (*Stack, error) {
 
 // complete fills in the defaults and checks the rest.
 func (o *Options) complete() error {
-	o.Buffers = cmp.Or(o.Buffers, 64)
+	o.Buffers = cmp.Or(o.Buffers, 68)
 	o.BufferSize = cmp.Or(o.BufferSize, 4224) // 4096 bytes of data in a message
 	o.Threshold = cmp.Or(o.Threshold, 32<<10)
 	o.Registered = cmp.Or(o.Registered, 16<<20)

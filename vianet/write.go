@@ -63,6 +63,8 @@ func (c *Conn) until(step func() (done bool, err error)) error {
 		bytes := 0
 		if c.out.open {
 			bytes = c.out.length
+		} else if c.out.flight > 0 {
+			bytes = ringSize / 2
 		}
 		c.mu.Unlock()
 		if later && !c.stack.spinning.Load() { // who was to ring may have left before
@@ -135,6 +137,9 @@ func (c *Conn) flushed(all bool) error {
 func (c *Conn) writeLarge(b []byte) (int, error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
+	}
+	if c.ringTakes(len(b)) {
+		return c.writeRing(b)
 	}
 	read := c.reads && !c.stack.lends(b)
 	a := closed

@@ -1,0 +1,246 @@
+package vianet_test
+
+import (
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/internal/memorynic"
+	"viaxdp/kagent/kagenttest"
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// onPath are two hosts in a bubble with so long a way between them. Nothing but the way
+// takes time.
+func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
+	t.Helper()
+	h := &hosts{wire: xdpnictest.NewWire()}
+	t.Cleanup(h.wire.Close)
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	open := func(name string) *memorynic.Host {
+		return memorynic.Open(t, h.wire, fabric.Agent(name), memorynic.Config{
+			Queue: xdpnictest.Config{RxChunks: 2048, TxChunks: 2048}, Silence: longSilence,
+		})
+	}
+	h.nicA, h.nicB = open("a").Nic, open("b").Nic
+	o.Spin = -1 // in a bubble time stands still while anybody polls
+	h.a, h.b = newStack(t, h.nicA, o), newStack(t, h.nicB, o)
+	h.wire.SetFaults(xdpnictest.Faults{Delay: oneWay})
+	return h
+}
+
+// A stream has so many bytes under way that a long way does not hold it up, whatever the
+// sizes of Writes and Reads: in a round trip go most of what the VI's window takes, 364 KB.
+func TestBytesInARoundTrip(t *testing.T) {
+	const (
+		oneWay = 100 * time.Microsecond
+		total  = 8 << 20
+	)
+	for _, test := range []struct {
+		name        string
+		options     vianet.Options
+		write, read int
+		want        int // bytes
+	}{
+		{"messages", vianet.Options{}, 16 << 10, 64 << 10, 60 << 10},
+		{"short transfers, short reads", vianet.Options{}, 64 << 10, 4 << 10, 170 << 10},
+		{"short transfers", vianet.Options{}, 64 << 10, 64 << 10, 170 << 10},
+		{"short transfers, long reads", vianet.Options{}, 64 << 10, 1 << 20, 170 << 10},
+		{"short transfers that are written", vianet.Options{NoRDMARead: true}, 64 << 10, 64 << 10, 170 << 10},
+		{"transfers of half a ring", vianet.Options{}, 128 << 10, 64 << 10, 170 << 10},
+		{"long transfers, short reads", vianet.Options{}, 1 << 20, 4 << 10, 150 << 10},
+		{"long transfers, middle reads", vianet.Options{}, 1 << 20, 64 << 10, 150 << 10},
+		{"long transfers", vianet.Options{}, 1 << 20, 1 << 20, 170 << 10},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b := onPath(t, test.options, oneWay).pair(t)
+				wrote := make(chan error, 1)
+				start := time.Now()
+				go func() {
+					var err error
+					buf := make([]byte, test.write)
+					for n := 0; n < total && err == nil; n += test.write {
+						_, err = a.Write(buf)
+					}
+					wrote <- err
+				}()
+				buf := make([]byte, test.read)
+				for n := 0; n < total; {
+					k, err := b.Read(buf)
+					if err != nil {
+						t.Fatal(err)
+					}
+					n += k
+				}
+				trips := float64(time.Since(start)) / float64(2*oneWay)
+				if err := <-wrote; err != nil {
+					t.Error(err)
+				}
+				if got := int(total / trips); got < test.want {
+					t.Errorf("%d KiB in a round trip, want %d", got>>10, test.want>>10)
+				}
+				balanced(t, a, b)
+				a.Close()
+				if _, err := b.Read(buf); err != io.EOF {
+					t.Error(err)
+				}
+				b.Close()
+			})
+		})
+	}
+}
+
+// ringed is a connection whose peer was named a ring, in which that has written nothing.
+func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
+	t.Helper()
+	l := h.listen(t)
+	defer l.Close()
+	p = h.meet(t, l, true)
+	p.greet()
+	c = accept(t, l)
+	got := make([]byte, 10)
+	for id := range uint32(2) {
+		p.send(message{kind: announce, id: id + 1, length: 10, handle: p.region.Handle(), addr: p.region.Addr()})
+		if _, err := io.ReadFull(c, got); err != nil {
+			t.Fatal(err)
+		}
+		if id == 1 {
+			ring = p.receive(room)
+		}
+		p.receive(taken)
+	}
+	if ring.id != 0 || ring.length < 1000 {
+		t.Fatalf("a ring of %+v", ring)
+	}
+	return p, c, ring
+}
+
+// A peer that says that it has written to a ring what it cannot have.
+func TestRingLies(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	mem := message{kind: announce, id: 3, length: 10, handle: 5, addr: 4096}
+	for _, test := range []struct {
+		name string
+		send func(size uint32) []message
+		why  string
+	}{
+		{"more than it holds", func(n uint32) []message { return []message{{kind: filled, length: n + 1}} }, wrongMove},
+		{"more than is free", func(n uint32) []message {
+			return []message{{kind: filled, length: n - 5}, {kind: filled, length: 6}}
+		}, wrongMove},
+		{"more than there ever is", func(uint32) []message { return []message{{kind: filled, length: 1<<32 - 1}} }, wrongMove},
+		{"in a transfer", func(uint32) []message { return []message{mem, {kind: filled, length: 5}} }, wrongTime},
+		{"after the fin", func(uint32) []message { return []message{{kind: fin}, {kind: filled, length: 5}} }, wrongTime},
+		{"nothing", func(uint32) []message { return []message{{kind: filled}} }, wrongLen},
+		{"in more pieces than there is credit for", func(uint32) []message {
+			m := make([]message, 100)
+			for i := range m {
+				m[i] = message{kind: filled, length: 1}
+			}
+			return m
+		}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p, c, ring := h.ringed(t)
+			for _, m := range test.send(ring.length) {
+				if s, err := p.vi.Query(); err != nil || s.State != vipl.Connected {
+					break
+				}
+				p.send(m)
+			}
+			p.isOver()
+			_, err := c.Write(make([]byte, 1))
+			isReset(t, err, test.why)
+			c.Close()
+		})
+	}
+}
+
+// A peer that names a ring and then another, or more room than the ring has.
+func TestRoomInRingLies(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	first := message{kind: room, length: 1000, handle: 5, addr: 4096}
+	for name, lie := range map[string]message{
+		"more room":      {kind: room, length: 1, handle: 5, addr: 4096},
+		"another place":  {kind: room, length: 1, handle: 5, addr: 4097},
+		"another handle": {kind: room, length: 1, handle: 6, addr: 4096},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := h.meet(t, l, true)
+			p.greet()
+			c := accept(t, l)
+			p.send(first)
+			p.send(lie)
+			p.isOver()
+			_, err := c.Write(make([]byte, 1))
+			isReset(t, err, wrongMove)
+			c.Close()
+		})
+	}
+}
+
+// The ring fills while the program does not read: then a Write waits, its deadline says
+// how much of it went, and nothing of that is lost.
+func TestRingIsFull(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	a, b := h.pair(t)
+	const size = 100_000
+	data := randomBytes(20*size, 4)
+	got := make([]byte, size)
+	sent := 0
+	for range 3 { // the ring comes about
+		wrote := make(chan error, 1)
+		go func() {
+			_, err := a.Write(data[sent : sent+size])
+			wrote <- err
+		}()
+		if _, err := io.ReadFull(b, got); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-wrote; err != nil {
+			t.Fatal(err)
+		}
+		sent += size
+	}
+	read := sent
+	for {
+		a.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
+		n, err := a.Write(data[sent : sent+size])
+		if sent += n; err != nil {
+			break
+		}
+	}
+	if got := sent - read; got < 128<<10 || got > 256<<10 { // half of the ring at least is free
+		t.Errorf("%d bytes are on their way to a program that does not read", sent-read)
+	}
+	a.SetWriteDeadline(time.Time{})
+	rest := data[read:]
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := a.Write(data[sent : sent+size])
+		sent += size
+		for err == nil && sent < len(data) {
+			n := min(size, len(data)-sent)
+			_, err = a.Write(data[sent : sent+n])
+			sent += n
+		}
+		wrote <- err
+	}()
+	all := make([]byte, len(rest))
+	if _, err := io.ReadFull(b, all); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-wrote; err != nil {
+		t.Fatal(err)
+	}
+	if at := firstDifference(all, rest); at < len(all) {
+		t.Errorf("other bytes from %d on", at)
+	}
+	balanced(t, a, b)
+}
