@@ -63,6 +63,9 @@ func PollPast(nic *vipl.Nic) (took, left int, err error) {
 	return o.Buffers/2 - left, left, nil
 }
 
+// DataBuffers is how many data messages a connection takes.
+func DataBuffers(c *Conn) int { return c.dataBuffers() }
+
 // Backlog is how many connections may wait for Accept.
 const Backlog = backlog
 
