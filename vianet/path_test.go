@@ -129,6 +129,9 @@ func TestRingLies(t *testing.T) {
 	}{
 		{"more than it holds", func(n uint32) []message { return []message{{kind: filled, length: n + 1}} }, wrongMove},
 		{"more than is free", func(n uint32) []message {
+			return []message{{kind: filled, length: n - 5}, {kind: filled, length: 5}, {kind: filled, length: 1}}
+		}, wrongMove},
+		{"across its end", func(n uint32) []message {
 			return []message{{kind: filled, length: n - 5}, {kind: filled, length: 6}}
 		}, wrongMove},
 		{"more than there ever is", func(uint32) []message { return []message{{kind: filled, length: 1<<32 - 1}} }, wrongMove},
