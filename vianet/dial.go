@@ -1,6 +1,7 @@
 package vianet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -31,9 +32,9 @@ func (s *Stack) Dial(name, address string) (net.Conn, error) {
 	return s.DialContext(context.Background(), name, address)
 }
 
-// DialContext is Dial with ctx in place of the 30 seconds; once connected, the end of
-// ctx has no effect on the connection. Where the host has several addresses they are
-// tried in turn. A listener that has no place for another connection is asked again
+// DialContext is Dial until ctx ends, if that is within the 30 seconds; once connected,
+// the end of ctx has no effect on the connection. Where the host has several addresses
+// they are tried in turn. A listener that has no place for another connection is asked again
 // seven times in two thirds of a second.
 //
 // Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS,
@@ -51,7 +52,8 @@ func dialError(to net.Addr, err error) error {
 	return &net.OpError{Op: "dial", Net: network, Addr: to, Err: err}
 }
 
-// dialAny connects with the first of several addresses that can be.
+// dialAny connects with the first of several addresses that can be. The error is that
+// of the first, or of one where pre-shared keys do not go together.
 func (s *Stack) dialAny(ctx context.Context, addrs []Addr) (net.Conn, error) {
 	if ctx.Err() != nil { // an answer that comes at once may be looked at first
 		return nil, dialError(addrs[0], contextError(ctx))
@@ -64,7 +66,7 @@ func (s *Stack) dialAny(ctx context.Context, addrs []Addr) (net.Conn, error) {
 		if err == nil {
 			return c, nil
 		}
-		if first == nil {
+		if first == nil || isKeyRejected(err) {
 			first = err
 		}
 		if ctx.Err() != nil {
@@ -108,7 +110,7 @@ func (s *Stack) dial(ctx context.Context, to Addr) (*Conn, error) {
 	defer cancel(nil)
 	defer context.AfterFunc(s.dials, func() { cancel(errStackClosed) })()
 	c, err := s.connect(ctx, to)
-	if err != nil && ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil && !isKeyRejected(err) {
 		err = contextError(ctx)
 	}
 	return c, err
@@ -129,7 +131,7 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 	c.local = Addr{netip.AddrPortFrom(netip.Addr{}, port)} // the NIC knows the host best
 	start := time.Now()
 	peer, err := c.request(ctx)
-	s.silent.take(to.Addr(), err, time.Since(start))
+	s.silent.take(ctx, to.Addr(), err, start)
 	if err == nil {
 		c.begin(peer, true)
 		if err = c.greeting(ctx); err == nil { // a listener may have many to greet before
@@ -143,20 +145,25 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 	return c, nil
 }
 
-// request asks for the connection until there is an answer.
+// request asks for the connection until there is an answer. Where ctx ends before, the
+// error is that of a refusal, if there was one.
 func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
 	pause := firstPause
+	var refusal error
 	for {
 		peer, err := c.vi.ConnectRequestContext(ctx, c.local.via(), c.remote.via())
 		refused := errors.Is(err, vipl.ErrRejected) && !errors.Is(err, vipl.ErrSecurity)
 		if again := errors.Is(err, vipl.ErrTimeout) || refused && pause <= busyPause; !again {
 			return peer, err
 		}
+		if refused {
+			refusal = err
+		}
 		select {
 		case <-time.After(pause):
 			pause *= 2
 		case <-ctx.Done():
-			return peer, err
+			return peer, cmp.Or(refusal, err)
 		}
 	}
 }

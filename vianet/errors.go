@@ -58,6 +58,8 @@ func (e *system) Error() string   { return e.err.Error() + ": " + e.cause.Error(
 func (e *system) Unwrap() []error { return []error{e.err, e.cause} }
 func (e *system) Timeout() bool   { return isTimeout(e.err) }
 
+func isKeyRejected(err error) bool { return errors.Is(err, syscall.EKEYREJECTED) }
+
 func isTimeout(err error) bool {
 	t, ok := err.(interface{ Timeout() bool })
 	return ok && t.Timeout()

@@ -1,8 +1,10 @@
 package vianet
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"viaxdp/vipl"
@@ -153,3 +155,13 @@ func Kept(s *Stack) (n int, besides string) {
 	}
 	return n, besides
 }
+
+// DialOrTo is DialOr to several addresses.
+func DialOrTo(
+	ctx context.Context, s *Stack, to []Addr, or func(context.Context) (net.Conn, error),
+) (net.Conn, error) {
+	return s.dialOr(ctx, to, or)
+}
+
+// DialTo is Dial to several addresses.
+func DialTo(ctx context.Context, s *Stack, to []Addr) (net.Conn, error) { return s.dialAny(ctx, to) }

@@ -47,6 +47,11 @@ func (s *Stack) DialOr(
 	if err != nil {
 		return otherwise(ctx, dialError(nil, err), or)
 	}
+	return s.dialOr(ctx, to, or)
+}
+
+// dialOr is DialOr to the addresses that were found.
+func (s *Stack) dialOr(ctx context.Context, to []Addr, or func(context.Context) (net.Conn, error)) (net.Conn, error) {
 	ask, silent := s.silent.part(to)
 	if len(ask) > 0 {
 		c, err := s.dialShortly(ctx, ask)
@@ -55,11 +60,15 @@ func (s *Stack) DialOr(
 		}
 		return c, nil
 	}
+	if ctx.Err() != nil {
+		return nil, dialError(to[0], contextError(ctx))
+	}
 	c, other := or(ctx)
 	if other == nil || ctx.Err() != nil {
 		return c, other
 	}
-	if c, err = s.dialShortly(ctx, silent); err != nil {
+	c, err := s.dialShortly(ctx, silent)
+	if err != nil {
 		return nil, errors.Join(err, other)
 	}
 	return c, nil
@@ -94,6 +103,9 @@ func answerTime(ctx context.Context) time.Duration {
 
 // noVIA says whether an error of Dial means that the other host does without.
 func noVIA(err error) bool {
+	if isKeyRejected(err) {
+		return false
+	}
 	for _, e := range []error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ETIMEDOUT} {
 		if errors.Is(err, e) {
 			return true
@@ -116,32 +128,41 @@ func (s *silence) part(to []Addr) (ask, silent []Addr) {
 	defer s.mu.Unlock()
 	now := time.Now()
 	for _, a := range to {
-		until, ok := s.until[a.Addr()]
+		until, ok := s.until[hostKey(a.Addr())]
 		if ok && now.Before(until) {
 			silent = append(silent, a)
 			continue
 		}
 		if ok {
-			s.until[a.Addr()] = now.Add(fallbackTime)
+			s.until[hostKey(a.Addr())] = now.Add(fallbackTime)
 		}
 		ask = append(ask, a)
 	}
 	return ask, silent
 }
 
-// take takes note of what became of a request that was made so long ago.
-func (s *silence) take(host netip.Addr, err error, ago time.Duration) {
+// take takes note of what became of a request that was made at start. A host is silent
+// that had the time to answer, whoever was kept from looking, and that was not given up.
+func (s *silence) take(ctx context.Context, host netip.Addr, err error, start time.Time) {
 	switch {
 	case err == nil, errors.Is(err, vipl.ErrNoMatch), errors.Is(err, vipl.ErrRejected):
 		s.forget(host)
-	case ago >= silentLeast && (errors.Is(err, vipl.ErrTimeout) || errors.Is(err, vipl.ErrNotReachable)):
-		s.remember(host)
+	case errors.Is(ctx.Err(), context.Canceled):
+	case errors.Is(err, vipl.ErrTimeout), errors.Is(err, vipl.ErrNotReachable):
+		had := time.Since(start)
+		if end, ok := ctx.Deadline(); ok {
+			had = min(had, end.Sub(start))
+		}
+		if had >= silentLeast {
+			s.remember(host)
+		}
 	}
 }
 
 // remember notes a silent host, if need be in the place of the one whose time is over
 // first.
 func (s *silence) remember(host netip.Addr) {
+	host = hostKey(host)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.until == nil {
@@ -163,5 +184,8 @@ func (s *silence) remember(host netip.Addr) {
 func (s *silence) forget(host netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.until, host)
+	delete(s.until, hostKey(host))
 }
+
+// hostKey is what a host is remembered by: a request of its own comes without a zone.
+func hostKey(host netip.Addr) netip.Addr { return host.WithZone("") }

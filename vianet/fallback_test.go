@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"syscall"
 	"testing"
@@ -189,5 +190,62 @@ func TestDialOrWithKeys(t *testing.T) {
 				t.Errorf("%v, %d calls", err, or.calls)
 			}
 		})
+	}
+}
+
+// Nor where another address of the same host does not answer, or is of nobody.
+func TestDialOrWithKeysOfSeveral(t *testing.T) {
+	key, err := vipl.NewPSK(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	h := onFabric(t, fabric, memorynic.Config{PSK: key}, memorynic.Config{})
+	l := h.listen(t)
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	at := func(host string) vianet.Addr {
+		return vianet.Addr{AddrPort: netip.MustParseAddrPort(net.JoinHostPort(host, port))}
+	}
+	silent, nobodys := at("fd00::2"), at("10.9.9.9")
+	there := at(h.nicB.Query().Address.String())
+	or := newWay(t)
+	_, err = vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{nobodys, there}, or.dial)
+	if !errors.Is(err, syscall.EKEYREJECTED) || or.calls > 0 {
+		t.Errorf("one is nobody's: %v, %d calls", err, or.calls)
+	}
+	fabric.Cut(silent.Addr(), true)
+	for _, to := range [][]vianet.Addr{{silent, there}, {there, silent}, {nobodys, there, silent}} {
+		for end := time.Now().Add(patience); ; { // a busy host may not answer in time
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := vianet.DialTo(ctx, h.a, to)
+			cancel()
+			if errors.Is(err, syscall.EKEYREJECTED) {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%v: %v", to, err)
+			}
+		}
+	}
+}
+
+// Where the time is over the other way is not tried, although the host is remembered.
+func TestDialOrRemembersTooLate(t *testing.T) {
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	host := h.nicB.Query().Address
+	fabric.Cut(host, true)
+	or := newWay(t)
+	for i := range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		if i > 0 {
+			cancel()
+		}
+		_, err := h.a.DialOr(ctx, "via", net.JoinHostPort(host.String(), "7"), or.dial)
+		cancel()
+		if i == 0 && err != nil || i > 0 && !errors.Is(err, context.Canceled) || or.calls != 1 {
+			t.Fatalf("%v, %d calls", err, or.calls)
+		}
 	}
 }

@@ -24,12 +24,25 @@ func TestSilence(t *testing.T) {
 				t.Errorf("host %d is to be asked: %v; not: %v", host, ask, silent)
 			}
 		}
+		take := func(host byte, err error, ago time.Duration) {
+			s.take(t.Context(), to(host).Addr(), err, time.Now().Add(-ago))
+		}
+		cancelled, cancel := context.WithCancel(t.Context())
+		cancel()
 		asks(1, true)
-		s.take(to(1).Addr(), vipl.ErrTimeout, silentLeast-1)
+		take(1, vipl.ErrTimeout, silentLeast-1)
 		asks(1, true)
-		s.take(to(1).Addr(), vipl.ErrResource, time.Hour) // which is of this host
+		take(1, vipl.ErrResource, time.Hour) // which is of this host
 		asks(1, true)
-		s.take(to(1).Addr(), vipl.ErrTimeout, silentLeast)
+		s.take(cancelled, to(1).Addr(), vipl.ErrTimeout, time.Now().Add(-time.Hour))
+		asks(1, true)
+		little, end := context.WithTimeout(t.Context(), silentLeast-1)
+		defer end()
+		start := time.Now()
+		time.Sleep(time.Hour) // this side was kept from looking
+		s.take(little, to(1).Addr(), vipl.ErrTimeout, start)
+		asks(1, true)
+		take(1, vipl.ErrTimeout, silentLeast)
 		asks(1, false)
 		asks(2, true)
 		if ask, silent := s.part([]Addr{to(1), to(2)}); len(ask) != 1 || ask[0] != to(2) || len(silent) != 1 {
@@ -40,18 +53,29 @@ func TestSilence(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		asks(1, true)
 		asks(1, false) // until there is an answer
-		s.take(to(1).Addr(), vipl.ErrNotReachable, silentLeast)
+		take(1, vipl.ErrNotReachable, silentLeast)
 		time.Sleep(silentTime - 1)
 		asks(1, false)
 		time.Sleep(time.Nanosecond)
-		asks(1, true) // who asks is cancelled, and says nothing
+		asks(1, true)
+		s.take(cancelled, to(1).Addr(), vipl.ErrTimeout, time.Now().Add(-time.Hour)) // says nothing
+		asks(1, false)
 		time.Sleep(fallbackTime)
 		asks(1, true)
 		for _, err := range []error{nil, vipl.ErrNoMatch, vipl.ErrRejected} {
 			s.remember(to(1).Addr())
 			asks(1, false)
-			s.take(to(1).Addr(), err, time.Second)
+			take(1, err, time.Second)
 			asks(1, true)
+		}
+		local := netip.MustParseAddr("fe80::2")
+		s.remember(local.WithZone("eth0"))
+		if ask, _ := s.part([]Addr{{netip.AddrPortFrom(local.WithZone("eth0"), 80)}}); len(ask) > 0 {
+			t.Error("a host of this link that is silent is asked")
+		}
+		s.forget(local) // a request of its own has no zone
+		if ask, _ := s.part([]Addr{{netip.AddrPortFrom(local.WithZone("eth0"), 80)}}); len(ask) != 1 {
+			t.Error("a host of this link that was heard of is not asked")
 		}
 	})
 }
