@@ -308,6 +308,15 @@ func TestWrongLengths(t *testing.T) {
 				return err
 			}
 		}
+		color := []int{-5, 0}[c.Rank()]
+		part, err := c.Split(color, 0)
+		if color < 0 && !errors.Is(err, mvich.ErrSettings) || color == 0 && (err != nil || part.Size() != 1) {
+			return fmt.Errorf("split: %v", err)
+		}
+		sum := []int{0}
+		if err := mvich.AllReduce(c, sum, []int{1}, mvich.Sum); err != nil || sum[0] != 2 {
+			return fmt.Errorf("after the split: %v, %v", sum, err)
+		}
 		return nil
 	})
 }

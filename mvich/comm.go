@@ -77,9 +77,6 @@ func (c *Comm) Dup() (*Comm, error) {
 // ordered by key, and by rank here where keys are equal. Colors are not
 // negative; ranks that give Undefined get nil. All ranks call it.
 func (c *Comm) Split(color, key int) (*Comm, error) {
-	if color < 0 && color != Undefined {
-		return nil, fmt.Errorf("%w: color %d", ErrSettings, color)
-	}
 	context, err := c.agree()
 	if err != nil {
 		return nil, err
@@ -88,6 +85,9 @@ func (c *Comm) Split(color, key int) (*Comm, error) {
 	all := make([]int64, len(mine)*c.Size())
 	if err := AllGather(c, all, mine); err != nil {
 		return nil, err
+	}
+	if color < 0 && color != Undefined { // the others go on
+		return nil, fmt.Errorf("%w: color %d", ErrSettings, color)
 	}
 	if color == Undefined {
 		return nil, nil

@@ -28,7 +28,7 @@ import (
 
 const (
 	callTurn   = 2 * time.Second // how long one request may take
-	absence    = 1 * time.Second // after which a rank that does not listen is taken for dead
+	absence    = 3 * time.Second // after which a rank that does not listen is taken for dead: an agent starts again in less
 	retryLeast = time.Millisecond
 	retryMost  = 50 * time.Millisecond
 )
@@ -152,26 +152,40 @@ func (w *World) call(p *peer) {
 	}
 	p.calling = true
 	w.tasks.Go(func() {
-		began := time.Now()
-		var absent time.Time // since when it has not listened
+		var v vigil
 		for retry := retryLeast; ; retry = min(2*retry, retryMost) {
+			began := time.Now()
 			err := w.tryCall(p)
 			if err == nil {
 				return
 			}
-			now := time.Now()
-			if !errors.Is(err, vipl.ErrNoMatch) {
-				absent = time.Time{}
-			} else if absent.IsZero() {
-				absent = now
-			}
-			if now.Sub(began) > w.set.patience || !absent.IsZero() && now.Sub(absent) > absence {
+			if v.inVain(err, began, w.set.patience) {
 				w.giveUp(p, err)
 				return
 			}
 			w.pause(retry)
 		}
 	})
+}
+
+// vigil is since when requests to a rank have been in vain. The zero value: they have not.
+type vigil struct {
+	since  time.Time // in whatever way
+	absent time.Time // because nobody listens there
+}
+
+// inVain takes note of a request that has failed, and says whether the rank is dead.
+func (v *vigil) inVain(err error, began time.Time, patience time.Duration) bool {
+	if v.since.IsZero() {
+		v.since = began
+	}
+	now := time.Now()
+	if !errors.Is(err, vipl.ErrNoMatch) {
+		v.absent = time.Time{}
+	} else if v.absent.IsZero() {
+		v.absent = now
+	}
+	return now.Sub(v.since) > patience || !v.absent.IsZero() && now.Sub(v.absent) > absence
 }
 
 // tryCall makes one attempt. nil: the call is over, one way or the other.

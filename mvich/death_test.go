@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/mvich"
@@ -329,6 +330,66 @@ func TestDeadBeforeConnectionAnybody(t *testing.T) {
 		}
 	}
 	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+}
+
+// Nor does its host have to say that nobody is there.
+func TestDeadBeforeConnectionSilent(t *testing.T) {
+	j := newJob(t, 2, jobConfig{dying: true, options: func(int) []mvich.Option {
+		return []mvich.Option{mvich.WithPatience(time.Second)}
+	}})
+	j.fabric.Cut(j.hosts[1].Nic.Query().Address, true)
+	each(t, 1, func(int) error {
+		_, err := j.worlds[0].Comm().Recv(nil, mvich.AnySource, 1)
+		return wantLost("receive of anybody", err, 1)
+	})
+	each(t, 2, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), 1-rank) })
+}
+
+// A rank is dead when it does not listen for a while, as when its agent starts again, or
+// when no request has come to anything for longer.
+func TestVigil(t *testing.T) {
+	const long = 10 * time.Second
+	nobody, silent := vipl.ErrNoMatch, vipl.ErrTimeout
+	synctest.Test(t, func(t *testing.T) {
+		for name, test := range map[string]struct {
+			every time.Duration
+			errs  []error
+			dead  time.Duration
+		}{
+			"nobody listens": {time.Second, []error{nobody}, mvich.Absence + time.Second},
+			"silent":         {time.Second, []error{silent}, long + time.Second},
+			"in turn":        {time.Second, []error{nobody, silent}, long + time.Second},
+		} {
+			var v mvich.Vigil
+			start := time.Now()
+			for i := 0; !v.InVain(test.errs[i%len(test.errs)], 0, long); i++ {
+				time.Sleep(test.every)
+			}
+			if took := time.Since(start); took != test.dead {
+				t.Errorf("%s: dead after %v, want %v", name, took, test.dead)
+			}
+		}
+		var v mvich.Vigil
+		if !v.InVain(silent, long+1, long) {
+			t.Error("one long request is not enough")
+		}
+	})
+}
+
+// Looks in vain are forgotten when nobody waits any more.
+func TestLooksAreForgotten(t *testing.T) {
+	j := newJob(t, 2, jobConfig{dying: true})
+	j.hosts[1].Nic.Close()
+	w := j.worlds[0]
+	mvich.LookAt(w, 1)
+	if !mvich.Missed(w, 1) {
+		t.Error("a look in vain is not noted")
+	}
+	mvich.LookAround(w)
+	if mvich.Missed(w, 1) || w.Stats().Deaths > 0 {
+		t.Errorf("it is remembered: %+v", w.Stats())
+	}
+	each(t, 2, func(rank int) error { j.worlds[rank].Finalize(); return nil })
 }
 
 // Who lives bears being looked at, and is connected with by nobody for it.

@@ -3,6 +3,7 @@ package mvich
 import (
 	"errors"
 	"math"
+	"time"
 
 	"viaxdp/vipl"
 )
@@ -63,6 +64,27 @@ func Missing(w, other *World) int {
 
 // LookAt has w look whether rank is there.
 func LookAt(w *World, rank int) { w.lookAt(w.peers[rank]) }
+
+// LookAround has w look at those that may send what somebody waits for.
+func LookAround(w *World) { w.lookAround() }
+
+// Missed says whether looks at rank have been in vain.
+func Missed(w *World, rank int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.peers[rank].looks != vigil{}
+}
+
+// Vigil is what tells when a rank is dead.
+type Vigil struct{ v vigil }
+
+// InVain tells it of a request that began so long ago.
+func (v *Vigil) InVain(err error, ago, patience time.Duration) bool {
+	return v.v.inVain(err, time.Now().Add(-ago), patience)
+}
+
+// Absence is how long a rank may not listen.
+const Absence = absence
 
 // LastContext has w give one more context, and none after that.
 func LastContext(w *World) {

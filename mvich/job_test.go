@@ -20,6 +20,7 @@ import (
 
 // job is ranks of one process, each with a NIC of its own, joined in memory.
 type job struct {
+	fabric *kagenttest.Fabric
 	worlds []*mvich.World
 	hosts  []*memorynic.Host
 	wire   *xdpnictest.Wire
@@ -50,10 +51,10 @@ func newJob(t testing.TB, n int, c jobConfig) *job {
 	})
 	j := &job{wire: xdpnictest.NewWire()}
 	t.Cleanup(j.wire.Close)
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	j.fabric = kagenttest.NewFabric(kagenttest.Faults{})
 	for i := range n {
 		if i == 0 || !c.shared {
-			j.hosts = append(j.hosts, openHost(t, j.wire, fabric.Agent(fmt.Sprint("host", i)), c))
+			j.hosts = append(j.hosts, openHost(t, j.wire, j.fabric.Agent(fmt.Sprint("host", i)), c))
 		}
 	}
 	j.wire.SetFaults(c.faults)

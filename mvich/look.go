@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"viaxdp/vipl"
@@ -16,9 +17,9 @@ import (
 // nothing.
 
 const (
-	lookEvery = 1 * time.Second
-	lookToken = "look" // no rank's
-	mostLooks = 2      // in a row in vain: then there is nobody
+	lookEvery   = 1 * time.Second
+	lookToken   = "look" // no rank's
+	looksAtOnce = 8      // a host that is silent takes callTurn
 )
 
 // expectAnybody has a look taken if somebody still waits for anybody by then.
@@ -39,14 +40,22 @@ func (w *World) lookAround() {
 		return
 	}
 	w.tasks.Go(func() {
+		var looks sync.WaitGroup
+		places := make(chan struct{}, looksAtOnce)
 		for _, p := range hidden {
-			w.lookAt(p)
+			places <- struct{}{}
+			looks.Go(func() {
+				w.lookAt(p)
+				<-places
+			})
 		}
+		looks.Wait()
 		time.AfterFunc(lookEvery, w.lookAround)
 	})
 }
 
-// hidden are those whom somebody waits for among others, without a connection.
+// hidden are those whom somebody waits for among others, without a connection. Of the
+// others it is forgotten that looks were in vain.
 func (w *World) hidden() (all []*peer) {
 	if w.leaving || w.finalized { // others may have left, with a good-bye for those who know them
 		return nil
@@ -56,6 +65,8 @@ func (w *World) hidden() (all []*peer) {
 		if w.unseen(p) && (w.iprobed != nil && in(w.iprobed) || slices.ContainsFunc(w.probing, in) ||
 			slices.ContainsFunc(w.posted, func(r *Request) bool { return r.peer == AnySource && in(r.comm) })) {
 			all = append(all, p)
+		} else {
+			p.looks = vigil{}
 		}
 	}
 	return all
@@ -76,6 +87,7 @@ func (w *World) lookAt(p *peer) {
 		return
 	}
 	w.mu.Unlock()
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(w.life, callTurn)
 	_, err = l.vi.ConnectRequestContext(ctx, netAddress{w.self().host.addr, lookToken}.vipl(), p.host.vipl())
 	cancel()
@@ -85,11 +97,12 @@ func (w *World) lookAt(p *peer) {
 		return
 	}
 	w.dismantle(l)
-	if !errors.Is(err, vipl.ErrNoMatch) {
-		p.absent = 0
-		return
-	}
-	if p.absent++; p.absent >= mostLooks && w.unseen(p) && !w.leaving && !w.finalized {
+	switch {
+	case errors.Is(err, vipl.ErrRejected):
+		p.looks = vigil{}
+	case !errors.Is(err, vipl.ErrNoMatch) && !errors.Is(err, vipl.ErrTimeout) && !errors.Is(err, vipl.ErrNotReachable):
+		// this host's fault
+	case p.looks.inVain(err, began, w.set.patience) && w.unseen(p) && !w.stopping() && !w.leaving && !w.finalized:
 		w.lose(p, err)
 		w.pushDirty()
 	}

@@ -34,7 +34,7 @@ type peer struct {
 	expected bool // and one will, if it does not call before and is still waited for
 	probes   int  // calls of Probe that wait for it
 	iprobes  int  // calls of Iprobe in vain, before it is called
-	absent   int  // looks in vain at it, in a row
+	looks    vigil
 	canRead  bool // RDMA reads work, both ways
 	canWrite bool // it takes RDMA writes
 
