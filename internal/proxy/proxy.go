@@ -178,10 +178,16 @@ func (p *Proxy) forward(ctx context.Context, from net.Conn) error {
 		abort(to)
 	})
 	defer stop()
-	back := make(chan error, 1)
-	go func() { back <- pipe(from, to) }()
-	err = pipe(to, from)
-	return errors.Join(err, <-back)
+	asked, answered := make(chan struct{}), make(chan struct{})
+	var back error
+	go func() {
+		defer close(answered)
+		back = pipe(from, to, asked)
+	}()
+	err = pipe(to, from, answered)
+	close(asked)
+	<-answered
+	return errors.Join(err, back)
 }
 
 func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
@@ -212,8 +218,9 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }
 
 // pipe copies a stream to its end, and ends it on the other side. When that cannot
 // be, both connections are broken: neither is to wait for the other, or to take for
-// all what is only a part.
-func pipe(to, from net.Conn) error {
+// all what is only a part. Until then the other direction goes on, where a peer by VIA
+// only reads no more.
+func pipe(to, from net.Conn, other <-chan struct{}) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	// Neither side's ReadFrom: it would take a buffer of its own.
@@ -221,7 +228,7 @@ func pipe(to, from net.Conn) error {
 	if err == nil {
 		err = closeWrite(to)
 	}
-	if err == nil {
+	if err == nil || unheard(to, err) && drain(from, other) {
 		return nil
 	}
 	abort(to)
@@ -231,6 +238,39 @@ func pipe(to, from net.Conn) error {
 	}
 	return err
 }
+
+// unheard says whether err, of a copy to there, may mean that the peer reads no more and
+// still sends.
+func unheard(to net.Conn, err error) bool {
+	var op *net.OpError
+	_, via := to.(*vianet.Conn)
+	return via && errors.As(err, &op) && op.Op == "write" && errors.Is(err, syscall.ECONNRESET)
+}
+
+// drain drops what comes, so that the kernel does not reset a connection on which an
+// answer is still under way. It says whether the stream has come to its end before the
+// other direction has, or soon after.
+func drain(from net.Conn, other <-chan struct{}) bool {
+	select {
+	case <-other:
+		return false
+	default:
+	}
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-other:
+			from.SetReadDeadline(time.Now().Add(drainTime))
+		case <-over:
+		}
+	}()
+	_, err := io.Copy(io.Discard, struct{ io.Reader }{reader(from)})
+	return err == nil
+}
+
+// drainTime is how long a program may take to end its stream once it has the whole answer.
+const drainTime = 10 * time.Second
 
 // abort closes a connection so that its peer reads an error, not the end.
 func abort(c net.Conn) {

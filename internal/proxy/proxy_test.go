@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"sync"
 	"syscall"
 	"testing"
@@ -241,6 +242,62 @@ func TestServerEndsFirst(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	if got, err := io.ReadAll(server); err != nil || !bytes.Equal(got, said) {
 		t.Errorf("the server has read %d bytes of %d, %v", len(got), len(said), err)
+	}
+}
+
+// An answer that a server by VIA has written before its Close comes whole, also while the
+// client still sends.
+func TestAnswerDuringUpload(t *testing.T) {
+	a, b, hostB := stacks(t)
+	l, err := b.Listen("via", ":7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, "7000")}, Stack: a}
+	serve(t, near)
+	client, err := net.Dial("tcp", near.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	client.SetDeadline(time.Now().Add(patience))
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	var upload sync.WaitGroup
+	defer upload.Wait()
+	defer client.Close()
+	upload.Go(func() {
+		for err := error(nil); err == nil; {
+			_, err = client.Write(make([]byte, 10_000))
+		}
+	})
+	var said []byte
+	r := rand.NewChaCha8([32]byte{2})
+	for err = nil; err == nil; { // until the client, who does not read, has no room for more
+		part := make([]byte, 1000)
+		r.Read(part)
+		server.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+		var n int
+		n, err = server.Write(part)
+		said = append(said, part[:n]...)
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond) // in which the proxy hears of it, and in which what is wrong would happen
+	got := make([]byte, len(said))
+	if n, err := io.ReadFull(client, got); err != nil || !bytes.Equal(got, said) {
+		t.Errorf("the client has read %d bytes of %d, %v", n, len(said), err)
+	}
+	if n, err := client.Read(got); n > 0 || err != io.EOF {
+		t.Errorf("after the answer: %d bytes, %v", n, err)
 	}
 }
 
