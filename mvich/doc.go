@@ -104,13 +104,12 @@
 // Two ranks are connected when the first of them has something for the other
 // (connect.go). When a connection ends without a good-bye the rank there is
 // dead: all hear of it, and operations that need it fail with a [RankError]
-// (death.go). Who takes leave after a death is missed in the same way: so the last
-// collective operation of those that live may fail for some with a [RankError] of one that
-// has finished it and takes leave. The buffers of
-// such an operation must be left alone until
+// (death.go). The buffers of such an operation must be left alone until
 // Finalize if they were given to RDMA: what lives may still move them. Who has
 // taken leave keeps its connections until the others have, too: what it has sent
-// last may have to be sent again.
+// last may have to be sent again. Who takes leave after a death is missed like the
+// dead: so the last collective operation of those that live may fail for some with a
+// [RankError] of one that has finished it.
 //
 // # Who may call what
 //
