@@ -53,7 +53,7 @@ func (c *Conn) CloseWrite() error {
 
 // CloseRead ends the stream from the peer: Reads return [io.EOF], what has come and was
 // not read is lost, and the peer's Writes fail with ECONNRESET. The other direction
-// goes on.
+// goes on, unless the peer does not let go of the memory of a Read within two seconds.
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) CloseRead() error {

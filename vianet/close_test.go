@@ -128,6 +128,8 @@ func TestCloseRead(t *testing.T) {
 				ended := make(chan error, 1)
 				if size == 0 {
 					go func() { _, err := a.Read(make([]byte, 100_000)); ended <- err }()
+					until(t, "a Read is under way", func() bool { return vianet.Reads(a) })
+					time.Sleep(10 * time.Millisecond) // in which it mostly comes to wait
 				} else {
 					go func() {
 						for {

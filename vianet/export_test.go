@@ -124,6 +124,15 @@ func Offered(c *Conn) bool {
 	return c.out.open
 }
 
+// Reads says whether a Read is under way.
+func Reads(c *Conn) bool {
+	if c.reading.TryLock() {
+		c.reading.Unlock()
+		return false
+	}
+	return true
+}
+
 // Gone is closed when a connection has broken, or its peer has ended it.
 func Gone(c *Conn) <-chan struct{} { return c.gone }
 

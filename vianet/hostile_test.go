@@ -129,6 +129,7 @@ func TestWrongGreeting(t *testing.T) {
 		"enormous buffers":     {kind: hello, id: 1, credits: 8, length: 1 << 21},
 		"data first":           {kind: data, length: 4, payload: []byte("four")},
 		"an answer to nothing": {kind: finack},
+		"stop first":           {kind: stop},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := h.meet(t, l, true)
@@ -328,8 +329,8 @@ func TestRoomIsFilledLate(t *testing.T) {
 	}
 }
 
-// A peer that does not fill the room of a Read cannot hold it past its deadline, or
-// Close, for ever.
+// A peer that does not fill the room of a Read cannot hold it past its deadline,
+// Close or CloseRead for ever.
 func TestRoomUnanswered(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	l := h.listen(t)
@@ -340,6 +341,7 @@ func TestRoomUnanswered(t *testing.T) {
 	}{
 		"deadline": {func(c *vianet.Conn) error { return c.SetReadDeadline(longAgo) }, os.ErrDeadlineExceeded},
 		"close":    {func(c *vianet.Conn) error { return c.Close() }, net.ErrClosed},
+		"stop":     {func(c *vianet.Conn) error { return c.CloseRead() }, io.EOF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := h.meet(t, l, false)
