@@ -16,5 +16,5 @@ func (m *Manager) ListenAs(user uint32, local Address) (*Listener, error) {
 func (m *Manager) Pending(user uint32) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.pending[user])
+	return m.pending.of(user)
 }

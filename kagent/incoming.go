@@ -2,6 +2,7 @@ package kagent
 
 import (
 	"bytes"
+	"container/list"
 	"context"
 	"crypto/subtle"
 	"fmt"
@@ -43,12 +44,13 @@ type Incoming struct {
 
 	// guarded by m.mu
 	state inState
-	user  uint32    // whose it is while it is in m.pending
-	door  *door     // whose queue it is in
-	reply datagram  // what a repeated Request gets
-	proof []byte    // what a Confirm must have
-	heard time.Time // last message of the requester, or end of the exchange
-	err   error     // valid when done is closed
+	user  uint32        // whose it is while it is in m.pending
+	place *list.Element // there
+	door  *door         // whose queue it is in
+	reply datagram      // what a repeated Request gets
+	proof []byte        // what a Confirm must have
+	heard time.Time     // last message of the requester, or end of the exchange
+	err   error         // valid when done is closed
 }
 
 // onRequest takes a Request and returns the reply. Caller holds m.mu.

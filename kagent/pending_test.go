@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/kagent"
@@ -134,6 +135,43 @@ func TestFairShareOfListeners(t *testing.T) {
 		in := f.take(quiet)
 		if host := in.Remote().Host; host != netip.AddrFrom4([4]byte{11, 0, 4, 1}) || m.Pending(7) != 1024 {
 			t.Errorf("the request is of %v; %d are pending", host, m.Pending(7))
+		}
+	})
+}
+
+// A program that waits for the next request and answers none is given the last ones: as
+// many as there may be, however many ask.
+func TestBoundOfTaken(t *testing.T) {
+	alone(t, func(t *testing.T, m *kagent.Manager, s *sink) {
+		const most = 1024
+		f := &flood{t: t, m: m, s: s}
+		l := f.listen(7, "taken")
+		var taken []*kagent.Incoming
+		end := make(chan error)
+		go func() {
+			for {
+				in, err := l.Wait(t.Context())
+				if err != nil {
+					end <- err
+					return
+				}
+				taken = append(taken, in)
+			}
+		}()
+		for range 2 * most {
+			synctest.Wait() // until it waits
+			f.ask(1, "taken")
+		}
+		synctest.Wait()
+		l.Close()
+		<-end
+		if n := m.Pending(7); n != most || len(taken) != 2*most {
+			t.Errorf("%d of %d requests are pending, want %d", n, len(taken), most)
+		}
+		for i, in := range taken {
+			if gone := in.Err() != nil; gone != (i < len(taken)-most) {
+				t.Fatalf("request %d of %d: %v", i, len(taken), in.Err())
+			}
 		}
 	})
 }

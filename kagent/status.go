@@ -1,6 +1,7 @@
 package kagent
 
 import (
+	"cmp"
 	"net/netip"
 	"os"
 	"slices"
@@ -19,7 +20,7 @@ type Status struct {
 	Daemon bool          `json:"daemon"` // false: the agent in a program's own process
 	PID    int           `json:"pid"`    // of the agent
 	Since  time.Time     `json:"since"`  // when the agent began
-	NICs   []NICStatus   `json:"nics"`   // by name of the interface
+	NICs   []NICStatus   `json:"nics"`   // by name of the interface, and index: one that is gone may be beside the new one
 	Served []string      `json:"served"` // interfaces that a daemon serves to who asks, by name; nil: all
 	Users  []UserStatus  `json:"users,omitempty"`
 	Counts DaemonCounter `json:"counts"` // zero in a program's own process
@@ -123,7 +124,7 @@ func nicStatus() []NICStatus {
 		}
 	}
 	slices.SortFunc(nics, func(a, b NICStatus) int {
-		return strings.Compare(a.Interface, b.Interface)
+		return cmp.Or(strings.Compare(a.Interface, b.Interface), cmp.Compare(a.Index, b.Index), cmp.Compare(a.Port, b.Port))
 	})
 	return nics
 }

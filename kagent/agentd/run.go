@@ -164,7 +164,13 @@ func removeSocket(path string) error {
 	case err == nil && st.Mode().Type() != fs.ModeSocket:
 		return fmt.Errorf("%s is there and is no socket: take another path, or remove it", path)
 	}
-	return errors.Join(err, os.Remove(path))
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) { // another agent has, meanwhile
+		return nil
+	}
+	return err
 }
 
 // listen opens the socket. It has its final rights before anybody can connect.
