@@ -1,7 +1,9 @@
 package main
 
 import (
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -41,14 +43,38 @@ func (m *agentMetrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
+// samples are what Collect sends. Those of the same labels count together: an interface
+// that is gone may have programs beside the new one of its name.
+type samples map[sampleKey]*sample
+
+type sampleKey struct {
+	desc   *prometheus.Desc
+	labels string
+}
+
+type sample struct {
+	kind   prometheus.ValueType
+	value  float64
+	labels []string
+}
+
+func (s samples) add(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels []string) {
+	key := sampleKey{d, strings.Join(labels, "\x00")}
+	if s[key] == nil {
+		s[key] = &sample{kind: kind, labels: labels}
+	}
+	s[key].value += v
+}
+
 // Collect is prometheus.Collector's.
 func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
 	st := m.status()
+	all := make(samples)
 	gauge := func(d *prometheus.Desc, v int, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+		all.add(d, prometheus.GaugeValue, float64(v), labels)
 	}
 	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+		all.add(d, prometheus.CounterValue, float64(v), labels)
 	}
 	gauge(descStart, int(st.Since.Unix()))
 	c := st.Counts
@@ -77,7 +103,7 @@ func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
 				states[v.State]++
 			}
 			for state, count := range states {
-				gauge(descQueueVI, count, append(labels, state)...)
+				gauge(descQueueVI, count, append(slices.Clip(labels), state)...)
 			}
 			gauge(descPinned, l.PinnedBytes, labels...)
 		}
@@ -96,5 +122,8 @@ func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
 				gauge(descLimit, r.most, uid, r.name)
 			}
 		}
+	}
+	for key, v := range all {
+		ch <- prometheus.MustNewConstMetric(key.desc, v.kind, v.value, v.labels...)
 	}
 }

@@ -201,6 +201,7 @@ func TestAgentMetrics(t *testing.T) {
 	}
 	st.NICs[0].Counters.Redirected = 42
 	st.NICs[0].Connects.Refused = 43
+	st.NICs = append(st.NICs, st.NICs[0]) // the new interface of a name whose old one has programs yet
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(&agentMetrics{func() kagent.Status { return st }})
 	families, err := r.Gather()
@@ -218,12 +219,12 @@ func TestAgentMetrics(t *testing.T) {
 		}
 	}
 	want := map[string]float64{
-		"viaxdp_demux_frames_total{cause=redirected,interface=eth1}":                  42,
-		"viaxdp_connect_dropped_total{cause=refused,interface=eth1}":                  43,
+		"viaxdp_demux_frames_total{cause=redirected,interface=eth1}":                  84,
+		"viaxdp_connect_dropped_total{cause=refused,interface=eth1}":                  86,
 		"viaxdp_agent_events_total{event=deaths}":                                     3,
-		"viaxdp_queues_leased{interface=eth1}":                                        1,
-		"viaxdp_queue_vis{comm=prog,interface=eth1,queue=1,state=connected,uid=1001}": 1,
-		"viaxdp_queue_pinned_bytes{comm=prog,interface=eth1,queue=1,uid=1001}":        4096,
+		"viaxdp_queues_leased{interface=eth1}":                                        2,
+		"viaxdp_queue_vis{comm=prog,interface=eth1,queue=1,state=connected,uid=1001}": 2,
+		"viaxdp_queue_pinned_bytes{comm=prog,interface=eth1,queue=1,uid=1001}":        8192,
 		"viaxdp_user_usage{resource=queues,uid=1001}":                                 1,
 		"viaxdp_user_limit{resource=queues,uid=1001}":                                 8,
 	}
