@@ -161,7 +161,7 @@ func newStat(env environment) *cobra.Command {
 			switch {
 			case count < 0:
 				return errors.New("-c: want a number from 0")
-			case count > 0 && interval == 0:
+			case count > 1 && interval == 0:
 				return errors.New("-c counts looks: say by -i how many seconds are between them")
 			}
 			take := taker(args)
@@ -185,7 +185,7 @@ func newStat(env environment) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.Float64VarP(&seconds, "interval", "i", 0, "show rates every so many `seconds`")
-	f.IntVarP(&count, "count", "c", 0, "so many times (default: until Ctrl-C)")
+	f.IntVarP(&count, "count", "c", 0, "looks, with -i (default: until Ctrl-C)")
 	f.BoolVarP(&all, "all", "a", false, "counters that have not moved, too")
 	f.BoolVar(&vis, "vi", false, "each VI, too")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
