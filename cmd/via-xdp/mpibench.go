@@ -122,5 +122,8 @@ func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Co
 		w.Abort(1)
 		return err
 	}
-	return w.Finalize()
+	if err := w.Finalize(); err != nil {
+		return cmp.Or(ctx.Err(), err)
+	}
+	return nil
 }
