@@ -81,8 +81,12 @@ func Reserve(n int) (Reservation, error) {
 		return Reservation{}, fmt.Errorf("hugepages: %d pages to reserve: the number must be positive", n)
 	}
 	// The kernel would take what others need, as far as it gets.
-	if free, ok := memAvailable(); ok && n > free>>21 || n > boundless {
-		return Reservation{}, fmt.Errorf("hugepages: %d pages of 2 MB: there is free memory for %d", n, free>>21)
+	free, ok := memAvailable()
+	if !ok {
+		free = boundless << 21
+	}
+	if n > free>>21 {
+		return Reservation{}, fmt.Errorf("hugepages: %d pages of 2 MB: there is free memory for %d at most: ask for fewer, or free memory", n, free>>21)
 	}
 	before, after, err := editPool(fileNr, func(p pool) int { return p.total + n })
 	if err != nil {
