@@ -68,7 +68,7 @@ func TestOne(t *testing.T) {
 	c.Messages = 1
 	// A timer may ring its doorbell, on a busy machine; then there is nothing to tell.
 	list, err := Run(context.Background(), c)
-	for errors.Is(err, errNone) {
+	for tries := 1; errors.Is(err, errNone) && tries < 100; tries++ {
 		list, err = Run(context.Background(), c)
 	}
 	if err != nil || len(list) != len(steps) || list[len(list)-1].At <= 0 {
