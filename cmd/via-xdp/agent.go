@@ -47,7 +47,15 @@ func newAgent(env environment) *cobra.Command {
 			if err := settings.override(socket, metrics); err != nil {
 				return err
 			}
+			// systemd names several with colons between them.
+			settings.daemon.StateDir, _, _ = strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
+			if !noKeeper {
+				settings.daemon.Keeper = []string{"/proc/self/exe", keeperCommand}
+			}
 			if check {
+				if err := settings.daemon.CheckPaths(); err != nil {
+					return err
+				}
 				if !found {
 					_, err = fmt.Fprintf(env.stdout, "there is no %s: the defaults hold\n", path)
 				} else {
@@ -60,9 +68,6 @@ func newAgent(env environment) *cobra.Command {
 				level = slog.LevelDebug
 			}
 			settings.daemon.Log = slog.New(slog.NewTextHandler(env.stderr, &slog.HandlerOptions{Level: level}))
-			if !noKeeper {
-				settings.daemon.Keeper = []string{"/proc/self/exe", keeperCommand}
-			}
 			return runAgent(cmd.Context(), settings)
 		},
 	}
@@ -82,8 +87,6 @@ func runAgent(ctx context.Context, settings agentSettings) error {
 		return err
 	}
 	d := settings.daemon
-	// systemd names several with colons between them.
-	d.StateDir, _, _ = strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
 	var err error
 	if d.Listener, err = activated(); err != nil {
 		return err

@@ -79,15 +79,8 @@ func (s *agentSettings) override(socket, metrics string) (err error) {
 	if metrics != "" {
 		s.metrics = metrics
 	}
-	if n := len(s.daemon.Socket); n > longestSocket {
-		return fmt.Errorf("socket %s: a path of %d bytes, where the kernel takes %d", s.daemon.Socket, n, longestSocket)
-	}
 	return nil
 }
-
-// longestSocket is the longest path, for the keeper's socket beside it to be one: sockaddr_un
-// has room for 107 bytes, unix(7).
-const longestSocket = 107 - len(".keeper")
 
 func parseAgentSettings(b []byte) (agentSettings, error) {
 	var f agentFile

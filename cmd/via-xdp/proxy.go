@@ -42,7 +42,7 @@ func newProxy(env environment) *cobra.Command {
 			if fallback != "" && p.To.Network != "via" {
 				return usageError(cmd, errors.New("--fallback is for a --to by VIA, which may have nobody there"))
 			}
-			if _, err := net.LookupPort("tcp", fallback); err != nil {
+			if port, err := net.LookupPort("tcp", fallback); err != nil || fallback != "" && port == 0 {
 				return fmt.Errorf("--fallback %s: want a TCP port", fallback)
 			}
 			if err := checkSilence(silence); err != nil {

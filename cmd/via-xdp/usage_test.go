@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"viaxdp/internal/census"
+	"viaxdp/internal/testbed"
 )
 
 // A command that is called in a wrong way says what is wrong and how it is called.
@@ -81,6 +83,7 @@ func TestOutOfRange(t *testing.T) {
 		"mpiapp --steps -1 cg":             "--steps -1: want 1 or more",
 
 		"proxy --listen tcp::1 --to via::2 --fallback x": "--fallback x: want a TCP port",
+		"proxy --listen tcp::1 --to via::2 --fallback 0": "--fallback 0: want a TCP port",
 	} {
 		r := &recorder{}
 		status, out, errs := call(r, strings.Fields(args)...)
@@ -88,10 +91,15 @@ func TestOutOfRange(t *testing.T) {
 			t.Errorf("%s: status %d, %v, %s%s", args, status, r.calls, out, errs)
 		}
 	}
-	for _, cpu := range []string{"-1", "1023", "99999"} {
+	cpus, err := testbed.AllowedCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, last := strconv.Itoa(cpus[0]), cpus[len(cpus)-1]
+	for _, cpu := range []string{"-1", strconv.Itoa(last + 1), "99999"} {
 		r := &recorder{}
 		status, _, errs := call(r, "pingpong", "--cpu", cpu)
-		if status != exitFailed || len(r.calls) > 0 || !strings.Contains(errs, "--cpu: there is no CPU "+cpu+" for this process: it may use 0") {
+		if status != exitFailed || len(r.calls) > 0 || !strings.Contains(errs, "--cpu: there is no CPU "+cpu+" for this process: it may use "+first) {
 			t.Errorf("--cpu %s: status %d, %v, %s", cpu, status, r.calls, errs)
 		}
 	}
@@ -182,10 +190,22 @@ func TestVersionFlag(t *testing.T) {
 
 // The kernel says no more of a path that is too long than that an argument is invalid.
 func TestLongSocket(t *testing.T) {
-	for n, want := range map[int]int{longestSocket: exitFine, longestSocket + 1: exitFailed} {
-		status, _, errs := call(&recorder{}, "agent", "--check", "--socket", "/"+strings.Repeat("x", n-1))
-		if status != want || status == exitFailed && !strings.Contains(errs, ": a path of 101 bytes, where the kernel takes 100") {
-			t.Errorf("%d bytes: status %d, %s", n, status, errs)
+	for _, c := range []struct {
+		state string // directory
+		bytes int
+		args  string
+		want  int
+	}{
+		{"", 100, "", exitFine}, {"", 101, "", exitFailed}, // PATH.keeper
+		{"", 103, "--no-keeper", exitFine}, {"", 104, "--no-keeper", exitFailed}, // PATH.new
+		{"/s", 97, "", exitFine}, {"/s:/other", 99, "", exitFailed},
+		{strings.Repeat("/dir", 25), 7, "", exitFailed}, {strings.Repeat("/dir", 25), 7, "--no-keeper", exitFine},
+	} {
+		t.Setenv("RUNTIME_DIRECTORY", c.state)
+		args := append([]string{"agent", "--check", "--socket", "/" + strings.Repeat("x", c.bytes-1)}, strings.Fields(c.args)...)
+		status, _, errs := call(&recorder{}, args...)
+		if status != c.want || status == exitFailed && !strings.Contains(errs, " bytes, where the kernel takes 107: take a shorter one") {
+			t.Errorf("%+v: status %d, %s", c, status, errs)
 		}
 	}
 }

@@ -48,6 +48,9 @@ func (e *BusyError) Error() string {
 // Run serves until ctx ends. It works in the network namespace of the calling
 // thread, which must not change before Ready is called.
 func (d *Daemon) Run(ctx context.Context) error {
+	if err := d.CheckPaths(); err != nil {
+		return err
+	}
 	if d.Listener == nil {
 		if err := os.MkdirAll(filepath.Dir(d.Socket), 0o755); err != nil {
 			return fmt.Errorf("directory of the socket: %w", err)
@@ -87,6 +90,28 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.Ready(s)
 	}
 	return s.Serve(ctx, l)
+}
+
+// freshSuffix is of the socket until it has its rights.
+const freshSuffix = ".new"
+
+// CheckPaths tells whether the paths of the sockets that Run makes are short enough to be
+// those of sockets.
+func (d *Daemon) CheckPaths() error {
+	var paths []string
+	if d.Listener == nil {
+		paths = append(paths, d.Socket+freshSuffix)
+	}
+	if len(d.Keeper) > 0 {
+		paths = append(paths, d.state(".keeper"))
+	}
+	const most = len(unix.RawSockaddrUnix{}.Path) - 1 // and a zero
+	for _, p := range paths {
+		if len(p) > most {
+			return fmt.Errorf("socket %s: a path of %d bytes, where the kernel takes %d: take a shorter one", p, len(p), most)
+		}
+	}
+	return nil
 }
 
 // listenAlone opens a socket that nobody but root can connect to, whatever the umask.
@@ -194,7 +219,7 @@ func (d *Daemon) listen() (*net.UnixListener, error) {
 	case errors.Is(err, unix.EAGAIN): // too many wait for it
 		return nil, &BusyError{d.Socket}
 	}
-	fresh := d.Socket + ".new"
+	fresh := d.Socket + freshSuffix
 	for _, path := range []string{fresh, d.Socket} {
 		if err := removeSocket(path); err != nil {
 			return nil, err
