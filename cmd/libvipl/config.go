@@ -6,7 +6,9 @@ package main
 import "C"
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"time"
@@ -47,18 +49,30 @@ func (s *settings) wrong(err error) {
 	}
 }
 
-// number is the value of a variable; 0 where it is not set.
-func (s *settings) number(name string) int {
+// number is the value of a variable, at most so much; 0 where it is not set.
+func (s *settings) number(name string, most int) int {
 	text := variable(name)
 	if text == "" {
 		return 0
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 {
+	switch {
+	case errors.Is(err, strconv.ErrRange) && n > 0 || err == nil && n > most:
+		s.wrong(fmt.Errorf("$%s is %q: want at most %d", name, text, most))
+		return 0
+	case err != nil || n < 0:
 		s.wrong(fmt.Errorf("$%s is %q: want a number", name, text))
+		return 0
 	}
 	return n
 }
+
+// More than a machine has, or a program waits for; sums and products of them are numbers yet.
+const (
+	mostArena   = 1 << 40       // bytes
+	mostChunks  = 1 << 24       // package xdpnic's
+	mostSilence = math.MaxInt32 // milliseconds
+)
 
 // flag adds an option that is on or off.
 func (s *settings) flag(name string, option func(bool) vipl.Option) {
@@ -89,15 +103,15 @@ func (s *settings) text(name string, option func(text string) (vipl.Option, erro
 func options() ([]vipl.Option, room, error) {
 	var s settings
 	if variable("VIA_QUEUE") != "" {
-		s.opts = append(s.opts, vipl.WithQueue(s.number("VIA_QUEUE")))
+		s.opts = append(s.opts, vipl.WithQueue(s.number("VIA_QUEUE", math.MaxInt32)))
 	}
-	if n := s.number("VIA_ARENA"); n > 0 {
+	if n := s.number("VIA_ARENA", mostArena); n > 0 {
 		s.opts = append(s.opts, vipl.WithArena(n))
 	}
-	if rx, tx := s.number("VIA_RX_CHUNKS"), s.number("VIA_TX_CHUNKS"); rx+tx > 0 {
+	if rx, tx := s.number("VIA_RX_CHUNKS", mostChunks), s.number("VIA_TX_CHUNKS", mostChunks); rx+tx > 0 {
 		s.opts = append(s.opts, vipl.WithChunks(rx, tx))
 	}
-	if n := s.number("VIA_SILENCE"); n > 0 {
+	if n := s.number("VIA_SILENCE", mostSilence); n > 0 {
 		s.opts = append(s.opts, vipl.WithSilence(time.Duration(n)*time.Millisecond))
 	}
 	s.flag("VIA_MULTIBUFFER", vipl.WithMultiBuffer)
@@ -131,13 +145,11 @@ func options() ([]vipl.Option, room, error) {
 // room is what the environment says of the program's.
 func (s *settings) room() room {
 	has := room{discriminator: vipl.MaxDiscriminatorLen}
-	if text := variable("VIA_MAX_DISCRIMINATOR"); text != "" {
-		if has.discriminator = s.number("VIA_MAX_DISCRIMINATOR"); has.discriminator > vipl.MaxDiscriminatorLen {
-			s.wrong(fmt.Errorf("$VIA_MAX_DISCRIMINATOR is %q: want at most %d", text, vipl.MaxDiscriminatorLen))
-		}
+	if variable("VIA_MAX_DISCRIMINATOR") != "" {
+		has.discriminator = s.number("VIA_MAX_DISCRIMINATOR", vipl.MaxDiscriminatorLen)
 	}
 	if text := variable("VIA_ADDRESS_LEN"); text != "" {
-		if has.host = s.number("VIA_ADDRESS_LEN"); has.host != longHost {
+		if has.host = s.number("VIA_ADDRESS_LEN", math.MaxInt); has.host != longHost {
 			s.wrong(fmt.Errorf("$VIA_ADDRESS_LEN is %q: want %d, or nothing", text, longHost))
 		}
 	}
