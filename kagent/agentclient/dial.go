@@ -62,17 +62,39 @@ func exchange(c *net.UnixConn, r *agentproto.Reader, q *agentproto.Request, limi
 		_, err = c.Write(b)
 	}
 	if err != nil && !errors.Is(err, unix.EPIPE) { // hung up, perhaps with a reason
-		return agentproto.Reply{}, nil, err
+		return agentproto.Reply{}, nil, unanswered(err, limit)
 	}
 	reply, files, err := r.ReadReply()
 	switch {
 	case err != nil:
+		err = unanswered(err, limit)
 	case reply.Error != nil:
 		err = reply.Error
 	case reply.ID != q.ID:
 		err = fmt.Errorf("%w: the answer to another request", agentproto.ErrProtocol)
 	}
 	return reply, files, err
+}
+
+// silentError is a request's that the agent has not answered in time.
+type silentError struct {
+	limit time.Duration
+	err   error
+}
+
+func (e *silentError) Error() string {
+	return fmt.Sprintf("the agent has not answered within %v: it is stopped, or waits for a driver: "+
+		"try again, look at its log, or restart it", e.limit)
+}
+
+func (e *silentError) Unwrap() error { return e.err }
+
+// unanswered is an error of exchange, said in terms of the agent where the time is over.
+func unanswered(err error, limit time.Duration) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return &silentError{limit, err}
+	}
+	return err
 }
 
 func closeFiles(files []*os.File) {
