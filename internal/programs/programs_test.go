@@ -2,6 +2,7 @@ package programs
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -179,4 +180,28 @@ func dead(t *testing.T, path string) {
 	}
 	ln.SetUnlinkOnClose(false)
 	ln.Close()
+}
+
+// The end of a server is one for all that it says: no write gets time anew.
+func TestPartingIsOne(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "server.sock")
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s := &Server{patience: time.Hour, done: make(chan struct{}), end: time.Now().Add(-time.Second)}
+	w := patient{s, c.(*net.UnixConn)}
+	if _, err := w.Write([]byte("x")); err != nil {
+		t.Errorf("before it is closed: %v", err)
+	}
+	close(s.done)
+	if _, err := w.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("after the end: %v", err)
+	}
 }

@@ -39,6 +39,7 @@ type Server struct {
 	answers  Answers
 	patience time.Duration // with one who asks
 	done     chan struct{}
+	end      time.Time // of all answers; from when done is closed
 	wait     sync.WaitGroup
 }
 
@@ -78,6 +79,7 @@ func (s *Server) Path() string { return s.path }
 // Close ends answering and removes the socket, and the directories if they are
 // empty.
 func (s *Server) Close() error {
+	s.end = time.Now().Add(parting)
 	close(s.done)
 	err := s.ln.Close() // removes the socket
 	s.wait.Wait()
@@ -115,8 +117,7 @@ func (s *Server) answer(c *net.UnixConn) {
 	s.wait.Go(func() { // whoever asks does not keep Close waiting
 		select {
 		case <-s.done:
-			c.SetReadDeadline(time.Unix(1, 0))
-			c.SetWriteDeadline(time.Now().Add(parting))
+			s.hurry(c)
 		case <-stop:
 		}
 	})
@@ -124,6 +125,7 @@ func (s *Server) answer(c *net.UnixConn) {
 		return
 	}
 	c.SetDeadline(time.Now().Add(s.patience))
+	s.hurry(c) // what that may have come over
 	line, err := bufio.NewReaderSize(io.LimitReader(c, longest), longest).ReadString('\n')
 	if err != nil {
 		return
@@ -165,14 +167,19 @@ type patient struct {
 }
 
 func (p patient) Write(b []byte) (int, error) {
-	limit := p.s.patience
+	p.c.SetWriteDeadline(time.Now().Add(p.s.patience))
+	p.s.hurry(p.c)
+	return p.c.Write(b)
+}
+
+// hurry ends what is asked and answered on a connection, if the server is closed.
+func (s *Server) hurry(c *net.UnixConn) {
 	select {
-	case <-p.s.done:
-		limit = parting
+	case <-s.done:
+		c.SetReadDeadline(time.Unix(1, 0))
+		c.SetWriteDeadline(s.end)
 	default:
 	}
-	p.c.SetWriteDeadline(time.Now().Add(limit))
-	return p.c.Write(b)
 }
 
 // trusted tells whether the asker is root or of this program's user.
