@@ -83,7 +83,7 @@ func TestMpibenchAlone(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"latency"}, "no interface"},
+		{[]string{"latency"}, "not started by a launcher"},
 		{[]string{"latency", "-i", "via9"}, "not started by a launcher"},
 		{[]string{"latency", "-i", "via9", "--protocol", "post"}, `unknown protocol "post"`},
 	} {
