@@ -6,6 +6,7 @@ type congestion struct {
 	cwnd, threshold, most int64
 	roundEnd              uint32 // the round is over when this number is acknowledged
 	roundLeast            int64  // least round trip of the round, 0: none measured
+	bounded               bool   // the peer's window was full in the round
 
 	floor int64 // of the window in a round of losses
 	heavy int   // losses left until the round is one of many
@@ -42,11 +43,12 @@ func (c *congestion) grow(n int, cum, nxt uint32, least int64) (slow bool) {
 	if !before(cum, c.roundEnd) {
 		// Of a sender that does not fill its window the frames do not queue: the peer takes
 		// its time for acknowledgements.
-		full := 2*int64(nxt-c.roundEnd)*fraction >= c.cwnd
+		used := min(c.cwnd, 2*int64(nxt-c.roundEnd)*fraction)
+		full := used == c.cwnd || c.bounded
 		if slow = full && c.roundLeast > 2*least+delayCeiling; slow {
-			c.cut(c.cwnd - c.cwnd/8)
+			c.cut(used - used/8) // of long frames the peer's window takes fewer than cwnd is
 		}
-		c.roundEnd, c.roundLeast = nxt, 0
+		c.roundEnd, c.roundLeast, c.bounded = nxt, 0, false
 	}
 	if c.cwnd < c.threshold {
 		c.cwnd += int64(n) * fraction

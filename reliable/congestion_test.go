@@ -122,6 +122,22 @@ func TestDelayAloneSlowsDown(t *testing.T) {
 	}
 }
 
+// So it does of long frames, of which the peer's window takes few.
+func TestDelayAloneSlowsDownLongFrames(t *testing.T) {
+	const units = 17
+	l := link{delay: 10_000, perFrame: 1_000_000} // the 15 frames of a window wait 15 ms
+	w, a, b := pair(1, 1, 256, l, local)
+	a.total, a.units = 2_000, units
+	mustTransfer(t, w, a, b, 60*second)
+	s := a.s.Stats()
+	if s.Slows == 0 || s.Resent != 0 {
+		t.Errorf("%+v", s)
+	}
+	if n := a.s.window(); n > 256/units/2 {
+		t.Errorf("window %d of long frames, of which each is sent for 1 ms", n)
+	}
+}
+
 // A peer that takes its time for acknowledgements of little is no queue.
 func TestLateAcknowledgementsAreNoQueue(t *testing.T) {
 	s := NewSender(1, 256)

@@ -22,6 +22,7 @@ type host struct {
 	placed   uint64 // frames of the other side's stream that came in order
 	backlog  int    // of them, those that the program did not take yet
 	window   int
+	units    int                  // of the window, that each frame takes
 	stalled  func(now int64) bool // the program takes nothing now; nil: never
 
 	ackDelay         int64
@@ -36,7 +37,7 @@ func pair(seed uint64, first uint32, window int, there, back link) (w *world, a,
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	make := func(l link, mine, theirs uint32) *host {
 		return &host{
-			w: w, s: NewSender(mine, window), r: NewReceiver(theirs, window), window: window,
+			w: w, s: NewSender(mine, window), r: NewReceiver(theirs, window), window: window, units: 1,
 			ackDelay: 50_000, out: &pipe{link: l, w: w, rnd: rnd},
 		}
 	}
@@ -145,9 +146,9 @@ func (h *host) work() {
 		}
 		h.resend(seq, false)
 	}
-	for h.sent < h.total && h.s.Room() > 0 {
-		seq := h.s.Send(h.w.now, h.sent, 1)
-		h.emit(packet{data: true, seq: seq, id: h.sent, ask: h.s.Room() == 0})
+	for h.sent < h.total && h.s.Fits(h.units) {
+		seq := h.s.Send(h.w.now, h.sent, h.units)
+		h.emit(packet{data: true, seq: seq, id: h.sent, ask: !h.s.Fits(h.units)})
 		h.sent++
 		if h.s.inFlight() > h.s.window() {
 			h.fail("%d frames in flight, window %d", h.s.inFlight(), h.s.window())

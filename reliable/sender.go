@@ -108,6 +108,7 @@ func (s *Sender) Send(now int64, tag uint64, units int) uint32 {
 	s.frames[seq&s.mask] = sentFrame{tag: tag, sentAt: now, units: uint16(units), state: stateSent}
 	s.nxt++
 	s.used += uint32(units)
+	s.bounded = s.bounded || int(int32(s.limit-s.used)) < units
 	s.stats.Sent++
 	if s.timer == 0 {
 		s.timer = now + s.timeout(s.backoff)
