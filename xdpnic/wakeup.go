@@ -124,21 +124,23 @@ func (q *Queue) flushZeroCopy() error {
 }
 
 // How often Drain looks in vain before it gives up, and the pauses between: 100 ms.
+// drainMost is the end in any case, as others wait for the queue to be closed.
 const (
+	drainMost  = time.Second
 	drainLooks = 102
 	drainSoon  = 50 * time.Microsecond
 	drainLate  = time.Millisecond
 )
 
-// Drain is Flush until all frames have left, or none has for a tenth of a second. A
-// NIC in zero-copy mode sends in its own time, and drops what its rings hold when the
-// program is detached or the socket closed: so it is called before. The error is
-// Flush's.
+// Drain is Flush until all frames have left, or none has for a tenth of a second, and for
+// a second at most. A NIC in zero-copy mode sends in its own time, and drops what its
+// rings hold when the program is detached or the socket closed: so it is called before.
+// It waits for the frames of all sockets that share the queue. The error is Flush's.
 //
 // Owner only.
 func (q *Queue) Drain() error {
-	pause := drainSoon
-	for looks, done := 0, uint64(0); looks < drainLooks; looks++ {
+	pause, end := drainSoon, time.Now().Add(drainMost)
+	for looks, done := 0, uint64(0); looks < drainLooks && time.Now().Before(end); looks++ {
 		if err := q.Flush(); err != nil {
 			return err
 		}
