@@ -68,7 +68,7 @@ func (q *Queue) Void(addr uint64) {
 	defer q.wire.mu.Unlock()
 	if i := q.number(addr); i >= 0 && q.chunks[i].state == queued {
 		q.thaw(i)
-		clear(q.mem[addr : addr+minFrame])
+		clear(q.mem[addr:min(addr+minFrame, q.addr(i)+q.size)])
 		q.freeze(i)
 	}
 }
