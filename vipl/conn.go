@@ -239,7 +239,9 @@ func (p *port) enqueue(c *conn) {
 
 // owe notes that the peer has an acknowledgement to get, of the frame in hand.
 func (p *port) owe(c *conn, now int64) {
-	p.oweSome(c, now)
+	if c.owedSlot == 0 {
+		p.oweUntil(c, c.patience.owes(now, len(p.owed)+1))
+	}
 	switch {
 	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= p.ackEvery:
 		c.oweBy = now // due before the turn ends
@@ -251,14 +253,23 @@ func (p *port) owe(c *conn, now int64) {
 	}
 }
 
-// oweSome notes that the peer has an acknowledgement to get, which may wait.
-func (p *port) oweSome(c *conn, now int64) {
+// oweUntil notes that the peer has an acknowledgement to get, which waits until by at most.
+func (p *port) oweUntil(c *conn, by int64) {
 	if c.owedSlot != 0 {
+		c.oweBy = min(c.oweBy, by)
 		return
 	}
 	p.owed = append(p.owed, c)
 	c.owedSlot = len(p.owed)
-	c.oweBy = c.patience.owes(now, len(p.owed))
+	c.oweBy = by
+}
+
+// pressed notes that the peer asks again. When it has something to get by now, that
+// waited for too long.
+func (c *conn) pressed() {
+	if c.owedSlot != 0 {
+		c.patience.pressed()
+	}
 }
 
 // settle notes that it has got it.

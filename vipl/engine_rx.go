@@ -98,6 +98,7 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 		if c.receiver != nil {
 			c.receiver.AskUrgent()
 		}
+		c.pressed()
 		p.owe(c, now)
 	case wire.KindError:
 		p.takeError(c, pkt)
@@ -229,6 +230,7 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 		kept = true
 	case reliable.Duplicate:
 		p.stats.Duplicate++
+		c.pressed()
 	case reliable.Outside:
 		p.stats.Outside++
 	}

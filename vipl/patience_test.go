@@ -54,3 +54,75 @@ func TestPatienceOfOthers(t *testing.T) {
 		t.Errorf("it has learnt to wait for %d ns", a.wait)
 	}
 }
+
+// What made the acknowledgement go before its time says nothing about waiting either, nor
+// does the peer that asks for it; that one is not made to wait as long again.
+func TestPatienceOfThePeer(t *testing.T) {
+	const late = 1_500_000
+	for _, pressed := range []bool{false, true} {
+		var a patience
+		now := int64(1_000_000)
+		for range 40 {
+			if by := a.owes(now, 1); by < now+late {
+				a.wentAlone(by)
+			}
+			a.dataGoes(now + late)
+			now += 2 * late
+		}
+		learnt := a.wait
+		for range 10 {
+			if a.owes(now, 1); pressed {
+				a.pressed()
+			}
+			a.wentAlone(now + 4*ackDelay) // at once, of many frames or by the peer's wish
+			a.dataGoes(now + late)
+			now += 2 * late
+		}
+		if !pressed && a.wait != learnt || pressed && a.wait > ackDelay {
+			t.Errorf("pressed %v: it waits for %d ns, and had learnt %d", pressed, a.wait, learnt)
+		}
+	}
+}
+
+// What was learnt from late answers is unlearnt when they become rare, and when there
+// are none any more.
+func TestPatienceIsUnlearnt(t *testing.T) {
+	const late = 1_500_000
+	for name, then := range map[string]func(a *patience, now *int64){
+		"most answers come at once": func(a *patience, now *int64) {
+			for k := range 500 {
+				by, answer := a.owes(*now, 1), *now+20_000
+				if k%50 == 0 {
+					answer = *now + late
+				}
+				if by < answer {
+					a.wentAlone(by)
+				}
+				a.dataGoes(answer)
+				*now += 2 * late
+			}
+		},
+		"no answers come": func(a *patience, now *int64) {
+			for range 100 {
+				a.wentAlone(a.owes(*now, 1))
+				*now += ackMost / 5
+			}
+		},
+	} {
+		var a patience
+		now := int64(1_000_000)
+		for range 40 {
+			if by := a.owes(now, 1); by < now+late {
+				a.wentAlone(by)
+			}
+			a.dataGoes(now + late)
+			now += 2 * late
+		}
+		if a.wait < late {
+			t.Fatalf("it has learnt to wait for %d ns only", a.wait)
+		}
+		if then(&a, &now); a.wait > 2*ackDelay {
+			t.Errorf("%s: it waits for %d ns", name, a.wait)
+		}
+	}
+}

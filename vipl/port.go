@@ -193,7 +193,7 @@ func (p *port) windowOf(conns int) int {
 // has not given back yet, that is no more than there is.
 func (p *port) tellWindow(c *conn, now int64) {
 	if c.open && c.receiver != nil && c.vi.state == Connected && 8*p.window < 7*int(c.header.Window) {
-		p.oweSome(c, now)
+		p.oweUntil(c, now+ackDelay)
 		p.lookSoon()
 	}
 }
@@ -348,9 +348,7 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 	for i := 0; i < len(p.owed); {
 		c := p.owed[i]
 		if quiet || c.oweBy <= now {
-			if !quiet {
-				c.patience.wentAlone(c.oweBy)
-			}
+			c.patience.wentAlone(min(c.oweBy, now))
 			if p.acknowledge(c) {
 				p.lazy = false
 				continue // p.owed[i] is another one now

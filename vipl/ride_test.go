@@ -49,3 +49,39 @@ func TestAcknowledgementsRideOnLateAnswers(t *testing.T) {
 		})
 	}
 }
+
+// A late answer among many that come at once does not make the peer send again what waits
+// for its acknowledgement.
+func TestAcknowledgementsDoNotWaitForRareAnswers(t *testing.T) {
+	const looks = 256
+	const early, late = 20 * time.Microsecond, 1500 * time.Microsecond
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
+		xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 2, 64)
+		say := func(from, to *vipl.VI, x, y *box, d time.Duration) {
+			postRecv(t, to, y, 0, 64)
+			postSend(t, from, x, 1, 64)
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(early) {
+				for range looks {
+					n.a.Poll()
+					n.b.Poll()
+				}
+			}
+			if _, err := to.RecvDone(); err != nil {
+				t.Fatal(err)
+			}
+			sent(t, from, 0)
+		}
+		for k := range 1000 {
+			if k%50 == 0 {
+				say(va, vb, xa, xb, late)
+			} else {
+				say(va, vb, xa, xb, early)
+			}
+			say(vb, va, xb, xa, early)
+		}
+		if again := n.a.Counters().Resent + n.b.Counters().Resent; again > 4 {
+			t.Errorf("%d frames were sent again", again)
+		}
+	})
+}
