@@ -250,6 +250,8 @@ func (p *port) owe(c *conn, now int64) {
 		if len(p.pkt.Rest) > 0 {
 			p.lookSoon() // the peer's program waits for the memory, and ours may be busy
 		}
+	case len(p.pkt.Rest) > 0 || c.vi.attrs.Level == ReliableReception:
+		c.oweBy = min(c.oweBy, now+ackDelay) // nothing may come behind the last of a burst, which does not ask
 	}
 }
 
