@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 	"viaxdp/kagent"
 	"viaxdp/vipl"
@@ -92,6 +94,9 @@ func TestLastFramesOfNICs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(listen)
+	// Drivers that set up their rings anew take the carrier away for seconds: when the
+	// programs before came off, and when the one of here goes on.
+	awaitCarriers(t, na, nb)
 	var agent *kagent.Local
 	if err := na.Do(func() (err error) {
 		agent, err = kagent.Open(kagent.Config{
@@ -101,6 +106,7 @@ func TestLastFramesOfNICs(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	awaitCarriers(t, na, nb)
 	q := agent.Queue()
 	for i := range frames {
 		addr, b, ok := q.Alloc()
@@ -121,5 +127,15 @@ func TestLastFramesOfNICs(t *testing.T) {
 		if _, err := unix.Read(listen, make([]byte, 2048)); err != nil {
 			t.Fatalf("frame %d of %d: %v", i, frames, err)
 		}
+	}
+}
+
+func awaitCarriers(t testing.TB, all ...*nstest.NS) {
+	t.Helper()
+	for _, ns := range all {
+		await.Until(t, ns.Name+" has a carrier", func() bool {
+			l, err := ns.Netlink().LinkByIndex(ns.Index)
+			return err == nil && l.Attrs().OperState == netlink.OperUp
+		})
 	}
 }
