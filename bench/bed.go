@@ -135,10 +135,18 @@ var endGrace = time.Second
 
 // Do calls f, which makes requests of the workers, and explains its error by
 // what has become of them. The end of ctx ends the workers and is the error
-// then.
+// then; they are gone when Do returns.
 func (b *Bed) Do(ctx context.Context, f func() error) error {
-	stop := context.AfterFunc(ctx, func() { b.bed.CloseWithin(endGrace) })
-	defer stop()
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		b.bed.CloseWithin(endGrace)
+	})
+	defer func() {
+		if !stop() {
+			<-ended
+		}
+	}()
 	err := f()
 	if err == nil {
 		return nil

@@ -186,6 +186,23 @@ func TestDemoInterruptedTidily(t *testing.T) {
 	}
 }
 
+// Who is told that a bed was interrupted finds its workers gone, however soon what they were
+// asked for had ended.
+func TestDoInterrupted(t *testing.T) {
+	b := onBed(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	err := b.Do(ctx, func() error {
+		cancel()
+		return errors.New("nothing more to do")
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if b.bed.Ended(0) == nil {
+		t.Error("the workers still run")
+	}
+}
+
 // A worker that is killed ends the demonstration with an error that says so.
 func TestDemoKilledWorker(t *testing.T) {
 	nstest.Require(t)
