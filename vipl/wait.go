@@ -2,6 +2,7 @@ package vipl
 
 import (
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"time"
 )
@@ -218,7 +219,10 @@ func (p *port) sleep(w waitable, end int64) (came, more bool) {
 	if (w == nil || !w.ready() && !w.handle().closing() && w.destroyed() == nil) && !p.isClosed() && by > now {
 		p.restLanes(true)
 		if !p.laneReady() {
-			p.nic.Wait(time.Duration(by - now))
+			runtime.Gosched() // to those who were woken: others may find them late, on a processor whose call waits
+			if left := by - p.now(); left > 0 {
+				p.nic.Wait(time.Duration(left))
+			}
 		}
 		p.restLanes(false)
 	}
