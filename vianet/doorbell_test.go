@@ -31,3 +31,24 @@ func TestDeadlineBesideTraffic(t *testing.T) {
 		t.Errorf("it took %d completions of others and left %d", took, left)
 	}
 }
+
+// Who goes to sleep leaves the work to a keeper, although it has just sent it away.
+func TestHandover(t *testing.T) {
+	nic, _, _ := memoryNics(t, xdpnictest.Faults{}, longSilence)
+	told, err := vianet.Handover(nic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !told {
+		t.Error("the keeper goes on to its next look, a millisecond later")
+	}
+}
+
+// Nobody is roused to look for what somebody polls for.
+func TestRoused(t *testing.T) {
+	for _, polls := range []bool{false, true} {
+		if roused := vianet.Roused(polls); roused == polls {
+			t.Errorf("somebody polls: %v; a keeper is roused: %v", polls, roused)
+		}
+	}
+}

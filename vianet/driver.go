@@ -76,9 +76,10 @@ func (d *driver) wait() bool {
 	return true
 }
 
-// evict gets the keeper out of Wait, if it is there.
+// evict gets the keeper out of Wait, if it is there. It waits no longer from now on, for
+// those who go to sleep before it has heard of that.
 func (d *driver) evict() {
-	if d.waiting.Load() {
+	if d.waiting.CompareAndSwap(true, false) {
 		d.cq.Wake()
 	}
 }
@@ -91,15 +92,25 @@ func (d *driver) rouse() {
 	}
 }
 
+// begin has the keeper look, and wait unless somebody polls, if it does not wait and somebody
+// needs to hear of completions.
+func (d *driver) begin() {
+	if !d.waiting.Load() && d.wanted.Load() > 0 {
+		d.rouse()
+	}
+}
+
 // stop ends the keeper.
 func (d *driver) stop() {
 	close(d.stopped)
 	d.evict()
 }
 
-// want counts who needs to hear of completions.
+// want counts who needs to hear of completions. Whoever polls looks for them, and the
+// keeper of arrivals looks after who polls: nobody is roused beside them, who would take
+// their processor.
 func (d *driver) want(n int32) {
-	if d.wanted.Add(n) == 1 && n > 0 {
+	if d.wanted.Add(n) == 1 && n > 0 && !d.stack.spinning.Load() {
 		d.rouse()
 	}
 }
@@ -113,17 +124,23 @@ func (d *driver) keeper() {
 	timer := time.NewTimer(tick)
 	defer timer.Stop()
 	last := s.polls.Load()
+	idle := func() bool { return s.polls.Load() == last && !s.spinning.Load() && !isClosed(d.stopped) }
 	for {
+		if d == s.arrivals {
+			s.sends.begin()
+		}
 		var look <-chan time.Time
 		if d.wanted.Load() > 0 {
-			d.waiting.Store(true) // before the look at polls: who polls looks the other way round
-			if s.polls.Load() == last && !s.spinning.Load() && !isClosed(d.stopped) {
-				if !d.wait() {
-					return
+			if idle() {
+				d.waiting.Store(true) // before another look: who polls looks the other way round
+				if idle() {
+					if !d.wait() {
+						return
+					}
+					continue
 				}
-				continue
+				d.waiting.Store(false)
 			}
-			d.waiting.Store(false)
 			timer.Reset(tick)
 			look = timer.C
 		}
@@ -136,6 +153,7 @@ func (d *driver) keeper() {
 			return
 		}
 		d.drain()
+		runtime.Gosched() // likewise
 	}
 }
 

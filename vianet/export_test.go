@@ -24,24 +24,60 @@ func RingLater(polls bool, alone int32, writes int) (later int) {
 	return later
 }
 
-// PollPast polls as who waits does whose deadline has passed, while completions of
-// another connection lie on the queue, and says how many it took and left.
-func PollPast(nic *vipl.Nic) (took, left int, err error) {
-	o := Options{Buffers: 1024, BufferSize: 320}
-	if err := o.complete(); err != nil {
-		return 0, 0, err
+// noKeepers is a stack without keepers, who would take some of what lies on the queues.
+func noKeepers(nic *vipl.Nic) (s *Stack, err error) {
+	s = &Stack{nic: nic, o: Options{Buffers: 1024, BufferSize: 320}, conns: make(map[*Conn]bool)}
+	if err := s.o.complete(); err != nil {
+		return nil, err
 	}
-	s := &Stack{nic: nic, o: o, conns: make(map[*Conn]bool)} // without keepers, who would take some
 	if s.regs, err = newRegistry(nic, 0); err != nil {
-		return 0, 0, err
+		return nil, err
 	}
 	if s.arrivals, err = newDriver(s); err == nil {
 		s.sends, err = newDriver(s)
 	}
+	if err != nil {
+		return nil, errors.Join(err, s.release())
+	}
+	return s, nil
+}
+
+// Handover polls while a keeper waits and goes to sleep before that has heard of it. It
+// says whether the keeper is told.
+func Handover(nic *vipl.Nic) (told bool, err error) {
+	s, err := noKeepers(nic)
+	if err != nil {
+		return false, err
+	}
 	defer func() { err = errors.Join(err, s.release()) }()
+	s.arrivals.want(1)
+	<-s.arrivals.poke
+	s.arrivals.waiting.Store(true)
+	sig := make(chan struct{}, 1)
+	raise(sig)
+	s.spin(sig, &limit{}, &spinner{most: time.Hour, budget: time.Hour}, 0)
+	s.takeOver()
+	return len(s.arrivals.poke) > 0, nil
+}
+
+// Roused says whether somebody who needs to hear of sends rouses their keeper, while
+// somebody polls or nobody does.
+func Roused(polls bool) bool {
+	s := &Stack{}
+	s.sends = &driver{stack: s, poke: make(chan struct{}, 1)}
+	s.spinning.Store(polls)
+	s.sends.want(1)
+	return len(s.sends.poke) > 0
+}
+
+// PollPast polls as who waits does whose deadline has passed, while completions of
+// another connection lie on the queue, and says how many it took and left.
+func PollPast(nic *vipl.Nic) (took, left int, err error) {
+	s, err := noKeepers(nic)
 	if err != nil {
 		return 0, 0, err
 	}
+	defer func() { err = errors.Join(err, s.release()) }()
 	c, err := newConn(s)
 	if err != nil {
 		return 0, 0, err
@@ -62,7 +98,7 @@ func PollPast(nic *vipl.Nic) (took, left int, err error) {
 	for n := s.arrivals.poll(); n > 0; n = s.arrivals.poll() {
 		left += n
 	}
-	return o.Buffers/2 - left, left, nil
+	return s.o.Buffers/2 - left, left, nil
 }
 
 // DataBuffers is how many data messages a connection takes.

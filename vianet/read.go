@@ -47,7 +47,7 @@ func (c *Conn) read(b []byte) (int, error) {
 }
 
 // readNow reads what there is; or asks for more, perhaps at a landing in b. bytes
-// are on their way to others.
+// are, or may be, on their way elsewhere.
 func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,7 +93,7 @@ func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) 
 	case c.fin:
 		return 0, nil, 0, io.EOF
 	}
-	return 0, nil, c.in.flight * stageSize, c.err
+	return 0, nil, max(c.in.flight*stageSize, c.ring.last), c.err
 }
 
 // consume copies what has arrived. Under mu.

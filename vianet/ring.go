@@ -30,6 +30,7 @@ type ring struct {
 	at    int    // where the next bytes come
 	open  int    // how many the peer may write
 	freed int    // how many were read since it has been told
+	last  int    // how many came last: as many may be on their way
 }
 
 // peerRing is that of the peer.
@@ -114,6 +115,7 @@ func (c *Conn) takeInRing(h *header, i int) error {
 	c.queue.add(segment{data: r.lease.buf[r.at : r.at+int(n)], ring: int(n)})
 	r.at = (r.at + int(n)) % ringSize
 	r.open -= int(n)
+	r.last = int(n)
 	raise(c.readable)
 	return nil
 }

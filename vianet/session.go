@@ -134,6 +134,7 @@ func (c *Conn) takeData(payload []byte, i int) error {
 		return errOrder
 	}
 	c.held++
+	c.ring.last = 0
 	c.queue.add(segment{data: payload, buffer: i})
 	raise(c.readable)
 	return nil

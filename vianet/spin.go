@@ -102,11 +102,8 @@ func (c *Conn) await(sig <-chan struct{}, past *limit, p *spinner, bytes int) er
 
 // takeOver has the keepers wait, now that the goroutine that polled does not.
 func (s *Stack) takeOver() {
-	for _, d := range []*driver{s.arrivals, s.sends} {
-		if !d.waiting.Load() && d.wanted.Load() > 0 {
-			d.rouse()
-		}
-	}
+	s.arrivals.begin()
+	s.sends.begin()
 }
 
 // spin polls for all connections of the stack, as long as that has paid lately for
