@@ -61,6 +61,7 @@ type Conn struct {
 	credits int         // and now
 	fill    int         // buffer that is being filled with data, or -1
 	filled  int         // bytes in it, the header among them
+	wish    bool        // its bytes would rather go through a ring
 	delays  bool        // it waits for more bytes, see delay.go
 	urged   bool        // no longer
 	delayed *time.Timer // ends that; nil: nothing has waited yet

@@ -52,6 +52,7 @@
 //	taken     receiver   so much of it has been read or filled   /
 //	room 0    receiver   here is a ring; so much of it was read  2
 //	filled 0  sender     so much has been written to the ring    as data
+//	data 1    sender     as data; a ring would have taken them   as data
 //	fin       both       no more data                            1
 //	finack    both       the fin has come, and all before it     1
 //	stop      both       what comes is not read any more         1
@@ -59,8 +60,7 @@
 // So a Write blocks when the peer's program does not read, and nothing else blocks:
 // credits and confirmations go on when both programs only write.
 //
-// A Write of more than Options.Threshold bytes is a transfer, unless there is a
-// ring. Where both NICs have RDMA read the sender announces its registered memory
+// A Write of more than Options.Threshold bytes is a transfer, unless a ring takes it. Where both NICs have RDMA read the sender announces its registered memory
 // and the receiver reads it; else the sender asks, and the receiver names registered memory that
 // the sender writes. Either way the bytes go between the buffers of the two
 // programs when the Read asks for many, and through staging buffers, ahead of
@@ -71,11 +71,12 @@
 //	a deadline, Close                 offered -- withdraw, taken(n) ---> idle
 //
 // A transfer takes two round trips, or one where it is written, in which nothing else
-// moves. So who receives two of at most 128 KiB names a ring of 256 KiB, by a room with 0
-// in the place of a transfer's number. Writes of that length then go there at once, as
-// RDMA writes and a filled 0, which takes a data buffer as a data message does; Write returns
-// when the NIC has the bytes. The Read copies them out of the ring. At most 64 connections
-// of a stack have a ring.
+// moves, and buffers hold 80 KiB of a round trip. So who receives two of at most 128 KiB, or
+// 128 KiB by Writes of 16 KiB and more that took buffers, names a ring of 256 KiB, by a room
+// with 0 in the place of a transfer's number. Both go there at once from then on, as RDMA
+// writes and a filled 0, which takes a data buffer as a data message does; Write returns when
+// the NIC has the bytes. The Read copies them out of the ring. At most 64 connections of a
+// stack have a ring.
 //
 // Memory of [Stack.Alloc] is written where frames are long, although the receiver
 // could read it: a write is sent from where the memory lies, while the answer to an

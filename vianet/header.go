@@ -113,7 +113,10 @@ func (h *header) check(payload int) error {
 		if h.length == 0 {
 			return errLength
 		}
-		want, bare.length = int(h.length), h.length
+		if h.id > ringWish {
+			return errField
+		}
+		want, bare.id, bare.length = int(h.length), h.id, h.length
 	case kindAnnounce, kindRoom:
 		if h.length == 0 || h.handle == 0 || h.addr > math.MaxUint64-uint64(h.length) {
 			return errRange

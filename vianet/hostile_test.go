@@ -85,6 +85,7 @@ func TestWrongMessages(t *testing.T) {
 		{"handle 0", []message{change(mem, func(m *message) { m.handle = 0 })}, wrongRange},
 		{"memory past the end", []message{change(mem, func(m *message) { m.addr = ^uint64(0) - 5 })}, wrongRange},
 		{"two transfers", []message{mem, mem}, wrongTime},
+		{"data with another wish", []message{{kind: data, id: 2, length: 4, payload: []byte("four")}}, wrongField},
 		{"data in a transfer", []message{mem, {kind: data, length: 4, payload: []byte("four")}}, wrongTime},
 		{"fin in a transfer", []message{mem, {kind: fin}}, wrongTime},
 		{"ask in a transfer", []message{mem, {kind: ask, id: 2, length: 10}}, wrongTime},

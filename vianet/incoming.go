@@ -81,7 +81,9 @@ func (c *Conn) takeTransfer(h *header) error {
 		from:   vipl.AddressSegment{Data: h.addr, Handle: h.handle},
 		staged: c.in.staged,
 	}
-	c.wantRing(c.in.length)
+	if c.in.length <= ringMost {
+		c.wantRing(ringAfter / 2)
+	}
 	raise(c.readable)
 	return nil
 }

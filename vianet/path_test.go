@@ -45,7 +45,10 @@ func TestBytesInARoundTrip(t *testing.T) {
 		write, read int
 		want        int // bytes
 	}{
-		{"messages", vianet.Options{}, 16 << 10, 64 << 10, 60 << 10},
+		{"messages", vianet.Options{}, 8 << 10, 64 << 10, 60 << 10},
+		{"messages only", vianet.Options{Threshold: -1}, 32 << 10, 64 << 10, 60 << 10},
+		{"the least for a ring", vianet.Options{}, 16 << 10, 64 << 10, 140 << 10},
+		{"as io.Copy writes", vianet.Options{}, 32 << 10, 32 << 10, 170 << 10},
 		{"short transfers, short reads", vianet.Options{}, 64 << 10, 4 << 10, 170 << 10},
 		{"short transfers", vianet.Options{}, 64 << 10, 64 << 10, 170 << 10},
 		{"short transfers, long reads", vianet.Options{}, 64 << 10, 1 << 20, 170 << 10},

@@ -5,8 +5,9 @@ import (
 )
 
 // A transfer takes two round trips, or one where it is written, in which nothing else
-// moves. So the receiver of several short ones names memory ahead, a ring, and the Writes
-// that follow are written there at once: each is as good as a data message, only longer.
+// moves, and buffers hold 80 KiB of a round trip. So the receiver of Writes of medium length
+// names memory ahead, a ring, and those that follow are written there at once: each is
+// as good as a data message, only longer.
 //
 //	receiver                                 sender
 //	room(0): so many bytes from there on  -->
@@ -15,18 +16,22 @@ import (
 //
 // Bytes lie in the ring in the order of the stream. The sender does not write across its
 // end, and what was read is given back when it is half of the ring. A filled takes one of
-// the data buffers, and there are two rooms under way at most.
+// the data buffers, and there are two rooms under way at most. A data message of such a
+// Write says that it would rather go there.
 const (
 	ringSize  = 256 << 10
-	ringID    = 0  // in the place of a transfer's
-	ringAfter = 2  // transfers of at most half of it
-	maxRings  = 64 // of a stack
+	ringMost  = ringSize / 2 // bytes of a Write that goes there
+	ringLeast = 16 << 10     // likewise: of less a doorbell a message is no more than one a Write
+	ringAfter = ringSize / 2 // bytes of such Writes after which there is one; a transfer is half of them
+	ringID    = 0            // in the place of a transfer's
+	ringWish  = 1            // likewise, of a data message
+	maxRings  = 64           // of a stack
 )
 
 // ring is memory of this side that the peer writes to. The lock of the connection guards it.
 type ring struct {
 	lease *lease // nil: none
-	short int    // transfers that would have gone through it
+	past  int    // bytes that would have gone through it
 	at    int    // where the next bytes come
 	open  int    // how many the peer may write
 	freed int    // how many were read since it has been told
@@ -41,16 +46,19 @@ type peerRing struct {
 	free int                 // how many there is room for
 }
 
-// wantRing notes a transfer of n bytes. After some a ring is to be named. Under mu.
+// wantRing notes n bytes of a Write that would go through a ring. After some it is to be
+// named. Under mu.
 func (c *Conn) wantRing(n int) {
 	r := &c.ring
-	if r.lease != nil || n > ringSize/2 {
+	if r.lease != nil {
 		return
 	}
-	if r.short++; r.short < ringAfter || c.stack.rings.Add(1) > maxRings {
-		if r.short >= ringAfter {
-			c.stack.rings.Add(-1)
-		}
+	if r.past += n; r.past < ringAfter {
+		return
+	}
+	r.past = 0 // if there is none now, then after as many
+	if c.stack.rings.Add(1) > maxRings {
+		c.stack.rings.Add(-1)
 		return
 	}
 	lease, err := c.stack.regs.ring(c.tag)
@@ -126,16 +134,25 @@ func (c *Conn) readFromRing(n int) {
 	c.due.ring = c.due.ring || c.ring.freed >= ringSize/2
 }
 
-// ringTakes says whether a Write of n bytes may go through the peer's ring.
-func (c *Conn) ringTakes(n int) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return n <= c.peerRing.size/2
+// suitsRing says whether a Write of n bytes goes through a ring, where there is one.
+func (s *Stack) suitsRing(n int) bool {
+	t := s.o.Threshold
+	return t >= 0 && n > min(t, ringLeast-1) && n <= ringMost
 }
 
-// writeRing writes b to the peer's ring. Nothing waits in a buffer. It returns when the
-// NIC has all of it, although the peer may not.
+// hasRing says whether the peer has named one.
+func (c *Conn) hasRing() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.peerRing.size > 0
+}
+
+// writeRing writes b to the peer's ring. It returns when the NIC has all of it, although
+// the peer may not.
 func (c *Conn) writeRing(b []byte) (n int, err error) {
+	if err := c.flushed(true); err != nil {
+		return 0, err
+	}
 	lease, err := c.stack.regs.lease(b, c.tag, closed)
 	if err != nil {
 		return c.writeSmall(b)

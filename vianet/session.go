@@ -99,7 +99,7 @@ func (c *Conn) take(h *header, payload []byte, i int) error {
 	}
 	switch h.kind {
 	case kindData:
-		return c.takeData(payload, i)
+		return c.takeData(h, payload, i)
 	case kindAnnounce, kindAsk:
 		return c.takeTransfer(h)
 	case kindFilled:
@@ -126,7 +126,7 @@ func (c *Conn) take(h *header, payload []byte, i int) error {
 	return nil // credit
 }
 
-func (c *Conn) takeData(payload []byte, i int) error {
+func (c *Conn) takeData(h *header, payload []byte, i int) error {
 	if c.held == c.dataBuffers() {
 		return errOverrun
 	}
@@ -135,6 +135,9 @@ func (c *Conn) takeData(payload []byte, i int) error {
 	}
 	c.held++
 	c.ring.last = 0
+	if h.id == ringWish {
+		c.wantRing(len(payload))
+	}
 	c.queue.add(segment{data: payload, buffer: i})
 	raise(c.readable)
 	return nil
@@ -292,7 +295,11 @@ func (c *Conn) pushData() bool {
 	i, n := c.fill, c.filled
 	c.fill, c.urged = -1, false
 	c.credits--
-	c.send(i, n, header{kind: kindData, length: uint32(n - headerLen)})
+	h := header{kind: kindData, length: uint32(n - headerLen)}
+	if c.wish {
+		h.id = ringWish
+	}
+	c.send(i, n, h)
 	raise(c.writable)
 	return true
 }

@@ -24,9 +24,12 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	for n < len(b) && err == nil {
 		rest := b[n:]
 		k := 0
-		if t := c.stack.o.Threshold; t < 0 || len(rest) <= t {
+		switch t := c.stack.o.Threshold; {
+		case c.stack.suitsRing(len(rest)) && c.hasRing():
+			k, err = c.writeRing(rest)
+		case t < 0 || len(rest) <= t:
 			k, err = c.writeSmall(rest)
-		} else {
+		default:
 			k, err = c.writeLarge(rest[:min(len(rest), maxTransfer)])
 		}
 		n += k
@@ -82,7 +85,9 @@ func (c *Conn) until(step func() (done bool, err error)) error {
 // writeSmall sends b by control messages. What the peer has no room for yet
 // stays in a buffer, where later bytes may join it.
 func (c *Conn) writeSmall(b []byte) (n int, err error) {
+	suits := c.stack.suitsRing(len(b))
 	err = c.until(func() (bool, error) {
+		c.wish = suits && c.peerRing.size == 0
 		for n < len(b) {
 			if err := c.writeError(); err != nil {
 				return false, err
@@ -137,9 +142,6 @@ func (c *Conn) flushed(all bool) error {
 func (c *Conn) writeLarge(b []byte) (int, error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
-	}
-	if c.ringTakes(len(b)) {
-		return c.writeRing(b)
 	}
 	read := c.reads && !c.stack.lends(b)
 	a := closed
