@@ -60,9 +60,9 @@
 // So a Write blocks when the peer's program does not read, and nothing else blocks:
 // credits and confirmations go on when both programs only write.
 //
-// A Write of more than Options.Threshold bytes is a transfer, unless a ring takes it. Where both NICs have RDMA read the sender announces its registered memory
-// and the receiver reads it; else the sender asks, and the receiver names registered memory that
-// the sender writes. Either way the bytes go between the buffers of the two
+// A Write of more than Options.Threshold bytes is a transfer, unless a ring takes it. Where both
+// NICs have RDMA read the sender announces its registered memory and the receiver reads it; else
+// the sender asks, and the receiver names registered memory that the sender writes. Either way the bytes go between the buffers of the two
 // programs when the Read asks for many, and through staging buffers, ahead of
 // the program, when it asks for few. Write returns when the receiver has all:
 //

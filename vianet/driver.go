@@ -153,7 +153,7 @@ func (d *driver) keeper() {
 			return
 		}
 		d.drain()
-		runtime.Gosched() // likewise
+		runtime.Gosched() // as in wait
 	}
 }
 

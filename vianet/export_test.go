@@ -101,6 +101,12 @@ func PollPast(nic *vipl.Nic) (took, left int, err error) {
 	return s.o.Buffers/2 - left, left, nil
 }
 
+// OnItsWay is how many bytes a Read that finds nothing takes to be on their way.
+func OnItsWay(c *Conn) int {
+	_, _, bytes, _ := c.readNow(make([]byte, 1))
+	return bytes
+}
+
 // DataBuffers is how many data messages a connection takes.
 func DataBuffers(c *Conn) int { return c.dataBuffers() }
 

@@ -156,6 +156,48 @@ func TestRingLies(t *testing.T) {
 	}
 }
 
+// Who has read from a ring polls as long as what came last would take, until something
+// else comes.
+func TestRingAhead(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	p, c, _ := h.ringed(t)
+	for _, test := range []struct {
+		m    message
+		want int
+	}{
+		{message{kind: filled, length: 5}, 5},
+		{message{kind: filled, length: 9}, 9},
+		{message{kind: data, length: 4, payload: []byte("four")}, 0},
+	} {
+		p.send(test.m)
+		if _, err := io.ReadFull(c, make([]byte, test.m.length)); err != nil {
+			t.Fatal(err)
+		}
+		if got := vianet.OnItsWay(c); got != test.want {
+			t.Errorf("after %+v: %d bytes are taken to be on their way, want %d", test.m, got, test.want)
+		}
+	}
+	c.Close()
+}
+
+// A ring that is too short for a Write is left alone.
+func TestRingTooShort(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	p := h.meet(t, l, true)
+	p.greet()
+	c := accept(t, l)
+	p.send(message{kind: room, length: 1000, handle: p.region.Handle(), addr: p.region.Addr()})
+	p.send(message{kind: data, length: 4, payload: []byte("four")})
+	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil { // the ring has come, too
+		t.Fatal(err)
+	}
+	go c.Write(make([]byte, 20_000))
+	p.receive(data)
+	c.Close()
+}
+
 // A filled takes a data buffer, until the program reads.
 func TestRingOverrun(t *testing.T) {
 	h := inMemory(t, vianet.Options{})

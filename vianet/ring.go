@@ -134,17 +134,21 @@ func (c *Conn) readFromRing(n int) {
 	c.due.ring = c.due.ring || c.ring.freed >= ringSize/2
 }
 
-// suitsRing says whether a Write of n bytes goes through a ring, where there is one.
+// suitsRing says whether a Write of n bytes would rather go through a ring.
 func (s *Stack) suitsRing(n int) bool {
 	t := s.o.Threshold
 	return t >= 0 && n > min(t, ringLeast-1) && n <= ringMost
 }
 
-// hasRing says whether the peer has named one.
-func (c *Conn) hasRing() bool {
+// ringTakes says whether a Write of n bytes goes through the peer's ring, which may be a
+// short one.
+func (c *Conn) ringTakes(n int) bool {
+	if !c.stack.suitsRing(n) {
+		return false // without the lock: most Writes are short
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.peerRing.size > 0
+	return n <= c.peerRing.size/2
 }
 
 // writeRing writes b to the peer's ring. It returns when the NIC has all of it, although

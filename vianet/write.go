@@ -25,7 +25,7 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 		rest := b[n:]
 		k := 0
 		switch t := c.stack.o.Threshold; {
-		case c.stack.suitsRing(len(rest)) && c.hasRing():
+		case c.ringTakes(len(rest)):
 			k, err = c.writeRing(rest)
 		case t < 0 || len(rest) <= t:
 			k, err = c.writeSmall(rest)
