@@ -55,20 +55,25 @@ func TestPatienceOfOthers(t *testing.T) {
 	}
 }
 
+// lateAnswers is the patience of a connection whose program has answered so late 40 times.
+func lateAnswers(late int64) (a patience, now int64) {
+	now = 1_000_000
+	for range 40 {
+		if by := a.owes(now, 1); by < now+late {
+			a.wentAlone(by)
+		}
+		a.dataGoes(now + late)
+		now += 2 * late
+	}
+	return a, now
+}
+
 // What made the acknowledgement go before its time says nothing about waiting either, nor
 // does the peer that asks for it; that one is not made to wait as long again.
 func TestPatienceOfThePeer(t *testing.T) {
 	const late = 1_500_000
 	for _, pressed := range []bool{false, true} {
-		var a patience
-		now := int64(1_000_000)
-		for range 40 {
-			if by := a.owes(now, 1); by < now+late {
-				a.wentAlone(by)
-			}
-			a.dataGoes(now + late)
-			now += 2 * late
-		}
+		a, now := lateAnswers(late)
 		learnt := a.wait
 		for range 10 {
 			if a.owes(now, 1); pressed {
@@ -109,15 +114,7 @@ func TestPatienceIsUnlearnt(t *testing.T) {
 			}
 		},
 	} {
-		var a patience
-		now := int64(1_000_000)
-		for range 40 {
-			if by := a.owes(now, 1); by < now+late {
-				a.wentAlone(by)
-			}
-			a.dataGoes(now + late)
-			now += 2 * late
-		}
+		a, now := lateAnswers(late)
 		if a.wait < late {
 			t.Fatalf("it has learnt to wait for %d ns only", a.wait)
 		}
