@@ -50,7 +50,8 @@ func tracesNow(t *testing.T) (s traces) {
 }
 
 // nothingLeft waits until the machine looks as before and no process of the
-// token is left. Tests of other packages may use hugepages for a while.
+// token is left. Tests of other packages may use hugepages for a while. Nothing tells when the
+// kernel has taken down a namespace: it looks again.
 func nothingLeft(t *testing.T, before traces, token string) {
 	t.Helper()
 	var why string
@@ -246,7 +247,7 @@ func TestDemoKilled(t *testing.T) {
 				t.Error(err)
 			}
 		} else {
-			time.Sleep(delay)
+			time.Sleep(delay) // the moment at which it is killed; any will do
 		}
 		cmd.Process.Kill()
 		cmd.Wait()

@@ -119,7 +119,7 @@ func TestTaskInput(t *testing.T) {
 func TestTaskCancelled(t *testing.T) {
 	tasks["test-wait"] = task{alone: true, run: taskOf(func(j *job, _ struct{}) (struct{}, error) {
 		for !j.stop.Load() {
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // as a task works until it is stopped
 		}
 		return struct{}{}, ErrStopped
 	})}

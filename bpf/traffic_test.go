@@ -32,7 +32,7 @@ func receive(t *testing.T, socket *xdpnic.Queue) []byte {
 	frames := make([]xdpnic.Frame, 1)
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		if socket.Receive(frames) == 0 {
-			time.Sleep(100 * time.Microsecond)
+			time.Sleep(100 * time.Microsecond) // the kernel delivers in its own time
 			continue
 		}
 		b := bytes.Clone(frames[0].Data)

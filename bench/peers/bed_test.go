@@ -39,7 +39,7 @@ func requirePrograms(t *testing.T) {
 	case len(missing) == 0:
 	case os.Getenv("VIA_PEERS") == "require":
 		t.Fatalf("not installed: %s", names(missing))
-	default:
+	default: // nobody is to install them for go test ./...; .ci/run does, and requires them
 		t.Skipf("not installed: %s", names(missing))
 	}
 }
@@ -206,7 +206,7 @@ func TestMeasureInterrupted(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for _, pid := range <-pids {
-		gone := false
+		gone := false // these are not our children, to be waited for
 		for deadline := time.Now().Add(time.Minute); !gone && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 			gone = errors.Is(unix.Kill(pid, 0), unix.ESRCH)
 		}

@@ -132,14 +132,14 @@ func freePort(t *testing.T, network string) int {
 	if strings.HasPrefix(network, "udp") {
 		c, err := net.ListenPacket(network, address)
 		if err != nil {
-			t.Skipf("no %s here: %v", network, err)
+			t.Skipf("no %s here: %v", network, err) // a kernel without IPv6
 		}
 		defer c.Close()
 		got = c.LocalAddr()
 	} else {
 		l, err := net.Listen(network, address)
 		if err != nil {
-			t.Skipf("no %s here: %v", network, err)
+			t.Skipf("no %s here: %v", network, err) // likewise
 		}
 		defer l.Close()
 		got = l.Addr()
@@ -217,7 +217,7 @@ func TestWorkerConnectionEnds(t *testing.T) {
 	}
 }
 
-// awaitPid returns the number in a file that a process writes.
+// awaitPid returns the number in a file that a process writes, in its own time.
 func awaitPid(t *testing.T, file string) int {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {

@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 func library(t testing.TB, tools ...string) string {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("not with -short")
+		t.Skip("not with -short") // a build in C takes minutes beside other tests; .ci/run has them without -short
 	}
 	nstest.Require(t)
 	for _, tool := range append(tools, "make", "gcc", "objcopy") {
