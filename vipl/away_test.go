@@ -1,6 +1,7 @@
 package vipl_test
 
 import (
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -125,4 +126,54 @@ func (n *sleepyNIC) Wait(timeout time.Duration) error {
 func (n *sleepyNIC) Wake() {
 	n.woken.Store(true)
 	n.Queue.Wake()
+}
+
+// Who goes to sleep for the port lets those run first whom it has woken: its processor is
+// another's only when somebody notices that its call waits.
+func TestSleeperYields(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	synctest.Test(t, func(t *testing.T) {
+		const rounds = 50
+		nic := &watchedNIC{}
+		n, va, vb := connected(t, memoryConfig{bubble: true, port: func(q *xdpnictest.Queue) vipl.Port {
+			nic.Queue = q
+			return nic
+		}}, vipl.UnreliableDelivery)
+		_, other := connect(t, n.a.Nic, n.b.Nic, vipl.UnreliableDelivery)
+		xa, xb := newBox(t, n.a.Nic, rounds, 8), newBox(t, n.b.Nic, rounds, 8)
+		go other.RecvWait(time.Hour) // sleeps for the port, until the NIC is closed
+		synctest.Wait()
+		for k := range rounds {
+			postRecv(t, vb, xb, k, 8)
+			got := make(chan error, 1)
+			go func() {
+				_, err := vb.RecvWait(time.Minute)
+				nic.owed.Store(false)
+				got <- err
+			}()
+			synctest.Wait()
+			nic.owed.Store(true)
+			postSend(t, va, xa, k, 8)
+			if err := <-got; err != nil {
+				t.Fatal(err)
+			}
+		}
+		if late := nic.late.Load(); late > rounds/2 { // the runtime lets the sleeper go on now and then
+			t.Errorf("%d of %d goroutines had not run when the one that had woken them went to sleep", late, rounds)
+		}
+	})
+}
+
+// watchedNIC counts the sleeps that begin while somebody has yet to run.
+type watchedNIC struct {
+	*xdpnictest.Queue
+	owed atomic.Bool
+	late atomic.Int32
+}
+
+func (n *watchedNIC) Wait(timeout time.Duration) error {
+	if n.owed.Load() {
+		n.late.Add(1)
+	}
+	return n.Queue.Wait(timeout)
 }
