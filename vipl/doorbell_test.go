@@ -50,6 +50,8 @@ func TestPostSendLater(t *testing.T) {
 		n.a.Ring()
 		arrived("rung", 1)
 		sent(t, va, 0)
+		synctest.Wait()
+		n.a.Poll() // takes what b may have said beside: it would ring
 		n.a.Ring()
 		later(3)
 		arrived("three posted", 1)

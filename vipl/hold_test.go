@@ -27,15 +27,18 @@ func packPair(t testing.TB, level vipl.ReliabilityLevel, receives, room int) (n 
 }
 
 // polling makes a's background goroutine find a program that polls: it then stays
-// out of the way for a millisecond of the bubble's time.
+// out of the way for a millisecond of the bubble's time. If it sleeps already, the
+// frame wakes it, and it sees the poll before; else it looks in a millisecond later
+// at the latest, and must not do so between the poll and what is received.
 func polling(t testing.TB, n *memoryNet, va, vb *vipl.VI) {
 	t.Helper()
 	x, y := newBox(t, n.a.Nic, 1, 8), newBox(t, n.b.Nic, 1, 8)
 	postRecv(t, va, x, 0, 8)
+	synctest.Wait() // who is in the engine's way is not seen to poll
 	n.a.Poll()
 	postSend(t, vb, y, 0, 8)
 	sent(t, vb, 0)
-	time.Sleep(time.Millisecond) // until the goroutine has placed it
+	time.Sleep(300 * time.Microsecond)
 	received(t, va, 0)
 	time.Sleep(100 * time.Microsecond) // off the beat of its clock
 }
