@@ -83,11 +83,16 @@ type Conn struct {
 
 // due is what is to be sent as soon as there is a buffer.
 type due struct {
+	messages
+	fin, finSent, finAcked bool
+	takenID, takenLen      uint32
+}
+
+// messages are those that may be due before the next data; mostly none is.
+type messages struct {
 	hello, announce, ask, withdraw bool
 	room, taken, credit, ring      bool
-	finack, fin, stop              bool
-	finSent, finAcked              bool
-	takenID, takenLen              uint32
+	finack, stop                   bool
 }
 
 var (
@@ -213,11 +218,16 @@ func (c *Conn) SetLinger(sec int) error {
 
 // lower forgets a signal that was raised before. Signals are raised under mu,
 // after the change of the state that they tell of; who is about to look at the
-// state, under mu, lowers what is old.
-func lower(sig chan struct{}) {
+// state, under mu, lowers what is old. It says whether the signal was raised.
+func lower(sig <-chan struct{}) (raised bool) {
+	if len(sig) == 0 { // without a call
+		return false
+	}
 	select {
 	case <-sig:
+		return true
 	default:
+		return false
 	}
 }
 

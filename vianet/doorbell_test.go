@@ -1,7 +1,9 @@
 package vianet_test
 
 import (
+	"io"
 	"testing"
+	"time"
 
 	"viaxdp/vianet"
 	"viaxdp/xdpnic/xdpnictest"
@@ -49,6 +51,37 @@ func TestRoused(t *testing.T) {
 	for _, polls := range []bool{false, true} {
 		if roused := vianet.Roused(polls); roused == polls {
 			t.Errorf("somebody polls: %v; a keeper is roused: %v", polls, roused)
+		}
+	}
+}
+
+// Completions of sends that nobody needs to hear of are taken off their queue all the
+// same, by who polls or by a keeper: it does not grow.
+func TestSendsAreTidied(t *testing.T) {
+	for _, spin := range []time.Duration{0, -1} {
+		h := inMemory(t, vianet.Options{Spin: spin})
+		a, b := h.pair(t)
+		before := vianet.SendEntries(h.a)
+		done := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(b, b)
+			done <- err
+		}()
+		message := make([]byte, 64)
+		for range 3 * before {
+			if _, err := a.Write(message); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(a, message); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if after := vianet.SendEntries(h.a); after != before {
+			t.Errorf("polling %v: the queue has grown from %d entries to %d", spin, before, after)
+		}
+		a.Close()
+		if err := <-done; err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -37,13 +37,17 @@ func newDriver(s *Stack) (*driver, error) {
 	return &driver{stack: s, cq: cq, poke: make(chan struct{}, 1), stopped: make(chan struct{})}, nil
 }
 
+// entries is room for what is taken off a queue at once.
+type entries [pollBatch]vipl.Completion
+
 // poll takes what there is off the queue, up to a bound, and has its connections
 // see to it. It returns how many entries there were.
-func (d *driver) poll() int {
-	var batch [pollBatch]vipl.Completion
+func (d *driver) poll(batch *entries) int {
 	n, _ := d.cq.Dones(batch[:])
-	for _, e := range batch[:n] {
-		dispatch(e.VI)
+	for i, e := range batch[:n] {
+		if i == 0 || e.VI != batch[i-1].VI { // else it has been seen to
+			dispatch(e.VI)
+		}
 	}
 	return n
 }
@@ -53,7 +57,8 @@ const pollBatch = 16
 
 // drain polls until nothing is left.
 func (d *driver) drain() {
-	for d.poll() == pollBatch {
+	var batch entries
+	for d.poll(&batch) == pollBatch {
 	}
 }
 
@@ -72,6 +77,7 @@ func (d *driver) wait() bool {
 	}
 	dispatch(vi)
 	d.drain()
+	d.stack.tidy()
 	runtime.Gosched() // first those who were woken: Wait polls before it sleeps
 	return true
 }
@@ -153,6 +159,7 @@ func (d *driver) keeper() {
 			return
 		}
 		d.drain()
+		s.tidy()
 		runtime.Gosched() // as in wait
 	}
 }
@@ -162,9 +169,17 @@ func (d *driver) keeper() {
 const entriesLeft = 256
 
 // sent counts sends, and now and then has the entries of their completions taken
-// off the queue.
+// off the queue: by who polls when he has nothing else to do, or by the keeper of
+// arrivals, who looks in also beside him.
 func (s *Stack) sent() {
 	if s.posted.Add(1)%entriesLeft == 0 {
-		s.sends.rouse()
+		s.stale.Store(true)
+	}
+}
+
+// tidy takes them off.
+func (s *Stack) tidy() {
+	if s.stale.Load() && s.stale.CompareAndSwap(true, false) {
+		s.sends.drain()
 	}
 }

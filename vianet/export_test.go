@@ -95,7 +95,8 @@ func PollPast(nic *vipl.Nic) (took, left int, err error) {
 	past := &limit{signal: make(chan struct{}, 1)}
 	past.set(time.Now())
 	s.spin(make(chan struct{}), past, &spinner{most: time.Hour, budget: time.Hour}, 0)
-	for n := s.arrivals.poll(); n > 0; n = s.arrivals.poll() {
+	var batch entries
+	for n := s.arrivals.poll(&batch); n > 0; n = s.arrivals.poll(&batch) {
 		left += n
 	}
 	return s.o.Buffers/2 - left, left, nil
@@ -106,6 +107,9 @@ func OnItsWay(c *Conn) int {
 	_, _, bytes, _ := c.readNow(make([]byte, 1))
 	return bytes
 }
+
+// SendEntries is the room of the queue of completed sends, which grows as needed.
+func SendEntries(s *Stack) int { return s.sends.cq.Entries() }
 
 // DataBuffers is how many data messages a connection takes.
 func DataBuffers(c *Conn) int { return c.dataBuffers() }

@@ -213,7 +213,7 @@ func (c *Conn) push() {
 	if c.mustReap() {
 		c.reap()
 	}
-	c.starved = !c.down && !(c.pushControl() && c.pushTransfer() && c.pushData() && c.pushFin())
+	c.starved = !c.down && !c.pushes()
 	want := c.in.flight > 0 || c.out.flight > 0 || !c.down && (c.starved || c.slotShort || c.in.slotShort)
 	if want != c.wanting {
 		if c.wanting = want; want {
@@ -222,6 +222,14 @@ func (c *Conn) push() {
 			c.stack.sends.want(-1)
 		}
 	}
+}
+
+// pushes sends what is due. False: no buffer is free.
+func (c *Conn) pushes() bool {
+	if c.due.messages == (messages{}) && !c.owesMany() && c.out.roomLen == 0 && !c.due.fin {
+		return c.pushData() // as mostly
+	}
+	return c.pushControl() && c.pushTransfer() && c.pushData() && c.pushFin()
 }
 
 // pushControl sends the messages that stand in no relation to the data.
@@ -241,13 +249,16 @@ func (c *Conn) pushControl() bool {
 // pushCredit gives buffers back by a message of its own, when there are many, or
 // when the peer waits for a message.
 func (c *Conn) pushCredit() bool {
-	due := c.greeted && (c.due.credit || c.owed >= (c.dataBuffers()+1)/2)
+	due := c.greeted && (c.due.credit || c.owesMany())
 	if !c.control(&due, header{kind: kindCredit}) {
 		return false
 	}
 	c.due.credit = false
 	return true
 }
+
+// owesMany says whether the peer might come to wait for what it has not been given back.
+func (c *Conn) owesMany() bool { return c.owed >= (c.dataBuffers()+1)/2 }
 
 // control sends a message if it is due. False: no buffer is free.
 func (c *Conn) control(due *bool, h header) bool {

@@ -22,7 +22,8 @@ type spinner struct {
 const (
 	spinLeast = 2 * time.Microsecond // less is not worth beginning
 	spinRetry = 64                   // waits between two full tries
-	spinLook  = 32                   // polls between two looks at the clock
+	spinTidy  = 8                    // polls in vain that say that there is time for what can wait
+	spinLook  = 4 * spinTidy         // polls between two looks at the clock
 	spinYield = 4 * spinLook         // and after which others get the processor
 	spinTurns = 16                   // times the longest polling that a wait beside another's may take
 )
@@ -123,19 +124,18 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 	s.polls.Add(1)
 	s.arrivals.evict()
 	s.sends.evict()
+	var batch entries
 	for i := 1; ; i++ {
 		s.nic.Ring()
-		n := s.arrivals.poll()
+		n := s.arrivals.poll(&batch)
 		if s.sends.wanted.Load() > 0 {
-			n += s.sends.poll()
+			n += s.sends.poll(&batch)
 		}
-		select {
-		case <-sig:
+		if lower(sig) {
 			if !past.passed() {
 				p.paid()
 			}
 			return true, start
-		default:
 		}
 		if n > 0 {
 			s.yield() // to those who were woken
@@ -145,6 +145,10 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 			}
 			continue
 		}
+		if i%spinTidy != 0 {
+			continue
+		}
+		s.tidy()
 		if i%spinLook != 0 {
 			continue
 		}

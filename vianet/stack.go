@@ -65,6 +65,7 @@ type Stack struct {
 	spinning atomic.Bool   // a goroutine of the program polls for all
 	polls    atomic.Uint32 // times that one has begun to
 	posted   atomic.Uint32 // sends
+	stale    atomic.Bool   // completions of sends that have been seen lie on their queue, see driver.go
 	alone    atomic.Int32  // Writes that ring by themselves, see doorbell.go
 	rings    atomic.Int32  // that peers write to, see ring.go
 
