@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"math"
+	"strings"
 )
 
 // answer is what a report says about a target, in all of its groups.
@@ -47,30 +48,38 @@ func (v verdict) beyond(m Metric) bool {
 	return lo > factor*rivalHi || hi < factor*rivalLo
 }
 
-// measured is the ratio that was found: its range where there are several places,
+// measured is the ratio, or the figure, that was found: its range where there are several places,
 // with the figures of the first of them, in the order of the report.
 func (a answer) measured() string {
 	if len(a.places) == 0 {
 		return "-"
 	}
 	q := quantityOf(a.metric)
+	figure, show, unit := finding.ratio, func(v float64) string { return fixed(v, 2) }, " x"
+	if a.limit != 0 {
+		figure, show, unit = func(p finding, m Metric) float64 { return p.row.median(m) / q.per }, round, strings.TrimRight(" "+q.unit, " ")
+	}
 	lo, hi, doubtful := math.Inf(1), math.Inf(-1), 0
 	for _, p := range a.places {
-		lo, hi = min(lo, p.ratio(a.metric)), max(hi, p.ratio(a.metric))
+		lo, hi = min(lo, figure(p, a.metric)), max(hi, figure(p, a.metric))
 		if p.disturbed() {
 			doubtful++
 		}
 	}
 	first := a.places[0]
 	at := first.group.Name
-	if where := first.group.at(first.row.Point); a.x == 0 && where != "" {
+	if where := first.group.at(first.row.Point); a.x == 0 && a.label == "" && where != "" {
 		at += ", " + where
 	}
-	s := fixed(lo, 2)
-	if t := fixed(hi, 2); t != s {
+	s := show(lo)
+	if t := show(hi); t != s {
 		s += " to " + t
 	}
-	s += fmt.Sprintf(" x (%s: %s and %s %s)", at, round(first.row.median(a.metric)/q.per), round(first.rival.median(a.metric)/q.per), q.unit)
+	s += unit
+	if a.limit == 0 {
+		at += fmt.Sprintf(": %s and %s %s", round(first.row.median(a.metric)/q.per), round(first.rival.median(a.metric)/q.per), q.unit)
+	}
+	s += " (" + at + ")"
 	if doubtful > 0 {
 		s += " †"
 	}

@@ -49,6 +49,16 @@ func TestAnswers(t *testing.T) {
 	if every.measured() != "1.00 x (vibe-rdma, 256 B: 2.00 and 2.00 us)" || every.met() != "yes" {
 		t.Errorf("at all sizes: %q, %q", every.measured(), every.met())
 	}
+	// Of a target that is a figure.
+	late := Group{Name: LossGroup, Axis: Axis{Name: faults}, Series: []Series{{Name: delivery, Points: []Point{
+		{X: 1, Label: "loss-1%", Values: map[Metric]Value{P99: ValueOf([]float64{900, 1100, 1200}), GoodputRatio: ValueOf([]float64{0.95})}},
+	}}}}
+	for i, want := range map[int][2]string{2: {"0.950 (loss)", "yes"}, 3: {"1100 us (loss)", "no, by less than the spread of the turns"}, 5: {"-", "not measured"}} {
+		a := (&Report{Groups: []Group{late}}).answers()[len(speeds)+i]
+		if got := [2]string{a.measured(), a.met()}; got != want {
+			t.Errorf("%s: %q, want %q", a.target, got, want)
+		}
+	}
 	// What is better when it is more.
 	rate := (&Report{Groups: []Group{twice("window", 64, Rate, []float64{0.9e6}, []float64{1e6}, raw, rawC)}}).answers()[2]
 	if rate.measured() != "0.90 x (window: 0.900 and 1.00 million/s)" || rate.met() != "no" {

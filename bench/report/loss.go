@@ -29,7 +29,7 @@ func (r *Report) losses() []loss {
 		for _, t := range targets {
 			for _, v := range t.verdicts(g) {
 				if v.missed(t.metric) {
-					list = append(list, loss{g, v.row, t.metric, v.rival, v.limit, "target " + t.bound() + " " + v.rival.target(t), true})
+					list = append(list, loss{g, v.row, t.metric, v.rival, v.limit, "target " + t.against(v.rival), true})
 				}
 			}
 		}

@@ -2,13 +2,14 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
 
 // target is what a series has to reach: so many times the figure of another
 // one at the same place of the same group, or less for what is better when it
-// is less.
+// is less; or a figure that stands by itself.
 type target struct {
 	row    string // "": every series of via-xdp
 	metric Metric
@@ -19,12 +20,15 @@ type target struct {
 	x      float64 // the place on it; 0: all of them
 	from   float64 // without a rival: the place to compare with
 	mtu    int     // 0: any
+	limit  float64 // without a rival or from: the figure
+	label  string  // of the place; "": any
 }
 
 // Axes of groups that targets are for.
 const (
 	sizes   = "message size"
 	openVIs = "open VIs"
+	faults  = "fault"
 )
 
 // Rows of bench that targets are for, and against.
@@ -53,9 +57,25 @@ const (
 )
 
 // targets are what the project asks of itself: of the rings that the others are
-// compared with, that they are not slower for being Go's, then of VIs, and of the
-// layers above them. fi_pingpong tells no median.
-var targets = []target{
+// compared with, that they are not slower for being Go's, then of VIs, of the
+// layers above them, and of what faults of the network cost. fi_pingpong tells no
+// median.
+var targets = slices.Concat(speeds, underFault("loss-0.1%", 0.97, 1000), underFault("loss-1%", 0.90, 1000),
+	underFault("loss-5%", 0.70, 3000), underFault("burst-1%", 0.85, 3000), underFault("reorder-2%", 0.97, 0), []target{
+		{row: delivery, metric: SpuriousRatio, axis: faults, label: "reorder-2%", limit: 0.01},
+	})
+
+// underFault are the targets of goodput, to that without a fault, and of the 99 %
+// round trip in us; 0: none.
+func underFault(label string, goodput, p99 float64) []target {
+	list := []target{{row: delivery, metric: GoodputRatio, axis: faults, label: label, limit: goodput}}
+	if p99 != 0 {
+		list = append(list, target{row: delivery, metric: P99, axis: faults, label: label, limit: p99})
+	}
+	return list
+}
+
+var speeds = []target{
 	{row: raw, metric: P50, factor: 1.05, rival: rawC, axis: sizes, x: 64},
 	{row: rawCopy, metric: P50, factor: 1.05, rival: rawCopyC, axis: sizes, x: 64},
 	{row: raw, metric: Rate, factor: 0.95, rival: rawC, axis: sizes, x: 64},
@@ -107,7 +127,10 @@ func (t target) what() string {
 	if t.mtu != 0 {
 		s += fmt.Sprintf(", MTU %d", t.mtu)
 	}
-	if t.rival == "" {
+	switch {
+	case t.label != "":
+		s += ", " + t.label
+	case t.rival == "":
 		s += fmt.Sprintf(" with %s %s", plain(t.x), t.axis)
 	}
 	return s
@@ -117,20 +140,35 @@ func (t target) what() string {
 func (t target) asked() string {
 	switch {
 	case t.rival == "":
-		return t.bound() + " that with " + plain(t.from)
+		return t.against(cell{})
 	case t.not != "":
 		return t.bound() + " " + t.rival + ", not " + t.not
 	}
 	return t.bound() + " " + t.rival
 }
 
-// bound is how many times the rival's figure there may be, or have to be.
-func (t target) bound() string {
-	sign := ">="
-	if t.metric.Lower() {
-		sign = "<="
+// against is how the figure has to compare with that of a rival.
+func (t target) against(rival cell) string {
+	switch {
+	case t.limit != 0:
+		return t.bound()
+	case t.rival == "":
+		return t.bound() + " that with " + plain(t.from)
 	}
-	return sign + " " + strconv.FormatFloat(t.factor, 'g', -1, 64) + " x"
+	return t.bound() + " " + rival.Name
+}
+
+// bound is the limit, or how many times the rival's figure there may be, or have to be.
+func (t target) bound() string {
+	sign := ">= "
+	if t.metric.Lower() {
+		sign = "<= "
+	}
+	if t.limit != 0 {
+		q := quantityOf(t.metric)
+		return strings.TrimSpace(sign + strconv.FormatFloat(t.limit/q.per, 'g', -1, 64) + " " + q.unit)
+	}
+	return sign + strconv.FormatFloat(t.factor, 'g', -1, 64) + " x"
 }
 
 // noun is a quantity in a sentence.
@@ -139,7 +177,7 @@ func (q quantity) noun() string { return strings.ToLower(q.title[:1]) + q.title[
 // verdict is what a target comes to at one place, where a report has what it needs.
 type verdict struct {
 	row   cell
-	rival cell
+	rival cell // where the target is a figure, that
 	limit float64
 }
 
@@ -160,7 +198,12 @@ func (t target) verdicts(g *Group) []verdict {
 		}
 		for j := range s.Points {
 			p := &s.Points[j]
-			if t.x != 0 && p.X != t.x || !finite(p.median(t.metric)) {
+			if t.x != 0 && p.X != t.x || t.label != "" && p.Label != t.label || !finite(p.median(t.metric)) {
+				continue
+			}
+			if t.limit != 0 {
+				bar := cell{&Series{}, &Point{Values: map[Metric]Value{t.metric: ValueOf([]float64{t.limit})}}}
+				list = append(list, verdict{cell{s, p}, bar, t.limit})
 				continue
 			}
 			for _, r := range t.rivals(g, s, p, mtu) {
@@ -190,7 +233,7 @@ func (t target) rivals(g *Group, s *Series, p *Point, mtu int) []cell {
 	for i := range g.Series {
 		r := &g.Series[i]
 		name, m := g.mtu(r)
-		if !t.against(name) || m != mtu {
+		if !t.isRival(name) || m != mtu {
 			continue
 		}
 		if q := r.like(p); q != nil {
@@ -200,8 +243,8 @@ func (t target) rivals(g *Group, s *Series, p *Point, mtu int) []cell {
 	return list
 }
 
-// against reports whether a series is the target's rival.
-func (t target) against(series string) bool {
+// isRival reports whether a series is the target's rival.
+func (t target) isRival(series string) bool {
 	if kindOf(t.rival) != others {
 		return series == t.rival
 	}
@@ -217,12 +260,4 @@ func (g *Group) mtu(s *Series) (string, int) {
 		}
 	}
 	return s.Name, g.Conditions.MTU
-}
-
-// target names the rival of a target.
-func (c cell) target(t target) string {
-	if t.rival == "" {
-		return "that with " + plain(t.from)
-	}
-	return c.Name
 }

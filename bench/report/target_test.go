@@ -21,6 +21,17 @@ func TestTargets(t *testing.T) {
 	vis := Group{Name: "vibe-vis", Axis: Axis{Name: openVIs}, Series: []Series{{Name: delivery, Points: []Point{
 		{X: 1, Values: map[Metric]Value{P50: ValueOf([]float64{2})}}, {X: 4096, Values: map[Metric]Value{P50: ValueOf([]float64{2.4})}},
 	}}}}
+	lossy := Group{Name: LossGroup, Axis: Axis{Name: faults}}
+	for i, label := range []string{"lossless", "loss-5%", "reorder-2%"} {
+		for j, name := range []string{delivery, LossTCP} {
+			if i == 0 {
+				lossy.Series = append(lossy.Series, Series{Name: name})
+			}
+			lossy.Series[j].Points = append(lossy.Series[j].Points, Point{X: float64(i), Label: label, Values: map[Metric]Value{
+				GoodputRatio: ValueOf([]float64{0.8}), P99: ValueOf([]float64{3300}), SpuriousRatio: ValueOf([]float64{0.02}),
+			}})
+		}
+	}
 	for _, c := range []struct {
 		name    string
 		group   Group
@@ -45,6 +56,7 @@ func TestTargets(t *testing.T) {
 		}), []string{"target <= 0.2 x fi_pingpong-msg (mean)", "target <= 0.5 x sockperf udp"}, []float64{1.5, 1.2}},
 		{"layers", along(sizes, 1500, 8, map[string]float64{mvich: 3, delivery: 2, "mpich-tcp": 8}),
 			[]string{"target <= 1.25 x vi-reliable-delivery", "target <= 0.35 x mpich-tcp"}, []float64{1.2, 3 / 2.8}},
+		{"faults", lossy, []string{"target <= 1 %", "target >= 0.97", "target <= 3000 us"}, []float64{2, 0.97 / 0.8, 1.1}},
 		{"open VIs", vis, []string{"target <= 1.1 x that with 1"}, []float64{1.2 / 1.1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -82,7 +94,10 @@ func TestTargetNames(t *testing.T) {
 		"vi-reliable-delivery median latency at 64 B: <= 0.5 x sockperf, not tcp":     targets[22],
 		"mvich bandwidth at 1 MiB, MTU 9000: >= 1.3 x mpich-tcp":                      targets[26],
 		"mvich time of an operation at 8 B: <= 0.5 x mpich-tcp":                       targets[27],
-		"net/http over vianet messages at 1 KiB: >= 1.5 x net/http over TCP":          targets[len(targets)-1],
+		"net/http over vianet messages at 1 KiB: >= 1.5 x net/http over TCP":          speeds[len(speeds)-1],
+		"vi-reliable-delivery goodput by that without a fault, loss-5%: >= 0.7":       targets[len(speeds)+4],
+		"vi-reliable-delivery 99 % latency, loss-5%: <= 3000 us":                      targets[len(speeds)+5],
+		"vi-reliable-delivery frames sent again that had arrived, reorder-2%: <= 1 %": targets[len(targets)-1],
 		"vi-reliable-delivery-wait median latency: <= 1.1 x tcp-block":                targets[19],
 	} {
 		if got := target.String(); got != want {
