@@ -56,6 +56,7 @@ func anyReport() *rapid.Generator[*Report] {
 			Series:     rapid.SliceOfNDistinct(series, 0, 4, func(s Series) string { return s.Name }).Draw(t, "all series"),
 			Base:       rapid.SampledFrom([]string{"", "raw-afxdp", "nowhere"}).Draw(t, "base"),
 			Conditions: conditionsOf(rapid.SampledFrom([]int{1500, 9000}).Draw(t, "MTU")),
+			Renewed:    rapid.SampledFrom([]time.Time{{}, time.Unix(1e9, 0).UTC()}).Draw(t, "renewed"),
 		}
 	})
 	return rapid.Custom(func(t *rapid.T) *Report {

@@ -47,7 +47,7 @@ all; figures are the medians of the turns. Latencies are one way, half of a roun
 trip, and MB are 10^6 bytes, unless a group says otherwise. The command that
 measured this (via-xdp bench doc takes the same flags, and writes this page):
 
-`+"```sh\n%s\n```\n", d.report.Started.UTC().Format("2006-01-02 15:04 MST"),
+`+"```sh\n%s\n```\n", minute(d.report.Started),
 		time.Duration(d.report.Took*float64(time.Second)).Round(time.Second), d.report.Turns, oneLine(d.report.Command))
 	d.printf("\n[What was asked](#what-was-asked) · [Conditions](#conditions)")
 	for i := range d.report.Groups {
@@ -58,6 +58,9 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 	d.asked()
 	d.conditions()
 }
+
+// minute is a point in time as the document tells it.
+func minute(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
 
 // conditions has a row for each set of them.
 func (d document) conditions() {
@@ -103,6 +106,9 @@ func hypervisor(c bench.Conditions) string {
 
 func (d document) group(g *Group) {
 	d.printf("\n## %s\n\n%s.\n", escape(g.Name), escape(strings.TrimSuffix(oneLine(g.Title), ".")))
+	if !g.Renewed.IsZero() {
+		d.printf("\nMeasured anew, in a run of its own, on %s.\n", minute(g.Renewed))
+	}
 	for _, n := range g.Notes {
 		d.printf("\n%s\n", escape(n))
 	}

@@ -40,6 +40,8 @@ type Group struct {
 	Notes  []string `json:"notes,omitempty"` // what a reader must know to read the figures right
 	// Conditions are those of the group: MTU and mode differ between groups.
 	Conditions bench.Conditions `json:"conditions"`
+	// Renewed is when the group was measured anew, in a run of its own; zero: it was not.
+	Renewed time.Time `json:"renewed,omitzero"`
 }
 
 // Axis is what varies along a series.

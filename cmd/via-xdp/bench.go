@@ -94,6 +94,43 @@ func (s *suiteFlags) check(f *pflag.FlagSet) error {
 // run measures and keeps the report. When a group fails, the report has those
 // before it, or is nil if there is none.
 func (s *suiteFlags) run(cmd *cobra.Command, env environment, groups []string) (*report.Report, error) {
+	r, err := s.measure(cmd, env, groups)
+	if r == nil {
+		return nil, err
+	}
+	return r, errors.Join(err, writeFile(filepath.Join(s.out, reportName), r.Write))
+}
+
+// reportName is the report's in its directory.
+const reportName = "report.json"
+
+// renew measures groups anew and puts them into the report at path; with those of a run
+// that has failed, too.
+func (s *suiteFlags) renew(cmd *cobra.Command, env environment, path string, groups []string) (*report.Report, error) {
+	r, err := readReport(path)
+	if err != nil {
+		return nil, err
+	}
+	if !cmd.Flags().Changed("turns") {
+		s.cfg.Turns = r.Turns
+	}
+	if err := r.Renewable(s.cfg.Turns); err != nil {
+		return nil, fmt.Errorf("--turns: %w", err)
+	}
+	if s.out != "" && filepath.Clean(s.out) != filepath.Dir(path) {
+		return nil, fmt.Errorf("--out: the histograms of groups that are measured anew lie beside those of %s: leave it out", path)
+	}
+	s.out = filepath.Dir(path)
+	by, err := s.measure(cmd, env, groups)
+	if by == nil {
+		return nil, err
+	}
+	r.Renew(by)
+	return r, errors.Join(err, writeFile(path, r.Write))
+}
+
+// measure is run without keeping anything but histograms.
+func (s *suiteFlags) measure(cmd *cobra.Command, env environment, groups []string) (*report.Report, error) {
 	cfg := s.cfg
 	cfg.Groups, cfg.Stderr, cfg.Command = groups, env.stderr, commandLine(withoutPlaces(env.args))
 	estimate, err := suite.Estimate(cfg)
@@ -124,7 +161,7 @@ func (s *suiteFlags) run(cmd *cobra.Command, env environment, groups []string) (
 		}
 		return nil, err
 	}
-	return r, errors.Join(err, writeFile(filepath.Join(s.out, "report.json"), r.Write))
+	return r, err
 }
 
 // show prints the tables and writes the plots.
@@ -210,7 +247,10 @@ func newBenchDoc(env environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doc [flags] [GROUP...]",
 		Short: "Run the suite and write benchmarks.md with its plots",
-		Args:  cobra.ArbitraryArgs,
+		Long: "Runs the suite as bench does and writes benchmarks.md with its plots. With --from and no\n" +
+			"GROUP nothing is measured. With --from and groups these are measured anew, and take the\n" +
+			"place of the report's, in its file, too: the page says so, with the time, in each of them.",
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkDirectory("--docs", docs); err != nil {
 				return err
@@ -218,14 +258,14 @@ func newBenchDoc(env environment) *cobra.Command {
 			histograms := filepath.Dir(from)
 			var r *report.Report
 			var err error
-			if from != "" {
-				if len(args) > 0 {
-					return errors.New("--from has its groups: name none")
-				}
-				r, err = readReport(from)
-			} else {
+			switch {
+			case from == "":
 				r, err = s.run(cmd, env, args)
 				histograms = s.out
+			case len(args) > 0:
+				r, err = s.renew(cmd, env, from, args)
+			default:
+				r, err = readReport(from)
 			}
 			if err != nil {
 				return err
@@ -234,7 +274,7 @@ func newBenchDoc(env environment) *cobra.Command {
 		},
 	}
 	s.add(cmd.Flags())
-	cmd.Flags().StringVar(&from, "from", "", "take this `report` and measure nothing")
+	cmd.Flags().StringVar(&from, "from", "", "take this `report`, and measure only the groups that are named")
 	cmd.Flags().StringVar(&docs, "docs", "docs", "`directory` for benchmarks.md and benchmarks/*.svg")
 	return cmd
 }

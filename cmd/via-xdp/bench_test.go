@@ -172,6 +172,45 @@ func TestBenchDoc(t *testing.T) {
 	}
 }
 
+// Groups that are measured anew take the place of those of a report, and nothing else
+// changes.
+func TestBenchRenew(t *testing.T) {
+	dir := t.TempDir()
+	path, docs := filepath.Join(dir, "report.json"), filepath.Join(dir, "docs")
+	old := sampleReport(2)
+	other := old.Groups[0]
+	other.Name = "pingpong"
+	old.Groups = append(old.Groups, other)
+	if err := writeFile(path, old.Write); err != nil {
+		t.Fatal(err)
+	}
+	later := sampleReport(7)
+	later.Started = time.Date(2026, 3, 4, 5, 6, 0, 0, time.UTC)
+	r := &recorder{report: later}
+	if status, _, errs := call(r, "bench", "doc", "--from", path, "--docs", docs, "window"); status != exitFine || len(r.calls) != 1 {
+		t.Fatalf("status %d, %s, called %v", status, errs, r.calls)
+	}
+	if r.suite.Turns != old.Turns || r.suite.Out != dir {
+		t.Errorf("%d turns, histograms in %s", r.suite.Turns, r.suite.Out)
+	}
+	want := *old
+	want.Groups = []report.Group{later.Groups[0], other}
+	want.Groups[0].Renewed = later.Started
+	if diff := cmp.Diff(&want, readSample(t, path)); diff != "" {
+		t.Error(diff)
+	}
+	text, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
+	if err != nil || strings.Count(string(text), "Measured anew, in a run of its own, on 2026-03-04 05:06 UTC.") != 1 {
+		t.Errorf("%v\n%s", err, text)
+	}
+	for _, wrong := range [][]string{{"--turns", "4"}, {"--out", docs}} {
+		r := &recorder{report: later}
+		if status, _, errs := call(r, append([]string{"bench", "doc", "--from", path, "--docs", docs, "window"}, wrong...)...); status == exitFine || len(r.calls) > 0 || !strings.Contains(errs, wrong[0]) {
+			t.Errorf("%v: status %d, %s", wrong, status, errs)
+		}
+	}
+}
+
 func TestCommandLine(t *testing.T) {
 	if got, want := commandLine([]string{"bench", "--out", "my results", "it's"}), `via-xdp bench --out 'my results' 'it'\''s'`; got != want {
 		t.Errorf("got %s, want %s", got, want)
