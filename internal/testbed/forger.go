@@ -20,6 +20,8 @@ type Forger struct {
 	spare atomic.Bool
 	nice  atomic.Int32
 
+	theirs int32 // niceness of this process
+
 	stop chan struct{}
 	over chan struct{}
 }
@@ -36,7 +38,11 @@ func (m *Middle) Forge(from int, seed uint64, change func(rng *rand.Rand, frame 
 	w := m.ways[from]
 	f := &Forger{way: w, stop: make(chan struct{}), over: make(chan struct{})}
 	f.nice.Store(idle)
-	var err error
+	prio, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return nil, fmt.Errorf("priority: %w", err)
+	}
+	f.theirs = int32(20 - prio) // as the kernel tells it
 	if f.outs[0], err = unix.FcntlInt(uintptr(w.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("packet socket: %w", err)
 	}
@@ -57,7 +63,7 @@ const idle = 19
 // nobody else wants the CPU.
 func (f *Forger) Compete(on bool) {
 	if on {
-		f.nice.Store(0)
+		f.nice.Store(f.theirs)
 	} else {
 		f.nice.Store(idle)
 	}
@@ -100,7 +106,7 @@ func (f *Forger) Close() {
 func (f *Forger) run(rng *rand.Rand, change func(*rand.Rand, []byte) []byte) {
 	defer close(f.over)
 	runtime.LockOSThread() // the thread ends with the goroutine
-	nice := int32(0)
+	nice := f.theirs
 	var frames [][]byte
 	buf := make([]byte, 0, maxFrame)
 	for {
