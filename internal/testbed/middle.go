@@ -210,6 +210,20 @@ func (m *Middle) Prefer(cpus [2]int) error {
 // Counters are those of the frames that a side has sent.
 func (m *Middle) Counters(side int) WayCounters { return m.ways[side].counters() }
 
+// Watch has frames for which is says so counted apart from now on, by the side that has sent them. is looks at each
+// frame before anything is done to it, for both sides at the same time, and does not keep it.
+func (m *Middle) Watch(is func(side int, frame []byte) bool) {
+	for side, w := range m.ways {
+		w.mu.Lock()
+		w.watch = func(frame []byte) bool { return is(side, frame) }
+		w.mu.Unlock()
+	}
+}
+
+// Watched are the counters of the frames of a side for which Watch's is said so, but for Overrun, of which nobody
+// has seen any, and Waiting.
+func (m *Middle) Watched(side int) WayCounters { return m.ways[side].watched() }
+
 // SetMTU changes the largest frame that the middle takes and gives; the sides'
 // interfaces are not touched.
 func (m *Middle) SetMTU(mtu int) error {

@@ -29,8 +29,11 @@ type way struct {
 	faults Faults
 	n      WayCounters
 	kept   [][]byte // the last frames, for a forger
+	watch  func(frame []byte) bool
+	seen   WayCounters // of the frames that watch is for
 
 	// Of run alone.
+	apart  bool // the frame that is taken is one that watch is for
 	dice   dice
 	line   line
 	order  uint64
@@ -119,6 +122,12 @@ func (w *way) counters() WayCounters {
 	return w.n
 }
 
+func (w *way) watched() WayCounters {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.seen
+}
+
 // close ends the way; frames on the way are lost.
 func (w *way) close() {
 	unix.Write(w.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0})
@@ -165,7 +174,9 @@ func (w *way) turn() (wait time.Duration) {
 		if x.limited {
 			w.queued--
 		}
+		before := w.n
 		w.pass(x.frame)
+		w.countApart(x.apart, before)
 		w.spare = append(w.spare, x.frame[:0])
 	}
 	w.n.Waiting = uint64(len(w.line))
@@ -197,10 +208,26 @@ func (w *way) countOverrun() {
 	}
 }
 
-// take lets a frame meet its fate.
+// take takes a frame from the sending side.
 func (w *way) take(frame []byte, now time.Duration) {
+	before := w.n
+	w.apart = w.watch != nil && w.watch(frame)
 	w.n.Taken++
 	w.keep(frame)
+	w.meet(frame, now)
+	w.countApart(w.apart, before)
+}
+
+// countApart counts what has become of a frame since before once more, if it is one that is watched. Locked.
+func (w *way) countApart(apart bool, before WayCounters) {
+	if apart {
+		w.seen = w.seen.Plus(w.n.Since(before))
+		w.seen.Waiting = 0
+	}
+}
+
+// meet lets a frame meet its fate.
+func (w *way) meet(frame []byte, now time.Duration) {
 	t := w.dice.next(&w.faults)
 	switch {
 	case t.inBurst:
@@ -226,7 +253,7 @@ func (w *way) travel(frame []byte, p *passage, now time.Duration) {
 		w.n.Corrupted++
 		p.damage(frame)
 	}
-	x := waiting{due: now}
+	x := waiting{due: now, apart: w.apart}
 	if f.Rate > 0 {
 		if w.queued >= orElse(f.Queue, defaultQueue) {
 			w.n.Limited++
@@ -278,6 +305,7 @@ type waiting struct {
 	due     time.Duration
 	order   uint64 // among those of one time
 	limited bool   // it waits for the rate, too
+	apart   bool   // it is one that is watched
 	frame   []byte
 }
 
