@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"viaxdp/internal/torture"
+	"viaxdp/vipl"
 )
 
 // partyCommand is the hidden command with which the program becomes a party of
@@ -25,7 +26,7 @@ func party() error { return torture.Main(os.Stdin, os.Stdout) }
 
 // newSoak is the command around soak, which is torture.Soak.
 func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (torture.SoakReport, error)) *cobra.Command {
-	cfg := torture.SoakConfig{For: time.Minute, Args: []string{partyCommand}, Stderr: env.stderr}
+	cfg := torture.SoakConfig{For: time.Minute, Silence: vipl.DefaultSilence, Args: []string{partyCommand}, Stderr: env.stderr}
 	asJSON, gigabytes := jsonFile(""), 0.
 	cmd := &cobra.Command{
 		Use:   "soak",
@@ -37,13 +38,19 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			"lost, doubled or out of order, a connection that broke without a reason, or\n" +
 			"something that was not given back. Nothing of it stays behind. Needs root.\n\n" +
 			"With --kills one party or the other is killed so many times at random points, and\n" +
-			"every connection of the survivor has to end within 2 s. With --gigabytes so much is\n" +
-			"moved through 1 % loss, 1 % duplication and 1 % reordering. Both end when they are\n" +
-			"done, or with --for.",
+			"every connection of the survivor has to end within 2 s, or a quarter more than the\n" +
+			"silence if that is longer. With --gigabytes so much is moved through 1 % loss, 1 %\n" +
+			"duplication and 1 % reordering. Both end when they are done, or with --for.\n\n" +
+			"With --hostile connections are sealed, and forgers send what they make of the frames\n" +
+			"that they see. Beside them the rate of messages must be half of what it is, at least,\n" +
+			"beside forgers who do the same work for frames that nobody gets.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.For <= 0 || cfg.Act <= 0 || cfg.Flows <= 0 {
 				return errors.New("--for, --act and --flows must be positive")
+			}
+			if cfg.Silence < vipl.MinSilence {
+				return fmt.Errorf("--silence %v: at least %v", cfg.Silence, vipl.MinSilence)
 			}
 			if cfg.Kills < 0 || gigabytes < 0 || cfg.Kills > 0 && gigabytes > 0 {
 				return errors.New("--kills and --gigabytes must not be negative, and there is one or the other")
@@ -87,6 +94,7 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	f.DurationVar(&cfg.Act, "act", 20*time.Second, "time after which everything is closed and counted, again and again")
 	f.IntVar(&cfg.Flows, "flows", 4, "VIs at each of the three reliability levels")
 	f.BoolVar(&cfg.Hostile, "hostile", false, "seal the connections by a pre-shared key, and flood both sides with forged frames")
+	f.DurationVar(&cfg.Silence, "silence", cfg.Silence, "time after which a silent peer of a VI is taken for dead, on both sides alike")
 	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report tells)")
 	asJSON.flag(f, "write the report as JSON to this `file`; - for standard output, the text then goes to standard error")
 	return cmd
@@ -98,7 +106,7 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	if r.Acts == 1 {
 		acts = "act"
 	}
-	fmt.Fprintf(&b, "%v, %d %s, seed %d\n", r.Elapsed.Round(time.Second), r.Acts, acts, r.Seed)
+	fmt.Fprintf(&b, "%v, %d %s, seed %d, silence %v\n", r.Elapsed.Round(time.Second), r.Acts, acts, r.Seed, r.Silence)
 	fmt.Fprintf(&b, "  messages      %d checked; %d lost on unreliable VIs\n", r.Messages, r.Missing)
 	fmt.Fprintf(&b, "  RDMA          %d writes, %d reads\n", r.Writes, r.Reads)
 	fmt.Fprintf(&b, "  connections   %d, of which %d broke", r.Connections, r.Breaks)
@@ -107,8 +115,12 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	}
 	b.WriteByte('\n')
 	if r.Kills > 0 {
-		fmt.Fprintf(&b, "  deaths        %d, told to all within %v in the median, %v at most\n", r.Kills,
+		fmt.Fprintf(&b, "  deaths        %d, told to all within %v in the median, %v at most", r.Kills,
 			r.MedianTold.Round(time.Millisecond), r.SlowestTold.Round(time.Millisecond))
+		if r.ToldLate > 0 {
+			fmt.Fprintf(&b, "; %d later than promised, as a process got no CPU", r.ToldLate)
+		}
+		b.WriteByte('\n')
 	}
 	if r.Bytes > 0 {
 		fmt.Fprintf(&b, "  bytes         %.3f GB checked\n", float64(r.Bytes)/1e9)

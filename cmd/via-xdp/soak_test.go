@@ -15,6 +15,7 @@ import (
 
 	"viaxdp/internal/testbed"
 	"viaxdp/internal/torture"
+	"viaxdp/vipl"
 )
 
 // soaked runs the command with a soak that reports r and err.
@@ -36,7 +37,7 @@ func soaked(ctx context.Context, r torture.SoakReport, err error, args ...string
 }
 
 var goodSoak = torture.SoakReport{
-	Seed: 7, Elapsed: time.Hour, Acts: 3, Messages: 4321, Connections: 99, Breaks: 12,
+	Seed: 7, Silence: 1600 * time.Millisecond, Elapsed: time.Hour, Acts: 3, Messages: 4321, Connections: 99, Breaks: 12,
 	Events: map[string]int{"kill": 5, "calm": 2}, Way: testbed.WayCounters{Lost: 17},
 }
 
@@ -45,7 +46,7 @@ func TestSoakReport(t *testing.T) {
 	if status != exitFine || errs != "" {
 		t.Errorf("status %d, %q", status, errs)
 	}
-	for _, want := range []string{"1h0m0s, 3 acts, seed 7", "4321 checked", "99, of which 12 broke", "17 lost", "2 calm, 5 kill", "every promise was kept"} {
+	for _, want := range []string{"1h0m0s, 3 acts, seed 7, silence 1.6s", "4321 checked", "99, of which 12 broke", "17 lost", "2 calm, 5 kill", "every promise was kept"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -104,8 +105,9 @@ func TestSoakCannotRun(t *testing.T) {
 func TestSoakModes(t *testing.T) {
 	r := goodSoak
 	r.Kills, r.MedianTold, r.SlowestTold, r.Bytes = 1000, 402*time.Millisecond, 1300*time.Millisecond, 100_500_000_000
+	r.ToldLate = 3
 	_, _, out, _ := soaked(context.Background(), r, nil)
-	for _, want := range []string{"1000, told to all within 402ms in the median, 1.3s at most", "100.500 GB checked"} {
+	for _, want := range []string{"1000, told to all within 402ms in the median, 1.3s at most; 3 later than promised", "100.500 GB checked"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -123,8 +125,8 @@ func TestSoakInterrupted(t *testing.T) {
 }
 
 func TestSoakFlags(t *testing.T) {
-	cfg, status, out, errs := soaked(context.Background(), goodSoak, nil, "--for", "2h", "--act", "5s", "--flows", "9", "--seed", "11", "--json", "-")
-	if status != exitFine || cfg.For != 2*time.Hour || cfg.Act != 5*time.Second || cfg.Flows != 9 || cfg.Seed != 11 ||
+	cfg, status, out, errs := soaked(context.Background(), goodSoak, nil, "--for", "2h", "--act", "5s", "--flows", "9", "--seed", "11", "--silence", "700ms", "--json", "-")
+	if status != exitFine || cfg.For != 2*time.Hour || cfg.Act != 5*time.Second || cfg.Flows != 9 || cfg.Seed != 11 || cfg.Silence != 700*time.Millisecond ||
 		!slices.Equal(cfg.Args, []string{partyCommand}) {
 		t.Errorf("status %d, %+v", status, cfg)
 	}
@@ -140,6 +142,9 @@ func TestSoakFlags(t *testing.T) {
 	}
 	first, _, _, _ := soaked(context.Background(), goodSoak, nil)
 	second, _, _, _ := soaked(context.Background(), goodSoak, nil)
+	if first.Silence != vipl.DefaultSilence {
+		t.Errorf("a silence of %v", first.Silence)
+	}
 	if first.Seed == second.Seed {
 		t.Error("two soaks with the same random seed")
 	}
@@ -151,7 +156,7 @@ func TestSoakFlags(t *testing.T) {
 	}
 	for _, args := range [][]string{
 		{"--kills", "-1"}, {"--gigabytes", "-1"}, {"--kills", "1", "--gigabytes", "1"},
-		{"--hostile", "--kills", "1"}, {"--hostile", "--gigabytes", "1"}, {"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"extra"},
+		{"--hostile", "--kills", "1"}, {"--hostile", "--gigabytes", "1"}, {"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"--silence", "9ms"}, {"extra"},
 	} {
 		if cfg, status, _, _ := soaked(context.Background(), goodSoak, nil, args...); status != exitFailed || cfg.Args != nil {
 			t.Errorf("%v: status %d", args, status)

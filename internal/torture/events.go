@@ -19,18 +19,21 @@ type event struct {
 	run    func(s *soak) error
 }
 
-// napTime is too short for anybody to be taken for dead.
-const napTime = soakSilence / 4
+// nap is too short for anybody to be taken for dead.
+func (s *soak) nap() time.Duration { return s.cfg.Silence / 4 }
+
+// coma is longer than the silence by up to as much again.
+func (s *soak) coma() time.Duration { return s.cfg.Silence + s.below(s.cfg.Silence) }
 
 var events = []event{
 	{"calm", false, func(s *soak) error { return s.pass(s.draw(500)) }},
 	{"storm", false, (*soak).storm},
 	{"storm", false, (*soak).storm}, // twice as often as the others
 	{"kill", true, (*soak).kill},
-	{"suspend", true, func(s *soak) error { return s.suspend(soakSilence + s.draw(1000)) }},
-	{"nap", false, func(s *soak) error { return s.suspend(napTime) }},
-	{"link down", true, func(s *soak) error { return s.flap(soakSilence + s.draw(1000)) }},
-	{"link blinks", false, func(s *soak) error { return s.flap(soakSilence / 4) }},
+	{"suspend", true, func(s *soak) error { return s.suspend(s.coma()) }},
+	{"nap", false, func(s *soak) error { return s.suspend(s.nap()) }},
+	{"link down", true, func(s *soak) error { return s.flap(s.coma()) }},
+	{"link blinks", false, func(s *soak) error { return s.flap(s.nap()) }},
 	{"detach", true, (*soak).detach},
 }
 
@@ -77,9 +80,9 @@ func (s *soak) blame(event string, before [2]*Report, starved bool) {
 // starved says whether anybody was kept waiting for a CPU for a quarter of the silence, within one second since
 // a moment: who gets none is silent, too.
 func (s *soak) starved(event string, since time.Time) bool {
-	most := s.silence / 4
+	most := s.cfg.Silence / 4
 	if event == "nap" {
-		most += napTime // who naps is late by that itself
+		most += s.nap() // who naps is late by that itself
 	}
 	late := lag.Worst(s.bed.Spells(), since)
 	for _, r := range s.known {
@@ -90,6 +93,9 @@ func (s *soak) starved(event string, since time.Time) bool {
 
 // draw is a random time up to some milliseconds.
 func (s *soak) draw(ms int) time.Duration { return time.Duration(s.rng.IntN(ms)+1) * time.Millisecond }
+
+// below is a random time below d.
+func (s *soak) below(d time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(d))) }
 
 // pass lets time go by, unless the soak is called off.
 func (s *soak) pass(d time.Duration) error {
@@ -137,7 +143,7 @@ func (s *soak) kill() error {
 	if err := s.bed.Kill(side); err != nil {
 		return err
 	}
-	if err := s.pass(s.draw(1500)); err != nil {
+	if err := s.pass(s.below(2 * s.cfg.Silence)); err != nil {
 		return err
 	}
 	if err := s.bed.StartParty(side); err != nil {
@@ -149,7 +155,7 @@ func (s *soak) kill() error {
 
 // reopen opens a side's interface and starts its flows.
 func (s *soak) reopen(side int) error {
-	if err := s.bed.OpenSide(side, NICConfig{Silence: s.silence, Sealed: s.cfg.Hostile}); err != nil {
+	if err := s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile}); err != nil {
 		return err
 	}
 	return s.startFlows(side)
@@ -182,7 +188,7 @@ func (s *soak) detach() error {
 		return err
 	}
 	// Flows end in order only with a peer that hears them.
-	if err := s.pass(2 * soakSilence); err != nil {
+	if err := s.pass(2 * s.cfg.Silence); err != nil {
 		return err
 	}
 	r, err := p.CloseNIC()

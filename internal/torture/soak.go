@@ -20,6 +20,8 @@ type SoakConfig struct {
 	Flows int           // VIs at each reliability level; 0: 4
 	Seed  uint64        // of events and faults
 
+	Silence time.Duration // of both sides' NICs; 0: vipl.DefaultSilence
+
 	// Instead of random events, one of: so many parties killed; so many bytes moved
 	// through faults, by reliable VIs alone. For still ends it, unless it is 0.
 	Kills int
@@ -37,6 +39,7 @@ type SoakConfig struct {
 // SoakReport is what a soak has done and found.
 type SoakReport struct {
 	Seed    uint64
+	Silence time.Duration // of the NICs
 	Elapsed time.Duration
 	Acts    int
 	Event   string         // under way, in a progress report
@@ -51,6 +54,7 @@ type SoakReport struct {
 	Bytes               uint64 `json:",omitempty"` // of SoakConfig.Bytes, each checked
 
 	Kills                   int           `json:",omitempty"` // of SoakConfig.Kills
+	ToldLate                int           `json:",omitempty"` // of Kills, those told of later than promised while somebody waited for a CPU
 	MedianTold, SlowestTold time.Duration `json:",omitempty"` // after a death, until every flow of the survivor knew
 	Forged                  uint64        `json:",omitempty"` // frames, of a hostile soak
 	Calm                    uint64        `json:",omitempty"` // messages in as much time without anybody who forges,
@@ -69,9 +73,6 @@ var ErrBroken = errors.New("a promise was broken")
 // its first act was over: the Go runtime keeps some, never this much.
 const growth = 64 << 20
 
-// soakSilence is short, so that deaths do not take up the time.
-const soakSilence = 800 * time.Millisecond
-
 // Soak runs flows of all levels between two parties through acts of random
 // events: faults on the way, deaths and returns of parties, links that go down,
 // programs taken off. After each act everything is closed and counted. It ends
@@ -84,13 +85,16 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 	if cfg.Flows == 0 {
 		cfg.Flows = 4
 	}
+	if cfg.Silence == 0 {
+		cfg.Silence = vipl.DefaultSilence
+	}
 	bed, err := NewBed(BedConfig{Args: cfg.Args, Stderr: cfg.Stderr})
 	if err != nil {
-		return SoakReport{Seed: cfg.Seed}, err
+		return SoakReport{Seed: cfg.Seed, Silence: cfg.Silence}, err
 	}
 	s := &soak{
 		cfg: cfg, ctx: ctx, bed: bed, start: time.Now(), rng: rand.New(rand.NewPCG(cfg.Seed, 0)),
-		report: SoakReport{Seed: cfg.Seed, Events: make(map[string]int)}, silence: soakSilence,
+		report: SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, Events: make(map[string]int)},
 	}
 	switch {
 	case cfg.Kills > 0:
@@ -116,8 +120,7 @@ type soak struct {
 	rng    *rand.Rand
 	report SoakReport
 
-	silence time.Duration // of the NICs
-	hostile *Hostile      // while it floods
+	hostile *Hostile // while it floods
 
 	base [2]*Resources // of the party's process after its first whole act; nil: not known
 
@@ -141,11 +144,7 @@ func (s *soak) acts() error {
 
 // act is one life of the NICs.
 func (s *soak) act() error {
-	silence := soakSilence
-	if s.cfg.Hostile {
-		silence *= 4 // a flood takes its share of the CPUs: slow is not dead
-	}
-	if err := s.open(silence); err != nil {
+	if err := s.open(); err != nil {
 		return err
 	}
 	if s.cfg.Hostile {
@@ -163,8 +162,7 @@ func (s *soak) act() error {
 }
 
 // open opens both interfaces and starts all flows.
-func (s *soak) open(silence time.Duration) error {
-	s.silence = silence
+func (s *soak) open() error {
 	s.known = [2]*Report{}
 	for side := range 2 {
 		if err := s.reopen(side); err != nil {
@@ -192,14 +190,14 @@ func (s *soak) startFlows(side int) error {
 	return nil
 }
 
-// settleWait is how long all flows may take to be connected and to talk.
+// settleWait is how long all flows may take to be connected and to talk, unless the silence is very long.
 const settleWait = time.Minute
 
 // settle waits until every flow talks, as it must after each event.
 func (s *soak) settle(event string) error {
 	s.bed.Site.Middle.SetBoth(testbed.Faults{})
 	var from [2]*Report
-	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool {
+	r, err := s.bed.Until(max(settleWait, 20*s.cfg.Silence), func(r [2]*Report) bool {
 		if from[0] == nil {
 			from = r
 			return false

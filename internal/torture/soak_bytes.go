@@ -16,10 +16,6 @@ var bytesFaults = testbed.Faults{Loss: 0.01, Duplicate: 0.01, Reorder: 0.01, Reo
 const (
 	bytesMessage = 60_000
 	bytesBatch   = 20 << 30
-
-	// bytesSilence is long: it is bytes that are counted here, and a machine that is busy
-	// with other things for seconds is no death.
-	bytesSilence = 10 * time.Second
 )
 
 // bytes moves long messages in both directions through loss, duplication and
@@ -41,7 +37,7 @@ func (s *soak) bytes() error {
 
 // moveBytes is one life of the NICs, after so many bytes.
 func (s *soak) moveBytes(act int, so uint64) error {
-	if err := s.bed.Open(NICConfig{Silence: bytesSilence}); err != nil {
+	if err := s.bed.Open(NICConfig{Silence: s.cfg.Silence}); err != nil {
 		return err
 	}
 	flows := 0

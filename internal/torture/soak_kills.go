@@ -11,20 +11,22 @@ import (
 )
 
 const (
-	// killSilence is short, since each death is waited for.
-	killSilence = 400 * time.Millisecond
-	// toldWithin is how soon after a death every survivor is told, on a machine that
-	// gives its programs time: what it runs late is added.
-	toldWithin = 2 * time.Second
+	// toldAtMost is how soon after a death every survivor is told, where the silence is no longer than
+	// vipl.DefaultSilence.
+	toldAtMost = 2 * time.Second
 	// cleanWithin is how long the kernel may take to clean up after a process: there is no
 	// bound for that, and its threads wait for a CPU as everybody does.
 	cleanWithin = settleWait
 )
 
+// toldWithin is how soon after a death every survivor is told, on a machine that gives its programs
+// time: what it runs late is added.
+func (s *soak) toldWithin() time.Duration { return max(toldAtMost, s.cfg.Silence*5/4) }
+
 // kills kills one party or the other at random points of its work, again and again,
 // and starts another in its place when every connection of the survivor has ended.
 func (s *soak) kills() error {
-	if err := s.open(killSilence); err != nil {
+	if err := s.open(); err != nil {
 		return err
 	}
 	var told []time.Duration
@@ -79,13 +81,17 @@ func (s *soak) killAndWait(side int) (told time.Duration, err error) {
 			}
 			break
 		}
-		if death.Over(2*toldWithin + late) {
+		if death.Over(2*s.toldWithin() + late) {
 			told = time.Since(death.At)
 			break
 		}
 	}
-	if told > death.Allow(toldWithin)+late {
-		s.violated("kill %d: side %d was told after %v", s.report.Kills+1, 1-side, told)
+	switch {
+	case told <= s.toldWithin():
+	case told <= death.Allow(s.toldWithin())+late:
+		s.report.ToldLate++
+	default:
+		s.violated("kill %d: side %d was told after %v, at a silence of %v", s.report.Kills+1, 1-side, told, s.cfg.Silence)
 	}
 	if err := s.clean(side, death, late); err != nil {
 		s.violated("kill %d: side %d: %v", s.report.Kills+1, side, err)

@@ -10,7 +10,11 @@ import (
 
 	"viaxdp/internal/lag"
 	"viaxdp/internal/nstest"
+	"viaxdp/vipl"
 )
+
+// shortSilence is for tests that wait for deaths.
+const shortSilence = 800 * time.Millisecond
 
 // A soak of some acts keeps every promise, and its report tells of what it did.
 func TestSoak(t *testing.T) {
@@ -18,7 +22,7 @@ func TestSoak(t *testing.T) {
 	nstest.Require(t)
 	told := 0
 	r, err := Soak(context.Background(), SoakConfig{
-		For: 10 * share(t), Act: 5 * share(t), Flows: 2, Seed: 3, Args: []string{asParty}, Stderr: os.Stderr,
+		For: 10 * share(t), Act: 5 * share(t), Flows: 2, Seed: 3, Silence: shortSilence, Args: []string{asParty}, Stderr: os.Stderr,
 		Progress: func(SoakReport) { told++ },
 	})
 	if err != nil {
@@ -38,7 +42,8 @@ func TestSoak(t *testing.T) {
 func TestHostileSoak(t *testing.T) {
 	nstest.Require(t)
 	r, err := Soak(context.Background(), SoakConfig{
-		For: 5 * share(t), Act: 5 * share(t), Flows: 1, Seed: 4, Args: []string{asParty}, Stderr: os.Stderr, Hostile: true,
+		For: 5 * share(t), Act: 5 * share(t), Flows: 1, Seed: 4, Hostile: true,
+		Silence: 4 * shortSilence, Args: []string{asParty}, Stderr: os.Stderr, // a flood takes its share of the CPUs: slow is not dead
 	})
 	if err != nil {
 		t.Errorf("%v: %q", err, r.Violations)
@@ -55,14 +60,10 @@ func TestEvents(t *testing.T) {
 	nstest.Require(t)
 	bed := newBed(t, BedConfig{})
 	s := &soak{
-		cfg: SoakConfig{Flows: 1}, ctx: context.Background(), bed: bed, start: time.Now(), rng: rand.New(rand.NewPCG(5, 0)),
-		report: SoakReport{Events: map[string]int{}}, silence: soakSilence,
+		cfg: SoakConfig{Flows: 1, Silence: shortSilence}, ctx: context.Background(), bed: bed, start: time.Now(), rng: rand.New(rand.NewPCG(5, 0)),
+		report: SoakReport{Events: map[string]int{}},
 	}
-	must(t, s.bed.Open(NICConfig{Silence: soakSilence}))
-	for side := range 2 {
-		must(t, s.startFlows(side))
-	}
-	must(t, s.settle("start"))
+	must(t, s.open())
 	for i, e := range events {
 		if i > 0 && e.name == events[i-1].name {
 			continue
@@ -85,7 +86,9 @@ func TestEvents(t *testing.T) {
 func TestSoakKills(t *testing.T) {
 	t.Parallel()
 	nstest.Require(t)
-	r, err := Soak(context.Background(), SoakConfig{Kills: 3, Flows: 1, Seed: 4, Args: []string{asParty}, Stderr: os.Stderr})
+	r, err := Soak(context.Background(), SoakConfig{
+		Kills: 3, Flows: 1, Seed: 4, Silence: 400 * time.Millisecond, Args: []string{asParty}, Stderr: os.Stderr,
+	})
 	if err != nil {
 		t.Errorf("%v: %q", err, r.Violations)
 	}
@@ -94,12 +97,42 @@ func TestSoakKills(t *testing.T) {
 	}
 }
 
+// The silence that was asked for is that of the NICs, and of what a survivor is promised.
+func TestSoakSilence(t *testing.T) {
+	t.Parallel()
+	nstest.Require(t)
+	const silence = 3 * time.Second
+	r, err := Soak(context.Background(), SoakConfig{
+		Kills: 1, Flows: 1, Seed: 6, Silence: silence, Args: []string{asParty}, Stderr: os.Stderr,
+	})
+	if err != nil {
+		t.Errorf("%v: %q", err, r.Violations)
+	}
+	if r.Silence != silence || r.SlowestTold < silence-time.Second { // its last word came before its death
+		t.Errorf("told after %v, with a silence of %v", r.SlowestTold, r.Silence)
+	}
+}
+
+// At the silence of users who say nothing, a survivor is told within 2 s; a longer one takes a quarter more.
+func TestToldWithin(t *testing.T) {
+	for silence, want := range map[time.Duration]time.Duration{
+		400 * time.Millisecond: 2 * time.Second, vipl.DefaultSilence: 2 * time.Second, 4 * time.Second: 5 * time.Second,
+	} {
+		s := &soak{cfg: SoakConfig{Silence: silence}}
+		if got := s.toldWithin(); got != want {
+			t.Errorf("at a silence of %v within %v, not %v", silence, got, want)
+		}
+	}
+}
+
 // Bytes through faults are all checked, and the faults took place.
 func TestSoakBytes(t *testing.T) {
 	t.Parallel()
 	nstest.Require(t)
 	const bytes = 20_000_000
-	r, err := Soak(context.Background(), SoakConfig{Bytes: bytes, Flows: 2, Seed: 5, Args: []string{asParty}, Stderr: os.Stderr})
+	r, err := Soak(context.Background(), SoakConfig{
+		Bytes: bytes, Flows: 2, Seed: 5, Silence: 10 * time.Second, Args: []string{asParty}, Stderr: os.Stderr,
+	})
 	if err != nil {
 		t.Errorf("%v: %q", err, r.Violations)
 	}
@@ -135,7 +168,7 @@ func TestBlame(t *testing.T) {
 		{"one, late now and then", reports(1, 2, 1, 1), []lag.Spell{{At: start.Add(time.Second), Late: 150 * time.Millisecond}}, 1, 0},
 	} {
 		c.after[1].Late, c.after[1].Spells = time.Minute, c.spells
-		s := &soak{cfg: SoakConfig{Flows: 1}, silence: soakSilence, known: c.after, bed: &Bed{lag: still}}
+		s := &soak{cfg: SoakConfig{Flows: 1, Silence: shortSilence}, known: c.after, bed: &Bed{lag: still}}
 		s.blame("calm", reports(1, 1, 1, 1), s.starved("calm", start))
 		if len(s.report.Violations) != c.violated || s.report.Excused != c.excuse {
 			t.Errorf("%s: %q, %d excused", c.name, s.report.Violations, s.report.Excused)
