@@ -129,10 +129,11 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	fmt.Fprintf(&b, "  frames        %d taken, %d passed, %d sent again by their sender\n", n.Taken, n.Passed, r.Resent)
 	fmt.Fprintf(&b, "  faults        %d lost, %d lost in bursts, %d doubled, %d damaged, %d reordered, %d delayed, %d over the rate\n",
 		n.Lost, n.LostInBurst, n.Duplicated, n.Corrupted, n.Reordered, n.Delayed, n.Limited)
-	if r.Forged > 0 {
-		of := func(n uint64) float64 { return 100 * float64(r.Flooded) / float64(max(n, 1)) }
-		fmt.Fprintf(&b, "  hostile       %d forged frames; beside them %.0f %% of the messages that go beside forgers who spare us, %.0f %% of those without any\n",
-			r.Forged, of(r.Spared), of(r.Calm))
+	fmt.Fprintf(&b, "  at rest       %d times all chunks were in their places, of %d frames sent none was lost without a name\n", r.Audits, r.Accounted)
+	if f := r.Flood; f != nil {
+		fmt.Fprintf(&b, "  hostile       %d forged frames, %.0f/s\n", f.Forged, f.Rate)
+		fmt.Fprintf(&b, "  rate          %.0f messages/s beside %.0f forged frames/s, %.0f beside forgers who spare us (%.0f %% kept), %.0f without any\n",
+			f.Flooded.Rate, f.BesideRate, f.Spared.Rate, 100*f.Kept, f.Calm.Rate)
 	}
 	var events []string
 	for _, name := range slices.Sorted(maps.Keys(r.Events)) {

@@ -68,9 +68,13 @@ func TestSoakHostile(t *testing.T) {
 		t.Errorf("hostile without being asked: %s", out)
 	}
 	r := goodSoak
-	r.Forged, r.Calm, r.Spared, r.Flooded = 1000, 600, 200, 150
+	r.Flood = &torture.Flood{
+		Forged: 1000, Rate: 50, Calm: torture.Passed{Rate: 600}, Spared: torture.Passed{Rate: 200},
+		Flooded: torture.Passed{Rate: 150}, BesideRate: 70, Kept: 0.75,
+	}
 	cfg, _, out, _ = soaked(context.Background(), r, nil, "--hostile")
-	if !cfg.Hostile || !strings.Contains(out, "1000 forged frames; beside them 75 % of the messages that go beside forgers who spare us, 25 % of those without any") {
+	if !cfg.Hostile || !strings.Contains(out, "1000 forged frames, 50/s") ||
+		!strings.Contains(out, "150 messages/s beside 70 forged frames/s, 200 beside forgers who spare us (75 % kept), 600 without any") {
 		t.Errorf("hostile %v:\n%s", cfg.Hostile, out)
 	}
 }

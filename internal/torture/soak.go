@@ -56,10 +56,10 @@ type SoakReport struct {
 	Kills                   int           `json:",omitempty"` // of SoakConfig.Kills
 	ToldLate                int           `json:",omitempty"` // of Kills, those told of later than promised while somebody waited for a CPU
 	MedianTold, SlowestTold time.Duration `json:",omitempty"` // after a death, until every flow of the survivor knew
-	Forged                  uint64        `json:",omitempty"` // frames, of a hostile soak
-	Calm                    uint64        `json:",omitempty"` // messages in as much time without anybody who forges,
-	Spared                  uint64        `json:",omitempty"` // beside forgers whose frames go nowhere,
-	Flooded                 uint64        `json:",omitempty"` // and beside them
+	Flood                   *Flood        `json:",omitempty"` // of a hostile soak
+
+	Audits    int    // times at which all was at rest, and every chunk in its place
+	Accounted uint64 // frames sent that were received or dropped by name, where nobody was killed or cut off meanwhile
 
 	Way testbed.WayCounters
 
@@ -103,6 +103,7 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 		err = s.bytes()
 	default:
 		err = s.acts()
+		s.judgeFlood()
 	}
 	s.note("")
 	if len(s.report.Violations) > 0 {
@@ -120,7 +121,8 @@ type soak struct {
 	rng    *rand.Rand
 	report SoakReport
 
-	hostile *Hostile // while it floods
+	hostile *Hostile  // while it floods,
+	floods  time.Time // since then, but for the time in which it spared us
 
 	base [2]*Resources // of the party's process after its first whole act; nil: not known
 
@@ -298,60 +300,5 @@ func (s *soak) note(event string) {
 	s.report.Way = s.bed.Site.Middle.Counters(0).Plus(s.bed.Site.Middle.Counters(1))
 	if s.cfg.Progress != nil {
 		s.cfg.Progress(s.report)
-	}
-}
-
-// floodTime is for how long messages are counted, without forged frames and beside
-// them.
-const floodTime = 2 * time.Second
-
-// flood begins to forge, which goes on until ebb, and counts what it costs. On one machine the
-// forgers take CPU time that others need, which is no cost of a flood from another one: so messages are
-// counted beside forgers of the same priority, too, whose frames nobody gets.
-func (s *soak) flood() (err error) {
-	s.note("flood")
-	calm, err := s.passed(floodTime)
-	if err != nil {
-		return err
-	}
-	if s.hostile, err = s.bed.Hostile(s.rng.Uint64()); err != nil {
-		return err
-	}
-	s.hostile.Compete(true)
-	defer s.hostile.Compete(false)
-	s.hostile.Spare(true)
-	spared, err := s.passed(floodTime)
-	if err != nil {
-		return err
-	}
-	s.hostile.Spare(false)
-	flooded, err := s.passed(floodTime)
-	s.report.Calm += calm
-	s.report.Spared += spared
-	s.report.Flooded += flooded
-	return err
-}
-
-// passed counts the messages that flows take in a time.
-func (s *soak) passed(d time.Duration) (uint64, error) {
-	before, err := s.bed.Reports()
-	if err != nil {
-		return 0, err
-	}
-	time.Sleep(d)
-	after, err := s.bed.Reports()
-	if err != nil {
-		return 0, err
-	}
-	s.take(after)
-	return after[0].Taken + after[1].Taken - before[0].Taken - before[1].Taken, nil
-}
-
-// ebb ends what flood began, if it has.
-func (s *soak) ebb() {
-	if s.hostile != nil {
-		s.hostile.Close()
-		s.report.Forged += s.hostile.Sent()
-		s.hostile = nil
 	}
 }

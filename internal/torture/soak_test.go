@@ -48,9 +48,43 @@ func TestHostileSoak(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v: %q", err, r.Violations)
 	}
-	t.Logf("%+v", r)
-	if r.Acts == 0 || r.Forged == 0 || r.Calm == 0 || r.Spared == 0 || r.Flooded == 0 {
-		t.Errorf("%+v", r)
+	t.Logf("%+v, %+v", r, r.Flood)
+	f := r.Flood
+	if r.Acts == 0 || f.Forged == 0 || f.Rate == 0 || f.Calm.Rate == 0 || f.Spared.Rate == 0 || f.Beside == 0 || f.Kept == 0 {
+		t.Errorf("%+v, %+v", r, f)
+	}
+}
+
+// A good peer keeps half of its rate beside a flood, or a promise is broken; but not by the time in which
+// the machine did something else than before.
+func TestJudgeFlood(t *testing.T) {
+	const sec = time.Second
+	for _, c := range []struct {
+		name            string
+		spared, flooded uint64
+		late            [2]time.Duration
+		kept            float64
+		ok              bool
+	}{
+		{"as before", 1000, 1000, [2]time.Duration{}, 1, true},
+		{"half", 1000, 500, [2]time.Duration{}, 0.5, true},
+		{"less", 1000, 499, [2]time.Duration{}, 0.499, false},
+		{"nothing", 1000, 0, [2]time.Duration{}, 0, false},
+		{"kept away for half the time", 1000, 300, [2]time.Duration{0, sec}, 0.6, true},
+		{"and too little for that", 1000, 200, [2]time.Duration{0, sec}, 0.4, false},
+		{"as late as before", 1000, 300, [2]time.Duration{sec, sec}, 0.3, false},
+		{"later before", 1000, 300, [2]time.Duration{sec, 0}, 0.3, false},
+		{"kept away all the time", 1000, 0, [2]time.Duration{0, 2 * sec}, 0, true},
+		{"not counted", 0, 0, [2]time.Duration{}, 0, true},
+	} {
+		f := &Flood{Beside: 10_000}
+		f.Spared.add(Passed{Messages: c.spared, Time: 2 * sec, Late: c.late[0]})
+		f.Flooded.add(Passed{Messages: c.flooded, Time: 2 * sec, Late: c.late[1]})
+		s := &soak{report: SoakReport{Flood: f}}
+		s.judgeFlood()
+		if f.Kept != c.kept || (len(s.report.Violations) == 0) != c.ok {
+			t.Errorf("%s: kept %v, %q", c.name, f.Kept, s.report.Violations)
+		}
 	}
 }
 
