@@ -35,8 +35,9 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			"reorders, delays and damages frames, and runs traffic of all reliability levels\n" +
 			"between two processes that are killed, suspended and cut off, and come back. Ends\n" +
 			"with a report, and with status 1 when a promise was broken: a wrong byte, a message\n" +
-			"lost, doubled or out of order, a connection that broke without a reason, or\n" +
-			"something that was not given back. Nothing of it stays behind. Needs root.\n\n" +
+			"lost, doubled or out of order, a connection that broke without a reason, something\n" +
+			"that was not given back, a frame that was neither received nor counted as dropped\n" +
+			"where nobody was killed or cut off. Nothing of it stays behind. Needs root.\n\n" +
 			"With --kills one party or the other is killed so many times at random points, and\n" +
 			"every connection of the survivor has to end within 2 s, or a quarter more than the\n" +
 			"silence if that is longer. With --gigabytes so much is moved through 1 % loss, 1 %\n" +

@@ -37,7 +37,7 @@ func soaked(ctx context.Context, r torture.SoakReport, err error, args ...string
 }
 
 var goodSoak = torture.SoakReport{
-	Seed: 7, Silence: 1600 * time.Millisecond, Elapsed: time.Hour, Acts: 3, Messages: 4321, Connections: 99, Breaks: 12,
+	Seed: 7, Silence: 1600 * time.Millisecond, Elapsed: time.Hour, Acts: 3, Messages: 4321, Audits: 6, Accounted: 765, Connections: 99, Breaks: 12,
 	Events: map[string]int{"kill": 5, "calm": 2}, Way: testbed.WayCounters{Lost: 17},
 }
 
@@ -46,7 +46,7 @@ func TestSoakReport(t *testing.T) {
 	if status != exitFine || errs != "" {
 		t.Errorf("status %d, %q", status, errs)
 	}
-	for _, want := range []string{"1h0m0s, 3 acts, seed 7, silence 1.6s", "4321 checked", "99, of which 12 broke", "17 lost", "2 calm, 5 kill", "every promise was kept"} {
+	for _, want := range []string{"1h0m0s, 3 acts, seed 7, silence 1.6s", "4321 checked", "99, of which 12 broke", "17 lost", "2 calm, 5 kill", "6 times all chunks", "765 frames sent", "every promise was kept"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

@@ -142,6 +142,9 @@ func (b *Bed) Stop() (r [2]*Report, err error) { return b.both(opStop) }
 // Free gives back what stopped flows held.
 func (b *Bed) Free() (r [2]*Report, err error) { return b.both(opFree) }
 
+// Count looks for chunks that were not given back, when all flows were freed.
+func (b *Bed) Count() (r [2]*Report, err error) { return b.both(opCount) }
+
 // CloseNICs closes the interfaces.
 func (b *Bed) CloseNICs() (r [2]*Report, err error) { return b.both(opClose) }
 

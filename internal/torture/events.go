@@ -25,16 +25,22 @@ func (s *soak) nap() time.Duration { return s.cfg.Silence / 4 }
 // coma is longer than the silence by up to as much again.
 func (s *soak) coma() time.Duration { return s.cfg.Silence + s.below(s.cfg.Silence) }
 
+var (
+	storm = event{"storm", false, (*soak).storm}
+	quiet = event{"quiet", true, (*soak).quiet} // all connections end, in order
+)
+
 var events = []event{
 	{"calm", false, func(s *soak) error { return s.pass(s.draw(500)) }},
-	{"storm", false, (*soak).storm},
-	{"storm", false, (*soak).storm}, // twice as often as the others
+	storm,
+	storm, // twice as often as the others
 	{"kill", true, (*soak).kill},
 	{"suspend", true, func(s *soak) error { return s.suspend(s.coma()) }},
 	{"nap", false, func(s *soak) error { return s.suspend(s.nap()) }},
 	{"link down", true, func(s *soak) error { return s.flap(s.coma()) }},
 	{"link blinks", false, func(s *soak) error { return s.flap(s.nap()) }},
 	{"detach", true, (*soak).detach},
+	quiet,
 }
 
 // happen lets a random event take place.
@@ -155,6 +161,7 @@ func (s *soak) kill() error {
 
 // reopen opens a side's interface and starts its flows.
 func (s *soak) reopen(side int) error {
+	s.cut = true
 	if err := s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile}); err != nil {
 		return err
 	}
@@ -173,6 +180,7 @@ func (s *soak) suspend(d time.Duration) error {
 // flap takes one side's interface down for a time.
 func (s *soak) flap(d time.Duration) error {
 	side := s.rng.IntN(2)
+	s.cut = true
 	if err := s.bed.Link(side, netlink.LinkSetDown); err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ type nic struct {
 	meter  *meter
 	txFree int // chunks free when it was opened
 
-	// After Close.
+	// At the last count.
 	stats   xdpnic.Stats
 	lacking []string
 }
@@ -37,9 +37,16 @@ type nic struct {
 type meter struct {
 	*xdpnic.Queue
 	leased int // frames received and not recycled
+	orders chan func()
 }
 
+// Receive is what the engine calls at every look at the queue, of which it is the owner then.
 func (m *meter) Receive(frames []xdpnic.Frame) int {
+	select {
+	case f := <-m.orders:
+		f()
+	default:
+	}
 	n := m.Queue.Receive(frames)
 	m.leased += n
 	return n
@@ -75,7 +82,7 @@ func openNIC(cfg NICConfig) (*nic, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &nic{local: local, meter: &meter{Queue: local.Queue()}, txFree: local.Queue().TxFree()}
+	n := &nic{local: local, meter: &meter{Queue: local.Queue(), orders: make(chan func())}, txFree: local.Queue().TxFree()}
 	var psk *vipl.PSK
 	if cfg.Sealed {
 		psk, err = vipl.NewPSK([]byte("the parties' key, 32 bytes of it."))
@@ -96,7 +103,7 @@ func openNIC(cfg NICConfig) (*nic, error) {
 // settleWithin is how long the kernel may take to complete what it was sent.
 const settleWithin = 5 * time.Second
 
-// count looks for chunks that nobody gave back, and keeps the queue's counters.
+// count looks for chunks that nobody gave back, and keeps the queue's counters. The engine has stopped.
 func (n *nic) count() {
 	q := n.meter.Queue
 	for end := time.Now().Add(settleWithin); q.TxFree() < n.txFree && time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -104,17 +111,44 @@ func (n *nic) count() {
 		q.Flush()
 		q.Reap()
 	}
+	n.lacking = n.look()
+}
+
+// countWithin is how long a machine that is busy may take to have the engine look at its queue: less than hearTime.
+const countWithin = hearTime / 2
+
+// countRunning is count while the engine runs. No VI is connected, so that it has nothing to do.
+func (n *nic) countRunning() {
+	n.lacking = []string{"the engine does not look at its queue"}
+	for end := time.Now().Add(countWithin); ; time.Sleep(time.Millisecond) {
+		looked := make(chan []string, 1)
+		n.meter.Wake()
+		select {
+		case n.meter.orders <- func() { n.meter.Reap(); looked <- n.look() }:
+			n.lacking = <-looked
+		case <-time.After(10 * time.Millisecond):
+		}
+		if n.lacking == nil || time.Now().After(end) {
+			return
+		}
+	}
+}
+
+// look says what is not where it belongs when nothing is under way. The caller owns the queue.
+func (n *nic) look() (lacking []string) {
+	q := n.meter.Queue
 	if free := q.TxFree(); free != n.txFree {
-		n.lacking = append(n.lacking, fmt.Sprintf("%d of %d TX chunks are not free", n.txFree-free, n.txFree))
+		lacking = append(lacking, fmt.Sprintf("%d of %d TX chunks are not free", n.txFree-free, n.txFree))
 	}
 	if n.meter.leased != 0 {
-		n.lacking = append(n.lacking, fmt.Sprintf("%d RX chunks are leased still", n.meter.leased))
+		lacking = append(lacking, fmt.Sprintf("%d RX chunks are leased still", n.meter.leased))
 	}
 	if err := q.Audit(); err != nil {
-		n.lacking = append(n.lacking, err.Error())
+		lacking = append(lacking, err.Error())
 	}
 	var err error
 	if n.stats, err = q.Stats(); err != nil {
-		n.lacking = append(n.lacking, err.Error())
+		lacking = append(lacking, err.Error())
 	}
+	return lacking
 }

@@ -28,6 +28,7 @@ const (
 	opReport = "report" // what there is to tell
 	opStop   = "stop"   // all flows, in order, and report
 	opFree   = "free"   // what the stopped flows held, and report
+	opCount  = "count"  // chunks and frames, when nothing runs, and report
 	opClose  = "close"  // the interface, and report
 )
 
@@ -95,6 +96,8 @@ func (p *party) obey(o order) (*Report, error) {
 		p.run.Wait()
 	case o.Op == opFree:
 		return p.free()
+	case o.Op == opCount:
+		return p.count()
 	case o.Op == opClose:
 		return p.close()
 	default:
@@ -151,22 +154,31 @@ func (p *party) fullReport() (*Report, error) {
 	return r, err
 }
 
-// free gives back what the stopped flows held. Flows with receives on an idle VI
-// go with the NIC.
+// count looks for chunks that nobody has given back, when all flows were freed.
+func (p *party) count() (*Report, error) {
+	if len(p.flows) > 0 {
+		return nil, errors.New("flows are there still")
+	}
+	p.nic.countRunning()
+	r, err := p.report()
+	if err == nil {
+		r.Queue, r.Lacking = p.nic.stats, p.nic.lacking
+	}
+	return r, err
+}
+
+// free gives back what the stopped flows held. The memory of flows with receives on an idle VI
+// goes with the NIC.
 func (p *party) free() (*Report, error) {
 	p.run.Wait()
 	var errs []error
-	kept := p.flows[:0]
 	for _, f := range p.flows {
-		if f.recvs.outstanding() > 0 {
-			kept = append(kept, f)
-			continue
+		if f.recvs.outstanding() == 0 {
+			errs = append(errs, f.free())
 		}
-		errs = append(errs, f.free())
 		p.past.add(&f.n)
 	}
-	clear(p.flows[len(kept):])
-	p.flows = kept
+	p.flows = nil
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}

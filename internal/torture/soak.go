@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"viaxdp/internal/testbed"
@@ -96,6 +97,7 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 		cfg: cfg, ctx: ctx, bed: bed, start: time.Now(), rng: rand.New(rand.NewPCG(cfg.Seed, 0)),
 		report: SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, Events: make(map[string]int)},
 	}
+	s.watch()
 	switch {
 	case cfg.Kills > 0:
 		err = s.kills()
@@ -128,6 +130,10 @@ type soak struct {
 
 	// Of the act.
 	known [2]*Report // the newest
+
+	voided [2]atomic.Uint64 // see watch
+	books  [2]account       // of the last audit
+	cut    bool             // accounts do not go on from there
 }
 
 func (s *soak) over() bool {
@@ -155,6 +161,12 @@ func (s *soak) act() error {
 		}
 		defer s.ebb()
 	}
+	// What follows has as a rule somebody who is killed or cut off.
+	for _, e := range []event{storm, quiet} {
+		if err := s.undergo(e); err != nil {
+			return err
+		}
+	}
 	for end := time.Now().Add(s.cfg.Act); time.Now().Before(end) && s.ctx.Err() == nil && len(s.report.Violations) == 0; {
 		if err := s.happen(); err != nil {
 			return err
@@ -166,11 +178,13 @@ func (s *soak) act() error {
 // open opens both interfaces and starts all flows.
 func (s *soak) open() error {
 	s.known = [2]*Report{}
+	s.begin()
 	for side := range 2 {
 		if err := s.reopen(side); err != nil {
 			return err
 		}
 	}
+	s.cut = false
 	return s.settle("start")
 }
 
@@ -259,13 +273,14 @@ func (s *soak) violated(format string, args ...any) {
 func (s *soak) close() error {
 	s.ebb()
 	s.note("close")
-	for _, end := range []func() ([2]*Report, error){s.bed.Stop, s.bed.Free, s.bed.CloseNICs} {
-		r, err := end()
-		if err != nil {
-			return err
-		}
-		s.take(r)
+	if err := s.rest(); err != nil {
+		return err
 	}
+	r, err := s.bed.CloseNICs()
+	if err != nil {
+		return err
+	}
+	s.take(r)
 	for side, r := range s.known {
 		s.add(side, r)
 		now := r.Resources

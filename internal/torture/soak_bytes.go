@@ -37,6 +37,7 @@ func (s *soak) bytes() error {
 
 // moveBytes is one life of the NICs, after so many bytes.
 func (s *soak) moveBytes(act int, so uint64) error {
+	s.begin()
 	if err := s.bed.Open(NICConfig{Silence: s.cfg.Silence}); err != nil {
 		return err
 	}

@@ -14,6 +14,8 @@ const (
 	// toldAtMost is how soon after a death every survivor is told, where the silence is no longer than
 	// vipl.DefaultSilence.
 	toldAtMost = 2 * time.Second
+	// killsAtOnce is how many there are between two looks at what is left.
+	killsAtOnce = 10
 	// cleanWithin is how long the kernel may take to clean up after a process: there is no
 	// bound for that, and its threads wait for a CPU as everybody does.
 	cleanWithin = settleWait
@@ -39,6 +41,11 @@ func (s *soak) kills() error {
 			return err
 		}
 		s.report.Kills++
+		if s.report.Kills%killsAtOnce == 0 {
+			if err := s.undergo(quiet); err != nil {
+				return err
+			}
+		}
 		s.report.Events["kill"]++
 		told = append(told, d)
 		slices.Sort(told)

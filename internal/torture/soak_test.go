@@ -33,7 +33,8 @@ func TestSoak(t *testing.T) {
 	for _, n := range r.Events {
 		events += n
 	}
-	if r.Acts == 0 || events == 0 || r.Messages == 0 || r.Connections == 0 || r.Writes == 0 || r.Reads == 0 || told < r.Acts+events {
+	if r.Acts == 0 || events == 0 || r.Messages == 0 || r.Connections == 0 || r.Writes == 0 || r.Reads == 0 || told < r.Acts+events ||
+		r.Events["quiet"] < r.Acts || r.Audits != r.Events["quiet"]+r.Acts || r.Accounted == 0 {
 		t.Errorf("%d reports, the last %+v", told, r)
 	}
 }
@@ -50,7 +51,7 @@ func TestHostileSoak(t *testing.T) {
 	}
 	t.Logf("%+v, %+v", r, r.Flood)
 	f := r.Flood
-	if r.Acts == 0 || f.Forged == 0 || f.Rate == 0 || f.Calm.Rate == 0 || f.Spared.Rate == 0 || f.Beside == 0 || f.Kept == 0 {
+	if r.Acts == 0 || f.Forged == 0 || f.Rate == 0 || f.Calm.Rate == 0 || f.Spared.Rate == 0 || f.Beside == 0 || f.Kept == 0 || r.Audits == 0 {
 		t.Errorf("%+v, %+v", r, f)
 	}
 }
@@ -97,6 +98,7 @@ func TestEvents(t *testing.T) {
 		cfg: SoakConfig{Flows: 1, Silence: shortSilence}, ctx: context.Background(), bed: bed, start: time.Now(), rng: rand.New(rand.NewPCG(5, 0)),
 		report: SoakReport{Events: map[string]int{}},
 	}
+	s.watch()
 	must(t, s.open())
 	for i, e := range events {
 		if i > 0 && e.name == events[i-1].name {
@@ -126,7 +128,7 @@ func TestSoakKills(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v: %q", err, r.Violations)
 	}
-	if r.Kills != 3 || r.Events["kill"] != 3 || r.Breaks < 3*3 || r.MedianTold <= 0 || r.SlowestTold < r.MedianTold {
+	if r.Kills != 3 || r.Events["kill"] != 3 || r.Breaks < 3*3 || r.MedianTold <= 0 || r.SlowestTold < r.MedianTold || r.Audits == 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -170,7 +172,8 @@ func TestSoakBytes(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v: %q", err, r.Violations)
 	}
-	if r.Bytes < bytes || r.Messages < bytes/bytesMessage || r.Way.Lost == 0 || r.Way.Duplicated == 0 || r.Way.Reordered == 0 || r.Resent == 0 {
+	if r.Bytes < bytes || r.Messages < bytes/bytesMessage || r.Way.Lost == 0 || r.Way.Duplicated == 0 || r.Way.Reordered == 0 || r.Resent == 0 ||
+		r.Audits != 1 || r.Accounted < bytes/bytesMessage {
 		t.Errorf("%+v", r)
 	}
 }

@@ -77,11 +77,11 @@ type Report struct {
 
 	Engine    vipl.Counters
 	Program   bpf.Counters
-	Queue     xdpnic.Stats  // only after the NIC was closed
+	Queue     xdpnic.Stats  // only of a count, and after the NIC was closed
 	Late      time.Duration // by how much the process has run late since it was started, a sum: see lag
 	Spells    []lag.Spell   // and in which seconds
 	Resources Resources     // not in a report between times
-	Lacking   []string      // chunks that were not given back; only after the NIC was closed
+	Lacking   []string      // chunks that were not given back; as Queue
 }
 
 // Resources of a process.

@@ -1,0 +1,206 @@
+package torture
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/testbed"
+	"viaxdp/wire"
+)
+
+// account is what became of the frames of VIs that one side has sent, counted at each station:
+//
+//	socket --> way (faults) --> program --> socket --> engine
+//	  sent       way              seen       got
+type account struct {
+	sent   uint64 // frames that the sender's kernel has taken, and did not name as lost
+	voided uint64 // of them, those that were made ones that nobody takes: see xdpnic.Queue.Void
+	way    testbed.WayCounters
+	all    testbed.WayCounters // with other frames on the way
+
+	seen       uint64 // by the program, whatever it did with them
+	redirected uint64 // of them, those for the socket
+	named      uint64 // by the receiver's socket: received, or dropped by name
+	received   uint64
+	engine     uint64 // by the engine, of received
+}
+
+func (a account) since(b account) account {
+	for _, p := range [][2]*uint64{
+		{&a.sent, &b.sent}, {&a.voided, &b.voided}, {&a.seen, &b.seen}, {&a.redirected, &b.redirected},
+		{&a.named, &b.named}, {&a.received, &b.received}, {&a.engine, &b.engine},
+	} {
+		*p[0] -= *p[1]
+	}
+	a.way, a.all = a.way.Since(b.way), a.all.Since(b.all)
+	return a
+}
+
+// onTheWay says which frames were lost without a name, or came from nowhere, between the two sockets. A damaged
+// frame may be taken for any other.
+func (a account) onTheWay() error {
+	n, taken := a.way, a.way.Taken+a.voided
+	if taken > a.sent || taken+a.all.Overrun < a.sent {
+		return fmt.Errorf("%d frames were sent, %d came to the way, which was overrun by %d", a.sent, taken, a.all.Overrun)
+	}
+	if n.Taken+n.Duplicated != n.Passed+n.Lost+n.LostInBurst+n.Limited+n.Refused {
+		return fmt.Errorf("the way has lost count of frames: %+v", n)
+	}
+	if a.seen+n.Corrupted < n.Passed || a.seen > n.Passed+a.all.Corrupted-n.Corrupted {
+		return fmt.Errorf("%d frames passed, %d came to the program; %d were damaged", n.Passed, a.seen, a.all.Corrupted)
+	}
+	return nil
+}
+
+// atReceiver says which frames were lost without a name between the program and the engine.
+func (a account) atReceiver() error {
+	if a.redirected != a.named {
+		return fmt.Errorf("%d frames were redirected, %d arrived or were dropped by name", a.redirected, a.named)
+	}
+	if a.received != a.engine {
+		return fmt.Errorf("the queue has given %d frames, the engine has seen %d", a.received, a.engine)
+	}
+	return nil
+}
+
+// watch has the way count the frames of VIs by themselves.
+func (s *soak) watch() {
+	s.bed.Site.Middle.Watch(func(side int, frame []byte) bool {
+		if len(frame) >= udpIPv4 && [14]byte(frame) == [14]byte{} {
+			s.voided[side].Add(1)
+		}
+		return ofVI(frame)
+	})
+}
+
+// ofVI says whether a frame is one of a VI, plain or sealed, as our programs look at it.
+func ofVI(frame []byte) bool {
+	if len(frame) < udpIPv4+udpHead+2 {
+		return false
+	}
+	proto, udp := frame[23], frame[udpIPv4:]
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case unix.ETH_P_IP:
+	case unix.ETH_P_IPV6:
+		if len(frame) < udpIPv6+udpHead+2 {
+			return false
+		}
+		proto, udp = frame[20], frame[udpIPv6:]
+	default:
+		return false
+	}
+	return proto == unix.IPPROTO_UDP && binary.BigEndian.Uint16(udp[2:]) == wire.Port && udp[udpHead+1]&wire.KindConnect == 0
+}
+
+// wayOf is the part of a side's account that the way counts.
+func (s *soak) wayOf(side int) account {
+	m := s.bed.Site.Middle
+	return account{voided: s.voided[side].Load(), way: m.Watched(side), all: m.Counters(side)}
+}
+
+// accounts are those of both sides.
+func (s *soak) accounts(r [2]*Report) (a [2]account) {
+	for side := range a {
+		a[side] = s.wayOf(side)
+		q, to := &r[side].Queue, r[1-side]
+		a[side].sent = q.TxFrames - q.TxLostBusy - q.KernelStats.Tx_invalid_descs
+		a[side].redirected = to.Program.Redirected
+		to.Program.Each(func(_ string, n uint64) { a[side].seen += n })
+		a[side].seen -= to.Program.Control
+		q = &to.Queue
+		a[side].received, a[side].engine = q.RxFrames, to.Engine.Frames
+		a[side].named = q.RxFrames + q.RxTooManySegs + q.RxBadEntries + q.KernelStats.Rx_dropped + q.KernelStats.Rx_ring_full
+	}
+	return a
+}
+
+// begin begins the accounts of interfaces that are about to be opened.
+func (s *soak) begin() {
+	for side := range s.books {
+		s.books[side] = s.wayOf(side)
+	}
+	s.cut = false
+}
+
+// audit looks for chunks and frames that are not accounted for. No flow runs.
+func (s *soak) audit() error {
+	for end := time.Now().Add(settleWait); ; time.Sleep(5 * time.Millisecond) {
+		r, err := s.bed.Count()
+		if err != nil {
+			return err
+		}
+		for side := range r {
+			s.complain(side, r[side])
+		}
+		a := s.accounts(r)
+		switch err := s.unaccounted(a); {
+		case len(s.report.Violations) > 0:
+			return nil
+		case err != nil && time.Now().Before(end):
+			continue // the last frames are on the way still
+		case err != nil:
+			s.violated("%v", err)
+			return nil
+		}
+		for side := range a {
+			if s.whole() {
+				s.report.Accounted += a[side].sent - s.books[side].sent
+			}
+		}
+		s.report.Audits++
+		s.books, s.cut = a, false
+		return nil
+	}
+}
+
+// whole says whether accounts go on from the last audit. Who was killed, cut off or opened anew has taken frames,
+// or counters, with him; and nobody knows what the program took forged frames for.
+func (s *soak) whole() bool { return !s.cut && !s.cfg.Hostile }
+
+// unaccounted says what the accounts lack. Beside a flood nothing is at rest.
+func (s *soak) unaccounted(a [2]account) (err error) {
+	if s.hostile != nil {
+		return nil
+	}
+	for side := range a {
+		if e := a[side].atReceiver(); e != nil {
+			err = errors.Join(err, fmt.Errorf("side %d: %w", 1-side, e))
+		}
+		if !s.whole() {
+			continue
+		}
+		if e := a[side].since(s.books[side]).onTheWay(); e != nil {
+			err = errors.Join(err, fmt.Errorf("from side %d: %w", side, e))
+		}
+	}
+	return err
+}
+
+// quiet brings all flows to an orderly end, looks at what is left, and starts them again.
+func (s *soak) quiet() error {
+	if err := s.rest(); err != nil {
+		return err
+	}
+	for side := range 2 {
+		if err := s.startFlows(side); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rest ends all flows, and looks at what is left.
+func (s *soak) rest() error {
+	for _, end := range []func() ([2]*Report, error){s.bed.Stop, s.bed.Free} {
+		r, err := end()
+		if err != nil {
+			return err
+		}
+		s.take(r)
+	}
+	return s.audit()
+}
