@@ -44,7 +44,9 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			"duplication and 1 % reordering. Both end when they are done, or with --for.\n\n" +
 			"With --hostile connections are sealed, and forgers send what they make of the frames\n" +
 			"that they see. Beside them the rate of messages must be half of what it is, at least,\n" +
-			"beside forgers who do the same work for frames that nobody gets.",
+			"beside forgers who do the same work for frames that nobody gets. With --plain as well\n" +
+			"nothing is sealed, and forgers guess: VIs, keys, sources, versions and lengths. Each\n" +
+			"has to be dropped by its name, and none answered.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.For <= 0 || cfg.Act <= 0 || cfg.Flows <= 0 {
@@ -58,6 +60,9 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			}
 			if cfg.Hostile && (cfg.Kills > 0 || gigabytes > 0) {
 				return errors.New("--hostile is for random events: there is no flood beside --kills and --gigabytes")
+			}
+			if cfg.Plain && !cfg.Hostile {
+				return errors.New("--plain is for --hostile: without it nothing is sealed")
 			}
 			if !(gigabytes <= 1e9) {
 				return fmt.Errorf("--gigabytes %v: want a number of at most 10^9", gigabytes)
@@ -95,6 +100,7 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	f.DurationVar(&cfg.Act, "act", 20*time.Second, "time after which everything is closed and counted, again and again")
 	f.IntVar(&cfg.Flows, "flows", 4, "VIs at each of the three reliability levels")
 	f.BoolVar(&cfg.Hostile, "hostile", false, "seal the connections by a pre-shared key, and flood both sides with forged frames")
+	f.BoolVar(&cfg.Plain, "plain", false, "with --hostile: do not seal the connections, and forge as somebody who has not seen their frames")
 	f.DurationVar(&cfg.Silence, "silence", cfg.Silence, "time after which a silent peer of a VI is taken for dead, on both sides alike")
 	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report tells)")
 	asJSON.flag(f, "write the report as JSON to this `file`; - for standard output, the text then goes to standard error")

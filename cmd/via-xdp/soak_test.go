@@ -79,6 +79,12 @@ func TestSoakHostile(t *testing.T) {
 	}
 }
 
+func TestSoakPlain(t *testing.T) {
+	if cfg, _, _, _ := soaked(context.Background(), goodSoak, nil, "--hostile", "--plain"); !cfg.Hostile || !cfg.Plain {
+		t.Errorf("%+v", cfg)
+	}
+}
+
 // A broken promise is told in words and by the status; the report comes first.
 func TestSoakBroken(t *testing.T) {
 	bad := goodSoak
@@ -160,7 +166,7 @@ func TestSoakFlags(t *testing.T) {
 	}
 	for _, args := range [][]string{
 		{"--kills", "-1"}, {"--gigabytes", "-1"}, {"--kills", "1", "--gigabytes", "1"},
-		{"--hostile", "--kills", "1"}, {"--hostile", "--gigabytes", "1"}, {"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"--silence", "9ms"}, {"extra"},
+		{"--hostile", "--kills", "1"}, {"--hostile", "--gigabytes", "1"}, {"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"--silence", "9ms"}, {"--plain"}, {"extra"},
 	} {
 		if cfg, status, _, _ := soaked(context.Background(), goodSoak, nil, args...); status != exitFailed || cfg.Args != nil {
 			t.Errorf("%v: status %d", args, status)

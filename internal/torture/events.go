@@ -162,7 +162,7 @@ func (s *soak) kill() error {
 // reopen opens a side's interface and starts its flows.
 func (s *soak) reopen(side int) error {
 	s.cut = true
-	if err := s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile}); err != nil {
+	if err := s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile && !s.cfg.Plain}); err != nil {
 		return err
 	}
 	return s.startFlows(side)

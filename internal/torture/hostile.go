@@ -18,18 +18,49 @@ const (
 	udpHead = 8
 )
 
+// dissect finds the parts of a frame of a VI; via is nil for others.
+func dissect(frame []byte) (source, udp, via []byte) {
+	if len(frame) < udpIPv6+udpHead+wire.HeaderLen {
+		return nil, nil, nil
+	}
+	source, udp = frame[14+12:14+16], frame[udpIPv4:]
+	if binary.BigEndian.Uint16(frame[12:]) == 0x86dd {
+		source, udp = frame[14+8:14+24], frame[udpIPv6:]
+	}
+	via = udp[udpHead:]
+	if binary.BigEndian.Uint16(udp[2:]) != wire.Port || via[0] != wire.Version || via[1]&wire.KindConnect != 0 {
+		return nil, nil, nil
+	}
+	return source, udp, via
+}
+
+// forgePlain changes a frame of a VI as somebody can who has not seen it: what an attacker on the way makes of plain
+// frames is taken for the peer's. nil: it is none.
+func forgePlain(rng *rand.Rand, frame []byte) []byte {
+	source, _, via := dissect(frame)
+	if via == nil {
+		return nil
+	}
+	switch rng.IntN(5) {
+	case 0: // a VI guessed
+		binary.BigEndian.PutUint32(via[4:], rng.Uint32())
+	case 1: // a key guessed
+		binary.BigEndian.PutUint64(via[8:], rng.Uint64())
+	case 2: // from somebody else
+		source[rng.IntN(len(source))] ^= byte(1 + rng.IntN(255))
+	case 3: // another version of the format
+		via[0] ^= byte(1 + rng.IntN(255))
+	case 4: // cut off
+		frame = frame[:14+rng.IntN(len(frame)-14)]
+	}
+	return frame
+}
+
 // forge changes a frame of a VI; nil: it is none. All offsets are those of
 // wire.PutSealed, of which a plain frame has the first 16 bytes alike.
 func forge(rng *rand.Rand, frame []byte) []byte {
-	if len(frame) < udpIPv6+udpHead+wire.HeaderLen {
-		return nil
-	}
-	udp := frame[udpIPv4:]
-	if binary.BigEndian.Uint16(frame[12:]) == 0x86dd {
-		udp = frame[udpIPv6:]
-	}
-	via := udp[udpHead:]
-	if binary.BigEndian.Uint16(udp[2:]) != wire.Port || via[0] != wire.Version || via[1]&wire.KindConnect != 0 {
+	_, udp, via := dissect(frame)
+	if via == nil {
 		return nil
 	}
 	switch rng.IntN(10) {
@@ -64,11 +95,15 @@ func forge(rng *rand.Rand, frame []byte) []byte {
 // Hostile sends forged frames to both sides until it is closed.
 type Hostile struct{ forgers [2]*testbed.Forger }
 
-// Hostile begins to forge, of what passes on the bed.
-func (b *Bed) Hostile(seed uint64) (*Hostile, error) {
+// Hostile begins to forge, of what passes on the bed, where connections are sealed or plain.
+func (b *Bed) Hostile(seed uint64, plain bool) (*Hostile, error) {
+	change := forge
+	if plain {
+		change = forgePlain
+	}
 	h := &Hostile{}
 	for side := range h.forgers {
-		f, err := b.Site.Middle.Forge(side, seed, forge)
+		f, err := b.Site.Middle.Forge(side, seed, change)
 		if err != nil {
 			h.Close()
 			return nil, err

@@ -30,6 +30,8 @@ type SoakConfig struct {
 
 	// Hostile seals the connections, and floods both sides with forged frames.
 	Hostile bool
+	// Plain leaves a hostile soak's connections unsealed. Frames are forged then as by somebody who has not seen theirs.
+	Plain bool
 
 	Args   []string  // with which this program becomes a party: Main
 	Stderr io.Writer // the parties' standard error; nil: discarded

@@ -1,6 +1,11 @@
 package torture
 
-import "time"
+import (
+	"errors"
+	"time"
+
+	"viaxdp/bpf"
+)
 
 // Flood is what a hostile soak has counted. On one machine the forgers take CPU time that others need, which
 // is no cost of a flood from another one: so messages are counted beside forgers of the same priority, too, whose
@@ -77,7 +82,11 @@ func (s *soak) flood() (err error) {
 	if err := s.passed(floodTurns*floodTime, &f.Calm); err != nil {
 		return err
 	}
-	if s.hostile, err = s.bed.Hostile(s.rng.Uint64()); err != nil {
+	told, err := s.unreachables()
+	if err != nil {
+		return err
+	}
+	if s.hostile, err = s.bed.Hostile(s.rng.Uint64(), s.cfg.Plain); err != nil {
 		return err
 	}
 	s.floods = time.Now()
@@ -98,7 +107,54 @@ func (s *soak) flood() (err error) {
 		f.Beside += s.hostile.Sent() - sent
 		f.BesideRate = perSecond(f.Beside, f.Flooded.Time)
 	}
-	return nil
+	return s.unanswered(told)
+}
+
+// unreachables is how often the two kernels have told a sender that nobody wants its frame.
+func (s *soak) unreachables() (sum uint64, err error) {
+	for _, p := range s.bed.Parties {
+		n, err := p.Unreachables()
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// unanswered looks at what the flood of plain connections, before which so many unreachables were told, has met: the
+// program has dropped each kind of frame by its name, and nobody has answered any.
+func (s *soak) unanswered(before uint64) error {
+	if !s.cfg.Plain {
+		return nil
+	}
+	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool { return notDropped(&r[0].Program) == "" && notDropped(&r[1].Program) == "" })
+	if err != nil && !errors.Is(err, errTooLate) {
+		return err
+	}
+	for side := range r {
+		if what := notDropped(&r[side].Program); what != "" {
+			s.violated("side %d: the program has dropped no frame for its %s: %+v", side, what, r[side].Program)
+		}
+	}
+	after, err := s.unreachables()
+	if err == nil && after != before {
+		s.violated("%d forged frames were answered by ICMP", after-before)
+	}
+	return err
+}
+
+// notDropped is the first kind of plain forged frames that the program has not dropped by name.
+func notDropped(n *bpf.Counters) string {
+	for _, c := range []struct {
+		what string
+		n    uint64
+	}{{"VI", n.NoVI}, {"key", n.Key}, {"source", n.Source}, {"version", n.Version}, {"length", n.Short}} {
+		if c.n == 0 {
+			return c.what
+		}
+	}
+	return ""
 }
 
 // passed counts the messages that flows take in a time.

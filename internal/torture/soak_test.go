@@ -39,11 +39,17 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// A soak beside an attacker keeps every promise, too.
+// A soak beside an attacker keeps every promise, too; without a seal beside one who guesses.
 func TestHostileSoak(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		t.Run(map[bool]string{false: "sealed", true: "plain"}[plain], func(t *testing.T) { hostileSoak(t, plain) })
+	}
+}
+
+func hostileSoak(t *testing.T, plain bool) {
 	nstest.Require(t)
 	r, err := Soak(context.Background(), SoakConfig{
-		For: 5 * share(t), Act: 5 * share(t), Flows: 1, Seed: 4, Hostile: true,
+		For: 5 * share(t), Act: 5 * share(t), Flows: 1, Seed: 4, Hostile: true, Plain: plain,
 		Silence: 4 * shortSilence, Args: []string{asParty}, Stderr: os.Stderr, // a flood takes its share of the CPUs: slow is not dead
 	})
 	if err != nil {
