@@ -135,13 +135,17 @@ func Unbalanced(from, to *Conn) string {
 	from.progress()
 	from.mu.Lock()
 	from.reap()
-	free, credits, out := len(from.pool.free), from.credits, from.out
+	free, credits, out, room := len(from.pool.free), from.credits, from.out, from.peerRing
 	if from.fill >= 0 {
 		free++
 	}
 	from.mu.Unlock()
 	to.mu.Lock()
 	defer to.mu.Unlock()
+	ring, lent := 0, room.free+to.ring.freed
+	if to.ring.lease != nil {
+		ring = ringSize
+	}
 	switch {
 	case free != from.pool.half:
 		return fmt.Sprintf("%d of %d buffers for sending are free\n", free, from.pool.half)
@@ -149,10 +153,26 @@ func Unbalanced(from, to *Conn) string {
 		return "the last transfer is not over\n"
 	case to.held > 0 || to.in.flight > 0 || to.in.staged > 0 || to.in.open:
 		return fmt.Sprintf("the receiver holds %d messages and %+v\n", to.held, to.in)
+	case room.size != ring || lent != ring || room.at != to.ring.at || ring > 0 && room.free != to.ring.open:
+		return fmt.Sprintf("of a ring of %d bytes: %+v, %+v\n", ring, room, to.ring)
 	case credits+to.owed+len(to.spent) != to.dataBuffers():
 		return fmt.Sprintf("%d credits, %d owed, %d spent, %d data buffers\n", credits, to.owed, len(to.spent), to.dataBuffers())
 	}
 	return ""
+}
+
+// HasRing says whether the peer of a connection writes to a ring of this side.
+func HasRing(c *Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ring.lease != nil
+}
+
+// Ringed says whether both sides of a connection write to a ring of the other's.
+func Ringed(c *Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ring.lease != nil && c.peerRing.size > 0
 }
 
 // Full says whether a connection has bytes to send for which the peer has no room, and
@@ -209,6 +229,13 @@ func Kept(s *Stack) (n int, besides string) {
 			conns, used, listeners, s.sends.wanted.Load())
 	}
 	return n, besides
+}
+
+// KeptBytes is how many bytes of the program's memory stay registered for the next time.
+func KeptBytes(s *Stack) int {
+	s.regs.mu.Lock()
+	defer s.regs.mu.Unlock()
+	return s.regs.bytes
 }
 
 // DialOrTo is DialOr to several addresses.
