@@ -358,12 +358,8 @@ func (h *hosts) atRest(t *testing.T, tags [2]int) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		why = ""
 		for i, s := range []*vianet.Stack{h.a, h.b} {
-			nic := []*vipl.Nic{h.nicA, h.nicB}[i]
-			kept, unsettled := vianet.Kept(s)
-			status := nic.Status()
-			if unsettled != "" || len(status.VIs) > 0 || status.Ptags != tags[i] || status.Mem.Regions != kept {
-				why += fmt.Sprintf("host %d: %s%d VIs, %d tags of %d, %d regions, of which %d are kept\n",
-					i, unsettled, len(status.VIs), status.Ptags, tags[i], status.Mem.Regions, kept)
+			if left := leftOf(s, []*vipl.Nic{h.nicA, h.nicB}[i], tags[i]); left != "" {
+				why += fmt.Sprintf("host %d: %s\n", i, left)
 			}
 		}
 		if why == "" {
@@ -371,4 +367,15 @@ func (h *hosts) atRest(t *testing.T, tags [2]int) {
 		}
 	}
 	t.Errorf("connections have left something:\n%s", why)
+}
+
+// leftOf says what is left on a NIC of connections that are gone; nothing is "".
+func leftOf(s *vianet.Stack, nic *vipl.Nic, tags int) string {
+	kept, unsettled := vianet.Kept(s)
+	status := nic.Status()
+	if unsettled == "" && len(status.VIs) == 0 && status.Ptags == tags && status.Mem.Regions == kept {
+		return ""
+	}
+	return fmt.Sprintf("%s%d VIs, %d tags of %d, %d regions, of which %d are kept",
+		unsettled, len(status.VIs), status.Ptags, tags, status.Mem.Regions, kept)
 }
