@@ -18,7 +18,6 @@ import (
 
 	"viaxdp/vianet"
 	"viaxdp/vipl"
-	"viaxdp/xdpnic/xdpnictest"
 )
 
 // connectionsEnv says how many connections TestComeAndGo makes on each lane;
@@ -308,9 +307,7 @@ func TestComeAndGo(t *testing.T) {
 		lane(l.name, l.options, func(*hosts) {})
 	}
 	lane("one stack", vianet.Options{}, func(h *hosts) { h.b, h.nicB = h.a, h.nicA })
-	lane("loss", vianet.Options{}, func(h *hosts) {
-		h.wire.SetFaults(xdpnictest.Faults{Seed: 5, Loss: 0.01, Dup: 0.01, Reorder: 0.01})
-	})
+	lane("loss", vianet.Options{}, func(h *hosts) { h.wire.SetFaults(lossy) })
 }
 
 // comeAndGo makes n connections, several at a time, and waits until they are gone.

@@ -1,18 +1,27 @@
 package vianet_test
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/interop/grpc_testing"
 
 	"viaxdp/vianet"
+	"viaxdp/vipl"
 )
 
 // gRPC runs over it unchanged: calls, many at once, and a stream of the server.
@@ -72,5 +81,109 @@ func TestGRPC(t *testing.T) {
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// echoes is a server whose streams give back what comes.
+type echoes struct {
+	grpc_testing.UnimplementedTestServiceServer
+}
+
+func (echoes) FullDuplexCall(stream grpc_testing.TestService_FullDuplexCallServer) error {
+	for {
+		m, err := stream.Recv()
+		if err == io.EOF {
+			return nil
+		}
+		if err == nil {
+			err = stream.Send(&grpc_testing.StreamingOutputCallResponse{Payload: m.Payload})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// Messages of 1 MiB go both ways on one stream at once, over TLS, whose records a ring
+// takes, and in the clear in such pieces that they are transfers; also where frames are
+// lost.
+func TestGRPCStream(t *testing.T) {
+	const size = 1 << 20
+	messages := 8
+	if testing.Short() {
+		messages = 2
+	}
+	for _, test := range []struct {
+		name         string
+		secure, loss bool
+	}{{"TLS", true, false}, {"TLS, loss", true, true}, {"in the clear", false, false}, {"in the clear, loss", false, true}} {
+		t.Run(test.name, func(t *testing.T) {
+			h := inMemory(t, vianet.Options{})
+			if test.loss {
+				h.wire.SetFaults(lossy)
+			}
+			ours, theirs := insecure.NewCredentials(), insecure.NewCredentials()
+			if test.secure {
+				certified := httptest.NewTLSServer(nil)
+				certified.Close()
+				trust := certified.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
+				ours = credentials.NewTLS(&tls.Config{RootCAs: trust, ServerName: "example.com"})
+				theirs = credentials.NewServerTLSFromCert(&certified.TLS.Certificates[0])
+			}
+			const piece = 256 << 10
+			l := h.listen(t)
+			server := grpc.NewServer(grpc.Creds(theirs), grpc.WriteBufferSize(piece))
+			grpc_testing.RegisterTestServiceServer(server, echoes{})
+			served := make(chan error, 1)
+			go func() { served <- server.Serve(l) }()
+			conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(),
+				grpc.WithTransportCredentials(ours), grpc.WithWriteBufferSize(piece),
+				grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+					return h.a.DialContext(ctx, "via", address)
+				}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			stream, err := grpc_testing.NewTestServiceClient(conn).FullDuplexCall(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent := make(chan error, 1)
+			go func() {
+				var err error
+				for i := 0; i < messages && err == nil; i++ {
+					err = stream.Send(&grpc_testing.StreamingOutputCallRequest{
+						Payload: &grpc_testing.Payload{Body: randomBytes(size, byte(i))},
+					})
+				}
+				sent <- errors.Join(err, stream.CloseSend())
+			}()
+			for i := range messages {
+				m, err := stream.Recv()
+				if err != nil || !bytes.Equal(m.Payload.GetBody(), randomBytes(size, byte(i))) {
+					t.Fatalf("message %d: %d bytes, %v", i, len(m.GetPayload().GetBody()), err)
+				}
+			}
+			if m, err := stream.Recv(); err != io.EOF {
+				t.Errorf("after the last message: %v, %v", m, err)
+			}
+			if err := errors.Join(<-sent, conn.Close()); err != nil {
+				t.Error(err)
+			}
+			server.Stop()
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+			for i, n := range []*vipl.Nic{h.nicA, h.nicB} {
+				if s := n.Counters(); test.secure && s.Writes == 0 || !test.secure && s.Reads == 0 {
+					t.Errorf("side %d: no large data went by RDMA: %+v", i, s)
+				}
+			}
+			if test.loss {
+				h.wasLossy(t)
+			}
+		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"viaxdp/vianet"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
 // A server that gives back what it gets, with its checksum, and n bytes for
@@ -32,50 +33,55 @@ var handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 
 // net/http runs over it unchanged: HTTP/1.1, in the clear and over TLS, and HTTP/2
 // over TLS, a hundred requests at once, bodies from nothing to a megabyte in both
-// directions.
+// directions; also where frames are lost.
 func TestHTTP(t *testing.T) {
+	const one, two = "HTTP/1.1", "HTTP/2.0"
 	read, write := vianet.Options{}, vianet.Options{NoRDMARead: true}
 	for _, test := range []struct {
-		name    string
-		secure  bool
-		options []vianet.Options
+		name, proto string
+		secure      bool
+		options     vianet.Options
+		faults      xdpnictest.Faults
 	}{
-		{"HTTP/1.1", false, []vianet.Options{read, write}}, {"HTTP/1.1", true, []vianet.Options{read}},
-		{"HTTP/2.0", true, []vianet.Options{read, write}},
+		{name: "1.1, read", proto: one, options: read}, {name: "1.1, write", proto: one, options: write},
+		{name: "1.1, TLS", proto: one, secure: true}, {name: "1.1, loss", proto: one, faults: lossy},
+		{name: "2, TLS, read", proto: two, secure: true, options: read},
+		{name: "2, TLS, write", proto: two, secure: true, options: write},
 	} {
-		name, secure := test.name, test.secure
-		for _, o := range test.options {
-			t.Run(fmt.Sprintf("%s, TLS %v, RDMA read %v", name, secure, !o.NoRDMARead), func(t *testing.T) {
-				h := inMemory(t, o)
-				server := httptest.NewUnstartedServer(handler)
-				server.Listener.Close()
-				server.Listener = h.listen(t)
-				server.EnableHTTP2 = name == "HTTP/2.0"
-				if secure {
-					server.StartTLS()
-				} else {
-					server.Start()
-				}
-				defer server.Close()
-				client := server.Client()
-				transport := client.Transport.(*http.Transport)
-				transport.DialContext = h.a.DialContext
-				if secure {
-					transport.TLSClientConfig.ServerName = "example.com" // as its certificate says
-				}
-				defer transport.CloseIdleConnections()
+		t.Run(test.name, func(t *testing.T) {
+			h := inMemory(t, test.options)
+			h.wire.SetFaults(test.faults)
+			server := httptest.NewUnstartedServer(handler)
+			server.Listener.Close()
+			server.Listener = h.listen(t)
+			server.EnableHTTP2 = test.proto == two
+			if test.secure {
+				server.StartTLS()
+			} else {
+				server.Start()
+			}
+			defer server.Close()
+			client := server.Client()
+			transport := client.Transport.(*http.Transport)
+			transport.DialContext = h.a.DialContext
+			if test.secure {
+				transport.TLSClientConfig.ServerName = "example.com" // as its certificate says
+			}
+			defer transport.CloseIdleConnections()
 
-				var wait sync.WaitGroup
-				for i := range 100 {
-					wait.Go(func() {
-						if err := request(client, server.URL, name, i); err != nil {
-							t.Errorf("request %d: %v", i, err)
-						}
-					})
-				}
-				wait.Wait()
-			})
-		}
+			var wait sync.WaitGroup
+			for i := range 100 {
+				wait.Go(func() {
+					if err := request(client, server.URL, test.proto, i); err != nil {
+						t.Errorf("request %d: %v", i, err)
+					}
+				})
+			}
+			wait.Wait()
+			if test.faults.Loss > 0 {
+				h.wasLossy(t)
+			}
+		})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"viaxdp/vianet"
 	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
 // The model of a connection: what each side has written and the other has not read
@@ -249,10 +250,11 @@ func (m *streams) finish(t *testing.T, r *rapid.T) {
 // Whatever two programs do with a connection one after the other, it does what the
 // model says, and no credit and no buffer is lost.
 func TestModel(t *testing.T) {
-	for _, l := range lanes {
-		t.Run(l.name, func(t *testing.T) {
-			l.options.Linger = patience
-			h := inMemory(t, l.options)
+	lane := func(name string, o vianet.Options, f xdpnictest.Faults) {
+		t.Run(name, func(t *testing.T) {
+			o.Linger = patience
+			h := inMemory(t, o)
+			h.wire.SetFaults(f)
 			tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
 			for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
 				n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
@@ -280,6 +282,14 @@ func TestModel(t *testing.T) {
 				m.finish(t, r)
 			})
 			h.atRest(t, tags)
+			if f.Loss > 0 {
+				h.wasLossy(t)
+			}
 		})
 	}
+	for _, l := range lanes {
+		lane(l.name, l.options, xdpnictest.Faults{})
+	}
+	lane("read, loss", vianet.Options{}, lossy)
+	lane("write, loss", vianet.Options{NoRDMARead: true}, lossy)
 }

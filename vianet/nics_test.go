@@ -28,6 +28,17 @@ func noLeaks(t testing.TB) {
 // longSilence is more than a busy machine keeps a living peer from its work.
 const longSilence = 30 * time.Second
 
+// lossy is what a wire does that is to lose frames.
+var lossy = xdpnictest.Faults{Seed: 5, Loss: 0.01, Dup: 0.01, Reorder: 0.01}
+
+// wasLossy checks that the wire has lost frames.
+func (h *hosts) wasLossy(t *testing.T) {
+	t.Helper()
+	if h.wire.Lost() == 0 {
+		t.Error("the wire has lost no frame")
+	}
+}
+
 // memoryNics opens a NIC at both ends of a wire in memory. When they are closed no
 // chunk may be missing.
 func memoryNics(t testing.TB, f xdpnictest.Faults, silence time.Duration) (a, b *vipl.Nic, wire *xdpnictest.Wire) {

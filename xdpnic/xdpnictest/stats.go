@@ -54,6 +54,16 @@ func (q *Queue) Stats() Stats {
 	return q.n
 }
 
+// Lost is how many frames Faults.Loss has lost, of all queues.
+func (w *Wire) Lost() (n uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, q := range w.ends {
+		n += q.n.Lost
+	}
+	return n
+}
+
 // Each calls f for every counter, in a fixed order.
 func (s *Stats) Each(f func(name string, value uint64)) {
 	for _, c := range []struct {
