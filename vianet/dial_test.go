@@ -351,7 +351,7 @@ func TestOptions(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	for _, o := range []vianet.Options{
 		{Buffers: vianet.MinBuffers - 1}, {Buffers: vipl.MaxDescriptorsPerQueue + 1},
-		{BufferSize: 256}, {BufferSize: 4097}, {BufferSize: 2 << 20}, {Linger: -1},
+		{BufferSize: 256}, {BufferSize: 4097}, {BufferSize: 2 << 20}, {Linger: -1}, {Backlog: -1}, {Backlog: 1 << 16},
 	} {
 		if _, err := vianet.New(h.nicA, o); err == nil {
 			t.Errorf("%+v is taken", o)

@@ -114,9 +114,6 @@ func SendEntries(s *Stack) int { return s.sends.cq.Entries() }
 // DataBuffers is how many data messages a connection takes.
 func DataBuffers(c *Conn) int { return c.dataBuffers() }
 
-// Backlog is how many connections may wait for Accept.
-const Backlog = backlog
-
 // Waiting is how many connections of a listener wait for Accept or are on their way there.
 func Waiting(l *Listener) int { return len(l.places) }
 

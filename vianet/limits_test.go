@@ -3,6 +3,7 @@ package vianet_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -96,7 +97,13 @@ func TestNoMemory(t *testing.T) {
 // As many connections as the backlog has places wait for Accept; more are refused,
 // and when one is accepted another has its place.
 func TestBacklog(t *testing.T) {
-	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320})
+	for given, want := range map[int]int{0: 128, 1: 1, 5: 5, 150: 150} {
+		t.Run(fmt.Sprint(given), func(t *testing.T) { checkBacklog(t, given, want) })
+	}
+}
+
+func checkBacklog(t *testing.T, given, want int) {
+	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Backlog: given})
 	l := h.listen(t)
 	defer l.Close()
 	var dialed, accepted []byte
@@ -124,7 +131,7 @@ func TestBacklog(t *testing.T) {
 		}
 		accepted = append(accepted, got[0])
 	}
-	for range vianet.Backlog {
+	for range want {
 		dial()
 	}
 	if c, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -132,7 +139,7 @@ func TestBacklog(t *testing.T) {
 	}
 	accept()
 	dial()
-	for range vianet.Backlog {
+	for range want {
 		accept()
 	}
 	if slices.Sort(accepted); !bytes.Equal(accepted, dialed) {

@@ -13,10 +13,6 @@ import (
 	"viaxdp/vipl"
 )
 
-// backlog is how many connections may wait for Accept or be on their way there;
-// further ones are refused.
-const backlog = 128
-
 // Listener accepts connections at one address. All methods may be called
 // concurrently.
 type Listener struct {
@@ -66,7 +62,7 @@ func (s *Stack) listen(fam string, at Addr) (*Listener, error) {
 	}
 	l := &Listener{
 		stack: s, addr: Addr{netip.AddrPortFrom(host, port)}, family: fam, done: make(chan struct{}),
-		places: make(chan struct{}, backlog), accepted: make(chan *Conn, backlog),
+		places: make(chan struct{}, s.o.Backlog), accepted: make(chan *Conn, s.o.Backlog),
 	}
 	l.close = sync.OnceFunc(func() {
 		close(l.done)

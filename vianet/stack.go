@@ -45,7 +45,13 @@ type Options struct {
 	// Linger is how long a closed connection goes on trying to deliver what was
 	// written; 0: 10 s.
 	Linger time.Duration
+	// Backlog is how many connections of a Listener may wait for Accept or be on their
+	// way there, each with its memory; further ones are refused. 0: 128.
+	Backlog int
 }
+
+// mostBacklog is that of a listener of TCP, whose number has 16 bits.
+const mostBacklog = 1<<16 - 1
 
 // MinBuffers is the smallest number of control-message buffers of a connection.
 const MinBuffers = 2 * (controlBuffers + 2)
@@ -128,6 +134,7 @@ func (o *Options) complete() error {
 	o.Registered = cmp.Or(o.Registered, 16<<20)
 	o.Spin = cmp.Or(o.Spin, 100*time.Microsecond)
 	o.Linger = cmp.Or(o.Linger, 10*time.Second)
+	o.Backlog = cmp.Or(o.Backlog, 128)
 	const least, most = vipl.DescriptorAlignment + minMessage, vipl.MaxTransferSize
 	switch {
 	case o.Buffers < MinBuffers || o.Buffers > vipl.MaxDescriptorsPerQueue:
@@ -137,6 +144,8 @@ func (o *Options) complete() error {
 			o.BufferSize, vipl.DescriptorAlignment, least, most)
 	case o.Linger < 0:
 		return fmt.Errorf("vianet: negative linger time %v", o.Linger)
+	case o.Backlog < 0 || o.Backlog > mostBacklog:
+		return fmt.Errorf("vianet: a backlog of %d: 1 to %d", o.Backlog, mostBacklog)
 	}
 	return nil
 }
