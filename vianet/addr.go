@@ -132,8 +132,8 @@ type ports struct {
 	used map[uint16]bool
 }
 
-// take takes a port, or with 0 one that is free. EADDRINUSE: it is in use;
-// EADDRNOTAVAIL: none is free.
+// take takes a port of all addresses, or with 0 one that is free. EADDRINUSE: it is in
+// use; EADDRNOTAVAIL: none is free.
 func (p *ports) take(port uint16) (uint16, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,9 +11,13 @@ import (
 // there is not copied in user space where the frames of the path are long; all
 // else is as with any other memory. It is freed by Free, or Close of the stack.
 //
-// ENOBUFS when the arena has no such piece left: open the NIC with a larger one.
+// ENOBUFS when the arena has no such piece left: open the NIC with a larger one. EINVAL
+// when n is negative.
 func (s *Stack) Alloc(n int) ([]byte, error) {
-	if n <= 0 {
+	switch {
+	case n < 0:
+		return nil, syscall.EINVAL
+	case n == 0:
 		return nil, nil
 	}
 	region, err := s.nic.AllocMem(n, vipl.MemAttributes{Ptag: s.regs.home})

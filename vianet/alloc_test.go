@@ -52,6 +52,9 @@ func TestAlloc(t *testing.T) {
 	if _, err := h.a.Alloc(1 << 30); !errors.Is(err, syscall.ENOBUFS) {
 		t.Errorf("more than the arena has: %v", err)
 	}
+	if none, err := h.a.Alloc(-1); none != nil || !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("less than nothing: %v, %v", none, err)
+	}
 	if none, err := h.a.Alloc(0); none != nil || err != nil || h.a.Free(none) != nil {
 		t.Errorf("nothing: %v, %v", none, err)
 	}

@@ -21,13 +21,13 @@ const (
 	busyPause  = 64 * firstPause
 	// helloTime is how long a peer that has asked for a connection may take to greet,
 	// once connected: it does so at once, but for the time that a busy host lets it
-	// wait. Until then it has a place of the backlog.
+	// wait. Until then it has a place of Options.Backlog.
 	helloTime = 10 * time.Second
 )
 
 // Dial connects with whoever listens at address, host:port, within 30 seconds.
 // name is "via" or "tcp", with or without 4 or 6 behind. Without a host, or with one
-// that is unspecified, it is the NIC's own.
+// that is unspecified, it is the NIC's own. The result is a [*Conn].
 func (s *Stack) Dial(name, address string) (net.Conn, error) {
 	return s.DialContext(context.Background(), name, address)
 }

@@ -229,6 +229,10 @@ func TestListenPorts(t *testing.T) {
 	if !errors.Is(err, syscall.EADDRINUSE) || !errors.As(err, &oe) || oe.Op != "listen" || oe.Addr.String() != "[::]:80" {
 		t.Errorf("twice: %v", err)
 	}
+	own := net.JoinHostPort(h.nicB.Query().Address.String(), "80")
+	if l, err := h.b.Listen("via", own); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("the same port at one address: %v, %v", l, err)
+	}
 	if _, err := h.b.Listen("unix", ":80"); err == nil {
 		t.Error("a listener of another network")
 	}

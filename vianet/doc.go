@@ -129,6 +129,27 @@
 // connections. The networks "via" and "tcp" mean the same, with 4 or 6 behind
 // for one family; so a Stack serves as the dialer of an http.Transport.
 //
+// # Unlike TCP
+//
+// Keepalive is the VI's own, and always on: a peer that is silent for 1.6 seconds is gone.
+// How long that is belongs to the NIC, not to a connection: [vipl.WithSilence] sets it, and
+// nothing else does.
+//
+// There is no urgent data.
+//
+// Small Writes are combined only while they cannot be sent at once. [Conn.SetNoDelay] of
+// false has them wait for more, for a millisecond at most, and not for the peer's answers.
+//
+// A listener refuses connections when as many as Options.Backlog wait, and Dial asks again
+// a few times, in less than a second; nobody is kept waiting for longer.
+//
+// A port of a Stack is one number for all addresses of its NIC: two listeners cannot have
+// the same port at different addresses, and a connection's own port is no other's, whoever
+// the peer is.
+//
+// Close delivers what was written also where not everything was read, and for at most
+// Options.Linger; TCP resets the connection then.
+//
 // # Privileges
 //
 // As package vipl: none of its own.

@@ -34,10 +34,11 @@ var _ net.Listener = (*Listener)(nil)
 
 // Listen listens at address, host:port. Without a host, or with [::], it is for all
 // addresses of the NIC, with 0.0.0.0 for those of IPv4. Port 0 is a free one. name is
-// as for Dial.
+// as for Dial. The result is a [*Listener].
 //
-// Errors are [*net.OpError]: EADDRINUSE when another listener has the address: of
-// the stack, or of whoever else has the same Kernel Agent.
+// Errors are [*net.OpError]: EADDRINUSE when another listener or a connection of the stack
+// has the port, at whatever address, or whoever else has the same Kernel Agent listens at
+// the address.
 func (s *Stack) Listen(name, address string) (net.Listener, error) {
 	addrs, err := s.resolve(context.Background(), name, address)
 	if err != nil {
