@@ -61,6 +61,30 @@ func TestSilentPeer(t *testing.T) {
 	})
 }
 
+// Where frames get through one way only, both sides know as soon as the one that hears
+// nothing does: which tells the other, who would else wait for as long again.
+func TestOneWaySilence(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			const silence = time.Second
+			n, va, vb := connected(t, memoryConfig{bubble: true, silence: silence}, level)
+			xa := newBox(t, n.a.Nic, 1, 64)
+			postRecv(t, va, xa, 0, 64)
+			time.Sleep(5 * silence) // both have heard of each other
+			n.a.queue.SetFaults(xdpnictest.Faults{Drop: func([]byte) bool { return true }})
+			start := time.Now()
+			received(t, va, vipl.StatusFlushed)
+			if d := time.Since(start); d > silence+silence/4 {
+				t.Errorf("noticed after %v", d)
+			}
+			stateIs(t, vb, vipl.Error)
+			if a, b := n.a.Counters(), n.b.Counters(); a.PeersLost != 0 || b.PeersLost != 1 {
+				t.Errorf("who heard counts %d lost peers, who did not %d", a.PeersLost, b.PeersLost)
+			}
+		})
+	})
+}
+
 // Of a peer of which nothing was ever heard the cause says what that may mean.
 func TestUnheardPeer(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
