@@ -105,7 +105,7 @@ func (s *survivor) outlive(die string) (l life, err error) {
 	<-p.gone
 	l.killed, l.steps, l.complaint = p.killed, p.steps, p.complaint.String()
 	l.come, l.complete = s.d.come, s.d.complete
-	l.told, l.allowed = known.Sub(p.death.At), p.death.Allow(silence+noticed)
+	l.told, l.allowed = known.Sub(p.death.At), p.death.Allow(toldIn)
 	var bad broken
 	if errors.As(l.talked, &bad) {
 		return l, l.talked
