@@ -229,12 +229,16 @@ func (f *flow) await() {
 // take takes what a look at the completion queue has found, and all behind it.
 func (f *flow) take(recv bool, err error) {
 	for err == nil && !f.over {
+		taken := f.expect
 		if recv {
 			f.takeReceive()
 		} else {
 			f.takeSend()
 		}
 		_, recv, err = f.cq.Done()
+		if err == nil && recv && f.cfg.Pause > 0 && f.expect > taken {
+			f.tally(func(t *Tally) { t.Behind++ })
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package torture
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"viaxdp/hugepages"
@@ -36,8 +37,17 @@ type nic struct {
 // meter is the queue as the engine drives it, with a count of the leases.
 type meter struct {
 	*xdpnic.Queue
-	leased int // frames received and not recycled
-	orders chan func()
+	leased  int // frames received and not recycled
+	orders  chan func()
+	leastTx atomic.Int64 // fewest free TX chunks that the engine has met
+}
+
+func (m *meter) TxFree() int {
+	n := m.Queue.TxFree()
+	if int64(n) < m.leastTx.Load() {
+		m.leastTx.Store(int64(n))
+	}
+	return n
 }
 
 // Receive is what the engine calls at every look at the queue, of which it is the owner then.
@@ -83,6 +93,7 @@ func openNIC(cfg NICConfig) (*nic, error) {
 		return nil, err
 	}
 	n := &nic{local: local, meter: &meter{Queue: local.Queue(), orders: make(chan func())}, txFree: local.Queue().TxFree()}
+	n.meter.leastTx.Store(int64(n.txFree))
 	var psk *vipl.PSK
 	if cfg.Sealed {
 		psk, err = vipl.NewPSK([]byte("the parties' key, 32 bytes of it."))

@@ -137,7 +137,8 @@ func (p *party) report() (*Report, error) {
 	r.Late, r.Spells = p.lag.Late(), p.lag.Spells()
 	var err error
 	if p.nic != nil {
-		r.Engine = p.nic.Counters()
+		s := p.nic.Status()
+		r.Engine, r.Socket, r.LeastTx = s.Counters, s.Socket, int(p.nic.meter.leastTx.Load())
 		if r.Program, err = p.nic.local.Counters(); err != nil {
 			return nil, err
 		}

@@ -37,6 +37,7 @@ type Tally struct {
 
 	Taken     uint64 // numbered messages that came, each checked
 	Missing   uint64 // unreliable: numbers left out
+	Behind    uint64 // messages that were there when the flow had paused after another one
 	Bytes     uint64 // of messages that came, each checked; those that were written by RDMA not
 	LastTaken time.Time
 
@@ -58,6 +59,7 @@ func (t *Tally) add(o *Tally) {
 	t.Kept += o.Kept
 	t.Taken += o.Taken
 	t.Missing += o.Missing
+	t.Behind += o.Behind
 	t.Bytes += o.Bytes
 	if o.LastTaken.After(t.LastTaken) {
 		t.LastTaken = o.LastTaken
@@ -77,11 +79,13 @@ type Report struct {
 
 	Engine    vipl.Counters
 	Program   bpf.Counters
-	Queue     xdpnic.Stats  // only of a count, and after the NIC was closed
-	Late      time.Duration // by how much the process has run late since it was started, a sum: see lag
-	Spells    []lag.Spell   // and in which seconds
-	Resources Resources     // not in a report between times
-	Lacking   []string      // chunks that were not given back; as Queue
+	Socket    map[string]uint64 // the queue's counters by name, while the NIC is open
+	LeastTx   int               // fewest free TX chunks that the engine has met
+	Queue     xdpnic.Stats      // only of a count, and after the NIC was closed
+	Late      time.Duration     // by how much the process has run late since it was started, a sum: see lag
+	Spells    []lag.Spell       // and in which seconds
+	Resources Resources         // not in a report between times
+	Lacking   []string          // chunks that were not given back; as Queue
 }
 
 // Resources of a process.
