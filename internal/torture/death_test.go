@@ -148,9 +148,11 @@ func TestPeerRestarts(t *testing.T) {
 		time.Sleep(time.Duration(rand.IntN(50)) * time.Millisecond)
 		before, err := b.Parties[1-side].Report()
 		must(t, err)
+		unwanted := unwantedOf(t, b)
 		death := b.Mark()
 		must(t, b.Kill(side))
 		brokenOnce(t, b, 1-side, death, before, 0)
+		fewAnswers(t, b, side, death, unwanted)
 		must(t, b.StartParty(side))
 		must(t, b.OpenSide(side, NICConfig{Silence: silence}))
 		for _, l := range levels {
@@ -165,6 +167,24 @@ func TestPeerRestarts(t *testing.T) {
 		talking(t, b, reports)
 	}
 	rest(t, b)
+}
+
+// fewAnswers says that the kernel of a side whose party was killed, to which streams ran on
+// until the survivor knew, has answered them as seldom as kernels do: six times, and once a
+// second (icmp_ratelimit); and that the survivor's had nothing to answer.
+func fewAnswers(t *testing.T, b *Bed, dead int, death lag.Mark, before [2]Unwanted) {
+	t.Helper()
+	now := unwantedOf(t, b)
+	frames, answers := now[dead].Frames-before[dead].Frames, now[dead].Answers-before[dead].Answers
+	if most := uint64(6 + 1 + time.Since(death.At)/time.Second); answers > most {
+		t.Errorf("the dead side's kernel has sent %d answers, for %d frames; %d are allowed", answers, frames, most)
+	}
+	if frames == 0 {
+		t.Error("no frame came after the death")
+	}
+	if now[1-dead] != before[1-dead] {
+		t.Errorf("the survivor's kernel: %+v, and before %+v", now[1-dead], before[1-dead])
+	}
 }
 
 // A party that is stopped for longer than the silence is taken for dead; when it
@@ -187,6 +207,7 @@ func TestStoppedForLong(t *testing.T) {
 	must(t, b.Parties[0].Signal(unix.SIGCONT))
 	brokenOnce(t, b, 0, again, before[0], death.At.Sub(again.At)) // it was late by all of that
 	talking(t, b, before)
+	quiet(t, b, [2]Unwanted{})
 	rest(t, b)
 }
 
@@ -239,6 +260,8 @@ func TestProgramDetached(t *testing.T) {
 	must(t, b.Parties[0].Detach())
 	deaf := brokenOnce(t, b, 0, death, before[0], 0)
 	brokenOnce(t, b, 1, death, before[1], deaf.Late-before[0].Late) // as soon as the deaf side tells it
+	// What came to the deaf side went to the socket of the connection management.
+	quiet(t, b, [2]Unwanted{})
 	r, err := b.Parties[0].CloseNIC()
 	must(t, err)
 	promises(t, 0, r)

@@ -1,9 +1,9 @@
 package torture
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,31 +12,68 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Unreachables is how often the kernel of the party's namespace has told a
-// sender by ICMP that a destination is unreachable (Icmp: OutDestUnreachs).
-func (p *Party) Unreachables() (uint64, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/net/snmp", p.Pid))
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	var names []string
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		if len(fields) == 0 || fields[0] != "Icmp:" {
-			continue
+// Unwanted is what the kernel of a side's namespace has had to do with frames that
+// nobody there wants.
+type Unwanted struct {
+	Frames  uint64 // UDP datagrams that met no socket
+	Answers uint64 // of ICMP and ICMPv6, by which senders were told that a destination is unreachable
+}
+
+// Unwanted of a side, since the bed was made.
+func (b *Bed) Unwanted(side int) (u Unwanted, err error) {
+	err = b.Site.Do(side, func() error {
+		v4, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
 		}
-		if names == nil {
-			names = fields
+		v6, err := os.ReadFile("/proc/thread-self/net/snmp6")
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
+			return err
+		}
+		u, err = unwanted(string(v4), string(v6))
+		return err
+	})
+	return u, err
+}
+
+// unwanted finds it in /proc/net/snmp, which has lines of names and of numbers, and in snmp6,
+// which has a line for each.
+func unwanted(v4, v6 string) (u Unwanted, err error) {
+	found := 0
+	add := func(name, number string) {
+		sum := &u.Frames
+		switch name {
+		case "Icmp:OutDestUnreachs", "Icmp6OutDestUnreachs":
+			sum = &u.Answers
+		case "Udp:NoPorts", "Udp6NoPorts":
+		default:
+			return
+		}
+		n, bad := strconv.ParseUint(number, 10, 64)
+		*sum += n
+		err = errors.Join(err, bad)
+		found++
+	}
+	var names []string
+	for line := range strings.Lines(v4) {
+		f := strings.Fields(line)
+		if len(names) != len(f) || names[0] != f[0] {
+			names = f
 			continue
 		}
 		for i, name := range names {
-			if name == "OutDestUnreachs" && i < len(fields) {
-				return strconv.ParseUint(fields[i], 10, 64)
-			}
+			add(f[0]+name, f[i])
 		}
 	}
-	return 0, errors.New("/proc/net/snmp does not count OutDestUnreachs")
+	if found != 2 {
+		return u, errors.New("/proc/net/snmp does not count what nobody wants")
+	}
+	for line := range strings.Lines(v6) {
+		if f := strings.Fields(line); len(f) == 2 {
+			add(f[0], f[1])
+		}
+	}
+	return u, err
 }
 
 // Detach takes the party's XDP program off its interface, as a stranger with

@@ -125,15 +125,22 @@ func crossed(b *Bed) testbed.WayCounters {
 	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
 }
 
-// unreachables are the ICMP messages by which the two kernels told a sender that
-// nobody wants its frames.
-func unreachables(t *testing.T, b *Bed) uint64 {
+// unwantedOf is what both kernels have had to do with frames that nobody wants.
+func unwantedOf(t *testing.T, b *Bed) (u [2]Unwanted) {
 	t.Helper()
-	sum := uint64(0)
-	for _, p := range b.Parties {
-		n, err := p.Unreachables()
+	for side := range u {
+		var err error
+		u[side], err = b.Unwanted(side)
 		must(t, err)
-		sum += n
 	}
-	return sum
+	return u
+}
+
+// quiet says that since u no kernel has had a frame that nobody wants, nor told a sender so
+// by ICMP.
+func quiet(t *testing.T, b *Bed, u [2]Unwanted) {
+	t.Helper()
+	if now := unwantedOf(t, b); now != u {
+		t.Errorf("frames of ours met nobody, or were answered by ICMP: %+v before, %+v now", u, now)
+	}
 }
