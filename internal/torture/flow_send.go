@@ -22,7 +22,8 @@ func (f *flow) send(stopping bool) {
 	if f.peer == 0 {
 		return // until its hello has come
 	}
-	if f.finalCame && !f.byeSent && f.sends.room() > 0 {
+	// After its bye the peer may disconnect, and need not answer what is read any more.
+	if f.finalSent && f.finalCame && f.reads == 0 && !f.byeSent && f.sends.room() > 0 {
 		f.byeSent = f.sendPlain(head{kind: kindBye})
 	}
 	if f.sinceAck >= uint64(f.cfg.Depth/2) && f.sends.room() > 0 {
