@@ -207,6 +207,15 @@ func (m *Middle) Prefer(cpus [2]int) error {
 	return nil
 }
 
+// Dropped is how many of the frames handed to a side its link had no room for.
+func (m *Middle) Dropped(side int) (n uint64, err error) {
+	err = onLink(m.ns, middleNames[side], func(_ *netlink.Handle, l netlink.Link) error {
+		n = l.Attrs().Statistics.TxDropped
+		return nil
+	})
+	return n, err
+}
+
 // Counters are those of the frames that a side has sent.
 func (m *Middle) Counters(side int) WayCounters { return m.ways[side].counters() }
 

@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/testbed"
@@ -19,8 +21,10 @@ import (
 type account struct {
 	sent   uint64 // frames that the sender's kernel has taken, and did not name as lost
 	voided uint64 // of them, those that were made ones that nobody takes: see xdpnic.Queue.Void
+	out    uint64 // those that the link to the way had no room for, other frames among them
 	way    testbed.WayCounters
 	all    testbed.WayCounters // with other frames on the way
+	in     uint64              // those that the link from there had no room for, likewise
 
 	seen       uint64 // by the program, whatever it did with them
 	redirected uint64 // of them, those for the socket
@@ -31,7 +35,7 @@ type account struct {
 
 func (a account) since(b account) account {
 	for _, p := range [][2]*uint64{
-		{&a.sent, &b.sent}, {&a.voided, &b.voided}, {&a.seen, &b.seen}, {&a.redirected, &b.redirected},
+		{&a.sent, &b.sent}, {&a.voided, &b.voided}, {&a.out, &b.out}, {&a.in, &b.in}, {&a.seen, &b.seen}, {&a.redirected, &b.redirected},
 		{&a.named, &b.named}, {&a.received, &b.received}, {&a.engine, &b.engine},
 	} {
 		*p[0] -= *p[1]
@@ -43,15 +47,15 @@ func (a account) since(b account) account {
 // onTheWay says which frames were lost without a name, or came from nowhere, between the two sockets. A damaged
 // frame may be taken for any other.
 func (a account) onTheWay() error {
-	n, taken := a.way, a.way.Taken+a.voided
-	if taken > a.sent || taken+a.all.Overrun < a.sent {
-		return fmt.Errorf("%d frames were sent, %d came to the way, which was overrun by %d", a.sent, taken, a.all.Overrun)
+	n, taken, room := a.way, a.way.Taken+a.voided, a.all.Overrun+a.out
+	if taken > a.sent || taken+room < a.sent {
+		return fmt.Errorf("%d frames were sent, %d came to the way; there was no room for %d", a.sent, taken, room)
 	}
 	if n.Taken+n.Duplicated != n.Passed+n.Lost+n.LostInBurst+n.Limited+n.Refused {
 		return fmt.Errorf("the way has lost count of frames: %+v", n)
 	}
-	if a.seen+n.Corrupted < n.Passed || a.seen > n.Passed+a.all.Corrupted-n.Corrupted {
-		return fmt.Errorf("%d frames passed, %d came to the program; %d were damaged", n.Passed, a.seen, a.all.Corrupted)
+	if a.seen+n.Corrupted+a.in < n.Passed || a.seen > n.Passed+a.all.Corrupted-n.Corrupted {
+		return fmt.Errorf("%d frames passed, %d came to the program; %d were damaged, and there was no room for %d", n.Passed, a.seen, a.all.Corrupted, a.in)
 	}
 	return nil
 }
@@ -67,14 +71,22 @@ func (a account) atReceiver() error {
 	return nil
 }
 
+// ledger counts what the accounts of a bed need and nobody else counts.
+type ledger struct {
+	bed    *Bed
+	voided [2]atomic.Uint64
+}
+
 // watch has the way count the frames of VIs by themselves.
-func (s *soak) watch() {
-	s.bed.Site.Middle.Watch(func(side int, frame []byte) bool {
+func watch(b *Bed) *ledger {
+	l := &ledger{bed: b}
+	b.Site.Middle.Watch(func(side int, frame []byte) bool {
 		if len(frame) >= udpIPv4 && [14]byte(frame) == [14]byte{} {
-			s.voided[side].Add(1)
+			l.voided[side].Add(1)
 		}
 		return ofVI(frame)
 	})
+	return l
 }
 
 // ofVI says whether a frame is one of a VI, plain or sealed, as our programs look at it.
@@ -96,16 +108,23 @@ func ofVI(frame []byte) bool {
 	return proto == unix.IPPROTO_UDP && binary.BigEndian.Uint16(udp[2:]) == wire.Port && udp[udpHead+1]&wire.KindConnect == 0
 }
 
-// wayOf is the part of a side's account that the way counts.
-func (s *soak) wayOf(side int) account {
-	m := s.bed.Site.Middle
-	return account{voided: s.voided[side].Load(), way: m.Watched(side), all: m.Counters(side)}
+// onTheWay is the part of a side's account that is counted between the two sockets.
+func (l *ledger) onTheWay(side int) (a account, err error) {
+	m := l.bed.Site.Middle
+	a.voided, a.way, a.all = l.voided[side].Load(), m.Watched(side), m.Counters(side)
+	a.in, err = m.Dropped(1 - side)
+	return a, errors.Join(err, l.bed.Link(side, func(link netlink.Link) error {
+		a.out = link.Attrs().Statistics.TxDropped
+		return nil
+	}))
 }
 
-// accounts are those of both sides.
-func (s *soak) accounts(r [2]*Report) (a [2]account) {
+// accounts are those of both sides, as of a count.
+func (l *ledger) accounts(r [2]*Report) (a [2]account, err error) {
 	for side := range a {
-		a[side] = s.wayOf(side)
+		if a[side], err = l.onTheWay(side); err != nil {
+			return a, err
+		}
 		q, to := &r[side].Queue, r[1-side]
 		a[side].sent = q.TxFrames - q.TxLostBusy - q.KernelStats.Tx_invalid_descs
 		a[side].redirected = to.Program.Redirected
@@ -115,15 +134,18 @@ func (s *soak) accounts(r [2]*Report) (a [2]account) {
 		a[side].received, a[side].engine = q.RxFrames, to.Engine.Frames
 		a[side].named = q.RxFrames + q.RxTooManySegs + q.RxBadEntries + q.KernelStats.Rx_dropped + q.KernelStats.Rx_ring_full
 	}
-	return a
+	return a, nil
 }
 
 // begin begins the accounts of interfaces that are about to be opened.
-func (s *soak) begin() {
+func (s *soak) begin() (err error) {
 	for side := range s.books {
-		s.books[side] = s.wayOf(side)
+		if s.books[side], err = s.ledger.onTheWay(side); err != nil {
+			return err
+		}
 	}
 	s.cut = false
+	return nil
 }
 
 // audit looks for chunks and frames that are not accounted for. No flow runs.
@@ -136,7 +158,10 @@ func (s *soak) audit() error {
 		for side := range r {
 			s.complain(side, r[side])
 		}
-		a := s.accounts(r)
+		a, err := s.ledger.accounts(r)
+		if err != nil {
+			return err
+		}
 		switch err := s.unaccounted(a); {
 		case len(s.report.Violations) > 0:
 			return nil

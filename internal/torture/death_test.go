@@ -207,7 +207,7 @@ func TestStoppedForLong(t *testing.T) {
 	must(t, b.Parties[0].Signal(unix.SIGCONT))
 	brokenOnce(t, b, 0, again, before[0], death.At.Sub(again.At)) // it was late by all of that
 	talking(t, b, before)
-	quiet(t, b, [2]Unwanted{})
+	unanswered(t, b, [2]Unwanted{})
 	rest(t, b)
 }
 
@@ -261,7 +261,7 @@ func TestProgramDetached(t *testing.T) {
 	deaf := brokenOnce(t, b, 0, death, before[0], 0)
 	brokenOnce(t, b, 1, death, before[1], deaf.Late-before[0].Late) // as soon as the deaf side tells it
 	// What came to the deaf side went to the socket of the connection management.
-	quiet(t, b, [2]Unwanted{})
+	unanswered(t, b, [2]Unwanted{})
 	r, err := b.Parties[0].CloseNIC()
 	must(t, err)
 	promises(t, 0, r)

@@ -136,9 +136,9 @@ func unwantedOf(t *testing.T, b *Bed) (u [2]Unwanted) {
 	return u
 }
 
-// quiet says that since u no kernel has had a frame that nobody wants, nor told a sender so
+// unanswered says that since u no kernel has had a frame that nobody wants, nor told a sender so
 // by ICMP.
-func quiet(t *testing.T, b *Bed, u [2]Unwanted) {
+func unanswered(t *testing.T, b *Bed, u [2]Unwanted) {
 	t.Helper()
 	if now := unwantedOf(t, b); now != u {
 		t.Errorf("frames of ours met nobody, or were answered by ICMP: %+v before, %+v now", u, now)

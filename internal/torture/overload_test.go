@@ -86,7 +86,7 @@ func overload(t *testing.T, nic NICConfig, ok func(r [2]*Report) bool, cfgs ...F
 	r, err := b.Stop()
 	must(t, err)
 	unbroken(t, r)
-	quiet(t, b, [2]Unwanted{})
+	unanswered(t, b, [2]Unwanted{})
 	if n := calm(b); n.Overrun > 0 || n.Refused > 0 {
 		t.Errorf("the middle was overrun: %+v", n)
 	}
@@ -213,7 +213,7 @@ func TestLevelsTogether(t *testing.T) {
 			}
 		}
 	}
-	quiet(t, b, [2]Unwanted{})
+	unanswered(t, b, [2]Unwanted{})
 	r, err = b.CloseNICs()
 	must(t, err)
 	for side := range r {

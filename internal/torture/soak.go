@@ -7,7 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"viaxdp/internal/testbed"
@@ -96,10 +95,9 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 		return SoakReport{Seed: cfg.Seed, Silence: cfg.Silence}, err
 	}
 	s := &soak{
-		cfg: cfg, ctx: ctx, bed: bed, start: time.Now(), rng: rand.New(rand.NewPCG(cfg.Seed, 0)),
+		cfg: cfg, ctx: ctx, bed: bed, ledger: watch(bed), start: time.Now(), rng: rand.New(rand.NewPCG(cfg.Seed, 0)),
 		report: SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, Events: make(map[string]int)},
 	}
-	s.watch()
 	switch {
 	case cfg.Kills > 0:
 		err = s.kills()
@@ -133,9 +131,9 @@ type soak struct {
 	// Of the act.
 	known [2]*Report // the newest
 
-	voided [2]atomic.Uint64 // see watch
-	books  [2]account       // of the last audit
-	cut    bool             // accounts do not go on from there
+	ledger *ledger
+	books  [2]account // of the last audit
+	cut    bool       // accounts do not go on from there
 }
 
 func (s *soak) over() bool {
@@ -180,7 +178,9 @@ func (s *soak) act() error {
 // open opens both interfaces and starts all flows.
 func (s *soak) open() error {
 	s.known = [2]*Report{}
-	s.begin()
+	if err := s.begin(); err != nil {
+		return err
+	}
 	for side := range 2 {
 		if err := s.reopen(side); err != nil {
 			return err

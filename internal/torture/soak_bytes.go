@@ -37,7 +37,9 @@ func (s *soak) bytes() error {
 
 // moveBytes is one life of the NICs, after so many bytes.
 func (s *soak) moveBytes(act int, so uint64) error {
-	s.begin()
+	if err := s.begin(); err != nil {
+		return err
+	}
 	if err := s.bed.Open(NICConfig{Silence: s.cfg.Silence}); err != nil {
 		return err
 	}

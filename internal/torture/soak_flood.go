@@ -112,12 +112,12 @@ func (s *soak) flood() (err error) {
 
 // unreachables is how often the two kernels have told a sender that nobody wants its frame.
 func (s *soak) unreachables() (sum uint64, err error) {
-	for _, p := range s.bed.Parties {
-		n, err := p.Unreachables()
+	for side := range 2 {
+		u, err := s.bed.Unwanted(side)
 		if err != nil {
 			return 0, err
 		}
-		sum += n
+		sum += u.Answers
 	}
 	return sum, nil
 }

@@ -101,10 +101,9 @@ func TestEvents(t *testing.T) {
 	nstest.Require(t)
 	bed := newBed(t, BedConfig{})
 	s := &soak{
-		cfg: SoakConfig{Flows: 1, Silence: shortSilence}, ctx: context.Background(), bed: bed, start: time.Now(), rng: rand.New(rand.NewPCG(5, 0)),
+		cfg: SoakConfig{Flows: 1, Silence: shortSilence}, ctx: context.Background(), bed: bed, ledger: watch(bed), start: time.Now(), rng: rand.New(rand.NewPCG(5, 0)),
 		report: SoakReport{Events: map[string]int{}},
 	}
-	s.watch()
 	must(t, s.open())
 	for i, e := range events {
 		if i > 0 && e.name == events[i-1].name {

@@ -55,11 +55,12 @@ func TestJumboStorms(t *testing.T) {
 
 func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 	b := newBed(t, bed)
+	books := watch(b)
 	must(t, b.Open(NICConfig{Silence: unhurried})) // longer than any burst, too
 	name := cfg.Name
 	for k, storm := range storms {
 		storm.faults.Seed, cfg.Name = seed+uint64(k), fmt.Sprintf("%s-%d", name, k)
-		if !t.Run(storm.name, func(t *testing.T) { weather(t, b, cfg, storm.faults, storm.took) }) {
+		if !t.Run(storm.name, func(t *testing.T) { weather(t, books, cfg, storm.faults, storm.took) }) {
 			return // the bed is not as it was
 		}
 	}
@@ -72,7 +73,8 @@ func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 }
 
 // weather runs flows for a share of time under faults, and until the storm was seen.
-func weather(t *testing.T, b *Bed, cfg FlowConfig, f testbed.Faults, took func(testbed.WayCounters) bool) {
+func weather(t *testing.T, books *ledger, cfg FlowConfig, f testbed.Faults, took func(testbed.WayCounters) bool) {
+	b, opened := books.bed, balance(t, books)
 	before, unwanted := calm(b), unwantedOf(t, b)
 	must(t, b.Start(cfg))
 	connected, err := b.Until(patience, func(r [2]*Report) bool { return r[0].Open == cfg.Flows && r[1].Open == cfg.Flows })
@@ -106,16 +108,45 @@ func weather(t *testing.T, b *Bed, cfg FlowConfig, f testbed.Faults, took func(t
 			r[0].Missing+r[1].Missing, r[0].Engine.Resent+r[1].Engine.Resent, n)
 	}
 	if f.Corrupt == 0 { // a frame that was changed may be for anybody
-		quiet(t, b, unwanted)
+		unanswered(t, b, unwanted)
 	}
 	if !took(n) {
 		t.Errorf("the storm did not take place: %+v", n)
 	}
+	balanced(t, books, opened)
 	freed, err := b.Free()
 	must(t, err)
 	for side := range freed {
 		if freed[side].Kept > 0 {
 			t.Errorf("side %d: %d receives are left", side, freed[side].Kept)
+		}
+	}
+}
+
+// balance are the accounts of a bed at rest.
+func balance(t *testing.T, l *ledger) [2]account {
+	t.Helper()
+	r, err := l.bed.Count()
+	must(t, err)
+	a, err := l.accounts(r)
+	must(t, err)
+	return a
+}
+
+// balanced waits until all that was sent since before has arrived or is counted as dropped.
+func balanced(t *testing.T, l *ledger, before [2]account) {
+	t.Helper()
+	for end := l.bed.Mark(); ; time.Sleep(10 * time.Millisecond) { // what is on the way takes a while
+		var errs [2]error
+		for side, a := range balance(t, l) {
+			errs[side] = errors.Join(a.since(before[side]).onTheWay(), a.atReceiver())
+		}
+		if errors.Join(errs[:]...) == nil {
+			return
+		}
+		if end.Over(patience) {
+			t.Errorf("from side 0: %v; from side 1: %v", errs[0], errs[1])
+			return
 		}
 	}
 }
