@@ -114,7 +114,7 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 			path.Dst, room, minPayload)
 	}
 	c := &conn{
-		vi: v, loop: path.Loopback, source: sourceOf(&path), key: ours.Key, peer: wire.HostOf(path.Dst), template: template,
+		vi: v, loop: path.Loopback, source: sourceOf(&path, wire.PacketLen(path.Dst.Is6(), room+overhead)), key: ours.Key, peer: wire.HostOf(path.Dst), template: template,
 		secure: s, overhead: overhead,
 		bare: ours.BareData && theirs.BareData, packs: !v.nic.noPacking,
 		payload: room, inChunk: inChunk, inPack: min(inChunk, rx-head),

@@ -23,6 +23,7 @@ var (
 	errPeerUnheard = errors.New("no frame of the peer has come since the connection was made: they are lost on the way, or come in on " +
 		"another queue than this NIC's (the demux counter queue): see Info().Notes, and open both NICs on the queues that meet")
 	errNoWay      = errors.New("the peer is there, and frames do not reach it: a smaller MTU on the way?")
+	errTooSmall   = errors.New("the interface's MTU is smaller now than what the connection's frames need: connect again")
 	errPeerBroke  = errors.New("the peer broke the connection")
 	errRecvEmpty  = errors.New("a message met an empty receive queue")
 	errFrameLost  = errors.New("a frame of it was lost")

@@ -44,7 +44,7 @@ type Counters struct {
 	Acks        uint64 // acknowledgements sent alone
 	Probes      uint64 // keepalives sent
 	PeersLost   uint64 // connections that ended by silence
-	PathsLost   uint64 // connections that ended because frames did not get through to a peer that is heard
+	PathsLost   uint64 // connections that ended because frames did not get through to a peer that is heard, or are longer than the interface's MTU
 	SourcesLost uint64 // connections that ended because the interface does not have their source address any more
 	Rekeyed     uint64 // changes of the key for frames that are sent
 	FlushErrors uint64 // doorbells that the kernel refused (interface down)

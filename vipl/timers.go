@@ -101,9 +101,7 @@ func (p *port) runTimer(c *conn, now int64) {
 		return
 	}
 	if c.source.lost(now, p.grace()) {
-		p.stats.SourcesLost++
-		p.tellBroken(c, wire.ReasonClosed, now) // the peer takes frames from where it knows us
-		p.breakDown(c, broken{cause: errMoved, silent: c.sender != nil})
+		p.loseSource(c, now)
 		return
 	}
 	next := max(c.heard, c.probed) + p.silence/4

@@ -242,3 +242,12 @@ func PayloadRoom(mtu int, v6 bool, datagram int) int {
 	}
 	return max(0, min(n, 0xffff-udpLen-ip6Len)-HeaderLen)
 }
+
+// PacketLen is the length of the IP packet of a frame with so many bytes behind the VIA
+// header.
+func PacketLen(v6 bool, n int) int {
+	if v6 {
+		return ip6Len + udpLen + HeaderLen + n
+	}
+	return ip4Len + udpLen + HeaderLen + n
+}

@@ -71,11 +71,9 @@ func (a *Agent) Link() kagent.Link {
 	return a.link
 }
 
-// SetMTU changes the MTU that Link and Path tell.
+// SetMTU changes the MTU.
 func (a *Agent) SetMTU(mtu int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.link.MTU = mtu
+	a.Change(func(l *kagent.Link) { l.MTU = mtu })
 }
 
 // Change changes what Link tells, as if the interface had changed, and tells who
