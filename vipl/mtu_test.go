@@ -160,3 +160,103 @@ func TestAddressAndMTU(t *testing.T) {
 		}
 	})
 }
+
+// Where long frames do not get through any more, and short ones do, so that both
+// sides hear each other, a reliable connection on which a long one is under way
+// breaks 1.8 s after it, with the usual silence, after many tries. One on which none is,
+// and an unreliable one, which misses messages, live.
+func TestPathsLost(t *testing.T) {
+	const silence, limit = vipl.DefaultSilence, 1800 * time.Millisecond
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, vb := connected(t, memoryConfig{bubble: true, silence: silence}, level)
+			short, peer := connect(t, n.a.Nic, n.b.Nic, level)
+			xa, xb := newBox(t, n.a.Nic, 4, 3000), newBox(t, n.b.Nic, 4, 3000)
+			postRecv(t, va, xa, 0, 64)
+			postRecv(t, vb, xb, 0, 3000)
+			postRecv(t, vb, xb, 1, 3000)
+			time.Sleep(3 * silence)
+			lost := 0
+			n.a.queue.SetFaults(longerThan(1000, &lost))
+			start := time.Now()
+			postSend(t, va, xa, 1, 3000)
+			postSend(t, va, xa, 2, 64) // it comes, and waits for the other where order is kept
+			talk := func(d time.Duration) {
+				for end := start.Add(d); time.Now().Before(end); {
+					postRecv(t, peer, xb, 2, 64)
+					postSend(t, short, xa, 3, 64)
+					received(t, peer, 0)
+					sent(t, short, 0)
+					time.Sleep(100 * time.Millisecond)
+				}
+			}
+			talk(limit - 200*time.Millisecond)
+			stateIs(t, va, vipl.Connected)
+			stateIs(t, vb, vipl.Connected)
+			if level == vipl.UnreliableDelivery {
+				talk(5 * silence)
+				received(t, vb, 0) // the short one
+				stateIs(t, va, vipl.Connected)
+				stateIs(t, vb, vipl.Connected)
+				if a, b := n.a.Counters(), n.b.Counters(); lost == 0 || a.PathsLost+b.PathsLost > 0 || b.Lost == 0 {
+					t.Errorf("%d frames lost, %+v, %+v", lost, a, b)
+				}
+				return
+			}
+			received(t, va, vipl.StatusFlushed) // waits
+			if d := time.Since(start); d < limit || d > limit+5*time.Millisecond {
+				t.Errorf("noticed after %v", d)
+			}
+			if lost < 8 {
+				t.Errorf("%d frames were lost, a connection must not end by fewer", lost)
+			}
+			received(t, vb, vipl.StatusFlushed)
+			if d := time.Since(start); d > limit+10*time.Millisecond {
+				t.Errorf("the peer noticed after %v", d)
+			}
+			if s := stateIs(t, va, vipl.Error); !strings.Contains(fmt.Sprint(s.Cause), "a smaller MTU on the way") {
+				t.Errorf("cause: %v", s.Cause)
+			}
+			n.a.errs.are(t, vipl.ErrorConnLost)
+			n.b.errs.are(t, vipl.ErrorConnLost)
+			a, b := n.a.Counters(), n.b.Counters()
+			if a.PathsLost != 1 || b.PathsLost+a.PeersLost+b.PeersLost+a.SourcesLost+b.SourcesLost > 0 {
+				t.Errorf("%+v, %+v", a, b)
+			}
+			talk(5 * silence)
+			stateIs(t, short, vipl.Connected)
+			stateIs(t, peer, vipl.Connected)
+		})
+	})
+}
+
+// Nothing but the loss of all tries ends a connection: under heavy loss, either way, and in
+// bursts, messages one by one, which are lost most dearly, go on with the usual silence.
+func TestLossIsNoPathLost(t *testing.T) {
+	for _, f := range []xdpnictest.Faults{
+		{Seed: 1, Loss: 0.05},
+		{Seed: 2, Loss: 0.15},
+		{Seed: 3, Burst: 0.02},
+	} {
+		t.Run(fmt.Sprintf("loss %v, bursts %v", f.Loss, f.Burst), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := memoryConfig{bubble: true, silence: vipl.DefaultSilence}
+				n, va, vb := connected(t, c, vipl.ReliableReception)
+				xa, xb := newBox(t, n.a.Nic, 1, 3000), newBox(t, n.b.Nic, 1, 3000)
+				n.wire.SetFaults(f)
+				for k := range 2000 {
+					fillPattern(xa.buf[0][:3000], k)
+					postRecv(t, vb, xb, 0, 3000)
+					postSend(t, va, xa, 0, 3000)
+					received(t, vb, 0)
+					checkPattern(t, xb.buf[0][:3000], k)
+					sent(t, va, 0)
+				}
+				if s := n.a.queue.Stats(); s.Lost+s.LostBurst < 100 {
+					t.Errorf("the fault did not take place: %+v", s)
+				}
+				n.wire.SetFaults(xdpnictest.Faults{})
+			})
+		})
+	}
+}

@@ -1,6 +1,10 @@
 package vipl
 
-import "viaxdp/wire"
+import (
+	"time"
+
+	"viaxdp/wire"
+)
 
 // timerHeap orders connections by the time at which they want attention. A
 // connection's true time mostly moves later (each acknowledgement restarts a
@@ -87,6 +91,19 @@ func (p *port) forgive(c *conn, now int64) {
 	c.moved = min(c.moved+late, now)
 }
 
+// standstillUsual is how long a peer that is heard may be without a frame of ours that it
+// has to get, with a silence that is usual. A frame goes again after 200 ms at most, and so 8
+// times and more by then: where one in 20 is lost, either way, that is all in vain once in 10^8
+// losses.
+const standstillUsual = 1800 * time.Millisecond
+
+// standstill is the same with p's silence. It is longer than that: where frames of all lengths
+// are lost, the peer says first that nothing comes. Where it is short, few frames go in it,
+// and it takes two of it.
+func (p *port) standstill() int64 {
+	return min(2*p.silence, max(p.silence+p.silence/8, int64(standstillUsual)))
+}
+
 // runTimer does what time alone asks of a connection that came up.
 func (p *port) runTimer(c *conn, now int64) {
 	p.forgive(c, now)
@@ -117,11 +134,14 @@ func (p *port) runTimer(c *conn, now int64) {
 		next = min(next, c.source.since+p.grace())
 	}
 	if c.sender != nil {
-		if !c.sender.Idle() && now-c.moved >= 2*p.silence {
-			p.stats.PathsLost++
-			p.tellBroken(c, wire.ReasonClosed, now)
-			p.breakDown(c, broken{cause: errNoWay, silent: true})
-			return
+		if !c.sender.Idle() {
+			if now-c.moved >= p.standstill() {
+				p.stats.PathsLost++
+				p.tellBroken(c, wire.ReasonClosed, now)
+				p.breakDown(c, broken{cause: errNoWay, silent: true})
+				return
+			}
+			next = min(next, c.moved+p.standstill())
 		}
 		if t := c.sender.Deadline(); t != 0 && t <= now {
 			if seq, probe := c.sender.Timeout(now); probe {
