@@ -111,10 +111,10 @@ func TestCountersAreListed(t *testing.T) {
 
 var testName = regexp.MustCompile("`([a-z/]+)\\.(Test[A-Za-z0-9]+)`")
 
-// Each row names a test that there is, of a package whose tests look at the counter, or says why
-// there is none.
+// Each row names a test that there is, which looks at the counter, itself or by a function of its
+// package's tests that it calls, or says why there is none.
 func TestCountersHaveTests(t *testing.T) {
-	tests, words := map[string]map[string]bool{}, map[string]map[string]bool{}
+	packages := map[string]codeOf{}
 	for _, r := range counterRows(t) {
 		named := testName.FindAllStringSubmatch(r.test, -1)
 		why, none := strings.CutPrefix(r.test, "none: ")
@@ -122,53 +122,96 @@ func TestCountersHaveTests(t *testing.T) {
 			t.Errorf("%s:%d: %s names neither one test nor a reason: %q", countersDoc, r.line, r.name, r.test)
 		}
 		for _, m := range named {
-			if tests[m[1]] == nil {
-				tests[m[1]], words[m[1]] = testsOf(t, m[1])
+			pkg, test := m[1], m[2]
+			if packages[pkg] == nil {
+				packages[pkg] = parseCode(t, pkg)
 			}
-			if looks := strings.ToLower(strings.ReplaceAll(r.name, "_", "")); m[2] != "TestCountersMove" && !words[m[1]][looks] {
-				t.Errorf("%s:%d: no test of package %s looks at %s", countersDoc, r.line, m[1], r.name)
-			}
-			if !tests[m[1]][m[2]] {
-				t.Errorf("%s:%d: package %s has no %s", countersDoc, r.line, m[1], m[2])
+			switch code := packages[pkg]; {
+			case code[test] == nil:
+				t.Errorf("%s:%d: package %s has no %s", countersDoc, r.line, pkg, test)
+			case pkg+"."+test == readsTheList:
+			case !code.looks(test, plainName(r.name)):
+				t.Errorf("%s:%d: %s of package %s does not look at %s", countersDoc, r.line, test, pkg, r.name)
 			}
 		}
 	}
 }
 
-// testsOf are the names of the tests in a package's folder, and all names and texts in their
-// code: lower case, without underscores.
-func testsOf(t *testing.T, pkg string) (found, used map[string]bool) {
+// readsTheList is the test that takes the names of its counters from the document.
+const readsTheList = "internal/torture.TestCountersMove"
+
+// plainName is a name without what differs between the document and the code.
+func plainName(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
+
+// body is what functions and methods of one name have in them: fields and texts, as plainName
+// gives them, and the names of what they call.
+type body struct {
+	words map[string]bool
+	calls []string
+}
+
+// codeOf are the functions and methods of a package's tests by name.
+type codeOf map[string]*body
+
+// looks says whether a function has a word in it, or one that it calls has.
+func (c codeOf) looks(name, word string) bool {
+	f := c[name]
+	return f.words[word] || slices.ContainsFunc(f.calls, func(g string) bool { return c[g] != nil && c[g].words[word] })
+}
+
+// parseCode reads the tests in a package's folder.
+func parseCode(t *testing.T, pkg string) codeOf {
 	t.Helper()
 	names, err := filepath.Glob("../../" + pkg + "/*_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, used = map[string]bool{}, map[string]bool{}
+	code := codeOf{}
 	for _, name := range names {
-		b, err := os.ReadFile(name)
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, b, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ast.Inspect(f, func(n ast.Node) bool {
-			name := ""
-			switch n := n.(type) {
-			case *ast.Ident:
-				name = n.Name
-			case *ast.BasicLit:
-				name = strings.Trim(n.Value, `"`)
-			}
-			used[strings.ToLower(strings.ReplaceAll(name, "_", ""))] = true
-			return true
-		})
 		for _, d := range f.Decls {
-			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
-				found[fn.Name.Name] = true
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || fn.Body == nil {
+				continue
 			}
+			b := code[fn.Name.Name]
+			if b == nil {
+				b = &body{words: map[string]bool{}}
+				code[fn.Name.Name] = b
+			}
+			b.read(fn.Body)
 		}
 	}
-	return found, used
+	return code
+}
+
+func (b *body) read(n ast.Node) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.BasicLit:
+			b.words[plainName(strings.Trim(n.Value, `"`))] = true
+		case *ast.KeyValueExpr:
+			if k, ok := n.Key.(*ast.Ident); ok {
+				b.words[plainName(k.Name)] = true
+			}
+		case *ast.SelectorExpr:
+			b.words[plainName(n.Sel.Name)] = true
+		case *ast.CallExpr:
+			switch f := n.Fun.(type) {
+			case *ast.Ident:
+				b.calls = append(b.calls, f.Name)
+			case *ast.SelectorExpr: // a call of a method is no look at a field of that name
+				b.calls = append(b.calls, f.Sel.Name)
+				b.read(f.X)
+				for _, a := range n.Args {
+					b.read(a)
+				}
+				return false
+			}
+		}
+		return true
+	})
 }
