@@ -1,0 +1,363 @@
+package vipl_test
+
+import (
+	"bytes"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// A replay is a run of two engines on a bad wire of which all follows from the seed:
+// one goroutine posts, polls and takes for both sides, in a bubble; the engines have
+// no background goroutine, and what is on the wire arrives while that one sleeps.
+
+const (
+	replaySlots = 12   // operations of one direction that may be under way, and receives that are posted
+	replayMost  = 9000 // bytes of one of them
+	replaySteps = 4000 // of the program
+)
+
+// replayFaults are all that the wire can do.
+func replayFaults(seed uint64) xdpnictest.Faults {
+	return xdpnictest.Faults{
+		Seed: seed, Loss: 0.02, Burst: 0.01, BurstLen: 8, Dup: 0.04, Corrupt: 0.03,
+		Reorder: 0.05, Delay: 5 * time.Microsecond, Jitter: 60 * time.Microsecond,
+	}
+}
+
+// replayQueue has fewer chunks and shorter rings than the connections would use.
+var replayQueue = xdpnictest.Config{RxChunks: 40, RxRing: 8, TxChunks: 48, TxRing: 8}
+
+// replayed is what came of it.
+type replayed struct {
+	log    []string // completions, in the order in which they were taken
+	engine [2]vipl.Counters
+	queue  [2]xdpnictest.Stats
+	kinds  map[string]int // of operations that were done
+	took   time.Duration  // by the bubble's clock
+}
+
+func (r *replayed) digest() uint64 {
+	h := fnv.New64a()
+	for _, l := range r.log {
+		fmt.Fprintln(h, l)
+	}
+	fmt.Fprintf(h, "%+v %+v %v", r.engine, r.queue, r.took)
+	return h.Sum64()
+}
+
+// replayOp is an operation under way.
+type replayOp struct {
+	kind      string
+	k, length int // its number, which its bytes tell, and its slot
+}
+
+// replaySide is one direction of a pair: what side posts and its peer receives.
+type replaySide struct {
+	name      string
+	vi, peer  *vipl.VI
+	src, recv *box
+	target    *box // at the peer, written by RDMA: a buffer a slot
+	source    *box // at the peer, read by RDMA
+
+	next  int         // number of the next operation
+	taken int         // receives that have completed
+	owed  int         // receives that operations under way will take
+	sends []*replayOp // not completed at the sender, in order
+	comes []*replayOp // not seen at the receiver, in order
+}
+
+type replay struct {
+	t     *testing.T
+	rng   *rand.Rand
+	nics  [2]*memoryHost
+	sides []*replaySide
+	start time.Time
+	replayed
+}
+
+func openedBox(t *testing.T, n *vipl.Nic, count, size int) *box {
+	t.Helper()
+	x := newBox(t, n, count, size)
+	a, err := x.region.Query()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.EnableRdmaWrite, a.EnableRdmaRead = true, true
+	if err := x.region.SetAttributes(a); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// turn lets both engines do what time and frames ask for. A port looks at the clock
+// after so many polls in vain.
+func (r *replay) turn() {
+	for range 300 {
+		r.nics[0].Poll()
+		r.nics[1].Poll()
+	}
+}
+
+// pass lets time pass; what the wire does meanwhile is over when pass returns.
+func (r *replay) pass(d time.Duration) {
+	time.Sleep(d) // the bubble's clock: the wire's timers run meanwhile, and nothing else
+	synctest.Wait()
+}
+
+// post begins an operation, unless there is no room for one.
+func (r *replay) post(s *replaySide) {
+	if r.t.Failed() {
+		return
+	}
+	kind := []string{"send", "send", "write", "bare write", "read"}[r.rng.IntN(5)]
+	length := r.rng.IntN(200)
+	if r.rng.IntN(3) == 0 {
+		length = r.rng.IntN(replayMost)
+	}
+	r.postThis(s, kind, length)
+}
+
+func (r *replay) postThis(s *replaySide, kind string, length int) {
+	i := s.next % replaySlots
+	busy := func(o *replayOp) bool { return o.k <= s.next-replaySlots }
+	takes := kind == "send" || kind == "write" // a receive
+	if slices.ContainsFunc(s.sends, busy) || slices.ContainsFunc(s.comes, busy) || takes && s.owed == replaySlots {
+		return
+	}
+	o := &replayOp{kind: kind, k: s.next, length: length}
+	s.next++
+	d, seg := s.src.desc[i], segment(s.src, i, length)
+	d.Control = 0
+	switch kind {
+	case "send":
+		d.SetSegments(seg)
+	case "write", "bare write":
+		d.SetRDMAWrite(s.target.remote(i), seg)
+	case "read":
+		d.SetRDMARead(s.source.remote(0), seg)
+		clear(s.src.buf[i][:length])
+	}
+	if kind != "read" {
+		fillPattern(s.src.buf[i][:length], o.k)
+		s.comes = append(s.comes, o)
+	}
+	if takes {
+		d.SetImmediate(uint32(o.k))
+		s.owed++
+	}
+	s.sends = append(s.sends, o)
+	if err := s.vi.PostSend(d, s.src.region.Handle()); err != nil {
+		r.t.Fatalf("%s: post of %s %d: %v", s.name, kind, o.k, err)
+	}
+}
+
+// say notes a completion.
+func (r *replay) say(s *replaySide, what string, o *replayOp, d *vipl.Descriptor) {
+	r.log = append(r.log, fmt.Sprintf("%v %s %s %s %d of %d: %v",
+		time.Since(r.start), s.name, what, o.kind, o.k, d.Length, d.Status()))
+}
+
+// take takes what has completed of one direction, and looks at it.
+func (r *replay) take(s *replaySide) {
+	for {
+		d, err := s.vi.SendDone()
+		if d == nil {
+			break // or the queue is empty
+		}
+		if err != nil || len(s.sends) == 0 || d != s.src.desc[s.sends[0].k%replaySlots] {
+			r.t.Fatalf("%s: %v was done, %v, want %+v", s.name, d.Status(), err, s.sends[0])
+		}
+		o := s.sends[0]
+		s.sends = s.sends[1:]
+		r.kinds[o.kind]++
+		r.say(s, "has sent", o, d)
+		if o.kind == "read" && !bytes.Equal(s.src.buf[o.k%replaySlots][:o.length], s.source.buf[0][:o.length]) {
+			r.t.Fatalf("%s: read %d of %d bytes brought others", s.name, o.k, o.length)
+		}
+	}
+	for {
+		d, err := s.peer.RecvDone()
+		if d == nil {
+			return
+		}
+		i := s.taken % replaySlots
+		if err != nil || d != s.recv.desc[i] {
+			r.t.Fatalf("%s: %v was received, %v", s.name, d, err)
+		}
+		// Bare writes before it have arrived, too, and are looked at now.
+		for len(s.comes) > 0 && s.comes[0].kind == "bare write" {
+			checkPattern(r.t, s.target.buf[s.comes[0].k%replaySlots][:s.comes[0].length], s.comes[0].k)
+			s.comes = s.comes[1:]
+		}
+		if len(s.comes) == 0 {
+			r.t.Fatalf("%s: %v was received, and nothing sent", s.name, d)
+		}
+		o := s.comes[0]
+		s.comes = s.comes[1:]
+		if imm, _ := d.Immediate(); imm != uint32(o.k) || int(d.Length) != o.length {
+			r.t.Fatalf("%s: number %d of %d bytes was received, want %d of %d", s.name, imm, d.Length, o.k, o.length)
+		}
+		got := s.recv.buf[i]
+		if o.kind == "write" {
+			got = s.target.buf[o.k%replaySlots]
+		}
+		checkPattern(r.t, got[:o.length], o.k)
+		r.say(s, "has received", o, d)
+		s.taken++
+		s.owed--
+		postRecv(r.t, s.peer, s.recv, i, replayMost)
+	}
+}
+
+// idle says whether everything that was posted has come.
+func (r *replay) idle() bool {
+	return !slices.ContainsFunc(r.sides, func(s *replaySide) bool { return len(s.sends)+len(s.comes) > 0 })
+}
+
+// runReplay runs the program of a seed.
+func runReplay(t *testing.T, seed uint64) *replayed {
+	t.Helper()
+	r := &replay{t: t, rng: rand.New(rand.NewPCG(seed, 1))}
+	r.kinds = make(map[string]int)
+	synctest.Test(t, func(t *testing.T) {
+		r.t = t
+		n := newMemoryNet(t, memoryConfig{bubble: true, queue: replayQueue, arena: 16 << 20, silence: 10 * time.Minute})
+		r.nics = [2]*memoryHost{n.a, n.b}
+		for _, h := range r.nics {
+			t.Cleanup(h.WithoutBackground()) // it must answer while its VIs are closed
+		}
+		for _, level := range slices.Concat(reliableLevels, reliableLevels) {
+			va, vb := openVI(t, n.a.Nic, level), openVI(t, n.b.Nic, level)
+			join(t, n.a.Nic, va, n.b.Nic, vb)
+			for i, v := range [2][2]*vipl.VI{{va, vb}, {vb, va}} {
+				mine, peers := r.nics[i].Nic, r.nics[1-i].Nic
+				s := &replaySide{
+					name: fmt.Sprint(len(r.sides)), vi: v[0], peer: v[1],
+					src: newBox(t, mine, replaySlots, replayMost), recv: newBox(t, peers, replaySlots, replayMost),
+					target: openedBox(t, peers, replaySlots, replayMost), source: openedBox(t, peers, 1, replayMost),
+				}
+				for k := range replaySlots {
+					postRecv(t, s.peer, s.recv, k, replayMost)
+				}
+				fillPattern(s.source.buf[0], 1000+i)
+				r.sides = append(r.sides, s)
+			}
+		}
+		r.pass(time.Millisecond)
+		r.start = time.Now()
+		n.wire.SetFaults(replayFaults(seed))
+		for range replaySteps {
+			s := r.sides[r.rng.IntN(len(r.sides))]
+			switch r.rng.IntN(10) {
+			case 0, 1, 2, 3, 4:
+				r.post(s)
+			case 5, 6:
+				r.take(s)
+			case 7:
+				r.turn()
+			case 8:
+				r.pass(time.Duration(1 + r.rng.IntN(30_000)))
+			default:
+				r.pass(time.Duration(1 + r.rng.IntN(3_000)))
+			}
+		}
+		last := len(r.sides)
+		for end := time.Now().Add(5 * time.Minute); last > 0 || !r.idle(); r.pass(20 * time.Microsecond) {
+			if time.Now().After(end) {
+				t.Fatalf("not everything has come: %+v, %+v", n.a.Counters(), n.b.Counters())
+			}
+			for i, s := range r.sides {
+				r.take(s)
+				if next := s.next; i == last-1 { // a message behind the bare writes
+					if r.postThis(s, "send", 1); s.next > next {
+						last--
+					}
+				}
+			}
+			r.turn()
+		}
+		for _, s := range r.sides {
+			if q, err := s.vi.Query(); err != nil || q.State != vipl.Connected {
+				t.Errorf("%s: %v, %v", s.name, q.State, err)
+			}
+		}
+		r.took = time.Since(r.start)
+		for i, h := range r.nics {
+			r.engine[i], r.queue[i] = h.Counters(), h.queue.Stats()
+		}
+		n.wire.SetFaults(xdpnictest.Faults{})
+	})
+	return &r.replayed
+}
+
+// everythingTookPlace looks whether the faults that were asked for were there, and
+// whether there was something for them to harm.
+func (r *replayed) everythingTookPlace(t *testing.T) {
+	t.Helper()
+	a, b := &r.queue[0], &r.queue[1]
+	for name, count := range map[string]uint64{
+		"loss": a.Lost + b.Lost, "bursts": a.LostBurst + b.LostBurst, "delay": a.Delayed + b.Delayed,
+		"reordering": a.Reordered + b.Reordered, "duplication": a.Duplicated + b.Duplicated,
+		"corruption": a.Corrupted + b.Corrupted, "full TX rings": a.TxFull + b.TxFull,
+		"full RX rings": a.RxRingFull + b.RxRingFull, "frames sent again": r.engine[0].Resent + r.engine[1].Resent,
+		"sends": uint64(r.kinds["send"]), "reads": uint64(r.kinds["read"]),
+		"writes": uint64(r.kinds["write"]), "bare writes": uint64(r.kinds["bare write"]),
+	} {
+		if count == 0 {
+			t.Errorf("there were no %s", name)
+		}
+	}
+}
+
+// Reliable VIs keep their promises on a wire with every fault and with rings that are too
+// short, whatever the seed; VIA_SEED repeats a run, exactly.
+func TestReplay(t *testing.T) {
+	seed := rand.Uint64()
+	if s := os.Getenv("VIA_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatalf("VIA_SEED: %v", err)
+		}
+	}
+	t.Logf("VIA_SEED=%d", seed)
+	one := runReplay(t, seed)
+	if t.Failed() {
+		return
+	}
+	t.Logf("digest %x: %d completions, %v, in %v", one.digest(), len(one.log), one.kinds, one.took)
+	t.Logf("%+v", one.engine)
+	t.Logf("%+v", one.queue)
+	one.everythingTookPlace(t)
+	two := runReplay(t, seed)
+	for i := range max(len(one.log), len(two.log)) {
+		if i >= len(one.log) || i >= len(two.log) || one.log[i] != two.log[i] {
+			t.Fatalf("completion %d of %d and %d is another:\n%q\n%q", i, len(one.log), len(two.log),
+				one.log[i:min(i+3, len(one.log))], two.log[i:min(i+3, len(two.log))])
+		}
+	}
+	if one.engine != two.engine {
+		t.Errorf("the engines' counters differ:\n%+v\n%+v", one.engine, two.engine)
+	}
+	if one.queue != two.queue {
+		t.Errorf("the queues' counters differ:\n%+v\n%+v", one.queue, two.queue)
+	}
+	if one.took != two.took {
+		t.Errorf("the runs took %v and %v", one.took, two.took)
+	}
+	if t.Failed() {
+		return
+	}
+	if three := runReplay(t, seed+1); three.digest() == one.digest() {
+		t.Error("another seed made the same run")
+	}
+}
