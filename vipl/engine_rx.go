@@ -406,8 +406,8 @@ func (p *port) recvEmpty(c *conn, now int64) {
 
 // nonsense ends a connection of which the frames do not make messages.
 func (p *port) nonsense(c *conn, now int64) {
+	p.stats.Malformed++
 	if c.receiver == nil {
-		p.stats.Malformed++
 		c.part = 0
 		return
 	}
