@@ -1,9 +1,6 @@
 package mvich
 
-import (
-	"bytes"
-	"fmt"
-)
+import "fmt"
 
 // AllGather gives all ranks, in dst, what all have in src, one behind the other in the
 // order of ranks. All give a src of the same length.
@@ -22,9 +19,10 @@ func AllGather[T Element](c *Comm, dst, src []T) error {
 
 // allGatherBruck doubles what each rank has in each round: of k ranks from its
 // own on, it gets the k that the rank k ahead has.
-func (s step) allGatherBruck(dst, src []byte) error {
+func (s step) allGatherBruck(dst, src []byte) (err error) {
 	n, me, size := s.c.Size(), s.c.rank, len(src)
-	all := make([]byte, n*size) // counted from me
+	all, mem := borrow[byte](s.c.w, n*size) // counted from me
+	defer mem.end(&err)
 	copy(all, src)
 	for k := 1; k < n; k *= 2 {
 		count := min(k, n-k)
@@ -41,7 +39,7 @@ func (s step) allGatherBruck(dst, src []byte) error {
 
 // AllToAll gives rank i, in dst, the i-th part of the src of each rank, one behind the
 // other in the order of ranks. dst may be src. All give the same lengths.
-func AllToAll[T Element](c *Comm, dst, src []T) error {
+func AllToAll[T Element](c *Comm, dst, src []T) (err error) {
 	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if len(dst) != len(src) || len(src)%c.Size() != 0 {
 		return fmt.Errorf("%w: %d elements into %d, of and for each of %d ranks", ErrCount, len(src), len(dst), c.Size())
@@ -50,7 +48,10 @@ func AllToAll[T Element](c *Comm, dst, src []T) error {
 		return s.allToAllBruck(in, out)
 	}
 	if len(out) > 0 && &in[0] == &out[0] { // parts come before those in their place have gone
-		out = bytes.Clone(out)
+		copied, mem := borrow[byte](c.w, len(out))
+		defer mem.end(&err)
+		copy(copied, out)
+		out = copied
 	}
 	return s.allToAllPairs(in, out)
 }
@@ -72,15 +73,17 @@ func (s step) allToAllPairs(dst, src []byte) error {
 
 // allToAllBruck sends each block on its way of steps of 1, 2, 4 and so on ranks,
 // by the bits of the distance that it has to go, all blocks of a step together.
-func (s step) allToAllBruck(dst, src []byte) error {
+func (s step) allToAllBruck(dst, src []byte) (err error) {
 	n, me := s.c.Size(), s.c.rank
 	size := len(src) / n
-	all := make([]byte, len(src)) // block i has i ranks to go
+	mem, held := borrow[byte](s.c.w, 3*len(src))
+	defer held.end(&err)
+	cut := func(i int) []byte { return mem[i*len(src) : (i+1)*len(src)] }
+	all, out, in := cut(0), cut(1), cut(2) // block i of all has i ranks to go
 	part := func(b []byte, i int) []byte { return b[i*size : (i+1)*size] }
 	for i := range n {
 		copy(part(all, i), part(src, s.rank(me+i)))
 	}
-	out, in := make([]byte, 0, len(src)), make([]byte, len(src))
 	for k := 1; k < n; k *= 2 {
 		out = out[:0]
 		for i := range n {

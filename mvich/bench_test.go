@@ -29,3 +29,25 @@ func BenchmarkMessage(b *testing.B) {
 		})
 	}
 }
+
+// What a long AllReduce of four ranks costs in this package and those below, on queues in
+// memory.
+func BenchmarkAllReduce(b *testing.B) {
+	const ranks, bytes = 4, 1 << 20
+	j := newJob(b, ranks, jobConfig{})
+	var in, out [ranks][]float64
+	for rank := range ranks {
+		in[rank], out[rank] = make([]float64, bytes/8), make([]float64, bytes/8)
+	}
+	all := func() {
+		each(b, ranks, func(rank int) error {
+			return mvich.AllReduce(j.worlds[rank].Comm(), out[rank], in[rank], mvich.Sum)
+		})
+	}
+	all()
+	b.SetBytes(bytes)
+	b.ReportAllocs()
+	for b.Loop() {
+		all()
+	}
+}

@@ -49,7 +49,8 @@
 // transfer move in pieces, up to 16 of them at a time.
 //
 // Buffers are registered when RDMA first needs them, and stay so in a cache of
-// a limited number of bytes. What is in the cache is kept from the garbage
+// a limited number of bytes. Memory that collective operations and types need
+// besides is the world's, which keeps up to 16 MiB of it for the next ones. What is in the cache is kept from the garbage
 // collector; a peer may go on reading or writing what it was told of.
 //
 // # Packets
@@ -136,7 +137,7 @@
 //	comm.go                             communicators
 //	send.go, recv.go, match.go          messages: begin, choose, match
 //	rendezvous.go, rdma.go              R3, RGET, RPUT
-//	registrations.go, vbuf.go           memory
+//	registrations.go, scratch.go, vbuf.go   memory
 //	packet.go, credit.go, peer.go       packets and their flow
 //	connect.go, death.go, finalize.go   connections come and go
 //	look.go                             deaths before connections

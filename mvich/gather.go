@@ -127,9 +127,10 @@ func (s step) scatterLinear(in []byte, root int, part func(rank int) []byte) err
 
 // gatherTree goes up the tree that bcastTree goes down. Each rank sends what it
 // has gathered of the ranks below it, which follow it.
-func (s step) gatherTree(dst, src []byte, root int) error {
+func (s step) gatherTree(dst, src []byte, root int) (err error) {
 	n, me, size := s.c.Size(), s.rank(s.c.rank-root), len(src)
-	all := make([]byte, s.below(me)*size) // counted from me
+	all, mem := borrow[byte](s.c.w, s.below(me)*size) // counted from me
+	defer mem.end(&err)
 	copy(all, src)
 	for mask := 1; mask < n; mask *= 2 {
 		if me&mask != 0 {
@@ -148,9 +149,10 @@ func (s step) gatherTree(dst, src []byte, root int) error {
 }
 
 // scatterTree goes down it.
-func (s step) scatterTree(dst, src []byte, root int) error {
+func (s step) scatterTree(dst, src []byte, root int) (err error) {
 	n, me, size := s.c.Size(), s.rank(s.c.rank-root), len(dst)
-	all := make([]byte, s.below(me)*size)
+	all, mem := borrow[byte](s.c.w, s.below(me)*size)
+	defer mem.end(&err)
 	if me == 0 {
 		for i := range n {
 			copy(all[i*size:(i+1)*size], src[s.rank(root+i)*size:])

@@ -10,11 +10,12 @@ import (
 )
 
 // A message that is eager costs the program no memory, nor does a collective operation
-// that needs no buffers of its own.
+// whose buffers the world has lent before.
 func TestNoAllocation(t *testing.T) {
 	const trials, rounds = 5, 100
 	small, long := make([]byte, 64), make([]byte, mvich.DefaultThreshold)
 	in := [2][]byte{make([]byte, len(long)), make([]byte, len(long))}
+	column := mvich.Vector(100, 1, 3, mvich.Elem)
 	// turns has rank 0 send and rank 1 answer.
 	turns := func(c *mvich.Comm, send func() error, recv func() error) error {
 		if c.Rank() == 0 {
@@ -59,7 +60,17 @@ func TestNoAllocation(t *testing.T) {
 			return err
 		},
 		"barrier": (*mvich.Comm).Barrier,
-		"bcast":   func(c *mvich.Comm) error { return errors.Join(c.Bcast(in[c.Rank()], 0), c.Bcast(in[c.Rank()], 1)) },
+		"allreduce": func(c *mvich.Comm) error {
+			return mvich.AllReduce(c, in[c.Rank()][:64], small, mvich.Sum)
+		},
+		"reduce": func(c *mvich.Comm) error {
+			return errors.Join(mvich.Reduce(c, in[c.Rank()][:64], small, mvich.Sum, 0), c.Barrier())
+		},
+		"column": func(c *mvich.Comm) error {
+			return turns(c, func() error { return mvich.SendType(c, long, column, 1-c.Rank(), 0) },
+				func() error { return recv(c) })
+		},
+		"bcast": func(c *mvich.Comm) error { return errors.Join(c.Bcast(in[c.Rank()], 0), c.Bcast(in[c.Rank()], 1)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJob(t, 2, jobConfig{})

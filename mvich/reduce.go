@@ -5,7 +5,7 @@ import "fmt"
 // Reduce combines src of all ranks by op; dst of root gets the result. All give
 // a src of the same length, and root a dst of that length, which may be src; the
 // others' dst is not used.
-func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) error {
+func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) (err error) {
 	s := c.step()
 	if err := c.checkRoot(root); err != nil {
 		return err
@@ -16,22 +16,29 @@ func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) error {
 	if err := checkBlocks(s, src); err != nil {
 		return err
 	}
-	r := reduction[T]{s: s, acc: append([]T(nil), src...), in: make([]T, len(src)), op: op}
-	var err error
+	acc := dst
+	if c.rank != root {
+		var mem *scratch
+		acc, mem = borrow[T](c.w, len(src))
+		defer mem.end(&err)
+	}
+	copy(acc, src)
+	r := reduction[T]{s: s, acc: acc, op: op}
+	var mem *scratch
+	r.in, mem = borrow[T](c.w, r.comes())
+	defer mem.end(&err)
 	if r.short() {
-		err = r.tree(root)
-	} else if err = r.partial(); err == nil {
-		err = r.collect(root)
+		return r.tree(root)
 	}
-	if err == nil && c.rank == root {
-		copy(dst, r.acc)
+	if err := r.partial(); err != nil {
+		return err
 	}
-	return err
+	return r.collect(root)
 }
 
 // AllReduce combines src of all ranks by op and gives all the result in dst,
 // which may be src. All give the same lengths.
-func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) error {
+func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 	s := c.step()
 	if len(dst) != len(src) {
 		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))
@@ -40,7 +47,10 @@ func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) error {
 		return err
 	}
 	copy(dst, src)
-	r := reduction[T]{s: s, acc: dst, in: make([]T, len(src)), op: op}
+	r := reduction[T]{s: s, acc: dst, op: op}
+	var mem *scratch
+	r.in, mem = borrow[T](c.w, r.comes())
+	defer mem.end(&err)
 	if r.short() {
 		return r.doubling()
 	}
@@ -51,13 +61,14 @@ func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) error {
 }
 
 // Scan gives rank i, in dst, the src of ranks 0 to i combined by op. dst may be src.
-func Scan[T Element](c *Comm, dst, src []T, op Op[T]) error {
+func Scan[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 	s := c.step()
 	if len(dst) != len(src) {
 		return fmt.Errorf("%w: %d elements into %d", ErrCount, len(src), len(dst))
 	}
 	copy(dst, src)
-	in := make([]T, len(src))
+	in, mem := borrow[T](c.w, len(src))
+	defer mem.end(&err)
 	// Before round k dst is that of the last k ranks, after it that of 2k.
 	for k := 1; k < c.Size(); k *= 2 {
 		var below *Request
@@ -90,6 +101,14 @@ type reduction[T Element] struct {
 func (r *reduction[T]) short() bool {
 	n := r.s.c.Size()
 	return len(r.acc)*sizeOf[T]() < longData || len(r.acc) < n || n == 1
+}
+
+// comes is how many elements come at once, at most.
+func (r *reduction[T]) comes() int {
+	if r.short() {
+		return len(r.acc)
+	}
+	return blocks{len(r.acc), r.s.c.Size()}.start(1)
 }
 
 // checkBlocks looks at the longest block, the first one, on all ranks: where the

@@ -160,6 +160,19 @@ func (c *registrations) makeRoom(n int) bool {
 	return true
 }
 
+// forget deregisters what is not in use of buf, which nobody will use again.
+func (c *registrations) forget(buf []byte) {
+	start := addressOf(buf)
+	end := start + uint64(len(buf))
+	c.sorted = slices.DeleteFunc(c.sorted, func(r *registration) bool {
+		if r.start < start || r.end > end || r.users > 0 || r.region.Deregister() != nil {
+			return false
+		}
+		c.bytes -= int(r.end - r.start)
+		return true
+	})
+}
+
 // close deregisters everything.
 func (c *registrations) close() error {
 	var errs []error

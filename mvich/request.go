@@ -36,7 +36,8 @@ type Request struct {
 	peer    int // rank in the world, or AnySource; ProcNull for nobody
 	tag     int
 	buf     []byte
-	unpack  func() // receive: puts what came where it belongs
+	unpack  func()   // receive: puts what came where it belongs
+	scratch *scratch // that buf is in, if any
 
 	done      bool
 	err       error
@@ -97,8 +98,11 @@ func (w *World) complete(r *Request, err error) {
 	if r.unpack != nil && (err == nil || errors.Is(err, ErrTruncated)) && !r.cancelled {
 		r.unpack()
 	}
+	if r.scratch != nil {
+		w.takeBack(r.scratch, err != nil && !errors.Is(err, ErrTruncated))
+	}
 	r.done, r.err = true, err
-	r.buf, r.unpack = nil, nil
+	r.buf, r.unpack, r.scratch = nil, nil, nil
 	w.announce()
 }
 

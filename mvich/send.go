@@ -15,13 +15,13 @@ func (c *Comm) Ssend(buf []byte, dst, tag int) error { return c.sendNow(buf, dst
 // Isend begins to send buf to rank dst. buf must not be changed before the
 // request is complete.
 func (c *Comm) Isend(buf []byte, dst, tag int) (*Request, error) {
-	return c.sendLater(buf, dst, tag, false)
+	return c.sendLater(buf, dst, tag, false, nil)
 }
 
 // Issend begins to send buf as Ssend does. buf must not be changed before the request
 // is complete, which it is when a receive has taken the message.
 func (c *Comm) Issend(buf []byte, dst, tag int) (*Request, error) {
-	return c.sendLater(buf, dst, tag, true)
+	return c.sendLater(buf, dst, tag, true, nil)
 }
 
 func (c *Comm) sendNow(buf []byte, dst, tag int, sync bool) error {
@@ -40,13 +40,15 @@ func (c *Comm) sendNow(buf []byte, dst, tag int, sync bool) error {
 	return r.err
 }
 
-func (c *Comm) sendLater(buf []byte, dst, tag int, sync bool) (*Request, error) {
+// sendLater begins a send. mem is what buf was borrowed with, or nil; when the request
+// completes it is given back.
+func (c *Comm) sendLater(buf []byte, dst, tag int, sync bool, mem *scratch) (*Request, error) {
 	if err := c.checkSend(buf, dst, tag); err != nil {
 		return nil, err
 	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	r := &Request{}
+	r := &Request{scratch: mem}
 	c.begin(r, buf, c.context, dst, tag)
 	r.send, r.sync = true, sync
 	c.w.startSend(r)

@@ -97,14 +97,16 @@ func (t Type) check(n int) error {
 	return nil
 }
 
-// pack gathers the elements that t names.
-func pack[T Element](buf []T, t Type) []T {
+// pack gathers the elements that t names, in memory that the world lends where they do
+// not lie in one row.
+func pack[T Element](c *Comm, buf []T, t Type) ([]T, *scratch) {
 	if t.inOne() {
-		return buf[:t.Extent()]
+		return buf[:t.Extent()], nil
 	}
-	out := make([]T, 0, t.Len())
-	t.runs(func(at, n int) { out = append(out, buf[at:at+n]...) })
-	return out
+	packed, mem := borrow[T](c.w, t.Len())
+	rest := packed
+	t.runs(func(at, n int) { rest = rest[copy(rest, buf[at:at+n]):] })
+	return packed, mem
 }
 
 // unpack spreads what pack has gathered, as far as it goes.
@@ -115,20 +117,37 @@ func unpack[T Element](buf []T, t Type, in []T) {
 // SendType sends the elements of buf that t names. The message is received by
 // RecvType with any type of as many elements, or by Recv into a slice.
 func SendType[T Element](c *Comm, buf []T, t Type, dst, tag int) error {
-	if err := t.check(len(buf)); err != nil {
-		return err
-	}
-	return Send(c, pack(buf, t), dst, tag)
+	return sendPacked(c, buf, t, dst, tag, false)
 }
 
 // IsendType begins to send the elements of buf that t names. They are gathered
 // before it returns, unless they lie one behind the other: then, as with Isend, buf
 // must not be changed before the request is complete.
 func IsendType[T Element](c *Comm, buf []T, t Type, dst, tag int) (*Request, error) {
+	return isendPacked(c, buf, t, dst, tag, false)
+}
+
+func sendPacked[T Element](c *Comm, buf []T, t Type, dst, tag int, sync bool) (err error) {
+	if err := t.check(len(buf)); err != nil {
+		return err
+	}
+	out, mem := pack(c, buf, t)
+	if mem != nil {
+		defer mem.end(&err)
+	}
+	return c.sendNow(bytesOf(out), dst, tag, sync)
+}
+
+func isendPacked[T Element](c *Comm, buf []T, t Type, dst, tag int, sync bool) (*Request, error) {
 	if err := t.check(len(buf)); err != nil {
 		return nil, err
 	}
-	return Isend(c, pack(buf, t), dst, tag)
+	out, mem := pack(c, buf, t)
+	r, err := c.sendLater(bytesOf(out), dst, tag, sync, mem)
+	if err != nil && mem != nil {
+		mem.end(&err)
+	}
+	return r, err
 }
 
 // RecvType receives into the elements of buf that t names.
@@ -152,10 +171,10 @@ func IrecvType[T Element](c *Comm, buf []T, t Type, src, tag int) (*Request, err
 	if err := c.checkRecv(src, tag); err != nil {
 		return nil, err
 	}
-	in := make([]T, t.Len())
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	r := &Request{}
+	r := &Request{scratch: c.w.lend(t.Len() * sizeOf[T]())}
+	in := elementsOf[T](r.scratch.mem, t.Len())
 	c.begin(r, bytesOf(in), c.context, src, tag)
 	r.unpack = func() { unpack(buf, t, in[:r.size/sizeOf[T]()]) }
 	c.w.startRecv(r)

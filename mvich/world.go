@@ -47,9 +47,10 @@ type World struct {
 	dead []*peer    // in the order in which this rank has learned of it
 	read []readVbuf // to be posted again
 
-	pool  pool
-	regs  registrations
-	dirty []*peer // may have something to send
+	pool      pool
+	regs      registrations
+	scratches scratches
+	dirty     []*peer // may have something to send
 
 	completions [turn]vipl.Completion // of progress
 
