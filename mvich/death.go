@@ -238,21 +238,21 @@ func (c *Comm) Dead() (ranks []int) {
 	return ranks
 }
 
-// Acknowledge says that the program knows of the dead that Dead lists. Receives from
-// AnySource fail while there are dead that the program does not know of; after
-// Acknowledge they work again.
-func (c *Comm) Acknowledge() {
+// Acknowledge says that the program knows of the death of ranks, which Dead has listed;
+// any that live are passed over. Receives from AnySource fail while a member is dead that
+// the program does not know of, also if it died after Dead was asked; else they work again.
+func (c *Comm) Acknowledge(ranks []int) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	for i, rank := range c.group {
-		if c.w.peers[rank].state == dead {
+	for _, i := range ranks {
+		if i >= 0 && i < len(c.group) && c.w.peers[c.group[i]].state == dead {
 			c.known[i] = true
 		}
 	}
 }
 
 // unacknowledged is the error for receives from AnySource while a member is dead
-// that Acknowledge has not taken note of: the first that died.
+// that the program has not acknowledged: the first that died.
 func (c *Comm) unacknowledged() error {
 	for _, p := range c.w.dead {
 		if i := c.rankOf(p.rank); i >= 0 && !c.known[i] {

@@ -114,7 +114,7 @@ func TestDeath(t *testing.T) {
 				if _, err := onlyLiving.Wait(); err != nil {
 					return err
 				}
-				c.Acknowledge()
+				c.Acknowledge(c.Dead())
 				anybody, err := c.Irecv(make([]byte, 1), mvich.AnySource, 8)
 				if err != nil {
 					return err
@@ -362,7 +362,7 @@ func TestAnybodyAfterDeath(t *testing.T) {
 			<-acknowledged
 			return wantLost("finalize", w.Finalize(), victim)
 		}
-		c.Acknowledge()
+		c.Acknowledge(c.Dead())
 		close(acknowledged)
 		_, err = c.Recv(nil, mvich.AnySource, 1)
 		err = wantLost("receive of anybody", err, leaver)

@@ -137,7 +137,8 @@
 //	comm.go                             communicators
 //	send.go, recv.go, match.go          messages: begin, choose, match
 //	rendezvous.go, rdma.go              R3, RGET, RPUT
-//	registrations.go, scratch.go, vbuf.go   memory
+//	registrations.go, vbuf.go           memory
+//	scratch.go                          memory that operations need besides
 //	packet.go, credit.go, peer.go       packets and their flow
 //	connect.go, death.go, finalize.go   connections come and go
 //	look.go                             deaths before connections
