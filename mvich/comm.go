@@ -60,8 +60,25 @@ func (c *Comm) Size() int { return len(c.group) }
 // World is the world that the communicator is of.
 func (c *Comm) World() *World { return c.w }
 
-// rankOf is the rank here of a rank of the world, or -1.
+// rankOf is RankOf for ranks that there are.
 func (c *Comm) rankOf(world int) int { return c.places[world] }
+
+// WorldRank is the number in the world of a rank here, or -1 where there is none.
+func (c *Comm) WorldRank(rank int) int {
+	if rank < 0 || rank >= len(c.group) {
+		return -1
+	}
+	return c.group[rank]
+}
+
+// RankOf is the rank here of a rank of the world, such as that of a RankError; -1 where
+// it is not a member.
+func (c *Comm) RankOf(world int) int {
+	if world < 0 || world >= len(c.places) {
+		return -1
+	}
+	return c.rankOf(world)
+}
 
 // Dup makes a communicator of the same ranks with a context of its own. All
 // ranks call it.

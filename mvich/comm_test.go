@@ -200,3 +200,35 @@ func TestLastContext(t *testing.T) {
 		return errors.Join(d.Barrier(), c.Barrier())
 	})
 }
+
+// Ranks of a communicator and of the world are made of each other.
+func TestRanksOfTheWorld(t *testing.T) {
+	const n = 5
+	j := newJob(t, n, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(50)} }})
+	j.run(t, func(c *mvich.Comm) error {
+		part, err := c.Split(c.Rank()%2, -c.Rank())
+		if err != nil {
+			return err
+		}
+		members, others := []int{4, 2, 0}, []int{3, 1}
+		if c.Rank()%2 == 1 {
+			members, others = others, members
+		}
+		for rank, world := range members {
+			if part.WorldRank(rank) != world || part.RankOf(world) != rank || c.WorldRank(world) != world || c.RankOf(world) != world {
+				return fmt.Errorf("rank %d is %d in the world, which is rank %d", rank, part.WorldRank(rank), part.RankOf(world))
+			}
+		}
+		for _, world := range append(others, n, mvich.AnySource, mvich.ProcNull) {
+			if rank := part.RankOf(world); rank != -1 {
+				return fmt.Errorf("rank %d of the world, which is no member, is rank %d", world, rank)
+			}
+		}
+		for _, rank := range []int{len(members), mvich.AnySource, mvich.ProcNull} {
+			if world := part.WorldRank(rank); world != -1 {
+				return fmt.Errorf("rank %d, which is not there, is %d in the world", rank, world)
+			}
+		}
+		return nil
+	})
+}
