@@ -3,7 +3,8 @@ package mvich
 import "fmt"
 
 // AllGather gives all ranks, in dst, what all have in src, one behind the other in the
-// order of ranks. All give a src of the same length.
+// order of ranks. All give a src of the same length, which may be this rank's part of dst;
+// else they must not overlap.
 func AllGather[T Element](c *Comm, dst, src []T) error {
 	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if len(dst) != len(src)*c.Size() {
@@ -38,7 +39,8 @@ func (s step) allGatherBruck(dst, src []byte) (err error) {
 }
 
 // AllToAll gives rank i, in dst, the i-th part of the src of each rank, one behind the
-// other in the order of ranks. dst may be src. All give the same lengths.
+// other in the order of ranks. dst may be src; else they must not overlap. All give the
+// same lengths.
 func AllToAll[T Element](c *Comm, dst, src []T) (err error) {
 	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if len(dst) != len(src) || len(src)%c.Size() != 0 {

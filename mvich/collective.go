@@ -83,7 +83,7 @@ func (s step) finish(requests ...*Request) error {
 
 func lengthError(err error, r *Request, want int) error {
 	if errors.Is(err, ErrTruncated) || err == nil && r.size != want {
-		return fmt.Errorf("%w: %d bytes came, not %d", ErrCount, r.size, want)
+		return fmt.Errorf("%w: %d bytes came, not %d", ErrCount, max(r.size, r.whole), want)
 	}
 	return err
 }

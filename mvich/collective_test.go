@@ -225,12 +225,31 @@ func inPlace(c *mvich.Comm, length int, exchanged []int64) error {
 	if err := errors.Join(mvich.AllGather(c, all, mine), same("allgather", all, together)); err != nil {
 		return fmt.Errorf("in place: %w", err)
 	}
+	for root := range n {
+		in, out := contribution(me, length), make([]int64, length)
+		if me == root {
+			clear(all)
+			copy(mine, in)
+			in, out = mine, mine
+		}
+		err := mvich.Gather(c, all, in, root)
+		if me == root {
+			err = errors.Join(err, same("gather", all, together))
+		}
+		err = errors.Join(err, mvich.Scatter(c, out, all, root), same("scatter", out, contribution(me, length)))
+		if me == root {
+			err = errors.Join(err, same("what was scattered", all, together))
+		}
+		if err != nil {
+			return fmt.Errorf("in place, root %d: %w", root, err)
+		}
+	}
 	return nil
 }
 
 // What is longer than a message can be is refused by all, and nobody is lost for it,
 // nor waits for a rank whose part of it is not too long.
-func TestCollectivesTooLong(t *testing.T) {
+func TestTooLong(t *testing.T) {
 	if strconv.IntSize == 32 {
 		t.Skip("no slice is as long")
 	}
@@ -249,7 +268,10 @@ func TestCollectivesTooLong(t *testing.T) {
 		return c.Barrier()
 	}
 	newJob(t, 2, jobConfig{}).run(t, func(c *mvich.Comm) error {
-		return refused(c, "bcast", c.Bcast(huge[:most+1], 0))
+		return errors.Join(
+			refused(c, "send", c.Send(huge[:most+1], 1-c.Rank(), 0)),
+			refused(c, "bcast", c.Bcast(huge[:most+1], 0)),
+		)
 	})
 	newJob(t, ranks, jobConfig{}).run(t, func(c *mvich.Comm) error {
 		return errors.Join(

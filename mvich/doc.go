@@ -108,7 +108,9 @@
 // (death.go). The buffers of such an operation must be left alone until
 // Finalize if they were given to RDMA: what lives may still move them. Who has
 // taken leave keeps its connections until the others have, too: what it has sent
-// last may have to be sent again. Who takes leave after a death is missed like the
+// last may have to be sent again. After a death those that live go on in the communicators
+// that have lost nobody, and elsewhere from one to another; they cannot make a new one of
+// themselves, for Dup and Split need all members. Who takes leave after a death is missed like the
 // dead: so the last collective operation of those that live may fail for some with a
 // [RankError] of one that has finished it.
 //
@@ -123,6 +125,9 @@
 // (progress.go). A rank that computes for long between calls lets others wait. One
 // goroutine listens for ranks that connect; one is there while a connection is made
 // or ended, and one while the last packets of a completed operation wait for credits.
+//
+// Nothing has a deadline. Who wants one begins with Irecv and, from another goroutine
+// such as that of a timer, calls Cancel: that ends the Wait, unless a message has come.
 //
 // # Ranks and interfaces
 //

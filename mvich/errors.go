@@ -9,15 +9,15 @@ import (
 // returns.
 var (
 	// ErrTruncated: the message was longer than the buffer of the receive. The
-	// buffer holds its beginning.
+	// buffer holds its beginning, and Size of the Status says how long it was.
 	ErrTruncated = errors.New("mvich: message truncated: it is longer than the buffer")
 	// ErrRank: no such rank in the communicator.
 	ErrRank = errors.New("mvich: no such rank")
 	// ErrTag: the tag is not 0 to MaxTag.
 	ErrTag = errors.New("mvich: tags are 0 to 1<<30")
-	// ErrCount: the buffers of a collective operation have the wrong length, or
-	// not the length that other ranks gave.
-	ErrCount = errors.New("mvich: lengths of buffers do not match")
+	// ErrCount: a message is longer than MaxMessage, or the buffers of a collective
+	// operation have the wrong length, or not the length that other ranks gave.
+	ErrCount = errors.New("mvich: wrong length")
 	// ErrType: a type reaches beyond the slice that it is used with.
 	ErrType = errors.New("mvich: the type reaches beyond the slice")
 	// ErrFinalized: Finalize was called.
@@ -45,7 +45,7 @@ var (
 // name the one that was missed first. Where a rank has gone because it had missed
 // another one, as far as it has told, Err wraps the RankError of that.
 type RankError struct {
-	Rank int   // in the world
+	Rank int   // in the world; Comm.RankOf makes it one of a communicator
 	Err  error // how it was noticed
 }
 

@@ -143,18 +143,18 @@ func ExampleRankError() {
 			return c.Send([]byte("a long message"), 1, 0)
 		}
 		short := make([]byte, 6)
-		_, err := c.Recv(short, 0, 0)
+		s, err := c.Recv(short, 0, 0)
 		var lost *mvich.RankError
 		switch {
 		case errors.As(err, &lost):
 			fmt.Println("rank", lost.Rank, "is lost:", lost.Err)
 		case errors.Is(err, mvich.ErrTruncated):
-			fmt.Printf("only %q of it\n", short)
+			fmt.Printf("only %q of %d bytes\n", short, s.Size)
 		}
 		return nil
 	})
 	if err != nil {
 		fmt.Println(err)
 	}
-	// Output: only "a long" of it
+	// Output: only "a long" of 14 bytes
 }

@@ -109,6 +109,3 @@ func Shut(w *World) error { return w.shut() }
 
 // CallTurn bounds one request.
 const CallTurn = callTurn
-
-// MaxMessage is how many bytes a message has at most.
-const MaxMessage = maxMessage

@@ -3,7 +3,8 @@ package mvich
 import "fmt"
 
 // Gather gives root, in dst, what all ranks have in src, one behind the other in the
-// order of ranks. All give a src of the same length; dst of the others is not used.
+// order of ranks. All give a src of the same length; dst of the others is not used. src
+// of root may be its part of dst; else they must not overlap.
 func Gather[T Element](c *Comm, dst, src []T, root int) error {
 	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if err := c.checkRoot(root); err != nil {
@@ -20,7 +21,8 @@ func Gather[T Element](c *Comm, dst, src []T, root int) error {
 
 // Gatherv is Gather of lengths that differ: counts tells root how many elements
 // each rank gives, displs at which element of dst they go; displs nil: one behind the
-// other. The others' dst, counts and displs are not used.
+// other. The others' dst, counts and displs are not used. src of root may be its part
+// of dst; else they must not overlap, nor the parts each other.
 func Gatherv[T Element](c *Comm, dst []T, counts, displs []int, src []T, root int) error {
 	s := c.step()
 	if err := c.checkRoot(root); err != nil {
@@ -40,7 +42,8 @@ func Gatherv[T Element](c *Comm, dst []T, counts, displs []int, src []T, root in
 }
 
 // Scatter gives rank i, in dst, the i-th part of what root has in src. All give a
-// dst of the same length; src of the others is not used.
+// dst of the same length; src of the others is not used. dst of root may be its part of
+// src; else they must not overlap.
 func Scatter[T Element](c *Comm, dst, src []T, root int) error {
 	s, out, in := c.step(), bytesOf(src), bytesOf(dst)
 	if err := c.checkRoot(root); err != nil {
@@ -56,7 +59,8 @@ func Scatter[T Element](c *Comm, dst, src []T, root int) error {
 }
 
 // Scatterv is Scatter of lengths that differ: counts and displs are as with Gatherv,
-// and say which elements of src go to each rank.
+// and say which elements of src go to each rank, to some perhaps the same. dst of root
+// may be its part of src; else they must not overlap.
 func Scatterv[T Element](c *Comm, dst, src []T, counts, displs []int, root int) error {
 	s := c.step()
 	if err := c.checkRoot(root); err != nil {

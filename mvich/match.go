@@ -126,7 +126,7 @@ func (w *World) fill(r *Request, e *envelope, data []byte) {
 // settle notes in a receive which message it gets. The error is what it will
 // complete with.
 func (r *Request) settle(e *envelope) error {
-	r.source, r.got, r.size = e.source, e.tag, min(e.size, len(r.buf))
+	r.source, r.got, r.size, r.whole = e.source, e.tag, min(e.size, len(r.buf)), e.size
 	if e.size > len(r.buf) {
 		return ErrTruncated
 	}

@@ -125,11 +125,8 @@ func (h *header) check(behind int) error {
 		return fmt.Errorf("%w: kind %d, flags %#x", errFields, h.kind, h.flags)
 	case int64(h.length) != int64(behind), !carries && h.length != 0:
 		return fmt.Errorf("%w: %d bytes, %d came", errShort, h.length, behind)
-	case h.kind == kindEager && h.size != uint64(h.length), h.size > maxMessage:
+	case h.kind == kindEager && h.size != uint64(h.length), h.size > MaxMessage:
 		return fmt.Errorf("%w: a message of %d bytes", errFields, h.size)
 	}
 	return nil
 }
-
-// maxMessage bounds the size of a message in bytes: what an int holds anywhere.
-const maxMessage = 1<<31 - 1

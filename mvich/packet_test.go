@@ -15,7 +15,7 @@ func TestPacketRoundTrip(t *testing.T) {
 		data   []byte
 	}{
 		{header{kind: kindEager, flags: flagSync, credits: 7, length: 3, context: 4, tag: 5, size: 3, from: 6}, offer{}, []byte("abc")},
-		{header{kind: kindRequest, tag: MaxTag, size: maxMessage, from: 1}, offer{RGET, vipl.AddressSegment{Data: 1 << 40, Handle: 9}}, nil},
+		{header{kind: kindRequest, tag: MaxTag, size: MaxMessage, from: 1}, offer{RGET, vipl.AddressSegment{Data: 1 << 40, Handle: 9}}, nil},
 		{header{kind: kindReady, from: 1, to: 2, size: 77}, offer{RPUT, vipl.AddressSegment{Data: 8, Handle: 1}}, nil},
 		{header{kind: kindData, length: 2, size: 1000, to: 3}, offer{}, []byte("xy")},
 		{header{kind: kindNoop, flags: flagFull, credits: 65535}, offer{}, nil},
@@ -59,7 +59,7 @@ func FuzzParse(f *testing.F) {
 		offers := h.kind == kindRequest || h.kind == kindReady
 		switch {
 		case h.kind < kindEager || h.kind > kindBye,
-			int(h.length) != len(data), !carries && len(data) > 0, h.size > maxMessage,
+			int(h.length) != len(data), !carries && len(data) > 0, h.size > MaxMessage,
 			offers != (o.protocol != Auto), h.kind == kindEager && int(h.size) != len(data):
 			t.Errorf("%+v, %+v with %d bytes", h, o, len(data))
 		}

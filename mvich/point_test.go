@@ -54,7 +54,7 @@ func swapSizes(c *mvich.Comm) error {
 		if err != nil {
 			return fmt.Errorf("%d bytes: %w", n, err)
 		}
-		if s != (mvich.Status{Source: other, Tag: i, Bytes: n}) {
+		if s != (mvich.Status{Source: other, Tag: i, Bytes: n, Size: n}) {
 			return fmt.Errorf("%d bytes: %+v", n, s)
 		}
 		if err := check(in, i+other); err != nil {
@@ -206,7 +206,7 @@ func TestTruncated(t *testing.T) {
 						for range 2 {
 							clear(b)
 							s, err := c.Recv(b[:room], 0, 0)
-							if !errors.Is(err, mvich.ErrTruncated) || s.Bytes != room {
+							if !errors.Is(err, mvich.ErrTruncated) || s.Bytes != room || s.Size != n {
 								return fmt.Errorf("%d bytes into %d: %+v, %v", n, room, s, err)
 							}
 							if err := check(b[:room], i); err != nil {
@@ -309,7 +309,7 @@ func TestProbe(t *testing.T) {
 		if c.Rank() == 0 {
 			return errors.Join(c.Send(make([]byte, 10), 1, 3), c.Send(make([]byte, 20000), 1, 4))
 		}
-		for _, want := range []mvich.Status{{Source: 0, Tag: 4, Bytes: 20000}, {Source: 0, Tag: 3, Bytes: 10}} {
+		for _, want := range []mvich.Status{{Source: 0, Tag: 4, Bytes: 20000, Size: 20000}, {Source: 0, Tag: 3, Bytes: 10, Size: 10}} {
 			s, err := c.Probe(mvich.AnySource, want.Tag)
 			if err != nil || s != want {
 				return fmt.Errorf("%+v, %v", s, err)

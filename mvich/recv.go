@@ -6,7 +6,7 @@ import (
 )
 
 // Recv receives a message of rank src, or AnySource, with tag, or AnyTag, into
-// buf. ErrTruncated when it is longer than buf.
+// buf. ErrTruncated when it is longer than buf: Status.Size says how long.
 func (c *Comm) Recv(buf []byte, src, tag int) (Status, error) {
 	if err := c.checkRecv(src, tag); err != nil {
 		return Status{}, err
@@ -93,7 +93,7 @@ func (c *Comm) probe(src, tag int, wait bool) (s Status, there bool, err error) 
 	found := func() bool {
 		if i := w.findUnexpected(&r); i >= 0 {
 			m := w.unexpected[i]
-			s, there = Status{Source: c.rankOf(m.source), Tag: m.tag, Bytes: m.size}, true
+			s, there = Status{Source: c.rankOf(m.source), Tag: m.tag, Bytes: m.size, Size: m.size}, true
 			return true
 		}
 		err = w.cannotCome(&r)

@@ -3,8 +3,8 @@ package mvich
 import "fmt"
 
 // Reduce combines src of all ranks by op; dst of root gets the result. All give
-// a src of the same length, and root a dst of that length, which may be src; the
-// others' dst is not used.
+// a src of the same length, and root a dst of that length, which may be src, or else
+// must not overlap it; the others' dst is not used.
 func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) (err error) {
 	s := c.step()
 	if err := c.checkRoot(root); err != nil {
@@ -37,7 +37,7 @@ func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) (err error) {
 }
 
 // AllReduce combines src of all ranks by op and gives all the result in dst,
-// which may be src. All give the same lengths.
+// which may be src, or else must not overlap it. All give the same lengths.
 func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 	s := c.step()
 	if len(dst) != len(src) {
@@ -60,7 +60,8 @@ func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 	return r.s.ring(r.s.rank(c.rank+1), r.block)
 }
 
-// Scan gives rank i, in dst, the src of ranks 0 to i combined by op. dst may be src.
+// Scan gives rank i, in dst, the src of ranks 0 to i combined by op. dst may be src,
+// or else must not overlap it.
 func Scan[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 	s := c.step()
 	if len(dst) != len(src) {

@@ -14,11 +14,15 @@ const (
 	MaxTag = 1 << 30
 )
 
+// MaxMessage is how many bytes a message has at most: what an int holds anywhere.
+const MaxMessage = 1<<31 - 1
+
 // Status tells what a receive got.
 type Status struct {
 	Source    int // rank in the communicator
 	Tag       int
 	Bytes     int // in the buffer; of the message where it was probed
+	Size      int // of the message in bytes: more than Bytes where it was truncated
 	Cancelled bool
 }
 
@@ -48,6 +52,7 @@ type Request struct {
 	source, got int
 	size        int // bytes that move; of a send, too
 	room        int // bytes of the buffer
+	whole       int // bytes of the message
 
 	// Rendezvous.
 	number    uint32 // in World.numbered, 0: not there
@@ -137,7 +142,7 @@ func (r *Request) status() Status {
 	case r.peer == ProcNull:
 		return Status{Source: ProcNull, Tag: AnyTag}
 	}
-	return Status{Source: r.comm.rankOf(r.source), Tag: r.got, Bytes: r.size}
+	return Status{Source: r.comm.rankOf(r.source), Tag: r.got, Bytes: r.size, Size: r.whole}
 }
 
 // Wait waits until the request is complete. A send is complete when its buffer
@@ -208,7 +213,8 @@ func WaitAny(requests []*Request) (i int, s Status, err error) {
 	return i, s, err
 }
 
-// TestAny is WaitAny without waiting: i is -1 when none is complete.
+// TestAny is WaitAny without waiting: i is -1 when none is complete, and also, for ever,
+// when all are nil.
 func TestAny(requests []*Request) (i int, s Status, err error) {
 	w, err := worldOf(requests)
 	if w == nil {
@@ -243,7 +249,8 @@ func WaitSome(requests []*Request) ([]Outcome, error) {
 	return takeAll(requests), nil
 }
 
-// TestSome is WaitSome without waiting.
+// TestSome is WaitSome without waiting: it returns none when none is complete, and also,
+// for ever, when all are nil.
 func TestSome(requests []*Request) ([]Outcome, error) {
 	w, err := worldOf(requests)
 	if w == nil {

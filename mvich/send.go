@@ -6,7 +6,8 @@ import "fmt"
 // waits.
 
 // Send sends buf to rank dst and returns when buf may be used again, which may
-// be before a receive was posted.
+// be before a receive was posted. ErrCount when buf is longer than MaxMessage; so
+// with all that send.
 func (c *Comm) Send(buf []byte, dst, tag int) error { return c.sendNow(buf, dst, tag, false) }
 
 // Ssend sends buf to rank dst and returns when a receive has taken it.
@@ -66,8 +67,8 @@ func (c *Comm) checkSend(buf []byte, dst, tag int) error {
 }
 
 func checkLength(size int) error {
-	if size > maxMessage {
-		return fmt.Errorf("%w: %d bytes, at most %d in one message", ErrCount, size, maxMessage)
+	if size > MaxMessage {
+		return fmt.Errorf("%w: %d bytes, at most %d in one message", ErrCount, size, MaxMessage)
 	}
 	return nil
 }
