@@ -3,6 +3,7 @@ package kagent
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,7 +18,10 @@ import (
 func portHolder(port uint16) string {
 	inodes := make(map[string]bool)
 	for _, family := range []string{"udp", "udp6"} {
-		udpInodes("/proc/thread-self/net/"+family, port, inodes)
+		if f, err := os.Open("/proc/thread-self/net/" + family); err == nil {
+			udpInodes(f, port, inodes)
+			f.Close()
+		}
 	}
 	if len(inodes) == 0 {
 		return ""
@@ -41,23 +45,20 @@ func portHolder(port uint16) string {
 	return fmt.Sprintf(" (%s)", strings.Join(names, ", "))
 }
 
-// udpInodes collects the inodes of the sockets on a port from a file that is
+// udpInodes collects the inodes of the sockets on a port from a table that is
 // laid out as proc_pid_net(5) says: the local address in the second field,
 // "address:port" in hexadecimal, the inode in the tenth.
-func udpInodes(file string, port uint16, inodes map[string]bool) {
-	f, err := os.Open(file)
-	if err != nil {
-		return
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
+func udpInodes(table io.Reader, port uint16, inodes map[string]bool) {
+	for s := bufio.NewScanner(table); s.Scan(); {
 		fields := strings.Fields(s.Text())
 		if len(fields) < 10 {
 			continue
 		}
 		_, hex, _ := strings.Cut(fields[1], ":")
-		if p, err := strconv.ParseUint(hex, 16, 16); err == nil && uint16(p) == port {
-			inodes["socket:["+fields[9]+"]"] = true
+		p, err := strconv.ParseUint(hex, 16, 16)
+		inode, err2 := strconv.ParseUint(fields[9], 10, 64)
+		if err == nil && err2 == nil && uint16(p) == port {
+			inodes[fmt.Sprintf("socket:[%d]", inode)] = true
 		}
 	}
 }
