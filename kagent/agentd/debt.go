@@ -60,6 +60,23 @@ func (d *debt) keep(v kagent.Vault) {
 	})
 }
 
+// mostPinned is more than an address space has; sums of it are numbers yet.
+const mostPinned = 1 << 47
+
+// readDebt reads what keep has put into the vault.
+func readDebt(i kagent.Item) (r debtRecord, err error) {
+	if err := json.Unmarshal(i.Value, &r); err != nil {
+		return debtRecord{}, err
+	}
+	if len(i.Files) != 2 {
+		return debtRecord{}, fmt.Errorf("%d files, want 2", len(i.Files))
+	}
+	if r.Pinned <= 0 || r.Pinned > mostPinned {
+		return debtRecord{}, fmt.Errorf("a debt of %d bytes", r.Pinned)
+	}
+	return r, nil
+}
+
 // with calls f with the descriptor of a file.
 func with(f *os.File, do func(fd int) error) error {
 	raw, err := f.SyscallConn()
@@ -78,11 +95,7 @@ func (s *Server) restoreDebts(kept []kagent.Item) (rest []kagent.Item) {
 			rest = append(rest, i)
 			continue
 		}
-		var r debtRecord
-		err := json.Unmarshal(i.Value, &r)
-		if err == nil && len(i.Files) != 2 {
-			err = fmt.Errorf("%d files, want 2", len(i.Files))
-		}
+		r, err := readDebt(i)
 		if err != nil {
 			s.log.Error("what a program owes cannot be taken over", "key", i.Key, "error", err)
 			i.Close()

@@ -234,6 +234,20 @@ func (s *Server) attach(token []byte, c *conn) (*session, error) {
 	return n, nil
 }
 
+// readTag reads what the vault has kept of a session with so much memory.
+func readTag(b []byte, pinned int) (t tag, err error) {
+	if err := json.Unmarshal(b, &t); err != nil {
+		return tag{}, err
+	}
+	if len(t.Token) != agentproto.TokenLen {
+		return tag{}, fmt.Errorf("a token of %d bytes, want %d", len(t.Token), agentproto.TokenLen)
+	}
+	if pinned <= 0 || pinned > mostPinned {
+		return tag{}, fmt.Errorf("a memory of %d bytes", pinned)
+	}
+	return t, nil
+}
+
 // restore takes over the sessions of an agent before this one.
 func (s *Server) restore(kept []kagent.Item) {
 	if len(kept) == 0 {
@@ -244,15 +258,21 @@ func (s *Server) restore(kept []kagent.Item) {
 		s.log.Error("not all could be taken over", "error", err)
 	}
 	for _, r := range all {
-		var t tag
-		if err := json.Unmarshal(r.Tag, &t); err != nil || len(t.Token) != agentproto.TokenLen {
+		pinned := r.Local.Info().Arena.Size
+		t, err := readTag(r.Tag, pinned)
+		s.mu.Lock()
+		if s.sessions[string(t.Token)] != nil && err == nil {
+			err = errors.New("another one has its token")
+		}
+		s.mu.Unlock()
+		if err != nil {
 			s.log.Error("a session cannot be taken over", "error", err)
 			_, _ = r.Local.Close(), r.Alive.Close()
 			continue
 		}
 		n := &session{
 			server: s, uid: t.UID, token: t.Token, socket: t.Socket, local: r.Local, alive: r.Alive,
-			pinned: r.Local.Info().Arena.Size, vis: r.Local.VIs(),
+			pinned: pinned, vis: r.Local.VIs(),
 		}
 		s.mu.Lock()
 		// It had it before, whatever the quota says now.
