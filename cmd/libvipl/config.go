@@ -8,6 +8,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"strconv"
@@ -61,7 +62,7 @@ func (s *settings) number(name string, most int) int {
 		s.wrong(fmt.Errorf("$%s is %q: want at most %d", name, text, most))
 		return 0
 	case err != nil || n < 0:
-		s.wrong(fmt.Errorf("$%s is %q: want a number", name, text))
+		s.wrong(fmt.Errorf("$%s is %q: want a number, 0 to %d", name, text, most))
 		return 0
 	}
 	return n
@@ -72,6 +73,7 @@ const (
 	mostArena   = 1 << 40       // bytes
 	mostChunks  = 1 << 24       // package xdpnic's
 	mostSilence = math.MaxInt32 // milliseconds
+	mostKey     = 1 << 20       // bytes
 )
 
 // flag adds an option that is on or off.
@@ -149,7 +151,7 @@ func (s *settings) room() room {
 		has.discriminator = s.number("VIA_MAX_DISCRIMINATOR", vipl.MaxDiscriminatorLen)
 	}
 	if text := variable("VIA_ADDRESS_LEN"); text != "" {
-		if has.host = s.number("VIA_ADDRESS_LEN", math.MaxInt); has.host != longHost {
+		if has.host = s.number("VIA_ADDRESS_LEN", longHost); has.host != longHost {
 			s.wrong(fmt.Errorf("$VIA_ADDRESS_LEN is %q: want %d, or nothing", text, longHost))
 		}
 	}
@@ -158,9 +160,17 @@ func (s *settings) room() room {
 
 // readKey makes a key of all bytes of a file.
 func readKey(file string) (*vipl.PSK, error) {
-	key, err := os.ReadFile(file)
+	f, err := os.Open(file)
 	if err != nil {
 		return nil, err
+	}
+	defer f.Close()
+	key, err := io.ReadAll(io.LimitReader(f, mostKey+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(key) > mostKey { // a device, perhaps, that has no end
+		return nil, fmt.Errorf("%s: more than %d bytes: want a file of 32 random ones", file, mostKey)
 	}
 	psk, err := vipl.NewPSK(key)
 	if err != nil {

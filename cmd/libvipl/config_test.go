@@ -71,7 +71,7 @@ func TestWrongOptions(t *testing.T) {
 		{"VIA_QUEUE", "2147483648"}, {"VIA_ARENA", "1099511627777"}, {"VIA_ARENA", "9223372036854775808"},
 		{"VIA_RX_CHUNKS", "9223372036854775807"}, {"VIA_TX_CHUNKS", "16777217"},
 		{"VIA_SILENCE", "9223372036855"}, {"VIA_SILENCE", "1s"}, {"VIA_MULTIBUFFER", "no"}, {"VIA_PACKING", "2"}, {"VIA_CHECKSUM", "off"}, {"VIA_REST", "-"},
-		{"VIA_MODE", "fast"}, {"VIA_STEERING", "somehow"}, {"VIA_PSK", short}, {"VIA_PSK", short + "er"},
+		{"VIA_MODE", "fast"}, {"VIA_STEERING", "somehow"}, {"VIA_PSK", short}, {"VIA_PSK", short + "er"}, {"VIA_PSK", "/dev/zero"},
 		{"VIA_HUGEPAGES", "some"}, {"VIA_MAX_DISCRIMINATOR", "65"}, {"VIA_ADDRESS_LEN", "4"}, {"VIA_ADDRESS_LEN", "six"},
 	} {
 		t.Run(c[0]+"="+filepath.Base(c[1]), func(t *testing.T) {

@@ -29,8 +29,10 @@ func deviceFor(name string) string {
 // by commas, where a name may be * for all others.
 func configured(setting, name, base string) (to string, ok bool) {
 	for _, item := range strings.Split(setting, ",") {
-		of, dev, named := strings.Cut(strings.TrimSpace(item), "=")
+		of, dev, named := strings.Cut(item, "=")
+		of, dev = strings.TrimSpace(of), strings.TrimSpace(dev)
 		switch {
+		case named && (of == "" || dev == ""): // half an item: nobody is meant
 		case !named && of != "":
 			return of, true
 		case named && (of == name || of == base):

@@ -39,6 +39,8 @@ func TestConfigured(t *testing.T) {
 		{"*=c, /dev/clanvi0=a", "/dev/clanvi0", "a"},
 		{"*=c,clanvi1=b", "/dev/clanvi0", "c"},
 		{"clanvi1=b", "/dev/clanvi0", ""},
+		{" clanvi0 = a , * = c", "/dev/clanvi0", "a"},
+		{"clanvi0=,*=c", "/dev/clanvi0", "c"},
 	} {
 		base := c.name[len("/dev/"):]
 		if got, ok := configured(c.setting, c.name, base); got != c.want || ok != (c.want != "") {
