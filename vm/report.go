@@ -56,7 +56,7 @@ func readEvents(r io.Reader) ([]plan.Event, error) {
 	for s.Scan() {
 		var e plan.Event
 		if err := json.Unmarshal(s.Bytes(), &e); err != nil {
-			return events, fmt.Errorf("line %d of the results: %w", len(events)+1, err)
+			return events, fmt.Errorf("line %d of the results is no event, %w: the guest's console may have written to the port of the results", len(events)+1, err)
 		}
 		events = append(events, e)
 	}

@@ -23,7 +23,7 @@ func passes(names ...string) (s string) {
 }
 
 // green is what a guest reports when all is well.
-func green(t *testing.T, asked order) (events []plan.Event) {
+func green(t testing.TB, asked order) (events []plan.Event) {
 	t.Helper()
 	mode := asked.mode
 	asJSON := func(v any) string {
