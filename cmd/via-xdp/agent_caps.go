@@ -27,7 +27,7 @@ func agentPrivileges() error {
 }
 
 func missingCapabilities(status string) error {
-	_, rest, ok := strings.Cut(status, "CapEff:")
+	_, rest, ok := strings.Cut("\n"+status, "\nCapEff:") // a program may be called so
 	if !ok {
 		return nil
 	}
