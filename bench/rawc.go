@@ -171,10 +171,18 @@ func (r *rawC) round(op string, round Round) (Span, error) {
 	if err != nil {
 		return Span{}, err
 	}
-	s := Span{Stolen: stolenTime() - stolen}
-	if _, err := fmt.Sscanf(answer, "%d %d %d", &s.Wall, &s.CPU, &s.Waited); err != nil || s.Wall <= 0 {
+	s, err := spanIn(answer)
+	s.Stolen = max(0, stolenTime()-stolen)
+	return s, err
+}
+
+// spanIn reads what a round took: wall, CPU and waited, in nanoseconds.
+func spanIn(answer string) (s Span, err error) {
+	_, err = fmt.Sscanf(answer, "%d %d %d", &s.Wall, &s.CPU, &s.Waited)
+	if err != nil || s.Wall <= 0 || s.CPU < 0 || fmt.Sprintf("%d %d %d", s.Wall, s.CPU, s.Waited) != answer {
 		return Span{}, fmt.Errorf("the program in C has answered %q", answer)
 	}
+	s.Waited = max(0, s.Waited)
 	return s, nil
 }
 

@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -50,7 +51,7 @@ func startStopwatch() stopwatch {
 func (s stopwatch) span() Span {
 	wall := time.Since(s.wall)
 	return Span{
-		Wall: wall, CPU: usage() - s.cpu, Waited: max(0, waitTime()-s.waited), Stolen: stolenTime() - s.stolen,
+		Wall: wall, CPU: usage() - s.cpu, Waited: max(0, waitTime()-s.waited), Stolen: max(0, stolenTime()-s.stolen),
 	}
 }
 
@@ -70,15 +71,24 @@ func waitTime() time.Duration {
 	if err != nil {
 		return 0
 	}
-	fields := bytes.Fields(b) // time on a CPU, time waiting for one, in ns; slices
-	if len(fields) < 2 {
+	return waitIn(b)
+}
+
+// waitIn reads schedstat: time on a CPU, time waiting for one, in ns; slices.
+func waitIn(b []byte) time.Duration {
+	return timeIn(bytes.Fields(b), 1, time.Nanosecond)
+}
+
+// timeIn is a field in such units; 0 where it is none.
+func timeIn(fields [][]byte, at int, unit time.Duration) time.Duration {
+	if len(fields) <= at {
 		return 0
 	}
-	ns, err := strconv.ParseInt(string(fields[1]), 10, 64)
-	if err != nil {
+	n, err := strconv.ParseInt(string(fields[at]), 10, 64)
+	if err != nil || n < 0 || n > math.MaxInt64/int64(unit) {
 		return 0
 	}
-	return time.Duration(ns)
+	return time.Duration(n) * unit
 }
 
 // userTick is the unit of the times in /proc/stat, 1/sysconf(_SC_CLK_TCK).
@@ -91,16 +101,13 @@ func stolenTime() time.Duration {
 	if err != nil {
 		return 0
 	}
+	return stolenIn(b)
+}
+
+// stolenIn reads /proc/stat: cpu user nice system idle iowait irq softirq steal ...
+func stolenIn(b []byte) time.Duration {
 	line, _, _ := bytes.Cut(b, []byte("\n"))
-	fields := bytes.Fields(line) // cpu user nice system idle iowait irq softirq steal ...
-	if len(fields) < 9 {
-		return 0
-	}
-	ticks, err := strconv.ParseInt(string(fields[8]), 10, 64)
-	if err != nil {
-		return 0
-	}
-	return time.Duration(ticks) * userTick
+	return timeIn(bytes.Fields(line), 8, userTick)
 }
 
 // A measurement is disturbed when a hypervisor took more than stealShare of the

@@ -1,0 +1,76 @@
+package bench
+
+import (
+	"fmt"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+)
+
+// Whatever the kernel, or the program in C, says: a CPU has a name of one line that is there to be read, times
+// are those that stand there or none, and never negative.
+func FuzzSystem(f *testing.F) {
+	f.Add("model name\t: AMD EPYC  7763 64-Core\nflags\t\t: fpu hypervisor\n")
+	f.Add("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n")
+	f.Add("cpu  1 2 3 4 5 6 7 99 0 0\ncpu0 1 2 3 4 5 6 7 8\n")
+	f.Add("cpu  1 2 3 4 5 6 7 9223372036854775807 0 0\n")
+	f.Add("123456789 -9223372036854775808 12\n")
+	f.Add("ok 1000 900 3\n")
+	f.Add("ok 1000 -900 3 4\n")
+	f.Add("error stalled\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		model, hypervisor := cpuModel(text)
+		if model != strings.Join(strings.Fields(model), " ") || hypervisor && !strings.Contains(text, "hypervisor") {
+			t.Fatalf("CPU %q, hypervisor %v", model, hypervisor)
+		}
+		for _, word := range strings.Fields(model) {
+			if word != "implementer" && word != "part" && !strings.Contains(text, word) {
+				t.Fatalf("CPU %q: where does %q stand?", model, word)
+			}
+		}
+		first, _, _ := strings.Cut(text, "\n")
+		for _, c := range []struct {
+			what string
+			got  time.Duration
+			want *big.Int
+		}{
+			{"waited", waitIn([]byte(text)), numberAt(strings.Fields(text), 1, 1)},
+			{"stolen", stolenIn([]byte(text)), numberAt(strings.Fields(first), 8, int64(10*time.Millisecond))},
+		} {
+			if c.got < 0 || c.want == nil && c.got != 0 || c.want != nil && c.want.Cmp(big.NewInt(int64(c.got))) != 0 {
+				t.Fatalf("%s %d, want %v", c.what, c.got, c.want)
+			}
+		}
+		rest, err := understand(text)
+		if err != nil && rest != "" || err == nil && strings.TrimSpace(text) != strings.TrimSpace("ok "+rest) {
+			t.Fatalf("%q is understood as %q, %v", text, rest, err)
+		}
+		s, err := spanIn(rest)
+		if err != nil {
+			if s != (Span{}) {
+				t.Fatalf("%q is refused, and is %+v", rest, s)
+			}
+			return
+		}
+		if s.Wall <= 0 || s.CPU < 0 || s.Waited < 0 || s.Stolen != 0 {
+			t.Fatalf("%q is %+v", rest, s)
+		}
+		if again := fmt.Sprintf("%d %d %d", s.Wall, s.CPU, s.Waited); again != rest && !strings.Contains(rest, " -") {
+			t.Fatalf("%q is %q", rest, again)
+		}
+	})
+}
+
+// numberAt is a field in such units as a duration has room for it, or nil.
+func numberAt(fields []string, at int, unit int64) *big.Int {
+	if len(fields) <= at || strings.IndexFunc(strings.TrimPrefix(fields[at], "+"), func(r rune) bool { return r > unicode.MaxASCII || !unicode.IsDigit(r) }) >= 0 {
+		return nil
+	}
+	n, ok := new(big.Int).SetString(fields[at], 10)
+	if !ok || !n.Mul(n, big.NewInt(unit)).IsInt64() {
+		return nil
+	}
+	return n
+}
