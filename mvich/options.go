@@ -55,6 +55,7 @@ const (
 	minCredits   = 4
 	maxCredits   = 256 // two such windows and the RDMA operations fit into a work queue
 	minVbuf      = 8 << 10
+	maxSpin      = 1 << 40 // hours; small multiples are numbers yet
 )
 
 // spinUnsaid: nobody has said how often to poll.
@@ -120,16 +121,20 @@ func makeSettings(opts []Option) (settings, error) {
 		threshold: DefaultThreshold, credits: DefaultCredits, registered: DefaultRegistered,
 		unexpected: DefaultUnexpected, spin: spinUnsaid, read: true, write: true, patience: 10 * time.Second,
 	}
-	for name, value := range map[string]*int{ThresholdVariable: &s.threshold, SpinVariable: &s.spin} {
-		v := os.Getenv(name)
+	for _, variable := range []struct {
+		name  string
+		value *int
+		most  int
+	}{{ThresholdVariable, &s.threshold, maxThreshold}, {SpinVariable, &s.spin, maxSpin}} {
+		v := os.Getenv(variable.name)
 		if v == "" {
 			continue
 		}
 		n, err := strconv.Atoi(v)
-		if err != nil {
-			return s, fmt.Errorf("%w: %s=%q: want a number", ErrSettings, name, v)
+		if err != nil || n < 0 || n > variable.most {
+			return s, fmt.Errorf("%w: %s=%q: want a number, 0 to %d, or no such variable", ErrSettings, variable.name, v, variable.most)
 		}
-		*value = n
+		*variable.value = n
 	}
 	for _, f := range opts {
 		f(&s)
@@ -144,6 +149,7 @@ func makeSettings(opts []Option) (settings, error) {
 	case s.registered < 0 || s.unexpected < 0 || s.spin < 0 && s.spin != spinUnsaid || s.patience <= 0:
 		return s, fmt.Errorf("%w: a negative number, or no patience", ErrSettings)
 	}
+	s.spin = min(s.spin, maxSpin)
 	return s, nil
 }
 
