@@ -188,13 +188,16 @@ func TestNamedStateFile(t *testing.T) {
 		`{"namespaces":[{"name":"../../etc/passwd"}]}`,
 		`{"namespaces":[{"name":""}]}`,
 		`{"namespaces":[{"name":".."}]}`,
+		`{"namespaces":[{"name":"somebodys"}]}`,
+		`{"namespaces":[{"name":"via0"},{"name":"via0"}]}`,
+		`{"hugepages":7}`,
 		`not JSON`,
 	} {
 		if err := os.WriteFile(n.stateFile(), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := n.load(); err == nil {
-			t.Errorf("%s is accepted", text)
+		if _, err := n.load(); err == nil || !strings.Contains(err.Error(), n.stateFile()) || !strings.Contains(err.Error(), "remove the file") {
+			t.Errorf("%s: %v", text, err)
 		}
 	}
 	for path, mode := range map[string]os.FileMode{n.stateFile(): 0o666, n.StateDir: 0o777} {

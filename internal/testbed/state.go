@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -97,16 +96,45 @@ func (n Named) load() (state, error) {
 	if err != nil {
 		return st, err
 	}
-	if err := json.Unmarshal(b, &st); err != nil {
-		return st, fmt.Errorf("%s: %w: if no bed is up, remove the file", n.stateFile(), err)
-	}
-	for _, ns := range st.Namespaces {
-		if ns.Name == "" || strings.ContainsAny(ns.Name, "/\x00") || strings.HasPrefix(ns.Name, ".") {
-			return st, fmt.Errorf("%s: %q is no namespace of ours: if no bed is up, remove the file", n.stateFile(), ns.Name)
-		}
+	if st, err = n.parse(b); err != nil {
+		return state{}, fmt.Errorf("%s: %w: if no bed is up, remove the file", n.stateFile(), err)
 	}
 	return st, nil
 }
+
+// parse reads what save wrote. Down removes what it names: it may name nothing but what Up makes, and no
+// more pages than a pool has.
+func (n Named) parse(b []byte) (st state, err error) {
+	if err := json.Unmarshal(b, &st); err != nil {
+		return state{}, err
+	}
+	if len(st.Namespaces) > len(n.Namespaces) {
+		return state{}, fmt.Errorf("%d namespaces, want %d", len(st.Namespaces), len(n.Namespaces))
+	}
+	for i, ns := range st.Namespaces {
+		if ns.Name != n.Namespaces[i] {
+			return state{}, fmt.Errorf("%q is no namespace of ours", ns.Name)
+		}
+	}
+	for i, end := range st.Ends {
+		if len(st.Ends) != len(st.Namespaces) || end.Name != st.Namespaces[i].Name {
+			return state{}, fmt.Errorf("%q is no interface of ours", end.Name)
+		}
+	}
+	switch g := st.Growing; {
+	case st.Complete && (len(st.Namespaces) == 0 || g != nil):
+		return state{}, errors.New("a bed that is complete, and is not")
+	case st.Hugepages < 0 || st.Hugepages > mostPages:
+		return state{}, fmt.Errorf("%d hugepages", st.Hugepages)
+	case g != nil && (min(g.Before, g.Surplus) < 0 || g.Pages <= 0 || max(g.Before, g.Surplus, g.Pages) > mostPages):
+		return state{}, fmt.Errorf("hugepages that grow by %+v", *g)
+	case st.Hugepages > 0 && g != nil, (st.Hugepages > 0 || g != nil) && len(st.Namespaces) == 0:
+		return state{}, errors.New("hugepages of no bed, or twice")
+	}
+	return st, nil
+}
+
+const mostPages = 1 << 30 // of 2 MB: more than an address space has
 
 func (n Named) save(st state) error {
 	b, err := json.MarshalIndent(st, "", "  ")
