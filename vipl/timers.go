@@ -1,10 +1,6 @@
 package vipl
 
-import (
-	"time"
-
-	"viaxdp/wire"
-)
+import "viaxdp/wire"
 
 // timerHeap orders connections by the time at which they want attention. A
 // connection's true time mostly moves later (each acknowledgement restarts a
@@ -91,18 +87,10 @@ func (p *port) forgive(c *conn, now int64) {
 	c.moved = min(c.moved+late, now)
 }
 
-// standstillUsual is how long a peer that is heard may be without a frame of ours that it
-// has to get, with a silence that is usual. A frame goes again after 200 ms at most, and so 8
-// times and more by then: where one in 20 is lost, either way, that is all in vain once in 10^8
-// losses.
-const standstillUsual = 1800 * time.Millisecond
-
-// standstill is the same with p's silence. It is longer than that: where frames of all lengths
-// are lost, the peer says first that nothing comes. Where it is short, few frames go in it,
-// and it takes two of it.
-func (p *port) standstill() int64 {
-	return min(2*p.silence, max(p.silence+p.silence/8, int64(standstillUsual)))
-}
+// standstill is how long a peer that is heard may be without a frame of ours that it has to
+// get. A frame goes again after 200 ms at most, and so 16 times and more with the usual
+// silence: where the network loses much, all of that must not be in vain by chance.
+func (p *port) standstill() int64 { return 2 * p.silence }
 
 // runTimer does what time alone asks of a connection that came up.
 func (p *port) runTimer(c *conn, now int64) {
