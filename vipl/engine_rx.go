@@ -22,6 +22,7 @@ var (
 	// Connection management goes another way, through the kernel.
 	errPeerUnheard = errors.New("no frame of the peer has come since the connection was made: they are lost on the way, or come in on " +
 		"another queue than this NIC's (the demux counter queue): see Info().Notes, and open both NICs on the queues that meet")
+	errUnheard    = errors.New("the peer is there, has heard nothing of this side for its silence, and ended the connection: frames are lost on the way there")
 	errNoWay      = errors.New("the peer is there, and frames do not reach it: a smaller MTU on the way?")
 	errTooSmall   = errors.New("the interface's MTU is smaller now than what the connection's frames need: connect again")
 	errPeerBroke  = errors.New("the peer broke the connection")
@@ -459,6 +460,8 @@ func (c *conn) acked() uint32 {
 func (p *port) takeError(c *conn, pkt *wire.Packet) {
 	b := broken{cause: errPeerBroke, told: true, seq: pkt.Seq, part: int(min(pkt.RemoteAddr, MaxDescriptorsPerQueue))}
 	switch reason := wire.Reason(pkt.Immediate); {
+	case reason == wire.ReasonUnheard:
+		b = broken{cause: errUnheard, silent: c.sender != nil}
 	case reason == wire.ReasonRDMARead:
 		b.status = StatusRemoteRDMAError // the read is not done at any level
 	case c.vi.attrs.Level != ReliableReception:

@@ -101,7 +101,7 @@ func (p *port) runTimer(c *conn, now int64) {
 		if c.heard == c.opened {
 			cause = errPeerUnheard
 		}
-		p.tellBroken(c, wire.ReasonClosed, now) // it may live, and hear what we send
+		p.tellBroken(c, wire.ReasonUnheard, now) // it may live, and hear what we send
 		p.breakDown(c, broken{cause: cause, silent: c.sender != nil})
 		return
 	}

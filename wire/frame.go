@@ -71,6 +71,7 @@ const (
 	ReasonClosed         Reason = 4 // the VI is not connected any more
 	ReasonRDMAWrite      Reason = 5 // an RDMA write to what is not open for it
 	ReasonRDMARead       Reason = 6 // an RDMA read of what is not open for it
+	ReasonUnheard        Reason = 7 // nothing of the receiver of this has come for as long as its silence
 )
 
 // Header is the VIA header of a data frame.

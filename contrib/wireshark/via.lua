@@ -17,6 +17,7 @@ local KINDS = {
 local REASONS = {
   [1] = "receive queue empty", [2] = "message longer than its receive descriptor", [3] = "protocol",
   [4] = "VI not connected", [5] = "RDMA write refused", [6] = "RDMA read refused",
+  [7] = "nothing heard for the silence",
 }
 local CM_TYPES = {
   [1] = "request", [2] = "pending", [3] = "accept", [4] = "confirm", [5] = "reject",

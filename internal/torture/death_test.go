@@ -18,9 +18,6 @@ const silence = time.Second
 // toldIn is how soon after a death a survivor is told: with the default silence, 2 s.
 const toldIn = silence * 5 / 4
 
-// noticed is how much later than the silences a survivor may know of a path that is lost.
-const noticed = 2 * time.Second
-
 // mortal are flows that connect again.
 // They leave the machine time: what is told late because nobody gets a CPU is not
 // what is looked at.
