@@ -113,7 +113,6 @@ func weather(t *testing.T, books *ledger, cfg FlowConfig, f testbed.Faults, took
 	if !took(n) {
 		t.Errorf("the storm did not take place: %+v", n)
 	}
-	balanced(t, books, opened)
 	freed, err := b.Free()
 	must(t, err)
 	for side := range freed {
@@ -121,6 +120,7 @@ func weather(t *testing.T, books *ledger, cfg FlowConfig, f testbed.Faults, took
 			t.Errorf("side %d: %d receives are left", side, freed[side].Kept)
 		}
 	}
+	balanced(t, books, opened)
 }
 
 // balance are the accounts of a bed at rest.
