@@ -127,6 +127,49 @@ func IsendType[T Element](c *Comm, buf []T, t Type, dst, tag int) (*Request, err
 	return isendPacked(c, buf, t, dst, tag, false)
 }
 
+// SsendType is SendType that returns when a receive has taken the message.
+func SsendType[T Element](c *Comm, buf []T, t Type, dst, tag int) error {
+	return sendPacked(c, buf, t, dst, tag, true)
+}
+
+// IssendType is IsendType of which the request is complete when a receive has taken the
+// message.
+func IssendType[T Element](c *Comm, buf []T, t Type, dst, tag int) (*Request, error) {
+	return isendPacked(c, buf, t, dst, tag, true)
+}
+
+// SendrecvType sends the elements of send that st names to rank dst and receives those of
+// recv that rt names from rank src, as a rank does with the borders of its part of a
+// matrix. No element may be in both.
+func SendrecvType[S, R Element](c *Comm, send []S, st Type, dst, sendTag int, recv []R, rt Type, src, recvTag int) (Status, error) {
+	// Before the receive is posted, which would take a message that is for another one.
+	for _, err := range []error{st.check(len(send)), checkLength(st.Len() * sizeOf[S]()), c.checkSend(nil, dst, sendTag)} {
+		if err != nil {
+			return Status{}, err
+		}
+	}
+	in, err := IrecvType(c, recv, rt, src, recvTag)
+	if err != nil {
+		return Status{}, err
+	}
+	if err := SendType(c, send, st, dst, sendTag); err != nil {
+		in.giveUp(err)
+		return Status{}, err
+	}
+	return in.Wait()
+}
+
+// giveUp ends a receive that nobody will wait for.
+func (r *Request) giveUp(err error) {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	if r.w.withdraw(r) {
+		r.w.complete(r, err)
+		return
+	}
+	r.w.abandon(r, err)
+}
+
 func sendPacked[T Element](c *Comm, buf []T, t Type, dst, tag int, sync bool) (err error) {
 	if err := t.check(len(buf)); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package mvich_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -49,6 +50,88 @@ func TestColumns(t *testing.T) {
 			}
 		}
 		return mvich.Send(c, row, 0, 1)
+	})
+}
+
+// Ranks exchange the columns at the borders of their parts of a matrix.
+func TestBorders(t *testing.T) {
+	const ranks, rows, cols = 3, 50, 6 // the first and the last column are the neighbours'
+	j := newJob(t, ranks, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		column := mvich.Vector(rows, 1, cols, mvich.Elem)
+		m := make([]int32, rows*cols)
+		value := func(rank, row, col int) int32 { return int32(rank*1000_000 + row*1000 + col) }
+		for row := range rows {
+			for col := 1; col < cols-1; col++ {
+				m[row*cols+col] = value(c.Rank(), row, col)
+			}
+		}
+		left, right := (c.Rank()+ranks-1)%ranks, (c.Rank()+1)%ranks
+		for _, x := range []struct{ send, to, recv, from int }{{cols - 2, right, 0, left}, {1, left, cols - 1, right}} {
+			s, err := mvich.SendrecvType(c, m[x.send:], column, x.to, x.send, m[x.recv:], column, x.from, x.send)
+			if err != nil || s.Source != x.from || mvich.Count[int32](s) != rows {
+				return fmt.Errorf("%+v, %v", s, err)
+			}
+		}
+		for row := range rows {
+			if got := [2]int32{m[row*cols], m[row*cols+cols-1]}; got != [2]int32{value(left, row, cols-2), value(right, row, 1)} {
+				return fmt.Errorf("row %d: %d", row, got)
+			}
+		}
+		// What cannot be sent leaves no receive behind, which would take the next message.
+		if _, err := mvich.SendrecvType(c, m, column, ranks, 9, m, column, left, 9); !errors.Is(err, mvich.ErrRank) {
+			return fmt.Errorf("to nobody: %v", err)
+		}
+		s, err := mvich.SendrecvType(c, m[1:], column, right, 9, m, column, left, 9)
+		if err != nil || s.Source != left || m[0] != value(left, 0, 1) {
+			return fmt.Errorf("%+v, %v: %d", s, err, m[0])
+		}
+		return nil
+	})
+}
+
+// A column that is sent synchronously has been received when the send is over.
+func TestSynchronousColumns(t *testing.T) {
+	const rows, cols = 300, 2
+	j := newJob(t, 2, jobConfig{})
+	j.run(t, func(c *mvich.Comm) error {
+		column, m := mvich.Vector(rows, 1, cols, mvich.Elem), make([]float64, rows*cols)
+		if err := c.Barrier(); err != nil { // they are connected: what need not wait goes at once
+			return err
+		}
+		if c.Rank() == 1 {
+			if _, err := c.Recv(nil, 0, 2); err != nil { // the other one has tested
+				return err
+			}
+			for range 2 {
+				if _, err := mvich.RecvType(c, m, column, 0, 1); err != nil {
+					return err
+				}
+			}
+			return c.Send(nil, 0, 3)
+		}
+		r, err := mvich.IssendType(c, m, column, 1, 1)
+		if err != nil {
+			return err
+		}
+		for range 20 {
+			if _, done, _ := r.Test(); done {
+				return errors.New("it is complete before its receive is posted")
+			}
+		}
+		if err := c.Send(nil, 1, 2); err != nil {
+			return err
+		}
+		if _, err := r.Wait(); err != nil {
+			return err
+		}
+		if err := mvich.SsendType(c, m, column, 1, 1); err != nil {
+			return err
+		}
+		if _, err := c.Recv(nil, 1, 3); err != nil {
+			return err
+		}
+		return nil
 	})
 }
 
