@@ -17,6 +17,8 @@ func TestAccount(t *testing.T) {
 		way: testbed.WayCounters{Taken: 999, Duplicated: 10, Lost: 12, LostInBurst: 5, Limited: 4, Refused: 3, Passed: 985},
 		all: testbed.WayCounters{Taken: 1500},
 	}
+	earlier := balanced
+	earlier.out, earlier.in = 3, 4
 	for _, c := range []struct {
 		name          string
 		change        func(a *account)
@@ -25,6 +27,10 @@ func TestAccount(t *testing.T) {
 		{"balanced", func(*account) {}, true, true},
 		{"lost before the way", func(a *account) { a.sent++ }, false, true},
 		{"no room before the way", func(a *account) { a.sent++; a.all.Overrun++ }, true, true},
+		{"no room on the link to the way", func(a *account) { a.sent += 2; a.out += 2 }, true, true},
+		{"more lost than had no room", func(a *account) { a.sent += 2; a.out++ }, false, true},
+		{"no room on the link from the way", func(a *account) { a.seen--; a.in++ }, true, true},
+		{"two lost, room for one", func(a *account) { a.seen -= 2; a.in++ }, false, true},
 		{"from nowhere", func(a *account) { a.sent-- }, false, true},
 		{"voided and not sent", func(a *account) { a.voided++ }, false, true},
 		{"lost on the way", func(a *account) { a.way.Lost-- }, false, true},
@@ -48,9 +54,9 @@ func TestAccount(t *testing.T) {
 		}
 		later := account{
 			sent: a.sent + balanced.sent, voided: a.voided + 1, seen: a.seen + 985, redirected: a.redirected + 980, named: a.named + 980,
-			received: a.received + 970, engine: a.engine + 970, way: a.way.Plus(balanced.way), all: a.all.Plus(balanced.all),
+			out: a.out + earlier.out, in: a.in + earlier.in, received: a.received + 970, engine: a.engine + 970, way: a.way.Plus(balanced.way), all: a.all.Plus(balanced.all),
 		}
-		if got := later.since(balanced); got != a {
+		if got := later.since(earlier); got != a {
 			t.Errorf("%s: since an earlier look: %+v, not %+v", c.name, got, a)
 		}
 	}
