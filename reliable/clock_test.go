@@ -28,11 +28,11 @@ func (c *station) run() {
 	delayed.Stop()
 	for sent := uint64(0); ; {
 		for seq, ok := c.s.NextLost(); ok; seq, ok = c.s.NextLost() {
-			c.data(seq)
+			c.data(seq, true)
 			c.s.Resent(c.now(), seq)
 		}
 		for ; sent < c.total && c.s.Room() > 0; sent++ {
-			c.data(c.s.Send(c.now(), sent, 1))
+			c.data(c.s.Send(c.now(), sent, 1), false)
 		}
 		switch {
 		case c.r.Urgent() || c.r.Unacked() >= ackEvery:
@@ -49,7 +49,7 @@ func (c *station) run() {
 			c.take(p)
 		case <-timer.C:
 			if seq, probe := c.s.Timeout(c.now()); probe {
-				c.data(seq)
+				c.data(seq, true)
 				c.s.Resent(c.now(), seq)
 			}
 		case <-delayed.C:
@@ -60,8 +60,8 @@ func (c *station) run() {
 	}
 }
 
-func (c *station) data(seq uint32) {
-	c.out(packet{data: true, seq: seq, id: c.s.Tag(seq), ack: c.r.Next(), window: 64})
+func (c *station) data(seq uint32, again bool) {
+	c.out(packet{data: true, again: again, seq: seq, id: c.s.Tag(seq), ack: c.r.Next(), window: 64})
 }
 
 func (c *station) ack() {
@@ -79,7 +79,7 @@ func (c *station) take(p packet) {
 	if !p.data {
 		return
 	}
-	switch c.r.Arrive(p.seq) {
+	switch c.r.Arrive(p.seq, p.again) {
 	case Early:
 		c.r.Hold(p.seq, p.id)
 	case InOrder:

@@ -12,7 +12,7 @@ func turn(s *Sender, r *Receiver, now int64, lose bool) int64 {
 		if lose && i == 5 {
 			continue
 		}
-		switch seq := base + i; r.Arrive(seq) {
+		switch seq := base + i; r.Arrive(seq, false) {
 		case Early:
 			r.Hold(seq, uint64(i))
 		case InOrder:
@@ -31,7 +31,7 @@ func turn(s *Sender, r *Receiver, now int64, lose bool) int64 {
 	r.Acked()
 	for seq, ok := s.NextLost(); ok; seq, ok = s.NextLost() {
 		s.Resent(now, seq)
-		for ok = r.Arrive(seq) == InOrder; ok; {
+		for ok = r.Arrive(seq, true) == InOrder; ok; {
 			_, ok = r.Pop()
 		}
 	}

@@ -61,6 +61,7 @@ const (
 	leastWindow   = 4  // congestion window after a timeout
 	dupThreshold  = 3  // later arrivals that tell a loss while no reordering was seen
 	reorderRounds = 16 // rounds of losses after which a reordering is forgotten (RFC 8985)
+	lateRow       = 8  // late frames in a row after which a gap is no loss to the receiver, either
 	maxBackoff    = 20 // doublings of the timer, enough to reach maxTimeout from any start
 )
 

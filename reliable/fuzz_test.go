@@ -24,7 +24,7 @@ func FuzzReceiver(f *testing.F) {
 			case ahead >= size:
 				want = Outside
 			}
-			if got := r.Arrive(seq); got != want {
+			if got := r.Arrive(seq, x&1 != 0); got != want {
 				t.Fatalf("frame %d at %d: verdict %d, want %d", seq, next, got, want)
 			}
 			switch want {

@@ -28,6 +28,7 @@ type host struct {
 	ackDelay         int64
 	ackDue, timerDue int64 // events that are under way, 0: none
 	probing, waiting bool
+	acks             int // sent by themselves
 	err              error
 }
 
@@ -109,7 +110,7 @@ func (h *host) receive(p packet) {
 }
 
 func (h *host) arrive(p packet) {
-	switch h.r.Arrive(p.seq) {
+	switch h.r.Arrive(p.seq, p.again) {
 	case InOrder:
 		for id, ok := p.id, true; ok; id, ok = h.r.Pop() {
 			if id != h.placed {
@@ -185,10 +186,11 @@ func (h *host) acknowledge() {
 	n := h.r.Ranges(ranges[:])
 	h.emit(packet{ranges: append([]Range(nil), ranges[:n]...)})
 	h.r.Acked()
+	h.acks++
 }
 
 func (h *host) resend(seq uint32, ask bool) {
-	h.emit(packet{data: true, seq: seq, id: h.s.Tag(seq), ask: ask})
+	h.emit(packet{data: true, seq: seq, id: h.s.Tag(seq), ask: ask, again: true})
 	h.s.Resent(h.w.now, seq)
 }
 

@@ -61,6 +61,7 @@ type packet struct {
 	window int
 	ranges []Range
 	ask    bool // acknowledge at once
+	again  bool // it was sent before
 }
 
 // link is one direction of a network.

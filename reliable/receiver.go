@@ -24,6 +24,7 @@ type Receiver struct {
 
 	high   uint32 // one past the highest number that came early
 	behind int    // early frames that came in a row behind the last gap
+	late   int    // gaps in a row that a late frame has filled, none that was sent again
 
 	unacked int  // frames that arrived since the last acknowledgement
 	urgent  bool // the peer should hear at once: gap, duplicate, closed gap
@@ -53,48 +54,57 @@ func (r *Receiver) Held() int { return r.held }
 // Stats returns the counters.
 func (r *Receiver) Stats() ReceiverStats { return r.stats }
 
-// Arrive judges frame seq. InOrder moves Next past it.
-func (r *Receiver) Arrive(seq uint32) Verdict {
+// Arrive judges frame seq, of which the peer says whether it sends it again. InOrder
+// moves Next past it.
+func (r *Receiver) Arrive(seq uint32, again bool) Verdict {
 	if seq == r.next && r.held == 0 {
 		r.next++
 		r.unacked++
 		r.stats.InOrder++
 		return InOrder
 	}
-	return r.arriveSlow(seq)
+	return r.arriveSlow(seq, again)
 }
 
 // arriveSlow judges a frame that tells of a gap, closes one, or should not have
 // come: in each case the peer should hear of it at once. What comes in a row behind
 // a gap tells of it again; when the peer has heard that often enough to send the
 // missing frame again, more of it is news like any other.
-func (r *Receiver) arriveSlow(seq uint32) Verdict {
+//
+// What fills a gap and was sent once was not lost but late. Where all are, the peer has
+// seen that, too, and waits a round trip for them: a gap is no news then, nor is its end.
+func (r *Receiver) arriveSlow(seq uint32, again bool) Verdict {
 	ahead := seq - r.next
-	if int32(ahead) > 0 && ahead <= r.mask && r.held > 0 && seq == r.high {
-		r.high++
-		r.behind++
-		r.unacked++
-		r.urgent = r.urgent || r.behind <= dupThreshold
-		r.stats.Early++
-		return Early
-	}
-	r.urgent = true
 	switch {
 	case int32(ahead) < 0, ahead <= r.mask && r.frame[seq&r.mask].held:
+		r.urgent = true
 		r.stats.Duplicate++
 		return Duplicate
 	case ahead > r.mask:
+		r.urgent = true
 		r.stats.Outside++
 		return Outside
-	case ahead > 0:
-		if r.held == 0 || before(r.high, seq) {
-			r.high, r.behind = seq+1, 1
-		}
+	}
+	news := r.late < lateRow
+	switch {
+	case ahead > 0 && r.held > 0 && seq == r.high:
+		r.high++
+		r.behind++
+		news = news && r.behind <= dupThreshold
+	case ahead > 0 && (r.held == 0 || before(r.high, seq)):
+		r.high, r.behind = seq+1, 1
+	case again:
+		r.late = 0
+	default:
+		r.late = min(r.late+1, lateRow)
+	}
+	r.unacked++
+	r.urgent = r.urgent || again || news
+	if ahead > 0 {
 		r.stats.Early++
 		return Early
 	}
 	r.next++
-	r.unacked++
 	r.stats.InOrder++
 	return InOrder
 }

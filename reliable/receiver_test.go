@@ -16,6 +16,7 @@ func TestReceiverAgainstModel(t *testing.T) {
 		size := uint32(roundUp(window))
 		next, unacked := first, 0
 		top, row := first, 0 // one past the latest gap's last frame; frames in a row behind the gap
+		late := 0            // late frames in a row
 		held := map[uint32]uint64{}
 		var want ReceiverStats
 		t.Repeat(map[string]func(*rapid.T){
@@ -26,7 +27,14 @@ func TestReceiverAgainstModel(t *testing.T) {
 				}
 				ahead := seq - next
 				_, here := held[seq]
+				again := rapid.Bool().Draw(t, "again")
 				verdict, urgent, news := Early, r.Urgent(), true
+				fills := func() {
+					news = late < 8 || again
+					if late++; again {
+						late = 0
+					}
+				}
 				switch {
 				case int32(ahead) < 0 || here:
 					verdict = Duplicate
@@ -37,22 +45,25 @@ func TestReceiverAgainstModel(t *testing.T) {
 				case ahead == 0:
 					verdict = InOrder
 					want.InOrder++
-				case len(held) > 0 && seq == top:
-					want.Early++
-					unacked++
-					top++
-					row++
-					news = row <= 3
+					if news = len(held) > 0; news {
+						fills()
+					}
 				default:
 					want.Early++
-					if len(held) == 0 || int32(seq-top) > 0 {
+					unacked++
+					switch {
+					case len(held) > 0 && seq == top:
+						top++
+						row++
+						news = again || late < 8 && row <= 3
+					case len(held) == 0 || int32(seq-top) > 0:
 						top, row = seq+1, 1
+						news = again || late < 8
+					default:
+						fills()
 					}
 				}
-				if verdict == InOrder && len(held) == 0 {
-					news = false
-				}
-				if got := r.Arrive(seq); got != verdict {
+				if got := r.Arrive(seq, again); got != verdict {
 					t.Fatalf("frame %d at %d: verdict %d, want %d", seq, next, got, verdict)
 				}
 				if r.Urgent() != (urgent || news) {
@@ -142,15 +153,16 @@ func TestUrgency(t *testing.T) {
 	r := NewReceiver(10, 8)
 	steps := []struct {
 		seq    uint32
+		again  bool
 		want   Verdict
 		urgent bool
 	}{
-		{10, InOrder, false}, {11, InOrder, false},
-		{13, Early, true}, {13, Duplicate, true}, {12, InOrder, true},
-		{14, InOrder, false}, {9, Duplicate, true}, {23, Outside, true}, {15, InOrder, false},
+		{10, false, InOrder, false}, {11, true, InOrder, false},
+		{13, false, Early, true}, {13, false, Duplicate, true}, {12, true, InOrder, true},
+		{14, false, InOrder, false}, {9, false, Duplicate, true}, {23, false, Outside, true}, {15, false, InOrder, false},
 	}
 	for _, s := range steps {
-		got := r.Arrive(s.seq)
+		got := r.Arrive(s.seq, s.again)
 		if got == Early {
 			r.Hold(s.seq, 0)
 		}
@@ -164,13 +176,50 @@ func TestUrgency(t *testing.T) {
 	}
 }
 
+// Where gaps are filled by frames that are only late, neither a gap nor its end is news,
+// until one is filled by a frame that is sent again.
+func TestLateFramesAreNoNews(t *testing.T) {
+	r := NewReceiver(1, 8)
+	gap := func(again bool) (told [3]bool) {
+		missing := r.Next()
+		for i := range told {
+			r.Arrive(missing+1+uint32(i), false)
+			r.Hold(missing+1+uint32(i), 0)
+			told[i] = r.Urgent()
+			r.Acked()
+		}
+		r.Arrive(missing, again)
+		for ok := true; ok; {
+			_, ok = r.Pop()
+		}
+		if told[0] != r.Urgent() && !again {
+			t.Errorf("a gap is told %v, its end %v", told[0], r.Urgent())
+		}
+		if again && !r.Urgent() {
+			t.Error("nothing is told of a frame that was sent again")
+		}
+		r.Acked()
+		return told
+	}
+	row := slices.Repeat([]bool{false}, lateRow)
+	after := 0
+	for n, again := range slices.Concat(row[1:], []bool{true}, row, row, []bool{true}, row[1:]) {
+		if told, news := gap(again), after < lateRow; told != [3]bool{news, news, news} {
+			t.Errorf("gap %d, %d late frames in a row: told at once %v, want %v", n, after, told, news)
+		}
+		if after++; again {
+			after = 0
+		}
+	}
+}
+
 // While a frame is missing the peer is not told of each frame behind it: three times
 // at once, so that the loss is found, and then as often as without a loss.
 func TestGapIsNotToldForEachFrame(t *testing.T) {
 	r := NewReceiver(1, 256)
 	told := 0
 	for seq := uint32(2); seq < 102; seq++ {
-		if r.Arrive(seq) != Early {
+		if r.Arrive(seq, false) != Early {
 			t.Fatalf("frame %d is not early", seq)
 		}
 		r.Hold(seq, 0)
@@ -182,13 +231,13 @@ func TestGapIsNotToldForEachFrame(t *testing.T) {
 	if want := dupThreshold + 97/ackEvery; told != want {
 		t.Errorf("told %d times of 100 frames behind a gap, want %d", told, want)
 	}
-	r.Arrive(150) // a second gap is news
+	r.Arrive(150, false) // a second gap is news
 	if !r.Urgent() {
 		t.Error("a second gap is not told at once")
 	}
 	r.Hold(150, 0)
 	r.Acked()
-	if r.Arrive(1); !r.Urgent() {
+	if r.Arrive(1, true); !r.Urgent() {
 		t.Error("the end of a gap is not told at once")
 	}
 }

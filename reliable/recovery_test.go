@@ -145,6 +145,26 @@ func TestReorderingIsNotTakenForLoss(t *testing.T) {
 	}
 }
 
+// Where frames are late and not lost, a peer that knows it is not told of each gap and of its
+// end: some more acknowledgements than without are those of what a closed gap lets pass.
+func TestLateFramesCostFewAcks(t *testing.T) {
+	const frames = 20_000
+	acks := func(late float64) int {
+		w, a, b := pair(11, 5, 512, link{delay: 100_000, perFrame: 1_000, late: late, lateBy: 100_000}, local)
+		a.total = frames
+		a.s.reordered, b.r.late = reorderRounds, lateRow
+		mustTransfer(t, w, a, b, 60*second)
+		if s := a.s.Stats(); s.Resent > 0 {
+			t.Errorf("%v late, none lost: %+v", late, s)
+		}
+		return b.acks
+	}
+	none := acks(0)
+	if n := acks(0.02); n > none+none/4 {
+		t.Errorf("%d acknowledgements, %d without late frames", n, none)
+	}
+}
+
 // An outage of a millisecond costs little more than its length.
 func TestOutageIsSurvived(t *testing.T) {
 	for _, outage := range []int64{100_000, 1_000_000, 10_000_000, 100_000_000} {

@@ -250,7 +250,7 @@ func (p *port) owe(c *conn, now int64) {
 		if len(p.pkt.Rest) > 0 {
 			p.lookSoon() // the peer's program waits for the memory, and ours may be busy
 		}
-	case len(p.pkt.Rest) > 0 || c.vi.attrs.Level == ReliableReception:
+	case len(p.pkt.Rest) > 0 || c.vi.attrs.Level == ReliableReception || c.receiver.Held() > 0:
 		c.oweBy = min(c.oweBy, now+ackDelay) // nothing may come behind the last of a burst, which does not ask
 	}
 }

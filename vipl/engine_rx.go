@@ -204,7 +204,7 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 	if p.pkt.Flags&wire.FlagAckNow != 0 {
 		c.receiver.AskUrgent()
 	}
-	switch c.receiver.Arrive(seq) {
+	switch c.receiver.Arrive(seq, p.pkt.Flags&wire.FlagAgain != 0) {
 	case reliable.InOrder:
 		p.deliver(c, &p.pkt, now)
 		for c.open && c.deaf == nil {

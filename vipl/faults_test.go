@@ -182,3 +182,35 @@ func TestLossWithoutAFreeChunk(t *testing.T) {
 		t.Errorf("nothing was lost: %+v", s)
 	}
 }
+
+// A frame that is sent again says so, short or long, and no other does: from that the peer
+// knows what was lost and what is only late.
+func TestAgain(t *testing.T) {
+	for name, config := range map[string]memoryConfig{"short": {}, "long": longFrames} {
+		t.Run(name, func(t *testing.T) {
+			n, va, vb := connected(t, config, vipl.ReliableDelivery)
+			first, again := map[uint32]bool{}, uint64(0)
+			n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool {
+				if p.Kind == wire.KindAck {
+					return false
+				}
+				if says := p.Flags&wire.FlagAgain != 0; says != first[p.Seq] {
+					t.Errorf("frame %d says that it is sent again: %v", p.Seq, says)
+				}
+				if first[p.Seq] {
+					again++
+					return false
+				}
+				first[p.Seq] = true
+				return p.Seq%5 == 0
+			}))
+			stream(t, n, va, vb, 300, true)
+			n.a.queue.SetFaults(xdpnictest.Faults{})
+			if c := n.a.Counters(); again == 0 || c.Resent < again {
+				t.Errorf("%d frames say so, %+v", again, c)
+			} else if (name == "long") != (c.Lent > 0) {
+				t.Errorf("frames of several chunks: %+v", c)
+			}
+		})
+	}
+}

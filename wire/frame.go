@@ -57,8 +57,9 @@ const (
 	FlagImmediate                   // the message carries immediate data
 	FlagAckNow                      // acknowledge at once
 	FlagAckSoon                     // acknowledge soon, if nothing goes back at once
+	FlagAgain                       // the frame is sent again
 
-	flagsKnown = FlagFirst | FlagLast | FlagImmediate | FlagAckNow | FlagAckSoon
+	flagsKnown = FlagFirst | FlagLast | FlagImmediate | FlagAckNow | FlagAckSoon | FlagAgain
 )
 
 // Reason of a KindError frame, in its Immediate field.
