@@ -89,8 +89,10 @@ func (r faultRow) params(p *bench.Params) {
 const patience = time.Minute
 
 const (
-	lostTime  = 900 * time.Millisecond // that a point lasts longer for what is lost, on the average
-	faultTime = time.Minute            // in which a fault has to befall a frame; short streams have few
+	lostTime   = 900 * time.Millisecond // that a point lasts longer for what is lost, on the average
+	settleTime = 50 * time.Millisecond  // of a stream after a fault
+
+	faultTime = time.Minute // in which a fault has to befall a frame; short streams have few
 )
 
 // lossTime is how long a stream and a ping-pong last: long enough for some frames to
@@ -107,7 +109,7 @@ func runLoss(s *session) (*report.Group, error) { return s.underFaults(faultRows
 
 // faultsCost is about how long underFaults takes.
 func (s *session) faultsCost(rows []faultRow, faults []fault) time.Duration {
-	return s.about(0, len(rows)) + time.Duration(s.turns()*len(rows)*len(faults))*(3*lossTime(s)+lostTime)
+	return s.about(0, len(rows)) + time.Duration(s.turns()*len(rows)*len(faults))*(4*lossTime(s)+settleTime+lostTime)
 }
 
 // throughBed is a bed of its own with a forwarder between the two sides.
@@ -129,7 +131,7 @@ func (s *session) underFaults(rows []faultRow, faults []fault) (*report.Group, e
 		Notes: []string{
 			"Two namespaces joined through a third, whose forwarder does the same to the frames of both directions: loses a share of them, each by itself (loss) or in runs of " +
 				fmt.Sprint(burstFrames) + " (burst: the share of all that is lost), or holds a share back for " + fmt.Sprint(reorderBy) + " (reorder: none is lost). Each direction has a thread that runs on its sender's CPU before any other program.",
-			fmt.Sprintf("Goodput is that of a stream of messages of %s, and its ratio to the lossless one of the same transport on the same path in the same turn. The ping-pong is of %d bytes, and its latencies are whole round trips.", sizeName(lossBulk), lossPing),
+			fmt.Sprintf("Goodput is that of a stream of messages of %s, and its ratio to the mean of a lossless one right before it and one right behind it, of the same transport on the same path. The ping-pong is of %d bytes, and its latencies are whole round trips.", sizeName(lossBulk), lossPing),
 			"Frames hit are those that the forwarder counts as lost or held back, of all that both sides sent; spurious are those that arrived again though they had arrived, as the receiver counts them (TCP: reports them, by DSACK). Both are of the stream.",
 			"TCP runs on a pair of its own with the same faults, without an XDP program and without segmentation offload; its retransmission time-out is bounded to a second where the kernel can do that (Linux 6.15), since a burst of frames otherwise lasts for minutes.",
 		},
@@ -167,8 +169,8 @@ func nameFaults(g *report.Group, faults []fault) {
 	}
 }
 
-// faulty measures a transport with all faults in one turn. Each stream with a fault
-// comes right after one without, which it is compared with.
+// faulty measures a transport with all faults in one turn. Each stream with a fault is
+// compared with one without right before it and one right behind it.
 func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow, faults []fault, turn int) error {
 	client, server := bed.Workers()
 	m := lossMeter{session: s, bed: bed, xdp: bench.UsesXDP(row.transport), turn: turn}
@@ -178,19 +180,16 @@ func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow
 		if err != nil {
 			return err
 		}
-		var bases []float64
+		none, bases := t.at(row.label, 0), []float64(nil)
 		for i, f := range faults {
 			s.step("%s, %s (turn %d of %d)", row.label, f.name, turn, s.turns())
-			base, p := 0., t.at(row.label, float64(i))
+			p := t.at(row.label, float64(i))
 			if i > 0 {
-				if base, err = m.stream(t.at(row.label, 0), faults[0]); err != nil {
-					return fmt.Errorf("%s, stream: %w", lossless, err)
-				}
-				bases = append(bases, base)
-				mbps, err := m.stream(p, f)
+				mbps, base, err := m.between(none, faults[0], p, f)
 				if err != nil {
 					return fmt.Errorf("%s, stream: %w", f.name, err)
 				}
+				bases = append(bases, base)
 				p.put(report.Bandwidth, mbps)
 				p.put(report.GoodputRatio, mbps/base)
 			}
@@ -202,9 +201,8 @@ func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow
 			p.times(r.RoundTrips, micro)
 			p.disturb(turn, r.Disturbed)
 		}
-		p := t.at(row.label, 0)
-		p.put(report.Bandwidth, report.ValueOf(bases).Median)
-		p.put(report.GoodputRatio, 1)
+		none.put(report.Bandwidth, report.ValueOf(bases).Median)
+		none.put(report.GoodputRatio, 1)
 		m.set(faults[0])
 		if err := m.at.Close(s.ctx); err != nil {
 			return err
@@ -241,6 +239,24 @@ func (m *lossMeter) set(f fault) {
 func (m *lossMeter) crossed() testbed.WayCounters {
 	a, b := m.bed.Crossed(m.xdp)
 	return a.Plus(b)
+}
+
+// between streams with fault f, and right before and behind that with none: base is the
+// mean of those two.
+func (m *lossMeter) between(at *gathered, none fault, p *gathered, f fault) (mbps, base float64, err error) {
+	before, err := m.stream(at, none)
+	if err != nil {
+		return 0, 0, err
+	}
+	if mbps, err = m.stream(p, f); err != nil {
+		return 0, 0, err
+	}
+	m.set(none)
+	if _, err := m.at.Stream(m.ctx, lossBulk, settleTime); err != nil { // windows grow again
+		return 0, 0, err
+	}
+	after, err := m.stream(at, none)
+	return mbps, (before + after) / 2, err
 }
 
 // stream streams until the fault has befallen a frame, and notes what was sent again.
