@@ -3,39 +3,18 @@ package mvich_test
 import (
 	"errors"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
 	"time"
 
+	"viaxdp/internal/testsize"
 	"viaxdp/mvich"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// messagesEnv says how many messages TestNothingIsLost sends; VIA_MESSAGES=1000000
-// takes a minute of a processor.
-const messagesEnv = "VIA_MESSAGES"
-
-// manyMessages is how many messages all ranks together send, in rounds of some
-// thousands.
-func manyMessages(t *testing.T) int {
-	text := os.Getenv(messagesEnv)
-	switch {
-	case text == "" && testing.Short():
-		return 1200
-	case text == "":
-		return 60000
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("%s=%q: want a number", messagesEnv, text)
-	}
-	return n
-}
-
 // Messages of random sizes in random numbers, by all protocols at once, with
 // loss: each arrives as it was, and after each round nothing is missing, no credit, no
 // buffer, no request, at the end no goroutine; and buffers do not become more and more.
+// VIA_MESSAGES=1000000 takes a minute of a processor.
 func TestNothingIsLost(t *testing.T) {
 	const ranks, credits, mostOfRound = 4, 8, 3000
 	faults := xdpnictest.Faults{Seed: 11, Loss: 0.005, Dup: 0.005, Reorder: 0.01, Jitter: 10 * time.Microsecond}
@@ -45,7 +24,7 @@ func TestNothingIsLost(t *testing.T) {
 			mvich.WithProtocol([]mvich.Protocol{mvich.Auto, mvich.R3, mvich.RGET, mvich.RPUT}[rank]),
 		}
 	}})
-	each := (manyMessages(t) + ranks - 1) / ranks
+	each := (testsize.Number(t, "VIA_MESSAGES", 1200, 60_000) + ranks - 1) / ranks
 	for round, left := uint64(1), each; left > 0; round++ {
 		n := min(left, mostOfRound)
 		j.run(t, func(c *mvich.Comm) error { return scatterAround(c, round, n) })

@@ -10,34 +10,15 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"strconv"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"viaxdp/internal/testsize"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
-
-// connectionsEnv says how many connections TestComeAndGo makes on each lane;
-// VIA_CONNECTIONS=10000 takes minutes.
-const connectionsEnv = "VIA_CONNECTIONS"
-
-func manyConnections(t *testing.T) int {
-	text := os.Getenv(connectionsEnv)
-	switch {
-	case text == "" && testing.Short():
-		return 60
-	case text == "":
-		return 180
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("%s=%q: want a number", connectionsEnv, text)
-	}
-	return n
-}
 
 // ending is how a connection ends.
 type ending int
@@ -285,7 +266,7 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 
 // Connections that come and go by the thousand, and end in all ways: what comes out
 // is what went in, to the end where there was one; and when they are gone nothing is
-// left of them.
+// left of them. VIA_CONNECTIONS=10000 takes minutes.
 func TestComeAndGo(t *testing.T) {
 	lane := func(name string, o vianet.Options, prepare func(h *hosts)) {
 		t.Run(name, func(t *testing.T) {
@@ -296,7 +277,7 @@ func TestComeAndGo(t *testing.T) {
 				n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
 			}
 			tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
-			for next, left := 0, manyConnections(t); left > 0 && !t.Failed(); {
+			for next, left := 0, testsize.Number(t, "VIA_CONNECTIONS", 60, 180); left > 0 && !t.Failed(); {
 				n := min(left, 300)
 				h.comeAndGo(t, next, n, tags)
 				next, left = next+n, left-n

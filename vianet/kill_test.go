@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strconv"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -20,6 +19,7 @@ import (
 	"viaxdp/internal/await"
 	"viaxdp/internal/lag"
 	"viaxdp/internal/nstest"
+	"viaxdp/internal/testsize"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -177,7 +177,8 @@ var bereavedLengths = []int{0, 100, inRing, 1 << 20}
 
 // A peer's process that is killed while connections with it are busy in all ways: each Read
 // and Write that is under way says ECONNRESET within two seconds, what the connections had
-// comes back, and the peer that was started again can be dialed.
+// comes back, and the peer that was started again can be dialed. VIA_KILLS says how often in
+// each mode; each takes about three seconds.
 func TestKilledPeer(t *testing.T) {
 	for _, mode := range []string{"read", "write"} {
 		t.Run(mode, func(t *testing.T) {
@@ -201,7 +202,7 @@ func TestKilledPeer(t *testing.T) {
 			defer meter.Close()
 			tags, goroutines := nic.Status().Ptags, runtime.NumGoroutine()
 			child := startVictim(t, nb, mode)
-			for round := range manyKills(t) {
+			for round := range testsize.Number(t, "VIA_KILLS", 1, 2) {
 				losses := make(chan loss, 2*len(bereavedLengths))
 				var conns []*bereaved
 				for _, n := range bereavedLengths {
@@ -260,22 +261,4 @@ func TestKilledPeer(t *testing.T) {
 			}
 		})
 	}
-}
-
-// killsEnv says how often TestKilledPeer kills in each mode; each takes about three seconds.
-const killsEnv = "VIA_KILLS"
-
-func manyKills(t *testing.T) int {
-	text := os.Getenv(killsEnv)
-	switch {
-	case text == "" && testing.Short():
-		return 1
-	case text == "":
-		return 2
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatalf("%s=%q: want a number", killsEnv, text)
-	}
-	return n
 }

@@ -5,37 +5,17 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"os"
 	"runtime"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"viaxdp/internal/await"
+	"viaxdp/internal/testsize"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
-
-// messagesEnv says how many Writes TestNothingIsLost makes; VIA_MESSAGES=1000000 takes
-// minutes.
-const messagesEnv = "VIA_MESSAGES"
-
-func manyMessages(t *testing.T) int {
-	text := os.Getenv(messagesEnv)
-	switch {
-	case text == "" && testing.Short():
-		return 6000
-	case text == "":
-		return 60_000
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("%s=%q: want a number", messagesEnv, text)
-	}
-	return n
-}
 
 const (
 	songLength   = 1_000_003 // a prime: each time it begins elsewhere in buffers and rings
@@ -85,10 +65,11 @@ func anySize(r *rand.Rand) int {
 // Messages of random sizes, in both directions of one connection at once, by all ways and
 // with loss: what is read is what was written, and after each round nothing is missing or
 // too much: no credit, no buffer, no room in a ring, no registration, no goroutine.
+// VIA_MESSAGES=1000000 takes minutes.
 func TestNothingIsLost(t *testing.T) {
 	const mostOfRound, registered = 2000, 200_000
 	ways := []int{0, 1, 3}
-	each := (manyMessages(t) + 2*len(ways) - 1) / (2 * len(ways))
+	each := (testsize.Number(t, "VIA_MESSAGES", 6000, 60_000) + 2*len(ways) - 1) / (2 * len(ways))
 	for _, l := range ways {
 		t.Run(lanes[l].name, func(t *testing.T) {
 			o := lanes[l].options

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"viaxdp/bpf"
 	"viaxdp/internal/lag"
 	"viaxdp/internal/nstest"
+	"viaxdp/internal/testsize"
 	"viaxdp/vipl"
 )
 
@@ -24,13 +24,7 @@ import (
 // its peer is told. VIA_KILLS says how often; each takes about two seconds.
 func TestKilledUnderLoad(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
-	rounds := 3
-	if s := os.Getenv("VIA_KILLS"); s != "" {
-		var err error
-		if rounds, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
-	}
+	rounds := testsize.Number(t, "VIA_KILLS", 3, 3)
 	var nic *vipl.Nic
 	if err := na.Do(func() (err error) {
 		nic, err = vipl.OpenNic(na.Name)

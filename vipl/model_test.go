@@ -2,13 +2,12 @@ package vipl_test
 
 import (
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
+	"viaxdp/internal/testsize"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -71,14 +70,7 @@ const sequenceSteps = 500
 // runModel runs programs, one behind the other, on long-lived NICs. VIA_SEED
 // repeats a run, as far as timing allows.
 func runModel(t *testing.T, which []vipl.ReliabilityLevel, faults xdpnictest.Faults, long bool, steps int) {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("VIA_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatalf("VIA_SEED: %v", err)
-		}
-	}
-	t.Logf("VIA_SEED=%d", seed)
+	seed := testsize.Seed(t)
 	chunks := 1024
 	if faults.Loss > 0 {
 		chunks = 64
@@ -108,15 +100,7 @@ func runModel(t *testing.T, which []vipl.ReliabilityLevel, faults xdpnictest.Fau
 
 // modelSteps is the number of steps of a long run: VIA_STEPS, or few.
 func modelSteps(t *testing.T) int {
-	s := os.Getenv("VIA_STEPS")
-	if s == "" {
-		return 20_000
-	}
-	steps, err := strconv.Atoi(s)
-	if err != nil {
-		t.Fatalf("VIA_STEPS: %v", err)
-	}
-	return steps
+	return testsize.Number(t, "VIA_STEPS", 20_000, 20_000)
 }
 
 // TestModelLong runs VIA_STEPS steps.

@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/testsize"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -322,14 +321,7 @@ func (r *replayed) everythingTookPlace(t *testing.T) {
 // Reliable VIs keep their promises on a wire with every fault and with rings that are too
 // short, whatever the seed; VIA_SEED repeats a run, exactly.
 func TestReplay(t *testing.T) {
-	seed := rand.Uint64()
-	if s := os.Getenv("VIA_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatalf("VIA_SEED: %v", err)
-		}
-	}
-	t.Logf("VIA_SEED=%d", seed)
+	seed := testsize.Seed(t)
 	one := runReplay(t, seed)
 	if t.Failed() {
 		return

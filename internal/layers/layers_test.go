@@ -54,6 +54,7 @@ var allowed = map[string][]string{
 	"internal/nstest":        {},
 	"internal/await":         {},
 	"internal/lag":           {},
+	"internal/testsize":      {},
 	"internal/steer":         {},
 	"internal/support":       {"internal/steer"},
 	"internal/testbed":       {"hugepages", "internal/rundir"},

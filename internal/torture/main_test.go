@@ -7,6 +7,7 @@ import (
 
 	"viaxdp/internal/nstest"
 	"viaxdp/internal/testbed"
+	"viaxdp/internal/testsize"
 	"viaxdp/vipl"
 )
 
@@ -22,18 +23,7 @@ func TestMain(m *testing.M) {
 // share is how long each storm lasts: VIA_TORTURE, or a short while.
 func share(t *testing.T) time.Duration {
 	t.Helper()
-	s := os.Getenv("VIA_TORTURE")
-	switch {
-	case s == "" && testing.Short():
-		return 150 * time.Millisecond
-	case s == "":
-		return 400 * time.Millisecond
-	}
-	d, err := time.ParseDuration(s)
-	if err != nil {
-		t.Fatalf("VIA_TORTURE: %v", err)
-	}
-	return d
+	return testsize.Duration(t, "VIA_TORTURE", 150*time.Millisecond, 400*time.Millisecond)
 }
 
 // patience is how long anything may take that has no bound of its own.
