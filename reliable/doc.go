@@ -15,7 +15,9 @@
 // How a loss is found: by sequence (three later frames arrived, as long as no
 // reordering was seen), by time (a frame sent a round trip's quarter later
 // arrived), by a tail probe (silence after the last frame), and at last by the
-// retransmission timer, which doubles each time.
+// retransmission timer, which doubles each time. A frame that is sent again says so: where
+// the gaps of a receiver are filled by others, which were only late, it does not hurry to
+// tell of a gap.
 //
 // How much may be in flight: never more than the peer's window, which keeps
 // its rings from overflowing, and never more than the congestion window, which
