@@ -35,6 +35,14 @@ func (o *oneWriter) Write(b []byte) (int, error) {
 	return o.w.Write(b)
 }
 
+// shared is a writer for the standard error of several children.
+func shared(w io.Writer) io.Writer {
+	if _, file := w.(*os.File); w == nil || file {
+		return w
+	}
+	return &oneWriter{w: w}
+}
+
 // A Side is one child process with its namespace.
 type Side struct {
 	Pid     int
@@ -56,9 +64,7 @@ type Bed struct {
 // Start makes a bed. On an error nothing is left of it.
 func Start(cfg Config) (_ *Bed, err error) {
 	b := &Bed{cpus: cfg.CPUs, keeper: newKeeper()}
-	if _, file := cfg.Stderr.(*os.File); cfg.Stderr != nil && !file {
-		cfg.Stderr = &oneWriter{w: cfg.Stderr}
-	}
+	cfg.Stderr = shared(cfg.Stderr)
 	defer func() {
 		if err != nil {
 			b.Kill()
@@ -173,21 +179,27 @@ func (b *Bed) Close() error { return b.CloseWithin(closeGrace) }
 // CloseWithin is Close with another time that the children have.
 func (b *Bed) CloseWithin(grace time.Duration) error {
 	b.once.Do(func() {
-		deadline := make(chan struct{}) // of both
-		defer time.AfterFunc(grace, func() { close(deadline) }).Stop()
-		for _, s := range b.sides {
-			s.Control.Close()
-		}
-		for _, s := range b.sides {
-			select {
-			case <-s.child.exited:
-			case <-deadline:
-			}
-			s.child.kill()
-		}
+		endSides(b.sides[:], grace)
 		b.keeper.end()
 	})
 	return nil
+}
+
+// endSides ends children by closing their control connections, and by force those that
+// are still there after a grace.
+func endSides(sides []*Side, grace time.Duration) {
+	deadline := make(chan struct{}) // of all
+	defer time.AfterFunc(grace, func() { close(deadline) }).Stop()
+	for _, s := range sides {
+		s.Control.Close()
+	}
+	for _, s := range sides {
+		select {
+		case <-s.child.exited:
+		case <-deadline:
+		}
+		s.child.kill()
+	}
 }
 
 // Kill is Close without the grace.

@@ -17,7 +17,7 @@ import (
 const controlFD = 3
 
 // Control returns the child's end of its control connection. Only a process
-// that [Start] made may call it, once.
+// that [Start] or [Star.Children] made may call it, once.
 func Control() (net.Conn, error) {
 	f := os.NewFile(controlFD, "control")
 	if f == nil {
@@ -39,11 +39,33 @@ type child struct {
 	err     error         // valid after exited: how it ended
 }
 
-// spawn starts /proc/self/exe with args and a control connection. A child that
-// is bound to its parent lives in a new network namespace and gets SIGKILL when
-// the calling thread ends; one that is not bound has a session of its own and
-// outlives its parent. The caller has locked the thread in the first case.
+// spawn starts a child. One that is bound to its parent lives in a new network
+// namespace and gets SIGKILL when the calling thread ends; one that is not bound has a
+// session of its own and outlives its parent. The caller has locked the thread in the
+// first case.
 func spawn(args []string, stderr io.Writer, bound bool) (*child, error) {
+	return newChild(args, stderr, func(cmd *exec.Cmd) error {
+		if !bound {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			return cmd.Start()
+		}
+		// Its own process group: Ctrl-C on the terminal reaches the parent
+		// only, which then ends its children in order.
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags: syscall.CLONE_NEWNET,
+			Pdeathsig:  syscall.SIGKILL,
+			Setpgid:    true,
+		}
+		if err := cmd.Start(); err != nil {
+			return explain(err, "network namespace")
+		}
+		return nil
+	})
+}
+
+// newChild makes a child of /proc/self/exe with args and a control connection, which
+// start starts.
+func newChild(args []string, stderr io.Writer, start func(*exec.Cmd) error) (*child, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socketpair: %w", err)
@@ -55,7 +77,6 @@ func spawn(args []string, stderr io.Writer, bound bool) (*child, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control connection: %w", err)
 	}
-
 	cmd := &exec.Cmd{
 		// The running program itself, also after its file was replaced or
 		// removed (go run).
@@ -64,22 +85,8 @@ func spawn(args []string, stderr io.Writer, bound bool) (*child, error) {
 		Stderr:     stderr,
 		ExtraFiles: []*os.File{theirs},
 	}
-	if bound {
-		// Its own process group: Ctrl-C on the terminal reaches the parent
-		// only, which then ends its children in order.
-		cmd.SysProcAttr = &syscall.SysProcAttr{
-			Cloneflags: syscall.CLONE_NEWNET,
-			Pdeathsig:  syscall.SIGKILL,
-			Setpgid:    true,
-		}
-	} else {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	}
-	if err := cmd.Start(); err != nil {
+	if err := start(cmd); err != nil {
 		control.Close()
-		if bound {
-			return nil, explain(err, "network namespace")
-		}
 		return nil, err
 	}
 	c := &child{cmd: cmd, control: control, exited: make(chan struct{})}

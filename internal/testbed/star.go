@@ -29,6 +29,7 @@ type Star struct {
 	spaces []netns.NsHandle // the hub, if there is one, is the last
 	Ends   []End            // one of each namespace
 	sieve  sieve            // of a lossy one
+	sides  []*Side          // of Children
 }
 
 // StarInterface is the name of the interface in each namespace of a Star.
@@ -194,6 +195,21 @@ func (s *Star) Spawn(i int, args []string, stderr io.Writer) (*Process, error) {
 	return p, nil
 }
 
+// Children starts this program with args once in each namespace, each on the CPU that
+// cpus has for it, -1: on any; their standard error gets one write at a time, and is
+// discarded with nil. They end with the Star, first by their control connections.
+func (s *Star) Children(args []string, cpus []int, stderr io.Writer) ([]*Side, error) {
+	stderr = shared(stderr)
+	for i := range s.Ends {
+		c, err := newChild(args, stderr, func(cmd *exec.Cmd) error { return s.Start(i, cpus[i], cmd) })
+		if err != nil {
+			return nil, fmt.Errorf("child process %d: %w", i, err)
+		}
+		s.sides = append(s.sides, &Side{Pid: c.cmd.Process.Pid, Control: c.control, Ends: []End{s.Ends[i]}, child: c})
+	}
+	return s.sides, nil
+}
+
 // Drops are the frames that the kernel has counted as dropped by the Star's
 // interfaces, of the namespaces and of the hub, whichever way they went. One frame
 // may be counted at both ends of a pair.
@@ -232,8 +248,14 @@ func ownSysfs() error {
 	return nil
 }
 
-// Close lets the namespaces go. Processes that were started in them are killed.
-func (s *Star) Close() {
+// Close lets the namespaces go. Children end in order, other processes that were
+// started in them are killed.
+func (s *Star) Close() { s.CloseWithin(closeGrace) }
+
+// CloseWithin is Close with another time that the children have.
+func (s *Star) CloseWithin(grace time.Duration) {
+	endSides(s.sides, grace)
+	s.sides = nil
 	s.keeper.end()
 	s.sieve.close()
 	for _, ns := range s.spaces {
