@@ -77,32 +77,35 @@ func (w *Worker) explain(err error) error {
 // both makes a request of each worker at the same time. The first failure
 // ends it, as does ctx: the connections are of no use afterwards.
 func both(ctx context.Context, a *Worker, ra request, b *Worker, rb request) (reply, reply, error) {
+	r, err := each(ctx, []*Worker{a, b}, []request{ra, rb})
+	return r[0], r[1], err
+}
+
+// each is both for any number of workers.
+func each(ctx context.Context, workers []*Worker, requests []request) ([]reply, error) {
 	type answer struct {
 		i   int
 		r   reply
 		err error
 	}
-	answers := make(chan answer, 2)
-	for i, c := range []struct {
-		w *Worker
-		r request
-	}{{a, ra}, {b, rb}} {
+	answers := make(chan answer, len(workers))
+	for i, w := range workers {
 		go func() {
-			r, err := c.w.call(c.r)
+			r, err := w.call(requests[i])
 			answers <- answer{i, r, err}
 		}()
 	}
-	var replies [2]reply
+	replies := make([]reply, len(workers))
 	for range replies {
 		select {
 		case x := <-answers:
 			if x.err != nil {
-				return replies[0], replies[1], x.err
+				return replies, x.err
 			}
 			replies[x.i] = x.r
 		case <-ctx.Done():
-			return replies[0], replies[1], context.Cause(ctx)
+			return replies, context.Cause(ctx)
 		}
 	}
-	return replies[0], replies[1], nil
+	return replies, nil
 }

@@ -29,6 +29,7 @@ var tasks = map[string]task{
 	taskConnect: {run: taskOf(connectOften)}, taskAccept: {run: taskOf(acceptOften)},
 	taskOperate: {run: taskOf(operate), alone: true}, taskRepeats: {run: taskOf(tellRepeats)},
 	taskHTTPGet: {run: taskOf(getHTTP), alone: true}, taskHTTPServe: {run: taskOf(serveHTTP), alone: true},
+	taskIncastSend: {run: taskOf(sendIncast), alone: true}, taskIncastTake: {run: taskOf(takeIncast), alone: true},
 }
 
 // Names of tasks.
@@ -44,6 +45,9 @@ const (
 
 	taskHTTPGet   = "http-get"
 	taskHTTPServe = "http-serve"
+
+	taskIncastSend = "incast-send"
+	taskIncastTake = "incast-take"
 )
 
 // taskOf makes a task of a function by decoding its input and encoding its

@@ -1,0 +1,134 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/internal/nstest"
+	"viaxdp/internal/testbed"
+)
+
+// Fairness and the least share of some senders.
+func TestIncastShares(t *testing.T) {
+	for _, c := range []struct {
+		messages        []int64
+		fairness, least float64
+	}{
+		{[]int64{7}, 1, 1},
+		{[]int64{5, 5, 5, 5}, 1, 1},
+		{[]int64{8, 0, 0, 0}, 0.25, 0},
+		{[]int64{3, 1}, 0.8, 1. / 3},
+		{[]int64{1, 2, 4}, 7. / 9, 0.25},
+	} {
+		r := IncastResult{Messages: c.messages}
+		if f, l := r.Fairness(), r.LeastShare(); math.Abs(f-c.fairness) > 1e-12 || math.Abs(l-c.least) > 1e-12 {
+			t.Errorf("%d: fairness %v, least share %v, want %v and %v", c.messages, f, l, c.fairness, c.least)
+		}
+	}
+}
+
+func incastConfig(senders int) IncastConfig {
+	return IncastConfig{Senders: senders, Mode: "generic", WorkerArgs: []string{asWorker}, Stderr: os.Stderr}
+}
+
+// One sender after two and before them, over VIs and over TCP: each has a share, every message
+// comes, and no frame is lost without a name.
+func TestIncast(t *testing.T) {
+	nstest.Require(t)
+	n, err := OpenIncast(incastConfig(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	const bytes = 20_000
+	for _, l := range []IncastLoad{{Senders: 2}, {Senders: 1}, {Senders: 2, TCP: true}, {Senders: 1, TCP: true}, {Senders: 2}} {
+		l.Bytes, l.Duration = bytes, time.Millisecond
+		r, err := n.Stream(t.Context(), l)
+		if err != nil {
+			t.Fatalf("%+v: %v", l, err)
+		}
+		if len(r.Messages) != l.Senders || r.LeastShare() <= 0 || r.MBps <= 0 || r.Unnamed != 0 {
+			t.Errorf("%+v: %+v", l, r)
+		}
+		// In the window, and those before it; a frame or segment has no more than 1500 bytes.
+		least := uint64(0)
+		for _, m := range r.Messages {
+			least += uint64(m+incastCheck) * bytes / 1500
+		}
+		if r.Frames < least || r.Resent > r.Frames {
+			t.Errorf("%+v: %d frames at least, %+v", l, least, r)
+		}
+	}
+	if c := n.Conditions(); c.Mode != "generic" || c.MTU != 1500 || len(c.PinnedCPUs) != 3 || c.Polling != "wait" {
+		t.Errorf("%+v", c)
+	}
+}
+
+// Where frames are lost that nobody counts, the figures say so: they are sent again, they are
+// missing, and all messages come all the same.
+func TestIncastLoses(t *testing.T) {
+	nstest.Require(t)
+	star, err := testbed.NewLossyStar(3, 1500, 0.05)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := openIncast(incastConfig(2), star)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	for _, tcp := range []bool{false, true} {
+		_, before, err := star.Counts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Of both senders eight messages at least, some 700 frames.
+		r, err := n.Stream(t.Context(), IncastLoad{TCP: tcp, Senders: 2, Bytes: 64 << 10, Duration: time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, lost, err := star.Counts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Resent == 0 || !tcp && (r.Unnamed == 0 || r.Unnamed > lost-before) || tcp && r.Unnamed != 0 {
+			t.Errorf("TCP %v: %d frames were lost, %+v", tcp, lost-before, r)
+		}
+	}
+}
+
+// What cannot be is refused, and the end of a context ends a stream.
+func TestIncastFails(t *testing.T) {
+	nstest.Require(t)
+	if _, err := OpenIncast(incastConfig(0)); err == nil {
+		t.Error("no senders")
+	}
+	n, err := OpenIncast(incastConfig(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	good := IncastLoad{Senders: 1, Bytes: 1, Duration: time.Millisecond}
+	for what, change := range map[string]func(*IncastLoad){
+		"there are 1": func(l *IncastLoad) { l.Senders = 2 }, "0 senders": func(l *IncastLoad) { l.Senders = 0 },
+		"0 bytes": func(l *IncastLoad) { l.Bytes = 0 }, "at most a minute": func(l *IncastLoad) { l.Duration = time.Hour },
+	} {
+		l := good
+		change(&l)
+		if _, err := n.Stream(t.Context(), l); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%+v: %v", l, err)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	good.Duration = time.Minute
+	time.AfterFunc(50*time.Millisecond, func() { cancel(why) })
+	if _, err := n.Stream(ctx, good); !errors.Is(err, why) {
+		t.Errorf("%v, want %v", err, why)
+	}
+}
