@@ -17,6 +17,9 @@ func (r *Report) Write(w io.Writer) error {
 	if rows := out.faultRows(); rows != nil {
 		out.Loss = rows
 	}
+	if rows := out.incastRows(); rows != nil {
+		out.Incast = rows
+	}
 	if err := out.check(); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}

@@ -23,6 +23,8 @@ type Report struct {
 	// Loss is what LossGroup has found, fault by fault, for whoever checks it by a
 	// program. Write makes it; Read keeps what is there.
 	Loss []FaultRow `json:"loss,omitempty"`
+	// Incast is likewise what IncastGroup has found, by the number of senders.
+	Incast []IncastRow `json:"incast,omitempty"`
 
 	// What the demo has, of the group that measures messages of all layers; absent
 	// without that group.
@@ -102,6 +104,14 @@ const (
 	FaultRatio    Metric = "fault_ratio"
 	ResentRatio   Metric = "resent_ratio"
 	SpuriousRatio Metric = "spurious_ratio"
+	// Of several senders into one receiver: goodput by that of one; Jain's index of their
+	// shares; the least share by the greatest; frames that were counted as dropped, by all
+	// that were sent; frames that are missing though nobody has counted them.
+	SendersRatio Metric = "senders_ratio"
+	Fairness     Metric = "fairness"
+	LeastShare   Metric = "least_share"
+	DroppedRatio Metric = "dropped_ratio"
+	Unnamed      Metric = "unnamed_frames"
 	// Of an application on several ranks: its time; that of one rank by it; that by
 	// the number of ranks; the share of it that was communication.
 	Elapsed       Metric = "elapsed_ms"
@@ -125,7 +135,7 @@ const (
 func (m Metric) Lower() bool {
 	switch m {
 	case Rate, Bandwidth, Peak, GoodputRatio, Speedup, Efficiency, QueueEfficiency,
-		OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
+		SendersRatio, Fairness, LeastShare, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
 		return false
 	}
 	return true

@@ -18,6 +18,7 @@ const (
 	rdmaWrite   = "vi-rdma-write"
 	rdmaRead    = "vi-rdma-read"
 	tcpSpin     = "tcp-spin"
+	tcpBlock    = "tcp-block"
 	udpSpin     = "udp-spin"
 	besideLabel = "tcp-spin on the XDP pair"
 )

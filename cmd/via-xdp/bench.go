@@ -64,7 +64,13 @@ func newBench(env environment) *cobra.Command {
 			"fault, goodput_ratio (to the lossless stream on the same path), pingpong_p99_us (of\n" +
 			"whole round trips), spurious_ratio (frames sent again that had arrived, of all sent);\n" +
 			"and the same three of kernel TCP in the objects tcp (cubic) and tcp_bbr (where the\n" +
-			"kernel has it, and not with --quick).\n\nGroups:\n" + groupsHelp("  "),
+			"kernel has it, and not with --quick).\n\n" +
+			"With the group incast there is an array of that name, an element for each number of\n" +
+			"senders: senders, goodput_ratio (of all, to one alone on the same path), fairness\n" +
+			"(Jain's index of their shares), least_share (the least by the greatest), resent_ratio\n" +
+			"and dropped_ratio (frames sent again, and those counted as dropped, of all sent),\n" +
+			"unnamed_frames (missing, and counted by nobody; null for TCP); and the same of kernel\n" +
+			"TCP in the object tcp.\n\nGroups:\n" + groupsHelp("  "),
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := s.run(cmd, env, args)
