@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"viaxdp/internal/testbed"
 	"viaxdp/internal/torture"
 	"viaxdp/vipl"
 )
@@ -33,11 +34,12 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 		Short: "Traffic under faults, deaths and returns, every byte checked",
 		Long: "Makes two network namespaces that are joined through a third, which loses, repeats,\n" +
 			"reorders, delays and damages frames, and runs traffic of all reliability levels\n" +
-			"between two processes that are killed, suspended and cut off, and come back. Ends\n" +
-			"with a report, and with status 1 when a promise was broken: a wrong byte, a message\n" +
-			"lost, doubled or out of order, a connection that broke without a reason, something\n" +
-			"that was not given back, a frame that was neither received nor counted as dropped\n" +
-			"where nobody was killed or cut off. Nothing of it stays behind. Needs root.\n\n" +
+			"between two processes that are killed, suspended and cut off, and come back, and whose\n" +
+			"interfaces get other addresses and another MTU. Ends with a report, and with status 1\n" +
+			"when a promise was broken: a wrong byte, a message lost, doubled or out of order, a\n" +
+			"connection that broke without a reason, something that was not given back, a frame\n" +
+			"that was neither received nor counted as dropped where nobody was killed or cut off.\n" +
+			"Nothing of it stays behind. Needs root.\n\n" +
 			"With --kills one party or the other is killed so many times at random points, and\n" +
 			"every connection of the survivor has to end within 2 s, or a quarter more than the\n" +
 			"silence if that is longer. With --gigabytes so much is moved through 1 % loss, 1 %\n" +
@@ -66,6 +68,14 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			}
 			if !(gigabytes <= 1e9) {
 				return fmt.Errorf("--gigabytes %v: want a number of at most 10^9", gigabytes)
+			}
+			if cfg.IP != 0 && cfg.IP != 4 && cfg.IP != 6 {
+				return fmt.Errorf("--ip %d: want 4 or 6", cfg.IP)
+			}
+			if cmd.Flags().Changed("mtu") {
+				if err := within("--mtu", cfg.MTU, leastSoakMTU, testbed.MaxMTU); err != nil {
+					return err
+				}
 			}
 			if err := asJSON.check(); err != nil {
 				return err
@@ -102,10 +112,15 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	f.BoolVar(&cfg.Hostile, "hostile", false, "seal the connections by a pre-shared key, and flood both sides with forged frames")
 	f.BoolVar(&cfg.Plain, "plain", false, "with --hostile: do not seal the connections, and forge as somebody who has not seen their frames")
 	f.DurationVar(&cfg.Silence, "silence", cfg.Silence, "time after which a silent peer of a VI is taken for dead, on both sides alike")
+	f.IntVar(&cfg.IP, "ip", 0, "IP `version` over which the parties connect, 4 or 6 (default: as the seed has it; 4 with --kills, --gigabytes and --hostile)")
+	f.IntVar(&cfg.MTU, "mtu", 0, fmt.Sprintf("`MTU` of the interfaces, %d to %d (default: 1500 or 9000, as the seed has it; 1500 with --kills, --gigabytes and --hostile)", leastSoakMTU, testbed.MaxMTU))
 	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report tells)")
 	asJSON.flag(f, "write the report as JSON to this `file`; - for standard output, the text then goes to standard error")
 	return cmd
 }
+
+// leastSoakMTU leaves room for less, which IPv6 has to have, too.
+const leastSoakMTU = 1500
 
 func printSoak(w io.Writer, r torture.SoakReport) error {
 	var b strings.Builder
@@ -113,7 +128,7 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	if r.Acts == 1 {
 		acts = "act"
 	}
-	fmt.Fprintf(&b, "%v, %d %s, seed %d, silence %v\n", r.Elapsed.Round(time.Second), r.Acts, acts, r.Seed, r.Silence)
+	fmt.Fprintf(&b, "%v, %d %s, seed %d, silence %v, IPv%d, MTU %d\n", r.Elapsed.Round(time.Second), r.Acts, acts, r.Seed, r.Silence, r.IP, r.MTU)
 	fmt.Fprintf(&b, "  messages      %d checked; %d lost on unreliable VIs\n", r.Messages, r.Missing)
 	fmt.Fprintf(&b, "  RDMA          %d writes, %d reads\n", r.Writes, r.Reads)
 	fmt.Fprintf(&b, "  connections   %d, of which %d broke", r.Connections, r.Breaks)

@@ -37,7 +37,7 @@ func soaked(ctx context.Context, r torture.SoakReport, err error, args ...string
 }
 
 var goodSoak = torture.SoakReport{
-	Seed: 7, Silence: 1600 * time.Millisecond, Elapsed: time.Hour, Acts: 3, Messages: 4321, Audits: 6, Accounted: 765, Connections: 99, Breaks: 12,
+	Seed: 7, Silence: 1600 * time.Millisecond, IP: 6, MTU: 9000, Elapsed: time.Hour, Acts: 3, Messages: 4321, Audits: 6, Accounted: 765, Connections: 99, Breaks: 12,
 	Events: map[string]int{"kill": 5, "calm": 2}, Way: testbed.WayCounters{Lost: 17},
 }
 
@@ -46,7 +46,7 @@ func TestSoakReport(t *testing.T) {
 	if status != exitFine || errs != "" {
 		t.Errorf("status %d, %q", status, errs)
 	}
-	for _, want := range []string{"1h0m0s, 3 acts, seed 7, silence 1.6s", "4321 checked", "99, of which 12 broke", "17 lost", "2 calm, 5 kill", "6 times all chunks", "765 frames sent", "every promise was kept"} {
+	for _, want := range []string{"1h0m0s, 3 acts, seed 7, silence 1.6s, IPv6, MTU 9000", "4321 checked", "99, of which 12 broke", "17 lost", "2 calm, 5 kill", "6 times all chunks", "765 frames sent", "every promise was kept"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -135,8 +135,8 @@ func TestSoakInterrupted(t *testing.T) {
 }
 
 func TestSoakFlags(t *testing.T) {
-	cfg, status, out, errs := soaked(context.Background(), goodSoak, nil, "--for", "2h", "--act", "5s", "--flows", "9", "--seed", "11", "--silence", "700ms", "--json", "-")
-	if status != exitFine || cfg.For != 2*time.Hour || cfg.Act != 5*time.Second || cfg.Flows != 9 || cfg.Seed != 11 || cfg.Silence != 700*time.Millisecond ||
+	cfg, status, out, errs := soaked(context.Background(), goodSoak, nil, "--for", "2h", "--act", "5s", "--flows", "9", "--seed", "11", "--silence", "700ms", "--ip", "6", "--mtu", "4000", "--json", "-")
+	if status != exitFine || cfg.For != 2*time.Hour || cfg.Act != 5*time.Second || cfg.Flows != 9 || cfg.Seed != 11 || cfg.Silence != 700*time.Millisecond || cfg.IP != 6 || cfg.MTU != 4000 ||
 		!slices.Equal(cfg.Args, []string{partyCommand}) {
 		t.Errorf("status %d, %+v", status, cfg)
 	}
@@ -152,8 +152,8 @@ func TestSoakFlags(t *testing.T) {
 	}
 	first, _, _, _ := soaked(context.Background(), goodSoak, nil)
 	second, _, _, _ := soaked(context.Background(), goodSoak, nil)
-	if first.Silence != vipl.DefaultSilence {
-		t.Errorf("a silence of %v", first.Silence)
+	if first.Silence != vipl.DefaultSilence || first.IP != 0 || first.MTU != 0 { // the seed has it
+		t.Errorf("%+v", first)
 	}
 	if first.Seed == second.Seed {
 		t.Error("two soaks with the same random seed")
@@ -166,7 +166,8 @@ func TestSoakFlags(t *testing.T) {
 	}
 	for _, args := range [][]string{
 		{"--kills", "-1"}, {"--gigabytes", "-1"}, {"--kills", "1", "--gigabytes", "1"},
-		{"--hostile", "--kills", "1"}, {"--hostile", "--gigabytes", "1"}, {"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"--silence", "9ms"}, {"--plain"}, {"extra"},
+		{"--hostile", "--kills", "1"}, {"--hostile", "--gigabytes", "1"}, {"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"--silence", "9ms"}, {"--ip", "5"},
+		{"--mtu", "1499"}, {"--mtu", "70000"}, {"--mtu", "0"}, {"--plain"}, {"extra"},
 	} {
 		if cfg, status, _, _ := soaked(context.Background(), goodSoak, nil, args...); status != exitFailed || cfg.Args != nil {
 			t.Errorf("%v: status %d", args, status)

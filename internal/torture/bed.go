@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -51,11 +52,22 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 	}
 	b := &Bed{Site: site, cfg: cfg, lag: lag.Start()}
 	for i := range b.Parties {
+		if cfg.IPv6 {
+			if err := site.Do(i, keepAddresses); err != nil {
+				return nil, errors.Join(err, b.Close())
+			}
+		}
 		if err := b.StartParty(i); err != nil {
 			return nil, errors.Join(err, b.Close())
 		}
 	}
 	return b, nil
+}
+
+// keepAddresses has the kernel leave an interface its IPv6 addresses while it is down, as it does IPv4's: else a
+// link that blinks takes the address of connections away for good.
+func keepAddresses() error {
+	return os.WriteFile("/proc/sys/net/ipv6/conf/"+Interface+"/keep_addr_on_down", []byte("1"), 0)
 }
 
 // StartParty starts the process of a side that has none.

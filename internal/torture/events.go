@@ -2,6 +2,7 @@ package torture
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -30,7 +31,7 @@ var (
 	quiet = event{"quiet", true, (*soak).quiet} // all connections end, in order
 )
 
-var events = []event{
+var events = append(moves, []event{
 	{"calm", false, func(s *soak) error { return s.pass(s.draw(500)) }},
 	storm,
 	storm, // twice as often as the others
@@ -41,7 +42,7 @@ var events = []event{
 	{"link blinks", false, func(s *soak) error { return s.flap(s.nap()) }},
 	{"detach", true, (*soak).detach},
 	quiet,
-}
+}...)
 
 // happen lets a random event take place.
 func (s *soak) happen() error { return s.undergo(events[s.rng.IntN(len(events))]) }
@@ -49,6 +50,7 @@ func (s *soak) happen() error { return s.undergo(events[s.rng.IntN(len(events))]
 // undergo lets an event take place and looks at what it left.
 func (s *soak) undergo(e event) error {
 	s.note(e.name)
+	s.away = 0
 	before, start := s.known, time.Now()
 	if err := e.run(s); err != nil {
 		return err
@@ -87,10 +89,14 @@ func (s *soak) blame(event string, before [2]*Report, starved bool) {
 // a moment: who gets none is silent, too.
 func (s *soak) starved(event string, since time.Time) bool {
 	most := s.cfg.Silence / 4
-	if event == "nap" {
-		most += s.nap() // who naps is late by that itself
-	}
 	late := lag.Worst(s.bed.Spells(), since)
+	switch {
+	case event == "nap":
+		most += s.nap() // who naps is late by that itself
+	case strings.HasSuffix(event, " blinks") && s.away > 0:
+		// What is away counts as lost after the grace, and who is late may see it so.
+		most, late = s.grace()/2, max(late, s.away)
+	}
 	for _, r := range s.known {
 		late = max(late, lag.Worst(r.Spells, since))
 	}

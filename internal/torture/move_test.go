@@ -2,7 +2,6 @@ package torture
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -96,7 +95,7 @@ func TestAddressChanges(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, BedConfig{})
 	livingLong(t, b)
-	movedAway(t, b, func(l netlink.Link) error { return readdress(l, "10.77.0.77/24") })
+	movedAway(t, b, func(l netlink.Link) error { return readdress(l, elsewhere(b.Site.Ends[1].IPv4)) })
 	rest(t, b)
 }
 
@@ -105,38 +104,8 @@ func TestIPv6AddressChanges(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, BedConfig{IPv6: true})
 	livingLong(t, b)
-	movedAway(t, b, func(l netlink.Link) error {
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
-		if err != nil {
-			return err
-		}
-		fresh, err := netlink.ParseAddr("fd77::77/64")
-		if err != nil {
-			return err
-		}
-		fresh.Flags = unix.IFA_F_NODAD
-		errs := []error{netlink.AddrAdd(l, fresh)}
-		for i := range addrs {
-			if addrs[i].IP.IsGlobalUnicast() {
-				errs = append(errs, netlink.AddrDel(l, &addrs[i]))
-			}
-		}
-		return errors.Join(errs...)
-	})
+	movedAway(t, b, func(l netlink.Link) error { return readdress(l, elsewhere(b.Site.Ends[1].IPv6)) })
 	rest(t, b)
-}
-
-// readdress puts an IPv4 address in the place of the one that the interface has.
-func readdress(l netlink.Link, to string) error {
-	addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
-	if err != nil || len(addrs) != 1 {
-		return fmt.Errorf("addresses %v, %w", addrs, err)
-	}
-	fresh, err := netlink.ParseAddr(to)
-	if err != nil {
-		return err
-	}
-	return errors.Join(netlink.AddrDel(l, &addrs[0]), netlink.AddrAdd(l, fresh))
 }
 
 // The same when the interface gets another hardware address, which the peer's
@@ -167,7 +136,7 @@ func TestAddressFlaps(t *testing.T) {
 		for range 50 {
 			must(t, b.Link(1, func(l netlink.Link) error {
 				removed := time.Now()
-				err := readdress(l, b.Site.Ends[1].IPv4.String())
+				err := readdress(l, b.Site.Ends[1].IPv4)
 				slowest = max(slowest, time.Since(removed))
 				return err
 			}))

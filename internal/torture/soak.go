@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,10 @@ type SoakConfig struct {
 
 	Silence time.Duration // of both sides' NICs; 0: vipl.DefaultSilence
 
+	// What the parties connect over. 0: the seed chooses, for a soak of random events that is not hostile,
+	// IP version 4 or 6 and an MTU of 1500 or 9000; for others 4 and 1500.
+	IP, MTU int
+
 	// Instead of random events, one of: so many parties killed; so many bytes moved
 	// through faults, by reliable VIs alone. For still ends it, unless it is 0.
 	Kills int
@@ -42,6 +47,7 @@ type SoakConfig struct {
 type SoakReport struct {
 	Seed    uint64
 	Silence time.Duration // of the NICs
+	IP, MTU int           // as in SoakConfig
 	Elapsed time.Duration
 	Acts    int
 	Event   string         // under way, in a progress report
@@ -77,7 +83,7 @@ const growth = 64 << 20
 
 // Soak runs flows of all levels between two parties through acts of random
 // events: faults on the way, deaths and returns of parties, links that go down,
-// programs taken off. After each act everything is closed and counted. It ends
+// addresses and MTUs that change, programs taken off. After each act everything is closed and counted. It ends
 // when the time is over or ctx ends, neither of which is an error, or with
 // ErrBroken.
 func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
@@ -90,13 +96,15 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 	if cfg.Silence == 0 {
 		cfg.Silence = vipl.DefaultSilence
 	}
-	bed, err := NewBed(BedConfig{Args: cfg.Args, Stderr: cfg.Stderr})
+	cfg.choose()
+	report := SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, IP: cfg.IP, MTU: cfg.MTU}
+	bed, err := NewBed(BedConfig{MTU: cfg.MTU, IPv6: cfg.IP == 6, Args: cfg.Args, Stderr: cfg.Stderr})
 	if err != nil {
-		return SoakReport{Seed: cfg.Seed, Silence: cfg.Silence}, err
+		return report, err
 	}
+	report.Events = make(map[string]int)
 	s := &soak{
-		cfg: cfg, ctx: ctx, bed: bed, ledger: watch(bed), start: time.Now(), rng: rand.New(rand.NewPCG(cfg.Seed, 0)),
-		report: SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, Events: make(map[string]int)},
+		cfg: cfg, ctx: ctx, bed: bed, ledger: watch(bed), start: time.Now(), rng: rand.New(rand.NewPCG(cfg.Seed, 0)), report: report,
 	}
 	switch {
 	case cfg.Kills > 0:
@@ -112,6 +120,16 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 		err = errors.Join(fmt.Errorf("%w (seed %d)", ErrBroken, cfg.Seed), err)
 	}
 	return s.report, errors.Join(err, bed.Close())
+}
+
+// choose sets what the parties connect over, where nobody has.
+func (c *SoakConfig) choose() {
+	ip, mtu := 4, 1500
+	if c.Kills == 0 && c.Bytes == 0 && !c.Hostile {
+		rng := rand.New(rand.NewPCG(c.Seed, 1)) // events have another one: they are the same on any bed
+		ip, mtu = 4+2*rng.IntN(2), []int{1500, 9000}[rng.IntN(2)]
+	}
+	c.IP, c.MTU = cmp.Or(c.IP, ip), cmp.Or(c.MTU, mtu)
 }
 
 // soak is one in progress.
@@ -131,10 +149,15 @@ type soak struct {
 	// Of the act.
 	known [2]*Report // the newest
 
+	away time.Duration // for how long an event has taken something away that frames need, or seemed to
+
 	ledger *ledger
 	books  [2]account // of the last audit
 	cut    bool       // accounts do not go on from there
 }
+
+// mtu is the bed's.
+func (s *soak) mtu() int { return cmp.Or(s.bed.cfg.MTU, 1500) }
 
 func (s *soak) over() bool {
 	endless := s.cfg.For == 0 && (s.cfg.Kills > 0 || s.cfg.Bytes > 0)

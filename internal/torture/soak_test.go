@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,8 +99,20 @@ func TestJudgeFlood(t *testing.T) {
 // Each event leaves all flows talking, in an act of its own.
 func TestEvents(t *testing.T) {
 	t.Parallel()
+	undergo(t, BedConfig{}, events)
+}
+
+// What an interface loses has the same consequences over IPv6 and with frames of several chunks, and a link that is
+// down for a while has not lost its address.
+func TestMovesOverIPv6(t *testing.T) {
+	t.Parallel()
+	flaps := slices.DeleteFunc(slices.Clone(events), func(e event) bool { return !strings.HasPrefix(e.name, "link ") })
+	undergo(t, BedConfig{IPv6: true, MTU: 9000}, append(flaps, moves...))
+}
+
+func undergo(t *testing.T, cfg BedConfig, events []event) {
 	nstest.Require(t)
-	bed := newBed(t, BedConfig{})
+	bed := newBed(t, cfg)
 	s := &soak{
 		cfg: SoakConfig{Flows: 1, Silence: shortSilence}, ctx: context.Background(), bed: bed, ledger: watch(bed), start: time.Now(), rng: rand.New(rand.NewPCG(5, 0)),
 		report: SoakReport{Events: map[string]int{}},
@@ -119,6 +132,34 @@ func TestEvents(t *testing.T) {
 	must(t, s.close())
 	for _, v := range s.report.Violations {
 		t.Error(v)
+	}
+	t.Logf("%d breaks are excused", s.report.Excused)
+}
+
+// A soak of random events is over IPv4 or IPv6 and with small or jumbo frames, as its seed has it; what was asked for
+// stays, and others are always alike.
+func TestSoakChooses(t *testing.T) {
+	chosen := func(c SoakConfig) [2]int { c.choose(); return [2]int{c.IP, c.MTU} }
+	seen := map[[2]int]bool{}
+	for seed := range uint64(100) {
+		got := chosen(SoakConfig{Seed: seed})
+		if got != chosen(SoakConfig{Seed: seed}) {
+			t.Errorf("seed %d: not always the same", seed)
+		}
+		seen[got] = true
+		if got := chosen(SoakConfig{Seed: seed, IP: 6, MTU: 4000}); got != [2]int{6, 4000} {
+			t.Errorf("seed %d: %d, and 6 and 4000 were asked for", seed, got)
+		}
+		for _, c := range []SoakConfig{{Kills: 1}, {Bytes: 1}, {Hostile: true}} {
+			if c.Seed = seed; chosen(c) != [2]int{4, 1500} {
+				t.Errorf("%+v: %d", c, chosen(c))
+			}
+		}
+	}
+	for _, want := range [][2]int{{4, 1500}, {4, 9000}, {6, 1500}, {6, 9000}} {
+		if !seen[want] {
+			t.Errorf("no seed has %d", want)
+		}
 	}
 }
 
@@ -214,6 +255,27 @@ func TestBlame(t *testing.T) {
 		s.blame("calm", reports(1, 1, 1, 1), s.starved("calm", start))
 		if len(s.report.Violations) != c.violated || s.report.Excused != c.excuse {
 			t.Errorf("%s: %q, %d excused", c.name, s.report.Violations, s.report.Excused)
+		}
+	}
+}
+
+// What an interface has lost for a moment costs nothing, unless it was away, or somebody late, for about as long
+// as the grace.
+func TestBlameBlinks(t *testing.T) {
+	const grace = shortSilence / 4
+	for _, c := range []struct {
+		event      string
+		away, late time.Duration
+		starved    bool
+	}{
+		{"MTU blinks", time.Millisecond, 0, false}, {"MTU blinks", grace, 0, true}, {"address blinks", time.Millisecond, grace, true},
+		{"link blinks", 0, grace * 3 / 4, false}, {"link blinks", 0, grace * 5 / 4, true}, // of which silence decides
+	} {
+		start := time.Now()
+		known := [2]*Report{{}, {Spells: []lag.Spell{{At: start.Add(time.Second), Late: c.late}}}}
+		s := &soak{cfg: SoakConfig{Silence: shortSilence}, known: known, away: c.away, bed: &Bed{lag: &lag.Meter{}}}
+		if got := s.starved(c.event, start); got != c.starved {
+			t.Errorf("%+v: %v", c, got)
 		}
 	}
 }
