@@ -42,6 +42,7 @@ type memoryNet struct {
 	wire   *xdpnictest.Wire
 	fabric *kagenttest.Fabric
 	a, b   *memoryHost
+	stuck  bool // a call has panicked, or waits for ever, with the lock of an engine
 }
 
 // memoryConfig says how to build a memoryNet; zero fields mean defaults.
@@ -68,16 +69,19 @@ type memoryConfig struct {
 // left.
 func newMemoryNet(t testing.TB, c memoryConfig) *memoryNet {
 	t.Helper()
+	n := &memoryNet{wire: xdpnictest.NewWire(), fabric: kagenttest.NewFabric(kagenttest.Faults{})}
 	if !c.bubble {
 		leaks := goleak.IgnoreCurrent()
 		t.Cleanup(func() {
+			if n.stuck {
+				return
+			}
 			var err error
 			if !comes(func() bool { err = goleak.Find(leaks); return err == nil }) { // some are about to end
 				t.Error(err)
 			}
 		})
 	}
-	n := &memoryNet{wire: xdpnictest.NewWire(), fabric: kagenttest.NewFabric(kagenttest.Faults{})}
 	t.Cleanup(n.wire.Close)
 	n.a, n.b = n.open(t, "a", c), n.open(t, "b", c)
 	return n
@@ -122,6 +126,10 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	}
 	h.errs = watchErrors(h.Nic)
 	t.Cleanup(func() {
+		if n.stuck = n.stuck || !comes(h.Unlocked); n.stuck { // Close would wait, too, and the panic not be told
+			t.Errorf("host %s: a call does not give the engine's lock back", name)
+			return
+		}
 		if err := h.Close(); err != nil {
 			t.Error(err)
 		}

@@ -98,3 +98,12 @@ func WakesOfSleep(completions int) int {
 	}
 	return w.n
 }
+
+// Unlocked says whether nobody has the lock of n's engine just now.
+func (n *Nic) Unlocked() bool {
+	ok := n.port.mu.TryLock()
+	if ok {
+		n.port.mu.Unlock()
+	}
+	return ok
+}
