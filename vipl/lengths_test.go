@@ -13,6 +13,42 @@ import (
 
 func malformed(c vipl.Counters) uint64 { return c.Malformed }
 
+// target is a connection with one receive at b, and a spy whose frames of 0xee b does not take.
+type target struct {
+	*spy
+	va, vb *vipl.VI
+	xa, xb *box
+}
+
+func newTarget(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, size int) *target {
+	t.Helper()
+	c.gate = true
+	n, va, vb := connected(t, c, level)
+	x := &target{newSpy(t, n), va, vb, newBox(t, n.a.Nic, 1, size), newBox(t, n.b.Nic, 1, size)}
+	postRecv(t, vb, x.xb, 0, size)
+	return x
+}
+
+// nothing checks that nothing was delivered.
+func (x *target) nothing(what string) {
+	x.t.Helper()
+	if d, err := x.vb.RecvDone(); d != nil || x.n.b.Counters().Messages > 0 || bytes.IndexByte(x.xb.buf[0], 0xee) >= 0 {
+		x.t.Errorf("%s: something was delivered: %v, %v", what, d, err)
+	}
+}
+
+// goesOn checks that the connection is as if nothing had been: the receive serves a's message.
+func (x *target) goesOn() {
+	x.t.Helper()
+	stateIs(x.t, x.va, vipl.Connected)
+	stateIs(x.t, x.vb, vipl.Connected)
+	fillPattern(x.xa.buf[0], 1)
+	postSend(x.t, x.va, x.xa, 0, len(x.xa.buf[0]))
+	received(x.t, x.vb, 0)
+	sent(x.t, x.va, 0)
+	checkPattern(x.t, x.xb.buf[0], 1)
+}
+
 // plainFrame is a frame from a to b as b waits for it on v, all right.
 func (s *spy) plainFrame(v *vipl.VI, kind wire.Kind, data []byte) []byte {
 	s.t.Helper()
@@ -74,25 +110,13 @@ func TestLengthsThatLie(t *testing.T) {
 		{"frame: ends with Ethernet", func(b []byte) []byte { return b[:14] }},
 	}
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n := newMemoryNet(t, memoryConfig{gate: true})
-		s := newSpy(t, n)
-		va, vb := connect(t, n.a.Nic, n.b.Nic, level)
-		xa, xb := newBox(t, n.a.Nic, 1, size), newBox(t, n.b.Nic, 1, size)
-		postRecv(t, vb, xb, 0, size)
+		x := newTarget(t, memoryConfig{}, level, size)
 		for _, c := range cases {
-			frame := c.change(s.plainFrame(vb, wire.KindData, bytes.Repeat([]byte{0xee}, size)))
-			s.counted(c.name, malformed, 1, func() { s.send(frame) })
-			if d, err := vb.RecvDone(); d != nil || n.b.Counters().Messages > 0 || bytes.IndexByte(xb.buf[0], 0xee) >= 0 {
-				t.Errorf("%s: something was delivered: %v, %v", c.name, d, err)
-			}
+			frame := c.change(x.plainFrame(x.vb, wire.KindData, bytes.Repeat([]byte{0xee}, size)))
+			x.counted(c.name, malformed, 1, func() { x.send(frame) })
+			x.nothing(c.name)
 		}
-		stateIs(t, va, vipl.Connected)
-		stateIs(t, vb, vipl.Connected)
-		fillPattern(xa.buf[0], 1)
-		postSend(t, va, xa, 0, size)
-		received(t, vb, 0)
-		sent(t, va, 0)
-		checkPattern(t, xb.buf[0], 1)
+		x.goesOn()
 	})
 }
 
@@ -100,25 +124,13 @@ func TestLengthsThatLie(t *testing.T) {
 func TestSealedLengthsThatLie(t *testing.T) {
 	const size = 128
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n := newMemoryNet(t, memoryConfig{gate: true, psk: testPSK(t, 1)})
-		s := newSpy(t, n)
-		va, vb := connect(t, n.a.Nic, n.b.Nic, level)
-		xa, xb := newBox(t, n.a.Nic, 1, size), newBox(t, n.b.Nic, 1, size)
-		postRecv(t, vb, xb, 0, size)
+		x := newTarget(t, memoryConfig{psk: testPSK(t, 1)}, level, size)
 		for _, length := range []int{0, 1, size - 1, size + 1, 0xffff} {
-			frame := va.Sealed(bytes.Repeat([]byte{0xee}, size), length)
-			s.counted(fmt.Sprint(length, " bytes"), malformed, 1, func() { s.send(frame) })
-			if d, err := vb.RecvDone(); d != nil || n.b.Counters().Messages > 0 || bytes.IndexByte(xb.buf[0], 0xee) >= 0 {
-				t.Errorf("%d bytes: something was delivered: %v, %v", length, d, err)
-			}
+			frame, what := x.va.Sealed(bytes.Repeat([]byte{0xee}, size), length), fmt.Sprint(length, " bytes")
+			x.counted(what, malformed, 1, func() { x.send(frame) })
+			x.nothing(what)
 		}
-		stateIs(t, va, vipl.Connected)
-		stateIs(t, vb, vipl.Connected)
-		fillPattern(xa.buf[0], 1)
-		postSend(t, va, xa, 0, size)
-		received(t, vb, 0)
-		sent(t, va, 0)
-		checkPattern(t, xb.buf[0], 1)
+		x.goesOn()
 	})
 }
 
@@ -136,21 +148,17 @@ func TestRecordLengthsThatLie(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-				n := newMemoryNet(t, memoryConfig{gate: true})
-				s := newSpy(t, n)
-				va, vb := connect(t, n.a.Nic, n.b.Nic, level)
-				xb := newBox(t, n.b.Nic, 1, 64)
-				postRecv(t, vb, xb, 0, 64)
-				s.counted("records", malformed, 1, func() { s.send(s.plainFrame(vb, wire.KindPack, records)) })
-				if n.b.Counters().Messages > 0 || bytes.IndexByte(xb.buf[0], 0xee) >= 0 {
+				x := newTarget(t, memoryConfig{}, level, 64)
+				x.counted("records", malformed, 1, func() { x.send(x.plainFrame(x.vb, wire.KindPack, records)) })
+				if x.n.b.Counters().Messages > 0 || bytes.IndexByte(x.xb.buf[0], 0xee) >= 0 {
 					t.Error("something was delivered")
 				}
 				want := vipl.Error
 				if level == vipl.UnreliableDelivery {
 					want = vipl.Connected
 				}
-				stateIs(t, vb, want)
-				stateIs(t, va, want)
+				stateIs(t, x.vb, want)
+				stateIs(t, x.va, want)
 			})
 		})
 	}
@@ -160,34 +168,23 @@ func TestRecordLengthsThatLie(t *testing.T) {
 func TestChainsCut(t *testing.T) {
 	const size = 8000
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		c := memoryConfig{gate: true, mtu: 9000, arena: 8 << 20, queue: xdpnictest.Config{MultiBuffer: true}}
-		n := newMemoryNet(t, c)
-		s := newSpy(t, n)
-		whole, err := n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbc}, ChunkSize: 16384, TxChunks: 8, RxChunks: 8})
+		c := memoryConfig{mtu: 9000, arena: 8 << 20, queue: xdpnictest.Config{MultiBuffer: true}}
+		x := newTarget(t, c, level, size)
+		whole, err := x.n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbc}, ChunkSize: 16384, TxChunks: 8, RxChunks: 8})
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.queue = whole // its chunks hold such a frame
-		va, vb := connect(t, n.a.Nic, n.b.Nic, level)
-		xa, xb := newBox(t, n.a.Nic, 1, size), newBox(t, n.b.Nic, 1, size)
-		postRecv(t, vb, xb, 0, size)
-		good := s.plainFrame(vb, wire.KindData, bytes.Repeat([]byte{0xee}, size))
-		chained := n.b.Counters().Chained
-		_, chunk := n.b.queue.FrameCap()
+		x.queue = whole // its chunks hold such a frame
+		good := x.plainFrame(x.vb, wire.KindData, bytes.Repeat([]byte{0xee}, size))
+		chained := x.n.b.Counters().Chained
+		_, chunk := x.n.b.queue.FrameCap()
 		for _, end := range []int{len(good) - 1, 4*chunk + 1, 4 * chunk, 4*chunk - 1, 2 * chunk, chunk + 1, chunk} {
-			s.counted(fmt.Sprint("cut to ", end), malformed, 1, func() { s.send(good[:end]) })
+			x.counted(fmt.Sprint("cut to ", end), malformed, 1, func() { x.send(good[:end]) })
 		}
-		if got := n.b.Counters().Chained - chained; got != 6 {
+		if got := x.n.b.Counters().Chained - chained; got != 6 {
 			t.Errorf("%d of 6 frames came in several chunks", got)
 		}
-		if d, err := vb.RecvDone(); d != nil || n.b.Counters().Messages > 0 || bytes.IndexByte(xb.buf[0], 0xee) >= 0 {
-			t.Errorf("something was delivered: %v, %v", d, err)
-		}
-		stateIs(t, va, vipl.Connected)
-		fillPattern(xa.buf[0], 1)
-		postSend(t, va, xa, 0, size)
-		received(t, vb, 0)
-		sent(t, va, 0)
-		checkPattern(t, xb.buf[0], 1)
+		x.nothing("cut")
+		x.goesOn()
 	})
 }
