@@ -9,6 +9,8 @@ package vipl
 import (
 	"errors"
 	"fmt"
+	"io"
+	"os"
 
 	"viaxdp/kagent"
 	"viaxdp/secure"
@@ -28,6 +30,32 @@ func NewPSK(key []byte) (*PSK, error) {
 	k, err := secure.NewPSK(key)
 	if err != nil {
 		return nil, opError("NewPSK", nil, ErrInvalidParameter, err)
+	}
+	return &PSK{k}, nil
+}
+
+// mostPSK is how long a file with a key may be.
+const mostPSK = 1 << 20
+
+// ReadPSK makes a key of all bytes of a file, 32 to 1 MiB of them:
+//
+//	openssl rand -out file 32
+func ReadPSK(file string) (*PSK, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, opError("ReadPSK", nil, ErrInvalidParameter, err)
+	}
+	defer f.Close()
+	key, err := io.ReadAll(io.LimitReader(f, mostPSK+1))
+	if err == nil && len(key) > mostPSK { // a device, perhaps, that has no end
+		err = fmt.Errorf("%s: more than %d bytes: want a file of 32 random ones", file, mostPSK)
+	}
+	if err != nil {
+		return nil, opError("ReadPSK", nil, ErrInvalidParameter, err)
+	}
+	k, err := secure.NewPSK(key)
+	if err != nil {
+		return nil, opError("ReadPSK", nil, ErrInvalidParameter, fmt.Errorf("%s: %w", file, err))
 	}
 	return &PSK{k}, nil
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -36,6 +38,43 @@ func sealedNet(t testing.TB, c memoryConfig) memoryConfig {
 func TestPSKLength(t *testing.T) {
 	if k, err := vipl.NewPSK(make([]byte, 31)); k != nil || !errors.Is(err, vipl.ErrInvalidParameter) {
 		t.Errorf("31 bytes: %v, %v", k, err)
+	}
+}
+
+// A key from a file is that of the file's bytes. One that is too short or too long, or
+// cannot be read, is none, and the error names it.
+func TestReadPSK(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, bytes []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, bytes, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	k, err := vipl.ReadPSK(write("key", bytes.Repeat([]byte{7}, 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newMemoryNet(t, memoryConfig{})
+	va, errA := n.a.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: k}, nil, nil)
+	vb, errB := n.b.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: testPSK(t, 7)}, nil, nil)
+	if err := errors.Join(errA, errB); err != nil {
+		t.Fatal(err)
+	}
+	a, b := address(n.a, "left"), address(n.b, "right")
+	if err := errors.Join(va.ConnectPeerRequest(a, b, patience), vb.ConnectPeerRequest(b, a, patience)); err != nil {
+		t.Fatal(err)
+	}
+	_, errA = va.ConnectPeerWait()
+	_, errB = vb.ConnectPeerWait()
+	if err := errors.Join(errA, errB); err != nil {
+		t.Error(err)
+	}
+	for _, path := range []string{write("short", make([]byte, 31)), write("long", make([]byte, 1<<20+1)), "/dev/zero", dir, filepath.Join(dir, "none")} {
+		if k, err := vipl.ReadPSK(path); k != nil || !errors.Is(err, vipl.ErrInvalidParameter) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v, %v", path, k, err)
+		}
 	}
 }
 

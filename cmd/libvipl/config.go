@@ -8,9 +8,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"os"
 	"strconv"
 	"time"
 	"unsafe"
@@ -73,7 +71,6 @@ const (
 	mostArena   = 1 << 40       // bytes
 	mostChunks  = 1 << 24       // package xdpnic's
 	mostSilence = math.MaxInt32 // milliseconds
-	mostKey     = 1 << 20       // bytes
 )
 
 // flag adds an option that is on or off.
@@ -129,7 +126,7 @@ func options() ([]vipl.Option, room, error) {
 		return vipl.WithSteering(how), err
 	})
 	s.text("VIA_PSK", func(file string) (vipl.Option, error) {
-		psk, err := readKey(file)
+		psk, err := vipl.ReadPSK(file)
 		return vipl.WithPSK(psk), err
 	})
 	s.text("VIA_HUGEPAGES", func(text string) (vipl.Option, error) {
@@ -156,25 +153,4 @@ func (s *settings) room() room {
 		}
 	}
 	return has
-}
-
-// readKey makes a key of all bytes of a file.
-func readKey(file string) (*vipl.PSK, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	key, err := io.ReadAll(io.LimitReader(f, mostKey+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(key) > mostKey { // a device, perhaps, that has no end
-		return nil, fmt.Errorf("%s: more than %d bytes: want a file of 32 random ones", file, mostKey)
-	}
-	psk, err := vipl.NewPSK(key)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	return psk, nil
 }
