@@ -230,6 +230,38 @@ func TestDialOrWithKeysOfSeveral(t *testing.T) {
 	}
 }
 
+// Who listens hears which peer was refused, and why.
+func TestListenerTellsOfKeys(t *testing.T) {
+	key, err := vipl.NewPSK(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{PSK: key}, memorynic.Config{})
+	told := make(chan error, 8)
+	h.b = newStack(t, h.nicB, vianet.Options{Failed: func(err error) { told <- err }})
+	l := h.listen(t)
+	defer l.Close()
+	if _, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.EKEYREJECTED) {
+		t.Error(err)
+	}
+	var op *net.OpError
+	select {
+	case err = <-told:
+	case <-time.After(patience):
+		t.Fatal("it is told nothing")
+	}
+	peer := vianet.Addr{}
+	if errors.As(err, &op) {
+		peer, _ = op.Addr.(vianet.Addr)
+	}
+	if peer.Addr() != h.nicA.Query().Address || op.Source != l.Addr() || !errors.Is(err, vipl.ErrSecurity) || !errors.Is(err, syscall.EKEYREJECTED) {
+		t.Errorf("it is told %v", err)
+	}
+	if len(told) > 0 {
+		t.Errorf("and %v", <-told)
+	}
+}
+
 // Where the time is over the other way is not tried, although the host is remembered.
 func TestDialOrRemembersTooLate(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})

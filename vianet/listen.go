@@ -126,6 +126,7 @@ func (l *Listener) take(request *vipl.Conn) {
 		c, err := l.establish(request, remote)
 		if err != nil { // the other side hears of it
 			<-l.places
+			l.failed(remote, err)
 			return
 		}
 		l.accepted <- c
@@ -133,6 +134,13 @@ func (l *Listener) take(request *vipl.Conn) {
 			l.dropAccepted()
 		}
 	})
+}
+
+// failed tells of a request that has not become a connection.
+func (l *Listener) failed(remote Addr, err error) {
+	if f := l.stack.o.Failed; f != nil && !l.closed() {
+		f(&net.OpError{Op: "accept", Net: network, Source: l.addr, Addr: remote, Err: systemError(err)})
+	}
 }
 
 func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {

@@ -48,6 +48,11 @@ type Options struct {
 	// Backlog is how many connections of a Listener may wait for Accept or be on their
 	// way there, each with its memory; further ones are refused. 0: 128.
 	Backlog int
+	// Failed is told of each request that a Listener began to accept and could not: the
+	// pre-shared keys do not go together (EKEYREJECTED), there is no memory (ENOBUFS), the
+	// peer has gone. A [*net.OpError], whose Addr is the peer. May be nil; it is called by
+	// several goroutines, and as often as anybody asks.
+	Failed func(error)
 }
 
 // mostBacklog is that of a listener of TCP, whose number has 16 bits.
