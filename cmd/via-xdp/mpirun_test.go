@@ -97,25 +97,3 @@ func TestMpibenchAlone(t *testing.T) {
 		}
 	}
 }
-
-// A proxy needs both addresses, and an interface for one of VIA.
-func TestProxyFlags(t *testing.T) {
-	for _, test := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{}, "both needed; usage: "},
-		{[]string{"--listen", "tcp::0"}, "both needed"},
-		{[]string{"--listen", "udp:x:0", "--to", "tcp:127.0.0.1:1"}, "--listen"},
-		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "via"}, "--to"},
-		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "via:10.0.0.1:1"}, "no interface"},
-	} {
-		var out bytes.Buffer
-		cmd := newProxy(environment{stdout: &out, stderr: &out})
-		cmd.SetArgs(test.args)
-		cmd.SilenceErrors, cmd.SilenceUsage = true, true
-		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%v: %v, want a word about %q", test.args, err, test.want)
-		}
-	}
-}

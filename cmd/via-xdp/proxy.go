@@ -15,20 +15,23 @@ import (
 )
 
 func newProxy(env environment) *cobra.Command {
-	var listen, to, device, fallback string
+	var listen, to, device, fallback, psk string
 	var silence time.Duration
 	cmd := &cobra.Command{
 		Use:   "proxy --listen tcp:HOST:PORT --to via:HOST:PORT",
 		Short: "Forward TCP to VIA and back, for programs that know nothing of it",
 		Long: "Forwards each connection that comes to one address to another one. One of them is\n" +
 			"tcp:, the kernel's, on the side of the program; the other is via:, package vianet's,\n" +
-			"on the side of the other host, where another proxy does the reverse.",
+			"on the side of the other host, where another proxy does the reverse.\n\n" +
+			"With --psk the way between the two proxies is authenticated and encrypted; both need the\n" +
+			"same file, such as openssl rand -out key 32 makes. Where their keys do not go together\n" +
+			"connections are reset, and both proxies say so.",
 		Example: "  via-xdp proxy -i eth1 --listen via::5432 --to tcp:127.0.0.1:5432          # on the server\n" +
 			"  via-xdp proxy -i eth1 --listen tcp:127.0.0.1:5432 --to via:10.0.0.2:5432  # on the client",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			p := &proxy.Proxy{Fallback: fallback, Failed: func(err error) {
-				fmt.Fprintf(env.stderr, "via-xdp: proxy: %s\n", oneLine(err))
+				fmt.Fprintf(env.stderr, "via-xdp: proxy: %s%s\n", oneLine(err), aboutKey(err, psk))
 			}}
 			if listen == "" || to == "" {
 				return usageError(cmd, errors.New("--listen and --to are both needed"))
@@ -48,16 +51,29 @@ func newProxy(env environment) *cobra.Command {
 			if err := checkSilence(silence); err != nil {
 				return err
 			}
-			if p.Listen.Network == "via" || p.To.Network == "via" {
+			via := p.Listen.Network == "via" || p.To.Network == "via"
+			var key *vipl.PSK
+			if cmd.Flags().Changed("psk") { // also an empty one: a variable that is not set, perhaps
+				switch {
+				case !via:
+					return usageError(cmd, errors.New("--psk is for an address by VIA"))
+				case fallback != "":
+					return usageError(cmd, errors.New("--psk and --fallback: by TCP nothing is encrypted"))
+				}
+				if key, err = vipl.ReadPSK(psk); err != nil {
+					return fmt.Errorf("--psk: %w", err)
+				}
+			}
+			if via {
 				if device == "" {
 					return errors.New("no interface: give one by -i")
 				}
-				nic, err := vipl.OpenNic(device, vipl.WithSilence(cmp.Or(silence, vipl.DefaultSilence)))
+				nic, err := vipl.OpenNic(device, vipl.WithPSK(key), vipl.WithSilence(cmp.Or(silence, vipl.DefaultSilence)))
 				if err != nil {
 					return err
 				}
 				defer nic.Close()
-				if p.Stack, err = vianet.New(nic, vianet.Options{}); err != nil {
+				if p.Stack, err = vianet.New(nic, vianet.Options{Failed: p.Refused}); err != nil {
 					return err
 				}
 				defer p.Stack.Close()
@@ -79,7 +95,20 @@ func newProxy(env environment) *cobra.Command {
 	f.StringVar(&listen, "listen", "", "address to listen at, tcp:HOST:PORT or via:HOST:PORT")
 	f.StringVar(&to, "to", "", "address to connect with, likewise")
 	f.StringVarP(&device, "interface", "i", "", "interface for via")
+	f.StringVar(&psk, "psk", "", "`file` of a pre-shared key, at least 32 random bytes, the same at the other proxy")
 	f.StringVar(&fallback, "fallback", "", "TCP `port` of the same host, for when nobody is there by VIA")
 	f.DurationVar(&silence, "silence", 0, "time after which a silent host of VIA is taken for dead, on both sides alike (default 1.6s)")
 	return cmd
+}
+
+// aboutKey says what this side has, where the error is that keys do not go together: its
+// text is the same on both sides.
+func aboutKey(err error, psk string) string {
+	switch {
+	case !errors.Is(err, vipl.ErrSecurity):
+		return ""
+	case psk == "":
+		return " (this side has no --psk)"
+	}
+	return " (this side has --psk " + psk + ")"
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -206,4 +207,27 @@ func TestMost(t *testing.T) {
 	if err := end(); err != nil {
 		t.Error(err)
 	}
+}
+
+// Who is refused is told once a second, with how many were not told in between.
+func TestRefusalsAreToldSeldom(t *testing.T) {
+	var s seldom
+	start := time.Unix(1000, 0)
+	for _, c := range []struct {
+		after  time.Duration
+		tell   bool
+		untold int
+	}{{0, true, 0}, {0, false, 0}, {time.Second - 1, false, 0}, {time.Second, true, 2}, {2*time.Second - 1, false, 0}, {time.Hour, true, 1}, {3 * time.Hour, true, 0}} {
+		if tell, untold := s.turn(start.Add(c.after)); tell != c.tell || untold != c.untold {
+			t.Errorf("after %v: %v, %d untold; want %v, %d", c.after, tell, untold, c.tell, c.untold)
+		}
+	}
+	var told []error
+	p := &Proxy{Failed: func(err error) { told = append(told, err) }}
+	p.refusals = seldom{untold: 7}
+	p.Refused(syscall.EKEYREJECTED)
+	if len(told) != 1 || !errors.Is(told[0], syscall.EKEYREJECTED) || !strings.Contains(told[0].Error(), "7 before it were not told") {
+		t.Errorf("told %v", told)
+	}
+	(&Proxy{}).Refused(syscall.EKEYREJECTED) // to nobody
 }

@@ -63,6 +63,7 @@ type Proxy struct {
 	Failed func(error)
 
 	listener net.Listener
+	refusals seldom
 	count    atomic.Int64
 	fell     atomic.Int64
 }
@@ -159,6 +160,37 @@ func (p *Proxy) failed(ctx context.Context, err error) {
 	if err != nil && ctx.Err() == nil && p.Failed != nil {
 		p.Failed(err)
 	}
+}
+
+// Refused tells Failed of requests that Stack has refused, for its Options.Failed: at most
+// one a second, since anybody on the network can make some.
+func (p *Proxy) Refused(err error) {
+	tell, untold := p.refusals.turn(time.Now())
+	if !tell || p.Failed == nil {
+		return
+	}
+	if untold > 0 {
+		err = fmt.Errorf("%w; %d before it were not told", err, untold)
+	}
+	p.Failed(err)
+}
+
+// seldom lets one thing a second be told, and counts the others.
+type seldom struct {
+	mu     sync.Mutex
+	next   time.Time
+	untold int
+}
+
+func (s *seldom) turn(now time.Time) (tell bool, untold int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now.Before(s.next) {
+		s.untold++
+		return false, 0
+	}
+	untold, s.untold, s.next = s.untold, 0, now.Add(time.Second)
+	return true, untold
 }
 
 // dialTime is how long the other side has to answer.

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"viaxdp/internal/await"
+	"viaxdp/internal/nstest"
+)
+
+// A proxy needs both addresses, and an interface for one of VIA.
+func TestProxyFlags(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{}, "both needed; usage: "},
+		{[]string{"--listen", "tcp::0"}, "both needed"},
+		{[]string{"--listen", "udp:x:0", "--to", "tcp:127.0.0.1:1"}, "--listen"},
+		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "via"}, "--to"},
+		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "via:10.0.0.1:1"}, "no interface"},
+		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "tcp:127.0.0.1:1", "--psk", "x"}, "--psk is for an address by VIA; usage: "},
+		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "via:10.0.0.1:1", "--psk", "x", "--fallback", "1"}, "by TCP nothing is encrypted; usage: "},
+		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "via:10.0.0.1:1", "--psk", ""}, "--psk: vipl: ReadPSK: "},
+		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "via:10.0.0.1:1", "--psk", "/dev/null"}, "--psk: vipl: ReadPSK: "},
+	} {
+		var out bytes.Buffer
+		cmd := newProxy(environment{stdout: &out, stderr: &out})
+		cmd.SetArgs(test.args)
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%v: %v, want a word about %q", test.args, err, test.want)
+		}
+	}
+}
+
+// heard is what a command says, while it runs.
+type heard struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (h *heard) Write(b []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.Write(b)
+}
+
+func (h *heard) String() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.String()
+}
+
+// startProxy runs the command in a namespace until it is ended, or the test is.
+func startProxy(t *testing.T, ns *nstest.NS, args ...string) (at net.Addr, says *heard, end func()) {
+	t.Helper()
+	says = &heard{}
+	ctx, cancel := context.WithCancel(context.Background())
+	listening, over := make(chan net.Addr, 1), make(chan int, 1)
+	env := environment{
+		args: append([]string{"proxy", "-i", ns.Name, "--silence", "30s"}, args...), stdout: io.Discard, stderr: says,
+		actions: actions{listening: func(a net.Addr) { listening <- a }},
+	}
+	go ns.Do(func() error { over <- run(ctx, env); return nil })
+	end = sync.OnceFunc(func() {
+		cancel()
+		if status := <-over; status != exitInterrupted {
+			t.Errorf("proxy %s: status %d: %s", args, status, says)
+		}
+	})
+	select {
+	case at = <-listening:
+	case status := <-over:
+		t.Fatalf("proxy %s: status %d: %s", args, status, says)
+	}
+	t.Cleanup(end)
+	return at, says, end
+}
+
+// Two proxies with the same key forward. Where only one has a key, or they differ, the
+// program's connection is reset, the server hears of none, and both proxies say why and
+// what they have.
+func TestProxyKeys(t *testing.T) {
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		for {
+			c, err := server.Accept()
+			if err != nil {
+				return
+			}
+			io.WriteString(c, "hello")
+			c.Close()
+		}
+	}()
+	a, b := nstest.Pair(t, nstest.Options{})
+	dir := t.TempDir()
+	one, other := filepath.Join(dir, "one"), filepath.Join(dir, "other")
+	err = errors.Join(os.WriteFile(one, bytes.Repeat([]byte{1}, 32), 0o600), os.WriteFile(other, bytes.Repeat([]byte{2}, 32), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := func(key string) []string {
+		if key == "" {
+			return nil
+		}
+		return []string{"--psk", key}
+	}
+	has := func(key string) string {
+		if key == "" {
+			return "(this side has no --psk)"
+		}
+		return "(this side has --psk " + key + ")"
+	}
+	for _, c := range []struct{ name, near, far, why string }{
+		{"the same", one, one, ""},
+		{"different", one, other, "pre-shared keys differ"},
+		{"client only", one, "", "no pre-shared key there"},
+		{"server only", "", one, "a pre-shared key is required"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, farSays, endFar := startProxy(t, b, append(with(c.far), "--listen", "via::7000", "--to", "tcp:"+server.Addr().String())...)
+			near, nearSays, endNear := startProxy(t, a, append(with(c.near), "--listen", "tcp:127.0.0.1:0", "--to", "via:"+b.IPv4.String()+":7000")...)
+			var got []byte
+			err := a.Do(func() error {
+				client, err := net.DialTimeout("tcp", near.String(), await.Patience)
+				if err != nil {
+					return err
+				}
+				defer client.Close()
+				client.SetDeadline(time.Now().Add(await.Patience))
+				got, err = io.ReadAll(client)
+				return err
+			})
+			if c.why == "" {
+				if string(got) != "hello" || err != nil {
+					t.Errorf("%q, %v", got, err)
+				}
+			} else {
+				if len(got) > 0 || !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("%q, %v", got, err)
+				}
+				for who, said := range map[string]*heard{has(c.near): nearSays, has(c.far): farSays} {
+					await.Until(t, "the proxy says what it has: "+who, func() bool { return strings.Contains(said.String(), who) })
+				}
+			}
+			endNear()
+			endFar()
+			for side, said := range map[string]*heard{"near": nearSays, "far": farSays} {
+				text := said.String()
+				if want := min(len(c.why), 1); strings.Count(text, "do not go together") != want || !strings.Contains(text, c.why) {
+					t.Errorf("the %s one says %s", side, text)
+				}
+			}
+		})
+	}
+}
