@@ -22,7 +22,7 @@ func (s *Stack) Alloc(n int) ([]byte, error) {
 	}
 	region, err := s.nic.AllocMem(n, vipl.MemAttributes{Ptag: s.regs.home})
 	if err != nil {
-		return nil, systemError(err)
+		return nil, systemError(s.regs.failed(err))
 	}
 	buf := region.Bytes()[:n:n]
 	s.mu.Lock()

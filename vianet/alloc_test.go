@@ -82,7 +82,7 @@ func TestAllocLends(t *testing.T) {
 	}{{arena, true}, {make([]byte, n), false}, {arena, true}} {
 		want := randomBytes(n, byte(len(test.out)))
 		copy(test.out, want)
-		before := h.nicA.Counters().Lent
+		before, counted := h.nicA.Counters().Lent, h.a.Stats().Lent.Bytes
 		done := make(chan error, 1)
 		go func() {
 			_, err := a.Write(test.out)
@@ -94,6 +94,9 @@ func TestAllocLends(t *testing.T) {
 		}
 		if lent := h.nicA.Counters().Lent - before; (lent > n/9000) != test.lent {
 			t.Errorf("%d frames were lent; memory of the arena: %v", lent, test.lent)
+		}
+		if counted = h.a.Stats().Lent.Bytes - counted; (counted == n) != test.lent || !test.lent && counted > 0 {
+			t.Errorf("%d bytes are counted; memory of the arena: %v", counted, test.lent)
 		}
 	}
 }

@@ -109,6 +109,11 @@ func (c *Conn) finish() {
 		}
 		break
 	}
+	c.mu.Lock()
+	if !c.due.finAcked && !c.breaks && c.counts.Broken == 0 && !c.dismissed() {
+		c.counts.Undelivered++
+	}
+	c.mu.Unlock()
 	c.free()
 }
 

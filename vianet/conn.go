@@ -36,6 +36,7 @@ type Conn struct {
 	mu   sync.Mutex
 	pool *pool
 
+	counts    Stats // what is counted of each connection
 	err       error // why the connection broke
 	departed  bool  // by the peer's Disconnect
 	unsent    bool  // bytes that a Write has handed over were not sent
@@ -61,6 +62,7 @@ type Conn struct {
 	credits int         // and now
 	fill    int         // buffer that is being filled with data, or -1
 	filled  int         // bytes in it, the header among them
+	stalled bool        // the peer had no room for what was to be sent
 	wish    bool        // its bytes would rather go through a ring
 	delays  bool        // it waits for more bytes, see delay.go
 	urged   bool        // no longer
@@ -125,7 +127,7 @@ func newConn(s *Stack) (*Conn, error) {
 	if c.pool, err = newPool(s.nic, c.tag, s.o.Buffers, s.o.BufferSize); err != nil {
 		c.vi.Destroy()
 		c.tag.Destroy()
-		return nil, errors.Join(errNoPool, err)
+		return nil, errors.Join(errNoPool, s.regs.failed(err))
 	}
 	c.pool.vi = c.vi
 	c.free = sync.OnceFunc(c.release)
@@ -251,6 +253,9 @@ func (c *Conn) fail(err error) {
 		return
 	}
 	c.err, c.down = err, true
+	if c.greeted && !c.isClosed && !(c.departed && c.fin) {
+		c.counts.Broken++
+	}
 	c.dropRooms()
 	close(c.gone)
 	c.raiseAll()

@@ -135,7 +135,7 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 	if err == nil {
 		c.begin(peer, true)
 		if err = c.greeting(ctx); err == nil { // a listener may have many to greet before
-			err = s.admit(c)
+			err = s.admit(c, &s.counts.Dialed)
 		}
 	}
 	if err != nil {

@@ -180,6 +180,12 @@ func Full(c *Conn) bool {
 	return c.credits == 0 && c.fill >= 0 && c.filled == c.longest
 }
 
+// Rouse has the Write that waits look again. The result says whether it has heard.
+func Rouse(c *Conn) (heard func() bool) {
+	raise(c.writable)
+	return func() bool { return len(c.writable) == 0 }
+}
+
 // Offered says whether a connection's transfer waits for the peer to take it.
 func Offered(c *Conn) bool {
 	c.mu.Lock()

@@ -45,7 +45,7 @@ func (s *Stack) DialOr(
 ) (net.Conn, error) {
 	to, err := s.targets(ctx, name, address)
 	if err != nil {
-		return otherwise(ctx, dialError(nil, err), or)
+		return s.otherwise(ctx, dialError(nil, err), or)
 	}
 	return s.dialOr(ctx, to, or)
 }
@@ -56,14 +56,14 @@ func (s *Stack) dialOr(ctx context.Context, to []Addr, or func(context.Context) 
 	if len(ask) > 0 {
 		c, err := s.dialShortly(ctx, ask)
 		if err != nil {
-			return otherwise(ctx, err, or)
+			return s.otherwise(ctx, err, or)
 		}
 		return c, nil
 	}
 	if ctx.Err() != nil {
 		return nil, dialError(to[0], contextError(ctx))
 	}
-	c, other := or(ctx)
+	c, other := s.fallBack(ctx, or)
 	if other == nil || ctx.Err() != nil {
 		return c, other
 	}
@@ -75,15 +75,24 @@ func (s *Stack) dialOr(ctx context.Context, to []Addr, or func(context.Context) 
 }
 
 // otherwise dials by or where err, of an attempt by VIA, says that there is none.
-func otherwise(ctx context.Context, err error, or func(context.Context) (net.Conn, error)) (net.Conn, error) {
+func (s *Stack) otherwise(ctx context.Context, err error, or func(context.Context) (net.Conn, error)) (net.Conn, error) {
 	if ctx.Err() != nil || !noVIA(err) {
 		return nil, err
 	}
-	c, other := or(ctx)
+	c, other := s.fallBack(ctx, or)
 	if other != nil {
 		return nil, errors.Join(err, other)
 	}
 	return c, nil
+}
+
+// fallBack dials by or, and counts.
+func (s *Stack) fallBack(ctx context.Context, or func(context.Context) (net.Conn, error)) (net.Conn, error) {
+	c, err := or(ctx)
+	if err == nil {
+		s.count(&s.counts.FellBack)
+	}
+	return c, err
 }
 
 // dialShortly dials as long as a host has to answer.

@@ -95,7 +95,7 @@ func (l *Listener) serve() {
 		request, err := l.requests.Wait(context.Background())
 		switch {
 		case err == nil && l.closed():
-			request.Reject()
+			l.refuse(request)
 		case err == nil:
 			l.take(request)
 		case !l.closed():
@@ -112,14 +112,14 @@ func (l *Listener) serve() {
 func (l *Listener) take(request *vipl.Conn) {
 	remote, err := addrOf(request.Remote())
 	if err != nil || !fits(remote.Addr(), l.family) {
-		request.Reject()
+		l.refuse(request)
 		return
 	}
 	l.stack.silent.forget(remote.Addr())
 	select {
 	case l.places <- struct{}{}:
 	default:
-		request.Reject()
+		l.refuse(request)
 		return
 	}
 	l.stack.work.Go(func() {
@@ -143,10 +143,15 @@ func (l *Listener) failed(remote Addr, err error) {
 	}
 }
 
+func (l *Listener) refuse(request *vipl.Conn) {
+	request.Reject()
+	l.stack.count(&l.stack.counts.Refused)
+}
+
 func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 	c, err := l.stack.passive()
 	if err != nil {
-		request.Reject()
+		l.refuse(request)
 		return nil, err
 	}
 	c.remote, c.local = remote, l.addr
@@ -159,7 +164,7 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), helloTime)
 	defer cancel()
 	if err = c.greeting(ctx); err == nil {
-		err = l.stack.admit(c)
+		err = l.stack.admit(c, &l.stack.counts.Accepted)
 	}
 	if err != nil {
 		c.free()

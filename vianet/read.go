@@ -116,6 +116,7 @@ func (c *Conn) consume(b []byte) (n int) {
 		}
 		c.queue.drop()
 	}
+	c.counts.Received += uint64(n)
 	return n
 }
 
@@ -169,6 +170,9 @@ func (c *Conn) finishDirect(l *landing) int {
 		leave = c.await(c.readable, &c.readDeadline, &c.readSpin, l.n) != nil
 	}
 	l.lease.end()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts.Received += uint64(l.came)
 	return l.came
 }
 

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"viaxdp/vipl"
 )
@@ -29,6 +30,9 @@ type registry struct {
 	order  list.List // of *lease, the one that was used last in front
 	bytes  int       // in idle
 	stages []*lease  // idle staging buffers
+
+	hits, misses uint64
+	failures     atomic.Uint64 // for want of memory
 }
 
 // span is a piece of memory: the same bytes are the same span.
@@ -77,12 +81,14 @@ func (r *registry) lease(b []byte, tag *vipl.Ptag, a access) (*lease, error) {
 	defer r.mu.Unlock()
 	if e, ok := r.idle[spanOf(b)]; ok {
 		l := r.forget(e)
+		r.hits++
 		return l, l.open(tag, a)
 	}
 	region, err := r.register(b, attributes(tag, a))
 	if err != nil {
-		return nil, err
+		return nil, r.failed(err)
 	}
+	r.misses++
 	return &lease{regs: r, region: region, buf: b}, nil
 }
 
@@ -108,7 +114,7 @@ func (r *registry) stage(tag *vipl.Ptag, a access) (*lease, error) {
 	}
 	region, off, err := allocate(r.nic, stageSize, attributes(tag, a))
 	if err != nil {
-		return nil, err
+		return nil, r.failed(err)
 	}
 	return &lease{regs: r, region: region, off: off, buf: region.Bytes()[off : off+stageSize], stage: true}, nil
 }
@@ -119,7 +125,7 @@ func (r *registry) ring(tag *vipl.Ptag) (*lease, error) {
 	buf := make([]byte, ringSize)
 	region, err := r.nic.RegisterMem(buf, attributes(tag, writable))
 	if err != nil {
-		return nil, err
+		return nil, r.failed(err)
 	}
 	return &lease{regs: r, region: region, buf: buf}, nil
 }

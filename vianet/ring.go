@@ -162,6 +162,7 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 		return c.writeSmall(b)
 	}
 	defer lease.end()
+	lent := c.stack.lends(b)
 	over := func() bool { return c.out.flight == 0 }
 	err = c.until(func() (bool, error) {
 		if err := c.writeError(); err != nil {
@@ -184,6 +185,9 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 	if n == len(b) && c.err == nil {
 		err = nil // in time after all
 	}
+	if lent {
+		c.counts.Lent.count(n)
+	}
 	return n, err
 }
 
@@ -192,7 +196,7 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 func (c *Conn) putInRing(l *lease, off int) int {
 	r := &c.peerRing
 	n := min(len(l.buf)-off, r.free, r.size-r.at, vipl.MaxTransferSize)
-	if n == 0 || c.credits == 0 || c.down {
+	if c.stalled = n == 0 || c.credits == 0; c.stalled || c.down {
 		return 0
 	}
 	if len(c.pool.free) < 2 {
@@ -213,6 +217,7 @@ func (c *Conn) putInRing(l *lease, off int) int {
 	c.credits--
 	r.at = (r.at + n) % r.size
 	r.free -= n
+	c.counts.Ring.count(n)
 	i, _ = c.pool.take()
 	c.send(i, headerLen, header{kind: kindFilled, id: ringID, length: uint32(n)})
 	return n

@@ -297,7 +297,11 @@ func (c *Conn) send(i, n int, h header) {
 
 // pushData sends the buffer that is being filled, if the peer has room for it.
 func (c *Conn) pushData() bool {
-	if c.emptied() || c.credits == 0 || c.down {
+	if c.emptied() || c.down {
+		return true
+	}
+	if c.credits == 0 {
+		c.stalled = true
 		return true
 	}
 	if c.waitsForMore() {
@@ -310,6 +314,7 @@ func (c *Conn) pushData() bool {
 	if c.wish {
 		h.id = ringWish
 	}
+	c.counts.Messages.count(n - headerLen)
 	c.send(i, n, h)
 	raise(c.writable)
 	return true

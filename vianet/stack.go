@@ -94,6 +94,7 @@ type Stack struct {
 	listeners map[*Listener]struct{}
 	buffers   map[*byte]*vipl.Region // of Alloc, by their first byte
 	left      error                  // why connections could not give back all that they had
+	counts    Stats                  // of connections that have ended, and what none counts
 }
 
 var errStackClosed = fmt.Errorf("the stack is closed: %w", net.ErrClosed)
@@ -155,23 +156,27 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// admit notes a connection that has come about, for Close to close. ErrClosed
-// after that.
-func (s *Stack) admit(c *Conn) error {
+// admit notes a connection that has come about, for Close to close, and counts it.
+// ErrClosed after that.
+func (s *Stack) admit(c *Conn, counter *uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.isClosed {
 		return errStackClosed
 	}
 	s.conns[c] = true
+	*counter++
 	return nil
 }
 
 // remove forgets a connection that has ended; left is what it could not give back.
 func (s *Stack) remove(c *Conn, left error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
+	s.counts.add(&c.counts)
 	s.left = errors.Join(s.left, left)
 }
 

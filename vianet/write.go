@@ -56,11 +56,15 @@ func (c *Conn) writeError() error {
 // until calls step, under mu, until it has succeeded or failed, and waits in
 // between.
 func (c *Conn) until(step func() (done bool, err error)) error {
-	for {
+	for waits := false; ; {
 		c.mu.Lock()
 		lower(c.writable)
-		c.later = c.stack.mayRingLater()
+		c.later, c.stalled = c.stack.mayRingLater(), false
 		done, err := step()
+		if c.stalled && !waits && !done && err == nil {
+			waits = true
+			c.counts.Stalls++
+		}
 		later := c.later
 		c.later = false
 		bytes := 0
@@ -143,7 +147,8 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
 	}
-	read := c.reads && !c.stack.lends(b)
+	lent := c.stack.lends(b)
+	read := c.reads && !lent
 	a := closed
 	if read {
 		a = readable
@@ -170,6 +175,14 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.out.open, c.out.lease = false, nil
+	way := &c.counts.Written
+	if read {
+		way = &c.counts.Read
+	}
+	way.count(c.out.moved)
+	if lent {
+		c.counts.Lent.count(c.out.moved)
+	}
 	if c.out.moved == len(b) {
 		return len(b), nil // in time after all
 	}

@@ -17,6 +17,7 @@ import (
 	"viaxdp/kagent"
 	"viaxdp/mvich"
 	"viaxdp/reliable"
+	"viaxdp/vianet"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -37,9 +38,11 @@ func countersOf() map[string][]string {
 		"Reliable sender":       fields(reliable.SenderStats{}),
 		"Reliable receiver":     fields(reliable.ReceiverStats{}),
 	}
-	for _, f := range reflect.VisibleFields(reflect.TypeOf(mvich.Stats{})) {
-		if f.Type.Kind() == reflect.Uint64 { // the others are how things are now
-			all["Ranks"] = append(all["Ranks"], f.Name)
+	for section, stats := range map[string]any{"Ranks": mvich.Stats{}, "Sockets": vianet.Stats{}} {
+		for _, f := range reflect.VisibleFields(reflect.TypeOf(stats)) {
+			if f.Type.Kind() != reflect.Int { // which is how things are now
+				all[section] = append(all[section], f.Name)
+			}
 		}
 	}
 	(&xdpnic.Stats{}).Each(func(c xdpnic.Counter) { all["Queue"] = append(all["Queue"], c.Name) })

@@ -1,0 +1,251 @@
+package vianet_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+
+	"viaxdp/vianet"
+)
+
+// carry writes b to one side of a connection, in one Write, and reads it from the other.
+func carry(t *testing.T, from, to *vianet.Conn, b []byte) {
+	t.Helper()
+	wrote := make(chan error, 1)
+	go func() { _, err := from.Write(b); wrote <- err }()
+	_, err := io.ReadFull(to, make([]byte, len(b)))
+	if err = errors.Join(err, <-wrote); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What is written counts for the way it went, on the side that wrote it, and what is
+// read on the other; still when the connection is gone.
+func TestStatsOfTraffic(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	a, b := h.pair(t)
+	for range 10 {
+		carry(t, a, b, make([]byte, 100))
+	}
+	large := make([]byte, 300_000)
+	carry(t, a, b, large)
+	for range 2 { // after which both sides have a ring
+		carry(t, a, b, large[:64<<10])
+		carry(t, b, a, large[:64<<10])
+	}
+	until(t, "both sides write to a ring", func() bool { return vianet.Ringed(a) })
+	ofA := vianet.Stats{
+		Dialed: 1, Messages: vianet.Traffic{Times: 10, Bytes: 1000},
+		Read: vianet.Traffic{Times: 3, Bytes: 300_000 + 128<<10}, Received: 128 << 10,
+	}
+	ofB := vianet.Stats{
+		Accepted: 1, Read: vianet.Traffic{Times: 2, Bytes: 128 << 10}, Received: 1000 + 300_000 + 128<<10,
+	}
+	check := func(when string) {
+		t.Helper()
+		for i, want := range []vianet.Stats{ofA, ofB} {
+			got := []*vianet.Stack{h.a, h.b}[i].Stats()
+			got.Registered, got.Reused, got.RegisteredBytes = 0, 0, 0 // is another test's
+			if got != want {
+				t.Errorf("%s: host %d: %+v, want %+v", when, i, got, want)
+			}
+		}
+	}
+	ofA.Conns, ofB.Conns = 1, 1
+	check("before the ring")
+	carry(t, a, b, large[:64<<10])
+	ofA.Ring = vianet.Traffic{Times: 1, Bytes: 64 << 10}
+	ofB.Received += 64 << 10
+	check("by the ring")
+	a.Close()
+	<-vianet.Gone(b) // so nobody tells that its end has come, which is as well
+	b.Close()
+	ofA.Conns, ofB.Conns = 0, 0
+	until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
+	check("afterwards")
+}
+
+// Where the peer cannot read it is written to.
+func TestStatsOfWrites(t *testing.T) {
+	h := inMemory(t, vianet.Options{NoRDMARead: true})
+	a, b := h.pair(t)
+	carry(t, a, b, make([]byte, 300_000))
+	if s, want := h.a.Stats(), (vianet.Traffic{Times: 1, Bytes: 300_000}); s.Written != want || s.Read.Times > 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Want of memory counts wherever it shows; a buffer is registered once, and found the
+// next times.
+func TestStatsOfMemory(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	a, b := h.pair(t)
+	free := exhaust(t, h.nicA)
+	if c, err := h.a.Dial("via", "10.0.0.9:1"); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("Dial: %v, %v", c, err)
+	}
+	if s := h.a.Stats(); s.NoMemory != 1 {
+		t.Errorf("a Dial without memory: %+v", s)
+	}
+	buf := make([]byte, 300_000)
+	carry(t, a, b, buf)
+	if s := h.a.Stats(); s.NoMemory != 2 || s.Messages.Bytes != 300_000 || s.Registered != 0 {
+		t.Errorf("a Write without memory: %+v", s)
+	}
+	if _, err := h.a.Alloc(1 << 30); !errors.Is(err, syscall.ENOBUFS) || h.a.Stats().NoMemory != 3 {
+		t.Errorf("Alloc of too much: %v, %+v", err, h.a.Stats())
+	}
+	free()
+	for range 3 {
+		carry(t, a, b, buf)
+	}
+	if s := h.a.Stats(); s.Registered != 1 || s.Reused != 2 || s.RegisteredBytes != len(buf) || s.NoMemory != 3 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Connections count where they come from, and a request that a listener has no
+// place for is refused.
+func TestStatsOfConnections(t *testing.T) {
+	h := inMemory(t, vianet.Options{Backlog: 1})
+	l := h.listen(t)
+	defer l.Close()
+	h.dial(t, l.Addr()).Close()
+	if _, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("nobody has accepted the first: %v", err)
+	}
+	or := newWay(t)
+	nobody := net.JoinHostPort(h.nicB.Query().Address.String(), "7")
+	if _, err := h.a.DialOr(t.Context(), "via", nobody, or.dial); err != nil {
+		t.Error(err)
+	}
+	h.a.DialOr(t.Context(), "via", nobody, func(context.Context) (net.Conn, error) { return nil, syscall.EPERM })
+	if s := h.a.Stats(); s.Dialed != 1 || s.Accepted != 0 || s.FellBack != 1 || s.Refused != 0 {
+		t.Errorf("who dials: %+v", s)
+	}
+	until(t, "the listener has the first", func() bool { return h.b.Stats().Accepted > 0 })
+	if s := h.b.Stats(); s.Dialed != 0 || s.Accepted != 1 || s.FellBack != 0 || s.Refused == 0 {
+		t.Errorf("who listens: %+v", s)
+	}
+}
+
+// A Write that finds no room at the peer's has stalled, once, however long it waits.
+func TestStatsOfStalls(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	a, b := h.pair(t)
+	written := len(fill(t, a))
+	before := h.a.Stats().Stalls
+	wrote := make(chan error, 1)
+	go func() { _, err := a.Write(make([]byte, 100)); wrote <- err }()
+	until(t, "the Write waits", func() bool { return h.a.Stats().Stalls > before })
+	for range 3 { // it looks again, and waits again
+		until(t, "it is woken", vianet.Rouse(a))
+	}
+	if _, err := io.ReadFull(b, make([]byte, written+100)); err != nil {
+		t.Error(err)
+	}
+	if err := <-wrote; err != nil {
+		t.Error(err)
+	}
+	if s := h.a.Stats(); s.Stalls != before+1 {
+		t.Errorf("%d Writes have waited, not %d", s.Stalls, before+1)
+	}
+	if s := h.b.Stats(); s.Stalls != 0 {
+		t.Errorf("the reader: %+v", s)
+	}
+}
+
+// A connection that the peer breaks is broken for this side; where this side has closed
+// it before, and not all had got there, that is what is counted.
+func TestStatsOfEnds(t *testing.T) {
+	for _, closed := range []bool{false, true} {
+		h := lingering(t, vianet.Options{})
+		a, b := h.pair(t)
+		fill(t, a)
+		if closed {
+			a.Close()
+		}
+		b.SetLinger(0)
+		b.Close()
+		<-vianet.Gone(a)
+		if !closed {
+			a.Close()
+		}
+		until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
+		s := h.a.Stats()
+		if broken, undelivered := s.Broken == 1, s.Undelivered == 1; broken == closed || undelivered != closed {
+			t.Errorf("closed before: %v: %+v", closed, s)
+		}
+		if s := h.b.Stats(); s.Broken+s.Undelivered != 0 {
+			t.Errorf("closed before: %v: who has broken it: %+v", closed, s)
+		}
+	}
+}
+
+// Whoever looks while connections come and go sees no count go back, and in the end all.
+func TestStatsMeanwhile(t *testing.T) {
+	const conns, n = 50, 1000
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	var dialing, looking sync.WaitGroup
+	done := make(chan struct{})
+	for _, s := range []*vianet.Stack{h.a, h.b} {
+		looking.Go(func() {
+			var last vianet.Stats
+			for {
+				now := s.Stats()
+				if now.Messages.Bytes < last.Messages.Bytes || now.Received < last.Received || now.Dialed < last.Dialed {
+					t.Errorf("%+v, and then %+v", last, now)
+					return
+				}
+				last = now
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	dialing.Go(func() {
+		for range conns {
+			c, err := l.Accept()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			dialing.Go(func() {
+				io.Copy(c, c)
+				c.Close()
+			})
+		}
+	})
+	for range 5 {
+		dialing.Go(func() {
+			for range conns / 5 {
+				c := h.dial(t, l.Addr())
+				if _, err := c.Write(make([]byte, n)); err != nil {
+					t.Error(err)
+				}
+				if _, err := io.ReadFull(c, make([]byte, n)); err != nil {
+					t.Error(err)
+				}
+				c.Close()
+			}
+		})
+	}
+	dialing.Wait()
+	until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
+	close(done)
+	looking.Wait()
+	for _, s := range []vianet.Stats{h.a.Stats(), h.b.Stats()} {
+		if s.Dialed+s.Accepted != conns || s.Messages.Bytes != conns*n || s.Received != conns*n || s.Broken+s.Undelivered != 0 {
+			t.Errorf("%+v", s)
+		}
+	}
+}
