@@ -38,7 +38,7 @@ var _ net.Listener = (*Listener)(nil)
 //
 // Errors are [*net.OpError]: EADDRINUSE when another listener or a connection of the stack
 // has the port, at whatever address, or whoever else has the same Kernel Agent listens at
-// the address.
+// the address; [net.ErrClosed] after Close or Shutdown of the stack.
 func (s *Stack) Listen(name, address string) (net.Listener, error) {
 	addrs, err := s.resolve(context.Background(), name, address)
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *Stack) listen(fam string, at Addr) (*Listener, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.isClosed {
+	if s.isClosed || s.empty != nil {
 		l.close()
 		return nil, errStackClosed
 	}

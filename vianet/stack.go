@@ -90,6 +90,7 @@ type Stack struct {
 
 	mu        sync.Mutex
 	isClosed  bool
+	empty     chan struct{}  // of Shutdown: closed when no connection is left; nil: it was not called
 	conns     map[*Conn]bool // true: the program has it, or can accept it
 	listeners map[*Listener]struct{}
 	buffers   map[*byte]*vipl.Region // of Alloc, by their first byte
@@ -177,6 +178,7 @@ func (s *Stack) remove(c *Conn, left error) {
 	defer s.mu.Unlock()
 	delete(s.conns, c)
 	s.counts.add(&c.counts)
+	s.checkEmpty()
 	s.left = errors.Join(s.left, left)
 }
 
@@ -195,7 +197,7 @@ const closeTime = time.Second
 
 // Close closes all listeners and connections, ends each Dial that is under way and
 // waits until they are gone. Data that was written and not delivered has one second
-// to get there. A second Close does nothing.
+// to get there; Shutdown gives it more. A second Close does nothing.
 func (s *Stack) Close() error {
 	s.mu.Lock()
 	if s.isClosed {
