@@ -20,12 +20,11 @@ import (
 
 const (
 	viplDoc = "../../docs/vipl.md"
-	viplDir = "../../vipl"
 
 	operations = 41 // of VIPL
 )
 
-// row of a table in docs/vipl.md, by the heads of its columns.
+// row of a table, by the heads of its columns.
 type row struct {
 	section string
 	line    int
@@ -34,10 +33,13 @@ type row struct {
 
 func (r row) vipl() string { return strings.Trim(r.cells["VIPL"], "`") }
 
-// rows reads the tables that have a column VIPL and a column Go.
-func rows(t *testing.T) (all []row) {
+// rows reads the tables of docs/vipl.md that have a column VIPL.
+func rows(t *testing.T) []row { return rowsOf(t, viplDoc, "VIPL") }
+
+// rowsOf reads the tables of a document that have a certain column.
+func rowsOf(t *testing.T, document, column string) (all []row) {
 	t.Helper()
-	f, err := os.Open(viplDoc)
+	f, err := os.Open(document)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,8 +63,8 @@ func rows(t *testing.T) (all []row) {
 		case heads == nil:
 			heads = cells
 		case len(cells) != len(heads):
-			t.Errorf("%s:%d: %d cells, not %d", viplDoc, n, len(cells), len(heads))
-		case !strings.HasPrefix(cells[0], "---") && slices.Contains(heads, "VIPL"):
+			t.Errorf("%s:%d: %d cells, not %d", document, n, len(cells), len(heads))
+		case !strings.HasPrefix(cells[0], "---") && slices.Contains(heads, column):
 			r := row{section, n, map[string]string{}}
 			for i, h := range heads {
 				r.cells[h] = cells[i]
@@ -76,16 +78,18 @@ func rows(t *testing.T) (all []row) {
 	return all
 }
 
-// source is package vipl as its files say.
+// source is a package as its files say.
 type source struct {
 	types *types.Package
 	docs  map[string]string // comments of functions and methods: "OpenNic", "VI.PostSend"
 }
 
-func load(t *testing.T) source {
+func load(t *testing.T) source { return loadPackage(t, "vipl") }
+
+func loadPackage(t *testing.T, path string) source {
 	t.Helper()
 	fset := token.NewFileSet()
-	names, err := filepath.Glob(viplDir + "/*.go")
+	names, err := filepath.Glob("../../" + path + "/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,9 +107,9 @@ func load(t *testing.T) source {
 	// What is imported is of no interest: types of it may stay unknown.
 	conf := types.Config{Importer: nothing{}, Error: func(error) {}}
 	s := source{docs: map[string]string{}}
-	s.types, _ = conf.Check("viaxdp/vipl", fset, files, nil)
+	s.types, _ = conf.Check("viaxdp/"+path, fset, files, nil)
 
-	d, err := doc.NewFromFiles(fset, files, "viaxdp/vipl")
+	d, err := doc.NewFromFiles(fset, files, "viaxdp/"+path)
 	if err != nil {
 		t.Fatal(err)
 	}
