@@ -260,6 +260,9 @@ func TestListenerTellsOfKeys(t *testing.T) {
 	if len(told) > 0 {
 		t.Errorf("and %v", <-told)
 	}
+	if s := h.b.Stats(); s.Refused != 1 || s.Accepted != 0 {
+		t.Errorf("counted: %+v", s)
+	}
 }
 
 // Where the time is over the other way is not tried, although the host is remembered.

@@ -156,7 +156,7 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 	}
 	c.remote, c.local = remote, l.addr
 	if err := request.Accept(c.vi); err != nil {
-		request.Reject()
+		l.refuse(request)
 		c.free()
 		return nil, err
 	}
