@@ -23,6 +23,7 @@ type deviceKey struct {
 	netnsDev, netnsIno uint64
 	index              int
 	port               uint16
+	fallen             uint64 // 0: the interface is there; else so many had gone with it: see retire
 }
 
 // registry holds the devices that this process has open, so that several opens
@@ -30,12 +31,13 @@ type deviceKey struct {
 var registry = struct {
 	mu      sync.Mutex
 	devices map[deviceKey]*device
+	fallen  uint64 // devices whose interface has gone
 }{devices: make(map[deviceKey]*device)}
 
 // device is what all Locals of one interface share.
 type device struct {
-	key  deviceKey
-	refs int // guarded by registry.mu
+	key  deviceKey // fallen is changed under registry.mu, too
+	refs int       // guarded by registry.mu
 
 	mu       sync.Mutex // guards what follows; held while opening and closing
 	up       bool
@@ -53,7 +55,7 @@ type device struct {
 	mode     bpf.Mode // how the program is attached
 	leases   map[int]*lease
 	udp      *UDP
-	vault    Vault                 // nil: nobody keeps anything
+	vault    *shelf                // nil: nobody keeps anything
 	place    string                // in the vault
 	lanes    map[[2]int]*laneFiles // by their queues, the lower one first
 
@@ -76,7 +78,7 @@ func acquire(cfg Config) (*device, error) {
 	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
 		return nil, &OpError{Op: "open", Link: cfg.Interface, Err: err, Hint: "is /proc mounted?"}
 	}
-	key := deviceKey{ns.Dev, ns.Ino, nic.Attrs().Index, cfg.Port}
+	key := deviceKey{netnsDev: ns.Dev, netnsIno: ns.Ino, index: nic.Attrs().Index, port: cfg.Port}
 	registry.mu.Lock()
 	d := registry.devices[key]
 	if d == nil {
@@ -87,6 +89,12 @@ func acquire(cfg Config) (*device, error) {
 	registry.mu.Unlock()
 
 	d.mu.Lock()
+	if d.up && d.router.gone.Load() { // another one has its number
+		if err := errors.Join(d.retire(), d.release()); err != nil {
+			return nil, &OpError{Op: "open", Link: cfg.Interface, Err: err}
+		}
+		return acquire(cfg)
+	}
 	switch {
 	case !d.up:
 		err = d.setUp(cfg, nic.Attrs())
@@ -134,7 +142,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 		return fail("netlink", err)
 	}
 	d.router = &router{nl: nl, name: nic.Name, index: nic.Index, port: cfg.Port}
-	if d.watch, err = newWatch(d.router); err != nil {
+	if d.watch, err = newWatch(d.router, d.fall); err != nil {
 		return fail("watch", err)
 	}
 	d.describe(nic)
@@ -169,7 +177,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 // begin is the first part of setting up. Caller holds d.mu.
 func (d *device) begin(cfg Config) {
 	d.leases = make(map[int]*lease)
-	d.maxVIs, d.vault = cfg.MaxVIs, cfg.Vault
+	d.maxVIs, d.vault = cfg.MaxVIs, newShelf(cfg.Vault)
 	d.numbers = NewNumbers(cfg.MaxVIs)
 }
 

@@ -37,7 +37,7 @@ func (m *Manager) Discover(ctx context.Context, own []netip.Addr) ([]Neighbor, e
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
-		return nil, ErrClosed
+		return nil, m.cause
 	}
 	m.hellos[hello.ID] = hops
 	m.mu.Unlock()
@@ -79,7 +79,7 @@ func (m *Manager) ask(ctx context.Context, hello *wire.CM, own []netip.Addr) err
 		case <-timer.C:
 			continue
 		case <-m.done:
-			err = ErrClosed
+			err = m.cause
 		case <-ctx.Done():
 		}
 		timer.Stop()

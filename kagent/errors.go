@@ -36,6 +36,9 @@ var (
 	ErrNoVI = errors.New("all VI numbers are in use")
 	// ErrQueueInUse: the queue is leased in this process already.
 	ErrQueueInUse = errors.New("the queue is in use")
+	// ErrGone: the interface was removed. One that comes in its place is another one,
+	// to be opened anew.
+	ErrGone = errors.New("the interface is gone")
 	// ErrClosed: the agent, or the listener, is closed.
 	ErrClosed = fmt.Errorf("kagent: %w", fs.ErrClosed)
 )

@@ -66,7 +66,7 @@ func (m *Manager) listen(local Address, user uint32) (*Listener, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, ErrClosed
+		return nil, m.cause
 	}
 	d := m.door(key)
 	if d.listener != nil {
@@ -145,7 +145,7 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *Listener, user uint3
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
-		return nil, ErrClosed
+		return nil, m.cause
 	}
 	var closed chan struct{}
 	if l != nil {
@@ -178,7 +178,7 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *Listener, user uint3
 	case <-closed:
 		err = ErrClosed
 	case <-m.done:
-		err = ErrClosed
+		err = m.cause
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

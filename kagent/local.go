@@ -368,6 +368,7 @@ func (l *Local) Close() error {
 		errs = append(errs, ln.Close())
 	}
 	l.watch.add(l, nil)
+	l.watch.onGone(l, nil)
 	l.mu.Unlock()
 	l.dev.mu.Lock()
 	errs = append(errs, l.lease.release(), l.dev.release())

@@ -42,6 +42,7 @@ type Manager struct {
 
 	mu       sync.Mutex
 	closed   bool
+	cause    error // what those hear who call when it is closed; valid from then on
 	counters Counters
 	doors    map[doorKey]*door
 	requests map[uint64]*request
@@ -132,14 +133,17 @@ func NewManager(t Transport, port uint16) *Manager {
 
 // Close tells the other sides of everything that is under way, once, and ends
 // it with ErrClosed. It returns when the manager's goroutine has ended.
-func (m *Manager) Close() error {
+func (m *Manager) Close() error { return m.end(ErrClosed) }
+
+// end is Close with another error for those who wait, and who call later.
+func (m *Manager) end(cause error) error {
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
 		<-m.serving
 		return nil
 	}
-	m.closed = true
+	m.closed, m.cause = true, cause
 	close(m.done)
 	if m.sweeper != nil {
 		m.sweeper.Stop()
@@ -147,12 +151,12 @@ func (m *Manager) Close() error {
 	var out []datagram
 	for _, r := range m.requests {
 		if r.state < reqConfirmed {
-			out = append(out, r.end(ErrClosed, wire.CMReasonClosed))
+			out = append(out, r.end(cause, wire.CMReasonClosed))
 		}
 	}
 	for _, in := range m.incoming {
 		if in.state < inEstablished {
-			out = append(out, in.end(ErrClosed, wire.CM{Type: wire.CMReject, Reason: wire.CMReasonClosed}))
+			out = append(out, in.end(cause, wire.CM{Type: wire.CMReject, Reason: wire.CMReasonClosed}))
 		}
 	}
 	clear(m.doors)

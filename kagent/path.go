@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -33,6 +34,7 @@ type router struct {
 	name       string
 	index      int
 	port       uint16
+	gone       atomic.Bool // the interface, though another one may have its number
 	links      shared[Link]
 	neighbours [2]shared[map[netip.Addr]*netlink.Neigh] // of IPv4 and IPv6
 	// nudge sends a datagram without meaning, so that the kernel resolves
@@ -50,6 +52,9 @@ func (r *router) link() (Link, error) {
 // read reads the interface, with the addresses that have none of the flags in
 // without.
 func (r *router) read(without int) (Link, error) {
+	if r.gone.Load() {
+		return Link{}, ErrGone
+	}
 	nic, err := r.nl.LinkByIndex(r.index)
 	if err != nil {
 		return Link{}, err
@@ -79,6 +84,11 @@ func (r *router) read(without int) (Link, error) {
 	}
 	l.IPv6 = append(l.IPv6, local...)
 	return l, nil
+}
+
+func (r *router) isGone() bool {
+	_, err := r.link()
+	return isGone(err)
 }
 
 func (r *router) own(a netip.Addr) bool {

@@ -46,7 +46,7 @@ func (m *Manager) requestPeer(ctx context.Context, local, remote Address, o Offe
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
-		return nil, nil, ErrClosed
+		return nil, nil, m.cause
 	}
 	m.requests[r.id] = r
 	first := m.lineUp(r)

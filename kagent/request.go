@@ -70,7 +70,7 @@ func (m *Manager) Request(ctx context.Context, local, remote Address, o Offer) (
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
-		return nil, ErrClosed
+		return nil, m.cause
 	}
 	m.requests[r.id] = r
 	m.mu.Unlock()

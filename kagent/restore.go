@@ -115,7 +115,7 @@ func restoreNIC(vault Vault, place string, items []Item) (_ []Restored, err erro
 	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
 		return nil, err
 	}
-	d := &device{key: deviceKey{ns.Dev, ns.Ino, nic.Index, nic.Port}, refs: 1, place: place}
+	d := &device{key: deviceKey{netnsDev: ns.Dev, netnsIno: ns.Ino, index: nic.Index, port: nic.Port}, refs: 1, place: place}
 	registry.mu.Lock()
 	if registry.devices[d.key] != nil {
 		registry.mu.Unlock()
@@ -127,11 +127,14 @@ func restoreNIC(vault Vault, place string, items []Item) (_ []Restored, err erro
 	if err := d.restore(vault, nic, k.nic, link.Attrs()); err != nil {
 		return nil, errors.Join(err, d.release())
 	}
+	for i := range items {
+		d.vault.holds(items[i].Key)
+	}
 	all := d.restoreLeases(&k)
 	d.reconcile(all)
 	for num := range k.vis {
 		if !d.numbers.Live(num) {
-			err = errors.Join(err, vault.Delete(viKey(place, num)))
+			err = errors.Join(err, d.vault.Delete(viKey(place, num)))
 		}
 	}
 	return all, errors.Join(err, d.release()) // each Local has a reference of its own
@@ -148,7 +151,7 @@ func (d *device) restore(vault Vault, r nicRecord, i *Item, link *netlink.LinkAt
 		return err
 	}
 	d.router = &router{nl: nl, name: link.Name, index: link.Index, port: r.Port}
-	if d.watch, err = newWatch(d.router); err != nil {
+	if d.watch, err = newWatch(d.router, d.fall); err != nil {
 		return err
 	}
 	d.describe(link)

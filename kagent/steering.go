@@ -104,7 +104,10 @@ func (l *lease) unsteer() error {
 	if l.steering == nil {
 		return nil
 	}
-	err := l.steering.Undo()
+	var err error
+	if r := l.dev.router; r == nil || !r.isGone() { // else one of its name is another one
+		err = l.steering.Undo()
+	}
 	l.steering = nil
 	if err != nil {
 		err = fmt.Errorf("the NIC's steering could not be put back: %w", err)

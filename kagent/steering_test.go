@@ -2,9 +2,11 @@ package kagent
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -37,10 +39,33 @@ func (f *fakeSteered) RulesOff() bool { return f.off }
 func (f *fakeSteered) Close() error   { f.closed++; return nil }
 
 // fakeVault keeps values and no files.
-type fakeVault map[string][]byte
+type fakeVault struct {
+	mu   sync.Mutex
+	kept map[string][]byte
+}
 
-func (v fakeVault) Put(key string, value []byte, _ ...int) error { v[key] = value; return nil }
-func (v fakeVault) Delete(key string) error                      { delete(v, key); return nil }
+func newFakeVault() *fakeVault { return &fakeVault{kept: make(map[string][]byte)} }
+
+func (v *fakeVault) Put(key string, value []byte, _ ...int) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.kept[key] = value
+	return nil
+}
+
+func (v *fakeVault) Delete(key string) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.kept, key)
+	return nil
+}
+
+// all is a copy of what is kept.
+func (v *fakeVault) all() map[string][]byte {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return maps.Clone(v.kept)
+}
 
 // newLease is a lease as far as steering knows it.
 func newLease(d *device, queue int) *lease {
@@ -103,10 +128,10 @@ func TestSteering(t *testing.T) {
 func TestSteeringRestored(t *testing.T) {
 	nic := &fakeSteered{table: []uint32{0, 1, 0, 1}}
 	before := slices.Clone(nic.table)
-	vault := make(fakeVault)
+	vault := newFakeVault()
 	agent := func() *device {
 		d := &device{
-			driver: "igb", inputs: 2, router: &router{name: "eth0"}, place: "eth0",
+			driver: "igb", inputs: 2, place: "eth0",
 			openSteered: func(string) (steered, error) { return nic, nil },
 		}
 		d.begin(Config{MaxVIs: 2, Vault: vault})
@@ -118,7 +143,7 @@ func TestSteeringRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	item := Item{Key: leaseKey("eth0", 1), Value: vault[leaseKey("eth0", 1)], Files: []*os.File{nil}}
+	item := Item{Key: leaseKey("eth0", 1), Value: vault.all()[leaseKey("eth0", 1)], Files: []*os.File{nil}}
 	var r leaseRecord
 	if err := json.Unmarshal(item.Value, &r); err != nil {
 		t.Fatal(err)

@@ -46,6 +46,11 @@ func concernsModel(b []byte, index int) bool {
 	return at < len(b) // something is left that is no message
 }
 
+func concerns(b []byte, index int) (yes bool) {
+	eachAbout(b, index, func(uint16, []byte) { yes = true })
+	return yes
+}
+
 // Messages of the kernel are about an interface where a reader of their own says so, and where they are cut
 // short: a change is never overlooked.
 func FuzzConcerns(f *testing.F) {

@@ -33,14 +33,14 @@ func handOut(t *testing.T, l *Local) {
 // again, while a program has the queue of the one before it.
 func TestKeptApart(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
-	vault := make(fakeVault)
+	vault := newFakeVault()
 	cfg := small(an)
 	cfg.Mode, cfg.Shared, cfg.Vault = xdpnic.ModeGeneric, true, vault
 	wants := func(index int, when string) {
 		t.Helper()
 		var nic nicRecord
 		n := make(map[string]int)
-		for key, value := range vault {
+		for key, value := range vault.all() {
 			kind, _, _ := strings.Cut(key, "/")
 			if n[kind]++; kind == "nic" {
 				if err := json.Unmarshal(value, &nic); err != nil {
@@ -102,7 +102,7 @@ func TestKeptApart(t *testing.T) {
 	if err := second.Close(); err != nil {
 		t.Error(err)
 	}
-	if len(vault) > 0 {
-		t.Errorf("at the end %d things are kept", len(vault))
+	if n := len(vault.all()); n > 0 {
+		t.Errorf("at the end %d things are kept", n)
 	}
 }

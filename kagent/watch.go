@@ -28,6 +28,7 @@ type watch struct {
 	mu   sync.Mutex // held while somebody is told, so that news come in order
 	last Link       // as it was told; its Name is empty before
 	told map[*Local]func(Link)
+	lost map[*Local]func() // to be called when the interface is gone; nil: they have been
 }
 
 const (
@@ -36,8 +37,8 @@ const (
 )
 
 // newWatch begins to watch the interface of r, in the namespace of the calling
-// thread.
-func newWatch(r *router) (_ *watch, err error) {
+// thread. fall is called when it is gone, after all were told.
+func newWatch(r *router, fall func(*watch)) (_ *watch, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
@@ -53,11 +54,19 @@ func newWatch(r *router) (_ *watch, err error) {
 	w := &watch{
 		file: os.NewFile(uintptr(fd), "netlink:"+r.name), router: r,
 		closed: make(chan struct{}), over: make(chan struct{}), told: make(map[*Local]func(Link)),
+		lost: make(map[*Local]func()),
 	}
 	if w.conn, err = w.file.SyscallConn(); err != nil {
 		return nil, errors.Join(err, w.file.Close())
 	}
-	go w.run()
+	go func() {
+		gone := w.run()
+		close(w.over)
+		if gone {
+			fall(w)
+			w.fallen()
+		}
+	}()
 	return w, nil
 }
 
@@ -71,8 +80,7 @@ func (w *watch) close() error {
 
 // run looks at the interface when it may have changed, until close, or until the
 // interface is gone: it does not come back, although another one may get its number.
-func (w *watch) run() {
-	defer close(w.over)
+func (w *watch) run() (gone bool) {
 	buf := make([]byte, 32<<10)
 	for again := false; ; {
 		until := time.Time{}
@@ -80,21 +88,21 @@ func (w *watch) run() {
 			until = time.Now().Add(lookAgain)
 		}
 		if w.file.SetReadDeadline(until) != nil {
-			return
+			return false
 		}
 		changed, err := w.read(buf)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			// Closed, or the kernel tells nothing: then nobody but us looks, now and then.
 			select {
 			case <-w.closed:
-				return
+				return false
 			case <-time.After(lookAgain):
 			}
 		}
 		if changed || err != nil {
 			link, err := w.look()
 			if again = err != nil; link.Gone {
-				return
+				return true
 			}
 		}
 	}
@@ -109,7 +117,14 @@ func (w *watch) read(buf []byte) (changed bool, err error) {
 			m, _, err := unix.Recvfrom(int(fd), buf, 0)
 			switch {
 			case err == nil:
-				changed = changed || concerns(buf[:m], w.router.index)
+				gone := false
+				eachAbout(buf[:m], w.router.index, func(kind uint16, body []byte) {
+					changed = true
+					gone = gone || saysGone(kind, body)
+				})
+				if gone { // though another one, or itself, may have come by its number since
+					w.router.gone.Store(true)
+				}
 			case errors.Is(err, unix.EAGAIN):
 				return n > 0
 			case errors.Is(err, unix.ENOBUFS): // the socket was full: messages were lost
@@ -124,28 +139,39 @@ func (w *watch) read(buf []byte) (changed bool, err error) {
 	return changed, errors.Join(err, failed)
 }
 
-// concerns tells whether messages of rtnetlink may be about an interface. Those of
-// links and addresses have its number in the same place (struct ifinfomsg, struct
-// ifaddrmsg).
-func concerns(b []byte, index int) bool {
+// eachAbout calls f for each message of rtnetlink that may be about an interface, with its type
+// and what follows its header, as far as it is there; where messages are cut short, with type 0.
+// Those of links and addresses have the interface's number in the same place (struct ifinfomsg,
+// struct ifaddrmsg).
+func eachAbout(b []byte, index int, f func(kind uint16, body []byte)) {
 	for len(b) > 0 {
 		if len(b) < unix.NLMSG_HDRLEN {
-			return true
+			f(0, nil)
+			return
 		}
 		size := binary.NativeEndian.Uint32(b)
 		if size < unix.NLMSG_HDRLEN || uint64(size) > uint64(len(b)) {
-			return true // longer than the buffer, perhaps
+			f(0, nil) // longer than the buffer, perhaps
+			return
 		}
-		switch binary.NativeEndian.Uint16(b[4:]) {
+		switch kind := binary.NativeEndian.Uint16(b[4:]); kind {
 		case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWADDR, unix.RTM_DELADDR:
 			body := b[unix.NLMSG_HDRLEN:size]
-			if len(body) < 8 || int(int32(binary.NativeEndian.Uint32(body[4:]))) == index {
-				return true
+			switch {
+			case len(body) < 8:
+				f(0, nil)
+			case int(int32(binary.NativeEndian.Uint32(body[4:]))) == index:
+				f(kind, body)
 			}
 		}
 		b = b[min(len(b), int(size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1)):]
 	}
-	return false
+}
+
+// saysGone tells whether a message of eachAbout says that the interface is gone: a bridge says
+// something like it of a port that has left it (AF_BRIDGE).
+func saysGone(kind uint16, body []byte) bool {
+	return kind == unix.RTM_DELLINK && body[0] == unix.AF_UNSPEC
 }
 
 // look reads the interface, and tells all if it has changed.
@@ -169,6 +195,7 @@ func (w *watch) look() (Link, error) {
 func (w *watch) now() (Link, error) {
 	link, err := w.router.read(unix.IFA_F_DADFAILED)
 	if isGone(err) {
+		w.router.gone.Store(true)
 		return Link{Name: w.router.name, Index: w.router.index, Gone: true}, nil
 	}
 	return link, err
@@ -177,7 +204,34 @@ func (w *watch) now() (Link, error) {
 // isGone tells whether reading an interface has failed because there is none.
 func isGone(err error) bool {
 	var none netlink.LinkNotFoundError
-	return errors.As(err, &none) || errors.Is(err, unix.ENODEV)
+	return errors.Is(err, ErrGone) || errors.As(err, &none) || errors.Is(err, unix.ENODEV)
+}
+
+// onGone has f called once when the interface is gone, at once if it is; nil ends that.
+func (w *watch) onGone(l *Local, f func()) {
+	w.mu.Lock()
+	now := w.lost == nil && f != nil
+	switch {
+	case f == nil:
+		delete(w.lost, l)
+	case !now:
+		w.lost[l] = f
+	}
+	w.mu.Unlock()
+	if now {
+		f()
+	}
+}
+
+// fallen calls those of onGone.
+func (w *watch) fallen() {
+	w.mu.Lock()
+	all := w.lost
+	w.lost = nil
+	w.mu.Unlock()
+	for _, f := range all {
+		f()
+	}
 }
 
 // add has f called, at once and from now on; nil ends that.

@@ -25,7 +25,7 @@ type Conn struct {
 // the last 100 ms, gets ErrNoMatch. Several goroutines may wait.
 //
 // ErrTimeout; ErrInvalidParameter for a discriminator that is too long and when
-// the NIC is closed.
+// the NIC is closed; ErrResource when the interface is gone, also meanwhile.
 func (n *Nic) ConnectWait(local NetAddress, timeout time.Duration) (*Conn, error) {
 	const op = "ConnectWait"
 	if err := local.check(op, nil); err != nil {

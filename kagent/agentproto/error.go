@@ -30,7 +30,7 @@ var codes = []struct {
 	{"no-match", kagent.ErrNoMatch}, {"rejected", kagent.ErrRejected}, {"unreachable", kagent.ErrUnreachable},
 	{"timeout", kagent.ErrTimeout}, {"cancelled", kagent.ErrCancelled}, {"vanished", kagent.ErrVanished},
 	{"state", kagent.ErrState}, {"listening", kagent.ErrListening}, {"no-vi", kagent.ErrNoVI},
-	{"queue-in-use", kagent.ErrQueueInUse}, {"closed", kagent.ErrClosed}, {"quota", ErrQuota},
+	{"queue-in-use", kagent.ErrQueueInUse}, {"closed", kagent.ErrClosed}, {"gone", kagent.ErrGone}, {"quota", ErrQuota},
 	{"not-served", ErrNotServed}, {"token", ErrToken}, {"protocol", ErrProtocol},
 	{"context-canceled", context.Canceled}, {"context-deadline", context.DeadlineExceeded},
 }
