@@ -177,16 +177,32 @@ func newAgent(s *share) *Agent {
 	return &Agent{share: s, done: make(chan struct{}), vis: make(map[uint32]bool)}
 }
 
-// join takes part in a queue that this process has.
+// join takes part in a queue that this process has, and whose interface is there: another
+// one of its name may be what the caller means.
 func join(socket string, cfg kagent.Config) *share {
+	var all []*share
 	shares.Lock()
-	defer shares.Unlock()
 	for s := range shares.open {
 		if s.session.socket == socket && s.info.Interface == cfg.Interface &&
 			(cfg.Queue == kagent.AnyQueue || cfg.Queue == s.info.Queue) {
+			all = append(all, s)
+		}
+	}
+	shares.Unlock()
+	ctx, cancel := bounded()
+	defer cancel()
+	for _, s := range all {
+		reply, err := s.session.call(ctx, agentproto.Request{Op: agentproto.OpLink}, true)
+		if err != nil || reply.Link == nil || reply.Link.Gone {
+			continue
+		}
+		shares.Lock()
+		if s.refs > 0 {
 			s.refs++
+			shares.Unlock()
 			return s
 		}
+		shares.Unlock()
 	}
 	return nil
 }

@@ -147,6 +147,10 @@ func (s *Server) lease(cfg kagent.Config, c *conn) (_ *session, _ *kagent.Handou
 // watch ends the session when the program is dead.
 func (n *session) watch() {
 	defer n.server.work.Done()
+	i := n.local.Info()
+	n.local.OnGone(func() {
+		n.server.log.Warn("the interface is gone; programs that open it when it is back are served", "interface", i.Interface, "index", i.Index, "queue", i.Queue, "user", n.uid)
+	})
 	kagent.AwaitDeath(n.alive) // or the server's end
 	if !n.server.isClosed() {
 		_ = n.end(true)
