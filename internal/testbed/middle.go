@@ -3,6 +3,7 @@ package testbed
 import (
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"time"
 
@@ -43,12 +44,6 @@ var middleNames = [2]string{"side0", "side1"}
 
 // newMiddle joins two namespaces through a new one.
 func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err error) {
-	if p.MTU == 0 {
-		p.MTU = 1500
-	}
-	if p.Queues == 0 {
-		p.Queues = 1
-	}
 	if err := p.check(); err != nil {
 		return nil, ends, err
 	}
@@ -64,7 +59,7 @@ func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err err
 	}()
 	var indices [2]int
 	for i := range sides {
-		if ends[i], indices[i], err = m.link(sides[i], p, i); err != nil {
+		if ends[i], indices[i], err = m.link(sides[i], p, i, nil); err != nil {
 			return nil, ends, fmt.Errorf("interface %s of side %d: %w", p.Names[i], i, err)
 		}
 	}
@@ -88,8 +83,23 @@ func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err err
 	return m, ends, nil
 }
 
-// link makes the pair between one side and the middle.
-func (m *Middle) link(side netns.NsHandle, p Pair, i int) (end End, index int, err error) {
+// replug makes the pair between one side and the middle anew, where it was removed.
+func (m *Middle) replug(sides [2]netns.NsHandle, p Pair, i int, mac net.HardwareAddr) (End, error) {
+	if err := p.check(); err != nil {
+		return End{}, err
+	}
+	end, index, err := m.link(sides[i], p, i, mac)
+	if err == nil {
+		err = m.settle(sides, p.Names)
+	}
+	if err == nil {
+		err = within(m.ns, func() error { return errors.Join(m.ways[i].readFrom(index), m.ways[1-i].writeTo(index)) })
+	}
+	return end, err
+}
+
+// link makes the pair between one side and the middle; mac is the side's hardware address, if any.
+func (m *Middle) link(side netns.NsHandle, p Pair, i int, mac net.HardwareAddr) (end End, index int, err error) {
 	outer, err := netlink.NewHandleAt(side, unix.NETLINK_ROUTE)
 	if err != nil {
 		return end, 0, fmt.Errorf("netlink: %w", err)
@@ -101,7 +111,7 @@ func (m *Middle) link(side netns.NsHandle, p Pair, i int) (end End, index int, e
 	}
 	defer inner.Close()
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = p.Names[i], p.MTU
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = p.Names[i], p.MTU, mac
 	attrs.NumTxQueues, attrs.NumRxQueues = p.Queues, p.Queues
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName, veth.PeerNamespace, veth.PeerMTU = middleNames[i], netlink.NsFd(m.ns), uint32(p.MTU)
@@ -207,7 +217,7 @@ func (m *Middle) Prefer(cpus [2]int) error {
 	return nil
 }
 
-// Dropped is how many of the frames handed to a side its link had no room for.
+// Dropped is how many of the frames handed to a side its link had no room for, since it was made.
 func (m *Middle) Dropped(side int) (n uint64, err error) {
 	err = onLink(m.ns, middleNames[side], func(_ *netlink.Handle, l netlink.Link) error {
 		n = l.Attrs().Statistics.TxDropped

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"syscall"
@@ -55,11 +56,12 @@ func StartThrough(cfg Config) (_ *Bed, middles []*Middle, err error) {
 // they belong to this process and outlive the processes inside: one can be
 // killed, and another started with the same addresses.
 //
-// Methods may be called concurrently, but for Close.
+// Methods may be called concurrently, but for Replug and Close.
 type Site struct {
 	Ends   [2]End
 	Middle *Middle // nil: joined directly
 
+	pair   Pair
 	ns     [2]netns.NsHandle
 	keeper *keeper
 }
@@ -67,7 +69,7 @@ type Site struct {
 // NewSite makes a site with one pair that leads through a Middle. On an error
 // nothing is left of it.
 func NewSite(p Pair) (*Site, error) {
-	return makeSite(func(s *Site) (err error) {
+	return makeSite(p, func(s *Site) (err error) {
 		s.Middle, s.Ends, err = newMiddle(s.ns, p)
 		return err
 	})
@@ -76,14 +78,14 @@ func NewSite(p Pair) (*Site, error) {
 // NewDirectSite makes a site whose namespaces are joined by one pair, of as many
 // queues as it says. On an error nothing is left of it.
 func NewDirectSite(p Pair) (*Site, error) {
-	return makeSite(func(s *Site) (err error) {
+	return makeSite(p, func(s *Site) (err error) {
 		s.Ends, err = join(s.ns, p)
 		return err
 	})
 }
 
-func makeSite(joined func(*Site) error) (_ *Site, err error) {
-	s := &Site{ns: [2]netns.NsHandle{netns.None(), netns.None()}, keeper: newKeeper()}
+func makeSite(p Pair, joined func(*Site) error) (_ *Site, err error) {
+	s := &Site{pair: p, ns: [2]netns.NsHandle{netns.None(), netns.None()}, keeper: newKeeper()}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -103,6 +105,14 @@ func makeSite(joined func(*Site) error) (_ *Site, err error) {
 // Do runs f on a thread of its own that lives in a side's namespace. Sockets
 // that f opens stay there.
 func (s *Site) Do(side int, f func() error) error { return within(s.ns[side], f) }
+
+// Replug gives a side another interface in the place of the one that was removed, of the same
+// name and addresses, and with a hardware address; nil: any. The other side's stays what it is,
+// and so do the faults and counters. The site is one with a Middle.
+func (s *Site) Replug(side int, mac net.HardwareAddr) (err error) {
+	s.Ends[side], err = s.Middle.replug(s.ns, s.pair, side, mac)
+	return err
+}
 
 // Close removes the interfaces and ends the processes that Spawn started. The
 // second time it does nothing.

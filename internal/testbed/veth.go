@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -37,8 +38,9 @@ const (
 	MaxQueues = 4096 // of an interface, net/core/rtnetlink.c
 )
 
-// check refuses what the kernel would refuse with a number only.
+// check sets the defaults, and refuses what the kernel would refuse with a number only.
 func (p *Pair) check() error {
+	p.MTU, p.Queues = cmp.Or(p.MTU, 1500), cmp.Or(p.Queues, 1)
 	if p.MTU < MinMTU || p.MTU > MaxMTU {
 		return fmt.Errorf("MTU %d: must be from %d to %d", p.MTU, MinMTU, MaxMTU)
 	}
@@ -62,12 +64,6 @@ func nth(network netip.Prefix, i int) netip.Prefix {
 // join makes the pair directly inside the two namespaces, so that no interface
 // of ours appears in the caller's, and brings it up.
 func join(ns [2]netns.NsHandle, p Pair) (ends [2]End, err error) {
-	if p.MTU == 0 {
-		p.MTU = 1500
-	}
-	if p.Queues == 0 {
-		p.Queues = 1
-	}
 	if err := p.check(); err != nil {
 		return ends, err
 	}

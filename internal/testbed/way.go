@@ -19,13 +19,14 @@ import (
 //	in --recv--> fate --+--> out
 //	                    +--> line, by the time at which they go on --> out
 type way struct {
-	in, out int // packet sockets, closed by run
-	stop    int // an eventfd that ends run
+	in, out int // packet sockets; guarded by mu
+	wake    int // an eventfd that has run look at in and ending anew
 	epoch   time.Time
 	ended   chan struct{}
 	thread  chan int // the id of run's, once
 
 	mu     sync.Mutex
+	ending bool
 	faults Faults
 	n      WayCounters
 	kept   [][]byte // the last frames, for a forger
@@ -54,7 +55,7 @@ const (
 // namespace, by their indices.
 func openWay(in, out int) (_ *way, err error) {
 	w := &way{
-		in: -1, out: -1, stop: -1, epoch: time.Now(), ended: make(chan struct{}), thread: make(chan int, 1),
+		in: -1, out: -1, wake: -1, epoch: time.Now(), ended: make(chan struct{}), thread: make(chan int, 1),
 		dice: newDice(), buf: make([]byte, maxFrame),
 	}
 	defer func() {
@@ -68,7 +69,7 @@ func openWay(in, out int) (_ *way, err error) {
 	if w.out, err = packetSocket(out, 0); err != nil { // protocol 0: receives nothing
 		return nil, err
 	}
-	if w.stop, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+	if w.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
 	return w, nil
@@ -98,8 +99,39 @@ func bigEndian(v int) uint16 {
 	return binary.NativeEndian.Uint16(b[:])
 }
 
+// readFrom has the way take what comes from another interface of the calling thread's network
+// namespace from now on.
+func (w *way) readFrom(index int) error {
+	fd, err := packetSocket(index, unix.ETH_P_ALL)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.countOverrun()
+	unix.Close(w.in)
+	w.in = fd
+	w.nudge()
+	return nil
+}
+
+// writeTo has the way give what it takes to another interface, likewise.
+func (w *way) writeTo(index int) error {
+	fd, err := packetSocket(index, 0)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	unix.Close(w.out)
+	w.out = fd
+	return nil
+}
+
+func (w *way) nudge() { unix.Write(w.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+
 func (w *way) closeAll() {
-	for _, fd := range []*int{&w.in, &w.out, &w.stop} {
+	for _, fd := range []*int{&w.in, &w.out, &w.wake} {
 		if *fd >= 0 {
 			unix.Close(*fd)
 			*fd = -1
@@ -130,7 +162,10 @@ func (w *way) watched() WayCounters {
 
 // close ends the way; frames on the way are lost.
 func (w *way) close() {
-	unix.Write(w.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	w.mu.Lock()
+	w.ending = true
+	w.nudge()
+	w.mu.Unlock()
 	<-w.ended
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -146,9 +181,13 @@ func (w *way) run() {
 	runtime.LockOSThread() // not unlocked: whatever its priority has become ends with it
 	w.thread <- unix.Gettid()
 	defer close(w.ended)
-	fds := []unix.PollFd{{Fd: int32(w.in), Events: unix.POLLIN}, {Fd: int32(w.stop), Events: unix.POLLIN}}
+	fds := []unix.PollFd{{Events: unix.POLLIN}, {Fd: int32(w.wake), Events: unix.POLLIN}}
 	for {
 		wait := w.turn()
+		var ending bool
+		if fds[0].Fd, ending = w.source(); ending {
+			return
+		}
 		var limit *unix.Timespec
 		if wait >= 0 {
 			ts := unix.NsecToTimespec(int64(wait))
@@ -158,9 +197,16 @@ func (w *way) run() {
 			return
 		}
 		if fds[1].Revents != 0 {
-			return
+			unix.Read(w.wake, make([]byte, 8))
 		}
 	}
+}
+
+// source is where to wait for frames, unless the way is to end.
+func (w *way) source() (fd int32, ending bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return int32(w.in), w.ending
 }
 
 // turn does what there is to do and returns for how long there is nothing more:
