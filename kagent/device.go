@@ -190,6 +190,7 @@ func (d *device) manage(port uint16) {
 		return udp.Send(confirm.b, confirm.from, confirm.to)
 	}
 	d.manager = NewManager(udp, port)
+	d.manager.doubt = d.router.doubt
 }
 
 // describe asks the driver. An interface that knows no ethtool, as lo, has no

@@ -16,6 +16,7 @@ const (
 	firstRetry = 5 * time.Millisecond   // first resend of Request and Accept; then doubled
 	lastRetry  = 200 * time.Millisecond // longest time between two resends
 	linger     = 2 * time.Second        // how long a finished exchange is remembered after its last message
+	doubtAfter = 250 * time.Millisecond // a peer that has said nothing for so long may not be where the kernel thinks
 	silence    = 3 * time.Second        // a peer that says nothing for so long is gone
 	unanswered = 8                      // and to so many Accepts: this side may not have run all that time
 	unclaimed  = 10 * time.Second       // an Answer that is neither confirmed nor declined is declined
@@ -39,6 +40,8 @@ type Manager struct {
 	serving   chan struct{} // closed when Serve has returned
 	serveErr  error         // valid after serving is closed
 	done      chan struct{} // closed by Close
+	// doubt, unless nil, is told of a peer that says nothing; set before anybody asks.
+	doubt func(local, peer netip.Addr)
 
 	mu       sync.Mutex
 	closed   bool

@@ -223,6 +223,24 @@ func (r *router) lookup(hop netip.Addr) (*netlink.Neigh, error) {
 	return all[hop], nil
 }
 
+// doubt has the kernel ask anew for the hardware address of a host on the link, which says nothing. Another NIC
+// may be in the place of the one that was there; as long as that one's host sends nothing by itself, the kernel
+// takes the old address for good, for up to a minute.
+func (r *router) doubt(local, peer netip.Addr) {
+	link, err := r.link()
+	if err != nil || link.Has(peer) {
+		return
+	}
+	p := Path{Link: wire.Link{Src: local, Dst: peer}}
+	if hop, err := r.route(&p, &link); err != nil || hop != peer {
+		return // a router's is the business of all who send there
+	}
+	n, err := r.lookup(peer)
+	if err == nil && n != nil && n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) == 0 && n.State&usable != 0 {
+		_ = r.nl.NeighDel(n) // the next datagram has the kernel ask
+	}
+}
+
 // resolve makes the kernel ask for the next hop, by a datagram to the peer.
 // Without one it can be told to do as if (NTF_USE of neigh_add,
 // net/core/neighbour.c), but for IPv6 then asks from the link-local address, for

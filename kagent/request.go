@@ -47,6 +47,7 @@ type request struct {
 	inLine bool      // a peer request that the other side has not met yet
 	last   datagram  // what a repeated Accept gets
 	heard  time.Time // last change, or last repeated Accept
+	known  bool      // the acceptor's side has said something
 }
 
 // Answer is the acceptance of a request: the other side's Offer. The
@@ -104,6 +105,12 @@ func (m *Manager) newRequest(local, remote Address, o Offer, flags uint16) (*req
 func (r *request) run(ctx context.Context) (*Answer, *Incoming, error) {
 	var retry backoff
 	defer retry.stop()
+	var doubt <-chan time.Time
+	if r.m.doubt != nil {
+		timer := time.NewTimer(doubtAfter)
+		defer timer.Stop()
+		doubt = timer.C
+	}
 	var lost error
 	for {
 		if err := r.m.send(r.ask); errors.Is(err, ErrUnreachable) {
@@ -120,9 +127,20 @@ func (r *request) run(ctx context.Context) (*Answer, *Incoming, error) {
 				err = fmt.Errorf("%w; sending failed: %w", err, lost)
 			}
 			return r.giveUp(err, wire.CMReasonTimeout)
+		case <-doubt:
+			if !r.isHeard() {
+				r.m.doubt(r.ask.from, r.to.Addr())
+			}
 		case <-retry.next():
 		}
 	}
+}
+
+// isHeard tells whether the acceptor's side has said anything.
+func (r *request) isHeard() bool {
+	r.m.mu.Lock()
+	defer r.m.mu.Unlock()
+	return r.known
 }
 
 func (r *request) outcome() (*Answer, *Incoming, error) {
@@ -183,6 +201,7 @@ func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) 
 	if r.to != from {
 		return datagram{}
 	}
+	r.known = true
 	switch msg.Type {
 	case wire.CMPending:
 		m.stepOut(r)

@@ -66,6 +66,20 @@ func (v *VI) prepare(ctx context.Context, op string, local, remote netip.Addr) (
 	return path, v.offer(path.MTU, path.Dst.Is6()), nil
 }
 
+// pathAgain looks where the other side is by now, if its answer took long: the agent may have found another
+// NIC in the place of the one that the path leads to.
+func (v *VI) pathAgain(ctx context.Context, path *kagent.Path, asked time.Time) {
+	if path.Loopback || time.Since(asked) < promptly {
+		return
+	}
+	if now, err := v.nic.agent.Path(ctx, path.Src, path.Dst); err == nil {
+		path.DstMAC = now.DstMAC
+	}
+}
+
+// promptly is an answer that was not waited for.
+const promptly = 10 * time.Millisecond
+
 // match compares attributes. v is in Connect Pending, so that its own stay.
 func (v *VI) match(op string, theirs kagent.Offer) error {
 	switch {

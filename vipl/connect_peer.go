@@ -163,11 +163,13 @@ func (v *VI) meet(ctx context.Context, local, remote NetAddress) (theirs RemoteA
 	if err != nil {
 		return theirs, err
 	}
+	asked := time.Now()
 	answer, in, err := v.nic.agent.RequestPeer(ctx, local.agent(), remote.agent(), ours)
-	switch {
-	case err != nil:
+	if err != nil {
 		return theirs, agentError(op, v, err)
-	case answer != nil:
+	}
+	v.pathAgain(ctx, &path, asked)
+	if answer != nil {
 		return remoteAttributes(answer.Offer), v.confirm(op, answer, shake, ours, path)
 	}
 	if err := v.match(op, in.Offer()); err != nil {

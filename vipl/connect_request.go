@@ -60,10 +60,12 @@ func (v *VI) request(ctx context.Context, op string, local, remote NetAddress) (
 	if err != nil {
 		return theirs, err
 	}
+	asked := time.Now()
 	answer, err := v.nic.agent.Request(ctx, local.agent(), remote.agent(), ours)
 	if err != nil {
 		return theirs, agentError(op, v, overtime(ctx, err))
 	}
+	v.pathAgain(ctx, &path, asked)
 	return remoteAttributes(answer.Offer), v.confirm(op, answer, shake, ours, path)
 }
 
