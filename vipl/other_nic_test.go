@@ -1,6 +1,8 @@
 package vipl_test
 
 import (
+	"errors"
+	"io"
 	"net"
 	"os"
 	"testing"
@@ -44,9 +46,29 @@ func TestPeerHasAnotherNIC(t *testing.T) {
 	}
 	va, vb := connect(t, nics[0], nics[1], vipl.ReliableReception)
 	xa, xb := newBox(t, nics[0], 1, 64), newBox(t, nics[1], 1, 64)
+	// A NIC would not take frames for another address, as a veth does before a program of its.
+	r, w := io.Pipe()
+	ended := make(chan error, 1)
+	go func() { ended <- nics[0].Capture(w, 64, nil) }()
+	if !comes(func() bool { return nics[0].Captures() == 1 }) {
+		t.Fatal("no capture")
+	}
 	postRecv(t, vb, xb, 0, 64)
 	postSend(t, va, xa, 0, 8)
 	received(t, vb, 0)
+	for {
+		ours, _, frame, err := record(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ours {
+			if to := net.HardwareAddr(frame[:6]).String(); to != nb.MAC.String() {
+				t.Errorf("frames go to %s, want %v", to, nb.MAC)
+			}
+			break
+		}
+	}
+	r.Close()
 	sent(t, va, 0)
 	list, err := na.Netlink().NeighList(na.Index, netlink.FAMILY_V4)
 	if err != nil {
@@ -56,6 +78,12 @@ func TestPeerHasAnotherNIC(t *testing.T) {
 		if n.IP.Equal(was.IP) && n.HardwareAddr.String() != nb.MAC.String() {
 			t.Errorf("the kernel has %v for it, want %v", n.HardwareAddr, nb.MAC)
 		}
+	}
+	postRecv(t, vb, xb, 0, 64)
+	postSend(t, va, xa, 0, 8) // the capture finds nobody who reads
+	sent(t, va, 0)
+	if err := <-ended; !errors.Is(err, io.ErrClosedPipe) {
+		t.Error(err)
 	}
 }
 
