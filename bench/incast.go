@@ -25,6 +25,7 @@ type Incast struct {
 	workers []*Worker // the receiver is the first
 	opening func(func() error) error
 	cond    Conditions
+	alone   bool // the receiver has a CPU for itself
 	failed  bool
 }
 
@@ -148,7 +149,7 @@ func openIncast(cfg IncastConfig, star *testbed.Star) (_ *Incast, err error) {
 		w.ended = side.Err
 		n.workers = append(n.workers, w)
 	}
-	n.cond.PinnedCPUs, n.cond.Polling = places, "wait"
+	n.cond.PinnedCPUs, n.cond.Polling, n.alone = places, "wait", len(cpus) > 1
 	return n, nil
 }
 
@@ -235,7 +236,7 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 	onTheWay := after - before // dropped by name
 	r := &IncastResult{
 		Messages: taken.Messages, Unnamed: taken.Unnamed,
-		Disturbed: disturbances(taken.Span, Span{}, false),
+		Disturbed: disturbances(Span{}, taken.Span, n.alone), // the senders wait for each other, as they must
 	}
 	for _, m := range taken.Messages {
 		r.MBps += float64(m) * float64(l.Bytes) / taken.Span.Wall.Seconds() / 1e6
