@@ -156,6 +156,7 @@ func (s *soak) allEnd(name string, within [2]time.Duration, change func() error)
 	if err := change(); err != nil {
 		return before, after, err
 	}
+	took := time.Since(mark.At) // as long as the kernel is busy
 	for ; ; time.Sleep(5 * time.Millisecond) {
 		if after, err = s.bed.Reports(); err != nil {
 			return before, after, err
@@ -163,7 +164,7 @@ func (s *soak) allEnd(name string, within [2]time.Duration, change func() error)
 		known, over := true, true
 		for side, r := range after {
 			known = known && len(r.Breaks) >= len(before[side].Breaks)+before[side].Open
-			over = over && mark.Over(2*within[side]+r.Late-before[side].Late)
+			over = over && mark.Over(2*within[side]+took+r.Late-before[side].Late)
 		}
 		if known || over {
 			break
@@ -177,7 +178,7 @@ func (s *soak) allEnd(name string, within [2]time.Duration, change func() error)
 		if len(r.Breaks) < open {
 			told = time.Since(mark.At)
 		}
-		if told > mark.Allow(within[side])+r.Late-before[side].Late {
+		if told > mark.Allow(within[side])+took+r.Late-before[side].Late {
 			s.violated("%s: side %d: after %v %d of %d connections had ended", name, side, told, len(r.Breaks)-len(before[side].Breaks), before[side].Open)
 		}
 	}
