@@ -28,7 +28,7 @@ func party() error { return torture.Main(os.Stdin, os.Stdout) }
 // newSoak is the command around soak, which is torture.Soak.
 func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (torture.SoakReport, error)) *cobra.Command {
 	cfg := torture.SoakConfig{For: time.Minute, Silence: vipl.DefaultSilence, Args: []string{partyCommand}, Stderr: env.stderr}
-	asJSON, gigabytes := jsonFile(""), 0.
+	asJSON, gigabytes, agent := jsonFile(""), 0., false
 	cmd := &cobra.Command{
 		Use:   "soak",
 		Short: "Traffic under faults, deaths and returns, every byte checked",
@@ -87,6 +87,9 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			if !cmd.Flags().Changed("seed") {
 				cfg.Seed = rand.Uint64()
 			}
+			if agent {
+				cfg.AgentArgs = []string{"agent", "--config", os.DevNull, "--no-keeper"}
+			}
 			progress := newProgress(env.stderr)
 			cfg.Progress = func(r torture.SoakReport) { progress.line("%s", soakStep(r)) }
 			report, err := soak(cmd.Context(), cfg)
@@ -112,6 +115,7 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	f.BoolVar(&cfg.Hostile, "hostile", false, "seal the connections by a pre-shared key, and flood both sides with forged frames")
 	f.BoolVar(&cfg.Plain, "plain", false, "with --hostile: do not seal the connections, and forge as somebody who has not seen their frames")
 	f.DurationVar(&cfg.Silence, "silence", cfg.Silence, "time after which a silent peer of a VI is taken for dead, on both sides alike")
+	f.BoolVar(&agent, "agent", false, "have an agent on each side open the interfaces")
 	f.IntVar(&cfg.IP, "ip", 0, "IP `version` over which the parties connect, 4 or 6 (default: as the seed has it; 4 with --kills, --gigabytes and --hostile)")
 	f.IntVar(&cfg.MTU, "mtu", 0, fmt.Sprintf("`MTU` of the interfaces, %d to %d (default: 1500 or 9000, as the seed has it; 1500 with --kills, --gigabytes and --hostile)", leastSoakMTU, testbed.MaxMTU))
 	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report tells)")
@@ -128,7 +132,11 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	if r.Acts == 1 {
 		acts = "act"
 	}
-	fmt.Fprintf(&b, "%v, %d %s, seed %d, silence %v, IPv%d, MTU %d\n", r.Elapsed.Round(time.Second), r.Acts, acts, r.Seed, r.Silence, r.IP, r.MTU)
+	fmt.Fprintf(&b, "%v, %d %s, seed %d, silence %v, IPv%d, MTU %d", r.Elapsed.Round(time.Second), r.Acts, acts, r.Seed, r.Silence, r.IP, r.MTU)
+	if r.Agent {
+		b.WriteString(", opened by agents")
+	}
+	b.WriteByte('\n')
 	fmt.Fprintf(&b, "  messages      %d checked; %d lost on unreliable VIs\n", r.Messages, r.Missing)
 	fmt.Fprintf(&b, "  RDMA          %d writes, %d reads\n", r.Writes, r.Reads)
 	fmt.Fprintf(&b, "  connections   %d, of which %d broke", r.Connections, r.Breaks)

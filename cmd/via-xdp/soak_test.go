@@ -79,6 +79,17 @@ func TestSoakHostile(t *testing.T) {
 	}
 }
 
+func TestSoakAgent(t *testing.T) {
+	r := goodSoak
+	if cfg, _, out, _ := soaked(context.Background(), r, nil); len(cfg.AgentArgs) > 0 || strings.Contains(out, "agent") {
+		t.Errorf("agents without being asked: %q\n%s", cfg.AgentArgs, out)
+	}
+	r.Agent = true
+	if cfg, _, out, _ := soaked(context.Background(), r, nil, "--agent"); len(cfg.AgentArgs) == 0 || cfg.AgentArgs[0] != "agent" || !strings.Contains(out, "MTU 9000, opened by agents\n") {
+		t.Errorf("%q\n%s", cfg.AgentArgs, out)
+	}
+}
+
 func TestSoakPlain(t *testing.T) {
 	if cfg, _, _, _ := soaked(context.Background(), goodSoak, nil, "--hostile", "--plain"); !cfg.Hostile || !cfg.Plain {
 		t.Errorf("%+v", cfg)

@@ -59,7 +59,7 @@ var allowed = map[string][]string{
 	"internal/support":       {"internal/steer"},
 	"internal/testbed":       {"hugepages", "internal/rundir"},
 	"internal/mpirun":        {"internal/testbed", "mvich/pmi"},
-	"internal/torture":       {"bpf", "hugepages", "internal/lag", "internal/testbed", "kagent", "vipl", "wire", "xdpnic"},
+	"internal/torture":       {"bpf", "hugepages", "internal/lag", "internal/testbed", "kagent", "kagent/agentclient", "vipl", "wire", "xdpnic"},
 	"internal/proxy":         {"vianet"},
 	"internal/layers":        {},
 	"internal/docs":          {},

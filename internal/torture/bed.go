@@ -25,6 +25,10 @@ type BedConfig struct {
 	IPv6   bool      // the parties connect over IPv6
 	Args   []string  // with which this program becomes a party: Main
 	Stderr io.Writer // the parties' standard error; nil: discarded
+
+	// AgentArgs are those with which this program becomes a Kernel Agent, before --socket PATH, through which a
+	// party opens its interface; none: it does so by itself.
+	AgentArgs []string
 }
 
 // Bed is two parties on a site. Its methods are for one goroutine.
@@ -32,8 +36,9 @@ type Bed struct {
 	Site    *testbed.Site
 	Parties [2]*Party // nil while it is not started
 
-	cfg BedConfig
-	lag *lag.Meter
+	cfg    BedConfig
+	lag    *lag.Meter
+	agents agents
 }
 
 // Needs is what a bed needs of the machine; see testbed.Require.
@@ -58,6 +63,11 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 			}
 		}
 		if err := b.StartParty(i); err != nil {
+			return nil, errors.Join(err, b.Close())
+		}
+	}
+	if len(cfg.AgentArgs) > 0 {
+		if err := b.startAgents(); err != nil {
 			return nil, errors.Join(err, b.Close())
 		}
 	}
@@ -99,6 +109,7 @@ func (b *Bed) Close() error {
 			b.Parties[i] = nil
 		}
 	}
+	errs = append(errs, b.agents.close())
 	if b.lag != nil {
 		b.lag.Close()
 		b.lag = nil
@@ -118,7 +129,7 @@ func (b *Bed) Open(cfg NICConfig) error {
 
 // OpenSide opens the interface on one side.
 func (b *Bed) OpenSide(side int, cfg NICConfig) error {
-	cfg.Interface = Interface
+	cfg.Interface, cfg.Agent = Interface, b.agents.socket(side)
 	_, err := b.Parties[side].call(order{Op: opOpen, NIC: &cfg})
 	return err
 }

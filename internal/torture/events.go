@@ -198,7 +198,7 @@ func (s *soak) flap(d time.Duration) error {
 func (s *soak) detach() error {
 	side := s.rng.IntN(2)
 	p := s.bed.Parties[side]
-	if err := p.Detach(); err != nil {
+	if err := s.bed.Detach(side); err != nil {
 		return err
 	}
 	// Flows end in order only with a peer that hears them.

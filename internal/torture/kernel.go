@@ -78,8 +78,11 @@ func unwanted(v4, v6 string) (u Unwanted, err error) {
 
 // Detach takes the party's XDP program off its interface, as a stranger with
 // privilege may.
-func (p *Party) Detach() error {
-	id, err := p.linkID()
+func (p *Party) Detach() error { return detach(p.Pid) }
+
+// detach is Detach for the process that has attached the program.
+func detach(pid int) error {
+	id, err := linkID(pid)
 	if err != nil {
 		return err
 	}
@@ -90,10 +93,10 @@ func (p *Party) Detach() error {
 	return errors.Join(l.Detach(), l.Close())
 }
 
-// linkID finds the party's link to its interface among its files. Interface
+// linkID finds a process's link to its interface among its files. Interface
 // numbers would not do: namespaces have the same ones.
-func (p *Party) linkID() (link.ID, error) {
-	infos, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", p.Pid))
+func linkID(pid int) (link.ID, error) {
+	infos, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
 	if err != nil {
 		return 0, err
 	}
@@ -109,5 +112,5 @@ func (p *Party) linkID() (link.ID, error) {
 			}
 		}
 	}
-	return 0, errors.New("the party has no XDP program attached")
+	return 0, errors.New("the process has no XDP program attached")
 }

@@ -1,23 +1,38 @@
 package torture
 
 import (
+	"context"
 	"os"
+	"os/signal"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/nstest"
 	"viaxdp/internal/testbed"
 	"viaxdp/internal/testsize"
+	"viaxdp/kagent/agentd"
 	"viaxdp/vipl"
 )
 
-// asParty is how the test program becomes a party.
-const asParty = "torture-party"
+// asParty and asAgent are how the test program becomes a party, or an agent.
+const (
+	asParty = "torture-party"
+	asAgent = "torture-agent"
+)
 
 func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{
-		asParty: func() error { return Main(os.Stdin, os.Stdout) }, asVictim: live,
+		asParty: func() error { return Main(os.Stdin, os.Stdout) }, asVictim: live, asAgent: agentMain,
 	})
+}
+
+// agentMain is an agent at the socket of its last argument, until SIGTERM.
+func agentMain() error {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	return (&agentd.Daemon{Socket: os.Args[len(os.Args)-1]}).Run(ctx)
 }
 
 // share is how long each storm lasts: VIA_TORTURE, or a short while.

@@ -6,8 +6,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/bpf"
 	"viaxdp/hugepages"
 	"viaxdp/kagent"
+	"viaxdp/kagent/agentclient"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -20,12 +22,13 @@ type NICConfig struct {
 	Arena     int           // bytes of memory; 0: kagent.DefaultArena
 	Silence   time.Duration // 0: vipl.DefaultSilence
 	Sealed    bool          // connections have a pre-shared key, of all parties the same
+	Agent     string        // socket of the agent that opens it; empty: the party does by itself
 }
 
 // nic is a NIC handle of which every chunk is accounted for.
 type nic struct {
 	*vipl.Nic
-	local  *kagent.Local
+	opened opened
 	meter  *meter
 	txFree int // chunks free when it was opened
 
@@ -67,16 +70,59 @@ func (m *meter) Recycle(addr uint64) {
 	m.Queue.Recycle(addr)
 }
 
-// agent is the Kernel Agent; its Close comes when the engine has stopped and
+// opened is what a Kernel Agent has opened.
+type opened interface {
+	Queue() *xdpnic.Queue
+	Arena() *hugepages.Arena
+	Info() kagent.Info
+	Counters() (bpf.Counters, error)
+	Close() error
+}
+
+// local is the Kernel Agent in this process; its Close comes when the engine has stopped and
 // before the queue is gone: the moment to count.
-type agent struct {
+type local struct {
 	*kagent.Local
 	last func()
 }
 
-func (a agent) Close() error {
+func (a local) Close() error {
 	a.last()
 	return a.Local.Close()
+}
+
+// remote is likewise the Kernel Agent that is a daemon.
+type remote struct {
+	*agentclient.Agent
+	last func()
+}
+
+func (a remote) Close() error {
+	a.last()
+	return a.Agent.Close()
+}
+
+// openBy opens a queue by the agent that cfg names.
+func (n *nic) openBy(cfg NICConfig, queue kagent.Config) (kagent.Agent, error) {
+	if cfg.Agent == "" {
+		a, err := kagent.Open(queue)
+		if err != nil {
+			return nil, err
+		}
+		n.opened = a
+		return local{a, n.count}, nil
+	}
+	// A party that was killed has its queue until the agent knows.
+	for end := time.Now().Add(countWithin); ; time.Sleep(10 * time.Millisecond) {
+		a, err := agentclient.Open(cfg.Agent, true, queue)
+		switch {
+		case err == nil:
+			n.opened = a
+			return remote{a, n.count}, nil
+		case !errors.Is(err, kagent.ErrQueueInUse) || time.Now().After(end):
+			return nil, err
+		}
+	}
 }
 
 // openNIC does what vipl.OpenNic does, with the accounting in between.
@@ -85,14 +131,16 @@ func openNIC(cfg NICConfig) (*nic, error) {
 	if rx == 0 {
 		rx = vipl.DefaultRxChunks
 	}
-	local, err := kagent.Open(kagent.Config{
+	n := &nic{}
+	agent, err := n.openBy(cfg, kagent.Config{
 		Interface: cfg.Interface, Queue: kagent.AnyQueue, RxChunks: rx, TxChunks: cfg.TxChunks,
 		ArenaBytes: cfg.Arena, Hugepages: hugepages.Avoid,
 	})
 	if err != nil {
 		return nil, err
 	}
-	n := &nic{local: local, meter: &meter{Queue: local.Queue(), orders: make(chan func())}, txFree: local.Queue().TxFree()}
+	queue := n.opened.Queue()
+	n.meter, n.txFree = &meter{Queue: queue, orders: make(chan func())}, queue.TxFree()
 	n.meter.leastTx.Store(int64(n.txFree))
 	var psk *vipl.PSK
 	if cfg.Sealed {
@@ -100,12 +148,12 @@ func openNIC(cfg NICConfig) (*nic, error) {
 	}
 	if err == nil {
 		n.Nic, err = vipl.Open(vipl.Provider{
-			Port: n.meter, Agent: agent{local, n.count}, Arena: local.Arena(), Info: local.Info(), Silence: cfg.Silence,
+			Port: n.meter, Agent: agent, Arena: n.opened.Arena(), Info: n.opened.Info(), Silence: cfg.Silence,
 			PSK: psk,
 		})
 	}
 	if err != nil {
-		return nil, errors.Join(err, local.Close())
+		return nil, errors.Join(err, n.opened.Close())
 	}
 	n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the flows look at their VIs
 	return n, nil

@@ -139,7 +139,7 @@ func (p *party) report() (*Report, error) {
 	if p.nic != nil {
 		s := p.nic.Status()
 		r.Engine, r.Socket, r.LeastTx = s.Counters, s.Socket, int(p.nic.meter.leastTx.Load())
-		if r.Program, err = p.nic.local.Counters(); err != nil {
+		if r.Program, err = p.nic.opened.Counters(); err != nil {
 			return nil, err
 		}
 	}

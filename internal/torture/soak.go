@@ -37,6 +37,8 @@ type SoakConfig struct {
 	// Plain leaves a hostile soak's connections unsealed. Frames are forged then as by somebody who has not seen theirs.
 	Plain bool
 
+	AgentArgs []string // the parties open interfaces by agents: BedConfig; none: by themselves
+
 	Args   []string  // with which this program becomes a party: Main
 	Stderr io.Writer // the parties' standard error; nil: discarded
 
@@ -48,6 +50,7 @@ type SoakReport struct {
 	Seed    uint64
 	Silence time.Duration // of the NICs
 	IP, MTU int           // as in SoakConfig
+	Agent   bool          `json:",omitempty"` // interfaces were opened by agents
 	Elapsed time.Duration
 	Acts    int
 	Event   string         // under way, in a progress report
@@ -97,8 +100,8 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 		cfg.Silence = vipl.DefaultSilence
 	}
 	cfg.choose()
-	report := SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, IP: cfg.IP, MTU: cfg.MTU}
-	bed, err := NewBed(BedConfig{MTU: cfg.MTU, IPv6: cfg.IP == 6, Args: cfg.Args, Stderr: cfg.Stderr})
+	report := SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, IP: cfg.IP, MTU: cfg.MTU, Agent: len(cfg.AgentArgs) > 0}
+	bed, err := NewBed(BedConfig{MTU: cfg.MTU, IPv6: cfg.IP == 6, AgentArgs: cfg.AgentArgs, Args: cfg.Args, Stderr: cfg.Stderr})
 	if err != nil {
 		return report, err
 	}

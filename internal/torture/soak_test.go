@@ -102,6 +102,13 @@ func TestEvents(t *testing.T) {
 	undergo(t, BedConfig{}, events)
 }
 
+// Parties whose interfaces an agent opens keep every promise, too, when they are killed, when the agent's program is
+// taken off, and when an interface moves.
+func TestEventsThroughAgents(t *testing.T) {
+	t.Parallel()
+	undergo(t, BedConfig{AgentArgs: []string{asAgent}}, events)
+}
+
 // What an interface loses has the same consequences over IPv6 and with frames of several chunks, and a link that is
 // down for a while has not lost its address.
 func TestMovesOverIPv6(t *testing.T) {
@@ -118,6 +125,14 @@ func undergo(t *testing.T, cfg BedConfig, events []event) {
 		report: SoakReport{Events: map[string]int{}},
 	}
 	must(t, s.open())
+	for side, agent := range bed.agents.each {
+		if r := s.known[side]; agent != nil && r.Program.Redirected == 0 {
+			t.Errorf("side %d: nothing came by the agent's program: %+v", side, r.Program)
+		}
+		if _, err := linkID(bed.Parties[side].Pid); (err == nil) != (agent == nil) {
+			t.Errorf("side %d: has the party itself attached a program? %v", side, err)
+		}
+	}
 	for i, e := range events {
 		if i > 0 && e.name == events[i-1].name {
 			continue
