@@ -3,10 +3,7 @@ package proxy
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"strings"
@@ -35,23 +32,6 @@ func need(t *testing.T, name, pkg string) string {
 func ownHost() string {
 	pid := os.Getpid()
 	return fmt.Sprintf("127.%d.%d.%d", 64|pid>>16&63, pid>>8&255, pid&255)
-}
-
-// curl gets through two proxies what a server of HTTP has.
-func TestCurl(t *testing.T) {
-	curl := need(t, "curl", "curl")
-	const n = 300_000
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		io.WriteString(w, strings.Repeat("x", n))
-	}))
-	defer server.Close()
-	at := chain(t, server.Listener.Addr().String())
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, curl, "-sS", "--noproxy", "*", "http://"+at+"/").CombinedOutput()
-	if err != nil || string(out) != strings.Repeat("x", n) {
-		t.Errorf("%v, %d bytes, %.100q", err, len(out), out)
-	}
 }
 
 // Redis and its load generator talk through two proxies.

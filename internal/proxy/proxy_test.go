@@ -30,30 +30,41 @@ const patience = time.Minute
 func stacks(t *testing.T) (a, b *vianet.Stack, hostB string) {
 	t.Helper()
 	na, nb := nstest.Pair(t, nstest.Options{})
+	noLeaks(t)
+	a, _ = open(t, na, na.Name, patience/2)
+	b, _ = open(t, nb, nb.Name, patience/2)
+	return a, b, nb.IPv4.String()
+}
+
+// noLeaks ends the test with a look whether goroutines are left that it has started.
+func noLeaks(t *testing.T) {
 	leaks := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
-	var all []*vianet.Stack
-	for _, ns := range []*nstest.NS{na, nb} {
-		var nic *vipl.Nic
-		if err := ns.Do(func() (err error) {
-			nic, err = vipl.OpenNic(ns.Name, vipl.WithSilence(patience/2))
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		s, err := vianet.New(nic, vianet.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := errors.Join(s.Close(), nic.Close()); err != nil {
-				t.Error(err)
-			}
-		})
-		all = append(all, s)
-		hostB = nic.Query().Address.String()
+}
+
+// place is a namespace.
+type place interface{ Do(func() error) error }
+
+// open makes a stack over an interface of a namespace.
+func open(t *testing.T, ns place, name string, silence time.Duration) (*vianet.Stack, *vipl.Nic) {
+	t.Helper()
+	var nic *vipl.Nic
+	if err := ns.Do(func() (err error) {
+		nic, err = vipl.OpenNic(name, vipl.WithSilence(silence))
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
-	return all[0], all[1], hostB
+	s, err := vianet.New(nic, vianet.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(s.Close(), nic.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return s, nic
 }
 
 // serve runs a proxy as long as the test.
@@ -78,10 +89,18 @@ func serve(t *testing.T, p *Proxy) {
 func chain(t *testing.T, server string) string {
 	t.Helper()
 	a, b, hostB := stacks(t)
-	serve(t, &Proxy{Listen: Address{"via", ":7000"}, To: Address{"tcp", server}, Stack: b})
-	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, "7000")}, Stack: a}
+	return between(t, a, b, hostB, server).Addr().String()
+}
+
+// between is a chain over stacks that there are, and its proxy for the client.
+func between(t *testing.T, a, b *vianet.Stack, hostB, server string) *Proxy {
+	t.Helper()
+	far := &Proxy{Listen: Address{"via", ":0"}, To: Address{"tcp", server}, Stack: b}
+	serve(t, far)
+	_, port, _ := net.SplitHostPort(far.Addr().String())
+	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, port)}, Stack: a}
 	serve(t, near)
-	return near.Addr().String()
+	return near
 }
 
 // Programs that know nothing of VIA get their bytes through two proxies, many at
