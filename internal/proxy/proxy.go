@@ -198,12 +198,14 @@ const dialTime = 10 * time.Second
 
 func (p *Proxy) forward(ctx context.Context, from net.Conn) error {
 	defer from.Close()
+	defer hold(from)()
 	to, err := p.dial(ctx)
 	if err != nil {
 		abort(from)
 		return fmt.Errorf("for %v: %w", from.RemoteAddr(), err)
 	}
 	defer to.Close()
+	defer hold(to)()
 	p.count.Add(1)
 	stop := context.AfterFunc(ctx, func() {
 		abort(from)
@@ -303,6 +305,18 @@ func drain(from net.Conn, other <-chan struct{}) bool {
 
 // drainTime is how long a program may take to end its stream once it has the whole answer.
 const drainTime = 10 * time.Second
+
+// hold has the kernel reset a connection of TCP if this process is killed: a stream of
+// which it has passed on a part is not to end there as if it were whole. The result lets
+// go, for a Close in order. A peer by VIA hears of a death as it is.
+func hold(c net.Conn) (release func()) {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return func() {}
+	}
+	_ = tcp.SetLinger(0)
+	return func() { _ = tcp.SetLinger(-1) } // it may be closed
+}
 
 // abort closes a connection so that its peer reads an error, not the end.
 func abort(c net.Conn) {
