@@ -4,6 +4,8 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -103,5 +105,27 @@ func TestLossyStarWrong(t *testing.T) {
 	}
 	if _, _, err := (&Star{}).Counts(); err == nil {
 		t.Error("a star without a loss counts")
+	}
+}
+
+// Processes start one after the other in one namespace, each with its /sys, and not only
+// in turns with others.
+func TestStarStartsAgain(t *testing.T) {
+	nstest.Require(t)
+	s, err := NewStar(2, 1500)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for n, i := range []int{0, 0, 1, 1, 0, 0} {
+		cmd := exec.Command("ls", "/sys/class/net")
+		var out strings.Builder
+		cmd.Stdout = &out
+		if err := s.Start(i, -1, cmd); err != nil {
+			t.Fatalf("process %d: %v", n, err)
+		}
+		if err := cmd.Wait(); err != nil || strings.TrimSpace(out.String()) != "lo\n"+StarInterface {
+			t.Errorf("process %d: %q, %v", n, out.String(), err)
+		}
 	}
 }

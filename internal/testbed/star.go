@@ -242,7 +242,8 @@ func ownSysfs() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("mounts of its own: %w", err)
 	}
-	if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
+	// Busy: it is there already, from the process before in the same namespace.
+	if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil && err != unix.EBUSY {
 		return fmt.Errorf("mount /sys: %w", err)
 	}
 	return nil
