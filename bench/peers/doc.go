@@ -46,15 +46,20 @@
 // fi_pingpong and ucx_perftest always poll. What polls has a CPU for itself:
 // when it had to leave it often, the figures are marked as disturbed.
 //
+// # Servers
+//
+// A [Chain] is a server of Redis or PostgreSQL and its own load generator, directly or
+// through two proxies, by TCP or VIA between them. A [Served] has times of whole requests.
+//
 // # Privileges
 //
-// A [Bed] needs CAP_SYS_ADMIN and CAP_NET_ADMIN, for namespaces; [Install] needs
+// A [Bed] or [Chain] needs CAP_SYS_ADMIN and CAP_NET_ADMIN, for namespaces; [Install] needs
 // root. The programs are not part of this module; [Missing] lists those that
 // this machine lacks.
 //
 // # Concurrency
 //
-// A Bed belongs to one goroutine. The rest is free of state.
+// A Bed or Chain belongs to one goroutine. The rest is free of state.
 //
 // # Example
 //

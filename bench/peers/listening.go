@@ -10,9 +10,12 @@ import (
 
 // listening says whether a socket of this network namespace awaits messages or
 // connections at a port.
-func (s socket) listening() (bool, error) {
+func (s socket) listening() (bool, error) { return s.listeningOf("self") }
+
+// listeningOf is listening for the namespace of a process.
+func (s socket) listeningOf(pid string) (bool, error) {
 	for _, version := range []string{"", "6"} {
-		table, err := os.ReadFile("/proc/net/" + string(s.Network) + version)
+		table, err := os.ReadFile("/proc/" + pid + "/net/" + string(s.Network) + version)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // a kernel without IPv6
 		}

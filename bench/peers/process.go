@@ -28,6 +28,14 @@ const pipeGrace = 500 * time.Millisecond
 // the process has ended: PR_SET_PDEATHSIG tells of the death of that thread,
 // prctl(2).
 func start(c command) (*process, error) {
+	return startBy(c, func(cmd *exec.Cmd) error {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		return cmd.Start()
+	})
+}
+
+// startBy is start by a function that sees to the process's death itself.
+func startBy(c command, begin func(*exec.Cmd) error) (*process, error) {
 	if len(c.argv) == 0 {
 		return nil, errors.New("no program is named")
 	}
@@ -36,8 +44,7 @@ func start(c command) (*process, error) {
 	p.cmd.Env = append(environment(), c.env...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	p.cmd.WaitDelay = pipeGrace
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
+	if err := begin(p.cmd); err != nil {
 		return nil, err
 	}
 	go func() {
@@ -71,8 +78,11 @@ func (p *process) kill() {
 }
 
 // terminate is kill with a time to end in order.
-func (p *process) terminate(grace time.Duration) {
-	p.cmd.Process.Signal(syscall.SIGTERM)
+func (p *process) terminate(grace time.Duration) { p.end(syscall.SIGTERM, grace) }
+
+// end is terminate by a signal.
+func (p *process) end(s os.Signal, grace time.Duration) {
+	p.cmd.Process.Signal(s)
 	select {
 	case <-p.ended:
 	case <-time.After(grace):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 )
@@ -14,6 +15,7 @@ type Program struct {
 	Package string // that has it in Debian and its descendants
 
 	version []string // a command of the same package that tells its version
+	places  string   // where it may be beside PATH, with *; the last one is taken
 }
 
 var programs = []Program{
@@ -26,8 +28,23 @@ var programs = []Program{
 // Programs lists all of them.
 func Programs() []Program { return slices.Clone(programs) }
 
-// Installed says whether the program is found on PATH.
+// elsewhere is where the program is beside PATH; empty: nowhere.
+func (p Program) elsewhere() string {
+	if p.places == "" {
+		return ""
+	}
+	found, _ := filepath.Glob(filepath.Join(p.places, p.Name)) // the pattern is a good one
+	if len(found) == 0 {
+		return ""
+	}
+	return found[len(found)-1]
+}
+
+// Installed says whether the program is found on PATH, or where else it may be.
 func (p Program) Installed() bool {
+	if p.elsewhere() != "" {
+		return true
+	}
 	_, err := exec.LookPath(p.Name)
 	return err == nil
 }

@@ -37,6 +37,9 @@ type socket struct {
 	Port    int     `json:"port"`
 }
 
+// String says where.
+func (s socket) String() string { return fmt.Sprintf("port %d of %s", s.Port, s.Network) }
+
 type network string
 
 const (

@@ -166,7 +166,7 @@ func (s *server) start(ctx context.Context, r request) error {
 	if err != nil {
 		return err
 	}
-	if err := await(ctx, p, *r.Listen, r.Timeout); err != nil {
+	if err := await(ctx, p, *r.Listen, r.Listen.listening, r.Timeout); err != nil {
 		p.kill()
 		return err
 	}
@@ -174,14 +174,14 @@ func (s *server) start(ctx context.Context, r request) error {
 	return nil
 }
 
-// await returns when the socket is there.
-func await(ctx context.Context, p *process, s socket, timeout time.Duration) error {
+// await returns when the socket is there, as listening says.
+func await(ctx context.Context, p *process, s fmt.Stringer, listening func() (bool, error), timeout time.Duration) error {
 	deadline := time.NewTimer(timeout)
 	defer deadline.Stop()
 	again := time.NewTicker(listenPoll)
 	defer again.Stop()
 	for {
-		if there, err := s.listening(); there || err != nil {
+		if there, err := listening(); there || err != nil {
 			return err
 		}
 		select {
@@ -195,7 +195,7 @@ func await(ctx context.Context, p *process, s socket, timeout time.Duration) err
 			}
 			return fmt.Errorf("it does not listen: %w", err)
 		case <-deadline.C:
-			return fmt.Errorf("it does not listen at port %d of %s after %v", s.Port, s.Network, timeout)
+			return fmt.Errorf("it does not listen at %v after %v", s, timeout)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-again.C:

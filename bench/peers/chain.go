@@ -1,0 +1,201 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"viaxdp/internal/testbed"
+)
+
+// chainPatience is for servers and load generators, which do more than programs that only
+// measure before they begin, on a machine that others use, too.
+const chainPatience = 2 * time.Minute
+
+// A Way is how a client reaches its server on another host.
+type Way int
+
+// The ways.
+const (
+	Direct     Way = iota // by the kernel's TCP
+	ThroughTCP            // through two proxies, with the kernel's TCP between them
+	ThroughVIA            // through the same, with VIA between them
+)
+
+// ChainConfig says where and how a service is offered.
+type ChainConfig struct {
+	ProxyArgs []string // with which this program becomes a proxy: via-xdp proxy
+	MTU       int      // of the pair
+}
+
+// A Chain is two namespaces on a pair of their own, a service in one of them, and the
+// way to it from the other.
+//
+//	+- CPU 0 -----------------+      +- CPU 1 -------------+
+//	| client --TCP--> [proxy] | ==== | [proxy] -TCP-> server |
+//	+-------------------------+      +---------------------+
+//
+// It belongs to one goroutine.
+type Chain struct {
+	star      *testbed.Star
+	cpus      [2]int
+	offer     offer
+	processes []*process
+	ends      []os.Signal // of each
+}
+
+// StartChain starts the service. On an error nothing is left of it.
+func StartChain(ctx context.Context, cfg ChainConfig, way Way, service Service) (_ *Chain, err error) {
+	if way != Direct && len(cfg.ProxyArgs) == 0 {
+		return nil, errors.New("no arguments with which this program becomes a proxy")
+	}
+	cpus, err := testbed.AllowedCPUs()
+	if err != nil {
+		return nil, err
+	}
+	if len(cpus) == 0 {
+		return nil, errors.New("this process may use no CPU")
+	}
+	c := &Chain{cpus: [2]int{cpus[0], cpus[min(1, len(cpus)-1)]}}
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	if c.star, err = testbed.NewStar(2, cfg.MTU); err != nil {
+		return nil, err
+	}
+	if c.offer.dir, err = os.MkdirTemp("", "via-xdp-served-"); err != nil {
+		return nil, err
+	}
+	own, host := netip.MustParseAddr("127.0.0.1"), c.star.Ends[1].IPv4.Addr()
+	c.offer.beside, c.offer.at = netip.AddrPortFrom(own, service.port()), netip.AddrPortFrom(host, service.port())
+	server, signal := serveRedis, os.Signal(syscall.SIGTERM)
+	if service == PostgreSQL {
+		if err := cluster(ctx, c.offer.dir); err != nil {
+			return nil, err
+		}
+		server, signal = servePostgres, syscall.SIGQUIT // SIGTERM waits for clients
+	}
+	at := socket{tcp, int(service.port())}
+	if err := c.start(ctx, 1, server(&c.offer), signal, at, func(p *process) (bool, error) {
+		if service == PostgreSQL && !p.says("ready to accept connections") { // it listens before that
+			return false, nil
+		}
+		return at.listeningOf(strconv.Itoa(p.cmd.Process.Pid))
+	}); err != nil {
+		return nil, fmt.Errorf("%s: %w", service, err)
+	}
+	if way == Direct {
+		return c, nil
+	}
+	beside, between := "tcp:"+c.offer.beside.String(), "tcp:"+netip.AddrPortFrom(host, service.port()+1).String()
+	var device []string
+	if way == ThroughVIA {
+		between = "via:" + c.offer.at.String()
+		device = []string{"-i", testbed.StarInterface}
+	}
+	proxy := func(side int, listen, to string) error {
+		words := slices.Concat([]string{"/proc/self/exe"}, cfg.ProxyArgs, device, []string{"--listen", listen, "--to", to})
+		if err := c.start(ctx, side, argv(words...), syscall.SIGTERM, text(listen), forwards); err != nil {
+			return fmt.Errorf("proxy: %w", err)
+		}
+		return nil
+	}
+	if err := proxy(1, between, beside); err != nil {
+		return nil, err
+	}
+	c.offer.at = c.offer.beside
+	return c, proxy(0, beside, between)
+}
+
+// text is what is waited for.
+type text string
+
+func (t text) String() string { return string(t) }
+
+// forwards says whether a proxy has said that it is ready.
+func forwards(p *process) (bool, error) { return p.says("forwarding "), nil }
+
+// says looks for something on its standard error.
+func (p *process) says(what string) bool { return strings.Contains(p.stderr.String(), what) }
+
+// start starts a process on a side, and waits until it is ready.
+func (c *Chain) start(ctx context.Context, side int, what command, end os.Signal, at fmt.Stringer, ready func(*process) (bool, error)) error {
+	p, err := startBy(what, func(cmd *exec.Cmd) error {
+		cmd.Dir = "/"
+		return c.star.Start(side, c.cpus[side], cmd)
+	})
+	if err != nil {
+		return err
+	}
+	c.processes, c.ends = append(c.processes, p), append(c.ends, end)
+	return await(ctx, p, at, func() (bool, error) { return ready(p) }, chainPatience)
+}
+
+// Measure has a load generator ask for about a duration.
+func (c *Chain) Measure(ctx context.Context, l Load, d time.Duration) (Served, error) {
+	for _, prepare := range l.prepare {
+		if _, err := c.run(ctx, 1, prepare(&c.offer), d); err != nil {
+			return Served{}, fmt.Errorf("%s: before it: %w", l.Name, err)
+		}
+	}
+	out, err := c.run(ctx, 0, l.client(&c.offer, d), d)
+	if err != nil {
+		return Served{}, fmt.Errorf("%s: %w", l.Name, err)
+	}
+	got, err := l.parse(out, d)
+	if err != nil {
+		return Served{}, fmt.Errorf("%s: %w", l.Name, err)
+	}
+	return got, nil
+}
+
+// run runs a program on a side to its end, and gives what it has printed.
+func (c *Chain) run(ctx context.Context, side int, what command, d time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, chainPatience+patienceParts*d)
+	defer cancel()
+	p, err := startBy(what, func(cmd *exec.Cmd) error {
+		cmd.Dir = "/"
+		return c.star.Start(side, c.cpus[side], cmd)
+	})
+	if err != nil {
+		return "", err
+	}
+	select {
+	case <-p.ended:
+	case <-ctx.Done():
+		p.kill()
+		return "", fmt.Errorf("%s: %w", what.argv[0], context.Cause(ctx))
+	}
+	o, err := p.output()
+	if err == nil {
+		err = o.failure()
+	}
+	if err != nil {
+		return "", err
+	}
+	return o.Stdout, nil
+}
+
+// Close ends all processes, the last one first, and lets the namespaces go.
+func (c *Chain) Close() error {
+	for i, p := range slices.Backward(c.processes) {
+		p.end(c.ends[i], stopGrace)
+	}
+	if c.star != nil {
+		c.star.Close()
+	}
+	if c.offer.dir == "" {
+		return nil
+	}
+	return os.RemoveAll(c.offer.dir)
+}

@@ -1,0 +1,130 @@
+package peers
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/internal/nstest"
+)
+
+const redisTable = `"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"
+"GET","29069.77","0.031","0.016","0.023","0.031","0.055","6.967"
+`
+
+const pgbenchSummary = `pgbench (15.18 (Debian 15.18-0+deb12u1))
+transaction type: <builtin: select only>
+scaling factor: 1
+query mode: prepared
+number of clients: 16
+number of threads: 1
+maximum number of tries: 1
+number of transactions per client: 20
+number of transactions actually processed: 320/320
+number of failed transactions: 0 (0.000%)
+latency average = 2.887 ms
+initial connection time = 50.193 ms
+tps = 5542.123456 (without initial connection time)
+`
+
+// What the load generators of Redis 7.0 and PostgreSQL 15 have printed is read as it is
+// meant, in microseconds.
+func TestParseServed(t *testing.T) {
+	got, err := parseRedis(redisTable, "GET", 5000)
+	if want := (Served{N: 5000, PerSecond: 29069.77, Mean: 31, P50: 23, P99: 55}); got != want || err != nil {
+		t.Errorf("redis-benchmark: %+v, %v", got, err)
+	}
+	got, err = parsePgbench(pgbenchSummary)
+	if want := (Served{N: 320, PerSecond: 5542.123456, Mean: 2887}); got != want || err != nil {
+		t.Errorf("pgbench: %+v, %v", got, err)
+	}
+}
+
+// What they have not printed is no figure, and the error says what they did.
+func TestParseServedWrong(t *testing.T) {
+	for name, c := range map[string]struct{ out, want string }{
+		"nothing":         {"", "empty"},
+		"another test":    {strings.ReplaceAll(redisTable, "GET", "SET"), "no line of GET"},
+		"before 6.2":      {"\"test\",\"rps\"\n\"GET\",\"100.00\"\n", "before 6.2"},
+		"at once":         {strings.ReplaceAll(redisTable, "29069.77", "inf"), "figure of"},
+		"none":            {strings.ReplaceAll(redisTable, "29069.77", "0.00"), "nothing was served"},
+		"a word":          {strings.ReplaceAll(redisTable, "29069.77", "many"), "many"},
+		"half of a table": {redisTable[:150], "no line of GET"},
+		"a complaint":     {"Error from server: NOAUTH\n", "NOAUTH"},
+	} {
+		if got, err := parseRedis(c.out, "GET", 1); err == nil || !strings.Contains(err.Error(), c.want) || got != (Served{}) {
+			t.Errorf("redis-benchmark, %s: %+v, %v", name, got, err)
+		}
+	}
+	for name, c := range map[string]struct{ out, want string }{
+		"nothing":       {"", "empty"},
+		"without a sum": {pgbenchSummary[:300], "no summary"},
+		"none":          {strings.ReplaceAll(pgbenchSummary, "320/320", "0/320"), "nothing was served"},
+		"a complaint":   {"pgbench: error: no table\n", "no table"},
+	} {
+		if got, err := parsePgbench(c.out); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("pgbench, %s: %+v, %v", name, got, err)
+		}
+	}
+}
+
+// A longer time is for more requests, and each load has a name of its own.
+func TestLoads(t *testing.T) {
+	names := map[string]bool{}
+	o := &offer{}
+	for _, l := range Loads() {
+		if names[l.Name] || len(l.Programs) < 2 {
+			t.Errorf("%+v", l)
+		}
+		names[l.Name] = true
+		short, long := strings.Join(l.client(o, time.Millisecond).argv, " "), strings.Join(l.client(o, 2*time.Second).argv, " ")
+		if short == long {
+			t.Errorf("%s: %s for any time", l.Name, short)
+		}
+	}
+}
+
+// Servers that are installed serve, and nothing of them is left: also what a server that
+// is killed would leave, such as shared memory. By proxies the suite tests it.
+func TestChain(t *testing.T) {
+	nstest.Require(t)
+	services := map[Service][]Load{}
+	for _, l := range Loads() {
+		if l.Installed() {
+			services[l.Service] = append(services[l.Service], l)
+		}
+	}
+	if len(services) == 0 { // the suite requires Redis
+		t.Skip("neither Redis nor PostgreSQL is installed (Debian's packages redis-server, redis-tools, postgresql)")
+	}
+	for service, loads := range services {
+		t.Run(string(service), func(t *testing.T) {
+			c, err := StartChain(t.Context(), ChainConfig{MTU: 1500}, Direct, service)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range loads {
+				if got, err := c.Measure(t.Context(), l, time.Millisecond); err != nil || got.N < 20 || !(got.PerSecond > 0 && got.Mean > 0) {
+					t.Errorf("%s: %+v, %v", l.Name, got, err)
+				}
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+			for _, p := range c.processes {
+				if o, err := p.output(); err != nil || o.Signal != "" {
+					t.Errorf("%s has not ended by itself: %+v, %v", p.cmd.Path, o, err)
+				}
+			}
+			if _, err := os.Stat(c.offer.dir); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("its directory: %v", err)
+			}
+		})
+	}
+	if _, err := StartChain(t.Context(), ChainConfig{MTU: 1500}, ThroughVIA, Redis); err == nil {
+		t.Error("proxies without their arguments")
+	}
+}
