@@ -26,7 +26,7 @@ type group struct {
 // groups are all of them, in the order of the report.
 func groups() []group {
 	return slices.Concat(basicGroups, vibeGroups, opsGroups, transactionGroups, loadGroups, lossGroups, queueGroups, incastGroups,
-		ablationGroups, layerGroups, osuGroups, layerLossGroups, scalingGroups, peerGroups)
+		ablationGroups, layerGroups, proxyGroups, osuGroups, layerLossGroups, scalingGroups, peerGroups)
 }
 
 // Group is a group's name and what it is about, in one line.

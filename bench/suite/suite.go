@@ -34,6 +34,7 @@ type Config struct {
 	AgentArgs  []string // with which it becomes a Kernel Agent, before --socket PATH: via-xdp agent
 	PeerArgs   []string // with which it runs other people's programs: peers.WorkerMain
 	RankArgs   []string // with which it becomes a rank that measures mvich: via-xdp mpibench
+	ProxyArgs  []string // with which it becomes a proxy: via-xdp proxy
 	AppArgs    []string // with which it becomes a rank of an application: via-xdp mpiapp
 	Stderr     io.Writer
 

@@ -30,11 +30,12 @@ const (
 	asAgent  = "suite-agent"
 	asRank   = "suite-rank"
 	asApp    = "suite-app"
+	asProxy  = "suite-proxy"
 )
 
 func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{
-		asWorker: bench.WorkerMain, asGuard: testbed.GuardMain, asAgent: agentMain, asRank: benchRank, asApp: appRank,
+		asWorker: bench.WorkerMain, asGuard: testbed.GuardMain, asAgent: agentMain, asRank: benchRank, asApp: appRank, asProxy: proxyMain,
 	})
 }
 

@@ -30,7 +30,7 @@ func (s *suiteFlags) add(f *pflag.FlagSet) {
 	s.cfg = suite.Config{
 		Mode: "generic", Hugepages: true,
 		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand}, PeerArgs: []string{peers.WorkerCommand},
-		RankArgs: []string{"mpibench"}, AppArgs: []string{"mpiapp"},
+		RankArgs: []string{"mpibench"}, AppArgs: []string{"mpiapp"}, ProxyArgs: []string{"proxy"},
 		AgentArgs: []string{"agent", "--config", os.DevNull, "--no-keeper"},
 	}
 	f.IntVar(&s.cfg.Turns, "turns", 0, fmt.Sprintf("times that all rows of a group are gone through (default %d, or 1 with --quick)", suite.DefaultTurns))

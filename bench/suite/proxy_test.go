@@ -1,0 +1,141 @@
+package suite
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/bench/peers"
+	"viaxdp/bench/report"
+	"viaxdp/internal/nstest"
+	"viaxdp/internal/proxy"
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+)
+
+// proxyMain is via-xdp proxy as far as the suite knows it.
+func proxyMain() error {
+	f := flag.NewFlagSet(asProxy, flag.ExitOnError)
+	device, listen, to := f.String("i", "", ""), f.String("listen", "", ""), f.String("to", "", "")
+	f.Parse(os.Args[2:])
+	p := &proxy.Proxy{}
+	var errs [2]error
+	p.Listen, errs[0] = proxy.ParseAddress(*listen)
+	p.To, errs[1] = proxy.ParseAddress(*to)
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	if *device != "" {
+		nic, err := vipl.OpenNic(*device)
+		if err != nil {
+			return err
+		}
+		defer nic.Close()
+		if p.Stack, err = vianet.New(nic, vianet.Options{}); err != nil {
+			return err
+		}
+		defer p.Stack.Close()
+	}
+	if err := p.Open(); err != nil {
+		return err
+	}
+	fmt.Fprintln(os.Stderr, "forwarding", p.Addr(), "to", p.To)
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	return p.Serve(ctx)
+}
+
+// Each way to a server has its figures, and nothing is left of the servers.
+func TestLayersProxy(t *testing.T) {
+	nstest.Require(t)
+	for _, l := range peers.Loads() {
+		missing := l.Missing()
+		switch {
+		case l.Service != peers.Redis || len(missing) == 0:
+		case os.Getenv("VIA_PEERS") == "require":
+			t.Fatalf("%s is not installed (Debian's package %s)", missing[0].Name, missing[0].Package)
+		default:
+			t.Skipf("%s is not installed (Debian's package %s)", missing[0].Name, missing[0].Package)
+		}
+	}
+	temporary := t.TempDir()
+	t.Setenv("TMPDIR", temporary)
+	cfg := shortly("layers-proxy")
+	cfg.Turns, cfg.ProxyArgs = 2, []string{asProxy}
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := r.Group("layers-proxy")
+	if g.Base != "TCP, no proxy" || len(g.Series) != 3 || g.Row(g.Base) == nil {
+		t.Errorf("%d series, beside %q: %s", len(g.Series), g.Base, g.Notes)
+	}
+	for _, s := range g.Series {
+		p := s.At(0)
+		if p == nil || p.Label != peers.Loads()[0].Name {
+			t.Errorf("%s: %+v", s.Name, p)
+			continue
+		}
+		rate, times := p.Values[report.Rate], p.Values[report.P50]
+		if !(rate.Median > 0) || len(rate.Turns) != 2 || !(times.Median > 0) || p.N == 0 {
+			t.Errorf("%s, %s: %+v", s.Name, p.Label, p)
+		}
+	}
+	if left, err := os.ReadDir(temporary); len(left) > 0 || err != nil {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// Programs that are not there are told, with the package that has them; and one that
+// fails by itself, which is no reason to stop.
+func TestLayersProxyWithoutPrograms(t *testing.T) {
+	nstest.Require(t)
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	cfg := shortly("layers-proxy")
+	cfg.ProxyArgs = []string{asProxy}
+	notes := func() string {
+		t.Helper()
+		r, err := Run(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(r.Group("layers-proxy").Notes, "\n")
+	}
+	got := notes()
+	for _, want := range []string{
+		"No figures of redis: redis-server is not installed (Debian's package redis-server).",
+		"No figures of redis: redis-benchmark is not installed (Debian's package redis-tools).",
+	} {
+		if strings.Count(got, want) != 1 {
+			t.Errorf("not once among the notes: %s\n%s", want, got)
+		}
+	}
+	for _, name := range []string{"redis-server", "redis-benchmark"} {
+		if err := os.WriteFile(dir+"/"+name, []byte("#!/bin/sh\necho broken >&2; exit 3\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := notes(); !strings.Contains(got, "No figures of redis from turn 1 on") || !strings.Contains(got, "broken") {
+		t.Errorf("the notes are\n%s", got)
+	}
+}
+
+// Without the arguments of a proxy there is none.
+func TestLayersProxyNeedsProxies(t *testing.T) {
+	nstest.Require(t)
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Skip("redis-server is not installed (Debian's package redis-server)")
+	}
+	if r, err := Run(t.Context(), shortly("layers-proxy")); err == nil {
+		t.Errorf("it ran: %+v", r)
+	}
+}
