@@ -150,13 +150,23 @@ func (c *Chain) Measure(ctx context.Context, l Load, d time.Duration) (Served, e
 	}
 	out, err := c.run(ctx, 0, l.client(&c.offer, d), d)
 	if err != nil {
-		return Served{}, fmt.Errorf("%s: %w", l.Name, err)
+		return Served{}, fmt.Errorf("%s: %w%s", l.Name, err, c.complaints())
 	}
 	got, err := l.parse(out, d)
 	if err != nil {
 		return Served{}, fmt.Errorf("%s: %w", l.Name, err)
 	}
 	return got, nil
+}
+
+// complaints are what the server, and the proxies if there are any, have said last.
+func (c *Chain) complaints() (all string) {
+	for i, p := range c.processes {
+		if last := lastLine(p.stderr.String()); last != "" {
+			all += fmt.Sprintf("; %s: %s", []string{"server", "its proxy", "the client's proxy"}[i], last)
+		}
+	}
+	return all
 }
 
 // run runs a program on a side to its end, and gives what it has printed.
