@@ -2,10 +2,18 @@ package vianet
 
 import (
 	"net"
+	"slices"
+	"sort"
 	"syscall"
 
 	"viaxdp/vipl"
 )
+
+// buffer is memory of Alloc.
+type buffer struct {
+	at     uint64 // its address, beside that of others: who looks for one touches few cache lines
+	region *vipl.Region
+}
 
 // Alloc gives n bytes of the NIC's arena for Read and Write. A large Write from
 // there is not copied in user space where the frames of the path are long; all
@@ -31,7 +39,7 @@ func (s *Stack) Alloc(n int) ([]byte, error) {
 		region.Deregister()
 		return nil, net.ErrClosed
 	}
-	s.buffers[&buf[0]] = region
+	s.buffers = slices.Insert(s.buffers, s.bufferAt(addressOf(buf))+1, buffer{addressOf(buf), region})
 	return buf, nil
 }
 
@@ -43,12 +51,15 @@ func (s *Stack) lends(b []byte) bool { return s.longFrames && s.allocated(b) }
 func (s *Stack) allocated(b []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, region := range s.buffers {
-		if at := addressOf(b) - region.Addr(); at < uint64(len(region.Bytes())) {
-			return true
-		}
-	}
-	return false
+	at := addressOf(b)
+	i := s.bufferAt(at)
+	return i >= 0 && at-s.buffers[i].at < uint64(len(s.buffers[i].region.Bytes()))
+}
+
+// bufferAt is the place of the last buffer that begins at an address or before; -1 where
+// none does.
+func (s *Stack) bufferAt(a uint64) int {
+	return sort.Search(len(s.buffers), func(i int) bool { return s.buffers[i].at > a }) - 1
 }
 
 // Free gives memory of Alloc back, all of it as Alloc gave it. No Read or Write
@@ -58,12 +69,14 @@ func (s *Stack) Free(b []byte) error {
 		return nil
 	}
 	s.mu.Lock()
-	region := s.buffers[&b[0]]
-	delete(s.buffers, &b[0])
-	s.mu.Unlock()
-	if region == nil {
+	i := s.bufferAt(addressOf(b))
+	if i < 0 || s.buffers[i].at != addressOf(b) {
+		s.mu.Unlock()
 		return syscall.EINVAL
 	}
+	region := s.buffers[i].region
+	s.buffers = slices.Delete(s.buffers, i, i+1)
+	s.mu.Unlock()
 	s.regs.drop(region)
 	return systemError(region.Deregister())
 }

@@ -3,6 +3,8 @@ package vianet
 import (
 	"container/list"
 	"errors"
+	"slices"
+	"sort"
 	"sync"
 	"sync/atomic"
 
@@ -19,13 +21,15 @@ import (
 //	             closed to peers        open as asked for
 //
 // Idle memory that was not wanted for the longest time is deregistered when
-// there is too much of it.
+// there is too much of it. A part of it is found, too, but not for peers: they would
+// get at the rest.
 type registry struct {
 	nic   *vipl.Nic
 	home  *vipl.Ptag // of everything that no connection uses
 	limit int        // bytes that may be idle
 
 	mu     sync.Mutex
+	known  []*lease // of the program's memory, idle or not, by where it begins
 	idle   map[span]*list.Element
 	order  list.List // of *lease, the one that was used last in front
 	bytes  int       // in idle
@@ -47,8 +51,10 @@ func spanOf(b []byte) span { return span{&b[0], len(b)} }
 type lease struct {
 	regs   *registry
 	region *vipl.Region
-	off    int // of buf in it
-	buf    []byte
+	off    int           // of buf in it
+	buf    []byte        // what the connection uses
+	all    []byte        // the program's memory that is registered; nil: a staging buffer, or a ring
+	place  *list.Element // of those that are idle; nil: leased
 	stage  bool
 }
 
@@ -79,8 +85,13 @@ func newRegistry(nic *vipl.Nic, limit int) (*registry, error) {
 func (r *registry) lease(b []byte, tag *vipl.Ptag, a access) (*lease, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if e, ok := r.idle[spanOf(b)]; ok {
-		l := r.forget(e)
+	e := r.idle[spanOf(b)]
+	if e == nil && a == closed {
+		e = r.around(b)
+	}
+	if e != nil {
+		l := r.take(e)
+		l.buf, l.off = b, int(addressOf(b)-addressOf(l.all))
 		r.hits++
 		return l, l.open(tag, a)
 	}
@@ -89,7 +100,30 @@ func (r *registry) lease(b []byte, tag *vipl.Ptag, a access) (*lease, error) {
 		return nil, r.failed(err)
 	}
 	r.misses++
-	return &lease{regs: r, region: region, buf: b}, nil
+	l := &lease{regs: r, region: region, buf: b, all: b}
+	r.known = slices.Insert(r.known, r.behind(addressOf(b)), l)
+	return l, nil
+}
+
+// behind is the place of the first that begins behind an address.
+func (r *registry) behind(at uint64) int {
+	return sort.Search(len(r.known), func(i int) bool { return addressOf(r.known[i].all) > at })
+}
+
+// around finds idle memory that b is a part of. It looks at those that begin where b does
+// or closest before; a larger one that begins further away is not found, which costs
+// a registration and nothing else.
+func (r *registry) around(b []byte) *list.Element {
+	const nearest = 8
+	at := addressOf(b)
+	last := r.behind(at) - 1
+	for i := last; i >= 0 && i > last-nearest; i-- {
+		l := r.known[i]
+		if l.place != nil && at-addressOf(l.all)+uint64(len(b)) <= uint64(len(l.all)) {
+			return l.place
+		}
+	}
+	return nil
 }
 
 // register registers b, if need be in the place of what is idle.
@@ -99,7 +133,7 @@ func (r *registry) register(b []byte, a vipl.MemAttributes) (*vipl.Region, error
 		if err == nil || !errors.Is(err, vipl.ErrResource) || r.order.Len() == 0 {
 			return region, err
 		}
-		r.forget(r.order.Back()).region.Deregister()
+		r.forget(r.order.Back())
 	}
 }
 
@@ -164,23 +198,39 @@ func (l *lease) end() {
 		}
 		return
 	}
-	key := spanOf(l.buf)
-	if _, ok := r.idle[key]; ok || len(l.buf) > r.limit {
-		l.region.Deregister()
+	key := spanOf(l.all)
+	if _, ok := r.idle[key]; ok || len(l.all) > r.limit {
+		r.deregister(l)
 		return
 	}
-	r.idle[key] = r.order.PushFront(l)
-	for r.bytes += len(l.buf); r.bytes > r.limit; {
-		r.forget(r.order.Back()).region.Deregister()
+	l.place = r.order.PushFront(l)
+	r.idle[key] = l.place
+	for r.bytes += len(l.all); r.bytes > r.limit; {
+		r.forget(r.order.Back())
 	}
 }
 
-// forget takes a lease out of those that are idle.
-func (r *registry) forget(e *list.Element) *lease {
+// take takes a lease out of those that are idle.
+func (r *registry) take(e *list.Element) *lease {
 	l := r.order.Remove(e).(*lease)
-	delete(r.idle, spanOf(l.buf))
-	r.bytes -= len(l.buf)
+	delete(r.idle, spanOf(l.all))
+	r.bytes -= len(l.all)
+	l.place = nil
 	return l
+}
+
+// forget deregisters idle memory.
+func (r *registry) forget(e *list.Element) error { return r.deregister(r.take(e)) }
+
+// deregister deregisters memory of the program that nobody uses.
+func (r *registry) deregister(l *lease) error {
+	for i := r.behind(addressOf(l.all)) - 1; i >= 0; i-- { // several may begin there
+		if r.known[i] == l {
+			r.known = slices.Delete(r.known, i, i+1)
+			break
+		}
+	}
+	return l.region.Deregister()
 }
 
 // drop deregisters what is idle of a region's memory, before that is freed.
@@ -191,7 +241,7 @@ func (r *registry) drop(region *vipl.Region) {
 	for e, next := r.order.Front(), (*list.Element)(nil); e != nil; e = next {
 		next = e.Next()
 		if e.Value.(*lease).region.Addr()-first < size {
-			r.forget(e).region.Deregister()
+			r.forget(e)
 		}
 	}
 }
@@ -202,7 +252,7 @@ func (r *registry) close() error {
 	defer r.mu.Unlock()
 	var errs []error
 	for r.order.Len() > 0 {
-		errs = append(errs, r.forget(r.order.Back()).region.Deregister())
+		errs = append(errs, r.forget(r.order.Back()))
 	}
 	for _, l := range r.stages {
 		errs = append(errs, l.region.Deregister())

@@ -1,6 +1,9 @@
 package vianet
 
 import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"viaxdp/internal/memorynic"
@@ -10,15 +13,15 @@ import (
 )
 
 // aNic is a NIC that nobody else is joined with.
-func aNic(t *testing.T) *vipl.Nic {
+func aNic(t testing.TB) *vipl.Nic {
 	t.Helper()
 	wire := xdpnictest.NewWire()
 	t.Cleanup(wire.Close)
 	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("a")
-	return memorynic.Open(t, wire, agent, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 64}, Arena: 256 << 10}).Nic
+	return memorynic.Open(t, wire, agent, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 64}, Arena: 2 << 20}).Nic
 }
 
-func newTestRegistry(t *testing.T, limit int) (r *registry, tag *vipl.Ptag) {
+func newTestRegistry(t testing.TB, limit int) (r *registry, tag *vipl.Ptag) {
 	t.Helper()
 	nic := aNic(t)
 	r, err := newRegistry(nic, limit)
@@ -31,7 +34,7 @@ func newTestRegistry(t *testing.T, limit int) (r *registry, tag *vipl.Ptag) {
 	return r, tag
 }
 
-func mustLease(t *testing.T, r *registry, b []byte, tag *vipl.Ptag, a access) *lease {
+func mustLease(t testing.TB, r *registry, b []byte, tag *vipl.Ptag, a access) *lease {
 	t.Helper()
 	l, err := r.lease(b, tag, a)
 	if err != nil {
@@ -74,6 +77,177 @@ func TestLeaseIsKept(t *testing.T) {
 
 // lowest is the region that has been idle for the longest time.
 func (r *registry) lowest() *vipl.Region { return r.order.Back().Value.(*lease).region }
+
+// A part of idle memory is not registered again where no peer is to get at it, and only
+// one connection has the memory at a time.
+func TestLeasePart(t *testing.T) {
+	r, tag := newTestRegistry(t, 1<<20)
+	buf := make([]byte, 3000)
+	whole := mustLease(t, r, buf[:2000], tag, readable)
+	handle := whole.region.Handle()
+	whole.end()
+	beyond := mustLease(t, r, buf[1000:3000], tag, closed)
+	small := mustLease(t, r, buf[1999:2001], tag, closed)
+	part := mustLease(t, r, buf[500:1500], tag, closed)
+	if part.region.Handle() != handle {
+		t.Error("a part is registered anew")
+	}
+	want := vipl.DataSegment{Data: addressOf(buf[510:]), Handle: handle, Length: 100}
+	if got := part.segment(10, 100); got != want || part.remote().Data != addressOf(buf[500:]) || len(part.buf) != 1000 {
+		t.Errorf("%+v, want %+v; at %+v", got, want, part.remote())
+	}
+	if got, err := part.region.Query(); err != nil || got != attributes(tag, closed) {
+		t.Errorf("leased: %+v, %v", got, err)
+	}
+	part.end()
+	inner := mustLease(t, r, buf[600:700], tag, readable)
+	if part = mustLease(t, r, buf[610:620], tag, closed); part.region.Handle() != handle {
+		t.Error("what is in use is closer, and hides what is idle")
+	}
+	leases := []*lease{
+		part, inner,
+		beyond, small, // not all of it was registered
+		mustLease(t, r, buf[600:700], tag, closed),    // in use by another
+		mustLease(t, r, buf[:2000], tag, readable),    // likewise
+		mustLease(t, r, buf[500:1500], tag, readable), // a peer would get at the rest
+		mustLease(t, r, buf[500:1500], tag, writable), // likewise
+	}
+	regions := map[vipl.MemHandle]bool{}
+	for i, l := range leases {
+		if regions[l.region.Handle()] {
+			t.Errorf("lease %d has another's region", i)
+		}
+		regions[l.region.Handle()] = true
+	}
+	for _, l := range leases {
+		l.end()
+	}
+	again := mustLease(t, r, buf[:2000], tag, writable)
+	if again.region.Handle() != handle || again.remote().Data != addressOf(buf) || len(again.buf) != 2000 {
+		t.Errorf("all of it, after a part: %d bytes at %+v", len(again.buf), again.remote())
+	}
+	again.end()
+	if err := r.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whatever is leased, in whatever order: a lease names its bytes, peers get at no others, no
+// two have the same region, and the registry knows all that is registered.
+func TestLeasesAtRandom(t *testing.T) {
+	const limit = 100_000
+	r, tag := newTestRegistry(t, limit)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	buf := make([]byte, 50_000)
+	out := map[uint32]*lease{} // by the handle
+	for range 5000 {
+		if len(out) > 0 && rnd.IntN(2) == 0 {
+			for handle, l := range out { // any
+				l.end()
+				delete(out, handle)
+				break
+			}
+		} else {
+			at := rnd.IntN(10) * 5000
+			b, a := buf[at:at+1000+rnd.IntN(4)*1000], access(rnd.IntN(3))
+			l := mustLease(t, r, b, tag, a)
+			handle := uint32(l.region.Handle())
+			if out[handle] != nil {
+				t.Fatal("two leases of one region")
+			}
+			out[handle] = l
+			got, err := l.region.Query()
+			if err != nil || got != attributes(tag, a) || &l.buf[0] != &b[0] || len(l.buf) != len(b) || l.remote().Data != addressOf(b) {
+				t.Fatalf("%d bytes at %d: %d at %+v, %+v, %v", len(b), at, len(l.buf), l.remote(), got, err)
+			}
+			if a != closed && len(l.region.Bytes()) != len(b) {
+				t.Fatalf("the peer gets at %d bytes instead of %d", len(l.region.Bytes()), len(b))
+			}
+		}
+		idle := 0
+		for _, l := range r.known {
+			if l.place != nil {
+				idle += len(l.all)
+			}
+		}
+		if n := r.nic.Status().Mem.Regions; len(r.known) != n || r.order.Len()+len(out) != n || idle != r.bytes || idle > limit {
+			t.Fatalf("%d regions: %d known, %d idle of %d and %d bytes, %d leased", n, len(r.known), r.order.Len(), idle, r.bytes, len(out))
+		}
+	}
+	for _, l := range out {
+		l.end()
+	}
+	if err := r.close(); err != nil || len(r.known) > 0 {
+		t.Errorf("%v, %d known", err, len(r.known))
+	}
+}
+
+// Memory of Alloc is that to its last byte until it is freed, in whatever order, and what
+// lies beside it is not.
+func TestAllocated(t *testing.T) {
+	s, err := noKeepers(aNic(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.release()
+	rnd := rand.New(rand.NewPCG(3, 4))
+	var bufs [][]byte
+	for range 1000 {
+		if len(bufs) == 0 || len(bufs) < 50 && rnd.IntN(2) == 0 {
+			buf, err := s.Alloc(1 + rnd.IntN(1000))
+			if err != nil {
+				t.Fatal(err)
+			}
+			bufs = append(bufs, buf)
+		} else {
+			i := rnd.IntN(len(bufs))
+			buf := bufs[i]
+			if len(buf) > 1 && s.Free(buf[1:]) == nil {
+				t.Fatal("a part was freed")
+			}
+			if err := s.Free(buf); err != nil {
+				t.Fatal(err)
+			}
+			if bufs = slices.Delete(bufs, i, i+1); s.allocated(buf) || s.allocated(buf[len(buf)-1:]) {
+				t.Fatal("what was freed is allocated")
+			}
+		}
+		for _, b := range bufs {
+			if !s.allocated(b) || !s.allocated(b[len(b)-1:]) {
+				t.Fatalf("%d bytes are not allocated, of %d buffers", len(b), len(bufs))
+			}
+		}
+	}
+	if s.allocated(make([]byte, 1)) {
+		t.Error("memory of the program")
+	}
+}
+
+// BenchmarkAllocated asks whether memory of Alloc is that, beside so many other buffers.
+func BenchmarkAllocated(b *testing.B) {
+	for _, n := range []int{1, 100, 10000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s, err := noKeepers(aNic(b))
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer s.release()
+			bufs := make([][]byte, n)
+			for i := range bufs {
+				if bufs[i], err = s.Alloc(64); err != nil {
+					b.Fatal(err)
+				}
+			}
+			i := 0
+			for b.Loop() {
+				if !s.allocated(bufs[i][1:]) {
+					b.Fatal("it is not")
+				}
+				i = (i + 7919) % n
+			}
+		})
+	}
+}
 
 // A buffer that two connections use at once is registered twice, and kept once.
 func TestLeaseTwice(t *testing.T) {

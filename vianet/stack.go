@@ -93,9 +93,9 @@ type Stack struct {
 	empty     chan struct{}  // of Shutdown: closed when no connection is left; nil: it was not called
 	conns     map[*Conn]bool // true: the program has it, or can accept it
 	listeners map[*Listener]struct{}
-	buffers   map[*byte]*vipl.Region // of Alloc, by their first byte
-	left      error                  // why connections could not give back all that they had
-	counts    Stats                  // of connections that have ended, and what none counts
+	buffers   []buffer // of Alloc, by where they begin
+	left      error    // why connections could not give back all that they had
+	counts    Stats    // of connections that have ended, and what none counts
 }
 
 var errStackClosed = fmt.Errorf("the stack is closed: %w", net.ErrClosed)
@@ -112,7 +112,6 @@ func New(nic *vipl.Nic, o Options) (*Stack, error) {
 	s := &Stack{
 		nic: nic, o: o, delay: delayMost, closed: make(chan struct{}),
 		conns: make(map[*Conn]bool), listeners: make(map[*Listener]struct{}),
-		buffers: make(map[*byte]*vipl.Region),
 	}
 	s.dials, s.end = context.WithCancelCause(context.Background())
 	var err error
@@ -250,10 +249,10 @@ func (s *Stack) release() error {
 			errs = append(errs, d.cq.Destroy())
 		}
 	}
-	for _, region := range s.buffers {
-		errs = append(errs, region.Deregister())
+	for _, b := range s.buffers {
+		errs = append(errs, b.region.Deregister())
 	}
-	clear(s.buffers)
+	s.buffers = nil
 	return errors.Join(append(errs, s.regs.close())...)
 }
 

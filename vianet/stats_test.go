@@ -79,11 +79,12 @@ func TestStatsOfWrites(t *testing.T) {
 	}
 }
 
-// Want of memory counts wherever it shows; a buffer is registered once, and found the
-// next times.
+// Want of memory counts wherever it shows; a buffer is registered once, and it and its
+// parts are found the next times.
 func TestStatsOfMemory(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
+	buf, got := make([]byte, 300_000), make([]byte, 300_000)
 	free := exhaust(t, h.nicA)
 	if c, err := h.a.Dial("via", "10.0.0.9:1"); !errors.Is(err, syscall.ENOBUFS) {
 		t.Errorf("Dial: %v, %v", c, err)
@@ -91,7 +92,6 @@ func TestStatsOfMemory(t *testing.T) {
 	if s := h.a.Stats(); s.NoMemory != 1 {
 		t.Errorf("a Dial without memory: %+v", s)
 	}
-	buf := make([]byte, 300_000)
 	carry(t, a, b, buf)
 	if s := h.a.Stats(); s.NoMemory != 2 || s.Messages.Bytes != 300_000 || s.Registered != 0 {
 		t.Errorf("a Write without memory: %+v", s)
@@ -105,6 +105,18 @@ func TestStatsOfMemory(t *testing.T) {
 	}
 	if s := h.a.Stats(); s.Registered != 1 || s.Reused != 2 || s.RegisteredBytes != len(buf) || s.NoMemory != 3 {
 		t.Errorf("%+v", s)
+	}
+	before := h.b.Stats()
+	for _, at := range []int{0, 1000, 200_000} { // read into one buffer, and parts of it
+		wrote := make(chan error, 1)
+		go func() { _, err := a.Write(buf[at:]); wrote <- err }()
+		_, err := io.ReadFull(b, got[at:])
+		if err = errors.Join(err, <-wrote); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := h.b.Stats(); s.Registered != before.Registered+1 || s.Reused != before.Reused+2 {
+		t.Errorf("a buffer and parts of it: %+v, and before %+v", s, before)
 	}
 }
 
