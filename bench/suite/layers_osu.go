@@ -86,6 +86,21 @@ func osuCost(s *session) time.Duration {
 	return time.Duration(s.turns()*rows) * run
 }
 
+// onePairNote is of a machine with less than four CPUs.
+const onePairNote = "Fewer than four CPUs: mbw_mr has one pair, and says of several nothing; allreduce of four ranks is in layers-allreduce."
+
+func osuNotes(jobs []osuJob) []string {
+	notes := []string{
+		fmt.Sprintf("Ranks in namespaces of their own, each bound to a CPU, joined by a veth pair, more than two by a bridge: two of latency, bw and bibw, %d of the others. Latency is one way, times are means, bandwidth is that of all ranks together, in windows of 64 messages; buffers are the same again and again.", jobs[len(jobs)-1].ranks),
+		"Iterations are OSU's, fewer of long messages, and the same of both.",
+		"mvich-eager, -r3, -rget, -rput: all messages by that protocol; eager as far as they go in one packet. mvich chooses.",
+	}
+	if jobs[len(jobs)-1].ranks == 2 {
+		notes = append(notes, onePairNote)
+	}
+	return notes
+}
+
 // layersOSU starts ranks, of this program and of MPICH, on pairs that are alike.
 func (s *session) layersOSU() (*report.Group, error) {
 	cpus, err := testbed.AllowedCPUs()
@@ -93,11 +108,7 @@ func (s *session) layersOSU() (*report.Group, error) {
 		return nil, err
 	}
 	jobs := osuJobs(len(cpus))
-	g := &report.Group{Axis: alongSizes, Base: mpichRow, Conditions: bench.HostConditions(), Notes: []string{
-		fmt.Sprintf("Ranks in namespaces of their own, each bound to a CPU, joined by a veth pair, more than two by a bridge: two of latency, bw and bibw, %d of the others. Latency is one way, times are means, bandwidth is that of all ranks together, in windows of 64 messages; buffers are the same again and again.", jobs[len(jobs)-1].ranks),
-		"Iterations are OSU's, fewer of long messages, and the same of both.",
-		"mvich-eager, -r3, -rget, -rput: all messages by that protocol; eager as far as they go in one packet. mvich chooses.",
-	}}
+	g := &report.Group{Axis: alongSizes, Base: mpichRow, Conditions: bench.HostConditions(), Notes: osuNotes(jobs)}
 	g.Conditions.Interface, g.Conditions.MTU = testbed.StarInterface, s.mtu()
 	ours, err := s.rankProgram()
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"viaxdp/bench/mpich"
 	"viaxdp/bench/report"
 	"viaxdp/internal/nstest"
+	"viaxdp/internal/testbed"
 	"viaxdp/mvich"
 	"viaxdp/mvich/mpiapps"
 	"viaxdp/mvich/mpibench"
@@ -118,13 +119,20 @@ func TestScaling(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := r.Group("layers-scaling")
+	cpus, err := testbed.AllowedCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, counts := r.Group("layers-scaling"), scalingRanks(len(cpus))
 	if len(g.Series) != len(mpiapps.Names()) {
 		t.Fatalf("%d series", len(g.Series))
 	}
 	for _, s := range g.Series {
 		alone := s.At(1)
-		for _, ranks := range scalingRanks {
+		if len(s.Points) != len(counts) {
+			t.Errorf("%s: %d points of %v ranks", s.Name, len(s.Points), counts)
+		}
+		for _, ranks := range counts {
 			p := s.At(float64(ranks))
 			if p == nil || alone == nil {
 				t.Fatalf("%s: no %d ranks", s.Name, ranks)
@@ -139,6 +147,19 @@ func TestScaling(t *testing.T) {
 	}
 	if _, err := Run(t.Context(), shortly("layers-scaling")); err == nil {
 		t.Error("it ran without arguments for a rank")
+	}
+}
+
+// Ranks double as far as there are CPUs for them and the testbed has room, and 4 are
+// tried anywhere.
+func TestScalingRanks(t *testing.T) {
+	for cpus, want := range map[int][]int{
+		1: {1, 2, 4}, 4: {1, 2, 4}, 7: {1, 2, 4}, 8: {1, 2, 4, 8}, 20: {1, 2, 4, 8, 16},
+		1000: {1, 2, 4, 8, 16, 32, 64, 128},
+	} {
+		if got := scalingRanks(cpus); !slices.Equal(got, want) {
+			t.Errorf("%d CPUs: %v, want %v", cpus, got, want)
+		}
 	}
 }
 
@@ -191,15 +212,22 @@ func TestOSU(t *testing.T) {
 	}
 }
 
-// Every benchmark is made once, and only what may have more than two ranks has them.
+// Every benchmark is made once, and what may have more than two ranks has them where each gets
+// a CPU.
 func TestOSUJobs(t *testing.T) {
 	for _, cpus := range []int{1, 2, 3, 4, 64} {
 		var names []string
 		for _, j := range osuJobs(cpus) {
 			names = append(names, j.names...)
+			if pairs := slices.Contains(j.names, "mbw_mr"); pairs && cpus >= 4 && j.ranks < 4 {
+				t.Errorf("%d CPUs: %d ranks, which is one pair, of %v", cpus, j.ranks, j.names)
+			}
 			if two := slices.Contains(j.names, "latency"); j.ranks > 2 && (two || cpus < j.ranks) {
 				t.Errorf("%d CPUs: %d ranks of %v", cpus, j.ranks, j.names)
 			}
+		}
+		if says := slices.Contains(osuNotes(osuJobs(cpus)), onePairNote); says != (cpus < 4) {
+			t.Errorf("%d CPUs: it says that there is one pair: %v", cpus, says)
 		}
 		if slices.Sort(names); !slices.Equal(names, mpibench.Names()) {
 			t.Errorf("%d CPUs: %v", cpus, names)

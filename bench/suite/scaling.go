@@ -24,7 +24,8 @@ var scalingGroups = []group{{
 		if s.Quick {
 			run = ranksTime
 		}
-		return time.Duration(s.turns()*len(mpiapps.Names())*len(scalingRanks)) * run
+		cpus, _ := testbed.AllowedCPUs() // scaling says what is wrong
+		return time.Duration(s.turns()*len(mpiapps.Names())*len(scalingRanks(len(cpus)))) * run
 	},
 	run: (*session).scaling,
 }}
@@ -32,9 +33,14 @@ var scalingGroups = []group{{
 // ranksTime is about what starting and ending ranks takes.
 const ranksTime = 500 * time.Millisecond
 
-// scalingRanks are the ranks of a run. The first is what the others are compared
-// with.
-var scalingRanks = []int{1, 2, 4}
+// scalingRanks are the ranks of each run, as many at most as there are CPUs, but 4 in any
+// case. The first is what the others are compared with.
+func scalingRanks(cpus int) (all []int) {
+	for n := 1; n <= min(max(4, cpus), testbed.MaxStar); n *= 2 {
+		all = append(all, n)
+	}
+	return all
+}
 
 // mostWaited is the share of the time that ranks may be without a CPU, where they are
 // not more than CPUs, before their figures are doubtful.
@@ -63,17 +69,17 @@ func (s *session) scaling() (*report.Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := newSheet(nil)
+	t, counts := newSheet(nil), scalingRanks(len(cpus))
 	for turn := 1; turn <= s.turns(); turn++ {
 		for _, name := range mpiapps.Names() {
 			var alone float64
-			for _, ranks := range scalingRanks {
+			for _, ranks := range counts {
 				s.step("%s, ranks: %d (turn %d of %d)", name, ranks, turn, s.turns())
 				r, err := s.runApp(self, name, ranks)
 				if err != nil {
 					return nil, fmt.Errorf("%s, ranks: %d: %w", name, ranks, err)
 				}
-				if ranks == scalingRanks[0] {
+				if ranks == counts[0] {
 					alone = r.Seconds
 				}
 				at := t.at(fmt.Sprintf("%s, %d x %d", name, r.Size, r.Size), float64(ranks))

@@ -23,7 +23,7 @@ func newMpiapp(env environment) *cobra.Command {
 			"The ranks cut a square into blocks and compute it together; rank 0 then computes it\n" +
 			"alone, compares the results, and fails where they differ. It prints how long the\n" +
 			"ranks took, and the share of it that was communication.\n\n" +
-			"bench layers-scaling runs both with 1, 2 and 4 ranks.",
+			"bench layers-scaling runs both with 1, 2, 4 ranks and so on, as many as there are CPUs.",
 		Example: "  via-xdp mpirun -np 4 via-xdp mpiapp stencil\n" +
 			"  mpiexec.hydra -hosts a,b via-xdp mpiapp -i eth1 cg",
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
