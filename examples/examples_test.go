@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 
 	// What the examples are built of; a change of it makes old results invalid.
 	_ "viaxdp/examples/internal/side"
+	"viaxdp/internal/mpirun"
 	"viaxdp/internal/nstest"
 )
 
@@ -37,6 +39,16 @@ var outputs = map[string]struct{ server, client []string }{
 		[]string{"first\nsecond\nthird\nfourth\nfifth\nlast\n", "connection lost: the peer disconnected\n"},
 		[]string{"6 messages sent\n"},
 	},
+	"web": {
+		[]string{"1 connections by VIA\n"},
+		[]string{"port 8080: this came by via\n", "port 8081: this came by tcp\n", "1 connections by VIA, 1 the other way\n"},
+	},
+}
+
+// What the four ranks of the examples print that are started by mpirun.
+var jobs = map[string]string{
+	"rod": "32 points of 4 ranks have settled after 2951 steps\n" +
+		"point  5:  15.2\npoint 13:  39.4\npoint 21:  63.6\npoint 29:  87.9\n",
 }
 
 // Each example does between two namespaces what it says.
@@ -66,6 +78,26 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+// Each example that is ranks does the same as ranks in namespaces.
+func TestJobs(t *testing.T) {
+	nstest.Require(t)
+	for name, want := range jobs {
+		t.Run(name, func(t *testing.T) {
+			program := filepath.Join(t.TempDir(), name)
+			if out, err := exec.Command("go", "build", "-o", program, "./"+name).CombinedOutput(); err != nil {
+				t.Fatalf("go build: %v\n%s", err, out)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			var both bytes.Buffer
+			err := mpirun.Run(ctx, mpirun.Job{Ranks: 4, Program: []string{program}, Stdout: &both, Stderr: &both})
+			if err != nil || both.String() != want {
+				t.Errorf("%v, printed %q, want %q", err, &both, want)
+			}
+		})
+	}
+}
+
 // No example is without a test, and each one says how to run it.
 func TestEachExample(t *testing.T) {
 	files, err := filepath.Glob("*/main.go")
@@ -80,21 +112,30 @@ func TestEachExample(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, line := range []string{
+		_, pair := outputs[name]
+		_, job := jobs[name]
+		lines := []string{
 			"// Command " + name + " ",
 			"//	via-xdp testbed up\n",
 			fmt.Sprintf("//	ip netns exec via0 go run ./examples/%s -i via0 &\n", name),
 			fmt.Sprintf("//	ip netns exec via1 go run ./examples/%s -i via1 -connect 10.77.0.1\n", name),
-		} {
+		}
+		if job {
+			lines = []string{
+				"// Command " + name + " ",
+				fmt.Sprintf("//	go build ./examples/%s\n//	via-xdp mpirun -np 4 ./%s\n", name, name),
+			}
+		}
+		for _, line := range lines {
 			if !strings.Contains(string(text), line) {
 				t.Errorf("%s has no line %q", f, line)
 			}
 		}
-		if _, ok := outputs[name]; !ok {
+		if pair == job {
 			t.Errorf("%s has no test", name)
 		}
 	}
-	for name := range outputs {
+	for _, name := range slices.Concat(slices.Collect(maps.Keys(outputs)), slices.Collect(maps.Keys(jobs))) {
 		if !slices.Contains(names, name) {
 			t.Errorf("there is no example %s", name)
 		}
@@ -104,7 +145,7 @@ func TestEachExample(t *testing.T) {
 // An example that cannot work says why, and ends with status 1.
 func TestExampleFails(t *testing.T) {
 	for _, args := range [][]string{{"-i", "nosuch0"}, {"-connect", "nowhere"}} {
-		for _, name := range []string{"pingpong", "notify"} {
+		for _, name := range []string{"pingpong", "notify", "web"} {
 			cmd := exec.Command("go", append([]string{"run", "./" + name}, args...)...)
 			out, err := cmd.CombinedOutput()
 			if err == nil || !strings.HasPrefix(string(out), name+": ") || strings.Contains(string(out), "panic") {
