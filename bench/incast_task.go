@@ -50,8 +50,12 @@ type incastReceiver interface {
 	close() error
 }
 
+// incastPatience is how long one side waits for another, which may be opening its interface
+// beside several others. Who fails ends the rest, too.
+const incastPatience = 6 * patience
+
 // incastLimit bounds all waits of the words between the two sides.
-func incastLimit(in incastInput) time.Time { return time.Now().Add(in.Duration + 3*patience) }
+func incastLimit(in incastInput) time.Time { return time.Now().Add(in.Duration + 3*incastPatience) }
 
 // sendIncast is a task: a sender, until the receiver says that it is over.
 func sendIncast(j *job, in incastInput) (out incastSent, err error) {
@@ -110,7 +114,7 @@ func sendIncast(j *job, in incastInput) (out incastSent, err error) {
 
 // dialIncast connects with a receiver, which may not listen yet.
 func dialIncast(j *job, in incastInput) (net.Conn, error) {
-	for end := time.Now().Add(patience); ; time.Sleep(connectPause) {
+	for end := time.Now().Add(incastPatience); ; time.Sleep(connectPause) {
 		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(in.Receiver, incastPort).String(), patience)
 		switch {
 		case err == nil:
@@ -231,12 +235,12 @@ func (t *incastTaker) next() error {
 // window counts the messages of a time that begins some time after every sender has begun.
 // A sender that got no CPU has its time all the same.
 func (t *incastTaker) window() (messages []int64, span Span, err error) {
-	for end := time.Now().Add(3 * patience); slices.Min(t.came) < incastCheck; {
+	for end := time.Now().Add(incastPatience); slices.Min(t.came) < incastCheck; {
 		if err := t.next(); err != nil {
 			return nil, span, err
 		}
 		if time.Now().After(end) {
-			return nil, span, fmt.Errorf("a sender has hardly begun within %v: messages %d", 3*patience, t.came)
+			return nil, span, fmt.Errorf("a sender has hardly begun within %v: messages %d", incastPatience, t.came)
 		}
 	}
 	for end := time.Now().Add(t.d / warmPart); time.Now().Before(end); {

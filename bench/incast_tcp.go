@@ -18,7 +18,7 @@ type incastTCP struct {
 func openIncastTCP(j *job, in incastInput) (incastSender, error) {
 	p := j.params
 	p.MaxBytes = in.Bytes
-	t, err := openTCP(p, watchdog{stop: j.stop}, true)
+	t, err := openTCP(p, watchdog{stop: j.stop, most: incastPatience}, true)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func takeIncastTCP(j *job, in incastInput) (incastReceiver, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &incastTCPs{listener: t, watch: watchdog{stop: j.stop}}
+	r := &incastTCPs{listener: t, watch: watchdog{stop: j.stop, most: incastPatience}}
 	for range in.Senders {
 		r.streams = append(r.streams, &incastPart{fd: -1, message: make([]byte, in.Bytes)})
 	}
@@ -97,13 +97,13 @@ func takeIncastTCP(j *job, in incastInput) (incastReceiver, error) {
 
 func (r *incastTCPs) connect() error {
 	for range r.streams {
-		fd, err := acceptWithin(r.listener.listener, patience)
+		fd, err := acceptWithin(r.listener.listener, incastPatience)
 		if err != nil {
 			return err
 		}
 		// Blocking, as its first byte comes with the connection.
 		number := make([]byte, 1)
-		tv := unix.NsecToTimeval(int64(patience))
+		tv := unix.NsecToTimeval(int64(incastPatience))
 		if err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err == nil {
 			_, err = unix.Read(fd, number)
 		}

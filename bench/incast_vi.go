@@ -100,7 +100,7 @@ type incastVI struct {
 }
 
 func openIncastVI(j *job, in incastInput) (_ incastSender, err error) {
-	s := &incastVI{credited: incastDepth, watch: watchdog{stop: j.stop}}
+	s := &incastVI{credited: incastDepth, watch: watchdog{stop: j.stop, most: incastPatience}}
 	if s.nic, err = openNic(j.params, vipl.WithChunks(ringChunks, ringChunks)); err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func openIncastVI(j *job, in incastInput) (_ incastSender, err error) {
 		}
 	}
 	local, to := vipl.NetAddress{Host: j.params.Local}, incastAddress(in, in.Number)
-	for end := time.Now().Add(patience); ; time.Sleep(connectPause) { // it takes one after the other
+	for end := time.Now().Add(incastPatience); ; time.Sleep(connectPause) { // it takes one after the other
 		if _, err = s.vi.ConnectRequest(local, to, patience); !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(end) || j.stop.Load() {
 			return s, err
 		}
@@ -214,7 +214,7 @@ type incastVIs struct {
 }
 
 func takeIncastVI(j *job, in incastInput) (_ incastReceiver, err error) {
-	r := &incastVIs{in: in, of: map[*vipl.VI]int{}, watch: watchdog{stop: j.stop}}
+	r := &incastVIs{in: in, of: map[*vipl.VI]int{}, watch: watchdog{stop: j.stop, most: incastPatience}}
 	if r.nic, err = openNic(j.params, vipl.WithChunks(ringChunks, ringChunks)); err != nil {
 		return nil, err
 	}
@@ -245,7 +245,7 @@ func takeIncastVI(j *job, in incastInput) (_ incastReceiver, err error) {
 
 func (r *incastVIs) connect() error {
 	for i, e := range r.ends {
-		c, err := r.nic.ConnectWait(incastAddress(r.in, i), patience)
+		c, err := r.nic.ConnectWait(incastAddress(r.in, i), incastPatience)
 		if err == nil {
 			err = c.Accept(e.vi)
 		}
