@@ -26,11 +26,7 @@ func postgresProgram(t *testing.T, name string) string {
 	if found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name); len(found) > 0 {
 		return found[len(found)-1]
 	}
-	path, err := exec.LookPath(name)
-	if err != nil { // also where other programs are required
-		t.Skipf("%s is not installed (Debian's package postgresql)", name)
-	}
-	return path
+	return need(t, name, "postgresql")
 }
 
 // postgres is a server with a directory and an address of its own.
