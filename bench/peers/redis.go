@@ -20,7 +20,7 @@ func serveRedis(s *offer) command {
 		"--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir", s.dir)
 }
 
-// redisLoads are values that are set and got, one at a time and on many connections.
+// redisLoads are values that are got, one at a time and on many connections.
 func redisLoads() (list []Load) {
 	for _, l := range []struct {
 		name, test         string
@@ -29,7 +29,6 @@ func redisLoads() (list []Load) {
 	}{
 		{"redis GET, 1 KiB, 1 connection", "get", 1024, 1, 20_000},
 		{"redis GET, 1 KiB, 16 connections", "get", 1024, 16, 60_000},
-		{"redis SET, 1 KiB, 16 connections", "set", 1024, 16, 60_000},
 		{"redis GET, 64 KiB, 16 connections", "get", 65536, 16, 10_000},
 	} {
 		run := func(at []string, test string, n, connections int) command {

@@ -38,13 +38,16 @@ func proxyTime(s *session) time.Duration {
 	return max(time.Second, s.duration())
 }
 
+// proxyTurns are fewer than others': a chain takes longer to start than to measure.
+func proxyTurns(s *session) int { return min(s.turns(), 3) }
+
 // chainStart is about what a chain takes to start and to end.
-const chainStart = 2 * time.Second
+const chainStart = time.Second
 
 func proxyCost(s *session) (sum time.Duration) {
 	for _, loads := range s.installedLoads() {
 		turn := chainStart + time.Duration(len(loads))*(proxyTime(s)+200*time.Millisecond)
-		sum += time.Duration(s.turns()*len(proxyRows)) * turn
+		sum += time.Duration(proxyTurns(s)*len(proxyRows)) * turn
 	}
 	return sum
 }
@@ -83,7 +86,7 @@ func (s *session) layersProxy() (*report.Group, error) {
 		}
 	}
 	t := newSheet(nil)
-	for turn := 1; turn <= s.turns(); turn++ {
+	for turn := 1; turn <= proxyTurns(s); turn++ {
 		for _, service := range []peers.Service{peers.Redis, peers.PostgreSQL} {
 			for _, row := range proxyRows {
 				if len(loads[service]) == 0 {
@@ -120,14 +123,14 @@ func (s *session) layersProxy() (*report.Group, error) {
 
 // askThrough measures all loads of a server by one way in one turn.
 func (s *session) askThrough(t *sheet, series string, way peers.Way, service peers.Service, loads []peers.Load, turn int) error {
-	s.step("%s, %s (turn %d of %d)", service, series, turn, s.turns())
+	s.step("%s, %s (turn %d of %d)", service, series, turn, proxyTurns(s))
 	c, err := peers.StartChain(s.ctx, peers.ChainConfig{ProxyArgs: s.ProxyArgs, MTU: s.mtu()}, way, service)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	for _, l := range loads {
-		s.step("%s, %s (turn %d of %d)", l.Name, series, turn, s.turns())
+		s.step("%s, %s (turn %d of %d)", l.Name, series, turn, proxyTurns(s))
 		r, err := c.Measure(s.ctx, l, proxyTime(s))
 		if err != nil {
 			return err

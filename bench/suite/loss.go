@@ -109,7 +109,8 @@ func runLoss(s *session) (*report.Group, error) { return s.underFaults(faultRows
 
 // faultsCost is about how long underFaults takes.
 func (s *session) faultsCost(rows []faultRow, faults []fault) time.Duration {
-	return s.about(0, len(rows)) + time.Duration(s.turns()*len(rows)*len(faults))*(4*lossTime(s)+settleTime+lostTime)
+	streams := time.Duration(len(faults)-1) * (3*lossTime(s) + settleTime)
+	return s.about(0, len(rows)) + time.Duration(s.turns()*len(rows))*(streams+time.Duration(len(faults))*(lossTime(s)+lostTime))
 }
 
 // throughBed is a bed of its own with a forwarder between the two sides.
