@@ -197,7 +197,7 @@ func (s *soak) setMTU(mtu int) error {
 // lessMTU is one for which the frames of connections are too long.
 func (s *soak) lessMTU() int { return max(1400, s.mtu()/3) }
 
-// shrink makes the MTU less for some time: connections end, new ones do with less, and end no more when it grows.
+// shrink makes the MTU less for some time: connections end, new ones do with less, and do not end when it grows.
 func (s *soak) shrink() error {
 	const name = "MTU shrinks"
 	start := time.Now()
@@ -223,7 +223,7 @@ func (s *soak) shrink() error {
 		return err
 	}
 	s.blame("MTU grows", small, s.starved("MTU grows", start))
-	return nil
+	return s.moveHardware() // which ends them: those of short frames would outlive the next time that it shrinks
 }
 
 func (s *soak) blinkAddress() error {

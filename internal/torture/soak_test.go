@@ -117,6 +117,16 @@ func TestMovesOverIPv6(t *testing.T) {
 	undergo(t, BedConfig{IPv6: true, MTU: 9000}, append(flaps, moves...))
 }
 
+// What ends all connections does so again, whatever came of it the first time.
+func TestMovesAgain(t *testing.T) {
+	t.Parallel()
+	var list []event
+	for i := 0; i < len(moves); i += 2 {
+		list = append(list, moves[i], moves[i+1], moves[i]) // the one between ends nothing
+	}
+	undergo(t, BedConfig{}, list)
+}
+
 func undergo(t *testing.T, cfg BedConfig, events []event) {
 	nstest.Require(t)
 	bed := newBed(t, cfg)
@@ -133,6 +143,7 @@ func undergo(t *testing.T, cfg BedConfig, events []event) {
 			t.Errorf("side %d: has the party itself attached a program? %v", side, err)
 		}
 	}
+	times := map[string]int{}
 	for i, e := range events {
 		if i > 0 && e.name == events[i-1].name {
 			continue
@@ -140,7 +151,7 @@ func undergo(t *testing.T, cfg BedConfig, events []event) {
 		start := time.Now()
 		must(t, s.undergo(e))
 		t.Logf("%s: %v", e.name, time.Since(start))
-		if s.report.Events[e.name] != 1 {
+		if times[e.name]++; s.report.Events[e.name] != times[e.name] {
 			t.Errorf("%s is not in the report: %v", e.name, s.report.Events)
 		}
 	}
