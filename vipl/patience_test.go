@@ -1,6 +1,10 @@
 package vipl
 
-import "testing"
+import (
+	"testing"
+
+	"viaxdp/reliable"
+)
 
 // Acknowledgements learn to wait for data that comes soon, in small steps, and to
 // wait for none that comes late.
@@ -121,5 +125,34 @@ func TestPatienceIsUnlearnt(t *testing.T) {
 		if then(&a, &now); a.wait > 2*ackDelay {
 			t.Errorf("%s: it waits for %d ns", name, a.wait)
 		}
+	}
+}
+
+// Where frames are late, and a gap is no news, the peer still hears of what is held behind one
+// as soon as of a burst's end, however long acknowledgements have learned to wait.
+func TestGapIsToldSoon(t *testing.T) {
+	r := reliable.NewReceiver(1, 64)
+	for range 100 { // gaps that late frames fill
+		next := r.Next()
+		r.Arrive(next+1, false)
+		r.Hold(next+1, 0)
+		r.Arrive(next, false)
+		r.Pop()
+	}
+	r.Acked()
+	const now = 1000
+	p := &port{ackEvery: 16}
+	c := &conn{vi: &VI{attrs: ViAttributes{Level: ReliableDelivery}}, receiver: r}
+	c.patience.wait = 2_000_000
+	r.Arrive(r.Next(), false)
+	p.owe(c, now)
+	if c.oweBy <= now+ackDelay {
+		t.Fatalf("in order: after %d ns", c.oweBy-now)
+	}
+	r.Arrive(r.Next()+1, false)
+	r.Hold(r.Next()+1, 0)
+	p.owe(c, now)
+	if wait := c.oweBy - now; wait <= 0 || wait > ackDelay {
+		t.Errorf("behind a gap: after %d ns, want %d", wait, ackDelay)
 	}
 }
