@@ -17,6 +17,7 @@ func FuzzMask(f *testing.F) {
 	f.Add("1:2:3:4:5:6:7:8:: 1::", "")
 	f.Add("::a:::1.2.3.4 1::2:10.0.0.1.", "a::b")
 	f.Add("::127.0.0.1", "")
+	f.Add("::0:127.0.0.1 ::1:2:10.0.0.1", "")
 	word := regexp.MustCompile(`[\pL\pN_:.]+`)
 	given := regexp.MustCompile(`(?:uuid|mac|ip|host)-\d+`) // the digits and what follows may look like an address
 	f.Fuzz(func(t *testing.T, text, name string) {

@@ -78,8 +78,8 @@ func (m *Mask) address(x string) string {
 			a, err := netip.ParseAddr(x[from:to])
 			switch {
 			case err != nil:
-			case strings.HasPrefix(x[from:to], "::") && strings.Contains(x[from:to], ".") && !a.Is4In6():
-				return x // one of IPv4 behind colons
+			case behindColons(x[from:to]):
+				return x // masked as one of IPv4
 			case a.IsUnspecified() || a.IsLoopback():
 				return x
 			default:
@@ -88,6 +88,14 @@ func (m *Mask) address(x string) string {
 		}
 	}
 	return x
+}
+
+// behindColons reports whether x is an address of IPv4 behind two colons, as of a gateway on the
+// kernel's command line, rather than one of IPv6 that ends so.
+func behindColons(x string) bool {
+	of, ok := strings.CutPrefix(x, "::")
+	a, err := netip.ParseAddr(of)
+	return ok && err == nil && a.Is4()
 }
 
 // name is the one that stands for a value.
