@@ -103,6 +103,11 @@
 // time that something comes for any of them its time to poll begins anew, until its
 // own deadline. Then it sleeps, and the stack's own goroutine waits for completions.
 //
+// That goroutine sleeps in the kernel, and keeps one of the Go runtime's processors until the
+// runtime notices. So a program that may use one CPU only, to which the runtime gives one
+// processor, should have two (GOMAXPROCS=2): with one, others find their bytes only 20 to 100
+// microseconds later, each time.
+//
 // # Concurrency
 //
 // Every method may be called from any goroutine at any time. Reads of one

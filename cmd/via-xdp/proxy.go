@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -65,6 +66,7 @@ func newProxy(env environment) *cobra.Command {
 				}
 			}
 			if via {
+				runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), leastProcs))
 				if device == "" {
 					return errors.New("no interface: give one by -i")
 				}
@@ -100,6 +102,10 @@ func newProxy(env environment) *cobra.Command {
 	f.DurationVar(&silence, "silence", 0, "time after which a silent host of VIA is taken for dead, on both sides alike (default 1.6s)")
 	return cmd
 }
+
+// leastProcs is how many of the Go runtime's processors a proxy has at least, also on one CPU:
+// the goroutine that sleeps for frames keeps one, and others would wait until the runtime notices.
+const leastProcs = 2
 
 // aboutKey says what this side has, where the error is that keys do not go together: its
 // text is the same on both sides.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -168,4 +169,15 @@ func TestProxyKeys(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A proxy that may use one CPU has a processor for TCP beside the one on which it sleeps for frames.
+func TestProxyProcs(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	a, _ := nstest.Pair(t, nstest.Options{})
+	_, _, end := startProxy(t, a, "--listen", "tcp:127.0.0.1:0", "--to", "via:"+a.IPv4.String()+":7000")
+	if got := runtime.GOMAXPROCS(0); got != leastProcs {
+		t.Errorf("%d processors, want %d", got, leastProcs)
+	}
+	end()
 }
