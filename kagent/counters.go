@@ -7,11 +7,16 @@ type Counters struct {
 	NoMatch   uint64 `json:"no_match"`  // requests to a discriminator on which nobody waits
 	Refused   uint64 `json:"refused"`   // requests that there was no room for, or that had to make room for a later one
 	Forged    uint64 `json:"forged"`    // confirmations without the proof of the pre-shared key
+	Overrun   uint64 `json:"overrun"`   // that the kernel dropped, since those before them were not read; known when the next is read
 }
 
 // Counters returns the counters as they are now.
 func (m *Manager) Counters() Counters {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.counters
+	c := m.counters
+	if t, ok := m.transport.(interface{ Overrun() uint64 }); ok {
+		c.Overrun = t.Overrun()
+	}
+	return c
 }

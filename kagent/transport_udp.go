@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,8 @@ type UDP struct {
 	loop chan loopback
 	done chan struct{}
 	once sync.Once
+
+	overrun atomic.Uint32
 }
 
 // loopback is a datagram to ourselves. A socket that is bound to a device does
@@ -94,8 +97,8 @@ func (u *UDP) setup(fd int, device string, port uint16) error {
 		return os.NewSyscallError("bind to device "+device, err)
 	}
 	// Where a datagram was sent to (ip(7), ipv6(7)), and which one did not
-	// arrive.
-	options := [][3]int{{unix.SOL_IP, unix.IP_RECVERR, 1}, {unix.SOL_SOCKET, unix.SO_BROADCAST, 1}}
+	// arrive; and how many found the socket full.
+	options := [][3]int{{unix.SOL_IP, unix.IP_RECVERR, 1}, {unix.SOL_SOCKET, unix.SO_BROADCAST, 1}, {unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1}}
 	if u.v6 {
 		options = append(options,
 			[3]int{unix.SOL_IPV6, unix.IPV6_V6ONLY, 0},
@@ -209,12 +212,17 @@ func (u *UDP) Serve(h Handler) error {
 			h.Undelivered(r.data, r.peer, r.failed)
 			mu.Unlock()
 		default:
+			u.overrun.Store(r.missed)
 			mu.Lock()
 			h.Receive(r.data, r.local, r.peer)
 			mu.Unlock()
 		}
 	}
 }
+
+// Overrun is how many datagrams the kernel has dropped because those before them had not been
+// read, since the socket was opened: as it was known when the one that was read last came.
+func (u *UDP) Overrun() uint64 { return uint64(u.overrun.Load()) }
 
 func (u *UDP) isClosed() bool {
 	select {

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 	"viaxdp/wire"
 )
@@ -202,5 +203,36 @@ func TestPath(t *testing.T) {
 		if !errors.Is(err, ErrUnreachable) {
 			t.Errorf("%s: %v", host, err)
 		}
+	}
+}
+
+// Whatever is sent to a socket that nobody reads is read later or counted.
+func TestOverrun(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	a, b := newHost(t, an), newHost(t, bn)
+	f := newFlooder(t, an, bn.IPv4)
+	const flood = 4000 // more than fit
+	stranger := func() {
+		if err := f.send([]byte("nothing of ours")); err != nil {
+			t.Error(err)
+		}
+	}
+	b.mu.Lock() // so that the reader comes no further than the first one
+	for range flood {
+		stranger()
+	}
+	b.mu.Unlock()
+	await.Until(t, "all that there was room for is read", func() bool { return !b.waits() })
+	stranger() // tells of those before it
+	var n Counters
+	await.Until(t, "all are accounted for", func() bool {
+		n = b.Counters()
+		return n.Malformed+n.Overrun == flood+1
+	})
+	if n.Overrun == 0 {
+		t.Errorf("there was room for all: %+v", n)
+	}
+	if got := a.Counters().Overrun; got > 0 {
+		t.Errorf("%d where nothing was sent", got)
 	}
 }

@@ -15,7 +15,8 @@ type udpReader struct {
 	data   []byte
 	local  netip.Addr
 	peer   netip.AddrPort
-	failed error // not nil: data is a quotation of what did not reach peer
+	failed error  // not nil: data is a quotation of what did not reach peer
+	missed uint32 // datagrams before it that found the socket full, since it was opened
 
 	buf [wire.CMMaxLen + 64]byte // longer datagrams are cut, and so invalid
 	oob [512]byte
@@ -42,7 +43,7 @@ func (r *udpReader) read(fd int) error {
 	}
 	r.take(n, from)
 	r.failed = nil
-	r.local = destinationOf(r.oob[:oobn])
+	r.note(r.oob[:oobn])
 	return nil
 }
 
@@ -103,8 +104,10 @@ func controlMessage(level, kind int, data []byte) []byte {
 	return b
 }
 
-// destinationOf finds the address that a datagram was sent to.
-func destinationOf(oob []byte) netip.Addr {
+// note takes what the kernel says of a datagram: the address that it was sent to, and how many
+// the socket had no room for before (socket(7), SO_RXQ_OVFL; nothing as long as there are none).
+func (r *udpReader) note(oob []byte) {
+	r.local = netip.Addr{}
 	for len(oob) >= unix.CmsgLen(0) {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
 		if err != nil {
@@ -112,13 +115,14 @@ func destinationOf(oob []byte) netip.Addr {
 		}
 		switch {
 		case h.Level == unix.SOL_IPV6 && h.Type == unix.IPV6_PKTINFO && len(data) >= 16:
-			return netip.AddrFrom16([16]byte(data[:16])).Unmap()
+			r.local = netip.AddrFrom16([16]byte(data[:16])).Unmap()
 		case h.Level == unix.SOL_IP && h.Type == unix.IP_PKTINFO && len(data) >= 12:
-			return netip.AddrFrom4([4]byte(data[8:12]))
+			r.local = netip.AddrFrom4([4]byte(data[8:12]))
+		case h.Level == unix.SOL_SOCKET && h.Type == unix.SO_RXQ_OVFL && len(data) >= 4:
+			r.missed = binary.NativeEndian.Uint32(data)
 		}
 		oob = rest
 	}
-	return netip.Addr{}
 }
 
 // errnoOf finds the errno in the struct sock_extended_err of an error queue

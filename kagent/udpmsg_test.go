@@ -15,9 +15,12 @@ func FuzzControlMessages(f *testing.F) {
 	}
 	f.Add(controlMessage(unix.SOL_IP, unix.IP_RECVERR, []byte{111, 0, 0, 0, 2, 3}))
 	f.Add(controlMessage(unix.SOL_IPV6, unix.IPV6_PKTINFO, make([]byte, 3)))
+	f.Add(controlMessage(unix.SOL_SOCKET, unix.SO_RXQ_OVFL, []byte{1, 2, 3, 4}))
 	f.Fuzz(func(t *testing.T, oob []byte) {
-		if to := destinationOf(oob); to.IsValid() && len(oob) < unix.CmsgLen(12) {
-			t.Errorf("%v out of %d bytes", to, len(oob))
+		r := newUDPReader()
+		r.note(oob)
+		if r.local.IsValid() && len(oob) < unix.CmsgLen(12) || r.missed > 0 && len(oob) < unix.CmsgLen(4) {
+			t.Errorf("%v, %d missed, out of %d bytes", r.local, r.missed, len(oob))
 		}
 		if errno := errnoOf(oob); errno != unix.EIO && len(oob) < unix.CmsgLen(4) {
 			t.Errorf("%v out of %d bytes", errno, len(oob))

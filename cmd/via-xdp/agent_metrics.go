@@ -88,7 +88,7 @@ func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
 		n.Counters.Each(func(cause string, v uint64) { counter(descFrames, v, n.Interface, cause) })
 		for cause, v := range map[string]uint64{
 			"malformed": n.Connects.Malformed, "no_match": n.Connects.NoMatch,
-			"refused": n.Connects.Refused, "forged": n.Connects.Forged,
+			"refused": n.Connects.Refused, "forged": n.Connects.Forged, "overrun": n.Connects.Overrun,
 		} {
 			counter(descConnect, v, n.Interface, cause)
 		}
