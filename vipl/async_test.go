@@ -12,7 +12,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// An interface that is removed is a catastrophe for every handle on it.
+// An interface that is removed is a catastrophe for every handle on it, also one without a VI.
 func TestInterfaceRemoved(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	nics := make([]*vipl.Nic, 2)
@@ -26,6 +26,14 @@ func TestInterfaceRemoved(t *testing.T) {
 		}
 		logs[i] = watchErrors(nics[i])
 	}
+	var idle *vipl.Nic
+	if err := na.Do(func() (err error) {
+		idle, err = vipl.OpenNic(na.Name, vipl.WithSilence(time.Minute))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	idleLog := watchErrors(idle)
 	va, vb := connect(t, nics[0], nics[1], vipl.ReliableDelivery)
 	x := newBox(t, nics[0], 1, 64)
 	postRecv(t, va, x, 0, 64)
@@ -42,8 +50,9 @@ func TestInterfaceRemoved(t *testing.T) {
 	if len(list) == 2 && (list[0].Resource != vipl.ResourceNic || list[0].VI != nil || s.Cause == nil) {
 		t.Errorf("%+v, cause %v", list[0], s.Cause)
 	}
+	idleLog.are(t, vipl.ErrorCatastrophic)
 	stateIs(t, vb, vipl.Error)
-	for _, n := range nics {
+	for _, n := range append(nics, idle) {
 		if err := n.Close(); err != nil {
 			t.Log(err) // what was attached to the interface went with it
 		}

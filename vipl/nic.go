@@ -3,6 +3,7 @@ package vipl
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -133,6 +134,7 @@ func (n *Nic) Close() error {
 	p.mu.Lock()
 	n.shut.Store(true)
 	close(n.closed)
+	p.nics = slices.DeleteFunc(p.nics, func(o *Nic) bool { return o == n })
 	p.mu.Unlock()
 	p.nic.Wake() // who sleeps for the port may be waiting on this handle
 

@@ -180,6 +180,9 @@ func Open(p Provider) (*Nic, error) {
 	n.errors.over = &n.shut
 	n.common = Ptag{n, mem.CommonPtag()}
 	n.ErrorCallback(nil)
+	n.port.mu.Lock()
+	n.port.nics = append(n.port.nics, n)
+	n.port.mu.Unlock()
 	n.agent.Watch(n.port.linkChanged)
 	return n, nil
 }

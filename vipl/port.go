@@ -78,6 +78,7 @@ type port struct {
 	cpuTime  func() time.Duration // what the process has used of its CPUs
 	zeroCopy bool                 // a driver fills the rings, which may fall asleep at any time, see background
 
+	nics      []*Nic          // handles
 	vis       []*VI           // connected ones, by the low 16 bits of the VI number
 	own       map[uint32]bool // numbers of all VIs
 	timers    timerHeap
@@ -303,16 +304,13 @@ func (p *port) finish(now int64, quiet bool) {
 // fall ends every connection, because the interface is gone.
 func (p *port) fall() {
 	p.fallen = true
-	told := make(map[*Nic]bool)
+	for _, n := range p.nics {
+		n.report(ErrorDescriptor{Resource: ResourceNic, Code: ErrorCatastrophic, Err: errGone})
+	}
 	for _, v := range p.vis {
-		if v == nil {
-			continue
+		if v != nil {
+			p.breakDown(v.conn, broken{cause: errGone})
 		}
-		if !told[v.nic] {
-			told[v.nic] = true
-			v.nic.report(ErrorDescriptor{Resource: ResourceNic, Code: ErrorCatastrophic, Err: errGone})
-		}
-		p.breakDown(v.conn, broken{cause: errGone})
 	}
 }
 
