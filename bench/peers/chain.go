@@ -34,6 +34,11 @@ const (
 type ChainConfig struct {
 	ProxyArgs []string // with which this program becomes a proxy: via-xdp proxy
 	MTU       int      // of the pair
+
+	// Lossy joins the two by a hub that loses a share of the frames of both directions, each by
+	// itself, instead of a pair; no offload is left then, and a Loss of 0 is the same without a loss.
+	Lossy bool
+	Loss  float64
 }
 
 // A Chain is two namespaces on a pair of their own, a service in one of them, and the
@@ -70,7 +75,12 @@ func StartChain(ctx context.Context, cfg ChainConfig, way Way, service Service) 
 			c.Close()
 		}
 	}()
-	if c.star, err = testbed.NewStar(2, cfg.MTU); err != nil {
+	if cfg.Lossy {
+		c.star, err = testbed.NewLossyStar(2, cfg.MTU, cfg.Loss)
+	} else {
+		c.star, err = testbed.NewStar(2, cfg.MTU)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if c.offer.dir, err = os.MkdirTemp("", "via-xdp-served-"); err != nil {
@@ -158,6 +168,9 @@ func (c *Chain) Measure(ctx context.Context, l Load, d time.Duration) (Served, e
 	}
 	return got, nil
 }
+
+// Counts are the frames that a lossy hub has taken so far, and those of them that it has lost.
+func (c *Chain) Counts() (taken, lost uint64, err error) { return c.star.Counts() }
 
 // complaints are what the server, and the proxies if there are any, have said last.
 func (c *Chain) complaints() (all string) {

@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	testwait "viaxdp/internal/await"
 	"viaxdp/internal/nstest"
 )
 
@@ -126,5 +128,39 @@ func TestChain(t *testing.T) {
 	}
 	if _, err := StartChain(t.Context(), ChainConfig{MTU: 1500}, ThroughVIA, Redis); err == nil {
 		t.Error("proxies without their arguments")
+	}
+}
+
+// A lossy chain loses what client and server send each other, and counts it.
+func TestLossyChain(t *testing.T) {
+	nstest.Require(t)
+	loads := redisLoads()
+	if !loads[0].Installed() { // the suite requires it
+		t.Skip("Redis is not installed (Debian's packages redis-server, redis-tools)")
+	}
+	c, err := StartChain(t.Context(), ChainConfig{MTU: 1500, Lossy: true, Loss: 1}, Direct, Redis)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := c.Measure(ctx, loads[0], time.Millisecond)
+		ended <- err
+	}()
+	var taken, lost uint64
+	testwait.Until(t, "the client's request is lost", func() bool {
+		if taken, lost, err = c.Counts(); err != nil {
+			t.Fatal(err)
+		}
+		return lost > 0
+	})
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("it was served")
+	}
+	if taken != lost {
+		t.Errorf("%d of %d frames were lost", lost, taken)
 	}
 }

@@ -19,7 +19,7 @@ var layerGroups = []group{{
 }, {
 	name: "layers-http", title: "HTTP requests over vianet and over TCP",
 	cost: func(s *session) time.Duration {
-		return time.Duration(2*s.turns()) * (2*time.Second + httpTime(s))
+		return time.Duration(2*s.turns()) * (time.Second + httpTime(s))
 	},
 	run: (*session).layersHTTP,
 }, {

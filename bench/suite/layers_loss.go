@@ -20,7 +20,7 @@ var layerLossGroups = []group{{
 }, {
 	slow: true, name: "layers-loss-http", title: "HTTP requests over vianet and over TCP when the network loses frames",
 	cost: func(s *session) time.Duration {
-		return time.Duration(2*len(someFaults())*s.turns()) * (2*time.Second + httpTime(s))
+		return time.Duration(2*len(someFaults())*s.turns()) * (time.Second + httpTime(s))
 	},
 	run: (*session).layersLossHTTP,
 }, {
@@ -71,7 +71,7 @@ var lossyRuns = []lossyRun{
 
 // lossyCost is about how long layersLossMPI takes.
 func lossyCost(s *session) time.Duration {
-	ours, theirs := time.Second, 2*time.Second
+	ours, theirs := time.Second, 1500*time.Millisecond
 	if s.Quick {
 		ours, theirs = ranksTime, ranksTime
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -17,8 +18,32 @@ import (
 // proxyGroups are what programs that know nothing of VIs gain or lose by proxies.
 var proxyGroups = []group{{
 	slow: true, name: "layers-proxy", title: "Redis and PostgreSQL: directly over TCP, and through two proxies",
-	cost: proxyCost, run: (*session).layersProxy,
+	cost: func(s *session) time.Duration { return s.servedCost(s.allServed()) },
+	run:  func(s *session) (*report.Group, error) { return s.askByAllWays(s.allServed(), proxyNotes) },
+}, {
+	slow: true, name: "layers-loss-proxy", title: "Redis, directly over TCP and through two proxies, when the network loses frames",
+	cost: func(s *session) time.Duration { return s.servedCost(s.servedUnderLoss()) },
+	run:  func(s *session) (*report.Group, error) { return s.askByAllWays(s.servedUnderLoss(), lossyProxyNotes) },
 }}
+
+const (
+	boundNote   = "the client and its proxy are bound to one CPU, the server and its proxy to the other."
+	proxiesNote = "The same two proxies with TCP between them tell what proxies cost by themselves."
+	timesNote   = "Messages are requests; times are those of whole requests, as the client tells them"
+)
+
+var proxyNotes = []string{
+	"Client and server are other people's programs, in two namespaces joined by a veth pair that is new for each way and server; " + boundNote,
+	timesNote + ": redis-benchmark in steps of 8 us, pgbench only their mean, which stands in the column of the median, too.",
+	proxiesNote,
+}
+
+var lossyProxyNotes = []string{
+	"Client and server are other people's programs, in two namespaces joined by a bridge whose ports lose a share of the frames, each by itself; " +
+		"without a loss it is the same way. Their interfaces segment nothing, as a wire would have it, and " + boundNote + " Between a program and its proxy nothing is lost.",
+	timesNote + ", in steps of 8 us. Frames hit are those that the bridge has lost, of all that came to it.",
+	proxiesNote,
+}
 
 // proxyRows are the ways to a server.
 var proxyRows = []struct {
@@ -44,104 +69,167 @@ func proxyTurns(s *session) int { return min(s.turns(), 3) }
 // chainStart is about what a chain takes to start and to end.
 const chainStart = time.Second
 
-func proxyCost(s *session) (sum time.Duration) {
-	for _, loads := range s.installedLoads() {
-		turn := chainStart + time.Duration(len(loads))*(proxyTime(s)+200*time.Millisecond)
-		sum += time.Duration(proxyTurns(s)*len(proxyRows)) * turn
+// served is what is asked of a server on one network, in each way: loads, and where they stand
+// among the points.
+type served struct {
+	service peers.Service
+	lossy   bool
+	loss    float64
+	time    time.Duration // of a load
+	points  []servedPoint
+}
+
+type servedPoint struct {
+	x     int
+	label string
+	load  peers.Load
+}
+
+// allServed is each load on a pair of its own; when quick one of Redis, which starts in no time.
+func (s *session) allServed() (list []served) {
+	for _, service := range []peers.Service{peers.Redis, peers.PostgreSQL} {
+		v := served{service: service, time: proxyTime(s)}
+		for x, l := range peers.Loads() {
+			if l.Service == service && !(s.Quick && (service != peers.Redis || len(v.points) > 0)) {
+				v.points = append(v.points, servedPoint{x, l.Name, l})
+			}
+		}
+		if len(v.points) > 0 {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// lossyLoad is many connections, since one alone of TCP takes a fifth of a second for a loss.
+const lossyLoad = "redis GET, 1 KiB, 16 connections"
+
+// servedUnderLoss is a load without a loss and with one. It counts requests, of which TCP makes a
+// fifth with losses: they are fewer.
+func (s *session) servedUnderLoss() (list []served) {
+	for _, l := range peers.Loads() {
+		if l.Name != lossyLoad {
+			continue
+		}
+		for x, loss := range []float64{0, 0.01} {
+			v := served{service: l.Service, lossy: true, loss: loss, time: proxyTime(s)}
+			label := lossless
+			if loss > 0 {
+				label = fmt.Sprintf("loss-%g%%", 100*loss)
+				v.time /= 4
+			}
+			v.points = []servedPoint{{x, l.Name + ", " + label, l}}
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// servedCost is about how long all of it takes, where its programs are installed.
+func (s *session) servedCost(list []served) (sum time.Duration) {
+	for _, v := range list {
+		turn := chainStart
+		for _, p := range v.points {
+			if p.load.Installed() {
+				turn += proxyTime(s) + 200*time.Millisecond
+			}
+		}
+		if turn > chainStart {
+			sum += time.Duration(proxyTurns(s)*len(proxyRows)) * turn
+		}
 	}
 	return sum
 }
 
-// installedLoads are those that can run, by the server that they are for; when quick one
-// of Redis, which starts in no time.
-func (s *session) installedLoads() map[peers.Service][]peers.Load {
-	loads := map[peers.Service][]peers.Load{}
-	for _, l := range peers.Loads() {
-		if l.Installed() && !(s.Quick && (l.Service != peers.Redis || len(loads[l.Service]) > 0)) {
-			loads[l.Service] = append(loads[l.Service], l)
-		}
-	}
-	return loads
-}
-
-// layersProxy has load generators ask by each way.
-func (s *session) layersProxy() (*report.Group, error) {
-	g := &report.Group{
-		Axis: report.Axis{Name: "load"}, Base: proxyRows[0].name, Conditions: bench.HostConditions(),
-		Notes: []string{
-			"Client and server are other people's programs, in two namespaces joined by a veth pair that is new for each way and server; " +
-				"the client and its proxy are bound to one CPU, the server and its proxy to the other.",
-			"Messages are requests; times are those of whole requests, as the client tells them: redis-benchmark in steps of 8 us, pgbench only their mean, which stands in the column of the median, too.",
-			"The same two proxies with TCP between them tell what proxies cost by themselves.",
-		},
-	}
+// askByAllWays has load generators ask by each way.
+func (s *session) askByAllWays(list []served, notes []string) (*report.Group, error) {
+	g := &report.Group{Axis: report.Axis{Name: "load"}, Base: proxyRows[0].name, Conditions: bench.HostConditions(), Notes: slices.Clone(notes)}
 	g.Conditions.Interface, g.Conditions.MTU = testbed.StarInterface, s.mtu()
-	loads := s.installedLoads()
-	for _, l := range peers.Loads() {
-		for _, p := range l.Missing() {
-			note := fmt.Sprintf("No figures of %s: %s is not installed (Debian's package %s).", l.Service, p.Name, p.Package)
-			if !slices.Contains(g.Notes, note) {
-				g.Notes = append(g.Notes, note)
+	there := map[peers.Service]peers.Load{}
+	for i := range list {
+		v := &list[i]
+		v.points = slices.DeleteFunc(v.points, func(p servedPoint) bool {
+			for _, missing := range p.load.Missing() {
+				note := fmt.Sprintf("No figures of %s: %s is not installed (Debian's package %s).", v.service, missing.Name, missing.Package)
+				if !slices.Contains(g.Notes, note) {
+					g.Notes = append(g.Notes, note)
+				}
 			}
-		}
+			return !p.load.Installed()
+		})
 	}
 	t := newSheet(nil)
+	failed := map[peers.Service]bool{}
 	for turn := 1; turn <= proxyTurns(s); turn++ {
-		for _, service := range []peers.Service{peers.Redis, peers.PostgreSQL} {
+		for _, v := range list {
 			for _, row := range proxyRows {
-				if len(loads[service]) == 0 {
+				if len(v.points) == 0 || failed[v.service] {
 					continue
 				}
-				err := s.askThrough(t, row.name, row.way, service, loads[service], turn)
+				err := s.askThrough(t, row.name, row.way, v, turn)
 				if s.ctx.Err() != nil {
 					return nil, context.Cause(s.ctx)
 				}
 				if err != nil && row.way == peers.Direct { // the others stand without it
-					delete(loads, service)
-					g.Notes = append(g.Notes, fmt.Sprintf(missingNote, service, turn, err))
+					failed[v.service] = true
+					g.Notes = append(g.Notes, fmt.Sprintf(missingNote, v.service, turn, err))
 					continue
 				}
 				if err != nil {
-					return nil, fmt.Errorf("%s, %s: %w", service, row.name, err)
+					return nil, fmt.Errorf("%s, %s: %w", v.service, row.name, err)
+				}
+				for _, p := range v.points {
+					there[v.service] = p.load
 				}
 			}
 		}
 	}
-	g.Notes = append(g.Notes, loadVersions(s.ctx, loads)...)
+	g.Notes = append(g.Notes, loadVersions(s.ctx, there)...)
 	if err := t.fill(g, s.at.Group, s.Out); err != nil {
 		return nil, err
 	}
-	all := peers.Loads()
+	labels := map[int]string{}
+	for _, v := range list {
+		for _, p := range v.points {
+			labels[p.x] = p.label
+		}
+	}
 	for i := range g.Series {
 		for j := range g.Series[i].Points {
 			p := &g.Series[i].Points[j]
-			p.Label = all[int(p.X)].Name
+			p.Label = labels[int(p.X)]
 		}
 	}
 	return g, nil
 }
 
 // askThrough measures all loads of a server by one way in one turn.
-func (s *session) askThrough(t *sheet, series string, way peers.Way, service peers.Service, loads []peers.Load, turn int) error {
-	s.step("%s, %s (turn %d of %d)", service, series, turn, proxyTurns(s))
-	c, err := peers.StartChain(s.ctx, peers.ChainConfig{ProxyArgs: s.ProxyArgs, MTU: s.mtu()}, way, service)
+func (s *session) askThrough(t *sheet, series string, way peers.Way, v served, turn int) error {
+	s.step("%s, %s (turn %d of %d)", v.service, series, turn, proxyTurns(s))
+	c, err := peers.StartChain(s.ctx, peers.ChainConfig{ProxyArgs: s.ProxyArgs, MTU: s.mtu(), Lossy: v.lossy, Loss: v.loss}, way, v.service)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	for _, l := range loads {
-		s.step("%s, %s (turn %d of %d)", l.Name, series, turn, proxyTurns(s))
-		r, err := c.Measure(s.ctx, l, proxyTime(s))
+	for _, p := range v.points {
+		s.step("%s, %s (turn %d of %d)", p.label, series, turn, proxyTurns(s))
+		r, err := c.Measure(s.ctx, p.load, v.time)
 		if err != nil {
 			return err
 		}
-		x := slices.IndexFunc(peers.Loads(), func(o peers.Load) bool { return o.Name == l.Name })
-		at := t.at(series, float64(x))
+		at := t.at(series, float64(p.x))
 		at.put(report.Rate, r.PerSecond)
-		for m, v := range map[report.Metric]float64{report.P50: cmp.Or(r.P50, r.Mean), report.Mean: r.Mean, report.P99: r.P99} {
-			if v > 0 {
-				at.put(m, v)
+		for m, value := range map[report.Metric]float64{report.P50: cmp.Or(r.P50, r.Mean), report.Mean: r.Mean, report.P99: r.P99} {
+			if value > 0 {
+				at.put(m, value)
 			}
+		}
+		if v.lossy {
+			taken, lost, err := c.Counts()
+			if err != nil {
+				return err
+			}
+			at.put(report.FaultRatio, float64(lost)/float64(max(taken, 1)))
 		}
 		at.n += r.N
 		at.disturb(turn, nil)
@@ -149,14 +237,12 @@ func (s *session) askThrough(t *sheet, series string, way peers.Way, service pee
 	return nil
 }
 
-// loadVersions is a note of what was measured with.
-func loadVersions(ctx context.Context, loads map[peers.Service][]peers.Load) []string {
+// loadVersions is a note of what was measured with, by a load of each server.
+func loadVersions(ctx context.Context, loads map[peers.Service]peers.Load) []string {
 	var list []string
-	for _, service := range []peers.Service{peers.Redis, peers.PostgreSQL} {
-		if l := loads[service]; len(l) > 0 {
-			p := l[0].Programs
-			list = append(list, fmt.Sprintf("%s %s", service, p[len(p)-1].Version(ctx)))
-		}
+	for _, service := range slices.Sorted(maps.Keys(loads)) {
+		p := loads[service].Programs
+		list = append(list, fmt.Sprintf("%s %s", service, p[len(p)-1].Version(ctx)))
 	}
 	if len(list) == 0 {
 		return nil

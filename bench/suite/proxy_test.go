@@ -94,6 +94,40 @@ func TestLayersProxy(t *testing.T) {
 	}
 }
 
+// Each way has its figures without a loss and with one, and frames are lost only there.
+func TestLayersLossProxy(t *testing.T) {
+	nstest.Require(t)
+	for _, l := range peers.Loads() {
+		if l.Service == peers.Redis && !l.Installed() { // TestLayersProxy requires it
+			t.Skip("Redis is not installed (Debian's packages redis-server, redis-tools)")
+		}
+	}
+	const name = "layers-loss-proxy"
+	cfg := shortly(name)
+	cfg.Turns, cfg.ProxyArgs = 1, []string{asProxy}
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := r.Group(name)
+	if len(g.Series) != len(proxyRows) || g.Row(g.Base) == nil {
+		t.Fatalf("%d series, beside %q: %s", len(g.Series), g.Base, g.Notes)
+	}
+	for _, s := range g.Series {
+		for x, want := range []string{"lossless", "loss-1%"} {
+			p := s.At(float64(x))
+			if p == nil || !strings.HasSuffix(p.Label, ", "+want) {
+				t.Errorf("%s: %+v", s.Name, p)
+				continue
+			}
+			rate, hit := p.Values[report.Rate], p.Values[report.FaultRatio]
+			if !(rate.Median > 0) || p.N == 0 || len(hit.Turns) != 1 || hit.Median > []float64{0, 0.1}[x] {
+				t.Errorf("%s, %s: %+v", s.Name, p.Label, p)
+			}
+		}
+	}
+}
+
 // Programs that are not there are told, with the package that has them; and one that
 // fails by itself, which is no reason to stop.
 func TestLayersProxyWithoutPrograms(t *testing.T) {
