@@ -10,7 +10,7 @@ import (
 
 // listening says whether a socket of this network namespace awaits messages or
 // connections at a port.
-func (s socket) listening() (bool, error) { return s.listeningOf("self") }
+func (s socket) listening() (bool, error) { return s.listeningOf("thread-self") }
 
 // listeningOf is listening for the namespace of a process.
 func (s socket) listeningOf(pid string) (bool, error) {

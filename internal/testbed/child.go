@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -114,22 +113,11 @@ type keeper struct {
 
 func newKeeper() *keeper {
 	k := &keeper{work: make(chan func()), done: make(chan struct{})}
-	go k.run()
+	goOnThread(k.run) // its CPU affinity changes
 	return k
 }
 
 func (k *keeper) run() {
-	runtime.LockOSThread()
-	if unix.Gettid() == unix.Getpid() {
-		// The main thread does not end with its goroutine, as others do. While it is
-		// held here, another one is taken.
-		go k.run()
-		<-k.done
-		runtime.UnlockOSThread()
-		return
-	}
-	// Not unlocked: the thread is changed (its CPU affinity) and ends with this
-	// goroutine.
 	defer close(k.done)
 	_ = unix.SchedGetaffinity(0, &k.free) // place would fail with an empty one
 	for f := range k.work {

@@ -3,7 +3,6 @@ package testbed
 import (
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
@@ -51,7 +50,7 @@ func (m *Middle) Forge(from int, seed uint64, change func(rng *rand.Rand, frame 
 		return nil, err
 	}
 	w.sample(true)
-	go f.run(rand.New(rand.NewPCG(seed, uint64(from))), change)
+	goOnThread(func() { f.run(rand.New(rand.NewPCG(seed, uint64(from))), change) })
 	return f, nil
 }
 
@@ -105,7 +104,6 @@ func (f *Forger) Close() {
 
 func (f *Forger) run(rng *rand.Rand, change func(*rand.Rand, []byte) []byte) {
 	defer close(f.over)
-	runtime.LockOSThread() // the thread ends with the goroutine
 	nice := f.theirs
 	var frames [][]byte
 	buf := make([]byte, 0, maxFrame)

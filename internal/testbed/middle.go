@@ -73,7 +73,7 @@ func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err err
 				return err
 			}
 			m.ways[i] = w
-			go w.run()
+			goOnThread(w.run)
 		}
 		return nil
 	})
@@ -282,33 +282,49 @@ func (m *Middle) Close() error {
 
 // newNamespace makes a namespace without a name. It lives as long as the handle
 // is open, or a process or interface needs it.
-func newNamespace() (netns.NsHandle, error) {
-	type result struct {
-		h   netns.NsHandle
-		err error
-	}
-	ch := make(chan result)
-	go func() {
-		// Not unlocked: the thread is in the new namespace and ends here.
-		runtime.LockOSThread()
-		h, err := netns.New()
-		ch <- result{h, err}
-	}()
-	r := <-ch
-	return r.h, r.err
+func newNamespace() (h netns.NsHandle, err error) {
+	onThread(func() { h, err = netns.New() })
+	return h, err
 }
 
 // within runs f on a thread of its own that lives in a namespace. Sockets that
 // f opens stay there.
 func within(ns netns.NsHandle, f func() error) error {
-	ch := make(chan error)
-	go func() {
-		runtime.LockOSThread() // not unlocked, as above
-		if err := unix.Setns(int(ns), unix.CLONE_NEWNET); err != nil {
-			ch <- fmt.Errorf("enter network namespace: %w", err)
+	var err error
+	onThread(func() {
+		if err = unix.Setns(int(ns), unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("enter network namespace: %w", err)
 			return
 		}
-		ch <- f()
+		err = f()
+	})
+	return err
+}
+
+// onThread runs f on a thread that ends with it, whatever f has made of it. The main thread would
+// not end, and /proc/self is what it is: where f comes to be on it, it is held until f has run on
+// another one.
+func onThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			onThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		f()
 	}()
-	return <-ch
+	<-done
+}
+
+// goOnThread is onThread in goroutines, all of which there are when it returns: f runs.
+func goOnThread(f func()) {
+	runs := make(chan struct{})
+	go onThread(func() {
+		close(runs)
+		f()
+	})
+	<-runs
 }

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -211,20 +210,9 @@ func (n Named) undo(st state) error {
 }
 
 // newNamed makes a namespace with a name, without changing the caller's.
-func newNamed(name string) (netns.NsHandle, error) {
-	type result struct {
-		h   netns.NsHandle
-		err error
-	}
-	ch := make(chan result)
-	go func() {
-		// Not unlocked: the thread is in the new namespace and ends here.
-		runtime.LockOSThread()
-		h, err := netns.NewNamed(name)
-		ch <- result{h, err}
-	}()
-	r := <-ch
-	return r.h, r.err
+func newNamed(name string) (h netns.NsHandle, err error) {
+	onThread(func() { h, err = netns.NewNamed(name) })
+	return h, err
 }
 
 // deleteNamed removes the name; a plain file that an interrupted NewNamed left

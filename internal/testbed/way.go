@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"time"
 
@@ -176,9 +175,8 @@ func (w *way) close() {
 // batch bounds how many frames are taken between two looks at the clock.
 const batch = 64
 
-// run forwards until close.
+// run forwards until close, on a thread with which whatever its priority has become ends.
 func (w *way) run() {
-	runtime.LockOSThread() // not unlocked: whatever its priority has become ends with it
 	w.thread <- unix.Gettid()
 	defer close(w.ended)
 	fds := []unix.PollFd{{Events: unix.POLLIN}, {Fd: int32(w.wake), Events: unix.POLLIN}}
