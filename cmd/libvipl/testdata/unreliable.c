@@ -80,6 +80,9 @@ int main(int argc, char **argv)
 		got = VipRecvDone(vi, &d);
 		if (got == VIP_NOT_DONE)
 			continue;
+		/* the client may part before the server has looked again */
+		if (s.server && ended && got == VIP_DESCRIPTOR_ERROR && d->CS.Status & VIP_STATUS_DESC_FLUSHED_ERROR)
+			continue;
 		CHECK(got);
 		{
 			char *buffer = (char *)d->DS[0].Local.Data.Address;
