@@ -9,7 +9,7 @@ import (
 )
 
 // listening says whether a socket of this network namespace awaits messages or
-// connections at a port.
+// connections at a port: of this thread, as the main one's may be another.
 func (s socket) listening() (bool, error) { return s.listeningOf("thread-self") }
 
 // listeningOf is listening for the namespace of a process.
