@@ -66,10 +66,10 @@ func newProxy(env environment) *cobra.Command {
 				}
 			}
 			if via {
-				runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), leastProcs))
 				if device == "" {
 					return errors.New("no interface: give one by -i")
 				}
+				runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), leastProcs))
 				nic, err := vipl.OpenNic(device, vipl.WithPSK(key), vipl.WithSilence(cmp.Or(silence, vipl.DefaultSilence)))
 				if err != nil {
 					return err
