@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,6 +38,7 @@ type router struct {
 	gone       atomic.Bool // the interface, though another one may have its number
 	links      shared[Link]
 	neighbours [2]shared[map[netip.Addr]*netlink.Neigh] // of IPv4 and IPv6
+	doubting   sync.Mutex
 	// nudge sends a datagram without meaning, so that the kernel resolves
 	// the next hop; nil: by netlink alone.
 	nudge func(from, to netip.Addr) error
@@ -225,8 +227,12 @@ func (r *router) lookup(hop netip.Addr) (*netlink.Neigh, error) {
 
 // doubt has the kernel ask anew for the hardware address of a host on the link, which says nothing. Another NIC
 // may be in the place of the one that was there; as long as that one's host sends nothing by itself, the kernel
-// takes the old address for good, for up to a minute.
+// takes the old address for good, for up to a minute. One doubts at a time, by what the kernel knows after the
+// doubts of others: what it is asking for already has datagrams that wait for the answer, and are refused as to a
+// host that is not there when that is taken away (neigh_invalidate, net/core/neighbour.c).
 func (r *router) doubt(local, peer netip.Addr) {
+	r.doubting.Lock()
+	defer r.doubting.Unlock()
 	link, err := r.link()
 	if err != nil || link.Has(peer) {
 		return
