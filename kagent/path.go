@@ -38,7 +38,7 @@ type router struct {
 	gone       atomic.Bool // the interface, though another one may have its number
 	links      shared[Link]
 	neighbours [2]shared[map[netip.Addr]*netlink.Neigh] // of IPv4 and IPv6
-	doubting   sync.Mutex
+	doubting   sync.Mutex                               // held by who doubts
 	// nudge sends a datagram without meaning, so that the kernel resolves
 	// the next hop; nil: by netlink alone.
 	nudge func(from, to netip.Addr) error
