@@ -4,13 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/testbed"
+	"viaxdp/internal/thread"
 	"viaxdp/internal/trace"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
@@ -105,15 +104,6 @@ func enterSide(s *testbed.Side) func(func() error) error {
 			return err
 		}
 		defer h.Close()
-		result := make(chan error, 1)
-		go func() {
-			runtime.LockOSThread() // never unlocked: the thread is not for others
-			if err := unix.Setns(int(h), unix.CLONE_NEWNET); err != nil {
-				result <- fmt.Errorf("setns: %w", err)
-				return
-			}
-			result <- f()
-		}()
-		return <-result
+		return thread.In(int(h), f)
 	}
 }

@@ -16,12 +16,13 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/thread"
 )
 
 // Require ends a test that needs root: with a failure when CI=true, so that a
@@ -66,7 +67,7 @@ type Options struct {
 // files that f opens stay usable everywhere. Goroutines that f starts run
 // outside of the namespace. The thread ends with f.
 func (n *NS) Do(f func() error) error {
-	return do(n.handle, f)
+	return thread.In(int(n.handle), f)
 }
 
 // Inside is a command that runs another one in the namespace, which it has as its last
@@ -83,38 +84,9 @@ func (n *NS) Inside(t testing.TB) []string {
 // Netlink is a netlink handle bound to the namespace.
 func (n *NS) Netlink() *netlink.Handle { return n.netlink }
 
-func do(h netns.NsHandle, f func() error) error {
-	errc := make(chan error, 1)
-	go func() {
-		// Never unlocked: the runtime ends a locked thread with its
-		// goroutine, so that no thread in a foreign namespace is reused.
-		runtime.LockOSThread()
-		if err := unix.Setns(int(h), unix.CLONE_NEWNET); err != nil {
-			errc <- fmt.Errorf("setns: %w", err)
-			return
-		}
-		errc <- f()
-	}()
-	return <-errc
-}
-
-func newNamespace() (netns.NsHandle, error) {
-	type result struct {
-		h   netns.NsHandle
-		err error
-	}
-	ch := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			ch <- result{-1, fmt.Errorf("unshare: %w", err)}
-			return
-		}
-		h, err := netns.GetFromThread(os.Getpid(), unix.Gettid())
-		ch <- result{h, err}
-	}()
-	r := <-ch
-	return r.h, r.err
+func newNamespace() (h netns.NsHandle, err error) {
+	thread.Run(func() { h, err = netns.New() })
+	return h, err
 }
 
 // Pair makes two namespaces joined by a veth pair that is up, addressed and

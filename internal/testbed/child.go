@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/thread"
 )
 
 // controlFD is where a child finds its control connection: the first file
@@ -113,7 +115,7 @@ type keeper struct {
 
 func newKeeper() *keeper {
 	k := &keeper{work: make(chan func()), done: make(chan struct{})}
-	goOnThread(k.run) // its CPU affinity changes
+	thread.Go(k.run) // its CPU affinity changes
 	return k
 }
 

@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -321,27 +320,6 @@ func TestKeepersThread(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Likewise what has a thread of its own for a while: it may leave that in another namespace.
-func TestOwnThread(t *testing.T) {
-	var wait sync.WaitGroup
-	over := make(chan struct{})
-	for range 64 {
-		running := make(chan struct{})
-		wait.Go(func() {
-			onThread(func() {
-				if unix.Gettid() == unix.Getpid() {
-					t.Error("it has the main thread")
-				}
-				close(running)
-				<-over
-			})
-		})
-		<-running
-	}
-	close(over)
-	wait.Wait()
 }
 
 // A process of a site lives in its side, and another one takes its place with

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/thread"
 )
 
 // Forger sends frames of its own to one side of a [Middle], made of those that
@@ -50,7 +52,7 @@ func (m *Middle) Forge(from int, seed uint64, change func(rng *rand.Rand, frame 
 		return nil, err
 	}
 	w.sample(true)
-	goOnThread(func() { f.run(rand.New(rand.NewPCG(seed, uint64(from))), change) })
+	thread.Go(func() { f.run(rand.New(rand.NewPCG(seed, uint64(from))), change) })
 	return f, nil
 }
 
@@ -75,7 +77,7 @@ func (f *Forger) Spare(on bool) { f.spare.Store(on) }
 
 // loopback is a packet socket to the middle's loopback interface.
 func (m *Middle) loopback() (fd int, err error) {
-	err = within(m.ns, func() error {
+	err = thread.In(int(m.ns), func() error {
 		l, err := netlink.LinkByName("lo")
 		if err == nil {
 			err = netlink.LinkSetUp(l)

@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/thread"
 )
 
 // NewLossyStar is [NewStar] with a hub, also for two, that loses a share of the
@@ -63,7 +65,7 @@ func (s *sieve) close() {
 // lose has the hub lose a share of the frames.
 func (s *Star) lose(share float64) (err error) {
 	for i, e := range s.Ends {
-		if err := within(s.spaces[i], func() error { return plainFrames(e.Name) }); err != nil {
+		if err := thread.In(int(s.spaces[i]), func() error { return plainFrames(e.Name) }); err != nil {
 			return err
 		}
 	}
@@ -83,7 +85,7 @@ func (s *Star) lose(share float64) (err error) {
 		return err
 	}
 	defer nl.Close()
-	return within(hub, func() error {
+	return thread.In(int(hub), func() error {
 		for i := range s.Ends {
 			spoke, err := nl.LinkByName(spokeName(i))
 			if err != nil {

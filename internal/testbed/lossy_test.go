@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"viaxdp/internal/nstest"
+	"viaxdp/internal/thread"
 )
 
 // A lossy star loses about the share that it is told, of frames of both ways, and
@@ -24,7 +25,7 @@ func TestLossyStar(t *testing.T) {
 		defer s.Close()
 		var ends [2]*net.UDPConn
 		for i, e := range s.Ends {
-			if err := within(s.spaces[i], func() (err error) {
+			if err := thread.In(int(s.spaces[i]), func() (err error) {
 				ends[i], err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(e.IPv4.Addr(), 7001)))
 				return err
 			}); err != nil {

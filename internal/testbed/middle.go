@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/thread"
 )
 
 // A Middle is a third namespace through which two others are joined, and a
@@ -65,14 +67,14 @@ func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err err
 	if err = m.settle(sides, p.Names); err != nil {
 		return nil, ends, err
 	}
-	err = within(ns, func() error {
+	err = thread.In(int(ns), func() error {
 		for i := range m.ways {
 			w, err := openWay(indices[i], indices[1-i])
 			if err != nil {
 				return err
 			}
 			m.ways[i] = w
-			goOnThread(w.run)
+			thread.Go(w.run)
 		}
 		return nil
 	})
@@ -92,7 +94,7 @@ func (m *Middle) replug(sides [2]netns.NsHandle, p Pair, i int, mac net.Hardware
 		err = m.settle(sides, p.Names)
 	}
 	if err == nil {
-		err = within(m.ns, func() error { return errors.Join(m.ways[i].readFrom(index), m.ways[1-i].writeTo(index)) })
+		err = thread.In(int(m.ns), func() error { return errors.Join(m.ways[i].readFrom(index), m.ways[1-i].writeTo(index)) })
 	}
 	return end, err
 }
@@ -129,7 +131,7 @@ func (m *Middle) link(side netns.NsHandle, p Pair, i int, mac net.HardwareAddr) 
 	if err = errors.Join(err, inner.LinkSetUp(l)); err != nil {
 		return end, 0, fmt.Errorf("middle: %w", err)
 	}
-	if err := within(side, func() error { return plainFrames(p.Names[i]) }); err != nil {
+	if err := thread.In(int(side), func() error { return plainFrames(p.Names[i]) }); err != nil {
 		return end, 0, err
 	}
 	end, err = bringUp(outer, p.Names[i], nth(p.Net4, i+1), nth(p.Net6, i+1))
@@ -282,20 +284,6 @@ func (m *Middle) Close() error {
 // newNamespace makes a namespace without a name. It lives as long as the handle
 // is open, or a process or interface needs it.
 func newNamespace() (h netns.NsHandle, err error) {
-	onThread(func() { h, err = netns.New() })
+	thread.Run(func() { h, err = netns.New() })
 	return h, err
-}
-
-// within runs f on a thread of its own that lives in a namespace. Sockets that
-// f opens stay there.
-func within(ns netns.NsHandle, f func() error) error {
-	var err error
-	onThread(func() {
-		if err = unix.Setns(int(ns), unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("enter network namespace: %w", err)
-			return
-		}
-		err = f()
-	})
-	return err
 }

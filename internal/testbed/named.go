@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/thread"
 )
 
 // Named is a bed for work by hand: two namespaces that other programs find by
@@ -211,7 +212,7 @@ func (n Named) undo(st state) error {
 
 // newNamed makes a namespace with a name, without changing the caller's.
 func newNamed(name string) (h netns.NsHandle, err error) {
-	onThread(func() { h, err = netns.NewNamed(name) })
+	thread.Run(func() { h, err = netns.NewNamed(name) })
 	return h, err
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/thread"
 )
 
 // StartThrough is [Start] with each pair joined through a [Middle] of its own,
@@ -104,7 +106,7 @@ func makeSite(p Pair, joined func(*Site) error) (_ *Site, err error) {
 
 // Do runs f on a thread of its own that lives in a side's namespace. Sockets
 // that f opens stay there.
-func (s *Site) Do(side int, f func() error) error { return within(s.ns[side], f) }
+func (s *Site) Do(side int, f func() error) error { return thread.In(int(s.ns[side]), f) }
 
 // Replug gives a side another interface in the place of the one that was removed, of the same
 // name and addresses, and with a hardware address; nil: any. The other side's stays what it is,

@@ -12,6 +12,7 @@ import (
 
 	"viaxdp/internal/await"
 	"viaxdp/internal/nstest"
+	"viaxdp/internal/thread"
 )
 
 // A bed whose pairs lead through forwarders: each pair has its own, which counts what
@@ -55,7 +56,7 @@ func TestStartThrough(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer ns.Close()
-		err = within(ns, func() (err error) {
+		err = thread.In(int(ns), func() (err error) {
 			ends[i], err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.Ends[0].IPv4.Addr(), 7001)))
 			return err
 		})

@@ -14,6 +14,8 @@ import (
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/thread"
 )
 
 // Machine is the machine that the program runs on; interfaces are those of the
@@ -60,22 +62,12 @@ func (m Machine) Enter(c Change, f func() error) error {
 	if path == "" {
 		return ErrGone
 	}
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
-		result <- func() error {
-			ns, err := os.Open(path)
-			if err != nil {
-				return err
-			}
-			defer ns.Close()
-			if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-				return fmt.Errorf("enter the namespace of %s: %w", c.Interface, err)
-			}
-			return inside()
-		}()
-	}()
-	return <-result
+	ns, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return thread.In(int(ns.Fd()), inside)
 }
 
 // findNamespace looks for a network namespace among those with a name and those

@@ -10,13 +10,13 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"sync"
 	"time"
 
 	"github.com/vishvananda/netns"
 
 	"viaxdp/internal/lag"
+	"viaxdp/internal/thread"
 	"viaxdp/vm/plan"
 )
 
@@ -107,22 +107,12 @@ func inPeer(peer bool, f func() error) error {
 	if !peer {
 		return f()
 	}
-	errs := make(chan error)
-	go func() {
-		// Never unlocked: the thread ends with the goroutine.
-		runtime.LockOSThread()
-		h, err := netns.GetFromPath(plan.Peer)
-		if err != nil {
-			errs <- err
-			return
-		}
-		defer h.Close()
-		if err = netns.Set(h); err == nil {
-			err = f()
-		}
-		errs <- err
-	}()
-	return <-errs
+	h, err := netns.GetFromPath(plan.Peer)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return thread.In(int(h), f)
 }
 
 // firstWrite closes done at the first byte.
