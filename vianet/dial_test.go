@@ -3,6 +3,7 @@ package vianet_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -257,6 +258,40 @@ func TestListenPorts(t *testing.T) {
 		}
 		l.Close()
 	}
+}
+
+// A port that is free is one on which nobody else listens, either: another stack over the
+// same NIC.
+func TestListenFree(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	const theirs, free = 50_000, 58_192 // half of those that there are lie between them
+	other, err := newStack(t, h.nicB, vianet.Options{}).Listen("via", fmt.Sprint(":", theirs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	vianet.TakeAllBut(h.b, theirs, free)
+	for range 40 { // each comes to the one or the other first
+		l, err := h.b.Listen("via", ":0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if port := l.Addr().(vianet.Addr).Port(); port != free {
+			t.Errorf("port %d", port)
+		}
+		l.Close()
+	}
+	vianet.TakeAllBut(h.b, theirs)
+	for range 2 { // the second time shows what the first has kept
+		if l, err := h.b.Listen("via", ":0"); !errors.Is(err, syscall.EADDRNOTAVAIL) {
+			t.Fatalf("no port is free: %v, %v", l, err)
+		}
+	}
+	other.Close()
+	l, err := h.b.Listen("via", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
 }
 
 // A deadline and Close end an Accept; what nobody has accepted is broken: nobody has

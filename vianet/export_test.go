@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"viaxdp/vipl"
@@ -250,3 +251,16 @@ func DialOrTo(
 
 // DialTo is Dial to several addresses.
 func DialTo(ctx context.Context, s *Stack, to []Addr) (net.Conn, error) { return s.dialAny(ctx, to) }
+
+// TakeAllBut has all ports that are given to those who ask for none in particular in use,
+// but these.
+func TakeAllBut(s *Stack, free ...uint16) {
+	s.ports.mu.Lock()
+	defer s.ports.mu.Unlock()
+	s.ports.used = make(map[uint16]bool)
+	for port := firstPort; port <= lastPort; port++ {
+		if !slices.Contains(free, uint16(port)) {
+			s.ports.used[uint16(port)] = true
+		}
+	}
+}

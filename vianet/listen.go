@@ -53,30 +53,22 @@ func (s *Stack) Listen(name, address string) (net.Listener, error) {
 }
 
 func (s *Stack) listen(fam string, at Addr) (*Listener, error) {
-	host := at.Addr()
-	if host == netip.IPv4Unspecified() {
+	if at.Addr() == netip.IPv4Unspecified() {
 		fam = "4"
 	}
-	port, err := s.ports.take(at.Port())
+	addr, requests, err := s.claim(at)
 	if err != nil {
 		return nil, err
 	}
 	l := &Listener{
-		stack: s, addr: Addr{netip.AddrPortFrom(host, port)}, family: fam, done: make(chan struct{}),
+		stack: s, addr: addr, family: fam, requests: requests, done: make(chan struct{}),
 		places: make(chan struct{}, s.o.Backlog), accepted: make(chan *Conn, s.o.Backlog),
 	}
 	l.close = sync.OnceFunc(func() {
 		close(l.done)
 		l.requests.Close()
-		s.ports.release(port)
+		s.ports.release(addr.Port())
 	})
-	if l.requests, err = s.nic.Listen(l.addr.via()); err != nil {
-		s.ports.release(port)
-		if errors.Is(err, vipl.ErrInvalidState) {
-			return nil, syscall.EADDRINUSE
-		}
-		return nil, systemError(err)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.isClosed || s.empty != nil {
@@ -86,6 +78,28 @@ func (s *Stack) listen(fam string, at Addr) (*Listener, error) {
 	s.listeners[l] = struct{}{}
 	s.work.Go(l.serve)
 	return l, nil
+}
+
+// claim takes a port, and takes requests to it from now on. One that is free, where none in
+// particular is asked for, is free for all who have the same Kernel Agent.
+func (s *Stack) claim(at Addr) (Addr, *vipl.Listener, error) {
+	port, err := s.ports.take(at.Port())
+	if err != nil {
+		return Addr{}, nil, err
+	}
+	addr := Addr{netip.AddrPortFrom(at.Addr(), port)}
+	requests, err := s.nic.Listen(addr.via())
+	if err == nil {
+		return addr, requests, nil
+	}
+	defer s.ports.release(port) // not before another is found, which is another one then
+	switch {
+	case !errors.Is(err, vipl.ErrInvalidState):
+		return Addr{}, nil, systemError(err)
+	case at.Port() == 0:
+		return s.claim(at)
+	}
+	return Addr{}, nil, syscall.EADDRINUSE
 }
 
 // serve takes requests until the listener is closed.
