@@ -124,10 +124,10 @@ func newConn(s *Stack) (*Conn, error) {
 		return nil, err
 	}
 	c.cut = sync.OnceFunc(func() { c.vi.Disconnect() })
-	if c.pool, err = newPool(s.nic, c.tag, s.o.Buffers, s.o.BufferSize); err != nil {
+	if c.pool, err = newPool(s.regs, c.tag, s.o.Buffers, s.o.BufferSize); err != nil {
 		c.vi.Destroy()
 		c.tag.Destroy()
-		return nil, errors.Join(errNoPool, s.regs.failed(err))
+		return nil, errors.Join(errNoPool, err)
 	}
 	c.pool.vi = c.vi
 	c.free = sync.OnceFunc(c.release)

@@ -94,6 +94,41 @@ func TestNoMemory(t *testing.T) {
 	}
 }
 
+// Memory that stays registered for the next time gives way to what is needed now: to a
+// connection, to the ring of one, to what is read in small pieces.
+func TestKeptMemoryGivesWay(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	defer l.Close()
+	c, d := h.pair(t)
+	var kept [8][100_000]byte
+	for i := range kept {
+		carry(t, c, d, kept[i][:])
+	}
+	defer exhaust(t, h.nicA)()
+	a := h.dial(t, l.Addr())
+	b := accept(t, l)
+	a.SetDeadline(time.Now().Add(patience))
+	for range 2 {
+		wrote := make(chan error, 1)
+		go func() { _, err := b.Write(make([]byte, 100_000)); wrote <- err }()
+		for range 100 {
+			if _, err := io.ReadFull(a, make([]byte, 1000)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := <-wrote; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !vianet.HasRing(a) {
+		t.Error("no ring")
+	}
+	if s := h.a.Stats(); s.NoMemory > 0 || s.RegisteredBytes == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // As many connections as the backlog has places wait for Accept; more are refused,
 // and when one is accepted another has its place.
 func TestBacklog(t *testing.T) {

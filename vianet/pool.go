@@ -30,9 +30,9 @@ type sendUse struct {
 	data  bool     // a message without which the peer misses bytes
 }
 
-func newPool(nic *vipl.Nic, tag *vipl.Ptag, buffers, size int) (p *pool, err error) {
+func newPool(regs *registry, tag *vipl.Ptag, buffers, size int) (p *pool, err error) {
 	p = &pool{size: size, half: buffers / 2}
-	p.region, p.base, err = allocate(nic, 2*p.half*size, vipl.MemAttributes{Ptag: tag})
+	p.region, p.base, err = regs.pool(2*p.half*size, tag)
 	if err != nil {
 		return nil, err
 	}

@@ -126,7 +126,7 @@ func (r *registry) around(b []byte) *list.Element {
 	return nil
 }
 
-// register registers b, if need be in the place of what is idle.
+// register registers b, if need be in the place of what is idle. Under mu.
 func (r *registry) register(b []byte, a vipl.MemAttributes) (*vipl.Region, error) {
 	for {
 		region, err := r.nic.RegisterMem(b, a)
@@ -146,7 +146,7 @@ func (r *registry) stage(tag *vipl.Ptag, a access) (*lease, error) {
 		r.stages = r.stages[:n-1]
 		return l, l.open(tag, a)
 	}
-	region, off, err := allocate(r.nic, stageSize, attributes(tag, a))
+	region, off, err := r.allocate(stageSize, attributes(tag, a))
 	if err != nil {
 		return nil, r.failed(err)
 	}
@@ -157,7 +157,9 @@ func (r *registry) stage(tag *vipl.Ptag, a access) (*lease, error) {
 // to, until they are deregistered.
 func (r *registry) ring(tag *vipl.Ptag) (*lease, error) {
 	buf := make([]byte, ringSize)
-	region, err := r.nic.RegisterMem(buf, attributes(tag, writable))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	region, err := r.register(buf, attributes(tag, writable))
 	if err != nil {
 		return nil, r.failed(err)
 	}
@@ -261,16 +263,24 @@ func (r *registry) close() error {
 	return errors.Join(append(errs, r.home.Destroy())...)
 }
 
+// pool gives memory for the buffers of a connection, as allocate does.
+func (r *registry) pool(size int, tag *vipl.Ptag) (region *vipl.Region, off int, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	region, off, err = r.allocate(size, attributes(tag, closed))
+	return region, off, r.failed(err)
+}
+
 // allocate gives size bytes of registered memory, at a multiple of a
 // descriptor's alignment: of the NIC's arena, or, when that is used up, of the
-// program. off is where they begin in the region.
-func allocate(nic *vipl.Nic, size int, a vipl.MemAttributes) (region *vipl.Region, off int, err error) {
-	region, err = nic.AllocMem(size, a)
+// program. off is where they begin in the region. Under mu.
+func (r *registry) allocate(size int, a vipl.MemAttributes) (region *vipl.Region, off int, err error) {
+	region, err = r.nic.AllocMem(size, a)
 	if err == nil || !errors.Is(err, vipl.ErrResource) {
 		return region, 0, err
 	}
 	const align = vipl.DescriptorAlignment
-	if region, err = nic.RegisterMem(make([]byte, size+align-1), a); err != nil {
+	if region, err = r.register(make([]byte, size+align-1), a); err != nil {
 		return nil, 0, err
 	}
 	return region, int(-region.Addr() % align), nil
