@@ -15,7 +15,8 @@ import (
 const directMin = stageSize
 
 // Read reads what has arrived into b, at least one byte, and waits until there
-// is something.
+// is something. A peer that lies about what it has written can have it give bytes that lay
+// in b, where that is 64 KiB or more.
 //
 // Errors: [io.EOF] when the peer has closed its side and everything is read;
 // else [*net.OpError]: a deadline, Close, a connection that broke.

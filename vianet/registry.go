@@ -56,6 +56,7 @@ type lease struct {
 	all    []byte        // the program's memory that is registered; nil: a staging buffer, or a ring
 	place  *list.Element // of those that are idle; nil: leased
 	stage  bool
+	last   *vipl.Ptag // a staging buffer's: of the connection that used it last
 }
 
 // What the peer may do with a lease.
@@ -144,13 +145,25 @@ func (r *registry) stage(tag *vipl.Ptag, a access) (*lease, error) {
 	if n := len(r.stages); n > 0 {
 		l := r.stages[n-1]
 		r.stages = r.stages[:n-1]
+		l.wipe(tag, a)
 		return l, l.open(tag, a)
 	}
 	region, off, err := r.allocate(stageSize, attributes(tag, a))
 	if err != nil {
 		return nil, r.failed(err)
 	}
-	return &lease{regs: r, region: region, off: off, buf: region.Bytes()[off : off+stageSize], stage: true}, nil
+	l := &lease{regs: r, region: region, off: off, buf: region.Bytes()[off : off+stageSize], stage: true}
+	l.wipe(tag, a)
+	return l, nil
+}
+
+// wipe clears a staging buffer of what is another connection's, if this one's peer is to write
+// to it: it may say that it has, and have not.
+func (l *lease) wipe(tag *vipl.Ptag, a access) {
+	if a == writable && l.last != tag {
+		clear(l.buf)
+	}
+	l.last = tag
 }
 
 // ring gives ringSize bytes of the program's memory that the connection's peer may write
