@@ -257,6 +257,7 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }
 func pipe(to, from net.Conn, other <-chan struct{}) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
+	clear(*buf) // a peer by VIA may say that it has written there and have not: it gets nobody else's bytes passed on
 	// Neither side's ReadFrom: it would take a buffer of its own.
 	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{reader(from)}, *buf)
 	if err == nil {
