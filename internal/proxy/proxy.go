@@ -274,12 +274,12 @@ func pipe(to, from net.Conn, other <-chan struct{}) error {
 	return err
 }
 
-// unheard says whether err, of a copy to there, may mean that the peer reads no more and
-// still sends.
+// unheard says whether err, of a copy to there or of its end, may mean that the peer reads no
+// more and still sends.
 func unheard(to net.Conn, err error) bool {
 	var op *net.OpError
 	_, via := to.(*vianet.Conn)
-	return via && errors.As(err, &op) && op.Op == "write" && errors.Is(err, syscall.ECONNRESET)
+	return via && errors.As(err, &op) && (op.Op == "write" || op.Op == "close") && errors.Is(err, syscall.ECONNRESET)
 }
 
 // drain drops what comes, so that the kernel does not reset a connection on which an
