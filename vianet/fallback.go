@@ -45,7 +45,7 @@ func (s *Stack) DialOr(
 ) (net.Conn, error) {
 	to, err := s.targets(ctx, name, address)
 	if err != nil {
-		return s.otherwise(ctx, dialError(nil, err), or)
+		return s.otherwise(ctx, dialError(nil, err), nil, or)
 	}
 	return s.dialOr(ctx, to, or)
 }
@@ -53,37 +53,39 @@ func (s *Stack) DialOr(
 // dialOr is DialOr to the addresses that were found.
 func (s *Stack) dialOr(ctx context.Context, to []Addr, or func(context.Context) (net.Conn, error)) (net.Conn, error) {
 	ask, silent := s.silent.part(to)
-	if len(ask) > 0 {
-		c, err := s.dialShortly(ctx, ask)
-		if err != nil {
-			return s.otherwise(ctx, err, or)
+	if len(ask) == 0 {
+		if ctx.Err() != nil {
+			return nil, dialError(to[0], contextError(ctx))
 		}
-		return c, nil
+		return s.otherwise(ctx, nil, silent, or)
 	}
-	if ctx.Err() != nil {
-		return nil, dialError(to[0], contextError(ctx))
-	}
-	c, other := s.fallBack(ctx, or)
-	if other == nil || ctx.Err() != nil {
-		return c, other
-	}
-	c, err := s.dialShortly(ctx, silent)
+	c, err := s.dialShortly(ctx, ask)
 	if err != nil {
-		return nil, errors.Join(err, other)
+		return s.otherwise(ctx, err, silent, or)
 	}
 	return c, nil
 }
 
-// otherwise dials by or where err, of an attempt by VIA, says that there is none.
-func (s *Stack) otherwise(ctx context.Context, err error, or func(context.Context) (net.Conn, error)) (net.Conn, error) {
-	if ctx.Err() != nil || !noVIA(err) {
+// otherwise dials by or where err, of an attempt by VIA, says that there is none; nil: there was
+// no attempt. Where that fails, too, it asks those that were silent.
+func (s *Stack) otherwise(
+	ctx context.Context, err error, silent []Addr, or func(context.Context) (net.Conn, error),
+) (net.Conn, error) {
+	if err != nil && (ctx.Err() != nil || !noVIA(err)) {
 		return nil, err
 	}
 	c, other := s.fallBack(ctx, or)
-	if other != nil {
-		return nil, errors.Join(err, other)
+	if other == nil {
+		return c, nil
 	}
-	return c, nil
+	if len(silent) > 0 && ctx.Err() == nil {
+		c, late := s.dialShortly(ctx, silent)
+		if late == nil {
+			return c, nil
+		}
+		err = errors.Join(err, late)
+	}
+	return nil, errors.Join(err, other)
 }
 
 // fallBack dials by or, and counts.

@@ -146,6 +146,48 @@ func TestDialOrRemembers(t *testing.T) {
 	}
 }
 
+// Where the other way fails, VIA is tried after all, also with a host that was silent beside
+// another one that answers.
+func TestDialOrAfterAll(t *testing.T) {
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	l := h.listen(t)
+	defer l.Close()
+	there := l.Addr().(vianet.Addr)
+	nobody := vianet.Addr{AddrPort: netip.AddrPortFrom(h.nicA.Query().Address, 7)}
+	silent := func() {
+		t.Helper()
+		fabric.Cut(there.Addr(), true)
+		if c, err := vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{there}, newWay(t).dial); err != nil {
+			t.Fatalf("%v, %v", c, err)
+		}
+	}
+	dial := func() (net.Conn, error) {
+		or := &otherWay{err: syscall.EPERM}
+		c, err := vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{nobody, there}, or.dial)
+		if or.calls != 1 {
+			t.Errorf("%d calls", or.calls)
+		}
+		return c, err
+	}
+
+	silent()
+	fabric.Cut(there.Addr(), false)
+	c, err := dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+
+	silent()
+	_, err = dial()
+	for _, want := range []error{syscall.ECONNREFUSED, syscall.EPERM, os.ErrDeadlineExceeded} {
+		if !errors.Is(err, want) {
+			t.Errorf("none goes: %v", err)
+		}
+	}
+}
+
 // Who has little time has some of it left for the other way.
 func TestDialOrInTime(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
