@@ -46,6 +46,19 @@ func TestHandover(t *testing.T) {
 	}
 }
 
+// Who needs to hear of sends beside somebody who polls, and sleeps, hears of them also when that
+// one leaves with what it wanted and the keeper of arrivals goes to sleep at that moment.
+func TestLeft(t *testing.T) {
+	nic, _, _ := memoryNics(t, xdpnictest.Faults{}, longSilence)
+	told, err := vianet.Left(nic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !told {
+		t.Error("no keeper waits for sends")
+	}
+}
+
 // Nobody is roused to look for what somebody polls for.
 func TestRoused(t *testing.T) {
 	for _, polls := range []bool{false, true} {

@@ -121,6 +121,25 @@ func (d *driver) want(n int32) {
 	}
 }
 
+// mayWait says whether nobody polls, nor has begun to since there were last polls. Whoever
+// begins from then on evicts the keeper, which is about to wait.
+func (d *driver) mayWait(last uint32) bool {
+	s := d.stack
+	idle := func() bool { return s.polls.Load() == last && !s.spinning.Load() && !isClosed(d.stopped) }
+	if !idle() {
+		return false
+	}
+	d.waiting.Store(true) // before another look: who polls looks the other way round
+	if !idle() {
+		d.waiting.Store(false)
+		return false
+	}
+	if d == s.arrivals {
+		s.sends.begin() // for those who left that to who polled until a moment ago
+	}
+	return true
+}
+
 // tick is how often a keeper looks in that leaves the work to others.
 const tick = time.Millisecond
 
@@ -130,22 +149,17 @@ func (d *driver) keeper() {
 	timer := time.NewTimer(tick)
 	defer timer.Stop()
 	last := s.polls.Load()
-	idle := func() bool { return s.polls.Load() == last && !s.spinning.Load() && !isClosed(d.stopped) }
 	for {
 		if d == s.arrivals {
 			s.sends.begin()
 		}
 		var look <-chan time.Time
 		if d.wanted.Load() > 0 {
-			if idle() {
-				d.waiting.Store(true) // before another look: who polls looks the other way round
-				if idle() {
-					if !d.wait() {
-						return
-					}
-					continue
+			if d.mayWait(last) {
+				if !d.wait() {
+					return
 				}
-				d.waiting.Store(false)
+				continue
 			}
 			timer.Reset(tick)
 			look = timer.C

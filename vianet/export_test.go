@@ -61,6 +61,23 @@ func Handover(nic *vipl.Nic) (told bool, err error) {
 	return len(s.arrivals.poke) > 0, nil
 }
 
+// Left polls while another needs to hear of sends, and leaves without going to sleep. It says
+// whether the keeper of sends is told before that of arrivals waits.
+func Left(nic *vipl.Nic) (told bool, err error) {
+	s, err := noKeepers(nic)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, s.release()) }()
+	s.spinning.Store(true)
+	s.sends.want(1)
+	s.spinning.Store(false)
+	if !s.arrivals.mayWait(s.polls.Load()) {
+		return false, errors.New("it does not wait")
+	}
+	return len(s.sends.poke) > 0, nil
+}
+
 // Roused says whether somebody who needs to hear of sends rouses their keeper, while
 // somebody polls or nobody does.
 func Roused(polls bool) bool {
