@@ -147,13 +147,40 @@ type ClientConfig struct {
 // dialTimeout bounds the connection to a server that does not answer.
 const dialTimeout = 5 * time.Second
 
+// A server that is started together with its client takes a moment to listen.
+const (
+	refusedFor   = 2 * time.Second // how long a client tries a port where nobody listens
+	refusedPause = 20 * time.Millisecond
+)
+
+// reach dials, again and again while nobody listens there, for as long as a server may take
+// to start.
+func reach(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
+	late := time.After(refusedFor)
+	for {
+		conn, err := dial(ctx)
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			return conn, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-late:
+			return nil, err
+		case <-time.After(refusedPause):
+		}
+	}
+}
+
 // Measure runs a plan between this process and a server.
 func Measure(ctx context.Context, cfg ClientConfig) (*Result, error) {
 	if err := errors.Join(cfg.Plan.validate(), cfg.Place.check()); err != nil {
 		return nil, err
 	}
 	d := net.Dialer{Timeout: dialTimeout}
-	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(cfg.Server, strconv.Itoa(cfg.Port)))
+	conn, err := reach(ctx, func(ctx context.Context) (net.Conn, error) {
+		return d.DialContext(ctx, "tcp", net.JoinHostPort(cfg.Server, strconv.Itoa(cfg.Port)))
+	})
 	if err != nil {
 		if dns := (*net.DNSError)(nil); !errors.As(err, &dns) {
 			err = fmt.Errorf("%w (is the server running there?)", err)
