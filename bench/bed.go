@@ -52,8 +52,15 @@ type Bed struct {
 }
 
 // StartBed makes a bed. Without the privilege for it the error is a
-// *testbed.MissingError. On an error nothing is left behind.
-func StartBed(cfg BedConfig) (_ *Bed, err error) {
+// *testbed.MissingError. On an error nothing is left behind. Where ctx has ended by then,
+// its end is the error: Ctrl-C reaches also a child that has no process group of its own
+// yet, and that child's death is not the reason.
+func StartBed(ctx context.Context, cfg BedConfig) (_ *Bed, err error) {
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+	}()
 	if cfg.MTU == 0 {
 		cfg.MTU = 1500
 	}

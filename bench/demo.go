@@ -32,7 +32,7 @@ func Demo(ctx context.Context, cfg DemoConfig) (_ *Result, err error) {
 			return nil, err
 		}
 	}
-	bed, err := StartBed(BedConfig{
+	bed, err := StartBed(ctx, BedConfig{
 		MTU: cfg.MTU, Mode: cfg.Mode, Hugepages: cfg.Hugepages,
 		WorkerArgs: cfg.WorkerArgs, GuardArgs: cfg.GuardArgs, Stderr: cfg.Stderr,
 	})

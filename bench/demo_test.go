@@ -159,6 +159,20 @@ func TestDemoInterrupted(t *testing.T) {
 	nothingLeft(t, before, token)
 }
 
+// One that is interrupted while its bed is being made says so, too, whatever becomes of the bed.
+func TestDemoInterruptedEarly(t *testing.T) {
+	nstest.Require(t)
+	before, token := tracesNow(t), tokenOf(t)
+	cfg := demoConfig(token, []string{"tcp-spin"})
+	cfg.MTU = 99999 // that no pair takes
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Demo(ctx, cfg); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	nothingLeft(t, before, token)
+}
+
 // One that is interrupted has its workers close their NICs: no socket of theirs stays behind.
 func TestDemoInterruptedTidily(t *testing.T) {
 	nstest.Require(t)

@@ -144,7 +144,7 @@ func TestTaskCancelled(t *testing.T) {
 func onBed(t *testing.T) *Bed {
 	t.Helper()
 	nstest.Require(t)
-	b, err := StartBed(BedConfig{Mode: "generic", WorkerArgs: []string{asWorker, tokenOf(t)}})
+	b, err := StartBed(t.Context(), BedConfig{Mode: "generic", WorkerArgs: []string{asWorker, tokenOf(t)}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -245,7 +245,7 @@ func TestBed(t *testing.T) {
 	nstest.Require(t)
 	before, token := tracesNow(t), tokenOf(t)
 	cfg := demoConfig(token, nil)
-	bed, err := StartBed(BedConfig{
+	bed, err := StartBed(t.Context(), BedConfig{
 		MTU: 3000, Mode: cfg.Mode, WorkerArgs: cfg.WorkerArgs, AgentArgs: []string{asAgent, token}, Stderr: os.Stderr,
 	})
 	if err != nil {
@@ -294,7 +294,7 @@ func TestBedWithoutAgents(t *testing.T) {
 		{[]string{asAgent, token, "fail"}, "agent of the client"},
 	} {
 		cfg := demoConfig(token, nil)
-		bed, err := StartBed(BedConfig{Mode: cfg.Mode, WorkerArgs: cfg.WorkerArgs, AgentArgs: c.args, Stderr: os.Stderr})
+		bed, err := StartBed(t.Context(), BedConfig{Mode: cfg.Mode, WorkerArgs: cfg.WorkerArgs, AgentArgs: c.args, Stderr: os.Stderr})
 		if err != nil {
 			t.Fatal(err)
 		}

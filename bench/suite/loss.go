@@ -115,7 +115,7 @@ func (s *session) faultsCost(rows []faultRow, faults []fault) time.Duration {
 
 // throughBed is a bed of its own with a forwarder between the two sides.
 func (s *session) throughBed() (*bench.Bed, error) {
-	return bench.StartBed(bench.BedConfig{
+	return bench.StartBed(s.ctx, bench.BedConfig{
 		MTU: s.mtu(), Mode: s.Mode, Hugepages: s.Hugepages, Through: true,
 		WorkerArgs: s.WorkerArgs, GuardArgs: s.GuardArgs, Stderr: s.Stderr,
 	})

@@ -128,7 +128,7 @@ func (s *session) bed(mtu int) (*bench.Bed, error) {
 	if b := s.beds[mtu]; b != nil {
 		return b, nil
 	}
-	b, err := bench.StartBed(bench.BedConfig{
+	b, err := bench.StartBed(s.ctx, bench.BedConfig{
 		MTU: mtu, Mode: s.Mode, Hugepages: s.Hugepages,
 		WorkerArgs: s.WorkerArgs, GuardArgs: s.GuardArgs, AgentArgs: s.AgentArgs, Stderr: s.Stderr,
 	})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -53,6 +54,9 @@ func newTrace(env environment) *cobra.Command {
 				Args: []string{workerCommand}, CPUs: [2]int{-1, -1}, Stderr: env.stderr,
 				Pairs: []testbed.Pair{{Names: [2]string{"via0", "via0"}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: mtu}},
 			})
+			if err != nil && cmd.Context().Err() != nil { // Ctrl-C may have reached a child, too
+				return context.Cause(cmd.Context())
+			}
 			if err != nil {
 				return err
 			}
