@@ -39,7 +39,7 @@ func (w *Worker) call(req request) (reply, error) {
 	}
 	switch {
 	case r.Missing != nil:
-		return r, r.Missing.err()
+		return r, fmt.Errorf("%s: %w", w.name, r.Missing.err())
 	case r.Error != "" && req.Op == opTask:
 		return r, fmt.Errorf("%s: %s: %s", w.name, req.Name, r.Error)
 	case r.Error != "":

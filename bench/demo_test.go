@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -333,6 +334,23 @@ func TestServerFails(t *testing.T) {
 			t.Errorf("keep %v: the server said %v", keep, err)
 		}
 		cancel()
+	}
+}
+
+// A client is told which of the two hosts lacks something, and that it is for its status to say.
+func TestServerLacks(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	go func() {
+		defer theirs.Close()
+		var r request
+		if json.NewDecoder(theirs).Decode(&r) == nil {
+			json.NewEncoder(theirs).Encode(errorReply(&testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}))
+		}
+	}()
+	_, err := NewWorker("server", ours, Params{}).call(request{Op: opOpen, Name: "vi-reliable-delivery", Params: &Params{}})
+	if want := "server: cannot run here: CAP_BPF is missing; use sudo"; err == nil || err.Error() != want || !Missing(err) {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }
 
