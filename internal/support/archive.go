@@ -3,7 +3,6 @@ package support
 import (
 	"archive/tar"
 	"compress/gzip"
-	"errors"
 	"io"
 	"path"
 	"time"
@@ -18,7 +17,7 @@ type Archive struct {
 	tar  *tar.Writer
 	mask *Mask
 	at   time.Time
-	errs []error
+	err  error // the first one: nothing is written behind it
 }
 
 // New begins a report, which is complete after Close. Everything in it goes
@@ -30,22 +29,27 @@ func New(w io.Writer, mask *Mask, at time.Time) *Archive {
 
 // Add writes a file. Errors come with Close.
 func (a *Archive) Add(name, text string) {
+	if a.err != nil {
+		return
+	}
 	if len(text) > maxFile {
 		text = text[:maxFile] + "\n(cut off here)\n"
 	}
 	text = a.mask.Apply(text)
-	err := a.tar.WriteHeader(&tar.Header{
+	a.err = a.tar.WriteHeader(&tar.Header{
 		Name: path.Join("via-xdp-report", a.mask.Apply(name)), Mode: 0o644, Size: int64(len(text)), ModTime: a.at, Format: tar.FormatPAX,
 	})
-	if err == nil {
-		_, err = io.WriteString(a.tar, text)
-	}
-	if err != nil {
-		a.errs = append(a.errs, err)
+	if a.err == nil {
+		_, a.err = io.WriteString(a.tar, text)
 	}
 }
 
 // Close ends the report.
 func (a *Archive) Close() error {
-	return errors.Join(append(a.errs, a.tar.Close(), a.zip.Close())...)
+	for _, end := range []func() error{a.tar.Close, a.zip.Close} {
+		if err := end(); a.err == nil {
+			a.err = err
+		}
+	}
+	return a.err
 }

@@ -4,6 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"io"
 	"strings"
@@ -42,6 +44,21 @@ func TestMask(t *testing.T) {
 		if got := m.Apply(tc[0]); got != tc[1] {
 			t.Errorf("%q: %q, want %q", tc[0], got, tc[1])
 		}
+	}
+}
+
+// What cannot be written is said once, however many files there were to come.
+func TestArchiveUnwritten(t *testing.T) {
+	r, w := io.Pipe()
+	r.CloseWithError(io.ErrShortWrite)
+	a := New(w, &Mask{}, time.Now())
+	for range 3 {
+		text := make([]byte, 1<<17) // more than is kept back to be compressed together
+		rand.Read(text)
+		a.Add("file", hex.EncodeToString(text))
+	}
+	if err := a.Close(); !errors.Is(err, io.ErrShortWrite) || err.Error() != io.ErrShortWrite.Error() {
+		t.Errorf("got %v", err)
 	}
 }
 
