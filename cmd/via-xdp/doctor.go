@@ -31,6 +31,10 @@ func newDoctor(env environment) *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			switch {
+			case list && fix:
+				return errors.New("--list and --fix: one of them")
+			case list && back:
+				return errors.New("--list and --undo: one of them")
 			case list && asJSON:
 				return printJSON(env.stdout, doctor.Checks)
 			case list:
@@ -42,6 +46,8 @@ func newDoctor(env environment) *cobra.Command {
 				return errors.New("--fix and --undo: one of them")
 			case back && len(args) > 0:
 				return errors.New("--undo puts back all that --fix has changed: name no INTERFACE")
+			case back && len(only) > 0:
+				return errors.New("--undo puts back all that --fix has changed: no --only")
 			case back:
 				return takeBack(env, "doctor", asJSON)
 			}
@@ -171,6 +177,8 @@ func newTune(env environment) *cobra.Command {
 				return errors.New("--undo and --dry-run: one of them")
 			case back && len(args) > 0:
 				return errors.New("--undo puts back all that tune has changed: name no INTERFACE")
+			case back && profile != "":
+				return errors.New("--undo puts back all that tune has changed: no --profile")
 			case back:
 				return takeBack(env, "tune", asJSON)
 			}

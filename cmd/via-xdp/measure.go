@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -135,8 +136,22 @@ func checkSilence(d time.Duration) error {
 	return nil
 }
 
+// otherSide refuses flags of which nothing would come on this side. What the client chooses,
+// such as sizes, may be told to the server, too: perftest has it so.
+func otherSide(f *pflag.FlagSet, server bool) error {
+	if !server && f.Changed("keep") {
+		return errors.New("--keep is of the server, and with a SERVER this is the client")
+	}
+	for _, name := range []string{"json", "svg", "histogram"} {
+		if server && f.Changed(name) {
+			return fmt.Errorf("--%s is of the client, and without a SERVER this is the server", name)
+		}
+	}
+	return nil
+}
+
 func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, plan bench.Plan) error {
-	if err := checkSilence(m.place.Silence); err != nil {
+	if err := cmp.Or(otherSide(cmd.Flags(), len(args) == 0), checkSilence(m.place.Silence)); err != nil {
 		return err
 	}
 	if err := errors.Join(within("--queue", m.place.Queue, 0, math.MaxInt), checkMode(m.place.Mode)); err != nil {
