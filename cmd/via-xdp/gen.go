@@ -68,7 +68,7 @@ func writeDoc(w io.Writer, root *cobra.Command) error {
 		"what bash, zsh, fish and PowerShell complete by. Colours are for terminals, and not where\n" +
 		"`NO_COLOR` is set.\n\n| environment | |\n|---|---|\n" +
 		"| `VIA_STATE_DIR` | where `doctor --fix` and `tune` remember what was; `/run/via-xdp` for root, else `$XDG_RUNTIME_DIR/via-xdp` |\n" +
-		"| `VIA_RUNTIME_DIR` | where a program with open NICs has its socket, for `res`, `stat`, `top` and `capture`; `none`: nowhere; `proc` in the directories above, or in `/tmp/via-xdp-UID` where there is none |\n" +
+		"| `VIA_RUNTIME_DIR` | where a program with open NICs has its socket, for `res`, `stat`, `top` and `capture`; `none`: nowhere; `proc` in the directories above; a user who has neither variable has no socket, and `res` does not show the program |\n" +
 		"| `VIA_AGENT` | socket of the agent that opens NICs for the commands that have one; `none`: no agent, see docs/agent.md |\n" +
 		"| `VIADEV_DEVICE` | interface of a rank (`mpiapp`, `mpibench`), which `mpirun` sets |\n" +
 		"| `RUNTIME_DIRECTORY` | where `agent` has its lock and its keeper's socket, by default beside its socket; systemd sets it |\n")
