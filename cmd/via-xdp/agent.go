@@ -53,7 +53,7 @@ func newAgent(env environment) *cobra.Command {
 				settings.daemon.Keeper = []string{"/proc/self/exe", keeperCommand}
 			}
 			if check {
-				if err := settings.daemon.CheckPaths(); err != nil {
+				if err := errors.Join(settings.daemon.Check(), settings.checkMetrics()); err != nil {
 					return err
 				}
 				if !found {

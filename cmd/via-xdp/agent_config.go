@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -78,6 +79,21 @@ func (s *agentSettings) override(socket, metrics string) (err error) {
 	}
 	if metrics != "" {
 		s.metrics = metrics
+	}
+	return nil
+}
+
+// checkMetrics tells whether the address for metrics is one, without looking up its host.
+func (s *agentSettings) checkMetrics() error {
+	if s.metrics == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(s.metrics)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
 	}
 	return nil
 }

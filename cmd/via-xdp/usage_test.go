@@ -218,6 +218,25 @@ func TestLongSocket(t *testing.T) {
 	}
 }
 
+// Settings are not good with which the agent would not start.
+func TestAgentCheckStarts(t *testing.T) {
+	for text, want := range map[string]string{
+		"group = \"no-group-of-that-name\"": `group of the socket: there is no group "no-group-of-that-name"`,
+		"group = \"0x7\"":                   `group of the socket: there is no group "0x7"`,
+		"metrics = \"9793\"":                "metrics: address 9793: missing port in address",
+		"metrics = \"127.0.0.1:70000\"":     "metrics: address 70000: invalid port",
+	} {
+		file := filepath.Join(t.TempDir(), "agent.toml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		status, out, errs := call(&recorder{}, "agent", "--check", "--config", file)
+		if status != exitFailed || out != "" || errs != "via-xdp: "+want+"\n" {
+			t.Errorf("%s: status %d, %s%s", text, status, out, errs)
+		}
+	}
+}
+
 // An agent's settings are checked, and the file is named.
 func TestAgentCheck(t *testing.T) {
 	for args, want := range map[string]string{

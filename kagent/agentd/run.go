@@ -48,7 +48,7 @@ func (e *BusyError) Error() string {
 // Run serves until ctx ends. It works in the network namespace of the calling
 // thread, which must not change before Ready is called.
 func (d *Daemon) Run(ctx context.Context) error {
-	if err := d.CheckPaths(); err != nil {
+	if err := d.Check(); err != nil {
 		return err
 	}
 	if d.Listener == nil {
@@ -95,11 +95,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 // freshSuffix is of the socket until it has its rights.
 const freshSuffix = ".new"
 
-// CheckPaths tells whether the paths of the sockets that Run makes are short enough to be
-// those of sockets.
-func (d *Daemon) CheckPaths() error {
+// Check tells whether the paths of the sockets that Run makes are short enough to be
+// those of sockets, and whether their group is there.
+func (d *Daemon) Check() error {
 	var paths []string
 	if d.Listener == nil {
+		if _, err := d.groupID(); err != nil {
+			return err
+		}
 		paths = append(paths, d.Socket+freshSuffix)
 	}
 	if len(d.Keeper) > 0 {
@@ -198,19 +201,26 @@ func removeSocket(path string) error {
 	return err
 }
 
+// groupID is the number of the socket's group, or -1.
+func (d *Daemon) groupID() (int, error) {
+	if d.Group == "" {
+		return -1, nil
+	}
+	g, err := user.LookupGroup(d.Group)
+	if err != nil {
+		g, err = user.LookupGroupId(d.Group)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("group of the socket: there is no group %q", d.Group)
+	}
+	return strconv.Atoi(g.Gid)
+}
+
 // listen opens the socket. It has its final rights before anybody can connect.
 func (d *Daemon) listen() (*net.UnixListener, error) {
-	gid := -1
-	if d.Group != "" {
-		g, err := user.LookupGroup(d.Group)
-		if err != nil {
-			if g, err = user.LookupGroupId(d.Group); err != nil {
-				return nil, fmt.Errorf("group of the socket: %w", err)
-			}
-		}
-		if gid, err = strconv.Atoi(g.Gid); err != nil {
-			return nil, fmt.Errorf("group of the socket: %w", err)
-		}
+	gid, err := d.groupID()
+	if err != nil {
+		return nil, err
 	}
 	// One that keeps its state elsewhere may serve here.
 	switch c, err := net.Dial("unix", d.Socket); {
