@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
 	"viaxdp/bench/peers"
@@ -112,6 +114,10 @@ func TestExitStatus(t *testing.T) {
 		{
 			context.Background(), &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}, exitCannotRun,
 			"via-xdp: cannot run here: CAP_BPF is missing; use sudo\n",
+		},
+		{
+			context.Background(), fmt.Errorf("AF_XDP socket: %w", unix.EMFILE), exitFailed,
+			"via-xdp: AF_XDP socket: too many open files (the limit of this process, ulimit -n: raise it)\n",
 		},
 		{cancelled, context.Canceled, exitInterrupted, "via-xdp: interrupted\n"},
 		{cancelled, errors.New("something else"), exitFailed, "via-xdp: something else\n"},

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
 	"viaxdp/bench/peers"
@@ -91,8 +92,11 @@ func run(ctx context.Context, env environment) int {
 		return exitFine
 	}
 	status := statusOf(ctx, err)
-	if status == exitInterrupted {
+	switch {
+	case status == exitInterrupted:
 		err = errors.New("interrupted")
+	case errors.Is(err, unix.EMFILE):
+		err = fmt.Errorf("%w (the limit of this process, ulimit -n: raise it)", err)
 	}
 	fmt.Fprintf(env.stderr, "via-xdp: %s\n", oneLine(err))
 	return status
