@@ -71,6 +71,9 @@ func defaultCache() string {
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o, err := parse(args, stderr)
+	if errors.Is(err, flag.ErrHelp) { // which parse has printed
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -114,6 +114,14 @@ func TestLimit(t *testing.T) {
 	}
 }
 
+// Who asks for help gets it, and no error.
+func TestHelp(t *testing.T) {
+	var help strings.Builder
+	if err := run(t.Context(), []string{"-h"}, io.Discard, &help); err != nil || !strings.Contains(help.String(), "-kernel") {
+		t.Errorf("%v, %s", err, &help)
+	}
+}
+
 // Whatever goes wrong in the guest makes the lane red, and says what.
 func TestJudgeRed(t *testing.T) {
 	first := rows(zeroCopy, false)[0].step()
