@@ -110,7 +110,7 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	f.DurationVar(&cfg.For, "for", cfg.For, "how long")
 	f.IntVar(&cfg.Kills, "kills", 0, "kill so many `parties`, instead of random events")
 	f.Float64Var(&gigabytes, "gigabytes", 0, "move so many `GB` (10^9 bytes) through faults, instead of random events")
-	f.DurationVar(&cfg.Act, "act", 20*time.Second, "time after which everything is closed and counted, again and again")
+	f.DurationVar(&cfg.Act, "act", 20*time.Second, "time after which everything is closed and counted, again and again; what has begun is gone through, whatever --for says")
 	f.IntVar(&cfg.Flows, "flows", 4, "VIs at each of the three reliability levels")
 	f.BoolVar(&cfg.Hostile, "hostile", false, "seal the connections by a pre-shared key, and flood both sides with forged frames")
 	f.BoolVar(&cfg.Plain, "plain", false, "with --hostile: do not seal the connections, and forge as somebody who has not seen their frames")
