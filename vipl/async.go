@@ -82,16 +82,18 @@ type ErrorDescriptor struct {
 }
 
 // maxErrors is how many asynchronous errors wait for a slow handler; further
-// ones are counted and forgotten, since a peer can cause them.
+// ones are counted and forgotten, since a peer can cause them. Those that end
+// something, and so come once, are never forgotten: no peer hides another's end.
 const maxErrors = 1024
 
 // ErrorCallback is VipErrorCallback: from now on fn gets the NIC handle's
 // asynchronous errors; nil restores the default handler, which logs at most ten a
 // second, and how many it left out.
 //
-// Errors come one at a time, in order, on a goroutine of the library, and at
-// most 1024 of them wait (Counters.ErrorsDropped). fn may call anything of this
-// package. It may be called concurrently.
+// Errors come one at a time, in order, on a goroutine of the library. While 1024
+// of them wait, further ones are left out (Counters.ErrorsDropped), but for
+// ErrorConnLost and ErrorCatastrophic. fn may call anything of this package. It may
+// be called concurrently.
 func (n *Nic) ErrorCallback(fn func(ErrorDescriptor)) {
 	if fn == nil {
 		fn = new(errorLog).take
@@ -150,7 +152,8 @@ func levelOf(e ErrorDescriptor) slog.Level {
 
 // report hands an error to the program's handler. Under the port's lock.
 func (n *Nic) report(e ErrorDescriptor) {
-	if n.errors.waiting() >= maxErrors {
+	last := e.Code == ErrorConnLost || e.Code == ErrorCatastrophic
+	if !last && n.errors.waiting() >= maxErrors {
 		n.port.stats.ErrorsDropped++
 		return
 	}

@@ -90,6 +90,37 @@ func TestErrorFlood(t *testing.T) {
 	stateIs(t, vb, vipl.Connected)
 }
 
+// A flood that one peer makes hides no lost connection from a slow handler, since
+// each is told once.
+func TestErrorFloodHidesNoLostConnection(t *testing.T) {
+	n, va, _ := connected(t, memoryConfig{}, vipl.UnreliableDelivery)
+	wa, wb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+	x := newBox(t, n.a.Nic, 1, 64)
+	hold, lost := make(chan struct{}), make(chan *vipl.VI, 1)
+	n.b.ErrorCallback(func(e vipl.ErrorDescriptor) {
+		<-hold
+		if e.Code == vipl.ErrorConnLost {
+			lost <- e.VI
+		}
+	})
+	for n.b.Counters().ErrorsDropped == 0 {
+		postSend(t, va, x, 0, 8) // nobody has posted a receive
+		sent(t, va, 0)
+		n.b.Poll()
+	}
+	if err := wa.Disconnect(); err != nil {
+		t.Fatal(err)
+	}
+	stateIs(t, wb, vipl.Error)
+	close(hold)
+	if !comes(func() bool { return len(lost) == 1 }) { // the handler runs on a goroutine of its own
+		t.Fatal("nobody was told that the connection is lost")
+	}
+	if v := <-lost; v != wb {
+		t.Errorf("the lost connection is of %v, want %v", v, wb)
+	}
+}
+
 // A handler may call anything, Close included.
 func TestCloseInHandler(t *testing.T) {
 	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
