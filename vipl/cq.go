@@ -151,13 +151,10 @@ func (c *CQ) Resize(entries int) error {
 	}
 	c.port.mu.Lock()
 	defer c.port.mu.Unlock()
-	waiting := int(c.tail - c.head)
-	switch {
-	case c.gone.Load():
-		return opError(op, nil, ErrInvalidParameter, errDestroyedCQ)
-	case c.nic.closing():
-		return closedError(op)
-	case waiting > entries:
+	if err := c.ended(op); err != nil {
+		return err
+	}
+	if waiting := int(c.tail - c.head); waiting > entries {
 		return opError(op, nil, ErrResource, fmt.Errorf("%d entries wait", waiting))
 	}
 	c.move(ringSize(entries))
@@ -216,6 +213,18 @@ func (c *CQ) destroyed() error {
 	return nil
 }
 
+// ended is the error of an operation on a queue that is destroyed or of a closed NIC,
+// else nil.
+func (c *CQ) ended(op string) error {
+	if c.nic.closing() {
+		return closedError(op)
+	}
+	if err := c.destroyed(); err != nil {
+		return opError(op, nil, ErrInvalidParameter, err)
+	}
+	return nil
+}
+
 func (c *CQ) pop() (e cqEntry, ok bool) {
 	c.port.mu.Lock()
 	defer c.port.mu.Unlock()
@@ -237,7 +246,7 @@ func (c *CQ) take() (e cqEntry) {
 // Done is VipCQDone: takes one entry off the queue. The entry says which VI has a
 // completed descriptor, and on which of its queues; SendDone or RecvDone of that VI
 // then gives the descriptor. ErrNotDone when there is no entry, ErrInvalidParameter
-// when the CQ is destroyed.
+// when the CQ is destroyed or the NIC closed.
 //
 // It does not wait for completions; only where a descriptor's status is being
 // written at this moment does it wait until the entry is there, too.
@@ -246,8 +255,8 @@ func (c *CQ) Done() (vi *VI, recv bool, err error) {
 	if !c.some() {
 		c.port.poll()
 		if !c.some() && !settling {
-			if err := c.destroyed(); err != nil {
-				return nil, false, opError("CQDone", nil, ErrInvalidParameter, err)
+			if err := c.ended("CQDone"); err != nil {
+				return nil, false, err
 			}
 			return nil, false, ErrNotDone
 		}
@@ -291,16 +300,18 @@ func (c *CQ) Wake() {
 }
 
 // Destroy is VipDestroyCQ: handlers that wait are cancelled. ErrResource while a
-// work queue is bound to it, ErrInvalidParameter the second time.
+// work queue is bound to it, ErrInvalidParameter the second time and when the NIC is
+// closed.
 func (c *CQ) Destroy() error {
+	const op = "DestroyCQ"
 	c.port.mu.Lock()
-	switch {
-	case c.gone.Load():
+	err := c.ended(op)
+	if err == nil && c.bound > 0 {
+		err = opError(op, nil, ErrResource, errBound)
+	}
+	if err != nil {
 		c.port.mu.Unlock()
-		return opError("DestroyCQ", nil, ErrInvalidParameter, errDestroyedCQ)
-	case c.bound > 0:
-		c.port.mu.Unlock()
-		return opError("DestroyCQ", nil, ErrResource, errBound)
+		return err
 	}
 	c.gone.Store(true)
 	c.cancelHandlers()

@@ -103,8 +103,8 @@ func (c *CQ) Dones(into []Completion) (n int, err error) {
 	if n > 0 {
 		return n, nil
 	}
-	if err := c.destroyed(); err != nil {
-		return 0, opError("CQDones", nil, ErrInvalidParameter, err)
+	if err := c.ended("CQDones"); err != nil {
+		return 0, err
 	}
 	return 0, ErrNotDone
 }

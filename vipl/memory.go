@@ -52,8 +52,11 @@ func (n *Nic) CreatePtag() (*Ptag, error) {
 func (n *Nic) CommonPtag() *Ptag { return &n.common }
 
 // Destroy is VipDestroyPtag: ends the tag. ErrResource while memory or a VI carries
-// it, ErrInvalidParameter the second time.
+// it, ErrInvalidParameter the second time and when the NIC is closed.
 func (p *Ptag) Destroy() error {
+	if p.nic.closing() {
+		return closedError("DestroyPtag")
+	}
 	err := p.nic.mem.DestroyPtag(p.tag)
 	switch {
 	case err == nil:

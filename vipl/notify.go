@@ -82,13 +82,12 @@ func (c *CQ) Notify(fn func(vi *VI, recv bool)) error {
 	p := c.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if err := c.ended(op); err != nil {
+		return err
+	}
 	switch {
 	case fn == nil:
 		return opError(op, nil, ErrInvalidParameter, errNoHandler)
-	case c.gone.Load():
-		return opError(op, nil, ErrInvalidParameter, errDestroyedCQ)
-	case c.nic.closing():
-		return closedError(op)
 	case len(c.handlers) >= MaxNotifies:
 		return opError(op, nil, ErrResource, fmt.Errorf("%d handlers wait on the queue", MaxNotifies))
 	}
