@@ -80,6 +80,7 @@ type CQ struct {
 	signal signal
 
 	handlers []func(*VI, bool) // wait for entries
+	given    int               // how many of them have one, and wait for their turn
 	calls    caller
 }
 

@@ -139,6 +139,63 @@ func TestCQGetsFlushed(t *testing.T) {
 	}
 }
 
+// Handlers get the entries in the order in which they were set, also where the entry of
+// one is void, since its VI is destroyed before the handler's turn.
+func TestCQHandlerOfAVoidEntry(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{})
+	c, err := n.a.CreateCQ(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var vis [2]*vipl.VI
+	for i := range vis {
+		if vis[i], err = n.a.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, c, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stays, goes := vis[0], vis[1]
+	x := newBox(t, n.a.Nic, 4, 64)
+	type call struct {
+		handler int
+		vi      *vipl.VI
+	}
+	calls, hold := make(chan call, 4), make(chan struct{})
+	for i := range 3 {
+		if err := c.Notify(func(v *vipl.VI, _ bool) {
+			calls <- call{i, v}
+			<-hold
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := func(want call) {
+		t.Helper()
+		if !comes(func() bool { return len(calls) > 0 }) {
+			t.Fatalf("handler %d was not called", want.handler)
+		}
+		if got := <-calls; got != want {
+			t.Errorf("handler %d was called for %p, want handler %d for %p", got.handler, got.vi, want.handler, want.vi)
+		}
+	}
+	postSend(t, stays, x, 0, 8) // completes at once: it is not connected
+	next(call{0, stays})
+	postSend(t, goes, x, 1, 8)
+	postSend(t, stays, x, 2, 8)
+	if d, err := goes.SendDone(); d == nil {
+		t.Fatal(err)
+	}
+	if err := goes.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	close(hold)
+	next(call{1, stays})
+	postSend(t, stays, x, 3, 8)
+	next(call{2, stays})
+	if _, _, err := c.Done(); err != vipl.ErrNotDone {
+		t.Errorf("an entry too many: %v", err)
+	}
+}
+
 func TestCQSizes(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	for _, size := range []int{-1, 0, vipl.MaxCQEntries + 1} {

@@ -72,7 +72,8 @@ func (p *port) cancelHandlers(q *workQueue) {
 // one waits there: which VI has a completed descriptor, and whether on its
 // receive queue. SendDone or RecvDone of that VI then gives it. It is for one
 // entry; several handlers may be set, which take the entries in order, before
-// Done and Wait see them.
+// Done and Wait see them. An entry whose VI is destroyed before fn's turn is void,
+// and fn gets the next one.
 //
 // ErrInvalidParameter for a nil handler and for a destroyed CQ; ErrResource
 // when MaxNotifies wait. Destroy and closing the NIC cancel what waits. It may
@@ -88,7 +89,7 @@ func (c *CQ) Notify(fn func(vi *VI, recv bool)) error {
 	switch {
 	case fn == nil:
 		return opError(op, nil, ErrInvalidParameter, errNoHandler)
-	case len(c.handlers) >= MaxNotifies:
+	case len(c.handlers)-c.given >= MaxNotifies:
 		return opError(op, nil, ErrResource, fmt.Errorf("%d handlers wait on the queue", MaxNotifies))
 	}
 	c.handlers = append(c.handlers, fn)
@@ -98,18 +99,39 @@ func (c *CQ) Notify(fn func(vi *VI, recv bool)) error {
 	return nil
 }
 
-// serveHandlers pairs entries with handlers. Under the port's lock.
+// serveHandlers takes entries for the handlers that wait. Under the port's lock.
 func (c *CQ) serveHandlers() {
-	for len(c.handlers) > 0 && c.head != c.tail {
-		fn := c.handlers[0]
-		c.handlers = c.handlers[1:]
-		c.port.armed.Add(-1)
+	for c.given < len(c.handlers) && c.head != c.tail {
 		e := c.take()
-		c.calls.call(func() { fn(e.vi, e.recv) })
+		c.given++
+		c.port.armed.Add(-1)
+		c.calls.call(func() { c.hand(e) })
 	}
 }
 
+// hand calls the first handler for e, which was taken for one of them. If the VI was
+// destroyed meanwhile, e is void, and there is a handler more for the next entry.
+func (c *CQ) hand(e cqEntry) {
+	c.port.mu.Lock()
+	if len(c.handlers) == 0 { // cancelled
+		c.port.mu.Unlock()
+		return
+	}
+	c.given--
+	if e.vi.gone.Load() {
+		c.port.armed.Add(1)
+		c.serveHandlers()
+		c.port.rouse()
+		c.port.mu.Unlock()
+		return
+	}
+	fn := c.handlers[0]
+	c.handlers = c.handlers[1:]
+	c.port.mu.Unlock()
+	fn(e.vi, e.recv)
+}
+
 func (c *CQ) cancelHandlers() {
-	c.port.armed.Add(-int64(len(c.handlers)))
-	c.handlers = nil
+	c.port.armed.Add(-int64(len(c.handlers) - c.given))
+	c.handlers, c.given = nil, 0
 }

@@ -124,7 +124,7 @@ func entryDone(v *vipl.VI, r bool, err error, out *C.uintptr_t, recv *C.int) C.i
 	if err != nil {
 		return code(err)
 	}
-	*out, *recv = known(v), C.int(boolean(r))
+	*out, *recv = handleOf(v), C.int(boolean(r))
 	return C.VIP_SUCCESS
 }
 
@@ -135,18 +135,7 @@ func viago_cq_notify(h, context, handler C.uintptr_t) C.int {
 	if c == nil {
 		return C.VIP_INVALID_PARAMETER
 	}
-	return result("VipCQNotify", c.arm(context, handler))
-}
-
-// arm has handler called for one entry.
-func (c *cq) arm(context, handler C.uintptr_t) error {
-	return c.Notify(func(v *vipl.VI, recv bool) {
-		if h := known(v); h != 0 {
-			C.via_call_cq(handler, context, c.nic.handle, h, C.int(boolean(recv)))
-			return
-		}
-		// The VI was destroyed meanwhile, and its entry is void: the handler is for the next one.
-		// Where the queue or the NIC ends, this fails, and nothing waits any more.
-		_ = c.arm(context, handler)
-	})
+	return result("VipCQNotify", c.Notify(func(v *vipl.VI, recv bool) {
+		C.via_call_cq(handler, context, c.nic.handle, handleOf(v), C.int(boolean(recv)))
+	}))
 }

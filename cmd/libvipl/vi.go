@@ -28,6 +28,9 @@ type (
 	}
 )
 
+// handleOf is the handle of a VI, also of one that another thread has just destroyed.
+func handleOf(v *vipl.VI) C.uintptr_t { return v.Value().(*vi).handle }
+
 func (v *vi) object() any { return v.VI }
 func (c *cq) object() any { return c.CQ }
 
@@ -84,6 +87,7 @@ func viago_create_vi(h C.uintptr_t, a *C.VIP_VI_ATTRIBUTES, send, recv C.uintptr
 		return fail("VipCreateVi", err)
 	}
 	v := &vi{VI: made, nic: n}
+	made.SetValue(v)
 	v.handle = add(viKind, v, n, func(s *C.struct_via_slot, pin *runtime.Pinner) {
 		n.watchPort(s, pin)
 		send, recv := made.Watch()
