@@ -146,15 +146,13 @@ func viago_deregister(h, at C.uintptr_t, handle C.VIP_MEM_HANDLE) C.int {
 	if r == nil {
 		return C.VIP_INVALID_PARAMETER
 	}
-	// Out of the map first: the handle may be given out again at once.
-	n.mu.Lock()
-	delete(n.regions, r.Handle())
-	n.mu.Unlock()
 	if err := r.Deregister(); err != nil {
-		if code(err) == C.VIP_ERROR_RESOURCE {
-			n.keep(r) // in use
-		}
 		return fail("VipDeregisterMem", err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.regions[r.Handle()] == r { // else the handle was given out again at once
+		delete(n.regions, r.Handle())
 	}
 	return C.VIP_SUCCESS
 }

@@ -719,6 +719,40 @@ static void takers(void)
 	part(p);
 }
 
+/* Memory in use stays registered, also while a thread tries to end that. */
+static volatile int trying = 1;
+
+static void *tries(void *memory)
+{
+	while (trying)
+		EXPECT(VIP_ERROR_RESOURCE, VipDeregisterMem(b.nic, memory, bh));
+	return NULL;
+}
+
+static void in_use(void)
+{
+	VIP_VI_HANDLE vi = side_vi(&b, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	VIP_MEM_ATTRIBUTES m;
+	VIP_DESCRIPTOR *d;
+	pthread_t thread;
+	int i;
+
+	describe(bd(0), bdata(), 64, bh);
+	CHECK(VipPostRecv(vi, bd(0), bh));
+	ASSERT(pthread_create(&thread, NULL, tries, bm) == 0);
+	for (i = 0; i < 5000; i++) {
+		CHECK(VipQueryMem(b.nic, bm, bh, &m));
+		CHECK(VipSetMemAttributes(b.nic, bm, bh, &m));
+		EXPECT(VIP_ERROR_RESOURCE, VipDeregisterMem(b.nic, bm, bh));
+	}
+	trying = 0;
+	ASSERT(pthread_join(thread, NULL) == 0);
+	CHECK(VipDisconnect(vi));
+	completes(VipRecvWait, vi, bd(0), VIP_STATUS_DONE | VIP_STATUS_OP_RECEIVE | VIP_STATUS_DESC_FLUSHED_ERROR);
+	EXPECT(VIP_DESCRIPTOR_ERROR, VipRecvDone(vi, &d));
+	CHECK(VipDestroyVi(vi));
+}
+
 static void discovery(void)
 {
 	VIP_AUTODISCOVERY_LIST list;
@@ -768,6 +802,7 @@ int main(int argc, char **argv)
 	handlers();
 	void_entry();
 	takers();
+	in_use();
 	discovery();
 	CHECK(VipCloseNic(a.nic));
 	EXPECT(VIP_INVALID_PARAMETER, VipCloseNic(a.nic));
