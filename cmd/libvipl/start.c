@@ -173,10 +173,10 @@ static int run(void)
 	return 1;
 }
 
-/* The child of a fork has none of the runtime's threads. */
+/* The child of a fork has none of the runtime's threads, or half a runtime. */
 static void forked(void)
 {
-	via_forked = via_started;
+	via_forked = 1;
 	via_where = VIA_OUTSIDE;
 }
 
@@ -187,16 +187,25 @@ static void ended(void)
 		via_leave(viago_farewell());
 }
 
+/*
+ * The first caller starts. In a child that another thread has forked meanwhile nobody
+ * would ever unlock the mutex: the process that it is of is noted before it is locked.
+ */
 static int start(void)
 {
+	static pid_t starter;
+	pid_t nobody = 0;
 	int ok = 1;
 
+	if (!__atomic_compare_exchange_n(&starter, &nobody, getpid(), 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
+		nobody != getpid())
+		return 0;
 	pthread_mutex_lock(&starting);
 	if (!via_started) {
 		ok = !__start_via_go_init || run();
 		if (ok) {
-			__atomic_store_n(&via_started, 1, __ATOMIC_RELEASE);
 			pthread_atfork(NULL, NULL, forked);
+			__atomic_store_n(&via_started, 1, __ATOMIC_RELEASE);
 			atexit(ended);
 		}
 	}

@@ -224,6 +224,51 @@ static void test_fork(const char *device)
 	message(left, right, 2);
 }
 
+/*
+ * A child of another thread, made while the first VipOpenNic starts the library. That
+ * calls sigfillset, which is the program's own here.
+ */
+static const char *forks_for;
+static int forked_child;
+
+static void *forks(void *unused)
+{
+	int status;
+
+	(void)unused;
+	if (fork() == 0) {
+		VIP_NIC_HANDLE nic;
+
+		alarm(PATIENCE / 1000);
+		EXPECT(VIP_ERROR_RESOURCE, VipOpenNic(forks_for, &nic));
+		_exit(0);
+	}
+	ASSERT(wait(&status) > 0 && status == 0);
+	forked_child = 1;
+	return NULL;
+}
+
+int sigfillset(sigset_t *set)
+{
+	memset(set, 0xff, sizeof *set);
+	if (forks_for && !forked_child) {
+		pthread_t thread;
+
+		ASSERT(pthread_create(&thread, NULL, forks, NULL) == 0);
+		ASSERT(pthread_join(thread, NULL) == 0);
+	}
+	return 0;
+}
+
+static void test_starting(const char *device)
+{
+	forks_for = device;
+	opens(device);
+	ASSERT(forked_child);
+	connects();
+	message(left, right, 1);
+}
+
 /* exit in a handler, wherever the program was; with another thread asleep. */
 static void on_alarm_exit(int sig)
 {
@@ -514,7 +559,7 @@ int main(int argc, char **argv)
 		{"signals", test_signals}, {"dispositions", test_dispositions}, {"fork", test_fork},
 		{"exit", test_exit}, {"interrupt", test_interrupt}, {"threads", test_threads},
 		{"handler", test_handler}, {"atexit", test_atexit}, {"masks", test_masks},
-		{"narrow", test_narrow}, {"closed", test_closed},
+		{"narrow", test_narrow}, {"closed", test_closed}, {"starting", test_starting},
 	};
 	unsigned i;
 
