@@ -286,3 +286,25 @@ func TestDestroyRefusals(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A receive that was posted before its VI got another protection tag was checked by the
+// old one, and completes by the new one.
+func TestTagOfAVIWithReceives(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{})
+	v := newVI(t, n.a.Nic, vipl.ReliableDelivery)
+	x := newBox(t, n.a.Nic, 1, 64)
+	postRecv(t, v, x, 0, 64)
+	tag, err := n.a.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := watchErrors(n.a.Nic)
+	if err := v.SetAttributes(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: tag}); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Disconnect(); err != nil {
+		t.Fatal(err)
+	}
+	received(t, v, vipl.StatusFlushed|vipl.StatusProtectionError)
+	told.are(t, vipl.ErrorCompletionProtection)
+}

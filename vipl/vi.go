@@ -216,8 +216,10 @@ func (v *VI) Value() any { return v.value }
 // Nic is the NIC handle of the VI.
 func (v *VI) Nic() *Nic { return v.nic }
 
-// SetAttributes is VipSetViAttributes: changes the attributes of an Idle VI.
-// Descriptors that are posted already were checked against the old ones.
+// SetAttributes is VipSetViAttributes: changes the attributes of an Idle VI. The data
+// of receives that are posted was checked against the old ones. But a receive that
+// lies in memory without the new tag completes with StatusProtectionError, and
+// ErrorCompletionProtection is raised.
 //
 // Errors as CreateVi, and ErrInvalidState when it is not Idle or a connect is
 // under way; the attributes are then as they were.
