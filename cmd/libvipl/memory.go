@@ -96,12 +96,15 @@ func viago_register(h, at C.uintptr_t, length C.VIP_ULONG, a *C.VIP_MEM_ATTRIBUT
 func viago_alloc(h C.uintptr_t, length C.VIP_ULONG, a *C.VIP_MEM_ATTRIBUTES, at *C.uintptr_t, out *C.VIP_MEM_HANDLE) C.int {
 	bigstack.Reserve()
 	n := find[nic](h)
-	if n == nil || length > 1<<40 {
+	if n == nil {
 		return C.VIP_INVALID_PARAMETER
 	}
 	attrs, ok := n.attributes(a)
 	if !ok {
 		return C.VIP_INVALID_PTAG
+	}
+	if length > mostArena {
+		return C.VIP_ERROR_RESOURCE
 	}
 	r, err := n.AllocMem(int(length), attrs)
 	if err != nil {

@@ -136,6 +136,8 @@ static void nulls(VIP_VI_HANDLE vi, VIP_CQ_HANDLE cq)
 	WRONG(VipRegisterMem(s.nic, &a, 10, &mem, NULL));
 	WRONG(VipRegisterMem(s.nic, (void *)0x7000000000001000, 10, &mem, &m));
 	EXPECT(VIP_ERROR_RESOURCE, VipRegisterMem(s.nic, &a, (VIP_ULONG)-1, &mem, &m));
+	EXPECT(VIP_ERROR_RESOURCE, VipxAllocMem(s.nic, 1UL << 40, &mem, &out, &m));
+	EXPECT(VIP_ERROR_RESOURCE, VipxAllocMem(s.nic, (VIP_ULONG)-1, &mem, &out, &m));
 	WRONG(VipCreateVi(s.nic, NULL, NULL, NULL, &out));
 	WRONG(VipCreateVi(s.nic, &attributes, vi, NULL, &out)); /* a VI for a CQ */
 	WRONG(VipCreateVi(s.nic, &attributes, NULL, NULL, NULL));
