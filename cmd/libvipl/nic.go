@@ -126,6 +126,9 @@ func viago_poll(h C.uintptr_t, tend C.int) C.int {
 // Version of the library, as ProviderVersion tells it: major << 16 | minor.
 const version = 1 << 16
 
+// maxPtags leaves handles of the process for other things.
+const maxPtags = slots / 2
+
 //export viago_query_nic
 func viago_query_nic(h C.uintptr_t, out *C.VIP_NIC_ATTRIBUTES) C.int {
 	bigstack.Reserve()
@@ -144,7 +147,7 @@ func viago_query_nic(h C.uintptr_t, out *C.VIP_NIC_ATTRIBUTES) C.int {
 		MaxSegmentsPerDesc:     C.VIP_ULONG(q.MaxSegmentsPerDesc),
 		MaxCQ:                  C.VIP_ULONG(q.MaxCQ), MaxCQEntries: C.VIP_ULONG(q.MaxCQEntries),
 		MaxTransferSize: C.VIP_ULONG(q.MaxTransferSize), NativeMTU: C.VIP_ULONG(q.NativeMTU),
-		MaxPtags:                C.VIP_ULONG(q.MaxPtags),
+		MaxPtags:                C.VIP_ULONG(min(q.MaxPtags, maxPtags)),
 		ReliabilityLevelSupport: C.VIP_RELIABILITY_LEVEL(q.ReliabilityLevels),
 		RDMAReadSupport:         C.VIP_RELIABILITY_LEVEL(q.RDMAReadLevels),
 	}

@@ -166,6 +166,20 @@ static void nulls(VIP_VI_HANDLE vi, VIP_CQ_HANDLE cq)
 	WRONG(VipNSGetHostByAddr(s.nic, NULL, NULL, NULL));
 }
 
+/* As many tags as the NIC says can be made, beside other things of the program's. */
+static void tags(void)
+{
+	VIP_ULONG i, n = s.attributes.MaxPtags - 1; /* one is there */
+	VIP_PROTECTION_HANDLE *made = (VIP_PROTECTION_HANDLE *)calloc(n, sizeof *made);
+
+	ASSERT(made != NULL);
+	for (i = 0; i < n; i++)
+		CHECK(VipCreatePtag(s.nic, &made[i]));
+	for (i = 0; i < n; i++)
+		CHECK(VipDestroyPtag(s.nic, made[i]));
+	free(made);
+}
+
 int main(int argc, char **argv)
 {
 	VIP_VI_HANDLE vi, freed;
@@ -193,6 +207,7 @@ int main(int argc, char **argv)
 	for (i = 0; i < 64; i++)
 		handle((void *)((VIP_UINT64)vi ^ 1UL << i));
 	nulls(vi, cq);
+	tags();
 	closed = s.nic;
 	CHECK(VipCloseNic(s.nic)); /* and all that goes with it */
 	WRONG(VipDestroyVi(vi));
