@@ -24,10 +24,10 @@ ci:
 	CI=true bash .ci/run
 
 vm: # QEMU and a kernel are fetched; nothing is installed
-	go run ./vm
+	go run ./internal/lab/vm
 
 vagrant-validate: # needs vagrant and vagrant-libvirt
-	bash vm/vagrant/validate.sh
+	bash internal/lab/vm/vagrant/validate.sh
 
 libvipl: # needs gcc, make and binutils
 	$(MAKE) -C cmd/libvipl

@@ -45,7 +45,7 @@ func openFramedAsavie(o opening) (Endpoint, error) {
 //	0                 ringChunks          2*ringChunks
 //	| GetDescs: sending | Fill: receiving |
 type asavie struct {
-	nic    *rawNic
+	nic    *rawNIC
 	xsk    *xdp.Socket
 	sleeps bool
 	chunk  int
@@ -64,7 +64,7 @@ type asavie struct {
 func openAsavie(p Params, w watchdog, sleeps bool) (*asavie, error) {
 	a := &asavie{sleeps: sleeps, watch: w, skip: headersLen(p.Local)}
 	var err error
-	a.nic, err = openRawNic(p, func(ifi *net.Interface, _ xdpnic.Mode) (int, error) {
+	a.nic, err = openRawNIC(p, func(ifi *net.Interface, _ xdpnic.Mode) (int, error) {
 		if err := a.openSocket(ifi.Index, p); err != nil {
 			return -1, err
 		}

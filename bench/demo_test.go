@@ -19,8 +19,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
 )
 
 // traces of a demonstration on this machine.
@@ -91,17 +91,18 @@ func processes(token string) (pids []string) {
 
 func tokenOf(t *testing.T) string { return fmt.Sprintf("%s-%d", t.Name(), os.Getpid()) }
 
-// The whole demonstration with every transport: all bytes right, a row for
+// The whole demonstration with transports of each kind: all bytes right, a row for
 // each, and nothing left behind.
 func TestDemo(t *testing.T) {
 	nstest.Require(t)
 	before, token := tracesNow(t), tokenOf(t)
-	cfg := demoConfig(token, Names())
+	names := []string{"raw-afxdp", "vi-unreliable-wait", "vi-reliable-delivery", "vi-rdma-read", "mvich", "tcp-net", "udp-spin"}
+	cfg := demoConfig(token, names)
 	r, err := Demo(context.Background(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range Names() {
+	for _, name := range names {
 		for _, bytes := range cfg.Plan.Sizes {
 			if l := r.LatencyOf(name, bytes); l == nil || l.N == 0 || l.P50 <= 0 {
 				t.Errorf("%s, %d bytes: latency %+v", name, bytes, l)

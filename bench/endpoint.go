@@ -1,9 +1,14 @@
 package bench
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"viaxdp/vipl"
@@ -30,7 +35,8 @@ type Endpoint interface {
 	// room for r.Messages.
 	Ping(r Round, rtt []int64) (Span, error)
 
-	// Echo answers Ping, or is there to be read.
+	// Echo answers Ping, or is there to be read. Messages and echoes may differ in size
+	// only where transacts says so.
 	Echo(r Round) error
 
 	// Send streams r.Messages messages, as many under way as the transport
@@ -47,10 +53,11 @@ type Endpoint interface {
 
 // Round is one run of messages of equal size.
 type Round struct {
-	ID       uint16 `json:"id"`             // tells stray frames of an earlier round
-	Bytes    int    `json:"bytes"`          // per message, 1 to MaxMessage
-	Messages int    `json:"messages"`       // counted messages
-	Lead     int    `json:"lead,omitempty"` // messages before them, not counted (Ping only)
+	ID       uint16 `json:"id"`              // tells stray frames of an earlier round
+	Bytes    int    `json:"bytes"`           // per message, 1 to MaxMessage
+	Reply    int    `json:"reply,omitempty"` // likewise of an echo; 0: as many
+	Messages int    `json:"messages"`        // counted messages
+	Lead     int    `json:"lead,omitempty"`  // messages before them, not counted (Ping only)
 	Check    bool   `json:"check,omitempty"`
 }
 
@@ -64,8 +71,76 @@ func (r Round) check() error {
 	switch {
 	case r.Bytes < 1 || r.Bytes > MaxMessage:
 		return errors.New("message size out of range (1 byte to 1 MiB)")
+	case r.Reply < 0 || r.Reply > MaxMessage:
+		return errors.New("size of a reply out of range")
 	case r.Messages < 1 || r.Lead < 0 || r.Lead > maxRound:
 		return errors.New("message count out of range")
+	}
+	return nil
+}
+
+// reply is the round as it is of the echoes.
+func (r Round) reply() Round {
+	r.Bytes = cmp.Or(r.Reply, r.Bytes)
+	return r
+}
+
+// timed makes the round trips of a Ping one after the other, and notes the time of each
+// but of those that lead in.
+func timed(r Round, rtt []int64, trip func(i int) error) (Span, error) {
+	clock := startStopwatch()
+	last := time.Since(clock.wall)
+	for i := range r.Lead + r.Messages {
+		if err := trip(i); err != nil {
+			return Span{}, err
+		}
+		now := time.Since(clock.wall)
+		if i >= r.Lead {
+			rtt[i-r.Lead] = int64(now - last)
+		}
+		last = now
+	}
+	return clock.span(), nil
+}
+
+// A messenger sends and receives messages one by one, by calls that return when that is done.
+type messenger interface {
+	enter(Round) error // refuses a round that cannot be
+	send(Round, int) error
+	receive(Round, int) error
+}
+
+// pingBy is the Ping of a messenger, and echoBy its Echo.
+func pingBy(m messenger, r Round, rtt []int64) (Span, error) {
+	if err := enterBoth(m, r); err != nil {
+		return Span{}, err
+	}
+	return timed(r, rtt, func(i int) error {
+		if err := m.send(r, i); err != nil {
+			return err
+		}
+		return m.receive(r.reply(), i)
+	})
+}
+
+func enterBoth(m messenger, r Round) error {
+	if err := m.enter(r); err != nil || r.Reply == 0 {
+		return err
+	}
+	return m.enter(r.reply())
+}
+
+func echoBy(m messenger, r Round) error {
+	if err := enterBoth(m, r); err != nil {
+		return err
+	}
+	for i := range r.Lead + r.Messages {
+		if err := m.receive(r, i); err != nil {
+			return err
+		}
+		if err := m.send(r.reply(), i); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -95,7 +170,7 @@ type Params struct {
 	// LongestTimeout bounds TCP's retransmission time-out, where the kernel can do that
 	// (TCP_RTO_MAX_MS, Linux 6.15); 0: the host's two minutes.
 	LongestTimeout time.Duration `json:",omitzero"`
-	Patience       time.Duration `json:",omitzero"` // without progress; 0: 20 s
+	WaitLimit      time.Duration `json:",omitzero"` // without progress; 0: 20 s
 }
 
 // Hello is what one side tells the other before they connect, with facts about
@@ -130,3 +205,90 @@ var ErrStalled = errors.New("no progress for long: a frame was lost or the peer 
 
 // ErrStopped means that the control connection ended during a round.
 var ErrStopped = errors.New("stopped")
+
+// patience is how long a side waits without progress, unless its parameters say.
+const waitLimit = 20 * time.Second
+
+// watchdog ends waits that would last for ever. A loop that polls calls idle for
+// each poll in vain and progress for each success; both cost next to nothing.
+type watchdog struct {
+	stop  *atomic.Bool  // set when the control connection has ended; may be nil
+	most  time.Duration // without progress; 0: patience
+	polls uint32
+	since time.Time
+}
+
+// watchEvery is the number of polls in vain between looks at the clock.
+const watchEvery = 1 << 12
+
+func (w *watchdog) progress() { w.polls = 0 }
+
+func (w *watchdog) idle() error {
+	w.polls++
+	if w.polls%watchEvery != 0 {
+		return nil
+	}
+	return w.look()
+}
+
+// blocked is idle for a wait that has slept.
+func (w *watchdog) blocked() error {
+	w.polls += watchEvery - w.polls%watchEvery
+	return w.look()
+}
+
+func (w *watchdog) look() error {
+	if w.stop != nil && w.stop.Load() {
+		return ErrStopped
+	}
+	now := time.Now()
+	if w.polls == watchEvery {
+		w.since = now
+	} else if now.Sub(w.since) > cmp.Or(w.most, waitLimit) {
+		return ErrStalled
+	}
+	if w.polls >= 1<<31 { // keep the count away from its end
+		w.polls = 2 * watchEvery
+	}
+	return nil
+}
+
+// pattern is the content of checked messages: every message of a round starts
+// at another place of one table of random bytes, so that a byte that is lost,
+// moved, doubled or taken from another message is seen.
+var pattern = func() []byte {
+	table := make([]byte, MaxMessage+patternShift)
+	r := rand.New(rand.NewPCG(0x7669612d, 0x786470)) // both sides have the same
+	for i := 0; i+8 <= len(table); i += 8 {
+		v := r.Uint64()
+		for j := range 8 {
+			table[i+j] = byte(v >> (8 * j))
+		}
+	}
+	return table
+}()
+
+// patternShift is the number of starting places; a prime, so that it has
+// nothing in common with sizes and counts.
+const patternShift = 8191
+
+// content is the part of message number i from byte off, n bytes long. The
+// echo of a message has the same content.
+func content(i, off, n int) []byte {
+	start := i*257%patternShift + off
+	return pattern[start : start+n]
+}
+
+// verify compares a part of a message with what was sent.
+func verify(i, off int, got []byte) error {
+	want := content(i, off, len(got))
+	if bytes.Equal(got, want) {
+		return nil
+	}
+	for j := range got {
+		if got[j] != want[j] {
+			return fmt.Errorf("message %d: byte %d is %#02x, not %#02x", i, off+j, got[j], want[j])
+		}
+	}
+	return nil
+}

@@ -6,7 +6,7 @@ import (
 	"os"
 
 	"viaxdp/bench"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
 )
 
 // Two transports side by side, in namespaces of their own. The program runs itself
@@ -26,8 +26,9 @@ func ExampleDemo() {
 			Rows:  bench.RowsOf([]string{"vi-reliable-delivery", "tcp-spin"}),
 			Sizes: bench.DefaultSizes(), Turns: 3, Duration: bench.DefaultDuration, Latency: true, Bandwidth: true,
 		},
-		Mode: "generic", Hugepages: true,
-		WorkerArgs: []string{"worker"}, GuardArgs: []string{"guard"},
+		BedConfig: bench.BedConfig{
+			Mode: "generic", Hugepages: true, WorkerArgs: []string{"worker"}, GuardArgs: []string{"guard"},
+		},
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -77,12 +77,7 @@ func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(
 	b.Name, a.Params, b.Params = taskHTTPServe, &at, &to
 	var answer reply
 	call := func() (err error) { answer, _, err = both(ctx, client, a, server, b); return err }
-	if opening != nil && l.Vianet {
-		err = opening(call)
-	} else {
-		err = call()
-	}
-	if err != nil {
+	if err := within(opening, l.Vianet, call); err != nil {
 		return nil, err
 	}
 	out, err := outputOf[httpOutput](answer)
@@ -109,7 +104,7 @@ func openHTTPNet(p Params, overVianet bool) (*httpNet, error) {
 			dial:   (&net.Dialer{}).DialContext, close: func() error { return nil },
 		}, nil
 	}
-	nic, err := openNic(p, vipl.WithChunks(ringChunks, ringChunks))
+	nic, err := openNIC(p, vipl.WithChunks(ringChunks, ringChunks))
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +141,7 @@ func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
 	s := &http.Server{Handler: mux}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
-	limit := time.NewTimer(in.Duration + httpPatience)
+	limit := time.NewTimer(in.Duration + httpLimit)
 	defer limit.Stop()
 	select {
 	case <-over:
@@ -155,13 +150,13 @@ func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
 	case err := <-served:
 		return struct{}{}, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	return struct{}{}, errors.Join(err, s.Shutdown(ctx))
 }
 
 // httpPatience is what opening, warming up and closing may take.
-const httpPatience = 30 * time.Second
+const httpLimit = 30 * time.Second
 
 // getHTTP is a task: the client.
 func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
@@ -180,11 +175,11 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 		MaxIdleConnsPerHost: in.Connections, MaxConnsPerHost: in.Connections,
 	}
 	c := &getter{
-		client: http.Client{Transport: transport, Timeout: in.Duration + httpPatience},
+		client: http.Client{Transport: transport, Timeout: in.Duration + httpLimit},
 		url:    "http://" + netip.AddrPortFrom(in.Server, httpPort).String(), bytes: in.Bytes,
 	}
 	defer transport.CloseIdleConnections()
-	for end := time.Now().Add(patience); ; time.Sleep(connectPause) { // the server may not listen yet
+	for end := time.Now().Add(waitLimit); ; time.Sleep(connectPause) { // the server may not listen yet
 		if err = c.get("/"); err == nil || time.Now().After(end) {
 			break
 		}

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
+	"slices"
 	"time"
 
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
 )
 
 // An Incast is a receiver and its senders: workers in network namespaces of their own,
@@ -29,15 +29,11 @@ type Incast struct {
 	failed  bool
 }
 
-// IncastConfig of a receiver and its senders.
+// IncastConfig of a receiver and its senders. Of the bed's it takes MTU, Mode, Hugepages,
+// WorkerArgs and Stderr.
 type IncastConfig struct {
-	Senders   int // 1 to MaxIncast
-	MTU       int // 0: 1500
-	Mode      string
-	Hugepages bool
-
-	WorkerArgs []string // with which this program becomes a worker: WorkerMain
-	Stderr     io.Writer
+	Senders int // 1 to MaxIncast
+	BedConfig
 
 	Opening func(open func() error) error // around streams of VIs, which map memory: Bed.Opening; may be nil
 }
@@ -174,12 +170,13 @@ type incastInput struct {
 
 // incastSent is what a sender tells of its stream.
 type incastSent struct {
-	Messages, Frames, Resent, Dropped uint64
+	Messages                int64
+	Frames, Resent, Dropped uint64 // frames, those of them that were sent again, and that its kernel has named as lost
 }
 
 // incastTaken is what the receiver tells of all streams.
 type incastTaken struct {
-	Messages         []int64 // of each sender, in the window
+	Messages, Came   []int64 // of each sender, in the window and in all
 	Span             Span    // the window
 	Dropped, Unnamed uint64  // at the receiver
 	Seen             uint64  // frames that came to it
@@ -213,19 +210,14 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 	defer func() { n.failed = n.failed || err != nil }()
 	var replies []reply
 	call := func() (err error) { replies, err = each(ctx, workers, requests); return err }
-	if n.opening != nil && !l.TCP {
-		err = n.opening(call)
-	} else {
-		err = call()
-	}
-	if err != nil {
+	if err := within(n.opening, !l.TCP, call); err != nil {
 		return nil, err
 	}
 	taken, err := outputOf[incastTaken](replies[0])
 	if err != nil {
 		return nil, err
 	}
-	if len(taken.Messages) != l.Senders || taken.Span.Wall <= 0 {
+	if len(taken.Messages) != l.Senders || len(taken.Came) != l.Senders || taken.Span.Wall <= 0 {
 		return nil, errors.New("the receiver has not said what came, and how long it took")
 	}
 	after, err := n.star.Drops()
@@ -241,10 +233,13 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 	for _, m := range taken.Messages {
 		r.MBps += float64(m) * float64(l.Bytes) / taken.Span.Wall.Seconds() / 1e6
 	}
-	for _, x := range replies[1:] {
+	for i, x := range replies[1:] {
 		sent, err := outputOf[incastSent](x)
 		if err != nil {
 			return nil, err
+		}
+		if sent.Messages != taken.Came[i] {
+			return nil, fmt.Errorf("sender %d has sent %d messages, and %d came", i, sent.Messages, taken.Came[i])
 		}
 		r.Frames += sent.Frames
 		r.Resent += sent.Resent
@@ -255,4 +250,161 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 		r.Unnamed += r.Frames - known
 	}
 	return r, nil
+}
+
+// Sizes of an incast.
+const (
+	incastDepth = 16 // messages of a sender under way, at most
+	incastCheck = 8  // first messages of a sender whose every byte is checked
+)
+
+// incastPort is where the receiver takes streams of TCP.
+const incastPort = 8082
+
+// incastPatience is how long one side waits for another, which may be opening its interface
+// beside several others. Who fails ends the rest, too.
+const incastLimit = 6 * waitLimit
+
+// An incastSender is one stream as its sender has it.
+type incastSender interface {
+	// send sends the message of a number, sooner or later; over: the receiver has said that
+	// it is the last one.
+	send(number int64) (over bool, err error)
+	// finish ends the stream, all of which has come then.
+	finish(messages int64) (incastSent, error)
+	close() error
+}
+
+// An incastReceiver is all streams as their receiver has them.
+type incastReceiver interface {
+	// connect takes the streams of all senders.
+	connect() error
+	// next returns a message that has come, and its sender; -1: none has for a while. The
+	// message is there until the next call.
+	next() (from int, message []byte, err error)
+	// end says to the senders that it is over.
+	end() error
+	// left is how many streams have not ended.
+	left() int
+	// count says how many frames came in all, how many of them were dropped by name, and how
+	// many without one.
+	count() (seen, dropped, unnamed uint64)
+	facts() Facts
+	close() error
+}
+
+// sendIncast is a task: a sender, until the receiver says that it is over.
+func sendIncast(j *job, in incastInput) (out incastSent, err error) {
+	if err := in.validate(); err != nil {
+		return out, err
+	}
+	open := openIncastVI
+	if in.TCP {
+		open = openIncastTCP
+	}
+	s, err := open(j, in)
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	n := int64(0)
+	for over := false; !over; n++ {
+		if j.stop.Load() {
+			return out, ErrStopped
+		}
+		if over, err = s.send(n); err != nil {
+			return out, err
+		}
+	}
+	return s.finish(n)
+}
+
+// takeIncast is a task: the receiver.
+func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
+	if err := in.validate(); err != nil {
+		return out, err
+	}
+	take := takeIncastVI
+	if in.TCP {
+		take = takeIncastTCP
+	}
+	r, err := take(j, in)
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+	if err := r.connect(); err != nil {
+		return out, err
+	}
+	t := &incastTaker{job: j, r: r, came: make([]int64, in.Senders)}
+	if out.Messages, out.Span, err = t.window(in.Duration); err != nil {
+		return out, err
+	}
+	if err := r.end(); err != nil {
+		return out, err
+	}
+	for r.left() > 0 {
+		if err := t.next(); err != nil {
+			return out, err
+		}
+	}
+	out.Came, out.Facts = t.came, r.facts()
+	out.Seen, out.Dropped, out.Unnamed = r.count()
+	return out, nil
+}
+
+// incastTaker takes messages and counts them.
+type incastTaker struct {
+	job  *job
+	r    incastReceiver
+	came []int64 // of each sender
+}
+
+// next takes a message, if there is one.
+func (t *incastTaker) next() error {
+	if t.job.stop.Load() {
+		return ErrStopped
+	}
+	from, message, err := t.r.next()
+	if err != nil || from < 0 {
+		return err
+	}
+	if n := t.came[from]; n < incastCheck {
+		if err := verify(int(n), 0, message); err != nil {
+			return fmt.Errorf("sender %d: %w", from, err)
+		}
+	}
+	t.came[from]++
+	return nil
+}
+
+// window counts the messages of a time that begins some time after every sender has begun.
+// A sender that got no CPU has its time all the same.
+func (t *incastTaker) window(d time.Duration) (messages []int64, span Span, err error) {
+	for end := time.Now().Add(incastLimit); slices.Min(t.came) < incastCheck; {
+		if err := t.next(); err != nil {
+			return nil, span, err
+		}
+		if time.Now().After(end) {
+			return nil, span, fmt.Errorf("a sender has hardly begun within %v: messages %d", incastLimit, t.came)
+		}
+	}
+	for end := time.Now().Add(d / warmPart); time.Now().Before(end); {
+		if err := t.next(); err != nil {
+			return nil, span, err
+		}
+	}
+	before, clock := slices.Clone(t.came), startStopwatch()
+	messages = make([]int64, len(before))
+	for {
+		if err := t.next(); err != nil {
+			return nil, span, err
+		}
+		for i, n := range t.came {
+			messages[i] = n - before[i]
+		}
+		if lasted := time.Since(clock.wall); lasted >= d && slices.Min(messages) > 0 || lasted > d+waitLimit {
+			return messages, clock.span(), nil
+		}
+	}
 }

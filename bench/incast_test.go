@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
 )
 
 // Fairness and the least share of some senders.
@@ -33,7 +33,7 @@ func TestIncastShares(t *testing.T) {
 }
 
 func incastConfig(senders int) IncastConfig {
-	return IncastConfig{Senders: senders, Mode: "generic", WorkerArgs: []string{asWorker}, Stderr: os.Stderr}
+	return IncastConfig{Senders: senders, BedConfig: BedConfig{Mode: "generic", WorkerArgs: []string{asWorker}, Stderr: os.Stderr}}
 }
 
 // One sender after two and before them, over VIs and over TCP: each has a share, every message

@@ -389,25 +389,6 @@ func TestLoadOverVeth(t *testing.T) {
 	}
 }
 
-// The kernel's transports do so without privilege.
-func TestLoadOverLoopback(t *testing.T) {
-	client, server, end := workers(t)
-	defer end()
-	ctx := t.Context()
-	for _, name := range []string{"udp-spin", "tcp-spin"} {
-		s, err := OpenSession(ctx, client, server, name, MaxLoadBytes, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := loads(ctx, s, name == "tcp-spin"); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		if err := s.Close(ctx); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // A transport that sleeps carries no load, and says so.
 func TestLoadRefuses(t *testing.T) {
 	client, server, end := workers(t)

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testbed"
-	"viaxdp/kagent/agentd"
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
 )
 
 // The test program is its own worker, guard, demonstration and agent in these parts.
@@ -62,8 +62,9 @@ func demoConfig(token string, names []string) DemoConfig {
 			Rows: RowsOf(names), Sizes: []int{64, 4096}, Turns: 1, Duration: 4 * time.Millisecond,
 			Latency: true, Bandwidth: true, Check: true,
 		},
-		Mode: "generic", Hugepages: true,
-		WorkerArgs: []string{asWorker, token}, GuardArgs: []string{asGuard, token}, Stderr: os.Stderr,
+		BedConfig: BedConfig{
+			Mode: "generic", Hugepages: true, WorkerArgs: []string{asWorker, token}, GuardArgs: []string{asGuard, token}, Stderr: os.Stderr,
+		},
 	}
 }
 

@@ -3,7 +3,6 @@ package bench
 import (
 	"errors"
 	"sync"
-	"time"
 
 	"viaxdp/mvich"
 	"viaxdp/vipl"
@@ -15,7 +14,7 @@ import (
 type ranks struct {
 	params  Params
 	watch   watchdog
-	nic     *vipl.Nic
+	nic     *vipl.NIC
 	meeting *meeting
 	began   chan error // from Init
 	world   *mvich.World
@@ -32,7 +31,7 @@ const (
 func openRanks(p Params, w watchdog) (*ranks, error) {
 	r := &ranks{params: p, watch: w}
 	var err error
-	if r.nic, err = openNic(p, vipl.WithChunks(ringChunks, ringChunks)); err != nil {
+	if r.nic, err = openNIC(p, vipl.WithChunks(ringChunks, ringChunks)); err != nil {
 		return nil, err
 	}
 	r.meeting = newMeeting(p.Server)
@@ -89,7 +88,7 @@ func (r *ranks) enter(round Round) error {
 	return nil
 }
 
-func (r *ranks) send(i int, round Round) error {
+func (r *ranks) send(round Round, i int) error {
 	return r.world.Comm().Send(r.fill(i, round), r.partner(), rankTag)
 }
 
@@ -101,7 +100,7 @@ func (r *ranks) fill(i int, round Round) []byte {
 	return b
 }
 
-func (r *ranks) receive(i int, round Round) error {
+func (r *ranks) receive(round Round, i int) error {
 	b := r.in[:round.Bytes]
 	got, err := r.world.Comm().Recv(b, r.partner(), rankTag)
 	switch {
@@ -116,43 +115,10 @@ func (r *ranks) receive(i int, round Round) error {
 }
 
 // Ping, see Endpoint.
-func (r *ranks) Ping(round Round, rtt []int64) (Span, error) {
-	if err := r.enter(round); err != nil {
-		return Span{}, err
-	}
-	clock := startStopwatch()
-	last := time.Since(clock.wall)
-	for i := range round.Lead + round.Messages {
-		if err := r.send(i, round); err != nil {
-			return Span{}, err
-		}
-		if err := r.receive(i, round); err != nil {
-			return Span{}, err
-		}
-		now := time.Since(clock.wall)
-		if i >= round.Lead {
-			rtt[i-round.Lead] = int64(now - last)
-		}
-		last = now
-	}
-	return clock.span(), nil
-}
+func (r *ranks) Ping(round Round, rtt []int64) (Span, error) { return pingBy(r, round, rtt) }
 
 // Echo, see Endpoint.
-func (r *ranks) Echo(round Round) error {
-	if err := r.enter(round); err != nil {
-		return err
-	}
-	for i := range round.Lead + round.Messages {
-		if err := r.receive(i, round); err != nil {
-			return err
-		}
-		if err := r.send(i, round); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (r *ranks) Echo(round Round) error { return echoBy(r, round) }
 
 // Send, see Endpoint. One byte says that the receiver is ready, another one that
 // it has all.

@@ -12,7 +12,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"viaxdp/hugepages"
-	"viaxdp/kagent"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -21,8 +20,8 @@ import (
 // control connection; a machine that is busy with other things is no dead peer.
 const silence = 20 * time.Second
 
-// openNic opens the interface that the parameters name.
-func openNic(p Params, more ...vipl.Option) (*vipl.Nic, error) {
+// openNIC opens the interface that the parameters name.
+func openNIC(p Params, more ...vipl.Option) (*vipl.NIC, error) {
 	ifi, err := p.netInterface()
 	if err != nil {
 		return nil, err
@@ -31,9 +30,9 @@ func openNic(p Params, more ...vipl.Option) (*vipl.Nic, error) {
 	if err != nil {
 		return nil, err
 	}
-	steering := kagent.SteerByRules
+	steering := vipl.SteerByRules
 	if p.Steer != "" {
-		if steering, err = kagent.ParseSteering(p.Steer); err != nil {
+		if steering, err = vipl.ParseSteering(p.Steer); err != nil {
 			return nil, err
 		}
 	}
@@ -47,8 +46,8 @@ func openNic(p Params, more ...vipl.Option) (*vipl.Nic, error) {
 	if p.Hugepages {
 		policy = hugepages.Auto
 	}
-	return vipl.OpenNic(ifi.Name, append(more,
-		vipl.WithSilence(cmp.Or(p.Silence, max(silence, p.Patience))),
+	return vipl.OpenNIC(ifi.Name, append(more,
+		vipl.WithSilence(cmp.Or(p.Silence, max(silence, p.WaitLimit))),
 		vipl.WithMode(mode, mode != xdpnic.ModeAuto),
 		vipl.WithQueue(p.Queue),
 		vipl.WithSteering(steering),
@@ -56,7 +55,7 @@ func openNic(p Params, more ...vipl.Option) (*vipl.Nic, error) {
 }
 
 // factsOf describes a NIC.
-func factsOf(nic *vipl.Nic) Facts {
+func factsOf(nic *vipl.NIC) Facts {
 	info := nic.Info()
 	frame := info.MTU + ethernetHeader
 	if !info.NIC.MultiBuffer {

@@ -2,9 +2,17 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/vipl"
 )
 
 // Operations that move no data: a VI NIC's objects are made and unmade,
@@ -121,17 +129,12 @@ func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() e
 	}
 	p := w.at(true)
 	req.Params = &p
-	var answer reply
-	call := func() (err error) { answer, err = w.callWithin(ctx, req); return err }
-	if opening != nil {
-		err = opening(call)
-	} else {
-		err = call()
-	}
-	if err != nil {
+	var answers []reply
+	call := func() (err error) { answers, err = each(ctx, []*Worker{w}, []request{req}); return err }
+	if err := within(opening, true, call); err != nil {
 		return nil, err
 	}
-	out, err := outputOf[operated](answer)
+	out, err := outputOf[operated](answers[0])
 	if err != nil {
 		return nil, err
 	}
@@ -157,21 +160,264 @@ func (s *Session) Connections(ctx context.Context, count int) (*OperationsResult
 	return r, err
 }
 
-// callWithin is call, given up when ctx ends.
-func (w *Worker) callWithin(ctx context.Context, req request) (reply, error) {
-	type answer struct {
-		r   reply
-		err error
+// timings gathers the times of operations, each in its histogram.
+type timings struct {
+	stop  *atomic.Bool
+	clock stopwatch
+	list  []OperationTimes
+}
+
+func newTimings(stop *atomic.Bool) *timings { return &timings{stop: stop, clock: startStopwatch()} }
+
+// pairs does and undoes something so many times. do may begin anew, and then sets its start.
+func (t *timings) pairs(count, bytes int, doing, undoing string, do func(start *time.Time) (undo func() error, err error)) error {
+	times := [2]*hdrhistogram.Histogram{newHistogram(), newHistogram()}
+	note := func(i int, start time.Time) error {
+		return times[i].RecordValue(min(max(int64(time.Since(start)), 1), histogramMax))
 	}
-	done := make(chan answer, 1)
-	go func() {
-		r, err := w.call(req)
-		done <- answer{r, err}
-	}()
-	select {
-	case a := <-done:
-		return a.r, a.err
-	case <-ctx.Done():
-		return reply{}, context.Cause(ctx)
+	t.list = append(t.list, OperationTimes{doing, bytes, times[0]}, OperationTimes{undoing, bytes, times[1]})
+	for range count {
+		if t.stop.Load() {
+			return ErrStopped
+		}
+		start := time.Now()
+		undo, err := do(&start)
+		if err == nil {
+			err = note(0, start)
+		}
+		if err != nil {
+			return err
+		}
+		start = time.Now()
+		if err = undo(); err == nil {
+			err = note(1, start)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *timings) output() (out operated, err error) {
+	out.Span = t.clock.span()
+	for _, one := range t.list {
+		b, err := encodeHistogram(one.Times)
+		if err != nil {
+			return out, err
+		}
+		out.Operations = append(out.Operations, operation{one.Name, one.Bytes, b})
+	}
+	return out, nil
+}
+
+// operationCQ is the number of entries of a completion queue that is created.
+const operationCQ = 256
+
+// operate is a task: operations that need no peer, on a NIC of its own.
+func operate(j *job, o Operations) (out operated, err error) {
+	if err := errors.Join(o.validate(), testbed.Require(testbed.Sockets, testbed.Programs)); err != nil {
+		return out, err
+	}
+	// A block of the arena is a power of two long and lies at a multiple of it, behind the
+	// chunks.
+	largest := slices.Max(append(o.Sizes, 1))
+	nic, err := openNIC(j.params, vipl.WithArena(max(vipl.DefaultArena, 2*largest)))
+	if vipl.Unavailable(err) {
+		return out, testbed.CannotRun(err)
+	}
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, nic.Close()) }()
+	tag, err := nic.CreatePtag()
+	if err != nil {
+		return out, err
+	}
+	t := newTimings(j.stop)
+	if len(o.Sizes) == 0 {
+		err = t.objects(nic, tag, o.Count)
+	}
+	for _, bytes := range o.Sizes {
+		if err == nil {
+			err = t.memory(nic, tag, bytes, o.of(bytes))
+		}
+	}
+	if err == nil {
+		out, err = t.output()
+	}
+	if err != nil {
+		return out, err
+	}
+	out.Facts = factsOf(nic)
+	out.Facts.CPUs, err = testbed.AllowedCPUs()
+	return out, err
+}
+
+// undoing gives the way back of what was made without an error.
+func undoing(undo func() error, err error) (func() error, error) {
+	if err != nil {
+		return nil, err
+	}
+	return undo, nil
+}
+
+// objects times tags, completion queues and VIs.
+func (t *timings) objects(nic *vipl.NIC, tag *vipl.Ptag, count int) error {
+	attributes := vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: MaxMessage, Ptag: tag}
+	err := t.pairs(count, 0, OpCreatePtag, OpDestroyPtag, func(*time.Time) (func() error, error) {
+		tag, err := nic.CreatePtag()
+		return undoing(func() error { return tag.Destroy() }, err)
+	})
+	if err == nil {
+		err = t.pairs(count, 0, OpCreateCQ, OpDestroyCQ, func(*time.Time) (func() error, error) {
+			cq, err := nic.CreateCQ(operationCQ)
+			return undoing(func() error { return cq.Destroy() }, err)
+		})
+	}
+	if err == nil {
+		err = t.pairs(count, 0, OpCreateVI, OpDestroyVI, func(*time.Time) (func() error, error) {
+			v, err := nic.CreateVI(attributes, nil, nil)
+			return undoing(func() error { return v.Destroy() }, err)
+		})
+	}
+	return err
+}
+
+// memory times memory of one size: the arena's, and the program's, whose pages
+// have been touched before.
+func (t *timings) memory(nic *vipl.NIC, tag *vipl.Ptag, bytes, count int) error {
+	attributes := vipl.MemAttributes{Ptag: tag}
+	err := t.pairs(count, bytes, OpAllocMem, OpFreeMem, func(*time.Time) (func() error, error) {
+		r, err := nic.AllocMem(bytes, attributes)
+		return undoing(func() error { return r.Deregister() }, err)
+	})
+	if err != nil {
+		return err
+	}
+	own := make([]byte, bytes)
+	for i := range own {
+		own[i] = 1
+	}
+	return t.pairs(count, bytes, OpRegisterMem, OpDeregisterMem, func(*time.Time) (func() error, error) {
+		r, err := nic.RegisterMem(own, attributes)
+		return undoing(func() error { return r.Deregister() }, err)
+	})
+}
+
+// opsDiscriminator names the end that is connected with for the time that it
+// takes.
+var opsDiscriminator = []byte("via-xdp bench connections")
+
+// connectInput is the input of both sides.
+type connectInput struct {
+	Count  int
+	Server netip.Addr
+}
+
+// newConnector makes a VI on the NIC of the endpoint, whose connection stays beside it. end
+// gives it back.
+func newConnector(j *job, in connectInput) (e *vi, v *vipl.VI, end func() error, err error) {
+	if err := checkCount(in.Count); err != nil {
+		return nil, nil, nil, err
+	}
+	e, ok := j.endpoint.(*vi)
+	if !ok {
+		return nil, nil, nil, errors.New("this transport has no connections to count: take a VI that sends and receives")
+	}
+	v, err = e.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: MaxMessage, Ptag: e.ptag}, nil, nil)
+	return e, v, func() error { return errors.Join(v.Disconnect(), v.Destroy()) }, err
+}
+
+func opsAddress(host netip.Addr) vipl.NetAddress {
+	return vipl.NetAddress{Host: host, Discriminator: opsDiscriminator}
+}
+
+// connectOften is a task: the client's side, which keeps the times.
+func connectOften(j *job, in connectInput) (out operated, err error) {
+	e, v, end, err := newConnector(j, in)
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	t := newTimings(j.stop)
+	err = t.pairs(in.Count, 0, OpConnect, OpDisconnect, func(start *time.Time) (func() error, error) {
+		// As long as the server does not wait yet, requests are refused: the one that is
+		// answered counts.
+		for deadline := start.Add(waitLimit); ; time.Sleep(connectPause) {
+			*start = time.Now()
+			_, err := v.ConnectRequest(opsAddress(e.params.Local), opsAddress(in.Server), waitLimit)
+			switch {
+			case err == nil:
+				return v.Disconnect, nil
+			case j.stop.Load():
+				return nil, ErrStopped
+			case !errors.Is(err, vipl.ErrNoMatch) || start.After(deadline):
+				return nil, err
+			}
+		}
+	})
+	if err != nil {
+		return out, err
+	}
+	return t.output()
+}
+
+// acceptOften is a task: the server's side.
+func acceptOften(j *job, in connectInput) (out struct{}, err error) {
+	e, v, end, err := newConnector(j, in)
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	// Of receives that never get a message: they come back when a connection has ended.
+	receives, err := newRing(e.nic, e.ptag, 1)
+	if err != nil {
+		return out, err
+	}
+	// Each connection ends by the peer, which is nothing to be logged.
+	e.nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
+	defer e.nic.ErrorCallback(nil)
+	for range in.Count {
+		conn, err := acceptUntil(j, e)
+		if err == nil {
+			err = receives.add(v.PostRecv, nil)
+		}
+		if err == nil {
+			err = conn.Accept(v)
+		}
+		for err == nil {
+			if _, err = v.RecvWait(maxSleep); errors.Is(err, vipl.ErrTimeout) && !j.stop.Load() {
+				err = nil
+			} else if err == nil {
+				err = errors.New("a message came over a connection that carries none")
+			}
+		}
+		switch {
+		case errors.Is(err, vipl.ErrTimeout):
+			return out, ErrStopped
+		case !errors.Is(err, vipl.ErrDescriptor):
+			return out, err
+		}
+		receives.done++
+		if err := v.Disconnect(); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// acceptUntil awaits the next request.
+func acceptUntil(j *job, e *vi) (*vipl.Conn, error) {
+	for deadline := time.Now().Add(waitLimit); ; {
+		in, err := e.nic.ConnectWait(opsAddress(e.params.Local), maxSleep)
+		switch {
+		case err == nil:
+			return in, nil
+		case j.stop.Load():
+			return nil, ErrStopped
+		case !errors.Is(err, vipl.ErrTimeout) || time.Now().After(deadline):
+			return nil, err
+		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
 )
 
 // Every operation is done as often as it should be, and each has its time.

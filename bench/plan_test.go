@@ -13,7 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
 )
 
 // workers serves two workers in this process, with endpoints on the loopback.
@@ -125,8 +125,8 @@ func TestPlanValidate(t *testing.T) {
 	good := func() Plan {
 		return Plan{Rows: RowsOf([]string{"tcp-net"}), Sizes: []int{64}, Duration: time.Second, Latency: true}
 	}
-	if p := good(); p.validate() != nil {
-		t.Fatal(p.validate())
+	if p := good(); p.Validate() != nil {
+		t.Fatal(p.Validate())
 	}
 	for title, spoil := range map[string]func(*Plan){
 		"no names":     func(p *Plan) { p.Rows = nil },
@@ -145,7 +145,7 @@ func TestPlanValidate(t *testing.T) {
 	} {
 		p := good()
 		spoil(&p)
-		if p.validate() == nil {
+		if p.Validate() == nil {
 			t.Errorf("%s: accepted", title)
 		}
 	}
@@ -225,7 +225,7 @@ func TestWatch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.since = time.Now().Add(-2 * patience)
+	w.since = time.Now().Add(-2 * waitLimit)
 	if err := w.blocked(); !errors.Is(err, ErrStalled) {
 		t.Errorf("after a long wait: %v", err)
 	}
@@ -256,7 +256,7 @@ func TestLeadIn(t *testing.T) {
 		for _, per := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
 			p := &pace{duration: duration}
 			var led time.Duration
-			err := p.measure(64, maxRound, leads, func(it Round, count bool) (Span, error) {
+			err := p.measure(maxRound, leads, func(it Round, count bool) (Span, error) {
 				if it.Lead > 0 != count {
 					t.Errorf("%d messages lead in, counted %t", it.Lead, count)
 				}

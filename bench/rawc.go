@@ -29,7 +29,7 @@ type rawC struct {
 	params Params
 	copies bool
 	stop   *atomic.Bool
-	nic    *rawNic
+	nic    *rawNIC
 	arena  *hugepages.Arena
 	layout rawCLayout
 	chunk  int
@@ -53,7 +53,7 @@ func openRawC(p Params, program *os.File, copies bool, stop *atomic.Bool) (*rawC
 	}
 	defer forget() // the process has it
 	var err error
-	r.nic, err = openRawNic(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
+	r.nic, err = openRawNIC(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
 		if m == xdpnic.ModeZeroCopy {
 			return -1, fmt.Errorf("the program in C copies: %w", unix.EOPNOTSUPP)
 		}
@@ -123,7 +123,7 @@ func (r *rawC) start(ifi *net.Interface, program, socket *os.File) error {
 	}
 	_, err = r.proc.call("open %d %d %d %d %d %d %d %d %d %d %d %d %d", ifi.Index, r.params.Queue,
 		r.chunk, ringChunks, cfg.SendBuffer, cfg.TxBudget, headersLen(r.params.Local), copies, r.params.MaxBytes,
-		cmp.Or(r.params.Patience, patience).Nanoseconds(), r.layout.samples, r.layout.samples, r.layout.pattern)
+		cmp.Or(r.params.WaitLimit, waitLimit).Nanoseconds(), r.layout.samples, r.layout.samples, r.layout.pattern)
 	return err
 }
 

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bench/floor"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // programsInC are those, where there is a compiler.
@@ -107,7 +107,7 @@ func TestProgramInCWaits(t *testing.T) {
 		client, server := pair(t, 1500, false, "generic")
 		server.stop = new(atomic.Bool)
 		if want == ErrStalled {
-			server.params.Patience = 10 * time.Millisecond
+			server.params.WaitLimit = 10 * time.Millisecond
 		}
 		over := make(chan struct{})
 		err := connected("raw-afxdp-c", client, server, func(client bool, e Endpoint) error {

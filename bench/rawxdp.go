@@ -3,8 +3,14 @@ package bench
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
+	"net/netip"
+	"time"
 
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/bpf"
 	"viaxdp/hugepages"
 	"viaxdp/xdpnic"
 )
@@ -13,7 +19,7 @@ import (
 // made beforehand, whose content stays in the chunk. It is what the VI
 // transports are compared with.
 type rawXDP struct {
-	nic    *rawNic
+	nic    *rawNIC
 	arena  *hugepages.Arena
 	q      *xdpnic.Queue
 	watch  watchdog
@@ -33,7 +39,7 @@ type rawXDP struct {
 func openRawXDP(p Params, w watchdog) (*rawXDP, error) {
 	r := &rawXDP{watch: w, skip: headersLen(p.Local)}
 	var err error
-	r.nic, err = openRawNic(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
+	r.nic, err = openRawNIC(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
 		if err := r.openQueue(ifi, p, m); err != nil {
 			return -1, err
 		}
@@ -195,4 +201,272 @@ func udpContent(frame []byte, skip int) []byte {
 	}
 	n := int(binary.BigEndian.Uint16(frame[skip-4:])) - udpHeader
 	return frame[skip : skip+max(0, min(n, len(frame)-skip))]
+}
+
+// longRaw is how raw AF_XDP sends and takes frames that are longer than a chunk:
+// each lies in one piece in a slot of its own, headers included, and the TX ring
+// names the pages of the slot; a frame that arrives is in several chunks.
+//
+// In copy mode the kernel has read a frame when the doorbell returns. So the
+// slots are used from the first one on after each flush, and stay in the cache.
+type longRaw struct {
+	r      *rawXDP
+	base   int // of the slots in the UMEM
+	slot   int // that next gave
+	queued int // entries since the last flush
+	segs   [longSlot / longPage]xdpnic.Desc
+	pieces [][]byte // of the frame that arrived, all but the first
+}
+
+const (
+	longPage  = 4096
+	longSlot  = 17 * longPage // a frame of the largest MTU
+	longSlots = 8
+	longFlush = 64 // entries that are handed to the kernel at once
+)
+
+// needsLong says whether a frame of the MTU is longer than a chunk.
+func needsLong(mtu int, cfg xdpnic.Config) bool {
+	return mtu+ethernetHeader > cfg.ChunkSize-xdpnic.PacketHeadroom-cfg.Headroom
+}
+
+// units, see chained. Without long frames every frame takes one.
+func (r *rawXDP) units(n int) int {
+	if r.long == nil {
+		return 1
+	}
+	_, chunk := r.q.FrameCap()
+	return (r.skip + n + chunk - 1) / chunk
+}
+
+// rest, see chained.
+func (r *rawXDP) rest() [][]byte {
+	if r.long == nil {
+		return nil
+	}
+	return r.long.pieces
+}
+
+func (l *longRaw) next() []byte {
+	at := l.base + l.slot*longSlot
+	return l.r.arena.Bytes()[at : at+longSlot]
+}
+
+func (l *longRaw) commit(n int) error {
+	r := l.r
+	frame := l.next()
+	r.header.put(frame, n)
+	size := r.skip + n
+	addr := uint64(l.base + l.slot*longSlot)
+	count := 0
+	for off := 0; off < size; off += longPage {
+		l.segs[count] = xdpnic.Desc{Addr: addr + uint64(off), Len: uint32(min(longPage, size-off))}
+		count++
+	}
+	for !r.q.SendSegs(l.segs[:count], false) {
+		if err := r.flush(); err != nil {
+			return err
+		}
+	}
+	l.slot++
+	if l.queued += count; l.queued >= longFlush || l.slot == longSlots {
+		return r.flush()
+	}
+	return nil
+}
+
+// flushed notes that the kernel has read all slots.
+func (l *longRaw) flushed() { l.slot, l.queued = 0, 0 }
+
+// gather takes the other pieces of a frame of which poll has the first.
+func (l *longRaw) gather() {
+	r := l.r
+	l.pieces = l.pieces[:0]
+	for more := true; more; r.at++ {
+		f := &r.lease[r.at]
+		l.pieces = append(l.pieces, f.Data)
+		more = f.More
+	}
+}
+
+// ringWindow is how many frames a side with rings of ringChunks takes at once:
+// less than its chunks by a batch in its hands and room for other frames.
+const (
+	ringChunks = 512
+	ringLease  = 64
+	ringWindow = ringChunks - 2*ringLease
+)
+
+// rawNIC is the interface of an AF_XDP transport and the program on it that gives
+// all frames of one UDP port to one socket.
+type rawNIC struct {
+	params   Params
+	ifi      *net.Interface
+	port     int
+	mode     xdpnic.Mode
+	features []string
+	program  *bpf.Redirect
+}
+
+// openRawNIC finds the interface and attaches the program by the best mode with
+// which open succeeds; open gives the socket to register.
+func openRawNIC(p Params, open func(ifi *net.Interface, m xdpnic.Mode) (fd int, err error), undo func()) (_ *rawNIC, err error) {
+	n := &rawNIC{params: p, port: p.Port}
+	if n.port == 0 {
+		n.port = rawPort
+	}
+	if n.ifi, err = p.netInterface(); err != nil {
+		return nil, err
+	}
+	want, err := xdpnic.ParseMode(p.Mode)
+	if err != nil {
+		return nil, err
+	}
+	if l, err := netlink.LinkByIndex(n.ifi.Index); want == xdpnic.ModeAuto && err == nil && l.Type() == "veth" {
+		want = xdpnic.ModeGeneric // the faster one there, which VIs take as well
+	}
+	try := func(m xdpnic.Mode) error {
+		cfg := bpf.RedirectConfig{
+			Port: uint16(n.port), MaxQueues: p.Queue + 1,
+			Frags: !m.Generic() && n.ifi.MTU > bpf.PageMTU,
+		}
+		program, err := bpf.NewRedirect(cfg)
+		if err != nil {
+			return err
+		}
+		if err := n.attach(program, m, open); err != nil {
+			undo()
+			return errors.Join(err, program.Close())
+		}
+		n.program = program
+		return nil
+	}
+	if n.mode, _, err = xdpnic.Climb(want, want != xdpnic.ModeAuto, try); err != nil {
+		return nil, err
+	}
+	if f, err := xdpnic.QueryFeatures(n.ifi.Index); err == nil {
+		n.features = featureNames(f)
+	}
+	return n, nil
+}
+
+// linkTime is how long a link may take to come back after an attach.
+const linkTime = 4 * time.Second
+
+func (n *rawNIC) attach(program *bpf.Redirect, m xdpnic.Mode, open func(*net.Interface, xdpnic.Mode) (int, error)) error {
+	where := bpf.Native
+	if m.Generic() {
+		where = bpf.Generic
+	}
+	if err := program.Attach(n.ifi.Index, where); err != nil {
+		return err
+	}
+	fd, err := open(n.ifi, m)
+	if err != nil {
+		return err
+	}
+	return program.Register(n.params.Queue, fd)
+}
+
+// awaitLink waits until the link is back: what is sent before is lost, and
+// nobody sends it again.
+func (n *rawNIC) awaitLink() error {
+	if !xdpnic.AwaitRunning(n.ifi.Index, linkTime) {
+		return fmt.Errorf("interface %s has no link after %v", n.ifi.Name, linkTime)
+	}
+	return nil
+}
+
+// hello describes this side, for frames that are at most frameBytes long.
+func (n *rawNIC) hello(frameBytes int, memory string) Hello {
+	frame := min(n.ifi.MTU+ethernetHeader, frameBytes)
+	return Hello{
+		Addr: n.params.Local, MAC: n.ifi.HardwareAddr, Port: n.port,
+		Payload: frame - headersLen(n.params.Local), Window: ringWindow,
+		Facts: Facts{
+			Interface: n.ifi.Name, Mode: n.mode.String(), Features: n.features,
+			MTU: n.ifi.MTU, FrameBytes: frame, Memory: memory,
+		},
+	}
+}
+
+func (n *rawNIC) close() error { return n.program.Close() }
+
+// ethernetHeader is the length of an Ethernet header without a tag.
+const ethernetHeader = 14
+
+// rawPort is the UDP port of raw frames; data frames of VIs have 4793.
+const rawPort = 4794
+
+// headers are the Ethernet, IP and UDP headers of raw frames, made once per
+// connection. Only the lengths change, and for IPv4 the checksum.
+type headers struct {
+	bytes []byte
+	v4    bool
+	size  int // content for which the lengths are set
+}
+
+// newHeaders prepares frames from one side to the other, on the same segment.
+func newHeaders(from, to Hello, port int) (*headers, error) {
+	if len(from.MAC) != 6 || len(to.MAC) != 6 {
+		return nil, errors.New("raw frames need an Ethernet interface on both sides")
+	}
+	if from.Addr.Is4() != to.Addr.Is4() {
+		return nil, errors.New("one side has an IPv4 address, the other one an IPv6 address")
+	}
+	h := &headers{v4: from.Addr.Is4(), size: -1}
+	b := append(append([]byte{}, to.MAC...), from.MAC...)
+	if h.v4 {
+		b = append(b, 0x08, 0x00)
+		b = append(b, 0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0)
+	} else {
+		b = append(b, 0x86, 0xdd)
+		b = append(b, 0x60, 0, 0, 0, 0, 0, 17, 64)
+	}
+	b = append(append(b, from.Addr.AsSlice()...), to.Addr.AsSlice()...)
+	b = binary.BigEndian.AppendUint16(b, uint16(port))
+	b = binary.BigEndian.AppendUint16(b, uint16(port))
+	h.bytes = append(b, 0, 0, 0, 0) // length and checksum of UDP; none is sent
+	return h, nil
+}
+
+// headersLen is the length of the headers before the content.
+func headersLen(a netip.Addr) int {
+	if a.Is4() {
+		return ethernetHeader + ipv4Header + udpHeader
+	}
+	return ethernetHeader + ipv6Header + udpHeader
+}
+
+// put writes the headers of a frame with n bytes of content.
+func (h *headers) put(frame []byte, n int) {
+	if n != h.size {
+		h.resize(n)
+	}
+	copy(frame, h.bytes)
+}
+
+func (h *headers) resize(n int) {
+	h.size = n
+	ip := h.bytes[ethernetHeader:]
+	binary.BigEndian.PutUint16(h.bytes[len(h.bytes)-4:], uint16(udpHeader+n))
+	if !h.v4 {
+		binary.BigEndian.PutUint16(ip[4:], uint16(udpHeader+n))
+		return
+	}
+	binary.BigEndian.PutUint16(ip[2:], uint16(ipv4Header+udpHeader+n))
+	ip[10], ip[11] = 0, 0
+	binary.BigEndian.PutUint16(ip[10:], checksum(ip[:ipv4Header]))
+}
+
+// checksum is the Internet checksum, RFC 1071.
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
 }

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/kagent"
+	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
 
@@ -32,7 +32,7 @@ type Place struct {
 func (p Place) apply(to *Params) {
 	to.Interface, to.Queue, to.Mode, to.Hugepages, to.Steer = p.Interface, p.Queue, p.Mode, p.Hugepages, p.Steer
 	if p.Silence > 0 {
-		to.Silence, to.Patience = p.Silence, max(2*p.Silence, patience)
+		to.Silence, to.WaitLimit = p.Silence, max(2*p.Silence, waitLimit)
 	}
 }
 
@@ -43,7 +43,7 @@ func (p Place) check() error {
 		return err
 	}
 	if p.Steer != "" {
-		if _, err := kagent.ParseSteering(p.Steer); err != nil {
+		if _, err := vipl.ParseSteering(p.Steer); err != nil {
 			return err
 		}
 	}
@@ -174,7 +174,7 @@ func reach(ctx context.Context, dial func(context.Context) (net.Conn, error)) (n
 
 // Measure runs a plan between this process and a server.
 func Measure(ctx context.Context, cfg ClientConfig) (*Result, error) {
-	if err := errors.Join(cfg.Plan.validate(), cfg.Place.check()); err != nil {
+	if err := errors.Join(cfg.Plan.Validate(), cfg.Place.check()); err != nil {
 		return nil, err
 	}
 	d := net.Dialer{Timeout: dialTimeout}

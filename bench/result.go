@@ -2,8 +2,11 @@ package bench
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
+	"math"
 	"slices"
+	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
@@ -111,19 +114,18 @@ func newCollector(histograms bool) *collector {
 	return c
 }
 
-// addLatency takes the round trips of a turn, and what the rounds cost, in
-// which so many messages went one way or the other.
-func (c *collector) addLatency(m measured, h *hdrhistogram.Histogram, messages int, client, server Span) {
-	k, us := m.Case, oneWay
-	if m.whole {
+// addLatency takes the round trips of a turn; whole: they are reported, and not half of them.
+func (c *collector) addLatency(k Case, whole bool, r *ExchangeResult) {
+	us := oneWay
+	if whole {
 		us = roundTrip
 	}
+	h := r.RoundTrips
 	c.latency[k] = append(c.latency[k], Latency{
-		Name: k.Name, Bytes: k.Bytes, N: h.TotalCount(), RoundTrip: m.whole, Min: us(h.Min()),
+		Name: k.Name, Bytes: k.Bytes, N: h.TotalCount(), RoundTrip: whole, Min: us(h.Min()),
 		P50: us(h.ValueAtQuantile(50)), P99: us(h.ValueAtQuantile(99)), P999: us(h.ValueAtQuantile(99.9)),
 		Max: us(h.Max()), Avg: us(int64(h.Mean())), Stdev: us(int64(h.StdDev())),
-		CPU:       round3(float64(client.CPU) / float64(max(messages, 1)) / 1e3),
-		Disturbed: disturbances(client, server, m.polls),
+		CPU: r.tx.cpuEach(2 * r.all), Disturbed: r.Disturbed,
 	})
 	if c.merged != nil {
 		if c.merged[k] == nil {
@@ -133,19 +135,12 @@ func (c *collector) addLatency(m measured, h *hdrhistogram.Histogram, messages i
 	}
 }
 
-// addBandwidth takes the sums over the rounds of a turn, and the messages a second
-// of the best of them.
-func (c *collector) addBandwidth(m measured, messages int, tx, rx Span, best float64) {
-	k, seconds := m.Case, tx.Wall.Seconds()
+// addBandwidth takes the stream of a turn.
+func (c *collector) addBandwidth(k Case, r *ExchangeResult) {
 	c.bandwidth[k] = append(c.bandwidth[k], Bandwidth{
-		Name: k.Name, Bytes: k.Bytes, N: int64(messages),
-		MBps:     float64(messages) * float64(k.Bytes) / seconds / 1e6,
-		Peak:     best * float64(k.Bytes) / 1e6,
-		Messages: float64(messages) / seconds,
-		CPUTx:    tx.CPU.Seconds() / tx.Wall.Seconds(),
-		CPURx:    rx.CPU.Seconds() / rx.Wall.Seconds(),
-
-		Disturbed: disturbances(tx, rx, m.polls),
+		Name: k.Name, Bytes: k.Bytes, N: r.N, MBps: r.MBps, Peak: r.best * float64(k.Bytes) / 1e6, Messages: float64(r.N) / r.tx.Wall.Seconds(),
+		CPUTx: r.tx.CPU.Seconds() / r.tx.Wall.Seconds(), CPURx: r.rx.CPU.Seconds() / r.rx.Wall.Seconds(),
+		Disturbed: r.Disturbed,
 	})
 }
 
@@ -208,4 +203,64 @@ func median[T any](turns []T, value func(T) float64) float64 {
 	slices.Sort(v)
 	n := len(v)
 	return round3((v[(n-1)/2] + v[n/2]) / 2)
+}
+
+// Histograms hold round trips in nanoseconds, with three digits: exact below
+// 2 us, 0.1 % above.
+const (
+	histogramMax    = int64(60 * time.Second)
+	histogramDigits = 3
+)
+
+func newHistogram() *hdrhistogram.Histogram {
+	return hdrhistogram.New(1, histogramMax, histogramDigits)
+}
+
+// encodeSamples makes a histogram of times in nanoseconds.
+func encodeSamples(samples []int64) ([]byte, error) {
+	h := newHistogram()
+	for _, ns := range samples {
+		if err := h.RecordValue(min(ns, histogramMax)); err != nil {
+			return nil, err
+		}
+	}
+	return encodeHistogram(h)
+}
+
+func encodeHistogram(h *hdrhistogram.Histogram) ([]byte, error) {
+	return h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+}
+
+func decodeHistogram(b []byte) (*hdrhistogram.Histogram, error) {
+	h, err := hdrhistogram.Decode(b)
+	if err != nil {
+		return nil, fmt.Errorf("histogram: %w", err)
+	}
+	return h, nil
+}
+
+// oneWay is half of a round trip in nanoseconds, in microseconds with the
+// precision of a nanosecond; roundTrip is the whole.
+func oneWay(ns int64) float64    { return round3(float64(ns) / 2000) }
+func roundTrip(ns int64) float64 { return round3(float64(ns) / 1000) }
+
+func round3(v float64) float64 { return math.Round(v*1000) / 1000 }
+
+// WriteHistogram prints the histogram of a transport's round trips as the
+// latencies that are reported of it: one line for each step that halves the
+// share of slower messages.
+func WriteHistogram(w io.Writer, name string, h *hdrhistogram.Histogram) error {
+	us, head := oneWay, "one-way us"
+	if RoundTrip(name) {
+		us, head = roundTrip, "round trip us"
+	}
+	if _, err := fmt.Fprintf(w, "%13s %12s %14s\n", head, "share", "messages"); err != nil {
+		return err
+	}
+	for _, b := range h.CumulativeDistribution() {
+		if _, err := fmt.Fprintf(w, "%13.3f %12.6f %14d\n", us(b.ValueAt), b.Quantile/100, b.Count); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"gonum.org/v1/plot/plotutil"
 )
 
 func sample() *Result {
@@ -103,59 +101,6 @@ func TestTable(t *testing.T) {
 	}
 }
 
-func TestPlots(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "new")
-	files, err := sample().WritePlots(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := []string{filepath.Join(dir, "latency.svg"), filepath.Join(dir, "bandwidth.svg")}; !slices.Equal(files, want) {
-		t.Errorf("wrote %v, want %v", files, want)
-	}
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, text := range []string{"<svg", "vi-reliable-delivery", "tcp-spin", "64 Ki", "</svg>"} {
-			if !strings.Contains(string(b), text) {
-				t.Errorf("%s has no %q", f, text)
-			}
-		}
-	}
-	// Round trips are called so where the others are one way, and only there.
-	for i, want := range []bool{true, false} {
-		b, err := os.ReadFile(files[i])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(string(b), "vi-rdma-read (round trip)") != want {
-			t.Errorf("%s: a line of round trips that is marked: %v", files[i], !want)
-		}
-	}
-	// A single size, and nothing measured in one of the two.
-	one := sample()
-	one.Latency, one.Bandwidth = one.Latency[:1], nil
-	if files, err := one.WritePlots(dir); err != nil || len(files) != 1 {
-		t.Errorf("one value: %v, %v", files, err)
-	}
-}
-
-// Each line of a plot looks different from the others.
-func TestLooks(t *testing.T) {
-	l, seen := newLooks(), map[look]string{}
-	for _, name := range slices.Concat(Names(), ProgramsInC()) {
-		look := l.next(name)
-		if other, ok := seen[look]; ok {
-			t.Errorf("%s looks like %s", name, other)
-		}
-		seen[look] = name
-		if look.family >= len(plotutil.SoftColors) {
-			t.Errorf("no colour is left for %s", name)
-		}
-	}
-}
-
 // What is reported of a round trip: a half of it, but all of a read.
 func TestRoundTrip(t *testing.T) {
 	c := newCollector(false)
@@ -164,7 +109,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]float64{"vi-rdma-write": 0.75, "vi-rdma-read": 1.5, "tcp-spin": 0.75} {
-		c.addLatency(measured{Case: Case{name, 8}, whole: RoundTrip(name)}, h, 1, Span{}, Span{})
+		c.addLatency(Case{name, 8}, RoundTrip(name), &ExchangeResult{RoundTrips: h})
 		r := c.result(RowsOf([]string{name}), []int{8})
 		if l := r.Latency[0]; l.P50 != want || l.Min != want || l.RoundTrip != (name == "vi-rdma-read") {
 			t.Errorf("%s: %+v, want %v us", name, l, want)
@@ -195,10 +140,17 @@ func TestCollector(t *testing.T) {
 			}
 		}
 		spent := Span{Wall: time.Second, CPU: time.Duration(us) * time.Millisecond, Waited: 200 * time.Millisecond}
-		c.addLatency(measured{Case: k, polls: us == 9}, h, 1000, spent, Span{})
+		r := &ExchangeResult{RoundTrips: h, tx: spent, all: 500}
+		if us == 9 {
+			r.Disturbed = disturbances(spent, Span{}, true)
+		}
+		c.addLatency(k, false, r)
 	}
 	for _, seconds := range []time.Duration{1, 4, 2} {
-		c.addBandwidth(measured{Case: k}, 1e6, Span{Wall: seconds * time.Second, CPU: time.Second}, Span{Wall: seconds * time.Second, CPU: seconds * time.Second}, 2e6/float64(seconds))
+		c.addBandwidth(k, &ExchangeResult{
+			N: 1e6, MBps: 64 / float64(seconds), best: 2e6 / float64(seconds),
+			tx: Span{Wall: seconds * time.Second, CPU: time.Second}, rx: Span{Wall: seconds * time.Second, CPU: seconds * time.Second},
+		})
 	}
 	r := c.result(RowsOf([]string{"udp-spin", "tcp-spin"}), []int{64, 128})
 	if len(r.Latency) != 1 || len(r.Bandwidth) != 1 {

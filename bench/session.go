@@ -3,22 +3,29 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/vipl"
 )
 
-// A Session is a transport that is open and connected between two workers, for
-// measurements that are no rounds of a [Plan]. It belongs to one goroutine,
-// and is of no use after a method has failed: only Close is left, which then
+// A Session is a transport that is open and connected between two workers. It belongs to
+// one goroutine, and is of no use after a method has failed: only Close is left, which then
 // may fail, too.
 //
 // Between OpenSession and Close the workers serve nothing else. As with [Run],
 // the end of a context does not reach a worker that measures; [Bed.Do] ends it.
 type Session struct {
-	name           string
+	row            Row
 	polls          bool // it never sleeps
 	client, server *Worker
 	hello          [2]Hello // the client's and the server's
-	round          uint16
+	round          uint16   // the ID of the last round
 }
 
 // OpenSession opens a transport for messages of at most maxBytes on both
@@ -29,48 +36,57 @@ func OpenSession(
 	ctx context.Context, client, server *Worker, name string, maxBytes int, opening func(func() error) error,
 	change ...func(*Params),
 ) (*Session, error) {
-	t, err := find(name)
+	return openRow(ctx, client, server, Row{Name: name}, maxBytes, opening, change...)
+}
+
+func openRow(
+	ctx context.Context, client, server *Worker, row Row, maxBytes int, opening func(func() error) error, change ...func(*Params),
+) (*Session, error) {
+	t, err := find(row.Name)
 	if err != nil {
 		return nil, err
 	}
-	// Stray messages of an earlier session are most likely of other rounds.
-	s := &Session{name: name, polls: !t.sleeps, client: client, server: server, round: uint16(rand.Uint32())}
-	open := func() error { return s.open(ctx, t, maxBytes, change) }
-	if t.arena && opening != nil {
-		err = opening(open)
-	} else {
-		err = open()
+	s := &Session{
+		row: row, client: client, server: server,
+		polls: !t.sleeps && !row.VI.Notify && !row.VI.Engine,
+		round: uint16(rand.Uint32()), // stray messages of an earlier session are most likely of other rounds
 	}
-	if err != nil {
+	at := func(w *Worker, server bool) request {
+		p := w.at(row.usesXDP())
+		p.Server, p.MaxBytes, p.VI, p.Beside = server, maxBytes, row.VI, row.Beside
+		p.Hugepages = p.Hugepages && !row.SmallPages
+		for _, f := range change {
+			f(&p)
+		}
+		return request{Op: opOpen, Name: t.name, Params: &p}
+	}
+	open := func() error {
+		a, b, err := both(ctx, client, at(client, false), server, at(server, true))
+		switch {
+		case err != nil:
+			return err
+		case a.Hello == nil || b.Hello == nil:
+			return errors.New("a worker has not said where it is")
+		}
+		s.hello = [2]Hello{*a.Hello, *b.Hello}
+		return nil
+	}
+	if err := within(opening, t.arena || row.Beside, open); err != nil {
 		return nil, err
 	}
-	_, _, err = both(ctx,
-		client, request{Op: opConnect, Peer: &s.hello[1]},
-		server, request{Op: opConnect, Peer: &s.hello[0]})
+	_, _, err = both(ctx, client, request{Op: opConnect, Peer: &s.hello[1]}, server, request{Op: opConnect, Peer: &s.hello[0]})
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *Session) open(ctx context.Context, t *transport, maxBytes int, change []func(*Params)) error {
-	at := func(w *Worker, server bool) request {
-		p := w.at(t.xdp)
-		p.Server, p.MaxBytes = server, maxBytes
-		for _, f := range change {
-			f(&p)
-		}
-		return request{Op: opOpen, Name: t.name, Params: &p}
+// within calls f inside opening, if there is one and f maps memory.
+func within(opening func(func() error) error, maps bool, f func() error) error {
+	if opening == nil || !maps {
+		return f()
 	}
-	a, b, err := both(ctx, s.client, at(s.client, false), s.server, at(s.server, true))
-	if err != nil {
-		return err
-	}
-	if a.Hello == nil || b.Hello == nil {
-		return errors.New("a worker has not said where it is")
-	}
-	s.hello = [2]Hello{*a.Hello, *b.Hello}
-	return nil
+	return opening(f)
 }
 
 // Close closes the transport on both workers.
@@ -82,14 +98,225 @@ func (s *Session) Close(ctx context.Context) error {
 // Conditions are those of the host and of the two ends.
 func (s *Session) Conditions() Conditions {
 	c := HostConditions()
+	s.tell(&c)
+	c.Polling = pollingOf([]Row{s.row})
+	return c
+}
+
+// tell adds to conditions what the two ends have said.
+func (s *Session) tell(c *Conditions) {
 	c.learn(s.hello[0].Facts)
 	c.pinned(s.hello[0].Facts, s.hello[1].Facts)
-	c.Polling = pollingOf(RowsOf([]string{s.name}))
-	return c
 }
 
 // nextRound numbers what is measured, so that stray messages are told.
 func (s *Session) nextRound() uint16 {
 	s.round++
 	return s.round
+}
+
+// ExchangeResult is what a ping-pong or a stream of a Session has given.
+type ExchangeResult struct {
+	N          int64                   // messages that were measured; of a ping-pong, round trips
+	MBps       float64                 // 10^6 bytes of content a second; of a stream
+	RoundTrips *hdrhistogram.Histogram // of a ping-pong, in nanoseconds
+	Disturbed  []string                // why the figures are doubtful; empty: they are not
+
+	tx, rx Span    // of the client and the server
+	all    int64   // messages of the spans, or round trips: those that lead in a round, too
+	best   float64 // messages a second in the best round
+}
+
+// PingPong measures round trips of messages of one size, one at a time, for about
+// that long, and at least so many. Every byte of the warm-up is checked.
+func (s *Session) PingPong(ctx context.Context, bytes int, d time.Duration, least int) (*ExchangeResult, error) {
+	return s.exchange(ctx, pace{duration: d, least: least}, Round{Bytes: bytes}, opPing, opEcho)
+}
+
+// Stream measures messages of one size from the client to the server for about that
+// long, until the server has them all. Every byte of the warm-up is checked.
+func (s *Session) Stream(ctx context.Context, bytes int, d time.Duration) (*ExchangeResult, error) {
+	return s.exchange(ctx, pace{duration: d, least: 1}, Round{Bytes: bytes}, opSend, opReceive)
+}
+
+// exchange runs rounds of two matching operations at a pace.
+func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server string) (*ExchangeResult, error) {
+	if of.Bytes < 1 || of.Bytes > MaxMessage || p.messages == 0 && p.duration <= 0 {
+		return nil, errors.New("messages of 1 byte to 1 MiB, for some time")
+	}
+	result := &ExchangeResult{RoundTrips: newHistogram()}
+	// Frame numbers of a round have 32 bits; no frame carries less than 256
+	// bytes of a longer message.
+	limit, lead := 1<<30/(1+of.Bytes/256), (func(time.Duration) int)(nil)
+	if client == opPing {
+		limit, lead = maxRound, leads
+	}
+	p.round = s.round
+	err := p.measure(limit, lead, func(r Round, count bool) (Span, error) {
+		r.Bytes, r.Reply = of.Bytes, of.Reply
+		a, b, err := both(ctx, s.client, request{Op: client, Round: &r}, s.server, request{Op: server, Round: &r})
+		switch {
+		case err != nil:
+			return Span{}, err
+		case a.Span == nil || b.Span == nil || a.Span.Wall <= 0 || b.Span.Wall <= 0:
+			return Span{}, errors.New("a side has not said how long it took")
+		case !count:
+			return *a.Span, nil
+		case client == opPing:
+			part, err := decodeHistogram(a.RTT)
+			if err != nil {
+				return Span{}, err
+			}
+			result.RoundTrips.Merge(part)
+		}
+		result.N += int64(r.Messages)
+		result.all += int64(r.Lead + r.Messages)
+		result.best = max(result.best, float64(r.Messages)/a.Span.Wall.Seconds())
+		result.tx.add(*a.Span)
+		result.rx.add(*b.Span)
+		return *a.Span, nil
+	})
+	s.round = p.round
+	if err != nil {
+		return nil, err
+	}
+	result.MBps = float64(result.N) * float64(of.Bytes) / result.tx.Wall.Seconds() / 1e6
+	result.Disturbed = disturbances(result.tx, result.rx, s.polls)
+	return result, nil
+}
+
+// RequestBytes is the length of the request of a transaction.
+const RequestBytes = 16
+
+// Transactions are requests of RequestBytes bytes, each with a reply, one at a
+// time, as a client calls a server.
+type Transactions struct {
+	Reply    int           // bytes of a reply, 1 to MaxMessage
+	Duration time.Duration // of the measurement, after its warm-up
+	Check    bool          // verify every byte, not only those of the warm-up
+}
+
+// TransactionResult is what they took.
+type TransactionResult struct {
+	PerSecond float64
+	// Times in nanoseconds are those of whole transactions, from the request
+	// until all of its reply is there.
+	Times *hdrhistogram.Histogram
+
+	CPUTx, CPURx float64  // CPU time in microseconds that the client's process, and the server's, spent a transaction
+	Disturbed    []string // why the figures are doubtful; empty: they are not
+}
+
+// Transactions measures transactions of one size. The session was opened for
+// messages of at least that size.
+func (s *Session) Transactions(ctx context.Context, t Transactions) (*TransactionResult, error) {
+	if t.Reply < 1 || t.Reply > MaxMessage {
+		return nil, fmt.Errorf("a reply of %d bytes: 1 to %d", t.Reply, MaxMessage)
+	}
+	r, err := s.exchange(ctx, pace{duration: t.Duration, check: t.Check}, Round{Bytes: RequestBytes, Reply: t.Reply}, opPing, opEcho)
+	if err != nil {
+		return nil, err
+	}
+	return &TransactionResult{
+		PerSecond: float64(r.all) / r.tx.Wall.Seconds(), Times: r.RoundTrips,
+		CPUTx: r.tx.cpuEach(r.all), CPURx: r.rx.cpuEach(r.all), Disturbed: r.Disturbed,
+	}, nil
+}
+
+// Repeats are what a reliable transport has sent more than once, since its
+// connection was made, both sides together.
+type Repeats struct {
+	Resent   uint64 // frames, or TCP's segments, that were sent again
+	Spurious uint64 // frames that arrived though they had arrived before; of TCP, those that the receiver reported by DSACK
+}
+
+// Since is what came after an earlier look.
+func (r Repeats) Since(before Repeats) Repeats {
+	return Repeats{r.Resent - before.Resent, r.Spurious - before.Spurious}
+}
+
+// Repeats asks both sides. Frames that the network repeats count as spurious, too.
+func (s *Session) Repeats(ctx context.Context) (Repeats, error) {
+	a, b, err := bothTasks[Repeats, Repeats](ctx, s.client, taskRepeats, s.server, taskRepeats, struct{}{})
+	return Repeats{a.Resent + b.Resent, a.Spurious + b.Spurious}, err
+}
+
+// tellRepeats is a task: one side's Repeats.
+func tellRepeats(j *job, _ struct{}) (Repeats, error) {
+	var nic *vipl.NIC
+	switch e := j.endpoint.(type) {
+	case *vi:
+		nic = e.nic
+	case *ranks:
+		nic = e.nic
+	case *viaNet:
+		nic = e.nic
+	case *tcp:
+		info, err := unix.GetsockoptTCPInfo(e.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil {
+			return Repeats{}, err
+		}
+		return Repeats{Resent: uint64(info.Total_retrans), Spurious: uint64(info.Dsack_dups)}, nil
+	default:
+		return Repeats{}, errors.New("this transport does not count what it sends again: take a VI that sends and receives, mvich, vianet, or TCP")
+	}
+	c := nic.Counters()
+	return Repeats{Resent: c.Resent, Spurious: c.Duplicate}, nil
+}
+
+// Run carries out a plan: turn by turn, and in each turn row by row, so that
+// a drift of the machine meets all rows alike.
+func Run(ctx context.Context, p Plan, client, server *Worker) (*Result, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	c, conditions := newCollector(p.Histogram), HostConditions()
+	turns := max(p.Turns, 1)
+	for turn := 1; turn <= turns; turn++ {
+		for _, row := range p.Rows {
+			err := func() error {
+				s, err := openRow(ctx, client, server, row, slices.Max(p.Sizes), p.Opening)
+				if err != nil {
+					return err
+				}
+				s.tell(&conditions)
+				for _, bytes := range p.Sizes {
+					if p.Progress != nil {
+						p.Progress(Step{Turn: turn, Turns: turns, Name: row.label(), Bytes: bytes})
+					}
+					if err := s.measure(ctx, p, bytes, c); err != nil {
+						return err
+					}
+				}
+				return s.Close(ctx)
+			}()
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", row.label(), err)
+			}
+		}
+	}
+	result := c.result(p.Rows, p.Sizes)
+	result.Conditions = conditions
+	result.Conditions.Polling = pollingOf(p.Rows)
+	return result, nil
+}
+
+// measure measures what a plan asks for at one size.
+func (s *Session) measure(ctx context.Context, p Plan, bytes int, c *collector) error {
+	at, k := pace{duration: p.Duration, messages: p.Messages, least: p.Least, check: p.Check}, Case{s.row.label(), bytes}
+	if p.Latency {
+		r, err := s.exchange(ctx, at, Round{Bytes: bytes}, opPing, opEcho)
+		if err != nil {
+			return fmt.Errorf("latency, %d bytes: %w", bytes, err)
+		}
+		c.addLatency(k, RoundTrip(s.row.Name), r)
+	}
+	if p.Bandwidth {
+		r, err := s.exchange(ctx, at, Round{Bytes: bytes}, opSend, opReceive)
+		if err != nil {
+			return fmt.Errorf("bandwidth, %d bytes: %w", bytes, err)
+		}
+		c.addBandwidth(k, r)
+	}
+	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 )
 
@@ -50,7 +50,7 @@ func TestSpread(t *testing.T) {
 						i, q.counted, bytes, frames, now.UnknownVI)
 				}
 				for side, nic := range q.nics {
-					if w, ok := nic.Watch(); !ok || atomic.LoadUint64(w.Lanes) != 0 {
+					if w, ok := nic.Watch(); !ok || atomic.LoadUint64(w.ShmLinks) != 0 {
 						t.Errorf("stream %d, side %d: there is a lane (rings: %v)", i, side, ok)
 					}
 				}

@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"encoding/binary"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -21,4 +23,14 @@ func recvNow(fd int, p []byte) (int, unix.Errno) {
 		uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)),
 		unix.MSG_DONTWAIT, 0, 0)
 	return int(n), errno
+}
+
+// lastWord loads the last 8 bytes of b at once, as a big-endian number. What
+// was written before them is seen by whoever sees them. The end of b is a
+// multiple of 8, and b no shorter than that.
+func lastWord(b []byte) uint64 {
+	var w [8]byte
+	word := (*uint64)(unsafe.Pointer(unsafe.SliceData(b[len(b)-8:])))
+	binary.NativeEndian.PutUint64(w[:], atomic.LoadUint64(word))
+	return binary.BigEndian.Uint64(w[:])
 }

@@ -89,7 +89,7 @@ type table struct {
 	title   string
 	columns []string
 	rows    []tableRow
-	doubts  []string // why rows are marked, each reason once
+	marks   []string // why rows are marked, each reason once
 }
 
 type tableRow struct {
@@ -102,8 +102,8 @@ type tableRow struct {
 func (t *table) add(bytes int, name string, disturbed []string, cells ...string) {
 	t.rows = append(t.rows, tableRow{bytes, name, len(disturbed) > 0, cells})
 	for _, why := range disturbed {
-		if !slices.Contains(t.doubts, why) {
-			t.doubts = append(t.doubts, why)
+		if !slices.Contains(t.marks, why) {
+			t.marks = append(t.marks, why)
 		}
 	}
 }
@@ -121,13 +121,13 @@ func (t *table) write(w io.Writer) {
 			rows = slices.DeleteFunc(slices.Clone(rows), of)
 		}
 	}
-	if len(t.doubts) > 0 {
-		fmt.Fprintf(w, "\n%s doubtful: %s\n", doubt, strings.Join(t.doubts, "; "))
+	if len(t.marks) > 0 {
+		fmt.Fprintf(w, "\n%s doubtful: %s\n", unknownOutcome, strings.Join(t.marks, "; "))
 	}
 }
 
 // doubt marks a row that was disturbed.
-const doubt = "†"
+const unknownOutcome = "†"
 
 // dropEmpty leaves out columns in which no row has anything.
 func (t *table) dropEmpty() {
@@ -161,7 +161,7 @@ func (t *table) block(w io.Writer, title string, rows []tableRow, name func(tabl
 			fmt.Fprintf(&line, "  %*s", max(widths[i+1], 7), c)
 		}
 		if k > 0 && rows[k-1].disturbed {
-			line.WriteString(" " + doubt)
+			line.WriteString(" " + unknownOutcome)
 		}
 		fmt.Fprintln(w, line.String())
 	}

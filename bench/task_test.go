@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // A task gets its input, and its output comes back; what fails says where.
@@ -42,11 +42,11 @@ func TestTask(t *testing.T) {
 	}
 	p := client.at(false)
 	req.Params = &p
-	answer, err := client.callWithin(ctx, req)
+	answers, err := each(ctx, []*Worker{client}, []request{req})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := outputOf[int](answer); got != 3 || err != nil {
+	if got, err := outputOf[int](answers[0]); got != 3 || err != nil {
 		t.Errorf("alone: got %d, %v", got, err)
 	}
 	refused := func(change func(*request), want string) {
@@ -96,9 +96,6 @@ func TestTaskInput(t *testing.T) {
 		{taskLoad, loadRound{Load: long}, "lasts"},
 		{taskLoadEcho, loadRound{Load: large}, "messages of"},
 		{taskLoad, loadRound{Load: often}, "a second"},
-		{taskRequest, Round{Bytes: 64, Messages: maxRound + 1}, "at most"},
-		{taskRequest, Round{Bytes: MaxMessage + 1, Messages: 1}, "out of range"},
-		{taskAnswer, Round{Bytes: 64, Messages: -1}, "out of range"},
 		{taskConnect, connectInput{Count: -1}, "operations"},
 		{taskAccept, connectInput{Count: maxOperations + 1}, "operations"},
 	} {
@@ -108,6 +105,16 @@ func TestTaskInput(t *testing.T) {
 		}
 		if _, err := client.call(req); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s, %+v: got %v, want a word about %q", c.name, c.input, err, c.want)
+		}
+	}
+	for _, r := range []request{
+		{Op: opPing, Round: &Round{Bytes: 64, Reply: 64, Messages: maxRound + 1}},
+		{Op: opPing, Round: &Round{Bytes: MaxMessage + 1, Messages: 1}},
+		{Op: opPing, Round: &Round{Bytes: 64, Reply: MaxMessage + 1, Messages: 1}},
+		{Op: opEcho, Round: &Round{Bytes: 64, Reply: 64, Messages: -1}},
+	} {
+		if _, err := client.call(r); err == nil || !strings.Contains(err.Error(), "out of range") && !strings.Contains(err.Error(), "a round has") {
+			t.Errorf("%s, %+v: got %v", r.Op, r.Round, err)
 		}
 	}
 	if _, err := operate(&job{}, Operations{Sizes: []int{1 << 40}, Count: 1}); err == nil || !strings.Contains(err.Error(), "memory of") {
@@ -135,7 +142,7 @@ func TestTaskCancelled(t *testing.T) {
 	}
 	p := client.at(false)
 	req.Params = &p
-	if _, err := client.callWithin(ctx, req); !errors.Is(err, reason) {
+	if _, err := each(ctx, []*Worker{client}, []request{req}); !errors.Is(err, reason) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -1,14 +1,14 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
 
 	"viaxdp/bench/floor"
-	"viaxdp/internal/testbed"
-	"viaxdp/kagent"
+	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
 
@@ -118,7 +118,7 @@ func openProgramInC(a arrival) func(opening) (Endpoint, error) {
 }
 
 func openTCPEndpoint(o opening) (Endpoint, error) {
-	return endpointOr(openTCP(o.Params, watchdog{stop: o.stop, most: o.Patience}, o.sleeps))
+	return endpointOr(openTCP(o.Params, watchdog{stop: o.stop, most: o.WaitLimit}, o.sleeps))
 }
 
 func openTCPNetEndpoint(o opening) (Endpoint, error) {
@@ -256,8 +256,32 @@ func Open(name string, p Params, stop *atomic.Bool) (Endpoint, error) {
 	switch {
 	case err == nil:
 		return e, nil
-	case kagent.Unavailable(err):
+	case vipl.Unavailable(err):
 		return nil, testbed.CannotRun(err)
 	}
 	return nil, err
 }
+
+// beside is a transport of the kernel on an interface with the XDP program of
+// an open NIC, which lets everything pass that is not for its VIs.
+type beside struct {
+	Endpoint
+	nic *vipl.NIC
+}
+
+func openBeside(open func(opening) (Endpoint, error)) func(opening) (Endpoint, error) {
+	return func(o opening) (Endpoint, error) {
+		nic, err := openNIC(o.Params)
+		if err != nil {
+			return nil, err
+		}
+		e, err := open(o)
+		if err != nil {
+			return nil, errors.Join(err, nic.Close())
+		}
+		return &beside{e, nic}, nil
+	}
+}
+
+// Close, see Endpoint.
+func (b *beside) Close() error { return errors.Join(b.Endpoint.Close(), b.nic.Close()) }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"viaxdp/vipl"
@@ -26,7 +27,7 @@ type vi struct {
 	write   bool // the peer may write to in
 	read    bool // the peer may read out
 
-	nic  *vipl.Nic
+	nic  *vipl.NIC
 	ptag *vipl.Ptag
 	vi   *vipl.VI
 	idle []*vipl.VI // open and connected beside it, without messages
@@ -61,6 +62,45 @@ type ring struct {
 	done   int
 }
 
+// newRing makes descriptors with room for one segment, in memory of their own.
+func newRing(nic *vipl.NIC, tag *vipl.Ptag, n int) (r ring, err error) {
+	const step = (vipl.ControlSegmentSize + vipl.DataSegmentSize + vipl.DescriptorAlignment - 1) &^ (vipl.DescriptorAlignment - 1)
+	region, err := nic.AllocMem(n*step, vipl.MemAttributes{Ptag: tag})
+	if err != nil {
+		return r, err
+	}
+	r.handle = region.Handle()
+	for i := range n {
+		d, err := region.Descriptor(i*step, 1)
+		if err != nil {
+			return r, err
+		}
+		r.descs = append(r.descs, d)
+	}
+	return r, nil
+}
+
+// stage makes the next descriptor a send or a receive.
+func (r *ring) stage(segs ...vipl.DataSegment) *vipl.Descriptor {
+	d := r.next()
+	d.Control, d.ImmediateData = vipl.ControlSendRecv, 0
+	d.SetSegments(segs...)
+	r.staged++
+	return d
+}
+
+// add stages one and posts it.
+func (r *ring) add(one postOne, list postList, segs ...vipl.DataSegment) error {
+	r.stage(segs...)
+	return r.push(one, list)
+}
+
+// word sends immediate data without data.
+func (r *ring) word(send postOne, w uint32) error {
+	r.stage().SetImmediate(w)
+	return r.push(send, nil)
+}
+
 func (r *ring) next() *vipl.Descriptor   { return r.descs[(r.posted+r.staged)%len(r.descs)] }
 func (r *ring) oldest() *vipl.Descriptor { return r.descs[r.done%len(r.descs)] }
 func (r *ring) out() int                 { return r.posted - r.done }
@@ -87,7 +127,7 @@ var viDiscriminator = []byte("via-xdp bench")
 
 func openVI(level vipl.ReliabilityLevel) func(opening) (Endpoint, error) {
 	return func(o opening) (Endpoint, error) {
-		v := &vi{params: o.Params, options: o.VI, sleeps: o.sleeps, level: level, watch: watchdog{stop: o.stop, most: o.Patience}}
+		v := &vi{params: o.Params, options: o.VI, sleeps: o.sleeps, level: level, watch: watchdog{stop: o.stop, most: o.WaitLimit}}
 		if err := v.open(); err != nil {
 			return nil, err
 		}
@@ -116,7 +156,7 @@ func (v *vi) make() error {
 		}
 	}
 	var err error
-	v.nic, err = openNic(v.params, append(v.options.nicOptions(), vipl.WithChunks(v.chunks, ringChunks))...)
+	v.nic, err = openNIC(v.params, append(v.options.nicOptions(), vipl.WithChunks(v.chunks, ringChunks))...)
 	if err != nil {
 		return err
 	}
@@ -131,9 +171,9 @@ func (v *vi) make() error {
 
 // makeVIs creates the VI that carries the messages, and those beside it.
 func (v *vi) makeVIs() error {
-	attributes := vipl.ViAttributes{
+	attributes := vipl.VIAttributes{
 		Level: v.level, MaxTransferSize: cmp.Or(v.options.MaxTransfer, v.params.MaxBytes), Ptag: v.ptag,
-		EnableRdmaWrite: v.write, EnableRdmaRead: v.read,
+		EnableRDMAWrite: v.write, EnableRDMARead: v.read,
 	}
 	if attributes.MaxTransferSize < v.params.MaxBytes {
 		return fmt.Errorf("MaxTransferSize %d is less than a message of %d bytes", attributes.MaxTransferSize, v.params.MaxBytes)
@@ -145,11 +185,11 @@ func (v *vi) makeVIs() error {
 			return err
 		}
 	}
-	if v.vi, err = v.nic.CreateVi(attributes, cq, cq); err != nil {
+	if v.vi, err = v.nic.CreateVI(attributes, cq, cq); err != nil {
 		return err
 	}
 	for range v.options.VIs - 1 {
-		other, err := v.nic.CreateVi(attributes, nil, nil)
+		other, err := v.nic.CreateVI(attributes, nil, nil)
 		if err != nil {
 			return fmt.Errorf("VI %d: %w", len(v.idle)+2, err)
 		}
@@ -207,7 +247,7 @@ func (v *vi) Connect(peer Hello) error {
 func (v *vi) join(with *vipl.VI, peer Hello) error {
 	local := vipl.NetAddress{Host: v.params.Local, Discriminator: viDiscriminator}
 	if v.params.Server {
-		for deadline := time.Now().Add(patience); ; {
+		for deadline := time.Now().Add(waitLimit); ; {
 			c, err := v.nic.ConnectWait(local, maxSleep)
 			switch {
 			case err == nil:
@@ -220,13 +260,16 @@ func (v *vi) join(with *vipl.VI, peer Hello) error {
 		}
 	}
 	remote := vipl.NetAddress{Host: peer.Addr, Discriminator: viDiscriminator}
-	for deadline := time.Now().Add(patience); ; {
-		_, err := with.ConnectRequest(local, remote, patience)
-		// The server may not wait yet.
-		if err == nil || !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(deadline) {
+	return requestConnection(with, local, remote, waitLimit, v.watch.stop)
+}
+
+// requestConnection connects a VI with one whose program may not wait for it yet.
+func requestConnection(with *vipl.VI, local, remote vipl.NetAddress, limit time.Duration, stop *atomic.Bool) error {
+	for deadline := time.Now().Add(limit); ; time.Sleep(connectPause) {
+		_, err := with.ConnectRequest(local, remote, waitLimit)
+		if !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(deadline) || stop != nil && stop.Load() {
 			return err
 		}
-		time.Sleep(connectPause)
 	}
 }
 
@@ -252,7 +295,15 @@ func (v *vi) fail(doing string, d *vipl.Descriptor, err error) error {
 	if d != nil {
 		err = fmt.Errorf("%w: status %v", err, d.Status())
 	}
-	if st, qerr := v.vi.Query(); qerr == nil && st.Cause != nil {
+	return failed(v.vi, doing, err)
+}
+
+// failed is fail for any VI; without an error there is none.
+func failed(vi *vipl.VI, doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if st, qerr := vi.Query(); qerr == nil && st.Cause != nil {
 		err = fmt.Errorf("%w; the VI is in state %v: %w", err, st.State, st.Cause)
 	}
 	return fmt.Errorf("%s: %w", doing, err)

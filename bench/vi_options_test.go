@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"viaxdp/internal/inspect"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/ops/inspect"
 	"viaxdp/vipl"
 )
 
@@ -39,7 +39,7 @@ func TestVIOptions(t *testing.T) {
 		{"vi-reliable-delivery", VIOptions{Engine: true}},
 		{"vi-reliable-reception", VIOptions{Engine: true, OneByOne: true}},
 		{"vi-reliable-reception-wait", VIOptions{OneByOne: true}},
-		{"vi-reliable-delivery", VIOptions{NoPacking: true, NoChecksum: true, NoRest: true}},
+		{"vi-reliable-delivery", VIOptions{NoPacking: true, NoChecksum: true, NoPollPause: true}},
 		{"vi-rdma-write", VIOptions{NoChecksum: true}},
 		{"vi-reliable-delivery", VIOptions{List: 1}},
 		{"vi-reliable-reception-wait", VIOptions{List: 5, Segments: 3}},
@@ -219,7 +219,7 @@ func TestVIOptionsRefused(t *testing.T) {
 		{Row{Name: "vi-rdma-read", VI: VIOptions{Reuse: percent(1)}}, "RDMA"},
 	} {
 		plan := Plan{Rows: []Row{c.row}, Sizes: []int{1}, Duration: 1, Latency: true}
-		err := plan.validate()
+		err := plan.Validate()
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: got %v, want a word about %q", c.row, err, c.want)
 		}

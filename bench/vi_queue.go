@@ -208,10 +208,7 @@ func (v *vi) postRecv(segs ...vipl.DataSegment) error {
 
 // stageRecv makes a receive that pushRecvs will post.
 func (v *vi) stageRecv(segs ...vipl.DataSegment) {
-	d := v.recvs.next()
-	d.Control, d.ImmediateData = vipl.ControlSendRecv, 0
-	d.SetSegments(segs...)
-	v.recvs.staged++
+	v.recvs.stage(segs...)
 }
 
 // pushRecvs posts the receives that are staged.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"time"
 
 	"viaxdp/vipl"
 )
@@ -19,36 +18,40 @@ const (
 
 // Ping, see Endpoint.
 func (v *vi) Ping(r Round, rtt []int64) (Span, error) {
-	total := r.Lead + r.Messages
-	if err := v.enter(r, viPingDepth, total, 0); err != nil {
+	if err := v.admit(r); err != nil {
 		return Span{}, err
 	}
-	clock := startStopwatch()
-	last := time.Since(clock.wall)
-	for i := range total {
+	if err := v.enter(r.reply(), viPingDepth, r.Lead+r.Messages, 0); err != nil {
+		return Span{}, err
+	}
+	span, err := timed(r, rtt, func(i int) error {
 		if err := v.send(i, r); err != nil {
-			return Span{}, err
+			return err
 		}
 		// While the message travels, the last receive is posted anew.
 		if i > 0 {
 			if err := v.refill(i - 1 + viPingDepth); err != nil {
-				return Span{}, err
+				return err
 			}
 		}
-		if err := v.receive(i); err != nil {
-			return Span{}, err
-		}
-		now := time.Since(clock.wall)
-		if i >= r.Lead {
-			rtt[i-r.Lead] = int64(now - last)
-		}
-		last = now
+		return v.receive(i)
+	})
+	if err != nil {
+		return Span{}, err
 	}
-	return clock.span(), v.drain()
+	return span, v.drain()
 }
 
 // Echo, see Endpoint.
 func (v *vi) Echo(r Round) error {
+	return v.answer(r, func(i int) error { return v.send(i, r.reply()) })
+}
+
+// answer receives the messages of a round, each of which reply answers.
+func (v *vi) answer(r Round, reply func(i int) error) error {
+	if err := v.admit(r.reply()); err != nil {
+		return err
+	}
 	total := r.Lead + r.Messages
 	if err := v.enter(r, viPingDepth, total, 0); err != nil {
 		return err
@@ -57,7 +60,7 @@ func (v *vi) Echo(r Round) error {
 		if err := v.receive(i); err != nil {
 			return err
 		}
-		if err := v.send(i, r); err != nil {
+		if err := reply(i); err != nil {
 			return err
 		}
 		if err := v.refill(i + viPingDepth); err != nil {

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
 )
 
 // Serve obeys the requests on a control connection until it ends, which is no
@@ -56,7 +57,7 @@ func (s *server) serve(conn net.Conn) error {
 
 	enc := json.NewEncoder(conn)
 	for r := range requests {
-		if err := enc.Encode(s.obey(r)); err != nil {
+		if err := enc.Encode(s.execute(r)); err != nil {
 			return ended(err)
 		}
 	}
@@ -85,7 +86,7 @@ type server struct {
 	refused  error // why the last endpoint could not be opened
 }
 
-func (s *server) obey(r request) (answer reply) {
+func (s *server) execute(r request) (answer reply) {
 	var err error
 	switch r.Op {
 	case opOpen:
@@ -165,6 +166,9 @@ func (s *server) run(r request, answer *reply) error {
 		return errors.New("no round")
 	}
 	round := *r.Round
+	if round.Reply != 0 && !transacts(s.endpoint) {
+		return errors.New("this transport makes no transactions: take a VI that sends or writes, or TCP")
+	}
 	var span Span
 	var err error
 	switch r.Op {
@@ -184,6 +188,15 @@ func (s *server) run(r request, answer *reply) error {
 	}
 	answer.Span = &span
 	return err
+}
+
+// transacts reports whether an endpoint's messages and echoes may differ in size.
+func transacts(e Endpoint) bool {
+	switch e.(type) {
+	case *vi, *rdmaWrite, *tcp:
+		return true
+	}
+	return false
 }
 
 func (s *server) ping(r Round) (Span, []byte, error) {
@@ -245,3 +258,118 @@ func WorkerMain() error {
 
 // workerProcs is GOMAXPROCS of a worker.
 const workerProcs = 2
+
+// A task is what a worker does beside the methods of an Endpoint: it is asked
+// for by name, with an input and an output in JSON.
+type task struct {
+	alone bool // without an endpoint; else on the thread of the one that is open
+	run   func(*job, json.RawMessage) (json.RawMessage, error)
+}
+
+// job is what a task works with.
+type job struct {
+	stop     *atomic.Bool // set when the control connection has ended
+	endpoint Endpoint     // nil for a task that runs alone
+	params   Params       // for a task that runs alone: where this side is
+}
+
+// tasks are all of them, by name. Where two work together, the client does the
+// first one of a line and the server the other.
+var tasks = map[string]task{
+	taskLoad: {run: taskOf(sendLoad)}, taskLoadEcho: {run: taskOf(echoLoad)},
+	taskConnect: {run: taskOf(connectOften)}, taskAccept: {run: taskOf(acceptOften)},
+	taskOperate: {run: taskOf(operate), alone: true}, taskRepeats: {run: taskOf(tellRepeats)},
+	taskHTTPGet: {run: taskOf(getHTTP), alone: true}, taskHTTPServe: {run: taskOf(serveHTTP), alone: true},
+	taskIncastSend: {run: taskOf(sendIncast), alone: true}, taskIncastTake: {run: taskOf(takeIncast), alone: true},
+}
+
+// Names of tasks.
+const (
+	taskLoad     = "load"
+	taskLoadEcho = "load-echo"
+	taskConnect  = "connect-often"
+	taskAccept   = "accept-often"
+	taskOperate  = "operate"
+	taskRepeats  = "repeats"
+
+	taskHTTPGet   = "http-get"
+	taskHTTPServe = "http-serve"
+
+	taskIncastSend = "incast-send"
+	taskIncastTake = "incast-take"
+)
+
+// taskOf makes a task of a function by decoding its input and encoding its
+// output.
+func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessage) (json.RawMessage, error) {
+	return func(j *job, input json.RawMessage) (json.RawMessage, error) {
+		var in In
+		if err := json.Unmarshal(input, &in); err != nil {
+			return nil, fmt.Errorf("input: %w", err)
+		}
+		out, err := f(j, in)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(out)
+	}
+}
+
+// taskRequestOf asks for a task on the open endpoint.
+func taskRequestOf(name string, input any) (request, error) {
+	b, err := json.Marshal(input)
+	return request{Op: opTask, Name: name, Input: b}, err
+}
+
+// outputOf decodes what a task has answered.
+func outputOf[Out any](r reply) (out Out, err error) {
+	if err := json.Unmarshal(r.Output, &out); err != nil {
+		return out, fmt.Errorf("output of a task: %w", err)
+	}
+	return out, nil
+}
+
+// bothTasks has two tasks done that work together with the same input, and
+// returns the output of each.
+func bothTasks[A, B any](ctx context.Context, client *Worker, a string, server *Worker, b string, input any) (outA A, outB B, err error) {
+	ra, err := taskRequestOf(a, input)
+	if err != nil {
+		return outA, outB, err
+	}
+	rb := ra
+	rb.Name = b
+	x, y, err := both(ctx, client, ra, server, rb)
+	if err != nil {
+		return outA, outB, err
+	}
+	if outA, err = outputOf[A](x); err == nil {
+		outB, err = outputOf[B](y)
+	}
+	return outA, outB, err
+}
+
+// thread runs functions one after the other on one goroutine, which may be
+// locked to an operating system thread.
+type thread struct{ work chan func() }
+
+func newThread(locked bool) *thread {
+	t := &thread{work: make(chan func())}
+	go func() {
+		if locked {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+		}
+		for f := range t.work {
+			f()
+		}
+	}()
+	return t
+}
+
+func (t *thread) do(f func()) {
+	done := make(chan struct{})
+	t.work <- func() { defer close(done); f() }
+	<-done
+}
+
+func (t *thread) end() { close(t.work) }

@@ -10,15 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Descriptors are the kernel's objects behind a Demux. Whoever holds copies of
-// them keeps program, tables and attachment alive when the process that made
-// them dies, and AdoptDemux goes on with them.
+// Descriptors are the file descriptors of a Demux's kernel objects. Copies of
+// them in another process keep the program, the maps and the attachment alive
+// when the process that made them dies. AdoptDemux makes a Demux of them.
 type Descriptors struct {
 	Program, VIs, Sockets, Queues, Counters int
 	Link                                    int // -1: not attached
 }
 
-// List has them in the order of the fields, without a missing link.
+// List returns the descriptors in the order of the fields, without a missing
+// link.
 func (d Descriptors) List() []int {
 	all := []int{d.Program, d.VIs, d.Sockets, d.Queues, d.Counters}
 	if d.Link >= 0 {
@@ -39,9 +40,9 @@ func DescriptorsOf(fds []int) (Descriptors, error) {
 	return d, nil
 }
 
-// Descriptors are the Demux's own, valid until Attach, Detach or Close: to be
-// duplicated or passed on, not closed. ok is false after Close, and for a link
-// without a descriptor.
+// Descriptors returns the Demux's own descriptors, valid until Attach, Detach or
+// Close. The caller may duplicate or send them but must not close them. ok is
+// false after Close, and for a link without a descriptor.
 func (d *Demux) Descriptors() (fds Descriptors, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -62,9 +63,9 @@ func (d *Demux) Descriptors() (fds Descriptors, ok bool) {
 	return fds, true
 }
 
-// AdoptDemux goes on with a program that another process loaded and, if there is
-// a link, attached to the interface. The descriptors are the Demux's from now on;
-// after an error they are closed.
+// AdoptDemux makes a Demux of a program that another process loaded and, if there
+// is a link, attached to the interface. It takes ownership of the descriptors; if
+// it fails it closes them.
 func AdoptDemux(fds Descriptors, ifindex int) (_ *Demux, err error) {
 	rest := fds.List()
 	var made []io.Closer
@@ -79,7 +80,7 @@ func AdoptDemux(fds Descriptors, ifindex int) (_ *Demux, err error) {
 			}
 		}
 	}()
-	next := func() int { // a constructor has the descriptor even when it fails
+	next := func() int { // a constructor owns the descriptor even if it fails
 		fd := rest[0]
 		rest = rest[1:]
 		return fd
@@ -114,8 +115,8 @@ func AdoptDemux(fds Descriptors, ifindex int) (_ *Demux, err error) {
 	return d, err
 }
 
-// Slots lists the slots that are in use by the readable mirror of the sockets'
-// map; the sockets themselves may be gone.
+// Slots lists the slots that are in use, according to the readable mirror of the
+// socket map. The sockets themselves may be closed.
 func (d *Demux) Slots() []int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -129,7 +130,7 @@ func (d *Demux) Slots() []int {
 	return slots
 }
 
-// Evict empties a slot whose socket may have gone by itself.
+// Evict empties a slot. It does not fail if the slot is empty already.
 func (d *Demux) Evict(slot int) error {
 	if err := d.Unregister(slot); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // copies duplicates a Demux's descriptors, as passing them to a process does.

@@ -11,20 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is where in the receive path the program runs.
+// Mode is the place in the receive path where the program runs.
 type Mode int
 
 const (
 	// Native is in the driver, before the kernel makes a socket buffer.
 	Native Mode = iota
-	// Generic is behind the driver; every interface has it. All frames come in
-	// on queue 0 there, but for drivers that record the queue.
+	// Generic is after the driver; every interface has it. All frames arrive on
+	// queue 0 there, except from drivers that record the queue.
 	Generic
 )
 
 // PageMTU is the largest MTU of a veth for a native program that does not take
-// multi-buffer frames: what a page of 4 KB leaves (veth_xdp_set,
-// drivers/net/veth.c). Other drivers differ by some bytes.
+// multi-buffer frames: the frame must fit a page of 4 KB (veth_xdp_set,
+// drivers/net/veth.c). The limit of other drivers differs by some bytes.
 const PageMTU = 3506
 
 func (m Mode) String() string {
@@ -39,9 +39,9 @@ func (m Mode) String() string {
 
 // Attached is the XDP program of an interface.
 type Attached struct {
-	ID   uint32 // the kernel's number of the program
-	Name string // empty: not known, which takes CAP_SYS_ADMIN
-	Mode Mode   // Native also stands for a program in the NIC itself
+	ID   uint32 // the kernel's ID of the program
+	Name string // empty if unknown; reading it takes CAP_SYS_ADMIN
+	Mode Mode   // Native also for a program that is offloaded to the NIC
 }
 
 func (a Attached) String() string {
@@ -51,12 +51,12 @@ func (a Attached) String() string {
 	return fmt.Sprintf("program %d %q (%s mode)", a.ID, a.Name, a.Mode)
 }
 
-// IsDemux tells whether a program is a demux program, of whatever process: by
-// its name, so far as that can be seen.
+// IsDemux reports whether a program is a demux program of any process. It
+// compares the name and returns false if the name is unknown.
 func IsDemux(a Attached) bool { return a.Name == demuxProgViaDemux }
 
-// AttachedTo asks what XDP program an interface of the calling thread's network
-// namespace has; ok is false if it has none. It needs no privilege.
+// AttachedTo returns the XDP program of an interface in the calling thread's
+// network namespace; ok is false if it has none. It needs no privilege.
 func AttachedTo(ifindex int) (a Attached, ok bool, err error) {
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
@@ -86,8 +86,8 @@ func attachedTo(l netlink.Link) (a Attached, ok bool) {
 	return a, true
 }
 
-// BusyError says that an interface has an XDP program of somebody else. It
-// matches EBUSY with [errors.Is].
+// BusyError is returned if an interface already has an XDP program of another
+// owner. It matches EBUSY with [errors.Is].
 type BusyError struct {
 	Ifindex   int
 	Interface string
@@ -95,16 +95,16 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("bpf: interface %s (%d) already has XDP %s: stop its owner, or take another interface",
+	return fmt.Sprintf("bpf: interface %s (%d) already has XDP %s: stop its owner, or use another interface",
 		e.Interface, e.Ifindex, e.Program)
 }
 
-// Unwrap gives EBUSY.
+// Unwrap returns EBUSY.
 func (e *BusyError) Unwrap() error { return unix.EBUSY }
 
-// attach makes the bpf_link. The kernel refuses to put one in the place of
-// another program, in whatever mode (dev_xdp_attach in net/core/dev.c), so
-// that there is no need to look first, nor time for a race.
+// attach makes the bpf_link. The kernel refuses to replace another program by a
+// link in any mode (dev_xdp_attach in net/core/dev.c). A check beforehand is
+// therefore not needed, and there is no race.
 func attach(p *ebpf.Program, ifindex int, mode Mode) (link.Link, error) {
 	var flags link.XDPAttachFlags
 	switch mode {
@@ -122,7 +122,7 @@ func attach(p *ebpf.Program, ifindex int, mode Mode) (link.Link, error) {
 	op := fmt.Sprintf("attach to interface %d in %s mode", ifindex, mode)
 	nic, lookErr := netlink.LinkByIndex(ifindex)
 	if lookErr != nil {
-		// The kernel says EINVAL for it, as for much else.
+		// The kernel returns EINVAL for this as for many other errors.
 		return nil, attachError(op, unix.ENODEV, mode, 0)
 	}
 	name := nic.Attrs().Name

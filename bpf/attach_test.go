@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/await"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 )
 
 var modes = []Mode{Native, Generic}
@@ -248,7 +248,7 @@ func TestAttachErrors(t *testing.T) {
 		errno   unix.Errno
 		hint    string
 	}{
-		{"no such interface", 4711, Generic, unix.ENODEV, "none of that number"},
+		{"no such interface", 4711, Generic, unix.ENODEV, "no interface with that index"},
 		{"no native mode", loopback, Native, unix.EOPNOTSUPP, "use generic mode"},
 		{"MTU", a.Index, Native, unix.ERANGE, "MTU of 9000"},
 	} {

@@ -2,22 +2,22 @@ package bpf
 
 import "fmt"
 
-// Counters tell what became of the frames on our UDP port since the program was
-// loaded, summed over the CPUs. All but Redirected and Control were dropped.
-// Frames that are not ours are not counted.
+// Counters counts the frames on our UDP port since the program was loaded by
+// their outcome, summed over the CPUs. The program drops all but those of
+// Redirected and Control. Frames to other ports are not counted.
 type Counters struct {
-	Redirected uint64 `json:"redirected"` // given to a socket, which may yet drop it: its ring full, its queue another
+	Redirected uint64 `json:"redirected"` // given to a socket, which may still drop it: full ring, or socket of another queue
 	Control    uint64 `json:"control"`    // connection management, passed to the kernel's UDP socket
-	Short      uint64 `json:"short"`      // ends before our header does
-	Version    uint64 `json:"version"`    // not this version of the format
-	NoVI       uint64 `json:"no_vi"`      // no such VI, or a former one with the same index
+	Short      uint64 `json:"short"`      // frame ends before the end of our header
+	Version    uint64 `json:"version"`    // another version of the frame format
+	NoVI       uint64 `json:"no_vi"`      // no such VI, or an earlier one with the same index
 	Key        uint64 `json:"key"`        // not the VI's key
 	Source     uint64 `json:"source"`     // not from the VI's peer
-	Queue      uint64 `json:"queue"`      // came in on a queue that is not the socket's: steering is amiss
-	NoSocket   uint64 `json:"no_socket"`  // nothing in the VI's slot
+	Queue      uint64 `json:"queue"`      // arrived on a queue other than the socket's: steering is wrong
+	NoSocket   uint64 `json:"no_socket"`  // the VI's slot is empty
 }
 
-// causes gives each of the program's counters its name and field.
+// causes maps each of the program's counters to its name and field.
 var causes = [demuxCauseCAUSE_COUNT]struct {
 	name  string
 	field func(*Counters) *uint64
@@ -41,8 +41,8 @@ func (c Counters) Each(f func(name string, v uint64)) {
 	}
 }
 
-// Counters reads the counters. Frames that arrive meanwhile may show in one and
-// not yet in another.
+// Counters reads the counters. The values are not a snapshot: frames that arrive
+// meanwhile may be counted in one and not yet in another.
 func (d *Demux) Counters() (Counters, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -2,24 +2,24 @@
 
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * demux.c - from a frame to the AF_XDP socket of its VI.
+ * demux.c - redirects a frame to the AF_XDP socket of its VI.
  *
- * The program runs for every frame that the interface receives. It reads as a
- * frame travels: Ethernet, at most one VLAN tag, IPv4 or IPv6, UDP, our
- * header, the VI table. A frame leaves it in one of three ways:
+ * The program runs for every frame that the interface receives. It parses the
+ * frame in order: Ethernet, at most one VLAN tag, IPv4 or IPv6, UDP, our
+ * header, and looks up the VI table. It returns one of three actions:
  *
- *   XDP_PASS      not ours, or connection management: the kernel's stack has it
+ *   XDP_PASS      not ours, or connection management: the kernel's stack gets it
  *   XDP_DROP      on our port, but no frame of a VI that is connected here
  *   XDP_REDIRECT  to the socket in the VI's slot
  *
- * Only the linear part of a frame is read (data to data_end). A multi-buffer
- * frame whose headers go on in a fragment passes, or is short if it is known
- * to be ours by then. No driver splits headers that early.
+ * It reads only the linear part of a frame (data to data_end). A multi-buffer
+ * frame whose headers continue in a fragment passes, or counts as short if it
+ * is known to be ours by then. No driver splits headers that early.
  *
- * Not checked here, because the owner of the VI does it with the payload at
- * hand: length fields, CRC32C, sequence. Not checked at all, because the VI
- * number with its random key says more: destination address, VLAN number.
- * Where the NIC or the generic hook has taken the tag off, there is none here.
+ * The owner of the VI checks length fields, CRC32C and sequence, because it has
+ * the payload. Nothing checks destination address and VLAN number, because the
+ * VI number with its random key is a stronger check. If the NIC or the generic
+ * hook has removed the VLAN tag, the program does not see one.
  */
 #include <stddef.h>
 #include <linux/bpf.h>
@@ -32,8 +32,8 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 const volatile __u16 udp_port = 4793;
 
 /*
- * What became of the frames on our port, the counters' keys. Go knows them by
- * bpf2go's constants; a new one goes at the end, before CAUSE_COUNT.
+ * The outcomes of frames on our port: keys of the counters. bpf2go makes Go
+ * constants of them. Add a new one at the end, before CAUSE_COUNT.
  */
 enum cause {
 	CAUSE_REDIRECTED, /* given to a socket */
@@ -49,9 +49,9 @@ enum cause {
 };
 
 /*
- * One VI. The index of a VI number, its low 16 bits, is the place in the table;
- * id holds the whole number, so that a stale generation is recognised. An entry
- * with id 0 is empty: 0 is never a VI.
+ * One VI. The low 16 bits of a VI number are its index in the table. id holds
+ * the whole number, so that a stale generation is recognized. An entry with id
+ * 0 is empty: 0 is never the number of a VI.
  *
  * User space writes entries through a mapping while the program runs; see
  * vis.go for the order. Number and slot are one word so that a frame that
@@ -67,7 +67,7 @@ struct vi_entry {
 
 _Static_assert(sizeof(struct vi_entry) == 40, "VI table entry");
 
-/* Sizes are defaults; the loader sets what its configuration says. */
+/* The sizes are defaults; the loader sets those of its configuration. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -108,7 +108,7 @@ static __always_inline int count(enum cause cause, int action)
 	return action;
 }
 
-/* One load, here: the entry changes under us. */
+/* Exactly one load: user space may change the entry at any time. */
 #define LOAD(x) (*(const volatile __typeof__(x) *)&(x))
 
 SEC("xdp.frags")
@@ -125,7 +125,7 @@ int via_demux(struct xdp_md *ctx)
 		return XDP_PASS;
 	__be16 proto = eth->proto;
 
-	/* One tag; what has two is a provider's and not for this host. */
+	/* At most one tag: a frame with two is a provider's, not for this host. */
 	if (proto == bpf_htons(PROTO_VLAN) || proto == bpf_htons(PROTO_QINQ)) {
 		struct vlan *vlan = at;
 
@@ -137,8 +137,8 @@ int via_demux(struct xdp_md *ctx)
 
 	/*
 	 * IP, without options, fragments and extension headers, which our
-	 * frames never have. ARP and the rest of the world end here, and
-	 * neighbour discovery, which is ICMPv6.
+	 * frames never have. ARP, neighbor discovery (ICMPv6) and other
+	 * protocols pass here.
 	 */
 	struct host source;
 
@@ -162,7 +162,7 @@ int via_demux(struct xdp_md *ctx)
 		return XDP_PASS;
 	}
 
-	/* UDP. From here on the frame is ours, for good or bad. */
+	/* UDP. A frame to our port is ours from here on. */
 	struct udp *udp = at;
 
 	at = udp + 1;
@@ -171,8 +171,8 @@ int via_demux(struct xdp_md *ctx)
 
 	/*
 	 * Version and kind. Connection management of any version goes to the
-	 * kernel's socket, whose owner can say to the peer that it speaks
-	 * another one.
+	 * kernel's socket, so that its owner can tell the peer which version it
+	 * speaks.
 	 */
 	struct via *via = at;
 
@@ -186,7 +186,7 @@ int via_demux(struct xdp_md *ctx)
 	if (via->version != VIA_VERSION)
 		return count(CAUSE_VERSION, XDP_DROP);
 
-	/* The VI: is there one, does the sender know its key, is it its peer? */
+	/* The VI: does it exist, does the key match, is the sender its peer? */
 	__u32 vi = bpf_ntohl(via->vi);
 	__u32 index = vi & 0xffff;
 	struct vi_entry *entry = bpf_map_lookup_elem(&vis, &index);
@@ -203,13 +203,13 @@ int via_demux(struct xdp_md *ctx)
 		return count(CAUSE_SOURCE, XDP_DROP);
 
 	/*
-	 * The kernel gives a frame only to a socket of the queue that it came
-	 * in on, and drops it elsewhere without a word. So say it here.
+	 * The kernel gives a frame only to a socket of the queue on which it
+	 * arrived, and otherwise drops it silently. So count it here.
 	 */
 	if (LOAD(entry->queue) != ctx->rx_queue_index)
 		return count(CAUSE_QUEUE, XDP_DROP);
 
-	/* An empty slot gives the action in the flags. */
+	/* For an empty slot the helper returns the action in its flags. */
 	int action = bpf_redirect_map(&sockets, id >> 32, XDP_DROP);
 
 	return count(action == XDP_REDIRECT ? CAUSE_REDIRECTED : CAUSE_NO_SOCKET, action);

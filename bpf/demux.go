@@ -18,23 +18,23 @@ const (
 	// DefaultMaxSockets is the number of slots.
 	DefaultMaxSockets = 256
 
-	// indexBits is how much of a VI number is the index in the table; the
-	// rest is the generation.
+	// indexBits is the number of low bits of a VI number that are the index in
+	// the table. The other bits are the generation.
 	indexBits = 16
 	indexMask = 1<<indexBits - 1
 )
 
-// Config of a demux program. The zero value is good.
+// Config configures a demux program. The zero value is valid.
 type Config struct {
 	Port       uint16 // UDP destination port; 0: DefaultPort
 	MaxVIs     int    // entries of the VI table, 40 bytes each, at most 65536; 0: DefaultMaxVIs
 	MaxSockets int    // slots; 0: DefaultMaxSockets
 	// SingleBuffer loads the program without BPF_F_XDP_HAS_FRAGS. In generic
-	// mode the kernel then makes room in front of a frame in place, instead of
-	// copying it to a page of its pool (skb_cow_data_for_xdp in
-	// net/core/skbuff.c), which saves 0.2 us of a short frame; frames in several
-	// pieces, kernel TCP's included, are joined first. In native mode it
-	// bounds the MTU to about a page.
+	// mode the kernel then makes headroom in place instead of copying the frame
+	// to a page of its pool (skb_cow_data_for_xdp in net/core/skbuff.c). That
+	// saves 0.2 us per short frame. Frames of several fragments, kernel TCP's
+	// included, are linearized first. In native mode it limits the MTU to about
+	// a page.
 	SingleBuffer bool
 }
 
@@ -54,18 +54,17 @@ func (c *Config) setDefaults() error {
 	return checkSlots("MaxSockets", c.MaxSockets)
 }
 
-// Demux is the demux program in the kernel with its maps, and once attached
-// with its link to the interface. The fields Sockets and Queues are the maps of
-// the slots, Program is there for test runs. Leave them alone while Close may
-// run.
+// Demux is a loaded demux program with its maps and, once attached, its link to
+// the interface. The fields Sockets and Queues are the maps of the slots; Program
+// is exported for test runs. Do not use them while Close may run.
 type Demux struct {
 	socketProgram
 	vis      viTable
 	counters *ebpf.Map
 }
 
-// LoadDemux loads the program and creates its maps. Nothing is attached yet.
-// Errors of the kernel are of type [*Error] and say what is missing.
+// LoadDemux loads the program and creates its maps. It attaches nothing. Errors
+// of the kernel are of type [*Error] and name what is missing.
 func LoadDemux(cfg Config) (*Demux, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
@@ -99,10 +98,10 @@ func LoadDemux(cfg Config) (*Demux, error) {
 	return d, nil
 }
 
-// EnterVI enters a VI in the table, in the place of the entry with the same
-// index if there is one. From then on its frames go to the socket in the slot.
-// Errors: the number is 0 or its index out of the table, the slot or the
-// address is invalid, [os.ErrClosed].
+// EnterVI enters a VI in the table and replaces an entry with the same index.
+// From then on the VI's frames go to the socket in the slot. It fails if the
+// number is 0, its index is outside the table, or the slot or the address is
+// invalid, and with [os.ErrClosed] after Close.
 func (d *Demux) EnterVI(num uint32, e VIEntry) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -115,10 +114,10 @@ func (d *Demux) EnterVI(num uint32, e VIEntry) error {
 	return d.vis.enter(num, e)
 }
 
-// RemoveVI takes a VI out of the table. A frame that the program has in hand at
+// RemoveVI removes a VI from the table. A frame that the program is processing at
 // this moment may still reach the socket, whose owner checks number and key
-// again. Errors: [ErrNoVI], also when the index belongs to another generation
-// by now; [os.ErrClosed].
+// again. It fails with [ErrNoVI] if the VI is not in the table, also if its index
+// now belongs to another generation, and with [os.ErrClosed] after Close.
 func (d *Demux) RemoveVI(num uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -128,8 +127,8 @@ func (d *Demux) RemoveVI(num uint32) error {
 	return d.vis.remove(num)
 }
 
-// Close takes everything back, in the order in which frames stop: VI entries,
-// sockets, link, then program and maps. A second Close does nothing.
+// Close removes the VI entries, the sockets and the link, in this order, and then
+// closes the program and the maps. A second Close does nothing.
 func (d *Demux) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"viaxdp/internal/nstest"
-	"viaxdp/wire"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 // xdpMD is struct xdp_md (linux/bpf.h), the context of a test run.

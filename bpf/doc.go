@@ -1,6 +1,6 @@
-// Package bpf holds the XDP programs: the demux program, which takes the
-// frames of our VIs off an interface and gives each to the AF_XDP socket of
-// its VI, and a baseline that gives a socket all that comes to a UDP port.
+// Package bpf loads and attaches the XDP programs: the demux program, which
+// redirects each frame of a local VI to the AF_XDP socket of that VI, and a
+// baseline that redirects every frame to a UDP port.
 //
 //	           interface                     kernel                  user space
 //	 frame  +-----------+
@@ -23,15 +23,15 @@
 //	queues    HASH          slot              1               the same; the readable mirror of sockets
 //	counters  PERCPU_ARRAY  cause             frames          the program
 //
-// A slot is a place for one AF_XDP socket. Many VIs share a slot: all those
-// whose frames the socket's owner takes. The kernel gives a frame only to a
-// socket of the receive queue that the frame came in on, so an entry also names
-// the queue, and a frame on another queue is counted instead of vanishing.
+// A slot is a place for one AF_XDP socket. All VIs of the socket's owner share
+// its slot. The kernel gives a frame only to a socket of the receive queue on
+// which the frame arrived. An entry therefore also names the queue, and the
+// program counts a frame on another queue, which the kernel would drop silently.
 //
-// The program is bound to the interface by a bpf_link. A program of somebody
-// else is never replaced, and ours is gone when the process is, whatever ends
-// it. The link, the program and the maps live as long as the [Demux]: keep it
-// reachable, or the garbage collector closes them and so detaches.
+// The program is bound to the interface by a bpf_link. It never replaces another
+// owner's program, and it is detached when the process ends in any way. The link,
+// the program and the maps live as long as the [Demux]: keep it reachable, or the
+// garbage collector closes them and so detaches the program.
 //
 // # Example
 //
@@ -54,9 +54,9 @@
 // time; none of them is on the data path. Attach must run on a thread that is
 // in the interface's network namespace.
 //
-// Loading needs CAP_BPF and CAP_NET_ADMIN, and so does attaching. To look up
-// the name of a foreign program takes CAP_SYS_ADMIN; without, its number has to
-// do. Needs Linux 5.18 for XDP programs that take multi-buffer frames.
+// Loading and attaching need CAP_BPF and CAP_NET_ADMIN. Reading the name of
+// another owner's program takes CAP_SYS_ADMIN; without it only its ID is known.
+// Linux 5.18 is needed for XDP programs that take multi-buffer frames.
 //
 // demux.c is compiled by go generate; the objects are committed.
 package bpf

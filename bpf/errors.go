@@ -12,9 +12,9 @@ import (
 
 // Error is a failed call into the kernel.
 type Error struct {
-	Op   string // what was to be done
-	Err  error  // why not; matches the errno with [errors.Is]
-	Hint string // what to do about it; may be empty
+	Op   string // the operation that failed
+	Err  error  // the cause; matches the errno with [errors.Is]
+	Hint string // the likely reason and remedy; may be empty
 }
 
 func (e *Error) Error() string {
@@ -45,20 +45,20 @@ func loadError(op string, err error) error {
 	return e
 }
 
-// attachError explains why a program could not be bound to an interface, whose
-// MTU is mtu.
+// attachError explains why a program could not be attached to an interface with
+// the given MTU.
 func attachError(op string, err error, mode Mode, mtu int) error {
 	e := &Error{Op: op, Err: err}
 	var errno unix.Errno
 	if !errors.As(err, &errno) {
 		return e
 	}
-	e.Err = errno // without the library's words around it
+	e.Err = errno // without the library's text around it
 	switch errno {
 	case unix.EPERM:
 		e.Hint = privilegeHint(missingCapabilities())
 	case unix.ENODEV:
-		e.Hint = "there is none of that number in this network namespace"
+		e.Hint = "there is no interface with that index in this network namespace"
 	case unix.EBUSY, unix.EEXIST:
 		e.Hint = "another XDP program was there a moment ago, or a bond above the interface has one"
 	}
@@ -69,28 +69,28 @@ func attachError(op string, err error, mode Mode, mtu int) error {
 	case unix.EOPNOTSUPP:
 		e.Hint = "the driver has no native XDP, or not with multi-buffer frames: use generic mode"
 	case unix.EINVAL, unix.ERANGE:
-		e.Hint = fmt.Sprintf("the driver's native mode may not go with the MTU of %d (on veth: the peer's), nor with LRO: "+
-			"lower the one, switch off the other, or use generic mode", mtu)
+		e.Hint = fmt.Sprintf("the driver's native mode may not support the MTU of %d (on veth: the peer's) or LRO: "+
+			"lower the MTU, switch LRO off, or use generic mode", mtu)
 	case unix.ENOSPC, unix.ENOMEM:
-		e.Hint = "the driver's native mode wants more queues (on veth: as many to receive as the peer has to send), " +
-			"see ethtool -L: give it them, or use generic mode"
+		e.Hint = "the driver's native mode needs more queues (on veth: as many receive queues as the peer has transmit queues): " +
+			"add queues with ethtool -L, or use generic mode"
 	case unix.ENOTCONN:
-		e.Hint = "the other end of the veth pair is gone"
+		e.Hint = "the other end of the veth pair no longer exists"
 	}
 	return e
 }
 
 func privilegeHint(missing []string) string {
 	if len(missing) == 0 {
-		return "CAP_BPF and CAP_NET_ADMIN are here, so they count only in a user namespace (of a container?), " +
-			"a security module or lockdown refuses, or before Linux 5.11 RLIMIT_MEMLOCK is too low"
+		return "CAP_BPF and CAP_NET_ADMIN are held, so either they apply only in a user namespace (of a container?), " +
+			"or a security module or lockdown refuses, or (before Linux 5.11) RLIMIT_MEMLOCK is too low"
 	}
 	return fmt.Sprintf("%s missing: run as root, or setcap cap_bpf,cap_net_admin,cap_net_raw+ep the program",
 		strings.Join(missing, " and "))
 }
 
 // missingCapabilities names those of CAP_BPF and CAP_NET_ADMIN that the calling
-// thread has not; CAP_SYS_ADMIN stands for both (capabilities(7)).
+// thread lacks. CAP_SYS_ADMIN includes both (capabilities(7)).
 func missingCapabilities() []string {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData

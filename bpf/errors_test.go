@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // privileged runs f on a thread of its own that has these capabilities only.

@@ -12,26 +12,26 @@ import (
 // DefaultMaxQueues is the number of receive queues that a Redirect serves.
 const DefaultMaxQueues = 64
 
-// RedirectConfig configures a baseline. The zero value is good.
+// RedirectConfig configures a Redirect. The zero value is valid.
 type RedirectConfig struct {
 	Port      uint16 // UDP destination port; 0: DefaultPort
 	MaxQueues int    // receive queues; 0: DefaultMaxQueues
 	Frags     bool   // take multi-buffer frames (BPF_F_XDP_HAS_FRAGS, Linux 5.18)
 }
 
-// Redirect is the least that a program can do for AF_XDP and still leave the
-// rest of the network alone: a frame of IPv4 or IPv6 with the UDP destination
-// port goes to the socket in the slot of its receive queue, all others, and
-// those of queues without a socket, to the kernel's stack. No VI, no key. It is
-// the baseline that the demux program and all above are measured against.
+// Redirect is the smallest program that serves AF_XDP and leaves other traffic
+// alone. It redirects an IPv4 or IPv6 frame to the UDP port to the socket in the
+// slot of its receive queue. All other frames, and frames of queues without a
+// socket, go to the kernel's stack. It knows neither VIs nor keys. It is the
+// baseline for measurements of the demux program and everything above it.
 //
-// A slot is a receive queue here: Register(queue, fd).
+// Its slots are receive queues: Register(queue, fd).
 type Redirect struct {
 	socketProgram
 }
 
 // NewRedirect assembles and loads the program. Errors of the kernel are of type
-// [*Error] and say what is missing.
+// [*Error] and name what is missing.
 func NewRedirect(cfg RedirectConfig) (*Redirect, error) {
 	if cfg.Port == 0 {
 		cfg.Port = DefaultPort
@@ -74,8 +74,8 @@ func NewRedirect(cfg RedirectConfig) (*Redirect, error) {
 	return r, nil
 }
 
-// Offsets of what the program reads in the frame and in struct xdp_md
-// (linux/bpf.h), in bytes, and values in network byte order.
+// Offsets, in bytes, of the fields that the program reads in the frame and in
+// struct xdp_md (linux/bpf.h), and an action.
 const (
 	mdData  = 0
 	mdEnd   = 4
@@ -94,7 +94,8 @@ const (
 	actionPass = 2 // XDP_PASS
 )
 
-// redirectProgram is, without VLAN tags, IPv4 options and extension headers:
+// redirectProgram assembles this program, which does not handle VLAN tags, IPv4
+// options and extension headers:
 //
 //	if frame is IPv4 or IPv6, UDP, to the port:
 //		return bpf_redirect_map(sockets, ctx->rx_queue_index, XDP_PASS)
@@ -105,7 +106,7 @@ func redirectProgram(sockets int, port uint16) asm.Instructions {
 		data   = asm.R7
 		end    = asm.R8
 		field  = asm.R2
-		reach  = asm.R3 // end of what is going to be read
+		reach  = asm.R3 // end of the next read
 		accept = "udp"
 		pass   = "pass"
 	)
@@ -114,7 +115,7 @@ func redirectProgram(sockets int, port uint16) asm.Instructions {
 		asm.LoadMem(data, ctx, mdData, asm.Word),
 		asm.LoadMem(end, ctx, mdEnd, asm.Word),
 
-		// The shorter of both, UDP over IPv4, must be there in any case.
+		// The shorter of both, UDP over IPv4, must fit in any case.
 		asm.Mov.Reg(reach, data),
 		asm.Add.Imm(reach, ip4UDPEnd),
 		asm.JGT.Reg(reach, end, pass),
@@ -154,7 +155,7 @@ func redirectProgram(sockets int, port uint16) asm.Instructions {
 	}
 }
 
-// network gives the number that a load of v from the frame yields.
+// network returns the number that a load of v from the frame yields.
 func network(v uint16) int32 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], v)

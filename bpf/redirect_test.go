@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 	"pgregory.net/rapid"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // redirectModel says what the baseline does with a frame, its socket there.

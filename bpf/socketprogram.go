@@ -12,23 +12,23 @@ import (
 
 var errClosed = fmt.Errorf("bpf: program: %w", os.ErrClosed)
 
-// socketProgram is what Demux and Redirect have in common: a program that
-// redirects to AF_XDP sockets, their maps, and the link to an interface.
+// socketProgram is the common part of Demux and Redirect: a program that
+// redirects to AF_XDP sockets, the socket maps, and the link to an interface.
 type socketProgram struct {
 	Program *ebpf.Program // for test runs
 	Sockets *ebpf.Map     // XSKMAP: the socket in each slot
-	// Queues is the readable mirror of Sockets, which user space can only
-	// write: the key of each slot in use. A hash, of which entries can be
-	// deleted.
+	// Queues is the readable mirror of Sockets, which user space can only write.
+	// It has a key for each slot in use. It is a hash because entries of an array
+	// cannot be deleted.
 	Queues *ebpf.Map
 
-	mu     sync.Mutex // guards all below, and the fields above against close
+	mu     sync.Mutex // guards the fields below, and those above against close
 	closed bool
-	link   link.Link // nil: not attached. Kept, because a link that is collected detaches
+	link   link.Link // nil if not attached; the reference keeps the link from being collected, which detaches
 	where  int       // interface index of link
 }
 
-// maxSlots bounds a map's size where only a mistake exceeds it.
+// maxSlots bounds the size of a map. Only a mistake exceeds it.
 const maxSlots = 1 << 20
 
 func checkSlots(name string, n int) error {
@@ -38,9 +38,8 @@ func checkSlots(name string, n int) error {
 	return nil
 }
 
-// Register puts an AF_XDP socket into a slot, in the place of the socket that
-// is there. The descriptor may be closed afterwards without harm: the kernel
-// empties the slot when the socket goes.
+// Register puts an AF_XDP socket into a slot and replaces the socket that is
+// there. The kernel empties the slot when the socket is released.
 func (p *socketProgram) Register(slot, fd int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,7 +55,7 @@ func (p *socketProgram) Register(slot, fd int) error {
 	return nil
 }
 
-// Unregister empties a slot. An empty one gives an error that matches
+// Unregister empties a slot. If it is empty, the error matches
 // [ebpf.ErrKeyNotExist].
 func (p *socketProgram) Unregister(slot int) error {
 	p.mu.Lock()
@@ -70,8 +69,8 @@ func (p *socketProgram) Unregister(slot int) error {
 	return nil
 }
 
-// put enters the socket first, so that Queues names no slot that a descriptor was
-// refused for.
+// put enters the socket first, so that Queues does not name a slot whose
+// descriptor the kernel has refused.
 func (p *socketProgram) put(slot, fd uint32) error {
 	if err := p.Sockets.Put(slot, fd); err != nil {
 		return err
@@ -82,12 +81,12 @@ func (p *socketProgram) put(slot, fd uint32) error {
 	return nil
 }
 
-// delete takes the slot's name first: whoever is refused has changed nothing.
+// delete removes the key in Queues first: if that fails, nothing has changed.
 func (p *socketProgram) delete(slot uint32) error {
 	if err := p.Queues.Delete(slot); err != nil {
 		return err
 	}
-	// The kernel has emptied the slot of a socket that is gone.
+	// The kernel has already emptied the slot of a released socket.
 	if err := p.Sockets.Delete(slot); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	}
@@ -104,10 +103,10 @@ func (p *socketProgram) check(slot int) error {
 	return nil
 }
 
-// Attach binds the program to an interface of the calling thread's network
-// namespace. It never takes the place of another program: that gives a
-// [*BusyError]; other errors of the kernel are an [*Error] with a remedy. A
-// program has one interface at a time.
+// Attach attaches the program to an interface of the calling thread's network
+// namespace. It never replaces another program, but returns a [*BusyError]. Other
+// errors of the kernel are an [*Error] with a remedy. A program is attached to
+// one interface at a time.
 func (p *socketProgram) Attach(ifindex int, mode Mode) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,8 +124,9 @@ func (p *socketProgram) Attach(ifindex int, mode Mode) error {
 	return nil
 }
 
-// Attached tells whether the program is on an interface: somebody else may have
-// taken it off ("bpftool link detach"), or the interface be gone.
+// Attached reports whether the program is attached to an interface. Another
+// process may have detached it ("bpftool link detach"), or the interface may have
+// been removed.
 func (p *socketProgram) Attached() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,14 +135,14 @@ func (p *socketProgram) Attached() bool {
 	}
 	info, err := p.link.Info()
 	if err != nil {
-		return true // as far as is known
+		return true // assume that it is attached
 	}
 	x := info.XDP()
 	return x == nil || x.Ifindex != 0
 }
 
-// Detach takes the program off its interface; maps and entries stay. Without
-// an interface it does nothing.
+// Detach detaches the program from its interface. Maps and entries stay. If it is
+// not attached, Detach does nothing.
 func (p *socketProgram) Detach() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,8 +153,8 @@ func (p *socketProgram) detach() error {
 	if p.link == nil {
 		return nil
 	}
-	// Not only the descriptor's close, which another copy of it (a child
-	// between fork and exec) would put off.
+	// Closing the descriptor alone would not detach while another copy of it
+	// exists, in a child between fork and exec for instance.
 	err := errors.Join(p.link.Detach(), p.link.Close())
 	p.link = nil
 	if err != nil {
@@ -163,7 +163,8 @@ func (p *socketProgram) detach() error {
 	return nil
 }
 
-// Close takes sockets, link, program and maps back. A second Close does nothing.
+// Close removes the sockets and the link and closes the program and the maps. A
+// second Close does nothing.
 func (p *socketProgram) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,7 +183,7 @@ func (p *socketProgram) close() error {
 	return errors.Join(append(errs, p.detach(), p.Sockets.Close(), p.Queues.Close(), p.Program.Close())...)
 }
 
-// slots lists those in use.
+// slots lists the slots in use.
 func (p *socketProgram) slots() []uint32 {
 	var slots []uint32
 	var slot, one uint32

@@ -7,12 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
 
 // patience bounds waits for what must come; nothing is measured by it.
-const patience = 30 * time.Second
+const waitLimit = 30 * time.Second
 
 // receiver opens an AF_XDP socket on queue 0 of the interface, ready to receive.
 func receiver(t *testing.T, ns *nstest.NS) *xdpnic.Queue {
@@ -30,7 +30,7 @@ func receiver(t *testing.T, ns *nstest.NS) *xdpnic.Queue {
 func receive(t *testing.T, socket *xdpnic.Queue) []byte {
 	t.Helper()
 	frames := make([]xdpnic.Frame, 1)
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(waitLimit); time.Now().Before(deadline); {
 		if socket.Receive(frames) == 0 {
 			time.Sleep(100 * time.Microsecond) // the kernel delivers in its own time
 			continue
@@ -57,7 +57,7 @@ func udp(t *testing.T, ns *nstest.NS, local, remote netip.AddrPort) *net.UDPConn
 		return err
 	})
 	t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(patience))
+	conn.SetDeadline(time.Now().Add(waitLimit))
 	return conn
 }
 

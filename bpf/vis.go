@@ -10,41 +10,40 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// VIEntry is what the demux program must know of a VI.
+// VIEntry describes a VI to the demux program.
 type VIEntry struct {
-	Slot  uint32     // slot of the socket that takes its frames
+	Slot  uint32     // slot of the socket that gets the VI's frames
 	Queue uint32     // receive queue of that socket
-	Key   uint64     // key that its frames carry
-	Peer  netip.Addr // source address of its frames; IPv4, also as ::ffff:a.b.c.d, or IPv6; a zone is ignored
+	Key   uint64     // key that the VI's frames carry
+	Peer  netip.Addr // source address of the VI's frames; IPv4, also as ::ffff:a.b.c.d, or IPv6; a zone is ignored
 }
 
-// ErrNoVI says that the VI table has no entry for a VI number.
+// ErrNoVI is returned if the VI table has no entry for a VI number.
 var ErrNoVI = errors.New("bpf: no such VI in the table")
 
-// viTable is the VI table, mapped into the process. The program reads an entry
-// while it is written, without a lock, so the order of writes matters:
+// viTable is the VI table, mapped into the process. The XDP program reads entries
+// without a lock while they are written, so the order of writes matters:
 //
 //	enter:   id = 0    key, peer, queue    id = number and slot
 //	remove:  id = 0
 //
-// The program loads id, then key, peer and queue, each as one word. A frame of
-// the former VI that matched id just before it changed then meets the new key,
-// which is random, and goes. Should a CPU with weak ordering see a new id and
-// an old key, the key of the new VI's first frame does not match, and that frame
-// goes: the peer sends it again. Number and slot are one word, so that no frame
-// goes to the slot of another VI. And the owner of the socket looks at number
-// and key again.
+// The program loads id, then key, peer and queue, each as one word. If a frame of
+// the previous VI matched id just before id changed, the program compares the
+// frame with the new, random key and drops it. If a CPU with weak ordering sees
+// the new id and the old key, it drops the new VI's first frame, which the peer
+// sends again. Number and slot are one word, so no frame goes to the slot of
+// another VI. The owner of the socket checks number and key again.
 type viTable struct {
 	m       *ebpf.Map
 	mem     []byte         // the mapping
-	entries []demuxViEntry // the same, as entries
+	entries []demuxViEntry // the mapping, as entries
 }
 
-// index gives the place of a VI number.
+// index returns the place of a VI number in the table.
 func (t *viTable) index(num uint32) (uint32, error) {
 	index := num & indexMask
 	if num == 0 || int(index) >= len(t.entries) {
-		return 0, fmt.Errorf("bpf: VI number %#x: want not 0 and an index (low %d bits) below %d",
+		return 0, fmt.Errorf("bpf: VI number %#x: want a number other than 0 with an index (low %d bits) below %d",
 			num, indexBits, len(t.entries))
 	}
 	return index, nil
@@ -79,7 +78,7 @@ func (t *viTable) remove(num uint32) error {
 	}
 	e := &t.entries[index]
 	if now := uint32(atomic.LoadUint64(&e.Id)); now != num {
-		return fmt.Errorf("%w: %#x, its place has %#x", ErrNoVI, num, now)
+		return fmt.Errorf("%w: %#x; the entry at its index is %#x", ErrNoVI, num, now)
 	}
 	atomic.StoreUint64(&e.Id, 0)
 	return nil

@@ -11,7 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestEnterAndRemove(t *testing.T) {
@@ -127,7 +127,7 @@ func TestEntryChangesUnderTraffic(t *testing.T) {
 	before := counters(t, d)
 	after := before
 	// Until both VIs were seen in place: how soon is the scheduler's choice.
-	for end := time.Now().Add(patience); time.Now().Before(end) &&
+	for end := time.Now().Add(waitLimit); time.Now().Before(end) &&
 		(after.Redirected == before.Redirected || after.NoVI == before.NoVI); {
 		if _, err := d.Program.Run(&ebpf.RunOptions{Data: b, Repeat: 50_000}); err != nil {
 			t.Error(err)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openVITable maps the array m, of BPF_F_MMAPABLE, whose elements lie side by
-// side, each rounded up to 8 bytes (kernel/bpf/arraymap.c).
+// openVITable maps the BPF_F_MMAPABLE array m, whose elements are contiguous, each
+// rounded up to 8 bytes (kernel/bpf/arraymap.c).
 func openVITable(m *ebpf.Map) (viTable, error) {
 	n := int(m.MaxEntries())
 	mem, err := unix.Mmap(m.FD(), 0, n*int(unsafe.Sizeof(demuxViEntry{})),

@@ -18,8 +18,8 @@ import (
 
 	// What the examples are built of; a change of it makes old results invalid.
 	_ "viaxdp/examples/internal/side"
-	"viaxdp/internal/mpirun"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/ops/mpirun"
 )
 
 // What the two programs of each example print, in part, the server after it
@@ -87,7 +87,7 @@ func TestJobs(t *testing.T) {
 			if out, err := exec.Command("go", "build", "-o", program, "./"+name).CombinedOutput(); err != nil {
 				t.Fatalf("go build: %v\n%s", err, out)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 			defer cancel()
 			var both bytes.Buffer
 			err := mpirun.Run(ctx, mpirun.Job{Ranks: 4, Program: []string{program}, Stdout: &both, Stderr: &both})
@@ -156,13 +156,13 @@ func TestExampleFails(t *testing.T) {
 }
 
 // patience is how long a pair of programs may take.
-const patience = 3 * time.Minute
+const waitLimit = 3 * time.Minute
 
 // runPair runs a program as the server and as a client of it, in two
 // namespaces, and returns what they printed.
 func runPair(t *testing.T, program string) (server, client string, err error) {
 	a, b := nstest.Pair(t, nstest.Options{})
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 
 	// A process that starts on a thread lives in the thread's namespace.

@@ -3,14 +3,15 @@ package hugepages
 import (
 	"errors"
 	"fmt"
+	"math"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
 
-// Adopt maps an arena that another process has made: its memfd and its Info.
-// None of its blocks may be out there; from now on they are given out here. The
-// descriptor is the arena's, also after an error. Errors: a file that is smaller
-// than the Info says, or cannot be mapped.
+// Adopt maps an arena that another process has made, from its memfd and its Info. None of its blocks may be
+// allocated; from now on this process allocates them. Adopt takes over the descriptor, also on error. It fails if
+// the file is smaller than the Info says, or could shrink, or cannot be mapped.
 func Adopt(fd int, info Info) (*Arena, error) {
 	m := &mapping{fd: fd}
 	fail := func(err error) (*Arena, error) {
@@ -20,14 +21,19 @@ func Adopt(fd int, info Info) (*Arena, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fail(err)
 	}
-	if info.Size <= 0 || st.Size < int64(info.Size) || info.Reserve < 0 || info.Reserve > info.Size {
+	if info.Size <= 0 || info.Size > math.MaxInt/4 || info.Size%os.Getpagesize() != 0 || st.Size < int64(info.Size) ||
+		info.Reserve < 0 || info.Reserve > info.Size {
 		return fail(fmt.Errorf("a file of %d bytes for an arena of %d with %d reserved", st.Size, info.Size, info.Reserve))
+	}
+	// Who shrinks the file later takes the pages from under this process: SIGBUS.
+	if seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil || seals&unix.F_SEAL_SHRINK == 0 {
+		return fail(errors.Join(errors.New("the file is no memfd that is sealed against shrinking"), err))
 	}
 	if err := m.place(info.Size, unix.MAP_SHARED); err != nil {
 		return fail(err)
 	}
 	if info.Kind != Pages {
-		// Only huge mappings of huge pages; harmless where there are none.
+		// Huge mappings exist only for huge pages; harmless if there are none.
 		_ = unix.Madvise(m.mem, unix.MADV_HUGEPAGE)
 	}
 	if err := m.populate(); err != nil {

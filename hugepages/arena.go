@@ -9,13 +9,13 @@ import (
 	"sync"
 )
 
-// Policy says how much hugepages matter.
+// Policy says whether New uses hugepages.
 type Policy int
 
 const (
 	Auto    Policy = iota // the best step that works
 	Require               // hugetlb pages or an error
-	Avoid                 // ordinary pages, even where better ones are to be had
+	Avoid                 // ordinary pages, even if better ones are available
 )
 
 func (p Policy) String() string {
@@ -33,9 +33,17 @@ func (p Policy) String() string {
 // Config describes an arena. Sizes are bytes.
 type Config struct {
 	Size    int    // at least; rounded up to 2 MB, with Avoid to the base page size
-	Reserve int    // bytes at the start that Alloc never gives out, such as the UMEM's chunk pool
-	Shared  bool   // back it by a memfd, which another process can map
+	Reserve int    // bytes at the start that Alloc never returns, such as the UMEM's chunk pool
+	Shared  bool   // use a memfd, which another process can map
 	Policy  Policy // zero: Auto
+}
+
+// MappedBytes is the size of the arena that New makes: Size, rounded up.
+func (c Config) MappedBytes() int {
+	if c.Policy == Avoid {
+		return roundUp(c.Size, os.Getpagesize())
+	}
+	return roundUp(c.Size, hugeSize)
 }
 
 // Errors of an arena; test for them with errors.Is.
@@ -56,8 +64,8 @@ type Arena struct {
 
 // New maps and populates an arena. The memory is zero.
 //
-// Lack of hugepages is an error only with Require; then, and when not even
-// ordinary pages can be had, the error unwraps to the [Refusal] and its errno.
+// Lack of hugepages is an error only with Require. In that case, and if not even ordinary pages are available, the
+// error unwraps to the [Refusal] and its errno.
 func New(cfg Config) (*Arena, error) {
 	switch {
 	case cfg.Size <= 0:
@@ -81,8 +89,8 @@ func New(cfg Config) (*Arena, error) {
 	return &Arena{info: info, buddy: buddy, m: m}, nil
 }
 
-// Bytes is all of the arena, reserve included; nil after Close. It begins on a
-// multiple of the smallest power of two that is not below its length.
+// Bytes returns all of the arena, reserve included; nil after Close. It begins on a multiple of the smallest power
+// of two that is not below its length.
 func (a *Arena) Bytes() []byte {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -92,9 +100,8 @@ func (a *Arena) Bytes() []byte {
 	return a.m.mem
 }
 
-// FD is the memfd of a shared arena, -1 for a private or closed one. It stays
-// the arena's: duplicate it or pass it on, but do not close it. It is
-// close-on-exec, and sealed against resizing.
+// FD returns the memfd of a shared arena, or -1 for a private or closed one. It belongs to the arena: duplicate it
+// or pass it on, but do not close it. It is close-on-exec, and sealed against resizing.
 func (a *Arena) FD() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -104,8 +111,8 @@ func (a *Arena) FD() int {
 	return a.m.fd
 }
 
-// Info says which pages the arena got and why not better ones. The caller may
-// keep it; Refused is shared and not to be changed.
+// Info returns which pages the arena got and why not better ones. The caller may keep it, but must not change
+// Refused, which is shared.
 func (a *Arena) Info() Info { return a.info }
 
 // Alloc returns a zeroed block of size bytes whose address, and whose offset
@@ -126,15 +133,15 @@ func (a *Arena) Alloc(size, align int) ([]byte, error) {
 	}
 	block := a.m.mem[off : off+size : off+size]
 	a.mu.Unlock()
-	clear(block) // Close refuses as long as the block is out
+	clear(block) // Close fails while the block is allocated
 	return block, nil
 }
 
-// Free takes back a block that Alloc returned; a shorter slice that begins
-// where the block begins will do. The memory must not be used afterwards.
+// Free frees a block that Alloc returned; a shorter slice that begins at the block's start is accepted. The memory
+// must not be used afterwards.
 //
-// Errors: ErrForeign, ErrNotAllocated (also for a block freed before, unless
-// it has been given out again), ErrClosed.
+// Errors: ErrForeign, ErrNotAllocated (also for a block freed before, unless it has been allocated again),
+// ErrClosed.
 func (a *Arena) Free(block []byte) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -148,13 +155,12 @@ func (a *Arena) Free(block []byte) error {
 	return a.buddy.Free(off)
 }
 
-// Stats describes the allocator; the last state of it after Close.
+// Stats returns the allocator's statistics; after Close the last ones.
 func (a *Arena) Stats() Stats { return a.buddy.Stats() }
 
-// Close unmaps the arena and closes its memfd. As long as blocks are out it
-// refuses with ErrBlocksOut, and the arena stays as it was: no slice that
-// Alloc returned may come to point to nothing. Slices of Bytes, the reserve
-// among them, are the caller's to forget before. Closing twice is harmless.
+// Close unmaps the arena and closes its memfd. While blocks are allocated it fails with ErrBlocksOut and changes
+// nothing, so that no slice of Alloc becomes invalid. Slices of Bytes, including the reserve, must not be used
+// after Close. A second Close does nothing.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -173,6 +179,6 @@ func (a *Arena) Close() error {
 // below n.
 func roundUp(n, unit int) int { return (n + unit - 1) &^ (unit - 1) }
 
-// baseAlign is where an arena of n bytes begins: so that the alignment of an
-// offset is the alignment of its address.
+// baseAlign returns the alignment of an arena of n bytes. It ensures that the alignment of an offset is the
+// alignment of its address.
 func baseAlign(n int) int { return max(os.Getpagesize(), 1<<bits.Len(uint(n-1))) }

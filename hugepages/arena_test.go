@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 func open(t *testing.T, cfg Config) *Arena {

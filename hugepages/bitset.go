@@ -25,9 +25,9 @@ func newBitset(n int) bitset {
 	}
 }
 
-// words is n words that are 0 at first, in pages that come with their first bit. An
-// arena has a bit for each block that there might be, and few blocks: together they
-// would be the most of what a program's garbage collector has to count as alive.
+// words is n words that are 0 at first. Their pages are allocated with the first bit that is set. An arena has one
+// bit for each possible block but few blocks; allocated at once, the words would be most of the live heap that the
+// garbage collector sees.
 type words struct {
 	n     int
 	pages []*wordPage
@@ -52,7 +52,7 @@ func (w *words) set(i, bit int) {
 	(*p)[i%pageWords] |= 1 << bit
 }
 
-// clear returns what is left of the word.
+// clear clears a bit and returns the new value of the word.
 func (w *words) clear(i, bit int) uint64 {
 	p := w.pages[i/pageWords]
 	if p == nil {
@@ -66,7 +66,7 @@ func (s *bitset) has(i int) bool {
 	return i >= 0 && i < s.n && s.levels[0].get(i/64)&(1<<(i%64)) != 0
 }
 
-// add and remove take members below n only.
+// add and remove accept only members below n.
 func (s *bitset) add(i int) {
 	for k := range s.levels {
 		s.levels[k].set(i/64, i%64)
@@ -85,7 +85,7 @@ func (s *bitset) remove(i int) {
 
 // next returns the lowest member that is not below i, or -1.
 func (s *bitset) next(i int) int {
-	// Up, until a word has a member at i or behind it.
+	// Up, until a word has a member at i or after it.
 	depth := 0
 	for ; depth < len(s.levels); depth++ {
 		level := &s.levels[depth]
@@ -101,7 +101,7 @@ func (s *bitset) next(i int) int {
 	if depth == len(s.levels) {
 		return -1
 	}
-	// Down again, to the lowest member under it.
+	// Down again, to the lowest member below that bit.
 	for ; depth > 0; depth-- {
 		i = i*64 + bits.TrailingZeros64(s.levels[depth-1].get(i))
 	}

@@ -20,18 +20,17 @@ var (
 	ErrForeign      = errors.New("hugepages: address is not in the arena")
 )
 
-// Buddy hands out offsets in a range of bytes. A block has MinBlock<<order
-// bytes and lies on a multiple of its size. A block that is too large is
-// halved; two free halves become one again at once, so that every free range
-// that could be one block is one block.
+// Buddy allocates offsets in a range of bytes. A block has MinBlock<<order bytes and lies on a multiple of its
+// size. A block that is too large is halved. Two free halves are merged at once, so every free range that can be
+// one block is one block.
 //
-// It never touches the memory that it divides: its own records are bitmaps,
-// 1/125 of the range. The range need not be a power of two.
+// It never touches the memory that it divides: its own records are bitmaps, 1/125 of the range. The range need not
+// be a power of two.
 //
 // All methods are safe for concurrent use.
 type Buddy struct {
 	mu         sync.Mutex
-	start, end int // the range given out, in units of MinBlock
+	start, end int // the range that is allocated from, in units of MinBlock
 	free       []bitset
 	used       []bitset
 	nfree      []int // members of free, by order
@@ -73,11 +72,9 @@ func NewBuddy(size, reserve int) (*Buddy, error) {
 	return b, nil
 }
 
-// Alloc returns the offset of a free block of at least size bytes on a
-// multiple of align, which is a power of two up to the arena's size, or 0 for
-// MinBlock. Of the blocks that fit it takes the smallest, and of these the
-// lowest: the same calls always give the same offsets. The block has size
-// bytes rounded up to MinBlock times a power of two.
+// Alloc returns the offset of a free block of at least size bytes on a multiple of align, which is a power of two
+// up to the arena's size, or 0 for MinBlock. It takes the smallest block that fits, and of these the lowest, so the
+// same calls always return the same offsets. The block has size bytes rounded up to MinBlock times a power of two.
 //
 // Errors: ErrSize, ErrAlign, ErrNoSpace.
 func (b *Buddy) Alloc(size, align int) (off int, err error) {
@@ -103,8 +100,8 @@ func (b *Buddy) Alloc(size, align int) (off int, err error) {
 		ErrNoSpace, size, max(align, MinBlock), b.freeUnits*MinBlock, b.largest())
 }
 
-// Free takes back the block that begins at off. ErrForeign: off is outside of
-// the range; ErrNotAllocated: no block out begins there. Nothing changes then.
+// Free frees the block that begins at off. ErrForeign: off is outside of the range; ErrNotAllocated: no allocated
+// block begins there. Nothing changes then.
 func (b *Buddy) Free(off int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,8 +129,7 @@ func (b *Buddy) Free(off int) error {
 	return nil
 }
 
-// lowest finds the lowest free block of order k on a multiple of the
-// alignment, which is an order, too.
+// lowest returns the lowest free block of order k on a multiple of the alignment, which is also given as an order.
 func (b *Buddy) lowest(k, align int) int {
 	i := b.free[k].next(0)
 	if align <= k {
@@ -145,8 +141,7 @@ func (b *Buddy) lowest(k, align int) int {
 	return i
 }
 
-// take makes the free block i of order k a used one of order want, at the same
-// offset, and frees the rest.
+// take makes the free block i of order k a used one of order want at the same offset, and frees the rest.
 func (b *Buddy) take(k, i, want int) int {
 	b.removeFree(k, i)
 	for k > want {
@@ -160,7 +155,7 @@ func (b *Buddy) take(k, i, want int) int {
 	return (i << k) * MinBlock
 }
 
-// orderOf tells the order of the used block that begins at unit, or -1.
+// orderOf returns the order of the used block that begins at unit, or -1.
 func (b *Buddy) orderOf(unit int) int {
 	for k := range b.used {
 		if unit&(1<<k-1) != 0 {
@@ -194,15 +189,15 @@ func (b *Buddy) largest() int {
 	return 0
 }
 
-// order is the order of the smallest block that holds size bytes.
+// order returns the order of the smallest block that holds size bytes.
 func order(size int) int { return bits.Len(uint(size-1) / MinBlock) }
 
 // Stats describes an allocator at one moment. Sizes are bytes.
 type Stats struct {
-	Total       int // given out at most: the range without the reserve
-	Free        int // Total minus the blocks out, which are counted whole
-	LargestFree int // the largest block that Alloc could give now
-	Blocks      int // blocks out
+	Total       int // the range without the reserve
+	Free        int // Total minus the allocated blocks, which are counted at their full size
+	LargestFree int // the largest block that Alloc could return now
+	Blocks      int // allocated blocks
 
 	// Fragmentation is the share of the free bytes that lie outside of the
 	// largest free block: 0 when all are in one block, or none are free.
@@ -215,7 +210,7 @@ type Stats struct {
 	Failed        uint64 // calls of Alloc that found no block
 }
 
-// Stats takes a snapshot.
+// Stats returns a snapshot.
 func (b *Buddy) Stats() Stats {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package hugepages gives out one contiguous piece of memory, an arena, on the
-// largest pages that the machine has to spare, and cuts it into blocks.
+// Package hugepages provides one contiguous piece of memory, an arena, on the largest pages that the machine has
+// free, and divides it into blocks.
 //
 //	 Config.Size, rounded up to whole pages
 //	 <------------------------------------------------------------>
@@ -11,29 +11,27 @@
 //
 // # The ladder
 //
-// [New] takes the first step that works, and [Info] says which one it was and
-// why each better one was refused, with a remedy:
+// [New] takes the first step that works. [Info] says which one it was, why each better one was refused, and the
+// remedy:
 //
 //	step      private mapping           Config.Shared (memfd, FD() >= 0)
 //	hugetlb   MAP_HUGETLB, 2 MB         MFD_HUGETLB, 2 MB
 //	thp       2 MB aligned, advised     the same on a tmpfs memfd
 //	4k        ordinary pages            ordinary tmpfs pages
 //
-// Every page is populated before New returns, so that a lack of memory is an
-// error of New and never a SIGBUS on the data path. A shared arena is sealed
-// against shrinking and growing: whoever holds its descriptor cannot pull pages
-// from under us. Neither New nor anything that it calls changes the machine's
-// hugepage settings; [Overcommit] and [Reserve] do, for commands that build a
-// test bed and put things back.
+// Every page is populated before New returns, so that a lack of memory is an error of New and never a SIGBUS on the
+// data path. A shared arena is sealed against shrinking and growing, so a process that holds its descriptor cannot
+// remove pages from it. New never changes the machine's hugepage settings. [Overcommit] and [Reserve] do, for
+// commands that build a test bed and restore the settings.
 //
 // # Concurrency
 //
-// All methods of [Arena] and [Buddy] may be called from any goroutine; each
-// takes a mutex and is meant for the control path. The memory itself has no
-// lock: a block belongs to whoever allocated it. No goroutine runs in here.
+// All methods of [Arena] and [Buddy] may be called from any goroutine. Each takes a mutex and is meant for the
+// control path. The memory itself has no lock: a block belongs to the code that allocated it. The package starts no
+// goroutine.
 //
 // # Privileges
 //
-// None for New. Overcommit and Reserve write to /sys/kernel/mm/hugepages and
-// need root there. MADV_POPULATE_WRITE needs Linux 5.14.
+// New needs none. Overcommit and Reserve write to /sys/kernel/mm/hugepages and need root. MADV_POPULATE_WRITE needs
+// Linux 5.14.
 package hugepages

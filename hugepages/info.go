@@ -9,7 +9,7 @@ import (
 // amd64 and arm64 (with 4 KB pages) share.
 const hugeSize = 2 << 20
 
-// Kind is the step of the ladder that an arena stands on.
+// Kind is the step at which an arena was made: the kind of its pages.
 type Kind int
 
 // The steps, best first.
@@ -31,21 +31,20 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", int(k))
 }
 
-// Info says what an arena got and why it got nothing better. It does not
-// change during the life of the arena.
+// Info says which pages an arena got and why not better ones. It does not change during the life of the arena.
 type Info struct {
 	Kind     Kind
 	Size     int  // bytes mapped: Config.Size rounded up to whole pages of the step
-	Reserve  int  // bytes at the start that Alloc never gives out
-	PageSize int  // 2 MB when all of the arena lies on 2 MB pages, else the base page size
+	Reserve  int  // bytes at the start that Alloc never returns
+	PageSize int  // 2 MB if all of the arena lies on 2 MB pages, else the base page size
 	Huge     int  // bytes on 2 MB pages when the arena was opened
-	Shared   bool // a memfd backs it
+	Shared   bool // backed by a memfd
 
 	// Refused has one entry for every better step, best first.
 	Refused []Refusal
 }
 
-// String is one line for a log: the step, and the reasons.
+// String returns one line for a log: the step, and the reasons.
 func (i Info) String() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%d KB on %s pages", i.Size>>10, i.Kind)
@@ -63,9 +62,9 @@ func (i Info) String() string {
 // to the errno.
 type Refusal struct {
 	Step   Kind
-	Err    error  // errno of the call that failed; nil when policy or settings ruled the step out
+	Err    error  // errno of the call that failed; nil if the policy or a setting ruled the step out
 	Cause  string // what the errno means here
-	Remedy string // what the machine's owner can do; "" when nothing
+	Remedy string // what the machine's owner can do; "" if nothing
 }
 
 func (r Refusal) Error() string {

@@ -8,11 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// climb takes the steps that the policy allows, best first, and returns the
-// first mapping that is whole.
+// climb tries the steps that the policy allows, best first, and returns the first complete mapping.
 //
-// The two lower steps are one mapping: whether advice got hugepages is known
-// only when the pages are there.
+// The two lower steps are one mapping: whether the advice yielded hugepages is known only after the pages are
+// populated.
 func climb(cfg Config) (*mapping, Info, error) {
 	info := Info{Shared: cfg.Shared, PageSize: os.Getpagesize()}
 	if cfg.Policy != Avoid {
@@ -22,7 +21,7 @@ func climb(cfg Config) (*mapping, Info, error) {
 			return m, info, nil
 		}
 		if cfg.Policy == Require {
-			return nil, Info{}, fmt.Errorf("hugepages: required, but not to be had: %w", *refusal)
+			return nil, Info{}, fmt.Errorf("hugepages: required, but not available: %w", *refusal)
 		}
 		info.Refused = append(info.Refused, *refusal)
 	} else {
@@ -39,12 +38,11 @@ func climb(cfg Config) (*mapping, Info, error) {
 	return m, info, nil
 }
 
-// tryHugetlb maps 2 MB pages of the pool. The kernel reserves them in mmap,
-// which fails with ENOMEM when they are short (Documentation/mm/
-// hugetlbfs_reserv.rst), but limits of a cgroup or cpuset count only when the
-// pages are touched: populating finds that.
+// tryHugetlb maps 2 MB pages of the pool. The kernel reserves them in mmap, which fails with ENOMEM if there are
+// too few (Documentation/mm/hugetlbfs_reserv.rst). Limits of a cgroup or cpuset apply only when the pages are
+// touched, so populating detects them.
 func tryHugetlb(cfg Config) (*mapping, *Refusal) {
-	size := roundUp(cfg.Size, hugeSize)
+	size := cfg.MappedBytes()
 	m, err := newMapping(size, cfg.Shared, true)
 	if err == nil {
 		if err = m.populate(); err == nil {
@@ -56,7 +54,7 @@ func tryHugetlb(cfg Config) (*mapping, *Refusal) {
 	return nil, &r
 }
 
-// hugetlbRefusal explains why n pages of 2 MB could not be had.
+// hugetlbRefusal explains why n pages of 2 MB are not available.
 func hugetlbRefusal(err error, n int) Refusal {
 	r := Refusal{Step: Hugetlb, Err: err}
 	p, poolErr := readPool()
@@ -82,14 +80,14 @@ func hugetlbRefusal(err error, n int) Refusal {
 	return r
 }
 
-// tryPages maps memory of the lower two steps and fills in what it got. The
-// refusal is that of the step THP; an error means that there is no memory.
+// tryPages maps memory of the lower two steps and fills in what it got. The refusal is that of the step THP; an
+// error means that there is not enough memory.
 func tryPages(cfg Config, info *Info) (*mapping, *Refusal, error) {
-	unit, advice := os.Getpagesize(), unix.MADV_NOHUGEPAGE
+	advice := unix.MADV_NOHUGEPAGE
 	if cfg.Policy != Avoid {
-		unit, advice = hugeSize, unix.MADV_HUGEPAGE
+		advice = unix.MADV_HUGEPAGE
 	}
-	size := roundUp(cfg.Size, unit)
+	size := cfg.MappedBytes()
 	if err := checkMemory(size); err != nil {
 		return nil, nil, err
 	}
@@ -97,7 +95,7 @@ func tryPages(cfg Config, info *Info) (*mapping, *Refusal, error) {
 	if err != nil {
 		return nil, nil, pagesRefusal(err, size)
 	}
-	adviceErr := unix.Madvise(m.mem, advice) // EINVAL: a kernel without them
+	adviceErr := unix.Madvise(m.mem, advice) // EINVAL: a kernel without transparent hugepages
 	if err := m.populate(); err != nil {
 		return nil, nil, errors.Join(pagesRefusal(err, size), m.close())
 	}
@@ -119,11 +117,9 @@ func tryPages(cfg Config, info *Info) (*mapping, *Refusal, error) {
 	return m, nil, nil
 }
 
-// collapse returns how many bytes lie on transparent hugepages. Where some do
-// not, it has the kernel build them now, which is a request of its own and not
-// bound by the settings (madvise(2), MADV_COLLAPSE, Linux 6.1); an owner who
-// turned them off, other than by the default for shared memory, is obeyed all
-// the same.
+// collapse returns how many bytes lie on transparent hugepages. If some do not, it asks the kernel to build them
+// now. That request does not depend on the settings (madvise(2), MADV_COLLAPSE, Linux 6.1). It is not made if the
+// owner has turned transparent hugepages off, except by the default for shared memory.
 func (m *mapping) collapse(shared bool) int {
 	huge, err := hugeMapped(m.address(), len(m.mem))
 	switch {
@@ -132,7 +128,7 @@ func (m *mapping) collapse(shared bool) int {
 	case thpSetting(thpAnon) == "never", shared && thpSetting(thpShmem) == "deny":
 		return huge
 	}
-	// An error is that of one range of many: only the count tells.
+	// The error is that of one range of many; only the count is relevant.
 	_ = unix.Madvise(m.mem, unix.MADV_COLLAPSE)
 	if after, err := hugeMapped(m.address(), len(m.mem)); err == nil {
 		huge = after
@@ -140,8 +136,7 @@ func (m *mapping) collapse(shared bool) int {
 	return huge
 }
 
-// checkMemory refuses what populating would only find out by waking the OOM
-// killer.
+// checkMemory fails if there is too little memory; populating would invoke the OOM killer instead.
 func checkMemory(size int) error {
 	if free, ok := memAvailable(); ok && size > free {
 		return Refusal{Step: Pages, Err: unix.ENOMEM,
@@ -160,7 +155,7 @@ func pagesRefusal(err error, size int) Refusal {
 	return r
 }
 
-// thpRefusal explains why no transparent hugepage came.
+// thpRefusal explains why there are no transparent hugepages.
 func thpRefusal(err error, shared bool) Refusal {
 	file := thpAnon
 	if shared {

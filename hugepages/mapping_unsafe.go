@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A mapping is memory of the kernel's between two guard pages: a program that
-// runs over either end faults there, instead of spoiling a neighbour.
+// mapping is memory of the kernel between two guard pages: an access beyond either end faults instead of corrupting
+// other memory.
 type mapping struct {
 	mem   []byte
 	fd    int            // memfd, or -1
-	start unsafe.Pointer // with the lower guard page
-	total uintptr        // with both
+	start unsafe.Pointer // includes the lower guard page
+	total uintptr        // length with both guard pages
 }
 
-// newMapping maps size bytes, a multiple of the pages' size, on a boundary of
-// baseAlign(size). Nothing is populated yet.
+// newMapping maps size bytes, a multiple of the page size, on a boundary of baseAlign(size). It does not populate
+// them.
 func newMapping(size int, shared, huge bool) (m *mapping, err error) {
 	m = &mapping{fd: -1}
 	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
@@ -47,13 +47,13 @@ func (m *mapping) place(size, flags int) error {
 		return err
 	}
 	m.mem = unsafe.Slice((*byte)(base), size)
-	// A child would share pinned pages copy-on-write, and take them from
-	// under the NIC; it has no use for the arena.
+	// A child process would share pinned pages copy-on-write, and the NIC could lose them. A child has no use for
+	// the arena.
 	return unix.Madvise(m.mem, unix.MADV_DONTFORK)
 }
 
-// claim takes address space for size bytes on their boundary and the guard
-// pages around them, and returns where the bytes begin.
+// claim reserves address space for size bytes on their boundary and the guard pages around them. It returns where
+// the bytes begin.
 func (m *mapping) claim(size int) (unsafe.Pointer, error) {
 	page := uintptr(os.Getpagesize())
 	align := uintptr(baseAlign(size))
@@ -98,8 +98,8 @@ func newMemfd(size int, huge bool) (int, error) {
 	return fd, nil
 }
 
-// populate makes every page present and writable. Where touching a page would
-// raise SIGBUS, it returns EFAULT (madvise(2), MADV_POPULATE_WRITE).
+// populate makes every page present and writable. If touching a page would raise SIGBUS, it returns EFAULT
+// (madvise(2), MADV_POPULATE_WRITE).
 func (m *mapping) populate() error {
 	for {
 		err := unix.Madvise(m.mem, unix.MADV_POPULATE_WRITE)
@@ -109,10 +109,10 @@ func (m *mapping) populate() error {
 	}
 }
 
-// address is where the arena begins.
+// address returns the address of the arena.
 func (m *mapping) address() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(m.mem))) }
 
-// close gives everything back; also for a mapping that is not whole.
+// close releases everything, also of an incomplete mapping.
 func (m *mapping) close() error {
 	var errs []error
 	if m.start != nil {
@@ -129,8 +129,7 @@ func (m *mapping) close() error {
 	return errors.Join(errs...)
 }
 
-// offsetIn tells where in mem a slice begins. A slice without capacity has no
-// place.
+// offsetIn returns the offset in mem at which a slice begins. A slice without capacity has no offset.
 func offsetIn(mem, s []byte) (int, bool) {
 	if cap(s) == 0 {
 		return 0, false

@@ -12,39 +12,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Overcommit lets the kernel make up to n more 2 MB pages on demand, until
-// restore is called: it raises nr_overcommit_hugepages of the 2 MB pool by n.
-// Such surplus pages go back to the system with the mapping that uses them,
-// however its process ends; therefore a demonstration that must leave nothing
-// behind uses this and not [Reserve].
+// Overcommit lets the kernel make up to n more 2 MB pages on demand, until restore is called: it raises
+// nr_overcommit_hugepages of the 2 MB pool by n. Such surplus pages return to the system with the mapping that uses
+// them, however its process ends. So a demonstration that must leave nothing behind uses this and not [Reserve].
 //
-// Call restore as soon as the arenas are open. It lowers the limit by n again,
-// and pages in use stay until they are freed. Call it again where it has failed;
-// once it has succeeded, further calls do nothing. Several users at once do not
-// disturb each other.
+// Call restore as soon as the arenas are open. It lowers the limit by n again; pages in use stay until they are
+// freed. If it fails, call it again; once it has succeeded, further calls do nothing. Several users at the same
+// time do not disturb each other.
 //
-// Root only. The limit is the machine's and is no promise: memory in pieces of
-// 2 MB may still be short.
+// It needs root. The limit applies to the whole machine and guarantees nothing: there may still be too few free
+// ranges of 2 MB.
 func Overcommit(n int) (restore func() error, err error) {
 	if n <= 0 {
 		return nil, fmt.Errorf("hugepages: %d pages to overcommit: the number must be positive", n)
 	}
-	raise := func(by int) error {
-		_, _, err := editPool(fileOverNr, func(p pool) int {
-			if p.overcommit >= boundless {
-				return p.overcommit // and is left as it is
-			}
-			return p.overcommit + by
-		})
-		return err
-	}
-	if err := raise(n); err != nil {
+	if err := overcommitBy(n); err != nil {
 		return nil, err
 	}
-	return succeedOnce(func() error { return raise(-n) }), nil
+	return succeedOnce(func() error { return overcommitBy(-n) }), nil
 }
 
-// succeedOnce calls f until it has succeeded.
+// LowerOvercommit lowers the limit by n pages on behalf of a dead process that raised it.
+func LowerOvercommit(n int) error { return overcommitBy(-n) }
+
+func overcommitBy(by int) error {
+	_, _, err := editPool(fileOverNr, func(p pool) int {
+		if p.overcommit >= boundless {
+			return p.overcommit // unchanged
+		}
+		return p.overcommit + by
+	})
+	return err
+}
+
+// succeedOnce returns a function that calls f until it has succeeded.
 func succeedOnce(f func() error) func() error {
 	var mu sync.Mutex
 	done := false
@@ -63,24 +64,22 @@ func succeedOnce(f func() error) func() error {
 // Reservation is a number of 2 MB pages that were added to the machine's pool.
 // It is plain data, so that a later process can undo it.
 type Reservation struct {
-	// Pages is what Restore takes out again. It includes surplus pages that others
-	// had in use when the reservation was made: the reservation made them the pool's.
+	// Pages is the number of pages that Restore removes. It includes surplus pages that others used when the
+	// reservation was made: the reservation made them persistent.
 	Pages int `json:"pages"`
 }
 
-// Reserve adds n free pages of 2 MB to the machine's pool (nr_hugepages), where
-// they stay, memory that nothing else can use, until [Reservation.Restore].
-// When the kernel finds fewer than n, Reserve gives all of them back and returns an
-// error; the Reservation beside the error is what could not be given back, for a
-// later Restore.
+// Reserve adds n free pages of 2 MB to the machine's pool (nr_hugepages). They stay there until
+// [Reservation.Restore], and nothing else can use that memory. If the kernel finds fewer than n, Reserve gives all
+// of them back and returns an error. The Reservation that is returned with the error holds what could not be given
+// back, for a later Restore.
 //
-// Root only. It is for a test bed that outlives the process which makes it;
-// use [Overcommit] where that is not so.
+// It needs root. It is for a test bed that outlives the process that makes it; otherwise use [Overcommit].
 func Reserve(n int) (Reservation, error) {
 	if n <= 0 {
 		return Reservation{}, fmt.Errorf("hugepages: %d pages to reserve: the number must be positive", n)
 	}
-	// The kernel would take what others need, as far as it gets.
+	// The kernel would take as much as it can find, even if others need it.
 	free, ok := memAvailable()
 	if !ok {
 		free = boundless << 21
@@ -95,7 +94,7 @@ func Reserve(n int) (Reservation, error) {
 	return found(n, before, after, Reservation.Restore)
 }
 
-// found is what Reserve has between the two states of the pool.
+// found returns what Reserve has added between the two states of the pool.
 func found(n int, before, after pool, restore func(Reservation) error) (Reservation, error) {
 	r := Reservation{Pages: after.persistent() - before.persistent()}
 	got := r.Pages - before.surplus
@@ -110,16 +109,15 @@ func found(n int, before, after pool, restore func(Reservation) error) (Reservat
 		"free memory (or echo 1 > /proc/sys/vm/compact_memory) and try again", got, n), err)
 }
 
-// Persistent is how many pages of 2 MB the machine's pool has for good, and how many
-// surplus ones it has on top, which a Reserve would make its own. By these a later
-// process learns how far one that was killed had come.
+// Persistent returns how many persistent pages of 2 MB the machine's pool has, and how many surplus ones, which a
+// Reserve would make persistent. From these a later process learns how far a process that was killed had come.
 func Persistent() (pages, surplus int, err error) {
 	p, err := readPool()
 	return p.persistent(), p.surplus, err
 }
 
-// Restore takes the pages out of the pool again. Pages in use become surplus
-// pages, which go when they are freed. Call it once.
+// Restore removes the pages from the pool. Pages in use become surplus pages, which are released when they are
+// freed. Call it once.
 func (r Reservation) Restore() error {
 	if r.Pages <= 0 {
 		return nil
@@ -128,9 +126,9 @@ func (r Reservation) Restore() error {
 	return err
 }
 
-// editPool sets a counter of the 2 MB pool to what edit makes of its state,
-// but not below 0, and returns the states before and after. A lock on the file
-// makes all who do this take turns; it ends with the process.
+// editPool sets a counter of the 2 MB pool to the result of edit for its state, but not below 0, and returns the
+// states before and after. A lock on the file serializes all callers, also in other processes; it ends with the
+// process.
 func editPool(name string, edit func(pool) int) (before, after pool, err error) {
 	path := poolDir + name
 	fail := func(err error) (pool, pool, error) { return pool{}, pool{}, settingError(path, err) }
@@ -158,14 +156,13 @@ func editPool(name string, edit func(pool) int) (before, after pool, err error) 
 	return before, after, nil
 }
 
-// turnTime is how long others may take: each holds the lock for as long as the kernel takes
-// to make its pages.
+// turnTime is how long takeTurn waits for the lock: each process holds it while the kernel makes its pages.
 const turnTime = 30 * time.Second
 
-var errLocked = errors.New("somebody has locked it (lslocks names the process): end that, or go on without hugepages")
+var errLocked = errors.New("another process has locked it (lslocks names the process): end that process, or go on without hugepages")
 
-// takeTurn locks the file. Everybody can read it, and with that lock it: a stranger who does
-// keeps nobody waiting for ever.
+// takeTurn locks the file. Every user can read the file and so lock it; the limit keeps such a user from blocking
+// others for ever.
 func takeTurn(f *os.File, limit time.Duration) error {
 	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)

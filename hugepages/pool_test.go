@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/await"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 )
 
 // needPool ends a test on a machine whose pool cannot be set.

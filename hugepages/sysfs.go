@@ -9,9 +9,8 @@ import (
 	"strings"
 )
 
-// Where the kernel keeps its settings. The hugetlb directory is that of 2 MB
-// pages; /proc/sys/vm has the same counters for the default page size, which
-// the kernel's command line can change (admin-guide/mm/hugetlbpage.rst).
+// The kernel's settings. poolDir is that of 2 MB pages. /proc/sys/vm has the same counters for the default page
+// size, which the kernel's command line can change (admin-guide/mm/hugetlbpage.rst).
 const (
 	poolDir      = "/sys/kernel/mm/hugepages/hugepages-2048kB/"
 	thpAnon      = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -23,24 +22,23 @@ const (
 	fileSurplus  = "surplus_hugepages"
 )
 
-// pool is the state of the 2 MB pool, in pages. nr_hugepages reads as the
-// total, surplus pages included, but what is written to it is the number of
-// persistent ones.
+// pool is the state of the 2 MB pool, in pages. nr_hugepages reads as the total, surplus pages included, but
+// writing it sets the number of persistent pages.
 type pool struct {
 	total, free, reserved, surplus, overcommit int
 }
 
 func (p pool) persistent() int { return p.total - p.surplus }
 
-// available is what a new mapping could take: free pages that nobody has
-// reserved, and surplus pages that the limit still allows.
+// available returns what a new mapping could take: free pages without a reservation, and surplus pages that the
+// limit still allows.
 func (p pool) available() int {
 	return p.free - p.reserved + max(0, p.overcommit-p.surplus)
 }
 
-// readPool reads the pool. In /sys each counter is a file of its own: what one says
-// may be over when the next is read, and their difference is then that of no moment.
-// /proc/meminfo has all but the limit, of the default page size, microseconds apart.
+// readPool reads the pool. In /sys each counter is a separate file, so counters read one after the other may not
+// belong to the same moment. /proc/meminfo has all counters but the limit, for the default page size, microseconds
+// apart.
 func readPool() (p pool, err error) {
 	if p, err = readCounters(); err != nil {
 		return p, err
@@ -57,8 +55,8 @@ func readPool() (p pool, err error) {
 	return p, nil
 }
 
-// poolInMeminfo is the pool of the default page size; ok is false when that is not
-// 2 MB, or the kernel does not say.
+// poolInMeminfo returns the pool of the default page size. ok is false if that is not 2 MB, or if the kernel does
+// not report it.
 func poolInMeminfo(meminfo io.Reader) (p pool, ok bool) {
 	found := 0
 	for lines := bufio.NewScanner(meminfo); lines.Scan(); {
@@ -104,12 +102,12 @@ func readInt(path string) (int, error) {
 	return int(min(n, boundless)), err
 }
 
-// boundless is more pages than any machine has, and what a greater number is read as: a limit
-// may be the greatest that the kernel takes.
+// boundless is more pages than any machine has. Larger numbers are read as boundless, since a limit may be the
+// largest number that the kernel accepts.
 const boundless = 1 << 40
 
-// thpSetting returns the chosen word of a transparent hugepage setting such as
-// "always [madvise] never", or "" when the kernel does not have it.
+// thpSetting returns the selected word of a transparent hugepage setting such as "always [madvise] never", or "" if
+// the kernel does not have the setting.
 func thpSetting(path string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -120,8 +118,8 @@ func thpSetting(path string) string {
 	return s
 }
 
-// memAvailable is the kernel's estimate of what can be had without swapping,
-// in bytes (MemAvailable of /proc/meminfo); ok is false when it does not say.
+// memAvailable returns the kernel's estimate of the memory that is available without swapping, in bytes
+// (MemAvailable of /proc/meminfo). ok is false if the kernel does not report it.
 func memAvailable() (n int, ok bool) {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {
@@ -136,9 +134,8 @@ func memAvailable() (n int, ok bool) {
 	return 0, false
 }
 
-// hugeMapped counts the bytes of [addr, addr+size) that transparent 2 MB pages
-// map now. Guard pages keep the mapping from melting into a neighbour, so that
-// the figures of its entry in smaps are its own.
+// hugeMapped counts the bytes of [addr, addr+size) that transparent 2 MB pages map now. Guard pages keep the kernel
+// from merging the mapping with a neighbour, so its entry in smaps covers only the arena.
 func hugeMapped(addr uintptr, size int) (int, error) {
 	f, err := os.Open("/proc/self/smaps")
 	if err != nil {
@@ -168,7 +165,7 @@ func hugeInSmaps(smaps io.Reader, start, end uint64) (int, error) {
 	return sum, lines.Err()
 }
 
-// kilobytes reads "  123 kB" as bytes.
+// kilobytes parses " 123 kB" and returns bytes.
 func kilobytes(s string) (int, bool) {
 	n, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(s), "kB")), 10, 40)
 	return int(n) << 10, err == nil

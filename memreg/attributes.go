@@ -2,29 +2,29 @@ package memreg
 
 import "fmt"
 
-// Attributes of a region. [Table.SetAttributes] changes them while it lives.
+// Attributes are the attributes of a region. [Table.SetAttributes] changes them while it lives.
 type Attributes struct {
-	Ptag            *Ptag // needed
-	EnableRdmaWrite bool  // peers may write
-	EnableRdmaRead  bool  // peers may read
+	Ptag            *Ptag // required
+	EnableRDMAWrite bool  // peers may write to it
+	EnableRDMARead  bool  // peers may read from it
 }
 
-// Rights are what a region allows to peers, and what a remote access needs:
-// RemoteWrite, RemoteRead, both, or 0 for none.
+// Rights are what a region allows to peers, or what a remote access needs: RemoteWrite, RemoteRead, both, or 0 for
+// none.
 type Rights uint32
 
-// The rights of [Attributes]: EnableRdmaWrite and EnableRdmaRead.
+// The rights of [Attributes]: EnableRDMAWrite and EnableRDMARead.
 const (
 	RemoteWrite Rights = 1 << iota
 	RemoteRead
+
+	rightsCount = 1 << iota
 )
 
-// A setting is Attributes in the form that the data path checks. A region
-// points to the one in force, and no setting changes once a region points to
-// it. So a reader that loads the pointer once has tag and rights of the same
-// moment. Two words that change one after the other could not give that: who
-// reads one, is overtaken by a change, and reads the other, has one tag with
-// the rights of another, whatever the order of the stores.
+// setting is Attributes in the form that the data path checks. A region points to the current setting, and a
+// setting does not change once a region points to it. So a reader that loads the pointer once has the tag and the
+// rights of the same moment. Two separate words could not ensure that: a reader could load one, be overtaken by a
+// change, and load the other, whatever the order of the stores.
 type setting struct {
 	ptag   *Ptag
 	rights Rights
@@ -32,10 +32,10 @@ type setting struct {
 
 func newSetting(a Attributes) setting {
 	s := setting{ptag: a.Ptag}
-	if a.EnableRdmaWrite {
+	if a.EnableRDMAWrite {
 		s.rights |= RemoteWrite
 	}
-	if a.EnableRdmaRead {
+	if a.EnableRDMARead {
 		s.rights |= RemoteRead
 	}
 	return s
@@ -44,23 +44,21 @@ func newSetting(a Attributes) setting {
 func (s *setting) attributes() Attributes {
 	return Attributes{
 		Ptag:            s.ptag,
-		EnableRdmaWrite: s.rights&RemoteWrite != 0,
-		EnableRdmaRead:  s.rights&RemoteRead != 0,
+		EnableRDMAWrite: s.rights&RemoteWrite != 0,
+		EnableRDMARead:  s.rights&RemoteRead != 0,
 	}
 }
 
-// SetAttributes gives a region another tag and other RDMA rights, both in one
-// step: nobody sees the new tag with the old rights, or the other way round.
+// SetAttributes changes a region's tag and RDMA rights in one step: no access sees the new tag with the old rights,
+// or the reverse.
 //
-// It may be called while descriptors use the region: they were checked when
-// they were posted. What begins after it has returned is checked against the
-// new attributes; once [Region.Users] has been 0 after that, nobody who called
-// [Table.ResolveRemote] uses the region by the old ones. It takes the table's
-// mutex, and works on a closed table, too.
+// It may be called while descriptors use the region: they were checked when they were posted. Accesses that begin
+// after it has returned are checked against the new attributes. Once [Region.Users] has been 0 after that, no
+// caller of [Table.ResolveRemote] uses the region by the old ones. It takes the table's mutex, and also works on a
+// closed table.
 //
-// Errors: ErrHandle when the region is nil, deregistered or of another table;
-// ErrPtag when the tag is nil, destroyed or of another table. The region is
-// then as it was.
+// Errors: ErrHandle if the region is nil, deregistered or of another table; ErrPtag if the tag is nil, destroyed or
+// of another table. The region is then unchanged.
 func (t *Table) SetAttributes(r *Region, attr Attributes) error {
 	if r == nil {
 		return fmt.Errorf("%w: nil region", ErrHandle)
@@ -73,7 +71,18 @@ func (t *Table) SetAttributes(r *Region, attr Attributes) error {
 	if err := t.AcquirePtag(attr.Ptag); err != nil {
 		return err
 	}
-	next := newSetting(attr)
-	r.now.Swap(&next).ptag.Release()
+	r.now.Swap(r.setting(attr)).ptag.Release()
 	return nil
+}
+
+// setting returns the setting for attr. A setting never changes, so one that the region has had is reused: rights
+// that change with each transfer then allocate nothing. The caller holds the table's mutex.
+func (r *Region) setting(attr Attributes) *setting {
+	next := newSetting(attr)
+	if old := r.had[next.rights]; old != nil && old.ptag == next.ptag {
+		return old
+	}
+	fresh := next
+	r.had[next.rights] = &fresh
+	return &fresh
 }

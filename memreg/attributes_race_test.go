@@ -18,7 +18,7 @@ func TestAttributesChangeTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	closed := Attributes{Ptag: f.tag}
-	open := Attributes{Ptag: trusted, EnableRdmaWrite: true, EnableRdmaRead: true}
+	open := Attributes{Ptag: trusted, EnableRDMAWrite: true, EnableRDMARead: true}
 	r, err := f.Register(f.buf, closed)
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestAttributesChangeTogether(t *testing.T) {
 func TestOwnerAgainstRemote(t *testing.T) {
 	for name, takeBack := range map[string]func(*Table, *Region) error{
 		"SetAttributes": func(table *Table, r *Region) error {
-			if err := table.SetAttributes(r, Attributes{Ptag: r.Ptag(), EnableRdmaRead: true}); err != nil {
+			if err := table.SetAttributes(r, Attributes{Ptag: r.Ptag(), EnableRDMARead: true}); err != nil {
 				return err
 			}
 			for r.Users() > 0 {
@@ -96,7 +96,7 @@ func TestOwnerAgainstRemote(t *testing.T) {
 		f := newFixture(t, Limits{})
 		for range 500 {
 			buf := make([]byte, 8)
-			r, err := f.Register(buf, Attributes{Ptag: f.tag, EnableRdmaWrite: true})
+			r, err := f.Register(buf, Attributes{Ptag: f.tag, EnableRDMAWrite: true})
 			if err != nil {
 				t.Fatal(err)
 			}

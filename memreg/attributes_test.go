@@ -14,7 +14,7 @@ func TestSetAttributes(t *testing.T) {
 	}
 	r := f.register(t, f.buf)
 	r.Acquire() // a posted descriptor
-	want := Attributes{Ptag: second, EnableRdmaRead: true}
+	want := Attributes{Ptag: second, EnableRDMARead: true}
 	if err := f.SetAttributes(r, want); err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func TestSetAttributes(t *testing.T) {
 		t.Errorf("the new tag is not held: %v", err)
 	}
 
-	want.EnableRdmaWrite = true // the same tag once more
+	want.EnableRDMAWrite = true // the same tag once more
 	if err := f.SetAttributes(r, want); err != nil {
 		t.Fatal(err)
 	}
@@ -82,13 +82,13 @@ func TestSetAttributesRefused(t *testing.T) {
 		{"tag of another table", r, other.tag, ErrPtag},
 		{"destroyed tag", r, gone, ErrPtag},
 	} {
-		attr := Attributes{Ptag: c.tag, EnableRdmaWrite: true, EnableRdmaRead: true}
+		attr := Attributes{Ptag: c.tag, EnableRDMAWrite: true, EnableRDMARead: true}
 		if err := f.SetAttributes(c.r, attr); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
 	}
 	for _, r := range []*Region{r, foreign, dead} {
-		if a := r.Attributes(); a.EnableRdmaWrite || a.EnableRdmaRead {
+		if a := r.Attributes(); a.EnableRDMAWrite || a.EnableRDMARead {
 			t.Errorf("a refused change left %+v", a)
 		}
 	}
@@ -100,7 +100,7 @@ func TestSetAttributesRefused(t *testing.T) {
 // A closed table keeps regions that are in use; rights can still be taken away.
 func TestSetAttributesAfterClose(t *testing.T) {
 	f := newFixture(t, Limits{})
-	r, err := f.Register(f.buf, Attributes{Ptag: f.tag, EnableRdmaWrite: true})
+	r, err := f.Register(f.buf, Attributes{Ptag: f.tag, EnableRDMAWrite: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,9 +126,9 @@ func TestResolveRemoteRights(t *testing.T) {
 	f := newFixture(t, Limits{})
 	all := []Attributes{
 		{Ptag: f.tag},
-		{Ptag: f.tag, EnableRdmaWrite: true},
-		{Ptag: f.tag, EnableRdmaRead: true},
-		{Ptag: f.tag, EnableRdmaWrite: true, EnableRdmaRead: true},
+		{Ptag: f.tag, EnableRDMAWrite: true},
+		{Ptag: f.tag, EnableRDMARead: true},
+		{Ptag: f.tag, EnableRDMAWrite: true, EnableRDMARead: true},
 	}
 	check := func(r *Region) {
 		t.Helper()
@@ -138,9 +138,9 @@ func TestResolveRemoteRights(t *testing.T) {
 			allowed bool
 		}{
 			{0, true},
-			{RemoteWrite, a.EnableRdmaWrite},
-			{RemoteRead, a.EnableRdmaRead},
-			{RemoteWrite | RemoteRead, a.EnableRdmaWrite && a.EnableRdmaRead},
+			{RemoteWrite, a.EnableRDMAWrite},
+			{RemoteRead, a.EnableRDMARead},
+			{RemoteWrite | RemoteRead, a.EnableRDMAWrite && a.EnableRDMARead},
 			{1 << 31, false}, // no such right
 		} {
 			_, got, err := f.ResolveRemote(r.Handle(), r.Addr(), 1, f.tag, c.want)
@@ -173,7 +173,7 @@ func TestResolveRemoteHolds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := f.Register(f.buf[100:200], Attributes{Ptag: f.tag, EnableRdmaWrite: true})
+	r, err := f.Register(f.buf[100:200], Attributes{Ptag: f.tag, EnableRDMAWrite: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,5 +221,39 @@ func TestResolveRemoteHolds(t *testing.T) {
 	}
 	if _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 1, f.tag, RemoteWrite); err != ErrHandle {
 		t.Errorf("deregistered: %v", err)
+	}
+}
+
+// Rights that come and go allocate nothing, and each time the right ones are in force.
+func TestSetAttributesAgain(t *testing.T) {
+	f := newFixture(t, Limits{})
+	r := f.register(t, f.buf)
+	all := []Attributes{{}, {EnableRDMARead: true}, {EnableRDMAWrite: true}, {EnableRDMARead: true, EnableRDMAWrite: true}}
+	turn := func() {
+		for _, a := range all {
+			a.Ptag = f.tag
+			if err := f.SetAttributes(r, a); err != nil {
+				t.Fatal(err)
+			}
+			if r.Attributes() != a {
+				t.Fatalf("%+v are in force, not %+v", r.Attributes(), a)
+			}
+		}
+	}
+	if n := testing.AllocsPerRun(100, turn); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	second, err := f.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tag := range []*Ptag{second, f.tag} {
+		want := Attributes{Ptag: tag, EnableRDMARead: true}
+		if err := f.SetAttributes(r, want); err != nil || r.Attributes() != want {
+			t.Errorf("%+v are in force, not %+v: %v", r.Attributes(), want, err)
+		}
+	}
+	if second.Users() != 0 || f.tag.Users() != 1 {
+		t.Errorf("%d users of a tag that no region has, %d of the other", second.Users(), f.tag.Users())
 	}
 }

@@ -9,7 +9,7 @@ import (
 func TestNoAllocations(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r := f.register(t, f.buf)
-	if err := f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRdmaWrite: true}); err != nil {
+	if err := f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}); err != nil {
 		t.Fatal(err)
 	}
 	other, err := f.CreatePtag()
@@ -93,7 +93,7 @@ func BenchmarkResolveAcquireRelease(b *testing.B) {
 func BenchmarkResolveRemoteRelease(b *testing.B) {
 	f, regions := benchmarkTable(b)
 	for _, r := range regions {
-		if err := f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRdmaWrite: true}); err != nil {
+		if err := f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -112,7 +112,7 @@ func BenchmarkSetAttributes(b *testing.B) {
 	f, regions := benchmarkTable(b)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		if err := f.SetAttributes(regions[i%benchmarkRegions], Attributes{Ptag: f.tag, EnableRdmaRead: true}); err != nil {
+		if err := f.SetAttributes(regions[i%benchmarkRegions], Attributes{Ptag: f.tag, EnableRDMARead: true}); err != nil {
 			b.Fatal(err)
 		}
 	}

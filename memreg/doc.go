@@ -1,5 +1,5 @@
-// Package memreg is the record of registered memory: which bytes of the
-// program a VI NIC may touch, under which handle, and for whom.
+// Package memreg keeps registered memory: which bytes of the program a VI NIC may access, under which handle, and
+// for which VIs and peers.
 //
 //	handle, address, length               Resolve: no lock, no allocation
 //	       |
@@ -26,35 +26,29 @@
 //
 // # Life of a region
 //
-// A posted descriptor holds the regions that it uses ([Region.Acquire],
-// [Region.Release]). Deregistering is refused as long as one is held, and is
-// otherwise a single compare-and-swap from "no users" to "dead": there is no
-// moment at which both a holder and a deregistration succeed. Protection tags
-// live by the same rule: regions and VIs hold them.
+// A posted descriptor holds a reference to the regions that it uses. Deregistering fails while there is one.
+// Otherwise it is a single compare-and-swap from "no users" to "dead", so a reference and a deregistration cannot
+// both succeed. Protection tags follow the same rule: regions and VIs hold references to them.
 //
 //	Resolve -> Acquire (false: just deregistered) -> use -> Release
 //	ResolveRemote, which also acquires            -> use -> Release
-//	Resolve -> Hold -> use -> Unhold, where one lock is around each of them and
-//	                                  around Deregister: two plain additions
+//	Resolve -> Pin -> use -> Unpin, if one lock guards each of them and
+//	                                Deregister: two plain additions
 //
-// A region's tag and RDMA rights may change while it lives, by
-// [Table.SetAttributes], and change together: an access is checked against one
-// setting or the next, never against a mixture. What was checked before goes
-// on. ResolveRemote holds the region before it checks, so an owner who takes
-// rights back, and after that sees a moment without users, has the memory for
-// himself.
+// [Table.SetAttributes] may change a region's tag and RDMA rights while it lives. They change together: an access
+// is checked against one setting or the next, never against a mixture. Accesses that were checked before continue.
+// ResolveRemote acquires the region before it checks. So after rights have been revoked and [Region.Users] has been
+// 0 once, no access by the old rights is left.
 //
-// Memory of Go stays alive as long as its region does. Foreign memory, and the
-// arena, must stay mapped until the region is deregistered.
+// Go memory stays alive as long as its region does. Foreign memory, and the arena, must stay mapped until the
+// region is deregistered.
 //
 // # Concurrency
 //
-// Everything may be called from any goroutine. Registering, deregistering,
-// changing attributes and tags take the table's mutex. Lookup, Resolve,
-// ResolveRemote, Acquire, Release and all methods of a Region take no lock,
-// wait for nobody and allocate nothing. Hold and Unhold are plain additions, which
-// one lock of the caller's must guard. What is in the memory is the business of
-// those who share it.
+// Everything may be called from any goroutine. Registering, deregistering, changing attributes and tags take the
+// table's mutex. Lookup, Resolve, ResolveRemote, Acquire, Release and all methods of a Region take no lock, never
+// wait and allocate nothing. Pin and Unpin are plain additions; one lock of the caller must guard them. The package
+// does not synchronize accesses to the memory's contents.
 //
 // # Privileges
 //

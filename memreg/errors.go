@@ -2,13 +2,12 @@ package memreg
 
 import "errors"
 
-// Errors of the data path. Resolve, ResolveRemote and Slice return these very
-// values, made once, so that a wrong descriptor costs no allocation; the control path wraps
-// them in what was asked for. Test for all of them with errors.Is.
+// Errors of the data path. Resolve, ResolveRemote and Slice return these values directly, so that a wrong
+// descriptor causes no allocation. The control path wraps them with details. Test for all of them with errors.Is.
 var (
 	ErrHandle = errors.New("memreg: no region has this memory handle (wrong, or deregistered)")
 	ErrPtag   = errors.New("memreg: protection tag does not match, belongs to another NIC, or was destroyed")
-	ErrRights = errors.New("memreg: the region's attributes do not allow peers this access (EnableRdmaWrite, EnableRdmaRead)")
+	ErrRights = errors.New("memreg: the region's attributes do not allow peers this access (EnableRDMAWrite, EnableRDMARead)")
 	ErrRange  = errors.New("memreg: bytes lie outside of the registered region")
 )
 

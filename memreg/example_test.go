@@ -53,7 +53,7 @@ func ExampleTable_ResolveRemote() {
 		return
 	}
 	buf := make([]byte, 64)
-	region, err := table.Register(buf, memreg.Attributes{Ptag: tag, EnableRdmaWrite: true})
+	region, err := table.Register(buf, memreg.Attributes{Ptag: tag, EnableRDMAWrite: true})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -72,7 +72,7 @@ func ExampleTable_ResolveRemote() {
 	fmt.Printf("%s\n", buf[8:13])
 
 	// From now on peers may only read.
-	err = table.SetAttributes(region, memreg.Attributes{Ptag: tag, EnableRdmaRead: true})
+	err = table.SetAttributes(region, memreg.Attributes{Ptag: tag, EnableRDMARead: true})
 	fmt.Println(err)
 	fmt.Println(errors.Is(write("again"), memreg.ErrRights))
 	// Output:

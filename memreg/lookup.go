@@ -1,7 +1,7 @@
 package memreg
 
-// The data path: what happens to every segment of every descriptor. No lock,
-// no allocation, the same few steps whatever the number of regions.
+// The data path: the lookup for every segment of every descriptor. It takes no lock, allocates nothing, and costs
+// the same for any number of regions.
 
 // Lookup returns the live region with this handle, or nil.
 func (t *Table) Lookup(h Handle) *Region {
@@ -13,15 +13,13 @@ func (t *Table) Lookup(h Handle) *Region {
 	return r
 }
 
-// Resolve returns the n bytes at addr, as a slice without capacity beyond them,
-// and the region that they lie in. A tag other than nil must be the region's
-// own, or the region's the common one; nil stands for any tag of this table.
+// Resolve returns the n bytes at addr, as a slice without capacity beyond them, and the region that they lie in.
+// ptag must be the region's tag, or the region must have the common tag; nil stands for any tag of this table.
 //
-// It does not hold the region: whoever keeps the bytes past the call must
-// Acquire it first and treat false as ErrHandle, or [Region.Hold] it under the
-// lock under which it is deregistered, too.
+// It does not acquire the region. A caller that keeps the bytes must Acquire it first and treat false as ErrHandle,
+// or [Region.Pin] it under the lock that also guards Deregister.
 //
-// Errors, the values themselves: ErrHandle, ErrPtag, ErrRange.
+// Errors, returned unwrapped: ErrHandle, ErrPtag, ErrRange.
 func (t *Table) Resolve(h Handle, addr uint64, n uint32, ptag *Ptag) (seg []byte, r *Region, err error) {
 	r = t.Lookup(h)
 	if r == nil {
@@ -37,18 +35,32 @@ func (t *Table) Resolve(h Handle, addr uint64, n uint32, ptag *Ptag) (seg []byte
 	return seg, r, nil
 }
 
-// ResolveRemote is Resolve for an access by a peer, which needs the rights in
-// want as well. It returns the region already held: the caller uses the bytes
-// and then calls [Region.Release], once. After an error nothing is held.
+// ResolvePart is Resolve for an access that stops at the end of the region. It returns those of the n bytes at addr
+// that lie in the region, at least one. ErrRange: the first byte does not.
+func (t *Table) ResolvePart(h Handle, addr uint64, n uint32, ptag *Ptag) (seg []byte, r *Region, err error) {
+	r = t.Lookup(h)
+	if r == nil {
+		return nil, nil, ErrHandle
+	}
+	if !r.Ptag().Matches(ptag) {
+		return nil, nil, ErrPtag
+	}
+	off, size := addr-r.addr, uint64(len(r.mem)) // below the start, off wraps and is too large
+	if off >= size || n == 0 {
+		return nil, nil, ErrRange
+	}
+	n = uint32(min(uint64(n), size-off))
+	return r.mem[off : off+uint64(n) : off+uint64(n)], r, nil
+}
+
+// ResolveRemote is Resolve for an access by a peer, which also needs the rights in want. It acquires the region:
+// the caller uses the bytes and then calls [Region.Release] once. After an error nothing is acquired.
 //
-// Tag and rights are those of one setting, which is in force at a moment when
-// the region is held already. That order makes sure that whoever deregisters
-// the region, or changes its attributes and then sees no users, knows that no
-// access goes on by the old ones. For the few nanoseconds of an access that is
-// refused the region has a user, too, and Deregister may find it busy.
+// Tag and rights are those of one setting that is current while the region is acquired. So after Deregister, or
+// after a change of attributes and a moment without users, no access by the old attributes is left. A refused
+// access also acquires the region for some nanoseconds, and Deregister may find it busy then.
 //
-// Errors, the values themselves, the first that applies: ErrHandle, ErrPtag,
-// ErrRights, ErrRange.
+// Errors, returned unwrapped, the first that applies: ErrHandle, ErrPtag, ErrRights, ErrRange.
 func (t *Table) ResolveRemote(h Handle, addr uint64, n uint32, ptag *Ptag, want Rights) (seg []byte, r *Region, err error) {
 	r = t.Lookup(h)
 	if r == nil || !r.Acquire() {

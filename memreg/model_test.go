@@ -125,8 +125,8 @@ func (m *tableModel) register(t *rapid.T) {
 func drawAttributes(t *rapid.T, tag *modelTag) Attributes {
 	return Attributes{
 		Ptag:            tag.Ptag,
-		EnableRdmaWrite: rapid.Bool().Draw(t, "write"),
-		EnableRdmaRead:  rapid.Bool().Draw(t, "read"),
+		EnableRDMAWrite: rapid.Bool().Draw(t, "write"),
+		EnableRDMARead:  rapid.Bool().Draw(t, "read"),
 	}
 }
 
@@ -176,7 +176,7 @@ func (m *tableModel) deregister(t *rapid.T) {
 	}
 }
 
-func (m *tableModel) hold(t *rapid.T) {
+func (m *tableModel) coalesce(t *rapid.T) {
 	if len(m.regions) == 0 {
 		return
 	}
@@ -214,7 +214,7 @@ func (m *tableModel) resolve(t *rapid.T) {
 		want = ErrHandle
 	case tag != nil && tag != r.tag:
 		want = ErrPtag
-	case remote && (needWrite && !r.attr.EnableRdmaWrite || needRead && !r.attr.EnableRdmaRead):
+	case remote && (needWrite && !r.attr.EnableRDMAWrite || needRead && !r.attr.EnableRDMARead):
 		want = ErrRights
 	case at < r.from || at+n > r.to:
 		want = ErrRange
@@ -241,6 +241,20 @@ func (m *tableModel) resolve(t *rapid.T) {
 	}
 	if err == nil && remote {
 		r.users++ // until hold draws a release
+	}
+	if remote {
+		return
+	}
+	part := n
+	if want == ErrRange && at >= r.from {
+		part, want = max(0, r.to-at), nil
+	}
+	if want == nil && (n == 0 || part == 0) {
+		want = ErrRange
+	}
+	seg, got, err = m.ResolvePart(r.Handle(), address(m.buf)+uint64(at), uint32(n), p)
+	if err != want || err == nil && (got != r.Region || len(seg) != part || &seg[0] != &m.buf[at]) {
+		t.Fatalf("of (%d, %d) in [%d, %d), %d other bytes, %v, want %v", at, n, r.from, r.to, len(seg), err, want)
 	}
 }
 
@@ -282,7 +296,7 @@ func TestTableModel(t *testing.T) {
 		m.createPtag(t)
 		t.Repeat(map[string]func(*rapid.T){
 			"": m.check, "createPtag": m.createPtag, "destroyPtag": m.destroyPtag, "holdPtag": m.holdPtag,
-			"register": m.register, "register2": m.register, "deregister": m.deregister, "hold": m.hold, "resolve": m.resolve,
+			"register": m.register, "register2": m.register, "deregister": m.deregister, "hold": m.coalesce, "resolve": m.resolve,
 			"setAttributes": m.setAttributes,
 		})
 	})

@@ -5,12 +5,12 @@ import (
 	"sync/atomic"
 )
 
-// refs counts the users of a thing that ends only when nobody uses it. It is
-// below zero when the thing is dead. The zero value is alive and unused.
+// refs counts the users of an object that may end only when it has none. A negative count means that the object is
+// dead. The zero value is alive and unused.
 type refs struct{ n atomic.Int64 }
 
-// dead is far enough below zero that failing calls of acquire, each of which
-// moves the count for a moment, cannot bring it back.
+// dead is far enough below zero that failing calls of acquire, which change the count for a moment, cannot make it
+// positive.
 const dead = math.MinInt64 / 2
 
 // acquire adds a user; false: dead.
@@ -22,15 +22,14 @@ func (r *refs) acquire() bool {
 	return false
 }
 
-// release takes a user away. One more than there were users is undone, so that
-// the thing can still end.
+// release removes a user. A release without a user is undone, so that the object can still end.
 func (r *refs) release() {
 	if r.n.Add(-1) == -1 {
 		r.n.Add(1)
 	}
 }
 
-// kill ends the thing if it is alive and unused.
+// kill marks the object as dead if it is alive and unused.
 func (r *refs) kill() bool { return r.n.CompareAndSwap(0, dead) }
 
 func (r *refs) alive() bool { return r.n.Load() >= 0 }

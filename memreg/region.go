@@ -2,68 +2,63 @@ package memreg
 
 import "sync/atomic"
 
-// Handle is a memory handle: random, so that a peer cannot guess one, and
-// never 0.
+// Handle is a memory handle. It is random, so that a peer cannot guess it, and never 0.
 type Handle uint32
 
-// Region is registered memory. Everything in it but the count of users and the
-// attributes is fixed when it is registered. All of it may be read by any
-// goroutine without lock, also after it was deregistered.
+// Region is registered memory. Everything in it except the reference counts and the attributes is fixed when it is
+// registered. Any goroutine may read it without a lock, also after it was deregistered.
 type Region struct {
-	refs   refs                    // descriptors and remote accesses that use it; dead: deregistered
-	now    atomic.Pointer[setting] // the attributes in force; written under the table's mutex
-	first  setting                 // those it was registered with; here, so that now points next to itself
+	refs   refs                    // posted descriptors and remote accesses; dead: deregistered
+	now    atomic.Pointer[setting] // the current attributes; written under the table's mutex
+	first  setting                 // the attributes at registration, stored here so that now points next to itself
+	had    [rightsCount]*setting   // settings of SetAttributes by rights, for reuse; guarded by the table's mutex
 	handle Handle
 	addr   uint64
-	mem    []byte // the bytes; keeps memory of Go alive
-	held   int    // Holds, which are none of refs
+	mem    []byte // the bytes; keeps Go memory alive
+	held   int    // pins, which are not counted in refs
 }
 
-// Handle names the region, together with its address.
+// Handle returns the handle, which names the region together with its address.
 func (r *Region) Handle() Handle { return r.handle }
 
-// Addr is the address of the first byte.
+// Addr returns the address of the first byte.
 func (r *Region) Addr() uint64 { return r.addr }
 
-// Len is the number of bytes.
+// Len returns the number of bytes.
 func (r *Region) Len() int { return len(r.mem) }
 
-// Bytes is the memory.
+// Bytes returns the memory.
 func (r *Region) Bytes() []byte { return r.mem }
 
-// Attributes tells tag and RDMA rights, as they were set together. After
-// Deregister they are the last ones.
+// Attributes returns tag and RDMA rights, as they were set together. After Deregister it returns the last ones.
 func (r *Region) Attributes() Attributes { return r.now.Load().attributes() }
 
-// Ptag is the tag alone.
+// Ptag returns the tag.
 func (r *Region) Ptag() *Ptag { return r.now.Load().ptag }
 
-// Alive is false once the region is deregistered. It can be so a moment after
-// Alive said true: only Acquire holds it.
+// Alive reports whether the region is registered. It may be deregistered at any time after that; only Acquire
+// prevents it.
 func (r *Region) Alive() bool { return r.refs.alive() }
 
-// Acquire holds the region, as a posted descriptor does. False: it was
-// deregistered.
+// Acquire takes a reference to the region. False: it was deregistered.
 func (r *Region) Acquire() bool { return r.refs.acquire() }
 
 // Release ends one Acquire, or one [Table.ResolveRemote].
 func (r *Region) Release() { r.refs.release() }
 
-// Hold is a cheaper Acquire: a plain addition where Acquire is an atomic one. It is
-// for a caller that has one lock around all calls of Hold and Unhold for the region,
-// around the [Table.Resolve] by which it has just found the region alive, and around
+// Pin is a cheaper Acquire: a plain addition instead of an atomic one. The caller must use one lock for all calls
+// of Pin and Unpin for the region, for the [Table.Resolve] that has just found the region alive, and for
 // Deregister.
-func (r *Region) Hold() { r.held++ }
+func (r *Region) Pin() { r.held++ }
 
-// Unhold ends one Hold.
-func (r *Region) Unhold() { r.held-- }
+// Unpin ends one Pin.
+func (r *Region) Unpin() { r.held-- }
 
-// Users is the number of holders now, those of Hold not counted.
+// Users returns the number of references; pins are not counted.
 func (r *Region) Users() int { return r.refs.count() }
 
-// Slice returns the n bytes at addr, with no capacity beyond them, or
-// ErrRange. Zero bytes are in range from the first byte to just behind the
-// last. It does not look at liveness or attributes.
+// Slice returns the n bytes at addr, with no capacity beyond them, or ErrRange. Zero bytes are in range from the
+// first byte to directly behind the last. It does not check whether the region is alive, nor its attributes.
 func (r *Region) Slice(addr uint64, n uint32) ([]byte, error) {
 	off, size := addr-r.addr, uint64(len(r.mem)) // below the start, off wraps and is too large
 	if off > size || uint64(n) > size-off {

@@ -80,9 +80,53 @@ func TestRange(t *testing.T) {
 	}
 }
 
+// What a region has of a range that reaches past its end: never a byte that is not the region's.
+func TestPart(t *testing.T) {
+	f := newFixture(t, Limits{})
+	r := f.register(t, f.buf[100:200])
+	for _, c := range []struct {
+		off  int // of the address, from the region's start
+		n    uint32
+		want int // bytes, 0: ErrRange
+	}{
+		{0, 100, 100}, {0, 1, 1}, {0, 101, 100}, {1, 100, 99}, {99, 1, 1}, {99, 2, 1}, {50, math.MaxUint32, 50},
+		{0, math.MaxUint32, 100}, {0, 0, 0}, {100, 1, 0}, {100, math.MaxUint32, 0}, {101, 1, 0}, {-1, 1, 0}, {-1, 200, 0},
+		{-1, math.MaxUint32, 0}, {-100, 300, 0},
+	} {
+		seg, got, err := f.ResolvePart(r.Handle(), r.Addr()+uint64(c.off), c.n, f.tag)
+		if c.want == 0 {
+			if err != ErrRange || seg != nil || got != nil {
+				t.Errorf("offset %d, %d bytes: %d bytes, %v", c.off, c.n, len(seg), err)
+			}
+			continue
+		}
+		if err != nil || got != r || len(seg) != c.want || cap(seg) != c.want || &seg[0] != &f.buf[100+c.off] {
+			t.Errorf("offset %d, %d bytes: %d bytes (capacity %d), want %d: %v", c.off, c.n, len(seg), cap(seg), c.want, err)
+		}
+	}
+	for _, addr := range []uint64{0, 1, math.MaxUint64, math.MaxUint64 - 99, 1 << 63} {
+		if _, _, err := f.ResolvePart(r.Handle(), addr, math.MaxUint32, nil); err != ErrRange {
+			t.Errorf("address %#x: %v", addr, err)
+		}
+	}
+	other, err := f.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := f.ResolvePart(r.Handle(), r.Addr(), 200, other); err != ErrPtag {
+		t.Errorf("another tag: %v", err)
+	}
+	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := f.ResolvePart(r.Handle(), r.Addr(), 200, f.tag); err != ErrHandle {
+		t.Errorf("deregistered: %v", err)
+	}
+}
+
 func TestRegionTellsWhatWasRegistered(t *testing.T) {
 	f := newFixture(t, Limits{})
-	attr := Attributes{Ptag: f.tag, EnableRdmaWrite: true}
+	attr := Attributes{Ptag: f.tag, EnableRDMAWrite: true}
 	r, err := f.Register(f.buf[10:20:40], attr)
 	if err != nil {
 		t.Fatal(err)
@@ -165,11 +209,11 @@ func TestAcquire(t *testing.T) {
 
 // A region with Holds cannot be deregistered, nor closed with its table; they
 // are none of its users.
-func TestHold(t *testing.T) {
+func TestPin(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r := f.register(t, f.buf)
-	r.Hold()
-	r.Hold()
+	r.Pin()
+	r.Pin()
 	for held := 2; held > 0; held-- {
 		if err := f.Deregister(r.Handle(), r.Addr()); !errors.Is(err, ErrBusy) {
 			t.Fatalf("held %d times: %v", held, err)
@@ -180,7 +224,7 @@ func TestHold(t *testing.T) {
 		if !r.Alive() || r.Users() != 0 {
 			t.Fatalf("held %d times: alive %v, %d users", held, r.Alive(), r.Users())
 		}
-		r.Unhold()
+		r.Unpin()
 	}
 	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
 		t.Fatal(err)

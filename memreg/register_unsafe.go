@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Register makes a region of a Go slice: of its length, not its capacity. The
-// region keeps the memory alive and the collector does not move it.
+// Register makes a region of a Go slice: of its length, not its capacity. The region keeps the memory alive; the
+// garbage collector does not move it.
 //
 // Errors: ErrLength, ErrPtag, ErrLimit, ErrClosed.
 func (t *Table) Register(buf []byte, attr Attributes) (*Region, error) {
@@ -20,10 +20,9 @@ func (t *Table) Register(buf []byte, attr Attributes) (*Region, error) {
 	return t.register(buf[:len(buf):len(buf)], attr)
 }
 
-// RegisterForeign makes a region of n bytes at an address, such as C memory.
-// The bytes are brought in now, as registering them with a NIC would do, which
-// finds an address that is none. They must stay mapped until the region is
-// deregistered. An address in Go's heap keeps that memory alive.
+// RegisterForeign makes a region of n bytes at an address, such as C memory. It populates the pages, which detects
+// an invalid address. The bytes must stay mapped until the region is deregistered. An address in Go's heap keeps
+// that memory alive.
 //
 // Errors: ErrLength; ErrAddress for memory that is not mapped, not readable or
 // a device's, or an end beyond the address space; ErrPtag, ErrLimit, ErrClosed.
@@ -54,22 +53,19 @@ func (t *Table) register(mem []byte, attr Attributes) (*Region, error) {
 
 func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
-// foreign makes a slice of an address that bringIn has accepted. The pointer is
-// read from the variable's memory rather than converted, because the rules of
-// package unsafe know conversions only from pointers of Go.
+// foreign makes a slice of an address that bringIn has accepted. It reads the pointer from the variable's memory
+// instead of converting it, because package unsafe permits only conversions of Go pointers.
 func foreign(addr, n uint64) []byte {
 	p := uintptr(addr)
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&p))), int(n))
 }
 
-// bringIn makes the kernel populate all pages of [addr, addr+n) for reading,
-// which it refuses where they could not be read: better an error here than a
-// signal on the data path. ENOMEM: not mapped; EINVAL: no right to read, a
-// device's memory, or a kernel before Linux 5.14; EFAULT: reading would raise
-// SIGBUS (madvise(2), MADV_POPULATE_READ).
+// bringIn makes the kernel populate all pages of [addr, addr+n) for reading. It fails if they cannot be read: an
+// error here is better than a signal on the data path. ENOMEM: not mapped; EINVAL: not readable, a device's memory,
+// or a kernel before Linux 5.14; EFAULT: reading would raise SIGBUS (madvise(2), MADV_POPULATE_READ).
 func bringIn(addr, n uint64) error {
 	page := uint64(os.Getpagesize())
-	if addr < page { // Go takes a pointer to the first page for a corrupt one
+	if addr < page { // Go treats a pointer to the first page as corrupt
 		return fmt.Errorf("%w: %#x", ErrAddress, addr)
 	}
 	first := addr &^ (page - 1)
@@ -81,8 +77,7 @@ func bringIn(addr, n uint64) error {
 	return nil
 }
 
-// populate takes numbers, not a slice: whole pages may belong to more than one
-// object, and none of them is ours.
+// populate takes numbers instead of a slice: the pages may belong to several objects, none of them ours.
 func populate(addr, n uint64) error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_MADVISE, uintptr(addr), uintptr(n), unix.MADV_POPULATE_READ)

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 )
 
-// Most regions and tags that a table can hold, and the defaults of [Limits].
+// The most regions and tags that a table can hold, which are also the defaults of [Limits].
 const (
 	MaxRegions = 1 << 16
 	MaxPtags   = 1 << 16
@@ -17,7 +17,7 @@ const (
 	firstSlots = 64
 )
 
-// Limits of a table. Zero means the most that is possible.
+// Limits are the limits of a table. Zero means the largest possible value.
 type Limits struct {
 	MaxRegions    int    // at most the constant MaxRegions
 	MaxBlockBytes uint64 // bytes of one region
@@ -79,8 +79,7 @@ func randomHandle() Handle {
 	return Handle(binary.NativeEndian.Uint32(b[:]))
 }
 
-// add gives a region a handle and a slot. It holds the region's tag from then
-// on.
+// add assigns a handle and a slot to a region, and acquires its tag.
 func (t *Table) add(r *Region) error {
 	size := uint64(len(r.mem))
 	t.mu.Lock()
@@ -102,7 +101,7 @@ func (t *Table) add(r *Region) error {
 	if 2*(t.regions+1) > len(slots) {
 		slots = t.grow(slots)
 	}
-	// At most every other slot is taken: two attempts on average.
+	// At most every other slot is in use: two attempts on average.
 	for {
 		r.handle = t.random()
 		if slot := &slots[int(r.handle)&(len(slots)-1)]; r.handle != 0 && slot.Load() == nil {
@@ -116,10 +115,9 @@ func (t *Table) add(r *Region) error {
 	return nil
 }
 
-// grow doubles the array. Handles that differ in their low bits differ in more
-// of them, too: every region keeps its handle and finds a slot of its own.
-// Lookups that still read the old array find there what was registered when it
-// was replaced; regions that die later are told by their state.
+// grow doubles the array. Handles that differ in their low bits also differ in one more of them, so every region
+// keeps its handle and finds a slot of its own. Lookups that still read the old array find the regions that were
+// registered when it was replaced; the state of a region shows whether it has died since.
 func (t *Table) grow(old []atomic.Pointer[Region]) []atomic.Pointer[Region] {
 	slots := make([]atomic.Pointer[Region], 2*len(old))
 	for i := range old {
@@ -131,10 +129,10 @@ func (t *Table) grow(old []atomic.Pointer[Region]) []atomic.Pointer[Region] {
 	return slots
 }
 
-// Deregister ends the region with this handle, which must begin at addr.
+// Deregister removes the region with this handle, which must begin at addr.
 //
-// Errors: ErrHandle; ErrStart; ErrBusy while posted descriptors, or for a
-// moment remote accesses, hold it. The region is then as it was.
+// Errors: ErrHandle; ErrStart; ErrBusy while posted descriptors or, for a moment, remote accesses use it. The
+// region is then unchanged.
 func (t *Table) Deregister(h Handle, addr uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -150,7 +148,7 @@ func (t *Table) Deregister(h Handle, addr uint64) error {
 	return nil
 }
 
-// remove ends a region that nobody holds.
+// remove deregisters a region without references and pins.
 func (t *Table) remove(r *Region) bool {
 	if r.held != 0 || !r.refs.kill() {
 		return false
@@ -163,9 +161,8 @@ func (t *Table) remove(r *Region) bool {
 	return true
 }
 
-// Close deregisters every region that nobody holds and refuses new ones and
-// new tags from now on. ErrBusy: posted descriptors hold some, which stay and
-// still resolve; it may be called again.
+// Close deregisters every region that is not in use. The table accepts no new regions and tags from then on.
+// ErrBusy: posted descriptors use some regions, which stay registered; Close may be called again.
 func (t *Table) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -190,7 +187,7 @@ type Stats struct {
 	Registered uint64 // regions registered so far
 }
 
-// Stats takes a snapshot.
+// Stats returns a snapshot.
 func (t *Table) Stats() Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -155,7 +155,7 @@ func TestCommonPtag(t *testing.T) {
 	if _, err := f.Register(f.buf, Attributes{Ptag: other.CommonPtag()}); !errors.Is(err, ErrPtag) {
 		t.Errorf("Register with another table's: %v", err)
 	}
-	r, err := f.Register(f.buf, Attributes{Ptag: f.CommonPtag(), EnableRdmaRead: true})
+	r, err := f.Register(f.buf, Attributes{Ptag: f.CommonPtag(), EnableRDMARead: true})
 	if err != nil {
 		t.Fatal(err)
 	}

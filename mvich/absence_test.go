@@ -12,10 +12,12 @@ import (
 
 // A rank that dies before anybody has connected with it is noticed by who sends
 // to it, and after a while by who receives from it.
-func TestDeadBeforeConnection(t *testing.T) {
+func TestDeadBeforeConnection(t *testing.T) { synctest.Test(t, deadBeforeConnection) }
+
+func deadBeforeConnection(t *testing.T) {
 	const victim = 2
 	j := dyingJob(t, 3, victim)
-	j.hosts[victim].Nic.Close()
+	j.hosts[victim].NIC.Close()
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
 		if rank == 0 {
@@ -24,78 +26,56 @@ func TestDeadBeforeConnection(t *testing.T) {
 		_, err := c.Recv(nil, victim, 1)
 		return wantLost("receive", err, victim)
 	})
-	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+	j.finalize(t, victim)
 }
 
-// It is also noticed by who waits for a message of it in another way.
+// It is also noticed by who waits for a message of it, by name or as one of all, in whatever way.
 func TestDeadBeforeConnectionOtherwise(t *testing.T) {
-	const victim = 3
-	j := dyingJob(t, 4, victim)
-	j.hosts[victim].Nic.Close()
-	each(t, victim, func(rank int) (err error) { // none of which can tell another one
-		c := j.worlds[rank].Comm()
-		done := false
-		switch rank {
-		case 0:
-			_, err = c.Probe(victim, 1)
-		case 1:
-			for !done && err == nil {
-				time.Sleep(time.Millisecond)
-				_, done, err = c.Iprobe(victim, 1)
-			}
-		case 2:
-			r, begun := c.Irecv(nil, victim, 1)
-			for err = begun; !done && err == nil; {
-				time.Sleep(time.Millisecond)
-				_, done, err = r.Test()
-			}
-		}
-		return wantLost("wait", err, victim)
-	})
-	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
-}
-
-// Nor does it have to be waited for by name.
-func TestDeadBeforeConnectionAnybody(t *testing.T) {
 	const n, victim = 5, 4
-	j := dyingJob(t, n, victim)
-	j.hosts[victim].Nic.Close()
-	each(t, victim, func(rank int) (err error) { // none of which can tell another one
-		c := j.worlds[rank].Comm()
-		done := false
-		switch rank {
-		case 0:
-			_, err = c.Recv(nil, mvich.AnySource, 1)
-		case 1:
-			_, err = c.Probe(mvich.AnySource, 1)
-		case 2:
-			for !done && err == nil {
-				time.Sleep(time.Millisecond)
-				_, done, err = c.Iprobe(mvich.AnySource, 1)
-			}
-		case 3:
-			r, begun := c.Irecv(nil, mvich.AnySource, 1)
-			for err = begun; !done && err == nil; {
-				time.Sleep(time.Millisecond)
-				_, done, err = r.Test()
-			}
+	again := func(f func() (done bool, err error)) (err error) {
+		for done := false; !done && err == nil; {
+			time.Sleep(time.Millisecond)
+			done, err = f()
 		}
-		return wantLost("wait", err, victim)
-	})
-	for rank, w := range j.worlds[:victim] {
-		if s := w.Stats(); s.Connections > 0 {
-			t.Errorf("rank %d has connected: %+v", rank, s)
-		}
+		return err
 	}
-	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+	ways := [victim]func(c *mvich.Comm, source int) error{ // none of which can tell another rank
+		func(c *mvich.Comm, source int) error { _, err := c.Recv(nil, source, 1); return err },
+		func(c *mvich.Comm, source int) error { _, err := c.Probe(source, 1); return err },
+		func(c *mvich.Comm, source int) error {
+			return again(func() (bool, error) { _, done, err := c.Iprobe(source, 1); return done, err })
+		},
+		func(c *mvich.Comm, source int) error {
+			r, err := c.Irecv(nil, source, 1)
+			if err != nil {
+				return err
+			}
+			return again(func() (bool, error) { _, done, err := r.Test(); return done, err })
+		},
+	}
+	for _, source := range []int{victim, mvich.AnySource} {
+		synctest.Test(t, func(t *testing.T) {
+			j := dyingJob(t, n, victim)
+			j.hosts[victim].NIC.Close()
+			each(t, victim, func(rank int) error {
+				return wantLost("wait", ways[rank](j.worlds[rank].Comm(), source), victim)
+			})
+			for rank, w := range j.worlds[:victim] {
+				if s := w.Stats(); source == mvich.AnySource && s.Connections > 0 {
+					t.Errorf("rank %d has connected: %+v", rank, s)
+				}
+			}
+			j.finalize(t, victim)
+		})
+	}
 }
 
 // Nor does its host have to say that nobody is there.
-func TestDeadBeforeConnectionSilent(t *testing.T) {
-	j := newJob(t, 2, jobConfig{dying: true, options: func(int) []mvich.Option {
-		return []mvich.Option{mvich.WithPatience(time.Second)}
-	}})
-	j.fabric.Cut(j.hosts[1].Nic.Query().Address, true)
+func TestDeadBeforeConnectionSilent(t *testing.T) { synctest.Test(t, deadBeforeConnectionSilent) }
+
+func deadBeforeConnectionSilent(t *testing.T) {
+	j := newJob(t, 2, jobConfig{dying: true, options: with(mvich.WithConnectTimeout(time.Second))})
+	j.fabric.Cut(j.hosts[1].NIC.Query().Address, true)
 	each(t, 1, func(int) error {
 		_, err := j.worlds[0].Comm().Recv(nil, mvich.AnySource, 1)
 		return wantLost("receive of anybody", err, 1)
@@ -135,9 +115,11 @@ func TestVigil(t *testing.T) {
 }
 
 // Looks in vain are forgotten when nobody waits any more.
-func TestLooksAreForgotten(t *testing.T) {
+func TestLooksAreForgotten(t *testing.T) { synctest.Test(t, looksAreForgotten) }
+
+func looksAreForgotten(t *testing.T) {
 	j := newJob(t, 2, jobConfig{dying: true})
-	j.hosts[1].Nic.Close()
+	j.hosts[1].NIC.Close()
 	w := j.worlds[0]
 	mvich.LookAt(w, 1)
 	if !mvich.Missed(w, 1) {

@@ -33,7 +33,30 @@ func (w *World) Free(buf []byte) error {
 	if len(buf) == 0 || w.finalized {
 		return nil
 	}
-	return w.regs.free(buf)
+	return w.regs.free(buf, w.inUse)
+}
+
+// inUse says whether a request that is not complete has its buffer between two addresses.
+func (w *World) inUse(start, end uint64) (used bool) {
+	look := func(r *Request) {
+		at := addressOf(r.buf)
+		used = used || len(r.buf) > 0 && !r.abandoned && at < end && at+uint64(len(r.buf)) > start
+	}
+	for _, r := range w.posted {
+		look(r)
+	}
+	for _, r := range w.numbered { // among them those whose data moves
+		look(r)
+	}
+	for _, m := range w.unexpected {
+		if m.local != nil {
+			look(m.local)
+		}
+	}
+	for _, p := range w.peers {
+		p.sends.each(look)
+	}
+	return used
 }
 
 // alloc makes a registration that stays until it is freed.
@@ -48,14 +71,15 @@ func (c *registrations) alloc(n int) ([]byte, error) {
 	return buf[:n:n], nil
 }
 
-func (c *registrations) free(buf []byte) error {
+// free ends what alloc has made, unless used says that it is.
+func (c *registrations) free(buf []byte, used func(start, end uint64) bool) error {
 	start := addressOf(buf)
 	for i := c.after(start) - 1; i >= 0 && c.sorted[i].start == start; i-- {
 		r := c.sorted[i]
 		if !r.arena {
 			continue
 		}
-		if r.users > 0 {
+		if r.users > 0 || used(r.start, r.end) {
 			return ErrBusy
 		}
 		if err := r.region.Deregister(); err != nil {

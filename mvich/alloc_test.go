@@ -13,9 +13,7 @@ import (
 // Memory of the arena carries messages as any other does, of which parts may be
 // sent; it stays while it is in use, and does not count among what is registered.
 func TestAlloc(t *testing.T) {
-	j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option {
-		return []mvich.Option{mvich.WithRegistered(1 << 20)}
-	}})
+	j := newJob(t, 2, jobConfig{options: with(mvich.WithRegistered(1 << 20))})
 	const n = 300_000
 	each(t, 2, func(rank int) error {
 		w := j.worlds[rank]
@@ -80,4 +78,59 @@ func TestArenaFull(t *testing.T) {
 	})
 	j.run(t, swapSizes)
 	j.spotless(t, mvich.DefaultCredits)
+}
+
+// Memory that a message will yet use is not freed, whichever way the message goes: what comes
+// would be written over what is there by then.
+func TestFreeInUse(t *testing.T) {
+	j := newJob(t, 2, jobConfig{options: with(mvich.WithProtocol(mvich.R3))})
+	const n = 20000
+	each(t, 2, func(rank int) error {
+		w := j.worlds[rank]
+		c := w.Comm()
+		if rank == 1 {
+			_, err := c.Recv(nil, 0, 2)
+			if err == nil {
+				_, err = c.Recv(make([]byte, n), 0, 1)
+			}
+			return err
+		}
+		buf, err := w.Alloc(2 * n)
+		if err != nil {
+			return err
+		}
+		for name, begin := range map[string]func() (*mvich.Request, error){
+			"a receive":                 func() (*mvich.Request, error) { return c.Irecv(buf[n:], 0, 7) },
+			"a message to another rank": func() (*mvich.Request, error) { return c.Isend(buf[n:], 1, 1) },
+			"a message to this rank":    func() (*mvich.Request, error) { return c.Issend(buf[n:], 0, 7) },
+		} {
+			r, err := begin()
+			if err != nil {
+				return err
+			}
+			for range 2 {
+				if err := w.Free(buf); !errors.Is(err, mvich.ErrBusy) {
+					return fmt.Errorf("freed with %s under way: %v", name, err)
+				}
+				if name != "a message to another rank" {
+					break
+				}
+				if _, _, err := c.Iprobe(1, 7); err != nil { // so that its request goes
+					return err
+				}
+			}
+			switch name {
+			case "a receive":
+				r.Cancel()
+			case "a message to another rank":
+				err = c.Send(nil, 1, 2)
+			default:
+				_, err = c.Recv(make([]byte, n), 0, 7)
+			}
+			if err = errors.Join(err, mvich.WaitAll(r)); err != nil {
+				return err
+			}
+		}
+		return w.Free(buf)
+	})
 }

@@ -10,20 +10,22 @@ func (c *Comm) Bcast(buf []byte, root int) error {
 		return err
 	}
 	if len(buf) < longData || c.Size() <= fewRanks {
-		return s.bcastTree(buf, root)
+		return s.down(root, func(int, int) []byte { return buf })
 	}
 	return s.bcastRing(buf, root)
 }
 
-// bcastTree goes down a binomial tree. Ranks count from the root:
+// down goes down a binomial tree. Ranks count from the root:
 //
 //	0 -> 4, 2, 1;  4 -> 6, 5;  2 -> 3;  6 -> 7
-func (s step) bcastTree(buf []byte, root int) error {
+//
+// part is what a rank gets for itself and those behind it, as many as count, if there are.
+func (s step) down(root int, part func(rank, count int) []byte) error {
 	n, me := s.c.Size(), s.rank(s.c.rank-root)
 	mask := 1
 	for ; mask < n; mask *= 2 {
 		if me&mask != 0 {
-			if err := s.recv(buf, s.rank(root+me-mask)); err != nil {
+			if err := s.recv(part(me, mask), s.rank(root+me-mask)); err != nil {
 				return err
 			}
 			break
@@ -31,7 +33,7 @@ func (s step) bcastTree(buf []byte, root int) error {
 	}
 	for mask /= 2; mask > 0; mask /= 2 {
 		if me+mask < n {
-			if err := s.send(buf, s.rank(root+me+mask)); err != nil {
+			if err := s.send(part(me+mask, mask), s.rank(root+me+mask)); err != nil {
 				return err
 			}
 		}
@@ -53,21 +55,8 @@ func (s step) bcastRing(buf []byte, root int) error {
 	if err := checkLength(longest); err != nil {
 		return err
 	}
-	mask := 1
-	for ; mask < n; mask *= 2 {
-		if me&mask != 0 {
-			if err := s.recv(part(me, mask), s.rank(root+me-mask)); err != nil {
-				return err
-			}
-			break
-		}
-	}
-	for mask /= 2; mask > 0; mask /= 2 {
-		if me+mask < n {
-			if err := s.send(part(me+mask, mask), s.rank(root+me+mask)); err != nil {
-				return err
-			}
-		}
+	if err := s.down(root, part); err != nil {
+		return err
 	}
 	return s.ring(me, func(i int) []byte { return part(i, 1) })
 }

@@ -23,9 +23,7 @@ func TestCollectives(t *testing.T) {
 	}{{"1", 1, none}, {"2", 2, none}, {"3", 3, none}, {"4", 4, none}, {"5", 5, none}, {"8", 8, none}, {"9", 9, none}, {"lossy", 5, loss}} {
 		t.Run(test.name, func(t *testing.T) {
 			n := test.ranks
-			j := newJob(t, n, jobConfig{faults: test.faults, options: func(int) []mvich.Option {
-				return []mvich.Option{mvich.WithSpin(50), mvich.WithCredits(8)}
-			}})
+			j := newJob(t, n, jobConfig{faults: test.faults, options: with(mvich.WithSpin(50), mvich.WithCredits(8))})
 			j.run(t, func(c *mvich.Comm) error {
 				for _, length := range []int{0, 1, 3, 17, 600, 5000} {
 					for _, root := range slices.Compact([]int{0, n / 2, n - 1}) {

@@ -37,7 +37,7 @@ func TestDup(t *testing.T) {
 // communicator; communicators of it can be split again.
 func TestSplit(t *testing.T) {
 	const n = 7
-	j := newJob(t, n, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(50)} }})
+	j := newJob(t, n, jobConfig{options: with(mvich.WithSpin(50))})
 	j.run(t, func(c *mvich.Comm) error {
 		color := c.Rank() % 2
 		if c.Rank() == 6 {
@@ -83,7 +83,7 @@ func TestSplit(t *testing.T) {
 // have messages of their own; also where a rank makes them one after the other.
 func TestDupAtOnce(t *testing.T) {
 	const ranks, parents, rounds = 3, 4, 30
-	j := newJob(t, ranks, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(0)} }})
+	j := newJob(t, ranks, jobConfig{options: with(mvich.WithSpin(0))})
 	var of, made [ranks][parents]*mvich.Comm
 	j.run(t, func(c *mvich.Comm) (err error) {
 		for i := range parents {
@@ -132,7 +132,7 @@ func TestDifferentOptions(t *testing.T) {
 	j := newJob(t, 1, jobConfig{})
 	launchers := mvich.Local(2)
 	each(t, 2, func(rank int) error {
-		w, err := mvich.Init(j.hosts[0].Nic, launchers[rank], mvich.WithCredits(8+rank))
+		w, err := mvich.Init(j.hosts[0].NIC, launchers[rank], mvich.WithCredits(8+rank))
 		if !errors.Is(err, mvich.ErrSettings) {
 			return fmt.Errorf("%v, %v", w, err)
 		}
@@ -145,14 +145,14 @@ func TestWrongOptions(t *testing.T) {
 	for name, o := range map[string]mvich.Option{
 		"threshold": mvich.WithThreshold(-1), "large threshold": mvich.WithThreshold(1 << 30),
 		"credits": mvich.WithCredits(3), "many credits": mvich.WithCredits(100000),
-		"protocol": mvich.WithProtocol(9), "registered": mvich.WithRegistered(-1), "patience": mvich.WithPatience(0),
+		"protocol": mvich.WithProtocol(9), "registered": mvich.WithRegistered(-1), "patience": mvich.WithConnectTimeout(0),
 	} {
-		if _, err := mvich.Init(j.hosts[0].Nic, mvich.Local(1)[0], o); !errors.Is(err, mvich.ErrSettings) {
+		if _, err := mvich.Init(j.hosts[0].NIC, mvich.Local(1)[0], o); !errors.Is(err, mvich.ErrSettings) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	t.Setenv(mvich.ThresholdVariable, "many")
-	if _, err := mvich.Init(j.hosts[0].Nic, mvich.Local(1)[0]); !errors.Is(err, mvich.ErrSettings) {
+	if _, err := mvich.Init(j.hosts[0].NIC, mvich.Local(1)[0]); !errors.Is(err, mvich.ErrSettings) {
 		t.Error(err)
 	}
 }
@@ -164,7 +164,7 @@ func TestThreshold(t *testing.T) {
 		options   []mvich.Option
 		threshold int
 	}{{nil, 100}, {[]mvich.Option{mvich.WithThreshold(20000)}, 20000}} {
-		j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option { return c.options }})
+		j := newJob(t, 2, jobConfig{options: with(c.options...)})
 		j.run(t, func(w *mvich.Comm) error {
 			b := make([]byte, c.threshold+1)
 			for _, n := range []int{c.threshold, c.threshold + 1} {
@@ -204,7 +204,7 @@ func TestLastContext(t *testing.T) {
 // Ranks of a communicator and of the world are made of each other.
 func TestRanksOfTheWorld(t *testing.T) {
 	const n = 5
-	j := newJob(t, n, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(50)} }})
+	j := newJob(t, n, jobConfig{options: with(mvich.WithSpin(50))})
 	j.run(t, func(c *mvich.Comm) error {
 		part, err := c.Split(c.Rank()%2, -c.Rank())
 		if err != nil {

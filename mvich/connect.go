@@ -95,6 +95,9 @@ func (w *World) admitted(p *peer, l *link, theirs vipl.RemoteAttributes, err err
 		w.retire(l)
 	case err == nil:
 		w.join(p, theirs)
+	case l.heard: // what it has begun cannot go on, nor may it begin once more
+		w.lose(p, err)
+		w.retire(l)
 	default:
 		p.state, p.link = apart, nil
 		p.control = fifo[packet]{} // the next connection has its own news
@@ -120,7 +123,7 @@ func (w *World) prepareAdmission(p *peer) *link {
 		return nil
 	}
 	p.state, p.link = admitting, l
-	p.credits, p.owed = 0, 0 // the first packet of the caller brings ours; it knows of its own
+	p.credits, p.acksDue, p.granted = 0, 0, w.set.credits // the first packet of the caller brings ours; it knows of its own
 	w.tellAll(p)
 	return l
 }
@@ -128,8 +131,8 @@ func (w *World) prepareAdmission(p *peer) *link {
 // join takes p's link, which is connected, into use.
 func (w *World) join(p *peer, theirs vipl.RemoteAttributes) {
 	p.state = joined
-	p.canRead = w.set.read && theirs.EnableRdmaRead
-	p.canWrite = theirs.EnableRdmaWrite
+	p.canRead = w.set.read && theirs.EnableRDMARead
+	p.canWrite = theirs.EnableRDMAWrite
 	w.stats.Connections++
 	if w.finalized { // before this connection was there
 		w.queueControl(p, packet{header: header{kind: kindBye}})
@@ -159,7 +162,7 @@ func (w *World) call(p *peer) {
 			if err == nil {
 				return
 			}
-			if v.inVain(err, began, w.set.patience) {
+			if v.inVain(err, began, w.set.ackDelay) {
 				w.giveUp(p, err)
 				return
 			}
@@ -175,7 +178,7 @@ type vigil struct {
 }
 
 // inVain takes note of a request that has failed, and says whether the rank is dead.
-func (v *vigil) inVain(err error, began time.Time, patience time.Duration) bool {
+func (v *vigil) inVain(err error, began time.Time, ackDelay time.Duration) bool {
 	if v.since.IsZero() {
 		v.since = began
 	}
@@ -185,7 +188,7 @@ func (v *vigil) inVain(err error, began time.Time, patience time.Duration) bool 
 	} else if v.absent.IsZero() {
 		v.absent = now
 	}
-	return now.Sub(v.since) > patience || !v.absent.IsZero() && now.Sub(v.absent) > absence
+	return now.Sub(v.since) > ackDelay || !v.absent.IsZero() && now.Sub(v.absent) > absence
 }
 
 // tryCall makes one attempt. nil: the call is over, one way or the other.
@@ -211,12 +214,12 @@ func (w *World) tryCall(p *peer) error {
 		p.calling = false
 		return nil
 	case err != nil:
-		w.dismantle(l)
+		w.retire(l) // the VI is in Error where the peer has sent something before it refused
 		return err
 	}
 	p.calling = false
 	p.state, p.link = joined, l
-	p.credits, p.owed = w.set.credits, w.set.credits
+	p.credits, p.acksDue, p.granted = w.set.credits, w.set.credits, 0
 	w.tellAll(p)
 	if err := w.stock(l); err != nil {
 		w.lose(p, err)

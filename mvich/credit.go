@@ -19,7 +19,7 @@ package mvich
 
 // mayControl says whether a packet that others wait for may go to p now.
 func (w *World) mayControl(p *peer) bool {
-	return p.credits > 1 || p.credits == 1 && p.owed > 0
+	return p.credits > 1 || p.credits == 1 && p.acksDue > 0
 }
 
 // mayData says whether data, or an envelope, may go to p now.
@@ -27,16 +27,20 @@ func (w *World) mayData(p *peer) bool { return p.credits > w.set.reserve() }
 
 // spend fills in what a packet says of credits.
 func (w *World) spend(p *peer, h *header) {
-	h.credits = uint16(p.owed)
-	p.owed = 0
+	h.credits = uint16(p.acksDue)
+	p.granted += p.acksDue
+	p.acksDue = 0
 	p.credits--
 	if p.unexpected > w.set.unexpected {
 		h.flags |= flagFull
 	}
 }
 
-// earn takes what a packet of p says of credits.
+// earn takes what a packet of p says of credits, and the one that it has used.
 func (w *World) earn(p *peer, h *header) error {
+	if p.granted--; p.granted < 0 {
+		return errNoCredit
+	}
 	if p.credits += int(h.credits); p.credits > w.set.credits {
 		return errCredits
 	}
@@ -46,7 +50,7 @@ func (w *World) earn(p *peer, h *header) error {
 
 // pushNoop tells p of its credits where no other packet does.
 func (w *World) pushNoop(p *peer) error {
-	if p.owed < w.set.noopAt() || p.credits == 0 {
+	if p.acksDue < w.set.noopAt() || p.credits == 0 {
 		return nil
 	}
 	w.stats.Noops++

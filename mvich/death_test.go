@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/mvich"
@@ -24,15 +25,19 @@ func dyingJob(t *testing.T, n int, dead ...int) *job {
 // dead after another silence.
 func dyingJobOf(t *testing.T, n int, c jobConfig, dead ...int) *job {
 	t.Helper()
-	j := newJob(t, n, jobConfig{dying: true, faults: c.faults, silence: c.silence, options: func(int) []mvich.Option {
-		return []mvich.Option{mvich.WithSpin(50), mvich.WithPatience(calm)}
-	}})
+	j := newJob(t, n, jobConfig{dying: true, faults: c.faults, silence: c.silence, options: with(mvich.WithSpin(50), mvich.WithConnectTimeout(calm))})
 	t.Cleanup(func() {
 		for _, rank := range dead {
 			j.worlds[rank].Finalize() // its NIC is closed or cut off: all that matters is that it ends
 		}
 	})
 	return j
+}
+
+// finalize ends the ranks before the victim, the last one.
+func (j *job) finalize(t *testing.T, victim int) {
+	t.Helper()
+	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
 }
 
 func wantLost(what string, err error, rank int) error {
@@ -43,93 +48,96 @@ func wantLost(what string, err error, rank int) error {
 	return nil
 }
 
-// deaths are how a rank dies, each without a good-bye.
-var deaths = map[string]struct {
+// death is how a rank dies.
+type death struct {
 	kill    func(j *job, rank int)
 	silence time.Duration // short where it is what tells of the death
 	faults  xdpnictest.Faults
-}{
+}
+
+// deaths are how a rank dies, each without a good-bye.
+var deaths = map[string]death{
 	"the NIC is closed":              {closed, calm, none},
 	"no frame comes any more":        {cut, 5 * time.Second, none},
 	"the NIC is closed, lossy":       {closed, calm, loss},
 	"no frame comes any more, lossy": {cut, 5 * time.Second, loss},
 }
 
-func closed(j *job, rank int) { j.hosts[rank].Nic.Close() }
+func closed(j *job, rank int) { j.hosts[rank].NIC.Close() }
 func cut(j *job, rank int)    { j.hosts[rank].Queue.Cut(true) }
 
 // The death of a rank ends the operations of the others that involve it, and no
 // others.
 func TestDeath(t *testing.T) {
 	for name, death := range deaths {
-		t.Run(name, func(t *testing.T) {
-			const n, victim = 4, 3
-			j := dyingJobOf(t, n, jobConfig{silence: death.silence, faults: death.faults}, victim)
-			j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
-			var killed sync.WaitGroup
-			killed.Go(func() {
-				time.Sleep(20 * time.Millisecond)
-				death.kill(j, victim)
-			})
-			each(t, victim, func(rank int) error {
-				c := j.worlds[rank].Comm()
-				b := make([]byte, 100000)
-				onlyLiving, err := c.Irecv(make([]byte, 1), (rank+1)%victim, 7)
-				if err != nil {
-					return err
-				}
-				named, err := c.Irecv(b, victim, 1)
-				if err != nil {
-					return err
-				}
-				any, err := c.Irecv(b, mvich.AnySource, 1)
-				if err != nil {
-					return err
-				}
-				sent, err := c.Issend(b, victim, 1)
-				if err != nil {
-					return err
-				}
-				killed.Wait()
-				for what, r := range map[string]*mvich.Request{"receive": named, "receive of anybody": any, "send": sent} {
-					_, err := r.Wait()
-					if err := wantLost(what, err, victim); err != nil {
-						return err
-					}
-				}
-				err = wantLost("later send", c.Send(b, victim, 1), victim)
-				_, late := c.Recv(b, mvich.AnySource, 2)
-				err = errors.Join(err, wantLost("later receive of anybody", late, victim))
-				err = errors.Join(err, wantLost("barrier", c.Barrier(), victim))
-				if err != nil {
-					return err
-				}
-				if dead := c.Dead(); len(dead) != 1 || dead[0] != victim {
-					return fmt.Errorf("dead: %v", dead)
-				}
-				// The living go on.
-				if err := c.Send([]byte{1}, (rank+victim-1)%victim, 7); err != nil {
-					return err
-				}
-				if _, err := onlyLiving.Wait(); err != nil {
-					return err
-				}
-				c.Acknowledge(c.Dead())
-				anybody, err := c.Irecv(make([]byte, 1), mvich.AnySource, 8)
-				if err != nil {
-					return err
-				}
-				if err := c.Send([]byte{1}, (rank+1)%victim, 8); err != nil {
-					return err
-				}
-				_, err = anybody.Wait()
-				return err
-			})
-			each(t, victim, func(rank int) error {
-				return wantLost("finalize", j.worlds[rank].Finalize(), victim)
-			})
-		})
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { dies(t, death) }) })
 	}
+}
+
+func dies(t *testing.T, death death) {
+	const n, victim = 4, 3
+	j := dyingJobOf(t, n, jobConfig{silence: death.silence, faults: death.faults}, victim)
+	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+	var killed sync.WaitGroup
+	killed.Go(func() {
+		time.Sleep(20 * time.Millisecond)
+		death.kill(j, victim)
+	})
+	each(t, victim, func(rank int) error {
+		c := j.worlds[rank].Comm()
+		b := make([]byte, 100000)
+		onlyLiving, err := c.Irecv(make([]byte, 1), (rank+1)%victim, 7)
+		if err != nil {
+			return err
+		}
+		named, err := c.Irecv(b, victim, 1)
+		if err != nil {
+			return err
+		}
+		any, err := c.Irecv(b, mvich.AnySource, 1)
+		if err != nil {
+			return err
+		}
+		sent, err := c.Issend(b, victim, 1)
+		if err != nil {
+			return err
+		}
+		killed.Wait()
+		for what, r := range map[string]*mvich.Request{"receive": named, "receive of anybody": any, "send": sent} {
+			_, err := r.Wait()
+			if err := wantLost(what, err, victim); err != nil {
+				return err
+			}
+		}
+		err = wantLost("later send", c.Send(b, victim, 1), victim)
+		_, late := c.Recv(b, mvich.AnySource, 2)
+		err = errors.Join(err, wantLost("later receive of anybody", late, victim))
+		err = errors.Join(err, wantLost("barrier", c.Barrier(), victim))
+		if err != nil {
+			return err
+		}
+		if dead := c.Dead(); len(dead) != 1 || dead[0] != victim {
+			return fmt.Errorf("dead: %v", dead)
+		}
+		// The living go on.
+		if err := c.Send([]byte{1}, (rank+victim-1)%victim, 7); err != nil {
+			return err
+		}
+		if _, err := onlyLiving.Wait(); err != nil {
+			return err
+		}
+		c.Acknowledge(c.Dead())
+		anybody, err := c.Irecv(make([]byte, 1), mvich.AnySource, 8)
+		if err != nil {
+			return err
+		}
+		if err := c.Send([]byte{1}, (rank+1)%victim, 8); err != nil {
+			return err
+		}
+		_, err = anybody.Wait()
+		return err
+	})
+	j.finalize(t, victim)
 }
 
 // A rank dies in the middle of collective operations: no other rank hangs, also
@@ -147,7 +155,7 @@ func TestDeathInCollective(t *testing.T) {
 				b := make([]float64, test.length)
 				for turn := 0; ; turn++ {
 					if rank == victim && turn == 20 {
-						j.hosts[rank].Nic.Close()
+						j.hosts[rank].NIC.Close()
 						return nil
 					}
 					if err := mvich.AllReduce(c, b, b, mvich.Sum); err != nil {
@@ -178,12 +186,12 @@ func TestRootCause(t *testing.T) {
 		}
 		return nil
 	})
-	j.hosts[victim].Nic.Close()
+	j.hosts[victim].NIC.Close()
 	each(t, victim, func(rank int) error {
 		_, err := j.worlds[rank].Comm().Recv(nil, victim, 1)
 		return wantLost("receive", err, victim)
 	})
-	j.hosts[follower].Nic.Close()
+	j.hosts[follower].NIC.Close()
 	each(t, victim, func(rank int) error {
 		if rank == follower {
 			return nil
@@ -203,10 +211,12 @@ func TestRootCause(t *testing.T) {
 }
 
 // Who connects later hears of those that are dead already.
-func TestLateConnection(t *testing.T) {
+func TestLateConnection(t *testing.T) { synctest.Test(t, lateConnection) }
+
+func lateConnection(t *testing.T) {
 	const victim = 2
 	j := dyingJob(t, 3, victim)
-	j.hosts[victim].Nic.Close()
+	j.hosts[victim].NIC.Close()
 	late := make(chan struct{})
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
@@ -223,7 +233,7 @@ func TestLateConnection(t *testing.T) {
 		if err := c.Send(nil, 0, 1); err != nil {
 			return err
 		}
-		for end := time.Now().Add(patience / 2); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(ackDelay / 2); ; time.Sleep(time.Millisecond) {
 			if dead := c.Dead(); len(dead) == 1 && dead[0] == victim {
 				return nil
 			} else if time.Now().After(end) {
@@ -232,7 +242,7 @@ func TestLateConnection(t *testing.T) {
 			c.Iprobe(0, 2) // progress
 		}
 	})
-	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+	j.finalize(t, victim)
 }
 
 // Who is being admitted hears of deaths in their order, of those before and of those
@@ -247,13 +257,13 @@ func TestNewsInOrder(t *testing.T) {
 		t.Errorf("it is told %v, and %d of it again", news, left)
 	}
 	for rank := 1; rank < 4; rank++ {
-		j.hosts[rank].Nic.Close()
+		j.hosts[rank].NIC.Close()
 	}
 }
 
 // A NIC that is closed under a world ends what waits there, also what a rank has
 // to do with itself.
-func TestNicClosedUnderWorld(t *testing.T) {
+func TestNICClosedUnderWorld(t *testing.T) {
 	j := dyingJob(t, 1, 0)
 	c := j.worlds[0].Comm()
 	received, err := c.Irecv(make([]byte, 1), 0, 1)
@@ -269,7 +279,7 @@ func TestNicClosedUnderWorld(t *testing.T) {
 		switch goroutine {
 		case 0:
 			time.Sleep(10 * time.Millisecond)
-			return j.hosts[0].Nic.Close()
+			return j.hosts[0].NIC.Close()
 		case 1:
 			_, err = c.Probe(0, 3)
 		case 2:
@@ -319,7 +329,7 @@ func TestLeaveAfterDeath(t *testing.T) {
 				subs[rank], err = j.worlds[rank].Comm().Split(color, 0)
 				return err
 			})
-			j.hosts[victim].Nic.Close()
+			j.hosts[victim].NIC.Close()
 			through := make(chan struct{})
 			each(t, victim, func(rank int) error {
 				w := j.worlds[rank]
@@ -349,7 +359,7 @@ func TestAnybodyAfterDeath(t *testing.T) {
 	const victim, leaver = 2, 1
 	j := dyingJob(t, 3, victim)
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
-	j.hosts[victim].Nic.Close()
+	j.hosts[victim].NIC.Close()
 	acknowledged := make(chan struct{})
 	each(t, victim, func(rank int) error {
 		w := j.worlds[rank]
@@ -374,10 +384,12 @@ func TestAnybodyAfterDeath(t *testing.T) {
 }
 
 // Others hear of a death also from a rank that makes no call any more.
-func TestDeathIsToldAtOnce(t *testing.T) {
+func TestDeathIsToldAtOnce(t *testing.T) { synctest.Test(t, deathIsToldAtOnce) }
+
+func deathIsToldAtOnce(t *testing.T) {
 	const victim = 2
 	j := dyingJob(t, 3, victim)
-	j.hosts[victim].Nic.Close()
+	j.hosts[victim].NIC.Close()
 	heard := make(chan struct{})
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
@@ -390,7 +402,7 @@ func TestDeathIsToldAtOnce(t *testing.T) {
 			return err
 		}
 		defer close(heard)
-		for end := time.Now().Add(patience / 2); !slices.Equal(c.Dead(), []int{victim}); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(ackDelay / 2); !slices.Equal(c.Dead(), []int{victim}); time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				return errors.New("it has heard nothing")
 			}
@@ -398,5 +410,55 @@ func TestDeathIsToldAtOnce(t *testing.T) {
 		}
 		return nil
 	})
-	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+	j.finalize(t, victim)
+}
+
+// A death between Dead and Acknowledge is not acknowledged with those before: receives
+// of anybody name it. Nor is it known in advance.
+func TestAcknowledgeWhatWasSeen(t *testing.T) {
+	const first, second = 2, 1
+	j := dyingJob(t, 3, first, second)
+	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+	c := j.worlds[0].Comm()
+	c.Acknowledge([]int{-1, 0, first, second, 3}) // nobody of whom is dead, or there
+	lose := func(victim int) {
+		t.Helper()
+		j.hosts[victim].NIC.Close()
+		_, err := c.Recv(nil, victim, 1)
+		if err := wantLost("receive", err, victim); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lose(first)
+	anybody := func() error {
+		t.Helper()
+		r, err := c.Irecv(nil, mvich.AnySource, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Cancel() {
+			return nil // it would wait
+		}
+		_, err = r.Wait()
+		return err
+	}
+	if err := wantLost("receive of anybody", anybody(), first); err != nil {
+		t.Error(err)
+	}
+	seen := c.Dead()
+	lose(second)
+	c.Acknowledge(seen)
+	if err := wantLost("receive of anybody after a death that was not seen", anybody(), second); err != nil {
+		t.Error(err)
+	}
+	if dead := c.Dead(); !slices.Equal(dead, []int{second, first}) {
+		t.Errorf("dead: %v", dead)
+	}
+	c.Acknowledge(c.Dead())
+	if err := anybody(); err != nil {
+		t.Errorf("receive of anybody when all deaths are known: %v", err)
+	}
+	if err := wantLost("finalize", j.worlds[0].Finalize(), first); err != nil {
+		t.Error(err)
+	}
 }

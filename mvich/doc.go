@@ -13,6 +13,8 @@
 //	err = mvich.AllReduce(c, sum, part, mvich.Sum)
 //	err = world.Finalize()
 //
+// Package mpiapps has two applications as examples: a stencil, and conjugate gradients.
+//
 // A [World] is a rank's part of a job; a [Launcher] has started the ranks and
 // tells each its number (package pmi: mpiexec; [Local]: ranks of one process).
 // A [Comm] is an ordered group of ranks with messages of its own. Methods of
@@ -51,7 +53,9 @@
 // Buffers are registered when RDMA first needs them, and stay so in a cache of
 // a limited number of bytes. Memory that collective operations and types need
 // besides is the world's, which keeps up to 16 MiB of it for the next ones. What is in the cache is kept from the garbage
-// collector; a peer may go on reading or writing what it was told of.
+// collector. A rank may read or write memory of another one only while a message of RGET or
+// RPUT needs that: when its request is done, completed or failed, the right is gone. It is a right
+// to the whole registration, such as all that one Alloc gave, of which the buffer may be a part.
 //
 // # Packets
 //
@@ -98,7 +102,8 @@
 //
 // Messages that nobody has asked for yet are copied, so that their vbufs can be
 // posted again. When a peer has too many bytes of them (WithUnexpected) its
-// packets say so, and it sends envelopes only.
+// packets say so, and it sends envelopes only, also of messages without data. A rank that sends
+// without a credit, or eager messages when it must have heard that, is taken for dead.
 //
 // # Connections and deaths
 //
@@ -141,7 +146,7 @@
 //	crowd.go                            whether ranks share processors
 //	comm.go                             communicators
 //	send.go, recv.go, match.go          messages: begin, choose, match
-//	rendezvous.go, rdma.go              R3, RGET, RPUT
+//	rendezvous.go                       R3, RGET, RPUT
 //	registrations.go, vbuf.go           memory
 //	scratch.go                          memory that operations need besides
 //	packet.go, credit.go, peer.go       packets and their flow

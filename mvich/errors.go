@@ -37,6 +37,8 @@ var (
 	errLeft     = errors.New("it has left")
 	errNoMatch  = errors.New("a message with the number of a request that is not there")
 	errContexts = errors.New("mvich: this rank has made as many communicators as there can be")
+	errNoCredit = errors.New("a packet without a credit")
+	errFull     = errors.New("more messages that nobody has asked for than it may send")
 	errCredits  = errors.New("more credits than there are receives")
 )
 

@@ -7,8 +7,8 @@ import (
 	"os"
 	"sync"
 
-	"viaxdp/internal/memorynic"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/mvich"
 	"viaxdp/mvich/pmi"
 	"viaxdp/vipl"
@@ -21,7 +21,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	nic, err := vipl.OpenNic(os.Getenv(mvich.DeviceVariable))
+	nic, err := vipl.OpenNIC(os.Getenv(mvich.DeviceVariable))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func exampleJob(ranks int, f func(c *mvich.Comm) error) error {
 	errs := make([]error, ranks)
 	var wait sync.WaitGroup
 	for rank := range ranks {
-		nic := memorynic.Open(&example, wire, fabric.Agent(fmt.Sprint("host", rank)), memorynic.Config{Silence: calm}).Nic
+		nic := memorynic.Open(&example, wire, fabric.Agent(fmt.Sprint("host", rank)), memorynic.Config{Silence: calm}).NIC
 		wait.Go(func() {
 			world, err := mvich.Init(nic, launchers[rank])
 			if err != nil {

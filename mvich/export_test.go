@@ -35,6 +35,25 @@ func NewsOfAdmission(w *World, caller, before, meanwhile int) (news []int, left 
 	return news, p.control.len(), nil
 }
 
+// AdmissionAfter has w admit a caller whose first packet arrives before the admission
+// fails.
+func AdmissionAfter(w *World, caller int, packet []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.peers[caller]
+	l := w.prepareAdmission(p)
+	if l == nil {
+		return errors.New("it is rejected")
+	}
+	if packet != nil {
+		if err := w.receive(p, packet); err != nil {
+			return err
+		}
+	}
+	w.admitted(p, l, vipl.RemoteAttributes{}, errTest)
+	return nil
+}
+
 // CallsExpected says whether w has called rank, or would now that the time for it has
 // come.
 func CallsExpected(w *World, rank int) bool {
@@ -52,7 +71,7 @@ func Missing(w, other *World) int {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		p := w.peers[rank]
-		return p.credits, p.owed, p.state == joined
+		return p.credits, p.acksDue, p.state == joined
 	}
 	has, _, here := look(w, other.rank)
 	_, owes, there := look(other, w.rank)
@@ -79,8 +98,8 @@ func Missed(w *World, rank int) bool {
 type Vigil struct{ v vigil }
 
 // InVain tells it of a request that began so long ago.
-func (v *Vigil) InVain(err error, ago, patience time.Duration) bool {
-	return v.v.inVain(err, time.Now().Add(-ago), patience)
+func (v *Vigil) InVain(err error, ago, ackDelay time.Duration) bool {
+	return v.v.inVain(err, time.Now().Add(-ago), ackDelay)
 }
 
 // Absence is how long a rank may not listen.
@@ -102,6 +121,18 @@ func SpinAfterWake(w *World) (before, after int) {
 	w.cq.Wake()
 	w.sleep()
 	return leastSpin, w.spin
+}
+
+// Alone is a communicator of one rank here, with a context.
+func (c *Comm) Alone(rank int, context uint32) *Comm {
+	return c.w.newComm(context, []int{c.group[rank]}, 0)
+}
+
+// BoundEnvelopes has w take a rank for dead that has sent more envelopes.
+func BoundEnvelopes(w *World, most int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.set.envelopes = most
 }
 
 // Shut is what Finalize ends with, and an Init that fails.

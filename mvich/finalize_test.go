@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/mvich"
@@ -12,7 +13,9 @@ import (
 
 // A rank that has got what it needs to end stays until the others have, too: what it
 // has sent them last may be lost, for longer than the end of a connection waits.
-func TestLastMessageIsLost(t *testing.T) {
+func TestLastMessageIsLost(t *testing.T) { synctest.Test(t, lastMessageIsLost) }
+
+func lastMessageIsLost(t *testing.T) {
 	j := newJob(t, 2, jobConfig{dying: true}) // Finalize is called here
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 	first, last := j.worlds[1], j.worlds[0]

@@ -16,7 +16,7 @@ func Gather[T Element](c *Comm, dst, src []T, root int) error {
 	if len(out) < longBlock {
 		return s.gatherTree(in, out, root)
 	}
-	return s.gatherLinear(out, root, func(rank int) []byte { return in[rank*len(out) : (rank+1)*len(out)] })
+	return s.linear(out, root, false, func(rank int) []byte { return in[rank*len(out) : (rank+1)*len(out)] })
 }
 
 // Gatherv is Gather of lengths that differ: counts tells root how many elements
@@ -38,7 +38,7 @@ func Gatherv[T Element](c *Comm, dst []T, counts, displs []int, src []T, root in
 	if len(parts[root]) != len(src) {
 		return fmt.Errorf("%w: %d elements, not %d", ErrCount, len(src), len(parts[root]))
 	}
-	return s.gatherLinear(bytesOf(src), root, func(rank int) []byte { return bytesOf(parts[rank]) })
+	return s.linear(bytesOf(src), root, false, func(rank int) []byte { return bytesOf(parts[rank]) })
 }
 
 // Scatter gives rank i, in dst, the i-th part of what root has in src. All give a
@@ -55,7 +55,7 @@ func Scatter[T Element](c *Comm, dst, src []T, root int) error {
 	if len(in) < longBlock {
 		return s.scatterTree(in, out, root)
 	}
-	return s.scatterLinear(in, root, func(rank int) []byte { return out[rank*len(in) : (rank+1)*len(in)] })
+	return s.linear(in, root, true, func(rank int) []byte { return out[rank*len(in) : (rank+1)*len(in)] })
 }
 
 // Scatterv is Scatter of lengths that differ: counts and displs are as with Gatherv,
@@ -76,7 +76,7 @@ func Scatterv[T Element](c *Comm, dst, src []T, counts, displs []int, root int) 
 	if len(parts[root]) != len(dst) {
 		return fmt.Errorf("%w: %d elements, not %d", ErrCount, len(dst), len(parts[root]))
 	}
-	return s.scatterLinear(bytesOf(dst), root, func(rank int) []byte { return bytesOf(parts[rank]) })
+	return s.linear(bytesOf(dst), root, true, func(rank int) []byte { return bytesOf(parts[rank]) })
 }
 
 // partsOf cuts a slice as counts and displs say.
@@ -100,36 +100,27 @@ func partsOf[T Element](all []T, counts, displs []int, ranks int) ([][]T, error)
 	return parts, nil
 }
 
-// gatherLinear has each rank send to root, which waits for all of them at once.
-func (s step) gatherLinear(out []byte, root int, part func(rank int) []byte) error {
+// linear has root get a part of each other rank, or give it one, of all at once. own is this
+// rank's, as it is or is to be.
+func (s step) linear(own []byte, root int, gives bool, part func(rank int) []byte) error {
 	if s.c.rank != root {
-		return s.send(out, root)
+		return s.move(own, root, !gives)
 	}
 	var requests []*Request
 	for rank := range s.c.Size() {
 		if rank != root {
-			requests = append(requests, s.start(part(rank), rank, false))
+			requests = append(requests, s.start(part(rank), rank, gives))
 		}
 	}
-	copy(part(root), out)
+	if gives {
+		copy(own, part(root))
+	} else {
+		copy(part(root), own)
+	}
 	return s.finish(requests...)
 }
 
-func (s step) scatterLinear(in []byte, root int, part func(rank int) []byte) error {
-	if s.c.rank != root {
-		return s.recv(in, root)
-	}
-	var requests []*Request
-	for rank := range s.c.Size() {
-		if rank != root {
-			requests = append(requests, s.start(part(rank), rank, true))
-		}
-	}
-	copy(in, part(root))
-	return s.finish(requests...)
-}
-
-// gatherTree goes up the tree that bcastTree goes down. Each rank sends what it
+// gatherTree goes up the tree that down goes down. Each rank sends what it
 // has gathered of the ranks below it, which follow it.
 func (s step) gatherTree(dst, src []byte, root int) (err error) {
 	n, me, size := s.c.Size(), s.rank(s.c.rank-root), len(src)
@@ -162,21 +153,8 @@ func (s step) scatterTree(dst, src []byte, root int) (err error) {
 			copy(all[i*size:(i+1)*size], src[s.rank(root+i)*size:])
 		}
 	}
-	mask := 1
-	for ; mask < n; mask *= 2 {
-		if me&mask != 0 {
-			if err := s.recv(all, s.rank(root+me-mask)); err != nil {
-				return err
-			}
-			break
-		}
-	}
-	for mask /= 2; mask > 0; mask /= 2 {
-		if child := me + mask; child < n {
-			if err := s.send(all[mask*size:(mask+s.below(child))*size], s.rank(root+child)); err != nil {
-				return err
-			}
-		}
+	if err := s.down(root, func(rank, count int) []byte { return all[(rank-me)*size : (min(rank+count, n)-me)*size] }); err != nil {
+		return err
 	}
 	copy(dst, all)
 	return nil

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/lag"
+	"viaxdp/internal/lab/schedlat"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
 )
@@ -22,25 +22,32 @@ type stranger struct {
 	t      *testing.T
 	vi     *vipl.VI
 	region *vipl.Region
-	sent   int
+	sent   int // in all
+	done   int // that are taken off the send queue
 }
 
-const strangerBuffer = 16 << 10
+// What a stranger has in its region: buffers to send, then such to receive, then room for RDMA.
+const (
+	strangerBuffer = 16 << 10
+	strangerSends  = 20
+	strangerRecvs  = 40
+	strangerRDMA   = (strangerSends + strangerRecvs) * strangerBuffer
+)
 
 // strangersToken is what rank 1 has said to be called by.
 const strangersToken = "stranger"
 
 // besideStranger makes a job of a proper rank 0, and others of which nothing is there
 // but what they have published, on the same NIC.
-func besideStranger(t *testing.T, ranks int, opts ...mvich.Option) (nic *vipl.Nic, w *mvich.World, theirs mvich.Launcher) {
+func besideStranger(t *testing.T, ranks int, opts ...mvich.Option) (nic *vipl.NIC, w *mvich.World, theirs mvich.Launcher) {
 	t.Helper()
 	spare := newJob(t, 1, jobConfig{}) // for its NICs
 	launchers := mvich.Local(ranks)
-	nic = spare.hosts[0].Nic
+	nic = spare.hosts[0].NIC
 	terms := make(chan string, 1)
 	each(t, ranks, func(rank int) (err error) {
 		if rank == 0 {
-			w, err = mvich.Init(nic, capture{launchers[0], terms}, append(opts, mvich.WithPatience(patience))...)
+			w, err = mvich.Init(nic, capture{launchers[0], terms}, append(opts, mvich.WithConnectTimeout(ackDelay))...)
 			return err
 		}
 		// It says of itself what the first one says, but for the token.
@@ -73,25 +80,25 @@ func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *
 		t.Fatal(err)
 	}
 	s := &stranger{t: t}
-	if s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag}); err != nil {
+	if s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true}); err != nil {
 		t.Fatal(err)
 	}
-	if s.vi, err = nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, EnableRdmaRead: true, EnableRdmaWrite: true}, nil, nil); err != nil {
+	if s.vi, err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	for i := range 40 {
-		d, err := s.region.Descriptor((i+20)*strangerBuffer, 1)
+	for i := range strangerRecvs {
+		d, err := s.region.Descriptor((i+strangerSends)*strangerBuffer, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.SetSegments(s.region.Segment((i+20)*strangerBuffer+64, strangerBuffer-64))
+		d.SetSegments(s.region.Segment((i+strangerSends)*strangerBuffer+64, strangerBuffer-64))
 		if err := s.vi.PostRecv(d, s.region.Handle()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range 500 {
 		_, err = s.vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(strangersToken)},
-			vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(token)}, patience)
+			vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(token)}, ackDelay)
 		if err == nil {
 			break
 		}
@@ -100,6 +107,7 @@ func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { s.vi.Disconnect() }) // or the other one takes leave of it for long
 	return w, s
 }
 
@@ -117,7 +125,12 @@ func (c capture) Put(key, value string) error {
 // send sends raw bytes.
 func (s *stranger) send(b []byte) {
 	s.t.Helper()
-	at := s.sent * strangerBuffer
+	for ; s.sent-s.done >= strangerSends; s.done++ {
+		if _, err := s.vi.SendWait(ackDelay); err != nil {
+			return // it is taken for dead
+		}
+	}
+	at := s.sent % strangerSends * strangerBuffer
 	s.sent++
 	d, err := s.region.Descriptor(at, 1)
 	if err != nil {
@@ -125,14 +138,14 @@ func (s *stranger) send(b []byte) {
 	}
 	copy(s.region.Bytes()[at+64:], b)
 	d.SetSegments(s.region.Segment(at+64, len(b)))
-	if err := s.vi.PostSend(d, s.region.Handle()); err != nil {
+	if err := s.vi.PostSend(d, s.region.Handle()); err != nil && !errors.Is(err, vipl.ErrInvalidState) {
 		s.t.Fatal(err)
 	}
 }
 
 // recv receives the next packet.
 func (s *stranger) recv() ([]byte, error) {
-	d, err := s.vi.RecvWait(patience)
+	d, err := s.vi.RecvWait(ackDelay)
 	if err != nil {
 		return nil, err
 	}
@@ -195,6 +208,8 @@ func TestHostilePeer(t *testing.T) {
 		"no such protocol":        {packetOf(pktRequest, 0, 10, 1, 0, offerOf(9))},
 		"eager as an offer":       {packetOf(pktRequest, 0, 10, 1, 0, offerOf(1))},
 		"huge":                    {packetOf(pktRequest, 0, 1<<60, 1, 0, offerOf(2))},
+		"tag below all":           {within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 1<<32-1)},
+		"tag above all":           {within(packetOf(pktRequest, 0, 10, 1, 0, offerOf(2)), ofMessages, mvich.MaxTag+1)},
 		"memory that is not":      {packetOf(pktRequest, 32, 10, 1, 0, offerOf(3))},
 		"data before its piece":   {packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)), packetOf(pktData, 0, 5, 0, 1, []byte("abc"))},
 		"more data than said":     {packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)), packetOf(pktData, 0, 0, 0, 1, make([]byte, 11))},
@@ -258,12 +273,12 @@ func TestEndWhileCalling(t *testing.T) {
 	if _, err := w.Comm().Isend([]byte{1}, 1, 0); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), ackDelay)
 	defer cancel()
 	if _, err := silent.Wait(ctx); err != nil {
 		t.Fatal(err)
 	}
-	meter := lag.Start()
+	meter := schedlat.Start()
 	start := meter.Mark()
 	err = mvich.Shut(w)
 	meter.Close()
@@ -379,6 +394,53 @@ func TestLatePieces(t *testing.T) {
 			b, err := s.recv()
 			if err != nil {
 				return fmt.Errorf("%d of %d bytes do not come: %w", left, size, err)
+			}
+			if b[0] == pktData {
+				left -= len(b) - 32
+				if bytes.IndexByte(b[32:], 'x') >= 0 {
+					return errors.New("a piece was sent from the buffer when the operation was over")
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// Nor is it written from there, where the receiver is ready for that when the operation is over.
+func TestLateReady(t *testing.T) {
+	const ranks, size = 3, 60000
+	w, s := newStranger(t, ranks, mvich.WithProtocol(mvich.RPUT))
+	c := w.Comm()
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			b := bytes.Repeat([]byte{'x'}, size)
+			err := wantLost("scan", mvich.Scan(c, b, b, mvich.Sum), 2)
+			_, rerr := c.Recv(nil, 1, 9) // what is under way goes on meanwhile
+			return errors.Join(err, rerr)
+		}
+		s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
+		request, err := s.await(pktRequest)
+		if err != nil {
+			return err
+		}
+		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
+		if _, err := c.Probe(2, 0); err == nil { // until it has heard of it
+			return errors.New("a message of a rank that is not there")
+		}
+		defer func() { s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 9)) }()
+		number, _ := remoteOf(request)
+		ready := packetOf(pktReady, 0, size, 1, number, offerOf(offerRPUT))
+		at := s.region.Remote(strangerRDMA)
+		binary.LittleEndian.PutUint64(ready[32:], at.Data)
+		binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
+		s.send(ready)
+		for left := size; left > 0; {
+			b, err := s.recv()
+			if err != nil {
+				return fmt.Errorf("%d of %d bytes do not come: %w", left, size, err)
+			}
+			if b[0] == pktFinish {
+				return fmt.Errorf("it was written: %q", s.region.Bytes()[strangerRDMA:][:4])
 			}
 			if b[0] == pktData {
 				left -= len(b) - 32

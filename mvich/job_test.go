@@ -10,9 +10,10 @@ import (
 
 	"go.uber.org/goleak"
 
-	"viaxdp/internal/lag"
-	"viaxdp/internal/memorynic"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/schedlat"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -33,10 +34,16 @@ type jobConfig struct {
 	shared  bool          // all ranks on one NIC
 	dying   bool          // ranks die: none is finalized
 	options func(rank int) []mvich.Option
+	refused *memorynic.Refused // agent of the first rank's NIC, or nil
+}
+
+// with gives all ranks the same options.
+func with(opts ...mvich.Option) func(int) []mvich.Option {
+	return func(int) []mvich.Option { return opts }
 }
 
 // patience is how long anything in a test may take.
-const patience = 60 * time.Second
+const ackDelay = 60 * time.Second
 
 // calm is long: on a machine that is busy a rank may be still for seconds and live.
 const calm = 30 * time.Second
@@ -55,6 +62,7 @@ func newJob(t testing.TB, n int, c jobConfig) *job {
 	for i := range n {
 		if i == 0 || !c.shared {
 			j.hosts = append(j.hosts, openHost(t, j.wire, j.fabric.Agent(fmt.Sprint("host", i)), c))
+			c.refused = nil
 		}
 	}
 	j.wire.SetFaults(c.faults)
@@ -65,15 +73,12 @@ func newJob(t testing.TB, n int, c jobConfig) *job {
 		if c.options != nil {
 			opts = append(opts, c.options(rank)...)
 		}
-		nic := j.hosts[min(rank, len(j.hosts)-1)].Nic
+		nic := j.hosts[min(rank, len(j.hosts)-1)].NIC
 		j.worlds[rank], err = mvich.Init(nic, launchers[rank], opts...)
 		return err
 	})
 	t.Cleanup(func() {
-		if t.Failed() {
-			return
-		}
-		if c.dying {
+		if t.Failed() || c.dying {
 			return
 		}
 		each(t, n, func(rank int) error {
@@ -88,8 +93,18 @@ func newJob(t testing.TB, n int, c jobConfig) *job {
 
 func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jobConfig) *memorynic.Host {
 	t.Helper()
-	h := memorynic.Open(t, wire, agent, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 1024}, Silence: c.silence})
-	h.Nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
+	config := memorynic.Config{Queue: xdpnictest.Config{RxChunks: 1024}, Silence: c.silence}
+	if c.refused != nil {
+		config.Agent = func(a *kagenttest.Agent) kagent.Agent {
+			c.refused.Agent, c.refused.Wire = a, wire
+			return c.refused
+		}
+	}
+	h := memorynic.Open(t, wire, agent, config)
+	if c.refused != nil {
+		c.refused.NIC = h.NIC
+	}
+	h.NIC.ErrorCallback(func(vipl.ErrorDescriptor) {})
 	return h
 }
 
@@ -97,12 +112,12 @@ func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jo
 // takes too long for a machine that was as busy as this one.
 func each(t testing.TB, n int, f func(rank int) error) {
 	t.Helper()
-	eachWithin(t, patience, n, f)
+	eachWithin(t, ackDelay, n, f)
 }
 
 func eachWithin(t testing.TB, most time.Duration, n int, f func(rank int) error) {
 	t.Helper()
-	meter := lag.Start()
+	meter := schedlat.Start()
 	defer meter.Close()
 	began := meter.Mark()
 	errs := make([]error, n)
@@ -156,7 +171,7 @@ func (j *job) spotless(t testing.TB, credits int) {
 	for rank, w := range j.worlds {
 		var s mvich.Stats
 		missing := 0
-		for end := time.Now().Add(patience); time.Now().Before(end); { // sends of the barrier complete a little later
+		for end := time.Now().Add(ackDelay); time.Now().Before(end); { // sends of the barrier complete a little later
 			missing = 0
 			for _, other := range j.worlds {
 				other.Comm().Iprobe(mvich.AnySource, mvich.AnyTag)

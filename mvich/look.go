@@ -92,17 +92,14 @@ func (w *World) lookAt(p *peer) {
 	_, err = l.vi.ConnectRequestContext(ctx, netAddress{w.self().host.addr, lookToken}.vipl(), p.host.vipl())
 	cancel()
 	w.mu.Lock()
-	if err == nil { // no rank
-		w.retire(l)
-		return
-	}
-	w.dismantle(l)
+	w.retire(l)
 	switch {
+	case err == nil: // no rank
 	case errors.Is(err, vipl.ErrRejected):
 		p.looks = vigil{}
 	case !errors.Is(err, vipl.ErrNoMatch) && !errors.Is(err, vipl.ErrTimeout) && !errors.Is(err, vipl.ErrNotReachable):
 		// this host's fault
-	case p.looks.inVain(err, began, w.set.patience) && w.unseen(p) && !w.stopping() && !w.leaving && !w.finalized:
+	case p.looks.inVain(err, began, w.set.ackDelay) && w.unseen(p) && !w.stopping() && !w.leaving && !w.finalized:
 		w.lose(p, err)
 		w.pushDirty()
 	}

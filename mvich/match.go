@@ -25,9 +25,11 @@ type message struct {
 	local  *Request // of this rank to itself, whose buffer still has the data
 }
 
-// takes says whether a receive is for such a message.
+// takes says whether a receive is for such a message. AnySource is any member of the
+// communicator: a rank that is none may have used its context.
 func (r *Request) takes(e *envelope) bool {
-	return r.context == e.context && (r.peer == e.source || r.peer == AnySource) && (r.tag == e.tag || r.tag == AnyTag)
+	return r.context == e.context && (r.peer == e.source || r.peer == AnySource && r.comm.rankOf(e.source) >= 0) &&
+		(r.tag == e.tag || r.tag == AnyTag)
 }
 
 // matchPosted takes the receive for a message that came, or nil.
@@ -67,15 +69,39 @@ const messageCost = 128
 func (w *World) keep(m *message) {
 	w.stats.Unexpected++
 	w.unexpected = append(w.unexpected, m)
-	w.peers[m.source].unexpected += messageCost + len(m.data)
+	w.count(m, 1)
 	w.announce() // somebody may be probing for it
+}
+
+// count counts n messages like m among those that are kept of its rank.
+func (w *World) count(m *message, n int) {
+	p := w.peers[m.source]
+	p.unexpected += n * (messageCost + len(m.data))
+	if m.offer.protocol != Auto {
+		p.envelopes += n
+	}
+}
+
+// mayKeep says whether one more message of p that nobody has asked for is one that a rank
+// sends which follows the rules. When there are too many bytes it may not have heard of that yet:
+// but it uses a credit for each message, and what brings credits says so.
+func (w *World) mayKeep(p *peer, eager bool) error {
+	if p.unexpected <= w.set.unexpected {
+		p.late = 0
+	} else if eager {
+		p.late++
+	}
+	if p.late > w.set.credits || !eager && p.envelopes >= w.set.envelopes {
+		return errFull
+	}
+	return nil
 }
 
 // unkeep takes it out again.
 func (w *World) unkeep(i int) *message {
 	m := w.unexpected[i]
 	w.unexpected = slices.Delete(w.unexpected, i, i+1)
-	w.peers[m.source].unexpected -= messageCost + len(m.data)
+	w.count(m, -1)
 	return m
 }
 
@@ -135,6 +161,7 @@ func (r *Request) settle(e *envelope) error {
 
 // receive takes a packet of p. An error breaks the connection.
 func (w *World) receive(p *peer, b []byte) error {
+	p.link.heard = true
 	h, o, data, err := parse(b)
 	if err == nil {
 		err = w.earn(p, &h)
@@ -149,9 +176,9 @@ func (w *World) receive(p *peer, b []byte) error {
 func (w *World) dispatch(p *peer, h *header, o offer, data []byte) error {
 	switch h.kind {
 	case kindEager:
-		w.takeEager(p, h, data)
+		return w.takeEager(p, h, data)
 	case kindRequest:
-		w.takeRequest(p, h, o)
+		return w.takeRequest(p, h, o)
 	case kindReady:
 		return w.takeReady(p, h, o)
 	case kindData:
@@ -172,19 +199,23 @@ func (h *header) envelope(p *peer) envelope {
 	return envelope{context: h.context, source: p.rank, tag: int(h.tag), size: int(h.size)}
 }
 
-func (w *World) takeEager(p *peer, h *header, data []byte) {
+func (w *World) takeEager(p *peer, h *header, data []byte) error {
 	e := h.envelope(p)
 	if r := w.matchPosted(&e); r != nil {
 		w.fill(r, &e, data)
 		if h.flags&flagSync != 0 {
 			w.confirm(p, h.from)
 		}
-		return
+		return nil
+	}
+	if err := w.mayKeep(p, true); err != nil {
+		return err
 	}
 	m := w.freshMessage()
 	m.envelope, m.sync, m.number = e, h.flags&flagSync != 0, h.from
 	m.data = append(m.data, data...)
 	w.keep(m)
+	return nil
 }
 
 // confirm tells p that its request is done: matched, or read.

@@ -202,12 +202,10 @@ func TestMatchingModel(t *testing.T) {
 	const ranks, comms = 3, 2
 	for name, c := range map[string]jobConfig{
 		"auto": {}, "lossy": {faults: xdpnictest.Faults{Seed: 3, Loss: 0.02, Dup: 0.02, Reorder: 0.02}},
-		"r3":          {options: func(int) []mvich.Option { return []mvich.Option{mvich.WithProtocol(mvich.R3)} }},
-		"rput":        {options: func(int) []mvich.Option { return []mvich.Option{mvich.WithProtocol(mvich.RPUT)} }},
-		"few credits": {options: func(int) []mvich.Option { return []mvich.Option{mvich.WithCredits(4)} }},
-		"small memory": {options: func(int) []mvich.Option {
-			return []mvich.Option{mvich.WithUnexpected(5000), mvich.WithRegistered(40000)}
-		}},
+		"r3":           {options: with(mvich.WithProtocol(mvich.R3))},
+		"rput":         {options: with(mvich.WithProtocol(mvich.RPUT))},
+		"few credits":  {options: with(mvich.WithCredits(4))},
+		"small memory": {options: with(mvich.WithUnexpected(5000), mvich.WithRegistered(40000))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJob(t, ranks, c)

@@ -55,7 +55,10 @@ const (
 	minCredits   = 4
 	maxCredits   = 256 // two such windows and the RDMA operations fit into a work queue
 	minVbuf      = 8 << 10
-	maxSpin      = 1 << 40 // hours; small multiples are numbers yet
+
+	// mostEnvelopes are some 200 MiB.
+	mostEnvelopes = 1 << 20
+	maxSpin       = 1 << 40 // hours; small multiples are numbers yet
 )
 
 // spinUnsaid: nobody has said how often to poll.
@@ -67,10 +70,11 @@ type settings struct {
 	credits    int
 	registered int
 	unexpected int
+	envelopes  int // without data, that nobody has asked for, of each other rank
 	spin       int
 	read       bool
 	write      bool
-	patience   time.Duration
+	ackDelay   time.Duration
 }
 
 // Option changes how a rank works. Those that say so must be the same on all
@@ -79,7 +83,7 @@ type Option func(*settings)
 
 // WithProtocol forces a protocol on every message that this rank sends. Messages that
 // cannot go by it (without data, longer than a vbuf, in memory that cannot be
-// registered) go by Eager or R3.
+// registered, eager ones to a rank whose memory for them is full) go by Eager or R3.
 func WithProtocol(p Protocol) Option { return func(s *settings) { s.protocol = p } }
 
 // WithThreshold sets the size in bytes up to which messages are eager:
@@ -99,7 +103,8 @@ func WithRegistered(bytes int) Option { return func(s *settings) { s.registered 
 
 // WithUnexpected sets how many bytes of messages that nobody has asked for are
 // kept of each other rank before it is told to send envelopes only;
-// DefaultUnexpected without it.
+// DefaultUnexpected without it. A rank that goes on all the same, or of which more than
+// 1<<20 envelopes wait, is taken for dead.
 func WithUnexpected(bytes int) Option { return func(s *settings) { s.unexpected = bytes } }
 
 // WithSpin sets how often, at most, a call that waits polls before it waits in the
@@ -114,12 +119,12 @@ func WithRDMA(read, write bool) Option { return func(s *settings) { s.read, s.wr
 
 // WithPatience sets how long connecting with a rank may take before it is taken
 // for dead; 10 seconds without it.
-func WithPatience(d time.Duration) Option { return func(s *settings) { s.patience = d } }
+func WithConnectTimeout(d time.Duration) Option { return func(s *settings) { s.ackDelay = d } }
 
 func makeSettings(opts []Option) (settings, error) {
 	s := settings{
 		threshold: DefaultThreshold, credits: DefaultCredits, registered: DefaultRegistered,
-		unexpected: DefaultUnexpected, spin: spinUnsaid, read: true, write: true, patience: 10 * time.Second,
+		unexpected: DefaultUnexpected, envelopes: mostEnvelopes, spin: spinUnsaid, read: true, write: true, ackDelay: 10 * time.Second,
 	}
 	for _, variable := range []struct {
 		name  string
@@ -146,7 +151,7 @@ func makeSettings(opts []Option) (settings, error) {
 		return s, fmt.Errorf("%w: %d credits: %d to %d", ErrSettings, s.credits, minCredits, maxCredits)
 	case s.protocol > RPUT:
 		return s, fmt.Errorf("%w: %v", ErrSettings, s.protocol)
-	case s.registered < 0 || s.unexpected < 0 || s.spin < 0 && s.spin != spinUnsaid || s.patience <= 0:
+	case s.registered < 0 || s.unexpected < 0 || s.spin < 0 && s.spin != spinUnsaid || s.ackDelay <= 0:
 		return s, fmt.Errorf("%w: a negative number, or no patience", ErrSettings)
 	}
 	s.spin = min(s.spin, maxSpin)
@@ -155,11 +160,11 @@ func makeSettings(opts []Option) (settings, error) {
 
 // settle chooses what no option says, when it is known whether ranks have to share
 // processors.
-func (s *settings) settle(crowded bool) {
+func (s *settings) settle(oversubscribed bool) {
 	if s.spin != spinUnsaid {
 		return
 	}
-	if s.spin = DefaultSpin; crowded {
+	if s.spin = DefaultSpin; oversubscribed {
 		s.spin = 0
 	}
 }

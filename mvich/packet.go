@@ -120,6 +120,7 @@ func parse(b []byte) (h header, o offer, data []byte, err error) {
 // the number of bytes behind the headers.
 func (h *header) check(behind int) error {
 	carries := h.kind == kindEager || h.kind == kindData
+	begins := h.kind == kindEager || h.kind == kindRequest
 	switch {
 	case h.kind < kindEager || h.kind > kindBye, h.flags&^knownFlags != 0:
 		return fmt.Errorf("%w: kind %d, flags %#x", errFields, h.kind, h.flags)
@@ -127,6 +128,8 @@ func (h *header) check(behind int) error {
 		return fmt.Errorf("%w: %d bytes, %d came", errShort, h.length, behind)
 	case h.kind == kindEager && h.size != uint64(h.length), h.size > MaxMessage:
 		return fmt.Errorf("%w: a message of %d bytes", errFields, h.size)
+	case begins && (h.tag < 0 || h.tag > MaxTag):
+		return fmt.Errorf("%w: tag %d", errFields, h.tag)
 	}
 	return nil
 }

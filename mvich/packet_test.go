@@ -60,6 +60,7 @@ func FuzzParse(f *testing.F) {
 		switch {
 		case h.kind < kindEager || h.kind > kindBye,
 			int(h.length) != len(data), !carries && len(data) > 0, h.size > MaxMessage,
+			(h.kind == kindEager || h.kind == kindRequest) && (h.tag < 0 || h.tag > MaxTag),
 			offers != (o.protocol != Auto), h.kind == kindEager && int(h.size) != len(data):
 			t.Errorf("%+v, %+v with %d bytes", h, o, len(data))
 		}

@@ -40,7 +40,8 @@ type peer struct {
 
 	// Credits; credit.go says how they are used.
 	credits int  // receives that it has posted for us (remote_credit)
-	owed    int  // receives that we have posted and not told it of (credit_update)
+	acksDue int  // receives that we have posted and not told it of (credit_update)
+	granted int  // receives that we have told it of, and it has not used
 	full    bool // it asks for envelopes only
 
 	// What waits to be sent, by class.
@@ -51,6 +52,8 @@ type peer struct {
 	moving  int            // RDMA operations posted and not complete
 
 	unexpected int  // bytes of its messages that nobody has asked for
+	envelopes  int  // of those without data
+	late       int  // of those with data that came when there were too many bytes
 	dirty      bool // in World.dirty
 }
 
@@ -78,12 +81,13 @@ type link struct {
 	vi    *vipl.VI
 	recvs fifo[*vbuf]
 	sends fifo[*vbuf]
+	heard bool // a packet has come
 }
 
 // newLink makes a VI for p.
 func (w *World) newLink(p *peer) (*link, error) {
-	vi, err := w.nic.CreateVi(vipl.ViAttributes{
-		Level: vipl.ReliableDelivery, Ptag: w.tag, EnableRdmaRead: w.set.read, EnableRdmaWrite: w.set.write,
+	vi, err := w.nic.CreateVI(vipl.VIAttributes{
+		Level: vipl.ReliableDelivery, Ptag: w.tag, EnableRDMARead: w.set.read, EnableRDMAWrite: w.set.write,
 	}, w.cq, w.cq)
 	if err != nil {
 		return nil, err

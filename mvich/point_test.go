@@ -21,15 +21,13 @@ var sizes = []int{0, 1, 8, 64, 1000, 4999, 5000, 5001, 8159, 8160, 8161, 20000, 
 
 // Every size by every protocol, with and without loss, both ways at once.
 func TestProtocols(t *testing.T) {
-	for _, lane := range []struct {
+	for _, shm := range []struct {
 		name   string
 		faults xdpnictest.Faults
 	}{{name: "quiet"}, {"lossy", loss}} {
 		for _, p := range []mvich.Protocol{mvich.Auto, mvich.Eager, mvich.R3, mvich.RGET, mvich.RPUT} {
-			t.Run(lane.name+"/"+p.String(), func(t *testing.T) {
-				j := newJob(t, 2, jobConfig{faults: lane.faults, options: func(int) []mvich.Option {
-					return []mvich.Option{mvich.WithProtocol(p)}
-				}})
+			t.Run(shm.name+"/"+p.String(), func(t *testing.T) {
+				j := newJob(t, 2, jobConfig{faults: shm.faults, options: with(mvich.WithProtocol(p))})
 				j.run(t, swapSizes)
 				j.spotless(t, mvich.DefaultCredits)
 				s := j.worlds[0].Stats()
@@ -111,9 +109,7 @@ func TestFallback(t *testing.T) {
 func TestBothOnlySend(t *testing.T) {
 	for _, credits := range []int{4, 5, 32} {
 		t.Run(fmt.Sprint(credits), func(t *testing.T) {
-			j := newJob(t, 2, jobConfig{faults: loss, options: func(int) []mvich.Option {
-				return []mvich.Option{mvich.WithCredits(credits)}
-			}})
+			j := newJob(t, 2, jobConfig{faults: loss, options: with(mvich.WithCredits(credits))})
 			const count = 2000
 			j.run(t, func(c *mvich.Comm) error {
 				other := 1 - c.Rank()
@@ -143,9 +139,7 @@ func TestBothOnlySend(t *testing.T) {
 // it goes on as envelopes.
 func TestUnexpectedLimit(t *testing.T) {
 	const limit, size, count = 1 << 16, 4000, 500
-	j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option {
-		return []mvich.Option{mvich.WithUnexpected(limit)}
-	}})
+	j := newJob(t, 2, jobConfig{options: with(mvich.WithUnexpected(limit))})
 	j.run(t, func(c *mvich.Comm) error {
 		if c.Rank() == 0 {
 			requests := make([]*mvich.Request, count)
@@ -189,9 +183,7 @@ func TestUnexpectedLimit(t *testing.T) {
 func TestTruncated(t *testing.T) {
 	for _, p := range []mvich.Protocol{mvich.Auto, mvich.R3, mvich.RGET, mvich.RPUT} {
 		t.Run(p.String(), func(t *testing.T) {
-			j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option {
-				return []mvich.Option{mvich.WithProtocol(p)}
-			}})
+			j := newJob(t, 2, jobConfig{options: with(mvich.WithProtocol(p))})
 			j.run(t, func(c *mvich.Comm) error {
 				for i, n := range []int{100, 5000, 100000, 3 << 20} {
 					for _, room := range []int{0, 1, n / 2, n - 1} {
@@ -297,7 +289,7 @@ func TestSelf(t *testing.T) {
 }
 
 // Ranks on one NIC talk like others.
-func TestSharedNic(t *testing.T) {
+func TestSharedNIC(t *testing.T) {
 	j := newJob(t, 2, jobConfig{shared: true})
 	j.run(t, swapSizes)
 	j.spotless(t, mvich.DefaultCredits)
@@ -388,7 +380,7 @@ func TestWrongArguments(t *testing.T) {
 
 // A sleep that Wake has ended, for a rank that had nothing to find, changes nothing.
 func TestSpinAfterWake(t *testing.T) {
-	j := newJob(t, 1, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(1000)} }})
+	j := newJob(t, 1, jobConfig{options: with(mvich.WithSpin(1000))})
 	if before, after := mvich.SpinAfterWake(j.worlds[0]); after != before {
 		t.Errorf("it polled %d times, now %d", before, after)
 	}

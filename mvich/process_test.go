@@ -18,8 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
 	"viaxdp/mvich"
 	"viaxdp/mvich/pmi"
 	"viaxdp/vipl"
@@ -41,7 +41,7 @@ func beRank(silence time.Duration, f func(w *mvich.World, p mvich.Protocol) erro
 	if err != nil {
 		return err
 	}
-	nic, err := vipl.OpenNic(testbed.StarInterface, vipl.WithSilence(silence))
+	nic, err := vipl.OpenNIC(testbed.StarInterface, vipl.WithSilence(silence))
 	if err != nil {
 		return err
 	}

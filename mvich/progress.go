@@ -96,7 +96,7 @@ func (w *World) repost() {
 			w.lose(p, err)
 			continue
 		}
-		p.owed++
+		p.acksDue++
 		w.touch(p)
 	}
 	w.read = w.read[:0]

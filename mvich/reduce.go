@@ -214,15 +214,5 @@ func (r *reduction[T]) partial() error {
 // collect brings the blocks that partial leaves to root.
 func (r *reduction[T]) collect(root int) error {
 	s := r.s
-	n, me := s.c.Size(), s.c.rank
-	if me != root {
-		return s.send(r.block(s.rank(me+1)), root)
-	}
-	var requests []*Request
-	for rank := range n {
-		if rank != root {
-			requests = append(requests, s.start(r.block(s.rank(rank+1)), rank, false))
-		}
-	}
-	return s.finish(requests...)
+	return s.linear(r.block(s.rank(s.c.rank+1)), root, false, func(rank int) []byte { return r.block(s.rank(rank + 1)) })
 }

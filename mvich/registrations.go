@@ -11,13 +11,15 @@ import (
 type registration struct {
 	region     *vipl.Region
 	start, end uint64 // addresses
-	rights     rights
+	readers    int    // requests that hold it with remoteRead
+	writers    int    // and with remoteWrite
 	arena      bool   // of Alloc: it stays until it is freed, and frames are sent from it
 	users      int    // requests that hold it
 	lastUsed   uint64 // on the clock of registrations
 }
 
-// rights are what peers may do with registered memory.
+// rights are what peers may do with registered memory, as long as a request that needs them
+// holds it.
 type rights uint8
 
 const (
@@ -37,9 +39,10 @@ var errUnregistered = errors.New("mvich: more memory than may be registered")
 // registrations is the cache of registered memory: buffers are registered when
 // they are first used for RDMA and stay so until the limit makes room for
 // others, the one that was unused for longest first. What is registered stays
-// reachable, so that an address never comes to mean other memory.
+// reachable, so that an address never comes to mean other memory. Peers may read or write
+// it only while a request needs that.
 type registrations struct {
-	nic    *vipl.Nic
+	nic    *vipl.NIC
 	tag    *vipl.Ptag
 	limit  int             // bytes
 	sorted []*registration // by start
@@ -49,18 +52,17 @@ type registrations struct {
 	hits, misses uint64
 }
 
-// acquire finds or makes a registration of buf with at least those rights, and
-// holds it. A failure is no reason to give up: the message can go another way.
+// acquire finds or makes a registration of buf, holds it, and gives peers those rights
+// until release. A failure is no reason to give up: the message can go another way.
 func (c *registrations) acquire(buf []byte, need rights) (*registration, error) {
 	c.clock++
 	start := addressOf(buf)
 	end := start + uint64(len(buf))
 	if r := c.find(start, end); r != nil {
-		if err := c.allow(r, need); err != nil {
+		if err := c.coalesce(r, need, 1); err != nil {
 			return nil, err
 		}
 		c.hits++
-		r.users++
 		r.lastUsed = c.clock
 		return r, nil
 	}
@@ -72,7 +74,8 @@ func (c *registrations) acquire(buf []byte, need rights) (*registration, error) 
 	if err != nil {
 		return nil, err
 	}
-	r := &registration{region: region, start: start, end: end, rights: need, users: 1, lastUsed: c.clock}
+	r := &registration{region: region, start: start, end: end, lastUsed: c.clock}
+	r.count(need, 1)
 	c.insert(r)
 	c.bytes += len(buf)
 	return r, nil
@@ -84,8 +87,48 @@ func (c *registrations) insert(r *registration) {
 
 func (c *registrations) remove(i int) { c.sorted = slices.Delete(c.sorted, i, i+1) }
 
-// release ends one acquire. The memory stays registered.
-func (c *registrations) release(r *registration) { r.users-- }
+// release ends one acquire with those rights, which peers have no longer if nobody else
+// needs them. The memory stays registered.
+func (c *registrations) release(r *registration, need rights) {
+	// It fails where the NIC is closed, and nobody reads or writes anything.
+	_ = c.coalesce(r, need, -1)
+}
+
+// hold adds n requests that hold r with those rights, and gives or takes what follows
+// from it.
+func (c *registrations) coalesce(r *registration, need rights, n int) error {
+	before := r.rights()
+	r.count(need, n)
+	if r.rights() == before {
+		return nil
+	}
+	err := r.region.SetAttributes(c.attributes(r.rights()))
+	if err != nil && n > 0 {
+		r.count(need, -n)
+	}
+	return err
+}
+
+func (r *registration) count(need rights, n int) {
+	r.users += n
+	if need&remoteRead != 0 {
+		r.readers += n
+	}
+	if need&remoteWrite != 0 {
+		r.writers += n
+	}
+}
+
+// rights are what peers have now.
+func (r *registration) rights() (now rights) {
+	if r.readers > 0 {
+		now |= remoteRead
+	}
+	if r.writers > 0 {
+		now |= remoteWrite
+	}
+	return now
+}
 
 // after is the place of the first registration that begins behind start.
 func (c *registrations) after(start uint64) int {
@@ -118,22 +161,9 @@ func (c *registrations) inArena(buf []byte) bool {
 	return r != nil && r.arena
 }
 
-// allow adds rights to those that peers have.
-func (c *registrations) allow(r *registration, need rights) error {
-	if r.rights&need == need {
-		return nil
-	}
-	all := r.rights | need
-	if err := r.region.SetAttributes(c.attributes(all)); err != nil {
-		return err
-	}
-	r.rights = all
-	return nil
-}
-
 func (c *registrations) attributes(r rights) vipl.MemAttributes {
 	return vipl.MemAttributes{
-		Ptag: c.tag, EnableRdmaRead: r&remoteRead != 0, EnableRdmaWrite: r&remoteWrite != 0,
+		Ptag: c.tag, EnableRDMARead: r&remoteRead != 0, EnableRDMAWrite: r&remoteWrite != 0,
 	}
 }
 

@@ -10,9 +10,7 @@ import (
 // and the limit makes room for others.
 func TestRegistrationCache(t *testing.T) {
 	const size, limit = 100_000, 250_000
-	j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option {
-		return []mvich.Option{mvich.WithRegistered(limit)}
-	}})
+	j := newJob(t, 2, jobConfig{options: with(mvich.WithRegistered(limit))})
 	buffers := [2][4][]byte{}
 	for rank := range buffers {
 		for i := range buffers[rank] {

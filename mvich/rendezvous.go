@@ -1,6 +1,10 @@
 package mvich
 
-import "fmt"
+import (
+	"fmt"
+
+	"viaxdp/vipl"
+)
 
 // Rendezvous: a message whose data goes when its receive is known.
 //
@@ -21,13 +25,11 @@ const maxMoving = 16
 func (w *World) request(p *peer, r *Request, h header, protocol Protocol) error {
 	o := offer{protocol: protocol}
 	if protocol == RGET {
-		reg, err := w.regs.acquire(r.buf, remoteRead)
-		if err != nil {
+		if w.register(r, r.buf, remoteRead) != nil {
 			w.stats.Fallbacks++
 			o.protocol = R3
 		} else {
-			r.reg = reg
-			o.remote = reg.region.Remote(reg.at(addressOf(r.buf)))
+			o.remote = r.reg.region.Remote(r.reg.at(addressOf(r.buf)))
 		}
 	}
 	w.assign(r)
@@ -40,13 +42,17 @@ func (w *World) request(p *peer, r *Request, h header, protocol Protocol) error 
 }
 
 // takeRequest takes an envelope of p.
-func (w *World) takeRequest(p *peer, h *header, o offer) {
+func (w *World) takeRequest(p *peer, h *header, o offer) error {
 	e := h.envelope(p)
 	if r := w.matchPosted(&e); r != nil {
 		w.answer(p, r, &e, h.from, o)
-		return
+		return nil
+	}
+	if err := w.mayKeep(p, false); err != nil {
+		return err
 	}
 	w.keep(&message{envelope: e, number: h.from, offer: o})
+	return nil
 }
 
 // answer begins to move the data of a message into its receive, of as much as
@@ -67,10 +73,9 @@ func (w *World) answer(p *peer, r *Request, e *envelope, number uint32, o offer)
 		if o.protocol == RPUT {
 			need = remoteWrite
 		}
-		if reg, err := w.regs.acquire(into, need); err != nil {
+		if w.register(r, into, need) != nil {
 			w.stats.Fallbacks++
 		} else {
-			r.reg = reg
 			r.remote = o
 		}
 	}
@@ -111,18 +116,15 @@ func (w *World) takeReady(p *peer, h *header, o offer) error {
 	if h.size > uint64(len(r.buf)) || o.protocol == RGET || h.from == 0 || r.partner != 0 {
 		return fmt.Errorf("%w: ready for %d bytes of %d by %v", ErrProtocol, h.size, len(r.buf), o.protocol)
 	}
-	if r.reg != nil { // it was to be read, and is not
-		w.regs.release(r.reg)
-		r.reg = nil
-	}
+	w.unregister(r) // it was to be read, and is not
 	r.size, r.partner, r.remote = int(h.size), h.from, o
 	if r.size == 0 {
 		w.stats.R3++
 		w.complete(r, nil)
 		return nil
 	}
-	if o.protocol == RPUT {
-		if r.reg, err = w.regs.acquire(r.buf[:r.size], localOnly); err == nil {
+	if o.protocol == RPUT && !r.abandoned { // else the buffer is the program's again
+		if w.register(r, r.buf[:r.size], localOnly) == nil {
 			w.stats.RPUT++
 			p.moves.push(r)
 			return nil
@@ -199,4 +201,53 @@ func (w *World) takeDone(p *peer, h *header) error {
 	}
 	w.complete(r, nil)
 	return nil
+}
+
+// RDMA, of both RGET and RPUT: a message moves in pieces of what one transfer
+// takes, a bounded number of them at a time. Pieces of the messages of a peer
+// go in order. RDMA takes no receive of the peer, and so no credit.
+
+// move posts the next piece of the oldest message that moves by RDMA.
+func (w *World) move(p *peer) error {
+	r := p.moves.peek()
+	v, err := w.pool.get()
+	if err != nil {
+		return err
+	}
+	n := min(r.size-r.begun, vipl.MaxTransferSize)
+	ours := r.reg.region.Segment(r.reg.at(addressOf(r.buf))+r.begun, n)
+	theirs := r.remote.remote
+	theirs.Data += uint64(r.begun)
+	if r.send {
+		v.desc.SetRDMAWrite(theirs, ours)
+	} else {
+		v.desc.SetRDMARead(theirs, ours)
+	}
+	v.op = operation{request: r, bytes: n}
+	if err := w.post(p.link, v); err != nil {
+		return err
+	}
+	p.moving++
+	if r.begun += n; r.begun < r.size {
+		return nil
+	}
+	p.moves.pop()
+	if r.send { // it follows the writes on the VI, so it comes after them
+		w.queueControl(p, packet{header: header{kind: kindFinish, to: r.partner}})
+	}
+	return nil
+}
+
+// moved takes the completion of a piece.
+func (w *World) moved(p *peer, op operation) {
+	p.moving--
+	w.touch(p)
+	r := op.request
+	if r.moved += op.bytes; r.moved < r.size {
+		return
+	}
+	if !r.send {
+		w.confirm(p, r.partner)
+	}
+	w.complete(r, r.truncated)
 }

@@ -3,6 +3,7 @@ package mvich
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Special ranks and tags.
@@ -59,9 +60,10 @@ type Request struct {
 	remote    offer
 	partner   uint32 // number of the other side's request
 	reg       *registration
-	begun     int   // bytes of which the move has begun
-	moved     int   // bytes that have moved
-	truncated error // what the receive will complete with
+	rights    rights // with which it holds reg
+	begun     int    // bytes of which the move has begun
+	moved     int    // bytes that have moved
+	truncated error  // what the receive will complete with
 }
 
 // fresh takes a request that nobody else knows, for a call that waits itself.
@@ -92,10 +94,7 @@ func (w *World) complete(r *Request, err error) {
 		delete(w.numbered, r.number)
 		r.number = 0
 	}
-	if r.reg != nil {
-		w.regs.release(r.reg)
-		r.reg = nil
-	}
+	w.unregister(r)
 	if r.abandoned {
 		r.buf = nil
 		return
@@ -109,6 +108,23 @@ func (w *World) complete(r *Request, err error) {
 	r.done, r.err = true, err
 	r.buf, r.unpack, r.scratch = nil, nil, nil
 	w.announce()
+}
+
+// register has r hold a registration of buf, which peers have those rights to as long as
+// it does.
+func (w *World) register(r *Request, buf []byte, need rights) (err error) {
+	if r.reg, err = w.regs.acquire(buf, need); err == nil {
+		r.rights = need
+	}
+	return err
+}
+
+// unregister ends that.
+func (w *World) unregister(r *Request) {
+	if r.reg != nil {
+		w.regs.release(r.reg, r.rights)
+		r.reg = nil
+	}
 }
 
 // abandon ends a request for the program. What the other side, which lives, has
@@ -201,29 +217,20 @@ func WaitAll(requests ...*Request) error {
 
 // WaitAny waits until one of the requests is complete, which it replaces by nil;
 // i is its place. nil ones are passed over; when all are, i is -1.
-func WaitAny(requests []*Request) (i int, s Status, err error) {
-	w, err := worldOf(requests)
-	if w == nil {
-		return -1, Status{}, err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.await(func() bool { i = firstDone(requests); return i >= 0 })
-	s, err = take(requests, i)
-	return i, s, err
-}
+func WaitAny(requests []*Request) (i int, s Status, err error) { return takeOne(requests, true) }
 
 // TestAny is WaitAny without waiting: i is -1 when none is complete, and also, for ever,
 // when all are nil.
-func TestAny(requests []*Request) (i int, s Status, err error) {
+func TestAny(requests []*Request) (i int, s Status, err error) { return takeOne(requests, false) }
+
+func takeOne(requests []*Request, wait bool) (i int, s Status, err error) {
 	w, err := worldOf(requests)
 	if w == nil {
 		return -1, Status{}, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.progress()
-	if i = firstDone(requests); i >= 0 {
+	if i = w.firstDone(requests, wait); i >= 0 {
 		s, err = take(requests, i)
 	}
 	return i, s, err
@@ -238,28 +245,27 @@ type Outcome struct {
 
 // WaitSome waits until at least one of the requests is complete, and takes all
 // that are, replacing them by nil. Without any but nil ones it returns none.
-func WaitSome(requests []*Request) ([]Outcome, error) {
-	w, err := worldOf(requests)
-	if w == nil {
-		return nil, err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.await(func() bool { return firstDone(requests) >= 0 })
-	return takeAll(requests), nil
-}
+func WaitSome(requests []*Request) ([]Outcome, error) { return takeAll(requests, true) }
 
 // TestSome is WaitSome without waiting: it returns none when none is complete, and also,
 // for ever, when all are nil.
-func TestSome(requests []*Request) ([]Outcome, error) {
+func TestSome(requests []*Request) ([]Outcome, error) { return takeAll(requests, false) }
+
+func takeAll(requests []*Request, wait bool) (all []Outcome, err error) {
 	w, err := worldOf(requests)
 	if w == nil {
 		return nil, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.progress()
-	return takeAll(requests), nil
+	w.firstDone(requests, wait)
+	for i, r := range requests {
+		if r != nil && r.done {
+			s, err := take(requests, i)
+			all = append(all, Outcome{i, s, err})
+		}
+	}
+	return all, nil
 }
 
 // TestAll says, without waiting, whether all requests are complete; if so the
@@ -296,27 +302,23 @@ func worldOf(requests []*Request) (w *World, err error) {
 	return w, nil
 }
 
-func firstDone(requests []*Request) int {
-	for i, r := range requests {
-		if r != nil && r.done {
-			return i
-		}
+// firstDone is the place of the first that is complete, which it may wait for, or -1.
+func (w *World) firstDone(requests []*Request, wait bool) (i int) {
+	look := func() bool {
+		i = slices.IndexFunc(requests, func(r *Request) bool { return r != nil && r.done })
+		return i >= 0
 	}
-	return -1
+	if wait {
+		w.await(look)
+	} else {
+		w.progress()
+		look()
+	}
+	return i
 }
 
 func take(requests []*Request, i int) (Status, error) {
 	r := requests[i]
 	requests[i] = nil
 	return r.status(), r.err
-}
-
-func takeAll(requests []*Request) (all []Outcome) {
-	for i, r := range requests {
-		if r != nil && r.done {
-			s, err := take(requests, i)
-			all = append(all, Outcome{i, s, err})
-		}
-	}
-	return all
 }

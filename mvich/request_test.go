@@ -147,7 +147,7 @@ func TestMixed(t *testing.T) {
 // the other rank and of its own: whoever makes progress wakes the others.
 func TestGoroutines(t *testing.T) {
 	const goroutines, rounds = 8, 200
-	j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(20)} }})
+	j := newJob(t, 2, jobConfig{options: with(mvich.WithSpin(20))})
 	j.run(t, func(c *mvich.Comm) error {
 		errs := make([]error, goroutines)
 		var wait sync.WaitGroup
@@ -177,7 +177,7 @@ func TestGoroutines(t *testing.T) {
 
 // One goroutine waits for what another one of the same rank sends later.
 func TestWakeOther(t *testing.T) {
-	j := newJob(t, 1, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(0)} }})
+	j := newJob(t, 1, jobConfig{options: with(mvich.WithSpin(0))})
 	c := j.worlds[0].Comm()
 	for i := range 200 {
 		each(t, 2, func(goroutine int) error {
@@ -195,7 +195,7 @@ func TestWakeOther(t *testing.T) {
 func TestWildcardsAtOnce(t *testing.T) {
 	const ranks, messages, goroutines = 3, 100, 4
 	lengths := []int{0, 8, 5000, 5001, 30000}
-	j := newJob(t, ranks, jobConfig{options: func(int) []mvich.Option { return []mvich.Option{mvich.WithSpin(20)} }})
+	j := newJob(t, ranks, jobConfig{options: with(mvich.WithSpin(20))})
 	j.run(t, func(c *mvich.Comm) error {
 		if c.Rank() > 0 {
 			for i := range messages {

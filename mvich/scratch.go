@@ -1,6 +1,9 @@
 package mvich
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // Memory beside the program's buffers: collective operations combine and sort in it, and
 // elements that do not lie in one row are packed into it. The world lends it and keeps it
@@ -27,7 +30,7 @@ type scratches struct {
 }
 
 // lend gives a piece of n bytes, or somewhat more. They hold what they held.
-func (w *World) lend(n int) *scratch {
+func (w *World) byReference(n int) *scratch {
 	size := n
 	if n <= spareCapacity {
 		size = 1 << bits.Len(uint(max(n, leastScratch)-1))
@@ -55,9 +58,7 @@ func (c *scratches) take(size int) *scratch {
 
 func (c *scratches) remove(i int) {
 	c.bytes -= len(c.spare[i].mem)
-	copy(c.spare[i:], c.spare[i+1:])
-	c.spare[len(c.spare)-1] = nil
-	c.spare = c.spare[:len(c.spare)-1]
+	c.spare = slices.Delete(c.spare, i, i+1)
 }
 
 // mayRegister says whether messages may go by RDMA.
@@ -69,7 +70,7 @@ func (w *World) mayRegister() bool {
 // memory, which is not lent again.
 func (w *World) takeBack(s *scratch, failed bool) {
 	if s.reg != nil {
-		w.regs.release(s.reg)
+		w.regs.release(s.reg, localOnly)
 		s.reg = nil
 	}
 	if failed {
@@ -89,7 +90,7 @@ func (w *World) takeBack(s *scratch, failed bool) {
 func borrow[T Element](w *World, n int) ([]T, *scratch) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := w.lend(n * sizeOf[T]())
+	s := w.byReference(n * sizeOf[T]())
 	return elementsOf[T](s.mem, n), s
 }
 

@@ -41,9 +41,7 @@ func TestScratchIsReused(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			j := newJob(t, ranks, jobConfig{options: func(int) []mvich.Option {
-				return []mvich.Option{mvich.WithRegistered(limit)}
-			}})
+			j := newJob(t, ranks, jobConfig{options: with(mvich.WithRegistered(limit))})
 			rounds := 50
 			if name == often && !testing.Short() {
 				rounds = 1000

@@ -248,14 +248,18 @@ func (w *World) choose(p *peer, buf []byte) Protocol {
 	forced := w.set.protocol
 	most := w.set.threshold
 	switch {
+	case p.full:
+		most = -1
 	case forced == Eager:
 		most = w.set.vbufSize() - headerSize
-	case forced != Auto || p.full:
+	case forced != Auto:
 		most = 0
 	}
 	switch {
 	case len(buf) <= most:
 		return Eager
+	case len(buf) == 0:
+		return R3
 	case forced == Auto && p.canWrite && w.longFrames && w.regs.inArena(buf):
 		return RPUT
 	case p.canRead && (forced == Auto || forced == RGET):

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/testsize"
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/mvich"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -101,9 +101,7 @@ func scatterAround(c *mvich.Comm, seed uint64, n int) error {
 // Credits go back for all that a rank has taken before it leaves a call in which it
 // slept: the other one can send, while it computes.
 func TestCreditsBeforeLeaving(t *testing.T) {
-	j := newJob(t, 2, jobConfig{options: func(int) []mvich.Option {
-		return []mvich.Option{mvich.WithCredits(4), mvich.WithSpin(0)}
-	}})
+	j := newJob(t, 2, jobConfig{options: with(mvich.WithCredits(4), mvich.WithSpin(0))})
 	computes, over := make(chan struct{}), make(chan struct{})
 	j.run(t, func(c *mvich.Comm) error {
 		buf := make([]byte, 8)

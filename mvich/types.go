@@ -216,7 +216,7 @@ func IrecvType[T Element](c *Comm, buf []T, t Type, src, tag int) (*Request, err
 	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	r := &Request{scratch: c.w.lend(t.Len() * sizeOf[T]())}
+	r := &Request{scratch: c.w.byReference(t.Len() * sizeOf[T]())}
 	in := elementsOf[T](r.scratch.mem, t.Len())
 	c.begin(r, bytesOf(in), c.context, src, tag)
 	r.unpack = func() { unpack(buf, t, in[:r.size/sizeOf[T]()]) }

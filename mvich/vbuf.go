@@ -43,7 +43,7 @@ const poolStep = 64
 // of the NIC's arena as long as that has room, then of the program's memory, and
 // keeps what it has.
 type pool struct {
-	nic     *vipl.Nic
+	nic     *vipl.NIC
 	tag     *vipl.Ptag
 	size    int // bytes of a packet
 	free    []*vbuf

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"viaxdp/hugepages"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
 )
@@ -16,10 +16,10 @@ func TestVeth(t *testing.T) {
 	for name, mtu := range map[string]int{"1500": 1500, "9000": 9000} {
 		t.Run(name, func(t *testing.T) {
 			a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
-			var nics []*vipl.Nic
+			var nics []*vipl.NIC
 			for _, ns := range []*nstest.NS{a, b} {
 				if err := ns.Do(func() error {
-					n, err := vipl.OpenNic(ns.Name, vipl.WithHugepages(hugepages.Avoid), vipl.WithSilence(calm))
+					n, err := vipl.OpenNIC(ns.Name, vipl.WithHugepages(hugepages.Avoid), vipl.WithSilence(calm))
 					nics = append(nics, n)
 					return err
 				}); err != nil {
@@ -58,7 +58,7 @@ func TestVeth(t *testing.T) {
 				if err := everyUnrooted(c, 5000); err != nil {
 					return err
 				}
-				if err := arenaLends(w, nics[rank], mtu); err != nil {
+				if err := arenaByReference(w, nics[rank], mtu); err != nil {
 					return err
 				}
 				return w.Finalize()
@@ -70,7 +70,7 @@ func TestVeth(t *testing.T) {
 // arenaLends sends a long message from memory of the arena and one from the
 // program's: only the first is written, and lent to the kernel, and only where
 // frames are long.
-func arenaLends(w *mvich.World, nic *vipl.Nic, mtu int) error {
+func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 	const n = 1 << 20
 	arena, err := w.Alloc(n)
 	if err != nil {
@@ -79,14 +79,14 @@ func arenaLends(w *mvich.World, nic *vipl.Nic, mtu int) error {
 	c, other := w.Comm(), 1-w.Rank()
 	long := mtu > 4096 && nic.Info().NIC.MultiBuffer
 	for _, test := range []struct {
-		out  []byte
-		lent bool
+		out   []byte
+		byRef bool
 	}{{make([]byte, n), false}, {arena, long}} {
 		fill(test.out, w.Rank())
 		if err := c.Barrier(); err != nil {
 			return err
 		}
-		in, before, frames := make([]byte, n), w.Stats(), nic.Counters().Lent
+		in, before, frames := make([]byte, n), w.Stats(), nic.Counters().ByReference
 		if _, err := c.Sendrecv(test.out, other, 1, in, other, 1); err != nil {
 			return err
 		}
@@ -97,11 +97,11 @@ func arenaLends(w *mvich.World, nic *vipl.Nic, mtu int) error {
 			return err
 		}
 		after := w.Stats()
-		if written := after.RPUT - before.RPUT; written == 1 != test.lent || after.RGET-before.RGET+written != 1 {
-			return fmt.Errorf("%+v after %+v, written: %v", after, before, test.lent)
+		if written := after.RPUT - before.RPUT; written == 1 != test.byRef || after.RGET-before.RGET+written != 1 {
+			return fmt.Errorf("%+v after %+v, written: %v", after, before, test.byRef)
 		}
-		if lent := nic.Counters().Lent - frames; lent > n/9000 != test.lent {
-			return fmt.Errorf("%d frames were lent: %v", lent, test.lent)
+		if byRef := nic.Counters().ByReference - frames; byRef > n/9000 != test.byRef {
+			return fmt.Errorf("%d frames were lent: %v", byRef, test.byRef)
 		}
 	}
 	return nil

@@ -14,7 +14,7 @@ import (
 
 // World is a rank's part of a job. All methods may be called concurrently.
 type World struct {
-	nic      *vipl.Nic
+	nic      *vipl.NIC
 	launcher Launcher
 	rank     int
 	set      settings
@@ -102,7 +102,7 @@ func (w *World) Stats() Stats {
 // Init makes this process a rank of the job that l has started, over nic, which
 // stays the caller's and is not closed by Finalize. It returns when all ranks
 // have called it. Several worlds may use one NIC.
-func Init(nic *vipl.Nic, l Launcher, opts ...Option) (*World, error) {
+func Init(nic *vipl.NIC, l Launcher, opts ...Option) (*World, error) {
 	set, err := makeSettings(opts)
 	if err != nil {
 		return nil, err
@@ -192,9 +192,12 @@ func (w *World) meet() error {
 		if p.host, at, err = w.parseRecord(text); err != nil {
 			return fmt.Errorf("rank %d: %w", rank, err)
 		}
+		if err := w.checkToken(p); err != nil {
+			return fmt.Errorf("rank %d: %w", rank, err)
+		}
 		others = append(others, at)
 	}
-	w.set.settle(crowded(where, others))
+	w.set.settle(oversubscribed(where, others))
 	w.spin = w.set.spin
 	// The listener looks callers up in it; until then it rejects them, and they
 	// call again.
@@ -207,6 +210,19 @@ func (w *World) meet() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.tokens = tokens
+	return nil
+}
+
+// checkToken says whether the token of p is its alone: by it p is known when it calls. Those
+// of higher ranks are not known yet.
+func (w *World) checkToken(p *peer) error {
+	taken := p.host.token == "" || p.host.token == lookToken
+	for _, q := range w.peers {
+		taken = taken || q != p && q.host.token == p.host.token
+	}
+	if taken {
+		return fmt.Errorf("%w: it published the token %q, which is not its alone", ErrSettings, p.host.token)
+	}
 	return nil
 }
 

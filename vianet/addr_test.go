@@ -8,10 +8,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"viaxdp/internal/memorynic"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -19,8 +20,10 @@ import (
 
 // A listener for all addresses is found at each that it is for, and says what it is in
 // a form that can be dialed.
-func TestListenAnywhere(t *testing.T) {
-	h := inMemory(t, vianet.Options{})
+func TestListenAnywhere(t *testing.T) { synctest.Test(t, listenAnywhere) }
+
+func listenAnywhere(t *testing.T) {
+	h := inMemory(t, asleep)
 	h.b, h.nicB = h.a, h.nicA // the own address is asked, too
 	for _, test := range []struct {
 		network, host, said string
@@ -57,7 +60,7 @@ func TestListenAnywhere(t *testing.T) {
 			case !hears && !errors.Is(err, syscall.ECONNREFUSED):
 				t.Errorf("%s: dialed by %q: %T, %v", name, host, c, err)
 			case hears:
-				l.(*vianet.Listener).SetDeadline(time.Now().Add(patience))
+				l.(*vianet.Listener).SetDeadline(time.Now().Add(ackDelay))
 				a, err := l.Accept()
 				if err != nil {
 					t.Fatal(err)
@@ -112,8 +115,8 @@ func TestZone(t *testing.T) {
 	wire := xdpnictest.NewWire()
 	t.Cleanup(wire.Close)
 	local := [2]netip.Addr{netip.MustParseAddr("fe80::1"), netip.MustParseAddr("fe80::2")}
-	open := func(name string, at netip.Addr) (*vipl.Nic, *vianet.Stack) {
-		nic := memorynic.Open(t, wire, fabric.Agent(name, at), memorynic.Config{}).Nic
+	open := func(name string, at netip.Addr) (*vipl.NIC, *vianet.Stack) {
+		nic := memorynic.Open(t, wire, fabric.Agent(name, at), memorynic.Config{}).NIC
 		return nic, newStack(t, nic, vianet.Options{})
 	}
 	nicA, a := open("via0", local[0])

@@ -45,7 +45,7 @@ func (s *Stack) Alloc(n int) ([]byte, error) {
 
 // lends says whether the NIC sends b without a copy if a VI writes it: it copies
 // what a VI reads.
-func (s *Stack) lends(b []byte) bool { return s.longFrames && s.allocated(b) }
+func (s *Stack) byReference(b []byte) bool { return s.longFrames && s.allocated(b) }
 
 // allocated says whether b is of Alloc.
 func (s *Stack) allocated(b []byte) bool {

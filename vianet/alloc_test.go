@@ -27,11 +27,7 @@ func TestAlloc(t *testing.T) {
 		}
 		want := randomBytes(n, turn)
 		copy(out, want)
-		done := make(chan error, 1)
-		go func() {
-			_, err := a.Write(out)
-			done <- err
-		}()
+		done := goWrite(a, out)
 		_, err = io.ReadFull(b, in)
 		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(in, want) {
 			t.Fatalf("turn %d: other bytes came, or %v", turn, err)
@@ -62,13 +58,11 @@ func TestAlloc(t *testing.T) {
 
 // Where frames are long the NIC sends memory of the arena as it lies there, and
 // nothing else.
-func TestAllocLends(t *testing.T) {
-	h := &hosts{}
-	h.nicA, h.nicB = vethNics(t, 9000)
+func TestAllocByReference(t *testing.T) {
+	h := overVeth(t, 9000, vianet.Options{})
 	if !h.nicA.Info().NIC.MultiBuffer {
 		t.Skip("the interface has no frames of several chunks")
 	}
-	h.a, h.b = newStack(t, h.nicA, vianet.Options{}), newStack(t, h.nicB, vianet.Options{})
 	a, b := h.pair(t)
 	const n = 1 << 20
 	arena, err := h.a.Alloc(n)
@@ -77,26 +71,22 @@ func TestAllocLends(t *testing.T) {
 	}
 	in := make([]byte, n)
 	for _, test := range []struct {
-		out  []byte
-		lent bool
+		out   []byte
+		byRef bool
 	}{{arena, true}, {make([]byte, n), false}, {arena, true}} {
 		want := randomBytes(n, byte(len(test.out)))
 		copy(test.out, want)
-		before, counted := h.nicA.Counters().Lent, h.a.Stats().Lent.Bytes
-		done := make(chan error, 1)
-		go func() {
-			_, err := a.Write(test.out)
-			done <- err
-		}()
+		before, counted := h.nicA.Counters().ByReference, h.a.Stats().ByReference.Bytes
+		done := goWrite(a, test.out)
 		_, err := io.ReadFull(b, in)
 		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(in, want) {
 			t.Fatalf("other bytes came, or %v", err)
 		}
-		if lent := h.nicA.Counters().Lent - before; (lent > n/9000) != test.lent {
-			t.Errorf("%d frames were lent; memory of the arena: %v", lent, test.lent)
+		if byRef := h.nicA.Counters().ByReference - before; (byRef > n/9000) != test.byRef {
+			t.Errorf("%d frames were lent; memory of the arena: %v", byRef, test.byRef)
 		}
-		if counted = h.a.Stats().Lent.Bytes - counted; (counted == n) != test.lent || !test.lent && counted > 0 {
-			t.Errorf("%d bytes are counted; memory of the arena: %v", counted, test.lent)
+		if counted = h.a.Stats().ByReference.Bytes - counted; (counted == n) != test.byRef || !test.byRef && counted > 0 {
+			t.Errorf("%d bytes are counted; memory of the arena: %v", counted, test.byRef)
 		}
 	}
 }

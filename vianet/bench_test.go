@@ -19,22 +19,17 @@ var ways = []struct {
 }{
 	{"memory", func(b *testing.B) (x, y net.Conn) { return inMemory(b, vianet.Options{}).conns(b) }},
 	{"memory-asleep", func(b *testing.B) (x, y net.Conn) { return inMemory(b, vianet.Options{Spin: -1}).conns(b) }},
-	{"veth", func(b *testing.B) (x, y net.Conn) { return overVeth(b, 1500, vianet.Options{}) }},
-	{"veth-9000", func(b *testing.B) (x, y net.Conn) { return overVeth(b, 9000, vianet.Options{}) }},
-	{"veth-write", func(b *testing.B) (x, y net.Conn) { return overVeth(b, 1500, vianet.Options{NoRDMARead: true}) }},
-	{"veth-buffers", func(b *testing.B) (x, y net.Conn) { return overVeth(b, 1500, vianet.Options{Threshold: -1}) }},
+	{"veth", func(b *testing.B) (x, y net.Conn) { return overVeth(b, 1500, vianet.Options{}).conns(b) }},
+	{"veth-9000", func(b *testing.B) (x, y net.Conn) { return overVeth(b, 9000, vianet.Options{}).conns(b) }},
+	{"veth-write", func(b *testing.B) (x, y net.Conn) {
+		return overVeth(b, 1500, vianet.Options{NoRDMARead: true}).conns(b)
+	}},
+	{"veth-buffers", func(b *testing.B) (x, y net.Conn) { return overVeth(b, 1500, vianet.Options{Threshold: -1}).conns(b) }},
 	{"pipe", func(b *testing.B) (x, y net.Conn) { return net.Pipe() }},
 	{"tcp-loopback", tcpPair},
 }
 
 func (h *hosts) conns(b *testing.B) (x, y net.Conn) { return h.pair(b) }
-
-func overVeth(b *testing.B, mtu int, o vianet.Options) (x, y net.Conn) {
-	h := &hosts{}
-	h.nicA, h.nicB = vethNics(b, mtu)
-	h.a, h.b = newStack(b, h.nicA, o), newStack(b, h.nicB, o)
-	return h.conns(b)
-}
 
 func tcpPair(b *testing.B) (x, y net.Conn) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -11,17 +11,15 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lab/await"
 	"viaxdp/vianet"
-	"viaxdp/vipl"
 )
 
 // lingering is hosts with whom a Close goes on delivering for longer than any test.
 func lingering(t *testing.T, o vianet.Options) *hosts {
 	o.Linger = time.Hour
 	h := inMemory(t, o)
-	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
-		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
-	}
+	h.bearBreaks()
 	return h
 }
 
@@ -41,38 +39,35 @@ func fill(t *testing.T, c *vianet.Conn) (written []byte) {
 	return written
 }
 
-// until waits for a condition.
-func until(t *testing.T, what string, is func() bool) {
+// writesOn writes messages of a size until that fails, which comes by the channel, and
+// waits until one waits.
+func writesOn(t *testing.T, c *vianet.Conn, size int) <-chan error {
 	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it does not come to pass that %s", what)
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := c.Write(make([]byte, size)); err != nil {
+				ended <- err
+				return
+			}
 		}
-	}
+	}()
+	await.Until(t, "a Write waits", func() bool { return vianet.Full(c) || vianet.Offered(c) })
+	return ended
 }
 
 // A Close with bytes for which the peer has no room does not leave the peer in its
 // Write for as long as it goes on delivering: the Write ends, and then everything can
 // be read.
 func TestCloseUnsent(t *testing.T) {
-	for _, l := range lanes {
+	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) {
 			h := lingering(t, l.options)
-			tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
 			for _, size := range []int{100, 300_000} {
 				a, b := h.pair(t)
 				want := fill(t, a)
-				b.SetDeadline(time.Now().Add(patience))
-				ended := make(chan error, 1)
-				go func() {
-					for {
-						if _, err := b.Write(make([]byte, size)); err != nil {
-							ended <- err
-							return
-						}
-					}
-				}()
-				until(t, "the peer waits in Write", func() bool { return vianet.Full(b) || vianet.Offered(b) })
+				b.SetDeadline(time.Now().Add(ackDelay))
+				ended := writesOn(t, b, size)
 				if err := a.Close(); err != nil {
 					t.Fatal(err)
 				}
@@ -87,7 +82,7 @@ func TestCloseUnsent(t *testing.T) {
 				}
 				b.Close()
 			}
-			h.atRest(t, tags)
+			h.atRest(t)
 		})
 	}
 }
@@ -95,10 +90,9 @@ func TestCloseUnsent(t *testing.T) {
 // When both sides close with such bytes nobody is left who could read them, and the
 // connection is gone at once.
 func TestBothCloseUnsent(t *testing.T) {
-	for _, l := range lanes {
+	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) {
 			h := lingering(t, l.options)
-			tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
 			for _, first := range []int{0, 1} {
 				a, b := h.pair(t)
 				fill(t, a)
@@ -109,7 +103,7 @@ func TestBothCloseUnsent(t *testing.T) {
 					}
 				}
 			}
-			h.atRest(t, tags)
+			h.atRest(t)
 		})
 	}
 }
@@ -117,29 +111,20 @@ func TestBothCloseUnsent(t *testing.T) {
 // After CloseRead the peer's Writes fail, those that wait among them, and this side's
 // Reads end; the other direction goes on.
 func TestCloseRead(t *testing.T) {
-	for _, l := range lanes {
+	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) {
 			h := lingering(t, l.options)
-			tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
 			for _, size := range []int{0, 100, 300_000} { // of Writes that wait
 				a, b := h.pair(t)
-				a.SetDeadline(time.Now().Add(patience))
-				b.SetDeadline(time.Now().Add(patience))
-				ended := make(chan error, 1)
+				a.SetDeadline(time.Now().Add(ackDelay))
+				b.SetDeadline(time.Now().Add(ackDelay))
+				var ended <-chan error
 				if size == 0 {
-					go func() { _, err := a.Read(make([]byte, 100_000)); ended <- err }()
-					until(t, "a Read is under way", func() bool { return vianet.Reads(a) })
+					ended = goRead(a, 100_000)
+					await.Until(t, "a Read is under way", func() bool { return vianet.Reads(a) })
 					time.Sleep(10 * time.Millisecond) // in which it mostly comes to wait
 				} else {
-					go func() {
-						for {
-							if _, err := b.Write(make([]byte, size)); err != nil {
-								ended <- err
-								return
-							}
-						}
-					}()
-					until(t, "the peer waits in Write", func() bool { return vianet.Full(b) || vianet.Offered(b) })
+					ended = writesOn(t, b, size)
 				}
 				for range 2 {
 					if err := a.CloseRead(); err != nil {
@@ -165,12 +150,14 @@ func TestCloseRead(t *testing.T) {
 					}
 				}
 				want := randomBytes(200_000, 1)
-				go func() {
-					_, err := a.Write(want)
-					ended <- errors.Join(err, a.CloseWrite())
-				}()
-				got, err := io.ReadAll(b)
-				if err = errors.Join(err, <-ended); err != nil || !bytes.Equal(got, want) {
+				wrote := goWrite(a, want)
+				got := make([]byte, len(want))
+				_, err := io.ReadFull(b, got)
+				err = errors.Join(err, <-wrote, a.CloseWrite())
+				if n, end := b.Read(make([]byte, 1)); n != 0 || end != io.EOF {
+					t.Errorf("after the last byte: %d, %v", n, end)
+				}
+				if err != nil || !bytes.Equal(got, want) {
 					t.Errorf("the other direction: %d bytes, %v", len(got), err)
 				}
 				if err := errors.Join(a.Close(), b.Close()); err != nil {
@@ -180,7 +167,7 @@ func TestCloseRead(t *testing.T) {
 					t.Errorf("after Close: %v", err)
 				}
 			}
-			h.atRest(t, tags)
+			h.atRest(t)
 		})
 	}
 }
@@ -189,7 +176,6 @@ func TestCloseRead(t *testing.T) {
 // at the end nothing is left.
 func TestHalvesInEachOrder(t *testing.T) {
 	h := lingering(t, vianet.Options{})
-	tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
 	type call = func(c *vianet.Conn) error
 	read, write, all := (*vianet.Conn).CloseRead, (*vianet.Conn).CloseWrite, (*vianet.Conn).Close
 	orders := [][]call{{read, write, all}, {write, read, all}, {read, all}, {write, all}, {all}}
@@ -215,5 +201,5 @@ func TestHalvesInEachOrder(t *testing.T) {
 			both.Wait()
 		}
 	}
-	h.atRest(t, tags)
+	h.atRest(t)
 }

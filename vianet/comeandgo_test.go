@@ -15,7 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/testsize"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -82,7 +83,7 @@ type end struct {
 // attend is one side of a connection, until that is closed.
 func (p *plan) attend(c *vianet.Conn, who int) *end {
 	e := &end{}
-	limit := time.Now().Add(patience)
+	limit := time.Now().Add(ackDelay)
 	c.SetDeadline(limit)
 	shut := sync.OnceFunc(func() {
 		if p.end == breaks && p.goes == who {
@@ -112,26 +113,26 @@ func (p *plan) attend(c *vianet.Conn, who int) *end {
 
 // patient is what a hurried call may take at most after one that moved n bytes: more
 // and more while nothing moves, since a busy host may leave no time for either side.
-func patient(hurry time.Duration, n int) time.Duration {
+func patient(noCoalesce time.Duration, n int) time.Duration {
 	if n > 0 {
 		return time.Millisecond
 	}
-	return min(2*hurry, patience)
+	return min(2*noCoalesce, ackDelay)
 }
 
 // say writes what there is to say, in pieces.
 func (p *plan) say(c *vianet.Conn, who int, limit time.Time) (wrote int, slow bool, err error) {
 	r := rand.New(rand.NewPCG(uint64(p.number), uint64(2+who)))
-	hurry := time.Millisecond
+	noCoalesce := time.Millisecond
 	for speech := p.speech(who); wrote < len(speech); {
 		n := min(1+r.IntN(1<<r.IntN(18)), len(speech)-wrote)
 		if p.end == hurried {
-			c.SetWriteDeadline(time.Now().Add(time.Duration(r.Int64N(int64(hurry)))))
+			c.SetWriteDeadline(time.Now().Add(time.Duration(r.Int64N(int64(noCoalesce)))))
 		}
 		start := time.Now()
 		k, err := c.Write(speech[wrote : wrote+n])
 		wrote += k
-		hurry = patient(hurry, k)
+		noCoalesce = patient(noCoalesce, k)
 		slow = slow || time.Since(start) > vianet.SettleTime
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.end == hurried && time.Now().Before(limit) {
 			continue
@@ -151,10 +152,10 @@ func (p *plan) listen(c *vianet.Conn, who int, limit time.Time, e *end) error {
 	r := rand.New(rand.NewPCG(uint64(p.number), uint64(4+who)))
 	want := p.speech(1 - who)
 	buf := make([]byte, 100_000)
-	hurry := time.Millisecond
+	noCoalesce := time.Millisecond
 	for !p.closes(who) || e.got < p.after[who] {
 		if p.end == hurried {
-			c.SetReadDeadline(time.Now().Add(time.Duration(r.Int64N(int64(hurry)))))
+			c.SetReadDeadline(time.Now().Add(time.Duration(r.Int64N(int64(noCoalesce)))))
 		}
 		start := time.Now()
 		n, err := c.Read(buf[:1+r.IntN(1<<r.IntN(17))%len(buf)])
@@ -163,7 +164,7 @@ func (p *plan) listen(c *vianet.Conn, who int, limit time.Time, e *end) error {
 			e.other = true
 		}
 		e.got += n
-		hurry = patient(hurry, n)
+		noCoalesce = patient(noCoalesce, n)
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.end == hurried && time.Now().Before(limit) {
 			continue
 		}
@@ -209,7 +210,7 @@ func (p *plan) judge() (why string) {
 
 // dial is the client.
 func (p *plan) dial(h *hosts, to net.Addr) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), ackDelay)
 	if p.end == givesUp {
 		ctx, cancel = context.WithTimeout(context.Background(), time.Duration(p.number%23)*100*time.Microsecond)
 	}
@@ -244,7 +245,7 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 		}
 		c := conn.(*vianet.Conn)
 		conns.Go(func() {
-			c.SetDeadline(time.Now().Add(patience))
+			c.SetDeadline(time.Now().Add(ackDelay))
 			head := make([]byte, 4)
 			if _, err := io.ReadFull(c, head); err != nil {
 				if err != io.EOF && !errors.Is(err, syscall.ECONNRESET) {
@@ -268,31 +269,28 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 // is what went in, to the end where there was one; and when they are gone nothing is
 // left of them. VIA_CONNECTIONS=10000 takes minutes.
 func TestComeAndGo(t *testing.T) {
-	lane := func(name string, o vianet.Options, prepare func(h *hosts)) {
+	shm := func(name string, o vianet.Options, prepare func(h *hosts)) {
 		t.Run(name, func(t *testing.T) {
-			o.Linger = patience
+			o.Linger = ackDelay
 			h := inMemory(t, o)
 			prepare(h)
-			for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
-				n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
-			}
-			tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
+			h.bearBreaks()
 			for next, left := 0, testsize.Number(t, "VIA_CONNECTIONS", 60, 180); left > 0 && !t.Failed(); {
 				n := min(left, 300)
-				h.comeAndGo(t, next, n, tags)
+				h.comeAndGo(t, next, n)
 				next, left = next+n, left-n
 			}
 		})
 	}
-	for _, l := range lanes {
-		lane(l.name, l.options, func(*hosts) {})
+	for _, l := range shmLinks {
+		shm(l.name, l.options, func(*hosts) {})
 	}
-	lane("one stack", vianet.Options{}, func(h *hosts) { h.b, h.nicB = h.a, h.nicA })
-	lane("loss", vianet.Options{}, func(h *hosts) { h.wire.SetFaults(lossy) })
+	shm("one stack", vianet.Options{}, func(h *hosts) { h.b, h.nicB = h.a, h.nicA })
+	shm("loss", vianet.Options{}, func(h *hosts) { h.wire.SetFaults(lossy) })
 }
 
 // comeAndGo makes n connections, several at a time, and waits until they are gone.
-func (h *hosts) comeAndGo(t *testing.T, first, n int, tags [2]int) {
+func (h *hosts) comeAndGo(t *testing.T, first, n int) {
 	t.Helper()
 	const together = 12
 	plans := make(map[uint32]*plan)
@@ -317,7 +315,7 @@ func (h *hosts) comeAndGo(t *testing.T, first, n int, tags [2]int) {
 	}
 	close(queue)
 	clients.Wait()
-	h.atRest(t, tags)
+	h.atRest(t)
 	l.Close()
 	server.Wait()
 	conns.Wait()
@@ -328,27 +326,25 @@ func (h *hosts) comeAndGo(t *testing.T, first, n int, tags [2]int) {
 	}
 }
 
-// atRest waits until no connection is left, and nothing that one had: tags are the
-// protection tags that the NICs have without any.
-func (h *hosts) atRest(t *testing.T, tags [2]int) {
+// atRest waits until no connection is left, and nothing that one had.
+func (h *hosts) atRest(t *testing.T) {
 	t.Helper()
 	why := ""
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	if !await.Comes(func() bool {
 		why = ""
 		for i, s := range []*vianet.Stack{h.a, h.b} {
-			if left := leftOf(s, []*vipl.Nic{h.nicA, h.nicB}[i], tags[i]); left != "" {
+			if left := leftOf(s, []*vipl.NIC{h.nicA, h.nicB}[i], h.tags[i]); left != "" {
 				why += fmt.Sprintf("host %d: %s\n", i, left)
 			}
 		}
-		if why == "" {
-			return
-		}
+		return why == ""
+	}) {
+		t.Errorf("connections have left something:\n%s", why)
 	}
-	t.Errorf("connections have left something:\n%s", why)
 }
 
 // leftOf says what is left on a NIC of connections that are gone; nothing is "".
-func leftOf(s *vianet.Stack, nic *vipl.Nic, tags int) string {
+func leftOf(s *vianet.Stack, nic *vipl.NIC, tags int) string {
 	kept, unsettled := vianet.Kept(s)
 	status := nic.Status()
 	if unsettled == "" && len(status.VIs) == 0 && status.Ptags == tags && status.Mem.Regions == kept {

@@ -74,13 +74,13 @@ type Conn struct {
 	peerRing peerRing
 
 	// Receiving.
-	queue segments // what has arrived, in order
-	held  int      // data messages in it
-	spent []int    // buffers that are read, and not yet posted again
-	owed  int      // buffers that the peer has not been given back
-	in    incoming
-	ring  ring
-	fin   bool // the peer sends no more data
+	queue   segments // what has arrived, in order
+	held    int      // data messages in it
+	spent   []int    // buffers that are read, and not yet posted again
+	acksDue int      // buffers that the peer has not been given back
+	in      incoming
+	ring    ring
+	fin     bool // the peer sends no more data
 }
 
 // due is what is to be sent as soon as there is a buffer.
@@ -116,8 +116,8 @@ func newConn(s *Stack) (*Conn, error) {
 	if c.tag, err = s.nic.CreatePtag(); err != nil {
 		return nil, err
 	}
-	c.vi, err = s.nic.CreateVi(vipl.ViAttributes{
-		Level: vipl.ReliableDelivery, Ptag: c.tag, EnableRdmaWrite: true, EnableRdmaRead: !s.o.NoRDMARead,
+	c.vi, err = s.nic.CreateVI(vipl.VIAttributes{
+		Level: vipl.ReliableDelivery, Ptag: c.tag, EnableRDMAWrite: true, EnableRDMARead: !s.o.NoRDMARead,
 	}, s.sends.cq, s.arrivals.cq)
 	if err != nil {
 		c.tag.Destroy()
@@ -154,7 +154,7 @@ func (c *Conn) post() error {
 func (c *Conn) begin(peer vipl.RemoteAttributes, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.begun, c.reads = true, peer.EnableRdmaRead && !c.stack.o.NoRDMARead
+	c.begun, c.reads = true, peer.EnableRDMARead && !c.stack.o.NoRDMARead
 	if s, err := c.vi.Query(); err == nil {
 		c.local = Addr{netip.AddrPortFrom(s.Local, c.local.Port())}
 	}

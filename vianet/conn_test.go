@@ -12,10 +12,11 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/lab/await"
 	"viaxdp/vianet"
-	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -101,7 +102,7 @@ func firstDifference(a, b []byte) int {
 // The same bytes come out that went in, in both directions, whatever the sizes of
 // Writes and Reads.
 func TestStream(t *testing.T) {
-	eachLane(t, func(t *testing.T, h *hosts) {
+	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
 		exchange(t, a, b, 3<<20)
 		exchange(t, b, a, 100_000)
@@ -113,23 +114,19 @@ func TestStream(t *testing.T) {
 func balanced(t *testing.T, a, b *vianet.Conn) {
 	t.Helper()
 	why := ""
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if why = vianet.Unbalanced(a, b) + vianet.Unbalanced(b, a); why == "" {
-			return
-		}
+	if !await.Comes(func() bool { why = vianet.Unbalanced(a, b) + vianet.Unbalanced(b, a); return why == "" }) {
+		t.Error(why)
 	}
-	t.Error(why)
 }
 
 // And on a wire that loses, repeats, damages and reorders frames.
 func TestStreamWithFaults(t *testing.T) {
-	for _, l := range lanes[:2] {
+	for _, l := range shmLinks[:2] {
 		t.Run(l.name, func(t *testing.T) {
-			h := &hosts{}
-			h.nicA, h.nicB, _ = memoryNics(t, xdpnictest.Faults{
+			h := inMemory(t, l.options)
+			h.wire.SetFaults(xdpnictest.Faults{
 				Seed: 7, Loss: 0.01, Corrupt: 0.01, Dup: 0.02, Reorder: 0.02, Jitter: 50 * time.Microsecond,
-			}, longSilence)
-			h.a, h.b = newStack(t, h.nicA, l.options), newStack(t, h.nicB, l.options)
+			})
 			a, b := h.pair(t)
 			exchange(t, a, b, 500_000)
 			balanced(t, a, b)
@@ -148,7 +145,7 @@ func TestSelf(t *testing.T) {
 // What was written before CloseWrite or Close is read to its end, and then EOF;
 // after CloseWrite the other direction goes on.
 func TestHalfClose(t *testing.T) {
-	eachLane(t, func(t *testing.T, h *hosts) {
+	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
 		const n = 200_000
 		data := randomBytes(n, 3)
@@ -182,7 +179,7 @@ func TestHalfClose(t *testing.T) {
 
 // A Close right after a Write delivers it, although nobody reads yet.
 func TestCloseDelivers(t *testing.T) {
-	eachLane(t, func(t *testing.T, h *hosts) {
+	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
 		data := randomBytes(1800, 9)
 		for i := range 2 { // of the smallest pool one message is room for, and one buffer
@@ -198,7 +195,7 @@ func TestCloseDelivers(t *testing.T) {
 		if err != nil || !bytes.Equal(got, data[:400]) {
 			t.Errorf("%d bytes, %v", len(got), err)
 		}
-		b.SetWriteDeadline(time.Now().Add(patience))
+		b.SetWriteDeadline(time.Now().Add(ackDelay))
 		for err == nil { // the first may still find room; the stream is over all the same
 			_, err = b.Write(make([]byte, 1))
 		}
@@ -212,7 +209,7 @@ func TestCloseDelivers(t *testing.T) {
 // nobody any more, and is no error: programs that forward streams would take it for
 // one of what is still to be read.
 func TestCloseWriteAfterClose(t *testing.T) {
-	eachLane(t, func(t *testing.T, h *hosts) {
+	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
 		data := randomBytes(200, 9)
 		if _, err := a.Write(data); err != nil {
@@ -244,7 +241,9 @@ func TestCloseWriteAfterClose(t *testing.T) {
 
 // A peer that has ended its stream may still wait for this side's: where that is lost
 // with the connection CloseWrite says so.
-func TestCloseWriteAfterSilence(t *testing.T) {
+func TestCloseWriteAfterSilence(t *testing.T) { synctest.Test(t, closeWriteAfterSilence) }
+
+func closeWriteAfterSilence(t *testing.T) {
 	h := toBeSilent(t)
 	a, b := h.pair(t)
 	if err := a.CloseWrite(); err != nil {
@@ -295,7 +294,7 @@ func TestCloseWriteUnsent(t *testing.T) {
 // SetLinger decides whether what was written is delivered, and whether the peer
 // takes the end for one.
 func TestLinger(t *testing.T) {
-	eachLane(t, func(t *testing.T, h *hosts) {
+	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		for sec, want := range map[int]error{-1: nil, 60: nil, 0: syscall.ECONNRESET} {
 			a, b := h.pair(t)
 			if _, err := a.Write(randomBytes(200, 9)); err != nil {
@@ -304,15 +303,14 @@ func TestLinger(t *testing.T) {
 			if _, err := io.ReadFull(b, make([]byte, 100)); err != nil {
 				t.Fatal(err)
 			}
-			reading := make(chan error, 1)
-			go func() { _, err := a.Read(make([]byte, 1)); reading <- err }()
+			reading := goRead(a, 1)
 			if err := errors.Join(a.SetLinger(sec), a.Close()); err != nil {
 				t.Fatal(err)
 			}
 			if err := <-reading; !errors.Is(err, net.ErrClosed) {
 				t.Errorf("%d: the Read that was under way: %v", sec, err)
 			}
-			b.SetReadDeadline(time.Now().Add(patience))
+			b.SetReadDeadline(time.Now().Add(ackDelay))
 			if got, err := io.ReadAll(b); len(got) != 100 || !errors.Is(err, want) {
 				t.Errorf("%d: %d bytes more, %v", sec, len(got), err)
 			}
@@ -329,7 +327,7 @@ func TestLinger(t *testing.T) {
 
 // When both only write both block, and what they wrote arrives once they read.
 func TestBothOnlyWrite(t *testing.T) {
-	eachLane(t, func(t *testing.T, h *hosts) {
+	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
 		for _, size := range []int{100, 300_000} {
 			short := time.Now().Add(50 * time.Millisecond)
@@ -353,7 +351,7 @@ func TestBothOnlyWrite(t *testing.T) {
 			}
 			wait.Wait()
 			for i, c := range []*vianet.Conn{b, a} {
-				c.SetDeadline(time.Now().Add(patience))
+				c.SetDeadline(time.Now().Add(ackDelay))
 				got := make([]byte, len(sum[i]))
 				if _, err := io.ReadFull(c, got); err != nil {
 					t.Fatal(err)
@@ -368,23 +366,22 @@ func TestBothOnlyWrite(t *testing.T) {
 
 // toBeSilent is hosts in memory that give each other up soon.
 func toBeSilent(t *testing.T) *hosts {
-	h := &hosts{}
-	h.nicA, h.nicB, h.wire = memoryNics(t, xdpnictest.Faults{}, 2*time.Second) // long enough to connect
-	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
-		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the losses are meant
-	}
-	h.a, h.b = newStack(t, h.nicA, vianet.Options{}), newStack(t, h.nicB, vianet.Options{})
+	a, b, wire := memoryNics(t, 2*time.Second) // long enough to connect
+	h := over(t, a, b, wire, asleep)
+	h.bearBreaks()
 	return h
 }
 
 // A connection whose peer falls silent breaks, for those who wait in it, too.
-func TestPeerLost(t *testing.T) {
+func TestPeerLost(t *testing.T) { synctest.Test(t, peerLost) }
+
+func peerLost(t *testing.T) {
 	h := toBeSilent(t)
 	a, b := h.pair(t)
 	h.wire.Cut(true)
 	var wait sync.WaitGroup
 	for _, c := range []net.Conn{a, b} {
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(ackDelay))
 		wait.Go(func() {
 			if _, err := c.Read(make([]byte, 100_000)); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("Read: %v", err)

@@ -32,7 +32,7 @@ func TestNoDelay(t *testing.T) {
 			}
 			a.CloseWrite()
 		}()
-		b.SetReadDeadline(time.Now().Add(patience))
+		b.SetReadDeadline(time.Now().Add(ackDelay))
 		if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("%d bytes, %v", len(got), err)
 		}
@@ -54,8 +54,8 @@ func TestNoDelayEnds(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	h.a.SetDelay(time.Hour)
 	a, b := h.pair(t)
-	a.SetDeadline(time.Now().Add(patience))
-	b.SetDeadline(time.Now().Add(patience))
+	a.SetDeadline(time.Now().Add(ackDelay))
+	b.SetDeadline(time.Now().Add(ackDelay))
 	if err := a.SetNoDelay(false); err != nil {
 		t.Fatal(err)
 	}
@@ -71,11 +71,10 @@ func TestNoDelayEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	answered := make(chan error, 1)
 	for range 3 { // a question, of two Writes
 		write(1)
 		write(2)
-		go func() { _, err := a.Read(make([]byte, 1)); answered <- err }()
+		answered := goRead(a, 1)
 		comes(3)
 		if _, err := b.Write(make([]byte, 1)); err != nil {
 			t.Fatal(err)
@@ -106,7 +105,7 @@ func TestNoDelayEnds(t *testing.T) {
 
 	late := inMemory(t, vianet.Options{}) // with the delay as it is
 	a, b = late.pair(t)
-	b.SetDeadline(time.Now().Add(patience))
+	b.SetDeadline(time.Now().Add(ackDelay))
 	if err := a.SetNoDelay(false); err != nil {
 		t.Fatal(err)
 	}

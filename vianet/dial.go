@@ -153,6 +153,9 @@ func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
 	for {
 		peer, err := c.vi.ConnectRequestContext(ctx, c.local.via(), c.remote.via())
 		refused := errors.Is(err, vipl.ErrRejected) && !errors.Is(err, vipl.ErrSecurity)
+		if errors.Is(err, vipl.ErrInvalidState) && refusal != nil {
+			return peer, refusal // the peer had sent something before it refused: the VI is in Error
+		}
 		if again := errors.Is(err, vipl.ErrTimeout) || refused && pause <= busyPause; !again {
 			return peer, err
 		}

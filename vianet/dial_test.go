@@ -11,8 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/memorynic"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -42,6 +44,27 @@ func TestDialErrors(t *testing.T) {
 			t.Errorf("%s %s: %v is a time-out", test.network, test.address, err)
 		}
 	}
+}
+
+// A peer that has accepted, sends, and then refuses: the VI that asked cannot ask again, and Dial is refused all the same.
+func TestDialIsRefusedBehindData(t *testing.T) {
+	refused := &memorynic.Refused{Times: 1}
+	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{Agent: func(a *kagenttest.Agent) kagent.Agent {
+		refused.Agent = a
+		return refused
+	}}, memorynic.Config{})
+	refused.Wire, refused.NIC = h.wire, h.nicA
+	h.bearBreaks()
+	addr := h.listen(t).Addr().String()
+	if c, err := h.a.Dial("via", addr); c != nil || !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("%v, %v", c, err)
+	}
+	await.Until(t, "the VI is destroyed", func() bool { return len(h.nicA.Status().VIs) == 0 })
+	c, err := h.a.Dial("via", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
 }
 
 // unheard is a context that has been cancelled, of which nobody is told who does not ask.
@@ -93,10 +116,7 @@ func TestDialContext(t *testing.T) {
 func TestDialIsCancelled(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
-	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
-		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
-	}
-	tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
+	h.bearBreaks()
 	host := h.nicB.Query().Address
 	dial := func() (cancel func(), ended chan error) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -110,7 +130,7 @@ func TestDialIsCancelled(t *testing.T) {
 
 	fabric.Cut(host, true)
 	cancel, ended := dial()
-	until(t, "a VI asks for a connection", func() bool {
+	await.Until(t, "a VI asks for a connection", func() bool {
 		vis := h.nicA.Status().VIs
 		return len(vis) == 1 && vis[0].State == vipl.ConnectPending.String()
 	})
@@ -128,7 +148,7 @@ func TestDialIsCancelled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mute, err := h.nicB.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
+	mute, err := h.nicB.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +172,7 @@ func TestDialIsCancelled(t *testing.T) {
 	if err := request.Accept(mute); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := mute.RecvWait(patience); err != nil { // the greeting, which has no answer
+	if _, err := mute.RecvWait(ackDelay); err != nil { // the greeting, which has no answer
 		t.Fatal(err)
 	}
 	cancel()
@@ -162,17 +182,14 @@ func TestDialIsCancelled(t *testing.T) {
 	if err := errors.Join(l.Close(), mute.Disconnect(), mute.Destroy(), region.Deregister(), tag.Destroy()); err != nil {
 		t.Error(err)
 	}
-	h.atRest(t, tags)
+	h.atRest(t)
 }
 
 // Connections that come while a listener closes are accepted, refused or reset, and no
 // one of them is left in between.
 func TestAcceptBesideClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320})
-	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
-		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
-	}
-	tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
+	h.bearBreaks()
 	for round := range 20 {
 		l := h.listen(t)
 		var all sync.WaitGroup
@@ -198,7 +215,7 @@ func TestAcceptBesideClose(t *testing.T) {
 						}
 						return
 					}
-					c.SetDeadline(time.Now().Add(patience))
+					c.SetDeadline(time.Now().Add(ackDelay))
 					if _, err := c.Read(make([]byte, 1)); err != io.EOF && !errors.Is(err, syscall.ECONNRESET) {
 						t.Errorf("a connection that was not accepted, or was closed: %v", err)
 					}
@@ -212,7 +229,7 @@ func TestAcceptBesideClose(t *testing.T) {
 		}
 		all.Wait()
 	}
-	h.atRest(t, tags)
+	h.atRest(t)
 }
 
 // Ports: one listener each, free again after Close, chosen when it is 0.
@@ -315,7 +332,7 @@ func TestListenerCloses(t *testing.T) {
 	waiting := h.listen(t)
 	lost := h.dial(t, waiting.Addr())
 	waiting.Close()
-	lost.SetDeadline(time.Now().Add(patience))
+	lost.SetDeadline(time.Now().Add(ackDelay))
 	if n, err := lost.Read(make([]byte, 1)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a connection that nobody accepted: %d bytes, %v", n, err)
 	}
@@ -361,25 +378,15 @@ func TestStackClose(t *testing.T) {
 }
 
 // A NIC that is closed under its stack ends the connections, and nothing hangs.
-func TestNicClose(t *testing.T) {
+func TestNICClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, _ := h.pair(t)
-	done := make(chan error, 2)
-	go func() {
-		_, err := a.Read(make([]byte, 100_000))
-		done <- err
-	}()
-	go func() {
-		_, err := a.Write(make([]byte, 100_000))
-		done <- err
-	}()
+	read, wrote := goRead(a, 100_000), goWrite(a, make([]byte, 100_000))
 	if err := h.nicA.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		if err := <-done; err == nil {
-			t.Error("no error")
-		}
+	if readErr, writeErr := <-read, <-wrote; readErr == nil || writeErr == nil {
+		t.Errorf("Read: %v; Write: %v", readErr, writeErr)
 	}
 	if _, err := h.a.Dial("via", "10.0.0.2:1"); err == nil {
 		t.Error("Dial on a closed NIC")
@@ -407,21 +414,7 @@ func TestMany(t *testing.T) {
 	l := h.listen(t)
 	var wait sync.WaitGroup
 	defer wait.Wait()
-	wait.Go(func() {
-		for range count {
-			c, err := l.Accept()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			wait.Go(func() {
-				defer c.Close()
-				if _, err := io.Copy(c, c); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-	})
+	echoEach(t, l, count, &wait)
 	conns := make([]net.Conn, count)
 	for i := range conns {
 		conns[i] = h.dial(t, l.Addr())

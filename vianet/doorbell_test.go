@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"viaxdp/vianet"
-	"viaxdp/xdpnic/xdpnictest"
 )
 
 // Writes leave the doorbell to who polls, if somebody does and comes back soon.
@@ -24,7 +23,7 @@ func TestRingLater(t *testing.T) {
 
 // Who polls ends with its deadline, however much there is to do for others.
 func TestDeadlineBesideTraffic(t *testing.T) {
-	nic, _, _ := memoryNics(t, xdpnictest.Faults{}, longSilence)
+	nic, _, _ := memoryNics(t, longSilence)
 	took, left, err := vianet.PollPast(nic)
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +35,7 @@ func TestDeadlineBesideTraffic(t *testing.T) {
 
 // Who goes to sleep leaves the work to a keeper, although it has just sent it away.
 func TestHandover(t *testing.T) {
-	nic, _, _ := memoryNics(t, xdpnictest.Faults{}, longSilence)
+	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Handover(nic)
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +48,7 @@ func TestHandover(t *testing.T) {
 // Who needs to hear of sends beside somebody who polls, and sleeps, hears of them also when that
 // one leaves with what it wanted and the keeper of arrivals goes to sleep at that moment.
 func TestLeft(t *testing.T) {
-	nic, _, _ := memoryNics(t, xdpnictest.Faults{}, longSilence)
+	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Left(nic)
 	if err != nil {
 		t.Fatal(err)

@@ -144,7 +144,7 @@ func (d *driver) mayWait(last uint32) bool {
 const tick = time.Millisecond
 
 // keeper waits for completions, unless others poll for them, until it is stopped.
-func (d *driver) keeper() {
+func (d *driver) drive() {
 	s := d.stack
 	timer := time.NewTimer(tick)
 	defer timer.Stop()

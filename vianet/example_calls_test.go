@@ -8,8 +8,8 @@ import (
 	"net"
 	"net/http"
 
-	"viaxdp/internal/memorynic"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/vianet"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -23,7 +23,7 @@ func exampleHosts(f func(client, server *vianet.Stack) error) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	var stacks [2]*vianet.Stack
 	for i := range stacks {
-		nic := memorynic.Open(&example, wire, fabric.Agent(fmt.Sprint("host", i)), memorynic.Config{Silence: longSilence}).Nic
+		nic := memorynic.Open(&example, wire, fabric.Agent(fmt.Sprint("host", i)), memorynic.Config{Silence: longSilence}).NIC
 		s, err := vianet.New(nic, vianet.Options{})
 		if err != nil {
 			example.Fatal(err)

@@ -13,7 +13,7 @@ import (
 
 // A web server on one host, and its client on another.
 func Example() {
-	nic, err := vipl.OpenNic("eth1")
+	nic, err := vipl.OpenNIC("eth1")
 	if err != nil {
 		log.Fatal(err) // says what is missing, and what helps
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -26,7 +27,7 @@ func RingLater(polls bool, alone int32, writes int) (later int) {
 }
 
 // noKeepers is a stack without keepers, who would take some of what lies on the queues.
-func noKeepers(nic *vipl.Nic) (s *Stack, err error) {
+func noDrivers(nic *vipl.NIC) (s *Stack, err error) {
 	s = &Stack{nic: nic, o: Options{Buffers: 1024, BufferSize: 320}, conns: make(map[*Conn]bool)}
 	if err := s.o.complete(); err != nil {
 		return nil, err
@@ -45,8 +46,8 @@ func noKeepers(nic *vipl.Nic) (s *Stack, err error) {
 
 // Handover polls while a keeper waits and goes to sleep before that has heard of it. It
 // says whether the keeper is told.
-func Handover(nic *vipl.Nic) (told bool, err error) {
-	s, err := noKeepers(nic)
+func Handover(nic *vipl.NIC) (told bool, err error) {
+	s, err := noDrivers(nic)
 	if err != nil {
 		return false, err
 	}
@@ -63,8 +64,8 @@ func Handover(nic *vipl.Nic) (told bool, err error) {
 
 // Left polls while another needs to hear of sends, and leaves without going to sleep. It says
 // whether the keeper of sends is told before that of arrivals waits.
-func Left(nic *vipl.Nic) (told bool, err error) {
-	s, err := noKeepers(nic)
+func Left(nic *vipl.NIC) (told bool, err error) {
+	s, err := noDrivers(nic)
 	if err != nil {
 		return false, err
 	}
@@ -90,8 +91,8 @@ func Roused(polls bool) bool {
 
 // PollPast polls as who waits does whose deadline has passed, while completions of
 // another connection lie on the queue, and says how many it took and left.
-func PollPast(nic *vipl.Nic) (took, left int, err error) {
-	s, err := noKeepers(nic)
+func PollPast(nic *vipl.NIC) (took, left int, err error) {
+	s, err := noDrivers(nic)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -139,7 +140,7 @@ func Waiting(l *Listener) int { return len(l.places) }
 const SettleTime = settleTime
 
 // Hold keeps everybody from looking after a connection, until release is called.
-func Hold(c *Conn) (release func()) {
+func Pin(c *Conn) (release func()) {
 	c.mu.Lock()
 	return c.mu.Unlock
 }
@@ -157,7 +158,7 @@ func Unbalanced(from, to *Conn) string {
 	from.mu.Unlock()
 	to.mu.Lock()
 	defer to.mu.Unlock()
-	ring, lent := 0, room.free+to.ring.freed
+	ring, byRef := 0, room.free+to.ring.freed
 	if to.ring.lease != nil {
 		ring = ringSize
 	}
@@ -168,10 +169,10 @@ func Unbalanced(from, to *Conn) string {
 		return "the last transfer is not over\n"
 	case to.held > 0 || to.in.flight > 0 || to.in.staged > 0 || to.in.open:
 		return fmt.Sprintf("the receiver holds %d messages and %+v\n", to.held, to.in)
-	case room.size != ring || lent != ring || room.at != to.ring.at || ring > 0 && room.free != to.ring.open:
+	case room.size != ring || byRef != ring || room.at != to.ring.at || ring > 0 && room.free != to.ring.open:
 		return fmt.Sprintf("of a ring of %d bytes: %+v, %+v\n", ring, room, to.ring)
-	case credits+to.owed+len(to.spent) != to.dataBuffers():
-		return fmt.Sprintf("%d credits, %d owed, %d spent, %d data buffers\n", credits, to.owed, len(to.spent), to.dataBuffers())
+	case credits+to.acksDue+len(to.spent) != to.dataBuffers():
+		return fmt.Sprintf("%d credits, %d owed, %d spent, %d data buffers\n", credits, to.acksDue, len(to.spent), to.dataBuffers())
 	}
 	return ""
 }
@@ -280,4 +281,9 @@ func TakeAllBut(s *Stack, free ...uint16) {
 			s.ports.used[uint16(port)] = true
 		}
 	}
+}
+
+// Discriminator is how connection management knows a port.
+func Discriminator(port uint16) []byte {
+	return Addr{netip.AddrPortFrom(netip.IPv4Unspecified(), port)}.via().Discriminator
 }

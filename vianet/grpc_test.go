@@ -24,27 +24,43 @@ import (
 	"viaxdp/vipl"
 )
 
+// grpc connects to a server with the services that register gives it, until the end
+// of the test. What either writes to a connection at once is a piece.
+func (h *hosts) grpc(t *testing.T, ours, theirs credentials.TransportCredentials, piece int, register func(*grpc.Server)) *grpc.ClientConn {
+	t.Helper()
+	l := h.listen(t)
+	server := grpc.NewServer(grpc.Creds(theirs), grpc.WriteBufferSize(piece))
+	register(server)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(),
+		grpc.WithTransportCredentials(ours), grpc.WithWriteBufferSize(piece),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return h.a.DialContext(ctx, "via", address)
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		err := conn.Close()
+		server.Stop()
+		if err := errors.Join(err, <-served); err != nil {
+			t.Error(err)
+		}
+	})
+	return conn
+}
+
 // gRPC runs over it unchanged: calls, many at once, and a stream of the server.
 func TestGRPC(t *testing.T) {
 	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
 		h := inMemory(t, o)
-		l := h.listen(t)
 		state := health.NewServer()
-		server := grpc.NewServer()
-		grpc_health_v1.RegisterHealthServer(server, state)
-		served := make(chan error, 1)
-		go func() { served <- server.Serve(l) }()
-
-		conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(),
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-				return h.a.DialContext(ctx, "via", address)
-			}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := h.grpc(t, insecure.NewCredentials(), insecure.NewCredentials(), 32<<10, func(server *grpc.Server) {
+			grpc_health_v1.RegisterHealthServer(server, state)
+		})
 		client := grpc_health_v1.NewHealthClient(conn)
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), ackDelay)
 		var wait sync.WaitGroup
 		for i := range 20 {
 			service := fmt.Sprint("service ", i)
@@ -74,13 +90,6 @@ func TestGRPC(t *testing.T) {
 			state.SetServingStatus("service 3", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 		}
 		cancel()
-		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
 	}
 }
 
@@ -130,21 +139,10 @@ func TestGRPCStream(t *testing.T) {
 				ours = credentials.NewTLS(&tls.Config{RootCAs: trust, ServerName: "example.com"})
 				theirs = credentials.NewServerTLSFromCert(&certified.TLS.Certificates[0])
 			}
-			const piece = 256 << 10
-			l := h.listen(t)
-			server := grpc.NewServer(grpc.Creds(theirs), grpc.WriteBufferSize(piece))
-			grpc_testing.RegisterTestServiceServer(server, echoes{})
-			served := make(chan error, 1)
-			go func() { served <- server.Serve(l) }()
-			conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(),
-				grpc.WithTransportCredentials(ours), grpc.WithWriteBufferSize(piece),
-				grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-					return h.a.DialContext(ctx, "via", address)
-				}))
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			conn := h.grpc(t, ours, theirs, 256<<10, func(server *grpc.Server) {
+				grpc_testing.RegisterTestServiceServer(server, echoes{})
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), ackDelay)
 			defer cancel()
 			stream, err := grpc_testing.NewTestServiceClient(conn).FullDuplexCall(ctx)
 			if err != nil {
@@ -169,14 +167,10 @@ func TestGRPCStream(t *testing.T) {
 			if m, err := stream.Recv(); err != io.EOF {
 				t.Errorf("after the last message: %v, %v", m, err)
 			}
-			if err := errors.Join(<-sent, conn.Close()); err != nil {
+			if err := <-sent; err != nil {
 				t.Error(err)
 			}
-			server.Stop()
-			if err := <-served; err != nil {
-				t.Error(err)
-			}
-			for i, n := range []*vipl.Nic{h.nicA, h.nicB} {
+			for i, n := range []*vipl.NIC{h.nicA, h.nicB} {
 				if s := n.Counters(); test.secure && s.Writes == 0 || !test.secure && s.Reads == 0 {
 					t.Errorf("side %d: no large data went by RDMA: %+v", i, s)
 				}

@@ -1,13 +1,15 @@
 package vianet_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"io"
-	"net/netip"
+	"net"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/vianet"
@@ -17,21 +19,29 @@ import (
 // meet connects a peer that has not greeted yet with a listener of h.
 func (h *hosts) meet(t *testing.T, l *vianet.Listener, rdmaRead bool) *peer {
 	t.Helper()
-	for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
-		n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
-	}
+	h.bearBreaks()
 	return newPeer(t, h.nicA, l.Addr().(vianet.Addr).AddrPort, rdmaRead)
+}
+
+// met is a peer that has greeted, and its connection.
+func (h *hosts) met(t *testing.T, rdmaRead bool) (*peer, *vianet.Conn) {
+	t.Helper()
+	l := h.listen(t)
+	defer l.Close()
+	p := h.meet(t, l, rdmaRead)
+	p.greet()
+	return p, accept(t, l)
 }
 
 // accept takes the connection of a peer that has greeted.
 func accept(t *testing.T, l *vianet.Listener) *vianet.Conn {
 	t.Helper()
-	l.SetDeadline(time.Now().Add(patience))
+	l.SetDeadline(time.Now().Add(ackDelay))
 	c, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(ackDelay))
 	return c.(*vianet.Conn)
 }
 
@@ -55,10 +65,7 @@ const (
 // and nothing else suffers.
 func TestWrongMessages(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
-	l := h.listen(t)
-	defer l.Close()
-	bystander := h.dial(t, l.Addr())
-	other := accept(t, l)
+	bystander, other := h.pair(t)
 	mem := message{kind: announce, id: 1, length: 10, handle: 5, addr: 4096}
 	change := func(m message, f func(m *message)) message { f(&m); return m }
 	for _, test := range []struct {
@@ -100,16 +107,11 @@ func TestWrongMessages(t *testing.T) {
 		{"transfer after the fin", []message{{kind: fin}, mem}, wrongTime},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p := h.meet(t, l, true)
-			p.greet()
-			c := accept(t, l)
+			p, c := h.met(t, true)
 			for _, m := range test.send {
 				p.send(m)
 			}
-			p.isOver()
-			_, err := c.Write(make([]byte, 1))
-			isReset(t, err, test.why)
-			c.Close()
+			p.isReset(c, test.why)
 		})
 	}
 	exchange(t, bystander, other, 100_000)
@@ -177,37 +179,25 @@ func TestOverrun(t *testing.T) {
 func TestAnnounceOfNothing(t *testing.T) {
 	for _, size := range []int{100, 100_000} {
 		h := inMemory(t, vianet.Options{})
-		l := h.listen(t)
-		p := h.meet(t, l, true)
-		p.greet()
-		c := accept(t, l)
+		p, c := h.met(t, true)
 		p.send(message{kind: announce, id: 1, length: 1 << 30, handle: p.region.Handle() + 1, addr: p.region.Addr()})
 		if n, err := c.Read(make([]byte, size)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("Read of %d: %d bytes, %v", size, n, err)
 		}
-		l.Close()
 	}
 }
 
 // A receiver of announced memory that says that it has taken what it cannot have.
 func TestTakenLies(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
-	l := h.listen(t)
-	defer l.Close()
 	for name, lie := range map[string]func(m message) message{
 		"more than there is": func(m message) message { return message{kind: taken, id: m.id, length: m.length + 1} },
 		"less than all":      func(m message) message { return message{kind: taken, id: m.id, length: m.length - 1} },
 		"of another":         func(m message) message { return message{kind: taken, id: m.id + 1, length: m.length} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := h.meet(t, l, true)
-			p.greet()
-			c := accept(t, l)
-			done := make(chan error, 1)
-			go func() {
-				_, err := c.Write(make([]byte, 100_000))
-				done <- err
-			}()
+			p, c := h.met(t, true)
+			done := goWrite(c, make([]byte, 100_000))
 			m := p.receive(announce)
 			if m.length != 100_000 {
 				t.Errorf("%d bytes are announced", m.length)
@@ -219,13 +209,11 @@ func TestTakenLies(t *testing.T) {
 }
 
 // A peer that does not let go of a Write's memory cannot hold the Write for ever.
-func TestWithdrawUnanswered(t *testing.T) {
-	h := inMemory(t, vianet.Options{})
-	l := h.listen(t)
-	defer l.Close()
-	p := h.meet(t, l, true)
-	p.greet()
-	c := accept(t, l)
+func TestWithdrawUnanswered(t *testing.T) { synctest.Test(t, withdrawUnanswered) }
+
+func withdrawUnanswered(t *testing.T) {
+	h := inMemory(t, asleep)
+	p, c := h.met(t, true)
 	done := make(chan error, 1)
 	go func() {
 		n, err := c.Write(make([]byte, 100_000))
@@ -247,20 +235,12 @@ func TestWithdrawUnanswered(t *testing.T) {
 // its answer before the time was over.
 func TestWithdrawAnsweredInTime(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
-	l := h.listen(t)
-	defer l.Close()
-	p := h.meet(t, l, true)
-	p.greet()
-	c := accept(t, l)
-	done := make(chan error, 1)
-	go func() {
-		_, err := c.Write(make([]byte, 100_000))
-		done <- err
-	}()
+	p, c := h.met(t, true)
+	done := goWrite(c, make([]byte, 100_000))
 	m := p.receive(announce)
 	c.SetWriteDeadline(longAgo)
 	p.receive(withdraw)
-	release := vianet.Hold(c)
+	release := vianet.Pin(c)
 	p.send(message{kind: taken, id: m.id})
 	time.Sleep(vianet.SettleTime + 100*time.Millisecond)
 	release()
@@ -272,22 +252,24 @@ func TestWithdrawAnsweredInTime(t *testing.T) {
 	}
 }
 
+// asVIA is where a listener is, as the package's comment says.
+func asVIA(l net.Listener) vipl.NetAddress {
+	at := l.Addr().(vianet.Addr)
+	return vipl.NetAddress{Host: at.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), at.Port())}
+}
+
 // Requests that are not of this protocol are refused, and do no harm.
 func TestStranger(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
 	defer l.Close()
-	port := l.Addr().(vianet.Addr).Port()
-	to := vipl.NetAddress{
-		Host:          netip.MustParseAddr(h.nicB.Query().Address.String()),
-		Discriminator: append([]byte("vianet"), byte(port>>8), byte(port)),
-	}
-	vi, err := h.nicA.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+	to := asVIA(l)
+	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, disc := range []string{"", "telnet", "vianet", "vianet\x00\x01\x02"} {
-		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, patience)
+		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, ackDelay)
 		if !errors.Is(err, vipl.ErrRejected) {
 			t.Errorf("from %q: %v", disc, err)
 		}
@@ -301,17 +283,13 @@ func TestOtherVI(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
 	defer l.Close()
-	port := l.Addr().(vianet.Addr).Port()
-	to := vipl.NetAddress{
-		Host:          l.Addr().(vianet.Addr).Addr(),
-		Discriminator: append([]byte("vianet"), byte(port>>8), byte(port)),
-	}
-	vi, err := h.nicA.CreateVi(vipl.ViAttributes{Level: vipl.UnreliableDelivery}, nil, nil)
+	to := asVIA(l)
+	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.UnreliableDelivery}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x01")}
-	if _, err := vi.ConnectRequest(from, to, patience); !errors.Is(err, vipl.ErrRejected) {
+	if _, err := vi.ConnectRequest(from, to, ackDelay); !errors.Is(err, vipl.ErrRejected) {
 		t.Errorf("%v", err)
 	}
 	a := h.dial(t, l.Addr())

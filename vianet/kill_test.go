@@ -1,7 +1,6 @@
 package vianet_test
 
 import (
-	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,17 +8,16 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"runtime"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	"viaxdp/internal/await"
-	"viaxdp/internal/lag"
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testsize"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -41,11 +39,8 @@ const victimPort = "7"
 // length that the other side begins with; of length 0 it only waits. Its last argument is the
 // mode of transfers.
 func victim() error {
-	go func() {
-		io.Copy(io.Discard, os.Stdin) // until the test is gone
-		os.Exit(1)
-	}()
-	nic, err := vipl.OpenNic("via0")
+	nstest.EndWithTest()
+	nic, err := vipl.OpenNIC("via0")
 	if err != nil {
 		return err
 	}
@@ -94,33 +89,6 @@ func listen(c net.Conn, n int, count *atomic.Int64) error {
 		}
 		count.Add(1)
 	}
-}
-
-// startVictim starts a victim and waits until it listens.
-func startVictim(t *testing.T, ns *nstest.NS, mode string) *exec.Cmd {
-	t.Helper()
-	cmd := exec.Command("/proc/self/exe", asVictim, mode)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		in.Close()
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Fatalf("the victim says %q: %v", line, err)
-	}
-	return cmd
 }
 
 // loss is how a Read or Write of the survivor ended.
@@ -184,24 +152,13 @@ func TestKilledPeer(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			na, nb := nstest.Pair(t, nstest.Options{})
 			noLeaks(t)
-			var nic *vipl.Nic
-			if err := na.Do(func() (err error) {
-				nic, err = vipl.OpenNic(na.Name)
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := nic.Close(); err != nil {
-					t.Error(err)
-				}
-			})
+			nic := openIn(t, na)
 			nic.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
 			s := newStack(t, nic, vianet.Options{NoRDMARead: mode == "write"})
-			meter := lag.Start()
+			meter := schedlat.Start()
 			defer meter.Close()
 			tags, goroutines := nic.Status().Ptags, runtime.NumGoroutine()
-			child := startVictim(t, nb, mode)
+			child, _ := nstest.Spawn(t, nb.Do, asVictim, mode)
 			for round := range testsize.Number(t, "VIA_KILLS", 1, 2) {
 				losses := make(chan loss, 2*len(bereavedLengths))
 				var conns []*bereaved
@@ -223,7 +180,7 @@ func TestKilledPeer(t *testing.T) {
 				child.Wait()
 				early := round%2 == 1 // it is there again before it is missed
 				if early {
-					child = startVictim(t, nb, mode)
+					child, _ = nstest.Spawn(t, nb.Do, asVictim, mode)
 				}
 				for range cap(losses) - 1 { // one only reads
 					l := <-losses
@@ -250,11 +207,11 @@ func TestKilledPeer(t *testing.T) {
 					t.Fatalf("round %d: %s; %d goroutines, %d before", round, left, running, goroutines)
 				}
 				if !early {
-					child = startVictim(t, nb, mode)
+					child, _ = nstest.Spawn(t, nb.Do, asVictim, mode)
 				}
 			}
 			again := bereave(t, s, nb.IPv4.String(), 1<<20, make(chan loss, 2))
-			until(t, "the peer that was started again answers", again.isBusy)
+			await.Until(t, "the peer that was started again answers", again.isBusy)
 			again.Close()
 			if n := nic.Counters().Reads; n > 0 != (mode == "read") {
 				t.Errorf("peers have read %d times", n)

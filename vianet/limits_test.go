@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/vianet"
@@ -16,7 +16,7 @@ import (
 )
 
 // exhaust registers memory until no more can be, and gives it back.
-func exhaust(t *testing.T, nic *vipl.Nic) (free func()) {
+func exhaust(t *testing.T, nic *vipl.NIC) (free func()) {
 	t.Helper()
 	tag, err := nic.CreatePtag()
 	if err != nil {
@@ -54,21 +54,16 @@ func TestNoMemory(t *testing.T) {
 		h := inMemory(t, o)
 		l := h.listen(t)
 		a, b := h.pair(t)
-		a.SetDeadline(time.Now().Add(patience))
-		b.SetDeadline(time.Now().Add(patience))
+		a.SetDeadline(time.Now().Add(ackDelay))
+		b.SetDeadline(time.Now().Add(ackDelay))
 		data := randomBytes(300_000, 5)
-		write := func(c net.Conn) chan error {
-			done := make(chan error, 1)
-			go func() { _, err := c.Write(data); done <- err }()
-			return done
-		}
 
 		free := exhaust(t, h.nicA)
 		if c, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ENOBUFS) {
 			t.Errorf("Dial: %v, %v", c, err)
 		}
 		before := h.nicA.Counters()
-		done := write(a)
+		done := goWrite(a, data)
 		got := make([]byte, len(data))
 		_, err := io.ReadFull(b, got)
 		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(got, data) {
@@ -77,7 +72,7 @@ func TestNoMemory(t *testing.T) {
 		if after := h.nicA.Counters(); after.Reads != before.Reads {
 			t.Errorf("%d RDMA reads of what cannot be registered", after.Reads-before.Reads)
 		}
-		done = write(b)
+		done = goWrite(b, data)
 		for _, n := range []int{1, 1000, len(data)} {
 			if k, err := a.Read(make([]byte, n)); k != 0 || !errors.Is(err, syscall.ENOBUFS) {
 				t.Errorf("Read of %d bytes: %d, %v", n, k, err)
@@ -108,10 +103,9 @@ func TestKeptMemoryGivesWay(t *testing.T) {
 	defer exhaust(t, h.nicA)()
 	a := h.dial(t, l.Addr())
 	b := accept(t, l)
-	a.SetDeadline(time.Now().Add(patience))
+	a.SetDeadline(time.Now().Add(ackDelay))
 	for range 2 {
-		wrote := make(chan error, 1)
-		go func() { _, err := b.Write(make([]byte, 100_000)); wrote <- err }()
+		wrote := goWrite(b, make([]byte, 100_000))
 		for range 100 {
 			if _, err := io.ReadFull(a, make([]byte, 1000)); err != nil {
 				t.Fatal(err)
@@ -133,12 +127,14 @@ func TestKeptMemoryGivesWay(t *testing.T) {
 // and when one is accepted another has its place.
 func TestBacklog(t *testing.T) {
 	for given, want := range map[int]int{0: 128, 1: 1, 5: 5, 150: 150} {
-		t.Run(fmt.Sprint(given), func(t *testing.T) { checkBacklog(t, given, want) })
+		t.Run(fmt.Sprint(given), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { checkBacklog(t, given, want) })
+		})
 	}
 }
 
 func checkBacklog(t *testing.T, given, want int) {
-	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Backlog: given})
+	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Backlog: given, Spin: asleep.Spin})
 	l := h.listen(t)
 	defer l.Close()
 	var dialed, accepted []byte
@@ -153,13 +149,13 @@ func checkBacklog(t *testing.T, given, want int) {
 	}
 	accept := func() {
 		t.Helper()
-		l.SetDeadline(time.Now().Add(patience))
+		l.SetDeadline(time.Now().Add(ackDelay))
 		c, err := l.Accept()
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(ackDelay))
 		got := make([]byte, 1)
 		if _, err := io.ReadFull(c, got); err != nil {
 			t.Fatal(err)

@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"viaxdp/vianet"
-	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -22,15 +21,15 @@ import (
 // the front, and waits only when there are none; a stream that has ended is read to
 // its end, whatever became of the other one.
 type streams struct {
-	sides  [2]*vianet.Conn
-	unread [2][]byte // of what a side has written
-	over   [2]bool   // it writes no more
-	ended  [2]bool   // of which the other side hears as an end
-	closed [2]bool
-	deaf   [2]bool // it reads no more
-	breaks [2]bool // it was closed so that nothing is delivered
-	spoken int
-	lost   bool // a call took so long that the connection may have been reset: nothing is known any more
+	sides    [2]*vianet.Conn
+	unread   [2][]byte // of what a side has written
+	over     [2]bool   // it writes no more
+	ended    [2]bool   // of which the other side hears as an end
+	closed   [2]bool
+	draining [2]bool // it reads no more
+	breaks   [2]bool // it was closed so that nothing is delivered
+	spoken   int
+	lost     bool // a call took so long that the connection may have been reset: nothing is known any more
 }
 
 // sizes are those that a Write or Read may have: around a message's, the threshold
@@ -47,14 +46,14 @@ func (m *streams) write(r *rapid.T, i int) {
 		return
 	}
 	n, heard := sizes.Draw(r, "bytes"), rapid.Bool().Draw(r, "heard")
-	heard = heard && !m.over[i] && !m.closed[1-i] && !m.deaf[1-i]
+	heard = heard && !m.over[i] && !m.closed[1-i] && !m.draining[1-i]
 	from := m.spoken * 7919 % (len(speeches) - 200_000)
 	m.spoken++
 	b := speeches[from : from+n]
 	c := m.sides[i]
 	done := make(chan string, 1)
 	if heard {
-		c.SetWriteDeadline(time.Now().Add(patience))
+		c.SetWriteDeadline(time.Now().Add(ackDelay))
 		want := append(m.unread[i], b...)
 		piece := max(1, len(want)/1000, sizes.Draw(r, "read")) // never so many Reads
 		m.unread[i] = nil
@@ -81,18 +80,18 @@ func (m *streams) write(r *rapid.T, i int) {
 		return
 	case err == nil && k == n:
 	case errors.Is(err, os.ErrDeadlineExceeded) && k <= n:
-	case errors.Is(err, syscall.ECONNRESET) && (m.closed[1-i] || m.deaf[1-i]):
+	case errors.Is(err, syscall.ECONNRESET) && (m.closed[1-i] || m.draining[1-i]):
 	default:
 		r.Fatalf("%d bytes of %d written, %v", k, n, err)
 	}
-	if !m.closed[1-i] && !m.deaf[1-i] {
+	if !m.closed[1-i] && !m.draining[1-i] {
 		m.unread[i] = append(m.unread[i], b[:k]...)
 	}
 }
 
 // reads reads what is to come and says what is wrong with it.
 func reads(c *vianet.Conn, want []byte, piece int) string {
-	c.SetReadDeadline(time.Now().Add(patience))
+	c.SetReadDeadline(time.Now().Add(ackDelay))
 	buf := make([]byte, piece)
 	for len(want) > 0 {
 		n, err := c.Read(buf)
@@ -114,11 +113,11 @@ func (m *streams) read(r *rapid.T, i int) {
 	}
 	n := sizes.Draw(r, "bytes")
 	c, from := m.sides[i], 1-i
-	waits := n > 0 && len(m.unread[from]) == 0 && !m.over[from] && !m.deaf[i]
+	waits := n > 0 && len(m.unread[from]) == 0 && !m.over[from] && !m.draining[i]
 	if waits {
 		c.SetReadDeadline(time.Now().Add(shortly))
 	} else {
-		c.SetReadDeadline(time.Now().Add(patience))
+		c.SetReadDeadline(time.Now().Add(ackDelay))
 	}
 	buf := make([]byte, n)
 	k, err := c.Read(buf)
@@ -131,7 +130,7 @@ func (m *streams) read(r *rapid.T, i int) {
 		if k != 0 || !errors.Is(err, net.ErrClosed) {
 			r.Fatalf("a Read after Close: %d, %v", k, err)
 		}
-	case n > 0 && m.deaf[i]:
+	case n > 0 && m.draining[i]:
 		if k != 0 || err != io.EOF {
 			r.Fatalf("a Read after CloseRead: %d, %v", k, err)
 		}
@@ -179,7 +178,7 @@ func (m *streams) closeRead(r *rapid.T, i int) {
 	if err := m.sides[i].CloseRead(); m.closed[i] != errors.Is(err, net.ErrClosed) || err != nil && !m.closed[i] {
 		r.Fatal(err)
 	}
-	m.deaf[i], m.unread[1-i] = true, nil
+	m.draining[i], m.unread[1-i] = true, nil
 }
 
 // close closes side i, so that what it has written is delivered, or not.
@@ -233,7 +232,7 @@ func (m *streams) delay(r *rapid.T, i int) {
 
 // finish reads everything, looks that nothing is missing, and closes both sides.
 func (m *streams) finish(t *testing.T, r *rapid.T) {
-	if whole := m.closed == [2]bool{} && m.deaf == [2]bool{} && !m.lost; whole {
+	if whole := m.closed == [2]bool{} && m.draining == [2]bool{} && !m.lost; whole {
 		for i, c := range m.sides {
 			c.SetNoDelay(true)
 			if why := reads(m.sides[1-i], m.unread[i], 100_000); why != "" {
@@ -250,15 +249,12 @@ func (m *streams) finish(t *testing.T, r *rapid.T) {
 // Whatever two programs do with a connection one after the other, it does what the
 // model says, and no credit and no buffer is lost.
 func TestModel(t *testing.T) {
-	lane := func(name string, o vianet.Options, f xdpnictest.Faults) {
+	shm := func(name string, o vianet.Options, f xdpnictest.Faults) {
 		t.Run(name, func(t *testing.T) {
-			o.Linger = patience
+			o.Linger = ackDelay
 			h := inMemory(t, o)
 			h.wire.SetFaults(f)
-			tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
-			for _, n := range []*vipl.Nic{h.nicA, h.nicB} {
-				n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // broken connections are meant
-			}
+			h.bearBreaks()
 			rapid.Check(t, func(r *rapid.T) {
 				a, b := h.pair(t)
 				m := &streams{sides: [2]*vianet.Conn{a, b}}
@@ -281,17 +277,17 @@ func TestModel(t *testing.T) {
 				})
 				m.finish(t, r)
 			})
-			h.atRest(t, tags)
+			h.atRest(t)
 			if f.Loss > 0 {
 				h.wasLossy(t)
 			}
 		})
 	}
-	for _, l := range lanes {
-		lane(l.name, l.options, xdpnictest.Faults{})
+	for _, l := range shmLinks {
+		shm(l.name, l.options, xdpnictest.Faults{})
 	}
 	// A case is a few dozen frames: of them one in a hundred would be one or two in a whole run.
 	torn := xdpnictest.Faults{Seed: 5, Loss: 0.1, Dup: 0.05, Reorder: 0.1}
-	lane("read, loss", vianet.Options{}, torn)
-	lane("write, loss", vianet.Options{NoRDMARead: true}, torn)
+	shm("read, loss", vianet.Options{}, torn)
+	shm("write, loss", vianet.Options{NoRDMARead: true}, torn)
 }

@@ -1,22 +1,24 @@
 package vianet_test
 
 import (
+	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
-	"viaxdp/internal/memorynic"
-	"viaxdp/internal/nstest"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
 // patience is how long a test waits for what must come.
-const patience = time.Minute
+const ackDelay = time.Minute
 
 // noLeaks fails a test that leaves a goroutine behind.
 func noLeaks(t testing.TB) {
@@ -41,47 +43,48 @@ func (h *hosts) wasLossy(t *testing.T) {
 
 // memoryNics opens a NIC at both ends of a wire in memory. When they are closed no
 // chunk may be missing.
-func memoryNics(t testing.TB, f xdpnictest.Faults, silence time.Duration) (a, b *vipl.Nic, wire *xdpnictest.Wire) {
+func memoryNics(t testing.TB, silence time.Duration) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
 	t.Helper()
 	noLeaks(t)
 	wire = xdpnictest.NewWire()
 	t.Cleanup(wire.Close)
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	open := func(name string) *vipl.Nic {
+	open := func(name string) *vipl.NIC {
 		return memorynic.Open(t, wire, fabric.Agent(name), memorynic.Config{
 			Queue: xdpnictest.Config{RxChunks: 1024}, Silence: silence,
-		}).Nic
+		}).NIC
 	}
-	a, b = open("a"), open("b")
-	wire.SetFaults(f)
-	return a, b, wire
+	return open("a"), open("b"), wire
 }
 
 // vethNics opens a NIC at both ends of a veth pair.
-func vethNics(t testing.TB, mtu int) (a, b *vipl.Nic) {
+func vethNics(t testing.TB, na, nb *nstest.NS) (a, b *vipl.NIC) {
 	t.Helper()
-	na, nb := nstest.Pair(t, nstest.Options{MTU: mtu})
 	noLeaks(t)
-	nics := make([]*vipl.Nic, 2)
-	for i, ns := range []*nstest.NS{na, nb} {
-		if err := ns.Do(func() (err error) {
-			nics[i], err = vipl.OpenNic(ns.Name, vipl.WithSilence(longSilence))
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := nics[i].Close(); err != nil {
-				t.Error(err)
-			}
-		})
+	open := func(ns *nstest.NS) *vipl.NIC { return openIn(t, ns, vipl.WithSilence(longSilence)) }
+	return open(na), open(nb)
+}
+
+// openIn opens the NIC of a namespace.
+func openIn(t testing.TB, ns *nstest.NS, o ...vipl.Option) (nic *vipl.NIC) {
+	t.Helper()
+	if err := ns.Do(func() (err error) {
+		nic, err = vipl.OpenNIC(ns.Name, o...)
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
-	return nics[0], nics[1]
+	t.Cleanup(func() {
+		if err := nic.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return nic
 }
 
 // newStack makes a stack that is closed with the test, and then has nothing left
 // on the NIC.
-func newStack(t testing.TB, nic *vipl.Nic, o vianet.Options) *vianet.Stack {
+func newStack(t testing.TB, nic *vipl.NIC, o vianet.Options) *vianet.Stack {
 	t.Helper()
 	s, err := vianet.New(nic, o)
 	if err != nil {
@@ -98,16 +101,37 @@ func newStack(t testing.TB, nic *vipl.Nic, o vianet.Options) *vianet.Stack {
 // hosts are two stacks that can reach each other.
 type hosts struct {
 	a, b       *vianet.Stack
-	nicA, nicB *vipl.Nic
+	nicA, nicB *vipl.NIC
 	wire       *xdpnictest.Wire // nil over a veth pair
+	tags       [2]int           // protection tags that the NICs have without any connection
+}
+
+// over makes a stack on each of two NICs.
+func over(t testing.TB, a, b *vipl.NIC, wire *xdpnictest.Wire, o vianet.Options) *hosts {
+	t.Helper()
+	h := &hosts{a: newStack(t, a, o), b: newStack(t, b, o), nicA: a, nicB: b, wire: wire}
+	h.tags = [2]int{a.Status().Ptags, b.Status().Ptags}
+	return h
 }
 
 func inMemory(t testing.TB, o vianet.Options) *hosts {
 	t.Helper()
-	h := &hosts{}
-	h.nicA, h.nicB, h.wire = memoryNics(t, xdpnictest.Faults{}, longSilence)
-	h.a, h.b = newStack(t, h.nicA, o), newStack(t, h.nicB, o)
-	return h
+	a, b, wire := memoryNics(t, longSilence)
+	return over(t, a, b, wire, o)
+}
+
+func overVeth(t testing.TB, mtu int, o vianet.Options) *hosts {
+	t.Helper()
+	na, nb := nstest.Pair(t, nstest.Options{MTU: mtu})
+	a, b := vethNics(t, na, nb)
+	return over(t, a, b, nil, o)
+}
+
+// bearBreaks is for tests that break connections.
+func (h *hosts) bearBreaks() {
+	for _, n := range []*vipl.NIC{h.nicA, h.nicB} {
+		n.ErrorCallback(func(vipl.ErrorDescriptor) {})
+	}
 }
 
 func (h *hosts) listen(t testing.TB) *vianet.Listener {
@@ -134,7 +158,7 @@ func (h *hosts) pair(t testing.TB) (a, b *vianet.Conn) {
 	l := h.listen(t)
 	defer l.Close()
 	a = h.dial(t, l.Addr())
-	l.SetDeadline(time.Now().Add(patience))
+	l.SetDeadline(time.Now().Add(ackDelay))
 	c, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
@@ -142,8 +166,44 @@ func (h *hosts) pair(t testing.TB) (a, b *vianet.Conn) {
 	return a, c.(*vianet.Conn)
 }
 
+// goWrite writes b in the background. What comes of it comes by the channel.
+func goWrite(c net.Conn, b []byte) <-chan error {
+	done := make(chan error, 1)
+	go func() { _, err := c.Write(b); done <- err }()
+	return done
+}
+
+// goRead reads at most n bytes in the background.
+func goRead(c net.Conn, n int) <-chan error {
+	done := make(chan error, 1)
+	go func() { _, err := c.Read(make([]byte, n)); done <- err }()
+	return done
+}
+
+// echoEach accepts n connections, and says back on each what it hears.
+func echoEach(t *testing.T, l net.Listener, n int, all *sync.WaitGroup) {
+	all.Go(func() {
+		for range n {
+			c, err := l.Accept()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			all.Go(func() {
+				defer c.Close()
+				if _, err := io.Copy(c, c); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+}
+
+// asleep is for tests in a bubble, in which time stands still while anybody polls.
+var asleep = vianet.Options{Spin: -1}
+
 // lanes are the ways of data that tests run over.
-var lanes = []struct {
+var shmLinks = []struct {
 	name    string
 	options vianet.Options
 }{
@@ -154,9 +214,9 @@ var lanes = []struct {
 	{"asleep", vianet.Options{Spin: -1, Registered: -1}},
 }
 
-func eachLane(t *testing.T, f func(t *testing.T, h *hosts)) {
+func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
 	t.Helper()
-	for _, l := range lanes {
+	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) { f(t, inMemory(t, l.options)) })
 	}
 }

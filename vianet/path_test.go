@@ -6,9 +6,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"viaxdp/internal/memorynic"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/vianet"
+	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -16,18 +17,17 @@ import (
 // takes time.
 func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
 	t.Helper()
-	h := &hosts{wire: xdpnictest.NewWire()}
-	t.Cleanup(h.wire.Close)
+	wire := xdpnictest.NewWire()
+	t.Cleanup(wire.Close)
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	open := func(name string) *memorynic.Host {
-		return memorynic.Open(t, h.wire, fabric.Agent(name), memorynic.Config{
+	open := func(name string) *vipl.NIC {
+		return memorynic.Open(t, wire, fabric.Agent(name), memorynic.Config{
 			Queue: xdpnictest.Config{RxChunks: 2048, TxChunks: 2048}, Silence: longSilence,
-		})
+		}).NIC
 	}
-	h.nicA, h.nicB = open("a").Nic, open("b").Nic
-	o.Spin = -1 // in a bubble time stands still while anybody polls
-	h.a, h.b = newStack(t, h.nicA, o), newStack(t, h.nicB, o)
-	h.wire.SetFaults(xdpnictest.Faults{Delay: oneWay})
+	o.Spin = asleep.Spin
+	h := over(t, open("a"), open("b"), wire, o)
+	wire.SetFaults(xdpnictest.Faults{Delay: oneWay})
 	return h
 }
 
@@ -148,10 +148,7 @@ func TestRingLies(t *testing.T) {
 			for _, m := range test.send(ring.length) {
 				p.send(m)
 			}
-			p.isOver()
-			_, err := c.Write(make([]byte, 1))
-			isReset(t, err, test.why)
-			c.Close()
+			p.isReset(c, test.why)
 		})
 	}
 }
@@ -183,11 +180,7 @@ func TestRingAhead(t *testing.T) {
 // A ring that is too short for a Write is left alone.
 func TestRingTooShort(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
-	l := h.listen(t)
-	defer l.Close()
-	p := h.meet(t, l, true)
-	p.greet()
-	c := accept(t, l)
+	p, c := h.met(t, true)
 	p.send(message{kind: room, length: 1000, handle: p.region.Handle(), addr: p.region.Addr()})
 	p.send(message{kind: data, length: 4, payload: []byte("four")})
 	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil { // the ring has come, too
@@ -205,17 +198,12 @@ func TestRingOverrun(t *testing.T) {
 	for range vianet.DataBuffers(c) + 1 {
 		p.send(message{kind: filled, length: 1})
 	}
-	p.isOver()
-	_, err := c.Write(make([]byte, 1))
-	isReset(t, err, "more data came than there was credit for")
-	c.Close()
+	p.isReset(c, "more data came than there was credit for")
 }
 
 // A peer that names a ring and then another, or more room than the ring has.
 func TestRoomInRingLies(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
-	l := h.listen(t)
-	defer l.Close()
 	first := message{kind: room, length: 1000, handle: 5, addr: 4096}
 	for name, lie := range map[string]message{
 		"more room":      {kind: room, length: 1, handle: 5, addr: 4096},
@@ -223,15 +211,10 @@ func TestRoomInRingLies(t *testing.T) {
 		"another handle": {kind: room, length: 1, handle: 6, addr: 4096},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := h.meet(t, l, true)
-			p.greet()
-			c := accept(t, l)
+			p, c := h.met(t, true)
 			p.send(first)
 			p.send(lie)
-			p.isOver()
-			_, err := c.Write(make([]byte, 1))
-			isReset(t, err, wrongMove)
-			c.Close()
+			p.isReset(c, wrongMove)
 		})
 	}
 }
@@ -246,11 +229,7 @@ func TestRingIsFull(t *testing.T) {
 	got := make([]byte, size)
 	sent := 0
 	for range 3 { // the ring comes about
-		wrote := make(chan error, 1)
-		go func() {
-			_, err := a.Write(data[sent : sent+size])
-			wrote <- err
-		}()
+		wrote := goWrite(a, data[sent:sent+size])
 		if _, err := io.ReadFull(b, got); err != nil {
 			t.Fatal(err)
 		}

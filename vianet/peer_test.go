@@ -4,8 +4,9 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"testing"
-	"time"
 
+	"viaxdp/internal/lab/await"
+	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
 
@@ -72,20 +73,20 @@ const (
 )
 
 // newPeer connects a peer with the listener at addr.
-func newPeer(t *testing.T, nic *vipl.Nic, addr netip.AddrPort, rdmaRead bool) *peer {
+func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *peer {
 	t.Helper()
 	tag, err := nic.CreatePtag()
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &peer{t: t}
-	attr := vipl.MemAttributes{Ptag: tag, EnableRdmaRead: true, EnableRdmaWrite: true}
+	attr := vipl.MemAttributes{Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}
 	if p.region, err = nic.AllocMem(slots*slot, attr); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.region.Deregister() })
-	p.vi, err = nic.CreateVi(vipl.ViAttributes{
-		Level: vipl.ReliableDelivery, Ptag: tag, EnableRdmaRead: rdmaRead, EnableRdmaWrite: true,
+	p.vi, err = nic.CreateVI(vipl.VIAttributes{
+		Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: rdmaRead, EnableRDMAWrite: true,
 	}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +98,7 @@ func newPeer(t *testing.T, nic *vipl.Nic, addr netip.AddrPort, rdmaRead bool) *p
 	}
 	to := vipl.NetAddress{Host: addr.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), addr.Port())}
 	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x09")}
-	if _, err := p.vi.ConnectRequest(from, to, patience); err != nil {
+	if _, err := p.vi.ConnectRequest(from, to, ackDelay); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.end)
@@ -158,7 +159,7 @@ func (p *peer) post(d *vipl.Descriptor) {
 	if err := p.vi.PostSend(d, p.region.Handle()); err != nil {
 		p.t.Fatal(err)
 	}
-	if _, err := p.vi.SendWait(patience); err == vipl.ErrTimeout {
+	if _, err := p.vi.SendWait(ackDelay); err == vipl.ErrTimeout {
 		p.t.Fatal(err)
 	}
 }
@@ -167,7 +168,7 @@ func (p *peer) post(d *vipl.Descriptor) {
 func (p *peer) receive(kind byte) message {
 	p.t.Helper()
 	for {
-		d, err := p.vi.RecvWait(patience)
+		d, err := p.vi.RecvWait(ackDelay)
 		if err != nil {
 			p.t.Fatalf("waiting for a message of kind %d: %v", kind, err)
 		}
@@ -192,10 +193,17 @@ func (p *peer) greet() message {
 // isOver waits until the other side has ended the connection.
 func (p *peer) isOver() {
 	p.t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if s, err := p.vi.Query(); err != nil || s.State == vipl.Error {
-			return
-		}
-	}
-	p.t.Error("the other side did not end the connection")
+	await.Until(p.t, "the other side ends the connection", func() bool {
+		s, err := p.vi.Query()
+		return err != nil || s.State == vipl.Error
+	})
+}
+
+// isReset waits until the other side, whose connection c is, has reset it, and checks why.
+func (p *peer) isReset(c *vianet.Conn, why string) {
+	p.t.Helper()
+	p.isOver()
+	_, err := c.Write(make([]byte, 1))
+	isReset(p.t, err, why)
+	c.Close()
 }

@@ -128,7 +128,7 @@ func (c *Conn) restock() {
 	for _, i := range c.spent {
 		c.repost(i)
 	}
-	c.owed += len(c.spent)
+	c.acksDue += len(c.spent)
 	c.spent = c.spent[:0]
 }
 

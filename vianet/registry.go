@@ -24,7 +24,7 @@ import (
 // there is too much of it. A part of it is found, too, but not for peers: they would
 // get at the rest.
 type registry struct {
-	nic   *vipl.Nic
+	nic   *vipl.NIC
 	home  *vipl.Ptag // of everything that no connection uses
 	limit int        // bytes that may be idle
 
@@ -73,7 +73,7 @@ const (
 	maxStages = 64       // that are kept
 )
 
-func newRegistry(nic *vipl.Nic, limit int) (*registry, error) {
+func newRegistry(nic *vipl.NIC, limit int) (*registry, error) {
 	home, err := nic.CreatePtag()
 	if err != nil {
 		return nil, err
@@ -180,7 +180,7 @@ func (r *registry) ring(tag *vipl.Ptag) (*lease, error) {
 }
 
 func attributes(tag *vipl.Ptag, a access) vipl.MemAttributes {
-	return vipl.MemAttributes{Ptag: tag, EnableRdmaRead: a == readable, EnableRdmaWrite: a == writable}
+	return vipl.MemAttributes{Ptag: tag, EnableRDMARead: a == readable, EnableRDMAWrite: a == writable}
 }
 
 // open hands an idle lease to a connection.

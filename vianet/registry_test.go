@@ -6,24 +6,24 @@ import (
 	"slices"
 	"testing"
 
-	"viaxdp/internal/memorynic"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// aNic is a NIC that nobody else is joined with.
-func aNic(t testing.TB) *vipl.Nic {
+// aNIC is a NIC that nobody else is joined with.
+func aNIC(t testing.TB) *vipl.NIC {
 	t.Helper()
 	wire := xdpnictest.NewWire()
 	t.Cleanup(wire.Close)
 	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("a")
-	return memorynic.Open(t, wire, agent, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 64}, Arena: 2 << 20}).Nic
+	return memorynic.Open(t, wire, agent, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 64}, Arena: 2 << 20}).NIC
 }
 
 func newTestRegistry(t testing.TB, limit int) (r *registry, tag *vipl.Ptag) {
 	t.Helper()
-	nic := aNic(t)
+	nic := aNIC(t)
 	r, err := newRegistry(nic, limit)
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +185,7 @@ func TestLeasesAtRandom(t *testing.T) {
 // Memory of Alloc is that to its last byte until it is freed, in whatever order, and what
 // lies beside it is not.
 func TestAllocated(t *testing.T) {
-	s, err := noKeepers(aNic(t))
+	s, err := noDrivers(aNIC(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ func TestAllocated(t *testing.T) {
 func BenchmarkAllocated(b *testing.B) {
 	for _, n := range []int{1, 100, 10000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s, err := noKeepers(aNic(b))
+			s, err := noDrivers(aNIC(b))
 			if err != nil {
 				b.Fatal(err)
 			}

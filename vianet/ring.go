@@ -162,7 +162,7 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 		return c.writeSmall(b)
 	}
 	defer lease.end()
-	lent := c.stack.lends(b)
+	byRef := c.stack.byReference(b)
 	over := func() bool { return c.out.flight == 0 }
 	err = c.until(func() (bool, error) {
 		if err := c.writeError(); err != nil {
@@ -185,8 +185,8 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 	if n == len(b) && c.err == nil {
 		err = nil // in time after all
 	}
-	if lent {
-		c.counts.Lent.count(n)
+	if byRef {
+		c.counts.ByReference.count(n)
 	}
 	return n, err
 }

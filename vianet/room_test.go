@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/vianet"
@@ -16,8 +17,6 @@ import (
 // A receiver that names a room which it cannot have been asked for.
 func TestRoomLies(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
-	l := h.listen(t)
-	defer l.Close()
 	for name, test := range map[string]struct {
 		lie func(p *peer, m message) message
 		why string
@@ -36,9 +35,7 @@ func TestRoomLies(t *testing.T) {
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := h.meet(t, l, true)
-			p.greet()
-			c := accept(t, l)
+			p, c := h.met(t, true)
 			done := make(chan error, 1)
 			go func() {
 				_, err := c.Write(make([]byte, 100_000))
@@ -57,11 +54,7 @@ func TestRoomLies(t *testing.T) {
 // arrive, and ends the connection.
 func TestRoomIsClosed(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
-	l := h.listen(t)
-	defer l.Close()
-	p := h.meet(t, l, false)
-	p.greet()
-	c := accept(t, l)
+	p, c := h.met(t, false)
 	p.send(message{kind: ask, id: 1, length: 200_000})
 	buf := make([]byte, 70_000)
 	done := make(chan error, 1)
@@ -104,8 +97,7 @@ func TestRoomIsNotFilled(t *testing.T) {
 	defer l.Close()
 	victim, c := h.pair(t)
 	secret := bytes.Repeat([]byte("secret"), 20_000)
-	wrote := make(chan error, 1)
-	go func() { _, err := victim.Write(secret); wrote <- err }()
+	wrote := goWrite(victim, secret)
 	for range len(secret) / 1000 { // by staging buffers
 		if _, err := io.ReadFull(c, make([]byte, 1000)); err != nil {
 			t.Fatal(err)
@@ -141,13 +133,11 @@ func TestRoomIsNotFilled(t *testing.T) {
 
 // A peer that fills the room of a Read late, longer after than it has to let go, has
 // not done wrong: nobody has asked it to.
-func TestRoomIsFilledLate(t *testing.T) {
-	h := inMemory(t, vianet.Options{NoRDMARead: true})
-	l := h.listen(t)
-	defer l.Close()
-	p := h.meet(t, l, false)
-	p.greet()
-	c := accept(t, l)
+func TestRoomIsFilledLate(t *testing.T) { synctest.Test(t, roomIsFilledLate) }
+
+func roomIsFilledLate(t *testing.T) {
+	h := inMemory(t, vianet.Options{NoRDMARead: true, Spin: asleep.Spin})
+	p, c := h.met(t, false)
 	const n = 70_000
 	p.send(message{kind: ask, id: 1, length: n})
 	done := make(chan error, 1)
@@ -170,8 +160,6 @@ func TestRoomIsFilledLate(t *testing.T) {
 // Close or CloseRead for ever.
 func TestRoomUnanswered(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
-	l := h.listen(t)
-	defer l.Close()
 	for name, test := range map[string]struct {
 		end  func(c *vianet.Conn) error
 		want error
@@ -181,15 +169,9 @@ func TestRoomUnanswered(t *testing.T) {
 		"stop":     {func(c *vianet.Conn) error { return c.CloseRead() }, io.EOF},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := h.meet(t, l, false)
-			p.greet()
-			c := accept(t, l)
+			p, c := h.met(t, false)
 			p.send(message{kind: ask, id: 1, length: 70_000})
-			done := make(chan error, 1)
-			go func() {
-				_, err := c.Read(make([]byte, 70_000))
-				done <- err
-			}()
+			done := goRead(c, 70_000)
 			p.receive(room)
 			if err := test.end(c); err != nil {
 				t.Error(err)

@@ -258,7 +258,7 @@ func (c *Conn) pushCredit() bool {
 }
 
 // owesMany says whether the peer might come to wait for what it has not been given back.
-func (c *Conn) owesMany() bool { return c.owed >= (c.dataBuffers()+1)/2 }
+func (c *Conn) owesMany() bool { return c.acksDue >= (c.dataBuffers()+1)/2 }
 
 // control sends a message if it is due. False: no buffer is free.
 func (c *Conn) control(due *bool, h header) bool {
@@ -277,11 +277,11 @@ func (c *Conn) control(due *bool, h header) bool {
 // send sends n bytes of buffer i, the header among them, and gives back what is
 // owed.
 func (c *Conn) send(i, n int, h header) {
-	h.credits = uint16(min(c.owed, 1<<16-1))
+	h.credits = uint16(min(c.acksDue, 1<<16-1))
 	if h.kind == kindHello {
 		h.credits, c.spoke = uint16(c.dataBuffers()), true
 	} else {
-		c.owed -= int(h.credits)
+		c.acksDue -= int(h.credits)
 	}
 	h.put(c.pool.message(i))
 	data := h.kind == kindData || h.kind == kindFilled

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/lab/await"
 	"viaxdp/vianet"
 )
 
@@ -72,7 +73,7 @@ func TestShutdownWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, "a connection waits for Accept", func() bool { return h.b.Stats().Accepted == 3 })
+	await.Until(t, "a connection waits for Accept", func() bool { return h.b.Stats().Accepted == 3 })
 	ended := shutDown(t, t.Context(), h.b, other)
 	if _, err := waiting.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a connection that nobody has accepted: %v", err)
@@ -124,7 +125,7 @@ func TestShutdownEnds(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		if !left {
 			b.Close()
-			until(t, "it is gone", func() bool { return h.b.Stats().Conns == 0 })
+			await.Until(t, "it is gone", func() bool { return h.b.Stats().Conns == 0 })
 			cancel()
 		}
 		l := h.listen(t)

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/await"
-	"viaxdp/internal/testsize"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -71,13 +71,11 @@ func TestNothingIsLost(t *testing.T) {
 	ways := []int{0, 1, 3}
 	each := (testsize.Number(t, "VIA_MESSAGES", 6000, 60_000) + 2*len(ways) - 1) / (2 * len(ways))
 	for _, l := range ways {
-		t.Run(lanes[l].name, func(t *testing.T) {
-			o := lanes[l].options
+		t.Run(shmLinks[l].name, func(t *testing.T) {
+			o := shmLinks[l].options
 			o.Registered = registered // most must go, some at once
-			h := &hosts{}
-			h.nicA, h.nicB, h.wire = memoryNics(t, xdpnictest.Faults{Seed: 11, Loss: 0.01, Dup: 0.005, Reorder: 0.01, Jitter: 10 * time.Microsecond}, longSilence)
-			h.a, h.b = newStack(t, h.nicA, o), newStack(t, h.nicB, o)
-			tags := [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
+			h := inMemory(t, o)
+			h.wire.SetFaults(xdpnictest.Faults{Seed: 11, Loss: 0.01, Dup: 0.005, Reorder: 0.01, Jitter: 10 * time.Microsecond})
 			a, b := h.pair(t)
 			sides := [2]*vianet.Conn{a, b}
 			var at [2]int
@@ -118,8 +116,8 @@ func TestNothingIsLost(t *testing.T) {
 				h.onlyOne(t, sides, goroutines, registered)
 			}
 			took := time.Since(start)
-			for i, n := range []*vipl.Nic{h.nicA, h.nicB} {
-				if s := n.Counters(); lanes[l].name == "read" && s.Reads == 0 || s.Writes == 0 || s.Resent == 0 {
+			for i, n := range []*vipl.NIC{h.nicA, h.nicB} {
+				if s := n.Counters(); shmLinks[l].name == "read" && s.Reads == 0 || s.Writes == 0 || s.Resent == 0 {
 					t.Errorf("side %d: not all ways were taken: %+v", i, s)
 				}
 			}
@@ -127,7 +125,7 @@ func TestNothingIsLost(t *testing.T) {
 				took.Round(time.Millisecond), h.nicA.Counters().Resent, h.nicB.Counters().Resent)
 			a.Close()
 			b.Close()
-			h.atRest(t, tags)
+			h.atRest(t)
 		})
 	}
 }
@@ -145,7 +143,7 @@ func (h *hosts) onlyOne(t *testing.T, sides [2]*vianet.Conn, goroutines, registe
 			if vianet.HasRing(sides[i]) {
 				own++
 			}
-			status := []*vipl.Nic{h.nicA, h.nicB}[i].Status()
+			status := []*vipl.NIC{h.nicA, h.nicB}[i].Status()
 			if status.Mem.Regions != kept+own || len(status.VIs) != 1 || vianet.KeptBytes(s) > registered {
 				why += fmt.Sprintf("host %d: %d regions, %d kept, %d bytes, and %d of the connection; %d VIs\n",
 					i, status.Mem.Regions, kept, vianet.KeptBytes(s), own, len(status.VIs))

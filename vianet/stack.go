@@ -63,7 +63,7 @@ const MinBuffers = 2 * (controlBuffers + 2)
 
 // Stack is what connections over one NIC have in common. New makes one.
 type Stack struct {
-	nic  *vipl.Nic
+	nic  *vipl.NIC
 	o    Options
 	regs *registry
 
@@ -77,7 +77,7 @@ type Stack struct {
 	polls    atomic.Uint32 // times that one has begun to
 	posted   atomic.Uint32 // sends
 	stale    atomic.Bool   // completions of sends that have been seen lie on their queue, see driver.go
-	alone    atomic.Int32  // Writes that ring by themselves, see doorbell.go
+	alone    atomic.Int32  // Writes that ring by themselves, see spin.go
 	rings    atomic.Int32  // that peers write to, see ring.go
 
 	ports  ports
@@ -105,7 +105,7 @@ var errStackClosed = fmt.Errorf("the stack is closed: %w", net.ErrClosed)
 //
 // Errors: options out of range, ENOBUFS where the NIC has no completion queue
 // or VI left.
-func New(nic *vipl.Nic, o Options) (*Stack, error) {
+func New(nic *vipl.NIC, o Options) (*Stack, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
@@ -127,8 +127,8 @@ func New(nic *vipl.Nic, o Options) (*Stack, error) {
 		return nil, errors.Join(systemError(err), s.release())
 	}
 	s.arrivals.want(1)
-	s.keep.Go(s.arrivals.keeper)
-	s.keep.Go(s.sends.keeper)
+	s.keep.Go(s.arrivals.drive)
+	s.keep.Go(s.sends.drive)
 	return s, nil
 }
 
@@ -221,9 +221,9 @@ func (s *Stack) Close() error {
 	for _, c := range conns {
 		c.Close()
 	}
-	hurry := time.AfterFunc(closeTime, func() { close(s.closed) })
+	noCoalesce := time.AfterFunc(closeTime, func() { close(s.closed) })
 	s.work.Wait()
-	if hurry.Stop() {
+	if noCoalesce.Stop() {
 		close(s.closed)
 	}
 	return s.release()
@@ -279,5 +279,50 @@ func (s *Stack) fail(err error) {
 		c.fail(fmt.Errorf("%w: %w", net.ErrClosed, err))
 		c.mu.Unlock()
 		c.progress() // nobody else does now
+	}
+}
+
+// Shutdown closes all listeners, waits until the program has closed all connections and
+// what it wrote is delivered, however long that takes within Options.Linger, and then
+// closes the stack. When ctx ends before, it closes the stack as it is, as Close does,
+// and the error is that of ctx. Listen fails from the beginning on; Dial goes on until the
+// stack is closed, for those whose work is not done. It does nothing after Close.
+//
+// It tells nobody who has a connection: a server of connections that rest, as those of
+// HTTP may, is shut down first:
+//
+//	err := errors.Join(server.Shutdown(ctx), stack.Shutdown(ctx))
+func (s *Stack) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	if s.isClosed {
+		s.mu.Unlock()
+		return nil
+	}
+	if s.empty == nil {
+		s.empty = make(chan struct{})
+	}
+	empty, listeners := s.empty, slices.Collect(maps.Keys(s.listeners))
+	s.mu.Unlock()
+	for _, l := range listeners {
+		l.Close()
+	}
+	s.mu.Lock()
+	s.checkEmpty()
+	s.mu.Unlock()
+	select {
+	case <-empty:
+	case <-ctx.Done():
+	}
+	var err error
+	if !isClosed(empty) {
+		err = ctx.Err()
+	}
+	return errors.Join(err, s.Close())
+}
+
+// checkEmpty tells Shutdown when no connection is left. Under mu.
+func (s *Stack) checkEmpty() {
+	if s.empty != nil && len(s.conns) == 0 && !isClosed(s.empty) {
+		close(s.empty)
 	}
 }

@@ -15,13 +15,13 @@ type Stats struct {
 	Broken      uint64 // connections that ended before this side's Close and the peer's
 	Undelivered uint64 // connections that ended after Close, and not all written had got there
 
-	Messages Traffic // data messages sent
-	Ring     Traffic // RDMA writes to a peer's ring
-	Read     Traffic // transfers that a peer read
-	Written  Traffic // transfers that were written to a peer
-	Lent     Traffic // Writes of Ring and Written from memory of Alloc, without a copy
-	Received uint64  // bytes that Reads have given
-	Stalls   uint64  // Writes that waited since the peer, whose program did not read, had no room
+	Messages    Traffic // data messages sent
+	Ring        Traffic // RDMA writes to a peer's ring
+	Read        Traffic // transfers that a peer read
+	Written     Traffic // transfers that were written to a peer
+	ByReference Traffic // Writes of Ring and Written from memory of Alloc, without a copy
+	Received    uint64  // bytes that Reads have given
+	Stalls      uint64  // Writes that waited since the peer, whose program did not read, had no room
 
 	Registered, Reused uint64 // the program's buffers registered for transfers; found registered
 	NoMemory           uint64 // times that memory could not be had or registered
@@ -54,7 +54,7 @@ func (s *Stats) add(c *Stats) {
 	s.Ring.add(c.Ring)
 	s.Read.add(c.Read)
 	s.Written.add(c.Written)
-	s.Lent.add(c.Lent)
+	s.ByReference.add(c.ByReference)
 	s.Received += c.Received
 	s.Stalls += c.Stalls
 }

@@ -9,14 +9,14 @@ import (
 	"syscall"
 	"testing"
 
+	"viaxdp/internal/lab/await"
 	"viaxdp/vianet"
 )
 
 // carry writes b to one side of a connection, in one Write, and reads it from the other.
 func carry(t *testing.T, from, to *vianet.Conn, b []byte) {
 	t.Helper()
-	wrote := make(chan error, 1)
-	go func() { _, err := from.Write(b); wrote <- err }()
+	wrote := goWrite(from, b)
 	_, err := io.ReadFull(to, make([]byte, len(b)))
 	if err = errors.Join(err, <-wrote); err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestStatsOfTraffic(t *testing.T) {
 		carry(t, a, b, large[:64<<10])
 		carry(t, b, a, large[:64<<10])
 	}
-	until(t, "both sides write to a ring", func() bool { return vianet.Ringed(a) })
+	await.Until(t, "both sides write to a ring", func() bool { return vianet.Ringed(a) })
 	ofA := vianet.Stats{
 		Dialed: 1, Messages: vianet.Traffic{Times: 10, Bytes: 1000},
 		Read: vianet.Traffic{Times: 3, Bytes: 300_000 + 128<<10}, Received: 128 << 10,
@@ -65,7 +65,7 @@ func TestStatsOfTraffic(t *testing.T) {
 	<-vianet.Gone(b) // so nobody tells that its end has come, which is as well
 	b.Close()
 	ofA.Conns, ofB.Conns = 0, 0
-	until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
+	await.Until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
 	check("afterwards")
 }
 
@@ -108,8 +108,7 @@ func TestStatsOfMemory(t *testing.T) {
 	}
 	before := h.b.Stats()
 	for _, at := range []int{0, 1000, 200_000} { // read into one buffer, and parts of it
-		wrote := make(chan error, 1)
-		go func() { _, err := a.Write(buf[at:]); wrote <- err }()
+		wrote := goWrite(a, buf[at:])
 		_, err := io.ReadFull(b, got[at:])
 		if err = errors.Join(err, <-wrote); err != nil {
 			t.Fatal(err)
@@ -139,7 +138,7 @@ func TestStatsOfConnections(t *testing.T) {
 	if s := h.a.Stats(); s.Dialed != 1 || s.Accepted != 0 || s.FellBack != 1 || s.Refused != 0 {
 		t.Errorf("who dials: %+v", s)
 	}
-	until(t, "the listener has the first", func() bool { return h.b.Stats().Accepted > 0 })
+	await.Until(t, "the listener has the first", func() bool { return h.b.Stats().Accepted > 0 })
 	if s := h.b.Stats(); s.Dialed != 0 || s.Accepted != 1 || s.FellBack != 0 || s.Refused == 0 {
 		t.Errorf("who listens: %+v", s)
 	}
@@ -151,11 +150,10 @@ func TestStatsOfStalls(t *testing.T) {
 	a, b := h.pair(t)
 	written := len(fill(t, a))
 	before := h.a.Stats().Stalls
-	wrote := make(chan error, 1)
-	go func() { _, err := a.Write(make([]byte, 100)); wrote <- err }()
-	until(t, "the Write waits", func() bool { return h.a.Stats().Stalls > before })
+	wrote := goWrite(a, make([]byte, 100))
+	await.Until(t, "the Write waits", func() bool { return h.a.Stats().Stalls > before })
 	for range 3 { // it looks again, and waits again
-		until(t, "it is woken", vianet.Rouse(a))
+		await.Until(t, "it is woken", vianet.Rouse(a))
 	}
 	if _, err := io.ReadFull(b, make([]byte, written+100)); err != nil {
 		t.Error(err)
@@ -187,7 +185,7 @@ func TestStatsOfEnds(t *testing.T) {
 		if !closed {
 			a.Close()
 		}
-		until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
+		await.Until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
 		s := h.a.Stats()
 		if broken, undelivered := s.Broken == 1, s.Undelivered == 1; broken == closed || undelivered != closed {
 			t.Errorf("closed before: %v: %+v", closed, s)
@@ -224,19 +222,7 @@ func TestStatsMeanwhile(t *testing.T) {
 			}
 		})
 	}
-	dialing.Go(func() {
-		for range conns {
-			c, err := l.Accept()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			dialing.Go(func() {
-				io.Copy(c, c)
-				c.Close()
-			})
-		}
-	})
+	echoEach(t, l, conns, &dialing)
 	for range 5 {
 		dialing.Go(func() {
 			for range conns / 5 {
@@ -252,7 +238,7 @@ func TestStatsMeanwhile(t *testing.T) {
 		})
 	}
 	dialing.Wait()
-	until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
+	await.Until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
 	close(done)
 	looking.Wait()
 	for _, s := range []vianet.Stats{h.a.Stats(), h.b.Stats()} {

@@ -9,16 +9,13 @@ import (
 // The same over AF_XDP and a veth pair.
 func TestVeth(t *testing.T) {
 	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
-		h := &hosts{}
-		h.nicA, h.nicB = vethNics(t, 1500)
-		h.a, h.b = newStack(t, h.nicA, o), newStack(t, h.nicB, o)
+		h := overVeth(t, 1500, o)
 		a, b := h.pair(t)
 		exchange(t, a, b, 2<<20)
 		if a.Close() != nil || b.Close() != nil {
 			t.Error("Close failed")
 		}
-		a, b = h.pair(t)
-		checkPingPong(t, a, b)
+		h.conforms(t)
 		a, b = h.pair(t)
 		blockedEnds(t, a, b)
 	}

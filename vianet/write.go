@@ -147,8 +147,8 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
 	}
-	lent := c.stack.lends(b)
-	read := c.reads && !lent
+	byRef := c.stack.byReference(b)
+	read := c.reads && !byRef
 	a := closed
 	if read {
 		a = readable
@@ -180,8 +180,8 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 		way = &c.counts.Read
 	}
 	way.count(c.out.moved)
-	if lent {
-		c.counts.Lent.count(c.out.moved)
+	if byRef {
+		c.counts.ByReference.count(c.out.moved)
 	}
 	if c.out.moved == len(b) {
 		return len(b), nil // in time after all

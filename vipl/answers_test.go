@@ -43,7 +43,7 @@ func newAnswering(t *testing.T, size int) *answering {
 		return p.bell
 	}}, vipl.ReliableDelivery)
 	polling(t, p.n, p.va, p.vb)
-	p.xa, p.xb = newBox(t, p.n.a.Nic, 2*answers, size), newBox(t, p.n.b.Nic, 2*answers, size)
+	p.xa, p.xb = newBox(t, p.n.a.NIC, 2*answers, size), newBox(t, p.n.b.NIC, 2*answers, size)
 	return p
 }
 
@@ -120,25 +120,20 @@ func TestAnswersShareFrames(t *testing.T) {
 		p := newAnswering(t, 8)
 		p.ask()
 		p.end()
-		if n := p.packed(0); n == 0 || n >= answers {
-			t.Errorf("%d answers of the first %d shared frames: no stream begins", n, answers)
-		}
+		n := p.packed(0)
+		errorIf(t, n == 0 || n >= answers, "%d answers of the first %d shared frames: no stream begins", n, answers)
 		for range 3 {
 			before := p.n.b.Counters().Packed
 			p.ask()
 			p.end()
-			if n := p.packed(before); n != answers {
-				t.Errorf("%d of %d answers shared a frame", n, answers)
-			}
+			equal(t, "answers that shared frames", p.packed(before), answers)
 		}
 		time.Sleep(time.Millisecond)
 		p.ask()
 		before := p.n.a.Counters().Messages
 		p.answer(1)
 		p.n.a.Poll()
-		if got := p.n.a.Counters().Messages; got != before+1 {
-			t.Errorf("after a rest %d answers have come, want 1", got-before)
-		}
+		equal(t, "after a rest", p.n.a.Counters().Messages, before+1)
 		p.end()
 	})
 }
@@ -148,12 +143,12 @@ func TestAnswersShareFrames(t *testing.T) {
 func TestAnswersDoNotWaitLong(t *testing.T) {
 	for name, leave := range map[string]func(*answering){
 		"polls": func(p *answering) {
-			for range vipl.HeldPolls {
+			for range vipl.CoalescePolls {
 				p.n.b.Poll()
 			}
 		},
 		"sleeps": func(p *answering) {
-			if _, err := p.vb.SendWait(patience); err != nil {
+			if _, err := p.vb.SendWait(ackDelay); err != nil {
 				p.t.Fatal(err)
 			}
 			p.vb.SendWait(time.Millisecond)
@@ -169,14 +164,11 @@ func TestAnswersDoNotWaitLong(t *testing.T) {
 				before := p.n.a.Counters().Messages
 				p.answer(1)
 				p.n.a.Poll()
-				if got := p.n.a.Counters().Messages; got != before {
-					t.Fatalf("%d answers have come, of which others are expected", got-before)
-				}
+				got := p.n.a.Counters().Messages
+				fatalIf(t, got != before, "%d answers have come, of which others are expected", got-before)
 				leave(p)
 				p.n.a.Poll()
-				if got := p.n.a.Counters().Messages; got != before+1 {
-					t.Errorf("%d answers have come, want 1", got-before)
-				}
+				equal(t, "Messages", p.n.a.Counters().Messages, before+1)
 			})
 		})
 	}

@@ -1,53 +1,48 @@
 package vipl_test
 
 import (
-	"errors"
+	"bytes"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 )
 
 // An interface that is removed is a catastrophe for every handle on it, also one without a VI.
 func TestInterfaceRemoved(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
-	nics := make([]*vipl.Nic, 2)
+	nics := make([]*vipl.NIC, 2)
 	logs := make([]*errorLog, 2)
 	for i, ns := range []*nstest.NS{na, nb} {
-		if err := ns.Do(func() (err error) {
-			nics[i], err = vipl.OpenNic(ns.Name, vipl.WithSilence(time.Minute))
+		must(t, ns.Do(func() (err error) {
+			nics[i], err = vipl.OpenNIC(ns.Name, vipl.WithSilence(time.Minute))
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		logs[i] = watchErrors(nics[i])
 	}
-	var idle *vipl.Nic
-	if err := na.Do(func() (err error) {
-		idle, err = vipl.OpenNic(na.Name, vipl.WithSilence(time.Minute))
+	var idle *vipl.NIC
+	must(t, na.Do(func() (err error) {
+		idle, err = vipl.OpenNIC(na.Name, vipl.WithSilence(time.Minute))
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	idleLog := watchErrors(idle)
 	va, vb := connect(t, nics[0], nics[1], vipl.ReliableDelivery)
 	x := newBox(t, nics[0], 1, 64)
 	postRecv(t, va, x, 0, 64)
 	link, err := na.Netlink().LinkByName(na.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := na.Netlink().LinkDel(link.(*netlink.Veth)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, na.Netlink().LinkDel(link.(*netlink.Veth)))
 	received(t, va, vipl.StatusFlushed)
 	s := stateIs(t, va, vipl.Error)
 	list := logs[0].are(t, vipl.ErrorCatastrophic, vipl.ErrorConnLost)
-	if len(list) == 2 && (list[0].Resource != vipl.ResourceNic || list[0].VI != nil || s.Cause == nil) {
+	if len(list) == 2 && (list[0].Resource != vipl.ResourceNIC || list[0].VI != nil || s.Cause == nil) {
 		t.Errorf("%+v, cause %v", list[0], s.Cause)
 	}
 	idleLog.are(t, vipl.ErrorCatastrophic)
@@ -63,15 +58,13 @@ func TestInterfaceRemoved(t *testing.T) {
 // counted; the connection lives.
 func TestErrorFlood(t *testing.T) {
 	n, va, vb := connected(t, memoryConfig{}, vipl.UnreliableDelivery)
-	x := newBox(t, n.a.Nic, 1, 64)
+	x := newBox(t, n.a.NIC, 1, 64)
 	var calls atomic.Int64
-	hold := make(chan struct{})
+	coalesce := make(chan struct{})
 	n.b.ErrorCallback(func(e vipl.ErrorDescriptor) {
-		<-hold
+		<-coalesce
 		calls.Add(1)
-		if e.Code != vipl.ErrorRecvQueueEmpty || e.VI != vb || e.Nic != n.b.Nic {
-			t.Errorf("%+v", e)
-		}
+		errorIf(t, e.Code != vipl.ErrorRecvQueueEmpty || e.VI != vb || e.NIC != n.b.NIC, "%+v", e)
 	})
 	const flood = 3000
 	for k := range uint64(flood) {
@@ -82,11 +75,10 @@ func TestErrorFlood(t *testing.T) {
 		}
 	}
 	dropped := n.b.Counters().ErrorsDropped
-	close(hold)
+	close(coalesce)
 	comes(func() bool { return calls.Load()+int64(dropped) == flood }) // the handler runs on a goroutine of its own
-	if got := calls.Load(); dropped == 0 || got+int64(dropped) != flood {
-		t.Errorf("%d errors told, %d dropped, of %d", got, dropped, flood)
-	}
+	got := calls.Load()
+	errorIf(t, dropped == 0 || got+int64(dropped) != flood, "%d errors told, %d dropped, of %d", got, dropped, flood)
 	stateIs(t, vb, vipl.Connected)
 }
 
@@ -94,11 +86,11 @@ func TestErrorFlood(t *testing.T) {
 // each is told once.
 func TestErrorFloodHidesNoLostConnection(t *testing.T) {
 	n, va, _ := connected(t, memoryConfig{}, vipl.UnreliableDelivery)
-	wa, wb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
-	x := newBox(t, n.a.Nic, 1, 64)
-	hold, lost := make(chan struct{}), make(chan *vipl.VI, 1)
+	wa, wb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+	x := newBox(t, n.a.NIC, 1, 64)
+	coalesce, lost := make(chan struct{}), make(chan *vipl.VI, 1)
 	n.b.ErrorCallback(func(e vipl.ErrorDescriptor) {
-		<-hold
+		<-coalesce
 		if e.Code == vipl.ErrorConnLost {
 			lost <- e.VI
 		}
@@ -108,79 +100,85 @@ func TestErrorFloodHidesNoLostConnection(t *testing.T) {
 		sent(t, va, 0)
 		n.b.Poll()
 	}
-	if err := wa.Disconnect(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, wa.Disconnect())
 	stateIs(t, wb, vipl.Error)
-	close(hold)
+	close(coalesce)
 	if !comes(func() bool { return len(lost) == 1 }) { // the handler runs on a goroutine of its own
 		t.Fatal("nobody was told that the connection is lost")
 	}
-	if v := <-lost; v != wb {
-		t.Errorf("the lost connection is of %v, want %v", v, wb)
-	}
+	equal(t, "the lost connection is", <-lost, wb)
 }
 
-// A handler may call anything, Close included.
-func TestCloseInHandler(t *testing.T) {
+// Why a connection broke is told until the next connect, also after Disconnect.
+func TestLost(t *testing.T) {
 	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
-	closed := make(chan error)
-	n.b.ErrorCallback(func(e vipl.ErrorDescriptor) {
-		if e.Code == vipl.ErrorConnLost {
-			vb.Disconnect()
-			closed <- n.b.Close()
-		}
-	})
-	if err := va.Disconnect(); err != nil {
-		t.Fatal(err)
+	lost := func(want error) {
+		t.Helper()
+		s, err := vb.Query()
+		errorIf(t, err != nil || s.Lost != want, "lost by %v, %v, want %v", s.Lost, err, want)
 	}
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
-	if err := vb.PostRecv(nil, 0); !errors.Is(err, vipl.ErrInvalidParameter) {
-		t.Errorf("post on a closed handle: %v", err)
-	}
+	lost(nil)
+	must(t, va.Disconnect())
+	stateIs(t, vb, vipl.Error)
+	lost(vipl.ErrPeerClosed)
+	must(t, vb.Disconnect())
+	stateIs(t, vb, vipl.Idle)
+	lost(vipl.ErrPeerClosed)
+	join(t, n.a.NIC, va, n.b.NIC, vb)
+	lost(nil)
+	must(t, vb.Disconnect())
+	lost(nil) // this side has ended it
 }
 
-// A handler is called while the program sleeps, again and again as it sets
-// itself anew.
-func TestNotifyWithoutPolling(t *testing.T) {
-	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n, va, vb := connected(t, memoryConfig{}, level)
-		xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 8, 64)
-		const rounds = 200
-		done := make(chan struct{})
-		var count atomic.Int64
-		var handler func(*vipl.VI, *vipl.Descriptor)
-		handler = func(v *vipl.VI, d *vipl.Descriptor) {
-			checkDone(t, "notified", d, nil, vipl.StatusOpReceive)
-			if err := v.PostRecv(d, xb.region.Handle()); err != nil {
-				t.Error(err)
+// A flood of asynchronous errors is logged ten a second, and how many were not.
+func TestErrorLogIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		old := slog.Default()
+		slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+		defer slog.SetDefault(old)
+		n, va, _ := connected(t, memoryConfig{bubble: true}, vipl.UnreliableDelivery)
+		n.b.ErrorCallback(nil)
+		xa := newBox(t, n.a.NIC, 1, 64)
+		flood := func(count int) {
+			for range count {
+				postSend(t, va, xa, 0, 64)
+				sent(t, va, 0)
+				n.b.Poll()
 			}
-			if count.Add(1) == rounds {
-				close(done)
-				return
-			}
-			if err := v.RecvNotify(handler); err != nil {
-				t.Error(err)
-			}
+			synctest.Wait()
 		}
-		for i := range 8 {
-			postRecv(t, vb, xb, i, 64)
+		flood(35) // nobody has posted a receive
+		equal(t, "errors that were logged", strings.Count(log.String(), "asynchronous error\""), 10)
+		time.Sleep(2 * time.Second)
+		log.Reset()
+		flood(1)
+		text := log.String()
+		errorIf(t, !strings.Contains(text, "count=25") || strings.Count(text, "asynchronous error\"") != 1, "after a while:\n%s", text)
+	})
+}
+
+// The orderly end of connections, which nobody sees at the usual level, neither
+// counts as left out nor takes the place of an error.
+func TestOrderlyEndsAreNotCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		old := slog.Default()
+		slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+		defer slog.SetDefault(old)
+		n, va, _ := connected(t, memoryConfig{bubble: true}, vipl.UnreliableDelivery)
+		n.b.ErrorCallback(nil)
+		for range 12 {
+			v, _ := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+			v.Disconnect()
+			n.b.Poll()
+			synctest.Wait()
 		}
-		if err := vb.RecvNotify(handler); err != nil {
-			t.Fatal(err)
-		}
-		for k := range rounds {
-			postSend(t, va, xa, 0, 64)
-			sent(t, va, 0)
-			for count.Load() <= int64(k) && !t.Failed() {
-				time.Sleep(10 * time.Microsecond) // one at a time, so that there is a receive for each
-			}
-		}
-		<-done
-		if err := vb.Disconnect(); err != nil { // ends with what the handler posted
-			t.Fatal(err)
-		}
+		xa := newBox(t, n.a.NIC, 1, 64)
+		postSend(t, va, xa, 0, 64) // nobody has posted a receive
+		sent(t, va, 0)
+		n.b.Poll()
+		synctest.Wait()
+		equal(t, "errors that were logged", strings.Count(log.String(), "asynchronous error\""), 1)
 	})
 }

@@ -5,19 +5,18 @@ import (
 	"sync/atomic"
 )
 
-// caller calls the program's handlers one after the other, in the order in
-// which they came up, on a goroutine of its own that lives as long as there are
-// any. The goroutine holds no lock while a handler runs. When the NIC is closed, those
-// that have not begun are forgotten: what they would be about is gone.
+// caller calls the program's handlers one at a time, in the order in which they were queued. It uses a goroutine of
+// its own, which lives while handlers are queued and holds no lock while one runs. When the NIC is closed, handlers
+// that have not started are dropped, since the objects they are about are gone.
 type caller struct {
-	over *atomic.Bool // Nic.shut
+	over *atomic.Bool // NIC.shut
 
 	mu      sync.Mutex
 	calls   []func()
 	running bool
 }
 
-// call has f called. It does not wait; any lock may be held.
+// call queues f. It does not wait, and may be called with any lock held.
 func (c *caller) call(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -28,7 +27,7 @@ func (c *caller) call(f func()) {
 	}
 }
 
-// waiting is the number of calls that have not begun.
+// waiting returns the number of calls that have not started.
 func (c *caller) waiting() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

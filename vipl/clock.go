@@ -7,19 +7,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/tsc"
+	"viaxdp/internal/base/tsc"
 )
 
-// epoch lies far enough back for the clock of a testing/synctest bubble, which
-// starts in the year 2000, to be positive, too.
+// epoch lies far enough back for the clock of a testing/synctest bubble, which starts in the year 2000, to be
+// positive too.
 var epoch = time.Now().Add(-60 * 365 * 24 * time.Hour)
 
-// clock is the engine's time in ns: monotonic and never 0.
+// clock returns the engine's time in ns: monotonic and never 0.
 func clock() int64 { return int64(time.Since(epoch)) + 1 }
 
-// steadyClock is clock by the processor's counter, which is read twice for each
-// message and costs a third; or clock itself where there is no such counter. It
-// runs at a rate that is measured once, and so drifts from clock by some 10 ppm.
+// steadyClock returns a clock that reads the processor's time stamp counter, or clock itself where there is no
+// usable counter. The engine reads the time twice for each message, and the counter costs a third as much. Its rate
+// is measured once, so it drifts from clock by about 10 ppm.
 func steadyClock() func() int64 {
 	ns, ok := tsc.Rate()
 	if !ok {
@@ -30,7 +30,7 @@ func steadyClock() func() int64 {
 	return func() int64 {
 		passed := tsc.Read() - ticks
 		if int64(passed) < 0 || lost.Load() {
-			// Some machines begin to count anew when they wake up.
+			// Some machines restart the counter when they resume from suspend.
 			lost.Store(true)
 			return clock()
 		}
@@ -39,7 +39,7 @@ func steadyClock() func() int64 {
 	}
 }
 
-// cpuTime is what the process has used.
+// cpuTime returns the CPU time that the process has used.
 func cpuTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) != nil {

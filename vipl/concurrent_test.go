@@ -24,7 +24,7 @@ func TestConcurrentUse(t *testing.T) {
 			from, to *vipl.VI
 			na, nb   *memoryHost
 		}{{va, vb, n.a, n.b}, {vb, va, n.b, n.a}} {
-			out, in := newBox(t, way.na.Nic, count, 2000), newBox(t, way.nb.Nic, count, 2000)
+			out, in := newBox(t, way.na.NIC, count, 2000), newBox(t, way.nb.NIC, count, 2000)
 			for i := range count {
 				postRecv(t, way.to, in, i, 2000)
 			}
@@ -92,64 +92,4 @@ func TestConcurrentUse(t *testing.T) {
 		}
 		group.Wait()
 	})
-}
-
-// Connecting, using and disconnecting beside traffic of other VIs.
-func TestConcurrentConnections(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
-	var stop atomic.Bool
-	var group sync.WaitGroup
-	xa, xb := newBox(t, n.a.Nic, 1, 5000), newBox(t, n.b.Nic, 1, 5000)
-	group.Go(func() {
-		for k := 0; !stop.Load(); k++ {
-			fillPattern(xa.buf[0], k)
-			for _, err := range []error{
-				func() error { xb.prepare(0, 5000); return vb.PostRecv(xb.desc[0], xb.region.Handle()) }(),
-				func() error { xa.prepare(0, 5000); return va.PostSend(xa.desc[0], xa.region.Handle()) }(),
-				func() error { _, err := vb.RecvWait(patience); return err }(),
-				func() error { _, err := va.SendWait(patience); return err }(),
-			} {
-				if err != nil {
-					t.Error(err)
-					return
-				}
-			}
-			checkPattern(t, xb.buf[0][:5000], k)
-		}
-	})
-	for round := range 15 {
-		wa, wb := connect(t, n.a.Nic, n.b.Nic, levels[round%3])
-		ya, yb := newBox(t, n.a.Nic, 4, 3000), newBox(t, n.b.Nic, 4, 3000)
-		for i := range 4 {
-			postRecv(t, wb, yb, i, 3000)
-			postSend(t, wa, ya, i, 3000)
-		}
-		received(t, wb, 0)
-		wb.Disconnect()
-		stateIs(t, wa, vipl.Error)
-		wa.Disconnect()
-		for _, v := range []*vipl.VI{wa, wb} {
-			for {
-				if d, _ := v.SendDone(); d == nil {
-					break
-				}
-			}
-			for {
-				if d, _ := v.RecvDone(); d == nil {
-					break
-				}
-			}
-			if err := v.Destroy(); err != nil {
-				t.Error(err)
-			}
-		}
-		for _, r := range []*vipl.Region{ya.region, yb.region} {
-			if err := r.Deregister(); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	stop.Store(true)
-	group.Wait()
 }

@@ -3,52 +3,55 @@ package vipl
 import (
 	"fmt"
 
-	"viaxdp/kagent"
-	"viaxdp/reliable"
-	"viaxdp/secure"
-	"viaxdp/wire"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/reliable"
+	"viaxdp/internal/base/secure"
+	"viaxdp/internal/base/wire"
 )
 
-// conn is the connection of a VI as the engine keeps it. It exists from the
-// connection's making until Disconnect, also while the VI is in Error: it then
-// tells the peer so.
+// conn is the engine's state of a VI's connection. It exists until Disconnect, also while the VI is in Error: it
+// then tells the peer that the connection is broken.
 type conn struct {
 	vi   *VI
-	open bool      // frames flow; false: broken or closed
-	loop bool      // the peer is a VI of this interface
-	lane *portLane // the way to it, if it is on another queue
+	open bool     // frames flow; false: broken or closed
+	loop bool     // the peer is a VI of this interface
+	shm  *shmLink // the link to it, if it is on another queue
+	// resentLoop reports, with loop, that retransmitted frames may be queued.
+	resentLoop bool
 
-	key      uint64 // that frames to us carry
+	key      uint64 // the key that frames to this side carry
 	peer     wire.Host
 	source   source
 	template wire.Template
-	header   wire.Header     // destination and key filled in, and the window that the peer was told
-	payload  int             // bytes of a message in one frame, at most
-	cut      int             // likewise of the message that is being sent
-	inChunk  int             // likewise in a frame that is built in one chunk
-	inPack   int             // likewise of several messages, for a frame that the peer gets in one chunk
+	header   wire.Header     // destination and key are filled in; holds the window that was last sent to the peer
+	payload  int             // most bytes of a message in one frame
+	cut      int             // the same for the message that is being sent
+	inChunk  int             // the same for a frame that fits in one TX chunk
+	inPack   int             // the same for a frame of several messages, which the peer must receive in one chunk
 	secure   *secure.Session // seals frames; nil: they are plain
-	overhead int             // bytes that this adds to a frame
-	bare     bool            // checksums are of headers alone
+	overhead int             // bytes that sealing adds to a frame
+	bare     bool            // checksums cover headers only
 	packs    bool            // small messages may share a frame, and frames a doorbell
-	lent     bool            // frames are under way, or descriptors wait for them, of which the memory is lent
+	byRef    bool            // frames that name the program's memory are outstanding, or descriptors wait for such frames
 
-	sender   *reliable.Sender   // nil on an unreliable VI, as receiver
-	receiver *reliable.Receiver //
+	chunks   int                // TX chunks of frames that the peer has not acknowledged
+	sender   *reliable.Sender   // nil on an unreliable VI
+	receiver *reliable.Receiver // nil on an unreliable VI
 	seq      uint32             // unreliable: next number to send
-	expect   uint32             // unreliable: next number to come
+	expect   uint32             // unreliable: next number expected
+	firstSeq uint32             // number of the peer's first frame
 
-	// the message that is arriving
-	part    wire.Kind // of which kind it is, once its first frame has come; else 0
+	// The message that is arriving.
+	part    wire.Kind // its kind after its first frame has arrived; else 0
 	written uint32    // bytes of an RDMA write
 
-	deaf  error // why this side breaks the connection once the peer has the answers to its reads
-	early error // why it broke before the connect's outcome was known
+	draining error // not nil: this side breaks the connection, for this cause, once the peer has the answers to its reads
+	earlyErr error // why the connection broke before the outcome of the connect was known
 
-	reads    int     // RDMA reads of ours that are under way
+	reads    int     // RDMA reads of this side that are outstanding
 	answers  answers // to the peer's RDMA reads
-	replied  bool    // the peer does not have all frames of answers that were sent,
-	replySeq uint32  // the last of them with this number
+	replied  bool    // frames of answers are unacknowledged
+	replySeq uint32  // number of the last such frame
 
 	closing   bool // Disconnect has begun
 	closeSeq  uint32
@@ -56,35 +59,35 @@ type conn struct {
 	closed    signal // raised when closeDone becomes true
 	closeDone bool
 
-	established func() // tells connection management of the first frame, once
+	established func() // tells connection management of the first frame; called once
 
-	opened      int64       // when it was put in place
-	heard       int64       // when a frame came last
-	moved       int64       // when the peer last had all frames of ours, or acknowledged some
-	probed      int64       // when a probe went last
-	toldAt      int64       // when the peer was told last that the connection is broken
-	refused     wire.Reason // why this side broke it at a message of the peer, else 0
-	refusedSeq  uint32      // a number of that message's frames
-	refusedPart int         // messages of its frame that arrived before it
-	unpacking   bool        // a frame is being delivered of which more messages follow
-	due         int64       // lower bound of the next timer, see timerHeap
-	timer       int         // place in the heap + 1
-	oweBy       int64       // when the acknowledgement that is owed is due
-	patience    patience    // of acknowledgements that are owed
-	owedSlot    int         // place in port.owed + 1
-	gathered    gathering   // small messages that wait
-	hurry       bool        // they do not wait
-	postedAt    int64       // when the program posted a send last
-	dense       bool        // and soon after the one before
-	streaming   bool        // they have waited lately
-	heldAt      int64       // when one was last left to wait
-	inHeld      bool        // in port.holding
-	inReady     bool        // in port.ready
-	inHanded    bool        // in port.handed
+	opened       int64       // when it was installed
+	heard        int64       // when a frame last arrived
+	moved        int64       // when the peer last had all frames of this side, or acknowledged some
+	probed       int64       // when the last probe was sent
+	resetAt      int64       // when the peer was last told that the connection is broken
+	refused      wire.Reason // why this side refused a message of the peer, else 0
+	refusedSeq   uint32      // number of a frame of that message
+	refusedPart  int         // index of the refused message in its frame
+	unpacking    bool        // a frame is being delivered and more of its messages follow
+	due          int64       // lower bound of the next timer, see timerHeap
+	timer        int         // place in the heap + 1
+	ackDue       int64       // when the owed acknowledgement must be sent
+	ackDelay     ackDelay    // estimates how long an acknowledgement is delayed
+	ackSlot      int         // index in port.acksDue + 1
+	gathered     gathering   // small messages that wait
+	noCoalesce   bool        // small messages do not wait
+	postedAt     int64       // when the program last finished posting a send
+	backToBack   bool        // the last post came within backToBackGap of the one before
+	inStream     bool        // small messages have waited recently, see coalesce.go
+	coalescedAt  int64       // when a message last began to wait
+	inCoalescing bool        // in port.coalescing
+	inReady      bool        // in port.ready
+	inHanded     bool        // in port.handed
 }
 
-// newConn prepares the engine's side of a connection: ours are our numbers,
-// theirs the peer's, path the way there, s what seals its frames, if anything does.
+// newConn prepares the engine's state of a connection. ours and theirs are the two sides' offers, path is the path
+// to the peer, and s seals frames; nil: frames are plain.
 func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Session) (*conn, error) {
 	template, err := wire.NewTemplate(path.Link)
 	if err != nil {
@@ -105,7 +108,7 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 		// within a chunk's length.
 		chunks := v.port.txChunks / 4
 		if s != nil {
-			chunks = (v.port.txChunks - controlSpare) / 4 // as many again for the sealed form
+			chunks = (v.port.txChunks - controlSpare) / 4 // the sealed copy needs as many again
 		}
 		room = min(room, (segs-2)*tx, max(inChunk, chunks*tx))
 	}
@@ -119,7 +122,7 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 		bare: ours.BareData && theirs.BareData, packs: !v.nic.noPacking,
 		payload: room, inChunk: inChunk, inPack: min(inChunk, rx-head),
 		header: wire.Header{VI: theirs.VI, Key: theirs.Key, Window: ours.Window},
-		seq:    ours.Seq, expect: theirs.Seq,
+		seq:    ours.Seq, expect: theirs.Seq, firstSeq: theirs.Seq,
 	}
 	c.closed.init()
 	if v.attrs.Level != UnreliableDelivery {
@@ -129,11 +132,18 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 	return c, nil
 }
 
-// putChecksum fills in the checksum of a frame: its header and the data in b, the
-// rest of the data in rest.
+// hasTaken reports whether a frame of the peer's sequence was accepted. It may have carried data.
+func (c *conn) hasTaken() bool {
+	if c.receiver != nil {
+		return c.receiver.Next() != c.firstSeq
+	}
+	return c.expect != c.firstSeq
+}
+
+// putChecksum fills in the checksum of a frame. b holds its header and the first data, rest the remaining data.
 func (c *conn) putChecksum(b []byte, rest ...[]byte) {
 	if c.secure != nil {
-		return // the seal's tag stands for it
+		return // the seal's tag replaces it
 	}
 	if c.bareData(wire.KindOf(b)) {
 		wire.PutHeaderChecksum(b)
@@ -142,8 +152,8 @@ func (c *conn) putChecksum(b []byte, rest ...[]byte) {
 	wire.PutChecksum(b, rest...)
 }
 
-// bareData says whether frames of that kind have a checksum of the header alone:
-// those with nothing but the program's data behind it.
+// bareData reports whether frames of kind k have a checksum of the header only: those in which only the program's
+// data follows the header.
 func (c *conn) bareData(k wire.Kind) bool {
 	return c.bare && (k == wire.KindData || k == wire.KindWrite || k == wire.KindReadData)
 }
@@ -155,12 +165,10 @@ func (c *conn) verify(pkt *wire.Packet) error {
 	return pkt.Verify()
 }
 
-// minPayload is the least room for data in a frame: a path below an MTU of
-// about 320 bytes is of no use.
+// minPayload is the least room for data in a frame. A path with an MTU below about 320 bytes is refused.
 const minPayload = 256
 
-// offer makes this side's numbers for a new connection, which will be one more. Under
-// the lock.
+// offer returns this side's parameters for a new connection, which will be one more on the port. Under the lock.
 func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
 	nic := v.port.nic
 	_, rx := nic.FrameCap()
@@ -176,12 +184,11 @@ func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
 		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.windowOf(v.port.active + 1)),
 		MaxPayload: uint16(min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff-ip-udp)),
 		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize), QoS: uint32(v.attrs.QoS),
-		RDMAWrite: v.attrs.EnableRdmaWrite, RDMARead: v.attrs.EnableRdmaRead, BareData: v.nic.bareData,
+		RDMAWrite: v.attrs.EnableRDMAWrite, RDMARead: v.attrs.EnableRDMARead, BareData: v.nic.bareData,
 	}
 }
 
-// install puts a connection in place, from when on its frames are taken. Under
-// the lock.
+// install activates a connection: its frames are accepted from now on. Under the lock.
 func (p *port) install(c *conn, now int64) {
 	i := int(c.vi.num & 0xffff)
 	for len(p.vis) <= i {
@@ -198,15 +205,16 @@ func (p *port) install(c *conn, now int64) {
 	}
 	p.vis[i] = c.vi
 	c.vi.conn = c
+	c.vi.recv.rewindHead()
 	c.open = true
 	c.opened, c.heard, c.moved = now, now, now
 	p.leaveSpare()
 	p.timers.schedule(c, now+p.silence/4)
-	p.lookSource(c, now)
+	p.checkSource(c, now)
 }
 
-// leaveSpare says how many TX chunks data leaves unused: those of acknowledgements
-// and the like, and, where connections have a key, the sealed copy of a frame.
+// leaveSpare computes how many TX chunks data leaves unused. They serve acknowledgements and other control frames
+// and, where connections have a key, the sealed copy of a frame.
 func (p *port) leaveSpare() {
 	p.spare = controlSpare
 	for _, v := range p.vis {
@@ -214,22 +222,26 @@ func (p *port) leaveSpare() {
 			p.spare = max(p.spare, controlSpare+v.conn.chunksFor(wire.HeaderLen+v.conn.payload))
 		}
 	}
-	p.spare = min(p.spare, p.txChunks/2) // data gets some, too, however few there are
+	p.spare = min(p.spare, p.txChunks/2) // data gets at least half, however few there are
 }
 
-// uninstall ends it. Under the lock.
+// uninstall undoes install. Under the lock.
 func (p *port) uninstall(c *conn) {
 	p.abandon(c)
 	p.vis[c.vi.num&0xffff] = nil
 	c.vi.conn = nil
 	p.leaveSpare()
-	if c.lane != nil {
-		p.leaveLane(c.lane)
-		c.lane = nil
+	if c.shm != nil {
+		p.leaveLink(c.shm)
+		c.shm = nil
 	}
 }
 
-// enqueue has c's sends looked at before the turn ends.
+// unproven reports whether the requester of a connection that is being accepted has not yet proven its address. The
+// Request may be spoofed, so no frame is sent there.
+func (c *conn) unproven() bool { return c.established != nil && c.vi.state == ConnectPending }
+
+// enqueue has c's sends examined before the turn ends.
 func (p *port) enqueue(c *conn) {
 	if !c.inReady {
 		c.inReady = true
@@ -237,52 +249,51 @@ func (p *port) enqueue(c *conn) {
 	}
 }
 
-// owe notes that the peer has an acknowledgement to get, of the frame in hand.
-func (p *port) owe(c *conn, now int64) {
-	if c.owedSlot == 0 {
-		p.oweUntil(c, c.patience.owes(now, len(p.owed)+1))
+// oweAck records that the peer is owed an acknowledgement of the current frame.
+func (p *port) oweAck(c *conn, now int64) {
+	if c.ackSlot == 0 {
+		p.oweAckUntil(c, c.ackDelay.begin(now, len(p.acksDue)+1))
 	}
 	switch {
 	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= p.ackEvery:
-		c.oweBy = now // due before the turn ends
+		c.ackDue = now // due before the turn ends
 	case p.pkt.Flags&wire.FlagAckSoon != 0:
-		c.oweBy = min(c.oweBy, now+ackSoon)
+		c.ackDue = min(c.ackDue, now+ackSoon)
 		if len(p.pkt.Rest) > 0 {
-			p.lookSoon() // the peer's program waits for the memory, and ours may be busy
+			p.wakeBackground() // the peer's program waits for the memory, and this program may be busy
 		}
-	case len(p.pkt.Rest) > 0 || c.vi.attrs.Level == ReliableReception || c.receiver.Held() > 0:
-		c.oweBy = min(c.oweBy, now+ackDelay) // nothing may come behind the last of a burst, which does not ask
+	case len(p.pkt.Rest) > 0 || c.vi.attrs.Level == ReliableReception || c.receiver.Buffered() > 0:
+		c.ackDue = min(c.ackDue, now+defaultAckDelay) // the last frame of a burst does not ask, and nothing may follow it
 	}
 }
 
-// oweUntil notes that the peer has an acknowledgement to get, which waits until by at most.
-func (p *port) oweUntil(c *conn, by int64) {
-	if c.owedSlot != 0 {
-		c.oweBy = min(c.oweBy, by)
+// oweAckUntil records that the peer is owed an acknowledgement, which is delayed until by at most.
+func (p *port) oweAckUntil(c *conn, by int64) {
+	if c.ackSlot != 0 {
+		c.ackDue = min(c.ackDue, by)
 		return
 	}
-	p.owed = append(p.owed, c)
-	c.owedSlot = len(p.owed)
-	c.oweBy = by
+	p.acksDue = append(p.acksDue, c)
+	c.ackSlot = len(p.acksDue)
+	c.ackDue = by
 }
 
-// pressed notes that the peer asks again. When it has something to get by now, that
-// waited for too long.
+// pressed records that the peer asked again. If an acknowledgement is still owed, it was delayed too long.
 func (c *conn) pressed() {
-	if c.owedSlot != 0 {
-		c.patience.pressed()
+	if c.ackSlot != 0 {
+		c.ackDelay.pressed()
 	}
 }
 
-// settle notes that it has got it.
+// settle records that the acknowledgement was sent.
 func (p *port) settle(c *conn) {
-	if c.owedSlot == 0 {
+	if c.ackSlot == 0 {
 		return
 	}
-	i, last := c.owedSlot-1, len(p.owed)-1
-	p.owed[i] = p.owed[last]
-	p.owed[i].owedSlot = i + 1
-	p.owed[last] = nil
-	p.owed = p.owed[:last]
-	c.owedSlot = 0
+	i, last := c.ackSlot-1, len(p.acksDue)-1
+	p.acksDue[i] = p.acksDue[last]
+	p.acksDue[i].ackSlot = i + 1
+	p.acksDue[last] = nil
+	p.acksDue = p.acksDue[:last]
+	c.ackSlot = 0
 }

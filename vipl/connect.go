@@ -7,29 +7,30 @@ import (
 	"net/netip"
 	"time"
 
-	"viaxdp/kagent"
-	"viaxdp/secure"
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/secure"
 )
 
-// The way of a connection, and where it is:
+// The files of connection setup:
 //
-//	connect_address.go   names of ends, what a side tells of its VI
+//	connect_address.go   addresses, and the attributes that a side tells of its VI
 //	connect_request.go   client:  ConnectRequest
 //	connect_accept.go    server:  ConnectWait, Listen, Accept, Reject
-//	connect_peer.go      both ask: ConnectPeerRequest, -Done, -Wait
-//	connect.go           what all of them do: begin ... prepare, match, establish ... ended
-//	secure.go            the handshake, where there is a pre-shared key
-//	conn.go              the connection as the engine keeps it: newConn, install, uninstall
-//	break.go             its end by an error: breakDown
-//	disconnect.go        its end by the program: Disconnect
+//	connect_peer.go      peer to peer: ConnectPeerRequest, -Done, -Wait
+//	connect.go           common steps: begin ... prepare, match, establish ... ended
+//	secure.go            the handshake with a pre-shared key
+//	conn.go              the engine's state of the connection: newConn, install, uninstall
+//	teardown.go          the end by an error: teardown
+//	disconnect.go        the end by the program: Disconnect
 
 var (
-	errMismatch = errors.New("the peer's VI differs")
-	errBusyVI   = errors.New("another connect or disconnect of it is under way")
-	errNoTime   = errors.New("timeout 0: a request takes a round trip")
+	errMismatch = errors.New("the attributes of the two VIs differ")
+	errBusyVI   = errors.New("another connect or disconnect of this VI is under way")
+	errNoTime   = errors.New("timeout 0: a connect takes at least a round trip")
 )
 
-// checkRequest looks at what a program asks to be connected with.
+// checkRequest checks the addresses that a program passes to a connect.
 func checkRequest(op string, v *VI, local, remote NetAddress) error {
 	for _, a := range []NetAddress{local, remote} {
 		if err := a.check(op, v); err != nil {
@@ -49,13 +50,12 @@ func (v *VI) begin(op string) error {
 	if err := v.idle(op); err != nil {
 		return err
 	}
-	v.state, v.busy, v.settled = ConnectPending, true, make(chan struct{})
+	v.state, v.busy, v.lost, v.settled = ConnectPending, true, nil, make(chan struct{})
 	return nil
 }
 
-// prepare finds the way to the other side and makes this side's numbers. This
-// and what follows leave v in Connect Pending when they fail; ended makes it
-// Idle.
+// prepare finds the path to the other side and creates this side's offer. If it or a later step fails, v stays in
+// Connect Pending; ended returns it to Idle.
 func (v *VI) prepare(ctx context.Context, op string, local, remote netip.Addr) (kagent.Path, kagent.Offer, error) {
 	path, err := v.nic.agent.Path(ctx, local, remote)
 	if err != nil {
@@ -66,8 +66,8 @@ func (v *VI) prepare(ctx context.Context, op string, local, remote netip.Addr) (
 	return path, v.offer(path.MTU, path.Dst.Is6()), nil
 }
 
-// pathAgain looks where the other side is by now, if its answer took long: the agent may have found another
-// NIC in the place of the one that the path leads to.
+// pathAgain looks the path up again if the answer took long: the agent may have found that another NIC has replaced
+// the one that the path leads to.
 func (v *VI) pathAgain(ctx context.Context, path *kagent.Path, asked time.Time) {
 	if path.Loopback || time.Since(asked) < promptly {
 		return
@@ -77,10 +77,10 @@ func (v *VI) pathAgain(ctx context.Context, path *kagent.Path, asked time.Time) 
 	}
 }
 
-// promptly is an answer that was not waited for.
+// promptly bounds the time of an answer that came without a wait.
 const promptly = 10 * time.Millisecond
 
-// match compares attributes. v is in Connect Pending, so that its own stay.
+// match compares attributes. v is in Connect Pending, so its own do not change.
 func (v *VI) match(op string, theirs kagent.Offer) error {
 	switch {
 	case theirs.Level != uint8(v.attrs.Level):
@@ -95,16 +95,20 @@ func (v *VI) match(op string, theirs kagent.Offer) error {
 	return nil
 }
 
-// establish makes the data path ready: engine first, then the VI table, so
-// that no frame is redirected that the engine does not know.
+// establish activates the data path: the engine first, then the VI table, so that the kernel redirects no frame
+// that the engine does not know.
 func (v *VI) establish(op string, ours, theirs kagent.Offer, path kagent.Path, s *secure.Session, first func()) (*conn, error) {
 	c, err := newConn(v, ours, theirs, path, s)
 	if err != nil {
 		return nil, opError(op, v, ErrResource, err)
 	}
 	if path.Loopback && !v.port.owns(theirs.VI) {
-		if c.lane, err = v.laneTo(theirs.VI); err != nil {
-			return nil, opError(op, v, ErrNotReachable, err)
+		if c.shm, err = v.linkTo(theirs.VI); err != nil {
+			code := ErrNotReachable // no frame comes there by the NIC either
+			if errors.Is(err, agentproto.ErrQuota) {
+				code = ErrResource
+			}
+			return nil, opError(op, v, code, err)
 		}
 	}
 	c.established = first
@@ -112,7 +116,7 @@ func (v *VI) establish(op string, ours, theirs kagent.Offer, path kagent.Path, s
 		return nil, err
 	}
 	if err := v.nic.agent.Enter(v.num, ours.Key, path.Dst); err != nil {
-		v.undo(c, true)
+		v.undo(c, true, err)
 		return nil, agentError(op, v, err)
 	}
 	return c, nil
@@ -123,28 +127,34 @@ func (v *VI) install(op string, c *conn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if v.gone.Load() || v.nic.closing() {
-		if c.lane != nil {
-			p.leaveLane(c.lane)
+		if c.shm != nil {
+			p.leaveLink(c.shm)
 		}
 		return closedError(op)
 	}
 	now := p.now()
 	p.install(c, now)
-	p.finish(now, false) // whoever sleeps learns of the new timer
+	p.finish(now, false) // a sleeper must take the new timer into account
 	return nil
 }
 
-// undo takes down what establish has put up. False, unless it must: a frame of the peer has
-// come, and the program has the connection, whatever became of the confirmation: the peer has it,
-// and messages may be in what was posted.
-func (v *VI) undo(c *conn, must bool) bool {
+// undo reverts establish after err. It returns false if it did nothing. Unless must is set, it does nothing once a
+// frame of the peer has arrived: the peer then has the connection, whatever happened to the confirmation, and
+// messages may already be in posted receives. If must is set and frames of the peer have been accepted, it breaks
+// the connection instead of removing it, so that data of this peer is not taken for data of the next one.
+func (v *VI) undo(c *conn, must bool, err error) bool {
 	p := v.port
 	p.mu.Lock()
 	if !must && v.conn == c && v.state != ConnectPending && !v.nic.closing() {
 		p.mu.Unlock()
 		return false
 	}
-	p.abandon(c) // no frame changes anything any more
+	if v.conn == c && c.hasTaken() {
+		p.teardown(c, broken{cause: err})
+		p.mu.Unlock()
+		return true // the connection stays, in Error, until Disconnect
+	}
+	p.abandon(c) // no frame has any effect from now on
 	p.mu.Unlock()
 	v.nic.agent.Remove(v.num)
 	p.mu.Lock()
@@ -155,8 +165,8 @@ func (v *VI) undo(c *conn, must bool) bool {
 	return true
 }
 
-// ended ends a connect: the VI is Connected or, after a failure, Idle again, with
-// its receives posted. If the connection broke meanwhile, the VI is in Error.
+// ended ends a connect. The VI becomes Connected or, after a failure, Idle again with its receives posted. If the
+// connection broke in the meantime, or the peer sent something before the connect failed, the VI is in Error.
 func (v *VI) ended(err error) {
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
@@ -164,26 +174,27 @@ func (v *VI) ended(err error) {
 	close(v.settled)
 	v.settled = nil
 	switch {
+	case err != nil && v.state == Error && v.conn != nil: // see undo
 	case err != nil:
 		v.port.flushQueue(v, &v.send, broken{}) // what was posted since the peer's first frame
 		v.state, v.cause = Idle, nil
-		v.port.settleReceives(v) // which would have broken the connection
+		v.port.settleReceives(v) // while connected they would have broken the connection
 	case v.state != ConnectPending:
-	case v.conn != nil && v.conn.early != nil:
-		v.state, v.cause = Error, v.conn.early
+	case v.conn != nil && v.conn.earlyErr != nil:
+		v.state, v.cause, v.lost = Error, v.conn.earlyErr, v.conn.earlyErr
 		v.port.flushQueue(v, &v.recv, broken{})
 		v.report(ErrorConnLost, 0, v.cause)
 	default:
 		v.state = Connected
 	}
-	if v.conn != nil { // others may have connected meanwhile, and have left less for each
+	if v.conn != nil { // other VIs may have connected in the meantime, which reduces each one's window
 		now := v.port.now()
 		v.port.tellWindow(v.conn, now)
 		v.port.finish(now, false)
 	}
 }
 
-// within is the time that a call may take; negative: no limit.
+// within returns a context that ends after timeout; negative: no limit.
 func within(timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout < 0 {
 		return context.WithCancel(context.Background())
@@ -191,7 +202,7 @@ func within(timeout time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), timeout)
 }
 
-// overtime adds to a time-out of the agent that it was the caller's time.
+// overtime adds ctx's error to a timeout of the agent if ctx has ended.
 func overtime(ctx context.Context, err error) error {
 	if errors.Is(err, kagent.ErrTimeout) && ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", err, ctx.Err())

@@ -5,28 +5,28 @@ import (
 	"errors"
 	"time"
 
-	"viaxdp/kagent"
-	"viaxdp/secure"
-	"viaxdp/wire"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/secure"
+	"viaxdp/internal/base/wire"
 )
 
-// The server: it waits or listens for requests, and accepts or rejects them.
+// The server side: it waits or listens for requests, and accepts or rejects them.
 
-// Conn is a request for a connection that waits for an answer. All methods may
-// be called concurrently.
+// Conn is a pending connection request. All methods may be called concurrently.
 type Conn struct {
-	nic *Nic
+	nic *NIC
 	in  *kagent.Incoming
 }
 
-// ConnectWait is VipConnectWait: waits at most timeout (negative: for ever) for
-// a request to local: to its discriminator, byte for byte, and to its host, if it
-// names one. A requester whose discriminator nobody waits on, nor has waited on in
-// the last 100 ms, gets ErrNoMatch. Several goroutines may wait.
+// ConnectWait is VipConnectWait: it waits for a request to local, at most timeout (negative: for ever). A request
+// matches if its discriminator is equal byte for byte and, if local names a host, its host is equal. Requests queue
+// for 100 ms after a ConnectWait has returned. A request to a discriminator for which no ConnectWait was active
+// within the last 100 ms is answered with ErrNoMatch. Several goroutines may wait.
 //
-// ErrTimeout; ErrInvalidParameter for a discriminator that is too long and when
-// the NIC is closed; ErrResource when the interface is gone, also meanwhile.
-func (n *Nic) ConnectWait(local NetAddress, timeout time.Duration) (*Conn, error) {
+// Errors: ErrTimeout. ErrInvalidParameter if the discriminator is too long or the NIC is or gets closed.
+// ErrResource if the interface is or gets removed, or if a program of another user of the agent listens or waits
+// for the discriminator.
+func (n *NIC) ConnectWait(local NetAddress, timeout time.Duration) (*Conn, error) {
 	const op = "ConnectWait"
 	if err := local.check(op, nil); err != nil {
 		return nil, err
@@ -43,21 +43,20 @@ func (n *Nic) ConnectWait(local NetAddress, timeout time.Duration) (*Conn, error
 	return &Conn{n, in}, nil
 }
 
-// Listener takes requests to an address from Listen to Close, also while nobody is
-// in Wait. (A program that calls ConnectWait in a loop has 100 ms from one call to
-// the next; later, requests are refused.) All methods may be called concurrently.
+// Listener queues requests to an address from Listen to Close, also while no goroutine is in Wait. A program that
+// calls ConnectWait in a loop instead has 100 ms from one call to the next; later requests are refused. All methods
+// may be called concurrently.
 type Listener struct {
-	nic *Nic
+	nic *NIC
 	l   *kagent.Listener
 }
 
-// Listen takes requests to local from now on; which ones those are is as with
-// ConnectWait.
+// Listen queues requests to local from now on. Requests match as they do for ConnectWait.
 //
-// ErrInvalidState when somebody listens there already, in this program or, with an
-// agent, in another one; ErrInvalidParameter for a discriminator that is too long
-// and when the NIC is closed.
-func (n *Nic) Listen(local NetAddress) (*Listener, error) {
+// Errors: ErrInvalidState if a listener for local exists in this program or, with an agent, in another program, or
+// if a program of another user of the agent listens or waits for the discriminator at any host. ErrInvalidParameter
+// if the discriminator is too long or the NIC is closed.
+func (n *NIC) Listen(local NetAddress) (*Listener, error) {
 	const op = "Listen"
 	if err := local.check(op, nil); err != nil {
 		return nil, err
@@ -69,9 +68,8 @@ func (n *Nic) Listen(local NetAddress) (*Listener, error) {
 	return &Listener{n, l}, nil
 }
 
-// Wait returns the next request. ErrTimeout, with ctx's error, when ctx ends before
-// one has come; ErrInvalidParameter when the listener or the NIC is closed, also
-// meanwhile.
+// Wait returns the next request. It returns ErrTimeout, with ctx's error, if ctx ends first, and
+// ErrInvalidParameter if the listener or the NIC is or gets closed.
 func (l *Listener) Wait(ctx context.Context) (*Conn, error) {
 	in, err := l.l.Wait(ctx)
 	if err != nil {
@@ -80,8 +78,8 @@ func (l *Listener) Wait(ctx context.Context) (*Conn, error) {
 	return &Conn{l.nic, in}, nil
 }
 
-// Close ends the listener: requests that nobody has taken are answered with
-// ErrNoMatch. A second Close does nothing.
+// Close ends the listener. Requests that are still queued are answered with ErrNoMatch. A second Close does
+// nothing.
 func (l *Listener) Close() error {
 	if err := l.l.Close(); err != nil {
 		return agentError("Listener.Close", nil, err)
@@ -89,17 +87,17 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-// Remote is the requester's address.
+// Remote returns the requester's address.
 func (c *Conn) Remote() NetAddress {
 	a := c.in.Remote()
 	return NetAddress{a.Host, a.Disc}
 }
 
-// RemoteAttributes are the requester's VI's.
+// RemoteAttributes returns the attributes of the requester's VI.
 func (c *Conn) RemoteAttributes() RemoteAttributes { return remoteAttributes(c.in.Offer()) }
 
-// Reject is VipConnectReject: the requester gets ErrRejected. ErrInvalidParameter
-// when the request was answered before, ErrTimeout when the requester gave up.
+// Reject is VipConnectReject: the requester gets ErrRejected. ErrInvalidParameter if the request was answered
+// before, ErrTimeout if the requester gave up.
 func (c *Conn) Reject() error {
 	if err := c.in.Reject(wire.CMReasonProgram); err != nil {
 		return agentError("ConnectReject", nil, err)
@@ -110,14 +108,12 @@ func (c *Conn) Reject() error {
 // acceptTime bounds how long the requester's confirmation may take.
 const acceptTime = 5 * time.Second
 
-// Accept is VipConnectAccept: connects v, which is Idle, with the requester.
-// Level, MaxTransferSize and QoS must be the requester's: otherwise it fails
-// with ErrInvalidReliabilityLevel, ErrInvalidMTU or ErrInvalidQoS, the
-// requester hears nothing, and another VI may be tried.
+// Accept is VipConnectAccept: it connects v, which is Idle, with the requester. Level, MaxTransferSize and QoS must
+// equal the requester's. Otherwise Accept fails with ErrInvalidReliabilityLevel, ErrInvalidMTU or ErrInvalidQoS;
+// the requester is not answered, and Accept may be called with another VI.
 //
-// ErrInvalidState when v is not Idle, ErrTimeout when the requester gave up or
-// does not answer. ErrRejected, with ErrSecurity, when the pre-shared keys do not
-// go together: the requester is told so, and the request is over.
+// Errors: ErrInvalidState if v is not Idle. ErrTimeout if the requester gave up or does not answer. ErrRejected,
+// with ErrSecurity, if the pre-shared keys do not match; the requester is told, and the request is over.
 func (c *Conn) Accept(v *VI) error {
 	const op = "ConnectAccept"
 	theirs := c.in.Offer()
@@ -146,8 +142,7 @@ func (c *Conn) Accept(v *VI) error {
 	return err
 }
 
-// accept connects v with the requester, of whose handshake offered is the
-// beginning.
+// accept connects v with the requester. offered is the requester's part of the handshake, or nil.
 func (v *VI) accept(ctx context.Context, op string, in *kagent.Incoming, offered *secure.Offered, ours kagent.Offer, path kagent.Path) error {
 	session, err := v.acceptSecurely(op, offered, in, &ours)
 	if err != nil {
@@ -157,7 +152,7 @@ func (v *VI) accept(ctx context.Context, op string, in *kagent.Incoming, offered
 	if err != nil {
 		return err
 	}
-	if err := in.Accept(ctx, ours); err != nil && v.undo(conn, false) {
+	if err := in.Accept(ctx, ours); err != nil && v.undo(conn, false, err) {
 		return agentError(op, v, err)
 	}
 	return nil

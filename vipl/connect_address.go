@@ -4,16 +4,17 @@ import (
 	"fmt"
 	"net/netip"
 
-	"viaxdp/kagent"
-	"viaxdp/wire"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
 )
 
 // MaxDiscriminatorLen is the length of the longest discriminator in bytes.
-const MaxDiscriminatorLen = wire.CMMaxDisc
+const MaxDiscriminatorLen = 64
 
-// NetAddress names an end of a connection: a host and a discriminator, which
-// tells apart the ends of one host. As a local address, a zero Host stands for
-// the NIC's own.
+var _ [wire.CMMaxDisc]struct{} = [MaxDiscriminatorLen]struct{}{}
+
+// NetAddress names one end of a connection: a host, and a discriminator that distinguishes services of that host.
+// In a local address a zero Host stands for the NIC's own.
 type NetAddress struct {
 	Host          netip.Addr
 	Discriminator []byte // at most MaxDiscriminatorLen bytes
@@ -31,18 +32,18 @@ func (a NetAddress) check(op string, v *VI) error {
 	return nil
 }
 
-// RemoteAttributes is what the other side tells of its VI.
+// RemoteAttributes are the attributes of the peer's VI.
 type RemoteAttributes struct {
 	Level           ReliabilityLevel
 	MaxTransferSize int
 	QoS             int
-	EnableRdmaWrite bool // it takes RDMA writes
-	EnableRdmaRead  bool // it serves RDMA reads
+	EnableRDMAWrite bool // the VI accepts RDMA writes
+	EnableRDMARead  bool // the VI serves RDMA reads
 }
 
 func remoteAttributes(o kagent.Offer) RemoteAttributes {
 	return RemoteAttributes{
 		Level: ReliabilityLevel(o.Level), MaxTransferSize: int(o.MaxTransfer), QoS: int(o.QoS),
-		EnableRdmaWrite: o.RDMAWrite, EnableRdmaRead: o.RDMARead,
+		EnableRDMAWrite: o.RDMAWrite, EnableRDMARead: o.RDMARead,
 	}
 }

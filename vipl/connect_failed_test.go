@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"viaxdp/kagent"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/vipl"
 )
 
@@ -27,10 +27,8 @@ func unconfirmed(t *testing.T, n *memoryNet, va, vb *vipl.VI, meanwhile func()) 
 		}
 		answer <- err
 	}()
-	c, err := n.b.ConnectWait(to, patience)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, err := n.b.ConnectWait(to, ackDelay)
+	must(t, err)
 	n.fabric.Cut(n.a.agent.Addr(), true)
 	go meanwhile()
 	accepted = c.Accept(vb)
@@ -41,98 +39,80 @@ func unconfirmed(t *testing.T, n *memoryNet, va, vb *vipl.VI, meanwhile func()) 
 // A connect that fails leaves the VI as it was, also where it takes longer than a peer
 // may be silent: receives stay posted and serve the next connection.
 func TestReceivesOutliveFailedAccept(t *testing.T) {
-	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		synctest.Test(t, func(t *testing.T) {
-			n := newMemoryNet(t, memoryConfig{bubble: true, silence: 600 * time.Millisecond})
-			va, vb := newVI(t, n.a.Nic, level), newVI(t, n.b.Nic, level)
-			xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 2, 64)
-			for i := range 2 {
-				postRecv(t, vb, xb, i, 64)
-			}
-			asked, accepted := unconfirmed(t, n, va, vb, func() {})
-			wantError(t, "request without an answer", asked, vipl.ErrTimeout)
-			wantError(t, "accept without a confirmation", accepted, vipl.ErrTimeout)
-			if s := stateIs(t, vb, vipl.Idle); s.Cause != nil {
-				t.Errorf("cause %v", s.Cause)
-			}
-			if d, err := vb.RecvDone(); d != nil || err != vipl.ErrNotDone {
-				t.Fatalf("a receive is done: %v", err)
-			}
-			n.b.errs.are(t)
+	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n := newMemoryNet(t, memoryConfig{bubble: true, silence: 600 * time.Millisecond})
+		va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
+		xa, xb := newBox(t, n.a.NIC, 2, 64), newBox(t, n.b.NIC, 2, 64)
+		postRecvs(t, vb, xb, 2, 64)
+		asked, accepted := unconfirmed(t, n, va, vb, func() {})
+		wantError(t, "request without an answer", asked, vipl.ErrTimeout)
+		wantError(t, "accept without a confirmation", accepted, vipl.ErrTimeout)
+		s := stateIs(t, vb, vipl.Idle)
+		errorIf(t, s.Cause != nil, "cause %v", s.Cause)
+		nothingDone(t, vb.RecvDone, vipl.ErrNotDone)
+		n.b.errs.are(t)
 
-			join(t, n.a.Nic, va, n.b.Nic, vb)
-			for i := range 2 {
-				fillPattern(xa.buf[i], i)
-				postSend(t, va, xa, i, 10+i)
-			}
-			for i := range 2 {
-				if d := received(t, vb, 0); d != xb.desc[i] || d.Length != uint32(10+i) {
-					t.Fatalf("receive %d: another descriptor, or length %d", i, d.Length)
-				}
-				checkPattern(t, xb.buf[i][:10+i], i)
-				sent(t, va, 0)
-			}
-		})
+		join(t, n.a.NIC, va, n.b.NIC, vb)
+		for i := range 2 {
+			postMessage(t, va, xa, i, 10+i, i)
+		}
+		for i := range 2 {
+			d := received(t, vb, 0)
+			fatalIf(t, d != xb.desc[i] || d.Length != uint32(10+i), "receive %d: another descriptor, or length %d", i, d.Length)
+			checkPattern(t, xb.buf[i][:10+i], i)
+			sent(t, va, 0)
+		}
 	})
 }
 
 // A connection that ends before its accept has returned is in Error when it returns,
 // with everything flushed and its end told once.
 func TestAcceptOfWhatEnded(t *testing.T) {
-	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		synctest.Test(t, func(t *testing.T) {
-			const silence = 200 * time.Millisecond
-			n := newMemoryNet(t, memoryConfig{bubble: true, silence: silence})
-			va, vb := newVI(t, n.a.Nic, level), newVI(t, n.b.Nic, level)
-			xb := newBox(t, n.b.Nic, 1, 64)
-			postRecv(t, vb, xb, 0, 64)
-			n.wire.Cut(true)
-			asked, accepted := unconfirmed(t, n, va, vb, func() {
-				time.Sleep(2 * silence)
-				n.fabric.Cut(n.a.agent.Addr(), false)
-			})
-			if asked != nil || accepted != nil {
-				t.Fatalf("%v, %v", asked, accepted)
-			}
-			if s := stateIs(t, vb, vipl.Error); s.Cause == nil {
-				t.Error("no cause")
-			}
-			received(t, vb, vipl.StatusFlushed)
-			n.b.errs.are(t, vipl.ErrorConnLost)
-			n.wire.Cut(false)
-			if err := vb.Disconnect(); err != nil {
-				t.Error(err)
-			}
-			stateIs(t, va, vipl.Error)
-			if err := va.Disconnect(); err != nil {
-				t.Error(err)
-			}
-			join(t, n.a.Nic, va, n.b.Nic, vb)
+	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		const silence = 200 * time.Millisecond
+		n := newMemoryNet(t, memoryConfig{bubble: true, silence: silence})
+		va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
+		xb := newBox(t, n.b.NIC, 1, 64)
+		postRecv(t, vb, xb, 0, 64)
+		n.wire.Cut(true)
+		asked, accepted := unconfirmed(t, n, va, vb, func() {
+			time.Sleep(2 * silence)
+			n.fabric.Cut(n.a.agent.Addr(), false)
 		})
+		fatalIf(t, asked != nil || accepted != nil, "%v, %v", asked, accepted)
+		s := stateIs(t, vb, vipl.Error)
+		errorIf(t, s.Cause == nil, "no cause")
+		received(t, vb, vipl.StatusFlushed)
+		n.b.errs.are(t, vipl.ErrorConnLost)
+		n.wire.Cut(false)
+		noError(t, vb.Disconnect())
+		stateIs(t, va, vipl.Error)
+		noError(t, va.Disconnect())
+		join(t, n.a.NIC, va, n.b.NIC, vb)
 	})
 }
 
 // doubting is an agent whose accept fails although the requester has confirmed, once
 // over says so: as when the answers of a daemon come in another order than frames.
-type doubting struct {
+type unprovenRequests struct {
 	*kagenttest.Agent
 	over chan struct{}
 }
 
-func (a doubting) Wait(ctx context.Context, local kagent.Address) (*kagent.Incoming, error) {
+func (a unprovenRequests) Wait(ctx context.Context, local kagent.Address) (*kagent.Incoming, error) {
 	in, err := a.Agent.Wait(ctx, local)
 	if err != nil {
 		return nil, err
 	}
-	return kagent.NewIncoming(in.Local(), in.Remote(), in.Offer(), doubted{in, a.over}), nil
+	return kagent.NewIncoming(in.Local(), in.Remote(), in.Offer(), unprovenRequest{in, a.over}), nil
 }
 
-type doubted struct {
+type unprovenRequest struct {
 	*kagent.Incoming
 	over chan struct{}
 }
 
-func (d doubted) Accept(ctx context.Context, o kagent.Offer) error {
+func (d unprovenRequest) Accept(ctx context.Context, o kagent.Offer) error {
 	if err := d.Incoming.Accept(ctx, o); err != nil {
 		return err
 	}
@@ -143,43 +123,32 @@ func (d doubted) Accept(ctx context.Context, o kagent.Offer) error {
 // Who has got a frame of the requester is connected with it, whatever becomes of the
 // confirmation: the requester is, and a receive has what it sent.
 func TestFrameOutweighsConfirmation(t *testing.T) {
-	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		synctest.Test(t, func(t *testing.T) {
-			over := make(chan struct{})
-			n := newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return doubting{a, over} }})
-			va, vb := newVI(t, n.a.Nic, level), newVI(t, n.b.Nic, level)
-			xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 2, 64)
-			for i := range 2 {
-				postRecv(t, va, xa, i, 64)
+	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		over := make(chan struct{})
+		n := newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return unprovenRequests{a, over} }})
+		va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
+		xa, xb := newBox(t, n.a.NIC, 2, 64), newBox(t, n.b.NIC, 2, 64)
+		postRecvs(t, va, xa, 2, 64)
+		accepted := make(chan error, 1)
+		go func() {
+			c, err := n.a.ConnectWait(address(n.a, "doubted"), ackDelay)
+			if err == nil {
+				err = c.Accept(va)
 			}
-			accepted := make(chan error, 1)
-			go func() {
-				c, err := n.a.ConnectWait(address(n.a, "doubted"), patience)
-				if err == nil {
-					err = c.Accept(va)
-				}
-				accepted <- err
-			}()
-			if _, err := request(vb, address(n.a, "doubted")); err != nil {
-				t.Fatal(err)
+			accepted <- err
+		}()
+		must(t, errOf(request(vb, address(n.a, "doubted"))))
+		for i := range 2 {
+			postMessage(t, vb, xb, i, 64, i)
+			equal(t, "receive", received(t, va, 0), xa.desc[i])
+			checkPattern(t, xa.buf[i], i)
+			sent(t, vb, 0)
+			if i == 0 {
+				close(over)
+				must(t, <-accepted)
 			}
-			for i := range 2 {
-				fillPattern(xb.buf[i], i)
-				postSend(t, vb, xb, i, 64)
-				if d := received(t, va, 0); d != xa.desc[i] {
-					t.Errorf("receive %d: another descriptor", i)
-				}
-				checkPattern(t, xa.buf[i], i)
-				sent(t, vb, 0)
-				if i == 0 {
-					close(over)
-					if err := <-accepted; err != nil {
-						t.Fatal(err)
-					}
-				}
-			}
-			stateIs(t, va, vipl.Connected)
-		})
+		}
+		stateIs(t, va, vipl.Connected)
 	})
 }
 
@@ -188,20 +157,18 @@ func TestFrameOutweighsConfirmation(t *testing.T) {
 func accepting(t *testing.T) (n *memoryNet, va, vb *vipl.VI, over chan struct{}, accepted chan error) {
 	t.Helper()
 	over, accepted = make(chan struct{}), make(chan error, 1)
-	n = newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return doubting{a, over} }})
-	va, vb = newVI(t, n.a.Nic, vipl.ReliableDelivery), newVI(t, n.b.Nic, vipl.ReliableDelivery)
-	xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+	n = newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return unprovenRequests{a, over} }})
+	va, vb = newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+	xa, xb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
 	postRecv(t, va, xa, 0, 64)
 	go func() {
-		c, err := n.a.ConnectWait(address(n.a, "doubted"), patience)
+		c, err := n.a.ConnectWait(address(n.a, "doubted"), ackDelay)
 		if err == nil {
 			err = c.Accept(va)
 		}
 		accepted <- err
 	}()
-	if _, err := request(vb, address(n.a, "doubted")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(request(vb, address(n.a, "doubted"))))
 	postSend(t, vb, xb, 0, 64)
 	received(t, va, 0)
 	sent(t, vb, 0)
@@ -217,20 +184,14 @@ func TestDisconnectBeforeAcceptReturns(t *testing.T) {
 				_, va, vb, over, accepted := accepting(t)
 				ended := make(chan error, 1)
 				if lost {
-					if err := vb.Disconnect(); err != nil {
-						t.Fatal(err)
-					}
+					must(t, vb.Disconnect())
 					stateIs(t, va, vipl.Error)
 				}
 				go func() { ended <- va.Disconnect() }()
 				synctest.Wait()
 				close(over)
-				if err := <-accepted; err != nil {
-					t.Errorf("accept: %v", err)
-				}
-				if err := <-ended; err != nil {
-					t.Errorf("disconnect: %v", err)
-				}
+				wantError(t, "accept", <-accepted, nil)
+				wantError(t, "disconnect", <-ended, nil)
 				stateIs(t, va, vipl.Idle)
 			})
 		})
@@ -243,15 +204,10 @@ func TestCloseBeforeAcceptReturns(t *testing.T) {
 		n, _, _, over, accepted := accepting(t)
 		start := time.Now()
 		time.AfterFunc(5*time.Second, func() { close(over) })
-		if err := n.a.Close(); err != nil {
-			t.Error(err)
-		}
-		if took := time.Since(start); took > time.Second {
-			t.Errorf("it took %v", took)
-		}
-		if err := <-accepted; err == nil {
-			t.Error("it is connected on a NIC that is closed")
-		}
+		noError(t, n.a.Close())
+		took := time.Since(start)
+		errorIf(t, took > time.Second, "it took %v", took)
+		errorIf(t, <-accepted == nil, "it is connected on a NIC that is closed")
 	})
 }
 
@@ -262,8 +218,6 @@ func TestFarewellBeforeAcceptReturns(t *testing.T) {
 		time.AfterFunc(5*time.Second, func() { close(over) })
 		n.a.Farewell()
 		stateIs(t, vb, vipl.Error)
-		if err := <-accepted; err != nil {
-			t.Errorf("accept: %v", err)
-		}
+		wantError(t, "accept", <-accepted, nil)
 	})
 }

@@ -5,34 +5,30 @@ import (
 	"errors"
 	"time"
 
-	"viaxdp/kagent"
+	"viaxdp/internal/agent/kagent"
 )
 
-// Peer-to-peer connections: both sides ask, neither waits.
+// Peer-to-peer connections: both sides request, and neither waits for requests.
 
-// peering is a peer-to-peer connect from its request until its outcome was
-// asked for.
+// peering is a peer-to-peer connect, from its request until the program has fetched its outcome.
 type peering struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the rest is valid
+	done   chan struct{} // closed when remote and err are valid
 	remote RemoteAttributes
 	err    error
 }
 
 var errNoPeering = errors.New("no peer-to-peer connect is under way")
 
-// ConnectPeerRequest is VipConnectPeerRequest: connects v, which is Idle, with
-// the VI at remote for which the program there asks for a connection with local
-// in the same way. It returns at once; v is in ConnectPending until both have
-// asked, and ConnectPeerDone or ConnectPeerWait tell the outcome. Hosts and
-// discriminators must match crosswise, byte for byte. A zero local host stands
-// for the NIC's own.
+// ConnectPeerRequest is VipConnectPeerRequest: it connects v, which is Idle, with the VI at remote whose program
+// calls ConnectPeerRequest for local. It returns at once. v is in ConnectPending until both sides have asked;
+// ConnectPeerDone or ConnectPeerWait return the outcome. Each side's local host and discriminator must equal the
+// other side's remote ones, byte for byte. A zero local host stands for the NIC's own.
 //
-// timeout is how long the other side may take to ask; negative: for ever.
-// Disconnect ends the attempt.
+// timeout is how long the other side may take to ask; negative: for ever. Disconnect ends the attempt.
 //
-// ErrInvalidState: v is not Idle. ErrInvalidParameter: timeout 0, no remote
-// host, or discriminators that are too long.
+// Errors: ErrInvalidState if v is not Idle. ErrInvalidParameter for timeout 0, for no remote host, and for
+// discriminators that are too long.
 func (v *VI) ConnectPeerRequest(local, remote NetAddress, timeout time.Duration) error {
 	const op = "ConnectPeerRequest"
 	if timeout == 0 {
@@ -65,15 +61,14 @@ func (v *VI) ConnectPeerRequest(local, remote NetAddress, timeout time.Duration)
 	return nil
 }
 
-// ConnectPeerDone is VipConnectPeerDone: the outcome of ConnectPeerRequest,
-// without waiting; it is told once.
+// ConnectPeerDone is VipConnectPeerDone: it returns the outcome of ConnectPeerRequest without waiting. The outcome
+// is returned once.
 //
-// ErrNotDone: it is under way. ErrTimeout: the other side did not ask in time.
-// ErrInvalidReliabilityLevel, ErrInvalidMTU, ErrInvalidQoS: the two VIs differ;
-// both sides get it. ErrRejected with ErrSecurity: the pre-shared keys do not go
-// together; both sides get it. ErrNotReachable, ErrRejected: as with
-// ConnectRequest. After all of these but ErrNotDone v is Idle again.
-// ErrInvalidState: no such connect is under way.
+// Errors: ErrNotDone if the connect is still under way. ErrTimeout if the other side did not ask in time.
+// ErrInvalidReliabilityLevel, ErrInvalidMTU or ErrInvalidQoS if the two VIs differ; both sides get it. ErrRejected
+// with ErrSecurity if the pre-shared keys do not match; both sides get it. ErrNotReachable and ErrRejected as with
+// ConnectRequest. After all of these but ErrNotDone v is Idle again, or in Error as after ConnectRequest.
+// ErrInvalidState if no such connect is under way.
 func (v *VI) ConnectPeerDone() (RemoteAttributes, error) {
 	const op = "ConnectPeerDone"
 	p, err := v.peeringOf(op)
@@ -88,8 +83,7 @@ func (v *VI) ConnectPeerDone() (RemoteAttributes, error) {
 	}
 }
 
-// ConnectPeerWait is VipConnectPeerWait: like ConnectPeerDone, but waits for
-// the outcome.
+// ConnectPeerWait is VipConnectPeerWait: like ConnectPeerDone, but it waits for the outcome.
 func (v *VI) ConnectPeerWait() (RemoteAttributes, error) {
 	const op = "ConnectPeerWait"
 	p, err := v.peeringOf(op)
@@ -115,7 +109,7 @@ func (v *VI) peeringOf(op string) (*peering, error) {
 	return nil, opError(op, v, ErrInvalidState, errNoPeering)
 }
 
-// outcome tells the outcome of p, which is done, to the first who asks.
+// outcome returns the outcome of p, which is done, to the first caller.
 func (v *VI) outcome(op string, p *peering) (RemoteAttributes, error) {
 	v.port.mu.Lock()
 	mine := v.peering == p
@@ -132,8 +126,7 @@ func (v *VI) outcome(op string, p *peering) (RemoteAttributes, error) {
 	return RemoteAttributes{}, opError(op, v, ErrInvalidState, errNoPeering)
 }
 
-// stopPeering ends a peer-to-peer connect that is under way, if one is, and
-// waits for its end.
+// stopPeering ends a peer-to-peer connect, if one is under way, and waits for its end.
 func (v *VI) stopPeering() {
 	v.port.mu.Lock()
 	p := v.peering
@@ -145,13 +138,12 @@ func (v *VI) stopPeering() {
 	}
 }
 
-// lateMeeting says that the other side gave up just as it was met: it may ask
-// again.
+// lateMeeting reports whether err means that the other side gave up just as it was found. It may ask again.
 func lateMeeting(err error) bool {
 	return errors.Is(err, kagent.ErrCancelled) || errors.Is(err, kagent.ErrVanished)
 }
 
-// meet connects v, which is in Connect Pending, with the one who asks for it.
+// meet connects v, which is in Connect Pending, with the peer that asks for it.
 func (v *VI) meet(ctx context.Context, local, remote NetAddress) (theirs RemoteAttributes, err error) {
 	const op = "ConnectPeerRequest"
 	path, ours, err := v.prepare(ctx, op, local.Host, remote.Host)

@@ -5,23 +5,22 @@ import (
 	"errors"
 	"time"
 
-	"viaxdp/kagent"
-	"viaxdp/secure"
-	"viaxdp/wire"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/secure"
+	"viaxdp/internal/base/wire"
 )
 
-// The client: it asks for a connection.
+// The client side: it requests a connection.
 
-// ConnectRequest is VipConnectRequest: connects v, which is Idle, with the VI
-// that the program waiting at remote accepts with, and returns that VI's
-// attributes. timeout is positive, or negative for no limit. local's host may
+// ConnectRequest is VipConnectRequest: it connects v, which is Idle, with the VI that the program waiting at remote
+// accepts with, and returns that VI's attributes. timeout is positive, or negative for no limit. local's host may
 // be zero.
 //
-// ErrNoMatch: nobody waits on that discriminator. ErrRejected: the program there
-// has refused; with ErrSecurity, the pre-shared keys do not go together.
-// ErrTimeout: nobody answers. ErrNotReachable: no way to the host.
-// ErrInvalidState: v is not Idle. ErrInvalidParameter: timeout 0, or
-// discriminators that are too long. After any of them v is as it was.
+// Errors: ErrNoMatch if no program waits for that discriminator. ErrRejected if the program there refused; with
+// ErrSecurity if the pre-shared keys do not match. ErrTimeout if no answer arrives. ErrNotReachable if there is no
+// path to the host. ErrInvalidState if v is not Idle. ErrInvalidParameter for timeout 0, and for discriminators
+// that are too long. After an error v is as it was before. The exception is a peer that sent messages before it
+// refused: v is then in Error, and its posted descriptors are flushed as after a broken connection.
 func (v *VI) ConnectRequest(local, remote NetAddress, timeout time.Duration) (RemoteAttributes, error) {
 	const op = "ConnectRequest"
 	if timeout == 0 {
@@ -32,8 +31,8 @@ func (v *VI) ConnectRequest(local, remote NetAddress, timeout time.Duration) (Re
 	return v.connectRequest(ctx, op, local, remote)
 }
 
-// ConnectRequestContext is ConnectRequest with the end of ctx in place of a
-// timeout: ErrTimeout then comes with ctx's error.
+// ConnectRequestContext is ConnectRequest with a context in place of a timeout. When ctx ends it returns ErrTimeout
+// with ctx's error.
 func (v *VI) ConnectRequestContext(ctx context.Context, local, remote NetAddress) (RemoteAttributes, error) {
 	return v.connectRequest(ctx, "ConnectRequestContext", local, remote)
 }
@@ -69,7 +68,7 @@ func (v *VI) request(ctx context.Context, op string, local, remote NetAddress) (
 	return remoteAttributes(answer.Offer), v.confirm(op, answer, shake, ours, path)
 }
 
-// confirm connects v with the acceptor; shake is the handshake, if there is one.
+// confirm connects v with the acceptor. shake is this side's handshake, or nil.
 func (v *VI) confirm(op string, answer *kagent.Answer, shake *secure.Requester, ours kagent.Offer, path kagent.Path) error {
 	proof, session, err := v.finishSecurely(op, shake, answer)
 	if err != nil {
@@ -80,7 +79,7 @@ func (v *VI) confirm(op string, answer *kagent.Answer, shake *secure.Requester, 
 		answer.Decline(wire.CMReasonResources)
 		return err
 	}
-	if err := answer.ConfirmWith(proof); err != nil && v.undo(conn, errors.Is(err, kagent.ErrRejected)) {
+	if err := answer.ConfirmWith(proof); err != nil && v.undo(conn, errors.Is(err, kagent.ErrRejected), err) {
 		return agentError(op, v, err)
 	}
 	return nil

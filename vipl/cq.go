@@ -6,14 +6,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"viaxdp/internal/ordered"
+	"viaxdp/internal/base/ordered"
 )
 
-// Step 9 of the way of a message: complete.
+// Step 9 of the path of a message: complete.
 
-// complete ends e, the first descriptor of q that is not complete: length and
-// immediate data, then the status with DONE last, the CQ entry, and whoever
-// waits. Under the lock.
+// complete completes e, the first descriptor of q that is not complete: length and immediate data, then the status
+// with DONE last, then the CQ entry and the waiters. Under the lock.
 func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 	d := e.desc
 	s |= StatusDone | e.op
@@ -39,11 +38,11 @@ func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 		q.cq.settling.Store(1)
 	}
 	d.setStatus(s)
-	if q.outside != nil {
-		q.outside.put(n, d, s)
+	if q.userRing != nil {
+		q.userRing.put(n, d, s)
 	}
 	if len(q.handlers) > 0 {
-		q.dequeued.Store(n + 1) // first: nobody else sees it on the queue
+		q.dequeued.Store(n + 1) // first, so that nothing else sees it on the queue
 		e.desc = nil
 	}
 	q.completed.Store(n + 1)
@@ -61,26 +60,27 @@ func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
 	p.raise(&q.signal)
 }
 
-// CQ is a completion queue: it tells which work queues of many VIs have a
-// completed descriptor. All methods may be called concurrently.
+// CQ is a completion queue: it reports which work queues of its VIs have a completed descriptor. All methods may be
+// called concurrently.
 type CQ struct {
-	nic     *Nic
+	nic     *NIC
 	port    *port
 	bound   int // work queues, under the port's lock
 	gone    atomic.Bool
 	ring    []cqEntry
 	head    uint64
 	tail    uint64
-	waiting ordered.Uint64 // tail - head, to look at without the lock
+	waiting ordered.Uint64 // tail - head, for reading without the lock
 
-	// 1 from before a status is written until its entry is there, for who has seen the status.
+	// settling is 1 from before a status is written until its entry is queued. A goroutine that has already seen the
+	// status checks it.
 	settling ordered.Uint64
 
-	woken  atomic.Bool // a Wake that no Wait has seen
+	woken  atomic.Bool // a Wake that no Wait has consumed
 	signal signal
 
-	handlers []func(*VI, bool) // wait for entries
-	given    int               // how many of them have one, and wait for their turn
+	handlers []func(*VI, bool) // waiting for entries
+	given    int               // handlers that have an entry and are queued in calls
 	calls    caller
 }
 
@@ -91,15 +91,23 @@ type cqEntry struct {
 	recv bool
 }
 
+func (e cqEntry) queue() *workQueue {
+	if e.recv {
+		return &e.vi.recv
+	}
+	return &e.vi.send
+}
+
 // MaxCQEntries is the largest completion queue that CreateCQ takes.
 const MaxCQEntries = 1 << 20
 
-// CreateCQ is VipCreateCQ: a completion queue for at least entries entries. It
-// grows rather than lose one.
+// CreateCQ is VipCreateCQ: it creates a completion queue for at least entries entries. The queue grows rather than
+// lose an entry. If the program calls SendDone or RecvDone without Done, the queue may hold more entries than its
+// work queues can hold descriptors; entries of dequeued descriptors are then dropped.
 //
-// ErrInvalidParameter for less than 1 or more than MaxCQEntries entries,
-// ErrResource past 1024 completion queues.
-func (n *Nic) CreateCQ(entries int) (*CQ, error) {
+// Errors: ErrInvalidParameter for less than 1 or more than MaxCQEntries entries, ErrResource for more than 1024
+// completion queues.
+func (n *NIC) CreateCQ(entries int) (*CQ, error) {
 	if err := checkEntries("CreateCQ", entries); err != nil {
 		return nil, err
 	}
@@ -133,18 +141,17 @@ func ringSize(entries int) int {
 	return size
 }
 
-// Entries is the number of entries that the queue holds before it grows.
+// Entries returns the number of entries that the queue holds before it grows.
 func (c *CQ) Entries() int {
 	c.port.mu.Lock()
 	defer c.port.mu.Unlock()
 	return len(c.ring)
 }
 
-// Resize is VipResizeCQ: makes room for at least entries entries and keeps
-// those that wait. It may also make the queue smaller.
+// Resize is VipResizeCQ: it makes room for at least entries entries and keeps those that wait. It may also shrink
+// the queue. It may be called concurrently.
 //
-// ErrInvalidParameter as CreateCQ and for a destroyed CQ; ErrResource when more
-// entries wait than that. It may be called concurrently.
+// Errors: ErrInvalidParameter as with CreateCQ, and for a destroyed CQ; ErrResource if more entries wait than that.
 func (c *CQ) Resize(entries int) error {
 	const op = "ResizeCQ"
 	if err := checkEntries(op, entries); err != nil {
@@ -162,7 +169,7 @@ func (c *CQ) Resize(entries int) error {
 	return nil
 }
 
-// move moves the entries to a ring of that size. Under the port's lock.
+// move copies the entries to a ring of the given size. Under the port's lock.
 func (c *CQ) move(size int) {
 	ring := make([]cqEntry, size)
 	for i := c.head; i != c.tail; i++ {
@@ -174,7 +181,7 @@ func (c *CQ) move(size int) {
 // push adds an entry. Under the port's lock.
 func (c *CQ) push(v *VI, recv bool) {
 	if int(c.tail-c.head) == len(c.ring) {
-		c.move(2 * len(c.ring))
+		c.makeRoom()
 	}
 	c.ring[c.tail&uint64(len(c.ring)-1)] = cqEntry{v, recv}
 	c.tail++
@@ -182,8 +189,53 @@ func (c *CQ) push(v *VI, recv bool) {
 	c.settling.Store(0)
 }
 
-// forget drops the entries of a VI whose descriptors the program has dequeued
-// without asking here, and that ends now. Under the port's lock.
+// makeRoom makes room in a full ring. It grows the ring until it has an entry for each descriptor that the bound
+// queues can hold. Beyond that, some entries belong to descriptors that the program has dequeued without Done; they
+// are dropped, the oldest of a queue first. If fewer than half were dropped, the ring grows anyway, which keeps the
+// cost of the scan amortized. Under the port's lock.
+func (c *CQ) makeRoom() {
+	if len(c.ring) >= c.bound*MaxDescriptorsPerQueue {
+		c.dropTaken()
+	}
+	if int(c.tail-c.head) > len(c.ring)/2 {
+		c.move(2 * len(c.ring))
+	}
+}
+
+// dropTaken drops entries where a queue has more of them than completed descriptors.
+func (c *CQ) dropTaken() {
+	mask := uint64(len(c.ring) - 1)
+	for i := c.head; i != c.tail; i++ {
+		c.ring[i&mask].queue().listed++
+	}
+	kept := c.head
+	for i := c.head; i != c.tail; i++ {
+		e := c.ring[i&mask]
+		q := e.queue()
+		if q.listed > q.completed.Load()-q.dequeued.Load() {
+			q.listed--
+			continue
+		}
+		c.ring[kept&mask] = e
+		kept++
+	}
+	c.cut(kept)
+	for i := c.head; i != c.tail; i++ {
+		c.ring[i&mask].queue().listed = 0
+	}
+}
+
+// cut truncates the ring at index kept.
+func (c *CQ) cut(kept uint64) {
+	for i := kept; i != c.tail; i++ {
+		c.ring[i&uint64(len(c.ring)-1)] = cqEntry{}
+	}
+	c.tail = kept
+	c.waiting.Store(c.tail - c.head)
+}
+
+// forget drops the entries of a VI that is being destroyed and whose descriptors the program has dequeued without
+// Done. Under the port's lock.
 func (c *CQ) forget(v *VI) {
 	kept := c.head
 	for i := c.head; i != c.tail; i++ {
@@ -192,20 +244,16 @@ func (c *CQ) forget(v *VI) {
 			kept++
 		}
 	}
-	for i := kept; i != c.tail; i++ {
-		c.ring[i&uint64(len(c.ring)-1)] = cqEntry{}
-	}
-	c.tail = kept
-	c.waiting.Store(c.tail - c.head)
+	c.cut(kept)
 }
 
-// some says whether there are entries, ready whether Wait has something to tell.
+// some reports whether there are entries, ready whether Wait has something to return.
 func (c *CQ) some() bool  { return c.waiting.Load() != 0 }
 func (c *CQ) ready() bool { return c.some() || c.woken.Load() }
 
 func (c *CQ) notify() *signal { return &c.signal }
 
-func (c *CQ) handle() *Nic { return c.nic }
+func (c *CQ) handle() *NIC { return c.nic }
 
 func (c *CQ) destroyed() error {
 	if c.gone.Load() {
@@ -214,8 +262,7 @@ func (c *CQ) destroyed() error {
 	return nil
 }
 
-// ended is the error of an operation on a queue that is destroyed or of a closed NIC,
-// else nil.
+// ended returns the error of an operation on a destroyed queue or a closed NIC, else nil.
 func (c *CQ) ended(op string) error {
 	if c.nic.closing() {
 		return closedError(op)
@@ -235,7 +282,7 @@ func (c *CQ) pop() (e cqEntry, ok bool) {
 	return c.take(), true
 }
 
-// take pops the oldest entry, which is there. Under the port's lock.
+// take removes the oldest entry. The queue is not empty. Under the port's lock.
 func (c *CQ) take() (e cqEntry) {
 	slot := &c.ring[c.head&uint64(len(c.ring)-1)]
 	e, *slot = *slot, cqEntry{}
@@ -244,13 +291,12 @@ func (c *CQ) take() (e cqEntry) {
 	return e
 }
 
-// Done is VipCQDone: takes one entry off the queue. The entry says which VI has a
-// completed descriptor, and on which of its queues; SendDone or RecvDone of that VI
-// then gives the descriptor. ErrNotDone when there is no entry, ErrInvalidParameter
-// when the CQ is destroyed or the NIC closed.
+// Done is VipCQDone: it removes one entry. The entry names a VI with a completed descriptor, and which of its
+// queues; SendDone or RecvDone of that VI then returns the descriptor. ErrNotDone if there is no entry,
+// ErrInvalidParameter if the CQ is destroyed or the NIC closed.
 //
-// It does not wait for completions; only where a descriptor's status is being
-// written at this moment does it wait until the entry is there, too.
+// Done does not wait for completions. Only while a descriptor's status is being written does it wait until the
+// entry is queued, too.
 func (c *CQ) Done() (vi *VI, recv bool, err error) {
 	settling := c.settling.Load() != 0 // then pop waits for the entry
 	if !c.some() {
@@ -268,10 +314,8 @@ func (c *CQ) Done() (vi *VI, recv bool, err error) {
 	return nil, false, ErrNotDone
 }
 
-// Wait is VipCQWait: like Done, but waits for an entry, at most timeout
-// (negative: for ever). ErrTimeout, or ErrInvalidParameter when the CQ is
-// destroyed or the NIC closed, also meanwhile; ErrNotDone, without an entry, after
-// Wake.
+// Wait is VipCQWait: like Done, but it waits for an entry, at most timeout (negative: for ever). ErrTimeout;
+// ErrInvalidParameter if the CQ is or gets destroyed or the NIC closed; ErrNotDone, without an entry, after Wake.
 func (c *CQ) Wait(timeout time.Duration) (vi *VI, recv bool, err error) {
 	end := c.port.deadline(timeout)
 	for {
@@ -287,10 +331,9 @@ func (c *CQ) Wait(timeout time.Duration) (vi *VI, recv bool, err error) {
 	}
 }
 
-// Wake makes one Wait that finds no entry return ErrNotDone: one that is under way,
-// or else the next. Several Wakes before that Wait count as one. It is for programs
-// in which one goroutine waits for completions and others have news for it. It may
-// be called concurrently.
+// Wake makes one Wait that finds no entry return ErrNotDone: one that is under way, or else the next. Several Wakes
+// before that Wait count as one. It serves programs in which one goroutine waits for completions and another one
+// must interrupt it. It may be called concurrently.
 func (c *CQ) Wake() {
 	c.port.mu.Lock()
 	defer c.port.mu.Unlock()
@@ -300,9 +343,8 @@ func (c *CQ) Wake() {
 	}
 }
 
-// Destroy is VipDestroyCQ: handlers that wait are cancelled. ErrResource while a
-// work queue is bound to it, ErrInvalidParameter the second time and when the NIC is
-// closed.
+// Destroy is VipDestroyCQ. Handlers that wait are cancelled. ErrResource while a work queue is bound to it,
+// ErrInvalidParameter the second time and if the NIC is closed.
 func (c *CQ) Destroy() error {
 	const op = "DestroyCQ"
 	c.port.mu.Lock()

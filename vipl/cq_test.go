@@ -2,180 +2,41 @@ package vipl_test
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 	"time"
 
 	"viaxdp/vipl"
 )
 
-// One completion queue, made for one entry, serves both queues of many VIs and
-// loses nothing.
-func TestSharedCQ(t *testing.T) {
-	const vis, messages = 8, 50
-	n := newMemoryNet(t, memoryConfig{})
-	ca, err := n.a.CreateCQ(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cb, err := n.b.CreateCQ(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	type end struct {
-		v    *vipl.VI
-		x    *box
-		sent int
-		got  int
-	}
-	as, bs := make(map[*vipl.VI]*end), make(map[*vipl.VI]*end)
-	for i := range vis {
-		attrs := vipl.ViAttributes{Level: levels[i%3]}
-		va, err := n.a.CreateVi(attrs, ca, ca)
-		if err != nil {
-			t.Fatal(err)
-		}
-		vb, err := n.b.CreateVi(attrs, cb, cb)
-		if err != nil {
-			t.Fatal(err)
-		}
-		join(t, n.a.Nic, va, n.b.Nic, vb)
-		as[va] = &end{v: va, x: newBox(t, n.a.Nic, messages, 64)}
-		bs[vb] = &end{v: vb, x: newBox(t, n.b.Nic, messages, 64)}
-	}
-	for _, e := range bs {
-		for k := range messages {
-			postRecv(t, e.v, e.x, k, 64)
-		}
-	}
-	for _, e := range as {
-		for k := range messages {
-			e.x.desc[k].ImmediateData = 0
-			postSend(t, e.v, e.x, k, k)
-		}
-	}
-	drain := func(c *vipl.CQ, ends map[*vipl.VI]*end, count int) {
-		for range count {
-			v, recv, err := c.Wait(patience)
-			if err != nil {
-				t.Fatal(err)
-			}
-			e := ends[v]
-			if recv {
-				d, err := v.RecvDone()
-				checkDone(t, "receive", d, err, vipl.StatusOpReceive)
-				if d != e.x.desc[e.got] || int(d.Length) != e.got {
-					t.Fatalf("receive %d: length %d", e.got, d.Length)
-				}
-				e.got++
-			} else {
-				d, err := v.SendDone()
-				checkDone(t, "send", d, err, 0)
-				if d != e.x.desc[e.sent] {
-					t.Fatalf("send %d: another descriptor", e.sent)
-				}
-				e.sent++
-			}
-		}
-		if _, _, err := c.Done(); err != vipl.ErrNotDone {
-			t.Errorf("more entries than completions: %v", err)
-		}
-	}
-	drain(cb, bs, vis*messages)
-	drain(ca, as, vis*messages)
-	if _, _, err := ca.Wait(time.Millisecond); err != vipl.ErrTimeout {
-		t.Errorf("wait on an empty queue: %v", err)
-	}
-	for v := range as {
-		if _, err := v.SendWait(0); !errors.Is(err, vipl.ErrInvalidParameter) {
-			t.Errorf("SendWait on a queue with a CQ: %v", err)
-		}
-		if _, err := v.RecvWait(0); !errors.Is(err, vipl.ErrInvalidParameter) {
-			t.Errorf("RecvWait on a queue with a CQ: %v", err)
-		}
-	}
-	wantError(t, "destroy of a CQ in use", ca.Destroy(), vipl.ErrResource)
-	for v := range as {
-		v.Disconnect()
-		if err := v.Destroy(); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := ca.Destroy(); err != nil {
-		t.Error(err)
-	}
-	wantError(t, "destroyed twice", ca.Destroy(), vipl.ErrInvalidParameter)
-	if _, err := n.a.CreateVi(vipl.ViAttributes{Level: 1}, ca, nil); !errors.Is(err, vipl.ErrInvalidParameter) {
-		t.Errorf("VI with a destroyed CQ: %v", err)
-	}
-}
-
-// Flushed descriptors come by the CQ, too, each once.
-func TestCQGetsFlushed(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	c, err := n.b.CreateCQ(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	vb, err := n.b.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, nil, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	va := newVI(t, n.a.Nic, vipl.ReliableDelivery)
-	join(t, n.a.Nic, va, n.b.Nic, vb)
-	x := newBox(t, n.b.Nic, 100, 64)
-	for i := range 100 {
-		postRecv(t, vb, x, i, 64)
-	}
-	if err := va.Disconnect(); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 100 {
-		v, recv, err := c.Wait(patience)
-		if err != nil || v != vb || !recv {
-			t.Fatalf("entry %d: %v %v %v", i, v, recv, err)
-		}
-		d, err := vb.RecvDone()
-		checkDone(t, "receive", d, err, vipl.StatusFlushed|vipl.StatusOpReceive)
-	}
-}
-
 // Handlers get the entries in the order in which they were set, also where the entry of
 // one is void, since its VI is destroyed before the handler's turn.
 func TestCQHandlerOfAVoidEntry(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	c, err := n.a.CreateCQ(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var vis [2]*vipl.VI
 	for i := range vis {
-		if vis[i], err = n.a.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, c, nil); err != nil {
-			t.Fatal(err)
-		}
+		vis[i], err = n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)
+		must(t, err)
 	}
 	stays, goes := vis[0], vis[1]
-	x := newBox(t, n.a.Nic, 4, 64)
+	x := newBox(t, n.a.NIC, 4, 64)
 	type call struct {
 		handler int
 		vi      *vipl.VI
 	}
-	calls, hold := make(chan call, 4), make(chan struct{})
+	calls, coalesce := make(chan call, 4), make(chan struct{})
 	for i := range 3 {
-		if err := c.Notify(func(v *vipl.VI, _ bool) {
+		must(t, c.Notify(func(v *vipl.VI, _ bool) {
 			calls <- call{i, v}
-			<-hold
-		}); err != nil {
-			t.Fatal(err)
-		}
+			<-coalesce
+		}))
 	}
 	next := func(want call) {
 		t.Helper()
-		if !comes(func() bool { return len(calls) > 0 }) {
-			t.Fatalf("handler %d was not called", want.handler)
-		}
-		if got := <-calls; got != want {
-			t.Errorf("handler %d was called for %p, want handler %d for %p", got.handler, got.vi, want.handler, want.vi)
-		}
+		fatalIf(t, !comes(func() bool { return len(calls) > 0 }), "handler %d was not called", want.handler)
+		equal(t, "handler", <-calls, want)
 	}
 	postSend(t, stays, x, 0, 8) // completes at once: it is not connected
 	next(call{0, stays})
@@ -184,10 +45,8 @@ func TestCQHandlerOfAVoidEntry(t *testing.T) {
 	if d, err := goes.SendDone(); d == nil {
 		t.Fatal(err)
 	}
-	if err := goes.Destroy(); err != nil {
-		t.Fatal(err)
-	}
-	close(hold)
+	must(t, goes.Destroy())
+	close(coalesce)
 	next(call{1, stays})
 	postSend(t, stays, x, 3, 8)
 	next(call{2, stays})
@@ -196,20 +55,144 @@ func TestCQHandlerOfAVoidEntry(t *testing.T) {
 	}
 }
 
-func TestCQSizes(t *testing.T) {
+// A program that takes descriptors off a queue that is bound to a CQ, and never asks the
+// CQ, has a CQ of bounded size. It keeps the entry of each descriptor that is not taken.
+func TestCQThatIsNotAsked(t *testing.T) {
+	const kept, taken = 3, 40 * vipl.MaxDescriptorsPerQueue
 	n := newMemoryNet(t, memoryConfig{})
-	for _, size := range []int{-1, 0, vipl.MaxCQEntries + 1} {
-		if _, err := n.a.CreateCQ(size); !errors.Is(err, vipl.ErrInvalidParameter) {
-			t.Errorf("%d entries: %v", size, err)
-		}
+	c, err := n.a.CreateCQ(1)
+	must(t, err)
+	var vis [2]*vipl.VI
+	for i := range vis {
+		vis[i], err = n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)
+		must(t, err)
 	}
-	most := n.a.Query().MaxCQ
-	for range most {
-		if _, err := n.a.CreateCQ(1); err != nil {
+	waits, takes := vis[0], vis[1]
+	x := newBox(t, n.a.NIC, kept+1, 64)
+	for i := range taken {
+		if i%(taken/kept) == 0 && i/(taken/kept) < kept {
+			postSend(t, waits, x, i/(taken/kept), 8) // completes at once: it is not connected
+		}
+		postSend(t, takes, x, kept, 8)
+		if d, err := takes.SendDone(); d == nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := n.a.CreateCQ(1); !errors.Is(err, vipl.ErrResource) {
-		t.Errorf("CQ %d: %v", most+1, err)
+	got, most := c.Entries(), 4*len(vis)*vipl.MaxDescriptorsPerQueue
+	errorIf(t, got > most, "room for %d entries, want at most %d", got, most)
+	for i := 0; i < kept; {
+		v, recv, err := c.Done()
+		fatalIf(t, err != nil, "%d of %d entries, then %v", i, kept, err)
+		if v == waits && !recv {
+			d, err := v.SendDone()
+			fatalIf(t, d != x.desc[i], "entry %d: descriptor %p, %v, want %p", i, d, err, x.desc[i])
+			i++
+		}
+	}
+}
+
+// Wake ends one Wait, which is under way, asleep or polling, or comes next, and no
+// more than that; entries come first, and Done does not hear of it.
+func TestWakeCQ(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{})
+	cq, err := n.b.CreateCQ(8)
+	must(t, err)
+	for _, asleep := range []time.Duration{0, 20 * time.Millisecond} {
+		woken := make(chan error, 2)
+		for range 2 {
+			go func() { _, _, err := cq.Wait(ackDelay); woken <- err }()
+		}
+		for range 2 {
+			time.Sleep(asleep)
+			cq.Wake()
+			err := <-woken
+			fatalIf(t, err != vipl.ErrNotDone, "Wait: %v", err)
+		}
+	}
+
+	cq.Wake()
+	cq.Wake()
+	if _, _, err := cq.Done(); err != vipl.ErrNotDone {
+		t.Errorf("Done: %v", err)
+	}
+	vb, err := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, cq)
+	must(t, err)
+	vb.SetValue("one")
+	x := newBox(t, n.b.NIC, 1, 64)
+	postRecv(t, vb, x, 0, 64)
+	wantError(t, "disconnect", vb.Disconnect(), nil)
+	if vi, recv, err := cq.Wait(ackDelay); vi != vb || !recv || err != nil || vi.Value() != "one" {
+		t.Fatalf("Wait with an entry: %v, %v, %v", vi, recv, err)
+	}
+	if _, _, err := cq.Wait(0); err != vipl.ErrNotDone {
+		t.Errorf("Wait behind two wakes: %v", err)
+	}
+	if _, _, err := cq.Wait(0); !errors.Is(err, vipl.ErrTimeout) {
+		t.Errorf("Wait behind the one that has taken them: %v", err)
+	}
+}
+
+// Of several who wait for one queue all are woken when as many descriptors complete
+// at once, just as they go to sleep.
+func TestWaitersWakeEachOther(t *testing.T) {
+	const waiters = 4
+	n := newMemoryNet(t, memoryConfig{})
+	h, leave := n.a.NewHesitant()
+	defer leave()
+	woken := make(chan error, waiters)
+	for range waiters {
+		go func() { woken <- h.Wait(-1) }() // a time-out would wake him, too
+	}
+	for end := time.Now().Add(ackDelay); h.Looks.Load() < waiters; time.Sleep(time.Millisecond) {
+		fatalIf(t, time.Now().After(end), "%d of %d have looked", h.Looks.Load(), waiters)
+	}
+	h.Complete(waiters)
+	close(h.Pin)
+	for i := range waiters {
+		select {
+		case err := <-woken:
+			fatalIf(t, err != nil, "waiter %d: %v", i, err)
+		case <-time.After(ackDelay):
+			t.Fatalf("%d of %d were woken", i, waiters)
+		}
+	}
+}
+
+// Who is woken in vain, because others take what completes, needs no more memory the longer he
+// waits.
+func TestWokenInVain(t *testing.T) {
+	const times = 2000
+	n := newMemoryNet(t, memoryConfig{})
+	h, leave := n.a.NewHesitant()
+	defer leave()
+	close(h.Pin)
+	woken := make(chan error)
+	go func() { woken <- h.Wait(time.Hour) }()
+	vain := func(times int) {
+		t.Helper()
+		for range times {
+			looks := h.Looks.Load()
+			h.WakeInVain()
+			for end := time.Now().Add(ackDelay); h.Looks.Load() == looks; runtime.Gosched() {
+				fatalIf(t, time.Now().After(end), "he was not woken")
+			}
+		}
+	}
+	fatalIf(t, !comes(func() bool { return h.Looks.Load() > 0 }), "he has not looked")
+	vain(10)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	vain(times)
+	runtime.ReadMemStats(&after)
+	made := after.Mallocs - before.Mallocs
+	errorIf(t, made > times, "%d times woken in vain, %d pieces of memory", times, made)
+	h.Complete(1)
+	noError(t, <-woken)
+}
+
+// Who sleeps is woken once, however much happens before he has a CPU.
+func TestSleeperIsWokenOnce(t *testing.T) {
+	for completions, want := range map[int]int{0: 0, 1: 1, 16: 1} {
+		equal(t, "wakes", vipl.WakesOfSleep(completions), want)
 	}
 }

@@ -3,11 +3,15 @@ package vipl_test
 import (
 	"bytes"
 	"fmt"
+	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -29,7 +33,7 @@ func (o *others) watch(h *memoryHost) {
 }
 
 // take allocates all that there is in pieces of size, and fills it. It counts those that overlap mine.
-func (o *others) take(t *testing.T, n *vipl.Nic, tag *vipl.Ptag, size int, mine []byte) (overlap int) {
+func (o *others) take(t *testing.T, n *vipl.NIC, tag *vipl.Ptag, size int, mine []byte) (overlap int) {
 	t.Helper()
 	for {
 		r, err := n.AllocMem(size, vipl.MemAttributes{Ptag: tag})
@@ -47,9 +51,7 @@ func (o *others) take(t *testing.T, n *vipl.Nic, tag *vipl.Ptag, size int, mine 
 func (o *others) give(t *testing.T) {
 	t.Helper()
 	for _, r := range o.regions {
-		if err := r.Deregister(); err != nil {
-			t.Error(err)
-		}
+		noError(t, r.Deregister())
 	}
 	o.regions = nil
 }
@@ -63,8 +65,8 @@ func books(a *hugepages.Arena) [2]int {
 // Memory of which a frame is lent to the kernel, on the ring or until the peer has it, stays registered: Deregister says
 // that it is in use, nobody else gets the memory, and what arrives is what was sent. When the send is done
 // it goes, whether the peer has the message or the connection has ended.
-func TestDeregisterLentMemory(t *testing.T) {
-	for _, where := range []lentWhere{
+func TestDeregisterMemoryByReference(t *testing.T) {
+	for _, where := range []byRefWhere{
 		{
 			"on the ring",
 			func(n *memoryNet) { n.a.queue.SetLies(xdpnictest.Lies{Stall: 1}) },
@@ -82,7 +84,7 @@ func TestDeregisterLentMemory(t *testing.T) {
 			for _, ends := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s,write=%v,ends=%v", where.name, write, ends), func(t *testing.T) {
 					eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
-						synctest.Test(t, func(t *testing.T) { deregisterLent(t, level, where, write, ends) })
+						synctest.Test(t, func(t *testing.T) { deregisterByReference(t, level, where, write, ends) })
 					})
 				})
 			}
@@ -91,129 +93,171 @@ func TestDeregisterLentMemory(t *testing.T) {
 }
 
 // lentWhere is how to keep a frame there.
-type lentWhere struct {
-	name          string
-	hold, release func(n *memoryNet)
-	held          func(n *memoryNet) bool
+type byRefWhere struct {
+	name              string
+	coalesce, release func(n *memoryNet)
+	held              func(n *memoryNet) bool
 }
 
 // deregisterLent does it with a send, or a write; ends: the peer ends the connection before it has the message.
-func deregisterLent(t *testing.T, level vipl.ReliabilityLevel, where lentWhere, write, ends bool) {
+func deregisterByReference(t *testing.T, level vipl.ReliabilityLevel, where byRefWhere, write, ends bool) {
 	const size = 32 << 10
 	c := longFrames
 	c.bubble, c.arena, c.silence = true, 4<<20, time.Second // by which a may learn of the end
 	n, va, vb, xa, xb := rdmaPair(t, c, level)
 	var o others
 	o.watch(n.a)
-	tag := mustTag(t, n.a.Nic)
+	tag := mustTag(t, n.a.NIC)
 	before := books(n.a.arena)
 	data, err := n.a.AllocMem(size, vipl.MemAttributes{Ptag: tag})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	busy := func(when string) {
 		t.Helper()
 		wantError(t, when, data.Deregister(), vipl.ErrResource)
 		wantError(t, when, tag.Destroy(), vipl.ErrResource)
 	}
 	postRecv(t, vb, xb, 0, size)
-	where.hold(n)
+	where.coalesce(n)
 	fillPattern(data.Bytes(), 1)
 	xa.desc[0].SetSegments(data.Segment(0, size))
 	if write {
 		xa.desc[0].SetRDMAWrite(xb.remote(0), data.Segment(0, size))
 	}
 	postDesc(t, va, xa, 0)
-	if n.a.Counters().Lent == 0 || !where.held(n) {
+	if n.a.Counters().ByReference == 0 || !where.held(n) {
 		t.Fatalf("nothing lent is %s: %+v", where.name, n.a.Counters())
 	}
 	busy("lent")
-	if k := o.take(t, n.a.Nic, tag, size, data.Bytes()); k > 0 || len(o.regions) == 0 {
-		t.Errorf("of %d blocks %d are the lent one", len(o.regions), k)
-	}
+	k := o.take(t, n.a.NIC, tag, size, data.Bytes())
+	errorIf(t, k > 0 || len(o.regions) == 0, "of %d blocks %d are the lent one", len(o.regions), k)
 	busy("lent, and nothing else is free")
 	if ends {
-		if err := vb.Disconnect(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, vb.Disconnect())
 	}
 	where.release(n)
 	want := vipl.Status(0)
 	if write {
 		want = vipl.StatusOpRDMAWrite
 	}
-	d, err := va.SendWait(patience)
-	if d != xa.desc[0] || !ends && (err != nil || d.Status() != want|vipl.StatusDone) {
-		t.Fatalf("%v, %v", d, err)
-	}
+	d, err := va.SendWait(ackDelay)
+	fatalIf(t, d != xa.desc[0] || !ends && (err != nil || d.Status() != want|vipl.StatusDone), "%v, %v", d, err)
 	if !ends {
 		checkPattern(t, xb.buf[0][:size], 1)
 	}
-	if err := data.Deregister(); err != nil {
-		t.Errorf("done: %v", err)
-	}
+	wantError(t, "done", data.Deregister(), nil)
 	o.give(t)
-	if err := tag.Destroy(); err != nil {
-		t.Error(err)
-	}
-	if now := books(n.a.arena); now != before {
-		t.Errorf("blocks and bytes of the arena: %v, before %v", now, before)
-	}
+	noError(t, tag.Destroy())
+	equal(t, "blocks and bytes of the arena", books(n.a.arena), before)
 	synctest.Wait()
-	if o.used {
-		t.Error("what was sent is somebody else's memory")
-	}
+	errorIf(t, o.used, "what was sent is somebody else's memory")
 }
 
 // Memory that a peer reads is in no descriptor of its program, which may deregister it at any time: not a byte more is
 // read, what becomes of the memory is not seen, and the read ends as one of memory that is not open.
 func TestDeregisterWhileThePeerReads(t *testing.T) {
-	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		synctest.Test(t, func(t *testing.T) {
-			c := longFrames
-			c.bubble, c.queue.RxChunks = true, 64 // so that the reader's window closes in the middle
-			n, va, vb, xa, _ := rdmaPair(t, c, level)
-			var o others
-			o.watch(n.b)
-			tag := mustTag(t, n.b.Nic)
-			before := books(n.b.arena)
-			data, err := n.b.AllocMem(boxSize, vipl.MemAttributes{Ptag: tag, EnableRdmaRead: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			fillPattern(data.Bytes(), 1)
-			n.a.queue.SetFaults(xdpnictest.Faults{Delay: 10 * time.Millisecond}) // and stays closed for a while
-			xa.desc[0].SetRDMARead(data.Remote(0), segment(xa, 0, boxSize))
-			postDesc(t, va, xa, 0)
-			time.Sleep(11 * time.Millisecond) // the request is there, and a part of the answer under way
-			mine := data.Bytes()
-			if s := n.b.Counters(); s.Reads > 0 || n.b.queue.Stats().TxFrames == 0 {
-				t.Fatalf("the answer is not under way: %+v", s)
-			}
-			if err := data.Deregister(); err != nil {
-				t.Fatal(err)
-			}
-			if now := books(n.b.arena); now != before {
-				t.Errorf("blocks and bytes of the arena: %v, before %v", now, before)
-			}
-			if o.take(t, n.b.Nic, tag, boxSize, mine) != 1 {
-				t.Error("nobody else has got the memory")
-			}
-			sent(t, va, vipl.StatusOpRDMARead|vipl.StatusRemoteRDMAError)
-			stateIs(t, va, vipl.Error)
-			stateIs(t, vb, vipl.Error)
-			n.b.errs.are(t, vipl.ErrorRDMAReadProtection, vipl.ErrorConnLost)
-			if s := n.b.Counters(); s.RDMARefused != 1 || s.Reads != 0 {
-				t.Errorf("%+v", s)
-			}
-			synctest.Wait()
-			if o.used || bytes.Contains(xa.buf[0], []byte(foreign)) {
-				t.Error("the peer was told of somebody else's memory")
-			}
-			o.give(t)
-			if now := books(n.b.arena); now != before {
-				t.Errorf("blocks and bytes of the arena: %v, before %v", now, before)
-			}
-		})
+	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		c := longFrames
+		c.bubble, c.queue.RxChunks = true, 64 // so that the reader's window closes in the middle
+		n, va, vb, xa, _ := rdmaPair(t, c, level)
+		var o others
+		o.watch(n.b)
+		tag := mustTag(t, n.b.NIC)
+		before := books(n.b.arena)
+		data, err := n.b.AllocMem(boxSize, vipl.MemAttributes{Ptag: tag, EnableRDMARead: true})
+		must(t, err)
+		fillPattern(data.Bytes(), 1)
+		n.a.queue.SetFaults(xdpnictest.Faults{Delay: 10 * time.Millisecond}) // and stays closed for a while
+		xa.desc[0].SetRDMARead(data.Remote(0), segment(xa, 0, boxSize))
+		postDesc(t, va, xa, 0)
+		time.Sleep(11 * time.Millisecond) // the request is there, and a part of the answer under way
+		mine := data.Bytes()
+		if s := n.b.Counters(); s.Reads > 0 || n.b.queue.Stats().TxFrames == 0 {
+			t.Fatalf("the answer is not under way: %+v", s)
+		}
+		must(t, data.Deregister())
+		equal(t, "blocks and bytes of the arena", books(n.b.arena), before)
+		errorIf(t, o.take(t, n.b.NIC, tag, boxSize, mine) != 1, "nobody else has got the memory")
+		sent(t, va, vipl.StatusOpRDMARead|vipl.StatusRemoteRDMAError)
+		statesAre(t, vipl.Error, va, vb)
+		n.b.errs.are(t, vipl.ErrorRDMAReadProtection, vipl.ErrorConnLost)
+		if s := n.b.Counters(); s.RDMARefused != 1 || s.Reads != 0 {
+			t.Errorf("%+v", s)
+		}
+		synctest.Wait()
+		errorIf(t, o.used || bytes.Contains(xa.buf[0], []byte(foreign)), "the peer was told of somebody else's memory")
+		o.give(t)
+		equal(t, "blocks and bytes of the arena", books(n.b.arena), before)
 	})
+}
+
+// fickle is an agent that has news of the interface ahead of each answer, and does
+// not answer before they are taken: as a daemon may.
+type fickle struct {
+	*kagenttest.Agent
+	t testing.TB
+
+	mu    sync.Mutex
+	asked map[string]int
+}
+
+func (a *fickle) news(call string) {
+	a.mu.Lock()
+	a.asked[call]++
+	a.mu.Unlock()
+	taken := make(chan struct{})
+	go func() {
+		defer close(taken)
+		a.Change(func(*kagent.Link) {})
+	}()
+	select {
+	case <-taken:
+	case <-time.After(ackDelay):
+		a.t.Errorf("%s waits for its answer, and the news before it for %s", call, call)
+	}
+}
+
+func (a *fickle) NewVI() (uint32, error) {
+	a.news("NewVI")
+	return a.Agent.NewVI()
+}
+
+func (a *fickle) FreeVI(num uint32) {
+	a.news("FreeVI")
+	a.Agent.FreeVI(num)
+}
+
+func (a *fickle) Enter(num uint32, key uint64, peer netip.Addr) error {
+	a.news("Enter")
+	return a.Agent.Enter(num, key, peer)
+}
+
+func (a *fickle) Remove(num uint32) error {
+	a.news("Remove")
+	return a.Agent.Remove(num)
+}
+
+func (a *fickle) Close() error {
+	a.news("Close")
+	return a.Agent.Close()
+}
+
+// Whatever a program asks of its agent, the engine goes on meanwhile.
+func TestNewsAheadOfTheAnswer(t *testing.T) {
+	a := &fickle{t: t, asked: map[string]int{}}
+	n := newMemoryNet(t, memoryConfig{agent: func(inner *kagenttest.Agent) kagent.Agent {
+		a.Agent = inner
+		return a
+	}})
+	va, _ := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+	noError(t, va.Disconnect())
+	noError(t, va.Destroy())
+	cq, err := n.a.CreateCQ(8)
+	must(t, err)
+	must(t, cq.Destroy())
+	wantError(t, "a VI on a queue that is destroyed", errOf(n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, cq, nil)), vipl.ErrInvalidParameter)
+	connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery) // for Close
+	noError(t, n.a.NIC.Close())
+	for call, least := range map[string]int{"NewVI": 3, "FreeVI": 2, "Enter": 2, "Remove": 2, "Close": 1} {
+		errorIf(t, a.asked[call] < least, "%d times %s, want %d", a.asked[call], call, least)
+	}
 }

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"viaxdp/internal/ordered"
+	"viaxdp/internal/base/ordered"
 	"viaxdp/memreg"
 )
 
@@ -31,7 +31,7 @@ const (
 	ControlRDMAWrite Control = 1
 	ControlRDMARead  Control = 2
 	ControlImmediate Control = 0x4 // send, RDMA write: carries immediate data
-	ControlQFence    Control = 0x8 // hold until earlier RDMA reads of the queue are done
+	ControlQFence    Control = 0x8 // wait until earlier RDMA reads of the queue are done
 
 	controlOperation Control = 0x3
 	controlKnown             = controlOperation | ControlImmediate | ControlQFence
@@ -43,11 +43,11 @@ type Status uint32
 // Bits of Status.
 const (
 	StatusDone            Status = 0x1
-	StatusFormatError     Status = 0x2   // a field is not as the rules say
+	StatusFormatError     Status = 0x2   // a field violates the descriptor's format
 	StatusProtectionError Status = 0x4   // handle, tag or range of a segment is wrong
-	StatusLengthError     Status = 0x8   // more data than the descriptor or the VI takes
-	StatusPartialPacket   Status = 0x10  // cut off in the middle
-	StatusFlushed         Status = 0x20  // the VI was disconnected or broke first
+	StatusLengthError     Status = 0x8   // more data than the descriptor or the VI accepts
+	StatusPartialPacket   Status = 0x10  // the message was cut off
+	StatusFlushed         Status = 0x20  // the VI was disconnected or broke before
 	StatusTransportError  Status = 0x40  // the network failed
 	StatusRemoteRDMAError Status = 0x80  // protection error of the target
 	StatusRemoteDescError Status = 0x100 // the target's descriptor was missing or wrong
@@ -68,10 +68,10 @@ var statusErrorNames = [...]string{
 	"remote descriptor",
 }
 
-// Failed says that an error bit is set.
+// Failed reports whether an error bit is set.
 func (s Status) Failed() bool { return s&StatusErrorMask != 0 }
 
-// String names the bits.
+// String returns the names of the error bits.
 func (s Status) String() string {
 	if s&StatusDone == 0 {
 		return "posted"
@@ -103,25 +103,24 @@ type AddressSegment struct {
 	Reserved uint32 // must be 0
 }
 
-// Descriptor is VIA's descriptor, byte for byte: 32 bytes of control segment
-// and room for two segments; further ones follow in memory. It lies in
-// registered memory at a multiple of 64; [Region.Descriptor] makes one.
+// Descriptor is VIA's descriptor, byte for byte: a control segment of 32 bytes and two segments; further segments
+// follow in memory. It lies in registered memory at a multiple of 64; [Region.Descriptor] makes one.
 //
-// While posted it belongs to the provider. Status is written last on
-// completion; read it by [Descriptor.Status] only.
+// A posted descriptor belongs to the provider. Status is written last on completion; read it only by
+// [Descriptor.Status].
 type Descriptor struct {
-	Next          uint64 // the program's own while not posted
+	Next          uint64 // for use by the program while not posted
 	NextHandle    MemHandle
-	SegCount      uint16 // data segments, and the address segment of RDMA
+	SegCount      uint16 // segments: data segments, and the address segment of RDMA
 	Control       Control
 	Reserved      uint32 // must be 0
-	ImmediateData uint32 // send: to carry; receive: what came, 0 without
-	Length        uint32 // send: sum of the segments; receive: bytes that came
+	ImmediateData uint32 // send: to carry; receive: what arrived, 0 if nothing did
+	Length        uint32 // send: sum of the segments; receive: bytes that arrived
 	status        uint32
 	segments      [2]DataSegment
 }
 
-// Status reads the status; safe at any time from any goroutine.
+// Status reads the status. It may be called at any time from any goroutine.
 func (d *Descriptor) Status() Status { return Status(atomic.LoadUint32(&d.status)) }
 
 func (d *Descriptor) setStatus(s Status) { ordered.StoreUint32(&d.status, uint32(s)) }
@@ -134,18 +133,16 @@ func (d *Descriptor) SetSegments(segs ...DataSegment) {
 	d.setSegments(0, segs)
 }
 
-// SetRDMAWrite makes an RDMA write of these segments, one behind the other, to
-// remote. The descriptor must have been made with room for one segment more
-// than that; immediate data is set after it.
+// SetRDMAWrite makes an RDMA write of these segments, in order, to remote. The descriptor must have room for one
+// more segment. Set immediate data after it.
 func (d *Descriptor) SetRDMAWrite(remote AddressSegment, segs ...DataSegment) {
 	d.Control = ControlRDMAWrite
 	*d.AddressSegment() = remote
 	d.setSegments(1, segs)
 }
 
-// SetRDMARead makes an RDMA read from remote into these segments, in ascending
-// order. The descriptor must have been made with room for one segment more than
-// that.
+// SetRDMARead makes an RDMA read from remote into these segments, in ascending order. The descriptor must have room
+// for one more segment.
 func (d *Descriptor) SetRDMARead(remote AddressSegment, segs ...DataSegment) {
 	d.Control = ControlRDMARead
 	*d.AddressSegment() = remote
@@ -167,7 +164,7 @@ func (d *Descriptor) SetImmediate(v uint32) {
 	d.ImmediateData = v
 }
 
-// Immediate returns the immediate data that came with a message, if any did.
+// Immediate returns the immediate data that arrived with a message; ok is false if there was none.
 func (d *Descriptor) Immediate() (v uint32, ok bool) {
 	return d.ImmediateData, d.Status()&StatusImmediate != 0
 }

@@ -4,26 +4,27 @@ import (
 	"context"
 	"time"
 
-	"viaxdp/wire"
+	"viaxdp/internal/base/wire"
 )
 
-// The end of a connection by its program.
+// The end of a connection by the program.
 
-// Disconnect is VipDisconnect: ends the connection. Descriptors that are not
-// complete are flushed and v becomes Idle; the peer's VI goes to Error.
+// Disconnect is VipDisconnect: it ends the connection. Descriptors that are not complete are flushed and v becomes
+// Idle; the peer's VI goes to Error.
 //
-// On a reliable VI the data of completed sends is delivered first, unless the peer
-// does not answer for 200 ms, or has not taken all of it within five seconds. On an
-// Idle VI Disconnect flushes the receives that were posted for a connection to come.
-// It ends a peer-to-peer connect that is under way. Where another goroutine's
-// connect or accept has succeeded and is about to return, it waits until that has
-// returned, at most five seconds.
+// On a reliable VI the data of completed sends is delivered first, unless the peer does not answer for 200 ms or
+// has not acknowledged all of it within five seconds. A send whose memory the NIC still reads is flushed when it
+// has been read; Disconnect waits for that, at most five seconds.
 //
-// ErrInvalidState while another connect or disconnect is under way;
-// ErrInvalidParameter when the VI is destroyed.
+// On an Idle VI Disconnect flushes the receives that were posted for a future connection. It ends a peer-to-peer
+// connect that is under way. If a connect or accept in another goroutine has succeeded but has not returned yet,
+// Disconnect waits for its return, at most five seconds.
+//
+// Errors: ErrInvalidState while another connect or disconnect is under way; ErrInvalidParameter if the VI is
+// destroyed.
 func (v *VI) Disconnect() error { return v.disconnect(context.Background()) }
 
-// disconnect is Disconnect; for a connect to return it waits for as long as ctx lasts.
+// disconnect is Disconnect. It waits for a connect to return until ctx ends.
 func (v *VI) disconnect(ctx context.Context) error {
 	const op = "Disconnect"
 	v.stopPeering()
@@ -45,15 +46,15 @@ func (v *VI) disconnect(ctx context.Context) error {
 	v.busy = true
 	c := v.conn
 	if c.open {
-		c.hurry = true // what waits for company is on its way
+		c.noCoalesce = true // small messages that wait are sent now
 		p.pump(c, p.now())
 		p.flush()
 		c.closing, c.answers = true, nil
-		if !c.lent { // else the peer may still need the memory
+		if !c.byRef { // else the peer may still need the memory
 			p.flushQueue(v, &v.send, broken{})
 		}
 		p.flushQueue(v, &v.recv, broken{})
-		v.state = Idle // nothing can be posted on it that would be sent
+		v.state = Idle // so that nothing that is posted from now on is sent
 		p.pump(c, p.now())
 		p.finish(p.now(), true)
 	}
@@ -69,13 +70,18 @@ func (v *VI) disconnect(ctx context.Context) error {
 		p.uninstall(c)
 	}
 	p.flushQueue(v, &v.send, broken{})
+	if w := (flushWait{v}); !w.ready() {
+		p.finish(p.now(), true) // a sleeper must check again soon
+		p.mu.Unlock()
+		_ = p.wait(w, p.deadline(lingerMost))
+		p.mu.Lock()
+	}
 	// Receives that were posted meanwhile stay posted for the next connection.
 	v.state, v.busy, v.cause = Idle, false, nil
 	return nil
 }
 
-// end is disconnect for Close: where another goroutine's is under way it waits for the peer as that
-// does.
+// end is disconnect for Close. If a Disconnect in another goroutine is under way, end waits for the peer, too.
 func (v *VI) end(ctx context.Context) {
 	v.disconnect(ctx)
 	p := v.port
@@ -88,8 +94,8 @@ func (v *VI) end(ctx context.Context) {
 	}
 }
 
-// settle waits for a connect that has come about and has not returned yet: messages that came
-// by it, or its end, may be there before. Under the lock, which it releases meanwhile.
+// settle waits for the return of a connect that has succeeded. The program may have received messages of the
+// connection, or its end, before that. Under the lock, which it releases while it waits.
 func (v *VI) settle(ctx context.Context) {
 	for v.settled != nil && v.state != ConnectPending && ctx.Err() == nil {
 		settled := v.settled
@@ -102,18 +108,18 @@ func (v *VI) settle(ctx context.Context) {
 	}
 }
 
-// disconnectTimeout is how long a peer may take to acknowledge a close on an
-// unreliable VI, and be silent on a reliable one, where what was sent before comes
-// first. That is waited for in parts, so that a machine which is late once takes
-// no more than one of them from the peer.
+// disconnectTimeout is how long Disconnect waits for the peer. On an unreliable VI it is the time for the
+// acknowledgement of the close. On a reliable VI, where earlier data is delivered first, it is the time for which
+// the peer may be silent. The silence is measured in lingerParts parts, so that if this machine is descheduled
+// once, the peer loses at most one part.
 const (
 	disconnectTimeout = 200 * time.Millisecond
 	lingerParts       = 4
-	lingerMost        = 5 * time.Second // with a peer that answers and acknowledges nothing
+	lingerMost        = 5 * time.Second // for a peer that answers but does not acknowledge everything
 )
 
-// linger waits until the peer has taken note of the close, or has not for too
-// long. An unreliable VI repeats it meanwhile.
+// linger waits until the peer has acknowledged the close, or the time is over. On an unreliable VI it repeats the
+// close.
 func (c *conn) linger() {
 	p := c.vi.port
 	if c.sender != nil {
@@ -142,7 +148,7 @@ func (c *conn) linger() {
 	}
 }
 
-// heardAt is when the peer was heard last.
+// heardAt returns when a frame of the peer last arrived.
 func (c *conn) heardAt() int64 {
 	p := c.vi.port
 	p.mu.Lock()
@@ -169,6 +175,25 @@ func (w closeWait) ready() bool {
 
 func (w closeWait) notify() *signal { return &w.c.closed }
 
-func (w closeWait) handle() *Nic { return w.c.vi.nic }
+func (w closeWait) handle() *NIC { return w.c.vi.nic }
 
-func (w closeWait) destroyed() error { return nil } // not while it disconnects
+func (w closeWait) destroyed() error { return nil } // a VI is not destroyed while it disconnects
+
+// flushWait waits until all sends have completed.
+type flushWait struct{ v *VI }
+
+func (w flushWait) ready() bool {
+	q := &w.v.send
+	return q.completed.Load() == q.tail.Load()
+}
+
+func (w flushWait) notify() *signal {
+	if q := &w.v.send; q.cq == nil {
+		return &q.signal
+	}
+	return &w.v.send.cq.signal
+}
+
+func (w flushWait) handle() *NIC { return w.v.nic }
+
+func (w flushWait) destroyed() error { return nil }

@@ -1,158 +1,126 @@
 package vipl_test
 
 import (
+	"context"
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"viaxdp/kagent"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
-	"viaxdp/wire"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
 // A peer that goes on answering, and does not take the close, does not hold Disconnect.
 func TestDisconnectFromOneWhoTakesNoClose(t *testing.T) {
-	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		synctest.Test(t, func(t *testing.T) {
-			n, va, vb := connected(t, memoryConfig{bubble: true, silence: time.Minute}, level)
-			xb := newBox(t, n.b.Nic, 1, 64)
-			n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindClose }))
-			over, spoken := make(chan struct{}), make(chan int)
-			go func() { // RDMA writes of nothing, which take no receive
-				for n := 0; ; n++ {
-					select {
-					case <-over:
-						spoken <- n
-						return
-					case <-time.After(50 * time.Millisecond):
-					}
-					xb.desc[0].SetRDMAWrite(vipl.AddressSegment{})
-					if err := vb.PostSend(xb.desc[0], xb.region.Handle()); err != nil {
-						t.Error(err)
-					}
-					if _, err := vb.SendWait(patience); err != nil { // the other side has gone
-						spoken <- n
-						return
-					}
+	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb := connected(t, memoryConfig{bubble: true, silence: time.Minute}, level)
+		xb := newBox(t, n.b.NIC, 1, 64)
+		n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindClose }))
+		over, spoken := make(chan struct{}), make(chan int)
+		go func() { // RDMA writes of nothing, which take no receive
+			for n := 0; ; n++ {
+				select {
+				case <-over:
+					spoken <- n
+					return
+				case <-time.After(50 * time.Millisecond):
 				}
-			}()
-			start := time.Now()
-			if err := va.Disconnect(); err != nil {
-				t.Fatal(err)
+				xb.desc[0].SetRDMAWrite(vipl.AddressSegment{})
+				noError(t, vb.PostSend(xb.desc[0], xb.region.Handle()))
+				if _, err := vb.SendWait(ackDelay); err != nil { // the other side has gone
+					spoken <- n
+					return
+				}
 			}
-			took := time.Since(start)
-			close(over)
-			if n := <-spoken; took < 2*time.Second || took > 6*time.Second || n < 50 {
-				t.Errorf("it took %v, in which the peer spoke %d times", took, n)
-			}
-			stateIs(t, va, vipl.Idle)
-			n.a.queue.SetFaults(xdpnictest.Faults{})
-			if err := vb.Disconnect(); err != nil {
-				t.Error(err)
-			}
-		})
+		}()
+		start := time.Now()
+		must(t, va.Disconnect())
+		took := time.Since(start)
+		close(over)
+		if n := <-spoken; took < 2*time.Second || took > 6*time.Second || n < 50 {
+			t.Errorf("it took %v, in which the peer spoke %d times", took, n)
+		}
+		stateIs(t, va, vipl.Idle)
+		n.a.queue.SetFaults(xdpnictest.Faults{})
+		noError(t, vb.Disconnect())
 	})
 }
 
 // Receives that are posted while Disconnect waits for the peer are for the next connection,
 // whatever becomes of this one meanwhile.
 func TestReceivesPostedBesideDisconnect(t *testing.T) {
-	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		synctest.Test(t, func(t *testing.T) {
-			n, va, vb := connected(t, memoryConfig{bubble: true}, level)
-			xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
-			n.wire.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
-			over := make(chan error, 2)
-			for _, v := range []*vipl.VI{va, vb} { // each hears the other's close while it waits
-				go func() { over <- v.Disconnect() }()
-			}
-			synctest.Wait()
-			postRecv(t, va, xa, 0, 64)
-			for range 2 {
-				if err := <-over; err != nil {
-					t.Error(err)
-				}
-			}
-			n.wire.SetFaults(xdpnictest.Faults{})
-			join(t, n.a.Nic, va, n.b.Nic, vb)
-			fillPattern(xb.buf[0], 1)
-			postSend(t, vb, xb, 0, 64)
-			received(t, va, 0)
-			checkPattern(t, xa.buf[0], 1)
-		})
+	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, level, 1, 1, 64)
+		n.wire.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+		over := make(chan error, 2)
+		for _, v := range []*vipl.VI{va, vb} { // each hears the other's close while it waits
+			go func() { over <- v.Disconnect() }()
+		}
+		synctest.Wait()
+		postRecv(t, va, xa, 0, 64)
+		for range 2 {
+			noError(t, <-over)
+		}
+		n.wire.SetFaults(xdpnictest.Faults{})
+		join(t, n.a.NIC, va, n.b.NIC, vb)
+		postMessage(t, vb, xb, 0, 64, 1)
+		receivedMessage(t, va, xa.buf[0], 1)
 	})
 }
 
 // A receive that is wrong and posted while Disconnect waits for the peer completes at
 // once: what was sent before still comes, and the next connection works.
 func TestWrongReceiveBesideDisconnect(t *testing.T) {
-	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		synctest.Test(t, func(t *testing.T) {
-			n, va, vb := connected(t, memoryConfig{bubble: true}, level)
-			xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 2, 64)
-			postRecv(t, vb, xb, 0, 64)
-			n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
-			fillPattern(xa.buf[0], 1)
-			postSend(t, va, xa, 0, 64)
-			over := make(chan error, 1)
-			go func() { over <- va.Disconnect() }()
-			synctest.Wait() // it waits for the peer
-			xa.prepare(1, 64)
-			xa.desc[1].Control = vipl.ControlQFence
-			if err := va.PostRecv(xa.desc[1], xa.region.Handle()); err != nil {
-				t.Fatal(err)
-			}
-			d, err := va.RecvDone()
-			checkDone(t, "receive", d, err, vipl.StatusOpReceive|vipl.StatusFormatError)
-			n.a.queue.SetFaults(xdpnictest.Faults{})
-			received(t, vb, 0)
-			checkPattern(t, xb.buf[0], 1)
-			if err := <-over; err != nil {
-				t.Error(err)
-			}
-			if err := vb.Disconnect(); err != nil {
-				t.Error(err)
-			}
-			join(t, n.a.Nic, va, n.b.Nic, vb)
-			postRecv(t, vb, xb, 1, 64)
-			postSend(t, va, xa, 0, 64)
-			received(t, vb, 0)
-		})
+	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, level, 2, 2, 64)
+		postRecv(t, vb, xb, 0, 64)
+		n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
+		postMessage(t, va, xa, 0, 64, 1)
+		over := make(chan error, 1)
+		go func() { over <- va.Disconnect() }()
+		synctest.Wait() // it waits for the peer
+		xa.prepare(1, 64)
+		xa.desc[1].Control = vipl.ControlQFence
+		must(t, va.PostRecv(xa.desc[1], xa.region.Handle()))
+		recvDone(t, va, vipl.StatusOpReceive|vipl.StatusFormatError)
+		n.a.queue.SetFaults(xdpnictest.Faults{})
+		receivedMessage(t, vb, xb.buf[0], 1)
+		noError(t, <-over)
+		noError(t, vb.Disconnect())
+		join(t, n.a.NIC, va, n.b.NIC, vb)
+		postRecv(t, vb, xb, 1, 64)
+		postSend(t, va, xa, 0, 64)
+		received(t, vb, 0)
 	})
 }
 
 // Close of the NIC beside a Disconnect gives the peer what was sent before, as that would.
 func TestCloseBesideDisconnect(t *testing.T) {
-	for name, end := range map[string]func(n *vipl.Nic) error{
-		"close": (*vipl.Nic).Close, "farewell": func(n *vipl.Nic) error { n.Farewell(); return nil },
+	for name, end := range map[string]func(n *vipl.NIC) error{
+		"close": (*vipl.NIC).Close, "farewell": func(n *vipl.NIC) error { n.Farewell(); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
-				xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+				n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 1, 1, 64)
 				postRecv(t, vb, xb, 0, 64)
 				n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
-				fillPattern(xa.buf[0], 1)
-				postSend(t, va, xa, 0, 64)
+				postMessage(t, va, xa, 0, 64, 1)
 				sent(t, va, 0)
 				disconnected, ended := make(chan error, 1), make(chan error, 1)
 				go func() { disconnected <- va.Disconnect() }()
 				synctest.Wait() // it waits for the peer
-				go func() { ended <- end(n.a.Nic) }()
+				go func() { ended <- end(n.a.NIC) }()
 				time.Sleep(20 * time.Millisecond)
-				if len(ended) > 0 {
-					t.Error("it did not wait for the peer")
-				}
+				errorIf(t, len(ended) > 0, "it did not wait for the peer")
 				n.a.queue.SetFaults(xdpnictest.Faults{})
-				received(t, vb, 0)
-				checkPattern(t, xb.buf[0], 1)
+				receivedMessage(t, vb, xb.buf[0], 1)
 				for _, over := range []chan error{disconnected, ended} {
-					if err := <-over; err != nil {
-						t.Error(err)
-					}
+					noError(t, <-over)
 				}
 			})
 		})
@@ -180,42 +148,103 @@ func (a *leaving) Close() error {
 func TestDisconnectEndsBehindClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, v1, w1 := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
-		connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+		connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
 		agent := &leaving{n.a.agent, make(chan struct{})}
 		other, err := vipl.Open(vipl.Provider{Port: n.a.queue, Agent: agent, Arena: n.a.arena, Silence: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		v3, _ := connect(t, other, n.b.Nic, vipl.ReliableDelivery)
+		must(t, err)
+		v3, _ := connect(t, other, n.b.NIC, vipl.ReliableDelivery)
 
 		var window atomic.Uint32
 		n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool {
 			window.Store(uint32(p.Window))
 			return false
 		}))
-		x, y := newBox(t, n.a.Nic, 1, 8), newBox(t, n.b.Nic, 1, 8)
+		x, y := newBox(t, n.a.NIC, 1, 8), newBox(t, n.b.NIC, 1, 8)
 		granted := func(connections uint32) {
 			t.Helper()
 			postRecv(t, w1, y, 0, 8)
 			postSend(t, v1, x, 0, 8)
 			sent(t, v1, 0)
 			received(t, w1, 0)
-			if got, want := window.Load(), uint32(xdpnictest.DefaultChunks*3/4)/connections; got != want {
-				t.Errorf("with %d connections each may send %d frames, want %d", connections, got, want)
-			}
+			got, want := window.Load(), uint32(xdpnictest.DefaultChunks*3/4)/connections
+			errorIf(t, got != want, "with %d connections each may send %d frames, want %d", connections, got, want)
 		}
 		granted(3)
 		n.b.queue.Cut(true)
 		over := make(chan error)
 		go func() { over <- v3.Disconnect() }()
 		synctest.Wait()
-		if err := other.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := <-over; err != nil {
-			t.Error(err)
-		}
+		noError(t, other.Close())
+		noError(t, <-over)
 		n.b.queue.Cut(false)
 		granted(2)
+	})
+}
+
+// lateAnswers is an agent whose answers to requests reach the program late.
+type lateAnswers struct {
+	*kagenttest.Agent
+	wait time.Duration
+}
+
+func (a lateAnswers) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
+	answer, err := a.Agent.Request(ctx, local, remote, o)
+	time.Sleep(a.wait)
+	return answer, err
+}
+
+// A server whose requester does not confirm sends no frame there, neither while it waits nor in
+// the end: the request may be spoofed. The frames of a connection begin when
+// it stands.
+func TestNothingToTheUnproven(t *testing.T) {
+	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		const silence = 600 * time.Millisecond
+		n := newMemoryNet(t, memoryConfig{bubble: true, silence: silence, agent: func(a *kagenttest.Agent) kagent.Agent {
+			return lateAnswers{a, 3 * silence}
+		}})
+		victim := n.fabric.Agent("victim")
+		defer victim.Close()
+		n.fabric.Cut(victim.Addr(), true)
+		request := wire.CM{
+			Type: wire.CMRequest, ID: 5, VI: 0x10007, Key: 7, Window: 64, MaxPayload: 1472, Level: uint8(level),
+			MaxTransfer: vipl.MaxTransferSize, To: []byte("x"),
+		}
+		datagram, err := request.Append(nil)
+		must(t, err)
+		l, err := n.b.Listen(vipl.NetAddress{Discriminator: []byte("x")})
+		must(t, err)
+		defer l.Close()
+		receive := func(b []byte, from netip.Addr) {
+			n.b.agent.Receive(b, n.b.agent.Addr(), netip.AddrPortFrom(from, wire.Port))
+		}
+		receive(datagram, victim.Addr())
+		c, err := l.Wait(t.Context())
+		must(t, err)
+		vb := newVI(t, n.b.NIC, level)
+		before := n.b.queue.Stats()
+		time.AfterFunc(2*silence, func() { // which ends a connection that there is
+			link := n.b.agent.Link()
+			n.b.agent.Change(func(l *kagent.Link) { l.MAC[5]++ })
+			time.AfterFunc(2*silence, func() { n.b.agent.Change(func(l *kagent.Link) { l.MAC = link.MAC }) })
+		})
+		wantError(t, "accept", c.Accept(vb), vipl.ErrTimeout)
+		equal(t, "TxFrames", n.b.queue.Stats().TxFrames, before.TxFrames)
+		stateIs(t, vb, vipl.Idle)
+		time.Sleep(2 * silence)
+
+		// A requester that confirms late has a connection that lives: silence counts from then on.
+		va := newVI(t, n.a.NIC, level)
+		accepted := make(chan error, 1)
+		go func() {
+			c, err := l.Wait(t.Context())
+			if err == nil {
+				err = c.Accept(vb)
+			}
+			accepted <- err
+		}()
+		must(t, errOf(va.ConnectRequest(vipl.NetAddress{}, address(n.b, "x"), ackDelay)))
+		must(t, <-accepted)
+		time.Sleep(10 * silence)
+		statesAre(t, vipl.Connected, va, vb)
 	})
 }

@@ -5,21 +5,19 @@ import (
 	"net/netip"
 )
 
-// Neighbor is a host that programs of this NIC can reach.
+// Neighbor is a host that this NIC can reach and that runs via-xdp.
 type Neighbor struct {
 	Address netip.Addr
 	Hops    int // 0: this NIC itself; 1: on its link
 }
 
-// Discover is VipQuerySystemManagementInfo for VIP_SMI_AUTODISCOVERY: it asks on
-// the link which hosts run via-xdp, which takes about 100 ms. The list begins with
-// the NIC's own addresses. A host with several addresses may be in it several times;
-// one whose answer was lost is missing. Hosts behind a router do not hear the
-// question.
+// Discover is VipQuerySystemManagementInfo for VIP_SMI_AUTODISCOVERY: it asks on the link which hosts run via-xdp,
+// which takes about 100 ms. The list begins with the NIC's own addresses. A host with several addresses may appear
+// several times; a host whose answer was lost is missing. Hosts behind a router do not receive the question.
 //
-// ErrInvalidParameter when the NIC is closed, ErrResource when the kernel
-// refuses to send. It may be called concurrently.
-func (n *Nic) Discover() ([]Neighbor, error) {
+// Errors: ErrInvalidParameter if the NIC is closed, ErrResource if the kernel refuses to send. It may be called
+// concurrently.
+func (n *NIC) Discover() ([]Neighbor, error) {
 	list, err := n.agent.Discover(context.Background())
 	if err != nil {
 		return nil, agentError("QuerySystemManagementInfo", nil, err)

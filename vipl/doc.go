@@ -1,5 +1,5 @@
-// Package vipl is the VI Provider Library in Go: what a program uses to send
-// and receive messages through a VI NIC without the kernel on the way.
+// Package vipl is the VI Provider Library in Go. A program uses it to send and receive messages through a VI NIC;
+// the kernel's network stack is not involved.
 //
 //	 program                                      peer
 //	    | PostSend            PostRecv |            |
@@ -12,65 +12,57 @@
 //	    v
 //	  Done, Wait, or a CQ that many VIs share
 //
-// A [Nic] is an open interface. Memory that descriptors and data lie in is
-// registered with it: [Nic.AllocMem] allocates from the NIC's arena,
-// [Nic.RegisterMem] takes any memory of the program. A [VI] is connected with
-// one other by [Nic.ConnectWait] and [Conn.Accept] on one side and
-// [VI.ConnectRequest] on the other. Then [VI.PostSend] sends what a
-// [Descriptor] describes into the descriptor that the peer posted with
-// [VI.PostRecv]; Done and Wait give completed descriptors back, in order.
+// A [NIC] is an open interface. Descriptors and data lie in memory that is registered with it: [NIC.AllocMem]
+// allocates from the NIC's arena, [NIC.RegisterMem] registers any memory of the program. A [VI] is connected with
+// exactly one other VI, by [NIC.ConnectWait] and [Conn.Accept] on one side and [VI.ConnectRequest] on the other.
+// [VI.PostSend] then sends the data that a [Descriptor] describes into the descriptor that the peer posted with
+// [VI.PostRecv]. Done and Wait return completed descriptors in order.
 //
-// A receive must be posted before its message comes: on a reliable VI a message
-// that meets an empty receive queue breaks the connection, on an unreliable
-// one it is lost.
+// A receive must be posted before its message arrives. On a reliable VI a message that finds the receive queue
+// empty breaks the connection; on an unreliable VI it is lost.
 //
 // # Files, in the order of a message
 //
-//	post.go       1    check, translate, join the queue     workqueue.go; list.go several at once
-//	engine_tx.go  2    segment, retransmit, acknowledge     pack.go, hold.go for streams, long.go for long frames
-//	port.go       3-6  doorbell, lease on arrived frames, who makes progress    doorbell.go: for several VIs; rest.go: when not to look
-//	engine_rx.go  7-8  check, order, place                  early.go what waits for others, rdma.go for RDMA
-//	cq.go         9    complete              wait.go wakes, notify.go calls
+//	post.go       1    check, translate, join the queue     workqueue.go; list.go: several descriptors
+//	engine_tx.go  2    segment, retransmit, acknowledge     pack.go, coalesce.go: small messages; long.go: long frames
+//	port.go       3-6  doorbell, receive, progress          doorbell.go: one for several VIs; pollpause.go: when not to poll
+//	engine_rx.go  7-8  check, order, place                  reorder.go: frames out of order; rdma.go: RDMA
+//	cq.go         9    complete                             wait.go: wakes waiters; notify.go: handlers
 //	send.go, recv.go   11 done
 //
 // A connection:
 //
-//	conn.go                  as the engine keeps it
-//	connect.go               how it comes about; its head lists the other files of that
-//	break.go, disconnect.go  how it ends: with an error, by the program
-//	source.go                what becomes of it when the interface loses its address
-//	timers.go                its time: retransmission, keepalive, silence
-//	secure.go                what its frames are sealed with
-//	loop.go, lanes.go        when both VIs are on one queue, on two queues of one interface
+//	conn.go                     the engine's state of a connection
+//	connect.go                  how it is made; its head lists the other files
+//	teardown.go, disconnect.go  how it ends: by an error, by the program
+//	source.go                   what happens when the interface loses its address
+//	timers.go                   retransmission, keepalive, silence
+//	secure.go                   sealing of frames
+//	loop.go, shmlinks.go        both VIs on one queue; on two queues of one interface
 //
 // # RDMA
 //
-// Memory is opened to peers by EnableRdmaWrite and EnableRdmaRead, of the region
-// and of the VI. The program tells its peer where it is ([Region.Remote]) in a
-// message; the peer's [Descriptor.SetRDMAWrite] and [Descriptor.SetRDMARead]
-// then name it, and nobody posts a receive. The bytes of a write land in
-// ascending order, its last word last. The target's program is not asked and
-// not told, unless the write carries immediate data; but the frames are placed
-// by its library: at once while it polls or calls [Nic.Poll], else as soon as
-// the kernel has woken the library's goroutine.
+// EnableRDMAWrite and EnableRDMARead, of the region and of the VI, open memory to the peer. The program sends its
+// peer the location ([Region.Remote]) in a message; the peer passes it to [Descriptor.SetRDMAWrite] or
+// [Descriptor.SetRDMARead]. No receive is posted for RDMA. A write is placed in ascending order, its last word
+// last. The target's program is not notified, unless the write carries immediate data. The target's library places
+// the frames: at once while the program polls or calls [NIC.Poll], otherwise as soon as the kernel has woken the
+// library's goroutine.
 //
 // # Concurrency
 //
-// Every method may be called from any goroutine at any time. Done never
-// waits for a goroutine that is in Wait. There is no thread behind a VI: whoever
-// posts, polls or waits moves frames; a background goroutine of the NIC does
-// while nobody else does. A spinning program should lock its goroutine to a
-// thread and the thread to a CPU, and leave the Go runtime a second one or at
-// least GOMAXPROCS >= 2.
+// Every method may be called from any goroutine at any time. Done never waits for a goroutine that is in Wait. A VI
+// has no thread of its own: the goroutine that posts, polls or waits moves frames, and a background goroutine of
+// the NIC does so while none of them does. A spinning program should lock its goroutine to a thread and the thread
+// to a CPU, and leave the Go runtime a second CPU, or at least GOMAXPROCS >= 2.
 //
 // # Errors
 //
-// A VIPL return code is a [Return], which is an error. Control operations return an
-// [*OpError] that wraps one and says more; calls of the data path return the bare
-// codes and allocate nothing.
+// A VIPL return code is a [Return], which is an error. Control operations return an [*OpError], which wraps a
+// Return and describes the cause. Calls of the data path return the bare codes and allocate nothing.
 //
 // # Privileges
 //
-// None where an agent opens the NIC ([WithAgent]). Without one OpenNic needs root, or
-// CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. [Open] over a NIC in memory needs none.
+// A program needs no privilege if a daemon opens the NIC ([WithAgent]). Without a daemon, OpenNIC needs root, or
+// CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. [Open] over a NIC in memory needs no privilege.
 package vipl

@@ -1,17 +1,14 @@
 package vipl
 
-// One doorbell for the sends of several VIs: a kick of the kernel costs several
-// times as much as a frame.
+// One doorbell for the sends of several VIs. A kick of the kernel costs several times as much as a frame.
 
-// ringBatch is how many frames wait for Ring at most: so few that the peer can
-// begin while the program goes on.
+// ringBatch is the most frames that wait for Ring. It is small so that the peer can begin while the program goes
+// on.
 const ringBatch = 4
 
-// PostSendLater is PostSend without the doorbell, which may wait until the program
-// calls [Nic.Ring], as it soon should. Whatever else rings on this NIC rings for
-// this send, too: posts, polls that find something, waits, and the fourth frame that
-// waits. Where the program does none of these, a goroutine of the library rings
-// within milliseconds.
+// PostSendLater is PostSend without the doorbell. The program should soon call [NIC.Ring]. Any other doorbell of
+// this NIC also covers this send: posts, polls that find something, waits, and the fourth waiting frame ring it. If
+// the program does none of these, a goroutine of the library rings within milliseconds.
 func (v *VI) PostSendLater(d *Descriptor, h MemHandle) error {
 	p := v.port
 	p.mu.Lock()
@@ -23,10 +20,9 @@ func (v *VI) PostSendLater(d *Descriptor, h MemHandle) error {
 	return err
 }
 
-// Ring rings the doorbell for what was posted by PostSendLater on any VI of the
-// NIC. Where it was rung already, Ring costs next to nothing. It may be called
-// concurrently.
-func (n *Nic) Ring() {
+// Ring rings the doorbell for what PostSendLater has posted on any VI of the NIC. If it has been rung already, Ring
+// costs next to nothing. It may be called concurrently.
+func (n *NIC) Ring() {
 	p := n.port
 	if p.unrung.Load() == 0 {
 		return
@@ -38,15 +34,14 @@ func (n *Nic) Ring() {
 	p.mu.Unlock()
 }
 
-// mayRingLater notes that frames wait for Ring, unless there are many. Under the
-// lock.
+// mayRingLater reports whether the frames on the ring may wait for Ring, and records that they do. Under the lock.
 func (p *port) mayRingLater() bool {
 	if n := p.nic.Pending(); n == 0 || n >= ringBatch {
 		return false
 	}
 	if p.unrung.Load() == 0 {
 		p.unrung.Store(1)
-		p.lookSoon()
+		p.wakeBackground()
 	}
 	return true
 }

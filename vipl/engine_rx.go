@@ -1,17 +1,17 @@
 package vipl
 
-// Steps 7 to 9 of the way of a message: sequence, place, complete.
+// Steps 7 to 9 of the path of a message: sequence, place, complete.
 
 import (
 	"errors"
 	"time"
 
-	"viaxdp/reliable"
-	"viaxdp/wire"
+	"viaxdp/internal/base/reliable"
+	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
-const tellEvery = time.Millisecond
+const resetEvery = time.Millisecond
 
 // ErrPeerClosed is the Cause of a VI in Error whose peer has disconnected it.
 var ErrPeerClosed = errors.New("the peer disconnected")
@@ -19,23 +19,24 @@ var ErrPeerClosed = errors.New("the peer disconnected")
 // Causes of a broken connection.
 var (
 	errPeerSilent = errors.New("the peer went silent")
-	// Connection management goes another way, through the kernel.
-	errPeerUnheard = errors.New("no frame of the peer has come since the connection was made: they are lost on the way, or come in on " +
-		"another queue than this NIC's (the demux counter queue): see Info().Notes, and open both NICs on the queues that meet")
-	errUnheard    = errors.New("the peer is there, has heard nothing of this side for its silence, and ended the connection: frames are lost on the way there")
-	errNoWay      = errors.New("the peer is there, and frames do not reach it: a smaller MTU on the way?")
-	errTooSmall   = errors.New("the interface's MTU is smaller now than what the connection's frames need: connect again")
+	// Connection management uses UDP through the kernel, so it can work while this path does not.
+	errPeerUnheard = errors.New("no frame of the peer has arrived since the connection was made: frames are lost on the path, or arrive " +
+		"on another queue than this NIC's (the demux counter queue): see Info().Notes, and open both NICs on the queues that meet")
+	errUnheard    = errors.New("the peer received nothing from this side for its silence time and ended the connection: frames to it are lost on the path")
+	errNoWay      = errors.New("the peer is alive but frames do not reach it: check for a smaller MTU on the path")
+	errTooSmall   = errors.New("the interface's MTU is now smaller than the connection's frames need: connect again")
 	errPeerBroke  = errors.New("the peer broke the connection")
-	errRecvEmpty  = errors.New("a message met an empty receive queue")
-	errFrameLost  = errors.New("a frame of it was lost")
-	errGone       = errors.New("the interface is gone")
-	errMoved      = errors.New("the interface does not have the address any more that the connection comes from: connect again")
+	errRecvEmpty  = errors.New("a message arrived and no receive was posted")
+	errFrameLost  = errors.New("a frame of the message was lost")
+	errGone       = errors.New("the interface was removed")
+	errMoved      = errors.New("the interface no longer has the local address of the connection: connect again")
 	errTooLong    = errors.New("a message was longer than its receive descriptor")
-	errProtocol   = errors.New("the peer's frames do not make messages")
-	errDescriptor = errors.New("a descriptor was wrong")
+	errPastRegion = errors.New("a message reached past the end of the region that its receive descriptor names")
+	errProtocol   = errors.New("protocol error: the peer's frames do not form messages")
+	errDescriptor = errors.New("a posted descriptor was invalid")
 )
 
-// receive takes one frame. It returns true when the engine keeps its chunks.
+// receive processes one frame. It returns true if the engine keeps the frame's chunks.
 func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 	p.stats.Frames++
 	pkt := &p.pkt
@@ -57,7 +58,7 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 	case c.key != pkt.Key:
 		p.stats.WrongKey++
 		return false
-	case c.peer != pkt.Src, c.lane != p.from:
+	case c.peer != pkt.Src, c.shm != p.from:
 		p.stats.WrongSource++
 		return false
 	case c.secure != nil || pkt.Kind == wire.KindSealed:
@@ -77,7 +78,7 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 		c.established = nil
 	}
 	if v.state == ConnectPending && c.open {
-		v.state = Connected // the call that connects is about to return; an answer need not wait for it
+		v.state = Connected // the call that connects is about to return; the program's answer need not wait for it
 	}
 	if !c.open {
 		p.afterwards(c, now)
@@ -101,16 +102,15 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 			c.receiver.AskUrgent()
 		}
 		c.pressed()
-		p.owe(c, now)
+		p.oweAck(c, now)
 	case wire.KindError:
 		p.takeError(c, pkt)
 	}
 	return false
 }
 
-// afterwards answers frames that come for a connection that is broken: a
-// disconnecting peer hears that its last frame arrived, whichever it sends again, any
-// other that there is nothing here any more.
+// afterwards answers frames that arrive for a broken connection. If a disconnecting peer repeats its last frame, it
+// is told that the frame arrived. Any other frame is answered with a reset.
 func (p *port) afterwards(c *conn, now int64) {
 	if p.pkt.Kind == wire.KindError || p.pkt.Kind == wire.KindAck {
 		return
@@ -118,7 +118,7 @@ func (p *port) afterwards(c *conn, now int64) {
 	switch p.pkt.Kind {
 	case wire.KindData, wire.KindPack, wire.KindWrite, wire.KindRead, wire.KindReadData:
 		if c.vi.cause != ErrPeerClosed {
-			break // it has to hear why
+			break // tell it the cause
 		}
 		fallthrough
 	case wire.KindClose:
@@ -127,10 +127,10 @@ func (p *port) afterwards(c *conn, now int64) {
 			return
 		}
 	}
-	p.tellBroken(c, wire.ReasonClosed, now)
+	p.sendReset(c, wire.ReasonClosed, now)
 }
 
-// takeAck takes what a frame says about frames of ours.
+// takeAck processes what a frame acknowledges.
 func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 	s := c.sender
 	from, to, valid := s.Ack(now, pkt.Ack, int(pkt.Window))
@@ -143,63 +143,66 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 		c.replied = c.replied && int32(c.replySeq-to) >= 0
 	}
 	for seq := from; seq != to; seq++ {
-		p.release(s.Tag(seq))
+		p.release(c, s.Tag(seq))
 	}
 	if pkt.Kind == wire.KindAck && len(pkt.Payload) >= wire.RangeLen {
-		for i := range min(len(pkt.Payload)/wire.RangeLen, wire.MaxAckRanges) {
-			r := wire.GetRange(pkt.Payload, i)
-			s.AckRange(now, r.Start, r.End)
+		var ranges [wire.MaxAckRanges]reliable.Range
+		n := min(len(pkt.Payload)/wire.RangeLen, len(ranges))
+		for i := range n {
+			ranges[i] = reliable.Range(wire.GetRange(pkt.Payload, i))
+		}
+		if !s.AckRanges(now, pkt.Ack, ranges[:n]) {
+			p.stats.BadAcks++
 		}
 		s.DetectLosses(now)
 	}
-	if t := s.Deadline(); t != 0 && t < c.due { // by a loss found, or a round trip that ended the timer's doubling
+	if t := s.Deadline(); t != 0 && t < c.due { // earlier: a loss was found, or a round trip ended the timer's backoff
 		p.timers.schedule(c, t)
 	}
-	if from != to && (c.lent || c.vi.attrs.Level == ReliableReception) {
-		c.lent = c.lent && !s.Idle()
-		p.settleSends(c)
+	if from != to && (c.byRef || c.vi.attrs.Level == ReliableReception) {
+		c.byRef = c.byRef && !s.Idle()
+		p.settleQueue(&c.vi.send)
 	}
 	if c.closeSent && int32(s.Unacked()-c.closeSeq) > 0 {
 		c.finishClose(p)
 	}
-	if c.deaf != nil && !c.answering() {
-		p.breakOff(c, now)
+	if c.draining != nil && !c.answering() {
+		p.teardownRefused(c, now)
 		return
 	}
-	if c.streaming && s.Idle() && c.vi.send.waiting() == nil {
-		c.rest(now)
+	if c.inStream && s.Idle() && c.vi.send.waiting() == nil {
+		c.endStream(now)
 	}
 	if _, lost := s.NextLost(); lost || c.closing || c.answers.waiting() || c.vi.send.waiting() != nil {
 		p.enqueue(c)
 	}
 }
 
-// settleSends completes what is done at the head of the send queue.
-func (p *port) settleSends(c *conn) {
-	q := &c.vi.send
+// settleQueue completes the descriptors at the head of a send queue that are done or were flushed.
+func (p *port) settleQueue(q *workQueue) {
+	c := q.vi.conn
 	for i := q.completed.Load(); i != q.current; i++ {
 		e := q.at(i)
-		if !c.isDone(e) {
+		if e.unread > 0 || !e.over && (c == nil || !c.isDone(e)) {
 			return
 		}
-		p.complete(c.vi, q, e, 0)
+		p.complete(q.vi, q, e, e.status)
 	}
 }
 
-// isDone says whether a descriptor whose frames are all on the ring is done.
+// isDone reports whether a descriptor is done, all of whose frames are on the ring.
 func (c *conn) isDone(e *posted) bool {
 	if e.op == StatusOpRDMARead {
 		return e.done
 	}
-	return !e.lent && c.vi.attrs.Level != ReliableReception || int32(c.sender.Unacked()-e.last) > 0
+	return !e.byRef && c.vi.attrs.Level != ReliableReception || int32(c.sender.Unacked()-e.last) > 0
 }
 
-// takeReliable puts a frame of a reliable VI in order and delivers what is in
-// order now.
+// takeReliable puts a frame of a reliable VI in order and delivers the frames that are in order now.
 func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool) {
 	seq := p.pkt.Seq
-	if c.deaf != nil {
-		return false // what follows the refused frame is not looked at
+	if c.draining != nil {
+		return false // frames after the refused one are ignored
 	}
 	if p.pkt.Flags&wire.FlagAckNow != 0 {
 		c.receiver.AskUrgent()
@@ -207,43 +210,43 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 	switch c.receiver.Arrive(seq, p.pkt.Flags&wire.FlagAgain != 0) {
 	case reliable.InOrder:
 		p.deliver(c, &p.pkt, now)
-		for c.open && c.deaf == nil {
+		for c.open && c.draining == nil {
 			tag, ok := c.receiver.Pop()
 			if !ok {
 				break
 			}
-			early := p.held.take(tag, p.early[:])
-			if p.decodeAgain(c, early) == nil { // it did when it came
+			early := p.reorder.take(tag, p.inOrder[:])
+			if p.decodeAgain(c, early) == nil { // it was valid when it arrived
 				p.deliver(c, &p.pkt, now)
 			}
 			p.recycle(early)
 		}
-	case reliable.Early:
+	case reliable.OutOfOrder:
 		if c.loop {
-			break // the chunk is the sender's: it comes again
+			break // the chunk belongs to the sender, which retransmits
 		}
-		if !p.held.fits(len(frame)) {
-			p.stats.EarlyDropped++
-			break // as if it were lost: it comes again
+		if !p.reorder.fits(len(frame)) {
+			p.stats.OutOfOrderDropped++
+			break // treat it as lost: the peer retransmits
 		}
-		p.stats.Early++
+		p.stats.OutOfOrder++
 		p.keepOpen(c, frame)
-		c.receiver.Hold(seq, p.held.put(frame))
+		c.receiver.Buffer(seq, p.reorder.put(frame))
 		kept = true
 	case reliable.Duplicate:
 		p.stats.Duplicate++
 		c.pressed()
-	case reliable.Outside:
-		p.stats.Outside++
+	case reliable.OutsideWindow:
+		p.stats.OutsideWindow++
 	}
 	if c.open {
-		p.owe(c, now)
+		p.oweAck(c, now)
 	}
 	return kept
 }
 
-// takeUnreliable delivers a frame at most once and in order; a gap or an old
-// frame costs the message that it belongs to.
+// takeUnreliable delivers a frame at most once and in order. A gap drops the message that it falls into; an old
+// frame is dropped.
 func (p *port) takeUnreliable(c *conn, pkt *wire.Packet, now int64) {
 	if pkt.Kind == wire.KindClose {
 		p.deliver(c, pkt, now)
@@ -256,43 +259,43 @@ func (p *port) takeUnreliable(c *conn, pkt *wire.Packet, now int64) {
 	}
 	if ahead > 0 {
 		p.stats.Lost += uint64(ahead)
-		if c.part != 0 {
-			p.drop(c)
-		}
+		p.drop(c, errFrameLost)
 	}
 	c.expect = pkt.Seq + 1
 	if pkt.Kind == wire.KindRead || pkt.Kind == wire.KindReadData {
-		p.stats.Malformed++ // no such thing on an unreliable VI
+		p.protocolError(c, now) // RDMA reads need a reliable VI
 		return
 	}
 	p.deliver(c, pkt, now)
 }
 
-// drop gives up the message that is arriving; its descriptor serves the next.
-func (p *port) drop(c *conn) {
-	v := c.vi
+// drop gives up the message of an unreliable VI that is arriving, if there is one. Its descriptor receives the next
+// message.
+func (p *port) drop(c *conn, cause error) {
+	if c.part == 0 {
+		return
+	}
 	p.stats.Dropped++
 	if c.part == wire.KindWrite {
-		v.report(ErrorRDMAWriteAbort, StatusOpRDMAWrite, errFrameLost)
-	} else if e := v.recv.waiting(); e != nil {
-		e.rewind()
+		c.vi.report(ErrorRDMAWriteAbort, StatusOpRDMAWrite, cause)
 	}
 	c.part = 0
+	c.vi.recv.rewindHead()
 }
 
-// deliver places a frame that is next in order.
+// deliver places the frame that is next in order.
 func (p *port) deliver(c *conn, pkt *wire.Packet, now int64) {
 	if pkt.Kind == wire.KindClose {
 		if c.receiver != nil {
 			p.control(c, wire.KindAck, 0, 0)
 		} else {
-			p.tellBroken(c, wire.ReasonClosed, now)
+			p.sendReset(c, wire.ReasonClosed, now)
 		}
-		p.breakDown(c, broken{cause: ErrPeerClosed})
+		p.teardown(c, broken{cause: ErrPeerClosed})
 		return
 	}
 	if c.closing {
-		return // nobody waits for it any more
+		return // its receives are flushed
 	}
 	switch pkt.Kind {
 	case wire.KindRead:
@@ -307,16 +310,14 @@ func (p *port) deliver(c *conn, pkt *wire.Packet, now int64) {
 	}
 	first := pkt.Flags&wire.FlagFirst != 0
 	if first != (c.part == 0) || !first && c.part != pkt.Kind {
-		// A message begins in another, or goes on without a beginning.
+		// A message begins within another one, or continues without a beginning.
 		if c.receiver != nil {
-			p.nonsense(c, now)
+			p.protocolError(c, now)
 			return
 		}
-		if c.part != 0 {
-			p.drop(c)
-		}
+		p.drop(c, errProtocol)
 		if !first {
-			return // the rest of a dropped message
+			return // the remainder of a dropped message
 		}
 	}
 	if pkt.Kind == wire.KindWrite {
@@ -348,21 +349,26 @@ func (p *port) placeMessage(c *conn, pkt *wire.Packet, now int64) {
 	}
 }
 
-// tooLong ends a message that has filled the receive at the head and goes on.
+// tooLong ends a message that has filled the receive at the head and continues. If the receive names more bytes
+// than were filled, the next byte lies outside of its region (see translate).
 func (p *port) tooLong(c *conn, e *posted, now int64) {
 	v := c.vi
 	p.stats.TooLong++
+	status, reason, cause := StatusLengthError, wire.ReasonLength, errTooLong
+	if e.moved < e.length {
+		status, reason, cause = StatusProtectionError, wire.ReasonDescriptor, errPastRegion
+	}
 	e.arrived = e.moved
 	v.recv.current++
-	p.complete(v, &v.recv, e, StatusLengthError)
+	p.complete(v, &v.recv, e, status)
 	if c.receiver != nil {
-		p.refuse(c, wire.ReasonLength, errTooLong, now)
+		p.refuse(c, reason, cause, now)
 	} else {
 		p.settleReceives(v)
 	}
 }
 
-// finishReceive completes the receive at the head by a message of n bytes.
+// finishReceive completes the receive at the head with a message of n bytes.
 func (p *port) finishReceive(c *conn, e *posted, n uint32, immediate bool, value uint32) {
 	v := c.vi
 	status := Status(0)
@@ -377,9 +383,8 @@ func (p *port) finishReceive(c *conn, e *posted, n uint32, immediate bool, value
 	p.settleReceives(v)
 }
 
-// settleReceives completes receives that were wrong when posted, now that they
-// are at the head: on a reliable VI that breaks the connection, but not one that only
-// Disconnect still waits for.
+// settleReceives completes receives that were wrong when posted and are now at the head. On a reliable VI that
+// breaks the connection, unless Disconnect is already ending it.
 func (p *port) settleReceives(v *VI) {
 	q := &v.recv
 	for {
@@ -389,14 +394,14 @@ func (p *port) settleReceives(v *VI) {
 		}
 		if c := v.conn; c != nil && c.open && c.sender != nil && !c.closing {
 			p.refuse(c, wire.ReasonClosed, errDescriptor, p.now())
-			return // breakDown completed it, or the end of the connect does
+			return // teardown completed it, or the end of the connect will
 		}
 		q.current++
 		p.complete(v, q, e, e.status)
 	}
 }
 
-// recvEmpty ends a message that met an empty receive queue.
+// recvEmpty ends a message that found the receive queue empty.
 func (p *port) recvEmpty(c *conn, now int64) {
 	p.stats.RecvQueueEmpty++
 	c.vi.report(ErrorRecvQueueEmpty, StatusOpReceive, nil)
@@ -405,48 +410,49 @@ func (p *port) recvEmpty(c *conn, now int64) {
 	}
 }
 
-// nonsense ends a connection of which the frames do not make messages.
-func (p *port) nonsense(c *conn, now int64) {
+// protocolError ends a reliable connection whose frames do not form messages. On an unreliable VI it drops the
+// message in which the frame arrived.
+func (p *port) protocolError(c *conn, now int64) {
 	p.stats.Malformed++
 	if c.receiver == nil {
-		c.part = 0
+		p.drop(c, errProtocol)
 		return
 	}
 	p.refuse(c, wire.ReasonProtocol, errProtocol, now)
 }
 
-// refuse breaks a reliable connection by an error on this side. A reason other than
-// ReasonClosed says what was wrong with the frame that came last, which then
-// counts as not arrived; so does a frame of which not all messages were delivered.
+// refuse breaks a reliable connection because of an error on this side. A reason other than ReasonClosed says what
+// was wrong with the last frame, which then counts as not arrived. So does a frame of which not all messages were
+// delivered.
 func (p *port) refuse(c *conn, reason wire.Reason, cause error, now int64) {
 	p.refuseAt(c, reason, c.receiver.Next()-1, cause, now)
 }
 
-// refuseAt is refuse for what frame seq asked for. What the peer asked for
-// before, and is being answered, it still gets; nothing later is looked at.
+// refuseAt is refuse for the request in frame seq. Earlier requests of the peer that are being answered are
+// answered completely; later frames are ignored.
 func (p *port) refuseAt(c *conn, reason wire.Reason, seq uint32, cause error, now int64) {
 	if reason != wire.ReasonClosed || c.unpacking {
 		c.refused, c.refusedSeq = reason, seq
 	}
-	c.deaf = cause
+	c.draining = cause
 	if reason == wire.ReasonClosed || reason == wire.ReasonProtocol || !c.answering() {
-		p.breakOff(c, now)
+		p.teardownRefused(c, now)
 	}
 }
 
-// breakOff carries out what refuseAt found.
-func (p *port) breakOff(c *conn, now int64) {
-	p.tellBroken(c, wire.ReasonClosed, now)
-	p.breakDown(c, broken{cause: c.deaf})
+// teardownRefused ends the connection as refuseAt decided.
+func (p *port) teardownRefused(c *conn, now int64) {
+	p.sendReset(c, wire.ReasonClosed, now)
+	p.teardown(c, broken{cause: c.draining})
 }
 
-// answering says that the peer does not have all answers to its reads yet.
+// answering reports whether the peer lacks answers to its reads.
 func (c *conn) answering() bool {
 	return c.answers.waiting() || c.replied
 }
 
-// acked is the number of the first frame that did not arrive: the one that this
-// side refused, or that comes next.
+// acked returns the acknowledgement number: the number of the frame that this side refused, or else of the next
+// frame expected.
 func (c *conn) acked() uint32 {
 	next := c.receiver.Next()
 	if c.refused != 0 && c.refusedSeq == next-1 {
@@ -455,8 +461,7 @@ func (c *conn) acked() uint32 {
 	return next
 }
 
-// takeError takes the news that the peer broke the connection, and at which
-// frame of ours.
+// takeError processes the peer's reset: it broke the connection, and the frame says at which frame of ours.
 func (p *port) takeError(c *conn, pkt *wire.Packet) {
 	b := broken{cause: errPeerBroke, told: true, seq: pkt.Seq, part: int(min(pkt.RemoteAddr, MaxDescriptorsPerQueue))}
 	switch reason := wire.Reason(pkt.Immediate); {
@@ -465,7 +470,7 @@ func (p *port) takeError(c *conn, pkt *wire.Packet) {
 	case reason == wire.ReasonRDMARead:
 		b.status = StatusRemoteRDMAError // the read is not done at any level
 	case c.vi.attrs.Level != ReliableReception:
-	case reason == wire.ReasonRecvQueueEmpty:
+	case reason == wire.ReasonRecvQueueEmpty, reason == wire.ReasonDescriptor:
 		b.status = StatusRemoteDescError
 	case reason == wire.ReasonLength:
 		b.status = StatusLengthError
@@ -474,5 +479,5 @@ func (p *port) takeError(c *conn, pkt *wire.Packet) {
 	case reason == wire.ReasonRDMAWrite:
 		b.status = StatusRemoteRDMAError
 	}
-	p.breakDown(c, b)
+	p.teardown(c, b)
 }

@@ -1,26 +1,23 @@
 package vipl
 
-// Step 2 of the way of a message: segment. A message becomes frames of at most
-// the path's MTU; each is built in a TX chunk, the payload copied in behind
-// the headers, but for those that are longer (long.go). On a reliable VI the
-// chunk is retained until the peer has the frame, so that the program may reuse
-// its buffer as soon as the send is done.
-// Retransmissions, acknowledgements and the other small frames are here, too.
+// Step 2 of the path of a message: segment. A message becomes frames of at most the path's MTU. Each frame is built
+// in a TX chunk, with the payload copied in behind the headers; long.go has the longer frames. On a reliable VI the
+// chunk is retained until the peer has acknowledged the frame, so that the program may reuse its buffer as soon as
+// the send is done. Retransmissions, acknowledgements and other control frames are here, too.
 
 import (
-	"viaxdp/reliable"
-	"viaxdp/wire"
+	"viaxdp/internal/base/reliable"
+	"viaxdp/internal/base/wire"
 )
 
-// A frame's tag in the reliable sender: address of its chunk and length.
+// A frame's tag in the reliable sender: the address of its chunk, and its length.
 const (
 	tagShift = 16
 	tagMask  = 1<<tagShift - 1
 )
 
-// pump sends what c can send now: lost frames first, then in turns the answers
-// to the peer's RDMA reads and the send queue, each in order. It returns false
-// when the port itself can take no more.
+// pump sends what c can send now: lost frames first, then alternately the answers to the peer's RDMA reads and the
+// send queue, each in order. It returns false if the port has no room for more.
 func (p *port) pump(c *conn, now int64) bool {
 	if !c.open {
 		return true
@@ -55,16 +52,16 @@ func (p *port) pump(c *conn, now int64) bool {
 	return true
 }
 
-// What sendNext did.
+// sendResult is what sendNext did.
 type sendResult int
 
 const (
 	sentFrame   sendResult = iota // one frame, or a descriptor that needs none
 	sendNothing                   // nothing can be sent now
-	sendFull                      // the port is full; c comes up again
+	sendFull                      // the port is full; c is tried again
 )
 
-// sendNext sends the next frame of the send queue. There is room for it.
+// sendNext sends the next frame of the send queue. The sender has room for it.
 func (p *port) sendNext(c *conn, now int64) sendResult {
 	v := c.vi
 	q := &v.send
@@ -76,9 +73,9 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 		return p.failSend(c, e, now)
 	}
 	if !e.begun && c.reads > 0 && (e.control&ControlQFence != 0 || e.op == StatusOpRDMARead && c.reads == maxReads) {
-		return sendNothing // comes up again when a read is done
+		return sendNothing // retried when a read is done
 	}
-	if c.sender != nil && c.packs && (c.holds() || q.current+1 != q.tail.Load()) && c.small(e) {
+	if c.sender != nil && c.packs && (c.coalesces() || q.current+1 != q.tail.Load()) && c.small(e) {
 		return p.sendSmall(c, e, now)
 	}
 	ok := false
@@ -90,7 +87,7 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 		}
 		n := min(c.cut, int(e.length-e.moved))
 		if !c.fits(n) {
-			return sendNothing // comes up again with an acknowledgement
+			return sendNothing // retried after an acknowledgement
 		}
 		ok = p.sendPiece(c, e, n, now)
 	}
@@ -106,17 +103,17 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	return sentFrame
 }
 
-// sentLast notes that the descriptor at the head of the send queue is on the
-// ring, up to the frame that went last.
+// sentLast records that all of the descriptor at the head of the send queue is on the ring. Its last frame is the
+// one that was just sent.
 func (p *port) sentLast(c *conn, e *posted) {
 	e.last = c.header.Seq
-	c.lent = c.lent || e.lent
+	c.byRef = c.byRef || e.byRef
 	c.vi.send.current++
 	p.handOver(c)
 }
 
-// handOver notes that descriptors of c are on the ring, which are done with the
-// next doorbell unless they wait for the peer.
+// handOver records that descriptors of c are on the ring. They are done with the next doorbell, unless they wait
+// for the peer.
 func (p *port) handOver(c *conn) {
 	if c.vi.attrs.Level != ReliableReception && !c.inHanded {
 		c.inHanded = true
@@ -124,16 +121,16 @@ func (p *port) handOver(c *conn) {
 	}
 }
 
-// failSend ends a descriptor that was wrong when posted, once those before it
-// are complete. On a reliable VI that breaks the connection.
+// failSend ends a descriptor that was wrong when posted, once those before it are complete. On a reliable VI that
+// breaks the connection.
 func (p *port) failSend(c *conn, e *posted, now int64) sendResult {
 	v, q := c.vi, &c.vi.send
 	if p.flush(); q.completed.Load() != q.current {
 		return sendNothing
 	}
 	if c.sender != nil {
-		p.tellBroken(c, wire.ReasonClosed, now)
-		p.breakDown(c, broken{cause: errDescriptor})
+		p.sendReset(c, wire.ReasonClosed, now)
+		p.teardown(c, broken{cause: errDescriptor})
 		return sentFrame
 	}
 	q.current++
@@ -141,8 +138,8 @@ func (p *port) failSend(c *conn, e *posted, now int64) sendResult {
 	return sentFrame
 }
 
-// sendPiece builds and queues a frame of the next n bytes of a send or an RDMA
-// write. False: the port is full; c comes up again.
+// sendPiece builds and queues a frame of the next n bytes of a send or an RDMA write. False: the port is full; c is
+// tried again.
 func (p *port) sendPiece(c *conn, e *posted, n int, now int64) bool {
 	if n > c.inChunk {
 		return p.sendLong(c, e, n, now)
@@ -162,8 +159,8 @@ func (p *port) sendPiece(c *conn, e *posted, n int, now int64) bool {
 	return true
 }
 
-// describe makes the header say what the frame has of e: the bytes from offset
-// from up to where e is now.
+// describe fills in the header for the part of e that the frame carries: the bytes from offset from to e's current
+// position.
 func (c *conn) describe(e *posted, from uint32) {
 	h := &c.header
 	h.Kind, h.Flags, h.Immediate = wire.KindData, 0, 0
@@ -178,8 +175,8 @@ func (c *conn) describe(e *posted, from uint32) {
 	}
 	if e.moved == e.length {
 		h.Flags |= wire.FlagLast
-		if e.lent || c.vi.attrs.Level == ReliableReception {
-			// The descriptor waits for it, and in a stream others come for it.
+		if e.byRef || c.vi.attrs.Level == ReliableReception {
+			// The descriptor waits for the acknowledgement. In a stream others are sent that cover it.
 			if c.sender.Outstanding() < streamAfter {
 				h.Flags |= wire.FlagAckSoon
 			}
@@ -191,10 +188,20 @@ func (c *conn) describe(e *posted, from uint32) {
 	}
 }
 
-// chunk takes a chunk for a frame of data. False: there is none, or no ring
-// entry; c comes up again.
+// leaves returns how many chunks must stay free after c has taken one. Each connection has its share. It may exceed
+// the share while half of all chunks are free, so that a peer that acknowledges nothing does not starve other
+// connections.
+func (p *port) leaves(c *conn) int {
+	if c.chunks < p.txShare {
+		return p.spare
+	}
+	return max(p.spare, p.txChunks/2)
+}
+
+// chunk allocates a chunk for a frame of data. False: c may take no more, or the ring is full; c is tried again.
 func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
-	if p.nic.TxFree() > p.spare || p.nic.Reap() != 0 && p.nic.TxFree() > p.spare || p.kick() {
+	least := p.leaves(c)
+	if p.nic.TxFree() > least || p.nic.Reap() != 0 && p.nic.TxFree() > least || p.kick(least) {
 		addr, chunk, ok = p.nic.Alloc()
 	}
 	if !ok {
@@ -203,10 +210,9 @@ func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
 	return addr, chunk, ok
 }
 
-// launch queues the frame in b as the next in the sequence. c.header has its
-// kind, flags and what belongs to the kind. With rings (sendAlone) the doorbell is
-// rung before anything else. False: no ring entry; the chunk is given back, and c
-// comes up again.
+// launch queues the frame in b as the next in the sequence. c.header has its kind, its flags and the fields of the
+// kind. If now is rings (see sendAlone), the doorbell is rung before anything else. False: the ring is full; the
+// chunk is given back, and c is tried again.
 func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	h := &c.header
 	size := c.template.Len() + len(b)
@@ -238,11 +244,11 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	return true
 }
 
-// kick makes the kernel take what is queued, so that chunks come back, and
-// says whether data may have one.
-func (p *port) kick() bool {
+// kick makes the kernel take the queued frames, so that chunks are completed, and reports whether more than least
+// are free.
+func (p *port) kick(least int) bool {
 	p.flush()
-	return p.nic.TxFree() > p.spare
+	return p.nic.TxFree() > least
 }
 
 func (c *conn) nextSeq() uint32 {
@@ -252,26 +258,27 @@ func (c *conn) nextSeq() uint32 {
 	return c.seq
 }
 
-// sent takes note of a frame that joined the TX ring with number header.Seq.
+// sent records a frame that was queued on the TX ring with number header.Seq.
 func (c *conn) sent(p *port, addr uint64, size int, now int64) {
 	if c.sender == nil {
 		c.seq++
 		return
 	}
+	c.chunks++
 	p.remember(c, addr<<tagShift|uint64(size), wire.Units(size+c.overhead), now)
 }
 
-// remember takes note of a frame of a reliable VI until it is acknowledged.
+// remember records a frame of a reliable VI until it is acknowledged.
 func (p *port) remember(c *conn, tag uint64, units int, now int64) {
 	if c.sender.Idle() {
 		c.moved = now
 	}
-	c.patience.dataGoes(now)
+	c.ackDelay.dataGoes(now)
 	c.sender.Send(now, tag, units)
 	p.timers.schedule(c, c.sender.Deadline())
 }
 
-// stamp fills in what every frame tells of our receiving side.
+// stamp fills in the fields that every frame has about this side's receiver: window and acknowledgement.
 func (p *port) stamp(c *conn) {
 	h := &c.header
 	h.Window = uint16(p.window)
@@ -280,61 +287,59 @@ func (p *port) stamp(c *conn) {
 		return
 	}
 	h.Ack = c.acked()
-	if c.receiver.Held() == 0 { // else the peer also needs the ranges
+	if c.receiver.Buffered() == 0 { // else the peer also needs the ranges
 		c.receiver.Acked()
 		p.settle(c)
 	}
 }
 
-// notStamped notes that a frame did not go which was stamped: what it would have
-// acknowledged is still owed. c comes up again.
+// notStamped records that a stamped frame was not sent: the acknowledgement in it is still owed. c is tried again.
 func (p *port) notStamped(c *conn, now int64) {
 	if c.receiver != nil {
-		p.owe(c, now)
+		p.oweAck(c, now)
 	}
 	p.enqueue(c)
 }
 
-// rings is no time: launch rings the doorbell and then looks at the clock.
+// rings in place of a time tells launch to ring the doorbell first and then to read the clock.
 const rings = 0
 
-// alone says whether the message that c's program has just posted goes in one
-// frame, and nothing else goes or waits: so that its doorbell need not wait for
-// company either.
+// alone reports whether the message that c's program has just posted fits in one frame and nothing else is being
+// sent or waits. Its doorbell is then rung at once.
 func (p *port) alone(c *conn) bool {
 	q := &c.vi.send
-	if q.current+1 != q.tail.Load() || !c.open || c.streaming && c.vi.recv.ready() || c.closing || c.sender != nil && !c.sender.Idle() ||
-		c.reads > 0 || c.answers.waiting() || len(p.ready) > 0 || len(p.holding) > 0 || p.nic.Pending() > 0 {
+	if q.current+1 != q.tail.Load() || !c.open || c.inStream && c.vi.recv.ready() || c.closing || c.sender != nil && !c.sender.Idle() ||
+		c.reads > 0 || c.answers.waiting() || len(p.ready) > 0 || len(p.coalescing) > 0 || p.nic.Pending() > 0 {
 		return false
 	}
 	e := q.at(q.current)
 	return !e.status.Failed() && e.op != StatusOpRDMARead && int(e.length) <= c.inChunk && c.fits(int(e.length))
 }
 
-// sendAlone sends the message of which alone is true. The doorbell comes first, and
-// behind it what takes time and is not needed for it: the clock, and what is noted of
-// the frame, while it is under way. So it counts as sent when the kernel has it.
+// sendAlone sends the message for which alone is true. It rings the doorbell first. What the doorbell does not need
+// comes after it, while the frame is under way: reading the clock, and recording the frame. So the frame's send
+// time is the time at which the kernel has it.
 func (p *port) sendAlone(c *conn) {
 	c.postedAt = rings
 	p.idleAtPost.Store(p.idle.Load())
 	p.pump(c, rings)
 	now := c.postedAt
-	if now == rings { // the port, or the window, has no room
+	if now == rings { // the port or the window has no room
 		now = p.now()
 		c.postedAt = now
 	} else {
-		p.lazy = true // not twice: a driver with a queue of its own takes the entry in its time
+		p.lazy = true // the doorbell was rung; a driver in zero-copy mode takes the entry in its own time
 	}
 	p.finish(now, false)
 	p.lazy = false
-	if c.streaming {
-		c.rest(now)
+	if c.inStream {
+		c.endStream(now)
 	}
-	c.dense = c.dense && c.streaming
+	c.backToBack = c.backToBack && c.inStream
 	p.settleHanded()
 }
 
-// resendLost sends again what was found lost. False: the port is full.
+// resendLost retransmits lost frames. False: the port is full.
 func (p *port) resendLost(c *conn, now int64) bool {
 	for {
 		seq, ok := c.sender.NextLost()
@@ -343,20 +348,20 @@ func (p *port) resendLost(c *conn, now int64) bool {
 		}
 		switch p.resend(c, seq, now, 0) {
 		case notYet:
-			return true // the sender's timer comes again; others need not wait
+			return true // the sender's timer tries again; other connections need not wait
 		case portFull:
 			return false
 		}
 	}
 }
 
-// How a retransmission went.
+// resendResult is how a retransmission went.
 type resendResult int
 
 const (
 	resent   resendResult = iota
-	notYet                // the last transmission has not left yet
-	portFull              // no ring entry
+	notYet                // the last transmission has not completed yet
+	portFull              // the ring is full
 )
 
 func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendResult {
@@ -380,6 +385,9 @@ func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendRes
 }
 
 func (p *port) resendShort(c *conn, addr, size uint64, more wire.Flags) resendResult {
+	if c.loop && p.onLoop(c, addr) != nil {
+		return notYet
+	}
 	if p.nic.InFlight(addr) {
 		if p.flush(); p.nic.InFlight(addr) {
 			return notYet
@@ -392,11 +400,11 @@ func (p *port) resendShort(c *conn, addr, size uint64, more wire.Flags) resendRe
 	if !p.send(c, addr, int(size), true) {
 		return portFull
 	}
+	c.resentLoop = c.loop
 	return resent
 }
 
-// acknowledge sends an acknowledgement of its own, with the ranges of what
-// came early.
+// acknowledge sends a bare acknowledgement, with the ranges of frames that arrived out of order.
 func (p *port) acknowledge(c *conn) bool {
 	if !p.control(c, wire.KindAck, 0, 0) {
 		return false
@@ -409,7 +417,7 @@ func (p *port) acknowledge(c *conn) bool {
 	return true
 }
 
-// control sends a frame outside of the sequence. seq and imm are the kind's.
+// control sends a frame outside of the sequence. The meaning of seq and imm depends on the kind.
 func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	addr, chunk, ok := p.nic.Alloc()
 	if !ok {
@@ -422,7 +430,7 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	}
 	var ranges [wire.MaxAckRanges]reliable.Range
 	n := 0
-	if kind == wire.KindAck && c.receiver != nil && c.receiver.Held() > 0 {
+	if kind == wire.KindAck && c.receiver != nil && c.receiver.Buffered() > 0 {
 		n = c.receiver.Ranges(ranges[:min(len(ranges), c.payload/wire.RangeLen)])
 	}
 	b := c.template.Put(chunk, wire.HeaderLen+n*wire.RangeLen)
@@ -448,9 +456,8 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	return true
 }
 
-// sendClose sends the orderly end. On a reliable VI it takes its place in the
-// sequence, so that the peer sees it after everything sent before, and is
-// repeated like data; else it is sent a few times by Disconnect.
+// sendClose sends the orderly end. On a reliable VI it has a number in the sequence: the peer sees it after
+// everything sent before, and it is retransmitted like data. On an unreliable VI Disconnect repeats it.
 func (p *port) sendClose(c *conn, now int64) bool {
 	if c.sender == nil {
 		c.closeSent = true
@@ -473,19 +480,19 @@ func (p *port) sendClose(c *conn, now int64) bool {
 	return true
 }
 
-// tellBroken tells the peer that this side has broken the connection, at most
-// once in a while, since every frame that still comes asks for it.
-func (p *port) tellBroken(c *conn, reason wire.Reason, now int64) {
-	if c.toldAt != 0 && now-c.toldAt < int64(tellEvery) {
+// sendReset tells the peer that this side has broken the connection. It does so at most once per resetEvery, since
+// every frame that still arrives asks for it.
+func (p *port) sendReset(c *conn, reason wire.Reason, now int64) {
+	if c.resetAt != 0 && now-c.resetAt < int64(resetEvery) || c.unproven() {
 		return
 	}
 	seq := uint32(0)
 	if c.refused != 0 {
-		reason, seq = c.refused, c.refusedSeq // also when it is told again
+		reason, seq = c.refused, c.refusedSeq // also if it is repeated
 	} else if c.receiver != nil {
 		seq = c.receiver.Next() - 1
 	}
 	if p.control(c, wire.KindError, seq, uint32(reason)) {
-		c.toldAt = now
+		c.resetAt = now
 	}
 }

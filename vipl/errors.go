@@ -5,34 +5,35 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 
-	"viaxdp/kagent"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
 	"viaxdp/memreg"
-	"viaxdp/wire"
 )
 
-// Return is a VIPL return code. It is an error; errors.Is(err, vipl.ErrTimeout)
-// works on everything that this package returns.
+// Return is a VIPL return code. It is an error; errors.Is(err, vipl.ErrTimeout) works on every error of this
+// package.
 type Return int
 
 // The return codes, with VIPL's values.
 const (
 	ErrNotDone                 Return = 1  // no completion yet
 	ErrInvalidParameter        Return = 2  // an argument is wrong
-	ErrResource                Return = 3  // out of something, or still in use
-	ErrTimeout                 Return = 4  // the time is over
-	ErrRejected                Return = 5  // the other side refused the connection
+	ErrResource                Return = 3  // a resource is exhausted or still in use
+	ErrTimeout                 Return = 4  // the time limit has passed
+	ErrRejected                Return = 5  // the peer refused the connection
 	ErrInvalidReliabilityLevel Return = 6  // not a level, or not the peer's
 	ErrInvalidMTU              Return = 7  // MaxTransferSize too large, or not the peer's
-	ErrInvalidQoS              Return = 8  // quality of service is undefined: must be 0, and the peer's
-	ErrInvalidPtag             Return = 9  // protection tag wrong, destroyed, or of another NIC
-	ErrInvalidRDMARead         Return = 10 // RDMA read not possible at this level
+	ErrInvalidQoS              Return = 8  // quality of service is undefined: must be 0
+	ErrInvalidPtag             Return = 9  // the protection tag is wrong, destroyed, or of another NIC
+	ErrInvalidRDMARead         Return = 10 // RDMA read is not possible at this level
 	ErrDescriptor              Return = 11 // the descriptor completed in error, or the queue is empty
-	ErrInvalidState            Return = 12 // the VI is not in a state that allows it
+	ErrInvalidState            Return = 12 // the operation is not allowed in the VI's state
 	ErrNameService             Return = 13 // the name service failed
-	ErrNoMatch                 Return = 14 // nobody waits on that discriminator
-	ErrNotReachable            Return = 15 // no way to the host
-	ErrNotSupported            Return = 16 // this provider does not offer it
+	ErrNoMatch                 Return = 14 // no program waits for that discriminator
+	ErrNotReachable            Return = 15 // no path to the host
+	ErrNotSupported            Return = 16 // this provider does not support it
 )
 
 var returnTexts = [...]string{
@@ -43,7 +44,7 @@ var returnTexts = [...]string{
 	"nobody waits on that discriminator", "host not reachable", "not supported",
 }
 
-// Error gives the meaning of the code.
+// Error returns the meaning of the code.
 func (r Return) Error() string {
 	if r >= 0 && int(r) < len(returnTexts) {
 		return "vipl: " + returnTexts[r]
@@ -51,8 +52,7 @@ func (r Return) Error() string {
 	return fmt.Sprintf("vipl: return code %d", int(r))
 }
 
-// OpError is an error of the control path: which operation, on which VI (0:
-// none), the VIPL code, and the cause.
+// OpError is an error of the control path: the operation, the VI (0: none), the VIPL code, and the cause.
 type OpError struct {
 	Op     string
 	VI     uint32
@@ -60,7 +60,7 @@ type OpError struct {
 	Err    error // may be nil
 }
 
-// Error tells operation, VI and cause.
+// Error returns operation, VI, code and cause as text.
 func (e *OpError) Error() string {
 	s := "vipl: " + e.Op
 	if e.VI != 0 {
@@ -73,7 +73,7 @@ func (e *OpError) Error() string {
 	return s
 }
 
-// Unwrap gives the VIPL code and the cause.
+// Unwrap returns the VIPL code and the cause.
 func (e *OpError) Unwrap() []error {
 	if e.Err == nil {
 		return []error{e.Return}
@@ -81,7 +81,7 @@ func (e *OpError) Unwrap() []error {
 	return []error{e.Return, e.Err}
 }
 
-// errClosed is the cause where a NIC was closed under a call.
+// errClosed is the cause if the NIC was closed before or during a call.
 var errClosed = fmt.Errorf("the NIC handle is %w", fs.ErrClosed)
 
 func closedError(op string) error {
@@ -96,7 +96,7 @@ func opError(op string, vi *VI, code Return, err error) error {
 	return e
 }
 
-// memoryError gives the code for an error of package memreg.
+// memoryError maps an error of package memreg to a VIPL code.
 func memoryError(op string, err error) error {
 	code := ErrInvalidParameter
 	switch {
@@ -108,7 +108,7 @@ func memoryError(op string, err error) error {
 	return &OpError{Op: op, Return: code, Err: err}
 }
 
-// agentError gives the code for an error of the Kernel Agent.
+// agentError maps an error of the Kernel Agent to a VIPL code.
 func agentError(op string, vi *VI, err error) error {
 	code := ErrResource
 	switch {
@@ -123,7 +123,7 @@ func agentError(op string, vi *VI, err error) error {
 	case errors.Is(err, kagent.ErrTimeout), errors.Is(err, kagent.ErrCancelled), errors.Is(err, kagent.ErrVanished),
 		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		code = ErrTimeout
-	case errors.Is(err, kagent.ErrListening):
+	case errors.Is(err, kagent.ErrListening) && strings.HasPrefix(op, "Listen"):
 		code = ErrInvalidState
 	case errors.Is(err, kagent.ErrClosed), errors.Is(err, kagent.ErrState):
 		code = ErrInvalidParameter
@@ -131,7 +131,7 @@ func agentError(op string, vi *VI, err error) error {
 	return opError(op, vi, code, err)
 }
 
-// mismatchReason tells the other side what v.match found.
+// mismatchReason returns the reason with which the peer is refused after v.match failed.
 func mismatchReason(err error) wire.CMReason {
 	switch {
 	case errors.Is(err, ErrInvalidReliabilityLevel):
@@ -142,14 +142,14 @@ func mismatchReason(err error) wire.CMReason {
 	return wire.CMReasonQoS
 }
 
-// forSecurity says that a refusal is one for the pre-shared keys.
+// forSecurity reports whether the peer refused because of the pre-shared keys.
 func forSecurity(err error) bool {
 	var r *kagent.RejectedError
 	return errors.As(err, &r) &&
 		(r.Reason == wire.CMReasonNoKey || r.Reason == wire.CMReasonPlain || r.Reason == wire.CMReasonKey)
 }
 
-// rejectedCode is the code for a refusal with that reason.
+// rejectedCode maps the reason of a refusal to a VIPL code.
 func rejectedCode(err error) Return {
 	var r *kagent.RejectedError
 	if errors.As(err, &r) {

@@ -8,15 +8,15 @@ import (
 	"log"
 	"time"
 
-	"viaxdp/internal/memorynic"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
 // exampleEnd is one of two programs that talk.
 type exampleEnd struct {
-	nic *vipl.Nic
+	nic *vipl.NIC
 	tag *vipl.Ptag
 	vi  *vipl.VI     // connected with the other program's
 	mem *vipl.Region // 16 KiB, which the other program may write
@@ -37,16 +37,16 @@ func tryPrograms(example *memorynic.Example, f func(a, b exampleEnd) error) erro
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	var ends [2]exampleEnd
 	for i := range ends {
-		nic := memorynic.Open(example, wire, fabric.Agent(fmt.Sprint("host", i)), memorynic.Config{}).Nic
+		nic := memorynic.Open(example, wire, fabric.Agent(fmt.Sprint("host", i)), memorynic.Config{}).NIC
 		tag, err := nic.CreatePtag()
 		if err != nil {
 			return err
 		}
-		mem, err := nic.AllocMem(16<<10, vipl.MemAttributes{Ptag: tag, EnableRdmaWrite: true})
+		mem, err := nic.AllocMem(16<<10, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true})
 		if err != nil {
 			return err
 		}
-		vi, err := nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: tag, EnableRdmaWrite: true}, nil, nil)
+		vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMAWrite: true}, nil, nil)
 		if err != nil {
 			return err
 		}
@@ -60,8 +60,8 @@ func tryPrograms(example *memorynic.Example, f func(a, b exampleEnd) error) erro
 
 // exampleConnect connects the VIs of two programs: b is the server's.
 func exampleConnect(a, b *vipl.VI) error {
-	at := vipl.NetAddress{Host: b.Nic().Query().Address, Discriminator: []byte("example")}
-	listener, err := b.Nic().Listen(at)
+	at := vipl.NetAddress{Host: b.NIC().Query().Address, Discriminator: []byte("example")}
+	listener, err := b.NIC().Listen(at)
 	if err != nil {
 		return err
 	}
@@ -130,12 +130,12 @@ func ExampleCQ_Wait() {
 			return err
 		}
 		for i, name := range []string{"first", "second"} {
-			attributes := vipl.ViAttributes{Level: vipl.ReliableDelivery}
-			client, err := a.nic.CreateVi(attributes, nil, nil)
+			attributes := vipl.VIAttributes{Level: vipl.ReliableDelivery}
+			client, err := a.nic.CreateVI(attributes, nil, nil)
 			if err != nil {
 				return err
 			}
-			server, err := b.nic.CreateVi(attributes, nil, cq)
+			server, err := b.nic.CreateVI(attributes, nil, cq)
 			if err != nil {
 				return err
 			}
@@ -250,7 +250,7 @@ func ExampleVI_RecvNotify() {
 // A VIPL return code is found in every error; an OpError says more.
 func ExampleOpError() {
 	examplePrograms(func(a, _ exampleEnd) error {
-		_, err := a.nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: 1 << 30}, nil, nil)
+		_, err := a.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: 1 << 30}, nil, nil)
 		if errors.Is(err, vipl.ErrInvalidMTU) {
 			fmt.Println("too long a message")
 		}
@@ -262,14 +262,14 @@ func ExampleOpError() {
 	})
 	// Output:
 	// too long a message
-	// CreateVi failed: 1073741824 bytes, at most 1048576
+	// CreateVI failed: 1073741824 bytes, at most 1048576
 }
 
 // Two programs with different keys do not get connected.
 func ExampleNewPSK() {
 	examplePrograms(func(a, b exampleEnd) error {
 		var vis []*vipl.VI
-		for _, nic := range []*vipl.Nic{a.nic, b.nic} {
+		for _, nic := range []*vipl.NIC{a.nic, b.nic} {
 			key := make([]byte, 32)
 			if _, err := rand.Read(key); err != nil {
 				return err
@@ -278,7 +278,7 @@ func ExampleNewPSK() {
 			if err != nil {
 				return err
 			}
-			vi, err := nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: psk}, nil, nil)
+			vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: psk}, nil, nil)
 			if err != nil {
 				return err
 			}
@@ -292,8 +292,8 @@ func ExampleNewPSK() {
 }
 
 // A server takes clients as they come. Each gets a VI of its own.
-func ExampleNic_Listen() {
-	nic, err := vipl.OpenNic("eth1")
+func ExampleNIC_Listen() {
+	nic, err := vipl.OpenNIC("eth1")
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -309,7 +309,7 @@ func ExampleNic_Listen() {
 			log.Fatal(err)
 		}
 		want := request.RemoteAttributes()
-		vi, err := nic.CreateVi(vipl.ViAttributes{Level: want.Level, MaxTransferSize: want.MaxTransferSize}, nil, nil)
+		vi, err := nic.CreateVI(vipl.VIAttributes{Level: want.Level, MaxTransferSize: want.MaxTransferSize}, nil, nil)
 		if err != nil {
 			log.Print(err)
 			request.Reject()

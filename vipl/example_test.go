@@ -11,7 +11,7 @@ import (
 
 // A client sends 64 bytes and waits for the answer.
 func Example() {
-	nic, err := vipl.OpenNic("eth1")
+	nic, err := vipl.OpenNIC("eth1")
 	if err != nil {
 		log.Fatal(err) // says what is missing, and what helps
 	}
@@ -24,7 +24,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	vi, err := nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
+	vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -3,19 +3,16 @@ package vipl
 import (
 	"sync"
 
-	"viaxdp/wire"
+	"viaxdp/internal/base/wire"
 )
 
-// Farewell ends the connections of a program that is about to exit. As with
-// Disconnect, the data of completed sends is delivered first, on reliable VIs, and
-// peers learn of the end at once. Unlike with Disconnect, nothing completes here and
-// nobody who waits wakes up: the program's other threads notice nothing until they
-// are gone.
+// Farewell ends the connections of a program that is about to exit. As with Disconnect, the data of completed sends
+// is delivered first on reliable VIs, and peers learn of the end at once. Unlike Disconnect, it completes no
+// descriptor and wakes no waiter, so the program's other threads notice nothing.
 //
-// It returns once the peers of reliable VIs have answered; it does not wait for one
-// that has been silent for 200 ms, and for none longer than five seconds. It may be
-// called concurrently. The handle is of no use afterwards.
-func (n *Nic) Farewell() {
+// It returns once the peers of reliable VIs have answered. It stops waiting for a peer that has been silent for 200
+// ms, and waits for five seconds at most. It may be called concurrently. The handle must not be used afterwards.
+func (n *NIC) Farewell() {
 	p := n.port
 	p.mu.Lock()
 	var open []*conn
@@ -23,13 +20,13 @@ func (n *Nic) Farewell() {
 		if v == nil || v.nic != n || v.conn == nil || !v.conn.open {
 			continue
 		}
-		// Of what is under way only a connect that has come about has something to end, and a Disconnect
-		// something to wait for.
+		// Skip VIs on which a call is under way, with two exceptions. A connect that has succeeded has a connection
+		// to end. A Disconnect is to be waited for.
 		if v.busy && (v.settled == nil || v.state == ConnectPending) && !v.conn.closing {
 			continue
 		}
 		c := v.conn
-		c.hurry = true
+		c.noCoalesce = true
 		p.pump(c, p.now())
 		open = append(open, c)
 	}
@@ -42,7 +39,7 @@ func (n *Nic) Farewell() {
 			reliable = append(reliable, c)
 			continue
 		}
-		// The peer's answer would break the connection for all to see.
+		// The peer's answer would break the connection visibly, with flushed descriptors.
 		p.control(c, wire.KindClose, c.seq, 0)
 		p.abandon(c)
 	}

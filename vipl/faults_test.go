@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
-	"viaxdp/wire"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -24,10 +24,8 @@ func stream(t *testing.T, n *memoryNet, va, vb *vipl.VI, count int, all bool) (a
 	t.Helper()
 	const most, posted = 6000, 32
 	length := func(k int) int { return 4 + (k*977)%(most-4) }
-	xa, xb := newBox(t, n.a.Nic, posted, most), newBox(t, n.b.Nic, posted, most)
-	for i := range posted {
-		postRecv(t, vb, xb, i, most)
-	}
+	xa, xb := newBox(t, n.a.NIC, posted, most), newBox(t, n.b.NIC, posted, most)
+	postRecvs(t, vb, xb, posted, most)
 	var over atomic.Bool
 	var taken atomic.Int64
 	sender := make(chan struct{})
@@ -39,7 +37,7 @@ func stream(t *testing.T, n *memoryNet, va, vb *vipl.VI, count int, all bool) (a
 		defer close(sender)
 		for k := range count {
 			if k >= posted {
-				if d, err := va.SendWait(patience); err != nil {
+				if d, err := va.SendWait(ackDelay); err != nil {
 					t.Errorf("send %d: %v %v", k-posted, err, d)
 					return
 				}
@@ -60,7 +58,7 @@ func stream(t *testing.T, n *memoryNet, va, vb *vipl.VI, count int, all bool) (a
 		}
 	}()
 	next := 0
-	wait := patience
+	wait := ackDelay
 	if !all {
 		wait = 100 * time.Millisecond
 	}
@@ -86,9 +84,8 @@ func stream(t *testing.T, n *memoryNet, va, vb *vipl.VI, count int, all bool) (a
 			t.Fatalf("message %d of %d bytes, want %d of %d", k, d.Length, next, length(next))
 		}
 		b := xb.buf[i%posted][:d.Length]
-		if got := binary.BigEndian.Uint32(b); got != k {
-			t.Fatalf("message %d with the bytes of %d", k, got)
-		}
+		got := binary.BigEndian.Uint32(b)
+		fatalIf(t, got != k, "message %d with the bytes of %d", k, got)
 		fill := make([]byte, len(b))
 		fillPattern(fill, int(k))
 		copy(b[:4], fill[:4])
@@ -133,30 +130,13 @@ func TestStorms(t *testing.T) {
 				if took := storm.took(n.a.queue.Stats()); took == 0 {
 					t.Errorf("the fault did not take place: %+v", n.a.queue.Stats())
 				}
-				if arrived == 0 {
-					t.Errorf("%d of %d messages arrived", arrived, count)
-				}
+				errorIf(t, arrived == 0, "%d of %d messages arrived", arrived, count)
 				n.wire.SetFaults(xdpnictest.Faults{})
-				stateIs(t, va, vipl.Connected)
-				stateIs(t, vb, vipl.Connected)
+				statesAre(t, vipl.Connected, va, vb)
 				t.Logf("%d of %d; %+v", arrived, count, n.b.Counters())
 			})
 		}
 	})
-}
-
-// On a wire without faults an unreliable VI loses nothing.
-func TestUnreliableLosesNothingOnAGoodWire(t *testing.T) {
-	n, va, vb := connected(t, memoryConfig{}, vipl.UnreliableDelivery)
-	xa, xb := newBox(t, n.a.Nic, 1, 3000), newBox(t, n.b.Nic, 1, 3000)
-	for k := range 1000 {
-		postRecv(t, vb, xb, 0, 3000)
-		fillPattern(xa.buf[0], k)
-		postSend(t, va, xa, 0, 3*k)
-		received(t, vb, 0)
-		checkPattern(t, xb.buf[0][:3*k], k)
-		sent(t, va, 0)
-	}
 }
 
 // VIs that together hold all TX chunks, each of them for frames that wait for one that
@@ -167,7 +147,7 @@ func TestLossWithoutAFreeChunk(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{queue: xdpnictest.Config{TxChunks: 24}, silence: time.Minute})
 	var pairs [vis][2]*vipl.VI
 	for i := range pairs {
-		pairs[i][0], pairs[i][1] = connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+		pairs[i][0], pairs[i][1] = connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
 	}
 	n.wire.SetFaults(xdpnictest.Faults{Seed: 11, Loss: 0.05, Reorder: 0.05})
 	t.Run("streams", func(t *testing.T) {
@@ -178,9 +158,8 @@ func TestLossWithoutAFreeChunk(t *testing.T) {
 			})
 		}
 	})
-	if s := n.a.queue.Stats(); s.Lost == 0 {
-		t.Errorf("nothing was lost: %+v", s)
-	}
+	s := n.a.queue.Stats()
+	errorIf(t, s.Lost == 0, "nothing was lost: %+v", s)
 }
 
 // A frame that is sent again says so, short or long, and no other does: from that the peer
@@ -194,9 +173,7 @@ func TestAgain(t *testing.T) {
 				if p.Kind == wire.KindAck {
 					return false
 				}
-				if says := p.Flags&wire.FlagAgain != 0; says != first[p.Seq] {
-					t.Errorf("frame %d says that it is sent again: %v", p.Seq, says)
-				}
+				equal(t, "frame", p.Flags&wire.FlagAgain != 0, first[p.Seq])
 				if first[p.Seq] {
 					again++
 					return false
@@ -208,7 +185,7 @@ func TestAgain(t *testing.T) {
 			n.a.queue.SetFaults(xdpnictest.Faults{})
 			if c := n.a.Counters(); again == 0 || c.Resent < again {
 				t.Errorf("%d frames say so, %+v", again, c)
-			} else if (name == "long") != (c.Lent > 0) {
+			} else if (name == "long") != (c.ByReference > 0) {
 				t.Errorf("frames of several chunks: %+v", c)
 			}
 		})

@@ -17,7 +17,7 @@ func wordOf(b []byte) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&b
 
 // takeOutside takes the oldest completed descriptor off a queue as QueueWatch says;
 // address 0: there is none.
-func takeOutside(p vipl.PortWatch, q vipl.QueueWatch) (address uint64, s vipl.Status) {
+func dequeueUser(p vipl.PortWatch, q vipl.QueueWatch) (address uint64, s vipl.Status) {
 	for {
 		head := atomic.LoadUint64(q.Dequeued)
 		if int64(atomic.LoadUint64(q.Completed)-head) <= 0 {

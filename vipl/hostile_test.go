@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
-	"viaxdp/wire"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -30,9 +30,7 @@ type spy struct {
 func newSpy(t *testing.T, n *memoryNet) *spy {
 	t.Helper()
 	q, err := n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := &spy{t: t, n: n, queue: q, link: wire.Link{
 		SrcMAC: n.a.agent.Link().MAC, DstMAC: n.b.agent.Link().MAC, Src: n.a.agent.Addr(), Dst: n.b.agent.Addr(),
 	}}
@@ -105,7 +103,7 @@ func (s *spy) counted(what string, counter func(vipl.Counters) uint64, n uint64,
 	before := counter(s.n.b.Counters())
 	do()
 	for start := time.Now(); counter(s.n.b.Counters()) < before+n; s.n.b.Poll() {
-		if time.Since(start) > patience {
+		if time.Since(start) > ackDelay {
 			s.t.Fatalf("%s: counted %d times, want %d: %+v", what, counter(s.n.b.Counters())-before, n, s.n.b.Counters())
 		}
 	}
@@ -124,8 +122,8 @@ func TestForgedOnSealed(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n := newMemoryNet(t, memoryConfig{gate: true, psk: testPSK(t, 1)})
 		s := newSpy(t, n)
-		va, vb := connect(t, n.a.Nic, n.b.Nic, level)
-		xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 2, 64)
+		va, vb := connect(t, n.a.NIC, n.b.NIC, level)
+		xa, xb := newBox(t, n.a.NIC, 2, 64), newBox(t, n.b.NIC, 2, 64)
 		talk := func() {
 			t.Helper()
 			postRecv(t, vb, xb, 0, 64)
@@ -151,9 +149,7 @@ func TestForgedOnSealed(t *testing.T) {
 		old := s.frames(0)
 		var p wire.Packet
 		for i, frame := range old {
-			if err := p.Decode(frame); err != nil {
-				t.Fatal(err)
-			}
+			must(t, p.Decode(frame))
 			clear, sealed := p.Sealed()
 			at := len(frame) - len(clear) - len(sealed)
 			s.counted("repeated", replayed, 1, func() { s.send(frame) })
@@ -170,9 +166,7 @@ func TestForgedOnSealed(t *testing.T) {
 			}
 		}
 		for _, frame := range s.frames(1) { // what b has sent, back to it
-			if p.Decode(frame) != nil {
-				t.Fatal("not a frame")
-			}
+			fatalIf(t, p.Decode(frame) != nil, "not a frame")
 			clear, _ := p.Sealed()
 			b := bytes.Clone(frame)
 			copy(b, b[6:12]) // not where it came from
@@ -186,20 +180,16 @@ func TestForgedOnSealed(t *testing.T) {
 			binary.BigEndian.PutUint64(b[at+16:], 500+binary.BigEndian.Uint64(clear[16:]))
 			s.counted("turned back", forged, 1, func() { s.send(b) })
 		}
-		if d, err := vb.RecvDone(); d != nil || n.b.Counters().Messages != 1 {
-			t.Errorf("something was delivered: %v, %v", d, err)
-		}
-		stateIs(t, va, vipl.Connected)
-		stateIs(t, vb, vipl.Connected)
+		d, err := vb.RecvDone()
+		errorIf(t, d != nil || n.b.Counters().Messages != 1, "something was delivered: %v, %v", d, err)
+		statesAre(t, vipl.Connected, va, vb)
 		talk()
 
 		// The last connection of the same VIs.
 		for _, v := range []*vipl.VI{va, vb} {
-			if err := v.Disconnect(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, v.Disconnect())
 		}
-		join(t, n.a.Nic, va, n.b.Nic, vb)
+		join(t, n.a.NIC, va, n.b.NIC, vb)
 		talk()
 		known = s.last()
 		for _, frame := range old {
@@ -220,9 +210,9 @@ func TestForgedOnSealed(t *testing.T) {
 func TestPeerWritesOutside(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{gate: true})
 	s := newSpy(t, n)
-	va, vb := openVI(t, n.a.Nic, vipl.UnreliableDelivery), openVI(t, n.b.Nic, vipl.UnreliableDelivery)
-	join(t, n.a.Nic, va, n.b.Nic, vb)
-	xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 3, 4096)
+	va, vb := openVI(t, n.a.NIC, vipl.UnreliableDelivery), openVI(t, n.b.NIC, vipl.UnreliableDelivery)
+	join(t, n.a.NIC, va, n.b.NIC, vb)
+	xa, xb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 3, 4096)
 	postRecv(t, vb, xb, 0, 64)
 	postSend(t, va, xa, 0, 64)
 	received(t, vb, 0)
@@ -231,17 +221,13 @@ func TestPeerWritesOutside(t *testing.T) {
 
 	// A region of 1000 bytes in the middle of others' memory, and one that is shut.
 	const size = 1000
-	tag := mustTag(t, n.b.Nic)
+	tag := mustTag(t, n.b.NIC)
 	around := make([]byte, 3*size)
 	in := around[size : 2*size]
-	open, err := n.b.RegisterMem(in, vipl.MemAttributes{Ptag: tag, EnableRdmaWrite: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	shut, err := n.b.RegisterMem(in, vipl.MemAttributes{Ptag: tag, EnableRdmaRead: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	open, err := n.b.RegisterMem(in, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true})
+	must(t, err)
+	shut, err := n.b.RegisterMem(in, vipl.MemAttributes{Ptag: tag, EnableRDMARead: true})
+	must(t, err)
 	at := open.Segment(0, size).Data
 	write := func(addr uint64, h vipl.MemHandle, length int) {
 		seq++
@@ -278,15 +264,11 @@ func TestPeerWritesOutside(t *testing.T) {
 	}
 	s.counted("all of the region", func(c vipl.Counters) uint64 { return c.Writes }, 1, func() { write(at, open.Handle(), size) })
 	for i, b := range around {
-		if (b == 0xee) != (i >= size && i < 2*size) {
-			t.Fatalf("byte %d: %#x", i-size, b)
-		}
+		fatalIf(t, (b == 0xee) != (i >= size && i < 2*size), "byte %d: %#x", i-size, b)
 	}
 	s.counted("no bytes at all", func(c vipl.Counters) uint64 { return c.Writes }, 1, func() { write(math.MaxUint64, 0, 0) })
 	stateIs(t, vb, vipl.Connected)
 	for _, r := range []*vipl.Region{open, shut} {
-		if err := r.Deregister(); err != nil {
-			t.Error(err)
-		}
+		noError(t, r.Deregister())
 	}
 }

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bpf"
-	"viaxdp/internal/lag"
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testsize"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 )
 
@@ -25,16 +25,14 @@ import (
 func TestKilledUnderLoad(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	rounds := testsize.Number(t, "VIA_KILLS", 3, 3)
-	var nic *vipl.Nic
-	if err := na.Do(func() (err error) {
-		nic, err = vipl.OpenNic(na.Name)
+	var nic *vipl.NIC
+	must(t, na.Do(func() (err error) {
+		nic, err = vipl.OpenNIC(na.Name)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer nic.Close()
 	programs := []ebpf.ProgramID{attachedProgram(t, na)}
-	meter := lag.Start()
+	meter := schedlat.Start()
 	defer meter.Close()
 	load := newLoad(t, nic)
 	for round := range rounds {
@@ -44,58 +42,42 @@ func TestKilledUnderLoad(t *testing.T) {
 			t.Fatalf("round %d: %v", round, err)
 		}
 		for start := time.Now(); load.messages == 0; load.turn(t) {
-			if time.Since(start) > patience {
-				t.Fatal("no load came up")
-			}
+			fatalIf(t, time.Since(start) > ackDelay, "no load came up")
 		}
 		alive := time.Now().Add(time.Duration(rand.IntN(60)) * time.Millisecond)
 		for time.Now().Before(alive) {
 			load.turn(t)
 		}
 		programs = append(programs, attachedProgram(t, nb))
-		if err := child.Process.Signal(unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		must(t, child.Process.Signal(unix.SIGKILL))
 		killed := meter.Mark()
 		child.Wait()
 		for {
 			load.turn(t)
 			s, err := load.vi.Query()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if s.State == vipl.Error {
 				break
 			}
-			if killed.Over(2 * time.Second) {
-				t.Fatalf("round %d: %v after the kill the VI is %v", round, time.Since(killed.At), s.State)
-			}
+			fatalIf(t, killed.Over(2*time.Second), "round %d: %v after the kill the VI is %v", round, time.Since(killed.At), s.State)
 		}
-		if n := load.taken + load.flushed(t); n != len(load.recvs.desc) {
-			t.Errorf("round %d: %d of %d receives were flushed", round, n, len(load.recvs.desc))
-		}
-		if err := load.vi.Disconnect(); err != nil {
-			t.Fatal(err)
-		}
+		equal(t, "round", load.taken+load.flushed(t), len(load.recvs.desc))
+		must(t, load.vi.Disconnect())
 		nb.Do(func() error {
 			if a, ok, err := bpf.AttachedTo(nb.Index); err != nil || ok {
 				t.Errorf("round %d: program %v is attached still (%v)", round, a, err)
 			}
 			start := meter.Mark()
-			again, err := vipl.OpenNic(nb.Name)
+			again, err := vipl.OpenNIC(nb.Name)
 			if err != nil {
 				t.Errorf("round %d: the queue does not open again: %v", round, err)
 				return nil
 			}
-			if start.Over(2 * time.Second) {
-				t.Errorf("round %d: the queue opened after %v", round, time.Since(start.At))
-			}
+			errorIf(t, start.Over(2*time.Second), "round %d: the queue opened after %v", round, time.Since(start.At))
 			return again.Close()
 		})
 	}
-	if err := nic.Close(); err != nil {
-		t.Error(err)
-	}
+	noError(t, nic.Close())
 	for _, id := range programs {
 		gone := false
 		for range 3000 {
@@ -106,25 +88,21 @@ func TestKilledUnderLoad(t *testing.T) {
 			p.Close()
 			time.Sleep(10 * time.Millisecond) // the kernel frees it when all processors have left it
 		}
-		if !gone {
-			t.Errorf("demux program %d is in the kernel still", id)
-		}
+		errorIf(t, !gone, "demux program %d is in the kernel still", id)
 	}
 }
 
 // attachedProgram is the program that the interface has.
 func attachedProgram(t *testing.T, ns *nstest.NS) (id ebpf.ProgramID) {
 	t.Helper()
-	if err := ns.Do(func() error {
+	must(t, ns.Do(func() error {
 		a, ok, err := bpf.AttachedTo(ns.Index)
 		if err == nil && !ok {
 			err = errors.New("no program is attached")
 		}
 		id = ebpf.ProgramID(a.ID)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return id
 }
 
@@ -138,12 +116,10 @@ type load struct {
 
 const loadSize = 4000
 
-func newLoad(t testing.TB, nic *vipl.Nic) *load {
+func newLoad(t testing.TB, nic *vipl.NIC) *load {
 	t.Helper()
-	vi, err := nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+	must(t, err)
 	l := &load{vi: vi, sends: newBox(t, nic, 8, loadSize), recvs: newBox(t, nic, 32, loadSize)}
 	for _, b := range []*box{l.sends, l.recvs} {
 		for i, d := range b.desc {
@@ -154,7 +130,7 @@ func newLoad(t testing.TB, nic *vipl.Nic) *load {
 }
 
 // connect posts the receives, connects, and sends the first messages.
-func (l *load) connect(nic *vipl.Nic, peer *nstest.NS, asked bool) error {
+func (l *load) connect(nic *vipl.NIC, peer *nstest.NS, asked bool) error {
 	l.messages, l.taken = 0, 0
 	for _, d := range l.recvs.desc {
 		if err := l.vi.PostRecv(d, l.recvs.region.Handle()); err != nil {
@@ -162,7 +138,7 @@ func (l *load) connect(nic *vipl.Nic, peer *nstest.NS, asked bool) error {
 		}
 	}
 	if asked {
-		c, err := nic.ConnectWait(vipl.NetAddress{Discriminator: []byte("kill")}, patience)
+		c, err := nic.ConnectWait(vipl.NetAddress{Discriminator: []byte("kill")}, ackDelay)
 		if err != nil {
 			return err
 		}
@@ -201,9 +177,7 @@ func (l *load) turn(t testing.TB) {
 			return
 		}
 		l.messages++
-		if err := l.vi.PostRecv(d, l.recvs.region.Handle()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.vi.PostRecv(d, l.recvs.region.Handle()))
 		if s, err := l.vi.SendDone(); err == nil {
 			l.vi.PostSend(s, l.sends.region.Handle())
 		}
@@ -238,9 +212,7 @@ func startVictim(t *testing.T, ns *nstest.NS, peer string, asks bool) *exec.Cmd 
 	cmd := exec.Command("/proc/self/exe", "-test.run=TestVictim$")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s,%v", victimEnv, peer, asks))
 	cmd.Stderr = os.Stderr
-	if err := ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ns.Do(cmd.Start))
 	t.Cleanup(func() { cmd.Process.Kill() })
 	return cmd
 }
@@ -252,18 +224,12 @@ func TestVictim(t *testing.T) {
 		return // an ordinary run of the tests
 	}
 	peer, asks, _ := strings.Cut(env, ",")
-	nic, err := vipl.OpenNic("via0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nic, err := vipl.OpenNIC("via0")
+	must(t, err)
 	l := newLoad(t, nic)
 	ns := &nstest.NS{}
-	if err := ns.IPv4.UnmarshalText([]byte(peer)); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.connect(nic, ns, asks != "true"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ns.IPv4.UnmarshalText([]byte(peer)))
+	must(t, l.connect(nic, ns, asks != "true"))
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
 		l.turn(t)
 	}

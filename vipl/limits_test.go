@@ -1,69 +1,23 @@
 package vipl_test
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
 func TestQuery(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	a := n.a.Query()
-	if a.MaxTransferSize < 32768 || a.MaxSegmentsPerDesc < 252 || a.MaxDescriptorsPerQueue < 1024 || a.MaxDiscriminatorLen < 16 {
-		t.Errorf("below what every provider offers: %+v", a)
-	}
-	if a.Address != n.a.agent.Addr() || a.Name != "a" || !a.ThreadSafe || a.NativeMTU != 1424 {
-		t.Errorf("%+v", a)
-	}
-}
-
-// A queue takes MaxDescriptorsPerQueue and not one more, complete or not.
-func TestQueueLimit(t *testing.T) {
-	const most = vipl.MaxDescriptorsPerQueue
-	n := newMemoryNet(t, memoryConfig{})
-	v := newVI(t, n.a.Nic, vipl.ReliableDelivery)
-	x := newBox(t, n.a.Nic, most+1, 64)
-	for name, q := range map[string]struct {
-		post func(*vipl.Descriptor, vipl.MemHandle) error
-		done func() (*vipl.Descriptor, error)
-	}{"send": {v.PostSend, v.SendDone}, "receive": {v.PostRecv, v.RecvDone}} {
-		for i := range most {
-			x.prepare(i, 64)
-			if err := q.post(x.desc[i], x.region.Handle()); err != nil {
-				t.Fatalf("%s %d: %v", name, i, err)
-			}
-		}
-		x.prepare(most, 64)
-		if err := q.post(x.desc[most], x.region.Handle()); !errors.Is(err, vipl.ErrResource) {
-			t.Errorf("%s %d: %v", name, most, err)
-		}
-		if name == "send" { // flushed in Idle, and on the queue until dequeued
-			for i := range most {
-				if d, err := q.done(); d != x.desc[i] || err != vipl.ErrDescriptor {
-					t.Fatalf("%s %d: %v", name, i, err)
-				}
-			}
-			if err := q.post(x.desc[most], x.region.Handle()); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	// All receives posted in Idle serve.
-	v.SendDone()
-	vb := newVI(t, n.b.Nic, vipl.ReliableDelivery)
-	join(t, n.a.Nic, v, n.b.Nic, vb)
-	xb := newBox(t, n.b.Nic, 1, 64)
-	for k := range most {
-		fillPattern(xb.buf[0][:16], k)
-		postSend(t, vb, xb, 0, 16)
-		sent(t, vb, 0)
-		if d := received(t, v, 0); d != x.desc[k] {
-			t.Fatalf("receive %d: another descriptor", k)
-		}
-		checkPattern(t, x.buf[k][:16], k)
-	}
+	errorIf(t, a.MaxTransferSize < 32768 || a.MaxSegmentsPerDesc < 252 || a.MaxDescriptorsPerQueue < 1024 || a.MaxDiscriminatorLen < 16, "below what every provider offers: %+v", a)
+	errorIf(t, a.Address != n.a.agent.Addr() || a.Name != "a" || !a.ThreadSafe || a.NativeMTU != 1424, "%+v", a)
 }
 
 // More than fits window, rings and chunks waits on the send queue and goes in
@@ -74,17 +28,13 @@ func TestLongSendQueue(t *testing.T) {
 		c.queue.RxChunks, c.queue.TxChunks = 32, 32
 		n, va, vb := connected(t, c, level)
 		const count = 1000
-		xa, xb := newBox(t, n.a.Nic, count, 1500), newBox(t, n.b.Nic, count, 1500)
+		xa, xb := newBox(t, n.a.NIC, count, 1500), newBox(t, n.b.NIC, count, 1500)
+		postRecvs(t, vb, xb, count, 1500)
 		for i := range count {
-			postRecv(t, vb, xb, i, 1500)
+			postMessage(t, va, xa, i, 1500, i)
 		}
 		for i := range count {
-			fillPattern(xa.buf[i][:1500], i)
-			postSend(t, va, xa, i, 1500)
-		}
-		for i := range count {
-			received(t, vb, 0)
-			checkPattern(t, xb.buf[i][:1500], i)
+			receivedMessage(t, vb, xb.buf[i][:1500], i)
 		}
 		for range count {
 			sent(t, va, 0)
@@ -92,57 +42,19 @@ func TestLongSendQueue(t *testing.T) {
 	})
 }
 
-// Memory that a posted descriptor uses, or lies in, cannot be deregistered.
-func TestDeregister(t *testing.T) {
-	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableReception)
-	xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
-	tag := mustTag(t, n.b.Nic)
-	data, err := n.b.AllocMem(100, vipl.MemAttributes{Ptag: tag})
-	if err != nil {
-		t.Fatal(err)
-	}
-	xb.desc[0].SetSegments(data.Segment(0, 100))
-	if err := vb.PostRecv(xb.desc[0], xb.region.Handle()); err != nil {
-		t.Fatal(err)
-	}
-	wantError(t, "data of a posted receive", data.Deregister(), vipl.ErrResource)
-	wantError(t, "home of a posted receive", xb.region.Deregister(), vipl.ErrResource)
-	wantError(t, "tag of registered memory", tag.Destroy(), vipl.ErrResource)
-	postSend(t, va, xa, 0, 64)
-	received(t, vb, 0)
-	sent(t, va, 0)
-	for _, r := range []*vipl.Region{data, xb.region, xa.region} {
-		if err := r.Deregister(); err != nil {
-			t.Errorf("when done: %v", err)
-		}
-		wantError(t, "twice", r.Deregister(), vipl.ErrInvalidParameter)
-	}
-	if err := tag.Destroy(); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestMemoryRefusals(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
-	tag, foreign := mustTag(t, n.a.Nic), mustTag(t, n.b.Nic)
-	_, err := n.a.AllocMem(64, vipl.MemAttributes{})
-	wantError(t, "no tag", err, vipl.ErrInvalidPtag)
-	_, err = n.a.RegisterMem(make([]byte, 64), vipl.MemAttributes{Ptag: foreign})
-	wantError(t, "tag of another NIC", err, vipl.ErrInvalidPtag)
-	_, err = n.a.RegisterMem(nil, vipl.MemAttributes{Ptag: tag})
-	wantError(t, "no bytes", err, vipl.ErrInvalidParameter)
-	_, err = n.a.AllocMem(1<<40, vipl.MemAttributes{Ptag: tag})
-	wantError(t, "more than there is", err, vipl.ErrResource)
+	tag, foreign := mustTag(t, n.a.NIC), mustTag(t, n.b.NIC)
+	wantError(t, "no tag", errOf(n.a.AllocMem(64, vipl.MemAttributes{})), vipl.ErrInvalidPtag)
+	wantError(t, "tag of another NIC", errOf(n.a.RegisterMem(make([]byte, 64), vipl.MemAttributes{Ptag: foreign})), vipl.ErrInvalidPtag)
+	wantError(t, "no bytes", errOf(n.a.RegisterMem(nil, vipl.MemAttributes{Ptag: tag})), vipl.ErrInvalidParameter)
+	wantError(t, "more than there is", errOf(n.a.AllocMem(1<<40, vipl.MemAttributes{Ptag: tag})), vipl.ErrResource)
 	r, err := n.a.RegisterMem(make([]byte, 64), vipl.MemAttributes{Ptag: tag})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r.Handle() == 0 {
-		t.Error("handle 0")
-	}
+	must(t, err)
+	errorIf(t, r.Handle() == 0, "handle 0")
 }
 
-// A Nic, a VI and a descriptor are polled, posted and completed without an
+// A NIC, a VI and a descriptor are polled, posted and completed without an
 // allocation.
 func TestNoAllocation(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
@@ -154,7 +66,7 @@ func TestNoAllocation(t *testing.T) {
 func noAllocation(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, sizes ...int) {
 	n, va, vb := connected(t, c, level)
 	most := slices.Max(sizes)
-	xa, xb := newBox(t, n.a.Nic, 2, most), newBox(t, n.b.Nic, 2, most)
+	xa, xb := newBox(t, n.a.NIC, 2, most), newBox(t, n.b.NIC, 2, most)
 	// Both ends are polled: one that is not acknowledges late.
 	wait := func(done, other func() (*vipl.Descriptor, error)) {
 		for {
@@ -179,5 +91,215 @@ func noAllocation(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, siz
 		}); allocs != 0 {
 			t.Errorf("%d bytes: %v allocations", size, allocs)
 		}
+	}
+}
+
+func malformed(c vipl.Counters) uint64 { return c.Malformed }
+
+// target is a connection with one receive at b, and a spy whose frames of 0xee b does not take.
+type target struct {
+	*spy
+	va, vb *vipl.VI
+	xa, xb *box
+}
+
+func newTarget(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, size int) *target {
+	t.Helper()
+	c.gate = true
+	n, va, vb := connected(t, c, level)
+	x := &target{newSpy(t, n), va, vb, newBox(t, n.a.NIC, 1, size), newBox(t, n.b.NIC, 1, size)}
+	postRecv(t, vb, x.xb, 0, size)
+	return x
+}
+
+// nothing checks that nothing was delivered.
+func (x *target) nothing(what string) {
+	x.t.Helper()
+	if d, err := x.vb.RecvDone(); d != nil || x.n.b.Counters().Messages > 0 || bytes.IndexByte(x.xb.buf[0], 0xee) >= 0 {
+		x.t.Errorf("%s: something was delivered: %v, %v", what, d, err)
+	}
+}
+
+// goesOn checks that the connection is as if nothing had been: the receive serves a's message.
+func (x *target) goesOn() {
+	x.t.Helper()
+	stateIs(x.t, x.va, vipl.Connected)
+	stateIs(x.t, x.vb, vipl.Connected)
+	fillPattern(x.xa.buf[0], 1)
+	postSend(x.t, x.va, x.xa, 0, len(x.xa.buf[0]))
+	received(x.t, x.vb, 0)
+	sent(x.t, x.va, 0)
+	checkPattern(x.t, x.xb.buf[0], 1)
+}
+
+// plainFrame is a frame from a to b as b waits for it on v, all right.
+func (s *spy) plainFrame(v *vipl.VI, kind wire.Kind, data []byte) []byte {
+	s.t.Helper()
+	h, ok := v.Expects()
+	if !ok {
+		s.t.Fatal("frames do not flow")
+	}
+	template, err := wire.NewTemplate(s.link)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	h.Kind, h.Window, h.Length = kind, 64, uint16(len(data))
+	if kind == wire.KindData {
+		h.Flags = wire.FlagFirst | wire.FlagLast
+	}
+	frame := make([]byte, template.Len()+wire.HeaderLen+len(data))
+	b := template.Put(frame, wire.HeaderLen+len(data))
+	h.Put(b)
+	copy(b[wire.HeaderLen:], data)
+	wire.PutChecksum(b)
+	return frame
+}
+
+// Frames whose lengths do not go together are Malformed, whatever their checksum says:
+// nothing of them is delivered, and the connection goes on.
+func TestLengthsThatLie(t *testing.T) {
+	const size, udpAt, lengthAt = 128, 14 + 20 + 4, viaAt + 26
+	word := func(at int, f func(is uint16) uint16) func([]byte) []byte {
+		return func(b []byte) []byte {
+			binary.BigEndian.PutUint16(b[at:], f(binary.BigEndian.Uint16(b[at:])))
+			return b
+		}
+	}
+	add := func(n int) func(uint16) uint16 { return func(is uint16) uint16 { return is + uint16(n) } }
+	be := func(n uint16) func(uint16) uint16 { return func(uint16) uint16 { return n } }
+	sum := func(b []byte) []byte { // over the frame as it came, its VIA header says what it will
+		wire.PutChecksum(b[viaAt:])
+		return b
+	}
+	cases := []struct {
+		name   string
+		change func(b []byte) []byte
+	}{
+		{"UDP: one more than there is", word(udpAt, add(1))},
+		{"UDP: one less than the header says", word(udpAt, add(-1))},
+		{"UDP: 0", word(udpAt, be(0))},
+		{"UDP: its own header alone", word(udpAt, be(8))},
+		{"UDP: one less than ours", word(udpAt, be(8+wire.HeaderLen-1))},
+		{"UDP: ours alone", word(udpAt, be(8+wire.HeaderLen))},
+		{"UDP: all ones", word(udpAt, be(0xffff))},
+		{"header: one more", func(b []byte) []byte { return sum(word(lengthAt, add(1))(b)) }},
+		{"header: one less", func(b []byte) []byte { return sum(word(lengthAt, add(-1))(b)) }},
+		{"header: 0", func(b []byte) []byte { return sum(word(lengthAt, be(0))(b)) }},
+		{"header: all ones", func(b []byte) []byte { return sum(word(lengthAt, be(0xffff))(b)) }},
+		{"frame: a byte is missing", func(b []byte) []byte { return b[:len(b)-1] }},
+		{"frame: ends with our header", func(b []byte) []byte { return b[:viaAt+wire.HeaderLen] }},
+		{"frame: ends in our header", func(b []byte) []byte { return b[:viaAt+wire.HeaderLen-1] }},
+		{"frame: ends with UDP", func(b []byte) []byte { return b[:viaAt] }},
+		{"frame: ends with Ethernet", func(b []byte) []byte { return b[:14] }},
+	}
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		x := newTarget(t, memoryConfig{}, level, size)
+		for _, c := range cases {
+			frame := c.change(x.plainFrame(x.vb, wire.KindData, bytes.Repeat([]byte{0xee}, size)))
+			x.counted(c.name, malformed, 1, func() { x.send(frame) })
+			x.nothing(c.name)
+		}
+		x.goesOn()
+	})
+}
+
+// The length in a sealed frame, which only who has the key can write, must be right, too.
+func TestSealedLengthsThatLie(t *testing.T) {
+	const size = 128
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		x := newTarget(t, memoryConfig{psk: testPSK(t, 1)}, level, size)
+		for _, length := range []int{0, 1, size - 1, size + 1, 0xffff} {
+			frame, what := x.va.Sealed(bytes.Repeat([]byte{0xee}, size), length), fmt.Sprint(length, " bytes")
+			x.counted(what, malformed, 1, func() { x.send(frame) })
+			x.nothing(what)
+		}
+		x.goesOn()
+	})
+}
+
+// Records of a frame with several messages whose lengths do not go together are no
+// messages. Their checksum is right, so that the peer has sent them so: a reliable VI
+// ends the connection, an unreliable one, which has no such frames, goes on.
+func TestRecordLengthsThatLie(t *testing.T) {
+	for name, records := range map[string][]byte{
+		"one byte too many":       {0, 5, 0, 0, 0xee, 0xee, 0xee, 0xee},
+		"all ones":                {0xff, 0xff, 0, 0, 0xee, 0xee, 0xee, 0xee},
+		"a record cut":            {0, 0, 0},
+		"no room for immediate":   {0, 0, 0, byte(wire.FlagImmediate), 0, 0, 0},
+		"no room for an address":  {0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+		"its immediate as length": {0, 4, 0, byte(wire.FlagImmediate), 0xee, 0xee, 0xee, 0xee},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+				x := newTarget(t, memoryConfig{}, level, 64)
+				x.counted("records", malformed, 1, func() { x.send(x.plainFrame(x.vb, wire.KindPack, records)) })
+				errorIf(t, x.n.b.Counters().Messages > 0 || bytes.IndexByte(x.xb.buf[0], 0xee) >= 0, "something was delivered")
+				want := vipl.Error
+				if level == vipl.UnreliableDelivery {
+					want = vipl.Connected
+				}
+				stateIs(t, x.vb, want)
+				stateIs(t, x.va, want)
+			})
+		})
+	}
+}
+
+// A frame in several chunks that is cut, in whichever of them, is Malformed.
+func TestChainsCut(t *testing.T) {
+	const size = 8000
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		c := memoryConfig{mtu: 9000, arena: 8 << 20, queue: xdpnictest.Config{MultiBuffer: true}}
+		x := newTarget(t, c, level, size)
+		whole, err := x.n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbc}, ChunkSize: 16384, TxChunks: 8, RxChunks: 8})
+		must(t, err)
+		x.queue = whole // its chunks hold such a frame
+		good := x.plainFrame(x.vb, wire.KindData, bytes.Repeat([]byte{0xee}, size))
+		chained := x.n.b.Counters().Chained
+		_, chunk := x.n.b.queue.FrameCap()
+		for _, end := range []int{len(good) - 1, 4*chunk + 1, 4 * chunk, 4*chunk - 1, 2 * chunk, chunk + 1, chunk} {
+			x.counted(fmt.Sprint("cut to ", end), malformed, 1, func() { x.send(good[:end]) })
+		}
+		equal(t, "frames of several chunks", x.n.b.Counters().Chained-chained, 6)
+		x.nothing("cut")
+		x.goesOn()
+	})
+}
+
+// A descriptor takes as many bytes of its region as it has segments: 32 and 16 for
+// each, and it may end with the region.
+func TestDescriptorAtTheEndOfItsRegion(t *testing.T) {
+	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
+	tag := mustTag(t, n.a.NIC)
+	whole, err := n.a.AllocMem(4096, vipl.MemAttributes{Ptag: tag})
+	must(t, err)
+	xb := newBox(t, n.b.NIC, 1, 64)
+	for _, c := range []struct {
+		bytes, segments int
+		good            bool
+	}{
+		{31, 0, false}, {32, 0, true}, {32, 1, false}, {47, 1, false}, {48, 1, true}, {48, 2, false}, {63, 2, false},
+		{64, 2, true}, {64, 3, false}, {79, 3, false}, {80, 3, true}, {48, 65535, false},
+	} {
+		home, err := n.a.RegisterMem(whole.Bytes()[:c.bytes], vipl.MemAttributes{Ptag: tag})
+		must(t, err)
+		d, err := whole.Descriptor(0, 3)
+		must(t, err)
+		d.SetSegments(whole.Segment(1024, 3), whole.Segment(1027, 4), whole.Segment(1031, 5))
+		d.SegCount = uint16(c.segments)
+		if d.Length = 0; c.segments <= 3 {
+			d.Length = []uint32{0, 3, 7, 12}[c.segments]
+		}
+		if c.good {
+			postRecv(t, vb, xb, 0, 64)
+		}
+		switch err := va.PostSend(d, home.Handle()); {
+		case !c.good && !errors.Is(err, vipl.ErrInvalidParameter), c.good && err != nil:
+			t.Errorf("%d segments in %d bytes: %v", c.segments, c.bytes, err)
+		case c.good:
+			sent(t, va, 0)
+			equal(t, "length", received(t, vb, 0).Length, d.Length)
+		}
+		noError(t, home.Deregister())
 	}
 }

@@ -1,28 +1,23 @@
 package vipl
 
-// Lists: several descriptors, or entries of a completion queue, in one call. The
-// VIPL has no such thing; its heirs have (a list of work requests, a poll for
-// several completions). What a list does is what the calls one by one would do,
-// but for what they have together: the lock, the time, the look at what has
-// arrived, the doorbell.
+// Lists: several descriptors, or entries of a completion queue, in one call. VIPL has no such calls; RDMA verbs do
+// (lists of work requests, polling several completions). A list does what single calls would do, but takes the
+// lock, reads the time, processes arrived frames and rings the doorbell once.
 
-// PostSends posts ds in order, each as PostSend would, all in memory with handle
-// h. The lock is taken, the time read and the doorbell rung once for all of them, so
-// that a descriptor of a list costs a fraction of one that is posted alone. It stops
-// at the first that PostSend would refuse: n of them are posted, and err is about
-// ds[n]. It never waits.
+// PostSends posts ds in order, each as PostSend would. All lie in memory with handle h. It takes the lock, reads
+// the time and rings the doorbell once, so that a descriptor costs a fraction of a single post. It stops at the
+// first descriptor that PostSend would refuse: n descriptors are posted, and err is about ds[n]. It never waits.
 func (v *VI) PostSends(ds []*Descriptor, h MemHandle) (n int, err error) {
 	return v.postList("PostSends", &v.send, ds, h)
 }
 
-// PostRecvs posts ds in order, each as PostRecv would, all in memory with handle
-// h, under one lock. Its results are those of PostSends.
+// PostRecvs posts ds in order, each as PostRecv would, under one lock. All lie in memory with handle h. Its results
+// are those of PostSends.
 func (v *VI) PostRecvs(ds []*Descriptor, h MemHandle) (n int, err error) {
 	return v.postList("PostRecvs", &v.recv, ds, h)
 }
 
-// postList puts ds on q, as post does one after the other, but for what they
-// have together: the lock, the time, the look at what has arrived, the doorbell.
+// postList puts ds on q, as post does one by one, under one lock and with one doorbell.
 func (v *VI) postList(op string, q *workQueue, ds []*Descriptor, h MemHandle) (n int, err error) {
 	p := v.port
 	p.mu.Lock()
@@ -38,18 +33,16 @@ func (v *VI) postList(op string, q *workQueue, ds []*Descriptor, h MemHandle) (n
 	return n, err
 }
 
-// SendDones takes up to len(ds) completed descriptors off the head of the send
-// queue, as SendDone does one by one, and returns how many it stored in ds. It
-// stops behind one that completed in error: ErrDescriptor with n > 0 says that
-// ds[n-1] did. With n == 0 the errors are those of SendDone, and like SendDone it
-// does not wait.
+// SendDones removes up to len(ds) completed descriptors from the head of the send queue, as SendDone does one by
+// one, and returns how many it stored in ds. It stops after a descriptor that completed in error: ErrDescriptor
+// with n > 0 means that ds[n-1] did. If n is 0, the errors are those of SendDone. It does not wait.
 func (v *VI) SendDones(ds []*Descriptor) (n int, err error) { return v.dequeueList(&v.send, ds) }
 
-// RecvDones takes up to len(ds) completed descriptors off the head of the receive
-// queue. Its results are those of SendDones.
+// RecvDones removes up to len(ds) completed descriptors from the head of the receive queue. Its results are those
+// of SendDones.
 func (v *VI) RecvDones(ds []*Descriptor) (n int, err error) { return v.dequeueList(&v.recv, ds) }
 
-// dequeueList is dequeue of several, up to and with the first that failed.
+// dequeueList dequeues several descriptors, up to and including the first that failed.
 func (v *VI) dequeueList(q *workQueue, ds []*Descriptor) (n int, err error) {
 	if len(ds) == 0 {
 		return 0, nil
@@ -81,9 +74,8 @@ type Completion struct {
 	Recv bool
 }
 
-// Dones takes up to len(into) entries off the queue, as Done does one by one, and
-// returns how many it stored, under one lock. With n == 0 the errors are those of
-// Done, and like Done it does not wait.
+// Dones removes up to len(into) entries from the queue under one lock, as Done does one by one, and returns how
+// many it stored. If n is 0, the errors are those of Done. It does not wait.
 func (c *CQ) Dones(into []Completion) (n int, err error) {
 	if len(into) == 0 {
 		return 0, nil

@@ -1,52 +1,58 @@
 package vipl
 
-// Steps 2 and 3 for frames that are longer than a chunk (XDP multi-buffer, where
-// the MTU allows them): several entries of the TX ring, sent and received as one
-// frame. The first one has the headers.
+// Steps 2 and 3 for frames that are longer than a chunk (XDP multi-buffer, if the MTU allows them). Such a frame is
+// several entries of the TX ring, and is sent and received as one frame. The first entry has the headers.
 //
-//	lent:    | headers |  | data, where the program has it: whole pages of the arena |
-//	         TX chunk     the program's memory
+//	by reference:  | headers |  | data in the program's memory, in the arena |
+//	               TX chunk     one entry per chunk size
 //
-//	copied:  | headers, data |  | data |  | data |
-//	         TX chunk           TX chunk  TX chunk
+//	copied:        | headers, data |  | data |  | data |
+//	               TX chunk           TX chunk  TX chunk
 //
-// Data that lies in the arena is lent: the kernel reads it where it is, and
-// nothing is copied here. A frame that is lost needs it again; so such a
-// descriptor is done only when the peer has acknowledged it, at Reliable
-// Delivery, too. Other data is copied, and so is what many segments are gathered
-// from, the answer to an RDMA read, whose program may write there at any time,
-// and what an unreliable VI sends. Of a connection with a key the kernel gets
-// sealed copies, whatever becomes of the plain ones (secure.go).
+// Data that lies in the arena is sent by reference: the kernel reads it in place, and nothing is copied here. A
+// retransmission needs the data again. So such a descriptor is done only when the peer has acknowledged it, also at
+// Reliable Delivery, and when its frames have been read (byref.go). Other data is copied: data outside of the
+// arena, data in too many segments, data of an unreliable VI, and answers to RDMA reads, since the program may
+// write to that memory at any time. For a connection with a key the kernel gets sealed copies in either case
+// (secure.go).
 
 import (
-	"viaxdp/wire"
+	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
-// leastSegs is how many segments a queue must take for frames to be long: one
-// for the headers, and two for data that ends in the middle of a page.
+// leastSegs is the number of segments that a queue must accept for long frames: one for the headers, and two for
+// data that ends in the middle of a page.
 const leastSegs = 3
 
 // longFrame is a frame of several segments that a reliable VI has sent.
 type longFrame struct {
 	segs []xdpnic.Desc
-	own  int // so many of them, the first ones, are TX chunks
+	own  int // the first own segments are TX chunks
+
+	// vi and at name the VI and the send queue index of the descriptor whose memory the other segments are
+	// (byref.go). vi is nil if there is no such memory.
+	vi          *VI
+	at          uint64
+	cancelledAt int64 // never: it was not cancelled
 }
 
-// chains is what long frames need: one that is being built, those that are
-// under way, and one that arrived.
+// chains is the state of long frames: the one that is being built, those that are outstanding, and the one that
+// arrived.
 type chains struct {
 	now   longFrame
 	parts [][]byte // the bytes of now behind the lower headers
-	most  int      // segments
+	most  int      // most segments of a frame
 
 	whole  []byte        // a frame in one piece, to be sealed
-	sealed []xdpnic.Desc // and where it is then
+	sealed []xdpnic.Desc // the chunks of its sealed copy
 
-	sent []longFrame
-	free []uint32
+	sent   []longFrame
+	free   []uint32
+	unread []uint32 // acknowledged or given up, but memory of the program may still be read
+	blocks []block  // memory that those frames name and whose NIC handle is closed
 
-	rest   [][]byte // of the frame that arrived, the bytes in its other chunks
+	rest   [][]byte // the bytes of the frame that arrived in its chunks after the first
 	joined []byte
 }
 
@@ -58,8 +64,8 @@ func (l *chains) init(most int) {
 	l.sealed = make([]xdpnic.Desc, 0, most)
 }
 
-// keep remembers the frame that was built, and returns the tag by which the
-// reliable sender knows it: like that of a short frame, with a length of 0.
+// keep records the frame that was built. It returns the frame's tag in the reliable sender: like that of a short
+// frame, but with a length of 0.
 func (l *chains) keep() uint64 {
 	if len(l.free) == 0 {
 		l.free = append(l.free, uint32(len(l.sent)))
@@ -69,21 +75,11 @@ func (l *chains) keep() uint64 {
 	l.free = l.free[:len(l.free)-1]
 	f := &l.sent[i]
 	f.segs, f.own = append(f.segs[:0], l.now.segs...), l.now.own
+	f.vi, f.at, f.cancelledAt = l.now.vi, l.now.at, never
 	return uint64(i) << tagShift
 }
 
 func isLong(tag uint64) bool { return tag&tagMask == 0 }
-
-// release gives the chunks of a frame back that the peer has, or never will.
-func (p *port) release(tag uint64) {
-	if !isLong(tag) {
-		p.nic.Release(tag >> tagShift)
-		return
-	}
-	i := uint32(tag >> tagShift)
-	p.giveUp(&p.chains.sent[i])
-	p.chains.free = append(p.chains.free, i)
-}
 
 func (p *port) giveUp(f *longFrame) {
 	for _, s := range f.segs[:f.own] {
@@ -91,21 +87,20 @@ func (p *port) giveUp(f *longFrame) {
 	}
 }
 
-// fits says whether the peer's window and the network take a frame with n bytes
-// of data now. There is room for a short one.
+// fits reports whether the peer's window and the congestion window admit a frame with n bytes of data now. There is
+// room for a short frame.
 func (c *conn) fits(n int) bool {
 	size := c.template.Len() + wire.HeaderLen + n + c.overhead
 	return size <= wire.WindowUnit || c.sender == nil || c.sender.Fits(wire.Units(size))
 }
 
-// quickFrame is the data in a frame of a message that is sent alone: the peer
-// copies one frame while the kernel hands over the next. A frame and what the
-// kernel adds to it then fit in 32 KB, beyond which its memory is slow to come
-// by (PAGE_ALLOC_COSTLY_ORDER, include/linux/mmzone.h).
+// quickFrame is the most data in a frame of a message that is sent alone, so that the peer copies one frame while
+// the kernel passes on the next. A frame with the kernel's overhead then fits in 32 KB; larger allocations are slow
+// (PAGE_ALLOC_COSTLY_ORDER, include/linux/mmzone.h).
 const quickFrame = 6 * 4096
 
-// frameFor is the most data in a frame of a message that begins now. In a stream
-// nothing is as fast as the longest.
+// frameFor returns the most data in a frame of a message that begins now. In a stream the longest frames are the
+// fastest.
 func (c *conn) frameFor() int {
 	if c.sender != nil && c.sender.Idle() {
 		return min(c.payload, quickFrame)
@@ -119,8 +114,8 @@ func (p *port) sendLong(c *conn, e *posted, n int, now int64) bool {
 		return false
 	}
 	moved, seg, off := e.moved, e.seg, e.off
-	lent := c.sender != nil && p.lend(e, n)
-	if !lent {
+	byRef := c.sender != nil && p.byReference(e, n)
+	if !byRef {
 		if !p.roomForLong(c, n) {
 			return false
 		}
@@ -130,22 +125,26 @@ func (p *port) sendLong(c *conn, e *posted, n int, now int64) bool {
 			e.gather(b)
 		}
 	}
-	e.lent = e.lent || lent
+	e.byRef = e.byRef || byRef
+	if byRef && c.secure == nil {
+		p.chains.now.vi, p.chains.now.at = c.vi, c.vi.send.current
+	}
 	c.describe(e, moved)
 	if !p.launchLong(c, n, now) {
 		e.moved, e.seg, e.off = moved, seg, off
 		return false
 	}
-	if lent {
-		c.lent = true
+	if byRef {
+		c.byRef = true
 		if c.secure == nil {
-			p.stats.Lent++
+			e.unread++
+			p.stats.ByReference++
 		}
 	}
 	return true
 }
 
-// beginLong takes a chunk for the headers of a frame with n bytes of data.
+// beginLong allocates a chunk for the headers of a frame with n bytes of data.
 func (p *port) beginLong(c *conn, n int) bool {
 	addr, chunk, ok := p.chunk(c)
 	if !ok {
@@ -155,15 +154,14 @@ func (p *port) beginLong(c *conn, n int) bool {
 	c.template.PutHead(chunk, wire.HeaderLen+n)
 	l := &p.chains
 	l.now.segs = append(l.now.segs[:0], xdpnic.Desc{Addr: addr, Len: uint32(lower + wire.HeaderLen)})
-	l.now.own = 1
+	l.now.own, l.now.vi = 1, nil
 	l.parts = append(l.parts[:0], chunk[lower:lower+wire.HeaderLen])
 	return true
 }
 
-// lend adds the next n bytes of a message to the frame where they lie. False,
-// and nothing has changed, when they are not all in the arena or in too many
-// places.
-func (p *port) lend(e *posted, n int) bool {
+// byReference adds the next n bytes of a message to the frame without a copy. It returns false, and changes
+// nothing, if they are not all in the arena or take too many segments.
+func (p *port) byReference(e *posted, n int) bool {
 	l := &p.chains
 	moved, seg, off := e.moved, e.seg, e.off
 	size, _ := p.nic.FrameCap()
@@ -202,8 +200,8 @@ func (p *port) lend(e *posted, n int) bool {
 	return true
 }
 
-// roomForLong adds room for n bytes of data in TX chunks. False: there are not
-// enough; the frame is given up, and c comes up again.
+// roomForLong adds TX chunks for n bytes of data. False: there are not enough; the frame is given up, and c is
+// tried again.
 func (p *port) roomForLong(c *conn, n int) bool {
 	l := &p.chains
 	size, _ := p.nic.FrameCap()
@@ -245,6 +243,7 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 	if c.sender == nil {
 		c.seq++
 	} else {
+		c.chunks += l.now.own
 		p.remember(c, l.keep(), units, now)
 	}
 	if p.nic.Pending() >= kickBatch {
@@ -253,8 +252,8 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 	return true
 }
 
-// sendSegs queues a frame of several segments, of which chains.parts are the bytes
-// behind the lower headers, sealed if the connection has a key.
+// sendSegs queues a frame of several segments, sealed if the connection has a key. chains.parts are its bytes
+// behind the lower headers.
 func (p *port) sendSegs(c *conn, f *longFrame, retain bool) bool {
 	if c.secure != nil {
 		return p.sendLongSealed(c, f, retain)
@@ -296,7 +295,7 @@ func (p *port) resendLong(c *conn, f *longFrame, more wire.Flags) resendResult {
 	return resent
 }
 
-// decode reads a frame that arrived, in as many chunks as it has.
+// decode parses a frame that arrived in one or several chunks.
 func (l *chains) decode(pkt *wire.Packet, frame []xdpnic.Frame) error {
 	if len(frame) == 1 {
 		return pkt.Decode(frame[0].Data)
@@ -308,8 +307,8 @@ func (l *chains) decode(pkt *wire.Packet, frame []xdpnic.Frame) error {
 	return pkt.DecodeChain(frame[0].Data, l.rest)
 }
 
-// join is the payload of a frame as one piece, copied if it is in several
-// chunks. It is valid until the next call.
+// join returns the payload of a frame in one piece, copied if it is in several chunks. It is valid until the next
+// call.
 func (l *chains) join(pkt *wire.Packet) []byte {
 	if len(pkt.Rest) == 0 {
 		return pkt.Payload

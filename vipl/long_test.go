@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
-	"viaxdp/wire"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -26,11 +26,11 @@ func TestLongFrames(t *testing.T) {
 	const most = 200_000
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n, va, vb := connected(t, longFrames, level)
-		xb := newBox(t, n.b.Nic, 1, most)
-		xa, own := newBox(t, n.a.Nic, 1, most), registered(t, n.a.Nic, most)
+		xb := newBox(t, n.b.NIC, 1, most)
+		xa, own := newBox(t, n.a.NIC, 1, most), registered(t, n.a.NIC, most)
 		for k, size := range []int{3750, 3751, 4006, 4007, 4096, 9000, 65_439, 65_440, most} {
 			for _, from := range []*box{xa, own} {
-				before := n.a.Counters().Lent
+				before := n.a.Counters().ByReference
 				fillPattern(from.buf[0][:size], k)
 				postRecv(t, vb, xb, 0, size)
 				postSend(t, va, from, 0, size)
@@ -42,29 +42,23 @@ func TestLongFrames(t *testing.T) {
 				if from == xa && level != vipl.UnreliableDelivery && size > 4006 {
 					least, most = uint64(1+(size-4007)/65_439), uint64(1+size/24_576)
 				}
-				if lent := n.a.Counters().Lent - before; lent < least || lent > most {
-					t.Errorf("%d bytes, arena %v: %d frames lent, want %d to %d", size, from == xa, lent, least, most)
-				}
+				byRef := n.a.Counters().ByReference - before
+				errorIf(t, byRef < least || byRef > most, "%d bytes, arena %v: %d frames lent, want %d to %d", size, from == xa, byRef, least, most)
 			}
 		}
-		if s := n.b.Counters(); s.Chained == 0 || s.Malformed+s.Corrupt > 0 {
-			t.Errorf("%+v", s)
-		}
+		s := n.b.Counters()
+		errorIf(t, s.Chained == 0 || s.Malformed+s.Corrupt > 0, "%+v", s)
 	})
 }
 
 // registered is a box of which the data is memory of the program's own.
-func registered(t testing.TB, n *vipl.Nic, size int) *box {
+func registered(t testing.TB, n *vipl.NIC, size int) *box {
 	t.Helper()
 	x := newBox(t, n, 1, 64)
 	attributes, err := x.region.Query()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r, err := n.RegisterMem(make([]byte, size), attributes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	x.buf[0] = r.Bytes()
 	x.segs[0] = r.Segment(0, size)
 	return x
@@ -72,79 +66,66 @@ func registered(t testing.TB, n *vipl.Nic, size int) *box {
 
 // A frame that was lent is needed until the peer has it: the send is not done
 // before, and what is sent again is what the program's memory holds.
-func TestLentSendIsDoneWithTheAcknowledgement(t *testing.T) {
+func TestSendByReferenceIsDoneWithTheAcknowledgement(t *testing.T) {
 	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n, va, vb := connected(t, longFrames, level)
-		xa, xb := newBox(t, n.a.Nic, 1, 32_000), newBox(t, n.b.Nic, 1, 32_000)
+		n, va, vb, xa, xb := connectedBoxes(t, longFrames, level, 1, 1, 32_000)
 		postRecv(t, vb, xb, 0, 32_000)
 		n.b.queue.Cut(true)
-		fillPattern(xa.buf[0], 1)
-		postSend(t, va, xa, 0, 32_000)
+		postMessage(t, va, xa, 0, 32_000, 1)
 		for range 100 {
-			if d, err := va.SendDone(); err != vipl.ErrNotDone {
-				t.Fatalf("done while nobody has it: %v %v", d, err)
-			}
+			nothingDone(t, va.SendDone, vipl.ErrNotDone)
 			time.Sleep(50 * time.Microsecond)
 		}
-		if d := xa.desc[0]; d.Status() != 0 {
-			t.Fatalf("status %v", d.Status())
-		}
+		d := xa.desc[0]
+		fatalIf(t, d.Status() != 0, "status %v", d.Status())
 		n.b.queue.Cut(false)
 		received(t, vb, 0)
 		sent(t, va, 0)
 		checkPattern(t, xb.buf[0][:32_000], 1)
-		if n.a.Counters().Resent == 0 {
-			t.Error("nothing was sent again")
-		}
+		errorIf(t, n.a.Counters().Resent == 0, "nothing was sent again")
 	})
 }
 
 // So is a message of which only some frames are under way: when Disconnect ends it there, the
 // program gets its memory back when nothing is sent from it any more.
-func TestDisconnectInTheMiddleOfALentMessage(t *testing.T) {
-	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		synctest.Test(t, func(t *testing.T) {
-			c := longFrames
-			c.bubble, c.queue.RxChunks = true, 64 // so that the peer's window closes before its end
-			n, va, vb, xa, xb := rdmaPair(t, c, level)
-			fillPattern(xa.buf[0], 1)
-			xa.desc[0].SetRDMAWrite(xb.remote(0), segment(xa, 0, boxSize))
-			n.b.queue.Cut(true)
-			postDesc(t, va, xa, 0)
-			over := make(chan error)
-			go func() { over <- va.Disconnect() }()
-			synctest.Wait() // it waits for the peer
-			if xa.desc[0].Status() != 0 {
-				fillPattern(xa.buf[0], 2)
-			}
-			n.b.queue.Cut(false)
-			if err := <-over; err != nil {
-				t.Error(err)
-			}
-			sent(t, va, vipl.StatusOpRDMAWrite|vipl.StatusFlushed)
-			stateIs(t, vb, vipl.Error)
-			came := len(xb.buf[0])
-			for came > 0 && xb.buf[0][came-1] == 0 {
-				came--
-			}
-			if c := n.a.Counters(); c.Lent == 0 || c.Resent == 0 || came == len(xb.buf[0]) {
-				t.Fatalf("%d bytes of %d have come: %+v", came, len(xb.buf[0]), c)
-			}
-			checkPattern(t, xb.buf[0][:came], 1)
-			if came < 4096 {
-				t.Errorf("%d bytes have come of what was on its way", came)
-			}
-		})
+func TestDisconnectInTheMiddleOfAMessageByReference(t *testing.T) {
+	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		c := longFrames
+		c.bubble, c.queue.RxChunks = true, 64 // so that the peer's window closes before its end
+		n, va, vb, xa, xb := rdmaPair(t, c, level)
+		fillPattern(xa.buf[0], 1)
+		xa.desc[0].SetRDMAWrite(xb.remote(0), segment(xa, 0, boxSize))
+		n.b.queue.Cut(true)
+		postDesc(t, va, xa, 0)
+		over := make(chan error)
+		go func() { over <- va.Disconnect() }()
+		synctest.Wait() // it waits for the peer
+		if xa.desc[0].Status() != 0 {
+			fillPattern(xa.buf[0], 2)
+		}
+		n.b.queue.Cut(false)
+		noError(t, <-over)
+		sent(t, va, vipl.StatusOpRDMAWrite|vipl.StatusFlushed)
+		stateIs(t, vb, vipl.Error)
+		came := len(xb.buf[0])
+		for came > 0 && xb.buf[0][came-1] == 0 {
+			came--
+		}
+		if c := n.a.Counters(); c.ByReference == 0 || c.Resent == 0 || came == len(xb.buf[0]) {
+			t.Fatalf("%d bytes of %d have come: %+v", came, len(xb.buf[0]), c)
+		}
+		checkPattern(t, xb.buf[0][:came], 1)
+		errorIf(t, came < 4096, "%d bytes have come of what was on its way", came)
 	})
 }
 
 // What is posted while Disconnect waits for lent memory is flushed behind what was posted before.
-func TestPostBesideDisconnectOfALentMessage(t *testing.T) {
+func TestPostBesideDisconnectOfAMessageByReference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := longFrames
 		c.bubble, c.queue.RxChunks = true, 64
 		n, va, vb := connected(t, c, vipl.ReliableDelivery)
-		xa, xb, own := newBox(t, n.a.Nic, 2, 32_000), newBox(t, n.b.Nic, 2, 400_000), registered(t, n.a.Nic, 400_000)
+		xa, xb, own := newBox(t, n.a.NIC, 2, 32_000), newBox(t, n.b.NIC, 2, 400_000), registered(t, n.a.NIC, 400_000)
 		postRecv(t, vb, xb, 0, 400_000)
 		postRecv(t, vb, xb, 1, 400_000)
 		n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
@@ -158,17 +139,11 @@ func TestPostBesideDisconnectOfALentMessage(t *testing.T) {
 		go func() { over <- va.Disconnect() }()
 		synctest.Wait()
 		postSend(t, va, xa, 1, 8)
-		if err := <-over; err != nil {
-			t.Error(err)
-		}
+		noError(t, <-over)
 		for i, want := range []*vipl.Descriptor{own.desc[0], xa.desc[1]} {
-			if d := sent(t, va, vipl.StatusFlushed); d != want {
-				t.Errorf("descriptor %d is another one", i)
-			}
+			equal(t, fmt.Sprintf("send %d", i), sent(t, va, vipl.StatusFlushed), want)
 		}
-		if _, err := va.SendDone(); err != vipl.ErrDescriptor {
-			t.Errorf("and one more: %v", err)
-		}
+		wantError(t, "and one more", errOf(va.SendDone()), vipl.ErrDescriptor)
 	})
 }
 
@@ -185,10 +160,8 @@ func TestLongFramesOverABadWay(t *testing.T) {
 			})
 			const most, posted, count = 100_000, 4, 150
 			length := func(k int) int { return 4 + k*7919%(most-4) }
-			xa, xb := newBox(t, n.a.Nic, posted, most), newBox(t, n.b.Nic, posted, most)
-			for i := range posted {
-				postRecv(t, vb, xb, i, most)
-			}
+			xa, xb := newBox(t, n.a.NIC, posted, most), newBox(t, n.b.NIC, posted, most)
+			postRecvs(t, vb, xb, posted, most)
 			for k := range count {
 				i := k % posted
 				fillPattern(xa.buf[i][:length(k)], k)
@@ -210,9 +183,8 @@ func TestLongFramesOverABadWay(t *testing.T) {
 					sent(t, va, 0)
 				}
 			}
-			if s := n.a.Counters(); s.Resent == 0 || s.Lent == 0 {
-				t.Errorf("%+v", s)
-			}
+			s := n.a.Counters()
+			errorIf(t, s.Resent == 0 || s.ByReference == 0, "%+v", s)
 		})
 	}
 }
@@ -227,9 +199,9 @@ func TestPackInSeveralChunks(t *testing.T) {
 		small := c
 		small.queue.ChunkSize, small.queue.RxChunks = 2048, 1024
 		n.b = n.open(t, "small", small)
-		va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+		va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
 		const count, size = 400, 48
-		xa, xb := newBox(t, n.a.Nic, count, size), newBox(t, n.b.Nic, count, size)
+		xa, xb := newBox(t, n.a.NIC, count, size), newBox(t, n.b.NIC, count, size)
 		for i := range count {
 			postRecv(t, vb, xb, i, size)
 			fillPattern(xa.buf[i][:size], i)
@@ -242,55 +214,47 @@ func TestPackInSeveralChunks(t *testing.T) {
 			t.Fatal(k, err)
 		}
 		for i := range count {
-			received(t, vb, 0)
-			checkPattern(t, xb.buf[i][:size], i)
+			receivedMessage(t, vb, xb.buf[i][:size], i)
 			sent(t, va, 0)
 		}
-		if a, b := n.a.Counters(), n.b.Counters(); a.Packed == 0 || b.Chained == 0 {
-			t.Errorf("%d messages packed, %d frames in several chunks", a.Packed, b.Chained)
-		}
+		a, b := n.a.Counters(), n.b.Counters()
+		errorIf(t, a.Packed == 0 || b.Chained == 0, "%d messages packed, %d frames in several chunks", a.Packed, b.Chained)
 	})
 }
 
 // Disconnect does not give memory back that the peer may still need: a send that
 // was lent is done when it is acknowledged, or when nothing of it is sent any
 // more.
-func TestDisconnectWithLentSend(t *testing.T) {
+func TestDisconnectWithSendByReference(t *testing.T) {
 	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		for _, heals := range []bool{true, false} {
-			synctest.Test(t, func(t *testing.T) { disconnectWithLentSend(t, level, heals) })
+			synctest.Test(t, func(t *testing.T) { disconnectWithSendByReference(t, level, heals) })
 		}
 	})
 }
 
-func disconnectWithLentSend(t *testing.T, level vipl.ReliabilityLevel, heals bool) {
+func disconnectWithSendByReference(t *testing.T, level vipl.ReliabilityLevel, heals bool) {
 	c := longFrames
 	c.bubble, c.silence = true, time.Second // b may learn of the end by it
-	n, va, vb := connected(t, c, level)
-	xa, xb := newBox(t, n.a.Nic, 1, 32_000), newBox(t, n.b.Nic, 1, 32_000)
+	n, va, vb, xa, xb := connectedBoxes(t, c, level, 1, 1, 32_000)
 	postRecv(t, vb, xb, 0, 32_000)
 	n.b.queue.Cut(true)
-	fillPattern(xa.buf[0], 1)
-	postSend(t, va, xa, 0, 32_000)
+	postMessage(t, va, xa, 0, 32_000, 1)
 	done := make(chan error)
 	go func() { done <- va.Disconnect() }()
 	if heals {
 		time.Sleep(20 * time.Millisecond)
-		if d, err := va.SendDone(); err != vipl.ErrNotDone {
-			t.Fatalf("done before the peer has it: %v %v", d, err)
-		}
+		nothingDone(t, va.SendDone, vipl.ErrNotDone)
 		n.b.queue.Cut(false)
 	}
-	d, err := va.SendWait(patience)
+	d, err := va.SendWait(ackDelay)
 	if d == nil {
 		t.Fatal(err)
 	}
 	fillPattern(xa.buf[0], 2) // it is the program's again
 	n.b.queue.Cut(false)
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	r, err := vb.RecvWait(patience)
+	must(t, <-done)
+	r, err := vb.RecvWait(ackDelay)
 	switch {
 	case heals && err != nil:
 		t.Fatalf("receive: %v %v", r, err)
@@ -303,18 +267,16 @@ func disconnectWithLentSend(t *testing.T, level vipl.ReliabilityLevel, heals boo
 
 // What a broken connection leaves on the ring is not sent any more when its memory is the
 // program's again, where no checksum would tell the peer, who hears of the end behind it.
-func TestLentMemoryOfABrokenConnection(t *testing.T) {
+func TestMemoryByReferenceOfABrokenConnection(t *testing.T) {
 	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		for _, bare := range []bool{true, false} {
 			synctest.Test(t, func(t *testing.T) {
 				c := longFrames
 				c.bubble, c.bareData = true, bare
-				n, va, vb := connected(t, c, level)
-				xa, xb := newBox(t, n.a.Nic, 1, 32_000), newBox(t, n.b.Nic, 2, 32_000)
+				n, va, vb, xa, xb := connectedBoxes(t, c, level, 1, 2, 32_000)
 				postRecv(t, vb, xb, 0, 32_000)
 				n.a.queue.SetLies(xdpnictest.Lies{Stall: 1})
-				fillPattern(xa.buf[0], 1)
-				postSend(t, va, xa, 0, 32_000)
+				postMessage(t, va, xa, 0, 32_000, 1)
 				postSend(t, vb, xb, 1, 8) // nothing is posted for it
 				want := vipl.Status(0)    // on the ring, for what that is worth
 				if level == vipl.ReliableReception {
@@ -322,9 +284,7 @@ func TestLentMemoryOfABrokenConnection(t *testing.T) {
 				}
 				sent(t, va, want)
 				stateIs(t, va, vipl.Error)
-				if n.a.Counters().Lent == 0 || n.a.queue.Pending() == 0 {
-					t.Fatal("nothing lent is on the ring")
-				}
+				fatalIf(t, n.a.Counters().ByReference == 0 || n.a.queue.Pending() == 0, "nothing lent is on the ring")
 				fillPattern(xa.buf[0], 2)
 				n.a.queue.SetLies(xdpnictest.Lies{})
 				received(t, vb, vipl.StatusFlushed)
@@ -341,10 +301,10 @@ func TestLentMemoryOfABrokenConnection(t *testing.T) {
 // chunk has less than a word of it.
 func TestLastWordOfALongWrite(t *testing.T) {
 	n := newMemoryNet(t, longFrames)
-	va, vb := openVI(t, n.a.Nic, vipl.ReliableDelivery), openVI(t, n.b.Nic, vipl.ReliableDelivery)
-	join(t, n.a.Nic, va, n.b.Nic, vb)
+	va, vb := openVI(t, n.a.NIC, vipl.ReliableDelivery), openVI(t, n.b.NIC, vipl.ReliableDelivery)
+	join(t, n.a.NIC, va, n.b.NIC, vb)
 	const size = 3754
-	xa, xb := newBox(t, n.a.Nic, 1, 4096), openBox(t, n.b.Nic)
+	xa, xb := newBox(t, n.a.NIC, 1, 4096), openBox(t, n.b.NIC)
 	end := (int(xb.segs[0].Data) + size + 7) &^ 7 // a multiple of 8
 	remote := xb.remote(0)
 	remote.Data = uint64(end - size)
@@ -370,12 +330,9 @@ func TestLastWordOfALongWrite(t *testing.T) {
 		sent(t, va, vipl.StatusOpRDMAWrite)
 	}
 	over.Store(true)
-	if count := <-torn; count > 0 {
-		t.Errorf("the last word was seen torn %d times", count)
-	}
-	if n.b.Counters().Chained == 0 {
-		t.Error("no frame was in several chunks")
-	}
+	count := <-torn
+	errorIf(t, count > 0, "the last word was seen torn %d times", count)
+	errorIf(t, n.b.Counters().Chained == 0, "no frame was in several chunks")
 }
 
 // The window counts what frames take of the receiver's chunks: however fast long
@@ -387,7 +344,7 @@ func TestLongFramesFitTheReceiver(t *testing.T) {
 		c.queue.RxChunks = 256
 		n, va, vb := connected(t, c, vipl.ReliableDelivery)
 		const count, size = 60, 60_000
-		xa, xb := newBox(t, n.a.Nic, count, size), newBox(t, n.b.Nic, count, size)
+		xa, xb := newBox(t, n.a.NIC, count, size), newBox(t, n.b.NIC, count, size)
 		for i := range count {
 			fillPattern(xa.buf[i][:size], i)
 			postRecv(t, vb, xb, i, size)
@@ -396,12 +353,10 @@ func TestLongFramesFitTheReceiver(t *testing.T) {
 			postSend(t, va, xa, i, size)
 		}
 		for i := range count {
-			received(t, vb, 0)
-			checkPattern(t, xb.buf[i][:size], i)
+			receivedMessage(t, vb, xb.buf[i][:size], i)
 			sent(t, va, 0)
 		}
-		if s := n.b.queue.Stats(); s.RxNoFill+s.RxRingFull > 0 {
-			t.Errorf("%d frames found no chunks, %d no room on the ring", s.RxNoFill, s.RxRingFull)
-		}
+		s := n.b.queue.Stats()
+		errorIf(t, s.RxNoFill+s.RxRingFull > 0, "%d frames found no chunks, %d no room on the ring", s.RxNoFill, s.RxRingFull)
 	})
 }

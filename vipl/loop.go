@@ -2,12 +2,11 @@ package vipl
 
 import "viaxdp/xdpnic"
 
-// Connections between two VIs of one port. An AF_XDP queue does not hear its
-// own frames, so that they go from the sender to the receiver here, in the same
-// form and through the same steps, only that no kernel is in between.
+// Connections between two VIs of one port. An AF_XDP queue does not receive its own frames, so they are passed from
+// the sender to the receiver here. The format and the steps are the same; only the kernel is left out.
 
-// loopFrame is a frame on its way. Its chunk is the sender's while it is
-// retained, else it is given back on arrival.
+// loopFrame is a frame between two VIs of this port. If it is retained, its chunk stays the sender's; else the
+// chunk is released on arrival.
 type loopFrame struct {
 	c      *conn // the sender
 	addr   uint64
@@ -23,10 +22,10 @@ func (p *port) send(c *conn, addr uint64, size int, retain bool) bool {
 	return p.queue(c, addr, size, retain)
 }
 
-// queue puts a frame on the ring, or on the way to another VI of this interface.
+// queue puts a frame on the ring, or passes it to another VI of this interface.
 func (p *port) queue(c *conn, addr uint64, size int, retain bool) bool {
-	if c.lane != nil {
-		return p.sendLane(c.lane, addr, size, retain)
+	if c.shm != nil {
+		return p.sendLink(c.shm, addr, size, retain)
 	}
 	if !c.loop {
 		ok := p.nic.Send(addr, size, retain)
@@ -39,18 +38,17 @@ func (p *port) queue(c *conn, addr uint64, size int, retain bool) bool {
 	return true
 }
 
-// owns says whether a VI of that number is on this port.
+// owns reports whether the VI with this number is on this port.
 func (p *port) owns(num uint32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.own[num]
 }
 
-// loopBatch is how many frames arrive in a row before acknowledgements and new
-// sends have a turn.
+// loopBatch is how many frames are delivered in a row before acknowledgements and new sends have their turn.
 const loopBatch = 64
 
-// deliverLooped lets frames arrive.
+// deliverLooped delivers frames between VIs of this port.
 func (p *port) deliverLooped(now int64) {
 	n := min(len(p.looped), loopBatch)
 	for i := range n {
@@ -58,6 +56,7 @@ func (p *port) deliverLooped(now int64) {
 		if f.c == nil {
 			continue
 		}
+		p.looped[i].c = nil // it is under way no more
 		p.loopback[0] = xdpnic.Frame{Addr: f.addr, Data: p.mem[f.addr : f.addr+uint64(f.size)]}
 		p.receive(p.loopback[:], now)
 		if !f.retain {
@@ -67,7 +66,17 @@ func (p *port) deliverLooped(now int64) {
 	p.looped = append(p.looped[:0], p.looped[n:]...)
 }
 
-// unloop takes back the frames of c whose chunks it retained.
+// onLoop returns the queued frame in a chunk, or nil.
+func (p *port) onLoop(c *conn, addr uint64) *loopFrame {
+	for i := range p.looped {
+		if f := &p.looped[i]; f.c == c && f.addr == addr {
+			return f
+		}
+	}
+	return nil
+}
+
+// unloop removes frames of c whose chunks c retained.
 func (p *port) unloop(c *conn) {
 	for i := range p.looped {
 		if f := &p.looped[i]; f.c == c && f.retain {

@@ -9,25 +9,24 @@ import (
 	"viaxdp/memreg"
 )
 
-// Ptag is a protection tag: a VI may use memory that carries its own tag. All
-// methods may be called concurrently.
+// Ptag is a protection tag: a VI may use memory that carries the VI's tag. All methods may be called concurrently.
 type Ptag struct {
-	nic *Nic
+	nic *NIC
 	tag *memreg.Ptag
 }
 
-// MemAttributes of registered memory.
+// MemAttributes are the attributes of registered memory.
 type MemAttributes struct {
 	Ptag            *Ptag // must be one of this NIC handle
-	EnableRdmaWrite bool  // remote programs may write it
-	EnableRdmaRead  bool  // remote programs may read it
+	EnableRDMAWrite bool  // remote programs may write to it
+	EnableRDMARead  bool  // remote programs may read from it
 }
 
 var errDeregistered = errors.New("the region is deregistered")
 
 // Region is registered memory. All methods may be called concurrently.
 type Region struct {
-	nic   *Nic
+	nic   *NIC
 	reg   *memreg.Region
 	buf   []byte
 	arena bool // allocated from the arena
@@ -36,9 +35,8 @@ type Region struct {
 	attrs MemAttributes
 }
 
-// CreatePtag is VipCreatePtag: a new protection tag. ErrResource when the
-// NIC's MaxPtags are in use.
-func (n *Nic) CreatePtag() (*Ptag, error) {
+// CreatePtag is VipCreatePtag: it creates a protection tag. ErrResource if the NIC's MaxPtags are in use.
+func (n *NIC) CreatePtag() (*Ptag, error) {
 	tag, err := n.mem.CreatePtag()
 	if err != nil {
 		return nil, memoryError("CreatePtag", err)
@@ -46,13 +44,12 @@ func (n *Nic) CreatePtag() (*Ptag, error) {
 	return &Ptag{n, tag}, nil
 }
 
-// CommonPtag is the tag of memory that every VI of this handle may use, whatever
-// its own: what VIPL's programs get that register memory without a tag. It is
-// always the same one and cannot be destroyed.
-func (n *Nic) CommonPtag() *Ptag { return &n.common }
+// CommonPtag returns the tag of memory that every VI of this handle may use, whatever its own tag. VIPL programs
+// that register memory without a tag get it. It is always the same one and cannot be destroyed.
+func (n *NIC) CommonPtag() *Ptag { return &n.common }
 
-// Destroy is VipDestroyPtag: ends the tag. ErrResource while memory or a VI carries
-// it, ErrInvalidParameter the second time and when the NIC is closed.
+// Destroy is VipDestroyPtag: it destroys the tag. ErrResource while memory or a VI carries it, ErrInvalidParameter
+// the second time and if the NIC is closed.
 func (p *Ptag) Destroy() error {
 	if p.nic.closing() {
 		return closedError("DestroyPtag")
@@ -67,13 +64,11 @@ func (p *Ptag) Destroy() error {
 	return memoryError("DestroyPtag", err)
 }
 
-// RegisterMem is VipRegisterMem: makes buf known to the NIC. The bytes may be
-// any memory of the program, and may be registered many times. Data is copied
-// once between it and the NIC's frames.
+// RegisterMem is VipRegisterMem: it registers buf with the NIC. The bytes may be any memory of the program, and may
+// be registered several times. Data is copied once between this memory and the NIC's frames.
 //
-// ErrInvalidParameter for no bytes, ErrInvalidPtag, ErrResource past the NIC's
-// limits.
-func (n *Nic) RegisterMem(buf []byte, a MemAttributes) (*Region, error) {
+// Errors: ErrInvalidParameter for no bytes, ErrInvalidPtag, ErrResource past the NIC's limits.
+func (n *NIC) RegisterMem(buf []byte, a MemAttributes) (*Region, error) {
 	attr, err := n.memAttributes("RegisterMem", a)
 	if err != nil {
 		return nil, err
@@ -85,13 +80,11 @@ func (n *Nic) RegisterMem(buf []byte, a MemAttributes) (*Region, error) {
 	return &Region{nic: n, reg: reg, buf: buf, attrs: a}, nil
 }
 
-// RegisterAddress is RegisterMem for memory that is no Go slice, such as that of a
-// program in C: size bytes at addr, which must stay mapped until the region is
-// deregistered. All else as RegisterMem.
+// RegisterAddress is RegisterMem for memory that is not a Go slice, such as that of a program in C: size bytes at
+// addr. They must stay mapped until the region is deregistered.
 //
-// ErrInvalidParameter for no bytes, and for bytes that are not mapped or not
-// readable, ErrInvalidPtag, ErrResource past the NIC's limits.
-func (n *Nic) RegisterAddress(addr, size uint64, a MemAttributes) (*Region, error) {
+// Errors: as RegisterMem, and ErrInvalidParameter for bytes that are not mapped or not readable.
+func (n *NIC) RegisterAddress(addr, size uint64, a MemAttributes) (*Region, error) {
 	attr, err := n.memAttributes("RegisterMem", a)
 	if err != nil {
 		return nil, err
@@ -103,11 +96,10 @@ func (n *Nic) RegisterAddress(addr, size uint64, a MemAttributes) (*Region, erro
 	return &Region{nic: n, reg: reg, buf: reg.Bytes(), attrs: a}, nil
 }
 
-// AllocMem allocates size bytes from the NIC's arena, aligned to 64 bytes, and
-// registers them: memory that the NIC reaches without a translation of pages.
-// Deregister frees them. ErrResource when the arena has no such block left, else the
-// errors of RegisterMem.
-func (n *Nic) AllocMem(size int, a MemAttributes) (*Region, error) {
+// AllocMem allocates size bytes from the NIC's arena, aligned to 64 bytes, and registers them. The NIC can send
+// such memory by reference. Deregister frees it. ErrResource if the arena has no such block left, else the errors
+// of RegisterMem.
+func (n *NIC) AllocMem(size int, a MemAttributes) (*Region, error) {
 	attr, err := n.memAttributes("AllocMem", a)
 	if err != nil {
 		return nil, err
@@ -139,17 +131,16 @@ func (n *Nic) AllocMem(size int, a MemAttributes) (*Region, error) {
 	return r, nil
 }
 
-func (n *Nic) memAttributes(op string, a MemAttributes) (memreg.Attributes, error) {
+func (n *NIC) memAttributes(op string, a MemAttributes) (memreg.Attributes, error) {
 	if a.Ptag == nil || a.Ptag.nic != n {
 		return memreg.Attributes{}, opError(op, nil, ErrInvalidPtag, nil)
 	}
 	return memreg.Attributes{
-		Ptag: a.Ptag.tag, EnableRdmaWrite: a.EnableRdmaWrite, EnableRdmaRead: a.EnableRdmaRead,
+		Ptag: a.Ptag.tag, EnableRDMAWrite: a.EnableRDMAWrite, EnableRDMARead: a.EnableRDMARead,
 	}, nil
 }
 
-// Query is VipQueryMem: the region's attributes. ErrInvalidParameter when it is
-// deregistered.
+// Query is VipQueryMem: it returns the region's attributes. ErrInvalidParameter if the region is deregistered.
 func (r *Region) Query() (MemAttributes, error) {
 	if !r.reg.Alive() {
 		return MemAttributes{}, opError("QueryMem", nil, ErrInvalidParameter, errDeregistered)
@@ -159,13 +150,12 @@ func (r *Region) Query() (MemAttributes, error) {
 	return r.attrs, nil
 }
 
-// SetAttributes is VipSetMemAttributes: changes the protection tag and what
-// peers may do. It is allowed while posted descriptors use the region, since data is
-// checked when it is posted. But a descriptor that lies in the region, and completes
-// when the tag is no longer its VI's, completes with StatusProtectionError, and
-// ErrorCompletionProtection is raised. RDMA of peers is checked frame by frame.
+// SetAttributes is VipSetMemAttributes: it changes the protection tag and the rights of peers. It is allowed while
+// posted descriptors use the region, since data is checked when it is posted. If a descriptor lies in the region
+// and the tag is no longer its VI's when it completes, it completes with StatusProtectionError, and
+// ErrorCompletionProtection is reported. RDMA of peers is checked frame by frame.
 //
-// ErrInvalidPtag, and ErrInvalidParameter when it is deregistered.
+// Errors: ErrInvalidPtag, and ErrInvalidParameter if the region is deregistered.
 func (r *Region) SetAttributes(a MemAttributes) error {
 	const op = "SetMemAttributes"
 	attr, err := r.nic.memAttributes(op, a)
@@ -174,8 +164,7 @@ func (r *Region) SetAttributes(a MemAttributes) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// Under the port's lock no frame is being placed: what a peer may not do
-	// any more does not happen any more.
+	// No frame is being placed under the port's lock. So revoked rights have no effect after this call returns.
 	r.nic.port.mu.Lock()
 	defer r.nic.port.mu.Unlock()
 	if err := r.nic.mem.SetAttributes(r.reg, attr); err != nil {
@@ -185,32 +174,30 @@ func (r *Region) SetAttributes(a MemAttributes) error {
 	return nil
 }
 
-// Handle is the memory handle, which names the region in descriptors.
+// Handle returns the memory handle, which names the region in descriptors.
 func (r *Region) Handle() MemHandle { return r.reg.Handle() }
 
-// Bytes is the memory itself.
+// Bytes returns the memory itself.
 func (r *Region) Bytes() []byte { return r.buf }
 
-// Addr is the virtual address of the first byte.
+// Addr returns the virtual address of the first byte.
 func (r *Region) Addr() uint64 { return addressOf(r.buf) }
 
-// Segment describes n bytes from offset off of the region, for a descriptor.
-// It does not check bounds; posting does.
+// Segment returns a data segment of n bytes from offset off of the region. It does not check bounds; posting does.
 func (r *Region) Segment(off, n int) DataSegment {
 	return DataSegment{r.Addr() + uint64(off), r.Handle(), uint32(n)}
 }
 
-// Remote names the region from offset off on to the peer of a connection, for
-// RDMA. The program tells it to the peer in a message.
+// Remote returns an address segment that names the region from offset off on, for RDMA by the peer. The program
+// sends it to the peer in a message.
 func (r *Region) Remote(off int) AddressSegment {
 	return AddressSegment{Data: r.Addr() + uint64(off), Handle: r.Handle()}
 }
 
-// Descriptor lays a descriptor with room for segs segments over the
-// region at offset off and clears it. The address must be a multiple of 64
-// (an offset in memory of AllocMem) and the descriptor must lie in the region:
-// it takes 32+16*segs bytes, at least 64. ErrInvalidParameter otherwise, and for
-// more than MaxSegments+1 segments, one of them an address segment.
+// Descriptor lays a descriptor with room for segs segments over the region at offset off and clears it. It takes
+// 32+16*segs bytes, at least 64. The address must be a multiple of 64, which in memory of AllocMem means the offset
+// must. ErrInvalidParameter if it is not or if the descriptor does not lie in the region, and for more than
+// MaxSegments+1 segments, one of them an address segment.
 func (r *Region) Descriptor(off, segs int) (*Descriptor, error) {
 	n := max(ControlSegmentSize+segs*DataSegmentSize, 64)
 	if off < 0 || segs < 0 || segs > MaxSegments+1 || off > len(r.buf)-n {
@@ -226,17 +213,15 @@ func (r *Region) Descriptor(off, segs int) (*Descriptor, error) {
 	return descriptorAt(b), nil
 }
 
-// deregister does it under the port's lock, where no frame of a peer holds the
-// region.
+// deregister deregisters the region under the port's lock, under which no frame of a peer uses the region.
 func (r *Region) deregister() error {
 	r.nic.port.mu.Lock()
 	defer r.nic.port.mu.Unlock()
 	return r.nic.mem.Deregister(r.reg.Handle(), r.Addr())
 }
 
-// Deregister is VipDeregisterMem; memory of AllocMem is freed. ErrResource
-// while a posted descriptor uses the region, ErrInvalidParameter the second
-// time.
+// Deregister is VipDeregisterMem. It frees memory of AllocMem. ErrResource while a posted descriptor uses the
+// region, ErrInvalidParameter the second time.
 func (r *Region) Deregister() error {
 	if err := r.deregister(); err != nil {
 		return memoryError("DeregisterMem", err)
@@ -244,7 +229,7 @@ func (r *Region) Deregister() error {
 	return r.free()
 }
 
-// free gives memory of the arena back, of a region that is deregistered.
+// free returns memory of a deregistered region to the arena.
 func (r *Region) free() error {
 	if !r.arena {
 		return nil

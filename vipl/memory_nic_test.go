@@ -4,14 +4,15 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"viaxdp/hugepages"
-	"viaxdp/kagent"
-	"viaxdp/kagent/kagenttest"
-	"viaxdp/secure"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/secure"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
@@ -28,9 +29,16 @@ func eachLevel(t *testing.T, which []vipl.ReliabilityLevel, f func(t *testing.T,
 	}
 }
 
+// eachLevelInBubble is eachLevel in bubbles of virtual time.
+func eachLevelInBubble(t *testing.T, which []vipl.ReliabilityLevel, f func(t *testing.T, level vipl.ReliabilityLevel)) {
+	eachLevel(t, which, func(t *testing.T, level vipl.ReliabilityLevel) {
+		synctest.Test(t, func(t *testing.T) { f(t, level) })
+	})
+}
+
 // memoryHost is a NIC over a queue in memory.
 type memoryHost struct {
-	*vipl.Nic
+	*vipl.NIC
 	queue *xdpnictest.Queue
 	errs  *errorLog
 	agent *kagenttest.Agent
@@ -52,7 +60,7 @@ type memoryConfig struct {
 	mtu     int
 
 	noPacking, bareData bool
-	noRest              bool
+	noPollPause         bool
 	arena               int                               // bytes beside the chunks
 	bubble              bool                              // in a testing/synctest bubble, which finds leaks by itself
 	leaky               bool                              // completions are lost, and so chunks
@@ -93,9 +101,7 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	arena, err := hugepages.New(hugepages.Config{
 		Size: pool + max(c.arena, 4<<20), Reserve: pool, Policy: hugepages.Avoid,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h := &memoryHost{agent: n.fabric.Agent(name), arena: arena}
 	if c.mtu != 0 {
 		h.agent.SetMTU(c.mtu)
@@ -107,9 +113,8 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	if c.gate {
 		c.queue.Admit = nil
 	}
-	if h.queue, err = n.wire.Queue(c.queue); err != nil {
-		t.Fatal(err)
-	}
+	h.queue, err = n.wire.Queue(c.queue)
+	must(t, err)
 	var port vipl.Port = h.queue
 	if c.port != nil && name == "b" {
 		port = c.port(h.queue)
@@ -118,41 +123,32 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	if c.agent != nil && name == "a" {
 		agent = c.agent(h.agent)
 	}
-	if h.Nic, err = vipl.Open(vipl.Provider{
+	if h.NIC, err = vipl.Open(vipl.Provider{
 		Port: port, Agent: agent, Arena: arena, Silence: c.silence, Info: kagent.Info{NIC: xdpnic.Info{ZeroCopy: c.zeroCopy}},
-		NoPacking: c.noPacking, BareData: c.bareData, NoRest: c.noRest, PSK: c.psk, Rekey: c.rekey,
+		NoPacking: c.noPacking, BareData: c.bareData, NoPollPause: c.noPollPause, PSK: c.psk, Rekey: c.rekey,
 	}); err != nil {
 		t.Fatal(err)
 	}
-	h.errs = watchErrors(h.Nic)
+	h.errs = watchErrors(h.NIC)
 	t.Cleanup(func() {
 		if n.stuck = n.stuck || !comes(h.Unlocked); n.stuck { // Close would wait, too, and the panic not be told
 			t.Errorf("host %s: a call does not give the engine's lock back", name)
 			return
 		}
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, h.Close())
 		comes(func() bool { // late completions, and what a stalled doorbell left
 			h.queue.Flush()
 			return c.leaky || h.queue.Owners().InFlight == 0
 		})
-		if err := h.queue.Audit(); err != nil {
-			t.Errorf("host %s: %v", name, err)
-		}
+		err := h.queue.Audit()
+		errorIf(t, err != nil, "host %s: %v", name, err)
 		o := h.queue.Owners()
 		if c.leaky {
 			o.InFlight = 0
 		}
-		if o.Held+o.Leased+o.InFlight+o.Recycled > 0 {
-			t.Errorf("host %s: chunks are missing: %+v", name, o)
-		}
-		if err := h.queue.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := arena.Close(); err != nil {
-			t.Error(err)
-		}
+		errorIf(t, o.Held+o.Leased+o.InFlight+o.Recycled > 0, "host %s: chunks are missing: %+v", name, o)
+		noError(t, h.queue.Close())
+		noError(t, arena.Close())
 	})
 	return h
 }
@@ -161,24 +157,51 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 func connected(t testing.TB, c memoryConfig, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI) {
 	t.Helper()
 	n = newMemoryNet(t, c)
-	va, vb = connect(t, n.a.Nic, n.b.Nic, level)
+	va, vb = connect(t, n.a.NIC, n.b.NIC, level)
 	return n, va, vb
+}
+
+// connectedBoxes is connected, with a box of buffers at each end.
+func connectedBoxes(t testing.TB, c memoryConfig, level vipl.ReliabilityLevel, countA, countB, size int) (
+	n *memoryNet, va, vb *vipl.VI, xa, xb *box,
+) {
+	t.Helper()
+	n, va, vb = connected(t, c, level)
+	return n, va, vb, newBox(t, n.a.NIC, countA, size), newBox(t, n.b.NIC, countB, size)
+}
+
+// postMessage posts a send of n bytes of message k from buffer i, and receivedMessage
+// waits for a receive with that in it.
+func postMessage(t testing.TB, v *vipl.VI, x *box, i, n, k int) {
+	t.Helper()
+	fillPattern(x.buf[i][:n], k)
+	postSend(t, v, x, i, n)
+}
+
+func receivedMessage(t testing.TB, v *vipl.VI, b []byte, k int) {
+	t.Helper()
+	received(t, v, 0)
+	checkPattern(t, b, k)
+}
+
+// postRecvs posts the first count receives of n bytes.
+func postRecvs(t testing.TB, v *vipl.VI, x *box, count, n int) {
+	t.Helper()
+	for i := range count {
+		postRecv(t, v, x, i, n)
+	}
 }
 
 func postSend(t testing.TB, v *vipl.VI, x *box, i, n int) {
 	t.Helper()
 	x.prepare(i, n)
-	if err := v.PostSend(x.desc[i], x.region.Handle()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, v.PostSend(x.desc[i], x.region.Handle()))
 }
 
 func postRecv(t testing.TB, v *vipl.VI, x *box, i, n int) {
 	t.Helper()
 	x.prepare(i, n)
-	if err := v.PostRecv(x.desc[i], x.region.Handle()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, v.PostRecv(x.desc[i], x.region.Handle()))
 }
 
 // prepare makes descriptor i one of the first n bytes of its buffer, without
@@ -190,11 +213,11 @@ func (x *box) prepare(i, n int) {
 	x.desc[i].SetSegments(s)
 }
 
-const patience = 20 * time.Second
+const ackDelay = 20 * time.Second
 
 // comes waits until ok, and says whether it came to that.
 func comes(ok func() bool) bool {
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(ackDelay); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			return false
 		}
@@ -205,39 +228,100 @@ func comes(ok func() bool) bool {
 // sent and received wait for the next descriptor and check its status.
 func sent(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
 	t.Helper()
-	d, err := v.SendWait(patience)
+	d, err := v.SendWait(ackDelay)
 	return checkDone(t, "send", d, err, want)
 }
 
 func received(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
 	t.Helper()
-	d, err := v.RecvWait(patience)
+	d, err := v.RecvWait(ackDelay)
 	return checkDone(t, "receive", d, err, want|vipl.StatusOpReceive)
 }
 
+// sendDone and recvDone take what has completed off a queue.
+func sendDone(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
+	t.Helper()
+	d, err := v.SendDone()
+	return checkDone(t, "send", d, err, want)
+}
+
+func recvDone(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
+	t.Helper()
+	d, err := v.RecvDone()
+	return checkDone(t, "receive", d, err, want)
+}
+
+// nothingDone checks that SendDone or RecvDone gives this error and no descriptor.
+func nothingDone(t testing.TB, done func() (*vipl.Descriptor, error), want error) {
+	t.Helper()
+	d, err := done()
+	fatalIf(t, d != nil || err != want, "%v, %v; want %v", d, err, want)
+}
+
+// statesAre waits until VIs are in a state.
+func statesAre(t testing.TB, want vipl.State, vis ...*vipl.VI) {
+	t.Helper()
+	for _, v := range vis {
+		stateIs(t, v, want)
+	}
+}
+
+// must ends the test by an error, and noError marks it as failed by one.
+func must(t testing.TB, err error) {
+	if err != nil {
+		t.Helper()
+		t.Fatal(err)
+	}
+}
+
+func noError(t testing.TB, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
+	}
+}
+
+// fatalIf ends the test, and errorIf marks it as failed, if something is wrong.
+func fatalIf(t testing.TB, wrong bool, format string, args ...any) {
+	if wrong {
+		t.Helper()
+		t.Fatalf(format, args...)
+	}
+}
+
+func errorIf(t testing.TB, wrong bool, format string, args ...any) {
+	if wrong {
+		t.Helper()
+		t.Errorf(format, args...)
+	}
+}
+
+// equal checks that a value is what it should be.
+func equal[V comparable](t testing.TB, what string, got, want V) {
+	t.Helper()
+	errorIf(t, got != want, "%s: %+v, want %+v", what, got, want)
+}
+
+// errOf is the error of a call that returns a result with it.
+func errOf[V any](_ V, err error) error { return err }
+
 func checkDone(t testing.TB, what string, d *vipl.Descriptor, err error, want vipl.Status) *vipl.Descriptor {
 	t.Helper()
-	if d == nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-	if s := d.Status(); s != want|vipl.StatusDone {
-		t.Errorf("%s: status %#x (%v), want %#x", what, uint32(s), s, uint32(want|vipl.StatusDone))
-	}
-	if failed := want.Failed(); failed != (err == vipl.ErrDescriptor) || !failed && err != nil {
-		t.Errorf("%s: error %v with status %v", what, err, want)
-	}
+	fatalIf(t, d == nil, "%s: %v", what, err)
+	equal(t, "status", d.Status(), want|vipl.StatusDone)
+	failed := want.Failed()
+	errorIf(t, failed != (err == vipl.ErrDescriptor) || !failed && err != nil, "%s: error %v with status %v", what, err, want)
 	return d
 }
 
 // stateIs checks a VI's state, after the other side has had time to tell.
-func stateIs(t testing.TB, v *vipl.VI, want vipl.State) vipl.ViStatus {
+func stateIs(t testing.TB, v *vipl.VI, want vipl.State) vipl.VIInfo {
 	t.Helper()
-	var s vipl.ViStatus
+	var s vipl.VIInfo
 	if !comes(func() bool {
 		var err error
-		if s, err = v.Query(); err != nil {
-			t.Fatal(err)
-		}
+		s, err = v.Query()
+		must(t, err)
 		return s.State == want
 	}) {
 		t.Fatalf("the VI is %v, want %v", s.State, want)
@@ -267,7 +351,7 @@ type errorLog struct {
 	list []vipl.ErrorDescriptor
 }
 
-func watchErrors(n *vipl.Nic) *errorLog {
+func watchErrors(n *vipl.NIC) *errorLog {
 	l := &errorLog{}
 	n.ErrorCallback(func(e vipl.ErrorDescriptor) {
 		l.mu.Lock()
@@ -290,9 +374,8 @@ func (l *errorLog) codes() (codes []vipl.ErrorCode) {
 func (l *errorLog) are(t testing.TB, want ...vipl.ErrorCode) []vipl.ErrorDescriptor {
 	t.Helper()
 	comes(func() bool { return len(l.codes()) >= len(want) }) // handlers run on a goroutine of their own
-	if got := l.codes(); !slices.Equal(got, want) {
-		t.Errorf("asynchronous errors %v, want %v", got, want)
-	}
+	got := l.codes()
+	errorIf(t, !slices.Equal(got, want), "asynchronous errors %v, want %v", got, want)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	list := l.list

@@ -12,7 +12,7 @@ import (
 
 // connectSome connects two Idle VIs, of one NIC or of both.
 func (m *model) connectSome() {
-	v := m.anyVi(isIdle)
+	v := m.anyVI(isIdle)
 	if v.state != vipl.Idle {
 		m.settle()
 		m.note("%v asks for a connection", v)
@@ -20,11 +20,11 @@ func (m *model) connectSome() {
 		m.returns("connect of a VI that is not idle", err, vipl.ErrInvalidState)
 		return
 	}
-	others := m.allVis(func(p *refVI) bool {
-		return p != v && p.state == vipl.Idle && (p.nic != v.nic || m.dice("local", 3) == 2)
+	others := m.allVIs(func(p *refVI) bool {
+		return p != v && p.state == vipl.Idle && (p.nic != v.nic || m.randomSource("local", 3) == 2)
 	})
 	if len(others) > 0 {
-		m.connect(v, others[m.dice("peer", len(others))], m.dice("way", 8))
+		m.connect(v, others[m.randomSource("peer", len(others))], m.randomSource("way", 8))
 	}
 }
 
@@ -48,8 +48,8 @@ func (m *model) connect(v, p *refVI, way int) {
 		mismatch = nil
 	}
 	if (way == 4 || way == 5) && v.nic != p.nic {
-		m.noError("ConnectPeerRequest", v.real.ConnectPeerRequest(disc, at(p), modelPatience))
-		m.noError("ConnectPeerRequest", p.real.ConnectPeerRequest(disc, at(v), modelPatience))
+		m.noError("ConnectPeerRequest", v.real.ConnectPeerRequest(disc, at(p), modelLimit))
+		m.noError("ConnectPeerRequest", p.real.ConnectPeerRequest(disc, at(v), modelLimit))
 		for _, x := range [][2]*refVI{{v, p}, {p, v}} {
 			remote, err := x[0].peerOutcome(m, way)
 			if mismatch != nil {
@@ -70,13 +70,13 @@ func (m *model) connect(v, p *refVI, way int) {
 	go func() {
 		defer close(requested)
 		for { // the other side may not wait yet
-			if remote, err = v.real.ConnectRequest(vipl.NetAddress{}, at(p), modelPatience); !errors.Is(err, vipl.ErrNoMatch) {
+			if remote, err = v.real.ConnectRequest(vipl.NetAddress{}, at(p), modelLimit); !errors.Is(err, vipl.ErrNoMatch) {
 				return
 			}
 			time.Sleep(100 * time.Microsecond)
 		}
 	}()
-	c, waitErr := p.nic.host.ConnectWait(disc, modelPatience)
+	c, waitErr := p.nic.host.ConnectWait(disc, modelLimit)
 	m.noError("ConnectWait", waitErr)
 	m.checkRemote(c.RemoteAttributes(), v)
 	if way == 7 {
@@ -113,23 +113,23 @@ func (v *refVI) peerOutcome(m *model, way int) (r vipl.RemoteAttributes, err err
 // adopt gives p the attributes in which the two sides must agree.
 func (m *model) adopt(p, v *refVI) {
 	p.level, p.most = v.level, v.most
-	p.read = p.reliable() && m.dice("no RDMA read", 8) != 7
+	p.read = p.reliable() && m.randomSource("no RDMA read", 8) != 7
 	m.noError("SetAttributes", p.real.SetAttributes(p.attributes()))
 }
 
 // checkRemote compares what one side is told of the other.
 func (m *model) checkRemote(got vipl.RemoteAttributes, v *refVI) {
 	m.t.Helper()
-	want := vipl.RemoteAttributes{Level: v.level, MaxTransferSize: v.most, EnableRdmaWrite: v.write, EnableRdmaRead: v.read}
+	want := vipl.RemoteAttributes{Level: v.level, MaxTransferSize: v.most, EnableRDMAWrite: v.write, EnableRDMARead: v.read}
 	if got != want {
 		m.differ("attributes of %v are %+v, want %+v", v, got, want)
 	}
 }
 
 func (m *model) disconnectSome() {
-	m.disconnect(m.anyVi(func(v *refVI) bool {
-		return v.state == vipl.Error || v.state == vipl.Connected && m.dice("connected", 4) == 3 ||
-			v.state == vipl.Idle && m.dice("idle", 8) == 7
+	m.disconnect(m.anyVI(func(v *refVI) bool {
+		return v.state == vipl.Error || v.state == vipl.Connected && m.randomSource("connected", 4) == 3 ||
+			v.state == vipl.Idle && m.randomSource("idle", 8) == 7
 	}))
 }
 

@@ -11,7 +11,7 @@ import (
 // memory, completion queues, and what the library has to refuse.
 
 const (
-	modelVis  = 3 // of each NIC
+	modelVIs  = 3 // of each NIC
 	modelCQs  = 2
 	modelTags = 3
 )
@@ -19,11 +19,11 @@ const (
 var modelMost = [...]int{vipl.MaxTransferSize, 20_000, 3000}
 
 // newModel makes VIs, memory and completion queues on both NICs.
-func newModel(t failer, net *memoryNet, levels []vipl.ReliabilityLevel, roll dice) *model {
+func newModel(t failer, net *memoryNet, levels []vipl.ReliabilityLevel, roll randomSource) *model {
 	t.Helper()
-	m := &model{t: t, dice: roll, net: net, levels: levels, patience: modelPatience}
+	m := &model{t: t, randomSource: roll, net: net, levels: levels, ackDelay: modelLimit}
 	for i, h := range []*memoryHost{net.a, net.b} {
-		n := &refNic{model: m, name: string(rune('a' + i)), host: h, writes: h.Counters().Writes}
+		n := &refNIC{model: m, name: string(rune('a' + i)), host: h, writes: h.Counters().Writes}
 		m.nics[i] = n
 		for range modelTags {
 			n.tags = append(n.tags, m.newTag(n))
@@ -37,50 +37,50 @@ func newModel(t failer, net *memoryNet, levels []vipl.ReliabilityLevel, roll dic
 		for range modelCQs {
 			n.cqs = append(n.cqs, m.newCQ(n))
 		}
-		for range modelVis {
-			n.vis = append(n.vis, m.newVi(n))
+		for range modelVIs {
+			n.vis = append(n.vis, m.newVI(n))
 		}
 	}
 	return m
 }
 
-func (m *model) newTag(n *refNic) *refTag {
+func (m *model) newTag(n *refNIC) *refTag {
 	tag, err := n.host.CreatePtag()
 	m.noError("CreatePtag", err)
 	return &refTag{tag}
 }
 
-func (m *model) newCQ(n *refNic) *refCQ {
-	c, err := n.host.CreateCQ(1 + m.dice("entries", 20))
+func (m *model) newCQ(n *refNIC) *refCQ {
+	c, err := n.host.CreateCQ(1 + m.randomSource("entries", 20))
 	m.noError("CreateCQ", err)
 	return &refCQ{nic: n, real: c}
 }
 
-// newVi makes a VI of any attributes. A third of the queues have no CQ.
-func (m *model) newVi(n *refNic) *refVI {
+// newVI makes a VI of any attributes. A third of the queues have no CQ.
+func (m *model) newVI(n *refNIC) *refVI {
 	v := &refVI{nic: n}
 	m.drawAttributes(v)
 	v.send, v.recv = refQueue{vi: v}, refQueue{vi: v, isRecv: true}
 	var cqs [2]*vipl.CQ
 	for i, q := range []*refQueue{&v.send, &v.recv} {
-		if k := m.dice("CQ", modelCQs+1); k > 0 {
+		if k := m.randomSource("CQ", modelCQs+1); k > 0 {
 			q.cq = n.cqs[k-1]
 			cqs[i] = q.cq.real
 		}
 	}
 	var err error
-	v.real, err = n.host.CreateVi(v.attributes(), cqs[0], cqs[1])
-	m.noError("CreateVi", err)
+	v.real, err = n.host.CreateVI(v.attributes(), cqs[0], cqs[1])
+	m.noError("CreateVI", err)
 	return v
 }
 
 func (m *model) drawAttributes(v *refVI) {
-	v.level = m.levels[m.dice("level", len(m.levels))]
-	v.most = modelMost[m.dice("most", len(modelMost))]
-	v.write = m.dice("no RDMA write", 5) != 4
-	v.read = m.dice("no RDMA read", 8) != 7 && v.reliable()
+	v.level = m.levels[m.randomSource("level", len(m.levels))]
+	v.most = modelMost[m.randomSource("most", len(modelMost))]
+	v.write = m.randomSource("no RDMA write", 5) != 4
+	v.read = m.randomSource("no RDMA read", 8) != 7 && v.reliable()
 	v.tag = nil
-	if k := m.dice("tag", 5); k > 2 {
+	if k := m.randomSource("tag", 5); k > 2 {
 		v.tag = v.nic.tags[k-3]
 	}
 }
@@ -95,9 +95,9 @@ func (m *model) returns(what string, err, want error) {
 
 func isIdle(v *refVI) bool { return v.state == vipl.Idle }
 
-// setVi changes attributes, which only an idle VI has done to it.
-func (m *model) setVi() {
-	v := m.anyVi(isIdle)
+// setVI changes attributes, which only an idle VI has done to it.
+func (m *model) setVI() {
+	v := m.anyVI(isIdle)
 	was := v.refAttributes
 	m.drawAttributes(v)
 	a, err := v.attributes(), error(nil)
@@ -105,8 +105,8 @@ func (m *model) setVi() {
 	switch {
 	case v.state != vipl.Idle:
 		want = vipl.ErrInvalidState
-	case m.dice("wrong", 4) == 3:
-		switch m.dice("how", 4) {
+	case m.randomSource("wrong", 4) == 3:
+		switch m.randomSource("how", 4) {
 		case 0:
 			a.Level, want = 3, vipl.ErrInvalidReliabilityLevel
 		case 1:
@@ -114,7 +114,7 @@ func (m *model) setVi() {
 		case 2:
 			a.QoS, want = 1, vipl.ErrInvalidQoS
 		default:
-			a.Level, a.EnableRdmaRead, want = vipl.UnreliableDelivery, true, vipl.ErrInvalidRDMARead
+			a.Level, a.EnableRDMARead, want = vipl.UnreliableDelivery, true, vipl.ErrInvalidRDMARead
 		}
 	}
 	m.note("%v gets attributes %+v", v, a)
@@ -131,17 +131,17 @@ func (m *model) setVi() {
 	}
 }
 
-// destroyVi destroys a VI, if it is idle and empty, and makes another one.
-func (m *model) destroyVi() {
+// destroyVI destroys a VI, if it is idle and empty, and makes another one.
+func (m *model) destroyVI() {
 	m.settle()
-	v := m.anyVi(func(v *refVI) bool { return v.state == vipl.Idle && len(v.send.items)+len(v.recv.items) == 0 })
+	v := m.anyVI(func(v *refVI) bool { return v.state == vipl.Idle && len(v.send.items)+len(v.recv.items) == 0 })
 	m.note("destroy %v", v)
 	if v.state != vipl.Idle || len(v.send.items)+len(v.recv.items) > 0 {
 		m.returns("destroy a VI in use", v.real.Destroy(), vipl.ErrResource)
 		return
 	}
 	m.destroy(v)
-	v.nic.vis[v.nic.index(v)] = m.newVi(v.nic)
+	v.nic.vis[v.nic.index(v)] = m.newVI(v.nic)
 }
 
 // destroy destroys a VI. Its handlers are never called, its entries leave the
@@ -172,11 +172,13 @@ func (c *refCQ) bound() (k int) {
 	return k
 }
 
-func (m *model) anyCQ() *refCQ { return m.nics[m.dice("NIC", 2)].cqs[m.dice("CQ", modelCQs)] }
+func (m *model) anyCQ() *refCQ {
+	return m.nics[m.randomSource("NIC", 2)].cqs[m.randomSource("CQ", modelCQs)]
+}
 
 func (m *model) resizeCQ() {
 	m.settle()
-	c, entries := m.anyCQ(), 1+m.dice("entries", 40)
+	c, entries := m.anyCQ(), 1+m.randomSource("entries", 40)
 	m.note("resize a CQ with %d entries to %d", len(c.entries), entries)
 	err := c.real.Resize(entries)
 	if len(c.entries) > entries {
@@ -210,18 +212,18 @@ func (m *model) destroyCQ() {
 // alter changes a receive that is posted.
 func (m *model) alter() {
 	m.settle()
-	v := m.anyVi(func(v *refVI) bool { return v.recv.head() != nil })
+	v := m.anyVI(func(v *refVI) bool { return v.recv.head() != nil })
 	waiting := v.recv.items[v.recv.done:]
 	if len(waiting) == 0 {
 		return
 	}
-	d := waiting[m.dice("receive", len(waiting))]
+	d := waiting[m.randomSource("receive", len(waiting))]
 	if len(d.flaws) > 0 || d.altered {
 		return
 	}
 	m.note("change %v, posted on %v", d, v)
 	d.altered = true
-	switch m.dice("field", 3) {
+	switch m.randomSource("field", 3) {
 	case 0:
 		d.real.Length++
 	case 1:
@@ -234,14 +236,14 @@ func (m *model) alter() {
 // misPost posts what is no descriptor, or lies where it may not.
 func (m *model) misPost() {
 	m.settle()
-	v := m.anyVi(isConnected)
-	h := v.nic.homes[m.dice("home", 2)]
+	v := m.anyVI(isConnected)
+	h := v.nic.homes[m.randomSource("home", 2)]
 	if len(h.slots) == 0 {
 		return
 	}
 	d, handle := h.slots[0], h.real.Handle()
 	d.SegCount = 0
-	switch m.dice("how", 4) {
+	switch m.randomSource("how", 4) {
 	case 0:
 		d = nil
 	case 1:
@@ -254,7 +256,7 @@ func (m *model) misPost() {
 		}
 	}
 	post := v.real.PostSend
-	if m.dice("queue", 2) == 1 {
+	if m.randomSource("queue", 2) == 1 {
 		post = v.real.PostRecv
 	}
 	m.note("%v posts a wrong descriptor", v)
@@ -265,7 +267,7 @@ func (m *model) misPost() {
 // look compares what a VI and a CQ tell when nothing is under way.
 func (m *model) look() {
 	m.settle()
-	v := m.anyVi(isConnected)
+	v := m.anyVI(isConnected)
 	m.note("look at %v", v)
 	s, err := v.real.Query()
 	m.noError("Query", err)
@@ -308,18 +310,18 @@ func (m *model) look() {
 
 // close ends everything that the model made: it can be ended.
 func (m *model) close() {
-	m.dice = func(string, int) int { return 0 }
+	m.randomSource = func(string, int) int { return 0 }
 	m.settle()
 	m.note("end")
-	for _, v := range m.allVis(func(v *refVI) bool { return v.state == vipl.Error }) {
+	for _, v := range m.allVIs(func(v *refVI) bool { return v.state == vipl.Error }) {
 		m.disconnect(v)
 	}
-	for _, v := range m.allVis(func(v *refVI) bool { return v.state == vipl.Idle && v.recv.head() != nil }) {
-		p := m.newVi(v.nic)
+	for _, v := range m.allVIs(func(v *refVI) bool { return v.state == vipl.Idle && v.recv.head() != nil }) {
+		p := m.newVI(v.nic)
 		v.nic.vis = append(v.nic.vis, p)
 		m.connect(v, p, 0)
 	}
-	for _, v := range m.allVis(func(v *refVI) bool { return v.state != vipl.Idle }) {
+	for _, v := range m.allVIs(func(v *refVI) bool { return v.state != vipl.Idle }) {
 		m.disconnect(v)
 	}
 	for _, n := range m.nics {

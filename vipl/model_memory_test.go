@@ -20,8 +20,8 @@ var dataSizes = [dataRegions]int{48 << 10, 20 << 10, 32 << 10, 5000}
 
 // register makes the data region with number i of the NIC, in the arena or, the
 // odd ones, anywhere.
-func (m *model) register(n *refNic, i int) *refRegion {
-	r := &refRegion{nic: n, tag: n.tags[m.dice("tag", modelTags)]}
+func (m *model) register(n *refNIC, i int) *refRegion {
+	r := &refRegion{nic: n, tag: n.tags[m.randomSource("tag", modelTags)]}
 	m.drawRights(r)
 	var err error
 	if i%2 == 0 {
@@ -37,10 +37,10 @@ func (m *model) register(n *refNic, i int) *refRegion {
 
 // drawRights draws what peers may do with the memory.
 func (m *model) drawRights(r *refRegion) {
-	r.write, r.read = m.dice("no RDMA write", 4) != 3, m.dice("no RDMA read", 6) != 5
+	r.write, r.read = m.randomSource("no RDMA write", 4) != 3, m.randomSource("no RDMA read", 6) != 5
 }
 
-func (m *model) registerHome(n *refNic, tag *refTag) *refRegion {
+func (m *model) registerHome(n *refNIC, tag *refTag) *refRegion {
 	r := &refRegion{nic: n, tag: tag}
 	var err error
 	r.real, err = n.host.AllocMem(slotsPerHome*slotBytes, r.attributes())
@@ -54,7 +54,7 @@ func (m *model) registerHome(n *refNic, tag *refTag) *refRegion {
 }
 
 func (r *refRegion) attributes() vipl.MemAttributes {
-	return vipl.MemAttributes{Ptag: r.tag.real, EnableRdmaWrite: r.write, EnableRdmaRead: r.read}
+	return vipl.MemAttributes{Ptag: r.tag.real, EnableRDMAWrite: r.write, EnableRDMARead: r.read}
 }
 
 // uses counts the descriptors on q that are posted and use the region for
@@ -78,8 +78,8 @@ func (q *refQueue) uses(r *refRegion) (sure, perhaps int) {
 	return sure, perhaps
 }
 
-func (v *refVI) attributes() vipl.ViAttributes {
-	a := vipl.ViAttributes{Level: v.level, MaxTransferSize: v.most, EnableRdmaWrite: v.write, EnableRdmaRead: v.read}
+func (v *refVI) attributes() vipl.VIAttributes {
+	a := vipl.VIAttributes{Level: v.level, MaxTransferSize: v.most, EnableRDMAWrite: v.write, EnableRDMARead: v.read}
 	if v.tag != nil {
 		a.Ptag = v.tag.real
 	}
@@ -98,7 +98,7 @@ func (m *model) newDesc(v *refVI, op vipl.Status) *refDesc {
 	if len(free) == 0 {
 		return nil
 	}
-	h := free[m.dice("home", len(free))]
+	h := free[m.randomSource("home", len(free))]
 	d := &refDesc{op: op, home: h, real: h.slots[0]}
 	h.slots = h.slots[1:]
 	return d
@@ -140,7 +140,7 @@ func (m *model) encode(d *refDesc) {
 	default:
 		x.SetSegments(segs...)
 	}
-	if d.hasImm || d.op == vipl.StatusOpReceive && m.dice("immediate bit", 2) == 1 {
+	if d.hasImm || d.op == vipl.StatusOpReceive && m.randomSource("immediate bit", 2) == 1 {
 		x.SetImmediate(d.imm) // in a receive it means nothing
 	}
 	if d.fence {
@@ -166,7 +166,7 @@ func (m *model) encode(d *refDesc) {
 }
 
 // segment names the memory for the library.
-func (n *refNic) segment(s refSegment) vipl.DataSegment {
+func (n *refNIC) segment(s refSegment) vipl.DataSegment {
 	if s.region == nil {
 		h := vipl.MemHandle(0)
 		if len(n.gone) > 0 {
@@ -180,11 +180,11 @@ func (n *refNic) segment(s refSegment) vipl.DataSegment {
 // setRegion changes tag and rights of memory.
 func (m *model) setRegion() {
 	m.settle()
-	n := m.nics[m.dice("NIC", 2)]
+	n := m.nics[m.randomSource("NIC", 2)]
 	regions := append(slices.Clone(n.data), n.homes...)
-	r := regions[m.dice("region", len(regions))]
+	r := regions[m.randomSource("region", len(regions))]
 	m.returns("memory without a tag", r.real.SetAttributes(vipl.MemAttributes{}), vipl.ErrInvalidPtag)
-	r.tag = n.tags[m.dice("tag", modelTags)]
+	r.tag = n.tags[m.randomSource("tag", modelTags)]
 	if !slices.Contains(n.homes, r) {
 		m.drawRights(r)
 	}
@@ -201,9 +201,9 @@ func (m *model) setRegion() {
 // another one.
 func (m *model) deregister() {
 	m.settle()
-	n := m.nics[m.dice("NIC", 2)]
+	n := m.nics[m.randomSource("NIC", 2)]
 	regions := append(slices.Clone(n.data), n.homes...)
-	i := m.dice("region", len(regions))
+	i := m.randomSource("region", len(regions))
 	r := regions[i]
 	sure, perhaps := 0, 0
 	for _, v := range n.vis {
@@ -228,8 +228,8 @@ func (m *model) deregister() {
 
 // destroyPtag destroys a tag that nothing carries, and makes another one.
 func (m *model) destroyPtag() {
-	n := m.nics[m.dice("NIC", 2)]
-	tag := n.tags[m.dice("tag", modelTags)]
+	n := m.nics[m.randomSource("NIC", 2)]
+	tag := n.tags[m.randomSource("tag", modelTags)]
 	has := func(r *refRegion) bool { return r.tag == tag }
 	used := slices.ContainsFunc(n.data, has) || slices.ContainsFunc(n.homes, has) ||
 		slices.ContainsFunc(n.vis, func(v *refVI) bool { return v.tag == tag })

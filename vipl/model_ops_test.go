@@ -21,10 +21,10 @@ var operations = []struct {
 	{4, (*model).disconnectSome},
 	{3, (*model).settle},
 	{2, (*model).arm},
-	{1, (*model).setVi},
+	{1, (*model).setVI},
 	{1, (*model).setRegion},
 	{1, (*model).deregister},
-	{1, (*model).destroyVi},
+	{1, (*model).destroyVI},
 	{1, (*model).resizeCQ},
 	{1, (*model).destroyCQ},
 	{1, (*model).destroyPtag},
@@ -39,7 +39,7 @@ func (m *model) operation() {
 	for _, o := range operations {
 		sum += o.weight
 	}
-	x := m.dice("operation", sum)
+	x := m.randomSource("operation", sum)
 	for _, o := range operations {
 		if x -= o.weight; x < 0 {
 			o.do(m)
@@ -48,8 +48,8 @@ func (m *model) operation() {
 	}
 }
 
-// allVis are the VIs of both NICs for which ok holds.
-func (m *model) allVis(ok func(*refVI) bool) (list []*refVI) {
+// allVIs are the VIs of both NICs for which ok holds.
+func (m *model) allVIs(ok func(*refVI) bool) (list []*refVI) {
 	for _, n := range m.nics {
 		for _, v := range n.vis {
 			if ok(v) {
@@ -60,39 +60,39 @@ func (m *model) allVis(ok func(*refVI) bool) (list []*refVI) {
 	return list
 }
 
-// anyVi picks a VI, one for which better holds if there is one, mostly.
-func (m *model) anyVi(better func(*refVI) bool) *refVI {
-	list := m.allVis(better)
-	if len(list) == 0 || m.dice("any VI", 10) == 9 {
-		list = m.allVis(func(*refVI) bool { return true })
+// anyVI picks a VI, one for which better holds if there is one, mostly.
+func (m *model) anyVI(better func(*refVI) bool) *refVI {
+	list := m.allVIs(better)
+	if len(list) == 0 || m.randomSource("any VI", 10) == 9 {
+		list = m.allVIs(func(*refVI) bool { return true })
 	}
-	return list[m.dice("VI", len(list))]
+	return list[m.randomSource("VI", len(list))]
 }
 
 func isConnected(v *refVI) bool { return v.state == vipl.Connected }
 
 // dataSize draws the length of a segment. Frames hold 1424 bytes.
 func (m *model) dataSize() int {
-	switch m.dice("size", 8) {
+	switch m.randomSource("size", 8) {
 	case 0, 1, 2:
-		return m.dice("bytes", 64)
+		return m.randomSource("bytes", 64)
 	case 3:
-		return [...]int{1423, 1424, 1425, 2848, 4272}[m.dice("bytes", 5)]
+		return [...]int{1423, 1424, 1425, 2848, 4272}[m.randomSource("bytes", 5)]
 	case 4, 5, 6:
-		return m.dice("bytes", 1500)
+		return m.randomSource("bytes", 1500)
 	}
-	return m.dice("bytes", 12000)
+	return m.randomSource("bytes", 12000)
 }
 
 // segments draws data segments of a VI's NIC with at most most bytes. Wild ones
 // may name memory that the VI may not use.
 func (m *model) segments(v *refVI, most int, wild bool) (segs []refSegment) {
-	count := m.dice("segments", 4)
+	count := m.randomSource("segments", 4)
 	size := m.dataSize
-	if many := m.dice("many", 16); many == 15 || wild && many > 12 {
-		count = m.dice("segments", vipl.MaxSegments+1)
-		size = func() int { return m.dice("bytes", 64) }
-		if wild && m.dice("too many", 2) == 1 {
+	if many := m.randomSource("many", 16); many == 15 || wild && many > 12 {
+		count = m.randomSource("segments", vipl.MaxSegments+1)
+		size = func() int { return m.randomSource("bytes", 64) }
+		if wild && m.randomSource("too many", 2) == 1 {
 			count = vipl.MaxSegments + 1
 		}
 	}
@@ -103,18 +103,18 @@ func (m *model) segments(v *refVI, most int, wild bool) (segs []refSegment) {
 			s.n = 0
 		}
 		switch {
-		case wild && m.dice("wrong segment", 8) == 7:
-			s.off = m.dice("offset", 5000)
-			if m.dice("region", 2) == 1 {
-				s.region = v.nic.data[m.dice("region", dataRegions)]
-				s.off = len(s.region.bytes) - m.dice("offset", 100)
+		case wild && m.randomSource("wrong segment", 8) == 7:
+			s.off = m.randomSource("offset", 5000)
+			if m.randomSource("region", 2) == 1 {
+				s.region = v.nic.data[m.randomSource("region", dataRegions)]
+				s.off = len(s.region.bytes) - m.randomSource("offset", 100)
 			}
 		case len(regions) == 0:
 			s.region = v.nic.data[0]
 		default:
-			s.region = regions[m.dice("region", len(regions))]
+			s.region = regions[m.randomSource("region", len(regions))]
 			s.n = min(s.n, len(s.region.bytes))
-			s.off = m.dice("offset", len(s.region.bytes)-s.n+1)
+			s.off = m.randomSource("offset", len(s.region.bytes)-s.n+1)
 		}
 		most -= s.n
 		segs = append(segs, s)
@@ -123,7 +123,7 @@ func (m *model) segments(v *refVI, most int, wild bool) (segs []refSegment) {
 }
 
 // usable are the data regions that VIs with that tag may use.
-func (n *refNic) usable(tag *refTag) (list []*refRegion) {
+func (n *refNIC) usable(tag *refTag) (list []*refRegion) {
 	for _, r := range n.data {
 		if tag == nil || tag == r.tag {
 			list = append(list, r)
@@ -144,24 +144,24 @@ func (m *model) drawSend(v *refVI, wild bool) *refDesc {
 	}
 	d.wild = wild
 	d.segs = m.segments(v, most, wild)
-	d.fence = m.dice("fence", 6) == 5
-	if d.hasImm = m.dice("immediate", 3) == 2; d.hasImm {
-		d.imm = uint32(m.dice("data", 1<<20))
+	d.fence = m.randomSource("fence", 6) == 5
+	if d.hasImm = m.randomSource("immediate", 3) == 2; d.hasImm {
+		d.imm = uint32(m.randomSource("data", 1<<20))
 	}
-	switch m.dice("RDMA", 9) {
+	switch m.randomSource("RDMA", 9) {
 	case 3, 4, 5:
 		m.drawRDMA(v, d, vipl.StatusOpRDMAWrite, wild)
 	case 6, 7, 8:
 		m.drawRDMA(v, d, vipl.StatusOpRDMARead, wild)
 	}
 	if wild {
-		switch m.dice("wrong", 16) {
+		switch m.randomSource("wrong", 16) {
 		case 14:
 			d.sum = true
 		case 15:
-			d.format = formatReserved + m.dice("format", 4)
+			d.format = formatReserved + m.randomSource("format", 4)
 			if d.op != vipl.StatusOpSend {
-				d.format = []int{formatReserved, formatBit, formatCount, formatRemote, formatEmpty}[m.dice("format", 5)]
+				d.format = []int{formatReserved, formatBit, formatCount, formatRemote, formatEmpty}[m.randomSource("format", 5)]
 			}
 		}
 	}
@@ -174,13 +174,13 @@ func (m *model) drawRDMA(v *refVI, d *refDesc, op vipl.Status, wild bool) {
 	reads, n := op == vipl.StatusOpRDMARead, d.size()
 	if wild {
 		d.op = op
-		other := m.nics[m.dice("NIC", 2)]
+		other := m.nics[m.randomSource("NIC", 2)]
 		if v.peer != nil {
 			other = v.peer.nic
 		}
-		if m.dice("wrong region", 8) != 7 {
-			d.remote.region = other.data[m.dice("region", dataRegions)]
-			d.remote.off = m.dice("offset", len(d.remote.region.bytes)+1) - m.dice("before", 2)
+		if m.randomSource("wrong region", 8) != 7 {
+			d.remote.region = other.data[m.randomSource("region", dataRegions)]
+			d.remote.off = m.randomSource("offset", len(d.remote.region.bytes)+1) - m.randomSource("before", 2)
 		}
 		return
 	}
@@ -197,8 +197,8 @@ func (m *model) drawRDMA(v *refVI, d *refDesc, op vipl.Status, wild bool) {
 	if reads {
 		d.hasImm = false
 	}
-	r := open[m.dice("region", len(open))]
-	d.remote = refSegment{region: r, off: m.dice("offset", len(r.bytes)-n+1)}
+	r := open[m.randomSource("region", len(open))]
+	d.remote = refSegment{region: r, off: m.randomSource("offset", len(r.bytes)-n+1)}
 	if v.peer.nic == v.nic && d.overlaps() {
 		d.op = vipl.StatusOpSend // to itself, in which order is nobody's business
 	}
@@ -215,11 +215,11 @@ func (d *refDesc) overlaps() bool {
 // exchange posts a batch of sends on one VI without a look at completions. The
 // other side has posted receives for them, but for some of the wild ones.
 func (m *model) exchange() {
-	v := m.anyVi(isConnected)
-	wild := m.dice("wild", 6) == 5
+	v := m.anyVI(isConnected)
+	wild := m.randomSource("wild", 6) == 5
 	var batch []*refDesc
-	for range 1 + m.dice("batch", 8) {
-		if d := m.drawSend(v, wild && m.dice("this one", 3) == 2); d != nil {
+	for range 1 + m.randomSource("batch", 8) {
+		if d := m.drawSend(v, wild && m.randomSource("this one", 3) == 2); d != nil {
 			batch = append(batch, d)
 		}
 	}
@@ -238,7 +238,7 @@ func (m *model) exchange() {
 			})
 		}
 	}
-	if len(batch) > 0 && m.dice("fill", 2) == 0 {
+	if len(batch) > 0 && m.randomSource("fill", 2) == 0 {
 		m.fill(v, batch[0])
 	}
 	upset := v.upsets(batch)
@@ -261,7 +261,7 @@ func (m *model) exchange() {
 func (m *model) supply(p *refVI, batch []*refDesc) (good []*refDesc) {
 	waiting := p.recv.items[p.recv.done:]
 	for _, d := range batch {
-		if d.consumes() && !(d.wild && m.dice("no receive", 2) == 1) {
+		if d.consumes() && !(d.wild && m.randomSource("no receive", 2) == 1) {
 			var head *refDesc
 			if len(waiting) > 0 {
 				head, waiting = waiting[0], waiting[1:]
@@ -271,7 +271,7 @@ func (m *model) supply(p *refVI, batch []*refDesc) (good []*refDesc) {
 			} else if head = m.drawRecv(p, d.size()); head != nil {
 				m.postReceive(p, head)
 			}
-			if head == nil || !d.wild && d.op == vipl.StatusOpSend && head.size() < d.size() {
+			if head == nil || !d.wild && d.op == vipl.StatusOpSend && head.room() < d.size() {
 				d.putBack()
 				if head != nil {
 					waiting = append([]*refDesc{head}, waiting...)
@@ -294,17 +294,25 @@ func (m *model) drawRecv(v *refVI, n int) *refDesc {
 	if d == nil {
 		return nil
 	}
-	for room := n + m.dice("room", 3); room > 0 && len(regions) > 0; {
-		r := regions[m.dice("region", len(regions))]
+	for room := n + m.randomSource("room", 3); room > 0 && len(regions) > 0; {
+		r := regions[m.randomSource("region", len(regions))]
 		k := min(room, len(r.bytes))
-		if m.dice("split", 3) == 2 {
-			k = m.dice("bytes", k+1)
+		if m.randomSource("split", 3) == 2 {
+			k = m.randomSource("bytes", k+1)
 		}
 		if len(d.segs) > 20 {
 			k = min(room, len(r.bytes))
 		}
-		d.segs = append(d.segs, refSegment{r, m.dice("offset", len(r.bytes)-k+1), k})
+		d.segs = append(d.segs, refSegment{r, m.randomSource("offset", len(r.bytes)-k+1), k})
 		room -= k
+	}
+	if last := len(d.segs) - 1; last >= 0 && d.segs[last].n > 0 && m.randomSource("past the region", 6) == 5 {
+		s := &d.segs[last] // what it must hold is there, and not all that it names
+		s.off = len(s.region.bytes) - s.n
+		s.n += 1 + m.randomSource("bytes", 12000)
+		if m.randomSource("behind", 2) == 1 {
+			d.segs = append(d.segs, refSegment{s.region, 0, 10})
+		}
 	}
 	return d
 }
@@ -324,16 +332,16 @@ func (m *model) postReceive(v *refVI, d *refDesc) {
 
 // postReceives posts receives of any size, now and then wrong ones.
 func (m *model) postReceives() {
-	v := m.anyVi(isConnected)
-	wild := m.dice("wild", 6) == 5
-	for range 1 + m.dice("batch", 6) {
+	v := m.anyVI(isConnected)
+	wild := m.randomSource("wild", 6) == 5
+	for range 1 + m.randomSource("batch", 6) {
 		d := m.newDesc(v, vipl.StatusOpReceive)
 		if d == nil {
 			return
 		}
 		d.segs = m.segments(v, 1<<20, wild)
-		if wild && m.dice("wrong", 4) == 3 {
-			d.format = []int{formatReserved, formatBit, formatCount, formatOperation}[m.dice("format", 4)]
+		if wild && m.randomSource("wrong", 4) == 3 {
+			d.format = []int{formatReserved, formatBit, formatCount, formatOperation}[m.randomSource("format", 4)]
 		}
 		m.postReceive(v, d)
 	}
@@ -356,7 +364,7 @@ func (v *refVI) upsets(batch []*refDesc) bool {
 		if len(waiting) > 0 {
 			head = waiting[0]
 		}
-		if v.fateOf(d, head) != arrives {
+		if v.decisionOf(d, head) != arrives {
 			return true
 		}
 		if d.consumes() {
@@ -388,7 +396,7 @@ func (m *model) fill(v *refVI, d *refDesc) {
 		if m.clash(l, false) {
 			m.settle()
 		}
-		x := rand.New(rand.NewPCG(uint64(m.dice("pattern", 1<<16)), 0))
+		x := rand.New(rand.NewPCG(uint64(m.randomSource("pattern", 1<<16)), 0))
 		b := s.bytes()
 		for i := 0; i < len(b); i += 8 {
 			for j, w := i, x.Uint64(); j < min(i+8, len(b)); j++ {

@@ -21,7 +21,7 @@ func (v *refVI) wrongs(d *refDesc) (s []vipl.Status) {
 	if d.format != 0 || len(d.segs) > vipl.MaxSegments || reads && (!v.reliable() || d.hasImm) {
 		s = append(s, vipl.StatusFormatError)
 	}
-	bad := func(x refSegment) bool { return x.n > 0 && !x.usable(v.tag) }
+	bad := func(x refSegment) bool { return x.n > 0 && !x.usable(v.tag) && !(recv && x.begins(v.tag)) }
 	if reads && !v.read || slices.ContainsFunc(d.segs, bad) {
 		s = append(s, vipl.StatusProtectionError)
 	}
@@ -123,17 +123,18 @@ func (v *refVI) postSend(d *refDesc) {
 }
 
 // fate is what becomes of a descriptor of which nothing is wrong.
-type fate int
+type faultDecision int
 
 const (
-	arrives fate = iota
+	arrives faultDecision = iota
 	meetsNoReceive
 	isTooLong
-	isRefused // RDMA on what is not open for it
+	isPastRegion // of the receive, which names more memory than there is
+	isRefused    // RDMA on what is not open for it
 )
 
 // fateOf tells it, when head is the receive at the head of the peer's queue.
-func (v *refVI) fateOf(d, head *refDesc) fate {
+func (v *refVI) decisionOf(d, head *refDesc) faultDecision {
 	p, n := v.peer, d.size()
 	target := d.remote
 	target.n = n
@@ -150,7 +151,10 @@ func (v *refVI) fateOf(d, head *refDesc) fate {
 		return arrives
 	case head == nil:
 		return meetsNoReceive
-	case d.op == vipl.StatusOpSend && n > head.size():
+	case d.op != vipl.StatusOpSend || n <= head.room():
+	case head.room() < head.size():
+		return isPastRegion
+	default:
 		return isTooLong
 	}
 	return arrives
@@ -163,7 +167,7 @@ func (d *refDesc) consumes() bool {
 
 func (v *refVI) carryOut(d *refDesc) {
 	p, head := v.peer, v.peer.recv.head()
-	switch v.fateOf(d, head) {
+	switch v.decisionOf(d, head) {
 	case arrives:
 		v.move(d, head)
 		v.send.complete(d, 0)
@@ -177,20 +181,29 @@ func (v *refVI) carryOut(d *refDesc) {
 		p.report(vipl.ErrorRecvQueueEmpty, nil)
 		v.failed(d, vipl.StatusRemoteDescError)
 	case isTooLong:
-		head.each(d.gather(), (*refRegion).doubt)
-		head.length = head.size()
-		p.recv.complete(head, vipl.StatusLengthError)
+		p.cutOff(head, d, vipl.StatusLengthError)
 		v.failed(d, vipl.StatusLengthError)
+		p.wrongReceives()
+	case isPastRegion:
+		p.cutOff(head, d, vipl.StatusProtectionError)
+		v.failed(d, vipl.StatusRemoteDescError)
 		p.wrongReceives()
 	case isRefused:
 		if d.op == vipl.StatusOpRDMARead {
 			p.report(vipl.ErrorRDMAReadProtection, nil)
 		} else {
 			p.report(vipl.ErrorRDMAWriteProtection, nil)
-			v.doubtWrite(d)
+			v.unknownWrite(d)
 		}
 		v.failed(d, vipl.StatusRemoteRDMAError)
 	}
+}
+
+// cutOff completes the receive at the head by a message that it has no room for.
+func (v *refVI) cutOff(head, d *refDesc, status vipl.Status) {
+	head.each(d.gather(), (*refRegion).unknownOutcome)
+	head.length, head.partly = head.room(), true
+	v.recv.complete(head, status)
 }
 
 // move moves the bytes; head is the receive of a send.
@@ -228,11 +241,11 @@ func (v *refVI) arrive(head, d *refDesc) {
 
 // doubtWrite says what a refused write may have written: what lies in the
 // region, if it may be written at all, since each frame is checked by itself.
-func (v *refVI) doubtWrite(d *refDesc) {
+func (v *refVI) unknownWrite(d *refDesc) {
 	p, t := v.peer, d.remote
 	if t.n = 0; p.write && t.usable(p.tag) && t.region.write {
 		b := d.gather()
-		t.region.doubt(t.off, b[:min(len(b), len(t.region.bytes)-t.off)])
+		t.region.unknownOutcome(t.off, b[:min(len(b), len(t.region.bytes)-t.off)])
 	}
 }
 

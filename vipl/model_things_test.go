@@ -9,8 +9,8 @@ import (
 // The things of the reference model. Fields called real are what the test knows
 // a thing by in the library.
 
-// refNic is a NIC handle.
-type refNic struct {
+// refNIC is a NIC handle.
+type refNIC struct {
 	model  *model
 	name   string
 	host   *memoryHost
@@ -36,8 +36,8 @@ type refError struct {
 type refAttributes struct {
 	level vipl.ReliabilityLevel
 	most  int     // MaxTransferSize
-	write bool    // EnableRdmaWrite
-	read  bool    // EnableRdmaRead
+	write bool    // EnableRDMAWrite
+	read  bool    // EnableRDMARead
 	tag   *refTag // nil: any
 }
 
@@ -46,7 +46,7 @@ func (a *refAttributes) reliable() bool { return a.level != vipl.UnreliableDeliv
 // refVI is a VI.
 type refVI struct {
 	refAttributes
-	nic   *refNic
+	nic   *refNIC
 	real  *vipl.VI
 	state vipl.State
 	peer  *refVI // while Connected
@@ -101,7 +101,7 @@ func (q *refQueue) pop() *refDesc {
 
 // refCQ is a completion queue.
 type refCQ struct {
-	nic     *refNic
+	nic     *refNIC
 	real    *vipl.CQ
 	entries []refEntry
 	armed   int // handlers that wait
@@ -135,7 +135,7 @@ func (c *refCQ) remove(v *vipl.VI, recv bool) bool {
 
 // refRegion is registered memory.
 type refRegion struct {
-	nic    *refNic
+	nic    *refNIC
 	real   *vipl.Region
 	bytes  []byte
 	unsure []alternative
@@ -163,6 +163,12 @@ func (s refSegment) usable(tag *refTag) bool {
 	return r != nil && (tag == nil || tag == r.tag) && s.off >= 0 && s.off+s.n <= len(r.bytes)
 }
 
+// begins says whether such a VI may use its first byte.
+func (s refSegment) begins(tag *refTag) bool {
+	s.n = min(s.n, 1)
+	return s.usable(tag)
+}
+
 func (s refSegment) bytes() []byte { return s.region.bytes[s.off : s.off+s.n] }
 
 // refDesc is a descriptor.
@@ -187,7 +193,8 @@ type refDesc struct {
 	// What the completion says: one of these statuses, without DONE and
 	// operation, and for receives Length and ImmediateData.
 	status  []vipl.Status
-	length  int // or less, after a length error
+	length  int  // or less, if partly
+	partly  bool // the message did not fit
 	arrived uint32
 }
 
@@ -207,9 +214,35 @@ func (d *refDesc) gather() (b []byte) {
 	return b
 }
 
+// there is what a message may fill of a receive's segments: they end where one of them reaches past
+// the end of its region.
+func (d *refDesc) there() (segs []refSegment) {
+	if len(d.flaws) > 0 {
+		return d.segs // which no message reaches
+	}
+	for _, s := range d.segs {
+		most := s.n
+		if s.n > 0 {
+			s.n = min(s.n, len(s.region.bytes)-s.off)
+		}
+		if segs = append(segs, s); s.n < most {
+			break
+		}
+	}
+	return segs
+}
+
+// room is how many bytes that is.
+func (d *refDesc) room() (n int) {
+	for _, s := range d.there() {
+		n += s.n
+	}
+	return n
+}
+
 // each calls f with the pieces of b and where they go, in ascending order.
 func (d *refDesc) each(b []byte, f func(r *refRegion, off int, b []byte)) {
-	for _, s := range d.segs {
+	for _, s := range d.there() {
 		n := min(s.n, len(b))
 		if n > 0 {
 			f(s.region, s.off, b[:n])
@@ -221,6 +254,6 @@ func (d *refDesc) each(b []byte, f func(r *refRegion, off int, b []byte)) {
 func (r *refRegion) place(off int, b []byte) { copy(r.bytes[off:], b) }
 
 // doubt says that b may or may not be in the region.
-func (r *refRegion) doubt(off int, b []byte) {
+func (r *refRegion) unknownOutcome(off int, b []byte) {
 	r.unsure = append(r.unsure, alternative{off, slices.Clone(b)})
 }

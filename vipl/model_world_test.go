@@ -17,14 +17,14 @@ import (
 
 // model is a pair of NICs, and the same in the reference model.
 type model struct {
-	t        failer
-	dice     dice
-	net      *memoryNet
-	nics     [2]*refNic
-	levels   []vipl.ReliabilityLevel // of VIs
-	faults   bool                    // the wire has some
-	patience time.Duration           // how long the library may take for what the model says
-	differs  bool                    // a difference was found
+	t            failer
+	randomSource randomSource
+	net          *memoryNet
+	nics         [2]*refNIC
+	levels       []vipl.ReliabilityLevel // of VIs
+	faults       bool                    // the wire has some
+	ackDelay     time.Duration           // how long the library may take for what the model says
+	differs      bool                    // a difference was found
 
 	flight  int // counts settlings
 	frames  int // sent since the last one
@@ -40,7 +40,7 @@ type failer interface {
 }
 
 // dice makes the random choices: 0 to n-1, the simplest first.
-type dice func(what string, n int) int
+type randomSource func(what string, n int) int
 
 // callLog gathers what handlers get.
 type callLog struct {
@@ -111,7 +111,7 @@ func (m *model) noError(what string, err error) {
 	}
 }
 
-const modelPatience = patience
+const modelLimit = ackDelay
 
 // until makes progress on both NICs until ok says "", or too long.
 func (m *model) until(ok func() string) {
@@ -126,7 +126,7 @@ func (m *model) until(ok func() string) {
 		if i%64 == 0 {
 			runtime.Gosched()
 			if end.IsZero() {
-				end = time.Now().Add(m.patience)
+				end = time.Now().Add(m.ackDelay)
 			} else if time.Now().After(end) {
 				m.differ("%s", what)
 			}
@@ -308,7 +308,7 @@ func (m *model) unsettled() string {
 				return fmt.Sprintf("%v: state %v %v", v, s.State, err)
 			}
 			for _, d := range v.flight {
-				v.doubtRead(d)
+				v.unknownRead(d)
 			}
 		}
 	}
@@ -324,9 +324,9 @@ func (m *model) unsettled() string {
 
 // doubtRead says what an RDMA read that was flushed has left where it was to
 // write to.
-func (v *refVI) doubtRead(d *refDesc) {
+func (v *refVI) unknownRead(d *refDesc) {
 	if d.before != nil && d.real.Status()&vipl.StatusFlushed != 0 {
-		d.each(d.before, (*refRegion).doubt)
+		d.each(d.before, (*refRegion).unknownOutcome)
 		d.before = nil
 	}
 }
@@ -352,7 +352,7 @@ func (r *refRegion) compare() int {
 }
 
 // checkErrors compares the asynchronous errors, VI by VI.
-func (m *model) checkErrors(n *refNic) {
+func (m *model) checkErrors(n *refNIC) {
 	m.t.Helper()
 	n.host.errs.mu.Lock()
 	var list []refError
@@ -400,7 +400,7 @@ func (m *model) checkDone(q *refQueue, d *refDesc, real *vipl.Descriptor, err er
 		m.differ("%v: %v has status %v with error %v", q, d, s, err)
 	}
 	n := int(real.Length)
-	if q.isRecv && (n != d.length && (n > d.length || got&vipl.StatusLengthError == 0) || real.ImmediateData != d.arrived) {
+	if q.isRecv && (n != d.length && (n > d.length || !d.partly) || real.ImmediateData != d.arrived) {
 		m.differ("%v: %v has length %d and immediate data %#x, want %d and %#x", q, d, n, real.ImmediateData, d.length, d.arrived)
 	}
 	if !q.isRecv && d.op != vipl.StatusOpRDMARead {
@@ -490,7 +490,7 @@ func (m *model) takeEntry(c *refCQ, v *vipl.VI, recv bool) {
 	}
 }
 
-func (n *refNic) find(v *vipl.VI) *refVI {
+func (n *refNIC) find(v *vipl.VI) *refVI {
 	for _, x := range n.vis {
 		if x.real == v {
 			return x

@@ -8,25 +8,24 @@ import (
 	"net"
 	"os"
 
-	"viaxdp/internal/names"
+	"viaxdp/internal/base/names"
 )
 
-// Where the name service looks without being told.
+// The files that the name service reads by default.
 const (
 	DefaultNames = "/etc/via/names"
 	DefaultHosts = "/etc/hosts"
 )
 
-// namesVariable names the file of names where the program does not.
+// namesVariable is the environment variable that names the file of names if the program does not.
 const namesVariable = "VIA_NAMES"
 
-// The longest discriminator is the same there as here.
+// Package names has the same limit for discriminators.
 var _ [MaxDiscriminatorLen]byte = [names.MaxDisc]byte{}
 
-// NSConfig says where the name service looks: first in a file of names
-// (docs/names.md has its format), then in a hosts file (hosts(5)); then it asks the
-// system's resolver (DNS). A file that is named here or in the environment must
-// exist; /dev/null stands for an empty one.
+// NSConfig configures the name service. It looks in a file of names first (docs/names.md has its format), then in a
+// hosts file (hosts(5)), and then asks the system's resolver (DNS). A file that is named here or in the environment
+// must exist; /dev/null stands for an empty one.
 type NSConfig struct {
 	Names string // "": that in $VIA_NAMES, else DefaultNames if it exists
 	Hosts string // "": DefaultHosts if it exists
@@ -40,20 +39,18 @@ func (c NSConfig) resolver() (*names.Resolver, error) {
 		Hosts: names.File{Path: cmp.Or(c.Hosts, DefaultHosts), Optional: c.Hosts == ""},
 	}
 	if !c.NoDNS {
-		// Go's own resolver: the C library's cannot be called off.
+		// Go's own resolver: a lookup of the C library cannot be cancelled.
 		config.System = &net.Resolver{PreferGo: true}
 	}
 	return names.New(config)
 }
 
-// NSInit is VipNSInit: starts the name service. The zero NSConfig means the
-// defaults. A second NSInit replaces the configuration of the first. Files that
-// change are read again by themselves.
+// NSInit is VipNSInit: it starts the name service. The zero NSConfig means the defaults. A second NSInit replaces
+// the configuration of the first. Files that change are read again automatically.
 //
-// ErrNameService: a file that is named does not exist or cannot be read, or a
-// file is wrong; the configuration of before stays. ErrInvalidParameter: the NIC was
-// closed.
-func (n *Nic) NSInit(c NSConfig) error {
+// Errors: ErrNameService if a named file does not exist or cannot be read, or if a file is malformed; the previous
+// configuration remains. ErrInvalidParameter if the NIC is closed.
+func (n *NIC) NSInit(c NSConfig) error {
 	const op = "NSInit"
 	if n.closing() {
 		return closedError(op)
@@ -66,11 +63,10 @@ func (n *Nic) NSInit(c NSConfig) error {
 	return nil
 }
 
-// NSShutdown is VipNSShutdown: stops the name service. Lookups under way end as
-// if it still ran.
+// NSShutdown is VipNSShutdown: it stops the name service. Lookups that are under way complete normally.
 //
-// ErrInvalidParameter: it does not run, or the NIC was closed.
-func (n *Nic) NSShutdown() error {
+// Errors: ErrInvalidParameter if the name service does not run, or the NIC is closed.
+func (n *NIC) NSShutdown() error {
 	const op = "NSShutdown"
 	switch {
 	case n.closing():
@@ -81,20 +77,17 @@ func (n *Nic) NSShutdown() error {
 	return nil
 }
 
-// NSGetHostByName is VipNSGetHostByName: the address of a name, which may have
-// several; index 0 is the first. The first source that knows the name answers,
-// a file in the order of its lines, DNS in ascending order, IPv4 first. Upper
-// and lower case are the same. An address as text, such as 10.0.0.2 or fd00::2,
-// is its own address. The discriminator is empty where the source is not the
-// file of names, or its line has none.
+// NSGetHostByName is VipNSGetHostByName: it returns the address with the given index, from 0, of a name. The first
+// source that knows the name answers: a file in the order of its lines, DNS in ascending order, IPv4 first. Case is
+// ignored. An address as text, such as 10.0.0.2 or fd00::2, is its own address. The discriminator is empty if the
+// source is not the file of names, or its line has none.
 //
-// It returns within five seconds where DNS does not answer; files take as long
-// as they take.
+// If DNS does not answer, it returns within five seconds. Reading files has no time limit.
 //
-// ErrNameService: the name is unknown or has not that many addresses, a file
-// has become wrong, DNS does not answer, or NSInit was not called.
-// ErrInvalidParameter: an empty name, a negative index, or the NIC was closed.
-func (n *Nic) NSGetHostByName(name string, index int) (NetAddress, error) {
+// Errors: ErrNameService if the name is unknown or has fewer addresses, if a file has become malformed, if DNS does
+// not answer, or if NSInit was not called. ErrInvalidParameter for an empty name, for a negative index, and if the
+// NIC is closed.
+func (n *NIC) NSGetHostByName(name string, index int) (NetAddress, error) {
 	const op = "NSGetHostByName"
 	switch {
 	case name == "":
@@ -123,16 +116,15 @@ func (n *Nic) NSGetHostByName(name string, index int) (NetAddress, error) {
 	return a, nil
 }
 
-// NSGetHostByAddr is VipNSGetHostByAddr: the name of an address. In the file of
-// names a line with a's host and a's discriminator goes before all others; a line
-// without a discriminator matches its host, whatever a's discriminator; and where a
-// has none, any line of the host matches. Hosts file and DNS go by the host alone.
-// It takes as long as NSGetHostByName.
+// NSGetHostByAddr is VipNSGetHostByAddr: it returns the name of an address. In the file of names a line with a's
+// host and a's discriminator precedes all others. A line without a discriminator matches its host, whatever a's
+// discriminator. If a has no discriminator, any line of the host matches. The hosts file and DNS are searched by
+// host only. It takes as long as NSGetHostByName.
 //
-// ErrNameService: the address has no name, a file has become wrong, DNS does
-// not answer, or NSInit was not called. ErrInvalidParameter: no host, a
-// discriminator that is too long, or the NIC was closed.
-func (n *Nic) NSGetHostByAddr(a NetAddress) (string, error) {
+// Errors: ErrNameService if the address has no name, if a file has become malformed, if DNS does not answer, or if
+// NSInit was not called. ErrInvalidParameter for no host, for a discriminator that is too long, and if the NIC is
+// closed.
+func (n *NIC) NSGetHostByAddr(a NetAddress) (string, error) {
 	const op = "NSGetHostByAddr"
 	if !a.Host.IsValid() {
 		return "", opError(op, nil, ErrInvalidParameter, errors.New("an address without a host"))
@@ -155,8 +147,8 @@ func (n *Nic) NSGetHostByAddr(a NetAddress) (string, error) {
 
 var errNoNameService = errors.New("the name service does not run: call NSInit first")
 
-// nameService gives what NSInit has started.
-func (n *Nic) nameService(op string) (*names.Resolver, error) {
+// nameService returns the resolver that NSInit has started.
+func (n *NIC) nameService(op string) (*names.Resolver, error) {
 	if n.closing() {
 		return nil, closedError(op)
 	}
@@ -167,17 +159,16 @@ func (n *Nic) nameService(op string) (*names.Resolver, error) {
 	return r, nil
 }
 
-// lookupError gives the code for an error of a lookup, which Close may have
-// called off.
-func (n *Nic) lookupError(op string, err error) error {
+// lookupError returns the error of a failed lookup, which Close may have cancelled.
+func (n *NIC) lookupError(op string, err error) error {
 	if n.closing() {
 		return closedError(op)
 	}
 	return opError(op, nil, ErrNameService, err)
 }
 
-// untilClosed makes a context that ends when the handle is closed.
-func (n *Nic) untilClosed() (context.Context, context.CancelFunc) {
+// untilClosed returns a context that ends when the handle is closed.
+func (n *NIC) untilClosed() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		select {

@@ -8,15 +8,16 @@ import (
 	"sync/atomic"
 
 	"viaxdp/hugepages"
-	"viaxdp/internal/names"
-	"viaxdp/kagent"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/names"
+	"viaxdp/internal/base/secure"
+	"viaxdp/internal/base/wire"
 	"viaxdp/memreg"
-	"viaxdp/secure"
-	"viaxdp/wire"
+	"viaxdp/xdpnic"
 )
 
-// Nic is a NIC handle. All methods may be called concurrently.
-type Nic struct {
+// NIC is a NIC handle. All methods may be called concurrently.
+type NIC struct {
 	port  *port
 	agent kagent.Agent
 	arena *hugepages.Arena
@@ -27,44 +28,64 @@ type Nic struct {
 
 	noPacking bool
 	bareData  bool
-	psk       *PSK // for VIs without one
+	psk       *PSK // for VIs that have none of their own
 	rekey     secure.Limits
 
 	onError atomic.Pointer[func(ErrorDescriptor)]
 	errors  caller
-	names   atomic.Pointer[names.Resolver] // the name service, when it runs
-	closed  chan struct{}                  // closed when Close has disconnected the VIs
-	shut    atomic.Bool                    // set then
+	names   atomic.Pointer[names.Resolver] // the name service; nil: it does not run
+	closed  chan struct{}                  // closed by Close after it has disconnected the VIs
+	shut    atomic.Bool                    // set at the same time
 
-	mu       sync.Mutex // guards what follows; taken before port.mu
+	mu       sync.Mutex // guards the fields below; taken before port.mu
 	isClosed bool
 	vis      map[*VI]struct{}
 	cqs      map[*CQ]struct{}
 	blocks   map[*Region]struct{} // of AllocMem
 }
 
-// isClosing says that Close has begun.
-func (n *Nic) isClosing() bool {
+// isClosing reports whether Close has begun.
+func (n *NIC) isClosing() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.isClosed
 }
 
-// closing says that Close is past the point from which on nothing begins.
-func (n *Nic) closing() bool { return n.shut.Load() }
+// closing reports whether Close has disconnected the VIs. No operation begins after that.
+func (n *NIC) closing() bool { return n.shut.Load() }
 
-// Poll makes progress, as every Done that finds nothing does. It is for the loop of
-// a program that looks for the peer's RDMA writes in registered memory and not at a
-// queue. Where a program neither polls nor waits, a goroutine of the library serves
-// the peer as soon as the kernel wakes it. Poll never waits and may be called
-// concurrently.
-func (n *Nic) Poll() { n.port.poll() }
+// Poll makes progress, as every Done that finds nothing does. It is for a program that polls registered memory for
+// the peer's RDMA writes instead of a queue. If a program neither polls nor waits, a goroutine of the library
+// serves the peer when the kernel wakes it. Poll never waits and may be called concurrently.
+func (n *NIC) Poll() { n.port.poll() }
 
-// Info says what opening got: mode, reasons, hugepages.
-func (n *Nic) Info() kagent.Info { return n.info }
+// Info is what opening got. Its fields are facts of that moment.
+type Info struct {
+	Interface string
+	Index     int    // of the interface
+	Driver    string // of the interface; empty if it tells none
+	Bus       string // bus address of the NIC; empty for virtual ones
+	Queue     int    // that the handle has
+	Queues    int    // that AF_XDP sockets can be bound to
+	MTU       int    // bytes
 
-// NicAttributes is what Query tells: static facts, and limits of the NIC handle.
-type NicAttributes struct {
+	Mode     xdpnic.Mode      // reached
+	Attempts []xdpnic.Attempt // each mode that was tried, with the error of those refused
+	Notes    []string         // what a user of this interface should know
+	Steered  string           // how frames come to the queue: "rules", "rss", or "" where nothing was done
+
+	NIC    xdpnic.Info
+	Arena  hugepages.Info
+	MaxVIs int    // of the interface
+	Port   uint16 // UDP port of the frames and of connection management
+	Agent  string // socket of the agent that opened it; empty: this process did
+}
+
+// Info returns what opening got: mode, reasons, hugepages. It may be called concurrently.
+func (n *NIC) Info() Info { return Info(n.info) }
+
+// NICAttributes are what Query returns: static facts, and limits of the NIC handle.
+type NICAttributes struct {
 	Name                   string     // of the interface
 	Address                netip.Addr // of the NIC; zero when the interface has none
 	ThreadSafe             bool       // always: every method may be called concurrently
@@ -84,12 +105,12 @@ type NicAttributes struct {
 	RDMAReadLevels         ReliabilityLevel // bit set: levels that have RDMA read
 }
 
-// Query is VipQueryNic: facts about the NIC, and limits of the handle.
-func (n *Nic) Query() NicAttributes {
+// Query is VipQueryNic: it returns facts about the NIC, and limits of the handle.
+func (n *NIC) Query() NICAttributes {
 	link := n.agent.Link()
 	limits := n.mem.Limits()
 	tx, rx := n.port.nic.FrameCap()
-	return NicAttributes{
+	return NICAttributes{
 		Name: link.Name, Address: link.Addr(), ThreadSafe: true,
 		MaxDiscriminatorLen: MaxDiscriminatorLen,
 		MaxRegisterRegions:  limits.MaxRegions, MaxRegisterBytes: limits.MaxBytes,
@@ -102,12 +123,10 @@ func (n *Nic) Query() NicAttributes {
 	}
 }
 
-// Close is VipCloseNic: disconnects and destroys every VI, completion queue and
-// region of the handle. Whoever waits gets ErrInvalidParameter. A handler that is
-// being called may still run when Close returns; no other is called any more.
-// Memory of AllocMem is unmapped and must not be used any more. A second Close does
-// nothing.
-func (n *Nic) Close() error {
+// Close is VipCloseNic: it disconnects and destroys every VI, completion queue and region of the handle. Calls that
+// wait return ErrInvalidParameter. A handler that has been called may still run when Close returns; no other one is
+// called after that. Memory of AllocMem is unmapped and must not be used any more. A second Close does nothing.
+func (n *NIC) Close() error {
 	n.mu.Lock()
 	if n.isClosed {
 		n.mu.Unlock()
@@ -121,7 +140,7 @@ func (n *Nic) Close() error {
 	}
 	n.mu.Unlock()
 
-	// A connect that does not return meanwhile fails, or connects nothing any more.
+	// A connect that has not returned within this time fails, or no longer connects anything.
 	ctx, cancel := within(disconnectTimeout)
 	var wait sync.WaitGroup
 	for _, v := range vis {
@@ -134,9 +153,9 @@ func (n *Nic) Close() error {
 	p.mu.Lock()
 	n.shut.Store(true)
 	close(n.closed)
-	p.nics = slices.DeleteFunc(p.nics, func(o *Nic) bool { return o == n })
+	p.nics = slices.DeleteFunc(p.nics, func(o *NIC) bool { return o == n })
 	p.mu.Unlock()
-	p.nic.Wake() // who sleeps for the port may be waiting on this handle
+	p.nic.Wake() // the goroutine that sleeps for the port may wait on this handle
 
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -144,11 +163,12 @@ func (n *Nic) Close() error {
 	for v := range n.vis {
 		p.cancelHandlers(&v.send)
 		p.cancelHandlers(&v.recv)
-		p.flushQueue(v, &v.send, broken{})
-		p.flushQueue(v, &v.recv, broken{})
 		if v.conn != nil {
 			p.uninstall(v.conn)
 		}
+		p.disown(v)
+		p.flushQueue(v, &v.send, broken{})
+		p.flushQueue(v, &v.recv, broken{})
 		v.destroy()
 	}
 	for c := range n.cqs {
@@ -159,9 +179,9 @@ func (n *Nic) Close() error {
 	n.mem.Close()
 	var errs []error
 	for r := range n.blocks {
-		errs = append(errs, n.arena.Free(r.buf))
+		errs = append(errs, p.freeBlock(block{n.arena, r.buf}))
 	}
-	clear(n.blocks)                      // a Deregister that is under way does not free them again
-	errs = append(errs, n.agent.Close()) // which frees the numbers of the VIs, too
+	clear(n.blocks)                      // so that a concurrent Deregister does not free them again
+	errs = append(errs, n.agent.Close()) // also frees the numbers of the VIs
 	return errors.Join(errs...)
 }

@@ -5,27 +5,24 @@ import (
 	"fmt"
 )
 
-// Handlers for completions. A handler gets one completion, which it takes off
-// its queue, and is called on a goroutine of the library: one after the other
-// for one queue, side by side for several.
+// Handlers for completions. A handler gets one completion, which it takes off its queue. It is called on a
+// goroutine of the library: handlers of one queue one after the other, those of different queues concurrently.
 
 // MaxNotifies is the number of handlers that may wait on one queue.
 const MaxNotifies = 4096
 
 var errNoHandler = errors.New("nil handler")
 
-// SendNotify is VipSendNotify: fn gets the next descriptor that completes on the
-// send queue, now if one waits there. It is for one descriptor; several may be
-// set, which take the completions in order, before SendDone and SendWait see
-// them.
+// SendNotify is VipSendNotify: fn gets the next descriptor that completes on the send queue, at once if one is
+// already complete. fn is called for one descriptor. Several handlers may be set; they get the completions in
+// order, before SendDone and SendWait see them. SendNotify may be called concurrently, also by fn.
 //
-// ErrInvalidParameter for a nil handler, for a queue that is bound to a CQ and
-// for a destroyed VI; ErrResource when MaxNotifies wait. Destroying the VI and
-// closing the NIC cancel what waits. It may be called concurrently, by fn too.
+// Errors: ErrInvalidParameter for a nil handler, for a queue that is bound to a CQ and for a destroyed VI;
+// ErrResource if MaxNotifies handlers wait. Destroying the VI and closing the NIC cancel waiting handlers.
 func (v *VI) SendNotify(fn func(*VI, *Descriptor)) error { return v.arm("SendNotify", &v.send, fn) }
 
-// RecvNotify is VipRecvNotify: fn gets the next descriptor that completes on
-// the receive queue. All else as SendNotify.
+// RecvNotify is VipRecvNotify: fn gets the next descriptor that completes on the receive queue. Otherwise it is
+// like SendNotify.
 func (v *VI) RecvNotify(fn func(*VI, *Descriptor)) error { return v.arm("RecvNotify", &v.recv, fn) }
 
 func (v *VI) arm(op string, q *workQueue, fn func(*VI, *Descriptor)) error {
@@ -53,9 +50,8 @@ func (v *VI) arm(op string, q *workQueue, fn func(*VI, *Descriptor)) error {
 	return nil
 }
 
-// give has the first handler called for d, which is off the queue. As long as
-// handlers wait nothing complete stays on it: whatever completes is theirs. Under
-// the lock.
+// give calls the first handler for d, which is off the queue. While handlers wait, no complete descriptor stays on
+// the queue: each one that completes belongs to a handler. Under the lock.
 func (p *port) give(v *VI, q *workQueue, d *Descriptor) {
 	fn := q.handlers[0]
 	q.handlers = q.handlers[1:]
@@ -68,16 +64,14 @@ func (p *port) cancelHandlers(q *workQueue) {
 	q.handlers = nil
 }
 
-// Notify is VipCQNotify: fn gets the next entry of the completion queue, now if
-// one waits there: which VI has a completed descriptor, and whether on its
-// receive queue. SendDone or RecvDone of that VI then gives it. It is for one
-// entry; several handlers may be set, which take the entries in order, before
-// Done and Wait see them. An entry whose VI is destroyed before fn's turn is void,
-// and fn gets the next one.
+// Notify is VipCQNotify: fn gets the next entry of the completion queue, at once if there is one. The entry says
+// which VI has a completed descriptor, and whether on its receive queue; SendDone or RecvDone of that VI then
+// returns it. fn is called for one entry. Several handlers may be set; they get the entries in order, before Done
+// and Wait see them. If an entry's VI is destroyed before fn is called, fn gets the next entry instead. Notify may
+// be called concurrently, also by fn.
 //
-// ErrInvalidParameter for a nil handler and for a destroyed CQ; ErrResource
-// when MaxNotifies wait. Destroy and closing the NIC cancel what waits. It may
-// be called concurrently, by fn too.
+// Errors: ErrInvalidParameter for a nil handler and for a destroyed CQ; ErrResource if MaxNotifies handlers wait.
+// Destroy and closing the NIC cancel waiting handlers.
 func (c *CQ) Notify(fn func(vi *VI, recv bool)) error {
 	const op = "CQNotify"
 	p := c.port
@@ -109,8 +103,8 @@ func (c *CQ) serveHandlers() {
 	}
 }
 
-// hand calls the first handler for e, which was taken for one of them. If the VI was
-// destroyed meanwhile, e is void, and there is a handler more for the next entry.
+// hand calls the first handler for e, which was taken for one of the handlers. If the VI has been destroyed, it
+// drops e and takes the next entry for that handler.
 func (c *CQ) hand(e cqEntry) {
 	c.port.mu.Lock()
 	if len(c.handlers) == 0 { // cancelled

@@ -4,14 +4,14 @@ import (
 	"errors"
 
 	"viaxdp/hugepages"
-	"viaxdp/kagent"
-	"viaxdp/kagent/agentclient"
-	"viaxdp/kagent/agentproto"
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
 	"viaxdp/xdpnic"
 )
 
-// openedAgent is an agent with what it has opened: kagent.Local in this process,
-// agentclient.Agent in the daemon.
+// openedAgent is an agent that has opened its queue and arena: kagent.Local in this process, or agentclient.Agent
+// for the daemon.
 type openedAgent interface {
 	kagent.Agent
 	Queue() *xdpnic.Queue
@@ -19,7 +19,7 @@ type openedAgent interface {
 	Info() kagent.Info
 }
 
-// openAgent finds the Kernel Agent.
+// openAgent selects the Kernel Agent and opens the interface through it.
 func openAgent(o *options) (openedAgent, error) {
 	socket, named, ok := o.socket, o.socket != "", o.socket != "none"
 	if !named {
@@ -37,7 +37,7 @@ func openAgent(o *options) (openedAgent, error) {
 	}
 	local, here := openLocal(o.agent)
 	if here != nil && kagent.Unavailable(here) {
-		here = errors.Join(here, err) // either way would do
+		here = errors.Join(here, err) // report both, since either would do
 	}
 	return local, here
 }
@@ -45,7 +45,7 @@ func openAgent(o *options) (openedAgent, error) {
 func openLocal(cfg kagent.Config) (openedAgent, error) {
 	local, err := kagent.Open(cfg)
 	if err != nil {
-		return nil, err // and no agent, rather than one that is nil
+		return nil, err // not local: a nil *Local in an interface is not nil
 	}
 	return local, nil
 }

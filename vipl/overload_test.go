@@ -34,7 +34,7 @@ func TestTwoSendersIntoOneReceiver(t *testing.T) {
 				return receiver
 			}}
 			n := newMemoryNet(t, cfg)
-			flows := [2]*overloaded{overload(t, n.a.Nic, n.b.Nic), overload(t, n.open(t, "c", cfg).Nic, n.b.Nic)}
+			flows := [2]*overloaded{overload(t, n.a.NIC, n.b.NIC), overload(t, n.open(t, "c", cfg).NIC, n.b.NIC)}
 			rng := rand.New(rand.NewPCG(1, 2))
 			for round, end := 0, time.Now().Add(time.Minute); flows[0].taken < enough || flows[1].taken < enough; round++ {
 				if time.Now().After(end) {
@@ -63,12 +63,9 @@ func TestTwoSendersIntoOneReceiver(t *testing.T) {
 				stateIs(t, f.to, vipl.Connected)
 			}
 			s := n.b.queue.Stats()
-			if named := s.RxQueued + s.RxNoFill + s.RxRingFull + s.RxCut + s.RxNotOurs + s.RxRefused + s.RxTooLong; s.Arrived != named {
-				t.Errorf("%d frames arrived, %d were taken or dropped by name: %+v", s.Arrived, named, s)
-			}
-			if c.drops && s.RxNoFill+s.RxRingFull == 0 {
-				t.Errorf("the receiver was not short of anything: %+v", s)
-			}
+			named := s.RxQueued + s.RxNoFill + s.RxRingFull + s.RxCut + s.RxNotOurs + s.RxRefused + s.RxTooLong
+			errorIf(t, s.Arrived != named, "%d frames arrived, %d were taken or dropped by name: %+v", s.Arrived, named, s)
+			errorIf(t, c.drops && s.RxNoFill+s.RxRingFull == 0, "the receiver was not short of anything: %+v", s)
 		})
 	}
 }
@@ -91,7 +88,7 @@ func (p *stoppedPort) Receive(frames []xdpnic.Frame) int {
 // When the first frame of each of several streams is lost, what comes behind it does
 // not take all the room that the receiver has: the lost frames find some when they
 // are sent again.
-func TestEarlyFramesLeaveRoom(t *testing.T) {
+func TestOutOfOrderFramesLeaveRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var receiver *stoppedPort
 		cfg := memoryConfig{queue: xdpnictest.Config{RxChunks: 16}, silence: time.Minute, noPacking: true, bubble: true,
@@ -103,7 +100,7 @@ func TestEarlyFramesLeaveRoom(t *testing.T) {
 		senders := []*memoryHost{n.a, n.open(t, "c", cfg), n.open(t, "d", cfg)}
 		flows := make([]*overloaded, len(senders))
 		for i, h := range senders {
-			flows[i] = overload(t, h.Nic, n.b.Nic)
+			flows[i] = overload(t, h.NIC, n.b.NIC)
 		}
 		receiver.stopped.Store(true) // until all have come that find a chunk
 		for i, f := range flows {
@@ -115,14 +112,13 @@ func TestEarlyFramesLeaveRoom(t *testing.T) {
 		receiver.stopped.Store(false)
 		for i, f := range flows {
 			for f.taken < overloadDepth {
-				if d := received(t, f.to, 0); d != f.in.desc[f.taken] {
-					t.Fatalf("stream %d: message %d is in another's descriptor", i, f.taken)
-				}
+				d := received(t, f.to, 0)
+				fatalIf(t, d != f.in.desc[f.taken], "stream %d: message %d is in another's descriptor", i, f.taken)
 				checkPattern(t, f.in.buf[f.taken][:overloadBytes], f.taken)
 				f.taken++
 			}
 		}
-		if c := n.b.Counters(); c.Early == 0 || c.EarlyDropped == 0 {
+		if c := n.b.Counters(); c.OutOfOrder == 0 || c.OutOfOrderDropped == 0 {
 			t.Errorf("nothing came early, or found no room: %+v", c)
 		}
 	})
@@ -141,7 +137,7 @@ const (
 	overloadBytes = 900
 )
 
-func overload(t *testing.T, from, to *vipl.Nic) *overloaded {
+func overload(t *testing.T, from, to *vipl.NIC) *overloaded {
 	f := &overloaded{out: newBox(t, from, overloadDepth, overloadBytes), in: newBox(t, to, 2*overloadDepth, overloadBytes)}
 	f.from, f.to = connect(t, from, to, vipl.ReliableDelivery)
 	for i := range 2 * overloadDepth {
@@ -158,9 +154,7 @@ func (f *overloaded) send(t *testing.T, most int) {
 		if err == vipl.ErrNotDone {
 			break
 		}
-		if err != nil {
-			t.Fatalf("send %d: %v %v", f.sent, err, d)
-		}
+		fatalIf(t, err != nil, "send %d: %v %v", f.sent, err, d)
 		f.sent++
 	}
 	for f.posted < most && f.posted-f.sent < overloadDepth && f.posted-f.taken < overloadDepth {
@@ -178,9 +172,7 @@ func (f *overloaded) take(t *testing.T) {
 		if err == vipl.ErrNotDone {
 			return
 		}
-		if err != nil {
-			t.Fatalf("message %d: %v %v", f.taken, err, d)
-		}
+		fatalIf(t, err != nil, "message %d: %v %v", f.taken, err, d)
 		i := f.taken % (2 * overloadDepth)
 		checkPattern(t, f.in.buf[i][:overloadBytes], f.taken)
 		f.taken++

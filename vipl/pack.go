@@ -1,24 +1,23 @@
 package vipl
 
-// Step 2 of the way of small messages: several of them in one frame. A frame
-// costs the same whatever is in it, most of it the kernel's; so messages that
-// wait in the send queue of a reliable VI, because the window is closed or by
-// the rule of hold.go, go together.
+// Step 2 of the path of small messages: several of them in one frame. A frame has a fixed cost, most of it the
+// kernel's. So messages that wait in the send queue of a reliable VI share a frame, whether they wait for the
+// window or are coalesced (coalesce.go).
 
 import (
-	"viaxdp/wire"
+	"viaxdp/internal/base/wire"
 )
 
-// small says whether a message may share a frame: two of its size fit.
+// small reports whether a message may share a frame: two of its size must fit.
 func (c *conn) small(e *posted) bool {
 	return (e.op == StatusOpSend || e.op == StatusOpRDMAWrite) && !e.begun && !e.status.Failed() &&
 		e.control&ControlQFence == 0 && int(e.length)+mostRecord <= c.inPack/2
 }
 
-// mostRecord is what a record takes beside its data, at most.
+// mostRecord is the most that a record takes in addition to its data.
 var mostRecord = wire.RecordLen(0, true, true)
 
-// record makes r e's in a frame of several messages, but for the data.
+// record fills in r for e, except for the data.
 func (e *posted) record(r *wire.Record) {
 	r.HasImmediate, r.Immediate = e.control&ControlImmediate != 0, e.imm
 	if r.Write = e.op == StatusOpRDMAWrite; r.Write {
@@ -27,21 +26,21 @@ func (e *posted) record(r *wire.Record) {
 	}
 }
 
-// room is what the message takes in such a frame.
+// room returns the bytes that the message takes in a frame of several.
 func (e *posted) room() int {
 	return wire.RecordLen(int(e.length), e.control&ControlImmediate != 0, e.op == StatusOpRDMAWrite)
 }
 
-// gathering is how far the waiting messages have been looked at: those from
-// queue index from to index to take bytes in a frame.
+// gathering records how many waiting messages fit in one frame: those from queue index from up to index to, which
+// take bytes in the frame.
 type gathering struct {
 	from, to uint64
 	bytes    int
 }
 
-// company gathers the small messages at the head of the send queue that fit in
-// one frame. full says that the next one does not, or is none of them.
-func (c *conn) company() (count int, full bool) {
+// packable counts the small messages at the head of the send queue that fit in one frame. full means that the next
+// one does not fit or may not share a frame.
+func (c *conn) packable() (count int, full bool) {
 	q, g := &c.vi.send, &c.gathered
 	if g.from != q.current {
 		*g = gathering{from: q.current, to: q.current}
@@ -58,12 +57,12 @@ func (c *conn) company() (count int, full bool) {
 	return int(g.to - g.from), full
 }
 
-// sendSmall sends the small message at the head of the send queue, alone or
-// with those behind it, or lets it wait for them.
+// sendSmall sends the small message at the head of the send queue, alone or with those behind it, or lets it wait
+// for more.
 func (p *port) sendSmall(c *conn, e *posted, now int64) sendResult {
-	count, full := c.company()
-	if !full && !c.hurry && c.dense && c.holds() {
-		p.hold(c, now)
+	count, full := c.packable()
+	if !full && !c.noCoalesce && c.backToBack && c.coalesces() {
+		p.coalesce(c, now)
 		return sendNothing
 	}
 	if count > 1 {
@@ -110,17 +109,16 @@ func (p *port) sendPack(c *conn, count int, now int64) sendResult {
 	return sentFrame
 }
 
-// sentWhole notes that the message at the head is on the ring, wholly and alone
-// in the frame that went last.
+// sentWhole records that all of the message at the head is on the ring, alone in the last frame.
 func (p *port) sentWhole(c *conn, e *posted) {
 	e.begun, e.first = true, c.header.Seq
 	p.sentLast(c, e)
 }
 
-// placePack delivers the messages of a frame, each as if it had come alone.
+// placePack delivers the messages of a frame, each as if it had arrived in a frame of its own.
 func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 	if c.part != 0 || c.receiver == nil {
-		p.nonsense(c, now)
+		p.protocolError(c, now)
 		return
 	}
 	v := c.vi
@@ -129,7 +127,7 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 		r := &p.record
 		var ok bool
 		if rest, ok = r.Next(rest); !ok {
-			p.nonsense(c, now)
+			p.protocolError(c, now)
 			return
 		}
 		e := v.recv.waiting()

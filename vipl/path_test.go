@@ -3,8 +3,12 @@ package vipl_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -35,7 +39,7 @@ func TestPaths(t *testing.T) {
 				n := newMemoryNet(t, memoryConfig{queue: xdpnictest.Config{ChunkSize: c.chunk, MultiBuffer: c.long}})
 				n.a.agent.SetMTU(c.mtuA)
 				n.b.agent.SetMTU(c.mtuB)
-				va, vb := newVI(t, n.a.Nic, vipl.ReliableDelivery), newVI(t, n.b.Nic, vipl.ReliableDelivery)
+				va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
 				to := address(n.b, "path")
 				want := c.payload
 				if v6 {
@@ -45,7 +49,7 @@ func TestPaths(t *testing.T) {
 				}
 				accepted := make(chan error, 1)
 				go func() {
-					conn, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("path")}, patience)
+					conn, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("path")}, ackDelay)
 					if err == nil {
 						if err = conn.Accept(vb); err != nil {
 							conn.Reject()
@@ -56,40 +60,315 @@ func TestPaths(t *testing.T) {
 				_, err := request(va, to)
 				acceptErr := <-accepted
 				if want < 256 {
-					if err == nil || acceptErr == nil || !errors.Is(acceptErr, vipl.ErrResource) {
-						t.Errorf("connected over a path with %d bytes: %v, %v", want, err, acceptErr)
-					}
-					stateIs(t, va, vipl.Idle)
-					stateIs(t, vb, vipl.Idle)
+					errorIf(t, err == nil || acceptErr == nil || !errors.Is(acceptErr, vipl.ErrResource), "connected over a path with %d bytes: %v, %v", want, err, acceptErr)
+					statesAre(t, vipl.Idle, va, vb)
 					return
 				}
 				if err != nil || acceptErr != nil {
 					t.Fatal(err, acceptErr)
 				}
 				for _, v := range []*vipl.VI{va, vb} {
-					if s := stateIs(t, v, vipl.Connected); s.MaxPayload != want {
-						t.Errorf("%d bytes in a frame, want %d", s.MaxPayload, want)
-					}
+					equal(t, "MaxPayload", stateIs(t, v, vipl.Connected).MaxPayload, want)
 				}
-				xa, xb := newBox(t, n.a.Nic, 2, 100_000), newBox(t, n.b.Nic, 2, 100_000)
+				xa, xb := newBox(t, n.a.NIC, 2, 100_000), newBox(t, n.b.NIC, 2, 100_000)
 				for k, size := range []int{want, want + 1, 100_000} {
 					fillPattern(xa.buf[0], k)
 					fillPattern(xb.buf[1], k)
 					postRecv(t, vb, xb, 0, 100_000)
 					postRecv(t, va, xa, 1, 100_000)
 					postSend(t, va, xa, 0, size)
-					received(t, vb, 0)
-					checkPattern(t, xb.buf[0][:size], k)
+					receivedMessage(t, vb, xb.buf[0][:size], k)
 					postSend(t, vb, xb, 1, size)
-					received(t, va, 0)
-					checkPattern(t, xa.buf[1][:size], k)
+					receivedMessage(t, va, xa.buf[1][:size], k)
 					sent(t, va, 0)
 					sent(t, vb, 0)
 				}
-				if s := n.b.queue.Stats(); s.RxTooLong > 0 {
-					t.Errorf("%d frames were too long", s.RxTooLong)
-				}
+				s := n.b.queue.Stats()
+				errorIf(t, s.RxTooLong > 0, "%d frames were too long", s.RxTooLong)
 			})
 		}
+	}
+}
+
+// Checksums cover the data unless neither side wants it; the header's is always
+// there.
+func TestChecksumOfData(t *testing.T) {
+	for _, c := range []struct {
+		a, b, long bool
+		bare       bool
+	}{{false, false, false, false}, {true, false, false, false}, {false, true, true, false}, {true, true, false, true}, {true, true, true, true}} {
+		config := memoryConfig{}
+		if c.long {
+			config = longFrames
+		}
+		n := newMemoryNet(t, config)
+		config.bareData = c.a
+		n.a = n.open(t, "c", config)
+		config.bareData = c.b
+		n.b = n.open(t, "d", config)
+		va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+		covered, bare := 0, 0
+		var p wire.Packet
+		n.wire.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
+			if p.Decode(frame) == nil && p.Kind == wire.KindData {
+				if p.Verify() == nil {
+					covered++
+				}
+				if p.VerifyHeader() == nil {
+					bare++
+				}
+			}
+			return false
+		}})
+		xa, xb := newBox(t, n.a.NIC, 1, 10_000), newBox(t, n.b.NIC, 1, 10_000)
+		for k := range 20 {
+			fillPattern(xa.buf[0], k)
+			postRecv(t, vb, xb, 0, 10_000)
+			postSend(t, va, xa, 0, 10_000)
+			receivedMessage(t, vb, xb.buf[0][:10_000], k)
+			sent(t, va, 0)
+		}
+		n.wire.SetFaults(xdpnictest.Faults{}) // what is sent again is not counted any more
+		errorIf(t, c.bare && (covered > 0 || bare < 20) || !c.bare && (bare > 0 || covered < 20), "%+v: %d frames with data in their checksum, %d without", c, covered, bare)
+	}
+}
+
+// Without packing each message has a frame of its own, also those of a list,
+// which are all there when the first is sent.
+func TestNoPacking(t *testing.T) {
+	for _, off := range []bool{false, true} {
+		n, va, vb := connected(t, memoryConfig{noPacking: off}, vipl.ReliableDelivery)
+		const count = 300
+		xa, xb := newBox(t, n.a.NIC, count, 64), newBox(t, n.b.NIC, count, 64)
+		postRecvs(t, vb, xb, count, 64)
+		for i := range count {
+			xa.prepare(i, 64)
+		}
+		if n, err := va.PostSends(xa.desc, xa.region.Handle()); n != count || err != nil {
+			t.Fatalf("%d of %d posted: %v", n, count, err)
+		}
+		for range count {
+			received(t, vb, 0)
+			sent(t, va, 0)
+		}
+		packed := n.a.Counters().Packed
+		errorIf(t, (packed == 0) != off, "packing off %v: %d messages shared a frame", off, packed)
+	}
+}
+
+// longerThan loses frames with IP packets longer than mtu, and counts them.
+func longerThan(mtu int, lost *int) xdpnictest.Faults {
+	return xdpnictest.Faults{Drop: func(frame []byte) bool {
+		if len(frame) <= mtu+14 {
+			return false
+		}
+		*lost++
+		return true
+	}}
+}
+
+// Connections whose longest frames need more than the interface's MTU is now break by
+// the rules within half a second, on both sides, whether or not anything is sent;
+// the VIs connect again with what there is.
+func TestOwnMTUShrinks(t *testing.T) {
+	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true, silence: time.Minute}, level, 2, 1, 64)
+		postRecv(t, va, xa, 0, 64)
+		postRecv(t, vb, xb, 0, 64)
+		start := time.Now()
+		n.a.agent.SetMTU(1499)
+		received(t, va, vipl.StatusFlushed) // waits
+		equal(t, "noticed after", time.Since(start), 500*time.Millisecond)
+		received(t, vb, vipl.StatusFlushed)
+		d := time.Since(start)
+		errorIf(t, d > 502*time.Millisecond, "the peer noticed after %v", d)
+		s := stateIs(t, va, vipl.Error)
+		errorIf(t, !strings.Contains(fmt.Sprint(s.Cause), "the interface's MTU"), "cause: %v", s.Cause)
+		stateIs(t, vb, vipl.Error)
+		n.a.errs.are(t, vipl.ErrorConnLost)
+		n.b.errs.are(t, vipl.ErrorConnLost)
+		a, b := n.a.Counters(), n.b.Counters()
+		errorIf(t, a.PathsLost != 1 || b.PathsLost+a.PeersLost+b.PeersLost+a.SourcesLost+b.SourcesLost > 0, "%+v, %+v", a, b)
+		for _, v := range []*vipl.VI{va, vb} {
+			noError(t, v.Disconnect())
+		}
+		join(t, n.a.NIC, va, n.b.NIC, vb)
+		n.a.agent.SetMTU(9000)
+		n.a.agent.SetMTU(1499)
+		time.Sleep(10 * time.Second)
+		equal(t, "frames", stateIs(t, va, vipl.Connected).MaxPayload, 1423)
+	})
+}
+
+// What the frames need is exact: not a byte more, over IPv4 and IPv6, sealed and not,
+// with the peer's MTU as bound.
+func TestOwnMTUStillDoes(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		for _, c := range []memoryConfig{{}, {psk: testPSK(t, 1)}} {
+			for _, least := range []int{1400, 1500} { // of both sides
+				t.Run(fmt.Sprintf("%d, IPv6 %v, sealed %v", least, v6, c.psk != nil), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						c.bubble = true
+						n := newMemoryNet(t, c)
+						n.b.agent.SetMTU(least)
+						to := address(n.b, "mtu")
+						if v6 {
+							to.Host = n.b.agent.Link().IPv6[0]
+						}
+						va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+						accepted := make(chan error, 1)
+						go func() {
+							conn, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: to.Discriminator}, ackDelay)
+							if err == nil {
+								err = conn.Accept(vb)
+							}
+							accepted <- err
+						}()
+						must(t, errOf(request(va, to)))
+						must(t, <-accepted)
+						n.a.agent.SetMTU(least)
+						time.Sleep(10 * time.Second)
+						stateIs(t, va, vipl.Connected)
+						n.a.agent.SetMTU(least - 1)
+						time.Sleep(time.Second)
+						statesAre(t, vipl.Error, va, vb)
+					})
+				})
+			}
+		}
+	}
+}
+
+// An MTU that is back within the grace has done no harm, though frames were lost, and
+// connections within the host need none.
+func TestOwnMTUFlaps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb := connected(t, memoryConfig{bubble: true, silence: 2 * time.Second}, vipl.ReliableDelivery)
+		v1, v2 := connect(t, n.a.NIC, n.a.NIC, vipl.ReliableDelivery)
+		xa, xb := newBox(t, n.a.NIC, 1, 3000), newBox(t, n.b.NIC, 1, 3000)
+		lost := 0
+		for k := range 10 {
+			postRecv(t, vb, xb, 0, 3000)
+			fillPattern(xa.buf[0][:3000], k)
+			n.a.agent.SetMTU(600)
+			n.a.queue.SetFaults(longerThan(600, &lost))
+			postSend(t, va, xa, 0, 3000)
+			time.Sleep(499 * time.Millisecond)
+			n.a.agent.SetMTU(1500)
+			n.a.queue.SetFaults(xdpnictest.Faults{})
+			receivedMessage(t, vb, xb.buf[0][:3000], k)
+			sent(t, va, 0)
+		}
+		time.Sleep(10 * time.Second)
+		statesAre(t, vipl.Connected, va, vb)
+		a := n.a.Counters()
+		errorIf(t, lost == 0 || a.PathsLost > 0, "%d frames lost, %+v", lost, a)
+		n.a.agent.SetMTU(600)
+		time.Sleep(10 * time.Second)
+		stateIs(t, va, vipl.Error)
+		statesAre(t, vipl.Connected, v1, v2)
+	})
+}
+
+// An interface that loses its address and has too small an MTU ends a connection once.
+func TestAddressAndMTU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, _ := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
+		n.a.agent.Change(moves[0].away)
+		n.a.agent.SetMTU(600)
+		time.Sleep(10 * time.Second)
+		stateIs(t, va, vipl.Error)
+		a := n.a.Counters()
+		errorIf(t, a.SourcesLost != 1 || a.PathsLost > 0, "%+v", a)
+	})
+}
+
+// Where long frames do not get through any more, and short ones do, so that both
+// sides hear each other, a reliable connection on which a long one is under way
+// breaks two silences after it, and many tries. One on which none is,
+// and an unreliable one, which misses messages, live.
+func TestPathsLost(t *testing.T) {
+	const silence, limit = vipl.DefaultSilence, 2 * vipl.DefaultSilence
+	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb := connected(t, memoryConfig{bubble: true, silence: silence}, level)
+		short, peer := connect(t, n.a.NIC, n.b.NIC, level)
+		xa, xb := newBox(t, n.a.NIC, 4, 3000), newBox(t, n.b.NIC, 4, 3000)
+		postRecv(t, va, xa, 0, 64)
+		postRecv(t, vb, xb, 0, 3000)
+		postRecv(t, vb, xb, 1, 3000)
+		time.Sleep(3 * silence)
+		lost := 0
+		n.a.queue.SetFaults(longerThan(1000, &lost))
+		start := time.Now()
+		postSend(t, va, xa, 1, 3000)
+		postSend(t, va, xa, 2, 64) // it comes, and waits for the other where order is kept
+		talk := func(d time.Duration) {
+			for end := start.Add(d); time.Now().Before(end); {
+				postRecv(t, peer, xb, 2, 64)
+				postSend(t, short, xa, 3, 64)
+				received(t, peer, 0)
+				sent(t, short, 0)
+				time.Sleep(100 * time.Millisecond)
+			}
+		}
+		talk(limit - 200*time.Millisecond)
+		statesAre(t, vipl.Connected, va, vb)
+		if level == vipl.UnreliableDelivery {
+			talk(5 * silence)
+			received(t, vb, 0) // the short one
+			statesAre(t, vipl.Connected, va, vb)
+			a, b := n.a.Counters(), n.b.Counters()
+			errorIf(t, lost == 0 || a.PathsLost+b.PathsLost > 0 || b.Lost == 0, "%d frames lost, %+v, %+v", lost, a, b)
+			return
+		}
+		received(t, va, vipl.StatusFlushed) // waits
+		if d := time.Since(start); d < limit || d > limit+5*time.Millisecond {
+			t.Errorf("noticed after %v", d)
+		}
+		errorIf(t, lost < 16, "%d frames were lost, a connection must not end by fewer", lost)
+		received(t, vb, vipl.StatusFlushed)
+		if d := time.Since(start); d > limit+10*time.Millisecond {
+			t.Errorf("the peer noticed after %v", d)
+		}
+		s := stateIs(t, va, vipl.Error)
+		errorIf(t, !strings.Contains(fmt.Sprint(s.Cause), "a smaller MTU on the path"), "cause: %v", s.Cause)
+		n.a.errs.are(t, vipl.ErrorConnLost)
+		n.b.errs.are(t, vipl.ErrorConnLost)
+		a, b := n.a.Counters(), n.b.Counters()
+		errorIf(t, a.PathsLost != 1 || b.PathsLost+a.PeersLost+b.PeersLost+a.SourcesLost+b.SourcesLost > 0, "%+v, %+v", a, b)
+		talk(5 * silence)
+		statesAre(t, vipl.Connected, short, peer)
+	})
+}
+
+// Nothing but the loss of all tries ends a connection: under loss, either way, and in
+// short bursts, messages one by one, which are lost most dearly, go on with the usual silence.
+func TestLossIsNoPathLost(t *testing.T) {
+	for _, f := range []xdpnictest.Faults{
+		{Seed: 1, Loss: 0.05},
+		{Seed: 3, Loss: 0.15},
+		{Seed: 2, Burst: 0.02, BurstLen: 2},
+	} {
+		t.Run(fmt.Sprintf("loss %v, bursts %v", f.Loss, f.Burst), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := memoryConfig{bubble: true, silence: vipl.DefaultSilence}
+				n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableReception, 1, 1, 3000)
+				n.wire.SetFaults(f)
+				for k := range 2000 {
+					fillPattern(xa.buf[0][:3000], k)
+					postRecv(t, vb, xb, 0, 3000)
+					postSend(t, va, xa, 0, 3000)
+					if _, err := vb.RecvWait(ackDelay); err != nil {
+						a, b := stateIs(t, va, vipl.Error), stateIs(t, vb, vipl.Error)
+						t.Fatalf("message %d: %v; %v; %v; %+v", k, err, a.Cause, b.Cause, n.a.Counters())
+					}
+					checkPattern(t, xb.buf[0][:3000], k)
+					sent(t, va, 0)
+				}
+				s := n.a.queue.Stats()
+				errorIf(t, s.Lost+s.LostBurst < 100, "the fault did not take place: %+v", s)
+				n.wire.SetFaults(xdpnictest.Faults{})
+			})
+		})
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
-	"viaxdp/wire"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -39,25 +39,26 @@ type peerBed struct {
 
 	mu    sync.Mutex
 	told  bool     // that of what nobody may read some was sent
+	late  bool     // that something was sent which was written when its send was done
 	heard [][]byte // sealed frames that b has sent
 }
 
 // newPeerBed opens one whose frames have one chunk, or, long ones, several.
-func newPeerBed(f *testing.F, long bool) *peerBed {
+func newPeerBed(f *testing.F, long, zeroCopy bool) *peerBed {
 	p := &peerBed{region: 1000, receive: 100}
 	c := memoryConfig{gate: true, silence: time.Hour} // only the peer breaks connections
 	spoken := xdpnictest.Config{MAC: [6]byte{2, 0xbb}}
 	if long {
 		p.region, p.receive = 6000, 5000
 		c.mtu, c.arena, c.queue.MultiBuffer = 9000, 8<<20, true
+		c.zeroCopy, c.queue.ZeroCopy = zeroCopy, zeroCopy
 		spoken.ChunkSize, spoken.TxChunks, spoken.RxChunks = 16384, 8, 8 // so that a chunk holds such a frame
 	}
 	p.n = newMemoryNet(f, c)
 	p.around, p.before, p.secret = make([]byte, 3*p.region), make([]byte, 3*p.region), make([]byte, p.region)
 	var err error
-	if p.queue, err = p.n.wire.Queue(spoken); err != nil {
-		f.Fatal(err)
-	}
+	p.queue, err = p.n.wire.Queue(spoken)
+	must(f, err)
 	a, b := p.n.a, p.n.b
 	if _, p.most = b.queue.FrameCap(); long {
 		p.most *= 6
@@ -76,27 +77,27 @@ func newPeerBed(f *testing.F, long bool) *peerBed {
 			if bytes.Contains(frame, []byte(unread)) {
 				p.told = true
 			}
+			if bytes.Contains(frame, []byte(afterwards)) {
+				p.late = true
+			}
 			if p.mode&peerSealed != 0 && to == b {
 				p.heard = append(p.heard, bytes.Clone(frame))
 			}
 			return true // the script speaks for the peer
 		}})
 	}
-	p.tag = mustTag(f, b.Nic)
+	p.tag = mustTag(f, b.NIC)
 	if p.open, err = b.RegisterMem(p.around[p.region:2*p.region], vipl.MemAttributes{
-		Ptag: p.tag, EnableRdmaWrite: true, EnableRdmaRead: true,
+		Ptag: p.tag, EnableRDMAWrite: true, EnableRDMARead: true,
 	}); err != nil {
 		f.Fatal(err)
 	}
-	if p.shut, err = b.RegisterMem(p.secret, vipl.MemAttributes{Ptag: p.tag}); err != nil {
-		f.Fatal(err)
-	}
-	p.box = newBoxTagged(f, b.Nic, p.tag, peerBuffers, p.receive+28)
+	p.shut, err = b.RegisterMem(p.secret, vipl.MemAttributes{Ptag: p.tag})
+	must(f, err)
+	p.box = newBoxTagged(f, b.NIC, p.tag, peerBuffers, p.receive+28)
 	f.Cleanup(func() {
 		for _, r := range []*vipl.Region{p.open, p.shut} {
-			if err := r.Deregister(); err != nil {
-				f.Error(err)
-			}
+			noError(f, r.Deregister())
 		}
 	})
 	return p
@@ -111,7 +112,7 @@ func (p *peerBed) renew(mode byte) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mode, p.told, p.heard = mode, false, nil
+	p.mode, p.told, p.late, p.heard = mode, false, false, nil
 }
 
 // intact says what is not as it must be: what was written or told that may not be.
@@ -133,7 +134,23 @@ func (p *peerBed) intact() string {
 	if p.told {
 		return "the peer was told what nobody may read"
 	}
+	if p.late {
+		return "the peer was told what the program wrote after a send was done"
+	}
 	return ""
+}
+
+// stall stops b's NIC, or lets it go on with what it has.
+func (p *peerBed) stall(on bool) {
+	var l xdpnictest.Lies
+	if on {
+		l.Stall = 1
+	}
+	p.n.b.queue.SetLies(l)
+	if !on {
+		_ = p.n.b.queue.Flush()
+		p.n.b.Poll()
+	}
 }
 
 // listen opens what b has sent to va since, as the peer can.
@@ -145,12 +162,9 @@ func (p *peerBed) listen(t *testing.T, va *vipl.VI) {
 	p.mu.Unlock()
 	for _, frame := range heard {
 		plain, err := va.Unseal(frame)
-		if err != nil {
-			t.Fatalf("the peer cannot open a frame of %d bytes: %v", len(frame), err)
-		}
-		if bytes.Contains(plain, []byte(unread)) {
-			t.Fatal("the peer was told, under seal, what nobody may read")
-		}
+		fatalIf(t, err != nil, "the peer cannot open a frame of %d bytes: %v", len(frame), err)
+		fatalIf(t, bytes.Contains(plain, []byte(unread)), "the peer was told, under seal, what nobody may read")
+		fatalIf(t, bytes.Contains(plain, []byte(afterwards)), "the peer was told, under seal, what the program wrote after a send was done")
 	}
 }
 
@@ -219,14 +233,10 @@ func (p *peerBed) send(t *testing.T, to int, frame []byte) {
 		p.queue.Reap()
 	}
 	frames := host.Counters().Frames
-	if !p.queue.Send(addr, copy(chunk, frame), false) {
-		t.Fatal("the ring is full")
-	}
-	if err := p.queue.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	fatalIf(t, !p.queue.Send(addr, copy(chunk, frame), false), "the ring is full")
+	must(t, p.queue.Flush())
 	for start := time.Now(); host.Counters().Frames == frames; host.Poll() {
-		if time.Since(start) > patience/4 { // less than an input may take
+		if time.Since(start) > ackDelay/4 { // less than an input may take
 			t.Fatalf("a frame does not arrive: %+v", host.Counters())
 		}
 	}
@@ -237,9 +247,8 @@ func (p *peerBed) tell(t *testing.T, frame []byte, l lie) {
 	t.Helper()
 	before := p.n.b.Counters()
 	p.send(t, 1, frame)
-	if now := p.n.b.Counters(); now.Corrupt != before.Corrupt || now.Forged != before.Forged {
-		t.Fatalf("lie %+v: a frame that is right was not taken: %+v, before it %+v", l, now, before)
-	}
+	now := p.n.b.Counters()
+	fatalIf(t, now.Corrupt != before.Corrupt || now.Forged != before.Forged, "lie %+v: a frame that is right was not taken: %+v, before it %+v", l, now, before)
 }
 
 // spoil sends b a frame that changes nothing.
@@ -249,13 +258,8 @@ func (p *peerBed) spoil(t *testing.T, vb *vipl.VI, frame []byte, l lie) {
 	messages := p.n.b.Counters().Messages
 	copy(p.before, p.around)
 	p.send(t, 1, frame)
-	if now, ok := vb.Expects(); !ok || now != head {
-		t.Fatalf("lie %+v: b waits for %+v, before it for %+v", l, now, head)
-	}
-	if p.n.b.Counters().Messages != messages {
-		t.Fatalf("lie %+v: a message was delivered", l)
-	}
-	if !bytes.Equal(p.around, p.before) {
-		t.Fatalf("lie %+v: something was written", l)
-	}
+	now, ok := vb.Expects()
+	fatalIf(t, !ok || now != head, "lie %+v: b waits for %+v, before it for %+v", l, now, head)
+	fatalIf(t, p.n.b.Counters().Messages != messages, "lie %+v: a message was delivered", l)
+	fatalIf(t, !bytes.Equal(p.around, p.before), "lie %+v: something was written", l)
 }

@@ -6,8 +6,8 @@ import (
 	"math"
 	"testing"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
-	"viaxdp/wire"
 )
 
 // script gives numbers and bytes, and zeros behind its end.
@@ -41,10 +41,11 @@ func (s *script) near(n uint32) uint32 {
 
 // What else is in how, beside the level.
 const (
-	peerLong   = 1 << iota // frames may have several chunks
-	peerSealed             // the connection has a key
-	peerLies               // lengths may lie
-	peerModes  = 1 << iota
+	peerLong     = 1 << iota // frames may have several chunks
+	peerSealed               // the connection has a key
+	peerLies                 // lengths may lie
+	peerZeroCopy             // the NIC reads frames of several chunks when it sends them
+	peerModes    = 1 << iota
 )
 
 // make makes a frame as a peer can, who knows VI, key and number.
@@ -113,9 +114,27 @@ var peerSeeds = [][]string{
 		"\x00\x05\x03\x00\x00\x20\x00\x00\xf1" + sixteen, "\x00\x00\x03\x00\x00\x20\x00\x00\x10" + sixteen,
 		"\x00\x00\x03\x00\x00\x20\x00\x00\xf1" + sixteen, "\x00\x03\x00\x00\x00\x20\x00\x00\x00",
 		"\x00\x05\x03\x00\x00\x20\x00\x00\xf1" + sixteen, "\x00\x04\x00\x00\x00\x20\x00\x00\x00"},
+	// Receives that reach past the end of the region that is open: a message that fits, in one frame, in two, and
+	// together with others; and one that does not.
+	{"\x08", "\x08", hello, hello, "\x00\x00\x03\x00\x00\x20\x00\x00\x10" + sixteen, "\x00\x00\x03\x00\x00\x20\x00\x00\x20" + sixteen + sixteen},
+	{"\x08", "\x08", hello, hello, "\x00\x00\x01\x00\x00\x20\x00\x00\x10" + sixteen, "\x00\x00\x02\x00\x00\x20\x00\x00\x04" + sixteen[:4],
+		"\x00\x00\x01\x00\x00\x20\x00\x00\x10" + sixteen, "\x00\x00\x02\x00\x00\x20\x00\x00\x05" + sixteen[:5]},
+	{"\x08", "\x08", hello, hello, "\x00\x08\x03\x00\x00\x20\x00\x00\x24\x00\x04\x00\x00abcd\x00\x18\x00\x00" + sixteen + "abcdefgh"},
+	// A stalled NIC: a send and a write that are acknowledged before they leave, one of which the connection breaks,
+	// and one that is acknowledged, and not taken.
+	{"\x07", "\x02", peerAckOne, "\x06", "\x07"},
+	{"\x07", "\x03", peerAckOne, "\x06", "\x02", "\x07"},
+	{"\x02", "\x07", "\x03", "\x00\x03\x00\x00\x00\x20\x00\x00\x00", "\x06", "\x07"},
+	{"\x07", "\x02", peerAckOne},
 }
 
-const sixteen = "0123456789abcdef"
+// peerAckOne is an acknowledgement of one frame more than was acknowledged.
+const peerAckOne = "\x00\x01\x00\x00\xc8\x01\x20\x00\x00\x00"
+
+const (
+	sixteen = "0123456789abcdef"
+	hello   = "\x00\x00\x03\x00\x00\x20\x00\x00\x05hello"
+)
 
 // peerScript is what a mode makes of them: where lengths lie, each frame does so in another way.
 func peerScript(mode byte, steps []string) (text []byte) {
@@ -130,7 +149,8 @@ func peerScript(mode byte, steps []string) (text []byte) {
 
 // A peer may send what it likes, as the one that the connection is with, while the program does what programs do:
 // nothing outside of what is open is written or read, nothing comes down, descriptors are given back once and no more,
-// and no chunk is kept. how is the level, and what frames there are: of several chunks, sealed, with lengths that lie.
+// no chunk is kept, and nothing leaves that the program has written behind the end of a send, also where its NIC stalls.
+// how is the level, and what frames there are: of several chunks, sealed, with lengths that lie.
 func FuzzPeer(f *testing.F) {
 	psk := testPSK(f, 1)
 	for how := range byte(3 * peerModes) {
@@ -138,34 +158,33 @@ func FuzzPeer(f *testing.F) {
 			f.Add(how, peerScript(how/3, steps))
 		}
 	}
-	beds := [2]*peerBed{newPeerBed(f, false), newPeerBed(f, true)}
+	beds := [3]*peerBed{newPeerBed(f, false, false), newPeerBed(f, true, false), newPeerBed(f, true, true)}
 	f.Fuzz(func(t *testing.T, how byte, text []byte) {
 		s := &script{text[:min(len(text), 512)]}
-		if bytes.Contains(text, []byte(unread)) {
+		if bytes.Contains(text, []byte(unread)) || bytes.Contains(text, []byte(afterwards)) {
 			return
 		}
 		level, mode := levels[how%3], how/3%peerModes
-		p := beds[mode&peerLong/peerLong]
+		p := beds[0]
+		if mode&peerLong != 0 {
+			p = beds[1+mode&peerZeroCopy/peerZeroCopy]
+		}
 		if p.broken {
 			t.Skip("an input before this one has failed")
 		}
 		defer func() { p.broken = t.Failed() }()
 		p.renew(mode)
-		attrs := vipl.ViAttributes{Level: level, Ptag: p.tag, EnableRdmaWrite: true}
-		attrs.EnableRdmaRead = attrs.Level != vipl.UnreliableDelivery
+		attrs := vipl.VIAttributes{Level: level, Ptag: p.tag, EnableRDMAWrite: true}
+		attrs.EnableRDMARead = attrs.Level != vipl.UnreliableDelivery
 		if p.mode&peerSealed != 0 {
 			attrs.PSK = psk
 		}
-		vb, err := p.n.b.CreateVi(attrs, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		vb, err := p.n.b.CreateVI(attrs, nil, nil)
+		must(t, err)
 		attrs.Ptag = nil
-		va, err := p.n.a.CreateVi(attrs, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		join(t, p.n.a.Nic, va, p.n.b.Nic, vb)
+		va, err := p.n.a.CreateVI(attrs, nil, nil)
+		must(t, err)
+		join(t, p.n.a.NIC, va, p.n.b.NIC, vb)
 		p.play(t, s, va, vb)
 		if what := p.intact(); what != "" {
 			t.Fatal(what)
@@ -189,18 +208,25 @@ func (p *peerBed) play(t *testing.T, s *script, va, vb *vipl.VI) {
 		d := free[0]
 		d.Control = 0
 		prepare(d, of[d])
+		for i, b := 0, p.box.buf[of[d]]; i < p.receive; i++ {
+			b[i] = 0x77 // what is sent, if it is
+		}
 		if on(d, p.box.region.Handle()) == nil {
 			posted[d], free = true, free[1:]
 		}
 	}
 	done := func(take func() (*vipl.Descriptor, error)) {
 		for d, _ := take(); d != nil; d, _ = take() {
-			if !posted[d] {
-				t.Fatal("a descriptor was given back that was not posted")
-			}
+			fatalIf(t, !posted[d], "a descriptor was given back that was not posted")
 			delete(posted, d)
 			free = append(free, d)
+			copy(p.box.buf[of[d]][:p.receive], bytes.Repeat([]byte(afterwards), 1+p.receive/len(afterwards)))
 		}
+	}
+	stalled := false
+	stall := func(on bool) {
+		stalled = on
+		p.stall(on)
 	}
 	segment := func(i int) vipl.DataSegment {
 		g := p.box.segs[i]
@@ -224,6 +250,10 @@ func (p *peerBed) play(t *testing.T, s *script, va, vb *vipl.VI) {
 		case 6:
 			done(vb.SendDone)
 			done(vb.RecvDone)
+		case 7:
+			stall(!stalled)
+		case 8: // past the end of what is open
+			post(func(d *vipl.Descriptor, _ int) { d.SetSegments(p.open.Segment(p.region-20, p.receive), segment(0)) }, vb.PostRecv)
 		default:
 			if head, ok := vb.Expects(); ok {
 				h, payload := p.make(s, head)
@@ -248,20 +278,20 @@ func (p *peerBed) play(t *testing.T, s *script, va, vb *vipl.VI) {
 			p.send(t, i, frame)
 		}
 	}
+	done(vb.SendDone)
+	done(vb.RecvDone)
+	if p.mode&(peerZeroCopy|peerSealed) != 0 {
+		stall(false) // Disconnect would wait for the first, and take away the key of the second
+	}
 	p.listen(t, va)
 	for _, v := range []*vipl.VI{va, vb} {
-		if err := v.Disconnect(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, v.Disconnect())
 	}
 	done(vb.SendDone)
 	done(vb.RecvDone)
-	if len(posted) > 0 {
-		t.Fatalf("%d descriptors were not given back", len(posted))
-	}
+	stall(false)
+	fatalIf(t, len(posted) > 0, "%d descriptors were not given back", len(posted))
 	for _, v := range []*vipl.VI{va, vb} {
-		if err := v.Destroy(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, v.Destroy())
 	}
 }

@@ -5,15 +5,14 @@ import (
 	"unsafe"
 )
 
-// copyAscending copies src to dst, which are of one length, so that whoever
-// sees the last word of it sees everything: programs poll the last word of an
-// RDMA write. copy may store in any order, and processors other than x86 may
-// show plain stores in any order, so that the last word goes by itself, by a
-// store that nothing before it passes.
+// copyAscending copies src to dst, which have the same length, so that a reader that sees the last word sees
+// everything: programs poll the last word of an RDMA write. copy may store in any order, and processors other than
+// x86 may make plain stores visible in any order. So the last word is stored separately, with a store that no
+// earlier store passes.
 //
-// The last word is one of 8 or of 4 bytes, as dst's end is aligned and as dst has so
-// many. At an end that is no multiple of 4, and of less than 4 bytes, it is the one to
-// three bytes behind the last one.
+// The last word has 8 or 4 bytes, depending on the alignment of dst's end and on dst's length. If the end is not a
+// multiple of 4, or dst has less than 4 bytes, the last word is the one to three bytes behind the last multiple of
+// 4.
 func copyAscending(dst, src []byte) {
 	end := uintptr(unsafe.Pointer(unsafe.SliceData(dst))) + uintptr(len(dst))
 	last := len(dst)
@@ -40,14 +39,13 @@ func copyAscending(dst, src []byte) {
 		atomic.StoreUint32((*uint32)(tail), *(*uint32)(unsafe.Pointer(unsafe.SliceData(src[last:]))))
 	default:
 		var fence atomic.Uint32
-		fence.Swap(1) // what was stored before is seen before
+		fence.Swap(1) // earlier stores become visible before later ones
 		copyBytes(dst[last:], src[last:])
 	}
 }
 
-// copyBytes copies the bytes one by one. A program may look at them within a longer
-// word, by an atomic load, as it has to with a message that is no word: processors
-// allow that, and the race detector does not know it.
+// copyBytes copies the bytes one by one. A program may read them within a longer word, by an atomic load, as it
+// must for a message that is not a whole word. Processors allow that; the race detector does not know it.
 //
 //go:norace
 func copyBytes(dst, src []byte) {

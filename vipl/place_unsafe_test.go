@@ -24,9 +24,7 @@ func TestCopyAscending(t *testing.T) {
 			want := make([]byte, 64)
 			copy(want[from:], src)
 			vipl.CopyAscending(memory[from:from+n], src)
-			if !bytes.Equal(memory, want) {
-				t.Errorf("%d bytes at %d: % x", n, from, memory)
-			}
+			errorIf(t, !bytes.Equal(memory, want), "%d bytes at %d: % x", n, from, memory)
 		}
 	}
 }

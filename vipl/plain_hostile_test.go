@@ -7,8 +7,8 @@ import (
 	"math"
 	"testing"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
-	"viaxdp/wire"
 )
 
 // Where a frame of the tests' IPv4 hosts has its VIA header.
@@ -32,8 +32,8 @@ func TestReplayedAndReflectedOnPlain(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n := newMemoryNet(t, memoryConfig{gate: true})
 		s := newSpy(t, n)
-		va, vb := connect(t, n.a.Nic, n.b.Nic, level)
-		xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 2, 64)
+		va, vb := connect(t, n.a.NIC, n.b.NIC, level)
+		xa, xb := newBox(t, n.a.NIC, 2, 64), newBox(t, n.b.NIC, 2, 64)
 		said := 0
 		talk := func() {
 			t.Helper()
@@ -51,11 +51,9 @@ func TestReplayedAndReflectedOnPlain(t *testing.T) {
 		}
 		untouched := func(when string) {
 			t.Helper()
-			if d, err := vb.RecvDone(); d != nil || n.b.Counters().Messages != uint64(said) {
-				t.Errorf("%s: something was delivered: %v, %v", when, d, err)
-			}
-			stateIs(t, va, vipl.Connected)
-			stateIs(t, vb, vipl.Connected)
+			d, err := vb.RecvDone()
+			errorIf(t, d != nil || n.b.Counters().Messages != uint64(said), "%s: something was delivered: %v, %v", when, d, err)
+			statesAre(t, vipl.Connected, va, vb)
 			talk()
 		}
 		talk()
@@ -63,9 +61,7 @@ func TestReplayedAndReflectedOnPlain(t *testing.T) {
 		old := s.frames(0)
 		var p wire.Packet
 		for _, frame := range old {
-			if err := p.Decode(frame); err != nil {
-				t.Fatal(err)
-			}
+			must(t, p.Decode(frame))
 			if p.Kind == wire.KindData || p.Kind == wire.KindPack {
 				s.counted("repeated", duplicate, 1, func() { s.send(frame) })
 			}
@@ -77,9 +73,7 @@ func TestReplayedAndReflectedOnPlain(t *testing.T) {
 			b := bytes.Clone(frame)
 			copy(b, b[6:12])
 			copy(b[6:], s.link.SrcMAC[:])
-			if p.Decode(b) != nil {
-				t.Fatal("not a frame")
-			}
+			fatalIf(t, p.Decode(b) != nil, "not a frame")
 			strange := wrongKey
 			if p.VI != known.VI {
 				strange = unknown
@@ -96,16 +90,13 @@ func TestReplayedAndReflectedOnPlain(t *testing.T) {
 		untouched("turned back")
 
 		for _, v := range []*vipl.VI{va, vb} {
-			if err := v.Disconnect(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, v.Disconnect())
 		}
 		old = s.frames(0) // the good-bye is among them
-		join(t, n.a.Nic, va, n.b.Nic, vb)
+		join(t, n.a.NIC, va, n.b.NIC, vb)
 		talk()
-		if now := s.last(); now.VI != known.VI || now.Key == known.Key {
-			t.Fatalf("VI %#x and key %#x, before %#x and %#x", now.VI, now.Key, known.VI, known.Key)
-		}
+		now := s.last()
+		fatalIf(t, now.VI != known.VI || now.Key == known.Key, "VI %#x and key %#x, before %#x and %#x", now.VI, now.Key, known.VI, known.Key)
 		for _, frame := range old {
 			s.counted("of the last connection", wrongKey, 1, func() { s.send(frame) })
 		}
@@ -128,22 +119,20 @@ func testReachesOutside(t *testing.T, level vipl.ReliabilityLevel, kind wire.Kin
 	const size = 1000
 	n := newMemoryNet(t, memoryConfig{gate: true})
 	s := newSpy(t, n)
-	tag := mustTag(t, n.b.Nic)
+	tag := mustTag(t, n.b.NIC)
 	around := make([]byte, 3*size)
 	for i := range around {
 		around[i] = 0x11
 	}
 	in := around[size : 2*size]
-	right := vipl.MemAttributes{Ptag: tag, EnableRdmaWrite: kind == wire.KindWrite, EnableRdmaRead: kind == wire.KindRead}
-	wrong := vipl.MemAttributes{Ptag: tag, EnableRdmaWrite: kind != wire.KindWrite, EnableRdmaRead: kind != wire.KindRead}
+	right := vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: kind == wire.KindWrite, EnableRDMARead: kind == wire.KindRead}
+	wrong := vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: kind != wire.KindWrite, EnableRDMARead: kind != wire.KindRead}
 	foreign := right
-	foreign.Ptag = mustTag(t, n.b.Nic)
+	foreign.Ptag = mustTag(t, n.b.NIC)
 	regions := make(map[string]*vipl.Region)
 	for name, a := range map[string]vipl.MemAttributes{"open": right, "shut": wrong, "foreign": foreign} {
 		region, err := n.b.RegisterMem(in, a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		regions[name] = region
 	}
 	open := regions["open"].Handle()
@@ -154,9 +143,7 @@ func testReachesOutside(t *testing.T, level vipl.ReliabilityLevel, kind wire.Kin
 		for _, frame := range s.frames(1) {
 			if p.Decode(frame) == nil && p.Kind == wire.KindReadData {
 				count++
-				if !bytes.Equal(p.Payload, in) {
-					t.Errorf("an answer of %d bytes, which are not the region's", len(p.Payload))
-				}
+				errorIf(t, !bytes.Equal(p.Payload, in), "an answer of %d bytes, which are not the region's", len(p.Payload))
 			}
 		}
 		return count
@@ -185,21 +172,17 @@ func testReachesOutside(t *testing.T, level vipl.ReliabilityLevel, kind wire.Kin
 	} {
 		var vis [2]*vipl.VI
 		for i, h := range []*memoryHost{n.a, n.b} {
-			a := vipl.ViAttributes{Level: level, EnableRdmaWrite: true, EnableRdmaRead: true}
+			a := vipl.VIAttributes{Level: level, EnableRDMAWrite: true, EnableRDMARead: true}
 			if i == 1 {
 				a.Ptag = tag
 			}
-			v, err := h.CreateVi(a, nil, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			v, err := h.CreateVI(a, nil, nil)
+			must(t, err)
 			vis[i] = v
 		}
-		join(t, n.a.Nic, vis[0], n.b.Nic, vis[1])
+		join(t, n.a.NIC, vis[0], n.b.NIC, vis[1])
 		h, ok := vis[1].Expects()
-		if !ok {
-			t.Fatal("frames do not flow")
-		}
+		fatalIf(t, !ok, "frames do not flow")
 		h.Kind, h.Window, h.RemoteAddr, h.RemoteHandle = kind, 64, c.addr, uint32(c.handle)
 		var data []byte
 		if kind == wire.KindRead {
@@ -212,22 +195,16 @@ func testReachesOutside(t *testing.T, level vipl.ReliabilityLevel, kind wire.Kin
 		if c.good {
 			s.counted(c.name, func(c vipl.Counters) uint64 { return c.Writes + c.Reads }, 1, func() { s.forge(h, data) })
 			stateIs(t, vis[1], vipl.Connected)
-			if after := n.b.Counters(); after.RDMARefused != before.RDMARefused {
-				t.Errorf("%s: refused", c.name)
-			}
+			equal(t, "RDMARefused", n.b.Counters().RDMARefused, before.RDMARefused)
 		} else {
 			s.counted(c.name, func(c vipl.Counters) uint64 { return c.RDMARefused }, 1, func() { s.forge(h, data) })
 			stateIs(t, vis[1], vipl.Error)
 			stateIs(t, vis[0], vipl.Error) // its peer hears of it
-			if after := n.b.Counters(); after.Writes+after.Reads != before.Writes+before.Reads {
-				t.Errorf("%s: counted as done", c.name)
-			}
-			if i := bytes.IndexByte(around, 0xee); i >= 0 {
-				t.Fatalf("%s: byte %d was written", c.name, i-size)
-			}
-			if answers() > 0 {
-				t.Fatalf("%s: it was answered", c.name)
-			}
+			after := n.b.Counters()
+			errorIf(t, after.Writes+after.Reads != before.Writes+before.Reads, "%s: counted as done", c.name)
+			i := bytes.IndexByte(around, 0xee)
+			fatalIf(t, i >= 0, "%s: byte %d was written", c.name, i-size)
+			fatalIf(t, answers() > 0, "%s: it was answered", c.name)
 		}
 	}
 	switch {
@@ -237,9 +214,8 @@ func testReachesOutside(t *testing.T, level vipl.ReliabilityLevel, kind wire.Kin
 		t.Error("the write is not exactly in the region")
 	}
 	for name, region := range regions { // at the end of a test that has come to it: a panic leaves the engine locked
-		if err := region.Deregister(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := region.Deregister()
+		errorIf(t, err != nil, "%s: %v", name, err)
 	}
 }
 
@@ -255,9 +231,9 @@ func slicesOf(size int, values ...byte) (b []byte) {
 func TestUnreliableServesNoReads(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{gate: true})
 	s := newSpy(t, n)
-	va, vb := openVI(t, n.a.Nic, vipl.UnreliableDelivery), openVI(t, n.b.Nic, vipl.UnreliableDelivery)
-	join(t, n.a.Nic, va, n.b.Nic, vb)
-	x := openBox(t, n.b.Nic)
+	va, vb := openVI(t, n.a.NIC, vipl.UnreliableDelivery), openVI(t, n.b.NIC, vipl.UnreliableDelivery)
+	join(t, n.a.NIC, va, n.b.NIC, vb)
+	x := openBox(t, n.b.NIC)
 	for k := range 3 {
 		h, _ := vb.Expects()
 		h.Kind, h.Immediate = wire.KindRead, 8
@@ -266,9 +242,7 @@ func TestUnreliableServesNoReads(t *testing.T) {
 	}
 	var p wire.Packet
 	for _, frame := range s.frames(1) {
-		if p.Decode(frame) == nil && p.Kind == wire.KindReadData {
-			t.Error("it was answered")
-		}
+		errorIf(t, p.Decode(frame) == nil && p.Kind == wire.KindReadData, "it was answered")
 	}
 	stateIs(t, vb, vipl.Connected)
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"viaxdp/hugepages"
-	"viaxdp/internal/tsc"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/tsc"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -88,7 +88,8 @@ func (p *plainPort) Receive(frames []xdpnic.Frame) int {
 	return n
 }
 
-func (p *plainPort) Void(uint64)                {}
+func (p *plainPort) Reading(uint64) bool        { return false }
+func (p *plainPort) Cancel(uint64) bool         { return true }
 func (p *plainPort) Recycle(addr uint64)        { p.rx = append(p.rx, addr-256) }
 func (p *plainPort) Refill()                    {}
 func (p *plainPort) Ready() bool                { return len(p.in) > 0 }
@@ -101,7 +102,7 @@ func (p *plainPort) RxChunks() int              { return plainChunks }
 // half of the descriptors is posted to receive.
 type plainEnd struct {
 	port *plainPort
-	nic  *vipl.Nic
+	nic  *vipl.NIC
 	vi   *vipl.VI
 	*box
 }
@@ -111,14 +112,11 @@ func plainEnds(t testing.TB, level vipl.ReliabilityLevel, descs int) (ends [2]*p
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	for i, name := range []string{"a", "b"} {
 		arena, err := hugepages.New(hugepages.Config{Size: 4 << 20, Reserve: 2 * plainChunks * plainChunk, Policy: hugepages.Avoid})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		e := &plainEnd{port: newPlainPort(arena.Bytes())}
 		p := vipl.Provider{Port: e.port, Agent: fabric.Agent(name), Arena: arena, Silence: time.Hour}
-		if e.nic, err = vipl.Open(vipl.OnSteadyClock(p)); err != nil {
-			t.Fatal(err)
-		}
+		e.nic, err = vipl.Open(vipl.OnSteadyClock(p))
+		must(t, err)
 		t.Cleanup(func() { e.nic.Close() })
 		e.box = newBox(t, e.nic, descs, 64)
 		ends[i] = e

@@ -9,8 +9,8 @@ import (
 	"viaxdp/memreg"
 )
 
-// Step 1 of the way of a message: post. The descriptor is read once, checked
-// and translated; the engine works on what was read.
+// Step 1 of the path of a message: post. The descriptor is read once, checked and translated; the engine works on
+// the copy.
 
 var (
 	errAlignment = fmt.Errorf("a descriptor's address must be a multiple of %d", DescriptorAlignment)
@@ -33,8 +33,8 @@ func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	return err
 }
 
-// join puts d at the tail of q. Wrong contents complete the descriptor in error;
-// what is returned is about the descriptor itself. Under the lock.
+// join puts d at the tail of q. Wrong contents complete the descriptor in error; the returned error is about the
+// descriptor itself. Under the lock.
 func (v *VI) join(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	switch {
 	case v.gone.Load():
@@ -58,11 +58,12 @@ func (v *VI) join(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	p := v.port
 	switch {
 	case q.isRecv && v.state == Error, !q.isRecv && v.state != Connected:
-		if q.completed.Load() != q.tail.Load()-1 {
-			break // Disconnect, which is under way, flushes it behind those before
+		if q.current != q.tail.Load()-1 {
+			break // a Disconnect that is under way flushes it after the earlier ones
 		}
 		q.current++
-		p.complete(v, q, e, StatusFlushed|e.status)
+		e.status, e.over = StatusFlushed|e.status, true
+		p.settleQueue(q) // after the earlier ones, whose memory may still be read
 	case q.isRecv:
 		if e.status.Failed() {
 			p.settleReceives(v)
@@ -71,8 +72,8 @@ func (v *VI) join(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	return nil
 }
 
-// sendPosted sends what was posted, as far as it goes now, and takes what has
-// arrived. Under the lock.
+// sendPosted sends what was posted, as far as possible now, and processes frames that have arrived. later delays
+// the doorbell until Ring. Under the lock.
 func (v *VI) sendPosted(later bool) {
 	if v.state != Connected {
 		return
@@ -100,8 +101,8 @@ func (v *VI) sendPosted(later bool) {
 	}
 }
 
-// read keeps what d has in itself, and finds and holds the region that it lies
-// in. The control segment comes first: it says how long the descriptor is.
+// read copies d's control segment and first segments, and finds and pins the region in which d lies. The control
+// segment comes first, since it determines the descriptor's length.
 func (v *VI) read(e *posted, d *Descriptor, h MemHandle) error {
 	if d == nil {
 		return errNil
@@ -123,13 +124,13 @@ func (v *VI) read(e *posted, d *Descriptor, h MemHandle) error {
 			return err
 		}
 	}
-	home.Hold()
+	home.Pin()
 	e.desc, e.home = d, home
 	return nil
 }
 
-// readShort finds the region of a descriptor that ends with it before room for two
-// segments: it has one or none.
+// readShort finds the region of a descriptor if the region ends before the descriptor's second segment. Such a
+// descriptor has one segment or none.
 func (v *VI) readShort(d *Descriptor, h MemHandle) (home *memreg.Region, err error) {
 	if _, home, err = v.nic.mem.Resolve(h, d.Addr(), ControlSegmentSize, v.tag); err != nil {
 		return nil, err
@@ -144,14 +145,19 @@ func (v *VI) readShort(d *Descriptor, h MemHandle) (home *memreg.Region, err err
 	return nil, memreg.ErrRange
 }
 
-// sendOps are the operations as the status tells them; 3 is none.
+// sendOps maps operations to their status bits; operation 3 does not exist.
 var sendOps = [...]Status{
 	ControlSendRecv: StatusOpSend, ControlRDMAWrite: StatusOpRDMAWrite, ControlRDMARead: StatusOpRDMARead,
 	controlOperation: StatusOpSend,
 }
 
-// translate checks what was read and holds the memory that it names. It returns
-// the error bits with which the descriptor has to complete.
+// translate checks the descriptor that was read and pins the memory that it names. It returns the error bits with
+// which the descriptor must complete.
+//
+// A send, an RDMA write and an RDMA read access all bytes of their segments. A receive accesses the bytes that its
+// message fills. So if a receive's segment begins in its region and reaches past the end of it, it is cut at the
+// end of the region. The segments behind it are kept without bytes, since no message may reach them; their regions
+// are pinned all the same. tooLong ends a message that needs more.
 func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
 	s := &e.asPosted
 	e.control, e.imm, e.length = s.control, s.immediate, 0
@@ -163,7 +169,7 @@ func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
 	first, count := 0, int(s.segCount)
 	switch {
 	case s.reserved != 0, s.control&^controlKnown != 0, op == controlOperation,
-		recv && s.control&^ControlImmediate != 0: // that bit may be left from a send
+		recv && s.control&^ControlImmediate != 0: // the immediate bit may remain from a send
 		return StatusFormatError
 	case op == ControlSendRecv:
 		if count > MaxSegments {
@@ -181,6 +187,7 @@ func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
 	}
 	segs := e.segs()
 	total := uint64(0)
+	cut := false // a receive's segment has reached past the end of its region
 	for i := range segs {
 		named := s.segment(d, first+i)
 		total += uint64(named.Length)
@@ -188,10 +195,17 @@ func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
 			continue
 		}
 		data, region, err := v.nic.mem.Resolve(named.Handle, named.Data, named.Length, v.tag)
+		if err == memreg.ErrRange && recv {
+			data, region, err = v.nic.mem.ResolvePart(named.Handle, named.Data, named.Length, v.tag)
+		}
 		if err != nil {
 			return StatusProtectionError
 		}
-		region.Hold()
+		if cut {
+			data = nil
+		}
+		cut = len(data) < int(named.Length)
+		region.Pin()
 		segs[i] = segment{data, region}
 	}
 	if total > math.MaxUint32 || !recv && (total > uint64(v.attrs.MaxTransferSize) || uint32(total) != s.length) {
@@ -201,8 +215,7 @@ func (v *VI) translate(e *posted, d *Descriptor, recv bool) Status {
 	return 0
 }
 
-// translateRemote looks at what only RDMA has: the address segment, which comes
-// first.
+// translateRemote checks what only RDMA has: the address segment, which comes first.
 func (v *VI) translateRemote(s *snapshot, op Control) Status {
 	switch {
 	case s.segCount < 1, s.segCount > MaxSegments+1, s.remote().Reserved != 0:
@@ -211,7 +224,7 @@ func (v *VI) translateRemote(s *snapshot, op Control) Status {
 		return 0
 	case v.attrs.Level == UnreliableDelivery, s.control&ControlImmediate != 0:
 		return StatusFormatError
-	case !v.attrs.EnableRdmaRead:
+	case !v.attrs.EnableRDMARead:
 		return StatusProtectionError
 	}
 	return 0
@@ -233,9 +246,8 @@ func (v *VI) dequeue(q *workQueue) (*Descriptor, error) {
 	return d, nil
 }
 
-// lockReady takes the lock when a completed descriptor waits on q, also one that
-// becomes so by progress made here. It waits for who makes progress only where a descriptor's
-// status says already that it is complete.
+// lockReady takes the lock if a completed descriptor is on q, or if progress that it makes completes one. It waits
+// for the lock only if a descriptor is complete or its status already says so.
 func (v *VI) lockReady(q *workQueue) bool {
 	p := v.port
 	if q.ready() {
@@ -260,7 +272,7 @@ func (v *VI) lockReady(q *workQueue) bool {
 	return true
 }
 
-// notReady tells an empty queue from one whose head is not complete.
+// notReady distinguishes an empty queue from one whose head is not complete.
 func (q *workQueue) notReady() error {
 	if q.empty() {
 		return ErrDescriptor

@@ -8,27 +8,27 @@ import (
 	"sync/atomic"
 	"time"
 
-	"viaxdp/internal/programs"
-	"viaxdp/internal/rundir"
+	"viaxdp/internal/base/programs"
+	"viaxdp/internal/base/rundir"
 )
 
-// published are the handles of this process that others may ask about.
+// published are the handles of this process that can be queried.
 var published struct {
 	sync.Mutex
-	nics []*Nic
+	nics []*NIC
 }
 
-// answering is who answers, while there are any. VIA_RUNTIME_DIR=none: nobody.
-// Its mutex comes before that of published, which whoever answers takes.
+// answering is the server that answers queries, while handles are published. VIA_RUNTIME_DIR=none: there is none.
+// Its mutex is taken before that of published, which a query takes.
 var answering struct {
 	sync.Mutex
 	server *programs.Server
-	socket atomic.Pointer[string] // its path; without the mutex
+	socket atomic.Pointer[string] // path of the socket; read without the mutex
 }
 
-// publish makes a handle known. A process that cannot say that it runs does
-// without: it is for people who look on.
-func publish(n *Nic) {
+// publish makes a handle visible to queries. If the process cannot serve its socket, it goes on without: queries
+// are for display only.
+func publish(n *NIC) {
 	answering.Lock()
 	defer answering.Unlock()
 	published.Lock()
@@ -46,17 +46,16 @@ func publish(n *Nic) {
 	}
 }
 
-// Unpublish removes the socket on which this process answers questions about its
-// NICs: for a program that is about to exit with handles open. It waits for nobody,
-// and may be called concurrently.
+// Unpublish removes the socket on which this process answers queries about its NICs. It is for a program that is
+// about to exit with open handles. It does not wait, and may be called concurrently.
 func Unpublish() {
 	if path := answering.socket.Swap(nil); path != nil {
-		_ = os.Remove(*path) // one that stays is a stale one
+		_ = os.Remove(*path) // if it remains, it is treated as stale
 	}
 }
 
-// unpublish ends that, and with the last handle the answers.
-func unpublish(n *Nic) {
+// unpublish hides a handle from queries, and stops the server after the last.
+func unpublish(n *NIC) {
 	answering.Lock()
 	defer answering.Unlock()
 	published.Lock()
@@ -67,34 +66,34 @@ func unpublish(n *Nic) {
 	published.Unlock()
 	if last && answering.server != nil {
 		answering.socket.Store(nil)
-		answering.server.Close() // a socket that cannot be removed is a stale one
+		answering.server.Close() // a socket that cannot be removed is treated as stale
 		answering.server = nil
 	}
 }
 
-// public is this process to those who ask.
+// public answers queries about this process.
 type public struct{}
 
-func (public) nics() []*Nic {
+func (public) nics() []*NIC {
 	published.Lock()
 	defer published.Unlock()
 	return slices.Clone(published.nics)
 }
 
-// Status is a ProgramStatus.
+// Status returns a ProgramStatus.
 func (a public) Status() any {
-	s := ProgramStatus{Time: time.Now(), Nics: []NicStatus{}}
+	s := ProgramStatus{Time: time.Now(), Nics: []NICStatus{}}
 	for _, n := range a.nics() {
 		s.Nics = append(s.Nics, n.Status())
 	}
 	return s
 }
 
-// Capture captures of every queue.
+// Capture captures the frames of every queue.
 func (a public) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
-	var one []*Nic // a handle of each queue
+	var one []*NIC // one handle of each queue
 	for _, n := range a.nics() {
-		if !slices.ContainsFunc(one, func(m *Nic) bool { return m.port == n.port }) {
+		if !slices.ContainsFunc(one, func(m *NIC) bool { return m.port == n.port }) {
 			one = append(one, n)
 		}
 	}
@@ -107,8 +106,8 @@ func (a public) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
 	return nil
 }
 
-// lockedWriter keeps the records of several writers apart: behind one that was not
-// written as a whole there comes nothing.
+// lockedWriter serializes the records of several writers. After a record that was not written completely, nothing
+// more is written.
 type lockedWriter struct {
 	mu  sync.Mutex
 	w   io.Writer

@@ -1,30 +1,29 @@
 package vipl
 
-// RDMA at the target of the operation, and the reading side of RDMA read. What
-// a write and a read send is in engine_tx.go.
+// RDMA at the target of the operation, and the reading side of an RDMA read. engine_tx.go sends the frames of
+// writes and the requests of reads.
 //
-//	write:  KindWrite, KindWrite, ... ---------------->  placed as they come
+//	write:  KindWrite, KindWrite, ... ---------------->  placed on arrival
 //	read:   KindRead  -------------------------------->  checked, queued
-//	        placed as they come  <---  KindReadData, KindReadData, ...
+//	        placed on arrival  <---  KindReadData, KindReadData, ...
 //
-// All of these frames take their place in the connection's sequence: nothing of
-// one VI overtakes anything else of it. Each frame is checked by itself against
-// the region as it is at that moment, and holds the region while it copies.
+// All of these frames have numbers in the connection's sequence, so operations of one VI stay in order. Each frame
+// is checked separately against the region's current state, and acquires the region while it copies.
 
 import (
 	"errors"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/memreg"
-	"viaxdp/wire"
 )
 
-// maxReads is how many RDMA reads of one VI may be under way; the peer queues as
-// many. It is the same for all providers of this version of the format.
+// maxReads is how many RDMA reads of one VI may be outstanding; the peer queues as many. It is fixed by this
+// version of the wire format.
 const maxReads = 16
 
 var (
-	errWriteRefused = errors.New("the VI does not take RDMA writes (EnableRdmaWrite)")
-	errReadRefused  = errors.New("the VI does not serve RDMA reads (EnableRdmaRead)")
+	errWriteRefused = errors.New("the VI does not take RDMA writes (EnableRDMAWrite)")
+	errReadRefused  = errors.New("the VI does not serve RDMA reads (EnableRDMARead)")
 )
 
 // answer is an RDMA read of the peer that is being served.
@@ -46,8 +45,8 @@ func (a *answers) drop() {
 	*a = (*a)[:len(*a)-1]
 }
 
-// placeWrite places a frame of the peer's RDMA write. The last one, if the
-// write carries immediate data, consumes a receive.
+// placeWrite places a frame of the peer's RDMA write. If the write carries immediate data, its last frame consumes
+// a receive.
 func (p *port) placeWrite(c *conn, pkt *wire.Packet, now int64) {
 	v := c.vi
 	if pkt.Flags&wire.FlagFirst != 0 {
@@ -55,7 +54,7 @@ func (p *port) placeWrite(c *conn, pkt *wire.Packet, now int64) {
 	}
 	n := int(pkt.Length)
 	if uint64(c.written)+uint64(n) > uint64(v.attrs.MaxTransferSize) {
-		p.nonsense(c, now)
+		p.protocolError(c, now)
 		return
 	}
 	if err := v.writeTo(MemHandle(pkt.RemoteHandle), pkt.RemoteAddr, uint32(n), pkt.Payload, pkt.Rest); err != nil {
@@ -79,13 +78,12 @@ func (p *port) placeWrite(c *conn, pkt *wire.Packet, now int64) {
 	p.finishWrite(c, e, c.written, pkt.Immediate)
 }
 
-// placeRecord places an RDMA write that shares its frame with other messages.
-// False: it is refused.
+// placeRecord places an RDMA write that shares its frame with other messages. False: it was refused.
 func (p *port) placeRecord(c *conn, r *wire.Record, now int64) bool {
 	v := c.vi
 	n := uint32(len(r.Data))
 	if uint64(n) > uint64(v.attrs.MaxTransferSize) {
-		p.nonsense(c, now)
+		p.protocolError(c, now)
 		return false
 	}
 	if err := v.writeTo(MemHandle(r.RemoteHandle), r.RemoteAddr, n, r.Data, nil); err != nil {
@@ -100,14 +98,13 @@ func (p *port) placeRecord(c *conn, r *wire.Record, now int64) bool {
 	return true
 }
 
-// finishWrite completes the receive that a write of n bytes with immediate data
-// consumes.
+// finishWrite completes the receive that a write of n bytes with immediate data consumes.
 func (p *port) finishWrite(c *conn, e *posted, n, immediate uint32) {
 	e.op = StatusOpRemoteRDMAWrite
 	p.finishReceive(c, e, n, true, immediate)
 }
 
-// refuseWrite ends a write to what is not open for it.
+// refuseWrite ends a write to memory that is not open to it.
 func (p *port) refuseWrite(c *conn, err error, now int64) {
 	c.part = 0
 	p.stats.RDMARefused++
@@ -117,10 +114,9 @@ func (p *port) refuseWrite(c *conn, err error, now int64) {
 	}
 }
 
-// writeTo copies n bytes, in first and rest, to memory that the peer names, in
-// ascending order.
+// writeTo copies n bytes, in first and rest, in ascending order to memory that the peer names.
 func (v *VI) writeTo(h MemHandle, addr uint64, n uint32, first []byte, rest [][]byte) error {
-	if !v.attrs.EnableRdmaWrite {
+	if !v.attrs.EnableRDMAWrite {
 		return errWriteRefused
 	}
 	if n == 0 {
@@ -139,8 +135,7 @@ func (v *VI) writeTo(h MemHandle, addr uint64, n uint32, first []byte, rest [][]
 	return nil
 }
 
-// copyPieces is copyAscending of several pieces, of which the last may be shorter
-// than a word.
+// copyPieces is copyAscending for several pieces, of which the last may be shorter than a word.
 func copyPieces(dst, first []byte, rest [][]byte) {
 	var tail [8]byte
 	body := max(0, len(dst)-len(tail))
@@ -162,8 +157,7 @@ func copyPieces(dst, first []byte, rest [][]byte) {
 	copyAscending(dst[body:], tail[:len(dst)-body])
 }
 
-// askRead sends the request of an RDMA read. False: the port is full; c comes
-// up again.
+// askRead sends the request of an RDMA read. False: the port is full; c is tried again.
 func (p *port) askRead(c *conn, e *posted, now int64) bool {
 	addr, chunk, ok := p.chunk(c)
 	if !ok {
@@ -181,17 +175,17 @@ func (p *port) askRead(c *conn, e *posted, now int64) bool {
 	return true
 }
 
-// takeRead takes the peer's request for an RDMA read: wrong ones break the
-// connection before anything that the peer sent later is looked at.
+// takeRead processes the peer's request for an RDMA read. An invalid one breaks the connection before any later
+// frame of the peer is examined.
 func (p *port) takeRead(c *conn, pkt *wire.Packet, now int64) {
 	v := c.vi
 	r := answer{addr: pkt.RemoteAddr, handle: MemHandle(pkt.RemoteHandle), length: pkt.Immediate, seq: pkt.Seq}
 	if c.part != 0 || pkt.Length > 0 || len(c.answers) == maxReads || uint64(r.length) > uint64(v.attrs.MaxTransferSize) {
-		p.nonsense(c, now)
+		p.protocolError(c, now)
 		return
 	}
 	err := errReadRefused
-	if v.attrs.EnableRdmaRead {
+	if v.attrs.EnableRDMARead {
 		err = p.readFrom(v, &r)
 	}
 	if err != nil {
@@ -205,8 +199,7 @@ func (p *port) takeRead(c *conn, pkt *wire.Packet, now int64) {
 	p.enqueue(c)
 }
 
-// readFrom checks that the rest of r may be read, and copies its next bytes to
-// parts.
+// readFrom checks that the remainder of r may be read, and copies its next bytes to parts.
 func (p *port) readFrom(v *VI, r *answer, parts ...[]byte) error {
 	if r.length == 0 {
 		return nil
@@ -229,14 +222,14 @@ func (p *port) refuseRead(c *conn, seq uint32, err error, now int64) {
 	p.refuseAt(c, wire.ReasonRDMARead, seq, err, now)
 }
 
-// answerPiece is how many bytes of the oldest read the next frame has.
+// answerPiece returns how many bytes of the oldest read the next frame carries.
 func (c *conn) answerPiece() int {
 	r := &c.answers[0]
 	return min(c.payload, int(r.length-r.moved))
 }
 
-// sendAnswer sends the next frame of the oldest read that is being served.
-// False: the port is full; c comes up again.
+// sendAnswer sends the next frame of the oldest read that is being served. False: the port is full; c is tried
+// again.
 func (p *port) sendAnswer(c *conn, now int64) bool {
 	r := &c.answers[0]
 	n := c.answerPiece()
@@ -276,7 +269,7 @@ func (p *port) sendAnswer(c *conn, now int64) bool {
 	return true
 }
 
-// takeReadData places a frame of the answer to the oldest read of ours.
+// takeReadData places a frame of the answer to this side's oldest read.
 func (p *port) takeReadData(c *conn, pkt *wire.Packet, now int64) {
 	q := &c.vi.send
 	var e *posted
@@ -288,19 +281,19 @@ func (p *port) takeReadData(c *conn, pkt *wire.Packet, now int64) {
 	}
 	if e == nil || pkt.Immediate != e.first || pkt.RemoteAddr != uint64(e.moved) ||
 		uint64(e.moved)+uint64(pkt.Length) > uint64(e.length) {
-		p.nonsense(c, now)
+		p.protocolError(c, now)
 		return
 	}
 	e.placeAll(pkt)
 	last := pkt.Flags&wire.FlagLast != 0
 	if last != (e.moved == e.length) || !last && pkt.Length == 0 {
-		p.nonsense(c, now)
+		p.protocolError(c, now)
 		return
 	}
 	if last {
 		e.done = true
 		c.reads--
-		p.settleSends(c)
+		p.settleQueue(&c.vi.send)
 		p.enqueue(c)
 	}
 }

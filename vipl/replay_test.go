@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"viaxdp/internal/testsize"
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -68,11 +68,11 @@ type replaySide struct {
 	target    *box // at the peer, written by RDMA: a buffer a slot
 	source    *box // at the peer, read by RDMA
 
-	next  int         // number of the next operation
-	taken int         // receives that have completed
-	owed  int         // receives that operations under way will take
-	sends []*replayOp // not completed at the sender, in order
-	comes []*replayOp // not seen at the receiver, in order
+	next    int         // number of the next operation
+	taken   int         // receives that have completed
+	acksDue int         // receives that operations under way will take
+	sends   []*replayOp // not completed at the sender, in order
+	comes   []*replayOp // not seen at the receiver, in order
 }
 
 type replay struct {
@@ -84,17 +84,13 @@ type replay struct {
 	replayed
 }
 
-func openedBox(t *testing.T, n *vipl.Nic, count, size int) *box {
+func openedBox(t *testing.T, n *vipl.NIC, count, size int) *box {
 	t.Helper()
 	x := newBox(t, n, count, size)
 	a, err := x.region.Query()
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.EnableRdmaWrite, a.EnableRdmaRead = true, true
-	if err := x.region.SetAttributes(a); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	a.EnableRDMAWrite, a.EnableRDMARead = true, true
+	must(t, x.region.SetAttributes(a))
 	return x
 }
 
@@ -130,7 +126,7 @@ func (r *replay) postThis(s *replaySide, kind string, length int) {
 	i := s.next % replaySlots
 	busy := func(o *replayOp) bool { return o.k <= s.next-replaySlots }
 	takes := kind == "send" || kind == "write" // a receive
-	if slices.ContainsFunc(s.sends, busy) || slices.ContainsFunc(s.comes, busy) || takes && s.owed == replaySlots {
+	if slices.ContainsFunc(s.sends, busy) || slices.ContainsFunc(s.comes, busy) || takes && s.acksDue == replaySlots {
 		return
 	}
 	o := &replayOp{kind: kind, k: s.next, length: length}
@@ -152,7 +148,7 @@ func (r *replay) postThis(s *replaySide, kind string, length int) {
 	}
 	if takes {
 		d.SetImmediate(uint32(o.k))
-		s.owed++
+		s.acksDue++
 	}
 	s.sends = append(s.sends, o)
 	if err := s.vi.PostSend(d, s.src.region.Handle()); err != nil {
@@ -213,7 +209,7 @@ func (r *replay) take(s *replaySide) {
 		checkPattern(r.t, got[:o.length], o.k)
 		r.say(s, "has received", o, d)
 		s.taken++
-		s.owed--
+		s.acksDue--
 		postRecv(r.t, s.peer, s.recv, i, replayMost)
 	}
 }
@@ -236,10 +232,10 @@ func runReplay(t *testing.T, seed uint64) *replayed {
 			t.Cleanup(h.WithoutBackground()) // it must answer while its VIs are closed
 		}
 		for _, level := range slices.Concat(reliableLevels, reliableLevels) {
-			va, vb := openVI(t, n.a.Nic, level), openVI(t, n.b.Nic, level)
-			join(t, n.a.Nic, va, n.b.Nic, vb)
+			va, vb := openVI(t, n.a.NIC, level), openVI(t, n.b.NIC, level)
+			join(t, n.a.NIC, va, n.b.NIC, vb)
 			for i, v := range [2][2]*vipl.VI{{va, vb}, {vb, va}} {
-				mine, peers := r.nics[i].Nic, r.nics[1-i].Nic
+				mine, peers := r.nics[i].NIC, r.nics[1-i].NIC
 				s := &replaySide{
 					name: fmt.Sprint(len(r.sides)), vi: v[0], peer: v[1],
 					src: newBox(t, mine, replaySlots, replayMost), recv: newBox(t, peers, replaySlots, replayMost),
@@ -286,9 +282,8 @@ func runReplay(t *testing.T, seed uint64) *replayed {
 			r.turn()
 		}
 		for _, s := range r.sides {
-			if q, err := s.vi.Query(); err != nil || q.State != vipl.Connected {
-				t.Errorf("%s: %v, %v", s.name, q.State, err)
-			}
+			q, err := s.vi.Query()
+			errorIf(t, err != nil || q.State != vipl.Connected, "%s: %v, %v", s.name, q.State, err)
 		}
 		r.took = time.Since(r.start)
 		for i, h := range r.nics {
@@ -312,9 +307,7 @@ func (r *replayed) everythingTookPlace(t *testing.T) {
 		"sends": uint64(r.kinds["send"]), "reads": uint64(r.kinds["read"]),
 		"writes": uint64(r.kinds["write"]), "bare writes": uint64(r.kinds["bare write"]),
 	} {
-		if count == 0 {
-			t.Errorf("there were no %s", name)
-		}
+		errorIf(t, count == 0, "there were no %s", name)
 	}
 }
 
@@ -337,19 +330,12 @@ func TestReplay(t *testing.T) {
 				one.log[i:min(i+3, len(one.log))], two.log[i:min(i+3, len(two.log))])
 		}
 	}
-	if one.engine != two.engine {
-		t.Errorf("the engines' counters differ:\n%+v\n%+v", one.engine, two.engine)
-	}
-	if one.queue != two.queue {
-		t.Errorf("the queues' counters differ:\n%+v\n%+v", one.queue, two.queue)
-	}
-	if one.took != two.took {
-		t.Errorf("the runs took %v and %v", one.took, two.took)
-	}
+	errorIf(t, one.engine != two.engine, "the engines' counters differ:\n%+v\n%+v", one.engine, two.engine)
+	errorIf(t, one.queue != two.queue, "the queues' counters differ:\n%+v\n%+v", one.queue, two.queue)
+	errorIf(t, one.took != two.took, "the runs took %v and %v", one.took, two.took)
 	if t.Failed() {
 		return
 	}
-	if three := runReplay(t, seed+1); three.digest() == one.digest() {
-		t.Error("another seed made the same run")
-	}
+	three := runReplay(t, seed+1)
+	errorIf(t, three.digest() == one.digest(), "another seed made the same run")
 }

@@ -1,31 +1,30 @@
 package vipl
 
-// Connections that are authenticated and encrypted, from a key that both sides
-// have: the handshake as connections are made, and the sealing of frames. The
-// frames that the engine builds and keeps for a retransmission are plain ones; on
-// the ring goes a sealed copy of each, with a packet number of its own every time.
-// What the rest of the engine sees of a frame that arrived is what was sealed.
+// Authenticated and encrypted connections, based on a key that both sides share: the handshake during connection
+// setup, and the sealing of frames. The engine builds plain frames and keeps them for retransmission. A sealed copy
+// of each frame goes on the ring, with a new packet number every time. The rest of the engine sees a received frame
+// as it was before sealing.
 
 import (
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 
-	"viaxdp/kagent"
-	"viaxdp/secure"
-	"viaxdp/wire"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/secure"
+	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
-// PSK is a pre-shared key. A VI that has one connects only with a VI that has the
-// same, and their frames are encrypted and authenticated; docs/security.md says what
-// that promises. It may be used concurrently, for any number of VIs.
+// PSK is a pre-shared key. A VI with a key connects only with a VI that has the same key, and their frames are
+// encrypted and authenticated. docs/security.md describes the guarantees. A PSK may be used concurrently, for any
+// number of VIs.
 type PSK struct{ key *secure.PSK }
 
-// NewPSK makes a key of at least 32 bytes, which must be random: from a recorded
-// handshake, keys that people think up can be found by trying. The bytes are not
-// kept. ErrInvalidParameter when there are too few.
+// NewPSK makes a key of at least 32 bytes, which must be random: a key that a person made up can be found from a
+// recorded handshake by trying. The bytes are not kept. ErrInvalidParameter if there are too few.
 func NewPSK(key []byte) (*PSK, error) {
 	k, err := secure.NewPSK(key)
 	if err != nil {
@@ -34,21 +33,27 @@ func NewPSK(key []byte) (*PSK, error) {
 	return &PSK{k}, nil
 }
 
-// mostPSK is how long a file with a key may be.
+// mostPSK is the longest key file in bytes.
 const mostPSK = 1 << 20
 
-// ReadPSK makes a key of all bytes of a file, 32 to 1 MiB of them:
+// ReadPSK makes a key of all bytes of a file, 32 bytes to 1 MiB:
 //
-//	openssl rand -out file 32
+//	(umask 077; openssl rand -out file 32)
+//
+// ReadPSK refuses a file that its group or others may access, or whose owner is neither this process's user nor
+// root: the key in it is not secret.
 func ReadPSK(file string) (*PSK, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, opError("ReadPSK", nil, ErrInvalidParameter, err)
 	}
 	defer f.Close()
+	if err := checkSecret(f); err != nil {
+		return nil, opError("ReadPSK", nil, ErrInvalidParameter, err)
+	}
 	key, err := io.ReadAll(io.LimitReader(f, mostPSK+1))
-	if err == nil && len(key) > mostPSK { // a device, perhaps, that has no end
-		err = fmt.Errorf("%s: more than %d bytes: want a file of 32 random ones", file, mostPSK)
+	if err == nil && len(key) > mostPSK { // perhaps a device without an end
+		err = fmt.Errorf("%s: more than %d bytes: use a file of 32 random bytes", file, mostPSK)
 	}
 	if err != nil {
 		return nil, opError("ReadPSK", nil, ErrInvalidParameter, err)
@@ -60,21 +65,34 @@ func ReadPSK(file string) (*PSK, error) {
 	return &PSK{k}, nil
 }
 
-// WithPSK is ViAttributes.PSK for all VIs of the handle that have none of their
-// own.
+// checkSecret refuses an open file that other users can access, or whose owner is another user.
+func checkSecret(f *os.File) error {
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if mode := st.Mode().Perm(); mode&0o077 != 0 {
+		return fmt.Errorf("%s: its mode %#o gives other users access, and the key must be secret: chmod 600 %[1]s", f.Name(), mode)
+	}
+	if s, ok := st.Sys().(*syscall.Stat_t); ok && s.Uid != 0 && int(s.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d, neither this process's user %d nor root: use a copy that belongs to this user, with mode 600",
+			f.Name(), s.Uid, os.Geteuid())
+	}
+	return nil
+}
+
+// WithPSK sets VIAttributes.PSK for all VIs of the handle that have none of their own.
 func WithPSK(psk *PSK) Option { return func(o *options) { o.psk = psk } }
 
-// ErrSecurity says that a connect failed because the pre-shared keys do not go
-// together: one side has none, or they differ; the text says which. The error, on
-// either side, wraps both ErrRejected and ErrSecurity.
-var ErrSecurity = errors.New("the pre-shared keys do not go together")
+// ErrSecurity means that a connect failed because of the pre-shared keys: one side has none, or they differ; the
+// error text says which. On either side the error wraps both ErrRejected and ErrSecurity.
+var ErrSecurity = errors.New("the pre-shared keys do not match")
 
 func securityError(op string, v *VI, reason wire.CMReason) error {
 	return opError(op, v, ErrRejected, fmt.Errorf("%w: %v", ErrSecurity, reason))
 }
 
-// psk is the key for connections of v, or nil. Its attributes do not change while
-// it is being connected.
+// psk returns the key for connections of v, or nil. v's attributes do not change while it is being connected.
 func (v *VI) psk() *PSK {
 	if v.attrs.PSK != nil {
 		return v.attrs.PSK
@@ -82,8 +100,7 @@ func (v *VI) psk() *PSK {
 	return v.nic.psk
 }
 
-// requestSecurely begins the handshake of a request, if v has a key; else it
-// returns nil.
+// requestSecurely begins the handshake of a request. Without a key it returns nil.
 func (v *VI) requestSecurely(op string, ours *kagent.Offer, peers bool, local, remote NetAddress) (*secure.Requester, error) {
 	psk := v.psk()
 	if psk == nil {
@@ -101,7 +118,7 @@ func (v *VI) requestSecurely(op string, ours *kagent.Offer, peers bool, local, r
 	return r, nil
 }
 
-// finishSecurely ends it by the answer. When that fails the acceptor is told.
+// finishSecurely completes the handshake with the acceptor's answer. If that fails, it tells the acceptor.
 func (v *VI) finishSecurely(op string, r *secure.Requester, a *kagent.Answer) (proof []byte, s *secure.Session, err error) {
 	reason := wire.CMReasonKey
 	switch {
@@ -124,8 +141,8 @@ func (v *VI) finishSecurely(op string, r *secure.Requester, a *kagent.Answer) (p
 	return nil, nil, securityError(op, v, reason)
 }
 
-// checkSecurely looks at the requester's part of the handshake; nil without a key
-// on both sides. When that fails the requester is told.
+// checkSecurely checks the requester's part of the handshake. It returns nil if neither side has a key. If the
+// check fails, it tells the requester.
 func (v *VI) checkSecurely(op string, in *kagent.Incoming, peers bool) (*secure.Offered, error) {
 	psk, theirs := v.psk(), in.Offer()
 	reason := wire.CMReasonKey
@@ -146,12 +163,12 @@ func (v *VI) checkSecurely(op string, in *kagent.Incoming, peers bool) (*secure.
 		}
 	}
 	if err := in.Reject(reason); err != nil {
-		return nil, agentError(op, v, err) // it was over anyway
+		return nil, agentError(op, v, err) // the request was over already
 	}
 	return nil, securityError(op, v, reason)
 }
 
-// acceptSecurely makes the acceptor's part of the handshake, if there is one.
+// acceptSecurely makes the acceptor's part of the handshake, if there is a handshake.
 func (v *VI) acceptSecurely(op string, o *secure.Offered, in *kagent.Incoming, ours *kagent.Offer) (*secure.Session, error) {
 	if o == nil {
 		return nil, nil
@@ -169,9 +186,8 @@ func (v *VI) acceptSecurely(op string, o *secure.Offered, in *kagent.Incoming, o
 	return a.Session, nil
 }
 
-// sendSealed queues the sealed form of the frame of that size at addr, which stays
-// the engine's with retain, and else is given back. False: no chunk for it, or no
-// ring entry.
+// sendSealed queues the sealed form of the frame of the given size at addr. With retain the frame stays with the
+// engine, else it is released. False: no chunk for the copy, or no ring entry.
 func (p *port) sendSealed(c *conn, addr uint64, size int, retain bool) bool {
 	if !p.roomToSeal(1) {
 		return false
@@ -189,9 +205,8 @@ func (p *port) sendSealed(c *conn, addr uint64, size int, retain bool) bool {
 	return true
 }
 
-// sendLongSealed is sendSealed for a frame of several segments. It is sealed in one
-// piece, since crypto/cipher takes no others, and then goes into as many chunks as
-// it needs.
+// sendLongSealed is sendSealed for a frame of several segments. crypto/cipher seals only contiguous bytes, so the
+// frame is sealed in one piece and then copied into as many chunks as it needs.
 func (p *port) sendLongSealed(c *conn, f *longFrame, retain bool) bool {
 	l := &p.chains
 	l.whole = append(l.whole[:0], make([]byte, sealAhead)...)
@@ -228,8 +243,8 @@ func (p *port) sendLongSealed(c *conn, f *longFrame, retain bool) bool {
 	return true
 }
 
-// sealAhead is how far behind the beginning of its sealed form a frame must lie for
-// the bytes that are encrypted to be where they go.
+// sealAhead is the distance from the beginning of the sealed form to the plain frame that lets encryption work in
+// place.
 const sealAhead = wire.SealOverhead - wire.TagLen
 
 // seal writes the sealed form of plain, header and payload, to b.
@@ -244,16 +259,14 @@ func (p *port) seal(c *conn, b, plain []byte) {
 	s.Seal(clear, inner, clear)
 }
 
-// chunksFor is how many chunks the sealed form of a frame of n bytes, header and
-// payload, takes.
+// chunksFor returns how many chunks the sealed form of a frame takes that has n bytes of header and payload.
 func (c *conn) chunksFor(n int) int {
 	tx, _ := c.vi.port.nic.FrameCap()
 	return (c.template.Len() + n + wire.SealOverhead + tx - 1) / tx
 }
 
-// roomToSeal says whether there are so many chunks for what is sealed. They may be
-// of those that data leaves (port.spare), since they come back when the frame has
-// left.
+// roomToSeal reports whether there are enough chunks for a sealed copy. They may be of those that data leaves free
+// (port.spare), since they are completed when the frame has been sent.
 func (p *port) roomToSeal(chunks int) bool {
 	if p.nic.TxFree() < chunks {
 		p.nic.Reap()
@@ -264,8 +277,7 @@ func (p *port) roomToSeal(chunks int) bool {
 	return p.nic.TxFree() >= chunks
 }
 
-// unseal opens a frame of a connection with a key, in its chunk, or, if it has
-// several, in a copy.
+// unseal opens a frame of a connection with a key: in its chunk or, if it has several, in a copy.
 func (p *port) unseal(c *conn, pkt *wire.Packet) bool {
 	if c.secure == nil || pkt.Kind != wire.KindSealed {
 		p.stats.Unsealed++
@@ -295,15 +307,14 @@ func (l *chains) joinSealed(pkt *wire.Packet) {
 	}
 }
 
-// keepOpen makes a frame that was opened one that decodeAgain reads.
+// keepOpen writes an opened frame back to its chunks, so that decodeAgain can read it.
 func (p *port) keepOpen(c *conn, frame []xdpnic.Frame) {
 	if c.secure != nil && len(frame) > 1 {
 		p.pkt.Spread()
 	}
 }
 
-// decodeAgain reads a frame that was good when it came, and is open if it was
-// sealed.
+// decodeAgain decodes a frame that was valid when it arrived; if it was sealed, it is open now.
 func (p *port) decodeAgain(c *conn, frame []xdpnic.Frame) error {
 	if err := p.chains.decode(&p.pkt, frame); err != nil || c.secure == nil {
 		return err

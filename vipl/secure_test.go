@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/lag"
-	"viaxdp/secure"
+	"viaxdp/internal/base/secure"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/schedlat"
 	"viaxdp/vipl"
-	"viaxdp/wire"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -23,9 +23,7 @@ import (
 func testPSK(t testing.TB, b byte) *vipl.PSK {
 	t.Helper()
 	k, err := vipl.NewPSK(bytes.Repeat([]byte{b}, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return k
 }
 
@@ -36,9 +34,8 @@ func sealedNet(t testing.TB, c memoryConfig) memoryConfig {
 }
 
 func TestPSKLength(t *testing.T) {
-	if k, err := vipl.NewPSK(make([]byte, 31)); k != nil || !errors.Is(err, vipl.ErrInvalidParameter) {
-		t.Errorf("31 bytes: %v, %v", k, err)
-	}
+	k, err := vipl.NewPSK(make([]byte, 31))
+	errorIf(t, k != nil || !errors.Is(err, vipl.ErrInvalidParameter), "31 bytes: %v, %v", k, err)
 }
 
 // A key from a file is that of the file's bytes. One that is too short or too long, or
@@ -47,35 +44,46 @@ func TestReadPSK(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, bytes []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, bytes, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, bytes, 0o600))
 		return path
 	}
 	k, err := vipl.ReadPSK(write("key", bytes.Repeat([]byte{7}, 32)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n := newMemoryNet(t, memoryConfig{})
-	va, errA := n.a.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: k}, nil, nil)
-	vb, errB := n.b.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: testPSK(t, 7)}, nil, nil)
-	if err := errors.Join(errA, errB); err != nil {
-		t.Fatal(err)
-	}
+	va, errA := n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: k}, nil, nil)
+	vb, errB := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: testPSK(t, 7)}, nil, nil)
+	must(t, errors.Join(errA, errB))
 	a, b := address(n.a, "left"), address(n.b, "right")
-	if err := errors.Join(va.ConnectPeerRequest(a, b, patience), vb.ConnectPeerRequest(b, a, patience)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(va.ConnectPeerRequest(a, b, ackDelay), vb.ConnectPeerRequest(b, a, ackDelay)))
 	_, errA = va.ConnectPeerWait()
 	_, errB = vb.ConnectPeerWait()
-	if err := errors.Join(errA, errB); err != nil {
-		t.Error(err)
-	}
+	noError(t, errors.Join(errA, errB))
 	for _, path := range []string{write("short", make([]byte, 31)), write("long", make([]byte, 1<<20+1)), "/dev/zero", dir, filepath.Join(dir, "none")} {
-		if k, err := vipl.ReadPSK(path); k != nil || !errors.Is(err, vipl.ErrInvalidParameter) || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %v, %v", path, k, err)
-		}
+		k, err := vipl.ReadPSK(path)
+		errorIf(t, k != nil || !errors.Is(err, vipl.ErrInvalidParameter) || !strings.Contains(err.Error(), path), "%s: %v, %v", path, k, err)
 	}
+}
+
+// A key that other users can read, or that another user has written, is refused, with the remedy.
+func TestReadPSKOfOthers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	must(t, os.WriteFile(path, make([]byte, 32), 0o600))
+	for _, mode := range []os.FileMode{0o640, 0o604, 0o620, 0o602, 0o644, 0o666, 0o610} {
+		must(t, os.Chmod(path, mode))
+		_, err := vipl.ReadPSK(path)
+		errorIf(t, !errors.Is(err, vipl.ErrInvalidParameter) || !strings.Contains(err.Error(), "chmod 600 "+path), "mode %#o: %v", mode, err)
+	}
+	for _, mode := range []os.FileMode{0o600, 0o400} {
+		must(t, os.Chmod(path, mode))
+		_, err := vipl.ReadPSK(path)
+		errorIf(t, err != nil, "mode %#o: %v", mode, err)
+	}
+	if os.Geteuid() != 0 {
+		return
+	}
+	must(t, os.Chown(path, 60001, -1))
+	_, err := vipl.ReadPSK(path)
+	errorIf(t, !errors.Is(err, vipl.ErrInvalidParameter) || !strings.Contains(err.Error(), "belongs to user 60001"), "another user's: %v", err)
 }
 
 // Two VIs whose keys do not go together are not connected: both sides hear why, and
@@ -106,8 +114,8 @@ func TestKeysMustAgree(t *testing.T) {
 		make2 := func(t *testing.T) (n *memoryNet, va, vb *vipl.VI, after func()) {
 			n = newMemoryNet(t, memoryConfig{})
 			var err [2]error
-			va, err[0] = n.a.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: c.a}, nil, nil)
-			vb, err[1] = n.b.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: c.b}, nil, nil)
+			va, err[0] = n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.a}, nil, nil)
+			vb, err[1] = n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.b}, nil, nil)
 			if err[0] != nil || err[1] != nil {
 				t.Fatal(err)
 			}
@@ -125,29 +133,25 @@ func TestKeysMustAgree(t *testing.T) {
 			n, va, vb, after := make2(t)
 			accepted := make(chan error, 1)
 			go func() {
-				in, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, patience)
+				in, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, ackDelay)
 				if err == nil {
 					err = in.Accept(vb)
 				}
 				accepted <- err
 			}()
-			meter := lag.Start()
+			meter := schedlat.Start()
 			defer meter.Close()
 			start := meter.Mark()
 			_, err := request(va, address(n.b, "x"))
 			refused(t, "requester", err)
 			refused(t, "acceptor", <-accepted)
-			if start.Over(2 * time.Second) {
-				t.Errorf("it took %v", time.Since(start.At))
-			}
+			errorIf(t, start.Over(2*time.Second), "it took %v", time.Since(start.At))
 			after()
 		})
 		t.Run(c.name+", peers", func(t *testing.T) {
 			n, va, vb, after := make2(t)
 			a, b := address(n.a, "left"), address(n.b, "right")
-			if err := errors.Join(va.ConnectPeerRequest(a, b, patience), vb.ConnectPeerRequest(b, a, patience)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(va.ConnectPeerRequest(a, b, ackDelay), vb.ConnectPeerRequest(b, a, ackDelay)))
 			_, errA := va.ConnectPeerWait()
 			_, errB := vb.ConnectPeerWait()
 			refused(t, "one", errA)
@@ -161,24 +165,19 @@ func TestKeysMustAgree(t *testing.T) {
 func TestOwnKeyFirst(t *testing.T) {
 	n := newMemoryNet(t, sealedNet(t, memoryConfig{}))
 	own := testPSK(t, 9)
-	va, err := n.a.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, PSK: own}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	vb := newVI(t, n.b.Nic, vipl.ReliableDelivery)
+	va, err := n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: own}, nil, nil)
+	must(t, err)
+	vb := newVI(t, n.b.NIC, vipl.ReliableDelivery)
 	go func() {
-		if in, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, patience); err == nil {
+		if in, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, ackDelay); err == nil {
 			in.Accept(vb)
 		}
 	}()
-	_, err = request(va, address(n.b, "x"))
-	wantError(t, "other key than the handle's", err, vipl.ErrSecurity)
+	wantError(t, "other key than the handle's", errOf(request(va, address(n.b, "x"))), vipl.ErrSecurity)
 	s := stateIs(t, vb, vipl.Idle)
 	s.Attributes.PSK = own
-	if err := vb.SetAttributes(s.Attributes); err != nil {
-		t.Fatal(err)
-	}
-	join(t, n.a.Nic, va, n.b.Nic, vb)
+	must(t, vb.SetAttributes(s.Attributes))
+	join(t, n.a.NIC, va, n.b.NIC, vb)
 }
 
 // Whatever the way does to frames, a connection with a key delivers what one
@@ -194,15 +193,13 @@ func TestSealedStorms(t *testing.T) {
 				n, va, vb := connected(t, c, level)
 				all := level != vipl.UnreliableDelivery
 				n.wire.SetFaults(xdpnictest.Faults{Seed: 7, Loss: 0.03, Dup: 0.05, Reorder: 0.05, Corrupt: 0.05})
-				if arrived := stream(t, n, va, vb, 300, all); arrived == 0 {
-					t.Error("nothing arrived on a bad way")
-				}
+				arrived := stream(t, n, va, vb, 300, all)
+				errorIf(t, arrived == 0, "nothing arrived on a bad way")
 				n.wire.SetFaults(xdpnictest.Faults{})
-				stateIs(t, va, vipl.Connected)
-				stateIs(t, vb, vipl.Connected)
+				statesAre(t, vipl.Connected, va, vb)
 				a, b := n.a.Counters(), n.b.Counters()
-				if a.Rekeyed == 0 || b.Forged == 0 || b.Replayed == 0 || b.Unsealed != 0 || a.Lent != 0 ||
-					long != (b.Chained > 0) || all && (a.Resent == 0 || b.Early == 0) {
+				if a.Rekeyed == 0 || b.Forged == 0 || b.Replayed == 0 || b.Unsealed != 0 || a.ByReference != 0 ||
+					long != (b.Chained > 0) || all && (a.Resent == 0 || b.OutOfOrder == 0) {
 					t.Errorf("%+v\n%+v", a, b)
 				}
 			})
@@ -220,7 +217,7 @@ func TestSealedOperations(t *testing.T) {
 			xa.desc[0].SetImmediate(uint32(k))
 			postRecv(t, vb, xb, 0, 16)
 			postDesc(t, va, xa, 0)
-			d, err := vb.RecvWait(patience)
+			d, err := vb.RecvWait(ackDelay)
 			checkDone(t, "immediate", d, err, vipl.StatusOpRemoteRDMAWrite|vipl.StatusImmediate)
 			checkPattern(t, xb.buf[1][:size], k)
 			sent(t, va, vipl.StatusOpRDMAWrite)
@@ -233,13 +230,11 @@ func TestSealedOperations(t *testing.T) {
 			sent(t, va, vipl.StatusOpRDMARead)
 			checkPattern(t, xa.buf[2][:size], 100+k)
 		}
-		one, other := connect(t, n.a.Nic, n.a.Nic, level)
-		x, y := newBox(t, n.a.Nic, 8, 5000), newBox(t, n.a.Nic, 8, 5000)
+		one, other := connect(t, n.a.NIC, n.a.NIC, level)
+		x, y := newBox(t, n.a.NIC, 8, 5000), newBox(t, n.a.NIC, 8, 5000)
 		transfer(t, one, other, x, y, 50, 5000)
 		transfer(t, one, other, x, y, 50, 16)
-		if err := one.Disconnect(); err != nil {
-			t.Error(err)
-		}
+		noError(t, one.Disconnect())
 		stateIs(t, other, vipl.Error)
 	})
 }
@@ -277,7 +272,7 @@ func TestNothingInClear(t *testing.T) {
 			}
 			n, va, vb := connected(t, c, vipl.ReliableDelivery)
 			const size = 12_000
-			xa, xb := newBox(t, n.a.Nic, 1, size), newBox(t, n.b.Nic, 1, size)
+			xa, xb := newBox(t, n.a.NIC, 1, size), newBox(t, n.b.NIC, 1, size)
 			var seen, plain atomic.Int64
 			watch := xdpnictest.Faults{Drop: func(frame []byte) bool {
 				var p wire.Packet
@@ -312,23 +307,14 @@ func TestNothingInClear(t *testing.T) {
 			postSend(t, va, xa, 0, size)
 			received(t, vb, 0)
 			sent(t, va, 0)
-			if !bytes.Equal(xa.buf[0][:size], xb.buf[0][:size]) {
-				t.Error("other bytes arrived")
-			}
-			if err := va.Disconnect(); err != nil {
-				t.Error(err)
-			}
+			errorIf(t, !bytes.Equal(xa.buf[0][:size], xb.buf[0][:size]), "other bytes arrived")
+			noError(t, va.Disconnect())
 			<-tapped
 			close(done)
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-			if bytes.Contains(captured.Bytes(), secret) == sealed {
-				t.Errorf("sealed %v: the bytes are in %d captured, or not", sealed, captured.Len())
-			}
-			if got := seen.Load() > 0; got == sealed || (plain.Load() == 0) != sealed {
-				t.Errorf("sealed %v: the bytes were seen %d times, %d frames were plain", sealed, seen.Load(), plain.Load())
-			}
+			noError(t, <-ended)
+			errorIf(t, bytes.Contains(captured.Bytes(), secret) == sealed, "sealed %v: the bytes are in %d captured, or not", sealed, captured.Len())
+			got := seen.Load() > 0
+			errorIf(t, got == sealed || (plain.Load() == 0) != sealed, "sealed %v: the bytes were seen %d times, %d frames were plain", sealed, seen.Load(), plain.Load())
 		}
 	}
 }
@@ -353,32 +339,24 @@ func TestSealedWithFewChunks(t *testing.T) {
 			n.wire.SetFaults(xdpnictest.Faults{Seed: 3, Loss: 0.1})
 			const size, count = 50_000, 64
 			length := func(i int) int { return []int{size, 3000, 3000, 3000, 3000, 3000, 3000, 3000}[i%8] }
-			xa, xb := newBox(t, n.a.Nic, count, 64), newBox(t, n.b.Nic, count, size)
-			own := registered(t, n.a.Nic, count*size) // is copied, not lent
+			xa, xb := newBox(t, n.a.NIC, count, 64), newBox(t, n.b.NIC, count, size)
+			own := registered(t, n.a.NIC, count*size) // is copied, not lent
 			for round := range 3 {
 				fillPattern(own.buf[0], round)
-				for i := range count {
-					postRecv(t, vb, xb, i, size)
-				}
+				postRecvs(t, vb, xb, count, size)
 				for i := range count {
 					s := own.segs[0]
 					s.Data, s.Length = s.Data+uint64(i*size), uint32(length(i))
 					xa.desc[i].SetSegments(s)
-					if err := va.PostSend(xa.desc[i], xa.region.Handle()); err != nil {
-						t.Fatal(err)
-					}
+					must(t, va.PostSend(xa.desc[i], xa.region.Handle()))
 				}
 				for i := range count {
 					received(t, vb, 0)
-					if !bytes.Equal(xb.buf[i][:length(i)], own.buf[0][i*size:][:length(i)]) {
-						t.Fatalf("round %d: message %d is another", round, i)
-					}
+					fatalIf(t, !bytes.Equal(xb.buf[i][:length(i)], own.buf[0][i*size:][:length(i)]), "round %d: message %d is another", round, i)
 					sent(t, va, 0)
 				}
 			}
-			if n.a.Counters().Resent == 0 {
-				t.Error("nothing was lost")
-			}
+			errorIf(t, n.a.Counters().Resent == 0, "nothing was lost")
 		})
 	}
 }

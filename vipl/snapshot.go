@@ -1,17 +1,17 @@
 package vipl
 
-// snapshot is a descriptor as it was posted, but for Next and NextHandle, which
-// some programs use all the time, and the status.
+// snapshot is a descriptor as it was posted, except for the status and for Next and NextHandle, which some programs
+// use at any time.
 //
-// It is taken field by field, each as wide as the program has just written it: a
-// load of several stores that are still on their way to the cache waits for them.
+// It is copied field by field, each load as wide as the program's store. A load that spans several stores in the
+// store buffer would wait until they reach the cache.
 type snapshot struct {
 	segCount  uint16
 	control   Control
 	reserved  uint32
 	immediate uint32
 	length    uint32
-	segments  [2]DataSegment // those that are used
+	segments  [2]DataSegment // only those that SegCount covers
 }
 
 func (s *snapshot) take(d *Descriptor) {
@@ -25,20 +25,19 @@ func (s *snapshot) take(d *Descriptor) {
 	}
 }
 
-// of says whether d is as it was. Segments that are not used do not count, nor
-// those past the second.
+// of reports whether d is unchanged. Unused segments and segments past the second are not compared.
 func (s *snapshot) of(d *Descriptor) bool {
 	return s.segCount == d.SegCount && s.control == d.Control &&
 		s.reserved == d.Reserved && s.immediate == d.ImmediateData && s.length == d.Length &&
 		(s.segCount == 0 || s.segments[0] == d.segments[0]) && (s.segCount < 2 || s.segments[1] == d.segments[1])
 }
 
-// remote is the address segment, of RDMA.
+// remote returns the address segment of an RDMA descriptor.
 func (s *snapshot) remote() AddressSegment {
 	return AddressSegment{Data: s.segments[0].Data, Handle: s.segments[0].Handle, Reserved: s.segments[0].Length}
 }
 
-// segment is segment i of d, of which the first two are here.
+// segment returns segment i of d; the first two are in s.
 func (s *snapshot) segment(d *Descriptor, i int) DataSegment {
 	if i < len(s.segments) {
 		return s.segments[i]
@@ -46,7 +45,7 @@ func (s *snapshot) segment(d *Descriptor, i int) DataSegment {
 	return *d.Segment(i)
 }
 
-// copy makes s what from is, field by field, see snapshot.
+// copy copies from to s field by field, see snapshot.
 func (s *DataSegment) copy(from *DataSegment) {
 	s.Data, s.Handle, s.Length = from.Data, from.Handle, from.Length
 }

@@ -1,53 +1,52 @@
 package vipl
 
-// Connections whose interface does not let their frames go any more. They name its
-// address as where they come from, and the peer takes them from nowhere else: so a
-// connection ends when the interface has not its address any more, or has another
-// hardware address, by which the network would not find it; and when the MTU is less
-// than its longest frames need. The agent says how the interface is (linkChanged).
+// Connections whose interface no longer lets their frames through. Frames carry the interface's address as their
+// source, and the peer accepts them from no other address. So a connection ends if the interface loses that
+// address, or gets another hardware address, under which the network would not find it, or if the MTU becomes
+// smaller than its longest frames. The agent reports the interface's state (linkChanged).
 //
-// What is as before within a grace has done no harm: an address that is set
-// anew, by removing and adding it, an interface that is restarted, an MTU that is
-// tried. Renaming an interface changes nothing that frames have in them.
+// A change that is undone within the grace period does no harm: an address that is removed and added again, an
+// interface that is restarted, an MTU that is tried. Frames do not carry the interface's name, so renaming it
+// changes nothing.
 
 import (
 	"net/netip"
 	"time"
 
-	"viaxdp/kagent"
-	"viaxdp/wire"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
 )
 
-// graceMost is how long what frames need may be away at most; less where silence is short.
+// graceMost is the longest grace period; it is shorter if the silence time is short.
 const graceMost = 500 * time.Millisecond
 
 func (p *port) grace() int64 { return min(int64(graceMost), p.silence/4) }
 
-// source is where the frames of a connection come from, and what they need of it.
+// source is the address from which a connection's frames are sent, and what they need of the interface.
 type source struct {
 	addr      netip.Addr
-	elsewhere bool // it is not the interface's, and so nothing that it can lose
+	elsewhere bool // the address is not the interface's, so the interface cannot lose it
 	mac       [6]byte
 	wired     bool  // hardware address and MTU matter: frames leave the host
 	longest   int   // bytes of the longest IP packet
-	since     int64 // when it was found missing, or 0
+	since     int64 // when something was found missing; 0: nothing is
 }
 
 func sourceOf(path *kagent.Path, longest int) source {
 	return source{addr: path.Src, elsewhere: path.Elsewhere, mac: path.SrcMAC, wired: !path.Loopback, longest: longest}
 }
 
-// at says whether the interface has its addresses, and fits whether the MTU is enough.
+// at reports whether the interface has the addresses, and fits whether its MTU is large enough.
 func (s *source) at(l *kagent.Link) bool {
 	return (s.elsewhere || l.Has(s.addr)) && (!s.wired || l.MAC == s.mac)
 }
 
 func (s *source) fits(l *kagent.Link) bool { return !s.wired || s.longest <= l.MTU }
 
-// lost says whether something has been missing for the grace.
+// lost reports whether something has been missing for the grace period.
 func (s *source) lost(now, grace int64) bool { return s.since != 0 && now-s.since >= grace }
 
-// linkChanged takes note of the interface as it is now.
+// linkChanged records the interface's new state.
 func (p *port) linkChanged(l kagent.Link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,14 +55,14 @@ func (p *port) linkChanged(l kagent.Link) {
 	now := p.now()
 	for _, v := range p.vis {
 		if v != nil && v.conn.open {
-			p.lookSource(v.conn, now)
+			p.checkSource(v.conn, now)
 		}
 	}
-	p.finish(now, false) // whoever sleeps learns of the new timers; and p.gone
+	p.finish(now, false) // a sleeper must take the new timers and p.gone into account
 }
 
-// lookSource looks whether what a connection's frames need is still there. Under the lock.
-func (p *port) lookSource(c *conn, now int64) {
+// checkSource checks whether the interface still has what the connection's frames need. Under the lock.
+func (p *port) checkSource(c *conn, now int64) {
 	s := &c.source
 	switch {
 	case p.link.Name == "" || s.at(&p.link) && s.fits(&p.link):
@@ -74,7 +73,7 @@ func (p *port) lookSource(c *conn, now int64) {
 	}
 }
 
-// loseSource ends a connection of which lost is true.
+// loseSource ends a connection for which lost is true.
 func (p *port) loseSource(c *conn, now int64) {
 	cause := errMoved
 	if c.source.at(&p.link) {
@@ -83,6 +82,6 @@ func (p *port) loseSource(c *conn, now int64) {
 	} else {
 		p.stats.SourcesLost++
 	}
-	p.tellBroken(c, wire.ReasonClosed, now) // the peer takes frames from where it knows us, and this one is short
-	p.breakDown(c, broken{cause: cause, silent: c.sender != nil})
+	p.sendReset(c, wire.ReasonClosed, now) // the peer accepts frames from our known address only; this one is short enough for any MTU
+	p.teardown(c, broken{cause: cause, silent: c.sender != nil})
 }

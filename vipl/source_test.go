@@ -1,15 +1,24 @@
 package vipl_test
 
 import (
+	"errors"
+	"io"
+	"net"
 	"net/netip"
+	"os"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"viaxdp/internal/lag"
-	"viaxdp/internal/nstest"
-	"viaxdp/kagent"
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/schedlat"
 	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
 // What may happen to the interface of host a, so that frames of its connections
@@ -35,39 +44,29 @@ var moves = []struct {
 func TestSourceGoes(t *testing.T) {
 	for _, m := range moves {
 		t.Run(m.name, func(t *testing.T) {
-			eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-				synctest.Test(t, func(t *testing.T) {
-					n, va, vb := connected(t, memoryConfig{bubble: true, silence: time.Minute}, level)
-					xa, xb := newBox(t, n.a.Nic, 2, 64), newBox(t, n.b.Nic, 1, 64)
-					postRecv(t, va, xa, 0, 64)
-					postRecv(t, vb, xb, 0, 64)
-					start := time.Now()
-					n.a.agent.Change(m.away)
-					received(t, va, vipl.StatusFlushed) // waits
-					if d := time.Since(start); d != 500*time.Millisecond {
-						t.Errorf("noticed after %v", d)
-					}
-					received(t, vb, vipl.StatusFlushed)
-					if d := time.Since(start); d > 502*time.Millisecond {
-						t.Errorf("the peer noticed after %v", d)
-					}
-					if s := stateIs(t, va, vipl.Error); s.Cause == nil {
-						t.Error("no cause")
-					}
-					stateIs(t, vb, vipl.Error)
-					n.a.errs.are(t, vipl.ErrorConnLost)
-					n.b.errs.are(t, vipl.ErrorConnLost)
-					if a, b := n.a.Counters(), n.b.Counters(); a.SourcesLost != 1 || b.SourcesLost != 0 || a.PeersLost+b.PeersLost > 0 {
-						t.Errorf("%+v, %+v", a, b)
-					}
-					for _, v := range []*vipl.VI{va, vb} {
-						if err := v.Disconnect(); err != nil {
-							t.Error(err)
-						}
-					}
-					n.a.agent.Change(m.back)
-					join(t, n.a.Nic, va, n.b.Nic, vb)
-				})
+			eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+				n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true, silence: time.Minute}, level, 2, 1, 64)
+				postRecv(t, va, xa, 0, 64)
+				postRecv(t, vb, xb, 0, 64)
+				start := time.Now()
+				n.a.agent.Change(m.away)
+				received(t, va, vipl.StatusFlushed) // waits
+				equal(t, "noticed after", time.Since(start), 500*time.Millisecond)
+				received(t, vb, vipl.StatusFlushed)
+				d := time.Since(start)
+				errorIf(t, d > 502*time.Millisecond, "the peer noticed after %v", d)
+				s := stateIs(t, va, vipl.Error)
+				errorIf(t, s.Cause == nil, "no cause")
+				stateIs(t, vb, vipl.Error)
+				n.a.errs.are(t, vipl.ErrorConnLost)
+				n.b.errs.are(t, vipl.ErrorConnLost)
+				a, b := n.a.Counters(), n.b.Counters()
+				errorIf(t, a.SourcesLost != 1 || b.SourcesLost != 0 || a.PeersLost+b.PeersLost > 0, "%+v, %+v", a, b)
+				for _, v := range []*vipl.VI{va, vb} {
+					noError(t, v.Disconnect())
+				}
+				n.a.agent.Change(m.back)
+				join(t, n.a.NIC, va, n.b.NIC, vb)
 			})
 		})
 	}
@@ -87,11 +86,9 @@ func TestSourceFlaps(t *testing.T) {
 					time.Sleep(10 * time.Millisecond)
 				}
 				time.Sleep(10 * time.Second)
-				stateIs(t, va, vipl.Connected)
-				stateIs(t, vb, vipl.Connected)
-				if a := n.a.Counters(); a.SourcesLost > 0 {
-					t.Errorf("%+v", a)
-				}
+				statesAre(t, vipl.Connected, va, vb)
+				a := n.a.Counters()
+				errorIf(t, a.SourcesLost > 0, "%+v", a)
 			})
 		})
 	}
@@ -102,8 +99,8 @@ func TestSourceFlaps(t *testing.T) {
 func TestSourceStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newMemoryNet(t, memoryConfig{bubble: true})
-		va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
-		v1, v2 := connect(t, n.a.Nic, n.a.Nic, vipl.ReliableDelivery)
+		va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+		v1, v2 := connect(t, n.a.NIC, n.a.NIC, vipl.ReliableDelivery)
 		n.a.agent.Change(func(l *kagent.Link) {
 			l.Name, l.IPv6, l.MTU, l.Up = "other", nil, 9000, false
 			l.IPv4 = append([]netip.Addr{netip.MustParseAddr("10.0.0.77")}, l.IPv4...)
@@ -111,14 +108,11 @@ func TestSourceStays(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		stateIs(t, va, vipl.Connected)
 		n.a.agent.Change(func(l *kagent.Link) { l.MAC[0] ^= 4 })
-		stateIs(t, va, vipl.Error)
-		stateIs(t, vb, vipl.Error)
+		statesAre(t, vipl.Error, va, vb)
 		time.Sleep(10 * time.Second)
-		stateIs(t, v1, vipl.Connected)
-		stateIs(t, v2, vipl.Connected)
+		statesAre(t, vipl.Connected, v1, v2)
 		n.a.agent.Change(func(l *kagent.Link) { l.IPv4 = nil })
-		stateIs(t, v1, vipl.Error)
-		stateIs(t, v2, vipl.Error)
+		statesAre(t, vipl.Error, v1, v2)
 	})
 }
 
@@ -129,7 +123,7 @@ func TestSourceElsewhere(t *testing.T) {
 		n := newMemoryNet(t, memoryConfig{bubble: true})
 		away := n.a.agent.Link()
 		n.a.agent.Change(func(l *kagent.Link) { l.IPv4, l.IPv6 = nil, nil })
-		va, _ := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+		va, _ := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
 		n.a.agent.Change(func(l *kagent.Link) { l.IPv4 = []netip.Addr{netip.MustParseAddr("10.0.0.77")} })
 		n.a.agent.Change(func(l *kagent.Link) { l.IPv4 = away.IPv4 })
 		n.a.agent.Change(func(l *kagent.Link) { l.IPv4 = nil })
@@ -142,18 +136,14 @@ func TestSourceElsewhere(t *testing.T) {
 // on it.
 func TestInterfaceRemovedInSilence(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
-	open := func(n *nstest.NS) (nic *vipl.Nic) {
+	open := func(n *nstest.NS) (nic *vipl.NIC) {
 		t.Helper()
-		if err := n.Do(func() (err error) {
-			nic, err = vipl.OpenNic(n.Name, vipl.WithAgent("none"), vipl.WithSilence(time.Minute))
+		must(t, n.Do(func() (err error) {
+			nic, err = vipl.OpenNIC(n.Name, vipl.WithAgent("none"), vipl.WithSilence(time.Minute))
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		t.Cleanup(func() {
-			if err := nic.Close(); err != nil {
-				t.Error(err)
-			}
+			noError(t, nic.Close())
 		})
 		return nic
 	}
@@ -164,19 +154,145 @@ func TestInterfaceRemovedInSilence(t *testing.T) {
 	x := newBox(t, a, 1, 64)
 	postRecv(t, va, x, 0, 64)
 	l, err := na.Netlink().LinkByIndex(na.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
-	meter := lag.Start()
+	must(t, err)
+	meter := schedlat.Start()
 	defer meter.Close()
 	start := meter.Mark()
-	if err := na.Netlink().LinkDel(l); err != nil {
-		t.Fatal(err)
-	}
+	must(t, na.Netlink().LinkDel(l))
 	received(t, va, vipl.StatusFlushed)
-	if start.Over(2 * time.Second) {
-		t.Errorf("noticed after %v", time.Since(start.At))
-	}
+	errorIf(t, start.Over(2*time.Second), "noticed after %v", time.Since(start.At))
 	stateIs(t, va, vipl.Error)
 	errs.are(t, vipl.ErrorCatastrophic, vipl.ErrorConnLost)
+}
+
+// trickle is a queue of which each frame is there only at the tenth look, and
+// that counts how often somebody sleeps.
+type trickle struct {
+	*xdpnictest.Queue
+	looks, waits atomic.Int64
+}
+
+func (q *trickle) Ready() bool { return q.Queue.Ready() && q.looks.Add(1)%10 == 0 }
+
+func (q *trickle) Receive(frames []xdpnic.Frame) int { return q.Queue.Receive(frames[:1]) }
+
+func (q *trickle) Wait(d time.Duration) error {
+	q.waits.Add(1)
+	return q.Queue.Wait(d)
+}
+
+// Whoever is woken by the beginning of a long message polls for the rest of it.
+func TestWaiterFollowsMessage(t *testing.T) {
+	// In a bubble, in which nobody takes too long between two looks.
+	synctest.Test(t, func(t *testing.T) {
+		const frames, rounds = 40, 20
+		q := &trickle{}
+		c := memoryConfig{bubble: true, port: func(inner *xdpnictest.Queue) vipl.Port {
+			q.Queue = inner
+			return q
+		}}
+		n, va, vb := connected(t, c, vipl.ReliableDelivery)
+		const size = frames * 1400
+		xa, xb := newBox(t, n.a.NIC, 1, size), newBox(t, n.b.NIC, 1, size)
+		for range 20 { // spinning before sleep has not paid
+			postRecv(t, vb, xb, 0, size)
+			d, err := vb.RecvWait(100 * time.Microsecond)
+			fatalIf(t, d != nil || err != vipl.ErrTimeout, "%v, %v", d, err)
+			postSend(t, va, xa, 0, 8)
+			sent(t, va, 0)
+			received(t, vb, 0)
+		}
+		before := q.waits.Load()
+		for k := range rounds {
+			fillPattern(xa.buf[0][:size], k)
+			postRecv(t, vb, xb, 0, size)
+			time.AfterFunc(200*time.Microsecond, func() { // b sleeps by then
+				postSend(t, va, xa, 0, size)
+			})
+			receivedMessage(t, vb, xb.buf[0][:size], k)
+			sent(t, va, 0)
+		}
+		waits := q.waits.Load() - before
+		errorIf(t, waits > rounds*frames/4, "%d messages of %d frames took %d sleeps", rounds, frames, waits)
+	})
+}
+
+// A host that has another NIC by now, of another hardware address, is found by the request for a connection, and
+// the connection goes there, though the kernel is sure for an hour of the address that it knows.
+func TestPeerHasAnotherNIC(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	nics := make([]*vipl.NIC, 2)
+	for i, ns := range []*nstest.NS{na, nb} {
+		must(t, ns.Do(func() (err error) {
+			nics[i], err = vipl.OpenNIC(ns.Name, vipl.WithAgent("none"), vipl.WithSilence(time.Minute))
+			return err
+		}))
+		t.Cleanup(func() {
+			noError(t, nics[i].Close())
+		})
+	}
+	must(t, na.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/neigh/"+na.Name+"/delay_first_probe_time", []byte("3600"), 0)
+	}))
+	was := &netlink.Neigh{
+		LinkIndex: na.Index, Family: netlink.FAMILY_V4, IP: nb.IPv4.AsSlice(), State: netlink.NUD_STALE,
+		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x77},
+	}
+	must(t, na.Netlink().NeighSet(was))
+	va, vb := connect(t, nics[0], nics[1], vipl.ReliableReception)
+	xa, xb := newBox(t, nics[0], 1, 64), newBox(t, nics[1], 1, 64)
+	// A NIC would not take frames for another address, as a veth does before a program of its.
+	r, w := io.Pipe()
+	ended := make(chan error, 1)
+	go func() { ended <- nics[0].Capture(w, 64, nil) }()
+	fatalIf(t, !comes(func() bool { return nics[0].Captures() == 1 }), "no capture")
+	postRecv(t, vb, xb, 0, 64)
+	postSend(t, va, xa, 0, 8)
+	received(t, vb, 0)
+	for {
+		ours, _, frame, err := record(r)
+		must(t, err)
+		if ours {
+			equal(t, "frames go to", net.HardwareAddr(frame[:6]).String(), nb.MAC.String())
+			break
+		}
+	}
+	r.Close()
+	sent(t, va, 0)
+	list, err := na.Netlink().NeighList(na.Index, netlink.FAMILY_V4)
+	must(t, err)
+	for _, n := range list {
+		errorIf(t, n.IP.Equal(was.IP) && n.HardwareAddr.String() != nb.MAC.String(), "the kernel has %v for it, want %v", n.HardwareAddr, nb.MAC)
+	}
+	postRecv(t, vb, xb, 0, 64)
+	postSend(t, va, xa, 0, 8) // the capture finds nobody who reads
+	sent(t, va, 0)
+	if err := <-ended; !errors.Is(err, io.ErrClosedPipe) {
+		t.Error(err)
+	}
+}
+
+// What an administrator has said of a host's hardware address stays.
+func TestPermanentNeighbourStays(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	var a *vipl.NIC
+	must(t, na.Do(func() (err error) {
+		a, err = vipl.OpenNIC(na.Name, vipl.WithAgent("none"))
+		return err
+	}))
+	t.Cleanup(func() {
+		noError(t, a.Close())
+	})
+	said := &netlink.Neigh{
+		LinkIndex: na.Index, Family: netlink.FAMILY_V4, IP: nb.IPv4.AsSlice(), State: netlink.NUD_PERMANENT,
+		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x77},
+	}
+	must(t, na.Netlink().NeighSet(said))
+	v, err := a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+	must(t, err)
+	if _, err := v.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: nb.IPv4, Discriminator: []byte("test")}, time.Second); err == nil {
+		t.Error("somebody answers")
+	}
+	list, err := na.Netlink().NeighList(na.Index, netlink.FAMILY_V4)
+	errorIf(t, err != nil || len(list) != 1 || list[0].State != netlink.NUD_PERMANENT || list[0].HardwareAddr.String() != said.HardwareAddr.String(), "%+v, %v", list, err)
 }

@@ -10,25 +10,25 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// ProgramStatus is what a program with open NICs says of itself, for people:
-// `via-xdp res`, `stat` and `top` show it.
+// ProgramStatus is what a program with open NICs reports about itself, for display: `via-xdp res`, `stat` and `top`
+// show it.
 type ProgramStatus struct {
 	Time time.Time   `json:"time"` // when it was taken
-	Nics []NicStatus `json:"nics"`
+	Nics []NICStatus `json:"nics"`
 }
 
-// NicStatus is a NIC handle. Counters, Queue and Demux are of the queue, which
-// handles may share; all else is the handle's own.
-type NicStatus struct {
-	ID        uint32   `json:"id"` // of the queue, in this process
+// NICStatus is the status of a NIC handle. Counters, Socket and Demux are of the queue, which handles may share;
+// everything else is the handle's own.
+type NICStatus struct {
+	ID        uint32   `json:"id"` // number of the queue in this process
 	Interface string   `json:"interface"`
 	Index     int      `json:"index"`
 	Queue     int      `json:"queue"`
 	Mode      string   `json:"mode"`
-	Handles   int      `json:"handles"` // that share the queue
+	Handles   int      `json:"handles"` // handles that share the queue
 	Counters  Counters `json:"counters"`
-	// Socket and Demux are counts by name, of the AF_XDP socket and of the demux
-	// program; see docs/counters.md. nil: they cannot be read.
+	// Socket and Demux are counters by name, of the AF_XDP socket and of the demux program; see docs/counters.md.
+	// nil: they cannot be read.
 	Socket map[string]uint64 `json:"socket,omitempty"`
 	Demux  map[string]uint64 `json:"demux,omitempty"`
 
@@ -38,7 +38,7 @@ type NicStatus struct {
 	Ptags int        `json:"ptags"`
 }
 
-// VIStatus is a VI of a NicStatus.
+// VIStatus is the status of a VI.
 type VIStatus struct {
 	Number uint32     `json:"number"`
 	State  string     `json:"state"`
@@ -49,37 +49,37 @@ type VIStatus struct {
 
 	SendPosted uint64 `json:"send_posted"` // descriptors not complete
 	RecvPosted uint64 `json:"recv_posted"`
-	SendDone   uint64 `json:"send_done"` // descriptors that completed, since the VI was made
+	SendDone   uint64 `json:"send_done"` // descriptors completed since the VI was created
 	RecvDone   uint64 `json:"recv_done"`
-	SendUnread uint64 `json:"send_unread"` // of them, not dequeued
+	SendUnread uint64 `json:"send_unread"` // completed and not dequeued
 	RecvUnread uint64 `json:"recv_unread"`
 
-	InFlight int    `json:"in_flight"` // frames not acknowledged; 0 on an unreliable VI, as what follows
+	InFlight int    `json:"in_flight"` // frames not acknowledged; 0 on an unreliable VI, as are the fields below
 	Sent     uint64 `json:"sent"`      // frames of this connection
 	Resent   uint64 `json:"resent"`
 	Timeouts uint64 `json:"timeouts"`
-	Held     int    `json:"held"` // frames that came early and wait
+	Held     int    `json:"held"` // frames out of order that wait
 }
 
-// CQStatus is a completion queue of a NicStatus.
+// CQStatus is the status of a completion queue.
 type CQStatus struct {
 	Size    int    `json:"size"`    // entries that it has room for
-	Waiting uint64 `json:"waiting"` // entries that nobody has taken
+	Waiting uint64 `json:"waiting"` // entries not dequeued
 	Bound   int    `json:"bound"`   // work queues
 }
 
-// MemStatus is the registered memory of a NIC handle.
+// MemStatus is the status of a NIC handle's registered memory.
 type MemStatus struct {
 	Regions int    `json:"regions"`
 	Bytes   uint64 `json:"bytes"`
-	Arena   int    `json:"arena"` // bytes of the NIC's arena, frames' chunks included
-	Pages   string `json:"pages"` // what the arena lies on
+	Arena   int    `json:"arena"` // bytes of the NIC's arena, chunks of frames included
+	Pages   string `json:"pages"` // kind of pages of the arena
 }
 
-// Status describes the handle as it is now. It takes the port's lock for some
-// microseconds, like a poll that finds frames. It may be called concurrently.
-func (n *Nic) Status() NicStatus {
-	s := NicStatus{
+// Status returns the handle's current status. It takes the port's lock for some microseconds, like a poll that
+// finds frames. It may be called concurrently.
+func (n *NIC) Status() NICStatus {
+	s := NICStatus{
 		ID: n.port.id, Interface: n.info.Interface, Index: n.info.Index, Queue: n.info.Queue, Mode: n.info.Mode.String(),
 		VIs: []VIStatus{}, CQs: []CQStatus{},
 	}
@@ -125,7 +125,7 @@ func (n *Nic) Status() NicStatus {
 	return s
 }
 
-// status describes the VI. Under the port's lock.
+// status returns the VI's status. Under the port's lock.
 func (v *VI) status() VIStatus {
 	s := VIStatus{Number: v.num, State: v.state.String(), Level: v.attrs.Level.String()}
 	if v.cause != nil {
@@ -141,13 +141,13 @@ func (v *VI) status() VIStatus {
 	if c.sender != nil {
 		stats := c.sender.Stats()
 		s.InFlight, s.Sent, s.Resent, s.Timeouts = c.sender.Outstanding(), stats.Sent, stats.Resent, stats.Timeouts
-		s.Held = c.receiver.Held()
+		s.Held = c.receiver.Buffered()
 	}
 	return s
 }
 
-// counts are the descriptors that are not complete, those that are, and those of
-// them that the program has not taken. Under the port's lock.
+// counts returns the numbers of descriptors that are not complete, that are complete, and that are complete but not
+// dequeued. Under the port's lock.
 func (q *workQueue) counts() (posted, done, unread uint64) {
 	done = q.completed.Load()
 	return q.tail.Load() - done, done, done - q.dequeued.Load()

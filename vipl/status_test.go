@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/pairtest"
-	"viaxdp/internal/programs"
+	"viaxdp/internal/base/programs"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/pairtest"
 	"viaxdp/vipl"
-	"viaxdp/wire"
 )
 
 // What a program says of itself by its socket is what is so.
@@ -28,40 +28,27 @@ func TestStatusOfProgram(t *testing.T) {
 		for range 3 {
 			a.Send(t, b, make([]byte, 100))
 		}
-		if _, err := a.Nic.CreateCQ(100); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(a.NIC.CreateCQ(100)))
 		found, _ := programs.List([]string{dir})
-		if len(found) != 1 || found[0].PID != os.Getpid() {
-			t.Fatalf("programs %+v", found)
-		}
+		fatalIf(t, len(found) != 1 || found[0].PID != os.Getpid(), "programs %+v", found)
 		var s vipl.ProgramStatus
-		if err := found[0].Status(&s); err != nil {
-			t.Fatal(err)
-		}
-		if len(s.Nics) != 2 || len(s.Nics[0].VIs) != 1 || len(s.Nics[1].VIs) != 1 {
-			t.Fatalf("%+v", s)
-		}
+		must(t, found[0].Status(&s))
+		fatalIf(t, len(s.Nics) != 2 || len(s.Nics[0].VIs) != 1 || len(s.Nics[1].VIs) != 1, "%+v", s)
 		na, nb := s.Nics[0], s.Nics[1]
 		va, vb := na.VIs[0], nb.VIs[0]
 		if va.State != "connected" || va.Level != "reliable-delivery" || va.Peer != b.NS.IPv4 || va.PeerVI != vb.Number ||
 			va.SendDone != 3 || va.RecvDone != 0 || va.SendUnread != 0 || va.Sent < 3 {
 			t.Errorf("a's VI: %+v", va)
 		}
-		if vb.Peer != a.NS.IPv4 || vb.RecvDone != 3 || vb.RecvPosted != 0 || vb.SendDone != 0 {
-			t.Errorf("b's VI: %+v", vb)
-		}
+		errorIf(t, vb.Peer != a.NS.IPv4 || vb.RecvDone != 3 || vb.RecvPosted != 0 || vb.SendDone != 0, "b's VI: %+v", vb)
 		if na.Interface != a.NS.Name || na.Handles != 1 || na.Mode != "generic" || na.Ptags != 1 || na.Mem.Regions != 1 ||
 			na.Mem.Bytes != 128+2*pairtest.Size || na.Mem.Arena < 1<<20 || len(na.CQs) != 1 || na.CQs[0].Size < 100 {
 			t.Errorf("a's NIC: %+v", na)
 		}
-		if nb.Counters.Messages != 3 || nb.Demux["redirected"] < 3 || nb.Socket["rx_frames"] < 3 || na.Socket["tx_frames"] < 3 {
-			t.Errorf("b's counters: %+v", nb)
-		}
+		errorIf(t, nb.Counters.Messages != 3 || nb.Demux["redirected"] < 3 || nb.Socket["rx_frames"] < 3 || na.Socket["tx_frames"] < 3, "b's counters: %+v", nb)
 	})
-	if _, err := os.Stat(dir); !os.IsNotExist(err) {
-		t.Errorf("%s is still there", dir)
-	}
+	_, err := os.Stat(dir)
+	errorIf(t, !os.IsNotExist(err), "%s is still there", dir)
 }
 
 // record reads one of Capture's records.
@@ -89,7 +76,7 @@ func TestCapture(t *testing.T) {
 		r, w := io.Pipe()
 		done, ended := make(chan struct{}), make(chan error, 1)
 		go func() {
-			err := a.Nic.Capture(w, c.snaplen, done)
+			err := a.NIC.Capture(w, c.snaplen, done)
 			w.Close()
 			ended <- err
 		}()
@@ -100,9 +87,7 @@ func TestCapture(t *testing.T) {
 				if err != nil {
 					return // the capture has ended
 				}
-				if len(data) != min(size, c.snaplen) {
-					t.Errorf("%d of %d bytes", len(data), size)
-				}
+				errorIf(t, len(data) != min(size, c.snaplen), "%d of %d bytes", len(data), size)
 				var p wire.Packet
 				whole := c.snaplen > c.size
 				if err := p.Decode(data); whole && (err != nil || p.Verify() != nil) {
@@ -113,7 +98,7 @@ func TestCapture(t *testing.T) {
 				}
 			}
 		}()
-		end := time.Now().Add(patience)
+		end := time.Now().Add(ackDelay)
 		wait := func(more func() bool) {
 			t.Helper()
 			for more() {
@@ -135,9 +120,7 @@ func TestCapture(t *testing.T) {
 		}
 		wait(func() bool { return seen[0].Load() < before[0]+n || seen[1].Load() < before[1]+n })
 		close(done)
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		noError(t, <-ended)
 	}
 }
 
@@ -165,7 +148,7 @@ func TestCaptureToTheEnd(t *testing.T) {
 	for range 4 {
 		a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
 		w, ended := newGate(), make(chan error, 1)
-		go func() { ended <- a.Nic.Capture(w, 1<<16, nil) }()
+		go func() { ended <- a.NIC.Capture(w, 1<<16, nil) }()
 		for reached := false; !reached; {
 			a.Send(t, b, []byte("the first message"))
 			select {
@@ -175,25 +158,17 @@ func TestCaptureToTheEnd(t *testing.T) {
 			}
 		}
 		a.Send(t, b, last)
-		if err := a.Nic.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, a.NIC.Close())
 		close(w.open)
-		if err := <-ended; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-ended)
 		seen := false
 		for w.Len() > 0 {
 			sent, _, data, err := record(w)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var p wire.Packet
 			seen = seen || sent && p.Decode(data) == nil && bytes.Equal(p.Payload, last)
 		}
-		if !seen {
-			t.Fatal("the last message is not there")
-		}
+		fatalIf(t, !seen, "the last message is not there")
 	}
 }
 
@@ -208,19 +183,12 @@ func TestCaptureTellsTheLost(t *testing.T) {
 		records.ReadAt(head[:], records.Size()-int64(records.Len()))
 		told = binary.LittleEndian.Uint64(head[8:])
 		_, got, _, err := record(records)
-		if err != nil || (got != size || told != 0) && records.Len() > 0 {
-			t.Fatalf("record %d: %d bytes, %d lost, %v", n, got, told, err)
-		}
-		if records.Len() == 0 && got != 0 {
-			t.Errorf("the last record is of a frame of %d bytes", got)
-		}
+		fatalIf(t, err != nil || (got != size || told != 0) && records.Len() > 0, "record %d: %d bytes, %d lost, %v", n, got, told, err)
+		errorIf(t, records.Len() == 0 && got != 0, "the last record is of a frame of %d bytes", got)
 	}
-	if told != lost {
-		t.Errorf("%d frames lost are told, not %d", told, lost)
-	}
-	if again := drain(); len(again) != 0 {
-		t.Errorf("they are told again: %x", again)
-	}
+	errorIf(t, told != lost, "%d frames lost are told, not %d", told, lost)
+	again := drain()
+	errorIf(t, len(again) != 0, "they are told again: %x", again)
 }
 
 // Behind a part of a record there comes nothing, of no queue: it would be read as the rest.
@@ -238,9 +206,7 @@ func TestCapturesOfSeveralQueues(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if out.String() != "a r" {
-		t.Errorf("%q was written", out.String())
-	}
+	errorIf(t, out.String() != "a r", "%q was written", out.String())
 }
 
 // A writer that fails ends the capture, and so does closing the handle.
@@ -249,7 +215,7 @@ func TestCaptureEnds(t *testing.T) {
 	r, w := io.Pipe()
 	r.Close()
 	ended := make(chan error, 1)
-	go func() { ended <- a.Nic.Capture(w, 100, nil) }()
+	go func() { ended <- a.NIC.Capture(w, 100, nil) }()
 	for over := false; !over; {
 		a.Send(t, b, []byte("x"))
 		select {
@@ -264,13 +230,9 @@ func TestCaptureEnds(t *testing.T) {
 	began := make(chan struct{})
 	go func() {
 		close(began)
-		ended <- a.Nic.Capture(io.Discard, 100, nil)
+		ended <- a.NIC.Capture(io.Discard, 100, nil)
 	}()
 	<-began
-	if err := a.Nic.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	must(t, a.NIC.Close())
+	noError(t, <-ended)
 }

@@ -9,29 +9,28 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/kagent"
-	"viaxdp/lane"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/shmlink"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
 // A VI whose lane is full, since the program at its other end has stopped, does not
 // keep other VIs of the port from going on, whichever of them comes up first.
-func TestFullLaneHoldsNobodyElse(t *testing.T) {
+func TestFullLinkDelaysNobodyElse(t *testing.T) {
 	const size, count = 64, 300 // more than a lane has room for
 	n := newMemoryNet(t, memoryConfig{noPacking: true, silence: time.Minute})
-	stuck, _ := connect(t, n.a.Nic, n.b.Nic, vipl.UnreliableDelivery)
-	n.a.MoveToLane(t, stuck, deafLane(t))
-	xs := newBox(t, n.a.Nic, count, size)
+	stuck, _ := connect(t, n.a.NIC, n.b.NIC, vipl.UnreliableDelivery)
+	n.a.MoveToLink(t, stuck, fullLink(t))
+	xs := newBox(t, n.a.NIC, count, size)
 	for i := range count {
 		postSend(t, stuck, xs, i, size)
 	}
-	if s := n.a.Status(); s.VIs[0].SendPosted+s.VIs[1%len(s.VIs)].SendPosted == 0 {
-		t.Fatalf("the lane is not full: %+v", s.VIs)
-	}
+	s := n.a.Status()
+	fatalIf(t, s.VIs[0].SendPosted+s.VIs[1%len(s.VIs)].SendPosted == 0, "the lane is not full: %+v", s.VIs)
 	// The other VI has an acknowledgement waiting, and comes up, just as one more is
 	// posted on the VI that is stuck: from then on it is always behind.
-	va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
+	va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
 	goesOn(t, n, va, vb, stuck)
 }
 
@@ -39,17 +38,13 @@ func TestFullLaneHoldsNobodyElse(t *testing.T) {
 func goesOn(t *testing.T, n *memoryNet, va, vb, stuck *vipl.VI) {
 	t.Helper()
 	const size, window = 64, 600
-	xa, xb := newBox(t, n.a.Nic, window, size), newBox(t, n.b.Nic, window, size)
-	for i := range window {
-		postRecv(t, vb, xb, i, size)
-	}
+	xa, xb := newBox(t, n.a.NIC, window, size), newBox(t, n.b.NIC, window, size)
+	postRecvs(t, vb, xb, window, size)
 	for i := range window {
 		postSend(t, va, xa, i, size)
 	}
-	for i, end := 0, time.Now().Add(patience); i < window; {
-		if time.Now().After(end) {
-			t.Fatalf("%d of %d messages came", i, window)
-		}
+	for i, end := 0, time.Now().Add(ackDelay); i < window; {
+		fatalIf(t, time.Now().After(end), "%d of %d messages came", i, window)
 		if _, err := vb.RecvDone(); err == nil {
 			i++
 		}
@@ -58,21 +53,17 @@ func goesOn(t *testing.T, n *memoryNet, va, vb, stuck *vipl.VI) {
 }
 
 // deafLane is a lane at whose other end nobody takes anything.
-func deafLane(t *testing.T) *kagent.LaneEnd {
+func fullLink(t *testing.T) *kagent.ShmLinkEnd {
 	t.Helper()
-	fd, err := unix.MemfdCreate("lane", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	end := &kagent.LaneEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "lane")}
-	if err := end.Memory.Truncate(lane.Size); err != nil {
-		t.Fatal(err)
-	}
+	fd, err := unix.MemfdCreate("shmlink", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	must(t, err)
+	end := &kagent.ShmLinkEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "shmlink")}
+	must(t, end.Memory.Truncate(shmlink.Size))
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
+	must(t, err)
 	for _, f := range []**os.File{&end.Wake, &end.Bell} {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		*f = os.NewFile(uintptr(fds[0]), "bell")
 		t.Cleanup(func() { _ = unix.Close(fds[1]) })
 	}
@@ -80,8 +71,8 @@ func deafLane(t *testing.T) *kagent.LaneEnd {
 }
 
 // A VI that waits for room for a long frame, which takes many TX chunks at once,
-// while a peer that says nothing has most of them, does not keep other VIs from going
-// on by the few that are left. When that connection has ended it goes on, too.
+// while connections with a peer that says nothing have most of them, does not keep other VIs from going
+// on by the few that are left. When the first of those connections has ended it goes on, too.
 func TestLongFrameHoldsNobodyElse(t *testing.T) {
 	const long, silence = 60_000, time.Minute
 	c := longFrames
@@ -89,26 +80,26 @@ func TestLongFrameHoldsNobodyElse(t *testing.T) {
 	c.queue.TxChunks = 80
 	n := newMemoryNet(t, c)
 	third := n.open(t, "c", c)
-	deaf, _ := connect(t, n.a.Nic, third.Nic, vipl.ReliableDelivery)
-	vl, _ := connect(t, n.a.Nic, n.b.Nic, vipl.UnreliableDelivery) // its data is copied
-	va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
-	xd, xl := newBox(t, n.a.Nic, 80, 64), newBox(t, n.a.Nic, 1, long)
-	third.queue.Cut(true)
-	for i := range xd.desc {
-		xd.prepare(i, 64)
+	var draining [3]*vipl.VI // one alone does not get as much
+	for i := range draining {
+		draining[i], _ = connect(t, n.a.NIC, third.NIC, vipl.ReliableDelivery)
 	}
-	// Under one lock: a time-out between two of them would take the window.
-	if _, err := deaf.PostSends(xd.desc, xd.region.Handle()); err != nil {
-		t.Fatal(err)
+	vl, _ := connect(t, n.a.NIC, n.b.NIC, vipl.UnreliableDelivery) // its data is copied
+	va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+	xl := newBox(t, n.a.NIC, 1, long)
+	third.queue.Cut(true)
+	for _, v := range draining {
+		xd := newBox(t, n.a.NIC, 80, 64)
+		for i := range xd.desc {
+			xd.prepare(i, 64)
+		}
+		// Under one lock: a time-out between two of them would take the window.
+		must(t, errOf(v.PostSends(xd.desc, xd.region.Handle())))
 	}
 	postSend(t, vl, xl, 0, long)
 	goesOn(t, n, va, vb, vl)
-	if d, err := vl.SendDone(); err != vipl.ErrNotDone {
-		t.Fatalf("the long frame has found room: %v %v", d, err)
-	}
-	if err := deaf.Disconnect(); err != nil {
-		t.Fatal(err)
-	}
+	nothingDone(t, vl.SendDone, vipl.ErrNotDone)
+	must(t, draining[0].Disconnect())
 	sent(t, vl, 0)
 }
 
@@ -119,14 +110,12 @@ func TestLongFrameAndShortOnes(t *testing.T) {
 	c.noPacking, c.silence = true, time.Minute
 	c.queue.TxChunks = 96 // as many as the short ones take
 	n := newMemoryNet(t, c)
-	vl, wl := connect(t, n.a.Nic, n.b.Nic, vipl.UnreliableDelivery) // its data is copied
-	vs, ws := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableDelivery)
-	xl, yl := newBox(t, n.a.Nic, 1, size), newBox(t, n.b.Nic, 1, size)
-	xs, ys := newBox(t, n.a.Nic, 4*depth, 64), newBox(t, n.b.Nic, 4*depth, 64)
+	vl, wl := connect(t, n.a.NIC, n.b.NIC, vipl.UnreliableDelivery) // its data is copied
+	vs, ws := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+	xl, yl := newBox(t, n.a.NIC, 1, size), newBox(t, n.b.NIC, 1, size)
+	xs, ys := newBox(t, n.a.NIC, 4*depth, 64), newBox(t, n.b.NIC, 4*depth, 64)
 	postRecv(t, wl, yl, 0, size)
-	for i := range 4 * depth {
-		postRecv(t, ws, ys, i, 64)
-	}
+	postRecvs(t, ws, ys, 4*depth, 64)
 	posted, sent, taken := 0, 0, 0
 	short := func() {
 		for posted-taken < 4*depth && posted-sent < 4*depth {
@@ -155,37 +144,34 @@ func TestLongFrameAndShortOnes(t *testing.T) {
 	}
 	postSend(t, vl, xl, 0, size)
 	before := taken
-	for end := time.Now().Add(patience); ; short() {
+	for end := time.Now().Add(ackDelay); ; short() {
 		if d, err := vl.SendDone(); err == nil {
 			t.Logf("sent after %d short messages: %v", taken-before, d.Status())
 			break
 		}
-		if taken-before > most || time.Now().After(end) {
-			t.Fatalf("%d short messages have gone since the long one was posted", taken-before)
-		}
+		fatalIf(t, taken-before > most || time.Now().After(end), "%d short messages have gone since the long one was posted", taken-before)
 	}
 }
 
 // A peer that says nothing leaves the chunks of acknowledgements, also where those of
 // its frames complete late, one by one, as of a NIC that sends by itself.
-func TestDeafPeerLeavesRoomToAcknowledge(t *testing.T) {
+func TestStoppedPeerLeavesRoomToAcknowledge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const chunks, late = 32, 20 * time.Microsecond
 		c := memoryConfig{bubble: true, noPacking: true, queue: xdpnictest.Config{TxChunks: chunks}}
 		n := newMemoryNet(t, c)
 		third := n.open(t, "c", c)
-		deaf, _ := connect(t, n.a.Nic, third.Nic, vipl.ReliableDelivery)
-		va, vb := connect(t, n.a.Nic, n.b.Nic, vipl.ReliableReception)
-		xd, xa, xb := newBox(t, n.a.Nic, 2*chunks, 64), newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+		draining, _ := connect(t, n.a.NIC, third.NIC, vipl.ReliableDelivery)
+		va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableReception)
+		xd, xa, xb := newBox(t, n.a.NIC, 2*chunks, 64), newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
 		n.a.queue.SetLies(xdpnictest.Lies{LateCompletion: late})
 		third.queue.Cut(true)
 		for i := range 2 * chunks {
-			postSend(t, deaf, xd, i, 64)
+			postSend(t, draining, xd, i, 64)
 			time.Sleep(2 * late)
 		}
-		if o := n.a.queue.Owners(); o.Free > chunks/2 {
-			t.Fatalf("chunks are left for data: %+v", o)
-		}
+		o := n.a.queue.Owners()
+		fatalIf(t, o.Free > chunks/2, "chunks are left for data: %+v", o)
 		postRecv(t, va, xa, 0, 64)
 		postSend(t, vb, xb, 0, 64)
 		if _, err := vb.SendWait(10 * time.Millisecond); err != nil { // done when it is acknowledged
@@ -199,7 +185,7 @@ func TestFewChunks(t *testing.T) {
 	for _, psk := range []*vipl.PSK{nil, testPSK(t, 1)} {
 		for _, chunks := range []int{2, 4, 8, 9} {
 			n, va, vb := connected(t, memoryConfig{psk: psk, queue: xdpnictest.Config{TxChunks: chunks}}, vipl.ReliableReception)
-			transfer(t, va, vb, newBox(t, n.a.Nic, 4, 5000), newBox(t, n.b.Nic, 4, 5000), 20, 5000)
+			transfer(t, va, vb, newBox(t, n.a.NIC, 4, 5000), newBox(t, n.b.NIC, 4, 5000), 20, 5000)
 		}
 	}
 }
@@ -213,16 +199,14 @@ func TestAcknowledgementWithoutChunk(t *testing.T) {
 			port = &emptyPort{Queue: q}
 			return port
 		}}, vipl.ReliableReception)
-		xa, xb := newBox(t, n.a.Nic, 1, 64), newBox(t, n.b.Nic, 1, 64)
+		xa, xb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
 		postRecv(t, vb, xb, 0, 64)
 		const most = 1000
 		port.refuse.Store(most)
 		postSend(t, va, xa, 0, 64)
 		time.Sleep(10 * time.Millisecond)
 		left := port.refuse.Swap(0)
-		if left <= 0 || left == most {
-			t.Errorf("tried %d times", most-left)
-		}
+		errorIf(t, left <= 0 || left == most, "tried %d times", most-left)
 		sent(t, va, 0)
 	})
 }

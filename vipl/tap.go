@@ -10,33 +10,32 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// A tap copies the frames of a port, both directions, to whoever captures.
-// Without one the engine looks at the length of a slice for each frame.
+// tap copies the frames of a port, in both directions, for a capture. Without a tap the engine only checks the
+// length of a slice for each frame.
 //
 //	engine --> filling ==swap==> draining --> reader
 //
-// Both buffers are made when the tap is; a frame for which filling has no room
-// is counted and left out.
+// Both buffers are allocated with the tap. A frame for which filling has no room is counted and left out.
 type tap struct {
 	snaplen  int
 	id       uint32        // of the queue
 	wake     chan struct{} // filling is not empty
-	mu       sync.Mutex    // guards what follows; the engine holds it for a copy
+	mu       sync.Mutex    // guards the fields below; the engine holds it for a copy
 	filling  []byte
 	draining []byte
 	lost     uint64
-	told     uint64 // of lost, in the last record
+	told     uint64 // value of lost in the last record
 }
 
 const (
 	tapBuffer = 4 << 20
-	// tapHead is in front of a frame's bytes, little endian:
+	// tapHead is the length of the head in front of a frame's bytes, little endian:
 	//
 	//	 0 time, ns since 1970 (64 bits)   8 frames lost before (64 bits)
-	//	16 NicStatus.ID   20 zero   24 length of the frame   28 bytes that follow
+	//	16 NICStatus.ID   20 zero   24 length of the frame   28 bytes that follow
 	//	32 direction: 0 received, 1 sent   33 zeros
 	//
-	// One of a frame of no bytes is no frame's: it tells of those lost behind the last.
+	// A record with a frame length of 0 is not a frame: it reports frames lost after the last one.
 	tapHead = 40
 )
 
@@ -47,8 +46,7 @@ func newTap(snaplen int, id uint32) *tap {
 	}
 }
 
-// begin makes room for a frame of that length, and for a head behind it, and writes
-// its head. Under t.mu.
+// begin makes room for a frame of the given length and for one more head, and writes the frame's head. Under t.mu.
 func (t *tap) begin(size int, sent byte) bool {
 	kept := min(size, t.snaplen)
 	if cap(t.filling)-len(t.filling) < 2*tapHead+kept {
@@ -70,8 +68,7 @@ func (t *tap) head(size, kept int, sent byte) {
 	t.told = t.lost
 }
 
-// drain gives what has come since the last time, valid until the next. It is for one
-// goroutine.
+// drain returns the bytes added since the last call, valid until the next call. Only one goroutine may use it.
 func (t *tap) drain() []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -82,7 +79,7 @@ func (t *tap) drain() []byte {
 	return t.draining
 }
 
-// put copies a frame that lies in one piece or several.
+// put copies a frame that is in one or several pieces.
 func (t *tap) put(sent byte, pieces ...[]byte) {
 	size := 0
 	for _, b := range pieces {
@@ -104,8 +101,7 @@ func (t *tap) put(sent byte, pieces ...[]byte) {
 	}
 }
 
-// tapReceived copies frames that arrived, of which a long one is several. Under
-// the port's lock.
+// tapReceived copies received frames; a long one is several elements. Under the port's lock.
 func (p *port) tapReceived(frames []xdpnic.Frame) {
 	var pieces [][]byte
 	for i := range frames {
@@ -136,13 +132,11 @@ func (p *port) tapSent(pieces ...[]byte) {
 	}
 }
 
-// Capture writes a copy of every frame of the handle's queue, in both directions, to
-// w, of each frame at most snaplen bytes, until w fails, done is closed, or the last
-// handle of the queue is. The records are those that package
-// viaxdp/internal/capture reads. Meanwhile the engine copies each frame; it leaves
-// out those for which the writer is too slow. Frames between VIs of one interface
-// are not among them.
-func (n *Nic) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
+// Capture writes a copy of every frame of the handle's queue, in both directions, to w, at most snaplen bytes of
+// each. It ends when w fails, done is closed, or the last handle of the queue is closed. The records are those that
+// package viaxdp/internal/ops/capture reads. During a capture the engine copies each frame, and leaves out frames
+// if the writer is too slow. Frames between VIs of one interface are not captured.
+func (n *NIC) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
 	t := newTap(snaplen, n.port.id)
 	p := n.port
 	p.mu.Lock()
@@ -163,7 +157,7 @@ func (n *Nic) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
 			}
 			over = true
 		case <-p.closed:
-			over = true // and the last frames are still here
+			over = true // the last frames are still in the buffer
 		}
 		b := t.drain()
 		if len(b) == 0 {

@@ -1,14 +1,13 @@
 package vipl
 
-import "viaxdp/wire"
+import "viaxdp/internal/base/wire"
 
-// timerHeap orders connections by the time at which they want attention. A
-// connection's true time mostly moves later (each acknowledgement restarts a
-// retransmission timer), so that due is only a lower bound: it is lowered
-// eagerly and raised when it comes up.
+// timerHeap orders connections by the time of their next timer. A connection's true time mostly moves later, since
+// each acknowledgement restarts a retransmission timer. So due is only a lower bound: it is lowered at once, and
+// raised when it expires.
 type timerHeap []*conn
 
-// schedule brings c up at t at the latest.
+// schedule makes c's timer run at t at the latest.
 func (h *timerHeap) schedule(c *conn, t int64) {
 	if c.timer == 0 {
 		*h = append(*h, c)
@@ -21,7 +20,7 @@ func (h *timerHeap) schedule(c *conn, t int64) {
 	}
 }
 
-// postpone moves c, which came up, to t.
+// postpone moves c, whose timer has expired, to t.
 func (h timerHeap) postpone(c *conn, t int64) {
 	c.due = t
 	h.down(c.timer - 1)
@@ -71,29 +70,33 @@ func (h timerHeap) down(i int) {
 	}
 }
 
-// forgive takes the time out of a peer's silence in which nobody looked here: an
-// engine that is kept from its work hears nothing, and its probes do not go, however
-// much alive the peer is, which may be kept from its work by the same.
+// forgive excludes time in which this engine did not run from the peer's silence. An engine that is not scheduled
+// processes no frames and sends no probes, however alive the peer is. The peer may suffer from the same load.
 func (p *port) forgive(c *conn, now int64) {
 	late := now - c.due
 	if late < max(p.silence/8, int64(2*tickMost)) {
-		return // as any timer may be
+		return // within the usual lateness of a timer
 	}
 	heard := min(c.heard+late, now)
 	if c.opened == c.heard {
-		c.opened = heard // still nothing was heard
+		c.opened = heard // keeps the fact that nothing was heard yet
 	}
 	c.heard = heard
 	c.moved = min(c.moved+late, now)
 }
 
-// standstill is how long a peer that is heard may be without a frame of ours that it has to
-// get. A frame goes again after 200 ms at most, and so 16 times and more with the usual
-// silence: where the network loses much, all of that must not be in vain by chance.
+// standstill is how long a live peer may go without receiving a frame of ours. A frame is retransmitted at least
+// every 200 ms, so 16 times or more with the default silence. On a lossy network all of those must not fail by
+// chance.
 func (p *port) standstill() int64 { return 2 * p.silence }
 
-// runTimer does what time alone asks of a connection that came up.
+// runTimer does what is due for a connection whose timer has expired.
 func (p *port) runTimer(c *conn, now int64) {
+	if c.unproven() {
+		// No frame is sent to it yet, and its silence counts from the proof of its address. Connection management has
+		// timers of its own.
+		c.opened, c.heard, c.moved = now, now, now
+	}
 	p.forgive(c, now)
 	if now-c.heard >= p.silence {
 		p.stats.PeersLost++
@@ -101,8 +104,8 @@ func (p *port) runTimer(c *conn, now int64) {
 		if c.heard == c.opened {
 			cause = errPeerUnheard
 		}
-		p.tellBroken(c, wire.ReasonUnheard, now) // it may live, and hear what we send
-		p.breakDown(c, broken{cause: cause, silent: c.sender != nil})
+		p.sendReset(c, wire.ReasonUnheard, now) // the peer may be alive and receive our frames
+		p.teardown(c, broken{cause: cause, silent: c.sender != nil})
 		return
 	}
 	if c.source.lost(now, p.grace()) {
@@ -125,8 +128,8 @@ func (p *port) runTimer(c *conn, now int64) {
 		if !c.sender.Idle() {
 			if now-c.moved >= p.standstill() {
 				p.stats.PathsLost++
-				p.tellBroken(c, wire.ReasonClosed, now)
-				p.breakDown(c, broken{cause: errNoWay, silent: true})
+				p.sendReset(c, wire.ReasonClosed, now)
+				p.teardown(c, broken{cause: errNoWay, silent: true})
 				return
 			}
 			next = min(next, c.moved+p.standstill())

@@ -9,26 +9,25 @@ import (
 	"viaxdp/memreg"
 )
 
-// ReliabilityLevel of a VI, as a bit.
+// ReliabilityLevel is the reliability level of a VI, as a bit.
 type ReliabilityLevel uint16
 
 // The three levels, with VIPL's values.
 const (
-	// UnreliableDelivery: each message arrives intact, at most once, and may
-	// be lost. A send is done when it was handed to the network.
+	// UnreliableDelivery: each message arrives intact and at most once, or is lost. A send is done when it has been
+	// passed to the network.
 	UnreliableDelivery ReliabilityLevel = 1
-	// ReliableDelivery: exactly once and in order; a loss that cannot be
-	// mended breaks the connection. A send is done when it was handed to the
-	// network; the provider keeps a copy to repeat it. Of data in memory of
-	// AllocMem that goes in frames longer than a chunk (WithMultiBuffer) there is no
-	// copy: such a send is done when the peer has it.
+	// ReliableDelivery: exactly once and in order. A loss that retransmission does not repair breaks the connection.
+	// A send is done when it has been passed to the network; the provider keeps a copy for retransmission. There is
+	// no copy of data in memory of AllocMem that is sent in frames longer than a chunk (WithMultiBuffer): such a
+	// send is done when the peer has acknowledged it.
 	ReliableDelivery ReliabilityLevel = 2
-	// ReliableReception: like ReliableDelivery, but a send is done when its
-	// data is in the target's memory, and errors there come back in it.
+	// ReliableReception: like ReliableDelivery, but a send is done when its data is in the target's memory. Errors
+	// at the target appear in its status.
 	ReliableReception ReliabilityLevel = 4
 )
 
-// String names the level.
+// String returns the level's name.
 func (l ReliabilityLevel) String() string {
 	switch l {
 	case UnreliableDelivery:
@@ -41,7 +40,7 @@ func (l ReliabilityLevel) String() string {
 	return fmt.Sprintf("level(%d)", uint16(l))
 }
 
-// State of a VI.
+// State is the state of a VI.
 type State int
 
 // The four states, with VIPL's values.
@@ -58,25 +57,24 @@ const (
 	Error          State = 3
 )
 
-// String names the state.
+// String returns the state's name.
 func (s State) String() string {
 	return [...]string{"idle", "connected", "connect pending", "error"}[s&3]
 }
 
-// ViAttributes of a VI.
-type ViAttributes struct {
+// VIAttributes are the attributes of a VI.
+type VIAttributes struct {
 	Level           ReliabilityLevel
 	MaxTransferSize int  // bytes of the longest message; 0: the NIC's maximum
 	QoS             int  // undefined by VIA: must be 0
-	EnableRdmaWrite bool // the peer may write to memory of this VI
-	// EnableRdmaRead: the peer may read memory of this VI, and this VI may
-	// read the peer's. Not with UnreliableDelivery.
-	EnableRdmaRead bool
-	// PSK: the peer must have the same, and frames are encrypted and
-	// authenticated; nil: that of WithPSK, if any.
+	EnableRDMAWrite bool // the peer may write to memory of this VI
+	// EnableRDMARead: the peer may read memory of this VI, and this VI may read the peer's. It is not available with
+	// UnreliableDelivery.
+	EnableRDMARead bool
+	// PSK: the peer must have the same key, and frames are encrypted and authenticated. nil: the key of WithPSK, if
+	// there is one.
 	PSK *PSK
-	// Ptag that memory must carry to be used by the VI; nil: any tag of the
-	// NIC handle.
+	// Ptag: memory must carry this tag to be used by the VI. nil: any tag of the NIC handle.
 	Ptag *Ptag
 }
 
@@ -92,21 +90,22 @@ const (
 // VI is a virtual interface: a send and a receive queue and, when connected, a
 // peer. All methods may be called concurrently.
 type VI struct {
-	nic   *Nic
+	nic   *NIC
 	port  *port
 	num   uint32
-	attrs ViAttributes
+	attrs VIAttributes
 	tag   *memreg.Ptag // nil: any
-	value any          // the program's
+	value any          // set by the program, see SetValue
 
 	// Guarded by port.mu.
 	state   State
 	cause   error         // why it is in Error
+	lost    error         // why its last connection broke; reset by the next connect
 	gone    atomic.Bool   // destroyed
 	busy    bool          // a connect or disconnect is under way
-	settled chan struct{} // while a connect is under way, closed at its end; nil: there is none
+	settled chan struct{} // closed when the connect that is under way ends; nil: there is none
 	conn    *conn
-	peering *peering // outcome not yet asked for
+	peering *peering // outcome not yet fetched
 	send    workQueue
 	recv    workQueue
 }
@@ -118,8 +117,8 @@ var (
 	errUnreliableRead = errors.New("an unreliable VI has no RDMA read")
 )
 
-// checkVi looks at attributes for a VI and fills in the default.
-func (n *Nic) checkVi(op string, v *VI, a *ViAttributes) error {
+// checkVI checks attributes for a VI and fills in the default.
+func (n *NIC) checkVI(op string, v *VI, a *VIAttributes) error {
 	if a.MaxTransferSize == 0 {
 		a.MaxTransferSize = MaxTransferSize
 	}
@@ -130,7 +129,7 @@ func (n *Nic) checkVi(op string, v *VI, a *ViAttributes) error {
 		return opError(op, v, ErrInvalidMTU, fmt.Errorf("%d bytes, at most %d", a.MaxTransferSize, MaxTransferSize))
 	case a.QoS != 0:
 		return opError(op, v, ErrInvalidQoS, nil)
-	case a.EnableRdmaRead && a.Level == UnreliableDelivery:
+	case a.EnableRDMARead && a.Level == UnreliableDelivery:
 		return opError(op, v, ErrInvalidRDMARead, errUnreliableRead)
 	case a.Ptag != nil && a.Ptag.nic != n:
 		return opError(op, v, ErrInvalidPtag, nil)
@@ -138,15 +137,14 @@ func (n *Nic) checkVi(op string, v *VI, a *ViAttributes) error {
 	return nil
 }
 
-// CreateVi is VipCreateVi: a VI in state Idle. Each work queue is bound for
-// life to a completion queue or, with nil, to none.
+// CreateVI is VipCreateVi: it creates a VI in state Idle. Each work queue is bound for life to a completion queue
+// or, with nil, to none.
 //
-// ErrInvalidReliabilityLevel, ErrInvalidMTU, ErrInvalidQoS, ErrInvalidPtag for
-// the attributes, ErrInvalidParameter for a CQ of another NIC handle,
-// ErrResource past 4096 VIs.
-func (n *Nic) CreateVi(a ViAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
-	const op = "CreateVi"
-	if err := n.checkVi(op, nil, &a); err != nil {
+// Errors: ErrInvalidReliabilityLevel, ErrInvalidMTU, ErrInvalidQoS, ErrInvalidRDMARead and ErrInvalidPtag for the
+// attributes, ErrInvalidParameter for a CQ of another NIC handle, ErrResource for more than 4096 VIs.
+func (n *NIC) CreateVI(a VIAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
+	const op = "CreateVI"
+	if err := n.checkVI(op, nil, &a); err != nil {
 		return nil, err
 	}
 	if sendCQ != nil && sendCQ.nic != n || recvCQ != nil && recvCQ.nic != n {
@@ -183,8 +181,7 @@ func (n *Nic) CreateVi(a ViAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 	return v, nil
 }
 
-// enlist makes the VI one of the NIC, unless a completion queue of it is destroyed.
-// The caller holds the NIC's lock.
+// enlist adds the VI to the NIC, unless a completion queue of it is destroyed. The caller holds the NIC's lock.
 func (v *VI) enlist() error {
 	n := v.nic
 	n.port.mu.Lock()
@@ -205,27 +202,26 @@ func (v *VI) enlist() error {
 	return nil
 }
 
-// SetValue keeps x with the VI, for Value: so whoever takes an entry off a completion
-// queue finds what the program knows of the entry's VI. The package does not look at
-// x. Call SetValue before anything is posted: it is not synchronised with Value.
+// SetValue stores x with the VI, for Value. A program that takes an entry off a completion queue so finds its own
+// data for the entry's VI. The package does not use x. Call SetValue before anything is posted: it is not
+// synchronized with Value.
 func (v *VI) SetValue(x any) { v.value = x }
 
-// Value is what SetValue has kept, or nil.
+// Value returns what SetValue has stored, or nil.
 func (v *VI) Value() any { return v.value }
 
-// Nic is the NIC handle of the VI.
-func (v *VI) Nic() *Nic { return v.nic }
+// NIC returns the VI's NIC handle.
+func (v *VI) NIC() *NIC { return v.nic }
 
-// SetAttributes is VipSetViAttributes: changes the attributes of an Idle VI. The data
-// of receives that are posted was checked against the old ones. But a receive that
-// lies in memory without the new tag completes with StatusProtectionError, and
-// ErrorCompletionProtection is raised.
+// SetAttributes is VipSetViAttributes: it changes the attributes of an Idle VI. The data segments of posted
+// receives were checked against the old attributes. A posted receive that lies in memory without the new tag
+// completes with StatusProtectionError, and ErrorCompletionProtection is reported.
 //
-// Errors as CreateVi, and ErrInvalidState when it is not Idle or a connect is
-// under way; the attributes are then as they were.
-func (v *VI) SetAttributes(a ViAttributes) error {
-	const op = "SetViAttributes"
-	if err := v.nic.checkVi(op, v, &a); err != nil {
+// Errors: as CreateVI, and ErrInvalidState if the VI is not Idle or a connect is under way. After an error the
+// attributes are unchanged.
+func (v *VI) SetAttributes(a VIAttributes) error {
+	const op = "SetVIAttributes"
+	if err := v.nic.checkVI(op, v, &a); err != nil {
 		return err
 	}
 	var tag *memreg.Ptag
@@ -247,7 +243,7 @@ func (v *VI) SetAttributes(a ViAttributes) error {
 	return nil
 }
 
-// idle says why the VI is not free for a connection or a change.
+// idle returns an error if the VI is not free for a connection or a change.
 func (v *VI) idle(op string) error {
 	switch {
 	case v.gone.Load():
@@ -268,19 +264,19 @@ func (v *VI) releaseTag() {
 	}
 }
 
-// Destroy is VipDestroyVi: ends the VI. ErrResource unless it is Idle with both work
-// queues empty, ErrInvalidParameter the second time.
+// Destroy is VipDestroyVi: it destroys the VI. ErrResource unless the VI is Idle with both work queues empty,
+// ErrInvalidParameter the second time.
 func (v *VI) Destroy() error {
 	if err := v.tryDestroy(); err != nil {
 		return err
 	}
-	v.nic.agent.FreeVI(v.num) // without a lock: a daemon's answer may be long in coming
+	v.nic.agent.FreeVI(v.num) // without a lock, since a daemon's answer may take long
 	return nil
 }
 
-// tryDestroy is Destroy but for the number.
+// tryDestroy is Destroy without freeing the VI's number.
 func (v *VI) tryDestroy() error {
-	const op = "DestroyVi"
+	const op = "DestroyVI"
 	v.nic.mu.Lock()
 	defer v.nic.mu.Unlock()
 	v.port.mu.Lock()
@@ -297,8 +293,7 @@ func (v *VI) tryDestroy() error {
 	return nil
 }
 
-// destroy takes the VI out of the NIC; its number stays with the agent. Under both
-// locks.
+// destroy removes the VI from the NIC; its number stays with the agent. Under both locks.
 func (v *VI) destroy() {
 	v.gone.Store(true)
 	for _, q := range []*workQueue{&v.send, &v.recv} {
@@ -314,28 +309,29 @@ func (v *VI) destroy() {
 	v.releaseTag()
 }
 
-// ViStatus is what Query tells.
-type ViStatus struct {
+// VIInfo is what Query returns.
+type VIInfo struct {
 	State                State
-	Attributes           ViAttributes
-	SendEmpty, RecvEmpty bool  // no descriptor on the work queue, complete or not
+	Attributes           VIAttributes
+	SendEmpty, RecvEmpty bool  // the work queue has no descriptor, complete or not
 	Cause                error // why the VI is in Error, else nil
+	Lost                 error // why its last connection broke, also after Disconnect, until the next connect; nil: it did not break
 	Number               uint32
-	Local                netip.Addr // this side of the connection; zero without one
-	MaxPayload           int        // bytes of a message in one frame, 0 unless connected
+	Local                netip.Addr // local address of the connection; zero if there is none
+	MaxPayload           int        // bytes of a message in one frame; 0 without a connection
 }
 
-// Query is VipQueryVi: state, attributes and emptiness of the queues.
-// ErrInvalidParameter when the VI is destroyed.
-func (v *VI) Query() (ViStatus, error) {
+// Query is VipQueryVi: it returns state, attributes and whether the queues are empty. ErrInvalidParameter if the VI
+// is destroyed.
+func (v *VI) Query() (VIInfo, error) {
 	v.port.poll()
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
 	if v.gone.Load() {
-		return ViStatus{}, opError("QueryVi", v, ErrInvalidParameter, errDestroyed)
+		return VIInfo{}, opError("QueryVI", v, ErrInvalidParameter, errDestroyed)
 	}
-	s := ViStatus{
-		State: v.state, Attributes: v.attrs, Cause: v.cause, Number: v.num,
+	s := VIInfo{
+		State: v.state, Attributes: v.attrs, Cause: v.cause, Lost: v.lost, Number: v.num,
 		SendEmpty: v.send.empty(), RecvEmpty: v.recv.empty(),
 	}
 	if c := v.conn; c != nil {

@@ -7,37 +7,34 @@ import (
 	"time"
 )
 
-// Waiting. Whoever waits first spins, making progress itself, then sleeps: one
-// goroutine at a time, the sleeper, in the port's Wait, where the kernel wakes
-// it for an arriving frame; the others on their queue's signal, which the
-// goroutine that completes a descriptor raises. A background goroutine is the
-// sleeper while no program polls or waits, so that acknowledgements,
-// retransmissions and keepalives go on.
+// Waiting. A goroutine that waits first spins, making progress itself, and then sleeps. One goroutine at a time,
+// the sleeper, sleeps in the port's Wait, where the kernel wakes it for an arriving frame. The others sleep on
+// their queue's signal, which the goroutine that completes a descriptor raises. A background goroutine is the
+// sleeper while no program polls or waits, so that acknowledgements, retransmissions and keepalives continue.
 
 var errWaitTimeout = errors.New("timed out")
 
-// signal wakes those who wait for one queue.
+// signal wakes the goroutines that wait for one queue.
 type signal struct {
-	waiters int // under the port's lock, so that who completes something sees who waits for it
+	waiters int // under the port's lock, so that a completion sees whether anyone waits for it
 	ch      chan struct{}
-	budget  atomic.Int64 // ns that spinning is worth
+	budget  atomic.Int64 // ns that a spin may last
 	waits   atomic.Uint32
 }
 
-// Spinning pays while the answer comes within a few times the cost of sleeping
-// and being woken; each fruitless spin halves the next one, and now and then a
-// full one finds out whether things have changed.
+// Spinning pays while the answer arrives within a few times the cost of sleeping and being woken. Each spin without
+// success halves the next one, and every spinRetry waits a full spin finds out whether the situation has changed.
 const (
 	spinMost   = 50_000 // ns
 	spinLeast  = 1_000
-	spinRetry  = 64      // waits between two full tries
-	spinPolls  = 1 << 14 // more than fit into spinMost: for a clock that stands still (testing/synctest)
-	followFor  = 20_000  // ns without a frame, more than restMost, after which the rest of a message is slept for
+	spinRetry  = 64      // waits between two full spins
+	spinPolls  = 1 << 14 // more polls than fit into spinMost, for a clock that stands still (testing/synctest)
+	followFor  = 20_000  // ns without a frame, more than pauseMost, after which a waiter stops polling for the rest of a message
 	tickSoon   = 50 * time.Microsecond
 	tickLeast  = time.Millisecond
 	tickMost   = 32 * time.Millisecond
-	sleepLimit = time.Second      // no sleep of the background is longer
-	spinRate   = time.Microsecond // who polls more often than once in it spins
+	sleepLimit = time.Second      // the longest sleep
+	spinRate   = time.Microsecond // a program that polls more often than once in this time spins
 )
 
 func (s *signal) init() {
@@ -45,8 +42,7 @@ func (s *signal) init() {
 	s.budget.Store(spinMost)
 }
 
-// raise wakes a waiter of s, and the sleeper, which may be that waiter. Under the
-// lock.
+// raise wakes a waiter of s, and the sleeper, which may be that waiter. Under the lock.
 func (p *port) raise(s *signal) {
 	if s.waiters == 0 {
 		return
@@ -58,26 +54,25 @@ func (p *port) raise(s *signal) {
 	p.wakeSleeper()
 }
 
-// wakeSleeper wakes who is in nic.Wait, if anybody is: once a sleep, since he looks
-// at everything before the next one. He may take a while to get a CPU, and each frame
-// that others take meanwhile would be a system call more. Under the lock.
+// wakeSleeper wakes the goroutine in nic.Wait, if there is one. It does so once a sleep, since the sleeper checks
+// everything before its next sleep. Until it gets a CPU, each frame that others receive would otherwise cost one
+// more system call. Under the lock.
 func (p *port) wakeSleeper() {
 	if p.sleepBy.Load() != 0 && p.sleepBy.Swap(0) != 0 {
 		p.nic.Wake()
 	}
 }
 
-// countWaiter counts who waits for s. After it the waiter looks again: what was
-// completed before, he sees; what is completed later wakes him.
+// countWaiter counts a waiter of s. The waiter checks again afterwards: it sees earlier completions itself, and
+// later ones wake it.
 func (p *port) countWaiter(s *signal) {
 	p.mu.Lock()
 	s.waiters++
 	p.mu.Unlock()
 }
 
-// leaveWaiters is the end of that. Of several who were about to go to sleep when
-// several descriptors completed only one was woken, since a signal is no count: he
-// wakes the next.
+// leaveWaiters ends that. A signal is not a count: if several descriptors completed while several goroutines were
+// about to sleep, only one was woken. That one wakes the next.
 func (p *port) leaveWaiters(s *signal) {
 	p.mu.Lock()
 	s.waiters--
@@ -89,11 +84,11 @@ func (p *port) leaveWaiters(s *signal) {
 type waitable interface {
 	ready() bool
 	notify() *signal
-	handle() *Nic
-	destroyed() error // why nothing will come any more, or nil
+	handle() *NIC
+	destroyed() error // why nothing will complete any more, or nil
 }
 
-// deadline turns a time-out into a point of the engine's clock.
+// deadline converts a timeout to a time of the engine's clock.
 func (p *port) deadline(timeout time.Duration) int64 {
 	now := p.now()
 	if timeout < 0 || int64(timeout) > never-now {
@@ -109,7 +104,7 @@ func waitError(op string, vi *VI, err error) error {
 	return opError(op, vi, ErrInvalidParameter, err)
 }
 
-// wait returns nil when w is ready, errWaitTimeout at end, or errClosed.
+// wait returns nil when w is ready, errWaitTimeout at end, errClosed if the handle closes, or w's error.
 func (p *port) wait(w waitable, end int64) error {
 	if w.ready() {
 		return nil
@@ -120,7 +115,7 @@ func (p *port) wait(w waitable, end int64) error {
 	}
 	p.countWaiter(s)
 	defer p.leaveWaiters(s)
-	var timer *time.Timer // one for all turns: others may wake us in vain for as long as we wait
+	var timer *time.Timer // one for all turns, since others may wake us without result while we wait
 	var over <-chan time.Time
 	for {
 		if w.ready() {
@@ -143,8 +138,7 @@ func (p *port) wait(w waitable, end int64) error {
 			continue
 		default:
 		}
-		// Somebody else sleeps for the port, and raises our signal or leaves
-		// the place to us.
+		// Another goroutine sleeps for the port. It raises our signal or leaves the place to us.
 		switch {
 		case timer != nil:
 			timer.Reset(time.Duration(left))
@@ -164,7 +158,7 @@ func (p *port) wait(w waitable, end int64) error {
 	}
 }
 
-// spin polls for as long as that has been worth it lately.
+// spin polls for as long as that has paid off recently.
 func (p *port) spin(w waitable, s *signal, end int64) bool {
 	budget := s.budget.Load()
 	if s.waits.Add(1)%spinRetry == 0 {
@@ -184,9 +178,9 @@ func (p *port) spin(w waitable, s *signal, end int64) bool {
 	}
 }
 
-// sleepAndFollow sleeps, and when it was woken by the beginning of a message
-// polls for the rest: whoever sleeps between two frames is woken for each, at the
-// cost of the CPU that sends them. It gives up when none has come for followFor.
+// sleepAndFollow sleeps. If the beginning of a message woke it, it polls for the rest: a goroutine that slept
+// between two frames would be woken for each, which costs CPU time of the sender. It stops polling after followFor
+// without a frame.
 func (p *port) sleepAndFollow(w waitable, end int64) {
 	if _, more := p.sleep(w, end); !more {
 		return
@@ -202,9 +196,9 @@ func (p *port) sleepAndFollow(w waitable, end int64) {
 	}
 }
 
-// sleep makes progress, sleeps until something happens or time asks for work,
-// and makes progress again. The caller holds the token of p.sleeping; w may be
-// nil. It says whether frames came, and whether they end in the middle of a message.
+// sleep makes progress, sleeps until something happens or a timer is due, and makes progress again. The caller
+// holds the token of p.sleeping; w may be nil. came reports whether frames arrived, and more whether the last one
+// is in the middle of a message.
 func (p *port) sleep(w waitable, end int64) (came, more bool) {
 	p.mu.Lock()
 	now := p.now()
@@ -212,19 +206,19 @@ func (p *port) sleep(w waitable, end int64) (came, more bool) {
 	p.refill()
 	by := min(end, p.due.Load(), now+int64(sleepLimit))
 	if w == nil && p.zeroCopy {
-		by = min(by, now+int64(tickMost)) // nobody else asks whether the driver sleeps
+		by = min(by, now+int64(tickMost)) // no other goroutine checks whether the driver sleeps
 	}
 	p.sleepBy.Store(by)
 	p.mu.Unlock()
 	if (w == nil || !w.ready() && !w.handle().closing() && w.destroyed() == nil) && !p.isClosed() && by > now {
-		p.restLanes(true)
-		if !p.laneReady() {
-			runtime.Gosched() // to those who were woken: others may find them late, on a processor whose call waits
+		p.pauseLinks(true)
+		if !p.linkReady() {
+			runtime.Gosched() // let woken goroutines run first: while this one is in the kernel, other processors may find them late
 			if left := by - p.now(); left > 0 {
 				p.nic.Wait(time.Duration(left))
 			}
 		}
-		p.restLanes(false)
+		p.pauseLinks(false)
 	}
 	p.sleepBy.Store(0)
 	p.mu.Lock()
@@ -234,7 +228,7 @@ func (p *port) sleep(w waitable, end int64) (came, more bool) {
 	return came, more
 }
 
-// rouse makes background look after handlers that were just set.
+// rouse makes background check for new handlers or waiting messages.
 func (p *port) rouse() {
 	select {
 	case p.roused <- struct{}{}:
@@ -242,28 +236,26 @@ func (p *port) rouse() {
 	}
 }
 
-// life changes with each sign of life of the program: with its polls, but not with
-// its posts, after which a program may look at nothing but its memory. It does not
-// take the lock: who has it would have to wake us.
+// life changes with each sign that the program is active: with its polls, but not with its posts, after which a
+// program may look at nothing but its memory. It does not take the lock: the lock's holder would then have to wake
+// us.
 func (p *port) life() uint32 { return p.idle.Load() + p.turns.Load() + p.taken.Load() }
 
-// background keeps the port alive while the program neither polls nor waits. As
-// long as it does, background looks in only now and then, and stays out of the
-// kernel's wait queue, where it would cost each frame a wake-up: every tickLeast,
-// or tickMost where the program spins, but after tickSoon where frames have come
-// while it was away. It may be one that looks at its memory for what peers write,
-// and polls only in between; so many a tick is too short to tell it from one that
-// has lost its CPU but by the time that it has used.
+// background keeps the port alive while the program neither polls nor waits. While the program does, background
+// only runs every tickLeast, or tickMost if the program spins. It then stays out of the kernel's wait queue, where
+// it would cost one wake-up per frame. If frames arrived while the program was away, it runs after tickSoon: the
+// program may poll its memory for RDMA writes, and the port only in between. After a short tick, zero polls may
+// only mean that the process was descheduled. Treat it as away only if it also used CPU time.
 //
-// A driver that finds its fill ring empty may fall asleep after the last Refill, and
-// after poll(2) has begun, so that who sleeps does not learn of it: background asks at each
-// tick, and does not sleep for longer than tickMost. Who spins asks himself, see overdue.
+// A driver that finds its fill ring empty may go to sleep after the last Refill and after poll(2) has begun, so
+// that the sleeper does not learn of it. So background checks at each tick, and does not sleep longer than
+// tickMost. A program that spins checks itself, see overdue.
 func (p *port) background() {
 	defer p.stopped.Done()
 	tick := tickLeast
 	timer := time.NewTimer(tick)
 	defer timer.Stop()
-	holds := p.holds.Load()
+	coalesces := p.coalesces.Load()
 	var used time.Duration
 	for last := p.life(); ; timer.Reset(tick) {
 		if tick < tickLeast {
@@ -290,7 +282,7 @@ func (p *port) background() {
 					}
 				}
 				<-p.sleeping
-			default: // somebody waits, and sleeps for the port
+			default: // another goroutine waits, and sleeps for the port
 				if p.zeroCopy && p.mu.TryLock() {
 					p.refill()
 					p.mu.Unlock()
@@ -298,18 +290,18 @@ func (p *port) background() {
 			}
 			continue
 		}
-		waits := p.holds.Load()
+		waits := p.coalesces.Load()
 		switch {
 		case tick < tickLeast:
 			tick = min(2*tick, tickLeast)
-		case time.Duration(calls)*spinRate > tick && waits == holds:
+		case time.Duration(calls)*spinRate > tick && waits == coalesces:
 			tick = min(2*tick, tickMost)
 		default:
 			tick = tickLeast
 		}
-		holds = waits
+		coalesces = waits
 		if p.mu.TryLock() {
-			// Who polls slowly looks at the clock too seldom.
+			// A program that polls slowly checks the clock too seldom.
 			if now := p.now(); p.due.Load() < now {
 				p.progress(now, false)
 			}

@@ -1,53 +1,53 @@
 package vipl
 
 import (
-	"viaxdp/internal/ordered"
+	"viaxdp/internal/base/ordered"
+	"viaxdp/internal/base/wire"
 	"viaxdp/memreg"
-	"viaxdp/wire"
 )
 
-// MaxDescriptorsPerQueue is the number of descriptors that may be posted on
-// one work queue.
+// MaxDescriptorsPerQueue is the number of descriptors that may be posted on one work queue.
 const MaxDescriptorsPerQueue = 4096
 
-// segment is a data segment as it was checked and translated at post.
+// segment is a data segment, checked and translated when posted.
 type segment struct {
 	data   []byte
 	region *memreg.Region
 }
 
-// posted is a descriptor on a work queue, with everything that the engine
-// needs of it, read once at post: what the program writes to the descriptor
-// afterwards changes nothing and can harm nobody. Three lines of the cache, of
-// which a message in one segment needs little of the third.
+// posted is a descriptor on a work queue, with everything that the engine needs of it. It is read once at post, so
+// later writes of the program to the descriptor have no effect. It takes three cache lines; a message in one
+// segment uses little of the third.
 type posted struct {
 	desc   *Descriptor
 	home   *memreg.Region // where the descriptor lies
-	inline [1]segment     // of a message in one piece
+	inline [1]segment     // the segment of a message in one piece
 	op     Status         // StatusOp value
 	status Status         // set on completion
-	length uint32         // sum of the segments
+	length uint32         // sum of the segments' lengths in the descriptor
 	moved  uint32         // bytes sent or placed
 
-	off     int    // where moved stands: offset in segment seg
+	off     int    // position of moved: offset in segment seg
 	seg     uint16 //
 	count   uint16 // segments
 	control Control
 	begun   bool   // a frame was sent
 	packed  bool   // in a frame with others
-	lent    bool   // frames have parts of its memory, not copies: done when they are acknowledged
-	done    bool   // RDMA read: everything has come
-	first   uint32 // sequence numbers of the message's first frame
-	last    uint32 // and last frame
+	byRef   bool   // frames name parts of its memory: done when they are acknowledged
+	done    bool   // RDMA read: all data has arrived
+	over    bool   // completes with status once none of its memory is read
+	unread  uint16 // frames that name its memory, see byref.go
+	first   uint32 // sequence number of the message's first frame
+	last    uint32 // sequence number of its last frame
 	imm     uint32
-	arrived uint32 // receive: bytes that came
+	arrived uint32 // receive: bytes that arrived
 
-	asPosted snapshot // the descriptor, to notice that the program changes it
+	asPosted snapshot // the descriptor, for detecting changes by the program
 
-	many *[MaxSegments]segment // of a message in several pieces, kept for the next use
+	many *[MaxSegments]segment // the segments of a message in several pieces, kept for reuse
 }
 
-// segs are the data segments.
+// segs returns the data segments.
 func (e *posted) segs() []segment {
 	if e.count > 1 {
 		return e.many[:e.count]
@@ -55,8 +55,8 @@ func (e *posted) segs() []segment {
 	return e.inline[:e.count]
 }
 
-// workQueue is a send or receive queue. The port's lock guards everything; the
-// counters are such that Done can look without it.
+// workQueue is a send or receive queue. The port's lock guards everything; the counters are atomic, so that Done
+// can read them without it.
 //
 //	dequeued       completed          current          posted
 //	   |---- done ----|--- in flight ----|--- waiting ----|
@@ -66,16 +66,17 @@ type workQueue struct {
 
 	tail      ordered.Uint64
 	completed ordered.Uint64
-	settling  ordered.Uint64 // completed, but written before a descriptor's status is, for who has seen that
+	settling  ordered.Uint64 // like completed, but advanced before a descriptor's status is written, for a program that has seen the status
 	dequeued  ordered.Uint64
-	outside   *outside // for who takes without the lock; nil: nobody does
+	userRing  *userRing // for dequeueing without the lock; nil: not in use
 
 	cq     *CQ
+	listed uint64 // entries in cq, used while cq drops some
 	isRecv bool
 	vi     *VI
 	signal signal
 
-	handlers []func(*VI, *Descriptor) // wait for completions
+	handlers []func(*VI, *Descriptor) // waiting for completions
 	calls    caller
 }
 
@@ -90,16 +91,16 @@ func (q *workQueue) init(v *VI, cq *CQ, isRecv bool) {
 
 func (q *workQueue) at(i uint64) *posted { return &q.ring[i&uint64(len(q.ring)-1)] }
 
-// isSettling says, where ready has said no, whether a descriptor's status may have been written
-// that did not count as completed yet: in a moment, or when who writes has a processor again, it does.
+// isSettling reports, after ready was false, whether a descriptor's status may have been written that does not
+// count as completed yet. It will, once the writer has run on.
 func (q *workQueue) isSettling() bool { return int64(q.settling.Load()-q.dequeued.Load()) > 0 }
 
-// ready says whether a completed descriptor waits to be dequeued.
+// ready reports whether a completed descriptor is on the queue.
 func (q *workQueue) ready() bool { return q.completed.Load() != q.dequeued.Load() }
 
 func (q *workQueue) notify() *signal { return &q.signal }
 
-func (q *workQueue) handle() *Nic { return q.vi.nic }
+func (q *workQueue) handle() *NIC { return q.vi.nic }
 
 func (q *workQueue) destroyed() error {
 	if q.vi.gone.Load() {
@@ -108,14 +109,14 @@ func (q *workQueue) destroyed() error {
 	return nil
 }
 
-// empty says whether nothing is on the queue, complete or not.
+// empty reports whether the queue has no descriptor, complete or not.
 func (q *workQueue) empty() bool {
-	head := q.dequeued.Load() // first: others may post and take meanwhile
+	head := q.dequeued.Load() // first, since others may post and dequeue concurrently
 	return q.tail.Load() == head
 }
 
-// push makes room for one more descriptor at the tail, or returns nil when the
-// queue is full. The entry joins the queue with commit.
+// push makes room for one more descriptor at the tail, or returns nil if the queue is full. The entry joins the
+// queue with commit.
 func (q *workQueue) push() *posted {
 	head := q.dequeued.Load()
 	if q.tail.Load()-head == uint64(len(q.ring)) {
@@ -126,7 +127,7 @@ func (q *workQueue) push() *posted {
 	}
 	e := q.at(q.tail.Load())
 	e.moved, e.seg, e.off, e.count, e.arrived, e.status = 0, 0, 0, 0, 0, 0
-	e.begun, e.packed, e.lent, e.done = false, false, false, false
+	e.begun, e.packed, e.byRef, e.done, e.over = false, false, false, false, false
 	return e
 }
 
@@ -139,13 +140,12 @@ func (q *workQueue) grow(head uint64) {
 		*to = *from
 	}
 	q.ring = ring
-	if q.outside != nil {
-		q.outside.grow(len(ring), head, q.completed.Load())
+	if q.userRing != nil {
+		q.userRing.grow(len(ring), head, q.completed.Load())
 	}
 }
 
-// waiting returns the first descriptor that the engine has not finished with,
-// or nil.
+// waiting returns the first descriptor that the engine has not finished, or nil.
 func (q *workQueue) waiting() *posted {
 	if q.current == q.tail.Load() {
 		return nil
@@ -153,11 +153,11 @@ func (q *workQueue) waiting() *posted {
 	return q.at(q.current)
 }
 
-// pop dequeues the head; nil: it is not complete (any more, where others take
-// without the lock). Under the lock.
+// pop dequeues the head. It returns nil if the head is not complete, or if a thread without the lock has dequeued
+// it. Under the lock.
 func (q *workQueue) pop() (*Descriptor, Status) {
 	for {
-		head := q.dequeued.Load() // once: who takes without the lock may advance it at any time
+		head := q.dequeued.Load() // read once: a thread without the lock may advance it at any time
 		if q.completed.Load() == head {
 			return nil, 0
 		}
@@ -170,8 +170,7 @@ func (q *workQueue) pop() (*Descriptor, Status) {
 	}
 }
 
-// place copies the next bytes of a message into the segments, in ascending
-// order, and returns how many found room.
+// place copies the next bytes of a message into the segments, in ascending order, and returns how many fit.
 func (e *posted) place(b []byte) int {
 	n := 0
 	for segs := e.segs(); n < len(b) && int(e.seg) < len(segs); {
@@ -187,7 +186,7 @@ func (e *posted) place(b []byte) int {
 	return n
 }
 
-// placeAll places what a frame has of a message. False: there is no room for it.
+// placeAll places a frame's part of a message. False: it does not fit.
 func (e *posted) placeAll(pkt *wire.Packet) bool {
 	if e.place(pkt.Payload) < len(pkt.Payload) {
 		return false
@@ -215,22 +214,29 @@ func (e *posted) gather(b []byte) {
 	e.moved += uint32(len(b))
 }
 
-// rewind forgets what was sent or placed of the message.
+// rewind resets the position in the message.
 func (e *posted) rewind() { e.moved, e.seg, e.off = 0, 0, 0 }
 
-// release lets go of the memory that the descriptor used. It must not be kept
-// alive by a place in the ring that nobody uses.
+// rewindHead resets the position in the receive at the head, which will receive another message: nothing of one
+// message may precede the next.
+func (q *workQueue) rewindHead() {
+	if e := q.waiting(); e != nil {
+		e.rewind()
+	}
+}
+
+// release unpins the memory that the descriptor used. An unused place in the ring must not keep memory alive.
 func (e *posted) release() {
 	segs := e.segs()
 	for i := range segs {
 		if r := segs[i].region; r != nil { // nil: an empty segment
-			r.Unhold()
+			r.Unpin()
 		}
 		segs[i] = segment{}
 	}
 	e.count = 0
 	if e.home != nil {
-		e.home.Unhold()
+		e.home.Unpin()
 		e.home = nil
 	}
 }

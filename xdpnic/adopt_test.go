@@ -1,11 +1,13 @@
 package xdpnic
 
 import (
+	"errors"
+	"math"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // adopted opens a queue on shared memory and takes it over by copies of its
@@ -104,18 +106,42 @@ func TestAdoptRefuses(t *testing.T) {
 	}
 	short := good
 	short.RxChunks = 17
-	mem := make([]byte, 1<<20)
+	fewer, beyond := good, good
+	fewer.RxChunks = -1
+	beyond.PoolOffset = math.MaxInt / 4096 * 4096
+	one := Info{MaxSegs: 1}
+	mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // on a page
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
 	for name, c := range map[string]struct {
-		cfg Config
-		mem []byte
+		cfg  Config
+		mem  []byte
+		info Info
 	}{
-		"no memory": {good, nil}, "rings too short": {short, mem}, "no rings": {good, mem},
+		"no memory": {good, nil, one}, "rings too short": {short, mem, one}, "no rings": {good, mem, one},
+		"fewer chunks than none": {fewer, mem, one}, "a pool beyond everything": {beyond, mem, one},
+		"frames of no entries": {good, mem, Info{}}, "fewer entries than none": {good, mem, Info{MaxSegs: -1}},
+		"frames of any length":   {good, mem, Info{MaxSegs: math.MaxInt}},
+		"another kind of socket": {good, mem, one}, "no socket": {good, mem, one},
 	} {
 		fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		switch name {
+		case "another kind of socket":
+			unix.Close(fd)
+			fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		case "no socket":
+			unix.Close(fd)
+			fd, err = unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Adopt(fd, Handout{Config: c.cfg}, c.mem); err == nil {
+		switch _, err := Adopt(fd, Handout{Config: c.cfg, Info: c.info}, c.mem); {
+		case err != nil && c.info.MaxSegs != 1 && !errors.Is(err, errConfig):
+			t.Errorf("%s: %v", name, err)
+		case err == nil:
 			t.Errorf("%s: no error", name)
 		}
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {

@@ -6,11 +6,11 @@ import (
 )
 
 // Audit checks that every chunk has exactly one owner and that the sum is
-// right: free stack, held, TX, fill, RX lease, recycled. It names the first
-// wrong use (a chunk released twice, recycled without a lease, completed
-// without being sent) and each table that does not agree with the chunks. It
-// costs time in proportion to the number of chunks and is meant for tests and
-// for the end of a run.
+// right: free stack, held, TX, fill, RX lease, recycled. Its error names the
+// first wrong use (a chunk released twice, recycled without a lease, completed
+// without being sent) and each table that disagrees with the chunks. Its cost is
+// proportional to the number of chunks; it is meant for tests and for the end of
+// a run.
 //
 // Owner only.
 func (q *Queue) Audit() error {
@@ -29,7 +29,7 @@ func (q *Queue) Audit() error {
 	}
 	check := func(what string, has, want uint64) {
 		if has != want {
-			errs = append(errs, fmt.Errorf("xdpnic: audit: %s: %d, but %d chunks say so", what, has, want))
+			errs = append(errs, fmt.Errorf("xdpnic: audit: %s: %d, but %d chunks have that owner", what, has, want))
 		}
 	}
 	check("free stack", uint64(p.nfree), n[ownFree])
@@ -44,7 +44,8 @@ func (q *Queue) Audit() error {
 	return errors.Join(errs...)
 }
 
-// auditList checks that a list names chunks of one owner, none twice.
+// auditList checks that all chunks of a list have the owner o and that none is
+// in it twice.
 func (p *pool) auditList(what string, o owner, list []uint64) (errs []error) {
 	seen := make(map[uint64]bool, len(list))
 	for _, addr := range list {

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/ordered"
+	"viaxdp/internal/base/ordered"
 )
 
 // A ponger moves one frame there and back on a pair of queues; both forms
@@ -132,7 +132,7 @@ func pingPong[P ponger](tb testing.TB, a, b P, ping, pong []byte, rounds int) []
 		start := time.Now()
 		a.send(ping)
 		for spins := 0; !a.recv(); spins++ {
-			if spins&(1<<24-1) == 1<<24-1 && time.Since(start) > patience {
+			if spins&(1<<24-1) == 1<<24-1 && time.Since(start) > waitLimit {
 				stop.Store(true)
 				<-done
 				tb.Fatalf("%T: a frame was lost", a)

@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketOptions sets what bounds a kick and what a busy-polling NIC wants.
+// socketOptions sets the options that bound a kick and those of busy polling.
 func (q *Queue) socketOptions() error {
 	c := &q.cfg
 	set := func(op string, option, value int) error {
@@ -28,7 +29,7 @@ func (q *Queue) socketOptions() error {
 	}
 	q.info.TxBudget = 32 // TX_BATCH_SIZE
 	if c.TxBudget > 32 {
-		// Kernels before 6.17 do not know the option; no harm.
+		// Kernels before 6.17 refuse the option: the budget then stays 32.
 		if unix.SetsockoptInt(q.fd, unix.SOL_XDP, unix.XDP_MAX_TX_SKB_BUDGET, c.TxBudget) == nil {
 			q.info.TxBudget = c.TxBudget
 		}
@@ -51,13 +52,13 @@ func (q *Queue) socketOptions() error {
 	return nil
 }
 
-// bind goes down the ladder as far as bind(2) decides it.
-func (q *Queue) bind() error {
+// bind tries the steps of the ladder that bind(2) decides.
+func (q *Queue) bind(ctx context.Context) error {
 	c := &q.cfg
 	if c.Share != nil {
-		// No other flag may stand beside XDP_SHARED_UMEM: the mode is that of
-		// the socket whose UMEM it is.
-		if err := q.bindOnce(unix.XDP_SHARED_UMEM, uint32(c.Share.fd)); err != nil {
+		// XDP_SHARED_UMEM excludes all other flags: the mode is that of the
+		// socket that registered the UMEM.
+		if err := q.bindOnce(ctx, unix.XDP_SHARED_UMEM, uint32(c.Share.fd)); err != nil {
 			return err
 		}
 		q.info.Mode, q.info.Shared = c.Share.info.Mode, true
@@ -74,7 +75,7 @@ func (q *Queue) bind() error {
 			err = q.refuseZeroCopy()
 		}
 		if err == nil {
-			err = q.bindOnce(bindFlags(m, c.MultiBuffer), 0)
+			err = q.bindOnce(ctx, bindFlags(m, c.MultiBuffer), 0)
 		}
 		q.info.Attempts = append(q.info.Attempts, Attempt{m, err})
 		if err == nil {
@@ -89,31 +90,32 @@ func (q *Queue) bind() error {
 	return nil
 }
 
-// refuseZeroCopy says why zero-copy would not work although the bind succeeds.
-// The kernel asks whether the driver has zero-copy queues, not how the program
-// is attached; and with preferred busy polling it leaves it to the polling to
-// send, which polls the NAPI instance of the RX queue alone: drivers that send
-// from one of the TX queue, as igb and virtio-net do, then never send.
+// refuseZeroCopy returns an error if zero-copy would not work although bind(2)
+// succeeds. The kernel checks whether the driver has zero-copy queues, not how
+// the program is attached. With preferred busy polling the kernel leaves sending
+// to the poll, which runs only the NAPI instance of the RX queue. Drivers that
+// send from the TX queue's own instance, such as igb and virtio-net, then never
+// send.
 func (q *Queue) refuseZeroCopy() error {
 	refuse := func(reason string) error {
 		return &OpError{Op: "bind", Ifindex: q.cfg.Ifindex, Queue: q.cfg.QueueID, Err: unix.EOPNOTSUPP, Detail: reason}
 	}
 	if q.cfg.BusyPoll.Prefer && !q.cfg.BusyPoll.Trust {
-		return refuse("preferred busy polling stalls sending where the driver has a NAPI instance of its own for it: " +
-			"leave BusyPoll.Prefer out, or set BusyPoll.Trust for a driver that has one for both")
+		return refuse("preferred busy polling stalls sending if the driver has a separate NAPI instance for it: " +
+			"unset BusyPoll.Prefer, or set BusyPoll.Trust for a driver that sends and receives from one instance")
 	}
 	if q.cfg.Unaligned && pageSize%q.cfg.ChunkSize != 0 {
-		return refuse("the kernel passes over chunks that cross pages which do not lie side by side for the NIC: " +
-			"take chunks of 2048 or 4096 bytes")
+		return refuse("the kernel skips chunks that cross pages which are not contiguous for the NIC: " +
+			"use chunks of 2048 or 4096 bytes")
 	}
 	if q.cfg.MultiBuffer && q.cfg.Rings.RX < q.cfg.RxChunks {
-		// xsk_rcv_zc, net/xdp/xsk.c, which looks for room entry by entry.
-		return refuse("where the RX ring is full in the middle of a frame, the kernel leaves the frame's beginning there and uses " +
-			"its chunks again: take an RX ring that holds all RX chunks")
+		// xsk_rcv_zc, net/xdp/xsk.c, checks for room entry by entry.
+		return refuse("if the RX ring fills up in the middle of a frame, the kernel leaves the frame's beginning there and reuses " +
+			"its chunks: make the RX ring hold all RX chunks")
 	}
 	link, err := netlink.LinkByIndex(q.cfg.Ifindex)
 	if err != nil {
-		return nil // the bind knows better
+		return nil // bind(2) reports it
 	}
 	if x := link.Attrs().Xdp; x != nil && x.AttachMode == nl.XDP_ATTACHED_SKB {
 		return refuse("the interface's XDP program is attached in generic mode: attach it in native mode")
@@ -121,13 +123,13 @@ func (q *Queue) refuseZeroCopy() error {
 	return nil
 }
 
-// claimed explains a driver that says that it has zero-copy and then refuses.
+// claimed explains why a driver that announces zero-copy refuses it.
 func (q *Queue) claimed() string {
 	if f, err := QueryFeatures(q.cfg.Ifindex); err != nil || !f.XDP.Has(FeatureZeroCopy) {
 		return ""
 	}
-	return "the driver says that it has zero-copy and refuses it for this device; " +
-		"virtio-net wants iommu_platform=on (VIRTIO_F_ACCESS_PLATFORM) and queue_reset=on of its device"
+	return "the driver announces zero-copy and refuses it for this device; " +
+		"virtio-net needs a device with iommu_platform=on (VIRTIO_F_ACCESS_PLATFORM) and queue_reset=on"
 }
 
 // chained explains why a socket for frames of several chunks may have been
@@ -143,7 +145,7 @@ func (q *Queue) chained(flags uint16, err error) string {
 		if unix.Uname(&u) == nil && beforeSG(unix.ByteSliceToString(u.Release[:])) {
 			return "kernels before 6.6 have no frames of several chunks (XDP_USE_SG)"
 		}
-		return "" // as without them
+		return "" // the cause is not XDP_USE_SG
 	}
 	f, ferr := QueryFeatures(q.cfg.Ifindex)
 	if ferr == nil && flags&unix.XDP_ZEROCOPY != 0 && f.XDP.Has(FeatureZeroCopy) && f.ZCMaxSegs < 2 {
@@ -152,15 +154,16 @@ func (q *Queue) chained(flags uint16, err error) string {
 	return ""
 }
 
-// beforeSG tells whether a kernel, by its release, is older than XDP_USE_SG.
+// beforeSG reports whether a kernel release is older than XDP_USE_SG (6.6).
 func beforeSG(release string) bool {
 	var major, minor int
 	n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor)
 	return n == 2 && (major < 6 || major == 6 && minor < 6)
 }
 
-// bindOnce binds in one way, and again while the queue is busy.
-func (q *Queue) bindOnce(flags uint16, umemFD uint32) error {
+// bindOnce binds with the given flags. While the queue is busy it tries again,
+// until ctx ends.
+func (q *Queue) bindOnce(ctx context.Context, flags uint16, umemFD uint32) error {
 	addr := &unix.SockaddrXDP{
 		Flags: flags, Ifindex: uint32(q.cfg.Ifindex), QueueID: uint32(q.cfg.QueueID), SharedUmemFD: umemFD,
 	}
@@ -174,7 +177,7 @@ func (q *Queue) bindOnce(flags uint16, umemFD uint32) error {
 			e := &OpError{Op: "bind", Ifindex: q.cfg.Ifindex, Queue: q.cfg.QueueID, Err: err}
 			switch {
 			case errors.Is(err, unix.EINVAL) && flags == unix.XDP_SHARED_UMEM:
-				e.Detail = "a second socket on the same queue is made by Queue.Share"
+				e.Detail = "use Queue.Share for a second socket on the same queue"
 			case flags&unix.XDP_USE_SG != 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
 				e.Detail = q.chained(flags, err)
 			case flags&unix.XDP_ZEROCOPY != 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT)):
@@ -184,22 +187,35 @@ func (q *Queue) bindOnce(flags uint16, umemFD uint32) error {
 			}
 			return e
 		}
-		time.Sleep(5 * time.Millisecond)
+		pause := time.NewTimer(5 * time.Millisecond)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return q.fail("bind", fmt.Errorf("%w, while the queue was busy: %w", context.Cause(ctx), err))
+		}
 	}
 }
 
-// copiedSegs is the largest number of TX ring entries of a frame in copy mode. The
-// kernel makes virtio-net's frames of pages alone (IFF_TX_SKB_NO_LINEAR;
-// xsk_build_skb_zerocopy, net/xdp/xsk.c): one less. A longer frame is dropped, and its
-// chunks never come back.
-func copiedSegs(ifindex int) int {
-	if l, err := netlink.LinkByIndex(ifindex); err == nil && l.Attrs().ParentDevBus == "virtio" {
+// byPages reports whether the kernel builds an interface's frames from the UMEM's pages in
+// copy mode instead of copying them, as it does for virtio-net (IFF_TX_SKB_NO_LINEAR;
+// xsk_build_skb_zerocopy, net/xdp/xsk.c). It returns true if that cannot be determined.
+func byPages(ifindex int) bool {
+	l, err := netlink.LinkByIndex(ifindex)
+	return err != nil || l.Attrs().ParentDevBus == "virtio"
+}
+
+// copiedSegs is the largest number of TX ring entries of a frame in copy mode. It is one
+// less if frames are built from pages alone. The kernel drops a longer frame and never
+// returns its chunks.
+func copiedSegs(pages bool) int {
+	if pages {
 		return MaxSegs - 1
 	}
 	return MaxSegs
 }
 
-// describe asks the kernel what was got.
+// describe fills in Info from the kernel's answers.
 func (q *Queue) describe() (err error) {
 	c, i := &q.cfg, &q.info
 	if q.zc, err = zeroCopy(q.fd); err != nil {
@@ -214,12 +230,14 @@ func (q *Queue) describe() (err error) {
 	i.MultiBuffer, i.Unaligned, i.Headroom = c.MultiBuffer, c.Unaligned, c.Headroom
 	i.PoolOffset, i.PoolBytes = c.PoolOffset, c.PoolBytes()
 	i.Rings, i.Chunks, i.ChunkSize = c.Rings, c.RxChunks+c.TxChunks, c.ChunkSize
-	q.sg = c.MultiBuffer
+	pages := byPages(c.Ifindex)
+	i.TxCopied = !q.zc && !pages
+	q.sg, q.copied = c.MultiBuffer, i.TxCopied
 	q.maxSegs = 1
 	if q.sg {
-		q.maxSegs = copiedSegs(c.Ifindex)
+		q.maxSegs = copiedSegs(pages)
 		if q.zc {
-			// A kernel that cannot say has no drivers that can.
+			// A kernel without this attribute has no driver that takes more.
 			q.maxSegs = max(int(i.Features.ZCMaxSegs), 1)
 		}
 		if c.MaxSegs > 0 {

@@ -5,15 +5,15 @@ import (
 	"math/bits"
 )
 
-// owner says who may touch a chunk. At any time each chunk has exactly one.
+// owner names the party that may touch a chunk. Each chunk always has exactly one.
 type owner uint8
 
 const (
 	// TX chunks.
 	ownFree owner = iota // on the free stack
 	ownHeld              // the caller's: allocated, or retained and completed
-	ownTX                // the kernel's or about to be (TX ring .. completion ring); free afterwards
-	ownKept              // the same, but the caller's again afterwards
+	ownTX                // the kernel's or about to be (TX ring .. completion ring); free on completion
+	ownKept              // the kernel's as ownTX, but the caller's again on completion
 	// RX chunks.
 	ownFill   // the kernel's or about to be (recycled .. fill ring .. RX ring)
 	ownLeased // the caller's: received, not recycled
@@ -32,7 +32,7 @@ func (o owner) String() string {
 	return fmt.Sprintf("owner(%d)", uint8(o))
 }
 
-// geometry says where the chunks lie in the UMEM.
+// geometry describes where the chunks lie in the UMEM.
 //
 //	0        base                                              len(mem)
 //	|........|rx 0|rx 1| ... |rx n-1|tx 0|tx 1| ... |tx m-1|......|
@@ -66,6 +66,9 @@ func (g *geometry) chunk(addr uint64) uint64 {
 // addr is the address of the first byte of chunk i.
 func (g *geometry) addr(i uint64) uint64 { return g.base + i*g.size }
 
+// limit is the address behind the last chunk.
+func (g *geometry) limit() uint64 { return g.addr(g.rx + g.tx) }
+
 // The address of an RX entry of an unaligned UMEM is the chunk's address with
 // the offset of the frame in the upper 16 bits (<linux/if_xdp.h>); in an
 // aligned one the upper bits are 0, so that one expression serves both.
@@ -81,6 +84,7 @@ func plainAddr(addr uint64) uint64 { return addr&addrMask + addr>>offsetShift }
 type pool struct {
 	geometry
 	own  []owner  // by chunk number
+	end  []uint32 // by chunk number: TX ring index after the last frame that began in the chunk
 	free []uint64 // addresses of free TX chunks; the last of the first nfree is taken first
 	// The stack is last in, first out: a chunk that was just sent is still in
 	// the cache.
@@ -91,22 +95,22 @@ type pool struct {
 
 	filled    uint64 // entries ever published on the fill ring
 	returned  uint64 // RX chunks that came back through an RX ring
-	txOut     uint64 // TX chunks on the way: owner tx or tx-retained
+	txOut     uint64 // TX chunks in flight: owner tx or tx-retained
 	completed uint64 // entries ever taken off the completion ring
 
 	wrong   violation // the first misuse or foreign entry
-	wrongs  uint64    // how many there were
+	wrongs  uint64    // number of violations
 	users   int       // sockets that use the pool
 	umem    *umem
 	fillMem ringMem
 	compMem ringMem
 }
 
-// newPool makes a pool whose TX chunks are free and whose RX chunks are about
-// to be given to the kernel, with rings that hold nothing.
+// newPool makes a pool whose TX chunks are free and whose RX chunks will be given
+// to the kernel. Its rings are empty.
 func newPool(g geometry) *pool {
 	p := &pool{
-		geometry: g, own: make([]owner, g.rx+g.tx), free: make([]uint64, g.tx), users: 1,
+		geometry: g, own: make([]owner, g.rx+g.tx), end: make([]uint32, g.rx+g.tx), free: make([]uint64, g.tx), users: 1,
 		fill: fillRing{producer: shutProducer()}, comp: completionRing{consumer: shutConsumer()},
 	}
 	for i := range g.tx {
@@ -129,7 +133,7 @@ func (p *pool) giveAll() {
 	p.refill()
 }
 
-// refill publishes what was recycled.
+// refill publishes the recycled chunks.
 func (p *pool) refill() {
 	k := p.recycled
 	p.recycled = 0
@@ -158,8 +162,8 @@ func (p *pool) reap() int {
 	return int(n)
 }
 
-// complete notes that the kernel has done with the TX entry at addr. Entries
-// outside of the TX chunks are the caller's registered memory.
+// complete notes that the kernel has finished with the TX entry at addr. Entries
+// outside the TX chunks are in the caller's registered memory.
 func (p *pool) complete(addr uint64) {
 	i := p.chunk(addr)
 	if i-p.rx >= p.tx {
@@ -192,7 +196,7 @@ func (v violation) String() string {
 	return fmt.Sprintf("%s of chunk at %#x, whose owner was %q", v.op, v.addr, v.own)
 }
 
-// violated notes a wrong use: the first in full, the others as a number.
+// violated notes a wrong use: the first in full, the others only as a count.
 func (p *pool) violated(op string, addr uint64) {
 	p.wrongs++
 	if p.wrongs > 1 {

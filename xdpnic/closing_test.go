@@ -4,7 +4,7 @@ import (
 	"sync"
 	"testing"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // Whoever polls while the owner closes the queue finds it empty: the rings'
@@ -14,7 +14,7 @@ func TestReadyBesideClose(t *testing.T) {
 	for range 5 {
 		var q *Queue
 		if err := a.Do(func() (err error) {
-			q, err = Open(Config{Ifindex: a.Index, Mode: ModeGeneric, BusyTimeout: patience})
+			q, err = Open(Config{Ifindex: a.Index, Mode: ModeGeneric, BusyTimeout: waitLimit})
 			return err
 		}); err != nil {
 			t.Fatal(err)

@@ -19,7 +19,7 @@ const (
 	MinChunk, MaxChunk = 2048, pageSize
 	// MaxSegs is the largest number of TX ring entries of one frame in copy
 	// mode: a linear part and MAX_SKB_FRAGS (17) pages. The kernel drops a
-	// longer frame and says so only in tx_invalid_descs.
+	// longer frame and counts it only in tx_invalid_descs.
 	MaxSegs = 18
 	// MinFrame is the shortest frame in bytes: an Ethernet header.
 	MinFrame = 14
@@ -31,41 +31,57 @@ const (
 const (
 	DefaultChunks = 512 // RX chunks, and TX chunks
 	// DefaultSendBuffer is the socket's send buffer in bytes as the kernel
-	// counts them: about 768 for a short frame. It bounds the frames that are
-	// with the kernel at a time. veth's queue holds 256 frames and loses the
-	// 257th (EBUSY); with this bound the kernel says EAGAIN instead, and the
-	// frame stays in the TX ring.
+	// counts them: about 768 for a short frame. It bounds the number of frames
+	// that the kernel has at a time. veth's queue holds 256 frames and loses the
+	// 257th (EBUSY). With this bound the kernel returns EAGAIN instead, and the
+	// frame stays on the TX ring.
 	DefaultSendBuffer = 192 << 10
-	// DefaultTxBudget is how many entries one kick hands over at most, where
-	// the kernel can be told (Linux 6.17 and later; 32 before). The cost of the
-	// system call is spread well enough by then, and the thread is not in the
-	// kernel for longer than about 100 us.
+	// DefaultTxBudget is the largest number of entries that one kick hands over,
+	// on kernels where it can be set (Linux 6.17 and later; 32 before). It
+	// spreads the cost of the system call over enough frames, and keeps the
+	// thread in the kernel for at most about 100 us.
 	DefaultTxBudget = 128
-	// DefaultBusyTimeout is how long Open tries again while a queue is busy. A
-	// queue stays so for 20 to 25 ms after its last socket is closed.
+	// DefaultBusyTimeout is how long Open retries while a queue is busy. A queue
+	// stays busy for 20 to 25 ms after its last socket is closed.
 	DefaultBusyTimeout = 2 * time.Second
 )
 
 // Rings are the sizes of a socket's four rings in entries, powers of two.
 type Rings struct {
-	Fill, Completion int // of the pool: chunks to the kernel, and back from it
-	RX, TX           int // of the socket: frames
+	Fill, Completion int // rings of the pool: chunks to the kernel, and back from it
+	RX, TX           int // rings of the socket: frames
 }
 
-// BusyPoll are the socket options of preferred busy polling, for NICs with a
+// ringHeader is the head of a ring before its entries: struct xdp_ring (net/xdp/xsk_queue.h), with
+// cache lines of 64 bytes.
+const ringHeader = 320
+
+// Bytes is what the kernel allocates for the rings (xskq_create), in whole pages. It counts for
+// nobody's limit of locked memory, and stays until the socket is gone.
+func (r Rings) Bytes() int {
+	sum := 0
+	for _, x := range [...]struct{ n, size int }{
+		{r.Fill, addrSize}, {r.Completion, addrSize}, {r.RX, descSize}, {r.TX, descSize},
+	} {
+		sum += (ringHeader + x.n*x.size + pageSize - 1) &^ (pageSize - 1)
+	}
+	return sum
+}
+
+// BusyPoll holds the socket options of preferred busy polling, for NICs with a
 // NAPI instance per queue (Documentation/networking/napi.rst). Leave it zero
-// on veth: there it does nothing or harm.
+// on veth, where it has no effect or slows down.
 type BusyPoll struct {
 	Prefer bool // SO_PREFER_BUSY_POLL; not with zero-copy, see Trust
-	// Trust takes Prefer with zero-copy, too: right only for a driver that sends
-	// from the same NAPI instance as it receives.
+	// Trust allows Prefer with zero-copy. Set it only for a driver that sends
+	// from the NAPI instance that it receives from.
 	Trust  bool
 	Usec   int // SO_BUSY_POLL, microseconds; 0: option not set
 	Budget int // SO_BUSY_POLL_BUDGET, frames; 0: option not set
 }
 
-// Config says which queue to open and how. The zero value of a field means its
-// default; Ifindex is the only one that has none.
+// Config describes which queue to open and how. The zero value of a field means
+// its default; only Ifindex has none.
 type Config struct {
 	Ifindex int // interface index in the network namespace of the calling thread
 	QueueID int // queue of the interface, from 0
@@ -73,7 +89,7 @@ type Config struct {
 	// Memory is the UMEM, all of it: page aligned, a multiple of 4096 bytes,
 	// and valid until the Queue is closed. The pool of chunks lies in it at
 	// PoolOffset; the rest is the caller's registered memory, which SendSegs
-	// takes without a copy. nil: Open maps PoolBytes of memory of its own.
+	// sends without a copy. nil: Open maps PoolBytes of memory of its own.
 	Memory     []byte
 	PoolOffset int // bytes, a multiple of 4096
 
@@ -89,8 +105,8 @@ type Config struct {
 	// all RX chunks, the completion ring as much as the TX ring.
 	Rings Rings
 
-	// Mode is the best data path to try; ModeAuto: all of them. With Require, a
-	// mode that cannot be had is an error instead of a step down.
+	// Mode is the best data path to try; ModeAuto: all of them. With Require,
+	// Open fails if Mode is not available, instead of trying the next one.
 	Mode    Mode
 	Require bool
 
@@ -103,18 +119,18 @@ type Config struct {
 	MaxSegs     int
 	BusyTimeout time.Duration // see DefaultBusyTimeout; < 0: do not try again
 
-	// Share makes the new queue use the registered memory of another one
-	// (XDP_SHARED_UMEM), on another queue, device or namespace, with rings and a
-	// pool of its own. Memory, ChunkSize, Headroom, Unaligned, MultiBuffer, Mode
-	// and Require are then those of the other; PoolOffset must lie past its
-	// pool, and the other must not be closed while Open runs (afterwards it
-	// may). For a second socket on the same queue see Queue.Share.
+	// Share makes the new queue use the registered memory of another Queue
+	// (XDP_SHARED_UMEM), which may be on another queue, device or namespace. The
+	// new queue has its own rings and pool. Memory, ChunkSize, Headroom,
+	// Unaligned, MultiBuffer, Mode and Require are taken from the other Queue.
+	// PoolOffset must lie past its pool, and it must not be closed while Open
+	// runs. For a second socket on the same queue see Queue.Share.
 	Share *Queue
 }
 
-// WithDefaults fills in what is zero and checks what is not. ChunkSize 0 asks
-// the kernel for the MTU. Open calls it; callers do to learn PoolBytes before
-// they have memory.
+// WithDefaults replaces zero fields by their defaults and checks the others. If
+// ChunkSize is 0 it asks the kernel for the MTU. Open calls it. Callers use it
+// to learn PoolBytes before they allocate memory.
 func (c Config) WithDefaults() (Config, error) {
 	if c.Share != nil {
 		s := c.Share.cfg
@@ -128,8 +144,8 @@ func (c Config) WithDefaults() (Config, error) {
 	}
 	def(&c.RxChunks, DefaultChunks)
 	def(&c.TxChunks, DefaultChunks)
-	if c.RxChunks < 1 || c.TxChunks < 1 || c.RxChunks > 1<<24 || c.TxChunks > 1<<24 {
-		return c, c.bad("%d RX and %d TX chunks: each must be 1 to 16 Mi", c.RxChunks, c.TxChunks)
+	if err := c.checkChunks(); err != nil { // the ring sizes depend on them
+		return c, err
 	}
 	if c.ChunkSize == 0 {
 		if err := c.chunkFromMTU(); err != nil {
@@ -149,6 +165,13 @@ func (c Config) WithDefaults() (Config, error) {
 	return c, c.check()
 }
 
+func (c *Config) checkChunks() error {
+	if c.RxChunks < 1 || c.TxChunks < 1 || c.RxChunks > 1<<24 || c.TxChunks > 1<<24 {
+		return c.bad("%d RX and %d TX chunks: each must be 1 to 16 Mi", c.RxChunks, c.TxChunks)
+	}
+	return nil
+}
+
 func (c *Config) chunkFromMTU() error {
 	link, err := netlink.LinkByIndex(c.Ifindex)
 	if err != nil {
@@ -162,8 +185,9 @@ func (c *Config) chunkFromMTU() error {
 	return nil
 }
 
-// mayZeroCopy: NICs take buffers in steps of 1024 bytes, and so igb writes no
-// more than 1024 bytes into the 1792 that a chunk of 2048 leaves.
+// mayZeroCopy reports whether the queue may get zero-copy mode, for which chunks
+// of 2048 bytes are too small: NICs take buffers in steps of 1024 bytes, so igb
+// writes only 1024 bytes into the 1792 that such a chunk leaves.
 func (c *Config) mayZeroCopy() bool {
 	if steps := Ladder(c.Mode, c.Require); len(steps) == 0 || steps[0] != ModeZeroCopy {
 		return false
@@ -173,13 +197,16 @@ func (c *Config) mayZeroCopy() bool {
 }
 
 func (c *Config) check() error {
+	if err := c.checkChunks(); err != nil {
+		return err
+	}
 	switch n := c.ChunkSize; {
 	case n < MinChunk || n > MaxChunk:
 		return c.bad("chunk size %d: the kernel takes %d to %d bytes", n, MinChunk, MaxChunk)
 	case !c.Unaligned && n != powerOfTwo(n):
 		return c.bad("chunk size %d: must be a power of two unless chunks are unaligned", n)
 	case c.Headroom < 0 || c.Headroom > n-PacketHeadroom-MinFrame:
-		return c.bad("headroom %d: a chunk of %d bytes has none left for a frame after %d", c.Headroom, n, PacketHeadroom)
+		return c.bad("headroom %d: a chunk of %d bytes has no room for a frame after the kernel's %d", c.Headroom, n, PacketHeadroom)
 	}
 	for _, r := range []struct {
 		name string
@@ -207,7 +234,7 @@ func (c *Config) check() error {
 		return nil
 	case !pageAligned(c.Memory) || len(c.Memory)%pageSize != 0:
 		return c.bad("memory must start on a page and be a multiple of %d bytes long; it has %d", pageSize, len(c.Memory))
-	case c.PoolOffset+c.PoolBytes() > len(c.Memory):
+	case c.PoolOffset > len(c.Memory) || c.PoolBytes() > len(c.Memory)-c.PoolOffset:
 		return c.bad("a pool of %d chunks of %d bytes at offset %d does not fit %d bytes of memory",
 			c.RxChunks+c.TxChunks, c.ChunkSize, c.PoolOffset, len(c.Memory))
 	}

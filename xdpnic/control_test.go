@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestHints(t *testing.T) {
@@ -30,7 +30,7 @@ func TestHints(t *testing.T) {
 		{"bind", unix.ENODEV, "network namespace"},
 		{"bind", fmt.Errorf("wrapped: %w", unix.ENODEV), "network namespace"},
 		{"kick", unix.ENETDOWN, "set it up"},
-		{"kick", unix.ENXIO, "open it anew"},
+		{"kick", unix.ENXIO, "open it again"},
 	} {
 		e := &OpError{Op: tc.op, Ifindex: 3, Queue: 1, Err: tc.err, Detail: "detail"}
 		if s := e.Error(); !strings.Contains(s, tc.want) || !strings.Contains(s, tc.op+", interface 3 queue 1") ||
@@ -281,7 +281,7 @@ func TestZeroCopyRefused(t *testing.T) {
 				}
 				defer r.close()
 				cfg := tc.cfg
-				cfg.Ifindex, cfg.Mode, cfg.Require, cfg.BusyTimeout = ns.Index, ModeZeroCopy, true, patience
+				cfg.Ifindex, cfg.Mode, cfg.Require, cfg.BusyTimeout = ns.Index, ModeZeroCopy, true, waitLimit
 				q, err := Open(cfg)
 				if err == nil {
 					q.Close()
@@ -306,5 +306,47 @@ func TestZeroCopyRefused(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// Rings.Bytes is what the kernel has: it maps so much of each ring, and no page more. Kernels before
+// 6.3 have a power of two of pages (xskq_create).
+func TestRingBytes(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	for _, n := range []int{64, 512, 4096} {
+		var q *Queue
+		if err := an.Do(func() (err error) {
+			q, err = Open(Config{Ifindex: an.Index, ChunkSize: 2048, RxChunks: n, TxChunks: n, Mode: ModeGeneric, BusyTimeout: waitLimit})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		sum := 0
+		for pgoff, entry := range map[int64]int{
+			unix.XDP_UMEM_PGOFF_FILL_RING: 8, unix.XDP_UMEM_PGOFF_COMPLETION_RING: 8, unix.XDP_PGOFF_RX_RING: 16, unix.XDP_PGOFF_TX_RING: 16,
+		} {
+			pages := n*entry/pageSize + 1
+			for ; ; pages++ {
+				mem, err := unix.Mmap(q.FD(), pgoff, pages*pageSize, unix.PROT_READ, unix.MAP_SHARED)
+				if err != nil {
+					break
+				}
+				if err := unix.Munmap(mem); err != nil {
+					t.Fatal(err)
+				}
+			}
+			sum += (pages - 1) * pageSize
+		}
+		want := q.Info().Rings.Bytes()
+		old := 0
+		for _, entry := range []int{8, 8, 16, 16} {
+			old += powerOfTwo((n*entry + ringHeader + pageSize - 1) &^ (pageSize - 1))
+		}
+		if sum != want && sum != old {
+			t.Errorf("%d entries: the kernel has %d bytes, want %d", n, sum, want)
+		}
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -11,25 +11,25 @@ import (
 // ErrClosed is returned by Flush and Wait of a closed Queue.
 var ErrClosed = errors.New("xdpnic: queue is closed")
 
-// Errors of Flush, ready-made so that the data path allocates none. They
-// unwrap to ENETDOWN and ENXIO.
+// Errors of Flush. They are variables so that the data path does not allocate.
+// They unwrap to ENETDOWN and ENXIO.
 var (
 	// ErrLinkDown: the interface is administratively down. Entries stay in the
 	// TX ring; the next Flush after the interface is up sends them.
 	ErrLinkDown error = &OpError{Op: "kick", Ifindex: -1, Err: unix.ENETDOWN}
 	// ErrGone: the socket is no longer bound, because the interface was
-	// removed. Only Close is left.
+	// removed. The queue can only be closed.
 	ErrGone error = &OpError{Op: "kick", Ifindex: -1, Err: unix.ENXIO}
 )
 
-// OpError is an error of the control path: what was done, where, why it
-// failed, and in its text what to do about it.
+// OpError is an error of the control path: the operation, the interface and
+// queue, and the cause. Its text also says what to do about it.
 type OpError struct {
 	Op      string // "socket", "umem", "bind", ...
 	Ifindex int    // interface index, or -1 when the error is ready-made
 	Queue   int    // queue number on the interface
 	Err     error  // cause; a unix.Errno wherever a system call failed
-	Detail  string // what else is known, for instance who holds the queue
+	Detail  string // further facts, for instance the process that holds the queue
 }
 
 func (e *OpError) Error() string {
@@ -52,9 +52,9 @@ func (e *OpError) Error() string {
 // Unwrap gives the cause, for errors.Is and errors.As.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// hint is the likely cause and the remedy of an error of the kernel, by
-// operation; "" when nothing is known beyond the error itself. The causes are
-// those of net/xdp/xsk.c, xdp_umem.c and xsk_buff_pool.c.
+// hint returns the likely cause and remedy of a kernel error in an operation, or
+// "" if nothing is known beyond the error itself. The causes are those of
+// net/xdp/xsk.c, xdp_umem.c and xsk_buff_pool.c.
 func hint(op string, err error) string {
 	var errno unix.Errno
 	if !errors.As(err, &errno) {
@@ -66,25 +66,25 @@ func hint(op string, err error) string {
 			return "an AF_XDP socket needs CAP_NET_RAW in the user namespace that owns the network namespace: " +
 				"run as root or give the program cap_net_raw,cap_net_admin,cap_bpf"
 		}
-		return "the kernel demands privilege: run as root or give the program cap_net_raw,cap_net_admin"
+		return "the kernel requires privilege: run as root or give the program cap_net_raw,cap_net_admin"
 	case unix.EAFNOSUPPORT:
 		return "the kernel has no AF_XDP: it needs CONFIG_XDP_SOCKETS=y"
 	case unix.ENOBUFS:
 		if op == "umem" {
-			return "the memory exceeds RLIMIT_MEMLOCK, which counts for programs without CAP_IPC_LOCK: " +
-				"raise it (ulimit -l, LimitMEMLOCK=) or take less memory"
+			return "the memory exceeds RLIMIT_MEMLOCK, which applies to programs without CAP_IPC_LOCK: " +
+				"raise it (ulimit -l, LimitMEMLOCK=) or use less memory"
 		}
 		return "the kernel is short of buffers"
 	case unix.ENOMEM:
-		return "the kernel is short of memory: take fewer chunks or smaller rings"
+		return "the kernel is short of memory: use fewer chunks or smaller rings"
 	case unix.EBUSY:
 		if op == "bind" {
 			return "another AF_XDP socket or the driver's own use of page pool memory holds the queue: " +
-				"close it, or take another queue"
+				"close it, or use another queue"
 		}
 	case unix.EOPNOTSUPP:
 		if op == "bind" {
-			return "the driver has no zero-copy mode, or its rings cannot serve it: take native or generic mode"
+			return "the driver has no zero-copy mode, or its rings do not support it: use native or generic mode"
 		}
 	case unix.EINVAL:
 		switch op {
@@ -98,7 +98,7 @@ func hint(op string, err error) string {
 	case unix.ENETDOWN:
 		return "the interface is down: set it up"
 	case unix.ENXIO:
-		return "the interface was removed: close the queue and open it anew"
+		return "the interface was removed: close the queue and open it again"
 	}
 	return ""
 }

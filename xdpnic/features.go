@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// XDPFeatures is what a driver says about itself (enum netdev_xdp_act of
-// <linux/netdev.h>). Only the bind tells for certain.
+// XDPFeatures is what a driver announces (enum netdev_xdp_act of
+// <linux/netdev.h>). Only bind(2) decides for certain.
 type XDPFeatures uint64
 
 // The bits of XDPFeatures.
@@ -22,7 +22,7 @@ const (
 	FeatureNdoXmit                           // takes redirected frames
 	FeatureZeroCopy                          // AF_XDP zero-copy
 	FeatureHWOffload                         // programs in hardware
-	FeatureRxSG                              // multi-buffer programs, and AF_XDP in the copying modes
+	FeatureRxSG                              // multi-buffer programs, and multi-buffer AF_XDP in the copying modes
 	FeatureNdoXmitSG                         // takes redirected multi-buffer frames
 )
 
@@ -36,7 +36,7 @@ type XSKFeatures uint64
 
 // The bits of XSKFeatures.
 const (
-	XSKTxTimestamp  XSKFeatures = 1 << iota // a time stamp on completion
+	XSKTxTimestamp  XSKFeatures = 1 << iota // a timestamp on completion
 	XSKTxChecksum                           // checksum in hardware
 	XSKTxLaunchTime                         // sending at a given time
 )
@@ -69,7 +69,7 @@ type Features struct {
 	XDP XDPFeatures
 	XSK XSKFeatures
 	// ZCMaxSegs is the largest number of segments of a frame in zero-copy mode;
-	// 0 where there is no zero-copy, 1 where it has no multi-buffer.
+	// 0 without zero-copy, 1 if zero-copy has no multi-buffer.
 	ZCMaxSegs uint32
 }
 
@@ -139,10 +139,11 @@ func genlFamily(name string) (id int, err error) {
 			}
 		}
 	}
-	return 0, errors.New("the kernel's answer has no number of it")
+	return 0, errors.New("the kernel's answer has no family number")
 }
 
-// askGenl sends a request about one attribute, and returns those of each answer.
+// askGenl sends a request with one attribute and returns the attributes of each
+// answer.
 func askGenl(family int, h genlHeader, about *nl.RtAttr) (answers [][]syscall.NetlinkRouteAttr, err error) {
 	req := nl.NewNetlinkRequest(family, unix.NLM_F_ACK)
 	req.AddData(h)
@@ -164,9 +165,9 @@ func askGenl(family int, h genlHeader, about *nl.RtAttr) (answers [][]syscall.Ne
 	return answers, nil
 }
 
-// genlHeader is struct genlmsghdr. The one of package nl is half of it, and sends
-// what lies behind it in memory as the rest: which this family answers with EINVAL,
-// and in which the race detector finds what others are writing.
+// genlHeader is struct genlmsghdr. The type of package nl is only half of it, and
+// sends the memory after it as the rest. The netdev family answers that with
+// EINVAL, and the race detector reports the read.
 type genlHeader struct{ command, version byte }
 
 func (h genlHeader) Len() int          { return nl.SizeofGenlmsg }

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // peerEnv makes the test binary play the other end of TestInteroperability, in
@@ -145,7 +145,7 @@ func openEnd(t testing.TB, ns *nstest.NS, o pairOptions) *end {
 // open opens a queue of the end's interface and registers it. It must run in
 // the namespace.
 func (e *end) open(cfg Config) (*Queue, error) {
-	cfg.Ifindex, cfg.BusyTimeout = e.ns.Index, patience // the kernel lets go of a queue in its own time
+	cfg.Ifindex, cfg.BusyTimeout = e.ns.Index, waitLimit // the kernel lets go of a queue in its own time
 	q, err := Open(cfg)
 	if err != nil {
 		return nil, err
@@ -205,14 +205,14 @@ func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
 	}
 }
 
-const patience = time.Minute
+const waitLimit = time.Minute
 
 // eventually waits until ok.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); {
+	for deadline := time.Now().Add(waitLimit); !ok(); {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v", what, patience)
+			t.Fatalf("%s: not within %v", what, waitLimit)
 		}
 		time.Sleep(20 * time.Microsecond)
 	}

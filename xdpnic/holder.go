@@ -12,13 +12,13 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/comm"
+	"viaxdp/internal/base/termsafe"
 )
 
-// describeHolders says who may hold a queue, as far as can be known. With
-// CONFIG_XDP_SOCKETS_DIAG the kernel names the socket; else every process with
-// an AF_XDP socket is a suspect. Other processes' descriptors can be read with
-// CAP_SYS_PTRACE only.
+// describeHolders names the processes that may hold a queue, as far as it can
+// tell. With CONFIG_XDP_SOCKETS_DIAG the kernel names the socket; otherwise it
+// lists every process with an AF_XDP socket. Reading the descriptors of other
+// processes takes CAP_SYS_PTRACE.
 func describeHolders(ifindex, queue, self int) string {
 	inodes := map[string]bool{}
 	exact := false
@@ -33,7 +33,7 @@ func describeHolders(ifindex, queue, self int) string {
 	var names []string
 	for pid := range xdpSockets(inodes, exact) {
 		name := fmt.Sprintf("process %d", pid)
-		if c := comm.Name(pid); c != "" {
+		if c := termsafe.Name(pid); c != "" {
 			name += " (" + c + ")"
 		}
 		if pid == self {
@@ -43,7 +43,7 @@ func describeHolders(ifindex, queue, self int) string {
 	}
 	switch {
 	case len(names) == 0:
-		return "no process that holds it can be seen"
+		return "the process that holds it is not visible"
 	case exact:
 		return "held by " + strings.Join(names, "; ")
 	default:
@@ -54,14 +54,14 @@ func describeHolders(ifindex, queue, self int) string {
 // A Holder is a process that has an AF_XDP socket open.
 type Holder struct {
 	PID   int
-	Queue int // that the socket is bound to; -1: the kernel does not tell
+	Queue int // queue that the socket is bound to; -1: unknown
 }
 
-// Holders lists who has AF_XDP sockets of an interface of the calling thread's
-// network namespace, by process and queue. exact is false where the kernel lacks
-// CONFIG_XDP_SOCKETS_DIAG: the list then has every process with an AF_XDP socket,
-// of whatever interface. Other users' processes can be seen with CAP_SYS_PTRACE
-// only.
+// Holders lists the processes that have AF_XDP sockets on an interface of the
+// calling thread's network namespace, sorted by queue and process. exact is false
+// if the kernel lacks CONFIG_XDP_SOCKETS_DIAG: the list then has every process
+// with an AF_XDP socket on any interface. Seeing other users' processes takes
+// CAP_SYS_PTRACE.
 func Holders(ifindex int) (list []Holder, exact bool) {
 	socks, err := netlink.SocketDiagXDP()
 	if err != nil {
@@ -87,8 +87,8 @@ func sortHolders(list []Holder) []Holder {
 	return list
 }
 
-// xdpSockets finds the processes that have one of the sockets open, or, when
-// the sockets are not known exactly, any bound for AF_XDP.
+// xdpSockets finds the processes that have one of the sockets open or, if exact
+// is false, any AF_XDP socket.
 func xdpSockets(inodes map[string]bool, exact bool) map[int]bool {
 	found := map[int]bool{}
 	dirs, _ := filepath.Glob("/proc/[0-9]*/fd")
@@ -99,7 +99,7 @@ func xdpSockets(inodes map[string]bool, exact bool) map[int]bool {
 		}
 		fds, err := os.ReadDir(dir)
 		if err != nil {
-			continue // gone, or not ours to read
+			continue // the process has ended, or we may not read it
 		}
 		for _, fd := range fds {
 			path := filepath.Join(dir, fd.Name())

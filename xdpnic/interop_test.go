@@ -14,7 +14,7 @@ import (
 
 	"github.com/asavie/xdp"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 func init() { peerMain = xdpMain }

@@ -9,8 +9,8 @@ import (
 )
 
 // Running reports whether an interface of the calling thread's network namespace
-// is up and has its carrier. The flags change one after the other: the carrier
-// at once, what follows from it a moment later.
+// is up and has its carrier. It checks three flags, because they change one after
+// the other: the carrier at once, the others a moment later.
 func Running(ifindex int) (bool, error) {
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
@@ -20,10 +20,10 @@ func Running(ifindex int) (bool, error) {
 	return a.Flags&net.FlagUp != 0 && a.Flags&net.FlagRunning != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0, nil
 }
 
-// AwaitRunning waits until the interface is running, which takes some drivers up
-// to two seconds after a program was attached or a socket bound: frames sent
-// before are lost. It gives up when the time is over, and reports whether the
-// interface runs.
+// AwaitRunning waits until the interface is running. Some drivers take up to two
+// seconds after a program was attached or a socket was bound; frames sent before
+// are lost. It gives up after timeout, and reports whether the interface is
+// running.
 func AwaitRunning(ifindex int, timeout time.Duration) bool {
 	for end := time.Now().Add(timeout); ; time.Sleep(2 * time.Millisecond) {
 		if ok, err := Running(ifindex); ok || err != nil {

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // A veth's carrier is its peer: it goes when the peer is taken down.
@@ -24,7 +24,7 @@ func TestRunning(t *testing.T) {
 		}
 	}
 	if err := a.Do(func() error {
-		if !AwaitRunning(a.Index, patience) {
+		if !AwaitRunning(a.Index, waitLimit) {
 			return errors.New("a veth with its peer up is not running")
 		}
 		set(false)
@@ -35,7 +35,7 @@ func TestRunning(t *testing.T) {
 			return errors.New("it came back by itself")
 		}
 		set(true)
-		if !AwaitRunning(a.Index, patience) {
+		if !AwaitRunning(a.Index, waitLimit) {
 			return errors.New("it did not come back")
 		}
 		if _, err := Running(1 << 30); err == nil {

@@ -8,9 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is a data path between the NIC and the UMEM, best first. Two things
-// decide it: how the socket is bound (here) and how the XDP program is
-// attached (the caller).
+// Mode is a data path between the NIC and the UMEM, best first. It depends on
+// how this package binds the socket and how the caller attaches the XDP program.
 //
 //	mode       bind flag      program     frames are
 //	zero-copy  XDP_ZEROCOPY   native      read and written by the NIC in the UMEM
@@ -48,7 +47,7 @@ func ParseMode(s string) (Mode, error) {
 // Generic reports whether the program must be attached in generic mode.
 func (m Mode) Generic() bool { return m == ModeGeneric }
 
-// Attempt is one step of the ladder and how it went.
+// Attempt is one step of the ladder and its result.
 type Attempt struct {
 	Mode Mode
 	Err  error // why the step was refused; nil for the one that was reached
@@ -61,8 +60,8 @@ func (a Attempt) String() string {
 	return fmt.Sprintf("%s: %v", a.Mode, a.Err)
 }
 
-// Ladder is the modes to try in order, from the wanted one down; only that one
-// if it is required.
+// Ladder returns the modes to try in order, from the wanted one down; only that
+// one if it is required.
 func Ladder(want Mode, require bool) []Mode {
 	steps := []Mode{ModeZeroCopy, ModeNative, ModeGeneric}
 	if want > ModeGeneric {
@@ -78,11 +77,10 @@ func Ladder(want Mode, require bool) []Mode {
 	return steps
 }
 
-// Climb tries the steps of the ladder in order until one works. try attaches
-// the program in the way of the mode and opens the queue with that mode
-// required; it must undo what it did when it fails. Climb returns the mode
-// that was reached and every attempt; if none works, an error that gives the
-// reason for each.
+// Climb tries the steps of the ladder in order until one works. try attaches the
+// program as the mode needs it and opens the queue with that mode required. If
+// try fails it must undo what it did. Climb returns the mode that was reached and
+// every attempt. If none works, its error gives the reason for each.
 func Climb(want Mode, require bool, try func(Mode) error) (Mode, []Attempt, error) {
 	var attempts []Attempt
 	var errs []error
@@ -100,8 +98,8 @@ func Climb(want Mode, require bool, try func(Mode) error) (Mode, []Attempt, erro
 	return 0, attempts, fmt.Errorf("xdpnic: no mode works: %w", errors.Join(errs...))
 }
 
-// bindSteps is the part of the ladder that bind(2) decides: all copying modes
-// are the same to it.
+// bindSteps is the part of the ladder that bind(2) decides: it does not
+// distinguish the copying modes.
 func bindSteps(want Mode, require bool) []Mode {
 	steps := Ladder(want, require)
 	for i, m := range steps {
@@ -113,7 +111,8 @@ func bindSteps(want Mode, require bool) []Mode {
 }
 
 // bindFlags are the flags of sockaddr_xdp for a mode. XDP_USE_NEED_WAKEUP is
-// always asked for: it changes nothing when copying and saves kicks without.
+// always set: it has no effect in the copying modes and saves kicks in zero-copy
+// mode.
 func bindFlags(m Mode, multiBuffer bool) uint16 {
 	flags := uint16(unix.XDP_USE_NEED_WAKEUP | unix.XDP_COPY)
 	if m == ModeZeroCopy {

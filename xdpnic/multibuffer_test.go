@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -8,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // Frames of several segments, out and in, up to the largest MTU.
@@ -125,6 +126,87 @@ func TestPayloadByReference(t *testing.T) {
 			q.Release(addr)
 			audit(t, q)
 		})
+	}
+}
+
+// A frame that is cancelled on the ring is one that the kernel sends and completes as any
+// other, and has nothing of the caller's memory.
+func TestCancelOnTheRing(t *testing.T) {
+	for _, unaligned := range []bool{false, true} {
+		mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
+		cfg := Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}
+		a, b := openPair(t, pairOptions{mtu: 9000, generic: true, frags: true, cfg: cfg})
+		cfg.Memory = mem
+		var q *Queue
+		if err := a.ns.Do(func() error {
+			a.q.Close()
+			q, err = a.open(cfg)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		defer q.Close()
+		a.q = q
+		if !q.Info().TxCopied || q.Info().ZeroCopy {
+			t.Fatalf("%+v", q.Info())
+		}
+		// What is for no socket of the queue goes on to the kernel, and may be seen there.
+		var neighbour int
+		if err := b.ns.Do(func() (err error) {
+			const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
+			if neighbour, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, all); err == nil {
+				err = unix.Bind(neighbour, &unix.SockaddrLinklayer{Protocol: all, Ifindex: b.ns.Index})
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(neighbour)
+		region := q.Info().PoolBytes
+		send := func() uint64 {
+			t.Helper()
+			addr, buf := a.mustAlloc(t)
+			header(buf, b.ns, a.ns)
+			segs := []Desc{{Addr: addr, Len: 64}, {Addr: uint64(region), Len: 2048}, {Addr: uint64(region + 2048), Len: 2048}}
+			if !q.SendSegs(segs, false) {
+				t.Fatal("refused")
+			}
+			q.publish()
+			return addr
+		}
+		secret := []byte("secret")
+		copy(mem[region:], bytes.Repeat(secret, 4096/len(secret)))
+		first, second := send(), send()
+		if !q.Reading(first) || !q.Cancel(first) {
+			t.Error("not cancelled")
+		}
+		if err := q.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if q.Reading(second) || !q.Cancel(second) {
+			t.Error("the kernel reads what it has copied")
+		}
+		if data, _ := receive(t, b.q); len(data) != 64+4096 || !bytes.Contains(data, secret) {
+			t.Errorf("unaligned %v: a frame of %d bytes", unaligned, len(data))
+		}
+		data := make([]byte, 1<<16)
+		n := 0
+		eventually(t, "the cancelled frame", func() bool {
+			n, _, err = unix.Recvfrom(neighbour, data, unix.MSG_DONTWAIT)
+			return err == nil && n >= 14 && [14]byte(data) == [14]byte{} // the kernel's own are others
+		})
+		if data = data[:n]; n != 64+2 || bytes.Contains(data, secret[:1]) {
+			t.Errorf("unaligned %v: a cancelled frame of %d bytes: %q", unaligned, n, data[:min(n, 100)])
+		}
+		eventually(t, "completion", func() bool { q.Reap(); return q.TxFree() == 64 })
+		if s := stats(t, q); s.KernelStats.Tx_invalid_descs != 0 || s.Completed != 6 {
+			t.Errorf("stats: %+v", s)
+		}
+		audit(t, q)
 	}
 }
 

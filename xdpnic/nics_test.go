@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // openNICs opens queue 0 of the two NICs that the environment names, in the
@@ -36,7 +36,7 @@ func openNICs(t testing.TB, cfg Config) (a, b *end) {
 func awaitRunning(t testing.TB, e *end) {
 	t.Helper()
 	if err := e.ns.Do(func() error {
-		if !AwaitRunning(e.ns.Index, patience) {
+		if !AwaitRunning(e.ns.Index, waitLimit) {
 			return fmt.Errorf("%s: no link", e.ns.Name)
 		}
 		return nil
@@ -171,10 +171,10 @@ func TestNICsWait(t *testing.T) {
 		a.mustSend(t, b, 100, byte(i))
 		for n := 0; n == 0; {
 			start := time.Now()
-			if err := b.q.Wait(patience); err != nil {
+			if err := b.q.Wait(waitLimit); err != nil {
 				t.Fatal(err)
 			}
-			if time.Since(start) >= patience {
+			if time.Since(start) >= waitLimit {
 				t.Fatal("the waiter was not woken")
 			}
 			if n = b.q.Receive(batch); n > 0 {

@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"bytes"
 	"math"
 	"slices"
 	"strings"
@@ -181,7 +182,7 @@ func TestAuditNamesViolations(t *testing.T) {
 			k.q.Recycle(f[0].Addr)
 		}, "recycle of chunk"},
 		{"completion out of nowhere", func(k *fakeKernel) { k.complete(4096); k.q.Reap() }, "completion of chunk at 0x1000"},
-		{"lost chunk", func(k *fakeKernel) { k.q.pool.nfree-- }, "free stack: 1, but 2 chunks say so"},
+		{"lost chunk", func(k *fakeKernel) { k.q.pool.nfree-- }, "free stack: 1, but 2 chunks have that owner"},
 		{"chunk twice on the stack", func(k *fakeKernel) { k.q.pool.free[0] = k.q.pool.free[1] }, "free stack: chunk 2 twice"},
 		{"wrong kind", func(k *fakeKernel) { k.q.pool.own[0] = ownHeld }, "chunk 0 (2 RX, 2 TX chunks) has owner held"},
 	} {
@@ -258,56 +259,116 @@ func TestReceiveRefusesForeignMemory(t *testing.T) {
 	}
 }
 
-// A frame loses its Ethernet header as long as the kernel has it, and nothing else does.
-func TestVoid(t *testing.T) {
+// A cancelled frame loses its Ethernet header, and names no memory of the caller any more, as
+// far as the kernel has not taken its entries; nothing else changes. Its chunks come back.
+func TestCancel(t *testing.T) {
+	for _, copied := range []bool{true, false} {
+		for taken := range uint32(5) {
+			cfg := Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: 2, TxChunks: 8, Rings: Rings{TX: 16, Completion: 16}}
+			k := newFakeKernel(t, cfg, ^uint32(6))
+			q := k.q
+			q.copied = copied
+			mem := q.pool.mem
+			for i := range mem {
+				mem[i] = 1
+			}
+			reg := q.pool.addr(10) // behind the pool
+			var frames [3]uint64
+			for i := range frames {
+				frames[i], _, _ = q.Alloc()
+				more, _, _ := q.Alloc() // the second chunk of the frame
+				segs := []Desc{{Addr: frames[i], Len: 100}, {Addr: more, Len: 64}, {Addr: reg, Len: 2048}, {Addr: reg + 2048, Len: 9}}
+				if i == 1 {
+					q.publish()
+				}
+				if !q.SendSegs(segs, true) {
+					t.Fatal("refused")
+				}
+			}
+			for _, addr := range []uint64{0, reg, 1 << 63, q.pool.addr(9)} { // RX, none, nowhere, free
+				if q.Reading(addr) || !q.Cancel(addr) {
+					t.Fatalf("%#x is taken for a frame on its way", addr)
+				}
+			}
+			if slices.Contains(mem, 0) {
+				t.Fatal("something is cleared of what is no frame on its way")
+			}
+			before := k.transmit(taken)
+			if q.Reading(frames[0]) != (taken < 4 || !copied) {
+				t.Errorf("%d entries taken, copied %v: reading %v", taken, copied, q.Reading(frames[0]))
+			}
+			// Where entries are not copied, one that was taken is read until it completes.
+			if done := q.Cancel(frames[0]); done != (copied || taken <= 2) {
+				t.Errorf("%d entries taken, copied %v: cancelled %v", taken, copied, done)
+			}
+			if !q.Cancel(frames[2]) {
+				t.Error("a frame that is not published is not cancelled")
+			}
+			q.publish()
+			after := k.transmit(100)
+			for i, d := range append(before, after...) {
+				frame, seg := i/4, i%4
+				gone := seg >= 2 && (frame == 0 && i >= int(taken) || frame == 2)
+				if named := d.Addr >= reg; seg >= 2 && named == gone || gone && (d.Addr >= q.pool.addr(1) || d.Len != 1) {
+					t.Errorf("%d entries taken: segment %d of frame %d is %+v", taken, seg, frame, d)
+				}
+				if more := d.Options&pktContd != 0; more != (seg < 3) {
+					t.Errorf("segment %d of frame %d goes on: %v", seg, frame, more)
+				}
+				k.complete(d.Addr)
+			}
+			if n := bytes.Count(mem, []byte{0}); n != 2*MinFrame || mem[frames[0]] != 0 || mem[frames[2]+MinFrame-1] != 0 {
+				t.Errorf("%d bytes are cleared", n)
+			}
+			q.Reap()
+			for _, addr := range frames {
+				if q.Reading(addr) || q.InFlight(addr) {
+					t.Error("a frame that has completed is on its way")
+				}
+			}
+			mem[frames[0]] = 1
+			if !q.Cancel(frames[0]) || mem[frames[0]] == 0 {
+				t.Error("a frame that has left is cancelled")
+			}
+			for i := range uint64(6) {
+				q.Release(q.pool.addr(2 + i))
+			}
+			audit(t, q)
+		}
+	}
+}
+
+// In zero-copy mode a driver may have read an entry that it has not taken yet: the first
+// Cancel promises nothing, a later one that finds the entry still there does.
+func TestCancelZeroCopy(t *testing.T) {
 	k := newFakeKernel(t, Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: 2, TxChunks: 4}, 0)
 	q := k.q
-	mem := q.pool.mem
-	for i := range mem {
-		mem[i] = 1
-	}
-	zeros := func() (n int) {
-		for _, b := range mem {
-			if b == 0 {
-				n++
-			}
+	q.zc = true
+	reg := q.pool.addr(6)
+	first, _, _ := q.Alloc()
+	second, _, _ := q.Alloc()
+	for _, addr := range []uint64{first, second} {
+		if !q.SendSegs([]Desc{{Addr: addr, Len: 100}, {Addr: reg, Len: 100}}, false) {
+			t.Fatal("refused")
 		}
-		return n
-	}
-	long, _, _ := q.Alloc()
-	last, _, _ := q.Alloc()
-	reg := q.pool.addr(6) // behind the pool
-	edge := last + 2048 - 4
-	q.Void(long)
-	if !q.SendSegs([]Desc{{Addr: long, Len: 100}, {Addr: reg, Len: 2048}}, true) ||
-		!q.SendSegs([]Desc{{Addr: edge, Len: 4}, {Addr: reg, Len: 100}}, true) {
-		t.Fatal("refused")
-	}
-	for _, addr := range []uint64{0, reg, 1 << 63, q.pool.addr(5)} { // RX, none, nowhere, free
-		q.Void(addr)
-	}
-	if n := zeros(); n > 0 {
-		t.Fatalf("%d bytes are cleared of what is no frame on its way", n)
-	}
-	q.Void(long)
-	if n := zeros(); n != MinFrame || mem[long] != 0 || mem[long+MinFrame-1] != 0 {
-		t.Errorf("%d bytes are cleared", n)
-	}
-	q.Void(edge)
-	if n := zeros(); n != MinFrame+4 || mem[last+2047] != 0 {
-		t.Errorf("%d bytes are cleared with those at a chunk's end", n)
 	}
 	q.publish()
-	for _, d := range k.transmit(100) {
+	if q.Cancel(first) || q.Cancel(second) {
+		t.Error("cancelled at once")
+	}
+	read := k.transmit(2) // as they were or are, nobody knows
+	if q.Cancel(first) || !q.Reading(first) {
+		t.Error("cancelled although it has been taken")
+	}
+	if !q.Cancel(second) {
+		t.Error("not cancelled, and still on the ring")
+	}
+	for _, d := range append(read, k.transmit(2)...) {
 		k.complete(d.Addr)
 	}
-	q.Reap()
-	mem[long] = 1
-	if q.Void(long); mem[long] == 0 {
-		t.Error("a frame that has left is cleared")
+	if q.Reap(); q.Reading(first) || q.TxFree() != 4 {
+		t.Errorf("reading %v, %d free", q.Reading(first), q.TxFree())
 	}
-	q.Release(long)
-	q.Release(last)
 	audit(t, q)
 }
 

@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
 
@@ -21,67 +22,78 @@ type Frame struct {
 // Queue is one AF_XDP socket on one queue of an interface, with its rings and
 // its chunks. See the package comment for who may call what.
 type Queue struct {
-	// What each message touches, owner only.
+	// Fields of the data path. Owner only.
 	pool *pool
 	tx   txRing
 	pend uint32 // entries written at tx.head, not published
 	zc   bool   // bound in zero-copy mode
 	sg   bool   // multi-buffer
-	// fence orders a store to a ring before the look at a flag: a locked
-	// instruction does, on all memory.
+	// copied is Info.TxCopied.
+	copied bool
+	// fence orders a store to a ring before the load of a flag: a locked
+	// instruction orders all memory accesses.
 	fence atomic.Uint32
 	fd    int
 	rx    rxRing
 	n     counters
 
-	// Facts, set by Open.
+	// Set by Open, constant afterwards.
 	maxSegs int
 	cfg     Config
 	info    Info
 	txMem   ringMem
 	rxMem   ringMem
-	last    Stats // as of Close
+	last    Stats // the counts at Close
 
-	// Any goroutine.
+	// Fields that any goroutine may use.
 	_    [64]byte
 	wait waiter
-	look consumer // the RX ring's indices, for Ready; not changed by Close
+	look consumer // the RX ring's indices, for Ready; Close leaves them
 }
 
-// Info is what Open has got. It does not change.
+// Info describes an open queue. It does not change.
 type Info struct {
 	Ifindex, QueueID int
 	// Mode as far as the bind decides it: zero-copy, or the copying mode that
 	// Config.Mode led to.
 	Mode     Mode
 	Attempts []Attempt // the steps tried, with the reason for each better mode that was refused
-	ZeroCopy bool      // XDP_OPTIONS says so
-	// NeedWakeup: the kernel may ask for kicks; in copy mode every Flush kicks.
+	ZeroCopy bool      // zero-copy, as XDP_OPTIONS reports
+	// NeedWakeup reports that the kernel may ask for kicks. In copy mode every
+	// Flush kicks.
 	NeedWakeup  bool
 	MultiBuffer bool
+	// TxCopied reports that the kernel has copied a frame once it has taken it off
+	// the TX ring. Otherwise (zero-copy mode, and virtio-net) the kernel or the NIC
+	// reads the UMEM until the frame completes.
+	TxCopied    bool
 	Unaligned   bool
-	Shared      bool // uses the UMEM of another socket
+	Shared      bool // the queue uses the UMEM of another socket
 	Headroom    int  // bytes, beyond PacketHeadroom
-	MaxSegs     int  // entries of a frame sent
+	MaxSegs     int  // largest number of TX ring entries of a frame
 	SendBuffer  int  // bytes, as the kernel counts them
-	TxBudget    int  // entries a kick
+	TxBudget    int  // TX ring entries per kick
 	PoolOffset  int  // bytes
 	PoolBytes   int  // bytes
 	Features    Features
 	FeaturesErr error // why Features is empty
 	Rings       Rings
-	Chunks      int // of the pool, for receiving and for sending
+	Chunks      int // RX and TX chunks of the pool
 	ChunkSize   int // bytes
 }
 
-// Open makes a socket on a queue: registers the memory, maps the four rings,
-// gives all RX chunks to the kernel, binds. Frames arrive once the caller has
+// Open makes a socket on a queue: it registers the memory, maps the four rings,
+// gives all RX chunks to the kernel and binds. Frames arrive once the caller has
 // put FD into the XSKMAP of an XDP program attached to the interface.
 //
 // Open works in the network namespace of the calling thread. It needs
 // CAP_NET_RAW, and CAP_IPC_LOCK or a sufficient RLIMIT_MEMLOCK. While the queue
-// is busy it tries again for Config.BusyTimeout. Errors are *OpError.
-func Open(cfg Config) (*Queue, error) {
+// is busy it retries for Config.BusyTimeout. Errors are *OpError.
+func Open(cfg Config) (*Queue, error) { return OpenContext(context.Background(), cfg) }
+
+// OpenContext is Open with a context. If ctx ends while the queue is busy, it fails at
+// once with an error that wraps the cause.
+func OpenContext(ctx context.Context, cfg Config) (*Queue, error) {
 	cfg, err := cfg.WithDefaults()
 	if err != nil {
 		return nil, err
@@ -90,7 +102,7 @@ func Open(cfg Config) (*Queue, error) {
 		return nil, &OpError{Op: "share", Ifindex: cfg.Ifindex, Queue: cfg.QueueID, Err: ErrClosed}
 	}
 	q := newQueue(cfg)
-	if err := q.open(); err != nil {
+	if err := q.open(ctx); err != nil {
 		q.Close()
 		return nil, err
 	}
@@ -109,7 +121,7 @@ func (q *Queue) fail(op string, err error) error {
 	return &OpError{Op: op, Ifindex: q.cfg.Ifindex, Queue: q.cfg.QueueID, Err: err}
 }
 
-func (q *Queue) open() (err error) {
+func (q *Queue) open(ctx context.Context) (err error) {
 	c := &q.cfg
 	if err := q.socket(); err != nil {
 		return err
@@ -118,19 +130,21 @@ func (q *Queue) open() (err error) {
 	if c.Share != nil {
 		u = c.Share.pool.umem
 	} else {
-		if u, err = newUmem(c.Memory, c.PoolBytes()); err != nil {
+		if u, err = newUMEM(c.Memory, c.PoolBytes()); err != nil {
 			return q.fail("memory", err)
 		}
 		c.Memory = u.mem
 	}
 	q.pool = newPool(newGeometry(c.Memory, c.PoolOffset, c.ChunkSize, c.RxChunks, c.TxChunks))
-	q.pool.umem = u.get()
+	if err := u.get(q.pool); err != nil {
+		return q.fail("memory", err)
+	}
 	if c.Share == nil {
 		var flags uint32
 		if c.Unaligned {
 			flags = unix.XDP_UMEM_UNALIGNED_CHUNK_FLAG
 		}
-		if err := setUmem(q.fd, c.Memory, c.ChunkSize, c.Headroom, flags); err != nil {
+		if err := setUMEM(q.fd, c.Memory, c.ChunkSize, c.Headroom, flags); err != nil {
 			return q.fail("umem", err)
 		}
 	}
@@ -141,7 +155,7 @@ func (q *Queue) open() (err error) {
 		return err
 	}
 	q.pool.giveAll()
-	if err := q.bind(); err != nil {
+	if err := q.bind(ctx); err != nil {
 		return err
 	}
 	return q.describe()
@@ -232,21 +246,21 @@ func (q *Queue) setInt(op string, option, value int) error {
 	return nil
 }
 
-// FD is the socket's descriptor, to be put into an XSKMAP. It stays the
-// Queue's: do not close it. -1 after Close.
+// FD returns the socket's descriptor, to be put into an XSKMAP. The Queue keeps
+// ownership: do not close it. It is -1 after Close.
 func (q *Queue) FD() int { return q.fd }
 
-// Info is what Open has got. Any goroutine.
+// Info describes the open queue. Any goroutine.
 func (q *Queue) Info() Info { return q.info }
 
-// Close gives everything back: the socket (which leaves the XSKMAPs and
-// unbinds), the rings, the memory that Open mapped. It wakes sleepers in Wait
-// and waits until they are gone. The caller removes its map entries first.
-// Sockets that share the pool go on with it; what of it lay in this socket's
-// rings comes back.
+// Close releases the socket (which leaves the XSKMAPs and unbinds), the rings,
+// and the memory that Open mapped. It wakes the goroutines in Wait and waits
+// until they have returned. The caller removes its map entries first. If other
+// sockets share the pool, they get back the chunks in this socket's rings.
 //
-// Owner only. Afterwards every method is harmless: nothing to receive, no room to
-// send, ErrClosed. A second Close does nothing.
+// Owner only. After Close every method is harmless: there is nothing to receive
+// and no room to send, and Flush and Wait return ErrClosed. A second Close does
+// nothing.
 func (q *Queue) Close() error {
 	if q.wait.closed.Swap(true) {
 		return nil
@@ -267,7 +281,7 @@ func (q *Queue) Close() error {
 	if p.users > 0 {
 		q.reclaim()
 	} else {
-		errs = append(errs, p.fillMem.unmap(), p.compMem.unmap(), p.umem.put())
+		errs = append(errs, p.fillMem.unmap(), p.compMem.unmap(), p.umem.put(p))
 	}
 	errs = append(errs, q.txMem.unmap(), q.rxMem.blank(q))
 	q.shut()
@@ -277,7 +291,7 @@ func (q *Queue) Close() error {
 	return nil
 }
 
-// shut puts rings and a pool in place that hold nothing.
+// shut replaces the rings and the pool by empty ones.
 func (q *Queue) shut() {
 	q.tx, q.rx, q.pend = txRing{producer: shutProducer()}, rxRing{consumer: shutConsumer()}, 0
 	q.pool = newPool(geometry{size: 1, shift: 1})

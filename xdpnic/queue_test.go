@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // A queue opens again right after it was closed, although the kernel keeps it
@@ -36,6 +37,21 @@ func TestRebind(t *testing.T) {
 	})
 	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
 		t.Fatalf("second Open: %v", err)
+	}
+}
+
+// An Open that waits for a queue ends with its context.
+func TestOpenContext(t *testing.T) {
+	na, _ := nstest.Pair(t, nstest.Options{})
+	openEnd(t, na, pairOptions{generic: true})
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(20*time.Millisecond, cancel) // while it waits, or before
+	err := na.Do(func() error {
+		_, err := OpenContext(ctx, Config{Ifindex: na.Index, BusyTimeout: waitLimit})
+		return err
+	})
+	if !errors.Is(err, context.Canceled) || !errors.Is(err, unix.EBUSY) {
+		t.Errorf("%v, want that it was cancelled while the queue was busy", err)
 	}
 }
 
@@ -114,7 +130,7 @@ func TestNoAllocations(t *testing.T) {
 	frames := make([]Frame, 32)
 	segs := make([]Desc, 2)
 	lost := 0
-	end := time.Now().Add(patience)
+	end := time.Now().Add(waitLimit)
 	if n := testing.AllocsPerRun(200, func() {
 		for a.q.TxFree() < 3 && time.Now().Before(end) {
 			a.q.Reap()

@@ -1,7 +1,7 @@
 package xdpnic
 
 import (
-	"viaxdp/internal/ordered"
+	"viaxdp/internal/base/ordered"
 )
 
 // This file is the only one that touches ring indices.
@@ -13,9 +13,9 @@ import (
 // read and written through package ordered, whose loads acquire and whose stores
 // release, so that an entry is complete before the index that covers it.
 //
-// Each half keeps a private copy of the index of its own side and the other
-// side's index as last seen: the shared cache line is read only when the
-// private copy says "full" or "empty".
+// Each half keeps a private copy of its own index and of the other side's index
+// as last seen. It reads the shared cache line only when the private copies
+// indicate a full or an empty ring.
 
 // producer is user space's half of a ring that the kernel consumes.
 //
@@ -37,13 +37,13 @@ func (r *producer) reserve(n uint32) bool {
 	return r.limit-r.head >= n || r.refresh() >= n
 }
 
-// refresh looks at the kernel's index again and returns the free entries.
+// refresh reads the kernel's index and returns the number of free entries.
 func (r *producer) refresh() uint32 {
 	r.limit = r.cons.Load() + r.mask + 1
 	return r.limit - r.head
 }
 
-// submit publishes exactly k entries, written before at head and after.
+// submit publishes exactly k entries, which the caller has written from head on.
 func (r *producer) submit(k uint32) {
 	r.head += k
 	r.prod.Store(r.head)
@@ -53,7 +53,7 @@ func (r *producer) submit(k uint32) {
 func (r *producer) left() uint32 { return r.head - r.cons.Load() }
 
 // needWakeup reports whether the kernel asks for a kick
-// (XDP_RING_NEED_WAKEUP). In copy mode it always does.
+// (XDP_RING_NEED_WAKEUP). In copy mode it is always true.
 func (r *producer) needWakeup() bool { return r.flags.Load()&ringNeedWakeup != 0 }
 
 // consumer is user space's half of a ring that the kernel produces.
@@ -66,8 +66,8 @@ type consumer struct {
 }
 
 // peek returns how many entries from tail on may be read, at most max. It
-// moves nothing. A producer that is ahead by more than the ring holds has been
-// scribbled on: there is nothing to read until it makes sense.
+// moves nothing. If the producer index is ahead by more than the ring holds, the
+// shared memory is corrupt: peek then returns 0 until the index is valid.
 func (r *consumer) peek(max uint32) uint32 {
 	if r.seen-r.tail < max {
 		if r.seen = r.prod.Load(); r.seen-r.tail > r.mask+1 {
@@ -83,8 +83,8 @@ func (r *consumer) release(k uint32) {
 	r.cons.Store(r.tail)
 }
 
-// ready reports whether the ring holds an entry. Unlike everything else here
-// it may be called from any goroutine: it reads the shared indices only.
+// ready reports whether the ring holds an entry. Unlike the other methods it may
+// be called from any goroutine: it reads only the shared indices.
 func (r *consumer) ready() bool { return r.prod.Load() != r.cons.Load() }
 
 // The four rings.
@@ -107,8 +107,8 @@ type (
 	}
 )
 
-// nowhere stands for the shared indices of a closed ring: nothing to read, no
-// room to write.
+// nowhere replaces the shared indices of a closed ring, which has nothing to
+// read and no room to write.
 var nowhere ordered.Uint32
 
 // shutProducer is a producer without room, for a queue that is closed.

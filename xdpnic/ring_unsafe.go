@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/ordered"
+	"viaxdp/internal/base/ordered"
 )
 
 // ringNeedWakeup is the flag of <linux/if_xdp.h> in the flags word of the TX
@@ -39,9 +39,9 @@ func (m *ringMem) unmap() error {
 	return err
 }
 
-// blank puts zeros in the place of a mapped ring: the kernel's ring is let go of
-// at once, while who looks at its indices at this moment, or later, finds an
-// empty ring and no fault. The zeros go with owner.
+// blank replaces a mapped ring by a mapping of zeros. This releases the kernel's
+// ring at once, while a goroutine that reads the indices now or later finds an
+// empty ring and does not fault. The zeros are unmapped when owner is collected.
 func (m *ringMem) blank(owner *Queue) error {
 	if m.mem == nil {
 		return nil

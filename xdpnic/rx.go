@@ -1,11 +1,11 @@
 package xdpnic
 
-// This file holds the two ends of receiving: step 6, a lease on a batch of
-// frames, and step 10, recycling.
+// This file holds two steps of receiving: step 6, which leases a batch of
+// frames, and step 10, which recycles them.
 
-// Receive takes segments off the RX ring, at most len(frames), and returns how
-// many. It never splits a frame of several segments: what does not fit whole
-// stays for the next call. A frame with more segments than len(frames) is
+// Receive takes at most len(frames) segments off the RX ring and returns their
+// number. It never splits a frame of several segments: a frame that does not fit
+// whole stays for the next call. A frame with more segments than len(frames) is
 // dropped and counted as RxTooManySegs; 40 segments are enough for any MTU.
 //
 // The chunk of each segment is the caller's until Recycle.
@@ -40,7 +40,7 @@ func (q *Queue) Receive(frames []Frame) int {
 	return n
 }
 
-// take releases n entries of packets frames.
+// take releases n entries, which hold the given number of frames.
 func (q *Queue) take(n int, packets uint64) {
 	q.rx.release(uint32(n))
 	q.pool.returned += uint64(n)
@@ -48,8 +48,8 @@ func (q *Queue) take(n int, packets uint64) {
 	q.n.rxSegs += uint64(n)
 }
 
-// receiveOdd ends a Receive that met the beginning of a frame only (segments
-// whole to n), or an entry that is not one of ours (number n < avail).
+// receiveOdd completes a Receive that found only the beginning of a frame
+// (segments whole to n) or an entry outside our chunks (number n < avail).
 func (q *Queue) receiveOdd(frames []Frame, n, avail, whole int, packets uint64) int {
 	p := q.pool
 	for k := whole; k < n; k++ {
@@ -66,7 +66,7 @@ func (q *Queue) receiveOdd(frames []Frame, n, avail, whole int, packets uint64) 
 }
 
 // discard drops the frame at the head of the RX ring, which does not fit the
-// caller's batch or has an entry outside of the chunks given to the kernel.
+// caller's batch or has an entry outside the chunks given to the kernel.
 func (q *Queue) discard() {
 	p := q.pool
 	have := q.rx.peek(^uint32(0))
@@ -97,9 +97,9 @@ func (q *Queue) discard() {
 	}
 }
 
-// Recycle gives the chunk of a received segment back. The kernel gets it with
-// the next Refill. Recycling a chunk twice is noted for Audit and does nothing
-// else.
+// Recycle returns the chunk of a received segment. The kernel gets it with the
+// next Refill. Recycling a chunk twice is noted for Audit and has no other
+// effect.
 //
 // Owner only.
 func (q *Queue) Recycle(addr uint64) { q.pool.recycle(addr) }
@@ -111,15 +111,15 @@ func (p *pool) recycle(addr uint64) {
 		return
 	}
 	p.own[i] = ownFill
-	// There is room: the ring holds all RX chunks, and this one was not in it.
+	// There is room: the ring can hold all RX chunks, and this one is not in it.
 	p.fill.addr[(p.fill.head+p.recycled)&p.fill.mask] = p.addr(i)
 	p.recycled++
 }
 
-// Refill publishes the recycled chunks on the fill ring, and in zero-copy mode wakes
-// a driver that sleeps for want of chunks. A driver may raise the flag that it sleeps
-// only after the Refill that would have woken it, and Wait looks at the flag only as
-// it begins. So call Refill now and then although nothing was recycled, also while
+// Refill publishes the recycled chunks on the fill ring. In zero-copy mode it wakes a
+// driver that sleeps because it has no chunks. A driver may set its need-wakeup flag
+// after the Refill that would have woken it, and Wait checks the flag only when it
+// begins. So call Refill now and then although nothing was recycled, also while
 // another goroutine is in Wait.
 //
 // Owner only.
@@ -136,8 +136,8 @@ func (q *Queue) Refill() {
 	}
 }
 
-// FrameCap is the largest frame in one chunk, in bytes: for sending the whole
-// chunk, for receiving what the kernel's headroom leaves. Any goroutine.
+// FrameCap returns the largest frame in one chunk, in bytes: the whole chunk for
+// sending, and the chunk less the kernel's headroom for receiving. Any goroutine.
 func (q *Queue) FrameCap() (tx, rx int) {
 	return q.cfg.ChunkSize, q.cfg.ChunkSize - PacketHeadroom - q.cfg.Headroom
 }
@@ -146,6 +146,6 @@ func (q *Queue) FrameCap() (tx, rx int) {
 // Any goroutine.
 func (q *Queue) MaxSegs() int { return q.maxSegs }
 
-// RxChunks is the number of RX chunks: how many segments can arrive before
-// anything is recycled. Any goroutine.
+// RxChunks is the number of RX chunks: this many segments can arrive before any
+// is recycled. Any goroutine.
 func (q *Queue) RxChunks() int { return q.cfg.RxChunks }

@@ -1,14 +1,15 @@
 package xdpnic
 
-// Share opens one more socket on the same queue. It has an RX and a TX ring of
-// its own; the fill and completion rings and the chunks are those of q, for
-// the kernel keeps one pair for a queue (XDP_SHARED_UMEM, net/xdp/xsk.c). The
-// program decides by the XSKMAP entry which socket gets a frame.
+import "context"
+
+// Share opens one more socket on the same queue. The new socket has its own RX
+// and TX ring. It uses the fill and completion rings and the chunks of q, because
+// the kernel keeps one pair per queue (XDP_SHARED_UMEM, net/xdp/xsk.c). The XDP
+// program chooses the socket that gets a frame by its XSKMAP entry.
 //
-// All sockets that share belong to one owner: completions of all of them come
-// mixed on one ring, and each one's Flush and Reap take them for all. A chunk
-// that one has received may be recycled through another. They may be closed in
-// any order.
+// All sockets that share belong to one owner: their completions come mixed on one
+// ring, and Flush and Reap of each take them for all. A chunk that one socket has
+// received may be recycled through another. They may be closed in any order.
 //
 // Owner only.
 func (q *Queue) Share() (*Queue, error) {
@@ -34,26 +35,26 @@ func (q *Queue) openShared() error {
 	if err := q.socketRings(); err != nil {
 		return err
 	}
-	if err := q.bind(); err != nil {
+	if err := q.bind(context.Background()); err != nil {
 		return err
 	}
 	return q.describe()
 }
 
-// reclaim brings back the chunks that a closed socket's rings hold while other
-// sockets go on using the pool: entries that the kernel will not send any
-// more, and frames that were not received. What the kernel had taken before
-// comes by the completion ring.
+// reclaim returns the chunks in a closed socket's rings to the pool, which other
+// sockets still use: TX entries that the kernel will no longer send, and frames
+// that were not received. Entries that the kernel took before the close come back
+// on the completion ring.
 func (q *Queue) reclaim() {
 	p := q.pool
 	p.reap()
 	first := q.tx.cons.Load()
 	if q.tx.head-first > q.tx.mask+1 {
-		first = q.tx.head // scribbled on: nobody knows which they are
+		first = q.tx.head // the index is corrupt: the entries are unknown
 	}
 	for i := first; i != q.tx.head+q.pend; i++ {
-		// The kernel may publish its index late (xskq_cons_release): an entry
-		// that has been completed is not ours any more.
+		// The kernel may publish its index late (xskq_cons_release): skip entries
+		// that it has already completed.
 		if addr := q.tx.desc[i&q.tx.mask].Addr; q.InFlight(addr) {
 			p.complete(addr)
 		}

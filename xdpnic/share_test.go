@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // Two sockets on one queue: each gets its own frames, completions come mixed,
@@ -137,5 +137,64 @@ func TestSeveralQueues(t *testing.T) {
 	err = b.ns.Do(func() error { _, err := Open(Config{Ifindex: b.ns.Index, QueueID: 4}); return err })
 	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "queue number") {
 		t.Errorf("queue 4 of 4: %v", err)
+	}
+}
+
+// Pools in one memory lie apart: where two would meet, the second is refused, until the
+// first is closed. A queue in whose memory there is another one is not handed out.
+func TestSharedMemory(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	cfg, err := Config{Ifindex: ns.Index, Mode: ModeGeneric, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}.WithDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := cfg.PoolBytes()
+	mem, err := unix.Mmap(-1, 0, 4*pool, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	open := func(cfg Config) (q *Queue, err error) {
+		err = ns.Do(func() (err error) { q, err = Open(cfg); return err })
+		return q, err
+	}
+	cfg.Memory, cfg.PoolOffset = mem, pool
+	first, err := open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if _, err := first.Handout(); err != nil {
+		t.Errorf("alone: %v", err)
+	}
+	at := func(offset int) (*Queue, error) {
+		return open(Config{Ifindex: ns.Index, QueueID: 1, Share: first, PoolOffset: offset, RxChunks: 16, TxChunks: 16})
+	}
+	for _, offset := range []int{pool, pool + 4096, pool - 4096, 2*pool - 4096} {
+		if q, err := at(offset); err == nil {
+			t.Errorf("a pool at %d beside one of %d bytes at %[2]d was taken", offset, pool)
+			q.Close()
+		} else if !strings.Contains(err.Error(), "overlaps that of another queue") {
+			t.Errorf("a pool at %d: %v", offset, err)
+		}
+	}
+	for range 2 { // closing gives the place back
+		for _, offset := range []int{0, 2 * pool} {
+			second, err := at(offset)
+			if err != nil {
+				t.Fatalf("a pool at %d: %v", offset, err)
+			}
+			for _, q := range []*Queue{first, second} {
+				if _, err := q.Handout(); err == nil {
+					t.Error("a queue that shares its memory was handed out")
+				}
+			}
+			if err := second.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if _, err := first.Handout(); err != nil {
+		t.Errorf("alone again: %v", err)
 	}
 }

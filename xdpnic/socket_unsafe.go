@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setUmem registers mem as the UMEM of socket fd.
-func setUmem(fd int, mem []byte, chunk, headroom int, flags uint32) error {
+// setUMEM registers mem as the UMEM of socket fd.
+func setUMEM(fd int, mem []byte, chunk, headroom int, flags uint32) error {
 	reg := unix.XDPUmemReg{
 		Addr:     uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))),
 		Len:      uint64(len(mem)),
@@ -44,19 +44,19 @@ func kernelStats(fd int) (s unix.XDPStatistics, err error) {
 	return s, err
 }
 
-// zeroCopy asks XDP_OPTIONS what the bind has got.
+// zeroCopy reports, by XDP_OPTIONS, whether the socket is bound in zero-copy mode.
 func zeroCopy(fd int) (bool, error) {
 	var flags uint32
 	err := getXDP(fd, unix.XDP_OPTIONS, unsafe.Pointer(&flags), unsafe.Sizeof(flags))
 	return flags&unix.XDP_OPTIONS_ZEROCOPY != 0, err
 }
 
-// pollIn sleeps until one of the two descriptors is readable or the time is
-// over (timeout < 0: no limit) and reports which are. It does not allocate.
+// pollIn sleeps until one of the two descriptors is readable or timeout has
+// passed (timeout < 0: no limit), and reports which are readable. It does not
+// allocate.
 //
-// The system call is the plain ppoll(2), which writes the time left back into
-// ts (fs/select.c, poll_select_finish), so that going on after a signal does
-// not lengthen the sleep.
+// The raw ppoll(2) writes the remaining time back into ts (fs/select.c,
+// poll_select_finish), so a restart after a signal does not lengthen the sleep.
 func pollIn(fd1, fd2 int, timeout time.Duration) (in1, in2 bool, errno unix.Errno) {
 	fds := [2]unix.PollFd{
 		{Fd: int32(fd1), Events: unix.POLLIN},

@@ -2,7 +2,7 @@ package xdpnic
 
 import "golang.org/x/sys/unix"
 
-// counters are the owner's own counts.
+// counters are the counts that the owner keeps.
 type counters struct {
 	txFrames, txEntries, txKicks    uint64
 	txAgain, txNoMemory, txLostBusy uint64
@@ -22,12 +22,12 @@ type Stats struct {
 
 	KernelStats unix.XDPStatistics // XDP_STATISTICS
 
-	TxFrames   uint64 // frames taken by Send and SendSegs
+	TxFrames   uint64 // frames accepted by Send and SendSegs
 	TxKicks    uint64 // system calls made to send
-	TxAgain    uint64 // kicks that took only a part (EAGAIN)
-	TxNoMemory uint64 // kicks that ended for want of kernel memory (ENOBUFS, ENOMEM)
+	TxAgain    uint64 // kicks that sent only a part (EAGAIN)
+	TxNoMemory uint64 // kicks that ended because the kernel was short of memory (ENOBUFS, ENOMEM)
 	TxLostBusy uint64 // frames lost because the driver's queue was full (EBUSY)
-	TxRefused  uint64 // calls of Send and SendSegs refused because a rule was broken
+	TxRefused  uint64 // calls of Send and SendSegs refused because they broke a rule
 
 	RxFrames      uint64 // frames handed out by Receive
 	RxKicks       uint64 // system calls made by Refill
@@ -37,8 +37,8 @@ type Stats struct {
 	ChunkErrors uint64 // wrong uses of chunks; Audit names the first
 }
 
-// Stats reads the counters and the kernel's. After Close they are those of the
-// moment before. Owner only.
+// Stats reads the queue's counters and the kernel's. After Close it returns the
+// values from just before. Owner only.
 func (q *Queue) Stats() (Stats, error) {
 	if q.fd < 0 {
 		return q.last, nil
@@ -61,17 +61,17 @@ func (q *Queue) Stats() (Stats, error) {
 	return s, nil
 }
 
-// Counter is one count with its name and what it means.
+// Counter is one count with its name and meaning.
 type Counter struct {
 	Name    string
 	Meaning string
 	Value   uint64
-	Drop    bool // each one is a frame that did not arrive or was not sent
+	Drop    bool // the count is of frames that did not arrive or were not sent
 }
 
-// Each calls f for every counter, in a fixed order. No drop of this socket is
-// without a name here; frames that never came near it are counted elsewhere
-// (the program's counters; ethtool -S rx_queue_N_drops; ip -s link).
+// Each calls f for every counter, in a fixed order. Every drop of this socket has
+// a counter here. Frames that did not reach it are counted elsewhere (the XDP
+// program's counters; ethtool -S rx_queue_N_drops; ip -s link).
 func (s *Stats) Each(f func(Counter)) {
 	k := &s.KernelStats
 	for _, c := range []Counter{

@@ -1,22 +1,25 @@
 package xdpnic
 
 import (
-	"sync/atomic"
+	"fmt"
+	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// umem is the memory that one or more pools lie in. It is only memory: who
-// owns which part is the pools' and the caller's matter. The kernel keeps its
-// own count of the sockets that use it.
+// umem is the memory of one or more pools, which do not overlap. The memory between
+// them is the caller's. The kernel keeps its own count of the sockets that use it.
 type umem struct {
 	mem    []byte
-	mapped bool         // mapped here, for a caller without memory
-	users  atomic.Int32 // pools; their owners may be different goroutines
+	mapped bool // newUMEM mapped it, for a caller without memory
+
+	mu    sync.Mutex // the pools' owners may be different goroutines
+	pools []*pool
 }
 
-// newUmem takes the caller's memory, or maps n bytes.
-func newUmem(mem []byte, n int) (*umem, error) {
+// newUMEM takes the caller's memory, or maps n bytes.
+func newUMEM(mem []byte, n int) (*umem, error) {
 	u := &umem{mem: mem}
 	if mem == nil {
 		var err error
@@ -30,16 +33,40 @@ func newUmem(mem []byte, n int) (*umem, error) {
 	return u, nil
 }
 
-func (u *umem) get() *umem {
-	u.users.Add(1)
-	return u
+// get adds the pool p to the memory. It fails if p overlaps another pool, because the
+// kernel would write frames of one queue over those of the other.
+func (u *umem) get(p *pool) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, o := range u.pools {
+		if p.base < o.limit() && o.base < p.limit() {
+			return fmt.Errorf("the pool at offset %d to %d overlaps that of another queue at %d to %d: %w",
+				p.base, p.limit(), o.base, o.limit(), errConfig)
+		}
+	}
+	u.pools = append(u.pools, p)
+	p.umem = u
+	return nil
 }
 
-// put lets go of the memory; the last one unmaps what newUmem has mapped.
-func (u *umem) put() error {
-	if u == nil || u.users.Add(-1) > 0 || !u.mapped {
+// put removes p from the memory. Removing the last pool unmaps what newUMEM mapped.
+func (u *umem) put(p *pool) error {
+	if u == nil {
+		return nil
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.pools = slices.DeleteFunc(u.pools, func(o *pool) bool { return o == p })
+	if len(u.pools) > 0 || !u.mapped {
 		return nil
 	}
 	u.mapped = false
 	return unix.Munmap(u.mem)
+}
+
+// shared reports whether there are several pools in the memory.
+func (u *umem) shared() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.pools) > 1
 }

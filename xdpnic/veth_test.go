@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // Frames there and back, in both copying modes and with all kinds of chunks:
@@ -236,7 +236,7 @@ func TestDropsHaveNames(t *testing.T) {
 			eventually(t, "completions", func() bool { a.q.Reap(); return a.q.TxFree() == DefaultChunks })
 			// A frame may complete as a copy of it goes on, which is dropped a moment later.
 			var got map[string]uint64
-			for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(waitLimit); ; time.Sleep(time.Millisecond) {
 				if got = drops(stats(t, b.q)); maps.Equal(got, tc.want) {
 					break
 				}

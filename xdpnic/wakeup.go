@@ -9,32 +9,31 @@ import (
 
 const pktContd = unix.XDP_PKT_CONTD
 
-// kick tells the kernel to look at the TX ring. In copy mode the call does all
-// of the sending, on veth delivery into the peer's RX ring included; it does
-// not sleep, and so need not tell the scheduler.
+// kick tells the kernel to process the TX ring. In copy mode the call does all of
+// the sending; on veth that includes delivery into the peer's RX ring. It does not
+// sleep, so a raw system call suffices and Go's scheduler need not know.
 func kick(fd int) unix.Errno {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
 	return errno
 }
 
-// kickRX tells the driver to look at the fill ring.
+// kickRX tells the driver to process the fill ring.
 func kickRX(fd int) {
-	// The answer does not matter: the next poll or Refill asks again.
+	// The result does not matter: the next poll or Refill kicks again.
 	_, _, _ = unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
 }
 
-// maxIdleKicks is how often Flush kicks in a row without the kernel taking an
-// entry before it leaves the rest for later.
+// maxIdleKicks is the number of consecutive kicks without progress after which
+// Flush leaves the remaining entries for later.
 const maxIdleKicks = 8
 
-// Flush publishes what Send has put on the TX ring and kicks until the kernel
-// has taken all that it will take now, then reaps completions. What is left
-// (Pending) stays on the ring for the next Flush: the completion ring, the
-// send buffer or the driver's queue is full.
+// Flush publishes what Send has put on the TX ring, kicks until the kernel takes
+// no more, and reaps completions. Entries remain (Pending) if the completion
+// ring, the send buffer or the driver's queue is full; the next Flush sends them.
 //
-// A frame that the driver's queue had no room for is lost (EBUSY) and counted
-// as TxLostBusy; its completion comes all the same. Real errors are
-// ErrLinkDown, ErrGone, ErrClosed, or an *OpError.
+// A frame that the driver's queue had no room for is lost (EBUSY) and counted as
+// TxLostBusy; it still completes. Flush returns ErrLinkDown, ErrGone, ErrClosed
+// or an *OpError.
 //
 // Owner only; no allocation.
 func (q *Queue) Flush() error {
@@ -65,12 +64,12 @@ func (q *Queue) publish() {
 	q.pend = 0
 }
 
-// flushRest goes on after a kick that did not take everything. Copy mode hands
-// over at most Info.TxBudget entries a kick (EAGAIN), stops at a lost frame
-// (EBUSY) and waits for nothing.
+// flushRest continues after a kick that did not take everything. In copy mode a
+// kick hands over at most Info.TxBudget entries (EAGAIN), stops at a lost frame
+// (EBUSY) and never sleeps.
 func (q *Queue) flushRest(errno unix.Errno) error {
-	// The kernel publishes its index late in some cases, so that a round
-	// without visible progress is no proof; hence the count.
+	// The kernel sometimes publishes its index late. One round without visible
+	// progress therefore proves nothing; maxIdleKicks rounds end the loop.
 	left, idle := ^uint32(0), 0
 	for {
 		switch errno {
@@ -86,7 +85,7 @@ func (q *Queue) flushRest(errno unix.Errno) error {
 			q.pool.reap()
 			return kickError(errno)
 		}
-		q.pool.reap() // room on the completion ring
+		q.pool.reap() // makes room on the completion ring
 		now := q.tx.left()
 		if now == 0 {
 			return nil
@@ -101,11 +100,11 @@ func (q *Queue) flushRest(errno unix.Errno) error {
 	}
 }
 
-// flushZeroCopy wakes the driver if it asks for it. The NIC sends on its own;
-// there is nothing to wait for here.
+// flushZeroCopy wakes the driver if it asks for it. The NIC sends on its own, so
+// there is nothing to wait for.
 //
-// The driver sets its flag and then looks at the ring; here it is the other way
-// round, and the store must be seen before the flag is read.
+// The driver sets its flag and then reads the ring. This side stores to the ring
+// and then reads the flag, so the store must be visible before the load.
 func (q *Queue) flushZeroCopy() error {
 	q.fence.Add(1)
 	if q.tx.needWakeup() {
@@ -123,8 +122,9 @@ func (q *Queue) flushZeroCopy() error {
 	return nil
 }
 
-// How often Drain looks in vain before it gives up, and the pauses between: 100 ms.
-// drainMost is the end in any case, as others wait for the queue to be closed.
+// Drain gives up after drainLooks checks without progress, which with the pauses
+// between them take 100 ms. It ends after drainMost in any case, because other code
+// waits for the queue to be closed.
 const (
 	drainMost  = time.Second
 	drainLooks = 102
@@ -132,10 +132,11 @@ const (
 	drainLate  = time.Millisecond
 )
 
-// Drain is Flush until all frames have left, or none has for a tenth of a second, and for
-// a second at most. A NIC in zero-copy mode sends in its own time, and drops what its
-// rings hold when the program is detached or the socket closed: so it is called before.
-// It waits for the frames of all sockets that share the queue. The error is Flush's.
+// Drain repeats Flush until all frames have left, but gives up after 100 ms without
+// progress and after one second in any case. Call it before the program is detached or
+// the socket is closed: a NIC in zero-copy mode sends in its own time, and these drop what
+// is on its rings. It waits for the frames of all sockets that share the queue. It returns
+// the error of Flush.
 //
 // Owner only.
 func (q *Queue) Drain() error {
@@ -168,7 +169,7 @@ func kickError(errno unix.Errno) error {
 	return &OpError{Op: "kick", Ifindex: -1, Err: errno}
 }
 
-// waiter is what goroutines other than the owner touch.
+// waiter holds the state that goroutines other than the owner use.
 type waiter struct {
 	closed  atomic.Bool
 	woken   atomic.Bool  // a Wake that no Wait has seen
@@ -178,25 +179,27 @@ type waiter struct {
 	event   int          // eventfd(2)
 }
 
-// Ready reports whether the RX ring holds an entry; never after Close. Any
-// goroutine, also beside Close; two loads, no system call.
+// Ready reports whether the RX ring holds an entry. It returns false after Close.
+// Any goroutine may call it, also during Close. It costs two loads and no system
+// call.
 func (q *Queue) Ready() bool { return q.look.ready() }
 
 // Wait sleeps in poll(2) until the RX ring holds an entry, until Wake, or until
-// the time is over (timeout < 0: for ever, 0: do not sleep). It returns nil in
-// all of these cases, now and then also for no reason; look at Ready. The error
+// timeout has passed (timeout < 0: no limit, 0: do not sleep). It returns nil in
+// all of these cases. It may also return nil spuriously, so check Ready. Its error
 // is ErrClosed or an *OpError.
 //
-// While it sleeps in copy mode, poll also drives the TX ring (xsk_poll in
-// net/xdp/xsk.c); a frame lost on the way is not counted.
+// In copy mode poll also drives the TX ring (xsk_poll in net/xdp/xsk.c). A frame
+// that it loses is not counted.
 //
-// Any goroutine, several at a time: a Wake wakes at least one. No allocation.
+// Several goroutines may wait at a time; a Wake wakes at least one. Wait does not
+// allocate.
 func (q *Queue) Wait(timeout time.Duration) error {
 	w := &q.wait
 	w.waiters.Add(1)
 	defer w.waiters.Add(-1)
-	// Wake stores woken before it looks at waiters; here it is the other way
-	// round, so that one of the two sees the other.
+	// Wake stores woken and then loads waiters. This side stores waiters and then
+	// loads woken, so at least one of the two sees the other's store.
 	if w.closed.Load() {
 		return ErrClosed
 	}
@@ -212,15 +215,16 @@ func (q *Queue) Wait(timeout time.Duration) error {
 	}
 	if event {
 		var b [8]byte
-		// Another waiter may have emptied it: EAGAIN.
+		// EAGAIN if another waiter has emptied it.
 		_, _ = unix.Read(w.event, b[:])
 		w.woken.Store(false)
 	}
 	return nil
 }
 
-// Wake ends a Wait, or makes the next one return at once; several Wakes before that
-// count as one. It makes a system call only while somebody waits. Any goroutine.
+// Wake ends a Wait, or makes the next one return at once; several Wakes before it
+// count as one. It makes a system call only while a goroutine is in Wait. Any
+// goroutine may call it.
 func (q *Queue) Wake() {
 	w := &q.wait
 	w.woken.Store(true)
@@ -237,13 +241,13 @@ func (q *Queue) Wake() {
 var one = []byte{1, 0, 0, 0, 0, 0, 0, 0}
 
 func (w *waiter) signal() {
-	// It fails only when the counter is full, and then it is readable anyway.
+	// The write fails only if the counter is full, and then it is readable.
 	_, _ = unix.Write(w.event, one)
 }
 
-// evict wakes all waiters of a queue that is closed and lets them and the
-// wakers leave before their descriptors are closed. No waiter empties the event
-// any more.
+// evict wakes all waiters of a closed queue. It returns once they and the wakers
+// have left, so that the descriptors can be closed. From then on no waiter empties
+// the event.
 func (w *waiter) evict() {
 	for w.event >= 0 && (w.waiters.Load() > 0 || w.wakers.Load() > 0) {
 		w.signal()

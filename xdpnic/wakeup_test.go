@@ -89,10 +89,10 @@ func TestNoWakeIsLost(t *testing.T) {
 	wg.Go(func() {
 		for range rounds {
 			begin := time.Now()
-			if err := a.q.Wait(patience); err != nil {
+			if err := a.q.Wait(waitLimit); err != nil {
 				t.Error(err)
 			}
-			if time.Since(begin) >= patience {
+			if time.Since(begin) >= waitLimit {
 				t.Error("a Wait slept through a Wake")
 			}
 			woke <- struct{}{}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // run starts the program as package bench does, by a descriptor.

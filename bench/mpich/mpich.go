@@ -19,8 +19,8 @@ import (
 	"strconv"
 	"strings"
 
-	"viaxdp/internal/mpirun"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/ops/mpirun"
 )
 
 // Package is Debian's, that has the compiler and the library.

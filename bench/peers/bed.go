@@ -4,21 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"syscall"
 	"time"
 
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
 )
-
-// Config of a bed.
-type Config struct {
-	WorkerArgs []string  // with which this program becomes a worker: WorkerMain
-	MTU        int       // of the pair; 0: 1500
-	Stderr     io.Writer // of the workers, not of what they run
-}
-
-// device is the name of the pair's interface in both namespaces.
-const device = "tcp0"
 
 // firstPort is the port of the first server. Each one gets another, so that
 // none is in the way of connections that the kernel still remembers.
@@ -27,45 +17,25 @@ const (
 	lastPort  = 29999
 )
 
-// A Bed is a veth pair between two namespaces and a worker in each, pinned to
-// a CPU of its own where there are two. It belongs to one goroutine.
+// A Bed is a veth pair between two namespaces, in which the programs run, pinned to
+// a CPU each where there are two. It belongs to one goroutine.
 type Bed struct {
-	bed            *testbed.Bed
-	client, server *worker
-	port           int
+	site *site
+	port int
 }
 
-// Start makes a bed. Without the privilege for it the error is a
+// Start makes a bed whose pair has an MTU. Without the privilege for it the error is a
 // *testbed.MissingError. On an error nothing is left behind.
-func Start(cfg Config) (*Bed, error) {
-	if err := testbed.Require(testbed.Namespaces); err != nil {
-		return nil, err
-	}
-	cpus, err := testbed.AllowedCPUs()
+func Start(mtu int) (*Bed, error) {
+	s, err := newSite(mtu, false, 0)
 	if err != nil {
 		return nil, err
 	}
-	if len(cpus) == 0 {
-		return nil, errors.New("this process may use no CPU")
-	}
-	b := &Bed{port: firstPort}
-	b.bed, err = testbed.Start(testbed.Config{
-		Args: cfg.WorkerArgs, Stderr: cfg.Stderr,
-		CPUs: [2]int{cpus[0], cpus[min(1, len(cpus)-1)]},
-		Pairs: []testbed.Pair{{
-			Names: [2]string{device, device}, MTU: cfg.MTU,
-			Net4: testbed.KernelNet4, Net6: testbed.KernelNet6,
-		}},
-	})
-	if err != nil {
-		return nil, err
-	}
-	b.client, b.server = newWorker("client", b.bed.Side(0).Control), newWorker("server", b.bed.Side(1).Control)
-	return b, nil
+	return &Bed{site: s, port: firstPort}, nil
 }
 
-// Close ends the workers, with them whatever they run, and takes the pair down.
-func (b *Bed) Close() error { return b.bed.Close() }
+// Close takes the pair down.
+func (b *Bed) Close() { b.site.star.Close() }
 
 // A RowError says why there are no figures of a row: the program is not
 // installed, cannot run here, or has failed. The bed is fine, and other rows
@@ -84,15 +54,14 @@ func (e *RowError) Unwrap() error { return e.Err }
 // Time that a program may take beside its measurement: to start, to connect,
 // to warm up, and on a machine that others use, too.
 const (
-	patience      = 20 * time.Second
-	patienceParts = 20 // of the duration
+	waitLimit = 20 * time.Second
+	waitParts = 20 // of the duration
 )
 
 // Measure runs the server and the client of a row with messages of some bytes,
 // for about a duration or for what is the least that the program can do, and
 // returns what it has found; a program that says it has found nothing runs again,
-// up to three times in all. An error that is no [*RowError], as when ctx ends,
-// leaves a bed of no use.
+// up to three times in all. Errors are [*RowError], but the end of ctx.
 func (b *Bed) Measure(ctx context.Context, row Row, bytes int, duration time.Duration) (Figures, error) {
 	client, server, err := b.run(ctx, row, bytes, duration)
 	if err != nil {
@@ -120,12 +89,10 @@ const (
 // disturbances says why a measurement of programs that poll is doubtful.
 func disturbances(client, server *output) []string {
 	var reasons []string
-	for _, side := range []struct {
-		name string
-		*output
-	}{{"client", client}, {"server", server}} {
-		if n := side.Switches; n > switchSlip && float64(n) > switchRate*side.CPU.Seconds() {
-			reasons = append(reasons, fmt.Sprintf("the %s was put off its CPU more than %d times a second", side.name, switchRate))
+	for i, o := range []*output{client, server} {
+		if n := o.Switches; n > switchSlip && float64(n) > switchRate*o.CPU.Seconds() {
+			side := []string{"client", "server"}[i]
+			reasons = append(reasons, fmt.Sprintf("the %s was put off its CPU more than %d times a second", side, switchRate))
 		}
 	}
 	return reasons
@@ -144,59 +111,46 @@ func (b *Bed) run(ctx context.Context, row Row, bytes int, duration time.Duratio
 	if err := row.check(bytes); err != nil {
 		return nil, nil, &RowError{row.Name, err}
 	}
-	j := job{bytes: bytes, duration: duration, device: device, addr: b.bed.Side(1).Ends[0].IPv4.Addr()}
-	stop := context.AfterFunc(ctx, b.bed.Kill)
-	defer stop()
+	j := job{bytes: bytes, duration: duration, device: testbed.StarInterface, addr: b.site.star.Ends[1].IPv4.Addr()}
 	for n := 1; ; n++ {
-		j.port = b.nextPort()
-		client, server, err = b.converse(row, j)
+		j.port = b.port
+		if b.port++; b.port > lastPort {
+			b.port = firstPort
+		}
+		client, server, err = b.converse(ctx, row, j)
 		if n == attempts || !client.foundNothing() {
 			break
 		}
 	}
-	var process processError
 	switch {
-	case err == nil:
-		return client, server, nil
 	case ctx.Err() != nil:
 		return nil, nil, context.Cause(ctx)
-	case errors.As(err, &process):
+	case err != nil:
 		return nil, nil, &RowError{row.Name, err}
 	}
-	return nil, nil, fmt.Errorf("%s: %w", row.Name, err)
-}
-
-// nextPort is the port of one more server.
-func (b *Bed) nextPort() int {
-	port := b.port
-	if b.port++; b.port > lastPort {
-		b.port = firstPort
-	}
-	return port
+	return client, server, nil
 }
 
 // converse starts the server, runs the client and stops the server. On an error
 // there is the client's output all the same if it has ended by itself.
-func (b *Bed) converse(row Row, j job) (client, server *output, err error) {
-	timeout := patience + patienceParts*j.duration
-	s, c := row.server(j), row.client(j)
-	_, err = b.server.call(request{
-		Op: opStart, Argv: s.argv, Env: s.env, Timeout: timeout,
-		Listen: &socket{row.await, j.port},
-	})
+func (b *Bed) converse(ctx context.Context, row Row, j job) (client, server *output, err error) {
+	timeout := waitLimit + waitParts*j.duration
+	at := socket{row.await, j.port}
+	s, err := b.site.serve(ctx, 1, row.server(j), at.String(), at.listening, timeout)
 	if err != nil {
 		return nil, nil, fmt.Errorf("server: %w", err)
 	}
-	client, err = b.client.call(request{Op: opRun, Argv: c.argv, Env: c.env, Timeout: timeout})
-	if err == nil && client.failure() != nil {
-		err = processError(client.failure().Error())
+	client, err = b.site.run(ctx, 0, row.client(j), timeout)
+	if err == nil {
+		err = client.failure()
 	}
 	// The server is stopped in any case. How it ends is not of interest, but
 	// for what it says when the client has failed.
-	server, stopErr := b.server.call(request{Op: opStop})
+	s.end(syscall.SIGTERM)
+	server, stopErr := s.output()
 	switch {
 	case stopErr != nil:
-		return nil, nil, fmt.Errorf("server: %w", stopErr)
+		return nil, nil, fmt.Errorf("server: %w", errors.Join(stopErr, err))
 	case err == nil:
 		return client, server, nil
 	case server.complaint() != "":

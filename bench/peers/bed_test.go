@@ -8,13 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 var record = flag.Bool("record", false, "write what the programs print to testdata")
@@ -22,11 +23,11 @@ var record = flag.Bool("record", false, "write what the programs print to testda
 func startBed(t *testing.T) *Bed {
 	t.Helper()
 	nstest.Require(t)
-	bed, err := Start(Config{WorkerArgs: []string{WorkerCommand}, Stderr: os.Stderr})
+	bed, err := Start(1500)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { bed.Close() })
+	t.Cleanup(bed.Close)
 	return bed
 }
 
@@ -44,44 +45,42 @@ func requirePrograms(t *testing.T) {
 	}
 }
 
-// The real programs, one after the other on one bed: each has the figures that
-// its row promises.
+// The real programs: each has the figures that its row promises. Those that sleep run at
+// the same time.
 func TestPrograms(t *testing.T) {
 	requirePrograms(t)
-	bed := startBed(t)
 	for i, r := range Rows() {
 		if testing.Short() && i%4 > 0 {
 			continue // the others differ in their programs, which are not ours
 		}
-		sizes := []int{64}
-		if *record {
-			sizes = append(sizes, 65536)
-		}
-		for _, bytes := range sizes {
-			o, _, err := bed.run(context.Background(), r, bytes, 50*time.Millisecond)
-			if bytes > r.maxBytes && r.maxBytes > 0 {
-				continue
+		t.Run(r.Name, func(t *testing.T) {
+			if !r.polls {
+				t.Parallel()
 			}
-			if err != nil {
-				t.Error(err)
-				continue
-			}
+			bed, sizes := startBed(t), []int{64}
 			if *record {
-				file := filepath.Join("testdata", fmt.Sprintf("%s-%d.txt", r.Name, bytes))
-				if err := os.WriteFile(file, []byte(o.Stdout), 0o644); err != nil {
+				sizes = append(sizes, 65536)
+			}
+			for _, bytes := range sizes {
+				if bytes > r.maxBytes && r.maxBytes > 0 {
+					continue
+				}
+				o, _, err := bed.run(context.Background(), r, bytes, 50*time.Millisecond)
+				if err != nil {
 					t.Fatal(err)
 				}
+				if *record {
+					file := filepath.Join("testdata", fmt.Sprintf("%s-%d.txt", r.Name, bytes))
+					if err := os.WriteFile(file, []byte(o.Stdout), 0o644); err != nil {
+						t.Fatal(err)
+					}
+				}
+				f, err := r.parse(o.Stdout, bytes)
+				if err != nil || r.Latency != (f.Mean > 0) || r.Quantiles != (f.P50 > 0) || r.Bandwidth != (f.MBps > 0 && f.Messages > 0) {
+					t.Errorf("figures %+v, %v\n%s", f, err, o.Stdout)
+				}
 			}
-			f, err := r.parse(o.Stdout, bytes)
-			if err != nil {
-				t.Errorf("%s: %v\n%s", r.Name, err, o.Stdout)
-				continue
-			}
-			t.Logf("%s, %d bytes: %+v", r.Name, bytes, f)
-			if r.Latency != (f.Mean > 0) || r.Quantiles != (f.P50 > 0) || r.Bandwidth != (f.MBps > 0 && f.Messages > 0) {
-				t.Errorf("%s: figures %+v", r.Name, f)
-			}
-		}
+		})
 	}
 }
 
@@ -102,7 +101,7 @@ func TestMeasureRowError(t *testing.T) {
 			parse:  func(out string, _ int) (Figures, error) { return Figures{}, unreadable(out, "figures") },
 		}
 	}
-	listener := func() command { return argv("/proc/self/exe", asListener, "tcp4", "10.78.0.2:PORT") }
+	listener := func() command { return argv("/proc/self/exe", asListener, "tcp4", "10.77.0.2:PORT") }
 	absent := row(listener(), argv("true"))
 	absent.Program = Program{Name: "via-xdp-no-such-program", Package: "no-such-package"}
 	for _, test := range []struct {
@@ -125,9 +124,9 @@ func TestMeasureRowError(t *testing.T) {
 			t.Errorf("want %q: got %+v, %v", test.want, f, err)
 		}
 	}
-	// Client and server are in two namespaces, on the CPUs of their workers.
-	where := row(argv("/proc/self/exe", asListener, "tcp4", "10.78.0.2:PORT"),
-		argv("sh", "-c", "grep -c tcp0 /proc/net/dev; grep -o 'Cpus_allowed_list.*' /proc/self/status; readlink /proc/self/ns/net"))
+	// Client and server are in two namespaces, on a CPU each.
+	where := row(argv("/proc/self/exe", asListener, "tcp4", "10.77.0.2:PORT"),
+		argv("sh", "-c", "grep -c via0 /proc/net/dev; grep -o 'Cpus_allowed_list.*' /proc/self/status; readlink /proc/self/ns/net"))
 	o, _, err := bed.run(ctx, where, 64, time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
@@ -159,7 +158,7 @@ func TestMeasureAgain(t *testing.T) {
 		_, err := bed.Measure(context.Background(), Row{
 			Name: test.name, Program: Program{Name: "sh"}, await: tcp,
 			server: func(j job) command {
-				return argv("/proc/self/exe", asListener, "tcp4", fmt.Sprintf("10.78.0.2:%d", j.port))
+				return argv("/proc/self/exe", asListener, "tcp4", fmt.Sprintf("10.77.0.2:%d", j.port))
 			},
 			client: func(j job) command {
 				return argv("sh", "-c", fmt.Sprintf("echo %d >>%s; n=$(wc -l <%[2]s); %s", j.port, ran, test.script))
@@ -198,7 +197,7 @@ func TestMeasureInterrupted(t *testing.T) {
 	_, err := bed.Measure(ctx, Row{
 		Name: "endless", Program: Program{Name: "sh"}, await: tcp,
 		server: func(j job) command {
-			return argv("sh", "-c", writePid("server")+fmt.Sprintf("exec %s %s tcp4 10.78.0.2:%d", os.Args[0], asListener, j.port))
+			return argv("sh", "-c", writePid("server")+fmt.Sprintf("exec %s %s tcp4 10.77.0.2:%d", os.Args[0], asListener, j.port))
 		},
 		client: func(job) command { return argv("sh", "-c", writePid("client")+"exec sleep 100") },
 	}, 64, time.Millisecond)
@@ -206,12 +205,8 @@ func TestMeasureInterrupted(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for _, pid := range <-pids {
-		gone := false // these are not our children, to be waited for
-		for deadline := time.Now().Add(time.Minute); !gone && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			gone = errors.Is(unix.Kill(pid, 0), unix.ESRCH)
-		}
-		if !gone {
-			t.Errorf("process %d is still there", pid)
+		if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
+			t.Errorf("process %d is still there: %v", pid, err)
 		}
 	}
 }
@@ -224,9 +219,122 @@ func TestStartNeeds(t *testing.T) {
 		}
 		return
 	}
-	if _, err := Start(Config{WorkerArgs: []string{WorkerCommand}}); err == nil || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+	if _, err := Start(1500); err == nil || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// What a process has printed, and how it has ended; more output than is kept does not stop it.
+func TestRun(t *testing.T) {
+	t.Setenv("UCX_TLS", "all")
+	s := startBed(t).site
+	for script, want := range map[string]struct {
+		output
+		failure string
+	}{
+		`echo out $LC_ALL $KEY $UCX_TLS; echo err >&2; exit 3`: {output{Stdout: "out C value\n", Stderr: "err\n", Exit: 3}, "err (exit status 3)"},
+		`echo fine`:  {output{Stdout: "fine\n"}, ""},
+		`kill -9 $$`: {output{Exit: -1, Signal: "killed"}, "killed"},
+		`head -c 3000000 /dev/zero; echo end >&2`: {output{Stdout: strings.Repeat("\x00", maxOutput), Stderr: "end\n"}, ""},
+	} {
+		o, err := s.run(t.Context(), 0, command{[]string{"sh", "-c", script}, []string{"KEY=value"}}, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.CPU, o.Switches = 0, 0
+		if failure := o.failure(); *o != want.output || (failure == nil) != (want.failure == "") || failure != nil && failure.Error() != want.failure {
+			t.Errorf("%s: exit %d, %s, %v", script, o.Exit, o.Signal, failure)
+		}
+	}
+	for _, c := range []struct {
+		argv []string
+		want string
+	}{
+		{nil, "no program is named"},
+		{[]string{"via-xdp-no-such-program"}, "executable file not found"},
+		{[]string{"sleep", "100"}, "sleep has not ended within 10ms"},
+	} {
+		if o, err := s.run(t.Context(), 0, command{argv: c.argv}, 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: %+v, %v", c.argv, o, err)
+		}
+	}
+}
+
+// A server listens when serve returns, and is gone when it was ended, by force where it
+// does not heed SIGTERM. One that never listens is an error that says why.
+func TestServe(t *testing.T) {
+	s := startBed(t).site
+	for i, c := range []struct{ network, host, stubborn, signal string }{
+		{"tcp4", "10.77.0.2", "", "terminated"}, {"tcp6", "[::]", "", "terminated"}, {"udp4", "10.77.0.2", "", "terminated"},
+		{"udp6", "[::]", "", "terminated"}, {"tcp4", "10.77.0.2", "stubborn", "killed"},
+	} {
+		at := socket{c.network[:3], 5000 + i}
+		words := []string{"/proc/self/exe", asListener, c.network, fmt.Sprintf("%s:%d", c.host, at.port)}
+		if c.stubborn != "" {
+			words = append(words, c.stubborn)
+		}
+		p, err := s.serve(t.Context(), 1, argv(words...), at.String(), at.listening, time.Minute)
+		if err != nil {
+			t.Fatalf("%s: %v", c.network, err)
+		}
+		if c.stubborn != "" {
+			defer func(d time.Duration) { stopGrace = d }(stopGrace)
+			stopGrace = 50 * time.Millisecond
+		}
+		p.end(unix.SIGTERM)
+		if o, err := p.output(); err != nil || o.Signal != c.signal {
+			t.Errorf("%s: %+v, %v", c.network, o, err)
+		}
+	}
+	nowhere := socket{tcp, 1}
+	for script, want := range map[string]string{
+		"exec sleep 100":                "does not listen at port 1 of tcp after 20ms",
+		"echo no library >&2; exit 127": "does not listen: no library (exit status 127)",
+		"exit 0":                        "it ended in order",
+	} {
+		limit := time.Minute
+		if strings.Contains(script, "sleep") {
+			limit = 20 * time.Millisecond
+		}
+		if _, err := s.serve(t.Context(), 1, argv("sh", "-c", script), nowhere.String(), nowhere.listening, limit); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", script, err)
+		}
+	}
+}
+
+// Only a program that says so has found nothing.
+func TestFoundNothing(t *testing.T) {
+	const nothing = "sockperf: No valid observations found. Try tune parameters: --time/--mps/--reply-every\n"
+	for _, test := range []struct {
+		o    *output
+		want bool
+	}{
+		{nil, false},
+		{&output{Exit: 1}, false},
+		{&output{Stdout: "sockperf: Total 10 observations\n"}, false},
+		{&output{Stdout: "sockperf: Test ended\n\x1b[0;31m" + nothing, Exit: 1}, true},
+		{&output{Stderr: nothing, Exit: 1}, true},
+	} {
+		if got := test.o.foundNothing(); got != test.want {
+			t.Errorf("%+v: got %t", test.o, got)
+		}
+	}
+}
+
+// awaitPid returns the number in a file that a process writes, in its own time.
+func awaitPid(t *testing.T, file string) int {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if b, err := os.ReadFile(file); err == nil {
+			n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatal("the process has not started")
+	return 0
 }
 
 func TestDisturbances(t *testing.T) {

@@ -6,19 +6,17 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
 )
 
 // chainPatience is for servers and load generators, which do more than programs that only
 // measure before they begin, on a machine that others use, too.
-const chainPatience = 2 * time.Minute
+const chainLimit = 2 * time.Minute
 
 // A Way is how a client reaches its server on another host.
 type Way int
@@ -50,8 +48,7 @@ type ChainConfig struct {
 //
 // It belongs to one goroutine.
 type Chain struct {
-	star      *testbed.Star
-	cpus      [2]int
+	site      *site
 	offer     offer
 	processes []*process
 	ends      []os.Signal // of each
@@ -62,31 +59,19 @@ func StartChain(ctx context.Context, cfg ChainConfig, way Way, service Service) 
 	if way != Direct && len(cfg.ProxyArgs) == 0 {
 		return nil, errors.New("no arguments with which this program becomes a proxy")
 	}
-	cpus, err := testbed.AllowedCPUs()
-	if err != nil {
-		return nil, err
-	}
-	if len(cpus) == 0 {
-		return nil, errors.New("this process may use no CPU")
-	}
-	c := &Chain{cpus: [2]int{cpus[0], cpus[min(1, len(cpus)-1)]}}
+	c := &Chain{}
 	defer func() {
 		if err != nil {
 			c.Close()
 		}
 	}()
-	if cfg.Lossy {
-		c.star, err = testbed.NewLossyStar(2, cfg.MTU, cfg.Loss)
-	} else {
-		c.star, err = testbed.NewStar(2, cfg.MTU)
-	}
-	if err != nil {
+	if c.site, err = newSite(cfg.MTU, cfg.Lossy, cfg.Loss); err != nil {
 		return nil, err
 	}
 	if c.offer.dir, err = os.MkdirTemp("", "via-xdp-served-"); err != nil {
 		return nil, err
 	}
-	own, host := netip.MustParseAddr("127.0.0.1"), c.star.Ends[1].IPv4.Addr()
+	own, host := netip.MustParseAddr("127.0.0.1"), c.site.star.Ends[1].IPv4.Addr()
 	c.offer.beside, c.offer.at = netip.AddrPortFrom(own, service.port()), netip.AddrPortFrom(host, service.port())
 	server, signal := serveRedis, os.Signal(syscall.SIGTERM)
 	if service == PostgreSQL {
@@ -96,11 +81,11 @@ func StartChain(ctx context.Context, cfg ChainConfig, way Way, service Service) 
 		server, signal = servePostgres, syscall.SIGQUIT // SIGTERM waits for clients
 	}
 	at := socket{tcp, int(service.port())}
-	if err := c.start(ctx, 1, server(&c.offer), signal, at, func(p *process) (bool, error) {
+	if err := c.start(ctx, 1, server(&c.offer), signal, at.String(), func(p *process) (bool, error) {
 		if service == PostgreSQL && !p.says("ready to accept connections") { // it listens before that
 			return false, nil
 		}
-		return at.listeningOf(strconv.Itoa(p.cmd.Process.Pid))
+		return at.listening(p)
 	}); err != nil {
 		return nil, fmt.Errorf("%s: %w", service, err)
 	}
@@ -115,7 +100,8 @@ func StartChain(ctx context.Context, cfg ChainConfig, way Way, service Service) 
 	}
 	proxy := func(side int, listen, to string) error {
 		words := slices.Concat([]string{"/proc/self/exe"}, cfg.ProxyArgs, device, []string{"--listen", listen, "--to", to})
-		if err := c.start(ctx, side, argv(words...), syscall.SIGTERM, text(listen), forwards); err != nil {
+		forwards := func(p *process) (bool, error) { return p.says("forwarding "), nil }
+		if err := c.start(ctx, side, argv(words...), syscall.SIGTERM, listen, forwards); err != nil {
 			return fmt.Errorf("proxy: %w", err)
 		}
 		return nil
@@ -127,28 +113,16 @@ func StartChain(ctx context.Context, cfg ChainConfig, way Way, service Service) 
 	return c, proxy(0, beside, between)
 }
 
-// text is what is waited for.
-type text string
-
-func (t text) String() string { return string(t) }
-
-// forwards says whether a proxy has said that it is ready.
-func forwards(p *process) (bool, error) { return p.says("forwarding "), nil }
-
 // says looks for something on its standard error.
 func (p *process) says(what string) bool { return strings.Contains(p.stderr.String(), what) }
 
 // start starts a process on a side, and waits until it is ready.
-func (c *Chain) start(ctx context.Context, side int, what command, end os.Signal, at fmt.Stringer, ready func(*process) (bool, error)) error {
-	p, err := startBy(what, func(cmd *exec.Cmd) error {
-		cmd.Dir = "/"
-		return c.star.Start(side, c.cpus[side], cmd)
-	})
-	if err != nil {
-		return err
+func (c *Chain) start(ctx context.Context, side int, what command, end os.Signal, at string, ready func(*process) (bool, error)) error {
+	p, err := c.site.serve(ctx, side, what, at, ready, chainLimit)
+	if err == nil {
+		c.processes, c.ends = append(c.processes, p), append(c.ends, end)
 	}
-	c.processes, c.ends = append(c.processes, p), append(c.ends, end)
-	return await(ctx, p, at, func() (bool, error) { return ready(p) }, chainPatience)
+	return err
 }
 
 // Measure has a load generator ask for about a duration.
@@ -170,7 +144,7 @@ func (c *Chain) Measure(ctx context.Context, l Load, d time.Duration) (Served, e
 }
 
 // Counts are the frames that a lossy hub has taken so far, and those of them that it has lost.
-func (c *Chain) Counts() (taken, lost uint64, err error) { return c.star.Counts() }
+func (c *Chain) Counts() (taken, lost uint64, err error) { return c.site.star.Counts() }
 
 // complaints are what the server, and the proxies if there are any, have said last.
 func (c *Chain) complaints() (all string) {
@@ -184,22 +158,7 @@ func (c *Chain) complaints() (all string) {
 
 // run runs a program on a side to its end, and gives what it has printed.
 func (c *Chain) run(ctx context.Context, side int, what command, d time.Duration) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, chainPatience+patienceParts*d)
-	defer cancel()
-	p, err := startBy(what, func(cmd *exec.Cmd) error {
-		cmd.Dir = "/"
-		return c.star.Start(side, c.cpus[side], cmd)
-	})
-	if err != nil {
-		return "", err
-	}
-	select {
-	case <-p.ended:
-	case <-ctx.Done():
-		p.kill()
-		return "", fmt.Errorf("%s: %w", what.argv[0], context.Cause(ctx))
-	}
-	o, err := p.output()
+	o, err := c.site.run(ctx, side, what, chainLimit+waitParts*d)
 	if err == nil {
 		err = o.failure()
 	}
@@ -212,10 +171,10 @@ func (c *Chain) run(ctx context.Context, side int, what command, d time.Duration
 // Close ends all processes, the last one first, and lets the namespaces go.
 func (c *Chain) Close() error {
 	for i, p := range slices.Backward(c.processes) {
-		p.end(c.ends[i], stopGrace)
+		p.end(c.ends[i])
 	}
-	if c.star != nil {
-		c.star.Close()
+	if c.site != nil {
+		c.site.star.Close()
 	}
 	if c.offer.dir == "" {
 		return nil

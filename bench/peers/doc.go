@@ -3,13 +3,10 @@
 // instead: sockperf and iperf3 on sockets, libfabric's fi_pingpong, UCX's
 // ucx_perftest.
 //
-//	               Bed.Measure(row)
-//	        "run" |                | "start", "stop"
-//	+-------------v--+          +--v-------------+
-//	| worker, CPU 0  |          | worker, CPU 1  |   this program, re-executed in
-//	|   client       |          |   server       |   a namespace of its own; what
-//	|      tcp0 .1 =============== tcp0 .2       |   it runs stays on its CPU
-//	+----------------+          +----------------+
+//	             Bed.Measure(row)
+//	+- CPU 0 ---------+      +- CPU 1 ---------+
+//	|    client  via0 | ==== | via0  server    |   a namespace each
+//	+-----------------+      +-----------------+
 //
 // The pair never has an XDP program: it would take the kernel's offloads away,
 // which these programs live on. The pair is the only way between the two
@@ -63,7 +60,7 @@
 //
 // # Example
 //
-//	bed, err := peers.Start(peers.Config{WorkerArgs: []string{peers.WorkerCommand}})
+//	bed, err := peers.Start(1500)
 //	if err != nil { ... }
 //	defer bed.Close()
 //	for _, row := range peers.Rows() {

@@ -7,14 +7,14 @@ import (
 	"syscall"
 	"testing"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
-// The test program is its own worker, and a server that a worker starts.
+// The test program is a server that tests start.
 const asListener = "peers-listen"
 
 func TestMain(m *testing.M) {
-	nstest.Main(m, map[string]func() error{WorkerCommand: WorkerMain, asListener: listenMain})
+	nstest.Main(m, map[string]func() error{asListener: listenMain})
 }
 
 // listenMain listens at an address, "tcp4 127.0.0.1:5000", until it is killed;

@@ -2,17 +2,55 @@ package peers
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"viaxdp/internal/lab/testbed"
 )
 
-// process is a program that runs. It gets SIGKILL when the thread that started
-// it ends, as it does with the worker's process.
+// A site is two namespaces, a CPU for each where there are two, and the processes in
+// them. Those die with the site, and with this process.
+//
+//	+- CPU 0 ---------+      +- CPU 1 ---------+
+//	|     client via0 | ==== | via0 server     |
+//	+-----------------+      +-----------------+
+type site struct {
+	star *testbed.Star
+	cpus [2]int
+}
+
+// newSite joins the two by a pair without an XDP program, or where lossy by a hub that
+// loses a share of the frames of both directions.
+func newSite(mtu int, lossy bool, loss float64) (*site, error) {
+	cpus, err := testbed.AllowedCPUs()
+	if err != nil {
+		return nil, err
+	}
+	if len(cpus) == 0 {
+		return nil, errors.New("this process may use no CPU")
+	}
+	s := &site{cpus: [2]int{cpus[0], cpus[min(1, len(cpus)-1)]}}
+	if lossy {
+		s.star, err = testbed.NewLossyStar(2, mtu, loss)
+	} else {
+		s.star, err = testbed.NewStar(2, mtu)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// process is a program that runs.
 type process struct {
 	cmd            *exec.Cmd
 	stdout, stderr limited
@@ -20,31 +58,23 @@ type process struct {
 	err            error         // of waiting, when it is no exit status; valid after ended
 }
 
-// pipeGrace is how long output is awaited from a process that has ended, while
-// a child of it holds the pipe.
-const pipeGrace = 500 * time.Millisecond
+// stopGrace is how long a process may take to end when it is told to. A variable for tests.
+var stopGrace = 5 * time.Second
 
-// start starts a program. The caller has locked its thread and keeps it until
-// the process has ended: PR_SET_PDEATHSIG tells of the death of that thread,
-// prctl(2).
-func start(c command) (*process, error) {
-	return startBy(c, func(cmd *exec.Cmd) error {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		return cmd.Start()
-	})
-}
+const (
+	pipeGrace  = 500 * time.Millisecond // for output of a process that has ended, while a child of it holds the pipe
+	listenPoll = time.Millisecond       // between two looks whether a server listens
+)
 
-// startBy is start by a function that sees to the process's death itself.
-func startBy(c command, begin func(*exec.Cmd) error) (*process, error) {
+// start starts a program on a side.
+func (s *site) start(side int, c command) (*process, error) {
 	if len(c.argv) == 0 {
 		return nil, errors.New("no program is named")
 	}
-	p := &process{ended: make(chan struct{})}
-	p.cmd = exec.Command(c.argv[0], c.argv[1:]...)
-	p.cmd.Env = append(environment(), c.env...)
+	p := &process{ended: make(chan struct{}), cmd: exec.Command(c.argv[0], c.argv[1:]...)}
+	p.cmd.Env, p.cmd.Dir, p.cmd.WaitDelay = append(environment(), c.env...), "/", pipeGrace
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
-	p.cmd.WaitDelay = pipeGrace
-	if err := begin(p.cmd); err != nil {
+	if err := s.star.Start(side, s.cpus[side], p.cmd); err != nil {
 		return nil, err
 	}
 	go func() {
@@ -56,6 +86,66 @@ func startBy(c command, begin func(*exec.Cmd) error) (*process, error) {
 		}
 	}()
 	return p, nil
+}
+
+// run runs a program on a side to its end.
+func (s *site) run(ctx context.Context, side int, c command, timeout time.Duration) (*output, error) {
+	p, err := s.start(side, c)
+	if err != nil {
+		return nil, err
+	}
+	limit := time.NewTimer(timeout)
+	defer limit.Stop()
+	select {
+	case <-p.ended:
+		return p.output()
+	case <-limit.C:
+		err = fmt.Errorf("%s has not ended within %v", c.argv[0], timeout)
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	p.kill()
+	return nil, err
+}
+
+// serve starts a program on a side, and returns when it is ready; at says where that is.
+func (s *site) serve(ctx context.Context, side int, c command, at string, ready func(*process) (bool, error), timeout time.Duration) (*process, error) {
+	p, err := s.start(side, c)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.await(ctx, at, ready, timeout); err != nil {
+		p.kill()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *process) await(ctx context.Context, at string, ready func(*process) (bool, error), timeout time.Duration) error {
+	deadline, again := time.NewTimer(timeout), time.NewTicker(listenPoll)
+	defer deadline.Stop()
+	defer again.Stop()
+	for {
+		if there, err := ready(p); there || err != nil {
+			return err
+		}
+		select {
+		case <-p.ended:
+			o, err := p.output()
+			if err == nil {
+				err = o.failure()
+			}
+			if err == nil {
+				err = errors.New("it ended in order")
+			}
+			return fmt.Errorf("it does not listen: %w", err)
+		case <-deadline.C:
+			return fmt.Errorf("it does not listen at %s after %v", at, timeout)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-again.C:
+		}
+	}
 }
 
 // environment is that of every process: where programs and libraries are, and
@@ -77,20 +167,26 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-// terminate is kill with a time to end in order.
-func (p *process) terminate(grace time.Duration) { p.end(syscall.SIGTERM, grace) }
-
-// end is terminate by a signal.
-func (p *process) end(s os.Signal, grace time.Duration) {
+// end is kill with a time to end in order, by a signal.
+func (p *process) end(s os.Signal) {
 	p.cmd.Process.Signal(s)
 	select {
 	case <-p.ended:
-	case <-time.After(grace):
+	case <-time.After(stopGrace):
 		p.kill()
 	}
 }
 
-// output is for a process that has ended.
+// output is what is left of a process that has ended.
+type output struct {
+	Stdout, Stderr string
+	Exit           int    // status; -1: a signal
+	Signal         string // that ended it
+
+	CPU      time.Duration // user and system time
+	Switches int           // times that it had to leave a CPU that it would have used
+}
+
 func (p *process) output() (*output, error) {
 	if p.err != nil {
 		return nil, fmt.Errorf("%s: %w", p.cmd.Args[0], p.err)
@@ -107,6 +203,36 @@ func (p *process) output() (*output, error) {
 		o.Switches = int(u.Nivcsw)
 	}
 	return o, nil
+}
+
+// failure says how a process failed, in one line; nil: it did not.
+func (o *output) failure() error {
+	how := o.Signal
+	switch {
+	case how == "" && o.Exit == 0:
+		return nil
+	case how == "":
+		how = fmt.Sprintf("exit status %d", o.Exit)
+	}
+	if why := o.complaint(); why != "" {
+		how = why + " (" + how + ")"
+	}
+	return errors.New(how)
+}
+
+// complaint is the last that a process has said on standard error, or a
+// complaint on standard output; empty: it has said nothing of the kind.
+func (o *output) complaint() string {
+	if last := lastLine(o.Stderr); last != "" {
+		return last
+	}
+	return complaintIn(o.Stdout)
+}
+
+// foundNothing says that a program has measured, and has found no valid observation.
+// o may be nil, as that of a process that was killed.
+func (o *output) foundNothing() bool {
+	return o != nil && (saysNothingFound(o.Stdout) || saysNothingFound(o.Stderr))
 }
 
 // maxOutput bounds what is kept of a process's output; these programs print a
@@ -131,4 +257,65 @@ func (l *limited) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.kept.String()
+}
+
+// socket is what a server listens on.
+type socket struct {
+	network string // tcp, udp
+	port    int
+}
+
+const (
+	tcp = "tcp"
+	udp = "udp"
+)
+
+func (s socket) String() string { return fmt.Sprintf("port %d of %s", s.port, s.network) }
+
+// listening says whether the socket awaits messages or connections in the namespace of a process.
+func (s socket) listening(p *process) (bool, error) {
+	for _, version := range []string{"", "6"} {
+		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s%s", p.cmd.Process.Pid, s.network, version))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EINVAL) {
+			continue // a kernel without IPv6, or the process has just ended
+		}
+		if err != nil {
+			return false, err
+		}
+		if s.in(string(table)) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// States of a socket in the tables, include/net/tcp_states.h: TCP_LISTEN, and
+// TCP_CLOSE, which is that of a UDP socket without a peer.
+const (
+	stateListen = "0A"
+	stateClose  = "07"
+)
+
+// in looks for the socket in a table of /proc/net:
+//
+//	sl  local_address rem_address   st ...
+//	 0: 00000000:3419 00000000:0000 0A ...
+//
+// Addresses and ports are hexadecimal, proc(5).
+func (s socket) in(table string) bool {
+	state := stateListen
+	if s.network == udp {
+		state = stateClose
+	}
+	for line := range strings.Lines(table) {
+		f := strings.Fields(line)
+		if len(f) < 4 || f[3] != state {
+			continue
+		}
+		_, hex, _ := strings.Cut(f[1], ":")
+		if port, err := strconv.ParseUint(hex, 16, 16); err == nil && int(port) == s.port {
+			return true
+		}
+	}
+	return false
 }

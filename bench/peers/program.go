@@ -3,10 +3,20 @@ package peers
 import (
 	"context"
 	"fmt"
+	"io"
+	"math"
+	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"viaxdp/internal/lab/testbed"
 )
 
 // A Program is one of other people's programs.
@@ -77,4 +87,168 @@ func find(name string) Program {
 		}
 	}
 	panic(fmt.Sprintf("peers: no program %q in the table", name))
+}
+
+// A Row is one way to use a program, as it appears in a report.
+type Row struct {
+	Name    string
+	Program Program
+	Summary string // one line
+
+	// Latency says whether the row has latencies, Bandwidth whether it has the
+	// rate of a stream. A row has one of the two.
+	Latency, Bandwidth bool
+
+	// Quantiles says whether the latency is told with its median; else there
+	// is its mean only.
+	Quantiles bool
+
+	minBytes, maxBytes int  // of a message; maxBytes 0: any
+	polls              bool // client and server never sleep
+
+	await  string // what the server listens on before the client starts
+	server func(job) command
+	client func(job) command
+	parse  func(out string, bytes int) (Figures, error)
+}
+
+// job is one measurement of a row.
+type job struct {
+	bytes    int
+	duration time.Duration
+	device   string     // the interface, of the same name at both sides
+	addr     netip.Addr // the server's
+	port     int        // the server's; each job has another one
+}
+
+// command is how a process is started: argv, and the environment beside what
+// every process gets.
+type command struct {
+	argv, env []string
+}
+
+func argv(words ...string) command { return command{argv: words} }
+
+// seconds is the duration for programs that count whole seconds, of which
+// they leave out a part at both ends.
+func (j job) seconds(leftOut time.Duration) string {
+	return strconv.Itoa(int(math.Ceil(max(j.duration+leftOut, time.Second).Seconds())))
+}
+
+func (j job) portArg() string { return strconv.Itoa(j.port) }
+
+// count is for programs that are told a number of messages: about as many as
+// fit into the duration, on a machine like those of these years.
+func (j job) count() int {
+	one := 4*time.Microsecond + time.Duration(j.bytes)*time.Nanosecond/2
+	return max(int(j.duration/one), minCount)
+}
+
+// minCount is the least number of messages to measure, whatever the duration:
+// more than ucx_perftest takes its median of.
+const minCount = 3000
+
+// Rows lists all rows, in the order of a report.
+func Rows() []Row {
+	return slices.Concat(sockperfRows(), iperf3Rows(), pingpongRows(), ucxRows())
+}
+
+// check refuses a message that the program cannot send.
+func (r Row) check(bytes int) error {
+	switch {
+	case bytes < r.minBytes:
+		return fmt.Errorf("messages have at least %d bytes", r.minBytes)
+	case r.maxBytes > 0 && bytes > r.maxBytes:
+		return fmt.Errorf("messages have at most %d bytes", r.maxBytes)
+	}
+	return nil
+}
+
+// installCommands are the commands with which [Install] fetches programs.
+func installCommands(missing []Program) [][]string {
+	install := []string{"apt-get", "install", "--yes", "--no-install-recommends"}
+	for _, p := range missing {
+		install = append(install, p.Package)
+	}
+	return [][]string{{"apt-get", "update"}, install}
+}
+
+// Install fetches the programs that are missing from the distribution, by
+// apt-get, and does nothing when there are none. What apt-get prints goes to
+// out. A machine without apt-get, or a process without the right to install, is
+// told by a *testbed.MissingError, which has the commands to run instead.
+func Install(ctx context.Context, out io.Writer) error {
+	missing := Missing()
+	if len(missing) == 0 {
+		return nil
+	}
+	commands := installCommands(missing)
+	if _, err := exec.LookPath("apt-get"); err != nil {
+		return &testbed.MissingError{
+			What: names(missing), Err: err,
+			Remedy: "only Debian's packages are known here (" + packages(missing) + "); install the programs by hand",
+		}
+	}
+	if os.Geteuid() != 0 {
+		return &testbed.MissingError{What: names(missing), Remedy: "run as root: " + shell(commands)}
+	}
+	for _, argv := range commands {
+		if err := runApt(ctx, argv, out); err != nil {
+			return fmt.Errorf("install %s: %w", names(missing), err)
+		}
+	}
+	if left := Missing(); len(left) > 0 {
+		return fmt.Errorf("%s: the packages %s are installed, but the programs are not on PATH", names(left), packages(left))
+	}
+	return nil
+}
+
+// aptGrace is how long apt-get may take to leave its database in order when it
+// is interrupted.
+const aptGrace = 10 * time.Second
+
+func runApt(ctx context.Context, argv []string, out io.Writer) error {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	var said limited
+	both := io.Writer(&said)
+	if out != nil {
+		both = io.MultiWriter(&said, out)
+	}
+	cmd.Stdout, cmd.Stderr = both, both
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = aptGrace
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastLine(said.String()))
+}
+
+func names(list []Program) string {
+	var s []string
+	for _, p := range list {
+		s = append(s, p.Name)
+	}
+	return strings.Join(s, ", ")
+}
+
+func packages(list []Program) string {
+	var s []string
+	for _, p := range list {
+		s = append(s, p.Package)
+	}
+	return strings.Join(s, ", ")
+}
+
+// shell is commands as one would type them.
+func shell(commands [][]string) string {
+	var s []string
+	for _, argv := range commands {
+		s = append(s, strings.Join(argv, " "))
+	}
+	return strings.Join(s, " && ")
 }

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
 )
 
 // aptHere makes a PATH of one directory, with an apt-get that writes its

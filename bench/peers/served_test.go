@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	testwait "viaxdp/internal/await"
-	"viaxdp/internal/nstest"
+	testwait "viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 )
 
 const redisTable = `"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"

@@ -33,8 +33,7 @@
 // "vi-reliable-delivery MTU 9000".
 //
 // The document begins with the targets in target.go and what came of each, and with
-// where TCP or another program was better; "What loses" at its end has every such
-// place.
+// where TCP or another program was better.
 //
 // # Histograms
 //

@@ -39,11 +39,11 @@ func TestLossArray(t *testing.T) {
 	}
 	r.Groups[0].Series = append(r.Groups[0].Series,
 		Series{Name: LossBBR, Points: []Point{faultPoint(1, "loss-1%", 0.5, 2e5, 0.002)}})
-	if rows := r.faultRows(); len(rows) != 1 || rows[0].BBR == nil || rows[0].BBR.Goodput != 0.5 {
+	if rows := lossArray.of(&r); len(rows) != 1 || rows[0]["tcp_bbr"].(ArrayRow)["goodput_ratio"] != number(0.5) {
 		t.Errorf("%+v", rows)
 	}
 	again, err := Read(&out)
-	if err != nil || len(again.Loss) != 1 || again.Loss[0].Fault != "loss-1%" {
+	if err != nil || len(again.Loss) != 1 || again.Loss[0]["fault"] != "loss-1%" {
 		t.Errorf("%+v, %v", again, err)
 	}
 	// A report without the group has no such array.

@@ -49,7 +49,7 @@ func TestIncastArray(t *testing.T) {
 		t.Error(diff)
 	}
 	again, err := Read(&out)
-	if err != nil || len(again.Incast) != 2 || again.Incast[1].Least != 0.5 {
+	if err != nil || len(again.Incast) != 2 || again.Incast[1]["least_share"] != 0.5 {
 		t.Errorf("%+v, %v", again, err)
 	}
 	// A report without the group has no such array.

@@ -14,10 +14,10 @@ import (
 func (r *Report) Write(w io.Writer) error {
 	out := *r
 	out.Version = Version
-	if rows := out.faultRows(); rows != nil {
+	if rows := lossArray.of(&out); rows != nil {
 		out.Loss = rows
 	}
-	if rows := out.incastRows(); rows != nil {
+	if rows := incastArray.of(&out); rows != nil {
 		out.Incast = rows
 	}
 	if err := out.check(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"maps"
 	"path"
 	"reflect"
 	"slices"
@@ -13,18 +14,23 @@ import (
 	"viaxdp/bench"
 )
 
-// WriteMarkdown writes the report as a document: how it was measured, a section
-// for each group with its tables and plots, what loses, and what was disturbed.
-// plotDir is the directory of the plots of WritePlots as seen from the document,
-// with slashes; empty for the same one.
+// WriteMarkdown writes the report as a document: how it was measured, what was asked and
+// what loses, a section for each group with its tables and plots, and what was disturbed.
+// A report of the whole suite is written briefly: see featured. plotDir is the
+// directory of the plots of WriteDocumentPlots as seen from the document, with
+// slashes; empty for the same one.
 func (r *Report) WriteMarkdown(w io.Writer, plotDir string) error {
 	out := bufio.NewWriter(w)
-	d := document{out, r, plotDir}
+	d := document{out, r, plotDir, r.brief()}
 	d.head()
 	for i := range r.Groups {
-		d.group(&r.Groups[i])
+		if g := &r.Groups[i]; !d.brief || g.isFeatured() {
+			d.group(g)
+		}
 	}
-	d.losses()
+	if d.brief {
+		d.others()
+	}
 	d.disturbed()
 	return out.Flush()
 }
@@ -34,6 +40,7 @@ type document struct {
 	out     io.Writer
 	report  *Report
 	plotDir string
+	brief   bool
 }
 
 func (d document) printf(format string, args ...any) { fmt.Fprintf(d.out, format, args...) }
@@ -50,11 +57,17 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 `+"```sh\n%s\n```\n", minute(d.report.Started),
 		time.Duration(d.report.Took*float64(time.Second)).Round(time.Second), d.report.Turns, oneLine(d.report.Command))
 	d.printf("\n[What was asked](#what-was-asked) · [Conditions](#conditions)")
+	link := func(heading string) { d.printf(" · [%s](#%s)", escape(heading), anchor(heading)) }
 	for i := range d.report.Groups {
-		name := escape(d.report.Groups[i].Name)
-		d.printf(" · [%s](#%s)", name, anchor(d.report.Groups[i].Name))
+		if g := &d.report.Groups[i]; !d.brief || g.isFeatured() {
+			link(g.Name)
+		}
 	}
-	d.printf(" · [What loses](#what-loses) · [Disturbed](#disturbed)\n")
+	if d.brief {
+		link(othersHeading)
+	}
+	link("Disturbed")
+	d.printf("\n")
 	d.asked()
 	d.conditions()
 }
@@ -109,36 +122,24 @@ func (d document) group(g *Group) {
 	if !g.Renewed.IsZero() {
 		d.printf("\nMeasured anew, in a run of its own, on %s.\n", minute(g.Renewed))
 	}
+	if len(g.Notes) > 0 {
+		d.printf("\n")
+	}
 	for _, n := range g.Notes {
-		d.printf("\n%s\n", escape(n))
+		d.printf("- %s\n", escape(n))
 	}
 	if g.wholeTrips() {
 		d.printf("\n%s\n", wholeTripsNote)
 	}
-	var more []Metric
 	for _, f := range g.shown() {
-		lead, _ := f.lead(g)
-		if f.name != "" && !f.peers {
-			d.figures(g, lead)
+		if d.brief && !g.features(f.name) {
+			continue
 		}
-		for _, m := range f.metrics {
-			switch {
-			case !g.has(m) || slices.Contains(aside, m):
-			case f.peers:
-				d.figures(g, m)
-			case m != lead || f.name == "":
-				more = append(more, m)
-			}
-		}
-	}
-	if len(more) > 0 {
-		d.printf("\n<details><summary>More figures</summary>\n")
-		for _, m := range more {
+		for _, m := range f.drawn(g) {
 			d.figures(g, m)
 		}
-		d.printf("\n</details>\n")
 	}
-	for _, p := range g.pictures() {
+	for _, p := range g.documentPictures(d.brief) {
 		d.printf("\n![%s](%s)\n", escape(p.alt), path.Join(d.plotDir, p.file))
 	}
 }
@@ -204,30 +205,6 @@ func (g *Group) column(x float64) string {
 	return plain(x)
 }
 
-func (d document) losses() {
-	d.printf(`
-## What loses
-
-Every point at which a row of via-xdp is worse than one of the kernel's TCP or of
-another program, set against the best of these, or than its target; the worst
-first. A cross stands for a point that was disturbed, an asterisk for a
-difference beyond the spread of the turns.
-
-`)
-	list := d.report.losses()
-	if len(list) == 0 {
-		d.printf("Nothing in this run.\n")
-	} else {
-		t := markdown{{"times worse", "group", "row", "at", "figure", "via-xdp", "other", "set against"}}
-		for _, l := range list {
-			q := quantityOf(l.metric)
-			t = append(t, []string{fixed(l.ratio(), 2) + l.marks(), l.group.Name, l.point.Name, l.group.at(l.point.Point),
-				q.heading(), round(l.point.median(l.metric) / q.per), round(l.other / q.per), l.against})
-		}
-		t.write(d.out)
-	}
-}
-
 // marks are those of a line in the table of losses.
 func (l loss) marks() string {
 	s := ""
@@ -239,23 +216,6 @@ func (l loss) marks() string {
 		s += " †"
 	}
 	return s
-}
-
-func (d document) disturbed() {
-	d.printf("\n## Disturbed\n\n")
-	t := markdown{{"group", "row", "at", "why"}}
-	for i := range d.report.Groups {
-		g := &d.report.Groups[i]
-		for _, c := range g.footnotes() {
-			t = append(t, []string{g.Name, c.Name, g.at(c.Point), strings.Join(c.Disturbed, "; ")})
-		}
-	}
-	if len(t) == 1 {
-		d.printf("No point was disturbed.\n")
-		return
-	}
-	d.printf("Points during which something else ran on the CPUs. Their figures stand in the tables, with a cross.\n\n")
-	t.write(d.out)
 }
 
 // markdown is a table with a head. Columns of figures stand right, others left.
@@ -309,4 +269,85 @@ func anchor(s string) string {
 		}
 		return -1
 	}, strings.ToLower(oneLine(s)))
+}
+
+// wholeSuite is the number of groups from which on a document is brief.
+const wholeSuite = 20
+
+// featured are the groups that a brief document shows, each for a question that
+// users ask: the families of figures of which it has a table, and the plots, by
+// the end of their files' names. Of the other groups it has one line each; the
+// report has the figures of all.
+var featured = map[string]struct{ tables, plots []string }{
+	pingpongGroup:       {[]string{"latency"}, []string{"latency", "percentiles"}},            // how fast is one message?
+	"window":            {[]string{"bandwidth"}, []string{"bandwidth"}},                       // how fast are many?
+	"vibe-vis":          {[]string{"latency"}, []string{"latency"}},                           // what do open VIs cost?
+	loadGroup:           {nil, []string{"latency", "percentiles-vi-reliable-delivery"}},       // what is the latency under load?
+	LossGroup:           {[]string{"goodput"}, []string{"goodput", "latency"}},                // what does a lossy network cost?
+	"abl-mtu":           {[]string{"latency", "bandwidth"}, []string{"latency", "bandwidth"}}, // which MTU?
+	"abl-packing":       {[]string{"bandwidth"}, []string{"bandwidth"}},                       // what does packing give?
+	"abl-secure":        {[]string{"latency", "bandwidth"}, []string{"bandwidth"}},            // what does encryption cost?
+	"layers-messages":   {[]string{"latency", "bandwidth"}, []string{"latency", "bandwidth"}}, // MPI and sockets beside others'?
+	"layers-http":       {[]string{"bandwidth"}, nil},                                         // HTTP?
+	"layers-loss-proxy": {[]string{"bandwidth"}, []string{"bandwidth"}},                       // programs behind a proxy?
+	"peers":             {[]string{"latency"}, nil},                                           // beside libfabric, UCX, sockperf?
+	IncastGroup:         {[]string{"goodput"}, []string{"goodput"}},                           // several senders?
+}
+
+// Featured are the names of the groups that a brief document shows.
+func Featured() []string { return slices.Sorted(maps.Keys(featured)) }
+
+const othersHeading = "The other groups"
+
+// brief reports whether a document of the report is to be brief.
+func (r *Report) brief() bool { return len(r.Groups) >= wholeSuite }
+
+func (g *Group) isFeatured() bool {
+	_, ok := featured[g.Name]
+	return ok
+}
+
+// features reports whether a brief document has a table of the family.
+func (g *Group) features(family string) bool {
+	return slices.Contains(featured[g.Name].tables, family)
+}
+
+// documentPictures are the plots of the group that a document embeds.
+func (g *Group) documentPictures(brief bool) []picture {
+	list := g.pictures()
+	if !brief {
+		return list
+	}
+	return slices.DeleteFunc(list, func(p picture) bool {
+		name := strings.TrimSuffix(strings.TrimPrefix(p.file, slug(g.Name)+"-"), ".svg")
+		return !slices.Contains(featured[g.Name].plots, name)
+	})
+}
+
+// others lists the groups that are not featured.
+func (d document) others() {
+	d.printf("\n## %s\n\nThe report that the command writes has their figures, and `bench` prints their tables.\n\n", othersHeading)
+	t := markdown{{"group", "what it measures"}}
+	for i := range d.report.Groups {
+		if g := &d.report.Groups[i]; !g.isFeatured() {
+			t = append(t, []string{g.Name, g.Title})
+		}
+	}
+	t.write(d.out)
+}
+
+// disturbed says of each group how many points were disturbed.
+func (d document) disturbed() {
+	d.printf("\n## Disturbed\n\n")
+	var counts []string
+	for i := range d.report.Groups {
+		if n := len(d.report.Groups[i].footnotes()); n > 0 {
+			counts = append(counts, fmt.Sprintf("%s %d", escape(d.report.Groups[i].Name), n))
+		}
+	}
+	if len(counts) == 0 {
+		d.printf("No point was disturbed.\n")
+		return
+	}
+	d.printf("Points during which something else ran on the CPUs, by group; their figures have a cross: %s.\n", strings.Join(counts, ", "))
 }

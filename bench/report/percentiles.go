@@ -2,34 +2,18 @@ package report
 
 import (
 	"errors"
+	"image/color"
 	"io/fs"
 	"math"
 	"slices"
+	"strconv"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 )
-
-// percentiles is the distribution of latencies as HdrHistogram shows it: the
-// share of messages along the X axis, where each nine has the same room, and up
-// to which latency they are.
-type percentiles struct {
-	group  *Group
-	title  string
-	curves []curve
-}
-
-// curve is one point's histogram.
-type curve struct {
-	name   string
-	line   draw.LineStyle
-	series *Series
-	point  *Point
-}
 
 // pingpongGroup has the percentiles of a small message.
 const (
@@ -37,57 +21,71 @@ const (
 	smallMessage  = 64
 )
 
+// curve is one point's distribution of latencies.
+type curve struct {
+	name   string
+	line   draw.LineStyle
+	series *Series
+	point  *Point
+}
+
 // percentilePictures are those of a group that has histograms to show: for
-// pingpong all series at 64 bytes, for load each series at all its rates.
+// pingpong all series at 64 bytes, for load each series at all its rates, the darker the more.
 func (g *Group) percentilePictures() []picture {
 	var list []picture
-	add := func(file string, p percentiles) {
-		if len(p.curves) > 0 {
-			list = append(list, picture{file: file, alt: p.title, height: plotHeight, draw: p.plot})
+	add := func(name, title string, curves []curve) {
+		if len(curves) > 0 {
+			list = append(list, picture{g.plotFile(name), title, func(dir fs.FS) (*chart, error) { return g.percentiles(dir, title, curves) }})
 		}
 	}
 	switch g.Name {
 	case pingpongGroup:
-		p := percentiles{group: g, title: "Latency of 64 bytes by percentile"}
-		look := looks(g.names())
+		var curves []curve
 		for i := range g.Series {
 			s := &g.Series[i]
 			if at := s.At(smallMessage); at != nil && at.Histogram != "" {
-				l := look[s.Name]
-				p.curves = append(p.curves, curve{lineName(s.Name, P50), l.line(), s, at})
+				stroke, _ := styleOf(i)
+				curves = append(curves, curve{lineName(s.Name, P50), stroke, s, at})
 			}
 		}
-		add(slug(g.Name)+"-percentiles.svg", p)
+		add("percentiles", "Latency of 64 bytes by percentile", curves)
 	case loadGroup:
 		for i := range g.Series {
 			s := &g.Series[i]
-			add(slug(g.Name)+"-percentiles-"+slug(s.Name)+".svg", g.underLoad(s))
+			var curves []curve
+			for j := range s.Points {
+				if at := &s.Points[j]; at.Histogram != "" {
+					curves = append(curves, curve{tickLabel(at.X) + " " + oneLine(g.Axis.Unit), draw.LineStyle{Width: vg.Points(1.5)}, s, at})
+				}
+			}
+			slices.SortFunc(curves, func(a, b curve) int { return compareX(a.point.X, b.point.X) })
+			for j := range curves {
+				curves[j].line.Color = ramp(j, len(curves))
+			}
+			add("percentiles-"+slug(s.Name), "Latency by percentile and "+oneLine(g.Axis.Name)+", "+oneLine(s.Name), curves)
 		}
 	}
 	return list
 }
 
-// underLoad has a curve for each rate, the darker the more.
-func (g *Group) underLoad(s *Series) percentiles {
-	p := percentiles{group: g, title: "Latency by percentile and " + oneLine(g.Axis.Name) + ", " + oneLine(s.Name)}
-	var kept []*Point
-	for i := range s.Points {
-		if s.Points[i].Histogram != "" {
-			kept = append(kept, &s.Points[i])
-		}
+// ramp is the colour of one of n lines that have an order, from light to dark:
+// a blue that grows, readable in grey.
+func ramp(i, n int) color.RGBA {
+	t := 1.0
+	if n > 1 {
+		t = float64(i) / float64(n-1)
 	}
-	slices.SortFunc(kept, func(a, b *Point) int { return compareX(a.X, b.X) })
-	for i, at := range kept {
-		line := draw.LineStyle{Color: ramp(i, len(kept)), Width: vg.Points(1.5)}
-		p.curves = append(p.curves, curve{tickLabel(at.X) + " " + oneLine(g.Axis.Unit), line, s, at})
-	}
-	return p
+	mix := func(from, to float64) uint8 { return uint8(from + t*(to-from)) }
+	return color.RGBA{mix(107, 8), mix(174, 29), mix(214, 88), 255}
 }
 
-func (d percentiles) plot(dir fs.FS) (*plot.Plot, error) {
-	histograms := make([]*hdrhistogram.Histogram, len(d.curves))
+// percentiles draws the distribution of latencies as HdrHistogram shows it: the
+// share of messages along the X axis, where each nine has the same room, and up
+// to which latency they are.
+func (g *Group) percentiles(dir fs.FS, title string, curves []curve) (*chart, error) {
+	histograms := make([]*hdrhistogram.Histogram, len(curves))
 	ratios := map[*Series][]float64{}
-	for i, c := range d.curves {
+	for i, c := range curves {
 		h, err := c.point.LoadHistogram(dir)
 		if err != nil {
 			return nil, err
@@ -97,30 +95,24 @@ func (d percentiles) plot(dir fs.FS) (*plot.Plot, error) {
 			ratios[c.series] = append(ratios[c.series], r)
 		}
 	}
-	p := d.group.newPlot(d.group.title(d.title))
+	p := g.newChart(title)
 	p.X.Label.Text, p.Y.Label.Text = "share of messages", "us"
-	labels := endLabels{style: text.Style{Font: sans(9), Handler: p.Title.TextStyle.Handler}}
 	widest, ys := 0.9, []float64(nil)
-	for i, c := range d.curves {
+	for i, c := range curves {
 		xys := distribution(histograms[i], perNanosecond(ratios[c.series]))
 		if len(xys) == 0 {
 			continue
 		}
-		line, err := plotter.NewLine(xys)
-		if err != nil {
-			return nil, err
-		}
-		line.LineStyle = c.line
+		line := &plotter.Line{XYs: xys, LineStyle: c.line}
 		p.Add(line)
+		p.legend.Add(c.name, line)
 		end := xys[len(xys)-1]
-		labels.labels = append(labels.labels, endLabel{end.X, end.Y, c.name, c.line.Color})
 		widest = max(widest, end.X)
 		ys = append(ys, xys[0].Y, end.Y)
 	}
 	if len(ys) == 0 {
 		return nil, errors.New("the histograms are empty")
 	}
-	p.Add(labels)
 	setAxis(&p.Y, ys, true, true)
 	p.X.Scale, p.X.Tick.Marker = nines{}, nines{}
 	p.X.Min, p.X.Max = 0, widest
@@ -150,4 +142,30 @@ func distribution(h *hdrhistogram.Histogram, perNanosecond float64) plotter.XYs 
 		}
 	}
 	return xys
+}
+
+// nines is a scale of shares below 1 on which 90 %, 99 % and 99.9 % are equally
+// far apart.
+type nines struct{}
+
+// maxNines is how far the scale goes: 99.99999 %.
+const maxNines = 7
+
+// Normalize is plot.Normalizer.
+func (nines) Normalize(lo, hi, x float64) float64 {
+	n := func(share float64) float64 { return -math.Log10(1 - share) }
+	return (n(x) - n(lo)) / (n(hi) - n(lo))
+}
+
+// Ticks is plot.Ticker.
+func (nines) Ticks(lo, hi float64) []plot.Tick {
+	ticks := []plot.Tick{{Value: 0, Label: "0"}, {Value: 0.5, Label: "50%"}}
+	for n := 1; n <= maxNines; n++ {
+		share := 1 - math.Pow(10, -float64(n))
+		if share > hi {
+			break
+		}
+		ticks = append(ticks, plot.Tick{Value: share, Label: strconv.FormatFloat(100*share, 'f', max(n-2, 0), 64) + "%"})
+	}
+	return ticks
 }

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -22,9 +23,9 @@ type Report struct {
 
 	// Loss is what LossGroup has found, fault by fault, for whoever checks it by a
 	// program. Write makes it; Read keeps what is there.
-	Loss []FaultRow `json:"loss,omitempty"`
+	Loss []ArrayRow `json:"loss,omitempty"`
 	// Incast is likewise what IncastGroup has found, by the number of senders.
-	Incast []IncastRow `json:"incast,omitempty"`
+	Incast []ArrayRow `json:"incast,omitempty"`
 
 	// What the demo has, of the group that measures messages of all layers; absent
 	// without that group.
@@ -192,4 +193,30 @@ func (s *Series) At(x float64) *Point {
 		return nil
 	}
 	return &s.Points[i]
+}
+
+// Renewable says whether groups of that many turns may take the place of r's.
+func (r *Report) Renewable(turns int) error {
+	if turns != r.Turns {
+		return fmt.Errorf("the report is of %d turns, and groups that are measured anew have to be of as many, not %d", r.Turns, turns)
+	}
+	return nil
+}
+
+// Renew puts the groups of a later run in the place of r's, or behind them.
+func (r *Report) Renew(by *Report) {
+	for _, g := range by.Groups {
+		g.Renewed = by.Started
+		if i := slices.IndexFunc(r.Groups, func(old Group) bool { return old.Name == g.Name }); i >= 0 {
+			r.Groups[i] = g
+		} else {
+			r.Groups = append(r.Groups, g)
+		}
+	}
+	if by.Latency != nil || by.Bandwidth != nil {
+		r.Latency, r.Bandwidth = by.Latency, by.Bandwidth
+	}
+	if by.Loss != nil {
+		r.Loss = by.Loss
+	}
 }

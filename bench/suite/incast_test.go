@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"viaxdp/bench/report"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // One, two and four senders have all figures, ours and the kernel's, shares are those of as

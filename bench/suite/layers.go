@@ -2,6 +2,7 @@ package suite
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"viaxdp/bench"
 	"viaxdp/bench/mpich"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/testbed"
 )
 
 // layerGroups measure the layers above VIs, packages mvich and vianet, beside
@@ -22,10 +24,6 @@ var layerGroups = []group{{
 		return time.Duration(2*s.turns()) * (time.Second + httpTime(s))
 	},
 	run: (*session).layersHTTP,
-}, {
-	name: "layers-allreduce", title: "A collective operation of four ranks, mvich and MPICH",
-	cost: func(s *session) time.Duration { return mpichCost + time.Duration(s.turns())*allReduceCost },
-	run:  (*session).layersAllReduce,
 }}
 
 // layerMessages is the group whose figures a report has also as the arrays of the
@@ -40,9 +38,6 @@ const (
 	longMTU   = 9000
 )
 
-// pollingNote is of ranks that may be more than CPUs.
-const pollingNote = "Where there are fewer CPUs than ranks those of mvich sleep while they wait, and MPICH's poll, as either does when nobody says otherwise."
-
 // layersParts are at the session's MTU and at that of jumbo frames.
 func layersParts(s *session) []part {
 	rows := plain(mvichRow, vianetRow, delivery, tcpNet)
@@ -56,13 +51,6 @@ func layersParts(s *session) []part {
 	long.place = func(r row, bytes int) (string, float64) { return r.Label + mtuSuffix(longMTU), float64(bytes) }
 	return []part{first, long}
 }
-
-const (
-	mpichCost     = 600 * time.Millisecond // of one size, latency and bandwidth; about what building the program takes, too
-	allReduceCost = 1 * time.Second        // of a turn
-
-	allReduceWarmup = 10 // operations
-)
 
 func layersCost(s *session) (sum time.Duration) {
 	for _, p := range layersParts(s) {
@@ -84,78 +72,22 @@ func (s *session) layers() (*report.Group, error) {
 		return nil, err
 	}
 	defer their.close()
-	t := newSheet(parts)
-	for turn := 1; turn <= s.turns(); turn++ {
+	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
 		for _, p := range parts {
 			if err := s.measurePart(g, t, p, turn); err != nil {
-				return nil, err
+				return err
 			}
 			err := s.theirMessages(their, t, p, turn)
 			if s.ctx.Err() != nil {
-				return nil, context.Cause(s.ctx)
+				return context.Cause(s.ctx)
 			}
 			if err != nil { // the other rows stand without it
 				their.path = ""
 				g.Notes = append(g.Notes, fmt.Sprintf(missingNote, mpichRow, turn, err))
 			}
 		}
-	}
-	return g, t.fill(g, layerMessages, s.Out)
-}
-
-// layersAllReduce starts four ranks, of this program and of MPICH.
-func (s *session) layersAllReduce() (*report.Group, error) {
-	const ranks, bytes = 4, 8
-	g := &report.Group{Axis: alongSizes, Base: mpichRow, Conditions: bench.HostConditions(), Notes: []string{
-		fmt.Sprintf("%d ranks in namespaces on a bridge, bound to the CPUs in turn; the mean over the ranks of the time of one operation.", ranks),
-		pollingNote,
-	}}
-	ours, err := s.rankProgram()
-	if err != nil {
-		return nil, err
-	}
-	their, err := s.newMPICH(g, mpichNote)
-	if err != nil {
-		return nil, err
-	}
-	defer their.close()
-	if their.path == "" {
-		g.Base = ""
-	}
-	t := newSheet(nil)
-	for turn := 1; turn <= s.turns(); turn++ {
-		for _, r := range []struct {
-			name  string
-			run   mpich.Run
-			count int
-		}{
-			{mvichRow, mpich.Run{Program: ours, Flags: true}, 500},
-			{mpichRow, mpich.Run{Program: []string{their.path}}, 10},
-		} {
-			if r.name == mpichRow && g.Base == "" {
-				continue
-			}
-			s.step("%s (turn %d of %d)", r.name, turn, s.turns())
-			r.run.Names, r.run.Min, r.run.Max = []string{"allreduce"}, bytes, bytes
-			r.run.Ranks, r.run.MTU = ranks, s.mtu()
-			r.run.Warmup, r.run.Iterations = allReduceWarmup, s.iterations(r.count)
-			ctx, cancel := context.WithTimeout(s.ctx, mpichTime)
-			rows, err := r.run.Measure(ctx)
-			cancel()
-			if err != nil && r.name == mpichRow && s.ctx.Err() == nil {
-				g.Base = "" // ranks that poll on fewer CPUs may take long
-				g.Notes = append(g.Notes, fmt.Sprintf(missingNote, mpichRow, turn, err))
-				continue
-			}
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", r.name, err)
-			}
-			at := t.at(r.name, bytes)
-			at.put(report.Operation, rows[0].Mean)
-			at.n += int64(r.run.Iterations)
-		}
-	}
-	return g, t.fill(g, s.at.Group, s.Out)
+		return nil
+	}, parts...)
 }
 
 // arraysOf are a group's figures as the demo has them.
@@ -180,4 +112,128 @@ func arraysOf(g *report.Group) (latency []bench.Latency, bandwidth []bench.Bandw
 		}
 	}
 	return latency, bandwidth
+}
+
+const (
+	httpVianet = "net/http over vianet"
+	httpTCP    = "net/http over TCP"
+)
+
+// httpSeries is the series of one of the two networks.
+func httpSeries(vianet bool) string {
+	if vianet {
+		return httpVianet
+	}
+	return httpTCP
+}
+
+// httpLoad is what HTTP is measured with.
+func (s *session) httpLoad(vianet bool) bench.HTTPLoad {
+	return bench.HTTPLoad{Vianet: vianet, Bytes: 1024, Connections: 16, Duration: httpTime(s)}
+}
+
+// httpTime is how long requests are made.
+func httpTime(s *session) time.Duration {
+	if s.Quick {
+		return s.duration()
+	}
+	return max(time.Second, s.duration())
+}
+
+// measureHTTP makes requests in one turn, and puts the figures at x of their series.
+func (s *session) measureHTTP(bed *bench.Bed, t *sheet, vianet bool, x float64, turn int) error {
+	series := httpSeries(vianet)
+	client, server := bed.Workers()
+	var r *bench.HTTPResult
+	err := bed.Do(s.ctx, func() (err error) {
+		r, err = bench.HTTP(s.ctx, client, server, s.httpLoad(vianet), bed.Opening)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", series, err)
+	}
+	at := t.at(series, x)
+	at.put(report.Rate, r.PerSecond)
+	at.n += r.Requests
+	at.disturb(turn, r.Disturbed)
+	return nil
+}
+
+func (s *session) layersHTTP() (*report.Group, error) {
+	g := &report.Group{Axis: alongSizes, Base: httpTCP, Conditions: bench.HostConditions(), Notes: []string{
+		fmt.Sprintf("net/http on both sides, unchanged: %d connections that are kept, each with one request under way. Messages are requests.", s.httpLoad(true).Connections),
+		loneKernelPair,
+	}}
+	bed, err := s.bed(s.mtu())
+	if err != nil {
+		return nil, err
+	}
+	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
+		for _, vianet := range []bool{true, false} {
+			s.step("%s (turn %d of %d)", httpSeries(vianet), turn, s.turns())
+			if err := s.measureHTTP(bed, t, vianet, float64(s.httpLoad(vianet).Bytes), turn); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// layersLossHTTP makes requests through a forwarder.
+func (s *session) layersLossHTTP() (*report.Group, error) {
+	g := &report.Group{Axis: faultAxis, Base: httpTCP, Conditions: bench.HostConditions(), Notes: []string{
+		fmt.Sprintf("net/http on both sides, unchanged: %d connections that are kept, each with one request of %s under way. Messages are requests.",
+			s.httpLoad(true).Connections, sizeName(s.httpLoad(true).Bytes)),
+		"The two sides are joined through a forwarder that loses frames of both directions. TCP runs on a pair of its own with the same loss, without an XDP program and without segmentation offload.",
+	}}
+	bed, err := s.throughBed()
+	if err != nil {
+		return nil, err
+	}
+	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
+		for i, f := range someFaults() {
+			f.faults.Seed = uint64(turn)
+			for _, vianet := range []bool{true, false} {
+				s.step("%s, %s (turn %d of %d)", httpSeries(vianet), f.name, turn, s.turns())
+				t.at(httpSeries(vianet), float64(i)).label = f.name
+				bed.SetFaults(vianet, f.faults)
+				err := s.measureHTTP(bed, t, vianet, float64(i), turn)
+				bed.SetFaults(vianet, testbed.Faults{})
+				if err != nil {
+					return fmt.Errorf("%s: %w", f.name, err)
+				}
+			}
+		}
+		return nil
+	})
+	if err = errors.Join(err, bed.Close()); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// layerLossGroups are what a loss of frames does to the layers above VIs.
+var layerLossGroups = []group{{
+	slow: true, name: "layers-loss", title: "Goodput and ping-pong of mvich and vianet when the network loses frames",
+	cost: func(s *session) time.Duration { return s.faultsCost(layerRows(), someFaults()) },
+	run:  func(s *session) (*report.Group, error) { return s.underFaults(layerRows(), someFaults()) },
+}, {
+	slow: true, name: "layers-loss-http", title: "HTTP requests over vianet and over TCP when the network loses frames",
+	cost: func(s *session) time.Duration {
+		return time.Duration(2*len(someFaults())*s.turns()) * (time.Second + httpTime(s))
+	},
+	run: (*session).layersLossHTTP,
+}, lossyRankGroup}
+
+// layerRows are the layers, and TCP beside.
+func layerRows() []faultRow {
+	return []faultRow{
+		{mvichRow, mvichRow, "", 2000}, {vianetRow, vianetRow, "", 2000}, {delivery, delivery, "", 2000},
+		{report.LossTCP, tcpSpin, "cubic", 50},
+	}
+}
+
+// someFaults are none, and the loss of one frame in a hundred.
+func someFaults() []fault {
+	return slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.name != lossless && f.name != "loss-1%" })
 }

@@ -9,10 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"viaxdp/bench"
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
-	"viaxdp/internal/testbed"
 )
 
 // proxyGroups are what programs that know nothing of VIs gain or lose by proxies.
@@ -113,12 +111,10 @@ func (s *session) servedUnderLoss() (list []served) {
 		}
 		for x, loss := range []float64{0, 0.01} {
 			v := served{service: l.Service, lossy: true, loss: loss, time: proxyTime(s)}
-			label := lossless
 			if loss > 0 {
-				label = fmt.Sprintf("loss-%g%%", 100*loss)
 				v.time /= 4
 			}
-			v.points = []servedPoint{{x, l.Name + ", " + label, l}}
+			v.points = []servedPoint{{x, l.Name + ", " + lossName(loss), l}}
 			list = append(list, v)
 		}
 	}
@@ -143,8 +139,7 @@ func (s *session) servedCost(list []served) (sum time.Duration) {
 
 // askByAllWays has load generators ask by each way.
 func (s *session) askByAllWays(list []served, notes []string) (*report.Group, error) {
-	g := &report.Group{Axis: report.Axis{Name: "load"}, Base: proxyRows[0].name, Conditions: bench.HostConditions(), Notes: slices.Clone(notes)}
-	g.Conditions.Interface, g.Conditions.MTU = testbed.StarInterface, s.mtu()
+	g := &report.Group{Axis: report.Axis{Name: "load"}, Base: proxyRows[0].name, Conditions: s.starConditions(), Notes: slices.Clone(notes)}
 	there := map[peers.Service]peers.Load{}
 	for i := range list {
 		v := &list[i]
@@ -158,49 +153,33 @@ func (s *session) askByAllWays(list []served, notes []string) (*report.Group, er
 			return !p.load.Installed()
 		})
 	}
-	t := newSheet(nil)
 	failed := map[peers.Service]bool{}
-	for turn := 1; turn <= proxyTurns(s); turn++ {
+	g, err := s.gather(g, proxyTurns(s), func(t *sheet, turn int) error {
 		for _, v := range list {
 			for _, row := range proxyRows {
 				if len(v.points) == 0 || failed[v.service] {
 					continue
 				}
 				err := s.askThrough(t, row.name, row.way, v, turn)
-				if s.ctx.Err() != nil {
-					return nil, context.Cause(s.ctx)
-				}
-				if err != nil && row.way == peers.Direct { // the others stand without it
+				switch {
+				case s.ctx.Err() != nil:
+					return context.Cause(s.ctx)
+				case err != nil && row.way == peers.Direct: // the others stand without it
 					failed[v.service] = true
 					g.Notes = append(g.Notes, fmt.Sprintf(missingNote, v.service, turn, err))
-					continue
-				}
-				if err != nil {
-					return nil, fmt.Errorf("%s, %s: %w", v.service, row.name, err)
-				}
-				for _, p := range v.points {
-					there[v.service] = p.load
+				case err != nil:
+					return fmt.Errorf("%s, %s: %w", v.service, row.name, err)
+				default:
+					there[v.service] = v.points[0].load
 				}
 			}
 		}
+		return nil
+	})
+	if err == nil {
+		g.Notes = append(g.Notes, loadVersions(s.ctx, there)...)
 	}
-	g.Notes = append(g.Notes, loadVersions(s.ctx, there)...)
-	if err := t.fill(g, s.at.Group, s.Out); err != nil {
-		return nil, err
-	}
-	labels := map[int]string{}
-	for _, v := range list {
-		for _, p := range v.points {
-			labels[p.x] = p.label
-		}
-	}
-	for i := range g.Series {
-		for j := range g.Series[i].Points {
-			p := &g.Series[i].Points[j]
-			p.Label = labels[int(p.X)]
-		}
-	}
-	return g, nil
+	return g, err
 }
 
 // askThrough measures all loads of a server by one way in one turn.
@@ -218,6 +197,7 @@ func (s *session) askThrough(t *sheet, series string, way peers.Way, v served, t
 			return err
 		}
 		at := t.at(series, float64(p.x))
+		at.label = p.label
 		at.put(report.Rate, r.PerSecond)
 		for m, value := range map[report.Metric]float64{report.P50: cmp.Or(r.P50, r.Mean), report.Mean: r.Mean, report.P99: r.P99} {
 			if value > 0 {

@@ -8,7 +8,7 @@ import (
 
 	"viaxdp/bench/mpich"
 	"viaxdp/bench/report"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // The layers have figures of every row at every size, which the report also has
@@ -52,14 +52,6 @@ func TestLayers(t *testing.T) {
 		if s := r.Group("layers-http").Row(name); s == nil || !(s.At(1024).Values[report.Rate].Median > 0) {
 			t.Errorf("no rate of %s", name)
 		}
-	}
-}
-
-// Without the arguments of a rank four of them cannot be started.
-func TestAllReduceNeedsRanks(t *testing.T) {
-	nstest.Require(t)
-	if r, err := Run(t.Context(), shortly("layers-allreduce")); err == nil {
-		t.Errorf("it ran: %+v", r)
 	}
 }
 

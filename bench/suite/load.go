@@ -97,8 +97,7 @@ func runLoad(s *session) (*report.Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := newSheet(nil)
-	for turn := 1; turn <= s.turns(); turn++ {
+	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
 		for _, row := range loaded {
 			err := s.with(g, row.transport, bench.MaxLoadBytes, func(at *bench.Session) error {
 				label := row.transport
@@ -122,15 +121,15 @@ func runLoad(s *session) (*report.Group, error) {
 				return nil
 			})
 			if err != nil {
-				return nil, err
+				return err
 			}
 		}
+		return nil
+	})
+	if err == nil {
+		g.Notes = append(g.Notes, unsustained(g)...)
 	}
-	if err := t.fill(g, s.at.Group, s.Out); err != nil {
-		return nil, err
-	}
-	g.Notes = append(g.Notes, unsustained(g)...)
-	return g, nil
+	return g, err
 }
 
 // closedLoop keeps the largest number of messages under way.

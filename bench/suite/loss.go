@@ -11,7 +11,7 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
 )
 
 // lossGroups ask what faults of the network cost.
@@ -50,6 +50,14 @@ const (
 	lossPing = 64       // and of the ping-pong
 )
 
+// lossName is how a loss is called.
+func lossName(loss float64) string {
+	if loss == 0 {
+		return lossless
+	}
+	return fmt.Sprintf("loss-%g%%", 100*loss)
+}
+
 func lostFrames(n testbed.WayCounters) uint64 { return n.Lost + n.LostInBurst }
 
 // A faultRow is a transport, and TCP's congestion control.
@@ -78,7 +86,7 @@ func hasCongestion(name string) bool {
 // a fifth of a second, twice that and so on: no longer than a second at a time where
 // the kernel can be told so.
 func (r faultRow) params(p *bench.Params) {
-	p.Congestion, p.Patience = r.congestion, patience
+	p.Congestion, p.WaitLimit = r.congestion, waitLimit
 	if r.congestion != "" {
 		p.LongestTimeout = time.Second
 	}
@@ -86,7 +94,7 @@ func (r faultRow) params(p *bench.Params) {
 
 // patience is how long a side waits without progress: TCP's timer doubles up to
 // minutes while a burst lasts, which ends with the eighth frame.
-const patience = time.Minute
+const waitLimit = time.Minute
 
 const (
 	lostTime   = 900 * time.Millisecond // that a point lasts longer for what is lost, on the average
@@ -115,10 +123,9 @@ func (s *session) faultsCost(rows []faultRow, faults []fault) time.Duration {
 
 // throughBed is a bed of its own with a forwarder between the two sides.
 func (s *session) throughBed() (*bench.Bed, error) {
-	return bench.StartBed(s.ctx, bench.BedConfig{
-		MTU: s.mtu(), Mode: s.Mode, Hugepages: s.Hugepages, Through: true,
-		WorkerArgs: s.WorkerArgs, GuardArgs: s.GuardArgs, Stderr: s.Stderr,
-	})
+	cfg := s.bedConfig(s.mtu())
+	cfg.Through = true
+	return bench.StartBed(s.ctx, cfg)
 }
 
 // faultAxis is that of groups whose points are faults.
@@ -141,33 +148,18 @@ func (s *session) underFaults(rows []faultRow, faults []fault) (*report.Group, e
 	if err != nil {
 		return nil, err
 	}
-	t := newSheet(nil)
-	for turn := 1; turn <= s.turns() && err == nil; turn++ {
+	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
 		for _, row := range rows {
-			if err = s.faulty(bed, g, t, row, faults, turn); err != nil {
-				err = fmt.Errorf("%s: %w", row.label, err)
-				break
+			if err := s.faulty(bed, g, t, row, faults, turn); err != nil {
+				return fmt.Errorf("%s: %w", row.label, err)
 			}
 		}
-	}
+		return nil
+	})
 	if err = errors.Join(err, bed.Close()); err != nil {
 		return nil, err
 	}
-	if err := t.fill(g, s.at.Group, s.Out); err != nil {
-		return nil, err
-	}
-	nameFaults(g, faults)
 	return g, nil
-}
-
-// nameFaults labels points with the faults that they are of.
-func nameFaults(g *report.Group, faults []fault) {
-	for i := range g.Series {
-		for j := range g.Series[i].Points {
-			p := &g.Series[i].Points[j]
-			p.Label = faults[int(p.X)].name
-		}
-	}
 }
 
 // faulty measures a transport with all faults in one turn. Each stream with a fault is
@@ -185,6 +177,7 @@ func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow
 		for i, f := range faults {
 			s.step("%s, %s (turn %d of %d)", row.label, f.name, turn, s.turns())
 			p := t.at(row.label, float64(i))
+			p.label = f.name
 			if i > 0 {
 				mbps, base, err := m.between(none, faults[0], p, f)
 				if err != nil {

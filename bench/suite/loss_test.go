@@ -10,8 +10,8 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
 )
 
 // Under every fault both transports have all figures, the forwarder's counters say

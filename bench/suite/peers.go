@@ -1,13 +1,13 @@
 package suite
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"viaxdp/bench"
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
 )
@@ -98,7 +98,7 @@ func peersCost(s *session) (sum time.Duration) {
 }
 
 // peers runs the group.
-func (s *session) peers() (_ *report.Group, err error) {
+func (s *session) peers() (*report.Group, error) {
 	if s.Install {
 		s.step("installing what is missing")
 		if err := peers.Install(s.ctx, s.Stderr); err != nil {
@@ -111,23 +111,27 @@ func (s *session) peers() (_ *report.Group, err error) {
 		parts = append(parts, c.part)
 	}
 	g := &report.Group{Axis: alongSizes, Base: delivery, Notes: slices.Clone(peersNotes)}
-	f := &field{session: s, sheet: newSheet(parts), beds: map[int]*peers.Bed{}}
-	defer func() { err = errors.Join(err, f.close()) }()
-	for turn := 1; turn <= s.turns(); turn++ {
+	f := &field{session: s, beds: map[int]*peers.Bed{}}
+	defer f.close()
+	g, err := s.gather(g, s.turns(), func(t *sheet, turn int) error {
 		for _, c := range contests {
-			if err := f.ours(g, c, turn); err != nil {
-				return nil, err
+			if err := s.measurePart(g, t, c.part, turn); err != nil {
+				return err
 			}
-			if err := f.theirs(c, turn); err != nil {
-				return nil, err
+			if err := f.theirs(t, c, turn); err != nil {
+				return err
 			}
 		}
+		return nil
+	}, parts...)
+	if err != nil {
+		return nil, err
 	}
-	g.Notes = append(append(g.Notes, summaries(contests)...), f.versions()...)
+	g.Notes = append(append(g.Notes, summaries(contests)...), versions(s.ctx, peers.Programs())...)
 	for _, l := range f.left {
 		g.Notes = append(g.Notes, l.String())
 	}
-	return g, f.sheet.fill(g, "peers", s.Out)
+	return g, nil
 }
 
 // summaries say what each row of a program is.
@@ -141,9 +145,8 @@ func summaries(contests []contest) (notes []string) {
 // field is the state of a run of the group.
 type field struct {
 	*session
-	sheet *sheet
-	beds  map[int]*peers.Bed // by MTU
-	left  []leftOut
+	beds map[int]*peers.Bed // by MTU
+	left []leftOut
 }
 
 // leftOut is a program's row that is not measured any more, and why.
@@ -165,24 +168,9 @@ func (l leftOut) String() string {
 	return s + ": " + l.reason + "."
 }
 
-// ours measures this project's rows in one turn.
-func (f *field) ours(g *report.Group, c contest, turn int) error {
-	bed, err := f.session.bed(c.mtu)
-	if err != nil {
-		return err
-	}
-	r, err := bed.Run(f.ctx, c.plan(f.session, func(at bench.Step) { f.tell(at.Name, at.Bytes, turn) }))
-	if err != nil {
-		return err
-	}
-	f.sheet.add(c.part, r, turn)
-	g.Conditions = conditionsOf(g.Conditions, r.Conditions)
-	return nil
-}
-
 // theirs measures the programs in one turn. A program that fails is left out
 // from then on, at that size; the others go on.
-func (f *field) theirs(c contest, turn int) error {
+func (f *field) theirs(t *sheet, c contest, turn int) error {
 	for _, r := range c.programs {
 		series := c.series(f.session, r)
 		if !r.Program.Installed() {
@@ -198,7 +186,7 @@ func (f *field) theirs(c contest, turn int) error {
 			if err != nil {
 				return err
 			}
-			f.tell(series, bytes, turn)
+			f.step("%s, %s (turn %d of %d)", series, sizeName(bytes), turn, f.turns())
 			figures, err := bed.Measure(f.ctx, r, bytes, programTime(f.session))
 			var why *peers.RowError
 			switch {
@@ -207,7 +195,7 @@ func (f *field) theirs(c contest, turn int) error {
 			case err != nil:
 				return err
 			default:
-				f.add(r, series, bytes, turn, figures)
+				addProgram(t, r, series, bytes, turn, figures)
 			}
 		}
 	}
@@ -219,7 +207,7 @@ func (f *field) bed(mtu int) (*peers.Bed, error) {
 	if b := f.beds[mtu]; b != nil {
 		return b, nil
 	}
-	b, err := peers.Start(peers.Config{WorkerArgs: f.PeerArgs, MTU: mtu, Stderr: f.Stderr})
+	b, err := peers.Start(mtu)
 	if err != nil {
 		return nil, err
 	}
@@ -227,16 +215,10 @@ func (f *field) bed(mtu int) (*peers.Bed, error) {
 	return b, nil
 }
 
-func (f *field) close() error {
-	var errs []error
+func (f *field) close() {
 	for _, b := range f.beds {
-		errs = append(errs, b.Close())
+		b.Close()
 	}
-	return errors.Join(errs...)
-}
-
-func (f *field) tell(name string, bytes, turn int) {
-	f.step("%s, %s (turn %d of %d)", name, sizeName(bytes), turn, f.turns())
 }
 
 // leave notes a row that is left out, once.
@@ -250,9 +232,9 @@ func (f *field) out(series string, bytes int) bool {
 	return slices.ContainsFunc(f.left, func(l leftOut) bool { return l.series == series && l.bytes == bytes })
 }
 
-// add takes the figures of one turn; those that a program does not tell are 0.
-func (f *field) add(r peers.Row, series string, bytes, turn int, got peers.Figures) {
-	at := f.sheet.at(series, float64(bytes))
+// addProgram takes the figures of one turn; those that a program does not tell are 0.
+func addProgram(t *sheet, r peers.Row, series string, bytes, turn int, got peers.Figures) {
+	at := t.at(series, float64(bytes))
 	typical := got.P50
 	if !r.Quantiles {
 		typical = got.Mean
@@ -273,11 +255,11 @@ func (f *field) add(r peers.Row, series string, bytes, turn int, got peers.Figur
 }
 
 // versions is a note of what was measured with.
-func (f *field) versions() []string {
+func versions(ctx context.Context, programs []peers.Program) []string {
 	var list []string
-	for _, p := range peers.Programs() {
+	for _, p := range programs {
 		if p.Installed() {
-			list = append(list, p.Name+" "+p.Version(f.ctx))
+			list = append(list, p.Name+" "+p.Version(ctx))
 		}
 	}
 	if len(list) == 0 {

@@ -15,19 +15,16 @@ import (
 
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
-// The test program is a worker that runs other people's programs, too, and
-// under their names it is those programs.
+// Under the names of other people's programs the test program is those.
 func init() {
 	switch name := filepath.Base(os.Args[0]); {
 	case name == "iperf3":
 		exitWith(iperf3Main())
 	case name == "fi_pingpong":
 		exitWith(errors.New("no such provider"))
-	case len(os.Args) > 1 && os.Args[1] == peers.WorkerCommand:
-		exitWith(peers.WorkerMain())
 	}
 }
 
@@ -54,11 +51,7 @@ func iperf3Main() error {
 		defer l.Close()
 		select {}
 	default:
-		b, err := os.ReadFile("../peers/testdata/iperf3-tcp-64.txt")
-		if err != nil {
-			return err
-		}
-		os.Stdout.Write(b)
+		fmt.Println(`{"start":{"test_start":{"blksize":64}},"end":{"sum_received":{"seconds":1.000038,"bytes":38289960}}}`)
 	}
 	return nil
 }
@@ -79,7 +72,7 @@ func TestPeers(t *testing.T) {
 	}
 	t.Setenv("PATH", dir)
 	cfg := shortly("peers")
-	cfg.Turns, cfg.PeerArgs = 2, []string{peers.WorkerCommand}
+	cfg.Turns = 2
 	var doing []string
 	cfg.Progress = func(p Progress) { doing = append(doing, p.Doing) }
 	r, err := Run(t.Context(), cfg)
@@ -166,11 +159,11 @@ func TestPeersContests(t *testing.T) {
 // A program's mean stands for the median that it does not tell, and what it
 // does not tell at all is not there.
 func TestPeersAdd(t *testing.T) {
-	f := &field{session: newSession(t.Context(), Config{}), sheet: newSheet(nil)}
-	f.add(peers.Row{Latency: true, Quantiles: true}, "a", 64, 1, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})
-	f.add(peers.Row{Latency: true}, "b", 64, 1, peers.Figures{N: 6, Mean: 4, Disturbed: []string{"noise"}})
+	f := newSheet(nil)
+	addProgram(f, peers.Row{Latency: true, Quantiles: true}, "a", 64, 1, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})
+	addProgram(f, peers.Row{Latency: true}, "b", 64, 1, peers.Figures{N: 6, Mean: 4, Disturbed: []string{"noise"}})
 	var g report.Group
-	if err := f.sheet.fill(&g, "peers", ""); err != nil {
+	if err := f.fill(&g, "peers", ""); err != nil {
 		t.Fatal(err)
 	}
 	one := func(v float64) report.Value { return report.ValueOf([]float64{v}) }

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"strings"
 	"testing"
@@ -15,8 +14,8 @@ import (
 
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/proxy"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/ops/proxy"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -34,7 +33,7 @@ func proxyMain() error {
 		return err
 	}
 	if *device != "" {
-		nic, err := vipl.OpenNic(*device)
+		nic, err := vipl.OpenNIC(*device)
 		if err != nil {
 			return err
 		}
@@ -160,16 +159,5 @@ func TestLayersProxyWithoutPrograms(t *testing.T) {
 	}
 	if got := notes(); !strings.Contains(got, "No figures of redis from turn 1 on") || !strings.Contains(got, "broken") {
 		t.Errorf("the notes are\n%s", got)
-	}
-}
-
-// Without the arguments of a proxy there is none.
-func TestLayersProxyNeedsProxies(t *testing.T) {
-	nstest.Require(t)
-	if _, err := exec.LookPath("redis-server"); err != nil {
-		t.Skip("redis-server is not installed (Debian's package redis-server)")
-	}
-	if r, err := Run(t.Context(), shortly("layers-proxy")); err == nil {
-		t.Errorf("it ran: %+v", r)
 	}
 }

@@ -2,28 +2,14 @@ package suite
 
 import (
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
 )
-
-// inTurns opens each of the transports in each turn, and has f measure it. What
-// the sessions tell of the conditions goes into g.
-func (s *session) inTurns(
-	g *report.Group, transports []string, maxBytes int, f func(turn int, transport string, at *bench.Session) error,
-) error {
-	for turn := 1; turn <= s.turns(); turn++ {
-		for _, name := range transports {
-			err := s.with(g, name, maxBytes, func(at *bench.Session) error { return f(turn, name, at) })
-			if err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
 
 // with opens a transport for f on the session's bed.
 func (s *session) with(g *report.Group, name string, maxBytes int, f func(*bench.Session) error) error {
@@ -70,3 +56,180 @@ func (g *gathered) times(h *hdrhistogram.Histogram, us func(ns int64) float64) {
 
 // micro is a time in nanoseconds, in microseconds.
 func micro(ns int64) float64 { return float64(ns) / 1e3 }
+
+// transactionGroups are VIBe's test of a programming model: a client that calls
+// a server.
+var transactionGroups = []group{{
+	name: "vibe-transactions", title: "Transactions: a request and its reply",
+	cost: func(s *session) time.Duration {
+		return s.about(len(callers)*len(replies(s.Quick)), len(callers))
+	},
+	run: runTransactions,
+}}
+
+// callers are the transports of transactions, and what their rows are called.
+var callers = []struct{ transport, label string }{
+	{delivery, delivery},
+	{rdmaWrite, delivery + ", reply by RDMA write"},
+	{tcpSpin, tcpSpin},
+}
+
+// replies are the sizes of a reply.
+func replies(quick bool) []int { return fewer(quick, powers(4, 4, 64<<10), 4, 4096) }
+
+// runTransactions measures them one at a time.
+func runTransactions(s *session) (*report.Group, error) {
+	g := &report.Group{
+		Axis: report.Axis{Name: "reply size", Unit: "bytes", Log: true}, Base: tcpSpin,
+		Notes: []string{
+			fmt.Sprintf("A request has %d bytes. One transaction is under way at a time; its time is the whole of it, from the request until all of the reply is there, not half of that.", bench.RequestBytes),
+			"Messages are transactions here: so many a second, and the CPU time that the client (tx) and the server (rx) spend on each.",
+			"With a reply by RDMA write the client sends its request as ever, and looks at the last word of the reply in its memory; the server takes the request from a receive.",
+			loneKernelPair,
+		},
+	}
+	sizes := replies(s.Quick)
+	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
+		for _, c := range callers {
+			err := s.with(g, c.transport, sizes[len(sizes)-1], func(at *bench.Session) error {
+				for _, bytes := range sizes {
+					s.step("%s, %s (turn %d of %d)", c.label, sizeName(bytes), turn, s.turns())
+					r, err := at.Transactions(s.ctx, bench.Transactions{Reply: bytes, Duration: s.duration()})
+					if err != nil {
+						return err
+					}
+					p := t.at(c.label, float64(bytes))
+					p.times(r.Times, micro)
+					p.put(report.Rate, r.PerSecond)
+					p.put(report.CPUTx, r.CPUTx)
+					p.put(report.CPURx, r.CPURx)
+					p.disturb(turn, r.Disturbed)
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// opsGroups are VIBe's operations that move no data.
+var opsGroups = []group{
+	{
+		name: "vibe-ops", title: "Operations that move no data",
+		cost: func(s *session) time.Duration {
+			return s.about(0, 2) + time.Duration(s.turns()*operations(s.Quick))*time.Millisecond
+		},
+		run: runOps,
+	},
+	{
+		name: "vibe-register", title: "Registering and deregistering memory",
+		cost: func(s *session) time.Duration {
+			sum := time.Duration(0)
+			for _, bytes := range registered(s.Quick) {
+				sum += time.Duration(operations(s.Quick)*min(bytes, bench.LargeMemory)) * clearing
+			}
+			return s.about(0, 1) + time.Duration(s.turns())*sum/1000
+		},
+		run: runRegister,
+	},
+}
+
+// clearing is about what it takes to clear a kilobyte of the arena.
+const clearing = 50 * time.Nanosecond
+
+// operations is how often each operation is done in a turn.
+func operations(quick bool) int {
+	if quick {
+		return 20
+	}
+	return 200
+}
+
+// registered are the sizes of memory.
+func registered(quick bool) []int {
+	return fewer(quick, powers(4, 4<<10, 64<<20), 4<<10, 1<<20)
+}
+
+const medianOfOperations = "Each operation is timed singly, from the call until its return; a turn's figure is the median. Reading the clock takes part in it."
+
+// runOps measures tags, completion queues, VIs and connections.
+func runOps(s *session) (*report.Group, error) {
+	g := &report.Group{
+		Axis: report.Axis{Name: "operation"},
+		Notes: []string{
+			medianOfOperations,
+			"Connect is VipConnectRequest of a client to a server that waits in VipConnectWait, until the connection stands on the client's side; disconnect is VipDisconnect there, until the server has acknowledged it.",
+		},
+	}
+	order := []string{
+		bench.OpCreateVI, bench.OpDestroyVI, bench.OpConnect, bench.OpDisconnect, bench.OpCreateCQ, bench.OpDestroyCQ,
+		bench.OpCreatePtag, bench.OpDestroyPtag,
+	}
+	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
+		// Each operation is a row of its own, and has no place on an axis.
+		at := func(o bench.OperationTimes) *gathered { return t.at(o.Name, float64(slices.Index(order, o.Name))) }
+		for i, name := range order {
+			t.at(name, float64(i)).label = name
+		}
+		err := s.with(g, delivery, bench.MaxLoadBytes, func(session *bench.Session) error {
+			s.step("connections (turn %d of %d)", turn, s.turns())
+			r, err := session.Connections(s.ctx, operations(s.Quick))
+			if err == nil {
+				putOperations(turn, r, at)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return s.operate(g, turn, nil, at)
+	})
+}
+
+// runRegister measures memory, by its size.
+func runRegister(s *session) (*report.Group, error) {
+	g := &report.Group{
+		Axis: report.Axis{Name: "memory", Unit: "bytes", Log: true},
+		Notes: []string{
+			medianOfOperations,
+			"Memory of the arena is given out cleared, which is what its time consists of. It was mapped when the NIC was opened.",
+			"The program's memory is neither mapped nor pinned by registering it: bytes are copied between it and the NIC's frames.",
+		},
+	}
+	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
+		return s.operate(g, turn, registered(s.Quick), func(o bench.OperationTimes) *gathered { return t.at(o.Name, float64(o.Bytes)) })
+	})
+}
+
+// operate measures the operations of a NIC: those on memory, or without sizes the others.
+func (s *session) operate(g *report.Group, turn int, sizes []int, at func(bench.OperationTimes) *gathered) error {
+	bed, err := s.bed(s.mtu())
+	if err != nil {
+		return err
+	}
+	client, _ := bed.Workers()
+	s.step("operations (turn %d of %d)", turn, s.turns())
+	return bed.Do(s.ctx, func() error {
+		r, err := bench.Operate(s.ctx, client, bench.Operations{Sizes: sizes, Count: operations(s.Quick)}, bed.Opening)
+		if err != nil {
+			return err
+		}
+		putOperations(turn, r, at)
+		g.Conditions = conditionsOf(g.Conditions, r.Conditions)
+		return nil
+	})
+}
+
+// putOperations takes the figures of one turn.
+func putOperations(turn int, r *bench.OperationsResult, to func(bench.OperationTimes) *gathered) {
+	for _, o := range r.Times {
+		at := to(o)
+		at.put(report.Operation, micro(o.Times.ValueAtQuantile(50)))
+		at.n += o.Times.TotalCount()
+		at.histograms = append(at.histograms, o.Times)
+		at.disturb(turn, r.Disturbed)
+	}
+}

@@ -11,7 +11,7 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // The groups that measure with sessions run, and every point has its figures.

@@ -20,6 +20,7 @@ type sheet struct {
 // gathered is what the turns of a point have given.
 type gathered struct {
 	x          float64
+	label      string
 	values     map[report.Metric][]float64
 	n          int64
 	histograms []*hdrhistogram.Histogram
@@ -42,6 +43,18 @@ func newSheet(parts []part) *sheet {
 		}
 	}
 	return t
+}
+
+// gather measures in a number of turns, and fills the group with what they have given: the
+// series of parts first.
+func (s *session) gather(g *report.Group, turns int, turn func(t *sheet, turn int) error, parts ...part) (*report.Group, error) {
+	t := newSheet(parts)
+	for n := 1; n <= turns; n++ {
+		if err := turn(t, n); err != nil {
+			return nil, err
+		}
+	}
+	return g, t.fill(g, s.at.Group, s.Out)
 }
 
 // at finds or makes a point.
@@ -119,7 +132,7 @@ func (t *sheet) fill(g *report.Group, name, dir string) error {
 	for _, series := range t.order {
 		s := report.Series{Name: series}
 		for _, at := range t.points[series] {
-			p := report.Point{X: at.x, Values: map[report.Metric]report.Value{}, N: at.n}
+			p := report.Point{X: at.x, Label: at.label, Values: map[report.Metric]report.Value{}, N: at.n}
 			for m, turns := range at.values {
 				p.Values[m] = report.ValueOf(turns)
 			}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"viaxdp/bench"
@@ -32,7 +33,6 @@ type Config struct {
 	WorkerArgs []string // with which this program becomes a worker: bench.WorkerMain
 	GuardArgs  []string // with which it becomes a guard: testbed.GuardMain
 	AgentArgs  []string // with which it becomes a Kernel Agent, before --socket PATH: via-xdp agent
-	PeerArgs   []string // with which it runs other people's programs: peers.WorkerMain
 	RankArgs   []string // with which it becomes a rank that measures mvich: via-xdp mpibench
 	ProxyArgs  []string // with which it becomes a proxy: via-xdp proxy
 	AppArgs    []string // with which it becomes a rank of an application: via-xdp mpiapp
@@ -122,16 +122,20 @@ func newSession(ctx context.Context, cfg Config) *session {
 	return &session{Config: cfg, ctx: ctx, beds: map[int]*bench.Bed{}}
 }
 
+func (s *session) bedConfig(mtu int) bench.BedConfig {
+	return bench.BedConfig{
+		MTU: mtu, Mode: s.Mode, Hugepages: s.Hugepages,
+		WorkerArgs: s.WorkerArgs, GuardArgs: s.GuardArgs, AgentArgs: s.AgentArgs, Stderr: s.Stderr,
+	}
+}
+
 // bed is the place to measure on with an MTU, two pinned workers joined by two
 // pairs. It is made when it is first asked for and lasts as long as the session.
 func (s *session) bed(mtu int) (*bench.Bed, error) {
 	if b := s.beds[mtu]; b != nil {
 		return b, nil
 	}
-	b, err := bench.StartBed(s.ctx, bench.BedConfig{
-		MTU: mtu, Mode: s.Mode, Hugepages: s.Hugepages,
-		WorkerArgs: s.WorkerArgs, GuardArgs: s.GuardArgs, AgentArgs: s.AgentArgs, Stderr: s.Stderr,
-	})
+	b, err := bench.StartBed(s.ctx, s.bedConfig(mtu))
 	if err != nil {
 		return nil, err
 	}
@@ -194,3 +198,77 @@ func (s *session) about(measurements, openings int) time.Duration {
 
 // openingTime is about what opening and closing the two endpoints of a row take.
 const openingTime = 120 * time.Millisecond
+
+// A group is one question and how it is answered.
+type group struct {
+	name, title string
+
+	slow bool // runs only when it is named, and for All
+
+	plans *experiment // that it runs; nil: none
+
+	// cost is about how long run takes.
+	cost func(*session) time.Duration
+
+	// run measures, in s.turns() turns in each of which all rows are gone
+	// through. Name and title of its result are set by the caller.
+	run func(*session) (*report.Group, error)
+}
+
+// groups are all of them, in the order of the report.
+func groups() []group {
+	return slices.Concat(basicGroups, vibeGroups, opsGroups, transactionGroups, loadGroups, lossGroups, queueGroups, incastGroups,
+		ablationGroups, layerGroups, rankGroups[:1], proxyGroups, rankGroups[1:], layerLossGroups, scalingGroups, peerGroups)
+}
+
+// Group is a group's name and what it is about, in one line.
+type Group struct {
+	Name  string `json:"name"`
+	Title string `json:"title"`
+	Slow  bool   `json:"slow,omitempty"` // runs only when it is named, and for All
+}
+
+// Groups lists all groups in the order of the report.
+func Groups() []Group {
+	var list []Group
+	for _, g := range groups() {
+		list = append(list, Group{g.name, g.title, g.slow})
+	}
+	return list
+}
+
+// All is the word for all groups, also the slow ones.
+const All = "all"
+
+// choose finds the groups that words name, each once, in the order of the
+// report; without words all but the slow ones. A word is a name or the beginning of
+// names, or All; one that is a name means that group alone.
+func choose(words []string) ([]group, error) {
+	all := groups()
+	if len(words) == 0 {
+		return slices.DeleteFunc(all, func(g group) bool { return g.slow }), nil
+	}
+	wanted := map[string]bool{}
+	for _, w := range words {
+		found := w == All
+		if found {
+			for _, g := range all {
+				wanted[g.name] = true
+			}
+		}
+		exact := slices.ContainsFunc(all, func(g group) bool { return g.name == w })
+		for _, g := range all {
+			if g.name == w || !exact && w != "" && strings.HasPrefix(g.name, w) {
+				wanted[g.name], found = true, true
+			}
+		}
+		if !found {
+			var names []string
+			for _, g := range all {
+				names = append(names, g.name)
+			}
+			return nil, fmt.Errorf("no group %q: there are %s, and %s", w, strings.Join(names, ", "), All)
+		}
+	}
+	return slices.DeleteFunc(all, func(g group) bool { return !wanted[g.name] }), nil
+}

@@ -18,9 +18,9 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testbed"
-	"viaxdp/kagent/agentd"
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
 )
 
 // The test program is its own worker, guard and agent, and a rank.
@@ -62,12 +62,49 @@ func namesOf(groups []group) []string {
 	return names
 }
 
-// Every group of plans runs, and every one of its points has figures.
+// Every group of plans has what can be run, in full and quick, each point once, and what the
+// others are compared with.
+func TestPlans(t *testing.T) {
+	s := newSession(t.Context(), Config{})
+	for _, g := range slices.Concat(basicGroups, vibeGroups, ablationGroups) {
+		name, e := g.name, g.plans
+		for _, quick := range []bool{false, true} {
+			parts := e.parts(quick)
+			sheet, points := newSheet(parts), 0
+			for _, p := range parts {
+				plan := p.plan(s, nil)
+				if err := plan.Validate(); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				for range p.rows {
+					for _, both := range []bool{p.latency, p.apart && p.bandwidth} {
+						if both || !p.apart && !p.latency {
+							points += len(p.sizes)
+						}
+						if !p.apart {
+							break
+						}
+					}
+				}
+			}
+			n := 0
+			for _, series := range sheet.points {
+				n += len(series)
+			}
+			if _, ok := sheet.points[e.base]; n != points || !ok && e.base != "" {
+				t.Errorf("%s, quick %v: %d points of %d, base %q", name, quick, n, points, e.base)
+			}
+		}
+	}
+}
+
+// A group of each kind runs, with all transports among them, and every one of its points has
+// figures. What options do is tested in package bench.
 func TestExperiments(t *testing.T) {
 	nstest.Require(t)
-	names := slices.Concat(namesOf(basicGroups), namesOf(vibeGroups), namesOf(ablationGroups))
-	if testing.Short() { // all transports, and a group of each kind
-		names = []string{"pingpong", "vibe-cq", "vibe-vis", "vibe-notify", "abl-table", "abl-multibuffer", "abl-secure"}
+	names := []string{"pingpong", "vibe-cq", "abl-multibuffer", "abl-agent"}
+	if !testing.Short() {
+		names = append(names, "vibe-base", "vibe-vis", "baselines", "abl-pages")
 	}
 	cfg := shortly(names...)
 	cfg.Out = t.TempDir()
@@ -137,7 +174,7 @@ func TestTurns(t *testing.T) {
 			return []part{a, b}
 		},
 	}
-	g, err := s.measure("test", e)
+	g, err := s.measure(e)
 	if err := errors.Join(err, s.close()); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +214,7 @@ func TestLeftOut(t *testing.T) {
 			return []part{p}
 		},
 	}
-	g, err := s.measure("test", e)
+	g, err := s.measure(e)
 	if err := errors.Join(err, s.close()); err != nil {
 		t.Fatal(err)
 	}
@@ -308,48 +345,6 @@ func TestEstimate(t *testing.T) {
 	}
 	if _, err := Estimate(Config{Groups: []string{"x"}}); err == nil {
 		t.Error("an estimate of an unknown group")
-	}
-}
-
-// Both ways to translate find the same, and refuse the same.
-func TestTranslation(t *testing.T) {
-	f, err := newTranslation(7)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(f.order) < translations || len(f.byName) != 7 {
-		t.Fatalf("%d translations of %d regions", len(f.order), len(f.byName))
-	}
-	for _, tr := range translators {
-		median, batches, err := f.measure(tr, time.Millisecond)
-		if err != nil || median <= 0 || batches < 1 {
-			t.Errorf("%s: %v a batch, %d of them, %v", tr.name, median, batches, err)
-		}
-	}
-	r := f.order[0]
-	byTable, _, err := f.table.Resolve(r.Handle(), r.Addr()+8, 16, f.tag)
-	if err != nil {
-		t.Fatal(err)
-	}
-	byMap, err := f.lookUp(r.Handle(), r.Addr()+8, 16)
-	if err != nil || &byMap[0] != &byTable[0] || len(byMap) != len(byTable) {
-		t.Errorf("%p of %d and %p of %d bytes, %v", byMap, len(byMap), byTable, len(byTable), err)
-	}
-	if _, err := f.lookUp(r.Handle()+1, r.Addr(), 16); err == nil {
-		t.Error("a handle that there is not")
-	}
-	if _, err := f.lookUp(r.Handle(), r.Addr()+regionBytes, 1); err == nil {
-		t.Error("a byte behind the region")
-	}
-	other, err := f.table.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.tag = other
-	for what, batch := range map[string]func(int) error{"table": f.byTable, "map": f.byMap} {
-		if batch(0) == nil {
-			t.Errorf("another tag, by the %s", what)
-		}
 	}
 }
 

@@ -21,7 +21,7 @@ enum via_kind { VIA_NIC = 1, VIA_PTAG, VIA_VI, VIA_CQ, VIA_CONN };
 
 /* Addresses of words of the engine; see package vipl, PortWatch and QueueWatch. */
 struct via_port {
-	uintptr_t produced, consumed, idle, taken, waits, idle_at_post, lanes, rests;
+	uintptr_t produced, consumed, idle, taken, waits, idle_at_post, shm_links, poll_pause;
 	uint64_t tended; /* when time was last asked for work, in ns */
 };
 
@@ -29,8 +29,8 @@ struct via_queue {
 	uintptr_t posted, completed, settling, dequeued, ring;
 };
 
-/* As vipl.HeldPolls; table.go holds them alike. */
-enum { HELD_POLLS = 4 };
+/* As vipl.CoalescePolls; table.go holds them alike. */
+enum { COALESCE_POLLS = 4 };
 
 /* A slot: what polls of its handle look at. Never freed, so always readable. */
 struct via_slot {
@@ -45,6 +45,26 @@ extern struct via_slot via_slots[VIA_SLOTS];
 
 /* Makes handle valid, or with 0 invalid, for all threads. */
 void via_publish(struct via_slot *slot, uint64_t handle);
+
+/*
+ * The slot that a thread's poll is looking at. What a slot points to stays where it is
+ * for as long as a poll is at the slot: see hold in poll.c, reclaim in table.go.
+ */
+struct via_poll {
+	uint64_t owner; /* how often it was claimed << 32 | the thread's number; 0: free */
+	uint32_t slot;  /* number of the slot + 1; 0: none */
+} __attribute__((aligned(64)));
+
+#define VIA_POLLS 4096
+
+extern struct via_poll via_polls[VIA_POLLS];
+extern uint32_t via_polls_used; /* those from here on were never claimed */
+
+/*
+ * From here on via_polls has the slot of every poll that has seen a handle which is
+ * not valid any more. 0: the kernel did not do it, this time.
+ */
+int via_barrier(void);
 
 /* From Go to the program: its handlers, called outside of the library. */
 void via_call_error(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi, uintptr_t cq,

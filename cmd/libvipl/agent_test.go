@@ -9,9 +9,9 @@ import (
 	"syscall"
 	"testing"
 
-	"viaxdp/internal/await"
-	"viaxdp/internal/nstest"
-	"viaxdp/kagent/agentclient"
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 )
 
 // TestAgent runs several programs in C at a time, of a user without privilege, on one
@@ -41,12 +41,16 @@ func TestAgent(t *testing.T) {
 	}
 	pingpong, window := program("pingpong"), program("window")
 
+	settings := filepath.Join(dir, "agent.toml")
+	if err := os.WriteFile(settings, []byte("mode = \"0666\"\nlinger = \"0s\"\n[interface.via0]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	agent := func(n *nstest.NS, name string) *bed {
 		socket := filepath.Join(dir, name, "agent.sock")
 		// It serves programs one after the other; t.Context ends before it is told to end.
 		ctx, cancel := context.WithTimeout(context.Background(), 4*programTime)
 		t.Cleanup(cancel)
-		p := &process{Cmd: exec.CommandContext(ctx, command, "agent", "--config", "/dev/null", "--socket", socket, "--no-keeper")}
+		p := &process{Cmd: exec.CommandContext(ctx, command, "agent", "--config", settings, "--socket", socket, "--no-fdstored")}
 		p.Stdout, p.Stderr = &p.out, &p.out
 		if err := n.Do(p.Start); err != nil {
 			t.Fatal(err)

@@ -139,6 +139,12 @@ VIP_RETURN VipQueryVi(VIP_VI_HANDLE vi, VIP_VI_STATE *state, VIP_VI_ATTRIBUTES *
 	return CALL(viago_query_vi(H(vi), (int *)state, attributes, send_empty, recv_empty));
 }
 
+VIP_RETURN VipxQueryCause(VIP_VI_HANDLE vi, VIP_CHAR *text, VIP_ULONG *length)
+{
+	REQUIRE(via_find(vi, VIA_VI) && text && length);
+	return CALL(viago_query_cause(H(vi), text, length));
+}
+
 VIP_RETURN VipSetViAttributes(VIP_VI_HANDLE vi, VIP_VI_ATTRIBUTES *attributes)
 {
 	REQUIRE(via_find(vi, VIA_VI) && attributes);

@@ -14,7 +14,6 @@ import (
 	"unsafe"
 
 	"viaxdp/hugepages"
-	"viaxdp/kagent"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -98,7 +97,7 @@ func (s *settings) text(name string, option func(text string) (vipl.Option, erro
 	s.opts = append(s.opts, o)
 }
 
-// options of OpenNic by environment. docs/libvipl.md lists them.
+// options of OpenNIC by environment. docs/libvipl.md lists them.
 func options() ([]vipl.Option, room, error) {
 	var s settings
 	if variable("VIA_QUEUE") != "" {
@@ -116,13 +115,13 @@ func options() ([]vipl.Option, room, error) {
 	s.flag("VIA_MULTIBUFFER", vipl.WithMultiBuffer)
 	s.flag("VIA_PACKING", vipl.WithPacking)
 	s.flag("VIA_CHECKSUM", vipl.WithChecksum)
-	s.flag("VIA_REST", vipl.WithRest)
+	s.flag("VIA_POLL_PAUSE", vipl.WithPollPause)
 	s.text("VIA_MODE", func(text string) (vipl.Option, error) {
 		mode, err := xdpnic.ParseMode(text)
 		return vipl.WithMode(mode, mode != xdpnic.ModeAuto), err
 	})
 	s.text("VIA_STEERING", func(text string) (vipl.Option, error) {
-		how, err := kagent.ParseSteering(text)
+		how, err := vipl.ParseSteering(text)
 		return vipl.WithSteering(how), err
 	})
 	s.text("VIA_PSK", func(file string) (vipl.Option, error) {

@@ -16,7 +16,7 @@ func unset(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{
 		"VIA_QUEUE", "VIA_ARENA", "VIA_RX_CHUNKS", "VIA_TX_CHUNKS", "VIA_SILENCE", "VIA_MULTIBUFFER", "VIA_PACKING",
-		"VIA_CHECKSUM", "VIA_REST", "VIA_MODE", "VIA_STEERING", "VIA_PSK", "VIA_HUGEPAGES", "VIA_MAX_DISCRIMINATOR",
+		"VIA_CHECKSUM", "VIA_POLL_PAUSE", "VIA_MODE", "VIA_STEERING", "VIA_PSK", "VIA_HUGEPAGES", "VIA_MAX_DISCRIMINATOR",
 		"VIA_ADDRESS_LEN",
 	} {
 		t.Setenv(name, "")
@@ -40,7 +40,7 @@ func TestOptions(t *testing.T) {
 		{"VIA_ARENA=1048576", 1, usual},
 		{"VIA_RX_CHUNKS=64 VIA_TX_CHUNKS=64", 1, usual},
 		{"VIA_SILENCE=100", 1, usual},
-		{"VIA_MULTIBUFFER=0 VIA_PACKING=1 VIA_CHECKSUM=0 VIA_REST=1", 4, usual},
+		{"VIA_MULTIBUFFER=0 VIA_PACKING=1 VIA_CHECKSUM=0 VIA_POLL_PAUSE=1", 4, usual},
 		{"VIA_MODE=generic VIA_STEERING=off VIA_HUGEPAGES=require", 3, usual},
 		{"VIA_PSK=" + key, 1, usual},
 		{"VIA_MAX_DISCRIMINATOR=16", 0, room{discriminator: 16}},
@@ -70,7 +70,7 @@ func TestWrongOptions(t *testing.T) {
 		{"VIA_QUEUE", "one"}, {"VIA_QUEUE", "-1"}, {"VIA_ARENA", "1M"}, {"VIA_RX_CHUNKS", "x"}, {"VIA_TX_CHUNKS", "x"},
 		{"VIA_QUEUE", "2147483648"}, {"VIA_ARENA", "1099511627777"}, {"VIA_ARENA", "9223372036854775808"},
 		{"VIA_RX_CHUNKS", "9223372036854775807"}, {"VIA_TX_CHUNKS", "16777217"},
-		{"VIA_SILENCE", "9223372036855"}, {"VIA_SILENCE", "1s"}, {"VIA_MULTIBUFFER", "no"}, {"VIA_PACKING", "2"}, {"VIA_CHECKSUM", "off"}, {"VIA_REST", "-"},
+		{"VIA_SILENCE", "9223372036855"}, {"VIA_SILENCE", "1s"}, {"VIA_MULTIBUFFER", "no"}, {"VIA_PACKING", "2"}, {"VIA_CHECKSUM", "off"}, {"VIA_POLL_PAUSE", "-"},
 		{"VIA_MODE", "fast"}, {"VIA_STEERING", "somehow"}, {"VIA_PSK", short}, {"VIA_PSK", short + "er"}, {"VIA_PSK", "/dev/zero"},
 		{"VIA_HUGEPAGES", "some"}, {"VIA_MAX_DISCRIMINATOR", "65"}, {"VIA_ADDRESS_LEN", "4"}, {"VIA_ADDRESS_LEN", "six"},
 	} {

@@ -106,7 +106,7 @@ func viago_connect_wait(h C.uintptr_t, local *C.VIP_NET_ADDRESS, ms C.VIP_ULONG,
 	c := &conn{Conn: request, nic: n}
 	if c.handle = add(connKind, c, n, nil); c.handle == 0 {
 		request.Reject()
-		return C.VIP_ERROR_RESOURCE
+		return n.refused()
 	}
 	if remote != nil {
 		n.putAddress(remote, request.Remote())

@@ -36,6 +36,8 @@ static inline VIP_RETURN via_leave(int code)
 	return (VIP_RETURN)code;
 }
 
+void via_barrier_init(void) VIA_HIDDEN; /* before any handle is valid */
+
 int via_start_and_enter(void) VIA_HIDDEN; /* as via_enter, starts Go */
 
 #endif

@@ -69,6 +69,67 @@ func TestInstall(t *testing.T) {
 	newBed(t, 1500).one(t, program, "server", "via0")
 }
 
+// The example that is installed is built by the commands of vipl(7), under a prefix that
+// nothing searches by itself, and runs.
+func TestInstalledExample(t *testing.T) {
+	made := library(t, "pkg-config", "sh", "man")
+	prefix, out := t.TempDir(), t.TempDir()
+	if err := os.Chmod(filepath.Dir(prefix), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := exec.Command("make", "install", "KEEP=1", "OUT="+made, "PREFIX="+prefix).CombinedOutput(); err != nil {
+		t.Fatalf("make install: %v\n%s", err, b)
+	}
+	guide, err := os.ReadFile("../../docs/libvipl.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, commands, _ := strings.Cut(string(guide), "\n## Compile and link\n")
+	_, commands, _ = strings.Cut(commands, "```sh\n")
+	commands, _, found := strings.Cut(commands, "```")
+	if !found || strings.Count(commands, "/opt/via") != 2 {
+		t.Fatalf("commands of the guide:\n%s", commands)
+	}
+	commands = strings.ReplaceAll(strings.ReplaceAll(commands, "/opt/via", prefix), "program", "hello")
+	source, err := os.ReadFile(prefix + "/share/doc/libvipl/examples/hello.c")
+	if err == nil {
+		err = os.WriteFile(out+"/hello.c", source, 0o666)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-e", "-c", commands)
+	cmd.Dir = out
+	b, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(b), "VipPostSend - post a send") {
+		t.Fatalf("%v\n%s\n%s", err, commands, b)
+	}
+	for _, page := range []string{"man3/VIP_DESCRIPTOR.3", "man3/VipxQueryCause.3", "man7/vipl.7"} {
+		if _, err := os.Stat(prefix + "/share/man/" + page); err != nil {
+			t.Error(err)
+		}
+	}
+	bed := newBed(t, 1500)
+	s := bed.start(t, bed.a, out+"/hello", "server", "via0")
+	if got := bed.start(t, bed.b, out+"/hello", "client", "via0", bed.a.IPv4.String()).finish(t); got != "hello, client\n" {
+		t.Errorf("the client got %q", got)
+	}
+	if got := s.finish(t); got != "hello, server\n" {
+		t.Errorf("the server got %q", got)
+	}
+}
+
+// The example is C89 and C++ without a warning, as the header is.
+func TestExampleCompiles(t *testing.T) {
+	library(t, "gcc", "g++")
+	for _, command := range []string{"gcc " + strictC, "g++ " + strictCpp} {
+		args := append(strings.Fields(command), "-fsyntax-only", "-I.", "examples/hello.c")
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", command, err, out)
+		}
+	}
+}
+
 // The Debian package has library, header, pkg-config file and manual pages where
 // programs and people look for them, and a program compiles against it.
 func TestDebianPackage(t *testing.T) {
@@ -92,7 +153,7 @@ func TestDebianPackage(t *testing.T) {
 	for _, name := range []string{
 		lib + "/libvipl.so.1", lib + "/libvipl.so.1.0.0", lib + "/libvipl.a", root + "/usr/include/vipl.h",
 		root + "/usr/share/man/man3/VipPostSend.3.gz", root + "/usr/share/man/man3/VipxPoll.3.gz",
-		root + "/usr/share/man/man7/vipl.7.gz",
+		root + "/usr/share/man/man7/vipl.7.gz", root + "/usr/share/doc/libvipl/examples/hello.c",
 	} {
 		if _, err := os.Stat(name); err != nil {
 			t.Error(err)

@@ -17,7 +17,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // The library is tested as programs meet it: it is built, C programs are compiled
@@ -241,6 +241,7 @@ var pairs = []struct {
 	{"rpc", "/dev/via_via0", []string{"60"}, "60 calls of each of 11 clients"},
 	{"putget", "via0", []string{"5"}, "5 transpositions and relays"},
 	{"xfer", "/dev/clanvi0", []string{"60"}, "60 blocks"},
+	{"cause", "via0", nil, "cause: the peer broke the connection"},
 }
 
 // TestPrograms runs every program as each compiler makes it.
@@ -327,6 +328,25 @@ func TestKey(t *testing.T) {
 	s.Wait()
 }
 
+// With VIA_VERBOSE a program that has a handler of its own for errors writes all of them
+// with their causes; without it, none.
+func TestVerboseErrors(t *testing.T) {
+	lib := library(t)
+	program := compilers[0].compile(t, lib, "cause")
+	for _, verbose := range []string{"0", "1"} {
+		b := newBed(t, 1500, "VIA_VERBOSE="+verbose)
+		s := b.start(t, b.a, program, "server", "via0")
+		b.start(t, b.b, program, "client", "via0", b.a.IPv4.String()).finish(t)
+		out := s.finish(t)
+		for _, cause := range []string{"the peer disconnected", "a message arrived and no receive was posted"} {
+			if line := `error="connection lost"`; strings.Contains(out, line) != (verbose == "1") ||
+				strings.Contains(out, `cause="`+cause+`"`) != (verbose == "1") {
+				t.Errorf("VIA_VERBOSE=%s, %s:\n%s", verbose, cause, out)
+			}
+		}
+	}
+}
+
 // A program with room for hosts of six bytes gets no NIC whose hosts take sixteen.
 func TestSixBytesAreIPv4(t *testing.T) {
 	lib := library(t)
@@ -369,6 +389,16 @@ func TestProcess(t *testing.T) {
 				t.Errorf("%s, want %s\n%s", got, want, &p.out)
 			}
 		})
+	}
+}
+
+// A thread that loses its CPU in the midst of a poll goes on when the NIC is closed, its
+// memory collected, and many other handles were freed.
+func TestPreemptedPoll(t *testing.T) {
+	lib := library(t)
+	program := compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "preempted")
+	if out := newBed(t, 1500, "GOGC=1").one(t, program, "server", "via0"); !strings.Contains(out, "preempted: 12 polls") {
+		t.Errorf("it said %q", out)
 	}
 }
 
@@ -441,7 +471,7 @@ func TestSymbols(t *testing.T) {
 		}
 		count++
 	}
-	const operations, extensions = 41, 2
+	const operations, extensions = 41, 3
 	if count != operations+extensions {
 		t.Errorf("%d functions, want %d", count, operations+extensions)
 	}

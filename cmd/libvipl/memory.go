@@ -35,7 +35,7 @@ func viago_create_ptag(h C.uintptr_t, out *C.uintptr_t) C.int {
 	p := &ptag{Ptag: tag, nic: n}
 	if p.handle = add(ptagKind, p, n, nil); p.handle == 0 {
 		tag.Destroy()
-		return C.VIP_ERROR_RESOURCE
+		return n.refused()
 	}
 	*out = p.handle
 	return C.VIP_SUCCESS
@@ -70,7 +70,7 @@ func (n *nic) attributes(a *C.VIP_MEM_ATTRIBUTES) (vipl.MemAttributes, bool) {
 		}
 		tag = p.Ptag
 	}
-	return vipl.MemAttributes{Ptag: tag, EnableRdmaWrite: a.EnableRdmaWrite != 0, EnableRdmaRead: a.EnableRdmaRead != 0}, true
+	return vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: a.EnableRdmaWrite != 0, EnableRDMARead: a.EnableRdmaRead != 0}, true
 }
 
 //export viago_register
@@ -172,7 +172,7 @@ func viago_query_mem(h, at C.uintptr_t, handle C.VIP_MEM_HANDLE, out *C.VIP_MEM_
 		return fail("VipQueryMem", err)
 	}
 	setPointer(unsafe.Pointer(&out.Ptag), known(a.Ptag))
-	out.EnableRdmaWrite, out.EnableRdmaRead = boolean(a.EnableRdmaWrite), boolean(a.EnableRdmaRead)
+	out.EnableRdmaWrite, out.EnableRdmaRead = boolean(a.EnableRDMAWrite), boolean(a.EnableRDMARead)
 	return C.VIP_SUCCESS
 }
 

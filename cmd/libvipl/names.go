@@ -89,12 +89,18 @@ func viago_ns_by_address(h C.uintptr_t, address *C.VIP_NET_ADDRESS, out *C.char,
 	if err != nil {
 		return fail("VipNSGetHostByAddr", err)
 	}
+	return putText(out, length, name)
+}
+
+// putText gives the program a text, if it has room for it, and tells how long it is, with
+// the zero at its end.
+func putText(out *C.char, length *C.VIP_ULONG, text string) C.int {
 	room := *length
-	*length = C.VIP_ULONG(len(name) + 1)
+	*length = C.VIP_ULONG(len(text) + 1)
 	if room < *length {
 		return C.VIP_ERROR_RESOURCE
 	}
-	b := unsafe.Slice((*byte)(unsafe.Pointer(out)), len(name)+1)
-	b[copy(b, name)] = 0
+	b := unsafe.Slice((*byte)(unsafe.Pointer(out)), len(text)+1)
+	b[copy(b, text)] = 0
 	return C.VIP_SUCCESS
 }

@@ -7,7 +7,9 @@ import "C"
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
+	"os"
 	"runtime"
 	"sync"
 	"unsafe"
@@ -18,13 +20,15 @@ import (
 
 // nic is a NIC handle.
 type nic struct {
-	*vipl.Nic
+	*vipl.NIC
 	handle  C.uintptr_t
 	words   vipl.PortWatch
-	address *C.uint8_t           // its own, for LocalNicAddress
-	length  int                  // of it, in bytes, and of all hosts
-	maxDisc int                  // of a requester's discriminator, in bytes
-	handles map[uintptr]struct{} // that go with it; under table.mu
+	address *C.uint8_t                 // its own, for LocalNicAddress
+	length  int                        // of it, in bytes, and of all hosts
+	maxDisc int                        // of a requester's discriminator, in bytes
+	handles map[uintptr]struct{}       // that go with it; under table.mu
+	removed bool                       // its handles have been removed; under table.mu
+	log     func(vipl.ErrorDescriptor) // with VIA_VERBOSE, beside the program's handler; else nil
 
 	mu      sync.Mutex
 	regions map[vipl.MemHandle]*vipl.Region
@@ -52,7 +56,7 @@ func viago_open(name *C.char, out *C.uintptr_t) C.int {
 	if err != nil {
 		return fail("VipOpenNic", err)
 	}
-	v, err := vipl.OpenNic(device, opts...)
+	v, err := vipl.OpenNIC(device, opts...)
 	if err != nil {
 		return fail("VipOpenNic", err)
 	}
@@ -63,8 +67,12 @@ func viago_open(name *C.char, out *C.uintptr_t) C.int {
 			device, longHost))
 	}
 	n := &nic{
-		Nic: v, length: has.host, maxDisc: has.discriminator,
+		NIC: v, length: has.host, maxDisc: has.discriminator,
 		handles: map[uintptr]struct{}{}, regions: map[vipl.MemHandle]*vipl.Region{},
+	}
+	if verbose() {
+		n.log = vipl.LogErrors(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
+		n.ErrorCallback(n.log)
 	}
 	n.words, _ = v.Watch() // a NIC over AF_XDP has them
 	n.handle = add(nicKind, n, nil, func(s *C.struct_via_slot, pin *runtime.Pinner) {
@@ -167,10 +175,13 @@ func viago_error_callback(h, context, handler C.uintptr_t) C.int {
 		return C.VIP_INVALID_PARAMETER
 	}
 	if handler == 0 {
-		n.ErrorCallback(nil)
+		n.ErrorCallback(n.log)
 		return C.VIP_SUCCESS
 	}
 	n.ErrorCallback(func(e vipl.ErrorDescriptor) {
+		if n.log != nil {
+			n.log(e)
+		}
 		C.via_call_error(handler, context, n.handle, known(e.VI), known(e.CQ), address(e.Descriptor),
 			C.uint64_t(e.Op), C.int(e.Resource), C.int(e.Code))
 	})

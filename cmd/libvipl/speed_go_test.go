@@ -25,7 +25,7 @@ const goMost = 32768
 type goEnd struct {
 	server      bool
 	count, size int
-	nic         *vipl.Nic
+	nic         *vipl.NIC
 	vi          *vipl.VI
 	mem         *vipl.Region
 	buf         []byte
@@ -46,7 +46,7 @@ func openGo(args []string, descs, buffers int) (*goEnd, error) {
 	runtime.LockOSThread()
 	runtime.GOMAXPROCS(8) // as the library does
 	var err error
-	if e.nic, err = vipl.OpenNic(device, vipl.WithSilence(silence)); err != nil { // as newBed sets it
+	if e.nic, err = vipl.OpenNIC(device, vipl.WithSilence(silence)); err != nil { // as newBed sets it
 		return nil, err
 	}
 	tag, err := e.nic.CreatePtag()
@@ -58,7 +58,7 @@ func openGo(args []string, descs, buffers int) (*goEnd, error) {
 		return nil, err
 	}
 	e.base = int(-e.mem.Addr() & 63)
-	e.vi, err = e.nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
+	e.vi, err = e.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
 	return e, err
 }
 

@@ -202,6 +202,7 @@ static int start(void)
 		return 0;
 	pthread_mutex_lock(&starting);
 	if (!via_started) {
+		via_barrier_init();
 		ok = !__start_via_go_init || run();
 		if (ok) {
 			pthread_atfork(NULL, NULL, forked);

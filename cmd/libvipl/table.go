@@ -43,11 +43,15 @@ var table struct {
 	uses  [slots]uint32
 	fresh uint32   // slots from here on were never used
 	free  []uint32 // others, the one that was freed first in front
-	// What was freed last. Another thread may just be looking at a word of it:
-	// it stays where it is for a while.
-	late  [64]*entry
-	freed int
+	// What was freed, and its slots. A poll of another thread may still be looking at
+	// it: reclaim tells, once there are due of them.
+	late []*entry
+	due  int
 }
+
+// reclaimEvery is how many handles are freed between two calls of reclaim, which interrupts
+// the CPUs on which threads of the process run.
+const reclaimEvery = 64
 
 // handles finds the handle of what package vipl gives: *vipl.VI, *vipl.CQ,
 // *vipl.Ptag, the objects of entries.
@@ -77,22 +81,29 @@ func entryOf(h C.uintptr_t) *entry {
 	return e
 }
 
-// add gives value a handle; 0: there are too many. watch fills in what poll.c
-// looks at, and pins it.
+// add gives value a handle; 0: there are too many, or n has been closed. watch fills in
+// what poll.c looks at, and pins it.
 func add(k kind, value any, n *nic, watch func(*C.struct_via_slot, *runtime.Pinner)) C.uintptr_t {
 	t := &table
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if n != nil && n.removed {
+		return 0 // nobody could remove it any more
+	}
 	var i uint32
 	switch {
 	case t.fresh < slots:
 		i = t.fresh
 		t.fresh++
-	case len(t.free) > 0:
+	default:
+		if len(t.free) == 0 {
+			reclaim()
+		}
+		if len(t.free) == 0 {
+			return 0
+		}
 		i = t.free[0]
 		t.free = t.free[1:]
-	default:
-		return 0
 	}
 	t.uses[i]++
 	h := C.VIA_MARK<<48 | uint64(k)<<40 | uint64(t.uses[i]&0xffffff)<<16 | uint64(i)
@@ -128,35 +139,72 @@ func removeLocked(h C.uintptr_t) {
 	i := uint32(h % slots)
 	C.via_publish(&C.via_slots[i], 0)
 	t.entries[i].Store(nil)
-	t.free = append(t.free, i)
 	if e.nic != nil {
 		delete(e.nic.handles, e.handle)
 	}
 	if o, ok := e.value.(interface{ object() any }); ok {
 		handles.Delete(o.object())
 	}
-	late := &t.late[t.freed%len(t.late)]
-	t.freed++
-	if *late != nil {
-		(*late).pin.Unpin()
+	t.late = append(t.late, e)
+	if len(t.late) >= max(t.due, reclaimEvery) {
+		reclaim()
 	}
-	*late = e
 }
 
-// removeAll ends all handles that go with n, its own included.
+// reclaim gives back what was freed and no poll is looking at. A poll stores its slot in
+// via_polls before it looks at the slot's handle (poll.c, hold). So behind the barrier each
+// poll is either seen there, or finds that the handle is not valid. Under table.mu.
+func reclaim() {
+	t := &table
+	kept := t.late[:0]
+	if C.via_barrier() == 0 {
+		kept = t.late
+	} else {
+		at := map[uint32]bool{}
+		for i := range atomic.LoadUint32((*uint32)(&C.via_polls_used)) {
+			if slot := atomic.LoadUint32((*uint32)(&C.via_polls[i].slot)); slot != 0 {
+				at[slot-1] = true
+			}
+		}
+		for _, e := range t.late {
+			i := uint32(e.handle % slots)
+			if at[i] {
+				kept = append(kept, e)
+				continue
+			}
+			e.pin.Unpin()
+			t.free = append(t.free, i)
+		}
+		clear(t.late[len(kept):])
+	}
+	t.late, t.due = kept, len(kept)+reclaimEvery
+}
+
+// removeAll ends all handles that go with n, its own included. It gets no others from then on.
 func removeAll(n *nic, own C.uintptr_t) {
 	table.mu.Lock()
 	defer table.mu.Unlock()
+	n.removed = true
 	for h := range n.handles {
 		removeLocked(C.uintptr_t(h))
 	}
 	removeLocked(own)
 }
 
+// refused is the code where add had no handle for what goes with n.
+func (n *nic) refused() C.int {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	if n.removed {
+		return C.VIP_INVALID_PARAMETER
+	}
+	return C.VIP_ERROR_RESOURCE
+}
+
 func address[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(p))) }
 
 // poll.c counts as many polls in vain as package vipl does.
-var _ [C.HELD_POLLS]struct{} = [vipl.HeldPolls]struct{}{}
+var _ [C.COALESCE_POLLS]struct{} = [vipl.CoalescePolls]struct{}{}
 
 // watchPort tells poll.c where to look for frames.
 func (n *nic) watchPort(s *C.struct_via_slot, pin *runtime.Pinner) {
@@ -164,7 +212,7 @@ func (n *nic) watchPort(s *C.struct_via_slot, pin *runtime.Pinner) {
 	pin.Pin(w.Idle)
 	s.port.produced, s.port.consumed = address(w.Produced), address(w.Consumed)
 	s.port.idle, s.port.waits, s.port.idle_at_post = address(w.Idle), address(w.Waits), address(w.IdleAtPost)
-	s.port.lanes, s.port.rests = address(w.Lanes), address(w.Rests)
+	s.port.shm_links, s.port.poll_pause = address(w.ShmLinks), address(w.PollPause)
 	s.port.taken = address(w.Taken)
 }
 

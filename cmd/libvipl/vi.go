@@ -39,10 +39,10 @@ func (c *cq) object() any { return c.CQ }
 func setPointer(at unsafe.Pointer, h C.uintptr_t) { *(*C.uintptr_t)(at) = h }
 
 // viAttributes reads a VI's attributes from the program.
-func (n *nic) viAttributes(a *C.VIP_VI_ATTRIBUTES) (vipl.ViAttributes, C.int) {
-	out := vipl.ViAttributes{
+func (n *nic) viAttributes(a *C.VIP_VI_ATTRIBUTES) (vipl.VIAttributes, C.int) {
+	out := vipl.VIAttributes{
 		Level: vipl.ReliabilityLevel(a.ReliabilityLevel), MaxTransferSize: int(a.MaxTransferSize),
-		EnableRdmaWrite: a.EnableRdmaWrite != 0, EnableRdmaRead: a.EnableRdmaRead != 0,
+		EnableRDMAWrite: a.EnableRdmaWrite != 0, EnableRDMARead: a.EnableRdmaRead != 0,
 	}
 	if a.MaxTransferSize > C.VIP_ULONG(vipl.MaxTransferSize) {
 		return out, C.VIP_INVALID_MTU
@@ -82,7 +82,7 @@ func viago_create_vi(h C.uintptr_t, a *C.VIP_VI_ATTRIBUTES, send, recv C.uintptr
 		}
 		queues[i] = c.CQ
 	}
-	made, err := n.CreateVi(attrs, queues[0], queues[1])
+	made, err := n.CreateVI(attrs, queues[0], queues[1])
 	if err != nil {
 		return fail("VipCreateVi", err)
 	}
@@ -96,7 +96,7 @@ func viago_create_vi(h C.uintptr_t, a *C.VIP_VI_ATTRIBUTES, send, recv C.uintptr
 	})
 	if v.handle == 0 {
 		made.Destroy()
-		return C.VIP_ERROR_RESOURCE
+		return n.refused()
 	}
 	*out = v.handle
 	return C.VIP_SUCCESS
@@ -133,7 +133,7 @@ func viago_query_vi(h C.uintptr_t, state *C.int, a *C.VIP_VI_ATTRIBUTES, send, r
 	if a != nil {
 		putAttributes(a, vipl.RemoteAttributes{
 			Level: q.Attributes.Level, MaxTransferSize: q.Attributes.MaxTransferSize,
-			EnableRdmaWrite: q.Attributes.EnableRdmaWrite, EnableRdmaRead: q.Attributes.EnableRdmaRead,
+			EnableRDMAWrite: q.Attributes.EnableRDMAWrite, EnableRDMARead: q.Attributes.EnableRDMARead,
 		})
 		if q.Attributes.Ptag != nil {
 			setPointer(unsafe.Pointer(&a.Ptag), known(q.Attributes.Ptag))
@@ -148,12 +148,29 @@ func viago_query_vi(h C.uintptr_t, state *C.int, a *C.VIP_VI_ATTRIBUTES, send, r
 	return C.VIP_SUCCESS
 }
 
+//export viago_query_cause
+func viago_query_cause(h C.uintptr_t, out *C.char, length *C.VIP_ULONG) C.int {
+	bigstack.Reserve()
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	q, err := v.Query()
+	switch {
+	case err != nil:
+		return fail("VipxQueryCause", err)
+	case q.Lost == nil:
+		return C.VIP_INVALID_STATE
+	}
+	return putText(out, length, q.Lost.Error())
+}
+
 // putAttributes gives the program a VI's attributes, without a tag.
 func putAttributes(out *C.VIP_VI_ATTRIBUTES, a vipl.RemoteAttributes) {
 	out.ReliabilityLevel, out.MaxTransferSize = C.VIP_RELIABILITY_LEVEL(a.Level), C.VIP_ULONG(a.MaxTransferSize)
 	setPointer(unsafe.Pointer(&out.QoS), 0)
 	setPointer(unsafe.Pointer(&out.Ptag), 0)
-	out.EnableRdmaWrite, out.EnableRdmaRead = boolean(a.EnableRdmaWrite), boolean(a.EnableRdmaRead)
+	out.EnableRdmaWrite, out.EnableRdmaRead = boolean(a.EnableRDMAWrite), boolean(a.EnableRDMARead)
 }
 
 //export viago_set_vi
@@ -190,7 +207,7 @@ func viago_create_cq(h C.uintptr_t, entries C.VIP_ULONG, out *C.uintptr_t) C.int
 	})
 	if c.handle == 0 {
 		made.Destroy()
-		return C.VIP_ERROR_RESOURCE
+		return n.refused()
 	}
 	*out = c.handle
 	return C.VIP_SUCCESS

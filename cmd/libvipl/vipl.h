@@ -400,11 +400,14 @@ VIP_RETURN VipNSGetHostByAddr(IN VIP_NIC_HANDLE NicHandle, IN VIP_NET_ADDRESS *A
  * Beyond VIPL. VipxAllocMem registers memory that it takes from the NIC's arena,
  * which long frames are sent from without a copy; VipDeregisterMem frees it.
  * VipxPoll makes progress, for programs that look at memory instead of a queue.
+ * VipxQueryCause tells in words why the VI's last connection broke.
  */
 VIP_RETURN VipxAllocMem(IN VIP_NIC_HANDLE NicHandle, IN VIP_ULONG Length,
 	IN VIP_MEM_ATTRIBUTES *MemAttribs, OUT VIP_PVOID *VirtualAddress,
 	OUT VIP_MEM_HANDLE *MemoryHandle);
 VIP_RETURN VipxPoll(IN VIP_NIC_HANDLE NicHandle);
+VIP_RETURN VipxQueryCause(IN VIP_VI_HANDLE ViHandle, OUT VIP_CHAR *Text,
+	IN OUT VIP_ULONG *TextLen);
 
 /*
  * The layout that programs were compiled against.

@@ -17,40 +17,44 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
-	"viaxdp/kagent/agentd"
-	"viaxdp/kagent/keeper"
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/ops/doctor"
 )
 
 // defaultAgentConfig is read if it exists; another file must.
 const defaultAgentConfig = "/etc/via-xdp/agent.toml"
 
-// keeperCommand is the hidden command of the agent's keeper.
-const keeperCommand = "internal-keeper"
+// fdstoredCommand is the hidden command of the agent's keeper.
+const fdstoredCommand = "internal-fdstored"
 
 func newAgent(env environment) *cobra.Command {
 	var path, socket, metrics string
-	var check, noKeeper, verbose bool
+	var interfaces []string
+	var check, noFDStored, verbose bool
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Serve NICs to programs without privilege",
 		Long: "The Kernel Agent: opens interfaces for programs of ordinary users, who get their queue\n" +
 			"and memory by descriptor passing and need no privilege. It needs CAP_NET_ADMIN,\n" +
-			"CAP_NET_RAW and CAP_BPF (root). Programs find it at its socket, or at the one that their\n" +
-			"environment names (VIA_AGENT). SIGTERM ends it; programs that have a queue go on, and the\n" +
-			"next agent takes them over. Settings: " + defaultAgentConfig + ", see docs/agent.md.",
+			"CAP_NET_RAW and CAP_BPF (root). It serves root and members of the group " + agentd.DefaultGroup + ", and users other\n" +
+			"than root the interfaces that -i or the settings name. Programs find it at its socket, or at\n" +
+			"the one that their environment names (VIA_AGENT). SIGTERM ends it; programs that have a queue\n" +
+			"go on, and the next agent takes them over. Settings: " + defaultAgentConfig + ", see\n" +
+			"docs/agent.md.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			settings, found, err := readAgentSettings(path, cmd.Flags().Changed("config"))
 			if err != nil {
 				return err
 			}
-			if err := settings.override(socket, metrics); err != nil {
+			if err := settings.override(socket, metrics, interfaces); err != nil {
 				return err
 			}
 			// systemd names several with colons between them.
 			settings.daemon.StateDir, _, _ = strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
-			if !noKeeper {
-				settings.daemon.Keeper = []string{"/proc/self/exe", keeperCommand}
+			if !noFDStored {
+				settings.daemon.FDStored = []string{"/proc/self/exe", fdstoredCommand}
 			}
 			if check {
 				if err := errors.Join(settings.daemon.Check(), settings.checkMetrics()); err != nil {
@@ -73,17 +77,19 @@ func newAgent(env environment) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&path, "config", defaultAgentConfig, "settings, a TOML `file`")
+	f.StringSliceVarP(&interfaces, "interface", "i", nil, "serve this `interface`, beside those that the settings name; several with commas")
 	f.StringVar(&socket, "socket", "", "`path` of the socket, instead of the settings'")
 	f.StringVar(&metrics, "metrics", "", "serve metrics for Prometheus on this `address`, such as 127.0.0.1:9793")
 	f.BoolVar(&check, "check", false, "read the settings, say whether they are good, and end")
-	f.BoolVar(&noKeeper, "no-keeper", false, "start no process that keeps programs alive when the agent dies")
+	f.BoolVar(&noFDStored, "no-fdstored", false, "start no process that keeps programs alive when the agent dies")
 	f.BoolVarP(&verbose, "verbose", "v", false, "log more")
 	return cmd
 }
 
 // runAgent serves until ctx ends.
 func runAgent(ctx context.Context, settings agentSettings) error {
-	if err := agentPrivileges(); err != nil {
+	status, _ := os.ReadFile("/proc/self/status")
+	if err := missingCapabilities(string(status)); err != nil {
 		return err
 	}
 	d := settings.daemon
@@ -110,6 +116,24 @@ func runAgent(ctx context.Context, settings agentSettings) error {
 	return d.Run(ctx)
 }
 
+// capabilityError says what the agent lacks; it then cannot run here.
+type capabilityError struct{ missing []string }
+
+func (e *capabilityError) Error() string {
+	return fmt.Sprintf("the agent lacks %s: start it as root, by the systemd unit, or in a container with these capabilities",
+		strings.Join(e.missing, ", "))
+}
+
+// missingCapabilities looks in /proc/PID/status for what every open will need. Where it does not tell, the
+// kernel says later what is missing.
+func missingCapabilities(status string) error {
+	have, ok := doctor.EffectiveCapabilities(status)
+	if missing := doctor.MissingCapabilities(have); ok && len(missing) > 0 {
+		return &capabilityError{missing}
+	}
+	return nil
+}
+
 // activated is the socket that systemd listens on for the agent, if it does.
 func activated() (*net.UnixListener, error) {
 	all, err := activation.Listeners()
@@ -133,18 +157,18 @@ func serveMetrics(l net.Listener, s *agentd.Server) {
 	_ = server.Serve(l) // until l is closed
 }
 
-// keep is the keeper's process.
+// keep is the descriptor store's process.
 func keep(ctx context.Context) error {
-	l, err := keeper.Listener()
+	l, err := fdstore.Listener()
 	if err != nil {
 		return err
 	}
-	return keeper.Main(ctx, l)
+	return fdstore.Main(ctx, l)
 }
 
-func newKeeper() *cobra.Command {
+func newFDStored() *cobra.Command {
 	return &cobra.Command{
-		Use: keeperCommand, Hidden: true, Args: cobra.NoArgs,
+		Use: fdstoredCommand, Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return keep(cmd.Context()) },
 	}
 }

@@ -12,12 +12,13 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/pelletier/go-toml/v2"
 
-	"viaxdp/kagent"
-	"viaxdp/kagent/agentclient"
-	"viaxdp/kagent/agentd"
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/kagent"
 	"viaxdp/xdpnic"
 )
 
@@ -34,6 +35,7 @@ type agentFile struct {
 	Group          string                   `toml:"group"`
 	Metrics        string                   `toml:"metrics"`
 	MaxConnections int                      `toml:"max_connections"`
+	Linger         *string                  `toml:"linger"`
 	Quota          *quotaFile               `toml:"quota"`
 	User           map[string]quotaFile     `toml:"user"`
 	Interface      map[string]interfaceFile `toml:"interface"`
@@ -51,6 +53,8 @@ type interfaceFile struct {
 	MaxVIs int      `toml:"max_vis"`
 	Mode   string   `toml:"mode"`
 	Users  []string `toml:"users"`
+	// ZeroCopy is as Users.
+	ZeroCopy []string `toml:"zero_copy"`
 }
 
 // readAgentSettings reads the file, which need not be there unless it was asked
@@ -70,9 +74,17 @@ func readAgentSettings(path string, asked bool) (s agentSettings, found bool, er
 }
 
 // override sets what the command line names.
-func (s *agentSettings) override(socket, metrics string) (err error) {
+func (s *agentSettings) override(socket, metrics string, interfaces []string) (err error) {
+	for _, name := range interfaces {
+		if s.daemon.Interfaces == nil {
+			s.daemon.Interfaces = make(map[string]agentd.Interface)
+		}
+		if _, ok := s.daemon.Interfaces[name]; !ok {
+			s.daemon.Interfaces[name] = agentd.Interface{}
+		}
+	}
 	if socket != "" {
-		// The keeper, which removes its socket beside it, is in another directory.
+		// The descriptor store, which removes its socket beside it, is in another directory.
 		if s.daemon.Socket, err = filepath.Abs(socket); err != nil {
 			return err
 		}
@@ -159,6 +171,11 @@ func (f *agentFile) settings() (s agentSettings, err error) {
 	if f.MaxConnections < 0 {
 		return s, fmt.Errorf("max_connections: %d", f.MaxConnections)
 	}
+	if f.Linger != nil {
+		if d.Linger, err = parseLinger(*f.Linger); err != nil {
+			return s, err
+		}
+	}
 	if f.Quota != nil {
 		if d.Quota, err = f.Quota.apply(d.Quota); err != nil {
 			return s, fmt.Errorf("quota.%w", err)
@@ -203,14 +220,53 @@ func (f *interfaceFile) settings() (i agentd.Interface, err error) {
 			return i, fmt.Errorf("mode: %w", err)
 		}
 	}
-	for _, name := range f.Users {
-		uid, err := userID(name)
-		if err != nil {
-			return i, fmt.Errorf("users: %w", err)
-		}
-		i.Users = append(i.Users, uid)
+	users, err := parseGrant(f.Users)
+	if err != nil {
+		return i, fmt.Errorf("users: %w", err)
+	}
+	if i.Users, i.Groups = users.Users, users.Groups; f.Users != nil && i.Groups == nil {
+		i.Users = append([]uint32{}, i.Users...) // of none: only root
+	}
+	if i.ZeroCopy, err = parseGrant(f.ZeroCopy); err != nil {
+		return i, fmt.Errorf("zero_copy: %w", err)
 	}
 	return i, nil
+}
+
+// parseGrant reads a list of users, and groups as "@group", by name or number.
+func parseGrant(names []string) (g agentd.Grant, err error) {
+	for _, name := range names {
+		group, isGroup := strings.CutPrefix(name, "@")
+		if !isGroup {
+			uid, err := userID(name)
+			if err != nil {
+				return g, err
+			}
+			g.Users = append(g.Users, uid)
+			continue
+		}
+		gid, err := groupID(group)
+		if err != nil {
+			return g, err
+		}
+		g.Groups = append(g.Groups, gid)
+	}
+	return g, nil
+}
+
+// maxLinger bounds the setting linger.
+const maxLinger = time.Hour
+
+// parseLinger reads a duration, "0s" being none.
+func parseLinger(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 || d > maxLinger {
+		return 0, fmt.Errorf("linger: %q is no time from \"0s\" to \"1h\", such as \"10s\"", s)
+	}
+	if d == 0 {
+		return -1, nil
+	}
+	return d, nil
 }
 
 // apply sets what the file names.
@@ -251,6 +307,19 @@ func parseSize(s string) (int, error) {
 		return 0, fmt.Errorf("%q is no size, such as \"512MiB\"", s)
 	}
 	return int(n << shift), nil
+}
+
+// groupID is the number of a group, by name or number.
+func groupID(name string) (uint32, error) {
+	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
+		return uint32(n), nil
+	}
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(g.Gid, 10, 32)
+	return uint32(n), err
 }
 
 // userID is the number of a user, by name or number.

@@ -16,13 +16,13 @@ func TestUserNamedTwice(t *testing.T) {
 	}
 }
 
-// The command line may name the socket from where it is: its keeper is elsewhere.
+// The command line may name the socket from where it is: its descriptor store is elsewhere.
 func TestRelativeSocket(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
 	s, err := parseAgentSettings(nil)
 	if err == nil {
-		err = s.override("agent.sock", "")
+		err = s.override("agent.sock", "", nil)
 	}
 	if want := filepath.Join(dir, "agent.sock"); err != nil || s.daemon.Socket != want {
 		t.Errorf("%q, %v, want %q", s.daemon.Socket, err, want)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"viaxdp/kagent"
+	"viaxdp/internal/agent/kagent"
 )
 
 // agentMetrics are the agent's metrics: its status at the time of asking.
@@ -30,7 +30,7 @@ var (
 	descLeased  = desc("queues_leased", "Queues that programs have.", "interface")
 	descQueueVI = desc("queue_vis", "VIs on a queue by state.", "interface", "queue", "uid", "comm", "state")
 	descPinned  = desc("queue_pinned_bytes", "Registered memory of a queue.", "interface", "queue", "uid", "comm")
-	descUser    = desc("user_usage", "What a user has of the agent: connections, queues, VIs, bytes of registered memory.", "uid", "resource")
+	descUser    = desc("user_usage", "What a user has of the agent: connections, queues, VIs, bytes of registered memory, rings and shared-memory links.", "uid", "resource")
 	descLimit   = desc("user_limit", "What a user may have; no sample where there is no limit.", "uid", "resource")
 )
 
@@ -89,6 +89,7 @@ func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
 		for cause, v := range map[string]uint64{
 			"malformed": n.Connects.Malformed, "no_match": n.Connects.NoMatch,
 			"refused": n.Connects.Refused, "forged": n.Connects.Forged, "overrun": n.Connects.Overrun,
+			"retries": n.Connects.Retries,
 		} {
 			counter(descConnect, v, n.Interface, cause)
 		}

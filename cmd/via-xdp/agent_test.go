@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -17,10 +18,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
-	"viaxdp/kagent"
-	"viaxdp/kagent/agentclient"
-	"viaxdp/kagent/agentd"
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
 
@@ -32,6 +37,7 @@ mode = "0660"
 group = "via"
 metrics = "127.0.0.1:9793"
 max_connections = 77
+linger = "2s"
 
 [quota]
 queues = 3
@@ -47,9 +53,11 @@ vis = 0
 port = 5000
 max_vis = 100
 mode = "generic"
-users = ["root", "1001"]
+users = ["root", "@root", "1001"]
+zero_copy = ["1001", "@77"]
 
 [interface.eth2]
+users = []
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -61,9 +69,13 @@ users = ["root", "1001"]
 	want := agentSettings{metrics: "127.0.0.1:9793", daemon: agentd.Daemon{
 		Socket: "/run/x/agent.sock", Mode: 0o660, Group: "via",
 		Config: agentd.Config{
-			MaxConnections: 77, Quota: quota, Users: map[uint32]agentd.Quota{0: {Queues: 9}, 1001: user},
+			MaxConnections: 77, Linger: 2 * time.Second, Quota: quota, Users: map[uint32]agentd.Quota{0: {Queues: 9}, 1001: user},
 			Interfaces: map[string]agentd.Interface{
-				"eth1": {Port: 5000, MaxVIs: 100, Mode: xdpnic.ModeGeneric, Users: []uint32{0, 1001}}, "eth2": {},
+				"eth1": {
+					Port: 5000, MaxVIs: 100, Mode: xdpnic.ModeGeneric, Users: []uint32{0, 1001}, Groups: []uint32{0},
+					ZeroCopy: agentd.Grant{Users: []uint32{1001}, Groups: []uint32{77}},
+				},
+				"eth2": {Users: []uint32{}}, // nobody but root
 			},
 		},
 	}}
@@ -89,7 +101,7 @@ func TestAgentSettingsExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.daemon.Quota != agentd.DefaultQuota || s.daemon.Socket != agentclient.DefaultSocket {
+	if s.daemon.Mode != 0o660 || s.daemon.Linger != agentd.DefaultLinger || s.daemon.Quota != agentd.DefaultQuota || s.daemon.Socket != agentclient.DefaultSocket {
 		t.Errorf("%+v", s.daemon)
 	}
 }
@@ -97,24 +109,28 @@ func TestAgentSettingsExample(t *testing.T) {
 // What is wrong is an error that says where.
 func TestAgentSettingsErrors(t *testing.T) {
 	for text, want := range map[string]string{
-		"\nqeues = 3":                            "line 2: there is no setting qeues",
-		"[interface.eth1]\nprot = 1":             "line 2: there is no setting interface.eth1.prot",
-		"socket = 3":                             "line 1: socket: want text in quotes and not a number",
-		"[quota]\nvis = \"many\"":                "line 2: quota.vis: want a number and not text in quotes",
-		"[interface.e]\nport = \"4793\"":         "line 2: interface.e.port: want a number and not text in quotes",
-		"[interface.e]\nusers = \"al\"":          "line 2: interface.e.users: want a list of names and not text in quotes",
-		"socket = \"a\"\nsocket = \"b\"":         "line 2",
-		"socket = \"run/x\"":                     "no absolute path",
-		"mode = \"rw\"":                          "mode",
-		"mode = \"01777\"":                       "mode",
-		"[quota]\nqueues = -1":                   "quota.queues: -1",
-		"[quota]\npinned = \"1GB\"":              "quota.pinned",
-		"[quota]\npinned = \"99999999999GiB\"":   "quota.pinned",
-		"[user.nobody-of-that-name]\nqueues = 1": "user.nobody-of-that-name",
-		"[interface.e]\nmode = \"fast\"":         "interface.e.mode",
-		"[interface.e]\nmax_vis = 1":             "interface.e.max_vis",
-		"[interface.e]\nport = 70000":            "line 2",
-		"max_connections = -1":                   "max_connections",
+		"\nqeues = 3":                                             "line 2: there is no setting qeues",
+		"[interface.eth1]\nprot = 1":                              "line 2: there is no setting interface.eth1.prot",
+		"socket = 3":                                              "line 1: socket: want text in quotes and not a number",
+		"[quota]\nvis = \"many\"":                                 "line 2: quota.vis: want a number and not text in quotes",
+		"[interface.e]\nport = \"4793\"":                          "line 2: interface.e.port: want a number and not text in quotes",
+		"[interface.e]\nusers = \"al\"":                           "line 2: interface.e.users: want a list of names and not text in quotes",
+		"socket = \"a\"\nsocket = \"b\"":                          "line 2",
+		"socket = \"run/x\"":                                      "no absolute path",
+		"mode = \"rw\"":                                           "mode",
+		"mode = \"01777\"":                                        "mode",
+		"[quota]\nqueues = -1":                                    "quota.queues: -1",
+		"[quota]\npinned = \"1GB\"":                               "quota.pinned",
+		"[quota]\npinned = \"99999999999GiB\"":                    "quota.pinned",
+		"[user.nobody-of-that-name]\nqueues = 1":                  "user.nobody-of-that-name",
+		"[interface.e]\nmode = \"fast\"":                          "interface.e.mode",
+		"[interface.e]\nmax_vis = 1":                              "interface.e.max_vis",
+		"[interface.e]\nport = 70000":                             "line 2",
+		"max_connections = -1":                                    "max_connections",
+		"linger = \"2\"":                                          "linger: \"2\" is no time",
+		"linger = \"-1s\"":                                        "linger",
+		"[interface.e]\nzero_copy = [\"@no-group-of-that-name\"]": "interface.e.zero_copy",
+		"[interface.e]\nusers = [\"@no-group-of-that-name\"]":     "interface.e.users",
 	} {
 		if _, err := parseAgentSettings([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
@@ -153,7 +169,7 @@ func TestAgentCommand(t *testing.T) {
 	var out strings.Builder
 	go func() {
 		done <- run(ctx, environment{
-			args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-keeper", "--metrics", "127.0.0.1:0"},
+			args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored", "--metrics", "127.0.0.1:0"},
 			stdout: &out, stderr: &out, actions: production(),
 		})
 	}()
@@ -171,7 +187,7 @@ func TestAgentCommand(t *testing.T) {
 		t.Error(err)
 	}
 	second := run(ctx, environment{
-		args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-keeper"},
+		args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored"},
 		stdout: &strings.Builder{}, stderr: &strings.Builder{}, actions: production(),
 	})
 	if second != exitFailed {
@@ -284,5 +300,64 @@ func TestDashboard(t *testing.T) {
 	}
 	if len(asked) < 5 {
 		t.Errorf("it asks for %v", asked)
+	}
+}
+
+// As it comes the agent serves root alone, or its group, and tells others how they are let in; users other
+// than root get the interfaces that the command line names.
+func TestAgentDefaults(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	for _, c := range []struct {
+		settings string
+		args     []string
+		want     string // of what a user is told; empty: the NIC opens
+	}{
+		{"", nil, "permission denied"},
+		{"mode = \"0666\"\n", nil, "-i via0"},
+		{"mode = \"0666\"\n", []string{"-i", "other,via0"}, ""},
+	} {
+		dir, err := os.MkdirTemp("", "agent") // t.TempDir is root's alone
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		file, socket := filepath.Join(dir, "agent.toml"), filepath.Join(dir, "agent.sock")
+		if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(file, []byte(c.settings), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		// As via-xdp this program is via-xdp: TestMain.
+		agent := exec.CommandContext(t.Context(), "/proc/self/exe")
+		agent.Args = append([]string{"via-xdp", "agent", "--config", file, "--socket", socket, "--no-fdstored"}, c.args...)
+		var out strings.Builder
+		agent.Stdout, agent.Stderr = &out, &out
+		if err := ns.Do(agent.Start); err != nil {
+			t.Fatal(err)
+		}
+		await.Until(t, "the agent serves", func() bool { _, err := agentclient.Probe(socket); return err == nil })
+		cmd := nstest.AsNobody(t, "TestProgramOfAgent")
+		cmd.Env = append(os.Environ(), "VIA_TEST_AGENT="+socket)
+		told, err := cmd.CombinedOutput()
+		if (c.want == "") != (err == nil) || !strings.Contains(string(told), c.want) {
+			t.Errorf("%+v: a user: %v\n%s", c, err, told)
+		}
+		_ = agent.Process.Signal(unix.SIGTERM)
+		if err := agent.Wait(); err != nil {
+			t.Errorf("the agent: %v\n%s", err, out.String())
+		}
+	}
+}
+
+// TestProgramOfAgent is a program of TestAgentDefaults.
+func TestProgramOfAgent(t *testing.T) {
+	socket, ok := os.LookupEnv("VIA_TEST_AGENT")
+	if !ok {
+		t.Skip("a program of TestAgentDefaults")
+	}
+	n, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(8<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -13,10 +13,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
 	"viaxdp/bench/suite"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
 )
 
 // suiteFlags are those of a run of the reference suite.
@@ -29,9 +28,9 @@ type suiteFlags struct {
 func (s *suiteFlags) add(f *pflag.FlagSet) {
 	s.cfg = suite.Config{
 		Mode: "generic", Hugepages: true,
-		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand}, PeerArgs: []string{peers.WorkerCommand},
+		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
 		RankArgs: []string{"mpibench"}, AppArgs: []string{"mpiapp"}, ProxyArgs: []string{"proxy"},
-		AgentArgs: []string{"agent", "--config", os.DevNull, "--no-keeper"},
+		AgentArgs: []string{"agent", "--config", os.DevNull, "--no-fdstored"},
 	}
 	f.IntVar(&s.cfg.Turns, "turns", 0, fmt.Sprintf("times that all rows of a group are gone through (default %d, or 1 with --quick)", suite.DefaultTurns))
 	f.DurationVar(&s.cfg.Duration, "duration", 0, fmt.Sprintf("time of one measurement (default %v, or %v with --quick)", suite.DefaultDuration, suite.QuickDuration))
@@ -288,7 +287,7 @@ func newBenchDoc(env environment) *cobra.Command {
 // writeDocument writes benchmarks.md and its plots.
 func writeDocument(r *report.Report, histograms, docs string) error {
 	const name = "benchmarks"
-	if _, err := r.WritePlotsFrom(histograms, filepath.Join(docs, name)); err != nil {
+	if _, err := r.WriteDocumentPlots(histograms, filepath.Join(docs, name)); err != nil {
 		return err
 	}
 	return writeFile(filepath.Join(docs, name+".md"), func(w io.Writer) error { return r.WriteMarkdown(w, name) })

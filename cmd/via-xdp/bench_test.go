@@ -14,10 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
 	"viaxdp/bench/suite"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // sampleReport has one figure.
@@ -55,9 +54,9 @@ func TestBenchFlags(t *testing.T) {
 		Groups: []string{"window", "vibe-c"}, Turns: 7, Duration: 5 * time.Millisecond, Quick: true, MTU: 9000,
 		Mode: "native", Install: true, Out: out,
 		Command:    "via-xdp bench --turns 7 --duration 5ms --quick --mtu 9000 --mode native --hugepages=false --install window vibe-c",
-		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand}, PeerArgs: []string{peers.WorkerCommand},
+		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
 		RankArgs: []string{"mpibench"}, AppArgs: []string{"mpiapp"}, ProxyArgs: []string{"proxy"},
-		AgentArgs: []string{"agent", "--config", "/dev/null", "--no-keeper"},
+		AgentArgs: []string{"agent", "--config", "/dev/null", "--no-fdstored"},
 	}
 	if diff := cmp.Diff(want, r.suite, cmpopts.IgnoreFields(suite.Config{}, "Progress", "Stderr")); diff != "" {
 		t.Error(diff)

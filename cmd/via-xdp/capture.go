@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"viaxdp/internal/capture"
-	"viaxdp/internal/census"
-	"viaxdp/internal/rundir"
+	"viaxdp/internal/base/rundir"
+	"viaxdp/internal/ops/capture"
+	"viaxdp/internal/ops/status"
 )
 
 func newCapture(env environment) *cobra.Command {
@@ -48,7 +48,7 @@ func newCapture(env environment) *cobra.Command {
 				c.VIs = append(c.VIs, uint32(n))
 			}
 			c.Interface = strings.Join(args, "")
-			all := census.Take(rundir.AllPrograms())
+			all := status.Take(rundir.AllPrograms())
 			tellUnseen(env.stderr, all)
 			all.Only(c.Interface)
 			ctx := cmd.Context()

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"viaxdp/internal/programs"
-	"viaxdp/internal/rundir"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/base/programs"
+	"viaxdp/internal/base/rundir"
+	"viaxdp/internal/lab/testbed"
 )
 
 // leftover is something that a program of ours left behind.
@@ -90,7 +90,7 @@ func leftovers(env environment) (found []leftover, err error) {
 		for _, path := range programs.Stale(dir) {
 			found = append(found, leftover{"socket", path, true, func() error {
 				err := programs.Remove(path)
-				os.Remove(dir) // not, if there are others
+				rundir.Unmake(dir)
 				return err
 			}})
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"viaxdp/bench"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
 )
 
 func newDemo(env environment) *cobra.Command {
@@ -19,8 +19,9 @@ func newDemo(env environment) *cobra.Command {
 			Sizes: bench.DefaultSizes(), Turns: bench.DefaultTurns,
 			Duration: bench.DefaultDuration, Latency: true, Bandwidth: true,
 		},
-		MTU: 1500, Mode: "generic", Hugepages: true,
-		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
+		BedConfig: bench.BedConfig{
+			MTU: 1500, Mode: "generic", Hugepages: true, WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
+		},
 	}
 	var out output
 	names := bench.Names()

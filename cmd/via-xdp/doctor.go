@@ -10,11 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"viaxdp/internal/doctor"
-	"viaxdp/internal/rundir"
-	"viaxdp/internal/testbed"
-	"viaxdp/internal/tune"
-	"viaxdp/internal/undo"
+	"viaxdp/internal/base/rundir"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/ops/doctor"
+	"viaxdp/internal/ops/tune"
+	"viaxdp/internal/ops/undo"
 )
 
 func newDoctor(env environment) *cobra.Command {
@@ -139,7 +139,7 @@ func printReport(w io.Writer, r *doctor.Report, all bool, paint func(color, s st
 			if where = f.Interface; where == "" {
 				fmt.Fprintln(w, "host")
 			} else {
-				fmt.Fprintln(w, where)
+				fmt.Fprintln(w, f.Where())
 			}
 		}
 		fmt.Fprintf(w, "  %s %-13s %s\n", paint(colors[f.Level], fmt.Sprintf("%-8s", f.Level)), f.Check, f.Cause)

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
 
-	"viaxdp/internal/doctor"
+	"viaxdp/internal/ops/doctor"
 )
 
 //go:generate go run . gen doc ../../docs/cli.md
@@ -71,7 +71,7 @@ func writeDoc(w io.Writer, root *cobra.Command) error {
 		"| `VIA_RUNTIME_DIR` | where a program with open NICs has its socket, for `res`, `stat`, `top` and `capture`; `none`: nowhere; `proc` in the directories above; a user who has neither variable has no socket, and `res` does not show the program |\n" +
 		"| `VIA_AGENT` | socket of the agent that opens NICs for the commands that have one; `none`: no agent, see docs/agent.md |\n" +
 		"| `VIADEV_DEVICE` | interface of a rank (`mpiapp`, `mpibench`), which `mpirun` sets |\n" +
-		"| `RUNTIME_DIRECTORY` | where `agent` has its lock and its keeper's socket, by default beside its socket; systemd sets it |\n")
+		"| `RUNTIME_DIRECTORY` | where `agent` has its lock and its descriptor store's socket, by default beside its socket; systemd sets it |\n")
 	var chapter func(cmd *cobra.Command)
 	chapter = func(cmd *cobra.Command) {
 		if !listed(cmd) {

@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/inspect"
-	"viaxdp/kagent/agentclient"
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/ops/inspect"
 )
 
 // described is an element of what info --json prints.

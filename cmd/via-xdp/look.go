@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/census"
-	"viaxdp/internal/rundir"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/base/rundir"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/ops/status"
 	"viaxdp/vipl"
 )
 
@@ -32,13 +32,13 @@ func newRes(env environment) *cobra.Command {
 		Use:   "res [" + strings.Join(resources, "|") + "]",
 		Short: "List what programs have open: NICs, VIs, completion queues, memory, tags",
 		Long: "Lists resources by process: of one's own programs, for root of all. A program is seen when\n" +
-			"it opened its NIC by vipl.OpenNic and could make its socket in the runtime directory\n" +
+			"it opened its NIC by vipl.OpenNIC and could make its socket in the runtime directory\n" +
 			"(VIA_RUNTIME_DIR, /run/via-xdp/proc for root, $XDG_RUNTIME_DIR/via-xdp/proc). One that cron or a\n" +
 			"service starts for an ordinary user has none, unless it is told: doctor names it as a queue's holder.",
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: resources,
 		RunE: func(_ *cobra.Command, args []string) error {
-			c := census.Take(rundir.AllPrograms())
+			c := status.Take(rundir.AllPrograms())
 			c.Only(nic)
 			if asJSON {
 				return printJSON(env.stdout, c)
@@ -65,7 +65,7 @@ func newRes(env environment) *cobra.Command {
 }
 
 // tellUnseen says what the census could not ask.
-func tellUnseen(w io.Writer, c *census.Census) {
+func tellUnseen(w io.Writer, c *status.Report) {
 	switch {
 	case c.Denied == 1:
 		fmt.Fprintln(w, "1 program of another user is not shown: sudo shows it")
@@ -78,7 +78,7 @@ func tellUnseen(w io.Writer, c *census.Census) {
 }
 
 // notes are what goes before a list of queues: whose are not in it, and that there are none.
-func notes(nic string, c *census.Census, list []census.Queue) string {
+func notes(nic string, c *status.Report, list []status.Queue) string {
 	var b strings.Builder
 	tellUnseen(&b, c)
 	if len(list) == 0 {
@@ -88,7 +88,7 @@ func notes(nic string, c *census.Census, list []census.Queue) string {
 }
 
 // nobody says that there is nothing to show of an interface, or of any.
-func nobody(nic string, c *census.Census) string {
+func nobody(nic string, c *status.Report) string {
 	s := "no program"
 	if c.Denied > 0 || len(c.Failed) > 0 {
 		s = "no other program"
@@ -99,7 +99,7 @@ func nobody(nic string, c *census.Census) string {
 	return s + " has a NIC open"
 }
 
-func printResources(out io.Writer, c *census.Census, kind string) {
+func printResources(out io.Writer, c *status.Report, kind string) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	defer w.Flush()
 	heads := map[string]string{
@@ -193,9 +193,9 @@ func newStat(env environment) *cobra.Command {
 }
 
 // taker takes censuses, of one interface if it is named.
-func taker(args []string) func() *census.Census {
-	return func() *census.Census {
-		c := census.Take(rundir.AllPrograms())
+func taker(args []string) func() *status.Report {
+	return func() *status.Report {
+		c := status.Take(rundir.AllPrograms())
 		c.Only(strings.Join(args, ""))
 		return c
 	}
@@ -222,7 +222,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func showStat(env environment, nic string, list []census.Queue, c *census.Census, asJSON, all, vis, rates bool) error {
+func showStat(env environment, nic string, list []status.Queue, c *status.Report, asJSON, all, vis, rates bool) error {
 	if asJSON {
 		tellUnseen(env.stderr, c)
 		if rates {
@@ -258,7 +258,7 @@ func showStat(env environment, nic string, list []census.Queue, c *census.Census
 	return nil
 }
 
-func printVIs(out io.Writer, q *census.Queue, rates bool) {
+func printVIs(out io.Writer, q *status.Queue, rates bool) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	defer w.Flush()
 	for _, v := range q.VIs {
@@ -351,12 +351,12 @@ func screen(f *os.File) (rows, columns int) {
 }
 
 // topScreen is what top shows, in at most rows lines of at most columns.
-func topScreen(list []census.Queue, notes string, now time.Time, rows, columns int) string {
-	frames := func(q *census.Queue) float64 {
+func topScreen(list []status.Queue, notes string, now time.Time, rows, columns int) string {
+	frames := func(q *status.Queue) float64 {
 		return q.Get("socket", "rx_frames").Rate + q.Get("socket", "tx_frames").Rate
 	}
 	list = slices.Clone(list)
-	slices.SortStableFunc(list, func(a, b census.Queue) int {
+	slices.SortStableFunc(list, func(a, b status.Queue) int {
 		return cmp.Compare(frames(&b), frames(&a))
 	})
 	vis := 0

@@ -20,17 +20,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
-	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
 	"viaxdp/bench/suite"
-	"viaxdp/internal/inspect"
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/ops/inspect"
 )
 
 // The test program is its own child when it is called by a hidden command.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && slices.Contains([]string{workerCommand, guardCommand, peers.WorkerCommand, keeperCommand}, os.Args[1]) {
+	if len(os.Args) > 1 && slices.Contains([]string{workerCommand, guardCommand, fdstoredCommand}, os.Args[1]) {
 		os.Exit(run(context.Background(), environment{
 			args: os.Args[1:], stdout: os.Stdout, stderr: os.Stderr, actions: production(),
 		}))
@@ -89,7 +88,6 @@ func (r *recorder) actions() actions {
 		},
 		worker: func() error { return called("worker") },
 		guard:  func() error { return called("guard") },
-		peer:   func() error { return called("peer") },
 	}
 }
 
@@ -189,10 +187,10 @@ func TestDemoFlags(t *testing.T) {
 			Rows: bench.RowsOf([]string{"tcp-spin", "raw-afxdp"}), Sizes: []int{1, 2}, Turns: 1, Duration: 5 * time.Millisecond,
 			Latency: true, Bandwidth: true, Check: true,
 		},
-		MTU: 9000, Mode: "native", WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
+		BedConfig: bench.BedConfig{MTU: 9000, Mode: "native", WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand}},
 	}
 	if diff := cmp.Diff(want, r.demo, cmpopts.IgnoreFields(bench.Plan{}, "Progress", "Opening"),
-		cmpopts.IgnoreFields(bench.DemoConfig{}, "Stderr")); diff != "" {
+		cmpopts.IgnoreFields(bench.BedConfig{}, "Stderr")); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -323,7 +321,7 @@ func TestHelpAndVersion(t *testing.T) {
 	if _, out, _ := call(r, "version"); out != "via-xdp "+bench.Version()+"\n" {
 		t.Errorf("version: %q", out)
 	}
-	for command, name := range map[string]string{workerCommand: "worker", guardCommand: "guard", peers.WorkerCommand: "peer"} {
+	for command, name := range map[string]string{workerCommand: "worker", guardCommand: "guard"} {
 		r.calls = nil
 		if call(r, command); len(r.calls) != 1 || r.calls[0] != name {
 			t.Errorf("%s called %v", command, r.calls)

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"viaxdp/bench"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
 

@@ -105,7 +105,7 @@ func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Co
 	again := make(chan os.Signal, 1) // nobody reads it
 	signal.Notify(again, unix.SIGTERM)
 	defer signal.Stop(again)
-	nic, err := vipl.OpenNic(device, vipl.WithSilence(rankSilence))
+	nic, err := vipl.OpenNIC(device, vipl.WithSilence(rankSilence))
 	if err != nil {
 		return err
 	}

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"viaxdp/internal/mpirun"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/ops/mpirun"
 )
 
 // exitStatus is the status that a command ends with for a program that it has run.

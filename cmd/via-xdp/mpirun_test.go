@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"viaxdp/internal/mpirun"
+	"viaxdp/internal/ops/mpirun"
 	"viaxdp/mvich"
 )
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
+	"viaxdp/bench/report"
 )
 
 // output is where the report goes.
@@ -31,7 +32,7 @@ func (o *output) write(env environment, r *bench.Result) error {
 	if err := o.json.write(env, r.WriteTable, r.WriteJSON); err != nil || o.svg == "" {
 		return err
 	}
-	files, err := r.WritePlots(o.svg)
+	files, err := report.WriteResultPlots(r, o.svg)
 	for _, f := range files {
 		fmt.Fprintln(env.stderr, "wrote", f)
 	}

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"viaxdp/internal/ping"
-	"viaxdp/wire"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/ops/ping"
 )
 
 // pinged is what ping --json prints.

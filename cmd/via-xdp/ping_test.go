@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/ping"
+	"viaxdp/internal/ops/ping"
 )
 
 // The median of an even number of answers is that of the middle two.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"viaxdp/internal/proxy"
+	"viaxdp/internal/ops/proxy"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -25,7 +25,7 @@ func newProxy(env environment) *cobra.Command {
 			"tcp:, the kernel's, on the side of the program; the other is via:, package vianet's,\n" +
 			"on the side of the other host, where another proxy does the reverse.\n\n" +
 			"With --psk the way between the two proxies is authenticated and encrypted; both need the\n" +
-			"same file, such as openssl rand -out key 32 makes. Where their keys do not go together\n" +
+			"same file, such as (umask 077; openssl rand -out key 32) makes. Where their keys do not go together\n" +
 			"connections are reset, and both proxies say so.",
 		Example: "  via-xdp proxy -i eth1 --listen via::5432 --to tcp:127.0.0.1:5432          # on the server\n" +
 			"  via-xdp proxy -i eth1 --listen tcp:127.0.0.1:5432 --to via:10.0.0.2:5432  # on the client",
@@ -70,7 +70,7 @@ func newProxy(env environment) *cobra.Command {
 					return errors.New("no interface: give one by -i")
 				}
 				runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), leastProcs))
-				nic, err := vipl.OpenNic(device, vipl.WithPSK(key), vipl.WithSilence(cmp.Or(silence, vipl.DefaultSilence)))
+				nic, err := vipl.OpenNIC(device, vipl.WithPSK(key), vipl.WithSilence(cmp.Or(silence, vipl.DefaultSilence)))
 				if err != nil {
 					return err
 				}

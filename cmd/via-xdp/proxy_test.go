@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/await"
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 )
 
 // A proxy needs both addresses, and an interface for one of VIA.
@@ -138,12 +138,12 @@ func TestProxyKeys(t *testing.T) {
 			near, nearSays, endNear := startProxy(t, a, append(with(c.near), "--listen", "tcp:127.0.0.1:0", "--to", "via:"+b.IPv4.String()+":7000")...)
 			var got []byte
 			err := a.Do(func() error {
-				client, err := net.DialTimeout("tcp", near.String(), await.Patience)
+				client, err := net.DialTimeout("tcp", near.String(), await.WaitLimit)
 				if err != nil {
 					return err
 				}
 				defer client.Close()
-				client.SetDeadline(time.Now().Add(await.Patience))
+				client.SetDeadline(time.Now().Add(await.WaitLimit))
 				got, err = io.ReadAll(client)
 				return err
 			})
@@ -163,7 +163,7 @@ func TestProxyKeys(t *testing.T) {
 			endFar()
 			for side, said := range map[string]*heard{"near": nearSays, "far": farSays} {
 				text := said.String()
-				if want := min(len(c.why), 1); strings.Count(text, "do not go together") != want || !strings.Contains(text, c.why) {
+				if want := min(len(c.why), 1); strings.Count(text, "pre-shared keys do not match") != want || !strings.Contains(text, c.why) {
 					t.Errorf("the %s one says %s", side, text)
 				}
 			}

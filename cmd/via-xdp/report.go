@@ -10,17 +10,17 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
-	"viaxdp/internal/census"
-	"viaxdp/internal/inspect"
-	"viaxdp/internal/rundir"
-	"viaxdp/internal/support"
+	"viaxdp/internal/base/rundir"
+	"viaxdp/internal/ops/inspect"
+	"viaxdp/internal/ops/status"
+	"viaxdp/internal/ops/support"
 )
 
 func newReport(env environment) *cobra.Command {
@@ -32,8 +32,8 @@ func newReport(env environment) *cobra.Command {
 		Long: "Writes a tar.gz archive with the versions of program, kernel and drivers, the settings of\n" +
 			"host and interfaces, their counters and those of the programs that have NICs open (what res\n" +
 			"shows), and results (--result, as --json of other commands writes them). Addresses and the\n" +
-			"host's name are replaced by names that say nothing. Nothing is changed, and nothing is sent\n" +
-			"anywhere.",
+			"host's name are replaced by names that say nothing, and of the kernel's command line values\n" +
+			"that may be secret are left out. Nothing is changed, and nothing is sent anywhere.",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) (err error) {
 			if len(args) == 0 {
@@ -76,6 +76,9 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 	if name, err := os.Hostname(); err == nil {
 		short, _, _ := strings.Cut(name, ".")
 		mask.Names = []string{name, short}
+		if _, domain, ok := strings.Cut(name, "."); ok {
+			mask.Names = append(mask.Names, domain)
+		}
 	}
 	a := support.New(w, mask, time.Now())
 	a.Add("version", fmt.Sprintf("via-xdp %s, %s %s/%s\n", bench.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH))
@@ -92,7 +95,8 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 		a.NIC(root, name, support.Ethtool{Name: name})
 		info, err := env.actions.inspect(name, false)
 		if err != nil {
-			return err
+			a.Add("nic/"+name+"/info.json", fmt.Sprintf("(%v)\n", err)) // it may be gone by now
+			continue
 		}
 		b, err := json.MarshalIndent(info, "", "  ")
 		if err != nil {
@@ -101,21 +105,35 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 		a.Add("nic/"+name+"/info.json", string(b))
 	}
 	// What reached no VI is counted by the programs, not by the driver.
-	b, err := json.MarshalIndent(census.Take(rundir.AllPrograms()), "", "  ")
+	b, err := json.MarshalIndent(status.Take(rundir.AllPrograms()), "", "  ")
 	if err != nil {
 		return err
 	}
 	a.Add("programs.json", string(b))
-	for i, file := range results {
-		b, err := os.ReadFile(file)
+	for _, file := range results {
+		text, err := readResult(file)
 		if err != nil {
 			return err
 		}
-		name := filepath.Base(file)
-		if slices.ContainsFunc(results[:i], func(other string) bool { return filepath.Base(other) == name }) {
-			name = fmt.Sprintf("%d-%s", i+1, name)
-		}
-		a.Add("results/"+name, string(b))
+		a.Add("results/"+filepath.Base(file), text)
 	}
 	return a.Close()
+}
+
+// readResult reads as much of a file as an archive takes. The archive goes to others, so that
+// a link, by which somebody else may name a file of this user, is not followed.
+func readResult(name string) (string, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.ELOOP) {
+		return "", fmt.Errorf("--result %s: it is a link: name the file itself", name)
+	}
+	if err != nil {
+		return "", fmt.Errorf("--result: %w", err)
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "", errors.Join(err, fmt.Errorf("--result %s: it is no regular file", name))
+	}
+	b, err := io.ReadAll(io.LimitReader(f, support.MaxFile+1))
+	return string(b), err
 }

@@ -11,7 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"viaxdp/internal/inspect"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/ops/inspect"
+	"viaxdp/internal/ops/support"
 )
 
 // untar reads the names and the text of an archive.
@@ -82,8 +85,38 @@ func TestReportCommand(t *testing.T) {
 		t.Errorf("the report has mode %v", i.Mode())
 	}
 
+	// What is not a file, or a link to one, is refused, and read no further than an archive
+	// takes; an interface that cannot be asked is told.
+	link, pipe, long := filepath.Join(dir, "link"), filepath.Join(dir, "pipe"), filepath.Join(dir, "long")
+	if err := errors.Join(os.Symlink(result, link), unix.Mkfifo(pipe, 0o600), os.WriteFile(long, nil, 0o600),
+		os.Truncate(long, 1<<40)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{link, pipe, dir, "/dev/zero"} {
+		env.args = []string{"report", "lo", "-o", file + "2", "--result", name}
+		if status := run(t.Context(), env); status == exitFine || !strings.Contains(log.String(), name) {
+			t.Errorf("a report with %s: status %d, %s", name, status, &log)
+		}
+	}
+	whole := env.actions.inspect
+	env.actions.inspect = func(string, bool) (inspect.Interface, error) { return inspect.Interface{}, errors.New("no answer") }
+	env.args = []string{"report", "lo", "-o", "-", "--result", long}
+	if status := run(t.Context(), env); status != exitFine {
+		t.Errorf("of an interface that does not answer: status %d, %s", status, &log)
+	}
+	env.actions.inspect = whole
+	files = untar(t, &out)
+	if got := files["via-xdp-report/nic/lo/info.json"]; got != "(no answer)\n" {
+		t.Errorf("info.json is %q", got)
+	}
+	if got := len(files["via-xdp-report/results/long"]); got < support.MaxFile || got > support.MaxFile+100 {
+		t.Errorf("%d bytes of a long file", got)
+	}
+
 	// A file that is there stays, an interface that is not is an error, and a
 	// report that fails leaves no half.
+	out.Reset()
+	env.args = []string{"report", "lo", "-o", file}
 	if status := run(t.Context(), env); status == exitFine {
 		t.Error("a report was overwritten")
 	}

@@ -13,15 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
-	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
 	"viaxdp/bench/suite"
-	"viaxdp/internal/inspect"
-	"viaxdp/internal/mpirun"
-	"viaxdp/internal/testbed"
-	"viaxdp/internal/torture"
-	"viaxdp/kagent"
-	"viaxdp/wire"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/lab/torture"
+	"viaxdp/internal/ops/inspect"
+	"viaxdp/internal/ops/mpirun"
 )
 
 // Exit status of the program.
@@ -51,7 +50,6 @@ type actions struct {
 	suite     func(context.Context, suite.Config) (*report.Report, error)
 	worker    func() error
 	guard     func() error
-	peer      func() error
 	listening func(addr net.Addr) // a server is ready; may be nil
 }
 
@@ -67,7 +65,6 @@ func production() actions {
 		suite:   suite.Run,
 		worker:  bench.WorkerMain,
 		guard:   testbed.GuardMain,
-		peer:    peers.WorkerMain,
 	}
 }
 
@@ -147,9 +144,8 @@ func newRoot(env environment) *cobra.Command {
 		newGen(env),
 		newChild(workerCommand, env.actions.worker),
 		newChild(guardCommand, env.actions.guard),
-		newKeeper(),
-		newChild(partyCommand, party),
-		newChild(peers.WorkerCommand, env.actions.peer),
+		newFDStored(),
+		newChild(soakWorkerCommand, soakWorker),
 	)
 	completeArguments(root)
 	explainArguments(root)

@@ -15,7 +15,7 @@ import (
 )
 
 // scriptPatience is how long a script waits for what must happen.
-const scriptPatience = time.Minute
+const scriptLimit = time.Minute
 
 // startCommand is "start PLACE NAME COMMAND", which runs until "end NAME STATUS", or
 // the script's end.
@@ -63,7 +63,7 @@ func startCommand(ts *testscript.TestScript, neg bool, args []string) {
 		select {
 		case <-ended:
 			return cmd.ProcessState.ExitCode()
-		case <-time.After(scriptPatience):
+		case <-time.After(scriptLimit):
 			ts.Fatalf("%s does not end", name)
 			return -1
 		}
@@ -94,7 +94,7 @@ func awaitFile(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 1 || len(args) > 2 || neg && len(args) > 1 {
 		ts.Fatalf("await FILE [PATTERN], or ! await FILE")
 	}
-	for end := time.Now().Add(scriptPatience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(scriptLimit); ; time.Sleep(5 * time.Millisecond) {
 		text, err := os.ReadFile(ts.MkAbs(args[0]))
 		if len(args) == 1 {
 			_, err = os.Stat(ts.MkAbs(args[0]))
@@ -103,7 +103,7 @@ func awaitFile(ts *testscript.TestScript, neg bool, args []string) {
 		case neg && err != nil, !neg && err == nil && (len(args) == 1 || regexp.MustCompile("(?m)"+args[1]).Match(text)):
 			return
 		case time.Now().After(end):
-			ts.Fatalf("%v: not within %v: %s", args, scriptPatience, text)
+			ts.Fatalf("%v: not within %v: %s", args, scriptLimit, text)
 		}
 	}
 }

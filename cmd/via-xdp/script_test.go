@@ -13,9 +13,9 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
 
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/pairtest"
-	"viaxdp/kagent/agentclient"
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/pairtest"
 	"viaxdp/vipl"
 )
 

@@ -14,20 +14,20 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"viaxdp/internal/testbed"
-	"viaxdp/internal/torture"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/lab/torture"
 	"viaxdp/vipl"
 )
 
-// partyCommand is the hidden command with which the program becomes a party of
+// soakWorkerCommand is the hidden command with which the program becomes a party of
 // a soak.
-const partyCommand = "internal-party"
+const soakWorkerCommand = "internal-soak-worker"
 
-func party() error { return torture.Main(os.Stdin, os.Stdout) }
+func soakWorker() error { return torture.Main(os.Stdin, os.Stdout) }
 
 // newSoak is the command around soak, which is torture.Soak.
 func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (torture.SoakReport, error)) *cobra.Command {
-	cfg := torture.SoakConfig{For: time.Minute, Silence: vipl.DefaultSilence, Args: []string{partyCommand}, Stderr: env.stderr}
+	cfg := torture.SoakConfig{For: time.Minute, Silence: vipl.DefaultSilence, Args: []string{soakWorkerCommand}, Stderr: env.stderr}
 	asJSON, gigabytes, agent := jsonFile(""), 0., false
 	cmd := &cobra.Command{
 		Use:   "soak",
@@ -48,7 +48,18 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			"that they see. Beside them the rate of messages must be half of what it is, at least,\n" +
 			"beside forgers who do the same work for frames that nobody gets. With --plain as well\n" +
 			"nothing is sealed, and forgers guess: VIs, keys, sources, versions and lengths. Each\n" +
-			"has to be dropped by its name, and none answered.",
+			"has to be dropped by its name, and none answered.\n\n" +
+			"With --attack there is an attack instead, and a line that says what came of it. One\n" +
+			"that did not take place is a broken promise, too; time in which the machine ran late\n" +
+			"does not count. With --attack peer a peer acknowledges, and ends connections, before\n" +
+			"the NIC, one in memory, has read what a program sends by reference: no byte that the\n" +
+			"program writes after a completion may reach the peer. With --attack users a user of an\n" +
+			"agent keeps queues, listens where another user does, has the agent look for hosts that\n" +
+			"are silent, and floods it: the other user's open, close and dial may take 100 ms longer\n" +
+			"than alone, its requests have to reach it, and the gateway keeps its neighbour entry.\n" +
+			"With --attack requests a server gets 10,000 requests/s whose sources are invented: no\n" +
+			"dial may be refused, 99 % have to take 50 ms at most, and no source may be sent more\n" +
+			"than three times the bytes that came from it.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.For <= 0 || cfg.Act <= 0 || cfg.Flows <= 0 {
@@ -62,6 +73,16 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			}
 			if cfg.Hostile && (cfg.Kills > 0 || gigabytes > 0) {
 				return errors.New("--hostile is for random events: there is no flood beside --kills and --gigabytes")
+			}
+			if cfg.Attack != "" && !slices.Contains(torture.Attacks, cfg.Attack) {
+				return fmt.Errorf("--attack %q: want one of %s", cfg.Attack, strings.Join(torture.Attacks, ", "))
+			}
+			if cfg.Attack != "" {
+				for _, name := range notForAttacks {
+					if cmd.Flags().Changed(name) {
+						return fmt.Errorf("--attack is not for --%s: an attack has programs and faults of its own", name)
+					}
+				}
 			}
 			if cfg.Plain && !cfg.Hostile {
 				return errors.New("--plain is for --hostile: without it nothing is sealed")
@@ -88,7 +109,7 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 				cfg.Seed = rand.Uint64()
 			}
 			if agent {
-				cfg.AgentArgs = []string{"agent", "--config", os.DevNull, "--no-keeper"}
+				cfg.AgentArgs = []string{"agent", "--config", os.DevNull, "--no-fdstored"}
 			}
 			progress := newProgress(env.stderr)
 			cfg.Progress = func(r torture.SoakReport) { progress.line("%s", soakStep(r)) }
@@ -114,6 +135,7 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	f.IntVar(&cfg.Flows, "flows", 4, "VIs at each of the three reliability levels")
 	f.BoolVar(&cfg.Hostile, "hostile", false, "seal the connections by a pre-shared key, and flood both sides with forged frames")
 	f.BoolVar(&cfg.Plain, "plain", false, "with --hostile: do not seal the connections, and forge as somebody who has not seen their frames")
+	f.StringVar(&cfg.Attack, "attack", "", "instead of random events, the `attack` of a peer, users or requests")
 	f.DurationVar(&cfg.Silence, "silence", cfg.Silence, "time after which a silent peer of a VI is taken for dead, on both sides alike")
 	f.BoolVar(&agent, "agent", false, "have an agent on each side open the interfaces")
 	f.IntVar(&cfg.IP, "ip", 0, "IP `version` over which the parties connect, 4 or 6 (default: as the seed has it; 4 with --kills, --gigabytes and --hostile)")
@@ -123,11 +145,22 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	return cmd
 }
 
+// notForAttacks are the flags of other soaks.
+var notForAttacks = []string{"kills", "gigabytes", "act", "flows", "hostile", "plain", "silence", "agent", "ip", "mtu"}
+
 // leastSoakMTU leaves room for less, which IPv6 has to have, too.
 const leastSoakMTU = 1500
 
 func printSoak(w io.Writer, r torture.SoakReport) error {
 	var b strings.Builder
+	if a := r.Attack; a != nil {
+		fmt.Fprintf(&b, "%v, attack %s, seed %d\n", r.Elapsed.Round(time.Second), a.Name, r.Seed)
+		fmt.Fprintf(&b, "  promise       %s\n", a.Promise)
+		fmt.Fprintf(&b, "  result        %s\n", a.Result)
+		printVerdict(&b, r)
+		_, err := io.WriteString(w, b.String())
+		return err
+	}
 	acts := "acts"
 	if r.Acts == 1 {
 		acts = "act"
@@ -170,18 +203,26 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 		events = append(events, fmt.Sprintf("%d %s", r.Events[name], name))
 	}
 	fmt.Fprintf(&b, "  events        %s\n", strings.Join(events, ", "))
-	if len(r.Violations) == 0 {
-		b.WriteString("  every promise was kept\n")
-	}
-	for _, v := range r.Violations {
-		fmt.Fprintf(&b, "  BROKEN: %s\n", v)
-	}
+	printVerdict(&b, r)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
+// printVerdict says which promises were broken.
+func printVerdict(b *strings.Builder, r torture.SoakReport) {
+	if len(r.Violations) == 0 {
+		b.WriteString("  every promise was kept\n")
+	}
+	for _, v := range r.Violations {
+		fmt.Fprintf(b, "  BROKEN: %s\n", v)
+	}
+}
+
 // soakStep is how far a soak is.
 func soakStep(r torture.SoakReport) string {
+	if r.Attack != nil {
+		return fmt.Sprintf("%v: attack %s (%s)", r.Elapsed.Round(time.Second), r.Attack.Name, r.Event)
+	}
 	events := 0
 	for _, n := range r.Events {
 		events += n

@@ -13,8 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"viaxdp/internal/testbed"
-	"viaxdp/internal/torture"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/lab/torture"
 	"viaxdp/vipl"
 )
 
@@ -76,6 +76,30 @@ func TestSoakHostile(t *testing.T) {
 	if !cfg.Hostile || !strings.Contains(out, "1000 forged frames, 50/s") ||
 		!strings.Contains(out, "150 messages/s beside 70 forged frames/s, 200 beside forgers who spare us (75 % kept), 600 without any") {
 		t.Errorf("hostile %v:\n%s", cfg.Hostile, out)
+	}
+}
+
+// An attack is told by its promise and by what came of it, and has no flags of other soaks.
+func TestSoakAttack(t *testing.T) {
+	r := torture.SoakReport{
+		Seed: 7, Elapsed: 5 * time.Second,
+		Attack: &torture.AttackReport{Name: "peer", Promise: "nothing leaks", Result: "12 connections: 0 bytes"},
+	}
+	cfg, status, out, _ := soaked(context.Background(), r, nil, "--attack", "peer", "--for", "5s")
+	want := "5s, attack peer, seed 7\n  promise       nothing leaks\n  result        12 connections: 0 bytes\n  every promise was kept\n"
+	if cfg.Attack != "peer" || cfg.For != 5*time.Second || status != exitFine || out != want {
+		t.Errorf("%+v, status %d:\n%s", cfg, status, out)
+	}
+	r.Violations = []string{"8 bytes leaked"}
+	if _, status, out, _ = soaked(context.Background(), r, torture.ErrBroken, "--attack", "peer"); status != exitFailed || !strings.Contains(out, "BROKEN: 8 bytes leaked") {
+		t.Errorf("status %d:\n%s", status, out)
+	}
+	for _, args := range [][]string{
+		{"--attack", "weather"}, {"--attack", "peer", "--kills", "3"}, {"--attack", "users", "--agent"}, {"--attack", "requests", "--hostile"},
+	} {
+		if _, status, out, errs := soaked(context.Background(), r, nil, args...); status == exitFine || out != "" || !strings.Contains(errs, "--attack") {
+			t.Errorf("%q: status %d, %q", args, status, errs)
+		}
 	}
 }
 
@@ -148,7 +172,7 @@ func TestSoakInterrupted(t *testing.T) {
 func TestSoakFlags(t *testing.T) {
 	cfg, status, out, errs := soaked(context.Background(), goodSoak, nil, "--for", "2h", "--act", "5s", "--flows", "9", "--seed", "11", "--silence", "700ms", "--ip", "6", "--mtu", "4000", "--json", "-")
 	if status != exitFine || cfg.For != 2*time.Hour || cfg.Act != 5*time.Second || cfg.Flows != 9 || cfg.Seed != 11 || cfg.Silence != 700*time.Millisecond || cfg.IP != 6 || cfg.MTU != 4000 ||
-		!slices.Equal(cfg.Args, []string{partyCommand}) {
+		!slices.Equal(cfg.Args, []string{soakWorkerCommand}) {
 		t.Errorf("status %d, %+v", status, cfg)
 	}
 	var r torture.SoakReport

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // mostExposure is what systemd-analyze security may give the agent's service at most,

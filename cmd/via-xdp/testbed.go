@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"viaxdp/internal/testbed"
-	"viaxdp/kagent"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/testbed"
 )
 
 func newTestbed(env environment) *cobra.Command {

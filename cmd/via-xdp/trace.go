@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netns"
 
-	"viaxdp/internal/testbed"
-	"viaxdp/internal/thread"
-	"viaxdp/internal/trace"
+	"viaxdp/internal/base/thread"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/ops/trace"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/census"
-	"viaxdp/internal/testbed"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/ops/status"
 )
 
 // A command that is called in a wrong way says what is wrong and how it is called.
@@ -180,7 +180,7 @@ func TestListsAsJSON(t *testing.T) {
 
 // top says why it shows nothing.
 func TestTopOfNobody(t *testing.T) {
-	c := &census.Census{Denied: 2}
+	c := &status.Report{Denied: 2}
 	screen := topScreen(nil, notes("eth7", c, nil), time.Now(), 24, 80)
 	for _, want := range []string{"2 programs of other users are not shown", "no other program has eth7 open"} {
 		if !strings.Contains(screen, want) {
@@ -204,10 +204,10 @@ func TestLongSocket(t *testing.T) {
 		args  string
 		want  int
 	}{
-		{"", 100, "", exitFine}, {"", 101, "", exitFailed}, // PATH.keeper
-		{"", 103, "--no-keeper", exitFine}, {"", 104, "--no-keeper", exitFailed}, // PATH.new
-		{"/s", 97, "", exitFine}, {"/s:/other", 99, "", exitFailed},
-		{strings.Repeat("/dir", 25), 7, "", exitFailed}, {strings.Repeat("/dir", 25), 7, "--no-keeper", exitFine},
+		{"", 103, "", exitFine}, {"", 104, "", exitFailed}, // PATH.fds
+		{"", 103, "--no-fdstored", exitFine}, {"", 104, "--no-fdstored", exitFailed}, // PATH.new
+		{"/s", 101, "", exitFine}, {"/s:/other", 103, "", exitFailed},
+		{strings.Repeat("/dir", 25), 7, "", exitFailed}, {strings.Repeat("/dir", 25), 7, "--no-fdstored", exitFine},
 	} {
 		t.Setenv("RUNTIME_DIRECTORY", c.state)
 		args := append([]string{"agent", "--check", "--socket", "/" + strings.Repeat("x", c.bytes-1)}, strings.Fields(c.args)...)

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
 -- Wireshark dissector of the VIA protocol of via-xdp (UDP port 4793): frames of
--- VIs, and connection management. Package viaxdp/wire has the format.
+-- VIs, and connection management. Package viaxdp/internal/base/wire has the format.
 --
 --   wireshark -X lua_script:via.lua FILE.pcapng
 --   cp via.lua ~/.local/lib/wireshark/plugins/     (for always)
@@ -17,11 +17,12 @@ local KINDS = {
 local REASONS = {
   [1] = "receive queue empty", [2] = "message longer than its receive descriptor", [3] = "protocol",
   [4] = "VI not connected", [5] = "RDMA write refused", [6] = "RDMA read refused",
-  [7] = "nothing heard for the silence",
+  [7] = "nothing heard for the silence", [8] = "message past the memory of its receive descriptor",
 }
 local CM_TYPES = {
   [1] = "request", [2] = "pending", [3] = "accept", [4] = "confirm", [5] = "reject",
   [6] = "no-match", [7] = "cancel", [8] = "hello", [9] = "here",
+  [10] = "retry", [11] = "confirmed",
 }
 local CM_REASONS = {
   [0] = "none given", [1] = "refused by the program", [2] = "out of resources", [3] = "timed out",
@@ -72,6 +73,8 @@ local f = {
   cm_peer = ProtoField.bool("via.cm.flags.peer", "Peer-to-peer", 16, nil, 0x0004),
   cm_bare = ProtoField.bool("via.cm.flags.bare", "Can do without checksums of data", 16, nil, 0x0008),
   cm_secure = ProtoField.bool("via.cm.flags.secure", "Handshake", 16, nil, 0x0010),
+  cm_has_cookie = ProtoField.bool("via.cm.flags.cookie", "Cookie", 16, nil, 0x0020),
+  cm_cookie = ProtoField.uint64("via.cm.cookie", "Cookie", base.HEX),
   cm_handshake = ProtoField.bytes("via.cm.handshake", "Handshake"),
   cm_vi = ProtoField.uint32("via.cm.vi", "Sender's VI", base.HEX),
   cm_key = ProtoField.uint64("via.cm.key", "Key of frames to the sender", base.HEX),
@@ -187,6 +190,12 @@ local function handshake_len(tvb)
   return ({ [1] = 48, [3] = 48, [4] = 16 })[band(tvb(1, 1):uint(), 0x7f)] or 0
 end
 
+-- How long the cookie of a request is.
+local function cookie_len(tvb)
+  if band(tvb(1, 1):uint(), 0x7f) == 1 and band(tvb(2, 2):uint(), 0x0020) ~= 0 then return 8 end
+  return 0
+end
+
 -- Fields of a frame, each with its offset and length.
 local function add(tree, tvb, fields)
   for _, x in ipairs(fields) do tree:add(x[1], tvb(x[2], x[3])) end
@@ -195,9 +204,9 @@ end
 local function dissect_cm(tvb, pinfo, tree)
   local kind = band(tvb(1, 1):uint(), 0x7f)
   tree:add(f.cm_type, tvb(1, 1), kind)
-  flags_tree(tree, tvb(2, 2), f.cm_flags, { f.cm_write, f.cm_read, f.cm_peer, f.cm_bare, f.cm_secure })
+  flags_tree(tree, tvb(2, 2), f.cm_flags, { f.cm_write, f.cm_read, f.cm_peer, f.cm_bare, f.cm_secure, f.cm_has_cookie })
   add(tree, tvb, {
-    { f.cm_vi, 4, 4 }, { f.cm_key, 8, 8 }, { f.cm_id, 16, 8 }, { f.cm_seq, 24, 4 }, { f.cm_window, 28, 2 },
+    { f.cm_vi, 4, 4 }, { (kind == 4 or kind == 10) and f.cm_cookie or f.cm_key, 8, 8 }, { f.cm_id, 16, 8 }, { f.cm_seq, 24, 4 }, { f.cm_window, 28, 2 },
     { f.cm_payload, 30, 2 }, { f.cm_transfer, 32, 4 }, { f.cm_qos, 36, 4 }, { f.cm_level, 40, 1 }, { f.cm_reason, 41, 1 },
   })
   local from, to = tvb(42, 1):uint(), tvb(43, 1):uint()
@@ -206,6 +215,10 @@ local function dissect_cm(tvb, pinfo, tree)
   local shake = handshake_len(tvb)
   if shake > 0 and HEADER + from + to + shake <= tvb:len() then
     tree:add(f.cm_handshake, tvb(HEADER + from + to, shake))
+  end
+  local cookie = cookie_len(tvb)
+  if cookie > 0 and HEADER + from + to + shake + cookie <= tvb:len() then
+    tree:add(f.cm_cookie, tvb(HEADER + from + to + shake, cookie))
   end
   pinfo.cols.info = "connection management: " .. (CM_TYPES[kind] or ("type " .. kind))
 end
@@ -268,7 +281,7 @@ function via.dissector(tvb, pinfo, root)
   local length = HEADER
   if band(tvb(1, 1):uint(), 0x80) ~= 0 then
     dissect_cm(tvb, pinfo, tree)
-    length = HEADER + tvb(42, 1):uint() + tvb(43, 1):uint() + handshake_len(tvb)
+    length = HEADER + tvb(42, 1):uint() + tvb(43, 1):uint() + handshake_len(tvb) + cookie_len(tvb)
   else
     dissect_frame(tvb, pinfo, tree)
     length = HEADER + tvb(26, 2):uint()

@@ -31,7 +31,7 @@ type end struct {
 func main() { side.Main("manyvis", run) }
 
 func run(s *side.Side) error {
-	cq, err := s.Nic.CreateCQ(vis)
+	cq, err := s.NIC.CreateCQ(vis)
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func run(s *side.Side) error {
 	}
 	sum := uint64(0)
 	for range vis {
-		vi, _, err := cq.Wait(side.Patience) // of one VI, and of its receive queue
+		vi, _, err := cq.Wait(side.WaitLimit) // of one VI, and of its receive queue
 		if err != nil {
 			return err
 		}
@@ -82,11 +82,11 @@ func run(s *side.Side) error {
 // open makes a VI with its receive posted. Receives complete on cq, sends on
 // the VI itself.
 func open(s *side.Side, cq *vipl.CQ) (*end, error) {
-	mem, err := s.Nic.AllocMem(256, vipl.MemAttributes{Ptag: s.Tag})
+	mem, err := s.NIC.AllocMem(256, vipl.MemAttributes{Ptag: s.Tag})
 	if err != nil {
 		return nil, err
 	}
-	vi, err := s.Nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: s.Tag}, nil, cq)
+	vi, err := s.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: s.Tag}, nil, cq)
 	if err != nil {
 		return nil, err
 	}
@@ -107,6 +107,6 @@ func (e *end) say(n uint64) error {
 	if err := e.vi.PostSend(e.send, e.mem.Handle()); err != nil {
 		return err
 	}
-	_, err := e.vi.SendWait(side.Patience)
+	_, err := e.vi.SendWait(side.WaitLimit)
 	return err
 }

@@ -25,11 +25,11 @@ var messages = []string{"first", "second", "third", "fourth", "fifth", "last"}
 func main() { side.Main("notify", run) }
 
 func run(s *side.Side) error {
-	mem, err := s.Nic.AllocMem(4096, vipl.MemAttributes{Ptag: s.Tag})
+	mem, err := s.NIC.AllocMem(4096, vipl.MemAttributes{Ptag: s.Tag})
 	if err != nil {
 		return err
 	}
-	vi, err := s.Nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: s.Tag}, nil, nil)
+	vi, err := s.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: s.Tag}, nil, nil)
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func run(s *side.Side) error {
 		return send(s, vi, mem)
 	}
 	lost := make(chan vipl.ErrorDescriptor, 16)
-	s.Nic.ErrorCallback(func(e vipl.ErrorDescriptor) { lost <- e })
+	s.NIC.ErrorCallback(func(e vipl.ErrorDescriptor) { lost <- e })
 	ended := make(chan error, 1)
 	if err := vi.RecvNotify(handler(mem, ended)); err != nil {
 		return err
@@ -100,7 +100,7 @@ func send(s *side.Side, vi *vipl.VI, mem *vipl.Region) error {
 		if err := vi.PostSend(d, mem.Handle()); err != nil {
 			return err
 		}
-		if _, err := vi.SendWait(side.Patience); err != nil {
+		if _, err := vi.SendWait(side.WaitLimit); err != nil {
 			return err
 		}
 	}

@@ -34,7 +34,7 @@ func main() {
 }
 
 func run(device, server string) error {
-	nic, err := vipl.OpenNic(device)
+	nic, err := vipl.OpenNIC(device)
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func run(device, server string) error {
 	if err != nil {
 		return err
 	}
-	vi, err := nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
+	vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func poll(done func() (*vipl.Descriptor, error)) error {
 }
 
 // connect waits for a client, or connects with the server.
-func connect(nic *vipl.Nic, vi *vipl.VI, server string) error {
+func connect(nic *vipl.NIC, vi *vipl.VI, server string) error {
 	name := []byte("pingpong") // the discriminator: which program of the host
 	if server == "" {
 		fmt.Println("waiting for a client")

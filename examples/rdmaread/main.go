@@ -33,12 +33,12 @@ func main() { side.Main("rdmaread", run) }
 
 func run(s *side.Side) error {
 	// The memory must allow it, and the VIs of both sides must.
-	mem, err := s.Nic.AllocMem(tableAt+8*entries, vipl.MemAttributes{Ptag: s.Tag, EnableRdmaRead: s.Server})
+	mem, err := s.NIC.AllocMem(tableAt+8*entries, vipl.MemAttributes{Ptag: s.Tag, EnableRDMARead: s.Server})
 	if err != nil {
 		return err
 	}
-	vi, err := s.Nic.CreateVi(vipl.ViAttributes{
-		Level: vipl.ReliableDelivery, Ptag: s.Tag, EnableRdmaRead: true,
+	vi, err := s.NIC.CreateVI(vipl.VIAttributes{
+		Level: vipl.ReliableDelivery, Ptag: s.Tag, EnableRDMARead: true,
 	}, nil, nil)
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func run(s *side.Side) error {
 	if err := vi.PostSend(send, mem.Handle()); err != nil {
 		return err
 	}
-	if _, err := vi.RecvWait(side.Patience); err != nil { // until the client is done
+	if _, err := vi.RecvWait(side.WaitLimit); err != nil { // until the client is done
 		return err
 	}
 	fmt.Println("the client has read what it wanted")
@@ -78,7 +78,7 @@ func run(s *side.Side) error {
 
 // read learns where the table is, reads entries of it, and says that it is done.
 func read(vi *vipl.VI, mem *vipl.Region, done *vipl.Descriptor) error {
-	if _, err := vi.RecvWait(side.Patience); err != nil {
+	if _, err := vi.RecvWait(side.WaitLimit); err != nil {
 		return err
 	}
 	var table vipl.AddressSegment
@@ -102,11 +102,11 @@ func read(vi *vipl.VI, mem *vipl.Region, done *vipl.Descriptor) error {
 		return err
 	}
 	for i, n := range wanted { // they complete in the order in which they were posted
-		if _, err := vi.SendWait(side.Patience); err != nil {
+		if _, err := vi.SendWait(side.WaitLimit); err != nil {
 			return err
 		}
 		fmt.Printf("%d squared is %d\n", n, binary.BigEndian.Uint64(mem.Bytes()[tableAt+8*i:]))
 	}
-	_, err := vi.SendWait(side.Patience)
+	_, err := vi.SendWait(side.WaitLimit)
 	return err
 }

@@ -31,12 +31,12 @@ func main() { side.Main("rdmawrite", run) }
 
 func run(s *side.Side) error {
 	// The memory must allow it, and the VI must.
-	mem, err := s.Nic.AllocMem(memory, vipl.MemAttributes{Ptag: s.Tag, EnableRdmaWrite: true})
+	mem, err := s.NIC.AllocMem(memory, vipl.MemAttributes{Ptag: s.Tag, EnableRDMAWrite: true})
 	if err != nil {
 		return err
 	}
-	vi, err := s.Nic.CreateVi(vipl.ViAttributes{
-		Level: vipl.ReliableDelivery, Ptag: s.Tag, EnableRdmaWrite: true,
+	vi, err := s.NIC.CreateVI(vipl.VIAttributes{
+		Level: vipl.ReliableDelivery, Ptag: s.Tag, EnableRDMAWrite: true,
 	}, nil, nil)
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func serve(vi *vipl.VI, mem *vipl.Region, d *vipl.Descriptor) error {
 	if err := vi.PostSend(d, mem.Handle()); err != nil {
 		return err
 	}
-	last, err := vi.RecvWait(side.Patience) // a write without immediate data takes no receive
+	last, err := vi.RecvWait(side.WaitLimit) // a write without immediate data takes no receive
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func serve(vi *vipl.VI, mem *vipl.Region, d *vipl.Descriptor) error {
 
 // write learns where the text goes, and writes it there, line by line.
 func write(vi *vipl.VI, mem *vipl.Region, d *vipl.Descriptor) error {
-	if _, err := vi.RecvWait(side.Patience); err != nil {
+	if _, err := vi.RecvWait(side.WaitLimit); err != nil {
 		return err
 	}
 	var remote vipl.AddressSegment
@@ -101,7 +101,7 @@ func write(vi *vipl.VI, mem *vipl.Region, d *vipl.Descriptor) error {
 		if err := vi.PostSend(d, mem.Handle()); err != nil {
 			return err
 		}
-		if _, err := vi.SendWait(side.Patience); err != nil { // d and the text are free again
+		if _, err := vi.SendWait(side.WaitLimit); err != nil { // d and the text are free again
 			return err
 		}
 	}

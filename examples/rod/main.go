@@ -39,7 +39,7 @@ func run() (err error) {
 	if err != nil {
 		return err
 	}
-	nic, err := vipl.OpenNic(os.Getenv(mvich.DeviceVariable))
+	nic, err := vipl.OpenNIC(os.Getenv(mvich.DeviceVariable))
 	if err != nil {
 		return err
 	}

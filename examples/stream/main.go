@@ -27,11 +27,11 @@ func main() { side.Main("stream", run) }
 func run(s *side.Side) error {
 	// Descriptors of 64 bytes for messages, as many for credits, and the data.
 	const credits, data = window * 64, 2 * window * 64
-	mem, err := s.Nic.AllocMem(data+window*size, vipl.MemAttributes{Ptag: s.Tag})
+	mem, err := s.NIC.AllocMem(data+window*size, vipl.MemAttributes{Ptag: s.Tag})
 	if err != nil {
 		return err
 	}
-	vi, err := s.Nic.CreateVi(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: s.Tag}, nil, nil)
+	vi, err := s.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: s.Tag}, nil, nil)
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func send(vi *vipl.VI, mem *vipl.Region, message [window]*vipl.Descriptor) error
 	start := time.Now()
 	for i := range messages + window {
 		if i >= window && i%batch == 0 {
-			d, err := vi.RecvWait(side.Patience)
+			d, err := vi.RecvWait(side.WaitLimit)
 			if err != nil {
 				return err
 			}
@@ -76,7 +76,7 @@ func send(vi *vipl.VI, mem *vipl.Region, message [window]*vipl.Descriptor) error
 				return err
 			}
 			for range batch { // then their descriptors may be used again
-				if _, err := vi.SendWait(side.Patience); err != nil {
+				if _, err := vi.SendWait(side.WaitLimit); err != nil {
 					return err
 				}
 			}
@@ -95,7 +95,7 @@ func send(vi *vipl.VI, mem *vipl.Region, message [window]*vipl.Descriptor) error
 // receive posts each receive anew, and after some of them says so.
 func receive(vi *vipl.VI, mem *vipl.Region, credit *vipl.Descriptor) error {
 	for i := range messages {
-		d, err := vi.RecvWait(side.Patience)
+		d, err := vi.RecvWait(side.WaitLimit)
 		if err != nil {
 			return err
 		}
@@ -109,7 +109,7 @@ func receive(vi *vipl.VI, mem *vipl.Region, credit *vipl.Descriptor) error {
 		if err := vi.PostSend(credit, mem.Handle()); err != nil {
 			return err
 		}
-		if _, err := vi.SendWait(side.Patience); err != nil {
+		if _, err := vi.SendWait(side.WaitLimit); err != nil {
 			return err
 		}
 	}

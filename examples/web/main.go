@@ -28,7 +28,7 @@ const (
 )
 
 // patience is how long an answer may take, and a server to end.
-const patience = 5 * time.Second
+const waitLimit = 5 * time.Second
 
 func main() {
 	log.SetFlags(0)
@@ -42,7 +42,7 @@ func main() {
 }
 
 func run(device, server string) (err error) {
-	nic, err := vipl.OpenNic(device)
+	nic, err := vipl.OpenNIC(device)
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func serve(stack *vianet.Stack) error {
 	}
 
 	// First the server, whose connections may rest, and then what carries them.
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	err = errors.Join(web.Shutdown(ctx), stack.Shutdown(ctx))
 	fmt.Printf("%d connections by VIA\n", stack.Stats().Accepted)
@@ -110,7 +110,7 @@ func ask(stack *vianet.Stack, server string) error {
 		})
 	}}
 	defer transport.CloseIdleConnections()
-	client := http.Client{Transport: transport, Timeout: patience}
+	client := http.Client{Transport: transport, Timeout: waitLimit}
 	for _, port := range []string{both, onlyTCP} {
 		r, err := client.Get("http://" + net.JoinHostPort(server, port))
 		if err != nil {

@@ -81,7 +81,7 @@ func rowsOf(t *testing.T, document, column string) (all []row) {
 // source is a package as its files say.
 type source struct {
 	types *types.Package
-	docs  map[string]string // comments of functions and methods: "OpenNic", "VI.PostSend"
+	docs  map[string]string // comments of functions and methods: "OpenNIC", "VI.PostSend"
 }
 
 func load(t *testing.T) source { return loadPackage(t, "vipl") }

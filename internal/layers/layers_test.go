@@ -17,85 +17,129 @@ const module = "viaxdp"
 // that is not a test. A package that is not listed is a failure: a new one
 // states its place here.
 var allowed = map[string][]string{
-	"wire":                   {"internal/crc32c"},
-	"reliable":               {},
-	"secure":                 {},
-	"hugepages":              {},
-	"memreg":                 {},
-	"bpf":                    {},
-	"xdpnic":                 {"internal/comm", "internal/ordered"},
-	"xdpnic/xdpnictest":      {"xdpnic", "wire"},
-	"kagent":                 {"bpf", "hugepages", "internal/comm", "internal/steer", "lane", "wire", "xdpnic"},
-	"kagent/kagenttest":      {"kagent", "wire"},
-	"vipl":                   {"hugepages", "internal/names", "internal/ordered", "internal/programs", "internal/rundir", "internal/tsc", "kagent", "kagent/agentclient", "kagent/agentproto", "lane", "memreg", "reliable", "secure", "wire", "xdpnic"},
-	"lane":                   {},
-	"kagent/keeper":          {"kagent"},
-	"kagent/agentproto":      {"bpf", "hugepages", "kagent", "wire", "xdpnic"},
-	"kagent/agentclient":     {"bpf", "hugepages", "kagent", "kagent/agentproto", "wire", "xdpnic"},
-	"kagent/agentd":          {"internal/comm", "kagent", "kagent/agentproto", "kagent/keeper", "wire", "xdpnic"},
-	"vipl/vipltest":          {"vipl"},
-	"internal/tsc":           {},
-	"internal/comm":          {},
-	"internal/crc32c":        {},
-	"internal/ordered":       {},
-	"internal/names":         {},
-	"internal/rundir":        {},
-	"internal/programs":      {"internal/comm"},
-	"internal/capture":       {"internal/programs", "wire"},
-	"internal/pairtest":      {"internal/nstest", "vipl"},
-	"internal/memorynic":     {"hugepages", "kagent/kagenttest", "vipl", "xdpnic/xdpnictest"},
-	"internal/census":        {"internal/capture", "internal/comm", "internal/programs", "vipl", "xdpnic"},
-	"internal/ping":          {"wire"},
-	"internal/trace":         {"kagent", "vipl", "xdpnic"},
-	"internal/tune":          {"internal/doctor", "internal/undo", "kagent"},
-	"internal/inspect":       {"bpf", "internal/testbed", "xdpnic"},
-	"internal/doctor":        {"bpf", "internal/comm", "internal/undo", "kagent", "kagent/agentclient", "wire", "xdpnic"},
-	"internal/undo":          {"internal/rundir", "internal/thread"},
-	"internal/nstest":        {"internal/thread"},
-	"internal/thread":        {},
-	"internal/await":         {},
-	"internal/lag":           {},
-	"internal/testsize":      {},
-	"internal/steer":         {},
-	"internal/support":       {"internal/steer"},
-	"internal/testbed":       {"hugepages", "internal/rundir", "internal/thread"},
-	"internal/mpirun":        {"internal/testbed", "mvich/pmi"},
-	"internal/torture":       {"bpf", "hugepages", "internal/lag", "internal/testbed", "kagent", "kagent/agentclient", "vipl", "wire", "xdpnic"},
-	"internal/proxy":         {"vianet"},
-	"internal/layers":        {},
-	"internal/docs":          {},
-	"bench":                  {"bench/floor", "bpf", "hugepages", "internal/testbed", "kagent", "mvich", "vianet", "vipl", "wire", "xdpnic"},
-	"bench/floor":            {},
-	"bench/mpich":            {"internal/mpirun", "internal/testbed"},
-	"bench/peers":            {"internal/testbed"},
-	"bench/report":           {"bench"},
-	"bench/suite":            {"bench", "bench/floor", "bench/mpich", "bench/peers", "bench/report", "internal/mpirun", "internal/testbed", "memreg", "mvich/mpiapps", "mvich/mpibench"},
-	"examples":               {},
-	"examples/internal/side": {"vipl"},
-	"examples/manyvis":       {"examples/internal/side", "vipl"},
-	"examples/notify":        {"examples/internal/side", "vipl"},
-	"examples/pingpong":      {"vipl"},
-	"examples/rdmaread":      {"examples/internal/side", "vipl"},
-	"examples/rdmawrite":     {"examples/internal/side", "vipl"},
-	"examples/rod":           {"mvich", "mvich/pmi", "vipl"},
-	"examples/stream":        {"examples/internal/side", "vipl"},
-	"examples/web":           {"vianet", "vipl"},
-	"cmd/via-xdp":            {"bench", "bench/peers", "bench/report", "bench/suite", "bpf", "internal/capture", "internal/census", "internal/doctor", "internal/inspect", "internal/mpirun", "internal/ping", "internal/programs", "internal/proxy", "internal/rundir", "internal/support", "internal/testbed", "internal/thread", "internal/torture", "internal/trace", "internal/tune", "internal/undo", "kagent", "kagent/agentclient", "kagent/agentd", "kagent/keeper", "mvich", "mvich/mpiapps", "mvich/mpibench", "mvich/pmi", "vianet", "vipl", "wire", "xdpnic"},
-	"cmd/libvipl":            {"cmd/libvipl/bigstack", "hugepages", "kagent", "vipl", "xdpnic"},
-	"cmd/libvipl/bigstack":   {},
-	"cmd/libvipl/manpages":   {},
-	"vianet":                 {"vipl"},
-	"mvich":                  {"vipl"},
-	"mvich/pmi":              {},
-	"mvich/mpibench":         {"mvich"},
-	"mvich/mpiapps":          {"mvich"},
-	"vm":                     {"bench", "internal/inspect", "vm/plan"},
-	"vm/guest":               {"internal/lag", "internal/thread", "vm/plan"},
-	"vm/plan":                {},
+	"internal/base/wire":         {"internal/base/crc32c"},
+	"internal/base/reliable":     {},
+	"internal/base/secure":       {},
+	"hugepages":                  {},
+	"memreg":                     {},
+	"bpf":                        {},
+	"xdpnic":                     {"internal/base/termsafe", "internal/base/ordered"},
+	"xdpnic/xdpnictest":          {"xdpnic", "internal/base/wire"},
+	"internal/agent/kagent":      {"bpf", "hugepages", "internal/base/termsafe", "internal/base/steer", "internal/base/shmlink", "internal/base/wire", "xdpnic"},
+	"internal/agent/provider":    {"hugepages", "internal/agent/kagent", "internal/base/secure", "xdpnic"},
+	"internal/agent/kagenttest":  {"internal/agent/kagent", "internal/base/wire"},
+	"vipl":                       {"hugepages", "internal/agent/agentclient", "internal/agent/agentproto", "internal/agent/kagent", "internal/agent/provider", "internal/base/names", "internal/base/ordered", "internal/base/programs", "internal/base/reliable", "internal/base/rundir", "internal/base/secure", "internal/base/shmlink", "internal/base/tsc", "internal/base/wire", "memreg", "xdpnic"},
+	"internal/base/shmlink":      {},
+	"internal/agent/fdstore":     {"internal/base/rundir", "internal/agent/kagent"},
+	"internal/agent/agentproto":  {"bpf", "hugepages", "internal/agent/kagent", "internal/base/wire", "xdpnic"},
+	"internal/agent/agentclient": {"bpf", "hugepages", "internal/agent/kagent", "internal/agent/agentproto", "internal/base/wire", "xdpnic"},
+	"internal/agent/agentd":      {"internal/base/termsafe", "internal/base/rundir", "internal/agent/kagent", "internal/agent/agentproto", "internal/agent/fdstore", "internal/base/wire", "xdpnic"},
+	"vipl/vipltest":              {"vipl"},
+	"internal/base/tsc":          {},
+	"internal/base/termsafe":     {},
+	"internal/base/crc32c":       {},
+	"internal/base/ordered":      {},
+	"internal/base/names":        {},
+	"internal/base/rundir":       {},
+	"internal/base/programs":     {"internal/base/termsafe", "internal/base/rundir"},
+	"internal/ops/capture":       {"internal/base/programs", "internal/base/wire"},
+	"internal/lab/pairtest":      {"internal/lab/nstest", "vipl"},
+	"internal/lab/memorynic":     {"hugepages", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/wire", "vipl", "xdpnic/xdpnictest"},
+	"internal/ops/status":        {"internal/ops/capture", "internal/base/termsafe", "internal/base/programs", "vipl", "xdpnic"},
+	"internal/ops/ping":          {"internal/base/wire"},
+	"internal/ops/trace":         {"internal/agent/kagent", "internal/agent/provider", "vipl", "xdpnic"},
+	"internal/ops/tune":          {"internal/ops/doctor", "internal/ops/undo", "internal/agent/kagent"},
+	"internal/ops/inspect":       {"bpf", "internal/lab/testbed", "xdpnic"},
+	"internal/ops/doctor":        {"bpf", "internal/base/termsafe", "internal/ops/undo", "internal/agent/kagent", "internal/agent/agentclient", "internal/base/wire", "xdpnic"},
+	"internal/ops/undo":          {"internal/base/termsafe", "internal/base/rundir", "internal/base/thread"},
+	"internal/lab/nstest":        {"internal/base/thread", "internal/lab/veth"},
+	"internal/base/thread":       {},
+	"internal/lab/await":         {},
+	"internal/lab/schedlat":      {},
+	"internal/lab/testsize":      {},
+	"internal/base/steer":        {},
+	"internal/ops/support":       {"internal/base/steer"},
+	"internal/lab/testbed":       {"hugepages", "internal/base/rundir", "internal/base/thread", "internal/lab/veth"},
+	"internal/lab/veth":          {"internal/base/thread"},
+	"internal/ops/mpirun":        {"internal/lab/testbed", "mvich/pmi"},
+	"internal/lab/torture":       {"bpf", "hugepages", "internal/agent/agentclient", "internal/agent/agentd", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/wire", "internal/lab/schedlat", "internal/lab/testbed", "vianet", "vipl", "xdpnic", "xdpnic/xdpnictest"},
+	"internal/ops/proxy":         {"vianet"},
+	"internal/layers":            {},
+	"internal/docs":              {},
+	"bench":                      {"bench/floor", "bpf", "hugepages", "internal/lab/testbed", "internal/agent/kagent", "mvich", "vianet", "vipl", "internal/base/wire", "xdpnic"},
+	"bench/floor":                {},
+	"bench/mpich":                {"internal/ops/mpirun", "internal/lab/testbed"},
+	"bench/peers":                {"internal/lab/testbed"},
+	"bench/report":               {"bench"},
+	"bench/suite":                {"bench", "bench/floor", "bench/mpich", "bench/peers", "bench/report", "internal/ops/mpirun", "internal/lab/testbed", "memreg", "mvich/mpiapps", "mvich/mpibench"},
+	"examples":                   {},
+	"examples/internal/side":     {"vipl"},
+	"examples/manyvis":           {"examples/internal/side", "vipl"},
+	"examples/notify":            {"examples/internal/side", "vipl"},
+	"examples/pingpong":          {"vipl"},
+	"examples/rdmaread":          {"examples/internal/side", "vipl"},
+	"examples/rdmawrite":         {"examples/internal/side", "vipl"},
+	"examples/rod":               {"mvich", "mvich/pmi", "vipl"},
+	"examples/stream":            {"examples/internal/side", "vipl"},
+	"examples/web":               {"vianet", "vipl"},
+	"cmd/via-xdp":                {"bench", "bench/peers", "bench/report", "bench/suite", "bpf", "internal/ops/capture", "internal/ops/status", "internal/ops/doctor", "internal/ops/inspect", "internal/ops/mpirun", "internal/ops/ping", "internal/base/programs", "internal/ops/proxy", "internal/base/rundir", "internal/ops/support", "internal/lab/testbed", "internal/base/thread", "internal/lab/torture", "internal/ops/trace", "internal/ops/tune", "internal/ops/undo", "internal/agent/kagent", "internal/agent/agentclient", "internal/agent/agentd", "internal/agent/fdstore", "mvich", "mvich/mpiapps", "mvich/mpibench", "mvich/pmi", "vianet", "vipl", "internal/base/wire", "xdpnic"},
+	"cmd/libvipl":                {"cmd/libvipl/bigstack", "hugepages", "internal/agent/kagent", "vipl", "xdpnic"},
+	"cmd/libvipl/bigstack":       {},
+	"cmd/libvipl/manpages":       {},
+	"vianet":                     {"vipl"},
+	"mvich":                      {"vipl"},
+	"mvich/pmi":                  {},
+	"mvich/mpibench":             {"mvich"},
+	"mvich/mpiapps":              {"mvich"},
+	"internal/lab/vm":            {"bench", "internal/ops/inspect", "internal/lab/vm/plan"},
+	"internal/lab/vm/guest":      {"internal/lab/schedlat", "internal/base/thread", "internal/lab/vm/plan"},
+	"internal/lab/vm/plan":       {},
+}
+
+// floors are the floors of the repository, from the ground up, each with the folders on it. A
+// package belongs to the longest folder that it is in, and imports none from above.
+var floors = [][]string{
+	{"internal/base"},                        // what the library stands on
+	{"bpf", "hugepages", "memreg", "xdpnic"}, // the kernel's face: programs, memory, rings
+	{"internal/agent"},                       // interfaces, connections, the agent
+	{"vipl"},                                 // VIs
+	{"mvich", "vianet"},                      // messages and sockets over them
+	{"internal/lab"},                         // beds, faults, helpers of tests
+	{"internal/ops"},                         // what operators run
+	{"bench"},                                // measurements
+	{"cmd", "examples", "internal/lab/vm"},   // programs
+	{"internal/layers", "internal/docs"},     // these tests, of no floor
+}
+
+// floor is the floor of a package, -1 if it has none.
+func floor(pkg string) int {
+	at, longest := -1, 0
+	for n, folders := range floors {
+		for _, f := range folders {
+			if (pkg == f || strings.HasPrefix(pkg, f+"/")) && len(f) > longest {
+				at, longest = n, len(f)
+			}
+		}
+	}
+	return at
+}
+
+// What the table allows leads down, or stays on a floor.
+func TestFloors(t *testing.T) {
+	for pkg, imports := range allowed {
+		if floor(pkg) < 0 {
+			t.Errorf("%s is on no floor", pkg)
+		}
+		for _, imp := range imports {
+			if floor(imp) > floor(pkg) {
+				t.Errorf("%s imports %s from a floor above", pkg, imp)
+			}
+		}
+	}
 }
 
 // pure packages make no system call and need no other module.
-var pure = []string{"wire", "reliable", "secure"}
+var pure = []string{"internal/base/wire", "internal/base/reliable", "internal/base/secure"}
 
 type listed struct {
 	ImportPath string

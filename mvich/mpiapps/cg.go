@@ -93,35 +93,3 @@ func solved(pl *plane, steps int) (*block, int, error) {
 	}
 	return x, step, err
 }
-
-// solvedAlone is the same without ranks: sums are of all points in their order, so
-// that the last digits differ.
-func solvedAlone(n, steps int) []float64 {
-	width := n + 2
-	x, p := make([]float64, n*n), make([]float64, width*width)
-	r, q := make([]float64, n*n), make([]float64, n*n)
-	rr := 0.
-	for i := range n {
-		for j := range n {
-			v := load(i+1, j+1)
-			r[i*n+j], p[(i+1)*width+j+1] = v, v
-			rr += v * v
-		}
-	}
-	row := func(i int) []float64 { return p[i*width : (i+1)*width] }
-	for first, step := rr, 0; step < steps && math.Sqrt(rr) > accuracy*math.Sqrt(first); step++ {
-		pq := 0.
-		for i := range n {
-			pq += apply(q[i*n:(i+1)*n], row(i), row(i+1), row(i+2))
-		}
-		before := rr
-		rr = 0
-		for i := range n {
-			rr += advance(x[i*n:(i+1)*n], r[i*n:(i+1)*n], row(i + 1)[1:n+1], q[i*n:(i+1)*n], before/pq)
-		}
-		for i := range n {
-			turn(row(i + 1)[1:n+1], r[i*n:(i+1)*n], rr/before)
-		}
-	}
-	return x
-}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/nstest"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/mvich/pmi"
 	"viaxdp/vipl"
@@ -36,7 +36,7 @@ func beRank(name string) (err error) {
 	if err != nil {
 		return err
 	}
-	nic, err := vipl.OpenNic("via0", vipl.WithSilence(30*time.Second))
+	nic, err := vipl.OpenNIC("via0", vipl.WithSilence(30*time.Second))
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,8 @@ import (
 // plane is a square of n x n points, cut into down x across blocks, as one rank
 // sees it.
 type plane struct {
-	c            *mvich.Comm
+	c            *mvich.Comm // nil: there is one block, and no other rank
+	rank         int
 	n            int
 	down, across int
 	calling      time.Duration // in calls of mvich
@@ -21,7 +22,7 @@ const MaxSize = 1 << 15
 
 // newPlane cuts the square so that blocks are about as high as wide.
 func newPlane(c *mvich.Comm, n int) (*plane, error) {
-	p := &plane{c: c, n: n, down: c.Size(), across: 1}
+	p := &plane{c: c, rank: c.Rank(), n: n, down: c.Size(), across: 1}
 	for a := 1; a*a <= c.Size(); a++ {
 		if c.Size()%a == 0 {
 			p.down, p.across = c.Size()/a, a
@@ -32,6 +33,9 @@ func newPlane(c *mvich.Comm, n int) (*plane, error) {
 	}
 	return p, nil
 }
+
+// alone is a square that is one block.
+func alone(n int) *plane { return &plane{n: n, down: 1, across: 1} }
 
 // cut is where part i of n points in so many parts begins.
 func cut(n, parts, i int) int { return i*(n/parts) + min(i, n%parts) }
@@ -45,7 +49,7 @@ func (p *plane) area(rank int) (top, left, rows, cols int) {
 
 // neighbour is the rank so many blocks away, or nobody.
 func (p *plane) neighbour(down, right int) int {
-	i, j := p.c.Rank()/p.across+down, p.c.Rank()%p.across+right
+	i, j := p.rank/p.across+down, p.rank%p.across+right
 	if i < 0 || i >= p.down || j < 0 || j >= p.across {
 		return mvich.ProcNull
 	}
@@ -70,7 +74,7 @@ type block struct {
 
 func (p *plane) block() *block {
 	b := &block{plane: p}
-	b.top, b.left, b.rows, b.cols = p.area(p.c.Rank())
+	b.top, b.left, b.rows, b.cols = p.area(p.rank)
 	b.points = make([]float64, (b.rows+2)*(b.cols+2))
 	return b
 }
@@ -84,6 +88,9 @@ func (b *block) inner(i int) []float64 { return b.row(i)[1 : b.cols+1] }
 // swap gives the neighbours the rows and columns at the edges, and has theirs in
 // the border then.
 func (b *block) swap() error {
+	if b.c == nil {
+		return nil
+	}
 	return b.call(func() error {
 		at := func(row, col int) []float64 { return b.points[row*(b.cols+2)+col:] }
 		row := mvich.Contiguous(b.cols, mvich.Elem)
@@ -113,27 +120,35 @@ func (b *block) swap() error {
 
 // all combines a number of each rank.
 func (p *plane) all(v float64, op mvich.Op[float64]) (float64, error) {
+	if p.c == nil {
+		return v, nil
+	}
 	sum := [1]float64{v}
 	err := p.call(func() error { return mvich.AllReduce(p.c, sum[:], sum[:], op) })
 	return sum[0], err
 }
 
-// gather gives rank 0 the whole square, row by row.
-func (b *block) gather() ([]float64, error) {
+// own is the block without its border, row by row.
+func (b *block) own() []float64 {
 	mine := make([]float64, 0, b.rows*b.cols)
 	for i := 1; i <= b.rows; i++ {
 		mine = append(mine, b.inner(i)...)
 	}
+	return mine
+}
+
+// gather gives rank 0 the whole square, row by row.
+func (b *block) gather() ([]float64, error) {
 	var all []float64
 	var counts []int
-	if b.c.Rank() == 0 {
+	if b.rank == 0 {
 		all = make([]float64, b.n*b.n)
 		for rank := range b.c.Size() {
 			_, _, rows, cols := b.area(rank)
 			counts = append(counts, rows*cols)
 		}
 	}
-	if err := mvich.Gatherv(b.c, all, counts, nil, mine, 0); err != nil || b.c.Rank() > 0 {
+	if err := mvich.Gatherv(b.c, all, counts, nil, b.own(), 0); err != nil || b.rank > 0 {
 		return nil, err
 	}
 	square := make([]float64, b.n*b.n)

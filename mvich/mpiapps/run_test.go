@@ -12,19 +12,19 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/memorynic"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/mvich"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// onOneNic runs f on ranks that share a NIC in memory.
-func onOneNic(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
+// onOneNIC runs f on ranks that share a NIC in memory.
+func onOneNIC(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 	t.Helper()
 	wire := xdpnictest.NewWire()
 	t.Cleanup(wire.Close)
 	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("host")
-	nic := memorynic.Open(t, wire, agent, memorynic.Config{Arena: 16 << 20}).Nic
+	nic := memorynic.Open(t, wire, agent, memorynic.Config{Arena: 16 << 20}).NIC
 	launchers := mvich.Local(ranks)
 	var wait sync.WaitGroup
 	for rank := range ranks {
@@ -47,7 +47,7 @@ func TestRun(t *testing.T) {
 	for _, name := range Names() {
 		for _, ranks := range []int{1, 2, 3, 4, 6} {
 			t.Run(fmt.Sprint(name, ranks), func(t *testing.T) {
-				onOneNic(t, ranks, func(c *mvich.Comm) error {
+				onOneNIC(t, ranks, func(c *mvich.Comm) error {
 					r, err := Run(c, name, Options{Size: 37, Steps: 200})
 					if c.Rank() > 0 {
 						if r != nil {
@@ -82,7 +82,10 @@ func TestOneStep(t *testing.T) {
 		}
 		return 0
 	}
-	got := relaxedAlone(n, 1)
+	got, err := apps["stencil"].serial(n, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for row := 1; row <= n; row++ {
 		for col := 1; col <= n; col++ {
 			want := (before(row-1, col) + before(row+1, col) + before(row, col-1) + before(row, col+1)) / 4
@@ -96,7 +99,10 @@ func TestOneStep(t *testing.T) {
 // The solution of conjugate gradients solves the system.
 func TestSolution(t *testing.T) {
 	const n = 20
-	x := solvedAlone(n, 1000)
+	x, err := apps["cg"].serial(n, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
 	at := func(row, col int) float64 {
 		if row < 1 || col < 1 || row > n || col > n {
 			return 0
@@ -126,12 +132,16 @@ func TestWrong(t *testing.T) {
 			t.Errorf("%v differs by %v, want %v", test.got, d, test.want)
 		}
 	}
-	serial := apps["stencil"].serial
 	broken := apps["stencil"]
-	broken.serial = func(n, steps int) []float64 { return serial(n, steps-1) }
+	broken.solve = func(p *plane, steps int) (*block, int, error) {
+		if p.c == nil {
+			steps--
+		}
+		return relaxed(p, steps)
+	}
 	apps["broken"] = broken
 	defer delete(apps, "broken")
-	onOneNic(t, 2, func(c *mvich.Comm) error {
+	onOneNIC(t, 2, func(c *mvich.Comm) error {
 		if _, err := Run(c, "broken", Options{Size: 8, Steps: 5}); c.Rank() == 0 && !errors.Is(err, ErrWrong) {
 			return fmt.Errorf("a wrong result: %w", err)
 		}

@@ -68,34 +68,3 @@ func relaxed(p *plane, steps int) (*block, int, error) {
 	}
 	return now, steps, nil
 }
-
-// relaxedAlone is the same without ranks. Each point is the mean of the same four
-// numbers, so that not a bit may differ.
-func relaxedAlone(n, steps int) []float64 {
-	width := n + 2
-	now, next := make([]float64, width*width), make([]float64, width*width)
-	for i := range width {
-		for _, at := range [][2]int{{0, i}, {n + 1, i}, {i, 0}, {i, n + 1}} {
-			v := temperature(n, at[0], at[1])
-			now[at[0]*width+at[1]], next[at[0]*width+at[1]] = v, v
-		}
-	}
-	for step := 1; step <= steps; step++ {
-		for i := width; i < width*(n+1); i += width {
-			relax(next[i:i+width], now[i-width:i], now[i:i+width], now[i+width:i+2*width])
-		}
-		if step%lookEvery == 0 && change(next, now) == 0 {
-			break
-		}
-		now, next = next, now
-	}
-	return withoutBorder(now, n)
-}
-
-func withoutBorder(points []float64, n int) []float64 {
-	square := make([]float64, 0, n*n)
-	for i := 1; i <= n; i++ {
-		square = append(square, points[i*(n+2)+1:(i+1)*(n+2)-1]...)
-	}
-	return square
-}

@@ -9,20 +9,20 @@ import (
 	"sync"
 	"testing"
 
-	"viaxdp/internal/memorynic"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/mvich"
 	"viaxdp/mvich/mpibench"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// onOneNic runs f on ranks that share a NIC in memory.
-func onOneNic(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
+// onOneNIC runs f on ranks that share a NIC in memory.
+func onOneNIC(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 	t.Helper()
 	wire := xdpnictest.NewWire()
 	t.Cleanup(wire.Close)
 	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("host")
-	nic := memorynic.Open(t, wire, agent, memorynic.Config{Arena: 4 << 20}).Nic
+	nic := memorynic.Open(t, wire, agent, memorynic.Config{Arena: 4 << 20}).NIC
 	launchers := mvich.Local(ranks)
 	var wait sync.WaitGroup
 	for rank := range ranks {
@@ -48,7 +48,7 @@ func TestBenchmarks(t *testing.T) {
 			if strings.HasPrefix(name, "all") || name == "mbw_mr" {
 				ranks = 4
 			}
-			onOneNic(t, ranks, func(c *mvich.Comm) error {
+			onOneNIC(t, ranks, func(c *mvich.Comm) error {
 				o := mpibench.Options{MaxSize: 16384, Iterations: 3, Warmup: 1, Window: 8}
 				rows, err := mpibench.Run(c, name, o)
 				if err != nil || c.Rank() > 0 {
@@ -94,7 +94,7 @@ func printed(name string, rows []mpibench.Row) error {
 }
 
 func TestWrong(t *testing.T) {
-	onOneNic(t, 1, func(c *mvich.Comm) error {
+	onOneNIC(t, 1, func(c *mvich.Comm) error {
 		for name, run := range map[string]func() error{
 			"unknown": func() error { _, err := mpibench.Run(c, "nothing", mpibench.Options{}); return err },
 			"alone":   func() error { _, err := mpibench.Run(c, "latency", mpibench.Options{}); return err },
@@ -147,14 +147,14 @@ func TestIterations(t *testing.T) {
 	if _, err := mpibench.Iterations("nothing", 1, mpibench.Options{}); !errors.Is(err, mpibench.ErrBench) {
 		t.Errorf("an unknown benchmark: %v", err)
 	}
-	onOneNic(t, 1, func(c *mvich.Comm) error {
+	onOneNIC(t, 1, func(c *mvich.Comm) error {
 		rows, err := mpibench.Run(c, "allreduce", mpibench.Options{MinSize: 3, MaxSize: 100, Step: math.MaxInt, Iterations: 1})
 		if err != nil || len(rows) != 1 || rows[0].Size != 3 {
 			return fmt.Errorf("one size: %+v, %w", rows, err)
 		}
 		return nil
 	})
-	onOneNic(t, 2, func(c *mvich.Comm) error {
+	onOneNIC(t, 2, func(c *mvich.Comm) error {
 		o := mpibench.Options{MinSize: 16, MaxSize: 20000, Step: 32, MostBytes: 100_000, Window: 4}
 		rows, err := mpibench.Run(c, "bw", o)
 		if err != nil || c.Rank() > 0 {

@@ -1,8 +1,6 @@
 package vipltest
 
-import (
-	"viaxdp/vipl"
-)
+import "viaxdp/vipl"
 
 // block is registered memory that holds descriptors, each with a buffer of its
 // own, and to which peers may write and from which they may read.
@@ -19,17 +17,17 @@ type block struct {
 
 // block makes count descriptors with room for segs segments, and buffers of
 // size bytes.
-func (t *T) block(n *vipl.Nic, count, size int) *block {
+func (t *T) block(n *vipl.NIC, count, size int) *block {
 	t.Helper()
 	return t.blockOf(n, nil, count, 2, size)
 }
 
 // blockOf is block with a tag, or nil, and with room for segs segments.
-func (t *T) blockOf(n *vipl.Nic, tag *vipl.Ptag, count, segs, size int) *block {
+func (t *T) blockOf(n *vipl.NIC, tag *vipl.Ptag, count, segs, size int) *block {
 	t.Helper()
 	b := &block{t: t, count: count, segs: segs, size: size}
 	bytes := count * (b.stride() + size)
-	b.Region = t.alloc(n, bytes, vipl.MemAttributes{Ptag: tag, EnableRdmaWrite: true, EnableRdmaRead: true})
+	b.Region = t.alloc(n, bytes, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true, EnableRDMARead: true})
 	for i := range count {
 		d, err := b.Descriptor(i*b.stride(), segs)
 		t.must(err)
@@ -126,12 +124,94 @@ func (b *block) postRecv(v *vipl.VI, d *vipl.Descriptor) *vipl.Descriptor {
 	return d
 }
 
+// sendMessage posts a send of n bytes of message k from buffer i.
+func (b *block) sendMessage(v *vipl.VI, i, n, k int) *vipl.Descriptor {
+	b.t.Helper()
+	fill(b.buf(i)[:n], k)
+	return b.send(v, i, n)
+}
+
+// sendDone, writeDone and readDone are send, write and read, and wait for the end.
+func (b *block) sendDone(v *vipl.VI, i, n int) {
+	b.t.Helper()
+	b.send(v, i, n)
+	b.t.sent(v, 0)
+}
+
+func (b *block) writeDone(v *vipl.VI, i, n int, to vipl.AddressSegment) {
+	b.t.Helper()
+	b.write(v, i, n, to)
+	b.t.sent(v, vipl.StatusOpRDMAWrite)
+}
+
+func (b *block) readDone(v *vipl.VI, i, n int, from vipl.AddressSegment) {
+	b.t.Helper()
+	b.read(v, i, n, from)
+	b.t.sent(v, vipl.StatusOpRDMARead)
+}
+
+// sends and recvs post the first count descriptors with n bytes each.
+func (b *block) sends(v *vipl.VI, count, n int) {
+	b.t.Helper()
+	for i := range count {
+		b.send(v, i, n)
+	}
+}
+
+func (b *block) recvs(v *vipl.VI, count, n int) {
+	b.t.Helper()
+	for i := range count {
+		b.recv(v, i, n)
+	}
+}
+
+// sendSegments, recvSegments, writeSegments and readSegments post descriptor i with
+// these segments.
+func (b *block) sendSegments(v *vipl.VI, i int, segs ...vipl.DataSegment) *vipl.Descriptor {
+	b.t.Helper()
+	b.desc[i].SetSegments(segs...)
+	return b.post(v, b.desc[i])
+}
+
+func (b *block) recvSegments(v *vipl.VI, i int, segs ...vipl.DataSegment) *vipl.Descriptor {
+	b.t.Helper()
+	b.desc[i].SetSegments(segs...)
+	return b.postRecv(v, b.desc[i])
+}
+
+func (b *block) writeSegments(v *vipl.VI, i int, to vipl.AddressSegment, segs ...vipl.DataSegment) *vipl.Descriptor {
+	b.t.Helper()
+	b.desc[i].SetRDMAWrite(to, segs...)
+	return b.post(v, b.desc[i])
+}
+
+func (b *block) readSegments(v *vipl.VI, i int, from vipl.AddressSegment, segs ...vipl.DataSegment) *vipl.Descriptor {
+	b.t.Helper()
+	b.desc[i].SetRDMARead(from, segs...)
+	return b.post(v, b.desc[i])
+}
+
 // wipe zeroes buffer i. The provider's goroutines have seen it when it returns.
 func (b *block) wipe(i int, v *vipl.VI) {
 	b.t.Helper()
 	clear(b.buf(i))
 	_, err := v.Query()
 	b.t.must(err)
+}
+
+// message sends n bytes of message k from buffer 0 of one block to buffer 0 of the other.
+func (t *T) message(va *vipl.VI, a *block, vb *vipl.VI, b *block, n, k int) {
+	t.Helper()
+	b.recv(vb, 0, n)
+	t.carries(va, a, vb, b, n, k)
+}
+
+// carries is message into the receive that is posted already.
+func (t *T) carries(va *vipl.VI, a *block, vb *vipl.VI, b *block, n, k int) {
+	t.Helper()
+	a.sendMessage(va, 0, n, k)
+	t.receivedMessage(vb, b.buf(0)[:n], k)
+	t.sent(va, 0)
 }
 
 // behind sends an empty message with the last descriptors of two blocks, and
@@ -160,7 +240,7 @@ func fill(b []byte, k int) []byte {
 
 // holds checks that b is message k, and holdsFrom that it is the part of it from
 // byte from on.
-func (t *T) holds(what string, b []byte, k int) {
+func (t *T) coalesces(what string, b []byte, k int) {
 	t.Helper()
 	t.holdsFrom(what, b, 0, k)
 }

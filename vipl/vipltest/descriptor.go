@@ -2,292 +2,180 @@ package vipltest
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
 
 	"viaxdp/vipl"
 )
 
 var descriptorRules = slices.Concat([]Rule{
-	{
-		ID: "descriptors/layout", Text: "A descriptor is 64 bytes, its fields lie where the VIPL's headers have them, and further segments follow it.",
-		run: descriptorLayout,
-	},
-	{
-		ID: "descriptors/bits", Text: "The bits of Control and Status have the VIPL's values.",
-		run: descriptorBits,
-	},
-	{
-		ID: "descriptors/setters", Text: "What fills in a descriptor sets operation, SegCount and Length, the address segment of RDMA first.",
-		run: descriptorSetters,
-	},
-	{
-		ID: "descriptors/room", Text: "A descriptor can be laid over registered memory at multiples of 64 with room for 253 segments, and nowhere else.",
-		run: descriptorRoom,
-	},
-	{
-		ID: "descriptors/crosses-a-page", Text: "A descriptor may cross a page.",
-		run: descriptorCrossesPage,
-	},
-	{
-		ID: "descriptors/refused", Text: "A descriptor that is nil, unaligned, or not wholly in memory of its handle with the VI's tag is refused with INVALID_PARAMETER, and nothing is queued.",
-		run: descriptorsRefused,
-	},
-	{
-		ID: "descriptors/next-is-the-programs", Text: "Next and NextHandle may hold anything.",
-		Choice: "the provider never looks at them, posted or not",
-		run:    nextIsFree,
-	},
-	{
-		ID: "descriptors/altered", Text: "A program that changes a posted descriptor harms nobody: the descriptor does what it said when it was posted.",
-		Choice: "descriptors are read once, at post; the change is told as POST_DESC when the descriptor completes",
-		run:    alteredDescriptor,
-	},
-	{
-		ID: "descriptors/fence-is-legal", Text: "The QFENCE bit is legal in a send and an RDMA write, also where no RDMA read is under way.",
-		run: fenceIsLegal,
-	},
-	{
-		ID: "descriptors/tag-of-the-vi", Text: "A VI uses memory of its own protection tag.",
-		run: tagOfTheVI,
-	},
-	{
-		ID: "descriptors/no-tag", Text: "A VI without a protection tag uses memory of any tag of its NIC handle.",
-		run: noTag,
-	},
-	{
-		ID: "descriptors/length-of-a-receive", Text: "A receive takes what its segments hold, whatever its Length says when it is posted.",
-		Choice: "Length of a posted receive is not looked at",
-		run:    lengthOfReceive,
-	},
-}, wrongRules())
-
-func descriptorLayout(t *T) {
-	r := t.alloc(t.A, 192, vipl.MemAttributes{})
-	d, err := r.Descriptor(64, 3)
-	t.must(err)
-	d.Next, d.NextHandle, d.SegCount, d.Control = 0x0102030405060708, 0x11121314, 0x2122, 0x3132
-	d.Reserved, d.ImmediateData, d.Length = 0x41424344, 0x51525354, 0x61626364
-	*d.Segment(0) = vipl.DataSegment{Data: 0x7172737475767778, Handle: 0x81828384, Length: 0x91929394}
-	*d.Segment(2) = vipl.DataSegment{Data: 0xa1a2a3a4a5a6a7a8, Handle: 0xb1b2b3b4, Length: 0xc1c2c3c4}
-	b := r.Bytes()[64:]
-	le := binary.NativeEndian
-	for _, f := range []struct {
-		name      string
-		got, want uint64
-	}{
-		{"Next", le.Uint64(b), d.Next},
-		{"NextHandle", uint64(le.Uint32(b[8:])), 0x11121314},
-		{"SegCount", uint64(le.Uint16(b[12:])), 0x2122},
-		{"Control", uint64(le.Uint16(b[14:])), 0x3132},
-		{"Reserved", uint64(le.Uint32(b[16:])), 0x41424344},
-		{"ImmediateData", uint64(le.Uint32(b[20:])), 0x51525354},
-		{"Length", uint64(le.Uint32(b[24:])), 0x61626364},
-		{"Status", uint64(le.Uint32(b[28:])), uint64(d.Status())},
-		{"first segment", le.Uint64(b[32:]), 0x7172737475767778},
-		{"its handle", uint64(le.Uint32(b[40:])), 0x81828384},
-		{"its length", uint64(le.Uint32(b[44:])), 0x91929394},
-		{"third segment", le.Uint64(b[64:]), 0xa1a2a3a4a5a6a7a8},
-		{"address", d.Addr(), r.Addr() + 64},
-		{"remote address", d.AddressSegment().Data, 0x7172737475767778},
-		{"remote handle", uint64(d.AddressSegment().Handle), 0x81828384},
-		{"reserved of the address segment", uint64(d.AddressSegment().Reserved), 0x91929394},
-	} {
-		if f.got != f.want {
-			t.Errorf("%s: %#x, want %#x", f.name, f.got, f.want)
+	rule("descriptors/layout", "A descriptor is 64 bytes, its fields lie where the VIPL's headers have them, and further segments follow it.", func(t *T) {
+		r := t.alloc(t.A, 192, vipl.MemAttributes{})
+		d, err := r.Descriptor(64, 3)
+		t.must(err)
+		d.Next, d.NextHandle, d.SegCount, d.Control = 0x0102030405060708, 0x11121314, 0x2122, 0x3132
+		d.Reserved, d.ImmediateData, d.Length = 0x41424344, 0x51525354, 0x61626364
+		*d.Segment(0) = vipl.DataSegment{Data: 0x7172737475767778, Handle: 0x81828384, Length: 0x91929394}
+		*d.Segment(2) = vipl.DataSegment{Data: 0xa1a2a3a4a5a6a7a8, Handle: 0xb1b2b3b4, Length: 0xc1c2c3c4}
+		b := r.Bytes()[64:]
+		le := binary.NativeEndian
+		for _, f := range []struct {
+			name      string
+			got, want uint64
+		}{
+			{"Next", le.Uint64(b), d.Next},
+			{"NextHandle", uint64(le.Uint32(b[8:])), 0x11121314},
+			{"SegCount", uint64(le.Uint16(b[12:])), 0x2122},
+			{"Control", uint64(le.Uint16(b[14:])), 0x3132},
+			{"Reserved", uint64(le.Uint32(b[16:])), 0x41424344},
+			{"ImmediateData", uint64(le.Uint32(b[20:])), 0x51525354},
+			{"Length", uint64(le.Uint32(b[24:])), 0x61626364},
+			{"Status", uint64(le.Uint32(b[28:])), uint64(d.Status())},
+			{"first segment", le.Uint64(b[32:]), 0x7172737475767778},
+			{"its handle", uint64(le.Uint32(b[40:])), 0x81828384},
+			{"its length", uint64(le.Uint32(b[44:])), 0x91929394},
+			{"third segment", le.Uint64(b[64:]), 0xa1a2a3a4a5a6a7a8},
+			{"address", d.Addr(), r.Addr() + 64},
+			{"remote address", d.AddressSegment().Data, 0x7172737475767778},
+			{"remote handle", uint64(d.AddressSegment().Handle), 0x81828384},
+			{"reserved of the address segment", uint64(d.AddressSegment().Reserved), 0x91929394},
+		} {
+			t.errorIf(f.got != f.want, "%s: %#x, want %#x", f.name, f.got, f.want)
 		}
-	}
-	le.PutUint32(b[28:], 0x80001)
-	if s := d.Status(); s != vipl.StatusDone|vipl.StatusImmediate {
-		t.Errorf("status %#x", uint32(s))
-	}
-}
-
-func descriptorBits(t *T) {
-	for _, b := range []struct {
-		name      string
-		got, want uint64
-	}{
-		{"operation send/receive", uint64(vipl.ControlSendRecv), 0},
-		{"operation RDMA write", uint64(vipl.ControlRDMAWrite), 1},
-		{"operation RDMA read", uint64(vipl.ControlRDMARead), 2},
-		{"immediate", uint64(vipl.ControlImmediate), 4},
-		{"queue fence", uint64(vipl.ControlQFence), 8},
-		{"DONE", uint64(vipl.StatusDone), 1},
-		{"FORMAT", uint64(vipl.StatusFormatError), 2},
-		{"PROTECTION", uint64(vipl.StatusProtectionError), 4},
-		{"LENGTH", uint64(vipl.StatusLengthError), 8},
-		{"PARTIAL", uint64(vipl.StatusPartialPacket), 0x10},
-		{"DESC_FLUSHED", uint64(vipl.StatusFlushed), 0x20},
-		{"TRANSPORT", uint64(vipl.StatusTransportError), 0x40},
-		{"RDMA_PROT", uint64(vipl.StatusRemoteRDMAError), 0x80},
-		{"REMOTE_DESC", uint64(vipl.StatusRemoteDescError), 0x100},
-		{"errors", uint64(vipl.StatusErrorMask), 0x1fe},
-		{"operation mask", uint64(vipl.StatusOpMask), 0x70000},
-		{"SEND", uint64(vipl.StatusOpSend), 0},
-		{"RECEIVE", uint64(vipl.StatusOpReceive), 0x10000},
-		{"RDMA_WRITE", uint64(vipl.StatusOpRDMAWrite), 0x20000},
-		{"REMOTE_RDMA_WRITE", uint64(vipl.StatusOpRemoteRDMAWrite), 0x30000},
-		{"RDMA_READ", uint64(vipl.StatusOpRDMARead), 0x40000},
-		{"IMMEDIATE", uint64(vipl.StatusImmediate), 0x80000},
-		{"alignment", vipl.DescriptorAlignment, 64},
-		{"control segment", vipl.ControlSegmentSize, 32},
-		{"data segment", vipl.DataSegmentSize, 16},
-	} {
-		if b.got != b.want {
-			t.Errorf("%s: %#x, want %#x", b.name, b.got, b.want)
+		le.PutUint32(b[28:], 0x80001)
+		equal(t, "status", d.Status(), vipl.StatusDone|vipl.StatusImmediate)
+	}),
+	rule("descriptors/bits", "The bits of Control and Status have the VIPL's values.", func(t *T) {
+		for _, b := range []struct {
+			name      string
+			got, want uint64
+		}{
+			{"operation send/receive", uint64(vipl.ControlSendRecv), 0},
+			{"operation RDMA write", uint64(vipl.ControlRDMAWrite), 1},
+			{"operation RDMA read", uint64(vipl.ControlRDMARead), 2},
+			{"immediate", uint64(vipl.ControlImmediate), 4},
+			{"queue fence", uint64(vipl.ControlQFence), 8},
+			{"DONE", uint64(vipl.StatusDone), 1},
+			{"FORMAT", uint64(vipl.StatusFormatError), 2},
+			{"PROTECTION", uint64(vipl.StatusProtectionError), 4},
+			{"LENGTH", uint64(vipl.StatusLengthError), 8},
+			{"PARTIAL", uint64(vipl.StatusPartialPacket), 0x10},
+			{"DESC_FLUSHED", uint64(vipl.StatusFlushed), 0x20},
+			{"TRANSPORT", uint64(vipl.StatusTransportError), 0x40},
+			{"RDMA_PROT", uint64(vipl.StatusRemoteRDMAError), 0x80},
+			{"REMOTE_DESC", uint64(vipl.StatusRemoteDescError), 0x100},
+			{"errors", uint64(vipl.StatusErrorMask), 0x1fe},
+			{"operation mask", uint64(vipl.StatusOpMask), 0x70000},
+			{"SEND", uint64(vipl.StatusOpSend), 0},
+			{"RECEIVE", uint64(vipl.StatusOpReceive), 0x10000},
+			{"RDMA_WRITE", uint64(vipl.StatusOpRDMAWrite), 0x20000},
+			{"REMOTE_RDMA_WRITE", uint64(vipl.StatusOpRemoteRDMAWrite), 0x30000},
+			{"RDMA_READ", uint64(vipl.StatusOpRDMARead), 0x40000},
+			{"IMMEDIATE", uint64(vipl.StatusImmediate), 0x80000},
+			{"alignment", vipl.DescriptorAlignment, 64},
+			{"control segment", vipl.ControlSegmentSize, 32},
+			{"data segment", vipl.DataSegmentSize, 16},
+		} {
+			t.errorIf(b.got != b.want, "%s: %#x, want %#x", b.name, b.got, b.want)
 		}
-	}
-}
-
-func descriptorSetters(t *T) {
-	x := t.blockOf(t.A, nil, 1, 4, 64)
-	d := x.desc[0]
-	remote := vipl.AddressSegment{Data: 12345, Handle: 67}
-	d.SetImmediate(5)
-	if d.Control != vipl.ControlImmediate || d.ImmediateData != 5 {
-		t.Errorf("immediate: %+v", *d)
-	}
-	d.SetRDMAWrite(remote, x.seg(0, 10), x.seg(0, 20), x.seg(0, 30))
-	if d.Control != vipl.ControlRDMAWrite || d.SegCount != 4 || d.Length != 60 || *d.AddressSegment() != remote ||
-		*d.Segment(1) != x.seg(0, 10) || *d.Segment(3) != x.seg(0, 30) {
-		t.Errorf("write: %+v", *d)
-	}
-	d.Control |= vipl.ControlQFence
-	d.SetRDMARead(remote, x.seg(0, 7))
-	if d.Control != vipl.ControlRDMARead || d.SegCount != 2 || d.Length != 7 || *d.AddressSegment() != remote || *d.Segment(1) != x.seg(0, 7) {
-		t.Errorf("read: %+v", *d)
-	}
-	d.SetSegments(x.seg(0, 1), x.seg(0, 2))
-	if d.Control != vipl.ControlSendRecv || d.SegCount != 2 || d.Length != 3 || *d.Segment(0) != x.seg(0, 1) {
-		t.Errorf("send: %+v", *d)
-	}
-	d.SetRDMAWrite(remote)
-	if d.SegCount != 1 || d.Length != 0 {
-		t.Errorf("empty write: %+v", *d)
-	}
-	if r := x.Remote(17); r.Data != x.Addr()+17 || r.Handle != x.Handle() || r.Reserved != 0 {
-		t.Errorf("Remote: %+v", r)
-	}
-}
-
-func descriptorRoom(t *T) {
-	const size = vipl.ControlSegmentSize + (vipl.MaxSegments+1)*vipl.DataSegmentSize
-	r := t.alloc(t.A, size, vipl.MemAttributes{})
-	for _, c := range []struct {
-		off, segs int
-		ok        bool
-	}{
-		{0, 0, true}, {0, 2, true}, {0, vipl.MaxSegments + 1, true}, {64, 1, true}, {size&^63 - 64, 2, true},
-		{0, vipl.MaxSegments + 2, false}, {0, -1, false}, {-64, 1, false}, {32, 1, false}, {1, 1, false},
-		{64, vipl.MaxSegments + 1, false}, {size, 0, false}, {size &^ 63, 2, false}, {1 << 40, 1, false},
-	} {
-		want := error(vipl.ErrInvalidParameter)
-		if c.ok {
-			want = nil
+	}),
+	rule("descriptors/setters", "What fills in a descriptor sets operation, SegCount and Length, the address segment of RDMA first.", func(t *T) {
+		x := t.blockOf(t.A, nil, 1, 4, 64)
+		d := x.desc[0]
+		remote := vipl.AddressSegment{Data: 12345, Handle: 67}
+		d.SetImmediate(5)
+		t.errorIf(d.Control != vipl.ControlImmediate || d.ImmediateData != 5, "immediate: %+v", *d)
+		d.SetRDMAWrite(remote, x.seg(0, 10), x.seg(0, 20), x.seg(0, 30))
+		if d.Control != vipl.ControlRDMAWrite || d.SegCount != 4 || d.Length != 60 || *d.AddressSegment() != remote ||
+			*d.Segment(1) != x.seg(0, 10) || *d.Segment(3) != x.seg(0, 30) {
+			t.Errorf("write: %+v", *d)
 		}
-		_, err := r.Descriptor(c.off, c.segs)
-		if c.ok && err != nil || !c.ok {
-			t.wantErr("descriptor", err, want)
+		d.Control |= vipl.ControlQFence
+		d.SetRDMARead(remote, x.seg(0, 7))
+		t.errorIf(d.Control != vipl.ControlRDMARead || d.SegCount != 2 || d.Length != 7 || *d.AddressSegment() != remote || *d.Segment(1) != x.seg(0, 7), "read: %+v", *d)
+		d.SetSegments(x.seg(0, 1), x.seg(0, 2))
+		t.errorIf(d.Control != vipl.ControlSendRecv || d.SegCount != 2 || d.Length != 3 || *d.Segment(0) != x.seg(0, 1), "send: %+v", *d)
+		d.SetRDMAWrite(remote)
+		t.errorIf(d.SegCount != 1 || d.Length != 0, "empty write: %+v", *d)
+		r := x.Remote(17)
+		t.errorIf(r.Data != x.Addr()+17 || r.Handle != x.Handle() || r.Reserved != 0, "Remote: %+v", r)
+	}),
+	rule("descriptors/room", "A descriptor can be laid over registered memory at multiples of 64 with room for 253 segments, and nowhere else.", func(t *T) {
+		const size = vipl.ControlSegmentSize + (vipl.MaxSegments+1)*vipl.DataSegmentSize
+		r := t.alloc(t.A, size, vipl.MemAttributes{})
+		for _, c := range []struct {
+			off, segs int
+			ok        bool
+		}{
+			{0, 0, true}, {0, 2, true}, {0, vipl.MaxSegments + 1, true}, {64, 1, true}, {size&^63 - 64, 2, true},
+			{0, vipl.MaxSegments + 2, false}, {0, -1, false}, {-64, 1, false}, {32, 1, false}, {1, 1, false},
+			{64, vipl.MaxSegments + 1, false}, {size, 0, false}, {size &^ 63, 2, false}, {1 << 40, 1, false}, {math.MaxInt &^ 63, 1, false},
+		} {
+			want := error(vipl.ErrInvalidParameter)
+			if c.ok {
+				want = nil
+			}
+			_, err := r.Descriptor(c.off, c.segs)
+			if c.ok && err != nil || !c.ok {
+				t.wantErr("descriptor", err, want)
+			}
 		}
-	}
-}
-
-func descriptorCrossesPage(t *T) {
-	const page = 4096
-	va, vb := t.pair(vipl.ReliableDelivery)
-	b := t.block(t.B, 1, 1024)
-	home := t.alloc(t.A, 4*page, vipl.MemAttributes{})
-	off := int(-home.Addr()&(page-1)) + page - 128
-	d, err := home.Descriptor(off, 60)
-	t.must(err)
-	data := t.alloc(t.A, 1024, vipl.MemAttributes{})
-	fill(data.Bytes(), 1)
-	d.SetSegments(cut(data, 0, 1024, 60)...)
-	b.recv(vb, 0, 1024)
-	t.must(va.PostSend(d, home.Handle()))
-	t.received(vb, 0)
-	t.holds("message", b.buf(0), 1)
-	t.sent(va, 0)
-}
-
-func descriptorsRefused(t *T) {
-	tag := t.tag(t.A)
-	v := t.vi(t.A, vipl.ViAttributes{Level: vipl.UnreliableDelivery, Ptag: tag})
-	x, other := t.blockOf(t.A, tag, 2, 2, 256), t.block(t.A, 1, 64)
-	outside := make([]byte, 128)
-	stray := outside[-addressOf(outside)&(vipl.DescriptorAlignment-1):]
-	tail, err := x.Region.Descriptor(len(x.Bytes())-64, 2)
-	t.must(err)
-	tail.SegCount = 3 // the third one lies behind the region
-	cases := []struct {
-		name string
-		d    *vipl.Descriptor
-		h    vipl.MemHandle
-	}{
-		{"nil", nil, x.Handle()},
-		{"unaligned by 32", descriptorAt(x.buf(0)[32:]), x.Handle()},
-		{"unaligned by 4", descriptorAt(x.buf(0)[4:]), x.Handle()},
-		{"handle 0", x.desc[0], 0},
-		{"unknown handle", x.desc[0], x.Handle() ^ 0x5a5a5a5a},
-		{"handle of other memory", x.desc[0], other.Handle()},
-		{"memory of another tag", other.desc[0], other.Handle()},
-		{"memory that is not registered", descriptorAt(stray), x.Handle()},
-		{"segments behind the region", tail, x.Handle()},
-	}
-	for _, c := range cases {
-		t.wantErr(c.name+", send", v.PostSend(c.d, c.h), vipl.ErrInvalidParameter)
-		t.wantErr(c.name+", receive", v.PostRecv(c.d, c.h), vipl.ErrInvalidParameter)
-	}
-	if s, err := v.Query(); err != nil || !s.SendEmpty || !s.RecvEmpty {
-		t.Errorf("something was queued: %+v %v", s, err)
-	}
-	gone := t.alloc(t.A, 64, vipl.MemAttributes{Ptag: tag})
-	h := gone.Handle()
-	t.must(gone.Deregister())
-	t.wantErr("handle of deregistered memory", v.PostRecv(x.desc[0], h), vipl.ErrInvalidParameter)
-}
-
-func nextIsFree(t *T) {
-	va, vb := t.pair(vipl.ReliableDelivery)
-	a, b := t.block(t.A, 1, 64), t.block(t.B, 1, 64)
-	b.prepare(0, 64).Next = ^uint64(0)
-	b.desc[0].NextHandle = 0xffffffff
-	b.postRecv(vb, b.desc[0])
-	a.prepare(0, 64).Next = a.desc[0].Addr()
-	a.post(va, a.desc[0])
-	t.received(vb, 0)
-	t.sent(va, 0)
-	if b.desc[0].Next != ^uint64(0) || b.desc[0].NextHandle != 0xffffffff || a.desc[0].Next != a.desc[0].Addr() {
-		t.Error("Next was changed")
-	}
-	t.asyncErrors(va)
-	t.asyncErrors(vb)
-}
-
-func alteredDescriptor(t *T) {
-	t.eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		va, vb := t.pair(level)
-		a, b := t.block(t.A, 1, 5000), t.block(t.B, 1, 5000)
-		d := b.recv(vb, 0, 5000)
-		d.SegCount, d.Length, d.Reserved, d.Control = 65535, 1<<31, 7, 0xffff
-		*d.Segment(0) = vipl.DataSegment{Data: 1, Handle: 2, Length: 1 << 31}
-		fill(a.buf(0), 3)
-		a.send(va, 0, 5000)
-		if d := t.received(vb, 0); d.Length != 5000 {
-			t.Errorf("length %d", d.Length)
+	}),
+	rule("descriptors/crosses-a-page", "A descriptor may cross a page.", descriptorsAtEnds),
+	rule("descriptors/refused", "A descriptor that is nil, unaligned, or not wholly in memory of its handle with the VI's tag is refused with INVALID_PARAMETER, and nothing is queued.", func(t *T) {
+		tag := t.tag(t.A)
+		v := t.vi(t.A, vipl.VIAttributes{Level: vipl.UnreliableDelivery, Ptag: tag})
+		x, other := t.blockOf(t.A, tag, 2, 2, 256), t.block(t.A, 1, 64)
+		userRing := make([]byte, 128)
+		stray := userRing[-addressOf(userRing)&(vipl.DescriptorAlignment-1):]
+		tail, err := x.Region.Descriptor(len(x.Bytes())-64, 2)
+		t.must(err)
+		tail.SegCount = 3 // the third one lies behind the region
+		cases := []struct {
+			name string
+			d    *vipl.Descriptor
+			h    vipl.MemHandle
+		}{
+			{"nil", nil, x.Handle()},
+			{"unaligned by 32", descriptorAt(x.buf(0)[32:]), x.Handle()},
+			{"unaligned by 4", descriptorAt(x.buf(0)[4:]), x.Handle()},
+			{"handle 0", x.desc[0], 0},
+			{"unknown handle", x.desc[0], x.Handle() ^ 0x5a5a5a5a},
+			{"handle of other memory", x.desc[0], other.Handle()},
+			{"memory of another tag", other.desc[0], other.Handle()},
+			{"memory that is not registered", descriptorAt(stray), x.Handle()},
+			{"segments behind the region", tail, x.Handle()},
 		}
-		t.holds("message", b.buf(0), 3)
+		for _, c := range cases {
+			t.wantErr(c.name+", send", v.PostSend(c.d, c.h), vipl.ErrInvalidParameter)
+			t.wantErr(c.name+", receive", v.PostRecv(c.d, c.h), vipl.ErrInvalidParameter)
+		}
+		if s, err := v.Query(); err != nil || !s.SendEmpty || !s.RecvEmpty {
+			t.Errorf("something was queued: %+v %v", s, err)
+		}
+		gone := t.alloc(t.A, 64, vipl.MemAttributes{Ptag: tag})
+		h := gone.Handle()
+		t.must(gone.Deregister())
+		t.wantErr("handle of deregistered memory", v.PostRecv(x.desc[0], h), vipl.ErrInvalidParameter)
+	}),
+	choice("descriptors/next-is-the-programs", "Next and NextHandle may hold anything.", "the provider never looks at them, posted or not", func(t *T) {
+		va, vb, a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
+		b.prepare(0, 64).Next = ^uint64(0)
+		b.desc[0].NextHandle = 0xffffffff
+		b.postRecv(vb, b.desc[0])
+		a.prepare(0, 64).Next = a.desc[0].Addr()
+		a.post(va, a.desc[0])
+		t.received(vb, 0)
 		t.sent(va, 0)
-		if e := t.asyncError(vb, vipl.ErrorPostDesc); e.Descriptor != d || e.Resource != vipl.ResourceDescriptor {
-			t.Errorf("asynchronous error %+v", e)
+		if b.desc[0].Next != ^uint64(0) || b.desc[0].NextHandle != 0xffffffff || a.desc[0].Next != a.desc[0].Addr() {
+			t.Error("Next was changed")
 		}
-	})
-}
-
-func fenceIsLegal(t *T) {
-	t.eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		va, vb := t.pair(level)
-		a, b := t.block(t.A, 2, 64), t.block(t.B, 2, 64)
+		t.asyncErrors(va)
+		t.asyncErrors(vb)
+	}),
+	choice("descriptors/altered", "A program that changes a posted descriptor harms nobody: the descriptor does what it said when it was posted.", "descriptors are read once, at post; the change is told as POST_DESC when the descriptor completes", eachLevel(alteredDescriptor)),
+	rule("descriptors/fence-is-legal", "The QFENCE bit is legal in a send and an RDMA write, also where no RDMA read is under way.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
+		va, vb, a, b := t.ends(level, 2, 2, 64)
 		b.recv(vb, 0, 64)
 		a.desc[0].SetRDMAWrite(b.remote(1), a.seg(0, 64))
 		a.desc[0].Control |= vipl.ControlQFence
@@ -297,45 +185,45 @@ func fenceIsLegal(t *T) {
 		t.received(vb, 0)
 		t.sent(va, vipl.StatusOpRDMAWrite)
 		t.sent(va, 0)
-	})
-}
-
-func tagOfTheVI(t *T) {
-	ta, tb := t.tag(t.A), t.tag(t.B)
-	va, vb := t.pairOf(vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: ta}, vipl.ViAttributes{Level: vipl.ReliableDelivery, Ptag: tb})
-	a, b := t.blockOf(t.A, ta, 1, 2, 64), t.blockOf(t.B, tb, 1, 2, 64)
-	own := t.register(t.A, fill(make([]byte, 64), 1), vipl.MemAttributes{Ptag: ta})
-	b.recv(vb, 0, 64)
-	a.desc[0].SetSegments(own.Segment(0, 64))
-	a.post(va, a.desc[0])
-	t.received(vb, 0)
-	t.holds("message", b.buf(0), 1)
-	t.sent(va, 0)
-}
-
-func noTag(t *T) {
-	va, vb := t.pair(vipl.ReliableDelivery) // without a tag
-	a, b := t.block(t.A, 1, 64), t.block(t.B, 1, 64)
-	one, two := t.alloc(t.A, 64, vipl.MemAttributes{}), t.alloc(t.A, 64, vipl.MemAttributes{}) // a tag each
-	fill(one.Bytes(), 1)
-	b.recv(vb, 0, 64)
-	a.desc[0].SetSegments(one.Segment(0, 32), two.Segment(0, 32))
-	a.post(va, a.desc[0])
-	t.received(vb, 0)
-	t.holds("message", b.buf(0)[:32], 1)
-	t.sent(va, 0)
-}
-
-func lengthOfReceive(t *T) {
-	va, vb := t.pair(vipl.ReliableDelivery)
-	a, b := t.block(t.A, 1, 64), t.block(t.B, 1, 64)
-	for _, length := range []uint32{0, 1, 63, 65, 0xffffffff} {
-		b.prepare(0, 64).Length = length
-		b.postRecv(vb, b.desc[0])
-		a.send(va, 0, 64)
-		if d := t.received(vb, 0); d.Length != 64 {
-			t.Errorf("length %d", d.Length)
-		}
+	})),
+	rule("descriptors/tag-of-the-vi", "A VI uses memory of its own protection tag.", func(t *T) {
+		ta, tb := t.tag(t.A), t.tag(t.B)
+		va, vb := t.pairOf(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: ta}, vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tb})
+		a, b := t.blockOf(t.A, ta, 1, 2, 64), t.blockOf(t.B, tb, 1, 2, 64)
+		own := t.register(t.A, fill(make([]byte, 64), 1), vipl.MemAttributes{Ptag: ta})
+		b.recv(vb, 0, 64)
+		a.sendSegments(va, 0, own.Segment(0, 64))
+		t.receivedMessage(vb, b.buf(0), 1)
 		t.sent(va, 0)
+	}),
+	rule("descriptors/no-tag", "A VI without a protection tag uses memory of any tag of its NIC handle.", anyMemory),
+	choice("descriptors/length-of-a-receive", "A receive takes what its segments hold, whatever its Length says when it is posted.", "Length of a posted receive is not looked at", func(t *T) {
+		va, vb, a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
+		for _, length := range []uint32{0, 1, 63, 65, 0xffffffff} {
+			b.prepare(0, 64).Length = length
+			b.postRecv(vb, b.desc[0])
+			a.send(va, 0, 64)
+			equal(t, "length", t.received(vb, 0).Length, 64)
+			t.sent(va, 0)
+		}
+	}),
+}, wrongRules())
+
+// alteredDescriptor changes a receive that is posted.
+func alteredDescriptor(t *T, level vipl.ReliabilityLevel) {
+	for _, other := range []bool{false, true} {
+		va, vb, a, b := t.ends(level, 1, 2, 5000)
+		d := b.recv(vb, 0, 5000)
+		d.SegCount, d.Length, d.Reserved, d.Control = 65535, 1<<31, 7, 0xffff
+		*d.Segment(0) = vipl.DataSegment{Data: 1, Handle: 2, Length: 1 << 31}
+		if other {
+			*d.Segment(0) = b.seg(1, 5000)
+		}
+		a.sendMessage(va, 0, 5000, 3)
+		t.same(t.receivedMessage(vb, b.buf(0), 3), d)
+		t.untouched("what it said later", b.buf(1))
+		t.sent(va, 0)
+		t.tells(t.asyncError(vb, vipl.ErrorPostDesc), vipl.ErrorDescriptor{NIC: t.B, VI: vb, Resource: vipl.ResourceDescriptor, Descriptor: d})
+		t.state(vb, vipl.Connected)
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"viaxdp/hugepages"
-	"viaxdp/internal/memorynic"
-	"viaxdp/internal/nstest"
-	"viaxdp/kagent/kagenttest"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 	"viaxdp/vipl/vipltest"
 	"viaxdp/xdpnic"
@@ -16,14 +16,14 @@ import (
 )
 
 // lane is a way between two NICs over which the suite runs.
-type lane struct {
+type shm struct {
 	name, text string
 	config     vipltest.Config
 	short      bool // runs with -short, too
 	veth       bool // needs privilege
 }
 
-var lanes = []lane{
+var shmLinks = []shm{
 	{name: "memory", text: "queues joined in memory", short: true, config: inMemory(xdpnictest.Faults{}, 0)},
 	{
 		name: "memory with faults", text: "the same, where frames get lost, damaged, come twice, overtake each other and take their time",
@@ -61,7 +61,7 @@ func TestConformance(t *testing.T) {
 	var mu sync.Mutex
 	results := make(map[string][]vipltest.Result)
 	t.Cleanup(func() { compareReport(t, results) }) // when all lanes are done
-	for _, l := range lanes {
+	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) {
 			if testing.Short() && !l.short {
 				t.Skip("not with -short")
@@ -101,7 +101,7 @@ const longMTU = 15_000
 // chunks if the MTU, 1500 when it is 0, asks for it. When they are closed no
 // chunk may be missing.
 func inMemory(f xdpnictest.Faults, mtu int) vipltest.Config {
-	open := func(t testing.TB, silence time.Duration) (a, b *vipl.Nic, wire *xdpnictest.Wire) {
+	open := func(t testing.TB, silence time.Duration) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
 		t.Helper()
 		wire = xdpnictest.NewWire()
 		t.Cleanup(wire.Close)
@@ -112,37 +112,37 @@ func inMemory(f xdpnictest.Faults, mtu int) vipltest.Config {
 		return a, b, wire
 	}
 	return vipltest.Config{
-		Open: func(t testing.TB) (a, b *vipl.Nic) {
+		Open: func(t testing.TB) (a, b *vipl.NIC) {
 			a, b, _ = open(t, longSilence)
 			return a, b
 		},
-		OpenSilent: func(t testing.TB) (a, b *vipl.Nic, silence func()) {
+		OpenSilent: func(t testing.TB) (a, b *vipl.NIC, silence func()) {
 			a, b, wire := open(t, shortSilence)
 			return a, b, func() { wire.Cut(true) }
 		},
 	}
 }
 
-func openInMemory(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, mtu int, silence time.Duration) *vipl.Nic {
+func openInMemory(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, mtu int, silence time.Duration) *vipl.NIC {
 	t.Helper()
 	if mtu > 0 {
 		agent.SetMTU(mtu)
 	}
 	return memorynic.Open(t, wire, agent, memorynic.Config{
 		Queue: xdpnictest.Config{RxChunks: rxChunks, MultiBuffer: mtu > 0}, Arena: arenaBytes, Silence: silence,
-	}).Nic
+	}).NIC
 }
 
 // overVeth is NICs at both ends of a veth pair.
 func overVeth(mtu int, mode xdpnic.Mode, more ...vipl.Option) vipltest.Config {
-	open := func(t testing.TB, silence time.Duration) (nics []*vipl.Nic, ends []*nstest.NS) {
+	open := func(t testing.TB, silence time.Duration) (nics []*vipl.NIC, ends []*nstest.NS) {
 		t.Helper()
 		a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
 		ends = []*nstest.NS{a, b}
 		for _, ns := range ends {
-			var n *vipl.Nic
+			var n *vipl.NIC
 			if err := ns.Do(func() (err error) {
-				n, err = vipl.OpenNic(ns.Name, append(more, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
+				n, err = vipl.OpenNIC(ns.Name, append(more, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
 					vipl.WithArena(3*arenaBytes), vipl.WithSilence(silence))...)
 				return err
 			}); err != nil {
@@ -158,11 +158,11 @@ func overVeth(mtu int, mode xdpnic.Mode, more ...vipl.Option) vipltest.Config {
 		return nics, ends
 	}
 	return vipltest.Config{
-		Open: func(t testing.TB) (a, b *vipl.Nic) {
+		Open: func(t testing.TB) (a, b *vipl.NIC) {
 			nics, _ := open(t, longSilence)
 			return nics[0], nics[1]
 		},
-		OpenSilent: func(t testing.TB) (a, b *vipl.Nic, silence func()) {
+		OpenSilent: func(t testing.TB) (a, b *vipl.NIC, silence func()) {
 			nics, ends := open(t, shortSilence)
 			return nics[0], nics[1], func() { setDown(t, ends[1]) }
 		},

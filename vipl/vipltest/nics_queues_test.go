@@ -17,10 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
-	"viaxdp/internal/nstest"
-	"viaxdp/internal/pairtest"
-	"viaxdp/internal/steer"
-	"viaxdp/kagent"
+	"viaxdp/internal/base/steer"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/pairtest"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -36,9 +35,9 @@ func TestQueuesOfNICs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, _ := strconv.Atoi(os.Getenv("VIA_NICS_QUEUES")); n < 2 {
-		t.Skip("VIA_NICS_QUEUES says of no NIC with several queues; go run ./vm --queues 2 has some")
+		t.Skip("VIA_NICS_QUEUES says of no NIC with several queues; go run ./internal/lab/vm --queues 2 has some")
 	}
-	open := func(t *testing.T, ns *nstest.NS, queue int, how kagent.Steering) *pairtest.End {
+	open := func(t *testing.T, ns *nstest.NS, queue int, how vipl.Steering) *pairtest.End {
 		return pairtest.Open(t, ns, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
 			vipl.WithArena(arenaBytes), vipl.WithQueue(queue), vipl.WithSteering(how), vipl.WithSilence(20*time.Second))
 	}
@@ -47,24 +46,24 @@ func TestQueuesOfNICs(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for _, how := range []kagent.Steering{kagent.SteerByRules, kagent.SteerByRSS} {
+	for _, how := range []vipl.Steering{vipl.SteerByRules, vipl.SteerByRSS} {
 		t.Run("steering by "+how.String(), func(t *testing.T) {
 			tableBefore, rulesBefore := tables[na].get(t), tables[na].rules(t)
 			t.Run("leased", func(t *testing.T) {
 				a, b := open(t, na, 1, how), open(t, nb, 1, how)
-				info, table, rules := a.Nic.Info(), tables[na].get(t), tables[na].rules(t)
+				info, table, rules := a.NIC.Info(), tables[na].get(t), tables[na].rules(t)
 				switch info.Steered {
-				case kagent.SteerByRules.String(): // which moves nothing else
+				case vipl.SteerByRules.String(): // which moves nothing else
 					ours := func(r steer.Rule) bool { return r.Port == info.Port && r.Queue == 1 }
 					if !slices.ContainsFunc(slices.Collect(maps.Values(rules)), ours) || !slices.Equal(table, tableBefore) {
 						t.Errorf("the lease's rules: %v; table %v, %v before", rules, table, tableBefore)
 					}
-				case kagent.SteerByRSS.String():
-					if how != kagent.SteerByRSS || slices.Contains(table, 0) {
+				case vipl.SteerByRSS.String():
+					if how != vipl.SteerByRSS || slices.Contains(table, 0) {
 						t.Errorf("%v was allowed; the lease's table: %v", how, table)
 					}
 				default: // no NIC that is emulated takes rules; who opens it is told
-					if how != kagent.SteerByRules || len(info.Notes) == 0 || !slices.Equal(table, tableBefore) || !maps.Equal(rules, rulesBefore) {
+					if how != vipl.SteerByRules || len(info.Notes) == 0 || !slices.Equal(table, tableBefore) || !maps.Equal(rules, rulesBefore) {
 						t.Errorf("%v was allowed, and it is not steered: notes %q, table %v, rules %v", how, info.Notes, table, rules)
 					}
 					t.Logf("not steered: %q", info.Notes)
@@ -96,7 +95,7 @@ func TestQueuesOfNICs(t *testing.T) {
 	var ends [2][2]*pairtest.End // by queue, side
 	for queue := range ends {
 		for side, ns := range []*nstest.NS{na, nb} {
-			ends[queue][side] = open(t, ns, queue, kagent.SteerOff)
+			ends[queue][side] = open(t, ns, queue, vipl.SteerOff)
 		}
 	}
 	families := []struct {
@@ -192,7 +191,7 @@ func exchange(t *testing.T, a, b *pairtest.End, n int) {
 func wrongQueue(t *testing.T, sides ...*pairtest.End) (sum uint64) {
 	t.Helper()
 	for _, e := range sides {
-		n, ok := e.Nic.Status().Demux["queue"]
+		n, ok := e.NIC.Status().Demux["queue"]
 		if !ok {
 			t.Fatal("the demux program does not tell what came in on another queue")
 		}

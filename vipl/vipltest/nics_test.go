@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
-	"viaxdp/internal/await"
-	"viaxdp/internal/nstest"
-	"viaxdp/kagent"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 	"viaxdp/vipl/vipltest"
 	"viaxdp/xdpnic"
@@ -33,14 +33,14 @@ func TestNICs(t *testing.T) {
 	// Where frames do not come by themselves, the NIC must be told.
 	queue, _ := strconv.Atoi(os.Getenv("VIA_NICS_QUEUE"))
 	// What is emulated and kept from its work for a while has room for a ring of frames, 256.
-	vipltest.Run(t, vipltest.Config{Burst: 100_000, Open: func(t testing.TB) (a, b *vipl.Nic) {
+	vipltest.Run(t, vipltest.Config{Burst: 100_000, Open: func(t testing.TB) (a, b *vipl.NIC) {
 		na, nb, _ := nstest.NICs(t)
-		var nics []*vipl.Nic
+		var nics []*vipl.NIC
 		for _, ns := range []*nstest.NS{na, nb} {
-			var n *vipl.Nic
+			var n *vipl.NIC
 			if err := ns.Do(func() (err error) {
-				n, err = vipl.OpenNic(ns.Name, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
-					vipl.WithArena(3*arenaBytes), vipl.WithQueue(queue), vipl.WithSteering(kagent.SteerByRSS),
+				n, err = vipl.OpenNIC(ns.Name, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
+					vipl.WithArena(3*arenaBytes), vipl.WithQueue(queue), vipl.WithSteering(vipl.SteerByRSS),
 					// An emulated processor may be kept from its work for long.
 					vipl.WithSilence(20*time.Second))
 				return err

@@ -13,7 +13,7 @@ type refusal struct {
 	// refused.
 	spoil func(t *T, target *vipl.Region) vipl.AddressSegment
 	// vi makes the target's VI one that refuses; nil if it is an ordinary one.
-	vi func(a *vipl.ViAttributes)
+	vi func(a *vipl.VIAttributes)
 }
 
 const refusedSize = 3000
@@ -21,60 +21,30 @@ const refusedSize = 3000
 // refusals are the ways in which both RDMA operations are refused. The two
 // attributes of each operation come on top.
 var refusals = []refusal{
-	{
-		id: "handle-0", text: "on handle 0",
-		spoil: func(_ *T, r *vipl.Region) vipl.AddressSegment { return vipl.AddressSegment{Data: r.Addr()} },
-	},
-	{
-		id: "unknown-handle", text: "on a handle that names nothing",
-		spoil: func(_ *T, r *vipl.Region) vipl.AddressSegment {
-			return vipl.AddressSegment{Data: r.Addr(), Handle: r.Handle() ^ 0x5a5a5a5a}
-		},
-	},
-	{
-		id: "handle-of-other-memory", text: "on an address with the handle of other memory",
-		spoil: func(t *T, r *vipl.Region) vipl.AddressSegment {
-			attrs, err := r.Query()
-			t.must(err)
-			return vipl.AddressSegment{Data: r.Addr(), Handle: t.alloc(t.B, refusedSize, attrs).Handle()}
-		},
-	},
-	{
-		id: "deregistered", text: "on memory that is deregistered",
-		spoil: func(t *T, r *vipl.Region) vipl.AddressSegment {
-			attrs, err := r.Query()
-			t.must(err)
-			gone := t.register(t.B, r.Bytes(), attrs)
-			defer func() { t.must(gone.Deregister()) }()
-			return gone.Remote(0)
-		},
-	},
-	{
-		id: "tag", text: "on memory of another protection tag than the target VI's",
-		spoil: func(t *T, r *vipl.Region) vipl.AddressSegment { return t.register(t.B, r.Bytes(), open).Remote(0) },
-	},
-	{
-		id: "begins-too-early", text: "on a range that begins a byte before its region",
-		spoil: func(_ *T, r *vipl.Region) vipl.AddressSegment { return r.Remote(-1) },
-	},
-	{
-		id: "ends-too-late", text: "on a range that ends a byte behind its region",
-		spoil: func(_ *T, r *vipl.Region) vipl.AddressSegment { return r.Remote(1) },
-	},
-	{
-		id: "beyond", text: "on what lies behind the region",
-		spoil: func(_ *T, r *vipl.Region) vipl.AddressSegment { return r.Remote(len(r.Bytes())) },
-	},
-	{
-		id: "wraps-around", text: "on a range that wraps around the end of the address space",
-		spoil: func(_ *T, r *vipl.Region) vipl.AddressSegment {
-			return vipl.AddressSegment{Data: ^uint64(0) - 10, Handle: r.Handle()}
-		},
-	},
-	{
-		id: "null", text: "on address 0",
-		spoil: func(_ *T, r *vipl.Region) vipl.AddressSegment { return vipl.AddressSegment{Handle: r.Handle()} },
-	},
+	{"handle-0", "on handle 0", func(_ *T, r *vipl.Region) vipl.AddressSegment { return vipl.AddressSegment{Data: r.Addr()} }, nil},
+	{"unknown-handle", "on a handle that names nothing", func(_ *T, r *vipl.Region) vipl.AddressSegment {
+		return vipl.AddressSegment{Data: r.Addr(), Handle: r.Handle() ^ 0x5a5a5a5a}
+	}, nil},
+	{"handle-of-other-memory", "on an address with the handle of other memory", func(t *T, r *vipl.Region) vipl.AddressSegment {
+		attrs, err := r.Query()
+		t.must(err)
+		return vipl.AddressSegment{Data: r.Addr(), Handle: t.alloc(t.B, refusedSize, attrs).Handle()}
+	}, nil},
+	{"deregistered", "on memory that is deregistered", func(t *T, r *vipl.Region) vipl.AddressSegment {
+		attrs, err := r.Query()
+		t.must(err)
+		gone := t.register(t.B, r.Bytes(), attrs)
+		defer func() { t.must(gone.Deregister()) }()
+		return gone.Remote(0)
+	}, nil},
+	{"tag", "on memory of another protection tag than the target VI's", func(t *T, r *vipl.Region) vipl.AddressSegment { return t.register(t.B, r.Bytes(), open).Remote(0) }, nil},
+	{"begins-too-early", "on a range that begins a byte before its region", func(_ *T, r *vipl.Region) vipl.AddressSegment { return r.Remote(-1) }, nil},
+	{"ends-too-late", "on a range that ends a byte behind its region", func(_ *T, r *vipl.Region) vipl.AddressSegment { return r.Remote(1) }, nil},
+	{"beyond", "on what lies behind the region", func(_ *T, r *vipl.Region) vipl.AddressSegment { return r.Remote(len(r.Bytes())) }, nil},
+	{"wraps-around", "on a range that wraps around the end of the address space", func(_ *T, r *vipl.Region) vipl.AddressSegment {
+		return vipl.AddressSegment{Data: ^uint64(0) - 10, Handle: r.Handle()}
+	}, nil},
+	{"null", "on address 0", func(_ *T, r *vipl.Region) vipl.AddressSegment { return vipl.AddressSegment{Handle: r.Handle()} }, nil},
 }
 
 // same leaves the address as it is: the VI refuses.
@@ -97,7 +67,7 @@ func withAttributes(change func(*vipl.MemAttributes)) func(t *T, r *vipl.Region)
 func (f refusal) pair(t *T, level vipl.ReliabilityLevel) (va, vb *vipl.VI, a, b *block, to vipl.AddressSegment, target *vipl.Region) {
 	t.Helper()
 	tag := t.tag(t.B)
-	attrs := vipl.ViAttributes{Level: level, EnableRdmaWrite: true, EnableRdmaRead: level != vipl.UnreliableDelivery}
+	attrs := vipl.VIAttributes{Level: level, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery}
 	theirs := attrs
 	theirs.Ptag = tag
 	if f.vi != nil {
@@ -105,17 +75,17 @@ func (f refusal) pair(t *T, level vipl.ReliabilityLevel) (va, vb *vipl.VI, a, b 
 	}
 	va, vb = t.pairOf(attrs, theirs)
 	a, b = t.block(t.A, 4, refusedSize), t.blockOf(t.B, tag, 3, 2, refusedSize)
-	target = t.register(t.B, make([]byte, refusedSize), vipl.MemAttributes{Ptag: tag, EnableRdmaWrite: true, EnableRdmaRead: true})
+	target = t.register(t.B, make([]byte, refusedSize), vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true, EnableRDMARead: true})
 	return va, vb, a, b, f.spoil(t, target), target
 }
 
 func refusedWriteRules() (rules []Rule) {
 	for _, f := range append(slices.Clone(refusals), refusal{
-		id: "vi-attribute", text: "on a VI without EnableRdmaWrite", spoil: same,
-		vi: func(a *vipl.ViAttributes) { a.EnableRdmaWrite = false },
+		id: "vi-attribute", text: "on a VI without EnableRDMAWrite", spoil: same,
+		vi: func(a *vipl.VIAttributes) { a.EnableRDMAWrite = false },
 	}, refusal{
-		id: "region-attribute", text: "on memory without EnableRdmaWrite",
-		spoil: withAttributes(func(a *vipl.MemAttributes) { a.EnableRdmaWrite = false }),
+		id: "region-attribute", text: "on memory without EnableRDMAWrite",
+		spoil: withAttributes(func(a *vipl.MemAttributes) { a.EnableRDMAWrite = false }),
 	}) {
 		rules = append(rules, Rule{
 			ID:   "rdma-write/refused-" + f.id,
@@ -125,7 +95,7 @@ func refusedWriteRules() (rules []Rule) {
 	}
 	return append(rules, Rule{
 		ID:     "rdma-write/refused-zero-length",
-		Text:   "An RDMA write of length 0 to a VI without EnableRdmaWrite is refused.",
+		Text:   "An RDMA write of length 0 to a VI without EnableRDMAWrite is refused.",
 		Choice: "the VI's attribute is checked for each write",
 		run:    eachLevel(refusedZeroWrite),
 	})
@@ -137,15 +107,12 @@ func (f refusal) write(t *T, level vipl.ReliabilityLevel) {
 	b.recv(vb, 0, 64)
 	fill(a.buf(0), 1)
 	if f.vi == nil {
-		a.write(va, 0, refusedSize, b.remote(1))
-		t.sent(va, vipl.StatusOpRDMAWrite)
+		a.writeDone(va, 0, refusedSize, b.remote(1))
 	}
 	a.write(va, 1, refusedSize, to)
 	a.write(va, 2, refusedSize, b.remote(2))
 	e := t.asyncError(vb, vipl.ErrorRDMAWriteProtection)
-	if e.Nic != t.B || e.Op != vipl.StatusOpRDMAWrite {
-		t.Errorf("asynchronous error %+v", e)
-	}
+	t.errorIf(e.NIC != t.B || e.Op != vipl.StatusOpRDMAWrite, "asynchronous error %+v", e)
 	if level == vipl.UnreliableDelivery {
 		t.sent(va, vipl.StatusOpRDMAWrite)
 		t.sent(va, vipl.StatusOpRDMAWrite)
@@ -153,22 +120,18 @@ func (f refusal) write(t *T, level vipl.ReliabilityLevel) {
 		t.received(vb, 0)
 		t.sent(va, 0)
 		t.untouched("refused target", target.Bytes())
-		t.state(va, vipl.Connected)
-		t.state(vb, vipl.Connected)
+		t.states(vipl.Connected, va, vb)
 		return
 	}
-	t.state(vb, vipl.Error)
-	t.state(va, vipl.Error)
+	t.states(vipl.Error, vb, va)
 	t.received(vb, vipl.StatusFlushed)
 	t.untouched("refused target", target.Bytes())
 	t.untouched("target of the next write", b.buf(2))
 	if f.vi == nil {
-		t.holds("target of the write before", b.buf(1), 1)
+		t.coalesces("target of the write before", b.buf(1), 1)
 	}
 	if level == vipl.ReliableReception {
-		if d := t.sent(va, vipl.StatusOpRDMAWrite|vipl.StatusRemoteRDMAError); d != a.desc[1] {
-			t.Error("another descriptor")
-		}
+		t.same(t.sent(va, vipl.StatusOpRDMAWrite|vipl.StatusRemoteRDMAError), a.desc[1])
 		t.sent(va, vipl.StatusOpRDMAWrite|vipl.StatusFlushed)
 		return
 	}
@@ -181,7 +144,7 @@ func (t *T) handedOver(v *vipl.VI, count int) {
 	t.Helper()
 	flushed := false
 	for i := range count {
-		d, err := v.SendWait(patience)
+		d, err := v.SendWait(ackDelay)
 		if d == nil {
 			t.Fatalf("send %d: %v", i, err)
 		}
@@ -195,7 +158,7 @@ func (t *T) handedOver(v *vipl.VI, count int) {
 }
 
 func refusedZeroWrite(t *T, level vipl.ReliabilityLevel) {
-	va, vb := t.pairOf(vipl.ViAttributes{Level: level}, vipl.ViAttributes{Level: level})
+	va, vb := t.pairOf(at(level), at(level))
 	a, b := t.block(t.A, 2, 64), t.block(t.B, 2, 64)
 	a.write(va, 0, 0, b.remote(0))
 	t.asyncError(vb, vipl.ErrorRDMAWriteProtection)
@@ -204,6 +167,5 @@ func refusedZeroWrite(t *T, level vipl.ReliabilityLevel) {
 		t.behind(va, a, vb, b)
 		return
 	}
-	t.state(va, vipl.Error)
-	t.state(vb, vipl.Error)
+	t.states(vipl.Error, va, vb)
 }

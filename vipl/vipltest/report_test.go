@@ -19,7 +19,7 @@ const reportFile = "../../docs/conformance.md"
 // compareReport compares the results with the committed report. Without all
 // rules over all lanes there is nothing to compare.
 func compareReport(t *testing.T, results map[string][]vipltest.Result) {
-	for _, l := range lanes {
+	for _, l := range shmLinks {
 		if n, all := len(results[l.name]), len(vipltest.Rules()); n < all {
 			t.Logf("%s: %d of %d rules ran; %s is not compared", l.name, n, all, filepath.Base(reportFile))
 			return
@@ -59,29 +59,29 @@ func report(results map[string][]vipltest.Result) string {
 	var s strings.Builder
 	s.WriteString(reportHead)
 	total := make(map[string]int)
-	for _, l := range lanes {
+	for _, l := range shmLinks {
 		for outcome, n := range tally(results[l.name]) {
 			total[outcome] += n
 		}
 	}
 	fmt.Fprintf(&s, "%d rules in %d groups, over %d lanes: %d tests, of which %d pass and %d fail.\n\n", len(rules), len(groups),
-		len(lanes), total[vipltest.Pass]+total[vipltest.Fail], total[vipltest.Pass], total[vipltest.Fail])
+		len(shmLinks), total[vipltest.Pass]+total[vipltest.Fail], total[vipltest.Pass], total[vipltest.Fail])
 
 	s.WriteString("| | lane | is | pass | fail | not asked |\n|---|---|---|---|---|---|\n")
-	for i, l := range lanes {
+	for i, l := range shmLinks {
 		n := tally(results[l.name])
 		fmt.Fprintf(&s, "| %d | %s | %s | %d | %d | %d |\n", i+1, l.name, l.text,
 			n[vipltest.Pass], n[vipltest.Fail], n[vipltest.NotAsked])
 	}
 	outcome := outcomes(results)
 	for _, g := range groups {
-		fmt.Fprintf(&s, "\n## %s\n\n| rule | test |%s choice |\n|---|---|%s---|\n", g.Group(), laneNumbers(), strings.Repeat("---|", len(lanes)))
+		fmt.Fprintf(&s, "\n## %s\n\n| rule | test |%s choice |\n|---|---|%s---|\n", g.Group(), configurationNumbers(), strings.Repeat("---|", len(shmLinks)))
 		for _, r := range rules {
 			if r.Group() != g.Group() {
 				continue
 			}
 			fmt.Fprintf(&s, "| %s | `%s` |", cell(r.Text), r.ID)
-			for _, l := range lanes {
+			for _, l := range shmLinks {
 				fmt.Fprintf(&s, " %s |", outcome[[2]string{l.name, r.ID}])
 			}
 			fmt.Fprintf(&s, " %s |\n", cell(r.Choice))
@@ -90,8 +90,8 @@ func report(results map[string][]vipltest.Result) string {
 	return s.String()
 }
 
-func laneNumbers() (s string) {
-	for i := range lanes {
+func configurationNumbers() (s string) {
+	for i := range shmLinks {
 		s += fmt.Sprintf(" %d |", i+1)
 	}
 	return s

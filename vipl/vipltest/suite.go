@@ -13,13 +13,13 @@ type Config struct {
 	// Open opens a pair of NICs on one link, which t.Cleanup closes. It is called
 	// once for each group of rules, for rules that need NICs of their own, and
 	// after a failure.
-	Open func(t testing.TB) (a, b *vipl.Nic)
+	Open func(t testing.TB) (a, b *vipl.NIC)
 
 	// OpenSilent, unless nil, opens a pair as Open does, with the time after which
 	// a peer is taken for dead as short as it can be, and a function after which
 	// the NICs hear nothing of each other any more. Without it what becomes of a
 	// silent peer is not asked.
-	OpenSilent func(t testing.TB) (a, b *vipl.Nic, silence func())
+	OpenSilent func(t testing.TB) (a, b *vipl.NIC, silence func())
 
 	// Lossy says that frames get lost, come twice and overtake each other: what
 	// rests on an unreliable VI losing nothing is not asked.
@@ -42,6 +42,42 @@ type Rule struct {
 	Lossless bool   // asked only where nothing gets lost
 
 	run func(t *T)
+}
+
+// rule is a rule of the VIPL.
+func rule(id, text string, run func(t *T)) Rule { return Rule{ID: id, Text: text, run: run} }
+
+// choice is a rule that leaves something open, and what this provider does there.
+func choice(id, text, choice string, run func(t *T)) Rule {
+	return Rule{ID: id, Text: text, Choice: choice, run: run}
+}
+
+// lossless is a rule that is asked only where nothing gets lost.
+func lossless(id, text string, run func(t *T)) Rule {
+	return Rule{ID: id, Text: text, Lossless: true, run: run}
+}
+
+// eachLevel is a rule's test for each level at which every message arrives.
+func eachLevel(f func(t *T, level vipl.ReliabilityLevel)) func(*T) {
+	return func(t *T) { t.eachOf(t.levels(), f) }
+}
+
+// eachReliable is eachLevel for the two reliable levels.
+func eachReliable(f func(t *T, level vipl.ReliabilityLevel)) func(*T) {
+	return func(t *T) { t.eachOf(reliableLevels, f) }
+}
+
+// everyLevel is eachLevel for all levels, for what frames that get lost do not change.
+func everyLevel(f func(t *T, level vipl.ReliabilityLevel)) func(*T) {
+	return func(t *T) { t.eachOf(allLevels, f) }
+}
+
+// local is a rule's test for two VIs of one NIC.
+func local(f func(t *T)) func(*T) {
+	return func(t *T) {
+		t.B = t.A
+		f(t)
+	}
 }
 
 // Group is what stands before the slash of the ID.
@@ -96,7 +132,7 @@ func Run(t *testing.T, c Config) []Result {
 }
 
 func runGroup(t *testing.T, c Config, rules []Rule) (results []Result) {
-	var a, b *vipl.Nic
+	var a, b *vipl.NIC
 	for _, r := range rules {
 		if c.Lossy && r.Lossless {
 			results = append(results, Result{r.ID, NotAsked})

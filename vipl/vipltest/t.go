@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,7 +18,7 @@ import (
 // NICs are as they were; that this works is tested with it.
 type T struct {
 	testing.TB
-	A, B *vipl.Nic
+	A, B *vipl.NIC
 
 	t      *testing.T
 	config Config
@@ -30,7 +31,7 @@ type T struct {
 	told    bool // what the NICs have counted
 }
 
-func newT(t *testing.T, c Config, a, b *vipl.Nic) *T {
+func newT(t *testing.T, c Config, a, b *vipl.NIC) *T {
 	x := &T{TB: t, A: a, B: b, t: t, config: c, errors: &errorLog{}}
 	x.watch(a, b)
 	t.Cleanup(x.tidy)
@@ -38,14 +39,14 @@ func newT(t *testing.T, c Config, a, b *vipl.Nic) *T {
 }
 
 // watch gathers the asynchronous errors of NICs for asyncError.
-func (t *T) watch(nics ...*vipl.Nic) {
+func (t *T) watch(nics ...*vipl.NIC) {
 	for _, n := range nics {
 		n.ErrorCallback(t.errors.add)
 	}
 }
 
 // openPair opens NICs of the rule's own, which it may close.
-func (t *T) openPair() (a, b *vipl.Nic) {
+func (t *T) openPair() (a, b *vipl.NIC) {
 	t.Helper()
 	a, b = t.config.Open(t.t)
 	t.watch(a, b)
@@ -55,7 +56,7 @@ func (t *T) openPair() (a, b *vipl.Nic) {
 
 // openSilent opens NICs of the rule's own; after silence they hear nothing of
 // each other.
-func (t *T) openSilent() (a, b *vipl.Nic, silence func()) {
+func (t *T) openSilent() (a, b *vipl.NIC, silence func()) {
 	t.Helper()
 	if t.config.OpenSilent == nil {
 		t.Skip("no way to silence a peer")
@@ -92,12 +93,7 @@ func (t *T) levels() []vipl.ReliabilityLevel {
 	return allLevels
 }
 
-// eachLevel runs f for each level at which every message arrives.
-func (t *T) eachLevel(f func(t *T, level vipl.ReliabilityLevel)) { t.eachOf(t.levels(), f) }
-
-// eachReliable runs f for the two reliable levels.
-func (t *T) eachReliable(f func(t *T, level vipl.ReliabilityLevel)) { t.eachOf(reliableLevels, f) }
-
+// eachOf runs f for some levels.
 func (t *T) eachOf(levels []vipl.ReliabilityLevel, f func(t *T, level vipl.ReliabilityLevel)) {
 	for _, level := range levels {
 		t.sub(level.String(), func(t *T) { f(t, level) })
@@ -120,22 +116,58 @@ func (t *T) wantErr(what string, err, want error) {
 	}
 }
 
+// errOf and errOf2 are the error of a call that returns one or two results more.
+func errOf[A any](_ A, err error) error          { return err }
+func errOf2[A, B any](_ A, _ B, err error) error { return err }
+
+// errorIf marks the rule as failed if something is wrong.
+func (t *T) errorIf(wrong bool, format string, args ...any) {
+	t.Helper()
+	if wrong {
+		t.Errorf(format, args...)
+	}
+}
+
+// equal checks that a value is what it should be.
+func equal[V comparable](t *T, what string, got, want V) {
+	t.Helper()
+	t.errorIf(got != want, "%s: %+v, want %+v", what, got, want)
+}
+
+// same checks that a queue gave this descriptor.
+func (t *T) same(got, want *vipl.Descriptor) {
+	t.Helper()
+	t.errorIf(got != want, "another descriptor: %p, want %p", got, want)
+}
+
+// within waits for what a channel gives.
+func within[V any](t *T, what string, c <-chan V) V {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(ackDelay):
+		t.Fatalf("never came: %s", what)
+		panic("unreachable")
+	}
+}
+
 // vi makes a VI without completion queues.
-func (t *T) vi(n *vipl.Nic, a vipl.ViAttributes) *vipl.VI {
+func (t *T) vi(n *vipl.NIC, a vipl.VIAttributes) *vipl.VI {
 	t.Helper()
 	return t.viOn(n, a, nil, nil)
 }
 
 // viOn makes a VI whose queues are bound to completion queues.
-func (t *T) viOn(n *vipl.Nic, a vipl.ViAttributes, send, recv *vipl.CQ) *vipl.VI {
+func (t *T) viOn(n *vipl.NIC, a vipl.VIAttributes, send, recv *vipl.CQ) *vipl.VI {
 	t.Helper()
-	v, err := n.CreateVi(a, send, recv)
+	v, err := n.CreateVI(a, send, recv)
 	t.must(err)
 	t.vis = append(t.vis, v)
 	return v
 }
 
-func (t *T) cq(n *vipl.Nic, entries int) *vipl.CQ {
+func (t *T) cq(n *vipl.NIC, entries int) *vipl.CQ {
 	t.Helper()
 	c, err := n.CreateCQ(entries)
 	t.must(err)
@@ -143,7 +175,7 @@ func (t *T) cq(n *vipl.Nic, entries int) *vipl.CQ {
 	return c
 }
 
-func (t *T) tag(n *vipl.Nic) *vipl.Ptag {
+func (t *T) tag(n *vipl.NIC) *vipl.Ptag {
 	t.Helper()
 	p, err := n.CreatePtag()
 	t.must(err)
@@ -152,7 +184,7 @@ func (t *T) tag(n *vipl.Nic) *vipl.Ptag {
 }
 
 // alloc makes memory in the NIC's arena. Without a tag in a it gets one of its own.
-func (t *T) alloc(n *vipl.Nic, size int, a vipl.MemAttributes) *vipl.Region {
+func (t *T) alloc(n *vipl.NIC, size int, a vipl.MemAttributes) *vipl.Region {
 	t.Helper()
 	if a.Ptag == nil {
 		a.Ptag = t.tag(n)
@@ -165,7 +197,7 @@ func (t *T) alloc(n *vipl.Nic, size int, a vipl.MemAttributes) *vipl.Region {
 }
 
 // register makes memory of the program known, with a tag as alloc.
-func (t *T) register(n *vipl.Nic, b []byte, a vipl.MemAttributes) *vipl.Region {
+func (t *T) register(n *vipl.NIC, b []byte, a vipl.MemAttributes) *vipl.Region {
 	t.Helper()
 	if a.Ptag == nil {
 		a.Ptag = t.tag(n)
@@ -180,16 +212,32 @@ func (t *T) register(n *vipl.Nic, b []byte, a vipl.MemAttributes) *vipl.Region {
 // level has.
 func (t *T) pair(level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
 	t.Helper()
-	a := vipl.ViAttributes{Level: level, EnableRdmaWrite: true, EnableRdmaRead: level != vipl.UnreliableDelivery}
+	a := vipl.VIAttributes{Level: level, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery}
 	return t.pairOf(a, a)
 }
 
 // pairOf makes a connected pair of VIs with certain attributes.
-func (t *T) pairOf(a, b vipl.ViAttributes) (va, vb *vipl.VI) {
+func (t *T) pairOf(a, b vipl.VIAttributes) (va, vb *vipl.VI) {
 	t.Helper()
 	va, vb = t.vi(t.A, a), t.vi(t.B, b)
 	t.join(va, vb)
 	return va, vb
+}
+
+// ends makes a connected pair of VIs as pair does, and a block of buffers at each end.
+func (t *T) ends(level vipl.ReliabilityLevel, countA, countB, size int) (va, vb *vipl.VI, a, b *block) {
+	t.Helper()
+	va, vb = t.pair(level)
+	return va, vb, t.block(t.A, countA, size), t.block(t.B, countB, size)
+}
+
+// at is the attributes of a VI of a level.
+func at(level vipl.ReliabilityLevel) vipl.VIAttributes { return vipl.VIAttributes{Level: level} }
+
+// idle makes a VI of a level on each NIC.
+func (t *T) idle(level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
+	t.Helper()
+	return t.vi(t.A, at(level)), t.vi(t.B, at(level))
 }
 
 var discriminators atomic.Uint64
@@ -201,27 +249,38 @@ var discriminatorPrefix = rand.Text()[:8]
 // disc is a discriminator that nothing else uses.
 func disc() []byte { return fmt.Appendf(nil, "%s-%d", discriminatorPrefix, discriminators.Add(1)) }
 
+// named is a discriminator of any host, and on one on a NIC's.
+func named(d []byte) vipl.NetAddress { return vipl.NetAddress{Discriminator: d} }
+
+func on(n *vipl.NIC, d []byte) vipl.NetAddress {
+	return vipl.NetAddress{Host: n.Query().Address, Discriminator: d}
+}
+
+// serves has a VI accept one request, and gives what becomes of that.
+func serves(v *vipl.VI, local vipl.NetAddress) <-chan error {
+	return starts(func() error {
+		c, err := v.NIC().ConnectWait(local, ackDelay)
+		if err != nil {
+			return err
+		}
+		return c.Accept(v)
+	})
+}
+
 // join connects client va with server vb, of any NICs.
 func (t *T) join(va, vb *vipl.VI) {
 	t.Helper()
 	d := disc()
-	done := make(chan error, 1)
-	go func() {
-		c, err := vb.Nic().ConnectWait(vipl.NetAddress{Discriminator: d}, patience)
-		if err == nil {
-			err = c.Accept(vb)
-		}
-		done <- err
-	}()
-	remote := vipl.NetAddress{Host: vb.Nic().Query().Address, Discriminator: d}
+	done := serves(vb, named(d))
+	remote := on(vb.NIC(), d)
 	t.must(t.request(va, remote))
 	t.must(<-done)
 }
 
 // request connects va with a program that may not wait yet.
 func (t *T) request(va *vipl.VI, remote vipl.NetAddress) error {
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		_, err := va.ConnectRequest(vipl.NetAddress{}, remote, patience)
+	for end := time.Now().Add(ackDelay); ; time.Sleep(time.Millisecond) {
+		_, err := va.ConnectRequest(vipl.NetAddress{}, remote, ackDelay)
 		if !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(end) {
 			return err
 		}
@@ -266,45 +325,25 @@ func (t *T) tell() {
 		return
 	}
 	t.told = true
-	for _, n := range []*vipl.Nic{t.A, t.B} {
+	for _, n := range []*vipl.NIC{t.A, t.B} {
 		t.Log(describe(n))
 	}
 }
 
+var zeros = regexp.MustCompile(`"\w+":0,?`)
+
 // describe is a NIC's status but for what is nothing.
-func describe(n *vipl.Nic) string {
+func describe(n *vipl.NIC) string {
 	b, err := json.Marshal(n.Status())
 	if err != nil {
 		return err.Error()
 	}
-	var v any
-	if err := json.Unmarshal(b, &v); err != nil {
-		return err.Error()
-	}
-	b, _ = json.Marshal(withoutZeros(v))
-	return string(b)
-}
-
-// withoutZeros takes the zeros out of objects, as encoding/json reads them.
-func withoutZeros(v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		for name, field := range v {
-			if v[name] = withoutZeros(field); field == 0.0 {
-				delete(v, name)
-			}
-		}
-	case []any:
-		for i := range v {
-			v[i] = withoutZeros(v[i])
-		}
-	}
-	return v
+	return zeros.ReplaceAllString(string(b), "")
 }
 
 // disconnect disconnects a VI, after a connect or disconnect that is under way.
 func disconnect(v *vipl.VI) error {
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(ackDelay); ; time.Sleep(time.Millisecond) {
 		err := v.Disconnect()
 		if !errors.Is(err, vipl.ErrInvalidState) || time.Now().After(end) {
 			return err

@@ -11,7 +11,7 @@ import (
 
 // patience bounds what must happen. It is long, since nothing is tested about
 // how fast a provider is.
-const patience = 20 * time.Second
+const ackDelay = 20 * time.Second
 
 // moment is how long a rule looks that something does not happen.
 const moment = 20 * time.Millisecond
@@ -19,7 +19,7 @@ const moment = 20 * time.Millisecond
 // until waits for a condition that the provider brings about by itself.
 func (t *T) until(what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(100 * time.Microsecond) {
+	for end := time.Now().Add(ackDelay); !ok(); time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never came: %s", what)
 		}
@@ -27,10 +27,10 @@ func (t *T) until(what string, ok func() bool) {
 }
 
 // state waits until the VI is in a state.
-func (t *T) state(v *vipl.VI, want vipl.State) vipl.ViStatus {
+func (t *T) state(v *vipl.VI, want vipl.State) vipl.VIInfo {
 	t.Helper()
-	var s vipl.ViStatus
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Microsecond) {
+	var s vipl.VIInfo
+	for end := time.Now().Add(ackDelay); ; time.Sleep(100 * time.Microsecond) {
 		var err error
 		if s, err = v.Query(); err != nil {
 			t.Fatal(err)
@@ -44,21 +44,34 @@ func (t *T) state(v *vipl.VI, want vipl.State) vipl.ViStatus {
 	}
 }
 
+// states waits until VIs are in a state.
+func (t *T) states(want vipl.State, vis ...*vipl.VI) {
+	t.Helper()
+	for _, v := range vis {
+		t.state(v, want)
+	}
+}
+
+// isIn checks that a VI is in a state now.
+func (t *T) isIn(v *vipl.VI, want vipl.State) {
+	t.Helper()
+	s, err := v.Query()
+	t.errorIf(err != nil || s.State != want, "the VI is %v (%v), want %v", s.State, err, want)
+}
+
 // stays checks that a VI is in a state and still is a moment later.
 func (t *T) stays(v *vipl.VI, want vipl.State) {
 	t.Helper()
 	t.state(v, want)
 	time.Sleep(moment)
-	if s, err := v.Query(); err != nil || s.State != want {
-		t.Errorf("the VI is %v (%v), want %v", s.State, err, want)
-	}
+	t.isIn(v, want)
 }
 
 // sent waits for the next completion of the send queue. Its status must have
 // exactly the operation, the errors and the bits of want, beside DONE.
 func (t *T) sent(v *vipl.VI, want vipl.Status) *vipl.Descriptor {
 	t.Helper()
-	d, err := v.SendWait(patience)
+	d, err := v.SendWait(ackDelay)
 	return t.completed("send", d, err, want)
 }
 
@@ -69,8 +82,19 @@ func (t *T) received(v *vipl.VI, want vipl.Status) *vipl.Descriptor {
 	if want&vipl.StatusOpMask == 0 {
 		want |= vipl.StatusOpReceive
 	}
-	d, err := v.RecvWait(patience)
+	d, err := v.RecvWait(ackDelay)
 	return t.completed("receive", d, err, want)
+}
+
+// receivedMessage waits for the next receive, which is all of message k into buf.
+func (t *T) receivedMessage(v *vipl.VI, buf []byte, k int) *vipl.Descriptor {
+	t.Helper()
+	d := t.received(v, 0)
+	if int(d.Length) != len(buf) {
+		t.Errorf("a message of %d bytes, want %d", d.Length, len(buf))
+	}
+	t.coalesces("message", buf, k)
+	return d
 }
 
 func (t *T) completed(what string, d *vipl.Descriptor, err error, want vipl.Status) *vipl.Descriptor {
@@ -86,6 +110,27 @@ func (t *T) completed(what string, d *vipl.Descriptor, err error, want vipl.Stat
 		t.Errorf("%s: error %v with status %v", what, err, want)
 	}
 	return d
+}
+
+// sendDone and recvDone are sent and received of what has completed already.
+func (t *T) sendDone(v *vipl.VI, want vipl.Status) *vipl.Descriptor {
+	t.Helper()
+	d, err := v.SendDone()
+	return t.completed("send", d, err, want)
+}
+
+func (t *T) recvDone(v *vipl.VI, want vipl.Status) *vipl.Descriptor {
+	t.Helper()
+	d, err := v.RecvDone()
+	return t.completed("receive", d, err, want|vipl.StatusOpReceive)
+}
+
+// nothingDone checks that SendDone or RecvDone gives this error and no descriptor.
+func (t *T) nothingDone(done func() (*vipl.Descriptor, error), want error) {
+	t.Helper()
+	if d, err := done(); d != nil || err != want {
+		t.Errorf("%v, %v; want %v", d, err, want)
+	}
 }
 
 // nothingReceived checks that the head of the receive queue is not complete,
@@ -130,12 +175,23 @@ func (t *T) asyncError(v *vipl.VI, code vipl.ErrorCode) (e vipl.ErrorDescriptor)
 	return e
 }
 
+// tells checks what an asynchronous error is about, and if want has one, its operation.
+// The code was looked for, and what it says is the provider's.
+func (t *T) tells(e, want vipl.ErrorDescriptor) {
+	t.Helper()
+	want.Code, e.Err = e.Code, nil
+	if want.Op == 0 {
+		want.Op = e.Op
+	}
+	t.errorIf(e != want, "the asynchronous error is %+v, want %+v", e, want)
+}
+
 // asyncErrors waits until a VI has had as many asynchronous errors, and checks
 // that they are these, in this order. Errors come one after the other: what it
 // finds is all that there was before.
 func (t *T) asyncErrors(v *vipl.VI, want ...vipl.ErrorCode) []vipl.ErrorDescriptor {
 	t.Helper()
-	for end := time.Now().Add(patience); len(t.errors.of(v)) < len(want) && time.Now().Before(end); {
+	for end := time.Now().Add(ackDelay); len(t.errors.of(v)) < len(want) && time.Now().Before(end); {
 		time.Sleep(100 * time.Microsecond)
 	}
 	list := t.errors.of(v)

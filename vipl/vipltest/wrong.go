@@ -24,140 +24,76 @@ type wrongEnds struct {
 const wrongMost = 40_000
 
 var wrongs = []wrong{
-	{
-		id: "reserved-field", text: "Reserved other than 0: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Reserved = 1 },
-	},
-	{
-		id: "reserved-control-bits", text: "A reserved bit in Control: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Control |= 0x10 },
-	},
-	{
-		id: "highest-control-bit", text: "Any reserved bit in Control: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Control |= 0x8000 },
-	},
-	{
-		id: "operation-3", text: "An operation that does not exist: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Control |= 3 },
-	},
-	{
-		id: "rdma-in-a-receive", text: "An RDMA operation on the receive queue: FORMAT_ERROR.", status: vipl.StatusFormatError, recvs: true,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetRDMAWrite(x.to, x.seg(0, 16)) },
-	},
-	{
-		id: "too-many-segments", text: "More than 252 data segments: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.SegCount = vipl.MaxSegments + 1 },
-	},
-	{
-		id: "far-too-many-segments", text: "SegCount 65535: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.SegCount = 65535 },
-	},
-	{
-		id: "handle-0", text: "A segment with handle 0: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Segment(0).Handle = 0 },
-	},
-	{
-		id: "unknown-handle", text: "A segment with a handle that names nothing: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Segment(0).Handle ^= 0x5a5a5a5a },
-	},
-	{
-		id: "deregistered-segment", text: "A segment in memory that is deregistered: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetSegments(x.gone) },
-	},
-	{
-		id: "tag-of-a-segment", text: "A segment in memory of another protection tag than the VI's: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) { *d.Segment(0) = x.other.Segment(0, 64) },
-	},
-	{
-		id: "segment-begins-too-early", text: "A segment that begins a byte before its region: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.Segment(0).Data = x.Addr() - 1 },
-	},
-	{
-		id: "segment-ends-too-late", text: "A segment that ends a byte behind its region: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.Segment(0).Data = x.Addr() + uint64(len(x.Bytes())) - 63 },
-	},
-	{
-		id: "segment-wraps-around", text: "A segment that wraps around the end of the address space: PROTECTION_ERROR.", status: vipl.StatusProtectionError, sends: true, recvs: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Segment(0).Data = ^uint64(0) - 10 },
-	},
-	{
-		id: "length-too-small", text: "Length below the sum of a send's segments: LENGTH_ERROR.", status: vipl.StatusLengthError, sends: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Length-- },
-	},
-	{
-		id: "length-too-large", text: "Length above the sum of a send's segments: LENGTH_ERROR.", status: vipl.StatusLengthError, sends: true,
-		spoil: func(d *vipl.Descriptor, _ wrongEnds) { d.Length++ },
-	},
-	{
-		id: "beyond-max-transfer-size", text: "A send longer than the VI's MaxTransferSize: LENGTH_ERROR.", status: vipl.StatusLengthError, sends: true,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetSegments(x.Segment(0, wrongMost+1)) },
-	},
-	{
-		id: "write-beyond-max-transfer-size", text: "An RDMA write longer than the VI's MaxTransferSize: LENGTH_ERROR.", status: vipl.StatusLengthError, sends: true,
-		op:    vipl.StatusOpRDMAWrite,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetRDMAWrite(x.to, x.Segment(0, wrongMost+1)) },
-	},
-	{
-		id: "write-without-address", text: "An RDMA write with SegCount 0, without its address segment: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true,
-		op: vipl.StatusOpRDMAWrite,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) {
-			d.SetRDMAWrite(x.to)
-			d.SegCount = 0
-		},
-	},
-	{
-		id: "write-reserved-of-address", text: "Reserved of the address segment other than 0: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true,
-		op: vipl.StatusOpRDMAWrite,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) {
-			d.SetRDMAWrite(x.to, x.seg(0, 16))
-			d.AddressSegment().Reserved = 1
-		},
-	},
-	{
-		id: "write-too-many-segments", text: "An RDMA write with more than an address segment and 252 data segments: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true,
-		op: vipl.StatusOpRDMAWrite,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) {
-			d.SetRDMAWrite(x.to, x.seg(0, 16))
-			d.SegCount = vipl.MaxSegments + 2
-		},
-	},
-	{
-		id: "write-length-wrong", text: "Length of an RDMA write other than the sum of its data segments: LENGTH_ERROR.", status: vipl.StatusLengthError, sends: true,
-		op: vipl.StatusOpRDMAWrite,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) {
-			d.SetRDMAWrite(x.to, x.seg(0, 16))
-			d.Length = 32
-		},
-	},
-	{
-		id: "write-from-wrong-memory", text: "An RDMA write from memory of another protection tag: PROTECTION_ERROR at the writer.", status: vipl.StatusProtectionError, sends: true,
-		op:    vipl.StatusOpRDMAWrite,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) { d.SetRDMAWrite(x.to, x.other.Segment(0, 16)) },
-	},
-	{
-		id: "read-with-immediate-data", text: "An RDMA read with immediate data: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true,
-		choice: "immediate data has no meaning in a read",
-		op:     vipl.StatusOpRDMARead,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) {
-			d.SetRDMARead(x.to, x.seg(0, 16))
-			d.SetImmediate(1)
-		},
-	},
-	{
-		id: "read-without-address", text: "An RDMA read with SegCount 0: FORMAT_ERROR.", status: vipl.StatusFormatError, sends: true,
-		op: vipl.StatusOpRDMARead,
-		spoil: func(d *vipl.Descriptor, x wrongEnds) {
-			d.SetRDMARead(x.to)
-			d.SegCount = 0
-		},
-	},
+	wrongBoth("reserved-field", "Reserved other than 0: FORMAT_ERROR.", vipl.StatusFormatError, func(d *vipl.Descriptor, _ wrongEnds) { d.Reserved = 1 }),
+	wrongBoth("reserved-control-bits", "A reserved bit in Control: FORMAT_ERROR.", vipl.StatusFormatError, func(d *vipl.Descriptor, _ wrongEnds) { d.Control |= 0x10 }),
+	wrongBoth("highest-control-bit", "Any reserved bit in Control: FORMAT_ERROR.", vipl.StatusFormatError, func(d *vipl.Descriptor, _ wrongEnds) { d.Control |= 0x8000 }),
+	wrongBoth("operation-3", "An operation that does not exist: FORMAT_ERROR.", vipl.StatusFormatError, func(d *vipl.Descriptor, _ wrongEnds) { d.Control |= 3 }),
+	wrongReceive("rdma-in-a-receive", "An RDMA operation on the receive queue: FORMAT_ERROR.", vipl.StatusFormatError, func(d *vipl.Descriptor, x wrongEnds) { d.SetRDMAWrite(x.to, x.seg(0, 16)) }),
+	wrongBoth("too-many-segments", "More than 252 data segments: FORMAT_ERROR.", vipl.StatusFormatError, func(d *vipl.Descriptor, _ wrongEnds) { d.SegCount = vipl.MaxSegments + 1 }),
+	wrongBoth("far-too-many-segments", "SegCount 65535: FORMAT_ERROR.", vipl.StatusFormatError, func(d *vipl.Descriptor, _ wrongEnds) { d.SegCount = 65535 }),
+	wrongBoth("handle-0", "A segment with handle 0: PROTECTION_ERROR.", vipl.StatusProtectionError, func(d *vipl.Descriptor, _ wrongEnds) { d.Segment(0).Handle = 0 }),
+	wrongBoth("unknown-handle", "A segment with a handle that names nothing: PROTECTION_ERROR.", vipl.StatusProtectionError, func(d *vipl.Descriptor, _ wrongEnds) { d.Segment(0).Handle ^= 0x5a5a5a5a }),
+	wrongBoth("deregistered-segment", "A segment in memory that is deregistered: PROTECTION_ERROR.", vipl.StatusProtectionError, func(d *vipl.Descriptor, x wrongEnds) { d.SetSegments(x.gone) }),
+	wrongBoth("tag-of-a-segment", "A segment in memory of another protection tag than the VI's: PROTECTION_ERROR.", vipl.StatusProtectionError, func(d *vipl.Descriptor, x wrongEnds) { *d.Segment(0) = x.other.Segment(0, 64) }),
+	wrongBoth("segment-begins-too-early", "A segment that begins a byte before its region: PROTECTION_ERROR.", vipl.StatusProtectionError, func(d *vipl.Descriptor, x wrongEnds) { d.Segment(0).Data = x.Addr() - 1 }),
+	wrongSend("segment-ends-too-late", "A segment of a send that ends a byte behind its region: PROTECTION_ERROR.", vipl.StatusProtectionError, func(d *vipl.Descriptor, x wrongEnds) { d.Segment(0).Data = x.Addr() + uint64(len(x.Bytes())) - 63 }),
+	wrongBoth("segment-begins-at-the-end", "A segment that begins where its region ends: PROTECTION_ERROR.", vipl.StatusProtectionError, func(d *vipl.Descriptor, x wrongEnds) { d.Segment(0).Data = x.Addr() + uint64(len(x.Bytes())) }).choose("in a receive, too, whatever the length of the message"),
+	wrongBoth("segment-wraps-around", "A segment that wraps around the end of the address space: PROTECTION_ERROR.", vipl.StatusProtectionError, func(d *vipl.Descriptor, _ wrongEnds) { d.Segment(0).Data = ^uint64(0) - 10 }),
+	wrongSend("length-too-small", "Length below the sum of a send's segments: LENGTH_ERROR.", vipl.StatusLengthError, func(d *vipl.Descriptor, _ wrongEnds) { d.Length-- }),
+	wrongSend("length-too-large", "Length above the sum of a send's segments: LENGTH_ERROR.", vipl.StatusLengthError, func(d *vipl.Descriptor, _ wrongEnds) { d.Length++ }),
+	wrongSend("beyond-max-transfer-size", "A send longer than the VI's MaxTransferSize: LENGTH_ERROR.", vipl.StatusLengthError, func(d *vipl.Descriptor, x wrongEnds) { d.SetSegments(x.Segment(0, wrongMost+1)) }),
+	wrongSend("write-beyond-max-transfer-size", "An RDMA write longer than the VI's MaxTransferSize: LENGTH_ERROR.", vipl.StatusOpRDMAWrite|vipl.StatusLengthError, func(d *vipl.Descriptor, x wrongEnds) { d.SetRDMAWrite(x.to, x.Segment(0, wrongMost+1)) }),
+	wrongSend("write-without-address", "An RDMA write with SegCount 0, without its address segment: FORMAT_ERROR.", vipl.StatusOpRDMAWrite|vipl.StatusFormatError, func(d *vipl.Descriptor, x wrongEnds) {
+		d.SetRDMAWrite(x.to)
+		d.SegCount = 0
+	}),
+	wrongSend("write-reserved-of-address", "Reserved of the address segment other than 0: FORMAT_ERROR.", vipl.StatusOpRDMAWrite|vipl.StatusFormatError, func(d *vipl.Descriptor, x wrongEnds) {
+		d.SetRDMAWrite(x.to, x.seg(0, 16))
+		d.AddressSegment().Reserved = 1
+	}),
+	wrongSend("write-too-many-segments", "An RDMA write with more than an address segment and 252 data segments: FORMAT_ERROR.", vipl.StatusOpRDMAWrite|vipl.StatusFormatError, func(d *vipl.Descriptor, x wrongEnds) {
+		d.SetRDMAWrite(x.to, x.seg(0, 16))
+		d.SegCount = vipl.MaxSegments + 2
+	}),
+	wrongSend("write-length-wrong", "Length of an RDMA write other than the sum of its data segments: LENGTH_ERROR.", vipl.StatusOpRDMAWrite|vipl.StatusLengthError, func(d *vipl.Descriptor, x wrongEnds) {
+		d.SetRDMAWrite(x.to, x.seg(0, 16))
+		d.Length = 32
+	}),
+	wrongSend("write-from-wrong-memory", "An RDMA write from memory of another protection tag: PROTECTION_ERROR at the writer.", vipl.StatusOpRDMAWrite|vipl.StatusProtectionError, func(d *vipl.Descriptor, x wrongEnds) { d.SetRDMAWrite(x.to, x.other.Segment(0, 16)) }),
+	wrongSend("read-with-immediate-data", "An RDMA read with immediate data: FORMAT_ERROR.", vipl.StatusOpRDMARead|vipl.StatusFormatError, func(d *vipl.Descriptor, x wrongEnds) {
+		d.SetRDMARead(x.to, x.seg(0, 16))
+		d.SetImmediate(1)
+	}).choose("immediate data has no meaning in a read"),
+	wrongSend("read-without-address", "An RDMA read with SegCount 0: FORMAT_ERROR.", vipl.StatusOpRDMARead|vipl.StatusFormatError, func(d *vipl.Descriptor, x wrongEnds) {
+		d.SetRDMARead(x.to)
+		d.SegCount = 0
+	}),
+}
+
+// wrongSend, wrongReceive and wrongBoth are what is wrong in sends, in receives, and in
+// both. The status of a send has the operation.
+func wrongSend(id, text string, status vipl.Status, spoil func(*vipl.Descriptor, wrongEnds)) wrong {
+	return wrong{id: id, text: text, status: status &^ vipl.StatusOpMask, op: status & vipl.StatusOpMask, sends: true, spoil: spoil}
+}
+
+func wrongReceive(id, text string, status vipl.Status, spoil func(*vipl.Descriptor, wrongEnds)) wrong {
+	return wrong{id: id, text: text, status: status, recvs: true, spoil: spoil}
+}
+
+func wrongBoth(id, text string, status vipl.Status, spoil func(*vipl.Descriptor, wrongEnds)) wrong {
+	return wrong{id: id, text: text, status: status, sends: true, recvs: true, spoil: spoil}
+}
+
+func (w wrong) choose(choice string) wrong {
+	w.choice = choice
+	return w
 }
 
 // wrongRules makes a rule of each.
 func wrongRules() (rules []Rule) {
 	for _, w := range wrongs {
 		rules = append(rules, Rule{ID: "descriptors/" + w.id, Text: w.text, Choice: w.choice, run: func(t *T) {
-			t.eachLevel(func(t *T, level vipl.ReliabilityLevel) {
+			t.eachOf(t.levels(), func(t *T, level vipl.ReliabilityLevel) {
 				if w.sends {
 					t.sub("send", func(t *T) { w.send(t, level) })
 				}
@@ -170,7 +106,7 @@ func wrongRules() (rules []Rule) {
 	return append(rules, Rule{
 		ID: "descriptors/wrong-receive-in-idle", Text: "A wrong receive that is posted in Idle completes in error, and the VI stays in Idle.",
 		run: func(t *T) {
-			v := t.vi(t.A, vipl.ViAttributes{Level: vipl.ReliableDelivery})
+			v := t.vi(t.A, at(vipl.ReliableDelivery))
 			x := t.block(t.A, 1, 64)
 			x.prepare(0, 64).Reserved = 1
 			x.postRecv(v, x.desc[0])
@@ -188,7 +124,7 @@ func wrongRules() (rules []Rule) {
 func wrongPair(t *T, level vipl.ReliabilityLevel) (va, vb *vipl.VI, x wrongEnds, b *block) {
 	t.Helper()
 	tag := t.tag(t.A)
-	attrs := vipl.ViAttributes{Level: level, MaxTransferSize: wrongMost, EnableRdmaWrite: true, EnableRdmaRead: level != vipl.UnreliableDelivery}
+	attrs := vipl.VIAttributes{Level: level, MaxTransferSize: wrongMost, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery}
 	tagged := attrs
 	tagged.Ptag = tag
 	va, vb = t.pairOf(tagged, attrs)
@@ -219,9 +155,7 @@ func (w wrong) send(t *T, level vipl.ReliabilityLevel) {
 		t.received(vb, 0)
 	}
 	t.sent(va, 0)
-	if d := t.sent(va, w.op|w.status); d != x.desc[1] {
-		t.Error("another descriptor")
-	}
+	t.same(t.sent(va, w.op|w.status), x.desc[1])
 	t.untouched("the target", b.buf(2))
 	if level == vipl.UnreliableDelivery {
 		x.send(va, 2, 64)
@@ -229,8 +163,7 @@ func (w wrong) send(t *T, level vipl.ReliabilityLevel) {
 		t.sent(va, 0)
 		return
 	}
-	t.state(va, vipl.Error)
-	t.state(vb, vipl.Error)
+	t.states(vipl.Error, va, vb)
 	t.received(vb, vipl.StatusFlushed)
 	x.send(va, 2, 64)
 	t.sent(va, vipl.StatusFlushed)
@@ -243,25 +176,19 @@ func (w wrong) receive(t *T, level vipl.ReliabilityLevel) {
 	w.spoil(x.prepare(1, 64), x)
 	x.postRecv(va, x.desc[1])
 	x.recv(va, 2, 64)
-	if d, err := va.RecvDone(); err != vipl.ErrNotDone {
-		t.Errorf("done before it is at the head: %v %v", d, err)
-	}
+	d, err := va.RecvDone()
+	t.errorIf(err != vipl.ErrNotDone, "done before it is at the head: %v %v", d, err)
 	b.send(vb, 0, 64)
 	t.received(va, 0)
-	if d := t.received(va, w.status); d != x.desc[1] {
-		t.Error("another descriptor")
-	}
+	t.same(t.received(va, w.status), x.desc[1])
 	if level == vipl.UnreliableDelivery {
 		t.sent(vb, 0)
 		b.send(vb, 0, 64)
-		if d := t.received(va, 0); d != x.desc[2] {
-			t.Error("another descriptor")
-		}
+		t.same(t.received(va, 0), x.desc[2])
 		return
 	}
 	t.received(va, vipl.StatusFlushed)
-	t.state(va, vipl.Error)
-	t.state(vb, vipl.Error)
+	t.states(vipl.Error, va, vb)
 	t.sent(vb, 0) // it was delivered
 }
 
@@ -280,6 +207,5 @@ func wrongOnesUnreliable(t *T) {
 		t.sent(va, 0)
 		t.received(vb, 0)
 	}
-	t.state(va, vipl.Connected)
-	t.state(vb, vipl.Connected)
+	t.states(vipl.Connected, va, vb)
 }

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"viaxdp/wire"
+	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -53,9 +53,7 @@ func TestFaultsAfterClose(t *testing.T) {
 		var qs [2]*xdpnictest.Queue
 		for i := range qs {
 			q, err := w.Queue(xdpnictest.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer q.Close()
 			qs[i] = q
 		}
@@ -172,9 +170,7 @@ func TestDelay(t *testing.T) {
 			}
 			time.Sleep(step)
 		}
-		if err := b.Wait(time.Second); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.Wait(time.Second))
 		if d := time.Since(start); d != 5*time.Millisecond {
 			t.Errorf("arrived after %v", d)
 		}
@@ -229,20 +225,12 @@ func TestCut(t *testing.T) {
 func TestAdmit(t *testing.T) {
 	link := wire.Link{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2"), Port: wire.Port}
 	template, err := wire.NewTemplate(link)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a, b := pair(t, xdpnictest.Config{Admit: func(vi uint32, key uint64, src netip.Addr) bool {
 		return vi == 0x10001 && key == 7 && src == link.Src
 	}})
 	data := func(vi uint32, key uint64) {
-		addr, chunk, _ := a.Alloc()
-		p := template.Put(chunk, wire.HeaderLen)
-		h := wire.Header{Kind: wire.KindData, VI: vi, Key: key}
-		h.Put(p)
-		wire.PutChecksum(p)
-		a.Send(addr, template.Len()+len(p), false)
-		flush(t, a)
+		a.SendFrame(&template, wire.Header{Kind: wire.KindData, VI: vi, Key: key}, nil)
 	}
 	data(0x10001, 7)
 	data(0x10002, 7)

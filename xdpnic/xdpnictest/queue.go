@@ -1,9 +1,12 @@
 package xdpnictest
 
 import (
+	"errors"
+	"fmt"
+	"net/netip"
 	"sync/atomic"
 
-	"viaxdp/wire"
+	"viaxdp/internal/base/wire"
 )
 
 // Queue is a NIC queue in memory, with the methods of xdpnic.Queue. See the
@@ -30,6 +33,7 @@ type Queue struct {
 
 	stack []uint64     // free TX chunks, the last is taken first
 	tx    ring[entry]  // segments, published and not
+	taken ring[entry]  // off the TX ring, and not sent: only while a zero-copy NIC stalls
 	comp  ring[uint64] // addresses that completed
 	kern  int          // entries that the kernel has taken and not completed
 
@@ -37,15 +41,15 @@ type Queue struct {
 	recycled []int     // chunk numbers, not yet on the fill ring
 	rx       ring[arrival]
 
-	faults Faults
-	faulty bool
-	dice   dice
-	burst  int       // frames of a burst still to lose
-	back   []*onLine // frames held back
-	onWay  int       // frames on the wire
-	lies   Lies
-	lying  bool
-	liars  [numLiars]dice
+	faults       Faults
+	faulty       bool
+	randomSource randomSource
+	burst        int       // frames of a burst still to lose
+	back         []*onLine // frames held back
+	onWay        int       // frames on the wire
+	lies         Lies
+	lying        bool
+	liars        [numLiars]randomSource
 }
 
 // What the kernel lies about; each has its own stream of choices.
@@ -62,6 +66,8 @@ type entry struct {
 	addr uint64
 	n    uint32
 	more bool // the frame goes on in the next
+
+	blank bool // cancelled: it names no memory
 }
 
 // arrival is one segment on the RX ring.
@@ -85,7 +91,7 @@ func (w *Wire) Queue(cfg Config) (*Queue, error) {
 		base: uint64(cfg.PoolOffset), size: uint64(cfg.ChunkSize),
 		rxChunks: cfg.RxChunks, chunks: make([]chunk, cfg.RxChunks+cfg.TxChunks),
 		stack: make([]uint64, 0, cfg.TxChunks), recycled: make([]int, 0, cfg.RxChunks),
-		tx: newRing[entry](cfg.TxRing), comp: newRing[uint64](cfg.CompletionRing),
+		tx: newRing[entry](cfg.TxRing), taken: newRing[entry](cfg.CompletionRing), comp: newRing[uint64](cfg.CompletionRing),
 		fill: newRing[int](cfg.FillRing), rx: newRing[arrival](cfg.RxRing),
 	}
 	for i := range q.chunks {
@@ -119,7 +125,7 @@ func (q *Queue) SetFaults(f Faults) {
 func (q *Queue) setFaults(f Faults) {
 	q.faults, q.burst = f, 0
 	q.faulty = f.Loss > 0 || f.Burst > 0 || f.Dup > 0 || f.Corrupt > 0 || f.Reorder > 0 || f.Delay > 0 || f.Jitter > 0
-	q.dice = newDice(f.Seed, q.place())
+	q.randomSource = newRandomSource(f.Seed, q.place())
 	if !q.faulty {
 		for len(q.back) > 0 { // nothing will overtake them any more
 			q.back[0].behind = 1
@@ -145,7 +151,10 @@ func (q *Queue) SetLies(l Lies) {
 	q.lies = l
 	q.lying = l != (Lies{Seed: l.Seed})
 	for i := range q.liars {
-		q.liars[i] = newDice(l.Seed, q.place()<<8+uint64(i))
+		q.liars[i] = newRandomSource(l.Seed, q.place()<<8+uint64(i))
+	}
+	if l.Stall == 0 {
+		q.transmit() // a NIC goes on by itself
 	}
 }
 
@@ -181,4 +190,174 @@ func (q *Queue) Close() error {
 	q.wire.mu.Unlock()
 	q.wait.close()
 	return nil
+}
+
+// Defaults of a Config.
+const (
+	DefaultChunks    = 512
+	DefaultChunkSize = 2048 // bytes
+
+	headroom = 256 // bytes before a received frame, as xdpnic.PacketHeadroom
+	minFrame = 14  // bytes, as xdpnic.MinFrame
+	maxSegs  = 18  // segments of a frame sent, as xdpnic.MaxSegs
+)
+
+// Config describes a queue. The zero value of a field means its default.
+type Config struct {
+	// Memory stands for the UMEM. The pool of chunks lies in it at PoolOffset,
+	// RX chunks first. nil: memory of its own, just large enough.
+	Memory     []byte
+	PoolOffset int // bytes
+
+	ChunkSize          int // bytes, a power of two
+	Headroom           int // bytes before a received frame, beyond 256
+	RxChunks, TxChunks int
+
+	// Rings, in entries. Default: the fill ring holds the RX chunks, as does the
+	// RX ring; the TX and completion rings hold the TX chunks.
+	FillRing, RxRing, TxRing, CompletionRing int
+
+	MultiBuffer bool // frames of several segments
+	// ZeroCopy: Flush hands the entries to a NIC, which reads a frame when it sends it.
+	// Lies.Stall then stops the NIC, not the kernel: the TX ring empties.
+	ZeroCopy bool
+
+	// MAC is the hardware address. The zero one takes what any other queue of
+	// the wire sends.
+	MAC [6]byte
+
+	// Admit decides as the demux program would whether a frame may come in:
+	// by the VI and key that it carries and its source address. Frames that are
+	// no VIA data frames are not asked about and do not come in. nil: all do.
+	// It is called with the wire locked: it must not call the queue.
+	Admit func(vi uint32, key uint64, src netip.Addr) bool
+}
+
+// PoolBytes is the size of the pool of chunks.
+func (c Config) PoolBytes() int {
+	c.defaults()
+	return (c.RxChunks + c.TxChunks) * c.ChunkSize
+}
+
+func (c *Config) defaults() {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.ChunkSize, DefaultChunkSize)
+	def(&c.RxChunks, DefaultChunks)
+	def(&c.TxChunks, DefaultChunks)
+	def(&c.FillRing, c.RxChunks)
+	def(&c.RxRing, c.RxChunks)
+	def(&c.TxRing, c.TxChunks)
+	def(&c.CompletionRing, c.TxRing)
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.ChunkSize < 512 || c.ChunkSize&(c.ChunkSize-1) != 0:
+		return fmt.Errorf("xdpnictest: chunks of %d bytes: a power of two from 512 on", c.ChunkSize)
+	case c.Headroom < 0 || c.ChunkSize-headroom-c.Headroom < minFrame:
+		return fmt.Errorf("xdpnictest: headroom of %d bytes in chunks of %d", c.Headroom, c.ChunkSize)
+	case c.RxChunks < 0 || c.TxChunks < 0 || c.RxRing < 1 || c.TxRing < 1 || c.CompletionRing < 1:
+		return errors.New("xdpnictest: a negative number of chunks or ring entries")
+	case c.FillRing < c.RxChunks:
+		return fmt.Errorf("xdpnictest: fill ring of %d entries for %d RX chunks", c.FillRing, c.RxChunks)
+	case c.PoolOffset < 0 || c.PoolOffset%c.ChunkSize != 0:
+		return fmt.Errorf("xdpnictest: pool offset %d: a multiple of the chunk size", c.PoolOffset)
+	case c.PoolOffset+c.PoolBytes() > len(c.Memory):
+		return fmt.Errorf("xdpnictest: pool of %d bytes at %d in memory of %d", c.PoolBytes(), c.PoolOffset, len(c.Memory))
+	}
+	return nil
+}
+
+// ring is a queue of bounded length.
+type ring[T any] struct {
+	at   []T
+	head int // first entry
+	n    int // entries
+}
+
+func newRing[T any](size int) ring[T] { return ring[T]{at: make([]T, size)} }
+
+func (r *ring[T]) room() int { return len(r.at) - r.n }
+
+// put adds an entry; there must be room.
+func (r *ring[T]) put(v T) {
+	r.at[(r.head+r.n)%len(r.at)] = v
+	r.n++
+}
+
+// peek is entry i from the head.
+func (r *ring[T]) peek(i int) *T { return &r.at[(r.head+i)%len(r.at)] }
+
+// pop takes n entries off.
+func (r *ring[T]) pop(n int) {
+	r.head = (r.head + n) % len(r.at)
+	r.n -= n
+}
+
+// Stats are the counts of a queue since it was made. The conservation law for
+// the frames of a wire with two queues, when nothing is on the way:
+//
+//	Carried + Duplicated = Cut + Filtered + Lost + LostBurst + Nowhere + the peer's Arrived
+//	Arrived = RxCut + RxNotOurs + RxRefused + RxTooLong + RxRingFull + RxNoFill + RxQueued
+type Stats struct {
+	TxFrames         uint64 // frames taken by Send and SendSegs
+	TxRefused        uint64 // refused because a rule was broken
+	TxFull           uint64 // refused because the TX ring was full
+	TxCompleted      uint64 // entries taken off the completion ring
+	TxBadCompletions uint64 // of them, ignored: no chunk in flight
+	Flushes          uint64
+
+	// What became of the frames that the queue sent.
+	Carried    uint64 // frames given to the wire
+	Cut        uint64 // drop: the wire, or this queue, was cut
+	Filtered   uint64 // drop: Faults.Drop
+	Lost       uint64 // drop: Faults.Loss
+	LostBurst  uint64 // drop: Faults.Burst
+	Nowhere    uint64 // drop: no queue has that hardware address
+	Duplicated uint64 // frames that went twice
+	Corrupted  uint64 // frames with flipped bits
+	Reordered  uint64 // frames held back for others to overtake
+	Delayed    uint64 // frames that took time
+
+	// What became of the frames that came for the queue.
+	Arrived    uint64
+	RxCut      uint64 // drop: this queue was cut or closed
+	RxNotOurs  uint64 // drop: no VIA data frame; the kernel's stack would get it
+	RxRefused  uint64 // drop: Admit said no (unknown VI, key, source)
+	RxTooLong  uint64 // drop: longer than a chunk, without multi-buffer
+	RxRingFull uint64 // drop: the RX ring was full
+	RxNoFill   uint64 // drop: the fill ring was empty
+	RxQueued   uint64 // frames put on the RX ring
+
+	RxFrames      uint64 // frames handed out by Receive
+	RxTooManySegs uint64 // drop: more segments than the caller's batch
+	RxBadEntries  uint64 // RX entries ignored: no chunk that the kernel was given
+
+	// Lies told.
+	LiedSend, LiedFlush, Stalled                                 uint64
+	LiedLostCompletion, LiedDoubleCompletion, LiedWildCompletion uint64
+	LiedWildRx, LiedLength, LiedSplit                            uint64
+
+	Misuses uint64 // wrong uses by the program; Audit names the first
+}
+
+// Stats returns the counts as they are now.
+func (q *Queue) Stats() Stats {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	return q.n
+}
+
+// Lost is how many frames Faults.Loss has lost, of all queues.
+func (w *Wire) Lost() (n uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, q := range w.ends {
+		n += q.n.Lost
+	}
+	return n
 }

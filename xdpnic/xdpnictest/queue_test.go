@@ -1,14 +1,19 @@
 package xdpnictest_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
 )
+
+var must = nstest.Must
 
 func TestFramesArriveInOrder(t *testing.T) {
 	a, b := pair(t, xdpnictest.Config{RxChunks: 16, TxChunks: 8})
@@ -83,8 +88,8 @@ func TestRetain(t *testing.T) {
 	}
 }
 
-// A frame that was made void before it left arrives nowhere; its chunk comes back.
-func TestVoid(t *testing.T) {
+// A frame that is cancelled before it leaves arrives nowhere, and its chunk comes back.
+func TestCancel(t *testing.T) {
 	mac := [6]byte{2, 1}
 	a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 4, MAC: mac})
 	put := func(n int) uint64 {
@@ -99,10 +104,13 @@ func TestVoid(t *testing.T) {
 	}
 	first, second := put(1), put(2)
 	put(3)
-	a.Void(second)
-	a.Void(0) // is none
+	if !a.Reading(second) || !a.Cancel(second) || !a.Cancel(0) { // 0 is none
+		t.Error("a frame on the ring is not cancelled")
+	}
 	flush(t, a)
-	a.Void(first) // has left
+	if !a.Cancel(first) {
+		t.Error("a frame is read that has left")
+	}
 	if got := receive(b); !slices.Equal(got, []int{1, 3}) {
 		t.Errorf("got %v", got)
 	}
@@ -112,6 +120,61 @@ func TestVoid(t *testing.T) {
 	flush(t, a)
 	if got := receive(b); !slices.Equal(got, []int{1}) {
 		t.Errorf("got %v", got)
+	}
+}
+
+// Memory of the program in a frame is read when the kernel copies it, and in zero-copy mode
+// when the NIC sends it, which Reading tells. A frame that was cancelled on the ring has
+// nothing of that memory.
+func TestReading(t *testing.T) {
+	for _, zeroCopy := range []bool{false, true} {
+		w := xdpnictest.NewWire()
+		defer w.Close()
+		cfg := xdpnictest.Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 4, MultiBuffer: true, ZeroCopy: zeroCopy}
+		cfg.Memory = make([]byte, cfg.PoolBytes()+2048)
+		lent := cfg.Memory[cfg.PoolBytes():]
+		a, err := w.Queue(cfg)
+		must(t, err)
+		var left [][]byte
+		a.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
+			left = append(left, bytes.Clone(frame))
+			return true
+		}})
+		put := func(b byte) uint64 {
+			t.Helper()
+			addr, chunk, _ := a.Alloc()
+			copy(chunk, bytes.Repeat([]byte{b}, frameLen))
+			if !a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: frameLen}, {Addr: uint64(cfg.PoolBytes()), Len: 2048}}, false) {
+				t.Fatal("refused")
+			}
+			return addr
+		}
+		lent[0] = 1
+		a.SetLies(xdpnictest.Lies{Stall: 1})
+		first := put(11)
+		flush(t, a)
+		second := put(12)
+		if want := map[bool]int{false: 4, true: 2}[zeroCopy]; a.Pending() != want {
+			t.Errorf("zero-copy %v: %d entries on the ring, want %d", zeroCopy, a.Pending(), want)
+		}
+		if !a.Reading(first) || !a.Reading(second) {
+			t.Errorf("zero-copy %v: not read any more", zeroCopy)
+		}
+		if done := a.Cancel(second); done == zeroCopy {
+			t.Errorf("zero-copy %v: cancelled at once: %v", zeroCopy, done)
+		}
+		if !a.Cancel(second) {
+			t.Errorf("zero-copy %v: not cancelled the second time", zeroCopy)
+		}
+		lent[0] = 2
+		a.SetLies(xdpnictest.Lies{LateCompletion: time.Hour})
+		flush(t, a)
+		if len(left) != 2 || len(left[0]) != frameLen+2048 || left[0][frameLen] != 2 || bytes.IndexByte(left[1], 2) >= 0 {
+			t.Errorf("zero-copy %v: %d frames left, or with other bytes", zeroCopy, len(left))
+		}
+		if a.Reading(first) != zeroCopy || !a.InFlight(first) {
+			t.Errorf("zero-copy %v: read after it has left: %v", zeroCopy, a.Reading(first))
+		}
 	}
 }
 
@@ -176,13 +239,9 @@ func TestMultiBuffer(t *testing.T) {
 	w := xdpnictest.NewWire()
 	defer w.Close()
 	a, err := w.Queue(xdpnictest.Config{Memory: mem, RxChunks: 8, TxChunks: 8, MultiBuffer: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b, err := w.Queue(xdpnictest.Config{RxChunks: 8, TxChunks: 8, MultiBuffer: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range mem[16*2048:] {
 		mem[16*2048+i] = byte(i % 251)
 	}
@@ -335,7 +394,7 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-func TestReadAfterRecycleReadsNonsense(t *testing.T) {
+func TestReadAfterRecycleReadsGarbage(t *testing.T) {
 	a, b := pair(t, xdpnictest.Config{RxChunks: 4, TxChunks: 4})
 	sendAll(t, a, 7, 8)
 	var f [1]xdpnic.Frame

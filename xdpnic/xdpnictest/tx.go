@@ -3,6 +3,7 @@ package xdpnictest
 import (
 	"time"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
@@ -61,16 +62,53 @@ func (q *Queue) InFlight(addr uint64) bool {
 	return i >= 0 && q.chunks[i].state == queued
 }
 
-// Void takes the Ethernet header from a frame that begins at addr and that the
-// kernel still has.
-func (q *Queue) Void(addr uint64) {
+// Reading reports whether the kernel, or with Config.ZeroCopy the NIC, may still read the
+// memory of the frame that begins at addr.
+func (q *Queue) Reading(addr uint64) bool {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
-	if i := q.number(addr); i >= 0 && q.chunks[i].state == queued {
-		q.thaw(i)
-		clear(q.mem[addr:min(addr+minFrame, q.addr(i)+q.size)])
-		q.freeze(i)
+	i := q.number(addr)
+	return i >= 0 && q.chunks[i].state == queued && (q.cfg.ZeroCopy || len(q.onRing(addr)) > 0)
+}
+
+// Cancel takes the program's memory out of a frame that begins at addr and that the
+// kernel has not taken, and its Ethernet header. It reports whether nobody reads that
+// memory any more. With Config.ZeroCopy the first Cancel of a frame never does.
+func (q *Queue) Cancel(addr uint64) bool {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	i := q.number(addr)
+	if i < 0 || q.chunks[i].state != queued {
+		return true
 	}
+	q.thaw(i)
+	clear(q.mem[addr:min(addr+minFrame, q.addr(i)+q.size)])
+	q.freeze(i)
+	segs := q.onRing(addr)
+	if len(segs) == 0 {
+		return !q.cfg.ZeroCopy
+	}
+	unread := true
+	for _, e := range segs {
+		if q.number(e.addr) < 0 {
+			unread = unread && (e.blank || !q.cfg.ZeroCopy)
+			e.blank = true
+		}
+	}
+	return unread
+}
+
+// onRing gives the segments of the frame on the TX ring that begins at addr, if there is one.
+func (q *Queue) onRing(addr uint64) (segs []*entry) {
+	for k := range q.tx.n {
+		e := q.tx.peek(k)
+		if len(segs) > 0 || e.addr == addr {
+			if segs = append(segs, e); !e.more {
+				return segs
+			}
+		}
+	}
+	return nil
 }
 
 // Pending is the number of TX entries that the kernel has not taken.
@@ -103,6 +141,21 @@ func (q *Queue) SendSegs(segs []xdpnic.Desc, retain bool) bool {
 		return false
 	}
 	return q.enqueue("SendSegs", segs, retain)
+}
+
+// SendFrame sends a frame of a header and a payload, whose length and checksum it puts in, at once. It
+// reports whether there was room for it.
+func (q *Queue) SendFrame(t *wire.Template, h wire.Header, payload []byte) bool {
+	addr, chunk, ok := q.Alloc()
+	if !ok {
+		return false
+	}
+	h.Length = uint16(len(payload))
+	b := t.Put(chunk, wire.HeaderLen+len(payload))
+	h.Put(b)
+	copy(b[wire.HeaderLen:], payload)
+	wire.PutChecksum(b)
+	return q.Send(addr, t.Len()+len(b), false) && q.Flush() == nil
 }
 
 func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
@@ -184,52 +237,75 @@ func (q *Queue) Flush() error {
 		}
 		if d.hit(q.lies.Stall) {
 			q.n.Stalled++
+			if q.cfg.ZeroCopy {
+				q.consume()
+			}
 			q.reap()
 			return nil
 		}
 	}
-	for moved := true; moved && q.tx.n > 0; q.reap() {
-		moved = false
-		for q.tx.n > 0 {
-			segs := 1
-			for q.tx.peek(segs - 1).more {
-				segs++
-			}
-			if q.kern+q.comp.n+segs > len(q.comp.at) {
-				break
-			}
-			q.transmit(segs)
-			moved = true
-		}
+	for moved := true; moved; q.reap() {
+		moved = q.consume()
+		q.transmit()
 	}
 	q.reap()
 	return nil
 }
 
-// transmit takes a frame of segs entries off the TX ring.
-func (q *Queue) transmit(segs int) {
-	e := q.tx.peek(0)
-	frame := q.mem[e.addr : e.addr+uint64(e.n)]
-	if segs > 1 {
-		b := q.wire.joined[:0]
+// consume takes frames off the TX ring as far as the completion ring has room for them.
+func (q *Queue) consume() (moved bool) {
+	for q.tx.n > 0 {
+		segs := 1
+		for q.tx.peek(segs - 1).more {
+			segs++
+		}
+		if q.kern+q.comp.n+segs > len(q.comp.at) {
+			break
+		}
 		for k := range segs {
-			e := q.tx.peek(k)
-			b = append(b, q.mem[e.addr:e.addr+uint64(e.n)]...)
+			q.taken.put(*q.tx.peek(k))
 		}
-		q.wire.joined, frame = b, b
+		q.tx.pop(segs)
+		q.kern += segs
+		moved = true
 	}
-	q.wire.carry(q, frame)
-	for k := range segs {
-		e := *q.tx.peek(k)
-		q.kern++
-		if late := q.lies.LateCompletion; late > 0 {
-			q.wire.later(&onLine{from: q, entry: e}, time.Duration(late))
-		} else {
-			q.complete(e)
-		}
-	}
-	q.tx.pop(segs)
+	return moved
 }
+
+// transmit reads and sends the frames that were taken.
+func (q *Queue) transmit() {
+	for q.taken.n > 0 {
+		frame, segs := q.taken.peek(0).bytes(q), 1
+		if q.taken.peek(0).more {
+			b := append(q.wire.joined[:0], frame...)
+			for more := true; more; segs++ {
+				e := q.taken.peek(segs)
+				b, more = append(b, e.bytes(q)...), e.more
+			}
+			q.wire.joined, frame = b, b
+		}
+		q.wire.carry(q, frame)
+		for k := range segs {
+			e := *q.taken.peek(k)
+			if late := q.lies.LateCompletion; late > 0 {
+				q.wire.later(&onLine{from: q, entry: e}, time.Duration(late))
+			} else {
+				q.complete(e)
+			}
+		}
+		q.taken.pop(segs)
+	}
+}
+
+// bytes is what an entry has of a frame.
+func (e *entry) bytes(q *Queue) []byte {
+	if e.blank {
+		return nothing
+	}
+	return q.mem[e.addr : e.addr+uint64(e.n)]
+}
+
+var nothing = make([]byte, 1)
 
 // complete puts an entry that the kernel has done with on the completion ring;
 // its place there is reserved.

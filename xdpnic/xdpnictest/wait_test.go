@@ -1,10 +1,14 @@
 package xdpnictest_test
 
 import (
+	"encoding/binary"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"go.uber.org/goleak"
 
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
@@ -88,4 +92,129 @@ func TestCloseEndsWait(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A zero-copy NIC takes entries off the TX ring at once. One that stalls puts on the wire what their memory holds when
+// it goes on, and only then they complete.
+func TestZeroCopyStall(t *testing.T) {
+	for _, zeroCopy := range []bool{false, true} {
+		const outside = 16 * 2048
+		memory := make([]byte, outside+2048)
+		w := xdpnictest.NewWire()
+		defer w.Close()
+		a, err := w.Queue(xdpnictest.Config{Memory: memory, RxChunks: 8, TxChunks: 8, MultiBuffer: true, ZeroCopy: zeroCopy})
+		must(t, err)
+		defer a.Close()
+		var heard []byte
+		a.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool { heard = slices.Clone(frame); return true }})
+		a.SetLies(xdpnictest.Lies{Stall: 1})
+		addr, head, _ := a.Alloc()
+		clear(head[:20])
+		memory[outside] = 1
+		if !a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: 20}, {Addr: outside, Len: 100}}, true) {
+			t.Fatal("refused")
+		}
+		flush(t, a)
+		if want := map[bool]int{false: 2, true: 0}[zeroCopy]; a.Pending() != want || heard != nil || !a.InFlight(addr) {
+			t.Errorf("zero-copy %v: %d entries are on the ring, want %d; %d bytes have left", zeroCopy, a.Pending(), want, len(heard))
+		}
+		memory[outside] = 2
+		a.SetLies(xdpnictest.Lies{})
+		if zeroCopy && len(heard) != 120 {
+			t.Errorf("a NIC that goes on has sent %d bytes", len(heard))
+		}
+		flush(t, a)
+		if len(heard) != 120 || heard[20] != 2 || a.InFlight(addr) {
+			t.Errorf("zero-copy %v: %d bytes have left, in flight %v", zeroCopy, len(heard), a.InFlight(addr))
+		}
+		a.Release(addr)
+		sound(t, a)
+	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const frameLen = 64
+
+// pair joins two queues. At the end of the test chunks must be conserved and
+// none be used wrongly.
+func pair(t testing.TB, cfg xdpnictest.Config) (a, b *xdpnictest.Queue) {
+	t.Helper()
+	w := xdpnictest.NewWire()
+	qs := make([]*xdpnictest.Queue, 2)
+	for i := range qs {
+		q, err := w.Queue(cfg)
+		must(t, err)
+		qs[i] = q
+	}
+	t.Cleanup(func() {
+		w.Close()
+		for _, q := range qs {
+			sound(t, q)
+			q.Close()
+		}
+	})
+	return qs[0], qs[1]
+}
+
+func sound(t testing.TB, q *xdpnictest.Queue) {
+	t.Helper()
+	if err := q.Audit(); err != nil {
+		t.Error(err)
+	}
+}
+
+// send queues a frame that carries number n.
+func send(t testing.TB, q *xdpnictest.Queue, n int, retain bool) (addr uint64) {
+	t.Helper()
+	addr, b, ok := q.Alloc()
+	if !ok {
+		t.Fatalf("frame %d: no chunk", n)
+	}
+	clear(b[:frameLen])
+	binary.BigEndian.PutUint32(b[20:], uint32(n))
+	if !q.Send(addr, frameLen, retain) {
+		t.Fatalf("frame %d refused", n)
+	}
+	return addr
+}
+
+func sendAll(t testing.TB, q *xdpnictest.Queue, from, to int) {
+	t.Helper()
+	for n := from; n < to; n++ {
+		send(t, q, n, false)
+		flush(t, q)
+	}
+}
+
+func flush(t testing.TB, q *xdpnictest.Queue) {
+	t.Helper()
+	must(t, q.Flush())
+}
+
+// receive takes all frames that are there and returns their numbers.
+func receive(q *xdpnictest.Queue) (numbers []int) {
+	var frames [16]xdpnic.Frame
+	for {
+		n := q.Receive(frames[:])
+		if n == 0 {
+			return numbers
+		}
+		for _, f := range frames[:n] {
+			if len(f.Data) >= 24 {
+				numbers = append(numbers, int(binary.BigEndian.Uint32(f.Data[20:])))
+			} else {
+				numbers = append(numbers, -1)
+			}
+			q.Recycle(f.Addr)
+		}
+		q.Refill()
+	}
+}
+
+func count(from, to int) (n []int) {
+	for i := from; i < to; i++ {
+		n = append(n, i)
+	}
+	return n
 }

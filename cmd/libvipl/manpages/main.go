@@ -1,6 +1,6 @@
 // Command manpages writes the manual pages of libvipl: one a function, from its
-// prototype in vipl.h and its text in man.txt, and vipl(7) from docs/libvipl.md's
-// table of the environment.
+// prototype in vipl.h and its text in man.txt, and vipl(7) and VIP_DESCRIPTOR(3) from
+// sections of docs/libvipl.md.
 //
 //	manpages -out DIR vipl.h man.txt libvipl.md
 package main
@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -60,7 +61,7 @@ func render(header, text, guide string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	pages := map[string]string{"vipl.7": overview(entries, guide)}
+	pages := map[string]string{"vipl.7": overview(entries, guide), "VIP_DESCRIPTOR.3": descriptor(guide)}
 	for _, e := range entries {
 		proto, ok := protos[e.name]
 		if !ok {
@@ -171,19 +172,31 @@ func page(e entry, args []string) string {
 	return b.String()
 }
 
-// overview is vipl(7): all functions, and the guide's sections on devices and
-// environment.
+// overview is vipl(7): all functions, and the guide's sections that a program's author or
+// user needs.
 func overview(entries []entry, guide string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, ".TH vipl 7 \"\" \"via-xdp\" \"VI Provider Library\"\n")
 	fmt.Fprintf(&b, ".SH NAME\nvipl \\- VI Provider Library over AF_XDP\n.SH SYNOPSIS\n.B #include <vipl.h>\n.PP\ncc ... \\-lvipl\n")
-	for _, title := range []string{"Devices", "Environment", "Signals, threads, processes"} {
+	for _, title := range []string{"Compile and link", "Devices", "Environment", "Signals, threads, processes", "Room for addresses"} {
 		fmt.Fprintf(&b, ".SH %s\n%s", strings.ToUpper(title), roff(section(guide, title)))
 	}
 	fmt.Fprintf(&b, ".SH FUNCTIONS\n")
 	for _, e := range entries {
 		fmt.Fprintf(&b, ".TP\n.BR %s (3)\n%s\n", e.name, escape(e.does))
 	}
+	fmt.Fprintf(&b, ".SH NOTES\n%s\n.SH SEE ALSO\n.BR VIP_DESCRIPTOR (3)\n",
+		escape("Files named docs/... are in via-xdp's sources."))
+	return b.String()
+}
+
+// descriptor is VIP_DESCRIPTOR(3), the guide's section.
+func descriptor(guide string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH VIP_DESCRIPTOR 3 \"\" \"via-xdp\" \"VI Provider Library\"\n")
+	fmt.Fprintf(&b, ".SH NAME\nVIP_DESCRIPTOR \\- fill in a descriptor, and read it when it is complete\n")
+	fmt.Fprintf(&b, ".SH SYNOPSIS\n.B #include <vipl.h>\n.SH DESCRIPTION\n%s", roff(section(guide, "Descriptors")))
+	fmt.Fprintf(&b, ".SH SEE ALSO\n.BR VipPostSend (3),\n.BR VipPostRecv (3),\n.BR VipRegisterMem (3),\n.BR vipl (7)\n")
 	return b.String()
 }
 
@@ -196,13 +209,43 @@ func section(text, title string) string {
 
 var marks = strings.NewReplacer("`", "", "**", "")
 
-// roff makes paragraphs and tables of two columns, as tagged paragraphs, of
+var link = regexp.MustCompile(`\[([^]]*)\]\(([^)#]*)[^)]*\)`)
+
+// unlink writes a link as its text, and, where the text is not the file's name, names the
+// file behind it, as it is called in the sources.
+func unlink(line string) string {
+	return link.ReplaceAllStringFunc(line, func(s string) string {
+		m := link.FindStringSubmatch(s)
+		text, file := m[1], path.Join("docs", m[2])
+		switch {
+		case m[2] == "":
+			return text // a section of the same document
+		case text == m[2]:
+			return file
+		}
+		return text + " (" + file + ")"
+	})
+}
+
+// roff makes paragraphs, examples, and tables of two columns, as tagged paragraphs, of
 // Markdown.
 func roff(text string) string {
 	var b strings.Builder
-	table := false
+	table, example := false, false
 	for line := range strings.Lines(text) {
-		line = marks.Replace(strings.TrimSpace(line))
+		if strings.HasPrefix(line, "```") {
+			if example = !example; example {
+				b.WriteString(".PP\n.RS 4\n.nf\n")
+			} else {
+				b.WriteString(".fi\n.RE\n")
+			}
+			continue
+		}
+		if example {
+			b.WriteString(escape(strings.TrimRight(line, "\n")) + "\n")
+			continue
+		}
+		line = unlink(marks.Replace(strings.TrimSpace(line)))
 		switch {
 		case line == "":
 			b.WriteString(".PP\n")

@@ -3,6 +3,8 @@ package main
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -27,7 +29,7 @@ func pages(t *testing.T) map[string]string {
 // Each function of the header has a page, and what a page points to is there.
 func TestPages(t *testing.T) {
 	all := pages(t)
-	const functions, others = 43, 1
+	const functions, others = 44, 2
 	if len(all) != functions+others {
 		t.Errorf("%d pages, want %d", len(all), functions+others)
 	}
@@ -46,8 +48,49 @@ func TestPages(t *testing.T) {
 			t.Errorf("vipl.7 does not tell of %s", want)
 		}
 	}
+	for name, words := range map[string][]string{
+		"vipl.7":           {"PKG_CONFIG_PATH", `\-Wl,\-rpath`, "examples/hello.c", "docs/security.md", "docs/agent.md"},
+		"VIP_DESCRIPTOR.3": {"CS.SegCount", "DS[0].Remote", "VIP_STATUS_RDMA_PROT_ERROR", "memset(d, 0, sizeof *d);"},
+		"VipDisconnect.3":  {"flushes the receives"},
+		"VipRecvWait.3":    {"empty queue"},
+		"VipPostRecv.3":    {"queue empty", "MaxSegmentsPerDesc"},
+	} {
+		for _, want := range words {
+			if !strings.Contains(all[name], want) {
+				t.Errorf("%s does not tell of %s", name, want)
+			}
+		}
+	}
 	if s := all["VipPostSend.3"]; !strings.Contains(s, `\fBVIP_DESCRIPTOR *\fP\fIDescriptorPtr\fP\fB,\fP`) {
 		t.Errorf("VipPostSend's synopsis:\n%s", s)
+	}
+}
+
+var document = regexp.MustCompile(`[\w./-]*\w\.md\b`)
+
+// A page has no Markdown in it, and the documents that it names are in the sources.
+func TestNoMarkdown(t *testing.T) {
+	for name, text := range pages(t) {
+		for _, mark := range []string{"](", "`", "|---"} {
+			if strings.Contains(text, mark) {
+				t.Errorf("%s has %q in it", name, mark)
+			}
+		}
+		for _, file := range document.FindAllString(strings.ReplaceAll(text, `\-`, "-"), -1) {
+			if _, err := os.Stat(filepath.Join("../../..", file)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	for text, want := range map[string]string{
+		"see [agent.md](agent.md).":    "see docs/agent.md.\n",
+		"the [agent](agent.md#as) has": "the agent (docs/agent.md) has\n",
+		"as [above](#devices)":         "as above\n",
+		"[guide](../README.md)":        "guide (README.md)\n",
+	} {
+		if got := roff(text); got != want {
+			t.Errorf("%q became %q, want %q", text, got, want)
+		}
 	}
 }
 

@@ -270,6 +270,69 @@ static void rdma(VIP_RELIABILITY_LEVEL level)
 	part(p);
 }
 
+/* Polls for the head of p.b's receives, which its completion queue tells of. */
+static VIP_RETURN polled(struct pair p, VIP_CQ_HANDLE cq, VIP_DESCRIPTOR **d)
+{
+	VIP_VI_HANDLE vi;
+	VIP_BOOLEAN recv;
+	VIP_RETURN got;
+	double start = seconds();
+
+	do
+		got = VipCQDone(cq, &vi, &recv);
+	while (got == VIP_NOT_DONE && (seconds() - start) * 1e3 < PATIENCE);
+	CHECK(got);
+	ASSERT(vi == p.b && recv == VIP_TRUE);
+	return VipRecvDone(vi, d);
+}
+
+/*
+ * A receive that reaches past the end of its region takes what fits in there. Only the message that
+ * needs more is an error.
+ */
+static void past_region(VIP_RELIABILITY_LEVEL level)
+{
+	const VIP_UINT32 good = VIP_STATUS_DONE | VIP_STATUS_OP_RECEIVE;
+	VIP_MEM_ATTRIBUTES m;
+	VIP_MEM_HANDLE handle;
+	VIP_CQ_HANDLE cq;
+	VIP_DESCRIPTOR *d;
+	VIP_VI_STATE state;
+	struct pair p;
+
+	m.Ptag = b.ptag;
+	m.EnableRdmaWrite = m.EnableRdmaRead = VIP_FALSE;
+	CHECK(VipRegisterMem(b.nic, bdata(), 8192, &m, &handle));
+	memset(bdata(), 0, 16384);
+	CHECK(VipCreateCQ(b.nic, 1, &cq));
+	p = pair(level, cq);
+	describe(bd(0), bdata() + 4096, 32768, handle);
+	CHECK(VipPostRecv(p.b, bd(0), bh));
+	describe(ad(0), strcpy(adata(), "0123456"), 8, ah);
+	CHECK(VipPostSend(p.a, ad(0), ah));
+	CHECK(polled(p, cq, &d));
+	ASSERT(d == bd(0) && d->CS.Status == good && d->CS.Length == 8 && strcmp(bdata() + 4096, "0123456") == 0);
+	completes(VipSendWait, p.a, ad(0), VIP_STATUS_DONE);
+
+	CHECK(VipPostRecv(p.b, bd(0), bh));
+	EXPECT(VIP_ERROR_RESOURCE, VipDeregisterMem(b.nic, bdata(), handle)); /* it is used */
+	memset(adata(), 'x', 4097);
+	describe(ad(0), adata(), 4097, ah);
+	CHECK(VipPostSend(p.a, ad(0), ah));
+	EXPECT(VIP_DESCRIPTOR_ERROR, polled(p, cq, &d));
+	ASSERT(d == bd(0) && d->CS.Status == (good | VIP_STATUS_PROTECTION_ERROR) && d->CS.Length <= 4096);
+	ASSERT(bdata()[8192] == 0);
+	CHECK(VipQueryVi(p.b, &state, NULL, NULL, NULL));
+	ASSERT(state == (level == VIP_SERVICE_UNRELIABLE ? VIP_STATE_CONNECTED : VIP_STATE_ERROR));
+	if (level == VIP_SERVICE_RELIABLE_RECEPTION)
+		completes(VipSendWait, p.a, ad(0), VIP_STATUS_DONE | VIP_STATUS_REMOTE_DESC_ERROR);
+	else /* done, or flushed */
+		ASSERT(VipSendWait(p.a, PATIENCE, &d) != VIP_TIMEOUT && d == ad(0));
+	part(p);
+	CHECK(VipDestroyCQ(cq));
+	CHECK(VipDeregisterMem(b.nic, bdata(), handle));
+}
+
 /* Errors in descriptors, and what is posted where there is no connection. */
 static void refused(void)
 {
@@ -793,6 +856,7 @@ int main(int argc, char **argv)
 	for (level = VIP_SERVICE_UNRELIABLE; level <= VIP_SERVICE_RELIABLE_RECEPTION; level = (VIP_RELIABILITY_LEVEL)(2 * level)) {
 		messages(level);
 		rdma(level);
+		past_region(level);
 	}
 	refused();
 	completion_queue();

@@ -15,12 +15,12 @@ import (
 )
 
 // Patience is how long an example waits for the other side, once connected.
-const Patience = 5 * time.Second
+const WaitLimit = 5 * time.Second
 
 // Side is one of the two programs that talk: the server, which waits, or the
 // client, which was told where the server is.
 type Side struct {
-	Nic    *vipl.Nic
+	NIC    *vipl.NIC
 	Tag    *vipl.Ptag
 	Server bool
 
@@ -49,11 +49,11 @@ func open(name, device, server string, run func(*Side) error) (err error) {
 			return err
 		}
 	}
-	if s.Nic, err = vipl.OpenNic(device); err != nil {
+	if s.NIC, err = vipl.OpenNIC(device); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Nic.Close()) }() // ends everything made of it
-	if s.Tag, err = s.Nic.CreatePtag(); err != nil {
+	defer func() { err = errors.Join(err, s.NIC.Close()) }() // ends everything made of it
+	if s.Tag, err = s.NIC.CreatePtag(); err != nil {
 		return err
 	}
 	if s.Server {
@@ -66,14 +66,14 @@ func open(name, device, server string, run func(*Side) error) (err error) {
 // client's with that of the server.
 func (s *Side) Connect(vi *vipl.VI) error {
 	if s.Server {
-		request, err := s.Nic.ConnectWait(s.local, -1)
+		request, err := s.NIC.ConnectWait(s.local, -1)
 		if err != nil {
 			return err
 		}
 		return request.Accept(vi)
 	}
-	for end := time.Now().Add(Patience); ; time.Sleep(10 * time.Millisecond) {
-		_, err := vi.ConnectRequest(s.local, s.remote, Patience)
+	for end := time.Now().Add(WaitLimit); ; time.Sleep(10 * time.Millisecond) {
+		_, err := vi.ConnectRequest(s.local, s.remote, WaitLimit)
 		// The server may not wait yet.
 		if !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(end) {
 			return err

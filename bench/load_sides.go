@@ -1,0 +1,380 @@
+package bench
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+const (
+	// loadBatch is how many messages are sent, or taken, before it is the
+	// other's turn.
+	loadBatch = 32
+	// loadSilence is after how long without a message those under way are taken
+	// for lost, where messages may be lost.
+	loadSilence = 50 * time.Millisecond
+	// loadAgain is after how long a word that has no echo is said again, likewise.
+	loadAgain = time.Millisecond
+)
+
+// loader is the sending side of a load.
+type loader struct {
+	round loadRound
+	port  loadPort
+	clock func() time.Duration
+	watch watchdog
+
+	plan  *schedule // nil: a closed loop
+	lossy bool
+	limit uint32 // messages under way at most
+
+	zero    time.Duration // of clock: the start
+	due     time.Duration // when the next message is due, from the start
+	sent    uint32
+	echoed  uint32
+	settled uint32        // messages before this number are not awaited any more
+	heard   time.Duration // when the last message went or came
+	times   *hdrhistogram.Histogram
+}
+
+func newLoader(r loadRound, port loadPort, clock func() time.Duration, w watchdog) *loader {
+	l := &loader{round: r, port: port, clock: clock, watch: w, lossy: port.lossy(), times: newHistogram()}
+	l.limit = math.MaxUint32
+	if w := port.window(); w > 0 {
+		l.limit = uint32(w)
+	}
+	if r.Rate == 0 {
+		l.limit = min(l.limit, LoadWindow)
+	} else {
+		l.plan = newSchedule(r.Load)
+		l.due = l.plan.next()
+	}
+	return l
+}
+
+// sendLoad is a task: the sending side of a load.
+func sendLoad(j *job, r loadRound) (loadOutcome, error) {
+	port, err := beginLoad(j, r)
+	if err != nil {
+		return loadOutcome{}, err
+	}
+	start := time.Now()
+	clock := func() time.Duration { return time.Since(start) }
+	return newLoader(r, port, clock, watchdog{stop: j.stop}).run()
+}
+
+// beginLoad makes the endpoint of a task ready.
+func beginLoad(j *job, r loadRound) (loadPort, error) {
+	if err := r.validate(); err != nil {
+		return nil, err
+	}
+	port, err := loadPortOf(j.endpoint)
+	if err != nil {
+		return nil, err
+	}
+	return port, port.begin(r)
+}
+
+// now is the time since the start.
+func (l *loader) now() time.Duration { return l.clock() - l.zero }
+
+// run sends for as long as the round lasts, and then awaits what is under way.
+func (l *loader) run() (out loadOutcome, err error) {
+	if err := l.call(loadBegin, leadMessages); err != nil {
+		return out, fmt.Errorf("begin: %w", err)
+	}
+	clock := startStopwatch()
+	l.zero = l.clock()
+	l.heard = 0
+	now := l.now()
+	for ; now < l.round.Duration; now = l.now() {
+		if err := l.turn(now); err != nil {
+			return out, err
+		}
+	}
+	out.InTime = int64(l.echoed)
+	// What became due while the last turn went on is not late yet.
+	if _, err := l.sendDue(now); err != nil {
+		return out, err
+	}
+	out.Outstanding = int64(l.sent - l.settled)
+	if err := l.drain(); err != nil {
+		return out, fmt.Errorf("%d of %d messages have no echo: %w", l.sent-l.echoed, l.sent, err)
+	}
+	out.Span = clock.span()
+	if err := l.call(loadEnd, 1); err != nil {
+		return out, fmt.Errorf("end: %w", err)
+	}
+	out.Unsent = l.leave(now)
+	out.Outstanding += out.Unsent
+	out.Sent, out.Echoed, out.Due = int64(l.sent), int64(l.echoed), int64(l.sent)+out.Unsent
+	out.RoundTrips, err = encodeHistogram(l.times)
+	return out, err
+}
+
+// turn sends what is due and takes what has arrived.
+func (l *loader) turn(now time.Duration) error {
+	sent, err := l.sendDue(now)
+	if err != nil {
+		return err
+	}
+	got, err := l.take()
+	if err != nil {
+		return err
+	}
+	if sent+got > 0 {
+		l.heard = now
+		l.watch.progress()
+		return nil
+	}
+	if l.lossy && now-l.heard > loadSilence {
+		l.settled = l.sent
+	}
+	return l.watch.idle()
+}
+
+// sendDue sends what is due, one batch at most, and returns how many it sent.
+func (l *loader) sendDue(now time.Duration) (n int, err error) {
+	for ; n < loadBatch; n++ {
+		if l.plan == nil {
+			l.due = now
+		}
+		if l.due > now || l.due >= l.round.Duration || l.sent-l.settled >= l.limit {
+			break
+		}
+		buf := l.port.next()
+		if buf == nil {
+			break
+		}
+		if err := l.port.commit(l.round.put(buf, loadMessage, l.sent, l.due)); err != nil {
+			return n, err
+		}
+		l.sent++
+		if l.plan != nil {
+			l.due = l.plan.next()
+		}
+	}
+	_, err = l.port.flush()
+	return n, err
+}
+
+// take takes what has arrived, one batch at most, and returns how many echoes
+// there were.
+func (l *loader) take() (n int, err error) {
+	for n < loadBatch {
+		p, err := l.port.poll()
+		if err != nil || p == nil {
+			return n, err
+		}
+		if !l.round.is(p) || loadKind(p) != loadMessage {
+			continue
+		}
+		n++
+		if err := l.echo(p); err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// echo notes an echo.
+func (l *loader) echo(p []byte) error {
+	number, took := loadNumber(p), l.now()-loadDue(p)
+	switch {
+	case number >= l.sent || took < 0:
+		return fmt.Errorf("the echo of message %d came, which was not sent yet", number)
+	case !l.lossy && number != l.echoed:
+		return fmt.Errorf("the echo of message %d came, not that of %d", number, l.echoed)
+	}
+	if l.round.Check {
+		if err := l.round.verify(p); err != nil {
+			return err
+		}
+	}
+	l.echoed++
+	l.settled = max(l.settled, number+1) // messages keep their order: those before are lost
+	return l.record(took)
+}
+
+func (l *loader) record(took time.Duration) error {
+	return l.times.RecordValue(min(max(int64(took), 1), histogramMax))
+}
+
+// drain awaits the echo of what was sent; where messages may be lost, as long
+// as there are echoes.
+func (l *loader) drain() error {
+	l.heard = l.now()
+	for l.echoed != l.sent {
+		if _, err := l.port.flush(); err != nil {
+			return err
+		}
+		n, err := l.take()
+		switch {
+		case err != nil:
+			return err
+		case n > 0:
+			l.heard = l.now()
+			l.watch.progress()
+		case l.lossy && l.now()-l.heard > loadSilence:
+			return nil
+		default:
+			if err := l.watch.idle(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// leave gives up what was due and was not sent, and returns how many messages
+// that are. They count with the time that they have waited until the end, the
+// least that they can have taken.
+func (l *loader) leave(end time.Duration) (unsent int64) {
+	if l.plan == nil {
+		return 0
+	}
+	for ; l.due < l.round.Duration; l.due = l.plan.next() {
+		l.record(end - l.due)
+		unsent++
+	}
+	return unsent
+}
+
+// call says words and awaits the echo of each; where it may be lost, it says
+// one again.
+func (l *loader) call(kind byte, words int) error {
+	for n := range uint32(words) {
+		for heard := false; !heard; {
+			buf, err := roomFor(l.port, &l.watch)
+			if err != nil {
+				return err
+			}
+			if err := l.port.commit(l.round.put(buf, kind, n, 0)); err != nil {
+				return err
+			}
+			if heard, err = l.hears(kind, n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// hears awaits the echo of a word; false: it is time to say it again.
+func (l *loader) hears(kind byte, n uint32) (bool, error) {
+	for since := l.clock(); ; {
+		if _, err := l.port.flush(); err != nil {
+			return false, err
+		}
+		p, err := l.port.poll()
+		switch {
+		case err != nil:
+			return false, err
+		case p == nil:
+			if err := l.watch.idle(); err != nil {
+				return false, err
+			}
+			if l.lossy && l.clock()-since > loadAgain {
+				return false, nil
+			}
+		case l.round.is(p) && loadKind(p) == kind && loadNumber(p) == n:
+			l.watch.progress()
+			return true, nil
+		}
+	}
+}
+
+// loadLinger is how long the echoing side stays after the last word, where the
+// echo of it may be lost.
+const loadLinger = 20 * time.Millisecond
+
+// echoer is the echoing side of a load.
+type echoer struct {
+	round loadRound
+	port  loadPort
+	watch watchdog
+	ended bool
+}
+
+// echoLoad is a task: it echoes a load until its end, and says what that took.
+func echoLoad(j *job, r loadRound) (Span, error) {
+	port, err := beginLoad(j, r)
+	if err != nil {
+		return Span{}, err
+	}
+	e := &echoer{round: r, port: port, watch: watchdog{stop: j.stop}}
+	return e.run()
+}
+
+func (e *echoer) run() (Span, error) {
+	clock := startStopwatch()
+	var last time.Time
+	for {
+		n, all, err := e.turn()
+		switch {
+		case err != nil:
+			return Span{}, err
+		case n > 0:
+			e.watch.progress()
+			if e.ended {
+				last = time.Now()
+			}
+		case e.ended && all && (!e.port.lossy() || time.Since(last) > loadLinger):
+			return clock.span(), nil
+		default:
+			if err := e.watch.idle(); err != nil {
+				return Span{}, err
+			}
+		}
+	}
+}
+
+// turn echoes what has arrived, one batch at most. It returns how many messages
+// that were, and whether all echoes are on their way.
+func (e *echoer) turn() (n int, all bool, err error) {
+	for n < loadBatch {
+		p, err := e.port.poll()
+		if err != nil {
+			return n, false, err
+		}
+		if p == nil {
+			break
+		}
+		if !e.round.is(p) {
+			continue
+		}
+		n++
+		e.ended = e.ended || loadKind(p) == loadEnd
+		if err := e.echo(p); err != nil {
+			return n, false, err
+		}
+	}
+	all, err = e.port.flush()
+	return n, all, err
+}
+
+// echo sends a message back.
+func (e *echoer) echo(p []byte) error {
+	buf, err := roomFor(e.port, &e.watch)
+	if err != nil {
+		return err
+	}
+	return e.port.commit(copy(buf, p))
+}
+
+// roomFor is the room for the next message, as soon as there is some.
+func roomFor(port loadPort, w *watchdog) ([]byte, error) {
+	for {
+		if buf := port.next(); buf != nil {
+			return buf, nil
+		}
+		if _, err := port.flush(); err != nil {
+			return nil, err
+		}
+		if err := w.idle(); err != nil {
+			return nil, err
+		}
+	}
+}

@@ -1,0 +1,397 @@
+package peers
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Figures are what a program has found. A program tells some of them; the
+// others are 0.
+type Figures struct {
+	N int64 // messages that were timed: round trips, or messages of a stream
+
+	// One way, in microseconds.
+	Min, Mean, P50, P99, P999 float64
+
+	MBps     float64 // content in 10^6 bytes a second
+	Messages float64 // a second
+
+	Disturbed []string // why the figures are doubtful; nil: they are not
+}
+
+// check refuses figures that no measurement can have.
+func (f Figures) check() error {
+	some := false
+	for _, v := range []float64{f.Min, f.Mean, f.P50, f.P99, f.P999, f.MBps, f.Messages} {
+		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+			return fmt.Errorf("a figure of %v", v)
+		}
+		some = some || v > 0
+	}
+	switch {
+	case !some:
+		return errors.New("all figures are 0")
+	case f.N < 1:
+		return fmt.Errorf("%d messages were measured", f.N)
+	}
+	return nil
+}
+
+// checked is f, or the reason that it cannot be.
+func (f Figures) checked() (Figures, error) {
+	if err := f.check(); err != nil {
+		return Figures{}, err
+	}
+	return f, nil
+}
+
+// unreadable is the error of a parser that does not find what it looks for in
+// what a program has printed: a complaint of the program if there is one.
+func unreadable(out, what string) error {
+	if line := complaintIn(out); line != "" {
+		return errors.New(line)
+	}
+	if last := lastLine(out); last != "" {
+		return fmt.Errorf("its output has no %s, and ends: %s", what, last)
+	}
+	return fmt.Errorf("its output has no %s: it is empty", what)
+}
+
+// complaintIn is the first line of a program's output that tells of a failure;
+// empty: there is none.
+func complaintIn(out string) string {
+	for line := range strings.Lines(out) {
+		if strings.Contains(strings.ToLower(line), "error") || saysNothingFound(line) {
+			return strings.TrimSpace(line)
+		}
+	}
+	return ""
+}
+
+// saysNothingFound knows sockperf's "No valid observations found. Try tune
+// parameters".
+func saysNothingFound(out string) bool {
+	return strings.Contains(strings.ToLower(out), "no valid observations")
+}
+
+// lastLine is the last line of a text that is not blank.
+func lastLine(text string) string {
+	text = strings.TrimSpace(text)
+	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
+}
+
+// A datagram of UDP over IPv4 has at most 65507 bytes of content; sockperf
+// needs 14 for its own header.
+const (
+	sockperfMin    = 14
+	sockperfMaxUDP = 65507
+)
+
+// sockperfLeftOut is the part of a run that sockperf does not count: 400 ms of
+// warm-up and 50 ms at the end.
+const sockperfLeftOut = 450 * time.Millisecond
+
+// nonblocked makes sockperf poll.
+const nonblocked = "--nonblocked"
+
+// sockperfRows are ping-pongs over UDP and TCP, asleep and polling.
+func sockperfRows() []Row {
+	row := func(name, summary string, maxBytes int, await string, flags ...string) Row {
+		return Row{
+			Name: name, Program: find("sockperf"), Summary: summary,
+			Latency: true, Quantiles: true, minBytes: sockperfMin, maxBytes: maxBytes,
+			polls: slices.Contains(flags, nonblocked), await: await,
+			server: func(j job) command {
+				return argv(append([]string{
+					"sockperf", "server", "-i", j.addr.String(), "-p", j.portArg(), "-m", strconv.Itoa(j.bytes),
+				}, flags...)...)
+			},
+			client: func(j job) command {
+				return argv(append([]string{
+					"sockperf", "ping-pong", "-i", j.addr.String(), "-p", j.portArg(),
+					"-m", strconv.Itoa(j.bytes), "-t", j.seconds(sockperfLeftOut),
+				}, flags...)...)
+			},
+			parse: parseSockperf,
+		}
+	}
+	return []Row{
+		row("sockperf-udp", "sockperf, UDP, asleep in recvfrom", sockperfMaxUDP, udp),
+		row("sockperf-udp-spin", "sockperf, UDP, polling", sockperfMaxUDP, udp, nonblocked),
+		row("sockperf-tcp", "sockperf, TCP with NODELAY, asleep in recvfrom", 0, tcp, "--tcp"),
+		row("sockperf-tcp-spin", "sockperf, TCP with NODELAY, polling", 0, tcp, "--tcp", nonblocked),
+	}
+}
+
+// What is looked for in sockperf's output, which may have colours.
+var (
+	sockperfCount    = regexp.MustCompile(`Total (\d+) observations`)
+	sockperfMean     = regexp.MustCompile(`avg-latency=([\d.]+)`)
+	sockperfMinimum  = regexp.MustCompile(`<MIN> observation = +([\d.]+)`)
+	sockperfQuantile = regexp.MustCompile(`percentile +([\d.]+) = +([\d.]+)`)
+)
+
+// parseSockperf reads the summary of a ping-pong, whose latencies are halves
+// of round trips.
+func parseSockperf(out string, _ int) (Figures, error) {
+	var f Figures
+	n := sockperfCount.FindStringSubmatch(out)
+	mean, least := sockperfMean.FindStringSubmatch(out), sockperfMinimum.FindStringSubmatch(out)
+	if n == nil || mean == nil || least == nil {
+		return Figures{}, unreadable(out, "latencies")
+	}
+	var err error
+	if f.N, err = strconv.ParseInt(n[1], 10, 64); err != nil {
+		return Figures{}, err
+	}
+	read := func(text string, to *float64) {
+		if err == nil {
+			*to, err = strconv.ParseFloat(text, 64)
+		}
+	}
+	read(mean[1], &f.Mean)
+	read(least[1], &f.Min)
+	for _, q := range sockperfQuantile.FindAllStringSubmatch(out, -1) {
+		switch q[1] {
+		case "50.000":
+			read(q[2], &f.P50)
+		case "99.000":
+			read(q[2], &f.P99)
+		case "99.900":
+			read(q[2], &f.P999)
+		}
+	}
+	if err != nil {
+		return Figures{}, err
+	}
+	if f.P50 == 0 {
+		return Figures{}, unreadable(out, "median")
+	}
+	return f.checked()
+}
+
+// iperf3Rows are a stream over one TCP connection.
+func iperf3Rows() []Row {
+	return []Row{{
+		Name: "iperf3-tcp", Program: find("iperf3"), Summary: "iperf3, one TCP stream, asleep",
+		Bandwidth: true, minBytes: 1, await: tcp,
+		server: func(j job) command {
+			return argv("iperf3", "--server", "--one-off", "--bind", j.addr.String(), "--port", j.portArg())
+		},
+		client: func(j job) command {
+			return argv("iperf3", "--client", j.addr.String(), "--port", j.portArg(),
+				"--time", j.seconds(0), "--length", strconv.Itoa(j.bytes), "--json")
+		},
+		parse: parseIperf3,
+	}}
+}
+
+// parseIperf3 reads iperf3's JSON: what the server has received.
+func parseIperf3(out string, bytes int) (Figures, error) {
+	var report struct {
+		Error string
+		Start struct {
+			Test struct {
+				Block int `json:"blksize"`
+			} `json:"test_start"`
+		}
+		End struct {
+			Received struct {
+				Seconds float64
+				Bytes   int64
+			} `json:"sum_received"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		return Figures{}, fmt.Errorf("%w (%w)", unreadable(out, "JSON"), err)
+	}
+	if report.Error != "" {
+		return Figures{}, errors.New(report.Error)
+	}
+	got := report.End.Received
+	switch {
+	case got.Bytes <= 0 || !(got.Seconds > 0):
+		return Figures{}, errors.New("its server has received nothing")
+	case report.Start.Test.Block != bytes:
+		return Figures{}, fmt.Errorf("its blocks had %d bytes, not %d", report.Start.Test.Block, bytes)
+	}
+	rate := float64(got.Bytes) / got.Seconds
+	f := Figures{N: got.Bytes / int64(bytes), MBps: rate / 1e6, Messages: rate / float64(bytes)}
+	return f.checked()
+}
+
+// pingpongRows are libfabric's provider tcp: its connected endpoints, and the
+// reliable datagrams that its utility provider ofi_rxm makes of them.
+func pingpongRows() []Row {
+	row := func(endpoint, summary string) Row {
+		flags := func(j job) []string {
+			return []string{
+				"-p", "tcp", "-e", endpoint, "-d", j.device,
+				"-I", strconv.Itoa(j.iterations()), "-S", strconv.Itoa(j.bytes),
+			}
+		}
+		// The domain alone does not keep the provider from other interfaces.
+		env := func(j job) []string { return []string{"FI_TCP_IFACE=" + j.device} }
+		return Row{
+			Name: "fi_pingpong-" + endpoint, Program: find("fi_pingpong"), Summary: summary,
+			Latency: true, minBytes: 1, polls: true, await: tcp,
+			server: func(j job) command {
+				return command{append([]string{"fi_pingpong", "-B", j.portArg()}, flags(j)...), env(j)}
+			},
+			client: func(j job) command {
+				return command{append(append([]string{"fi_pingpong", "-P", j.portArg()}, flags(j)...), j.addr.String()), env(j)}
+			},
+			parse: parsePingpong,
+		}
+	}
+	return []Row{
+		row("msg", "fi_pingpong, provider tcp, connected endpoints, polling"),
+		row("rdm", "fi_pingpong, provider tcp with ofi_rxm, reliable datagrams, polling"),
+	}
+}
+
+// iterations of a ping-pong; each is two messages.
+func (j job) iterations() int { return max(j.count()/2, minCount) }
+
+// pingpongLine is the one line below the head: size, number sent, number that
+// the other side has acknowledged, bytes in all, time, MB/s, us per transfer
+// and 10^6 transfers a second. Numbers are cut to three digits or so: 64k, 12m.
+var pingpongLine = regexp.MustCompile(
+	`(?m)^\s*\d+[kmgt]?\s+(\d+)([kmb]?)\s+([=+-])\S+\s+\S+\s+[\d.]+s\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$`)
+
+// thousands of the letters behind a count.
+var thousands = map[string]int64{"": 1, "k": 1e3, "m": 1e6, "b": 1e9}
+
+// parsePingpong reads the mean time of a transfer, which is one way.
+func parsePingpong(out string, _ int) (Figures, error) {
+	if !strings.Contains(out, "usec/xfer") {
+		return Figures{}, unreadable(out, "usec/xfer")
+	}
+	lines := pingpongLine.FindAllStringSubmatch(out, -1)
+	if len(lines) != 1 {
+		return Figures{}, unreadable(out, "line of one size")
+	}
+	l := lines[0]
+	if l[3] != "=" {
+		return Figures{}, fmt.Errorf("messages were lost: %s", strings.TrimSpace(l[0]))
+	}
+	n, err := strconv.ParseInt(l[1], 10, 32)
+	if err != nil {
+		return Figures{}, err
+	}
+	f := Figures{N: n * thousands[l[2]]}
+	if f.Mean, err = strconv.ParseFloat(l[4], 64); err != nil {
+		return Figures{}, err
+	}
+	return f.checked()
+}
+
+// ucxRows are UCX's tag matching over its transport tcp.
+func ucxRows() []Row {
+	row := func(name, test, summary string, count func(job) int) Row {
+		env := func(j job) []string { return []string{"UCX_TLS=tcp", "UCX_NET_DEVICES=" + j.device} }
+		return Row{
+			Name: name, Program: find("ucx_perftest"), Summary: summary,
+			minBytes: 1, polls: true, await: tcp,
+			server: func(j job) command {
+				return command{[]string{"ucx_perftest", "-p", j.portArg()}, env(j)}
+			},
+			client: func(j job) command {
+				n := count(j)
+				return command{[]string{
+					"ucx_perftest", j.addr.String(), "-p", j.portArg(), "-t", test, "-s", strconv.Itoa(j.bytes),
+					"-n", strconv.Itoa(n), "-w", strconv.Itoa(n/ucxWarmPart + 1), "-f", "-v",
+				}, env(j)}
+			},
+		}
+	}
+	latency := row("ucx_perftest-tag-lat", "tag_lat", "ucx_perftest tag_lat, UCX_TLS=tcp, polling", job.iterations)
+	latency.Latency, latency.Quantiles, latency.parse = true, true, parseUCXLatency
+	stream := row("ucx_perftest-tag-bw", "tag_bw", "ucx_perftest tag_bw, UCX_TLS=tcp, polling", job.count)
+	stream.Bandwidth, stream.parse = true, parseUCXBandwidth
+	return []Row{latency, stream}
+}
+
+// ucxWarmPart is how many messages are measured for one of the warm-up.
+const ucxWarmPart = 10
+
+// parseUCXLatency reads the median and the mean, which are one way.
+func parseUCXLatency(out string, _ int) (Figures, error) {
+	c, err := readUCX(out)
+	if err != nil {
+		return Figures{}, err
+	}
+	f := Figures{N: int64(c.get("iterations")), P50: c.get("50.0_percentile_lat"), Mean: c.get("overall_lat")}
+	if c.err != nil {
+		return Figures{}, c.err
+	}
+	return f.checked()
+}
+
+// parseUCXBandwidth reads the messages per second, of which the printed
+// bandwidth has but two digits behind the point.
+func parseUCXBandwidth(out string, bytes int) (Figures, error) {
+	c, err := readUCX(out)
+	if err != nil {
+		return Figures{}, err
+	}
+	f := Figures{N: int64(c.get("iterations")), Messages: c.get("overall_mr")}
+	f.MBps = f.Messages * float64(bytes) / 1e6
+	if c.err != nil {
+		return Figures{}, c.err
+	}
+	return f.checked()
+}
+
+// columns are the last line of a table by the names of its head.
+type columns struct {
+	values map[string]string
+	err    error // of the first get that failed
+}
+
+// readUCX finds the table in ucx_perftest's CSV output, among which may be
+// messages of its logger.
+func readUCX(out string) (*columns, error) {
+	var table []string
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "iterations,") || len(table) > 0 && line[0] >= '0' && line[0] <= '9' {
+			table = append(table, line)
+		}
+	}
+	if len(table) < 2 {
+		return nil, unreadable(out, "table of figures")
+	}
+	records, err := csv.NewReader(strings.NewReader(table[0] + table[len(table)-1])).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	if len(records) != 2 {
+		return nil, unreadable(out, "line of figures")
+	}
+	c := &columns{values: map[string]string{}}
+	for i, name := range records[0] {
+		c.values[name] = records[1][i]
+	}
+	return c, nil
+}
+
+func (c *columns) get(name string) float64 {
+	text, ok := c.values[name]
+	if !ok {
+		c.err = fmt.Errorf("its table has no column %s", name)
+		return 0
+	}
+	v, err := strconv.ParseFloat(text, 64)
+	if err != nil && c.err == nil {
+		c.err = err
+	}
+	return v
+}

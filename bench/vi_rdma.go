@@ -1,0 +1,323 @@
+package bench
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"viaxdp/vipl"
+)
+
+// rdmaWrite is a VI of which the messages are RDMA writes into memory of the
+// peer, whose program hears nothing of them.
+//
+// In a ping-pong it looks at the last word of the message, which has another
+// value each time: a write lands in ascending order, so that everything is there
+// when the last byte is. In a stream each quarter window ends with a write that
+// carries immediate data, which takes a receive and comes back as a credit.
+type rdmaWrite struct{ vi }
+
+func openRDMAWrite(o opening) (Endpoint, error) {
+	w := &rdmaWrite{vi{params: o.Params, options: o.VI, level: vipl.ReliableDelivery, write: true, watch: watchdog{stop: o.stop}}}
+	return endpointOr(w, w.open())
+}
+
+// Ping, see Endpoint. A request of a transaction is sent, and its reply is written.
+func (w *rdmaWrite) Ping(r Round, rtt []int64) (Span, error) {
+	if err := w.admit(r); err != nil {
+		return Span{}, err
+	}
+	if err := w.enterPolling(r.reply()); err != nil {
+		return Span{}, err
+	}
+	span, err := timed(r, rtt, func(i int) (err error) {
+		if r.Reply != 0 {
+			err = w.send(i, r)
+		} else {
+			err = w.writeNumbered(i, r.Bytes)
+		}
+		if err != nil {
+			return err
+		}
+		return w.poll(i)
+	})
+	if err != nil {
+		return Span{}, err
+	}
+	return span, w.drain()
+}
+
+// Echo, see Endpoint.
+func (w *rdmaWrite) Echo(r Round) (err error) {
+	if r.Reply != 0 {
+		return w.answer(r, func(i int) error { return w.writeNumbered(i, r.Reply) })
+	}
+	if err := w.enterPolling(r); err != nil {
+		return err
+	}
+	for i := range r.Lead + r.Messages {
+		if err := w.poll(i); err != nil {
+			return err
+		}
+		if err := w.writeNumbered(i, r.Bytes); err != nil {
+			return err
+		}
+	}
+	return w.drain()
+}
+
+// wordBytes is the longest word that ends a message of a ping-pong: the number
+// of the message from 1 on, big-endian, so that its last byte always changes.
+// A shorter message is a shorter word.
+const wordBytes = 8
+
+// enterPolling begins a ping-pong. A message ends where its place ends, so that
+// its last word is aligned.
+func (w *rdmaWrite) enterPolling(r Round) error {
+	if err := w.admit(r); err != nil {
+		return err
+	}
+	end := slot(r.Bytes)
+	clear(w.in.Bytes()[end-wordBytes : end]) // before the peer hears that it may write
+	return w.enter(r, 0, 0, 0)
+}
+
+// writeNumbered writes message i of a ping-pong. The last one has been sent:
+// its answer is here.
+func (w *rdmaWrite) writeNumbered(i, n int) error {
+	end := slot(n)
+	if w.round.Check {
+		copy(w.out.Bytes()[end-n:], content(i, 0, n))
+	}
+	binary.BigEndian.PutUint64(w.out.Bytes()[end-wordBytes:], uint64(i+1))
+	return w.writeTo(end-n, end-n, n, 0)
+}
+
+// poll looks at memory until message i of a ping-pong is there.
+func (w *rdmaWrite) poll(i int) error {
+	n := w.round.Bytes
+	place := w.in.Bytes()[:slot(n)]
+	mask := ^uint64(0) >> (64 - 8*min(n, wordBytes))
+	for want := uint64(i+1) & mask; lastWord(place)&mask != want; {
+		w.nic.Poll()
+		if err := w.watch.idle(); err != nil {
+			return w.fail("await an RDMA write", nil, err)
+		}
+	}
+	w.watch.progress()
+	if w.round.Check && n > wordBytes {
+		return verify(i, 0, place[len(place)-n:len(place)-wordBytes])
+	}
+	return nil
+}
+
+// Send, see Endpoint.
+func (w *rdmaWrite) Send(r Round) (Span, error) {
+	window, quarter := w.window(r.Bytes)
+	if err := w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter); err != nil {
+		return Span{}, err
+	}
+	w.credited = window
+	w.lists = w.list(quarter)
+	clock := startStopwatch()
+	for i := range r.Messages {
+		if err := w.await(i, window); err != nil {
+			return Span{}, err
+		}
+		from, err := w.source(i, r)
+		if err != nil {
+			return Span{}, err
+		}
+		word := 0
+		if n := i + 1; n%quarter == 0 || n == r.Messages {
+			word = wordDone | n
+		}
+		if err := w.writeTo(r.place(i), from, r.Bytes, word); err != nil {
+			return Span{}, err
+		}
+	}
+	if err := w.pushSends(); err != nil {
+		return Span{}, err
+	}
+	for w.credited < r.Messages+window {
+		if err := w.credit(window); err != nil {
+			return Span{}, err
+		}
+	}
+	return clock.span(), w.drain()
+}
+
+// Receive, see Endpoint.
+func (w *rdmaWrite) Receive(r Round) (Span, error) {
+	_, quarter := w.window(r.Bytes)
+	if err := w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter); err != nil {
+		return Span{}, err
+	}
+	clock := startStopwatch()
+	for done := 0; done < r.Messages; {
+		n, err := w.told(wordDone)
+		if err != nil {
+			return Span{}, err
+		}
+		if n <= done {
+			return Span{}, fmt.Errorf("%d messages were written, and before that %d", n, done)
+		}
+		for ; done < n; done++ {
+			if !r.Check {
+				continue
+			}
+			at := r.place(done)
+			if err := verify(done, 0, w.in.Bytes()[at:at+r.Bytes]); err != nil {
+				return Span{}, err
+			}
+		}
+		if err := w.word(wordCredit | n); err != nil {
+			return Span{}, err
+		}
+	}
+	return clock.span(), w.drain()
+}
+
+// writeTo posts a write of so many bytes from offset from of w.out to offset
+// to of the peer's memory; a word other than 0 goes with it.
+func (w *rdmaWrite) writeTo(to, from, bytes, word int) error {
+	d, err := w.free()
+	if err != nil {
+		return err
+	}
+	if w.pieces == nil {
+		d.SetRDMAWrite(w.remoteAt(to), w.out.Segment(from, bytes))
+	} else {
+		d.SetRDMAWrite(w.remoteAt(to), w.cut(w.out, from, bytes)...)
+	}
+	if word != 0 {
+		d.SetImmediate(uint32(word))
+	}
+	return w.post()
+}
+
+// remoteAt is the peer's memory from an offset on.
+func (v *vi) remoteAt(off int) vipl.AddressSegment {
+	a := v.remote
+	a.Data += uint64(off)
+	return a
+}
+
+// rdmaRead is a VI that reads messages from memory of the peer. The peer's
+// program takes no part; it polls, so that its provider serves the reads
+// without being woken, until a word says that the round is over.
+//
+// A round trip is one read: a request and the data. A stream goes from the
+// sender as ever, but it is the receiver that asks, with up to readDepth reads
+// under way.
+type rdmaRead struct{ vi }
+
+// readDepth is the number of reads that a connection has under way at most.
+const readDepth = 16
+
+func openRDMARead(o opening) (Endpoint, error) {
+	v := &rdmaRead{vi{params: o.Params, options: o.VI, level: vipl.ReliableDelivery, read: true, watch: watchdog{stop: o.stop}}}
+	return endpointOr(v, v.open())
+}
+
+// Ping, see Endpoint.
+func (v *rdmaRead) Ping(r Round, rtt []int64) (Span, error) {
+	if err := v.enter(r, 0, 0, 0); err != nil {
+		return Span{}, err
+	}
+	span, err := timed(r, rtt, func(i int) error {
+		if err := v.readNext(i); err != nil {
+			return err
+		}
+		return v.drain()
+	})
+	if err != nil {
+		return Span{}, err
+	}
+	return span, v.finish()
+}
+
+// Echo, see Endpoint.
+func (v *rdmaRead) Echo(r Round) error {
+	_, err := v.serve(r)
+	return err
+}
+
+// Send, see Endpoint.
+func (v *rdmaRead) Send(r Round) (Span, error) { return v.serve(r) }
+
+// Receive, see Endpoint.
+func (v *rdmaRead) Receive(r Round) (Span, error) {
+	if err := v.enter(r, 0, 0, 0); err != nil {
+		return Span{}, err
+	}
+	depth := min(readDepth, r.places())
+	clock := startStopwatch()
+	for i := range r.Messages {
+		for v.sends.out() >= depth {
+			if err := v.sent(); err != nil {
+				return Span{}, err
+			}
+		}
+		if err := v.readNext(i); err != nil {
+			return Span{}, err
+		}
+	}
+	if err := v.drain(); err != nil {
+		return Span{}, err
+	}
+	return clock.span(), v.finish()
+}
+
+// serve is the side that is read: it says that its messages are there, and
+// polls until the peer has read them.
+func (v *rdmaRead) serve(r Round) (Span, error) {
+	if err := v.admit(r); err != nil {
+		return Span{}, err
+	}
+	if r.Check {
+		for i := range r.places() {
+			copy(v.out.Bytes()[r.place(i):], content(i, 0, r.Bytes))
+		}
+	}
+	if err := v.enter(r, 0, 0, 1); err != nil {
+		return Span{}, err
+	}
+	clock := startStopwatch()
+	if _, err := v.told(wordDone); err != nil {
+		return Span{}, err
+	}
+	return clock.span(), v.drain()
+}
+
+// readNext posts the read of message i, from its place at the peer to the same
+// place here, which no read under way uses.
+func (v *rdmaRead) readNext(i int) error {
+	d, err := v.free()
+	if err != nil {
+		return err
+	}
+	at := v.round.place(i)
+	if v.round.Check {
+		clear(v.in.Bytes()[at : at+v.round.Bytes])
+	}
+	if v.pieces == nil {
+		d.SetRDMARead(v.remoteAt(at), v.in.Segment(at, v.round.Bytes))
+	} else {
+		d.SetRDMARead(v.remoteAt(at), v.cut(v.in, at, v.round.Bytes)...)
+	}
+	return v.post()
+}
+
+// finish tells the peer that everything is read.
+func (v *rdmaRead) finish() error {
+	if err := v.word(wordDone | v.round.Messages); err != nil {
+		return err
+	}
+	return v.drain()
+}
+
+// verifyRead checks what a read has brought: the message that belongs there.
+func (v *vi) verifyRead(d *vipl.Descriptor) error {
+	at := int(d.Segment(1).Data - v.in.Addr())
+	return verify(at/slot(v.round.Bytes), 0, v.in.Bytes()[at:at+v.round.Bytes])
+}

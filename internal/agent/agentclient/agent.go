@@ -1,0 +1,357 @@
+package agentclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"viaxdp/bpf"
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/xdpnic"
+)
+
+var (
+	_ kagent.Agent = (*Agent)(nil)
+	_ kagent.Laner = (*Agent)(nil)
+)
+
+// Agent is the Kernel Agent in a daemon, for one NIC handle.
+type Agent struct {
+	share *share
+	done  chan struct{} // closed by Close
+
+	mu        sync.Mutex
+	closed    bool
+	vis       map[uint32]bool
+	listeners []*listener
+}
+
+func (a *Agent) isClosed() bool {
+	select {
+	case <-a.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (a *Agent) fail(op string, peer netip.Addr, err error) error {
+	if a.isClosed() && op != "close" {
+		err = fmt.Errorf("%w (%w)", kagent.ErrClosed, err)
+	}
+	return &kagent.OpError{Op: op, Link: a.share.info.Interface, Peer: peer, Err: err}
+}
+
+// ask is a call that is not to wait for long.
+func (a *Agent) ask(q agentproto.Request) (agentproto.Reply, error) {
+	ctx, cancel := bounded()
+	defer cancel()
+	return a.within(ctx, q)
+}
+
+// within is a call that ends with ctx, and with Close.
+func (a *Agent) within(ctx context.Context, q agentproto.Request) (agentproto.Reply, error) {
+	return a.do(ctx, &call{request: q, again: true})
+}
+
+// do is within for all calls whose reply has no files.
+func (a *Agent) do(ctx context.Context, c *call) (agentproto.Reply, error) {
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-a.done:
+			cancel(kagent.ErrClosed)
+		case <-inner.Done():
+		}
+	}()
+	reply, files, err := a.share.session.do(inner, c)
+	closeFiles(files)
+	// Both sides look at the clock: this one may have cancelled first.
+	late := errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.DeadlineExceeded)
+	if late && !errors.Is(err, kagent.ErrTimeout) {
+		err = fmt.Errorf("%w: %w", kagent.ErrTimeout, err)
+	}
+	return reply, err
+}
+
+// Queue is the queue, for one owner as package xdpnic says; the same for all
+// handles that share it.
+func (a *Agent) Queue() *xdpnic.Queue { return a.share.queue }
+
+// Arena is the registered memory; the queue's chunks lie at its start. All blocks
+// must be free before Close.
+func (a *Agent) Arena() *hugepages.Arena { return a.share.arena }
+
+// Info says what opening got. The caller must not change the slices.
+func (a *Agent) Info() kagent.Info { return a.share.info }
+
+// Counters are the demux program's, of all programs of the interface.
+func (a *Agent) Counters() (c bpf.Counters, err error) {
+	reply, err := a.ask(agentproto.Request{Op: agentproto.OpCounters})
+	switch {
+	case err != nil:
+		return c, a.fail("counters", netip.Addr{}, err)
+	case reply.Counters == nil:
+		return c, a.fail("counters", netip.Addr{}, errShort)
+	}
+	return *reply.Counters, nil
+}
+
+var errShort = fmt.Errorf("%w: the answer lacks something", agentproto.ErrProtocol)
+
+// Link describes the interface as it is now. Without a daemon, its name and
+// number are what is left.
+func (a *Agent) Link() kagent.Link {
+	link := kagent.Link{Name: a.share.info.Interface, Index: a.share.info.Index}
+	if !a.isClosed() {
+		if reply, err := a.ask(agentproto.Request{Op: agentproto.OpLink}); err == nil && reply.Link != nil {
+			link = *reply.Link
+		}
+	}
+	link.Queue = a.share.info.Queue
+	return link
+}
+
+// NewVI hands out a VI number; see kagent.Agent.
+func (a *Agent) NewVI() (uint32, error) {
+	reply, err := a.ask(agentproto.Request{Op: agentproto.OpNewVI})
+	if err != nil {
+		return 0, a.fail("new VI", netip.Addr{}, err)
+	}
+	a.mu.Lock()
+	closed := a.closed
+	if !closed {
+		a.vis[reply.VI] = true
+	}
+	a.mu.Unlock()
+	if closed { // meanwhile: others may go on with the session
+		a.share.session.tell(agentproto.Request{Op: agentproto.OpFreeVI, VI: reply.VI})
+		return 0, kagent.ErrClosed
+	}
+	return reply.VI, nil
+}
+
+// FreeVI takes a VI number back; see kagent.Agent.
+func (a *Agent) FreeVI(num uint32) {
+	if a.forget(num) {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+		defer cancel()
+		// What fails here is a number that is lost until the session ends.
+		a.share.session.release(ctx, &call{request: agentproto.Request{Op: agentproto.OpFreeVI, VI: num}, again: true})
+	}
+}
+
+func (a *Agent) forget(num uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	had := a.vis[num]
+	delete(a.vis, num)
+	return had && !a.closed
+}
+
+func (a *Agent) has(num uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.vis[num]
+}
+
+// Enter puts a VI in the VI table; see kagent.Agent.
+func (a *Agent) Enter(num uint32, key uint64, peer netip.Addr) error {
+	if a.isClosed() {
+		return kagent.ErrClosed
+	}
+	if !a.has(num) {
+		return a.fail("enter VI", peer, fmt.Errorf("VI %#x is not of this NIC", num))
+	}
+	if _, err := a.ask(agentproto.Request{Op: agentproto.OpEnter, VI: num, Key: key, Peer: peer}); err != nil {
+		return a.fail("enter VI", peer, err)
+	}
+	return nil
+}
+
+// Remove takes a VI out of the VI table; see kagent.Agent.
+func (a *Agent) Remove(num uint32) error {
+	if a.isClosed() {
+		return kagent.ErrClosed
+	}
+	if !a.has(num) {
+		return nil
+	}
+	if _, err := a.ask(agentproto.Request{Op: agentproto.OpRemove, VI: num}); err != nil {
+		return a.fail("remove VI", netip.Addr{}, err)
+	}
+	return nil
+}
+
+// Listen takes requests to a discriminator; see kagent.Agent.
+func (a *Agent) Listen(local kagent.Address) (*kagent.Listener, error) {
+	ctx, cancel := bounded()
+	defer cancel()
+	l := &listener{a: a, local: local}
+	c := &call{request: agentproto.Request{Op: agentproto.OpListen, Local: &local}, opens: l, again: true}
+	if _, err := a.do(ctx, c); err != nil {
+		return nil, a.fail("listen", netip.Addr{}, err)
+	}
+	a.mu.Lock()
+	closed := a.closed
+	if !closed {
+		if len(a.listeners) == cap(a.listeners) {
+			a.listeners = slices.DeleteFunc(a.listeners, (*listener).isClosed)
+		}
+		a.listeners = append(a.listeners, l)
+	}
+	a.mu.Unlock()
+	if closed { // meanwhile: others may go on with the session
+		_ = l.Close()
+		return nil, a.fail("listen", netip.Addr{}, kagent.ErrClosed)
+	}
+	return kagent.NewListener(l), nil
+}
+
+// Wait waits for a request; see kagent.Agent.
+func (a *Agent) Wait(ctx context.Context, local kagent.Address) (*kagent.Incoming, error) {
+	return a.wait(ctx, &call{request: agentproto.Request{Op: agentproto.OpWait, Local: &local}, again: true})
+}
+
+func (a *Agent) wait(ctx context.Context, c *call) (*kagent.Incoming, error) {
+	reply, err := a.do(ctx, c)
+	if err == nil {
+		var in *kagent.Incoming
+		if in, err = incomingOf(reply.Incoming, c); err == nil {
+			return in, nil
+		}
+	}
+	return nil, a.fail("wait", netip.Addr{}, err)
+}
+
+// incomingOf makes the Incoming of a call's reply. It may have ended since.
+func incomingOf(m *agentproto.Incoming, c *call) (*kagent.Incoming, error) {
+	if m == nil {
+		return nil, errShort
+	}
+	return kagent.NewIncoming(m.Local, m.Remote, m.Offer, c.arrived), nil
+}
+
+// answerOf makes the Answer of a call's reply.
+func (a *Agent) answerOf(m *agentproto.Answer, c *call) *kagent.Answer {
+	return kagent.NewAnswer(m.Local, m.Remote, m.Offer, &answer{s: a.share.session, agent: c.by, handle: m.Handle})
+}
+
+// Request asks for a connection; see kagent.Agent.
+func (a *Agent) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
+	c := &call{request: agentproto.Request{Op: agentproto.OpRequest, Local: &local, Remote: &remote, Offer: &o}, again: true}
+	reply, err := a.do(ctx, c)
+	if err == nil && reply.Answer == nil {
+		err = errShort
+	}
+	if err != nil {
+		return nil, a.fail("request", remote.Host, err)
+	}
+	return a.answerOf(reply.Answer, c), nil
+}
+
+// RequestPeer asks for a connection with who asks for one with us; see
+// kagent.Agent.
+func (a *Agent) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, *kagent.Incoming, error) {
+	c := &call{request: agentproto.Request{Op: agentproto.OpRequestPeer, Local: &local, Remote: &remote, Offer: &o}, again: true}
+	reply, err := a.do(ctx, c)
+	if err == nil && reply.Answer != nil {
+		return a.answerOf(reply.Answer, c), nil, nil
+	}
+	if err == nil {
+		var in *kagent.Incoming
+		if in, err = incomingOf(reply.Incoming, c); err == nil {
+			return nil, in, nil
+		}
+	}
+	return nil, nil, a.fail("request peer", remote.Host, err)
+}
+
+// Lane joins this queue with that of VI peer; see kagent.Laner.
+func (a *Agent) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
+	ctx, cancel := bounded()
+	defer cancel()
+	reply, files, err := a.share.session.do(ctx, &call{request: agentproto.Request{Op: agentproto.OpShmLink, VI: peer}, again: true})
+	if err == nil && (reply.ShmLink == nil || len(files) != 3) {
+		err = errShort
+	}
+	if err != nil {
+		closeFiles(files)
+		return nil, a.fail("shared-memory link", netip.Addr{}, err)
+	}
+	return &kagent.ShmLinkEnd{
+		ID: reply.ShmLink.ID, Side: reply.ShmLink.Side, Memory: files[0], Wake: files[1], Bell: files[2],
+	}, nil
+}
+
+// Discover lists the agents on the link; see kagent.Agent.
+func (a *Agent) Discover(ctx context.Context) ([]kagent.Neighbor, error) {
+	reply, err := a.within(ctx, agentproto.Request{Op: agentproto.OpDiscover})
+	if err != nil {
+		return nil, a.fail("discover", netip.Addr{}, err)
+	}
+	return reply.Neighbors, nil
+}
+
+// Path finds the way to a peer; see kagent.Agent.
+func (a *Agent) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, error) {
+	reply, err := a.within(ctx, agentproto.Request{Op: agentproto.OpPath, Local: &kagent.Address{Host: local}, Peer: peer})
+	if err == nil && reply.Path == nil {
+		err = errShort
+	}
+	if err != nil {
+		return kagent.Path{}, a.fail("path", peer, err)
+	}
+	return *reply.Path, nil
+}
+
+// Close gives the handle's VIs back, and with the last handle queue and memory.
+// The program must have stopped using them. It fails when blocks of the arena are
+// still in use; the arena then stays mapped, and all else is closed. A second
+// Close does nothing.
+func (a *Agent) Close() error {
+	a.mu.Lock()
+	if a.closed {
+		a.mu.Unlock()
+		return nil
+	}
+	a.closed = true
+	vis, listeners := a.vis, a.listeners
+	a.vis, a.listeners = nil, nil
+	a.mu.Unlock()
+	a.Watch(nil)
+	err := a.share.leave(func() { // others go on
+		ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+		defer cancel()
+		for _, l := range listeners {
+			_ = l.close(ctx)
+		}
+		for num := range vis {
+			a.share.session.release(ctx, &call{request: agentproto.Request{Op: agentproto.OpFreeVI, VI: num}, again: true})
+		}
+	})
+	close(a.done)
+	if err != nil {
+		return a.fail("close", netip.Addr{}, err)
+	}
+	return nil
+}
+
+// closeTime is how long Close, and FreeVI, wait for the daemon to clean up.
+const closeTime = 5 * time.Second
+
+// locked runs f on a thread that stays the same, for the namespace that it is in.
+func locked(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return f()
+}

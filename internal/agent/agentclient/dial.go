@@ -1,0 +1,135 @@
+package agentclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentproto"
+)
+
+// dial connects and says hello.
+func dial(ctx context.Context, socket string) (*net.UnixConn, *agentproto.Reader, *agentproto.Welcome, error) {
+	var d net.Dialer
+	raw, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, nil, nil, noAgent(socket, err)
+	}
+	c := raw.(*net.UnixConn)
+	defer context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.Canceled) { // the end of its time is exchange's matter
+			_ = c.Close()
+		}
+	})()
+	r := &agentproto.Reader{C: c}
+	reply, files, err := exchange(c, r, &agentproto.Request{
+		ID: agentproto.HelloID, Op: agentproto.OpHello, Versions: []int{agentproto.Version}, Comm: filepath.Base(os.Args[0]),
+	}, helloTime)
+	closeFiles(files)
+	if err == nil && reply.Welcome == nil {
+		err = fmt.Errorf("%w: no welcome", agentproto.ErrProtocol)
+	}
+	if err != nil {
+		return nil, nil, nil, errors.Join(fmt.Errorf("agent at %s: %w", socket, err), c.Close())
+	}
+	return c, r, reply.Welcome, nil
+}
+
+// noAgent is an error of connecting; where nobody is there it says how somebody gets there.
+func noAgent(socket string, err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: %s", err, letIn(socket))
+	}
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
+		return err
+	}
+	command := "via-xdp agent"
+	if socket != DefaultSocket {
+		command += " --socket " + socket
+	}
+	var op *net.OpError
+	if errors.As(err, &op) {
+		err = op.Err // without the socket's path
+	}
+	return fmt.Errorf("there is no agent at %s (%w): root starts one by %q", socket, err, command)
+}
+
+// letIn says how this process' user gets the right to connect to a socket.
+func letIn(socket string) string {
+	var st unix.Stat_t
+	switch err := unix.Stat(socket, &st); {
+	case err != nil:
+		return "a directory above the socket keeps this user out"
+	case st.Mode&0o020 == 0 || st.Gid == 0:
+		return "its socket is root's alone: the agent's settings (group, mode) say who may use it"
+	}
+	name := strconv.FormatUint(uint64(st.Gid), 10)
+	if g, err := user.LookupGroupId(name); err == nil {
+		name = g.Name
+	}
+	who := "USER"
+	if u, err := user.Current(); err == nil {
+		who = u.Username
+	}
+	return fmt.Sprintf("it serves members of the group %s: sudo usermod -aG %[1]s %s, and log in again; "+
+		"or the agent's settings (group, mode) say who may use it", name, who)
+}
+
+// exchange sends a request and reads its reply, while there are no others.
+func exchange(c *net.UnixConn, r *agentproto.Reader, q *agentproto.Request, limit time.Duration) (agentproto.Reply, []*os.File, error) {
+	_ = c.SetDeadline(time.Now().Add(limit))
+	defer c.SetDeadline(time.Time{})
+	b, err := agentproto.Encode(q, agentproto.MaxRequest)
+	if err == nil {
+		_, err = c.Write(b)
+	}
+	if err != nil && !errors.Is(err, unix.EPIPE) { // hung up, perhaps with a reason
+		return agentproto.Reply{}, nil, unanswered(err, limit)
+	}
+	reply, files, err := r.ReadReply()
+	switch {
+	case err != nil:
+		err = unanswered(err, limit)
+	case reply.Error != nil:
+		err = reply.Error
+	case reply.ID != q.ID:
+		err = fmt.Errorf("%w: the answer to another request", agentproto.ErrProtocol)
+	}
+	return reply, files, err
+}
+
+// silentError is a request's that the agent has not answered in time.
+type silentError struct {
+	limit time.Duration
+	err   error
+}
+
+func (e *silentError) Error() string {
+	return fmt.Sprintf("the agent has not answered within %v: it is stopped, or waits for a driver: "+
+		"try again, look at its log, or restart it", e.limit)
+}
+
+func (e *silentError) Unwrap() error { return e.err }
+
+// unanswered is an error of exchange, said in terms of the agent where the time is over.
+func unanswered(err error, limit time.Duration) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return &silentError{limit, err}
+	}
+	return err
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}

@@ -1,0 +1,67 @@
+package agentclient
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/internal/agent/agentproto"
+)
+
+// Where the agent does not answer, the error says so, and what to do.
+func TestSilentAgent(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	raw, err := net.Dial("unix", socket) // nobody accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	c := raw.(*net.UnixConn)
+	for _, limit := range []time.Duration{20 * time.Millisecond, -time.Second} { // that of the answer, and of the request
+		_, _, err = exchange(c, &agentproto.Reader{C: c}, &agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{}}, limit)
+		if !errors.Is(err, os.ErrDeadlineExceeded) ||
+			!strings.HasPrefix(err.Error(), "the agent has not answered within "+limit.String()) || strings.Contains(err.Error(), "i/o timeout") {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+// A user who may not connect is told which group's members may.
+func TestLetIn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, c := range []struct {
+		gid  int
+		mode os.FileMode
+		want string
+	}{
+		{60100, 0o660, "members of the group 60100: sudo usermod -aG 60100 root,"},
+		{60100, 0o600, "root's alone"}, {0, 0o660, "root's alone"},
+	} {
+		if err := os.Chown(path, -1, c.gid); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		if got := noAgent(path, os.ErrPermission).Error(); !strings.Contains(got, c.want) || !strings.Contains(got, "settings (group, mode)") {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}

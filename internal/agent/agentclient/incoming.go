@@ -1,0 +1,201 @@
+package agentclient
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+)
+
+// incoming is this side of an exchange that the daemon has as its acceptor.
+type incoming struct {
+	s           *session
+	agent       uint64 // whose handle it is
+	handle      uint64
+	established chan struct{} // has a place for one
+	done        chan struct{}
+
+	mu   sync.Mutex
+	err  error // valid when done is closed
+	late error // it was answered
+}
+
+func newIncoming(s *session, agent, handle uint64) *incoming {
+	return &incoming{s: s, agent: agent, handle: handle, established: make(chan struct{}, 1), done: make(chan struct{})}
+}
+
+// end ends the exchange without a connection.
+func (in *incoming) end(err error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.err == nil {
+		in.err = err
+		close(in.done)
+	}
+}
+
+func (in *incoming) Done() <-chan struct{} { return in.done }
+
+func (in *incoming) Err() error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.err
+}
+
+// Accept tells the daemon, and meanwhile hands on what Established says.
+func (in *incoming) Accept(ctx context.Context, o kagent.Offer) error {
+	if err := in.begin(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		select {
+		case <-in.established:
+			in.s.tellOf(in.agent, agentproto.Request{Op: agentproto.OpEstablished, Handle: in.handle})
+		case <-ended:
+		}
+	}()
+	err := in.s.callOf(ctx, in.agent, agentproto.Request{Op: agentproto.OpAccept, Handle: in.handle, Offer: &o})
+	in.forget()
+	return err
+}
+
+// Established is for the data path: it neither waits nor allocates.
+func (in *incoming) Established() {
+	select {
+	case in.established <- struct{}{}:
+	default:
+	}
+}
+
+func (in *incoming) Reject(reason wire.CMReason) error {
+	if err := in.begin(); err != nil {
+		return err
+	}
+	ctx, cancel := bounded()
+	defer cancel()
+	err := in.s.callOf(ctx, in.agent, agentproto.Request{Op: agentproto.OpReject, Handle: in.handle, Reason: reason})
+	if err == nil {
+		in.end(kagent.ErrState)
+		in.forget()
+	}
+	return err
+}
+
+// begin says why the request cannot be answered, if it cannot: there is one answer.
+func (in *incoming) begin() error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	err := cmp.Or(in.err, in.late)
+	in.late = kagent.ErrState
+	return err
+}
+
+// forget ends that the daemon may speak of it.
+func (in *incoming) forget() {
+	in.s.mu.Lock()
+	if in.s.incoming[in.handle] == in { // else the number is another one's, of the next daemon
+		delete(in.s.incoming, in.handle)
+	}
+	in.s.mu.Unlock()
+}
+
+// answer is this side of an exchange that the daemon has as its requester.
+type answer struct {
+	s      *session
+	agent  uint64 // whose handle it is
+	handle uint64
+
+	mu       sync.Mutex
+	answered bool
+	err      error // of Confirm
+}
+
+func (a *answer) ConfirmWith(proof []byte) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.answered {
+		a.answered = true
+		ctx, cancel := bounded()
+		defer cancel()
+		a.err = a.s.callOf(ctx, a.agent, agentproto.Request{Op: agentproto.OpConfirm, Handle: a.handle, Proof: proof})
+	}
+	return a.err
+}
+
+func (a *answer) Decline(reason wire.CMReason) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.answered {
+		a.answered, a.err = true, kagent.ErrState
+		a.s.tellOf(a.agent, agentproto.Request{Op: agentproto.OpDecline, Handle: a.handle, Reason: reason})
+	}
+}
+
+// listener is a discriminator that the daemon has open for this program.
+type listener struct {
+	a     *Agent
+	local kagent.Address
+
+	// guarded by the session's mu
+	handle uint64 // of this daemon; 0: not open
+	closed bool
+}
+
+// lost says why nobody can wait at it, if nobody can. Caller holds the session's mu.
+func (l *listener) lost() error {
+	switch {
+	case l.closed:
+		return kagent.ErrClosed
+	case l.handle == 0:
+		return kagent.ErrListening // somebody took it while there was no daemon
+	}
+	return nil
+}
+
+func (l *listener) isClosed() bool {
+	s := l.a.share.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return l.closed
+}
+
+func (l *listener) Wait(ctx context.Context) (*kagent.Incoming, error) {
+	return l.a.wait(ctx, &call{request: agentproto.Request{Op: agentproto.OpWait}, listener: l, again: true})
+}
+
+func (l *listener) Close() error {
+	ctx, cancel := bounded()
+	defer cancel()
+	return l.close(ctx)
+}
+
+// close is Close that waits no longer than ctx: the daemon hears of it.
+func (l *listener) close(ctx context.Context) error {
+	s := l.a.share.session
+	s.mu.Lock()
+	if l.lost() != nil {
+		l.closed = true
+		delete(s.listens, l)
+		s.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	delete(s.listens, l)
+	// In one step, so that the handle is of the daemon that is told.
+	c := &call{request: agentproto.Request{Op: agentproto.OpUnlisten, Handle: l.handle}}
+	conn, q, err := s.enter(ctx, c)
+	s.mu.Unlock()
+	if err == nil {
+		err = s.awaitReleased(ctx, c, conn, q)
+	}
+	if errors.Is(err, kagent.ErrVanished) || errors.Is(err, kagent.ErrClosed) {
+		return nil // so is the listener
+	}
+	return err
+}

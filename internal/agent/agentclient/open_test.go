@@ -1,0 +1,83 @@
+package agentclient_test
+
+import (
+	"errors"
+	"net"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/xdpnic"
+)
+
+// Where no agent is, the error says so, and how one is started.
+func TestNoAgent(t *testing.T) {
+	nobody := filepath.Join(t.TempDir(), "agent.sock")
+	gone := filepath.Join(t.TempDir(), "agent.sock") // a socket that its process has left behind
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: gone, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	for socket, why := range map[string]string{nobody: "no such file", gone: "refused"} {
+		want := regexp.MustCompile("there is no agent at " + socket + ` \(.*` + why + `.*\): root starts one by "via-xdp agent --socket ` + socket + `"$`)
+		_, err := agentclient.Open(socket, true, kagent.Config{Interface: "via0"})
+		if !agentclient.Absent(err) || !want.MatchString(err.Error()) {
+			t.Errorf("%v, want %s", err, want)
+		}
+		if _, err := agentclient.Probe(socket); !agentclient.Absent(err) || !want.MatchString(err.Error()) {
+			t.Errorf("status: %v, want %s", err, want)
+		}
+	}
+}
+
+// The daemon hears all that the program has chosen.
+func TestOpenTellsAll(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	heard := make(chan *agentproto.Open, 1)
+	go func() {
+		defer close(heard)
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		hello, err := agentproto.ReadRequest(c, nil)
+		if err != nil {
+			return
+		}
+		_ = agentproto.WriteReply(c, &agentproto.Reply{ID: hello.ID, Welcome: &agentproto.Welcome{Version: agentproto.Version}})
+		q, err := agentproto.ReadRequest(c, nil)
+		if err != nil {
+			return
+		}
+		heard <- q.Open
+		_ = agentproto.WriteReply(c, &agentproto.Reply{ID: q.ID, Error: agentproto.NewError(agentproto.ErrNotServed)})
+	}()
+	_, err = agentclient.Open(socket, true, kagent.Config{
+		Interface: "via0", Queue: 3, Mode: xdpnic.ModeNative, RequireMode: true, ArenaBytes: 1 << 20,
+		Hugepages: hugepages.Avoid, ChunkSize: 2048, RxChunks: 4, TxChunks: 5, SingleBuffer: true, Steer: kagent.SteerOff,
+	})
+	if !errors.Is(err, agentproto.ErrNotServed) {
+		t.Errorf("%v, want what the daemon says", err)
+	}
+	want := &agentproto.Open{
+		Interface: "via0", Queue: 3, Mode: xdpnic.ModeNative, RequireMode: true, ArenaBytes: 1 << 20,
+		Hugepages: hugepages.Avoid, ChunkSize: 2048, RxChunks: 4, TxChunks: 5, SingleBuffer: true, Steer: kagent.SteerOff,
+	}
+	if diff := cmp.Diff(want, <-heard); diff != "" {
+		t.Errorf("the daemon hears (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,501 @@
+package agentclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+)
+
+// Times of a session.
+const (
+	helloTime = 5 * time.Second        // for the agent's answer to hello
+	openTime  = 30 * time.Second       // for its answer to open: the link of a NIC may be reset
+	callTime  = 10 * time.Second       // for calls that nothing else bounds, the agent's absence included
+	writeTime = 5 * time.Second        // for the agent to take a message
+	firstLook = 20 * time.Millisecond  // pauses between looks for an agent that died
+	lastLook  = 500 * time.Millisecond //
+)
+
+// session is a connection to the daemon, and to the one after it.
+type session struct {
+	socket string
+	token  []byte
+	ctx    context.Context // ends when the session is over
+	cancel context.CancelFunc
+	reader chan struct{} // closed when its goroutine has ended
+
+	wmu     sync.Mutex     // one message at a time
+	telling sync.WaitGroup // goroutines of the reader
+
+	watchers watchers
+	links    chan kagent.Link // what they are to be told, the latest only
+
+	mu       sync.Mutex
+	conn     *net.UnixConn // nil: the agent is away
+	agents   uint64        // so far, this one included
+	next     uint64
+	calls    map[uint64]*call
+	incoming map[uint64]*incoming
+	listens  map[*listener]struct{}
+	watches  bool  // agents are asked to tell of changes of the interface
+	over     error // why the session is over
+}
+
+// call is a request that waits for its reply.
+type call struct {
+	request  agentproto.Request
+	listener *listener // a Wait at it, with the handle that it has at this agent
+	opens    *listener // that the reply gives its handle
+	agent    uint64    // whose handle of an exchange is in the request; 0: there is none
+	until    time.Time // zero: no limit
+	again    bool      // may be asked again of the next agent
+	done     chan struct{}
+	by       uint64    // the agent that has replied; valid when done is closed, as all below
+	arrived  *incoming // of reply.Incoming
+	reply    agentproto.Reply
+	files    []*os.File
+	err      error
+}
+
+func newSession(socket string, token []byte, c *net.UnixConn, r *agentproto.Reader) *session {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &session{
+		socket: socket, token: token, conn: c, agents: 1, next: 16,
+		ctx: ctx, cancel: cancel, reader: make(chan struct{}), links: make(chan kagent.Link, 1),
+		calls: make(map[uint64]*call), incoming: make(map[uint64]*incoming), listens: make(map[*listener]struct{}),
+	}
+	go s.run(r)
+	return s
+}
+
+// run reads what the agent says, and looks for the next agent when it has died.
+func (s *session) run(r *agentproto.Reader) {
+	defer close(s.reader)
+	defer s.telling.Wait()
+	s.telling.Go(s.tellLinks)
+	for {
+		for {
+			reply, files, err := r.ReadReply()
+			if err != nil {
+				closeFiles(files)
+				break
+			}
+			s.take(&reply, files)
+		}
+		s.lost()
+		if r = s.comeBack(); r == nil {
+			return
+		}
+	}
+}
+
+// take hands a reply to who waits for it.
+func (s *session) take(reply *agentproto.Reply, files []*os.File) {
+	defer func() { closeFiles(files) }() // that nobody has taken
+	if reply.ID == 0 && reply.Link != nil {
+		s.changed(*reply.Link)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if reply.ID == 0 {
+		if in := s.incoming[reply.Ended]; in != nil {
+			delete(s.incoming, reply.Ended)
+			in.end(replyError(reply))
+		}
+		return
+	}
+	c := s.calls[reply.ID]
+	if c == nil {
+		s.giveBack(reply)
+		return
+	}
+	delete(s.calls, reply.ID)
+	c.by, c.reply, c.files, files = s.agents, *reply, files, nil
+	c.err = replyError(reply)
+	if c.opens != nil && c.err == nil {
+		c.opens.handle = reply.Handle
+		s.listens[c.opens] = struct{}{}
+	}
+	if reply.Incoming != nil {
+		c.arrived = newIncoming(s, s.agents, reply.Incoming.Handle)
+		s.incoming[reply.Incoming.Handle] = c.arrived
+	}
+	close(c.done)
+}
+
+// giveBack returns to the agent what the reply to a call that nobody waits for any more has
+// brought. The reader does not wait for it. Caller holds s.mu.
+func (s *session) giveBack(reply *agentproto.Reply) {
+	var q agentproto.Request
+	switch {
+	case reply.Error != nil:
+		return
+	case reply.Handle != 0:
+		q = agentproto.Request{Op: agentproto.OpUnlisten, Handle: reply.Handle}
+	case reply.Incoming != nil:
+		q = agentproto.Request{Op: agentproto.OpReject, Handle: reply.Incoming.Handle, Reason: wire.CMReasonResources}
+	case reply.Answer != nil:
+		q = agentproto.Request{Op: agentproto.OpDecline, Handle: reply.Answer.Handle, Reason: wire.CMReasonResources}
+	case reply.VI != 0:
+		q = agentproto.Request{Op: agentproto.OpFreeVI, VI: reply.VI}
+	default:
+		return
+	}
+	agent := s.agents
+	s.telling.Go(func() { s.tellOf(agent, q) })
+}
+
+func replyError(r *agentproto.Reply) error {
+	if r.Error == nil {
+		return nil
+	}
+	return r.Error
+}
+
+var errRestarted = fmt.Errorf("%w: the agent has died meanwhile", kagent.ErrVanished)
+
+// lost takes note of the agent's death.
+func (s *session) lost() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn != nil {
+		_ = s.conn.Close()
+		s.conn = nil
+	}
+	s.agents++
+	for h, in := range s.incoming {
+		delete(s.incoming, h)
+		in.end(errRestarted)
+	}
+	for id, c := range s.calls {
+		if !c.again {
+			delete(s.calls, id)
+			c.err = errRestarted
+			close(c.done)
+		}
+	}
+}
+
+// comeBack goes to the next agent, and asks it what was asked before. It returns
+// nil when the session is over.
+func (s *session) comeBack() *agentproto.Reader {
+	pause := firstLook
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return nil
+		case <-timer.C:
+		}
+		r, err := s.resume()
+		switch {
+		case err == nil:
+			return r
+		case errors.Is(err, agentproto.ErrToken):
+			s.finish(fmt.Errorf("%w: %w", kagent.ErrClosed, err))
+			return nil
+		}
+		pause = min(2*pause, lastLook)
+		timer.Reset(pause)
+	}
+}
+
+func (s *session) resume() (*agentproto.Reader, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, helloTime)
+	defer cancel()
+	c, r, _, err := dial(ctx, s.socket)
+	if err != nil {
+		return nil, err
+	}
+	defer context.AfterFunc(s.ctx, func() { _ = c.Close() })() // an agent that does not answer does not hold finish up
+	_, files, err := exchange(c, r, &agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: s.token}, helloTime)
+	closeFiles(files)
+	var opened []*listener
+	if err == nil {
+		opened, err = s.listenAgain(c, r)
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	s.mu.Lock()
+	if s.over != nil {
+		s.mu.Unlock()
+		return nil, errors.Join(s.over, c.Close())
+	}
+	s.conn = c
+	again := s.askAgain(opened)
+	s.mu.Unlock()
+	for _, q := range again {
+		_ = s.write(c, q) // or lost once more
+	}
+	return r, nil
+}
+
+// listenAgain opens the listeners at the next agent. It returns those that it
+// has opened.
+func (s *session) listenAgain(c *net.UnixConn, r *agentproto.Reader) (opened []*listener, err error) {
+	s.mu.Lock()
+	var all []*listener
+	for l := range s.listens {
+		all = append(all, l)
+	}
+	s.mu.Unlock()
+	for i, l := range all {
+		reply, files, err := exchange(c, r, &agentproto.Request{ID: uint64(3 + i), Op: agentproto.OpListen, Local: &l.local}, helloTime)
+		closeFiles(files)
+		var refused *agentproto.Error
+		switch {
+		case errors.As(err, &refused): // somebody else was faster: its Waits say so
+			reply.Handle = 0
+		case err != nil:
+			return nil, err
+		default:
+			opened = append(opened, l)
+		}
+		s.mu.Lock()
+		l.handle = reply.Handle
+		s.mu.Unlock()
+	}
+	return opened, nil
+}
+
+// askAgain says what to ask the next agent, which has opened these listeners. Waits
+// at a listener that it has not are over. Caller holds s.mu.
+func (s *session) askAgain(opened []*listener) (again []*agentproto.Request) {
+	for id, c := range s.calls {
+		if c.listener != nil {
+			if err := c.listener.lost(); err != nil {
+				delete(s.calls, id)
+				c.err = err
+				close(c.done)
+				continue
+			}
+		}
+		again = append(again, c.message())
+	}
+	for _, l := range opened {
+		if l.closed { // meanwhile
+			s.next++
+			again = append(again, &agentproto.Request{ID: s.next, Op: agentproto.OpUnlisten, Handle: l.handle})
+		}
+	}
+	if s.watches {
+		s.next++
+		again = append(again, &agentproto.Request{ID: s.next, Op: agentproto.OpWatch})
+	}
+	return again
+}
+
+// close tells the agent that the session is over, and waits no longer than limit for it to
+// clean up. Without an agent it is the end of the sign of life that tells.
+func (s *session) close(limit time.Duration) {
+	late := time.AfterFunc(limit, func() { s.finish(kagent.ErrClosed) })
+	if s.present() {
+		_, _ = s.call(context.Background(), agentproto.Request{Op: agentproto.OpClose}, false)
+	}
+	late.Stop()
+	s.finish(kagent.ErrClosed)
+	<-s.reader
+}
+
+// finish ends the session: everything that is under way ends with err.
+func (s *session) finish(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over != nil {
+		return
+	}
+	s.over = err
+	s.cancel()
+	if s.conn != nil {
+		_ = s.conn.Close()
+		s.conn = nil
+	}
+	for id, c := range s.calls {
+		delete(s.calls, id)
+		c.err = err
+		close(c.done)
+	}
+	for h, in := range s.incoming {
+		delete(s.incoming, h)
+		in.end(err)
+	}
+}
+
+// message is the request for the agent that there is now, with what is left of
+// its time. Caller holds the session's mu.
+func (c *call) message() *agentproto.Request {
+	q := c.request
+	if c.listener != nil {
+		q.Handle = c.listener.handle
+	}
+	if !c.until.IsZero() {
+		q.Timeout = max(time.Until(c.until), time.Nanosecond)
+	}
+	return &q
+}
+
+// write sends a message to an agent; nil is one that is away.
+func (s *session) write(c *net.UnixConn, q *agentproto.Request) error {
+	b, err := agentproto.Encode(q, agentproto.MaxRequest)
+	if err != nil {
+		return err
+	}
+	if c == nil {
+		return net.ErrClosed
+	}
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	_ = c.SetWriteDeadline(time.Now().Add(writeTime))
+	if _, err = c.Write(b); err != nil {
+		_ = c.Close() // half a message may be out: the reader finds it dead
+	}
+	return err
+}
+
+// call asks the agent and waits for the reply, or, when ctx ends, for the reply
+// to the cancellation. again says that the next agent may be asked if this one
+// dies.
+func (s *session) call(ctx context.Context, q agentproto.Request, again bool) (agentproto.Reply, error) {
+	reply, files, err := s.do(ctx, &call{request: q, again: again})
+	closeFiles(files)
+	return reply, err
+}
+
+// callOf is call for requests about an exchange of one agent.
+func (s *session) callOf(ctx context.Context, agent uint64, q agentproto.Request) error {
+	_, files, err := s.do(ctx, &call{request: q, agent: agent})
+	closeFiles(files)
+	return err
+}
+
+// do is call for all kinds. The reply's files are the caller's.
+func (s *session) do(ctx context.Context, c *call) (agentproto.Reply, []*os.File, error) {
+	s.mu.Lock()
+	conn, q, err := s.enter(ctx, c)
+	s.mu.Unlock()
+	if err != nil {
+		return agentproto.Reply{}, nil, err
+	}
+	return s.await(ctx, c, conn, q)
+}
+
+// enter makes a call one that is under way: its message is for conn, nil while
+// the agent is away. Caller holds s.mu.
+func (s *session) enter(ctx context.Context, c *call) (conn *net.UnixConn, q *agentproto.Request, err error) {
+	c.done = make(chan struct{})
+	if until, ok := ctx.Deadline(); ok {
+		c.until = until
+	}
+	if c.listener != nil {
+		err = c.listener.lost()
+	}
+	switch {
+	case s.over != nil:
+		return nil, nil, s.over
+	case err != nil:
+		return nil, nil, err
+	case !c.again && s.conn == nil, c.agent != 0 && c.agent != s.agents:
+		return nil, nil, errRestarted
+	}
+	s.next++
+	c.request.ID = s.next
+	s.calls[c.request.ID] = c
+	return s.conn, c.message(), nil
+}
+
+// await sends a call's message and waits for the reply.
+func (s *session) await(ctx context.Context, c *call, conn *net.UnixConn, q *agentproto.Request) (agentproto.Reply, []*os.File, error) {
+	// Without an agent, or if this one dies, resume sends it.
+	if err := s.write(conn, q); errors.Is(err, agentproto.ErrProtocol) {
+		s.drop(c)
+		return agentproto.Reply{}, nil, err
+	}
+	select {
+	case <-c.done:
+		return c.reply, c.files, c.err
+	case <-ctx.Done():
+	}
+	// The outcome may be on its way: it counts.
+	s.mu.Lock()
+	conn = s.conn
+	s.mu.Unlock()
+	if s.write(conn, &agentproto.Request{ID: c.request.ID, Op: agentproto.OpCancel, Target: c.request.ID}) == nil {
+		timer := time.NewTimer(callTime)
+		defer timer.Stop()
+		select {
+		case <-c.done:
+			return c.reply, c.files, c.err
+		case <-timer.C:
+		}
+	}
+	if !s.drop(c) {
+		<-c.done // just now
+		return c.reply, c.files, c.err
+	}
+	return agentproto.Reply{}, nil, context.Cause(ctx)
+}
+
+// release asks the agent to take something back, and waits for the reply until ctx ends. The request stays, for this
+// agent or the next one.
+func (s *session) release(ctx context.Context, c *call) {
+	s.mu.Lock()
+	conn, q, err := s.enter(context.Background(), c)
+	s.mu.Unlock()
+	if err == nil {
+		_ = s.awaitReleased(ctx, c, conn, q)
+	}
+}
+
+// awaitReleased sends a call's message and waits for the reply, if one comes before ctx ends. The
+// reply has no files.
+func (s *session) awaitReleased(ctx context.Context, c *call, conn *net.UnixConn, q *agentproto.Request) error {
+	_ = s.write(conn, q)
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// drop forgets a call, and reports whether it was under way. Its reply, if there will be one,
+// is given back.
+func (s *session) drop(c *call) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.calls[c.request.ID] == c
+	delete(s.calls, c.request.ID)
+	return was
+}
+
+// tell sends a request that has no reply.
+func (s *session) tell(q agentproto.Request) { s.tellOf(0, q) }
+
+// tellOf is tell for requests about an exchange of one agent; 0: about none.
+func (s *session) tellOf(agent uint64, q agentproto.Request) {
+	s.mu.Lock()
+	s.next++
+	q.ID = s.next
+	conn := s.conn
+	if agent != 0 && agent != s.agents {
+		conn = nil
+	}
+	s.mu.Unlock()
+	_ = s.write(conn, &q) // an agent that is away knows nothing of it any more
+}
+
+// bounded is a context for calls that must not wait for long.
+func bounded() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), callTime)
+}

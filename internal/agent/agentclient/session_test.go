@@ -1,0 +1,441 @@
+package agentclient
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/xdpnic"
+)
+
+const waitLimit = time.Minute
+
+// daemon is an agent that gives discriminators the handles that the test says.
+type daemon struct {
+	ln      *net.UnixListener
+	handles map[string]uint64       // 0: taken by somebody else
+	asked   chan agentproto.Request // but for hello and resume
+	silent  atomic.Bool             // answers nothing
+	vis     atomic.Uint32           // numbers that it has given
+	wg      sync.WaitGroup
+	mu      sync.Mutex
+	conns   []*net.UnixConn
+}
+
+func startDaemon(t *testing.T, socket string, handles map[string]uint64) *daemon {
+	t.Helper()
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{ln: ln, handles: handles, asked: make(chan agentproto.Request, 64)}
+	d.wg.Go(func() {
+		for {
+			c, err := ln.AcceptUnix()
+			if err != nil {
+				return
+			}
+			d.mu.Lock()
+			d.conns = append(d.conns, c)
+			d.mu.Unlock()
+			d.wg.Go(func() { d.serve(c) })
+		}
+	})
+	t.Cleanup(d.die)
+	return d
+}
+
+func (d *daemon) serve(c *net.UnixConn) {
+	defer c.Close()
+	for {
+		q, err := agentproto.ReadRequest(c, nil)
+		if errors.Is(err, agentproto.ErrProtocol) {
+			d.asked <- agentproto.Request{Op: "nonsense"}
+		}
+		if err != nil {
+			return
+		}
+		r := &agentproto.Reply{ID: q.ID}
+		switch q.Op {
+		case agentproto.OpHello:
+			r.Welcome = &agentproto.Welcome{Version: agentproto.Version}
+		case agentproto.OpListen:
+			if r.Handle = d.handles[string(q.Local.Disc)]; r.Handle == 0 {
+				r.Error = agentproto.NewError(kagent.ErrListening)
+			}
+		case agentproto.OpWait, agentproto.OpRequest:
+			r = nil // the test answers
+		case agentproto.OpNewVI:
+			r.VI = uint32(d.vis.Add(1))
+		}
+		if q.Op != agentproto.OpHello && q.Op != agentproto.OpResume {
+			d.asked <- q
+		}
+		if d.silent.Load() {
+			r = nil
+		}
+		if r != nil && agentproto.WriteReply(c, r) != nil {
+			return
+		}
+	}
+}
+
+func (d *daemon) die() {
+	_ = d.ln.Close()
+	d.mu.Lock()
+	for _, c := range d.conns {
+		_ = c.Close()
+	}
+	d.mu.Unlock()
+	d.wg.Wait()
+}
+
+// next is the next request of a kind; the others are let go.
+func (d *daemon) next(t *testing.T, op agentproto.Op) agentproto.Request {
+	t.Helper()
+	late := time.After(waitLimit)
+	for {
+		select {
+		case q := <-d.asked:
+			if q.Op == op {
+				return q
+			}
+			if q.Op == "nonsense" {
+				t.Fatal("a request that is against the protocol")
+			}
+		case <-late:
+			t.Fatalf("no %s", op)
+		}
+	}
+}
+
+// tell answers on the connection that was made last.
+func (d *daemon) tell(t *testing.T, r *agentproto.Reply) {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := agentproto.WriteReply(d.conns[len(d.conns)-1], r); err != nil {
+		t.Error(err)
+	}
+}
+
+func startAgent(t *testing.T, socket string) *Agent {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+	defer cancel()
+	c, r, _, err := dial(ctx, socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSession(socket, make([]byte, agentproto.TokenLen), c, r)
+	t.Cleanup(func() {
+		s.finish(kagent.ErrClosed)
+		<-s.reader
+	})
+	return newAgent(&share{session: s})
+}
+
+type waited struct {
+	in  *kagent.Incoming
+	err error
+}
+
+// Waits at listeners are asked again of the next agent, each at its own listener,
+// although the numbers of the one before are now those of others; a listener that
+// somebody else has taken ends its own Waits only; one that was closed while there
+// was no agent stays closed.
+func TestWaitsAtTheNextAgent(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent")
+	names := []string{"a", "b", "c", "d", "lost", "closed"}
+	first := startDaemon(t, socket, map[string]uint64{"a": 100, "b": 101, "c": 102, "d": 103, "lost": 104, "closed": 105})
+	a := startAgent(t, socket)
+	results := make(map[string]chan waited)
+	listeners := make(map[string]*kagent.Listener)
+	for _, name := range names {
+		ln, err := a.Listen(kagent.Address{Disc: []byte(name)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners[name] = ln
+		if name == "closed" {
+			continue
+		}
+		results[name] = make(chan waited, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+			defer cancel()
+			in, err := ln.Wait(ctx)
+			results[name] <- waited{in, err}
+		}()
+		first.next(t, agentproto.OpWait)
+	}
+	first.die()
+	if err := listeners["closed"].Close(); err != nil {
+		t.Errorf("closing a listener without an agent: %v", err)
+	}
+
+	handles := map[string]uint64{"a": 101, "b": 102, "c": 103, "d": 100, "closed": 104}
+	second := startDaemon(t, socket, handles)
+	if w := <-results["lost"]; !errors.Is(w.err, kagent.ErrListening) {
+		t.Errorf("the Wait at the listener that is lost: %v", w.err)
+	}
+	of := make(map[uint64]string)
+	for name, h := range handles {
+		of[h] = name
+	}
+	for range 4 {
+		q := second.next(t, agentproto.OpWait)
+		name := of[q.Handle]
+		if name == "" || name == "closed" {
+			t.Fatalf("a Wait at %d (%q)", q.Handle, name)
+		}
+		delete(of, q.Handle)
+		second.tell(t, &agentproto.Reply{ID: q.ID, Incoming: &agentproto.Incoming{
+			Handle: 1000 + q.Handle, Local: kagent.Address{Disc: []byte(name)},
+		}})
+	}
+	for _, name := range []string{"a", "b", "c", "d"} {
+		w := <-results[name]
+		if w.err != nil {
+			t.Errorf("the Wait at %s: %v", name, w.err)
+		} else if got := string(w.in.Local().Disc); got != name {
+			t.Errorf("the Wait at %s has taken a request to %s", name, got)
+		}
+	}
+	if _, err := listeners["lost"].Wait(t.Context()); !errors.Is(err, kagent.ErrListening) {
+		t.Errorf("another Wait at the lost one: %v", err)
+	}
+	if _, err := listeners["closed"].Wait(t.Context()); !errors.Is(err, kagent.ErrClosed) {
+		t.Errorf("a Wait at the closed one: %v", err)
+	}
+	if err := listeners["d"].Close(); err != nil {
+		t.Error(err)
+	}
+	if q := second.next(t, agentproto.OpUnlisten); q.Handle != 100 {
+		t.Errorf("closing has closed %d, want 100", q.Handle)
+	}
+}
+
+// A listener that is closed just when the next agent has opened it is closed there.
+func TestClosedMeanwhile(t *testing.T) {
+	s := &session{calls: make(map[uint64]*call), next: 16}
+	l := &listener{handle: 7, closed: true}
+	waits := &call{listener: l, done: make(chan struct{})}
+	s.calls[9] = waits
+	again := s.askAgain([]*listener{l})
+	if len(again) != 1 || again[0].Op != agentproto.OpUnlisten || again[0].Handle != 7 || again[0].ID == 0 {
+		t.Errorf("asked of the next agent: %+v", again)
+	}
+	<-waits.done
+	if !errors.Is(waits.err, kagent.ErrClosed) || len(s.calls) != 0 {
+		t.Errorf("the Wait: %v, %d calls", waits.err, len(s.calls))
+	}
+}
+
+// The number of an exchange is the agent's that gave it: an exchange that was asked for of an
+// agent that has died is neither confirmed nor declined at the next one, where the number may be
+// another exchange's.
+func TestAnswersOfTheAgentBefore(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent")
+	first := startDaemon(t, socket, nil)
+	a := startAgent(t, socket)
+	host := kagent.Address{Host: netip.MustParseAddr("10.0.0.1"), Disc: []byte("x")}
+	var answers []*kagent.Answer
+	for handle := range uint64(2) {
+		asked := make(chan error, 1)
+		go func() {
+			answer, err := a.Request(t.Context(), host, host, kagent.Offer{VI: 1})
+			answers = append(answers, answer)
+			asked <- err
+		}()
+		q := first.next(t, agentproto.OpRequest)
+		first.tell(t, &agentproto.Reply{ID: q.ID, Answer: &agentproto.Answer{Handle: 1 + handle}})
+		if err := <-asked; err != nil {
+			t.Fatal(err)
+		}
+	}
+	first.die()
+	second := startDaemon(t, socket, nil)
+	if _, err := a.NewVI(); err != nil { // the next agent is there
+		t.Fatal(err)
+	}
+	second.next(t, agentproto.OpNewVI)
+	if err := answers[0].ConfirmWith(nil); !errors.Is(err, kagent.ErrVanished) {
+		t.Errorf("confirmed: %v", err)
+	}
+	answers[1].Decline(0)
+	if _, err := a.NewVI(); err != nil {
+		t.Fatal(err)
+	}
+	for q := range second.asked {
+		if q.Op == agentproto.OpNewVI {
+			break
+		}
+		t.Errorf("the next agent was asked to %s exchange %d", q.Op, q.Handle)
+	}
+}
+
+// A request for a connection that came by an agent that has died is not one of the next agent
+// that has the same number.
+func TestIncomingOfTheAgentBefore(t *testing.T) {
+	s := &session{calls: make(map[uint64]*call), incoming: make(map[uint64]*incoming), next: 16, agents: 1}
+	var arrived [2]*call
+	for i := range arrived {
+		c := &call{done: make(chan struct{})}
+		s.calls[uint64(20+i)] = c
+		s.take(&agentproto.Reply{ID: uint64(20 + i), Incoming: &agentproto.Incoming{Handle: 5}}, nil)
+		if arrived[i] = c; i == 0 {
+			s.lost()
+		}
+	}
+	before, err := incomingOf(arrived[0].reply.Incoming, arrived[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := before.Reject(0); !errors.Is(err, kagent.ErrVanished) {
+		t.Errorf("rejected: %v", err)
+	}
+	arrived[0].arrived.forget()
+	if s.incoming[5] != arrived[1].arrived {
+		t.Error("what the next agent says of its exchange reaches nobody")
+	}
+}
+
+// What the reply to a call has brought that nobody waits for any more is given back.
+func TestLateReplies(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent")
+	d := startDaemon(t, socket, nil)
+	s := startAgent(t, socket).share.session
+	for op, reply := range map[agentproto.Op]*agentproto.Reply{
+		agentproto.OpUnlisten: {Handle: 5},
+		agentproto.OpReject:   {Incoming: &agentproto.Incoming{Handle: 6}},
+		agentproto.OpDecline:  {Answer: &agentproto.Answer{Handle: 7}},
+		agentproto.OpFreeVI:   {VI: 8},
+	} {
+		c := &call{request: agentproto.Request{Op: agentproto.OpWait, Handle: 1}}
+		s.mu.Lock()
+		_, _, err := s.enter(t.Context(), c)
+		s.mu.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !s.drop(c) {
+			t.Fatal("it was not under way")
+		}
+		if s.drop(c) {
+			t.Error("it was still under way")
+		}
+		reply.ID = c.request.ID
+		d.tell(t, reply)
+		want := reply.Handle + uint64(reply.VI)
+		if reply.Incoming != nil {
+			want = reply.Incoming.Handle
+		} else if reply.Answer != nil {
+			want = reply.Answer.Handle
+		}
+		if q := d.next(t, op); q.Handle+uint64(q.VI) != want {
+			t.Errorf("%s %d, want %d", op, q.Handle+uint64(q.VI), want)
+		}
+	}
+}
+
+// A session is closed in its time beside an agent that does not answer, and one that is
+// being looked for.
+func TestCloseBesideSilentAgent(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent")
+	d := startDaemon(t, socket, nil)
+	a := startAgent(t, socket)
+	d.silent.Store(true)
+	begin := time.Now()
+	a.share.session.close(20 * time.Millisecond)
+	if took := time.Since(begin); took >= callTime {
+		t.Errorf("closing has taken %v", took)
+	}
+	d.silent.Store(false)
+	b := startAgent(t, socket)
+	d.die()
+	next := startDaemon(t, socket, nil)
+	next.silent.Store(true)
+	await.Until(t, "the next agent is asked", func() bool {
+		next.mu.Lock()
+		defer next.mu.Unlock()
+		return len(next.conns) > 0
+	})
+	begin = time.Now()
+	b.share.session.close(20 * time.Millisecond)
+	if took := time.Since(begin); took >= helloTime {
+		t.Errorf("closing has taken %v", took)
+	}
+}
+
+// A handle that shares a queue is closed in its time beside an agent that does not answer,
+// which hears of it when it goes on.
+func TestHandleClosedBesideSilentAgent(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent")
+	d := startDaemon(t, socket, map[string]uint64{"a": 100, "b": 101})
+	a := startAgent(t, socket)
+	a.share.refs = 2
+	for _, name := range []string{"a", "b"} {
+		if _, err := a.Listen(kagent.Address{Disc: []byte(name)}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.NewVI(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.silent.Store(true)
+	begin := time.Now()
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took >= 3*closeTime {
+		t.Errorf("closing has taken %v", took)
+	}
+	if first, second := d.next(t, agentproto.OpUnlisten), d.next(t, agentproto.OpUnlisten); first.Handle+second.Handle != 201 {
+		t.Errorf("unlistened: %d and %d", first.Handle, second.Handle)
+	}
+	if first, second := d.next(t, agentproto.OpFreeVI), d.next(t, agentproto.OpFreeVI); first.VI+second.VI != 3 {
+		t.Errorf("freed: %d and %d", first.VI, second.VI)
+	}
+}
+
+// A daemon that hands over what does not fit together is told from one that does not.
+func TestCheckOpened(t *testing.T) {
+	const arena, pool = 8 << 20, 32 * 2048
+	good := func() *agentproto.Opened {
+		o := &agentproto.Opened{Token: make([]byte, agentproto.TokenLen)}
+		o.Info.Info.Arena = hugepages.Info{Size: arena, Reserve: pool}
+		o.Queue.Config = xdpnic.Config{ChunkSize: 2048, RxChunks: 16, TxChunks: 16}
+		return o
+	}
+	for _, wanted := range []int{0, arena, arena - 1, arena - 2<<20 + 1} {
+		if err := checkOpened(good(), wanted); err != nil {
+			t.Errorf("%d wanted: %v", wanted, err)
+		}
+	}
+	for what, spoil := range map[string]func(o *agentproto.Opened){
+		"no token":            func(o *agentproto.Opened) { o.Token = nil },
+		"less memory":         func(o *agentproto.Opened) { o.Info.Info.Arena.Size-- },
+		"more memory":         func(o *agentproto.Opened) { o.Info.Info.Arena.Size = 1 << 46 },
+		"chunks among blocks": func(o *agentproto.Opened) { o.Info.Info.Arena.Reserve-- },
+		"a pool at the end":   func(o *agentproto.Opened) { o.Queue.Config.PoolOffset = 4096 },
+		"a pool before it":    func(o *agentproto.Opened) { o.Queue.Config.PoolOffset = -4096 },
+		"negative chunks":     func(o *agentproto.Opened) { o.Queue.Config.RxChunks = -64 },
+	} {
+		o := good()
+		spoil(o)
+		if err := checkOpened(o, arena); !errors.Is(err, agentproto.ErrProtocol) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

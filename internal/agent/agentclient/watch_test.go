@@ -1,0 +1,56 @@
+package agentclient
+
+import (
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+)
+
+// Those who are told of changes of the interface keep nobody waiting who asks the
+// agent, this one or the next. They are told the latest, and then the agent is asked
+// for the next change.
+func TestWhoIsToldKeepsNobodyWaiting(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent")
+	first := startDaemon(t, socket, nil)
+	a := startAgent(t, socket)
+	told, free := make(chan int, 16), make(chan struct{})
+	release := sync.OnceFunc(func() { close(free) })
+	defer release()
+	a.Watch(func(l kagent.Link) {
+		told <- l.MTU
+		<-free
+	})
+	wants := func(mtu int) {
+		t.Helper()
+		select {
+		case got := <-told:
+			if got != mtu {
+				t.Errorf("told of change %d, want %d", got, mtu)
+			}
+		case <-time.After(waitLimit):
+			t.Fatalf("nobody was told of change %d", mtu)
+		}
+	}
+	first.next(t, agentproto.OpWatch)
+	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 1}})
+	wants(1)
+	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 2}})
+	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 3}})
+	if _, err := a.NewVI(); err != nil {
+		t.Errorf("while somebody is told: %v", err)
+	}
+	first.die()
+	second := startDaemon(t, socket, nil)
+	if _, err := a.NewVI(); err != nil {
+		t.Errorf("the next agent, while somebody is told: %v", err)
+	}
+	second.next(t, agentproto.OpWatch)
+	release()
+	wants(3)
+	second.next(t, agentproto.OpWatch)
+	second.next(t, agentproto.OpWatch)
+}

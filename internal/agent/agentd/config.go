@@ -1,0 +1,176 @@
+package agentd
+
+import (
+	"fmt"
+	"log/slog"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/xdpnic"
+)
+
+// Config of a Server. The zero value serves root alone: every interface but the loopback.
+type Config struct {
+	// Access is the users that may use the agent, beside root.
+	Access Grant
+	// Interfaces that are served, by name. nil: to root all but the loopback, to others none.
+	Interfaces map[string]Interface
+	// Linger is how long the program stays on an interface after its last queue has been given back,
+	// so that a user cannot have it attached and detached in a loop; 0: DefaultLinger, negative: not at all.
+	Linger time.Duration
+	// Quota of each user but root, and of certain users, root among them.
+	Quota Quota
+	Users map[uint32]Quota
+	// MaxConnections bounds connections of all users; 0: DefaultConnections.
+	MaxConnections int
+	// Vault, unless nil, keeps what must survive the agent.
+	FDStore kagent.FDStore
+	Log     *slog.Logger // nil: nothing is logged
+}
+
+// DefaultConnections is the largest number of connections to an agent.
+const DefaultConnections = 1024
+
+// Interface is what is to be so on one interface, whoever opens it.
+type Interface struct {
+	Port   uint16      // UDP port; 0: the default
+	MaxVIs int         // size of the VI table; 0: the default
+	Mode   xdpnic.Mode // the best mode that programs may have
+	Users  []uint32    // that may open it, beside root
+	Groups []uint32    // whose members may open it, too; both nil: all who may use the agent
+	// ZeroCopy is the users that may have zero-copy queues, beside root. The NIC writes every frame
+	// of such a queue, whatever it is, to memory that the program has mapped.
+	ZeroCopy Grant
+}
+
+// Grant is a set of users. The zero value is nobody.
+type Grant struct {
+	Everyone bool
+	Users    []uint32
+	Groups   []uint32 // and their members
+}
+
+// includes reports whether a user is of the set.
+func (g Grant) includes(p *peer) bool {
+	return g.Everyone || slices.Contains(g.Users, p.Uid) ||
+		slices.ContainsFunc(g.Groups, func(gid uint32) bool { return p.Gid == gid || slices.Contains(p.groups, gid) })
+}
+
+func (g Grant) isZero() bool { return !g.Everyone && len(g.Users) == 0 && len(g.Groups) == 0 }
+
+// String names the users and groups, for people.
+func (g Grant) String() string {
+	if g.Everyone {
+		return "every user"
+	}
+	var names []string
+	for _, uid := range g.Users {
+		names = append(names, fmt.Sprintf("user %d", uid))
+	}
+	for _, gid := range g.Groups {
+		names = append(names, "members of the group "+groupName(gid))
+	}
+	return strings.Join(names, ", ")
+}
+
+// DefaultGroup is the group whose members may use the agent unless its settings say otherwise.
+const DefaultGroup = "via"
+
+// DefaultLinger is Config.Linger's default.
+const DefaultLinger = 10 * time.Second
+
+func groupName(gid uint32) string {
+	number := strconv.FormatUint(uint64(gid), 10)
+	if g, err := user.LookupGroupId(number); err == nil {
+		return g.Name
+	}
+	return number
+}
+
+// loopback is served by name only: what comes on it is between programs of this host.
+const loopback = "lo"
+
+// Quota is what a user may have at a time. A zero field is no limit.
+type Quota struct {
+	Connections int // to the agent
+	Queues      int
+	VIs         int
+	PinnedBytes int // registered memory, the rings of queues, shared-memory links
+}
+
+// DefaultQuota is a user's, unless the configuration says otherwise.
+var DefaultQuota = Quota{Connections: 64, Queues: 8, VIs: 4096, PinnedBytes: 1 << 30}
+
+// quota is the user's.
+func (c *Config) quota(uid uint32) Quota {
+	if q, ok := c.Users[uid]; ok {
+		return q
+	}
+	if uid == 0 {
+		return Quota{}
+	}
+	return c.Quota
+}
+
+// admission says which users the agent serves, and how another one is let in.
+func (c *Config) admission() string {
+	const settings = "its settings (group, mode) may name another group"
+	switch groups := c.Access.Groups; {
+	case c.Access.Users == nil && groups == nil:
+		return fmt.Sprintf("it serves root alone: sudo groupadd --system %s, restart the agent, sudo usermod -aG %[1]s USER, "+
+			"and log in again; %s", DefaultGroup, settings)
+	case groups == nil:
+		return fmt.Sprintf("it serves root and %v", c.Access)
+	default:
+		return fmt.Sprintf("it serves root and %v: sudo usermod -aG %s USER, and log in again; %s", c.Access, groupName(groups[0]), settings)
+	}
+}
+
+// errNotServed is what a program is told that may not open an interface.
+func (c *Config) errNotServed(name string, p *peer) error {
+	if c.Interfaces == nil {
+		return fmt.Errorf("%w to user %d: %s; it serves root alone the interfaces that it does not name: start it with -i %[3]s, "+
+			"or name it in its settings ([interface.%[3]s])", agentproto.ErrNotServed, p.Uid, name)
+	}
+	return fmt.Errorf("%w to user %d: %s; its settings list what it serves ([interface.NAME], users)",
+		agentproto.ErrNotServed, p.Uid, name)
+}
+
+// zeroCopy is nil where a user may have zero-copy queues of an interface, or else the reason.
+func (c *Config) zeroCopy(name string, p *peer) error {
+	if p.Uid == 0 || c.Interfaces[name].ZeroCopy.includes(p) {
+		return nil
+	}
+	return fmt.Errorf("%w in zero-copy mode to user %d: its programs could read all that the queue receives; "+
+		"where they may, name the user in the agent's settings ([interface.%s] zero_copy)", agentproto.ErrNotServed, p.Uid, name)
+}
+
+// servedTo are the interfaces that a user may open, by name; nil: all but the loopback.
+func (c *Config) servedTo(p *peer) []string {
+	if c.Interfaces == nil && p.Uid == 0 {
+		return nil
+	}
+	names := []string{}
+	for name := range c.Interfaces {
+		if _, ok := c.served(name, p); ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// served tells whether a user may open an interface, and how.
+func (c *Config) served(name string, p *peer) (Interface, bool) {
+	if c.Interfaces == nil {
+		return Interface{}, p.Uid == 0 && name != loopback
+	}
+	i, ok := c.Interfaces[name]
+	named := Grant{Everyone: i.Users == nil && i.Groups == nil, Users: i.Users, Groups: i.Groups}
+	return i, ok && (p.Uid == 0 || named.includes(p))
+}

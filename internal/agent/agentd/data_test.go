@@ -1,0 +1,134 @@
+package agentd_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
+)
+
+// pair is two hosts with an agent each.
+func pair(t *testing.T, o nstest.Options, cfg agentConfig) (a, b *agent) {
+	t.Helper()
+	na, nb := nstest.Pair(t, o)
+	return startAgent(t, na, cfg), startAgent(t, nb, cfg)
+}
+
+// nic opens a NIC by an agent, from this process, which is elsewhere.
+func (a *agent) nic(opts ...vipl.Option) *vipl.NIC {
+	a.t.Helper()
+	n, err := a.open(opts...)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			a.t.Error(err)
+		}
+	})
+	return n
+}
+
+func (a *agent) open(opts ...vipl.Option) (*vipl.NIC, error) {
+	opts = append([]vipl.Option{vipl.WithAgent(a.socket), vipl.WithArena(16 << 20)}, opts...)
+	return vipl.OpenNIC(a.ns.Name, opts...)
+}
+
+// end is one end of a connection, with memory.
+type end struct {
+	nic *vipl.NIC
+	vi  *vipl.VI
+	mem *vipl.Region
+}
+
+func newEnd(t testing.TB, n *vipl.NIC) *end {
+	t.Helper()
+	tag, err := n.CreatePtag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &end{nic: n}
+	if e.mem, err = n.AllocMem(1<<20, vipl.MemAttributes{Ptag: tag}); err != nil {
+		t.Fatal(err)
+	}
+	if e.vi, err = n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// connect joins two ends, b at host.
+func connect(t testing.TB, a, b *end, disc string) {
+	t.Helper()
+	errc := make(chan error, 1)
+	go func() {
+		c, err := b.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte(disc)}, waitLimit)
+		if err == nil {
+			err = c.Accept(b.vi)
+		}
+		errc <- err
+	}()
+	remote := vipl.NetAddress{Host: b.nic.Query().Address, Discriminator: []byte(disc)}
+	var err error
+	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
+		if _, err = a.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit); !errors.Is(err, vipl.ErrNoMatch) {
+			break // else the other side does not wait yet
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-errc; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// exchange sends a message and checks that it arrives.
+func exchange(t testing.TB, from, to *end, text string) {
+	t.Helper()
+	recv, err := to.mem.Descriptor(0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recv.SetSegments(to.mem.Segment(4096, 4096))
+	if err := to.vi.PostRecv(recv, to.mem.Handle()); err != nil {
+		t.Fatal(err)
+	}
+	send, err := from.mem.Descriptor(64, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(from.mem.Bytes()[8192:], text)
+	send.SetSegments(from.mem.Segment(8192, len(text)))
+	if err := from.vi.PostSend(send, from.mem.Handle()); err != nil {
+		t.Fatal(err)
+	}
+	d, err := to.vi.RecvWait(waitLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := to.mem.Bytes()[4096 : 4096+d.Length]; !bytes.Equal(got, []byte(text)) {
+		t.Fatalf("%q arrived, want %q", got, text)
+	}
+	if _, err := from.vi.SendWait(waitLimit); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Programs of two agents talk to each other.
+func TestMessages(t *testing.T) {
+	a, b := pair(t, nstest.Options{}, agentConfig{})
+	na, nb := a.nic(), b.nic()
+	if got := na.Info().Agent; got != a.socket {
+		t.Errorf("the NIC is of agent %q, want %q", got, a.socket)
+	}
+	ea, eb := newEnd(t, na), newEnd(t, nb)
+	connect(t, ea, eb, "talk")
+	for range 100 {
+		exchange(t, ea, eb, "there")
+		exchange(t, eb, ea, "and back")
+	}
+}

@@ -1,0 +1,422 @@
+package agentd_test
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// stream sends numbered messages from one end to the other until stopped, and
+// checks that each arrives once, in order and whole.
+type stream struct {
+	from, to *end
+	sent     uint64
+	received uint64
+}
+
+const streamDepth = 32
+
+// step sends and receives some.
+func (s *stream) step() error {
+	if s.sent == 0 {
+		for i := range streamDepth {
+			if err := s.post(i); err != nil {
+				return err
+			}
+		}
+	}
+	for s.sent-s.received < streamDepth {
+		d, err := s.from.mem.Descriptor(64*int(s.sent%streamDepth), 1)
+		if err != nil {
+			return err
+		}
+		at := 8192 + 2048*int(s.sent%streamDepth)
+		b := s.from.mem.Bytes()[at : at+1024]
+		for i := 0; i < len(b); i += 8 {
+			binary.LittleEndian.PutUint64(b[i:], s.sent*1000003+uint64(i))
+		}
+		d.SetSegments(s.from.mem.Segment(at, len(b)))
+		if err := s.from.vi.PostSend(d, s.from.mem.Handle()); err != nil {
+			return fmt.Errorf("send %d: %w", s.sent, err)
+		}
+		s.sent++
+		if s.sent > streamDepth {
+			if _, err := s.from.vi.SendWait(waitLimit); err != nil {
+				return fmt.Errorf("send %d is not done: %w", s.sent, err)
+			}
+		}
+	}
+	if _, err := s.to.vi.RecvWait(waitLimit); err != nil {
+		return fmt.Errorf("receive %d: %w", s.received, err)
+	}
+	i := int(s.received % streamDepth)
+	b := s.to.mem.Bytes()[8192+2048*i:][:1024]
+	for k := 0; k < len(b); k += 8 {
+		if got := binary.LittleEndian.Uint64(b[k:]); got != s.received*1000003+uint64(k) {
+			return fmt.Errorf("message %d: bytes at %d are wrong", s.received, k)
+		}
+	}
+	s.received++
+	return s.post(i)
+}
+
+func (s *stream) post(i int) error {
+	d, err := s.to.mem.Descriptor(64*i, 1)
+	if err != nil {
+		return err
+	}
+	d.SetSegments(s.to.mem.Segment(8192+2048*i, 1024))
+	return s.to.vi.PostRecv(d, s.to.mem.Handle())
+}
+
+// An agent that is killed takes nothing with it: a stream goes on while there is
+// none, and when the next one is there programs connect again, on the same NIC.
+func TestKillAgent(t *testing.T) {
+	a, b := pair(t, nstest.Options{}, agentConfig{})
+	na, nb := a.nic(), b.nic()
+	s := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
+	connect(t, s.from, s.to, "before")
+	run := func(d time.Duration) {
+		t.Helper()
+		for end := time.Now().Add(d); ; { // at least one, however late it is then
+			if err := s.step(); err != nil {
+				t.Fatal(err)
+			}
+			if time.Now().After(end) {
+				return
+			}
+		}
+	}
+	run(100 * time.Millisecond)
+	for round := range 3 {
+		before := s.received
+		// Someone waits for a request all the while.
+		late := newEnd(t, nb)
+		disc := fmt.Sprintf("after %d", round)
+		accepted := make(chan error, 1)
+		go func() {
+			c, err := nb.ConnectWait(vipl.NetAddress{Discriminator: []byte(disc)}, waitLimit)
+			if err == nil {
+				err = c.Accept(late.vi)
+			}
+			accepted <- err
+		}()
+		b.kill()
+		if round > 0 {
+			a.kill()
+		}
+		run(300 * time.Millisecond)
+		if s.received == before {
+			t.Fatal("nothing arrived without an agent")
+		}
+		if round > 0 {
+			a.start()
+		}
+		b.start()
+		run(100 * time.Millisecond)
+		early := newEnd(t, na)
+		var err error
+		for end := time.Now().Add(waitLimit); time.Now().Before(end); run(10 * time.Millisecond) {
+			_, err = early.vi.ConnectRequest(vipl.NetAddress{},
+				vipl.NetAddress{Host: b.ns.IPv4, Discriminator: []byte(disc)}, waitLimit)
+			if !errors.Is(err, vipl.ErrNoMatch) {
+				break // else the program has not come back yet
+			}
+		}
+		if err := errors.Join(err, <-accepted); err != nil {
+			t.Fatal(err)
+		}
+		exchange(t, early, late, "the next agent")
+		run(100 * time.Millisecond)
+	}
+	// What one agent has opened, another closes.
+	st := a.status(t)
+	if len(st.NICs) != 1 || len(st.NICs[0].Leases) != 1 || len(st.NICs[0].Leases[0].VIs) != 4 {
+		t.Errorf("status after three agents: %+v", st.NICs)
+	}
+	t.Logf("%d messages", s.received)
+}
+
+// Wherever an agent is killed, in the middle of opening, closing or restoring, the next one
+// finds no more than what programs have, and when they have nothing there is nothing.
+func TestKillAgentAnywhere(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	g := startAgent(t, ns, agentConfig{})
+	rounds := 15
+	if testing.Short() {
+		rounds = 5
+	}
+	stop := make(chan struct{})
+	var programs sync.WaitGroup
+	var opened atomic.Int32
+	for range 3 {
+		programs.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				n, err := g.open(vipl.WithMode(xdpnic.ModeNative, true), vipl.WithArena(4<<20), vipl.WithChunks(64, 64))
+				if err != nil { // there is no agent, or no queue
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				opened.Add(1)
+				_, _ = n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+				if err := n.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range rounds {
+		before := opened.Load()
+		await.Until(t, "a queue is opened", func() bool { return opened.Load() > before })
+		time.Sleep(time.Duration(rnd.Uint64N(uint64(30 * time.Millisecond))))
+		g.kill()
+		g.start()
+	}
+	close(stop)
+	programs.Wait()
+	await.Until(t, "nobody has anything", func() bool {
+		st := g.status(t)
+		return len(st.NICs) == 0 && len(st.Users) == 1 && st.Users[0].Queues == 0 && st.Users[0].VIs == 0 && st.Users[0].PinnedBytes == 0
+	})
+	// A descriptor store that leaves has it until its process has ended.
+	await.Until(t, "the interface is free", func() bool { return !attached(t, ns) })
+	t.Logf("%d queues opened beside %d agents that died", opened.Load(), rounds)
+}
+
+// A program that dies frees its queue at once, and its peer is told: also by an agent
+// that came after the connection was made, or after the death.
+func TestKillProgram(t *testing.T) {
+	t.Run("agent stays", func(t *testing.T) { killProgram(t, func(_ *agent, die func()) { die() }) })
+	t.Run("agent came later", func(t *testing.T) {
+		killProgram(t, func(a *agent, die func()) {
+			a.kill()
+			a.start()
+			die()
+		})
+	})
+	t.Run("agent is away", func(t *testing.T) {
+		killProgram(t, func(a *agent, die func()) {
+			a.kill()
+			die()
+			a.start()
+		})
+	})
+}
+
+func killProgram(t *testing.T, death func(a *agent, die func())) {
+	const silence = waitLimit // of a machine with other things to do
+	a, b := pair(t, nstest.Options{}, agentConfig{})
+	eb := newEnd(t, b.nic(vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(silence)))
+	// Another program, so that the descriptor store has somebody to stay for.
+	other, err := vipl.OpenNIC("lo", vipl.WithAgent(a.socket), vipl.WithArena(16<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	cmd := program(t, 60001, "TestProgramThatDies", "", socketsEnv+"="+a.socket, "AGENTD_TEST_PEER="+b.ns.IPv4.String())
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := eb.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte("die")}, waitLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Accept(eb.vi); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(out)
+	for line := ""; !strings.Contains(line, "connected"); {
+		if line, err = r.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+	death(a, func() {
+		if err := cmd.Process.Signal(unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, r)
+		_ = cmd.Wait()
+	})
+	await.Until(t, "the peer is told", func() bool {
+		st, err := eb.vi.Query()
+		return err == nil && st.State == vipl.Error
+	})
+	vi, err := eb.vi.Query()
+	if err != nil || vi.Cause == nil || eb.nic.Counters().PeersLost > 0 {
+		t.Errorf("the peer was not told, it found out by its own clock: %v, %v", vi.Cause, err)
+	}
+	// The queue is there for the next one, and the dead one's VIs are not.
+	n := a.nic()
+	if n.Info().Queue != 0 {
+		t.Errorf("queue %d, want that of the dead program", n.Info().Queue)
+	}
+	st := a.status(t)
+	i := slices.IndexFunc(st.NICs, func(n kagent.NICStatus) bool { return n.Interface == "via0" })
+	if l := st.NICs[i].Leases; len(l) != 1 || l[0].Holder.PID != os.Getpid() || len(l[0].VIs) != 0 {
+		t.Errorf("leases: %+v", l)
+	}
+	if st.Counts.Deaths != 1 {
+		t.Errorf("counts: %+v", st.Counts)
+	}
+	// The queue is free before all of it is refunded.
+	await.Until(t, "the dead program has nothing", func() bool {
+		users := a.status(t).Users
+		return len(users) == 1 && users[0].UID == 0
+	})
+}
+
+// TestProgramThatDies is the program of TestKillProgram.
+func TestProgramThatDies(t *testing.T) {
+	socket, ok := os.LookupEnv(socketsEnv)
+	if !ok {
+		t.Skip("a program of TestKillProgram")
+	}
+	n, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(16<<20), vipl.WithMode(xdpnic.ModeNative, true),
+		vipl.WithSilence(waitLimit))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEnd(t, n)
+	remote := vipl.NetAddress{Host: mustAddr(t, os.Getenv("AGENTD_TEST_PEER")), Discriminator: []byte("die")}
+	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
+		if _, err = e.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println("connected")
+	select {}
+}
+
+// Agent and program die together: the descriptor store leaves, and takes all with it.
+func TestKillBoth(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{})
+	cmd := program(t, 60001, "TestProgramThatKeeps", "", socketsEnv+"="+g.socket)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(out)
+	for line := ""; !strings.Contains(line, "open"); {
+		if line, err = r.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.kill()
+	if !attached(t, ns) {
+		t.Error("the program went with the agent")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	await.Until(t, "the descriptor store leaves", func() bool {
+		_, err := os.Stat(g.socket + ".fds")
+		return errors.Is(err, os.ErrNotExist)
+	})
+	await.Until(t, "the interface is free", func() bool { return !attached(t, ns) })
+	if err := errors.Join(os.Remove(g.socket), os.Remove(g.socket+".lock")); err != nil { // which SIGKILL has left
+		t.Error(err)
+	}
+	if _, err := agentclient.Probe(g.socket); !agentclient.Absent(err) {
+		t.Errorf("an agent answers: %v", err)
+	}
+}
+
+// TestProgramThatKeeps is the program of TestKillBoth.
+func TestProgramThatKeeps(t *testing.T) {
+	socket, ok := os.LookupEnv(socketsEnv)
+	if !ok {
+		t.Skip("a program of TestKillBoth")
+	}
+	if _, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(16<<20)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println("open")
+	select {}
+}
+
+// Programs of one host, on queues of their own, are connected with each other, of
+// whatever user; when one dies, the other hears of it.
+func TestLocalPeers(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
+	g := startAgent(t, ns, agentConfig{})
+	native := vipl.WithMode(xdpnic.ModeNative, true)
+	s := &stream{from: newEnd(t, g.nic(native)), to: newEnd(t, g.nic(native))}
+	if s.from.nic.Info().Queue == s.to.nic.Info().Queue {
+		t.Fatal("both on one queue")
+	}
+	connect(t, s.from, s.to, "neighbour")
+	for range 5000 {
+		if err := s.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.kill() // it has no part in it
+	for range 5000 {
+		if err := s.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.start()
+
+	e := newEnd(t, s.to.nic)
+	cmd := program(t, 60001, "TestProgramThatDies", "", socketsEnv+"="+g.socket, "AGENTD_TEST_PEER="+ns.IPv4.String())
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := e.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte("die")}, waitLimit)
+	if err == nil {
+		err = c.Accept(e.vi)
+	}
+	if err := errors.Join(err, cmd.Process.Kill()); err != nil {
+		t.Fatal(err)
+	}
+	killed := time.Now()
+	_ = cmd.Wait()
+	await.Until(t, "the neighbour hears of it", func() bool {
+		st, err := e.vi.Query()
+		return err == nil && st.State == vipl.Error
+	})
+	t.Logf("the neighbour heard of it after %v", time.Since(killed))
+	for range 100 {
+		if err := s.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

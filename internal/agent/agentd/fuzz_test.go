@@ -1,0 +1,119 @@
+package agentd
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+)
+
+// emptied is a descriptor store that knows what was taken out of it.
+type emptied map[string]bool
+
+func (emptied) Put(string, []byte, ...int) error { return nil }
+func (e emptied) Delete(key string) error {
+	e[key] = true
+	return nil
+}
+
+// Whatever was kept, of each item one becomes true: it is no debt, and is left to others; or it is refused and
+// forgotten; or it is booked, with more than nothing, to the account of its user alone.
+func FuzzPinned(f *testing.F) {
+	const owed = kagent.PinnedPrefix
+	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":67108864,"Socket":77}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096}`), 2)
+	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":2134016,"Socket":77,"Lane":true}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096}`), 2)
+	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":-67108864}`), "lease/eth0/0", []byte(`{}`), 2)
+	f.Add(owed, []byte(`{"Pinned":9223372036854775807}`), owed+"/", []byte(`{"Pinned":9223372036854775807}`), 2)
+	f.Add(owed+"A", []byte(`null`), owed+"B", []byte(`{"UID":4294967296,"Pinned":1}`), 1)
+	f.Add("debts", []byte(`{"UID":1,"Pinned":1}`), owed+"B", []byte(`{"UID":0,"Pinned":0}`), 0)
+	f.Fuzz(func(t *testing.T, key1 string, value1 []byte, key2 string, value2 []byte, files int) {
+		if key1 == key2 || files < 0 || files > 3 {
+			return // a descriptor store has a key once
+		}
+		gone := emptied{}
+		s := &Server{
+			cfg: Config{FDStore: gone}, log: slog.New(slog.DiscardHandler), closed: true, // no collector
+			users: make(map[uint32]*account), pinnedQueues: make(map[*pinnedQueue]struct{}),
+		}
+		kept := []kagent.Entry{
+			{Key: key1, Value: value1, Files: make([]*os.File, files)}, {Key: key2, Value: value2, Files: make([]*os.File, 2)},
+		}
+		rest := s.restorePinned(kept)
+		left := make(map[string]bool)
+		for _, i := range rest {
+			left[i.Key] = true
+		}
+		booked := make(map[string]bool)
+		sum := make(map[uint32]account)
+		for d := range s.pinnedQueues {
+			if d.pinned <= 0 {
+				t.Fatalf("%d bytes are booked", d.pinned)
+			}
+			booked[d.key] = true
+			u := sum[d.uid]
+			u.book(d.queues(), 0, d.pinned)
+			sum[d.uid] = u
+			b, err := json.Marshal(pinnedRecord{d.uid, d.pinned, d.socket, d.shmLink})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := readPinned(kagent.Entry{Value: b, Files: make([]*os.File, 2)})
+			if err != nil || r != (pinnedRecord{d.uid, d.pinned, d.socket, d.shmLink}) {
+				t.Fatalf("%s is read again as %+v: %v", b, r, err)
+			}
+		}
+		for _, i := range kept {
+			owed := strings.HasPrefix(i.Key, kagent.PinnedPrefix)
+			if left[i.Key] == owed || (booked[i.Key] || gone[i.Key]) != owed || booked[i.Key] && gone[i.Key] || booked[i.Key] && len(i.Files) != 2 {
+				t.Fatalf("%q: left %v, booked %v, gone %v", i.Key, left[i.Key], booked[i.Key], gone[i.Key])
+			}
+		}
+		if len(s.users) != len(sum) {
+			t.Fatalf("%d accounts for %d users", len(s.users), len(sum))
+		}
+		for uid, u := range s.users {
+			if u.queues != sum[uid].queues || u.pinned != sum[uid].pinned || u.pinned <= 0 || u.vis != 0 {
+				t.Fatalf("the account of %d: %+v, want %+v", uid, u, sum[uid])
+			}
+		}
+	})
+}
+
+// A session is taken over with a whole token and some memory, or not at all.
+func FuzzTag(f *testing.F) {
+	good, err := json.Marshal(tag{bytes.Repeat([]byte{7}, agentproto.TokenLen), 1000, 77})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good, 64<<20)
+	f.Add(good, -1)
+	f.Add(good, int(^uint(0)>>1))
+	f.Add([]byte(`{"Token":"AAAA","UID":0}`), 1)
+	f.Add([]byte(`{"Token":null,"UID":-1}`), 1)
+	f.Add([]byte(`null`), 0)
+	f.Fuzz(func(t *testing.T, b []byte, pinned int) {
+		got, err := readTag(b, pinned)
+		if err != nil {
+			if len(got.Token) > 0 || got.UID != 0 {
+				t.Fatalf("%q is refused, and is %+v", b, got)
+			}
+			return
+		}
+		if len(got.Token) != agentproto.TokenLen || pinned <= 0 || 1<<15*pinned < pinned {
+			t.Fatalf("a token of %d bytes, %d bytes pinned", len(got.Token), pinned)
+		}
+		again, err := json.Marshal(got)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := readTag(again, pinned)
+		if err != nil || back.UID != got.UID || back.Socket != got.Socket || !bytes.Equal(back.Token, got.Token) {
+			t.Fatalf("%s is read again as %+v: %v", again, back, err)
+		}
+	})
+}

@@ -1,0 +1,609 @@
+package agentd_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// raw is a connection to an agent that says whatever a test wants.
+type raw struct {
+	t testing.TB
+	c *net.UnixConn
+	r agentproto.Reader
+}
+
+func (a *agent) raw(t testing.TB) *raw {
+	t.Helper()
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: a.socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(waitLimit))
+	return &raw{t, c, agentproto.Reader{C: c}}
+}
+
+// say sends a message without caring what becomes of it.
+func (r *raw) say(q agentproto.Request) {
+	b, err := agentproto.Encode(&q, agentproto.MaxRequest)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_, _ = r.c.Write(b)
+}
+
+// ask sends a message and reads the answer; files that come with it stay open until
+// the test ends.
+func (r *raw) ask(q agentproto.Request) (agentproto.Reply, error) {
+	_ = r.c.SetDeadline(time.Now().Add(waitLimit))
+	r.say(q)
+	reply, files, err := r.r.ReadReply()
+	for _, f := range files {
+		r.t.Cleanup(func() { f.Close() })
+	}
+	if err == nil && reply.Error != nil {
+		err = reply.Error
+	}
+	return reply, err
+}
+
+// files asks for so many files, which are the caller's.
+func (r *raw) files(q agentproto.Request, want int) []*os.File {
+	r.t.Helper()
+	r.say(q)
+	reply, files, err := r.r.ReadReply()
+	if err == nil && reply.Error != nil {
+		err = reply.Error
+	}
+	if err != nil || len(files) != want {
+		r.t.Fatalf("%s: %v, %d files", q.Op, err, len(files))
+	}
+	return files
+}
+
+func (r *raw) hello() *raw {
+	r.t.Helper()
+	if _, err := r.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}); err != nil {
+		r.t.Fatal(err)
+	}
+	return r
+}
+
+func (r *raw) open(queue int) error {
+	_, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+		Interface: "via0", Queue: queue, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
+	}})
+	return err
+}
+
+// hungUp tells that the agent has closed the connection.
+func (r *raw) hungUp() bool {
+	_, err := io.Copy(io.Discard, r.c)
+	return err == nil || errors.Is(err, unix.ECONNRESET)
+}
+
+// busy is a pair of programs that talk all the time; what it returns ends that and
+// checks that nothing was lost.
+func busy(t *testing.T, a, b *agent, opts ...vipl.Option) (end func()) {
+	t.Helper()
+	na, nb := a.nic(opts...), b.nic(opts...)
+	s := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
+	connect(t, s.from, s.to, "busy")
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			if err := s.step(); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	return func() {
+		t.Helper()
+		close(stop)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		again := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
+		connect(t, again.from, again.to, "and once more")
+		exchange(t, again.from, again.to, "still there")
+	}
+}
+
+// A program that breaks the protocol, in whatever way, is hung up on, has nothing
+// afterwards, and the others do not notice.
+func TestHostile(t *testing.T) {
+	native := vipl.WithMode(xdpnic.ModeNative, true)
+	a, b := pair(t, nstest.Options{Queues: 2}, agentConfig{})
+	end := busy(t, a, b, native)
+
+	frame := func(s string) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...) }
+	for name, bytes := range map[string][]byte{
+		"no JSON":        frame("hello?"),
+		"too long":       binary.BigEndian.AppendUint32(nil, agentproto.MaxRequest+1),
+		"nothing":        binary.BigEndian.AppendUint32(nil, 0),
+		"not hello":      frame(`{"id":1,"op":"open"}`),
+		"unknown field":  frame(`{"id":1,"op":"hello","versions":[1],"root":true}`),
+		"two values":     frame(`{"id":1,"op":"hello","versions":[1]}{}`),
+		"no such number": frame(`{"id":-1,"op":"hello","versions":[1]}`),
+		"other version":  frame(`{"id":1,"op":"hello","versions":[1,99]}`),
+	} {
+		r := a.raw(t)
+		if _, err := r.c.Write(bytes); err != nil {
+			t.Fatal(err)
+		}
+		if !r.hungUp() {
+			t.Errorf("%s: the agent goes on listening", name)
+		}
+	}
+	for name, q := range map[string]agentproto.Request{
+		"call before open": {ID: 2, Op: agentproto.OpNewVI},
+		"second hello":     {ID: 2, Op: agentproto.OpHello, Versions: []int{agentproto.Version}},
+		"no such mode":     {ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", Queue: -1, Mode: 99}},
+	} {
+		r := a.raw(t).hello()
+		r.say(q)
+		if !r.hungUp() {
+			t.Errorf("%s: the agent goes on listening", name)
+		}
+	}
+	old := a.raw(t)
+	if _, err := old.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version - 1}}); err == nil ||
+		!strings.Contains(err.Error(), "update the older") || !old.hungUp() {
+		t.Errorf("a program of the version before: %v", err)
+	}
+	r := a.raw(t).hello()
+	if _, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: make([]byte, agentproto.TokenLen)}); !errors.Is(err, agentproto.ErrToken) {
+		t.Errorf("a guessed token: %v", err)
+	}
+	for name, o := range map[string]agentproto.Open{
+		"queue": {Queue: -7}, "arena": {ArenaBytes: -1}, "large arena": {ArenaBytes: math.MaxInt},
+		"chunk size": {ChunkSize: -2048}, "large chunks": {ChunkSize: 1 << 62}, "chunks": {RxChunks: -1},
+		"many chunks": {TxChunks: math.MaxInt, RxChunks: math.MaxInt},
+	} {
+		if o.Interface = "via0"; o.Queue == 0 {
+			o.Queue = 1
+		}
+		o.Mode = xdpnic.ModeNative
+		if _, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &o}); !errors.As(err, new(*agentproto.Error)) {
+			t.Errorf("open with a bad %s: %v, want an answer that says why", name, err)
+		}
+	}
+	if err := r.open(1); err != nil { // the connection is still good
+		t.Fatal(err)
+	}
+	for name, q := range map[string]agentproto.Request{
+		"VI of nobody":  {ID: 3, Op: agentproto.OpEnter, VI: 77, Key: 1, Peer: b.ns.IPv4},
+		"offer of a VI": {ID: 4, Op: agentproto.OpRequest, Local: &kagent.Address{}, Remote: &kagent.Address{Host: b.ns.IPv4}, Offer: &kagent.Offer{VI: 77}},
+		"no exchange":   {ID: 5, Op: agentproto.OpAccept, Handle: 99, Offer: &kagent.Offer{}},
+	} {
+		_, err := r.ask(q)
+		if err == nil || !strings.Contains(err.Error(), "not of this NIC") && !errors.Is(err, kagent.ErrCancelled) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// VIs of the other program: their numbers are known, they are not this one's.
+	for _, l := range a.status(t).NICs[0].Leases {
+		for _, v := range l.VIs {
+			if _, err := r.ask(agentproto.Request{ID: 6, Op: agentproto.OpEnter, VI: v.Num, Key: 1, Peer: b.ns.IPv4}); err == nil {
+				t.Errorf("VI %#x of another program was entered", v.Num)
+			}
+			for _, op := range []agentproto.Op{agentproto.OpRemove, agentproto.OpFreeVI} {
+				_, _ = r.ask(agentproto.Request{ID: 7, Op: op, VI: v.Num}) // does nothing
+			}
+		}
+	}
+	r.c.Close()
+	await.Until(t, "the queue is free", func() bool { return len(a.status(t).NICs[0].Leases) == 1 })
+	end()
+	if c := a.status(t).Counts; c.Invalid < 8 {
+		t.Errorf("counts: %+v", c)
+	}
+}
+
+// A session is of the user who has opened it, whoever has its token, and has one
+// connection.
+func TestTokenOfAnother(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{})
+	r := g.raw(t).hello()
+	reply, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	resume := func(r *raw) error {
+		_, err := r.hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: reply.Opened.Token})
+		return err
+	}
+	if err := resume(g.raw(t)); !errors.Is(err, agentproto.ErrToken) {
+		t.Errorf("a second connection: %v, want ErrToken", err)
+	}
+	g.kill()
+	g.start()
+	if err := resume(g.rawAs(t, 60001)); !errors.Is(err, agentproto.ErrToken) {
+		t.Errorf("another user: %v, want ErrToken", err)
+	}
+	own := g.raw(t)
+	if err := resume(own); err != nil {
+		t.Errorf("its own: %v", err)
+	}
+	if _, err := own.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A program that does not get the answer to its resume has not died: it comes again. So it may
+// until it has asked for something else than its listeners.
+func TestResumeUnanswered(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{})
+	opened, err := g.raw(t).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.kill()
+	g.start()
+	resume := agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: opened.Opened.Token}
+	deaf := g.raw(t).hello()
+	if err := deaf.c.CloseRead(); err != nil {
+		t.Fatal(err)
+	}
+	deaf.say(resume)
+	await.Until(t, "the agent hangs up", func() bool {
+		_, err := deaf.c.Write(nil)
+		if err == nil {
+			_, err = deaf.c.Write([]byte{0})
+		}
+		return err != nil
+	})
+	for _, how := range []string{"without an answer", "with one", "with a listener"} {
+		again := g.raw(t).hello()
+		if _, err := again.ask(resume); err != nil {
+			t.Fatalf("after an attempt %s: %v", how, err)
+		}
+		if how == "with one" {
+			local := kagent.Address{Host: ns.IPv4, Disc: []byte("x")}
+			if _, err := again.ask(agentproto.Request{ID: 3, Op: agentproto.OpListen, Local: &local}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if how == "with a listener" {
+			if _, err := again.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		again.c.Close()
+	}
+	if _, err := g.raw(t).hello().ask(resume); !errors.Is(err, agentproto.ErrToken) {
+		t.Errorf("after a session that went on: %v, want ErrToken", err)
+	}
+	if n := g.status(t).Counts.Deaths; n != 1 {
+		t.Errorf("%d deaths", n)
+	}
+}
+
+// Descriptors that a program sends along do not reach the agent, which would have to close
+// them.
+func TestDescriptorsRefused(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{})
+	r := g.raw(t)
+	raw, err := r.c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cerr := raw.Control(func(fd uintptr) { _, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS) }); cerr != nil {
+		t.Fatal(cerr)
+	}
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		t.Skip("this kernel lets everything pass")
+	}
+	if _, _, err := r.c.WriteMsgUnix([]byte{0}, unix.UnixRights(0), nil); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a message with a descriptor: %v, want EPERM", err)
+	}
+	r.hello()
+}
+
+// Programs that do not take the descriptors that they have asked for do not use up how many
+// may be on their way, which are as many as files that the agent may have open, if it is not
+// root: neither with one connection nor with many that they then give up.
+func TestDescriptorsUnread(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
+	const most, connections = 80, 10
+	cfg := leastPrivilege
+	cfg.Files, cfg.Users = most, map[uint32]agentd.Quota{0: {Connections: connections}}
+	g := startAgent(t, ns, cfg)
+	other := g.rawAs(t, 60001).hello()
+	if err := other.open(1); err != nil {
+		t.Fatal(err)
+	}
+	reply, err := other.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// hog has a queue and gives it back, and asks for so many lanes before, of which it takes none.
+	hog := func(shmLinks uint64) error {
+		r := g.raw(t)
+		hello, err := r.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})
+		if err != nil || hello.Error != nil {
+			return err
+		}
+		r.say(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+			Interface: "via0", ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
+		}})
+		opened, files, err := r.r.ReadReply()
+		if err != nil || opened.Error != nil {
+			t.Fatalf("%v, %+v", err, opened.Error)
+		}
+		for i := range shmLinks {
+			r.say(agentproto.Request{ID: 10 + i, Op: agentproto.OpShmLink, VI: reply.VI})
+		}
+		await.Until(t, "a lane is there", func() (ok bool) {
+			raw, err := r.c.SyscallConn()
+			if err == nil {
+				err = raw.Control(func(fd uintptr) {
+					n, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ)
+					ok = err == nil && n > 0
+				})
+			}
+			return err == nil && ok
+		})
+		for _, f := range files { // which ends the session
+			f.Close()
+		}
+		return nil
+	}
+	refused := false
+	for range most {
+		if err := hog(most); err != nil {
+			if refused = errors.Is(err, agentproto.ErrQuota); !refused {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	if !refused {
+		t.Errorf("more than %d connections with something to take", connections)
+	}
+	if n := g.log.count("the descriptor store fails"); n > 0 {
+		t.Errorf("the descriptor store has failed %d times", n)
+	}
+	if err := g.rawAs(t, 60001).hello().open(-1); err != nil {
+		t.Errorf("another user's queue: %v", err)
+	}
+}
+
+// rawAs is raw for another user.
+func (a *agent) rawAs(t testing.TB, uid int) *raw {
+	t.Helper()
+	type result struct {
+		fd  int
+		err error
+	}
+	ch := make(chan result)
+	go func() {
+		// Never unlocked: the thread ends with the goroutine. The raw call changes
+		// this thread only.
+		runtime.LockOSThread()
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			err = errno
+		}
+		if err == nil {
+			err = unix.Connect(fd, &unix.SockaddrUnix{Name: a.socket})
+		}
+		ch <- result{fd, err}
+	}()
+	res := <-ch
+	if res.err != nil {
+		t.Fatal(res.err)
+	}
+	f := os.NewFile(uintptr(res.fd), "socket")
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(waitLimit))
+	u := c.(*net.UnixConn)
+	return &raw{t, u, agentproto.Reader{C: u}}
+}
+
+// Ten thousand connections, closed at every step, some of them by the agent; those
+// who talk do not notice, and nothing is left of it.
+func TestStorm(t *testing.T) {
+	native := vipl.WithMode(xdpnic.ModeNative, true)
+	a, b := pair(t, nstest.Options{Queues: 2}, agentConfig{})
+	end := busy(t, a, b, native)
+	n := 10_000
+	if testing.Short() {
+		n = 500
+	}
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(1, uint64(w)))
+			for range n / 8 {
+				c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: a.socket, Net: "unix"})
+				if err != nil {
+					continue // its backlog is full
+				}
+				stormConn(c, rnd)
+			}
+		})
+	}
+	wg.Wait()
+	end()
+	await.Until(t, "nothing is left", func() bool {
+		st := a.status(t)
+		// The NIC of busy, and the one who asks.
+		return len(st.Users) == 1 && st.Users[0].Queues == 1 && st.Users[0].Sessions == 2 && len(st.NICs[0].Leases) == 1
+	})
+	t.Logf("%+v", a.status(t).Counts)
+}
+
+// stormConn is one connection that ends somewhere.
+func stormConn(c *net.UnixConn, rnd *rand.Rand) {
+	defer c.Close()
+	steps := [][]byte{}
+	for _, q := range []agentproto.Request{
+		{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}},
+		{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", Queue: 1, ArenaBytes: 4 << 20, RxChunks: 64, TxChunks: 64}},
+		{ID: 3, Op: agentproto.OpNewVI},
+		{ID: 4, Op: agentproto.OpWait, Local: &kagent.Address{Disc: []byte("x")}},
+		{ID: 4, Op: agentproto.OpWait, Local: &kagent.Address{Disc: []byte("y")}}, // its number is taken
+	} {
+		b, _ := agentproto.Encode(&q, agentproto.MaxRequest)
+		steps = append(steps, b)
+	}
+	most := 2 // opening takes the kernel long
+	if rnd.IntN(50) == 0 {
+		most = len(steps)
+	}
+	for i := range rnd.IntN(most + 1) {
+		b := steps[i]
+		switch rnd.IntN(10) {
+		case 0:
+			b = b[:rnd.IntN(len(b))]
+		case 1:
+			b = append([]byte(nil), b...)
+			b[4+rnd.IntN(len(b)-4)] = byte(rnd.Uint32())
+		}
+		if _, err := c.Write(b); err != nil {
+			return
+		}
+	}
+}
+
+// Who connects and says nothing is hung up on, and takes no room from others
+// meanwhile.
+func TestHeldOpen(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 20}}, Most: 100})
+	// What startAgent has asked is over, but for the one who asks.
+	await.Until(t, "nobody is there", func() bool { return g.status(t).Users[0].Sessions == 1 })
+	var held []*raw
+	for range 19 {
+		held = append(held, g.raw(t))
+	}
+	var n *vipl.NIC
+	await.Until(t, "there is room for one more", func() (ok bool) {
+		var err error
+		n, err = g.open()
+		return err == nil
+	})
+	// Another user sees what is counted. Those of before may be gone, if that took long.
+	other := func() kagent.DaemonCounter {
+		reply, err := g.rawAs(t, 60001).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply.Status.Counts
+	}
+	await.Until(t, "more connections than the quota are refused", func() bool {
+		for range 20 {
+			held = append(held, g.raw(t))
+		}
+		return other().Refused > 0
+	})
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, r := range held {
+		if !r.hungUp() {
+			t.Fatal("held open")
+		}
+	}
+}
+
+// A user who keeps the socket of a queue that is closed, and asks for that queue again and again,
+// waits alone: others open and close queues of the interface meanwhile.
+func TestKeptQueueHoldsUpNobody(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	g := startAgent(t, ns, agentConfig{})
+	const hostile, honest, waiting = 60001, 60002, 7
+	r := g.rawAs(t, hostile).hello()
+	for _, f := range r.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+		Interface: "via0", Queue: 0, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
+	}}, 3) {
+		defer f.Close()
+	}
+	if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for range waiting {
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				again := g.rawAs(t, hostile).hello()
+				if err := again.open(0); !errors.Is(err, unix.EBUSY) && !errors.Is(err, kagent.ErrQueueInUse) {
+					t.Errorf("the queue whose socket is kept: %v, want EBUSY", err)
+				}
+				again.c.Close()
+			}
+		})
+	}
+	defer all.Wait()
+	defer close(stop)
+	meter := schedlat.Start()
+	defer meter.Close()
+	for round := range 5 {
+		await.Until(t, "all wait", func() bool {
+			for _, u := range g.status(t).Users {
+				if u.UID == hostile && u.Queues == 1+waiting {
+					return true
+				}
+			}
+			return false
+		})
+		mark := meter.Mark()
+		n := g.rawAs(t, honest).hello()
+		files := n.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+			Interface: "via0", Queue: 1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
+		}}, 3)
+		files[0].Close() // as a program does: what tells of its death comes last
+		files[1].Close()
+		if _, err := n.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
+			t.Fatal(err)
+		}
+		files[2].Close()
+		// One who waits does so for two seconds.
+		if took := time.Since(mark.At); mark.Over(time.Second) {
+			t.Errorf("round %d: another queue was opened and closed in %v", round, took)
+		}
+	}
+}

@@ -1,0 +1,308 @@
+package agentd_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+)
+
+// roleEnv makes the test binary another process of a test: an agent, its descriptor store, a
+// program.
+const roleEnv = "AGENTD_TEST_ROLE"
+
+var roles = map[string]func() error{"agent": agentRole, "fdstored": fdstoredRole}
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(roleEnv); name != "" {
+		if err := roles[name](); err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	code := m.Run()
+	// A goroutine that ends may have to wait for a processor.
+	for end := time.Now().Add(waitLimit); code == 0; {
+		err := goleak.Find()
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func fdstoredRole() error {
+	l, err := fdstore.Listener()
+	if err != nil {
+		return err
+	}
+	return fdstore.Main(context.Background(), l)
+}
+
+// agentConfig is what a test can say to its agent.
+type agentConfig struct {
+	Socket string
+	State  string // its directory of state
+	Quota  agentd.Quota
+	Users  map[uint32]agentd.Quota
+	Ifaces map[string]agentd.Interface // nil: those of the tests, to every user
+	Access agentd.Grant                // zero: every user
+	Linger time.Duration               // 0: none
+	Mode   fs.FileMode                 // of the socket; 0: 0666
+	// Defaults has the agent's own settings hold, instead of those that the tests grant.
+	Defaults bool
+	Most     int
+	Files    uint64    // that it may have open; 0: as many as this process
+	UID      uint32    // of the agent, if not root
+	Caps     []uintptr // that it then has
+	// Activated has the socket opened for it, in a directory that is not its own.
+	Activated bool
+}
+
+func agentRole() error {
+	var cfg agentConfig
+	if err := json.Unmarshal([]byte(os.Getenv("AGENTD_TEST_CONFIG")), &cfg); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	if cfg.Files > 0 {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: cfg.Files, Max: cfg.Files}); err != nil {
+			return err
+		}
+	}
+	os.Setenv(roleEnv, "fdstored")
+	d := agentd.Daemon{
+		Config: agentd.Config{
+			Interfaces: cfg.Ifaces, Quota: cfg.Quota, Users: cfg.Users, MaxConnections: cfg.Most,
+			Access: cfg.Access, Linger: cfg.Linger,
+			Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		},
+		Socket: cfg.Socket, Mode: cfg.Mode, StateDir: cfg.State, FDStored: []string{"/proc/self/exe"},
+	}
+	if !cfg.Defaults {
+		d.Mode = cmp.Or(d.Mode, 0o666)
+		if d.Interfaces == nil {
+			d.Interfaces = map[string]agentd.Interface{"lo": {}}
+			for n := range 64 {
+				d.Interfaces[fmt.Sprint("via", n)] = agentd.Interface{}
+			}
+		}
+		if d.Linger == 0 {
+			d.Linger = -1
+		}
+	}
+	if cfg.Activated {
+		l, err := net.FileListener(os.NewFile(3, "socket"))
+		if err != nil {
+			return err
+		}
+		d.Listener = l.(*net.UnixListener)
+	}
+	return d.Run(ctx)
+}
+
+// agent is an agent in a process of its own, in a namespace.
+type agent struct {
+	t      testing.TB
+	ns     *nstest.NS
+	cfg    agentConfig
+	socket string
+	opened *os.File // the socket, where it is opened for the agent
+	cmd    *exec.Cmd
+	log    *lines // of cmd
+}
+
+// startAgent starts an agent, which stops with the test and must leave nothing
+// behind.
+func startAgent(t testing.TB, ns *nstest.NS, cfg agentConfig) *agent {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "agentd") // t.TempDir is root's alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{t: t, ns: ns, cfg: cfg, socket: filepath.Join(dir, "agent.sock")}
+	a.cfg.Socket = a.socket
+	state := dir
+	if cfg.Activated {
+		state = filepath.Join(dir, "state")
+		a.cfg.State = state
+		err = errors.Join(os.Mkdir(state, 0o700), a.listen())
+	}
+	if err := errors.Join(err, os.Chmod(dir, 0o755), os.Chown(state, int(cfg.UID), -1)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		a.stop()
+		await.Until(t, "the descriptor store leaves", func() bool {
+			_, err := os.Stat(filepath.Join(state, "agent.sock.fds"))
+			return errors.Is(err, os.ErrNotExist)
+		})
+		if left, _ := os.ReadDir(state); len(left) > 0 {
+			t.Errorf("the agent has left %v", left)
+		}
+		if cfg.Activated {
+			if left, err := os.ReadDir(dir); len(left) != 2 {
+				t.Errorf("in the socket's directory are %v, %v; want socket and state", left, err)
+			}
+			_ = a.opened.Close()
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	a.start()
+	return a
+}
+
+// listen opens the socket for agents to come, as systemd does.
+func (a *agent) listen() error {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: a.socket, Net: "unix"})
+	if err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	a.opened, err = l.File()
+	return errors.Join(err, l.Close(), os.Chmod(a.socket, 0o666))
+}
+
+func (a *agent) start() {
+	a.t.Helper()
+	cfg, err := json.Marshal(a.cfg)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.cmd = exec.Command("/proc/self/exe")
+	if a.cfg.UID != 0 {
+		a.cmd = program(a.t, a.cfg.UID, "none", "") // a copy that this user can run
+		a.cmd.Args = a.cmd.Args[:1]
+		a.cmd.SysProcAttr.AmbientCaps = a.cfg.Caps
+	}
+	a.cmd.Env = append(os.Environ(), roleEnv+"=agent", "AGENTD_TEST_CONFIG="+string(cfg))
+	if a.opened != nil {
+		a.cmd.ExtraFiles = []*os.File{a.opened}
+	}
+	a.log = &lines{t: a.t}
+	a.cmd.Stderr = a.log
+	// The descriptor store inherits nothing of the agent's output.
+	if err := a.ns.Do(a.cmd.Start); err != nil {
+		a.t.Fatal(err)
+	}
+	pid := a.cmd.Process.Pid
+	await.Until(a.t, "the agent serves", func() bool {
+		p, err := agentclient.Probe(a.socket)
+		return err == nil && p == pid
+	})
+}
+
+// kill is kill -9.
+func (a *agent) kill() {
+	a.t.Helper()
+	if err := a.cmd.Process.Kill(); err != nil {
+		a.t.Fatal(err)
+	}
+	_ = a.cmd.Wait()
+	a.cmd = nil
+}
+
+func (a *agent) stop() {
+	if a.cmd == nil {
+		return
+	}
+	_ = a.cmd.Process.Signal(unix.SIGTERM)
+	if err := a.cmd.Wait(); err != nil {
+		a.t.Errorf("the agent: %v", err)
+	}
+	a.cmd = nil
+}
+
+// lines writes an agent's log into the test's.
+type lines struct {
+	t testing.TB
+
+	mu  sync.Mutex
+	all strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.t.Logf("%s", strings.TrimSpace(string(b)))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.Write(b)
+}
+
+// count is how often the agent has said something.
+func (l *lines) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.all.String(), what)
+}
+
+// patience is how long a test waits for what must happen.
+const waitLimit = time.Minute
+
+// asUser makes a command run as an ordinary user without any capability.
+func asUser(cmd *exec.Cmd, uid uint32) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+}
+
+func (a *agent) status(t testing.TB) kagent.Status {
+	t.Helper()
+	r := a.raw(t)
+	defer r.c.Close()
+	reply, err := r.hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return *reply.Status
+}
+
+// attached tells whether the interface has an XDP program.
+func attached(t testing.TB, ns *nstest.NS) bool {
+	t.Helper()
+	nic, err := ns.Netlink().LinkByIndex(ns.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := nic.Attrs().Xdp
+	return x != nil && x.Attached
+}
+
+func mustAddr(t testing.TB, s string) netip.Addr {
+	t.Helper()
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}

@@ -1,0 +1,163 @@
+package agentd_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/xdpnic"
+)
+
+// hostsPayload is in frames that are none of a program's.
+const hostsPayload = "between the hosts, and none of a program's business"
+
+// TestNICsZeroCopyReads shows on NICs of real drivers what a zero-copy queue is: who has one finds in its
+// memory what the host receives. Users other than root get none unless the settings name them; the queue
+// that they get instead has nothing of it. go run ./internal/lab/vm has such NICs.
+func TestNICsZeroCopyReads(t *testing.T) {
+	host, peer, mode := nstest.NICs(t)
+	for _, c := range []struct {
+		name  string
+		grant agentd.Grant
+		mode  string
+		finds bool
+	}{
+		{"granted", agentd.Grant{Users: []uint32{60001}}, mode, mode == xdpnic.ModeZeroCopy.String()},
+		{"default", agentd.Grant{}, xdpnic.ModeNative.String(), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := startAgent(t, host, agentConfig{Ifaces: map[string]agentd.Interface{host.Name: {ZeroCopy: c.grant}}})
+			cmd := program(t, 60001, "TestProgramThatReads", "", socketsEnv+"="+g.socket, "AGENTD_TEST_NIC="+host.Name)
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			r := bufio.NewReader(out)
+			said := func(prefix string) string {
+				t.Helper()
+				for {
+					line, err := r.ReadString('\n')
+					if rest, ok := strings.CutPrefix(strings.TrimSpace(line), prefix); ok {
+						return strings.TrimSpace(rest)
+					}
+					if err != nil {
+						t.Fatalf("the program does not say %q: %v", prefix, err)
+					}
+				}
+			}
+			if got := said("mode:"); got != c.mode {
+				t.Errorf("%s mode, want %s", got, c.mode)
+			}
+			if err := peer.Do(func() error { return pings(host.IPv4, 32) }); err != nil {
+				t.Error(err)
+			}
+			in.Close()
+			if got := said("found:"); (got != "0") != c.finds {
+				t.Errorf("%s frames of the host's are in the program's memory, want any: %v", got, c.finds)
+			}
+			if _, err := io.Copy(io.Discard, r); err != nil {
+				t.Error(err)
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestProgramThatReads is a program of TestNICsZeroCopyReads: it does nothing but have all queues, and
+// looks at its memory when its standard input ends.
+func TestProgramThatReads(t *testing.T) {
+	socket, ok := os.LookupEnv(socketsEnv)
+	if !ok {
+		t.Skip("a program of TestNICsZeroCopyReads")
+	}
+	var all []*agentclient.Agent
+	for queue, queues := 0, 1; queue < queues; queue++ {
+		a, err := agentclient.Open(socket, true, kagent.Config{Interface: os.Getenv("AGENTD_TEST_NIC"), Queue: queue, ArenaBytes: 16 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		all, queues = append(all, a), a.Info().Queues
+	}
+	fmt.Println("mode:", all[0].Info().Mode)
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, a := range all {
+		found += bytes.Count(a.Arena().Bytes(), []byte(hostsPayload))
+	}
+	fmt.Println("found:", found)
+}
+
+// pings sends echo requests until n were answered.
+func pings(to netip.Addr, n int) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	tv := unix.NsecToTimeval(int64(100 * time.Millisecond))
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return err
+	}
+	const echo, echoReply = 8, 0
+	answer := make([]byte, 2048)
+	for end := time.Now().Add(waitLimit); n > 0; {
+		m := append([]byte{echo, 0, 0, 0, 0x56, 0x49, 0, byte(n)}, hostsPayload...)
+		binary.BigEndian.PutUint16(m[2:], internetChecksum(m))
+		if err := unix.Sendto(fd, m, 0, &unix.SockaddrInet4{Addr: to.As4()}); err != nil {
+			return err
+		}
+		for {
+			got, err := unix.Read(fd, answer)
+			if err != nil { // none has come
+				break
+			}
+			if got > 28 && answer[20] == echoReply && bytes.HasSuffix(answer[:got], []byte(hostsPayload)) {
+				n--
+				break
+			}
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%d pings of %v were not answered", n, to)
+		}
+	}
+	return nil
+}
+
+func internetChecksum(b []byte) uint16 {
+	var sum uint32
+	for ; len(b) > 1; b = b[2:] {
+		sum += uint32(binary.BigEndian.Uint16(b))
+	}
+	if len(b) > 0 {
+		sum += uint32(b[0]) << 8
+	}
+	for sum>>16 > 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}

@@ -1,0 +1,273 @@
+package agentd
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+)
+
+// A debt ends with the socket where the kernel tells which there are, whatever the
+// program does with its sign of life, and with that where it does not.
+func TestPinned(t *testing.T) {
+	const ino = 4711
+	for _, known := range []bool{true, false} {
+		s, err := New(Config{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.collecting = true // the test collects
+		open := map[uint64]bool{ino: true}
+		failure := errors.New("interrupted")
+		s.sockets = func() (map[uint64]bool, bool, error) { return open, known, failure }
+		fds := make([]int, 2)
+		if err := unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+			t.Fatal(err)
+		}
+		ours, theirs := os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
+		if err := s.charge(7, 1, 0, 4096); err != nil {
+			t.Fatal(err)
+		}
+		s.track(&pinnedQueue{uid: 7, pinned: 4096, socket: ino, alive: ours})
+		hasPinned := func(want bool, when string) {
+			t.Helper()
+			s.collect()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if u := s.users[7]; (u != nil) != want || want && (u.queues != 1 || u.pinned != 4096) {
+				t.Errorf("sockets known %v, %s: %+v, want a debt: %v", known, when, u, want)
+			}
+		}
+		hasPinned(true, "nothing known")
+		failure = nil
+		hasPinned(true, "the program lives")
+		if known {
+			theirs.Close()
+			hasPinned(true, "the sign of life is closed")
+			open = nil
+		} else {
+			open = nil
+			hasPinned(true, "no list of sockets")
+			theirs.Close()
+		}
+		hasPinned(false, "at the end")
+		if err := s.shut(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Who wants room while a debt is being refunded, which takes the descriptor store's answer,
+// waits for that and is not refused.
+func TestRefundUnderWay(t *testing.T) {
+	v := slow{asked: make(chan struct{}), answers: make(chan struct{})}
+	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}}, FDStore: v}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.collecting = true // the test collects
+	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
+	if err := s.charge(7, 1, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711, key: kagent.PinnedPrefix + "x"}] = struct{}{}
+	collected := make(chan struct{})
+	go func() {
+		defer close(collected)
+		s.collect()
+	}()
+	<-v.asked
+	charged := make(chan error, 1)
+	go func() { charged <- s.charge(7, 1, 0, 0) }()
+	select {
+	case err := <-charged:
+		t.Errorf("before the descriptor store has answered: %v", err)
+		close(v.answers)
+	case <-time.After(50 * time.Millisecond): // for one that would not wait
+		close(v.answers)
+		if err := <-charged; err != nil {
+			t.Error(err)
+		}
+	}
+	<-collected
+	if err := s.shut(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A user who is refused costs a look at what this user has, and nobody else's sessions
+// and debts; those who wait for a look share the next.
+func TestCostOfRefusal(t *testing.T) {
+	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}, 8: {Queues: 1}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.collecting = true // the test collects
+	looks, looking, goOn := 0, make(chan struct{}), make(chan struct{})
+	s.sockets = func() (map[uint64]bool, bool, error) {
+		looks++
+		if looks == 2 {
+			close(looking)
+			<-goOn
+		}
+		return map[uint64]bool{4711: true}, true, nil
+	}
+	refused := func(uid uint32) {
+		t.Helper()
+		if err := s.charge(uid, 1, 0, 0); !errors.Is(err, agentproto.ErrQuota) {
+			t.Errorf("user %d: %v, want ErrQuota", uid, err)
+		}
+	}
+	for _, uid := range []uint32{7, 8} {
+		if err := s.charge(uid, 1, 0, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
+	// A dead program's session of another user, which nobody touches who is not concerned.
+	s.sessions["x"] = &session{server: s, uid: 7, over: true}
+	s.sessions["x"].once.Do(func() {})
+	refused(8)
+	if looks != 0 {
+		t.Errorf("%d looks at the sockets for a user without debts", looks)
+	}
+	asked := 0
+	if s.reapDead(func(n *session) bool { asked++; return n.uid == 8 }); asked != 1 {
+		t.Errorf("asked about %d sessions", asked)
+	}
+	refused(7)
+	if looks != 1 {
+		t.Errorf("%d looks for a user with a debt, want 1", looks)
+	}
+	// One looks, and ten come meanwhile.
+	var all sync.WaitGroup
+	all.Go(s.collect)
+	<-looking
+	askAtOnce(t, s, &all, 10)
+	close(goOn)
+	all.Wait()
+	if looks != 3 {
+		t.Errorf("%d looks in all, want 3", looks)
+	}
+	if err := s.shut(); err != nil {
+		t.Error(err)
+	}
+}
+
+// askAtOnce has so many ask for a look, which cannot begin, and returns when all have.
+func askAtOnce(t *testing.T, s *Server, all *sync.WaitGroup, n uint64) {
+	t.Helper()
+	asked := func() uint64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.asked
+	}
+	want := asked() + n
+	for range n {
+		all.Go(s.collect)
+	}
+	await.Until(t, fmt.Sprintf("%d have asked", want), func() bool { return asked() >= want })
+}
+
+// A look that fails is nobody's but who looked: the others look for themselves.
+func TestLookThatFails(t *testing.T) {
+	s, err := New(Config{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.collecting = true // the test collects
+	looks, failure := 0, errors.New("interrupted")
+	s.sockets = func() (map[uint64]bool, bool, error) {
+		looks++
+		if looks == 1 {
+			return nil, false, failure
+		}
+		return nil, true, nil
+	}
+	if err := s.charge(7, 1, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
+	s.collection.Lock() // until two have asked, of whom either looks first
+	var all sync.WaitGroup
+	askAtOnce(t, s, &all, 2)
+	s.collection.Unlock()
+	all.Wait()
+	if looks != 2 || len(s.pinnedQueues) > 0 {
+		t.Errorf("%d looks, %d debts; want a second look, and no debt", looks, len(s.pinnedQueues))
+	}
+	if err := s.shut(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Who opens a queue finds the memory free that programs which are gone have let go of, of
+// whatever user: there may be hugepages for one only.
+func TestOpenCollects(t *testing.T) {
+	s, err := New(Config{Interfaces: map[string]Interface{"none": {}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.collecting = true // the test collects
+	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
+	if err := s.charge(7, 1, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
+	c := &conn{server: s, cred: peer{Ucred: unix.Ucred{Uid: 8}}}
+	if _, _, _, err := c.open(t.Context(), &agentproto.Open{Interface: "none"}); err == nil {
+		t.Error("an interface that is not there: no error")
+	}
+	if len(s.pinnedQueues) > 0 || s.users[7] != nil {
+		t.Errorf("debts %v, user %+v; want none", s.pinnedQueues, s.users[7])
+	}
+	if err := s.shut(); err != nil {
+		t.Error(err)
+	}
+}
+
+// slow is a descriptor store that takes its time to delete.
+type slow struct{ asked, answers chan struct{} }
+
+func (v slow) Put(string, []byte, ...int) error { return nil }
+func (v slow) Delete(string) error {
+	close(v.asked)
+	<-v.answers
+	return nil
+}
+
+// deleted is a descriptor store that remembers what is deleted.
+type deleted []string
+
+func (d *deleted) Put(string, []byte, ...int) error { return nil }
+func (d *deleted) Delete(key string) error          { *d = append(*d, key); return nil }
+
+// A record of a debt that makes no sense is no debt, is not kept any longer, and the
+// log says what is wrong with it.
+func TestBrokenPinnedRecord(t *testing.T) {
+	for value, want := range map[string]string{`{"UID":7}`: "0 files, want 2", "?": "invalid character"} {
+		var log strings.Builder
+		var gone deleted
+		s, err := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil)), FDStore: &gone},
+			[]kagent.Entry{{Key: kagent.PinnedPrefix + "x", Value: []byte(value)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(s.pinnedQueues) > 0 || len(gone) != 1 || !strings.Contains(log.String(), want) {
+			t.Errorf("%s: debts %v, deleted %v, log %q, want %q", value, s.pinnedQueues, gone, log.String(), want)
+		}
+		if err := s.shut(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,277 @@
+package agentd_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/xdpnic"
+)
+
+// rawOf is a connection of a process of these groups.
+func (a *agent) rawOf(t testing.TB, uid, gid int, groups ...uint32) *raw {
+	t.Helper()
+	var c *raw
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := onThread(uid, gid, groups); err != nil {
+			t.Error(err)
+			return
+		}
+		c = a.raw(t)
+	}()
+	<-done
+	if c == nil {
+		t.FailNow()
+	}
+	return c
+}
+
+// The agent serves root and members of the group, by the kernel's word, whatever its socket's mode.
+func TestAccess(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Access: agentd.Grant{Groups: []uint32{60100}}})
+	for _, c := range []struct {
+		uid, gid int
+		groups   []uint32
+		in       bool
+	}{
+		{uid: 0, gid: 0, in: true}, {uid: 60001, gid: 60001}, {uid: 60001, gid: 0}, {uid: 60001, gid: 60100, in: true},
+		{uid: 60001, gid: 60001, groups: []uint32{4, 60100}, in: true}, {uid: 60001, gid: 60001, groups: []uint32{60101}},
+		{uid: 60100, gid: 60001}, {uid: 60001, gid: 60001, groups: manyGroups(300, 60100), in: true},
+	} {
+		_, err := g.rawOf(t, c.uid, c.gid, c.groups...).ask(agentproto.Request{ID: agentproto.HelloID, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})
+		switch {
+		case c.in && err != nil:
+			t.Errorf("%+v: %v", c, err)
+		case !c.in && (!errors.Is(err, agentproto.ErrDenied) || !errors.Is(err, fs.ErrPermission)):
+			t.Errorf("%+v: %v, want ErrDenied", c, err)
+		case !c.in && !strings.Contains(err.Error(), "usermod -aG 60100 USER"):
+			t.Errorf("%+v: %v: it does not say how the user is let in", c, err)
+		}
+	}
+}
+
+func manyGroups(n int, last uint32) (all []uint32) {
+	for i := range n {
+		all = append(all, uint32(70000+i))
+	}
+	return append(all, last)
+}
+
+// Without settings only root, or the default group, may connect, and users other than root get no interface.
+func TestDefaultAccess(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Defaults: true})
+	if st, err := os.Stat(g.socket); err != nil || st.Mode().Perm() != 0o660 {
+		t.Errorf("the socket: %v, %v; want 0660", st.Mode(), err)
+	}
+	if err := g.raw(t).hello().open(0); err != nil {
+		t.Errorf("root: %v", err)
+	}
+	if _, err := g.raw(t).hello().ask(openOf("lo", xdpnic.ModeGeneric, false)); !errors.Is(err, agentproto.ErrNotServed) {
+		t.Errorf("root, the loopback: %v, want ErrNotServed", err)
+	}
+	users := startAgent(t, ns, agentConfig{Defaults: true, Mode: 0o666})
+	for _, name := range []string{"via0", "lo"} {
+		_, err := users.rawAs(t, 60001).hello().ask(openOf(name, xdpnic.ModeGeneric, false))
+		if !errors.Is(err, agentproto.ErrNotServed) || !strings.Contains(err.Error(), "-i "+name) {
+			t.Errorf("a user, %s: %v, want ErrNotServed with the remedy", name, err)
+		}
+	}
+}
+
+// use is ask, with the queue's descriptors closed: the queue is free when the session has ended.
+func (r *raw) use(q agentproto.Request) (agentproto.Reply, error) {
+	_ = r.c.SetDeadline(time.Now().Add(waitLimit))
+	r.say(q)
+	reply, files, err := r.r.ReadReply()
+	for _, f := range files[:min(2, len(files))] {
+		f.Close()
+	}
+	if len(files) > 2 { // the program's sign of life
+		r.t.Cleanup(func() { files[2].Close() })
+	}
+	if err == nil && reply.Error != nil {
+		err = reply.Error
+	}
+	return reply, err
+}
+
+func openOf(name string, mode xdpnic.Mode, require bool) agentproto.Request {
+	return agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+		Interface: name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20, Mode: mode, RequireMode: require,
+	}}
+}
+
+// A user who is not named gets no zero-copy queue: a lesser mode, or an error that says why.
+func TestZeroCopyIsGranted(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {ZeroCopy: agentd.Grant{Users: []uint32{60002}, Groups: []uint32{60100}}}}})
+	const withheld = "zero_copy"
+	ask := func(r *raw, require bool) string {
+		t.Helper()
+		defer r.c.Close()
+		reply, err := r.hello().use(openOf("via0", xdpnic.ModeZeroCopy, require))
+		if require {
+			if err == nil {
+				t.Fatal("zero-copy on a veth")
+			}
+			return err.Error()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := reply.Opened.Info.Restore().Mode; m == xdpnic.ModeZeroCopy {
+			t.Errorf("%v mode", m)
+		}
+		if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
+			t.Error(err)
+		}
+		return reply.Opened.Info.Restore().Attempts[0].String()
+	}
+	for _, require := range []bool{true, false} {
+		if got := ask(g.rawOf(t, 60001, 60001), require); !strings.Contains(got, withheld) || !strings.Contains(got, "could read all that the queue receives") {
+			t.Errorf("not granted, required %v: %q", require, got)
+		}
+		for _, r := range []*raw{g.rawOf(t, 0, 0), g.rawOf(t, 60002, 60002), g.rawOf(t, 60001, 60001, 60100)} {
+			if got := ask(r, require); strings.Contains(got, withheld) { // tried, in vain
+				t.Errorf("granted, required %v: %q", require, got)
+			}
+		}
+	}
+}
+
+// programID is the XDP program's on the interface; 0: there is none.
+func programID(t testing.TB, ns *nstest.NS) uint32 {
+	t.Helper()
+	nic, err := ns.Netlink().LinkByIndex(ns.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if x := nic.Attrs().Xdp; x != nil && x.Attached {
+		return x.ProgId
+	}
+	return 0
+}
+
+// A user cannot have the program attached and detached in a loop: not by opening and closing, nor by
+// opens that fail, nor by changing modes. Root can, and has what lingers taken down.
+func TestLinger(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	g := startAgent(t, ns, agentConfig{Linger: time.Hour})
+	t.Cleanup(func() {
+		g.stop()
+		if programID(t, ns) != 0 {
+			t.Error("the agent has ended, and its program is attached")
+		}
+	})
+	use := func(uid int, mode xdpnic.Mode, require bool) error {
+		r := g.rawAs(t, uid).hello()
+		defer r.c.Close()
+		_, err := r.use(openOf("via0", mode, require))
+		if err == nil {
+			_, err = r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})
+		}
+		return err
+	}
+	if err := use(60001, xdpnic.ModeNative, true); err != nil {
+		t.Fatal(err)
+	}
+	first := programID(t, ns)
+	if first == 0 {
+		t.Fatal("the program is detached with the last queue")
+	}
+	for range 3 {
+		for _, uid := range []int{60001, 60002} {
+			if err := use(uid, xdpnic.ModeAuto, false); err != nil {
+				t.Error(err)
+			}
+			if err := use(uid, xdpnic.ModeGeneric, true); err == nil || !strings.Contains(err.Error(), "native mode") {
+				t.Errorf("another mode: %v", err)
+			}
+			if err := use(uid, xdpnic.ModeZeroCopy, true); err == nil {
+				t.Error("zero-copy on a veth")
+			}
+		}
+		if id := programID(t, ns); id != first {
+			t.Fatalf("program %d is attached, want %d as before", id, first)
+		}
+	}
+	if err := use(0, xdpnic.ModeGeneric, true); err != nil {
+		t.Errorf("root: %v", err)
+	}
+	if id := programID(t, ns); id != 0 {
+		t.Errorf("program %d is attached after root's queue", id)
+	}
+	// An open that fails when the program is attached leaves it there, too.
+	if err := use(60001, xdpnic.ModeNative, true); err != nil {
+		t.Fatal(err)
+	}
+	if programID(t, ns) == 0 {
+		t.Error("the program is detached with the last queue")
+	}
+}
+
+// After its time what lingers goes.
+func TestLingerEnds(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Linger: 50 * time.Millisecond})
+	r := g.rawAs(t, 60001).hello()
+	if err := r.open(0); err != nil {
+		t.Fatal(err)
+	}
+	if programID(t, ns) == 0 {
+		t.Error("no program is attached")
+	}
+	r.c.Close()
+	await.Until(t, "the program is detached", func() bool { return programID(t, ns) == 0 })
+	await.Until(t, "the agent has nothing open", func() bool { return len(g.status(t).NICs) == 0 })
+}
+
+// onThread makes the calling thread, which is locked and ends, one of these groups and of this user.
+func onThread(uid, gid int, groups []uint32) error {
+	if err := setThreadGroups(groups); err != nil {
+		return err
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(gid), uintptr(gid), uintptr(gid)); errno != 0 {
+		return errno
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// What lingers of an interface that is removed goes with it.
+func TestLingerOfAnInterfaceThatIsGone(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Linger: time.Hour})
+	r := g.rawAs(t, 60001).hello()
+	if err := r.open(0); err != nil {
+		t.Fatal(err)
+	}
+	r.c.Close()
+	await.Until(t, "the queue is closed", func() bool { st := g.status(t); return len(st.NICs) == 1 && len(st.NICs[0].Leases) == 0 })
+	link, err := ns.Netlink().LinkByIndex(ns.Index)
+	if err == nil {
+		err = ns.Netlink().LinkDel(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "the agent has nothing open", func() bool { return len(g.status(t).NICs) == 0 })
+}

@@ -1,0 +1,288 @@
+package agentd_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// What a user may have is bounded, and given back.
+func TestQuota(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 2, VIs: 3, PinnedBytes: 40 << 20}}})
+	native := vipl.WithMode(xdpnic.ModeNative, true)
+	refused := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v, want ErrQuota", what, err)
+		}
+	}
+	for range 3 {
+		a, err := g.open(native)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = g.open(native, vipl.WithArena(32<<20))
+		refused("registered memory", err)
+		b, err := g.open(native)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := g.raw(t).hello()
+		_, err = other.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+			Interface: "via0", Queue: -1, ArenaBytes: 4 << 20, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative,
+		}})
+		refused("queues", err)
+		other.c.Close()
+		for i := range 4 {
+			n := []*vipl.NIC{a, b}[i%2]
+			_, err = n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+			if i < 3 && err != nil {
+				t.Fatal(err)
+			}
+		}
+		refused("VIs", err)
+		if u := g.status(t).Users[0]; u.Queues != 2 || u.VIs != 3 || u.MaxVIs != 3 || u.PinnedBytes != 32<<20+rings(a)+rings(b) {
+			t.Errorf("user: %+v, want arenas of 32 MiB and rings of %d and %d bytes", u, rings(a), rings(b))
+		}
+		if err := errors.Join(a.Close(), b.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := g.status(t).Counts; c.Quota != 9 {
+		t.Errorf("counts: %+v", c)
+	}
+}
+
+// rings is how many bytes the kernel has for the rings of a queue.
+func rings(n *vipl.NIC) int {
+	i := n.Info()
+	return i.NIC.Rings.Bytes()
+}
+
+// The kernel's rings count: a queue whose arena alone would fit is refused.
+func TestQuotaOfRings(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: 8<<20 + 40<<10}}})
+	q := agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+		Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, RxChunks: 1024, TxChunks: 1024, Mode: xdpnic.ModeNative,
+	}}
+	_, err := g.raw(t).hello().ask(q)
+	if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "rings") || !strings.Contains(err.Error(), "ask for less") {
+		t.Errorf("1024 chunks each way: %v, want ErrQuota with cause and remedy", err)
+	}
+	q.Open.RxChunks, q.Open.TxChunks = 256, 256
+	if _, err := g.raw(t).hello().ask(q); err != nil {
+		t.Errorf("256 chunks each way: %v", err)
+	}
+	// 256 entries of 8 or 16 bytes are a page or not, and the head is another page.
+	if u := g.status(t).Users[0]; u.PinnedBytes != 8<<20+6*4096 {
+		t.Errorf("user: %+v, want 8 MiB and six pages", u)
+	}
+}
+
+// A second handle of a process is not refused for the quota of queues: it shares the first one's.
+// One that cannot share is, and is told that it needs a queue of its own.
+func TestQuotaSecondHandle(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
+	native := vipl.WithMode(xdpnic.ModeNative, true)
+	own := func(err error) {
+		t.Helper()
+		if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "needs a queue of its own") {
+			t.Errorf("%v, want ErrQuota, and that it needs a queue of its own", err)
+		}
+	}
+	first := g.nic(native, vipl.WithQueue(0))
+	_, err := g.open(native, vipl.WithQueue(1))
+	own(err)
+	second := g.nic(native)
+	if q := second.Info().Queue; q != 0 {
+		t.Errorf("the second handle is on queue %d, want 0", q)
+	}
+	for _, u := range g.status(t).Users {
+		if u.Queues != 1 || u.PinnedBytes != first.Info().Arena.Size+rings(first) {
+			t.Errorf("user: %+v, want one queue and its memory", u)
+		}
+	}
+	ea, eb := newEnd(t, first), newEnd(t, second)
+	connect(t, ea, eb, "shared")
+	exchange(t, ea, eb, "one queue")
+}
+
+// What a program had that has died just now is no reason to refuse the next one,
+// whether or not the agent has seen the death.
+func TestQuotaOfTheDead(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
+	for round := range 20 {
+		r := g.raw(t).hello()
+		r.say(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+			Interface: "via0", Queue: -1, ArenaBytes: 4 << 20, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative,
+		}})
+		reply, files, err := r.r.ReadReply()
+		if err != nil || reply.Error != nil || len(files) != 3 {
+			t.Fatalf("program %d: %v, %v, %d files", round, err, reply.Error, len(files))
+		}
+		// The answer says that the agent has let go of its descriptors.
+		if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI}); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files { // as when a process ends, the connection last
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := r.c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := g.status(t).Counts; c.Quota != 0 {
+		t.Errorf("counts: %+v", c)
+	}
+}
+
+// What a program has when a stricter agent takes over it keeps, and it counts.
+func TestQuotaAfterRestart(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	g := startAgent(t, ns, agentConfig{})
+	native := vipl.WithMode(xdpnic.ModeNative, true)
+	n := g.nic(native)
+	for range 3 {
+		if _, err := n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.kill()
+	g.cfg.Users = map[uint32]agentd.Quota{0: {Queues: 1, VIs: 1}}
+	g.start()
+	if u := g.status(t).Users[0]; u.Queues != 1 || u.VIs != 3 || u.PinnedBytes != 16<<20+rings(n) {
+		t.Errorf("user: %+v", u)
+	}
+	if _, err := n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil); !errors.Is(err, agentproto.ErrQuota) {
+		t.Errorf("a VI more: %v, want ErrQuota", err)
+	}
+	other := g.raw(t).hello()
+	if err := other.open(-1); !errors.Is(err, agentproto.ErrQuota) {
+		t.Errorf("a queue more: %v, want ErrQuota", err)
+	}
+	other.c.Close()
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "all is refunded", func() bool {
+		u := g.status(t).Users[0]
+		return u.Queues == 0 && u.VIs == 0 && u.PinnedBytes == 0
+	})
+}
+
+// Who hangs up and keeps the descriptors is charged for what they pin, by the next
+// agent, too; and the memory alone is not kept.
+func TestQuotaOfKeptQueue(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 2, PinnedBytes: 20 << 20}}})
+	q := agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+		Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
+	}}
+	pinned := 2 * kagent.Config{ArenaBytes: 8 << 20}.PinnedBytes()
+	var kept [2][]*os.File
+	for i := range kept {
+		r := g.raw(t).hello()
+		r.say(q)
+		reply, files, err := r.r.ReadReply()
+		if err != nil || reply.Error != nil || len(files) != 3 {
+			t.Fatalf("%v, %v, %d files", err, reply.Error, len(files))
+		}
+		for _, f := range files {
+			defer f.Close()
+		}
+		kept[i] = files
+		if err := r.c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await.Until(t, "the sessions are over", func() bool { return len(g.status(t).NICs) == 0 })
+	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != pinned {
+		t.Errorf("user: %+v, want what its descriptors pin", u)
+	}
+	if _, err := g.raw(t).hello().ask(q); !errors.Is(err, agentproto.ErrQuota) {
+		t.Errorf("one queue more: %v, want ErrQuota", err)
+	}
+	g.kill()
+	g.start()
+	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != pinned {
+		t.Errorf("user at the next agent: %+v, want what its descriptors pin", u)
+	}
+	if _, err := g.raw(t).hello().ask(q); !errors.Is(err, agentproto.ErrQuota) {
+		t.Errorf("one queue more at the next agent: %v, want ErrQuota", err)
+	}
+	for i, files := range kept {
+		if blocks(t, files[1]) == 0 {
+			t.Error("the memory is gone while the socket is there")
+		}
+		files[0].Close()
+		files[2].Close()
+		await.Until(t, "the memory is freed", func() bool { return blocks(t, files[1]) == 0 })
+		await.Until(t, "what was pinned is refunded", func() bool { return g.status(t).Users[0].Queues == 1-i })
+	}
+	if _, err := g.raw(t).hello().ask(q); err != nil {
+		t.Error(err)
+	}
+}
+
+// blocks is how much memory a memfd has, in units of 512 bytes.
+func blocks(t *testing.T, f *os.File) int64 {
+	t.Helper()
+	st, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Sys().(*syscall.Stat_t).Blocks
+}
+
+// An interface that is not listed, or not for this user, is not served.
+func TestNotServed(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	other := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"other": {}}})
+	if _, err := other.open(); !errors.Is(err, agentproto.ErrNotServed) {
+		t.Errorf("%v, want ErrNotServed", err)
+	}
+	g := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {Users: []uint32{60002}, MaxVIs: 5}}})
+	if n := g.nic(); n.Info().MaxVIs != 5 { // root may
+		t.Errorf("%d VIs, want 5", n.Info().MaxVIs)
+	}
+}
+
+// Who gets no connection more is told why.
+func TestNoRoom(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 1}}, Most: 1})
+	await.Until(t, "what startAgent has asked is over", func() bool {
+		n, err := g.open()
+		if err == nil {
+			t.Cleanup(func() { n.Close() })
+		}
+		return err == nil
+	})
+	for range 100 { // the agent hangs up before the client has asked, or after it
+		_, err := agentclient.Probe(g.socket)
+		if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "user 0 has 1 connections to the agent, of at most 1: end one") {
+			t.Fatalf("a connection more: %v, want ErrQuota", err)
+		}
+	}
+	_, err := g.rawAs(t, 60001).ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})
+	if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "all users together") {
+		t.Errorf("another user: %v, want ErrQuota", err)
+	}
+}

@@ -1,0 +1,203 @@
+package agentd_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
+)
+
+// The ways in which an interface goes and comes back. Where the peer stays its own interface has
+// not changed.
+var returns = []struct {
+	name      string
+	peerStays bool
+	away      func(t *testing.T, a, b *nstest.NS) (back func())
+}{
+	{"made anew", false, func(t *testing.T, a, b *nstest.NS) func() {
+		a.Remove(t)
+		return func() { nstest.Rejoin(t, a, b, nstest.Options{}) }
+	}},
+	{"lent, number kept", true, func(t *testing.T, a, _ *nstest.NS) func() {
+		back := a.MoveAway(t)
+		return func() { back(false) }
+	}},
+	{"lent, another number", true, func(t *testing.T, a, _ *nstest.NS) func() {
+		back := a.MoveAway(t)
+		return func() { back(true) }
+	}},
+}
+
+// An agent whose interface goes and comes back serves it again, to programs that have closed what
+// they had and to those that have not, and nothing is left of what was before. Programs hear of
+// it at once: those that are connected, and those that wait for a connection.
+func TestInterfaceReturns(t *testing.T) {
+	for _, how := range returns {
+		t.Run(how.name, func(t *testing.T) {
+			a, b := pair(t, nstest.Options{}, agentConfig{})
+			old, err := a.open(vipl.WithSilence(time.Minute))
+			if err != nil {
+				t.Fatal(err)
+			}
+			oldPeer, err := b.open(vipl.WithSilence(time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			falls := make(chan vipl.ErrorCode, 100)
+			old.ErrorCallback(func(e vipl.ErrorDescriptor) { falls <- e.Code })
+			oldPeer.ErrorCallback(func(e vipl.ErrorDescriptor) {})
+			s := &stream{from: newEnd(t, old), to: newEnd(t, oldPeer)}
+			connect(t, s.from, s.to, "before")
+			if err := s.step(); err != nil {
+				t.Fatal(err)
+			}
+			waited := make(chan error, 1)
+			go func() {
+				_, err := old.ConnectWait(vipl.NetAddress{Discriminator: []byte("nobody")}, waitLimit)
+				waited <- err
+			}()
+
+			back := how.away(t, a.ns, b.ns)
+			for _, e := range []*end{s.from, s.to} {
+				await.Until(t, "the connection ends", func() bool {
+					st, err := e.vi.Query()
+					return err == nil && st.State == vipl.Error
+				})
+			}
+			select {
+			case code := <-falls:
+				if code != vipl.ErrorCatastrophic {
+					t.Errorf("the first error is %v", code)
+				}
+			case <-time.After(waitLimit):
+				t.Error("the handler of errors is not called")
+			}
+			if err := <-waited; !errors.Is(err, vipl.ErrResource) {
+				t.Errorf("who waits for a connection has %v", err)
+			}
+			await.Until(t, "the agent says so", func() bool { return a.log.count("the interface is gone") == 1 })
+
+			back()
+			// The program that had the interface has its old handle still.
+			nic := a.nic(vipl.WithSilence(time.Minute))
+			for range 20 { // there is one queue: none of them shares that of the interface that went
+				more, err := a.open()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if i := more.Info().Index; i != a.ns.Index || !more.Query().Address.IsValid() {
+					t.Errorf("a further handle is on interface %d, of address %v; the new one is %d", i, more.Query().Address, a.ns.Index)
+				}
+				if err := more.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			peer := oldPeer
+			if !how.peerStays {
+				peer = b.nic(vipl.WithSilence(time.Minute))
+			}
+			again := &stream{from: newEnd(t, nic), to: newEnd(t, peer)}
+			connect(t, again.from, again.to, "after")
+			if err := again.step(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.from.vi.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{
+				Host: b.ns.IPv4, Discriminator: []byte("old"),
+			}, waitLimit); err == nil {
+				t.Error("the old handle connects")
+			}
+			if err := old.Close(); err != nil {
+				t.Errorf("the old handle: %v", err)
+			}
+			if how.peerStays {
+				defer func() {
+					if err := oldPeer.Close(); err != nil {
+						t.Error(err)
+					}
+				}()
+			} else if err := oldPeer.Close(); err != nil {
+				t.Errorf("the peer's old handle: %v", err)
+			}
+			if err := again.step(); err != nil {
+				t.Fatalf("after the old handle was closed: %v", err)
+			}
+			alone(t, a, nic)
+			// The next agent knows of the new interface alone.
+			a.kill()
+			a.start()
+			alone(t, a, nic)
+			last := &stream{from: newEnd(t, nic), to: newEnd(t, peer)}
+			connect(t, last.from, last.to, "last")
+			for _, s := range []*stream{again, last} {
+				if err := s.step(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// The memory that a program has of an interface that is gone is its user's, also for an agent
+// that comes later, whether there was one when it went or not; until the program lets go of it.
+func TestMemoryOfAnInterfaceThatIsGone(t *testing.T) {
+	for _, here := range []bool{false, true} {
+		t.Run(fmt.Sprintf("agent there: %v", here), func(t *testing.T) {
+			ns, _ := nstest.Pair(t, nstest.Options{})
+			g := startAgent(t, ns, agentConfig{})
+			r := g.raw(t).hello()
+			files := r.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}}, 3)
+			owned := func() (queues, pinned int) {
+				for _, u := range g.status(t).Users {
+					queues, pinned = queues+u.Queues, pinned+u.PinnedBytes
+				}
+				return queues, pinned
+			}
+			_, want := owned()
+			if !here {
+				g.kill()
+			}
+			link, err := ns.Netlink().LinkByIndex(ns.Index)
+			if err == nil {
+				err = ns.Netlink().LinkDel(link)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if here {
+				await.Until(t, "the agent says so", func() bool { return g.log.count("the interface is gone") == 1 })
+				g.kill()
+			}
+			for range 2 { // it is kept for the one after that, too
+				g.start()
+				if queues, pinned := owned(); queues != 1 || pinned != want || want < 8<<20 {
+					t.Errorf("charged for %d queues, %d bytes", queues, pinned)
+				}
+				g.kill()
+			}
+			g.start()
+			r.c.Close()
+			for _, f := range files {
+				f.Close()
+			}
+			await.Until(t, "nothing is charged", func() bool { queues, pinned := owned(); return queues == 0 && pinned == 0 })
+		})
+	}
+}
+
+// alone says that the queue of nic is all that the agent has, and all that anybody is
+// charged for.
+func alone(t *testing.T, a *agent, nic *vipl.NIC) {
+	t.Helper()
+	var st kagent.Status
+	await.Until(t, "nothing is left of the interface that went", func() bool {
+		st = a.status(t)
+		return len(st.NICs) == 1 && len(st.NICs[0].Leases) == 1 && len(st.Users) == 1 && st.Users[0].Queues == 1 &&
+			st.NICs[0].Index == a.ns.Index && st.Users[0].PinnedBytes == 16<<20+rings(nic)
+	})
+}

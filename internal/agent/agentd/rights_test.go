@@ -1,0 +1,75 @@
+package agentd
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"viaxdp/internal/base/rundir"
+)
+
+// In a directory of another user's the agent gives rights to the socket that it has made, and to
+// nothing that has taken its place.
+func TestRightsOfTheSocket(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	path, moved, victim := filepath.Join(dir, "agent.sock.new"), filepath.Join(dir, "moved"), filepath.Join(dir, "victim")
+	if err := os.WriteFile(victim, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := listenAlone(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := errors.Join(os.Rename(path, moved), os.Symlink(victim, path)); err != nil {
+		t.Fatal(err)
+	}
+	if err := setRights(l, 0o660, 60100); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]rights{victim: {0o600, 0}, moved: {0o660, 60100}} {
+		if got := rightsOf(t, name); got != want {
+			t.Errorf("%s: %+v, want %+v", filepath.Base(name), got, want)
+		}
+	}
+}
+
+type rights struct {
+	mode os.FileMode
+	gid  uint32
+}
+
+func rightsOf(t *testing.T, path string) rights {
+	t.Helper()
+	st, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rights{st.Mode().Perm(), st.Sys().(*syscall.Stat_t).Gid}
+}
+
+// An agent's directory stays when programs that made it end: containers may have it mounted.
+func TestDirectoryStays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := filepath.Join(t.TempDir(), "via-xdp")
+	if err := rundir.Make(filepath.Join(dir, "proc")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	d := Daemon{Socket: filepath.Join(dir, "agent.sock"), Ready: func(*Server) { stop() }}
+	if err := d.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	rundir.Unmake(filepath.Join(dir, "proc"))
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("the agent's directory: %v, %v; want it, and nothing in it", left, err)
+	}
+}

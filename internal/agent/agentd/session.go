@@ -1,0 +1,435 @@
+package agentd
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/termsafe"
+)
+
+// session is the queue of a program, from open until the program closes it or
+// dies. While an agent is away it has no connection.
+type session struct {
+	server *Server
+	uid    uint32
+	token  []byte
+	local  *kagent.Local
+	alive  *os.File // the reading end of a pipe that ends with the program
+	pinned int      // bytes: the memory, and the rings
+	socket uint64   // inode of the AF_XDP socket; 0: not known
+	once   sync.Once
+	// owed is what the session owes at its end, made once: when its interface goes, since the
+	// vault keeps nothing else of it then, or at the end.
+	owed func() []*pinnedQueue
+
+	mu   sync.Mutex
+	conn *conn
+	vis  int // charged
+	over bool
+}
+
+// tag is what the descriptor store keeps of a session.
+type tag struct {
+	Token  []byte
+	UID    uint32
+	Socket uint64 // inode
+}
+
+// open opens an interface for a program. It waits no longer than ctx.
+func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *kagent.Handout, *os.File, error) {
+	s := c.server
+	settings, ok := s.cfg.served(o.Interface, &c.cred)
+	if !ok {
+		return nil, nil, nil, s.cfg.errNotServed(o.Interface, &c.cred)
+	}
+	cfg := kagent.Config{
+		Interface: o.Interface, Queue: o.Queue, Mode: o.Mode, RequireMode: o.RequireMode,
+		ArenaBytes: o.ArenaBytes, Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
+		RxChunks: o.RxChunks, TxChunks: o.TxChunks, SingleBuffer: o.SingleBuffer, Steer: steering(o.Steer, c.cred.Uid),
+		Shared: true, FDStore: s.cfg.FDStore, MaxVIs: settings.MaxVIs, Port: settings.Port,
+		Holder:     kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: termsafe.Name(int(c.cred.Pid))},
+		NoZeroCopy: s.cfg.zeroCopy(o.Interface, &c.cred), Linger: s.linger(c.cred.Uid),
+	}
+	if settings.Mode > cfg.Mode {
+		cfg.Mode = settings.Mode
+	}
+	if cfg.ArenaBytes == 0 {
+		cfg.ArenaBytes = kagent.DefaultArena
+	}
+	if cfg.ArenaBytes < 0 {
+		return nil, nil, nil, fmt.Errorf("%w: an arena of %d bytes", agentproto.ErrProtocol, cfg.ArenaBytes)
+	}
+	pinned := cfg.PinnedBytes()
+	if err := s.charge(c.cred.Uid, 1, 0, pinned); err != nil {
+		return nil, nil, nil, err
+	}
+	n, h, alive, err := s.lease(ctx, cfg, c)
+	if err != nil {
+		s.refund(c.cred.Uid, 1, 0, pinned)
+		return nil, nil, nil, err
+	}
+	if i := &h.Info.Info; cfg.Steer != o.Steer && i.Steered == "" && n.local.Inputs() > 1 {
+		i.Notes = append(slices.Clip(i.Notes), "the indirection table, which moves the traffic of all, "+
+			"the agent changes for programs of root only")
+	}
+	return n, h, alive, nil
+}
+
+// linger is Config.Linger of kagent for a user's queue. Root can attach and detach programs without
+// the agent.
+func (s *Server) linger(uid uint32) time.Duration {
+	if uid == 0 {
+		return 0
+	}
+	return max(s.cfg.Linger, 0)
+}
+
+// steering is how a user's program may have the NIC changed: the indirection table
+// is everybody's.
+func steering(want kagent.Steering, uid uint32) kagent.Steering {
+	if want == kagent.SteerByRSS && uid != 0 {
+		return kagent.SteerByRules
+	}
+	return want
+}
+
+// lease opens the queue and makes it ready to be passed on. The quota has been
+// charged with cfg.PinnedBytes.
+func (s *Server) lease(ctx context.Context, cfg kagent.Config, c *conn) (_ *session, _ *kagent.Handout, theirs *os.File, err error) {
+	// Of all users: there are no more than queues, and to open one costs more than a look at each.
+	reapDead := func() bool { return s.reapDead(func(*session) bool { return true }) }
+	reapDead()
+	s.collect() // the pages of the dead may be all that the pool has
+	local, err := kagent.OpenContext(ctx, cfg)
+	if errors.Is(err, kagent.ErrQueueInUse) && reapDead() {
+		local, err = kagent.OpenContext(ctx, cfg)
+	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	n := &session{
+		server: s, uid: c.cred.Uid, token: make([]byte, agentproto.TokenLen), local: local, pinned: cfg.PinnedBytes(),
+		conn: c,
+	}
+	n.owed = sync.OnceValue(n.stillPinned)
+	rand.Read(n.token)
+	local.OnLinkLeft(n.linkLeft)
+	var st unix.Stat_t
+	if err := unix.Fstat(local.Queue().FD(), &st); err != nil {
+		return nil, nil, nil, joinClose(err, local)
+	}
+	n.socket = st.Ino
+	fds := make([]int, 2)
+	if err := unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return nil, nil, nil, joinClose(err, local)
+	}
+	n.alive, theirs = os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
+	t, err := json.Marshal(tag{n.token, n.uid, n.socket})
+	var h *kagent.Handout
+	if err == nil {
+		h, err = local.HandOut(t, fds[0])
+	}
+	if err != nil {
+		_, _ = n.alive.Close(), theirs.Close()
+		return nil, nil, nil, joinClose(err, local)
+	}
+	s.mu.Lock()
+	if s.closed { // nobody would close it
+		s.mu.Unlock()
+		h.Close()
+		_, _ = n.alive.Close(), theirs.Close()
+		return nil, nil, nil, joinClose(net.ErrClosed, local)
+	}
+	s.sessions[string(n.token)] = n
+	s.work.Add(1)
+	s.mu.Unlock()
+	go n.watch()
+	return n, h, theirs, nil
+}
+
+// watch ends the session when the program is dead.
+func (n *session) watch() {
+	defer n.server.work.Done()
+	i := n.local.Info()
+	n.local.OnGone(func() {
+		s := n.server
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.closed {
+			return
+		}
+		s.work.Go(func() { // not here, where locks are held
+			n.owed()
+			s.log.Warn("the interface is gone; programs that open it when it is back are served", "interface", i.Interface, "index", i.Index, "queue", i.Queue, "user", n.uid)
+		})
+	})
+	kagent.AwaitDeath(n.alive) // or the server's end
+	if !n.server.isClosed() {
+		_ = n.end(true)
+	}
+}
+
+// bringOut ends those sessions that concern the caller whose programs are dead, or waits
+// until others have ended them, and tells whether there were any. The others cost the
+// caller nothing.
+func (s *Server) reapDead(concern func(*session) bool) (any bool) {
+	s.mu.Lock()
+	var all []*session
+	for _, n := range s.sessions {
+		if concern(n) {
+			all = append(all, n)
+		}
+	}
+	s.mu.Unlock()
+	for _, n := range all {
+		if n.isDead() && !s.isClosed() { // which lets go of the living, too
+			_ = n.end(true)
+			any = true
+		}
+	}
+	return any
+}
+
+// isDead tells whether the session ends, or its program is dead.
+func (n *session) isDead() bool {
+	n.mu.Lock()
+	over := n.over
+	n.mu.Unlock()
+	if over {
+		return true
+	}
+	return kagent.IsDead(n.alive)
+}
+
+// end takes all back that the session has. died says that the program did not
+// close it.
+func (n *session) end(died bool) (err error) {
+	n.once.Do(func() {
+		s := n.server
+		n.mu.Lock()
+		n.over = true
+		c, vis := n.conn, n.vis
+		n.mu.Unlock()
+		if died {
+			s.count(func(c *kagent.DaemonCounter) { c.Deaths++ })
+			n.local.ResetPeers()
+		}
+		owed := n.owed()
+		if err = n.local.Close(); err != nil {
+			s.log.Error("a session is not closed cleanly", "user", n.uid, "error", err)
+		}
+		s.refund(n.uid, 0, vis, 0)
+		s.track(owed...)
+		s.mu.Lock()
+		delete(s.sessions, string(n.token)) // until now bringOut waits for it
+		s.mu.Unlock()
+		_ = n.alive.Close()
+		if c != nil && died {
+			c.hangUp()
+		}
+		s.log.Info("queue closed", "interface", n.local.Info().Interface, "queue", n.local.Info().Queue,
+			"user", n.uid, "died", died)
+	})
+	return err
+}
+
+// attach gives a session back to the program that has its token.
+func (s *Server) attach(token []byte, c *conn) (*session, error) {
+	s.mu.Lock()
+	n := s.sessions[string(token)]
+	s.mu.Unlock()
+	if n == nil || n.uid != c.cred.Uid || !bytes.Equal(n.token, token) {
+		return nil, agentproto.ErrToken
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	// It may come again before what became of its last attempt has been seen here.
+	for before := n.conn; before != nil && before.isHungUp(); before = n.conn {
+		n.mu.Unlock()
+		select {
+		case <-before.ended:
+		case <-s.done:
+		}
+		n.mu.Lock()
+		if n.conn == before {
+			break
+		}
+	}
+	if n.conn != nil || n.over {
+		return nil, fmt.Errorf("%w that has no connection", agentproto.ErrToken)
+	}
+	n.conn = c
+	return n, nil
+}
+
+// detach takes the session from a connection on which the program has not come back after all.
+// If the program is dead, watch sees it.
+func (n *session) detach(c *conn) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.conn == c {
+		n.conn = nil
+	}
+}
+
+// readTag reads what the descriptor store has kept of a session with so much memory.
+func readTag(b []byte, pinned int) (t tag, err error) {
+	if err := json.Unmarshal(b, &t); err != nil {
+		return tag{}, err
+	}
+	if len(t.Token) != agentproto.TokenLen {
+		return tag{}, fmt.Errorf("a token of %d bytes, want %d", len(t.Token), agentproto.TokenLen)
+	}
+	if pinned <= 0 || pinned > mostPinned {
+		return tag{}, fmt.Errorf("a memory of %d bytes", pinned)
+	}
+	return t, nil
+}
+
+// restore takes over the sessions of an agent before this one.
+func (s *Server) restore(kept []kagent.Entry) {
+	if len(kept) == 0 {
+		return
+	}
+	defer s.collectLater()
+	all, err := kagent.Restore(s.cfg.FDStore, kept)
+	if err != nil {
+		s.log.Error("not all could be taken over", "error", err)
+	}
+	for _, r := range all {
+		if r.Local == nil {
+			s.restoreLost(&r)
+			continue
+		}
+		info := r.Local.Info()
+		pinned := info.PinnedBytes()
+		t, err := readTag(r.Tag, pinned)
+		s.mu.Lock()
+		if s.sessions[string(t.Token)] != nil && err == nil {
+			err = errors.New("another one has its token")
+		}
+		s.mu.Unlock()
+		if err != nil {
+			s.log.Error("a session cannot be taken over", "error", err)
+			_, _ = r.Local.Close(), r.Alive.Close()
+			continue
+		}
+		n := &session{
+			server: s, uid: t.UID, token: t.Token, socket: t.Socket, local: r.Local, alive: r.Alive,
+			pinned: pinned, vis: r.Local.VIs(),
+		}
+		n.owed = sync.OnceValue(n.stillPinned)
+		shmLinks := n.local.OnLinkLeft(n.linkLeft)
+		s.mu.Lock()
+		// It had it before, whatever the quota says now.
+		s.account(n.uid).book(1, n.vis, n.pinned+shmLinks*kagent.LinkBytes)
+		s.sessions[string(n.token)] = n
+		s.work.Add(1)
+		s.mu.Unlock()
+		s.log.Info("queue taken over", "interface", r.Local.Info().Interface, "queue", r.Local.Info().Queue, "user", n.uid)
+		go n.watch()
+	}
+}
+
+// restoreLost takes over what is left of a session whose interface went away while there was no
+// agent: the memory that its program still has.
+func (s *Server) restoreLost(r *kagent.Restored) {
+	d := &pinnedQueue{pinned: r.Size, alive: r.Alive, memory: r.Memory}
+	t, err := readTag(r.Tag, r.Size)
+	if err != nil {
+		s.log.Error("what a program of an interface that is gone has cannot be taken over", "error", err)
+		d.close()
+		return
+	}
+	d.uid, d.socket = t.UID, t.Socket
+	d.keep(s.cfg.FDStore)
+	s.mu.Lock()
+	s.account(d.uid).book(1, 0, d.pinned)
+	s.pinnedQueues[d] = struct{}{}
+	s.mu.Unlock()
+}
+
+// connected notes whom to tell when the program dies: not the peer of a connection
+// with a key, which believes nobody but the program.
+func (n *session) connected(ours kagent.Offer, from netip.Addr, theirs kagent.Offer, peer netip.Addr) {
+	if ours.Handshake == "" {
+		n.local.Connected(ours.VI, kagent.PeerReset{From: from, To: peer, VI: theirs.VI, Key: theirs.Key, Seq: theirs.Seq})
+	}
+}
+
+// lane joins the session's queue with that of VI peer. A user that has missed too often gets the
+// answer of one that misses, whether or not there is such a VI.
+func (n *session) shmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
+	s := n.server
+	if !s.misses.left(n.uid, time.Now()) {
+		return nil, n.local.NoLink(peer)
+	}
+	end, err := n.chargedLink(peer)
+	if errors.Is(err, kagent.ErrUnreachable) {
+		s.misses.add(n.uid, time.Now())
+	}
+	return end, err
+}
+
+// chargedLane is lane, whoever asks. The user is charged for the memory when the program gets that
+// lane for the first time.
+func (n *session) chargedLink(peer uint32) (*kagent.ShmLinkEnd, error) {
+	end, _, err := n.local.ChargedLink(peer, false)
+	if !errors.Is(err, kagent.ErrLinkUncharged) {
+		return end, err
+	}
+	if err := n.server.charge(n.uid, 0, 0, kagent.LinkBytes); err != nil {
+		return nil, fmt.Errorf("a VI of another queue of this interface is reached by a shared-memory link: %w", err)
+	}
+	end, took, err := n.local.ChargedLink(peer, true)
+	if !took {
+		n.server.refund(n.uid, 0, 0, kagent.LinkBytes)
+	}
+	return end, err
+}
+
+// laneLeft is called when the program has let go of a lane.
+func (n *session) linkLeft() { n.server.refund(n.uid, 0, 0, kagent.LinkBytes) }
+
+// newVI hands out a VI number, if the quota allows one more.
+func (n *session) newVI() (uint32, error) {
+	if err := n.server.charge(n.uid, 0, 1, 0); err != nil {
+		return 0, err
+	}
+	num, err := n.local.NewVI()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err == nil && !n.over {
+		n.vis++
+		return num, nil
+	}
+	n.server.refund(n.uid, 0, 1, 0)
+	return num, err
+}
+
+func (n *session) freeVI(num uint32) {
+	if !n.local.HasVI(num) {
+		return
+	}
+	n.local.FreeVI(num)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.over {
+		n.vis--
+		n.server.refund(n.uid, 0, 1, 0)
+	}
+}

@@ -1,0 +1,316 @@
+package agentd_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// charged waits until root is charged with so many bytes, and with no others.
+func (a *agent) charged(t *testing.T, what string, bytes int) {
+	t.Helper()
+	has := 0
+	defer func() {
+		if has != bytes {
+			t.Errorf("%s: %d bytes are charged, want %d", what, has, bytes)
+		}
+	}()
+	await.Until(t, fmt.Sprintf("%s: %d bytes are charged", what, bytes), func() bool {
+		has = 0
+		for _, u := range a.status(t).Users {
+			has += u.PinnedBytes
+		}
+		return has == bytes
+	})
+}
+
+// pins is what the queues of NICs pin.
+func pins(all ...*vipl.NIC) (sum int) {
+	for _, n := range all {
+		sum += n.Info().Arena.Size + rings(n)
+	}
+	return sum
+}
+
+// The memory of a lane counts at either end, once for all connections, also by the next agent, which
+// hands out the same. When one queue is given back it counts at the other end until the program
+// there has ended the connections over it.
+func TestQuotaOfLink(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	g := startAgent(t, ns, agentConfig{})
+	native := vipl.WithMode(xdpnic.ModeNative, true)
+	a, err := g.open(native, vipl.WithQueue(0), vipl.WithSilence(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := g.nic(native, vipl.WithQueue(1), vipl.WithSilence(time.Minute))
+	g.charged(t, "without a connection", pins(a, b))
+	const shmLink = kagent.LinkBytes
+	ea, eb := newEnd(t, a), newEnd(t, b)
+	connect(t, ea, eb, "first")
+	exchange(t, ea, eb, "by the lane")
+	g.charged(t, "with one", pins(a, b)+2*shmLink)
+	second := newEnd(t, b)
+	connect(t, newEnd(t, a), second, "second")
+	g.charged(t, "with two", pins(a, b)+2*shmLink)
+
+	g.kill()
+	g.start()
+	g.charged(t, "at the next agent", pins(a, b)+2*shmLink)
+	third := newEnd(t, b)
+	connect(t, newEnd(t, a), third, "third")
+	exchange(t, ea, eb, "goes on")
+	g.charged(t, "with one more there", pins(a, b)+2*shmLink)
+
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g.charged(t, "of the end that is left", pins(b)+shmLink)
+	c := g.nic(native, vipl.WithQueue(0), vipl.WithSilence(time.Minute))
+	ec, ed := newEnd(t, c), newEnd(t, b)
+	connect(t, ec, ed, "with the queue's next holder")
+	g.charged(t, "with another lane", pins(b, c)+3*shmLink)
+	g.kill()
+	g.start()
+	g.charged(t, "at the agent after that", pins(b, c)+3*shmLink)
+	for _, e := range []*end{eb, second, third} {
+		if err := e.vi.Disconnect(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.charged(t, "after the end of the connections", pins(b, c)+2*shmLink)
+	exchange(t, ec, ed, "by the other lane")
+}
+
+// rawLane is a raw program with a queue and a VI.
+type rawLink struct {
+	*raw
+	queue   []*os.File // socket, memory, sign of life
+	vi      uint32
+	shmLink []*os.File // memory, bells
+}
+
+func (a *agent) rawLink(t *testing.T, program *raw) *rawLink {
+	t.Helper()
+	r := &rawLink{raw: program.hello()}
+	r.queue = r.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+		Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative,
+	}}, 3)
+	reply, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.vi = reply.VI
+	t.Cleanup(r.close)
+	return r
+}
+
+func (r *rawLink) close() {
+	for _, f := range append(r.queue, r.shmLink...) {
+		f.Close()
+	}
+	r.c.Close()
+}
+
+// join gets the lane to another one, and fills its memory.
+func (r *rawLink) join(t *testing.T, other *rawLink) {
+	t.Helper()
+	r.shmLink = r.files(agentproto.Request{ID: 4, Op: agentproto.OpShmLink, VI: other.vi}, 3)
+	if _, err := r.shmLink[0].WriteAt(make([]byte, kagent.LinkBytes), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The memory of a lane counts as long as a program pins it: at the end that has hung up until its
+// socket is gone, at the other end until the bell is closed, at this agent and the next. Then the
+// pages are gone, although the programs still have the memory.
+func TestQuotaOfKeptLink(t *testing.T) {
+	const shmLink = kagent.LinkBytes
+	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()
+	for _, first := range []string{"the one that has hung up", "the other one", "neither: both hang up"} {
+		t.Run(first, func(t *testing.T) {
+			ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+			g := startAgent(t, ns, agentConfig{})
+			a, b := g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t))
+			a.join(t, b)
+			g.charged(t, "at one end", 2*queue+shmLink)
+			b.join(t, a)
+			g.charged(t, "at both ends", 2*queue+2*shmLink)
+			a.c.Close()
+			await.Until(t, "the session is over", func() bool { return len(g.status(t).NICs[0].Leases) == 1 })
+			g.charged(t, "with a socket that is kept", 2*queue+2*shmLink)
+			g.kill()
+			g.start()
+			g.charged(t, "at the next agent", 2*queue+2*shmLink)
+
+			letGo := func() {
+				a.queue[0].Close()
+				a.queue[2].Close()
+			}
+			freed := func() { await.Until(t, "the pages are freed", func() bool { return blocks(t, b.shmLink[0]) == 0 }) }
+			there := func() {
+				t.Helper()
+				if blocks(t, b.shmLink[0]) == 0 {
+					t.Error("the memory is gone that a program is charged with")
+				}
+			}
+			back := g.raw(t).hello()
+			defer back.c.Close()
+			switch first {
+			case "the one that has hung up":
+				letGo()
+				g.charged(t, "when it has let go", queue+shmLink)
+				there()
+				b.shmLink[1].Close()
+				b.shmLink[2].Close()
+				g.charged(t, "when the other one has, too", queue)
+				freed()
+			case "the other one":
+				b.shmLink[1].Close()
+				g.charged(t, "with a bell of two", 2*queue+2*shmLink)
+				there()
+				b.shmLink[2].Close()
+				g.charged(t, "without a bell", 2*queue+shmLink)
+				freed()
+				letGo()
+				g.charged(t, "at the end", queue)
+			default:
+				b.queue[0].Close()
+				b.queue[2].Close()
+				g.charged(t, "when the other one is gone", queue+shmLink)
+				freed()
+				letGo()
+				g.charged(t, "at the end", 0)
+			}
+		})
+	}
+}
+
+// A lane that the quota does not have room for is refused with cause and remedy, and so is the connect:
+// there is no other way between two queues of one interface. Nothing is charged for it, and what
+// there was goes on.
+func TestQuotaRefusesLink(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	const room = 32<<20 + kagent.LinkBytes/2
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: room}}})
+	native := vipl.WithMode(xdpnic.ModeNative, true)
+	a, b := g.nic(native, vipl.WithQueue(0)), g.nic(native, vipl.WithQueue(1))
+	ea, eb := newEnd(t, a), newEnd(t, b)
+	accepted := make(chan error, 1)
+	go func() {
+		c, err := b.ConnectWait(vipl.NetAddress{Discriminator: []byte("d")}, waitLimit)
+		if err == nil {
+			if err = c.Accept(eb.vi); err != nil {
+				err = errors.Join(err, c.Reject())
+			}
+		}
+		accepted <- err
+	}()
+	remote := vipl.NetAddress{Host: b.Query().Address, Discriminator: []byte("d")}
+	var err error
+	await.Until(t, "the other side waits", func() bool {
+		_, err = ea.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit)
+		return !errors.Is(err, vipl.ErrNoMatch)
+	})
+	if err == nil {
+		t.Error("the connect is not refused")
+	}
+	err = <-accepted
+	if !errors.Is(err, agentproto.ErrQuota) || !errors.Is(err, vipl.ErrResource) ||
+		!strings.Contains(err.Error(), "shared-memory link") || !strings.Contains(err.Error(), "raise it in the agent's settings") {
+		t.Errorf("accept: %v, want ErrResource for the quota, with cause and remedy", err)
+	}
+	g.charged(t, "after the refusal", pins(a, b))
+	// On one queue they need none.
+	other := newEnd(t, a)
+	connect(t, ea, other, "one queue")
+	exchange(t, ea, other, "without a lane")
+}
+
+// A user who has asked for lanes to VIs that there are not, too often, hears of no VI any more, in
+// the same words, also by another connection after all of its own had ended. Other users do.
+func TestLinkMisses(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	g := startAgent(t, ns, agentConfig{})
+	const user = 60001
+	victim, third := g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t))
+	shmLink := func(r *rawLink, vi uint32) error {
+		t.Helper()
+		reply, err := r.ask(agentproto.Request{ID: 5, Op: agentproto.OpShmLink, VI: vi})
+		if err == nil && reply.ShmLink == nil {
+			t.Fatal("neither a lane nor an error")
+		}
+		return err
+	}
+	guess := func(r *rawLink, times int) (err error) {
+		t.Helper()
+		for range times {
+			if err = shmLink(r, victim.vi^1<<16); !errors.Is(err, kagent.ErrUnreachable) {
+				t.Fatalf("a VI that is not there: %v, want ErrUnreachable", err)
+			}
+		}
+		return err
+	}
+	r := g.rawLink(t, g.rawAs(t, user))
+	guess(r, 10)
+	if err := shmLink(r, victim.vi); err != nil {
+		t.Errorf("after ten misses: %v", err)
+	}
+	// From time to time a miss is allowed again, perhaps just before the program asks for the victim's.
+	var missed, refused error
+	await.Until(t, "the victim's VI is denied", func() bool {
+		missed = guess(r, 100)
+		r.close()
+		await.Until(t, "the user is forgotten", func() bool {
+			for _, u := range g.status(t).Users {
+				if u.UID == user {
+					return false
+				}
+			}
+			return true
+		})
+		r = g.rawLink(t, g.rawAs(t, user))
+		refused = shmLink(r, victim.vi)
+		return refused != nil
+	})
+	number := func(err error, vi uint32) string {
+		return strings.ReplaceAll(err.Error(), fmt.Sprintf("%#x", vi), "VI")
+	}
+	if a, b := number(missed, victim.vi^1<<16), number(refused, victim.vi); a != b {
+		t.Errorf("the answers differ: %q, %q", a, b)
+	}
+	if err := shmLink(third, victim.vi); err != nil {
+		t.Errorf("another user: %v", err)
+	}
+}
+
+// A user who has used up the quota still gets the lanes that its programs have.
+func TestQuotaUsedUpByLink(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: 3*queue + 2*kagent.LinkBytes}}})
+	a, b, c := g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t))
+	a.join(t, b)
+	b.join(t, a)
+	for range 3 {
+		for _, f := range a.shmLink {
+			f.Close()
+		}
+		a.join(t, b)
+	}
+	if _, err := a.ask(agentproto.Request{ID: 6, Op: agentproto.OpShmLink, VI: c.vi}); !errors.Is(err, agentproto.ErrQuota) {
+		t.Errorf("one lane more: %v, want ErrQuota", err)
+	}
+	g.charged(t, "at the end", 3*queue+2*kagent.LinkBytes)
+}

@@ -1,0 +1,195 @@
+package agentd
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/lab/await"
+)
+
+// slowToClose is a TCP connection that lingers for an hour as it is closed; let ends that.
+func slowToClose(t *testing.T) (c *net.TCPConn, let func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	out, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := l.Accept() // and nobody reads
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = out.(*net.TCPConn)
+	if err := c.SetLinger(3600); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for full := false; !full; {
+		if err := raw.Control(func(fd uintptr) {
+			_, err := unix.Write(int(fd), make([]byte, 1<<20))
+			full = errors.Is(err, unix.EAGAIN)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c, func() { in.(*net.TCPConn).SetLinger(0); in.Close() }
+}
+
+// sendAlong sends b, which nobody reads yet, with the descriptor of a connection: the receiver has
+// the only one then.
+func sendAlong(c *net.UnixConn, b []byte, slow *net.TCPConn) error {
+	f, err := slow.File()
+	if err != nil {
+		return err
+	}
+	_, _, err = c.WriteMsgUnix(b, unix.UnixRights(int(f.Fd())), nil)
+	return errors.Join(err, slow.Close(), f.Close())
+}
+
+// A program that has the kernel take long over closing what it has sent along holds up
+// neither its session's end nor the agent's.
+func TestHeldUp(t *testing.T) {
+	s, err := New(Config{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.leaveTime = 100 * time.Millisecond
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}) // as before Linux 6.16
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	hello, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}, agentproto.MaxRequest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow, let := slowToClose(t)
+	if err := sendAlong(c, hello, slow); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx, l) }()
+	defer s.talks.Wait()
+	defer let()
+	taken := func() bool { // the reader has taken the message, and not answered
+		n := 0
+		raw, err := c.SyscallConn()
+		if err == nil {
+			err = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+		}
+		return err == nil && n == 0
+	}
+	await.Until(t, "the agent reads", taken)
+	_ = os.Remove(socket)
+	cancel()
+	select {
+	case err := <-served:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the agent does not end")
+	}
+}
+
+// What a program has sent before it was hung up on is not done any more, though it can still
+// be read.
+func TestNothingAfterHangUp(t *testing.T) {
+	s, err := New(Config{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "agent.sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	program, err := net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	accepted, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	hello, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}, agentproto.MaxRequest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := program.Write(hello); err != nil {
+		t.Fatal(err)
+	}
+	c := &conn{server: s, c: accepted}
+	c.hangUp()
+	if err := c.talk(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("%v, want that the connection is closed", err)
+	}
+}
+
+// warned passes on what is logged.
+type warned chan string
+
+func (w warned) Write(b []byte) (int, error) {
+	w <- string(b)
+	return len(b), nil
+}
+
+// A request that is being done is waited for, however long it takes.
+func TestEndWaitsForWork(t *testing.T) {
+	log := make(warned, 16)
+	s, err := New(Config{Log: slog.New(slog.NewTextHandler(log, nil))}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.leaveTime = time.Millisecond
+	c := &conn{server: s}
+	s.conns[c] = struct{}{}
+	s.talks.Add(1)
+	ended := make(chan bool, 1)
+	go func() { ended <- s.await() }()
+	if text := <-log; !strings.Contains(text, "still being done") {
+		t.Error(text)
+	}
+	select {
+	case <-ended:
+		t.Error("it has not waited")
+	default:
+	}
+	c.receiving.Store(true) // and the kernel holds that up
+	if <-ended {
+		t.Error("it takes the connection for ended")
+	}
+	if text := <-log; !strings.Contains(text, "the kernel") {
+		t.Error(text)
+	}
+	s.talks.Done()
+	if !s.await() {
+		t.Error("it waits for a connection that has ended")
+	}
+}

@@ -1,0 +1,320 @@
+package agentproto
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"reflect"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+)
+
+// FuzzRequest: whatever comes, parsing ends with a request that is whole, or an
+// error that matches ErrProtocol; what was parsed is read again the same.
+func FuzzRequest(f *testing.F) {
+	for op := range needs {
+		b, err := json.Marshal(Request{
+			ID: 7, Op: op, Versions: []int{1}, Token: make([]byte, TokenLen), Open: &Open{Interface: "via0"}, Target: 3,
+			VI: 1, Peer: netip.MustParseAddr("10.0.0.1"), Local: &kagent.Address{}, Remote: &kagent.Address{Disc: []byte("x")},
+			Offer: &kagent.Offer{VI: 1}, Handle: 5, Timeout: 1,
+		})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte(`{"id":1,"op":"link"} x`))
+	f.Add([]byte(`{"id":1,"op":"wait","local":{"Host":"fe80::1%eth0","Disc":"AAAA"}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		q, err := ParseRequest(b)
+		if err != nil {
+			if !errors.Is(err, ErrProtocol) {
+				t.Fatalf("%v", err)
+			}
+			return
+		}
+		if _, known := needs[q.Op]; !known || q.ID == 0 || q.Timeout < 0 {
+			t.Fatalf("%+v", q)
+		}
+		again, err := json.Marshal(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := ParseRequest(again)
+		if err != nil || !reflect.DeepEqual(normal(q), normal(r)) {
+			t.Fatalf("%+v is read again as %+v, %v", q, r, err)
+		}
+	})
+}
+
+// FuzzReply: whatever an agent says, reading it takes no more than its length, and ends with a message that is
+// read again the same, or an error.
+func FuzzReply(f *testing.F) {
+	for _, r := range []Reply{
+		{ID: 1, Welcome: &Welcome{Version: 1, PID: 2, Netns: [2]uint64{3, 4}}},
+		{ID: 2, Opened: &Opened{Token: make([]byte, TokenLen)}},
+		{ID: 3, Error: NewError(kagent.ErrNoMatch)},
+		{ID: 4, Incoming: &Incoming{Handle: 5, Local: kagent.Address{Disc: []byte("x")}}},
+		{ID: 5, Neighbors: []kagent.Neighbor{{}}, Link: &kagent.Link{}, Path: &kagent.Path{}},
+		{Ended: 6, Error: NewError(&kagent.RejectedError{Reason: wire.CMReasonQoS})},
+	} {
+		b, err := Encode(r, MaxReply)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte{0, 0, 0, 0})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, '{', '}'})
+	f.Add([]byte("\x00\x00\x00\x04null"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		in := bytes.NewReader(b)
+		r, err := parseReply(in)
+		if err != nil {
+			return
+		}
+		if took := len(b) - in.Len(); took != 4+int(binary.BigEndian.Uint32(b)) {
+			t.Fatalf("%d bytes were read of %x", took, b[:4])
+		}
+		if r.Error != nil {
+			_ = r.Error.Error()
+		}
+		// What was read is written in one form, which stays what it is.
+		one, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back Reply
+		if err := json.Unmarshal(one, &back); err != nil {
+			t.Fatalf("%s: %v", one, err)
+		}
+		if two, err := json.Marshal(back); err != nil || !bytes.Equal(one, two) {
+			t.Fatalf("%s is read again as %s, %v", one, two, err)
+		}
+	})
+}
+
+// normal makes empty slices nil: they are left out.
+func normal(q Request) Request {
+	if len(q.Versions) == 0 {
+		q.Versions = nil
+	}
+	if len(q.Token) == 0 {
+		q.Token = nil
+	}
+	return q
+}
+
+// Each operation has what it needs, and is refused without it.
+func TestNeeds(t *testing.T) {
+	for op, need := range needs {
+		_, err := ParseRequest([]byte(fmt.Sprintf(`{"id":1,"op":%q}`, op)))
+		if (err == nil) != (need == nil) || err != nil && !errors.Is(err, ErrProtocol) {
+			t.Errorf("%s alone: %v", op, err)
+		}
+		if _, err := ParseRequest([]byte(fmt.Sprintf(`{"op":%q}`, op))); err == nil {
+			t.Errorf("%s without a number: no error", op)
+		}
+	}
+	for _, open := range []string{
+		`{"interface":"via0","queue":-1,"mode":4}`, `{"interface":"via0","queue":0,"hugepages":3}`,
+		`{"interface":"via0","queue":0,"hugepages":-1}`, `{"interface":"","queue":0}`,
+		`{"interface":"via0","queue":0,"steer":3}`,
+		`{"interface":"longer than an interface","queue":0}`,
+	} {
+		if _, err := ParseRequest([]byte(`{"id":1,"op":"open","open":` + open + `}`)); !errors.Is(err, ErrProtocol) {
+			t.Errorf("open %s: %v, want ErrProtocol", open, err)
+		}
+	}
+	both := `{"id":1,"op":"wait","handle":1,"local":{"Host":"","Disc":""}}`
+	if _, err := ParseRequest([]byte(both)); err == nil {
+		t.Error("a wait for two things: no error")
+	}
+}
+
+// An error keeps its identity on the way.
+func TestErrorOnItsWay(t *testing.T) {
+	for _, err := range []error{
+		kagent.ErrNoMatch, kagent.ErrUnreachable, kagent.ErrListening, kagent.ErrNoVI, kagent.ErrQueueInUse,
+		kagent.ErrState, kagent.ErrCancelled, kagent.ErrVanished, ErrQuota, ErrQueueQuota, ErrNotServed, ErrToken, unix.EBUSY,
+		fs.ErrClosed, context.Canceled,
+	} {
+		wrapped := &kagent.OpError{Op: "open", Link: "via0", Err: fmt.Errorf("because: %w", err)}
+		b, merr := json.Marshal(NewError(wrapped))
+		if merr != nil {
+			t.Fatal(merr)
+		}
+		var e *Error
+		if err := json.Unmarshal(b, &e); err != nil {
+			t.Fatal(err)
+		}
+		want := err
+		if err == fs.ErrClosed {
+			continue // kagent.ErrClosed is what goes on the way
+		}
+		if !errors.Is(e, want) || e.Error() != wrapped.Error() {
+			t.Errorf("%v arrives as %v", wrapped, e)
+		}
+		if kagent.Unavailable(e) != kagent.Unavailable(wrapped) {
+			t.Errorf("%v: unavailable %v there, %v here", wrapped, kagent.Unavailable(wrapped), kagent.Unavailable(e))
+		}
+	}
+	e := NewError(fmt.Errorf("x: %w", &kagent.RejectedError{Reason: wire.CMReasonQoS}))
+	var r *kagent.RejectedError
+	if !errors.As(e, &r) || r.Reason != wire.CMReasonQoS || !errors.Is(e, kagent.ErrRejected) {
+		t.Errorf("rejection: %v", e)
+	}
+	if !kagent.Unavailable(NewError(unix.EPERM)) || NewError(nil) != nil {
+		t.Error("EPERM is no lack of privilege, or no error is one")
+	}
+}
+
+// pair makes two ends of a connection.
+func pair(t *testing.T) (ends [2]*net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "pair")
+		c, err := net.FileConn(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		ends[i] = c.(*net.UnixConn)
+		t.Cleanup(func() { c.Close() })
+	}
+	return ends
+}
+
+// An agent that sends more descriptors than a message has does not fill the program's table
+// with them: more at once are an error instead of the reply, more in all the connection's end.
+func TestTooManyFiles(t *testing.T) {
+	open := func() (n int) {
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	ends := pair(t)
+	r := Reader{C: ends[1]}
+	before := open()
+	own, err := ends[0].File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([]*os.File, MaxFiles+1)
+	for i := range all {
+		all[i] = own
+	}
+	if err := WriteReply(ends[0], &Reply{ID: 7, VI: 9}, all...); err != nil {
+		t.Fatal(err)
+	}
+	reply, files, err := r.ReadReply()
+	if err != nil || len(files) != 0 || reply.ID != 7 || reply.VI != 0 || reply.Error == nil || !errors.Is(reply.Error, unix.EMFILE) {
+		t.Errorf("%+v, %d files, %v", reply, len(files), err)
+	}
+	// The next one is not meant.
+	if err := WriteReply(ends[0], &Reply{ID: 8}, all[:MaxFiles]...); err != nil {
+		t.Fatal(err)
+	}
+	reply, files, err = r.ReadReply()
+	if err != nil || len(files) != MaxFiles || reply.ID != 8 || reply.Error != nil {
+		t.Errorf("%+v, %d files, %v", reply, len(files), err)
+	}
+	for _, f := range files {
+		f.Close()
+	}
+	b, err := Encode(&Reply{ID: 9}, MaxReply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := int(own.Fd())
+	for i := range b {
+		if _, _, err := ends[0].WriteMsgUnix(b[i:i+1], unix.UnixRights(fd, fd), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, files, err = r.ReadReply()
+	if !errors.Is(err, ErrProtocol) || len(files) > 2*MaxFiles {
+		t.Errorf("%d files, %v", len(files), err)
+	}
+	for _, f := range files {
+		f.Close()
+	}
+	own.Close()
+	if after := open(); after != before {
+		t.Errorf("%d descriptors are open, %d before", after, before)
+	}
+}
+
+// A reply and its descriptors arrive together, whatever is before and behind.
+func TestReplyWithFiles(t *testing.T) {
+	ends := pair(t)
+	file, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	go func() {
+		_ = WriteReply(ends[0], &Reply{ID: 1})
+		_ = WriteReply(ends[0], &Reply{ID: 2, Opened: &Opened{Token: bytes.Repeat([]byte("x"), 300_000)}}, file, file)
+		_ = WriteReply(ends[0], &Reply{ID: 3})
+	}()
+	r := Reader{C: ends[1]}
+	got := map[uint64]int{}
+	for range 3 {
+		reply, files, err := r.ReadReply()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[reply.ID] = len(files)
+		for _, f := range files {
+			if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+				t.Errorf("flags %#x, %v: not close-on-exec", flags, err)
+			}
+			f.Close()
+		}
+	}
+	if diff := cmp.Diff(map[uint64]int{1: 0, 2: 2, 3: 0}, got); diff != "" {
+		t.Errorf("files by reply (-want +got):\n%s", diff)
+	}
+	// A length that is out of bounds is refused before anything is read.
+	for _, head := range [][]byte{{0, 0, 0, 0}, {0xff, 0xff, 0xff, 0xff}} {
+		if _, err := ReadRequest(bytes.NewReader(head), nil); !errors.Is(err, ErrProtocol) {
+			t.Errorf("%x: %v", head, err)
+		}
+	}
+}
+
+// The handshake of a connection with a pre-shared key passes unchanged, whatever its
+// bytes.
+func TestHandshakePasses(t *testing.T) {
+	odd := kagent.Opaque([]byte{0, 0xff, 0xc0, '"', '\\', 0x80, '\n'})
+	q := Request{
+		ID: 1, Op: OpAccept, Handle: 2, Offer: &kagent.Offer{VI: 1, Handshake: odd, Confirm: odd + odd}, Proof: []byte(odd),
+	}
+	b, err := Encode(q, MaxRequest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := ReadRequest(bytes.NewReader(b), make([]byte, MaxRequest))
+	if err != nil || !reflect.DeepEqual(q, r) {
+		t.Errorf("%+v, %v, want %+v", r, err, q)
+	}
+}

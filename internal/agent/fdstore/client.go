@@ -1,0 +1,463 @@
+package fdstore
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/rundir"
+)
+
+var _ kagent.FDStore = (*Client)(nil)
+
+// How long the descriptor store may take for anything, and before it answers for the first time:
+// it is a process that has just been started, perhaps on a machine with much to do.
+const (
+	answerTime = 5 * time.Second
+	startTime  = 30 * time.Second
+)
+
+// How long a descriptor store that has ended is waited for before another is started, the
+// first time and at most.
+const (
+	mendSoon   = 10 * time.Millisecond
+	mendLatest = 5 * time.Second
+)
+
+var (
+	errReplaced = errors.New("fdstore: another agent has it now")
+	errEnded    = errors.New("fdstore: it has ended, and another one is being started")
+)
+
+// Client is an agent's way to its descriptor store. It has a copy of all that the descriptor store
+// holds: when that ends before the agent does, it starts another one and gives it
+// everything.
+type Client struct {
+	log  *slog.Logger
+	path string
+	args []string // the command's name first
+
+	replaced atomic.Bool    // by another agent's client
+	closed   chan struct{}  // by Close
+	work     sync.WaitGroup // who read connections, and mend
+
+	mu   sync.Mutex // one exchange at a time on link
+	held map[string]*entry
+	late map[string]bool // of held: the descriptor store had no room for it
+	link *link           // nil: none now
+	wait time.Duration   // before the last keeper was connected
+	when time.Time       // that was; both guarded by mu, too
+}
+
+// Start finds the descriptor store at a socket's path, or starts one: command with args is
+// to call Main with the listening socket, which it gets as [ListenFD]. The process
+// lives on when this one dies. log may be nil.
+func Start(path string, log *slog.Logger, command string, args ...string) (*Client, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	k := &Client{
+		log: log, path: path, args: append([]string{command}, args...),
+		held: make(map[string]*entry), late: make(map[string]bool), closed: make(chan struct{}),
+	}
+	// A descriptor store that is about to leave takes the connection and hangs up.
+	for tries := 5; ; tries-- {
+		l, err := k.connect()
+		if err == nil {
+			k.mu.Lock()
+			err = k.use(l)
+			k.mu.Unlock()
+		}
+		switch {
+		case err == nil:
+			return k, nil
+		case tries == 1 || errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, fmt.Errorf("fdstore: %w", err)
+		}
+		time.Sleep(20 * time.Millisecond) // it unlinks its socket now
+	}
+}
+
+// connect finds or starts a descriptor store, which has answered then. Nobody else has the link
+// yet: no lock is held while a descriptor store that does not answer is waited for.
+func (k *Client) connect() (*link, error) {
+	c, err := k.dial()
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) ||
+		errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EAGAIN) {
+		return nil, err // there may be one, whose socket must stay
+	}
+	if err != nil {
+		if err = spawn(k.path, k.args[0], k.args[1:]); err == nil {
+			c, err = k.dial()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !sameUser(c) {
+		return nil, errors.Join(fmt.Errorf("whoever listens at %s is neither this user nor root: "+
+			"remove the socket, and let nobody else write to its directory", k.path), c.Close())
+	}
+	l := &link{c: c, answers: make(chan answer), closed: k.closed}
+	k.work.Add(1)
+	go k.read(l)
+	if _, err := l.askWithin(startTime, message{Op: "delete", Ack: true}); err != nil {
+		l.hangUp()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (k *Client) dial() (*net.UnixConn, error) {
+	return net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: k.path, Net: "unixpacket"})
+}
+
+// use makes a connection the client's. One that has ended already is nobody's to
+// mend. Caller holds k.mu.
+func (k *Client) use(l *link) error {
+	if l.ended {
+		l.hangUp()
+		return errEnded
+	}
+	k.link = l
+	return nil
+}
+
+// read takes what comes on a connection, until its end, and mends that.
+func (k *Client) read(l *link) {
+	defer k.work.Done()
+	buf := make([]byte, maxMessage)
+	for {
+		m, fds, err := receive(l.c, buf)
+		if err != nil || m.Op == "replaced" {
+			closeAll(fds)
+			if err == nil {
+				k.replaced.Store(true)
+			}
+			break
+		}
+		l.answers <- answer{m, fds} // to ask, or to end and hangUp, who take what nobody waits for
+	}
+	close(l.answers) // before the lock: who holds it may wait for this
+	k.mu.Lock()
+	l.ended = true
+	inUse := k.link == l
+	if inUse {
+		k.hangUp()
+	}
+	k.mu.Unlock()
+	if inUse {
+		k.mend()
+	}
+}
+
+// mend starts another descriptor store in the place of one that has ended, unless this side is
+// at its end, too.
+func (k *Client) mend() {
+	for wait := k.firstWait(); ; wait = min(2*wait, mendLatest) {
+		select {
+		case <-k.closed:
+			return
+		case <-time.After(wait):
+		}
+		if k.replaced.Load() {
+			return
+		}
+		err := k.renew(wait)
+		switch {
+		case err == nil:
+			k.log.Warn("the descriptor store had ended: another one has all of it now")
+			return
+		case k.replaced.Load() || k.isClosed():
+			return
+		}
+		k.log.Error("the descriptor store has ended, and there is no other: programs will not survive this agent's death", "error", err)
+	}
+}
+
+// firstWait is how long to wait before the first attempt. Keepers that end one after the other
+// are looked for ever more seldom.
+func (k *Client) firstWait() time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.wait > 0 && time.Since(k.when) < mendLatest {
+		return min(2*k.wait, mendLatest)
+	}
+	return mendSoon
+}
+
+// renew connects anew, after so long, and makes what is kept what is held.
+func (k *Client) renew(wait time.Duration) error {
+	l, err := k.connect()
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.isClosed() {
+		l.hangUp()
+		return net.ErrClosed // nothing is held any more
+	}
+	kept, err := l.ask(message{Op: "list", Ack: true})
+	for i := range kept {
+		kept[i].Close()
+		if k.held[kept[i].Key] == nil && err == nil {
+			_, err = l.ask(message{Op: "delete", Key: kept[i].Key, Ack: true})
+		}
+	}
+	for key, i := range k.held {
+		if err == nil {
+			err = k.offer(l, key, i)
+		}
+	}
+	if err != nil {
+		l.hangUp()
+		return err
+	}
+	if len(k.late) > 0 {
+		k.log.Error("the descriptor store has not room for all: some programs will not survive this agent's death", "items", len(k.late))
+	}
+	k.wait, k.when = wait, time.Now()
+	return k.use(l)
+}
+
+// offer gives a descriptor store what is held. What it has no room for is no error, but late. Caller
+// holds k.mu.
+func (k *Client) offer(l *link, key string, i *entry) error {
+	err := l.put(key, i)
+	var no refused
+	if errors.As(err, &no) {
+		k.late[key] = true
+		return nil
+	}
+	delete(k.late, key)
+	return err
+}
+
+// catchUp offers the descriptor store once more what it had no room for. Caller holds k.mu.
+func (k *Client) catchUp() {
+	for key := range k.late {
+		l, err := k.usable()
+		if err == nil {
+			err = k.offer(l, key, k.held[key])
+		}
+		if err != nil || k.late[key] { // a connection that fails is mended
+			return
+		}
+	}
+}
+
+// hangUp ends the connection, which nobody mends then but who calls this. Caller
+// holds k.mu.
+func (k *Client) hangUp() {
+	if k.link != nil {
+		k.link.hangUp()
+		k.link = nil
+	}
+}
+
+func (k *Client) isClosed() bool {
+	select {
+	case <-k.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// ListenFD is the descriptor of the listening socket in the descriptor store's process.
+const ListenFD = 3
+
+// Listener is the listening socket in the descriptor store's process.
+func Listener() (*net.UnixListener, error) {
+	f := os.NewFile(ListenFD, "fdstore")
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("fdstore: descriptor %d: %w", ListenFD, err)
+	}
+	_ = f.Close()
+	unixL, ok := l.(*net.UnixListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("fdstore: descriptor %d is no Unix socket", ListenFD), l.Close())
+	}
+	unixL.SetUnlinkOnClose(true)
+	return unixL, nil
+}
+
+// spawn starts a descriptor store at path, where nobody answers.
+func spawn(path, command string, args []string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	l, err := rundir.Listen("unixpacket", path)
+	if err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	defer l.Close()
+	f, err := l.File()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	cmd := exec.Command(command, args...)
+	cmd.Dir = "/"
+	cmd.ExtraFiles = []*os.File{f}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go cmd.Wait() // no zombie while this agent lives
+	return nil
+}
+
+// Put is kagent.Vault's. Also after an error it is held for the next descriptor store, but for
+// what no descriptor store can hold; what this one has no room for it is offered again after each Delete.
+func (k *Client) Put(key string, value []byte, fds ...int) error {
+	i := &entry{value: slices.Clone(value)}
+	for _, fd := range fds {
+		c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			closeAll(i.fds)
+			return os.NewSyscallError("dup", err)
+		}
+		i.fds = append(i.fds, c)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	err := k.put(key, i)
+	var no refused
+	if k.isClosed() || errors.Is(err, errTooLong) {
+		closeAll(i.fds)
+		return err
+	}
+	k.drop(key)
+	k.held[key] = i
+	if errors.As(err, &no) {
+		k.late[key] = true
+	}
+	return err
+}
+
+// put sends an item to the descriptor store. Caller holds k.mu.
+func (k *Client) put(key string, i *entry) error {
+	l, err := k.usable()
+	if err != nil {
+		return err
+	}
+	return l.put(key, i)
+}
+
+// usable is the connection, if there is one. Caller holds k.mu.
+func (k *Client) usable() (*link, error) {
+	switch {
+	case k.isClosed():
+		return nil, net.ErrClosed
+	case k.replaced.Load():
+		return nil, errReplaced
+	case k.link == nil:
+		return nil, errEnded
+	}
+	return k.link, nil
+}
+
+// drop forgets what is held under a key. Caller holds k.mu.
+func (k *Client) drop(key string) {
+	if i := k.held[key]; i != nil {
+		closeAll(i.fds)
+		delete(k.held, key)
+		delete(k.late, key)
+	}
+}
+
+// Delete is kagent.Vault's.
+func (k *Client) Delete(key string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.drop(key)
+	_, err := k.ask(message{Op: "delete", Key: key, Ack: true})
+	k.catchUp() // there is room now, perhaps
+	return err
+}
+
+// List gives all that is kept. The files are the caller's.
+func (k *Client) List() ([]kagent.Entry, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	entries, err := k.ask(message{Op: "list", Ack: true})
+	for n := range entries {
+		i := &entry{value: entries[n].Value}
+		if i.fds, err = duplicates(entries[n].Files); err != nil {
+			closeAll(i.fds)
+			break
+		}
+		k.drop(entries[n].Key)
+		k.held[entries[n].Key] = i
+	}
+	if err != nil {
+		closeEntries(entries)
+		return nil, err
+	}
+	return entries, nil
+}
+
+func closeEntries(entries []kagent.Entry) {
+	for i := range entries {
+		entries[i].Close()
+	}
+}
+
+// duplicates are copies of the descriptors of files.
+func duplicates(files []*os.File) (fds []int, err error) {
+	for _, f := range files {
+		raw, err := f.SyscallConn()
+		if err != nil {
+			return fds, err
+		}
+		cerr := raw.Control(func(old uintptr) {
+			var fd int
+			if fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+				fds = append(fds, fd)
+			}
+		})
+		if err := errors.Join(cerr, err); err != nil {
+			return fds, err
+		}
+	}
+	return fds, nil
+}
+
+// Close hangs up. A descriptor store that has nothing to keep for a program leaves then.
+func (k *Client) Close() error {
+	k.mu.Lock()
+	if !k.isClosed() {
+		close(k.closed)
+		k.hangUp()
+		for key := range k.held {
+			k.drop(key)
+		}
+	}
+	k.mu.Unlock()
+	k.work.Wait()
+	return nil
+}
+
+// ask asks the descriptor store. Caller holds k.mu.
+func (k *Client) ask(m message) ([]kagent.Entry, error) {
+	l, err := k.usable()
+	if err != nil {
+		return nil, err
+	}
+	return l.ask(m)
+}

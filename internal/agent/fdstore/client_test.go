@@ -1,0 +1,187 @@
+package fdstore
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// fake is a descriptor store that does what its test says.
+type fake struct {
+	t *testing.T
+	l *net.UnixListener
+}
+
+// startFake starts a client of a fake, which has answered it.
+func startFake(t *testing.T) (f fake, k *Client, c *net.UnixConn) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "fdstore")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f = fake{t, l}
+	started := make(chan error, 1)
+	go func() {
+		var err error
+		k, err = Start(path, nil, "/bin/false")
+		started <- err
+	}()
+	c = f.accept()
+	f.answer(c, "delete")
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(k.Close(), l.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return f, k, c
+}
+
+func (f fake) accept() *net.UnixConn {
+	f.t.Helper()
+	_ = f.l.SetDeadline(time.Now().Add(waitLimit))
+	c, err := f.l.AcceptUnix()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// next is the next message of the client, which is to be an op.
+func (f fake) next(c *net.UnixConn, op string) message {
+	f.t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(waitLimit))
+	m, fds, err := receive(c, make([]byte, maxMessage))
+	closeAll(fds)
+	if err != nil || m.Op != op {
+		f.t.Fatalf("the client says %+v, %v, want %s", m, err, op)
+	}
+	return m
+}
+
+func (f fake) say(c *net.UnixConn, op string) {
+	f.t.Helper()
+	if err := send(c, message{Op: op}); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// sayUnasked says something that nobody waits for, and waits until it is read.
+func (f fake) sayUnasked(c *net.UnixConn) {
+	f.t.Helper()
+	f.say(c, "item")
+	raw, err := c.SyscallConn()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for end := time.Now().Add(waitLimit); ; time.Sleep(time.Millisecond) {
+		unread := 0
+		cerr := raw.Control(func(fd uintptr) { unread, err = unix.IoctlGetInt(int(fd), unix.TIOCOUTQ) })
+		if err = errors.Join(err, cerr); err != nil || time.Now().After(end) {
+			f.t.Fatalf("the client has left %d bytes, %v", unread, err)
+		}
+		if unread == 0 {
+			return
+		}
+	}
+}
+
+func (f fake) answer(c *net.UnixConn, op string) {
+	f.t.Helper()
+	f.next(c, op)
+	f.say(c, "done")
+}
+
+// A descriptor store that does not answer keeps nobody waiting but who looks for another one,
+// and gets all of it when it answers after all.
+func TestServerSilent(t *testing.T) {
+	f, k, c := startFake(t)
+	_ = c.Close()
+	c = f.accept()
+	f.next(c, "delete")
+	if err := k.Put("nic/a", []byte("one")); !errors.Is(err, errEnded) {
+		t.Errorf("Put: %v, want %v", err, errEnded)
+	}
+	if err := k.Delete("nic/b"); !errors.Is(err, errEnded) {
+		t.Errorf("Delete: %v, want %v", err, errEnded)
+	}
+	// The question was not given up meanwhile.
+	_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+	if _, _, err := receive(c, make([]byte, maxMessage)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the client has not gone on at once: %v", err)
+	}
+	f.say(c, "done")
+	f.answer(c, "list")
+	if m := f.next(c, "put"); m.Key != "nic/a" || string(m.Value) != "one" {
+		t.Errorf("put %+v", m)
+	}
+	f.say(c, "done")
+
+	// Nor does it keep an agent from its end.
+	_ = c.Close()
+	f.next(f.accept(), "delete")
+	if err := k.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A message that nobody waits for does not keep the end of its connection from being
+// seen.
+func TestUnaskedAnswer(t *testing.T) {
+	f, k, c := startFake(t)
+	f.sayUnasked(c)
+	_ = c.Close()
+	if err := k.Put("nic/a", nil); err == nil {
+		t.Error("a descriptor store that is gone has taken something")
+	}
+	f.next(f.accept(), "delete")
+}
+
+// An agent whose keeper another one has got does not take it back: that it was
+// replaced comes before the end, also where a Put sees the end first.
+func TestReplacedIsHeard(t *testing.T) {
+	f, k, c := startFake(t)
+	f.sayUnasked(c) // what comes next is not read before this is taken
+	f.say(c, "replaced")
+	if err := c.CloseRead(); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Put("nic/a", nil); !errors.Is(err, unix.EPIPE) {
+		t.Errorf("Put: %v, want %v", err, unix.EPIPE)
+	}
+	if err := k.Put("nic/a", nil); !errors.Is(err, errReplaced) {
+		t.Errorf("Put: %v, want %v", err, errReplaced)
+	}
+}
+
+// An agent that is out of descriptors does not take the descriptor store's socket away, which is how the
+// next agent finds it.
+func TestAgentOutOfDescriptors(t *testing.T) {
+	f, k, _ := startFake(t)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	_, err := k.connect()
+	if lerr := unix.Prlimit(0, unix.RLIMIT_NOFILE, &limit, nil); lerr != nil {
+		t.Fatal(lerr)
+	}
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("%v, want EMFILE", err)
+	}
+	if _, err := os.Lstat(f.l.Addr().String()); err != nil {
+		t.Error(err)
+	}
+}

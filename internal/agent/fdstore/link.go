@@ -1,0 +1,119 @@
+package fdstore
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+)
+
+// link is a connection. Its end is mended if it is the client's then.
+type link struct {
+	c       *net.UnixConn
+	answers chan answer     // closed at the connection's end
+	closed  <-chan struct{} // the client's
+	ended   bool            // its reader has seen the end; guarded by Client.mu
+}
+
+// answer is a message of the descriptor store.
+type answer struct {
+	message
+	fds []int
+}
+
+// refused is what the descriptor store says against a request. The connection goes on.
+type refused string
+
+func (r refused) Error() string { return string(r) }
+
+// put gives the descriptor store an item. The caller is the only one who uses the connection.
+func (l *link) put(key string, i *entry) error {
+	entries, err := l.ask(message{Op: "put", Key: key, Value: i.value, Ack: true}, i.fds...)
+	closeEntries(entries)
+	return err
+}
+
+func (l *link) send(m message, fds ...int) error {
+	_ = l.c.SetWriteDeadline(time.Now().Add(answerTime))
+	err := send(l.c, m, fds...)
+	if err != nil && !errors.Is(err, errTooLong) {
+		l.end() // its reader mends it
+	}
+	return err
+}
+
+// ask sends m and collects what comes before "done". The caller is the only one who
+// uses the connection.
+func (l *link) ask(m message, fds ...int) ([]kagent.Entry, error) {
+	return l.askWithin(answerTime, m, fds...)
+}
+
+func (l *link) askWithin(limit time.Duration, m message, fds ...int) (entries []kagent.Entry, err error) {
+	defer func() {
+		if err != nil {
+			closeEntries(entries)
+			entries = nil
+		}
+	}()
+	if err := l.send(m, fds...); err != nil {
+		return nil, err
+	}
+	over := time.NewTimer(limit)
+	defer over.Stop()
+	for {
+		var a answer
+		ok := false
+		select {
+		case a, ok = <-l.answers:
+		case <-over.C:
+			l.end()
+			return entries, fmt.Errorf("the descriptor store at %s does not answer: %w", l.c.RemoteAddr(), os.ErrDeadlineExceeded)
+		case <-l.closed:
+			return entries, net.ErrClosed
+		}
+		switch {
+		case !ok:
+			return entries, errEnded
+		case a.Op != "done":
+			i := kagent.Entry{Key: a.Key, Value: a.Value}
+			for _, fd := range a.fds {
+				_ = unix.SetNonblock(fd, true) // so that reading a pipe can be ended
+				i.Files = append(i.Files, os.NewFile(uintptr(fd), a.Key))
+			}
+			entries = append(entries, i)
+		default:
+			closeAll(a.fds)
+			if a.Error != "" {
+				return entries, refused(a.Error)
+			}
+			return entries, nil
+		}
+	}
+}
+
+// hangUp closes a connection.
+func (l *link) hangUp() {
+	_ = l.c.Close()
+	l.drain()
+}
+
+// end ends a connection that fails, so that no answer is taken for another's. What
+// the descriptor store has said until now is read: it may be that another agent has it.
+func (l *link) end() {
+	if l.c.CloseRead() != nil {
+		_ = l.c.Close()
+	}
+	l.drain()
+}
+
+// drain takes what nobody waits for, until the reader is done.
+func (l *link) drain() {
+	for a := range l.answers {
+		closeAll(a.fds)
+	}
+}

@@ -1,0 +1,228 @@
+package fdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+)
+
+// firstAgent is how long a new server waits for an agent.
+const firstAgent = 10 * time.Second
+
+// server holds things for agents that come one after the other.
+type server struct {
+	leave chan struct{} // closed when there is nothing more to keep
+
+	mu      sync.Mutex
+	entries map[string]*entry
+	agent   *agent // nil: none
+	left    bool
+}
+
+// agent is an agent's connection; done is closed when all that it has sent is done.
+type agent struct {
+	c    *net.UnixConn
+	done chan struct{}
+}
+
+type entry struct {
+	value []byte
+	fds   []int
+	alive *os.File // of a lease: a copy of its first descriptor
+}
+
+// Main is the server process: it serves agents on the listening socket until
+// there is nothing to keep, or ctx ends.
+func Main(ctx context.Context, l *net.UnixListener) error {
+	k := &server{leave: make(chan struct{}), entries: make(map[string]*entry)}
+	go k.accept(l)
+	timer := time.AfterFunc(firstAgent, k.settle)
+	defer timer.Stop()
+	select {
+	case <-k.leave:
+	case <-ctx.Done():
+	}
+	return l.Close() // and unlink
+}
+
+// accept serves the connections of a listener until it is closed. Out of descriptors it waits:
+// the next agent may be what lets go of some.
+func (k *server) accept(l *net.UnixListener) {
+	for {
+		c, err := l.AcceptUnix()
+		switch {
+		case err == nil:
+			// Before the next one is accepted, which is newer.
+			if me, before := k.admit(c); me != nil {
+				go k.serve(me, before)
+			} else {
+				_ = c.Close()
+			}
+		case errors.Is(err, net.ErrClosed):
+			return
+		default:
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+}
+
+// settle leaves when there is no agent, and nobody has a queue.
+func (k *server) settle() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.agent != nil || k.left {
+		return
+	}
+	for _, i := range k.entries {
+		if i.alive != nil {
+			return
+		}
+	}
+	k.left = true
+	close(k.leave)
+}
+
+// admit makes a connection the agent's, and returns the agent before; nil: it is not served.
+func (k *server) admit(c *net.UnixConn) (me, before *agent) {
+	if !sameUser(c) {
+		return nil, nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.left {
+		return nil, nil
+	}
+	me, before = &agent{c, make(chan struct{})}, k.agent
+	k.agent = me
+	return me, before
+}
+
+// serve is one agent's connection. The newest agent is the agent: one that is
+// dead may not have been noticed yet, and what it has sent is done first.
+func (k *server) serve(me, before *agent) {
+	c := me.c
+	defer c.Close()
+	defer func() {
+		close(me.done)
+		k.mu.Lock()
+		if k.agent == me {
+			k.agent = nil
+		}
+		k.mu.Unlock()
+		k.settle()
+	}()
+	if before != nil {
+		// Who does not hear it takes the server back; who does not read is stuck.
+		_ = before.c.SetWriteDeadline(time.Now().Add(time.Second))
+		_ = send(before.c, message{Op: "replaced"})
+		_ = before.c.CloseRead() // what has come until now can be read
+		<-before.done
+	}
+	buf := make([]byte, maxMessage)
+	for {
+		m, fds, err := receive(c, buf)
+		if errors.Is(err, errCut) && m.Ack { // the sender hears of it
+			closeAll(fds)
+			err = send(c, message{Op: "done", Error: noRoom(m.Key, errCut)})
+			if err == nil {
+				continue
+			}
+			return
+		}
+		if err != nil {
+			closeAll(fds)
+			return
+		}
+		k.mu.Lock()
+		err = k.do(c, m, fds)
+		k.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// noRoom is the answer to a put for which the server lacks descriptors.
+func noRoom(key string, err error) string {
+	return fmt.Sprintf("the server has no room for %s: %v", key, err)
+}
+
+// do executes one message. Caller holds k.mu.
+func (k *server) do(c *net.UnixConn, m message, fds []int) error {
+	done := message{Op: "done"}
+	switch m.Op {
+	case "put":
+		if err := k.put(m.Key, m.Value, fds); err != nil {
+			closeAll(fds)
+			done.Error = noRoom(m.Key, err)
+		}
+	case "delete":
+		closeAll(fds)
+		k.drop(m.Key)
+	case "list":
+		closeAll(fds)
+		for key, i := range k.entries {
+			if err := send(c, message{Op: "item", Key: key, Value: i.value}, i.fds...); err != nil {
+				return err
+			}
+		}
+	default:
+		closeAll(fds)
+		done.Error = "the server does not know " + m.Op
+	}
+	if m.Ack {
+		return send(c, done)
+	}
+	return nil
+}
+
+// put takes an item in, in the place of what is there under its key. After an error that
+// stays. Caller holds k.mu.
+func (k *server) put(key string, value []byte, fds []int) error {
+	i := &entry{value: slices.Clone(value), fds: fds}
+	if kagent.HasHolder(key) && len(fds) > 0 {
+		fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		_ = unix.SetNonblock(fd, true) // so that waiting can be ended
+		i.alive = os.NewFile(uintptr(fd), key)
+		go k.watch(i, i.alive)
+	}
+	k.drop(key)
+	k.entries[key] = i
+	return nil
+}
+
+// watch waits for the death of a lease's holder. The agent, if there is one,
+// sees it as well, and deletes what belongs to the lease.
+func (k *server) watch(i *entry, alive *os.File) {
+	kagent.AwaitDeath(alive) // or dropped
+	k.mu.Lock()
+	i.alive = nil
+	k.mu.Unlock()
+	_ = alive.Close()
+	k.settle()
+}
+
+// drop forgets a key. Caller holds k.mu.
+func (k *server) drop(key string) {
+	i := k.entries[key]
+	if i == nil {
+		return
+	}
+	delete(k.entries, key)
+	closeAll(i.fds)
+	if i.alive != nil {
+		_ = i.alive.Close()
+	}
+}

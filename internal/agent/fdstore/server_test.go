@@ -1,0 +1,423 @@
+package fdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("KEEPER_TEST") != "" {
+		l, err := Listener()
+		if err == nil {
+			err = Main(context.Background(), l)
+		}
+		if err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	// Who waits for a descriptor store does so for as long as that process takes to end.
+	ignore := goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait")
+	code := m.Run()
+	// A goroutine that ends may have to wait for a processor.
+	for end := time.Now().Add(waitLimit); code == 0; {
+		err := goleak.Find(ignore)
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// patience is how long a test waits for what must happen.
+const waitLimit = time.Minute
+
+func start(t *testing.T, path string) *Client {
+	t.Helper()
+	t.Setenv("KEEPER_TEST", "1")
+	k, err := Start(path, nil, "/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func pipe(t *testing.T) (r, w *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, w
+}
+
+func fd(t *testing.T, f *os.File) (n int) {
+	t.Helper()
+	raw, err := f.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { n = int(fd) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func keys(entries []kagent.Entry) (k []string) {
+	for i := range entries {
+		k = append(k, entries[i].Key)
+		entries[i].Close()
+	}
+	slices.Sort(k)
+	return k
+}
+
+// gone says that a file goes, which another process removes.
+func gone(path string) bool {
+	return await.Comes(func() bool {
+		_, err := os.Stat(path)
+		return errors.Is(err, os.ErrNotExist)
+	})
+}
+
+// What one agent has put, the next one finds, with descriptors that work; the
+// keeper leaves when the last holder of a lease is dead and no agent is there.
+func TestServer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fdstore")
+	first := start(t, path)
+	alive, program := pipe(t)
+	defer alive.Close()
+	defer program.Close()
+	file, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for range 2 { // the second takes the first one's place
+		if err := errors.Join(
+			first.Put("nic/a", []byte("one"), fd(t, file), fd(t, file)),
+			first.Put("lease/a/0", []byte("two"), fd(t, alive)),
+			first.Put("vi/a/1", []byte("three")),
+		); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(first.Delete("vi/a/1"), first.Delete("nothing"), first.Close()); err != nil {
+		t.Fatal(err)
+	}
+
+	second := start(t, path)
+	entries, err := second.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range entries {
+		switch i.Key {
+		case "nic/a":
+			if _, err := i.Files[1].WriteString("through"); err != nil || len(i.Files) != 2 || string(i.Value) != "one" {
+				t.Errorf("%q with %d files: %v", i.Value, len(i.Files), err)
+			}
+		case "lease/a/0":
+			if len(i.Files) != 1 || string(i.Value) != "two" {
+				t.Errorf("%q with %d files", i.Value, len(i.Files))
+			}
+		}
+	}
+	if b, err := os.ReadFile(file.Name()); string(b) != "through" {
+		t.Errorf("the file has %q, %v", b, err)
+	}
+	if k := keys(entries); !slices.Equal(k, []string{"lease/a/0", "nic/a"}) {
+		t.Errorf("kept: %q", k)
+	}
+	// The newest agent is the agent.
+	third := start(t, path)
+	if err := second.Delete("nic/a"); err == nil {
+		t.Error("the agent before the last one still rules")
+	}
+	if err := errors.Join(second.Close(), third.Close()); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * time.Millisecond) // for a descriptor store that would leave wrongly
+	fourth := start(t, path)
+	if entries, err := fourth.List(); err != nil || len(keys(entries)) != 2 {
+		t.Fatalf("the descriptor store has left with a program alive: %v, %v", entries, err)
+	}
+	if err := errors.Join(fourth.Close(), program.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if !gone(path) {
+		t.Error("the descriptor store stays when there is nothing to keep")
+	}
+}
+
+// An agent alone is no reason to stay.
+func TestServerLeaves(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fdstore")
+	k := start(t, path)
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v, %v; want it for its owner only", st.Mode(), err)
+	}
+	if err := errors.Join(k.Put("nic/a", nil), k.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if !gone(path) {
+		t.Error("the descriptor store stays")
+	}
+}
+
+// What is too long, or makes no sense, is an error and not a descriptor store that hangs.
+func TestServerRefuses(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fdstore")
+	k := start(t, path)
+	defer func() {
+		k.Close()
+		gone(path)
+	}()
+	if err := k.Put("nic/a", make([]byte, maxMessage)); err == nil {
+		t.Error("a value that is too long: no error")
+	}
+	if err := k.Put("nic/a", nil, make([]int, maxFiles+1)...); err == nil {
+		t.Error("too many descriptors: no error")
+	}
+	if err := k.Put("nic/a", nil, -1); !errors.Is(err, unix.EBADF) {
+		t.Errorf("descriptor -1: %v", err)
+	}
+	if err := dance(k); err == nil {
+		t.Error("an unknown operation: no error")
+	}
+	if entries, err := k.List(); err != nil || len(entries) != 0 {
+		t.Errorf("kept %v, %v", entries, err)
+	}
+}
+
+// dance asks for what there is not.
+func dance(k *Client) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, err := k.ask(message{Op: "dance", Ack: true})
+	return err
+}
+
+// A descriptor store that ends before its agent gives way to another one, which has all of it:
+// what was put into either, also in between, and not what was deleted.
+func TestServerKilled(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fdstore")
+	k := start(t, path)
+	alive, program := pipe(t)
+	defer alive.Close()
+	defer program.Close()
+	if err := errors.Join(
+		k.Put("nic/a", []byte("one"), fd(t, alive)), k.Put("lease/a/0", []byte("two"), fd(t, alive)), k.Put("vi/a/1", nil),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 3 {
+		kill(t)
+		_ = k.Delete("vi/a/1") // it may be gone, or another may be there
+		_ = k.Put("nic/a", []byte{byte(round)}, fd(t, alive))
+		await.Succeeds(t, "there is another descriptor store", func() error { return k.Put("vi/b/1", []byte{byte(round)}) })
+	}
+	// The next agent finds all of it, and the one before lets it be.
+	second := start(t, path)
+	entries, err := second.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range entries {
+		if want := map[string]string{"nic/a": "\x02", "lease/a/0": "two", "vi/b/1": "\x02"}[i.Key]; string(i.Value) != want {
+			t.Errorf("%s: %q, want %q", i.Key, i.Value, want)
+		}
+		if (len(i.Files) == 1) != (i.Key[0] != 'v') {
+			t.Errorf("%s: %d files", i.Key, len(i.Files))
+		}
+	}
+	if got := keys(entries); !slices.Equal(got, []string{"lease/a/0", "nic/a", "vi/b/1"}) {
+		t.Errorf("kept: %q", got)
+	}
+	if err := k.Put("nic/a", nil); err == nil {
+		t.Error("the agent before the last one still rules")
+	}
+	// What an agent has found, it can give to another descriptor store.
+	kill(t)
+	await.Succeeds(t, "there is another descriptor store", func() error { return second.Put("vi/b/1", nil) })
+	third := start(t, path)
+	if entries, err := third.List(); err != nil || len(keys(entries)) != 3 {
+		t.Errorf("kept %v, %v", entries, err)
+	}
+	if err := errors.Join(program.Close(), k.Close(), second.Close(), third.Close()); err != nil {
+		t.Error(err)
+	}
+	if !gone(path) {
+		t.Error("the descriptor store stays")
+	}
+}
+
+// A descriptor store that is out of descriptors says so, and stays the agent's: what it had no room for
+// it gets when there is room, and another agent, too.
+func TestServerOutOfDescriptors(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fdstore")
+	others := processes()
+	k := start(t, path)
+	alive, program := pipe(t)
+	defer alive.Close()
+	if err := k.Put("lease/a/0", []byte("one"), fd(t, alive)); err != nil {
+		t.Fatal(err)
+	}
+	own := slices.DeleteFunc(processes(), func(pid int) bool { return slices.Contains(others, pid) })
+	if len(own) != 1 {
+		t.Fatalf("keepers: %d", own)
+	}
+	pid := own[0]
+	var limit unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+		t.Fatal(err)
+	}
+	few := unix.Rlimit{Max: limit.Max}
+	for err := error(nil); err == nil; few.Cur++ { // beyond the first number that is free
+		_, err = os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", pid, few.Cur))
+	}
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
+		t.Fatal(err)
+	}
+	link := k.link
+	var no refused
+	for _, files := range [][]int{{fd(t, alive), fd(t, alive), fd(t, alive)}, {fd(t, alive)}} { // no room for them; for what is made of them
+		if err := k.Put("lease/a/1", []byte("two"), files...); !errors.As(err, &no) || !strings.Contains(err.Error(), "lease/a/1") {
+			t.Errorf("%d descriptors: %v", len(files), err)
+		}
+	}
+	if err := k.Put("vi/a/1", nil); err != nil {
+		t.Errorf("without descriptors: %v", err)
+	}
+	if k.link != link {
+		t.Error("there is another connection")
+	}
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Delete("vi/b/1"); err != nil { // there is room now
+		t.Error(err)
+	}
+	if len(k.late) != 0 {
+		t.Errorf("still late: %v", k.late)
+	}
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}, nil); err != nil { // not even for a connection
+		t.Fatal(err)
+	}
+	second, err := k.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Close()
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+		t.Fatal(err)
+	}
+	next := start(t, path)
+	entries, err := next.List()
+	if got := keys(entries); err != nil || !slices.Equal(got, []string{"lease/a/0", "lease/a/1", "vi/a/1"}) {
+		t.Errorf("the next agent finds %q, %v", got, err)
+	}
+	if err := errors.Join(program.Close(), k.Close(), next.Close()); err != nil {
+		t.Error(err)
+	}
+	if !gone(path) {
+		t.Error("the descriptor store stays")
+	}
+}
+
+// kill kills the descriptor store, which is this process' child.
+func kill(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(waitLimit); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		for _, pid := range processes() {
+			if unix.Kill(pid, unix.SIGKILL) != nil {
+				continue
+			}
+			for end := time.Now().Add(waitLimit); unix.Kill(pid, 0) == nil && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
+			return
+		}
+	}
+	t.Fatal("there is no descriptor store to kill")
+}
+
+// processes are the keepers that there are, those that are about to end included.
+func processes() (pids []int) {
+	tasks, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, f := range tasks {
+		b, _ := os.ReadFile(f)
+		for _, p := range strings.Fields(string(b)) {
+			pid, _ := strconv.Atoi(p)
+			cmd, _ := os.ReadFile("/proc/" + p + "/cmdline")
+			if strings.HasPrefix(string(cmd), "/proc/self/exe") {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// Nothing is given to a descriptor store of another user.
+func TestServerOfAnother(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("takes root, to be another user")
+	}
+	dir, err := os.MkdirTemp("", "fdstore") // t.TempDir is root's alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "fdstore")
+	done := make(chan error)
+	var fd int
+	go func() {
+		// Never unlocked: the thread ends with the goroutine. The raw call changes
+		// this thread only.
+		runtime.LockOSThread()
+		var err error
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 60001, 60001, 60001); errno != 0 {
+			err = errno
+		}
+		if err == nil {
+			fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		}
+		if err == nil {
+			err = errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 8))
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	k, err := Start(path, nil, "/bin/false")
+	if err == nil {
+		k.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "neither this user nor root") {
+		t.Errorf("%v, want an error that says who listens", err)
+	}
+}

@@ -1,0 +1,226 @@
+package kagent
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"net/netip"
+
+	"viaxdp/internal/base/wire"
+)
+
+// Agent is what a NIC needs from its Kernel Agent. [Local] is the one in the
+// program's own process; package kagenttest has one in memory.
+//
+// Every method may be called by any goroutine at any time. After Close all of
+// them fail with an error that wraps [ErrClosed], calls that are under way
+// included.
+type Agent interface {
+	// Link describes the interface as it is now.
+	Link() Link
+
+	// NewVI hands out a VI number: the index in the VI table in the low 16
+	// bits, never 0, and a generation above them, so that a number does not
+	// come back for long. It fails with ErrNoVI when the table is full.
+	NewVI() (num uint32, err error)
+	// FreeVI gives a number back, its entry removed. A number that is not
+	// handed out is ignored.
+	FreeVI(num uint32)
+
+	// Enter makes the demux program pass frames for VI num that carry key
+	// and come from peer to this agent's queue. Entering again replaces.
+	Enter(num uint32, key uint64, peer netip.Addr) error
+	// Remove ends that; the VI keeps its number. Removing what was not
+	// entered is no error.
+	Remove(num uint32) error
+
+	// Listen takes requests to local's discriminator, which it matches
+	// byte for byte, and, unless local.Host is the zero Addr, to that
+	// address only, until the Listener is closed. A second Listen with the
+	// same address and discriminator fails with ErrListening. So do Listen
+	// and Wait at a discriminator, whatever the host, at which a program of
+	// another user of the agent listens, or waits.
+	Listen(local Address) (*Listener, error)
+	// Wait is VipConnectWait: it returns one request to local's
+	// discriminator. Requests that come when nobody waits, nor has waited
+	// in the last 100 ms, are answered with "no match". Several waits, also
+	// for the same discriminator, may be under way; each gets a request of
+	// its own, the longest waiting first.
+	Wait(ctx context.Context, local Address) (*Incoming, error)
+	// Request is VipConnectRequest: it asks for a connection with remote
+	// and returns the Answer when the other side has accepted. local.Disc
+	// is told to the other side, local.Host is the source address to use
+	// (the zero Addr: the route's). The connection stands when the caller
+	// has confirmed the Answer.
+	//
+	// It fails with ErrNoMatch, an error that wraps ErrRejected
+	// (*RejectedError), ErrUnreachable, ErrTimeout when the deadline of
+	// ctx passes, or ctx's error when it is cancelled.
+	Request(ctx context.Context, local, remote Address, o Offer) (*Answer, error)
+
+	// RequestPeer is VipConnectPeerRequest with its Wait: it asks for a
+	// connection with whoever asks for one with this side. Two calls meet
+	// when local of each is remote of the other, byte for byte; local.Host
+	// the zero Addr is the route's source address. Calls with the same
+	// addresses meet in the order in which they were made on each side; one
+	// beside that of another user of the agent fails with ErrListening. A
+	// call never meets a Listen, a Wait or a Request.
+	//
+	// It blocks until they meet. On success this side has one of two parts,
+	// and exactly one result is not nil: with an Answer it confirms or
+	// declines as after Request, with an Incoming it accepts or rejects as
+	// after Wait. When Accept then fails with ErrCancelled or ErrVanished,
+	// the other side gave up just as the calls met, and this one may call
+	// again with the rest of its time.
+	//
+	// The peer, and its agent, may start later. It fails with ErrTimeout
+	// when the deadline of ctx passes first, or ctx's error when it is
+	// cancelled; with an error that wraps ErrRejected (*RejectedError) when
+	// the acceptor rejects; with ErrUnreachable.
+	RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, *Incoming, error)
+	// Discover is VipQuerySystemManagementInfo with VIP_SMI_AUTODISCOVERY:
+	// it asks twice on the link who is there, and listens for 100 ms or
+	// until ctx ends, which is no error. The list has the interface's own
+	// addresses, then those that answers came from, each part in order. It
+	// may lack a host whose answers were lost, and names a host with several
+	// addresses by each that it answered from. Routers pass nothing of it
+	// on: Hops is 0 or 1.
+	Discover(ctx context.Context) ([]Neighbor, error)
+
+	// Path finds the way to peer: it asks the kernel for route and
+	// neighbour, has the neighbour resolved and waits for that. local is
+	// the source address to use; the zero Addr leaves it to the route.
+	// ErrUnreachable: no route, or the neighbour does not answer.
+	Path(ctx context.Context, local, peer netip.Addr) (Path, error)
+
+	// Watch has f called with the interface as it is, before it returns or soon
+	// after, and again after each change, one call at a time; changes that follow
+	// each other fast may be told as one. The addresses that f gets include those
+	// that programs cannot bind to yet. f must not wait, nor call an agent. Another
+	// f takes the place of this one; nil ends it, and so does Close.
+	Watch(f func(Link))
+
+	// Close ends everything that the agent has under way, takes its VIs out
+	// of the VI table and frees what it holds. The program must have
+	// stopped using queue and arena.
+	Close() error
+}
+
+// Address is one end of a connection as programs name it: a host and a
+// discriminator of at most wire.CMMaxDisc bytes, which may be empty.
+type Address struct {
+	Host netip.Addr
+	Disc []byte
+}
+
+// Offer is what one side of a connection tells the other about its VI.
+type Offer struct {
+	VI          uint32 // VI number for frames to this side
+	Key         uint64 // key that those frames must carry; NewKey
+	Seq         uint32 // first sequence number that this side will use; NewSeq
+	Window      uint16 // units that this side can take at first, see wire.Header
+	MaxPayload  uint16 // bytes of UDP payload of the largest frame this side takes
+	Level       uint8  // reliability level as VIPL numbers them: 1, 2 or 4
+	RDMAWrite   bool   // this side's VI takes RDMA writes
+	RDMARead    bool   // this side's VI serves RDMA reads
+	BareData    bool   // this side can do without checksums of data
+	MaxTransfer uint32 // bytes of the longest message
+	QoS         uint32
+
+	// Handshake is the bytes of this side's part of the handshake of package
+	// secure (wire.CMShareLen of them), or empty. Confirm is, in an acceptor's
+	// Offer, what the requester's confirmation must then have (wire.CMProofLen
+	// bytes): any other is ignored. It does not go to the peer.
+	Handshake, Confirm Opaque
+}
+
+// Opaque is bytes that only others understand. As text, such as in JSON, they are
+// in base64.
+type Opaque string
+
+// MarshalText implements encoding.TextMarshaler.
+func (o Opaque) MarshalText() ([]byte, error) {
+	return base64.StdEncoding.AppendEncode(nil, []byte(o)), nil
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *Opaque) UnmarshalText(text []byte) error {
+	b, err := base64.StdEncoding.AppendDecode(nil, text)
+	if err == nil {
+		*o = Opaque(b)
+	}
+	return err
+}
+
+// Bound is everything that the two sides of a handshake must see alike of a
+// Request, or else an Accept, with this Offer: the message without the exchange's
+// id and the handshake itself, whether the connect is peer-to-peer, and both
+// addresses, without which it could be reflected to its sender.
+func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
+	plainOffer := *o
+	plainOffer.Handshake = ""
+	t := wire.CMAccept
+	if request {
+		t = wire.CMRequest
+	}
+	msg := plainOffer.message(t)
+	msg.ID, msg.From, msg.To = 1, from.Disc, to.Disc
+	if request && peers {
+		msg.Flags |= wire.CMPeer
+	}
+	b, err := msg.Append(nil)
+	if err != nil {
+		return nil, fmt.Errorf("kagent: %w", err)
+	}
+	src, dst := plain(from.Host).As16(), plain(to.Host).As16()
+	return append(append(b, src[:]...), dst[:]...), nil
+}
+
+// Link describes an agent's interface.
+type Link struct {
+	Name  string
+	Index int
+	MAC   [6]byte
+	MTU   int  // bytes of the largest IP packet
+	Up    bool // administratively up, with carrier
+	IPv4  []netip.Addr
+	IPv6  []netip.Addr // global addresses first, link-local ones last, no zones
+	Queue int          // the RX/TX queue that this agent leases
+	Gone  bool         // there is no such interface any more: all but Name, Index and Queue is zero
+}
+
+// Addr is the address by which programs know the interface when they name
+// none: the first IPv4 address, else the first IPv6 address, else the zero Addr.
+func (l *Link) Addr() netip.Addr {
+	for _, a := range [][]netip.Addr{l.IPv4, l.IPv6} {
+		if len(a) > 0 {
+			return a[0]
+		}
+	}
+	return netip.Addr{}
+}
+
+// Has tells whether a is one of the interface's addresses.
+func (l *Link) Has(a netip.Addr) bool {
+	a = plain(a)
+	for _, list := range [][]netip.Addr{l.IPv4, l.IPv6} {
+		for _, x := range list {
+			if x == a {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Path is the way of frames to a peer. Its Link goes into wire.NewTemplate.
+type Path struct {
+	wire.Link      // hardware addresses, IP addresses, UDP port
+	MTU       int  // bytes of the largest IP packet on this way
+	Loopback  bool // the peer is this interface itself
+	Elsewhere bool // Src is not an address of the interface, but of another one of this host
+}
+
+// plain is the one form in which addresses are compared: no IPv4 mapped into
+// IPv6, no zone (the interface is known).
+func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

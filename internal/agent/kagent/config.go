@@ -1,0 +1,151 @@
+package kagent
+
+import (
+	"fmt"
+	"time"
+
+	"viaxdp/bpf"
+	"viaxdp/hugepages"
+	"viaxdp/internal/base/wire"
+	"viaxdp/xdpnic"
+)
+
+// DefaultArena is the size of the registered memory in bytes, the pool of
+// chunks at its start included.
+const DefaultArena = 64 << 20
+
+// AnyQueue takes the first queue that is free.
+const AnyQueue = -1
+
+// Config says which interface to open and how. All fields but Interface may be
+// zero.
+type Config struct {
+	Interface string // name in the network namespace of the calling thread
+	Queue     int    // RX/TX queue, or AnyQueue
+	// ShareQueue takes part in the lease of another Local of this process
+	// when no queue is free: both then return the same Queue and Arena, and
+	// sizes and modes are those of the first.
+	ShareQueue bool
+
+	// Mode is the best data path to try, ModeAuto the fastest known for the
+	// driver. With RequireMode, Open fails rather than take a lesser one.
+	Mode        xdpnic.Mode
+	RequireMode bool
+	// NoZeroCopy, unless nil, is why the holder may not have a zero-copy queue: that step is passed over.
+	NoZeroCopy error
+
+	ArenaBytes int              // bytes of registered memory, all of it UMEM; 0: DefaultArena
+	Hugepages  hugepages.Policy // whether it must lie, or must not, on hugepages
+	ChunkSize  int              // bytes; 0: by the MTU
+	RxChunks   int              // 0: xdpnic.DefaultChunks
+	TxChunks   int              // 0: xdpnic.DefaultChunks
+	// SingleBuffer keeps every frame to one chunk. Without it, where a frame of
+	// the MTU is longer than a chunk, the queue takes and sends frames of
+	// several (XDP multi-buffer), if kernel and driver can.
+	SingleBuffer bool
+
+	// Steer says how an interface with several queues is brought to put frames
+	// for Port on the queue that is leased: by a rule of the NIC's classifier, by
+	// the indirection table of its hash, which moves all traffic, or not at all.
+	// It is undone when the queue is given back.
+	Steer Steering
+
+	// Shared puts the memory in a file that another process can map, so that
+	// the queue can be handed out.
+	Shared bool
+	// Holder is whose the queue will be, for a queue that is to be handed out: others
+	// who want it are told so from the beginning. Zero: this process.
+	Holder Holder
+	// Vault, unless nil, keeps what the agent has, for the case that the process
+	// is killed; see Restore. It is that of the first who opens the interface.
+	FDStore FDStore
+
+	// Linger is how long the program stays attached after the last queue has been given back, or could
+	// not be opened; meanwhile an Open with a Linger gets the mode that it is attached in. So a holder
+	// cannot have it attached and detached in a loop: some drivers take the link down for each. An Open
+	// without a Linger has what lingers taken down at once. The longest of a device counts.
+	Linger time.Duration
+
+	MaxVIs int    // size of the VI table, one table for an interface; 0: DefaultMaxVIs
+	Port   uint16 // UDP port; 0: wire.Port. Peers must use the same.
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.ArenaBytes == 0 {
+		c.ArenaBytes = DefaultArena
+	}
+	if c.MaxVIs == 0 {
+		c.MaxVIs = DefaultMaxVIs
+	}
+	if c.Port == 0 {
+		c.Port = wire.Port
+	}
+	var err error
+	switch {
+	case c.Interface == "":
+		err = fmt.Errorf("no interface is named")
+	case c.Queue < AnyQueue:
+		err = fmt.Errorf("queue %d: want a number from 0, or AnyQueue", c.Queue)
+	case c.MaxVIs < 2 || c.MaxVIs > 1<<16:
+		err = fmt.Errorf("MaxVIs is %d, want 2 to %d", c.MaxVIs, 1<<16)
+	case c.Mode > xdpnic.ModeGeneric:
+		err = fmt.Errorf("no data path is %v", c.Mode)
+	case c.ArenaBytes < 0:
+		err = fmt.Errorf("an arena of %d bytes", c.ArenaBytes)
+	}
+	if err != nil {
+		return c, &OpError{Op: "open", Link: c.Interface, Err: err}
+	}
+	return c, nil
+}
+
+// mostBytes is more than an address space has; sums of it are numbers yet.
+const mostBytes = 1 << 47
+
+// PinnedBytes is the memory that a queue opened with c takes, as Info.PinnedBytes tells it then.
+// It tells only of the arena where Open refuses the chunks.
+func (c Config) PinnedBytes() int {
+	arena := hugepages.Config{Size: min(c.ArenaBytes, mostBytes), Policy: c.Hugepages}.MappedBytes()
+	// The chunk size has no part in the rings; without one the interface would be asked.
+	nic, err := xdpnic.Config{ChunkSize: xdpnic.MaxChunk, RxChunks: c.RxChunks, TxChunks: c.TxChunks}.WithDefaults()
+	if err != nil {
+		return arena
+	}
+	return arena + nic.Rings.Bytes()
+}
+
+// PinnedBytes is the memory that the queue takes as long as its socket is there: the arena, and the
+// kernel's rings.
+func (i *Info) PinnedBytes() int { return i.Arena.Size + i.NIC.Rings.Bytes() }
+
+// Info says what Open got. It does not change.
+type Info struct {
+	Interface string
+	Index     int
+	Driver    string // name of the interface's driver; empty if it tells none
+	Bus       string // bus address of the NIC; empty for virtual ones
+	Queue     int
+	Queues    int // queues that AF_XDP sockets can be bound to
+	MTU       int // bytes, when opened
+
+	Mode     xdpnic.Mode      // reached
+	Attempts []xdpnic.Attempt // every step of the ladder, with the reason where it was refused
+	Notes    []string         // what the user of this interface should know
+	Steered  string           // how frames come to the queue: "rules", "rss", or "" where nothing was done
+
+	NIC    xdpnic.Info
+	Arena  hugepages.Info
+	MaxVIs int
+	Port   uint16
+	// Agent says which agent it is: empty is the one in this process, else the
+	// socket of a daemon.
+	Agent string
+}
+
+// attachMode is how the program must be attached for a data path.
+func attachMode(m xdpnic.Mode) bpf.Mode {
+	if m.Generic() {
+		return bpf.Generic
+	}
+	return bpf.Native
+}

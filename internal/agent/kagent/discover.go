@@ -1,0 +1,129 @@
+package kagent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"viaxdp/internal/base/wire"
+)
+
+// Times and bounds of discovery.
+const (
+	helloAgain   = 20 * time.Millisecond  // when the second hello follows the first
+	helloTime    = 100 * time.Millisecond // how long answers are collected
+	maxNeighbors = 4096                   // addresses that one Discover collects
+	maxAnswers   = 100                    // answers to hellos in a second
+)
+
+// Neighbor is a host with an agent, as [Agent].Discover found it.
+type Neighbor struct {
+	Addr netip.Addr // no zone: the interface is known
+	Hops int        // 0: this interface; 1: a host on its link. There is nothing further
+}
+
+// Discover asks on the link who is there, from each of the interface's own
+// addresses; see [Agent]. It fails with ErrClosed, or when not one hello could
+// be sent.
+func (m *Manager) Discover(ctx context.Context, own []netip.Addr) ([]Neighbor, error) {
+	hops := make(map[netip.Addr]int)
+	for _, a := range own {
+		hops[plain(a)] = 0
+	}
+	hello := wire.CM{Type: wire.CMHello, ID: NewKey()}
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil, m.cause
+	}
+	m.hellos[hello.ID] = hops
+	m.mu.Unlock()
+	err := m.ask(ctx, &hello, own)
+	m.mu.Lock()
+	delete(m.hellos, hello.ID)
+	m.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Neighbor, 0, len(hops))
+	for a, n := range hops {
+		list = append(list, Neighbor{a, n})
+	}
+	slices.SortFunc(list, func(a, b Neighbor) int {
+		return cmp.Or(a.Hops-b.Hops, a.Addr.Compare(b.Addr))
+	})
+	return list, nil
+}
+
+// ask says hello twice and gives the others time to answer.
+func (m *Manager) ask(ctx context.Context, hello *wire.CM, own []netip.Addr) error {
+	b, err := hello.Append(nil)
+	if err != nil {
+		return err
+	}
+	var sent bool
+	var lost error
+	for _, pause := range [...]time.Duration{helloAgain, helloTime - helloAgain} {
+		for _, from := range own {
+			if err := m.transport.Broadcast(b, plain(from)); err != nil {
+				lost = err
+			} else {
+				sent = true
+			}
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+			continue
+		case <-m.done:
+			err = m.cause
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		break
+	}
+	if err == nil && lost != nil && !sent {
+		err = fmt.Errorf("nobody can be asked: %w", lost)
+	}
+	return err
+}
+
+// onHello answers a hello of another host, in as many bytes. A hello that was
+// sent to this host alone gets no answer, since it may come from anywhere.
+// Caller holds m.mu.
+func (m *Manager) onHello(msg *wire.CM, local netip.Addr, from netip.AddrPort) datagram {
+	if _, mine := m.hellos[msg.ID]; mine || local != Everyone(local.Is4()) || from.Port() != m.port ||
+		!m.answers.take(time.Now(), maxAnswers, time.Second) {
+		return datagram{}
+	}
+	return encode(wire.CM{Type: wire.CMHere, ID: msg.ID}, netip.Addr{}, from)
+}
+
+// onHere takes the answer to a hello. Caller holds m.mu.
+func (m *Manager) onHere(msg *wire.CM, from netip.AddrPort) {
+	hops, asked := m.hellos[msg.ID]
+	if _, known := hops[from.Addr()]; asked && !known && len(hops) < maxNeighbors {
+		hops[from.Addr()] = 1
+	}
+}
+
+// ration is how much may be done in a time that begins with the first of it.
+type ration struct {
+	since time.Time
+	used  int
+}
+
+// take reports whether there is one more of so many in a time.
+func (r *ration) take(now time.Time, most int, in time.Duration) bool {
+	if now.Sub(r.since) >= in {
+		*r = ration{since: now}
+	}
+	if r.used >= most {
+		return false
+	}
+	r.used++
+	return true
+}

@@ -1,0 +1,118 @@
+package kagent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/wire"
+)
+
+// The ways in which connection management ends without a connection. Errors
+// that are returned wrap one of them and say more.
+var (
+	// ErrNoMatch: the peer is there and nobody waits on that discriminator.
+	ErrNoMatch = errors.New("nobody waits on that discriminator")
+	// ErrRejected: the peer refused; the error is a *RejectedError.
+	ErrRejected = errors.New("the peer rejected the request")
+	// ErrUnreachable: no route, or the next host does not answer.
+	ErrUnreachable = errors.New("the peer is not reachable")
+	// ErrTimeout: the deadline passed first.
+	ErrTimeout = errors.New("timed out")
+	// ErrCancelled: the requester does not want the connection any more.
+	ErrCancelled = errors.New("the requester cancelled")
+	// ErrVanished: the requester is not heard of any more.
+	ErrVanished = errors.New("the requester went silent")
+	// ErrState: the call does not go with what was done before, such as
+	// accepting a request that has been rejected.
+	ErrState = errors.New("the request has been answered already")
+	// ErrListening: that discriminator has a listener.
+	ErrListening = errors.New("the discriminator is taken by another listener")
+	// ErrNoVI: every VI number is in use.
+	ErrNoVI = errors.New("all VI numbers are in use")
+	// ErrQueueInUse: the queue is leased in this process already.
+	ErrQueueInUse = errors.New("the queue is in use")
+	// ErrGone: the interface was removed. One that comes in its place is another one,
+	// to be opened anew.
+	ErrGone = errors.New("the interface is gone")
+	// ErrClosed: the agent, or the listener, is closed.
+	ErrClosed = fmt.Errorf("kagent: %w", fs.ErrClosed)
+)
+
+// RejectedError is the refusal of a request. It wraps ErrRejected.
+type RejectedError struct {
+	Reason wire.CMReason
+}
+
+func (e *RejectedError) Error() string { return ErrRejected.Error() + ": " + e.Reason.String() }
+
+// Unwrap gives ErrRejected.
+func (e *RejectedError) Unwrap() error { return ErrRejected }
+
+// OpError is an error of the agent: what was tried, on what, why it failed and
+// what helps.
+type OpError struct {
+	Op   string     // "open", "request", "path", ...
+	Link string     // interface
+	Peer netip.Addr // zero where there is none
+	Err  error
+	Hint string // remedy, or empty
+
+	cannotRun bool
+}
+
+func (e *OpError) Error() string {
+	var b strings.Builder
+	b.WriteString("kagent: ")
+	b.WriteString(e.Op)
+	if e.Link != "" {
+		b.WriteString(" " + e.Link)
+	}
+	if e.Peer.IsValid() {
+		b.WriteString(" -> " + e.Peer.String())
+	}
+	fmt.Fprintf(&b, ": %v", e.Err)
+	if e.Hint != "" {
+		b.WriteString(" (" + e.Hint + ")")
+	}
+	return b.String()
+}
+
+// Unwrap gives the cause.
+func (e *OpError) Unwrap() error { return e.Err }
+
+// Unavailable tells whether err means that this program cannot run here: it
+// lacks a privilege, or the kernel an option. The error's text names it.
+func Unavailable(err error) bool {
+	var op *OpError
+	if errors.As(err, &op) && op.cannotRun {
+		return true
+	}
+	var remote interface{ CannotRun() bool } // what another process could not do
+	if errors.As(err, &remote) && remote.CannotRun() {
+		return true
+	}
+	for _, errno := range []unix.Errno{unix.EPERM, unix.EACCES, unix.ENOSYS, unix.EAFNOSUPPORT} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// reasons are several errors in one line.
+type reasons []error
+
+func (r reasons) Error() string {
+	var texts []string
+	for _, err := range r {
+		texts = append(texts, err.Error())
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (r reasons) Unwrap() []error { return r }

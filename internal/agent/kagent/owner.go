@@ -1,0 +1,144 @@
+package kagent
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"viaxdp/internal/base/wire"
+)
+
+// A discriminator is one user's at a time, whatever host is named with it: of the user who
+// listens or waits, and for graceTime after a Wait. Root is a user as any other. So nobody
+// gets the requests that another user's program waits for, neither by a listener at a more
+// special host nor by a Wait beside its Wait.
+
+// errOtherUser refuses a discriminator.
+var errOtherUser = fmt.Errorf("%w: a program of another user listens or waits there", ErrListening)
+
+// claim makes the door for key a user's, unless the discriminator is another user's. What it
+// returns is to be sent without m.mu. Caller holds m.mu.
+func (m *Manager) claim(key doorKey, user uint32, now time.Time) (d *door, out []datagram, err error) {
+	if k, ok := m.kept[key.disc]; ok && k.user != user {
+		return nil, nil, errOtherUser
+	}
+	for _, d := range slices.Clone(m.discs[key.disc]) {
+		switch {
+		case d.owner == user:
+		case d.takes(now):
+			return nil, out, errOtherUser
+		default: // nobody has been there for long enough, and sweep has not been there yet
+			out = append(out, m.expireDoor(d, now)...)
+		}
+	}
+	d = m.door(key)
+	d.owner = user
+	return d, out, nil
+}
+
+// disown takes a door that is forgotten from its discriminator. Caller holds m.mu.
+func (m *Manager) disown(d *door) {
+	rest := slices.DeleteFunc(m.discs[d.key.disc], func(x *door) bool { return x == d })
+	if len(rest) == 0 {
+		delete(m.discs, d.key.disc)
+		return
+	}
+	m.discs[d.key.disc] = rest
+}
+
+// keptDisc is a discriminator that programs of a user listened at when the agent before this
+// one ended, and how many listeners of it have not been opened again.
+type keptDisc struct {
+	user  uint32
+	times int
+}
+
+// keep has a discriminator be the user's until unkeep.
+func (m *Manager) keep(disc string, user uint32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if k, ok := m.kept[disc]; !ok || k.user == user {
+		m.kept[disc] = keptDisc{user, k.times + 1}
+	}
+}
+
+func (m *Manager) unkeep(disc string, user uint32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k, ok := m.kept[disc]
+	switch {
+	case !ok || k.user != user:
+	case k.times == 1:
+		delete(m.kept, disc)
+	default:
+		m.kept[disc] = keptDisc{user, k.times - 1}
+	}
+}
+
+// ofAnother reports whether a peer request with r's addresses waits that is of another user:
+// the two would take each other's place. Caller holds m.mu.
+func (m *Manager) ofAnother(r *request) bool {
+	at := r.peers
+	for _, at.local = range []netip.Addr{r.peers.local, {}} {
+		if slices.ContainsFunc(m.peers[at], func(x *request) bool { return x.user != r.user }) {
+			return true
+		}
+	}
+	return false
+}
+
+// listenRecord is what Restore must know of a listener: whose the discriminator is until its
+// program has come back.
+type listenRecord struct {
+	Queue int
+	Disc  []byte
+}
+
+func listenKey(place string, id uint64) string { return fmt.Sprintf("listen/%s/%016x", place, id) }
+
+// keepListener puts a listener into the descriptor store. When it cannot be put there, it works all
+// the same.
+func (l *lease) keepListener(ln *Listener) {
+	v, key := l.dev.fdStore, listenKey(l.dev.place, NewKey())
+	if v == nil {
+		return
+	}
+	_ = put(v, key, listenRecord{l.queueID, []byte(ln.key.disc)})
+	ln.unkeep = sync.OnceFunc(func() { _ = v.Delete(key) })
+}
+
+// readListener reads what keepListener has put there.
+func readListener(value []byte) (r listenRecord, err error) {
+	if err = json.Unmarshal(value, &r); err == nil && len(r.Disc) > wire.CMMaxDisc {
+		err = fmt.Errorf("a discriminator of %d bytes", len(r.Disc))
+	}
+	return r, err
+}
+
+// resumeListener has the discriminator of a listener of the agent before be the handle's
+// user's, until EndKept.
+func (l *Local) resumeListener(key string, r listenRecord) {
+	l.keptDiscs[key] = string(r.Disc)
+	l.manager.keep(string(r.Disc), l.user())
+}
+
+// EndKept lets go of the discriminators at which the program listened when the agent before
+// this one ended, and at which it has not listened again. For a daemon, when the program has
+// come back and has opened its listeners.
+func (l *Local) EndKept() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.endKept()
+}
+
+// endKept is EndKept. Caller holds l.mu.
+func (l *Local) endKept() {
+	for key, disc := range l.keptDiscs {
+		l.manager.unkeep(disc, l.user())
+		_ = l.dev.fdStore.Delete(key)
+	}
+	clear(l.keptDiscs)
+}

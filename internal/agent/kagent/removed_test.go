@@ -1,0 +1,152 @@
+package kagent
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/steer"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/xdpnic"
+)
+
+// An interface that was away and is back by its old number is another one, also where nobody has
+// looked meanwhile: what there was of the old one is gone, those who wait hear of it, and the new
+// one is opened beside it, with nothing of it in the descriptor store, nor anything of the old one's end.
+func TestNumberComesBack(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	fdStore := newFakeFDStore()
+	cfg := small(an)
+	cfg.Mode, cfg.Shared, cfg.FDStore = xdpnic.ModeGeneric, true, fdStore
+	old := mustOpen(t, an, cfg)
+	num, err := old.NewVI()
+	if err != nil {
+		t.Fatal(err)
+	}
+	handOut(t, old)
+	told, entered, busy := make(news, 100), make(chan struct{}, 100), make(chan struct{})
+	first := true
+	old.Watch(func(l Link) {
+		if told <- l; !first {
+			entered <- struct{}{}
+			<-busy
+		}
+		first = false
+	})
+	gone := make(chan struct{})
+	old.OnGone(func() { close(gone) })
+	ln, err := old.Listen(Address{Disc: []byte("listens")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := make(chan error, 2)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+	defer cancel()
+	go func() {
+		_, err := old.Wait(ctx, Address{Disc: []byte("waits")})
+		waits <- err
+	}()
+	go func() {
+		_, err := ln.Wait(ctx)
+		waits <- err
+	}()
+
+	h := an.Netlink()
+	nic, err := h.LinkByIndex(an.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.LinkSetMTU(nic, 1400); err != nil {
+		t.Fatal(err)
+	}
+	<-entered // the watcher is busy from now on
+	an.MoveAway(t)(false)
+	close(busy)
+	told.until(t, "the end", func(l *Link) bool { return l.Gone && l.Name == an.Name })
+	select {
+	case <-gone:
+	case <-time.After(waitLimit):
+		t.Fatal("nobody says that it is gone")
+	}
+	for range 2 {
+		if err := <-waits; !errors.Is(err, ErrGone) || errors.Is(err, ErrClosed) {
+			t.Errorf("who waits has %v", err)
+		}
+	}
+	if l := old.Link(); !l.Gone {
+		t.Errorf("the old one is %+v", l)
+	}
+	if n := len(fdStore.all()); n > 0 {
+		t.Errorf("%d things are kept of the interface that went", n)
+	}
+	late := false
+	if old.OnGone(func() { late = true }); !late {
+		t.Error("who asks later is not told")
+	}
+
+	fresh := mustOpen(t, an, cfg)
+	if l := fresh.Link(); l.Gone || l.Index != old.Info().Index {
+		t.Errorf("the new one is %+v", l)
+	}
+	if _, err := fresh.NewVI(); err != nil {
+		t.Fatal(err)
+	}
+	handOut(t, fresh)
+	if n := len(LocalStatus().NICs); n != 2 {
+		t.Errorf("the status tells of %d interfaces, and one has the old queue still", n)
+	}
+	before := len(fdStore.all())
+	old.FreeVI(num)
+	if err := old.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := len(fdStore.all()); n != before || n != 3 {
+		t.Errorf("%d things are kept of the new one, and %d were", n, before)
+	}
+	if !fresh.demux.Attached() {
+		t.Error("the end of the old one has taken the program off the new one")
+	}
+}
+
+// A message that an interface was removed is one of the interface itself, and not of its place in a bridge.
+func TestSaysGone(t *testing.T) {
+	for _, c := range []struct {
+		kind   uint16
+		family byte
+		gone   bool
+	}{
+		{unix.RTM_DELLINK, unix.AF_UNSPEC, true}, {unix.RTM_DELLINK, unix.AF_BRIDGE, false}, {unix.RTM_NEWLINK, unix.AF_UNSPEC, false},
+	} {
+		said, about := false, 0
+		m := message(c.kind, 0, 7)
+		m[unix.NLMSG_HDRLEN] = c.family
+		eachAbout(m, 7, func(kind uint16, body []byte) {
+			about++
+			said = said || saysGone(kind, body)
+		})
+		if about != 1 || said != c.gone {
+			t.Errorf("%+v: gone is %v, by %d messages", c, said, about)
+		}
+	}
+}
+
+// The steering of an interface that is gone went with it: that of another one of its name is left alone.
+func TestSteeringGone(t *testing.T) {
+	nic := &fakeSteered{table: []uint32{0, 1, 0, 1}}
+	d := &device{
+		driver: "igb", inputs: 2, leases: make(map[int]*lease), router: &router{name: "eth0"},
+		openSteered: func(string) (steered, error) { return nic, nil },
+	}
+	l := newLease(d, 1)
+	l.steer(Config{Port: 4793, Steer: steer.RSS})
+	if l.steering == nil {
+		t.Fatal("nothing is steered")
+	}
+	d.router.gone.Store(true)
+	if err := l.unsteer(); err != nil || nic.table[0] != 1 || nic.closed != 1 || l.steering != nil {
+		t.Errorf("table %v, closed %d, %v", nic.table, nic.closed, err)
+	}
+}

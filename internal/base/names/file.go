@@ -1,0 +1,120 @@
+package names
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// stamp tells one content of a file from another, without reading it.
+type stamp struct {
+	dev, ino      uint64
+	size          int64
+	mtime, change syscall.Timespec
+}
+
+func stampOf(info fs.FileInfo) stamp {
+	s := stamp{size: info.Size()}
+	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+		s.dev, s.ino, s.mtime, s.change = uint64(sys.Dev), sys.Ino, sys.Mtim, sys.Ctim
+	}
+	return s
+}
+
+// settling is the time after a change in which another one could bear the same
+// time stamp: the coarsest that file systems keep.
+const settling = 2 * time.Second
+
+// settled reports whether a file that is read at the given time can be
+// distinguished from one that changes later.
+func (s stamp) settled(at time.Time) bool { return at.Sub(time.Unix(s.change.Unix())) > settling }
+
+// file is a file and what it held when it was read last.
+type file struct {
+	path     string // "": there is none
+	optional bool   // it need not exist
+	parse    func(text string) ([]Entry, error)
+
+	mu    sync.Mutex
+	fresh bool  // what follows holds as long as the stamp is the same
+	stamp stamp //
+	table *table
+	err   error
+}
+
+// load returns the current content of the file. Errors name the file.
+func (f *file) load() (*table, error) {
+	if f.path == "" || f.path == os.DevNull {
+		return &table{}, nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	began := time.Now() // what changes while it is read counts from here
+	info, err := os.Stat(f.path)
+	if err == nil && f.fresh && stampOf(info) == f.stamp {
+		return f.table, f.err
+	}
+	f.fresh = false
+	var text string
+	if err == nil {
+		text, info, err = read(f.path, info)
+	}
+	if f.optional && errors.Is(err, fs.ErrNotExist) {
+		return &table{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	f.stamp = stampOf(info)
+	f.fresh = f.stamp.settled(began)
+	f.table, f.err = nil, nil
+	entries, err := f.parse(text)
+	if wrong, ok := errors.AsType[*ParseError](err); ok {
+		wrong.File = f.path
+	}
+	if err != nil {
+		f.err = err
+		return nil, err
+	}
+	f.table = newTable(entries)
+	return f.table, nil
+}
+
+// read reads a file that stat described by info. It returns the file's state when
+// reading began: a change meanwhile gives the file another stamp.
+func read(path string, info fs.FileInfo) (string, fs.FileInfo, error) {
+	if err := readable(path, info); err != nil { // before opening it, which may do something
+		return "", nil, err
+	}
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // if it became a pipe, don't wait
+	if err != nil {
+		return "", nil, err
+	}
+	defer file.Close()
+	if info, err = file.Stat(); err != nil {
+		return "", nil, err
+	}
+	if err := readable(path, info); err != nil {
+		return "", nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(file, MaxBytes+1))
+	if err == nil && len(text) > MaxBytes { // it grew
+		err = fmt.Errorf("%s: %w", path, tooLarge(int64(len(text))))
+	}
+	return string(text), info, err
+}
+
+func readable(path string, info fs.FileInfo) error {
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file (%v)", path, info.Mode())
+	}
+	if info.Size() > MaxBytes {
+		return fmt.Errorf("%s: %w", path, tooLarge(info.Size()))
+	}
+	return nil
+}

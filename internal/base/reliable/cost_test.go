@@ -1,0 +1,110 @@
+package reliable
+
+import "testing"
+
+// turn is one exchange over a link that loses frame 5 of every 16 and the
+// retransmission timer that follows now and then.
+func turn(s *Sender, r *Receiver, now int64, lose bool) int64 {
+	var ranges [32]Range
+	base := s.Next()
+	for i := range uint32(16) {
+		s.Send(now, uint64(i), 1)
+		if lose && i == 5 {
+			continue
+		}
+		switch seq := base + i; r.Arrive(seq, false) {
+		case OutOfOrder:
+			r.Buffer(seq, uint64(i))
+		case InOrder:
+			for ok := true; ok; {
+				_, ok = r.Pop()
+			}
+		}
+	}
+	now += 20_000
+	n := r.Ranges(ranges[:])
+	s.Ack(now, r.Next(), 256)
+	s.AckRanges(now, r.Next(), ranges[:n])
+	s.DetectLosses(now)
+	r.Acked()
+	for seq, ok := s.NextLost(); ok; seq, ok = s.NextLost() {
+		s.Resent(now, seq)
+		for ok = r.Arrive(seq, true) == InOrder; ok; {
+			_, ok = r.Pop()
+		}
+	}
+	now += 20_000
+	if due := s.Deadline(); due != 0 && due <= now {
+		s.Timeout(now)
+	}
+	s.Ack(now, r.Next(), 256)
+	r.Acked()
+	return now
+}
+
+func TestNothingAllocates(t *testing.T) {
+	s, r := NewSender(1, 256), NewReceiver(1, 256)
+	now := int64(1)
+	for _, lose := range []bool{false, true} {
+		if n := testing.AllocsPerRun(100, func() { now = turn(s, r, now, lose) }); n != 0 {
+			t.Errorf("losing %v: %v allocations", lose, n)
+		}
+	}
+	if !s.Idle() || s.Stats().Resent == 0 {
+		t.Errorf("idle %v, %+v", s.Idle(), s.Stats())
+	}
+	now = 1
+	dead := NewSender(1, 256)
+	dead.Send(now, 0, 1)
+	if n := testing.AllocsPerRun(100, func() {
+		if seq, probe := dead.Timeout(dead.Deadline()); probe {
+			dead.Resent(now, seq)
+		}
+	}); n != 0 {
+		t.Errorf("time-out: %v allocations", n)
+	}
+}
+
+// BenchmarkFrame is the cost of one frame at both ends together.
+func BenchmarkFrame(b *testing.B) {
+	for name, lose := range map[string]bool{"in order": false, "one of 16 lost": true} {
+		b.Run(name, func(b *testing.B) {
+			s, r := NewSender(1, 256), NewReceiver(1, 256)
+			now := int64(1)
+			b.ReportAllocs()
+			for i := 0; i < b.N; i += 16 {
+				now = turn(s, r, now, lose)
+			}
+		})
+	}
+}
+
+// BenchmarkWideRecovery is one acknowledgement in the worst case: the first of
+// 1024 frames is missing and the rest is held.
+func BenchmarkWideRecovery(b *testing.B) {
+	s := NewSender(1, MaxWindow)
+	s.cwnd = s.most
+	for i := range MaxWindow {
+		s.Send(1, uint64(i), 1)
+	}
+	s.AckRange(20_000, 2, MaxWindow+1)
+	for b.Loop() {
+		s.AckRange(20_000, 2, MaxWindow+1)
+		s.DetectLosses(20_000)
+	}
+}
+
+// BenchmarkHostileRanges is one acknowledgement of a peer that wants to cost time: 32 ranges,
+// each of all frames but the first.
+func BenchmarkHostileRanges(b *testing.B) {
+	s := NewSender(1, MaxWindow)
+	s.cwnd = s.most
+	for i := range MaxWindow {
+		s.Send(1, uint64(i), 1)
+	}
+	ranges := hostileRanges()
+	for b.Loop() {
+		s.AckRanges(20_000, 1, ranges[:])
+		s.DetectLosses(20_000)
+	}
+}

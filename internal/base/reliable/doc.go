@@ -1,0 +1,74 @@
+// Package reliable makes an ordered, exactly-once stream of numbered frames out of a network that loses, reorders
+// and duplicates them. It is two pure state machines, a [Sender] and a [Receiver]. Time is an argument, frames are
+// tags that the caller chooses, and the package sends and receives nothing.
+//
+//	      caller's frames                        caller's frames
+//	            | Send(now, tag)                       ^ InOrder, Pop
+//	+-----------v-----------+               +----------+-----------+
+//	| Sender                |  seq ------>  | Receiver             |
+//	| una ....... nxt       |               | next . buffered . high|
+//	| lost, sacked, timers  |  <------ ack, | duplicates, gaps     |
+//	+-----------------------+  window,      +----------------------+
+//	                           ranges
+//
+// A loss is detected in one of four ways: by sequence (three later frames arrived, while no reordering has been
+// seen), by time (a frame sent a quarter of a round trip later arrived), by a tail probe (silence after the last
+// frame), and finally by the retransmission timer, which doubles each time. A retransmission is marked as such. If
+// a receiver's gaps are filled by frames that are not retransmissions, frames were only late, and the receiver
+// stops reporting gaps at once.
+//
+// The frames in flight never exceed the peer's window, which keeps its rings from overflowing, nor the congestion
+// window. The congestion window grows while frames arrive, by up to four frames in a round trip. It shrinks by a
+// frame for each one that is lost, by 3/10 for a round trip in which a fifth is lost, by 1/8 for a round trip in
+// which delay was far above its minimum, and to a few frames when the retransmission timer expires. So random
+// losses of one frame in twenty do not slow a stream down. It does not share a congested link fairly with kernel
+// TCP: a network for VIs should be dedicated.
+//
+// The peer sends its window in every frame, and may enlarge or shrink it. A smaller window applies from the time at
+// which the Sender receives it. The peer keeps room for what was sent before; frames that find no room are lost and
+// retransmitted.
+//
+// Sequence numbers are 32 bits and wrap. All comparisons are modulo 2^32 and windows are at most MaxWindow frames.
+// So a frame would have to be delayed by about four billion others to be mistaken for another.
+//
+// Only the constructors allocate, and a Sender whose peer grants a larger window than ever before. One goroutine at
+// a time.
+//
+// The methods follow RFC 6298 (timer), RFC 6675 (selective acknowledgement) and RFC 8985 (RACK-TLP), with minimum
+// times for a local network.
+package reliable
+
+// MaxWindow is the largest number of frames in flight of one connection.
+const MaxWindow = 1024
+
+// Times in nanoseconds of a monotonic clock with any origin; the clock must
+// never read 0 or less.
+const (
+	minTimeout   = 200_000        // least time before a tail probe or retransmission
+	maxTimeout   = 200_000_000    // longest interval between retransmissions
+	firstRTT     = 1_000_000      // round trip assumed before one was measured
+	delayCeiling = 1_000_000      // queueing delay above twice the least round trip at which the sender slows down
+	minRTTWindow = 10_000_000_000 // a least round trip older than this is measured again
+
+	initialWindow = 64 // congestion window at the start, frames
+	growthShare   = 16 // in a round without losses the congestion window grows by 1/growthShare,
+	mostGrowth    = 4  // but at most by this many frames
+	heavyShare    = 5  // losing 1/heavyShare of a round means congestion,
+	heavyLeast    = 9  // unless that is less than this many frames
+	leastWindow   = 4  // congestion window after a timeout
+	dupThreshold  = 3  // later arrivals that mean a loss while no reordering was seen
+	reorderRounds = 16 // loss rounds after which a reordering is forgotten (RFC 8985)
+	lateRow       = 8  // late frames in a row after which the receiver, too, takes a gap for reordering
+	maxBackoff    = 20 // doublings of the timer, enough to reach maxTimeout from any start
+)
+
+// before reports whether sequence number a precedes b.
+func before(a, b uint32) bool { return int32(a-b) < 0 }
+
+func roundUp(n int) int {
+	size := 1
+	for size < n {
+		size *= 2
+	}
+	return size
+}

@@ -1,0 +1,243 @@
+package reliable
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// The Receiver agrees with a set of numbers that arrived.
+func TestReceiverAgainstModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		first := rapid.OneOf(rapid.Uint32(), rapid.Uint32Range(1<<32-100, 1<<32-1)).Draw(t, "first")
+		window := rapid.IntRange(1, 100).Draw(t, "window")
+		r := NewReceiver(first, window)
+		size := uint32(roundUp(window))
+		next, unacked := first, 0
+		top, row := first, 0 // one past the latest gap's last frame; frames in a row behind the gap
+		late := 0            // late frames in a row
+		buffered := map[uint32]uint64{}
+		var want ReceiverStats
+		t.Repeat(map[string]func(*rapid.T){
+			"arrive": func(t *rapid.T) {
+				seq := next + uint32(rapid.IntRange(-10, int(size)+10).Draw(t, "ahead"))
+				if rapid.IntRange(0, 20).Draw(t, "anywhere") == 0 {
+					seq = rapid.Uint32().Draw(t, "seq")
+				}
+				ahead := seq - next
+				_, here := buffered[seq]
+				again := rapid.Bool().Draw(t, "again")
+				verdict, urgent, news := OutOfOrder, r.Urgent(), true
+				fills := func() {
+					news = late < 8 || again
+					if late++; again {
+						late = 0
+					}
+				}
+				switch {
+				case int32(ahead) < 0 || here:
+					verdict = Duplicate
+					want.Duplicate++
+				case ahead >= size:
+					verdict = OutsideWindow
+					want.OutsideWindow++
+				case ahead == 0:
+					verdict = InOrder
+					want.InOrder++
+					if news = len(buffered) > 0; news {
+						fills()
+					}
+				default:
+					want.OutOfOrder++
+					unacked++
+					switch {
+					case len(buffered) > 0 && seq == top:
+						top++
+						row++
+						news = again || late < 8 && row <= 3
+					case len(buffered) == 0 || int32(seq-top) > 0:
+						top, row = seq+1, 1
+						news = again || late < 8
+					default:
+						fills()
+					}
+				}
+				if got := r.Arrive(seq, again); got != verdict {
+					t.Fatalf("frame %d at %d: verdict %d, want %d", seq, next, got, verdict)
+				}
+				if r.Urgent() != (urgent || news) {
+					t.Fatalf("urgent %v after verdict %d", r.Urgent(), verdict)
+				}
+				switch verdict {
+				case OutOfOrder:
+					if rapid.IntRange(0, 9).Draw(t, "no memory") > 0 {
+						tag := rapid.Uint64().Draw(t, "tag")
+						r.Buffer(seq, tag)
+						buffered[seq] = tag
+					}
+				case InOrder:
+					next++
+					unacked++
+				}
+				for {
+					tag, ok := r.Pop()
+					expect, there := buffered[next]
+					if ok != there || tag != expect {
+						t.Fatalf("popped %d, %v at %d, want %d, %v", tag, ok, next, expect, there)
+					}
+					if !ok {
+						break
+					}
+					delete(buffered, next)
+					next++
+					unacked++
+				}
+			},
+			"acknowledge": func(*rapid.T) {
+				r.Acked()
+				unacked = 0
+			},
+			"ask": func(*rapid.T) { r.AskUrgent() },
+			"": func(t *rapid.T) {
+				if r.Next() != next || r.Buffered() != len(buffered) || r.Unacked() != unacked || r.Stats() != want {
+					t.Fatalf("next %d, held %d, unacked %d, %+v; want %d, %d, %d, %+v",
+						r.Next(), r.Buffered(), r.Unacked(), r.Stats(), next, len(buffered), unacked, want)
+				}
+				out := make([]Range, rapid.IntRange(0, 40).Draw(t, "room for ranges"))
+				got := out[:r.Ranges(out)]
+				if model := runs(buffered, next, size, len(out)); !slices.Equal(got, model) {
+					t.Fatalf("ranges %v, want %v", got, model)
+				}
+			},
+		})
+		for range len(buffered) {
+			tag, ok := r.Drain()
+			i := slices.Index(values(buffered), tag)
+			if !ok || i < 0 {
+				t.Fatalf("drained %d, %v, which is not held", tag, ok)
+			}
+		}
+		if _, ok := r.Drain(); ok || r.Buffered() != 0 {
+			t.Fatalf("more than %d drained", len(buffered))
+		}
+	})
+}
+
+func values(m map[uint32]uint64) (v []uint64) {
+	for _, tag := range m {
+		v = append(v, tag)
+	}
+	return v
+}
+
+// runs is Ranges of a set.
+func runs(buffered map[uint32]uint64, next, size uint32, most int) (out []Range) {
+	for i := range size {
+		seq := next + i
+		if _, ok := buffered[seq]; !ok {
+			continue
+		}
+		if n := len(out); n > 0 && out[n-1].End == seq {
+			out[n-1].End++
+		} else {
+			out = append(out, Range{seq, seq + 1})
+		}
+	}
+	return out[:min(most, len(out))]
+}
+
+// An acknowledgement is asked for at once when something is wrong, and not
+// while frames come in order.
+func TestUrgency(t *testing.T) {
+	r := NewReceiver(10, 8)
+	steps := []struct {
+		seq    uint32
+		again  bool
+		want   Verdict
+		urgent bool
+	}{
+		{10, false, InOrder, false}, {11, true, InOrder, false},
+		{13, false, OutOfOrder, true}, {13, false, Duplicate, true}, {12, true, InOrder, true},
+		{14, false, InOrder, false}, {9, false, Duplicate, true}, {23, false, OutsideWindow, true}, {15, false, InOrder, false},
+	}
+	for _, s := range steps {
+		got := r.Arrive(s.seq, s.again)
+		if got == OutOfOrder {
+			r.Buffer(s.seq, 0)
+		}
+		if got != s.want || r.Urgent() != s.urgent {
+			t.Errorf("frame %d: verdict %d, urgent %v; want %d, %v", s.seq, got, r.Urgent(), s.want, s.urgent)
+		}
+		for ok := got == InOrder; ok; {
+			_, ok = r.Pop()
+		}
+		r.Acked()
+	}
+}
+
+// Where gaps are filled by frames that are only late, neither a gap nor its end is news,
+// until one is filled by a frame that is sent again.
+func TestLateFramesAreNoNews(t *testing.T) {
+	r := NewReceiver(1, 8)
+	gap := func(again bool) (told [3]bool) {
+		missing := r.Next()
+		for i := range told {
+			r.Arrive(missing+1+uint32(i), false)
+			r.Buffer(missing+1+uint32(i), 0)
+			told[i] = r.Urgent()
+			r.Acked()
+		}
+		r.Arrive(missing, again)
+		for ok := true; ok; {
+			_, ok = r.Pop()
+		}
+		if told[0] != r.Urgent() && !again {
+			t.Errorf("a gap is told %v, its end %v", told[0], r.Urgent())
+		}
+		if again && !r.Urgent() {
+			t.Error("nothing is told of a frame that was sent again")
+		}
+		r.Acked()
+		return told
+	}
+	row := slices.Repeat([]bool{false}, lateRow)
+	after := 0
+	for n, again := range slices.Concat(row[1:], []bool{true}, row, row, []bool{true}, row[1:]) {
+		if told, news := gap(again), after < lateRow; told != [3]bool{news, news, news} {
+			t.Errorf("gap %d, %d late frames in a row: told at once %v, want %v", n, after, told, news)
+		}
+		if after++; again {
+			after = 0
+		}
+	}
+}
+
+// While a frame is missing the peer is not told of each frame behind it: three times
+// at once, so that the loss is found, and then as often as without a loss.
+func TestGapIsNotToldForEachFrame(t *testing.T) {
+	r := NewReceiver(1, 256)
+	told := 0
+	for seq := uint32(2); seq < 102; seq++ {
+		if r.Arrive(seq, false) != OutOfOrder {
+			t.Fatalf("frame %d is not early", seq)
+		}
+		r.Buffer(seq, 0)
+		if r.Urgent() || r.Unacked() >= ackEvery {
+			told++
+			r.Acked()
+		}
+	}
+	if want := dupThreshold + 97/ackEvery; told != want {
+		t.Errorf("told %d times of 100 frames behind a gap, want %d", told, want)
+	}
+	r.Arrive(150, false) // a second gap is news
+	if !r.Urgent() {
+		t.Error("a second gap is not told at once")
+	}
+	r.Buffer(150, 0)
+	r.Acked()
+	if r.Arrive(1, true); !r.Urgent() {
+		t.Error("the end of a gap is not told at once")
+	}
+}

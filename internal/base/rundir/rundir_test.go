@@ -1,0 +1,198 @@
+package rundir
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// What others can change is refused.
+func TestOwn(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(file, nil, 0o600), os.Symlink("file", link)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(Own(dir), Own(file)); err != nil {
+		t.Error(err)
+	}
+	if err := Own(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("nothing: %v", err)
+	}
+	refused := func(path, why string) {
+		t.Helper()
+		if err := Own(path); err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%v, want %q", err, why)
+		}
+	}
+	refused(link, "neither")
+	if err := errors.Join(os.Chmod(dir, 0o775), os.Chmod(file, 0o602)); err != nil {
+		t.Fatal(err)
+	}
+	refused(dir, "others may write")
+	refused(file, "others may write")
+	if os.Geteuid() != 0 {
+		if err := Own("/usr"); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("root's: %v", err)
+		}
+		return
+	}
+	if err := os.Chown(dir, 60001, -1); err != nil {
+		t.Fatal(err)
+	}
+	refused(dir, "belongs to user 60001")
+}
+
+// What Make has made goes when it is empty, and nothing else: not what was there, nor what is kept.
+func TestUnmake(t *testing.T) {
+	is := func(what, path string, want bool) {
+		t.Helper()
+		if _, err := os.Lstat(path); (err == nil) != want {
+			t.Errorf("%s: %v, want it to be there: %v", what, err, want)
+		}
+	}
+	top := t.TempDir()
+	state := filepath.Join(top, "above", "via-xdp")
+	proc := filepath.Join(state, "proc")
+	for range 2 {
+		if err := Make(proc); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(Own(state), Own(proc)); err != nil {
+			t.Error(err)
+		}
+	}
+	file := filepath.Join(proc, "7.sock")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	Unmake(proc)
+	is("in use", file, true)
+	os.Remove(file)
+	Unmake(proc)
+	is("not in use", state, false)
+	is("above what is made", filepath.Dir(state), true)
+
+	// One that was there before, as a container's volume is.
+	if err := os.Mkdir(state, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := Make(proc); err != nil {
+		t.Fatal(err)
+	}
+	Unmake(proc)
+	is("made", proc, false)
+	is("there before", state, true)
+	Unmake(state)
+	is("there before", state, true)
+
+	// One that an agent has served in.
+	os.Remove(state)
+	if err := errors.Join(Make(proc), Keep(state), Keep(state)); err != nil {
+		t.Fatal(err)
+	}
+	Unmake(proc)
+	is("kept", state, true)
+	if st, err := os.Stat(state); err != nil || st.Mode() != fs.ModeDir|0o755 {
+		t.Errorf("kept: %v, %v", st.Mode(), err)
+	}
+
+	// The mark of a directory in which others may write is none: it is /tmp's.
+	for _, mode := range []fs.FileMode{0o777, 0o775} {
+		if err := os.Chmod(state, fs.ModeSticky|mode); err != nil {
+			t.Fatal(err)
+		}
+		Unmake(state)
+		is("others may write", state, true)
+		if err := Keep(state); err != nil {
+			t.Error(err)
+		}
+		if st, err := os.Stat(state); err != nil || st.Mode()&fs.ModeSticky == 0 {
+			t.Errorf("the sticky bit of a directory of all is gone: %v, %v", st.Mode(), err)
+		}
+	}
+}
+
+// Programs that begin and end at once have their directory while they need it, and leave none.
+func TestMakeBesideUnmake(t *testing.T) {
+	proc := filepath.Join(t.TempDir(), "via-xdp", "proc")
+	var all sync.WaitGroup
+	for n := range 8 {
+		all.Go(func() {
+			for range 200 {
+				path := filepath.Join(proc, strconv.Itoa(n))
+				var err error
+				for tries := 0; tries < 100; tries++ {
+					if err = Make(proc); err == nil {
+						err = os.WriteFile(path, nil, 0o600)
+					}
+					if !errors.Is(err, fs.ErrNotExist) {
+						break
+					}
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				if err := os.Remove(path); err != nil {
+					t.Error(err)
+				}
+				Unmake(proc)
+			}
+		})
+	}
+	all.Wait()
+	if left, err := os.ReadDir(filepath.Dir(filepath.Dir(proc))); len(left) > 0 || err != nil {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// Nobody else can connect, from the first moment on.
+func TestListen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	for _, network := range []string{"unix", "unixpacket"} {
+		l, err := Listen(network, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st, err := os.Lstat(path); err != nil || st.Mode() != fs.ModeSocket|0o600 {
+			t.Errorf("%s: %v, %v", network, st.Mode(), err)
+		}
+		l.Close()
+	}
+}
+
+func TestDirectories(t *testing.T) {
+	t.Setenv("VIA_STATE_DIR", "/a")
+	t.Setenv("VIA_RUNTIME_DIR", "/b")
+	if d, err := State(); d != "/a" || err != nil {
+		t.Errorf("State: %q, %v", d, err)
+	}
+	if d, err := Programs(); d != "/b" || err != nil {
+		t.Errorf("Programs: %q, %v", d, err)
+	}
+	if got := AllPrograms(); !slices.Equal(got, []string{"/b"}) {
+		t.Errorf("AllPrograms: %q", got)
+	}
+	t.Setenv("VIA_STATE_DIR", "")
+	t.Setenv("VIA_RUNTIME_DIR", "")
+	t.Setenv("XDG_RUNTIME_DIR", "/x")
+	state, programs := "/x/via-xdp", "/x/via-xdp/proc"
+	if os.Geteuid() == 0 {
+		state, programs = "/run/via-xdp", "/run/via-xdp/proc"
+	}
+	if d, err := State(); d != state || err != nil {
+		t.Errorf("State: %q, %v", d, err)
+	}
+	if d, err := Programs(); d != programs || err != nil {
+		t.Errorf("Programs: %q, %v", d, err)
+	}
+	if got := AllPrograms(); !slices.Contains(got, "/run/via-xdp/proc") || got[0] != programs {
+		t.Errorf("AllPrograms: %q", got)
+	}
+}

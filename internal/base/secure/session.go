@@ -1,0 +1,180 @@
+package secure
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// TagLen is the number of bytes that Seal adds.
+const TagLen = 16
+
+// Limits sets when the sender of a session changes its key: after this number of
+// frames or of bytes, whichever comes first. 0 means the default: 2^22 frames, 2^36
+// bytes. That is within the limit of AES-GCM in TLS (RFC 8446, 5.5: 2^24.5 records of
+// 16 KB) for any frame length. A receiver follows one change at a time: if all packets
+// of one key are lost, it can open none that follow. So a key must last for more
+// packets than a live connection can lose in a row.
+type Limits struct {
+	Frames, Bytes uint64
+}
+
+const (
+	defaultFrames = 1 << 22
+	defaultBytes  = 1 << 36
+)
+
+// Errors of Open. Open returns these values unwrapped, so that a refusal does not
+// allocate.
+var (
+	ErrReplay = errors.New("secure: this packet came before, or is too old to tell")
+	ErrForged = errors.New("secure: the packet was not sealed by the peer, or was changed")
+)
+
+// Session seals and opens the frames of one connection, in both directions.
+type Session struct {
+	out struct {
+		keys          epochKeys
+		number        uint64 // of the next packet
+		frames, bytes uint64 // sealed by this key
+		limits        Limits
+	}
+	in struct {
+		last, current, next epochKeys
+		window              window
+	}
+	nonce [nonceLen]byte // here, so that nothing escapes
+}
+
+const nonceLen = 12
+
+// epochKeys are the keys of one epoch of one direction.
+type epochKeys struct {
+	epoch  uint16
+	secret secret // of which the next epoch's follows
+	iv     [nonceLen]byte
+	aead   cipher.AEAD // nil: no such epoch
+}
+
+func newSession(out, in secret, l Limits) (*Session, error) {
+	s := &Session{}
+	s.out.limits = l
+	if l.Frames == 0 {
+		s.out.limits.Frames = defaultFrames
+	}
+	if l.Bytes == 0 {
+		s.out.limits.Bytes = defaultBytes
+	}
+	var err error
+	if s.out.keys, err = newEpoch(0, out); err != nil {
+		return nil, err
+	}
+	if s.in.current, err = newEpoch(0, in); err != nil {
+		return nil, err
+	}
+	s.in.next, err = s.in.current.following()
+	return s, err
+}
+
+func newEpoch(epoch uint16, from secret) (k epochKeys, err error) {
+	k.epoch, k.secret = epoch, from
+	key, err := expand(from, "key")
+	if err != nil {
+		return k, err
+	}
+	iv, err := expand(from, "iv")
+	if err != nil {
+		return k, err
+	}
+	copy(k.iv[:], iv[:])
+	block, err := aes.NewCipher(key[:])
+	if err != nil {
+		return k, fmt.Errorf("secure: %w", err)
+	}
+	if k.aead, err = cipher.NewGCM(block); err != nil {
+		return k, fmt.Errorf("secure: %w", err)
+	}
+	return k, nil
+}
+
+func (k *epochKeys) following() (epochKeys, error) {
+	s, err := expand(k.secret, "next")
+	if err != nil {
+		return epochKeys{}, err
+	}
+	return newEpoch(k.epoch+1, s)
+}
+
+// nonceOf is the key's vector with the packet's number mixed in.
+func (s *Session) nonceOf(k *epochKeys, number uint64) []byte {
+	s.nonce = k.iv
+	low := s.nonce[nonceLen-8:]
+	binary.BigEndian.PutUint64(low, binary.BigEndian.Uint64(low)^number)
+	return s.nonce[:]
+}
+
+// Next returns the epoch and number of the next packet to seal. If a change of the key
+// is due, Next makes it, which takes some microseconds and allocates.
+func (s *Session) Next() (epoch uint16, number uint64) {
+	o := &s.out
+	if o.frames >= o.limits.Frames || o.bytes >= o.limits.Bytes {
+		// The same functions made the first keys: they do not fail now.
+		if k, err := o.keys.following(); err == nil {
+			o.keys = k
+			o.frames, o.bytes = 0, 0
+		}
+	}
+	return o.keys.epoch, o.number
+}
+
+// Seal appends the encryption of plain and TagLen more bytes to b, as the packet with
+// the epoch and number of the last Next; the number is then used up. clear is
+// authenticated with the packet and not changed. The capacity of b after its length
+// either is plain (b is plain[:0]) or does not overlap it. If it suffices, Seal does
+// not allocate.
+func (s *Session) Seal(b, plain, clear []byte) []byte {
+	o := &s.out
+	nonce := s.nonceOf(&o.keys, o.number)
+	o.number++
+	o.frames++
+	o.bytes += uint64(len(plain))
+	return o.keys.aead.Seal(b, nonce, plain, clear)
+}
+
+// Epoch is the number of times that the sender has changed its key.
+func (s *Session) Epoch() uint16 { return s.out.keys.epoch }
+
+// Open opens a packet in place: the plain bytes are then in sealed, in all but the last
+// TagLen bytes. It fails with ErrReplay if the packet came before or is more than
+// Window older than the newest. It fails with ErrForged if the peer did not seal these
+// bytes with this clear, epoch and number; the content of sealed is then lost. An error
+// leaves the session unchanged. Only a packet that makes the receiver follow to the
+// next key allocates.
+func (s *Session) Open(sealed, clear []byte, epoch uint16, number uint64) error {
+	in := &s.in
+	if !in.window.fresh(number) {
+		return ErrReplay
+	}
+	var k *epochKeys
+	for _, x := range [...]*epochKeys{&in.current, &in.last, &in.next} {
+		if x.epoch == epoch && x.aead != nil {
+			k = x
+			break
+		}
+	}
+	if k == nil {
+		return ErrForged
+	}
+	if _, err := k.aead.Open(sealed[:0], s.nonceOf(k, number), sealed, clear); err != nil {
+		return ErrForged
+	}
+	in.window.take(number)
+	if k == &in.next {
+		if next, err := in.next.following(); err == nil {
+			in.last, in.current, in.next = in.current, in.next, next
+		}
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package shmlink
+
+import (
+	"bytes"
+	"encoding/binary"
+	"runtime"
+	"sync"
+	"testing"
+)
+
+func pair(t testing.TB) (mem []byte, a, b *Link) {
+	t.Helper()
+	mem = make([]byte, Size)
+	a, errA := New(mem, 0)
+	b, errB := New(mem, 1)
+	if errA != nil || errB != nil {
+		t.Fatal(errA, errB)
+	}
+	return mem, a, b
+}
+
+// Frames arrive in order and whole in both directions, while both sides run.
+func TestFrames(t *testing.T) {
+	_, a, b := pair(t)
+	var wg sync.WaitGroup
+	run := func(l *Link, mine, other byte) {
+		const frames = 20_000
+		buf := make([]byte, MaxFrame)
+		out := bytes.Repeat([]byte{mine}, MaxFrame)
+		// Who has received all may still owe frames that found no room.
+		for sent, got := uint32(0), uint32(0); sent < frames || got < frames; {
+			if sent < frames {
+				binary.NativeEndian.PutUint32(out, sent)
+				if ok, _ := l.Send(out[:4+sent%(MaxFrame-4)]); ok {
+					sent++
+				}
+			}
+			n, ok := l.Receive(buf)
+			if !ok {
+				runtime.Gosched()
+				continue
+			}
+			if n != 4+int(got)%(MaxFrame-4) || binary.NativeEndian.Uint32(buf) != got ||
+				bytes.Count(buf[4:n], []byte{other}) != n-4 {
+				t.Errorf("frame %d: %d bytes, %x", got, n, buf[:min(n, 8)])
+				return
+			}
+			got++
+		}
+	}
+	wg.Go(func() { run(a, 1, 2) })
+	wg.Go(func() { run(b, 2, 1) })
+	wg.Wait()
+}
+
+// A full ring takes nothing until a frame is taken; the bell is wanted by who
+// sleeps; who begins anew goes on.
+func TestRoomAndBell(t *testing.T) {
+	mem, a, b := pair(t)
+	buf := make([]byte, MaxFrame)
+	for i := range Slots {
+		if sent, bell := a.Send([]byte{byte(i)}); !sent || bell {
+			t.Fatalf("frame %d: sent %v, bell %v", i, sent, bell)
+		}
+	}
+	if sent, _ := a.Send(nil); sent {
+		t.Error("a full ring took a frame")
+	}
+	if sent, _ := b.Send(make([]byte, MaxFrame+1)); sent {
+		t.Error("a frame that is too long was taken")
+	}
+	if n, ok := b.Receive(buf); n != 1 || !ok || buf[0] != 0 {
+		t.Errorf("first frame: %d bytes, %v", n, ok)
+	}
+	b.Sleep(true)
+	if sent, bell := a.Send(nil); !sent || !bell {
+		t.Errorf("sent %v, bell %v", sent, bell)
+	}
+	b.Sleep(false)
+	again, err := New(mem, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, ok := again.Receive(buf); n != 1 || !ok || buf[0] != 1 || !again.Ready() {
+		t.Errorf("second frame: %d bytes of %d, %v", n, buf[0], ok)
+	}
+	if _, err := New(mem[1:], 0); err == nil {
+		t.Error("too little memory: no error")
+	}
+}
+
+// Whatever the other side writes, there is no frame beyond its bounds, no fault and
+// no end to it that takes long.
+func TestLies(t *testing.T) {
+	mem, a, _ := pair(t)
+	buf := make([]byte, MaxFrame)
+	for _, v := range []uint32{Slots + 1, 1 << 31, ^uint32(0)} {
+		a.in.prod.Store(v)
+		if _, ok := a.Receive(buf); ok || a.Ready() {
+			t.Errorf("producer at %d: a frame", v)
+		}
+		a.out.cons.Store(v)
+		if sent, _ := a.Send([]byte("x")); sent && v != ^uint32(0) {
+			t.Errorf("consumer at %d: room", v)
+		}
+		a.out.cons.Store(0)
+	}
+	a.in.prod.Store(1)
+	word(a.in.slot(0), 0).Store(MaxFrame + 1)
+	if n, ok := a.Receive(buf); n != 0 || !ok {
+		t.Errorf("a length out of bounds: %d, %v", n, ok)
+	}
+	// What this side has taken is its own to say.
+	a.in.cons.Store(0)
+	if a.Ready() {
+		t.Error("a frame that was taken is there again")
+	}
+	clear(mem)
+	if _, ok := a.Receive(buf); ok {
+		t.Error("indices that go back: a frame")
+	}
+}
+
+func TestAllocs(t *testing.T) {
+	_, a, b := pair(t)
+	buf, frame := make([]byte, MaxFrame), make([]byte, 100)
+	if n := testing.AllocsPerRun(1000, func() {
+		a.Send(frame)
+		b.Receive(buf)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

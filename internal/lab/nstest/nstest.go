@@ -1,0 +1,297 @@
+// Package nstest gives a test its own network: two unnamed namespaces joined
+// by a veth pair, gone with the test.
+//
+//	 namespace A                    namespace B
+//	+--------------+   veth pair   +--------------+
+//	| via0 .1 ::1  |===============| via0 .2 ::2  |
+//	+--------------+               +--------------+
+//
+// The namespaces have no name and belong to file descriptors of the test
+// process only, so that nothing stays behind even after a kill.
+package nstest
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/thread"
+	"viaxdp/internal/lab/veth"
+)
+
+// Require ends a test that needs root: with a failure when CI=true, so that a
+// green run there means that the test ran, and with a skip elsewhere.
+func Require(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	Lacks(t, "needs root (CAP_NET_ADMIN, CAP_BPF, CAP_SYS_ADMIN)")
+}
+
+// Lacks ends a test that needs something that the machine does not have, such
+// as a kernel feature: with a failure when CI=true, and with a skip elsewhere.
+func Lacks(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatalf(format, args...)
+	}
+	t.Skipf(format, args...)
+}
+
+// Must ends the test by an error.
+func Must(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// NS is one end: a namespace and the veth interface in it.
+type NS struct {
+	Name    string           // interface name, "via0" in both namespaces of a Pair
+	Index   int              // interface index inside the namespace
+	MAC     net.HardwareAddr // hardware address of the interface
+	IPv4    netip.Addr       // address in 10.99.0.0/24
+	IPv6    netip.Addr       // address in fd99::/64
+	MTU     int
+	handle  netns.NsHandle
+	netlink *netlink.Handle
+}
+
+// Options of a pair.
+type Options struct {
+	MTU    int // 0: 1500
+	Queues int // RX and TX queues of each end; 0: 1
+}
+
+// Do runs f on a thread of its own that lives in the namespace; sockets and
+// files that f opens stay usable everywhere. Goroutines that f starts run
+// outside of the namespace. The thread ends with f.
+func (n *NS) Do(f func() error) error {
+	return thread.In(int(n.handle), f)
+}
+
+// Inside is a command that runs another one in the namespace, which it has as its last
+// arguments, for programs that start the one of a test; while the test runs.
+func (n *NS) Inside(t testing.TB) []string {
+	t.Helper()
+	path, err := exec.LookPath("nsenter")
+	if err != nil {
+		Lacks(t, "nsenter is not installed (Debian: util-linux)")
+	}
+	return []string{path, fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), n.handle)}
+}
+
+// Netlink is a netlink handle bound to the namespace.
+func (n *NS) Netlink() *netlink.Handle { return n.netlink }
+
+// Pair makes two namespaces joined by a veth pair that is up, addressed and
+// free of duplicate address detection. It calls Require first.
+func Pair(t testing.TB, o Options) (a, b *NS) {
+	t.Helper()
+	Require(t)
+	a, b = &NS{}, &NS{}
+	for _, n := range []*NS{a, b} {
+		h, err := veth.NewNamespace()
+		if err != nil {
+			t.Fatalf("namespace: %v", err)
+		}
+		n.handle = h
+		t.Cleanup(func() { n.handle.Close() })
+		if n.netlink, err = netlink.NewHandleAt(h, unix.NETLINK_ROUTE); err != nil {
+			t.Fatalf("netlink: %v", err)
+		}
+		t.Cleanup(n.netlink.Close)
+	}
+	join(t, a, b, 0, o)
+	return a, b
+}
+
+// Another joins the namespaces of a pair once more, by interfaces "viaN" with addresses in
+// 10.99.N.0/24 and fd99:N::/64, which are gone with t. N is from 1 to 255.
+func Another(t testing.TB, a, b *NS, n int, o Options) (x, y *NS) {
+	t.Helper()
+	x, y = &NS{handle: a.handle, netlink: a.netlink}, &NS{handle: b.handle, netlink: b.netlink}
+	join(t, x, y, n, o)
+	t.Cleanup(func() {
+		l, err := x.netlink.LinkByIndex(x.Index)
+		if err == nil {
+			err = x.netlink.LinkDel(l)
+		}
+		if err != nil {
+			t.Errorf("remove %s: %v", x.Name, err)
+		}
+	})
+	return x, y
+}
+
+// join makes the nth veth pair of two namespaces.
+func join(t testing.TB, a, b *NS, n int, o Options) {
+	t.Helper()
+	a.Name = fmt.Sprintf("via%d", n)
+	a.IPv4 = netip.AddrFrom4([4]byte{10, 99, byte(n), 1})
+	a.IPv6 = netip.MustParseAddr(fmt.Sprintf("fd99:%x::1", n))
+	b.Name, b.IPv4, b.IPv6 = a.Name, a.IPv4.Next(), a.IPv6.Next()
+	Must(t, veth.Make([2]netns.NsHandle{a.handle, b.handle}, veth.Pair{Names: [2]string{a.Name, b.Name}, MTU: o.MTU, Queues: o.Queues}, nil))
+	Must(t, a.setUp())
+	Must(t, b.setUp())
+}
+
+func (n *NS) setUp() error {
+	end, err := veth.Up(n.handle, n.Name, netip.PrefixFrom(n.IPv4, 24), netip.PrefixFrom(n.IPv6, 64))
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", n.Name, err)
+	}
+	n.Index, n.MTU = end.Index, end.MTU
+	n.MAC, err = net.ParseMAC(end.MAC)
+	return err
+}
+
+// Remove takes the interface away, and with it that of the other end.
+func (n *NS) Remove(t testing.TB) {
+	t.Helper()
+	l, err := n.netlink.LinkByIndex(n.Index)
+	if err == nil {
+		err = n.netlink.LinkDel(l)
+	}
+	if err != nil {
+		t.Fatalf("remove %s: %v", n.Name, err)
+	}
+}
+
+// Rejoin makes the pair of a and b anew after Remove: other interfaces of the same names and
+// addresses.
+func Rejoin(t testing.TB, a, b *NS, o Options) {
+	t.Helper()
+	join(t, a, b, 0, o)
+}
+
+// Lend gives the interface to another namespace, as to that of a container: here there is none
+// any more, and the other end of the pair stays where it is. What it returns brings it back, with
+// its addresses: by the number that it had, or, if that is taken meanwhile, by another one.
+func (n *NS) MoveAway(t testing.TB) (back func(taken bool)) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("lend %s: %v", n.Name, err)
+		}
+	}
+	there, err := veth.NewNamespace()
+	must(err)
+	t.Cleanup(func() { there.Close() })
+	nl, err := netlink.NewHandleAt(there)
+	must(err)
+	t.Cleanup(nl.Close)
+	l, err := n.netlink.LinkByIndex(n.Index)
+	must(err)
+	must(n.netlink.LinkSetNsFd(l, int(there)))
+	return func(taken bool) {
+		t.Helper()
+		if taken {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name, attrs.Index = "other", n.Index
+			must(n.netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "otherpeer"}))
+		}
+		l, err := nl.LinkByName(n.Name)
+		must(err)
+		must(nl.LinkSetNsFd(l, int(n.handle)))
+		was := n.Index
+		must(n.setUp())
+		if (n.Index == was) == taken {
+			t.Fatalf("%s is number %d, and was %d", n.Name, n.Index, was)
+		}
+	}
+}
+
+// Main is TestMain of a test program that is also programs of its tests: with the
+// name of one as its first argument it is that one, whose error ends it with status 1.
+func Main(m *testing.M, programs map[string]func() error) {
+	if len(os.Args) > 1 && programs[os.Args[1]] != nil {
+		if err := programs[os.Args[1]](); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// Spawn starts this test program as one of its programs, where do runs it, and gives the first
+// line that it prints. It is killed when the test ends.
+func Spawn(t testing.TB, do func(func() error) error, args ...string) (*exec.Cmd, string) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("%s says %q: %v", args, line, err)
+	}
+	return cmd, strings.TrimSpace(line)
+}
+
+// EndWithTest ends a program of Spawn with the test, also where that is killed.
+func EndWithTest() {
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+}
+
+// nobody is the user and group without any rights.
+const nobody = 65534
+
+// AsNobody is a command that runs this test binary again, one test of it, as
+// a user without privilege. It calls Require first.
+func AsNobody(t testing.TB, test string) *exec.Cmd {
+	t.Helper()
+	Require(t)
+	exe, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "nobody") // t.TempDir is root's alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(dir+"/test", exe, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(dir+"/test", "-test.v", "-test.run=^"+test+"$")
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	return cmd
+}

@@ -1,0 +1,127 @@
+// Package lag tells by how much a machine runs late. A bound on the time in which
+// something has to happen is fair only as far as those who do it get a CPU: on a
+// machine that others share it has to grow by what they were kept waiting.
+package schedlat
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	nap   = 5 * time.Millisecond
+	slack = time.Millisecond // by which any sleep may end late
+)
+
+// window is how long a spell is looked at together.
+const window = time.Second
+
+// Spell is a second in which the machine ran late.
+type Spell struct {
+	At   time.Time     // its end
+	Late time.Duration // by how much in all of it, in whole milliseconds
+}
+
+// Worst is by how much the machine ran late in the worst second of those that ended after
+// a moment. Late grows with the time that is looked at; this does not: it tells whether
+// somebody has had to wait so long at once that others may have thought him dead.
+func Worst(spells []Spell, since time.Time) (most time.Duration) {
+	for _, s := range spells {
+		if s.At.After(since) {
+			most = max(most, s.Late)
+		}
+	}
+	return most
+}
+
+// Meter adds up by how much a goroutine that sleeps again and again is woken too
+// late. On a machine that has time that is close to nothing. All methods may be
+// called concurrently.
+type Meter struct {
+	sum atomic.Int64
+
+	mu     sync.Mutex
+	recent []Spell // single ones, of the last window
+	worst  []Spell // later ones are milder
+
+	stop chan struct{}
+	done sync.WaitGroup
+}
+
+// Start begins to measure.
+func Start() *Meter {
+	m := &Meter{stop: make(chan struct{})}
+	m.done.Go(func() {
+		timer := time.NewTimer(nap)
+		defer timer.Stop()
+		for slept := time.Now(); ; {
+			select {
+			case <-timer.C:
+			case <-m.stop:
+				return
+			}
+			now := time.Now()
+			if late := now.Sub(slept) - nap; late > slack {
+				m.sum.Add(int64(late))
+				m.note(now, late)
+			}
+			slept = now
+			timer.Reset(nap)
+		}
+	})
+	return m
+}
+
+// note takes a single lateness into the seconds that it is part of. Those that a later and
+// worse one hides are forgotten, so that few are kept.
+func (m *Meter) note(now time.Time, late time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.recent = append(m.recent, Spell{now, late})
+	m.recent = slices.DeleteFunc(m.recent, func(s Spell) bool { return now.Sub(s.At) > window })
+	sum := time.Duration(0)
+	for _, s := range m.recent {
+		sum += s.Late
+	}
+	sum = (sum + time.Millisecond - 1).Truncate(time.Millisecond)
+	for n := len(m.worst); n > 0 && m.worst[n-1].Late <= sum; n-- {
+		m.worst = m.worst[:n-1]
+	}
+	m.worst = append(m.worst, Spell{now, sum})
+}
+
+// Spells are the seconds in which the machine ran late, but for those after which there was
+// a worse one.
+func (m *Meter) Spells() []Spell {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.worst)
+}
+
+// Late is by how much the machine has run late since Start.
+func (m *Meter) Late() time.Duration { return time.Duration(m.sum.Load()) }
+
+// Mark is a moment from which a bounded time runs.
+type Mark struct {
+	At    time.Time
+	late  time.Duration
+	meter *Meter
+}
+
+// Mark is this moment.
+func (m *Meter) Mark() Mark { return Mark{At: time.Now(), late: m.Late(), meter: m} }
+
+// Allow is the bound for what has to happen within d of the mark, as far as is known
+// now: d, and by how much the machine has run late since.
+func (k Mark) Allow(d time.Duration) time.Duration { return d + k.meter.Late() - k.late }
+
+// Over says whether what had to happen within d of the mark would be late by now.
+func (k Mark) Over(d time.Duration) bool { return time.Since(k.At) > k.Allow(d) }
+
+// Close ends the measurement; what was measured stays.
+func (m *Meter) Close() {
+	close(m.stop)
+	m.done.Wait()
+}

@@ -1,0 +1,411 @@
+package testbed
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync/atomic"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/thread"
+	"viaxdp/internal/lab/veth"
+)
+
+// A Middle is a third namespace through which two others are joined, and a
+// forwarder in it that does to the frames what [Faults] say.
+//
+//	  side 0                     middle                      side 1
+//	+--------+     +--------------------------------+     +--------+
+//	|  via0  |=====| side0 --> way 0 (faults) -->   |=====|  via0  |
+//	|        |     |       <-- way 1 (faults) <--   |     |        |
+//	+--------+     +--------------------------------+     +--------+
+//
+// The forwarder is two goroutines of this process on packet sockets, not the
+// kernel's netem: many kernels are built without netem, and its choices cannot
+// be repeated. What it costs is time: two more system calls for each frame.
+//
+// Frames that travel are those of a wire: the sides' offloads that leave
+// checksums or segmentation to the hardware are turned off, so that kernel TCP
+// meets the same faults, frame by frame, as we do.
+//
+// Methods may be called concurrently.
+type Middle struct {
+	ways [2]*way
+	ns   netns.NsHandle
+}
+
+// addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
+const addrGenModeNone = 1
+
+// middleNames are its interfaces, inside its namespace.
+var middleNames = [2]string{"side0", "side1"}
+
+// newMiddle joins two namespaces through a new one.
+func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err error) {
+	if err := p.Check(); err != nil {
+		return nil, ends, err
+	}
+	ns, err := veth.NewNamespace()
+	if err != nil {
+		return nil, ends, explain(err, "network namespace")
+	}
+	m := &Middle{ns: ns}
+	defer func() {
+		if err != nil {
+			m.Close()
+		}
+	}()
+	var indices [2]int
+	for i := range sides {
+		if ends[i], indices[i], err = m.link(sides[i], p, i, nil); err != nil {
+			return nil, ends, fmt.Errorf("interface %s of side %d: %w", p.Names[i], i, err)
+		}
+	}
+	if err = m.ready(sides, p.Names); err != nil {
+		return nil, ends, err
+	}
+	err = thread.In(int(ns), func() error {
+		for i := range m.ways {
+			w, err := openWay(indices[i], indices[1-i])
+			if err != nil {
+				return err
+			}
+			m.ways[i] = w
+			thread.Go(w.run)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, ends, err
+	}
+	return m, ends, nil
+}
+
+// replug makes the pair between one side and the middle anew, where it was removed.
+func (m *Middle) replug(sides [2]netns.NsHandle, p Pair, i int, mac net.HardwareAddr) (End, error) {
+	if err := p.Check(); err != nil {
+		return End{}, err
+	}
+	end, index, err := m.link(sides[i], p, i, mac)
+	if err == nil {
+		err = m.ready(sides, p.Names)
+	}
+	if err == nil {
+		err = thread.In(int(m.ns), func() error { return errors.Join(m.ways[i].readFrom(index), m.ways[1-i].writeTo(index)) })
+	}
+	return end, err
+}
+
+// link makes the pair between one side and the middle; mac is the side's hardware address, if any.
+func (m *Middle) link(side netns.NsHandle, p Pair, i int, mac net.HardwareAddr) (end End, index int, err error) {
+	name, inner := p.Names[i], middleNames[i]
+	p.Names = [2]string{name, inner}
+	if err := veth.Make([2]netns.NsHandle{side, m.ns}, p, func(v *netlink.Veth) { v.HardwareAddr = mac }); err != nil {
+		return end, 0, explain(err, "veth pair")
+	}
+	err = veth.OnLink(m.ns, inner, func(h *netlink.Handle, l netlink.Link) error {
+		index = l.Attrs().Index
+		// The middle's kernel says nothing of its own, and adds no address.
+		err := h.LinkSetIP6AddrGenMode(l, addrGenModeNone)
+		if errors.Is(err, unix.EAFNOSUPPORT) { // no IPv6: the MTU is too small, or the kernel has none
+			err = nil
+		}
+		return errors.Join(err, h.LinkSetUp(l))
+	})
+	if err != nil {
+		return end, 0, fmt.Errorf("middle: %w", err)
+	}
+	if err := thread.In(int(side), func() error { return plainFrames(name) }); err != nil {
+		return end, 0, err
+	}
+	end, err = veth.Up(side, name, veth.Nth(p.Net4, i+1), veth.Nth(p.Net6, i+1))
+	return end, index, err
+}
+
+// ready waits until all interfaces are operational.
+func (m *Middle) ready(sides [2]netns.NsHandle, names [2]string) error {
+	return ready(place{m.ns, middleNames[0]}, place{m.ns, middleNames[1]}, place{sides[0], names[0]}, place{sides[1], names[1]})
+}
+
+// plainFrames makes the kernel finish frames before they reach the interface,
+// which lies in the calling thread's namespace.
+func plainFrames(name string) error {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return fmt.Errorf("ethtool: %w", err)
+	}
+	defer e.Close()
+	err = e.Change(name, map[string]bool{
+		"tx-checksum-ip-generic": false, "tx-checksum-sctp": false,
+		"tx-tcp-segmentation": false, "tx-tcp6-segmentation": false, "tx-udp-segmentation": false,
+	})
+	if err != nil {
+		return fmt.Errorf("turn offloads off: %w", err)
+	}
+	return nil
+}
+
+// SetFaults sets what happens to the frames that a side sends, from the next
+// one on, and begins their choices anew.
+func (m *Middle) SetFaults(side int, f Faults) { m.ways[side].setFaults(f) }
+
+// SetBoth sets the faults of both ways; those of side 1 have a seed of their
+// own that follows from f's.
+func (m *Middle) SetBoth(f Faults) {
+	m.SetFaults(0, f)
+	f.Seed ^= 0x9e3779b97f4a7c15
+	m.SetFaults(1, f)
+}
+
+// Prefer puts the forwarder of what each side sends on a CPU, as a rule the side's,
+// and makes it run there before any other program, as a wire does. Without it
+// programs that never sleep keep it waiting for its turn, wherever the scheduler has
+// placed it, and what is measured is the scheduler. It needs CAP_SYS_NICE. Call it at
+// most once.
+func (m *Middle) Prefer(cpus [2]int) error {
+	for i, w := range m.ways {
+		var set unix.CPUSet
+		set.Set(cpus[i])
+		thread := <-w.thread
+		err := unix.SchedSetaffinity(thread, &set)
+		if err == nil {
+			err = unix.SchedSetAttr(thread, &unix.SchedAttr{
+				Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1,
+			}, 0)
+		}
+		if err != nil {
+			return explain(err, "CPU and real-time priority of the forwarder")
+		}
+	}
+	return nil
+}
+
+// Dropped is how many of the frames handed to a side its link had no room for, since it was made.
+func (m *Middle) Dropped(side int) (n uint64, err error) {
+	err = veth.OnLink(m.ns, middleNames[side], func(_ *netlink.Handle, l netlink.Link) error {
+		n = l.Attrs().Statistics.TxDropped
+		return nil
+	})
+	return n, err
+}
+
+// Counters are those of the frames that a side has sent.
+func (m *Middle) Counters(side int) WayCounters { return m.ways[side].counters() }
+
+// Watch has frames for which is says so counted apart from now on, by the side that has sent them. is looks at each
+// frame before anything is done to it, for both sides at the same time, and does not keep it.
+func (m *Middle) Watch(is func(side int, frame []byte) bool) {
+	for side, w := range m.ways {
+		w.mu.Lock()
+		w.watch = func(frame []byte) bool { return is(side, frame) }
+		w.mu.Unlock()
+	}
+}
+
+// Watched are the counters of the frames of a side for which Watch's is said so, but for Overrun, of which nobody
+// has seen any, and Waiting.
+func (m *Middle) Watched(side int) WayCounters { return m.ways[side].watched() }
+
+// SetMTU changes the largest frame that the middle takes and gives; the sides'
+// interfaces are not touched.
+func (m *Middle) SetMTU(mtu int) error {
+	return m.eachLink(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, mtu) })
+}
+
+func (m *Middle) eachLink(f func(*netlink.Handle, netlink.Link) error) error {
+	return errors.Join(veth.OnLink(m.ns, middleNames[0], f), veth.OnLink(m.ns, middleNames[1], f))
+}
+
+// Close ends the forwarder and removes the pairs. Counters stay readable.
+func (m *Middle) Close() error {
+	for _, w := range m.ways {
+		if w != nil {
+			w.close()
+		}
+	}
+	// Not left to the end of the namespace, which comes some time after the
+	// last descriptor of it is closed.
+	m.eachLink(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+	return m.ns.Close()
+}
+
+// Forger sends frames of its own to one side of a [Middle], made of those that
+// pass to that side, as fast as the kernel takes them.
+type Forger struct {
+	way  *way
+	outs [2]int // packet sockets: to the side, and to the loopback interface
+	sent atomic.Uint64
+
+	spare atomic.Bool
+	nice  atomic.Int32
+
+	theirs int32 // niceness of this process
+
+	stop chan struct{}
+	over chan struct{}
+}
+
+const (
+	samples      = 64  // frames that a forger has to make others of
+	forgedAtOnce = 512 // frames made of the same samples
+)
+
+// Forge begins to send frames to the side other than from. Each is what change
+// makes of a frame that has passed, in place or in another slice; nil: none. change
+// is called by one goroutine, and what it does follows from rng alone.
+func (m *Middle) Forge(from int, seed uint64, change func(rng *rand.Rand, frame []byte) []byte) (*Forger, error) {
+	w := m.ways[from]
+	f := &Forger{way: w, stop: make(chan struct{}), over: make(chan struct{})}
+	f.nice.Store(idle)
+	prio, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return nil, fmt.Errorf("priority: %w", err)
+	}
+	f.theirs = int32(20 - prio) // as the kernel tells it
+	if f.outs[0], err = unix.FcntlInt(uintptr(w.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("packet socket: %w", err)
+	}
+	if f.outs[1], err = m.loopback(); err != nil {
+		unix.Close(f.outs[0])
+		return nil, err
+	}
+	w.sample(true)
+	thread.Go(func() { f.run(rand.New(rand.NewPCG(seed, uint64(from))), change) })
+	return f, nil
+}
+
+// idle is the niceness of a flood that stands for another machine's: it takes the CPU time that is
+// left here.
+const idle = 19
+
+// Compete has the forger run beside all others at their priority, or, with false, as it begins, when
+// nobody else wants the CPU.
+func (f *Forger) Compete(on bool) {
+	if on {
+		f.nice.Store(f.theirs)
+	} else {
+		f.nice.Store(idle)
+	}
+}
+
+// Spare has it send its frames to the middle's own loopback interface, whose kernel drops them as another
+// host's, or, with false, to the side again. The forger does the same work for them: by as much as others
+// then do better, the frames cost them something.
+func (f *Forger) Spare(on bool) { f.spare.Store(on) }
+
+// loopback is a packet socket to the middle's loopback interface.
+func (m *Middle) loopback() (fd int, err error) {
+	err = thread.In(int(m.ns), func() error {
+		l, err := netlink.LinkByName("lo")
+		if err == nil {
+			err = netlink.LinkSetUp(l)
+		}
+		if err != nil {
+			return fmt.Errorf("loopback interface of the middle: %w", err)
+		}
+		fd, err = packetSocket(l.Attrs().Index, 0)
+		return err
+	})
+	return fd, err
+}
+
+// Sent is how many frames the kernel has taken for the side.
+func (f *Forger) Sent() uint64 { return f.sent.Load() }
+
+// Close ends it, once, before the Middle is closed.
+func (f *Forger) Close() {
+	close(f.stop)
+	<-f.over
+	f.way.sample(false)
+	for _, fd := range f.outs {
+		unix.Close(fd)
+	}
+}
+
+func (f *Forger) run(rng *rand.Rand, change func(*rand.Rand, []byte) []byte) {
+	defer close(f.over)
+	nice := f.theirs
+	var frames [][]byte
+	buf := make([]byte, 0, maxFrame)
+	for {
+		select {
+		case <-f.stop:
+			return
+		default:
+		}
+		if frames = f.way.sampled(frames[:0]); len(frames) == 0 {
+			fds := []unix.PollFd{{Fd: -1}}
+			unix.Poll(fds, 1) // nothing has passed yet
+			continue
+		}
+		if want := f.nice.Load(); want != nice {
+			nice = want
+			unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), int(nice)) // as it is, if it may not
+		}
+		out, counted := f.outs[0], uint64(1)
+		if f.spare.Load() {
+			out, counted = f.outs[1], 0
+		}
+		for range forgedAtOnce {
+			buf = append(buf[:0], frames[rng.IntN(len(frames))]...)
+			if b := change(rng, buf); b != nil && unix.Sendto(out, b, 0, nil) == nil {
+				f.sent.Add(counted)
+			}
+		}
+	}
+}
+
+// sample begins, or ends, to keep frames that pass.
+func (w *way) sample(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.kept = nil
+	if on {
+		w.kept = make([][]byte, 0, samples)
+	}
+}
+
+// keep remembers a frame if a forger wants some. Locked.
+func (w *way) keep(frame []byte) {
+	switch {
+	case w.kept == nil:
+	case len(w.kept) < samples:
+		w.kept = append(w.kept, append([]byte(nil), frame...))
+	default:
+		old := &w.kept[w.n.Taken%samples]
+		*old = append((*old)[:0], frame...)
+	}
+}
+
+// sampled copies what was kept.
+func (w *way) sampled(into [][]byte) [][]byte {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, b := range w.kept {
+		into = append(into, append([]byte(nil), b...))
+	}
+	return into
+}
+
+// Sender sends frames of its own to one side of a [Middle].
+type Sender struct{ out int }
+
+// Sender makes one that sends as the side from does, past faults and counters.
+func (m *Middle) Sender(from int) (*Sender, error) {
+	out, err := unix.FcntlInt(uintptr(m.ways[from].out), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("packet socket: %w", err)
+	}
+	return &Sender{out}, nil
+}
+
+// Send sends a frame, and reports whether the kernel has taken it.
+func (s *Sender) Send(frame []byte) bool { return unix.Sendto(s.out, frame, 0, nil) == nil }
+
+// Close ends it, once, before the Middle is closed.
+func (s *Sender) Close() error { return unix.Close(s.out) }

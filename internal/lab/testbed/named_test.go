@@ -1,0 +1,386 @@
+package testbed
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+)
+
+// privateBed has names that no other test and no user has.
+func privateBed(t *testing.T) Named {
+	t.Helper()
+	nstest.Require(t)
+	n := DefaultNamed()
+	id := strconv.Itoa(os.Getpid() % 100000)
+	n.Namespaces = [2]string{"vt" + id + "a", "vt" + id + "b"}
+	n.StateDir = filepath.Join(t.TempDir(), "state")
+	t.Cleanup(func() { n.Down() })
+	return n
+}
+
+func named(t *testing.T) []string {
+	t.Helper()
+	entries, _ := os.ReadDir(namespaceDir)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func inode(t *testing.T, name string) uint64 {
+	t.Helper()
+	i, err := namespaceInode(name)
+	must(t, err)
+	return i
+}
+
+func TestNamedUpAndDown(t *testing.T) {
+	n := privateBed(t)
+	if s, err := n.Status(); err != nil || s.Up {
+		t.Fatalf("before: %+v, %v", s, err)
+	}
+	must(t, n.Up())
+	s, err := n.Status()
+	if err != nil || !s.Up || len(s.Ends) != 2 {
+		t.Fatalf("up: %+v, %v", s, err)
+	}
+	for i, e := range s.Ends {
+		if e.Name != n.Namespaces[i] {
+			t.Errorf("interface %s in namespace %s", e.Name, n.Namespaces[i])
+		}
+		if err := linkUp(n.Namespaces[i], e.Name); err != nil {
+			t.Errorf("%s: %v", e.Name, err)
+		}
+	}
+	// A second up changes nothing.
+	was := inode(t, n.Namespaces[0])
+	must(t, n.Up())
+	if inode(t, n.Namespaces[0]) != was {
+		t.Error("the second up has made another namespace")
+	}
+	must(t, n.Down())
+	for _, name := range n.Namespaces {
+		if slices.Contains(named(t), name) {
+			t.Errorf("the namespace %s is left", name)
+		}
+	}
+	if _, err := os.Stat(n.StateDir); !os.IsNotExist(err) {
+		t.Errorf("the state directory is left: %v", err)
+	}
+	if err := n.Down(); err != nil {
+		t.Errorf("down twice: %v", err)
+	}
+}
+
+// A namespace that somebody else made under our name is neither used nor
+// removed.
+func TestNamedLeavesOthersAlone(t *testing.T) {
+	n := privateBed(t)
+	h, err := newNamed(n.Namespaces[1])
+	must(t, err)
+	h.Close()
+	defer deleteNamed(n.Namespaces[1])
+	if err := n.Up(); err == nil || !strings.Contains(err.Error(), "not ours") {
+		t.Fatalf("got %v", err)
+	}
+	must(t, n.Down())
+	if !slices.Contains(named(t), n.Namespaces[1]) {
+		t.Error("down has removed it")
+	}
+	if slices.Contains(named(t), n.Namespaces[0]) {
+		t.Error("a half-made bed is left")
+	}
+}
+
+// Down knows its namespaces by more than their names.
+func TestNamedReplaced(t *testing.T) {
+	n := privateBed(t)
+	must(t, n.Up())
+	must(t, deleteNamed(n.Namespaces[0]))
+	h, err := newNamed(n.Namespaces[0])
+	must(t, err)
+	h.Close()
+	defer deleteNamed(n.Namespaces[0])
+	if s, err := n.Status(); err != nil || s.Up || s.Problem == "" {
+		t.Errorf("status: %+v, %v", s, err)
+	}
+	must(t, n.Down())
+	if got := named(t); !slices.Contains(got, n.Namespaces[0]) || slices.Contains(got, n.Namespaces[1]) {
+		t.Errorf("left are %v, want %s only", got, n.Namespaces[0])
+	}
+}
+
+// A bed that was interrupted, or lost its link, is made anew.
+func TestNamedRepair(t *testing.T) {
+	n := privateBed(t)
+	must(t, n.Up())
+	must(t, deleteLink(n.Namespaces[0], n.Namespaces[0]))
+	if s, err := n.Status(); err != nil || s.Up {
+		t.Fatalf("status without a link: %+v, %v", s, err)
+	}
+	must(t, n.Up())
+	if s, err := n.Status(); err != nil || !s.Up {
+		t.Errorf("after repair: %+v, %v", s, err)
+	}
+	st, err := n.load()
+	must(t, err)
+	st.Complete, st.Namespaces[1].Inode = false, 0
+	must(t, n.save(st))
+	if s, err := n.Status(); err != nil || s.Up || !strings.Contains(s.Problem, "interrupted") {
+		t.Errorf("status of an interrupted up: %+v, %v", s, err)
+	}
+	must(t, n.Up())
+	if s, err := n.Status(); err != nil || !s.Up {
+		t.Errorf("after repair: %+v, %v", s, err)
+	}
+}
+
+// A state file is not trusted with names.
+func TestNamedStateFile(t *testing.T) {
+	n := DefaultNamed()
+	n.StateDir = t.TempDir()
+	for _, text := range []string{
+		`{"namespaces":[{"name":"../../etc/passwd"}]}`,
+		`{"namespaces":[{"name":""}]}`,
+		`{"namespaces":[{"name":".."}]}`,
+		`{"namespaces":[{"name":"somebodys"}]}`,
+		`{"namespaces":[{"name":"via0"},{"name":"via0"}]}`,
+		`{"hugepages":7}`,
+		`not JSON`,
+	} {
+		must(t, os.WriteFile(n.stateFile(), []byte(text), 0o600))
+		if _, err := n.load(); err == nil || !strings.Contains(err.Error(), n.stateFile()) || !strings.Contains(err.Error(), "remove the file") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	for path, mode := range map[string]os.FileMode{n.stateFile(): 0o666, n.StateDir: 0o777} {
+		must(t, os.Chmod(path, mode))
+		if unlock, err := n.lock(); err == nil {
+			unlock()
+			t.Errorf("%s, which others may write, is believed", path)
+		} else if !strings.Contains(err.Error(), path) {
+			t.Error(err)
+		}
+		must(t, os.Chmod(path, mode&^0o022))
+	}
+}
+
+// Who can read the state directory, and locks it, keeps no bed from being made.
+func TestNamedLockedByOthers(t *testing.T) {
+	n := privateBed(t)
+	must(t, os.Mkdir(n.StateDir, 0o755))
+	dir, err := os.Open(n.StateDir)
+	must(t, err)
+	defer dir.Close()
+	must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
+	up := make(chan error, 1)
+	go func() { up <- n.Up() }()
+	select {
+	case err := <-up:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		dir.Close()
+		t.Fatalf("it waits for a lock that everybody can have: %v", <-up)
+	}
+	if st, err := os.Stat(n.StateDir); err != nil || st.Mode().Perm() != 0o755 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+}
+
+// pages are the persistent ones of the machine's pool.
+func pages(t *testing.T) int {
+	t.Helper()
+	p, _, err := hugepages.Persistent()
+	if err != nil {
+		nstest.Lacks(t, "the pool of 2 MB pages: %v", err)
+	}
+	return p
+}
+
+func reserve(t *testing.T, n int) hugepages.Reservation {
+	t.Helper()
+	r, err := hugepages.Reserve(n)
+	if err != nil {
+		nstest.Lacks(t, "the pool of 2 MB pages cannot be set: %v", err)
+	}
+	return r
+}
+
+// useSurplus opens an arena of all free pages and two surplus ones.
+func useSurplus(t *testing.T) *hugepages.Arena {
+	t.Helper()
+	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+	if err != nil {
+		nstest.Lacks(t, "the pool of 2 MB pages: %v", err)
+	}
+	free, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	must(t, err)
+	restore, err := hugepages.Overcommit(1024)
+	if err != nil {
+		nstest.Lacks(t, "the pool of 2 MB pages cannot be set: %v", err)
+	}
+	a, err := hugepages.New(hugepages.Config{Size: (free + 2) << 21, Policy: hugepages.Require})
+	must(t, errors.Join(err, restore()))
+	return a
+}
+
+// What an up that was killed while it added pages has added goes back, with the surplus
+// pages that it has made persistent.
+func TestNamedKilledWhileItGrowsThePool(t *testing.T) {
+	for _, inUse := range []bool{false, true} {
+		await.Undisturbed(t, func() error { return killed(t, inUse) })
+	}
+}
+
+func killed(t *testing.T, inUse bool) error {
+	n := privateBed(t)
+	must(t, os.Mkdir(n.StateDir, 0o755))
+	if inUse {
+		defer useSurplus(t).Close()
+	}
+	before, surplus, err := hugepages.Persistent()
+	if err != nil {
+		nstest.Lacks(t, "the pool of 2 MB pages: %v", err)
+	}
+	// Of three pages it got two.
+	st := state{Namespaces: []namespaceState{{Name: n.Namespaces[0]}}, Growing: &growing{before, surplus, 3}}
+	must(t, n.save(st))
+	left := reserve(t, 2)
+	defer func() {
+		if err := left.Restore(); err != nil {
+			t.Error(err)
+		}
+	}()
+	back, err := st.Growing.added()
+	if err == nil {
+		err = n.Down()
+	}
+	must(t, err)
+	left.Pages -= back
+	if after := pages(t); after != before || left.Pages != 0 {
+		return fmt.Errorf("surplus pages %v: %d persistent pages, before %d; %d are left", inUse, after, before, left.Pages)
+	}
+	return nil
+}
+
+// A down that fails at something else has taken its pages out of the pool, and a second one
+// leaves those of others there.
+func TestNamedDownTwice(t *testing.T) {
+	await.Undisturbed(t, func() error {
+		n := privateBed(t)
+		before := pages(t)
+		others := reserve(t, 1)
+		left := others
+		defer func() {
+			if err := left.Restore(); err != nil {
+				t.Error(err)
+			}
+		}()
+		r := reserve(t, 1)
+		left.Pages += r.Pages
+		must(t, os.Mkdir(n.StateDir, 0o755))
+		in := filepath.Join(namespaceDir, n.Namespaces[0], "in the way")
+		must(t, os.MkdirAll(in, 0o755))
+		must(t, n.save(state{Complete: true, Namespaces: []namespaceState{{Name: n.Namespaces[0]}}, Hugepages: r.Pages}))
+		for range 2 {
+			if err := n.Down(); err == nil {
+				t.Error("no error")
+			}
+		}
+		st, err := n.load()
+		must(t, err)
+		left.Pages = others.Pages + st.Hugepages
+		with := pages(t)
+		must(t, os.RemoveAll(filepath.Dir(in)))
+		must(t, n.Down())
+		left = others
+		must(t, left.Restore())
+		left.Pages = 0
+		if after := pages(t); with != before+others.Pages || after != before {
+			return fmt.Errorf("%d pages with those of others, %d after all, before %d", with, after, before)
+		}
+		return nil
+	})
+}
+
+// Whatever the state file says, Down removes no namespace but the bed's own, takes no pages that Up cannot have
+// added, and what is accepted is written down and read again the same.
+func FuzzState(f *testing.F) {
+	n := DefaultNamed()
+	up := state{
+		Complete:   true,
+		Namespaces: []namespaceState{{"via0", 4026532001}, {"via1", 4026532002}},
+		Ends:       []End{{Name: "via0", Index: 2, MAC: "02:00:00:00:00:01", IPv4: XDPNet4, IPv6: XDPNet6, MTU: 1500}, {Name: "via1"}},
+		Hugepages:  64,
+	}
+	grows := up
+	grows.Complete, grows.Hugepages, grows.Growing = false, 0, &growing{Before: 8, Surplus: 2, Pages: 64}
+	for _, st := range []state{{}, up, grows, {Namespaces: up.Namespaces[:1]}, {Namespaces: []namespaceState{{Name: "via0"}}}} {
+		b, err := json.Marshal(st)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte(`{"namespaces":[{"name":"../via0"}]}`))
+	f.Add([]byte(`{"namespaces":[{"name":"via1","inode":1},{"name":"via0","inode":2}],"hugepages":-1}`))
+	f.Add([]byte(`null`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		st, err := n.parse(b)
+		if err != nil {
+			if st.exists() || st.Hugepages != 0 || st.Growing != nil {
+				t.Fatalf("%q is refused, and is %+v: %v", b, st, err)
+			}
+			return
+		}
+		for i, ns := range st.Namespaces {
+			if i > 1 || ns.Name != [2]string{"via0", "via1"}[i] {
+				t.Fatalf("%q would be removed", ns.Name)
+			}
+		}
+		for i, end := range st.Ends {
+			if i > 1 || end.Name != st.Namespaces[i].Name {
+				t.Fatalf("%+v would be an interface of the bed", end)
+			}
+		}
+		if st.Complete && !st.exists() {
+			t.Fatal("a bed is up that has no namespaces")
+		}
+		most := st.Hugepages
+		if g := st.Growing; g != nil {
+			if most > 0 || g.Before < 0 || g.Surplus < 0 {
+				t.Fatalf("%d pages, and %+v", most, *g)
+			}
+			most = g.Pages + g.Surplus
+		}
+		if most < 0 || most > math.MaxInt32 || most > 0 && len(st.Namespaces) == 0 {
+			t.Fatalf("%d pages would leave the pool for %d ends", most, len(st.Ends))
+		}
+		again, err := json.Marshal(st)
+		must(t, err)
+		back, err := n.parse(again)
+		if err != nil {
+			t.Fatalf("%s is not read again: %v", again, err)
+		}
+		if twice, err := json.Marshal(back); err != nil || string(twice) != string(again) {
+			t.Fatalf("%s is read again as %s, %v", again, twice, err)
+		}
+	})
+}

@@ -1,0 +1,320 @@
+package testbed
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os/exec"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/veth"
+)
+
+// MaxStar is the most namespaces of a Star: as many hosts as XDPNet4 has.
+const MaxStar = 250
+
+// Star is network namespaces without a name, each with an interface, that reach
+// each other: two by a veth pair, more by a bridge in a namespace of its own.
+// They last as long as the Star, and the processes that were started in them.
+// Methods are for one goroutine, Close for any.
+//
+//	via0 ---- via0          via0   via0   via0
+//	  0         1             |      |      |
+//	                        ==+======+======+== bridge
+type Star struct {
+	*group       // the hub, if there is one, is the last
+	Ends   []End // one of each namespace
+	sieve  sieve // of a lossy one
+}
+
+// StarInterface is the name of the interface in each namespace of a Star.
+const StarInterface = "via0"
+
+// NewStar makes n namespaces, 1 to MaxStar, joined with an MTU. Without the
+// privilege for it the error is a *MissingError. On an error nothing is left.
+func NewStar(n, mtu int) (*Star, error) { return newStar(n, mtu, n != 2) }
+
+func newStar(n, mtu int, hub bool) (_ *Star, err error) {
+	if n < 1 || n > MaxStar {
+		return nil, fmt.Errorf("%d namespaces: 1 to %d can be joined", n, MaxStar)
+	}
+	pair := Pair{Names: [2]string{StarInterface, StarInterface}, Net4: XDPNet4, Net6: XDPNet6, MTU: mtu}
+	if err := pair.Check(); err != nil {
+		return nil, err
+	}
+	if err := Require(Namespaces); err != nil {
+		return nil, err
+	}
+	spaces := n
+	if hub {
+		spaces++
+	}
+	g, err := newGroup(spaces)
+	if err != nil {
+		return nil, err
+	}
+	g.sysfs = true
+	s := &Star{group: g}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if hub {
+		err = s.bridge(n, mtu)
+	} else {
+		var ends [2]End
+		ends, err = join(s.two(), pair)
+		s.Ends = ends[:]
+	}
+	if err != nil {
+		return nil, err
+	}
+	places := make([]place, n)
+	for i := range places {
+		places[i] = place{s.spaces[i], StarInterface}
+	}
+	return s, ready(places...)
+}
+
+// bridge joins the namespaces in the last one.
+func (s *Star) bridge(n, mtu int) error {
+	hub := s.spaces[n]
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = "hub", mtu
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	err := veth.In(hub, func(h *netlink.Handle) error {
+		if err := h.LinkAdd(bridge); err != nil {
+			return err
+		}
+		return h.LinkSetUp(bridge)
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = &MissingError{What: "kernel option CONFIG_BRIDGE", Err: err,
+			Remedy: "use a kernel that is built with it (or load the module: modprobe bridge)"}
+	}
+	if err != nil {
+		return fmt.Errorf("bridge: %w", err)
+	}
+	for i := range n {
+		end, err := s.spoke(hub, bridge, i, mtu)
+		if err != nil {
+			return fmt.Errorf("namespace %d: %w", i, err)
+		}
+		s.Ends = append(s.Ends, end)
+	}
+	return nil
+}
+
+// spokeName is the hub's end of the pair with namespace i.
+func spokeName(i int) string { return fmt.Sprint("spoke", i) }
+
+// spoke joins namespace i with the hub.
+func (s *Star) spoke(hub netns.NsHandle, bridge netlink.Link, i, mtu int) (End, error) {
+	p := Pair{Names: [2]string{spokeName(i), StarInterface}, MTU: mtu}
+	err := veth.Make([2]netns.NsHandle{hub, s.spaces[i]}, p, func(v *netlink.Veth) { v.MasterIndex = bridge.Attrs().Index })
+	if err != nil {
+		return End{}, explain(err, "veth pair")
+	}
+	if err := veth.OnLink(hub, spokeName(i), (*netlink.Handle).LinkSetUp); err != nil {
+		return End{}, err
+	}
+	return veth.Up(s.spaces[i], StarInterface, veth.Nth(XDPNet4, i+1), veth.Nth(XDPNet6, i+1))
+}
+
+// Start starts a process in namespace i, on one CPU, or with -1 on any. It is the
+// leader of a process group, and gets SIGKILL when this process ends or the Star
+// is closed, whatever else becomes of it.
+func (s *Star) Start(i, cpu int, cmd *exec.Cmd) (err error) {
+	if i < 0 || i >= len(s.Ends) {
+		return fmt.Errorf("no namespace %d of %d", i, len(s.Ends))
+	}
+	return s.start(i, cpu, cmd)
+}
+
+// Children starts this program with args once in each namespace, each on the CPU that
+// cpus has for it, -1: on any; their standard error gets one write at a time, and is
+// discarded with nil. They end with the Star, first by their control connections.
+func (s *Star) Children(args []string, cpus []int, stderr io.Writer) ([]*Side, error) {
+	if err := s.children(args, cpus[:len(s.Ends)], stderr); err != nil {
+		return nil, err
+	}
+	for i, side := range s.sides {
+		side.Ends = s.Ends[i : i+1]
+	}
+	return s.sides, nil
+}
+
+// Drops are the frames that the kernel has counted as dropped by the Star's
+// interfaces, of the namespaces and of the hub, whichever way they went. One frame
+// may be counted at both ends of a pair.
+func (s *Star) Drops() (n uint64, err error) {
+	for i, ns := range s.spaces {
+		err := veth.In(ns, func(h *netlink.Handle) error {
+			links, err := h.LinkList()
+			for _, l := range links {
+				if st := l.Attrs().Statistics; st != nil {
+					n += st.RxDropped + st.TxDropped
+				}
+			}
+			return err
+		})
+		if err != nil {
+			return 0, fmt.Errorf("namespace %d: %w", i, err)
+		}
+	}
+	return n, nil
+}
+
+// ownSysfs gives the calling thread a /sys that shows the interfaces of its network
+// namespace, as some programs look there for them; nobody else sees it.
+func ownSysfs() error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return explain(err, "mount namespace")
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("mounts of its own: %w", err)
+	}
+	// Busy: it is there already, from the process before in the same namespace.
+	if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil && err != unix.EBUSY {
+		return fmt.Errorf("mount /sys: %w", err)
+	}
+	return nil
+}
+
+// Close lets the namespaces go. Children end in order, other processes that were
+// started in them are killed.
+func (s *Star) Close() { s.CloseWithin(closeGrace) }
+
+// CloseWithin is Close with another time that the children have.
+func (s *Star) CloseWithin(grace time.Duration) {
+	s.end(grace)
+	s.sieve.close()
+}
+
+// NewLossyStar is [NewStar] with a hub, also for two, that loses a share of the
+// frames, each by itself, and counts them. Nothing of the kernel's offloads is left:
+// every frame is one of a wire, so that the kernel's TCP meets the same losses, frame
+// by frame, as we do. With a loss of 0 it is the same way without a loss.
+//
+// An XDP program on the hub's end of each pair drops them. Unlike a [Middle] it takes
+// no thread that would compete for CPUs with the programs, which may be many.
+func NewLossyStar(n, mtu int, loss float64) (*Star, error) {
+	if !(loss >= 0 && loss <= 1) {
+		return nil, fmt.Errorf("a loss of %v: want a share, 0 to 1", loss)
+	}
+	s, err := newStar(n, mtu, true)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.lose(loss); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Counts of a hub that loses frames: their places in its map.
+const (
+	starTaken = iota
+	starLost
+	starCounts
+)
+
+// sieve is the XDP program of a hub, attached to all its interfaces.
+type sieve struct {
+	counts  *ebpf.Map
+	program *ebpf.Program
+	links   []link.Link
+}
+
+func (s *sieve) close() {
+	for _, l := range s.links {
+		l.Close()
+	}
+	if s.program != nil {
+		s.program.Close()
+	}
+	if s.counts != nil {
+		s.counts.Close()
+	}
+}
+
+// lose has the hub lose a share of the frames.
+func (s *Star) lose(share float64) (err error) {
+	for i, e := range s.Ends {
+		if err := s.Do(i, func() error { return plainFrames(e.Name) }); err != nil {
+			return err
+		}
+	}
+	if s.sieve.counts, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: starCounts}); err != nil {
+		return explain(err, "map of the hub's counts")
+	}
+	s.sieve.program, err = ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "via_sieve", Type: ebpf.XDP, License: "Dual BSD/GPL",
+		Instructions: sieveOf(s.sieve.counts, share), Flags: unix.BPF_F_XDP_HAS_FRAGS,
+	})
+	if err != nil {
+		return explain(err, "XDP program of the hub")
+	}
+	hub := len(s.Ends)
+	return s.Do(hub, func() error {
+		for i := range s.Ends {
+			spoke, err := netlink.LinkByName(spokeName(i))
+			if err != nil {
+				return err
+			}
+			l, err := link.AttachXDP(link.XDPOptions{Program: s.sieve.program, Interface: spoke.Attrs().Index, Flags: link.XDPGenericMode})
+			if err != nil {
+				return explain(err, "XDP program on the hub's "+spokeName(i))
+			}
+			s.sieve.links = append(s.sieve.links, l)
+		}
+		return nil
+	})
+}
+
+// sieveOf is the program: a random number decides, and each frame is counted.
+func sieveOf(counts *ebpf.Map, share float64) asm.Instructions {
+	const drop, pass = 1, 2 // XDP_DROP, XDP_PASS
+	count := func(place int32, end string, verdict int32) asm.Instructions {
+		return asm.Instructions{
+			asm.StoreImm(asm.RFP, -4, int64(place), asm.Word).WithSymbol(fmt.Sprint("count", place)),
+			asm.Mov.Reg(asm.R2, asm.RFP),
+			asm.Add.Imm(asm.R2, -4),
+			asm.LoadMapPtr(asm.R1, counts.FD()),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, end),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+			asm.Mov.Imm(asm.R0, verdict).WithSymbol(end),
+		}
+	}
+	program := count(starTaken, "decide", pass)
+	program = append(program,
+		asm.FnGetPrandomU32.Call(),
+		asm.LoadImm(asm.R1, int64(math.Round(share*(1<<32))), asm.DWord),
+		asm.JLT.Reg(asm.R0, asm.R1, fmt.Sprint("count", starLost)),
+		asm.Mov.Imm(asm.R0, pass),
+		asm.Return(),
+	)
+	return append(append(program, count(starLost, "lost", drop)...), asm.Return())
+}
+
+// Counts are the frames that have come to the hub of a lossy star, and those of them
+// that it has lost.
+func (s *Star) Counts() (taken, lost uint64, err error) {
+	if s.sieve.counts == nil {
+		return 0, 0, errors.New("the namespaces are not joined by a hub that loses frames")
+	}
+	err = errors.Join(s.sieve.counts.Lookup(uint32(starTaken), &taken), s.sieve.counts.Lookup(uint32(starLost), &lost))
+	return taken, lost, err
+}

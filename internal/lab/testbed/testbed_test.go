@@ -1,0 +1,287 @@
+package testbed
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+)
+
+var must = nstest.Must
+
+// The test program is its own child in these parts.
+const (
+	asChild  = "testbed-child"
+	asGuard  = "testbed-guard"
+	asParent = "testbed-parent"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case asChild:
+			c, err := Control()
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			io.Copy(c, c) // until the parent is gone
+			os.Exit(0)
+		case asGuard:
+			if err := GuardMain(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		case asParent:
+			if err := parentMain(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// parentMain makes a bed and raises the allowance of hugepages, tells the
+// process numbers and waits to be killed.
+func parentMain() error {
+	bed, err := Start(testConfig())
+	if err != nil {
+		return err
+	}
+	guard, err := StartGuard([]string{asGuard})
+	if err != nil {
+		return err
+	}
+	if err := guard.Raise(3); err != nil {
+		return err
+	}
+	fmt.Println(bed.Side(0).Pid, bed.Side(1).Pid, guard.child.cmd.Process.Pid)
+	time.Sleep(time.Minute)
+	return nil
+}
+
+func testConfig() Config {
+	return Config{
+		Args: []string{asChild}, CPUs: [2]int{-1, -1}, Stderr: os.Stderr,
+		Pairs: []Pair{
+			{Names: [2]string{"via0", "via0"}, Net4: XDPNet4, Net6: XDPNet6, MTU: 4000},
+			{Names: [2]string{"tcp0", "tcp0"}, Net4: KernelNet4, Net6: KernelNet6},
+		},
+	}
+}
+
+// gone says that a process does not run any more.
+func gone(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}
+
+// allowance of surplus hugepages. Other test programs may raise it for a
+// while, so that tests ask whether it comes down to what it was.
+func allowance(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages")
+	if err != nil {
+		nstest.Lacks(t, "no hugepages in this kernel: %v", err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	must(t, err)
+	return n
+}
+
+// allowanceIs waits until the allowance is not more than before, and longer than one
+// waits for other things: it has to come down in other test programs, too.
+func allowanceIs(t *testing.T, before int) {
+	t.Helper()
+	for end := time.Now().Add(3 * await.WaitLimit); allowance(t) > before; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the allowance of hugepages is %d, was %d", allowance(t), before)
+		}
+	}
+}
+
+func startBed(t *testing.T) *Bed {
+	t.Helper()
+	nstest.Require(t)
+	bed, err := Start(testConfig())
+	must(t, err)
+	t.Cleanup(func() { bed.Close() })
+	return bed
+}
+
+// Both children live in namespaces of their own, with both pairs up and
+// addressed, and none of it is seen outside.
+func TestBedHasItsPairs(t *testing.T) {
+	bed := startBed(t)
+	if err := bed.Ended(0); err != nil {
+		t.Error(err)
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
+	must(t, err)
+	for i := range 2 {
+		s := bed.Side(i)
+		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", s.Pid)); err != nil || ns == own {
+			t.Errorf("side %d lives in %s (%v), as we do", i, ns, err)
+		}
+		h, err := netns.GetFromPid(s.Pid)
+		must(t, err)
+		defer h.Close()
+		nl, err := netlink.NewHandleAt(h, unix.NETLINK_ROUTE)
+		must(t, err)
+		defer nl.Close()
+		for j, want := range []struct {
+			name string
+			addr string
+			mtu  int
+		}{{"via0", fmt.Sprintf("10.77.0.%d/24", i+1), 4000}, {"tcp0", fmt.Sprintf("10.78.0.%d/24", i+1), 1500}} {
+			end := s.Ends[j]
+			if end.Name != want.name || end.IPv4 != netip.MustParsePrefix(want.addr) || end.MTU != want.mtu {
+				t.Errorf("side %d: got %+v, want %+v", i, end, want)
+			}
+			l, err := nl.LinkByName(want.name)
+			if err != nil {
+				t.Fatalf("side %d: %v", i, err)
+			}
+			if l.Attrs().RawFlags&unix.IFF_UP == 0 || l.Attrs().MTU != want.mtu {
+				t.Errorf("side %d: %s is not up with MTU %d", i, want.name, want.mtu)
+			}
+			addrs, err := nl.AddrList(l, netlink.FAMILY_ALL)
+			must(t, err)
+			if !strings.Contains(fmt.Sprint(addrs), want.addr) || !strings.Contains(fmt.Sprint(addrs), end.IPv6.String()) {
+				t.Errorf("side %d: %s has %v, want %s and %v", i, want.name, addrs, want.addr, end.IPv6)
+			}
+		}
+	}
+}
+
+// The control connection reaches the child, and its end ends the child.
+func TestControlConnection(t *testing.T) {
+	bed := startBed(t)
+	for i := range 2 {
+		c := bed.Side(i).Control
+		fmt.Fprintln(c, "hello", i)
+		line, err := bufio.NewReader(c).ReadString('\n')
+		if want := fmt.Sprintln("hello", i); err != nil || line != want {
+			t.Fatalf("side %d answered %q, %v", i, line, err)
+		}
+	}
+	bed.Side(0).Control.Close()
+	// The race detector holds a process for a second before it exits.
+	if err := bed.Ended(time.Minute); err == nil || bed.Side(0).ended() == nil {
+		t.Error("side 0 still runs without its control connection")
+	}
+	if err := bed.Side(1).ended(); err != nil {
+		t.Errorf("side 1: %v", err)
+	}
+}
+
+// Each child, and what is started beside it, runs on its CPU from its start, and where
+// it has none, on any.
+func TestBedPinsItsChildren(t *testing.T) {
+	nstest.Require(t)
+	cpus, err := AllowedCPUs()
+	must(t, err)
+	first, last := cpus[0], cpus[len(cpus)-1]
+	for _, on := range [][2]int{{first, last}, {last, -1}} {
+		cfg := testConfig()
+		cfg.CPUs = on
+		bed, err := Start(cfg)
+		must(t, err)
+		defer bed.Close()
+		for i := range 2 {
+			beside := exec.Command("sleep", "60")
+			must(t, bed.StartProcess(i, beside))
+			for _, pid := range []int{bed.Side(i).Pid, beside.Process.Pid} {
+				var set unix.CPUSet
+				must(t, unix.SchedGetaffinity(pid, &set))
+				if on[i] >= 0 && (set.Count() != 1 || !set.IsSet(on[i])) || on[i] < 0 && set.Count() != len(cpus) {
+					t.Errorf("side %d of %v may run on %d of %d CPUs", i, on, set.Count(), len(cpus))
+				}
+			}
+			_, _ = beside.Process.Kill(), beside.Wait()
+		}
+	}
+}
+
+// A child that is killed is reported as such, and Close takes down the rest.
+func TestKilledChild(t *testing.T) {
+	bed := startBed(t)
+	must(t, unix.Kill(bed.Side(1).Pid, unix.SIGKILL))
+	if err := bed.Side(1).Err(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("got %v, want that it was killed", err)
+	}
+	if err := bed.Ended(time.Minute); err == nil || !strings.Contains(err.Error(), "side 1") {
+		t.Errorf("got %v, want that side 1 has ended", err)
+	}
+	bed.Close()
+	if !gone(bed.Side(0).Pid) {
+		t.Error("the other child still runs")
+	}
+}
+
+// Start leaves nothing when a pair cannot be made.
+func TestStartFails(t *testing.T) {
+	nstest.Require(t)
+	cfg := testConfig()
+	cfg.Pairs[1].Names[0] = "via0" // exists
+	if _, err := Start(cfg); err == nil {
+		t.Fatal("two interfaces of one name")
+	}
+	cfg = testConfig()
+	cfg.Pairs[0].MTU = MaxMTU + 1
+	if _, err := Start(cfg); err == nil || !strings.Contains(err.Error(), "MTU") {
+		t.Fatalf("got %v, want a word about the MTU", err)
+	}
+}
+
+// A parent that is killed takes its children with it, and the allowance of
+// hugepages goes back.
+func TestKilledParent(t *testing.T) {
+	nstest.Require(t)
+	before := allowance(t)
+	cmd := exec.Command("/proc/self/exe", asParent)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	var pids [3]int
+	if _, err := fmt.Fscan(out, &pids[0], &pids[1], &pids[2]); err != nil {
+		cmd.Process.Kill()
+		t.Fatal(err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	for _, pid := range pids {
+		await.Until(t, "child gone", func() bool { return gone(pid) })
+	}
+	allowanceIs(t, before)
+}
+
+func TestPairCheck(t *testing.T) {
+	for _, p := range []Pair{
+		{Names: [2]string{"a", "b"}, MTU: MinMTU - 1},
+		{Names: [2]string{"a", "b"}, MTU: MaxMTU + 1},
+		{Names: [2]string{"a", ""}, MTU: 1500},
+		{Names: [2]string{"a", "sixteen-bytes-xx"}, MTU: 1500},
+	} {
+		if p.Check() == nil {
+			t.Errorf("%+v is accepted", p)
+		}
+	}
+}

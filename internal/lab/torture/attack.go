@@ -1,0 +1,371 @@
+package torture
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/provider"
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// Attacks are what SoakConfig.Attack may name.
+var Attacks = []string{"peer", "users", "requests"}
+
+// AttackReport is what an attack has done, and what came of it.
+type AttackReport struct {
+	Name    string
+	Promise string            // what is checked
+	Counts  map[string]uint64 // what took place, by name
+	Result  string            // one line
+
+	Alone, Worst map[string]time.Duration `json:",omitempty"` // of users: each operation's median alone, and longest beside each kind
+}
+
+// attack is one in progress. Its promises are broken by violated.
+type attack struct {
+	*soak
+	*AttackReport
+}
+
+// attackDefault is how long an attack lasts where nobody says it.
+const attackDefault = 10 * time.Second
+
+// attackKinds are the attacks by name: what each promises, what must have taken place for its result to mean
+// anything, and how it runs.
+var attackKinds = map[string]struct {
+	promise string
+	needs   []string
+	run     func(*attack) (line string, err error)
+}{
+	"peer": {
+		"no byte that a program writes to the memory of a send after its completion reaches the peer",
+		peerNeeds, (*attack).peer,
+	},
+	"users": {
+		fmt.Sprintf("beside hostile users of an agent a user's open, close and dial take at most %v longer than alone, "+
+			"its requests reach it, and the gateway's neighbour entry stays", usersBeyond),
+		usersNeeds, (*attack).users,
+	},
+	"requests": {
+		fmt.Sprintf("beside requests with spoofed sources, %d/s unless told otherwise, no dial is refused, 99 %% take at most %v, and an address that "+
+			"has not proven itself gets at most %d times the bytes that came from it", requestsRate, requestsP99, requestsFactor),
+		requestsNeeds, (*attack).requests,
+	},
+}
+
+// Attack runs the attack that cfg names. The errors are those of Soak.
+func Attack(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
+	if cfg.Rate == 0 {
+		cfg.Rate = requestsRate
+	}
+	kind, ok := attackKinds[cfg.Attack]
+	if !ok {
+		return SoakReport{}, fmt.Errorf("attack %q: there are %s", cfg.Attack, strings.Join(Attacks, ", "))
+	}
+	if cfg.For == 0 {
+		cfg.For = attackDefault
+	}
+	r := &AttackReport{Name: cfg.Attack, Promise: kind.promise, Counts: make(map[string]uint64)}
+	a := &attack{&soak{cfg: cfg, ctx: ctx, start: time.Now(), report: SoakReport{Seed: cfg.Seed, Attack: r}}, r}
+	var err error
+	if r.Result, err = kind.run(a); err != nil {
+		return SoakReport{}, err
+	}
+	a.report.Elapsed = time.Since(a.start)
+	if ctx.Err() == nil {
+		if missing := a.missing(kind.needs); len(missing) > 0 {
+			a.violated("the attack did not take place: no %s", strings.Join(missing, ", "))
+		}
+	}
+	if len(a.report.Violations) > 0 {
+		err = fmt.Errorf("%w (seed %d)", ErrBroken, cfg.Seed)
+	}
+	return a.report, err
+}
+
+// over reports whether the attack has lasted long enough, or has found something.
+func (a *attack) over() bool { return a.soak.over() || len(a.report.Violations) > 0 }
+
+// missing is what of needs has not taken place yet.
+func (a *attack) missing(needs []string) []string {
+	return slices.DeleteFunc(slices.Clone(needs), func(what string) bool { return a.Counts[what] > 0 })
+}
+
+// attackMore is how much longer than it was asked to an attack may last, on a machine that has little time for it, until
+// it has taken place and can be judged.
+const attackMore = 30 * time.Second
+
+// late reports whether that is over, too.
+func (a *attack) late() bool {
+	return a.ctx.Err() != nil || len(a.report.Violations) > 0 || time.Since(a.start) > a.cfg.For+attackMore
+}
+
+// progress tells how far the attack is.
+func (a *attack) progress(event string) {
+	if a.cfg.Progress == nil {
+		return
+	}
+	a.report.Event, a.report.Elapsed = event, time.Since(a.start)
+	a.cfg.Progress(a.report)
+}
+
+// percentile is the p-th of times, which it sorts; 0 of none.
+func percentile(d []time.Duration, p float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	slices.Sort(d)
+	return d[min(len(d)-1, int(float64(len(d))*p/100))]
+}
+
+var errNoAttack = errors.New("no attack")
+
+// A worker is a process of an attack: an honest program, a hostile one, a peer, an agent. It is started as a party
+// is, and then executes commands.
+
+// command is what a worker is to do.
+type command struct {
+	Do     string        // a key of commands
+	User   int           // become: who it is from then on
+	Socket string        // of the agent; empty: none, the worker has the privilege
+	Peer   netip.Addr    // the host to connect with
+	Host   netip.Addr    // this one
+	Users  []uint32      // of an agent: who may open the interface
+	For    time.Duration // how long
+	Kind   string        // of an attack
+}
+
+// result is what a worker has done.
+type result struct {
+	Counts map[string]uint64          `json:",omitempty"`
+	Times  map[string][]time.Duration `json:",omitempty"` // of what was timed, beyond what the worker ran late
+	Wrong  []string                   `json:",omitempty"` // what must not be
+	Late   time.Duration              // of the worker, since it began
+	Spells []schedlat.Spell           `json:",omitempty"`
+}
+
+// commands are what workers can do.
+var commands = map[string]func(*worker, *command) error{
+	"become": (*worker).become,
+	"report": func(*worker, *command) error { return nil },
+	"agent":  (*worker).serveAgent,
+	"serve":  (*worker).serve,
+	"dial":   (*worker).dial,
+	"listen": (*worker).listen,
+	"use":    (*worker).use,
+	"attack": (*worker).attack,
+}
+
+// worker is the process.
+type worker struct {
+	lag *schedlat.Meter
+
+	mu sync.Mutex
+	r  result // since the last command
+
+	ctx   context.Context
+	end   context.CancelFunc
+	run   sync.WaitGroup
+	close []func() error // the last one first
+	stack *vianet.Stack
+	nic   *vipl.NIC
+}
+
+func newWorker(meter *schedlat.Meter) *worker {
+	w := &worker{lag: meter}
+	w.ctx, w.end = context.WithCancel(context.Background())
+	return w
+}
+
+// execute executes a command.
+func (w *worker) execute(c *command) (*result, error) {
+	f := commands[c.Do]
+	if f == nil {
+		return nil, fmt.Errorf("unknown command %q", c.Do)
+	}
+	if err := f(w, c); err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Do, err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := w.r
+	w.r = result{}
+	r.Late, r.Spells = w.lag.Late(), w.lag.Spells()
+	return &r, nil
+}
+
+// stop ends what runs.
+func (w *worker) stop() error {
+	w.end()
+	var errs []error
+	for i := len(w.close) - 1; i >= 0; i-- {
+		errs = append(errs, w.close[i]())
+	}
+	w.run.Wait()
+	return errors.Join(errs...)
+}
+
+// count adds to a counter.
+func (w *worker) count(what string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.r.Counts == nil {
+		w.r.Counts = make(map[string]uint64)
+	}
+	w.r.Counts[what]++
+}
+
+// mostWrong is how much of what must not be a worker tells at once.
+const mostWrong = 5
+
+// wrong notes what must not be.
+func (w *worker) wrong(format string, args ...any) {
+	w.count("wrong")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.r.Wrong) < mostWrong {
+		w.r.Wrong = append(w.r.Wrong, fmt.Sprintf(format, args...))
+	}
+}
+
+// briefly is a time that needs no allowance for a worker that ran late.
+const briefly = 10 * time.Millisecond
+
+// time notes how long f takes, but for what this process ran late meanwhile. What fails must not.
+func (w *worker) time(what string, f func() error) error {
+	mark := w.lag.Mark()
+	err := f()
+	took := time.Since(mark.At)
+	if took > briefly {
+		time.Sleep(briefly) // the meter knows of lateness when it is over
+		took -= min(took, mark.Allow(0))
+	}
+	if err != nil {
+		w.wrong("%s failed after %v: %v", what, took.Round(time.Millisecond), err)
+		return err
+	}
+	w.count(what)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.r.Times == nil {
+		w.r.Times = make(map[string][]time.Duration)
+	}
+	w.r.Times[what] = append(w.r.Times[what], took)
+	return nil
+}
+
+// become makes the process another user's, for good.
+func (w *worker) become(c *command) error {
+	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(c.User), syscall.Setuid(c.User)); err != nil {
+		return err
+	}
+	// It is forgotten with the user (begin_new_exec and commit_creds clear it), and the parent may be killed.
+	return unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+}
+
+// Memory of a worker's queue: little, so that opening one is quick.
+const (
+	workerArena  = 8 << 20
+	workerChunks = 256
+)
+
+// queueConfig is how a worker opens a queue.
+func queueConfig(queue, arena int) kagent.Config {
+	return kagent.Config{
+		Interface: Interface, Queue: queue, RxChunks: workerChunks, TxChunks: workerChunks, ArenaBytes: arena, Hugepages: hugepages.Avoid,
+		Mode: xdpnic.ModeNative, // in generic mode a veth has one queue
+	}
+}
+
+// open opens the interface, by an agent or by the worker itself.
+func (w *worker) open(socket string, queue, arena int) (*vipl.NIC, error) {
+	agent, err := openAgent(socket, queueConfig(queue, arena))
+	if err != nil {
+		return nil, err
+	}
+	nic, err := provider.OpenNIC[*vipl.NIC](provider.Provider{
+		Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), Info: agent.Info(),
+	}, vipl.WithSilence(unhurriedSilence))
+	if err != nil {
+		return nil, errors.Join(err, agent.Close())
+	}
+	nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
+	return nic, nil
+}
+
+// unhurriedSilence is longer than a busy machine keeps a worker waiting.
+const unhurriedSilence = 10 * time.Second
+
+// workers are the processes of an attack, by name.
+type workers struct {
+	a    *attack
+	site *testbed.Site
+	all  map[string]*Worker
+}
+
+// start starts a worker on a side; a User that is not 0 makes it that user's.
+func (ws *workers) start(name string, side, user int) error {
+	p, err := ws.site.Spawn(side, ws.a.cfg.Args, ws.a.cfg.Stderr)
+	if err != nil {
+		return err
+	}
+	ws.all[name] = &Worker{Process: p, answers: bufio.NewReader(p.Out)}
+	if user != 0 {
+		_, err = ws.do(name, command{Do: "become", User: user})
+	}
+	return err
+}
+
+// do has a worker execute a command.
+func (ws *workers) do(name string, c command) (*result, error) { return ws.begin(name, c)() }
+
+// begin is do without waiting; what it returns waits.
+func (ws *workers) begin(name string, c command) func() (*result, error) {
+	p, done := ws.all[name], make(chan error, 1)
+	var a *answer
+	go func() {
+		var err error
+		a, err = p.ask(order{Op: opWork, Work: &c})
+		done <- err
+	}()
+	return func() (*result, error) {
+		if err := <-done; err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		for what, n := range a.Result.Counts {
+			ws.a.Counts[name+" "+what] += n
+		}
+		return a.Result, nil
+	}
+}
+
+// close ends all workers, those first that were named first.
+func (ws *workers) close(names ...string) error {
+	var errs []error
+	for _, name := range names {
+		if p := ws.all[name]; p != nil {
+			delete(ws.all, name)
+			if err := p.Process.Close(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

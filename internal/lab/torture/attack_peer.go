@@ -1,0 +1,395 @@
+package torture
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/agent/provider"
+	"viaxdp/internal/base/wire"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// The attack of a peer: it completes sends that the NIC has not read yet. A program sends by reference. Its NIC
+// stalls: the kernel, which then leaves frames on the ring, or a NIC in zero-copy mode, which has taken them and
+// reads the memory when it goes on. The peer acknowledges what it has not got, tells of errors,
+// closes; the program overwrites the memory of each send that completes. All of it is in memory.
+
+const (
+	peerMessages = 16     // sends of a connection, each in memory of its own
+	peerBytes    = 32_000 // of the longest
+	peerMTU      = 9000
+	peerSilence  = 60 * time.Millisecond // after which the program gives a peer up that says nothing
+	peerWithin   = time.Minute           // how long anything may take that the NIC does in the end
+	peerStall    = 5 * time.Millisecond  // how long it stalls after a connection's end, at most
+)
+
+// peerSecret is what the program writes to memory of which a send has completed.
+var peerSecret = []byte("\x5esecret\xd3")
+
+// peerNeeds are counted by the attack, and none may be 0.
+var peerNeeds = []string{
+	"connections", "sends completed", "frames by reference", "frames heard", "acknowledged early", "selective", "errors told",
+	"closes told", "stalled", "stalled in zero-copy mode",
+}
+
+// peerKernels are slow with what they were given: for good, and most of the time.
+var peerKernels = []struct {
+	zeroCopy bool
+	lies     xdpnictest.Lies
+}{
+	{false, xdpnictest.Lies{Stall: 1}},
+	{false, xdpnictest.Lies{Stall: 0.7}},
+	{false, xdpnictest.Lies{Stall: 0.9, LateCompletion: time.Millisecond}},
+	{true, xdpnictest.Lies{Stall: 1}},
+	{true, xdpnictest.Lies{Stall: 0.7}},
+	{true, xdpnictest.Lies{Stall: 0.9, LateCompletion: time.Millisecond}},
+}
+
+// peerVictim is the program: a NIC with memory for the sends of one connection.
+type peerVictim struct {
+	nic      *vipl.NIC
+	queue    *xdpnictest.Queue
+	arena    *hugepages.Arena
+	agent    *kagenttest.Agent
+	listener *vipl.Listener
+	tag      *vipl.Ptag
+	mem      *vipl.Region
+	desc     [peerMessages]*vipl.Descriptor
+	buf      [peerMessages][]byte
+	seg      [peerMessages]vipl.DataSegment
+
+	mu     sync.Mutex
+	heard  uint64 // frames that left for the peer
+	leaked uint64 // bytes in them that were written after a completion
+}
+
+// peerRun is the attack of a peer in progress.
+type peerRun struct {
+	*attack
+	rng     *rand.Rand
+	wire    *xdpnictest.Wire
+	hostile *kagenttest.Agent
+	voice   *xdpnictest.Queue // by which the peer sends
+	victims map[bool]*peerVictim
+}
+
+var peerDisc = []byte("victim")
+
+// peer runs the attack.
+func (a *attack) peer() (line string, err error) {
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	p := &peerRun{
+		attack: a, rng: rand.New(rand.NewPCG(a.cfg.Seed, 2)), wire: xdpnictest.NewWire(),
+		hostile: fabric.Agent("hostile"), victims: make(map[bool]*peerVictim),
+	}
+	defer p.wire.Close()
+	defer p.hostile.Close()
+	p.hostile.SetMTU(peerMTU)
+	p.voice, err = p.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}, RxChunks: 1, TxChunks: 64})
+	if err != nil {
+		return "", err
+	}
+	defer p.voice.Close()
+	for _, zeroCopy := range []bool{false, true} {
+		v, err := p.openVictim(fabric.Agent("victim"), zeroCopy)
+		if err != nil {
+			return "", err
+		}
+		p.victims[zeroCopy] = v
+	}
+	for round := 0; round == 0 || !a.over(); round++ {
+		a.progress("connection")
+		for _, k := range peerKernels {
+			if err := p.connection(p.victims[k.zeroCopy], k.lies); err != nil {
+				return "", err
+			}
+		}
+	}
+	var leaked uint64
+	for zeroCopy, v := range p.victims {
+		s, q := v.nic.Counters(), v.queue.Stats()
+		a.Counts["frames by reference"] += s.ByReference
+		what := "stalled"
+		if zeroCopy {
+			what = "stalled in zero-copy mode"
+		}
+		a.Counts[what] += q.Stalled
+		a.Counts["frames heard"] += v.heard
+		leaked += v.leaked
+		if err := p.closeVictim(v); err != nil {
+			return "", err
+		}
+	}
+	a.Counts["bytes leaked"] = leaked
+	if leaked > 0 {
+		a.violated("%d bytes that were written after a completion reached the peer", leaked)
+	}
+	c := a.Counts
+	return fmt.Sprintf("%d connections, %d sends completed, %d frames by reference, %d heard; %d early and %d selective acknowledgements, "+
+		"%d errors, %d closes: %d bytes written after a completion reached the peer", c["connections"], c["sends completed"],
+		c["frames by reference"], c["frames heard"], c["acknowledged early"], c["selective"], c["errors told"], c["closes told"], leaked), nil
+}
+
+// openVictim opens a program's NIC.
+func (p *peerRun) openVictim(agent *kagenttest.Agent, zeroCopy bool) (_ *peerVictim, err error) {
+	v := &peerVictim{agent: agent}
+	agent.SetMTU(peerMTU)
+	cfg := xdpnictest.Config{MultiBuffer: true, ZeroCopy: zeroCopy, MAC: agent.Link().MAC, Admit: agent.Admit}
+	pool := cfg.PoolBytes()
+	if v.arena, err = hugepages.New(hugepages.Config{Size: pool + 8<<20, Reserve: pool, Policy: hugepages.Avoid}); err != nil {
+		return nil, err
+	}
+	cfg.Memory = v.arena.Bytes()
+	if v.queue, err = p.wire.Queue(cfg); err != nil {
+		return nil, err
+	}
+	to := p.hostile.Link().MAC
+	v.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
+		if [6]byte(frame) == to { // else it was cancelled: no host gets it
+			v.mu.Lock()
+			v.heard++
+			v.leaked += uint64(bytes.Count(frame, peerSecret) * len(peerSecret))
+			v.mu.Unlock()
+		}
+		return true
+	}})
+	if v.nic, err = provider.OpenNIC[*vipl.NIC](provider.Provider{
+		Port: v.queue, Agent: agent, Arena: v.arena, Info: kagent.Info{NIC: xdpnic.Info{ZeroCopy: zeroCopy}},
+	}, vipl.WithSilence(peerSilence)); err != nil {
+		return nil, err
+	}
+	v.nic.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the program looks at its descriptors
+	if v.tag, err = v.nic.CreatePtag(); err != nil {
+		return nil, err
+	}
+	const step = 128 // room for a descriptor
+	if v.mem, err = v.nic.AllocMem(peerMessages*(step+peerBytes), vipl.MemAttributes{Ptag: v.tag}); err != nil {
+		return nil, err
+	}
+	for i := range v.desc {
+		if v.desc[i], err = v.mem.Descriptor(i*step, 2); err != nil {
+			return nil, err
+		}
+		at := peerMessages*step + i*peerBytes
+		v.buf[i], v.seg[i] = v.mem.Bytes()[at:at+peerBytes], v.mem.Segment(at, peerBytes)
+	}
+	v.listener, err = v.nic.Listen(vipl.NetAddress{Discriminator: peerDisc})
+	return v, err
+}
+
+// closeVictim closes it, and looks for chunks that were not given back or used wrongly.
+func (p *peerRun) closeVictim(v *peerVictim) error {
+	p.drain(v)
+	if err := v.queue.Audit(); err != nil {
+		p.violated("%v", err)
+	}
+	err := errors.Join(v.listener.Close(), v.mem.Deregister(), v.tag.Destroy(), v.nic.Close())
+	return errors.Join(err, v.queue.Close(), v.arena.Close())
+}
+
+// peerTalk is a connection as the hostile peer has it.
+type peerTalk struct {
+	*peerRun
+	v        *peerVictim
+	template wire.Template
+	theirs   kagent.Offer // the victim's
+	ours     kagent.Offer
+}
+
+// connection is one, from its request to the moment when the NIC has sent all.
+func (p *peerRun) connection(v *peerVictim, lies xdpnictest.Lies) error {
+	v.queue.SetLies(xdpnictest.Lies{})
+	for i := range v.buf {
+		for n := range v.buf[i] {
+			v.buf[i][n] = byte(i)
+		}
+	}
+	level := []vipl.ReliabilityLevel{vipl.ReliableDelivery, vipl.ReliableReception}[p.rng.IntN(2)]
+	vi, err := v.nic.CreateVI(vipl.VIAttributes{Level: level, Ptag: v.tag}, nil, nil)
+	if err != nil {
+		return err
+	}
+	talk, err := p.connect(v, vi, level)
+	if err != nil {
+		return err
+	}
+	p.Counts["connections"]++
+	lies.Seed = p.rng.Uint64()
+	v.queue.SetLies(lies)
+	posted := 0
+	for i := range v.desc {
+		v.desc[i].Control = 0
+		seg := v.seg[i]
+		if p.rng.IntN(4) == 0 {
+			seg.Length = uint32(1 + p.rng.IntN(peerBytes))
+		}
+		if p.rng.IntN(4) == 0 {
+			v.desc[i].SetRDMAWrite(vipl.AddressSegment{Data: 4096, Handle: 1}, seg)
+		} else {
+			v.desc[i].SetSegments(seg)
+		}
+		if vi.PostSend(v.desc[i], v.mem.Handle()) != nil {
+			break
+		}
+		posted++
+	}
+	done := 0
+	for range 2 + p.rng.IntN(12) {
+		talk.act()
+		done += p.overwrite(v, vi)
+	}
+	// The connection ends while the NIC still has frames, which it gets rid of in the end: by the peer, or else by the
+	// program, which then waits for the peer in vain.
+	if p.rng.IntN(8) > 0 {
+		talk.say(wire.Header{Kind: wire.KindError, Immediate: uint32(wire.ReasonClosed)}, nil)
+		v.nic.Poll()
+		done += p.overwrite(v, vi)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- vi.Disconnect() }()
+	goesOn := time.AfterFunc(peerStall, func() { v.queue.SetLies(xdpnictest.Lies{}) })
+	defer goesOn.Stop()
+	for end := time.Now().Add(peerWithin); ended != nil || done < posted; time.Sleep(50 * time.Microsecond) {
+		select {
+		case err := <-ended:
+			if err != nil {
+				return fmt.Errorf("disconnect: %w", err)
+			}
+			ended = nil
+		default:
+		}
+		done += p.overwrite(v, vi)
+		if time.Now().After(end) {
+			p.violated("%d of %d sends have not completed %v after the connection's end", posted-done, posted, peerWithin)
+			break
+		}
+		v.queue.Flush()
+	}
+	p.drain(v)
+	return vi.Destroy()
+}
+
+// overwrite looks for sends that have completed, and writes the secret to their memory.
+func (p *peerRun) overwrite(v *peerVictim, vi *vipl.VI) (n int) {
+	for {
+		d, _ := vi.SendDone()
+		if d == nil {
+			return n
+		}
+		for i := range v.desc {
+			if v.desc[i] == d {
+				for b := v.buf[i]; len(b) > 0; {
+					b = b[copy(b, peerSecret):]
+				}
+			}
+		}
+		n++
+		p.Counts["sends completed"]++
+	}
+}
+
+// drain waits until the NIC has sent everything.
+func (p *peerRun) drain(v *peerVictim) {
+	v.queue.SetLies(xdpnictest.Lies{})
+	for end := time.Now().Add(peerWithin); v.queue.Flush() == nil && v.queue.Owners().InFlight > 0; time.Sleep(50 * time.Microsecond) {
+		if time.Now().After(end) {
+			p.violated("the NIC still has %+v", v.queue.Owners())
+			return
+		}
+	}
+}
+
+// connect makes a connection in which the peer asks.
+func (p *peerRun) connect(v *peerVictim, vi *vipl.VI, level vipl.ReliabilityLevel) (*peerTalk, error) {
+	number, err := p.hostile.NewVI()
+	if err != nil {
+		return nil, err
+	}
+	defer p.hostile.FreeVI(number)
+	t := &peerTalk{peerRun: p, v: v, ours: kagent.Offer{
+		VI: number, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 1024, MaxPayload: peerMTU - 28, Level: uint8(level),
+		RDMAWrite: true, MaxTransfer: vipl.MaxTransferSize,
+	}}
+	ctx, cancel := context.WithTimeout(p.ctx, peerWithin)
+	defer cancel()
+	accepted := make(chan error, 1)
+	go func() {
+		c, err := v.listener.Wait(ctx)
+		if err == nil {
+			err = c.Accept(vi)
+		}
+		accepted <- err
+	}()
+	answer, err := p.hostile.Request(ctx, kagent.Address{}, kagent.Address{Host: v.agent.Addr(), Disc: peerDisc}, t.ours)
+	if err != nil {
+		return nil, err
+	}
+	t.theirs = answer.Offer
+	if err := errors.Join(answer.Confirm(), <-accepted); err != nil {
+		return nil, err
+	}
+	t.template, err = wire.NewTemplate(wire.Link{
+		SrcMAC: p.hostile.Link().MAC, DstMAC: v.agent.Link().MAC, Src: answer.Local.Host, Dst: answer.Remote.Host,
+	})
+	return t, err
+}
+
+// act does one of the things that a hostile peer does.
+func (t *peerTalk) act() {
+	rng := t.rng
+	switch rng.IntN(12) {
+	case 0, 1, 2, 3: // everything that was sent, whatever has left: numbers that were not sent yet are refused
+		for n := uint32(4 * peerMessages); n > 0; n-- {
+			t.ack(n)
+		}
+	case 4, 5: // a part of it
+		t.ack(uint32(rng.IntN(2 * peerMessages)))
+	case 6, 7: // what comes behind the first frame
+		first := t.theirs.Seq
+		var b [2 * wire.RangeLen]byte
+		wire.PutRange(b[:], wire.AckRange{Start: first + 1, End: first + 2 + uint32(rng.IntN(8))})
+		wire.PutRange(b[wire.RangeLen:], wire.AckRange{Start: first + 12, End: first + 13 + uint32(rng.IntN(8))})
+		t.say(wire.Header{Kind: wire.KindAck}, b[:])
+		t.Counts["selective"]++
+	case 8: // that it is over, at some frame and for some reason
+		t.say(wire.Header{
+			Kind: wire.KindError, Seq: t.theirs.Seq + uint32(rng.IntN(2*peerMessages)), Immediate: uint32(1 + rng.IntN(7)),
+		}, nil)
+		t.Counts["errors told"]++
+	case 9: // goodbye
+		t.say(wire.Header{Kind: wire.KindClose, Seq: t.ours.Seq, Ack: t.theirs.Seq + uint32(rng.IntN(2*peerMessages))}, nil)
+		t.Counts["closes told"]++
+	case 10: // a question
+		t.say(wire.Header{Kind: wire.KindProbe, Seq: t.ours.Seq}, nil)
+	case 11: // nothing for a while
+		time.Sleep(time.Duration(rng.IntN(1000)) * time.Microsecond)
+	}
+	t.v.nic.Poll()
+}
+
+// ack acknowledges the first n frames.
+func (t *peerTalk) ack(n uint32) {
+	if t.v.queue.Owners().InFlight > 0 {
+		t.Counts["acknowledged early"]++
+	}
+	t.say(wire.Header{Kind: wire.KindAck, Seq: t.ours.Seq, Ack: t.theirs.Seq + n}, nil)
+}
+
+// say sends the victim a frame of this connection. One that has no acknowledgement says that nothing has come.
+func (t *peerTalk) say(h wire.Header, payload []byte) {
+	h.VI, h.Key, h.Window = t.theirs.VI, t.theirs.Key, uint16(t.rng.IntN(1025))
+	if h.Ack == 0 {
+		h.Ack = t.theirs.Seq
+	}
+	t.voice.SendFrame(&t.template, h, payload)
+}

@@ -1,0 +1,528 @@
+package torture
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+)
+
+// The attack of requests: somebody who is not on the way between two hosts sends one of them requests for connections
+// whose sources are invented, and confirms some of them. The server's host sends what it answers to the other one, as
+// to a router.
+
+const (
+	requestsRate   = 10_000 // a second, unless SoakConfig.Rate says otherwise
+	requestsP99    = 50 * time.Millisecond
+	requestsFactor = 3
+	// requestsSlice is how long dials are looked at together, and requestsBefore how long without the flood.
+	requestsSlice  = 2 * time.Second
+	requestsBefore = 500 * time.Millisecond
+	// requestsDials are as many as are wanted to know how long 99 % take, and requestsLeast as few as tell something.
+	requestsDials = 400
+	requestsLeast = 100
+	// requestsRest is how long answers may go on when the flood is over.
+	requestsRest = time.Second
+	// requestsBurst is for how long a flood that was kept waiting makes up for it.
+	requestsBurst = 20 * time.Millisecond
+	// One of confirmShare requests is confirmed, after confirmDelay.
+	confirmShare = 10
+	confirmDelay = 20 * time.Millisecond
+)
+
+// spoofed is the network that the sources are invented of, and spoofedHosts how many: RFC 2544's, for benchmarks.
+var spoofed = netip.MustParsePrefix("198.18.0.0/16")
+
+const spoofedHosts = 1 << 16
+
+var requestsNeeds = []string{"requests", "confirms", "client vianet dial", "client plain dial", "answered bytes"}
+
+// requestFlood sends the requests, and counts what is answered.
+type requestFlood struct {
+	rate   float64 // requests/s
+	rng    *rand.Rand
+	sender *testbed.Sender
+
+	mu      sync.Mutex
+	samples [][]byte // requests of the honest client
+	from    [spoofedHosts]uint32
+	to      [spoofedHosts]uint32
+
+	waiting           []confirm
+	requests, confirm uint64
+}
+
+// confirm is one that is to be sent.
+type confirm struct {
+	at   time.Time
+	id   uint64
+	host uint16
+	like []byte
+}
+
+// requests runs the attack.
+func (a *attack) requests() (line string, err error) {
+	site, err := testbed.NewSite(testbed.Pair{
+		Names: [2]string{Interface, Interface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6,
+	})
+	if err != nil {
+		return "", err
+	}
+	ws := &workers{a: a, site: site, all: make(map[string]*Worker)}
+	defer func() { err = errors.Join(err, ws.close("client", "server"), site.Close()) }()
+	server, client := site.Ends[0].IPv4.Addr(), site.Ends[1].IPv4.Addr()
+	if err := site.Do(0, func() error { return routeTo(spoofed, client) }); err != nil {
+		return "", err
+	}
+	f := &requestFlood{rate: float64(a.cfg.Rate), rng: rand.New(rand.NewPCG(a.cfg.Seed, 3))}
+	site.Middle.Watch(f.watch)
+	if f.sender, err = site.Middle.Sender(1); err != nil {
+		return "", err
+	}
+	defer f.sender.Close()
+	if err := errors.Join(ws.start("server", 0, 0), ws.start("client", 1, 0)); err != nil {
+		return "", err
+	}
+	if _, err := ws.do("server", command{Do: "serve"}); err != nil {
+		return "", err
+	}
+	calm, err := ws.do("client", command{Do: "dial", Peer: server, For: requestsBefore})
+	if err != nil {
+		return "", err
+	}
+	if len(calm.Wrong) > 0 || len(f.sampled()) == 0 {
+		return "", fmt.Errorf("%w: dials before it: %q, %d requests seen", errNoAttack, calm.Wrong, len(f.sampled()))
+	}
+	undisturbed := append(calm.Times["vianet dial"], calm.Times["plain dial"]...)
+
+	stop, stopped := make(chan struct{}), make(chan time.Duration, 1)
+	meter := schedlat.Start()
+	defer meter.Close()
+	go func() { stopped <- f.run(stop, meter) }()
+	// How long dials took, and what is left of that without the time by which the server, and this process, through which
+	// all frames pass, ran late.
+	var all, fair []time.Duration
+	for err == nil {
+		a.progress("requests")
+		began := time.Now()
+		var r, s *result
+		if r, err = ws.do("client", command{Do: "dial", Peer: server, For: min(requestsSlice, max(a.cfg.For-time.Since(a.start), requestsBefore))}); err == nil {
+			s, err = ws.do("server", command{Do: "report"})
+		}
+		if err != nil {
+			break
+		}
+		for _, text := range append(r.Wrong, s.Wrong...) {
+			a.violated("%s", text)
+		}
+		late := schedlat.Worst(s.Spells, began) + schedlat.Worst(meter.Spells(), began)
+		for _, t := range append(r.Times["vianet dial"], r.Times["plain dial"]...) {
+			all, fair = append(all, t), append(fair, max(t-late, 0))
+		}
+		if a.over() && (len(all) >= requestsDials || a.late()) {
+			break
+		}
+	}
+	close(stop)
+	took := <-stopped
+	if err != nil {
+		return "", err
+	}
+	time.Sleep(requestsRest)
+	site.Middle.Watch(func(int, []byte) bool { return false })
+	if p99 := percentile(fair, 99); p99 > requestsP99 {
+		a.violated("99 %% of %d dials took up to %v, without the time in which the machine ran late %v; undisturbed %v", len(all),
+			percentile(all, 99), p99, percentile(undisturbed, 99))
+	}
+	if len(all) < requestsLeast && len(a.report.Violations) == 0 && a.ctx.Err() == nil {
+		a.violated("%d dials in %v, %d are too few to tell", len(all), time.Since(a.start), requestsLeast)
+	}
+	rate := float64(f.requests) / took.Seconds()
+	a.Counts["requests"], a.Counts["confirms"] = f.requests, f.confirm
+	if rate < f.rate/2 {
+		a.violated("the attack did not take place: %.0f requests/s", rate)
+	}
+	sent, received, worstHost, factor := f.amplified()
+	a.Counts["spoofed bytes"], a.Counts["answered bytes"] = received, sent
+	if factor > requestsFactor {
+		a.violated("%d bytes that came from %v were answered by %d, %d times as many; all %d by %d", f.from[worstHost], spoofedHost(worstHost),
+			f.to[worstHost], int(factor), received, sent)
+	}
+	return fmt.Sprintf("%.0f requests/s, %d of %d confirmed; %d dials, half within %v, 99 %% within %v (undisturbed %v); %d bytes from "+
+		"invented sources, %d to them, at most %.1f times as many to one", rate, f.confirm, f.requests, len(all),
+		percentile(all, 50).Round(time.Microsecond), percentile(all, 99).Round(time.Microsecond),
+		percentile(undisturbed, 99).Round(time.Microsecond), received, sent, factor), nil
+}
+
+// routeTo has the thread's namespace send a network's datagrams to a gateway.
+func routeTo(network netip.Prefix, gateway netip.Addr) error {
+	l, err := netlink.LinkByName(Interface)
+	if err != nil {
+		return err
+	}
+	return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: prefixNet(network), Gw: gateway.AsSlice()})
+}
+
+func prefixNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func spoofedHost(n uint16) netip.Addr {
+	b := spoofed.Addr().As4()
+	binary.BigEndian.PutUint16(b[2:], n)
+	return netip.AddrFrom4(b)
+}
+
+// Offsets in a frame of IPv4.
+const (
+	ipAt     = 14
+	sourceAt = ipAt + 12
+	targetAt = ipAt + 16
+)
+
+// watch looks at a frame that passes: it remembers requests of the client, and counts what goes to invented sources.
+func (f *requestFlood) watch(side int, frame []byte) bool {
+	if len(frame) < udpIPv4 || binary.BigEndian.Uint16(frame[12:]) != unix.ETH_P_IP {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if side == 0 {
+		target := netip.AddrFrom4([4]byte(frame[targetAt:]))
+		if spoofed.Contains(target) {
+			n := int(binary.BigEndian.Uint16(frame[ipAt+2:])) - 20
+			if frame[ipAt+9] == unix.IPPROTO_UDP {
+				n -= udpHead
+			}
+			f.to[binary.BigEndian.Uint16(frame[targetAt+2:])] += uint32(max(n, 0))
+		}
+		return false
+	}
+	const most = 8
+	if len(f.samples) < most && isRequest(frame) {
+		f.samples = append(f.samples, append([]byte(nil), frame...))
+	}
+	return false
+}
+
+// isRequest reports whether a frame is a request for a connection.
+func isRequest(frame []byte) bool {
+	if len(frame) < udpIPv4+udpHead+wire.CMHeaderLen || frame[ipAt+9] != unix.IPPROTO_UDP {
+		return false
+	}
+	m, err := wire.ParseCM(frame[udpIPv4+udpHead:])
+	return err == nil && m.Type == wire.CMRequest
+}
+
+func (f *requestFlood) sampled() [][]byte {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.samples
+}
+
+// run floods until stop is closed, and returns how long, but for the time in which the machine ran late: a server that
+// has no CPU for a tenth of a second does not get a thousand requests at its end.
+func (f *requestFlood) run(stop chan struct{}, meter *schedlat.Meter) time.Duration {
+	start, late := time.Now(), meter.Late()
+	first := late
+	samples := f.sampled()
+	due, last := 0., start
+	burst := f.rate * requestsBurst.Seconds()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return time.Since(start) - (meter.Late() - first)
+		case now := <-tick.C:
+			sum := meter.Late()
+			due = max(min(due+(now.Sub(last)-(sum-late)).Seconds()*f.rate, burst), -burst)
+			for last, late = now, sum; due >= 1; due-- {
+				f.request(samples[f.rng.IntN(len(samples))], now)
+			}
+			for len(f.waiting) > 0 && f.waiting[0].at.Before(now) {
+				c := f.waiting[0]
+				f.waiting = f.waiting[1:]
+				f.send(c.like, c.host, &wire.CM{Type: wire.CMConfirm, ID: c.id})
+				f.confirm++
+			}
+		}
+	}
+}
+
+// request sends a request like one of the client's, from an invented source.
+func (f *requestFlood) request(like []byte, now time.Time) {
+	m, err := wire.ParseCM(like[udpIPv4+udpHead:])
+	if err != nil {
+		return
+	}
+	m.ID, m.Key, m.VI, m.Seq = f.rng.Uint64()|1, f.rng.Uint64(), f.rng.Uint32()|1, f.rng.Uint32()
+	host := uint16(f.rng.Uint32())
+	f.send(like, host, &m)
+	if f.requests++; f.rng.IntN(confirmShare) == 0 {
+		f.waiting = append(f.waiting, confirm{now.Add(confirmDelay), m.ID, host, like})
+	}
+}
+
+// send sends a message from an invented source.
+func (f *requestFlood) send(like []byte, host uint16, m *wire.CM) {
+	payload, err := m.Append(nil)
+	if err != nil {
+		return
+	}
+	b := append(make([]byte, 0, 512), like[:udpIPv4+udpHead]...)
+	b = append(b, payload...)
+	source := spoofedHost(host).As4()
+	copy(b[sourceAt:], source[:])
+	ip := b[ipAt:udpIPv4]
+	binary.BigEndian.PutUint16(ip[2:], uint16(len(b)-ipAt))
+	clear(ip[10:12])
+	binary.BigEndian.PutUint16(ip[10:], ^onesSum(ip))
+	udp := b[udpIPv4:]
+	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
+	clear(udp[6:8]) // no checksum, RFC 768
+	f.mu.Lock()
+	f.from[host] += uint32(len(payload))
+	f.mu.Unlock()
+	f.sender.Send(b)
+}
+
+// onesSum is the sum of RFC 1071.
+func onesSum(b []byte) uint16 {
+	sum := uint32(0)
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return uint16(sum)
+}
+
+// amplified is what went to invented sources, what came from them, and the one that got most for what came from it.
+func (f *requestFlood) amplified() (sent, received uint64, host uint16, factor float64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range f.from {
+		sent += uint64(f.to[i])
+		received += uint64(f.from[i])
+		if x := float64(f.to[i]) / float64(max(f.from[i], 1)); x > factor {
+			host, factor = uint16(i), x
+		}
+	}
+	return sent, received, host, factor
+}
+
+// A server that speaks first, by a listener of vianet and by one of vipl, and a client that dials both in turns.
+
+const (
+	servePort  = 80
+	serveArena = 64 << 20
+	serveHello = 32 << 10 // bytes that the server says as soon as there is a connection
+	// serveAtOnce is how many requests a program with a plain listener accepts at the same time.
+	serveAtOnce = 16
+	dialTime    = 5 * time.Second
+)
+
+var serveDisc = []byte("plain")
+
+// serve serves until the worker ends.
+func (w *worker) serve(*command) error {
+	if err := w.openStack(); err != nil {
+		return err
+	}
+	l, err := w.stack.Listen("via4", netip.AddrPortFrom(netip.IPv4Unspecified(), servePort).String())
+	if err != nil {
+		return err
+	}
+	w.close = append(w.close, l.Close)
+	w.run.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			w.count("accepted by vianet")
+			w.run.Go(func() { greet(c) })
+		}
+	})
+	plain, err := w.nic.Listen(vipl.NetAddress{Discriminator: serveDisc})
+	if err != nil {
+		return err
+	}
+	w.close = append(w.close, plain.Close)
+	for range serveAtOnce {
+		e, err := newPlainEnd(w.nic)
+		if err != nil {
+			return err
+		}
+		w.run.Go(func() { e.serve(w, plain) })
+	}
+	return nil
+}
+
+// openStack opens the interface by this process, and a stack over it.
+func (w *worker) openStack() (err error) {
+	if w.nic, err = w.open("", kagent.AnyQueue, serveArena); err != nil {
+		return err
+	}
+	w.close = append(w.close, w.nic.Close)
+	if w.stack, err = vianet.New(w.nic, vianet.Options{Linger: time.Second}); err != nil {
+		return err
+	}
+	w.close = append(w.close, w.stack.Close)
+	return nil
+}
+
+// greet says hello, and waits until the client closes.
+func greet(c net.Conn) {
+	defer c.Close()
+	if _, err := c.Write(make([]byte, serveHello)); err == nil {
+		_, _ = io.Copy(io.Discard, c)
+	}
+}
+
+// plainEnd is a VI with memory for a message each way.
+type plainEnd struct {
+	nic        *vipl.NIC
+	vi         *vipl.VI
+	mem        *vipl.Region
+	send, recv *vipl.Descriptor
+}
+
+// plainBytes is the length of a message of the plain server.
+const plainBytes = 1024
+
+func newPlainEnd(nic *vipl.NIC) (_ *plainEnd, err error) {
+	e := &plainEnd{nic: nic}
+	tag, err := nic.CreatePtag()
+	if err != nil {
+		return nil, err
+	}
+	if e.mem, err = nic.AllocMem(128+2*plainBytes, vipl.MemAttributes{Ptag: tag}); err != nil {
+		return nil, err
+	}
+	if e.send, err = e.mem.Descriptor(0, 1); err != nil {
+		return nil, err
+	}
+	if e.recv, err = e.mem.Descriptor(64, 1); err != nil {
+		return nil, err
+	}
+	e.vi, err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
+	return e, err
+}
+
+// post posts the receive.
+func (e *plainEnd) post() error {
+	e.recv.SetSegments(e.mem.Segment(128, plainBytes))
+	return e.vi.PostRecv(e.recv, e.mem.Handle())
+}
+
+// hello sends a message.
+func (e *plainEnd) hello() error {
+	e.send.SetSegments(e.mem.Segment(128+plainBytes, plainBytes))
+	return e.vi.PostSend(e.send, e.mem.Handle())
+}
+
+// renew makes the VI idle, with nothing posted.
+func (e *plainEnd) renew() error {
+	err := e.vi.Disconnect()
+	for _, done := range []func() (*vipl.Descriptor, error){e.vi.SendDone, e.vi.RecvDone} {
+		for d, _ := done(); d != nil; d, _ = done() {
+		}
+	}
+	return err
+}
+
+// serve accepts one request after the other.
+func (e *plainEnd) serve(w *worker, l *vipl.Listener) {
+	for {
+		c, err := l.Wait(w.ctx)
+		if err != nil {
+			return
+		}
+		if e.post() != nil {
+			return
+		}
+		if err := c.Accept(e.vi); err != nil {
+			w.count("accepts failed")
+		} else {
+			w.count("accepted plainly")
+			_ = e.hello()
+			_, _ = e.vi.RecvWait(-1) // the client says nothing, and goes
+		}
+		if err := e.renew(); err != nil {
+			w.wrong("disconnect: %v", err)
+			return
+		}
+	}
+}
+
+// dial dials both listeners in turns, for a time.
+func (w *worker) dial(c *command) error {
+	if w.nic == nil {
+		if err := w.openStack(); err != nil {
+			return err
+		}
+	}
+	e, err := newPlainEnd(w.nic)
+	if err != nil {
+		return err
+	}
+	to := netip.AddrPortFrom(c.Peer, servePort).String()
+	for end := time.Now().Add(c.For); time.Now().Before(end); {
+		var conn net.Conn
+		err := w.time("vianet dial", func() (err error) {
+			ctx, cancel := context.WithTimeout(w.ctx, dialTime)
+			defer cancel()
+			conn, err = w.stack.DialContext(ctx, "via4", to)
+			return err
+		})
+		if err == nil {
+			if err := errors.Join(conn.SetReadDeadline(time.Now().Add(dialTime)), readAll(conn, serveHello)); err != nil {
+				w.wrong("a connection of vianet says nothing: %v", err)
+			}
+			_ = conn.Close()
+		}
+		if err := e.post(); err != nil {
+			return err
+		}
+		err = w.time("plain dial", func() error {
+			_, err := e.vi.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: c.Peer, Discriminator: serveDisc}, dialTime)
+			return err
+		})
+		if err == nil {
+			if _, err := e.vi.RecvWait(dialTime); err != nil {
+				w.wrong("a plain connection says nothing: %v", err)
+			}
+		}
+		if err := e.renew(); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(e.vi.Destroy(), e.mem.Deregister()); err != nil {
+		return err
+	}
+	return nil
+}
+
+func readAll(r io.Reader, n int) error {
+	_, err := io.CopyN(io.Discard, r, int64(n))
+	return err
+}

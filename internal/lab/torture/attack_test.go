@@ -1,0 +1,181 @@
+package torture
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testsize"
+)
+
+// A NIC that reads memory late gives a hostile peer nothing that was written after a completion.
+func TestAttackPeer(t *testing.T) { attacked(t, "peer") }
+
+// Requests with invented sources keep no client from its server, and nobody is sent more than came in its name.
+func TestAttackRequests(t *testing.T) {
+	nstest.Require(t)
+	// A promise on time is for soak to prove; here, and the more so with -short beside the race detector, two
+	// processors have to have time for the server beside the flood.
+	attacked(t, "requests", func(cfg *SoakConfig) { cfg.Rate = testsize.Number(t, "VIA_REQUESTS", 500, 1_000) })
+}
+
+// A hostile user of an agent keeps another one neither waiting nor from its requests.
+func TestAttackUsers(t *testing.T) {
+	nstest.Require(t)
+	attacked(t, "users")
+}
+
+// attacked runs an attack for a short while.
+func attacked(t *testing.T, name string, set ...func(*SoakConfig)) {
+	t.Helper()
+	cfg := SoakConfig{Attack: name, For: 4 * share(t), Seed: 7, Args: []string{asWorker}, Stderr: os.Stderr}
+	for _, f := range set {
+		f(&cfg)
+	}
+	r, err := Soak(context.Background(), cfg)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, v := range r.Violations {
+		t.Error(v)
+	}
+	if r.Attack == nil {
+		t.Fatal("no report")
+	}
+	t.Logf("%s\n%v\n%v", r.Attack.Result, r.Attack.Counts, r.Attack.Worst)
+}
+
+// An attacker on the way floods both sides with what it makes of the frames that it
+// sees: connections with a pre-shared key lose none of their promises, and go on.
+func TestHostileFlood(t *testing.T) {
+	b := newBed(t, BedConfig{})
+	must(t, b.Open(NICConfig{Sealed: true, Silence: unhurried}))
+	flows := 0
+	for _, level := range levels {
+		cfg := mixed("hostile-"+level.String(), level, 2)
+		must(t, b.Start(cfg))
+		flows += cfg.Flows
+	}
+	before, err := b.Until(waitLimit, func(r [2]*Report) bool { return r[0].Open == flows && r[1].Open == flows })
+	if err != nil {
+		t.Fatalf("%v: %+v", err, before)
+	}
+	taken := func(r [2]*Report) uint64 { return r[0].Taken + r[1].Taken }
+	calmly := measured(t, b, 2*share(t))
+	h, err := b.Hostile(1, false)
+	must(t, err)
+	flooded := measured(t, b, 2*share(t))
+	noticed := func(r *Report) bool {
+		e, p := r.Engine, r.Program
+		return e.Forged > 0 && e.Replayed > 0 && e.Unsealed > 0 && p.NoVI > 0 && p.Key > 0
+	}
+	r, err := b.Until(waitLimit, func(r [2]*Report) bool { return noticed(r[0]) && noticed(r[1]) })
+	if !errors.Is(err, errTooLate) { // who did not notice is told below
+		must(t, err)
+	}
+	for side := range r {
+		for _, br := range r[side].Breaks {
+			t.Errorf("side %d: %+v", side, br)
+		}
+	}
+	h.Close()
+	t.Logf("%d messages in calm, %d beside %d forged frames", taken(calmly), taken(flooded), h.Sent())
+	if taken(flooded) == 0 || h.Sent() == 0 {
+		t.Errorf("%d messages beside %d forged frames", taken(flooded), h.Sent())
+	}
+	r = stopped(t, b)
+	for side := range r {
+		for i, f := range r[side].Flows {
+			// An unreliable flow, of which the first are, ends when its peer was told to
+			// stop, perhaps before it was told itself.
+			for _, br := range f.Breaks {
+				if i >= 2 {
+					t.Errorf("side %d: %+v", side, br)
+				}
+			}
+		}
+		if !noticed(r[side]) {
+			t.Errorf("side %d: %+v, %+v", side, r[side].Engine, r[side].Program)
+		}
+	}
+	accounted(t, closed(t, b))
+}
+
+// measured is what was done in a time.
+func measured(t *testing.T, b *Bed, d time.Duration) (r [2]*Report) {
+	t.Helper()
+	from := reports(t, b)
+	time.Sleep(d) // that is what is measured
+	r, err := b.Until(waitLimit, func(r [2]*Report) bool { return r[0].Taken+r[1].Taken > from[0].Taken+from[1].Taken })
+	must(t, err)
+	for side := range r {
+		r[side].Taken -= from[side].Taken
+	}
+	return r
+}
+
+// Who has not seen a plain frame has its VI, key, source, version or length wrong, each of them now and then, and
+// never more than one.
+func TestForgePlain(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 0))
+	for _, ip := range []struct {
+		ether      uint16
+		from, to   int // of the source
+		udp, proto int
+	}{{unix.ETH_P_IP, 26, 30, udpIPv4, 23}, {unix.ETH_P_IPV6, 22, 38, udpIPv6, 20}} {
+		frame := make([]byte, udpIPv6+udpHead+wire.HeaderLen+100)
+		for i := range frame {
+			frame[i] = byte(i)
+		}
+		binary.BigEndian.PutUint16(frame[12:], ip.ether)
+		frame[ip.proto] = unix.IPPROTO_UDP
+		binary.BigEndian.PutUint16(frame[ip.udp+2:], wire.Port)
+		via := ip.udp + udpHead
+		frame[via], frame[via+1] = wire.Version, byte(wire.KindData)
+		n := map[string]int{}
+		for range 1000 {
+			got := forgePlain(rng, bytes.Clone(frame))
+			if len(got) < len(frame) {
+				n["length"]++
+				if !bytes.HasPrefix(frame, got) {
+					t.Fatalf("cut off and changed: %x", got)
+				}
+				continue
+			}
+			what := ""
+			for part, at := range map[string][2]int{
+				"source": {ip.from, ip.to}, "version": {via, via + 1}, "VI": {via + 4, via + 8}, "key": {via + 8, via + 16},
+			} {
+				if !bytes.Equal(got[at[0]:at[1]], frame[at[0]:at[1]]) {
+					what += part
+					copy(got[at[0]:at[1]], frame[at[0]:at[1]])
+				}
+			}
+			n[what]++
+			if !bytes.Equal(got, frame) {
+				t.Fatalf("changed elsewhere: %x", got)
+			}
+		}
+		for _, what := range []string{"length", "source", "version", "VI", "key"} {
+			if n[what] < 100 {
+				t.Errorf("%s is wrong in %d of 1000 frames: %v", what, n[what], n)
+			}
+		}
+		if len(n) != 5 {
+			t.Errorf("%v", n)
+		}
+		frame[via+1] |= wire.KindConnect
+		if forgePlain(rng, frame) != nil {
+			t.Error("connection management is forged")
+		}
+	}
+}

@@ -1,0 +1,378 @@
+package torture
+
+import (
+	"math/rand/v2"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/vipl"
+)
+
+// silence of the parties here; the default is longer.
+const silence = time.Second
+
+// toldIn is how soon after a death a survivor is told: with the default silence, 2 s.
+const toldIn = silence * 5 / 4
+
+// mortal are flows that connect again.
+// They leave the machine time: what is told late because nobody gets a CPU is not
+// what is looked at.
+func mortal(name string, level vipl.ReliabilityLevel) FlowConfig {
+	cfg := mixed(name, level, 3)
+	cfg.Again, cfg.Gap = true, time.Millisecond
+	return cfg
+}
+
+// living starts flows of all levels and waits until they talk.
+func living(t *testing.T, b *Bed, silence time.Duration) {
+	t.Helper()
+	must(t, b.Open(NICConfig{Silence: silence}))
+	for _, l := range levels {
+		must(t, b.Start(mortal("mortal-"+l.String(), l)))
+	}
+	talking(t, b, [2]*Report{{}, {}})
+}
+
+// livingBed is a bed with such flows, for a test beside others, and what they have done.
+func livingBed(t *testing.T, cfg BedConfig, silence time.Duration) (*Bed, [2]*Report) {
+	t.Helper()
+	t.Parallel()
+	b := newBed(t, cfg)
+	living(t, b, silence)
+	return b, reports(t, b)
+}
+
+// flowsOf is how many flows living starts on each side.
+var flowsOf = 3 * len(levels)
+
+// talking waits until every flow is connected and has taken more than before.
+func talking(t *testing.T, b *Bed, before [2]*Report) [2]*Report {
+	t.Helper()
+	r, err := b.Until(waitLimit, func(r [2]*Report) bool {
+		for side := range r {
+			if r[side].Open != flowsOf {
+				return false
+			}
+			for i := range r[side].Flows {
+				was := uint64(0)
+				if i < len(before[side].Flows) {
+					was = before[side].Flows[i].Taken
+				}
+				if r[side].Flows[i].Taken <= was {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	if err != nil {
+		for side := range r {
+			t.Logf("side %d: %+v", side, r[side])
+		}
+		t.Fatal(err)
+	}
+	return r
+}
+
+// brokenOnce waits until every connection that a side had before a death has ended, and
+// looks at when. Beside what the machine and the party are seen to run late, excuse is how
+// much more it may take, or less.
+func brokenOnce(t *testing.T, b *Bed, side int, death schedlat.Mark, before *Report, excuse time.Duration) *Report {
+	t.Helper()
+	for ; ; time.Sleep(10 * time.Millisecond) {
+		r, err := b.Workers[side].Report()
+		must(t, err)
+		over, broke, last := 0, 0, time.Duration(0)
+		for i, f := range r.Flows {
+			if replaced(f, before.Flows[i]) {
+				over++
+			}
+			if breaks := f.Breaks[len(before.Flows[i].Breaks):]; len(breaks) > 0 { // later ones are of later connections
+				last = max(last, breaks[0].At.Sub(death.At))
+				broke++
+			}
+		}
+		late := max(r.Late-before.Late+excuse, 0) // the party waits for a CPU as we do, or longer
+		if over == flowsOf {
+			if allowed := death.Allow(toldIn) + late; last > allowed {
+				t.Errorf("side %d knew after %v, %v are allowed", side, last, allowed)
+			}
+			if broke == 0 {
+				t.Errorf("side %d: no connection ended by it", side)
+			}
+			t.Logf("side %d knew after %v: %s", side, last, r.Breaks[len(r.Breaks)-1].Cause)
+			return r
+		}
+		if death.Over(toldIn + waitLimit + late) {
+			t.Fatalf("side %d: %d of %d flows know of it", side, over, flowsOf)
+		}
+	}
+}
+
+// replaced says that the connection that a flow had before is not there any more. It had
+// none where the machine left a party no time before.
+func replaced(now, before Tally) bool {
+	return len(now.Breaks) > len(before.Breaks) || now.Connections > before.Connections || now.Open == 0
+}
+
+// rest ends the flows and looks at what is left of both sides.
+func rest(t *testing.T, b *Bed) {
+	t.Helper()
+	r := stopped(t, b)
+	for side := range r {
+		if r[side].Orderly == 0 {
+			t.Errorf("side %d: no connection ended in order", side)
+		}
+	}
+	closed(t, b)
+}
+
+// reopen opens a side's interface and starts its flows, with another seed each time.
+func reopen(t *testing.T, b *Bed, side, round int) {
+	t.Helper()
+	must(t, b.OpenSide(side, NICConfig{Silence: silence}))
+	for _, l := range levels {
+		cfg := mortal("mortal-"+l.String(), l)
+		cfg.Seed += uint64(round)
+		must(t, b.StartSide(side, cfg))
+	}
+}
+
+// A party that is killed at a random moment comes back with its addresses, and
+// the survivor's flows, which were told in time, go on with it.
+func TestPeerRestarts(t *testing.T) {
+	b, _ := livingBed(t, BedConfig{}, silence)
+	for round := range 3 {
+		side := round % 2
+		time.Sleep(time.Duration(rand.IntN(50)) * time.Millisecond)
+		before, err := b.Workers[1-side].Report()
+		must(t, err)
+		unwanted := unwantedOf(t, b)
+		death := b.Mark()
+		must(t, b.Kill(side))
+		brokenOnce(t, b, 1-side, death, before, 0)
+		fewAnswers(t, b, side, death, unwanted)
+		must(t, b.StartWorker(side))
+		reopen(t, b, side, round)
+		var reports [2]*Report
+		reports[side] = &Report{}
+		reports[1-side], err = b.Workers[1-side].Report()
+		must(t, err)
+		talking(t, b, reports)
+	}
+	rest(t, b)
+}
+
+// fewAnswers says that the kernel of a side whose party was killed, to which streams ran on
+// until the survivor knew, has answered them as seldom as kernels do: six times, and once a
+// second (icmp_ratelimit); and that the survivor's had nothing to answer.
+func fewAnswers(t *testing.T, b *Bed, dead int, death schedlat.Mark, before [2]Unwanted) {
+	t.Helper()
+	now := unwantedOf(t, b)
+	frames, answers := now[dead].Frames-before[dead].Frames, now[dead].Answers-before[dead].Answers
+	if most := uint64(6 + 1 + time.Since(death.At)/time.Second); answers > most {
+		t.Errorf("the dead side's kernel has sent %d answers, for %d frames; %d are allowed", answers, frames, most)
+	}
+	if frames == 0 {
+		t.Error("no frame came after the death")
+	}
+	if now[1-dead] != before[1-dead] {
+		t.Errorf("the survivor's kernel: %+v, and before %+v", now[1-dead], before[1-dead])
+	}
+}
+
+// A party that is stopped for longer than the silence is taken for dead; when it
+// goes on it finds out, and both connect again.
+func TestStoppedForLong(t *testing.T) {
+	b, before := livingBed(t, BedConfig{}, silence)
+	death := b.Mark()
+	must(t, b.Workers[0].Signal(unix.SIGSTOP))
+	brokenOnce(t, b, 1, death, before[1], 0)
+	stopped := 10 * time.Second // as a machine that is suspended: many times the silence
+	if !thorough() {
+		stopped = 2 * silence
+	}
+	time.Sleep(stopped - time.Since(death.At))
+	again := b.Mark()
+	must(t, b.Workers[0].Signal(unix.SIGCONT))
+	brokenOnce(t, b, 0, again, before[0], death.At.Sub(again.At)) // it was late by all of that
+	talking(t, b, before)
+	unanswered(t, b, [2]Unwanted{})
+	rest(t, b)
+}
+
+// An interface that is down for less than the silence costs a reliable VI
+// nothing.
+func TestLinkBlinks(t *testing.T) {
+	b, before := livingBed(t, BedConfig{}, unhurried)
+	for side := range 2 {
+		must(t, b.Link(side, netlink.LinkSetDown))
+		time.Sleep(silence / 3) // longer than any frame is waited for
+		must(t, b.Link(side, netlink.LinkSetUp))
+		after := talking(t, b, before)
+		nobodyBroke(t, before, after)
+	}
+	rest(t, b)
+}
+
+// An interface that is down for longer than the silence ends the connections, and
+// when it is up again there are new ones.
+func TestLinkDown(t *testing.T) {
+	b, before := livingBed(t, BedConfig{}, silence)
+	death := b.Mark()
+	must(t, b.Link(0, netlink.LinkSetDown))
+	var after [2]*Report
+	for side := range 2 {
+		after[side] = brokenOnce(t, b, side, death, before[side], 0)
+	}
+	must(t, b.Link(0, netlink.LinkSetUp))
+	talking(t, b, after)
+	rest(t, b)
+}
+
+// When somebody takes the program off the interface, both sides know in time,
+// and after the interface was opened anew they connect again.
+func TestProgramDetached(t *testing.T) {
+	b, before := livingBed(t, BedConfig{}, silence)
+	death := b.Mark()
+	must(t, b.Detach(0))
+	deaf := brokenOnce(t, b, 0, death, before[0], 0)
+	brokenOnce(t, b, 1, death, before[1], deaf.Late-before[0].Late) // as soon as the deaf side tells it
+	// What came to the deaf side went to the socket of the connection management.
+	unanswered(t, b, [2]Unwanted{})
+	r, err := b.Workers[0].CloseNIC()
+	must(t, err)
+	promises(t, 0, r)
+	reopen(t, b, 0, 0)
+	talking(t, b, [2]*Report{{}, before[1]})
+	rest(t, b)
+}
+
+// When the interface is removed, its owner knows at once and the peer in time;
+// both can be closed, and nothing is lacking on the peer's side.
+func TestInterfaceRemoved(t *testing.T) {
+	b, before := livingBed(t, BedConfig{}, silence)
+	death := b.Mark()
+	must(t, b.Link(0, netlink.LinkDel))
+	brokenOnce(t, b, 0, death, before[0], 0)
+	brokenOnce(t, b, 1, death, before[1], 0)
+	for side := range 2 {
+		r, err := b.Workers[side].CloseNIC()
+		must(t, err)
+		if side == 0 {
+			r.Lacking = nil // what the interface had when it went does not complete
+		}
+		promises(t, side, r)
+	}
+}
+
+// A larger MTU changes nothing for connections that stand.
+func TestMTUGrows(t *testing.T) {
+	b, before := livingBed(t, BedConfig{MTU: 1500}, unhurried)
+	setMTU(t, b, 3000)
+	after := talking(t, b, before)
+	nobodyBroke(t, before, after)
+	rest(t, b)
+}
+
+// A smaller MTU ends the connections whose frames do not pass any more, of all levels, in
+// time, though the peer is waited for much longer, and the new ones use it.
+func TestMTUShrinks(t *testing.T) {
+	b, before := livingBed(t, BedConfig{MTU: 3000}, patient)
+	at := b.Mark()
+	setMTU(t, b, 1400)
+	var after [2]*Report
+	paths := uint64(0)
+	for side := range 2 {
+		after[side] = told(t, b, side, at, before[side])
+		paths += after[side].Engine.PathsLost - before[side].Engine.PathsLost
+		if n := after[side].Engine.PeersLost; n > 0 {
+			t.Errorf("side %d: %d connections ended by silence", side, n)
+		}
+	}
+	if paths < uint64(flowsOf) {
+		t.Errorf("PathsLost has grown by %d, and there were %d connections", paths, flowsOf)
+	}
+	talking(t, b, after)
+	rest(t, b)
+}
+
+func setMTU(t *testing.T, b *Bed, mtu int) {
+	t.Helper()
+	must(t, b.Site.Middle.SetMTU(mtu))
+	for side := range 2 {
+		must(t, b.Link(side, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) }))
+	}
+}
+
+// An interface that was removed comes back, the same one to the eye, by another number, and with
+// the hardware address that it had or another one. Everybody's connections have ended by then, the
+// owner's within 2 s; the owner closes its NIC, of which nothing is left, and opens the new one,
+// and the survivor, whose own interface has stayed, goes on by the handle that it has.
+func TestInterfaceReturns(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		side int // 1 asks for the connections
+		same bool
+	}{
+		{"who is asked, same hardware address", 0, true}, {"who is asked", 0, false}, {"who asks", 1, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, BedConfig{})
+			for side := range 2 {
+				must(t, trusting(b, side))
+			}
+			living(t, b, silence)
+			returning(t, b, c.side, c.same)
+			rest(t, b)
+		})
+	}
+}
+
+// trusting has a side's kernel never doubt a hardware address by itself; else it does so in a minute
+// at the latest.
+func trusting(b *Bed, side int) error {
+	return b.Site.Do(side, func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/neigh/"+Interface+"/delay_first_probe_time", []byte("3600"), 0)
+	})
+}
+
+// returning has a side's interface go and come back, and waits until all talk as before.
+func returning(t *testing.T, b *Bed, side int, same bool) {
+	t.Helper()
+	before := reports(t, b)
+	was := b.Site.Ends[side]
+	death := b.Mark()
+	must(t, b.Link(side, netlink.LinkDel))
+	var after [2]*Report
+	for i := range after {
+		after[i] = brokenOnce(t, b, i, death, before[i], 0)
+	}
+	r, err := b.Workers[side].CloseNIC()
+	must(t, err)
+	r.Lacking = nil // what the interface had when it went does not complete
+	promises(t, side, r)
+
+	var mac net.HardwareAddr
+	if same {
+		mac, err = net.ParseMAC(was.MAC)
+		must(t, err)
+	}
+	must(t, b.Site.Replug(side, mac))
+	if now := b.Site.Ends[side]; now.Index == was.Index || (now.MAC == was.MAC) != same || now.Name != was.Name || now.IPv4 != was.IPv4 {
+		t.Fatalf("%+v came back, and %+v went", now, was)
+	}
+	back := time.Now()
+	reopen(t, b, side, 0)
+	after[side] = &Report{}
+	talking(t, b, after)
+	t.Logf("all talk %v after the interface was back", time.Since(back))
+}

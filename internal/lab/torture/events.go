@@ -1,0 +1,480 @@
+package torture
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/internal/lab/testbed"
+)
+
+// event is something that happens to a bed in a soak. Afterwards all flows talk
+// again; breaks says that reliable connections may have ended meanwhile.
+type event struct {
+	name   string
+	breaks bool
+	run    func(s *soak) error
+}
+
+// nap is too short for anybody to be taken for dead.
+func (s *soak) nap() time.Duration { return s.cfg.Silence / 4 }
+
+// coma is longer than the silence by up to as much again.
+func (s *soak) coma() time.Duration { return s.cfg.Silence + s.below(s.cfg.Silence) }
+
+var (
+	storm = event{"storm", false, (*soak).storm}
+	quiet = event{"quiet", true, (*soak).quiet} // all connections end, in order
+)
+
+var events = append(moves, []event{
+	{"calm", false, func(s *soak) error { return s.pass(s.draw(500)) }},
+	storm,
+	storm, // twice as often as the others
+	{"kill", true, (*soak).kill},
+	{"suspend", true, func(s *soak) error { return s.suspend(s.coma()) }},
+	{"nap", false, func(s *soak) error { return s.suspend(s.nap()) }},
+	{"link down", true, func(s *soak) error { return s.flap(s.coma()) }},
+	{"link blinks", false, func(s *soak) error { return s.flap(s.nap()) }},
+	{"detach", true, (*soak).detach},
+	quiet,
+}...)
+
+// happen lets a random event take place.
+func (s *soak) happen() error { return s.undergo(events[s.rng.IntN(len(events))]) }
+
+// undergo lets an event take place and looks at what it left.
+func (s *soak) undergo(e event) error {
+	s.note(e.name)
+	s.away = 0
+	before, start := s.known, time.Now()
+	if err := e.run(s); err != nil {
+		return err
+	}
+	if err := s.settle(e.name); err != nil {
+		return err
+	}
+	s.report.Events[e.name]++
+	if e.breaks {
+		return nil
+	}
+	s.blame(e.name, before, s.starved(e.name, start))
+	return nil
+}
+
+// blame looks for reliable flows that broke since before, in an event that ends no connection: a broken
+// promise, unless somebody was starved, who was silent then.
+func (s *soak) blame(event string, before [2]*Report, starved bool) {
+	for side, r := range s.known {
+		// The first flows of each side are the unreliable ones, which a lost frame of the close may end.
+		for i := s.cfg.Flows; i < len(r.Flows); i++ {
+			fresh := r.Flows[i].Breaks[len(before[side].Flows[i].Breaks):]
+			switch {
+			case len(fresh) == 0:
+			case starved:
+				s.report.Excused += len(fresh)
+			default:
+				last := fresh[len(fresh)-1]
+				s.violated("%s: side %d: flow %s broke: %s", event, side, last.Flow, last.Cause)
+			}
+		}
+	}
+}
+
+// starved says whether anybody was kept waiting for a CPU for a quarter of the silence, within one second since
+// a moment: who gets none is silent, too.
+func (s *soak) starved(event string, since time.Time) bool {
+	most := s.cfg.Silence / 4
+	late := schedlat.Worst(s.bed.Spells(), since)
+	switch {
+	case event == "nap":
+		most += s.nap() // who naps is late by that itself
+	case strings.HasSuffix(event, " blinks") && s.away > 0:
+		// What is away counts as lost after the grace, and who is late may see it so.
+		most, late = s.grace()/2, max(late, s.away)
+	}
+	for _, r := range s.known {
+		late = max(late, schedlat.Worst(r.Spells, since))
+	}
+	return late > most
+}
+
+// draw is a random time up to some milliseconds.
+func (s *soak) draw(ms int) time.Duration { return time.Duration(s.rng.IntN(ms)+1) * time.Millisecond }
+
+// below is a random time below d.
+func (s *soak) below(d time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(d))) }
+
+// pass lets time go by, unless the soak is called off.
+func (s *soak) pass(d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-s.ctx.Done():
+	}
+	return nil
+}
+
+// storm is a random mixture of faults for some seconds.
+func (s *soak) storm() error {
+	f := testbed.Faults{Seed: s.rng.Uint64()}
+	share := func(most float64) float64 {
+		if s.rng.IntN(2) == 0 {
+			return 0
+		}
+		return most * s.rng.Float64()
+	}
+	f.Loss, f.Burst, f.Duplicate = share(0.1), share(0.003), share(0.1)
+	f.Corrupt, f.Reorder = share(0.05), share(0.1)
+	if s.rng.IntN(3) == 0 {
+		f.Delay, f.Jitter = s.draw(5), s.draw(3)
+	}
+	if s.rng.IntN(4) == 0 {
+		// Room for the unreliable flows, which do not slow down, and for others.
+		f.Rate, f.Queue = 200_000_000+s.rng.Int64N(500_000_000), 50+s.rng.IntN(500)
+	}
+	s.bed.Site.Middle.SetBoth(f)
+	return s.pass(500*time.Millisecond + s.draw(2500))
+}
+
+// kill ends one party in the middle of its work, and starts another in its
+// place.
+func (s *soak) kill() error {
+	side := s.rng.IntN(2)
+	r, err := s.bed.Workers[side].Report()
+	if err != nil {
+		return err
+	}
+	s.add(side, r)
+	if err := s.pass(s.draw(200)); err != nil {
+		return err
+	}
+	if err := s.bed.Kill(side); err != nil {
+		return err
+	}
+	if err := s.pass(s.below(2 * s.cfg.Silence)); err != nil {
+		return err
+	}
+	if err := s.bed.StartWorker(side); err != nil {
+		return err
+	}
+	s.base[side] = nil
+	return s.reopen(side)
+}
+
+// reopen opens a side's interface and starts its flows.
+func (s *soak) reopen(side int) error {
+	s.cut = true
+	if err := s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile && !s.cfg.Plain}); err != nil {
+		return err
+	}
+	return s.startFlows(side)
+}
+
+// suspend stops one party for a time.
+func (s *soak) suspend(d time.Duration) error {
+	p := s.bed.Workers[s.rng.IntN(2)]
+	if err := p.Signal(unix.SIGSTOP); err != nil {
+		return err
+	}
+	return errors.Join(s.pass(d), p.Signal(unix.SIGCONT))
+}
+
+// flap takes one side's interface down for a time.
+func (s *soak) flap(d time.Duration) error {
+	side := s.rng.IntN(2)
+	s.cut = true
+	if err := s.bed.Link(side, netlink.LinkSetDown); err != nil {
+		return err
+	}
+	return errors.Join(s.pass(d), s.bed.Link(side, netlink.LinkSetUp))
+}
+
+// detach takes the program off one side's interface. Its owner, who hears
+// nothing any more, opens the interface anew.
+func (s *soak) detach() error {
+	side := s.rng.IntN(2)
+	p := s.bed.Workers[side]
+	if err := s.bed.Detach(side); err != nil {
+		return err
+	}
+	// Flows end in order only with a peer that hears them.
+	if err := s.pass(2 * s.cfg.Silence); err != nil {
+		return err
+	}
+	r, err := p.CloseNIC()
+	if err != nil {
+		return err
+	}
+	s.add(side, r)
+	return s.reopen(side)
+}
+
+// moves are events in which an interface loses what the frames of its connections need: its
+// address, its hardware address, or an MTU that lets them through. What is back within the
+// grace costs nothing. Else every connection ends, on both sides, and there are new ones.
+var moves = []event{
+	{"address moves", true, (*soak).moveAddress},
+	{"address blinks", false, (*soak).blinkAddress},
+	{"hardware address moves", true, (*soak).moveHardware},
+	{"hardware address blinks", false, (*soak).blinkHardware},
+	{"MTU shrinks", true, (*soak).shrink},
+	{"MTU blinks", false, (*soak).blinkMTU},
+}
+
+// grace is how long what frames need may be away: vipl's rule.
+func (s *soak) grace() time.Duration { return min(500*time.Millisecond, s.cfg.Silence/4) }
+
+// elsewhere is a host in the place of an address that nobody has.
+func elsewhere(p netip.Prefix) netip.Prefix {
+	b := p.Addr().AsSlice()
+	b[len(b)-1] = 0x77
+	a, _ := netip.AddrFromSlice(b)
+	return netip.PrefixFrom(a, p.Bits())
+}
+
+// readdress puts an address in the place of those that an interface has of its family; those of
+// the link stay.
+func readdress(l netlink.Link, to netip.Prefix) error {
+	family := netlink.FAMILY_V4
+	if to.Addr().Is6() {
+		family = netlink.FAMILY_V6
+	}
+	addrs, err := netlink.AddrList(l, family)
+	if err != nil {
+		return err
+	}
+	fresh, err := netlink.ParseAddr(to.String())
+	if err != nil {
+		return err
+	}
+	if family == netlink.FAMILY_V6 {
+		fresh.Flags = unix.IFA_F_NODAD
+	}
+	removed := 0
+	for i := range addrs {
+		if addrs[i].IP.IsGlobalUnicast() {
+			err = errors.Join(err, netlink.AddrDel(l, &addrs[i]))
+			removed++
+		}
+	}
+	if removed != 1 {
+		err = errors.Join(err, fmt.Errorf("%d addresses were there", removed))
+	}
+	return errors.Join(err, netlink.AddrAdd(l, fresh))
+}
+
+// home is a side's address, over which the parties connect.
+func (s *soak) home(side int) netip.Prefix {
+	if s.bed.cfg.IPv6 {
+		return s.bed.Site.Ends[side].IPv6
+	}
+	return s.bed.Site.Ends[side].IPv4
+}
+
+// readdress gives a side another address.
+func (s *soak) readdress(side int, to netip.Prefix) error {
+	return s.bed.Link(side, func(l netlink.Link) error { return readdress(l, to) })
+}
+
+// moveAddress gives a side another address for some time. Side 0 is asked for connections where it
+// was: there are none until it is back.
+func (s *soak) moveAddress() error {
+	side := s.rng.IntN(2)
+	home := s.home(side)
+	if err := s.moved("address moves", side, func() error { return s.readdress(side, elsewhere(home)) }); err != nil {
+		return err
+	}
+	if side == 0 {
+		return s.readdress(side, home)
+	}
+	if err := s.settle("address moves"); err != nil {
+		return err
+	}
+	return s.moved("address moves back", side, func() error { return s.readdress(side, home) })
+}
+
+// moveHardware gives side 1 another hardware address for some time. It asks for connections, so that
+// the other one's kernel learns where it is.
+func (s *soak) moveHardware() error {
+	const side = 1
+	return s.withHardware(side, func(home, away func() error) error {
+		if err := s.moved("hardware address moves", side, away); err != nil {
+			return err
+		}
+		if err := s.settle("hardware address moves"); err != nil {
+			return err
+		}
+		return s.moved("hardware address moves back", side, home)
+	})
+}
+
+// withHardware calls f with what sets a side's hardware address, and another one.
+func (s *soak) withHardware(side int, f func(home, away func() error) error) error {
+	var home net.HardwareAddr
+	err := s.bed.Link(side, func(l netlink.Link) error { home = l.Attrs().HardwareAddr; return nil })
+	if err != nil {
+		return err
+	}
+	set := func(to net.HardwareAddr) func() error {
+		return func() error {
+			return s.bed.Link(side, func(l netlink.Link) error { return netlink.LinkSetHardwareAddr(l, to) })
+		}
+	}
+	return f(set(home), set(net.HardwareAddr{2, 0x77, 0, 0, 0, 0x77}))
+}
+
+// moved changes what the connections of a side need, and sees that they all end, of both sides, each by
+// the rule: the one that has moved ends them by itself, the other one is told.
+func (s *soak) moved(name string, side int, change func() error) error {
+	start := time.Now()
+	within := [2]time.Duration{s.toldWithin(), s.toldWithin()}
+	within[side] = toldAtMost
+	before, after, err := s.allEnd(name, within, change)
+	if err != nil {
+		return err
+	}
+	lost := func(side int) uint64 { return after[side].Engine.SourcesLost - before[side].Engine.SourcesLost }
+	if n := lost(1 - side); n != 0 {
+		s.violated("%s: side %d has not moved, and ended %d connections as if it had", name, 1-side, n)
+	}
+	if n := lost(side); n < uint64(2*s.cfg.Flows) && !s.starved(name, start) {
+		s.violated("%s: side %d ended %d connections for it, and had %d reliable ones", name, side, n, 2*s.cfg.Flows)
+	}
+	return nil
+}
+
+// allEnd makes a change that ends all connections, and waits until each side knows of each, for no longer than it
+// has to take.
+func (s *soak) allEnd(name string, within [2]time.Duration, change func() error) (before, after [2]*Report, err error) {
+	s.cut = true // what the interface does not let through is not counted as our frames
+	if before, err = s.bed.Reports(); err != nil {
+		return before, after, err
+	}
+	mark := s.bed.Mark()
+	if err := change(); err != nil {
+		return before, after, err
+	}
+	took := time.Since(mark.At) // as long as the kernel is busy
+	for ; ; time.Sleep(5 * time.Millisecond) {
+		if after, err = s.bed.Reports(); err != nil {
+			return before, after, err
+		}
+		known, over := true, true
+		for side, r := range after {
+			_, all := ended(before[side], r, mark.At)
+			known = known && all
+			over = over && mark.Over(2*within[side]+took+r.Late-before[side].Late)
+		}
+		if known || over {
+			break
+		}
+	}
+	for side, r := range after {
+		told, _ := ended(before[side], r, mark.At)
+		if told > mark.Allow(within[side])+took+r.Late-before[side].Late {
+			s.violated("%s: side %d: after %v %d of %d connections had ended", name, side, told, len(r.Breaks)-len(before[side].Breaks), before[side].Open)
+		}
+	}
+	return before, after, nil
+}
+
+// ended reports whether a party knows of the end of all connections that it had before, and how long after a moment it
+// knew of the last, or does not know.
+func ended(before, now *Report, since time.Time) (told time.Duration, all bool) {
+	if len(now.Breaks) < len(before.Breaks)+before.Open {
+		return time.Since(since), false
+	}
+	for _, b := range now.Breaks { // in the order of the flows
+		told = max(told, b.At.Sub(since))
+	}
+	return told, true
+}
+
+// setMTU changes the MTU of both sides and between them.
+func (s *soak) setMTU(mtu int) error {
+	errs := []error{s.bed.Site.Middle.SetMTU(mtu)}
+	for side := range 2 {
+		errs = append(errs, s.bed.Link(side, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) }))
+	}
+	return errors.Join(errs...)
+}
+
+// lessMTU is one for which the frames of connections are too long.
+func (s *soak) lessMTU() int { return max(1400, s.mtu()/3) }
+
+// shrink makes the MTU less for some time: connections end, new ones do with less, and do not end when it grows.
+func (s *soak) shrink() error {
+	const name = "MTU shrinks"
+	start := time.Now()
+	before, after, err := s.allEnd(name, [2]time.Duration{s.toldWithin(), s.toldWithin()}, func() error { return s.setMTU(s.lessMTU()) })
+	if err != nil {
+		return err
+	}
+	ended := uint64(0) // by one side or the other, who is told
+	for side := range after {
+		ended += after[side].Engine.PathsLost - before[side].Engine.PathsLost
+	}
+	if ended < uint64(2*s.cfg.Flows) && !s.starved(name, start) {
+		s.violated("%s: %d connections ended for it, and there were %d reliable ones", name, ended, 2*s.cfg.Flows)
+	}
+	if err := s.settle(name); err != nil {
+		return err
+	}
+	small, start := s.known, time.Now()
+	if err := s.setMTU(s.mtu()); err != nil {
+		return err
+	}
+	if err := s.settle("MTU grows"); err != nil {
+		return err
+	}
+	s.blame("MTU grows", small, s.starved("MTU grows", start))
+	return s.moveHardware() // which ends them: those of short frames would outlive the next time that it shrinks
+}
+
+func (s *soak) blinkAddress() error {
+	side := s.rng.IntN(2)
+	home := s.home(side)
+	return s.blink(side, func() error { return s.readdress(side, elsewhere(home)) }, func() error { return s.readdress(side, home) })
+}
+
+func (s *soak) blinkHardware() error {
+	side := s.rng.IntN(2)
+	return s.withHardware(side, func(home, away func() error) error { return s.blink(side, away, home) })
+}
+
+func (s *soak) blinkMTU() error {
+	side := s.rng.IntN(2)
+	set := func(mtu int) func() error {
+		return func() error {
+			return s.bed.Link(side, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
+		}
+	}
+	return s.blink(side, set(s.lessMTU()), set(s.mtu()))
+}
+
+// blink takes something away that a side's connections need, and gives it back at once. Until what is to end
+// would have ended it goes on looking at the interface, as the parties do, who may have to wait for the
+// kernel's lock as long as it takes: by that, too, what was away for a moment seems to be so for longer.
+func (s *soak) blink(side int, away, back func() error) error {
+	s.cut = true
+	gone := time.Now()
+	if err := errors.Join(away(), back()); err != nil {
+		return err
+	}
+	s.away = time.Since(gone)
+	for end := time.Now().Add(2 * s.grace()); time.Now().Before(end) && s.ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+		asked := time.Now()
+		if err := s.bed.Link(side, func(netlink.Link) error { return nil }); err != nil {
+			return err
+		}
+		s.away = max(s.away, time.Since(asked))
+	}
+	return nil
+}

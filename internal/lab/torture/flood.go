@@ -1,0 +1,360 @@
+package torture
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/bpf"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/testbed"
+)
+
+// Flood is what a hostile soak has counted. On one machine the forgers take CPU time that others need, which
+// is no cost of a flood from another one: so messages are counted beside forgers of the same priority, too, whose
+// frames nobody gets.
+type Flood struct {
+	Forged uint64        // frames, in all
+	Time   time.Duration // in which they were sent
+	Rate   float64       // frames/s
+
+	Calm       Passed  // without anybody who forges
+	Spared     Passed  // beside forgers whose frames go nowhere
+	Flooded    Passed  // and beside forgers of the same priority
+	Beside     uint64  // forged frames in Flooded.Time
+	BesideRate float64 // frames/s
+	Kept       float64 // part of Spared's rate that Flooded has, but for time in which the machine did something else
+}
+
+// Passed are the messages that came in a time.
+type Passed struct {
+	Messages uint64
+	Time     time.Duration
+	Rate     float64       // messages/s
+	Late     time.Duration // by how much the process between the parties ran late meanwhile: see lag
+}
+
+func (p *Passed) add(o Passed) {
+	p.Messages += o.Messages
+	p.Time += o.Time
+	p.Late += o.Late
+	p.Rate = perSecond(p.Messages, p.Time)
+}
+
+// perSecond is a rate; 0 for no time.
+func perSecond(n uint64, d time.Duration) float64 {
+	if d <= 0 {
+		return 0
+	}
+	return float64(n) / d.Seconds()
+}
+
+// leastKept is the part of its rate that a good peer keeps beside a flood, at least.
+const leastKept = 0.5
+
+// judge sets Kept: the part of the messages beside forgers who spare us that comes beside those who do not.
+// By as much as this process, whom forged frames do not concern, was later then than before, the machine was kept
+// from all its work: that time does not count. Nothing was counted: nothing is said. It says whether that is enough.
+func (f *Flood) judge() bool {
+	more := f.Flooded.Late
+	if f.Spared.Time > 0 {
+		more -= time.Duration(float64(f.Spared.Late) * float64(f.Flooded.Time) / float64(f.Spared.Time))
+	}
+	given := f.Flooded.Time - max(more, 0)
+	if f.Spared.Messages == 0 || given <= 0 {
+		return true
+	}
+	f.Kept = perSecond(f.Flooded.Messages, given) / f.Spared.Rate
+	return f.Kept >= leastKept
+}
+
+// floodTime is for how long messages are counted at once, and floodTurns how often in an act, beside forgers who
+// spare us and beside others in turns.
+const (
+	floodTime  = time.Second
+	floodTurns = 2
+)
+
+// flood begins to forge, which goes on until ebb, and counts what it costs.
+func (s *soak) flood() (err error) {
+	s.note("flood")
+	if s.report.Flood == nil {
+		s.report.Flood = &Flood{}
+	}
+	f := s.report.Flood
+	if err := s.passed(floodTurns*floodTime, &f.Calm); err != nil {
+		return err
+	}
+	told, err := s.unreachables()
+	if err != nil {
+		return err
+	}
+	if s.hostile, err = s.bed.Hostile(s.rng.Uint64(), s.cfg.Plain); err != nil {
+		return err
+	}
+	s.floods = time.Now()
+	s.hostile.Compete(true)
+	defer s.hostile.Compete(false)
+	for range floodTurns {
+		before := f.Spared.Time
+		s.hostile.Spare(true)
+		if err := s.passed(floodTime, &f.Spared); err != nil {
+			return err
+		}
+		s.hostile.Spare(false)
+		s.floods = s.floods.Add(f.Spared.Time - before)
+		sent := s.hostile.Sent()
+		if err := s.passed(floodTime, &f.Flooded); err != nil {
+			return err
+		}
+		f.Beside += s.hostile.Sent() - sent
+		f.BesideRate = perSecond(f.Beside, f.Flooded.Time)
+	}
+	return s.unanswered(told)
+}
+
+// unreachables is how often the two kernels have told a sender that nobody wants its frame.
+func (s *soak) unreachables() (sum uint64, err error) {
+	for side := range 2 {
+		u, err := s.bed.Unwanted(side)
+		if err != nil {
+			return 0, err
+		}
+		sum += u.Answers
+	}
+	return sum, nil
+}
+
+// unanswered looks at what the flood of plain connections, before which so many unreachables were told, has met: the
+// program has dropped each kind of frame by its name, and nobody has answered any.
+func (s *soak) unanswered(before uint64) error {
+	if !s.cfg.Plain {
+		return nil
+	}
+	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool { return notDropped(&r[0].Program) == "" && notDropped(&r[1].Program) == "" })
+	if err != nil && !errors.Is(err, errTooLate) {
+		return err
+	}
+	for side := range r {
+		if what := notDropped(&r[side].Program); what != "" {
+			s.violated("side %d: the program has dropped no frame for its %s: %+v", side, what, r[side].Program)
+		}
+	}
+	after, err := s.unreachables()
+	if err == nil && after != before {
+		s.violated("%d forged frames were answered by ICMP", after-before)
+	}
+	return err
+}
+
+// notDropped is the first kind of plain forged frames that the program has not dropped by name.
+func notDropped(n *bpf.Counters) string {
+	for _, c := range []struct {
+		what string
+		n    uint64
+	}{{"VI", n.NoVI}, {"key", n.Key}, {"source", n.Source}, {"version", n.Version}, {"length", n.Short}} {
+		if c.n == 0 {
+			return c.what
+		}
+	}
+	return ""
+}
+
+// passed counts the messages that flows take in a time.
+func (s *soak) passed(d time.Duration, sum *Passed) error {
+	before, err := s.bed.Reports()
+	if err != nil {
+		return err
+	}
+	mark := s.bed.Mark()
+	time.Sleep(d)
+	after, err := s.bed.Reports()
+	if err != nil {
+		return err
+	}
+	sum.add(Passed{
+		Messages: after[0].Taken + after[1].Taken - before[0].Taken - before[1].Taken,
+		Time:     time.Since(mark.At), Late: mark.Allow(0),
+	})
+	s.take(after)
+	return nil
+}
+
+// ebb ends what flood began, if it has.
+func (s *soak) ebb() {
+	if s.hostile == nil {
+		return
+	}
+	s.hostile.Close()
+	f := s.report.Flood
+	f.Forged += s.hostile.Sent()
+	f.Time += time.Since(s.floods)
+	f.Rate = perSecond(f.Forged, f.Time)
+	s.hostile = nil
+}
+
+// judgeFlood looks at what the whole soak has counted.
+func (s *soak) judgeFlood() {
+	f := s.report.Flood
+	if f != nil && !f.judge() {
+		s.violated("beside %.0f forged frames/s %.0f messages/s came, %.0f beside forgers who spare us: %.0f %% is less than %.0f %%",
+			f.BesideRate, f.Flooded.Rate, f.Spared.Rate, 100*f.Kept, 100*leastKept)
+	}
+}
+
+// What an attacker on the way makes of the frames that it sees. Connection
+// management is left alone: it is not authenticated, and who can answer in the
+// peer's name can keep a connection from being made.
+
+const (
+	udpIPv4 = 14 + 20
+	udpIPv6 = 14 + 40
+	udpHead = 8
+)
+
+// dissect finds the source and the datagram in a frame for our port, of which the first two bytes are there;
+// nil: it is none.
+func dissect(frame []byte) (source, udp []byte) {
+	if len(frame) < udpIPv4+udpHead+2 {
+		return nil, nil
+	}
+	proto, source, udp := frame[23], frame[14+12:14+16], frame[udpIPv4:]
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case unix.ETH_P_IP:
+	case unix.ETH_P_IPV6:
+		if len(frame) < udpIPv6+udpHead+2 {
+			return nil, nil
+		}
+		proto, source, udp = frame[20], frame[14+8:14+24], frame[udpIPv6:]
+	default:
+		return nil, nil
+	}
+	if proto != unix.IPPROTO_UDP || binary.BigEndian.Uint16(udp[2:]) != wire.Port {
+		return nil, nil
+	}
+	return source, udp
+}
+
+// partsOf finds the parts of a frame of a VI; via is nil for others.
+func partsOf(frame []byte) (source, udp, via []byte) {
+	source, udp = dissect(frame)
+	if len(udp) < udpHead+wire.HeaderLen || udp[udpHead] != wire.Version || udp[udpHead+1]&wire.KindConnect != 0 {
+		return nil, nil, nil
+	}
+	return source, udp, udp[udpHead:]
+}
+
+// forgePlain changes a frame of a VI as somebody can who has not seen it: what an attacker on the way makes of plain
+// frames is taken for the peer's. nil: it is none.
+func forgePlain(rng *rand.Rand, frame []byte) []byte {
+	source, _, via := partsOf(frame)
+	if via == nil {
+		return nil
+	}
+	switch rng.IntN(5) {
+	case 0: // a VI guessed
+		binary.BigEndian.PutUint32(via[4:], rng.Uint32())
+	case 1: // a key guessed
+		binary.BigEndian.PutUint64(via[8:], rng.Uint64())
+	case 2: // from somebody else
+		source[rng.IntN(len(source))] ^= byte(1 + rng.IntN(255))
+	case 3: // another version of the format
+		via[0] ^= byte(1 + rng.IntN(255))
+	case 4: // cut off
+		frame = frame[:14+rng.IntN(len(frame)-14)]
+	}
+	return frame
+}
+
+// forge changes a frame of a VI; nil: it is none. All offsets are those of
+// wire.PutSealed, of which a plain frame has the first 16 bytes alike.
+func forge(rng *rand.Rand, frame []byte) []byte {
+	_, udp, via := partsOf(frame)
+	if via == nil {
+		return nil
+	}
+	switch rng.IntN(10) {
+	case 0: // as it was: a replay
+	case 1, 2: // bits anywhere
+		for range 1 + rng.IntN(8) {
+			frame[14+rng.IntN(len(frame)-14)] ^= 1 << rng.IntN(8)
+		}
+	case 3: // a VI guessed
+		binary.BigEndian.PutUint32(via[4:], rng.Uint32())
+	case 4: // a key guessed
+		binary.BigEndian.PutUint64(via[8:], rng.Uint64())
+	case 5: // a number that has not come yet
+		n := binary.BigEndian.Uint64(via[16:])
+		binary.BigEndian.PutUint64(via[16:], n+1+rng.Uint64N(1<<rng.IntN(63)))
+	case 6: // another epoch
+		binary.BigEndian.PutUint16(via[2:], uint16(rng.Uint32()))
+	case 7: // a plain frame of some kind, its checksum right
+		via[1] = byte(wire.KindData) + byte(rng.IntN(int(wire.KindPack)))
+		binary.BigEndian.PutUint16(via[2:], uint16(rng.IntN(32)))
+		n := len(via) - wire.HeaderLen
+		binary.BigEndian.PutUint16(via[26:], uint16(n))
+		wire.PutChecksum(via)
+	case 8: // lengths that lie
+		binary.BigEndian.PutUint16(udp[4:], uint16(rng.Uint32()))
+	case 9: // cut off
+		frame = frame[:14+rng.IntN(len(frame)-14)]
+	}
+	return frame
+}
+
+// Hostile sends forged frames to both sides until it is closed.
+type Hostile struct{ forgers [2]*testbed.Forger }
+
+// Hostile begins to forge, of what passes on the bed, where connections are sealed or plain.
+func (b *Bed) Hostile(seed uint64, plain bool) (*Hostile, error) {
+	change := forge
+	if plain {
+		change = forgePlain
+	}
+	h := &Hostile{}
+	for side := range h.forgers {
+		f, err := b.Site.Middle.Forge(side, seed, change)
+		if err != nil {
+			h.Close()
+			return nil, err
+		}
+		h.forgers[side] = f
+	}
+	return h, nil
+}
+
+// Compete is Forger.Compete's, of all.
+func (h *Hostile) Compete(on bool) {
+	for _, f := range h.forgers {
+		f.Compete(on)
+	}
+}
+
+// Spare is Forger.Spare's, of all.
+func (h *Hostile) Spare(on bool) {
+	for _, f := range h.forgers {
+		f.Spare(on)
+	}
+}
+
+// Sent is how many forged frames went.
+func (h *Hostile) Sent() (n uint64) {
+	for _, f := range h.forgers {
+		if f != nil {
+			n += f.Sent()
+		}
+	}
+	return n
+}
+
+// Close ends it, once.
+func (h *Hostile) Close() {
+	for _, f := range h.forgers {
+		if f != nil {
+			f.Close()
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package torture
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/lab/testsize"
+	"viaxdp/vipl"
+)
+
+// asParty and asAgent are how the test program becomes a party, or an agent.
+const (
+	asWorker = "torture-party"
+	asAgent  = "torture-agent"
+)
+
+func TestMain(m *testing.M) {
+	nstest.Main(m, map[string]func() error{
+		asWorker: func() error { return Main(os.Stdin, os.Stdout) }, asVictim: live, asAgent: agentMain,
+	})
+}
+
+// agentMain is an agent at the socket of its last argument, until SIGTERM.
+func agentMain() error {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	return (&agentd.Daemon{Socket: os.Args[len(os.Args)-1]}).Run(ctx)
+}
+
+// variable is set by CI, to how long each storm lasts: then nothing is left out.
+const variable = "VIA_TORTURE"
+
+// share is how long each storm lasts.
+func share(t *testing.T) time.Duration {
+	t.Helper()
+	return testsize.Duration(t, variable, 150*time.Millisecond, 150*time.Millisecond)
+}
+
+func thorough() bool { return os.Getenv(variable) != "" }
+
+// every reports whether each case is to be tested, and not only some that stand for the others: where
+// CI asks for it, and in its run beside the race detector.
+func every() bool { return thorough() || testing.Short() }
+
+// patience is how long anything may take that has no bound of its own.
+const waitLimit = 2 * time.Minute
+
+// unhurried is a silence that is longer than parties wait for a CPU: where nobody dies
+// and no connection may end.
+const unhurried = 30 * time.Second
+
+func newBed(t *testing.T, cfg BedConfig) *Bed {
+	t.Helper()
+	nstest.Require(t)
+	cfg.Args, cfg.Stderr = []string{asWorker}, os.Stderr
+	b, err := NewBed(cfg)
+	must(t, err)
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+var must = nstest.Must
+
+// mixed is everything that a reliable VI can do.
+func mixed(name string, level vipl.ReliabilityLevel, flows int) FlowConfig {
+	return FlowConfig{
+		Name: name, Flows: flows, Level: level, MaxBytes: 9000, Depth: 16,
+		RDMA: level != vipl.UnreliableDelivery, Gap: gap(level), Seed: 1,
+	}
+}
+
+// gap keeps unreliable flows, which nothing else holds back, from taking all
+// time for themselves.
+func gap(level vipl.ReliabilityLevel) time.Duration {
+	if level == vipl.UnreliableDelivery {
+		return time.Millisecond
+	}
+	return 0
+}
+
+// unbroken looks at the reports of both sides after an orderly stop: no connection lost, and everything that one has sent was taken by the
+// other.
+func unbroken(t *testing.T, r [2]*Report) {
+	t.Helper()
+	for i := range r {
+		for _, b := range r[i].Breaks {
+			t.Errorf("side %d: flow %s broke (%s) after %d sent, %d taken", i, b.Flow, b.Cause, b.Sent, b.Taken)
+		}
+		if r[i].Orderly != r[i].Connections || r[i].Taken == 0 {
+			t.Errorf("side %d: %d of %d connections ended in order, %d messages came; refused %d (%s)",
+				i, r[i].Orderly, r[i].Connections, r[i].Taken, r[i].Refused, r[i].LastRefusal)
+		}
+	}
+}
+
+// reports are those of both sides.
+func reports(t *testing.T, b *Bed) [2]*Report {
+	t.Helper()
+	r, err := b.Reports()
+	must(t, err)
+	return r
+}
+
+// eachFlow reports whether all flows of both sides are as wanted.
+func eachFlow(r [2]*Report, ok func(f *Tally) bool) bool {
+	for side := range r {
+		for i := range r[side].Flows {
+			if !ok(&r[side].Flows[i]) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// stopped brings all flows to an orderly end, with promises.
+func stopped(t *testing.T, b *Bed) [2]*Report {
+	t.Helper()
+	r, err := b.Stop()
+	must(t, err)
+	for side := range r {
+		promises(t, side, r[side])
+	}
+	return r
+}
+
+// closed closes both interfaces, with promises.
+func closed(t *testing.T, b *Bed) [2]*Report {
+	t.Helper()
+	r, err := b.CloseNICs()
+	must(t, err)
+	for side := range r {
+		promises(t, side, r[side])
+	}
+	return r
+}
+
+func promises(t *testing.T, side int, r *Report) {
+	t.Helper()
+	for _, v := range r.Violations {
+		t.Errorf("side %d: %s", side, v)
+	}
+	if more := r.Violated - len(r.Violations); more > 0 {
+		t.Errorf("side %d: and %d more", side, more)
+	}
+	for _, l := range r.Lacking {
+		t.Errorf("side %d: %s", side, l)
+	}
+}
+
+// calm ends the faults, and says what they did so far to both ways together.
+func calm(b *Bed) testbed.WayCounters {
+	b.Site.Middle.SetBoth(testbed.Faults{})
+	return crossed(b)
+}
+
+// crossed is what both ways together have had to do so far.
+func crossed(b *Bed) testbed.WayCounters {
+	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
+}
+
+// unwantedOf is what both kernels have had to do with frames that nobody wants.
+func unwantedOf(t *testing.T, b *Bed) (u [2]Unwanted) {
+	t.Helper()
+	for side := range u {
+		var err error
+		u[side], err = b.Unwanted(side)
+		must(t, err)
+	}
+	return u
+}
+
+// unanswered says that since u no kernel has had a frame that nobody wants, nor told a sender so
+// by ICMP.
+func unanswered(t *testing.T, b *Bed, u [2]Unwanted) {
+	t.Helper()
+	if now := unwantedOf(t, b); now != u {
+		t.Errorf("frames of ours met nobody, or were answered by ICMP: %+v before, %+v now", u, now)
+	}
+}

@@ -1,0 +1,338 @@
+package torture
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/vipl"
+)
+
+// accounted says that no frame vanished between the program and the program's
+// user: what was redirected to the socket was received or is counted as dropped
+// by cause. All VIs are at rest.
+func accounted(t *testing.T, r [2]*Report) {
+	t.Helper()
+	for side := range r {
+		accountedAt(t, fmt.Sprint("side ", side), r[side])
+	}
+}
+
+// accountedAt is accounted for one party.
+func accountedAt(t *testing.T, name string, r *Report) {
+	t.Helper()
+	s := &r.Queue
+	named := s.RxFrames + s.RxTooManySegs + s.RxBadEntries + s.KernelStats.Rx_dropped + s.KernelStats.Rx_ring_full
+	if r.Program.Redirected != named {
+		t.Errorf("%s: %d frames were redirected, %d arrived or were dropped by name: %+v", name, r.Program.Redirected, named, *s)
+	}
+	if e := r.Engine.Frames; e != s.RxFrames {
+		t.Errorf("%s: the queue has given %d frames, the engine has seen %d", name, s.RxFrames, e)
+	}
+	if s.ChunkErrors > 0 || s.TxRefused > 0 || s.KernelStats.Tx_invalid_descs > 0 || s.KernelStats.Rx_invalid_descs > 0 {
+		t.Errorf("%s: rules of the rings were broken: %+v", name, *s)
+	}
+}
+
+// telling is how many messages of a side say something about how it goes.
+const telling = 500
+
+// overload runs flows for a share of time, and until there were enough messages, and
+// all is as wanted, of each flow only what it has taken since all of them did; whether it
+// was is for the caller to see. There are no faults on the way. It looks at both sides
+// afterwards.
+func overload(t *testing.T, nic NICConfig, ok func(r [2]*Report) bool, cfgs ...FlowConfig) (running [2]*Report) {
+	t.Helper()
+	b := newBed(t, BedConfig{})
+	nic.Silence = unhurried
+	must(t, b.Open(nic))
+	flows := 0
+	for _, cfg := range cfgs {
+		must(t, b.Start(cfg))
+		flows += cfg.Flows
+	}
+	before, err := b.Until(waitLimit, func(r [2]*Report) bool {
+		return eachFlow(r, func(f *Tally) bool { return f.Taken > 0 }) && r[0].Open == flows && r[1].Open == flows
+	})
+	if err != nil {
+		t.Fatalf("%v: %+v", err, before)
+	}
+	time.Sleep(2 * share(t))
+	running, err = b.Until(waitLimit, func(r [2]*Report) bool {
+		for side := range r {
+			for i := range r[side].Flows {
+				r[side].Flows[i].Taken -= before[side].Flows[i].Taken
+			}
+		}
+		return r[0].Taken >= before[0].Taken+telling && r[1].Taken >= before[1].Taken+telling && ok(r)
+	})
+	if !errors.Is(err, errTooLate) {
+		must(t, err)
+	}
+	for side := range running {
+		if n := running[side].Taken - before[side].Taken; n < telling {
+			t.Errorf("side %d: only %d messages came in two minutes", side, n)
+		}
+	}
+	unbroken(t, stopped(t, b))
+	unanswered(t, b, [2]Unwanted{})
+	if n := calm(b); n.Overrun > 0 || n.Refused > 0 {
+		t.Errorf("the middle was overrun: %+v", n)
+	}
+	_, err = b.Free()
+	must(t, err)
+	accounted(t, closed(t, b))
+	return running
+}
+
+// A receiver that is slower than its senders loses nothing and stops nobody.
+func TestSlowReceiver(t *testing.T) {
+	t.Parallel()
+	cfg := mixed("slow", vipl.ReliableDelivery, 3)
+	cfg.Pause, cfg.MaxBytes, cfg.Depth = 2*time.Millisecond, 60_000, 32
+	slow := func(r [2]*Report) bool { return 2*r[0].Behind > r[0].Taken && 2*r[1].Behind > r[1].Taken }
+	r := overload(t, NICConfig{}, slow, cfg)
+	if !slow(r) {
+		t.Errorf("the receivers were not slow: of %d and %d messages only %d and %d had to wait for them",
+			r[0].Taken, r[1].Taken, r[0].Behind, r[1].Behind)
+	}
+}
+
+// spareTx is how many TX chunks the engine leaves for acknowledgements: with no more than
+// that free, data waits.
+const spareTx = 8
+
+// With few chunks everything waits for everything, and still all arrives.
+func TestTinyRings(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels[1:] {
+		t.Run(level.String(), func(t *testing.T) {
+			cfg := mixed("tiny", level, 6)
+			cfg.MaxBytes = 30_000
+			short := func(r [2]*Report) bool {
+				for side := range r {
+					if r[side].Socket["rx_dropped"] == 0 || r[side].LeastTx > spareTx {
+						return false
+					}
+				}
+				return true
+			}
+			r := overload(t, NICConfig{RxChunks: 32, TxChunks: 32}, short, cfg)
+			for side := range r {
+				dropped := r[side].Socket["rx_dropped"]
+				t.Logf("side %d: %d frames found no chunk, %d chunks to send were free at least", side, dropped, r[side].LeastTx)
+				if dropped == 0 || r[side].LeastTx > spareTx {
+					t.Errorf("side %d: there were chunks enough", side)
+				}
+			}
+		})
+	}
+}
+
+// shares are the least and the greatest that any of some flows has taken.
+func shares(flows []Tally) (least, greatest uint64) {
+	least = flows[0].Taken
+	for i := range flows {
+		least, greatest = min(least, flows[i].Taken), max(greatest, flows[i].Taken)
+	}
+	return least, greatest
+}
+
+// mostShare is how many times as much as another one a flow may take.
+const mostShare = 4
+
+func alike(flows []Tally) bool {
+	least, greatest := shares(flows)
+	return least > 0 && greatest <= mostShare*least
+}
+
+// Several senders into one receiver get shares alike: none starves, none takes
+// more than some times what another one gets. A flow that did not get a CPU for a
+// while catches up, or it is not so.
+func TestFairShares(t *testing.T) {
+	t.Parallel()
+	const senders = 4
+	r := overload(t, NICConfig{}, func(r [2]*Report) bool { return alike(r[0].Flows) && alike(r[1].Flows) },
+		mixed("fair", vipl.ReliableDelivery, senders))
+	for side := range r {
+		if !alike(r[side].Flows) {
+			least, greatest := shares(r[side].Flows)
+			t.Errorf("side %d: from %d to %d messages a flow", side, least, greatest)
+		}
+	}
+}
+
+// Levels share a NIC: unreliable flows that know no measure do not stop reliable
+// ones.
+func TestLevelsTogether(t *testing.T) {
+	t.Parallel()
+	flood := mixed("flood", vipl.UnreliableDelivery, 2)
+	flood.Flood = true
+	b := newBed(t, BedConfig{})
+	must(t, b.Open(NICConfig{RxChunks: 256, TxChunks: 256, Silence: unhurried}))
+	must(t, b.Start(flood))
+	must(t, b.Start(mixed("beside", vipl.ReliableReception, 2)))
+	b.Site.Middle.SetBoth(testbed.Faults{Seed: 77, Loss: 0.005})
+	_, err := b.Until(waitLimit, func(r [2]*Report) bool {
+		return eachFlow(r, func(f *Tally) bool { return f.Taken >= 200 }) && len(r[0].Flows) == 4
+	})
+	must(t, err)
+	if n := calm(b); n.Lost == 0 {
+		t.Errorf("nothing was lost: %+v", n)
+	}
+	r := stopped(t, b)
+	for side := range r {
+		for i, f := range r[side].Flows {
+			if i >= flood.Flows && len(f.Breaks) > 0 {
+				t.Errorf("side %d: reliable flow broke: %s", side, f.Breaks[0].Cause)
+			}
+		}
+	}
+	unanswered(t, b, [2]Unwanted{})
+	accounted(t, closed(t, b))
+}
+
+// starParties starts a party in each namespace of a star, which open their
+// interfaces, the first as cfg says.
+func starWorkers(t *testing.T, n int, cfg NICConfig) (*testbed.Star, []*Worker) {
+	t.Helper()
+	nstest.Require(t)
+	star, err := testbed.NewStar(n, 1500)
+	must(t, err)
+	t.Cleanup(star.Close)
+	workers := make([]*Worker, n)
+	for i := range workers {
+		p, err := star.Spawn(i, []string{asWorker}, os.Stderr)
+		must(t, err)
+		t.Cleanup(func() {
+			if err := p.Close(); err != nil {
+				t.Errorf("party %d: %v", i, err)
+			}
+		})
+		workers[i] = &Worker{Process: p, answers: bufio.NewReader(p.Out)}
+		nic := NICConfig{Interface: testbed.StarInterface, Silence: unhurried}
+		if i == 0 {
+			nic = cfg
+			nic.Interface, nic.Silence = testbed.StarInterface, unhurried
+		}
+		_, err = workers[i].call(order{Op: opOpen, NIC: &nic})
+		must(t, err)
+	}
+	return star, workers
+}
+
+// all gives an order to all workers at the same time.
+func all(t *testing.T, workers []*Worker, op string) []*Report {
+	t.Helper()
+	for _, p := range workers {
+		must(t, p.say(order{Op: op}))
+	}
+	reports := make([]*Report, len(workers))
+	for i, p := range workers {
+		a, err := p.hear()
+		if err != nil {
+			t.Fatalf("party %d: %s: %v", i, op, err)
+		}
+		reports[i] = a.Report
+	}
+	return reports
+}
+
+// Two programs on hosts of their own send to a third, which has room for few frames:
+// it gets alike of both, and no frame vanishes without a count, on the way or in it.
+func TestFairSenders(t *testing.T) {
+	t.Parallel()
+	const senders, flows = 2, 2
+	star, workers := starWorkers(t, 1+senders, NICConfig{RxChunks: 64, TxChunks: 64})
+	dropsBefore, err := star.Drops()
+	must(t, err)
+	for i := 1; i <= senders; i++ {
+		for _, asks := range []bool{false, true} {
+			cfg := mixed(fmt.Sprint("sender-", i), vipl.ReliableDelivery, flows)
+			cfg.Asks, cfg.MaxBytes, cfg.Depth = asks, 30_000, 32
+			from, to := 0, i
+			if asks {
+				from, to = i, 0
+				cfg.Seed += uint64(i) << 32
+			}
+			cfg.Peer = star.Ends[to].IPv4.Addr()
+			_, err := workers[from].call(order{Op: opStart, Flows: &cfg})
+			must(t, err)
+		}
+	}
+
+	// until asks the receiver what it has taken of each sender until that is as wanted.
+	until := func(ok func(r *Report, of []Tally) bool) (r *Report, of []Tally) {
+		t.Helper()
+		for end := time.Now().Add(waitLimit); ; time.Sleep(10 * time.Millisecond) {
+			r, err := workers[0].Report()
+			must(t, err)
+			of := make([]Tally, senders)
+			for i, f := range r.Flows {
+				of[i/flows].Taken += f.Taken
+			}
+			if ok(r, of) {
+				return r, of
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%d of %d flows are connected, messages of the senders: %d and %d", r.Open, senders*flows, of[0].Taken, of[1].Taken)
+			}
+		}
+	}
+	_, before := until(func(r *Report, of []Tally) bool {
+		return r.Open == senders*flows && of[0].Taken > 0 && of[1].Taken > 0
+	})
+	_, since := until(func(_ *Report, of []Tally) bool {
+		sum := uint64(0)
+		for i := range of {
+			of[i].Taken -= before[i].Taken
+			sum += of[i].Taken
+		}
+		return sum >= telling && alike(of)
+	})
+	t.Logf("%d and %d messages", since[0].Taken, since[1].Taken)
+
+	for i, r := range all(t, workers, opStop) {
+		promises(t, i, r)
+		for _, b := range r.Breaks {
+			t.Errorf("party %d: flow %s broke (%s) after %d sent, %d taken", i, b.Flow, b.Cause, b.Sent, b.Taken)
+		}
+	}
+	all(t, workers, opFree)
+	sent := uint64(0)
+	for i, r := range all(t, workers[1:], opClose) {
+		promises(t, 1+i, r)
+		accountedAt(t, fmt.Sprint("sender ", i), r)
+		sent += r.Queue.Transmitted
+		if n := r.Queue.Transmitted; n != r.Queue.TxFrames || r.Queue.TxLostBusy > 0 {
+			t.Errorf("sender %d: of %d frames %d were sent: %+v", i, r.Queue.TxFrames, n, r.Queue)
+		}
+	}
+	// What was sent last may still be on its way. A frame may be counted at both ends of a
+	// pair, so that only too few counts say something.
+	var came, drops uint64
+	for end := time.Now().Add(waitLimit); ; time.Sleep(10 * time.Millisecond) {
+		r, err := workers[0].Report()
+		must(t, err)
+		p := r.Program
+		came = p.Redirected + p.Short + p.Version + p.NoVI + p.Key + p.Source + p.Queue + p.NoSocket
+		drops, err = star.Drops()
+		must(t, err)
+		if drops -= dropsBefore; came+drops >= sent || time.Now().After(end) {
+			break
+		}
+	}
+	if came > sent || came+drops < sent {
+		t.Errorf("the senders sent %d frames, %d came, and %d were dropped by name", sent, came, drops)
+	}
+	r := all(t, workers[:1], opClose)[0]
+	promises(t, 0, r)
+	accountedAt(t, "receiver", r)
+	t.Logf("%d frames sent, %d came, %d dropped on the way, %d at the receiver's rings", sent, came, drops,
+		r.Queue.KernelStats.Rx_dropped+r.Queue.KernelStats.Rx_ring_full)
+}

@@ -1,0 +1,558 @@
+package torture
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/vipl"
+)
+
+// SoakConfig of a soak.
+type SoakConfig struct {
+	For   time.Duration // how long; 0: one act
+	Act   time.Duration // of an act, after which everything is closed and counted; 0: 20 s
+	Flows int           // VIs at each reliability level; 0: 4
+	Seed  uint64        // of events and faults
+
+	Silence time.Duration // of both sides' NICs; 0: vipl.DefaultSilence
+
+	// What the parties connect over. 0: the seed chooses, for a soak of random events that is not hostile,
+	// IP version 4 or 6 and an MTU of 1500 or 9000; for others 4 and 1500.
+	IP, MTU int
+
+	// Instead of random events, one of: so many parties killed; so many bytes moved
+	// through faults, by reliable VIs alone. For still ends it, unless it is 0.
+	Kills int
+	Bytes uint64
+
+	// Hostile seals the connections, and floods both sides with forged frames.
+	Hostile bool
+	// Plain leaves a hostile soak's connections unsealed. Frames are forged then as by somebody who has not seen theirs.
+	Plain bool
+
+	// Attack, unless empty, is one of Attacks, instead of random events: see Attack. Rate is
+	// how many requests/s that of requests sends; 0: 10,000.
+	Attack string
+	Rate   int
+
+	AgentArgs []string // the parties open interfaces by agents: BedConfig; none: by themselves
+
+	Args   []string  // with which this program becomes a party: Main
+	Stderr io.Writer // the parties' standard error; nil: discarded
+
+	Progress func(SoakReport) // called now and then with what there is; may be nil
+}
+
+// SoakReport is what a soak has done and found.
+type SoakReport struct {
+	Seed    uint64
+	Silence time.Duration // of the NICs
+	IP, MTU int           // as in SoakConfig
+	Agent   bool          `json:",omitempty"` // interfaces were opened by agents
+	Elapsed time.Duration
+	Acts    int
+	Event   string         // under way, in a progress report
+	Events  map[string]int // by name, those that took place
+
+	Connections, Breaks int
+	Excused             int    // of Breaks, those of connections that should have stood while somebody waited for a CPU too long
+	Messages            uint64 // numbered ones, each checked; of killed parties, up to some time before
+	Missing             uint64 // of unreliable flows
+	Writes, Reads       uint64 // RDMA operations completed
+	Resent              uint64 // frames
+	Bytes               uint64 `json:",omitempty"` // of SoakConfig.Bytes, each checked
+
+	Kills                   int           `json:",omitempty"` // of SoakConfig.Kills
+	ToldLate                int           `json:",omitempty"` // of Kills, those told of later than promised while somebody waited for a CPU
+	MedianTold, SlowestTold time.Duration `json:",omitempty"` // after a death, until every flow of the survivor knew
+	Flood                   *Flood        `json:",omitempty"` // of a hostile soak
+	Attack                  *AttackReport `json:",omitempty"` // of SoakConfig.Attack
+
+	Audits    int    // times at which all was at rest, and every chunk in its place
+	Accounted uint64 // frames sent that were received or dropped by name, where nobody was killed or cut off meanwhile
+
+	Way testbed.WayCounters
+
+	Violations []string // promises that were broken; a soak ends with the first act that has any
+}
+
+// ErrBroken says that a promise was broken; the report has the words.
+var ErrBroken = errors.New("a promise was broken")
+
+// growth is by how much a party's own memory may stand above what it was when
+// its first act was over: the Go runtime keeps some, never this much.
+const growth = 64 << 20
+
+// Soak runs flows of all levels between two parties through acts of random
+// events: faults on the way, deaths and returns of parties, links that go down,
+// addresses and MTUs that change, programs taken off. After each act everything is closed and counted. It ends
+// when the time is over or ctx ends, neither of which is an error, or with
+// ErrBroken.
+func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
+	if cfg.Attack != "" {
+		return Attack(ctx, cfg)
+	}
+	if cfg.Act == 0 {
+		cfg.Act = 20 * time.Second
+	}
+	if cfg.Flows == 0 {
+		cfg.Flows = 4
+	}
+	if cfg.Silence == 0 {
+		cfg.Silence = vipl.DefaultSilence
+	}
+	cfg.choose()
+	report := SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, IP: cfg.IP, MTU: cfg.MTU, Agent: len(cfg.AgentArgs) > 0}
+	bed, err := NewBed(BedConfig{MTU: cfg.MTU, IPv6: cfg.IP == 6, AgentArgs: cfg.AgentArgs, Args: cfg.Args, Stderr: cfg.Stderr})
+	if err != nil {
+		return report, err
+	}
+	report.Events = make(map[string]int)
+	s := &soak{
+		cfg: cfg, ctx: ctx, bed: bed, ledger: watch(bed), start: time.Now(), rng: rand.New(rand.NewPCG(cfg.Seed, 0)), report: report,
+	}
+	switch {
+	case cfg.Kills > 0:
+		err = s.kills()
+	case cfg.Bytes > 0:
+		err = s.bytes()
+	default:
+		err = s.acts()
+		s.judgeFlood()
+	}
+	s.note("")
+	if len(s.report.Violations) > 0 {
+		err = errors.Join(fmt.Errorf("%w (seed %d)", ErrBroken, cfg.Seed), err)
+	}
+	return s.report, errors.Join(err, bed.Close())
+}
+
+// choose sets what the parties connect over, where nobody has.
+func (c *SoakConfig) choose() {
+	ip, mtu := 4, 1500
+	if c.Kills == 0 && c.Bytes == 0 && !c.Hostile {
+		rng := rand.New(rand.NewPCG(c.Seed, 1)) // events have another one: they are the same on any bed
+		ip, mtu = 4+2*rng.IntN(2), []int{1500, 9000}[rng.IntN(2)]
+	}
+	c.IP, c.MTU = cmp.Or(c.IP, ip), cmp.Or(c.MTU, mtu)
+}
+
+// soak is one in progress.
+type soak struct {
+	cfg    SoakConfig
+	ctx    context.Context
+	bed    *Bed
+	start  time.Time
+	rng    *rand.Rand
+	report SoakReport
+
+	hostile *Hostile  // while it floods,
+	floods  time.Time // since then, but for the time in which it spared us
+
+	base [2]*Resources // of the party's process after its first whole act; nil: not known
+
+	// Of the act.
+	known [2]*Report // the newest
+
+	away time.Duration // for how long an event has taken something away that frames need, or seemed to
+
+	ledger *ledger
+	books  [2]account // of the last audit
+	cut    bool       // accounts do not go on from there
+}
+
+// mtu is the bed's.
+func (s *soak) mtu() int { return cmp.Or(s.bed.cfg.MTU, 1500) }
+
+func (s *soak) over() bool {
+	endless := s.cfg.For == 0 && (s.cfg.Kills > 0 || s.cfg.Bytes > 0)
+	return s.ctx.Err() != nil || !endless && time.Since(s.start) >= s.cfg.For
+}
+
+// acts goes through random events.
+func (s *soak) acts() error {
+	for {
+		if err := s.act(); err != nil || len(s.report.Violations) > 0 || s.over() {
+			return err
+		}
+	}
+}
+
+// act is one life of the NICs.
+func (s *soak) act() error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	if s.cfg.Hostile {
+		if err := s.flood(); err != nil {
+			return err
+		}
+		defer s.ebb()
+	}
+	// What follows has as a rule somebody who is killed or cut off.
+	for _, e := range []event{storm, quiet} {
+		if err := s.undergo(e); err != nil {
+			return err
+		}
+	}
+	for end := time.Now().Add(s.cfg.Act); time.Now().Before(end) && s.ctx.Err() == nil && len(s.report.Violations) == 0; {
+		if err := s.happen(); err != nil {
+			return err
+		}
+	}
+	return s.close()
+}
+
+// open opens both interfaces and starts all flows.
+func (s *soak) open() error {
+	s.known = [2]*Report{}
+	if err := s.begin(); err != nil {
+		return err
+	}
+	for side := range 2 {
+		if err := s.reopen(side); err != nil {
+			return err
+		}
+	}
+	s.cut = false
+	return s.settle("start")
+}
+
+// startFlows starts what one side runs.
+func (s *soak) startFlows(side int) error {
+	for i, level := range []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception} {
+		cfg := FlowConfig{
+			Flows: s.cfg.Flows, Name: level.String(), Level: level, MaxBytes: 20_000, Depth: 16,
+			RDMA: i > 0, Again: true, Seed: s.rng.Uint64() >> 32,
+		}
+		if i == 0 {
+			// Nothing else holds them back: together some 70 Mbit/s.
+			cfg.Gap = time.Duration(s.cfg.Flows) * 5 * time.Millisecond
+		}
+		if err := s.bed.StartSide(side, cfg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settleWait is how long all flows may take to be connected and to talk, unless the silence is very long.
+const settleWait = time.Minute
+
+// settle waits until every flow talks, as it must after each event.
+func (s *soak) settle(event string) error {
+	s.bed.Site.Middle.SetBoth(testbed.Faults{})
+	var from [2]*Report
+	r, err := s.bed.Until(max(settleWait, 20*s.cfg.Silence), func(r [2]*Report) bool {
+		if from[0] == nil {
+			from = r
+			return false
+		}
+		for side := range r {
+			if r[side].Open < 3*s.cfg.Flows {
+				return false
+			}
+			for i := range r[side].Flows {
+				if r[side].Flows[i].Taken <= from[side].Flows[i].Taken {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	if errors.Is(err, errTooLate) {
+		for side := range r {
+			s.violated("after %s: side %d: %d of %d flows are connected, the last refusal: %s", event, side,
+				r[side].Open, 3*s.cfg.Flows, r[side].LastRefusal)
+		}
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	s.take(r)
+	return nil
+}
+
+// take keeps the newest reports, and what they complain of.
+func (s *soak) take(r [2]*Report) {
+	for side := range r {
+		s.known[side] = r[side]
+		s.complain(side, r[side])
+	}
+}
+
+// complain keeps what a report complains of.
+func (s *soak) complain(side int, r *Report) {
+	for _, v := range r.Violations {
+		s.violated("side %d: %s", side, v)
+	}
+	for _, l := range r.Lacking {
+		s.violated("side %d: %s", side, l)
+	}
+}
+
+func (s *soak) violated(format string, args ...any) {
+	text := fmt.Sprintf(format, args...) // reports repeat what they have said
+	if v := s.report.Violations; len(v) < mostViolations && !slices.Contains(v, text) {
+		s.report.Violations = append(v, text)
+	}
+}
+
+// close ends an act in order, and looks for what was not given back.
+func (s *soak) close() error {
+	s.ebb()
+	s.note("close")
+	if err := s.rest(); err != nil {
+		return err
+	}
+	r, err := s.bed.CloseNICs()
+	if err != nil {
+		return err
+	}
+	s.take(r)
+	for side, r := range s.known {
+		s.add(side, r)
+		now := r.Resources
+		base := s.base[side]
+		if base == nil {
+			s.base[side] = &now
+			continue
+		}
+		if now.Goroutines > base.Goroutines || now.Files > base.Files || now.Resident > base.Resident+growth {
+			s.violated("side %d: after %d acts: %+v, after the first: %+v", side, s.report.Acts+1, now, *base)
+		}
+	}
+	s.report.Acts++
+	return nil
+}
+
+// add takes a party's report into the sum, when no later one will come.
+func (s *soak) add(side int, r *Report) {
+	s.complain(side, r)
+	s.report.Connections += r.Connections
+	s.report.Breaks += len(r.Breaks)
+	s.report.Messages += r.Taken
+	s.report.Missing += r.Missing
+	s.report.Writes += r.Writes
+	s.report.Reads += r.Reads
+	s.report.Resent += r.Engine.Resent
+}
+
+// note tells of progress.
+func (s *soak) note(event string) {
+	s.report.Event, s.report.Elapsed = event, time.Since(s.start)
+	s.report.Way = s.bed.Site.Middle.Counters(0).Plus(s.bed.Site.Middle.Counters(1))
+	if s.cfg.Progress != nil {
+		s.cfg.Progress(s.report)
+	}
+}
+
+const (
+	// toldAtMost is how soon after a death every survivor is told, where the silence is no longer than
+	// vipl.DefaultSilence.
+	toldAtMost = 2 * time.Second
+	// killsAtOnce is how many there are between two looks at what is left.
+	killsAtOnce = 10
+	// cleanWithin is how long the kernel may take to clean up after a process: there is no
+	// bound for that, and its threads wait for a CPU as everybody does.
+	cleanWithin = settleWait
+)
+
+// toldWithin is how soon after a death every survivor is told, on a machine that gives its programs
+// time: what it runs late is added.
+func (s *soak) toldWithin() time.Duration { return max(toldAtMost, s.cfg.Silence*5/4) }
+
+// kills kills one party or the other at random points of its work, again and again,
+// and starts another in its place when every connection of the survivor has ended.
+func (s *soak) kills() error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	var told []time.Duration
+	for s.report.Kills < s.cfg.Kills && !s.over() && len(s.report.Violations) == 0 {
+		d, err := s.killAndWait(s.rng.IntN(2))
+		if err != nil {
+			return err
+		}
+		if err := s.settle("kill"); err != nil {
+			return err
+		}
+		s.report.Kills++
+		if s.report.Kills%killsAtOnce == 0 {
+			if err := s.undergo(quiet); err != nil {
+				return err
+			}
+		}
+		s.report.Events["kill"]++
+		told = append(told, d)
+		slices.Sort(told)
+		s.report.MedianTold, s.report.SlowestTold = median(told), told[len(told)-1]
+	}
+	return s.close()
+}
+
+// median of times in ascending order.
+func median(d []time.Duration) time.Duration { return (d[(len(d)-1)/2] + d[len(d)/2]) / 2 }
+
+// killAndWait is one death and return. It returns how long the last flow of the survivor
+// took to know.
+func (s *soak) killAndWait(side int) (told time.Duration, err error) {
+	s.note("kill")
+	r, err := s.bed.Workers[side].Report()
+	if err != nil {
+		return 0, err
+	}
+	s.add(side, r)
+	time.Sleep(time.Duration(s.rng.Int64N(int64(20 * time.Millisecond)))) // to any step of what flows do
+	before, err := s.bed.Workers[1-side].Report()
+	if err != nil {
+		return 0, err
+	}
+	death := s.bed.Mark()
+	if err := s.bed.Kill(side); err != nil {
+		return 0, err
+	}
+	late := time.Duration(0) // of the survivor
+	for ; ; time.Sleep(5 * time.Millisecond) {
+		now, err := s.bed.Workers[1-side].Report()
+		if err != nil {
+			return 0, err
+		}
+		late = now.Late - before.Late
+		var all bool
+		if told, all = ended(before, now, death.At); all || death.Over(2*s.toldWithin()+late) {
+			break
+		}
+	}
+	switch {
+	case told <= s.toldWithin():
+	case told <= death.Allow(s.toldWithin())+late:
+		s.report.ToldLate++
+	default:
+		s.violated("kill %d: side %d was told after %v, at a silence of %v", s.report.Kills+1, 1-side, told, s.cfg.Silence)
+	}
+	if err := s.clean(side, death, late); err != nil {
+		s.violated("kill %d: side %d: %v", s.report.Kills+1, side, err)
+	}
+	if err := s.bed.StartWorker(side); err != nil {
+		return told, err
+	}
+	s.base[side] = nil
+	return told, s.reopen(side)
+}
+
+// clean says what a dead party has left on its interface. The survivor was late by so much.
+func (s *soak) clean(side int, death schedlat.Mark, late time.Duration) error {
+	for ; ; time.Sleep(time.Millisecond) {
+		err := s.bed.Link(side, func(l netlink.Link) error {
+			if x := l.Attrs().Xdp; x != nil && x.Attached {
+				return fmt.Errorf("the XDP program %d is still attached", x.ProgId)
+			}
+			return nil
+		})
+		if err == nil || death.Over(cleanWithin+late) {
+			return err
+		}
+	}
+}
+
+// bytesFaults are on the way all the time while bytes are moved.
+var bytesFaults = testbed.Faults{Loss: 0.01, Duplicate: 0.01, Reorder: 0.01, ReorderBy: 100 * time.Microsecond}
+
+// bytesMessage is the length of a message, and bytesBatch the number of bytes after
+// which everything is closed and counted.
+const (
+	bytesMessage = 60_000
+	bytesBatch   = 20 << 30
+)
+
+// bytes moves long messages in both directions through loss, duplication and
+// reordering until so many bytes have come and been checked.
+func (s *soak) bytes() error {
+	before := s.bed.Site.Middle.Counters(0).Plus(s.bed.Site.Middle.Counters(1))
+	for act := 0; s.report.Bytes < s.cfg.Bytes && !s.over() && len(s.report.Violations) == 0; act++ {
+		if err := s.moveBytes(act, s.report.Bytes); err != nil {
+			return err
+		}
+	}
+	n := s.bed.Site.Middle.Counters(0).Plus(s.bed.Site.Middle.Counters(1)).Since(before)
+	if n.Lost == 0 || n.Duplicated == 0 || n.Reordered == 0 {
+		return fmt.Errorf("the faults did not take place: %+v", n)
+	}
+	s.report.Events["bytes"]++
+	return nil
+}
+
+// moveBytes is one life of the NICs, after so many bytes.
+func (s *soak) moveBytes(act int, so uint64) error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	if err := s.bed.Open(NICConfig{Silence: s.cfg.Silence}); err != nil {
+		return err
+	}
+	flows := 0
+	for i, level := range []vipl.ReliabilityLevel{vipl.ReliableDelivery, vipl.ReliableReception} {
+		err := s.bed.Start(FlowConfig{
+			Flows: max(1, s.cfg.Flows/2), Name: fmt.Sprintf("bytes-%d-%d", act, i), Level: level,
+			MaxBytes: bytesMessage, Depth: 8, Full: true, Seed: s.rng.Uint64() >> 32,
+		})
+		if err != nil {
+			return err
+		}
+		flows += max(1, s.cfg.Flows/2)
+	}
+	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool { return r[0].Open == flows && r[1].Open == flows })
+	if err != nil {
+		return fmt.Errorf("%w: %d and %d of %d flows are connected", err, r[0].Open, r[1].Open, flows)
+	}
+	f := bytesFaults
+	f.Seed = s.rng.Uint64()
+	s.bed.Site.Middle.SetBoth(f)
+	for last := time.Now(); !s.over() && s.report.Bytes < min(s.cfg.Bytes, so+bytesBatch); {
+		if err := s.pass(bytesLook); err != nil {
+			return err
+		}
+		if r, err = s.bed.Reports(); err != nil {
+			return err
+		}
+		s.take(r)
+		now := so + r[0].Bytes + r[1].Bytes
+		if now > s.report.Bytes {
+			last = time.Now()
+		}
+		s.report.Bytes = now
+		s.note("bytes")
+		for side := range r {
+			for _, b := range r[side].Breaks {
+				s.violated("side %d: flow %s broke: %s", side, b.Flow, b.Cause)
+			}
+		}
+		if time.Since(last) > settleWait {
+			s.violated("nothing has come for %v", settleWait)
+		}
+		if len(s.report.Violations) > 0 {
+			break
+		}
+	}
+	s.bed.Site.Middle.SetBoth(testbed.Faults{})
+	if err := s.close(); err != nil {
+		return err
+	}
+	s.report.Bytes = so + s.known[0].Bytes + s.known[1].Bytes
+	return nil
+}
+
+// bytesLook is how often the parties are asked.
+const bytesLook = 200 * time.Millisecond

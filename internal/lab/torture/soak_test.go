@@ -1,0 +1,347 @@
+package torture
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/vipl"
+)
+
+// shortSilence is for tests that wait for deaths.
+const shortSilence = 800 * time.Millisecond
+
+// A soak of some acts keeps every promise, and its report tells of what it did.
+func TestSoak(t *testing.T) {
+	t.Parallel()
+	nstest.Require(t)
+	told := 0
+	r, err := Soak(context.Background(), SoakConfig{
+		For: 10 * share(t), Act: 5 * share(t), Flows: 2, Seed: 3, Silence: shortSilence, Args: []string{asWorker}, Stderr: os.Stderr,
+		Progress: func(SoakReport) { told++ },
+	})
+	if err != nil {
+		t.Errorf("%v: %q", err, r.Violations)
+	}
+	t.Logf("%+v", r)
+	events := 0
+	for _, n := range r.Events {
+		events += n
+	}
+	if r.Acts == 0 || events == 0 || r.Messages == 0 || r.Connections == 0 || r.Writes == 0 || r.Reads == 0 || told < r.Acts+events ||
+		r.Events["quiet"] < r.Acts || r.Audits != r.Events["quiet"]+r.Acts || r.Accounted == 0 {
+		t.Errorf("%d reports, the last %+v", told, r)
+	}
+}
+
+// A soak beside an attacker keeps every promise, too; without a seal beside one who guesses.
+func TestHostileSoak(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		if plain && !every() {
+			continue
+		}
+		t.Run(map[bool]string{false: "sealed", true: "plain"}[plain], func(t *testing.T) { hostileSoak(t, plain) })
+	}
+}
+
+func hostileSoak(t *testing.T, plain bool) {
+	nstest.Require(t)
+	r, err := Soak(context.Background(), SoakConfig{
+		For: 5 * share(t), Act: 5 * share(t), Flows: 1, Seed: 4, Hostile: true, Plain: plain,
+		Silence: 4 * shortSilence, Args: []string{asWorker}, Stderr: os.Stderr, // a flood takes its share of the CPUs: slow is not dead
+	})
+	if err != nil {
+		t.Errorf("%v: %q", err, r.Violations)
+	}
+	t.Logf("%+v, %+v", r, r.Flood)
+	f := r.Flood
+	if r.Acts == 0 || f.Forged == 0 || f.Rate == 0 || f.Calm.Rate == 0 || f.Spared.Rate == 0 || f.Beside == 0 || f.Kept == 0 || r.Audits == 0 {
+		t.Errorf("%+v, %+v", r, f)
+	}
+}
+
+// A good peer keeps half of its rate beside a flood, or a promise is broken; but not by the time in which
+// the machine did something else than before.
+func TestJudgeFlood(t *testing.T) {
+	const sec = time.Second
+	for _, c := range []struct {
+		name            string
+		spared, flooded uint64
+		late            [2]time.Duration
+		kept            float64
+		ok              bool
+	}{
+		{"as before", 1000, 1000, [2]time.Duration{}, 1, true},
+		{"half", 1000, 500, [2]time.Duration{}, 0.5, true},
+		{"less", 1000, 499, [2]time.Duration{}, 0.499, false},
+		{"nothing", 1000, 0, [2]time.Duration{}, 0, false},
+		{"kept away for half the time", 1000, 300, [2]time.Duration{0, sec}, 0.6, true},
+		{"and too little for that", 1000, 200, [2]time.Duration{0, sec}, 0.4, false},
+		{"as late as before", 1000, 300, [2]time.Duration{sec, sec}, 0.3, false},
+		{"later before", 1000, 300, [2]time.Duration{sec, 0}, 0.3, false},
+		{"kept away all the time", 1000, 0, [2]time.Duration{0, 2 * sec}, 0, true},
+		{"not counted", 0, 0, [2]time.Duration{}, 0, true},
+	} {
+		f := &Flood{Beside: 10_000}
+		f.Spared.add(Passed{Messages: c.spared, Time: 2 * sec, Late: c.late[0]})
+		f.Flooded.add(Passed{Messages: c.flooded, Time: 2 * sec, Late: c.late[1]})
+		s := &soak{report: SoakReport{Flood: f}}
+		s.judgeFlood()
+		if f.Kept != c.kept || (len(s.report.Violations) == 0) != c.ok {
+			t.Errorf("%s: kept %v, %q", c.name, f.Kept, s.report.Violations)
+		}
+	}
+}
+
+// Each event leaves all flows talking, in an act of its own.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	undergo(t, BedConfig{}, events)
+}
+
+// Parties whose interfaces an agent opens keep every promise, too, when they are killed, when the agent's program is
+// taken off, and when an interface moves.
+func TestEventsThroughAgents(t *testing.T) {
+	t.Parallel()
+	undergo(t, BedConfig{AgentArgs: []string{asAgent}}, some(events, "kill", "detach", "hardware address moves"))
+}
+
+// What an interface loses has the same consequences over IPv6 and with frames of several chunks, and a link that is
+// down for a while has not lost its address.
+func TestMovesOverIPv6(t *testing.T) {
+	t.Parallel()
+	flaps := slices.DeleteFunc(slices.Clone(events), func(e event) bool { return !strings.HasPrefix(e.name, "link ") })
+	undergo(t, BedConfig{IPv6: true, MTU: 9000}, some(append(flaps, moves...), "link down", "address moves", "address blinks", "MTU blinks"))
+}
+
+// What ends all connections does so again, whatever came of it the first time.
+func TestMovesAgain(t *testing.T) {
+	t.Parallel()
+	var list []event
+	for i := 0; i < len(moves) && (i == 0 || every()); i += 2 {
+		list = append(list, moves[i], moves[i+1], moves[i]) // the one between ends nothing
+	}
+	undergo(t, BedConfig{}, list)
+}
+
+// some are the events of those names, or all.
+func some(events []event, names ...string) []event {
+	if every() {
+		return events
+	}
+	return slices.DeleteFunc(slices.Clone(events), func(e event) bool { return !slices.Contains(names, e.name) })
+}
+
+func undergo(t *testing.T, cfg BedConfig, events []event) {
+	nstest.Require(t)
+	bed := newBed(t, cfg)
+	s := &soak{
+		cfg: SoakConfig{Flows: 1, Silence: shortSilence}, ctx: context.Background(), bed: bed, ledger: watch(bed), start: time.Now(), rng: rand.New(rand.NewPCG(5, 0)),
+		report: SoakReport{Events: map[string]int{}},
+	}
+	must(t, s.open())
+	for side, agent := range bed.agents.each {
+		if r := s.known[side]; agent != nil && r.Program.Redirected == 0 {
+			t.Errorf("side %d: nothing came by the agent's program: %+v", side, r.Program)
+		}
+		if _, err := linkID(bed.Workers[side].Pid); (err == nil) != (agent == nil) {
+			t.Errorf("side %d: has the party itself attached a program? %v", side, err)
+		}
+	}
+	times := map[string]int{}
+	for i, e := range events {
+		if i > 0 && e.name == events[i-1].name {
+			continue
+		}
+		start := time.Now()
+		must(t, s.undergo(e))
+		t.Logf("%s: %v", e.name, time.Since(start))
+		if times[e.name]++; s.report.Events[e.name] != times[e.name] {
+			t.Errorf("%s is not in the report: %v", e.name, s.report.Events)
+		}
+	}
+	must(t, s.close())
+	for _, v := range s.report.Violations {
+		t.Error(v)
+	}
+	t.Logf("%d breaks are excused", s.report.Excused)
+}
+
+// A soak of random events is over IPv4 or IPv6 and with small or jumbo frames, as its seed has it; what was asked for
+// stays, and others are always alike.
+func TestSoakChooses(t *testing.T) {
+	chosen := func(c SoakConfig) [2]int { c.choose(); return [2]int{c.IP, c.MTU} }
+	seen := map[[2]int]bool{}
+	for seed := range uint64(100) {
+		got := chosen(SoakConfig{Seed: seed})
+		if got != chosen(SoakConfig{Seed: seed}) {
+			t.Errorf("seed %d: not always the same", seed)
+		}
+		seen[got] = true
+		if got := chosen(SoakConfig{Seed: seed, IP: 6, MTU: 4000}); got != [2]int{6, 4000} {
+			t.Errorf("seed %d: %d, and 6 and 4000 were asked for", seed, got)
+		}
+		for _, c := range []SoakConfig{{Kills: 1}, {Bytes: 1}, {Hostile: true}} {
+			if c.Seed = seed; chosen(c) != [2]int{4, 1500} {
+				t.Errorf("%+v: %d", c, chosen(c))
+			}
+		}
+	}
+	for _, want := range [][2]int{{4, 1500}, {4, 9000}, {6, 1500}, {6, 9000}} {
+		if !seen[want] {
+			t.Errorf("no seed has %d", want)
+		}
+	}
+}
+
+// Some deaths in a row: every survivor was told in time, or it were a violation, nothing was left of the dead,
+// and the report says how long it took.
+func TestSoakKills(t *testing.T) {
+	t.Parallel()
+	nstest.Require(t)
+	r, err := Soak(context.Background(), SoakConfig{
+		Kills: 3, Flows: 1, Seed: 4, Silence: 400 * time.Millisecond, Args: []string{asWorker}, Stderr: os.Stderr,
+	})
+	if err != nil {
+		t.Errorf("%v: %q", err, r.Violations)
+	}
+	if r.Kills != 3 || r.Events["kill"] != 3 || r.Breaks < 3*3 || r.MedianTold <= 0 || r.SlowestTold < r.MedianTold || r.Audits == 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// The silence that was asked for is that of the NICs, and of what a survivor is promised.
+func TestSoakSilence(t *testing.T) {
+	t.Parallel()
+	nstest.Require(t)
+	const silence = 3 * time.Second
+	r, err := Soak(context.Background(), SoakConfig{
+		Kills: 1, Flows: 1, Seed: 6, Silence: silence, Args: []string{asWorker}, Stderr: os.Stderr,
+	})
+	if err != nil {
+		t.Errorf("%v: %q", err, r.Violations)
+	}
+	if r.Silence != silence || r.SlowestTold < silence-time.Second { // its last word came before its death
+		t.Errorf("told after %v, with a silence of %v", r.SlowestTold, r.Silence)
+	}
+}
+
+// At the silence of users who say nothing, a survivor is told within 2 s; a longer one takes a quarter more.
+func TestToldWithin(t *testing.T) {
+	for silence, want := range map[time.Duration]time.Duration{
+		400 * time.Millisecond: 2 * time.Second, vipl.DefaultSilence: 2 * time.Second, 4 * time.Second: 5 * time.Second,
+	} {
+		s := &soak{cfg: SoakConfig{Silence: silence}}
+		if got := s.toldWithin(); got != want {
+			t.Errorf("at a silence of %v within %v, not %v", silence, got, want)
+		}
+	}
+}
+
+// Bytes through faults are all checked, and the faults took place.
+func TestSoakBytes(t *testing.T) {
+	t.Parallel()
+	nstest.Require(t)
+	const bytes = 20_000_000
+	r, err := Soak(context.Background(), SoakConfig{
+		Bytes: bytes, Flows: 2, Seed: 5, Silence: 10 * time.Second, Args: []string{asWorker}, Stderr: os.Stderr,
+	})
+	if err != nil {
+		t.Errorf("%v: %q", err, r.Violations)
+	}
+	if r.Bytes < bytes || r.Messages < bytes/bytesMessage || r.Way.Lost == 0 || r.Way.Duplicated == 0 || r.Way.Reordered == 0 || r.Resent == 0 ||
+		r.Audits != 1 || r.Accounted < bytes/bytesMessage {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A reliable flow that breaks in an event that ends no connection is a broken promise, and where somebody got no CPU
+// it is excused, and counted. Lateness that has only added up excuses nothing.
+func TestBlame(t *testing.T) {
+	reports := func(breaks ...int) (r [2]*Report) {
+		for side := range r {
+			r[side] = &Report{Flows: make([]Tally, 2)}
+			for i := range r[side].Flows {
+				r[side].Flows[i].Breaks = make([]Break, breaks[2*side+i])
+			}
+		}
+		return r
+	}
+	start, still := time.Now(), &schedlat.Meter{} // what this process is late by is no part of it
+	for _, c := range []struct {
+		name             string
+		after            [2]*Report
+		spells           []schedlat.Spell
+		violated, excuse int
+	}{
+		{"nobody", reports(1, 1, 1, 1), nil, 0, 0},
+		{"an unreliable one", reports(2, 1, 3, 1), nil, 0, 0},
+		{"a reliable one", reports(1, 1, 1, 2), nil, 1, 0},
+		{"both, starved", reports(1, 3, 1, 2), []schedlat.Spell{{At: start.Add(time.Second), Late: 400 * time.Millisecond}}, 0, 3},
+		{"one, starved before", reports(1, 2, 1, 1), []schedlat.Spell{{At: start.Add(-time.Second), Late: time.Second}}, 1, 0},
+		{"one, late now and then", reports(1, 2, 1, 1), []schedlat.Spell{{At: start.Add(time.Second), Late: 150 * time.Millisecond}}, 1, 0},
+	} {
+		c.after[1].Late, c.after[1].Spells = time.Minute, c.spells
+		s := &soak{cfg: SoakConfig{Flows: 1, Silence: shortSilence}, known: c.after, bed: &Bed{lag: still}}
+		s.blame("calm", reports(1, 1, 1, 1), s.starved("calm", start))
+		if len(s.report.Violations) != c.violated || s.report.Excused != c.excuse {
+			t.Errorf("%s: %q, %d excused", c.name, s.report.Violations, s.report.Excused)
+		}
+	}
+}
+
+// What an interface has lost for a moment costs nothing, unless it was away, or somebody late, for about as long
+// as the grace.
+func TestBlameBlinks(t *testing.T) {
+	const grace = shortSilence / 4
+	for _, c := range []struct {
+		event      string
+		away, late time.Duration
+		starved    bool
+	}{
+		{"MTU blinks", time.Millisecond, 0, false}, {"MTU blinks", grace, 0, true}, {"address blinks", time.Millisecond, grace, true},
+		{"link blinks", 0, grace * 3 / 4, false}, {"link blinks", 0, grace * 5 / 4, true}, // of which silence decides
+	} {
+		start := time.Now()
+		known := [2]*Report{{}, {Spells: []schedlat.Spell{{At: start.Add(time.Second), Late: c.late}}}}
+		s := &soak{cfg: SoakConfig{Silence: shortSilence}, known: known, away: c.away, bed: &Bed{lag: &schedlat.Meter{}}}
+		if got := s.starved(c.event, start); got != c.starved {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+// What the last report of a party complains of is a broken promise, also where an event has ended the party.
+func TestLastComplaints(t *testing.T) {
+	s := &soak{}
+	s.add(1, &Report{Tally: Tally{Violations: []string{"flow x: message 8 came, 7 was due"}, Taken: 3}, Lacking: []string{"2 RX chunks are leased still"}})
+	want := []string{"side 1: flow x: message 8 came, 7 was due", "side 1: 2 RX chunks are leased still"}
+	if !slices.Equal(s.report.Violations, want) || s.report.Messages != 3 {
+		t.Errorf("%+v", s.report)
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		of   []time.Duration
+		want time.Duration
+	}{{[]time.Duration{3}, 3}, {[]time.Duration{1, 5}, 3}, {[]time.Duration{1, 2, 9}, 2}, {[]time.Duration{1, 2, 4, 9}, 3}} {
+		if got := median(c.of); got != c.want {
+			t.Errorf("the median of %v is %v, not %v", c.of, got, c.want)
+		}
+	}
+}
+
+// Full messages are as long as they may be.
+func TestFullMessages(t *testing.T) {
+	f := flow{cfg: FlowConfig{Full: true, MaxBytes: 4000}}
+	if n := f.size(); n != 4000 {
+		t.Errorf("a full message has %d bytes", n)
+	}
+}

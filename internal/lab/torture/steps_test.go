@@ -1,0 +1,320 @@
+package torture
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/bpf"
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/provider"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// steps counts the steps of a program's way through a dialogue, and kills it at one of
+// them. Methods may be called concurrently, and on nil, which does nothing.
+//
+// A step is a moment between two things that a peer, the kernel or the program itself can
+// tell apart: the calls of the engine to queue and agent, and those of the program to the
+// engine.
+type steps struct {
+	die string // at this one
+
+	mu    sync.Mutex
+	stage string
+	seen  map[string]int
+	tell  io.Writer
+}
+
+// begin says that a stage of the dialogue begins.
+func (s *steps) begin(stage string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stage = stage
+}
+
+// at is one step.
+func (s *steps) at(name string) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name = s.stage + ": " + name
+	s.seen[name]++
+	if n := s.seen[name]; n > 1 {
+		name = fmt.Sprintf("%s, %d", name, n)
+	}
+	if name == s.die {
+		unix.Kill(unix.Getpid(), unix.SIGKILL)
+		select {}
+	}
+	if s.die == "" {
+		fmt.Fprintf(s.tell, "%s%s\n", lineStep, name)
+	}
+}
+
+// around is two steps and what lies between them.
+func (s *steps) around(name string, f func() error) error {
+	s.at(name)
+	err := f()
+	s.at(name + " has returned")
+	return err
+}
+
+// stepLeased is the moment in which the engine has frames, and has not looked at them.
+const stepLeased = "frames are leased"
+
+// stepPort is the queue, with the steps of frames.
+type stepPort struct {
+	*xdpnic.Queue
+	steps    *steps
+	recycled bool
+}
+
+func (p *stepPort) Send(addr uint64, n int, retain bool) bool {
+	p.steps.at("frame is built")
+	ok := p.Queue.Send(addr, n, retain)
+	p.steps.at("frame is on the ring")
+	return ok
+}
+
+func (p *stepPort) SendSegs(segs []xdpnic.Desc, retain bool) bool {
+	p.steps.at("frame is built")
+	ok := p.Queue.SendSegs(segs, retain)
+	p.steps.at("frame is on the ring")
+	return ok
+}
+
+func (p *stepPort) Flush() error {
+	if p.Pending() == 0 {
+		return p.Queue.Flush()
+	}
+	return p.steps.around("doorbell", p.Queue.Flush)
+}
+
+func (p *stepPort) Release(addr uint64) {
+	p.Queue.Release(addr)
+	p.steps.at("frame is acknowledged")
+}
+
+func (p *stepPort) Receive(frames []xdpnic.Frame) int {
+	n := p.Queue.Receive(frames)
+	if n > 0 {
+		p.steps.at(stepLeased)
+	}
+	return n
+}
+
+func (p *stepPort) Recycle(addr uint64) {
+	p.steps.at("frame is placed")
+	p.Queue.Recycle(addr)
+	p.recycled = true
+	p.steps.at("frame is recycled")
+}
+
+func (p *stepPort) Refill() {
+	p.Queue.Refill()
+	if p.recycled {
+		p.recycled = false
+		p.steps.at("fill ring has it")
+	}
+}
+
+// stepAgent is the Kernel Agent, with the steps of connections.
+type stepAgent struct {
+	*kagent.Local
+	steps *steps
+}
+
+func (a stepAgent) Enter(num uint32, key uint64, peer netip.Addr) error {
+	return a.steps.around("VI enters the table", func() error { return a.Local.Enter(num, key, peer) })
+}
+
+func (a stepAgent) Remove(num uint32) error {
+	return a.steps.around("VI leaves the table", func() error { return a.Local.Remove(num) })
+}
+
+func (a stepAgent) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (answer *kagent.Answer, err error) {
+	err = a.steps.around("request", func() error {
+		answer, err = a.Local.Request(ctx, local, remote, o)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return kagent.NewAnswer(answer.Local, answer.Remote, answer.Offer, stepAnswer{answer, a.steps}), nil
+}
+
+func (a stepAgent) Listen(local kagent.Address) (*kagent.Listener, error) {
+	l, err := a.Local.Listen(local)
+	if err != nil {
+		return nil, err
+	}
+	return kagent.NewListener(stepListener{l, a.steps}), nil
+}
+
+func (a stepAgent) Close() error { return a.steps.around("agent closes", a.Local.Close) }
+
+type stepAnswer struct {
+	*kagent.Answer
+	steps *steps
+}
+
+func (a stepAnswer) ConfirmWith(proof []byte) error {
+	return a.steps.around("confirm", func() error { return a.Answer.ConfirmWith(proof) })
+}
+
+type stepListener struct {
+	*kagent.Listener
+	steps *steps
+}
+
+func (l stepListener) Wait(ctx context.Context) (*kagent.Incoming, error) {
+	in, err := l.Listener.Wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l.steps.at("request has come")
+	return kagent.NewIncoming(in.Local(), in.Remote(), in.Offer(), stepIncoming{in, l.steps}), nil
+}
+
+type stepIncoming struct {
+	*kagent.Incoming
+	steps *steps
+}
+
+func (in stepIncoming) Accept(ctx context.Context, o kagent.Offer) error {
+	return in.steps.around("accept", func() error { return in.Incoming.Accept(ctx, o) })
+}
+
+// victim says what a program that is to be killed does.
+type victim struct {
+	Sends   bool // it asks for the connection and sends; or it waits and receives
+	Level   vipl.ReliabilityLevel
+	Peer    netip.Addr
+	Session uint64 // another one for each victim
+	Die     string // at this step; empty: it tells of each
+}
+
+func (v *victim) address() vipl.NetAddress {
+	return vipl.NetAddress{Discriminator: fmt.Appendf(nil, "steps/%d", v.Session)}
+}
+
+// What a victim tells, one thing a line.
+const (
+	lineProgram = "program " // with the number of its XDP program
+	lineWaits   = "waits"    // for a connection, from now on
+	lineStep    = "step "    // with its name
+)
+
+// asVictim is how the test program becomes one; how it is to live is behind that, in JSON.
+const asVictim = "torture-victim"
+
+// live is the victim's life. It ends early when its parent does.
+func live() error {
+	var v victim
+	if err := json.Unmarshal([]byte(os.Args[2]), &v); err != nil {
+		return err
+	}
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+	s := &steps{die: v.Die, seen: make(map[string]int), tell: os.Stdout}
+	local, err := kagent.Open(kagent.Config{
+		Interface: Interface, Queue: kagent.AnyQueue, RxChunks: victimChunks, TxChunks: victimChunks, ArenaBytes: victimArena,
+		Hugepages: hugepages.Avoid, MaxVIs: 2,
+	})
+	if err != nil {
+		return err
+	}
+	a, ok, err := bpf.AttachedTo(local.Info().Index)
+	if err != nil || !ok {
+		return fmt.Errorf("no program is attached: %w", err)
+	}
+	fmt.Printf("%s%d\n", lineProgram, a.ID)
+	s.begin(stageConnect)
+	s.at("interface is open")
+	nic, err := provider.OpenNIC[*vipl.NIC](provider.Provider{
+		Port: &stepPort{Queue: local.Queue(), steps: s}, Agent: stepAgent{local, s}, Arena: local.Arena(), Info: local.Info(),
+	}, vipl.WithSilence(unhurried))
+	if err != nil {
+		return err
+	}
+	nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
+	d, err := newDialogue(nic, v.Level)
+	if err != nil {
+		return err
+	}
+	if err := d.begin(v.Session); err != nil {
+		return err
+	}
+	d.steps = s
+	if err := v.converse(d); err != nil {
+		return err
+	}
+	if err := d.end(); err != nil {
+		return err
+	}
+	s.begin(stageClose)
+	if err := d.vi.Destroy(); err != nil {
+		return err
+	}
+	s.at("VI is destroyed")
+	if err := nic.Close(); err != nil {
+		return err
+	}
+	s.at("all is closed")
+	return nil
+}
+
+const (
+	victimChunks = 64
+	victimArena  = 1 << 20
+)
+
+// converse connects and has the dialogue, up to where the sender disconnects.
+func (v *victim) converse(d *dialogue) error {
+	kinds := kindsOf(v.Level)
+	if v.Sends {
+		to := v.address()
+		to.Host = v.Peer
+		if _, err := d.vi.ConnectRequest(vipl.NetAddress{}, to, waitLimit); err != nil {
+			return err
+		}
+		d.steps.at("connect has returned")
+		return d.send(kinds)
+	}
+	l, err := d.nic.Listen(v.address())
+	if err != nil {
+		return err
+	}
+	fmt.Println(lineWaits)
+	c, err := l.Wait(context.Background())
+	if err != nil {
+		return err
+	}
+	if err := c.Accept(d.vi); err != nil {
+		return err
+	}
+	d.steps.at("connect has returned")
+	if err := d.receive(kinds); err != nil {
+		return err
+	}
+	// The sender disconnects.
+	if _, _, err := d.hear(); !errors.Is(err, errEnded) {
+		return fmt.Errorf("after the last message: %w", err)
+	}
+	d.steps.at("the end is known")
+	return nil
+}

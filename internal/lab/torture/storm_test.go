@@ -1,0 +1,322 @@
+package torture
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+var levels = []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception}
+
+var storms = []struct {
+	name   string
+	faults testbed.Faults
+	took   func(n testbed.WayCounters) bool
+}{
+	{"none", testbed.Faults{}, func(n testbed.WayCounters) bool { return n.Passed > 0 }},
+	{"loss-1%", testbed.Faults{Loss: 0.01}, func(n testbed.WayCounters) bool { return n.Lost > 0 }},
+	{"loss-10%", testbed.Faults{Loss: 0.1}, func(n testbed.WayCounters) bool { return n.Lost > 0 }},
+	{"bursts", testbed.Faults{Burst: 0.002, BurstLen: 16}, func(n testbed.WayCounters) bool { return n.LostInBurst > 0 }},
+	{"jitter", testbed.Faults{Delay: time.Millisecond, Jitter: 2 * time.Millisecond}, func(n testbed.WayCounters) bool { return n.Delayed > 0 }},
+	{"reordering", testbed.Faults{Reorder: 0.05}, func(n testbed.WayCounters) bool { return n.Reordered > 0 }},
+	{"duplicates", testbed.Faults{Duplicate: 0.1}, func(n testbed.WayCounters) bool { return n.Duplicated > 0 }},
+	{"corruption", testbed.Faults{Corrupt: 0.05}, func(n testbed.WayCounters) bool { return n.Corrupted > 0 }},
+	// Less room than a flow sends at once, before it hears anything.
+	{"rate", testbed.Faults{Rate: 50_000_000, Queue: 8}, func(n testbed.WayCounters) bool { return n.Limited > 0 }},
+	{"all", testbed.Faults{
+		Loss: 0.02, Burst: 0.001, Duplicate: 0.03, Corrupt: 0.02, Reorder: 0.03, Jitter: 300 * time.Microsecond,
+	}, func(n testbed.WayCounters) bool {
+		return n.Lost > 0 && n.LostInBurst > 0 && n.Duplicated > 0 && n.Corrupted > 0 && n.Reordered > 0
+	}},
+}
+
+// Through each storm, at each level, every promise holds; the storm's counters
+// tell that it took place.
+func TestStorms(t *testing.T) {
+	for i, level := range levels {
+		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
+			throughStorms(t, BedConfig{}, mixed("storm", level, 3), uint64(100*i))
+		})
+	}
+}
+
+// The same with frames longer than a chunk, over IPv6.
+func TestJumboStorms(t *testing.T) {
+	t.Parallel()
+	cfg := mixed("jumbo", vipl.ReliableDelivery, 3)
+	cfg.MaxBytes = 40_000
+	throughStorms(t, BedConfig{MTU: 9000, IPv6: true}, cfg, 1000)
+}
+
+func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
+	b := newBed(t, bed)
+	books := watch(b)
+	must(t, b.Open(NICConfig{Silence: unhurried})) // longer than any burst, too
+	name := cfg.Name
+	for k, storm := range storms {
+		storm.faults.Seed, cfg.Name = seed+uint64(k), fmt.Sprintf("%s-%d", name, k)
+		if !t.Run(storm.name, func(t *testing.T) { weather(t, books, cfg, storm.faults, storm.took) }) {
+			return // the bed is not as it was
+		}
+	}
+	accounted(t, closed(t, b))
+}
+
+// weather runs flows for a share of time under faults, and until the storm was seen.
+func weather(t *testing.T, books *ledger, cfg FlowConfig, f testbed.Faults, took func(testbed.WayCounters) bool) {
+	b, opened := books.bed, balance(t, books)
+	before, unwanted := calm(b), unwantedOf(t, b)
+	must(t, b.Start(cfg))
+	connected, err := b.Until(waitLimit, func(r [2]*Report) bool { return r[0].Open == cfg.Flows && r[1].Open == cfg.Flows })
+	if err != nil {
+		t.Fatalf("%v: %+v, %+v", err, connected[0].Tally, connected[1].Tally)
+	}
+	taken := connected[0].Taken + connected[1].Taken
+	b.Site.Middle.SetBoth(f)
+	time.Sleep(share(t))
+	middle, err := b.Until(waitLimit, func(r [2]*Report) bool {
+		return r[0].Taken+r[1].Taken > taken && took(crossed(b).Since(before))
+	})
+	if !errors.Is(err, errTooLate) { // what was not to be seen is told below
+		must(t, err)
+	}
+	n := calm(b).Since(before)
+	r := stopped(t, b)
+	for side := range r {
+		for _, br := range r[side].Breaks {
+			if cfg.Level != vipl.UnreliableDelivery {
+				t.Errorf("side %d: flow %s broke (%s) after %d sent, %d taken; seed %d", side, br.Flow, br.Cause, br.Sent, br.Taken, f.Seed)
+			}
+		}
+	}
+	if got := middle[0].Taken + middle[1].Taken - taken; got == 0 {
+		t.Errorf("no message came through the storm")
+	} else {
+		t.Logf("%d messages came through, %d were missing; %d frames sent again; %+v", got,
+			r[0].Missing+r[1].Missing, r[0].Engine.Resent+r[1].Engine.Resent, n)
+	}
+	if f.Corrupt == 0 { // a frame that was changed may be for anybody
+		unanswered(t, b, unwanted)
+	}
+	if !took(n) {
+		t.Errorf("the storm did not take place: %+v", n)
+	}
+	freed, err := b.Free()
+	must(t, err)
+	for side := range freed {
+		if freed[side].Kept > 0 {
+			t.Errorf("side %d: %d receives are left", side, freed[side].Kept)
+		}
+	}
+	balanced(t, books, opened)
+}
+
+// balance are the accounts of a bed at rest.
+func balance(t *testing.T, l *ledger) [2]account {
+	t.Helper()
+	r, err := l.bed.Count()
+	must(t, err)
+	a, err := l.accounts(r)
+	must(t, err)
+	return a
+}
+
+// balanced waits until all that was sent since before has arrived or is counted as dropped.
+func balanced(t *testing.T, l *ledger, before [2]account) {
+	t.Helper()
+	for end := l.bed.Mark(); ; time.Sleep(10 * time.Millisecond) { // what is on the way takes a while
+		var errs [2]error
+		for side, a := range balance(t, l) {
+			errs[side] = errors.Join(a.since(before[side]).onTheWay(), a.atReceiver())
+		}
+		if errors.Join(errs[:]...) == nil {
+			return
+		}
+		if end.Over(waitLimit) {
+			t.Errorf("from side 0: %v; from side 1: %v", errs[0], errs[1])
+			return
+		}
+	}
+}
+
+// promised are the counters that docs/counters.md says TestCountersMove moves,
+// by section and name.
+func promised(t *testing.T) (names []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../../docs/counters.md")
+	must(t, err)
+	section := ""
+	for line := range strings.Lines(string(text)) {
+		if head, ok := strings.CutPrefix(line, "## "); ok {
+			section = strings.TrimSpace(head)
+		}
+		if strings.HasPrefix(line, "| `") && strings.Contains(line, ".TestCountersMove`") {
+			name, _, _ := strings.Cut(line[len("| `"):], "`")
+			names = append(names, section+" "+name)
+		}
+	}
+	if len(names) < 20 {
+		t.Fatalf("docs/counters.md names only %v", names)
+	}
+	return names
+}
+
+// moved are the counters that are not 0 in a report, named as promised does.
+func moved(r *Report) (names []string) {
+	engine := reflect.ValueOf(r.Engine)
+	for _, f := range reflect.VisibleFields(engine.Type()) {
+		if engine.FieldByIndex(f.Index).Uint() > 0 {
+			names = append(names, "Engine "+f.Name)
+		}
+	}
+	r.Program.Each(func(name string, v uint64) {
+		if v > 0 {
+			names = append(names, "Demux program "+name)
+		}
+	})
+	r.Queue.Each(func(c xdpnic.Counter) {
+		if c.Value > 0 {
+			names = append(names, "Queue "+c.Name)
+		}
+	})
+	return names
+}
+
+// A rough time moves all counters that can be moved from outside.
+func TestCountersMove(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{MTU: 9000})
+	must(t, b.Open(NICConfig{Silence: silence, RxChunks: 256}))
+	for _, level := range levels {
+		cfg := mortal("rough-"+level.String(), level)
+		cfg.MaxBytes = 40_000
+		must(t, b.Start(cfg))
+	}
+	talking(t, b, [2]*Report{{}, {}})
+	missing := promised(t)
+	strike := func(r *Report) {
+		names := moved(r)
+		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(names, name) })
+	}
+	rough := testbed.Faults{Seed: 11, Loss: 0.02, Duplicate: 0.1, Reorder: 0.05, Corrupt: 0.2}
+	waits := func() bool { // for counters that are not told by the queue, whose turn comes last
+		return slices.ContainsFunc(missing, func(name string) bool { return !strings.HasPrefix(name, "Queue ") })
+	}
+	for end := time.Now().Add(waitLimit); waits() && time.Now().Before(end); {
+		rough.Seed++
+		b.Site.Middle.SetBoth(rough)
+		time.Sleep(700 * time.Millisecond)
+		must(t, b.Link(0, netlink.LinkSetDown))
+		time.Sleep(silence * 5 / 4)
+		must(t, b.Link(0, netlink.LinkSetUp))
+		calm(b)
+		var none Report
+		for side, r := range talking(t, b, [2]*Report{&none, &none}) {
+			promises(t, side, r)
+			strike(r)
+		}
+	}
+	stopped(t, b)
+	for _, r := range closed(t, b) {
+		strike(r)
+	}
+	if len(missing) > 0 {
+		t.Errorf("did not move: %q", missing)
+	}
+}
+
+// A message that is too long and a write to what is not open for it are
+// refused, and counted.
+func TestRefusalsAreCounted(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, BedConfig{})
+	var nic *vipl.NIC
+	must(t, b.Site.Do(0, func() (err error) {
+		nic, err = vipl.OpenNIC(Interface, vipl.WithArena(8<<20))
+		return err
+	}))
+	defer nic.Close()
+	nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
+	tag, err := nic.CreatePtag()
+	must(t, err)
+	mem, err := nic.AllocMem(4096, vipl.MemAttributes{Ptag: tag}) // not open for RDMA
+	must(t, err)
+	for i, c := range []struct {
+		name    string
+		send    func(d *vipl.Descriptor)
+		counter func(vipl.Counters) uint64
+	}{
+		{"too long", func(d *vipl.Descriptor) { d.SetSegments(mem.Segment(1024, 100)) },
+			func(c vipl.Counters) uint64 { return c.TooLong }},
+		{"not open", func(d *vipl.Descriptor) { d.SetRDMAWrite(mem.Remote(2048), mem.Segment(1024, 100)) },
+			func(c vipl.Counters) uint64 { return c.RDMARefused }},
+	} {
+		var vis [2]*vipl.VI
+		for k := range vis {
+			vis[k], err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, EnableRDMAWrite: true}, nil, nil)
+			must(t, err)
+		}
+		d, err := mem.Descriptor(0, 2)
+		must(t, err)
+		recv, err := mem.Descriptor(64, 2)
+		must(t, err)
+		recv.SetSegments(mem.Segment(3072, 16))
+		must(t, vis[1].PostRecv(recv, mem.Handle()))
+		connectLocal(t, nic, vis, fmt.Sprint("refusal", i))
+		before := bytes.Clone(mem.Bytes()[2048:3072])
+		c.send(d)
+		must(t, vis[0].PostSend(d, mem.Handle()))
+		for end := time.Now().Add(waitLimit); c.counter(nic.Counters()) == 0; time.Sleep(time.Millisecond) {
+			nic.Poll()
+			if time.Now().After(end) {
+				t.Fatalf("%s is not counted: %+v", c.name, nic.Counters())
+			}
+		}
+		if !bytes.Equal(before, mem.Bytes()[2048:3072]) {
+			t.Errorf("%s: memory was written", c.name)
+		}
+		for _, v := range vis {
+			must(t, v.Disconnect())
+			for _, done := range []func() (*vipl.Descriptor, error){v.SendDone, v.RecvDone} {
+				for d, _ := done(); d != nil; d, _ = done() {
+				}
+			}
+			must(t, v.Destroy())
+		}
+	}
+}
+
+// connectLocal connects two VIs of one NIC.
+func connectLocal(t *testing.T, nic *vipl.NIC, vis [2]*vipl.VI, name string) {
+	t.Helper()
+	accepted := make(chan error, 1)
+	go func() {
+		c, err := nic.ConnectWait(vipl.NetAddress{Discriminator: []byte(name)}, waitLimit)
+		if err == nil {
+			err = c.Accept(vis[1])
+		}
+		accepted <- err
+	}()
+	var err error
+	for range 2000 {
+		if _, err = vis[0].ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(name)}, time.Second); err == nil {
+			break
+		}
+		time.Sleep(5 * time.Millisecond) // the other goroutine may not wait yet
+	}
+	must(t, err)
+	must(t, <-accepted)
+}

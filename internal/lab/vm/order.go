@@ -1,0 +1,209 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"viaxdp/internal/lab/vm/plan"
+)
+
+// Names of steps.
+const (
+	stepBoot        = "boot"
+	stepInfo        = "info"
+	stepNIC         = "xdpnic tests"
+	stepConformance = "conformance suite, data part"
+	stepQueues      = "several queues"
+	stepAgent       = "agent, memory of zero-copy queues"
+)
+
+// row is a ping-pong in the guest.
+type row struct {
+	name, transport, mode string
+	bytes                 int
+}
+
+func (r row) step() string { return fmt.Sprintf("%s, %d bytes", r.name, r.bytes) }
+
+// rounds is how many round trips a row has, each byte of them checked.
+func (r row) rounds() int {
+	if r.bytes > 4096 {
+		return 10
+	}
+	return 200
+}
+
+// rows are the demo's ping-pongs that the lane runs. Their figures are printed
+// side by side and never compared with a limit.
+func rows(mode string, short bool) []row {
+	const vi, raw = "vi-reliable-delivery", "raw-afxdp"
+	list := []row{
+		{"VI, " + mode, vi, mode, 64}, {"VI, " + mode, vi, mode, 65536},
+		{"VI waiting, " + mode, vi + "-wait", mode, 64},
+		{"raw AF_XDP, " + mode, raw, mode, 64},
+	}
+	if short {
+		return list[:1]
+	}
+	if mode != native {
+		list = append(list, row{"VI, " + native, vi, native, 64}, row{"VI, " + native, vi, native, 65536})
+	}
+	return append(list,
+		row{"kernel TCP, spinning", "tcp-spin", mode, 64}, row{"kernel TCP, spinning", "tcp-spin", mode, 65536},
+		row{"kernel TCP, blocking", "tcp-block", mode, 64})
+}
+
+// order is what a guest is to do.
+type order struct {
+	mode   string
+	queues int
+	// short leaves out the conformance suite, and all ping-pongs but one.
+	short bool
+	// slow multiplies the time that a step may take.
+	slow int
+}
+
+// silence is after how long a VI gives its peer up: an emulated processor may be
+// kept from its work for long (TestNICs of vipltest has the same).
+const silence = "20s"
+
+// rows leaves out what needs one queue: the raw rings steer nothing.
+func (o order) rows() []row {
+	return slices.DeleteFunc(rows(o.mode, o.short), func(r row) bool { return o.queues > 1 && r.transport == "raw-afxdp" })
+}
+
+// Modes as the commands name them.
+const (
+	zeroCopy = "zero-copy"
+	native   = "native"
+)
+
+// ports are the servers' TCP ports, one server for a mode.
+var ports = map[string]string{zeroCopy: "18515", native: "18516"}
+
+// plan is what the guest does to show that the mode works. With several
+// queues VIs are on the last one, where no frame comes unless it is steered.
+func (o order) plan() plan.Plan {
+	mode, queues := o.mode, o.queues
+	env := []string{
+		"VIA_NICS=eth0@/proc/1/ns/net,eth1@" + plan.Peer,
+		"VIA_NICS_MODE=" + mode,
+	}
+	var steer []string
+	if queues > 1 {
+		last := fmt.Sprint(queues - 1)
+		env = append(env, "VIA_NICS_QUEUE="+last)
+		steer = []string{"--queue", last, "--steer", "rss"}
+	}
+	p := plan.Plan{NICs: 2, Queues: queues, Steps: []plan.Step{
+		{Name: stepInfo, Argv: []string{"/via-xdp", "info", "--try", "--json", "eth0"}, Limit: 20 * time.Second},
+		{Name: stepNIC, Argv: []string{"/xdpnic.test", "-test.v", "-test.run", "^TestNICs"}, Env: env, Limit: 180 * time.Second},
+		{Name: stepConformance, Argv: []string{"/vipltest.test", "-test.v", "-test.run", dataRules, "-test.skip", silentRules}, Env: env, Limit: 240 * time.Second},
+		{Name: stepAgent, Argv: []string{"/agentd.test", "-test.v", "-test.run", "^" + agentTest + "$"}, Env: env, Limit: 120 * time.Second},
+	}}
+	if queues > 1 {
+		p.Steps = append(p.Steps, plan.Step{
+			Name: stepQueues, Argv: []string{"/vipltest.test", "-test.v", "-test.run", "^TestQueuesOfNICs$"},
+			Env: append(env[:2:2], fmt.Sprint("VIA_NICS_QUEUES=", queues)), Limit: 60 * time.Second,
+		})
+	}
+	if o.short {
+		p.Steps = slices.DeleteFunc(p.Steps, func(s plan.Step) bool { return s.Name == stepConformance })
+	}
+	serving := make(map[string]bool)
+	for _, r := range o.rows() {
+		place := append([]string{"--mode", r.mode, "-p", ports[r.mode], "--hugepages=false", "--silence", silence}, steer...)
+		if !serving[r.mode] {
+			serving[r.mode] = true
+			p.Steps = append(p.Steps, plan.Step{
+				Name: "server, " + r.mode, Peer: true, Serve: true, Limit: 10 * time.Minute,
+				Argv: append([]string{"/via-xdp", "pingpong", "-i", "eth1", "--keep"}, place...),
+			})
+		}
+		p.Steps = append(p.Steps, plan.Step{
+			Name: r.step(), Limit: 60 * time.Second,
+			Argv: append([]string{"/via-xdp", "pingpong", "-i", "eth0", "--name", r.transport, "--check",
+				"-s", fmt.Sprint(r.bytes), "-n", fmt.Sprint(r.rounds()), "--json", "-", fmt.Sprintf(plan.IPv4, 2)}, place...),
+		})
+	}
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		s.Limit *= time.Duration(max(o.slow, 1))
+		if strings.HasSuffix(s.Argv[0], ".test") {
+			// Before it is killed, so that it says where it stands.
+			s.Argv = append(s.Argv, "-test.timeout", (s.Limit * 9 / 10).String())
+		}
+	}
+	return p
+}
+
+// silentRules take the link down, and with it the addresses.
+const silentRules = "^TestNICs$/reliability/silent-peer"
+
+// dataGroups are the groups of the conformance suite that move data.
+var dataGroups = []string{"descriptors", "send-receive", "rdma-write", "rdma-read", "reliability", "cq"}
+
+// dataRules are their rules, and a test that has none.
+var dataRules = "^(TestNICs|TestLastFramesOfNICs)$/^(" + strings.Join(dataGroups, "|") + ")$"
+
+// agentTest is a test of package agentd.
+const agentTest = "TestNICsZeroCopyReads"
+
+// frameTests are those of package xdpnic in which a frame that is lost, or a bind in another mode, is a
+// failure: VIs would send it again.
+var frameTests = []string{"TestNICsEcho", "TestNICsPingPong", "TestNICsStream", "TestNICsWait"}
+
+// nicForm is a kind of NIC.
+type nicForm struct {
+	name      string
+	device    string // QEMU's name
+	options   string // of the device
+	machine   string // QEMU's machine
+	rootPort  bool   // each needs a PCI Express port of its own
+	cloud     bool   // Debian's cloud kernel has the driver
+	backports bool   // needs a newer QEMU than Debian 12 has
+	modules   []string
+	// queues are what a guest gets without --queues. igb has one for each
+	// processor and hashes IP over them, where sockets hear one only.
+	queues int
+	// slow: opening takes seconds, as the link goes down for each.
+	slow int
+}
+
+// forms are the NICs that QEMU emulates and whose drivers have zero-copy queues.
+var forms = []nicForm{
+	{
+		name: "virtio", device: "virtio-net-pci", machine: "pc", cloud: true,
+		// Without iommu_platform the driver says that it has zero-copy and then
+		// refuses the bind (EINVAL, virtnet_xsk_pool_enable): its DMA addresses
+		// would not be those of the DMA API.
+		options: "iommu_platform=on,disable-legacy=on,romfile=",
+		modules: []string{"virtio_pci", "virtio_net", "veth"},
+	},
+	{
+		name: "igb", device: "igb", machine: "q35", rootPort: true, backports: true, queues: 1, slow: 3,
+		modules: []string{"igb", "veth"},
+	},
+}
+
+func findForm(name string) (nicForm, error) {
+	var names []string
+	for _, f := range forms {
+		if f.name == name {
+			return f, nil
+		}
+		names = append(names, f.name)
+	}
+	return nicForm{}, fmt.Errorf("no NIC %q: there are %q", name, names)
+}
+
+// zeroCopySince is the first kernel whose driver has zero-copy queues, as major
+// and minor number.
+func (f nicForm) zeroCopySince() [2]int {
+	if f.name == "virtio" {
+		return [2]int{6, 16} // with a DMA premapped receive queue
+	}
+	return [2]int{6, 14} // igb
+}

@@ -1,0 +1,374 @@
+package capture_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"viaxdp/internal/base/programs"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/pairtest"
+	"viaxdp/internal/ops/capture"
+	"viaxdp/vipl"
+)
+
+// targets are the programs that answer in dir, with their queues.
+func targets(t *testing.T, dir string) (all []capture.Target) {
+	t.Helper()
+	found, _ := programs.List([]string{dir})
+	for _, p := range found {
+		var s vipl.ProgramStatus
+		if err := p.Status(&s); err != nil {
+			t.Fatal(err)
+		}
+		x := capture.Target{Program: p}
+		for _, n := range s.Nics {
+			x.Sources = append(x.Sources, capture.Source{PID: p.PID, Command: p.Command, ID: n.ID, Interface: n.Interface, Queue: n.Queue})
+		}
+		all = append(all, x)
+	}
+	return all
+}
+
+// A capture of two NICs that talk has each frame twice, sent and received, with
+// the same bytes; one of a VI has those alone that go to it.
+func TestRun(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "proc")
+	t.Setenv("VIA_RUNTIME_DIR", dir)
+	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	vb, err := b.VI.Query()
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := []byte("seen on both sides")
+	for _, filter := range [][]uint32{nil, {vb.Number}} {
+		ctx, cancel := context.WithCancel(context.Background())
+		var out bytes.Buffer
+		both := make(chan struct{}) // closed when there is enough of each NIC
+		ended := make(chan error, 1)
+		var s capture.Summary
+		go func() {
+			var err error
+			s, err = capture.Run(ctx, &out, targets(t, dir), capture.Config{
+				Interface: a.NS.Name, Snaplen: 65535, VIs: filter, Progress: func(s capture.Summary) {
+					if enough := slices.Min(s.Queues) >= 24; enough && !isClosed(both) {
+						close(both)
+					}
+				},
+			})
+			ended <- err
+		}()
+		for !isClosed(both) {
+			a.Send(t, b, message)
+			b.Send(t, a, message)
+			time.Sleep(time.Millisecond) // no more than the capture's buffers hold where its reader waits for a CPU
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		if s.Frames < 48 || s.Lost > 0 || len(s.Queues) != 2 || (s.Skipped > 0) != (filter != nil) {
+			t.Errorf("filter %v: %+v", filter, s)
+		}
+		r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[[2]bool]int{} // sent, to b
+		for {
+			data, _, opts, err := r.ReadPacketDataWithOptions()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var p wire.Packet
+			if err := p.Decode(data); err != nil || p.Verify() != nil {
+				t.Fatalf("% x: %v", data, err)
+			}
+			if bytes.Equal(p.Payload, message) {
+				seen[[2]bool{opts.Flags.Direction == pcapgo.NgEpbFlagDirectionOutbound, p.VI == vb.Number}]++
+			}
+		}
+		for _, toB := range []bool{true, false} {
+			for _, sent := range []bool{true, false} {
+				if n := seen[[2]bool{sent, toB}]; (n > 0) != (toB || filter == nil) {
+					t.Errorf("filter %v: %d frames sent %v, to b %v", filter, n, sent, toB)
+				}
+			}
+		}
+	}
+}
+
+func isClosed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// Who reads the file sees a frame soon, not when a buffer is full; a writer that
+// fails ends the capture.
+func TestSeenSoon(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "proc")
+	t.Setenv("VIA_RUNTIME_DIR", dir)
+	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	read, write := io.Pipe()
+	ended := make(chan error, 1)
+	all := targets(t, dir)
+	go func() {
+		_, err := capture.Run(context.Background(), write, all, capture.Config{Snaplen: 65535})
+		ended <- err
+	}()
+	r, err := pcapgo.NewNgReader(read, pcapgo.DefaultNgReaderOptions) // the beginning is there before any frame
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := make(chan error, 1)
+	go func() {
+		_, _, err := r.ReadPacketData()
+		seen <- err
+	}()
+	for {
+		a.Send(t, b, []byte("look"))
+		select {
+		case err := <-seen:
+			if err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(time.Millisecond):
+			continue
+		}
+		break
+	}
+	read.CloseWithError(io.ErrClosedPipe)
+	for {
+		a.Send(t, b, []byte("nobody looks"))
+		select {
+		case err := <-ended:
+			if !errors.Is(err, io.ErrClosedPipe) || strings.Count(err.Error(), io.ErrClosedPipe.Error()) != 1 {
+				t.Errorf("the capture ended with %v", err)
+			}
+		case <-time.After(time.Millisecond):
+			continue
+		}
+		break
+	}
+}
+
+// A program that ends ends the capture; Count does, too; nobody is an error.
+func TestEnds(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "proc")
+	t.Setenv("VIA_RUNTIME_DIR", dir)
+	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	if _, err := capture.Run(context.Background(), io.Discard, targets(t, dir), capture.Config{Interface: "other"}); !errors.Is(err, capture.ErrNobody) {
+		t.Errorf("of another interface: %v", err)
+	}
+	run := func(c capture.Config) (ended chan error, s *capture.Summary) {
+		ended, s = make(chan error, 1), new(capture.Summary)
+		all := targets(t, dir)
+		go func() {
+			var err error
+			*s, err = capture.Run(context.Background(), io.Discard, all, c)
+			ended <- err
+		}()
+		return ended, s
+	}
+	wait := func(ended chan error, meanwhile func()) {
+		t.Helper()
+		end := time.After(time.Minute)
+		for {
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			case <-end:
+				t.Fatal("it does not end")
+			default:
+				meanwhile()
+			}
+		}
+	}
+	ended, s := run(capture.Config{Snaplen: 100, Count: 5})
+	wait(ended, func() { a.Send(t, b, []byte("x")) })
+	if s.Frames != 5 {
+		t.Errorf("%d frames, not 5", s.Frames)
+	}
+	both := make(chan struct{}) // closed when both are captured
+	ended, _ = run(capture.Config{Snaplen: 100, Progress: func(s capture.Summary) {
+		if slices.Min(s.Queues) > 0 && !isClosed(both) {
+			close(both)
+		}
+	}})
+	for !isClosed(both) {
+		a.Send(t, b, []byte("x"))
+	}
+	if err := errors.Join(a.NIC.Close(), b.NIC.Close()); err != nil {
+		t.Fatal(err)
+	}
+	wait(ended, func() {})
+}
+
+// What is written is read again by another reader of pcapng.
+func TestFile(t *testing.T) {
+	one := capture.Source{PID: 7, Command: "app", ID: 1, Interface: "eth0", Queue: 3}
+	two := capture.Source{PID: 8, Command: "bpp", ID: 1, Interface: "eth1", Queue: 4}
+	var out bytes.Buffer
+	f, err := capture.NewFile(&out, []capture.Source{one, two}, 200)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stamp := time.Unix(1700000000, 123456789)
+	if err := errors.Join(
+		f.Write(one, capture.Frame{Time: stamp, Sent: true, Len: 3, Data: []byte("abc"), Lost: 5}),
+		f.Write(two, capture.Frame{Time: stamp.Add(1), Len: 300, Data: []byte("defg")}),
+	); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Write(capture.Source{}, capture.Frame{}); err == nil {
+		t.Error("a frame of another source")
+	}
+	if err := f.Close(); err != nil || f.Lost() != 5 {
+		t.Fatal(err, f.Lost())
+	}
+	r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, ci, opts, err := r.ReadPacketDataWithOptions()
+	if err != nil || string(data) != "abc" || !ci.Timestamp.Equal(stamp) || ci.InterfaceIndex != 0 ||
+		*opts.Queue != 3 || opts.Flags.Direction != pcapgo.NgEpbFlagDirectionOutbound {
+		t.Errorf("%q, %+v, %+v, %v", data, ci, opts, err)
+	}
+	data, ci, opts, err = r.ReadPacketDataWithOptions()
+	if err != nil || string(data) != "defg" || ci.Length != 300 || ci.Timestamp.Nanosecond() != 123456790 ||
+		*opts.Queue != 4 || opts.Flags.Direction != pcapgo.NgEpbFlagDirectionInbound {
+		t.Errorf("%q, %+v, %+v, %v", data, ci, opts, err)
+	}
+	if _, _, err := r.ReadPacketData(); err != io.EOF {
+		t.Error(err)
+	}
+	nic, err := r.Interface(0)
+	if err != nil || nic.Name != "eth0 queue 3" || nic.Statistics.PacketsDropped != 5 || nic.Statistics.PacketsReceived != 6 {
+		t.Errorf("%+v, %v", nic, err)
+	}
+}
+
+// A stream that is none of ours is an error, and takes no memory for it.
+func TestForeignStream(t *testing.T) {
+	b := bytes.Repeat([]byte{0xff}, 100)
+	if _, err := capture.NewReader(bytes.NewReader(b)).Read(); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("%v", err)
+	}
+	if _, err := capture.NewReader(bytes.NewReader(b[:20])).Read(); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("%v", err)
+	}
+	head := make([]byte, 40)
+	head[24], head[28] = 3, 3
+	if _, err := capture.NewReader(bytes.NewReader(head)).Read(); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("cut off behind a record's head: %v", err)
+	}
+}
+
+// told is a program that sends the records that it was made with.
+type told []byte
+
+func (p told) Status() any { return nil }
+func (p told) Capture(w io.Writer, _ int, _ <-chan struct{}) error {
+	_, err := w.Write(p)
+	return err
+}
+
+// Frames that a program has left out count although only frames follow that nobody wants, or none. A
+// program that is killed in the midst of a record has ended.
+func TestLost(t *testing.T) {
+	record := func(lost uint64, data string) string {
+		b := make([]byte, 40)
+		binary.LittleEndian.PutUint64(b[8:], lost)
+		b[16], b[24], b[28] = 1, byte(len(data)), byte(len(data))
+		return string(b) + data
+	}
+	for name, c := range map[string]struct {
+		records string
+		vis     []uint32
+		want    capture.Summary
+	}{
+		"not wanted": {record(0, "x") + record(5, "y"), []uint32{1}, capture.Summary{Skipped: 2, Lost: 5, Queues: []uint64{0}}},
+		"none":       {record(2, "x") + record(7, ""), nil, capture.Summary{Frames: 1, Lost: 7, Queues: []uint64{1}}},
+		"killed":     {record(3, "x") + record(9, "abc")[:41], nil, capture.Summary{Frames: 1, Lost: 3, Queues: []uint64{1}}},
+	} {
+		dir := filepath.Join(t.TempDir(), "proc")
+		server, err := programs.Serve(dir, told(c.records))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, _ := programs.List([]string{dir})
+		if len(found) != 1 {
+			t.Fatal(found)
+		}
+		all := []capture.Target{{Program: found[0], Sources: []capture.Source{{PID: found[0].PID, ID: 1}}}}
+		s, err := capture.Run(context.Background(), io.Discard, all, capture.Config{Snaplen: 100, VIs: c.vis})
+		if err != nil || !slices.Equal(s.Queues, c.want.Queues) || s.Frames != c.want.Frames || s.Skipped != c.want.Skipped || s.Lost != c.want.Lost {
+			t.Errorf("%s: %+v, %v, want %+v", name, s, err, c.want)
+		}
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// goldenFrames are those of package wire, by name.
+func goldenFrames(t *testing.T) (names []string, frames map[string][]byte) {
+	t.Helper()
+	text, err := os.ReadFile("../../base/wire/testdata/frames.hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	frames = map[string][]byte{}
+	for line := range strings.Lines(string(text)) {
+		name, digits, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if frames[name], err = hex.DecodeString(digits); err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, name)
+	}
+	return names, frames
+}
+
+func TestDestinationVI(t *testing.T) {
+	_, frames := goldenFrames(t)
+	for name, b := range frames {
+		var p wire.Packet
+		if err := p.Decode(b); err != nil {
+			t.Fatal(err)
+		}
+		if vi, ok := capture.DestinationVI(b); !ok || vi != p.VI {
+			t.Errorf("%s: VI %#x, %v; want %#x", name, vi, ok, p.VI)
+		}
+		for n := range len(b) { // cut anywhere: nothing or the truth
+			if vi, ok := capture.DestinationVI(b[:n]); ok && vi != p.VI {
+				t.Errorf("%s cut at %d: VI %#x", name, n, vi)
+			}
+		}
+	}
+	if _, ok := capture.DestinationVI(make([]byte, 60)); ok {
+		t.Error("zeros are for a VI")
+	}
+}

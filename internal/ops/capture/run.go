@@ -1,0 +1,195 @@
+package capture
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"viaxdp/internal/base/programs"
+)
+
+// Config of Run.
+type Config struct {
+	Interface string        // empty: all
+	VIs       []uint32      // frames to one of them only; none: all
+	Snaplen   int           // bytes of a frame that are kept
+	Count     uint64        // frames after which to stop; 0: none
+	Progress  func(Summary) // called for each frame that arrives; may be nil
+}
+
+// Summary says what was captured.
+type Summary struct {
+	Frames  uint64   `json:"frames"`
+	Skipped uint64   `json:"skipped"` // by the filter
+	Lost    uint64   `json:"lost"`    // left out by the programs
+	Queues  []uint64 `json:"queues"`  // frames of each
+}
+
+// ErrNobody says that there is no program to capture of.
+var ErrNobody = errors.New("no program with an open NIC answers")
+
+// Target is a program and its queues, one of which each Source is.
+type Target struct {
+	programs.Program
+	Sources []Source
+}
+
+// flushEvery is how old what a reader of the file does not see yet may be.
+const flushEvery = 200 * time.Millisecond
+
+// recording is a capture that goes on.
+type recording struct {
+	Config
+	sources []Source
+	cancel  func() // ends it
+
+	mu     sync.Mutex // of all below
+	out    *bufio.Writer
+	file   *File
+	sum    Summary
+	failed error
+}
+
+// Run captures frames of programs to w until ctx ends, all of them have ended,
+// or there are enough.
+func Run(ctx context.Context, w io.Writer, targets []Target, c Config) (Summary, error) {
+	r := &recording{Config: c, out: bufio.NewWriterSize(w, 1<<20)}
+	for _, t := range targets {
+		for _, x := range t.Sources {
+			if c.Interface == "" || x.Interface == c.Interface {
+				r.sources = append(r.sources, x)
+			}
+		}
+	}
+	if len(r.sources) == 0 {
+		return r.sum, ErrNobody
+	}
+	r.sum.Queues = make([]uint64, len(r.sources))
+	var err error
+	if r.file, err = NewFile(r.out, r.sources, c.Snaplen); err != nil {
+		return r.sum, err
+	}
+	ctx, r.cancel = context.WithCancel(ctx)
+	defer r.cancel()
+	var wait sync.WaitGroup
+	for _, t := range targets {
+		if !slices.ContainsFunc(r.sources, func(x Source) bool { return x.PID == t.PID }) {
+			continue
+		}
+		stream, err := t.Capture(c.Snaplen)
+		if err != nil {
+			r.fail(err)
+			continue
+		}
+		wait.Go(func() {
+			defer context.AfterFunc(ctx, func() { stream.Close() })()
+			defer stream.Close()
+			if err := r.follow(t.PID, stream); err != nil && ctx.Err() == nil {
+				r.fail(fmt.Errorf("process %d: %w", t.PID, err))
+			}
+		})
+	}
+	ended := make(chan struct{})
+	go func() {
+		wait.Wait()
+		close(ended)
+	}()
+	tick := time.NewTicker(flushEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C: // somebody may be looking on
+			r.write(r.file.Flush)
+		case <-ended:
+			r.write(r.file.Close)
+			return r.sum, r.failed
+		}
+	}
+}
+
+// follow takes the frames of a process until it ends or the stream is closed.
+func (r *recording) follow(pid int, stream io.Reader) error {
+	frames := NewReader(stream)
+	for {
+		f, err := frames.Read()
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil // it has ended, perhaps in the midst of a record
+		}
+		if err != nil {
+			return err
+		}
+		r.take(pid, f)
+	}
+}
+
+// take writes a frame if it is wanted, and ends the capture when there are enough.
+func (r *recording) take(pid int, f Frame) {
+	i := slices.IndexFunc(r.sources, func(x Source) bool { return x.PID == pid && x.ID == f.ID })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	enough := func() bool { return r.Count > 0 && r.sum.Frames >= r.Count }
+	if i >= 0 && !enough() {
+		r.file.Lose(r.sources[i], f.Lost) // whether this frame is wanted or not
+	}
+	switch {
+	case enough() || i < 0: // of another interface, or a queue opened since
+	case f.Len == 0: // none
+	case !r.wants(f.Data):
+		r.sum.Skipped++
+	default:
+		r.sum.Frames++
+		r.sum.Queues[i]++
+		r.unwritten(r.file.Write(r.sources[i], f))
+	}
+	if enough() {
+		r.cancel()
+	}
+	r.sum.Lost = r.file.Lost()
+	if r.Progress != nil {
+		r.Progress(r.sum)
+	}
+}
+
+// write has the file write something, and gives it to the reader.
+func (r *recording) write(part func() error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := part()
+	if err == nil {
+		err = r.out.Flush()
+	}
+	r.unwritten(err)
+}
+
+// fail remembers why the capture is not all that it should be.
+func (r *recording) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed = errors.Join(r.failed, err)
+}
+
+// unwritten ends the capture when the file cannot be written, which gives the same
+// error again and again.
+func (r *recording) unwritten(err error) {
+	if err == nil {
+		return
+	}
+	if !errors.Is(r.failed, err) {
+		r.failed = errors.Join(r.failed, err)
+	}
+	r.cancel()
+}
+
+// wants reports whether a frame passes the filter.
+func (c *Config) wants(frame []byte) bool {
+	if len(c.VIs) == 0 {
+		return true
+	}
+	vi, ok := DestinationVI(frame)
+	return ok && slices.Contains(c.VIs, vi)
+}

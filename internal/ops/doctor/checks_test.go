@@ -1,0 +1,327 @@
+package doctor
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/ops/undo"
+)
+
+// healthy is a machine of which no check has anything to say.
+func healthy() *Facts {
+	return &Facts{
+		Host: Host{
+			Release: "6.18.0", Major: 6, Minor: 18, Memlock: unix.RLIM_INFINITY, SeesOthers: true,
+			Config: map[string]string{
+				"CONFIG_BPF_SYSCALL": "y", "CONFIG_XDP_SOCKETS": "y", "CONFIG_BPF_JIT": "y", "CONFIG_HUGETLBFS": "y",
+				"CONFIG_XDP_SOCKETS_DIAG": "m",
+			},
+			Capabilities: 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_BPF,
+			Trial:        Trial{Ran: true, Frames: 11},
+			HugeNodes:    []HugeNode{{0, 64, 64}, {1, 64, 64}},
+			Idle:         []IdleState{{0, "POLL", 0, false}, {1, "C1", 2, false}, {2, "C6", 133, true}},
+			Governor:     "performance", BusyPoll: "0",
+		},
+		NICs: []NIC{{
+			Name: "eth0", Index: 2, Kind: "device", Driver: "ice", MTU: 1500, Up: true, Carrier: true,
+			Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, RxQueues: 8, RSSQueues: []int{3}, NUMANode: 1,
+			XDPKnown: true, XDP: []string{"basic", "redirect", "xsk-zerocopy", "rx-sg"}, ZCSegments: 5,
+			Features: map[string]bool{"rx-gro": true}, Fixed: map[string]bool{},
+			Sysfs:     map[string]string{"threaded": "0", "gro_flush_timeout": "0", "napi_defer_hard_irqs": "0"},
+			HoldersBy: "queue",
+		}},
+	}
+}
+
+func TestHealthy(t *testing.T) {
+	r := Examine(healthy())
+	for _, f := range r.Findings {
+		if f.Level != OK {
+			t.Errorf("%s %s: %s: %s", f.Interface, f.Check, f.Level, f.Cause)
+		}
+	}
+	if len(r.Findings) != len(Checks) || len(r.Steps()) > 0 || r.Impossible() != nil {
+		t.Errorf("%d findings of %d checks, steps %v, impossible: %v", len(r.Findings), len(Checks), r.Steps(), r.Impossible())
+	}
+}
+
+// Whatever an interface is called, a finding's command is about it alone, and its text is none
+// that a terminal obeys.
+func TestNameOfInterface(t *testing.T) {
+	for name, want := range map[string]string{
+		"eth0.5@x": "ip link set dev eth0.5@x up", "a;reboot": "ip link set dev 'a;reboot' up",
+		"$(id)": "ip link set dev '$(id)' up", "it's": `ip link set dev 'it'\''s' up`, "\x1b[2J": "ip link set dev '?[2J' up",
+		"-h": "ip link set dev '-h' up",
+	} {
+		f := healthy()
+		f.NICs[0].Name, f.NICs[0].Up = name, false
+		f.NICs[0].Holders = []Holder{{PID: 1, Name: "\x1b[31m", Queue: 1}}
+		found := false
+		for _, x := range Examine(f).Findings {
+			if strings.ContainsRune(x.Cause+x.Consequence+x.Command+x.Where(), 0x1b) {
+				t.Errorf("%q: %+v", name, x)
+			}
+			found = found || x.Command == want
+			for _, s := range x.Steps {
+				if s.Interface != name || strings.ContainsRune(s.Setting.String(), 0x1b) {
+					t.Errorf("%q: step %+v: %q", name, s, s.Setting.String())
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%q: no %q", name, want)
+		}
+	}
+}
+
+// ailment is a change to the healthy machine. The check finds it, and nobody
+// else finds anything but the others that are named.
+type ailment struct {
+	check  string
+	level  Level
+	ail    func(h *Host, n *NIC)
+	cause  string // part of it
+	do     string // part of the command
+	fix    string // setting=value; empty: a person decides
+	others []string
+}
+
+var ailments = []ailment{
+	{"kernel", Error, func(h *Host, _ *NIC) { h.Release, h.Major, h.Minor = "5.17.3", 5, 17 }, "5.17.3", "5.18", "", nil},
+	{"kernel", Warning, func(h *Host, _ *NIC) { h.Minor = 5 }, "older than 6.6", "6.6", "", nil},
+	{"options", Unknown, func(h *Host, _ *NIC) { h.Config = nil }, "config", "", "", nil},
+	{"options", Error, func(h *Host, _ *NIC) { delete(h.Config, "CONFIG_XDP_SOCKETS") }, "CONFIG_XDP_SOCKETS", "=y", "", nil},
+	{"options", Warning, func(h *Host, _ *NIC) { h.Config["CONFIG_BPF_JIT"] = "m" }, "CONFIG_BPF_JIT", "=y", "", nil},
+	{"options", Info, func(h *Host, _ *NIC) { delete(h.Config, "CONFIG_XDP_SOCKETS_DIAG") }, "DIAG", "", "", nil},
+	{"capabilities", Error, func(h *Host, _ *NIC) { h.Capabilities &^= 1 << unix.CAP_NET_RAW }, "CAP_NET_RAW", "setcap cap_net_raw+ep", "", nil},
+	{"capabilities", Error, func(h *Host, _ *NIC) { h.Capabilities = 0 }, "CAP_NET_ADMIN", "sudo via-xdp agent", "", nil},
+	{"served", Error, func(h *Host, _ *NIC) {
+		h.Agent = Agent{Socket: "/x.sock", PID: 42, Here: true, Named: true, Served: []string{"eth9"}}
+	}, "/x.sock does not serve it to this user, and VIA_AGENT", "[interface.eth0]", "", nil},
+	{"served", Error, func(h *Host, _ *NIC) {
+		h.Capabilities, h.Agent = 0, Agent{Socket: "/x.sock", PID: 42, Here: true, Served: []string{}}
+	}, "/x.sock does not serve it to this user", "via-xdp agent -i eth0, or [interface.eth0]", "", nil},
+	{"agent", Error, func(h *Host, _ *NIC) { h.Agent = Agent{Socket: "/x.sock", Named: true, Reason: "nobody listens"} },
+		"nobody listens", "sudo via-xdp agent --socket /x.sock", "", nil},
+	{"agent", Error, func(h *Host, _ *NIC) {
+		h.Agent = Agent{Socket: "/x.sock", Named: true, Reason: "not permitted", Unused: Denied}
+	}, "not permitted", "sudo usermod -aG via USER", "", nil},
+	{"agent", Error, func(h *Host, _ *NIC) { h.Agent = Agent{Socket: "/x.sock", Reason: "EOF", Unused: Broken} },
+		"EOF", "restart it", "", nil},
+	{"capabilities", Error, func(h *Host, _ *NIC) {
+		h.Capabilities, h.Agent = 0, Agent{Socket: "/x.sock", Reason: "not permitted", Unused: Denied}
+	}, "CAP_NET_ADMIN", "let this user use /x.sock", "", nil},
+	{"capabilities", Error, func(h *Host, _ *NIC) {
+		h.Capabilities, h.Agent = 0, Agent{Socket: "/x.sock", Reason: "not here", Unused: Elsewhere}
+	}, "CAP_NET_ADMIN", "in this network namespace", "", nil},
+	{"af-xdp", Error, func(h *Host, _ *NIC) { h.Socket = "not permitted" }, "not permitted", "seccomp", "", nil},
+	{"demux", Unknown, func(h *Host, _ *NIC) { h.Trial = Trial{Reason: "why"} }, "why", "sudo", "", nil},
+	{"demux", Error, func(h *Host, _ *NIC) { h.Trial.Wrong = []string{"ARP: drop instead of pass"} }, "ARP", "report", "", nil},
+	{"memlock", Warning, func(h *Host, _ *NIC) { h.Memlock = 8 << 20 }, "8192 KB", "ulimit", "", nil},
+	{"hugepages", Warning, func(h *Host, _ *NIC) { h.HugeNodes = nil }, "no pool", "HUGETLBFS", "", nil},
+	{"hugepages", Warning, func(h *Host, _ *NIC) { h.HugeNodes = []HugeNode{{0, 10, 1}} }, "1 of 10",
+		"echo 41", "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages=41", nil},
+	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes[0].Free = 0 }, "node 0: 0 of 64",
+		"echo 96 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "", nil},
+	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes, h.Overcommit = []HugeNode{{0, 0, 0}}, 100 }, "100 more", "", "", nil},
+	{"c-states", Info, func(h *Host, _ *NIC) { h.Idle[2].Disabled = false }, "C6 (133 us)", "tune", "", nil},
+	{"governor", Info, func(h *Host, _ *NIC) { h.Governor = "powersave" }, "powersave", "tune", "", nil},
+	{"busy-poll", Info, func(h *Host, _ *NIC) { h.BusyPoll = "50" }, "50", "sysctl", "", nil},
+	{"link", Error, func(_ *Host, n *NIC) { n.Up = false }, "down", "ip link set dev eth0 up", "eth0 link state=up", nil},
+	{"link", Error, func(_ *Host, n *NIC) { n.Carrier = false }, "carrier", "cable", "", nil},
+	{"link", Error, func(_ *Host, n *NIC) { n.Kind, n.Carrier = "veth", false }, "carrier", "other end", "",
+		[]string{"veth-peer", "queues"}},
+	{"address", Error, func(_ *Host, n *NIC) { n.Addrs = nil }, "no IP", "ip address add", "", nil},
+	{"address", Info, func(_ *Host, n *NIC) { n.Addrs = []netip.Addr{netip.MustParseAddr("fe80::1")} }, "link-local", "", "", nil},
+	{"driver", Warning, func(_ *Host, n *NIC) { n.XDP = []string{"basic"} }, "ice", "native", "", []string{"zero-copy", "multi-buffer"}},
+	{"driver", Unknown, func(_ *Host, n *NIC) { n.XDPKnown, n.XDP = false, nil }, "does not tell", "--try", "",
+		[]string{"zero-copy", "multi-buffer"}},
+	{"program", Error, func(_ *Host, n *NIC) { n.Program = &Program{ID: 7, Name: "cil_xdp", Mode: "native"} }, "cil_xdp", "xdp off", "", nil},
+	{"zero-copy", Info, func(_ *Host, n *NIC) { n.XDP = []string{"basic", "redirect", "rx-sg"} }, "no zero-copy", "", "", nil},
+	{"multi-buffer", Info, func(_ *Host, n *NIC) { n.XDP = n.XDP[:3] }, "no multi-buffer", "", "", nil},
+	{"multi-buffer", Info, func(_ *Host, n *NIC) { n.ZCSegments = 1 }, "one chunk", "", "", nil},
+	{"mtu", Error, func(_ *Host, n *NIC) { n.MTU = 500 }, "500", "mtu 1500", "", nil},
+	{"mtu", Warning, func(_ *Host, n *NIC) { n.MTU, n.XDP = 9000, n.XDP[:3] }, "9000", "mtu 3506", "", []string{"multi-buffer"}},
+	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues = []int{0, 1, 2} }, "over 3 of them", "ethtool -X eth0 equal 1", "", nil},
+	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues, n.Features = nil, map[string]bool{"rx-ntuple-filter": true} },
+		"any of them", "ethtool -N eth0 flow-type udp4 dst-port 4793", "", nil},
+	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues, n.Features[ntuple] = []int{0, 1}, false },
+		"classifier is off", "ethtool -K eth0 ntuple on; or: ethtool -X eth0 equal 1", "", nil},
+	{"queues", Warning, func(_ *Host, n *NIC) {
+		n.RSSQueues, n.Features[ntuple], n.Fixed[ntuple] = []int{0, 1}, false, true
+	}, "over 2 of them", "ethtool -X eth0 equal 1", "", nil},
+	{"queues", Info, func(_ *Host, n *NIC) { n.Kind = "veth"; n.Peer = &Peer{Seen: true, Program: true} }, "8 queues", "native", "", nil},
+	{"offloads", Warning, func(_ *Host, n *NIC) { n.Features["rx-lro"] = true }, "rx-lro", "ethtool -K eth0 lro off", "eth0 feature rx-lro=off", nil},
+	{"offloads", Warning, func(_ *Host, n *NIC) { n.Features["rx-gro-list"] = true }, "rx-gro-list", "rx-gro-list off", "eth0 feature rx-gro-list=off", nil},
+	{"offloads", Warning, func(_ *Host, n *NIC) { n.Features["rx-udp-gro-forwarding"] = true }, "forwarding", "off",
+		"eth0 feature rx-udp-gro-forwarding=off", nil},
+	{"offloads", Warning, func(_ *Host, n *NIC) { n.Features["rx-gro-hw"], n.Fixed["rx-gro-hw"] = true, true }, "rx-gro-hw", "keeps it", "", nil},
+	{"offloads", Unknown, func(_ *Host, n *NIC) { n.Features = nil }, "cannot be read", "ethtool -k", "", []string{"vlan-offload"}},
+	{"vlan-offload", Warning, func(_ *Host, n *NIC) { n.Features["rx-vlan-hw-parse"], n.VLANs = true, 2 }, "2 VLAN", "rxvlan off",
+		"eth0 feature rx-vlan-hw-parse=off", nil},
+	{"veth-peer", Info, func(_ *Host, n *NIC) { n.Kind, n.RxQueues, n.Peer = "veth", 1, &Peer{Seen: true} }, "no XDP program", "gro on", "", nil},
+	{"veth-peer", Unknown, func(_ *Host, n *NIC) { n.Kind, n.RxQueues, n.Peer = "veth", 1, &Peer{} }, "cannot be seen", "doctor", "", nil},
+	{"numa", Warning, func(h *Host, _ *NIC) { h.HugeNodes[1].Free = 0 }, "node 1", "node1/hugepages",
+		"/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages=96", []string{"hugepages"}},
+	{"numa", Info, func(_ *Host, n *NIC) { n.NUMANode = -1 }, "not known", "numa_node", "", nil},
+	{"interrupts", Warning, func(_ *Host, n *NIC) { n.Sysfs["napi_defer_hard_irqs"] = "2" }, "is 2", "echo 0",
+		"/sys/class/net/eth0/napi_defer_hard_irqs=0", nil},
+	{"interrupts", Warning, func(_ *Host, n *NIC) { n.Sysfs["threaded"] = "1" }, "threaded", "echo 0", "/sys/class/net/eth0/threaded=0", nil},
+	{"interrupts", Unknown, func(_ *Host, n *NIC) { n.Sysfs = nil }, "another network namespace", "ip netns", "", nil},
+	{"coalescing", Info, func(_ *Host, n *NIC) { n.Coalesce = map[string]string{"rx-usecs": "30", "adaptive-rx": "off"} }, "rx-usecs 30", "tune", "", nil},
+	{"holders", Info, func(_ *Host, n *NIC) { n.Holders = []Holder{{7, "app", 2}} }, "queue 2: app (7)", "res", "", nil},
+	{"holders", Info, func(_ *Host, n *NIC) { n.Holders, n.HoldersBy = []Holder{{7, "app", -1}}, "process" }, "or other interfaces", "res", "", nil},
+	{"holders", Info, func(_ *Host, n *NIC) {
+		n.Agent, n.Holders = agentsNIC(), []Holder{{4711, "trader", 2}, {9, "other", 3}}
+	},
+		"queue 2: trader (4711) of user 1001, queue 3: other (9)", "res", "", nil},
+	{"holders", Unknown, func(h *Host, _ *NIC) { h.SeesOthers = false }, "cannot be seen", "sudo", "", nil},
+	{"control-port", Warning, func(_ *Host, n *NIC) { n.ControlPort = "another program holds it" }, "another program", "ss -ulpn", "", nil},
+}
+
+func TestChecks(t *testing.T) {
+	for _, a := range ailments {
+		f := healthy()
+		a.ail(&f.Host, &f.NICs[0])
+		r := Examine(f)
+		found := false
+		for _, x := range r.Findings {
+			if x.Check != a.check {
+				if x.Level != OK && !slices.Contains(a.others, x.Check) {
+					t.Errorf("%s (%s): %s finds: %s", a.check, a.cause, x.Check, x.Cause)
+				}
+				continue
+			}
+			found = true
+			if x.Level != a.level || !strings.Contains(x.Cause, a.cause) || !strings.Contains(x.Command, a.do) {
+				t.Errorf("%s: want %s, %q, %q; got %+v", a.check, a.level, a.cause, a.do, x)
+			}
+			var fix []string
+			for _, s := range x.Steps {
+				fix = append(fix, s.Setting.String()+"="+s.Value)
+			}
+			if strings.Join(fix, " ") != a.fix {
+				t.Errorf("%s (%s): --fix does %q, want %q", a.check, a.cause, fix, a.fix)
+			}
+			if a.level.Worse(Unknown) && (x.Consequence == "" || x.Command == "") {
+				t.Errorf("%s (%s): no consequence, or no command", a.check, a.cause)
+			}
+		}
+		if !found {
+			t.Errorf("%s finds nothing", a.check)
+		}
+		if impossible := r.Impossible(); (impossible != nil) != (a.level == Error) {
+			t.Errorf("%s (%s): impossible: %v", a.check, a.cause, impossible)
+		}
+	}
+	for _, c := range Checks {
+		if !slices.ContainsFunc(ailments, func(a ailment) bool { return a.check == c.ID }) {
+			t.Errorf("no ailment for check %s", c.ID)
+		}
+		if c.About == "" || (c.Host == nil) == (c.NIC == nil) {
+			t.Errorf("row %s", c.ID)
+		}
+	}
+}
+
+// agentsNIC is an interface of which a daemon has given a queue to a program.
+func agentsNIC() *kagent.NICStatus {
+	return &kagent.NICStatus{Interface: "eth0", Index: 2, Mode: "generic", Queues: 8, Port: port, Leases: []kagent.LeaseStatus{
+		{Queue: 2, Holder: kagent.Holder{PID: 4711, UID: 1001, Comm: "trader"}},
+	}}
+}
+
+// What a user has no right to nor needs where an agent serves stands in nobody's way, nor
+// do the agent's program and port on the interface.
+func TestAgentServes(t *testing.T) {
+	f := healthy()
+	h, n := &f.Host, &f.NICs[0]
+	h.Capabilities, h.Socket, h.Memlock, h.SeesOthers = 0, "not permitted", 8<<20, false
+	n.Program, n.ControlPort = &Program{ID: 7, Mode: "generic"}, "another program holds it"
+	concerned := []string{"capabilities", "af-xdp", "memlock", "program", "control-port", "holders"}
+	for _, x := range Examine(f).Findings {
+		if slices.Contains(concerned, x.Check) && x.Level == OK {
+			t.Errorf("without an agent: %s: %s", x.Check, x.Cause)
+		}
+	}
+	h.Agent = Agent{Socket: "/run/via-xdp/agent.sock", PID: 42, Here: true}
+	n.Agent = agentsNIC()
+	r := Examine(f)
+	for _, x := range r.Findings {
+		if slices.Contains(concerned, x.Check) && x.Level != OK && x.Check != "holders" {
+			t.Errorf("%s: %s: %s", x.Check, x.Level, x.Cause)
+		}
+		// Its configuration, which does not show, may leave out this user or interface.
+		if slices.Contains(concerned[:3], x.Check) && !strings.Contains(x.Cause, "if it serves") {
+			t.Errorf("%s promises what only opening tells: %s", x.Check, x.Cause)
+		}
+	}
+	if x := r.Impossible(); x != nil {
+		t.Errorf("impossible: %+v", x)
+	}
+}
+
+// What is said of an agent that stands in nobody's way says also why it is not used, or
+// that its interfaces are others.
+func TestAgentOfOthers(t *testing.T) {
+	for want, a := range map[string]Agent{
+		"none: programs": {Socket: "/x.sock", Reason: "there is no agent"},
+		"the one at /x.sock is not used: forbidden": {Socket: "/x.sock", Reason: "forbidden", Unused: Denied},
+		"the one at /x.sock is not used: elsewhere": {Socket: "/x.sock", Reason: "elsewhere", Unused: Elsewhere},
+		"those of its network namespace":            {Socket: "/x.sock", PID: 42, Named: true},
+	} {
+		found := checkAgent(&Host{Agent: a})
+		if len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want) {
+			t.Errorf("%+v: %+v, want %q", a, found, want)
+		}
+	}
+}
+
+// An agent that does not serve an interface is in nobody's way who may open it otherwise.
+func TestNotServed(t *testing.T) {
+	for want, a := range map[string]Agent{
+		"use no agent":                 {Socket: "/x.sock", Served: []string{}},
+		"of another network namespace": {Socket: "/x.sock", PID: 42, Named: true, Served: []string{}},
+		"opens it for programs":        {Socket: "/x.sock", PID: 42, Here: true, Named: true, Served: []string{"eth0"}},
+		"opens it for":                 {Socket: "/x.sock", PID: 42, Here: true},
+		"by themselves, with priv":     {Socket: "/x.sock", PID: 42, Here: true, Served: []string{"eth9"}},
+	} {
+		f := healthy()
+		f.Host.Agent = a
+		found := checkServed(&f.Host, &f.NICs[0])
+		if len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want) {
+			t.Errorf("%+v: %+v, want %q", a, found, want)
+		}
+	}
+}
+
+// One good interface is enough to run, unless the host is at fault.
+func TestImpossible(t *testing.T) {
+	f := healthy()
+	bad := f.NICs[0]
+	bad.Name, bad.Up = "eth1", false
+	f.NICs = append(f.NICs, bad)
+	if x := Examine(f).Impossible(); x != nil {
+		t.Errorf("impossible: %+v", x)
+	}
+	f.NICs = f.NICs[1:]
+	if x := Examine(f).Impossible(); x == nil || x.Interface != "eth1" {
+		t.Errorf("impossible: %+v", x)
+	}
+	f = healthy()
+	f.Host.Socket = "no"
+	if x := Examine(f).Impossible(); x == nil || x.Interface != "" {
+		t.Errorf("impossible: %+v", x)
+	}
+	want := []undo.Step{{Setting: undo.Setting{Kind: undo.Link, Interface: "eth1", Name: "state"}, Value: "up"}}
+	f = healthy()
+	f.NICs[0] = bad
+	if got := Examine(f).Steps(); !slices.Equal(got, want) {
+		t.Errorf("steps %v", got)
+	}
+}

@@ -1,0 +1,157 @@
+package doctor
+
+import (
+	"net/netip"
+
+	"viaxdp/internal/agent/kagent"
+)
+
+// Facts are what the checks judge.
+type Facts struct {
+	Host Host  `json:"host"`
+	NICs []NIC `json:"interfaces"`
+}
+
+// Host is what concerns every interface. A text that is a reason why something
+// could not be done is empty when it could.
+type Host struct {
+	Release      string            `json:"release"` // of the kernel
+	Major        int               `json:"major"`
+	Minor        int               `json:"minor"`
+	Config       map[string]string `json:"config,omitempty"` // kernel options: y, m or n; nil: not to be read
+	Capabilities uint64            `json:"capabilities"`     // effective, bit by number
+	Socket       string            `json:"socket,omitempty"` // why no AF_XDP socket can be made
+	Memlock      uint64            `json:"memlock"`          // bytes; all ones: no limit
+	CPUs         int               `json:"cpus"`
+	Virtual      bool              `json:"virtual"` // a virtual machine: CPUs are shared
+
+	HugeNodes  []HugeNode `json:"hugepages"` // 2 MB pages; none: no pool
+	Overcommit int        `json:"hugepages_overcommit"`
+	THP        string     `json:"transparent_hugepages"`
+
+	Idle       []IdleState `json:"idle_states"` // of CPU 0; none: no cpuidle
+	Governor   string      `json:"governor"`    // cpufreq of CPU 0; empty: none
+	BusyPoll   string      `json:"busy_poll"`   // net.core.busy_poll, microseconds
+	Trial      Trial       `json:"trial"`
+	SeesOthers bool        `json:"sees_others"` // may look at other users' processes
+	Agent      Agent       `json:"agent"`
+}
+
+// Agent is the daemon that programs use which are started from here.
+type Agent struct {
+	Socket string `json:"socket,omitempty"`
+	PID    int    `json:"pid,omitempty"`    // 0: none is used
+	Here   bool   `json:"here"`             // it is in this network namespace: its interfaces are those of here
+	Named  bool   `json:"named"`            // the environment says which, or that there is none
+	Reason string `json:"reason,omitempty"` // why none is used
+	Unused Unused `json:"unused,omitempty"` // what is at the socket, where none is used
+
+	Served []string `json:"served"` // interfaces that it opens for this user; nil: all
+}
+
+// Unused is an agent that programs do not use, although it is there.
+type Unused string
+
+const (
+	Denied    Unused = "denied"    // this user may not talk to it
+	Elsewhere Unused = "elsewhere" // it is in another network namespace, and not named
+	Broken    Unused = "broken"    // it does not answer as an agent does: programs open no NIC
+)
+
+// HugeNode is a NUMA node's part of the pool of 2 MB pages.
+type HugeNode struct {
+	Node  int `json:"node"`
+	Total int `json:"total"`
+	Free  int `json:"free"`
+}
+
+// IdleState is a C-state of a CPU.
+type IdleState struct {
+	Index    int    `json:"index"`
+	Name     string `json:"name"`
+	Latency  int    `json:"latency_us"` // to leave it
+	Disabled bool   `json:"disabled"`
+}
+
+// Trial is the demux program, run in the kernel on sample frames.
+type Trial struct {
+	Ran    bool     `json:"ran"`
+	Reason string   `json:"reason,omitempty"` // why it did not
+	Frames int      `json:"frames"`
+	Wrong  []string `json:"wrong,omitempty"` // frames with another verdict than they should have
+}
+
+// NIC is an interface.
+type NIC struct {
+	Name     string       `json:"name"`
+	Index    int          `json:"index"`
+	Driver   string       `json:"driver"`
+	Kind     string       `json:"kind"`
+	MTU      int          `json:"mtu"`
+	Up       bool         `json:"up"`
+	Carrier  bool         `json:"carrier"`
+	Addrs    []netip.Addr `json:"addresses"`
+	VLANs    int          `json:"vlans"`     // VLAN interfaces on top
+	NUMANode int          `json:"numa_node"` // -1: none, or not to be seen
+
+	RxQueues  int    `json:"rx_queues"`
+	TxQueues  int    `json:"tx_queues"`
+	MaxQueues int    `json:"max_queues"`
+	RSSQueues []int  `json:"rss_queues,omitempty"` // that the indirection table names; nil: it cannot be read
+	Ring      [2]int `json:"rings"`                // entries RX, TX; 0: not known
+	RingMax   [2]int `json:"rings_max"`
+
+	Features map[string]bool   `json:"features,omitempty"` // offloads by the kernel's names
+	Fixed    map[string]bool   `json:"fixed,omitempty"`    // of them, those that cannot be changed
+	Coalesce map[string]string `json:"coalesce,omitempty"` // interrupt moderation, as package undo names it
+	Sysfs    map[string]string `json:"sysfs,omitempty"`    // gro_flush_timeout, napi_defer_hard_irqs, threaded; nil: not to be seen
+
+	XDPKnown   bool     `json:"xdp_known"` // the kernel tells the driver's XDP features
+	XDP        []string `json:"xdp,omitempty"`
+	ZCSegments int      `json:"zero_copy_segments"`
+	Program    *Program `json:"program,omitempty"` // XDP program attached
+	Peer       *Peer    `json:"peer,omitempty"`    // of a veth
+
+	Agent *kagent.NICStatus `json:"agent,omitempty"` // what the daemon has of it; a user sees queues of theirs; nil: nothing
+
+	Holders     []Holder `json:"holders"`                // of AF_XDP sockets
+	HoldersBy   string   `json:"holders_by"`             // "queue": known for each queue; "process": suspects only
+	ControlPort string   `json:"control_port,omitempty"` // why the UDP port of connection management is not free
+}
+
+// Program is an XDP program.
+type Program struct {
+	ID   uint32 `json:"id"`
+	Name string `json:"name"` // empty: not to be seen
+	Mode string `json:"mode"` // native or generic
+	Ours bool   `json:"ours"`
+}
+
+// Peer is the other end of a veth pair.
+type Peer struct {
+	Index   int  `json:"index"`
+	Seen    bool `json:"seen"`    // the kernel told the rest
+	Program bool `json:"program"` // it has an XDP program
+	GRO     bool `json:"gro"`     // only when it is in the same namespace
+}
+
+// Holder is a process with AF_XDP sockets.
+type Holder struct {
+	PID   int    `json:"pid"`
+	Name  string `json:"name"`
+	Queue int    `json:"queue"` // -1: not known
+}
+
+// Has reports whether the driver has an XDP feature, by the names of package
+// xdpnic.
+func (n *NIC) Has(feature string) bool {
+	for _, f := range n.XDP {
+		if f == feature {
+			return true
+		}
+	}
+	return false
+}
+
+// Hardware reports whether there is a device behind the interface.
+func (n *NIC) Hardware() bool { return n.Kind == "device" }

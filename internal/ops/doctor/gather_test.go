@@ -1,0 +1,263 @@
+package doctor
+
+import (
+	"bytes"
+	"compress/gzip"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/bpf"
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/ops/undo"
+	"viaxdp/xdpnic"
+)
+
+func text(s string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(s)} }
+
+// The host's facts from files as kernels write them.
+func TestRead(t *testing.T) {
+	const node = "sys/devices/system/node/node"
+	const pages = "/hugepages/hugepages-2048kB/"
+	const idle = "sys/devices/system/cpu/cpu0/cpuidle/state"
+	root := fstest.MapFS{
+		"proc/sys/kernel/osrelease":                                        text("6.1.0-18-amd64\n"),
+		"boot/config-6.1.0-18-amd64":                                       text("# CONFIG_X is not set\nCONFIG_BPF_JIT=y\nCONFIG_Y=m\nCONFIG_HZ=250\n"),
+		"proc/self/status":                                                 text("Name:\tx\nCapInh:\t0000000000000000\nCapEff:\t000001ffffffffff\n"),
+		"proc/cpuinfo":                                                     text("processor\t: 0\nflags\t\t: fpu hypervisor sse\n"),
+		node + "1" + pages + "nr_hugepages":                                text("8\n"),
+		node + "1" + pages + "free_hugepages":                              text("3\n"),
+		node + "0" + pages + "nr_hugepages":                                text("4\n"),
+		node + "0" + pages + "free_hugepages":                              text("4\n"),
+		"sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages": text("5\n"),
+		"sys/kernel/mm/transparent_hugepage/enabled":                       text("always [madvise] never\n"),
+		idle + "0/name":                                                    text("POLL\n"),
+		idle + "0/latency":                                                 text("0\n"),
+		idle + "10/name":                                                   text("C10\n"), idle + "10/latency": text("890\n"), idle + "10/disable": text("1\n"),
+		idle + "2/name": text("C6\n"), idle + "2/latency": text("85\n"), idle + "2/disable": text("0\n"),
+		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": text("schedutil\n"),
+		"proc/sys/net/core/busy_poll":                          text("50\n"),
+	}
+	want := Host{
+		Release: "6.1.0-18-amd64", Major: 6, Minor: 1, Config: map[string]string{"CONFIG_BPF_JIT": "y", "CONFIG_Y": "m"},
+		Capabilities: 0x1ffffffffff, Virtual: true, HugeNodes: []HugeNode{{0, 4, 4}, {1, 8, 3}}, Overcommit: 5, THP: "madvise",
+		Idle:     []IdleState{{0, "POLL", 0, false}, {2, "C6", 85, false}, {10, "C10", 890, true}},
+		Governor: "schedutil", BusyPoll: "50",
+	}
+	var h Host
+	h.read(root)
+	if diff := cmp.Diff(want, h); diff != "" {
+		t.Error(diff)
+	}
+
+	// A kernel that has its configuration inside, and no NUMA.
+	var z bytes.Buffer
+	w := gzip.NewWriter(&z)
+	w.Write([]byte("CONFIG_XDP_SOCKETS=y\n"))
+	w.Close()
+	h = Host{}
+	h.read(fstest.MapFS{
+		"proc/config.gz": &fstest.MapFile{Data: z.Bytes()},
+		"sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages":   text("2"),
+		"sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": text("1"),
+	})
+	if h.Config["CONFIG_XDP_SOCKETS"] != "y" || !cmp.Equal(h.HugeNodes, []HugeNode{{0, 2, 1}}) {
+		t.Errorf("%+v", h)
+	}
+	h = Host{}
+	h.read(fstest.MapFS{})
+	if diff := cmp.Diff(Host{}, h); diff != "" {
+		t.Errorf("of nothing: %s", diff)
+	}
+}
+
+// gather reads the facts of a's interface in its namespace.
+func gather(t *testing.T, a *nstest.NS) (f *Facts) {
+	t.Helper()
+	if err := a.Do(func() (err error) {
+		f, err = Gather(a.Name)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestGatherVeth(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{Queues: 2})
+	f := gather(t, a)
+	n := f.NICs[0]
+	if n.Kind != "veth" || n.Driver != "veth" || n.MTU != 1500 || n.RxQueues != 2 || !n.Up || !n.Carrier ||
+		!slices.Contains(n.Addrs, a.IPv4) || !slices.Contains(n.Addrs, a.IPv6) {
+		t.Errorf("%+v", n)
+	}
+	if !n.XDPKnown || !n.Has("rx-sg") || n.Has("xsk-zerocopy") || n.Program != nil || len(n.Features) == 0 {
+		t.Errorf("%+v", n)
+	}
+	if n.Peer == nil || !n.Peer.Seen || n.Peer.Program || n.Peer.Index != b.Index {
+		t.Errorf("peer %+v, which is %d", n.Peer, b.Index)
+	}
+	if n.ControlPort != "" || n.Sysfs != nil {
+		t.Errorf("control port %q, sysfs %v", n.ControlPort, n.Sysfs)
+	}
+	if tr := f.Host.Trial; !tr.Ran || len(tr.Wrong) > 0 || tr.Frames < 10 {
+		t.Errorf("trial %+v", tr)
+	}
+	if f.Host.Socket != "" || f.Host.Major < 5 {
+		t.Errorf("host %+v", f.Host)
+	}
+
+	// What others do to it shows.
+	d, err := bpf.LoadDemux(bpf.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	r, err := bpf.NewRedirect(bpf.RedirectConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := b.Do(func() error { return d.Attach(b.Index, bpf.Generic) }); err != nil {
+		t.Fatal(err)
+	}
+	var held net.PacketConn
+	var q *xdpnic.Queue
+	if err := a.Do(func() (err error) {
+		if err = r.Attach(a.Index, bpf.Native); err != nil {
+			return err
+		}
+		if held, err = net.ListenPacket("udp", ":4793"); err != nil {
+			return err
+		}
+		q, err = xdpnic.Open(xdpnic.Config{Ifindex: a.Index, RxChunks: 64, TxChunks: 64})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	defer q.Close()
+	n = gather(t, a).NICs[0]
+	if p := n.Program; p == nil || p.Name != "via_redirect" || p.Ours || p.Mode != "native" {
+		t.Errorf("program %+v", p)
+	}
+	if !n.Peer.Program || n.ControlPort == "" {
+		t.Errorf("peer %+v, control port %q", n.Peer, n.ControlPort)
+	}
+	if !slices.ContainsFunc(n.Holders, func(h Holder) bool { return h.PID == os.Getpid() }) {
+		t.Errorf("holders %+v", n.Holders)
+	}
+	n = gather(t, b).NICs[0]
+	if p := n.Program; p == nil || !p.Ours || p.Mode != "generic" {
+		t.Errorf("program %+v", p)
+	}
+}
+
+// What --fix does to an interface is gone from the findings, and comes back
+// with --undo.
+func TestTreatment(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	dir := t.TempDir()
+	if err := a.Do(func() error {
+		l, err := netlink.LinkByName(a.Name)
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetDown(l); err != nil {
+			return err
+		}
+		var m undo.Machine
+		forwarding := undo.Setting{Kind: undo.Feature, Interface: a.Name, Name: "rx-udp-gro-forwarding"}
+		if err := m.Set(forwarding, "on"); err != nil {
+			return err
+		}
+		ill := func() (ids []string) {
+			f, err := Gather(a.Name)
+			if err != nil {
+				t.Error(err)
+				return nil
+			}
+			for _, x := range Examine(f).Findings {
+				if x.Interface != "" && x.Level.Worse(Unknown) {
+					ids = append(ids, x.Check)
+				}
+			}
+			return ids
+		}
+		if got := ill(); !slices.Contains(got, "link") || !slices.Contains(got, "offloads") {
+			t.Errorf("before: %v", got)
+		}
+		f, err := Gather(a.Name)
+		if err != nil {
+			return err
+		}
+		f.Host.HugeNodes = nil // the machine's own settings are not this test's
+		j, err := undo.Open(dir, "doctor", m)
+		if err != nil {
+			return err
+		}
+		defer j.Close()
+		if _, err := j.Apply(Examine(f).Steps()); err != nil {
+			return err
+		}
+		if got := ill(); len(got) > 0 {
+			t.Errorf("after: %v", got)
+		}
+		if _, err := j.Undo(); err != nil {
+			return err
+		}
+		if v, err := m.Get(forwarding); v != "on" || err != nil {
+			t.Errorf("undone: %s, %v", v, err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNoSuchInterface(t *testing.T) {
+	if _, err := Gather("no-such-nic"); err == nil {
+		t.Error("no error")
+	}
+}
+
+// Why an agent is not used: there is none, this user may not, or it is no agent.
+func TestUnusedAgent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	t.Setenv(agentclient.Environment, path)
+	var h Host
+	h.askAgent()
+	if a := h.Agent; a.PID != 0 || a.Unused != "" || a.Reason == "" {
+		t.Errorf("none: %+v", a)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	h.askAgent()
+	if a := h.Agent; a.PID != 0 || a.Unused != Broken || a.Reason == "" {
+		t.Errorf("one that hangs up: %+v", a)
+	}
+	denied := &net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", unix.EACCES)}
+	if u := unused(denied); u != Denied {
+		t.Errorf("%v: %q", denied, u)
+	}
+}

@@ -1,0 +1,58 @@
+package inspect_test
+
+import (
+	"slices"
+	"testing"
+
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/ops/inspect"
+)
+
+// A veth has both copying modes and no zero-copy, which is tried only if that is asked for,
+// and of which nothing stays behind.
+func TestLook(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	look := func(try bool) (i inspect.Interface) {
+		t.Helper()
+		if err := ns.Do(func() (err error) {
+			i, err = inspect.Look(ns.Name, try)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return i
+	}
+	tried := look(true)
+	reached := map[string]bool{}
+	for _, m := range tried.Modes {
+		reached[m.Mode] = m.Reached
+		if !m.Tried || m.Reached != (m.Reason == "") {
+			t.Errorf("%+v", m)
+		}
+	}
+	if !reached["native"] || !reached["generic"] || reached["zero-copy"] || len(reached) != 3 {
+		t.Errorf("reached: %v", tried.Modes)
+	}
+	left := look(false)
+	if left.Name != ns.Name || left.Index != ns.Index || left.MAC != ns.MAC.String() || left.MTU != 1500 || !left.Up ||
+		left.Driver != "veth" || left.Queues.RX != 2 || left.Queues.TX != 2 || left.Program != "" || len(left.Limits) < 3 {
+		t.Errorf("%+v", left)
+	}
+	if slices.ContainsFunc(left.Modes, func(m inspect.Mode) bool { return m.Tried || m.Reached }) {
+		t.Errorf("tried: %v", left.Modes)
+	}
+	err := ns.Do(func() error {
+		names, err := inspect.Names()
+		// Modules of tunnels put interfaces of their own into every namespace.
+		if err == nil && (!slices.Contains(names, ns.Name) || slices.Contains(names, "lo")) {
+			t.Errorf("%v", names)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Do(func() error { _, err := inspect.Look("nothing", false); return err }); err == nil {
+		t.Error("an interface that is not there")
+	}
+}

@@ -1,0 +1,30 @@
+package inspect
+
+import (
+	"testing"
+
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/xdpnic"
+)
+
+// Where the kernel does not tell the driver's features, trying does: a mode that is
+// reached has no reason left why it might not be.
+func TestTryUntold(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	i := Interface{Name: ns.Name, Index: ns.Index, MTU: ns.MTU}
+	i.modes(xdpnic.Features{}, false)
+	for _, m := range i.Modes[:2] {
+		if m.Possible || m.Reason == "" {
+			t.Errorf("before it was tried: %+v", m)
+		}
+	}
+	if err := ns.Do(func() error { i.try(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range i.Modes {
+		copies := m.Mode != xdpnic.ModeZeroCopy.String() // a veth has no other
+		if !m.Tried || m.Reached != copies || m.Reached != (m.Reason == "") {
+			t.Errorf("%+v", m)
+		}
+	}
+}

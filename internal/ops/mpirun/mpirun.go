@@ -1,0 +1,303 @@
+// Package mpirun starts the ranks of a job on this machine, as mpiexec does: each
+// in a network namespace with an interface of its own, so that it is to the
+// others what a rank on another host would be.
+//
+//	mpirun ---- socket, PMI-1 ----> rank 0    in namespace 0: via0 10.77.0.1
+//	       ---- socket, PMI-1 ----> rank 1    in namespace 1: via0 10.77.0.2
+//	       <--- standard output and error ---
+//
+// A rank finds PMI_FD, PMI_RANK and PMI_SIZE in its environment, and in
+// VIADEV_DEVICE the name of its interface. Programs of other MPI implementations
+// that speak PMI-1, such as MPICH's, can be started, too.
+//
+// When a rank ends with another status than 0, by a signal, or without the good-bye
+// of PMI, or while others wait for it in a fence, or aborts the job, all others are ended: by SIGTERM, and two seconds
+// later by SIGKILL. When this process is gone they get SIGKILL.
+package mpirun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/mvich/pmi"
+)
+
+// Job is what to start.
+type Job struct {
+	Ranks   int      // 1 to testbed.MaxStar
+	Program []string // and its arguments
+	Env     []string // more variables, NAME=value
+	MTU     int      // of the interfaces; 0: 1500
+	Bind    bool     // rank i runs on CPU i, counted around
+	Prefix  bool     // lines of output begin with the rank: "3: "
+
+	// Lossy joins the ranks by a hub that loses a share of the frames; 0: none, on
+	// the same way. Nobody's frames are segmented behind it.
+	Lossy bool
+	Loss  float64
+
+	// Stdout and Stderr may be the same; nil: discarded. One Write is called at a
+	// time, of both, but for those of files.
+	Stdout, Stderr io.Writer
+}
+
+// grace is how long ranks have between SIGTERM and SIGKILL.
+const grace = 2 * time.Second
+
+// RankError says how a rank ended the job.
+type RankError struct {
+	Rank   int
+	Status int // to exit with: that of the rank, or 128 and its signal, or the code of an abort
+	Err    error
+}
+
+// Error names the rank and what became of it.
+func (e *RankError) Error() string { return fmt.Sprintf("rank %d: %v", e.Rank, e.Err) }
+
+// Unwrap is what became of it.
+func (e *RankError) Unwrap() error { return e.Err }
+
+var errSilent = errors.New("it has ended before it was ready (no PMI finalize)")
+
+// Run runs a job to its end. A *RankError: a rank has ended it, the first to do so.
+// A *testbed.MissingError: there is no privilege for namespaces. The end of ctx
+// ends the ranks, too, and is the error then.
+func Run(ctx context.Context, j Job) error {
+	if len(j.Program) == 0 {
+		return errors.New("no program to start")
+	}
+	if j.MTU == 0 {
+		j.MTU = 1500
+	}
+	path, err := exec.LookPath(j.Program[0])
+	if err != nil {
+		return err
+	}
+	star, err := j.star()
+	if err != nil {
+		return err
+	}
+	defer star.Close()
+	cpus, err := testbed.AllowedCPUs()
+	if err != nil {
+		return err
+	}
+	r := &run{job: j, server: pmi.NewServer(j.Ranks), ended: make(chan ending, j.Ranks), spoke: make(chan error, j.Ranks)}
+	turns := [2]*sync.Mutex{{}, {}}
+	if oneWriter(j.Stdout, j.Stderr) {
+		turns[1] = turns[0]
+	}
+	out, errs := newLines(j.Stdout, turns[0]), newLines(j.Stderr, turns[1])
+	for i := range j.Ranks {
+		cpu := -1
+		if j.Bind {
+			cpu = cpus[i%len(cpus)]
+		}
+		cmd := exec.Command(path, j.Program[1:]...)
+		cmd.Env = append(os.Environ(), j.Env...)
+		cmd.Stdout, cmd.Stderr = j.output(i, out), j.output(i, errs)
+		cmd.WaitDelay = grace // for output that others hold open
+		if err := r.start(i, star, cpu, cmd); err != nil {
+			r.server.End()
+			r.signal(syscall.SIGKILL)
+			r.wait(ctx)
+			return fmt.Errorf("rank %d: %w", i, err)
+		}
+	}
+	return r.wait(ctx)
+}
+
+// oneWriter says whether a and b are one. Writers that cannot be compared are not.
+func oneWriter(a, b io.Writer) (one bool) {
+	defer func() { _ = recover() }()
+	return a == b
+}
+
+// star joins the ranks.
+func (j *Job) star() (*testbed.Star, error) {
+	if j.Lossy {
+		return testbed.NewLossyStar(j.Ranks, j.MTU, j.Loss)
+	}
+	return testbed.NewStar(j.Ranks, j.MTU)
+}
+
+// output is where a rank's output goes: to a file as it is, unless its lines are
+// to be marked.
+func (j *Job) output(rank int, to *lines) io.Writer {
+	switch {
+	case to == nil:
+		return nil
+	case j.Prefix:
+		return to.of(strconv.Itoa(rank) + ": ")
+	}
+	if f, ok := to.w.(*os.File); ok {
+		return f
+	}
+	return to.of("")
+}
+
+// run is a job that runs.
+type run struct {
+	job    Job
+	server *pmi.Server
+	ranks  []*exec.Cmd // nil: it has ended, and its number may be another's
+	ended  chan ending
+	spoke  chan error // a rank has said what ends the job: a *RankError
+}
+
+// ending is how a rank ended; err is a *RankError, or nil.
+type ending struct {
+	rank int
+	err  error
+}
+
+func (r *run) start(i int, star *testbed.Star, cpu int, cmd *exec.Cmd) error {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "pmi"), os.NewFile(uintptr(fds[1]), "pmi")
+	defer ours.Close()
+	defer theirs.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		return err
+	}
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.Env = append(cmd.Env,
+		"PMI_FD=3", "PMI_RANK="+strconv.Itoa(i), "PMI_SIZE="+strconv.Itoa(r.job.Ranks),
+		"VIADEV_DEVICE="+star.Ends[i].Name)
+	if err := star.Start(i, cpu, cmd); err != nil {
+		conn.Close()
+		return err
+	}
+	r.ranks = append(r.ranks, cmd)
+	go r.attend(i, conn, cmd)
+	return nil
+}
+
+// attend serves a rank until it has ended.
+func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
+	type told struct {
+		began, done bool
+		err         error
+	}
+	said := make(chan told, 1)
+	go func() {
+		var t told
+		t.began, t.done, t.err = r.server.Serve(i, conn)
+		if t.err != nil {
+			conn.Close() // it may wait for an answer
+			r.spoke <- saidBy(i, t.err)
+		}
+		said <- t
+	}()
+	endFamily(cmd.Process.Pid)
+	werr := cmd.Wait()
+	for _, w := range []io.Writer{cmd.Stdout, cmd.Stderr} {
+		if l, ok := w.(*line); ok {
+			l.end()
+		}
+	}
+	conn.SetReadDeadline(time.Now().Add(time.Second)) // children of it may hold the socket
+	t := <-said
+	conn.Close()
+	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, t.began, t.done)}
+}
+
+// endFamily waits until a process has ended, and kills what it has left behind in
+// its group, while its number is not yet another's.
+func endFamily(pid int) {
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	unix.Kill(-pid, unix.SIGKILL)
+}
+
+// saidBy is the end of a job for what a rank has said.
+func saidBy(rank int, said error) error {
+	var abort *pmi.AbortError
+	if errors.As(said, &abort) {
+		return &RankError{rank, max(abort.Code&0xff, 1), abort}
+	}
+	return &RankError{rank, 1, said}
+}
+
+// endOf judges how a rank ended.
+func endOf(rank int, state *os.ProcessState, werr error, began, done bool) error {
+	fail := func(status int, err error) error { return &RankError{rank, status, err} }
+	var exit *exec.ExitError
+	switch {
+	case errors.As(werr, &exit):
+		status := state.Sys().(syscall.WaitStatus)
+		if status.Signaled() {
+			return fail(128+int(status.Signal()), werr)
+		}
+		return fail(status.ExitStatus(), werr)
+	case began && !done:
+		return fail(1, errSilent)
+	}
+	return nil // WaitDelay alone: somebody else held its output
+}
+
+// wait waits for all ranks; when one ends the job, or ctx does, it ends the others.
+func (r *run) wait(ctx context.Context) (first error) {
+	over := ctx.Done()
+	var kill <-chan time.Time
+	end := func(why error) {
+		if first == nil {
+			first = why
+			r.server.End()
+			r.signal(syscall.SIGTERM)
+			kill = time.After(grace)
+		}
+	}
+	for left := len(r.ranks); left > 0; {
+		select {
+		case e := <-r.ended:
+			left--
+			r.ranks[e.rank] = nil
+			select {
+			case err := <-r.spoke: // what it said before it ended says more
+				end(err)
+			default:
+			}
+			if e.err != nil {
+				end(e.err)
+			}
+			r.server.End() // no fence will be complete any more
+		case err := <-r.spoke:
+			end(err)
+		case <-over:
+			over = nil
+			end(context.Cause(ctx))
+		case <-kill:
+			r.signal(syscall.SIGKILL)
+		}
+	}
+	return first
+}
+
+// signal sends a signal to all ranks and what they have started.
+func (r *run) signal(s syscall.Signal) {
+	for _, cmd := range r.ranks {
+		if cmd != nil {
+			syscall.Kill(-cmd.Process.Pid, s)
+		}
+	}
+}

@@ -1,0 +1,246 @@
+package mpirun
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/mvich/pmi"
+)
+
+// The test program is a rank, too.
+const asRank = "VIA_MPIRUN_RANK_OF_A_TEST"
+
+func TestMain(m *testing.M) {
+	if how := os.Getenv(asRank); how != "" {
+		if err := beRank(how); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// beRank tells the others its address, hears of theirs, and reaches them.
+func beRank(how string) error {
+	c, err := pmi.FromEnv()
+	if err != nil {
+		return err
+	}
+	device, err := net.InterfaceByName(os.Getenv("VIADEV_DEVICE"))
+	if err != nil {
+		return err
+	}
+	addrs, err := device.Addrs()
+	if err != nil {
+		return err
+	}
+	own := addrs[0].(*net.IPNet).IP.String()
+	l, err := net.Listen("tcp", net.JoinHostPort(own, "7"))
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if err := errors.Join(c.Put(fmt.Sprint("at-", c.Rank()), own), c.Fence()); err != nil {
+		return err
+	}
+	switch {
+	case how == "silent" && c.Rank() == 1:
+		return nil
+	case how == "abort" && c.Rank() == 1:
+		c.Abort(9)
+	}
+	if how != "reach" {
+		time.Sleep(10 * time.Minute) // until it is ended
+	}
+	for other := range c.Size() {
+		host, err := c.Get(fmt.Sprint("at-", other))
+		if err != nil {
+			return err
+		}
+		conn, err := net.DialTimeout("tcp", net.JoinHostPort(host, "7"), time.Minute)
+		if err != nil {
+			return err
+		}
+		conn.Close()
+	}
+	fmt.Printf("rank %d of %d has reached all\n", c.Rank(), c.Size())
+	return errors.Join(c.Fence(), c.Close())
+}
+
+// job runs the test program as ranks.
+func job(t *testing.T, ranks int, how string, out *bytes.Buffer) Job {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Job{Ranks: ranks, Program: []string{self}, Env: []string{asRank + "=" + how}, Prefix: true, Stdout: out, Stderr: out}
+}
+
+// Ranks hear of each other and reach each other, two by a pair and more by a
+// bridge; each line says whose it is.
+func TestRun(t *testing.T) {
+	nstest.Require(t)
+	for _, ranks := range []int{1, 2, 5} {
+		var out bytes.Buffer
+		j := job(t, ranks, "reach", &out)
+		j.Bind = true
+		if err := Run(t.Context(), j); err != nil {
+			t.Fatalf("%d ranks: %v\n%s", ranks, err, &out)
+		}
+		for rank := range ranks {
+			if want := fmt.Sprintf("%d: rank %d of %d has reached all\n", rank, rank, ranks); !strings.Contains(out.String(), want) {
+				t.Errorf("no %q in\n%s", want, &out)
+			}
+		}
+	}
+}
+
+// However a rank ends the job, the others end, soon, and the error says who it was
+// and with which status.
+func TestEnds(t *testing.T) {
+	nstest.Require(t)
+	shell := func(script string) Job { return Job{Ranks: 3, Program: []string{"sh", "-c", script}} }
+	var out bytes.Buffer
+	meter := schedlat.Start()
+	defer meter.Close()
+	for name, test := range map[string]struct {
+		job    Job
+		status int
+	}{
+		"status":     {shell("test $PMI_RANK = 1 && exit 7; sleep 600"), 7},
+		"signal":     {shell("test $PMI_RANK = 1 && kill -SEGV $$; sleep 600"), 128 + 11},
+		"stubborn":   {shell("test $PMI_RANK = 1 && exit 7; trap '' TERM; while true; do sleep 1; done"), 7},
+		"no goodbye": {job(t, 3, "silent", &out), 1},
+		"abort":      {job(t, 3, "abort", &out), 9},
+	} {
+		t.Run(name, func(t *testing.T) {
+			began := meter.Mark()
+			err := Run(t.Context(), test.job)
+			var rank *RankError
+			if !errors.As(err, &rank) || rank.Rank != 1 || rank.Status != test.status {
+				t.Errorf("%v, want status %d of rank 1\n%s", err, test.status, &out)
+			}
+			if began.Over(30 * time.Second) {
+				t.Errorf("it took %v", time.Since(began.At))
+			}
+		})
+	}
+}
+
+// A rank that ends in peace, without a word to PMI, is not waited for in a fence.
+func TestFenceWithoutRank(t *testing.T) {
+	nstest.Require(t)
+	var out bytes.Buffer
+	j := job(t, 3, "reach", &out)
+	j.Program = []string{"sh", "-c", `test $PMI_RANK = 1 && exit 0; exec "$0"`, j.Program[0]}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	err := Run(ctx, j)
+	var rank *RankError
+	if !errors.As(err, &rank) || rank.Rank == 1 || rank.Status == 0 {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}
+
+// The end of the context ends the ranks, and what they have started.
+func TestInterrupted(t *testing.T) {
+	nstest.Require(t)
+	pids := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for { // until both are there
+			if list, _ := filepath.Glob(filepath.Join(pids, "*")); len(list) == 2 {
+				cancel()
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	err := Run(ctx, Job{Ranks: 2, Program: []string{"sh", "-c", "sleep 100 & touch " + pids + "/$!; wait"}})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	list, _ := filepath.Glob(filepath.Join(pids, "*"))
+	for _, path := range list {
+		if !await.Comes(func() bool { // it was killed, and dies in a moment
+			status, err := os.ReadFile(filepath.Join("/proc", filepath.Base(path), "stat"))
+			return err != nil || strings.Contains(string(status), ") Z ")
+		}) {
+			t.Errorf("%s still runs", filepath.Base(path))
+		}
+	}
+}
+
+func TestWrong(t *testing.T) {
+	for name, j := range map[string]Job{
+		"no program":      {Ranks: 1},
+		"not there":       {Ranks: 1, Program: []string{"/nothing/here"}},
+		"no ranks":        {Program: []string{"true"}},
+		"too many":        {Ranks: 1000, Program: []string{"true"}},
+		"an MTU of a bit": {Ranks: 1, MTU: 1, Program: []string{"true"}},
+	} {
+		if err := Run(t.Context(), j); err == nil {
+			t.Errorf("%s: it ran", name)
+		}
+	}
+}
+
+// Both outputs of all ranks may go to one writer.
+func TestOneOutput(t *testing.T) {
+	nstest.Require(t)
+	const ranks, times = 3, 300
+	for _, prefix := range []bool{false, true} {
+		var out bytes.Buffer
+		script := fmt.Sprintf("i=0; while [ $i -lt %d ]; do echo out; echo err >&2; i=$((i+1)); done", times)
+		j := Job{Ranks: ranks, Program: []string{"sh", "-c", script}, Prefix: prefix, Stdout: &out, Stderr: &out}
+		if err := Run(t.Context(), j); err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range []string{"out\n", "err\n"} {
+			if n := strings.Count(out.String(), line); n != ranks*times {
+				t.Errorf("with a prefix %v: %d lines of %q, want %d", prefix, n, line, ranks*times)
+			}
+		}
+	}
+}
+
+// Lines come whole, with their prefix, also the last one without an end.
+func TestLines(t *testing.T) {
+	var out bytes.Buffer
+	all := newLines(&out, new(sync.Mutex))
+	a, b := all.of("a: ").(*line), all.of("b: ").(*line)
+	for _, w := range []struct {
+		to   *line
+		text string
+	}{{a, "one"}, {b, "two\nthr"}, {a, " and\n\nmore"}, {b, "ee\n"}} {
+		if n, err := w.to.Write([]byte(w.text)); n != len(w.text) || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
+	if err := errors.Join(a.end(), b.end()); err != nil {
+		t.Error(err)
+	}
+	const want = "b: two\na: one and\na: \nb: three\na: more\n"
+	if out.String() != want {
+		t.Errorf("got %q, want %q", &out, want)
+	}
+	out.Reset()
+	a.Write(bytes.Repeat([]byte("x"), longest+1))
+	if out.Len() < longest {
+		t.Errorf("%d bytes of a line without an end came", out.Len())
+	}
+}

@@ -1,0 +1,171 @@
+package ping
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
+)
+
+// patience is how long an answer may take.
+const waitLimit = 30 * time.Second
+
+func ask(t *testing.T, from *nstest.NS, host netip.Addr, within time.Duration) (r Reply, err error) {
+	t.Helper()
+	if e := from.Do(func() error {
+		p, e := Open(netip.AddrPortFrom(host, 0), from.Name)
+		if e != nil {
+			return e
+		}
+		defer p.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), within)
+		defer cancel()
+		r, err = p.Ask(ctx)
+		return nil
+	}); e != nil {
+		t.Fatal(e)
+	}
+	return r, err
+}
+
+// An agent answers, by IPv4 and IPv6; a host without one says so; where there is
+// no host, nothing comes.
+func TestAsk(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	for _, host := range []netip.Addr{b.IPv4, b.IPv6} {
+		if r, err := ask(t, a, host, waitLimit); !errors.Is(err, ErrNobody) {
+			t.Errorf("%v without an agent: %+v, %v", host, r, err)
+		}
+	}
+	var agent *kagent.Local
+	if err := b.Do(func() (err error) {
+		agent, err = kagent.Open(kagent.Config{Interface: b.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close()
+	for _, host := range []netip.Addr{b.IPv4, b.IPv6} {
+		r, err := ask(t, a, host, waitLimit)
+		if err != nil || r.From != host || r.Version != wire.Version&0xf || r.RoundTrip <= 0 || r.RoundTrip > waitLimit {
+			t.Errorf("%v: %+v, %v", host, r, err)
+		}
+	}
+	nowhere := netip.MustParseAddr("10.99.0.77")
+	if r, err := ask(t, a, nowhere, 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%v: %+v, %v", nowhere, r, err)
+	}
+}
+
+// Messages that are no answer are passed over; one of another version tells that.
+func TestAnswer(t *testing.T) {
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for name, replies := range map[string]func(request wire.CM) [][]byte{
+		"noise first": func(r wire.CM) [][]byte {
+			other, _ := (&wire.CM{Type: wire.CMNoMatch, ID: r.ID + 2}).Append(nil)
+			good, _ := (&wire.CM{Type: wire.CMNoMatch, ID: r.ID}).Append(nil)
+			return [][]byte{{}, []byte("x"), make([]byte, 48), other, good}
+		},
+		"another version": func(wire.CM) [][]byte { return [][]byte{{wire.Version + 1, wire.KindConnect | 6}} },
+	} {
+		go func() {
+			b := make([]byte, 1500)
+			n, from, err := c.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			m, err := wire.ParseCM(b[:n])
+			if err != nil {
+				t.Error(err)
+			}
+			for _, r := range replies(m) {
+				c.WriteTo(r, from)
+			}
+		}()
+		p, err := Open(c.LocalAddr().(*net.UDPAddr).AddrPort(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+		r, err := p.Ask(ctx)
+		want := uint8(wire.Version & 0xf)
+		if name == "another version" {
+			want++
+		}
+		if err != nil || r.Version != want {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+		cancel()
+		p.Close()
+	}
+}
+
+func TestCancelled(t *testing.T) {
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	p, err := Open(c.LocalAddr().(*net.UDPAddr).AddrPort(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		c.ReadFrom(make([]byte, 1500))
+		cancel()
+	}()
+	if _, err := p.Ask(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// slow is a connection on which nothing comes, and where it takes a while to be told that the
+// time is over.
+type slow struct {
+	net.Conn
+	told  chan struct{}
+	ended atomic.Bool
+}
+
+func (s *slow) Write(b []byte) (int, error) { return len(b), nil }
+
+func (s *slow) Read([]byte) (int, error) {
+	<-s.told
+	return 0, os.ErrDeadlineExceeded
+}
+
+func (s *slow) SetDeadline(t time.Time) error {
+	if t.Before(time.Now()) {
+		close(s.told)
+		time.Sleep(20 * time.Millisecond)
+		s.ended.Store(true)
+	}
+	return nil
+}
+
+// What ends a question's time is over with it: it must not end the next one.
+func TestNothingLeftBehind(t *testing.T) {
+	c := &slow{told: make(chan struct{})}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	cancel()
+	if _, err := (&Pinger{conn: c}).Ask(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if !c.ended.Load() {
+		t.Error("the deadline is still being set")
+	}
+}

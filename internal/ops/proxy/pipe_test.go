@@ -1,0 +1,102 @@
+package proxy
+
+import (
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"net"
+	"testing"
+	"time"
+
+	"viaxdp/internal/lab/await"
+)
+
+// witness is a connection of whose stream nothing comes, and that looks at what it is read
+// into.
+type witness struct {
+	net.Conn
+	saw *[]byte
+}
+
+func (w witness) Read(b []byte) (int, error) {
+	*w.saw = bytes.Clone(b)
+	return 0, io.EOF
+}
+
+// What a peer has sent is not in the buffer for another one, who may say that it has
+// written there and have not.
+func TestBuffersAreEmpty(t *testing.T) {
+	for range 100 { // the pool keeps not all that it gets
+		b := buffers.Get().(*[]byte)
+		copy(*b, "secret")
+		buffers.Put(b)
+		a, c := net.Pipe()
+		var saw []byte
+		if err := pipe(c, witness{a, &saw}, nil); err != nil {
+			t.Fatal(err)
+		}
+		a.Close()
+		c.Close()
+		if len(saw) == 0 || len(bytes.Trim(saw, "\x00")) > 0 {
+			t.Fatalf("in a buffer of %d bytes: %q", len(saw), bytes.Trim(saw, "\x00"))
+		}
+	}
+}
+
+// An answer comes whole also where the client ends its stream when the server by VIA has
+// closed already, and not all that it had said has got there.
+func TestAnswerAfterUpload(t *testing.T) {
+	a, b, hostB := stacks(t)
+	l, err := b.Listen("via", ":7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	to, err := a.Dial("via", net.JoinHostPort(hostB, "7000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	client, from := net.Pipe()
+	for _, c := range []net.Conn{client, to, server} {
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(waitLimit))
+	}
+	piped := make(chan error, 1)
+	go func() { piped <- pipe(to, from, make(chan struct{})) }()
+	say := func(n int) { // and wait until it is written
+		for range 2 {
+			if _, err := client.Write(make([]byte, n)); err != nil {
+				t.Fatal(err)
+			}
+			n = 0
+		}
+	}
+	for before, sent := uint64(0), uint64(1); sent > before; { // until the server, who does not read, has no room
+		before = a.Stats().Messages.Times
+		say(1000)
+		sent = a.Stats().Messages.Times
+	}
+	answer := make([]byte, 10_000)
+	r := rand.NewChaCha8([32]byte{3})
+	r.Read(answer)
+	if _, err := server.Write(answer); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "the connection is over", func() bool { _, err := to.Write(nil); return err != nil })
+	client.Close()
+	if err := <-piped; err != nil {
+		t.Error(err)
+	}
+	if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, answer) {
+		t.Errorf("%d bytes of the answer, %v", len(got), err)
+	}
+}

@@ -1,0 +1,417 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+)
+
+// patience is how long anything may take.
+const waitLimit = time.Minute
+
+// stacks opens both ends of a veth pair.
+func stacks(t *testing.T) (a, b *vianet.Stack, hostB string) {
+	t.Helper()
+	na, nb := nstest.Pair(t, nstest.Options{})
+	noLeaks(t)
+	a, _ = open(t, na, na.Name, waitLimit/2)
+	b, _ = open(t, nb, nb.Name, waitLimit/2)
+	return a, b, nb.IPv4.String()
+}
+
+// noLeaks ends the test with a look whether goroutines are left that it has started.
+func noLeaks(t *testing.T) {
+	leaks := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
+}
+
+// place is a namespace.
+type place interface{ Do(func() error) error }
+
+// open makes a stack over an interface of a namespace.
+func open(t *testing.T, ns place, name string, silence time.Duration) (*vianet.Stack, *vipl.NIC) {
+	t.Helper()
+	var nic *vipl.NIC
+	if err := ns.Do(func() (err error) {
+		nic, err = vipl.OpenNIC(name, vipl.WithSilence(silence))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := vianet.New(nic, vianet.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(s.Close(), nic.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return s, nic
+}
+
+// serve runs a proxy as long as the test.
+func serve(t *testing.T, p *Proxy) {
+	t.Helper()
+	p.Failed = func(err error) { t.Logf("not forwarded: %v", err) }
+	if err := p.Open(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// chain is client -> TCP -> VIA -> TCP -> server, and the address for the client.
+func chain(t *testing.T, server string) string {
+	t.Helper()
+	a, b, hostB := stacks(t)
+	return between(t, a, b, hostB, server).Addr().String()
+}
+
+// between is a chain over stacks that there are, and its proxy for the client.
+func between(t *testing.T, a, b *vianet.Stack, hostB, server string) *Proxy {
+	t.Helper()
+	far := &Proxy{Listen: Address{"via", ":0"}, To: Address{"tcp", server}, Stack: b}
+	serve(t, far)
+	_, port, _ := net.SplitHostPort(far.Addr().String())
+	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, port)}, Stack: a}
+	serve(t, near)
+	return near
+}
+
+// Programs that know nothing of VIA get their bytes through two proxies, many at
+// once, and each end of a stream closes for itself.
+func TestChain(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() { // it answers when the client has said all
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				all, _ := io.ReadAll(c)
+				c.Write(all)
+			}()
+		}
+	}()
+	at := chain(t, l.Addr().String())
+	var wait sync.WaitGroup
+	for i, n := range []int{0, 1, 1000, 100_000, 3 << 20} {
+		wait.Go(func() {
+			c, err := net.Dial("tcp", at)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(waitLimit))
+			want := make([]byte, n)
+			r := rand.NewChaCha8([32]byte{byte(i)})
+			r.Read(want)
+			_, err = c.Write(want)
+			if err = errors.Join(err, c.(*net.TCPConn).CloseWrite()); err != nil {
+				t.Errorf("%d bytes: %v", n, err)
+			}
+			got, err := io.ReadAll(c)
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%d bytes: %d came, %v", n, len(got), err)
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// ends runs a server, says to it through two proxies what say says, and gives what
+// the server and the client have read in the end.
+func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, served, asked error) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	type end struct {
+		got []byte
+		err error
+	}
+	over, come := make(chan end, 1), make(chan struct{})
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			over <- end{nil, err}
+			return
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(waitLimit))
+		first := make([]byte, 5)
+		_, err = io.ReadFull(c, first)
+		close(come)
+		if err != nil {
+			over <- end{nil, err}
+			return
+		}
+		rest, err := io.ReadAll(c)
+		over <- end{append(first, rest...), err}
+	}()
+	c, err := net.Dial("tcp", chain(t, l.Addr().String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(waitLimit))
+	if _, err := io.WriteString(c, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-come:
+	case e := <-over:
+		t.Fatalf("the server: %v", e.err)
+	case <-time.After(waitLimit):
+		t.Fatal("the server has not got the first bytes")
+	}
+	say(t, c.(*net.TCPConn))
+	_, asked = c.Read(make([]byte, 1))
+	e := <-over
+	return e.got, e.err, asked
+}
+
+// A client that dies does not look to the server as if it had said all.
+func TestBroken(t *testing.T) {
+	got, served, _ := ends(t, func(t *testing.T, c *net.TCPConn) {
+		c.SetLinger(0)
+		c.Close()
+	})
+	if string(got) != "hello" || !errors.Is(served, syscall.ECONNRESET) {
+		t.Errorf("the server has read %q, %v", got, served)
+	}
+	got, served, asked := ends(t, func(t *testing.T, c *net.TCPConn) { c.CloseWrite() })
+	if string(got) != "hello" || served != nil || asked != io.EOF {
+		t.Errorf("where all is said: the server has read %q, %v; the client %v", got, served, asked)
+	}
+}
+
+// A client that has said all and is gone is heard to its end, also where the server ends
+// its own stream in the middle of that.
+func TestServerEndsFirst(t *testing.T) {
+	small := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		err2 := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })
+		return errors.Join(err, err2)
+	}}
+	l, err := small.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, b, hostB := stacks(t)
+	serve(t, &Proxy{Listen: Address{"via", ":7000"}, To: Address{"tcp", l.Addr().String()}, Stack: b})
+	client, err := a.Dial("via", net.JoinHostPort(hostB, "7000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 150_000) // more than the server's socket takes
+	r := rand.NewChaCha8([32]byte{1})
+	r.Read(said)
+	client.SetDeadline(time.Now().Add(waitLimit))
+	if _, err := client.Write(said); err != nil {
+		t.Fatal(err)
+	}
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	server.SetDeadline(time.Now().Add(waitLimit))
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond) // in which the proxy hears of it, and in which what is wrong would happen
+	if err := server.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	if got, err := io.ReadAll(server); err != nil || !bytes.Equal(got, said) {
+		t.Errorf("the server has read %d bytes of %d, %v", len(got), len(said), err)
+	}
+}
+
+// An answer that a server by VIA has written before its Close comes whole, also while the
+// client still sends.
+func TestAnswerDuringUpload(t *testing.T) {
+	a, b, hostB := stacks(t)
+	l, err := b.Listen("via", ":7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, "7000")}, Stack: a}
+	serve(t, near)
+	client, err := net.Dial("tcp", near.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	client.SetDeadline(time.Now().Add(waitLimit))
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	var upload sync.WaitGroup
+	defer upload.Wait()
+	defer client.Close()
+	upload.Go(func() {
+		for err := error(nil); err == nil; {
+			_, err = client.Write(make([]byte, 10_000))
+		}
+	})
+	var said []byte
+	r := rand.NewChaCha8([32]byte{2})
+	for err = nil; err == nil; { // until the client, who does not read, has no room for more
+		part := make([]byte, 1000)
+		r.Read(part)
+		server.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+		var n int
+		n, err = server.Write(part)
+		said = append(said, part[:n]...)
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond) // in which the proxy hears of it, and in which what is wrong would happen
+	got := make([]byte, len(said))
+	if n, err := io.ReadFull(client, got); err != nil || !bytes.Equal(got, said) {
+		t.Errorf("the client has read %d bytes of %d, %v", n, len(said), err)
+	}
+	if n, err := client.Read(got); n > 0 || err != io.EOF {
+		t.Errorf("after the answer: %d bytes, %v", n, err)
+	}
+}
+
+// Urgent data is not lost in silence: both sides hear that it cannot be carried.
+func TestUrgent(t *testing.T) {
+	got, served, asked := ends(t, func(t *testing.T, c *net.TCPConn) {
+		raw, err := c.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) }); err != nil {
+			t.Fatal(err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	if string(got) != "hello" || !errors.Is(served, syscall.ECONNRESET) || !errors.Is(asked, syscall.ECONNRESET) {
+		t.Errorf("the server has read %q, %v; the client %v", got, served, asked)
+	}
+}
+
+func TestHTTP(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		all, _ := io.ReadAll(r.Body)
+		w.Write(all)
+	}))
+	defer server.Close()
+	at := chain(t, server.Listener.Addr().String())
+	client := &http.Client{Timeout: waitLimit}
+	defer client.CloseIdleConnections()
+	for _, n := range []int{0, 10, 200_000} {
+		r, err := client.Post("http://"+at, "text/plain", bytes.NewReader(make([]byte, n)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil || len(got) != n {
+			t.Errorf("%d bytes of %d, %v", len(got), n, err)
+		}
+	}
+}
+
+// Where nobody listens by VIA the port of TCP is taken, and without one the
+// connection is closed.
+func TestFallback(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, "by TCP")
+	}))
+	defer server.Close()
+	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, _, _ := stacks(t)
+	// This host has no NIC of VIA at its loopback address.
+	with := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", "127.0.0.1:7000"}, Stack: a, Fallback: port}
+	without := &Proxy{Listen: with.Listen, To: with.To, Stack: a}
+	serve(t, with)
+	serve(t, without)
+	client := &http.Client{Timeout: waitLimit}
+	defer client.CloseIdleConnections()
+	r, err := client.Get("http://" + with.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(r.Body)
+	r.Body.Close()
+	if all, fell := with.Connections(); string(got) != "by TCP" || err != nil || all != 1 || fell != 1 {
+		t.Errorf("%q, %v; %d connections, %d of them by TCP", got, err, all, fell)
+	}
+	if r, err := client.Get("http://" + without.Addr().String()); err == nil {
+		r.Body.Close()
+		t.Error("it answers although nobody is there")
+	}
+}
+
+func TestParseAddress(t *testing.T) {
+	for s, want := range map[string]Address{
+		"tcp:127.0.0.1:80": {"tcp", "127.0.0.1:80"},
+		"via::80":          {"via", ":80"},
+		"via:[fd77::1]:80": {"via", "[fd77::1]:80"},
+		"localhost:http":   {"tcp", "localhost:http"},
+	} {
+		if got, err := ParseAddress(s); got != want || err != nil {
+			t.Errorf("%s: %v, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "80", "via:host", "udp:host:80"} {
+		if got, err := ParseAddress(s); err == nil {
+			t.Errorf("%q is %v", s, got)
+		}
+	}
+	if (&Proxy{Listen: Address{"via", ":80"}}).Open() == nil {
+		t.Error("VIA without an interface")
+	}
+}

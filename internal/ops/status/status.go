@@ -1,0 +1,181 @@
+// Package status asks the programs of a machine that have NICs open about
+// themselves, and tells how fast what they count goes.
+package status
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// Count is one counter of a queue.
+type Count struct {
+	Group string  `json:"group"` // engine, socket, demux: the tables of docs/counters.md
+	Name  string  `json:"name"`
+	Value uint64  `json:"value"`
+	Rate  float64 `json:"rate"` // a second; 0 in a first look
+	Drop  bool    `json:"drop"` // each is a frame or message that was lost here
+}
+
+// Queue is what a queue has counted, and its VIs.
+type Queue struct {
+	PID       int     `json:"pid"`
+	Command   string  `json:"command"`
+	Interface string  `json:"interface"`
+	Queue     int     `json:"queue"`
+	Mode      string  `json:"mode"`
+	Counts    []Count `json:"counts"`
+	VIs       []VI    `json:"vis"`
+	id        uint32
+}
+
+// VI is what a VI has done.
+type VI struct {
+	vipl.VIStatus
+	SendRate   float64 `json:"send_rate"` // messages a second that completed
+	RecvRate   float64 `json:"recv_rate"`
+	ResentRate float64 `json:"resent_rate"` // frames a second
+}
+
+// engineDrops are the counters of vipl.Counters that count what was lost; docs/counters.md
+// has the same.
+var engineDrops = []string{
+	"Malformed", "UnknownVI", "WrongKey", "WrongSource", "Corrupt", "Unsealed", "Forged", "Replayed", "OutsideWindow",
+	"OutOfOrderDropped", "Dropped", "RecvQueueEmpty", "TooLong", "RDMARefused", "ErrorsDropped",
+}
+
+// socketDrops are those of the AF_XDP socket.
+var socketDrops = func() (names []string) {
+	var s xdpnic.Stats
+	s.Each(func(c xdpnic.Counter) {
+		if c.Drop {
+			names = append(names, c.Name)
+		}
+	})
+	return names
+}()
+
+// Queues lists the queues of a census, with rates since another one if that is
+// not nil. Handles that share a queue are one row.
+func (c *Report) Queues(before *Report) []Queue {
+	list := []Queue{}
+	for _, p := range c.Programs {
+		was := before.find(&p)
+		for _, n := range p.Nics {
+			s := lookAgain(&p, was, n.ID)
+			at := slices.IndexFunc(list, func(q Queue) bool { return q.PID == p.PID && q.id == n.ID })
+			if at < 0 {
+				at = len(list)
+				list = append(list, s.queue(&p, &n))
+			}
+			for _, v := range n.VIs {
+				list[at].VIs = append(list[at].VIs, s.vi(v))
+			}
+		}
+	}
+	return list
+}
+
+// find finds a program as it was; nil: it was not there.
+func (c *Report) find(p *Program) *Program {
+	if c == nil {
+		return nil
+	}
+	i := slices.IndexFunc(c.Programs, func(o Program) bool { return o.PID == p.PID && o.Command == p.Command })
+	if i < 0 {
+		return nil
+	}
+	return &c.Programs[i]
+}
+
+// secondLook is what a queue was like before, for rates.
+type secondLook struct {
+	before  vipl.NICStatus           // of one of its handles
+	vis     map[uint32]vipl.VIStatus // of all of them, by number
+	elapsed time.Duration            // 0: it was not looked at before
+}
+
+// lookAgain finds a queue of a program as it was.
+func lookAgain(p, was *Program, id uint32) (s secondLook) {
+	if was == nil || p.Time.Sub(was.Time) <= 0 {
+		return s
+	}
+	for _, n := range was.Nics {
+		if n.ID != id {
+			continue
+		}
+		if s.elapsed == 0 {
+			s.before, s.vis, s.elapsed = n, map[uint32]vipl.VIStatus{}, p.Time.Sub(was.Time)
+		}
+		for _, v := range n.VIs {
+			s.vis[v.Number] = v
+		}
+	}
+	return s
+}
+
+// rate is by how much a count has grown in a second.
+func (s *secondLook) rate(now, then uint64) float64 {
+	if s.elapsed == 0 || now < then {
+		return 0
+	}
+	return float64(now-then) / s.elapsed.Seconds()
+}
+
+// queue is a queue with its counts, by what one of its handles says, without VIs.
+func (s *secondLook) queue(p *Program, n *vipl.NICStatus) Queue {
+	q := Queue{PID: p.PID, Command: p.Command, Interface: n.Interface, Queue: n.Queue, Mode: n.Mode, id: n.ID, VIs: []VI{}}
+	add := func(group, name string, now, then uint64, drop bool) {
+		q.Counts = append(q.Counts, Count{group, name, now, s.rate(now, then), drop})
+	}
+	now, then := reflect.ValueOf(n.Counters), reflect.ValueOf(s.before.Counters)
+	for i := range now.NumField() {
+		name := now.Type().Field(i).Name
+		add("engine", name, now.Field(i).Uint(), then.Field(i).Uint(), slices.Contains(engineDrops, name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.Socket)) {
+		add("socket", name, n.Socket[name], s.before.Socket[name], slices.Contains(socketDrops, name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.Demux)) {
+		add("demux", name, n.Demux[name], s.before.Demux[name], name != "redirected" && name != "control")
+	}
+	return q
+}
+
+// vi is a VI of the queue with its rates.
+func (s *secondLook) vi(v vipl.VIStatus) VI {
+	x := VI{VIStatus: v}
+	if then, ok := s.vis[v.Number]; ok {
+		x.SendRate, x.RecvRate = s.rate(v.SendDone, then.SendDone), s.rate(v.RecvDone, then.RecvDone)
+		x.ResentRate = s.rate(v.Resent, then.Resent)
+	}
+	return x
+}
+
+// Get is one counter of the queue; zero if there is none of that name.
+func (q *Queue) Get(group, name string) Count {
+	i := slices.IndexFunc(q.Counts, func(c Count) bool { return c.Group == group && c.Name == name })
+	if i < 0 {
+		return Count{}
+	}
+	return q.Counts[i]
+}
+
+// Drops are the counters that count losses and have moved: since the last look,
+// if there was one and changed is set, else ever.
+func (q *Queue) Drops(changed bool) (all []Count) {
+	for _, c := range q.Counts {
+		if c.Drop && (c.Rate > 0 || !changed && c.Value > 0) {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// String is the place of the queue.
+func (q *Queue) String() string { return fmt.Sprintf("%s queue %d", q.Interface, q.Queue) }

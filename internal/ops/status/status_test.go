@@ -1,0 +1,141 @@
+package status
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/internal/base/programs"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/pairtest"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// look is a census of a program with two handles on one queue and a third on
+// another, after some seconds.
+func look(seconds int, f func(n []vipl.NICStatus)) *Report {
+	nics := []vipl.NICStatus{
+		{ID: 1, Interface: "eth0", Queue: 3, VIs: []vipl.VIStatus{{Number: 0x10001, Peer: netip.MustParseAddr("10.0.0.2")}}},
+		{ID: 1, Interface: "eth0", Queue: 3, VIs: []vipl.VIStatus{{Number: 0x10002}}},
+		{ID: 2, Interface: "eth1", VIs: []vipl.VIStatus{}},
+	}
+	f(nics)
+	return &Report{Programs: []Program{{
+		Program:       programs.Program{PID: 7, Command: "app"},
+		ProgramStatus: vipl.ProgramStatus{Time: time.Unix(int64(1000+seconds), 0), Nics: nics},
+	}}}
+}
+
+func TestRates(t *testing.T) {
+	before := look(0, func(n []vipl.NICStatus) {
+		n[0].Counters = vipl.Counters{Messages: 100, Corrupt: 5}
+		n[1].Counters = n[0].Counters
+		n[0].Socket, n[0].Demux = map[string]uint64{"rx_dropped": 1}, map[string]uint64{"redirected": 10, "key": 2}
+		n[1].VIs[0].SendDone = 50
+	})
+	after := look(2, func(n []vipl.NICStatus) {
+		n[0].Counters = vipl.Counters{Messages: 300, Corrupt: 5}
+		n[1].Counters = n[0].Counters
+		n[0].Socket, n[0].Demux = map[string]uint64{"rx_dropped": 4}, map[string]uint64{"redirected": 40, "key": 2}
+		n[1].VIs[0].SendDone, n[1].VIs[0].Resent = 60, 4
+	})
+	list := after.Queues(before)
+	if len(list) != 2 || len(list[0].VIs) != 2 || len(list[1].VIs) != 0 {
+		t.Fatalf("%+v", list)
+	}
+	q := list[0]
+	if c := q.Get("engine", "Messages"); c.Value != 300 || c.Rate != 100 || c.Drop {
+		t.Errorf("%+v", c)
+	}
+	if c := q.Get("demux", "redirected"); c.Rate != 15 || c.Drop {
+		t.Errorf("%+v", c)
+	}
+	if v := q.VIs[1]; v.Number != 0x10002 || v.SendRate != 5 || v.ResentRate != 2 || v.RecvRate != 0 {
+		t.Errorf("%+v", v)
+	}
+	names := func(counts []Count) (s []string) {
+		for _, c := range counts {
+			s = append(s, c.Name)
+		}
+		return s
+	}
+	if got := names(q.Drops(true)); !slices.Equal(got, []string{"rx_dropped"}) {
+		t.Errorf("drops that moved: %v", got)
+	}
+	if got := names(q.Drops(false)); !slices.Equal(got, []string{"Corrupt", "rx_dropped", "key"}) {
+		t.Errorf("drops: %v", got)
+	}
+
+	// A first look has no rates, nor has a program that is another one now.
+	other := look(0, func([]vipl.NICStatus) {})
+	other.Programs[0].Command = "bpp"
+	for _, before := range []*Report{nil, other} {
+		for _, c := range after.Queues(before)[0].Counts {
+			if c.Rate != 0 {
+				t.Errorf("%+v", c)
+			}
+		}
+	}
+	after.Only("eth1")
+	if len(after.Queues(nil)) != 1 || len(after.Targets()) != 1 || after.Targets()[0].Sources[0].Interface != "eth1" {
+		t.Errorf("only eth1: %+v", after)
+	}
+	after.Only("eth2")
+	if len(after.Programs) != 0 {
+		t.Errorf("only eth2: %+v", after)
+	}
+}
+
+// What the document calls a drop is marked as one, and nothing else.
+func TestDropsAreThoseOfTheDocument(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/counters.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := look(0, func(n []vipl.NICStatus) {
+		n[0].Socket = map[string]uint64{}
+		(&xdpnic.Stats{}).Each(func(c xdpnic.Counter) { n[0].Socket[c.Name] = 0 })
+	})
+	q := c.Queues(nil)[0]
+	for group, title := range map[string]string{"engine": "\n## Engine\n", "socket": "\n## Queue\n"} {
+		_, section, _ := strings.Cut(string(text), title)
+		section, _, _ = strings.Cut(section, "\n## ")
+		rows := regexp.MustCompile("(?m)^\\| `([A-Za-z_]+)` \\| (drop: )?").FindAllStringSubmatch(section, -1)
+		if len(rows) < 20 {
+			t.Fatalf("%d counters of the %s in the document", len(rows), group)
+		}
+		for _, r := range rows {
+			if got := q.Get(group, r[1]); got.Name == "" || got.Drop != (r[2] != "") {
+				t.Errorf("%s in the document: %q; %+v", r[1], r[2], got)
+			}
+		}
+	}
+}
+
+func TestTake(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "proc")
+	t.Setenv("VIA_RUNTIME_DIR", dir)
+	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	before := Take([]string{dir})
+	for range 10 {
+		a.Send(t, b, []byte("counted"))
+	}
+	after := Take([]string{dir})
+	list := after.Queues(before)
+	if len(list) != 2 || len(after.Failed) > 0 {
+		t.Fatalf("%+v", after)
+	}
+	got := list[1].Get("engine", "Messages")
+	if got.Value != 10 || got.Rate <= 0 {
+		t.Errorf("%+v", got)
+	}
+	if v := list[0].VIs[0]; v.SendRate <= 0 || v.RecvRate != 0 || v.SendDone != 10 {
+		t.Errorf("%+v", v)
+	}
+}

@@ -1,0 +1,160 @@
+package support
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// Driver is what the driver of an interface can be asked. An error is written in
+// place of the answer.
+type Driver interface {
+	Stats() (map[string]uint64, error)    // ethtool -S
+	Features() (map[string]bool, error)   // ethtool -k
+	Settings() (map[string]string, error) // driver, channels, rings, coalescing, steering
+}
+
+// hostFiles are read from the root of the file system. None of them says who or
+// where, but for what the mask knows.
+var hostFiles = []string{
+	"proc/version", "proc/cmdline", "proc/cpuinfo", "proc/meminfo", "proc/interrupts", "proc/softirqs",
+	"proc/net/softnet_stat", "proc/net/snmp", "etc/os-release",
+	"proc/sys/net/core/busy_poll", "proc/sys/net/core/busy_read", "proc/sys/net/core/netdev_budget",
+	"proc/sys/net/core/netdev_budget_usecs", "proc/sys/kernel/unprivileged_bpf_disabled", "proc/sys/kernel/numa_balancing",
+	"proc/sys/kernel/sched_rt_runtime_us", "proc/sys/vm/nr_hugepages", "proc/sys/vm/nr_overcommit_hugepages",
+	"sys/kernel/mm/transparent_hugepage/enabled", "sys/devices/system/cpu/isolated", "sys/devices/system/cpu/nohz_full",
+	"sys/devices/system/cpu/smt/active", "sys/devices/system/cpu/cpuidle/current_driver",
+	"sys/devices/system/cpu/cpuidle/current_governor", "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+	"sys/devices/system/cpu/intel_pstate/no_turbo", "sys/devices/system/clocksource/clocksource0/current_clocksource",
+	"sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/product_name",
+}
+
+// nicFiles are read from an interface's directory in sysfs.
+var nicFiles = []string{
+	"mtu", "operstate", "speed", "napi_defer_hard_irqs", "gro_flush_timeout", "threaded", "tx_queue_len",
+	"device/numa_node", "device/vendor", "device/device", "device/current_link_speed", "device/current_link_width",
+}
+
+// Host adds what is known of the machine.
+func (a *Archive) Host(root fs.FS) {
+	for _, name := range hostFiles {
+		text := readText(root, name)
+		if name == "proc/cmdline" {
+			text = commandLine(text)
+		}
+		a.Add("host/"+name, text)
+	}
+	states, _ := fs.Glob(root, "sys/devices/system/cpu/cpu0/cpuidle/state*")
+	var b strings.Builder
+	for _, s := range states {
+		fmt.Fprintf(&b, "%s: latency %s us, disabled %s\n", strings.TrimSpace(readText(root, s+"/name")),
+			strings.TrimSpace(readText(root, s+"/latency")), strings.TrimSpace(readText(root, s+"/disable")))
+	}
+	a.Add("host/c-states", b.String())
+}
+
+// harmless are the parameters of the kernel's command line that a report has with their
+// values: those that change how fast the machine is. A name that ends in a dot stands for
+// all that begin so.
+var harmless = strings.Fields(`BOOT_IMAGE ro rw quiet splash debug console ip net.ifnames biosdevname
+	isolcpus nohz nohz_full rcu_nocbs rcu_nocb_poll rcutree. rcupdate. irqaffinity threadirqs preempt skew_tick
+	idle intel_idle. processor. cpuidle. intel_pstate amd_pstate cpufreq. workqueue. maxcpus nr_cpus possible_cpus
+	nosmt mitigations pti nopti nospectre_v1 nospectre_v2 spectre_v2 spec_store_bypass_disable l1tf mds
+	tsx tsx_async_abort retbleed srbds mmio_stale_data gather_data_sampling
+	hugepages hugepagesz default_hugepagesz hugetlb_cma transparent_hugepage numa numa_balancing mem memmap
+	iommu iommu. intel_iommu amd_iommu swiotlb pci pcie_aspm pcie_port_pm apic noapic nolapic x2apic nox2apic
+	tsc clocksource hpet nmi_watchdog nowatchdog nosoftlockup mce init_on_alloc init_on_free slub_debug
+	lockdown lsm selinux apparmor audit`)
+
+// commandLine is the kernel's command line without the values that may be secret: it is also
+// the way to hand passwords, keys and addresses to what boots the machine.
+func commandLine(text string) string {
+	var words []string
+	quoted := false
+	for _, word := range strings.FieldsFunc(text, func(r rune) bool {
+		if r == '"' {
+			quoted = !quoted
+		}
+		return !quoted && unicode.IsSpace(r)
+	}) {
+		name, _, valued := strings.Cut(word, "=")
+		switch {
+		case slices.ContainsFunc(harmless, func(h string) bool {
+			return name == h || strings.HasSuffix(h, ".") && strings.HasPrefix(name, h)
+		}):
+			words = append(words, word)
+		case valued && !strings.Contains(name, `"`):
+			words = append(words, name+"=(left out)")
+		default:
+			words = append(words, "(left out)")
+		}
+	}
+	return strings.Join(words, " ") + "\n"
+}
+
+// NIC adds what is known of an interface.
+func (a *Archive) NIC(root fs.FS, name string, d Driver) {
+	dir := "nic/" + name + "/"
+	var b strings.Builder
+	for _, f := range nicFiles {
+		fmt.Fprintf(&b, "%s: %s\n", f, strings.TrimSpace(readText(root, "sys/class/net/"+name+"/"+f)))
+	}
+	queues, _ := fs.Glob(root, "sys/class/net/"+name+"/queues/*")
+	for _, q := range queues {
+		file := "xps_cpus"
+		if strings.Contains(q, "/rx-") {
+			file = "rps_cpus"
+		}
+		fmt.Fprintf(&b, "%s/%s: %s\n", q[strings.LastIndex(q, "/")+1:], file, strings.TrimSpace(readText(root, q+"/"+file)))
+	}
+	a.Add(dir+"sysfs", b.String())
+	irqs, _ := fs.Glob(root, "sys/class/net/"+name+"/device/msi_irqs/*")
+	b.Reset()
+	for _, irq := range irqs {
+		n := irq[strings.LastIndex(irq, "/")+1:]
+		fmt.Fprintf(&b, "%s: CPUs %s\n", n, strings.TrimSpace(readText(root, "proc/irq/"+n+"/effective_affinity_list")))
+	}
+	a.Add(dir+"interrupts", b.String())
+	if d == nil {
+		return
+	}
+	stats, err := d.Stats()
+	a.Add(dir+"statistics", table(stats, err))
+	features, err := d.Features()
+	a.Add(dir+"offloads", table(features, err))
+	settings, err := d.Settings()
+	a.Add(dir+"settings", table(settings, err))
+}
+
+// readText is a file's content, or why there is none.
+func readText(root fs.FS, name string) string {
+	b, err := fs.ReadFile(root, name)
+	if err == nil {
+		return string(b)
+	}
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		err = p.Err
+	}
+	return fmt.Sprintf("(%v)", err)
+}
+
+// table is a map, sorted by its keys.
+func table[V any](m map[string]V, err error) string {
+	var b strings.Builder
+	if err != nil {
+		fmt.Fprintf(&b, "(%v)\n", err)
+	}
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		fmt.Fprintf(&b, "%s: %v\n", k, m[k])
+	}
+	return b.String()
+}

@@ -1,0 +1,112 @@
+package trace
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+func config(t *testing.T) Config {
+	t.Helper()
+	a, b := nstest.Pair(t, nstest.Options{})
+	return Config{
+		Sender: End{a.Do, a.Name, a.IPv4}, Receiver: End{b.Do, b.Name, b.IPv4},
+		Messages: 300, Bytes: 64, Level: vipl.ReliableDelivery, Mode: xdpnic.ModeAuto,
+	}
+}
+
+// Each step was reached by most messages, in its order on each side. Where the receiver has
+// had the whole message before PostSend returned, as when the sender waited for a CPU, the next
+// one is posted at once, and its doorbell may wait until then (vipl/coalesce.go): never two in a row.
+func TestSteps(t *testing.T) {
+	for _, bytes := range []int{0, 64, 20000} {
+		c := config(t)
+		c.Bytes = bytes
+		list, err := Run(context.Background(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(list) != len(steps) {
+			t.Fatalf("%d steps", len(list))
+		}
+		for i, s := range list {
+			if s.At <= 0 || s.P99 < s.At || s.Name == "" || s.Where == "" {
+				t.Errorf("%d bytes: %+v", bytes, s)
+			}
+			sameSide := i > 0 && i != seen-1
+			if sameSide && (s.At < list[i-1].At && i != posted-1 || s.Took < 0) {
+				t.Errorf("%d bytes: %+v is before %+v", bytes, s, list[i-1])
+			}
+		}
+	}
+}
+
+func TestEnds(t *testing.T) {
+	c := config(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := Run(ctx, c); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	c.Bytes = -1
+	if _, err := Run(context.Background(), c); err == nil {
+		t.Error("messages of -1 bytes")
+	}
+	c.Bytes, c.Sender.Interface = 64, "no-such-nic"
+	if _, err := Run(context.Background(), c); err == nil {
+		t.Error("an interface that is not there")
+	}
+}
+
+// One message is enough.
+func TestOne(t *testing.T) {
+	c := config(t)
+	c.Messages = 1
+	// A timer may ring its doorbell, on a busy machine; then there is nothing to tell.
+	list, err := Run(context.Background(), c)
+	for tries := 1; errors.Is(err, errNone) && tries < 100; tries++ {
+		list, err = Run(context.Background(), c)
+	}
+	if err != nil || len(list) != len(steps) || list[len(list)-1].At <= 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+// Of a message of which a stamp is missing, or is that of the one before, nothing is kept.
+func TestTake(t *testing.T) {
+	for name, c := range map[string]struct {
+		moment int
+		ns     int64
+		kept   int
+	}{"all": {posted, 50, 1}, "missing": {rung, 0, 0}, "of the one before": {ringing, 5, 0}} {
+		var at stamps
+		for i := range at {
+			at[i].Store(int64(10 + i))
+		}
+		at[c.moment].Store(c.ns)
+		var samples [moments][]int64
+		if take(&at, &samples); len(samples[posting]) != c.kept || len(samples[received]) != c.kept {
+			t.Errorf("%s: %v", name, samples)
+		}
+	}
+}
+
+func TestResult(t *testing.T) {
+	var samples [moments][]int64
+	for i := range samples {
+		samples[i] = []int64{int64(i) * 10, int64(i) * 30, int64(i) * 20}
+	}
+	for i, s := range result(&samples) {
+		if s.At != int64(i+1)*20 || s.Took != 20 || s.P99 != int64(i+1)*30 {
+			t.Errorf("%+v", s)
+		}
+	}
+	var none [moments][]int64
+	if s := result(&none); s[0].At != 0 {
+		t.Errorf("of nothing: %+v", s[0])
+	}
+}

@@ -1,0 +1,285 @@
+package undo
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"viaxdp/internal/base/rundir"
+	"viaxdp/internal/base/termsafe"
+)
+
+// Setting names something that has a value.
+type Setting struct {
+	Kind      Kind   `json:"kind"`
+	Interface string `json:"interface,omitempty"`
+	Name      string `json:"name"`
+}
+
+// Kind says where a setting is and what its name means.
+type Kind string
+
+// The kinds. All but File are of an interface.
+const (
+	File     Kind = "file"     // Name is a path under /sys, one of hostFiles
+	NetFile  Kind = "net"      // Name is a file of /sys/class/net/INTERFACE
+	Feature  Kind = "feature"  // an offload, by the kernel's name: "on" or "off"
+	Coalesce Kind = "coalesce" // interrupt moderation: rx-usecs, tx-usecs, adaptive-rx, adaptive-tx
+	Ring     Kind = "ring"     // entries of the hardware's rings: rx, tx
+	Link     Kind = "link"     // state: "up" or "down"
+)
+
+// String is for people: a terminal obeys nothing in it, whatever an interface is called.
+func (s Setting) String() string {
+	text := fmt.Sprintf("%s %s %s", s.Interface, s.Kind, s.Name)
+	switch s.Kind {
+	case File:
+		text = s.Name
+	case NetFile:
+		text = "/sys/class/net/" + s.Interface + "/" + s.Name
+	}
+	return termsafe.Printable(text)
+}
+
+// Step is a change that is wanted.
+type Step struct {
+	Setting
+	Value string `json:"value"`
+}
+
+// Change is one that was made.
+type Change struct {
+	Setting
+	Before  string `json:"before"`
+	After   string `json:"after"`             // as it reads: drivers round, pages run out
+	Netns   uint64 `json:"netns,omitempty"`   // inode of the interface's network namespace
+	Cookie  uint64 `json:"cookie,omitempty"`  // of that namespace; 0: not known
+	Ifindex int    `json:"ifindex,omitempty"` // of the interface
+	// Unfinished: it was being made, and what it has become is not known.
+	Unfinished bool `json:"unfinished,omitempty"`
+}
+
+func (c Change) String() string {
+	return fmt.Sprintf("%s: %s -> %s", c.Setting, c.Before, c.After)
+}
+
+// A System has the settings. [Machine] is this one.
+type System interface {
+	// Where finds an interface of the caller's network namespace.
+	Where(name string) (Place, error)
+	// Enter calls f where the interface of c is; ErrGone if it is no more.
+	Enter(c Change, f func() error) error
+	Get(Setting) (string, error)
+	Set(s Setting, value string) error
+}
+
+// Place is where an interface is. An inode's number is another namespace's after its own has
+// gone; a cookie never is (SO_NETNS_COOKIE, since Linux 5.14).
+type Place struct {
+	Netns, Cookie uint64 // of its network namespace; no cookie: 0
+	Ifindex       int
+}
+
+// sameNetns reports whether two cookies may be of one namespace.
+func sameNetns(a, b uint64) bool { return a == b || a == 0 || b == 0 }
+
+// ErrGone says that what had a setting does not exist any more.
+var ErrGone = errors.New("it is gone")
+
+// Journal is a list of changes.
+type Journal struct {
+	path    string
+	system  System
+	lock    *os.File
+	changes []Change
+}
+
+// Open opens the list of that name in a directory, which it makes. Close it. A
+// directory or a list that others can change is refused.
+func Open(dir, name string, s System) (*Journal, error) {
+	j := &Journal{path: filepath.Join(dir, name+".json"), system: s}
+	var err error
+	if j.lock, err = rundir.Lock(j.path); err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(j.path)
+	switch {
+	case err == nil:
+		j.changes, err = parse(b)
+	case errors.Is(err, fs.ErrNotExist):
+		return j, nil
+	}
+	if err != nil {
+		j.Close()
+		return nil, fmt.Errorf("%s: %w: put the settings back by hand and remove the file", j.path, err)
+	}
+	return j, nil
+}
+
+// parse reads a list. What it names is looked at where it is set.
+func parse(b []byte) (changes []Change, err error) {
+	err = json.Unmarshal(b, &changes)
+	return changes, err
+}
+
+// Changes are those that Undo would take back, oldest first.
+func (j *Journal) Changes() []Change { return slices.Clone(j.changes) }
+
+// Close ends the use of the list. Nothing is left behind of one that is empty.
+func (j *Journal) Close() error { return rundir.Unlock(j.lock) }
+
+// Apply makes the changes in order and returns those that were made: none for
+// what is as it should be, or stays as it is whatever is asked. It stops at the
+// first that fails.
+func (j *Journal) Apply(steps []Step) (made []Change, err error) {
+	for _, s := range steps {
+		c := Change{Setting: s.Setting, After: s.Value, Unfinished: true}
+		if s.Interface != "" {
+			at, err := j.system.Where(s.Interface)
+			if err != nil {
+				return made, fmt.Errorf("%s: %w", s.Setting, err)
+			}
+			c.Netns, c.Cookie, c.Ifindex = at.Netns, at.Cookie, at.Ifindex
+		}
+		if c.Before, err = j.system.Get(s.Setting); err != nil {
+			return made, fmt.Errorf("%s: %w", s.Setting, err)
+		}
+		if c.Before == c.After {
+			if j.settle(c, c.Before) {
+				if err := j.save(); err != nil {
+					return made, err
+				}
+			}
+			continue
+		}
+		old := slices.Clone(j.changes)
+		j.add(c)
+		if err := j.save(); err != nil {
+			j.changes = old
+			return made, err
+		}
+		if err := j.system.Set(s.Setting, s.Value); err != nil {
+			err = fmt.Errorf("%s: set to %s: %w", s.Setting, s.Value, err)
+			if now, again := j.system.Get(s.Setting); again == nil {
+				if now == c.Before {
+					j.changes = old
+				}
+				j.settle(c, now)
+				return made, errors.Join(err, j.save())
+			}
+			return made, err
+		}
+		now, err := j.system.Get(s.Setting)
+		if err == nil && now == c.Before {
+			j.changes = old
+			j.settle(c, now)
+		} else {
+			if err == nil {
+				c.After, c.Unfinished = now, false // else Undo would take it for somebody else's
+			}
+			made = append(made, c)
+			j.add(c)
+		}
+		if err := j.save(); err != nil {
+			return made, err
+		}
+	}
+	return made, nil
+}
+
+// add puts a change in the list. What was changed before keeps its first value.
+func (j *Journal) add(c Change) {
+	if i := j.find(c); i >= 0 {
+		j.changes[i].After, j.changes[i].Unfinished = c.After, c.Unfinished
+		return
+	}
+	j.changes = append(j.changes, c)
+}
+
+// settle writes down what an unfinished change of the same setting has become: what is
+// set from now on, somebody else sets. It tells whether there was one.
+func (j *Journal) settle(c Change, now string) bool {
+	i := j.find(c)
+	if i < 0 || !j.changes[i].Unfinished {
+		return false
+	}
+	j.changes[i].After, j.changes[i].Unfinished = now, false
+	return true
+}
+
+// find is where the list has a change of the same setting, or -1.
+func (j *Journal) find(c Change) int {
+	return slices.IndexFunc(j.changes, func(old Change) bool {
+		return old.Setting == c.Setting && old.Netns == c.Netns && sameNetns(old.Cookie, c.Cookie) && old.Ifindex == c.Ifindex
+	})
+}
+
+// Undone says what became of a change.
+type Undone struct {
+	Change
+	Kept string `json:"kept,omitempty"` // why the setting was left as it is; empty: it went back
+}
+
+// Undo takes the changes back, newest first. Those that fail stay in the list;
+// the error names them.
+func (j *Journal) Undo() (done []Undone, err error) {
+	var left []Change
+	var errs []error
+	for len(j.changes) > 0 {
+		last := len(j.changes) - 1
+		c := j.changes[last]
+		u, err := j.undo(c)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", c.Setting, err))
+			left = append(left, c)
+		} else {
+			done = append(done, u)
+		}
+		j.changes = j.changes[:last]
+		if err := j.saveWith(left); err != nil {
+			return done, errors.Join(append(errs, err)...)
+		}
+	}
+	slices.Reverse(left)
+	j.changes = left
+	return done, errors.Join(errs...)
+}
+
+func (j *Journal) undo(c Change) (u Undone, err error) {
+	u.Change = c
+	err = j.system.Enter(c, func() error {
+		now, err := j.system.Get(c.Setting)
+		switch {
+		case err != nil:
+			return err
+		case now == c.Before:
+			return nil
+		case now != c.After && !c.Unfinished:
+			u.Kept = "somebody has set it to " + now + " since"
+			return nil
+		}
+		return j.system.Set(c.Setting, c.Before)
+	})
+	if errors.Is(err, ErrGone) {
+		u.Kept, err = ErrGone.Error(), nil
+	}
+	return u, err
+}
+
+func (j *Journal) save() error { return j.saveWith(nil) }
+
+// saveWith writes the list down, and behind it, newest first, what could not be
+// undone.
+func (j *Journal) saveWith(left []Change) error {
+	all := slices.Clone(left)
+	slices.Reverse(all)
+	all = append(slices.Clone(j.changes), all...)
+	if len(all) == 0 {
+		return rundir.Save(j.path, nil)
+	}
+	return rundir.Save(j.path, all)
+}

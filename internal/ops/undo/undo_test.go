@@ -1,0 +1,456 @@
+package undo
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"viaxdp/internal/base/rundir"
+	"viaxdp/internal/lab/nstest"
+)
+
+var must = nstest.Must
+
+// fake is a machine of a few settings.
+type fake struct {
+	values map[string]string
+	fail   string // setting that cannot be set
+	half   string // setting that takes the value, and says that it has not
+	crash  string // setting at which the process dies, before it is set
+	after  string // and just after
+	gone   bool   // interfaces are
+	round  func(string) string
+	sets   []string
+}
+
+var errCrash = errors.New("crash")
+
+func (f *fake) Where(string) (Place, error) { return Place{Netns: 7, Cookie: 9, Ifindex: 3}, nil }
+func (f *fake) Enter(c Change, do func() error) error {
+	if f.gone && c.Interface != "" {
+		return ErrGone
+	}
+	return do()
+}
+func (f *fake) Get(s Setting) (string, error) {
+	v, ok := f.values[s.Name]
+	if !ok {
+		return "", ErrGone
+	}
+	return v, nil
+}
+func (f *fake) Set(s Setting, value string) error {
+	switch s.Name {
+	case f.fail:
+		return errors.New("refused")
+	case f.crash:
+		panic(errCrash)
+	}
+	if f.round != nil {
+		value = f.round(value)
+	}
+	f.values[s.Name] = value
+	f.sets = append(f.sets, s.Name+"="+value)
+	switch s.Name {
+	case f.half:
+		return errors.New("refused")
+	case f.after:
+		panic(errCrash)
+	}
+	return nil
+}
+
+func file(name, value string) Step { return Step{Setting{Kind: File, Name: name}, value} }
+
+func open(t *testing.T, dir string, f *fake) *Journal {
+	t.Helper()
+	j, err := Open(dir, "test", f)
+	must(t, err)
+	return j
+}
+
+func leftIn(t *testing.T, dir string) {
+	t.Helper()
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there", dir)
+	}
+}
+
+// What Apply changed goes back in reverse order, by another process, and
+// nothing is left behind.
+func TestApplyAndUndo(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	f := &fake{values: map[string]string{"a": "1", "b": "2", "c": "3"}}
+	j := open(t, dir, f)
+	made, err := j.Apply([]Step{file("a", "10"), file("b", "2"), file("c", "30")})
+	if err != nil || len(made) != 2 || made[0].String() != "a: 1 -> 10" {
+		t.Fatalf("%v, %v", made, err)
+	}
+	// Once more, to another value: the first one is remembered.
+	if _, err := j.Apply([]Step{file("a", "100")}); err != nil {
+		t.Fatal(err)
+	}
+	j.Close()
+
+	f.sets = nil
+	j = open(t, dir, f)
+	done, err := j.Undo()
+	if err != nil || len(done) != 2 {
+		t.Fatalf("%v, %v", done, err)
+	}
+	if diff := cmp.Diff([]string{"c=3", "a=1"}, f.sets); diff != "" {
+		t.Error(diff)
+	}
+	j.Close()
+	leftIn(t, dir)
+}
+
+func TestUndoAfterCrash(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	f := &fake{values: map[string]string{"a": "1", "b": "2"}, crash: "b"}
+	j := open(t, dir, f)
+	func() {
+		defer func() { recover() }()
+		j.Apply([]Step{file("a", "10"), file("b", "20")})
+	}()
+	j.lock.Close() // as the kernel does
+
+	// The crash may as well have come behind the change.
+	for _, b := range []string{"2", "20"} {
+		f.crash, f.values["a"], f.values["b"] = "", "10", b
+		text, err := os.ReadFile(j.path)
+		must(t, err)
+		again := open(t, dir, f)
+		if _, err := again.Undo(); err != nil {
+			t.Fatal(err)
+		}
+		again.Close()
+		if f.values["a"] != "1" || f.values["b"] != "2" {
+			t.Errorf("b was %s: now %v", b, f.values)
+		}
+		leftIn(t, dir)
+		must(t, errors.Join(rundir.Make(dir), os.WriteFile(j.path, text, 0o644)))
+	}
+}
+
+// A process that dies while it changes a setting does not know what has become of it: that is
+// not taken for what somebody else has set.
+func TestUndoOfTheUnfinished(t *testing.T) {
+	for name, dies := range map[string]func(f *fake){
+		"before the change": func(f *fake) { f.crash = "a" },
+		"behind it":         func(f *fake) { f.after = "a" },
+	} {
+		dir := filepath.Join(t.TempDir(), "state")
+		f := &fake{values: map[string]string{"a": "0"}}
+		f.round = func(v string) string { return map[string]string{"10": "16", "100": "64"}[v] }
+		j := open(t, dir, f)
+		if _, err := j.Apply([]Step{file("a", "10")}); err != nil {
+			t.Fatal(err)
+		}
+		dies(f)
+		func() {
+			defer func() { recover() }()
+			j.Apply([]Step{file("a", "100")})
+			t.Errorf("%s: it has not died", name)
+		}()
+		j.lock.Close() // as the kernel does
+
+		f.crash, f.after, f.round = "", "", nil
+		j = open(t, dir, f)
+		done, err := j.Undo()
+		if err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0" {
+			t.Errorf("%s: %+v, %v, now %v", name, done, err, f.values)
+		}
+		j.Close()
+		leftIn(t, dir)
+	}
+}
+
+// What an unfinished change has become is known once it was read again: what somebody sets
+// after that stays.
+func TestUnfinishedIsSettled(t *testing.T) {
+	for name, apply := range map[string]func(j *Journal, f *fake) error{
+		"as it is wished": func(j *Journal, f *fake) error {
+			_, err := j.Apply([]Step{file("a", "10")})
+			return err
+		},
+		"refused": func(j *Journal, f *fake) error {
+			f.fail = "a"
+			if _, err := j.Apply([]Step{file("a", "20")}); err == nil {
+				return errors.New("no error")
+			}
+			return nil
+		},
+		"stays as it is": func(j *Journal, f *fake) error {
+			f.round = func(string) string { return "10" }
+			_, err := j.Apply([]Step{file("a", "11")})
+			return err
+		},
+		"refused, and yet changed": func(j *Journal, f *fake) error {
+			f.half = "a"
+			if _, err := j.Apply([]Step{file("a", "20")}); err == nil {
+				return errors.New("no error")
+			}
+			return nil
+		},
+	} {
+		dir := filepath.Join(t.TempDir(), "state")
+		f := &fake{values: map[string]string{"a": "1"}, after: "a"}
+		j := open(t, dir, f)
+		func() {
+			defer func() { recover() }()
+			j.Apply([]Step{file("a", "10")})
+			t.Errorf("%s: it has not died", name)
+		}()
+		j.lock.Close() // as the kernel does
+
+		f.after = ""
+		j = open(t, dir, f)
+		if err := apply(j, f); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		j.Close()
+		*f = fake{values: map[string]string{"a": "30"}}
+		j = open(t, dir, f) // from the file
+		done, err := j.Undo()
+		if err != nil || len(done) != 1 || done[0].Kept == "" || f.values["a"] != "30" {
+			t.Errorf("%s: %+v, %v, now %v", name, done, err, f.values)
+		}
+		j.Close()
+		leftIn(t, dir)
+	}
+}
+
+func TestUndoKeepsWhatOthersChanged(t *testing.T) {
+	f := &fake{values: map[string]string{"a": "1", "b": "2", "c": "3"}}
+	j := open(t, t.TempDir(), f)
+	defer j.Close()
+	onNIC := Step{Setting{Feature, "eth0", "c"}, "30"}
+	if _, err := j.Apply([]Step{file("a", "10"), file("b", "20"), onNIC}); err != nil {
+		t.Fatal(err)
+	}
+	f.values["a"], f.gone = "11", true
+	done, err := j.Undo()
+	must(t, err)
+	want := []Undone{{Kept: "it is gone"}, {}, {Kept: "somebody has set it to 11 since"}}
+	if diff := cmp.Diff(want, done, cmpopts.IgnoreFields(Undone{}, "Change")); diff != "" {
+		t.Error(diff)
+	}
+	if f.values["a"] != "11" || f.values["b"] != "2" || len(j.Changes()) != 0 {
+		t.Errorf("now %v, %v", f.values, j.Changes())
+	}
+}
+
+// What the kernel rounds goes back too, and is not taken for somebody else's; what
+// it leaves as it was is no change.
+func TestUndoRounded(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	f := &fake{values: map[string]string{"a": "0", "b": "16"}}
+	f.round = func(v string) string { return map[string]string{"100": "64", "200": "128", "17": "16"}[v] }
+	j := open(t, dir, f)
+	made, err := j.Apply([]Step{file("a", "100"), file("b", "17")})
+	if err != nil || len(made) != 1 || made[0].String() != "a: 0 -> 64" {
+		t.Fatalf("%v, %v", made, err)
+	}
+	if made, err = j.Apply([]Step{file("a", "200")}); err != nil || len(made) != 1 {
+		t.Fatalf("%v, %v", made, err)
+	}
+	j.Close()
+
+	f.round = nil
+	j = open(t, dir, f) // from the file
+	if c := j.Changes(); len(c) != 1 || c[0].Before != "0" || c[0].After != "128" {
+		t.Errorf("list: %v", c)
+	}
+	done, err := j.Undo()
+	if err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0" {
+		t.Errorf("%+v, %v, now %v", done, err, f.values)
+	}
+	j.Close()
+	leftIn(t, dir)
+}
+
+// What cannot be undone stays in the list, in its order; the rest goes back.
+func TestUndoFails(t *testing.T) {
+	dir := t.TempDir()
+	f := &fake{values: map[string]string{"a": "1", "b": "2", "c": "3"}}
+	j := open(t, dir, f)
+	if _, err := j.Apply([]Step{file("a", "10"), file("b", "20"), file("c", "30")}); err != nil {
+		t.Fatal(err)
+	}
+	f.fail = "b"
+	if _, err := j.Undo(); err == nil || !strings.Contains(err.Error(), "b: refused") {
+		t.Fatal(err)
+	}
+	j.Close()
+	f.fail = ""
+	j = open(t, dir, f)
+	defer j.Close()
+	if c := j.Changes(); len(c) != 1 || c[0].Name != "b" {
+		t.Fatalf("left: %v", c)
+	}
+	if _, err := j.Undo(); err != nil || f.values["b"] != "2" {
+		t.Errorf("%v, %v", err, f.values)
+	}
+}
+
+// A change that is refused is not remembered.
+func TestApplyFails(t *testing.T) {
+	f := &fake{values: map[string]string{"a": "1", "b": "2"}, fail: "b"}
+	j := open(t, t.TempDir(), f)
+	defer j.Close()
+	if _, err := j.Apply([]Step{file("a", "10"), file("b", "20")}); err == nil {
+		t.Fatal("no error")
+	}
+	if c := j.Changes(); len(c) != 1 || c[0].Name != "a" {
+		t.Errorf("list: %v", c)
+	}
+	if _, err := j.Apply([]Step{file("nothing", "1")}); !errors.Is(err, ErrGone) {
+		t.Error(err)
+	}
+}
+
+func TestDamagedList(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "test.json")
+	must(t, os.WriteFile(path, []byte("{"), 0o644))
+	if _, err := Open(dir, "test", &fake{}); err == nil || !strings.Contains(err.Error(), path) {
+		t.Error(err)
+	}
+	for _, name := range []string{"/etc/passwd", "/sys/../etc/passwd", "sys/x", "/proc/self/mem", "/proc/sys/kernel/core_pattern",
+		"/sys/kernel/uevent_helper", "/sys/devices/system/cpu/cpu0/../../../../kernel/uevent_helper", "/sys/devices/system/cpu/cpu0/online"} {
+		s := Setting{Kind: File, Name: name}
+		if _, err := (Machine{}).Get(s); err == nil {
+			t.Errorf("Get of %s", name)
+		}
+		if err := (Machine{}).Set(s, "x"); err == nil {
+			t.Errorf("Set of %s", name)
+		}
+	}
+	if err := (Machine{}).Set(Setting{Kind: NetFile, Interface: "lo", Name: "ifalias"}, "x"); err == nil || !strings.Contains(err.Error(), "threaded") {
+		t.Errorf("Set of an interface's file: %v", err)
+	}
+	for _, name := range []string{"/sys/devices/system/cpu/cpu10/cpuidle/state2/disable", "/sys/kernel/mm/transparent_hugepage/enabled",
+		"/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages"} {
+		if err := allowed(name); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A list that others can write, or a directory that they can, is not believed; nor is
+// a link followed that they have left.
+func TestListOfOthers(t *testing.T) {
+	for what, plant := range map[string]func(dir, list string) error{
+		"directory for all": func(dir, _ string) error { return os.Chmod(dir, 0o777) },
+		"list for all":      func(_, list string) error { return os.Chmod(list, 0o666) },
+		"link": func(_, list string) error {
+			return errors.Join(os.Rename(list, list+".other"), os.Symlink(list+".other", list))
+		},
+		"directory of another user": func(dir, _ string) error { return os.Chown(dir, 60001, -1) },
+		"list of another user":      func(_, list string) error { return os.Chown(list, 60001, -1) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			if strings.Contains(what, "another user") && os.Geteuid() != 0 {
+				t.Skip("takes root, to give it away")
+			}
+			dir := filepath.Join(t.TempDir(), "state")
+			f := &fake{values: map[string]string{"a": "1"}}
+			j := open(t, dir, f)
+			if _, err := j.Apply([]Step{file("a", "10")}); err != nil {
+				t.Fatal(err)
+			}
+			j.Close()
+			must(t, plant(dir, j.path))
+			if _, err := Open(dir, "test", f); err == nil || !strings.Contains(err.Error(), "VIA_STATE_DIR") {
+				t.Errorf("%v, want an error that says what to do", err)
+			}
+		})
+	}
+	dir := t.TempDir()
+	target := filepath.Join(dir, "target")
+	state := filepath.Join(dir, "state")
+	f := &fake{values: map[string]string{"a": "1"}}
+	j := open(t, state, f)
+	must(t, errors.Join(os.WriteFile(target, []byte("mine"), 0o600), os.Symlink(target, j.path+".new")))
+	if _, err := j.Apply([]Step{file("a", "10")}); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(target); string(b) != "mine" {
+		t.Errorf("what a link names has %q now, %v", b, err)
+	}
+	j.Close()
+}
+
+// Settings of a real interface, put back from outside of its namespace.
+func TestInterface(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	dir := t.TempDir()
+	var m Machine
+	gro := Setting{Feature, a.Name, "rx-gro"}
+	up := Setting{Link, a.Name, "state"}
+	var before string
+	err := a.Do(func() (err error) {
+		if before, err = m.Get(gro); err != nil {
+			return err
+		}
+		j, err := Open(dir, "test", m)
+		if err != nil {
+			return err
+		}
+		defer j.Close()
+		other := map[string]string{"on": "off", "off": "on"}[before]
+		if made, err := j.Apply([]Step{{gro, other}, {up, "down"}}); err != nil || len(made) != 2 {
+			t.Errorf("%v, %v", made, err)
+		}
+		for s, want := range map[Setting]string{gro: other, up: "down"} {
+			if now, err := m.Get(s); now != want || err != nil {
+				t.Errorf("%s is %s, %v", s, now, err)
+			}
+		}
+		if _, err := m.Get(Setting{Feature, a.Name, "no-such"}); err == nil {
+			t.Error("a feature that is none")
+		}
+		if _, err := m.Get(Setting{NetFile, a.Name, "threaded"}); err == nil {
+			t.Error("sysfs of another namespace was believed")
+		}
+		// A thread in the namespace, so that it is found from outside.
+		c := j.Changes()[0]
+		if c.Netns == 0 || c.Ifindex != a.Index {
+			t.Errorf("written down: %+v", c)
+		}
+		// The number of its inode alone does not make another one the namespace.
+		nothing := func() error { return nil }
+		if err := m.Enter(c, nothing); err != nil {
+			t.Error(err)
+		}
+		stranger := c
+		if stranger.Cookie++; c.Cookie != 0 {
+			if err := m.Enter(stranger, nothing); !errors.Is(err, ErrGone) {
+				t.Errorf("another namespace: %v", err)
+			}
+		}
+		older := c
+		older.Cookie = 0
+		if err := m.Enter(older, nothing); err != nil {
+			t.Errorf("of a list without cookies: %v", err)
+		}
+		if done, err := j.Undo(); err != nil || len(done) != 2 || done[0].Kept+done[1].Kept != "" {
+			t.Errorf("%v, %v", done, err)
+		}
+		if now, err := m.Get(gro); now != before || err != nil {
+			t.Errorf("%s is %s, %v", gro, now, err)
+		}
+		return nil
+	})
+	must(t, err)
+	// From here the namespace cannot be found: no process is in it.
+	if err := m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func() error { return nil }); !errors.Is(err, ErrGone) {
+		t.Error(err)
+	}
+}

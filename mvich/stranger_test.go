@@ -1,0 +1,218 @@
+package mvich_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/memorynic"
+	"viaxdp/mvich"
+)
+
+// A rank that is not in a communicator gets no message into it: not by its context, also
+// where a receive takes messages of every member.
+func TestMessageOfANonMember(t *testing.T) {
+	w, s := newStranger(t, 2)
+	alone := w.Comm().Alone(0, 40)
+	s.send(within(packetOf(pktEager, 32, 3, 0, 0, []byte("abc")), 40, 0))
+	s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0))
+	each(t, 1, func(int) error {
+		b := make([]byte, 3)
+		if _, err := w.Comm().Recv(b, 1, 0); err != nil { // what was sent before it has come
+			return err
+		}
+		if status, there, err := alone.Iprobe(mvich.AnySource, mvich.AnyTag); there || err != nil {
+			return fmt.Errorf("a message of rank %d: %w", status.Source, err)
+		}
+		r, err := alone.Irecv(b, mvich.AnySource, mvich.AnyTag)
+		if err != nil {
+			return err
+		}
+		s.send(within(packetOf(pktEager, 0, 3, 0, 0, []byte("abc")), 40, 0))
+		s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0))
+		if _, err := w.Comm().Recv(b, 1, 0); err != nil {
+			return err
+		}
+		if status, done, err := r.Test(); done || err != nil {
+			return fmt.Errorf("received of rank %d: %w", status.Source, err)
+		}
+		if !r.Cancel() {
+			return errors.New("the receive has a message")
+		}
+		return nil
+	})
+}
+
+// A rank whose connection fails when something of it has come is lost: what it has begun
+// does not go on, and it does not begin once more. Where nothing has come it may call again.
+func TestPacketBeforeFailedAdmission(t *testing.T) {
+	_, w, _ := besideStranger(t, 3)
+	c := w.Comm()
+	r, err := c.Irecv(make([]byte, 100), 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := mvich.AdmissionAfter(w, 1, packetOf(pktRequest, 32, 10, 1, 0, offerOf(2))); err != nil {
+		t.Fatal(err)
+	}
+	each(t, 1, func(int) error {
+		_, err := r.Wait() // for data that would never come
+		return wantLost("receive", err, 1)
+	})
+	if err := mvich.AdmissionAfter(w, 2, nil); err != nil {
+		t.Fatal(err)
+	}
+	if dead := c.Dead(); len(dead) != 1 || dead[0] != 1 {
+		t.Errorf("dead are %v, want rank 1", dead)
+	}
+}
+
+// A rank that sends more packets than it has credits for is taken for dead.
+func TestPacketWithoutCredit(t *testing.T) {
+	const credits = 8
+	w, s := newStranger(t, 2, mvich.WithCredits(credits))
+	for i := range 2 * credits {
+		s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0)) // and gives none back
+		each(t, 1, func(int) error {
+			_, err := w.Comm().Recv(nil, 1, 0)
+			if i < credits {
+				return err
+			}
+			return wantLost("receive", err, 1)
+		})
+	}
+}
+
+// Messages that nobody asks for do not fill a rank's memory: who goes on with eager ones when it was told not
+// to, or has sent too many envelopes, is taken for dead.
+func TestUnexpectedWithoutEnd(t *testing.T) {
+	const credits, most, many = 8, 20, 60
+	for name, packet := range map[string][]byte{
+		"eager":     packetOf(pktEager, 0, 1000, 0, 0, make([]byte, 1000)),
+		"empty":     packetOf(pktEager, 0, 0, 0, 0, nil),
+		"envelopes": packetOf(pktRequest, 0, 10, 1, 0, offerOf(2)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := newStranger(t, 2, mvich.WithCredits(credits), mvich.WithUnexpected(1000))
+			mvich.BoundEnvelopes(w, most)
+			each(t, 2, func(rank int) error {
+				if rank == 0 {
+					_, err := w.Comm().Probe(1, 99)
+					return wantLost("probe", err, 1)
+				}
+				s.send(packetOf(pktNoop, credits, 0, 0, 0, nil))
+				for i, left := 0, credits-1; i < many; i, left = i+1, left-1 {
+					for left == 0 {
+						b, err := s.recv()
+						if err != nil {
+							return nil // it is taken for dead
+						}
+						left += int(binary.LittleEndian.Uint16(b[2:]))
+						packet[2] = 1 // a credit for the next one
+					}
+					s.send(within(packet, ofMessages, 0))
+					packet[2] = 0
+				}
+				s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 99))
+				return nil
+			})
+		})
+	}
+}
+
+// Nor do those of a rank that follows the rules, without data, or with one protocol for all.
+func TestFullRankGetsEnvelopes(t *testing.T) {
+	for _, protocol := range []mvich.Protocol{mvich.Auto, mvich.Eager} {
+		t.Run(protocol.String(), func(t *testing.T) {
+			j := newJob(t, 2, jobConfig{options: with(mvich.WithUnexpected(1), mvich.WithProtocol(protocol))})
+			j.run(t, func(c *mvich.Comm) error {
+				if c.Rank() == 1 {
+					err := c.Send(nil, 0, 0) // with the news that it is full
+					if _, perr := c.Probe(0, 1); err == nil {
+						err = perr
+					}
+					err = errors.Join(err, c.Send(nil, 0, 0))
+					_, rerr := c.Recv(nil, 0, 9)
+					err = errors.Join(err, rerr)
+					for i := range 3 {
+						_, rerr := c.Recv(make([]byte, 10), 0, 1+i)
+						err = errors.Join(err, rerr)
+					}
+					return err
+				}
+				_, err := c.Recv(nil, 1, 0)
+				err = errors.Join(err, c.Send(make([]byte, 10), 1, 1))
+				_, rerr := c.Recv(nil, 1, 0)
+				err = errors.Join(err, rerr)
+				var late []*mvich.Request
+				for i := range 2 {
+					r, serr := c.Isend(make([]byte, 10*i), 1, 2+i)
+					err = errors.Join(err, serr)
+					if _, done, _ := r.Test(); done {
+						err = errors.Join(err, fmt.Errorf("%d bytes were sent to a rank that is full", 10*i))
+					}
+					late = append(late, r)
+				}
+				end, serr := c.Isend(nil, 1, 9)
+				return errors.Join(err, serr, mvich.WaitAll(append(late, end)...))
+			})
+		})
+	}
+}
+
+// A token names one rank: one that publishes another one's cannot be taken for it.
+func TestTokensOfOneName(t *testing.T) {
+	spare := newJob(t, 1, jobConfig{}) // for its NIC
+	for name, token := range map[string]string{"none": "", "that of looks": "look", "rank 0's own": "own", "one of two": "same"} {
+		t.Run(name, func(t *testing.T) {
+			launchers := mvich.Local(3)
+			terms := make(chan string, 1)
+			each(t, 3, func(rank int) error {
+				if rank == 0 {
+					w, err := mvich.Init(spare.hosts[0].NIC, capture{launchers[0], terms})
+					if err == nil {
+						err = errors.Join(errors.New("they are taken"), mvich.Shut(w))
+					} else if errors.Is(err, mvich.ErrSettings) {
+						return nil
+					}
+					return err
+				}
+				said := <-terms
+				terms <- said
+				fields := strings.Split(said, ",")
+				switch {
+				case token == "own" && rank == 1:
+				case token == "own" || token != "same" && rank == 2:
+					fields[1] = "another"
+				default:
+					fields[1] = token
+				}
+				return errors.Join(launchers[rank].Put(fmt.Sprint("mvich-", rank), strings.Join(fields, ",")), launchers[rank].Fence())
+			})
+		})
+	}
+}
+
+// Calls and looks that are refused behind a message leave no VI, and the next call is a connection.
+func TestRefusedBehindData(t *testing.T) {
+	agent := &memorynic.Refused{Times: 3}
+	j := newJob(t, 2, jobConfig{refused: agent})
+	j.run(t, func(c *mvich.Comm) error {
+		b := []byte("hello")
+		if c.Rank() == 0 {
+			return c.Send(b, 1, 7)
+		}
+		got := make([]byte, 5)
+		if _, err := c.Recv(got, 0, 7); err != nil || string(got) != "hello" {
+			return fmt.Errorf("%q, %w", got, err)
+		}
+		return nil
+	})
+	if agent.Times > 0 {
+		t.Errorf("%d were not refused", agent.Times)
+	}
+	await.Until(t, "one VI is left", func() bool { return len(j.hosts[0].NIC.Status().VIs) == 1 })
+}

@@ -1,0 +1,158 @@
+package vipl
+
+import (
+	"testing"
+
+	"viaxdp/internal/base/reliable"
+)
+
+// Acknowledgements learn to wait for data that comes soon, in small steps, and to
+// wait for none that comes late.
+func TestAckDelay(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		answer int64 // ns from a frame of the peer to data of ours
+		alone  bool  // whether the acknowledgement goes alone in the end
+	}{
+		{"at once", 10_000, false},
+		{"within a few programs' turns", 300_000, false},
+		{"as long as is worth it", ackMost, false},
+		{"later than that", ackMost + 1, true},
+	} {
+		var a ackDelay
+		now, last, alone := int64(1_000_000), int64(defaultAckDelay), false
+		for range 30 {
+			by := a.begin(now, 1)
+			wait := by - now
+			if wait < defaultAckDelay || wait > ackMost || wait > last+last/4 {
+				t.Fatalf("%s: it waits for %d ns, after %d", c.name, wait, last)
+			}
+			last = wait
+			if alone = by < now+c.answer; alone {
+				a.wentAlone(by)
+			}
+			now += c.answer
+			a.dataGoes(now)
+			now += 1_000_000
+		}
+		if alone != c.alone {
+			t.Errorf("%s: in the end alone: %v", c.name, alone)
+		}
+		if c.alone && last != defaultAckDelay {
+			t.Errorf("%s: it waits for %d ns in vain", c.name, last)
+		}
+	}
+}
+
+// One that is due at once, or asked for soon, says nothing about waiting; where
+// others wait, too, it waits longer.
+func TestAckDelayOfOthers(t *testing.T) {
+	var a ackDelay
+	now := int64(1_000_000)
+	if by := a.begin(now, sharedAcks); by != now+sharedAckDelay {
+		t.Errorf("in a crowd it waits for %d ns", by-now)
+	}
+	a.wentAlone(now + ackSoon)
+	a.dataGoes(now + 2*ackSoon)
+	if a.wait != 0 {
+		t.Errorf("it has learnt to wait for %d ns", a.wait)
+	}
+}
+
+// lateAnswers is the patience of a connection whose program has answered so late 40 times.
+func lateAnswers(late int64) (a ackDelay, now int64) {
+	now = 1_000_000
+	for range 40 {
+		if by := a.begin(now, 1); by < now+late {
+			a.wentAlone(by)
+		}
+		a.dataGoes(now + late)
+		now += 2 * late
+	}
+	return a, now
+}
+
+// What made the acknowledgement go before its time says nothing about waiting either, nor
+// does the peer that asks for it; that one is not made to wait as long again.
+func TestAckDelayOfThePeer(t *testing.T) {
+	const late = 1_500_000
+	for _, pressed := range []bool{false, true} {
+		a, now := lateAnswers(late)
+		learnt := a.wait
+		for range 10 {
+			if a.begin(now, 1); pressed {
+				a.pressed()
+			}
+			a.wentAlone(now + 4*defaultAckDelay) // at once, of many frames or by the peer's wish
+			a.dataGoes(now + late)
+			now += 2 * late
+		}
+		if !pressed && a.wait != learnt || pressed && a.wait > defaultAckDelay {
+			t.Errorf("pressed %v: it waits for %d ns, and had learnt %d", pressed, a.wait, learnt)
+		}
+	}
+}
+
+// What was learnt from late answers is unlearnt when they become rare, and when there
+// are none any more.
+func TestAckDelayIsUnlearnt(t *testing.T) {
+	const late = 1_500_000
+	for name, then := range map[string]func(a *ackDelay, now *int64){
+		"most answers come at once": func(a *ackDelay, now *int64) {
+			for k := range 500 {
+				by, answer := a.begin(*now, 1), *now+20_000
+				if k%50 == 0 {
+					answer = *now + late
+				}
+				if by < answer {
+					a.wentAlone(by)
+				}
+				a.dataGoes(answer)
+				*now += 2 * late
+			}
+		},
+		"no answers come": func(a *ackDelay, now *int64) {
+			for range 100 {
+				a.wentAlone(a.begin(*now, 1))
+				*now += ackMost / 5
+			}
+		},
+	} {
+		a, now := lateAnswers(late)
+		if a.wait < late {
+			t.Fatalf("it has learnt to wait for %d ns only", a.wait)
+		}
+		if then(&a, &now); a.wait > 2*defaultAckDelay {
+			t.Errorf("%s: it waits for %d ns", name, a.wait)
+		}
+	}
+}
+
+// Where frames are late, and a gap is no news, the peer still hears of what is held behind one
+// as soon as of a burst's end, however long acknowledgements have learned to wait.
+func TestGapIsToldSoon(t *testing.T) {
+	r := reliable.NewReceiver(1, 64)
+	for range 100 { // gaps that late frames fill
+		next := r.Next()
+		r.Arrive(next+1, false)
+		r.Buffer(next+1, 0)
+		r.Arrive(next, false)
+		r.Pop()
+	}
+	r.Acked()
+	const now = 1000
+	p := &port{ackEvery: 16}
+	c := &conn{vi: &VI{attrs: VIAttributes{Level: ReliableDelivery}}, receiver: r}
+	c.ackDelay.wait = 2_000_000
+	r.Arrive(r.Next(), false)
+	p.oweAck(c, now)
+	if c.ackDue <= now+defaultAckDelay {
+		t.Fatalf("in order: after %d ns", c.ackDue-now)
+	}
+	r.Arrive(r.Next()+1, false)
+	r.Buffer(r.Next()+1, 0)
+	p.oweAck(c, now)
+	if wait := c.ackDue - now; wait <= 0 || wait > defaultAckDelay {
+		t.Errorf("behind a gap: after %d ns, want %d", wait, defaultAckDelay)
+	}
+}

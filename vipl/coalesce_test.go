@@ -1,0 +1,399 @@
+package vipl_test
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+const packMessages = 60
+
+// packPair is a pair of VIs of which b has receives of room bytes, and a's
+// frames are slow to be acknowledged.
+func packPair(t testing.TB, level vipl.ReliabilityLevel, receives, room int) (n *memoryNet, va, vb *vipl.VI, xa, xb *box) {
+	t.Helper()
+	n, va, vb = connected(t, memoryConfig{bubble: true}, level)
+	polling(t, n, va, vb)
+	n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+	xa, xb = newBox(t, n.a.NIC, packMessages, 256), newBox(t, n.b.NIC, packMessages, 256)
+	postRecvs(t, vb, xb, receives, room)
+	return n, va, vb, xa, xb
+}
+
+// polling makes a's background goroutine find a program that polls: it then stays
+// out of the way for a millisecond of the bubble's time. If it sleeps already, the
+// frame wakes it, and it sees the poll before; else it looks in a millisecond later
+// at the latest, and must not do so between the poll and what is received.
+func polling(t testing.TB, n *memoryNet, va, vb *vipl.VI) {
+	t.Helper()
+	x, y := newBox(t, n.a.NIC, 1, 8), newBox(t, n.b.NIC, 1, 8)
+	postRecv(t, va, x, 0, 8)
+	synctest.Wait() // who is in the engine's way is not seen to poll
+	n.a.Poll()
+	postSend(t, vb, y, 0, 8)
+	sent(t, vb, 0)
+	time.Sleep(300 * time.Microsecond)
+	received(t, va, 0)
+	time.Sleep(100 * time.Microsecond) // off the beat of its clock
+}
+
+// arrived checks how many messages have reached b.
+func arrived(t *testing.T, n *memoryNet, want uint64) {
+	t.Helper()
+	synctest.Wait() // b's background goroutine may be at it
+	n.b.Poll()
+	equal(t, "Messages", n.b.Counters().Messages, want)
+}
+
+func packSize(k int) int { return k * 7 % 200 }
+
+// Small messages that are posted faster than frames are acknowledged share
+// frames, and arrive as if they had not.
+func TestSmallMessagesShareFrames(t *testing.T) {
+	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb, xa, xb := packPair(t, level, packMessages, 256)
+		for k := range packMessages {
+			fillPattern(xa.buf[k][:packSize(k)], k)
+			xa.prepare(k, packSize(k))
+			if k%3 == 0 {
+				xa.desc[k].SetImmediate(uint32(k))
+			}
+			postDesc(t, va, xa, k)
+		}
+		for k := range packMessages {
+			want := vipl.Status(0)
+			if k%3 == 0 {
+				want = vipl.StatusImmediate
+			}
+			d := received(t, vb, want)
+			fatalIf(t, d != xb.desc[k] || int(d.Length) != packSize(k) || k%3 == 0 && d.ImmediateData != uint32(k), "message %d: another descriptor, %d bytes, immediate %d", k, d.Length, d.ImmediateData)
+			checkPattern(t, xb.buf[k][:packSize(k)], k)
+			sent(t, va, 0)
+		}
+		c := n.a.Counters()
+		if c.Packed < packMessages/2 || n.b.Counters().Frames > packMessages/2 {
+			t.Errorf("%d of %d messages shared %d frames", c.Packed, packMessages, n.b.Counters().Frames)
+		}
+	})
+}
+
+// A message that is alone goes at once, and so do the first few of many; those
+// that wait go when somebody waits for the port, or on disconnecting.
+func TestWaitingMessagesGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
+		for k := range uint64(4) {
+			postSend(t, va, xa, int(k), 8)
+			arrived(t, n, k+1)
+		}
+		postSend(t, va, xa, 4, 8)
+		arrived(t, n, 4)
+		for range 5 {
+			sent(t, va, 0) // the last one makes the fifth go
+		}
+		arrived(t, n, 5)
+		for k := 5; k < 8; k++ {
+			postSend(t, va, xa, k, 8)
+		}
+		must(t, va.Disconnect())
+		for range 3 {
+			sent(t, va, 0)
+		}
+		arrived(t, n, 8)
+		stateIs(t, vb, vipl.Error)
+	})
+}
+
+// A program that posts and goes away has its messages sent all the same.
+func TestWaitingMessagesOfABusyProgram(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, _, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
+		n.b.queue.SetFaults(xdpnictest.Faults{Loss: 1}) // no acknowledgement comes
+		// It has been spinning for long, so that the background goroutine
+		// looks in every 32 ms only.
+		for range 1000 {
+			for range 1000 {
+				n.a.Poll()
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		for k := range 7 {
+			postSend(t, va, xa, k, 8)
+		}
+		time.Sleep(5 * time.Millisecond) // a computes
+		arrived(t, n, 7)
+	})
+}
+
+// Frames of a stream wait on the ring for one doorbell, the first few of them
+// not, and none for long.
+func TestDoorbellWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
+		polling(t, n, va, vb)
+		n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond}) // acknowledgements are slow
+		const size = 1000
+		xa, xb := newBox(t, n.a.NIC, packMessages, size), newBox(t, n.b.NIC, packMessages, size)
+		for k := range packMessages {
+			postRecv(t, vb, xb, k, size)
+		}
+		posted := 0
+		post := func(count int) {
+			t.Helper()
+			for range count {
+				postMessage(t, va, xa, posted, size, posted)
+				posted++
+			}
+		}
+		post(4)
+		arrived(t, n, 4)
+		post(31)
+		arrived(t, n, 4)
+		post(1)
+		arrived(t, n, 36)
+		post(3)
+		arrived(t, n, 36)
+		time.Sleep(2500 * time.Microsecond) // a computes; no acknowledgement has come yet
+		arrived(t, n, 39)
+		post(packMessages - posted)
+		for k := range packMessages {
+			d := received(t, vb, 0)
+			fatalIf(t, d != xb.desc[k], "message %d: another descriptor", k)
+			checkPattern(t, xb.buf[k][:size], k)
+			sent(t, va, 0)
+		}
+	})
+}
+
+// What waits goes when the program polls in vain, a few times in a row.
+func TestPollsInVain(t *testing.T) {
+	for _, size := range []int{8, 1000} {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
+			polling(t, n, va, vb)
+			n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+			xa, xb := newBox(t, n.a.NIC, 8, size), newBox(t, n.b.NIC, 8, size)
+			for k := range 8 {
+				postRecv(t, vb, xb, k, size)
+			}
+			for k := range 7 {
+				postSend(t, va, xa, k, size)
+				n.a.Poll() // one between two posts says nothing
+			}
+			arrived(t, n, 4)
+			n.a.Poll()
+			n.a.Poll()
+			arrived(t, n, 4)
+			n.a.Poll()
+			arrived(t, n, 7)
+		})
+	}
+}
+
+// What is posted at a pace that frames can follow goes at once, however much is
+// under way.
+func TestPacedMessagesDoNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, _, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
+		for k := range uint64(20) {
+			time.Sleep(2 * time.Microsecond)
+			postSend(t, va, xa, int(k), 8)
+			arrived(t, n, k+1)
+		}
+		packed := n.a.Counters().Packed
+		errorIf(t, packed > 0, "%d messages waited for company", packed)
+	})
+}
+
+// What comes at a pace goes at once, also from a program that looks for something
+// between two posts, right behind a stream and long after it.
+func TestPacedMessagesBehindAStream(t *testing.T) {
+	for _, rest := range []time.Duration{2 * time.Microsecond, 10 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			n, va, _, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
+			for k := range 10 {
+				postSend(t, va, xa, k, 8)
+			}
+			packed := n.a.Counters().Packed
+			fatalIf(t, packed > 0, "%d messages have gone, of which others are expected", packed)
+			for range vipl.CoalescePolls {
+				n.a.Poll()
+			}
+			arrived(t, n, 10)
+			fatalIf(t, n.a.Counters().Packed == 0, "there was no stream")
+			time.Sleep(rest)
+			n.a.Poll()
+			for k := range uint64(20) {
+				postSend(t, va, xa, 10+int(k), 8)
+				arrived(t, n, 11+k)
+				n.a.Poll()
+				time.Sleep(2 * time.Microsecond)
+			}
+			time.Sleep(10 * time.Millisecond) // the peer has acknowledged all, and the stream is over
+			for k := range uint64(3) {
+				postSend(t, va, xa, 30+int(k), 8)
+				arrived(t, n, 31+k)
+			}
+		})
+	}
+}
+
+// When one of the messages of a frame is refused, those before it have arrived
+// and those behind it have not.
+func TestRefusedInAFrame(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		receives, room int // of b; the last receive is short
+		status         vipl.Status
+	}{
+		{"receive queue empty", 20, 256, vipl.StatusRemoteDescError},
+		{"message too long", 21, 4, vipl.StatusLengthError},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n, va, vb, xa, xb := packPair(t, vipl.ReliableReception, 20, 256)
+				if c.receives > 20 {
+					postRecv(t, vb, xb, 20, c.room)
+				}
+				for k := range packMessages {
+					postSend(t, va, xa, k, 40)
+				}
+				for k := range packMessages {
+					switch {
+					case k < 20:
+						received(t, vb, 0)
+						sent(t, va, 0)
+					case k == 20:
+						sent(t, va, c.status)
+					default:
+						sent(t, va, vipl.StatusFlushed)
+					}
+				}
+				if c.receives > 20 {
+					received(t, vb, vipl.StatusLengthError)
+				}
+				stateIs(t, vb, vipl.Error)
+				errorIf(t, n.a.Counters().Packed == 0, "nothing shared a frame")
+			})
+		})
+	}
+}
+
+// A receive that was wrong when it was posted breaks the connection when its
+// turn comes, in the middle of a frame: only what came before it is done.
+func TestWrongReceiveInAFrame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb, xa, xb := packPair(t, vipl.ReliableReception, 20, 256)
+		xb.prepare(20, 256)
+		xb.desc[20].Control = vipl.ControlQFence
+		must(t, vb.PostRecv(xb.desc[20], xb.region.Handle()))
+		for k := 21; k < packMessages; k++ {
+			postRecv(t, vb, xb, k, 256)
+		}
+		for k := range packMessages {
+			postSend(t, va, xa, k, 40)
+		}
+		for k := range packMessages {
+			switch {
+			case k < 20:
+				received(t, vb, 0)
+				sent(t, va, 0)
+			case k == 20:
+				received(t, vb, vipl.StatusFormatError)
+				sent(t, va, vipl.StatusFlushed)
+			default:
+				received(t, vb, vipl.StatusFlushed)
+				sent(t, va, vipl.StatusFlushed)
+			}
+		}
+		errorIf(t, n.a.Counters().Packed == 0, "nothing shared a frame")
+	})
+}
+
+// Small messages over a way that loses, repeats and reorders arrive once and in
+// order.
+func TestSharedFramesGetLost(t *testing.T) {
+	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb := connected(t, memoryConfig{bubble: true}, level)
+		f := xdpnictest.Faults{Seed: 7, Loss: 0.1, Dup: 0.1, Reorder: 0.2, Delay: 100 * time.Microsecond}
+		n.a.queue.SetFaults(f)
+		n.b.queue.SetFaults(f)
+		xa, xb := newBox(t, n.a.NIC, packMessages, 256), newBox(t, n.b.NIC, packMessages, 256)
+		for round := range 20 {
+			for k := range packMessages {
+				postRecv(t, vb, xb, k, 256)
+			}
+			for k := range packMessages {
+				postMessage(t, va, xa, k, packSize(k), k+round)
+			}
+			for k := range packMessages {
+				d := received(t, vb, 0)
+				fatalIf(t, d != xb.desc[k] || int(d.Length) != packSize(k), "round %d, message %d: another descriptor, or %d bytes", round, k, d.Length)
+				checkPattern(t, xb.buf[k][:packSize(k)], k+round)
+				sent(t, va, 0)
+			}
+		}
+		c := n.a.Counters()
+		errorIf(t, c.Packed == 0 || c.Resent == 0, "nothing was packed, or lost: %+v", c)
+	})
+}
+
+// belled is a queue whose doorbell is looked at, before it is rung. All under the
+// port's lock.
+type belled struct {
+	*xdpnictest.Queue
+	rings func()
+	left  int // entries that the driver has not taken yet
+}
+
+func (b *belled) Pending() int { return b.left + b.Queue.Pending() }
+
+func (b *belled) Flush() error {
+	if b.Pending() > 0 && b.rings != nil {
+		b.rings()
+		b.left = 1 // a driver with zero-copy takes the entry in its own time
+	} else {
+		b.left = 0
+	}
+	return b.Queue.Flush()
+}
+
+// A message that is alone rings the doorbell once, and before its frame is noted;
+// also where the driver takes the entry in its own time, as those with zero-copy do.
+func TestDoorbellFirst(t *testing.T) {
+	const messages = 10
+	for _, level := range levels {
+		t.Run(level.String(), func(t *testing.T) {
+			var bell *belled
+			n := newMemoryNet(t, memoryConfig{port: func(q *xdpnictest.Queue) vipl.Port {
+				bell = &belled{Queue: q}
+				return bell
+			}})
+			va, vb := connect(t, n.a.NIC, n.b.NIC, level)
+			xa, xb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
+			xa.desc[0].SetSegments(xa.segs[0])
+			xb.desc[0].SetSegments(xb.segs[0])
+			alone := 0
+			for range messages {
+				must(t, va.PostRecv(xa.desc[0], xa.region.Handle()))
+				var rung []uint32
+				before := vb.NextFrame()
+				must(t, vb.PostSendSeen(xb.desc[0], xb.region.Handle(), &bell.rings, func(nextFrame uint32) {
+					rung = append(rung, nextFrame)
+				}))
+				fatalIf(t, !poll(va), "connection ended")
+				sent(t, vb, 0)
+				equal(t, "after frame", vb.NextFrame(), before+1)
+				if slices.Equal(rung, []uint32{before}) {
+					alone++
+				}
+			}
+			// Now and then one meets an acknowledgement that is owed, or a frame that comes.
+			errorIf(t, alone == 0, "none of %d messages rang the doorbell once, before it was noted", messages)
+		})
+	}
+}

@@ -1,0 +1,40 @@
+package vipl
+
+import (
+	"slices"
+	"testing"
+)
+
+// chunks is a NIC that notes what is given back.
+type chunks struct {
+	Port
+	freed []uint64
+}
+
+func (n *chunks) Release(addr uint64)  { n.freed = append(n.freed, addr) }
+func (n *chunks) InFlight(uint64) bool { return false }
+
+// A frame that was sent again between two VIs of a port keeps its chunk until it has arrived,
+// although the peer acknowledges the first one before, as on a NIC; and what is still on its way
+// is not sent again.
+func TestResentOnLoop(t *testing.T) {
+	nic := &chunks{}
+	p := &port{nic: nic, mem: make([]byte, 8192)}
+	c := &conn{loop: true, resentLoop: true, chunks: 2}
+	p.looped = []loopFrame{{c, 2048, 1, true}, {c, 4096, 1, true}}
+	if got := p.resendShort(c, 4096, 1, 0); got != notYet {
+		t.Errorf("sent again on its way: %v", got)
+	}
+	p.release(c, 4096<<tagShift|1)
+	if len(nic.freed) != 0 || c.chunks != 1 {
+		t.Errorf("given back on its way: %d, the connection has %d", nic.freed, c.chunks)
+	}
+	p.deliverLooped(0)
+	if !slices.Equal(nic.freed, []uint64{4096}) {
+		t.Errorf("given back on arrival: %d", nic.freed)
+	}
+	p.release(c, 2048<<tagShift|1)
+	if !slices.Equal(nic.freed, []uint64{4096, 2048}) {
+		t.Errorf("given back by the acknowledgement: %d", nic.freed)
+	}
+}

@@ -1,0 +1,318 @@
+package vipl_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/wire"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// A frame that makes no sense in the middle of an unreliable VI's message ends that message, and nothing of it is in
+// front of the next one.
+func TestProtocolErrorInAMessage(t *testing.T) {
+	record := binary.BigEndian.AppendUint32(nil, 4<<16)
+	record = append(record, "pack"...)
+	whole := wire.FlagFirst | wire.FlagLast
+	for _, c := range []struct {
+		name          string
+		protocolError wire.Header
+		payload       []byte
+		aborts        bool // an RDMA write of several frames
+	}{
+		{"pack", wire.Header{Kind: wire.KindPack}, record, false},
+		{"pack of nothing", wire.Header{Kind: wire.KindPack}, nil, false},
+		{"read", wire.Header{Kind: wire.KindRead, Immediate: 8}, nil, false},
+		{"read data", wire.Header{Kind: wire.KindReadData}, []byte("data"), false},
+		{"write goes on", wire.Header{Kind: wire.KindWrite}, []byte("data"), false},
+		{"message in it", wire.Header{Kind: wire.KindData, Flags: whole}, []byte("other"), false},
+		{"write in it", wire.Header{Kind: wire.KindWrite, Flags: whole}, nil, false},
+		{"pack in a write", wire.Header{Kind: wire.KindPack}, record, true},
+		{"read in a write", wire.Header{Kind: wire.KindRead}, nil, true},
+	} {
+		for _, rest := range []bool{false, true} { // the message goes on behind it
+			name := c.name
+			if rest {
+				name += ", and the rest"
+			}
+			t.Run(name, func(t *testing.T) {
+				n := newMemoryNet(t, memoryConfig{gate: true})
+				s := newSpy(t, n)
+				va, vb := openVI(t, n.a.NIC, vipl.UnreliableDelivery), openVI(t, n.b.NIC, vipl.UnreliableDelivery)
+				join(t, n.a.NIC, va, n.b.NIC, vb)
+				x := newBox(t, n.b.NIC, 2, 64)
+				postRecv(t, vb, x, 0, 64)
+				postRecv(t, vb, x, 1, 64)
+				send := func(h wire.Header, payload []byte) {
+					t.Helper()
+					at, _ := vb.Expects()
+					h.VI, h.Key, h.Seq = at.VI, at.Key, at.Seq
+					s.counted("frame", func(c vipl.Counters) uint64 { return c.Frames }, 1, func() { s.forge(h, payload) })
+				}
+				first := wire.Header{Kind: wire.KindData, Flags: wire.FlagFirst}
+				part := []byte("the beginning of another: ")
+				if c.aborts {
+					first.Kind, part = wire.KindWrite, nil
+				}
+				send(first, part)
+				send(c.protocolError, c.payload)
+				if rest {
+					send(wire.Header{Kind: first.Kind, Flags: wire.FlagLast}, nil)
+				}
+				want := []string{"hello"}
+				if c.protocolError.Kind == wire.KindData {
+					want = []string{"other", "hello"}
+				}
+				send(wire.Header{Kind: wire.KindData, Flags: whole}, []byte("hello"))
+				for i, text := range want {
+					d := received(t, vb, 0)
+					errorIf(t, d != x.desc[i] || string(x.buf[i][:d.Length]) != text, "message %d is %q, want %q", i, x.buf[i][:d.Length], text)
+				}
+				d, err := vb.RecvDone()
+				errorIf(t, d != nil, "one more message: %v", err)
+				equal(t, "counted", n.b.Counters().Dropped, 1)
+				var told []vipl.ErrorCode
+				if c.aborts {
+					told = append(told, vipl.ErrorRDMAWriteAbort)
+				}
+				n.b.errs.are(t, told...)
+				stateIs(t, vb, vipl.Connected)
+			})
+		}
+	}
+}
+
+// An RDMA write that exceeds MaxTransferSize on an unreliable VI is told as aborted, and the next message is whole.
+func TestWriteTooLongForTheVI(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{gate: true})
+	s := newSpy(t, n)
+	attrs := vipl.VIAttributes{Level: vipl.UnreliableDelivery, MaxTransferSize: 1500, EnableRDMAWrite: true}
+	var vis [2]*vipl.VI
+	for i, host := range []*memoryHost{n.a, n.b} {
+		var err error
+		vis[i], err = host.CreateVI(attrs, nil, nil)
+		must(t, err)
+	}
+	join(t, n.a.NIC, vis[0], n.b.NIC, vis[1])
+	target, x := openBox(t, n.b.NIC), newBox(t, n.b.NIC, 1, 64)
+	postRecv(t, vis[1], x, 0, 64)
+	for i, h := range []wire.Header{
+		{Kind: wire.KindWrite, Flags: wire.FlagFirst}, {Kind: wire.KindWrite}, {Kind: wire.KindWrite, Flags: wire.FlagLast},
+		{Kind: wire.KindData, Flags: wire.FlagFirst | wire.FlagLast},
+	} {
+		at, _ := vis[1].Expects()
+		h.VI, h.Key, h.Seq = at.VI, at.Key, at.Seq
+		payload := []byte("hello")
+		if h.Kind == wire.KindWrite {
+			to := target.remote(0)
+			h.RemoteAddr, h.RemoteHandle = to.Data+uint64(i)*1000, uint32(to.Handle)
+			payload = bytes.Repeat([]byte{0xee}, 1000)
+		}
+		s.counted("frame", func(c vipl.Counters) uint64 { return c.Frames }, 1, func() { s.forge(h, payload) })
+	}
+	if d := received(t, vis[1], 0); string(x.buf[0][:d.Length]) != "hello" {
+		t.Errorf("the message is %q", x.buf[0][:d.Length])
+	}
+	n.b.errs.are(t, vipl.ErrorRDMAWriteAbort)
+	c := n.b.Counters()
+	errorIf(t, c.Writes != 0 || c.Malformed != 1, "%+v", c)
+	stateIs(t, vis[1], vipl.Connected)
+}
+
+// entering is an agent that calls then once a VI is in the table, before the connect goes on.
+type entering struct {
+	*kagenttest.Agent
+	then func() error
+}
+
+func (e *entering) Enter(num uint32, key uint64, peer netip.Addr) error {
+	err := e.Agent.Enter(num, key, peer)
+	if f := e.then; err == nil && f != nil {
+		e.then = nil
+		err = f()
+	}
+	return err
+}
+
+// refusing is a peer, at b's address, that accepts a request of a, sends frames, and withdraws before the requester
+// confirms.
+type refusing struct {
+	n        *memoryNet
+	a        *entering // a's agent
+	queue    *xdpnictest.Queue
+	template wire.Template
+}
+
+func newRefusing(t *testing.T) *refusing {
+	t.Helper()
+	r := &refusing{}
+	r.n = newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent {
+		r.a = &entering{Agent: a}
+		return r.a
+	}})
+	var err error
+	r.queue, err = r.n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
+	must(t, err)
+	a, b := r.n.a.agent, r.n.b.agent
+	if r.template, err = wire.NewTemplate(wire.Link{
+		SrcMAC: b.Link().MAC, DstMAC: a.Link().MAC, Src: b.Addr(), Dst: a.Addr(),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// connect has va ask for a connection with the peer, which sends these frames between its Accept and its Reject, and
+// returns what the request does. failure is what entering the VI in the table returns behind that.
+func (r *refusing) connect(t *testing.T, va *vipl.VI, level vipl.ReliabilityLevel, failure error, frames ...peerFrame) error {
+	t.Helper()
+	ours := kagent.Offer{
+		VI: 0x10001, Key: kagent.NewKey(), Seq: 1000, Window: 64, MaxPayload: 1400, Level: uint8(level), MaxTransfer: vipl.MaxTransferSize,
+	}
+	ctx, withdraw := context.WithCancel(t.Context())
+	theirs, over := make(chan kagent.Offer, 1), make(chan error, 1)
+	go func() {
+		in, err := r.n.b.agent.Wait(ctx, kagent.Address{Disc: []byte("refusing")})
+		if err == nil {
+			theirs <- in.Offer()
+			err = in.Accept(ctx, ours)
+		}
+		over <- err
+	}()
+	synctest.Wait()
+	r.a.then = func() error {
+		to := <-theirs
+		for _, f := range frames {
+			h := f.Header
+			h.VI, h.Key, h.Ack, h.Window, h.Length = to.VI, to.Key, to.Seq, 64, uint16(len(f.payload))
+			if h.Kind != wire.KindProbe {
+				h.Seq = ours.Seq
+				ours.Seq++
+			}
+			addr, chunk, _ := r.queue.Alloc()
+			b := r.template.Put(chunk, wire.HeaderLen+len(f.payload))
+			h.Put(b)
+			copy(b[wire.HeaderLen:], f.payload)
+			wire.PutChecksum(b)
+			was := r.n.a.Counters()
+			errorIf(t, !r.queue.Send(addr, r.template.Len()+len(b), false) || r.queue.Flush() != nil, "a frame does not go")
+			synctest.Wait()
+			r.n.a.Poll()
+			now := r.n.a.Counters()
+			errorIf(t, now.Frames != was.Frames+1 || now.Corrupt+now.WrongKey+now.WrongSource+now.UnknownVI > 0, "a frame is not taken: %+v", now)
+		}
+		// The requester's agent proves its address meanwhile; before that a Reject may not go there.
+		time.Sleep(proofTime)
+		withdraw()
+		synctest.Wait()
+		return failure
+	}
+	_, err := va.ConnectRequest(vipl.NetAddress{}, address(r.n.b, "refusing"), ackDelay)
+	withdraw()
+	errorIf(t, <-over == nil, "the peer was confirmed")
+	return err
+}
+
+// proofTime is longer than an agent takes to prove its address: its first resend is due after 5 ms.
+const proofTime = 100 * time.Millisecond
+
+type peerFrame struct {
+	wire.Header
+	payload string
+}
+
+// Nothing that a peer has sent whose connect fails gets to the next peer: no part of a message in front of the next
+// one, and no whole message in a receive that is posted for it. The connect ends in Error, as a connection does that
+// breaks, and what was posted is flushed.
+func TestDataOfARefusedPeer(t *testing.T) {
+	first := wire.Header{Kind: wire.KindData, Flags: wire.FlagFirst}
+	whole := wire.Header{Kind: wire.KindData, Flags: wire.FlagFirst | wire.FlagLast}
+	for _, c := range []struct {
+		name    string
+		frames  []peerFrame
+		arrived []string // whole messages
+		failure error    // of the agent, behind them
+		idle    bool     // nothing was taken that is the peer's: the VI is as it was
+	}{
+		{name: "a part", frames: []peerFrame{{first, "EVIL PREFIX: "}}},
+		{name: "a part, and the agent fails", frames: []peerFrame{{first, "EVIL PREFIX: "}}, failure: kagent.ErrState},
+		{name: "two parts", frames: []peerFrame{{first, "EVIL "}, {wire.Header{Kind: wire.KindData}, "PREFIX: "}}},
+		{name: "a whole message", frames: []peerFrame{{whole, "EVIL"}}, arrived: []string{"EVIL"}},
+		{name: "a message and a part", frames: []peerFrame{{whole, "EVIL"}, {first, "EVIL PREFIX: "}}, arrived: []string{"EVIL"}},
+		{name: "as many as receives", frames: []peerFrame{{whole, "1"}, {whole, "2"}, {whole, "3"}}, arrived: []string{"1", "2", "3"}},
+		{name: "a part and the end", frames: []peerFrame{{first, "EVIL PREFIX: "}, {wire.Header{Kind: wire.KindClose}, ""}}},
+		{name: "a probe", frames: []peerFrame{{wire.Header{Kind: wire.KindProbe}, ""}}, idle: true},
+		{name: "nothing", idle: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+				r := newRefusing(t)
+				n := r.n
+				va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
+				xa, xb := newBox(t, n.a.NIC, 3, 64), newBox(t, n.b.NIC, 1, 64)
+				postRecvs(t, va, xa, 3, 64)
+				want := vipl.ErrRejected
+				if c.failure != nil {
+					want = vipl.ErrInvalidParameter
+				}
+				wantError(t, "request", r.connect(t, va, level, c.failure, c.frames...), want)
+				if !c.idle {
+					s := stateIs(t, va, vipl.Error)
+					errorIf(t, s.Cause == nil, "no cause")
+					n.a.errs.are(t, vipl.ErrorConnLost)
+					wantError(t, "request in Error", errOf(va.ConnectRequest(vipl.NetAddress{}, address(n.b, "next"), ackDelay)), vipl.ErrInvalidState)
+					for i := range 3 {
+						if i >= len(c.arrived) {
+							d := received(t, va, vipl.StatusFlushed)
+							errorIf(t, d != xa.desc[i] || d.Length != 0, "receive %d: another descriptor, or length %d", i, d.Length)
+						} else if d := received(t, va, 0); d != xa.desc[i] || string(xa.buf[i][:d.Length]) != c.arrived[i] {
+							t.Errorf("message %d is %q", i, xa.buf[i][:d.Length])
+						}
+					}
+					must(t, va.Disconnect())
+					postRecvs(t, va, xa, 3, 64)
+				}
+				s := stateIs(t, va, vipl.Idle)
+				errorIf(t, s.Cause != nil || s.RecvEmpty, "%+v", s)
+				nothingDone(t, va.RecvDone, vipl.ErrNotDone)
+				n.a.errs.are(t)
+				join(t, n.a.NIC, va, n.b.NIC, vb)
+				copy(xb.buf[0], "hello")
+				for i := range 3 {
+					postSend(t, vb, xb, 0, 5)
+					sent(t, vb, 0)
+					d := received(t, va, 0)
+					errorIf(t, d != xa.desc[i] || string(xa.buf[i][:d.Length]) != "hello", "message %d is %q", i, xa.buf[i][:d.Length])
+				}
+			})
+		})
+	}
+}
+
+// What has come of a message is not in front of another connection's, however the first one ends: here by
+// Farewell, at which nothing is flushed. A new connection looks to that once more.
+func TestHeadIsRewound(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{gate: true})
+	s := newSpy(t, n)
+	va, vb := newVI(t, n.a.NIC, vipl.UnreliableDelivery), newVI(t, n.b.NIC, vipl.UnreliableDelivery)
+	x := newBox(t, n.b.NIC, 1, 64)
+	postRecv(t, vb, x, 0, 64)
+	vb.PlaceAtHead([]byte("before: "))
+	join(t, n.a.NIC, va, n.b.NIC, vb)
+	equal(t, "a new connection begins behind", vb.PlacedAtHead(), 0)
+	h, _ := vb.Expects()
+	h.Kind, h.Flags = wire.KindData, wire.FlagFirst
+	s.counted("frame", func(c vipl.Counters) uint64 { return c.Frames }, 1, func() { s.forge(h, []byte("a part")) })
+	got := vb.PlacedAtHead()
+	fatalIf(t, got != 6, "%d bytes are placed", got)
+	n.b.Farewell()
+	equal(t, "a connection has ended, and", vb.PlacedAtHead(), 0)
+}

@@ -1,4 +1,0 @@
-package vipl
-
-// CopyAscending is how RDMA writes reach memory.
-var CopyAscending = copyAscending

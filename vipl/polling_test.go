@@ -1,0 +1,391 @@
+package vipl_test
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// A program that posts, looks at its memory and never polls is one that is away:
+// what arrives is placed at once by the background goroutine, not a tick later, and
+// not only when it stops posting.
+func TestPostsDoNotKeepBackgroundAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const messages = 20
+		_, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, messages, messages, 8)
+		time.Sleep(5 * time.Millisecond) // of no call at all
+		for k := range messages {
+			postRecv(t, vb, xb, k, 8)
+			postSend(t, va, xa, k, 8)
+			time.Sleep(100 * time.Microsecond)
+			fatalIf(t, xb.desc[k].Status()&vipl.StatusDone == 0, "message %d is not there after 100us", k)
+			time.Sleep(300 * time.Microsecond)
+		}
+	})
+}
+
+// A driver that sleeps for want of chunks may say so too late for the Refill that
+// brought them, and for who waits in the NIC, which wakes one that sleeps already:
+// whatever the program does, the background goroutine asks.
+func TestSleepingDriverIsWoken(t *testing.T) {
+	type receive struct {
+		v *vipl.VI
+		d *vipl.Descriptor
+	}
+	poller := func(pause time.Duration) func(receive) {
+		return func(r receive) {
+			for _, err := r.v.RecvDone(); err != nil; _, err = r.v.RecvDone() {
+				time.Sleep(pause)
+			}
+		}
+	}
+	for name, program := range map[string]struct {
+		within time.Duration
+		wait   func(receive)
+	}{
+		"polls": {3 * time.Millisecond, poller(10 * time.Microsecond)},
+		"spins": {3 * time.Millisecond, poller(500 * time.Nanosecond)},
+		"waits": {3 * time.Millisecond, func(r receive) {
+			noError(t, errOf(r.v.RecvWait(time.Minute)))
+		}},
+		"away": {40 * time.Millisecond, func(r receive) {
+			for r.d.Status()&vipl.StatusDone == 0 {
+				time.Sleep(100 * time.Microsecond)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var nic *sleepyNIC
+				n, va, vb := connected(t, memoryConfig{bubble: true, zeroCopy: true, port: func(q *xdpnictest.Queue) vipl.Port {
+					nic = &sleepyNIC{Queue: q}
+					return nic
+				}}, vipl.UnreliableDelivery)
+				xa, xb := newBox(t, n.a.NIC, 1, 8), newBox(t, n.b.NIC, 1, 8)
+				postRecv(t, vb, xb, 0, 8)
+				got := make(chan struct{})
+				go func() {
+					defer close(got)
+					program.wait(receive{vb, xb.desc[0]})
+				}()
+				time.Sleep(101500 * time.Microsecond) // until it is seen what the program does
+				nic.asleep.Store(true)
+				start := time.Now()
+				postSend(t, va, xa, 0, 8)
+				<-got
+				took := time.Since(start)
+				errorIf(t, took > program.within, "the driver slept for %v", took)
+			})
+		})
+	}
+}
+
+// sleepyNIC hands out nothing, and wakes nobody, while its driver sleeps.
+type sleepyNIC struct {
+	*xdpnictest.Queue
+	asleep, woken atomic.Bool
+}
+
+func (n *sleepyNIC) Ready() bool { return !n.asleep.Load() && n.Queue.Ready() }
+
+func (n *sleepyNIC) Receive(frames []xdpnic.Frame) int {
+	if n.asleep.Load() {
+		return 0
+	}
+	return n.Queue.Receive(frames)
+}
+
+func (n *sleepyNIC) Refill() {
+	n.asleep.Store(false)
+	n.Queue.Refill()
+}
+
+func (n *sleepyNIC) Wait(timeout time.Duration) error {
+	n.asleep.Store(false)
+	n.woken.Store(false)
+	end := time.Now().Add(timeout)
+	err := n.Queue.Wait(timeout)
+	for n.asleep.Load() && !n.woken.Load() && time.Now().Before(end) {
+		time.Sleep(100 * time.Microsecond)
+	}
+	return err
+}
+
+func (n *sleepyNIC) Wake() {
+	n.woken.Store(true)
+	n.Queue.Wake()
+}
+
+// Who goes to sleep for the port lets those run first whom it has woken: its processor is
+// another's only when somebody notices that its call waits.
+func TestSleeperYields(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	synctest.Test(t, func(t *testing.T) {
+		const rounds = 50
+		nic := &watchedNIC{}
+		n, va, vb := connected(t, memoryConfig{bubble: true, port: func(q *xdpnictest.Queue) vipl.Port {
+			nic.Queue = q
+			return nic
+		}}, vipl.UnreliableDelivery)
+		_, other := connect(t, n.a.NIC, n.b.NIC, vipl.UnreliableDelivery)
+		xa, xb := newBox(t, n.a.NIC, rounds, 8), newBox(t, n.b.NIC, rounds, 8)
+		go other.RecvWait(time.Hour) // sleeps for the port, until the NIC is closed
+		synctest.Wait()
+		for k := range rounds {
+			postRecv(t, vb, xb, k, 8)
+			got := make(chan error, 1)
+			go func() {
+				_, err := vb.RecvWait(time.Minute)
+				nic.acksDue.Store(false)
+				got <- err
+			}()
+			synctest.Wait()
+			nic.acksDue.Store(true)
+			postSend(t, va, xa, k, 8)
+			must(t, <-got)
+		}
+		if late := nic.late.Load(); late > rounds/2 { // the runtime lets the sleeper go on now and then
+			t.Errorf("%d of %d goroutines had not run when the one that had woken them went to sleep", late, rounds)
+		}
+	})
+}
+
+// watchedNIC counts the sleeps that begin while somebody has yet to run.
+type watchedNIC struct {
+	*xdpnictest.Queue
+	acksDue atomic.Bool
+	late    atomic.Int32
+}
+
+func (n *watchedNIC) Wait(timeout time.Duration) error {
+	if n.acksDue.Load() {
+		n.late.Add(1)
+	}
+	return n.Queue.Wait(timeout)
+}
+
+// What is posted for later goes with Ring, with the fourth frame, with a send of
+// another VI or with what arrives, and not before.
+func TestPostSendLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const count = 16
+		n, va, vb := connected(t, memoryConfig{bubble: true, noPacking: true}, vipl.ReliableDelivery)
+		wa, wb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+		xa, xb := newBox(t, n.a.NIC, count, 64), newBox(t, n.b.NIC, count, 64)
+		ya, yb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
+		postRecvs(t, vb, xb, count, 64)
+		polling(t, n, va, vb) // else the background goroutine rings at once
+		posted, got := 0, 0
+		later := func(frames int) {
+			t.Helper()
+			for range frames {
+				xa.prepare(posted, 64)
+				must(t, va.PostSendLater(xa.desc[posted], xa.region.Handle()))
+				posted++
+			}
+		}
+		arrived := func(when string, want int) {
+			t.Helper()
+			synctest.Wait() // b's background goroutine may be at it
+			for d, _ := vb.RecvDone(); d != nil; d, _ = vb.RecvDone() {
+				got++
+			}
+			fatalIf(t, got != want, "%s: %d of %d messages have come, want %d", when, got, posted, want)
+		}
+		later(1)
+		arrived("posted", 0)
+		nothingDone(t, va.SendDone, vipl.ErrNotDone)
+		n.a.Ring()
+		arrived("rung", 1)
+		sent(t, va, 0)
+		synctest.Wait()
+		n.a.Poll() // takes what b may have said beside: it would ring
+		n.a.Ring()
+		later(3)
+		arrived("three posted", 1)
+		later(1)
+		arrived("the fourth", 5)
+		postRecv(t, wb, yb, 0, 64)
+		later(2)
+		postSend(t, wa, ya, 0, 64)
+		arrived("another VI rings", 7)
+		received(t, wb, 0)
+		later(1)
+		postRecv(t, wa, ya, 0, 64)
+		postSend(t, wb, yb, 0, 64)
+		synctest.Wait()
+		if d, err := wa.RecvDone(); d == nil {
+			t.Fatal(err)
+		}
+		arrived("something has come", 8)
+	})
+}
+
+// What waits for Ring goes within milliseconds also if nobody ever calls it: while the
+// program does nothing, while it looks in now and then, and when it has spun before,
+// so that the background goroutine looks in seldom.
+func TestPostSendLaterIsNotForgotten(t *testing.T) {
+	spin := func(n *memoryNet) {
+		for range 72 { // ms, after which it looks in every 32
+			for range 3000 {
+				n.a.Poll()
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for _, c := range []struct {
+		name          string
+		before, while func(n *memoryNet)
+	}{
+		{"asleep", func(*memoryNet) { time.Sleep(100 * time.Millisecond) }, func(*memoryNet) {}},
+		{"looks in", func(*memoryNet) {}, func(n *memoryNet) { n.a.Poll() }},
+		{"has spun", spin, func(n *memoryNet) { n.a.Poll() }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+				n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, level, 1, 1, 64)
+				polling(t, n, va, vb)
+				postRecv(t, vb, xb, 0, 64)
+				c.before(n)
+				xa.prepare(0, 64)
+				start := time.Now()
+				must(t, va.PostSendLater(xa.desc[0], xa.region.Handle()))
+				for d, _ := vb.RecvDone(); d == nil; d, _ = vb.RecvDone() {
+					fatalIf(t, time.Since(start) > 5*time.Millisecond, "nobody has rung")
+					time.Sleep(300 * time.Microsecond)
+					c.while(n)
+				}
+			})
+		})
+	}
+}
+
+// incoming is incomingTo for a queue of the usual size.
+func incoming(t *testing.T, count int, pace, most time.Duration, after func(k int)) (looks int) {
+	t.Helper()
+	return incomingTo(t, memoryConfig{}, vipl.UnreliableDelivery, count, pace, most, after)
+}
+
+// incomingTo sends count messages to b, one every pace, and polls b behind each.
+// It returns how many of the polls found something, and checks that no message
+// waited longer than most, nor longer than an eighth of what the stream had
+// lasted until then.
+func incomingTo(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, count int, pace, most time.Duration, after func(k int)) (looks int) {
+	t.Helper()
+	c.bubble = true
+	n, va, vb, xa, xb := connectedBoxes(t, c, level, 1, count, 64)
+	postRecvs(t, vb, xb, count, 64)
+	n.b.Poll()
+	before := n.b.Counters().Frames
+	seen := 0
+	for k := range count {
+		postSend(t, va, xa, 0, 64)
+		sent(t, va, 0)
+		time.Sleep(pace)
+		synctest.Wait() // the background goroutine may look in at the same moment
+		n.b.Poll()
+		if now := int(n.b.Counters().Frames - before); now != seen {
+			seen = now
+			looks++
+		}
+		late := time.Duration(k+1-seen) * pace
+		lasted := time.Duration(k+1) * pace
+		fatalIf(t, late > most+pace || late > lasted/8+pace, "message %d: %v late, in a stream of %v", seen, late, lasted)
+		if after != nil {
+			after(k)
+		}
+	}
+	time.Sleep(most)
+	synctest.Wait()
+	n.b.Poll()
+	equal(t, "frames", int(n.b.Counters().Frames-before), count)
+	return looks
+}
+
+// In a stream the ring is looked at now and then, and the longer it lasts, the
+// more seldom; bursts are hardly delayed.
+func TestStreamPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := incoming(t, 800, time.Microsecond, 16*time.Microsecond, nil)
+		errorIf(t, looks < 800/16 || looks > 800/5, "%d looks at 800 messages, want one for some ten of them", looks)
+	})
+}
+
+// Without rests every frame is found at once.
+func TestNoPollPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := memoryConfig{noPollPause: true}
+		equal(t, "looks", incomingTo(t, c, vipl.UnreliableDelivery, 400, time.Microsecond, 0, nil), 400)
+	})
+}
+
+// Frames that come slowly are found at once.
+func TestSlowStreamDoesNotPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		equal(t, "looks", incoming(t, 300, 3*time.Microsecond, 16*time.Microsecond, nil), 300)
+	})
+}
+
+// What begins again after a pause is a new stream.
+func TestGapEndsPollPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := incoming(t, 600, time.Microsecond, 16*time.Microsecond, func(k int) {
+			if k%8 == 7 {
+				time.Sleep(50 * time.Microsecond)
+			}
+		})
+		errorIf(t, looks != 600, "%d looks at 600 messages in bursts of 8, want as many", looks)
+	})
+}
+
+// A ring rests for no more frames than a quarter of what the sender may be ahead:
+// here of 12.
+func TestSmallWindowPausesLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := memoryConfig{}
+		c.queue.RxChunks = 16
+		incomingTo(t, c, vipl.UnreliableDelivery, 400, time.Microsecond, 3*time.Microsecond, nil)
+	})
+}
+
+// A program that answers gets each message as it comes, however fast.
+func TestAnsweredStreamDoesNotPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 2, 2, 64)
+		turn := func(from, to *vipl.VI, x, y *box) {
+			postRecv(t, to, y, 0, 64)
+			postSend(t, from, x, 1, 64)
+			time.Sleep(500 * time.Nanosecond)
+			synctest.Wait() // the background goroutine may look in at the same moment
+			d, err := to.RecvDone()
+			fatalIf(t, err != nil || d != y.desc[0], "a message that is there: %v, %v", d, err)
+			sent(t, from, 0)
+		}
+		for range 500 {
+			turn(va, vb, xa, xb)
+			turn(vb, va, xb, xa)
+		}
+	})
+}
+
+// A sender that had to wait is not kept waiting again: the stream begins anew.
+func TestWaitingSenderEndsPollPause(t *testing.T) {
+	var s vipl.Influx
+	now := int64(1_000_000)
+	for range 400 {
+		now += 1000
+		s.Came(1, now, 256, false)
+	}
+	until := s.Came(1, now+1000, 256, false)
+	fatalIf(t, until <= now+1000, "no rest in a stream")
+	equal(t, "a rest", s.Came(1, now+2000, 256, true), 0)
+	for i := range int64(6) {
+		equal(t, "a rest", s.Came(1, now+3000+i*1000, 256, false), 0)
+	}
+}

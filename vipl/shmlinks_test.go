@@ -1,0 +1,239 @@
+package vipl_test
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/shmlink"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// The program at the other end of a lane never answers the bell: sending goes on,
+// although the bell could block, and so does leaving the lane. When that program
+// has gone, the bell stays until the last connection is.
+func TestStoppedNeighbour(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{})
+	fd, err := unix.MemfdCreate("shmlink", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	must(t, err)
+	end := &kagent.ShmLinkEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "shmlink")}
+	must(t, end.Memory.Truncate(shmlink.Size))
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
+	must(t, err)
+	mem, err := unix.Mmap(fd, 0, shmlink.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(t, err)
+	t.Cleanup(func() { _ = unix.Munmap(mem) })
+	far, err := shmlink.New(mem, 1)
+	must(t, err)
+	var fars [2]int
+	for i, f := range []**os.File{&end.Wake, &end.Bell} {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		must(t, err)
+		*f, fars[i] = os.NewFile(uintptr(fds[0]), "bell"), fds[1]
+		if f == &end.Bell {
+			must(t, unix.SetNonblock(fds[0], false))
+		}
+	}
+	bell := end.Bell
+	send, leave, err := n.a.EnterLink(end)
+	must(t, err)
+
+	far.Sleep(true)
+	sent := make(chan int)
+	go func() {
+		buf := make([]byte, shmlink.MaxFrame)
+		for i := range 2000 { // many times what the socket takes
+			if ok := send(64); !ok {
+				sent <- i
+				return
+			}
+			far.Receive(buf)
+		}
+		sent <- 2000
+	}()
+	select {
+	case i := <-sent:
+		errorIf(t, i != 2000, "frame %d was not sent", i)
+	case <-time.After(20 * time.Second):
+		t.Fatal("a full bell has stopped who sends")
+	}
+
+	// One that is gone, which the port has noticed when its reading ended.
+	for _, fd := range fars {
+		_ = unix.Close(fd)
+	}
+	errorIf(t, !send(64), "a lane whose bell is gone takes no frames")
+	open := func() bool {
+		raw, err := bell.SyscallConn()
+		return err == nil && raw.Control(func(uintptr) {}) == nil
+	}
+	time.Sleep(20 * time.Millisecond) // a bell closed too early would be by now
+	errorIf(t, !open(), "the bell has been closed while a connection uses it")
+	leave()
+	for start := time.Now(); open(); time.Sleep(time.Millisecond) {
+		fatalIf(t, time.Since(start) > 20*time.Second, "the bell is still open")
+	}
+}
+
+// transfer sends count messages of size bytes from one VI to the other, several
+// at a time, and checks each.
+func transfer(t *testing.T, va, vb *vipl.VI, xa, xb *box, count, size int) {
+	t.Helper()
+	const depth = 4
+	postRecvs(t, vb, xb, depth, size)
+	for k := range count {
+		i := k % depth
+		if k >= depth {
+			sent(t, va, 0)
+		}
+		fillPattern(xa.buf[i][:size], k)
+		if k >= depth {
+			receivedMessage(t, vb, xb.buf[i][:size], k-depth)
+			postRecv(t, vb, xb, i, size)
+		}
+		postSend(t, va, xa, i, size)
+	}
+	for k := max(0, count-depth); k < count; k++ {
+		sent(t, va, 0)
+		receivedMessage(t, vb, xb.buf[k%depth][:size], k)
+	}
+}
+
+// Several handles of one interface share its only queue, and their VIs can be
+// connected with each other; closing one leaves the other alone.
+func TestHandlesShareAQueue(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	open := func(ns *nstest.NS) (n *vipl.NIC) {
+		t.Helper()
+		must(t, ns.Do(func() (err error) {
+			n, err = vipl.OpenNIC(ns.Name, vipl.WithSilence(time.Minute))
+			return err
+		}))
+		return n
+	}
+	a1, a2, b := open(na), open(na), open(nb)
+	v1, v2 := openVI(t, a1, vipl.ReliableDelivery), openVI(t, a2, vipl.ReliableDelivery)
+	join(t, a1, v1, a2, v2)
+	transfer(t, v1, v2, openBox(t, a1), openBox(t, a2), 20, 100_000)
+
+	far, w1 := openVI(t, b, vipl.ReliableDelivery), openVI(t, a1, vipl.ReliableDelivery)
+	join(t, a1, w1, b, far)
+	waits := make(chan error, 1)
+	go func() {
+		_, err := v2.RecvWait(-1)
+		waits <- err
+	}()
+	time.Sleep(20 * time.Millisecond) // so that it sleeps
+	must(t, a2.Close())
+	wantError(t, "a wait on the closed handle", <-waits, vipl.ErrInvalidParameter)
+	stateIs(t, v1, vipl.Error)
+	transfer(t, w1, far, openBox(t, a1), openBox(t, b), 20, 100_000)
+	for _, n := range []*vipl.NIC{a1, b} {
+		noError(t, n.Close())
+	}
+	again := open(na) // the queue is free
+	noError(t, again.Close())
+}
+
+// sharing opens one more handle on the queue and the arena of h.
+func (n *memoryNet) sharing(t *testing.T, h *memoryHost) *vipl.NIC {
+	t.Helper()
+	nic, err := vipl.Open(vipl.Provider{Port: h.queue, Agent: n.fabric.Agent("shares"), Arena: h.arena, Silence: time.Minute})
+	must(t, err)
+	t.Cleanup(func() { nic.Close() })
+	return nic
+}
+
+// A region that is deregistered just as its handle is closed is freed once: its memory
+// may be another handle's by then.
+func TestDeregisterBesideClose(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{})
+	other := n.sharing(t, n.a)
+	alloc := func(nic *vipl.NIC) *vipl.Region {
+		t.Helper()
+		r, err := nic.AllocMem(4096, vipl.MemAttributes{Ptag: mustTag(t, nic)})
+		must(t, err)
+		return r
+	}
+	r := alloc(n.a.NIC)
+	at := r.Addr()
+	var theirs *vipl.Region
+	if err := r.DeregisterAround(func() {
+		noError(t, n.a.Close())
+		theirs = alloc(other)
+	}); err != nil {
+		t.Error(err)
+	}
+	if theirs.Addr() != at {
+		t.Fatalf("the memory was not given out again: %#x, then %#x", at, theirs.Addr())
+	}
+	third := alloc(other)
+	errorIf(t, third.Addr() == theirs.Addr(), "two regions have the same memory")
+}
+
+// VIs of one interface on different queues are peers like any others: what one
+// sends goes by a lane.
+func TestOtherQueueOfTheInterface(t *testing.T) {
+	na, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	nics := make([]*vipl.NIC, 2)
+	for i := range nics {
+		must(t, na.Do(func() (err error) {
+			nics[i], err = vipl.OpenNIC(na.Name, vipl.WithQueue(i), vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(time.Minute))
+			return err
+		}))
+		defer nics[i].Close()
+	}
+	xa, xb := openBox(t, nics[0]), openBox(t, nics[1])
+	for _, level := range []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception} {
+		for range 2 { // the second time on a lane that begins anew
+			va, vb := openVI(t, nics[0], level), openVI(t, nics[1], level)
+			join(t, nics[0], va, nics[1], vb)
+			transfer(t, va, vb, xa, xb, 300, 20_000)
+			transfer(t, vb, va, xb, xa, 300, 64)
+			fillPattern(xa.buf[0], 9)
+			xa.desc[0].SetRDMAWrite(xb.remote(1), segment(xa, 0, boxSize))
+			postDesc(t, va, xa, 0)
+			sent(t, va, vipl.StatusOpRDMAWrite)
+			transfer(t, va, vb, xa, xb, 1, 8) // which comes after it
+			checkPattern(t, xb.buf[1], 9)
+			noError(t, va.Disconnect())
+			noError(t, vb.Disconnect())
+		}
+	}
+}
+
+// The memory of a lane is one that nobody can take away again.
+func TestLinkMemory(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{})
+	for _, c := range []struct {
+		size  int64
+		seals int
+	}{{shmlink.Size, 0}, {shmlink.Size - 1, unix.F_SEAL_SHRINK}} {
+		fd, err := unix.MemfdCreate("lane", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := &kagent.ShmLinkEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "shmlink")}
+		for _, f := range []**os.File{&end.Wake, &end.Bell} {
+			if *f, err = os.Open(os.DevNull); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := end.Memory.Truncate(c.size); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, c.seals); err != nil {
+			t.Fatal(err)
+		}
+		if _, leave, err := n.a.EnterLink(end); err == nil {
+			t.Errorf("%+v: no error", c)
+			leave()
+		}
+		end.Close()
+	}
+}

@@ -1,0 +1,356 @@
+package vipl_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// Some take completed descriptors by the words, others by RecvDone and RecvWait, from
+// a queue that grows meanwhile: each is taken once, with its own status and data.
+func TestDequeuedByUser(t *testing.T) {
+	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
+	send, _ := va.Watch()
+	_, recv := vb.Watch()
+	const count = 600
+	out, in := newBox(t, n.a.NIC, count, 64), newBox(t, n.b.NIC, count, 64)
+	var group sync.WaitGroup
+	group.Go(func() {
+		for i := range count {
+			in.prepare(i, 64)
+			if err := vb.PostRecv(in.desc[i], in.region.Handle()); err != nil {
+				t.Error(err)
+				return
+			}
+			binary.BigEndian.PutUint32(out.buf[i], uint32(i))
+			out.prepare(i, 4+i%60)
+			if err := va.PostSend(out.desc[i], out.region.Handle()); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	var seen, sent [count]atomic.Bool
+	var got, done atomic.Int32
+	took := func(x *box, seen []atomic.Bool, address uint64) (k uint64, ok bool) {
+		k = (address - x.region.Addr()) / 64
+		if k >= count || seen[k].Swap(true) {
+			t.Errorf("descriptor %d was taken twice", k)
+			return 0, false
+		}
+		return k, true
+	}
+	for w := range 4 {
+		group.Go(func() {
+			for start := time.Now(); got.Load() < count; {
+				if time.Since(start) > ackDelay {
+					t.Errorf("%d of %d were received", got.Load(), count)
+					return
+				}
+				var address uint64
+				var status vipl.Status
+				switch w {
+				case 0, 1:
+					if address, status = dequeueUser(vipl.PortWatch{}, recv); address == 0 {
+						n.b.Poll()
+					}
+				case 2:
+					if d, err := vb.RecvDone(); d != nil {
+						address, status = d.Addr(), d.Status()
+					} else if err == nil {
+						t.Error("neither a descriptor nor an error")
+						return
+					}
+				case 3:
+					if d, _ := vb.RecvWait(time.Millisecond); d != nil {
+						address, status = d.Addr(), d.Status()
+					}
+				}
+				if address == 0 {
+					continue
+				}
+				k, ok := took(in, seen[:], address)
+				if !ok {
+					return
+				}
+				i := binary.BigEndian.Uint32(in.buf[k])
+				if d := in.desc[k]; i != uint32(k) || d.Length != 4+i%60 || status != vipl.StatusDone|vipl.StatusOpReceive || d.Status() != status {
+					t.Errorf("descriptor %d has message %d of %d bytes, status %v", k, i, d.Length, status)
+					return
+				}
+				got.Add(1)
+			}
+		})
+	}
+	group.Go(func() {
+		for start := time.Now(); done.Load() < count && time.Since(start) < ackDelay; {
+			address, _ := dequeueUser(vipl.PortWatch{}, send)
+			if address == 0 {
+				if d, _ := va.SendDone(); d == nil {
+					continue
+				} else {
+					address = d.Addr()
+				}
+			}
+			if _, ok := took(out, sent[:], address); !ok {
+				return
+			}
+			done.Add(1)
+		}
+	})
+	group.Wait()
+	errorIf(t, done.Load() != count, "%d of %d sends were taken", done.Load(), count)
+}
+
+// Who dequeues under the lock takes nothing that is not complete, when others have
+// taken the head between two looks of his.
+func TestPopBeside(t *testing.T) {
+	const rounds = 300_000
+	taken, early := vipl.PopBeside(rounds)
+	errorIf(t, early || taken != rounds, "%d of %d were taken, one before it was complete: %v", taken, rounds, early)
+}
+
+// What waits on a queue when the words are asked for is there, too, and failures say so.
+func TestUserRingFailures(t *testing.T) {
+	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
+	in := newBox(t, n.b.NIC, 20, 64)
+	_, before := vb.Watch()
+	postRecvs(t, vb, in, 20, 64)
+	if address, _ := dequeueUser(vipl.PortWatch{}, before); address != 0 {
+		t.Error("a receive that is not complete can be taken")
+	}
+	must(t, vb.Disconnect())
+	port := vipl.PortWatch{Taken: new(uint32)}
+	for i := range 20 {
+		address, s := dequeueUser(port, before)
+		fatalIf(t, address != in.desc[i].Addr() || s&vipl.StatusFlushed == 0, "receive %d: %#x, %v", i, address, s)
+	}
+	nothingDone(t, vb.RecvDone, vipl.ErrDescriptor)
+	xa := newBox(t, n.a.NIC, 1, 64)
+	must(t, va.Disconnect())
+	postSend(t, va, xa, 0, 64) // not connected: completes at once
+	late, _ := va.Watch()
+	if address, s := dequeueUser(port, late); address != xa.desc[0].Addr() || !s.Failed() {
+		t.Errorf("what was complete before: %#x, %v", address, s)
+	}
+}
+
+// A handler gets the next completion whoever takes others by the words meanwhile.
+func TestUserRingHandlers(t *testing.T) {
+	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
+	_, recv := vb.Watch()
+	out, in := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
+	var stop atomic.Bool
+	var group sync.WaitGroup
+	for range 2 {
+		group.Go(func() {
+			for !stop.Load() {
+				if address, _ := dequeueUser(vipl.PortWatch{}, recv); address != 0 {
+					t.Error("what a handler waits for was taken")
+					return
+				}
+				n.b.Poll()
+			}
+		})
+	}
+	defer group.Wait()
+	defer stop.Store(true)
+	for i := range 300 {
+		postRecv(t, vb, in, 0, 64)
+		handled := make(chan *vipl.Descriptor, 1)
+		must(t, vb.RecvNotify(func(_ *vipl.VI, d *vipl.Descriptor) { handled <- d }))
+		postSend(t, va, out, 0, 64)
+		select {
+		case d := <-handled:
+			fatalIf(t, d != in.desc[0], "message %d: the handler got %v", i, d)
+		case <-time.After(ackDelay):
+			t.Fatalf("message %d: no handler was called", i)
+		}
+		must(t, errOf(va.SendWait(ackDelay)))
+	}
+}
+
+// The words say what Done would, before, while and after a message waits.
+func TestWatch(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	x, y := openIn(t, a), openIn(t, b)
+	_, ok := x.Watch()
+	fatalIf(t, !ok, "a NIC over AF_XDP has no indices to look at")
+	va, vb := watched(t, x, y, b)
+	send, _ := va.Watch()
+	_, recv := vb.Watch()
+	port, _ := y.Watch()
+	look := func(q vipl.QueueWatch) (posted, completed uint64) {
+		d := atomic.LoadUint64(q.Dequeued)
+		return atomic.LoadUint64(q.Posted) - d, atomic.LoadUint64(q.Completed) - d
+	}
+	ma, mb := memoryOf(t, x), memoryOf(t, y)
+	da, _ := ma.Descriptor(0, 1)
+	db, _ := mb.Descriptor(0, 1)
+	da.SetSegments(ma.Segment(1024, 64))
+	db.SetSegments(mb.Segment(1024, 64))
+	must(t, vb.PostRecv(db, mb.Handle()))
+	if p, c := look(recv); p != 1 || c != 0 {
+		t.Errorf("with a receive posted: %d posted, %d complete", p, c)
+	}
+	must(t, va.PostSend(da, ma.Handle()))
+	if p, c := look(send); p != 1 || c != 1 {
+		t.Errorf("a send that is on its way: %d posted, %d complete", p, c)
+	}
+	// Either the frame is still on the ring, or the background goroutine has taken it.
+	for start := time.Now(); ; {
+		arrived := atomic.LoadUint32(port.Produced) != atomic.LoadUint32(port.Consumed)
+		if _, c := look(recv); c == 1 {
+			break
+		} else if !arrived && time.Since(start) > ackDelay {
+			t.Fatal("the message is neither on the ring nor complete")
+		}
+		y.Poll()
+	}
+	if d, err := vb.RecvDone(); d != db || err != nil {
+		t.Fatal(d, err)
+	}
+	if p, c := look(recv); p != 0 || c != 0 {
+		t.Errorf("after it was taken: %d posted, %d complete", p, c)
+	}
+	x.Close()
+	y.Close()
+	errorIf(t, atomic.LoadUint32(port.Produced) != atomic.LoadUint32(port.Consumed), "after Close there is something on the ring")
+}
+
+// While connections between queues are there, the words say that every poll has to
+// call.
+func TestWatchShmLinks(t *testing.T) {
+	na, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	nics := make([]*vipl.NIC, 2)
+	words := make([]vipl.PortWatch, 2)
+	for i := range nics {
+		must(t, na.Do(func() (err error) {
+			nics[i], err = vipl.OpenNIC(na.Name, vipl.WithQueue(i), vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(time.Minute))
+			return err
+		}))
+		defer nics[i].Close()
+		words[i], _ = nics[i].Watch()
+		equal(t, "without a connection", atomic.LoadUint64(words[i].ShmLinks), 0)
+	}
+	va, vb := openVI(t, nics[0], vipl.ReliableDelivery), openVI(t, nics[1], vipl.ReliableDelivery)
+	join(t, nics[0], va, nics[1], vb)
+	for i, w := range words {
+		errorIf(t, atomic.LoadUint64(w.ShmLinks) == 0, "handle %d: the connection goes by no lane", i)
+	}
+	for _, v := range []*vipl.VI{va, vb} {
+		noError(t, v.Disconnect())
+	}
+	for i, w := range words {
+		equal(t, fmt.Sprintf("lanes of handle %d", i), atomic.LoadUint64(w.ShmLinks), 0)
+	}
+}
+
+// Farewell delivers what was sent, tells the peer, and lets nobody here notice.
+func TestFarewell(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	x, y := openIn(t, a), openIn(t, b)
+	va, vb := watched(t, x, y, b)
+	ma, mb := memoryOf(t, x), memoryOf(t, y)
+	for i := range 2 {
+		d, _ := mb.Descriptor(64*i, 1)
+		d.SetSegments(mb.Segment(1024, 64))
+		must(t, vb.PostRecv(d, mb.Handle()))
+	}
+	mine, _ := ma.Descriptor(0, 1)
+	mine.SetSegments(ma.Segment(1024, 64))
+	must(t, va.PostRecv(mine, ma.Handle()))
+	out, _ := ma.Descriptor(64, 1)
+	out.SetSegments(ma.Segment(2048, 64))
+	must(t, va.PostSend(out, ma.Handle()))
+	x.Farewell()
+	if _, err := vb.RecvWait(ackDelay); err != nil {
+		t.Errorf("what was sent before: %v", err)
+	}
+	if d, err := vb.RecvWait(ackDelay); err != vipl.ErrDescriptor || d.Status()&vipl.StatusFlushed == 0 {
+		t.Errorf("the peer's next receive: %v, %v", d.Status(), err)
+	}
+	nothingDone(t, va.RecvDone, vipl.ErrNotDone)
+	if s, err := va.Query(); err != nil || s.State != vipl.Connected {
+		t.Errorf("this side is %v, %v", s.State, err)
+	}
+}
+
+// A farewell of which the answers are lost is repeated with what was sent before it:
+// that is answered, too, and nothing completes on this side.
+func TestFarewellUnheard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 2, 1, 64)
+		postRecv(t, va, xa, 0, 64)
+		postRecv(t, vb, xb, 0, 64)
+		n.b.queue.SetFaults(xdpnictest.Faults{Loss: 1})
+		postSend(t, va, xa, 1, 64)
+		time.AfterFunc(20*time.Millisecond, func() { n.b.queue.SetFaults(xdpnictest.Faults{}) })
+		n.a.Farewell()
+		received(t, vb, 0)
+		stateIs(t, vb, vipl.Error)
+		if n.a.Counters().Resent < 2 {
+			t.Errorf("nothing was repeated: %+v", n.a.Counters())
+		}
+		nothingDone(t, va.RecvDone, vipl.ErrNotDone)
+		stateIs(t, va, vipl.Connected)
+	})
+}
+
+func openIn(t *testing.T, n *nstest.NS) (nic *vipl.NIC) {
+	t.Helper()
+	must(t, n.Do(func() (err error) {
+		nic, err = vipl.OpenNIC(n.Name, vipl.WithSilence(time.Minute))
+		return err
+	}))
+	t.Cleanup(func() { nic.Close() })
+	return nic
+}
+
+func memoryOf(t *testing.T, nic *vipl.NIC) *vipl.Region {
+	t.Helper()
+	tag, err := nic.CreatePtag()
+	must(t, err)
+	m, err := nic.AllocMem(4096, vipl.MemAttributes{Ptag: tag})
+	must(t, err)
+	return m
+}
+
+// watched connects a VI of x with one of y, which is in namespace at.
+func watched(t *testing.T, x, y *vipl.NIC, at *nstest.NS) (va, vb *vipl.VI) {
+	t.Helper()
+	attrs := vipl.VIAttributes{Level: vipl.ReliableDelivery}
+	va, err := x.CreateVI(attrs, nil, nil)
+	must(t, err)
+	vb, err = y.CreateVI(attrs, nil, nil)
+	must(t, err)
+	done := make(chan error, 1)
+	go func() {
+		c, err := y.ConnectWait(vipl.NetAddress{Discriminator: []byte("watch")}, ackDelay)
+		if err == nil {
+			err = c.Accept(vb)
+		}
+		done <- err
+	}()
+	for {
+		_, err := va.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: at.IPv4, Discriminator: []byte("watch")}, ackDelay)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, vipl.ErrNoMatch) { // nobody waits yet
+			t.Fatal(err)
+		}
+	}
+	must(t, <-done)
+	return va, vb
+}
