@@ -50,3 +50,6 @@ func smapsOf(t *testing.T, at uintptr) string {
 	flags, _, _ := strings.Cut(rest, "\n")
 	return head + "VmFlags:" + flags + " "
 }
+
+// mapped reports whether all of mem is mapped.
+func mapped(mem []byte) bool { return unix.Madvise(mem, unix.MADV_NORMAL) == nil }

@@ -37,42 +37,64 @@ func newMapping(size int, shared, huge bool) (m *mapping, err error) {
 	return m, nil
 }
 
+// placeAttempts bounds how often place looks for room that other threads then take.
+const placeAttempts = 100
+
 // place maps size bytes between guard pages.
+//
+// It maps where nothing is, and never over a reservation of its own. The kernel may unmap a reservation and fail
+// then, for want of huge pages for example. What another thread maps there next would look like ours.
 func (m *mapping) place(size, flags int) error {
-	base, err := m.claim(size)
-	if err == nil {
-		_, err = unix.MmapPtr(m.fd, 0, base, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, flags|unix.MAP_FIXED)
+	err := error(unix.EEXIST)
+	for i := 0; errors.Is(err, unix.EEXIST) && i < placeAttempts; i++ {
+		var base unsafe.Pointer
+		if base, err = vacant(size); err == nil {
+			err = m.placeAt(base, size, flags)
+		}
 	}
 	if err != nil {
 		return err
 	}
-	m.mem = unsafe.Slice((*byte)(base), size)
 	// A child process would share pinned pages copy-on-write, and the NIC could lose them. A child has no use for
 	// the arena.
 	return unix.Madvise(m.mem, unix.MADV_DONTFORK)
 }
 
-// claim reserves address space for size bytes on their boundary and the guard pages around them. It returns where
-// the bytes begin.
-func (m *mapping) claim(size int) (unsafe.Pointer, error) {
+// placeAt is place at base. EEXIST means that something is mapped there. After an error nothing of it is mapped.
+func (m *mapping) placeAt(base unsafe.Pointer, size, flags int) error {
 	page := uintptr(os.Getpagesize())
-	align := uintptr(baseAlign(size))
-	want := uintptr(size) + 2*page
-	room := want + align
-	p, err := unix.MmapPtr(-1, 0, nil, room, unix.PROT_NONE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	start, end := unsafe.Add(base, -int(page)), unsafe.Add(base, size)
+	const guard = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
+	if err := mapAt(start, page, -1, unix.PROT_NONE, guard); err != nil {
+		return err
+	}
+	if err := mapAt(base, uintptr(size), m.fd, unix.PROT_READ|unix.PROT_WRITE, flags); err != nil {
+		return errors.Join(err, unix.MunmapPtr(start, page))
+	}
+	if err := mapAt(end, page, -1, unix.PROT_NONE, guard); err != nil {
+		return errors.Join(err, unix.MunmapPtr(start, page+uintptr(size)))
+	}
+	m.start, m.total = start, uintptr(size)+2*page
+	m.mem = unsafe.Slice((*byte)(base), size)
+	return nil
+}
+
+// mapAt maps size bytes at p, or fails with EEXIST if something is mapped there.
+func mapAt(p unsafe.Pointer, size uintptr, fd, protection, flags int) error {
+	_, err := unix.MmapPtr(fd, 0, p, size, protection, flags|unix.MAP_FIXED_NOREPLACE)
+	return err
+}
+
+// vacant returns where size bytes on their boundary, and guard pages around them, have room. The room is not reserved.
+func vacant(size int) (unsafe.Pointer, error) {
+	page, align := uintptr(os.Getpagesize()), uintptr(baseAlign(size))
+	room := uintptr(size) + 2*page + align
+	p, err := unix.MmapPtr(-1, 0, nil, room, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, err
 	}
 	skip := -(uintptr(p) + page) & (align - 1)
-	m.start, m.total = unsafe.Add(p, skip), want
-	if skip > 0 {
-		err = unix.MunmapPtr(p, skip)
-	}
-	if rest := room - skip - want; rest > 0 && err == nil {
-		err = unix.MunmapPtr(unsafe.Add(m.start, want), rest)
-	}
-	return unsafe.Add(m.start, page), err
+	return unsafe.Add(p, skip+page), unix.MunmapPtr(p, room)
 }
 
 // newMemfd makes a file of size bytes that can be neither shrunk nor grown.

@@ -1,0 +1,60 @@
+package hugepages
+
+import (
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// If the kernel refuses a mapping, memory that other threads map meanwhile stays mapped.
+func TestRefusedMappingBesideOthers(t *testing.T) {
+	const size, rounds = 4 << 20, 50_000
+	over := make(chan struct{})
+	var others sync.WaitGroup
+	for range 2 {
+		others.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				mem, err := unix.Mmap(-1, 0, size/2, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for range 20 {
+					if !mapped(mem) {
+						t.Error("another thread unmapped it")
+						return
+					}
+				}
+				if err := unix.Munmap(mem); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	// A socket's mmap fails as late as a lack of huge pages does: after the kernel has unmapped what was there.
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range rounds {
+		m := mapping{fd: fd}
+		if err := m.place(size, unix.MAP_SHARED); err == nil {
+			t.Fatal("a socket was mapped")
+		}
+		m.fd = -1
+		if err := m.close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Close(fd); err != nil {
+		t.Error(err)
+	}
+	close(over)
+	others.Wait()
+}
