@@ -19,7 +19,7 @@ import (
 //	connect_accept.go    server:  ConnectWait, Listen, Accept, Reject
 //	connect_peer.go      peer to peer: ConnectPeerRequest, -Done, -Wait
 //	connect.go           common steps: begin ... prepare, match, establish ... ended
-//	secure.go            the handshake with a pre-shared key
+//	psk.go               the handshake with a pre-shared key
 //	conn.go              the engine's state of the connection: newConn, install, uninstall
 //	teardown.go          the end by an error: teardown
 //	disconnect.go        the end by the program: Disconnect

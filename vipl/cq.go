@@ -9,57 +9,6 @@ import (
 	"viaxdp/internal/base/ordered"
 )
 
-// Step 9 of the path of a message: complete.
-
-// complete completes e, the first descriptor of q that is not complete: length and immediate data, then the status
-// with DONE last, then the CQ entry and the waiters. Under the lock.
-func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
-	d := e.desc
-	s |= StatusDone | e.op
-	if !e.asPosted.of(d) {
-		v.reportDescriptor(ErrorPostDesc, d, e.op, errAltered)
-	}
-	if !e.home.Ptag().Matches(v.tag) {
-		s |= StatusProtectionError
-		v.reportDescriptor(ErrorCompletionProtection, d, e.op, errRetagged)
-	}
-	if q.isRecv {
-		d.Length = e.arrived
-		d.ImmediateData = 0
-		if s&StatusImmediate != 0 {
-			d.ImmediateData = e.imm
-		}
-	}
-	e.status = s
-	e.release()
-	n := q.completed.Load()
-	q.settling.Store(n + 1)
-	if q.cq != nil {
-		q.cq.settling.Store(1)
-	}
-	d.setStatus(s)
-	if q.userRing != nil {
-		q.userRing.put(n, d, s)
-	}
-	if len(q.handlers) > 0 {
-		q.dequeued.Store(n + 1) // first, so that nothing else sees it on the queue
-		e.desc = nil
-	}
-	q.completed.Store(n + 1)
-	if q.cq != nil {
-		q.cq.push(v, q.isRecv)
-		if len(q.cq.handlers) > 0 {
-			q.cq.serveHandlers()
-		}
-		p.raise(&q.cq.signal)
-		return
-	}
-	if len(q.handlers) > 0 {
-		p.give(v, q, d)
-	}
-	p.raise(&q.signal)
-}
-
 // CQ is a completion queue: it reports which work queues of its VIs have a completed descriptor. All methods may be
 // called concurrently.
 type CQ struct {
@@ -248,7 +197,8 @@ func (c *CQ) forget(v *VI) {
 }
 
 // some reports whether there are entries, ready whether Wait has something to return.
-func (c *CQ) some() bool  { return c.waiting.Load() != 0 }
+func (c *CQ) some() bool { return c.waiting.Load() != 0 }
+
 func (c *CQ) ready() bool { return c.some() || c.woken.Load() }
 
 func (c *CQ) notify() *signal { return &c.signal }
@@ -312,6 +262,39 @@ func (c *CQ) Done() (vi *VI, recv bool, err error) {
 		return e.vi, e.recv, nil
 	}
 	return nil, false, ErrNotDone
+}
+
+// Completion is an entry of a completion queue: the VI and which of its queues.
+type Completion struct {
+	VI   *VI
+	Recv bool
+}
+
+// Dones removes up to len(into) entries from the queue under one lock, as Done does one by one, and returns how
+// many it stored. If n is 0, the errors are those of Done. It does not wait.
+func (c *CQ) Dones(into []Completion) (n int, err error) {
+	if len(into) == 0 {
+		return 0, nil
+	}
+	settling := c.settling.Load() != 0
+	if !c.some() {
+		c.port.poll()
+	}
+	if c.some() || settling {
+		c.port.mu.Lock()
+		for ; n < len(into) && c.head != c.tail; n++ {
+			e := c.take()
+			into[n] = Completion{e.vi, e.recv}
+		}
+		c.port.mu.Unlock()
+	}
+	if n > 0 {
+		return n, nil
+	}
+	if err := c.ended("CQDones"); err != nil {
+		return 0, err
+	}
+	return 0, ErrNotDone
 }
 
 // Wait is VipCQWait: like Done, but it waits for an entry, at most timeout (negative: for ever). ErrTimeout;

@@ -23,12 +23,16 @@
 //
 // # Files, in the order of a message
 //
-//	post.go       1    check, translate, join the queue     workqueue.go; list.go: several descriptors
-//	engine_tx.go  2    segment, retransmit, acknowledge     pack.go, coalesce.go: small messages; long.go: long frames
-//	port.go       3-6  doorbell, receive, progress          doorbell.go: one for several VIs; pollpause.go: when not to poll
-//	engine_rx.go  7-8  check, order, place                  reorder.go: frames out of order; rdma.go: RDMA
-//	cq.go         9    complete                             wait.go: wakes waiters; notify.go: handlers
-//	send.go, recv.go   11 done
+//	send.go, recv.go  1     the program posts
+//	translate.go      1     the descriptor is read once, checked, translated
+//	tx.go             2     frames are built       coalesce.go: small messages; long.go: long frames; byref.go: no copy
+//	transmit.go       3     sealed or not, to the ring, a link or this port; the doorbell
+//	rx.go             6-8   frames are checked, put in order, placed    reorder.go: early frames; rdma.go: RDMA
+//	workqueue.go      9     descriptors complete    wait.go: wakes waiters; notify.go: handlers
+//	ack.go            10    acknowledgements, both ways    resend.go, control.go: other frames
+//	done.go           11    the program dequeues    pollpause.go: when not to poll; cq.go: completion queues
+//
+// tx.go and rx.go open with the steps of their way. port.go is what drives both: progress, and the lock.
 //
 // A connection:
 //
@@ -37,8 +41,8 @@
 //	teardown.go, disconnect.go  how it ends: by an error, by the program
 //	source.go                   what happens when the interface loses its address
 //	timers.go                   retransmission, keepalive, silence
-//	secure.go                   sealing of frames
-//	loop.go, shmlinks.go        both VIs on one queue; on two queues of one interface
+//	psk.go, seal.go             the pre-shared key; sealing of frames
+//	transmit.go, shmlinks.go    both VIs on one queue; on two queues of one interface
 //
 // # RDMA
 //

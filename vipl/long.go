@@ -14,7 +14,7 @@ package vipl
 // Reliable Delivery, and when its frames have been read (byref.go). Other data is copied: data outside of the
 // arena, data in too many segments, data of an unreliable VI, and answers to RDMA reads, since the program may
 // write to that memory at any time. For a connection with a key the kernel gets sealed copies in either case
-// (secure.go).
+// (seal.go).
 
 import (
 	"viaxdp/internal/base/wire"
@@ -78,6 +78,12 @@ func (l *chains) keep() uint64 {
 	f.vi, f.at, f.cancelledAt = l.now.vi, l.now.at, never
 	return uint64(i) << tagShift
 }
+
+// A frame's tag in the reliable sender: the address of its chunk, and its length.
+const (
+	tagShift = 16
+	tagMask  = 1<<tagShift - 1
+)
 
 func isLong(tag uint64) bool { return tag&tagMask == 0 }
 
@@ -250,72 +256,4 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 		p.flush()
 	}
 	return true
-}
-
-// sendSegs queues a frame of several segments, sealed if the connection has a key. chains.parts are its bytes
-// behind the lower headers.
-func (p *port) sendSegs(c *conn, f *longFrame, retain bool) bool {
-	if c.secure != nil {
-		return p.sendLongSealed(c, f, retain)
-	}
-	return p.queueSegs(f.segs, retain)
-}
-
-// queueSegs puts a frame of several segments on the ring.
-func (p *port) queueSegs(segs []xdpnic.Desc, retain bool) bool {
-	ok := p.nic.SendSegs(segs, retain)
-	if ok && len(p.taps) > 0 {
-		p.tapLong(segs)
-	}
-	return ok
-}
-
-// resendLong puts a long frame on the ring again.
-func (p *port) resendLong(c *conn, f *longFrame, more wire.Flags) resendResult {
-	for _, s := range f.segs[:f.own] {
-		if p.nic.InFlight(s.Addr) {
-			if p.flush(); p.nic.InFlight(s.Addr) {
-				return notYet
-			}
-		}
-	}
-	p.stamp(c)
-	l := &p.chains
-	l.parts = l.parts[:0]
-	for _, s := range f.segs {
-		l.parts = append(l.parts, p.mem[s.Addr:s.Addr+uint64(s.Len)])
-	}
-	b := l.parts[0][c.template.Len():]
-	l.parts[0] = b
-	wire.Restamp(b, c.header.Ack, c.header.Window, more)
-	c.putChecksum(b, l.parts[1:]...)
-	if !p.sendSegs(c, f, true) {
-		return portFull
-	}
-	return resent
-}
-
-// decode parses a frame that arrived in one or several chunks.
-func (l *chains) decode(pkt *wire.Packet, frame []xdpnic.Frame) error {
-	if len(frame) == 1 {
-		return pkt.Decode(frame[0].Data)
-	}
-	l.rest = l.rest[:0]
-	for i := range frame[1:] {
-		l.rest = append(l.rest, frame[1+i].Data)
-	}
-	return pkt.DecodeChain(frame[0].Data, l.rest)
-}
-
-// join returns the payload of a frame in one piece, copied if it is in several chunks. It is valid until the next
-// call.
-func (l *chains) join(pkt *wire.Packet) []byte {
-	if len(pkt.Rest) == 0 {
-		return pkt.Payload
-	}
-	l.joined = append(l.joined[:0], pkt.Payload...)
-	for _, b := range pkt.Rest {
-		l.joined = append(l.joined, b...)
-	}
-	return l.joined
 }

@@ -1,7 +1,6 @@
 package vipl
 
 import (
-	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -335,85 +334,4 @@ func (p *port) respond(now int64, quiet bool) (due int64) {
 		p.settleHanded()
 	}
 	return due
-}
-
-// flush rings the doorbell and completes the sends that were handed over by it, except those that wait for the
-// peer. The program's descriptors are written after the doorbell, while the message is already under way.
-func (p *port) flush() {
-	p.ring()
-	p.settleHanded()
-}
-
-// ring rings the doorbell. In copy mode the kernel may leave entries on the ring if the send buffer or the NIC's
-// queue is full, and nothing signals when there is room again. In zero-copy mode the driver takes entries in its
-// own time.
-func (p *port) ring() {
-	p.kicked = true
-	if p.unrung.Load() != 0 {
-		p.unrung.Store(0)
-	}
-	err := p.nic.Flush()
-	if err != nil {
-		p.stats.FlushErrors++
-		p.gone = p.gone || errors.Is(err, xdpnic.ErrGone)
-	}
-	p.stalled = !p.zeroCopy && err == nil && p.nic.Pending() > 0
-}
-
-// settleHanded completes the sends that were handed over and are done.
-func (p *port) settleHanded() {
-	for _, c := range p.handed {
-		c.inHanded = false
-		p.settleQueue(&c.vi.send)
-	}
-	p.handed = p.handed[:0]
-}
-
-// receiveAll processes the frames that have arrived, a bounded number so that others get the lock. It reports
-// whether there were any.
-func (p *port) receiveAll(now int64) (came bool) {
-	before := p.stats.Frames
-	for range 4 {
-		n := p.nic.Receive(p.frames[:])
-		if len(p.taps) > 0 {
-			p.tapReceived(p.frames[:n])
-		}
-		for i, k := 0, 0; i < n; i = k {
-			for k = i + 1; p.frames[k-1].More && k < n; k++ {
-			}
-			if !p.receive(p.frames[i:k], now) {
-				p.recycle(p.frames[i:k])
-			}
-		}
-		if p.leased += n; p.leased >= p.refillAt {
-			p.refill()
-		}
-		if n <= len(p.frames)-p.chains.most { // the next frame would have fitted, so there was none
-			break
-		}
-	}
-	if came = p.stats.Frames != before; came && !p.noPollPause {
-		p.pausePolling(int(p.stats.Frames-before), now)
-	}
-	if p.shmLinks.Load() != nil && p.receiveLinks(now) {
-		came = true
-	}
-	return came
-}
-
-// refill returns recycled chunks to the kernel. The kernel reads that ring on another CPU, so each store to it is
-// expensive: refill runs for several chunks at once, and before a goroutine sleeps.
-func (p *port) refill() {
-	if p.over {
-		return
-	}
-	p.leased = 0
-	p.nic.Refill()
-}
-
-// recycle ends the lease of a frame.
-func (p *port) recycle(frame []xdpnic.Frame) {
-	for i := range frame {
-		p.nic.Recycle(frame[i].Addr)
-	}
 }

@@ -1,6 +1,6 @@
 package vipl
 
-// RDMA at the target of the operation, and the reading side of an RDMA read. engine_tx.go sends the frames of
+// RDMA at the target of the operation, and the reading side of an RDMA read. tx.go sends the frames of
 // writes and the requests of reads.
 //
 //	write:  KindWrite, KindWrite, ... ---------------->  placed on arrival

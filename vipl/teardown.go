@@ -1,8 +1,33 @@
 package vipl
 
-import "viaxdp/internal/base/wire"
+import (
+	"errors"
 
-// The end of a connection by an error, and the flushing of its queues.
+	"viaxdp/internal/base/wire"
+)
+
+// ErrPeerClosed is the Cause of a VI in Error whose peer has disconnected it.
+var ErrPeerClosed = errors.New("the peer disconnected")
+
+// Causes of a broken connection.
+var (
+	errPeerSilent = errors.New("the peer went silent")
+	// Connection management uses UDP through the kernel, so it can work while this path does not.
+	errPeerUnheard = errors.New("no frame of the peer has arrived since the connection was made: frames are lost on the path, or arrive " +
+		"on another queue than this NIC's (the demux counter queue): see Info().Notes, and open both NICs on the queues that meet")
+	errUnheard    = errors.New("the peer received nothing from this side for its silence time and ended the connection: frames to it are lost on the path")
+	errNoWay      = errors.New("the peer is alive but frames do not reach it: check for a smaller MTU on the path")
+	errTooSmall   = errors.New("the interface's MTU is now smaller than the connection's frames need: connect again")
+	errPeerBroke  = errors.New("the peer broke the connection")
+	errRecvEmpty  = errors.New("a message arrived and no receive was posted")
+	errFrameLost  = errors.New("a frame of the message was lost")
+	errGone       = errors.New("the interface was removed")
+	errMoved      = errors.New("the interface no longer has the local address of the connection: connect again")
+	errTooLong    = errors.New("a message was longer than its receive descriptor")
+	errPastRegion = errors.New("a message reached past the end of the region that its receive descriptor names")
+	errProtocol   = errors.New("protocol error: the peer's frames do not form messages")
+	errDescriptor = errors.New("a posted descriptor was invalid")
+)
 
 // abandon stops the flow of frames and releases the connection's resources. A second call does nothing.
 func (p *port) abandon(c *conn) {

@@ -91,30 +91,6 @@ func (q *workQueue) init(v *VI, cq *CQ, isRecv bool) {
 
 func (q *workQueue) at(i uint64) *posted { return &q.ring[i&uint64(len(q.ring)-1)] }
 
-// isSettling reports, after ready was false, whether a descriptor's status may have been written that does not
-// count as completed yet. It will, once the writer has run on.
-func (q *workQueue) isSettling() bool { return int64(q.settling.Load()-q.dequeued.Load()) > 0 }
-
-// ready reports whether a completed descriptor is on the queue.
-func (q *workQueue) ready() bool { return q.completed.Load() != q.dequeued.Load() }
-
-func (q *workQueue) notify() *signal { return &q.signal }
-
-func (q *workQueue) handle() *NIC { return q.vi.nic }
-
-func (q *workQueue) destroyed() error {
-	if q.vi.gone.Load() {
-		return errDestroyed
-	}
-	return nil
-}
-
-// empty reports whether the queue has no descriptor, complete or not.
-func (q *workQueue) empty() bool {
-	head := q.dequeued.Load() // first, since others may post and dequeue concurrently
-	return q.tail.Load() == head
-}
-
 // push makes room for one more descriptor at the tail, or returns nil if the queue is full. The entry joins the
 // queue with commit.
 func (q *workQueue) push() *posted {
@@ -151,23 +127,6 @@ func (q *workQueue) waiting() *posted {
 		return nil
 	}
 	return q.at(q.current)
-}
-
-// pop dequeues the head. It returns nil if the head is not complete, or if a thread without the lock has dequeued
-// it. Under the lock.
-func (q *workQueue) pop() (*Descriptor, Status) {
-	for {
-		head := q.dequeued.Load() // read once: a thread without the lock may advance it at any time
-		if q.completed.Load() == head {
-			return nil, 0
-		}
-		e := q.at(head)
-		d, s := e.desc, e.status
-		if q.claim(head) {
-			e.desc = nil
-			return d, s
-		}
-	}
 }
 
 // place copies the next bytes of a message into the segments, in ascending order, and returns how many fit.
@@ -225,6 +184,93 @@ func (q *workQueue) rewindHead() {
 	}
 }
 
+// settleQueue completes the descriptors at the head of a send queue that are done or were flushed.
+func (p *port) settleQueue(q *workQueue) {
+	c := q.vi.conn
+	for i := q.completed.Load(); i != q.current; i++ {
+		e := q.at(i)
+		if e.unread > 0 || !e.over && (c == nil || !c.isDone(e)) {
+			return
+		}
+		p.complete(q.vi, q, e, e.status)
+	}
+}
+
+// isDone reports whether a descriptor is done, all of whose frames are on the ring.
+func (c *conn) isDone(e *posted) bool {
+	if e.op == StatusOpRDMARead {
+		return e.done
+	}
+	return !e.byRef && c.vi.attrs.Level != ReliableReception || int32(c.sender.Unacked()-e.last) > 0
+}
+
+// settleReceives completes receives that were wrong when posted and are now at the head. On a reliable VI that
+// breaks the connection, unless Disconnect is already ending it.
+func (p *port) settleReceives(v *VI) {
+	q := &v.recv
+	for {
+		e := q.waiting()
+		if e == nil || !e.status.Failed() {
+			return
+		}
+		if c := v.conn; c != nil && c.open && c.sender != nil && !c.closing {
+			p.refuse(c, wire.ReasonClosed, errDescriptor, p.now())
+			return // teardown completed it, or the end of the connect will
+		}
+		q.current++
+		p.complete(v, q, e, e.status)
+	}
+}
+
+// complete completes e, the first descriptor of q that is not complete: length and immediate data, then the status
+// with DONE last, then the CQ entry and the waiters. Under the lock.
+func (p *port) complete(v *VI, q *workQueue, e *posted, s Status) {
+	d := e.desc
+	s |= StatusDone | e.op
+	if !e.asPosted.of(d) {
+		v.reportDescriptor(ErrorPostDesc, d, e.op, errAltered)
+	}
+	if !e.home.Ptag().Matches(v.tag) {
+		s |= StatusProtectionError
+		v.reportDescriptor(ErrorCompletionProtection, d, e.op, errRetagged)
+	}
+	if q.isRecv {
+		d.Length = e.arrived
+		d.ImmediateData = 0
+		if s&StatusImmediate != 0 {
+			d.ImmediateData = e.imm
+		}
+	}
+	e.status = s
+	e.release()
+	n := q.completed.Load()
+	q.settling.Store(n + 1)
+	if q.cq != nil {
+		q.cq.settling.Store(1)
+	}
+	d.setStatus(s)
+	if q.userRing != nil {
+		q.userRing.put(n, d, s)
+	}
+	if len(q.handlers) > 0 {
+		q.dequeued.Store(n + 1) // first, so that nothing else sees it on the queue
+		e.desc = nil
+	}
+	q.completed.Store(n + 1)
+	if q.cq != nil {
+		q.cq.push(v, q.isRecv)
+		if len(q.cq.handlers) > 0 {
+			q.cq.serveHandlers()
+		}
+		p.raise(&q.cq.signal)
+		return
+	}
+	if len(q.handlers) > 0 {
+		p.give(v, q, d)
+	}
+	p.raise(&q.signal)
+}
+
 // release unpins the memory that the descriptor used. An unused place in the ring must not keep memory alive.
 func (e *posted) release() {
 	segs := e.segs()
@@ -239,4 +285,45 @@ func (e *posted) release() {
 		e.home.Unpin()
 		e.home = nil
 	}
+}
+
+// isSettling reports, after ready was false, whether a descriptor's status may have been written that does not
+// count as completed yet. It will, once the writer has run on.
+func (q *workQueue) isSettling() bool { return int64(q.settling.Load()-q.dequeued.Load()) > 0 }
+
+// ready reports whether a completed descriptor is on the queue.
+func (q *workQueue) ready() bool { return q.completed.Load() != q.dequeued.Load() }
+
+// empty reports whether the queue has no descriptor, complete or not.
+func (q *workQueue) empty() bool {
+	head := q.dequeued.Load() // first, since others may post and dequeue concurrently
+	return q.tail.Load() == head
+}
+
+// pop dequeues the head. It returns nil if the head is not complete, or if a thread without the lock has dequeued
+// it. Under the lock.
+func (q *workQueue) pop() (*Descriptor, Status) {
+	for {
+		head := q.dequeued.Load() // read once: a thread without the lock may advance it at any time
+		if q.completed.Load() == head {
+			return nil, 0
+		}
+		e := q.at(head)
+		d, s := e.desc, e.status
+		if q.claim(head) {
+			e.desc = nil
+			return d, s
+		}
+	}
+}
+
+func (q *workQueue) notify() *signal { return &q.signal }
+
+func (q *workQueue) handle() *NIC { return q.vi.nic }
+
+func (q *workQueue) destroyed() error {
+	if q.vi.gone.Load() {
+		return errDestroyed
+	}
+	return nil
 }

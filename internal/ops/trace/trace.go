@@ -44,12 +44,12 @@ type Step struct {
 
 // steps are the moments but the first.
 var steps = [moments - 1]Step{
-	{Number: 2, Name: "frame on the TX ring: descriptor checked, headers, copy, CRC32C", Where: "vipl/post.go, engine_tx.go"},
-	{Number: 3, Name: "doorbell", Where: "vipl/port.go flush"},
+	{Number: 2, Name: "frame on the TX ring: descriptor checked, headers, copy, CRC32C", Where: "vipl/translate.go, tx.go"},
+	{Number: 3, Name: "doorbell", Where: "vipl/transmit.go flush"},
 	{Number: 4, Name: "kernel returns: driver, wire, and on veth the peer's ring", Where: "xdpnic/wakeup.go Flush"},
-	{Name: "PostSend returns", Where: "vipl/post.go"},
+	{Name: "PostSend returns", Where: "vipl/tx.go"},
 	{Number: 6, Name: "the receiver's poll has the frame", Where: "xdpnic/rx.go Receive"},
-	{Number: 11, Name: "RecvDone returns the message: checks, copy, completion", Where: "vipl/engine_rx.go, cq.go"},
+	{Number: 11, Name: "RecvDone returns the message: checks, copy, completion", Where: "vipl/rx.go, workqueue.go"},
 }
 
 // warmUp is how many messages go before those that count.

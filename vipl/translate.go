@@ -1,16 +1,14 @@
 package vipl
 
+// Step 1 of the path of a message: the posted descriptor is read once, checked and translated.
+
 import (
 	"errors"
 	"fmt"
 	"math"
-	"time"
 
 	"viaxdp/memreg"
 )
-
-// Step 1 of the path of a message: post. The descriptor is read once, checked and translated; the engine works on
-// the copy.
 
 var (
 	errAlignment = fmt.Errorf("a descriptor's address must be a multiple of %d", DescriptorAlignment)
@@ -18,87 +16,56 @@ var (
 	errOverrun   = fmt.Errorf("%d descriptors are posted", MaxDescriptorsPerQueue)
 	errAltered   = errors.New("the descriptor was changed while it was posted")
 	errRetagged  = errors.New("the protection tag of the descriptor's memory was changed while it was posted")
-	errCQBound   = errors.New("the queue is bound to a completion queue: wait there")
 )
 
-// post puts d on q.
-func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
-	p := v.port
-	p.mu.Lock()
-	err := v.join(op, q, d, h)
-	if err == nil && !q.isRecv {
-		v.sendPosted(false)
-	}
-	p.mu.Unlock()
-	return err
+// snapshot is a descriptor as it was posted, except for the status and for Next and NextHandle, which some programs
+// use at any time.
+//
+// It is copied field by field, each load as wide as the program's store. A load that spans several stores in the
+// store buffer would wait until they reach the cache.
+type snapshot struct {
+	segCount  uint16
+	control   Control
+	reserved  uint32
+	immediate uint32
+	length    uint32
+	segments  [2]DataSegment // only those that SegCount covers
 }
 
-// join puts d at the tail of q. Wrong contents complete the descriptor in error; the returned error is about the
-// descriptor itself. Under the lock.
-func (v *VI) join(op string, q *workQueue, d *Descriptor, h MemHandle) error {
-	switch {
-	case v.gone.Load():
-		return opError(op, v, ErrInvalidParameter, errDestroyed)
-	case v.nic.closing():
-		return closedError(op)
+func (s *snapshot) take(d *Descriptor) {
+	s.segCount, s.control = d.SegCount, d.Control
+	s.reserved, s.immediate, s.length = d.Reserved, d.ImmediateData, d.Length
+	if s.segCount > 0 {
+		s.segments[0].copy(&d.segments[0])
 	}
-	e := q.push()
-	if e == nil {
-		v.reportDescriptor(ErrorVIOverrun, d, 0, errOverrun)
-		return opError(op, v, ErrResource, errOverrun)
+	if s.segCount > 1 {
+		s.segments[1].copy(&d.segments[1])
 	}
-	if err := v.read(e, d, h); err != nil {
-		v.reportDescriptor(ErrorPostDesc, d, 0, err)
-		return opError(op, v, ErrInvalidParameter, err)
-	}
-	d.setStatus(0)
-	e.status = v.translate(e, d, q.isRecv)
-	q.commit()
-
-	p := v.port
-	switch {
-	case q.isRecv && v.state == Error, !q.isRecv && v.state != Connected:
-		if q.current != q.tail.Load()-1 {
-			break // a Disconnect that is under way flushes it after the earlier ones
-		}
-		q.current++
-		e.status, e.over = StatusFlushed|e.status, true
-		p.settleQueue(q) // after the earlier ones, whose memory may still be read
-	case q.isRecv:
-		if e.status.Failed() {
-			p.settleReceives(v)
-		}
-	}
-	return nil
 }
 
-// sendPosted sends what was posted, as far as possible now, and processes frames that have arrived. later delays
-// the doorbell until Ring. Under the lock.
-func (v *VI) sendPosted(later bool) {
-	if v.state != Connected {
-		return
+// of reports whether d is unchanged. Unused segments and segments past the second are not compared.
+func (s *snapshot) of(d *Descriptor) bool {
+	return s.segCount == d.SegCount && s.control == d.Control &&
+		s.reserved == d.Reserved && s.immediate == d.ImmediateData && s.length == d.Length &&
+		(s.segCount == 0 || s.segments[0] == d.segments[0]) && (s.segCount < 2 || s.segments[1] == d.segments[1])
+}
+
+// remote returns the address segment of an RDMA descriptor.
+func (s *snapshot) remote() AddressSegment {
+	return AddressSegment{Data: s.segments[0].Data, Handle: s.segments[0].Handle, Reserved: s.segments[0].Length}
+}
+
+// segment returns segment i of d; the first two are in s.
+func (s *snapshot) segment(d *Descriptor, i int) DataSegment {
+	if i < len(s.segments) {
+		return s.segments[i]
 	}
-	p := v.port
-	p.influx.posts++
-	arrived := p.arrived()
-	if c := v.conn; c != nil && !arrived && !later && p.alone(c) {
-		p.sendAlone(c)
-		return
-	}
-	now := p.now()
-	if arrived {
-		p.receiveAll(now)
-	}
-	if v.conn != nil {
-		p.posting(v.conn, now)
-		p.pump(v.conn, now)
-		p.lazy = p.mayWait(v.conn, now) || later && p.mayRingLater()
-	}
-	p.finish(now, false)
-	p.lazy = false
-	if v.conn != nil {
-		p.posted(v.conn, now)
-	}
+	return *d.Segment(i)
+}
+
+// copy copies from to s field by field, see snapshot.
+func (s *DataSegment) copy(from *DataSegment) {
+	s.Data, s.Handle, s.Length = from.Data, from.Handle, from.Length
 }
 
 // read copies d's control segment and first segments, and finds and pins the region in which d lies. The control
@@ -228,70 +195,4 @@ func (v *VI) translateRemote(s *snapshot, op Control) Status {
 		return StatusProtectionError
 	}
 	return 0
-}
-
-// dequeue is Done for one queue.
-func (v *VI) dequeue(q *workQueue) (*Descriptor, error) {
-	if !v.lockReady(q) {
-		return nil, q.notReady()
-	}
-	d, s := q.pop()
-	v.port.mu.Unlock()
-	switch {
-	case d == nil:
-		return nil, q.notReady()
-	case s.Failed():
-		return d, ErrDescriptor
-	}
-	return d, nil
-}
-
-// lockReady takes the lock if a completed descriptor is on q, or if progress that it makes completes one. It waits
-// for the lock only if a descriptor is complete or its status already says so.
-func (v *VI) lockReady(q *workQueue) bool {
-	p := v.port
-	if q.ready() {
-		p.mu.Lock()
-		p.taken.Store(p.taken.Load() + 1)
-	} else if q.isSettling() {
-		p.mu.Lock()
-		if q.ready() {
-			p.taken.Store(p.taken.Load() + 1)
-		}
-	} else {
-		if !p.busy() || !p.mu.TryLock() {
-			return false
-		}
-		p.turns.Store(p.turns.Load() + 1)
-		p.progress(p.now(), false)
-	}
-	if !q.ready() {
-		p.mu.Unlock()
-		return false
-	}
-	return true
-}
-
-// notReady distinguishes an empty queue from one whose head is not complete.
-func (q *workQueue) notReady() error {
-	if q.empty() {
-		return ErrDescriptor
-	}
-	return ErrNotDone
-}
-
-// await is Wait for one queue.
-func (v *VI) await(op string, q *workQueue, timeout time.Duration) (*Descriptor, error) {
-	if q.cq != nil {
-		return nil, opError(op, v, ErrInvalidParameter, errCQBound)
-	}
-	end := v.port.deadline(timeout)
-	for {
-		if err := v.port.wait(q, end); err != nil {
-			return nil, waitError(op, v, err)
-		}
-		if d, err := v.dequeue(q); d != nil {
-			return d, err
-		}
-	}
 }

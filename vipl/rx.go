@@ -1,40 +1,85 @@
 package vipl
 
-// Steps 7 to 9 of the path of a message: sequence, place, complete.
+// The way of a message from the NIC to a completion.
+//
+//  1. receiveAll leases a batch of frames from the RX ring; refill returns their chunks to the kernel.
+//  2. receive decodes a frame, finds its VI, and checks key, source and checksum (or opens its seal, seal.go).
+//  3. takeAck (ack.go) takes what the frame acknowledges.
+//  4. takeReliable puts the frame in order: next, early (reorder.go), duplicate. takeUnreliable drops what is late.
+//  5. deliver places its data: in the receive at the head (placeMessage), in several (placePack), or where an RDMA
+//     write or the answer to an RDMA read says (rdma.go). A byte is copied once, in ascending order.
+//  6. finishReceive completes the receive (workqueue.go): length and immediate data, then the status, then the CQ
+//     entry and the waiters.
+//  7. respond (port.go) sends what has become possible, and the acknowledgements that are due.
+//
+// What is wrong with a message breaks a reliable connection (refuse); on an unreliable VI the message is dropped.
 
 import (
-	"errors"
-	"time"
-
 	"viaxdp/internal/base/reliable"
 	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
-const resetEvery = time.Millisecond
+// receiveAll processes the frames that have arrived, a bounded number so that others get the lock. It reports
+// whether there were any.
+func (p *port) receiveAll(now int64) (came bool) {
+	before := p.stats.Frames
+	for range 4 {
+		n := p.nic.Receive(p.frames[:])
+		if len(p.taps) > 0 {
+			p.tapReceived(p.frames[:n])
+		}
+		for i, k := 0, 0; i < n; i = k {
+			for k = i + 1; p.frames[k-1].More && k < n; k++ {
+			}
+			if !p.receive(p.frames[i:k], now) {
+				p.recycle(p.frames[i:k])
+			}
+		}
+		if p.leased += n; p.leased >= p.refillAt {
+			p.refill()
+		}
+		if n <= len(p.frames)-p.chains.most { // the next frame would have fitted, so there was none
+			break
+		}
+	}
+	if came = p.stats.Frames != before; came && !p.noPollPause {
+		p.pausePolling(int(p.stats.Frames-before), now)
+	}
+	if p.shmLinks.Load() != nil && p.receiveLinks(now) {
+		came = true
+	}
+	return came
+}
 
-// ErrPeerClosed is the Cause of a VI in Error whose peer has disconnected it.
-var ErrPeerClosed = errors.New("the peer disconnected")
+// refill returns recycled chunks to the kernel. The kernel reads that ring on another CPU, so each store to it is
+// expensive: refill runs for several chunks at once, and before a goroutine sleeps.
+func (p *port) refill() {
+	if p.over {
+		return
+	}
+	p.leased = 0
+	p.nic.Refill()
+}
 
-// Causes of a broken connection.
-var (
-	errPeerSilent = errors.New("the peer went silent")
-	// Connection management uses UDP through the kernel, so it can work while this path does not.
-	errPeerUnheard = errors.New("no frame of the peer has arrived since the connection was made: frames are lost on the path, or arrive " +
-		"on another queue than this NIC's (the demux counter queue): see Info().Notes, and open both NICs on the queues that meet")
-	errUnheard    = errors.New("the peer received nothing from this side for its silence time and ended the connection: frames to it are lost on the path")
-	errNoWay      = errors.New("the peer is alive but frames do not reach it: check for a smaller MTU on the path")
-	errTooSmall   = errors.New("the interface's MTU is now smaller than the connection's frames need: connect again")
-	errPeerBroke  = errors.New("the peer broke the connection")
-	errRecvEmpty  = errors.New("a message arrived and no receive was posted")
-	errFrameLost  = errors.New("a frame of the message was lost")
-	errGone       = errors.New("the interface was removed")
-	errMoved      = errors.New("the interface no longer has the local address of the connection: connect again")
-	errTooLong    = errors.New("a message was longer than its receive descriptor")
-	errPastRegion = errors.New("a message reached past the end of the region that its receive descriptor names")
-	errProtocol   = errors.New("protocol error: the peer's frames do not form messages")
-	errDescriptor = errors.New("a posted descriptor was invalid")
-)
+// recycle ends the lease of a frame.
+func (p *port) recycle(frame []xdpnic.Frame) {
+	for i := range frame {
+		p.nic.Recycle(frame[i].Addr)
+	}
+}
+
+// decode parses a frame that arrived in one or several chunks.
+func (l *chains) decode(pkt *wire.Packet, frame []xdpnic.Frame) error {
+	if len(frame) == 1 {
+		return pkt.Decode(frame[0].Data)
+	}
+	l.rest = l.rest[:0]
+	for i := range frame[1:] {
+		l.rest = append(l.rest, frame[1+i].Data)
+	}
+	return pkt.DecodeChain(frame[0].Data, l.rest)
+}
 
 // receive processes one frame. It returns true if the engine keeps the frame's chunks.
 func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
@@ -107,95 +152,6 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 		p.takeError(c, pkt)
 	}
 	return false
-}
-
-// afterwards answers frames that arrive for a broken connection. If a disconnecting peer repeats its last frame, it
-// is told that the frame arrived. Any other frame is answered with a reset.
-func (p *port) afterwards(c *conn, now int64) {
-	if p.pkt.Kind == wire.KindError || p.pkt.Kind == wire.KindAck {
-		return
-	}
-	switch p.pkt.Kind {
-	case wire.KindData, wire.KindPack, wire.KindWrite, wire.KindRead, wire.KindReadData:
-		if c.vi.cause != ErrPeerClosed {
-			break // tell it the cause
-		}
-		fallthrough
-	case wire.KindClose:
-		if c.receiver != nil && int32(c.receiver.Next()-p.pkt.Seq) > 0 {
-			p.control(c, wire.KindAck, 0, 0)
-			return
-		}
-	}
-	p.sendReset(c, wire.ReasonClosed, now)
-}
-
-// takeAck processes what a frame acknowledges.
-func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
-	s := c.sender
-	from, to, valid := s.Ack(now, pkt.Ack, int(pkt.Window))
-	if !valid {
-		p.stats.BadAcks++
-		return
-	}
-	if from != to {
-		c.moved = now
-		c.replied = c.replied && int32(c.replySeq-to) >= 0
-	}
-	for seq := from; seq != to; seq++ {
-		p.release(c, s.Tag(seq))
-	}
-	if pkt.Kind == wire.KindAck && len(pkt.Payload) >= wire.RangeLen {
-		var ranges [wire.MaxAckRanges]reliable.Range
-		n := min(len(pkt.Payload)/wire.RangeLen, len(ranges))
-		for i := range n {
-			ranges[i] = reliable.Range(wire.GetRange(pkt.Payload, i))
-		}
-		if !s.AckRanges(now, pkt.Ack, ranges[:n]) {
-			p.stats.BadAcks++
-		}
-		s.DetectLosses(now)
-	}
-	if t := s.Deadline(); t != 0 && t < c.due { // earlier: a loss was found, or a round trip ended the timer's backoff
-		p.timers.schedule(c, t)
-	}
-	if from != to && (c.byRef || c.vi.attrs.Level == ReliableReception) {
-		c.byRef = c.byRef && !s.Idle()
-		p.settleQueue(&c.vi.send)
-	}
-	if c.closeSent && int32(s.Unacked()-c.closeSeq) > 0 {
-		c.finishClose(p)
-	}
-	if c.draining != nil && !c.answering() {
-		p.teardownRefused(c, now)
-		return
-	}
-	if c.inStream && s.Idle() && c.vi.send.waiting() == nil {
-		c.endStream(now)
-	}
-	if _, lost := s.NextLost(); lost || c.closing || c.answers.waiting() || c.vi.send.waiting() != nil {
-		p.enqueue(c)
-	}
-}
-
-// settleQueue completes the descriptors at the head of a send queue that are done or were flushed.
-func (p *port) settleQueue(q *workQueue) {
-	c := q.vi.conn
-	for i := q.completed.Load(); i != q.current; i++ {
-		e := q.at(i)
-		if e.unread > 0 || !e.over && (c == nil || !c.isDone(e)) {
-			return
-		}
-		p.complete(q.vi, q, e, e.status)
-	}
-}
-
-// isDone reports whether a descriptor is done, all of whose frames are on the ring.
-func (c *conn) isDone(e *posted) bool {
-	if e.op == StatusOpRDMARead {
-		return e.done
-	}
-	return !e.byRef && c.vi.attrs.Level != ReliableReception || int32(c.sender.Unacked()-e.last) > 0
 }
 
 // takeReliable puts a frame of a reliable VI in order and delivers the frames that are in order now.
@@ -349,23 +305,60 @@ func (p *port) placeMessage(c *conn, pkt *wire.Packet, now int64) {
 	}
 }
 
-// tooLong ends a message that has filled the receive at the head and continues. If the receive names more bytes
-// than were filled, the next byte lies outside of its region (see translate).
-func (p *port) tooLong(c *conn, e *posted, now int64) {
+// placePack delivers the messages of a frame, each as if it had arrived in a frame of its own.
+func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
+	if c.part != 0 || c.receiver == nil {
+		p.protocolError(c, now)
+		return
+	}
 	v := c.vi
-	p.stats.TooLong++
-	status, reason, cause := StatusLengthError, wire.ReasonLength, errTooLong
-	if e.moved < e.length {
-		status, reason, cause = StatusProtectionError, wire.ReasonDescriptor, errPastRegion
+	rest := p.chains.join(pkt)
+	for c.refusedPart = 0; len(rest) > 0; {
+		r := &p.record
+		var ok bool
+		if rest, ok = r.Next(rest); !ok {
+			p.protocolError(c, now)
+			return
+		}
+		e := v.recv.waiting()
+		switch {
+		case r.Write:
+			if !p.placeRecord(c, r, now) {
+				return
+			}
+		case e == nil:
+			p.recvEmpty(c, now)
+			return
+		case e.place(r.Data) < len(r.Data):
+			p.tooLong(c, e, now)
+			return
+		}
+		c.refusedPart++
+		c.unpacking = len(rest) > 0
+		switch {
+		case !r.Write:
+			p.finishReceive(c, e, e.moved, r.HasImmediate, r.Immediate)
+		case r.HasImmediate:
+			p.finishWrite(c, e, uint32(len(r.Data)), r.Immediate)
+		}
+		if !c.open {
+			return // the next receive was wrong when posted
+		}
 	}
-	e.arrived = e.moved
-	v.recv.current++
-	p.complete(v, &v.recv, e, status)
-	if c.receiver != nil {
-		p.refuse(c, reason, cause, now)
-	} else {
-		p.settleReceives(v)
+	c.refusedPart, c.unpacking = 0, false
+}
+
+// join returns the payload of a frame in one piece, copied if it is in several chunks. It is valid until the next
+// call.
+func (l *chains) join(pkt *wire.Packet) []byte {
+	if len(pkt.Rest) == 0 {
+		return pkt.Payload
 	}
+	l.joined = append(l.joined[:0], pkt.Payload...)
+	for _, b := range pkt.Rest {
+		l.joined = append(l.joined, b...)
+	}
+	return l.joined
 }
 
 // finishReceive completes the receive at the head with a message of n bytes.
@@ -383,21 +376,22 @@ func (p *port) finishReceive(c *conn, e *posted, n uint32, immediate bool, value
 	p.settleReceives(v)
 }
 
-// settleReceives completes receives that were wrong when posted and are now at the head. On a reliable VI that
-// breaks the connection, unless Disconnect is already ending it.
-func (p *port) settleReceives(v *VI) {
-	q := &v.recv
-	for {
-		e := q.waiting()
-		if e == nil || !e.status.Failed() {
-			return
-		}
-		if c := v.conn; c != nil && c.open && c.sender != nil && !c.closing {
-			p.refuse(c, wire.ReasonClosed, errDescriptor, p.now())
-			return // teardown completed it, or the end of the connect will
-		}
-		q.current++
-		p.complete(v, q, e, e.status)
+// tooLong ends a message that has filled the receive at the head and continues. If the receive names more bytes
+// than were filled, the next byte lies outside of its region (see translate).
+func (p *port) tooLong(c *conn, e *posted, now int64) {
+	v := c.vi
+	p.stats.TooLong++
+	status, reason, cause := StatusLengthError, wire.ReasonLength, errTooLong
+	if e.moved < e.length {
+		status, reason, cause = StatusProtectionError, wire.ReasonDescriptor, errPastRegion
+	}
+	e.arrived = e.moved
+	v.recv.current++
+	p.complete(v, &v.recv, e, status)
+	if c.receiver != nil {
+		p.refuse(c, reason, cause, now)
+	} else {
+		p.settleReceives(v)
 	}
 }
 
@@ -449,35 +443,4 @@ func (p *port) teardownRefused(c *conn, now int64) {
 // answering reports whether the peer lacks answers to its reads.
 func (c *conn) answering() bool {
 	return c.answers.waiting() || c.replied
-}
-
-// acked returns the acknowledgement number: the number of the frame that this side refused, or else of the next
-// frame expected.
-func (c *conn) acked() uint32 {
-	next := c.receiver.Next()
-	if c.refused != 0 && c.refusedSeq == next-1 {
-		return c.refusedSeq
-	}
-	return next
-}
-
-// takeError processes the peer's reset: it broke the connection, and the frame says at which frame of ours.
-func (p *port) takeError(c *conn, pkt *wire.Packet) {
-	b := broken{cause: errPeerBroke, told: true, seq: pkt.Seq, part: int(min(pkt.RemoteAddr, MaxDescriptorsPerQueue))}
-	switch reason := wire.Reason(pkt.Immediate); {
-	case reason == wire.ReasonUnheard:
-		b = broken{cause: errUnheard, silent: c.sender != nil}
-	case reason == wire.ReasonRDMARead:
-		b.status = StatusRemoteRDMAError // the read is not done at any level
-	case c.vi.attrs.Level != ReliableReception:
-	case reason == wire.ReasonRecvQueueEmpty, reason == wire.ReasonDescriptor:
-		b.status = StatusRemoteDescError
-	case reason == wire.ReasonLength:
-		b.status = StatusLengthError
-	case reason == wire.ReasonProtocol:
-		b.status = StatusTransportError
-	case reason == wire.ReasonRDMAWrite:
-		b.status = StatusRemoteRDMAError
-	}
-	p.teardown(c, b)
 }

@@ -1,0 +1,160 @@
+package vipl
+
+// Step 3 of the path of a message: the transmit step and the doorbell.
+//
+// The transmit step decides where a frame goes: sealed or plain, to the TX ring, to a shared-memory link
+// (shmlinks.go), or to another VI of this port. An AF_XDP queue does not receive its own frames, so those between
+// two VIs of one port are passed from the sender to the receiver here. The format and the steps are the same; only
+// the kernel is left out.
+
+import (
+	"errors"
+
+	"viaxdp/xdpnic"
+)
+
+// send queues a frame, sealed if the connection has a key.
+func (p *port) send(c *conn, addr uint64, size int, retain bool) bool {
+	if c.secure != nil {
+		return p.sendSealed(c, addr, size, retain)
+	}
+	return p.queue(c, addr, size, retain)
+}
+
+// sendSegs queues a frame of several segments, sealed if the connection has a key. chains.parts are its bytes
+// behind the lower headers.
+func (p *port) sendSegs(c *conn, f *longFrame, retain bool) bool {
+	if c.secure != nil {
+		return p.sendLongSealed(c, f, retain)
+	}
+	return p.queueSegs(f.segs, retain)
+}
+
+// queue puts a frame on the ring, or passes it to another VI of this interface.
+func (p *port) queue(c *conn, addr uint64, size int, retain bool) bool {
+	if c.shm != nil {
+		return p.sendLink(c.shm, addr, size, retain)
+	}
+	if !c.loop {
+		ok := p.nic.Send(addr, size, retain)
+		if ok && len(p.taps) > 0 {
+			p.tapSent(p.mem[addr : addr+uint64(size)])
+		}
+		return ok
+	}
+	p.looped = append(p.looped, loopFrame{c, addr, size, retain})
+	return true
+}
+
+// queueSegs puts a frame of several segments on the ring.
+func (p *port) queueSegs(segs []xdpnic.Desc, retain bool) bool {
+	ok := p.nic.SendSegs(segs, retain)
+	if ok && len(p.taps) > 0 {
+		p.tapLong(segs)
+	}
+	return ok
+}
+
+// flush rings the doorbell and completes the sends that were handed over by it, except those that wait for the
+// peer. The program's descriptors are written after the doorbell, while the message is already under way.
+func (p *port) flush() {
+	p.ring()
+	p.settleHanded()
+}
+
+// ring rings the doorbell. In copy mode the kernel may leave entries on the ring if the send buffer or the NIC's
+// queue is full, and nothing signals when there is room again. In zero-copy mode the driver takes entries in its
+// own time.
+func (p *port) ring() {
+	p.kicked = true
+	if p.unrung.Load() != 0 {
+		p.unrung.Store(0)
+	}
+	err := p.nic.Flush()
+	if err != nil {
+		p.stats.FlushErrors++
+		p.gone = p.gone || errors.Is(err, xdpnic.ErrGone)
+	}
+	p.stalled = !p.zeroCopy && err == nil && p.nic.Pending() > 0
+}
+
+// settleHanded completes the sends that were handed over and are done.
+func (p *port) settleHanded() {
+	for _, c := range p.handed {
+		c.inHanded = false
+		p.settleQueue(&c.vi.send)
+	}
+	p.handed = p.handed[:0]
+}
+
+// ringBatch is the most frames that wait for Ring. It is small so that the peer can begin while the program goes
+// on.
+const ringBatch = 4
+
+// mayRingLater reports whether the frames on the ring may wait for Ring, and records that they do. Under the lock.
+func (p *port) mayRingLater() bool {
+	if n := p.nic.Pending(); n == 0 || n >= ringBatch {
+		return false
+	}
+	if p.unrung.Load() == 0 {
+		p.unrung.Store(1)
+		p.wakeBackground()
+	}
+	return true
+}
+
+// loopFrame is a frame between two VIs of this port. If it is retained, its chunk stays the sender's; else the
+// chunk is released on arrival.
+type loopFrame struct {
+	c      *conn // the sender
+	addr   uint64
+	size   int
+	retain bool
+}
+
+// loopBatch is how many frames are delivered in a row before acknowledgements and new sends have their turn.
+const loopBatch = 64
+
+// owns reports whether the VI with this number is on this port.
+func (p *port) owns(num uint32) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.own[num]
+}
+
+// deliverLooped delivers frames between VIs of this port.
+func (p *port) deliverLooped(now int64) {
+	n := min(len(p.looped), loopBatch)
+	for i := range n {
+		f := p.looped[i]
+		if f.c == nil {
+			continue
+		}
+		p.looped[i].c = nil // it is under way no more
+		p.loopback[0] = xdpnic.Frame{Addr: f.addr, Data: p.mem[f.addr : f.addr+uint64(f.size)]}
+		p.receive(p.loopback[:], now)
+		if !f.retain {
+			p.nic.Release(f.addr)
+		}
+	}
+	p.looped = append(p.looped[:0], p.looped[n:]...)
+}
+
+// onLoop returns the queued frame in a chunk, or nil.
+func (p *port) onLoop(c *conn, addr uint64) *loopFrame {
+	for i := range p.looped {
+		if f := &p.looped[i]; f.c == c && f.addr == addr {
+			return f
+		}
+	}
+	return nil
+}
+
+// unloop removes frames of c whose chunks c retained.
+func (p *port) unloop(c *conn) {
+	for i := range p.looped {
+		if f := &p.looped[i]; f.c == c && f.retain {
+			f.c = nil
+		}
+	}
+}

@@ -1,0 +1,523 @@
+package vipl
+
+// The way of a message to the NIC. A message becomes frames of at most the path's MTU.
+//
+//  1. post and join put the descriptor on the send queue. translate.go has read, checked and translated it: the
+//     engine works on that copy.
+//  2. sendPosted decides when the message goes: at once (sendAlone), with the others that can go now (pump), or
+//     later (coalesce.go).
+//  3. pump takes the connection's work in order: lost frames, answers to RDMA reads, the send queue (sendNext).
+//  4. sendNext makes one frame: of the next bytes of a message (sendPiece; long.go if the frame is longer than a
+//     chunk), of several small messages (sendSmall, sendPack), or of the request of an RDMA read (rdma.go).
+//     Headers come from the connection's template, and the payload is copied behind them into a TX chunk.
+//  5. launch numbers the frame, adds acknowledgement and checksum, and transmits it (transmit.go): sealed or plain,
+//     to the TX ring, a shared-memory link or another VI of this port. remember keeps it until the peer has
+//     acknowledged it, so that the program may reuse its buffer as soon as the send is done.
+//  6. The doorbell (transmit.go) hands the frames over and completes the sends that wait for nothing else.
+//
+// ack.go has acknowledgements, resend.go retransmissions, control.go the other frames outside of the sequence.
+
+import "viaxdp/internal/base/wire"
+
+// post puts d on q.
+func (v *VI) post(op string, q *workQueue, d *Descriptor, h MemHandle) error {
+	p := v.port
+	p.mu.Lock()
+	err := v.join(op, q, d, h)
+	if err == nil && !q.isRecv {
+		v.sendPosted(false)
+	}
+	p.mu.Unlock()
+	return err
+}
+
+// postList puts ds on q, as post does one by one, under one lock and with one doorbell.
+func (v *VI) postList(op string, q *workQueue, ds []*Descriptor, h MemHandle) (n int, err error) {
+	p := v.port
+	p.mu.Lock()
+	for ; n < len(ds); n++ {
+		if err = v.join(op, q, ds[n], h); err != nil {
+			break
+		}
+	}
+	if n > 0 && !q.isRecv {
+		v.sendPosted(false)
+	}
+	p.mu.Unlock()
+	return n, err
+}
+
+// join puts d at the tail of q. Wrong contents complete the descriptor in error; the returned error is about the
+// descriptor itself. Under the lock.
+func (v *VI) join(op string, q *workQueue, d *Descriptor, h MemHandle) error {
+	switch {
+	case v.gone.Load():
+		return opError(op, v, ErrInvalidParameter, errDestroyed)
+	case v.nic.closing():
+		return closedError(op)
+	}
+	e := q.push()
+	if e == nil {
+		v.reportDescriptor(ErrorVIOverrun, d, 0, errOverrun)
+		return opError(op, v, ErrResource, errOverrun)
+	}
+	if err := v.read(e, d, h); err != nil {
+		v.reportDescriptor(ErrorPostDesc, d, 0, err)
+		return opError(op, v, ErrInvalidParameter, err)
+	}
+	d.setStatus(0)
+	e.status = v.translate(e, d, q.isRecv)
+	q.commit()
+
+	p := v.port
+	switch {
+	case q.isRecv && v.state == Error, !q.isRecv && v.state != Connected:
+		if q.current != q.tail.Load()-1 {
+			break // a Disconnect that is under way flushes it after the earlier ones
+		}
+		q.current++
+		e.status, e.over = StatusFlushed|e.status, true
+		p.settleQueue(q) // after the earlier ones, whose memory may still be read
+	case q.isRecv:
+		if e.status.Failed() {
+			p.settleReceives(v)
+		}
+	}
+	return nil
+}
+
+// sendPosted sends what was posted, as far as possible now, and processes frames that have arrived. later delays
+// the doorbell until Ring. Under the lock.
+func (v *VI) sendPosted(later bool) {
+	if v.state != Connected {
+		return
+	}
+	p := v.port
+	p.influx.posts++
+	arrived := p.arrived()
+	if c := v.conn; c != nil && !arrived && !later && p.alone(c) {
+		p.sendAlone(c)
+		return
+	}
+	now := p.now()
+	if arrived {
+		p.receiveAll(now)
+	}
+	if v.conn != nil {
+		p.posting(v.conn, now)
+		p.pump(v.conn, now)
+		p.lazy = p.mayWait(v.conn, now) || later && p.mayRingLater()
+	}
+	p.finish(now, false)
+	p.lazy = false
+	if v.conn != nil {
+		p.posted(v.conn, now)
+	}
+}
+
+// rings in place of a time tells launch to ring the doorbell first and then to read the clock.
+const rings = 0
+
+// alone reports whether the message that c's program has just posted fits in one frame and nothing else is being
+// sent or waits. Its doorbell is then rung at once.
+func (p *port) alone(c *conn) bool {
+	q := &c.vi.send
+	if q.current+1 != q.tail.Load() || !c.open || c.inStream && c.vi.recv.ready() || c.closing || c.sender != nil && !c.sender.Idle() ||
+		c.reads > 0 || c.answers.waiting() || len(p.ready) > 0 || len(p.coalescing) > 0 || p.nic.Pending() > 0 {
+		return false
+	}
+	e := q.at(q.current)
+	return !e.status.Failed() && e.op != StatusOpRDMARead && int(e.length) <= c.inChunk && c.fits(int(e.length))
+}
+
+// sendAlone sends the message for which alone is true. It rings the doorbell first. What the doorbell does not need
+// comes after it, while the frame is under way: reading the clock, and recording the frame. So the frame's send
+// time is the time at which the kernel has it.
+func (p *port) sendAlone(c *conn) {
+	c.postedAt = rings
+	p.idleAtPost.Store(p.idle.Load())
+	p.pump(c, rings)
+	now := c.postedAt
+	if now == rings { // the port or the window has no room
+		now = p.now()
+		c.postedAt = now
+	} else {
+		p.lazy = true // the doorbell was rung; a driver in zero-copy mode takes the entry in its own time
+	}
+	p.finish(now, false)
+	p.lazy = false
+	if c.inStream {
+		c.endStream(now)
+	}
+	c.backToBack = c.backToBack && c.inStream
+	p.settleHanded()
+}
+
+// pump sends what c can send now: lost frames first, then alternately the answers to the peer's RDMA reads and the
+// send queue, each in order. It returns false if the port has no room for more.
+func (p *port) pump(c *conn, now int64) bool {
+	if !c.open {
+		return true
+	}
+	if c.sender != nil && !p.resendLost(c, now) {
+		return false
+	}
+	for c.open && (c.sender == nil || c.sender.Room() > 0) {
+		answered := false
+		if c.answers.waiting() && c.fits(c.answerPiece()) {
+			if !p.sendAnswer(c, now) {
+				return false
+			}
+			answered = true
+			if c.open && c.sender.Room() == 0 {
+				return true
+			}
+		}
+		switch p.sendNext(c, now) {
+		case sendFull:
+			return false
+		case sendNothing:
+			if answered {
+				continue
+			}
+			if c.open && c.closing && !c.closeSent {
+				return p.sendClose(c, now)
+			}
+			return true
+		}
+	}
+	return true
+}
+
+// sendResult is what sendNext did.
+type sendResult int
+
+const (
+	sentFrame   sendResult = iota // one frame, or a descriptor that needs none
+	sendNothing                   // nothing can be sent now
+	sendFull                      // the port is full; c is tried again
+)
+
+// sendNext sends the next frame of the send queue. The sender has room for it.
+func (p *port) sendNext(c *conn, now int64) sendResult {
+	v := c.vi
+	q := &v.send
+	e := q.waiting()
+	if e == nil || c.closing {
+		return sendNothing
+	}
+	if e.status.Failed() {
+		return p.failSend(c, e, now)
+	}
+	if !e.begun && c.reads > 0 && (e.control&ControlQFence != 0 || e.op == StatusOpRDMARead && c.reads == maxReads) {
+		return sendNothing // retried when a read is done
+	}
+	if c.sender != nil && c.packs && (c.coalesces() || q.current+1 != q.tail.Load()) && c.small(e) {
+		return p.sendSmall(c, e, now)
+	}
+	ok := false
+	if e.op == StatusOpRDMARead {
+		ok = p.askRead(c, e, now)
+	} else {
+		if !e.begun {
+			c.cut = c.frameFor()
+		}
+		n := min(c.cut, int(e.length-e.moved))
+		if !c.fits(n) {
+			return sendNothing // retried after an acknowledgement
+		}
+		ok = p.sendPiece(c, e, n, now)
+	}
+	if !ok {
+		return sendFull
+	}
+	if !e.begun {
+		e.begun, e.first = true, c.header.Seq
+	}
+	if e.moved == e.length || e.op == StatusOpRDMARead {
+		p.sentLast(c, e)
+	}
+	return sentFrame
+}
+
+// sendPiece builds and queues a frame of the next n bytes of a send or an RDMA write. False: the port is full; c is
+// tried again.
+func (p *port) sendPiece(c *conn, e *posted, n int, now int64) bool {
+	if n > c.inChunk {
+		return p.sendLong(c, e, n, now)
+	}
+	addr, chunk, ok := p.chunk(c)
+	if !ok {
+		return false
+	}
+	moved, seg, off := e.moved, e.seg, e.off
+	b := c.template.Put(chunk, wire.HeaderLen+n)
+	e.gather(b[wire.HeaderLen:])
+	c.describe(e, moved)
+	if !p.launch(c, addr, b, now) {
+		e.moved, e.seg, e.off = moved, seg, off
+		return false
+	}
+	return true
+}
+
+// describe fills in the header for the part of e that the frame carries: the bytes from offset from to e's current
+// position.
+func (c *conn) describe(e *posted, from uint32) {
+	h := &c.header
+	h.Kind, h.Flags, h.Immediate = wire.KindData, 0, 0
+	h.RemoteAddr, h.RemoteHandle = 0, 0
+	if e.op == StatusOpRDMAWrite {
+		h.Kind = wire.KindWrite
+		to := e.asPosted.remote()
+		h.RemoteAddr, h.RemoteHandle = to.Data+uint64(from), uint32(to.Handle)
+	}
+	if from == 0 {
+		h.Flags = wire.FlagFirst
+	}
+	if e.moved == e.length {
+		h.Flags |= wire.FlagLast
+		if e.byRef || c.vi.attrs.Level == ReliableReception {
+			// The descriptor waits for the acknowledgement. In a stream others are sent that cover it.
+			if c.sender.Outstanding() < streamAfter {
+				h.Flags |= wire.FlagAckSoon
+			}
+		}
+		if e.control&ControlImmediate != 0 {
+			h.Flags |= wire.FlagImmediate
+			h.Immediate = e.imm
+		}
+	}
+}
+
+// small reports whether a message may share a frame: two of its size must fit.
+func (c *conn) small(e *posted) bool {
+	return (e.op == StatusOpSend || e.op == StatusOpRDMAWrite) && !e.begun && !e.status.Failed() &&
+		e.control&ControlQFence == 0 && int(e.length)+mostRecord <= c.inPack/2
+}
+
+// mostRecord is the most that a record takes in addition to its data.
+var mostRecord = wire.RecordLen(0, true, true)
+
+// record fills in r for e, except for the data.
+func (e *posted) record(r *wire.Record) {
+	r.HasImmediate, r.Immediate = e.control&ControlImmediate != 0, e.imm
+	if r.Write = e.op == StatusOpRDMAWrite; r.Write {
+		to := e.asPosted.remote()
+		r.RemoteAddr, r.RemoteHandle = to.Data, uint32(to.Handle)
+	}
+}
+
+// room returns the bytes that the message takes in a frame of several.
+func (e *posted) room() int {
+	return wire.RecordLen(int(e.length), e.control&ControlImmediate != 0, e.op == StatusOpRDMAWrite)
+}
+
+// gathering records how many waiting messages fit in one frame: those from queue index from up to index to, which
+// take bytes in the frame.
+type gathering struct {
+	from, to uint64
+	bytes    int
+}
+
+// packable counts the small messages at the head of the send queue that fit in one frame. full means that the next
+// one does not fit or may not share a frame.
+func (c *conn) packable() (count int, full bool) {
+	q, g := &c.vi.send, &c.gathered
+	if g.from != q.current {
+		*g = gathering{from: q.current, to: q.current}
+	}
+	for tail := q.tail.Load(); g.to != tail; g.to++ {
+		e := q.at(g.to)
+		n := e.room()
+		if g.bytes+n > c.inPack || !c.small(e) {
+			full = true
+			break
+		}
+		g.bytes += n
+	}
+	return int(g.to - g.from), full
+}
+
+// sendSmall sends the small message at the head of the send queue, alone or with those behind it, or lets it wait
+// for more.
+func (p *port) sendSmall(c *conn, e *posted, now int64) sendResult {
+	count, full := c.packable()
+	if !full && !c.noCoalesce && c.backToBack && c.coalesces() {
+		p.coalesce(c, now)
+		return sendNothing
+	}
+	if count > 1 {
+		return p.sendPack(c, count, now)
+	}
+	if !p.sendPiece(c, e, int(e.length), now) {
+		return sendFull
+	}
+	p.sentWhole(c, e)
+	return sentFrame
+}
+
+// sendPack sends count messages in one frame.
+func (p *port) sendPack(c *conn, count int, now int64) sendResult {
+	addr, chunk, ok := p.chunk(c)
+	if !ok {
+		return sendFull
+	}
+	q := &c.vi.send
+	b := c.template.Put(chunk, wire.HeaderLen+c.gathered.bytes)
+	rest := b[wire.HeaderLen:]
+	r, seq := &p.packing, c.nextSeq()
+	for i := range uint64(count) {
+		e := q.at(q.current + i)
+		e.record(r)
+		at := r.Put(rest, int(e.length))
+		e.gather(at)
+		rest = rest[e.room():]
+		e.begun, e.packed, e.first, e.last = true, true, seq, seq
+	}
+	h := &c.header
+	h.Kind, h.Flags, h.Immediate, h.RemoteAddr, h.RemoteHandle = wire.KindPack, 0, 0, 0, 0
+	if !p.launch(c, addr, b, now) {
+		for i := range uint64(count) {
+			e := q.at(q.current + i)
+			e.rewind()
+			e.begun, e.packed = false, false
+		}
+		return sendFull
+	}
+	p.stats.Packed += uint64(count)
+	q.current += uint64(count)
+	p.handOver(c)
+	return sentFrame
+}
+
+// sentWhole records that all of the message at the head is on the ring, alone in the last frame.
+func (p *port) sentWhole(c *conn, e *posted) {
+	e.begun, e.first = true, c.header.Seq
+	p.sentLast(c, e)
+}
+
+// sentLast records that all of the descriptor at the head of the send queue is on the ring. Its last frame is the
+// one that was just sent.
+func (p *port) sentLast(c *conn, e *posted) {
+	e.last = c.header.Seq
+	c.byRef = c.byRef || e.byRef
+	c.vi.send.current++
+	p.handOver(c)
+}
+
+// handOver records that descriptors of c are on the ring. They are done with the next doorbell, unless they wait
+// for the peer.
+func (p *port) handOver(c *conn) {
+	if c.vi.attrs.Level != ReliableReception && !c.inHanded {
+		c.inHanded = true
+		p.handed = append(p.handed, c)
+	}
+}
+
+// failSend ends a descriptor that was wrong when posted, once those before it are complete. On a reliable VI that
+// breaks the connection.
+func (p *port) failSend(c *conn, e *posted, now int64) sendResult {
+	v, q := c.vi, &c.vi.send
+	if p.flush(); q.completed.Load() != q.current {
+		return sendNothing
+	}
+	if c.sender != nil {
+		p.sendReset(c, wire.ReasonClosed, now)
+		p.teardown(c, broken{cause: errDescriptor})
+		return sentFrame
+	}
+	q.current++
+	p.complete(v, q, e, e.status)
+	return sentFrame
+}
+
+// leaves returns how many chunks must stay free after c has taken one. Each connection has its share. It may exceed
+// the share while half of all chunks are free, so that a peer that acknowledges nothing does not starve other
+// connections.
+func (p *port) leaves(c *conn) int {
+	if c.chunks < p.txShare {
+		return p.spare
+	}
+	return max(p.spare, p.txChunks/2)
+}
+
+// chunk allocates a chunk for a frame of data. False: c may take no more, or the ring is full; c is tried again.
+func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
+	least := p.leaves(c)
+	if p.nic.TxFree() > least || p.nic.Reap() != 0 && p.nic.TxFree() > least || p.kick(least) {
+		addr, chunk, ok = p.nic.Alloc()
+	}
+	if !ok {
+		p.enqueue(c)
+	}
+	return addr, chunk, ok
+}
+
+// kick makes the kernel take the queued frames, so that chunks are completed, and reports whether more than least
+// are free.
+func (p *port) kick(least int) bool {
+	p.flush()
+	return p.nic.TxFree() > least
+}
+
+// launch queues the frame in b as the next in the sequence. c.header has its kind, its flags and the fields of the
+// kind. If now is rings (see sendAlone), the doorbell is rung before anything else. False: the ring is full; the
+// chunk is given back, and c is tried again.
+func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
+	h := &c.header
+	size := c.template.Len() + len(b)
+	if c.sender != nil && c.asksAck(wire.Units(size+c.overhead)) {
+		h.Flags |= wire.FlagAckNow
+	}
+	h.Seq = c.nextSeq()
+	h.Length = uint16(len(b) - wire.HeaderLen)
+	p.stamp(c)
+	h.Put(b)
+	c.putChecksum(b)
+	if !p.send(c, addr, size, c.sender != nil) {
+		p.nic.Release(addr)
+		if now == rings {
+			now = p.now()
+		}
+		p.notStamped(c, now)
+		return false
+	}
+	if now == rings {
+		p.ring()
+		now = p.now()
+		c.postedAt = now
+	}
+	c.sent(p, addr, size, now)
+	if p.nic.Pending() >= kickBatch {
+		p.flush()
+	}
+	return true
+}
+
+func (c *conn) nextSeq() uint32 {
+	if c.sender != nil {
+		return c.sender.Next()
+	}
+	return c.seq
+}
+
+// sent records a frame that was queued on the TX ring with number header.Seq.
+func (c *conn) sent(p *port, addr uint64, size int, now int64) {
+	if c.sender == nil {
+		c.seq++
+		return
+	}
+	c.chunks++
+	p.remember(c, addr<<tagShift|uint64(size), wire.Units(size+c.overhead), now)
+}
+
+// remember records a frame of a reliable VI until it is acknowledged.
+func (p *port) remember(c *conn, tag uint64, units int, now int64) {
+	if c.sender.Idle() {
+		c.moved = now
+	}
+	c.ackDelay.dataGoes(now)
+	c.sender.Send(now, tag, units)
+	p.timers.schedule(c, c.sender.Deadline())
+}
