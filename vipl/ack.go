@@ -8,6 +8,20 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
+// ackList has the connections whose peers are owed an acknowledgement. Invariant: due[i] is a connection whose
+// ack.slot is i+1; the slot of every other connection is 0.
+type ackList struct {
+	due   []*conn
+	every int // of this number of frames one is acknowledged at once
+}
+
+// connAck is the acknowledgement that a peer is owed.
+type connAck struct {
+	slot  int      // index in ackList.due + 1; 0: none is owed
+	due   int64    // when it must be sent
+	delay ackDelay // estimates how long one is delayed
+}
+
 // takeAck processes what a frame acknowledges.
 func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 	s := c.sender
@@ -18,7 +32,7 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 	}
 	if from != to {
 		c.moved = now
-		c.replied = c.replied && int32(c.replySeq-to) >= 0
+		c.rdma.replied = c.rdma.replied && int32(c.rdma.replySeq-to) >= 0
 	}
 	for seq := from; seq != to; seq++ {
 		p.release(c, s.Tag(seq))
@@ -41,17 +55,17 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 		c.byRef = c.byRef && !s.Idle()
 		p.settleQueue(&c.vi.send)
 	}
-	if c.closeSent && int32(s.Unacked()-c.closeSeq) > 0 {
+	if c.ending.sent && int32(s.Unacked()-c.ending.seq) > 0 {
 		c.finishClose(p)
 	}
-	if c.draining != nil && !c.answering() {
+	if c.refusal.cause != nil && !c.answering() {
 		p.teardownRefused(c, now)
 		return
 	}
-	if c.inStream && s.Idle() && c.vi.send.waiting() == nil {
+	if c.batch.inStream && s.Idle() && c.vi.send.waiting() == nil {
 		c.endStream(now)
 	}
-	if _, lost := s.NextLost(); lost || c.closing || c.answers.waiting() || c.vi.send.waiting() != nil {
+	if _, lost := s.NextLost(); lost || c.ending.begun || c.rdma.answers.waiting() || c.vi.send.waiting() != nil {
 		p.enqueue(c)
 	}
 }
@@ -60,8 +74,8 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 // frame expected.
 func (c *conn) acked() uint32 {
 	next := c.receiver.Next()
-	if c.refused != 0 && c.refusedSeq == next-1 {
-		return c.refusedSeq
+	if c.refusal.reason != 0 && c.refusal.seq == next-1 {
+		return c.refusal.seq
 	}
 	return next
 }
@@ -69,7 +83,7 @@ func (c *conn) acked() uint32 {
 // stamp fills in the fields that every frame has about this side's receiver: window and acknowledgement.
 func (p *port) stamp(c *conn) {
 	h := &c.header
-	h.Window = uint16(p.window)
+	h.Window = uint16(p.shares.window)
 	if c.receiver == nil {
 		h.Ack = 0
 		return
@@ -104,49 +118,49 @@ func (p *port) acknowledge(c *conn) bool {
 
 // oweAck records that the peer is owed an acknowledgement of the current frame.
 func (p *port) oweAck(c *conn, now int64) {
-	if c.ackSlot == 0 {
-		p.oweAckUntil(c, c.ackDelay.begin(now, len(p.acksDue)+1))
+	if c.ack.slot == 0 {
+		p.oweAckUntil(c, c.ack.delay.begin(now, len(p.acks.due)+1))
 	}
 	switch {
-	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= p.ackEvery:
-		c.ackDue = now // due before the turn ends
-	case p.pkt.Flags&wire.FlagAckSoon != 0:
-		c.ackDue = min(c.ackDue, now+ackSoon)
-		if len(p.pkt.Rest) > 0 {
+	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= p.acks.every:
+		c.ack.due = now // due before the turn ends
+	case p.rx.pkt.Flags&wire.FlagAckSoon != 0:
+		c.ack.due = min(c.ack.due, now+ackSoon)
+		if len(p.rx.pkt.Rest) > 0 {
 			p.wakeBackground() // the peer's program waits for the memory, and this program may be busy
 		}
-	case len(p.pkt.Rest) > 0 || c.vi.attrs.Level == ReliableReception || c.receiver.Buffered() > 0:
-		c.ackDue = min(c.ackDue, now+defaultAckDelay) // the last frame of a burst does not ask, and nothing may follow it
+	case len(p.rx.pkt.Rest) > 0 || c.vi.attrs.Level == ReliableReception || c.receiver.Buffered() > 0:
+		c.ack.due = min(c.ack.due, now+defaultAckDelay) // the last frame of a burst does not ask, and nothing may follow it
 	}
 }
 
 // oweAckUntil records that the peer is owed an acknowledgement, which is delayed until by at most.
 func (p *port) oweAckUntil(c *conn, by int64) {
-	if c.ackSlot != 0 {
-		c.ackDue = min(c.ackDue, by)
+	if c.ack.slot != 0 {
+		c.ack.due = min(c.ack.due, by)
 		return
 	}
-	p.acksDue = append(p.acksDue, c)
-	c.ackSlot = len(p.acksDue)
-	c.ackDue = by
+	p.acks.due = append(p.acks.due, c)
+	c.ack.slot = len(p.acks.due)
+	c.ack.due = by
 }
 
 // pressed records that the peer asked again. If an acknowledgement is still owed, it was delayed too long.
 func (c *conn) pressed() {
-	if c.ackSlot != 0 {
-		c.ackDelay.pressed()
+	if c.ack.slot != 0 {
+		c.ack.delay.pressed()
 	}
 }
 
 // settle records that the acknowledgement was sent.
 func (p *port) settle(c *conn) {
-	if c.ackSlot == 0 {
+	if c.ack.slot == 0 {
 		return
 	}
-	i, last := c.ackSlot-1, len(p.acksDue)-1
-	p.acksDue[i] = p.acksDue[last]
-	p.acksDue[i].ackSlot = i + 1
-	p.acksDue[last] = nil
-	p.acksDue = p.acksDue[:last]
-	c.ackSlot = 0
+	i, last := c.ack.slot-1, len(p.acks.due)-1
+	p.acks.due[i] = p.acks.due[last]
+	p.acks.due[i].ack.slot = i + 1
+	p.acks.due[last] = nil
+	p.acks.due = p.acks.due[:last]
+	c.ack.slot = 0
 }

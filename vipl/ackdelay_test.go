@@ -141,18 +141,18 @@ func TestGapIsToldSoon(t *testing.T) {
 	}
 	r.Acked()
 	const now = 1000
-	p := &port{ackEvery: 16}
+	p := &port{acks: ackList{every: 16}}
 	c := &conn{vi: &VI{attrs: VIAttributes{Level: ReliableDelivery}}, receiver: r}
-	c.ackDelay.wait = 2_000_000
+	c.ack.delay.wait = 2_000_000
 	r.Arrive(r.Next(), false)
 	p.oweAck(c, now)
-	if c.ackDue <= now+defaultAckDelay {
-		t.Fatalf("in order: after %d ns", c.ackDue-now)
+	if c.ack.due <= now+defaultAckDelay {
+		t.Fatalf("in order: after %d ns", c.ack.due-now)
 	}
 	r.Arrive(r.Next()+1, false)
 	r.Buffer(r.Next()+1, 0)
 	p.oweAck(c, now)
-	if wait := c.ackDue - now; wait <= 0 || wait > defaultAckDelay {
+	if wait := c.ack.due - now; wait <= 0 || wait > defaultAckDelay {
 		t.Errorf("behind a gap: after %d ns, want %d", wait, defaultAckDelay)
 	}
 }

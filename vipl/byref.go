@@ -28,13 +28,13 @@ func (p *port) release(c *conn, tag uint64) {
 				f.retain = false // the chunk is given back when it has arrived
 				return
 			}
-			c.resentLoop = len(p.looped) > 0
+			c.resentLoop = len(p.tx.looped) > 0
 		}
 		p.nic.Release(tag >> tagShift)
 		return
 	}
 	i := uint32(tag >> tagShift)
-	l := &p.chains
+	l := &p.long
 	c.chunks -= l.sent[i].own
 	if f := &l.sent[i]; f.vi != nil && p.reading(f) {
 		f.cancelledAt = never
@@ -48,12 +48,12 @@ func (p *port) release(c *conn, tag uint64) {
 // before its acknowledgement arrived.
 func (p *port) reading(f *longFrame) bool {
 	head := f.segs[0].Addr
-	return p.nic.Reading(head) && !p.gone && (p.nic.Reap() == 0 || p.nic.Reading(head))
+	return p.nic.Reading(head) && !p.iface.gone && (p.nic.Reap() == 0 || p.nic.Reading(head))
 }
 
 // free gives back a frame that is neither needed nor read any more.
 func (p *port) free(i uint32) {
-	l := &p.chains
+	l := &p.long
 	f := &l.sent[i]
 	p.giveUp(f)
 	if f.vi != nil {
@@ -65,7 +65,7 @@ func (p *port) free(i uint32) {
 
 // cancel takes the memory of v, whose connection has ended, out of the frames that may still be read.
 func (p *port) cancel(v *VI, now int64) {
-	l := &p.chains
+	l := &p.long
 	for k := 0; k < len(l.unread); {
 		f := &l.sent[l.unread[k]]
 		if f.vi != v || !p.nic.Cancel(f.segs[0].Addr) {
@@ -79,9 +79,9 @@ func (p *port) cancel(v *VI, now int64) {
 	}
 }
 
-// freeUnread frees the frame at index k of chains.unread.
+// freeUnread frees the frame at index k of longFrames.unread.
 func (p *port) freeUnread(k int) {
-	l := &p.chains
+	l := &p.long
 	last := len(l.unread) - 1
 	i := l.unread[k]
 	l.unread[k] = l.unread[last]
@@ -91,7 +91,7 @@ func (p *port) freeUnread(k int) {
 
 // sweep completes the sends whose memory is no longer read.
 func (p *port) sweep(now int64) {
-	l := &p.chains
+	l := &p.long
 	for k := 0; k < len(l.unread); {
 		f := &l.sent[l.unread[k]]
 		v := f.vi
@@ -115,8 +115,8 @@ func (p *port) sweep(now int64) {
 // disown detaches the sends of v from their frames, because its NIC handle is closed. The frames stay until they
 // have been read.
 func (p *port) disown(v *VI) {
-	for _, i := range p.chains.unread {
-		if f := &p.chains.sent[i]; f.vi == v {
+	for _, i := range p.long.unread {
+		if f := &p.long.sent[i]; f.vi == v {
 			v.send.at(f.at).unread--
 			f.vi = nil
 		}
@@ -136,13 +136,13 @@ func (p *port) freeBlock(b block) error {
 	if p.over || !p.mayRead(b.buf) {
 		return b.arena.Free(b.buf)
 	}
-	p.chains.blocks = append(p.chains.blocks, b)
+	p.long.blocks = append(p.long.blocks, b)
 	return nil
 }
 
 // freeBlocks frees the blocks that are no longer read, or all. Under the lock.
 func (p *port) freeBlocks(all bool) {
-	l := &p.chains
+	l := &p.long
 	l.blocks = slices.DeleteFunc(l.blocks, func(b block) bool {
 		free := all || !p.mayRead(b.buf)
 		if free {
@@ -155,8 +155,8 @@ func (p *port) freeBlocks(all bool) {
 // mayRead reports whether memory of the arena may still be read for a frame.
 func (p *port) mayRead(b []byte) bool {
 	addr, _ := placeIn(p.mem, b)
-	for _, i := range p.chains.unread {
-		f := &p.chains.sent[i]
+	for _, i := range p.long.unread {
+		f := &p.long.sent[i]
 		for _, s := range f.segs[f.own:] {
 			if s.Addr < addr+uint64(len(b)) && addr < s.Addr+uint64(s.Len) {
 				return true

@@ -18,7 +18,12 @@ package vipl
 // what is posted within one round trip is sent together. Messages also wait while the program has received messages
 // to dequeue: it will be back, and its answers to one frame are sent together.
 
-import "viaxdp/internal/base/wire"
+import (
+	"sync/atomic"
+
+	"viaxdp/internal/base/ordered"
+	"viaxdp/internal/base/wire"
+)
 
 const (
 	// streamAfter is how many frames must be outstanding before anything is coalesced.
@@ -39,32 +44,53 @@ const (
 	streamIdle = 100_000
 )
 
+// coalescer has the connections with something that waits. Invariant: a connection is in conns exactly if its
+// batch.waiting is set, and waiting is 1 exactly if conns is not empty.
+type coalescer struct {
+	conns      []*conn
+	since      int64          // when the first of them began to wait
+	waiting    ordered.Uint32 // 1 while something waits, else 0
+	idleAtPost ordered.Uint32 // value of poller.idle when a send was last posted
+	count      atomic.Uint32  // how often wakeBackground was called for something that waits
+}
+
+// connBatch is what the coalescer knows of a connection.
+type connBatch struct {
+	gathered   gathering // small messages that wait
+	off        bool      // small messages do not wait
+	waiting    bool      // in coalescer.conns
+	inStream   bool      // small messages have waited recently
+	since      int64     // when a message last began to wait
+	postedAt   int64     // when the program last finished posting a send
+	backToBack bool      // the last post came within backToBackGap of the one before
+}
+
 // posting records that a send is being posted.
 func (p *port) posting(c *conn, now int64) {
-	if c.inStream && c.sender.Idle() && !c.inCoalescing {
+	if c.batch.inStream && c.sender.Idle() && !c.batch.waiting {
 		c.endStream(now)
 	}
 	// The gap before the first reply of a batch says nothing about the post rate; keep the previous estimate.
-	waited := p.idle.Load() != p.idleAtPost.Load()
-	if !waited || !c.inStream || !c.vi.recv.ready() {
-		c.backToBack = now-c.postedAt < backToBackGap
+	waited := p.poller.idle.Load() != p.coalescer.idleAtPost.Load()
+	if !waited || !c.batch.inStream || !c.vi.recv.ready() {
+		c.batch.backToBack = now-c.batch.postedAt < backToBackGap
 	}
-	p.idleAtPost.Store(p.idle.Load())
-	p.kicked = false
+	p.coalescer.idleAtPost.Store(p.poller.idle.Load())
+	p.doorbell.rung = false
 }
 
 // posted records the end of the post. now is the time at its beginning. If the doorbell was rung, the clock is read
 // again: a kick takes much longer than reading the clock.
 func (p *port) posted(c *conn, now int64) {
-	if p.kicked {
+	if p.doorbell.rung {
 		now = p.now()
 	}
-	c.postedAt = now
+	c.batch.postedAt = now
 }
 
 // packAfter returns how many frames must be outstanding for c to coalesce: streamAfter, or 1 in a stream.
 func (c *conn) packAfter() int {
-	if c.inStream {
+	if c.batch.inStream {
 		return 1
 	}
 	return streamAfter
@@ -72,15 +98,15 @@ func (c *conn) packAfter() int {
 
 // endStream ends the stream if nothing has been coalesced for streamIdle.
 func (c *conn) endStream(now int64) {
-	if now-c.coalescedAt > streamIdle {
-		c.inStream = false
+	if now-c.batch.since > streamIdle {
+		c.batch.inStream = false
 	}
 }
 
 // coalesces reports whether a small message waits for later ones: until the peer has acknowledged the outstanding
 // frames and, in a stream, until the program has dequeued, and perhaps answered, what it has received.
 func (c *conn) coalesces() bool {
-	return c.sender.Outstanding() >= c.packAfter() || c.inStream && c.vi.recv.ready()
+	return c.sender.Outstanding() >= c.packAfter() || c.batch.inStream && c.vi.recv.ready()
 }
 
 // asksAck reports whether the next frame, of the given units, asks for an immediate acknowledgement. It does if it
@@ -93,23 +119,23 @@ func (c *conn) asksAck(units int) bool {
 
 // coalesce records that something of c waits.
 func (p *port) coalesce(c *conn, now int64) {
-	c.inStream, c.coalescedAt = true, now
-	if c.inCoalescing {
+	c.batch.inStream, c.batch.since = true, now
+	if c.batch.waiting {
 		return
 	}
-	c.inCoalescing = true
-	if len(p.coalescing) == 0 {
-		p.coalesceSince = now
+	c.batch.waiting = true
+	if len(p.coalescer.conns) == 0 {
+		p.coalescer.since = now
 	}
-	p.coalescing = append(p.coalescing, c)
-	p.waits.Store(1)
+	p.coalescer.conns = append(p.coalescer.conns, c)
+	p.coalescer.waiting.Store(1)
 	p.wakeBackground()
 }
 
 // wakeBackground makes the background goroutine run within one or two times tickLeast.
 func (p *port) wakeBackground() {
-	p.coalesces.Add(1)
-	if p.tick.Load() > int64(tickLeast) {
+	p.coalescer.count.Add(1)
+	if p.poller.tick.Load() > int64(tickLeast) {
 		p.rouse()
 	}
 }
@@ -117,21 +143,21 @@ func (p *port) wakeBackground() {
 // flushCoalesced sends everything that is coalesced, because the program may not call again soon. The doorbell is
 // rung at the end of the turn.
 func (p *port) flushCoalesced(now int64) {
-	p.lazy = false
-	for _, c := range p.coalescing {
-		c.inCoalescing = false
-		c.noCoalesce = true
+	p.doorbell.lazy = false
+	for _, c := range p.coalescer.conns {
+		c.batch.waiting = false
+		c.batch.off = true
 		p.pump(c, now)
-		c.noCoalesce = false
+		c.batch.off = false
 	}
-	p.coalescing = p.coalescing[:0]
-	p.waits.Store(0)
+	p.coalescer.conns = p.coalescer.conns[:0]
+	p.coalescer.waiting.Store(0)
 }
 
 // mayWait reports whether the doorbell for the frames that c has put on the ring may wait for more frames.
 func (p *port) mayWait(c *conn, now int64) bool {
 	pending := p.nic.Pending()
-	if !c.open || c.sender == nil || !c.packs || !c.backToBack || pending == 0 || pending >= doorbellBatch ||
+	if !c.open || c.sender == nil || !c.packs || !c.batch.backToBack || pending == 0 || pending >= doorbellBatch ||
 		c.sender.Outstanding()-pending < c.packAfter() {
 		return false
 	}

@@ -45,45 +45,25 @@ type conn struct {
 	part    wire.Kind // its kind after its first frame has arrived; else 0
 	written uint32    // bytes of an RDMA write
 
-	draining error // not nil: this side breaks the connection, for this cause, once the peer has the answers to its reads
 	earlyErr error // why the connection broke before the outcome of the connect was known
-
-	reads    int     // RDMA reads of this side that are outstanding
-	answers  answers // to the peer's RDMA reads
-	replied  bool    // frames of answers are unacknowledged
-	replySeq uint32  // number of the last such frame
-
-	closing   bool // Disconnect has begun
-	closeSeq  uint32
-	closeSent bool
-	closed    signal // raised when closeDone becomes true
-	closeDone bool
 
 	established func() // tells connection management of the first frame; called once
 
-	opened       int64       // when it was installed
-	heard        int64       // when a frame last arrived
-	moved        int64       // when the peer last had all frames of this side, or acknowledged some
-	probed       int64       // when the last probe was sent
-	resetAt      int64       // when the peer was last told that the connection is broken
-	refused      wire.Reason // why this side refused a message of the peer, else 0
-	refusedSeq   uint32      // number of a frame of that message
-	refusedPart  int         // index of the refused message in its frame
-	unpacking    bool        // a frame is being delivered and more of its messages follow
-	due          int64       // lower bound of the next timer, see timerHeap
-	timer        int         // place in the heap + 1
-	ackDue       int64       // when the owed acknowledgement must be sent
-	ackDelay     ackDelay    // estimates how long an acknowledgement is delayed
-	ackSlot      int         // index in port.acksDue + 1
-	gathered     gathering   // small messages that wait
-	noCoalesce   bool        // small messages do not wait
-	postedAt     int64       // when the program last finished posting a send
-	backToBack   bool        // the last post came within backToBackGap of the one before
-	inStream     bool        // small messages have waited recently, see coalesce.go
-	coalescedAt  int64       // when a message last began to wait
-	inCoalescing bool        // in port.coalescing
-	inReady      bool        // in port.ready
-	inHanded     bool        // in port.handed
+	rdma    connRDMA
+	refusal refusal
+	ending  ending
+	batch   connBatch
+	ack     connAck
+
+	opened   int64 // when it was installed
+	heard    int64 // when a frame last arrived
+	moved    int64 // when the peer last had all frames of this side, or acknowledged some
+	probed   int64 // when the last probe was sent
+	resetAt  int64 // when the peer was last told that the connection is broken
+	due      int64 // lower bound of the next timer, see timerHeap
+	timer    int   // place in the heap + 1
+	inReady  bool  // in readyList.conns
+	inHanded bool  // in doorbell.handed
 }
 
 // newConn prepares the engine's state of a connection. ours and theirs are the two sides' offers, path is the path
@@ -106,9 +86,9 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 	} else {
 		// One segment for the headers; one more where the data begins and ends
 		// within a chunk's length.
-		chunks := v.port.txChunks / 4
+		chunks := v.port.shares.txChunks / 4
 		if s != nil {
-			chunks = (v.port.txChunks - controlSpare) / 4 // the sealed copy needs as many again
+			chunks = (v.port.shares.txChunks - controlSpare) / 4 // the sealed copy needs as many again
 		}
 		room = min(room, (segs-2)*tx, max(inChunk, chunks*tx))
 	}
@@ -124,7 +104,7 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 		header: wire.Header{VI: theirs.VI, Key: theirs.Key, Window: ours.Window},
 		seq:    ours.Seq, expect: theirs.Seq, firstSeq: theirs.Seq,
 	}
-	c.closed.init()
+	c.ending.signal.init()
 	if v.attrs.Level != UnreliableDelivery {
 		c.sender = reliable.NewSender(ours.Seq, int(theirs.Window))
 		c.receiver = reliable.NewReceiver(theirs.Seq, maxWindow)
@@ -181,7 +161,7 @@ func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
 	}
 	const ethernet, udp = 18, 8
 	return kagent.Offer{
-		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.windowOf(v.port.active + 1)),
+		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.windowOf(v.port.shares.active + 1)),
 		MaxPayload: uint16(min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff-ip-udp)),
 		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize), QoS: uint32(v.attrs.QoS),
 		RDMAWrite: v.attrs.EnableRDMAWrite, RDMARead: v.attrs.EnableRDMARead, BareData: v.nic.bareData,
@@ -194,9 +174,9 @@ func (p *port) install(c *conn, now int64) {
 	for len(p.vis) <= i {
 		p.vis = append(p.vis, nil)
 	}
-	p.active++
-	before := p.window
-	if p.share(); p.window < before {
+	p.shares.active++
+	before := p.shares.window
+	if p.share(); p.shares.window < before {
 		for _, v := range p.vis {
 			if v != nil {
 				p.tellWindow(v.conn, now)
@@ -211,18 +191,6 @@ func (p *port) install(c *conn, now int64) {
 	p.leaveSpare()
 	p.timers.schedule(c, now+p.silence/4)
 	p.checkSource(c, now)
-}
-
-// leaveSpare computes how many TX chunks data leaves unused. They serve acknowledgements and other control frames
-// and, where connections have a key, the sealed copy of a frame.
-func (p *port) leaveSpare() {
-	p.spare = controlSpare
-	for _, v := range p.vis {
-		if v != nil && v.conn != nil && v.conn.secure != nil {
-			p.spare = max(p.spare, controlSpare+v.conn.chunksFor(wire.HeaderLen+v.conn.payload))
-		}
-	}
-	p.spare = min(p.spare, p.txChunks/2) // data gets at least half, however few there are
 }
 
 // uninstall undoes install. Under the lock.
@@ -240,11 +208,3 @@ func (p *port) uninstall(c *conn) {
 // unproven reports whether the requester of a connection that is being accepted has not yet proven its address. The
 // Request may be spoofed, so no frame is sent there.
 func (c *conn) unproven() bool { return c.established != nil && c.vi.state == ConnectPending }
-
-// enqueue has c's sends examined before the turn ends.
-func (p *port) enqueue(c *conn) {
-	if !c.inReady {
-		c.inReady = true
-		p.ready = append(p.ready, c)
-	}
-}

@@ -35,9 +35,9 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	h.Kind, h.Flags, h.Seq, h.Immediate, h.Length = kind, 0, seq, imm, uint16(n*wire.RangeLen)
 	h.RemoteAddr, h.RemoteHandle = 0, 0
 	if kind == wire.KindError {
-		h.RemoteAddr = uint64(c.refusedPart)
+		h.RemoteAddr = uint64(c.refusal.part)
 	}
-	h.Window = uint16(p.window)
+	h.Window = uint16(p.shares.window)
 	if h.Ack = 0; c.receiver != nil {
 		h.Ack = c.acked()
 	}
@@ -54,7 +54,7 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 // everything sent before, and it is retransmitted like data. On an unreliable VI Disconnect repeats it.
 func (p *port) sendClose(c *conn, now int64) bool {
 	if c.sender == nil {
-		c.closeSent = true
+		c.ending.sent = true
 		return p.control(c, wire.KindClose, c.seq, 0)
 	}
 	if c.sender.Room() == 0 {
@@ -70,7 +70,7 @@ func (p *port) sendClose(c *conn, now int64) bool {
 	if !p.launch(c, addr, b, now) {
 		return false
 	}
-	c.closeSent, c.closeSeq = true, h.Seq
+	c.ending.sent, c.ending.seq = true, h.Seq
 	return true
 }
 
@@ -81,8 +81,8 @@ func (p *port) sendReset(c *conn, reason wire.Reason, now int64) {
 		return
 	}
 	seq := uint32(0)
-	if c.refused != 0 {
-		reason, seq = c.refused, c.refusedSeq // also if it is repeated
+	if c.refusal.reason != 0 {
+		reason, seq = c.refusal.reason, c.refusal.seq // also if it is repeated
 	} else if c.receiver != nil {
 		seq = c.receiver.Next() - 1
 	}
@@ -94,17 +94,17 @@ func (p *port) sendReset(c *conn, reason wire.Reason, now int64) {
 // afterwards answers frames that arrive for a broken connection. If a disconnecting peer repeats its last frame, it
 // is told that the frame arrived. Any other frame is answered with a reset.
 func (p *port) afterwards(c *conn, now int64) {
-	if p.pkt.Kind == wire.KindError || p.pkt.Kind == wire.KindAck {
+	if p.rx.pkt.Kind == wire.KindError || p.rx.pkt.Kind == wire.KindAck {
 		return
 	}
-	switch p.pkt.Kind {
+	switch p.rx.pkt.Kind {
 	case wire.KindData, wire.KindPack, wire.KindWrite, wire.KindRead, wire.KindReadData:
 		if c.vi.cause != ErrPeerClosed {
 			break // tell it the cause
 		}
 		fallthrough
 	case wire.KindClose:
-		if c.receiver != nil && int32(c.receiver.Next()-p.pkt.Seq) > 0 {
+		if c.receiver != nil && int32(c.receiver.Next()-p.rx.pkt.Seq) > 0 {
 			p.control(c, wire.KindAck, 0, 0)
 			return
 		}

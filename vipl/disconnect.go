@@ -46,10 +46,10 @@ func (v *VI) disconnect(ctx context.Context) error {
 	v.busy = true
 	c := v.conn
 	if c.open {
-		c.noCoalesce = true // small messages that wait are sent now
+		c.batch.off = true // small messages that wait are sent now
 		p.pump(c, p.now())
 		p.flush()
-		c.closing, c.answers = true, nil
+		c.ending.begun, c.rdma.answers = true, nil
 		if !c.byRef { // else the peer may still need the memory
 			p.flushQueue(v, &v.send, broken{})
 		}
@@ -58,7 +58,7 @@ func (v *VI) disconnect(ctx context.Context) error {
 		p.pump(c, p.now())
 		p.finish(p.now(), true)
 	}
-	closing := c.closing
+	closing := c.ending.begun
 	p.mu.Unlock()
 	if closing {
 		c.linger()
@@ -87,7 +87,7 @@ func (v *VI) end(ctx context.Context) {
 	p := v.port
 	p.mu.Lock()
 	c := v.conn
-	leaves := v.busy && c != nil && c.open && c.closing
+	leaves := v.busy && c != nil && c.open && c.ending.begun
 	p.mu.Unlock()
 	if leaves {
 		c.linger()
@@ -106,6 +106,15 @@ func (v *VI) settle(ctx context.Context) {
 		}
 		v.port.mu.Lock()
 	}
+}
+
+// ending is the progress of Disconnect on a connection.
+type ending struct {
+	begun  bool
+	sent   bool   // the close has been sent
+	seq    uint32 // with this number
+	done   bool   // the peer has acknowledged it, or the connection is broken
+	signal signal // raised when done becomes true
 }
 
 // disconnectTimeout is how long Disconnect waits for the peer. On an unreliable VI it is the time for the
@@ -157,9 +166,9 @@ func (c *conn) heardAt() int64 {
 }
 
 func (c *conn) finishClose(p *port) {
-	if !c.closeDone {
-		c.closeDone = true
-		p.raise(&c.closed)
+	if !c.ending.done {
+		c.ending.done = true
+		p.raise(&c.ending.signal)
 	}
 }
 
@@ -170,10 +179,10 @@ func (w closeWait) ready() bool {
 	p := w.c.vi.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return w.c.closeDone
+	return w.c.ending.done
 }
 
-func (w closeWait) notify() *signal { return &w.c.closed }
+func (w closeWait) notify() *signal { return &w.c.ending.signal }
 
 func (w closeWait) handle() *NIC { return w.c.vi.nic }
 

@@ -57,17 +57,17 @@ func (v *VI) lockReady(q *workQueue) bool {
 	p := v.port
 	if q.ready() {
 		p.mu.Lock()
-		p.taken.Store(p.taken.Load() + 1)
+		p.poller.taken.Store(p.poller.taken.Load() + 1)
 	} else if q.isSettling() {
 		p.mu.Lock()
 		if q.ready() {
-			p.taken.Store(p.taken.Load() + 1)
+			p.poller.taken.Store(p.poller.taken.Load() + 1)
 		}
 	} else {
 		if !p.busy() || !p.mu.TryLock() {
 			return false
 		}
-		p.turns.Store(p.turns.Load() + 1)
+		p.poller.turns.Store(p.poller.turns.Load() + 1)
 		p.progress(p.now(), false)
 	}
 	if !q.ready() {

@@ -50,9 +50,9 @@ func (n *NIC) ArriveByLink(frame []byte) {
 	p := n.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.from = new(shmLink)
+	p.rx.from = new(shmLink)
 	p.receive([]xdpnic.Frame{{Data: frame}}, p.now())
-	p.from = nil
+	p.rx.from = nil
 }
 
 // EnterLane is enterLane. send sends a frame of n bytes, and leave is leaveLane.
@@ -94,9 +94,9 @@ func (n *NIC) ComesUp(v *VI) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.receiveAll(p.now()) // others come up, and
-	for i, c := range p.ready {
+	for i, c := range p.ready.conns {
 		if c == v.conn {
-			p.ready = append(append(p.ready[:i:i], p.ready[i+1:]...), c)
+			p.ready.conns = append(append(p.ready.conns[:i:i], p.ready.conns[i+1:]...), c)
 		}
 	}
 	p.finish(p.now(), false)
@@ -216,12 +216,12 @@ var CopyAscending = copyAscending
 // yet, until back is called: everything then happens in the goroutines that call.
 func (n *NIC) WithoutBackground() (back func()) {
 	p := n.port
-	close(p.closed)
+	close(p.poller.closed)
 	p.nic.Wake()
-	p.stopped.Wait()
-	p.closed = make(chan struct{})
+	p.poller.stopped.Wait()
+	p.poller.closed = make(chan struct{})
 	return func() {
-		p.stopped.Add(1)
+		p.poller.stopped.Add(1)
 		go p.background()
 	}
 }
@@ -301,7 +301,7 @@ func (v *VI) Settle(beside func()) {
 func (n *NIC) Captures() int {
 	n.port.mu.Lock()
 	defer n.port.mu.Unlock()
-	return len(n.port.taps)
+	return len(n.port.tx.taps)
 }
 
 // FillTap makes a capture's buffers full of frames of that size, until so many were left
@@ -338,8 +338,8 @@ func (n *NIC) NewHesitant() (h *Hesitant, leave func()) {
 		n.port.poll() // so that background does not sleep any more
 		n.port.nic.Wake()
 		select {
-		case n.port.sleeping <- struct{}{}:
-			return h, func() { <-n.port.sleeping }
+		case n.port.poller.sleeping <- struct{}{}:
+			return h, func() { <-n.port.poller.sleeping }
 		case <-time.After(time.Millisecond):
 		}
 	}
@@ -398,14 +398,14 @@ func (w *wakes) Wake() { w.n++ }
 func WakesOfSleep(completions int) int {
 	w := &wakes{}
 	p := &port{nic: w}
-	p.due.Store(never)
+	p.poller.due.Store(never)
 	s := signal{waiters: 1}
 	s.init()
-	p.sleepBy.Store(never)
+	p.poller.sleepBy.Store(never)
 	for range completions {
 		p.raise(&s)
-		p.lazy = true
-		p.unrung.Store(1)
+		p.doorbell.lazy = true
+		p.doorbell.unrung.Store(1)
 		p.finish(0, false)
 	}
 	return w.n

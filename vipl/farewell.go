@@ -22,18 +22,18 @@ func (n *NIC) Farewell() {
 		}
 		// Skip VIs on which a call is under way, with two exceptions. A connect that has succeeded has a connection
 		// to end. A Disconnect is to be waited for.
-		if v.busy && (v.settled == nil || v.state == ConnectPending) && !v.conn.closing {
+		if v.busy && (v.settled == nil || v.state == ConnectPending) && !v.conn.ending.begun {
 			continue
 		}
 		c := v.conn
-		c.noCoalesce = true
+		c.batch.off = true
 		p.pump(c, p.now())
 		open = append(open, c)
 	}
 	p.flush()
 	reliable := open[:0]
 	for _, c := range open {
-		c.closing, c.answers = true, nil
+		c.ending.begun, c.rdma.answers = true, nil
 		p.pump(c, p.now())
 		if c.sender != nil {
 			reliable = append(reliable, c)

@@ -37,9 +37,9 @@ type longFrame struct {
 	cancelledAt int64 // never: it was not cancelled
 }
 
-// chains is the state of long frames: the one that is being built, those that are outstanding, and the one that
+// longFrames is the state of long frames: the one that is being built, those that are outstanding, and the one that
 // arrived.
-type chains struct {
+type longFrames struct {
 	now   longFrame
 	parts [][]byte // the bytes of now behind the lower headers
 	most  int      // most segments of a frame
@@ -56,7 +56,7 @@ type chains struct {
 	joined []byte
 }
 
-func (l *chains) init(most int) {
+func (l *longFrames) init(most int) {
 	l.most = most
 	l.now.segs = make([]xdpnic.Desc, 0, most)
 	l.parts = make([][]byte, 0, most)
@@ -66,7 +66,7 @@ func (l *chains) init(most int) {
 
 // keep records the frame that was built. It returns the frame's tag in the reliable sender: like that of a short
 // frame, but with a length of 0.
-func (l *chains) keep() uint64 {
+func (l *longFrames) keep() uint64 {
 	if len(l.free) == 0 {
 		l.free = append(l.free, uint32(len(l.sent)))
 		l.sent = append(l.sent, longFrame{segs: make([]xdpnic.Desc, 0, l.most)})
@@ -125,7 +125,7 @@ func (p *port) sendLong(c *conn, e *posted, n int, now int64) bool {
 		if !p.roomForLong(c, n) {
 			return false
 		}
-		l := &p.chains
+		l := &p.long
 		e.gather(l.parts[0][wire.HeaderLen:])
 		for _, b := range l.parts[1:] {
 			e.gather(b)
@@ -133,7 +133,7 @@ func (p *port) sendLong(c *conn, e *posted, n int, now int64) bool {
 	}
 	e.byRef = e.byRef || byRef
 	if byRef && c.secure == nil {
-		p.chains.now.vi, p.chains.now.at = c.vi, c.vi.send.current
+		p.long.now.vi, p.long.now.at = c.vi, c.vi.send.current
 	}
 	c.describe(e, moved)
 	if !p.launchLong(c, n, now) {
@@ -158,7 +158,7 @@ func (p *port) beginLong(c *conn, n int) bool {
 	}
 	lower := c.template.Len()
 	c.template.PutHead(chunk, wire.HeaderLen+n)
-	l := &p.chains
+	l := &p.long
 	l.now.segs = append(l.now.segs[:0], xdpnic.Desc{Addr: addr, Len: uint32(lower + wire.HeaderLen)})
 	l.now.own, l.now.vi = 1, nil
 	l.parts = append(l.parts[:0], chunk[lower:lower+wire.HeaderLen])
@@ -168,7 +168,7 @@ func (p *port) beginLong(c *conn, n int) bool {
 // byReference adds the next n bytes of a message to the frame without a copy. It returns false, and changes
 // nothing, if they are not all in the arena or take too many segments.
 func (p *port) byReference(e *posted, n int) bool {
-	l := &p.chains
+	l := &p.long
 	moved, seg, off := e.moved, e.seg, e.off
 	size, _ := p.nic.FrameCap()
 	for segs := e.segs(); n > 0; {
@@ -209,7 +209,7 @@ func (p *port) byReference(e *posted, n int) bool {
 // roomForLong adds TX chunks for n bytes of data. False: there are not enough; the frame is given up, and c is
 // tried again.
 func (p *port) roomForLong(c *conn, n int) bool {
-	l := &p.chains
+	l := &p.long
 	size, _ := p.nic.FrameCap()
 	first := &l.now.segs[0]
 	k := min(n, size-int(first.Len))
@@ -231,7 +231,7 @@ func (p *port) roomForLong(c *conn, n int) bool {
 
 // launchLong is launch for the frame that was built, with n bytes of data.
 func (p *port) launchLong(c *conn, n int, now int64) bool {
-	l, h := &p.chains, &c.header
+	l, h := &p.long, &c.header
 	units := wire.Units(c.template.Len() + wire.HeaderLen + n + c.overhead)
 	if c.sender != nil && c.asksAck(units) {
 		h.Flags |= wire.FlagAckNow

@@ -9,7 +9,10 @@ package vipl
 // It is also so short that the sender does not reach the end of its window. There is no pause if the program
 // answers what arrives, if frames arrive so slowly that a pause gains nothing, or with WithPollPause(false).
 
-import "viaxdp/internal/base/wire"
+import (
+	"viaxdp/internal/base/ordered"
+	"viaxdp/internal/base/wire"
+)
 
 const (
 	pauseMost  = 16_000 // ns
@@ -23,6 +26,13 @@ const (
 	streamGap     = 5_000
 )
 
+// pollPause leaves the RX ring alone for a while.
+type pollPause struct {
+	off    bool           // every poll looks at the ring
+	until  ordered.Uint64 // time until which polls leave the ring alone, ns; 0: they do not
+	stream influx
+}
+
 // influx is the state of the incoming stream.
 type influx struct {
 	since  int64 // when it began
@@ -33,16 +43,16 @@ type influx struct {
 
 // pausePolling decides how long polls leave the ring alone after n frames were taken off it. Under the lock.
 func (p *port) pausePolling(n int, now int64) {
-	before := p.pollPause.Load()
-	asked := before != 0 && p.pkt.Flags&wire.FlagAckNow != 0 && p.pkt.Kind != wire.KindPack
-	if until := uint64(p.influx.came(n, now, p.window, asked)); until != before {
-		p.pollPause.Store(until)
+	before := p.pollPause.until.Load()
+	asked := before != 0 && p.rx.pkt.Flags&wire.FlagAckNow != 0 && p.rx.pkt.Kind != wire.KindPack
+	if until := uint64(p.pollPause.stream.came(n, now, p.shares.window, asked)); until != before {
+		p.pollPause.until.Store(until)
 	}
 }
 
 // mayPoll reports whether the ring may be polled. Any goroutine.
 func (p *port) mayPoll() bool {
-	until := p.pollPause.Load()
+	until := p.pollPause.until.Load()
 	return until == 0 || p.now() >= int64(until)
 }
 

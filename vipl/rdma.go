@@ -26,6 +26,14 @@ var (
 	errReadRefused  = errors.New("the VI does not serve RDMA reads (EnableRDMARead)")
 )
 
+// connRDMA is the state of a connection's RDMA reads, in both directions.
+type connRDMA struct {
+	reads    int     // reads of this side that are outstanding
+	answers  answers // to the peer's reads
+	replied  bool    // frames of answers are unacknowledged
+	replySeq uint32  // number of the last such frame
+}
+
 // answer is an RDMA read of the peer that is being served.
 type answer struct {
 	addr   uint64
@@ -171,7 +179,7 @@ func (p *port) askRead(c *conn, e *posted, now int64) bool {
 	if !p.launch(c, addr, b, now) {
 		return false
 	}
-	c.reads++
+	c.rdma.reads++
 	return true
 }
 
@@ -180,7 +188,7 @@ func (p *port) askRead(c *conn, e *posted, now int64) bool {
 func (p *port) takeRead(c *conn, pkt *wire.Packet, now int64) {
 	v := c.vi
 	r := answer{addr: pkt.RemoteAddr, handle: MemHandle(pkt.RemoteHandle), length: pkt.Immediate, seq: pkt.Seq}
-	if c.part != 0 || pkt.Length > 0 || len(c.answers) == maxReads || uint64(r.length) > uint64(v.attrs.MaxTransferSize) {
+	if c.part != 0 || pkt.Length > 0 || len(c.rdma.answers) == maxReads || uint64(r.length) > uint64(v.attrs.MaxTransferSize) {
 		p.protocolError(c, now)
 		return
 	}
@@ -192,10 +200,10 @@ func (p *port) takeRead(c *conn, pkt *wire.Packet, now int64) {
 		p.refuseRead(c, r.seq, err, now)
 		return
 	}
-	if c.answers == nil {
-		c.answers = make(answers, 0, maxReads)
+	if c.rdma.answers == nil {
+		c.rdma.answers = make(answers, 0, maxReads)
 	}
-	c.answers = append(c.answers, r)
+	c.rdma.answers = append(c.rdma.answers, r)
 	p.enqueue(c)
 }
 
@@ -224,19 +232,19 @@ func (p *port) refuseRead(c *conn, seq uint32, err error, now int64) {
 
 // answerPiece returns how many bytes of the oldest read the next frame carries.
 func (c *conn) answerPiece() int {
-	r := &c.answers[0]
+	r := &c.rdma.answers[0]
 	return min(c.payload, int(r.length-r.moved))
 }
 
 // sendAnswer sends the next frame of the oldest read that is being served. False: the port is full; c is tried
 // again.
 func (p *port) sendAnswer(c *conn, now int64) bool {
-	r := &c.answers[0]
+	r := &c.rdma.answers[0]
 	n := c.answerPiece()
 	if !p.beginLong(c, n) || !p.roomForLong(c, n) {
 		return false
 	}
-	l := &p.chains
+	l := &p.long
 	head := l.parts[0]
 	l.parts[0] = head[wire.HeaderLen:]
 	err := p.readFrom(c.vi, r, l.parts...)
@@ -244,7 +252,7 @@ func (p *port) sendAnswer(c *conn, now int64) bool {
 	if err != nil {
 		p.giveUp(&l.now)
 		seq := r.seq
-		c.answers = c.answers[:0]
+		c.rdma.answers = c.rdma.answers[:0]
 		p.refuseRead(c, seq, err, now)
 		return true
 	}
@@ -261,9 +269,9 @@ func (p *port) sendAnswer(c *conn, now int64) bool {
 	} else if !p.launchLong(c, n, now) {
 		return false
 	}
-	c.replied, c.replySeq = true, h.Seq
+	c.rdma.replied, c.rdma.replySeq = true, h.Seq
 	if r.moved += uint32(n); r.moved == r.length {
-		c.answers.drop()
+		c.rdma.answers.drop()
 		p.stats.Reads++
 	}
 	return true
@@ -292,7 +300,7 @@ func (p *port) takeReadData(c *conn, pkt *wire.Packet, now int64) {
 	}
 	if last {
 		e.done = true
-		c.reads--
+		c.rdma.reads--
 		p.settleQueue(&c.vi.send)
 		p.enqueue(c)
 	}

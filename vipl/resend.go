@@ -34,7 +34,7 @@ func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendRes
 	tag := c.sender.Tag(seq)
 	var result resendResult
 	if isLong(tag) {
-		result = p.resendLong(c, &p.chains.sent[tag>>tagShift], more)
+		result = p.resendLong(c, &p.long.sent[tag>>tagShift], more)
 	} else {
 		result = p.resendShort(c, tag>>tagShift, tag&tagMask, more)
 	}
@@ -79,7 +79,7 @@ func (p *port) resendLong(c *conn, f *longFrame, more wire.Flags) resendResult {
 		}
 	}
 	p.stamp(c)
-	l := &p.chains
+	l := &p.long
 	l.parts = l.parts[:0]
 	for _, s := range f.segs {
 		l.parts = append(l.parts, p.mem[s.Addr:s.Addr+uint64(s.Len)])

@@ -20,33 +20,47 @@ import (
 	"viaxdp/xdpnic"
 )
 
+// receiver is the state of the frame that is being received.
+type receiver struct {
+	frames   [rxBatch]xdpnic.Frame
+	pkt      wire.Packet
+	record   wire.Record
+	from     *shmLink              // the link that the frame arrived on; nil: the queue
+	inOrder  [rxBatch]xdpnic.Frame // a buffered frame that is being delivered
+	late     [rxBatch]xdpnic.Frame // a buffered frame that is being given up, which may happen during a delivery
+	leased   int                   // chunks received since the last Refill
+	refillAt int                   // how many cause one
+}
+
+func (r *receiver) init(chunks int) { r.refillAt = min(refillBatch, max(1, chunks/8)) }
+
 // receiveAll processes the frames that have arrived, a bounded number so that others get the lock. It reports
 // whether there were any.
 func (p *port) receiveAll(now int64) (came bool) {
 	before := p.stats.Frames
 	for range 4 {
-		n := p.nic.Receive(p.frames[:])
-		if len(p.taps) > 0 {
-			p.tapReceived(p.frames[:n])
+		n := p.nic.Receive(p.rx.frames[:])
+		if len(p.tx.taps) > 0 {
+			p.tapReceived(p.rx.frames[:n])
 		}
 		for i, k := 0, 0; i < n; i = k {
-			for k = i + 1; p.frames[k-1].More && k < n; k++ {
+			for k = i + 1; p.rx.frames[k-1].More && k < n; k++ {
 			}
-			if !p.receive(p.frames[i:k], now) {
-				p.recycle(p.frames[i:k])
+			if !p.receive(p.rx.frames[i:k], now) {
+				p.recycle(p.rx.frames[i:k])
 			}
 		}
-		if p.leased += n; p.leased >= p.refillAt {
+		if p.rx.leased += n; p.rx.leased >= p.rx.refillAt {
 			p.refill()
 		}
-		if n <= len(p.frames)-p.chains.most { // the next frame would have fitted, so there was none
+		if n <= len(p.rx.frames)-p.long.most { // the next frame would have fitted, so there was none
 			break
 		}
 	}
-	if came = p.stats.Frames != before; came && !p.noPollPause {
+	if came = p.stats.Frames != before; came && !p.pollPause.off {
 		p.pausePolling(int(p.stats.Frames-before), now)
 	}
-	if p.shmLinks.Load() != nil && p.receiveLinks(now) {
+	if p.tx.shmLinks.Load() != nil && p.receiveLinks(now) {
 		came = true
 	}
 	return came
@@ -58,7 +72,7 @@ func (p *port) refill() {
 	if p.over {
 		return
 	}
-	p.leased = 0
+	p.rx.leased = 0
 	p.nic.Refill()
 }
 
@@ -70,7 +84,7 @@ func (p *port) recycle(frame []xdpnic.Frame) {
 }
 
 // decode parses a frame that arrived in one or several chunks.
-func (l *chains) decode(pkt *wire.Packet, frame []xdpnic.Frame) error {
+func (l *longFrames) decode(pkt *wire.Packet, frame []xdpnic.Frame) error {
 	if len(frame) == 1 {
 		return pkt.Decode(frame[0].Data)
 	}
@@ -84,11 +98,11 @@ func (l *chains) decode(pkt *wire.Packet, frame []xdpnic.Frame) error {
 // receive processes one frame. It returns true if the engine keeps the frame's chunks.
 func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 	p.stats.Frames++
-	pkt := &p.pkt
+	pkt := &p.rx.pkt
 	if len(frame) > 1 {
 		p.stats.Chained++
 	}
-	if err := p.chains.decode(pkt, frame); err != nil {
+	if err := p.long.decode(pkt, frame); err != nil {
 		p.stats.count(err)
 		return false
 	}
@@ -103,7 +117,7 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 	case c.key != pkt.Key:
 		p.stats.WrongKey++
 		return false
-	case c.peer != pkt.Src, c.shm != p.from:
+	case c.peer != pkt.Src, c.shm != p.rx.from:
 		p.stats.WrongSource++
 		return false
 	case c.secure != nil || pkt.Kind == wire.KindSealed:
@@ -156,24 +170,24 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 
 // takeReliable puts a frame of a reliable VI in order and delivers the frames that are in order now.
 func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool) {
-	seq := p.pkt.Seq
-	if c.draining != nil {
+	seq := p.rx.pkt.Seq
+	if c.refusal.cause != nil {
 		return false // frames after the refused one are ignored
 	}
-	if p.pkt.Flags&wire.FlagAckNow != 0 {
+	if p.rx.pkt.Flags&wire.FlagAckNow != 0 {
 		c.receiver.AskUrgent()
 	}
-	switch c.receiver.Arrive(seq, p.pkt.Flags&wire.FlagAgain != 0) {
+	switch c.receiver.Arrive(seq, p.rx.pkt.Flags&wire.FlagAgain != 0) {
 	case reliable.InOrder:
-		p.deliver(c, &p.pkt, now)
-		for c.open && c.draining == nil {
+		p.deliver(c, &p.rx.pkt, now)
+		for c.open && c.refusal.cause == nil {
 			tag, ok := c.receiver.Pop()
 			if !ok {
 				break
 			}
-			early := p.reorder.take(tag, p.inOrder[:])
+			early := p.reorder.take(tag, p.rx.inOrder[:])
 			if p.decodeAgain(c, early) == nil { // it was valid when it arrived
-				p.deliver(c, &p.pkt, now)
+				p.deliver(c, &p.rx.pkt, now)
 			}
 			p.recycle(early)
 		}
@@ -250,7 +264,7 @@ func (p *port) deliver(c *conn, pkt *wire.Packet, now int64) {
 		p.teardown(c, broken{cause: ErrPeerClosed})
 		return
 	}
-	if c.closing {
+	if c.ending.begun {
 		return // its receives are flushed
 	}
 	switch pkt.Kind {
@@ -312,9 +326,9 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 		return
 	}
 	v := c.vi
-	rest := p.chains.join(pkt)
-	for c.refusedPart = 0; len(rest) > 0; {
-		r := &p.record
+	rest := p.long.join(pkt)
+	for c.refusal.part = 0; len(rest) > 0; {
+		r := &p.rx.record
 		var ok bool
 		if rest, ok = r.Next(rest); !ok {
 			p.protocolError(c, now)
@@ -333,8 +347,8 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 			p.tooLong(c, e, now)
 			return
 		}
-		c.refusedPart++
-		c.unpacking = len(rest) > 0
+		c.refusal.part++
+		c.refusal.unpacking = len(rest) > 0
 		switch {
 		case !r.Write:
 			p.finishReceive(c, e, e.moved, r.HasImmediate, r.Immediate)
@@ -345,12 +359,12 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 			return // the next receive was wrong when posted
 		}
 	}
-	c.refusedPart, c.unpacking = 0, false
+	c.refusal.part, c.refusal.unpacking = 0, false
 }
 
 // join returns the payload of a frame in one piece, copied if it is in several chunks. It is valid until the next
 // call.
-func (l *chains) join(pkt *wire.Packet) []byte {
+func (l *longFrames) join(pkt *wire.Packet) []byte {
 	if len(pkt.Rest) == 0 {
 		return pkt.Payload
 	}
@@ -425,10 +439,10 @@ func (p *port) refuse(c *conn, reason wire.Reason, cause error, now int64) {
 // refuseAt is refuse for the request in frame seq. Earlier requests of the peer that are being answered are
 // answered completely; later frames are ignored.
 func (p *port) refuseAt(c *conn, reason wire.Reason, seq uint32, cause error, now int64) {
-	if reason != wire.ReasonClosed || c.unpacking {
-		c.refused, c.refusedSeq = reason, seq
+	if reason != wire.ReasonClosed || c.refusal.unpacking {
+		c.refusal.reason, c.refusal.seq = reason, seq
 	}
-	c.draining = cause
+	c.refusal.cause = cause
 	if reason == wire.ReasonClosed || reason == wire.ReasonProtocol || !c.answering() {
 		p.teardownRefused(c, now)
 	}
@@ -437,10 +451,10 @@ func (p *port) refuseAt(c *conn, reason wire.Reason, seq uint32, cause error, no
 // teardownRefused ends the connection as refuseAt decided.
 func (p *port) teardownRefused(c *conn, now int64) {
 	p.sendReset(c, wire.ReasonClosed, now)
-	p.teardown(c, broken{cause: c.draining})
+	p.teardown(c, broken{cause: c.refusal.cause})
 }
 
 // answering reports whether the peer lacks answers to its reads.
 func (c *conn) answering() bool {
-	return c.answers.waiting() || c.replied
+	return c.rdma.answers.waiting() || c.rdma.replied
 }

@@ -32,7 +32,7 @@ func (p *port) sendSealed(c *conn, addr uint64, size int, retain bool) bool {
 // sendLongSealed is sendSealed for a frame of several segments. crypto/cipher seals only contiguous bytes, so the
 // frame is sealed in one piece and then copied into as many chunks as it needs.
 func (p *port) sendLongSealed(c *conn, f *longFrame, retain bool) bool {
-	l := &p.chains
+	l := &p.long
 	l.whole = append(l.whole[:0], make([]byte, sealAhead)...)
 	for _, b := range l.parts {
 		l.whole = append(l.whole, b...)
@@ -107,7 +107,7 @@ func (p *port) unseal(c *conn, pkt *wire.Packet) bool {
 		p.stats.Unsealed++
 		return false
 	}
-	p.chains.joinSealed(pkt)
+	p.long.joinSealed(pkt)
 	clear, sealed := pkt.Sealed()
 	switch c.secure.Open(sealed, clear, pkt.Epoch(), pkt.Number()) {
 	case nil:
@@ -125,7 +125,7 @@ func (p *port) unseal(c *conn, pkt *wire.Packet) bool {
 	return true
 }
 
-func (l *chains) joinSealed(pkt *wire.Packet) {
+func (l *longFrames) joinSealed(pkt *wire.Packet) {
 	if len(pkt.Rest) > 0 {
 		l.joined = pkt.Join(l.joined)
 	}
@@ -134,15 +134,15 @@ func (l *chains) joinSealed(pkt *wire.Packet) {
 // keepOpen writes an opened frame back to its chunks, so that decodeAgain can read it.
 func (p *port) keepOpen(c *conn, frame []xdpnic.Frame) {
 	if c.secure != nil && len(frame) > 1 {
-		p.pkt.Spread()
+		p.rx.pkt.Spread()
 	}
 }
 
 // decodeAgain decodes a frame that was valid when it arrived; if it was sealed, it is open now.
 func (p *port) decodeAgain(c *conn, frame []xdpnic.Frame) error {
-	if err := p.chains.decode(&p.pkt, frame); err != nil || c.secure == nil {
+	if err := p.long.decode(&p.rx.pkt, frame); err != nil || c.secure == nil {
 		return err
 	}
-	p.chains.joinSealed(&p.pkt)
-	return p.pkt.Opened()
+	p.long.joinSealed(&p.rx.pkt)
+	return p.rx.pkt.Opened()
 }

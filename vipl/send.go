@@ -43,11 +43,11 @@ func (v *VI) PostSendLater(d *Descriptor, h MemHandle) error {
 // costs next to nothing. It may be called concurrently.
 func (n *NIC) Ring() {
 	p := n.port
-	if p.unrung.Load() == 0 {
+	if p.doorbell.unrung.Load() == 0 {
 		return
 	}
 	p.mu.Lock()
-	if p.unrung.Load() != 0 {
+	if p.doorbell.unrung.Load() != 0 {
 		p.finish(p.now(), false)
 	}
 	p.mu.Unlock()

@@ -71,9 +71,9 @@ func (p *port) enterLink(end *kagent.ShmLinkEnd) (*shmLink, error) {
 	}
 	l.conns = 1
 	all := append(slices.Clone(p.allLinks()), l)
-	p.shmLinks.Store(&all)
+	p.tx.shmLinks.Store(&all)
 	p.nic.Wake() // the sleeper has not announced its sleep on this link
-	p.stopped.Add(1)
+	p.poller.stopped.Add(1)
 	go p.answerBell(l)
 	return l, nil
 }
@@ -127,9 +127,9 @@ func (p *port) leaveLink(l *shmLink) {
 		return
 	}
 	all := slices.DeleteFunc(slices.Clone(p.allLinks()), func(x *shmLink) bool { return x == l })
-	p.shmLinks.Store(&all)
+	p.tx.shmLinks.Store(&all)
 	if len(all) == 0 {
-		p.shmLinks.Store(nil)
+		p.tx.shmLinks.Store(nil)
 	}
 	close(l.left)
 	_ = l.wake.SetReadDeadline(time.Unix(1, 0)) // answerBell ends, and closes the files
@@ -137,7 +137,7 @@ func (p *port) leaveLink(l *shmLink) {
 
 // allLinks returns the port's links. Any goroutine.
 func (p *port) allLinks() []*shmLink {
-	if all := p.shmLinks.Load(); all != nil {
+	if all := p.tx.shmLinks.Load(); all != nil {
 		return *all
 	}
 	return nil
@@ -146,7 +146,7 @@ func (p *port) allLinks() []*shmLink {
 // answerBell wakes the goroutine that sleeps for the port when the other side has sent something. It also closes
 // the files: Close may wait for a read to end, which must not happen under the lock.
 func (p *port) answerBell(l *shmLink) {
-	defer p.stopped.Done()
+	defer p.poller.stopped.Done()
 	b := make([]byte, 256)
 	for {
 		if _, err := l.wake.Read(b); err != nil {
@@ -189,9 +189,9 @@ func (p *port) receiveLinks(now int64) (came bool) {
 			}
 			came = true
 			l.buf[0].Data = whole[:n]
-			p.from = l
+			p.rx.from = l
 			p.receive(l.buf[:], now)
-			p.from = nil
+			p.rx.from = nil
 			l.buf[0].Data = whole
 		}
 	}
@@ -200,7 +200,7 @@ func (p *port) receiveLinks(now int64) (came bool) {
 
 // arrived reports whether frames have arrived, on the queue or on a link. Any goroutine.
 func (p *port) arrived() bool {
-	return p.nic.Ready() || p.shmLinks.Load() != nil && p.linkReady()
+	return p.nic.Ready() || p.tx.shmLinks.Load() != nil && p.linkReady()
 }
 
 func (p *port) linkReady() bool {
@@ -219,17 +219,4 @@ func (p *port) pauseLinks(on bool) {
 		l.Sleep(on)
 		runtime.KeepAlive(l)
 	}
-}
-
-// stuckAlone reports whether c, for which pump has just found no room, is blocked on a resource of its own (link
-// room, chunks for a long frame) rather than on the port. It then sets c aside for this turn, since the port has
-// room for others.
-func (p *port) stuckAlone(c *conn) bool {
-	last := len(p.ready) - 1
-	if last < 0 || p.ready[last] != c || p.nic.TxFree() <= p.spare {
-		return false
-	}
-	p.ready = p.ready[:last]
-	p.stuck = append(p.stuck, c)
-	return true
 }

@@ -20,6 +20,13 @@ import (
 // graceMost is the longest grace period; it is shorter if the silence time is short.
 const graceMost = 500 * time.Millisecond
 
+// iface is what the engine knows of the interface.
+type iface struct {
+	link    kagent.Link // as the agent last reported it; Name is empty before that
+	gone    bool        // it was removed
+	removed bool        // gone has been handled: every connection has ended
+}
+
 func (p *port) grace() int64 { return min(int64(graceMost), p.silence/4) }
 
 // source is the address from which a connection's frames are sent, and what they need of the interface.
@@ -50,8 +57,8 @@ func (s *source) lost(now, grace int64) bool { return s.since != 0 && now-s.sinc
 func (p *port) linkChanged(l kagent.Link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.link = l
-	p.gone = p.gone || l.Gone
+	p.iface.link = l
+	p.iface.gone = p.iface.gone || l.Gone
 	now := p.now()
 	for _, v := range p.vis {
 		if v != nil && v.conn.open {
@@ -65,7 +72,7 @@ func (p *port) linkChanged(l kagent.Link) {
 func (p *port) checkSource(c *conn, now int64) {
 	s := &c.source
 	switch {
-	case p.link.Name == "" || s.at(&p.link) && s.fits(&p.link):
+	case p.iface.link.Name == "" || s.at(&p.iface.link) && s.fits(&p.iface.link):
 		s.since = 0
 	case s.since == 0:
 		s.since = now
@@ -76,7 +83,7 @@ func (p *port) checkSource(c *conn, now int64) {
 // loseSource ends a connection for which lost is true.
 func (p *port) loseSource(c *conn, now int64) {
 	cause := errMoved
-	if c.source.at(&p.link) {
+	if c.source.at(&p.iface.link) {
 		cause = errTooSmall
 		p.stats.PathsLost++
 	} else {
@@ -84,4 +91,17 @@ func (p *port) loseSource(c *conn, now int64) {
 	}
 	p.sendReset(c, wire.ReasonClosed, now) // the peer accepts frames from our known address only; this one is short enough for any MTU
 	p.teardown(c, broken{cause: cause, silent: c.sender != nil})
+}
+
+// onRemove ends every connection, because the interface was removed.
+func (p *port) onRemove() {
+	p.iface.removed = true
+	for _, n := range p.nics {
+		n.report(ErrorDescriptor{Resource: ResourceNIC, Code: ErrorCatastrophic, Err: errGone})
+	}
+	for _, v := range p.vis {
+		if v != nil {
+			p.teardown(v.conn, broken{cause: errGone})
+		}
+	}
 }

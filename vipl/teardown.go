@@ -29,6 +29,15 @@ var (
 	errDescriptor = errors.New("a posted descriptor was invalid")
 )
 
+// refusal is why this side breaks a connection. The peer gets the answers to its earlier reads first.
+type refusal struct {
+	cause     error       // not nil: the connection ends, and later frames of the peer are ignored
+	reason    wire.Reason // why this side refused a message of the peer, else 0
+	seq       uint32      // number of a frame of that message
+	part      int         // index of the refused message in its frame
+	unpacking bool        // a frame is being delivered and more of its messages follow
+}
+
 // abandon stops the flow of frames and releases the connection's resources. A second call does nothing.
 func (p *port) abandon(c *conn) {
 	if !c.open {
@@ -37,9 +46,9 @@ func (p *port) abandon(c *conn) {
 	c.open = false
 	c.part = 0
 	c.vi.recv.rewindHead()
-	p.active--
+	p.shares.active--
 	p.share()
-	c.answers = nil
+	c.rdma.answers = nil
 	p.timers.remove(c)
 	p.settle(c)
 	p.unloop(c)
@@ -51,7 +60,7 @@ func (p *port) abandon(c *conn) {
 	}
 	p.cancel(c.vi, p.now())
 	for tag, ok := c.receiver.Drain(); ok; tag, ok = c.receiver.Drain() {
-		p.recycle(p.reorder.take(tag, p.late[:]))
+		p.recycle(p.reorder.take(tag, p.rx.late[:]))
 	}
 	p.nic.Refill()
 }

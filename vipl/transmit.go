@@ -9,7 +9,10 @@ package vipl
 
 import (
 	"errors"
+	"sync/atomic"
 
+	"viaxdp/internal/base/ordered"
+	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
@@ -21,7 +24,7 @@ func (p *port) send(c *conn, addr uint64, size int, retain bool) bool {
 	return p.queue(c, addr, size, retain)
 }
 
-// sendSegs queues a frame of several segments, sealed if the connection has a key. chains.parts are its bytes
+// sendSegs queues a frame of several segments, sealed if the connection has a key. longFrames.parts are its bytes
 // behind the lower headers.
 func (p *port) sendSegs(c *conn, f *longFrame, retain bool) bool {
 	if c.secure != nil {
@@ -37,19 +40,19 @@ func (p *port) queue(c *conn, addr uint64, size int, retain bool) bool {
 	}
 	if !c.loop {
 		ok := p.nic.Send(addr, size, retain)
-		if ok && len(p.taps) > 0 {
+		if ok && len(p.tx.taps) > 0 {
 			p.tapSent(p.mem[addr : addr+uint64(size)])
 		}
 		return ok
 	}
-	p.looped = append(p.looped, loopFrame{c, addr, size, retain})
+	p.tx.looped = append(p.tx.looped, loopFrame{c, addr, size, retain})
 	return true
 }
 
 // queueSegs puts a frame of several segments on the ring.
 func (p *port) queueSegs(segs []xdpnic.Desc, retain bool) bool {
 	ok := p.nic.SendSegs(segs, retain)
-	if ok && len(p.taps) > 0 {
+	if ok && len(p.tx.taps) > 0 {
 		p.tapLong(segs)
 	}
 	return ok
@@ -66,25 +69,25 @@ func (p *port) flush() {
 // queue is full, and nothing signals when there is room again. In zero-copy mode the driver takes entries in its
 // own time.
 func (p *port) ring() {
-	p.kicked = true
-	if p.unrung.Load() != 0 {
-		p.unrung.Store(0)
+	p.doorbell.rung = true
+	if p.doorbell.unrung.Load() != 0 {
+		p.doorbell.unrung.Store(0)
 	}
 	err := p.nic.Flush()
 	if err != nil {
 		p.stats.FlushErrors++
-		p.gone = p.gone || errors.Is(err, xdpnic.ErrGone)
+		p.iface.gone = p.iface.gone || errors.Is(err, xdpnic.ErrGone)
 	}
-	p.stalled = !p.zeroCopy && err == nil && p.nic.Pending() > 0
+	p.doorbell.stalled = !p.zeroCopy && err == nil && p.nic.Pending() > 0
 }
 
 // settleHanded completes the sends that were handed over and are done.
 func (p *port) settleHanded() {
-	for _, c := range p.handed {
+	for _, c := range p.doorbell.handed {
 		c.inHanded = false
 		p.settleQueue(&c.vi.send)
 	}
-	p.handed = p.handed[:0]
+	p.doorbell.handed = p.doorbell.handed[:0]
 }
 
 // ringBatch is the most frames that wait for Ring. It is small so that the peer can begin while the program goes
@@ -96,11 +99,30 @@ func (p *port) mayRingLater() bool {
 	if n := p.nic.Pending(); n == 0 || n >= ringBatch {
 		return false
 	}
-	if p.unrung.Load() == 0 {
-		p.unrung.Store(1)
+	if p.doorbell.unrung.Load() == 0 {
+		p.doorbell.unrung.Store(1)
 		p.wakeBackground()
 	}
 	return true
+}
+
+// transmitter has the frames that leave by other ways than the TX ring, and the captures of all frames.
+type transmitter struct {
+	shmLinks atomic.Pointer[[]*shmLink] // links to other queues of the interface; changed under the lock
+	looped   []loopFrame                // frames between VIs of this port
+	loopback [1]xdpnic.Frame            // the one that is being delivered
+	taps     []*tap                     // captures
+	record   wire.Record                // the record of a frame that is being built
+}
+
+// doorbell is the state of the TX ring's doorbell. Invariant: a connection is in handed exactly if its inHanded is
+// set; its sends up to workQueue.current are on a ring.
+type doorbell struct {
+	lazy    bool           // it may wait for more frames, see coalesce.go
+	rung    bool           // it was rung since posting began
+	stalled bool           // copy mode: entries remained on the TX ring after the last Flush
+	unrung  ordered.Uint32 // 1 while frames wait for Ring, else 0
+	handed  []*conn        // connections with sends that are done with the next doorbell
 }
 
 // loopFrame is a frame between two VIs of this port. If it is retained, its chunk stays the sender's; else the
@@ -124,26 +146,26 @@ func (p *port) owns(num uint32) bool {
 
 // deliverLooped delivers frames between VIs of this port.
 func (p *port) deliverLooped(now int64) {
-	n := min(len(p.looped), loopBatch)
+	n := min(len(p.tx.looped), loopBatch)
 	for i := range n {
-		f := p.looped[i]
+		f := p.tx.looped[i]
 		if f.c == nil {
 			continue
 		}
-		p.looped[i].c = nil // it is under way no more
-		p.loopback[0] = xdpnic.Frame{Addr: f.addr, Data: p.mem[f.addr : f.addr+uint64(f.size)]}
-		p.receive(p.loopback[:], now)
+		p.tx.looped[i].c = nil // it is under way no more
+		p.tx.loopback[0] = xdpnic.Frame{Addr: f.addr, Data: p.mem[f.addr : f.addr+uint64(f.size)]}
+		p.receive(p.tx.loopback[:], now)
 		if !f.retain {
 			p.nic.Release(f.addr)
 		}
 	}
-	p.looped = append(p.looped[:0], p.looped[n:]...)
+	p.tx.looped = append(p.tx.looped[:0], p.tx.looped[n:]...)
 }
 
 // onLoop returns the queued frame in a chunk, or nil.
 func (p *port) onLoop(c *conn, addr uint64) *loopFrame {
-	for i := range p.looped {
-		if f := &p.looped[i]; f.c == c && f.addr == addr {
+	for i := range p.tx.looped {
+		if f := &p.tx.looped[i]; f.c == c && f.addr == addr {
 			return f
 		}
 	}
@@ -152,8 +174,8 @@ func (p *port) onLoop(c *conn, addr uint64) *loopFrame {
 
 // unloop removes frames of c whose chunks c retained.
 func (p *port) unloop(c *conn) {
-	for i := range p.looped {
-		if f := &p.looped[i]; f.c == c && f.retain {
+	for i := range p.tx.looped {
+		if f := &p.tx.looped[i]; f.c == c && f.retain {
 			f.c = nil
 		}
 	}

@@ -93,7 +93,7 @@ func (v *VI) sendPosted(later bool) {
 		return
 	}
 	p := v.port
-	p.influx.posts++
+	p.pollPause.stream.posts++
 	arrived := p.arrived()
 	if c := v.conn; c != nil && !arrived && !later && p.alone(c) {
 		p.sendAlone(c)
@@ -106,10 +106,10 @@ func (v *VI) sendPosted(later bool) {
 	if v.conn != nil {
 		p.posting(v.conn, now)
 		p.pump(v.conn, now)
-		p.lazy = p.mayWait(v.conn, now) || later && p.mayRingLater()
+		p.doorbell.lazy = p.mayWait(v.conn, now) || later && p.mayRingLater()
 	}
 	p.finish(now, false)
-	p.lazy = false
+	p.doorbell.lazy = false
 	if v.conn != nil {
 		p.posted(v.conn, now)
 	}
@@ -122,8 +122,8 @@ const rings = 0
 // sent or waits. Its doorbell is then rung at once.
 func (p *port) alone(c *conn) bool {
 	q := &c.vi.send
-	if q.current+1 != q.tail.Load() || !c.open || c.inStream && c.vi.recv.ready() || c.closing || c.sender != nil && !c.sender.Idle() ||
-		c.reads > 0 || c.answers.waiting() || len(p.ready) > 0 || len(p.coalescing) > 0 || p.nic.Pending() > 0 {
+	if q.current+1 != q.tail.Load() || !c.open || c.batch.inStream && c.vi.recv.ready() || c.ending.begun || c.sender != nil && !c.sender.Idle() ||
+		c.rdma.reads > 0 || c.rdma.answers.waiting() || len(p.ready.conns) > 0 || len(p.coalescer.conns) > 0 || p.nic.Pending() > 0 {
 		return false
 	}
 	e := q.at(q.current)
@@ -134,22 +134,22 @@ func (p *port) alone(c *conn) bool {
 // comes after it, while the frame is under way: reading the clock, and recording the frame. So the frame's send
 // time is the time at which the kernel has it.
 func (p *port) sendAlone(c *conn) {
-	c.postedAt = rings
-	p.idleAtPost.Store(p.idle.Load())
+	c.batch.postedAt = rings
+	p.coalescer.idleAtPost.Store(p.poller.idle.Load())
 	p.pump(c, rings)
-	now := c.postedAt
+	now := c.batch.postedAt
 	if now == rings { // the port or the window has no room
 		now = p.now()
-		c.postedAt = now
+		c.batch.postedAt = now
 	} else {
-		p.lazy = true // the doorbell was rung; a driver in zero-copy mode takes the entry in its own time
+		p.doorbell.lazy = true // the doorbell was rung; a driver in zero-copy mode takes the entry in its own time
 	}
 	p.finish(now, false)
-	p.lazy = false
-	if c.inStream {
+	p.doorbell.lazy = false
+	if c.batch.inStream {
 		c.endStream(now)
 	}
-	c.backToBack = c.backToBack && c.inStream
+	c.batch.backToBack = c.batch.backToBack && c.batch.inStream
 	p.settleHanded()
 }
 
@@ -164,7 +164,7 @@ func (p *port) pump(c *conn, now int64) bool {
 	}
 	for c.open && (c.sender == nil || c.sender.Room() > 0) {
 		answered := false
-		if c.answers.waiting() && c.fits(c.answerPiece()) {
+		if c.rdma.answers.waiting() && c.fits(c.answerPiece()) {
 			if !p.sendAnswer(c, now) {
 				return false
 			}
@@ -180,7 +180,7 @@ func (p *port) pump(c *conn, now int64) bool {
 			if answered {
 				continue
 			}
-			if c.open && c.closing && !c.closeSent {
+			if c.open && c.ending.begun && !c.ending.sent {
 				return p.sendClose(c, now)
 			}
 			return true
@@ -203,13 +203,13 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	v := c.vi
 	q := &v.send
 	e := q.waiting()
-	if e == nil || c.closing {
+	if e == nil || c.ending.begun {
 		return sendNothing
 	}
 	if e.status.Failed() {
 		return p.failSend(c, e, now)
 	}
-	if !e.begun && c.reads > 0 && (e.control&ControlQFence != 0 || e.op == StatusOpRDMARead && c.reads == maxReads) {
+	if !e.begun && c.rdma.reads > 0 && (e.control&ControlQFence != 0 || e.op == StatusOpRDMARead && c.rdma.reads == maxReads) {
 		return sendNothing // retried when a read is done
 	}
 	if c.sender != nil && c.packs && (c.coalesces() || q.current+1 != q.tail.Load()) && c.small(e) {
@@ -323,7 +323,7 @@ type gathering struct {
 // packable counts the small messages at the head of the send queue that fit in one frame. full means that the next
 // one does not fit or may not share a frame.
 func (c *conn) packable() (count int, full bool) {
-	q, g := &c.vi.send, &c.gathered
+	q, g := &c.vi.send, &c.batch.gathered
 	if g.from != q.current {
 		*g = gathering{from: q.current, to: q.current}
 	}
@@ -343,7 +343,7 @@ func (c *conn) packable() (count int, full bool) {
 // for more.
 func (p *port) sendSmall(c *conn, e *posted, now int64) sendResult {
 	count, full := c.packable()
-	if !full && !c.noCoalesce && c.backToBack && c.coalesces() {
+	if !full && !c.batch.off && c.batch.backToBack && c.coalesces() {
 		p.coalesce(c, now)
 		return sendNothing
 	}
@@ -364,9 +364,9 @@ func (p *port) sendPack(c *conn, count int, now int64) sendResult {
 		return sendFull
 	}
 	q := &c.vi.send
-	b := c.template.Put(chunk, wire.HeaderLen+c.gathered.bytes)
+	b := c.template.Put(chunk, wire.HeaderLen+c.batch.gathered.bytes)
 	rest := b[wire.HeaderLen:]
-	r, seq := &p.packing, c.nextSeq()
+	r, seq := &p.tx.record, c.nextSeq()
 	for i := range uint64(count) {
 		e := q.at(q.current + i)
 		e.record(r)
@@ -411,7 +411,7 @@ func (p *port) sentLast(c *conn, e *posted) {
 func (p *port) handOver(c *conn) {
 	if c.vi.attrs.Level != ReliableReception && !c.inHanded {
 		c.inHanded = true
-		p.handed = append(p.handed, c)
+		p.doorbell.handed = append(p.doorbell.handed, c)
 	}
 }
 
@@ -430,16 +430,6 @@ func (p *port) failSend(c *conn, e *posted, now int64) sendResult {
 	q.current++
 	p.complete(v, q, e, e.status)
 	return sentFrame
-}
-
-// leaves returns how many chunks must stay free after c has taken one. Each connection has its share. It may exceed
-// the share while half of all chunks are free, so that a peer that acknowledges nothing does not starve other
-// connections.
-func (p *port) leaves(c *conn) int {
-	if c.chunks < p.txShare {
-		return p.spare
-	}
-	return max(p.spare, p.txChunks/2)
 }
 
 // chunk allocates a chunk for a frame of data. False: c may take no more, or the ring is full; c is tried again.
@@ -486,7 +476,7 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	if now == rings {
 		p.ring()
 		now = p.now()
-		c.postedAt = now
+		c.batch.postedAt = now
 	}
 	c.sent(p, addr, size, now)
 	if p.nic.Pending() >= kickBatch {
@@ -517,7 +507,7 @@ func (p *port) remember(c *conn, tag uint64, units int, now int64) {
 	if c.sender.Idle() {
 		c.moved = now
 	}
-	c.ackDelay.dataGoes(now)
+	c.ack.delay.dataGoes(now)
 	c.sender.Send(now, tag, units)
 	p.timers.schedule(c, c.sender.Deadline())
 }

@@ -3,8 +3,11 @@ package vipl
 import (
 	"errors"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"viaxdp/internal/base/ordered"
 )
 
 // Waiting. A goroutine that waits first spins, making progress itself, and then sleeps. One goroutine at a time,
@@ -20,6 +23,31 @@ type signal struct {
 	ch      chan struct{}
 	budget  atomic.Int64 // ns that a spin may last
 	waits   atomic.Uint32
+}
+
+// poller knows which goroutines drive the port: those that poll, the one that sleeps in nic.Wait, and background.
+// Its counters show that the program is active; concurrent polls may lose each other's counts.
+type poller struct {
+	idle  ordered.Uint32 // empty polls
+	turns ordered.Uint32 // polls that found frames
+	taken ordered.Uint32 // completed descriptors that were dequeued
+	armed atomic.Int64   // handlers that wait for a completion
+
+	due      atomic.Int64  // when time alone requires work, or never
+	sleepBy  atomic.Int64  // time until which a goroutine sleeps in nic.Wait; 0: none sleeps, or it has been woken
+	sleeping chan struct{} // holds a token while a goroutine is in nic.Wait
+
+	tick    atomic.Int64         // ns until background runs again
+	roused  chan struct{}        // tells background of new handlers, or of messages that wait
+	cpuTime func() time.Duration // CPU time of the process
+	closed  chan struct{}
+	stopped sync.WaitGroup
+}
+
+func (w *poller) init(cpuTime func() time.Duration) {
+	w.roused, w.sleeping, w.closed = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
+	w.cpuTime = cpuTime
+	w.due.Store(never)
 }
 
 // Spinning pays while the answer arrives within a few times the cost of sleeping and being woken. Each spin without
@@ -58,7 +86,7 @@ func (p *port) raise(s *signal) {
 // everything before its next sleep. Until it gets a CPU, each frame that others receive would otherwise cost one
 // more system call. Under the lock.
 func (p *port) wakeSleeper() {
-	if p.sleepBy.Load() != 0 && p.sleepBy.Swap(0) != 0 {
+	if p.poller.sleepBy.Load() != 0 && p.poller.sleepBy.Swap(0) != 0 {
 		p.nic.Wake()
 	}
 }
@@ -132,9 +160,9 @@ func (p *port) wait(w waitable, end int64) error {
 			return errWaitTimeout
 		}
 		select {
-		case p.sleeping <- struct{}{}:
+		case p.poller.sleeping <- struct{}{}:
 			p.sleepAndFollow(w, end)
-			<-p.sleeping
+			<-p.poller.sleeping
 			continue
 		default:
 		}
@@ -148,9 +176,9 @@ func (p *port) wait(w waitable, end int64) error {
 			over = timer.C
 		}
 		select {
-		case p.sleeping <- struct{}{}:
+		case p.poller.sleeping <- struct{}{}:
 			p.sleepAndFollow(w, end)
-			<-p.sleeping
+			<-p.poller.sleeping
 		case <-s.ch:
 		case <-over:
 		case <-w.handle().closed:
@@ -185,10 +213,10 @@ func (p *port) sleepAndFollow(w waitable, end int64) {
 	if _, more := p.sleep(w, end); !more {
 		return
 	}
-	last, turns := p.now(), p.turns.Load()
+	last, turns := p.now(), p.poller.turns.Load()
 	for i := 1; !w.ready(); i++ {
 		p.poll()
-		if t := p.turns.Load(); t != turns {
+		if t := p.poller.turns.Load(); t != turns {
 			last, turns, i = p.now(), t, 0
 		} else if now := p.now(); now-last >= followFor || now >= end || i >= spinPolls {
 			return
@@ -204,11 +232,11 @@ func (p *port) sleep(w waitable, end int64) (came, more bool) {
 	now := p.now()
 	p.progress(now, true)
 	p.refill()
-	by := min(end, p.due.Load(), now+int64(sleepLimit))
+	by := min(end, p.poller.due.Load(), now+int64(sleepLimit))
 	if w == nil && p.zeroCopy {
 		by = min(by, now+int64(tickMost)) // no other goroutine checks whether the driver sleeps
 	}
-	p.sleepBy.Store(by)
+	p.poller.sleepBy.Store(by)
 	p.mu.Unlock()
 	if (w == nil || !w.ready() && !w.handle().closing() && w.destroyed() == nil) && !p.isClosed() && by > now {
 		p.pauseLinks(true)
@@ -220,10 +248,10 @@ func (p *port) sleep(w waitable, end int64) (came, more bool) {
 		}
 		p.pauseLinks(false)
 	}
-	p.sleepBy.Store(0)
+	p.poller.sleepBy.Store(0)
 	p.mu.Lock()
 	came = p.progress(p.now(), w == nil)
-	more = came && p.pkt.GoesOn()
+	more = came && p.rx.pkt.GoesOn()
 	p.mu.Unlock()
 	return came, more
 }
@@ -231,7 +259,7 @@ func (p *port) sleep(w waitable, end int64) (came, more bool) {
 // rouse makes background check for new handlers or waiting messages.
 func (p *port) rouse() {
 	select {
-	case p.roused <- struct{}{}:
+	case p.poller.roused <- struct{}{}:
 	default:
 	}
 }
@@ -239,7 +267,9 @@ func (p *port) rouse() {
 // life changes with each sign that the program is active: with its polls, but not with its posts, after which a
 // program may look at nothing but its memory. It does not take the lock: the lock's holder would then have to wake
 // us.
-func (p *port) life() uint32 { return p.idle.Load() + p.turns.Load() + p.taken.Load() }
+func (p *port) life() uint32 {
+	return p.poller.idle.Load() + p.poller.turns.Load() + p.poller.taken.Load()
+}
 
 // background keeps the port alive while the program neither polls nor waits. While the program does, background
 // only runs every tickLeast, or tickMost if the program spins. It then stays out of the kernel's wait queue, where
@@ -251,37 +281,37 @@ func (p *port) life() uint32 { return p.idle.Load() + p.turns.Load() + p.taken.L
 // that the sleeper does not learn of it. So background checks at each tick, and does not sleep longer than
 // tickMost. A program that spins checks itself, see overdue.
 func (p *port) background() {
-	defer p.stopped.Done()
+	defer p.poller.stopped.Done()
 	tick := tickLeast
 	timer := time.NewTimer(tick)
 	defer timer.Stop()
-	coalesces := p.coalesces.Load()
+	coalesces := p.coalescer.count.Load()
 	var used time.Duration
 	for last := p.life(); ; timer.Reset(tick) {
 		if tick < tickLeast {
-			used = p.cpuTime()
+			used = p.poller.cpuTime()
 		}
-		p.tick.Store(int64(tick))
+		p.poller.tick.Store(int64(tick))
 		select {
-		case <-p.closed:
+		case <-p.poller.closed:
 			return
 		case <-timer.C:
-		case <-p.roused:
+		case <-p.poller.roused:
 		}
 		seen := p.life()
 		calls := seen - last
 		last = seen
-		away := calls == 0 && (tick >= tickLeast || p.cpuTime()-used > tick/2)
-		if away || p.armed.Load() > 0 {
+		away := calls == 0 && (tick >= tickLeast || p.poller.cpuTime()-used > tick/2)
+		if away || p.poller.armed.Load() > 0 {
 			tick = tickLeast
 			select {
-			case p.sleeping <- struct{}{}:
-				for (p.life() == last || p.armed.Load() > 0) && !p.isClosed() {
-					if came, _ := p.sleep(nil, never); came && p.armed.Load() == 0 {
+			case p.poller.sleeping <- struct{}{}:
+				for (p.life() == last || p.poller.armed.Load() > 0) && !p.isClosed() {
+					if came, _ := p.sleep(nil, never); came && p.poller.armed.Load() == 0 {
 						tick = tickSoon
 					}
 				}
-				<-p.sleeping
+				<-p.poller.sleeping
 			default: // another goroutine waits, and sleeps for the port
 				if p.zeroCopy && p.mu.TryLock() {
 					p.refill()
@@ -290,7 +320,7 @@ func (p *port) background() {
 			}
 			continue
 		}
-		waits := p.coalesces.Load()
+		waits := p.coalescer.count.Load()
 		switch {
 		case tick < tickLeast:
 			tick = min(2*tick, tickLeast)
@@ -302,11 +332,50 @@ func (p *port) background() {
 		coalesces = waits
 		if p.mu.TryLock() {
 			// A program that polls slowly checks the clock too seldom.
-			if now := p.now(); p.due.Load() < now {
+			if now := p.now(); p.poller.due.Load() < now {
 				p.progress(now, false)
 			}
 			p.refill()
 			p.mu.Unlock()
 		}
+	}
+}
+
+func (p *port) isClosed() bool {
+	select {
+	case <-p.poller.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// busy reports whether there is work: frames or, checked now and then, something that has become due with time.
+// Without the lock.
+func (p *port) busy() bool {
+	if p.mayPoll() && p.nic.Ready() || p.tx.shmLinks.Load() != nil && p.linkReady() {
+		return true
+	}
+	n := p.poller.idle.Load() + 1 // concurrent polls may lose each other's counts
+	p.poller.idle.Store(n)
+	return p.coalescer.waiting.Load() != 0 && n-p.coalescer.idleAtPost.Load() >= coalescePolls ||
+		n%pollsPerTime == 0 && p.overdue()
+}
+
+// overdue reports whether something has become due with time. It also wakes a driver that sleeps, see background.
+func (p *port) overdue() bool {
+	if p.zeroCopy && p.mu.TryLock() {
+		p.refill()
+		p.mu.Unlock()
+	}
+	return p.now() >= p.poller.due.Load()
+}
+
+// poll makes progress if there is work and no other goroutine is doing it.
+func (p *port) poll() {
+	if p.busy() && p.mu.TryLock() {
+		p.poller.turns.Store(p.poller.turns.Load() + 1)
+		p.progress(p.now(), false)
+		p.mu.Unlock()
 	}
 }

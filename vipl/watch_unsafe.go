@@ -28,7 +28,7 @@ type PortWatch struct {
 }
 
 // ShmLinks is the word of an atomic pointer.
-var _ [8]struct{} = [unsafe.Sizeof(port{}.shmLinks)]struct{}{}
+var _ [8]struct{} = [unsafe.Sizeof(port{}.tx.shmLinks)]struct{}{}
 
 // CoalescePolls is the number of empty polls after a post that show that the program has nothing more to send.
 const CoalescePolls = coalescePolls
@@ -44,9 +44,9 @@ func (n *NIC) Watch() (w PortWatch, ok bool) {
 		return w, false
 	}
 	w.Produced, w.Consumed = ring.RxIndices()
-	w.Idle, w.Waits, w.IdleAtPost = word32(&p.idle), word32(&p.waits), word32(&p.idleAtPost)
-	w.Taken = word32(&p.taken)
-	w.ShmLinks, w.PollPause = (*uint64)(unsafe.Pointer(&p.shmLinks)), word64(&p.pollPause)
+	w.Idle, w.Waits, w.IdleAtPost = word32(&p.poller.idle), word32(&p.coalescer.waiting), word32(&p.coalescer.idleAtPost)
+	w.Taken = word32(&p.poller.taken)
+	w.ShmLinks, w.PollPause = (*uint64)(unsafe.Pointer(&p.tx.shmLinks)), word64(&p.pollPause.until)
 	return w, true
 }
 
@@ -54,7 +54,7 @@ func (n *NIC) Watch() (w PortWatch, ok bool) {
 // concurrently.
 func (n *NIC) Tend() {
 	p := n.port
-	if (p.overdue() || p.shmLinks.Load() != nil && p.linkReady()) && p.mu.TryLock() {
+	if (p.overdue() || p.tx.shmLinks.Load() != nil && p.linkReady()) && p.mu.TryLock() {
 		p.progress(p.now(), false)
 		p.mu.Unlock()
 	}

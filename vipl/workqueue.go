@@ -213,7 +213,7 @@ func (p *port) settleReceives(v *VI) {
 		if e == nil || !e.status.Failed() {
 			return
 		}
-		if c := v.conn; c != nil && c.open && c.sender != nil && !c.closing {
+		if c := v.conn; c != nil && c.open && c.sender != nil && !c.ending.begun {
 			p.refuse(c, wire.ReasonClosed, errDescriptor, p.now())
 			return // teardown completed it, or the end of the connect will
 		}
