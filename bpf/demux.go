@@ -14,7 +14,7 @@ const (
 	// DefaultPort is the UDP port of data frames and connection management.
 	DefaultPort = 4793
 	// DefaultMaxVIs is the size of the VI table.
-	DefaultMaxVIs = 8192
+	DefaultMaxVIs = 32768
 	// DefaultMaxSockets is the number of slots.
 	DefaultMaxSockets = 256
 

@@ -83,7 +83,7 @@ const MaxTransferSize = 1 << 20
 
 // Limits of a NIC handle.
 const (
-	maxVI = 4096
+	maxVI = 16384
 	maxCQ = 1024
 )
 
@@ -141,7 +141,7 @@ func (n *NIC) checkVI(op string, v *VI, a *VIAttributes) error {
 // or, with nil, to none.
 //
 // Errors: ErrInvalidReliabilityLevel, ErrInvalidMTU, ErrInvalidQoS, ErrInvalidRDMARead and ErrInvalidPtag for the
-// attributes, ErrInvalidParameter for a CQ of another NIC handle, ErrResource for more than 4096 VIs.
+// attributes, ErrInvalidParameter for a CQ of another NIC handle, ErrResource for more than 16384 VIs.
 func (n *NIC) CreateVI(a VIAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 	const op = "CreateVI"
 	if err := n.checkVI(op, nil, &a); err != nil {
@@ -198,7 +198,7 @@ func (v *VI) enlist() error {
 		}
 	}
 	n.vis[v] = struct{}{}
-	n.port.own[v.num] = true
+	n.port.vis.enlist(v.num)
 	return nil
 }
 
@@ -305,7 +305,7 @@ func (v *VI) destroy() {
 		}
 	}
 	delete(v.nic.vis, v)
-	delete(v.port.own, v.num)
+	v.port.vis.delist(v.num)
 	v.releaseTag()
 }
 

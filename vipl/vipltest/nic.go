@@ -28,7 +28,7 @@ var nicRules = []Rule{
 			}
 		}
 	}),
-	choice("nic/query-advertises-the-limits", "VipQueryNic tells the limits that the provider has.", "1 MiB a message, 252 segments, 4096 descriptors a queue, 4096 VIs, 1024 CQs, discriminators of 64 bytes", func(t *T) {
+	choice("nic/query-advertises-the-limits", "VipQueryNic tells the limits that the provider has.", "1 MiB a message, 252 segments, 4096 descriptors a queue, 16384 VIs, 1024 CQs, discriminators of 64 bytes", func(t *T) {
 		a := t.A.Query()
 		for _, x := range []struct {
 			name      string

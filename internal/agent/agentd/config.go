@@ -104,7 +104,7 @@ type Quota struct {
 }
 
 // DefaultQuota is a user's, unless the configuration says otherwise.
-var DefaultQuota = Quota{Connections: 64, Queues: 8, VIs: 4096, PinnedBytes: 1 << 30}
+var DefaultQuota = Quota{Connections: 64, Queues: 8, VIs: 16384, PinnedBytes: 1 << 30}
 
 // quota is the user's.
 func (c *Config) quota(uid uint32) Quota {

@@ -8,7 +8,7 @@ import (
 
 // DefaultMaxVIs is the size of the VI table unless the configuration says
 // otherwise; index 0 is not used.
-const DefaultMaxVIs = 8192
+const DefaultMaxVIs = 32768
 
 // Numbers hands out VI numbers: index | generation << 16. The generation of
 // an index starts at random and goes up at each use, and an index is used again
