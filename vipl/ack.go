@@ -10,10 +10,10 @@ import (
 
 // ackList has the connections whose peers are owed an acknowledgement. Invariant: due[i] is a connection whose
 // ack.slot is i+1; the slot of every other connection is 0.
-type ackList struct {
-	due   []*conn
-	every int // of this number of frames one is acknowledged at once
-}
+type ackList struct{ due []*conn }
+
+// ackEvery returns the number of frames of which one is acknowledged at once.
+func (p *port) ackEvery() int { return max(1, min(16, p.shares.window/4)) }
 
 // connAck is the acknowledgement that a peer is owed.
 type connAck struct {
@@ -32,7 +32,7 @@ func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 	}
 	if from != to {
 		c.moved = now
-		c.rdma.replied = c.rdma.replied && int32(c.rdma.replySeq-to) >= 0
+		c.rdma.acknowledged(to)
 	}
 	for seq := from; seq != to; seq++ {
 		p.release(c, s.Tag(seq))
@@ -103,6 +103,26 @@ func (p *port) notStamped(c *conn, now int64) {
 	p.enqueue(c)
 }
 
+// acknowledgeDue sends the acknowledgements that are due; quiet: all that are owed. It returns the time at which the
+// next one must be sent.
+func (p *port) acknowledgeDue(now int64, quiet bool) (due int64) {
+	due = never
+	for i := 0; i < len(p.acks.due); {
+		c := p.acks.due[i]
+		if quiet || c.ack.due <= now {
+			c.ack.delay.wentAlone(min(c.ack.due, now))
+			if p.acknowledge(c) {
+				p.doorbell.hurry()
+				continue // due[i] is another connection now
+			}
+			c.ack.due = now + defaultAckDelay // a chunk may be free by then
+		}
+		due = min(due, c.ack.due)
+		i++
+	}
+	return due
+}
+
 // acknowledge sends a bare acknowledgement, with the ranges of frames that arrived out of order.
 func (p *port) acknowledge(c *conn) bool {
 	if !p.control(c, wire.KindAck, 0, 0) {
@@ -122,7 +142,7 @@ func (p *port) oweAck(c *conn, now int64) {
 		p.oweAckUntil(c, c.ack.delay.begin(now, len(p.acks.due)+1))
 	}
 	switch {
-	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= p.acks.every:
+	case c.receiver == nil || c.receiver.Urgent() || c.receiver.Unacked() >= p.ackEvery():
 		c.ack.due = now // due before the turn ends
 	case p.rx.pkt.Flags&wire.FlagAckSoon != 0:
 		c.ack.due = min(c.ack.due, now+ackSoon)

@@ -141,7 +141,7 @@ func TestGapIsToldSoon(t *testing.T) {
 	}
 	r.Acked()
 	const now = 1000
-	p := &port{acks: ackList{every: 16}}
+	p := &port{shares: shares{window: 64}}
 	c := &conn{vi: &VI{attrs: VIAttributes{Level: ReliableDelivery}}, receiver: r}
 	c.ack.delay.wait = 2_000_000
 	r.Arrive(r.Next(), false)

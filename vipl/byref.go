@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"viaxdp/hugepages"
+	"viaxdp/xdpnic"
 )
 
 // Memory that is sent by reference: the TX ring names it (long.go), and nothing is copied. The program may reuse
@@ -18,6 +19,34 @@ import (
 // certain that the driver has not read the entry in its old form: a driver takes an entry off when it reads it.
 const cancelSettles = 100_000_000 // ns
 
+// keptFrames has the long frames that were sent. Invariant: a frame is in one of three states. It is outstanding:
+// the reliable sender has its tag. It is unread: the peer has it or never will, but the program's memory in it may
+// still be read. Or it is free.
+type keptFrames struct {
+	sent   []longFrame
+	free   []uint32 // indices of free ones
+	unread []uint32
+	blocks []block // memory that unread frames name and whose NIC handle is closed
+}
+
+// put keeps a copy of f, with the capacity of f's segments. It returns its tag in the reliable sender: like that of
+// a short frame, but with a length of 0.
+func (k *keptFrames) put(f *longFrame) (tag uint64) {
+	if len(k.free) == 0 {
+		k.free = append(k.free, uint32(len(k.sent)))
+		k.sent = append(k.sent, longFrame{segs: make([]xdpnic.Desc, 0, cap(f.segs))})
+	}
+	i := k.free[len(k.free)-1]
+	k.free = k.free[:len(k.free)-1]
+	to := &k.sent[i]
+	to.segs, to.own = append(to.segs[:0], f.segs...), f.own
+	to.vi, to.at, to.cancelledAt = f.vi, f.at, never
+	return uint64(i) << tagShift
+}
+
+// at returns the long frame with the given tag.
+func (k *keptFrames) at(tag uint64) *longFrame { return &k.sent[tag>>tagShift] }
+
 // release gives back a frame that the peer has received or never will: its chunks and, unless it may still be read,
 // the program's memory in it.
 func (p *port) release(c *conn, tag uint64) {
@@ -28,17 +57,17 @@ func (p *port) release(c *conn, tag uint64) {
 				f.retain = false // the chunk is given back when it has arrived
 				return
 			}
-			c.resentLoop = len(p.tx.looped) > 0
+			c.resentLoop = len(p.loop.queued) > 0
 		}
 		p.nic.Release(tag >> tagShift)
 		return
 	}
 	i := uint32(tag >> tagShift)
-	l := &p.long
-	c.chunks -= l.sent[i].own
-	if f := &l.sent[i]; f.vi != nil && p.reading(f) {
+	k := &p.long.kept
+	c.chunks -= k.sent[i].own
+	if f := &k.sent[i]; f.vi != nil && p.reading(f) {
 		f.cancelledAt = never
-		l.unread = append(l.unread, i)
+		k.unread = append(k.unread, i)
 		return
 	}
 	p.free(i)
@@ -53,54 +82,54 @@ func (p *port) reading(f *longFrame) bool {
 
 // free gives back a frame that is neither needed nor read any more.
 func (p *port) free(i uint32) {
-	l := &p.long
-	f := &l.sent[i]
+	k := &p.long.kept
+	f := &k.sent[i]
 	p.giveUp(f)
 	if f.vi != nil {
 		f.vi.send.at(f.at).unread--
 		f.vi = nil
 	}
-	l.free = append(l.free, i)
+	k.free = append(k.free, i)
 }
 
 // cancel takes the memory of v, whose connection has ended, out of the frames that may still be read.
 func (p *port) cancel(v *VI, now int64) {
-	l := &p.long
-	for k := 0; k < len(l.unread); {
-		f := &l.sent[l.unread[k]]
+	k := &p.long.kept
+	for n := 0; n < len(k.unread); {
+		f := &k.sent[k.unread[n]]
 		if f.vi != v || !p.nic.Cancel(f.segs[0].Addr) {
 			if f.vi == v {
 				f.cancelledAt = min(f.cancelledAt, now)
 			}
-			k++
+			n++
 			continue
 		}
-		p.freeUnread(k)
+		p.freeUnread(n)
 	}
 }
 
-// freeUnread frees the frame at index k of longFrames.unread.
-func (p *port) freeUnread(k int) {
-	l := &p.long
-	last := len(l.unread) - 1
-	i := l.unread[k]
-	l.unread[k] = l.unread[last]
-	l.unread = l.unread[:last]
+// freeUnread frees the frame at index n of keptFrames.unread.
+func (p *port) freeUnread(n int) {
+	k := &p.long.kept
+	last := len(k.unread) - 1
+	i := k.unread[n]
+	k.unread[n] = k.unread[last]
+	k.unread = k.unread[:last]
 	p.free(i)
 }
 
 // sweep completes the sends whose memory is no longer read.
 func (p *port) sweep(now int64) {
-	l := &p.long
-	for k := 0; k < len(l.unread); {
-		f := &l.sent[l.unread[k]]
+	k := &p.long.kept
+	for n := 0; n < len(k.unread); {
+		f := &k.sent[k.unread[n]]
 		v := f.vi
 		settled := f.cancelledAt != never && now-f.cancelledAt >= cancelSettles
 		if p.reading(f) && !(settled && p.nic.Cancel(f.segs[0].Addr)) {
-			k++
+			n++
 			continue
 		}
-		p.freeUnread(k)
+		p.freeUnread(n)
 		if v == nil { // the NIC handle was closed meanwhile
 			p.freeBlocks(false)
 			continue
@@ -115,8 +144,8 @@ func (p *port) sweep(now int64) {
 // disown detaches the sends of v from their frames, because its NIC handle is closed. The frames stay until they
 // have been read.
 func (p *port) disown(v *VI) {
-	for _, i := range p.long.unread {
-		if f := &p.long.sent[i]; f.vi == v {
+	for _, i := range p.long.kept.unread {
+		if f := &p.long.kept.sent[i]; f.vi == v {
 			v.send.at(f.at).unread--
 			f.vi = nil
 		}
@@ -136,14 +165,14 @@ func (p *port) freeBlock(b block) error {
 	if p.over || !p.mayRead(b.buf) {
 		return b.arena.Free(b.buf)
 	}
-	p.long.blocks = append(p.long.blocks, b)
+	p.long.kept.blocks = append(p.long.kept.blocks, b)
 	return nil
 }
 
 // freeBlocks frees the blocks that are no longer read, or all. Under the lock.
 func (p *port) freeBlocks(all bool) {
-	l := &p.long
-	l.blocks = slices.DeleteFunc(l.blocks, func(b block) bool {
+	k := &p.long.kept
+	k.blocks = slices.DeleteFunc(k.blocks, func(b block) bool {
 		free := all || !p.mayRead(b.buf)
 		if free {
 			_ = b.arena.Free(b.buf) // it was allocated there
@@ -155,8 +184,8 @@ func (p *port) freeBlocks(all bool) {
 // mayRead reports whether memory of the arena may still be read for a frame.
 func (p *port) mayRead(b []byte) bool {
 	addr, _ := placeIn(p.mem, b)
-	for _, i := range p.long.unread {
-		f := &p.long.sent[i]
+	for _, i := range p.long.kept.unread {
+		f := &p.long.kept.sent[i]
 		for _, s := range f.segs[f.own:] {
 			if s.Addr < addr+uint64(len(b)) && addr < s.Addr+uint64(s.Len) {
 				return true
@@ -164,4 +193,30 @@ func (p *port) mayRead(b []byte) bool {
 		}
 	}
 	return false
+}
+
+// longFrame is a frame of several segments that a reliable VI has sent.
+type longFrame struct {
+	segs []xdpnic.Desc
+	own  int // the first own segments are TX chunks
+
+	// vi and at name the VI and the send queue index of the descriptor whose memory the other segments are
+	// (byref.go). vi is nil if there is no such memory.
+	vi          *VI
+	at          uint64
+	cancelledAt int64 // never: it was not cancelled
+}
+
+// A frame's tag in the reliable sender: the address of its chunk, and its length.
+const (
+	tagShift = 16
+	tagMask  = 1<<tagShift - 1
+)
+
+func isLong(tag uint64) bool { return tag&tagMask == 0 }
+
+func (p *port) giveUp(f *longFrame) {
+	for _, s := range f.segs[:f.own] {
+		p.nic.Release(s.Addr)
+	}
 }

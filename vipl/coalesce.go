@@ -75,9 +75,12 @@ func (p *port) posting(c *conn, now int64) {
 	if !waited || !c.batch.inStream || !c.vi.recv.ready() {
 		c.batch.backToBack = now-c.batch.postedAt < backToBackGap
 	}
-	p.coalescer.idleAtPost.Store(p.poller.idle.Load())
-	p.doorbell.rung = false
+	p.notePost()
+	p.doorbell.forget()
 }
+
+// notePost lets polls count from now on, see coalescePolls.
+func (p *port) notePost() { p.coalescer.idleAtPost.Store(p.poller.idle.Load()) }
 
 // posted records the end of the post. now is the time at its beginning. If the doorbell was rung, the clock is read
 // again: a kick takes much longer than reading the clock.
@@ -87,6 +90,19 @@ func (p *port) posted(c *conn, now int64) {
 	}
 	c.batch.postedAt = now
 }
+
+// sentAlone records that the program has posted a message that was sent at once.
+func (c *conn) sentAlone(now int64) {
+	b := &c.batch
+	b.postedAt = now
+	if b.inStream {
+		c.endStream(now)
+	}
+	b.backToBack = b.backToBack && b.inStream
+}
+
+// stopCoalescing sends small messages without a wait from now on: the connection ends.
+func (c *conn) stopCoalescing() { c.batch.off = true }
 
 // packAfter returns how many frames must be outstanding for c to coalesce: streamAfter, or 1 in a stream.
 func (c *conn) packAfter() int {
@@ -143,7 +159,7 @@ func (p *port) wakeBackground() {
 // flushCoalesced sends everything that is coalesced, because the program may not call again soon. The doorbell is
 // rung at the end of the turn.
 func (p *port) flushCoalesced(now int64) {
-	p.doorbell.lazy = false
+	p.doorbell.hurry()
 	for _, c := range p.coalescer.conns {
 		c.batch.waiting = false
 		c.batch.off = true
@@ -163,4 +179,30 @@ func (p *port) mayWait(c *conn, now int64) bool {
 	}
 	p.coalesce(c, now)
 	return true
+}
+
+// gathering records how many waiting messages fit in one frame: those from queue index from up to index to, which
+// take bytes in the frame.
+type gathering struct {
+	from, to uint64
+	bytes    int
+}
+
+// packable counts the small messages at the head of the send queue that fit in one frame. full means that the next
+// one does not fit or may not share a frame.
+func (c *conn) packable() (count int, full bool) {
+	q, g := &c.vi.send, &c.batch.gathered
+	if g.from != q.current {
+		*g = gathering{from: q.current, to: q.current}
+	}
+	for tail := q.tail.Load(); g.to != tail; g.to++ {
+		e := q.at(g.to)
+		n := e.room()
+		if g.bytes+n > c.inPack || !c.small(e) {
+			full = true
+			break
+		}
+		g.bytes += n
+	}
+	return int(g.to - g.from), full
 }

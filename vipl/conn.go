@@ -168,27 +168,58 @@ func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
 	}
 }
 
+// viTable has the VIs of a port.
+type viTable struct {
+	connected []*VI           // by the low 16 bits of the VI number; nil: none
+	own       map[uint32]bool // numbers of all
+}
+
+// find returns the connected VI with the given number, or nil.
+func (t *viTable) find(num uint32) *VI {
+	if i := int(num & 0xffff); i < len(t.connected) && t.connected[i] != nil && t.connected[i].num == num {
+		return t.connected[i]
+	}
+	return nil
+}
+
+func (t *viTable) put(v *VI) {
+	i := int(v.num & 0xffff)
+	for len(t.connected) <= i {
+		t.connected = append(t.connected, nil)
+	}
+	t.connected[i] = v
+}
+
+func (t *viTable) drop(v *VI) { t.connected[v.num&0xffff] = nil }
+
+// enlist and delist record which numbers are those of this port.
+func (t *viTable) enlist(num uint32) {
+	if t.own == nil {
+		t.own = make(map[uint32]bool)
+	}
+	t.own[num] = true
+}
+
+func (t *viTable) delist(num uint32) { delete(t.own, num) }
+
 // install activates a connection: its frames are accepted from now on. Under the lock.
 func (p *port) install(c *conn, now int64) {
-	i := int(c.vi.num & 0xffff)
-	for len(p.vis) <= i {
-		p.vis = append(p.vis, nil)
-	}
-	p.shares.active++
 	before := p.shares.window
-	if p.share(); p.shares.window < before {
-		for _, v := range p.vis {
+	if p.countConn(1); p.shares.window < before {
+		for _, v := range p.vis.connected {
 			if v != nil {
 				p.tellWindow(v.conn, now)
 			}
 		}
 	}
-	p.vis[i] = c.vi
+	p.vis.put(c.vi)
 	c.vi.conn = c
 	c.vi.recv.rewindHead()
 	c.open = true
 	c.opened, c.heard, c.moved = now, now, now
-	p.leaveSpare()
+	if c.secure != nil {
+		p.leaveSpare()
+	}
 	p.timers.schedule(c, now+p.silence/4)
 	p.checkSource(c, now)
 }
@@ -196,9 +227,11 @@ func (p *port) install(c *conn, now int64) {
 // uninstall undoes install. Under the lock.
 func (p *port) uninstall(c *conn) {
 	p.abandon(c)
-	p.vis[c.vi.num&0xffff] = nil
+	p.vis.drop(c.vi)
 	c.vi.conn = nil
-	p.leaveSpare()
+	if c.secure != nil {
+		p.leaveSpare()
+	}
 	if c.shm != nil {
 		p.leaveLink(c.shm)
 		c.shm = nil

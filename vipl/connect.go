@@ -102,8 +102,9 @@ func (v *VI) establish(op string, ours, theirs kagent.Offer, path kagent.Path, s
 	if err != nil {
 		return nil, opError(op, v, ErrResource, err)
 	}
+	var link *shmLink
 	if path.Loopback && !v.port.owns(theirs.VI) {
-		if c.shm, err = v.linkTo(theirs.VI); err != nil {
+		if link, err = v.linkTo(theirs.VI); err != nil {
 			code := ErrNotReachable // no frame comes there by the NIC either
 			if errors.Is(err, agentproto.ErrQuota) {
 				code = ErrResource
@@ -111,8 +112,7 @@ func (v *VI) establish(op string, ours, theirs kagent.Offer, path kagent.Path, s
 			return nil, opError(op, v, code, err)
 		}
 	}
-	c.established = first
-	if err := v.install(op, c); err != nil {
+	if err := v.install(op, c, link, first); err != nil {
 		return nil, err
 	}
 	if err := v.nic.agent.Enter(v.num, ours.Key, path.Dst); err != nil {
@@ -122,16 +122,19 @@ func (v *VI) establish(op string, ours, theirs kagent.Offer, path kagent.Path, s
 	return c, nil
 }
 
-func (v *VI) install(op string, c *conn) error {
+// install activates c in the engine. link is the shared-memory link to the peer, or nil; first is called with the
+// first frame that arrives.
+func (v *VI) install(op string, c *conn, link *shmLink, first func()) error {
 	p := v.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if v.gone.Load() || v.nic.closing() {
-		if c.shm != nil {
-			p.leaveLink(c.shm)
+		if link != nil {
+			p.leaveLink(link)
 		}
 		return closedError(op)
 	}
+	c.shm, c.established = link, first
 	now := p.now()
 	p.install(c, now)
 	p.finish(now, false) // a sleeper must take the new timer into account

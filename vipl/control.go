@@ -50,30 +50,6 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	return true
 }
 
-// sendClose sends the orderly end. On a reliable VI it has a number in the sequence: the peer sees it after
-// everything sent before, and it is retransmitted like data. On an unreliable VI Disconnect repeats it.
-func (p *port) sendClose(c *conn, now int64) bool {
-	if c.sender == nil {
-		c.ending.sent = true
-		return p.control(c, wire.KindClose, c.seq, 0)
-	}
-	if c.sender.Room() == 0 {
-		return true
-	}
-	addr, chunk, ok := p.chunk(c)
-	if !ok {
-		return false
-	}
-	b := c.template.Put(chunk, wire.HeaderLen)
-	h := &c.header
-	h.Kind, h.Flags, h.Immediate, h.RemoteAddr, h.RemoteHandle = wire.KindClose, wire.FlagAckNow, 0, 0, 0
-	if !p.launch(c, addr, b, now) {
-		return false
-	}
-	c.ending.sent, c.ending.seq = true, h.Seq
-	return true
-}
-
 // sendReset tells the peer that this side has broken the connection. It does so at most once per resetEvery, since
 // every frame that still arrives asks for it.
 func (p *port) sendReset(c *conn, reason wire.Reason, now int64) {

@@ -46,10 +46,10 @@ func (v *VI) disconnect(ctx context.Context) error {
 	v.busy = true
 	c := v.conn
 	if c.open {
-		c.batch.off = true // small messages that wait are sent now
+		c.stopCoalescing() // small messages that wait are sent now
 		p.pump(c, p.now())
 		p.flush()
-		c.ending.begun, c.rdma.answers = true, nil
+		c.beginClose()
 		if !c.byRef { // else the peer may still need the memory
 			p.flushQueue(v, &v.send, broken{})
 		}
@@ -115,6 +115,12 @@ type ending struct {
 	seq    uint32 // with this number
 	done   bool   // the peer has acknowledged it, or the connection is broken
 	signal signal // raised when done becomes true
+}
+
+// beginClose begins the orderly end: nothing that is posted from now on is sent.
+func (c *conn) beginClose() {
+	c.ending.begun = true
+	c.rdma.dropAnswers()
 }
 
 // disconnectTimeout is how long Disconnect waits for the peer. On an unreliable VI it is the time for the
@@ -206,3 +212,27 @@ func (w flushWait) notify() *signal {
 func (w flushWait) handle() *NIC { return w.v.nic }
 
 func (w flushWait) destroyed() error { return nil }
+
+// sendClose sends the orderly end. On a reliable VI it has a number in the sequence: the peer sees it after
+// everything sent before, and it is retransmitted like data. On an unreliable VI Disconnect repeats it.
+func (p *port) sendClose(c *conn, now int64) bool {
+	if c.sender == nil {
+		c.ending.sent = true
+		return p.control(c, wire.KindClose, c.seq, 0)
+	}
+	if c.sender.Room() == 0 {
+		return true
+	}
+	addr, chunk, ok := p.chunk(c)
+	if !ok {
+		return false
+	}
+	b := c.template.Put(chunk, wire.HeaderLen)
+	h := &c.header
+	h.Kind, h.Flags, h.Immediate, h.RemoteAddr, h.RemoteHandle = wire.KindClose, wire.FlagAckNow, 0, 0, 0
+	if !p.launch(c, addr, b, now) {
+		return false
+	}
+	c.ending.sent, c.ending.seq = true, h.Seq
+	return true
+}

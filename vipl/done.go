@@ -57,17 +57,17 @@ func (v *VI) lockReady(q *workQueue) bool {
 	p := v.port
 	if q.ready() {
 		p.mu.Lock()
-		p.poller.taken.Store(p.poller.taken.Load() + 1)
+		p.poller.tookOne()
 	} else if q.isSettling() {
 		p.mu.Lock()
 		if q.ready() {
-			p.poller.taken.Store(p.poller.taken.Load() + 1)
+			p.poller.tookOne()
 		}
 	} else {
 		if !p.busy() || !p.mu.TryLock() {
 			return false
 		}
-		p.poller.turns.Store(p.poller.turns.Load() + 1)
+		p.poller.foundWork()
 		p.progress(p.now(), false)
 	}
 	if !q.ready() {

@@ -220,10 +220,7 @@ func (n *NIC) WithoutBackground() (back func()) {
 	p.nic.Wake()
 	p.poller.stopped.Wait()
 	p.poller.closed = make(chan struct{})
-	return func() {
-		p.poller.stopped.Add(1)
-		go p.background()
-	}
+	return func() { p.poller.stopped.Go(p.background) }
 }
 
 // Influx is a stream that comes in, by itself.
@@ -301,7 +298,7 @@ func (v *VI) Settle(beside func()) {
 func (n *NIC) Captures() int {
 	n.port.mu.Lock()
 	defer n.port.mu.Unlock()
-	return len(n.port.tx.taps)
+	return len(n.port.taps)
 }
 
 // FillTap makes a capture's buffers full of frames of that size, until so many were left

@@ -16,7 +16,7 @@ func (n *NIC) Farewell() {
 	p := n.port
 	p.mu.Lock()
 	var open []*conn
-	for _, v := range p.vis {
+	for _, v := range p.vis.connected {
 		if v == nil || v.nic != n || v.conn == nil || !v.conn.open {
 			continue
 		}
@@ -26,14 +26,14 @@ func (n *NIC) Farewell() {
 			continue
 		}
 		c := v.conn
-		c.batch.off = true
+		c.stopCoalescing()
 		p.pump(c, p.now())
 		open = append(open, c)
 	}
 	p.flush()
 	reliable := open[:0]
 	for _, c := range open {
-		c.ending.begun, c.rdma.answers = true, nil
+		c.beginClose()
 		p.pump(c, p.now())
 		if c.sender != nil {
 			reliable = append(reliable, c)

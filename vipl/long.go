@@ -25,73 +25,24 @@ import (
 // data that ends in the middle of a page.
 const leastSegs = 3
 
-// longFrame is a frame of several segments that a reliable VI has sent.
-type longFrame struct {
-	segs []xdpnic.Desc
-	own  int // the first own segments are TX chunks
-
-	// vi and at name the VI and the send queue index of the descriptor whose memory the other segments are
-	// (byref.go). vi is nil if there is no such memory.
-	vi          *VI
-	at          uint64
-	cancelledAt int64 // never: it was not cancelled
-}
-
-// longFrames is the state of long frames: the one that is being built, those that are outstanding, and the one that
-// arrived.
+// longFrames is the state of long frames that are sent.
 type longFrames struct {
-	now   longFrame
-	parts [][]byte // the bytes of now behind the lower headers
-	most  int      // most segments of a frame
-
-	whole  []byte        // a frame in one piece, to be sealed
-	sealed []xdpnic.Desc // the chunks of its sealed copy
-
-	sent   []longFrame
-	free   []uint32
-	unread []uint32 // acknowledged or given up, but memory of the program may still be read
-	blocks []block  // memory that those frames name and whose NIC handle is closed
-
-	rest   [][]byte // the bytes of the frame that arrived in its chunks after the first
-	joined []byte
+	now   longFrame // the one that is being built
+	parts [][]byte  // its bytes behind the lower headers
+	most  int       // most segments of a frame
+	kept  keptFrames
+	seal  sealBuffer
 }
 
 func (l *longFrames) init(most int) {
 	l.most = most
 	l.now.segs = make([]xdpnic.Desc, 0, most)
 	l.parts = make([][]byte, 0, most)
-	l.rest = make([][]byte, 0, rxBatch)
-	l.sealed = make([]xdpnic.Desc, 0, most)
+	l.seal.init(most)
 }
 
-// keep records the frame that was built. It returns the frame's tag in the reliable sender: like that of a short
-// frame, but with a length of 0.
-func (l *longFrames) keep() uint64 {
-	if len(l.free) == 0 {
-		l.free = append(l.free, uint32(len(l.sent)))
-		l.sent = append(l.sent, longFrame{segs: make([]xdpnic.Desc, 0, l.most)})
-	}
-	i := l.free[len(l.free)-1]
-	l.free = l.free[:len(l.free)-1]
-	f := &l.sent[i]
-	f.segs, f.own = append(f.segs[:0], l.now.segs...), l.now.own
-	f.vi, f.at, f.cancelledAt = l.now.vi, l.now.at, never
-	return uint64(i) << tagShift
-}
-
-// A frame's tag in the reliable sender: the address of its chunk, and its length.
-const (
-	tagShift = 16
-	tagMask  = 1<<tagShift - 1
-)
-
-func isLong(tag uint64) bool { return tag&tagMask == 0 }
-
-func (p *port) giveUp(f *longFrame) {
-	for _, s := range f.segs[:f.own] {
-		p.nic.Release(s.Addr)
-	}
-}
+// dropLong gives up the frame that is being built.
+func (p *port) dropLong() { p.giveUp(&p.long.now) }
 
 // fits reports whether the peer's window and the congestion window admit a frame with n bytes of data now. There is
 // room for a short frame.
@@ -218,7 +169,7 @@ func (p *port) roomForLong(c *conn, n int) bool {
 	for n -= k; n > 0; n -= k {
 		addr, chunk, ok := p.chunk(c)
 		if !ok {
-			p.giveUp(&l.now)
+			p.dropLong()
 			return false
 		}
 		k = min(n, size)
@@ -242,7 +193,7 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 	h.Put(l.parts[0])
 	c.putChecksum(l.parts[0], l.parts[1:]...)
 	if !p.sendSegs(c, &l.now, c.sender != nil) {
-		p.giveUp(&l.now)
+		p.dropLong()
 		p.notStamped(c, now)
 		return false
 	}
@@ -250,10 +201,35 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 		c.seq++
 	} else {
 		c.chunks += l.now.own
-		p.remember(c, l.keep(), units, now)
+		p.remember(c, l.kept.put(&l.now), units, now)
 	}
 	if p.nic.Pending() >= kickBatch {
 		p.flush()
 	}
 	return true
+}
+
+// resendLong puts a long frame on the ring again.
+func (p *port) resendLong(c *conn, f *longFrame, more wire.Flags) resendResult {
+	for _, s := range f.segs[:f.own] {
+		if p.nic.InFlight(s.Addr) {
+			if p.flush(); p.nic.InFlight(s.Addr) {
+				return notYet
+			}
+		}
+	}
+	p.stamp(c)
+	l := &p.long
+	l.parts = l.parts[:0]
+	for _, s := range f.segs {
+		l.parts = append(l.parts, p.mem[s.Addr:s.Addr+uint64(s.Len)])
+	}
+	b := l.parts[0][c.template.Len():]
+	l.parts[0] = b
+	wire.Restamp(b, c.header.Ack, c.header.Window, more)
+	c.putChecksum(b, l.parts[1:]...)
+	if !p.sendSegs(c, f, true) {
+		return portFull
+	}
+	return resent
 }

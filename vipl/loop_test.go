@@ -21,7 +21,7 @@ func TestResentOnLoop(t *testing.T) {
 	nic := &chunks{}
 	p := &port{nic: nic, mem: make([]byte, 8192)}
 	c := &conn{loop: true, resentLoop: true, chunks: 2}
-	p.tx.looped = []loopFrame{{c, 2048, 1, true}, {c, 4096, 1, true}}
+	p.loop.queued = []loopFrame{{c, 2048, 1, true}, {c, 4096, 1, true}}
 	if got := p.resendShort(c, 4096, 1, 0); got != notYet {
 		t.Errorf("sent again on its way: %v", got)
 	}

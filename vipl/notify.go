@@ -42,7 +42,7 @@ func (v *VI) arm(op string, q *workQueue, fn func(*VI, *Descriptor)) error {
 		return opError(op, v, ErrResource, fmt.Errorf("%d handlers wait on the queue", MaxNotifies))
 	}
 	q.handlers = append(q.handlers, fn)
-	p.poller.armed.Add(1)
+	p.poller.arm(1)
 	if d, _ := q.pop(); d != nil {
 		p.give(v, q, d)
 	}
@@ -55,12 +55,12 @@ func (v *VI) arm(op string, q *workQueue, fn func(*VI, *Descriptor)) error {
 func (p *port) give(v *VI, q *workQueue, d *Descriptor) {
 	fn := q.handlers[0]
 	q.handlers = q.handlers[1:]
-	p.poller.armed.Add(-1)
+	p.poller.arm(-1)
 	q.calls.call(func() { fn(v, d) })
 }
 
 func (p *port) cancelHandlers(q *workQueue) {
-	p.poller.armed.Add(-int64(len(q.handlers)))
+	p.poller.arm(-len(q.handlers))
 	q.handlers = nil
 }
 
@@ -87,7 +87,7 @@ func (c *CQ) Notify(fn func(vi *VI, recv bool)) error {
 		return opError(op, nil, ErrResource, fmt.Errorf("%d handlers wait on the queue", MaxNotifies))
 	}
 	c.handlers = append(c.handlers, fn)
-	p.poller.armed.Add(1)
+	p.poller.arm(1)
 	c.serveHandlers()
 	p.rouse()
 	return nil
@@ -98,7 +98,7 @@ func (c *CQ) serveHandlers() {
 	for c.given < len(c.handlers) && c.head != c.tail {
 		e := c.take()
 		c.given++
-		c.port.poller.armed.Add(-1)
+		c.port.poller.arm(-1)
 		c.calls.call(func() { c.hand(e) })
 	}
 }
@@ -113,7 +113,7 @@ func (c *CQ) hand(e cqEntry) {
 	}
 	c.given--
 	if e.vi.gone.Load() {
-		c.port.poller.armed.Add(1)
+		c.port.poller.arm(1)
 		c.serveHandlers()
 		c.port.rouse()
 		c.port.mu.Unlock()
@@ -126,6 +126,6 @@ func (c *CQ) hand(e cqEntry) {
 }
 
 func (c *CQ) cancelHandlers() {
-	c.port.poller.armed.Add(-int64(len(c.handlers) - c.given))
+	c.port.poller.arm(c.given - len(c.handlers))
 	c.handlers, c.given = nil, 0
 }

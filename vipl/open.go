@@ -220,7 +220,7 @@ func sharePort(p provider.Provider, o options) *port {
 		now, used := o.clocks()
 		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Info.NIC.ZeroCopy, o.silence, now, used)}
 		s.mu.Lock()
-		s.pollPause.off = o.noPollPause
+		s.poller.pause.disable(o.noPollPause)
 		s.mu.Unlock()
 		ports.began++
 		s.id = ports.began

@@ -33,6 +33,12 @@ type pollPause struct {
 	stream influx
 }
 
+// disable makes every poll look at the ring if off is true.
+func (s *pollPause) disable(off bool) { s.off = off }
+
+// posted records that the program has posted a send.
+func (s *pollPause) posted() { s.stream.posts++ }
+
 // influx is the state of the incoming stream.
 type influx struct {
 	since  int64 // when it began
@@ -43,16 +49,16 @@ type influx struct {
 
 // pausePolling decides how long polls leave the ring alone after n frames were taken off it. Under the lock.
 func (p *port) pausePolling(n int, now int64) {
-	before := p.pollPause.until.Load()
+	before := p.poller.pause.until.Load()
 	asked := before != 0 && p.rx.pkt.Flags&wire.FlagAckNow != 0 && p.rx.pkt.Kind != wire.KindPack
-	if until := uint64(p.pollPause.stream.came(n, now, p.shares.window, asked)); until != before {
-		p.pollPause.until.Store(until)
+	if until := uint64(p.poller.pause.stream.came(n, now, p.shares.window, asked)); until != before {
+		p.poller.pause.until.Store(until)
 	}
 }
 
 // mayPoll reports whether the ring may be polled. Any goroutine.
 func (p *port) mayPoll() bool {
-	until := p.pollPause.until.Load()
+	until := p.poller.pause.until.Load()
 	return until == 0 || p.now() >= int64(until)
 }
 

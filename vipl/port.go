@@ -37,42 +37,37 @@ type port struct {
 	over     bool         // stopped: the rings may be unmapped, so a late poll must not touch them
 	stats    Counters
 
-	nics []*NIC          // handles that share the port
-	vis  []*VI           // connected ones, by the low 16 bits of the VI number
-	own  map[uint32]bool // numbers of all VIs
+	nics []*NIC // handles that share the port
+	vis  viTable
 
-	ready     readyList   // connections that may be able to send
-	coalescer coalescer   // small messages and frames that wait for more
-	tx        transmitter // frames that do not go to the TX ring
+	ready     readyList // connections that may be able to send
+	coalescer coalescer // small messages and frames that wait for more
+	long      longFrames
 	doorbell  doorbell
-	long      longFrames // frames of several chunks, and memory that is sent by reference
+	loop      loopback // frames between VIs of this port
+	links     shmLinks // links to other queues of the interface
+	taps      []*tap   // captures
 	rx        receiver
-	reorder   reorderBuffer
 	acks      ackList // acknowledgements that are owed
 	timers    timerHeap
-	pollPause pollPause
 	poller    poller // who polls, who sleeps
 	shares    shares // how the connections share the chunks
 	iface     iface
 }
 
 func newPort(nic provider.Port, mem []byte, zeroCopy bool, silence time.Duration, now func() int64, cpuTime func() time.Duration) *port {
-	p := &port{nic: nic, mem: mem, now: now, zeroCopy: zeroCopy, silence: int64(silence), own: make(map[uint32]bool)}
+	p := &port{nic: nic, mem: mem, now: now, zeroCopy: zeroCopy, silence: int64(silence)}
 	p.poller.init(cpuTime)
-	p.shares.txChunks = nic.TxFree()
-	p.leaveSpare()
-	p.share()
+	p.initShares()
 	p.long.init(nic.MaxSegs())
-	p.rx.init(nic.RxChunks())
-	p.reorder.init(nic.RxChunks(), p.long.most, p.rx.refillAt)
-	p.poller.stopped.Add(1)
-	go p.background()
+	p.rx.init(nic.RxChunks(), p.long.most)
+	p.poller.stopped.Go(p.background)
 	return p
 }
 
 // stop ends the engine, which has no VIs left.
 func (p *port) stop() {
-	close(p.poller.closed)
+	p.poller.close()
 	p.nic.Wake()
 	p.poller.stopped.Wait()
 	// Once the token is available, the goroutine that slept in the port has left.
@@ -112,19 +107,19 @@ func (p *port) finish(now int64, quiet bool) {
 	}
 	due := p.respond(now, quiet)
 	for range loopRounds {
-		if len(p.tx.looped) == 0 {
+		if len(p.loop.queued) == 0 {
 			break
 		}
 		p.deliverLooped(now)
 		due = p.respond(now, quiet)
 	}
-	if len(p.tx.looped) > 0 {
+	if len(p.loop.queued) > 0 {
 		due = now
 	}
 	if p.iface.gone && !p.iface.removed {
 		p.onRemove()
 	}
-	if len(p.long.unread) > 0 {
+	if len(p.long.kept.unread) > 0 {
 		p.sweep(now)
 		due = min(due, now+defaultAckDelay)
 	}
@@ -140,11 +135,7 @@ func (p *port) finish(now int64, quiet bool) {
 	if len(p.timers) > 0 {
 		due = min(due, p.timers[0].due)
 	}
-	// An early due time does no harm, and a store that is saved saves time.
-	if old := p.poller.due.Load(); due < old || old <= now || quiet {
-		p.poller.due.Store(due)
-	}
-	if by := p.poller.sleepBy.Load(); by != 0 && due < by {
+	if p.poller.workAt(due, now, quiet) {
 		p.wakeSleeper() // it must sleep for less time
 	}
 }
@@ -155,54 +146,8 @@ const loopRounds = 16
 // respond sends what has become possible and what is owed, and rings the doorbell. It returns the time at which the
 // next delayed acknowledgement must be sent.
 func (p *port) respond(now int64, quiet bool) (due int64) {
-	for len(p.ready.conns) > 0 {
-		p.doorbell.lazy = false // other connections have frames to send
-		c := p.ready.conns[len(p.ready.conns)-1]
-		p.ready.conns = p.ready.conns[:len(p.ready.conns)-1]
-		c.inReady = false
-		if !p.pump(c, now) {
-			if p.stuckAlone(c) {
-				continue
-			}
-			// There is no chunk: the other connections wait for the next turn. Lost frames do not wait: they have
-			// their chunks, and until they arrive no other chunks are freed.
-			for _, other := range p.ready.conns {
-				if other.open && other.sender != nil {
-					p.resendLost(other, now)
-				}
-			}
-			break
-		}
-	}
-	p.ready.conns = append(p.ready.conns, p.ready.stuck...)
-	p.ready.stuck = p.ready.stuck[:0]
-	due = never
-	for i := 0; i < len(p.acks.due); {
-		c := p.acks.due[i]
-		if quiet || c.ack.due <= now {
-			c.ack.delay.wentAlone(min(c.ack.due, now))
-			if p.acknowledge(c) {
-				p.doorbell.lazy = false
-				continue // acksDue[i] is another connection now
-			}
-			c.ack.due = now + defaultAckDelay // a chunk may be free by then
-		}
-		due = min(due, c.ack.due)
-		i++
-	}
-	if !p.doorbell.lazy {
-		if p.nic.Pending() > 0 {
-			p.ring()
-		} else {
-			if len(p.doorbell.handed) > 0 {
-				p.doorbell.rung = true // a shared-memory link rang its own bell, which takes as long
-			}
-			if p.doorbell.unrung.Load() != 0 {
-				p.doorbell.unrung.Store(0) // the driver has taken the waiting entries by itself
-			}
-			p.doorbell.stalled = false
-		}
-		p.settleHanded()
-	}
+	p.pumpReady(now)
+	due = p.acknowledgeDue(now, quiet)
+	p.ringUnlessLazy()
 	return due
 }

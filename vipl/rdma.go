@@ -34,6 +34,12 @@ type connRDMA struct {
 	replySeq uint32  // number of the last such frame
 }
 
+// dropAnswers gives up the peer's reads: it will not get the rest.
+func (r *connRDMA) dropAnswers() { r.answers = nil }
+
+// acknowledged records that the peer has all frames before number to.
+func (r *connRDMA) acknowledged(to uint32) { r.replied = r.replied && int32(r.replySeq-to) >= 0 }
+
 // answer is an RDMA read of the peer that is being served.
 type answer struct {
 	addr   uint64
@@ -194,7 +200,7 @@ func (p *port) takeRead(c *conn, pkt *wire.Packet, now int64) {
 	}
 	err := errReadRefused
 	if v.attrs.EnableRDMARead {
-		err = p.readFrom(v, &r)
+		err = p.readFrom(v, &r, nil, nil)
 	}
 	if err != nil {
 		p.refuseRead(c, r.seq, err, now)
@@ -207,8 +213,8 @@ func (p *port) takeRead(c *conn, pkt *wire.Packet, now int64) {
 	p.enqueue(c)
 }
 
-// readFrom checks that the remainder of r may be read, and copies its next bytes to parts.
-func (p *port) readFrom(v *VI, r *answer, parts ...[]byte) error {
+// readFrom checks that the remainder of r may be read, and copies its next bytes to first and rest.
+func (p *port) readFrom(v *VI, r *answer, first []byte, rest [][]byte) error {
 	if r.length == 0 {
 		return nil
 	}
@@ -217,7 +223,8 @@ func (p *port) readFrom(v *VI, r *answer, parts ...[]byte) error {
 	if err != nil {
 		return err
 	}
-	for _, b := range parts {
+	src = src[copy(first, src):]
+	for _, b := range rest {
 		src = src[copy(b, src):]
 	}
 	region.Release()
@@ -244,13 +251,9 @@ func (p *port) sendAnswer(c *conn, now int64) bool {
 	if !p.beginLong(c, n) || !p.roomForLong(c, n) {
 		return false
 	}
-	l := &p.long
-	head := l.parts[0]
-	l.parts[0] = head[wire.HeaderLen:]
-	err := p.readFrom(c.vi, r, l.parts...)
-	l.parts[0] = head
-	if err != nil {
-		p.giveUp(&l.now)
+	head := p.long.parts[0]
+	if err := p.readFrom(c.vi, r, head[wire.HeaderLen:], p.long.parts[1:]); err != nil {
+		p.dropLong()
 		seq := r.seq
 		c.rdma.answers = c.rdma.answers[:0]
 		p.refuseRead(c, seq, err, now)
@@ -263,7 +266,7 @@ func (p *port) sendAnswer(c *conn, now int64) bool {
 		h.Flags = wire.FlagLast
 	}
 	if n <= c.inChunk {
-		if !p.launch(c, l.now.segs[0].Addr, head, now) {
+		if !p.launch(c, p.long.now.segs[0].Addr, head, now) {
 			return false
 		}
 	} else if !p.launchLong(c, n, now) {

@@ -15,6 +15,32 @@ func (p *port) enqueue(c *conn) {
 	}
 }
 
+// pumpReady sends what the connections can send now.
+func (p *port) pumpReady(now int64) {
+	r := &p.ready
+	for len(r.conns) > 0 {
+		p.doorbell.hurry() // other connections have frames to send
+		c := r.conns[len(r.conns)-1]
+		r.conns = r.conns[:len(r.conns)-1]
+		c.inReady = false
+		if !p.pump(c, now) {
+			if p.stuckAlone(c) {
+				continue
+			}
+			// There is no chunk: the other connections wait for the next turn. Lost frames do not wait: they have
+			// their chunks, and until they arrive no other chunks are freed.
+			for _, other := range r.conns {
+				if other.open && other.sender != nil {
+					p.resendLost(other, now)
+				}
+			}
+			break
+		}
+	}
+	r.conns = append(r.conns, r.stuck...)
+	r.stuck = r.stuck[:0]
+}
+
 // stuckAlone reports whether c, for which pump has just found no room, is blocked on a resource of its own (link
 // room, chunks for a long frame) rather than on the port. It then sets c aside for this turn, since the port has
 // room for others.

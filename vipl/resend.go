@@ -34,7 +34,7 @@ func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendRes
 	tag := c.sender.Tag(seq)
 	var result resendResult
 	if isLong(tag) {
-		result = p.resendLong(c, &p.long.sent[tag>>tagShift], more)
+		result = p.resendLong(c, p.long.kept.at(tag), more)
 	} else {
 		result = p.resendShort(c, tag>>tagShift, tag&tagMask, more)
 	}
@@ -66,30 +66,5 @@ func (p *port) resendShort(c *conn, addr, size uint64, more wire.Flags) resendRe
 		return portFull
 	}
 	c.resentLoop = c.loop
-	return resent
-}
-
-// resendLong puts a long frame on the ring again.
-func (p *port) resendLong(c *conn, f *longFrame, more wire.Flags) resendResult {
-	for _, s := range f.segs[:f.own] {
-		if p.nic.InFlight(s.Addr) {
-			if p.flush(); p.nic.InFlight(s.Addr) {
-				return notYet
-			}
-		}
-	}
-	p.stamp(c)
-	l := &p.long
-	l.parts = l.parts[:0]
-	for _, s := range f.segs {
-		l.parts = append(l.parts, p.mem[s.Addr:s.Addr+uint64(s.Len)])
-	}
-	b := l.parts[0][c.template.Len():]
-	l.parts[0] = b
-	wire.Restamp(b, c.header.Ack, c.header.Window, more)
-	c.putChecksum(b, l.parts[1:]...)
-	if !p.sendSegs(c, f, true) {
-		return portFull
-	}
 	return resent
 }

@@ -28,11 +28,19 @@ type receiver struct {
 	from     *shmLink              // the link that the frame arrived on; nil: the queue
 	inOrder  [rxBatch]xdpnic.Frame // a buffered frame that is being delivered
 	late     [rxBatch]xdpnic.Frame // a buffered frame that is being given up, which may happen during a delivery
-	leased   int                   // chunks received since the last Refill
-	refillAt int                   // how many cause one
+	reorder  reorderBuffer
+	leased   int // chunks received since the last Refill
+	refillAt int // how many cause one
+
+	rest   [][]byte // the bytes of the frame in its chunks after the first
+	joined []byte   // a frame of several chunks in one piece
 }
 
-func (r *receiver) init(chunks int) { r.refillAt = min(refillBatch, max(1, chunks/8)) }
+func (r *receiver) init(chunks, mostSegs int) {
+	r.refillAt = min(refillBatch, max(1, chunks/8))
+	r.reorder.init(chunks, mostSegs, r.refillAt)
+	r.rest = make([][]byte, 0, rxBatch)
+}
 
 // receiveAll processes the frames that have arrived, a bounded number so that others get the lock. It reports
 // whether there were any.
@@ -40,7 +48,7 @@ func (p *port) receiveAll(now int64) (came bool) {
 	before := p.stats.Frames
 	for range 4 {
 		n := p.nic.Receive(p.rx.frames[:])
-		if len(p.tx.taps) > 0 {
+		if len(p.taps) > 0 {
 			p.tapReceived(p.rx.frames[:n])
 		}
 		for i, k := 0, 0; i < n; i = k {
@@ -57,11 +65,31 @@ func (p *port) receiveAll(now int64) (came bool) {
 			break
 		}
 	}
-	if came = p.stats.Frames != before; came && !p.pollPause.off {
+	if came = p.stats.Frames != before; came && !p.poller.pause.off {
 		p.pausePolling(int(p.stats.Frames-before), now)
 	}
-	if p.tx.shmLinks.Load() != nil && p.receiveLinks(now) {
+	if p.links.all.Load() != nil && p.receiveLinks(now) {
 		came = true
+	}
+	return came
+}
+
+// receiveLinks processes frames that arrived on links, a bounded number. Under the lock.
+func (p *port) receiveLinks(now int64) (came bool) {
+	for _, l := range p.allLinks() {
+		whole := l.buf[0].Data
+		for range rxBatch {
+			n, ok := l.Receive(whole)
+			if !ok {
+				break
+			}
+			came = true
+			l.buf[0].Data = whole[:n]
+			p.rx.from = l
+			p.receive(l.buf[:], now)
+			p.rx.from = nil
+			l.buf[0].Data = whole
+		}
 	}
 	return came
 }
@@ -84,15 +112,16 @@ func (p *port) recycle(frame []xdpnic.Frame) {
 }
 
 // decode parses a frame that arrived in one or several chunks.
-func (l *longFrames) decode(pkt *wire.Packet, frame []xdpnic.Frame) error {
+func (r *receiver) decode(frame []xdpnic.Frame) error {
+	pkt := &r.pkt
 	if len(frame) == 1 {
 		return pkt.Decode(frame[0].Data)
 	}
-	l.rest = l.rest[:0]
+	r.rest = r.rest[:0]
 	for i := range frame[1:] {
-		l.rest = append(l.rest, frame[1+i].Data)
+		r.rest = append(r.rest, frame[1+i].Data)
 	}
-	return pkt.DecodeChain(frame[0].Data, l.rest)
+	return pkt.DecodeChain(frame[0].Data, r.rest)
 }
 
 // receive processes one frame. It returns true if the engine keeps the frame's chunks.
@@ -102,16 +131,15 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 	if len(frame) > 1 {
 		p.stats.Chained++
 	}
-	if err := p.long.decode(pkt, frame); err != nil {
+	if err := p.rx.decode(frame); err != nil {
 		p.stats.count(err)
 		return false
 	}
-	i := int(pkt.VI & 0xffff)
-	if i >= len(p.vis) || p.vis[i] == nil || p.vis[i].num != pkt.VI {
+	v := p.vis.find(pkt.VI)
+	if v == nil {
 		p.stats.UnknownVI++
 		return false
 	}
-	v := p.vis[i]
 	c := v.conn
 	switch {
 	case c.key != pkt.Key:
@@ -185,7 +213,7 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 			if !ok {
 				break
 			}
-			early := p.reorder.take(tag, p.rx.inOrder[:])
+			early := p.rx.reorder.take(tag, p.rx.inOrder[:])
 			if p.decodeAgain(c, early) == nil { // it was valid when it arrived
 				p.deliver(c, &p.rx.pkt, now)
 			}
@@ -195,13 +223,13 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 		if c.loop {
 			break // the chunk belongs to the sender, which retransmits
 		}
-		if !p.reorder.fits(len(frame)) {
+		if !p.rx.reorder.fits(len(frame)) {
 			p.stats.OutOfOrderDropped++
 			break // treat it as lost: the peer retransmits
 		}
 		p.stats.OutOfOrder++
 		p.keepOpen(c, frame)
-		c.receiver.Buffer(seq, p.reorder.put(frame))
+		c.receiver.Buffer(seq, p.rx.reorder.put(frame))
 		kept = true
 	case reliable.Duplicate:
 		p.stats.Duplicate++
@@ -326,8 +354,9 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 		return
 	}
 	v := c.vi
-	rest := p.long.join(pkt)
-	for c.refusal.part = 0; len(rest) > 0; {
+	rest := p.rx.join()
+	c.refusal.unpack(0, false)
+	for n := 1; len(rest) > 0; n++ {
 		r := &p.rx.record
 		var ok bool
 		if rest, ok = r.Next(rest); !ok {
@@ -347,8 +376,7 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 			p.tooLong(c, e, now)
 			return
 		}
-		c.refusal.part++
-		c.refusal.unpacking = len(rest) > 0
+		c.refusal.unpack(n, len(rest) > 0)
 		switch {
 		case !r.Write:
 			p.finishReceive(c, e, e.moved, r.HasImmediate, r.Immediate)
@@ -359,20 +387,44 @@ func (p *port) placePack(c *conn, pkt *wire.Packet, now int64) {
 			return // the next receive was wrong when posted
 		}
 	}
-	c.refusal.part, c.refusal.unpacking = 0, false
+	c.refusal.unpack(0, false)
 }
 
 // join returns the payload of a frame in one piece, copied if it is in several chunks. It is valid until the next
 // call.
-func (l *longFrames) join(pkt *wire.Packet) []byte {
+func (r *receiver) join() []byte {
+	pkt := &r.pkt
 	if len(pkt.Rest) == 0 {
 		return pkt.Payload
 	}
-	l.joined = append(l.joined[:0], pkt.Payload...)
+	r.joined = append(r.joined[:0], pkt.Payload...)
 	for _, b := range pkt.Rest {
-		l.joined = append(l.joined, b...)
+		r.joined = append(r.joined, b...)
 	}
-	return l.joined
+	return r.joined
+}
+
+// joinSealed puts a sealed frame in one piece, since crypto/cipher opens only contiguous bytes.
+func (r *receiver) joinSealed() {
+	if len(r.pkt.Rest) > 0 {
+		r.joined = r.pkt.Join(r.joined)
+	}
+}
+
+// keepOpen writes an opened frame back to its chunks, so that decodeAgain can read it.
+func (p *port) keepOpen(c *conn, frame []xdpnic.Frame) {
+	if c.secure != nil && len(frame) > 1 {
+		p.rx.pkt.Spread()
+	}
+}
+
+// decodeAgain decodes a frame that was valid when it arrived; if it was sealed, it is open now.
+func (p *port) decodeAgain(c *conn, frame []xdpnic.Frame) error {
+	if err := p.rx.decode(frame); err != nil || c.secure == nil {
+		return err
+	}
+	p.rx.joinSealed()
+	return p.rx.pkt.Opened()
 }
 
 // finishReceive completes the receive at the head with a message of n bytes.
@@ -427,31 +479,6 @@ func (p *port) protocolError(c *conn, now int64) {
 		return
 	}
 	p.refuse(c, wire.ReasonProtocol, errProtocol, now)
-}
-
-// refuse breaks a reliable connection because of an error on this side. A reason other than ReasonClosed says what
-// was wrong with the last frame, which then counts as not arrived. So does a frame of which not all messages were
-// delivered.
-func (p *port) refuse(c *conn, reason wire.Reason, cause error, now int64) {
-	p.refuseAt(c, reason, c.receiver.Next()-1, cause, now)
-}
-
-// refuseAt is refuse for the request in frame seq. Earlier requests of the peer that are being answered are
-// answered completely; later frames are ignored.
-func (p *port) refuseAt(c *conn, reason wire.Reason, seq uint32, cause error, now int64) {
-	if reason != wire.ReasonClosed || c.refusal.unpacking {
-		c.refusal.reason, c.refusal.seq = reason, seq
-	}
-	c.refusal.cause = cause
-	if reason == wire.ReasonClosed || reason == wire.ReasonProtocol || !c.answering() {
-		p.teardownRefused(c, now)
-	}
-}
-
-// teardownRefused ends the connection as refuseAt decided.
-func (p *port) teardownRefused(c *conn, now int64) {
-	p.sendReset(c, wire.ReasonClosed, now)
-	p.teardown(c, broken{cause: c.refusal.cause})
 }
 
 // answering reports whether the peer lacks answers to its reads.

@@ -10,6 +10,14 @@ import (
 	"viaxdp/xdpnic"
 )
 
+// sealBuffer is where a frame of several segments is sealed.
+type sealBuffer struct {
+	whole  []byte        // the frame in one piece
+	chunks []xdpnic.Desc // the chunks of its sealed copy
+}
+
+func (b *sealBuffer) init(most int) { b.chunks = make([]xdpnic.Desc, 0, most) }
+
 // sendSealed queues the sealed form of the frame of the given size at addr. With retain the frame stays with the
 // engine, else it is released. False: no chunk for the copy, or no ring entry.
 func (p *port) sendSealed(c *conn, addr uint64, size int, retain bool) bool {
@@ -32,31 +40,31 @@ func (p *port) sendSealed(c *conn, addr uint64, size int, retain bool) bool {
 // sendLongSealed is sendSealed for a frame of several segments. crypto/cipher seals only contiguous bytes, so the
 // frame is sealed in one piece and then copied into as many chunks as it needs.
 func (p *port) sendLongSealed(c *conn, f *longFrame, retain bool) bool {
-	l := &p.long
-	l.whole = append(l.whole[:0], make([]byte, sealAhead)...)
-	for _, b := range l.parts {
-		l.whole = append(l.whole, b...)
+	b := &p.long.seal
+	b.whole = append(b.whole[:0], make([]byte, sealAhead)...)
+	for _, part := range p.long.parts {
+		b.whole = append(b.whole, part...)
 	}
-	plain := l.whole[sealAhead:]
+	plain := b.whole[sealAhead:]
 	if !p.roomToSeal(c.chunksFor(len(plain))) {
 		return false
 	}
-	l.whole = append(l.whole, make([]byte, wire.TagLen)...)
-	p.seal(c, l.whole, l.whole[sealAhead:][:len(plain)])
+	b.whole = append(b.whole, make([]byte, wire.TagLen)...)
+	p.seal(c, b.whole, b.whole[sealAhead:][:len(plain)])
 
-	l.sealed = l.sealed[:0]
+	b.chunks = b.chunks[:0]
 	lower := c.template.Len()
-	for rest := l.whole; len(rest) > 0; lower = 0 {
+	for rest := b.whole; len(rest) > 0; lower = 0 {
 		addr, chunk, _ := p.nic.Alloc()
 		if lower > 0 {
-			c.template.PutHead(chunk, len(l.whole))
+			c.template.PutHead(chunk, len(b.whole))
 		}
 		n := copy(chunk[lower:], rest)
 		rest = rest[n:]
-		l.sealed = append(l.sealed, xdpnic.Desc{Addr: addr, Len: uint32(lower + n)})
+		b.chunks = append(b.chunks, xdpnic.Desc{Addr: addr, Len: uint32(lower + n)})
 	}
-	if !p.queueSegs(l.sealed, false) {
-		for _, s := range l.sealed {
+	if !p.queueSegs(b.chunks, false) {
+		for _, s := range b.chunks {
 			p.nic.Release(s.Addr)
 		}
 		return false
@@ -107,7 +115,7 @@ func (p *port) unseal(c *conn, pkt *wire.Packet) bool {
 		p.stats.Unsealed++
 		return false
 	}
-	p.long.joinSealed(pkt)
+	p.rx.joinSealed()
 	clear, sealed := pkt.Sealed()
 	switch c.secure.Open(sealed, clear, pkt.Epoch(), pkt.Number()) {
 	case nil:
@@ -123,26 +131,4 @@ func (p *port) unseal(c *conn, pkt *wire.Packet) bool {
 		return false
 	}
 	return true
-}
-
-func (l *longFrames) joinSealed(pkt *wire.Packet) {
-	if len(pkt.Rest) > 0 {
-		l.joined = pkt.Join(l.joined)
-	}
-}
-
-// keepOpen writes an opened frame back to its chunks, so that decodeAgain can read it.
-func (p *port) keepOpen(c *conn, frame []xdpnic.Frame) {
-	if c.secure != nil && len(frame) > 1 {
-		p.rx.pkt.Spread()
-	}
-}
-
-// decodeAgain decodes a frame that was valid when it arrived; if it was sealed, it is open now.
-func (p *port) decodeAgain(c *conn, frame []xdpnic.Frame) error {
-	if err := p.long.decode(&p.rx.pkt, frame); err != nil || c.secure == nil {
-		return err
-	}
-	p.long.joinSealed(&p.rx.pkt)
-	return p.rx.pkt.Opened()
 }

@@ -14,11 +14,22 @@ type shares struct {
 	spare    int // TX chunks that data leaves free; more if a connection has a key
 }
 
+func (p *port) initShares() {
+	p.shares.txChunks = p.nic.TxFree()
+	p.leaveSpare()
+	p.share()
+}
+
+// countConn records that n connections have opened (-1: one has ended), and divides the chunks again.
+func (p *port) countConn(n int) {
+	p.shares.active += n
+	p.share()
+}
+
 // share divides the chunks for received frames among the connections. Each frame tells its peer the window, which
 // grows when other connections end. share also divides the chunks for sending, see leaves.
 func (p *port) share() {
 	p.shares.window = p.windowOf(p.shares.active)
-	p.acks.every = max(1, min(16, p.shares.window/4))
 	p.shares.tx = max(leastWindow, p.shares.txChunks*3/4/max(p.shares.active, 1))
 }
 
@@ -46,7 +57,7 @@ func (p *port) tellWindow(c *conn, now int64) {
 // and, where connections have a key, the sealed copy of a frame.
 func (p *port) leaveSpare() {
 	p.shares.spare = controlSpare
-	for _, v := range p.vis {
+	for _, v := range p.vis.connected {
 		if v != nil && v.conn != nil && v.conn.secure != nil {
 			p.shares.spare = max(p.shares.spare, controlSpare+v.conn.chunksFor(wire.HeaderLen+v.conn.payload))
 		}

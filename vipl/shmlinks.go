@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,9 @@ import (
 // are the same. The agent creates the link and gives it to both sides. If the link is full, the frame waits, as
 // with a full ring. The other side is not trusted: a link carries only frames of its own connections, and frames of
 // those connections are accepted from no other path.
+
+// shmLinks has the shared-memory links of a port. The list changes under the lock; polls read it without.
+type shmLinks struct{ all atomic.Pointer[[]*shmLink] }
 
 // shmLink is a shared-memory link of a port, with the number of connections that use it.
 type shmLink struct {
@@ -71,10 +75,9 @@ func (p *port) enterLink(end *kagent.ShmLinkEnd) (*shmLink, error) {
 	}
 	l.conns = 1
 	all := append(slices.Clone(p.allLinks()), l)
-	p.tx.shmLinks.Store(&all)
+	p.links.all.Store(&all)
 	p.nic.Wake() // the sleeper has not announced its sleep on this link
-	p.poller.stopped.Add(1)
-	go p.answerBell(l)
+	p.poller.stopped.Go(func() { p.answerBell(l) })
 	return l, nil
 }
 
@@ -127,9 +130,9 @@ func (p *port) leaveLink(l *shmLink) {
 		return
 	}
 	all := slices.DeleteFunc(slices.Clone(p.allLinks()), func(x *shmLink) bool { return x == l })
-	p.tx.shmLinks.Store(&all)
+	p.links.all.Store(&all)
 	if len(all) == 0 {
-		p.tx.shmLinks.Store(nil)
+		p.links.all.Store(nil)
 	}
 	close(l.left)
 	_ = l.wake.SetReadDeadline(time.Unix(1, 0)) // answerBell ends, and closes the files
@@ -137,7 +140,7 @@ func (p *port) leaveLink(l *shmLink) {
 
 // allLinks returns the port's links. Any goroutine.
 func (p *port) allLinks() []*shmLink {
-	if all := p.tx.shmLinks.Load(); all != nil {
+	if all := p.links.all.Load(); all != nil {
 		return *all
 	}
 	return nil
@@ -146,7 +149,6 @@ func (p *port) allLinks() []*shmLink {
 // answerBell wakes the goroutine that sleeps for the port when the other side has sent something. It also closes
 // the files: Close may wait for a read to end, which must not happen under the lock.
 func (p *port) answerBell(l *shmLink) {
-	defer p.poller.stopped.Done()
 	b := make([]byte, 256)
 	for {
 		if _, err := l.wake.Read(b); err != nil {
@@ -178,29 +180,9 @@ func (p *port) sendLink(l *shmLink, addr uint64, size int, retain bool) bool {
 	return true
 }
 
-// receiveLinks processes frames that arrived on links, a bounded number. Under the lock.
-func (p *port) receiveLinks(now int64) (came bool) {
-	for _, l := range p.allLinks() {
-		whole := l.buf[0].Data
-		for range rxBatch {
-			n, ok := l.Receive(whole)
-			if !ok {
-				break
-			}
-			came = true
-			l.buf[0].Data = whole[:n]
-			p.rx.from = l
-			p.receive(l.buf[:], now)
-			p.rx.from = nil
-			l.buf[0].Data = whole
-		}
-	}
-	return came
-}
-
 // arrived reports whether frames have arrived, on the queue or on a link. Any goroutine.
 func (p *port) arrived() bool {
-	return p.nic.Ready() || p.tx.shmLinks.Load() != nil && p.linkReady()
+	return p.nic.Ready() || p.links.all.Load() != nil && p.linkReady()
 }
 
 func (p *port) linkReady() bool {

@@ -10,11 +10,13 @@ package vipl
 // changes nothing.
 
 import (
+	"errors"
 	"net/netip"
 	"time"
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
+	"viaxdp/xdpnic"
 )
 
 // graceMost is the longest grace period; it is shorter if the silence time is short.
@@ -26,6 +28,9 @@ type iface struct {
 	gone    bool        // it was removed
 	removed bool        // gone has been handled: every connection has ended
 }
+
+// failed records an error of the doorbell.
+func (i *iface) failed(err error) { i.gone = i.gone || errors.Is(err, xdpnic.ErrGone) }
 
 func (p *port) grace() int64 { return min(int64(graceMost), p.silence/4) }
 
@@ -60,7 +65,7 @@ func (p *port) linkChanged(l kagent.Link) {
 	p.iface.link = l
 	p.iface.gone = p.iface.gone || l.Gone
 	now := p.now()
-	for _, v := range p.vis {
+	for _, v := range p.vis.connected {
 		if v != nil && v.conn.open {
 			p.checkSource(v.conn, now)
 		}
@@ -99,7 +104,7 @@ func (p *port) onRemove() {
 	for _, n := range p.nics {
 		n.report(ErrorDescriptor{Resource: ResourceNIC, Code: ErrorCatastrophic, Err: errGone})
 	}
-	for _, v := range p.vis {
+	for _, v := range p.vis.connected {
 		if v != nil {
 			p.teardown(v.conn, broken{cause: errGone})
 		}

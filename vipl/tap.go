@@ -109,7 +109,7 @@ func (p *port) tapReceived(frames []xdpnic.Frame) {
 		if frames[i].More {
 			continue
 		}
-		for _, t := range p.tx.taps {
+		for _, t := range p.taps {
 			t.put(0, pieces...)
 		}
 		pieces = pieces[:0]
@@ -127,7 +127,7 @@ func (p *port) tapLong(segs []xdpnic.Desc) {
 
 // tapSent copies a frame that was put on the TX ring. Under the port's lock.
 func (p *port) tapSent(pieces ...[]byte) {
-	for _, t := range p.tx.taps {
+	for _, t := range p.taps {
 		t.put(1, pieces...)
 	}
 }
@@ -140,12 +140,12 @@ func (n *NIC) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
 	t := newTap(snaplen, n.port.id)
 	p := n.port
 	p.mu.Lock()
-	p.tx.taps = append(p.tx.taps, t)
+	p.taps = append(p.taps, t)
 	p.mu.Unlock()
 	defer func() {
 		p.mu.Lock()
-		i := slices.Index(p.tx.taps, t)
-		p.tx.taps = slices.Delete(p.tx.taps, i, i+1)
+		i := slices.Index(p.taps, t)
+		p.taps = slices.Delete(p.taps, i, i+1)
 		p.mu.Unlock()
 	}()
 	for over := false; !over; {

@@ -38,6 +38,34 @@ type refusal struct {
 	unpacking bool        // a frame is being delivered and more of its messages follow
 }
 
+// refuse breaks a reliable connection because of an error on this side. A reason other than ReasonClosed says what
+// was wrong with the last frame, which then counts as not arrived. So does a frame of which not all messages were
+// delivered.
+func (p *port) refuse(c *conn, reason wire.Reason, cause error, now int64) {
+	p.refuseAt(c, reason, c.receiver.Next()-1, cause, now)
+}
+
+// refuseAt is refuse for the request in frame seq. Earlier requests of the peer that are being answered are
+// answered completely; later frames are ignored.
+func (p *port) refuseAt(c *conn, reason wire.Reason, seq uint32, cause error, now int64) {
+	if reason != wire.ReasonClosed || c.refusal.unpacking {
+		c.refusal.reason, c.refusal.seq = reason, seq
+	}
+	c.refusal.cause = cause
+	if reason == wire.ReasonClosed || reason == wire.ReasonProtocol || !c.answering() {
+		p.teardownRefused(c, now)
+	}
+}
+
+// teardownRefused ends the connection as refuseAt decided.
+func (p *port) teardownRefused(c *conn, now int64) {
+	p.sendReset(c, wire.ReasonClosed, now)
+	p.teardown(c, broken{cause: c.refusal.cause})
+}
+
+// unpack records that the first n messages of a frame are delivered, and whether more of it follow.
+func (r *refusal) unpack(n int, more bool) { r.part, r.unpacking = n, more }
+
 // abandon stops the flow of frames and releases the connection's resources. A second call does nothing.
 func (p *port) abandon(c *conn) {
 	if !c.open {
@@ -46,9 +74,8 @@ func (p *port) abandon(c *conn) {
 	c.open = false
 	c.part = 0
 	c.vi.recv.rewindHead()
-	p.shares.active--
-	p.share()
-	c.rdma.answers = nil
+	p.countConn(-1)
+	c.rdma.dropAnswers()
 	p.timers.remove(c)
 	p.settle(c)
 	p.unloop(c)
@@ -60,7 +87,7 @@ func (p *port) abandon(c *conn) {
 	}
 	p.cancel(c.vi, p.now())
 	for tag, ok := c.receiver.Drain(); ok; tag, ok = c.receiver.Drain() {
-		p.recycle(p.reorder.take(tag, p.rx.late[:]))
+		p.recycle(p.rx.reorder.take(tag, p.rx.late[:]))
 	}
 	p.nic.Refill()
 }

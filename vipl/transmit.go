@@ -8,11 +8,7 @@ package vipl
 // the kernel is left out.
 
 import (
-	"errors"
-	"sync/atomic"
-
 	"viaxdp/internal/base/ordered"
-	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
@@ -40,19 +36,19 @@ func (p *port) queue(c *conn, addr uint64, size int, retain bool) bool {
 	}
 	if !c.loop {
 		ok := p.nic.Send(addr, size, retain)
-		if ok && len(p.tx.taps) > 0 {
+		if ok && len(p.taps) > 0 {
 			p.tapSent(p.mem[addr : addr+uint64(size)])
 		}
 		return ok
 	}
-	p.tx.looped = append(p.tx.looped, loopFrame{c, addr, size, retain})
+	p.loop.queued = append(p.loop.queued, loopFrame{c, addr, size, retain})
 	return true
 }
 
 // queueSegs puts a frame of several segments on the ring.
 func (p *port) queueSegs(segs []xdpnic.Desc, retain bool) bool {
 	ok := p.nic.SendSegs(segs, retain)
-	if ok && len(p.tx.taps) > 0 {
+	if ok && len(p.taps) > 0 {
 		p.tapLong(segs)
 	}
 	return ok
@@ -76,9 +72,48 @@ func (p *port) ring() {
 	err := p.nic.Flush()
 	if err != nil {
 		p.stats.FlushErrors++
-		p.iface.gone = p.iface.gone || errors.Is(err, xdpnic.ErrGone)
+		p.iface.failed(err)
 	}
 	p.doorbell.stalled = !p.zeroCopy && err == nil && p.nic.Pending() > 0
+}
+
+// forget makes rung false: a post begins.
+func (d *doorbell) forget() { d.rung = false }
+
+// hurry ends the wait for more frames.
+func (d *doorbell) hurry() { d.lazy = false }
+
+// waitIf lets the doorbell wait for more frames if more is true.
+func (d *doorbell) waitIf(more bool) { d.lazy = more }
+
+// ringUnlessLazy rings the doorbell if frames wait for it and may not wait longer, and completes what that hands
+// over.
+func (p *port) ringUnlessLazy() {
+	d := &p.doorbell
+	if d.lazy {
+		return
+	}
+	if p.nic.Pending() > 0 {
+		p.ring()
+	} else {
+		if len(d.handed) > 0 {
+			d.rung = true // a shared-memory link rang its own bell, which takes as long
+		}
+		if d.unrung.Load() != 0 {
+			d.unrung.Store(0) // the driver has taken the waiting entries by itself
+		}
+		d.stalled = false
+	}
+	p.settleHanded()
+}
+
+// handOver records that descriptors of c are on the ring. They are done with the next doorbell, unless they wait
+// for the peer.
+func (p *port) handOver(c *conn) {
+	if c.vi.attrs.Level != ReliableReception && !c.inHanded {
+		c.inHanded = true
+		p.doorbell.handed = append(p.doorbell.handed, c)
+	}
 }
 
 // settleHanded completes the sends that were handed over and are done.
@@ -106,13 +141,10 @@ func (p *port) mayRingLater() bool {
 	return true
 }
 
-// transmitter has the frames that leave by other ways than the TX ring, and the captures of all frames.
-type transmitter struct {
-	shmLinks atomic.Pointer[[]*shmLink] // links to other queues of the interface; changed under the lock
-	looped   []loopFrame                // frames between VIs of this port
-	loopback [1]xdpnic.Frame            // the one that is being delivered
-	taps     []*tap                     // captures
-	record   wire.Record                // the record of a frame that is being built
+// loopback has the frames between VIs of this port.
+type loopback struct {
+	queued []loopFrame
+	frame  [1]xdpnic.Frame // the one that is being delivered
 }
 
 // doorbell is the state of the TX ring's doorbell. Invariant: a connection is in handed exactly if its inHanded is
@@ -141,31 +173,31 @@ const loopBatch = 64
 func (p *port) owns(num uint32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.own[num]
+	return p.vis.own[num]
 }
 
 // deliverLooped delivers frames between VIs of this port.
 func (p *port) deliverLooped(now int64) {
-	n := min(len(p.tx.looped), loopBatch)
+	n := min(len(p.loop.queued), loopBatch)
 	for i := range n {
-		f := p.tx.looped[i]
+		f := p.loop.queued[i]
 		if f.c == nil {
 			continue
 		}
-		p.tx.looped[i].c = nil // it is under way no more
-		p.tx.loopback[0] = xdpnic.Frame{Addr: f.addr, Data: p.mem[f.addr : f.addr+uint64(f.size)]}
-		p.receive(p.tx.loopback[:], now)
+		p.loop.queued[i].c = nil // it is under way no more
+		p.loop.frame[0] = xdpnic.Frame{Addr: f.addr, Data: p.mem[f.addr : f.addr+uint64(f.size)]}
+		p.receive(p.loop.frame[:], now)
 		if !f.retain {
 			p.nic.Release(f.addr)
 		}
 	}
-	p.tx.looped = append(p.tx.looped[:0], p.tx.looped[n:]...)
+	p.loop.queued = append(p.loop.queued[:0], p.loop.queued[n:]...)
 }
 
 // onLoop returns the queued frame in a chunk, or nil.
 func (p *port) onLoop(c *conn, addr uint64) *loopFrame {
-	for i := range p.tx.looped {
-		if f := &p.tx.looped[i]; f.c == c && f.addr == addr {
+	for i := range p.loop.queued {
+		if f := &p.loop.queued[i]; f.c == c && f.addr == addr {
 			return f
 		}
 	}
@@ -174,8 +206,8 @@ func (p *port) onLoop(c *conn, addr uint64) *loopFrame {
 
 // unloop removes frames of c whose chunks c retained.
 func (p *port) unloop(c *conn) {
-	for i := range p.tx.looped {
-		if f := &p.tx.looped[i]; f.c == c && f.retain {
+	for i := range p.loop.queued {
+		if f := &p.loop.queued[i]; f.c == c && f.retain {
 			f.c = nil
 		}
 	}

@@ -10,9 +10,9 @@ package vipl
 //  4. sendNext makes one frame: of the next bytes of a message (sendPiece; long.go if the frame is longer than a
 //     chunk), of several small messages (sendSmall, sendPack), or of the request of an RDMA read (rdma.go).
 //     Headers come from the connection's template, and the payload is copied behind them into a TX chunk.
-//  5. launch numbers the frame, adds acknowledgement and checksum, and transmits it (transmit.go): sealed or plain,
-//     to the TX ring, a shared-memory link or another VI of this port. remember keeps it until the peer has
-//     acknowledged it, so that the program may reuse its buffer as soon as the send is done.
+//  5. transmit numbers the frame, adds acknowledgement and checksum, and sends it (transmit.go): sealed or plain, to
+//     the TX ring, a shared-memory link or another VI of this port. record keeps it until the peer has acknowledged
+//     it, so that the program may reuse its buffer as soon as the send is done. launch is both.
 //  6. The doorbell (transmit.go) hands the frames over and completes the sends that wait for nothing else.
 //
 // ack.go has acknowledgements, resend.go retransmissions, control.go the other frames outside of the sequence.
@@ -93,10 +93,9 @@ func (v *VI) sendPosted(later bool) {
 		return
 	}
 	p := v.port
-	p.pollPause.stream.posts++
+	p.poller.pause.posted()
 	arrived := p.arrived()
-	if c := v.conn; c != nil && !arrived && !later && p.alone(c) {
-		p.sendAlone(c)
+	if c := v.conn; c != nil && !arrived && !later && p.alone(c) && p.sendAlone(c) {
 		return
 	}
 	now := p.now()
@@ -106,17 +105,14 @@ func (v *VI) sendPosted(later bool) {
 	if v.conn != nil {
 		p.posting(v.conn, now)
 		p.pump(v.conn, now)
-		p.doorbell.lazy = p.mayWait(v.conn, now) || later && p.mayRingLater()
+		p.doorbell.waitIf(p.mayWait(v.conn, now) || later && p.mayRingLater())
 	}
 	p.finish(now, false)
-	p.doorbell.lazy = false
+	p.doorbell.hurry()
 	if v.conn != nil {
 		p.posted(v.conn, now)
 	}
 }
-
-// rings in place of a time tells launch to ring the doorbell first and then to read the clock.
-const rings = 0
 
 // alone reports whether the message that c's program has just posted fits in one frame and nothing else is being
 // sent or waits. Its doorbell is then rung at once.
@@ -132,25 +128,30 @@ func (p *port) alone(c *conn) bool {
 
 // sendAlone sends the message for which alone is true. It rings the doorbell first. What the doorbell does not need
 // comes after it, while the frame is under way: reading the clock, and recording the frame. So the frame's send
-// time is the time at which the kernel has it.
-func (p *port) sendAlone(c *conn) {
-	c.batch.postedAt = rings
-	p.coalescer.idleAtPost.Store(p.poller.idle.Load())
-	p.pump(c, rings)
-	now := c.batch.postedAt
-	if now == rings { // the port or the window has no room
-		now = p.now()
-		c.batch.postedAt = now
-	} else {
-		p.doorbell.lazy = true // the doorbell was rung; a driver in zero-copy mode takes the entry in its own time
+// time is the time at which the kernel has it. It returns false, with nothing done, if there is no chunk or no ring
+// entry.
+func (p *port) sendAlone(c *conn) bool {
+	p.notePost()
+	e := c.vi.send.waiting()
+	addr, b, ok := p.buildPiece(c, e, int(e.length))
+	if !ok {
+		return false
 	}
+	if !p.transmit(c, addr, b) {
+		e.rewind()
+		p.notStamped(c, p.now())
+		return false
+	}
+	p.ring()
+	now := p.now()
+	p.record(c, addr, b, now)
+	p.sentWhole(c, e)
+	c.sentAlone(now)
+	p.doorbell.waitIf(true) // it was rung; a driver in zero-copy mode takes the entry in its own time
 	p.finish(now, false)
-	p.doorbell.lazy = false
-	if c.batch.inStream {
-		c.endStream(now)
-	}
-	c.batch.backToBack = c.batch.backToBack && c.batch.inStream
+	p.doorbell.hurry()
 	p.settleHanded()
+	return true
 }
 
 // pump sends what c can send now: lost frames first, then alternately the answers to the peer's RDMA reads and the
@@ -240,25 +241,33 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	return sentFrame
 }
 
-// sendPiece builds and queues a frame of the next n bytes of a send or an RDMA write. False: the port is full; c is
-// tried again.
+// sendPiece builds and transmits a frame of the next n bytes of a send or an RDMA write. False: the port is full; c
+// is tried again.
 func (p *port) sendPiece(c *conn, e *posted, n int, now int64) bool {
 	if n > c.inChunk {
 		return p.sendLong(c, e, n, now)
 	}
+	moved, seg, off := e.moved, e.seg, e.off
+	addr, b, ok := p.buildPiece(c, e, n)
+	if ok && !p.launch(c, addr, b, now) {
+		e.moved, e.seg, e.off = moved, seg, off
+		ok = false
+	}
+	return ok
+}
+
+// buildPiece builds the frame of sendPiece in a chunk. b is the chunk's content from our header on; c.header has
+// what is special to the frame.
+func (p *port) buildPiece(c *conn, e *posted, n int) (addr uint64, b []byte, ok bool) {
 	addr, chunk, ok := p.chunk(c)
 	if !ok {
-		return false
+		return 0, nil, false
 	}
-	moved, seg, off := e.moved, e.seg, e.off
-	b := c.template.Put(chunk, wire.HeaderLen+n)
+	from := e.moved
+	b = c.template.Put(chunk, wire.HeaderLen+n)
 	e.gather(b[wire.HeaderLen:])
-	c.describe(e, moved)
-	if !p.launch(c, addr, b, now) {
-		e.moved, e.seg, e.off = moved, seg, off
-		return false
-	}
-	return true
+	c.describe(e, from)
+	return addr, b, true
 }
 
 // describe fills in the header for the part of e that the frame carries: the bytes from offset from to e's current
@@ -313,32 +322,6 @@ func (e *posted) room() int {
 	return wire.RecordLen(int(e.length), e.control&ControlImmediate != 0, e.op == StatusOpRDMAWrite)
 }
 
-// gathering records how many waiting messages fit in one frame: those from queue index from up to index to, which
-// take bytes in the frame.
-type gathering struct {
-	from, to uint64
-	bytes    int
-}
-
-// packable counts the small messages at the head of the send queue that fit in one frame. full means that the next
-// one does not fit or may not share a frame.
-func (c *conn) packable() (count int, full bool) {
-	q, g := &c.vi.send, &c.batch.gathered
-	if g.from != q.current {
-		*g = gathering{from: q.current, to: q.current}
-	}
-	for tail := q.tail.Load(); g.to != tail; g.to++ {
-		e := q.at(g.to)
-		n := e.room()
-		if g.bytes+n > c.inPack || !c.small(e) {
-			full = true
-			break
-		}
-		g.bytes += n
-	}
-	return int(g.to - g.from), full
-}
-
 // sendSmall sends the small message at the head of the send queue, alone or with those behind it, or lets it wait
 // for more.
 func (p *port) sendSmall(c *conn, e *posted, now int64) sendResult {
@@ -366,10 +349,11 @@ func (p *port) sendPack(c *conn, count int, now int64) sendResult {
 	q := &c.vi.send
 	b := c.template.Put(chunk, wire.HeaderLen+c.batch.gathered.bytes)
 	rest := b[wire.HeaderLen:]
-	r, seq := &p.tx.record, c.nextSeq()
+	var r wire.Record
+	seq := c.nextSeq()
 	for i := range uint64(count) {
 		e := q.at(q.current + i)
-		e.record(r)
+		e.record(&r)
 		at := r.Put(rest, int(e.length))
 		e.gather(at)
 		rest = rest[e.room():]
@@ -406,15 +390,6 @@ func (p *port) sentLast(c *conn, e *posted) {
 	p.handOver(c)
 }
 
-// handOver records that descriptors of c are on the ring. They are done with the next doorbell, unless they wait
-// for the peer.
-func (p *port) handOver(c *conn) {
-	if c.vi.attrs.Level != ReliableReception && !c.inHanded {
-		c.inHanded = true
-		p.doorbell.handed = append(p.doorbell.handed, c)
-	}
-}
-
 // failSend ends a descriptor that was wrong when posted, once those before it are complete. On a reliable VI that
 // breaks the connection.
 func (p *port) failSend(c *conn, e *posted, now int64) sendResult {
@@ -444,17 +419,22 @@ func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
 	return addr, chunk, ok
 }
 
-// kick makes the kernel take the queued frames, so that chunks are completed, and reports whether more than least
-// are free.
-func (p *port) kick(least int) bool {
-	p.flush()
-	return p.nic.TxFree() > least
+// launch transmits the frame in b as the next in the sequence, and records it. c.header has its kind, its flags and
+// the fields of the kind. False: the ring is full; the chunk is given back, and c is tried again.
+func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
+	if !p.transmit(c, addr, b) {
+		p.notStamped(c, now)
+		return false
+	}
+	p.record(c, addr, b, now)
+	if p.nic.Pending() >= kickBatch {
+		p.flush()
+	}
+	return true
 }
 
-// launch queues the frame in b as the next in the sequence. c.header has its kind, its flags and the fields of the
-// kind. If now is rings (see sendAlone), the doorbell is rung before anything else. False: the ring is full; the
-// chunk is given back, and c is tried again.
-func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
+// transmit numbers the frame in b and transmits it. False: the ring is full; the chunk is given back.
+func (p *port) transmit(c *conn, addr uint64, b []byte) bool {
 	h := &c.header
 	size := c.template.Len() + len(b)
 	if c.sender != nil && c.asksAck(wire.Units(size+c.overhead)) {
@@ -467,22 +447,16 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	c.putChecksum(b)
 	if !p.send(c, addr, size, c.sender != nil) {
 		p.nic.Release(addr)
-		if now == rings {
-			now = p.now()
-		}
-		p.notStamped(c, now)
 		return false
 	}
-	if now == rings {
-		p.ring()
-		now = p.now()
-		c.batch.postedAt = now
-	}
-	c.sent(p, addr, size, now)
-	if p.nic.Pending() >= kickBatch {
-		p.flush()
-	}
 	return true
+}
+
+// kick makes the kernel take the queued frames, so that chunks are completed, and reports whether more than least
+// are free.
+func (p *port) kick(least int) bool {
+	p.flush()
+	return p.nic.TxFree() > least
 }
 
 func (c *conn) nextSeq() uint32 {
@@ -492,13 +466,14 @@ func (c *conn) nextSeq() uint32 {
 	return c.seq
 }
 
-// sent records a frame that was queued on the TX ring with number header.Seq.
-func (c *conn) sent(p *port, addr uint64, size int, now int64) {
+// record records the frame in b, which was transmitted with number header.Seq.
+func (p *port) record(c *conn, addr uint64, b []byte, now int64) {
 	if c.sender == nil {
 		c.seq++
 		return
 	}
 	c.chunks++
+	size := c.template.Len() + len(b)
 	p.remember(c, addr<<tagShift|uint64(size), wire.Units(size+c.overhead), now)
 }
 

@@ -41,13 +41,34 @@ type poller struct {
 	roused  chan struct{}        // tells background of new handlers, or of messages that wait
 	cpuTime func() time.Duration // CPU time of the process
 	closed  chan struct{}
-	stopped sync.WaitGroup
+	stopped sync.WaitGroup // of background and the links' goroutines
+	pause   pollPause
 }
 
 func (w *poller) init(cpuTime func() time.Duration) {
 	w.roused, w.sleeping, w.closed = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
 	w.cpuTime = cpuTime
 	w.due.Store(never)
+}
+
+// close ends background.
+func (w *poller) close() { close(w.closed) }
+
+// tookOne and foundWork show that the program is active. Any goroutine.
+func (w *poller) tookOne()   { w.taken.Store(w.taken.Load() + 1) }
+func (w *poller) foundWork() { w.turns.Store(w.turns.Load() + 1) }
+
+// arm counts handlers that wait for a completion. Any goroutine.
+func (w *poller) arm(n int) { w.armed.Add(int64(n)) }
+
+// workAt records when time alone will require work; idle: a goroutine is about to sleep until then. An early time
+// does no harm, and a store that is saved saves time. It reports whether a goroutine that sleeps would be late.
+func (w *poller) workAt(due, now int64, idle bool) (late bool) {
+	if old := w.due.Load(); due < old || old <= now || idle {
+		w.due.Store(due)
+	}
+	by := w.sleepBy.Load()
+	return by != 0 && due < by
 }
 
 // Spinning pays while the answer arrives within a few times the cost of sleeping and being woken. Each spin without
@@ -281,7 +302,6 @@ func (p *port) life() uint32 {
 // that the sleeper does not learn of it. So background checks at each tick, and does not sleep longer than
 // tickMost. A program that spins checks itself, see overdue.
 func (p *port) background() {
-	defer p.poller.stopped.Done()
 	tick := tickLeast
 	timer := time.NewTimer(tick)
 	defer timer.Stop()
@@ -353,7 +373,7 @@ func (p *port) isClosed() bool {
 // busy reports whether there is work: frames or, checked now and then, something that has become due with time.
 // Without the lock.
 func (p *port) busy() bool {
-	if p.mayPoll() && p.nic.Ready() || p.tx.shmLinks.Load() != nil && p.linkReady() {
+	if p.mayPoll() && p.nic.Ready() || p.links.all.Load() != nil && p.linkReady() {
 		return true
 	}
 	n := p.poller.idle.Load() + 1 // concurrent polls may lose each other's counts
@@ -374,7 +394,7 @@ func (p *port) overdue() bool {
 // poll makes progress if there is work and no other goroutine is doing it.
 func (p *port) poll() {
 	if p.busy() && p.mu.TryLock() {
-		p.poller.turns.Store(p.poller.turns.Load() + 1)
+		p.poller.foundWork()
 		p.progress(p.now(), false)
 		p.mu.Unlock()
 	}

@@ -28,7 +28,7 @@ type PortWatch struct {
 }
 
 // ShmLinks is the word of an atomic pointer.
-var _ [8]struct{} = [unsafe.Sizeof(port{}.tx.shmLinks)]struct{}{}
+var _ [8]struct{} = [unsafe.Sizeof(port{}.links.all)]struct{}{}
 
 // CoalescePolls is the number of empty polls after a post that show that the program has nothing more to send.
 const CoalescePolls = coalescePolls
@@ -46,7 +46,7 @@ func (n *NIC) Watch() (w PortWatch, ok bool) {
 	w.Produced, w.Consumed = ring.RxIndices()
 	w.Idle, w.Waits, w.IdleAtPost = word32(&p.poller.idle), word32(&p.coalescer.waiting), word32(&p.coalescer.idleAtPost)
 	w.Taken = word32(&p.poller.taken)
-	w.ShmLinks, w.PollPause = (*uint64)(unsafe.Pointer(&p.tx.shmLinks)), word64(&p.pollPause.until)
+	w.ShmLinks, w.PollPause = (*uint64)(unsafe.Pointer(&p.links.all)), word64(&p.poller.pause.until)
 	return w, true
 }
 
@@ -54,7 +54,7 @@ func (n *NIC) Watch() (w PortWatch, ok bool) {
 // concurrently.
 func (n *NIC) Tend() {
 	p := n.port
-	if (p.overdue() || p.tx.shmLinks.Load() != nil && p.linkReady()) && p.mu.TryLock() {
+	if (p.overdue() || p.links.all.Load() != nil && p.linkReady()) && p.mu.TryLock() {
 		p.progress(p.now(), false)
 		p.mu.Unlock()
 	}
