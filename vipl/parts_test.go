@@ -1,0 +1,368 @@
+package vipl
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"viaxdp/internal/agent/provider"
+	"viaxdp/xdpnic"
+)
+
+// quietNIC is a queue on which nothing happens unless a test says so.
+type quietNIC struct {
+	provider.Port
+	free, pending, left int // left: entries that a Flush leaves on the ring
+	flushes             int
+	err                 error
+}
+
+func (q *quietNIC) TxFree() int                { return q.free }
+func (q *quietNIC) RxChunks() int              { return 512 }
+func (q *quietNIC) MaxSegs() int               { return 1 }
+func (q *quietNIC) FrameCap() (tx, rx int)     { return 1792, 1792 }
+func (q *quietNIC) Pending() int               { return q.pending }
+func (q *quietNIC) Reap() int                  { return 0 }
+func (q *quietNIC) Wake()                      {}
+func (q *quietNIC) Release(uint64)             {}
+func (q *quietNIC) Reading(uint64) bool        { return false }
+func (q *quietNIC) Receive([]xdpnic.Frame) int { return 0 }
+
+func (q *quietNIC) Flush() error {
+	q.flushes++
+	q.pending = q.left
+	return q.err
+}
+
+// quietPort is an engine without goroutines.
+func quietPort() (*port, *quietNIC) {
+	q := &quietNIC{free: 512}
+	now := int64(0)
+	p := &port{nic: q, now: func() int64 { now++; return now }}
+	p.poller.init(nil)
+	p.initShares()
+	return p, q
+}
+
+func (p *port) newTestConn(num uint32) *conn {
+	v := &VI{port: p, num: num}
+	v.conn = &conn{vi: v}
+	return v.conn
+}
+
+func TestVITable(t *testing.T) {
+	var table viTable
+	a, b := &VI{num: 1<<16 | 5}, &VI{num: 2<<16 | 5} // a VI and a later one with the same index
+	if table.find(a.num) != nil {
+		t.Error("an empty table has a VI")
+	}
+	table.put(a)
+	if table.find(a.num) != a || table.find(b.num) != nil || table.find(6) != nil || table.find(1<<16|0xffff) != nil {
+		t.Error("a number finds another VI than its own")
+	}
+	table.drop(a)
+	table.put(b)
+	if table.find(a.num) != nil || table.find(b.num) != b {
+		t.Error("an index finds its former VI")
+	}
+	table.enlist(7)
+	table.delist(7)
+	if table.enlist(8); table.own[7] || !table.own[8] {
+		t.Errorf("numbers of the port: %v", table.own)
+	}
+}
+
+// The windows of all connections together leave a quarter of the chunks, unless each has the least.
+func TestShares(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p, q := quietPort()
+		for range rapid.IntRange(1, 600).Draw(t, "connections") {
+			p.countConn(1)
+		}
+		for range rapid.IntRange(0, p.shares.active).Draw(t, "ended") {
+			p.countConn(-1)
+		}
+		s := &p.shares
+		n := max(s.active, 1)
+		if s.window > leastWindow && s.window*n > q.RxChunks()*3/4 || s.window < leastWindow || s.window > maxWindow {
+			t.Errorf("%d connections have a window of %d units each, of %d chunks", n, s.window, q.RxChunks())
+		}
+		if s.tx > leastWindow && s.tx*n > q.free*3/4 || s.tx < leastWindow {
+			t.Errorf("%d connections have %d chunks each, of %d", n, s.tx, q.free)
+		}
+		c := p.newTestConn(1)
+		c.chunks = s.tx - 1
+		if p.leaves(c) != s.spare {
+			t.Errorf("a connection within its share must leave %d chunks, not the spare %d", p.leaves(c), s.spare)
+		}
+		c.chunks = s.tx
+		if p.leaves(c) != max(s.spare, q.free/2) {
+			t.Errorf("a connection beyond its share must leave %d chunks, not half", p.leaves(c))
+		}
+	})
+}
+
+// Whatever is owed and sent, each connection is in the list exactly while it owes, at the place that it knows.
+func TestAckList(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p, _ := quietPort()
+		conns := make([]*conn, 6)
+		owes := make([]bool, len(conns))
+		for i := range conns {
+			conns[i] = p.newTestConn(uint32(i + 1))
+		}
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			i := rapid.IntRange(0, len(conns)-1).Draw(t, "connection")
+			if owes[i] = rapid.Bool().Draw(t, "owes"); owes[i] {
+				due := conns[i].ack.due
+				was := conns[i].ack.slot != 0
+				by := int64(rapid.IntRange(1, 100).Draw(t, "by"))
+				p.oweAckUntil(conns[i], by)
+				if got := conns[i].ack.due; got != by && !(was && got == due && due < by) {
+					t.Errorf("due at %d, was %d, asked for %d", got, due, by)
+				}
+			} else {
+				p.settle(conns[i])
+			}
+			listed := 0
+			for j, c := range conns {
+				if (c.ack.slot != 0) != owes[j] || owes[j] && p.acks.due[c.ack.slot-1] != c {
+					t.Fatalf("connection %d owes: %v, slot %d of %d", j, owes[j], c.ack.slot, len(p.acks.due))
+				}
+				if owes[j] {
+					listed++
+				}
+			}
+			if listed != len(p.acks.due) {
+				t.Fatalf("%d connections owe, %d are listed", listed, len(p.acks.due))
+			}
+		}
+	})
+}
+
+func TestReadyList(t *testing.T) {
+	p, _ := quietPort()
+	a, b := p.newTestConn(1), p.newTestConn(2)
+	p.enqueue(a)
+	p.enqueue(a)
+	p.enqueue(b)
+	if !slices.Equal(p.ready.conns, []*conn{a, b}) {
+		t.Errorf("%d connections are listed, not each once", len(p.ready.conns))
+	}
+	p.doorbell.waitIf(true)
+	p.pumpReady(1) // they are closed: nothing is to be sent
+	if len(p.ready.conns) != 0 || a.inReady || b.inReady || p.doorbell.lazy {
+		t.Errorf("after the turn %d are left, %v %v, the doorbell waits: %v", len(p.ready.conns), a.inReady, b.inReady, p.doorbell.lazy)
+	}
+	// What is stuck alone stays for the next turn.
+	p.enqueue(a)
+	if !p.stuckAlone(a) || len(p.ready.conns) != 0 || !a.inReady {
+		t.Error("it is not set aside")
+	}
+	if p.pumpReady(1); !slices.Equal(p.ready.conns, []*conn{a}) || len(p.ready.stuck) != 0 {
+		t.Errorf("%d in the list, %d aside", len(p.ready.conns), len(p.ready.stuck))
+	}
+}
+
+func TestDoorbell(t *testing.T) {
+	p, q := quietPort()
+	p.ringUnlessLazy()
+	if q.flushes != 0 {
+		t.Error("it is rung without a frame")
+	}
+	q.pending = 3
+	p.doorbell.waitIf(true)
+	if p.ringUnlessLazy(); q.flushes != 0 {
+		t.Error("it is rung although it may wait")
+	}
+	p.doorbell.hurry()
+	if p.ringUnlessLazy(); q.flushes != 1 || !p.doorbell.rung || p.doorbell.stalled {
+		t.Errorf("%d rings, %+v", q.flushes, p.doorbell.rung)
+	}
+	// Entries that remain are seen, in copy mode only: a driver takes them in its own time.
+	q.pending, q.left = 3, 2
+	if p.ringUnlessLazy(); !p.doorbell.stalled {
+		t.Error("entries remain, and nobody knows")
+	}
+	q.left, q.pending = 0, 0
+	if p.ringUnlessLazy(); p.doorbell.stalled {
+		t.Error("the ring is empty, and it is still stalled")
+	}
+	p.zeroCopy = true
+	q.pending, q.left = 3, 2
+	if p.ringUnlessLazy(); p.doorbell.stalled {
+		t.Error("stalled in zero-copy mode")
+	}
+	q.err = xdpnic.ErrGone
+	if p.ringUnlessLazy(); !p.iface.gone || p.stats.FlushErrors != 1 {
+		t.Errorf("the interface has gone: %v, %d errors", p.iface.gone, p.stats.FlushErrors)
+	}
+	// PostSendLater's frames wait for Ring, up to a batch.
+	p.zeroCopy, q.err, q.left = false, nil, 0
+	for pending, want := range []bool{false, true, true, true, false} {
+		q.pending = pending
+		if got := p.mayRingLater(); got != want {
+			t.Errorf("%d frames may wait: %v", pending, got)
+		}
+	}
+	if p.ring(); p.doorbell.unrung.Load() != 0 {
+		t.Error("frames still wait for Ring")
+	}
+}
+
+// A connection is in the coalescer's list exactly while something of it waits.
+func TestCoalescer(t *testing.T) {
+	p, _ := quietPort()
+	a, b := p.newTestConn(1), p.newTestConn(2)
+	p.coalesce(a, 10)
+	p.coalesce(b, 20)
+	p.coalesce(a, 30)
+	if !slices.Equal(p.coalescer.conns, []*conn{a, b}) || p.coalescer.since != 10 || p.coalescer.waiting.Load() != 1 {
+		t.Errorf("%d wait, since %d", len(p.coalescer.conns), p.coalescer.since)
+	}
+	p.doorbell.waitIf(true)
+	p.flushCoalesced(40)
+	if len(p.coalescer.conns) != 0 || a.batch.waiting || b.batch.waiting || p.coalescer.waiting.Load() != 0 || p.doorbell.lazy || a.batch.off {
+		t.Errorf("after the flush: %+v %+v", a.batch, b.batch)
+	}
+	// A stream lasts until nothing has waited for streamIdle.
+	if a.endStream(30 + streamIdle); !a.batch.inStream {
+		t.Error("the stream has ended too early")
+	}
+	if a.endStream(31 + streamIdle); a.batch.inStream {
+		t.Error("the stream has not ended")
+	}
+}
+
+// Each long frame is in one of three states: outstanding, unread, free.
+func TestKeptFrames(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p, _ := quietPort()
+		k := &p.long.kept
+		v := &VI{port: p}
+		v.send.ring = make([]posted, 4)
+		outstanding := map[uint64]int{} // by tag: the address of its first segment
+		unread := 0
+		for step := range rapid.IntRange(1, 50).Draw(t, "steps") {
+			switch rapid.IntRange(0, 2).Draw(t, "what") {
+			case 0:
+				tag := k.put(&longFrame{segs: []xdpnic.Desc{{Addr: uint64(step)}, {Addr: 7}}, own: 1, vi: v, at: 2})
+				if _, taken := outstanding[tag]; taken || !isLong(tag) {
+					t.Fatalf("tag %#x is in use, or that of a short frame", tag)
+				}
+				v.send.at(2).unread++
+				outstanding[tag] = step
+			case 1:
+				for tag := range outstanding {
+					k.unread = append(k.unread, uint32(tag>>tagShift))
+					unread++
+					delete(outstanding, tag)
+					break
+				}
+			case 2:
+				if len(k.unread) > 0 {
+					p.freeUnread(rapid.IntRange(0, len(k.unread)-1).Draw(t, "index"))
+					unread--
+				}
+			}
+			if len(outstanding)+unread+len(k.free) != len(k.sent) || unread != len(k.unread) {
+				t.Fatalf("%d outstanding, %d unread, %d free of %d", len(outstanding), len(k.unread), len(k.free), len(k.sent))
+			}
+			if got := int(v.send.at(2).unread); got != len(outstanding)+unread {
+				t.Fatalf("the descriptor has %d frames, want %d", got, len(outstanding)+unread)
+			}
+			for tag, addr := range outstanding {
+				if f := k.at(tag); f.segs[0].Addr != uint64(addr) || len(f.segs) != 2 || f.cancelledAt != never {
+					t.Fatalf("frame %#x has become %+v", tag, f)
+				}
+			}
+		}
+	})
+}
+
+// The earliest connection is at the top, whatever is scheduled, postponed and removed.
+func TestTimerHeap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var h timerHeap
+		conns := make([]*conn, 8)
+		want := map[*conn]int64{}
+		for i := range conns {
+			conns[i] = &conn{}
+		}
+		for range rapid.IntRange(1, 80).Draw(t, "steps") {
+			c := conns[rapid.IntRange(0, len(conns)-1).Draw(t, "connection")]
+			at := int64(rapid.IntRange(1, 1000).Draw(t, "at"))
+			old, set := want[c]
+			switch rapid.IntRange(0, 2).Draw(t, "what") {
+			case 0:
+				h.schedule(c, at)
+				if !set || at < old {
+					want[c] = at
+				}
+			case 1:
+				if set {
+					h.postpone(c, old+at)
+					want[c] = old + at
+				}
+			case 2:
+				h.remove(c)
+				delete(want, c)
+			}
+			if len(h) != len(want) {
+				t.Fatalf("%d timers, want %d", len(h), len(want))
+			}
+			first := int64(never)
+			for c, at := range want {
+				if c.due != at || h[c.timer-1] != c {
+					t.Fatalf("a timer is due at %d, want %d", c.due, at)
+				}
+				first = min(first, at)
+			}
+			if len(h) > 0 && h[0].due != first {
+				t.Fatalf("the first is due at %d, want %d", h[0].due, first)
+			}
+		}
+	})
+}
+
+func TestConnRDMA(t *testing.T) {
+	r := connRDMA{answers: answers{{seq: 1}, {seq: 2}, {seq: 3}}, replied: true, replySeq: 0xffffffff}
+	if r.answers.drop(); r.answers[0].seq != 2 || len(r.answers) != 2 {
+		t.Errorf("the oldest is not dropped: %+v", r.answers)
+	}
+	if r.acknowledged(0xffffffff); !r.replied {
+		t.Error("the last answer counts as acknowledged by the frame before it")
+	}
+	if r.acknowledged(0); r.replied { // sequence numbers wrap
+		t.Error("the last answer is acknowledged, and not recorded")
+	}
+	if r.dropAnswers(); r.answers.waiting() {
+		t.Error("answers wait after they were dropped")
+	}
+}
+
+// A stored due time is never later than one that was asked for, and a sleeper that would be late is reported.
+func TestWorkAt(t *testing.T) {
+	for _, c := range []struct {
+		name                   string
+		old, sleepBy, due, now int64
+		idle                   bool
+		want                   int64
+		late                   bool
+	}{
+		{"earlier", 100, 0, 50, 10, false, 50, false},
+		{"later: an early time does no harm", 100, 0, 150, 10, false, 100, false},
+		{"later, the old one has passed", 100, 0, 150, 100, false, 150, false},
+		{"later, before a sleep", 100, 0, 150, 10, true, 150, false},
+		{"a sleeper would be late", 100, 80, 50, 10, false, 50, true},
+		{"a sleeper wakes in time", 100, 80, 80, 10, false, 80, false},
+	} {
+		var w poller
+		w.due.Store(c.old)
+		w.sleepBy.Store(c.sleepBy)
+		if late := w.workAt(c.due, c.now, c.idle); late != c.late || w.due.Load() != c.want {
+			t.Errorf("%s: due at %d, late %v", c.name, w.due.Load(), late)
+		}
+	}
+}
