@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"viaxdp/internal/agent/provider"
@@ -197,6 +198,15 @@ func TestDoorbell(t *testing.T) {
 	q.err = xdpnic.ErrGone
 	if p.ringUnlessLazy(); !p.iface.gone || p.stats.FlushErrors != 1 {
 		t.Errorf("the interface has gone: %v, %d errors", p.iface.gone, p.stats.FlushErrors)
+	}
+	// After another error the doorbell is tried again, also if nothing else is to be done.
+	p.iface.gone, q.pending, q.err = false, 3, unix.ENETDOWN
+	if p.finish(1000, true); !p.doorbell.failed || p.poller.due.Load() != 1000+failedRetry {
+		t.Errorf("the next try is at %d", p.poller.due.Load())
+	}
+	q.err, q.left = nil, 0
+	if p.finish(2000, true); p.doorbell.failed || p.poller.due.Load() != never {
+		t.Errorf("after a success the next try is at %d", p.poller.due.Load())
 	}
 	// PostSendLater's frames wait for Ring, up to a batch.
 	p.zeroCopy, q.err, q.left = false, nil, 0

@@ -129,6 +129,9 @@ func (p *port) finish(now int64, quiet bool) {
 	if len(p.ready.conns) > 0 || p.doorbell.stalled {
 		due = min(due, now+defaultAckDelay)
 	}
+	if p.doorbell.failed {
+		due = min(due, now+failedRetry)
+	}
 	if p.doorbell.unrung.Load() != 0 {
 		due = min(due, now+coalesceMost)
 	}

@@ -74,7 +74,9 @@ func (p *port) ring() {
 		p.stats.FlushErrors++
 		p.iface.failed(err)
 	}
-	p.doorbell.stalled = !p.zeroCopy && err == nil && p.nic.Pending() > 0
+	remain := p.nic.Pending() > 0
+	p.doorbell.stalled = !p.zeroCopy && err == nil && remain
+	p.doorbell.failed = err != nil && !p.iface.gone && remain
 }
 
 // forget makes rung false: a post begins.
@@ -102,7 +104,7 @@ func (p *port) ringUnlessLazy() {
 		if d.unrung.Load() != 0 {
 			d.unrung.Store(0) // the driver has taken the waiting entries by itself
 		}
-		d.stalled = false
+		d.stalled, d.failed = false, false
 	}
 	p.settleHanded()
 }
@@ -124,6 +126,9 @@ func (p *port) settleHanded() {
 	}
 	p.doorbell.handed = p.doorbell.handed[:0]
 }
+
+// failedRetry is how long after a failed Flush the next one is tried.
+const failedRetry = 10_000_000 // ns
 
 // ringBatch is the most frames that wait for Ring. It is small so that the peer can begin while the program goes
 // on.
@@ -153,6 +158,7 @@ type doorbell struct {
 	lazy    bool           // it may wait for more frames, see coalesce.go
 	rung    bool           // it was rung since posting began
 	stalled bool           // copy mode: entries remained on the TX ring after the last Flush
+	failed  bool           // the last Flush failed, and entries remained: the link is down, for example
 	unrung  ordered.Uint32 // 1 while frames wait for Ring, else 0
 	handed  []*conn        // connections with sends that are done with the next doorbell
 }
