@@ -160,6 +160,9 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 		return fail("netlink", err)
 	}
 	d.router = &router{nl: nl, name: nic.Name, index: nic.Index, port: cfg.Port}
+	if err := d.router.links.subscribe(); err != nil {
+		return fail("watch", err)
+	}
 	if d.watch, err = newWatch(d.router, d.onRemove); err != nil {
 		return fail("watch", err)
 	}
@@ -253,6 +256,7 @@ func (d *device) takeDown() error {
 	}
 	if d.router != nil {
 		d.router.nl.Close()
+		d.router.links.close()
 	}
 	d.up, d.attached = false, false
 	d.manager, d.demux, d.router, d.watch, d.numbers, d.udp, d.fdStore = nil, nil, nil, nil, nil, nil, nil

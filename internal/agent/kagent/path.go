@@ -36,7 +36,7 @@ type router struct {
 	index      int
 	port       uint16
 	gone       atomic.Bool // the interface, though another one may have its number
-	links      shared[Link]
+	links      linkCache
 	neighbours [2]shared[map[netip.Addr]*netlink.Neigh] // of IPv4 and IPv6
 	reprobes   reprobes
 	probing    sync.Mutex                   // guards probes
@@ -48,6 +48,9 @@ type router struct {
 
 // link reads the interface, with the addresses that programs can use.
 func (r *router) link() (Link, error) {
+	if r.gone.Load() {
+		return Link{}, ErrGone
+	}
 	l, err := r.links.get(func() (Link, error) { return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED) })
 	l.IPv4, l.IPv6 = slices.Clone(l.IPv4), slices.Clone(l.IPv6)
 	return l, err

@@ -236,6 +236,9 @@ func (d *device) restore(fdStore FDStore, r nicRecord, i *Entry, link *netlink.L
 		return err
 	}
 	d.router = &router{nl: nl, name: link.Name, index: link.Index, port: r.Port}
+	if err := d.router.links.subscribe(); err != nil {
+		return err
+	}
 	if d.watch, err = newWatch(d.router, d.onRemove); err != nil {
 		return err
 	}

@@ -1,0 +1,54 @@
+package vipl_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
+)
+
+// BenchmarkConnect is a connect by a listener's program, and the disconnect of both sides. connect-us and
+// disconnect-us are the means of the requester's calls.
+func BenchmarkConnect(b *testing.B) {
+	na, nb := ends(b, nstest.Options{})
+	at := vipl.NetAddress{Host: nb.Query().Address, Discriminator: []byte("connect")}
+	l, err := nb.Listen(vipl.NetAddress{Discriminator: at.Discriminator})
+	must(b, err)
+	va, err := na.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+	must(b, err)
+	vb, err := nb.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+	must(b, err)
+	served := make(chan error, 1)
+	go func() {
+		for range b.N {
+			r, err := l.Wait(context.Background())
+			if err == nil {
+				err = r.Accept(vb)
+			}
+			for err == nil {
+				if i, _ := vb.Query(); i.State == vipl.Error {
+					err = vb.Disconnect()
+					break
+				}
+				time.Sleep(20 * time.Microsecond)
+			}
+			served <- err
+		}
+	}()
+	var connect, disconnect time.Duration
+	b.ResetTimer()
+	for range b.N {
+		start := time.Now()
+		_, err := va.ConnectRequest(vipl.NetAddress{}, at, time.Minute)
+		must(b, err)
+		connected := time.Now()
+		must(b, va.Disconnect())
+		connect += connected.Sub(start)
+		disconnect += time.Since(connected)
+		must(b, <-served)
+	}
+	b.ReportMetric(float64(connect.Microseconds())/float64(b.N), "connect-us")
+	b.ReportMetric(float64(disconnect.Microseconds())/float64(b.N), "disconnect-us")
+}
