@@ -2,6 +2,8 @@ package vipl_test
 
 import (
 	"context"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,4 +53,59 @@ func BenchmarkConnect(b *testing.B) {
 	}
 	b.ReportMetric(float64(connect.Microseconds())/float64(b.N), "connect-us")
 	b.ReportMetric(float64(disconnect.Microseconds())/float64(b.N), "disconnect-us")
+}
+
+// BenchmarkConnectMany connects b.N VIs, 64 at a time: go test -bench ConnectMany -benchtime 10000x. B/VI is the
+// memory of a connected VI beside that of one that is created, which is mostly its queues.
+func BenchmarkConnectMany(b *testing.B) {
+	const atOnce = 64
+	na, nb := ends(b, nstest.Options{})
+	at := vipl.NetAddress{Host: nb.Query().Address, Discriminator: []byte("connect")}
+	l, err := nb.Listen(vipl.NetAddress{Discriminator: at.Discriminator})
+	must(b, err)
+	create := func(n *vipl.NIC) chan *vipl.VI {
+		vis := make(chan *vipl.VI, b.N)
+		for range b.N {
+			v, err := n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+			must(b, err)
+			vis <- v
+		}
+		close(vis)
+		return vis
+	}
+	idle, asking := create(nb), create(na)
+	used := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := used()
+	b.ResetTimer()
+	var workers sync.WaitGroup
+	for range atOnce {
+		workers.Go(func() {
+			for v := range idle {
+				r, err := l.Wait(context.Background())
+				if err == nil {
+					err = r.Accept(v)
+				}
+				if err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+		workers.Go(func() {
+			for v := range asking {
+				if _, err := v.ConnectRequest(vipl.NetAddress{}, at, time.Minute); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	workers.Wait()
+	b.StopTimer()
+	b.ReportMetric(float64(used()-before)/float64(2*b.N), "B/VI")
 }
