@@ -15,7 +15,7 @@ import (
 // engine returns package vipl with its types.
 var engine = sync.OnceValues(func() (*packages.Package, error) {
 	pkgs, err := packages.Load(&packages.Config{
-		Mode: packages.NeedName | packages.NeedFiles | packages.NeedImports | packages.NeedDeps | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo,
+		Mode: packages.NeedName | packages.NeedFiles | packages.NeedImports | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo,
 		Dir:  "../../vipl",
 	}, ".")
 	if err != nil {
