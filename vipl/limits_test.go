@@ -13,13 +13,6 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-func TestQuery(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	a := n.a.Query()
-	errorIf(t, a.MaxTransferSize < 32768 || a.MaxSegmentsPerDesc < 252 || a.MaxDescriptorsPerQueue < 1024 || a.MaxDiscriminatorLen < 16, "below what every provider offers: %+v", a)
-	errorIf(t, a.Address != n.a.agent.Addr() || a.Name != "a" || !a.ThreadSafe || a.NativeMTU != 1424, "%+v", a)
-}
-
 // More than fits window, rings and chunks waits on the send queue and goes in
 // order.
 func TestLongSendQueue(t *testing.T) {
@@ -40,18 +33,6 @@ func TestLongSendQueue(t *testing.T) {
 			sent(t, va, 0)
 		}
 	})
-}
-
-func TestMemoryRefusals(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	tag, foreign := mustTag(t, n.a.NIC), mustTag(t, n.b.NIC)
-	wantError(t, "no tag", errOf(n.a.AllocMem(64, vipl.MemAttributes{})), vipl.ErrInvalidPtag)
-	wantError(t, "tag of another NIC", errOf(n.a.RegisterMem(make([]byte, 64), vipl.MemAttributes{Ptag: foreign})), vipl.ErrInvalidPtag)
-	wantError(t, "no bytes", errOf(n.a.RegisterMem(nil, vipl.MemAttributes{Ptag: tag})), vipl.ErrInvalidParameter)
-	wantError(t, "more than there is", errOf(n.a.AllocMem(1<<40, vipl.MemAttributes{Ptag: tag})), vipl.ErrResource)
-	r, err := n.a.RegisterMem(make([]byte, 64), vipl.MemAttributes{Ptag: tag})
-	must(t, err)
-	errorIf(t, r.Handle() == 0, "handle 0")
 }
 
 // A NIC, a VI and a descriptor are polled, posted and completed without an

@@ -216,14 +216,7 @@ func TestOwnMTUStillDoes(t *testing.T) {
 							to.Host = n.b.agent.Link().IPv6[0]
 						}
 						va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
-						accepted := make(chan error, 1)
-						go func() {
-							conn, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: to.Discriminator}, ackDelay)
-							if err == nil {
-								err = conn.Accept(vb)
-							}
-							accepted <- err
-						}()
+						accepted := accepts(n.b.NIC, vipl.NetAddress{Discriminator: to.Discriminator}, vb)
 						must(t, errOf(request(va, to)))
 						must(t, <-accepted)
 						n.a.agent.SetMTU(least)
