@@ -17,6 +17,7 @@ import (
 
 // An interface that is removed is a catastrophe for every handle on it, also one without a VI.
 func TestInterfaceRemoved(t *testing.T) {
+	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
 	nics := make([]*vipl.NIC, 2)
 	logs := make([]*errorLog, 2)

@@ -3,6 +3,7 @@ package vipl_test
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -22,7 +23,7 @@ func request(v *vipl.VI, to vipl.NetAddress) (r vipl.RemoteAttributes, err error
 	return r, err
 }
 
-// A host that is silent, and one whose NIC was closed, leave the VI as it was.
+// Whatever a request comes to, the VI is as it was.
 func TestRequestOutcomes(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	v := newVI(t, n.a.NIC, vipl.ReliableDelivery)
@@ -32,6 +33,13 @@ func TestRequestOutcomes(t *testing.T) {
 		errorIf(t, s.Cause != nil, "cause %v", s.Cause)
 		return err
 	}
+	long := vipl.NetAddress{Discriminator: make([]byte, vipl.MaxDiscriminatorLen+1)}
+	wantError(t, "no time", ask(address(n.b, "x"), 0), vipl.ErrInvalidParameter)
+	wantError(t, "no host", ask(vipl.NetAddress{}, ackDelay), vipl.ErrInvalidParameter)
+	wantError(t, "long discriminator", ask(long, ackDelay), vipl.ErrInvalidParameter)
+	wantError(t, "no such host", ask(vipl.NetAddress{Host: netip.MustParseAddr("10.9.9.9")}, ackDelay), vipl.ErrNotReachable)
+	wantError(t, "wait without time", errOf(n.b.ConnectWait(vipl.NetAddress{}, 0)), vipl.ErrTimeout)
+	wantError(t, "wait at a long discriminator", errOf(n.b.ConnectWait(long, 0)), vipl.ErrInvalidParameter)
 	n.fabric.Cut(n.b.agent.Addr(), true)
 	wantError(t, "silent host", ask(address(n.b, "x"), 30*time.Millisecond), vipl.ErrTimeout)
 	n.fabric.Cut(n.b.agent.Addr(), false)

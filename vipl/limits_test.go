@@ -35,6 +35,12 @@ func TestLongSendQueue(t *testing.T) {
 	})
 }
 
+func TestMemoryRefusals(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{})
+	wantError(t, "no tag", errOf(n.a.RegisterMem(make([]byte, 64), vipl.MemAttributes{})), vipl.ErrInvalidPtag)
+	wantError(t, "no bytes", errOf(n.a.RegisterMem(nil, vipl.MemAttributes{Ptag: mustTag(t, n.a.NIC)})), vipl.ErrInvalidParameter)
+}
+
 // A NIC, a VI and a descriptor are polled, posted and completed without an
 // allocation.
 func TestNoAllocation(t *testing.T) {
@@ -60,7 +66,7 @@ func noAllocation(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, siz
 		}
 	}
 	for _, size := range sizes {
-		if allocs := testing.AllocsPerRun(200, func() {
+		if allocs := testing.AllocsPerRun(min(200, 1+1_000_000/size), func() {
 			postRecv(t, va, xa, 0, size)
 			postRecv(t, vb, xb, 0, size)
 			postSend(t, va, xa, 1, size)

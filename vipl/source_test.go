@@ -135,6 +135,7 @@ func TestSourceElsewhere(t *testing.T) {
 // The owner of an interface that is removed knows at once, although nothing is sent
 // on it.
 func TestInterfaceRemovedInSilence(t *testing.T) {
+	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
 	open := func(n *nstest.NS) (nic *vipl.NIC) {
 		t.Helper()
@@ -220,6 +221,7 @@ func TestWaiterFollowsMessage(t *testing.T) {
 // A host that has another NIC by now, of another hardware address, is found by the request for a connection, and
 // the connection goes there, though the kernel is sure for an hour of the address that it knows.
 func TestPeerHasAnotherNIC(t *testing.T) {
+	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
 	nics := make([]*vipl.NIC, 2)
 	for i, ns := range []*nstest.NS{na, nb} {
@@ -274,6 +276,7 @@ func TestPeerHasAnotherNIC(t *testing.T) {
 
 // What an administrator has said of a host's hardware address stays.
 func TestPermanentNeighbourStays(t *testing.T) {
+	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
 	var a *vipl.NIC
 	must(t, na.Do(func() (err error) {

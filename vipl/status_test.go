@@ -70,6 +70,7 @@ func record(r io.Reader) (sent bool, size int, data []byte, err error) {
 // Both directions are captured, short frames, long ones whose data the kernel
 // reads where the program has it, and what is left of a cut one.
 func TestCapture(t *testing.T) {
+	t.Parallel()
 	a, b := pairtest.Connected(t, nstest.Options{MTU: 9000}, vipl.ReliableDelivery)
 	for _, c := range []struct{ snaplen, size int }{{1 << 16, 100}, {1 << 16, pairtest.Size}, {200, pairtest.Size}} {
 		message := bytes.Repeat([]byte{byte(c.snaplen), 0xa5}, c.size/2)
@@ -144,6 +145,7 @@ func (g *gate) Write(b []byte) (int, error) {
 
 // What was captured before the handle's end comes, although nobody has read it by then.
 func TestCaptureToTheEnd(t *testing.T) {
+	t.Parallel()
 	last := []byte("the last message")
 	for range 4 {
 		a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
@@ -211,6 +213,7 @@ func TestCapturesOfSeveralQueues(t *testing.T) {
 
 // A writer that fails ends the capture, and so does closing the handle.
 func TestCaptureEnds(t *testing.T) {
+	t.Parallel()
 	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
 	r, w := io.Pipe()
 	r.Close()

@@ -181,6 +181,7 @@ func TestUserRingHandlers(t *testing.T) {
 
 // The words say what Done would, before, while and after a message waits.
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	x, y := ends(t, nstest.Options{})
 	_, ok := x.Watch()
 	fatalIf(t, !ok, "a NIC over AF_XDP has no indices to look at")
@@ -223,6 +224,7 @@ func TestWatch(t *testing.T) {
 // While connections between queues are there, the words say that every poll has to
 // call.
 func TestWatchShmLinks(t *testing.T) {
+	t.Parallel()
 	na, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	nics := make([]*vipl.NIC, 2)
 	words := make([]vipl.PortWatch, 2)
@@ -250,6 +252,7 @@ func TestWatchShmLinks(t *testing.T) {
 
 // Farewell delivers what was sent, tells the peer, and lets nobody here notice.
 func TestFarewell(t *testing.T) {
+	t.Parallel()
 	x, y := ends(t, nstest.Options{})
 	va, vb := connect(t, x, y, vipl.ReliableDelivery)
 	xa, xb := newBox(t, x, 2, 64), newBox(t, y, 2, 64)

@@ -140,6 +140,7 @@ func onQueues(t testing.TB, n int) []joined {
 // Two and four VIs on as many queues, all at the same time: every byte arrives,
 // and frames of one never at the socket of another.
 func TestQueues(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{2, 4} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			list := onQueues(t, n)
