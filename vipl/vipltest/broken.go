@@ -26,32 +26,8 @@ var brokenRules = []Rule{
 			t.noErrors(a.v)
 		}
 	}),
-	rule("reliability/empty-queue-reliable", "A message that finds no receive on a reliable VI breaks the connection: both VIs go to Error, every descriptor left is flushed.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
-		for _, size := range brokenSizes {
-			a, b := t.ends(level, 8, 2, 5000)
-			a.recv(6, 64)
-			a.recv(7, 64)
-			b.recvs(2, 5000)
-			a.sends(6, size)
-			b.received(0, 0)
-			t.states(vipl.Error, b.v, a.v)
-			a.received(vipl.StatusFlushed, vipl.StatusFlushed)
-			if level == vipl.ReliableDelivery {
-				t.handedOver(a, 0, a.desc[:6])
-			}
-			t.asyncErrors(b.v, vipl.ErrorRecvQueueEmpty, vipl.ErrorConnLost)
-			t.asyncErrors(a.v, vipl.ErrorConnLost)
-		}
-	})),
-	rule("reliability/empty-queue-reception", "Reliable Reception: the message that found no receive has REMOTE_DESC in its descriptor, those before it are done, those behind it flushed.", func(t *T) {
-		for _, size := range brokenSizes {
-			a, b := t.ends(vipl.ReliableReception, 6, 2, 5000)
-			b.recvs(2, 5000)
-			a.sends(6, size)
-			a.failsAt(6, 2, vipl.StatusRemoteDescError)
-			b.received(0, 0)
-		}
-	}),
+	rule("reliability/empty-queue-reliable", "A message that finds no receive on a reliable VI breaks the connection: both VIs go to Error, every descriptor left is flushed.", eachReliable(emptyQueueBreaks)),
+	rule("reliability/empty-queue-reception", "Reliable Reception: the message that found no receive has REMOTE_DESC in its descriptor, those before it are done, those behind it flushed.", func(t *T) { emptyQueueBreaks(t, vipl.ReliableReception) }),
 	lossless("reliability/too-long-unreliable", "A message longer than its receive completes the receive with LENGTH_ERROR; an unreliable VI stays connected and the next message is whole.", func(t *T) {
 		for _, c := range tooLongSizes {
 			size, room := c[0], c[1]
@@ -67,30 +43,8 @@ var brokenRules = []Rule{
 			t.states(vipl.Connected, a.v, b.v)
 		}
 	}),
-	rule("reliability/too-long-reliable", "A message longer than its receive breaks a reliable connection: LENGTH_ERROR in the receive, the rest flushed, both VIs in Error.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
-		for _, c := range tooLongSizes {
-			a, b := t.ends(level, 4, 3, 5000)
-			b.recv(0, 5000)
-			b.recv(1, c[1])
-			b.recv(2, 5000)
-			a.sends(4, c[0])
-			b.received(0, vipl.StatusLengthError, vipl.StatusFlushed)
-			t.states(vipl.Error, b.v, a.v)
-			if level == vipl.ReliableDelivery {
-				t.handedOver(a, 0, a.desc)
-			}
-		}
-	})),
-	rule("reliability/too-long-reception", "Reliable Reception: the message that was too long has LENGTH_ERROR in the sender's descriptor, too.", func(t *T) {
-		for _, c := range tooLongSizes {
-			a, b := t.ends(vipl.ReliableReception, 4, 2, 5000)
-			b.recv(0, 5000)
-			b.recv(1, c[1])
-			a.sends(4, c[0])
-			a.failsAt(4, 1, vipl.StatusLengthError)
-			b.received(0, vipl.StatusLengthError)
-		}
-	}),
+	rule("reliability/too-long-reliable", "A message longer than its receive breaks a reliable connection: LENGTH_ERROR in the receive, the rest flushed, both VIs in Error.", eachReliable(tooLongBreaks)),
+	rule("reliability/too-long-reception", "Reliable Reception: the message that was too long has LENGTH_ERROR in the sender's descriptor, too.", func(t *T) { tooLongBreaks(t, vipl.ReliableReception) }),
 	rule("reliability/too-long-writes-nothing-beyond", "Of a message that is too long no byte lands beyond the receive.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
 		for _, c := range tooLongSizes {
 			a, b := t.ends(level, 1, 1, 5000)
@@ -119,20 +73,8 @@ var brokenRules = []Rule{
 	}),
 	rule("reliability/past-the-region-reliable", "A message that needs more than the region has of its receive breaks a reliable connection: PROTECTION_ERROR in the receive, the rest flushed, both VIs in Error; with Reliable Reception REMOTE_DESC in the sender's descriptor.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
 		for _, c := range pastRegionSizes {
-			a, b := t.ends(level, 4, 3, 5000)
 			to := t.edgeOf(t.B, edgeSize)
-			to.recvPast(b, c[1])
-			a.sends(4, c[0])
-			if level == vipl.ReliableReception {
-				a.failsAt(4, 1, vipl.StatusRemoteDescError)
-			}
-			d := b.received(0, vipl.StatusProtectionError)
-			t.errorIf(int(d.Length) > c[1], "length %d of %d bytes", d.Length, c[1])
-			b.received(vipl.StatusFlushed)
-			t.states(vipl.Error, b.v, a.v)
-			if level == vipl.ReliableDelivery {
-				t.handedOver(a, 0, a.desc)
-			}
+			t.breaks(level, c[0], c[1], func(b *end) { to.recvPast(b, c[1]) }, vipl.StatusProtectionError, vipl.StatusRemoteDescError)
 			to.untouched(t)
 		}
 	})),
@@ -239,6 +181,49 @@ var brokenRules = []Rule{
 			t.state(e.v, vipl.Error)
 		}
 	}),
+}
+
+func emptyQueueBreaks(t *T, level vipl.ReliabilityLevel) {
+	for _, size := range brokenSizes {
+		a, b := t.breaks(level, size, 0, func(b *end) { b.recv(0, 5000) }, 0, vipl.StatusRemoteDescError)
+		t.asyncErrors(b.v, vipl.ErrorRecvQueueEmpty, vipl.ErrorConnLost)
+		t.asyncErrors(a.v, vipl.ErrorConnLost)
+	}
+}
+
+func tooLongBreaks(t *T, level vipl.ReliabilityLevel) {
+	for _, c := range tooLongSizes {
+		t.breaks(level, c[0], c[1], func(b *end) {
+			b.recv(0, 5000)
+			b.recv(1, c[1])
+			b.recv(2, 5000)
+		}, vipl.StatusLengthError, vipl.StatusLengthError)
+	}
+}
+
+// breaks has the second of four messages of size bytes break a connection, since its receive has
+// room for less, or is none: that has the status recv, and the send of a Reliable Reception VI
+// has send.
+func (t *T) breaks(level vipl.ReliabilityLevel, size, room int, receives func(b *end), recv, send vipl.Status) (a, b *end) {
+	a, b = t.ends(level, 6, 3, 5000)
+	a.recv(4, 64)
+	a.recv(5, 64)
+	receives(b)
+	a.sends(4, size)
+	b.received()
+	if recv != 0 {
+		d := b.received(recv)
+		t.errorIf(int(d.Length) > room, "length %d, and there is room for %d bytes", d.Length, room)
+		b.received(vipl.StatusFlushed)
+	}
+	t.states(vipl.Error, b.v, a.v)
+	a.received(vipl.StatusFlushed, vipl.StatusFlushed)
+	if level == vipl.ReliableReception {
+		a.failsAt(4, 1, send)
+	} else {
+		t.handedOver(a, 0, a.desc[:4])
+	}
+	return a, b
 }
 
 // tooLong waits for receive 0, which was too short for its message.

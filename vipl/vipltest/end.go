@@ -183,14 +183,6 @@ func (e *end) arrived(i, n, k int) *vipl.Descriptor {
 	return d
 }
 
-// arriveAll waits for the messages that sends of the peer sends, and for its completions.
-func (e *end) arriveAll(peer *end, count, n int) {
-	for i := range count {
-		e.arrived(i, n, i)
-		e.t.same(peer.sent(), peer.desc[i])
-	}
-}
-
 // writeWait and readWait are write and read, and wait for the end.
 func (e *end) writeWait(i, n int, to vipl.AddressSegment) {
 	e.write(i, n, to)

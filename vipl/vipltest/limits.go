@@ -30,11 +30,7 @@ var limitRules = []Rule{
 	}),
 	rule("limits/too-many-descriptors", "Posting past MaxDescriptorsPerQueue is ERROR_RESOURCE with an asynchronous VI_OVERRUN; what is posted stays as it is.", overrun),
 	rule("limits/full-queues-serve", "Full queues serve: every receive takes a message, every send leaves, in order.", func(t *T) {
-		most := t.A.Query().MaxDescriptorsPerQueue
-		a, b := t.ends(vipl.ReliableDelivery, most, most, 16)
-		b.recvs(most, 16)
-		a.sends(most, 16)
-		b.arriveAll(a, most, 16)
+		inOrder(t, vipl.ReliableDelivery, slices.Repeat([]int{16}, t.A.Query().MaxDescriptorsPerQueue))
 	}),
 	rule("limits/segments-of-a-message", "A send is gathered from MaxSegmentsPerDesc segments and scattered to as many; one more is a FORMAT_ERROR.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
 		a, b, most := t.wideEnds(level)

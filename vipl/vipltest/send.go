@@ -2,6 +2,7 @@ package vipltest
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"viaxdp/vipl"
@@ -138,24 +139,10 @@ var sendRules = []Rule{
 		a.sent()
 	})),
 	rule("send-receive/order", "Messages arrive in the order in which they were posted, each in the next receive.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		const count = 200
-		a, b := t.ends(level, count, count, 64)
-		b.recvs(count, 64)
-		a.sends(count, 64)
-		b.arriveAll(a, count, 64)
+		inOrder(t, level, slices.Repeat([]int{64}, 200))
 	})),
 	rule("send-receive/order-of-sizes", "A short message behind a long one does not overtake it, and completions come in queue order.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		const most = 30_000
-		lengths := []int{most, 1, 0, 5000, 3, most, 0, 1425, 1}
-		a, b := t.ends(level, len(lengths), len(lengths), most)
-		b.recvs(len(lengths), most)
-		for i, n := range lengths {
-			a.sendMessage(i, n, i)
-		}
-		for i, n := range lengths {
-			b.arrived(i, n, i)
-			t.same(a.sent(), a.desc[i])
-		}
+		inOrder(t, level, []int{30_000, 1, 0, 5000, 3, 30_000, 0, 1425, 1})
 	})),
 	rule("send-receive/both-ways", "Both sides send at the same time, and neither disturbs the other.", eachLevel(bothWays(40))),
 	rule("send-receive/many-vis", "Messages of several connections between the same NICs are not mixed up.", func(t *T) {
@@ -316,6 +303,20 @@ var sendRules = []Rule{
 	}),
 	rule("send-receive/done-beside-wait", "SendDone and RecvDone do not block behind a thread in the Wait form.", doneBesideWait),
 	rule("send-receive/wait-on-cq-queue", "SendWait and RecvWait of a queue that is bound to a completion queue return INVALID_PARAMETER.", waitOnCQ),
+}
+
+// inOrder sends messages of some lengths at once.
+func inOrder(t *T, level vipl.ReliabilityLevel, lengths []int) {
+	most := slices.Max(lengths)
+	a, b := t.ends(level, len(lengths), len(lengths), most)
+	b.recvs(len(lengths), most)
+	for i, n := range lengths {
+		a.sendMessage(i, n, i)
+	}
+	for i, n := range lengths {
+		b.arrived(i, n, i)
+		t.same(a.sent(), a.desc[i])
+	}
 }
 
 func immediateData(t *T, level vipl.ReliabilityLevel) {
