@@ -23,19 +23,7 @@ var asyncRules = []Rule{
 			equal(t, "resource", int(code), i)
 		}
 	}),
-	rule("async-errors/post-desc", "A refused descriptor is told as POST_DESC, about a descriptor of that VI.", func(t *T) {
-		v := t.vi(t.A, at(vipl.UnreliableDelivery))
-		x := t.block(t.A, 1, 256)
-		posts := []*vipl.Descriptor{nil, descriptorAt(x.buf(0)[4:]), stray()}
-		for _, d := range posts {
-			t.wantErr("PostSend", v.PostSend(d, x.Handle()), vipl.ErrInvalidParameter)
-			t.wantErr("PostRecv", v.PostRecv(d, x.Handle()), vipl.ErrInvalidParameter)
-		}
-		for i, e := range t.asyncErrors(v, slices.Repeat([]vipl.ErrorCode{vipl.ErrorPostDesc}, 2*len(posts))...) {
-			t.errorIf(e.Err == nil, "error %d says nothing", i)
-			t.tells(e, vipl.ErrorDescriptor{NIC: t.A, VI: v, Resource: vipl.ResourceDescriptor, Descriptor: posts[i/2]})
-		}
-	}),
+	rule("async-errors/post-desc", "A refused descriptor is told as POST_DESC, about a descriptor of that VI.", refusedDescriptors),
 	choice("async-errors/post-desc-altered", "A send that the program changed while it was posted is told as POST_DESC.", "when it completes, and once", func(t *T) {
 		const long = 300_000
 		a, b := t.ends(vipl.ReliableReception, 2, 2, long)

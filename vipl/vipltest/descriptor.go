@@ -117,39 +117,7 @@ var descriptorRules = slices.Concat([]Rule{
 		}
 	}),
 	rule("descriptors/crosses-a-page", "A descriptor may cross a page.", descriptorsAtEnds),
-	rule("descriptors/refused", "A descriptor that is nil, unaligned, or not wholly in memory of its handle with the VI's tag is refused with INVALID_PARAMETER, and nothing is queued.", func(t *T) {
-		tag := t.tag(t.A)
-		v := t.vi(t.A, vipl.VIAttributes{Level: vipl.UnreliableDelivery, Ptag: tag})
-		x, other := t.blockOf(t.A, tag, 2, 2, 256), t.block(t.A, 1, 64)
-		tail, err := x.Region.Descriptor(len(x.Bytes())-64, 2)
-		t.must(err)
-		tail.SegCount = 3 // the third one lies behind the region
-		cases := []struct {
-			name string
-			d    *vipl.Descriptor
-			h    vipl.MemHandle
-		}{
-			{"nil", nil, x.Handle()},
-			{"unaligned by 32", descriptorAt(x.buf(0)[32:]), x.Handle()},
-			{"unaligned by 4", descriptorAt(x.buf(0)[4:]), x.Handle()},
-			{"handle 0", x.desc[0], 0},
-			{"unknown handle", x.desc[0], x.Handle() ^ 0x5a5a5a5a},
-			{"handle of other memory", x.desc[0], other.Handle()},
-			{"memory of another tag", other.desc[0], other.Handle()},
-			{"memory that is not registered", stray(), x.Handle()},
-			{"segments behind the region", tail, x.Handle()},
-		}
-		for _, c := range cases {
-			t.wantErr(c.name+", send", v.PostSend(c.d, c.h), vipl.ErrInvalidParameter)
-			t.wantErr(c.name+", receive", v.PostRecv(c.d, c.h), vipl.ErrInvalidParameter)
-		}
-		s := t.state(v, vipl.Idle)
-		t.errorIf(!s.SendEmpty || !s.RecvEmpty, "something was queued: %+v", s)
-		gone := t.alloc(t.A, 64, vipl.MemAttributes{Ptag: tag})
-		h := gone.Handle()
-		t.must(gone.Deregister())
-		t.wantErr("handle of deregistered memory", v.PostRecv(x.desc[0], h), vipl.ErrInvalidParameter)
-	}),
+	rule("descriptors/refused", "A descriptor that is nil, unaligned, or not wholly in memory of its handle with the VI's tag is refused with INVALID_PARAMETER, and nothing is queued.", refusedDescriptors),
 	choice("descriptors/next-is-the-programs", "Next and NextHandle may hold anything.", "the provider never looks at them, posted or not", func(t *T) {
 		a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
 		b.desc[0].Next, b.desc[0].NextHandle = ^uint64(0), 0xffffffff
@@ -188,6 +156,49 @@ var descriptorRules = slices.Concat([]Rule{
 		}
 	}),
 }, wrongRules())
+
+// refusedDescriptors posts what is no descriptor of a VI: each is refused and told as POST_DESC,
+// and the VI and its queues are as they were.
+func refusedDescriptors(t *T) {
+	tag := t.tag(t.A)
+	a, _ := t.endsOf(vipl.VIAttributes{Level: vipl.UnreliableDelivery, Ptag: tag}, at(vipl.UnreliableDelivery), 2, 1, 256)
+	other, gone := t.block(t.A, 1, 64), t.alloc(t.A, 64, vipl.MemAttributes{Ptag: tag})
+	tail, err := a.Region.Descriptor(len(a.Bytes())-64, 2)
+	t.must(err)
+	tail.SegCount = 3 // the third one lies behind the region
+	t.must(gone.Deregister())
+	for _, c := range []struct {
+		name string
+		d    *vipl.Descriptor
+		h    vipl.MemHandle
+	}{
+		{"nil", nil, a.Handle()},
+		{"unaligned by 4", descriptorAt(a.buf(0)[4:]), a.Handle()},
+		{"unaligned by 8", descriptorAt(a.buf(0)[8:]), a.Handle()},
+		{"unaligned by 16", descriptorAt(a.buf(0)[16:]), a.Handle()},
+		{"unaligned by 32", descriptorAt(a.buf(0)[32:]), a.Handle()},
+		{"handle 0", a.desc[0], 0},
+		{"unknown handle", a.desc[0], a.Handle() ^ 0x5a5a5a5a},
+		{"handle of deregistered memory", a.desc[0], gone.Handle()},
+		{"handle of other memory", a.desc[0], other.Handle()},
+		{"memory of another tag", other.desc[0], other.Handle()},
+		{"memory that is not registered", stray(), a.Handle()},
+		{"segments behind the region", tail, a.Handle()},
+	} {
+		for _, q := range queues(a.v) {
+			before := len(t.errors.of(a.v))
+			t.wantErr(c.name+", "+q.name, q.post(c.d, c.h), vipl.ErrInvalidParameter)
+			list := t.asyncErrors(a.v, slices.Repeat([]vipl.ErrorCode{vipl.ErrorPostDesc}, before+1)...)
+			t.errorIf(list[before].Err == nil, "%s: the error says nothing", c.name)
+			t.tells(list[before], vipl.ErrorDescriptor{NIC: t.A, VI: a.v, Resource: vipl.ResourceDescriptor, Descriptor: c.d})
+		}
+	}
+	s := t.state(a.v, vipl.Connected)
+	t.errorIf(!s.SendEmpty || !s.RecvEmpty, "something was queued: %+v", s)
+	for _, off := range []int{1, 4, 8, 16, 32, 63} {
+		t.errorIf(errOf(a.Region.Descriptor(off, 1)) == nil, "offset %d: a descriptor is laid there", off)
+	}
+}
 
 // alteredDescriptor changes a receive that is posted.
 func alteredDescriptor(t *T, level vipl.ReliabilityLevel) {

@@ -147,36 +147,8 @@ var limitRules = []Rule{
 			a.sent(vipl.StatusLengthError)
 		}
 	}),
-	rule("limits/unaligned-descriptor", "Posting a descriptor that is not aligned to 64 bytes is INVALID_PARAMETER with an asynchronous POST_DESC.", func(t *T) {
-		for _, off := range []int{1, 4, 8, 16, 32, 63} {
-			va, _ := t.pair(vipl.ReliableDelivery)
-			r := t.alloc(t.A, 256, vipl.MemAttributes{})
-			t.errorIf(errOf(r.Descriptor(off, 1)) == nil, "offset %d: a descriptor is laid there", off)
-			if off%8 != 0 {
-				continue // no program can even write to it on all machines
-			}
-			d := descriptorAt(r.Bytes()[off:])
-			d.SetSegments(r.Segment(192, 64))
-			for _, q := range queues(va) {
-				t.wantErr(q.name, q.post(d, r.Handle()), vipl.ErrInvalidParameter)
-			}
-			for _, e := range t.asyncErrors(va, vipl.ErrorPostDesc, vipl.ErrorPostDesc) {
-				t.errorIf(e.Descriptor != d || e.Resource != vipl.ResourceDescriptor, "the error is about descriptor %p, resource %v", e.Descriptor, e.Resource)
-			}
-			t.state(va, vipl.Connected)
-		}
-	}),
-	rule("limits/no-descriptor", "Posting no descriptor, or one outside of registered memory, is INVALID_PARAMETER with an asynchronous POST_DESC.", func(t *T) {
-		va, _ := t.pair(vipl.ReliableDelivery)
-		x, outside := t.block(t.A, 1, 64), t.block(t.A, 1, 64)
-		for _, q := range queues(va) {
-			t.wantErr(q.name+" of none", q.post(nil, x.Handle()), vipl.ErrInvalidParameter)
-			t.wantErr(q.name+" outside", q.post(outside.prepare(0, 64), x.Handle()), vipl.ErrInvalidParameter)
-		}
-		t.asyncErrors(va, slices.Repeat([]vipl.ErrorCode{vipl.ErrorPostDesc}, 4)...)
-		s := t.state(va, vipl.Connected)
-		t.errorIf(!s.SendEmpty || !s.RecvEmpty, "something is posted: %+v", s)
-	}),
+	rule("limits/unaligned-descriptor", "Posting a descriptor that is not aligned to 64 bytes is INVALID_PARAMETER with an asynchronous POST_DESC.", refusedDescriptors),
+	rule("limits/no-descriptor", "Posting no descriptor, or one outside of registered memory, is INVALID_PARAMETER with an asynchronous POST_DESC.", refusedDescriptors),
 	choice("limits/altered-descriptor", "A consumer that changes a posted descriptor gets POST_DESC.", "when it completes; it does what it said when it was posted", eachLevel(alteredDescriptor)),
 }
 

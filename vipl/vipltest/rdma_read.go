@@ -125,54 +125,14 @@ var rdmaReadRules = slices.Concat([]Rule{
 		t.asyncError(b.v, vipl.ErrorRDMAReadProtection)
 	}),
 	rule("rdma-read/refused-leaves-earlier-ones", "RDMA reads that were posted before a refused one are done, those behind it are flushed.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
-		const count, bad = 8, 4
-		a, b := t.ends(level, count, count, 2000)
-		closed := t.alloc(t.B, 2000, vipl.MemAttributes{})
-		b.fillAll(0)
-		for i := range count {
-			from := b.remote(i)
-			if i == bad {
-				from = closed.Remote(0)
-			}
-			a.read(i, 2000, from)
-		}
-		t.state(b.v, vipl.Error)
-		for i := range count {
-			switch {
-			case i < bad:
-				t.same(a.sent(vipl.StatusOpRDMARead), a.desc[i])
-				t.holds("read", a.buf(i), i)
-			case i == bad:
-				t.same(a.sent(readRefused), a.desc[i])
-			default:
-				t.same(a.sent(vipl.StatusOpRDMARead|vipl.StatusFlushed), a.desc[i])
-			}
-		}
-		t.state(a.v, vipl.Error)
+		readsBefore(t, level, func(a *end, i int, closed vipl.AddressSegment) { a.read(i, 2000, closed) }, readRefused, vipl.ErrorRDMAReadProtection)
 	})),
 	rule("rdma-read/done-before-a-refused-write", "RDMA reads that were posted before a refused RDMA write are done, what is behind it is flushed.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
-		const count, bad = 6, 4
-		a, b := t.ends(level, count, count, 2000)
-		closed := t.alloc(t.B, 64, vipl.MemAttributes{})
-		b.fillAll(0)
-		for i := range count {
-			if i == bad {
-				a.write(i, 8, closed.Remote(0))
-			} else {
-				a.read(i, 2000, b.remote(i))
-			}
-		}
-		t.asyncError(b.v, vipl.ErrorRDMAWriteProtection)
-		for i := range bad {
-			a.sent(vipl.StatusOpRDMARead)
-			t.holds("read", a.buf(i), i)
-		}
 		refused := vipl.StatusOpRDMAWrite // handed to the network
 		if level == vipl.ReliableReception {
 			refused = writeRefused
 		}
-		a.sent(refused, vipl.StatusOpRDMARead|vipl.StatusFlushed)
-		t.state(a.v, vipl.Error)
+		readsBefore(t, level, func(a *end, i int, closed vipl.AddressSegment) { a.write(i, 8, closed) }, refused, vipl.ErrorRDMAWriteProtection)
 	})),
 
 	// RDMA reads among other operations.
@@ -316,6 +276,36 @@ var rdmaReadRules = slices.Concat([]Rule{
 		t.errorIf(!slices.Equal(last, was), "a flushed read was written to")
 	})),
 }, refusedReadRules())
+
+// readsBefore posts RDMA reads, but for the fifth, which is refused: it has that status, and is
+// told to the target.
+func readsBefore(t *T, level vipl.ReliabilityLevel, refused func(a *end, i int, closed vipl.AddressSegment), status vipl.Status, told vipl.ErrorCode) {
+	const count, bad = 8, 4
+	a, b := t.ends(level, count, count, 2000)
+	closed := t.alloc(t.B, 2000, vipl.MemAttributes{})
+	b.fillAll(0)
+	for i := range count {
+		if i == bad {
+			refused(a, i, closed.Remote(0))
+		} else {
+			a.read(i, 2000, b.remote(i))
+		}
+	}
+	t.asyncError(b.v, told)
+	t.state(b.v, vipl.Error)
+	for i, d := range a.desc {
+		switch {
+		case i < bad:
+			t.same(a.sent(vipl.StatusOpRDMARead), d)
+			t.holds("read", a.buf(i), i)
+		case i == bad:
+			t.same(a.sent(status), d)
+		default:
+			t.same(a.sent(vipl.StatusOpRDMARead|vipl.StatusFlushed), d)
+		}
+	}
+	t.state(a.v, vipl.Error)
+}
 
 // fenced posts descriptor i with QFENCE.
 func (e *end) fenced(i int) {

@@ -78,18 +78,7 @@ var reliabilityRules = slices.Concat([]Rule{
 		peerDisconnect(t, level)
 	})),
 	choice("reliability/disconnect-delivers", "What completed sends of a reliable VI handed over arrives before the disconnect does.", "unless the peer does not answer for 200 ms, or has not taken it in five seconds", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
-		const count, size = 20, 3000
-		a, b := t.ends(level, count, count, size)
-		b.recvs(count, size)
-		a.sends(count, size)
-		for range count {
-			a.sent()
-		}
-		t.must(a.v.Disconnect())
-		for i := range count {
-			b.arrived(i, size, i)
-		}
-		t.state(b.v, vipl.Error)
+		equal(t, "messages that arrived", disconnectBehindSends(t, level, true), sendsBefore)
 	})),
 	rule("reliability/peer-gone", "When the peer's NIC is closed the VI goes to Error and everything posted is flushed.", closeDisconnects),
 	rule("reliability/mixed-traffic", "Sends, RDMA writes and RDMA reads of both sides over one reliable connection all do what they should, in the order of their queues.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {

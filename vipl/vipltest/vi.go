@@ -129,18 +129,7 @@ var viRules = []Rule{
 	})),
 	rule("vi-objects/disconnect-flushes-in-order", "VipDisconnect completes what is posted with DESC_FLUSHED, in order, and the VI is Idle.", everyLevel(disconnectFlushes)),
 	choice("vi-objects/disconnect-with-sends-under-way", "VipDisconnect completes every send: those that were not done are flushed, behind those that were.", "on reliable VIs what completed sends handed over is delivered before the disconnect", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
-		const count, size = 30, 20_000
-		a, b := t.ends(level, count, count, size)
-		b.recvs(count, size)
-		a.sends(count, size)
-		t.must(a.v.Disconnect())
-		done := t.doneThenFlushed(a.v.SendDone, vipl.StatusOpSend, a.desc)
-		t.state(b.v, vipl.Error)
-		arrived := t.doneThenFlushed(b.v.RecvDone, vipl.StatusOpReceive, b.desc)
-		t.errorIf(arrived < done, "%d of %d sends that are done arrived", arrived, done)
-		for i := range arrived {
-			t.holds("message", b.buf(i), i)
-		}
+		disconnectBehindSends(t, level, false)
 	})),
 	rule("vi-objects/disconnect-is-noticed-by-the-peer", "The VI whose peer disconnects goes to Error, flushed, with an asynchronous CONN_LOST; the one that disconnects gets none.", everyLevel(peerDisconnect)),
 	choice("vi-objects/disconnect-twice", "VipDisconnect of a VI that is not connected returns.", "it does nothing and succeeds", func(t *T) {
@@ -235,6 +224,34 @@ func (t *T) refusedAttributes(a vipl.VIAttributes, want error) {
 	before := t.state(v, vipl.Idle).Attributes
 	t.wantErr("SetVIAttributes", v.SetAttributes(a), want)
 	equal(t, "a refused SetVIAttributes left", t.state(v, vipl.Idle).Attributes, before)
+}
+
+const sendsBefore = 30
+
+// disconnectBehindSends disconnects behind sends, which have completed or not, and counts those
+// that arrive: no fewer than are done.
+func disconnectBehindSends(t *T, level vipl.ReliabilityLevel, complete bool) (arrived int) {
+	const size = 20_000
+	a, b := t.ends(level, sendsBefore, sendsBefore, size)
+	b.recvs(sendsBefore, size)
+	a.sends(sendsBefore, size)
+	done := sendsBefore
+	for range sendsBefore {
+		if complete {
+			a.sent()
+		}
+	}
+	t.must(a.v.Disconnect())
+	if !complete {
+		done = t.doneThenFlushed(a.v.SendDone, vipl.StatusOpSend, a.desc)
+	}
+	t.state(b.v, vipl.Error)
+	arrived = t.doneThenFlushed(b.v.RecvDone, vipl.StatusOpReceive, b.desc)
+	t.errorIf(arrived < done, "%d of %d sends that are done arrived", arrived, done)
+	for i := range arrived {
+		t.holds("message", b.buf(i), i)
+	}
+	return arrived
 }
 
 func peerDisconnect(t *T, level vipl.ReliabilityLevel) {
