@@ -375,25 +375,22 @@ func (t *T) mismatch(theirs, ours vipl.VIAttributes, want error) {
 // its connection: no two are mixed up.
 func connectMany(t *T, discOf func(i int) []byte) {
 	const count = 24
-	x, y := t.block(t.A, count, 64), t.block(t.B, count, 64)
-	clients, servers := make([]*end, count), make([]*end, count)
+	clients, servers := t.idleEnds(count)
 	numbers := make([]int, count) // which client the server's connection is of
 	var group sync.WaitGroup
 	for i := range count {
-		va, vb := t.idle(vipl.ReliableReception)
-		clients[i], servers[i] = x.on(va), y.on(vb)
-		servers[i].recv(i, 64)
+		servers[i].recv(0, 64)
 		d := discOf(i)
 		group.Go(func() {
 			c, err := t.B.ConnectWait(named(d), limit)
 			if err == nil {
 				numbers[i] = int(c.Remote().Discriminator[0])
-				err = c.Accept(vb)
+				err = c.Accept(servers[i].v)
 			}
 			t.errorIf(err != nil, "server %d: %v", i, err)
 		})
 		group.Go(func() {
-			_, err := t.request(va, named([]byte{byte(i)}), on(t.B, d))
+			_, err := t.request(clients[i].v, named([]byte{byte(i)}), on(t.B, d))
 			t.errorIf(err != nil, "client %d: %v", i, err)
 		})
 	}
@@ -402,12 +399,12 @@ func connectMany(t *T, discOf func(i int) []byte) {
 		return
 	}
 	for i, e := range clients {
-		e.sendMessage(i, 64, i)
+		e.sendMessage(0, 64, i)
 		e.sent()
 	}
 	seen := make(map[int]bool)
 	for i, e := range servers {
-		e.arrived(i, 64, numbers[i])
+		e.arrived(0, 64, numbers[i])
 		seen[numbers[i]] = true
 	}
 	equal(t, "clients", len(seen), count)

@@ -86,16 +86,18 @@ var limitRules = []Rule{
 		t.errorIf(got < most, "%d entries of %d", got, most)
 	}),
 	rule("limits/many-connections", "Many VIs of one NIC are connected at the same time and all work.", func(t *T) {
-		const count = 100
-		x, y := t.block(t.A, count, 64), t.block(t.B, count, 64)
-		as, bs := t.pairs(count)
-		for i := range count {
-			y.on(bs[i]).recv(i, 64)
-			x.on(as[i]).sendMessage(i, 64, i)
+		var as, bs []*end
+		for i := range 100 {
+			a, b := t.ends(reliableLevels[i%2], 1, 1, 64)
+			b.recv(0, 64)
+			as, bs = append(as, a), append(bs, b)
 		}
-		for i := range count {
-			y.on(bs[i]).arrived(i, 64, i)
-			t.sent(as[i])
+		for i, a := range as {
+			a.sendMessage(0, 64, i)
+		}
+		for i, b := range bs {
+			b.arrived(0, 64, i)
+			as[i].sent()
 		}
 	}),
 	rule("limits/longest-discriminator", "Discriminators may be MaxDiscriminatorLen bytes long, and all of them count.", func(t *T) {

@@ -87,57 +87,42 @@ var peerRules = []Rule{
 		}
 	}),
 	rule("peer-to-peer/many-pairs-at-once", "Many pairs connect at once; each finds the VI that its discriminators say.", func(t *T) {
-		const count = 20
-		x, y := t.block(t.A, count, 64), t.block(t.B, count, 64)
-		var as, bs [count]*end
-		var locals, remotes [count]vipl.NetAddress
-		for i := range count {
-			va, vb := t.idle(vipl.ReliableReception)
-			as[i], bs[i] = x.on(va), y.on(vb)
+		as, bs := t.idleEnds(20)
+		locals, remotes := make([]vipl.NetAddress, len(as)), make([]vipl.NetAddress, len(as))
+		for i := range as {
 			locals[i], remotes[i] = crosswise(t.A, t.B)
 		}
-		for i := range count {
-			k := count - 1 - i
+		for i := range as {
+			k := len(as) - 1 - i
 			t.must(as[i].v.ConnectPeerRequest(locals[i], remotes[i], limit))
 			t.must(bs[k].v.ConnectPeerRequest(remotes[k], locals[k], limit))
 		}
-		for i := range count {
-			t.met(as[i].v, bs[i].v)
-			bs[i].recv(i, 64)
-			as[i].sendMessage(i, 64, i)
-		}
-		for i := range count {
-			bs[i].arrived(i, 64, i)
-			as[i].sent()
+		for i, a := range as {
+			t.met(a.v, bs[i].v)
+			a.message(bs[i], 64, i)
 		}
 	}),
 	choice("peer-to-peer/several-with-the-same-pair", "Several VIs may ask with the same pair of addresses.", "each is connected with one of the other side's", func(t *T) {
-		const count = 4
+		as, bs := t.idleEnds(4)
 		local, remote := crosswise(t.A, t.B)
-		x, y := t.block(t.A, count, 64), t.block(t.B, count, 64)
-		var as, bs [count]*end
-		for i := range count {
-			va, vb := t.idle(vipl.ReliableReception)
-			as[i], bs[i] = x.on(va), y.on(vb)
-			bs[i].recv(i, 64)
-			t.must(va.ConnectPeerRequest(local, remote, limit))
+		for _, a := range as {
+			t.must(a.v.ConnectPeerRequest(local, remote, limit))
 		}
 		for _, b := range bs {
+			b.recv(0, 64)
 			t.must(b.v.ConnectPeerRequest(remote, local, limit))
-		}
-		for i := range count {
-			t.met(as[i].v, bs[i].v)
 		}
 		seen := make(map[byte]bool)
 		for i, a := range as {
-			a.sendMessage(i, 64, i)
+			t.met(a.v, bs[i].v)
+			a.sendMessage(0, 64, i)
 			a.sent()
 		}
-		for i, b := range bs {
+		for _, b := range bs {
 			b.received()
-			seen[y.buf(i)[0]] = true
+			seen[b.buf(0)[0]] = true
 		}
-		equal(t, "VIs with a message", len(seen), count)
+		equal(t, "VIs with a message", len(seen), len(bs))
 	}),
 	rule("peer-to-peer/pairs-match-crosswise", "Requests whose (local, remote) pairs do not match crosswise do not meet: TIMEOUT, and both VIs are Idle.", func(t *T) {
 		local, remote := crosswise(t.A, t.B)
@@ -314,6 +299,15 @@ var peerRules = []Rule{
 // from the first.
 func crosswise(a, b *vipl.NIC) (local, remote vipl.NetAddress) {
 	return on(a, disc()), on(b, disc())
+}
+
+// idleEnds makes count VIs on each NIC, each with a buffer.
+func (t *T) idleEnds(count int) (as, bs []*end) {
+	for range count {
+		va, vb := t.idle(vipl.ReliableReception)
+		as, bs = append(as, t.block(t.A, 1, 64).on(va)), append(bs, t.block(t.B, 1, 64).on(vb))
+	}
+	return as, bs
 }
 
 // ask has two VIs ask for each other, the first one first.

@@ -146,21 +146,18 @@ var sendRules = []Rule{
 	})),
 	rule("send-receive/both-ways", "Both sides send at the same time, and neither disturbs the other.", eachLevel(bothWays(40))),
 	rule("send-receive/many-vis", "Messages of several connections between the same NICs are not mixed up.", func(t *T) {
-		const count = 8
-		var va, vb [count]*vipl.VI
-		a, b := t.block(t.A, 2*count, 2000), t.block(t.B, 2*count, 2000)
-		for i := range 2 * count {
-			if i < count {
-				va[i], vb[i] = t.pair(t.levels()[0])
-			}
-			b.on(vb[i%count]).recv(i, 2000)
+		var as, bs []*end
+		for range 8 {
+			a, b := t.ends(t.levels()[0], 2, 2, 2000)
+			b.recvs(2, 2000)
+			as, bs = append(as, a), append(bs, b)
 		}
-		for i := range 2 * count {
-			a.on(va[i%count]).sendMessage(i, 2000-i, i)
+		for k := range 16 {
+			as[k%8].sendMessage(k/8, 2000-k, k)
 		}
-		for i := range 2 * count {
-			b.on(vb[i%count]).arrived(i, 2000-i, i)
-			t.sent(va[i%count])
+		for k := range 16 {
+			bs[k%8].arrived(k/8, 2000-k, k)
+			as[k%8].sent()
 		}
 	}),
 	rule("send-receive/status-of-both", "Status of a completed send is DONE with operation SEND, of a receive DONE with operation RECEIVE.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {

@@ -257,15 +257,6 @@ func (t *T) pairOf(a, b vipl.VIAttributes) (va, vb *vipl.VI) {
 	return va, vb
 }
 
-// pairs makes count pairs, of the reliable levels in turns.
-func (t *T) pairs(count int) (as, bs []*vipl.VI) {
-	for i := range count {
-		va, vb := t.pair(reliableLevels[i%2])
-		as, bs = append(as, va), append(bs, vb)
-	}
-	return as, bs
-}
-
 // ends makes a connected pair of VIs as pair does, with a block of buffers at each end.
 func (t *T) ends(level vipl.ReliabilityLevel, countA, countB, size int) (a, b *end) {
 	return t.endsOf(open(level), open(level), countA, countB, size)
