@@ -22,9 +22,7 @@ var modes = []Mode{Native, Generic}
 // within runs f in the namespace and fails the test with f's error.
 func within(t testing.TB, ns *nstest.NS, f func() error) {
 	t.Helper()
-	if err := ns.Do(f); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ns.Do(f))
 }
 
 // expectAttached checks which program the interface has: by name, "" is none.
@@ -89,19 +87,11 @@ func TestAttachSurvivesGC(t *testing.T) {
 func TestNothingLeftAfterClose(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	d, err := LoadDemux(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Register(0, rawSocket(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.EnterVI(viIPv4, VIEntry{Key: key4, Peer: hostA}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, d.Register(0, rawSocket(t)))
+	must(t, d.EnterVI(viIPv4, VIEntry{Key: key4, Peer: hostA}))
 	info, err := d.Program.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	program, _ := info.ID()
 	maps, _ := info.MapIDs()
 	if len(maps) < 3 {
@@ -139,15 +129,9 @@ func TestInterfaceGone(t *testing.T) {
 	d := loadTestDemux(t)
 	within(t, a, func() error { return d.Attach(a.Index, Native) })
 	nic, err := a.Netlink().LinkByIndex(a.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Netlink().LinkDel(nic); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Detach(); err != nil {
-		t.Error(err)
-	}
+	must(t, err)
+	must(t, a.Netlink().LinkDel(nic))
+	noError(t, d.Detach())
 }
 
 // foreign is somebody else's program, which passes all.
@@ -157,9 +141,7 @@ func foreign(t testing.TB) *ebpf.Program {
 		Name: "foreign", Type: ebpf.XDP, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -190,9 +172,7 @@ func TestForeignProgramStays(t *testing.T) {
 	d := loadTestDemux(t)
 	p := foreign(t)
 	info, err := p.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	id, _ := info.ID()
 	for _, kind := range kinds {
 		for _, theirs := range modes {
@@ -236,9 +216,7 @@ func checkBusy(t *testing.T, err error, ns *nstest.NS, id uint32) {
 func TestAttachErrors(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{MTU: 9000})
 	single, err := NewRedirect(RedirectConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer single.Close()
 	const loopback = 1
 	for _, c := range []struct {
@@ -268,9 +246,7 @@ func TestAttachErrors(t *testing.T) {
 	// The same MTU is no obstacle to a program that takes fragments.
 	d := loadTestDemux(t)
 	frags, err := NewRedirect(RedirectConfig{Frags: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer frags.Close()
 	within(t, a, func() error {
 		if err := d.Attach(a.Index, Native); err != nil {
@@ -281,4 +257,26 @@ func TestAttachErrors(t *testing.T) {
 		}
 		return frags.Attach(a.Index, Native)
 	})
+}
+
+// failer is what *testing.T and *rapid.T have in common.
+type failer interface {
+	Helper()
+	Error(args ...any)
+	Fatal(args ...any)
+}
+
+// must ends the test by an error, and noError marks it as failed by one.
+func must(t failer, err error) {
+	if err != nil {
+		t.Helper()
+		t.Fatal(err)
+	}
+}
+
+func noError(t failer, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
+	}
 }

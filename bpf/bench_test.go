@@ -11,9 +11,7 @@ import (
 func BenchmarkPrograms(b *testing.B) {
 	d := loadTestDemux(b)
 	r := loadTestRedirect(b, RedirectConfig{Frags: true})
-	if err := r.Register(0, rawSocket(b)); err != nil {
-		b.Fatal(err)
-	}
+	must(b, r.Register(0, rawSocket(b)))
 	for _, c := range []struct {
 		name    string
 		program *ebpf.Program

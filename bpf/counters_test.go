@@ -26,13 +26,9 @@ func TestCounterNames(t *testing.T) {
 		t.Errorf("%d names for %d causes", len(each), demuxCauseCAUSE_COUNT)
 	}
 	text, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var fields map[string]uint64
-	if err := json.Unmarshal(text, &fields); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(text, &fields))
 	if diff := cmp.Diff(each, fields); diff != "" {
 		t.Errorf("JSON has other names (-Each +JSON):\n%s", diff)
 	}

@@ -29,22 +29,16 @@ func loadTestDemux(t testing.TB) *Demux {
 	t.Helper()
 	nstest.Require(t)
 	d, err := LoadDemux(Config{MaxVIs: testVIs, MaxSockets: testSockets})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
 	})
 	for num, e := range testTable {
-		if err := d.EnterVI(num, e); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.EnterVI(num, e))
 	}
-	if err := d.Register(slotSocket, rawSocket(t)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Register(slotSocket, rawSocket(t)))
 	return d
 }
 
@@ -102,9 +96,7 @@ func runOn(d *Demux, b []byte, ifindex, queue uint32) (action uint32, moved stri
 func counters(t testing.TB, d *Demux) Counters {
 	t.Helper()
 	c, err := d.Counters()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -260,9 +252,7 @@ func TestProgramAgreesWithModel(t *testing.T) {
 		for range 16 {
 			b := drawFrame(t)
 			action, counter, err := runOn(d, b, 0, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if wantAction, want := m.verdict(b); action != wantAction || counter != want {
 				t.Fatalf("action %d, counter %q; want %d, %q; frame % x", action, counter, wantAction, want, b)
 			}
@@ -328,9 +318,7 @@ func TestWireFrame(t *testing.T) {
 		{"VLAN", hostA, hostB, 7, wire.Header{Kind: wire.KindProbe, VI: viIPv4, Key: key4}},
 	} {
 		tmpl, err := wire.NewTemplate(wire.Link{Src: c.src, Dst: c.dst, VLAN: c.vlan})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b := make([]byte, tmpl.Len()+wire.HeaderLen)
 		via := tmpl.Put(b, wire.HeaderLen)
 		c.header.Put(via)
@@ -344,9 +332,7 @@ func TestWireFrame(t *testing.T) {
 func TestPortOfConfig(t *testing.T) {
 	nstest.Require(t)
 	d, err := LoadDemux(Config{Port: 0x1234})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer d.Close()
 	b := with(good4(), func(f *frame) { f.port, f.kind = 0x1234, kindControl })
 	if _, counter := run(t, d, b, 0); counter != "control" {
@@ -360,9 +346,7 @@ func TestPortOfConfig(t *testing.T) {
 
 func TestUnregisterAndClosedSocket(t *testing.T) {
 	d := loadTestDemux(t)
-	if err := d.Unregister(slotSocket); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Unregister(slotSocket))
 	if _, counter := run(t, d, good4().bytes(), 0); counter != "no_socket" {
 		t.Errorf("counter %q after Unregister", counter)
 	}
@@ -370,12 +354,8 @@ func TestUnregisterAndClosedSocket(t *testing.T) {
 		t.Errorf("second Unregister: %v", err)
 	}
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Register(slotSocket, fd); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, d.Register(slotSocket, fd))
 	if action, _ := run(t, d, good4().bytes(), 0); action != xdpRedirect {
 		t.Errorf("action %d after Register", action)
 	}
@@ -389,9 +369,7 @@ func TestRegisterRefuses(t *testing.T) {
 	d := loadTestDemux(t)
 	fd := rawSocket(t)
 	file, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer file.Close()
 	for _, c := range []struct {
 		name     string
@@ -422,17 +400,11 @@ func TestRegisterRefuses(t *testing.T) {
 func TestRegisterFailsHalfWay(t *testing.T) {
 	nstest.Require(t)
 	d, err := LoadDemux(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, d.Close())
 	})
-	if err := d.EnterVI(viIPv4, VIEntry{Slot: slotSocket, Key: key4, Peer: hostA}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.EnterVI(viIPv4, VIEntry{Slot: slotSocket, Key: key4, Peer: hostA}))
 	if err := d.Queues.Freeze(); err != nil { // user space writes it no more
 		t.Fatal(err)
 	}

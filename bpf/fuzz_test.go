@@ -33,9 +33,7 @@ func FuzzDemux(f *testing.F) {
 // The baseline's program does with any frame what its model says.
 func FuzzRedirect(f *testing.F) {
 	r := loadTestRedirect(f, RedirectConfig{Frags: true})
-	if err := r.Register(0, rawSocket(f)); err != nil {
-		f.Fatal(err)
-	}
+	must(f, r.Register(0, rawSocket(f)))
 	for _, v := range verdicts {
 		if len(v.frame) <= longestFuzzed {
 			f.Add(v.frame)
@@ -46,9 +44,7 @@ func FuzzRedirect(f *testing.F) {
 			return // see FuzzDemux
 		}
 		action, err := r.Program.Run(&ebpf.RunOptions{Data: b})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if want := redirectModel(b); action != want {
 			t.Errorf("action %d; the model says %d\n%x", action, want, b)
 		}

@@ -39,9 +39,7 @@ func TestGolden(t *testing.T) {
 		path := filepath.Join("testdata", file)
 		frame := frameNamed(t, name)
 		if *update {
-			if err := os.WriteFile(path, []byte(dump(frame)), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, []byte(dump(frame)), 0o644))
 		}
 		b := readFrame(t, path)
 		if diff := cmp.Diff(frame, b); diff != "" {
@@ -72,9 +70,7 @@ func frameNamed(t *testing.T, name string) []byte {
 // readmeLines reads the table of testdata/README.md: file to verdict.
 func readmeLines(t *testing.T) map[string]string {
 	text, err := os.ReadFile("testdata/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		cells := strings.Split(line, "|")
@@ -96,9 +92,7 @@ func dump(b []byte) string {
 
 func readFrame(t *testing.T, path string) []byte {
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var b []byte
 	for line := range strings.Lines(string(text)) {
 		_, bytes, _ := strings.Cut(line, "  ")

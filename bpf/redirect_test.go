@@ -26,9 +26,7 @@ func loadTestRedirect(t testing.TB, cfg RedirectConfig) *Redirect {
 	t.Helper()
 	nstest.Require(t)
 	r, err := NewRedirect(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
 			t.Errorf("close: %v", err)
@@ -44,9 +42,7 @@ func TestRedirectVerdicts(t *testing.T) {
 			check := func(when string, want func(b []byte) uint32) {
 				for _, c := range verdicts {
 					action, err := r.Program.Run(&ebpf.RunOptions{Data: c.frame})
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					if action != want(c.frame) {
 						t.Errorf("%s: %s: action %d, want %d", when, c.name, action, want(c.frame))
 					}
@@ -54,13 +50,9 @@ func TestRedirectVerdicts(t *testing.T) {
 			}
 			pass := func([]byte) uint32 { return xdpPass }
 			check("no socket", pass)
-			if err := r.Register(1, rawSocket(t)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.Register(1, rawSocket(t)))
 			check("socket of another queue", pass)
-			if err := r.Register(0, rawSocket(t)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.Register(0, rawSocket(t)))
 			check("socket", redirectModel)
 		})
 	}
@@ -68,16 +60,12 @@ func TestRedirectVerdicts(t *testing.T) {
 
 func TestRedirectAgreesWithModel(t *testing.T) {
 	r := loadTestRedirect(t, RedirectConfig{Frags: true})
-	if err := r.Register(0, rawSocket(t)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Register(0, rawSocket(t)))
 	rapid.Check(t, func(t *rapid.T) {
 		for range 16 {
 			b := drawFrame(t)
 			action, err := r.Program.Run(&ebpf.RunOptions{Data: b})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if want := redirectModel(b); action != want {
 				t.Fatalf("action %d, want %d; frame % x", action, want, b)
 			}
@@ -87,9 +75,7 @@ func TestRedirectAgreesWithModel(t *testing.T) {
 
 func TestRedirectPort(t *testing.T) {
 	r := loadTestRedirect(t, RedirectConfig{Port: 9, MaxQueues: 2})
-	if err := r.Register(0, rawSocket(t)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Register(0, rawSocket(t)))
 	for port, want := range map[uint16]uint32{9: xdpRedirect, DefaultPort: xdpPass, 0x0900: xdpPass} {
 		b := with(good4(), func(f *frame) { f.port = port })
 		if action, err := r.Program.Run(&ebpf.RunOptions{Data: b}); err != nil || action != want {

@@ -75,17 +75,11 @@ func TestTraffic(t *testing.T) {
 					from, to = netip.AddrPortFrom(a.IPv6, DefaultPort), netip.AddrPortFrom(b.IPv6, DefaultPort)
 				}
 				d, err := LoadDemux(Config{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				defer d.Close()
 				socket := receiver(t, b)
-				if err := d.Register(9, socket.FD()); err != nil {
-					t.Fatal(err)
-				}
-				if err := d.EnterVI(vi, VIEntry{Slot: 9, Key: key, Peer: from.Addr()}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, d.Register(9, socket.FD()))
+				must(t, d.EnterVI(vi, VIEntry{Slot: 9, Key: key, Peer: from.Addr()}))
 				within(t, b, func() error { return d.Attach(b.Index, mode) })
 
 				// The bytes behind the UDP header, from the test's frames.
@@ -125,9 +119,7 @@ func TestRedirectTraffic(t *testing.T) {
 			a, b := nstest.Pair(t, nstest.Options{})
 			r := loadTestRedirect(t, RedirectConfig{})
 			socket := receiver(t, b)
-			if err := r.Register(0, socket.FD()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.Register(0, socket.FD()))
 			within(t, b, func() error { return r.Attach(b.Index, mode) })
 
 			other := netip.AddrPortFrom(b.IPv4, DefaultPort+1)

@@ -26,29 +26,21 @@ func TestEnterAndRemove(t *testing.T) {
 		}
 	}
 	expect("before", "no_vi")
-	if err := d.EnterVI(vi, entry); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.EnterVI(vi, entry))
 	expect("entered", "redirected")
 
 	entry.Peer = netip.AddrFrom16(hostA.As16()) // the same in its other form
-	if err := d.EnterVI(vi, entry); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.EnterVI(vi, entry))
 	expect("entered again", "redirected")
 
-	if err := d.EnterVI(vi+0x10000, VIEntry{Slot: slotSocket, Key: 78, Peer: hostA}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.EnterVI(vi+0x10000, VIEntry{Slot: slotSocket, Key: 78, Peer: hostA}))
 	expect("next generation in its place", "no_vi")
 	if err := d.RemoveVI(vi); !errors.Is(err, ErrNoVI) {
 		t.Errorf("removing a former generation: %v", err)
 	}
 	b = frame{vi: vi + 0x10000, key: 78}.bytes()
 	expect("next generation", "redirected")
-	if err := d.RemoveVI(vi + 0x10000); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.RemoveVI(vi+0x10000))
 	expect("removed", "no_vi")
 	if err := d.RemoveVI(vi + 0x10000); !errors.Is(err, ErrNoVI) {
 		t.Errorf("removing twice: %v", err)
@@ -85,9 +77,7 @@ func TestTableLayout(t *testing.T) {
 	d := loadTestDemux(t)
 	for i := range uint32(testVIs) {
 		var e demuxViEntry
-		if err := d.vis.m.Lookup(i, &e); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.vis.m.Lookup(i, &e))
 		if e != d.vis.entries[i] {
 			t.Errorf("entry %d: %+v, mapped %+v", i, e, d.vis.entries[i])
 		}
@@ -156,9 +146,7 @@ func TestConfigLimits(t *testing.T) {
 	}
 	nstest.Require(t)
 	d, err := LoadDemux(Config{MaxVIs: 1 << 16, MaxSockets: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer d.Close()
 	if err := d.EnterVI(math.MaxUint32, VIEntry{Key: 1, Peer: hostA}); err != nil {
 		t.Errorf("largest VI number: %v", err)
@@ -172,13 +160,9 @@ func TestConfigLimits(t *testing.T) {
 func TestEmptyEntryIsNoVI(t *testing.T) {
 	nstest.Require(t)
 	d, err := LoadDemux(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer d.Close()
-	if err := d.Register(0, rawSocket(t)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Register(0, rawSocket(t)))
 	if action, counter := run(t, d, frame{src: netip.IPv6Unspecified()}.bytes(), 0); action != xdpDrop || counter != "no_vi" {
 		t.Errorf("action %d, counter %q", action, counter)
 	}
@@ -187,13 +171,9 @@ func TestEmptyEntryIsNoVI(t *testing.T) {
 func TestClosed(t *testing.T) {
 	nstest.Require(t)
 	d, err := LoadDemux(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range 2 {
-		if err := d.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.Close())
 	}
 	_, countersErr := d.Counters()
 	for name, err := range map[string]error{

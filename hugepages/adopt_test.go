@@ -30,9 +30,7 @@ func TestAdoptRefusesFiles(t *testing.T) {
 		return func() (int, error) { return unix.Open(path, flags|unix.O_CLOEXEC, 0) }
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, make([]byte, size), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, make([]byte, size), 0o600))
 	for name, c := range map[string]struct {
 		file func() (int, error)
 		info Info
@@ -65,14 +63,8 @@ func TestAdoptRefusesFiles(t *testing.T) {
 		}
 	}
 	fd, err := good()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a, err := Adopt(fd, Info{Size: size, Reserve: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, err)
+	noError(t, a.Close())
 }

@@ -19,13 +19,9 @@ import (
 func open(t *testing.T, cfg Config) *Arena {
 	t.Helper()
 	a, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, a.Close())
 	})
 	return a
 }
@@ -51,9 +47,7 @@ func TestPopulated(t *testing.T) {
 			t.Fatalf("%d bytes, asked for %d, info says %d", len(mem), cfg.Size, a.Info().Size)
 		}
 		present, err := residentPages(mem)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for i, p := range present {
 			if p&1 == 0 {
 				t.Fatalf("page %d of %d is not present", i, len(present))
@@ -97,16 +91,12 @@ func TestShared(t *testing.T) {
 	for _, policy := range []Policy{Auto, Avoid} {
 		a := open(t, Config{Size: 2 << 20, Shared: true, Policy: policy})
 		other, err := unix.Mmap(a.FD(), 0, len(a.Bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		a.Bytes()[12345] = 42
 		if other[12345] != 42 {
 			t.Error("the second mapping shows other bytes")
 		}
-		if err := unix.Munmap(other); err != nil {
-			t.Error(err)
-		}
+		noError(t, unix.Munmap(other))
 		for _, size := range []int64{0, 4 << 20} {
 			if err := unix.Ftruncate(a.FD(), size); !errors.Is(err, unix.EPERM) {
 				t.Errorf("ftruncate(%d): %v, want EPERM", size, err)
@@ -139,17 +129,13 @@ func TestAllocFree(t *testing.T) {
 			t.Fatalf("address %#x, offset %d: not aligned to %d", address(b), off, align)
 		}
 		b[99] = 1
-		if err := a.Free(b[:0]); err != nil {
-			t.Fatal(err)
-		}
+		must(t, a.Free(b[:0]))
 		if err := a.Free(b); !errors.Is(err, ErrNotAllocated) {
 			t.Fatalf("double free: %v", err)
 		}
 	}
 	b, err := a.Alloc(100, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !bytes.Equal(b, make([]byte, 100)) {
 		t.Error("a block that was used before is not zero")
 	}
@@ -160,31 +146,21 @@ func TestAllocFree(t *testing.T) {
 			t.Errorf("Free of %s: %v", name, err)
 		}
 	}
-	if err := a.Free(b); err != nil {
-		t.Error(err)
-	}
+	noError(t, a.Free(b))
 }
 
 func TestClose(t *testing.T) {
 	a, err := New(Config{Size: 1 << 20, Shared: true, Policy: Avoid})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b, err := a.Alloc(1000, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := a.Close(); !errors.Is(err, ErrBlocksOut) {
 		t.Fatalf("Close with a block out: %v", err)
 	}
 	b[0] = 1 // still mapped
-	if err := a.Free(b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.Free(b))
 	start, fd := address(a.Bytes()), a.FD()
-	if err := errors.Join(a.Close(), a.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(a.Close(), a.Close()))
 	if a.Bytes() != nil || a.FD() != -1 {
 		t.Error("a closed arena shows memory")
 	}
@@ -242,9 +218,7 @@ func TestArenaConcurrent(t *testing.T) {
 				if n := bytes.Count(b, []byte{byte(id)}); n != len(b) {
 					t.Error("someone else wrote into a block")
 				}
-				if err := a.Free(b); err != nil {
-					t.Error(err)
-				}
+				noError(t, a.Free(b))
 			}
 		})
 	}
@@ -316,13 +290,9 @@ func TestAdopt(t *testing.T) {
 	for _, policy := range []Policy{Auto, Avoid} {
 		a := open(t, Config{Size: 4 << 20, Reserve: 1 << 20, Shared: true, Policy: policy})
 		fd, err := unix.FcntlInt(uintptr(a.FD()), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b, err := Adopt(fd, a.Info())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		a.Bytes()[77] = 7
 		if b.Bytes()[77] != 7 || len(b.Bytes()) != len(a.Bytes()) || b.FD() != fd {
 			t.Error("not the same memory")
@@ -331,15 +301,11 @@ func TestAdopt(t *testing.T) {
 			t.Errorf("address %#x: not on the boundary of an arena", address(b.Bytes()))
 		}
 		block, err := b.Alloc(2<<20, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if off, _ := offsetIn(b.Bytes(), block); off < 1<<20 {
 			t.Errorf("block at %d: in the reserve", off)
 		}
-		if err := errors.Join(b.Free(block), b.Close()); err != nil {
-			t.Error(err)
-		}
+		noError(t, errors.Join(b.Free(block), b.Close()))
 	}
 }
 
@@ -352,14 +318,34 @@ func TestAdoptRefuses(t *testing.T) {
 		info := a.Info()
 		change(&info)
 		fd, err := unix.FcntlInt(uintptr(a.FD()), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := Adopt(fd, info); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
 			t.Errorf("%s: the descriptor is open: %v", name, err)
 		}
+	}
+}
+
+// failer is what *testing.T and *rapid.T have in common.
+type failer interface {
+	Helper()
+	Error(args ...any)
+	Fatal(args ...any)
+}
+
+// must ends the test by an error, and noError marks it as failed by one.
+func must(t failer, err error) {
+	if err != nil {
+		t.Helper()
+		t.Fatal(err)
+	}
+}
+
+func noError(t failer, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
 	}
 }

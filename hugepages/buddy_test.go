@@ -149,9 +149,7 @@ func TestBuddyModel(t *testing.T) {
 		size := rapid.IntRange(1, 200*MinBlock).Draw(t, "size")
 		reserve := rapid.OneOf(rapid.Just(0), rapid.IntRange(0, size)).Draw(t, "reserve")
 		b, err := NewBuddy(size, reserve)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		m := &buddyModel{b: b, fresh: b.Stats(), taken: make([]bool, size/MinBlock), blocks: map[int]int{}}
 		m.start = min((reserve+MinBlock-1)/MinBlock, len(m.taken))
 		if m.fresh.Total != (len(m.taken)-m.start)*MinBlock {
@@ -175,9 +173,7 @@ func TestBuddyModel(t *testing.T) {
 
 func TestBuddyArguments(t *testing.T) {
 	b, err := NewBuddy(4096+32, 0) // the last 32 bytes are no unit
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, c := range []struct {
 		size, align int
 		want        error
@@ -200,17 +196,13 @@ func TestBuddyArguments(t *testing.T) {
 
 func TestBuddyStats(t *testing.T) {
 	b, err := NewBuddy(1024, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range 4 { // offsets 0, 128, 256, 384
 		if _, err := b.Alloc(100, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(b.Free(0), b.Free(256)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(b.Free(0), b.Free(256)))
 	_, _ = b.Alloc(1024, 0)
 	want := Stats{
 		Total: 1024, Free: 768, LargestFree: 512, Blocks: 2, Fragmentation: 1.0 / 3,
@@ -230,9 +222,7 @@ func TestBuddyStats(t *testing.T) {
 func TestBuddyConcurrent(t *testing.T) {
 	const size = 1 << 16
 	b, err := NewBuddy(size, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	owner := make([]int, size/MinBlock) // the race detector sees a shared unit
 	var wg sync.WaitGroup
 	for id := 1; id <= 4; id++ {
@@ -253,9 +243,7 @@ func TestBuddyConcurrent(t *testing.T) {
 						t.Errorf("unit %d is shared", off/MinBlock+j)
 					}
 				}
-				if err := b.Free(off); err != nil {
-					t.Error(err)
-				}
+				noError(t, b.Free(off))
 			}
 		})
 	}
@@ -267,17 +255,11 @@ func TestBuddyConcurrent(t *testing.T) {
 
 func BenchmarkBuddy(b *testing.B) {
 	buddy, err := NewBuddy(64<<20, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
 		off, err := buddy.Alloc(4096, 0)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := buddy.Free(off); err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
+		must(b, buddy.Free(off))
 	}
 }

@@ -31,13 +31,9 @@ func overcommit(t *testing.T) (restore func() error) {
 	t.Helper()
 	needPool(t)
 	restore, err := Overcommit(1024)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		if err := restore(); err != nil {
-			t.Error(err)
-		}
+		noError(t, restore())
 	})
 	return restore
 }
@@ -48,9 +44,7 @@ func TestHugetlb(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		restore := overcommit(t)
 		a := open(t, Config{Size: 3 << 20, Shared: shared, Policy: Require})
-		if err := restore(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, restore())
 		i := a.Info()
 		if i.Kind != Hugetlb || i.Size != 4<<20 || i.Huge != i.Size || i.PageSize != hugeSize || len(i.Refused) != 0 {
 			t.Errorf("shared=%v: %+v", shared, i)
@@ -71,29 +65,19 @@ func TestOvercommitAddsUp(t *testing.T) {
 	setting := func() int {
 		t.Helper()
 		n, err := readInt(poolDir + fileOverNr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return n
 	}
 	await.Undisturbed(t, func() error {
 		before := setting()
 		first, err := Overcommit(3)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		second, err := Overcommit(4)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		during := setting()
-		if err := errors.Join(first(), first(), first()); err != nil {
-			t.Error(err)
-		}
+		noError(t, errors.Join(first(), first(), first()))
 		between := setting()
-		if err := second(); err != nil {
-			t.Error(err)
-		}
+		noError(t, second())
 		if after := setting(); during != before+7 || between != before+4 || after != before {
 			return fmt.Errorf("limit %d, then %d, %d, %d", before, during, between, after)
 		}
@@ -129,9 +113,7 @@ Hugetlb:           24576 kB
 func poolNow(t *testing.T) pool {
 	t.Helper()
 	p, err := readPool()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p
 }
 
@@ -141,9 +123,7 @@ func useSurplus(t *testing.T) *Arena {
 	restore := overcommit(t)
 	p := poolNow(t)
 	a, err := New(Config{Size: (max(0, p.free-p.reserved) + 2) * hugeSize, Policy: Require})
-	if err := errors.Join(err, restore()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, restore()))
 	return a
 }
 
@@ -165,20 +145,14 @@ func reserves(t *testing.T, surplus string) error {
 		arena = useSurplus(t)
 	}
 	r, err := Reserve(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	during := poolNow(t)
 	if surplus == "during" {
 		arena = useSurplus(t)
 	}
-	if err := errors.Join(r.Restore(), Reservation{}.Restore()); err != nil {
-		t.Error(err)
-	}
+	noError(t, errors.Join(r.Restore(), Reservation{}.Restore()))
 	if arena != nil {
-		if err := arena.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, arena.Close())
 	}
 	after := poolNow(t)
 	if r.Pages < 2 || during.persistent() != before.persistent()+r.Pages || after.persistent() != before.persistent() {
@@ -239,30 +213,20 @@ func TestReserveTooMuch(t *testing.T) {
 // for ever.
 func TestLockOfAStranger(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "setting")
-	if err := os.WriteFile(path, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, nil, 0o644))
 	stranger, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer stranger.Close()
-	if err := unix.Flock(int(stranger.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Flock(int(stranger.Fd()), unix.LOCK_EX))
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	if err := takeTurn(f, 20*time.Millisecond); !errors.Is(err, errLocked) {
 		t.Errorf("%v, want that it is locked", err)
 	}
 	got := make(chan error, 1)
 	go func() { got <- takeTurn(f, time.Minute) }()
-	if err := stranger.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, stranger.Close())
 	if err := <-got; err != nil {
 		t.Errorf("after the stranger: %v", err)
 	}
@@ -273,9 +237,7 @@ func TestLockOfAStranger(t *testing.T) {
 func TestBoundlessLimit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "limit")
 	for text, want := range map[string]int{"18446744073709551615\n": boundless, "1099511627775\n": boundless - 1, "0\n": 0} {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o644))
 		if n, err := readInt(path); n != want || err != nil {
 			t.Errorf("%q: %d, %v, want %d", text, n, err, want)
 		}

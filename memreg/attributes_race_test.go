@@ -14,15 +14,11 @@ import (
 func TestAttributesChangeTogether(t *testing.T) {
 	f := newFixture(t, Limits{})
 	trusted, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	closed := Attributes{Ptag: f.tag}
 	open := Attributes{Ptag: trusted, EnableRDMAWrite: true, EnableRDMARead: true}
 	r, err := f.Register(f.buf, closed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	const looks = 200_000
 	var readers atomic.Int32
 	var wg sync.WaitGroup
@@ -97,9 +93,7 @@ func TestOwnerAgainstRemote(t *testing.T) {
 		for range 500 {
 			buf := make([]byte, 8)
 			r, err := f.Register(buf, Attributes{Ptag: f.tag, EnableRDMAWrite: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var wg sync.WaitGroup
 			wg.Go(func() {
 				for {
@@ -139,9 +133,7 @@ func TestSetAttributesAgainstDestroy(t *testing.T) {
 	r := f.register(t, f.buf)
 	for range 200 {
 		tag, err := f.CreatePtag()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var set, destroyed error
 		var wg sync.WaitGroup
 		wg.Go(func() { set = f.SetAttributes(r, Attributes{Ptag: tag}) })
@@ -150,13 +142,9 @@ func TestSetAttributesAgainstDestroy(t *testing.T) {
 		if (set == nil) == (destroyed == nil) {
 			t.Fatalf("SetAttributes: %v, DestroyPtag: %v", set, destroyed)
 		}
-		if err := f.SetAttributes(r, Attributes{Ptag: f.tag}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.SetAttributes(r, Attributes{Ptag: f.tag}))
 		if set == nil {
-			if err := f.DestroyPtag(tag); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.DestroyPtag(tag))
 		}
 	}
 }
@@ -166,9 +154,7 @@ func TestSetAttributesAgainstDestroy(t *testing.T) {
 func TestSetAttributesAgainstDeregister(t *testing.T) {
 	f := newFixture(t, Limits{})
 	second, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range 1000 {
 		r := f.register(t, f.buf)
 		var gone atomic.Bool
@@ -187,9 +173,7 @@ func TestSetAttributesAgainstDeregister(t *testing.T) {
 		err := f.Deregister(r.Handle(), r.Addr())
 		gone.Store(true)
 		wg.Wait()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if f.tag.Users() != 0 || second.Users() != 0 {
 			t.Fatalf("%d and %d users of the tags", f.tag.Users(), second.Users())
 		}

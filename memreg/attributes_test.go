@@ -9,15 +9,11 @@ import (
 func TestSetAttributes(t *testing.T) {
 	f := newFixture(t, Limits{})
 	second, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := f.register(t, f.buf)
 	r.Acquire() // a posted descriptor
 	want := Attributes{Ptag: second, EnableRDMARead: true}
-	if err := f.SetAttributes(r, want); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.SetAttributes(r, want))
 	if r.Attributes() != want || r.Ptag() != second {
 		t.Errorf("attributes %+v, tag %p, want %+v", r.Attributes(), r.Ptag(), want)
 	}
@@ -35,17 +31,13 @@ func TestSetAttributes(t *testing.T) {
 	}
 
 	want.EnableRDMAWrite = true // the same tag once more
-	if err := f.SetAttributes(r, want); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.SetAttributes(r, want))
 	if r.Attributes() != want || second.Users() != 1 || r.Users() != 1 {
 		t.Errorf("%+v, %d users of the tag, %d of the region", r.Attributes(), second.Users(), r.Users())
 	}
 
 	r.Release()
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Deregister(r.Handle(), r.Addr()))
 	if r.Attributes() != want {
 		t.Errorf("after Deregister %+v, want %+v", r.Attributes(), want)
 	}
@@ -57,16 +49,10 @@ func TestSetAttributes(t *testing.T) {
 func TestSetAttributesRefused(t *testing.T) {
 	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
 	gone, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.DestroyPtag(gone); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, f.DestroyPtag(gone))
 	r, foreign, dead := f.register(t, f.buf), other.register(t, other.buf), f.register(t, f.buf)
-	if err := f.Deregister(dead.Handle(), dead.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Deregister(dead.Handle(), dead.Addr()))
 	before := r.Attributes()
 	for _, c := range []struct {
 		name string
@@ -101,23 +87,17 @@ func TestSetAttributesRefused(t *testing.T) {
 func TestSetAttributesAfterClose(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r, err := f.Register(f.buf, Attributes{Ptag: f.tag, EnableRDMAWrite: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.Acquire()
 	if err := f.Close(); !errors.Is(err, ErrBusy) {
 		t.Fatal(err)
 	}
-	if err := f.SetAttributes(r, Attributes{Ptag: f.tag}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.SetAttributes(r, Attributes{Ptag: f.tag}))
 	if _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 1, f.tag, RemoteWrite); err != ErrRights {
 		t.Errorf("ResolveRemote: %v", err)
 	}
 	r.Release()
-	if err := errors.Join(f.Close(), f.DestroyPtag(f.tag)); err != nil {
-		t.Error(err)
-	}
+	noError(t, errors.Join(f.Close(), f.DestroyPtag(f.tag)))
 }
 
 // Every right that is needed against every right that the region gives, as
@@ -155,13 +135,9 @@ func TestResolveRemoteRights(t *testing.T) {
 	changed := f.register(t, f.buf)
 	for _, a := range all {
 		r, err := f.Register(f.buf, a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		check(r)
-		if err := f.SetAttributes(changed, a); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.SetAttributes(changed, a))
 		check(changed)
 	}
 }
@@ -170,13 +146,9 @@ func TestResolveRemoteRights(t *testing.T) {
 func TestResolveRemoteHolds(t *testing.T) {
 	f := newFixture(t, Limits{})
 	second, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r, err := f.Register(f.buf[100:200], Attributes{Ptag: f.tag, EnableRDMAWrite: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, c := range []struct {
 		name string
 		h    Handle
@@ -216,9 +188,7 @@ func TestResolveRemoteHolds(t *testing.T) {
 	if _, _, err := f.ResolveRemote(r.Handle(), r.Addr()-1, 1, f.tag, RemoteRead); err != ErrRights || r.Users() != 0 {
 		t.Errorf("right and range: %v, %d users", err, r.Users())
 	}
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Deregister(r.Handle(), r.Addr()))
 	if _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 1, f.tag, RemoteWrite); err != ErrHandle {
 		t.Errorf("deregistered: %v", err)
 	}
@@ -232,9 +202,7 @@ func TestSetAttributesAgain(t *testing.T) {
 	turn := func() {
 		for _, a := range all {
 			a.Ptag = f.tag
-			if err := f.SetAttributes(r, a); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.SetAttributes(r, a))
 			if r.Attributes() != a {
 				t.Fatalf("%+v are in force, not %+v", r.Attributes(), a)
 			}
@@ -244,9 +212,7 @@ func TestSetAttributesAgain(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 	second, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, tag := range []*Ptag{second, f.tag} {
 		want := Attributes{Ptag: tag, EnableRDMARead: true}
 		if err := f.SetAttributes(r, want); err != nil || r.Attributes() != want {

@@ -9,13 +9,9 @@ import (
 func TestNoAllocations(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r := f.register(t, f.buf)
-	if err := f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}))
 	other, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, call := range map[string]func() error{
 		"resolve": func() error {
 			_, r, err := f.Resolve(r.Handle(), r.Addr()+7, 64, f.tag)
@@ -93,17 +89,13 @@ func BenchmarkResolveAcquireRelease(b *testing.B) {
 func BenchmarkResolveRemoteRelease(b *testing.B) {
 	f, regions := benchmarkTable(b)
 	for _, r := range regions {
-		if err := f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}); err != nil {
-			b.Fatal(err)
-		}
+		must(b, f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}))
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		r := regions[i%benchmarkRegions]
 		_, r, err := f.ResolveRemote(r.handle, r.addr, 64, f.tag, RemoteWrite)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		r.Release()
 	}
 }
@@ -112,9 +104,7 @@ func BenchmarkSetAttributes(b *testing.B) {
 	f, regions := benchmarkTable(b)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		if err := f.SetAttributes(regions[i%benchmarkRegions], Attributes{Ptag: f.tag, EnableRDMARead: true}); err != nil {
-			b.Fatal(err)
-		}
+		must(b, f.SetAttributes(regions[i%benchmarkRegions], Attributes{Ptag: f.tag, EnableRDMARead: true}))
 	}
 }
 

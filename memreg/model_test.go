@@ -54,9 +54,7 @@ func (m *tableModel) holders(tag *modelTag) int {
 
 func (m *tableModel) createPtag(t *rapid.T) {
 	tag, err := m.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m.tags = append(m.tags, &modelTag{Ptag: tag})
 }
 

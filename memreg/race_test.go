@@ -31,9 +31,7 @@ func TestConcurrentRegistration(t *testing.T) {
 						t.Errorf("worker %d: region %d resolves to %p, %v", w, i, got, err)
 						return
 					}
-					if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-						t.Error(err)
-					}
+					noError(t, f.Deregister(r.Handle(), r.Addr()))
 					if f.Lookup(r.Handle()) == r {
 						t.Error("found after it was deregistered")
 					}
@@ -98,9 +96,7 @@ func TestPtagAgainstDestroy(t *testing.T) {
 	f := newFixture(t, Limits{})
 	for range 200 {
 		tag, err := f.CreatePtag()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var registered, destroyed error
 		var r *Region
 		var wg sync.WaitGroup
@@ -111,9 +107,7 @@ func TestPtagAgainstDestroy(t *testing.T) {
 			t.Fatalf("Register: %v, DestroyPtag: %v", registered, destroyed)
 		}
 		if registered == nil {
-			if err := errors.Join(f.Deregister(r.Handle(), r.Addr()), f.DestroyPtag(tag)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(f.Deregister(r.Handle(), r.Addr()), f.DestroyPtag(tag)))
 		}
 	}
 }
@@ -127,9 +121,7 @@ func TestLookupInOldArray(t *testing.T) {
 	for f.slots.Load() == old {
 		f.register(t, f.buf)
 	}
-	if err := f.Deregister(goes.Handle(), goes.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Deregister(goes.Handle(), goes.Addr()))
 	f.slots.Store(old)
 	if f.Lookup(stays.Handle()) != stays || f.Lookup(goes.Handle()) != nil {
 		t.Error("the old array misleads")

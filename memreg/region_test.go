@@ -31,9 +31,7 @@ func newFixture(t testing.TB, limits Limits) *fixture {
 func (f *fixture) register(t testing.TB, buf []byte) *Region {
 	t.Helper()
 	r, err := f.Register(buf, Attributes{Ptag: f.tag})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return r
 }
 
@@ -110,15 +108,11 @@ func TestPart(t *testing.T) {
 		}
 	}
 	other, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, _, err := f.ResolvePart(r.Handle(), r.Addr(), 200, other); err != ErrPtag {
 		t.Errorf("another tag: %v", err)
 	}
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Deregister(r.Handle(), r.Addr()))
 	if _, _, err := f.ResolvePart(r.Handle(), r.Addr(), 200, f.tag); err != ErrHandle {
 		t.Errorf("deregistered: %v", err)
 	}
@@ -128,9 +122,7 @@ func TestRegionTellsWhatWasRegistered(t *testing.T) {
 	f := newFixture(t, Limits{})
 	attr := Attributes{Ptag: f.tag, EnableRDMAWrite: true}
 	r, err := f.Register(f.buf[10:20:40], attr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if r.Attributes() != attr || r.Len() != 10 || len(r.Bytes()) != 10 || cap(r.Bytes()) != 10 || &r.Bytes()[0] != &f.buf[10] {
 		t.Errorf("%+v, %d bytes, capacity %d", r.Attributes(), r.Len(), cap(r.Bytes()))
 	}
@@ -160,9 +152,7 @@ func TestKeepsMemoryAlive(t *testing.T) {
 		if seen.Value() == nil {
 			t.Fatalf("%s: collected while registered", name)
 		}
-		if err := f.Deregister(handle, addr); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.Deregister(handle, addr))
 		runtime.GC()
 		runtime.GC()
 		if seen.Value() != nil {
@@ -195,9 +185,7 @@ func TestAcquire(t *testing.T) {
 	if r.Users() != 0 || !r.Alive() {
 		t.Fatalf("%d users after a release too many", r.Users())
 	}
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Deregister(r.Handle(), r.Addr()))
 	if r.Acquire() || r.Alive() || r.Users() != 0 {
 		t.Error("a deregistered region can be held")
 	}
@@ -226,7 +214,27 @@ func TestPin(t *testing.T) {
 		}
 		r.Unpin()
 	}
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
+	must(t, f.Deregister(r.Handle(), r.Addr()))
+}
+
+// failer is what *testing.T and *rapid.T have in common.
+type failer interface {
+	Helper()
+	Error(args ...any)
+	Fatal(args ...any)
+}
+
+// must ends the test by an error, and noError marks it as failed by one.
+func must(t failer, err error) {
+	if err != nil {
+		t.Helper()
 		t.Fatal(err)
+	}
+}
+
+func noError(t failer, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
 	}
 }

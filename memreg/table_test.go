@@ -11,12 +11,8 @@ import (
 func TestRegisterRefused(t *testing.T) {
 	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
 	gone, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.DestroyPtag(gone); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, f.DestroyPtag(gone))
 	for _, c := range []struct {
 		name string
 		buf  []byte
@@ -42,13 +38,9 @@ func TestForeign(t *testing.T) {
 	f := newFixture(t, Limits{MaxBlockBytes: 1 << 20})
 	const page = 4096
 	mem, err := unix.Mmap(-1, 0, 4*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unix.Munmap(mem)
-	if err := unix.Mprotect(mem[2*page:3*page], unix.PROT_NONE); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mprotect(mem[2*page:3*page], unix.PROT_NONE))
 	start := address(mem)
 	for _, c := range []struct {
 		name    string
@@ -80,9 +72,7 @@ func TestForeign(t *testing.T) {
 		if r.Addr() != c.addr || uint64(r.Len()) != c.n || &r.Bytes()[0] != &mem[c.addr-start] {
 			t.Errorf("%s: %d bytes at %#x", c.name, r.Len(), r.Addr())
 		}
-		if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-			t.Error(err)
-		}
+		noError(t, f.Deregister(r.Handle(), r.Addr()))
 	}
 	unlimited := newFixture(t, Limits{})
 	for _, n := range []uint64{math.MaxInt64, math.MaxUint64, math.MaxUint64 - start + 1, math.MaxInt64 - start + 1} {
@@ -128,9 +118,7 @@ func TestDeregister(t *testing.T) {
 func TestResolveChecksPtag(t *testing.T) {
 	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
 	second, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := f.register(t, f.buf)
 	for _, c := range []struct {
 		name string
@@ -156,9 +144,7 @@ func TestCommonPtag(t *testing.T) {
 		t.Errorf("Register with another table's: %v", err)
 	}
 	r, err := f.Register(f.buf, Attributes{Ptag: f.CommonPtag(), EnableRDMARead: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	own := f.register(t, f.buf)
 	for _, tag := range []*Ptag{f.tag, f.CommonPtag(), nil} {
 		if _, _, err := f.Resolve(r.Handle(), r.Addr(), 1, tag); err != nil {
@@ -198,32 +184,24 @@ func TestPtagLife(t *testing.T) {
 		t.Error("no tag can be held")
 	}
 	tag, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := f.CreatePtag(); !errors.Is(err, ErrLimit) {
 		t.Errorf("third tag of two: %v", err)
 	}
 	r, err := f.Register(f.buf, Attributes{Ptag: tag})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := f.AcquirePtag(tag); err != nil { // a VI
 		t.Fatal(err)
 	}
 	if err := f.DestroyPtag(tag); !errors.Is(err, ErrBusy) || tag.Users() != 2 {
 		t.Errorf("region and VI: %v, %d users", err, tag.Users())
 	}
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Deregister(r.Handle(), r.Addr()))
 	if err := f.DestroyPtag(tag); !errors.Is(err, ErrBusy) {
 		t.Errorf("VI: %v", err)
 	}
 	tag.Release()
-	if err := f.DestroyPtag(tag); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.DestroyPtag(tag))
 	if err := f.DestroyPtag(tag); !errors.Is(err, ErrPtag) {
 		t.Errorf("destroyed twice: %v", err)
 	}
@@ -253,9 +231,7 @@ func TestLimits(t *testing.T) {
 	if got, want := f.Stats(), (Stats{Regions: 3, Bytes: 249, Ptags: 1, Registered: 3}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	if err := f.Deregister(b.Handle(), b.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Deregister(b.Handle(), b.Addr()))
 	f.register(t, f.buf[:100])
 	if got, want := f.Stats(), (Stats{Regions: 3, Bytes: 249, Ptags: 1, Registered: 4}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
@@ -296,9 +272,7 @@ func TestGrow(t *testing.T) {
 			t.Fatalf("region %d of handle %#x is lost", i, r.Handle())
 		}
 	}
-	if err := f.Close(); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.Close())
 	if got, want := f.Stats(), (Stats{Ptags: 1, Registered: MaxRegions}); got != want || f.tag.Users() != 0 {
 		t.Errorf("after Close %+v, %d users of the tag", got, f.tag.Users())
 	}
@@ -350,9 +324,7 @@ func TestClose(t *testing.T) {
 		t.Errorf("CreatePtag: %v", err)
 	}
 	held.Release()
-	if err := errors.Join(f.Close(), f.Close()); err != nil {
-		t.Error(err)
-	}
+	noError(t, errors.Join(f.Close(), f.Close()))
 	if err := f.DestroyPtag(f.tag); err != nil {
 		t.Errorf("DestroyPtag: %v", err)
 	}

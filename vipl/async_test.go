@@ -9,50 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
-	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 )
-
-// An interface that is removed is a catastrophe for every handle on it, also one without a VI.
-func TestInterfaceRemoved(t *testing.T) {
-	na, nb := nstest.Pair(t, nstest.Options{})
-	nics := make([]*vipl.NIC, 2)
-	logs := make([]*errorLog, 2)
-	for i, ns := range []*nstest.NS{na, nb} {
-		must(t, ns.Do(func() (err error) {
-			nics[i], err = vipl.OpenNIC(ns.Name, vipl.WithSilence(time.Minute))
-			return err
-		}))
-		logs[i] = watchErrors(nics[i])
-	}
-	var idle *vipl.NIC
-	must(t, na.Do(func() (err error) {
-		idle, err = vipl.OpenNIC(na.Name, vipl.WithSilence(time.Minute))
-		return err
-	}))
-	idleLog := watchErrors(idle)
-	va, vb := connect(t, nics[0], nics[1], vipl.ReliableDelivery)
-	x := newBox(t, nics[0], 1, 64)
-	postRecv(t, va, x, 0, 64)
-	link, err := na.Netlink().LinkByName(na.Name)
-	must(t, err)
-	must(t, na.Netlink().LinkDel(link.(*netlink.Veth)))
-	received(t, va, vipl.StatusFlushed)
-	s := stateIs(t, va, vipl.Error)
-	list := logs[0].are(t, vipl.ErrorCatastrophic, vipl.ErrorConnLost)
-	if len(list) == 2 && (list[0].Resource != vipl.ResourceNIC || list[0].VI != nil || s.Cause == nil) {
-		t.Errorf("%+v, cause %v", list[0], s.Cause)
-	}
-	idleLog.are(t, vipl.ErrorCatastrophic)
-	stateIs(t, vb, vipl.Error)
-	for _, n := range append(nics, idle) {
-		if err := n.Close(); err != nil {
-			t.Log(err) // what was attached to the interface went with it
-		}
-	}
-}
 
 // A handler that is too slow for a flood of errors loses some, which is
 // counted; the connection lives.

@@ -124,19 +124,10 @@ func (d unprovenRequest) Accept(ctx context.Context, o kagent.Offer) error {
 // confirmation: the requester is, and a receive has what it sent.
 func TestFrameOutweighsConfirmation(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		over := make(chan struct{})
-		n := newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return unprovenRequests{a, over} }})
-		va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
+		n, va, vb, over := unproven(t, level)
 		xa, xb := newBox(t, n.a.NIC, 2, 64), newBox(t, n.b.NIC, 2, 64)
 		postRecvs(t, va, xa, 2, 64)
-		accepted := make(chan error, 1)
-		go func() {
-			c, err := n.a.ConnectWait(address(n.a, "doubted"), ackDelay)
-			if err == nil {
-				err = c.Accept(va)
-			}
-			accepted <- err
-		}()
+		accepted := accepts(n.a.NIC, address(n.a, "doubted"), va)
 		must(t, errOf(request(vb, address(n.a, "doubted"))))
 		for i := range 2 {
 			postMessage(t, vb, xb, i, 64, i)
@@ -152,22 +143,23 @@ func TestFrameOutweighsConfirmation(t *testing.T) {
 	})
 }
 
+// unproven is a net in a bubble whose host a does not return from an accept until over is closed,
+// and then fails, and a VI at each end.
+func unproven(t *testing.T, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI, over chan struct{}) {
+	t.Helper()
+	over = make(chan struct{})
+	n = newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return unprovenRequests{a, over} }})
+	return n, newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level), over
+}
+
 // accepting connects vb with va, and sends a message to it, whose accept does not return until
 // over is closed. It is for a bubble.
-func accepting(t *testing.T) (n *memoryNet, va, vb *vipl.VI, over chan struct{}, accepted chan error) {
+func accepting(t *testing.T) (n *memoryNet, va, vb *vipl.VI, over chan struct{}, accepted <-chan error) {
 	t.Helper()
-	over, accepted = make(chan struct{}), make(chan error, 1)
-	n = newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return unprovenRequests{a, over} }})
-	va, vb = newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+	n, va, vb, over = unproven(t, vipl.ReliableDelivery)
 	xa, xb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
 	postRecv(t, va, xa, 0, 64)
-	go func() {
-		c, err := n.a.ConnectWait(address(n.a, "doubted"), ackDelay)
-		if err == nil {
-			err = c.Accept(va)
-		}
-		accepted <- err
-	}()
+	accepted = accepts(n.a.NIC, address(n.a, "doubted"), va)
 	must(t, errOf(request(vb, address(n.a, "doubted"))))
 	postSend(t, vb, xb, 0, 64)
 	received(t, va, 0)

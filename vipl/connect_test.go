@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"viaxdp/vipl"
@@ -24,6 +23,7 @@ func request(v *vipl.VI, to vipl.NetAddress) (r vipl.RemoteAttributes, err error
 	return r, err
 }
 
+// Whatever a request comes to, the VI is as it was.
 func TestRequestOutcomes(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	v := newVI(t, n.a.NIC, vipl.ReliableDelivery)
@@ -33,44 +33,18 @@ func TestRequestOutcomes(t *testing.T) {
 		errorIf(t, s.Cause != nil, "cause %v", s.Cause)
 		return err
 	}
-	wantError(t, "nobody waits", ask(address(n.b, "x"), ackDelay), vipl.ErrNoMatch)
+	long := vipl.NetAddress{Discriminator: make([]byte, vipl.MaxDiscriminatorLen+1)}
 	wantError(t, "no time", ask(address(n.b, "x"), 0), vipl.ErrInvalidParameter)
 	wantError(t, "no host", ask(vipl.NetAddress{}, ackDelay), vipl.ErrInvalidParameter)
-	wantError(t, "long discriminator", ask(address(n.b, string(make([]byte, vipl.MaxDiscriminatorLen+1))), ackDelay), vipl.ErrInvalidParameter)
+	wantError(t, "long discriminator", ask(long, ackDelay), vipl.ErrInvalidParameter)
 	wantError(t, "no such host", ask(vipl.NetAddress{Host: netip.MustParseAddr("10.9.9.9")}, ackDelay), vipl.ErrNotReachable)
+	wantError(t, "wait without time", errOf(n.b.ConnectWait(vipl.NetAddress{}, 0)), vipl.ErrTimeout)
+	wantError(t, "wait at a long discriminator", errOf(n.b.ConnectWait(long, 0)), vipl.ErrInvalidParameter)
 	n.fabric.Cut(n.b.agent.Addr(), true)
 	wantError(t, "silent host", ask(address(n.b, "x"), 30*time.Millisecond), vipl.ErrTimeout)
 	n.fabric.Cut(n.b.agent.Addr(), false)
-
-	wantError(t, "wait without time", errOf(n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, 0)), vipl.ErrTimeout)
-	wantError(t, "long discriminator", errOf(n.b.ConnectWait(vipl.NetAddress{Discriminator: make([]byte, 65)}, 0)), vipl.ErrInvalidParameter)
 	must(t, n.b.Close())
 	wantError(t, "closed NIC", ask(address(n.b, "x"), ackDelay), vipl.ErrNoMatch)
-	wantError(t, "wait on a closed NIC", errOf(n.b.ConnectWait(vipl.NetAddress{}, ackDelay)), vipl.ErrInvalidParameter)
-}
-
-// A request that nobody answers ends in time, and the VI is as before.
-func TestRequestNotAnswered(t *testing.T) {
-	// In a bubble, in which whoever waits has the request before its time is over.
-	synctest.Test(t, func(t *testing.T) {
-		n := newMemoryNet(t, memoryConfig{bubble: true})
-		va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
-		waited := make(chan *vipl.Conn, 1)
-		go func() {
-			c, _ := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, ackDelay)
-			waited <- c
-		}()
-		synctest.Wait()
-		start := time.Now()
-		wantError(t, "request", errOf(va.ConnectRequest(vipl.NetAddress{}, address(n.b, "x"), 50*time.Millisecond)), vipl.ErrTimeout)
-		equal(t, "it took", time.Since(start), 50*time.Millisecond)
-		stateIs(t, va, vipl.Idle)
-		c := <-waited
-		err := c.Accept(vb)
-		errorIf(t, !errors.Is(err, vipl.ErrTimeout), "accept of a request that was given up: %v", err)
-		stateIs(t, vb, vipl.Idle)
-		join(t, n.a.NIC, va, n.b.NIC, vb)
-	})
 }
 
 // Whoever waits for a request, or for its answer, stops when its context ends; the
@@ -134,20 +108,4 @@ func TestConnectContext(t *testing.T) {
 	wantError(t, "wait on what is closed meanwhile", errOf(l.Wait(t.Context())), vipl.ErrInvalidParameter)
 	wantError(t, "second close", l.Close(), nil)
 	wantError(t, "nobody listens", errOf(v.ConnectRequestContext(t.Context(), vipl.NetAddress{}, to)), vipl.ErrNoMatch)
-}
-
-// Receives that were posted for a connection that does not come about are given
-// back by Disconnect, in order.
-func TestDisconnectIdleFlushes(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	v := openVI(t, n.a.NIC, vipl.ReliableDelivery)
-	x := newBox(t, n.a.NIC, 3, 64)
-	postRecvs(t, v, x, 3, 64)
-	wantError(t, "destroy with receives posted", v.Destroy(), vipl.ErrResource)
-	wantError(t, "disconnect", v.Disconnect(), nil)
-	for i := range 3 {
-		d, err := v.RecvDone()
-		fatalIf(t, d != x.desc[i] || err != vipl.ErrDescriptor || d.Status()&vipl.StatusFlushed == 0, "receive %d: %v, %v", i, d, err)
-	}
-	wantError(t, "destroy", v.Destroy(), nil)
 }

@@ -23,6 +23,7 @@ import (
 // A process that is killed in the middle of traffic leaves nothing behind, and
 // its peer is told. VIA_KILLS says how often; each takes about two seconds.
 func TestKilledUnderLoad(t *testing.T) {
+	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
 	rounds := testsize.Number(t, "VIA_KILLS", 3, 3)
 	var nic *vipl.NIC

@@ -51,6 +51,19 @@ func TestLongFrames(t *testing.T) {
 	})
 }
 
+// Empty segments of a message that is sent by reference are passed over.
+func TestEmptySegmentsByReference(t *testing.T) {
+	n, va, vb := connected(t, longFrames, vipl.ReliableDelivery)
+	xa, xb := newBoxOf(t, n.a.NIC, mustTag(t, n.a.NIC), 1, 3, 32_000), newBox(t, n.b.NIC, 1, 32_000)
+	postRecv(t, vb, xb, 0, 32_000)
+	fillPattern(xa.buf[0], 1)
+	xa.desc[0].SetSegments(vipl.DataSegment{}, xa.segs[0], vipl.DataSegment{})
+	postDesc(t, va, xa, 0)
+	receivedMessage(t, vb, xb.buf[0][:32_000], 1)
+	sent(t, va, 0)
+	errorIf(t, n.a.Counters().ByReference == 0, "it was copied")
+}
+
 // registered is a box of which the data is memory of the program's own.
 func registered(t testing.TB, n *vipl.NIC, size int) *box {
 	t.Helper()

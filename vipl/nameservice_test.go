@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -144,40 +143,6 @@ func TestNameServiceEnvironment(t *testing.T) {
 	errorIf(t, !errors.Is(err, vipl.ErrNameService), "nothing to look in, and found %v, %v", a, err)
 	t.Setenv("VIA_NAMES", c.Names+".missing")
 	wantError(t, "file of the environment is missing", n.NSInit(vipl.NSConfig{NoDNS: true}), vipl.ErrNameService)
-}
-
-// Lookups go on while the service is started anew and stopped, and while the
-// NIC closes: they find, or say why not.
-func TestNameServiceConcurrent(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{}).a.NIC
-	c := nsFiles(t, "10.0.0.1 db\n", "10.0.0.1 host\n")
-	nsInit(t, n, c)
-	var all sync.WaitGroup
-	check := func(err error) {
-		if err != nil && !errors.Is(err, vipl.ErrNameService) && !errors.Is(err, vipl.ErrInvalidParameter) {
-			t.Error(err)
-		}
-	}
-	for range 4 {
-		all.Go(func() {
-			for range 200 {
-				a, err := n.NSGetHostByName("db", 0)
-				check(err)
-				errorIf(t, err == nil && a.Host != netip.MustParseAddr("10.0.0.1"), "db: %v", a)
-				_, err = n.NSGetHostByAddr(a)
-				check(err)
-			}
-		})
-	}
-	all.Go(func() {
-		for range 50 {
-			check(n.NSInit(c))
-			check(n.NSShutdown())
-			check(n.NSInit(c))
-		}
-		check(n.Close())
-	})
-	all.Wait()
 }
 
 // Close ends lookups that wait for DNS.

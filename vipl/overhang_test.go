@@ -24,7 +24,7 @@ type overhang struct {
 
 func newOverhang(t testing.TB, n *vipl.NIC) *overhang {
 	t.Helper()
-	x := &overhang{box: newBoxSegments(t, n, 6, 4, 16384), around: bytes.Repeat([]byte{0x11}, guard+regionSize+guard)}
+	x := &overhang{box: newBoxOf(t, n, mustTag(t, n), 6, 4, 16384), around: bytes.Repeat([]byte{0x11}, guard+regionSize+guard)}
 	var err error
 	x.region, err = n.RegisterMem(x.around[guard:guard+regionSize], vipl.MemAttributes{Ptag: mustTag(t, n)})
 	must(t, err)
@@ -35,25 +35,6 @@ func newOverhang(t testing.TB, n *vipl.NIC) *overhang {
 		noError(t, x.region.Deregister())
 	})
 	return x
-}
-
-// newBoxSegments is newBox with descriptors of up to segs segments.
-func newBoxSegments(t testing.TB, n *vipl.NIC, count, segs, size int) *box {
-	t.Helper()
-	room := (vipl.ControlSegmentSize + segs*vipl.DataSegmentSize + 63) &^ 63
-	b := &box{}
-	var err error
-	b.region, err = n.AllocMem(count*(room+size), vipl.MemAttributes{Ptag: mustTag(t, n)})
-	must(t, err)
-	for i := range count {
-		d, err := b.region.Descriptor(i*room, segs)
-		must(t, err)
-		off := count*room + i*size
-		b.desc = append(b.desc, d)
-		b.buf = append(b.buf, b.region.Bytes()[off:off+size])
-		b.segs = append(b.segs, b.region.Segment(off, size))
-	}
-	return b
 }
 
 // post posts receive i, of these segments.
@@ -106,27 +87,6 @@ func eachOverhang(t *testing.T, f func(t *testing.T, k int, level vipl.Reliabili
 			eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) { f(t, k, level) })
 		})
 	}
-}
-
-// A receive that is longer than what is left of its region takes every message that fits in that.
-func TestReceiveReachesPastItsRegion(t *testing.T) {
-	eachOverhang(t, func(t *testing.T, k int, level vipl.ReliabilityLevel) {
-		_, va, vb, xa, x := overhangPair(t, k, level)
-		for k, size := range []int{8, 0, 1, 1424, 1425, 3000, 4095, 4096} {
-			clear(x.region.Bytes())
-			x.post(t, vb, 0, x.region.Segment(overhangAt, 32768))
-			postMessage(t, va, xa, 0, size, k)
-			if d := received(t, vb, 0); d != x.desc[0] || int(d.Length) != size {
-				t.Fatalf("%d bytes: length %d", size, d.Length)
-			}
-			sent(t, va, 0)
-			checkPattern(t, x.region.Bytes()[overhangAt:][:size], k)
-			rest := x.region.Bytes()[overhangAt+size:]
-			fatalIf(t, !bytes.Equal(rest, make([]byte, len(rest))), "%d bytes: more was written", size)
-			x.guarded(t)
-		}
-		statesAre(t, vipl.Connected, va, vb)
-	})
 }
 
 // A message that needs more than the region has completes its receive with a protection error. The message

@@ -167,39 +167,6 @@ func longerThan(mtu int, lost *int) xdpnictest.Faults {
 	}}
 }
 
-// Connections whose longest frames need more than the interface's MTU is now break by
-// the rules within half a second, on both sides, whether or not anything is sent;
-// the VIs connect again with what there is.
-func TestOwnMTUShrinks(t *testing.T) {
-	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true, silence: time.Minute}, level, 2, 1, 64)
-		postRecv(t, va, xa, 0, 64)
-		postRecv(t, vb, xb, 0, 64)
-		start := time.Now()
-		n.a.agent.SetMTU(1499)
-		received(t, va, vipl.StatusFlushed) // waits
-		equal(t, "noticed after", time.Since(start), 500*time.Millisecond)
-		received(t, vb, vipl.StatusFlushed)
-		d := time.Since(start)
-		errorIf(t, d > 502*time.Millisecond, "the peer noticed after %v", d)
-		s := stateIs(t, va, vipl.Error)
-		errorIf(t, !strings.Contains(fmt.Sprint(s.Cause), "the interface's MTU"), "cause: %v", s.Cause)
-		stateIs(t, vb, vipl.Error)
-		n.a.errs.are(t, vipl.ErrorConnLost)
-		n.b.errs.are(t, vipl.ErrorConnLost)
-		a, b := n.a.Counters(), n.b.Counters()
-		errorIf(t, a.PathsLost != 1 || b.PathsLost+a.PeersLost+b.PeersLost+a.SourcesLost+b.SourcesLost > 0, "%+v, %+v", a, b)
-		for _, v := range []*vipl.VI{va, vb} {
-			noError(t, v.Disconnect())
-		}
-		join(t, n.a.NIC, va, n.b.NIC, vb)
-		n.a.agent.SetMTU(9000)
-		n.a.agent.SetMTU(1499)
-		time.Sleep(10 * time.Second)
-		equal(t, "frames", stateIs(t, va, vipl.Connected).MaxPayload, 1423)
-	})
-}
-
 // What the frames need is exact: not a byte more, over IPv4 and IPv6, sealed and not,
 // with the peer's MTU as bound.
 func TestOwnMTUStillDoes(t *testing.T) {
@@ -216,14 +183,7 @@ func TestOwnMTUStillDoes(t *testing.T) {
 							to.Host = n.b.agent.Link().IPv6[0]
 						}
 						va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
-						accepted := make(chan error, 1)
-						go func() {
-							conn, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: to.Discriminator}, ackDelay)
-							if err == nil {
-								err = conn.Accept(vb)
-							}
-							accepted <- err
-						}()
+						accepted := accepts(n.b.NIC, vipl.NetAddress{Discriminator: to.Discriminator}, vb)
 						must(t, errOf(request(va, to)))
 						must(t, <-accepted)
 						n.a.agent.SetMTU(least)

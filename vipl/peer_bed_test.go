@@ -94,7 +94,7 @@ func newPeerBed(f *testing.F, long, zeroCopy bool) *peerBed {
 	}
 	p.shut, err = b.RegisterMem(p.secret, vipl.MemAttributes{Ptag: p.tag})
 	must(f, err)
-	p.box = newBoxTagged(f, b.NIC, p.tag, peerBuffers, p.receive+28)
+	p.box = newBoxOf(f, b.NIC, p.tag, peerBuffers, 1, p.receive+28)
 	f.Cleanup(func() {
 		for _, r := range []*vipl.Region{p.open, p.shut} {
 			noError(f, r.Deregister())

@@ -135,6 +135,19 @@ func plainEnds(t testing.TB, level vipl.ReliabilityLevel, descs int) (ends [2]*p
 	return ends
 }
 
+// poll polls for a receive, and returns false when the connection ended.
+func poll(v *vipl.VI) bool {
+	for {
+		_, err := v.RecvDone()
+		if err == nil {
+			return true
+		}
+		if err == vipl.ErrDescriptor {
+			return false
+		}
+	}
+}
+
 // BenchmarkEngineAlone is half of a round trip of 64 bytes without kernel and
 // without fake: a post, a message received and the completions. On a busy machine,
 // too, a twentieth of its parts of a fraction of a millisecond run undisturbed: so

@@ -266,20 +266,14 @@ func TestPostSendLaterIsNotForgotten(t *testing.T) {
 	}
 }
 
-// incoming is incomingTo for a queue of the usual size.
-func incoming(t *testing.T, count int, pace, most time.Duration, after func(k int)) (looks int) {
-	t.Helper()
-	return incomingTo(t, memoryConfig{}, vipl.UnreliableDelivery, count, pace, most, after)
-}
-
-// incomingTo sends count messages to b, one every pace, and polls b behind each.
+// incoming sends count messages to b, one every pace, and polls b behind each.
 // It returns how many of the polls found something, and checks that no message
 // waited longer than most, nor longer than an eighth of what the stream had
 // lasted until then.
-func incomingTo(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, count int, pace, most time.Duration, after func(k int)) (looks int) {
+func incoming(t *testing.T, c memoryConfig, count int, pace, most time.Duration, after func(k int)) (looks int) {
 	t.Helper()
 	c.bubble = true
-	n, va, vb, xa, xb := connectedBoxes(t, c, level, 1, count, 64)
+	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.UnreliableDelivery, 1, count, 64)
 	postRecvs(t, vb, xb, count, 64)
 	n.b.Poll()
 	before := n.b.Counters().Frames
@@ -311,47 +305,33 @@ func incomingTo(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, count
 // In a stream the ring is looked at now and then, and the longer it lasts, the
 // more seldom; bursts are hardly delayed.
 func TestStreamPauses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		looks := incoming(t, 800, time.Microsecond, 16*time.Microsecond, nil)
-		errorIf(t, looks < 800/16 || looks > 800/5, "%d looks at 800 messages, want one for some ten of them", looks)
-	})
-}
-
-// Without rests every frame is found at once.
-func TestNoPollPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := memoryConfig{noPollPause: true}
-		equal(t, "looks", incomingTo(t, c, vipl.UnreliableDelivery, 400, time.Microsecond, 0, nil), 400)
-	})
-}
-
-// Frames that come slowly are found at once.
-func TestSlowStreamDoesNotPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		equal(t, "looks", incoming(t, 300, 3*time.Microsecond, 16*time.Microsecond, nil), 300)
-	})
-}
-
-// What begins again after a pause is a new stream.
-func TestGapEndsPollPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		looks := incoming(t, 600, time.Microsecond, 16*time.Microsecond, func(k int) {
-			if k%8 == 7 {
-				time.Sleep(50 * time.Microsecond)
-			}
+	bursts := func(k int) {
+		if k%8 == 7 {
+			time.Sleep(50 * time.Microsecond)
+		}
+	}
+	small := memoryConfig{}
+	small.queue.RxChunks = 16
+	for name, c := range map[string]struct {
+		config       memoryConfig
+		count        int
+		pace, most   time.Duration // in microseconds
+		after        func(k int)
+		least, looks int
+	}{
+		"pauses":              {memoryConfig{}, 800, 1, 16, nil, 800 / 16, 800 / 5}, // one look for some ten messages
+		"no pauses asked for": {memoryConfig{noPollPause: true}, 400, 1, 0, nil, 400, 400},
+		"a slow one does not": {memoryConfig{}, 300, 3, 16, nil, 300, 300},
+		"what begins again after a gap is a new one":    {memoryConfig{}, 600, 1, 16, bursts, 600, 600},
+		"no longer than a quarter of a window, here 12": {small, 400, 1, 3, nil, 0, 400},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				looks := incoming(t, c.config, c.count, c.pace*time.Microsecond, c.most*time.Microsecond, c.after)
+				errorIf(t, looks < c.least || looks > c.looks, "%d looks at %d messages, want %d to %d", looks, c.count, c.least, c.looks)
+			})
 		})
-		errorIf(t, looks != 600, "%d looks at 600 messages in bursts of 8, want as many", looks)
-	})
-}
-
-// A ring rests for no more frames than a quarter of what the sender may be ahead:
-// here of 12.
-func TestSmallWindowPausesLittle(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := memoryConfig{}
-		c.queue.RxChunks = 16
-		incomingTo(t, c, vipl.UnreliableDelivery, 400, time.Microsecond, 3*time.Microsecond, nil)
-	})
+	}
 }
 
 // A program that answers gets each message as it comes, however fast.

@@ -131,14 +131,7 @@ func TestKeysMustAgree(t *testing.T) {
 		}
 		t.Run(c.name, func(t *testing.T) {
 			n, va, vb, after := make2(t)
-			accepted := make(chan error, 1)
-			go func() {
-				in, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, ackDelay)
-				if err == nil {
-					err = in.Accept(vb)
-				}
-				accepted <- err
-			}()
+			accepted := accepts(n.b.NIC, vipl.NetAddress{Discriminator: []byte("x")}, vb)
 			meter := schedlat.Start()
 			defer meter.Close()
 			start := meter.Mark()
@@ -205,38 +198,6 @@ func TestSealedStorms(t *testing.T) {
 			})
 		})
 	}
-}
-
-// RDMA, packs and connections between VIs of one queue are as ever.
-func TestSealedOperations(t *testing.T) {
-	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n, va, vb, xa, xb := rdmaPair(t, sealedNet(t, memoryConfig{}), level)
-		for k, size := range []int{0, 1, 64, 1400, 1401, 1425, boxSize} {
-			fillPattern(xa.buf[0][:size], k)
-			xa.desc[0].SetRDMAWrite(xb.remote(1), segment(xa, 0, size))
-			xa.desc[0].SetImmediate(uint32(k))
-			postRecv(t, vb, xb, 0, 16)
-			postDesc(t, va, xa, 0)
-			d, err := vb.RecvWait(ackDelay)
-			checkDone(t, "immediate", d, err, vipl.StatusOpRemoteRDMAWrite|vipl.StatusImmediate)
-			checkPattern(t, xb.buf[1][:size], k)
-			sent(t, va, vipl.StatusOpRDMAWrite)
-			if level == vipl.UnreliableDelivery {
-				continue
-			}
-			fillPattern(xb.buf[3][:size], 100+k)
-			xa.desc[2].SetRDMARead(xb.remote(3), segment(xa, 2, size))
-			postDesc(t, va, xa, 2)
-			sent(t, va, vipl.StatusOpRDMARead)
-			checkPattern(t, xa.buf[2][:size], 100+k)
-		}
-		one, other := connect(t, n.a.NIC, n.a.NIC, level)
-		x, y := newBox(t, n.a.NIC, 8, 5000), newBox(t, n.a.NIC, 8, 5000)
-		transfer(t, one, other, x, y, 50, 5000)
-		transfer(t, one, other, x, y, 50, 16)
-		noError(t, one.Disconnect())
-		stateIs(t, other, vipl.Error)
-	})
 }
 
 // Of lengths at which a plain frame fits in a chunk and its sealed form may not,

@@ -107,6 +107,7 @@ func transfer(t *testing.T, va, vb *vipl.VI, xa, xb *box, count, size int) {
 // Several handles of one interface share its only queue, and their VIs can be
 // connected with each other; closing one leaves the other alone.
 func TestHandlesShareAQueue(t *testing.T) {
+	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
 	open := func(ns *nstest.NS) (n *vipl.NIC) {
 		t.Helper()
@@ -179,6 +180,7 @@ func TestDeregisterBesideClose(t *testing.T) {
 // VIs of one interface on different queues are peers like any others: what one
 // sends goes by a lane.
 func TestOtherQueueOfTheInterface(t *testing.T) {
+	t.Parallel()
 	na, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	nics := make([]*vipl.NIC, 2)
 	for i := range nics {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -22,26 +23,38 @@ import (
 )
 
 // What may happen to the interface of host a, so that frames of its connections
-// are not its own any more, and how it becomes what it was.
+// are not its own any more, or too long, how it becomes what it was, what counts the
+// connections that it ends, and what their cause says.
 var moves = []struct {
 	name       string
 	away, back func(l *kagent.Link)
+	lost       func(c vipl.Counters) uint64
+	cause      string
 }{
 	{
 		"address",
 		func(l *kagent.Link) { l.IPv4 = []netip.Addr{netip.MustParseAddr("10.0.0.77")} },
 		func(l *kagent.Link) { l.IPv4 = []netip.Addr{netip.MustParseAddr("10.0.0.1")} },
+		func(c vipl.Counters) uint64 { return c.SourcesLost }, "",
 	},
 	{
 		"hardware address",
 		func(l *kagent.Link) { l.MAC[5] ^= 0x77 },
 		func(l *kagent.Link) { l.MAC[5] ^= 0x77 },
+		func(c vipl.Counters) uint64 { return c.SourcesLost }, "",
+	},
+	{
+		"MTU",
+		func(l *kagent.Link) { l.MTU = 1499 },
+		func(l *kagent.Link) { l.MTU = 1500 },
+		func(c vipl.Counters) uint64 { return c.PathsLost }, "the interface's MTU",
 	},
 }
 
-// A connection whose address the interface does not have any more breaks by the
-// rules within half a second, on both sides, and the VIs connect again.
-func TestSourceGoes(t *testing.T) {
+// A connection whose address the interface does not have any more, or whose longest frames need
+// more than its MTU, breaks by the rules within half a second, on both sides, whether or not
+// anything is sent, and the VIs connect again.
+func TestInterfaceChanges(t *testing.T) {
 	for _, m := range moves {
 		t.Run(m.name, func(t *testing.T) {
 			eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
@@ -56,12 +69,13 @@ func TestSourceGoes(t *testing.T) {
 				d := time.Since(start)
 				errorIf(t, d > 502*time.Millisecond, "the peer noticed after %v", d)
 				s := stateIs(t, va, vipl.Error)
-				errorIf(t, s.Cause == nil, "no cause")
+				errorIf(t, s.Cause == nil || !strings.Contains(s.Cause.Error(), m.cause), "cause: %v", s.Cause)
 				stateIs(t, vb, vipl.Error)
 				n.a.errs.are(t, vipl.ErrorConnLost)
 				n.b.errs.are(t, vipl.ErrorConnLost)
 				a, b := n.a.Counters(), n.b.Counters()
-				errorIf(t, a.SourcesLost != 1 || b.SourcesLost != 0 || a.PeersLost+b.PeersLost > 0, "%+v, %+v", a, b)
+				lost := a.PathsLost + b.PathsLost + a.PeersLost + b.PeersLost + a.SourcesLost + b.SourcesLost
+				errorIf(t, m.lost(a) != 1 || lost != 1, "%+v, %+v", a, b)
 				for _, v := range []*vipl.VI{va, vb} {
 					noError(t, v.Disconnect())
 				}
@@ -70,6 +84,20 @@ func TestSourceGoes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// VIs connect with what an MTU that has shrunk has room for, and a larger one since then changes
+// nothing.
+func TestConnectAfterOwnMTUShrinks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newMemoryNet(t, memoryConfig{bubble: true})
+		n.a.agent.SetMTU(1499)
+		va, _ := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+		n.a.agent.SetMTU(9000)
+		n.a.agent.SetMTU(1499)
+		time.Sleep(10 * time.Second)
+		equal(t, "MaxPayload", stateIs(t, va, vipl.Connected).MaxPayload, 1423)
+	})
 }
 
 // An address that is back within the grace has never been away, and it may go again
@@ -88,7 +116,7 @@ func TestSourceFlaps(t *testing.T) {
 				time.Sleep(10 * time.Second)
 				statesAre(t, vipl.Connected, va, vb)
 				a := n.a.Counters()
-				errorIf(t, a.SourcesLost > 0, "%+v", a)
+				errorIf(t, m.lost(a) > 0, "%+v", a)
 			})
 		})
 	}
@@ -132,37 +160,49 @@ func TestSourceElsewhere(t *testing.T) {
 	})
 }
 
-// The owner of an interface that is removed knows at once, although nothing is sent
-// on it.
-func TestInterfaceRemovedInSilence(t *testing.T) {
-	na, nb := nstest.Pair(t, nstest.Options{})
-	open := func(n *nstest.NS) (nic *vipl.NIC) {
-		t.Helper()
-		must(t, n.Do(func() (err error) {
-			nic, err = vipl.OpenNIC(n.Name, vipl.WithAgent("none"), vipl.WithSilence(time.Minute))
-			return err
-		}))
-		t.Cleanup(func() {
-			noError(t, nic.Close())
+// An interface that is removed is a catastrophe for every handle on it, also one without a VI, and
+// each knows at once, although nothing is sent: with the agent of the host, and without one.
+func TestInterfaceRemoved(t *testing.T) {
+	for name, options := range map[string][]vipl.Option{"agent": nil, "no agent": {vipl.WithAgent("none")}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			na, nb := nstest.Pair(t, nstest.Options{})
+			open := func(n *nstest.NS) (nic *vipl.NIC, errs *errorLog) {
+				t.Helper()
+				must(t, n.Do(func() (err error) {
+					nic, err = vipl.OpenNIC(n.Name, append(options, vipl.WithSilence(time.Minute))...)
+					return err
+				}))
+				t.Cleanup(func() {
+					if err := nic.Close(); err != nil {
+						t.Log(err) // what was attached to the interface went with it
+					}
+				})
+				return nic, watchErrors(nic)
+			}
+			a, errs := open(na)
+			b, _ := open(nb)
+			_, idleErrs := open(na)
+			va, vb := connect(t, a, b, vipl.ReliableDelivery)
+			x := newBox(t, a, 1, 64)
+			postRecv(t, va, x, 0, 64)
+			l, err := na.Netlink().LinkByIndex(na.Index)
+			must(t, err)
+			meter := schedlat.Start()
+			defer meter.Close()
+			start := meter.Mark()
+			must(t, na.Netlink().LinkDel(l))
+			received(t, va, vipl.StatusFlushed)
+			errorIf(t, start.Over(2*time.Second), "noticed after %v", time.Since(start.At))
+			s := stateIs(t, va, vipl.Error)
+			list := errs.are(t, vipl.ErrorCatastrophic, vipl.ErrorConnLost)
+			if len(list) == 2 && (list[0].Resource != vipl.ResourceNIC || list[0].VI != nil || s.Cause == nil) {
+				t.Errorf("%+v, cause %v", list[0], s.Cause)
+			}
+			idleErrs.are(t, vipl.ErrorCatastrophic)
+			stateIs(t, vb, vipl.Error)
 		})
-		return nic
 	}
-	a, b := open(na), open(nb)
-	errs := watchErrors(a)
-	b.ErrorCallback(func(vipl.ErrorDescriptor) {})
-	va, _ := connect(t, a, b, vipl.ReliableDelivery)
-	x := newBox(t, a, 1, 64)
-	postRecv(t, va, x, 0, 64)
-	l, err := na.Netlink().LinkByIndex(na.Index)
-	must(t, err)
-	meter := schedlat.Start()
-	defer meter.Close()
-	start := meter.Mark()
-	must(t, na.Netlink().LinkDel(l))
-	received(t, va, vipl.StatusFlushed)
-	errorIf(t, start.Over(2*time.Second), "noticed after %v", time.Since(start.At))
-	stateIs(t, va, vipl.Error)
-	errs.are(t, vipl.ErrorCatastrophic, vipl.ErrorConnLost)
 }
 
 // trickle is a queue of which each frame is there only at the tenth look, and
@@ -220,6 +260,7 @@ func TestWaiterFollowsMessage(t *testing.T) {
 // A host that has another NIC by now, of another hardware address, is found by the request for a connection, and
 // the connection goes there, though the kernel is sure for an hour of the address that it knows.
 func TestPeerHasAnotherNIC(t *testing.T) {
+	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
 	nics := make([]*vipl.NIC, 2)
 	for i, ns := range []*nstest.NS{na, nb} {
@@ -274,6 +315,7 @@ func TestPeerHasAnotherNIC(t *testing.T) {
 
 // What an administrator has said of a host's hardware address stays.
 func TestPermanentNeighbourStays(t *testing.T) {
+	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
 	var a *vipl.NIC
 	must(t, na.Do(func() (err error) {

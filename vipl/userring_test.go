@@ -2,7 +2,6 @@ package vipl_test
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -182,11 +181,12 @@ func TestUserRingHandlers(t *testing.T) {
 
 // The words say what Done would, before, while and after a message waits.
 func TestWatch(t *testing.T) {
-	a, b := nstest.Pair(t, nstest.Options{})
-	x, y := openIn(t, a), openIn(t, b)
+	t.Parallel()
+	x, y := ends(t, nstest.Options{})
 	_, ok := x.Watch()
 	fatalIf(t, !ok, "a NIC over AF_XDP has no indices to look at")
-	va, vb := watched(t, x, y, b)
+	va, vb := connect(t, x, y, vipl.ReliableDelivery)
+	xa, xb := newBox(t, x, 1, 64), newBox(t, y, 1, 64)
 	send, _ := va.Watch()
 	_, recv := vb.Watch()
 	port, _ := y.Watch()
@@ -194,16 +194,11 @@ func TestWatch(t *testing.T) {
 		d := atomic.LoadUint64(q.Dequeued)
 		return atomic.LoadUint64(q.Posted) - d, atomic.LoadUint64(q.Completed) - d
 	}
-	ma, mb := memoryOf(t, x), memoryOf(t, y)
-	da, _ := ma.Descriptor(0, 1)
-	db, _ := mb.Descriptor(0, 1)
-	da.SetSegments(ma.Segment(1024, 64))
-	db.SetSegments(mb.Segment(1024, 64))
-	must(t, vb.PostRecv(db, mb.Handle()))
+	postRecv(t, vb, xb, 0, 64)
 	if p, c := look(recv); p != 1 || c != 0 {
 		t.Errorf("with a receive posted: %d posted, %d complete", p, c)
 	}
-	must(t, va.PostSend(da, ma.Handle()))
+	postSend(t, va, xa, 0, 64)
 	if p, c := look(send); p != 1 || c != 1 {
 		t.Errorf("a send that is on its way: %d posted, %d complete", p, c)
 	}
@@ -217,9 +212,7 @@ func TestWatch(t *testing.T) {
 		}
 		y.Poll()
 	}
-	if d, err := vb.RecvDone(); d != db || err != nil {
-		t.Fatal(d, err)
-	}
+	equal(t, "receive", recvDone(t, vb, vipl.StatusOpReceive), xb.desc[0])
 	if p, c := look(recv); p != 0 || c != 0 {
 		t.Errorf("after it was taken: %d posted, %d complete", p, c)
 	}
@@ -231,6 +224,7 @@ func TestWatch(t *testing.T) {
 // While connections between queues are there, the words say that every poll has to
 // call.
 func TestWatchShmLinks(t *testing.T) {
+	t.Parallel()
 	na, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	nics := make([]*vipl.NIC, 2)
 	words := make([]vipl.PortWatch, 2)
@@ -258,32 +252,18 @@ func TestWatchShmLinks(t *testing.T) {
 
 // Farewell delivers what was sent, tells the peer, and lets nobody here notice.
 func TestFarewell(t *testing.T) {
-	a, b := nstest.Pair(t, nstest.Options{})
-	x, y := openIn(t, a), openIn(t, b)
-	va, vb := watched(t, x, y, b)
-	ma, mb := memoryOf(t, x), memoryOf(t, y)
-	for i := range 2 {
-		d, _ := mb.Descriptor(64*i, 1)
-		d.SetSegments(mb.Segment(1024, 64))
-		must(t, vb.PostRecv(d, mb.Handle()))
-	}
-	mine, _ := ma.Descriptor(0, 1)
-	mine.SetSegments(ma.Segment(1024, 64))
-	must(t, va.PostRecv(mine, ma.Handle()))
-	out, _ := ma.Descriptor(64, 1)
-	out.SetSegments(ma.Segment(2048, 64))
-	must(t, va.PostSend(out, ma.Handle()))
+	t.Parallel()
+	x, y := ends(t, nstest.Options{})
+	va, vb := connect(t, x, y, vipl.ReliableDelivery)
+	xa, xb := newBox(t, x, 2, 64), newBox(t, y, 2, 64)
+	postRecvs(t, vb, xb, 2, 64)
+	postRecv(t, va, xa, 0, 64)
+	postMessage(t, va, xa, 1, 64, 1)
 	x.Farewell()
-	if _, err := vb.RecvWait(ackDelay); err != nil {
-		t.Errorf("what was sent before: %v", err)
-	}
-	if d, err := vb.RecvWait(ackDelay); err != vipl.ErrDescriptor || d.Status()&vipl.StatusFlushed == 0 {
-		t.Errorf("the peer's next receive: %v, %v", d.Status(), err)
-	}
+	receivedMessage(t, vb, xb.buf[0], 1) // what was sent before
+	received(t, vb, vipl.StatusFlushed)
 	nothingDone(t, va.RecvDone, vipl.ErrNotDone)
-	if s, err := va.Query(); err != nil || s.State != vipl.Connected {
-		t.Errorf("this side is %v, %v", s.State, err)
-	}
+	stateIs(t, va, vipl.Connected)
 }
 
 // A farewell of which the answers are lost is repeated with what was sent before it:
@@ -305,52 +285,4 @@ func TestFarewellUnheard(t *testing.T) {
 		nothingDone(t, va.RecvDone, vipl.ErrNotDone)
 		stateIs(t, va, vipl.Connected)
 	})
-}
-
-func openIn(t *testing.T, n *nstest.NS) (nic *vipl.NIC) {
-	t.Helper()
-	must(t, n.Do(func() (err error) {
-		nic, err = vipl.OpenNIC(n.Name, vipl.WithSilence(time.Minute))
-		return err
-	}))
-	t.Cleanup(func() { nic.Close() })
-	return nic
-}
-
-func memoryOf(t *testing.T, nic *vipl.NIC) *vipl.Region {
-	t.Helper()
-	tag, err := nic.CreatePtag()
-	must(t, err)
-	m, err := nic.AllocMem(4096, vipl.MemAttributes{Ptag: tag})
-	must(t, err)
-	return m
-}
-
-// watched connects a VI of x with one of y, which is in namespace at.
-func watched(t *testing.T, x, y *vipl.NIC, at *nstest.NS) (va, vb *vipl.VI) {
-	t.Helper()
-	attrs := vipl.VIAttributes{Level: vipl.ReliableDelivery}
-	va, err := x.CreateVI(attrs, nil, nil)
-	must(t, err)
-	vb, err = y.CreateVI(attrs, nil, nil)
-	must(t, err)
-	done := make(chan error, 1)
-	go func() {
-		c, err := y.ConnectWait(vipl.NetAddress{Discriminator: []byte("watch")}, ackDelay)
-		if err == nil {
-			err = c.Accept(vb)
-		}
-		done <- err
-	}()
-	for {
-		_, err := va.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: at.IPv4, Discriminator: []byte("watch")}, ackDelay)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, vipl.ErrNoMatch) { // nobody waits yet
-			t.Fatal(err)
-		}
-	}
-	must(t, <-done)
-	return va, vb
 }

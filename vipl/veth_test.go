@@ -1,9 +1,7 @@
 package vipl_test
 
 import (
-	"bytes"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -39,35 +37,62 @@ type box struct {
 	segs   []vipl.DataSegment
 }
 
+// newBox makes count descriptors, with buffers of size bytes.
 func newBox(t testing.TB, n *vipl.NIC, count, size int) *box {
+	t.Helper()
+	return newBoxOf(t, n, mustTag(t, n), count, 1, (size+63)&^63)
+}
+
+// newBoxOf is newBox with memory of a given tag, and descriptors of up to segs segments.
+func newBoxOf(t testing.TB, n *vipl.NIC, tag *vipl.Ptag, count, segs, size int) *box {
+	t.Helper()
+	room := (vipl.ControlSegmentSize + segs*vipl.DataSegmentSize + 63) &^ 63
+	b := &box{}
+	var err error
+	b.region, err = n.AllocMem(count*(room+size), vipl.MemAttributes{Ptag: tag})
+	must(t, err)
+	for i := range count {
+		d, err := b.region.Descriptor(i*room, segs)
+		must(t, err)
+		off := count*room + i*size
+		b.desc = append(b.desc, d)
+		b.buf = append(b.buf, b.region.Bytes()[off:off+size])
+		b.segs = append(b.segs, b.region.Segment(off, size))
+	}
+	return b
+}
+
+func mustTag(t testing.TB, n *vipl.NIC) *vipl.Ptag {
 	t.Helper()
 	tag, err := n.CreatePtag()
 	must(t, err)
-	return newBoxTagged(t, n, tag, count, (size+63)&^63)
+	return tag
 }
 
 // connect makes a connected pair of VIs.
 func connect(t testing.TB, a, b *vipl.NIC, level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
 	t.Helper()
-	var err error
-	va, err = a.CreateVI(vipl.VIAttributes{Level: level}, nil, nil)
-	must(t, err)
-	vb, err = b.CreateVI(vipl.VIAttributes{Level: level}, nil, nil)
-	must(t, err)
+	va, vb = newVI(t, a, level), newVI(t, b, level)
 	join(t, a, va, b, vb)
 	return va, vb
 }
 
+// accepts accepts one request with v, and gives what becomes of that.
+func accepts(n *vipl.NIC, local vipl.NetAddress, v *vipl.VI) <-chan error {
+	accepted := make(chan error, 1)
+	go func() {
+		c, err := n.ConnectWait(local, ackDelay)
+		if err == nil {
+			err = c.Accept(v)
+		}
+		accepted <- err
+	}()
+	return accepted
+}
+
 func join(t testing.TB, a *vipl.NIC, va *vipl.VI, b *vipl.NIC, vb *vipl.VI) {
 	t.Helper()
-	done := make(chan error, 1)
-	go func() {
-		c, err := b.ConnectWait(vipl.NetAddress{Discriminator: []byte("test")}, ackDelay)
-		if err == nil {
-			err = c.Accept(vb)
-		}
-		done <- err
-	}()
+	done := accepts(b, vipl.NetAddress{Discriminator: []byte("test")}, vb)
 	var err error
 	if !comes(func() bool { // the other goroutine may not wait yet: "no match"
 		_, err = va.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: b.Query().Address, Discriminator: []byte("test")}, ackDelay)
@@ -76,54 +101,6 @@ func join(t testing.TB, a *vipl.NIC, va *vipl.VI, b *vipl.NIC, vb *vipl.VI) {
 		t.Fatal(err)
 	}
 	must(t, <-done)
-}
-
-func TestPingPong(t *testing.T) {
-	for _, level := range []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception} {
-		t.Run(level.String(), func(t *testing.T) {
-			// An unreliable megabyte comes at once, before anybody looks.
-			a, b := ends(t, nstest.Options{})
-			va, vb := connect(t, a, b, level)
-			for _, size := range []int{0, 1, 64, 1424, 1425, 65536, vipl.MaxTransferSize} {
-				ba, bb := newBox(t, a, 2, max(size, 1)), newBox(t, b, 2, max(size, 1))
-				for i := range ba.buf[0] {
-					ba.buf[0][i] = byte(i * 7)
-				}
-				post := func(v *vipl.VI, x *box, i int, send bool) {
-					t.Helper()
-					seg := x.segs[i]
-					seg.Length = uint32(size)
-					x.desc[i].SetSegments(seg)
-					var err error
-					if send {
-						err = v.PostSend(x.desc[i], x.region.Handle())
-					} else {
-						err = v.PostRecv(x.desc[i], x.region.Handle())
-					}
-					must(t, err)
-				}
-				post(vb, bb, 0, false)
-				post(va, ba, 1, false)
-				post(va, ba, 0, true)
-				if d, err := vb.RecvWait(ackDelay); err != nil || d != bb.desc[0] {
-					t.Fatalf("%d bytes: %v %v", size, err, d)
-				}
-				if !bytes.Equal(bb.buf[0][:size], ba.buf[0][:size]) || int(bb.desc[0].Length) != size {
-					t.Fatalf("%d bytes: other bytes, length %d", size, bb.desc[0].Length)
-				}
-				copy(bb.buf[1], bb.buf[0])
-				post(vb, bb, 1, true)
-				must(t, errOf(va.RecvWait(ackDelay)))
-				fatalIf(t, !bytes.Equal(ba.buf[1][:size], ba.buf[0][:size]), "%d bytes: other bytes back", size)
-				for _, v := range []*vipl.VI{va, vb} {
-					must(t, errOf(v.SendWait(ackDelay)))
-				}
-			}
-			t.Logf("%+v", a.Counters())
-			must(t, va.Disconnect())
-			stateIs(t, vb, vipl.Error)
-		})
-	}
 }
 
 // joined is a connection on a queue of its own, at both ends.
@@ -163,6 +140,7 @@ func onQueues(t testing.TB, n int) []joined {
 // Two and four VIs on as many queues, all at the same time: every byte arrives,
 // and frames of one never at the socket of another.
 func TestQueues(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{2, 4} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			list := onQueues(t, n)
@@ -177,34 +155,6 @@ func TestQueues(t *testing.T) {
 					})
 				}
 			})
-		})
-	}
-}
-
-// Messages of 1 KiB in one direction, both ends of a connection driven by one
-// goroutine, over 1, 2 and 4 queues: messages a second of all together.
-func BenchmarkQueues(b *testing.B) {
-	for _, n := range []int{1, 2, 4} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			list := onQueues(b, n)
-			const size, depth = 1024, 4
-			b.ResetTimer()
-			var wg sync.WaitGroup
-			for _, j := range list {
-				wg.Go(func() {
-					for k := range b.N/n + 1 {
-						i := k % depth
-						if k >= depth {
-							sent(b, j.va, 0)
-							received(b, j.vb, 0)
-						}
-						postRecv(b, j.vb, j.xb, i, size)
-						postSend(b, j.va, j.xa, i, size)
-					}
-				})
-			}
-			wg.Wait()
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "messages/s")
 		})
 	}
 }

@@ -16,45 +16,31 @@ func adopted(t *testing.T, ns *nstest.NS, cfg Config) (first, second *Queue) {
 	t.Helper()
 	shared := func(fd int) []byte {
 		mem, err := unix.Mmap(fd, 0, 4<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { unix.Munmap(mem) })
 		return mem
 	}
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
-	if err := unix.Ftruncate(fd, 4<<20); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Ftruncate(fd, 4<<20))
 	cfg.Ifindex, cfg.Memory = ns.Index, shared(fd)
-	if err := ns.Do(func() (err error) {
+	must(t, ns.Do(func() (err error) {
 		first, err = Open(cfg)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	h, err := first.Handout()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if h.Config.Memory != nil {
 		t.Error("the handout has an address of this process")
 	}
 	socket, err := unix.FcntlInt(uintptr(first.FD()), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if second, err = Adopt(socket, h, shared(fd)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := second.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, second.Close())
 	})
 	return first, second
 }
@@ -64,24 +50,18 @@ func adopted(t *testing.T, ns *nstest.NS, cfg Config) (first, second *Queue) {
 func TestAdopt(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	first, qa := adopted(t, na, Config{Mode: ModeGeneric, RxChunks: 64, TxChunks: 64})
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.Close())
 	if _, err := first.Handout(); err == nil {
 		t.Error("a closed queue was handed out")
 	}
 	b := openEnd(t, nb, pairOptions{generic: true})
 	var r *redirect
-	if err := na.Do(func() (err error) {
+	must(t, na.Do(func() (err error) {
 		r, err = attachRedirect(na.Index, true, false)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(r.close)
-	if err := r.register(qa, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.register(qa, 0))
 	a := &end{ns: na, q: qa}
 	for i := range 200 { // more than there are chunks
 		a.mustSend(t, b, 100+i, byte(i))
@@ -101,9 +81,7 @@ func TestAdopt(t *testing.T) {
 func TestAdoptRefuses(t *testing.T) {
 	nstest.Require(t)
 	good, err := Config{Ifindex: 1, ChunkSize: 4096, RxChunks: 16, TxChunks: 16}.WithDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	short := good
 	short.RxChunks = 17
 	fewer, beyond := good, good
@@ -111,9 +89,7 @@ func TestAdoptRefuses(t *testing.T) {
 	beyond.PoolOffset = math.MaxInt / 4096 * 4096
 	one := Info{MaxSegs: 1}
 	mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // on a page
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unix.Munmap(mem)
 	for name, c := range map[string]struct {
 		cfg  Config
@@ -135,9 +111,7 @@ func TestAdoptRefuses(t *testing.T) {
 			unix.Close(fd)
 			fd, err = unix.MemfdCreate("test", unix.MFD_CLOEXEC)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		switch _, err := Adopt(fd, Handout{Config: c.cfg, Info: c.info}, c.mem); {
 		case err != nil && c.info.MaxSegs != 1 && !errors.Is(err, errConfig):
 			t.Errorf("%s: %v", name, err)

@@ -13,12 +13,10 @@ func TestReadyBesideClose(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	for range 5 {
 		var q *Queue
-		if err := a.Do(func() (err error) {
+		must(t, a.Do(func() (err error) {
 			q, err = Open(Config{Ifindex: a.Index, Mode: ModeGeneric, BusyTimeout: waitLimit})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		stop := make(chan struct{})
 		var pollers sync.WaitGroup
 		for range 2 {
@@ -33,9 +31,7 @@ func TestReadyBesideClose(t *testing.T) {
 				}
 			})
 		}
-		if err := q.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, q.Close())
 		if q.Ready() {
 			t.Error("a closed queue has frames")
 		}

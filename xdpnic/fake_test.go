@@ -24,20 +24,12 @@ type fakeKernel struct {
 	comp fillRing
 }
 
-// fataler is what *testing.T and *rapid.T have in common.
-type fataler interface {
-	Helper()
-	Fatal(...any)
-}
-
-func newFakeKernel(t fataler, cfg Config, start uint32) *fakeKernel {
+func newFakeKernel(t failer, cfg Config, start uint32) *fakeKernel {
 	t.Helper()
 	offset := cfg.PoolOffset
 	cfg.PoolOffset = 0
 	cfg, err := cfg.WithDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cfg.PoolOffset = offset
 	r := cfg.Rings
 	tx, rx := fakeRing(r.TX, descSize, start), fakeRing(r.RX, descSize, start)
@@ -119,28 +111,5 @@ func BenchmarkBookkeeping(b *testing.B) {
 			q.Recycle(frames[i].Addr)
 		}
 		q.Refill()
-	}
-}
-
-func BenchmarkBookkeepingRaw(b *testing.B) {
-	k := newFakeKernel(b, Config{ChunkSize: 2048}, 0)
-	r := newRawPong(k.q)
-	b.ReportAllocs()
-	for b.Loop() {
-		r.mem[r.chunk]++
-		r.tx.desc[r.tx.p&r.tx.mask] = Desc{Addr: r.chunk, Len: 64}
-		r.tx.p++
-		r.tx.prod.Store(r.tx.p)
-		d := k.tx.desc[k.tx.tail&k.tx.mask]
-		k.tx.peek(1)
-		k.tx.release(1)
-		k.complete(d.Addr)
-		k.deliver(64)
-		if n := r.comp.prod.Load(); n != r.comp.c {
-			r.chunk = r.comp.addr[r.comp.c&r.comp.mask]
-			r.comp.c = n
-			r.comp.cons.Store(n)
-		}
-		r.recv()
 	}
 }

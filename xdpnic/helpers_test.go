@@ -120,23 +120,19 @@ type pairOptions struct {
 func openEnd(t testing.TB, ns *nstest.NS, o pairOptions) *end {
 	t.Helper()
 	e := &end{ns: ns}
-	if err := ns.Do(func() (err error) {
+	must(t, ns.Do(func() (err error) {
 		if e.redirect, err = attachRedirect(ns.Index, o.generic, o.frags); err != nil {
 			return err
 		}
 		e.q, err = e.open(o.cfg)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() {
 		if t.Failed() {
 			s, err := e.q.Stats()
 			t.Logf("%s: %+v %v", ns.Name, s, err)
 		}
-		if err := e.q.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, e.q.Close())
 		e.redirect.close()
 	})
 	return e
@@ -200,9 +196,7 @@ func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
 	if !e.q.Send(addr, n, false) {
 		t.Fatal("Send refused")
 	}
-	if err := e.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.q.Flush())
 }
 
 const waitLimit = time.Minute
@@ -262,17 +256,35 @@ func wantPattern(t testing.TB, data []byte, n int, seed byte) {
 func audit(t testing.TB, qs ...*Queue) {
 	t.Helper()
 	for _, q := range qs {
-		if err := q.Audit(); err != nil {
-			t.Error(err)
-		}
+		noError(t, q.Audit())
 	}
 }
 
 func stats(t testing.TB, q *Queue) Stats {
 	t.Helper()
 	s, err := q.Stats()
+	must(t, err)
+	return s
+}
+
+// failer is what *testing.T and *rapid.T have in common.
+type failer interface {
+	Helper()
+	Error(args ...any)
+	Fatal(args ...any)
+}
+
+// must ends the test by an error, and noError marks it as failed by one.
+func must(t failer, err error) {
 	if err != nil {
+		t.Helper()
 		t.Fatal(err)
 	}
-	return s
+}
+
+func noError(t failer, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
+	}
 }

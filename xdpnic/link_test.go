@@ -19,11 +19,9 @@ func TestRunning(t *testing.T) {
 		} else if err == nil {
 			err = b.Netlink().LinkSetDown(l)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
-	if err := a.Do(func() error {
+	noError(t, a.Do(func() error {
 		if !AwaitRunning(a.Index, waitLimit) {
 			return errors.New("a veth with its peer up is not running")
 		}
@@ -42,7 +40,5 @@ func TestRunning(t *testing.T) {
 			return errors.New("an interface that is not there: no error")
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 }

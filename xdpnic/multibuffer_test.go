@@ -54,9 +54,7 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 	if !e.q.SendSegs(segs, false) {
 		t.Fatalf("SendSegs of %d segments refused", len(segs))
 	}
-	if err := e.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.q.Flush())
 }
 
 // A header from a TX chunk and payload from registered memory make one frame
@@ -66,20 +64,16 @@ func TestPayloadByReference(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("unaligned=%v", unaligned), func(t *testing.T) {
 			mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
 			a, b := openPair(t, pairOptions{mtu: 9000, generic: true, frags: true,
 				cfg: Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}})
 			var q *Queue
-			if err := a.ns.Do(func() error {
+			must(t, a.ns.Do(func() error {
 				a.q.Close()
 				q, err = a.open(Config{Memory: mem, MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned})
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			defer q.Close()
 			a.q = q
 			region := q.Info().PoolBytes
@@ -109,9 +103,7 @@ func TestPayloadByReference(t *testing.T) {
 			if !q.SendSegs(frame(MaxSegs), true) {
 				t.Fatal("18 segments refused")
 			}
-			if err := q.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, q.Flush())
 			data, _ := receive(t, b.q)
 			if unaligned {
 				wantPattern(t, data, 14+17*400, 7)
@@ -134,21 +126,17 @@ func TestPayloadByReference(t *testing.T) {
 func TestCancelOnTheRing(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
 		mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
 		cfg := Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}
 		a, b := openPair(t, pairOptions{mtu: 9000, generic: true, frags: true, cfg: cfg})
 		cfg.Memory = mem
 		var q *Queue
-		if err := a.ns.Do(func() error {
+		must(t, a.ns.Do(func() error {
 			a.q.Close()
 			q, err = a.open(cfg)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		defer q.Close()
 		a.q = q
 		if !q.Info().TxCopied || q.Info().ZeroCopy {
@@ -156,15 +144,13 @@ func TestCancelOnTheRing(t *testing.T) {
 		}
 		// What is for no socket of the queue goes on to the kernel, and may be seen there.
 		var neighbour int
-		if err := b.ns.Do(func() (err error) {
+		must(t, b.ns.Do(func() (err error) {
 			const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
 			if neighbour, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, all); err == nil {
 				err = unix.Bind(neighbour, &unix.SockaddrLinklayer{Protocol: all, Ifindex: b.ns.Index})
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		defer unix.Close(neighbour)
 		region := q.Info().PoolBytes
 		send := func() uint64 {
@@ -184,9 +170,7 @@ func TestCancelOnTheRing(t *testing.T) {
 		if !q.Reading(first) || !q.Cancel(first) {
 			t.Error("not cancelled")
 		}
-		if err := q.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, q.Flush())
 		if q.Reading(second) || !q.Cancel(second) {
 			t.Error("the kernel reads what it has copied")
 		}
@@ -223,9 +207,7 @@ func TestMultiBufferRefused(t *testing.T) {
 		return err
 	})
 	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Uname(&u))
 	old := beforeSG(unix.ByteSliceToString(u.Release[:]))
 	if !errors.Is(err, unix.EINVAL) || strings.Contains(err.Error(), "before 6.6") != old || !strings.Contains(err.Error(), "queue number") {
 		t.Errorf("%v, want the kernel's age in it: %v", err, old)

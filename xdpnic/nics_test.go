@@ -18,9 +18,7 @@ func openNICs(t testing.TB, cfg Config) (a, b *end) {
 	t.Helper()
 	na, nb, name := nstest.NICs(t)
 	mode, err := ParseMode(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cfg.Mode, cfg.Require = mode, true
 	o := pairOptions{generic: mode.Generic(), frags: cfg.MultiBuffer, cfg: cfg}
 	a, b = openEnd(t, na, o), openEnd(t, nb, o)
@@ -35,14 +33,12 @@ func openNICs(t testing.TB, cfg Config) (a, b *end) {
 // program or to bind a socket.
 func awaitRunning(t testing.TB, e *end) {
 	t.Helper()
-	if err := e.ns.Do(func() error {
+	must(t, e.ns.Do(func() error {
 		if !AwaitRunning(e.ns.Index, waitLimit) {
 			return fmt.Errorf("%s: no link", e.ns.Name)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // wantMode asks the kernel how the program is attached and the socket bound: a
@@ -50,9 +46,7 @@ func awaitRunning(t testing.TB, e *end) {
 func wantMode(t testing.TB, e *end, mode Mode) {
 	t.Helper()
 	l, err := e.ns.Netlink().LinkByIndex(e.ns.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := uint32(nl.XDP_ATTACHED_DRV)
 	if mode.Generic() {
 		want = nl.XDP_ATTACHED_SKB
@@ -69,9 +63,7 @@ func wantMode(t testing.TB, e *end, mode Mode) {
 // waits for something else: a driver in zero-copy mode works on its own time.
 func (e *end) pump(t testing.TB) {
 	t.Helper()
-	if err := e.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.q.Flush())
 	e.q.Refill()
 }
 
@@ -171,9 +163,7 @@ func TestNICsWait(t *testing.T) {
 		a.mustSend(t, b, 100, byte(i))
 		for n := 0; n == 0; {
 			start := time.Now()
-			if err := b.q.Wait(waitLimit); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.q.Wait(waitLimit))
 			if time.Since(start) >= waitLimit {
 				t.Fatal("the waiter was not woken")
 			}
@@ -281,15 +271,11 @@ func TestNICsMostSegments(t *testing.T) {
 func TestNICsUnaligned(t *testing.T) {
 	na, _, name := nstest.NICs(t)
 	mode, err := ParseMode(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, size := range []int{2048, 3000, 4096} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
 			cfg := Config{Unaligned: true, ChunkSize: size, RxChunks: 64, TxChunks: 64}
 			if mode == ModeZeroCopy && size == 3000 {
@@ -330,7 +316,7 @@ func TestNICsUnaligned(t *testing.T) {
 // "no" with the reason. What they must be able to do is for others to say.
 func TestNICsFacts(t *testing.T) {
 	ns, _, _ := nstest.NICs(t)
-	if err := ns.Do(func() error {
+	must(t, ns.Do(func() error {
 		fact := func(name string, err error) {
 			if err == nil {
 				t.Logf("fact: %s: yes", name)
@@ -372,7 +358,5 @@ func TestNICsFacts(t *testing.T) {
 		try("multi-buffer, generic", ModeGeneric, true, nil)
 		try("multi-buffer, zero-copy", ModeZeroCopy, true, nil)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }

@@ -19,9 +19,7 @@ func TestScribbledEntriesAreRefused(t *testing.T) {
 	}
 	tx.desc[tx.head&tx.mask] = Desc{Addr: nowhere, Len: 64}
 	a.q.pend++
-	if err := a.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.q.Flush())
 	eventually(t, "a TX entry that is refused", func() bool { return stats(t, a.q).KernelStats.Tx_invalid_descs == 1 })
 	a.mustSend(t, b, 64, 1)
 	eventually(t, "the frame behind it", b.q.Ready)

@@ -15,9 +15,7 @@ import (
 func TestSharedQueue(t *testing.T) {
 	a, b := openPair(t, pairOptions{generic: true, cfg: Config{TxChunks: 8, RxChunks: 8}})
 	var second *Queue
-	if err := a.ns.Do(func() (err error) { second, err = a.q.Share(); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.ns.Do(func() (err error) { second, err = a.q.Share(); return err }))
 	defer second.Close()
 	if !second.Info().Shared || second.FD() == a.q.FD() {
 		t.Fatalf("info: %+v", second.Info())
@@ -38,33 +36,25 @@ func TestSharedQueue(t *testing.T) {
 	b.mustSend(t, a, 64, 1)
 	data, _ := receive(t, a.q)
 	wantPattern(t, data, 64, 1)
-	if err := a.register(second, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.register(second, 0))
 	b.mustSend(t, a, 64, 2)
 	data, _ = receive(t, second)
 	wantPattern(t, data, 64, 2)
 
 	// The first socket is closed with frames in its rings; its chunks come back.
-	if err := a.register(a.q, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.register(a.q, 0))
 	for i := range 8 {
 		b.mustSend(t, a, 64, byte(i))
 	}
 	eventually(t, "frames", func() bool { return a.q.rx.peek(8) == 8 })
 	addr, _, _ := a.q.Alloc()
 	a.q.Send(addr, 64, false) // never flushed
-	if err := a.q.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.q.Close())
 	audit(t, second)
 	if second.TxFree() != 8 {
 		t.Fatalf("%d of 8 chunks free", second.TxFree())
 	}
-	if err := a.register(second, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.register(second, 0))
 	for i := range 8 {
 		b.mustSend(t, a, 64, byte(i))
 		data, _ = receive(t, second)
@@ -83,21 +73,15 @@ func TestSeveralQueues(t *testing.T) {
 	b := openEnd(t, nb, pairOptions{})
 	a := openEnd(t, na, pairOptions{})
 	base, err := Config{Ifindex: 1, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}.WithDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	mem, err := unix.Mmap(-1, 0, 4*base.PoolBytes(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unix.Munmap(mem)
 	var txq, rxq []*Queue
 	open := func(e *end, cfg Config) *Queue {
 		t.Helper()
 		var q *Queue
-		if err := e.ns.Do(func() (err error) { q, err = e.open(cfg); return err }); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.ns.Do(func() (err error) { q, err = e.open(cfg); return err }))
 		t.Cleanup(func() { q.Close() })
 		return q
 	}
@@ -145,14 +129,10 @@ func TestSeveralQueues(t *testing.T) {
 func TestSharedMemory(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	cfg, err := Config{Ifindex: ns.Index, Mode: ModeGeneric, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}.WithDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pool := cfg.PoolBytes()
 	mem, err := unix.Mmap(-1, 0, 4*pool, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unix.Munmap(mem)
 	open := func(cfg Config) (q *Queue, err error) {
 		err = ns.Do(func() (err error) { q, err = Open(cfg); return err })
@@ -160,9 +140,7 @@ func TestSharedMemory(t *testing.T) {
 	}
 	cfg.Memory, cfg.PoolOffset = mem, pool
 	first, err := open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer first.Close()
 	if _, err := first.Handout(); err != nil {
 		t.Errorf("alone: %v", err)
@@ -189,9 +167,7 @@ func TestSharedMemory(t *testing.T) {
 					t.Error("a queue that shares its memory was handed out")
 				}
 			}
-			if err := second.Close(); err != nil {
-				t.Error(err)
-			}
+			noError(t, second.Close())
 		}
 	}
 	if _, err := first.Handout(); err != nil {

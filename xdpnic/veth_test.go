@@ -89,9 +89,7 @@ func TestRandomTraffic(t *testing.T) {
 						kept[e] = append(kept[e], addr)
 					}
 				}
-				if err := e.q.Flush(); err != nil {
-					rt.Fatal(err)
-				}
+				must(rt, e.q.Flush())
 			},
 			"send again": func(rt *rapid.T) {
 				e := ends[rapid.IntRange(0, 1).Draw(rt, "end")]
@@ -128,9 +126,7 @@ func TestRandomTraffic(t *testing.T) {
 			},
 			"": func(rt *rapid.T) {
 				for _, e := range ends {
-					if err := e.q.Audit(); err != nil {
-						rt.Fatal(err)
-					}
+					must(rt, e.q.Audit())
 				}
 			},
 		})
@@ -149,9 +145,7 @@ func TestRandomTraffic(t *testing.T) {
 			}
 			e.q.Refill()
 			eventually(t, "completions", func() bool { e.q.Flush(); return e.q.TxFree() == 16 })
-			if err := e.q.Audit(); err != nil {
-				rt.Fatal(err)
-			}
+			must(rt, e.q.Audit())
 		}
 	})
 }
@@ -171,9 +165,7 @@ func TestRetain(t *testing.T) {
 		if !q.InFlight(addr) {
 			t.Fatal("not in flight after Send")
 		}
-		if err := q.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, q.Flush())
 		data, _ := receive(t, b.q)
 		wantPattern(t, data, 64, 3)
 		eventually(t, "completion", func() bool { q.Reap(); return !q.InFlight(addr) })
@@ -270,9 +262,7 @@ func TestBurst(t *testing.T) {
 				flushes := uint64(0)
 				eventually(t, "all taken", func() bool {
 					flushes++
-					if err := a.q.Flush(); err != nil {
-						t.Fatal(err)
-					}
+					must(t, a.q.Flush())
 					return a.q.Pending() == 0
 				})
 				frames := make([]Frame, 64)
@@ -301,9 +291,7 @@ func TestLostFrameIsCounted(t *testing.T) {
 		fillPattern(buf[14:n], byte(n))
 		a.q.Send(addr, n, false)
 	}
-	if err := a.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.q.Flush())
 	for _, n := range []int{64, 65, 66} {
 		data, _ := receive(t, b.q)
 		wantPattern(t, data, n, byte(n))

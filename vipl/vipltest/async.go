@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"viaxdp/vipl"
@@ -22,141 +23,108 @@ var asyncRules = []Rule{
 			equal(t, "resource", int(code), i)
 		}
 	}),
-	rule("async-errors/post-desc", "A refused descriptor is told as POST_DESC, about a descriptor of that VI.", func(t *T) {
-		v := t.vi(t.A, at(vipl.UnreliableDelivery))
-		x := t.block(t.A, 1, 256)
-		unaligned := descriptorAt(x.buf(0)[4:])
-		userRing := make([]byte, 128)
-		stray := descriptorAt(userRing[-addressOf(userRing)&(vipl.DescriptorAlignment-1):])
-		posts := []*vipl.Descriptor{nil, unaligned, stray}
-		for _, d := range posts {
-			t.wantErr("PostSend", v.PostSend(d, x.Handle()), vipl.ErrInvalidParameter)
-			t.wantErr("PostRecv", v.PostRecv(d, x.Handle()), vipl.ErrInvalidParameter)
-		}
-		list := t.asyncErrors(v, slices.Repeat([]vipl.ErrorCode{vipl.ErrorPostDesc}, 2*len(posts))...)
-		for i, e := range list {
-			t.errorIf(e.Err == nil, "error %d says nothing", i)
-			t.tells(e, vipl.ErrorDescriptor{NIC: t.A, VI: v, Resource: vipl.ResourceDescriptor, Descriptor: posts[i/2]})
-		}
-	}),
+	rule("async-errors/post-desc", "A refused descriptor is told as POST_DESC, about a descriptor of that VI.", refusedDescriptors),
 	choice("async-errors/post-desc-altered", "A send that the program changed while it was posted is told as POST_DESC.", "when it completes, and once", func(t *T) {
-		va, vb, a, b := t.ends(vipl.ReliableReception, 2, 2, 300_000)
+		const long = 300_000
+		a, b := t.ends(vipl.ReliableReception, 2, 2, long)
 		// Behind a long read, the send does not complete before it is changed: but where
 		// the rule was kept from its work just now.
-		var d *vipl.Descriptor
-		for end := time.Now().Add(ackDelay); ; {
-			a.read(va, 0, 300_000, b.remote(0))
-			b.recv(vb, 1, 64)
-			d = a.prepare(1, 64)
-			d.Control |= vipl.ControlQFence
-			a.post(va, d)
-			if d.Status()&vipl.StatusDone == 0 {
+		d := a.desc[1]
+		for end := time.Now().Add(limit); ; {
+			a.read(0, long, b.remote(0))
+			b.recv(1, 64)
+			a.prepare(1, 64)
+			a.fenced(1)
+			if !isDone(d) {
 				d.Length = 63
 				break
 			}
 			if time.Now().After(end) {
 				t.Fatal("the send is always complete before it can be changed")
 			}
-			t.sent(va, vipl.StatusOpRDMARead)
-			t.sent(va, 0)
-			t.received(vb, 0)
+			a.sent(vipl.StatusOpRDMARead, 0)
+			b.received()
 		}
-		t.sent(va, vipl.StatusOpRDMARead)
-		if got, err := va.SendWait(ackDelay); got != d {
+		a.sent(vipl.StatusOpRDMARead)
+		if got, err := a.v.SendWait(limit); got != d {
 			t.Fatalf("%v %v", got, err)
 		}
-		t.tells(t.asyncErrors(va, vipl.ErrorPostDesc)[0], vipl.ErrorDescriptor{NIC: t.A, VI: va, Resource: vipl.ResourceDescriptor, Descriptor: d})
-		t.received(vb, 0)
+		t.tells(t.asyncErrors(a.v, vipl.ErrorPostDesc)[0], vipl.ErrorDescriptor{NIC: t.A, VI: a.v, Resource: vipl.ResourceDescriptor, Descriptor: d})
+		b.received()
 	}),
 	rule("async-errors/conn-lost-by-disconnect", "A disconnect is told to the other side as CONN_LOST, about the VI, and not to the caller.", everyLevel(peerDisconnect)),
 	rule("async-errors/conn-lost-by-error", "A connection that breaks by an error is told as CONN_LOST on both sides, once.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
 		va, vb := t.pair(level)
 		t.breakOf(va, vb)
-		t.asyncErrors(va, vipl.ErrorConnLost)
-		t.asyncErrors(vb, vipl.ErrorConnLost)
-		t.must(va.Disconnect())
-		t.must(vb.Disconnect())
-		t.asyncErrors(va, vipl.ErrorConnLost)
-		t.asyncErrors(vb, vipl.ErrorConnLost)
+		for _, disconnect := range []bool{false, true} {
+			for _, v := range []*vipl.VI{va, vb} {
+				if disconnect {
+					t.must(v.Disconnect())
+				}
+				t.asyncErrors(v, vipl.ErrorConnLost)
+			}
+		}
 	})),
 	rule("async-errors/recvq-empty", "A message that finds no receive is told as RECVQ_EMPTY at the receiver, not at the sender.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		va, vb := t.pair(level)
-		a := t.block(t.A, 1, 64)
-		a.send(va, 0, 64)
-		e := t.asyncError(vb, vipl.ErrorRecvQueueEmpty)
-		t.tells(e, vipl.ErrorDescriptor{NIC: t.B, VI: vb, Resource: vipl.ResourceVI})
-		for _, e := range t.errors.of(va) {
+		a, b := t.ends(level, 1, 1, 64)
+		a.send(0, 64)
+		t.tells(t.asyncError(b.v, vipl.ErrorRecvQueueEmpty), vipl.ErrorDescriptor{NIC: t.B, VI: b.v, Resource: vipl.ResourceVI})
+		for _, e := range t.errors.of(a.v) {
 			equal(t, "at the sender", e.Code, vipl.ErrorConnLost)
 		}
 	})),
 	choice("async-errors/vi-overrun", "A descriptor posted past MaxDescriptorsPerQueue is refused with ERROR_RESOURCE and told as VI_OVERRUN; the queue is as it was.", "completed descriptors count until they are taken off the queue", overrun),
 	rule("async-errors/rdmaw-prot", "A refused RDMA write is told as RDMAW_PROT at the target, with operation RDMA_WRITE, before the CONN_LOST of a reliable VI.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		va, vb := t.pairOf(at(level), at(level))
-		a, b := t.block(t.A, 1, 64), t.block(t.B, 1, 64)
-		a.write(va, 0, 64, b.remote(0))
-		want := []vipl.ErrorCode{vipl.ErrorRDMAWriteProtection}
-		if level != vipl.UnreliableDelivery {
-			want = append(want, vipl.ErrorConnLost)
+		a, b := t.endsOf(at(level), at(level), 1, 1, 64)
+		a.write(0, 64, b.remote(0))
+		want := []vipl.ErrorCode{vipl.ErrorRDMAWriteProtection, vipl.ErrorConnLost}
+		if level == vipl.UnreliableDelivery {
+			want = want[:1]
 		}
-		e := t.asyncErrors(vb, want...)[0]
-		t.tells(e, vipl.ErrorDescriptor{NIC: t.B, VI: vb, Resource: vipl.ResourceVI, Op: vipl.StatusOpRDMAWrite})
+		t.tells(t.asyncErrors(b.v, want...)[0], vipl.ErrorDescriptor{NIC: t.B, VI: b.v, Resource: vipl.ResourceVI, Op: vipl.StatusOpRDMAWrite})
 	})),
 	rule("async-errors/rdmar-prot", "A refused RDMA read is told as RDMAR_PROT at the target, with operation RDMA_READ, before the CONN_LOST.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
-		va, vb := t.pairOf(vipl.VIAttributes{Level: level, EnableRDMARead: true}, at(level))
-		a, b := t.block(t.A, 1, 64), t.block(t.B, 1, 64)
-		a.read(va, 0, 64, b.remote(0))
-		e := t.asyncErrors(vb, vipl.ErrorRDMAReadProtection, vipl.ErrorConnLost)[0]
-		t.tells(e, vipl.ErrorDescriptor{NIC: t.B, VI: vb, Resource: vipl.ResourceVI, Op: vipl.StatusOpRDMARead})
+		a, b := t.endsOf(open(level), at(level), 1, 1, 64)
+		a.read(0, 64, b.remote(0))
+		e := t.asyncErrors(b.v, vipl.ErrorRDMAReadProtection, vipl.ErrorConnLost)[0]
+		t.tells(e, vipl.ErrorDescriptor{NIC: t.B, VI: b.v, Resource: vipl.ResourceVI, Op: vipl.StatusOpRDMARead})
 	})),
 	rule("async-errors/comp-prot", "A descriptor that completes when its memory no longer has its VI's tag has PROTECTION_ERROR and is told as COMP_PROT.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		tag := t.tag(t.B)
-		va, vb := t.pairOf(at(level), vipl.VIAttributes{Level: level, Ptag: tag})
-		a, b := t.block(t.A, 1, 64), t.blockOf(t.B, tag, 1, 2, 64)
-		d := b.recv(vb, 0, 64)
+		a, b := t.endsOf(at(level), vipl.VIAttributes{Level: level, Ptag: t.tag(t.B)}, 1, 1, 64)
+		d := b.recv(0, 64)
 		t.must(b.SetAttributes(vipl.MemAttributes{Ptag: t.tag(t.B)}))
-		a.send(va, 0, 64)
-		t.received(vb, vipl.StatusProtectionError)
-		t.tells(t.asyncError(vb, vipl.ErrorCompletionProtection), vipl.ErrorDescriptor{NIC: t.B, VI: vb, Resource: vipl.ResourceDescriptor, Descriptor: d})
+		a.send(0, 64)
+		b.received(vipl.StatusProtectionError)
+		t.tells(t.asyncError(b.v, vipl.ErrorCompletionProtection), vipl.ErrorDescriptor{NIC: t.B, VI: b.v, Resource: vipl.ResourceDescriptor, Descriptor: d})
 	})),
 	rule("async-errors/rdma-transport", "An RDMA operation of the VI's own that a silent peer did not answer is told as RDMA_TRANSPORT, about its descriptor.", func(t *T) {
-		a, b, silence := t.openSilent()
-		x, y := t.block(a, 2, 64), t.block(b, 1, 64)
-		reader, _ := t.joined(a, b, vipl.ReliableDelivery)
-		writer, _ := t.joined(a, b, vipl.ReliableReception)
+		silence := t.openSilent()
+		reader, target := t.ends(vipl.ReliableDelivery, 1, 1, 64)
+		writer, _ := t.ends(vipl.ReliableReception, 1, 1, 64)
 		silence()
-		read := x.read(reader, 0, 64, y.remote(0))
-		write := x.write(writer, 1, 64, y.remote(0))
-		for _, c := range []struct {
-			v  *vipl.VI
-			d  *vipl.Descriptor
-			op vipl.Status
-		}{{reader, read, vipl.StatusOpRDMARead}, {writer, write, vipl.StatusOpRDMAWrite}} {
-			e := t.asyncErrors(c.v, vipl.ErrorRDMATransport, vipl.ErrorConnLost)[0]
-			t.tells(e, vipl.ErrorDescriptor{NIC: a, VI: c.v, Resource: vipl.ResourceDescriptor, Descriptor: c.d, Op: c.op})
-			t.sent(c.v, c.op|vipl.StatusTransportError)
+		reader.read(0, 64, target.remote(0))
+		writer.write(0, 64, target.remote(0))
+		for e, op := range map[*end]vipl.Status{reader: vipl.StatusOpRDMARead, writer: vipl.StatusOpRDMAWrite} {
+			told := t.asyncErrors(e.v, vipl.ErrorRDMATransport, vipl.ErrorConnLost)[0]
+			t.tells(told, vipl.ErrorDescriptor{NIC: t.A, VI: e.v, Resource: vipl.ResourceDescriptor, Descriptor: e.desc[0], Op: op})
+			e.sent(op | vipl.StatusTransportError)
 		}
 	}),
 	rule("async-errors/one-after-the-other", "A handler gets the errors one after the other, in the order in which they came up.", func(t *T) {
 		const count = 50
 		v := t.vi(t.A, at(vipl.UnreliableDelivery))
 		x := t.block(t.A, count, 64)
-		var (
-			mu      sync.Mutex
-			running bool
-			got     []*vipl.Descriptor
-		)
-		t.A.ErrorCallback(func(e vipl.ErrorDescriptor) {
-			mu.Lock()
-			t.errorIf(running, "two handlers at a time")
-			running = true
-			mu.Unlock()
+		var running atomic.Bool
+		var mu sync.Mutex
+		var got []*vipl.Descriptor
+		t.onErrors(t.A, func(e vipl.ErrorDescriptor) {
+			t.errorIf(running.Swap(true), "two handlers at a time")
 			time.Sleep(10 * time.Microsecond) // the next one has time to come too early
 			mu.Lock()
-			running = false
 			got = append(got, e.Descriptor)
 			mu.Unlock()
+			running.Store(false)
 		})
-		defer t.watch(t.A)
 		for i := range count {
 			t.wantErr("PostRecv", v.PostRecv(x.desc[i], 0), vipl.ErrInvalidParameter)
 		}
@@ -168,57 +136,48 @@ var asyncRules = []Rule{
 		t.errorIf(!slices.Equal(got, x.desc), "in another order")
 	}),
 	rule("async-errors/handler-may-call-anything", "An error handler may call the library, on the VI that the error is about, too.", func(t *T) {
-		va, vb := t.pair(vipl.ReliableDelivery)
-		b := t.block(t.B, 1, 64)
-		b.prepare(0, 64)
+		a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
+		d := b.prepare(0, 64)
 		result := make(chan error, 1)
-		t.B.ErrorCallback(func(e vipl.ErrorDescriptor) {
-			s, err := e.VI.Query()
-			if err == nil && s.State != vipl.Error {
-				err = errors.New("the VI is " + s.State.String())
-			}
-			cq, err2 := t.B.CreateCQ(1)
-			err = errors.Join(err, err2, e.VI.PostRecv(b.desc[0], b.Handle()))
-			if d, _ := e.VI.RecvWait(ackDelay); d != b.desc[0] {
-				err = errors.Join(err, errors.New("another descriptor"))
-			}
+		t.onErrors(t.B, func(e vipl.ErrorDescriptor) {
+			t.isIn(e.VI, vipl.Error)
+			cq, err := t.B.CreateCQ(1)
+			err = errors.Join(err, e.VI.PostRecv(d, b.Handle()))
+			got, _ := e.VI.RecvWait(limit)
+			t.same(got, d)
 			result <- errors.Join(err, cq.Destroy(), e.VI.Disconnect())
 		})
-		defer t.watch(t.B)
-		t.must(va.Disconnect())
+		t.must(a.v.Disconnect())
 		t.must(t.handled(result))
-		t.state(vb, vipl.Idle)
+		t.state(b.v, vipl.Idle)
 	}),
 	rule("async-errors/handler-may-close", "An error handler may close the NIC.", func(t *T) {
-		a, b := t.openPair()
-		va, vb := t.vi(a, at(vipl.ReliableDelivery)), t.vi(b, at(vipl.ReliableDelivery))
-		t.join(va, vb)
+		t.openPair()
+		va, vb := t.pair(vipl.ReliableDelivery)
 		result := make(chan error, 1)
-		b.ErrorCallback(func(e vipl.ErrorDescriptor) { result <- e.NIC.Close() })
+		t.B.ErrorCallback(func(e vipl.ErrorDescriptor) { result <- e.NIC.Close() })
 		t.must(va.Disconnect())
 		t.must(t.handled(result))
 		t.wantErr("query of a VI of a closed NIC", errOf(vb.Query()), vipl.ErrInvalidParameter)
 		t.wantErr("post on one", vb.PostRecv(nil, 0), vipl.ErrInvalidParameter)
 	}),
 	rule("async-errors/handler-blocks-nobody", "While an error handler runs, everything else goes on.", func(t *T) {
-		va, vb, a, b := t.ends(vipl.ReliableReception, 1, 1, 64)
+		a, b := t.ends(vipl.ReliableReception, 1, 1, 64)
 		entered, leave := make(chan error, 1), make(chan struct{})
-		t.B.ErrorCallback(func(vipl.ErrorDescriptor) {
+		t.onErrors(t.B, func(vipl.ErrorDescriptor) {
 			entered <- nil
 			<-leave
 		})
-		defer t.watch(t.B)
-		t.wantErr("PostRecv", vb.PostRecv(nil, 0), vipl.ErrInvalidParameter)
+		t.wantErr("PostRecv", b.v.PostRecv(nil, 0), vipl.ErrInvalidParameter)
 		t.must(t.handled(entered))
-		t.message(va, a, vb, b, 64, 0)
+		a.message(b, 64, 0)
 		close(leave)
 	}),
 	rule("async-errors/replaced-handler", "A new handler takes the place of the old one, and none restores the default, which only logs.", func(t *T) {
 		v := t.vi(t.A, at(vipl.UnreliableDelivery))
-		defer t.watch(t.A)
 		for k := range 3 {
 			got := make(chan error, 2)
-			t.A.ErrorCallback(func(vipl.ErrorDescriptor) { got <- nil })
+			t.onErrors(t.A, func(vipl.ErrorDescriptor) { got <- nil })
 			t.wantErr("PostRecv", v.PostRecv(nil, 0), vipl.ErrInvalidParameter)
 			t.must(t.handled(got))
 			if k == 1 {
@@ -227,40 +186,40 @@ var asyncRules = []Rule{
 				t.errorIf(len(got) > 0, "the old handler was called")
 			}
 		}
-		t.asyncErrors(v) // the rule's ordinary handler was replaced
+		t.noErrors(v) // the rule's ordinary handler was replaced
 	}),
+}
+
+// onErrors has a handler of the rule's own get the errors of a NIC.
+func (t *T) onErrors(n *vipl.NIC, f func(vipl.ErrorDescriptor)) {
+	n.ErrorCallback(f)
+	t.Cleanup(func() { t.watch(n) })
 }
 
 // handled waits for what a handler tells.
 func (t *T) handled(result <-chan error) error {
-	t.Helper()
 	return within(t, "the end of a handler", result)
 }
 
 // overrun posts a descriptor more than a queue has room for.
 func overrun(t *T) {
 	most := t.A.Query().MaxDescriptorsPerQueue
-	v, w, x, z := t.ends(vipl.ReliableDelivery, most+1, 1, 0)
-	x.recvs(v, most, 0)
-	t.wantErr("one receive more", v.PostRecv(x.prepare(most, 0), x.Handle()), vipl.ErrResource)
-	t.tells(t.asyncErrors(v, vipl.ErrorVIOverrun)[0],
-		vipl.ErrorDescriptor{NIC: t.A, VI: v, Resource: vipl.ResourceDescriptor, Descriptor: x.desc[most]})
-	z.send(w, 0, 0)
-	t.same(t.received(v, 0), x.desc[0])
-	t.states(vipl.Connected, v, w)
+	a, b := t.ends(vipl.ReliableDelivery, most+1, 1, 0)
+	a.recvs(most, 0)
+	t.wantErr("one receive more", a.v.PostRecv(a.prepare(most, 0), a.Handle()), vipl.ErrResource)
+	t.tells(t.asyncErrors(a.v, vipl.ErrorVIOverrun)[0],
+		vipl.ErrorDescriptor{NIC: t.A, VI: a.v, Resource: vipl.ResourceDescriptor, Descriptor: a.desc[most]})
+	b.send(0, 0)
+	t.same(a.received(), a.desc[0])
+	t.states(vipl.Connected, a.v, b.v)
 
-	idle := t.vi(t.A, at(vipl.ReliableDelivery))
-	y := t.block(t.A, most+1, 0)
-	for i := range most { // in Idle they complete at once, and stay on the queue
-		y.send(idle, i, 0)
-	}
-	t.wantErr("one send more", idle.PostSend(y.prepare(most, 0), y.Handle()), vipl.ErrResource)
-	t.asyncErrors(idle, vipl.ErrorVIOverrun)
+	idle := t.block(t.A, most+1, 0).on(t.vi(t.A, at(vipl.ReliableDelivery)))
+	idle.sends(most, 0) // in Idle they complete at once, and stay on the queue
+	t.wantErr("one send more", idle.v.PostSend(idle.prepare(most, 0), idle.Handle()), vipl.ErrResource)
+	t.asyncErrors(idle.v, vipl.ErrorVIOverrun)
 	for i := range most {
-		if d, err := idle.SendDone(); d != y.desc[i] {
-			t.Fatalf("send %d: another descriptor: %v", i, err)
-		}
+		t.same(t.sendDone(idle.v, vipl.StatusFlushed), idle.desc[i])
 	}
-	t.nothingDone(idle.SendDone, vipl.ErrDescriptor)
-	y.send(idle, most, 0) // there is room again
+	t.nothingDone(idle.v.SendDone, vipl.ErrDescriptor)
+	idle.send(most, 0) // there is room again
 }

@@ -2,6 +2,7 @@ package vipltest
 
 import (
 	"encoding/binary"
+	"errors"
 	"math"
 	"slices"
 
@@ -111,119 +112,107 @@ var descriptorRules = slices.Concat([]Rule{
 			{0, vipl.MaxSegments + 2, false}, {0, -1, false}, {-64, 1, false}, {32, 1, false}, {1, 1, false},
 			{64, vipl.MaxSegments + 1, false}, {size, 0, false}, {size &^ 63, 2, false}, {1 << 40, 1, false}, {math.MaxInt &^ 63, 1, false},
 		} {
-			want := error(vipl.ErrInvalidParameter)
-			if c.ok {
-				want = nil
-			}
-			_, err := r.Descriptor(c.off, c.segs)
-			if c.ok && err != nil || !c.ok {
-				t.wantErr("descriptor", err, want)
-			}
+			err := errOf(r.Descriptor(c.off, c.segs))
+			t.errorIf(c.ok != (err == nil) || !c.ok && !errors.Is(err, vipl.ErrInvalidParameter), "%+v: %v", c, err)
 		}
 	}),
 	rule("descriptors/crosses-a-page", "A descriptor may cross a page.", descriptorsAtEnds),
-	rule("descriptors/refused", "A descriptor that is nil, unaligned, or not wholly in memory of its handle with the VI's tag is refused with INVALID_PARAMETER, and nothing is queued.", func(t *T) {
-		tag := t.tag(t.A)
-		v := t.vi(t.A, vipl.VIAttributes{Level: vipl.UnreliableDelivery, Ptag: tag})
-		x, other := t.blockOf(t.A, tag, 2, 2, 256), t.block(t.A, 1, 64)
-		userRing := make([]byte, 128)
-		stray := userRing[-addressOf(userRing)&(vipl.DescriptorAlignment-1):]
-		tail, err := x.Region.Descriptor(len(x.Bytes())-64, 2)
-		t.must(err)
-		tail.SegCount = 3 // the third one lies behind the region
-		cases := []struct {
-			name string
-			d    *vipl.Descriptor
-			h    vipl.MemHandle
-		}{
-			{"nil", nil, x.Handle()},
-			{"unaligned by 32", descriptorAt(x.buf(0)[32:]), x.Handle()},
-			{"unaligned by 4", descriptorAt(x.buf(0)[4:]), x.Handle()},
-			{"handle 0", x.desc[0], 0},
-			{"unknown handle", x.desc[0], x.Handle() ^ 0x5a5a5a5a},
-			{"handle of other memory", x.desc[0], other.Handle()},
-			{"memory of another tag", other.desc[0], other.Handle()},
-			{"memory that is not registered", descriptorAt(stray), x.Handle()},
-			{"segments behind the region", tail, x.Handle()},
-		}
-		for _, c := range cases {
-			t.wantErr(c.name+", send", v.PostSend(c.d, c.h), vipl.ErrInvalidParameter)
-			t.wantErr(c.name+", receive", v.PostRecv(c.d, c.h), vipl.ErrInvalidParameter)
-		}
-		if s, err := v.Query(); err != nil || !s.SendEmpty || !s.RecvEmpty {
-			t.Errorf("something was queued: %+v %v", s, err)
-		}
-		gone := t.alloc(t.A, 64, vipl.MemAttributes{Ptag: tag})
-		h := gone.Handle()
-		t.must(gone.Deregister())
-		t.wantErr("handle of deregistered memory", v.PostRecv(x.desc[0], h), vipl.ErrInvalidParameter)
-	}),
+	rule("descriptors/refused", "A descriptor that is nil, unaligned, or not wholly in memory of its handle with the VI's tag is refused with INVALID_PARAMETER, and nothing is queued.", refusedDescriptors),
 	choice("descriptors/next-is-the-programs", "Next and NextHandle may hold anything.", "the provider never looks at them, posted or not", func(t *T) {
-		va, vb, a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
-		b.prepare(0, 64).Next = ^uint64(0)
-		b.desc[0].NextHandle = 0xffffffff
-		b.postRecv(vb, b.desc[0])
-		a.prepare(0, 64).Next = a.desc[0].Addr()
-		a.post(va, a.desc[0])
-		t.received(vb, 0)
-		t.sent(va, 0)
+		a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
+		b.desc[0].Next, b.desc[0].NextHandle = ^uint64(0), 0xffffffff
+		a.desc[0].Next = a.desc[0].Addr()
+		a.message(b, 64, 1)
 		if b.desc[0].Next != ^uint64(0) || b.desc[0].NextHandle != 0xffffffff || a.desc[0].Next != a.desc[0].Addr() {
 			t.Error("Next was changed")
 		}
-		t.asyncErrors(va)
-		t.asyncErrors(vb)
+		t.noErrors(a.v, b.v)
 	}),
 	choice("descriptors/altered", "A program that changes a posted descriptor harms nobody: the descriptor does what it said when it was posted.", "descriptors are read once, at post; the change is told as POST_DESC when the descriptor completes", eachLevel(alteredDescriptor)),
 	rule("descriptors/fence-is-legal", "The QFENCE bit is legal in a send and an RDMA write, also where no RDMA read is under way.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		va, vb, a, b := t.ends(level, 2, 2, 64)
-		b.recv(vb, 0, 64)
+		a, b := t.ends(level, 2, 2, 64)
+		b.recv(0, 64)
 		a.desc[0].SetRDMAWrite(b.remote(1), a.seg(0, 64))
-		a.desc[0].Control |= vipl.ControlQFence
-		a.post(va, a.desc[0])
-		a.prepare(1, 64).Control |= vipl.ControlQFence
-		a.post(va, a.desc[1])
-		t.received(vb, 0)
-		t.sent(va, vipl.StatusOpRDMAWrite)
-		t.sent(va, 0)
+		a.fenced(0)
+		a.prepare(1, 64)
+		a.fenced(1)
+		b.received()
+		a.sent(vipl.StatusOpRDMAWrite, 0)
 	})),
 	rule("descriptors/tag-of-the-vi", "A VI uses memory of its own protection tag.", func(t *T) {
 		ta, tb := t.tag(t.A), t.tag(t.B)
-		va, vb := t.pairOf(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: ta}, vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tb})
-		a, b := t.blockOf(t.A, ta, 1, 2, 64), t.blockOf(t.B, tb, 1, 2, 64)
+		a, b := t.endsOf(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: ta}, vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tb}, 1, 1, 64)
 		own := t.register(t.A, fill(make([]byte, 64), 1), vipl.MemAttributes{Ptag: ta})
-		b.recv(vb, 0, 64)
-		a.sendSegments(va, 0, own.Segment(0, 64))
-		t.receivedMessage(vb, b.buf(0), 1)
-		t.sent(va, 0)
+		carryMessage(a, b, one(own, 0, 64), one(b.Region, b.at(0), 64))
+		t.holds("message", b.buf(0), 1)
 	}),
 	rule("descriptors/no-tag", "A VI without a protection tag uses memory of any tag of its NIC handle.", anyMemory),
 	choice("descriptors/length-of-a-receive", "A receive takes what its segments hold, whatever its Length says when it is posted.", "Length of a posted receive is not looked at", func(t *T) {
-		va, vb, a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
-		for _, length := range []uint32{0, 1, 63, 65, 0xffffffff} {
+		a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
+		for k, length := range []uint32{0, 1, 63, 65, 0xffffffff} {
 			b.prepare(0, 64).Length = length
-			b.postRecv(vb, b.desc[0])
-			a.send(va, 0, 64)
-			equal(t, "length", t.received(vb, 0).Length, 64)
-			t.sent(va, 0)
+			b.postRecv(b.desc[0])
+			a.carries(b, 64, k)
 		}
 	}),
 }, wrongRules())
 
+// refusedDescriptors posts what is no descriptor of a VI: each is refused and told as POST_DESC,
+// and the VI and its queues are as they were.
+func refusedDescriptors(t *T) {
+	tag := t.tag(t.A)
+	a, _ := t.endsOf(vipl.VIAttributes{Level: vipl.UnreliableDelivery, Ptag: tag}, at(vipl.UnreliableDelivery), 2, 1, 256)
+	other, gone := t.block(t.A, 1, 64), t.alloc(t.A, 64, vipl.MemAttributes{Ptag: tag})
+	tail, err := a.Region.Descriptor(len(a.Bytes())-64, 2)
+	t.must(err)
+	tail.SegCount = 3 // the third one lies behind the region
+	t.must(gone.Deregister())
+	for _, c := range []struct {
+		name string
+		d    *vipl.Descriptor
+		h    vipl.MemHandle
+	}{
+		{"nil", nil, a.Handle()},
+		{"unaligned by 4", descriptorAt(a.buf(0)[4:]), a.Handle()},
+		{"unaligned by 8", descriptorAt(a.buf(0)[8:]), a.Handle()},
+		{"unaligned by 16", descriptorAt(a.buf(0)[16:]), a.Handle()},
+		{"unaligned by 32", descriptorAt(a.buf(0)[32:]), a.Handle()},
+		{"handle 0", a.desc[0], 0},
+		{"unknown handle", a.desc[0], a.Handle() ^ 0x5a5a5a5a},
+		{"handle of deregistered memory", a.desc[0], gone.Handle()},
+		{"handle of other memory", a.desc[0], other.Handle()},
+		{"memory of another tag", other.desc[0], other.Handle()},
+		{"memory that is not registered", stray(), a.Handle()},
+		{"segments behind the region", tail, a.Handle()},
+	} {
+		for _, q := range queues(a.v) {
+			before := len(t.errors.of(a.v))
+			t.wantErr(c.name+", "+q.name, q.post(c.d, c.h), vipl.ErrInvalidParameter)
+			list := t.asyncErrors(a.v, slices.Repeat([]vipl.ErrorCode{vipl.ErrorPostDesc}, before+1)...)
+			t.errorIf(list[before].Err == nil, "%s: the error says nothing", c.name)
+			t.tells(list[before], vipl.ErrorDescriptor{NIC: t.A, VI: a.v, Resource: vipl.ResourceDescriptor, Descriptor: c.d})
+		}
+	}
+	s := t.state(a.v, vipl.Connected)
+	t.errorIf(!s.SendEmpty || !s.RecvEmpty, "something was queued: %+v", s)
+	for _, off := range []int{1, 4, 8, 16, 32, 63} {
+		t.errorIf(errOf(a.Region.Descriptor(off, 1)) == nil, "offset %d: a descriptor is laid there", off)
+	}
+}
+
 // alteredDescriptor changes a receive that is posted.
 func alteredDescriptor(t *T, level vipl.ReliabilityLevel) {
 	for _, other := range []bool{false, true} {
-		va, vb, a, b := t.ends(level, 1, 2, 5000)
-		d := b.recv(vb, 0, 5000)
+		a, b := t.ends(level, 1, 2, 5000)
+		d := b.recv(0, 5000)
 		d.SegCount, d.Length, d.Reserved, d.Control = 65535, 1<<31, 7, 0xffff
 		*d.Segment(0) = vipl.DataSegment{Data: 1, Handle: 2, Length: 1 << 31}
 		if other {
 			*d.Segment(0) = b.seg(1, 5000)
 		}
-		a.sendMessage(va, 0, 5000, 3)
-		t.same(t.receivedMessage(vb, b.buf(0), 3), d)
+		a.carries(b, 5000, 3)
 		t.untouched("what it said later", b.buf(1))
-		t.sent(va, 0)
-		t.tells(t.asyncError(vb, vipl.ErrorPostDesc), vipl.ErrorDescriptor{NIC: t.B, VI: vb, Resource: vipl.ResourceDescriptor, Descriptor: d})
-		t.state(vb, vipl.Connected)
+		t.tells(t.asyncError(b.v, vipl.ErrorPostDesc), vipl.ErrorDescriptor{NIC: t.B, VI: b.v, Resource: vipl.ResourceDescriptor, Descriptor: d})
+		t.state(b.v, vipl.Connected)
 	}
 }

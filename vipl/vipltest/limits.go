@@ -2,7 +2,6 @@ package vipltest
 
 import (
 	"bytes"
-	"fmt"
 	"slices"
 
 	"viaxdp/vipl"
@@ -11,84 +10,56 @@ import (
 var limitRules = []Rule{
 	rule("limits/descriptors-a-queue", "A work queue takes MaxDescriptorsPerQueue descriptors, complete or not, and one more when one was dequeued.", func(t *T) {
 		most := t.A.Query().MaxDescriptorsPerQueue
-		v := t.inError()
+		v, peer := t.pair(vipl.ReliableDelivery)
+		t.drops(peer, v) // in Error everything completes at once
 		for _, q := range queues(v) {
 			x := t.block(t.A, most+1, 0)
-			for i, d := range x.desc[:most] {
-				x.prepare(i, 0)
-				t.wantErr(fmt.Sprintf("%s %d", q.name, i), q.post(d, x.Handle()), nil)
-			}
 			last := x.prepare(most, 0)
-			t.wantErr(q.name+" one too many", q.post(last, x.Handle()), vipl.ErrResource)
 			for i := range most {
+				t.wantErr(q.name, q.post(x.prepare(i, 0), x.Handle()), nil)
+			}
+			t.wantErr(q.name+" one too many", q.post(last, x.Handle()), vipl.ErrResource)
+			for i, want := range x.desc {
 				d, _ := q.done()
-				t.same(d, x.desc[i])
+				t.same(d, want)
 				if i == 0 {
 					t.wantErr(q.name+" after one was dequeued", q.post(last, x.Handle()), nil)
 				}
 			}
-			d, _ := q.done()
-			t.same(d, last)
 		}
 	}),
 	rule("limits/too-many-descriptors", "Posting past MaxDescriptorsPerQueue is ERROR_RESOURCE with an asynchronous VI_OVERRUN; what is posted stays as it is.", overrun),
 	rule("limits/full-queues-serve", "Full queues serve: every receive takes a message, every send leaves, in order.", func(t *T) {
-		most := t.A.Query().MaxDescriptorsPerQueue
-		va, vb := t.pair(vipl.ReliableDelivery)
-		const size = 16
-		x, y := t.block(t.A, most, size), t.block(t.B, most, size)
-		for i := range most {
-			y.recv(vb, i, size)
-			fill(x.buf(i), i)
-		}
-		x.sends(va, most, size)
-		for i := range most {
-			if t.received(vb, 0) != y.desc[i] || t.sent(va, 0) != x.desc[i] {
-				t.Fatalf("descriptor %d: another one", i)
-			}
-			t.coalesces("message", y.buf(i), i)
-		}
+		inOrder(t, vipl.ReliableDelivery, slices.Repeat([]int{16}, t.A.Query().MaxDescriptorsPerQueue))
 	}),
 	rule("limits/segments-of-a-message", "A send is gathered from MaxSegmentsPerDesc segments and scattered to as many; one more is a FORMAT_ERROR.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		most := t.A.Query().MaxSegmentsPerDesc
-		va, vb := t.pair(level)
-		const size = 7
-		n := (most + 1) * size
-		x, y := t.blockOf(t.A, nil, 1, most+1, n), t.blockOf(t.B, nil, 1, most+1, n)
-		y.recvSegments(vb, 0, y.pieces(most, size)...)
-		fill(x.buf(0), 1)
-		x.sendSegments(va, 0, x.pieces(most, size)...)
-		t.receivedMessage(vb, y.buf(0)[:most*size], 1)
-		t.sent(va, 0)
+		a, b, most := t.wideEnds(level)
+		fill(a.buf(0), 1)
+		carryMessage(a, b, a.pieces(most, 7), b.pieces(most, 7))
+		t.holds("message", b.buf(0)[:most*7], 1)
 
-		x.sendSegments(va, 0, x.pieces(most+1, size)...)
-		t.sent(va, vipl.StatusFormatError)
+		a.sendSegments(0, a.pieces(most+1, 7)...)
+		a.sent(vipl.StatusFormatError)
 		if level == vipl.UnreliableDelivery {
-			t.state(va, vipl.Connected)
-			y.recvSegments(vb, 0, y.pieces(most+1, size)...)
-			t.received(vb, vipl.StatusFormatError)
+			t.state(a.v, vipl.Connected)
+			b.recvSegments(0, b.pieces(most+1, 7)...)
+			b.received(vipl.StatusFormatError)
 		}
 	})),
 	rule("limits/segments-of-rdma", "RDMA has MaxSegmentsPerDesc data segments beside its address segment; one more is a FORMAT_ERROR.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
-		most := t.A.Query().MaxSegmentsPerDesc
-		va, _ := t.pair(level)
-		const size = 9
-		n := (most + 1) * size
-		// Descriptor 0 has room for the longest that is legal; one more segment
+		// A descriptor has room for the longest that is legal; one more segment
 		// would lie in what follows.
-		x, y := t.blockOf(t.A, nil, 1, most+1, n), t.block(t.B, 1, n)
-		fill(x.buf(0), 1)
-		x.writeSegments(va, 0, y.remote(0), x.pieces(most, size)...)
-		t.sent(va, vipl.StatusOpRDMAWrite)
-		clear(x.buf(0))
-		x.readSegments(va, 0, y.remote(0), x.pieces(most, size)...)
-		t.sent(va, vipl.StatusOpRDMARead)
-		t.coalesces("written and read", x.buf(0)[:most*size], 1)
+		a, b, most := t.wideEnds(level)
+		fill(a.buf(0), 1)
+		carryWrite(a, b, a.pieces(most, 7), one(b.Region, b.at(0), most*7))
+		clear(a.buf(0))
+		carryRead(b, a, one(b.Region, b.at(0), most*7), a.pieces(most, 7))
+		t.holds("written and read", a.buf(0)[:most*7], 1)
 
-		x.desc[0].SetRDMAWrite(y.remote(0), x.pieces(most, size)...)
-		x.desc[0].SegCount++
-		x.post(va, x.desc[0])
-		t.sent(va, vipl.StatusOpRDMAWrite|vipl.StatusFormatError)
+		a.desc[0].SetRDMAWrite(b.remote(0), a.pieces(most, 7)...)
+		a.desc[0].SegCount++
+		a.post(a.desc[0])
+		a.sent(vipl.StatusOpRDMAWrite | vipl.StatusFormatError)
 	})),
 	rule("limits/vis-of-a-nic", "A NIC handle has MaxVI VIs; one more is ERROR_RESOURCE, until one is destroyed.", func(t *T) {
 		most := t.A.Query().MaxVI
@@ -115,20 +86,18 @@ var limitRules = []Rule{
 		t.errorIf(got < most, "%d entries of %d", got, most)
 	}),
 	rule("limits/many-connections", "Many VIs of one NIC are connected at the same time and all work.", func(t *T) {
-		const count = 100
-		x, y := t.block(t.A, count, 64), t.block(t.B, count, 64)
-		var from, to []*vipl.VI
-		for i := range count {
-			va, vb := t.pair(reliableLevels[i%2])
-			from, to = append(from, va), append(to, vb)
-			y.recv(vb, i, 64)
+		var as, bs []*end
+		for i := range 100 {
+			a, b := t.ends(reliableLevels[i%2], 1, 1, 64)
+			b.recv(0, 64)
+			as, bs = append(as, a), append(bs, b)
 		}
-		for i, v := range from {
-			x.sendMessage(v, i, 64, i)
+		for i, a := range as {
+			a.sendMessage(0, 64, i)
 		}
-		for i, v := range to {
-			t.receivedMessage(v, y.buf(i), i)
-			t.sent(from[i], 0)
+		for i, b := range bs {
+			b.arrived(0, 64, i)
+			as[i].sent()
 		}
 	}),
 	rule("limits/longest-discriminator", "Discriminators may be MaxDiscriminatorLen bytes long, and all of them count.", func(t *T) {
@@ -138,100 +107,50 @@ var limitRules = []Rule{
 		other[most-1]++
 		va, vb := t.idle(vipl.ReliableDelivery)
 		waited := waits(t.B, named(long))
-		host := t.B.Query().Address
-		t.noMatch("the last byte differs", va, vipl.NetAddress{Host: host, Discriminator: other})
-		t.noMatch("the last byte is missing", va, vipl.NetAddress{Host: host, Discriminator: long[:most-1]})
-		result := starts(func() error {
-			return errOf(t.requestFrom(va, named(other), vipl.NetAddress{Host: host, Discriminator: long}))
-		})
+		t.noMatch("the last byte differs", va, on(t.B, other))
+		t.noMatch("the last byte is missing", va, on(t.B, long[:most-1]))
+		result := starts(func() error { return errOf(t.request(va, named(other), on(t.B, long))) })
 		w := <-waited
 		t.must(w.err)
 		t.errorIf(!bytes.Equal(w.c.Remote().Discriminator, other), "the requester's discriminator is %x", w.c.Remote().Discriminator)
-		t.must(w.c.Accept(vb))
-		t.must(<-result)
+		t.accept(w.c, vb, result)
 	}),
 	rule("limits/longest-transfer", "A message, an RDMA write and an RDMA read of MaxTransferSize bytes arrive whole.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		most := t.A.Query().MaxTransferSize
-		va, vb, x, y := t.ends(level, 1, 1, most)
-		fill(x.buf(0), 1)
-		y.recv(vb, 0, most)
-		x.send(va, 0, most)
-		t.receivedMessage(vb, y.buf(0), 1)
-		t.sent(va, 0)
-
-		fill(x.buf(0), 2)
-		y.recv(vb, 0, 0)
-		x.writeImmediate(va, 0, most, y.remote(0), 0)
-		t.received(vb, vipl.StatusOpRemoteRDMAWrite|vipl.StatusImmediate)
-		t.coalesces("written", y.buf(0), 2)
-		t.sent(va, vipl.StatusOpRDMAWrite)
-		if level == vipl.UnreliableDelivery {
-			return
+		carry(carryMessage).longest(t, level)
+		carry(carryWrite).longest(t, level)
+		if level != vipl.UnreliableDelivery {
+			carry(carryRead).longest(t, level)
 		}
-		fill(y.buf(0), 3)
-		x.readDone(va, 0, most, y.remote(0))
-		t.coalesces("read", x.buf(0), 3)
 	})),
 	rule("limits/longer-than-the-longest-transfer", "A descriptor of more than MaxTransferSize bytes is a LENGTH_ERROR; nothing of it is sent.", everyLevel(func(t *T, level vipl.ReliabilityLevel) {
 		n := t.A.Query().MaxTransferSize + 1
-		va, vb, x, y := t.ends(level, 1, 1, n)
-		y.recv(vb, 0, n)
-		x.send(va, 0, n)
-		t.sent(va, vipl.StatusLengthError)
+		a, b := t.ends(level, 1, 1, n)
+		b.recv(0, n)
+		a.send(0, n)
+		a.sent(vipl.StatusLengthError)
 		if level == vipl.UnreliableDelivery {
-			t.nothingReceived(vb)
-			t.state(va, vipl.Connected)
-			x.write(va, 0, n, y.remote(0))
-			t.sent(va, vipl.StatusOpRDMAWrite|vipl.StatusLengthError)
+			t.nothingReceived(b.v)
+			t.state(a.v, vipl.Connected)
+			a.write(0, n, b.remote(0))
+			a.sent(vipl.StatusOpRDMAWrite | vipl.StatusLengthError)
 		} else { // wrong contents break a reliable connection
-			t.state(va, vipl.Error)
-			t.received(vb, vipl.StatusFlushed)
+			t.state(a.v, vipl.Error)
+			b.received(vipl.StatusFlushed)
 		}
-		t.untouched("the target", y.buf(0))
+		t.untouched("the target", b.buf(0))
 	})),
 	rule("limits/transfer-size-of-the-vi", "The limit of a VI is its own MaxTransferSize: up to it all works, one byte more is a LENGTH_ERROR.", func(t *T) {
 		for _, n := range []int{1, 1000, 32000, 32768} {
-			a := vipl.VIAttributes{Level: vipl.ReliableReception, MaxTransferSize: n}
-			va, vb := t.pairOf(a, a)
-			x, y := t.block(t.A, 1, n+1), t.block(t.B, 1, n+1)
-			y.recv(vb, 0, n+1) // a receive may be longer than any message
-			t.carries(va, x, vb, y, n, 1)
-			x.send(va, 0, n+1)
-			t.sent(va, vipl.StatusLengthError)
+			attrs := vipl.VIAttributes{Level: vipl.ReliableReception, MaxTransferSize: n}
+			a, b := t.endsOf(attrs, attrs, 1, 1, n+1)
+			b.recv(0, n+1) // a receive may be longer than any message
+			a.carries(b, n, 1)
+			a.send(0, n+1)
+			a.sent(vipl.StatusLengthError)
 		}
 	}),
-	rule("limits/unaligned-descriptor", "Posting a descriptor that is not aligned to 64 bytes is INVALID_PARAMETER with an asynchronous POST_DESC.", func(t *T) {
-		for _, off := range []int{1, 4, 8, 16, 32, 63} {
-			va, _ := t.pair(vipl.ReliableDelivery)
-			r := t.alloc(t.A, 256, vipl.MemAttributes{})
-			t.errorIf(errOf(r.Descriptor(off, 1)) == nil, "offset %d: a descriptor is laid there", off)
-			if off%8 != 0 {
-				continue // no program can even write to it on all machines
-			}
-			d := descriptorAt(r.Bytes()[off:])
-			d.SetSegments(r.Segment(192, 64))
-			for _, q := range queues(va) {
-				t.wantErr(q.name, q.post(d, r.Handle()), vipl.ErrInvalidParameter)
-			}
-			for _, e := range t.asyncErrors(va, vipl.ErrorPostDesc, vipl.ErrorPostDesc) {
-				t.errorIf(e.Descriptor != d || e.Resource != vipl.ResourceDescriptor, "the error is about descriptor %p, resource %v", e.Descriptor, e.Resource)
-			}
-			t.state(va, vipl.Connected)
-		}
-	}),
-	rule("limits/no-descriptor", "Posting no descriptor, or one outside of registered memory, is INVALID_PARAMETER with an asynchronous POST_DESC.", func(t *T) {
-		va, _ := t.pair(vipl.ReliableDelivery)
-		x := t.block(t.A, 1, 64)
-		userRing := t.block(t.A, 1, 64) // in other memory than the handle says
-		userRing.prepare(0, 64)
-		for _, q := range queues(va) {
-			t.wantErr(q.name+" of none", q.post(nil, x.Handle()), vipl.ErrInvalidParameter)
-			t.wantErr(q.name+" outside", q.post(userRing.desc[0], x.Handle()), vipl.ErrInvalidParameter)
-		}
-		t.asyncErrors(va, slices.Repeat([]vipl.ErrorCode{vipl.ErrorPostDesc}, 4)...)
-		s := t.state(va, vipl.Connected)
-		t.errorIf(!s.SendEmpty || !s.RecvEmpty, "something is posted: %+v", s)
-	}),
+	rule("limits/unaligned-descriptor", "Posting a descriptor that is not aligned to 64 bytes is INVALID_PARAMETER with an asynchronous POST_DESC.", refusedDescriptors),
+	rule("limits/no-descriptor", "Posting no descriptor, or one outside of registered memory, is INVALID_PARAMETER with an asynchronous POST_DESC.", refusedDescriptors),
 	choice("limits/altered-descriptor", "A consumer that changes a posted descriptor gets POST_DESC.", "when it completes; it does what it said when it was posted", eachLevel(alteredDescriptor)),
 }
 
@@ -246,13 +165,12 @@ func queues(v *vipl.VI) []queue {
 	return []queue{{"send", v.PostSend, v.SendDone}, {"receive", v.PostRecv, v.RecvDone}}
 }
 
-// inError is a VI in Error, on which everything completes at once.
-func (t *T) inError() *vipl.VI {
-	t.Helper()
-	va, vb := t.pair(vipl.ReliableDelivery)
-	t.must(vb.Disconnect())
-	t.state(va, vipl.Error)
-	return va
+// wideEnds are ends with descriptors that take one segment more than is legal, in a send.
+func (t *T) wideEnds(level vipl.ReliabilityLevel) (a, b *end, most int) {
+	most = t.A.Query().MaxSegmentsPerDesc
+	va, vb := t.pair(level)
+	size := (most + 1) * 7
+	return t.blockOf(t.A, nil, 2, most+1, size).on(va), t.blockOf(t.B, nil, 2, most+1, size).on(vb), most
 }
 
 // pieces cuts buffer 0 of b into n pieces of size bytes.

@@ -22,5 +22,11 @@ func load32(b []byte) uint32 {
 	return atomic.LoadUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(b[:4]))))
 }
 
+// stray is a descriptor in memory that is not registered.
+func stray() *vipl.Descriptor {
+	b := make([]byte, 128)
+	return descriptorAt(b[-addressOf(b)&(vipl.DescriptorAlignment-1):])
+}
+
 // addressOf is the virtual address of b's first byte.
 func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

@@ -18,7 +18,6 @@ var nameRules = []Rule{
 	rule("name-service/runs-from-init-to-shutdown", "Lookups before VipNSInit and after VipNSShutdown return ERROR_NAMESERVICE; it can be started again.", func(t *T) {
 		address := vipl.NetAddress{Host: netip.MustParseAddr("10.9.8.7")}
 		stopped := func() {
-			t.Helper()
 			t.notFound(t.A, "server", 0, vipl.ErrNameService)
 			t.wantErr("by address", errOf(t.A.NSGetHostByAddr(address)), vipl.ErrNameService)
 		}
@@ -79,9 +78,7 @@ var nameRules = []Rule{
 			t.Fatalf("discriminator %q, want %q", to.Discriminator, d)
 		}
 		va, vb := t.idle(vipl.ReliableDelivery)
-		accepted := serves(vb, named(d))
-		t.must(t.request(va, to))
-		t.must(<-accepted)
+		t.joinAt(va, vb, named(d), to)
 	}),
 	rule("name-service/name-by-address", "VipNSGetHostByAddr gives the name of an address.", func(t *T) {
 		t.nsInit(t.A, vipl.NSConfig{
@@ -149,7 +146,8 @@ var nameRules = []Rule{
 		group.Wait()
 	}),
 	rule("name-service/nothing-works-after-close", "Every operation of the name service and of discovery on a closed NIC returns INVALID_PARAMETER.", func(t *T) {
-		a, _ := t.openPair()
+		t.openPair()
+		a := t.A
 		c := vipl.NSConfig{Names: t.namesFile("10.0.0.2 db"), Hosts: os.DevNull, NoDNS: true}
 		t.must(a.NSInit(c))
 		t.must(a.Close())
@@ -162,7 +160,7 @@ var nameRules = []Rule{
 	// Both sides ask. An answer may be lost: then they ask again.
 	choice("name-service/discovery-finds-the-neighbours", "VipQuerySystemManagementInfo lists the addresses that can be reached and how many hops away they are.", "the NIC itself, 0 hops away, and the hosts on its link, 1 hop away", func(t *T) {
 		own, other := t.A.Query().Address, t.B.Query().Address
-		for end := time.Now().Add(ackDelay); ; {
+		for end := time.Now().Add(limit); ; {
 			list, err := t.A.Discover()
 			t.must(err)
 			if !slices.Contains(list, vipl.Neighbor{Address: own}) {
@@ -183,7 +181,6 @@ var nameRules = []Rule{
 
 // namesFile writes a file of names or hosts.
 func (t *T) namesFile(lines ...string) string {
-	t.Helper()
 	path := filepath.Join(t.TempDir(), "names")
 	t.must(os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o600))
 	return path
@@ -192,25 +189,21 @@ func (t *T) namesFile(lines ...string) string {
 // names starts A's name service with these lines as the file of names, and with
 // nothing else.
 func (t *T) names(lines ...string) {
-	t.Helper()
 	t.nsInit(t.A, vipl.NSConfig{Names: t.namesFile(lines...), Hosts: os.DevNull, NoDNS: true})
 }
 
 // nsInit starts a name service until the end of the rule.
 func (t *T) nsInit(n *vipl.NIC, c vipl.NSConfig) {
-	t.Helper()
 	t.must(n.NSInit(c))
 	t.Cleanup(func() { n.NSShutdown() })
 }
 
 // found checks what a name stands for.
 func (t *T) found(n *vipl.NIC, name string, index int, host, disc string) {
-	t.Helper()
 	a, err := n.NSGetHostByName(name, index)
 	t.errorIf(err != nil || a.Host != netip.MustParseAddr(host) || string(a.Discriminator) != disc, "%s, index %d: %v %q, %v; want %v %q", name, index, a.Host, a.Discriminator, err, host, disc)
 }
 
 func (t *T) notFound(n *vipl.NIC, name string, index int, want error) {
-	t.Helper()
 	t.wantErr(fmt.Sprintf("%q, index %d", name, index), errOf(n.NSGetHostByName(name, index)), want)
 }

@@ -1,7 +1,6 @@
 package vipltest
 
 import (
-	"errors"
 	"sync/atomic"
 	"time"
 
@@ -101,143 +100,110 @@ var nicRules = []Rule{
 		t.wantErr("descriptor in memory of another handle", v.PostRecv(x.prepare(0, 64), x.Handle()), vipl.ErrInvalidParameter)
 
 		// A request is accepted by a VI of the handle that waited.
-		c := t.asked(t.vi(t.A, level), t.B)
+		c, result := t.asked(t.vi(t.A, level), t.B)
 		t.wantErr("accept by a VI of another handle", c.Accept(t.vi(t.A, level)), vipl.ErrInvalidParameter)
-		t.must(c.Reject())
+		t.reject(c, result)
 	}),
 	rule("nic/handles-do-not-disturb-each-other", "A process may have several NIC handles: while a thread waits for ever on one of them the others work.", func(t *T) {
-		a, b := t.openPair()
-		at := at(vipl.ReliableDelivery)
-		cq := t.cq(a, 1)
-		other := t.viOn(a, at, cq, cq)
-		t.join(other, t.vi(b, at))
+		a, b := t.ends(vipl.ReliableReception, 1, 1, 64)
+		t.openPair()
+		cq := t.cq(t.A, 1)
+		other, _ := t.endsOn(vipl.ReliableDelivery, cq, cq, 1, 1, 64)
 		waits := starts(func() error { return errOf2(cq.Wait(-1)) })
-
-		va, vb, x, y := t.ends(vipl.ReliableReception, 1, 1, 64)
 		for k := range 20 {
-			t.message(va, x, vb, y, 64, k)
+			a.message(b, 64, k)
 		}
-		t.must(va.Disconnect())
-		t.state(other, vipl.Connected)
-		select {
-		case err := <-waits:
-			t.Errorf("the wait on the other handle returned: %v", err)
-		default:
-		}
-		t.must(a.Close())
+		t.must(a.v.Disconnect())
+		t.state(other.v, vipl.Connected)
+		t.errorIf(len(waits) > 0, "the wait on the other handle returned")
+		t.must(t.A.Close())
 		t.wantErr("the wait after its handle was closed", <-waits, vipl.ErrInvalidParameter)
 	}),
 	rule("nic/close-releases-everything", "VipCloseNic releases what is still open under it: connected VIs, posted descriptors, CQs, memory and tags.", func(t *T) {
-		a, b := t.openPair()
-		tag, err := a.CreatePtag()
-		t.must(err)
-		cq, err := a.CreateCQ(1)
-		t.must(err)
-		mem, err := a.AllocMem(1<<16, vipl.MemAttributes{Ptag: tag})
-		t.must(err)
+		t.openPair()
+		cq, tag := t.cq(t.A, 1), t.tag(t.A)
 		for _, level := range allLevels {
-			v, err := a.CreateVI(vipl.VIAttributes{Level: level, Ptag: tag}, cq, nil)
-			t.must(err)
-			d, err := mem.Descriptor(int(level)*64, 1)
-			t.must(err)
-			d.SetSegments(mem.Segment(1024, 100))
-			t.must(v.PostRecv(d, mem.Handle()))
+			v := t.viOn(t.A, vipl.VIAttributes{Level: level, Ptag: tag}, cq, nil)
+			t.blockOf(t.A, tag, 1, 2, 100).on(v).recv(0, 100)
 			if level != vipl.ReliableDelivery { // that one stays Idle
-				t.join(v, t.vi(b, at(level)))
+				t.join(v, t.vi(t.B, at(level)))
 			}
 		}
-		t.wantErr("Close", a.Close(), nil)
+		t.wantErr("Close", t.A.Close(), nil)
 	}),
 	rule("nic/close-disconnects", "The peers of a NIC that is closed go to Error, flushed, with CONN_LOST.", closeDisconnects),
 	rule("nic/close-after-ignored-errors", "A program that ignores what VipDisconnect, VipDestroyVi, VipDestroyCQ and the others return may close the NIC all the same.", func(t *T) {
-		a, b := t.openPair()
-		tag, err := a.CreatePtag()
-		t.must(err)
-		cq, err := a.CreateCQ(1)
-		t.must(err)
-		mem, err := a.AllocMem(1<<12, vipl.MemAttributes{Ptag: tag})
-		t.must(err)
-		at := at(vipl.ReliableDelivery)
-		v, err := a.CreateVI(at, cq, cq)
-		t.must(err)
-		t.join(v, t.vi(b, at))
-		d, err := mem.Descriptor(0, 0)
-		t.must(err)
-		t.must(v.PostRecv(d, mem.Handle()))
+		t.openPair()
+		cq := t.cq(t.A, 1)
+		a, _ := t.endsOn(vipl.ReliableDelivery, cq, cq, 1, 1, 64)
+		a.recv(0, 0)
 		for range 2 {
 			cq.Destroy()
-			v.Destroy()
-			mem.Deregister()
-			tag.Destroy()
-			v.Disconnect()
+			a.v.Destroy()
+			a.Deregister()
+			t.tags[0].Destroy()
+			a.v.Disconnect()
 		}
-		t.wantErr("close", a.Close(), nil)
+		t.wantErr("close", t.A.Close(), nil)
 	}),
 	choice("nic/close-twice", "The second VipCloseNic of a handle returns.", "it does nothing and succeeds", func(t *T) {
-		a, _ := t.openPair()
-		t.must(a.Close())
-		t.wantErr("Close", a.Close(), nil)
+		t.openPair()
+		t.must(t.A.Close())
+		t.wantErr("Close", t.A.Close(), nil)
 	}),
 	rule("nic/nothing-works-after-close", "Every operation on a closed NIC handle and on its objects returns INVALID_PARAMETER.", func(t *T) {
-		a, b := t.openPair()
-		to := on(b, disc())
-		attrs := at(vipl.ReliableDelivery)
+		t.openPair()
+		a, to, attrs := t.A, on(t.B, disc()), at(vipl.ReliableDelivery)
 		tag, cq, bound := t.tag(a), t.cq(a, 1), t.cq(a, 1)
 		v, onCQ := t.vi(a, attrs), t.viOn(a, attrs, bound, bound)
 		r := t.register(a, make([]byte, 128), vipl.MemAttributes{Ptag: tag})
 		t.must(a.Close())
 
-		refused := func(what string, err error) {
-			t.Helper()
+		t.isGone(v, r.Handle(), to)
+		t.isGoneCQ(cq)
+		for what, err := range map[string]error{
+			"CreatePtag":               errOf(a.CreatePtag()),
+			"RegisterMem":              errOf(a.RegisterMem(make([]byte, 64), vipl.MemAttributes{Ptag: tag})),
+			"AllocMem":                 errOf(a.AllocMem(64, vipl.MemAttributes{Ptag: tag})),
+			"CreateVI":                 errOf(a.CreateVI(attrs, nil, nil)),
+			"CreateCQ":                 errOf(a.CreateCQ(1)),
+			"ConnectWait":              errOf(a.ConnectWait(named(disc()), 0)),
+			"DestroyVI of one on a CQ": onCQ.Destroy(),
+			"CQDone of one with a VI":  errOf2(bound.Done()),
+			"QueryMem":                 errOf(r.Query()),
+			"SetMemAttributes":         r.SetAttributes(vipl.MemAttributes{Ptag: tag}),
+			"DeregisterMem":            r.Deregister(),
+			"DestroyPtag":              tag.Destroy(),
+		} {
 			t.wantErr(what, err, vipl.ErrInvalidParameter)
 		}
-		refused("CreatePtag", errOf(a.CreatePtag()))
-		refused("RegisterMem", errOf(a.RegisterMem(make([]byte, 64), vipl.MemAttributes{Ptag: tag})))
-		refused("AllocMem", errOf(a.AllocMem(64, vipl.MemAttributes{Ptag: tag})))
-		refused("CreateVI", errOf(a.CreateVI(attrs, nil, nil)))
-		refused("CreateCQ", errOf(a.CreateCQ(1)))
-		refused("ConnectWait", errOf(a.ConnectWait(named(disc()), 0)))
-
-		t.isGone(v, r.Handle(), to)
-		refused("DestroyVI of one on a CQ", onCQ.Destroy())
-		refused("DestroyPtag", tag.Destroy())
-
-		t.isGoneCQ(cq)
-		refused("CQDone of one with a VI", errOf2(bound.Done()))
-		refused("QueryMem", errOf(r.Query()))
-		refused("SetMemAttributes", r.SetAttributes(vipl.MemAttributes{Ptag: tag}))
-		refused("DeregisterMem", r.Deregister())
 		a.Poll() // has nothing to return
 	}),
 	rule("nic/no-handler-after-close", "When VipCloseNic has returned, a handler that is being called may still run, and none is called any more: what waits behind it is not told.", func(t *T) {
-		a, _ := t.openPair()
 		const each = 3
-		at := at(vipl.ReliableDelivery)
-		cq := t.cq(a, each)
-		v, bound := t.vi(a, at), t.viOn(a, at, cq, nil)
-		x := t.block(a, 2*each, 64)
+		t.openPair()
+		cq := t.cq(t.A, each)
+		v, bound := t.vi(t.A, at(vipl.ReliableDelivery)), t.boundTo(cq, false)
+		x := t.block(t.A, 2*each, 64)
 		var closed atomic.Bool
 		begun, leave := make(chan error, 3*each), make(chan struct{})
 		handler := func(of string) {
-			if closed.Load() {
-				t.Errorf("a handler of %s begins after VipCloseNic", of)
-				return
-			}
+			t.errorIf(closed.Load(), "a handler of %s begins after VipCloseNic", of)
 			begun <- nil
 			<-leave
 		}
-		a.ErrorCallback(func(vipl.ErrorDescriptor) { handler("errors") })
+		t.A.ErrorCallback(func(vipl.ErrorDescriptor) { handler("errors") })
 		for i := range each {
 			t.wantErr("PostRecv", v.PostRecv(nil, 0), vipl.ErrInvalidParameter)
 			t.must(v.SendNotify(func(*vipl.VI, *vipl.Descriptor) { handler("a work queue") }))
 			t.must(cq.Notify(func(*vipl.VI, bool) { handler("a CQ") }))
-			x.send(v, i, 64) // in Idle they complete at once
-			x.send(bound, each+i, 64)
+			x.on(v).send(i, 64) // in Idle they complete at once
+			x.on(bound).send(each+i, 64)
 		}
 		for range 3 { // the first of each kind
 			t.must(t.handled(begun))
 		}
-		t.must(a.Close())
+		t.must(t.A.Close())
 		closed.Store(true)
 		close(leave)
 		time.Sleep(moment) // others would begin now
@@ -249,61 +215,16 @@ var nicRules = []Rule{
 	}),
 }
 
-// asked has va ask for a connection, and gives the request as n's ConnectWait
-// returns it. The rule ends when the request has ended.
-func (t *T) asked(va *vipl.VI, n *vipl.NIC) *vipl.Conn {
-	t.Helper()
-	c, _ := t.askedOf(va, n)
-	return c
-}
-
-// askedOf is asked, and gives what becomes of the request, too.
-func (t *T) askedOf(va *vipl.VI, n *vipl.NIC) (*vipl.Conn, <-chan error) {
-	t.Helper()
-	d := disc()
-	result, came, ended := make(chan error, 1), make(chan struct{}), make(chan struct{})
-	to := on(n, d)
-	go func() {
-		defer close(ended)
-		for {
-			_, err := va.ConnectRequest(vipl.NetAddress{}, to, ackDelay)
-			if !errors.Is(err, vipl.ErrNoMatch) {
-				result <- err
-				return
-			}
-			select {
-			case <-came: // it was there, and is not any more
-				result <- err
-				return
-			case <-time.After(time.Millisecond):
-			}
-		}
-	}()
-	t.Cleanup(func() { <-ended })
-	c, err := n.ConnectWait(named(d), ackDelay)
-	close(came)
-	t.must(err)
-	return c, result
-}
-
-// accept accepts a request, and waits until the requester knows.
-func (t *T) accept(c *vipl.Conn, v *vipl.VI, result <-chan error) {
-	t.Helper()
-	t.must(c.Accept(v))
-	t.must(<-result)
-}
-
 // isGone checks that nothing works on a VI that is destroyed, or whose NIC is closed.
 func (t *T) isGone(v *vipl.VI, h vipl.MemHandle, to vipl.NetAddress) {
-	t.Helper()
 	handler := func(*vipl.VI, *vipl.Descriptor) {}
 	for what, err := range map[string]error{
 		"QueryVI": errOf(v.Query()), "SetVIAttributes": v.SetAttributes(at(vipl.ReliableDelivery)),
 		"PostSend": v.PostSend(new(vipl.Descriptor), h), "PostRecv": v.PostRecv(new(vipl.Descriptor), h),
-		"SendWait": errOf(v.SendWait(ackDelay)), "RecvWait": errOf(v.RecvWait(ackDelay)),
+		"SendWait": errOf(v.SendWait(limit)), "RecvWait": errOf(v.RecvWait(limit)),
 		"SendNotify": v.SendNotify(handler), "RecvNotify": v.RecvNotify(handler),
-		"ConnectRequest":     errOf(v.ConnectRequest(vipl.NetAddress{}, to, ackDelay)),
-		"ConnectPeerRequest": v.ConnectPeerRequest(named(disc()), to, ackDelay),
+		"ConnectRequest":     errOf(v.ConnectRequest(vipl.NetAddress{}, to, limit)),
+		"ConnectPeerRequest": v.ConnectPeerRequest(named(disc()), to, limit),
 		"ConnectPeerDone":    errOf(v.ConnectPeerDone()), "ConnectPeerWait": errOf(v.ConnectPeerWait()),
 		"Disconnect": v.Disconnect(), "DestroyVI": v.Destroy(),
 	} {
@@ -313,9 +234,8 @@ func (t *T) isGone(v *vipl.VI, h vipl.MemHandle, to vipl.NetAddress) {
 
 // isGoneCQ checks that nothing works on a CQ that is destroyed, or whose NIC is closed.
 func (t *T) isGoneCQ(c *vipl.CQ) {
-	t.Helper()
 	for what, err := range map[string]error{
-		"CQWait": errOf2(c.Wait(ackDelay)), "CQDone": errOf2(c.Done()), "CQ.Dones": errOf(c.Dones(make([]vipl.Completion, 1))),
+		"CQWait": errOf2(c.Wait(limit)), "CQDone": errOf2(c.Done()), "CQ.Dones": errOf(c.Dones(make([]vipl.Completion, 1))),
 		"CQNotify": c.Notify(func(*vipl.VI, bool) {}), "ResizeCQ": c.Resize(2), "DestroyCQ": c.Destroy(),
 	} {
 		t.wantErr(what, err, vipl.ErrInvalidParameter)
@@ -324,21 +244,17 @@ func (t *T) isGoneCQ(c *vipl.CQ) {
 
 // closeDisconnects closes a NIC with a connection at each level.
 func closeDisconnects(t *T) {
-	a, b := t.openPair()
-	var vbs []*vipl.VI
+	t.openPair()
+	var ends []*end
 	for _, level := range allLevels {
-		va, vb := t.vi(a, at(level)), t.vi(b, at(level))
-		t.join(va, vb)
-		vbs = append(vbs, vb)
+		_, b := t.ends(level, 1, 1, 64)
+		b.recv(0, 64)
+		ends = append(ends, b)
 	}
-	x := t.block(b, len(vbs), 64)
-	for i, v := range vbs {
-		x.recv(v, i, 64)
-	}
-	t.must(a.Close())
-	for _, v := range vbs {
-		t.state(v, vipl.Error)
-		t.received(v, vipl.StatusFlushed)
-		t.asyncErrors(v, vipl.ErrorConnLost)
+	t.must(t.A.Close())
+	for _, b := range ends {
+		t.state(b.v, vipl.Error)
+		b.received(vipl.StatusFlushed)
+		t.asyncErrors(b.v, vipl.ErrorConnLost)
 	}
 }

@@ -1,7 +1,6 @@
 package vipltest
 
 import (
-	"sync/atomic"
 	"time"
 
 	"viaxdp/vipl"
@@ -9,98 +8,83 @@ import (
 
 var notifyRules = []Rule{
 	rule("notify/handler-gets-the-next-completion", "The handler of VipSendNotify or VipRecvNotify is called when the head of the queue completes, with VI and descriptor.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		va, vb, x, y := t.ends(level, 1, 1, 64)
-		y.recv(vb, 0, 64)
-		onSend, sent := handler()
-		onRecv, received := handler()
-		t.must(va.SendNotify(onSend))
-		t.must(vb.RecvNotify(onRecv))
+		a, b := t.ends(level, 1, 1, 64)
+		b.recv(0, 64)
+		sent, received := t.onSend(a.v), t.onRecv(b.v)
 		t.silent(received)
-		x.sendMessage(va, 0, 64, 1)
-		t.called(received, vb, y.desc[0])
-		t.coalesces("message", y.buf(0), 1)
-		t.called(sent, va, x.desc[0])
-		equal(t, "status", y.desc[0].Status(), vipl.StatusDone|vipl.StatusOpReceive)
+		a.sendMessage(0, 64, 1)
+		t.called(received, b.v, b.desc[0])
+		t.holds("message", b.buf(0), 1)
+		t.called(sent, a.v, a.desc[0])
+		equal(t, "status", b.desc[0].Status(), vipl.StatusDone|vipl.StatusOpReceive)
 	})),
 	rule("notify/handler-is-called-at-once-if-complete", "If the head has completed before, the handler is called at once.", func(t *T) {
-		va, vb, x, y := t.ends(vipl.ReliableReception, 1, 1, 64)
-		y.recv(vb, 0, 64)
-		x.send(va, 0, 64)
-		t.until("both complete", func() bool {
-			t.A.Poll()
-			t.B.Poll()
-			return x.desc[0].Status()&y.desc[0].Status()&vipl.StatusDone != 0
-		})
-		onSend, sent := handler()
-		onRecv, received := handler()
-		t.must(va.SendNotify(onSend))
-		t.must(vb.RecvNotify(onRecv))
-		t.called(sent, va, x.desc[0])
-		t.called(received, vb, y.desc[0])
+		a, b := t.ends(vipl.ReliableReception, 1, 1, 64)
+		b.recv(0, 64)
+		a.send(0, 64)
+		t.untilDone(a.desc[0], b.desc[0])
+		t.called(t.onSend(a.v), a.v, a.desc[0])
+		t.called(t.onRecv(b.v), b.v, b.desc[0])
 	}),
 	rule("notify/descriptor-is-off-the-queue", "The descriptor that a handler gets is dequeued: neither Done nor Wait gives it again.", func(t *T) {
-		v := t.vi(t.A, at(vipl.ReliableDelivery))
-		x := t.block(t.A, 1, 64)
-		x.send(v, 0, 64) // completes at once, in error
-		f, calls := handler()
-		t.must(v.SendNotify(f))
-		t.called(calls, v, x.desc[0])
-		s := t.state(v, vipl.Idle)
-		t.errorIf(!s.SendEmpty, "the queue is not empty")
-		t.nothingDone(v.SendDone, vipl.ErrDescriptor)
+		a := t.block(t.A, 1, 64).on(t.vi(t.A, at(vipl.ReliableDelivery)))
+		a.send(0, 64) // completes at once, in error
+		t.called(t.onSend(a.v), a.v, a.desc[0])
+		t.errorIf(!t.state(a.v, vipl.Idle).SendEmpty, "the queue is not empty")
+		t.nothingDone(a.v.SendDone, vipl.ErrDescriptor)
 	}),
 	rule("notify/is-one-shot", "A handler is called for one completion; the next one stays on the queue.", func(t *T) {
-		va, vb, x, y := t.ends(vipl.ReliableReception, 2, 2, 64)
-		f, calls := handler()
-		t.must(vb.RecvNotify(f))
+		a, b := t.ends(vipl.ReliableReception, 2, 2, 64)
+		calls := t.onRecv(b.v)
 		for i := range 2 {
-			y.recv(vb, i, 64)
-			x.sendDone(va, i, 64)
+			b.recv(i, 64)
+			a.send(i, 64)
+			a.sent()
 		}
-		t.called(calls, vb, y.desc[0])
-		t.same(t.received(vb, 0), y.desc[1])
+		t.called(calls, b.v, b.desc[0])
+		t.same(b.received(), b.desc[1])
 		t.silent(calls)
 	}),
 	rule("notify/several-are-queued-in-order", "Several handlers may be queued on one work queue; they take the completions in order.", func(t *T) {
 		const count = 20
-		va, vb, x, y := t.ends(vipl.ReliableDelivery, count, count, 64)
+		a, b := t.ends(vipl.ReliableDelivery, count, count, 64)
 		type call struct {
 			handler int
 			desc    *vipl.Descriptor
 		}
 		calls := make(chan call, count)
 		for i := range count {
-			t.must(vb.RecvNotify(func(_ *vipl.VI, d *vipl.Descriptor) { calls <- call{i, d} }))
-			y.recv(vb, i, 64)
+			t.must(b.v.RecvNotify(func(_ *vipl.VI, d *vipl.Descriptor) { calls <- call{i, d} }))
+			b.recv(i, 64)
 		}
-		x.sends(va, count, 64)
+		a.sends(count, 64)
 		for i := range count {
-			c := within(t, "a handler's call", calls)
-			t.errorIf(c.handler != i || c.desc != y.desc[i], "call %d: handler %d, descriptor %p, want %p", i, c.handler, c.desc, y.desc[i])
+			equal(t, "call", within(t, "a handler's call", calls), call{i, b.desc[i]})
 		}
 	}),
 	rule("notify/handler-may-set-the-next", "A handler may set itself again, and so gets every completion, in order.", func(t *T) {
 		const count = 50
-		va, vb, x, y := t.ends(vipl.ReliableDelivery, count, count, 64)
+		a, b := t.ends(vipl.ReliableDelivery, count, count, 64)
 		calls := make(chan *vipl.Descriptor, count)
 		var again func(*vipl.VI, *vipl.Descriptor)
 		again = func(v *vipl.VI, d *vipl.Descriptor) {
 			t.wantErr("RecvNotify in the handler", v.RecvNotify(again), nil)
 			calls <- d
 		}
-		t.must(vb.RecvNotify(again))
-		y.recvs(vb, count, 64)
-		x.sends(va, count, 64)
+		t.must(b.v.RecvNotify(again))
+		b.recvs(count, 64)
+		a.sends(count, 64)
 		for i := range count {
-			t.same(within(t, "a handler's call", calls), y.desc[i])
+			t.same(within(t, "a handler's call", calls), b.desc[i])
 		}
 	}),
 	// Handlers alone play ping-pong, while the rule sleeps.
 	rule("notify/needs-no-polling", "Handlers are called while the program neither posts nor polls nor waits.", func(t *T) {
 		const rounds = 20
-		va, vb, x, y := t.ends(vipl.ReliableDelivery, 2, 2, 64)
+		a, b := t.ends(vipl.ReliableDelivery, 2, 2, 64)
 		over := make(chan struct{})
-		answer := func(b *block, rounds int, end func()) func(*vipl.VI, *vipl.Descriptor) {
+		none := func(*vipl.VI, *vipl.Descriptor) {}
+		answer := func(e *end, rounds int, end func()) func(*vipl.VI, *vipl.Descriptor) {
 			var f func(*vipl.VI, *vipl.Descriptor)
 			f = func(v *vipl.VI, d *vipl.Descriptor) {
 				if d.Status().Failed() {
@@ -110,106 +94,84 @@ var notifyRules = []Rule{
 					end()
 					return
 				}
-				for _, err := range []error{
-					v.RecvNotify(f),
-					v.PostRecv(b.prepare(0, 64), b.Handle()),
-					v.SendNotify(func(*vipl.VI, *vipl.Descriptor) {}),
-					v.PostSend(b.prepare(1, 64), b.Handle()),
-				} {
-					if err != nil {
-						t.Error(err)
-					}
-				}
+				t.wantErr("RecvNotify", v.RecvNotify(f), nil)
+				t.wantErr("PostRecv", v.PostRecv(e.prepare(0, 64), e.Handle()), nil)
+				t.wantErr("SendNotify", v.SendNotify(none), nil)
+				t.wantErr("PostSend", v.PostSend(e.prepare(1, 64), e.Handle()), nil)
 			}
 			return f
 		}
-		x.recv(va, 0, 64)
-		y.recv(vb, 0, 64)
-		t.must(vb.RecvNotify(answer(y, rounds+1, nil)))
-		t.must(va.RecvNotify(answer(x, rounds, func() { close(over) })))
-		x.send(va, 1, 64)
-		t.must(va.SendNotify(func(*vipl.VI, *vipl.Descriptor) {}))
+		a.recv(0, 64)
+		b.recv(0, 64)
+		t.must(b.v.RecvNotify(answer(b, rounds+1, nil)))
+		t.must(a.v.RecvNotify(answer(a, rounds, func() { close(over) })))
+		a.send(1, 64)
+		t.must(a.v.SendNotify(none))
 		within(t, "the end of the game", over)
 	}),
 	rule("notify/errors-are-completions", "A descriptor that completes in error goes to the handler, too.", func(t *T) {
-		va, _ := t.pair(vipl.ReliableDelivery)
-		x := t.block(t.A, 2, 64)
-		onSend, sent := handler()
-		onRecv, received := handler()
-		t.must(va.RecvNotify(onRecv))
-		x.recv(va, 0, 64)
-		t.must(va.Disconnect())
-		t.called(received, va, x.desc[0])
-		t.must(va.SendNotify(onSend))
-		x.send(va, 1, 64)
-		t.called(sent, va, x.desc[1])
-		for _, d := range x.desc {
-			s := d.Status()
-			t.errorIf(s&vipl.StatusErrorMask != vipl.StatusFlushed, "status %v", s)
+		a, _ := t.ends(vipl.ReliableDelivery, 2, 1, 64)
+		received := t.onRecv(a.v)
+		a.recv(0, 64)
+		t.must(a.v.Disconnect())
+		t.called(received, a.v, a.desc[0])
+		sent := t.onSend(a.v)
+		a.send(1, 64)
+		t.called(sent, a.v, a.desc[1])
+		for _, d := range a.desc {
+			equal(t, "errors", d.Status()&vipl.StatusErrorMask, vipl.StatusFlushed)
 		}
 	}),
 	rule("notify/queues-are-independent", "Handlers of the send queue get sends only, those of the receive queue receives only.", func(t *T) {
-		va, vb, x, y := t.ends(vipl.ReliableDelivery, 2, 2, 64)
-		onSend, sent := handler()
-		onRecv, received := handler()
-		t.must(va.RecvNotify(onRecv))
-		x.recv(va, 0, 64)
-		y.recv(vb, 0, 64)
-		x.sendDone(va, 1, 64)
+		a, b := t.ends(vipl.ReliableDelivery, 2, 2, 64)
+		received := t.onRecv(a.v)
+		a.recv(0, 64)
+		b.recv(0, 64)
+		a.send(1, 64)
+		a.sent()
 		t.silent(received)
-		t.must(va.SendNotify(onSend))
-		t.received(vb, 0)
-		y.send(vb, 1, 64)
-		t.called(received, va, x.desc[0])
+		sent := t.onSend(a.v)
+		b.received()
+		b.send(1, 64)
+		t.called(received, a.v, a.desc[0])
 		t.silent(sent)
 	}),
 	choice("notify/empty-queue-waits", "A handler may be set while the queue is empty.", "it gets the next descriptor that is posted and completes", func(t *T) {
 		va, vb := t.idle(vipl.ReliableDelivery)
-		f, calls := handler()
-		t.must(vb.RecvNotify(f)) // not even connected
+		calls := t.onRecv(vb) // not even connected
 		t.silent(calls)
 		t.join(va, vb)
-		x, y := t.block(t.A, 1, 64), t.block(t.B, 1, 64)
-		y.recv(vb, 0, 64)
-		x.send(va, 0, 64)
-		t.called(calls, vb, y.desc[0])
+		a, b := t.block(t.A, 1, 64).on(va), t.block(t.B, 1, 64).on(vb)
+		b.recv(0, 64)
+		a.send(0, 64)
+		t.called(calls, vb, b.desc[0])
 	}),
 	rule("notify/wrong-parameters-are-refused", "No handler, a queue that is bound to a CQ, or a destroyed VI is INVALID_PARAMETER.", func(t *T) {
-		f, _ := handler()
+		f := func(*vipl.VI, *vipl.Descriptor) {}
 		cq := t.cq(t.A, 1)
-		a := at(vipl.ReliableDelivery)
-		free, send, recv := t.vi(t.A, a), t.viOn(t.A, a, cq, nil), t.viOn(t.A, a, nil, cq)
-		for _, c := range []struct {
-			what string
-			err  error
-			want error
-		}{
-			{"send, no handler", free.SendNotify(nil), vipl.ErrInvalidParameter},
-			{"receive, no handler", free.RecvNotify(nil), vipl.ErrInvalidParameter},
-			{"send, bound to a CQ", send.SendNotify(f), vipl.ErrInvalidParameter},
-			{"receive, the other bound to a CQ", send.RecvNotify(f), nil},
-			{"receive, bound to a CQ", recv.RecvNotify(f), vipl.ErrInvalidParameter},
-			{"send, the other bound to a CQ", recv.SendNotify(f), nil},
-		} {
-			t.wantErr(c.what, c.err, c.want)
-		}
+		free, send, recv := t.vi(t.A, at(vipl.ReliableDelivery)), t.boundTo(cq, false), t.boundTo(cq, true)
+		t.wantErr("send, no handler", free.SendNotify(nil), vipl.ErrInvalidParameter)
+		t.wantErr("receive, no handler", free.RecvNotify(nil), vipl.ErrInvalidParameter)
+		t.wantErr("send, bound to a CQ", send.SendNotify(f), vipl.ErrInvalidParameter)
+		t.wantErr("receive, the other bound to a CQ", send.RecvNotify(f), nil)
+		t.wantErr("receive, bound to a CQ", recv.RecvNotify(f), vipl.ErrInvalidParameter)
+		t.wantErr("send, the other bound to a CQ", recv.SendNotify(f), nil)
 		t.must(free.Destroy())
 		t.wantErr("send, destroyed", free.SendNotify(f), vipl.ErrInvalidParameter)
 		t.wantErr("receive, destroyed", free.RecvNotify(f), vipl.ErrInvalidParameter)
 	}),
 	choice("notify/too-many-handlers", "VipSendNotify and VipRecvNotify return ERROR_RESOURCE when too many handlers wait on a queue.", "4096 handlers a queue", func(t *T) {
+		a := t.block(t.A, 1, 64).on(t.vi(t.A, at(vipl.ReliableDelivery)))
 		f, calls := handler()
-		v := t.vi(t.A, at(vipl.ReliableDelivery))
 		for range vipl.MaxNotifies {
-			t.must(v.SendNotify(f))
-			t.must(v.RecvNotify(f))
+			t.must(a.v.SendNotify(f))
+			t.must(a.v.RecvNotify(f))
 		}
-		t.wantErr("send", v.SendNotify(f), vipl.ErrResource)
-		t.wantErr("receive", v.RecvNotify(f), vipl.ErrResource)
-		x := t.block(t.A, 1, 64)
-		x.send(v, 0, 64)
-		t.called(calls, v, x.desc[0])
-		t.wantErr("send, after one was called", v.SendNotify(f), nil)
+		t.wantErr("send", a.v.SendNotify(f), vipl.ErrResource)
+		t.wantErr("receive", a.v.RecvNotify(f), vipl.ErrResource)
+		a.send(0, 64)
+		t.called(calls, a.v, a.desc[0])
+		t.wantErr("send, after one was called", a.v.SendNotify(f), nil)
 	}),
 	rule("notify/destroy-cancels", "VipDestroyVi cancels the handlers that wait.", func(t *T) {
 		f, calls := handler()
@@ -224,145 +186,127 @@ var notifyRules = []Rule{
 		t.silent(calls)
 	}),
 	rule("notify/close-cancels", "VipCloseNic cancels the handlers that wait, those of CQs as well.", func(t *T) {
-		a, b := t.openPair()
+		t.openPair()
+		va, _ := t.pair(vipl.ReliableDelivery)
+		onCQ := t.cq(t.A, 1)
 		f, calls := handler()
-		at := at(vipl.ReliableDelivery)
-		va, vb := t.vi(a, at), t.vi(b, at)
-		t.join(va, vb)
-		onCQ := t.cq(a, 1)
 		for range 3 {
 			t.must(va.SendNotify(f))
 			t.must(va.RecvNotify(f))
 			t.must(onCQ.Notify(func(v *vipl.VI, _ bool) { f(v, nil) }))
 		}
-		t.must(a.Close())
+		t.must(t.A.Close())
 		t.silent(calls)
 	}),
 	rule("notify/handler-may-call-anything", "A handler may call any operation, those that end its VI included.", func(t *T) {
-		va, vb, x, y := t.ends(vipl.ReliableDelivery, 1, 1, 64)
-		errs := make(chan error, 1)
-		t.must(vb.RecvNotify(func(v *vipl.VI, d *vipl.Descriptor) {
-			_, err := v.Query()
-			if err == nil {
-				_, err = v.SendWait(time.Millisecond)
-				if err == vipl.ErrTimeout {
-					err = v.Disconnect()
-				}
-			}
-			if err == nil {
-				err = v.Destroy()
-			}
-			if err == nil {
-				err = y.Deregister()
-			}
-			errs <- err
+		a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
+		over := make(chan error, 1)
+		t.must(b.v.RecvNotify(func(v *vipl.VI, _ *vipl.Descriptor) {
+			t.isIn(v, vipl.Connected)
+			t.wantErr("SendWait", errOf(v.SendWait(time.Millisecond)), vipl.ErrTimeout)
+			t.wantErr("disconnect", v.Disconnect(), nil)
+			t.wantErr("destroy", v.Destroy(), nil)
+			over <- b.Deregister()
 		}))
-		y.recv(vb, 0, 64)
-		x.send(va, 0, 64)
-		t.wantErr("in the handler", t.handled(errs), nil)
-		t.state(va, vipl.Error)
+		b.recv(0, 64)
+		a.send(0, 64)
+		t.wantErr("deregister", t.handled(over), nil)
+		t.state(a.v, vipl.Error)
 	}),
 	rule("notify/handler-may-close-the-nic", "A handler may close the NIC that calls it.", func(t *T) {
-		a, b := t.openPair()
-		at := at(vipl.ReliableDelivery)
-		va, vb := t.vi(a, at), t.vi(b, at)
-		t.join(va, vb)
+		t.openPair()
+		a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
 		errs := make(chan error, 1)
-		t.must(va.SendNotify(func(v *vipl.VI, _ *vipl.Descriptor) { errs <- v.NIC().Close() }))
-		t.block(a, 1, 64).send(va, 0, 64)
+		t.must(a.v.SendNotify(func(v *vipl.VI, _ *vipl.Descriptor) { errs <- v.NIC().Close() }))
+		a.send(0, 64)
 		t.wantErr("close", t.handled(errs), nil)
-		t.state(vb, vipl.Error)
+		t.state(b.v, vipl.Error)
 	}),
 	rule("notify/cq-handler-gets-the-entry", "VipCQNotify removes one entry, at once if one is present, and hands VI and queue to the handler.", func(t *T) {
 		calls := make(chan entry, 4)
 		f := func(v *vipl.VI, recv bool) { calls <- entry{v, recv} }
+		called := func(want entry) {
+			equal(t, "the handler got", within(t, "the handler's call", calls), want)
+		}
 
 		cq, vis := t.queued(2)
 		t.must(cq.Notify(f)) // at once
-		t.entryCalled(calls, entry{vis[0], false})
+		called(entry{vis[0], false})
 		t.next(cq, vis[1], false) // the second one stays
 		t.noEntry(cq)
 
 		cq = t.cq(t.A, 2)
-		va, vb := t.pairOn(vipl.ReliableDelivery, cq, cq)
-		x, y := t.block(t.A, 1, 64), t.block(t.B, 1, 64)
-		x.recv(va, 0, 64)
+		a, b := t.endsOn(vipl.ReliableDelivery, cq, cq, 1, 1, 64)
+		a.recv(0, 64)
 		t.must(cq.Notify(f)) // when it comes
-		y.send(vb, 0, 64)
-		t.entryCalled(calls, entry{va, true})
+		b.send(0, 64)
+		called(entry{a.v, true})
 		t.noEntry(cq)
-		t.recvDone(va, vipl.StatusOpReceive)
+		t.recvDone(a.v, 0)
 	}),
 	rule("notify/cq-handlers-are-queued-in-order", "Several CQ handlers may be queued; they take the entries in order, each for one.", func(t *T) {
 		const count = 20
 		cq := t.cq(t.A, 1)
-		va, vb := t.pairOn(vipl.ReliableDelivery, cq, cq)
-		x, y := t.block(t.A, count, 64), t.block(t.B, count, 64)
+		a, b := t.endsOn(vipl.ReliableDelivery, cq, cq, count, count, 64)
 		order := make(chan int, count+1)
 		for i := range count {
 			t.must(cq.Notify(func(*vipl.VI, bool) { order <- i }))
-			x.recv(va, i, 64)
 		}
-		y.sends(vb, count, 64)
+		a.recvs(count, 64)
+		b.sends(count, 64)
 		for i := range count {
 			equal(t, "handler", within(t, "a handler's call", order), i)
 		}
 		t.noEntry(cq)
 	}),
 	rule("notify/cq-handler-takes-the-descriptor", "A CQ handler takes the descriptor by SendDone or RecvDone, and may set itself again.", func(t *T) {
-		const count = 40
+		const each = 20
 		cq := t.cq(t.A, 1)
-		v1, w1 := t.pairOn(vipl.ReliableDelivery, cq, cq)
-		v2, w2 := t.pairOn(vipl.ReliableReception, cq, cq)
-		x, y := t.block(t.A, count, 64), t.block(t.B, count, 64)
-		done := make(chan *vipl.Descriptor, count)
+		done := make(chan *vipl.Descriptor, 2*each)
 		var again func(*vipl.VI, bool)
 		again = func(v *vipl.VI, recv bool) {
 			d, err := v.RecvDone()
-			if !recv || err != nil {
-				t.Errorf("entry of receive %v: %v", recv, err)
-			}
+			t.errorIf(!recv || err != nil, "entry of receive %v: %v", recv, err)
 			t.wantErr("CQNotify in the handler", cq.Notify(again), nil)
 			done <- d
 		}
 		t.must(cq.Notify(again))
-		for i := range count {
-			v, w := v1, w1
-			if i%3 == 0 {
-				v, w = v2, w2
-			}
-			x.recv(v, i, 64)
-			y.send(w, i, 64)
+		a, b := t.endsOn(vipl.ReliableDelivery, cq, cq, each, each, 64)
+		c, d := t.endsOn(vipl.ReliableReception, cq, cq, each, each, 64)
+		a.recvs(each, 64)
+		c.recvs(each, 64)
+		for i := range each {
+			b.send(i, 64)
+			d.send(i, 64)
 		}
 		seen := make(map[*vipl.Descriptor]bool)
-		for range count {
+		for range 2 * each {
 			seen[within(t, "a handler's call", done)] = true
 		}
-		equal(t, "descriptors", len(seen), count)
+		equal(t, "descriptors", len(seen), 2*each)
 	}),
 	rule("notify/cq-wrong-parameters-are-refused", "VipCQNotify without a handler or on a destroyed CQ is INVALID_PARAMETER, with too many ERROR_RESOURCE.", func(t *T) {
 		cq := t.cq(t.A, 1)
+		f := func(*vipl.VI, bool) {}
 		t.wantErr("no handler", cq.Notify(nil), vipl.ErrInvalidParameter)
 		for range vipl.MaxNotifies {
-			t.must(cq.Notify(func(*vipl.VI, bool) {}))
+			t.must(cq.Notify(f))
 		}
-		t.wantErr("too many", cq.Notify(func(*vipl.VI, bool) {}), vipl.ErrResource)
+		t.wantErr("too many", cq.Notify(f), vipl.ErrResource)
 		t.must(cq.Destroy())
-		t.wantErr("destroyed", cq.Notify(func(*vipl.VI, bool) {}), vipl.ErrInvalidParameter)
+		t.wantErr("destroyed", cq.Notify(f), vipl.ErrInvalidParameter)
 	}),
 	rule("notify/cq-destroy-cancels", "VipDestroyCQ cancels the handlers that wait.", func(t *T) {
-		var calls atomic.Int32
 		cq, vis := t.queued(1)
 		t.next(cq, vis[0], false)
+		f, calls := handler()
 		for range 3 {
-			t.must(cq.Notify(func(*vipl.VI, bool) { calls.Add(1) }))
+			t.must(cq.Notify(func(v *vipl.VI, _ bool) { f(v, nil) }))
 		}
 		drain(vis[0])
 		t.must(vis[0].Destroy())
 		t.wantErr("destroy", cq.Destroy(), nil)
-		time.Sleep(moment)
-		n := calls.Load()
-		t.errorIf(n > 0, "handlers were called %d times", n)
+		t.silent(calls)
 	}),
 }
 
@@ -378,31 +322,29 @@ func handler() (func(*vipl.VI, *vipl.Descriptor), chan completion) {
 	return func(v *vipl.VI, d *vipl.Descriptor) { c <- completion{v, d} }, c
 }
 
+// onSend and onRecv set a handler on a work queue.
+func (t *T) onSend(v *vipl.VI) <-chan completion {
+	f, calls := handler()
+	t.must(v.SendNotify(f))
+	return calls
+}
+
+func (t *T) onRecv(v *vipl.VI) <-chan completion {
+	f, calls := handler()
+	t.must(v.RecvNotify(f))
+	return calls
+}
+
 // called waits for a handler's call.
 func (t *T) called(c <-chan completion, v *vipl.VI, d *vipl.Descriptor) {
-	t.Helper()
-	got := within(t, "the handler's call", c)
-	t.errorIf(got.vi != v || got.desc != d, "the handler got VI %p, descriptor %p; want %p and %p", got.vi, got.desc, v, d)
+	equal(t, "the handler got", within(t, "the handler's call", c), completion{v, d})
 }
 
 // silent checks that a handler was not called, and is not a moment later.
 func (t *T) silent(c <-chan completion) {
-	t.Helper()
 	select {
 	case got := <-c:
 		t.Errorf("a handler was called for %p", got.desc)
 	case <-time.After(moment):
 	}
-}
-
-// entry is what a CQ handler got.
-type entry struct {
-	vi   *vipl.VI
-	recv bool
-}
-
-// entryCalled waits for a CQ handler's call.
-func (t *T) entryCalled(c <-chan entry, want entry) {
-	t.Helper()
-	equal(t, "the handler got", within(t, "the handler's call", c), want)
 }

@@ -18,19 +18,19 @@ var peerRules = []Rule{
 				va, vb = vb, va
 			}
 			local, remote := crosswise(va.NIC(), vb.NIC())
-			t.must(va.ConnectPeerRequest(local, remote, ackDelay))
+			t.must(va.ConnectPeerRequest(local, remote, limit))
 			time.Sleep(2 * time.Millisecond)
-			t.must(vb.ConnectPeerRequest(vipl.NetAddress{Discriminator: remote.Discriminator}, local, ackDelay))
+			t.must(vb.ConnectPeerRequest(named(remote.Discriminator), local, limit))
 			t.met(va, vb)
 		}
 	})),
 	rule("peer-to-peer/request-returns-at-once", "VipConnectPeerRequest returns at once; the VI is in Connect Pending, and VipConnectPeerDone returns NOT_DONE until there is an outcome.", func(t *T) {
 		va, vb := t.idle(vipl.ReliableDelivery)
 		local, remote := crosswise(t.A, t.B)
-		t.promptly("ConnectPeerRequest", func() { t.wantErr("request", va.ConnectPeerRequest(local, remote, ackDelay), nil) })
+		t.promptly("ConnectPeerRequest", func() { t.wantErr("request", va.ConnectPeerRequest(local, remote, limit), nil) })
 		t.stays(va, vipl.ConnectPending)
 		t.wantErr("done", errOf(va.ConnectPeerDone()), vipl.ErrNotDone)
-		t.must(vb.ConnectPeerRequest(remote, local, ackDelay))
+		t.must(vb.ConnectPeerRequest(remote, local, limit))
 		for _, v := range []*vipl.VI{va, vb} {
 			t.until("an outcome", func() bool {
 				_, err := v.ConnectPeerDone()
@@ -45,147 +45,111 @@ var peerRules = []Rule{
 	rule("peer-to-peer/wait-blocks-until-the-outcome", "VipConnectPeerWait returns with the outcome.", func(t *T) {
 		va, vb := t.idle(vipl.ReliableDelivery)
 		local, remote := crosswise(t.A, t.B)
-		t.must(va.ConnectPeerRequest(local, remote, ackDelay))
+		t.must(va.ConnectPeerRequest(local, remote, limit))
 		result := starts(func() error { return errOf(va.ConnectPeerWait()) })
 		time.Sleep(moment)
-		select {
-		case err := <-result:
-			t.Errorf("the wait returned %v when nobody had asked", err)
-		default:
-		}
-		t.must(vb.ConnectPeerRequest(remote, local, ackDelay))
+		t.errorIf(len(result) > 0, "the wait returned when nobody had asked")
+		t.must(vb.ConnectPeerRequest(remote, local, limit))
 		t.wantErr("wait", <-result, nil)
 		t.wantErr("wait of the other", errOf(vb.ConnectPeerWait()), nil)
 	}),
 	choice("peer-to-peer/outcome-is-told-once", "VipConnectPeerDone and VipConnectPeerWait without a request under way are an error.", "INVALID_STATE; an outcome is told once", func(t *T) {
-		none := func(v *vipl.VI) {
-			t.Helper()
+		va, vb := t.idle(vipl.ReliableDelivery)
+		client, server := t.pair(vipl.ReliableDelivery)
+		met, peer := t.idle(vipl.ReliableDelivery)
+		t.meet(met, peer)
+		for _, v := range []*vipl.VI{va, vb, client, server, met, peer} {
 			t.wantErr("done", errOf(v.ConnectPeerDone()), vipl.ErrInvalidState)
 			t.wantErr("wait", errOf(v.ConnectPeerWait()), vipl.ErrInvalidState)
 		}
-		none(t.vi(t.A, at(vipl.ReliableDelivery)))
-		va, vb := t.peerPair(at(vipl.ReliableDelivery))
-		none(va)
-		none(vb)
-		va, _ = t.pair(vipl.ReliableDelivery) // client and server
-		none(va)
 	}),
-	rule("peer-to-peer/each-learns-the-others-attributes", "Both sides learn the attributes of the remote VI with the outcome.", func(t *T) {
-		for i, level := range reliableLevels {
-			mine := vipl.VIAttributes{Level: level, MaxTransferSize: 1000 + i, EnableRDMAWrite: i == 0, EnableRDMARead: i == 1}
-			theirs := mine
-			theirs.EnableRDMAWrite, theirs.EnableRDMARead = mine.EnableRDMARead, mine.EnableRDMAWrite
-			va, vb := t.vi(t.A, mine), t.vi(t.B, theirs)
-			local, remote := crosswise(t.A, t.B)
-			t.must(va.ConnectPeerRequest(local, remote, ackDelay))
-			t.must(vb.ConnectPeerRequest(remote, local, ackDelay))
-			for _, c := range []struct {
-				v    *vipl.VI
-				want vipl.RemoteAttributes
-			}{{va, remoteOf(theirs)}, {vb, remoteOf(mine)}} {
-				got, err := c.v.ConnectPeerWait()
-				t.errorIf(err != nil || got != c.want, "%+v, %v; want %+v", got, err, c.want)
-			}
+	rule("peer-to-peer/each-learns-the-others-attributes", "Both sides learn the attributes of the remote VI with the outcome.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
+		mine, theirs := t.unlike(level)
+		va, vb := t.vi(t.A, mine), t.vi(t.B, theirs)
+		t.ask(va, vb)
+		for v, want := range map[*vipl.VI]vipl.VIAttributes{va: theirs, vb: mine} {
+			got, err := v.ConnectPeerWait()
+			t.must(err)
+			equal(t, "attributes of the peer", got, attributesOf(want))
 		}
-	}),
+	})),
 	rule("peer-to-peer/both-at-once", "Both sides may ask at the same moment.", func(t *T) {
 		va, vb := t.idle(vipl.ReliableDelivery)
 		for range 20 {
 			local, remote := crosswise(t.A, t.B)
 			var group sync.WaitGroup
-			group.Go(func() { t.wantErr("request", va.ConnectPeerRequest(local, remote, ackDelay), nil) })
-			group.Go(func() { t.wantErr("request", vb.ConnectPeerRequest(remote, local, ackDelay), nil) })
+			group.Go(func() { t.wantErr("request", va.ConnectPeerRequest(local, remote, limit), nil) })
+			group.Go(func() { t.wantErr("request", vb.ConnectPeerRequest(remote, local, limit), nil) })
 			group.Wait()
 			t.met(va, vb)
-			t.must(va.Disconnect())
-			t.state(vb, vipl.Error)
+			t.drops(va, vb)
 			t.must(vb.Disconnect())
 		}
 	}),
 	rule("peer-to-peer/many-pairs-at-once", "Many pairs connect at once; each finds the VI that its discriminators say.", func(t *T) {
-		const count = 20
-		a := at(vipl.ReliableReception)
-		x, y := t.block(t.A, count, 64), t.block(t.B, count, 64)
-		var as, bs []*vipl.VI
-		var locals, remotes []vipl.NetAddress
-		for range count {
-			local, remote := crosswise(t.A, t.B)
-			as, bs = append(as, t.vi(t.A, a)), append(bs, t.vi(t.B, a))
-			locals, remotes = append(locals, local), append(remotes, remote)
+		as, bs := t.idleEnds(20)
+		locals, remotes := make([]vipl.NetAddress, len(as)), make([]vipl.NetAddress, len(as))
+		for i := range as {
+			locals[i], remotes[i] = crosswise(t.A, t.B)
 		}
-		for i := range count {
-			t.must(as[i].ConnectPeerRequest(locals[i], remotes[i], ackDelay))
-			k := count - 1 - i
-			t.must(bs[k].ConnectPeerRequest(remotes[k], locals[k], ackDelay))
+		for i := range as {
+			k := len(as) - 1 - i
+			t.must(as[i].v.ConnectPeerRequest(locals[i], remotes[i], limit))
+			t.must(bs[k].v.ConnectPeerRequest(remotes[k], locals[k], limit))
 		}
-		for i := range count {
-			t.met(as[i], bs[i])
-			y.recv(bs[i], i, 64)
-			x.sendMessage(as[i], i, 64, i)
-		}
-		for i := range count {
-			t.receivedMessage(bs[i], y.buf(i), i)
-			t.sent(as[i], 0)
+		for i, a := range as {
+			t.met(a.v, bs[i].v)
+			a.message(bs[i], 64, i)
 		}
 	}),
 	choice("peer-to-peer/several-with-the-same-pair", "Several VIs may ask with the same pair of addresses.", "each is connected with one of the other side's", func(t *T) {
-		const count = 4
-		a := at(vipl.ReliableReception)
+		as, bs := t.idleEnds(4)
 		local, remote := crosswise(t.A, t.B)
-		x, y := t.block(t.A, count, 64), t.block(t.B, count, 64)
-		var as, bs []*vipl.VI
-		for i := range count {
-			as, bs = append(as, t.vi(t.A, a)), append(bs, t.vi(t.B, a))
-			y.recv(bs[i], i, 64)
-			t.must(as[i].ConnectPeerRequest(local, remote, ackDelay))
+		for _, a := range as {
+			t.must(a.v.ConnectPeerRequest(local, remote, limit))
 		}
-		for _, v := range bs {
-			t.must(v.ConnectPeerRequest(remote, local, ackDelay))
+		for _, b := range bs {
+			b.recv(0, 64)
+			t.must(b.v.ConnectPeerRequest(remote, local, limit))
 		}
 		seen := make(map[byte]bool)
-		for i := range count {
-			t.met(as[i], bs[i])
+		for i, a := range as {
+			t.met(a.v, bs[i].v)
+			a.sendMessage(0, 64, i)
+			a.sent()
 		}
-		for i := range count {
-			x.sendMessage(as[i], i, 64, i)
-			t.sent(as[i], 0)
+		for _, b := range bs {
+			b.received()
+			seen[b.buf(0)[0]] = true
 		}
-		for i := range count {
-			t.received(bs[i], 0)
-			seen[y.buf(i)[0]] = true
-		}
-		equal(t, "VIs with a message", len(seen), count)
+		equal(t, "VIs with a message", len(seen), len(bs))
 	}),
 	rule("peer-to-peer/pairs-match-crosswise", "Requests whose (local, remote) pairs do not match crosswise do not meet: TIMEOUT, and both VIs are Idle.", func(t *T) {
-		a := at(vipl.ReliableDelivery)
 		local, remote := crosswise(t.A, t.B)
 		with := func(x vipl.NetAddress, d []byte) vipl.NetAddress {
 			return vipl.NetAddress{Host: x.Host, Discriminator: d}
 		}
 		longer := append(bytes.Clone(local.Discriminator), 0)
-		type pair struct{ local, remote vipl.NetAddress }
 		asks := []struct {
-			nic *vipl.NIC
-			pair
+			nic           *vipl.NIC
+			local, remote vipl.NetAddress
 		}{
-			{t.A, pair{local, remote}},
-			{t.B, pair{remote, with(local, disc())}},                                          // wants another one
-			{t.B, pair{with(remote, disc()), local}},                                          // is another one
-			{t.B, pair{remote, with(local, longer)}},                                          // a zero byte more
-			{t.B, pair{with(remote, local.Discriminator), with(local, remote.Discriminator)}}, // not crossed
-			{t.B, pair{remote, with(local, local.Discriminator[:3])}},                         // a prefix
-			{t.A, pair{local, with(local, remote.Discriminator)}},                             // another host
+			{t.A, local, remote},
+			{t.B, remote, with(local, disc())}, // wants another one
+			{t.B, with(remote, disc()), local}, // is another one
+			{t.B, remote, with(local, longer)}, // a zero byte more
+			{t.B, with(remote, local.Discriminator), with(local, remote.Discriminator)}, // not crossed
+			{t.B, remote, with(local, local.Discriminator[:3])},                         // a prefix
+			{t.A, local, with(local, remote.Discriminator)},                             // another host
 		}
 		var vis []*vipl.VI
 		for _, x := range asks {
-			v := t.vi(x.nic, a)
+			v := t.vi(x.nic, at(vipl.ReliableDelivery))
 			t.must(v.ConnectPeerRequest(x.local, x.remote, 3*moment))
 			vis = append(vis, v)
 		}
-		for i, v := range vis {
-			_, err := v.ConnectPeerWait()
-			t.errorIf(!errors.Is(err, vipl.ErrTimeout), "request %d: %v, want %v", i, err, vipl.ErrTimeout)
-			t.state(v, vipl.Idle)
+		for _, v := range vis {
+			t.timesOut(v)
 		}
 	}),
 	rule("peer-to-peer/nobody-asks", "When the other side does not ask in time the outcome is TIMEOUT, and the VI is Idle and may ask again.", func(t *T) {
@@ -193,48 +157,43 @@ var peerRules = []Rule{
 		local, remote := crosswise(t.A, t.B)
 		for range 2 {
 			t.must(va.ConnectPeerRequest(local, remote, moment))
-			t.wantErr("wait", errOf(va.ConnectPeerWait()), vipl.ErrTimeout)
-			t.state(va, vipl.Idle)
+			t.timesOut(va)
 		}
 		// The one that comes too late does not find it either.
 		t.must(vb.ConnectPeerRequest(remote, local, moment))
-		t.wantErr("wait of the late one", errOf(vb.ConnectPeerWait()), vipl.ErrTimeout)
-		t.state(vb, vipl.Idle)
+		t.timesOut(vb)
 
-		t.meet(va, vb, local, remote)
+		t.must(va.ConnectPeerRequest(local, remote, limit))
+		t.must(vb.ConnectPeerRequest(remote, local, limit))
+		t.met(va, vb)
 	}),
 	rule("peer-to-peer/level-must-be-the-same", "VIs of different reliability levels do not connect: both sides get INVALID_RELIABILITY_LEVEL and are Idle.", func(t *T) {
-		t.peerDiffer(at(vipl.ReliableDelivery), at(vipl.ReliableReception),
-			vipl.ErrInvalidReliabilityLevel)
+		t.peerDiffer(at(vipl.ReliableDelivery), at(vipl.ReliableReception), vipl.ErrInvalidReliabilityLevel)
 	}),
 	rule("peer-to-peer/transfer-size-must-be-the-same", "VIs of different MaxTransferSize do not connect: both sides get INVALID_MTU and are Idle.", func(t *T) {
 		t.peerDiffer(vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: 1000},
 			vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: 1001}, vipl.ErrInvalidMTU)
 	}),
 	rule("peer-to-peer/no-mixture-with-client-server", "A peer request does not meet a VipConnectWait, nor a VipConnectRequest a peer request.", func(t *T) {
-		a := at(vipl.ReliableDelivery)
+		va, vb := t.idle(vipl.ReliableDelivery)
 		local, remote := crosswise(t.A, t.B)
-		va := t.vi(t.A, a)
-		waits := starts(func() error {
-			return errOf(t.B.ConnectWait(vipl.NetAddress{Discriminator: remote.Discriminator}, 3*moment))
-		})
+		waits := starts(func() error { return errOf(t.B.ConnectWait(named(remote.Discriminator), 3*moment)) })
 		t.must(va.ConnectPeerRequest(local, remote, 3*moment))
 		_, err := va.ConnectPeerWait()
 		t.errorIf(!errors.Is(err, vipl.ErrTimeout) && !errors.Is(err, vipl.ErrNoMatch), "a peer request to a server: %v", err)
 		t.wantErr("a wait for a peer request", <-waits, vipl.ErrTimeout)
 
 		local, remote = crosswise(t.A, t.B)
-		vb := t.vi(t.B, a)
-		t.must(vb.ConnectPeerRequest(remote, local, ackDelay))
-		t.wantErr("a client's request to a peer", errOf(va.ConnectRequest(local, remote, ackDelay)), vipl.ErrNoMatch)
+		t.must(vb.ConnectPeerRequest(remote, local, limit))
+		t.wantErr("a client's request to a peer", errOf(va.ConnectRequest(local, remote, limit)), vipl.ErrNoMatch)
 		t.state(vb, vipl.ConnectPending)
-		t.must(va.ConnectPeerRequest(local, remote, ackDelay))
+		t.must(va.ConnectPeerRequest(local, remote, limit))
 		t.met(va, vb)
 	}),
 	rule("peer-to-peer/not-reachable", "The outcome of a peer request to a host to which there is no way is NOT_REACHABLE.", func(t *T) {
 		v := t.vi(t.A, at(vipl.ReliableDelivery))
 		to := vipl.NetAddress{Host: netip.MustParseAddr("192.0.2.1"), Discriminator: disc()}
-		t.must(v.ConnectPeerRequest(named(disc()), to, ackDelay))
+		t.must(v.ConnectPeerRequest(named(disc()), to, limit))
 		t.wantErr("wait", errOf(v.ConnectPeerWait()), vipl.ErrNotReachable)
 		t.state(v, vipl.Idle)
 	}),
@@ -243,49 +202,37 @@ var peerRules = []Rule{
 		local, remote := crosswise(t.A, t.B)
 		long := make([]byte, t.A.Query().MaxDiscriminatorLen+1)
 		t.wantErr("time-out 0", v.ConnectPeerRequest(local, remote, 0), vipl.ErrInvalidParameter)
-		t.wantErr("no remote host", v.ConnectPeerRequest(local, named(disc()), ackDelay), vipl.ErrInvalidParameter)
-		remote.Discriminator = long
-		t.wantErr("long discriminator", v.ConnectPeerRequest(local, remote, ackDelay), vipl.ErrInvalidParameter)
-		local, remote = crosswise(t.A, t.B)
-		local.Discriminator = long
-		t.wantErr("long local discriminator", v.ConnectPeerRequest(local, remote, ackDelay), vipl.ErrInvalidParameter)
+		t.wantErr("no remote host", v.ConnectPeerRequest(local, named(disc()), limit), vipl.ErrInvalidParameter)
+		t.wantErr("long discriminator", v.ConnectPeerRequest(local, on(t.B, long), limit), vipl.ErrInvalidParameter)
+		t.wantErr("long local discriminator", v.ConnectPeerRequest(on(t.A, long), remote, limit), vipl.ErrInvalidParameter)
 		t.state(v, vipl.Idle)
 		t.wantErr("done", errOf(v.ConnectPeerDone()), vipl.ErrInvalidState)
 	}),
 	rule("peer-to-peer/only-when-idle", "VipConnectPeerRequest on a VI that is not Idle returns INVALID_STATE.", func(t *T) {
-		va, vb := t.pair(vipl.ReliableDelivery)
+		t.onlyWhenIdle(func(v *vipl.VI) error { return v.ConnectPeerRequest(on(v.NIC(), disc()), on(t.B, disc()), limit) })
+		va, vb := t.idle(vipl.ReliableDelivery)
 		local, remote := crosswise(t.A, t.B)
-		refused := func(v *vipl.VI, in vipl.State) {
-			t.Helper()
-			t.state(v, in)
-			t.wantErr(in.String(), v.ConnectPeerRequest(local, remote, ackDelay), vipl.ErrInvalidState)
-			t.state(v, in)
-		}
-		refused(va, vipl.Connected)
-		t.must(vb.Disconnect())
-		refused(va, vipl.Error)
-		t.must(va.Disconnect())
-		t.must(va.ConnectPeerRequest(local, remote, ackDelay))
-		refused(va, vipl.ConnectPending)
-		t.wantErr("client's request", errOf(va.ConnectRequest(local, remote, ackDelay)), vipl.ErrInvalidState)
-		t.must(vb.ConnectPeerRequest(remote, local, ackDelay))
+		t.must(va.ConnectPeerRequest(local, remote, limit))
+		t.wantErr("a second request", va.ConnectPeerRequest(local, remote, limit), vipl.ErrInvalidState)
+		t.wantErr("client's request", errOf(va.ConnectRequest(local, remote, limit)), vipl.ErrInvalidState)
+		t.state(va, vipl.ConnectPending)
+		t.must(vb.ConnectPeerRequest(remote, local, limit))
 		t.met(va, vb)
 	}),
 	rule("peer-to-peer/pending-as-with-client-server", "While a peer request is under way receives stay posted, sends complete in error, attributes stay and the VI cannot be destroyed.", func(t *T) {
 		va, vb := t.idle(vipl.ReliableDelivery)
 		local, remote := crosswise(t.A, t.B)
-		x, y := t.block(t.A, 2, 64), t.block(t.B, 1, 64)
-		t.must(va.ConnectPeerRequest(local, remote, ackDelay))
-		x.recv(va, 0, 64)
-		x.send(va, 1, 64)
-		t.sent(va, vipl.StatusFlushed)
+		a, b := t.block(t.A, 2, 64).on(va), t.block(t.B, 1, 64).on(vb)
+		t.must(va.ConnectPeerRequest(local, remote, limit))
+		a.recv(0, 64)
+		a.send(1, 64)
+		a.sent(vipl.StatusFlushed)
 		t.nothingReceived(va)
 		t.wantErr("destroy", va.Destroy(), vipl.ErrResource)
 		t.wantErr("set attributes", va.SetAttributes(at(vipl.ReliableDelivery)), vipl.ErrInvalidState)
-		t.must(vb.ConnectPeerRequest(remote, local, ackDelay))
+		t.must(vb.ConnectPeerRequest(remote, local, limit))
 		t.met(va, vb)
-		y.send(vb, 0, 64)
-		t.same(t.received(va, 0), x.desc[0])
+		b.carries(a, 64, 1)
 	}),
 	choice("peer-to-peer/disconnect-ends-the-request", "What VipDisconnect does while a peer request is under way is the provider's.", "it ends the request: the VI is Idle, and there is no outcome", func(t *T) {
 		va, vb := t.idle(vipl.ReliableDelivery)
@@ -295,69 +242,55 @@ var peerRules = []Rule{
 		t.state(va, vipl.Idle)
 		t.wantErr("done", errOf(va.ConnectPeerDone()), vipl.ErrInvalidState)
 		t.must(vb.ConnectPeerRequest(remote, local, moment))
-		t.wantErr("the other side", errOf(vb.ConnectPeerWait()), vipl.ErrTimeout)
+		t.timesOut(vb)
 		t.join(va, vb)
 	}),
 	rule("peer-to-peer/connection-is-like-any-other", "Messages, RDMA, disconnect and asynchronous errors are as on any other connection.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
-		va, vb := t.peerPair(vipl.VIAttributes{Level: level, EnableRDMAWrite: true})
-		x, y := t.block(t.A, 2, 5000), t.block(t.B, 2, 5000)
-		for k, way := range []struct {
-			from, to *vipl.VI
-			out, in  *block
-		}{{va, vb, x, y}, {vb, va, y, x}} {
-			way.in.recv(way.to, 1, 64)
-			fill(way.out.buf(0), k)
-			way.out.writeImmediate(way.from, 0, 5000, way.in.remote(1), 9)
-			t.received(way.to, vipl.StatusOpRemoteRDMAWrite|vipl.StatusImmediate)
-			t.coalesces("written", way.in.buf(1), k)
-			t.sent(way.from, vipl.StatusOpRDMAWrite)
-			way.in.recv(way.to, 1, 5000)
-			way.out.sendMessage(way.from, 0, 5000, k+5)
-			t.receivedMessage(way.to, way.in.buf(1), k+5)
-			t.sent(way.from, 0)
+		va, vb := t.vi(t.A, open(level)), t.vi(t.B, open(level))
+		t.meet(va, vb)
+		a, b := t.block(t.A, 2, 5000).on(va), t.block(t.B, 2, 5000).on(vb)
+		for k, way := range [][2]*end{{a, b}, {b, a}} {
+			from, to := way[0], way[1]
+			to.recv(1, 64)
+			fill(from.buf(0), k)
+			from.writeImmediate(0, 5000, to.remote(1), 9)
+			to.toldOfWrite(1, 5000, 9)
+			t.holds("written", to.buf(1), k)
+			from.sent(vipl.StatusOpRDMAWrite)
+			from.message(to, 5000, k+5)
 		}
-		y.recv(vb, 0, 64)
-		t.must(va.Disconnect())
-		t.state(vb, vipl.Error)
-		t.received(vb, vipl.StatusFlushed)
+		b.recv(0, 64)
+		t.drops(va, vb)
+		b.received(vipl.StatusFlushed)
 		t.asyncErrors(vb, vipl.ErrorConnLost)
 	})),
-	rule("peer-to-peer/local", "Two VIs of one NIC connect peer-to-peer, too.", func(t *T) {
-		a := at(vipl.ReliableDelivery)
-		v, w := t.vi(t.A, a), t.vi(t.A, a)
-		local, remote := crosswise(t.A, t.A)
-		t.meet(v, w, local, remote)
-		x := t.block(t.A, 2, 64)
-		x.recv(w, 1, 64)
-		x.sendMessage(v, 0, 64, 1)
-		t.receivedMessage(w, x.buf(1), 1)
-		t.sent(v, 0)
+	rule("peer-to-peer/local", "Two VIs of one NIC connect peer-to-peer, too.", local(func(t *T) {
+		va, vb := t.idle(vipl.ReliableDelivery)
+		t.meet(va, vb)
+		t.block(t.A, 1, 64).on(va).message(t.block(t.A, 1, 64).on(vb), 64, 1)
 
 		// Of two that ask for the same address from it, each finds the other and
 		// none finds itself.
-		v, w = t.vi(t.A, a), t.vi(t.A, a)
-		t.must(v.ConnectPeerRequest(local, local, ackDelay))
-		t.stays(v, vipl.ConnectPending)
-		t.must(w.ConnectPeerRequest(local, local, ackDelay))
-		t.met(v, w)
-	}),
+		va, vb = t.idle(vipl.ReliableDelivery)
+		same := on(t.A, disc())
+		t.must(va.ConnectPeerRequest(same, same, limit))
+		t.stays(va, vipl.ConnectPending)
+		t.must(vb.ConnectPeerRequest(same, same, limit))
+		t.met(va, vb)
+	})),
 	rule("peer-to-peer/close-ends-the-request", "VipCloseNic ends a peer request, and VipConnectPeerWait returns with an error.", func(t *T) {
-		a, b := t.openPair()
-		at := at(vipl.ReliableDelivery)
-		local, remote := crosswise(a, b)
+		t.openPair()
 		waits := make([]<-chan error, 2)
-		for i, timeout := range []time.Duration{-1, ackDelay} {
-			v := t.vi(a, at)
-			local.Discriminator = disc()
+		for i, timeout := range []time.Duration{-1, limit} {
+			v := t.vi(t.A, at(vipl.ReliableDelivery))
+			local, remote := crosswise(t.A, t.B)
 			t.must(v.ConnectPeerRequest(local, remote, timeout))
 			waits[i] = starts(func() error { return errOf(v.ConnectPeerWait()) })
 		}
 		time.Sleep(moment)
-		t.promptly("CloseNIC", func() { t.wantErr("close", a.Close(), nil) })
+		t.closesPromptly()
 		for _, w := range waits {
-			t.promptly("ConnectPeerWait", func() {
-				t.errorIf(<-w == nil, "the wait succeeded")
-			})
+			t.errorIf(within(t, "the return of ConnectPeerWait", w) == nil, "the wait succeeded")
 		}
 	}),
 }
@@ -368,51 +301,56 @@ func crosswise(a, b *vipl.NIC) (local, remote vipl.NetAddress) {
 	return on(a, disc()), on(b, disc())
 }
 
+// idleEnds makes count VIs on each NIC, each with a buffer.
+func (t *T) idleEnds(count int) (as, bs []*end) {
+	for range count {
+		va, vb := t.idle(vipl.ReliableReception)
+		as, bs = append(as, t.block(t.A, 1, 64).on(va)), append(bs, t.block(t.B, 1, 64).on(vb))
+	}
+	return as, bs
+}
+
+// ask has two VIs ask for each other, the first one first.
+func (t *T) ask(va, vb *vipl.VI) {
+	local, remote := crosswise(va.NIC(), vb.NIC())
+	t.must(va.ConnectPeerRequest(local, remote, limit))
+	t.must(vb.ConnectPeerRequest(remote, local, limit))
+}
+
 // met waits for the outcome at both VIs, which must be a connection.
 func (t *T) met(va, vb *vipl.VI) {
-	t.Helper()
 	for _, v := range []*vipl.VI{va, vb} {
-		if _, err := v.ConnectPeerWait(); err != nil {
-			t.Fatal(err)
-		}
+		t.must(errOf(v.ConnectPeerWait()))
 		t.state(v, vipl.Connected)
 	}
 }
 
-// meet has two VIs ask for each other, the first one first, and waits for the outcome.
-func (t *T) meet(va, vb *vipl.VI, local, remote vipl.NetAddress) {
-	t.Helper()
-	t.must(va.ConnectPeerRequest(local, remote, ackDelay))
-	t.must(vb.ConnectPeerRequest(remote, local, ackDelay))
+// meet connects two VIs that ask for each other.
+func (t *T) meet(va, vb *vipl.VI) {
+	t.ask(va, vb)
 	t.met(va, vb)
 }
 
-// peerPair makes two VIs that ask for each other.
-func (t *T) peerPair(a vipl.VIAttributes) (va, vb *vipl.VI) {
-	t.Helper()
-	va, vb = t.vi(t.A, a), t.vi(t.B, a)
-	local, remote := crosswise(t.A, t.B)
-	t.meet(va, vb, local, remote)
-	return va, vb
+// timesOut waits for the outcome of a request that nobody meets.
+func (t *T) timesOut(v *vipl.VI) {
+	t.wantErr("wait", errOf(v.ConnectPeerWait()), vipl.ErrTimeout)
+	t.state(v, vipl.Idle)
 }
 
 // peerDiffer has two VIs that differ ask for each other, and then two that do not.
 func (t *T) peerDiffer(a, b vipl.VIAttributes, want error) {
-	t.Helper()
 	for _, first := range []string{"A", "B"} {
 		va, vb := t.vi(t.A, a), t.vi(t.B, b)
 		if first == "B" {
 			va, vb = vb, va
 		}
-		local, remote := crosswise(va.NIC(), vb.NIC())
-		t.must(va.ConnectPeerRequest(local, remote, ackDelay))
-		t.must(vb.ConnectPeerRequest(remote, local, ackDelay))
+		t.ask(va, vb)
 		for name, v := range map[string]*vipl.VI{"the first": va, "the second": vb} {
 			t.wantErr(name+" ("+first+" asks first)", errOf(v.ConnectPeerWait()), want)
 			t.state(v, vipl.Idle)
 		}
 		t.must(va.SetAttributes(a))
 		t.must(vb.SetAttributes(a))
-		t.meet(vb, va, remote, local)
+		t.meet(vb, va)
 	}
 }

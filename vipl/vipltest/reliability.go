@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"time"
 
 	"viaxdp/vipl"
 )
@@ -24,57 +25,52 @@ var reliabilityRules = slices.Concat([]Rule{
 	})),
 	rule("reliability/more-than-the-peer-takes-at-once", "A reliable sender that is faster than the receiving program loses nothing.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
 		const count, size = 1000, 1000
-		va, vb, a, b := t.ends(level, count, count, size)
-		b.recvs(vb, count, size)
-		for i := range count {
-			a.sendMessage(va, i, size, i)
-		}
-		// Nothing is called on b meanwhile.
-		for i := range count {
-			t.same(t.sent(va, 0), a.desc[i])
+		a, b := t.ends(level, count, count, size)
+		b.recvs(count, size)
+		a.sends(count, size)
+		for i := range count { // nothing is called on b meanwhile
+			t.same(a.sent(), a.desc[i])
 		}
 		for i := range count {
-			t.same(t.received(vb, 0), b.desc[i])
-			t.coalesces("message", b.buf(i), i)
+			b.arrived(i, size, i)
 		}
 	})),
-	rule("reliability/rdma-write-at-every-level", "RDMA write is there at all three levels.", everyLevel(writeEveryLevel)),
+	rule("reliability/rdma-write-at-every-level", "RDMA write is there at all three levels.", everyLevel(func(t *T, level vipl.ReliabilityLevel) {
+		a, b := t.ends(level, 1, 1, 64)
+		fill(a.buf(0), 1)
+		want := binary.NativeEndian.Uint64(a.buf(0)[56:])
+		t.until("the write", func() bool { // an unreliable one may be lost
+			a.writeWait(0, 64, b.remote(0))
+			return load64(b.buf(0)[56:]) == want
+		})
+		t.holds("target", b.buf(0), 1)
+	})),
 	choice("reliability/delivery-completes-when-handed-over", "Unreliable and Reliable Delivery: a send or RDMA write is complete when it was handed to the network, whatever the target does.", "but at Reliable Delivery, of data that is sent from where the program has it: when the peer has it", func(t *T) {
 		t.eachOf(allLevels[:2], func(t *T, level vipl.ReliabilityLevel) {
-			va, vb := t.pairOf(at(level), vipl.VIAttributes{Level: level, EnableRDMAWrite: true})
-			a, b := t.block(t.A, 2, 64), t.block(t.B, 1, 64)
-			b.recv(vb, 0, 64)
-			a.send(va, 0, 64)
-			a.write(va, 1, 64, b.remote(0))
-			t.sent(va, 0)
-			t.sent(va, vipl.StatusOpRDMAWrite)
+			a, b := t.ends(level, 2, 1, 64)
+			b.recv(0, 64)
+			a.send(0, 64)
+			a.write(1, 64, b.remote(0))
+			a.sent(0, vipl.StatusOpRDMAWrite)
 			// What goes wrong at the target does not come back in the descriptor.
-			a.send(va, 0, 64)
-			d, err := va.SendWait(ackDelay)
-			if d == nil || d.Status()&^(vipl.StatusDone|vipl.StatusFlushed) != 0 {
-				t.Errorf("a send that finds no receive: %v %v", d, err)
-			}
+			a.send(0, 64)
+			t.handedOver(a, 0, a.desc[:1])
 		})
 	}),
 	rule("reliability/reception-completes-when-there", "Reliable Reception: a send or RDMA write is complete when its data is in the target's memory, not before.", func(t *T) {
 		const rounds, size = 20, 20_000
-		va, vb, a, b := t.ends(vipl.ReliableReception, 2, 2, size)
+		a, b := t.ends(vipl.ReliableReception, 2, 2, size)
 		for k := range rounds {
-			d := b.recv(vb, 0, size)
-			fill(a.buf(0), k)
+			d := b.recv(0, size)
 			fill(a.buf(1), k)
-			a.send(va, 0, size)
-			a.write(va, 1, size, b.remote(1))
-			t.sent(va, 0)
-			if d.Status()&vipl.StatusDone == 0 {
-				t.Fatal("the send is complete before the receive")
-			}
-			t.sent(va, vipl.StatusOpRDMAWrite)
-			if got, want := load64(b.buf(1)[size-8:]), binary.NativeEndian.Uint64(a.buf(1)[size-8:]); got != want {
-				t.Fatal("the write is complete before its data is there")
-			}
-			t.receivedMessage(vb, b.buf(0), k)
-			t.coalesces("target", b.buf(1), k)
+			a.sendMessage(0, size, k)
+			a.write(1, size, b.remote(1))
+			a.sent()
+			t.errorIf(!isDone(d), "the send is complete before the receive")
+			a.sent(vipl.StatusOpRDMAWrite)
+			t.errorIf(load64(b.buf(1)[size-8:]) != binary.NativeEndian.Uint64(a.buf(1)[size-8:]), "the write is complete before its data is there")
+			b.arrived(0, size, k)
+			t.holds("target", b.buf(1), k)
 		}
 	}),
 	rule("reliability/disconnect-flushes", "Disconnect: what is posted completes with DESC_FLUSHED on both sides, the caller's VI becomes Idle, the other goes to Error.", everyLevel(func(t *T, level vipl.ReliabilityLevel) {
@@ -82,49 +78,32 @@ var reliabilityRules = slices.Concat([]Rule{
 		peerDisconnect(t, level)
 	})),
 	choice("reliability/disconnect-delivers", "What completed sends of a reliable VI handed over arrives before the disconnect does.", "unless the peer does not answer for 200 ms, or has not taken it in five seconds", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
-		const count, size = 20, 3000
-		va, vb, a, b := t.ends(level, count, count, size)
-		b.recvs(vb, count, size)
-		for i := range count {
-			a.sendMessage(va, i, size, i)
-		}
-		for range count {
-			t.sent(va, 0)
-		}
-		t.must(va.Disconnect())
-		for i := range count {
-			t.receivedMessage(vb, b.buf(i), i)
-		}
-		t.state(vb, vipl.Error)
+		equal(t, "messages that arrived", disconnectBehindSends(t, level, true), sendsBefore)
 	})),
 	rule("reliability/peer-gone", "When the peer's NIC is closed the VI goes to Error and everything posted is flushed.", closeDisconnects),
 	rule("reliability/mixed-traffic", "Sends, RDMA writes and RDMA reads of both sides over one reliable connection all do what they should, in the order of their queues.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
 		const atA, atB = 1000, 2000 // the patterns of a side begin with it
-		va, vb, a, b := t.ends(level, mixedRead+1, mixedRead+1, mixedSize)
+		a, b := t.ends(level, mixedRead+1, mixedRead+1, mixedSize)
 		for i := mixedSends; i < mixedWrite; i++ {
-			a.recv(va, i, mixedSize)
-			b.recv(vb, i, mixedSize)
+			a.recv(i, mixedSize)
+			b.recv(i, mixedSize)
 		}
 		fill(a.buf(mixedRead), atA)
 		fill(b.buf(mixedRead), atB)
-		done := make(chan error, 2)
-		go func() { done <- exchange(va, a, b, atA) }()
-		go func() { done <- exchange(vb, b, a, atB) }()
+		done := starts(func() error { return exchange(a, b, atA) })
+		t.must(exchange(b, a, atB))
 		t.must(<-done)
-		t.must(<-done)
-		t.states(vipl.Connected, va, vb)
+		t.states(vipl.Connected, a.v, b.v)
 		for i := range mixedRecvs {
-			t.received(va, 0)
-			t.received(vb, 0)
-			t.coalesces("message to a", a.buf(mixedSends+i), atB+3*i)
-			t.coalesces("message to b", b.buf(mixedSends+i), atA+3*i)
-			t.coalesces("read of a", a.buf(3*i+2), atB)
-			t.coalesces("read of b", b.buf(3*i+2), atA)
+			a.arrived(mixedSends+i, mixedSize, atB+3*i)
+			b.arrived(mixedSends+i, mixedSize, atA+3*i)
+			t.holds("read of a", a.buf(3*i+2), atB)
+			t.holds("read of b", b.buf(3*i+2), atA)
 		}
-		t.coalesces("written at a", a.buf(mixedWrite), atB+mixedSends-2)
-		t.coalesces("written at b", b.buf(mixedWrite), atA+mixedSends-2)
+		t.holds("written at a", a.buf(mixedWrite), atB+mixedSends-2)
+		t.holds("written at b", b.buf(mixedWrite), atA+mixedSends-2)
 	})),
-}, brokenRules, silentRules)
+}, brokenRules)
 
 const (
 	streamCount = 300
@@ -135,71 +114,53 @@ const (
 // stream sends messages of changing length, never more than there are receives
 // for, and returns how many arrived.
 func stream(t *T, level vipl.ReliabilityLevel) (arrived int) {
-	va, vb, a, b := t.ends(level, streamDepth/2, streamDepth, streamMost)
+	a, b := t.ends(level, streamDepth/2, streamDepth, streamMost)
 	length := func(k int) int { return 4 + k*977%(streamMost-4) }
-	b.recvs(vb, streamDepth, streamMost)
+	b.recvs(streamDepth, streamMost)
 	next := 0 // the least number that may come
-	take := func(d *vipl.Descriptor, err error) {
-		t.Helper()
-		buf := b.buf(arrived % streamDepth)
-		t.completed("receive", d, err, vipl.StatusOpReceive|vipl.StatusImmediate)
-		k := int(d.ImmediateData)
-		if d != b.desc[arrived%streamDepth] || k < next || k >= streamCount || int(d.Length) != length(k) {
-			t.Fatalf("message %d of %d bytes in receive %d, want %d or later", k, d.Length, arrived, next)
+	// take takes what comes until message end-1 is there, or none comes for as long as wait.
+	take := func(end int, wait time.Duration) {
+		for next < end {
+			d, err := b.v.RecvWait(wait)
+			if err == vipl.ErrTimeout {
+				return
+			}
+			i := arrived % streamDepth
+			t.completed("receive", d, err, vipl.StatusOpReceive|vipl.StatusImmediate)
+			k := int(d.ImmediateData)
+			if d != b.desc[i] || k < next || k >= streamCount || int(d.Length) != length(k) {
+				t.Fatalf("message %d of %d bytes in receive %d, want %d or later", k, d.Length, arrived, next)
+			}
+			equal(t, "message", int(binary.BigEndian.Uint32(b.buf(i))), k)
+			t.holdsFrom("message", b.buf(i)[4:length(k)], 4, k)
+			b.recv(i, streamMost)
+			next = k + 1
+			arrived++
 		}
-		equal(t, "message", int(binary.BigEndian.Uint32(buf)), k)
-		t.holdsFrom("message", buf[4:length(k)], 4, k)
-		b.recv(vb, arrived%streamDepth, streamMost)
-		next = k + 1
-		arrived++
+	}
+	wait := limit
+	if t.config.Lossy && level == vipl.UnreliableDelivery {
+		wait = moment / 4
 	}
 	for k := range streamCount {
 		x := k % len(a.desc)
 		if k >= len(a.desc) {
-			t.sent(va, 0)
+			a.sent()
 		}
 		binary.BigEndian.PutUint32(fill(a.buf(x)[:length(k)], k), uint32(k))
-		a.sendImmediate(va, x, length(k), uint32(k))
+		a.sendImmediate(x, length(k), uint32(k))
 		if k%8 == 7 { // at most 8 are under way; what unreliable ones lose does not come
-			wait := ackDelay
-			if t.config.Lossy && level == vipl.UnreliableDelivery {
-				wait = moment / 4
-			}
-			for next <= k {
-				d, err := vb.RecvWait(wait)
-				if err == vipl.ErrTimeout {
-					break
-				}
-				take(d, err)
-			}
+			take(k+1, wait)
 		}
 	}
 	for range a.desc {
-		t.sent(va, 0)
+		a.sent()
 	}
-	for next < streamCount {
-		wait := ackDelay
-		if level == vipl.UnreliableDelivery {
-			wait = 5 * moment
-		}
-		d, err := vb.RecvWait(wait)
-		if err == vipl.ErrTimeout {
-			break
-		}
-		take(d, err)
+	if level == vipl.UnreliableDelivery {
+		wait = 5 * moment
 	}
+	take(streamCount, wait)
 	return arrived
-}
-
-func writeEveryLevel(t *T, level vipl.ReliabilityLevel) {
-	va, _, a, b := t.ends(level, 1, 1, 64)
-	fill(a.buf(0), 1)
-	want := binary.NativeEndian.Uint64(a.buf(0)[56:])
-	t.until("the write", func() bool { // an unreliable one may be lost
-		a.writeDone(va, 0, 64, b.remote(0))
-		return load64(b.buf(0)[56:]) == want
-	})
-	t.coalesces("target", b.buf(0), 1)
 }
 
 // The blocks of mixedTraffic: first the send queue's descriptors, then the
@@ -214,7 +175,7 @@ const (
 
 // exchange posts sends, RDMA writes and RDMA reads in turns and takes their
 // completions.
-func exchange(v *vipl.VI, mine, theirs *block, first int) error {
+func exchange(mine, theirs *end, first int) error {
 	ops := []vipl.Status{vipl.StatusOpSend, vipl.StatusOpRDMAWrite, vipl.StatusOpRDMARead}
 	for i := range mixedSends {
 		d := mine.desc[i]
@@ -228,12 +189,12 @@ func exchange(v *vipl.VI, mine, theirs *block, first int) error {
 		default:
 			d.SetRDMARead(theirs.remote(mixedRead), mine.seg(i, mixedSize))
 		}
-		if err := v.PostSend(d, mine.Handle()); err != nil {
+		if err := mine.v.PostSend(d, mine.Handle()); err != nil {
 			return err
 		}
 	}
 	for i := range mixedSends {
-		d, err := v.SendWait(ackDelay)
+		d, err := mine.v.SendWait(limit)
 		if err != nil || d != mine.desc[i] || d.Status() != ops[i%3]|vipl.StatusDone {
 			return fmt.Errorf("operation %d: descriptor %p, want %p: %v", i, d, mine.desc[i], err)
 		}

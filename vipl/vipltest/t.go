@@ -5,7 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"regexp"
+	"runtime"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -38,6 +42,33 @@ func newT(t *testing.T, c Config, a, b *vipl.NIC) *T {
 	return x
 }
 
+// Errorf, Fatalf, Error and Fatal tell which lines of the suite led to a failure.
+func (t *T) Errorf(format string, args ...any) {
+	t.TB.Errorf("%s: %s", where(), fmt.Sprintf(format, args...))
+}
+
+func (t *T) Fatalf(format string, args ...any) {
+	t.TB.Fatalf("%s: %s", where(), fmt.Sprintf(format, args...))
+}
+
+func (t *T) Fatal(args ...any) { t.Fatalf("%s", fmt.Sprint(args...)) }
+func (t *T) Error(args ...any) { t.Errorf("%s", fmt.Sprint(args...)) }
+
+// where is the lines of the suite on the stack, the rule's first.
+func where() string {
+	pcs := make([]uintptr, 32)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs)])
+	var lines []string
+	for more := true; more; {
+		var f runtime.Frame
+		if f, more = frames.Next(); strings.Contains(f.Function, "/vipltest.") {
+			lines = append(lines, fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line))
+		}
+	}
+	slices.Reverse(lines)
+	return strings.Join(lines, " ")
+}
+
 // watch gathers the asynchronous errors of NICs for asyncError.
 func (t *T) watch(nics ...*vipl.NIC) {
 	for _, n := range nics {
@@ -45,27 +76,27 @@ func (t *T) watch(nics ...*vipl.NIC) {
 	}
 }
 
-// openPair opens NICs of the rule's own, which it may close.
-func (t *T) openPair() (a, b *vipl.NIC) {
-	t.Helper()
-	a, b = t.config.Open(t.t)
-	t.watch(a, b)
-	t.Cleanup(t.tidy) // before they are closed
-	return a, b
+// openPair opens NICs of the rule's own, which it may close: from here on they are A and B.
+func (t *T) openPair() {
+	a, b := t.config.Open(t.t)
+	t.own(a, b)
 }
 
-// openSilent opens NICs of the rule's own; after silence they hear nothing of
-// each other.
-func (t *T) openSilent() (a, b *vipl.NIC, silence func()) {
-	t.Helper()
+// openSilent is openPair; after silence the NICs hear nothing of each other.
+func (t *T) openSilent() (silence func()) {
 	if t.config.OpenSilent == nil {
 		t.Skip("no way to silence a peer")
 	}
-	a, b, silence = t.config.OpenSilent(t.t)
-	t.A, t.B = a, b // of which to tell
+	a, b, silence := t.config.OpenSilent(t.t)
+	t.own(a, b)
+	return silence
+}
+
+// own makes A and B NICs that were opened for the rule.
+func (t *T) own(a, b *vipl.NIC) {
+	t.A, t.B = a, b
 	t.watch(a, b)
-	t.Cleanup(t.tidy)
-	return a, b, silence
+	t.Cleanup(t.tidy) // before they are closed
 }
 
 // sub runs a part of the rule, with what it makes gone at its end.
@@ -102,7 +133,6 @@ func (t *T) eachOf(levels []vipl.ReliabilityLevel, f func(t *T, level vipl.Relia
 
 // must ends the rule by an error.
 func (t *T) must(err error) {
-	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +140,6 @@ func (t *T) must(err error) {
 
 // wantErr checks that an operation returned the code; nil means success.
 func (t *T) wantErr(what string, err, want error) {
-	t.Helper()
 	if !errors.Is(err, want) {
 		t.Errorf("%s: %v, want %v", what, err, want)
 	}
@@ -122,7 +151,6 @@ func errOf2[A, B any](_ A, _ B, err error) error { return err }
 
 // errorIf marks the rule as failed if something is wrong.
 func (t *T) errorIf(wrong bool, format string, args ...any) {
-	t.Helper()
 	if wrong {
 		t.Errorf(format, args...)
 	}
@@ -130,37 +158,31 @@ func (t *T) errorIf(wrong bool, format string, args ...any) {
 
 // equal checks that a value is what it should be.
 func equal[V comparable](t *T, what string, got, want V) {
-	t.Helper()
 	t.errorIf(got != want, "%s: %+v, want %+v", what, got, want)
 }
 
 // same checks that a queue gave this descriptor.
 func (t *T) same(got, want *vipl.Descriptor) {
-	t.Helper()
 	t.errorIf(got != want, "another descriptor: %p, want %p", got, want)
 }
 
 // within waits for what a channel gives.
 func within[V any](t *T, what string, c <-chan V) V {
-	t.Helper()
 	select {
 	case v := <-c:
 		return v
-	case <-time.After(ackDelay):
+	case <-time.After(limit):
 		t.Fatalf("never came: %s", what)
 		panic("unreachable")
 	}
 }
 
-// vi makes a VI without completion queues.
+// vi makes a VI without completion queues, and viOn one whose queues are bound to some.
 func (t *T) vi(n *vipl.NIC, a vipl.VIAttributes) *vipl.VI {
-	t.Helper()
 	return t.viOn(n, a, nil, nil)
 }
 
-// viOn makes a VI whose queues are bound to completion queues.
 func (t *T) viOn(n *vipl.NIC, a vipl.VIAttributes, send, recv *vipl.CQ) *vipl.VI {
-	t.Helper()
 	v, err := n.CreateVI(a, send, recv)
 	t.must(err)
 	t.vis = append(t.vis, v)
@@ -168,7 +190,6 @@ func (t *T) viOn(n *vipl.NIC, a vipl.VIAttributes, send, recv *vipl.CQ) *vipl.VI
 }
 
 func (t *T) cq(n *vipl.NIC, entries int) *vipl.CQ {
-	t.Helper()
 	c, err := n.CreateCQ(entries)
 	t.must(err)
 	t.cqs = append(t.cqs, c)
@@ -176,68 +197,82 @@ func (t *T) cq(n *vipl.NIC, entries int) *vipl.CQ {
 }
 
 func (t *T) tag(n *vipl.NIC) *vipl.Ptag {
-	t.Helper()
 	p, err := n.CreatePtag()
 	t.must(err)
 	t.tags = append(t.tags, p)
 	return p
 }
 
-// alloc makes memory in the NIC's arena. Without a tag in a it gets one of its own.
+// alloc makes memory in the NIC's arena, and register makes memory of the program known.
+// Without a tag in a it gets one of its own.
 func (t *T) alloc(n *vipl.NIC, size int, a vipl.MemAttributes) *vipl.Region {
-	t.Helper()
-	if a.Ptag == nil {
-		a.Ptag = t.tag(n)
-	}
-	r, err := n.AllocMem(size, a)
-	t.must(err)
-	clear(r.Bytes())
-	t.regions = append(t.regions, r)
-	return r
+	return t.region(n, a, func(a vipl.MemAttributes) (*vipl.Region, error) {
+		r, err := n.AllocMem(size, a)
+		if err == nil {
+			clear(r.Bytes())
+		}
+		return r, err
+	})
 }
 
-// register makes memory of the program known, with a tag as alloc.
 func (t *T) register(n *vipl.NIC, b []byte, a vipl.MemAttributes) *vipl.Region {
-	t.Helper()
+	return t.region(n, a, func(a vipl.MemAttributes) (*vipl.Region, error) { return n.RegisterMem(b, a) })
+}
+
+func (t *T) region(n *vipl.NIC, a vipl.MemAttributes, create func(vipl.MemAttributes) (*vipl.Region, error)) *vipl.Region {
 	if a.Ptag == nil {
 		a.Ptag = t.tag(n)
 	}
-	r, err := n.RegisterMem(b, a)
+	r, err := create(a)
 	t.must(err)
 	t.regions = append(t.regions, r)
 	return r
 }
 
-// pair makes a connected pair of VIs of a level, open for every RDMA that the
-// level has.
-func (t *T) pair(level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
-	t.Helper()
-	a := vipl.VIAttributes{Level: level, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery}
-	return t.pairOf(a, a)
+// at is the attributes of a VI of a level, and open those of one that is open for every
+// RDMA that the level has.
+func at(level vipl.ReliabilityLevel) vipl.VIAttributes { return vipl.VIAttributes{Level: level} }
+
+func open(level vipl.ReliabilityLevel) vipl.VIAttributes {
+	return vipl.VIAttributes{Level: level, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery}
 }
 
-// pairOf makes a connected pair of VIs with certain attributes.
+// openMemory lets peers write and read.
+var openMemory = vipl.MemAttributes{EnableRDMAWrite: true, EnableRDMARead: true}
+
+// idle makes a VI of a level on each NIC.
+func (t *T) idle(level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
+	return t.vi(t.A, at(level)), t.vi(t.B, at(level))
+}
+
+// pair makes a connected pair of VIs of a level, open for every RDMA, and pairOf one with
+// certain attributes.
+func (t *T) pair(level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
+	return t.pairOf(open(level), open(level))
+}
+
 func (t *T) pairOf(a, b vipl.VIAttributes) (va, vb *vipl.VI) {
-	t.Helper()
 	va, vb = t.vi(t.A, a), t.vi(t.B, b)
 	t.join(va, vb)
 	return va, vb
 }
 
-// ends makes a connected pair of VIs as pair does, and a block of buffers at each end.
-func (t *T) ends(level vipl.ReliabilityLevel, countA, countB, size int) (va, vb *vipl.VI, a, b *block) {
-	t.Helper()
-	va, vb = t.pair(level)
-	return va, vb, t.block(t.A, countA, size), t.block(t.B, countB, size)
+// ends makes a connected pair of VIs as pair does, with a block of buffers at each end.
+func (t *T) ends(level vipl.ReliabilityLevel, countA, countB, size int) (a, b *end) {
+	return t.endsOf(open(level), open(level), countA, countB, size)
 }
 
-// at is the attributes of a VI of a level.
-func at(level vipl.ReliabilityLevel) vipl.VIAttributes { return vipl.VIAttributes{Level: level} }
+// endsOf is ends with VIs of certain attributes. The blocks have the VIs' tags.
+func (t *T) endsOf(attrsA, attrsB vipl.VIAttributes, countA, countB, size int) (a, b *end) {
+	va, vb := t.pairOf(attrsA, attrsB)
+	return t.blockOf(t.A, attrsA.Ptag, countA, 2, size).on(va), t.blockOf(t.B, attrsB.Ptag, countB, 2, size).on(vb)
+}
 
-// idle makes a VI of a level on each NIC.
-func (t *T) idle(level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
-	t.Helper()
-	return t.vi(t.A, at(level)), t.vi(t.B, at(level))
+// endsOn is ends with the queues of A's VI bound to CQs.
+func (t *T) endsOn(level vipl.ReliabilityLevel, send, recv *vipl.CQ, countA, countB, size int) (a, b *end) {
+	va, vb := t.viOn(t.A, open(level), send, recv), t.vi(t.B, open(level))
+	t.join(va, vb)
+	return t.block(t.A, countA, size).on(va), t.block(t.B, countB, size).on(vb)
 }
 
 var discriminators atomic.Uint64
@@ -259,7 +294,7 @@ func on(n *vipl.NIC, d []byte) vipl.NetAddress {
 // serves has a VI accept one request, and gives what becomes of that.
 func serves(v *vipl.VI, local vipl.NetAddress) <-chan error {
 	return starts(func() error {
-		c, err := v.NIC().ConnectWait(local, ackDelay)
+		c, err := v.NIC().ConnectWait(local, limit)
 		if err != nil {
 			return err
 		}
@@ -269,30 +304,31 @@ func serves(v *vipl.VI, local vipl.NetAddress) <-chan error {
 
 // join connects client va with server vb, of any NICs.
 func (t *T) join(va, vb *vipl.VI) {
-	t.Helper()
 	d := disc()
-	done := serves(vb, named(d))
-	remote := on(vb.NIC(), d)
-	t.must(t.request(va, remote))
+	t.joinAt(va, vb, named(d), on(vb.NIC(), d))
+}
+
+// joinAt is join of a server that waits at local with a client that asks for remote.
+func (t *T) joinAt(va, vb *vipl.VI, local, remote vipl.NetAddress) {
+	done := serves(vb, local)
+	t.must(errOf(t.request(va, vipl.NetAddress{}, remote)))
 	t.must(<-done)
 }
 
-// request connects va with a program that may not wait yet.
-func (t *T) request(va *vipl.VI, remote vipl.NetAddress) error {
-	for end := time.Now().Add(ackDelay); ; time.Sleep(time.Millisecond) {
-		_, err := va.ConnectRequest(vipl.NetAddress{}, remote, ackDelay)
+// request connects va, at local, with a program that may not wait yet.
+func (t *T) request(va *vipl.VI, local, remote vipl.NetAddress) (vipl.RemoteAttributes, error) {
+	for end := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+		r, err := va.ConnectRequest(local, remote, limit)
 		if !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(end) {
-			return err
+			return r, err
 		}
 	}
 }
 
 // tidy undoes what the rule has made. What it undid itself is fine.
 func (t *T) tidy() {
-	t.Helper()
 	t.tell()
 	undone := func(what string, err error) {
-		t.Helper()
 		gone := errors.Is(err, vipl.ErrInvalidParameter) || errors.Is(err, vipl.ErrInvalidPtag)
 		if err != nil && !gone && !t.Failed() {
 			t.Errorf("cleaning up after the rule: %s: %v", what, err)
@@ -320,13 +356,10 @@ func (t *T) tidy() {
 // tell says of a rule that has failed what the NICs have counted and where their VIs
 // stand, so that a message that is missing can be looked for.
 func (t *T) tell() {
-	t.Helper()
-	if !t.Failed() || t.told {
-		return
-	}
-	t.told = true
-	for _, n := range []*vipl.NIC{t.A, t.B} {
-		t.Log(describe(n))
+	if t.Failed() && !t.told {
+		t.told = true
+		t.Log(describe(t.A))
+		t.Log(describe(t.B))
 	}
 }
 
@@ -343,7 +376,7 @@ func describe(n *vipl.NIC) string {
 
 // disconnect disconnects a VI, after a connect or disconnect that is under way.
 func disconnect(v *vipl.VI) error {
-	for end := time.Now().Add(ackDelay); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
 		err := v.Disconnect()
 		if !errors.Is(err, vipl.ErrInvalidState) || time.Now().After(end) {
 			return err

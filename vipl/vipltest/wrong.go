@@ -15,10 +15,10 @@ type wrong struct {
 // wrongEnds is what a descriptor can be spoilt with. The VI has a protection
 // tag and takes 40,000 bytes.
 type wrongEnds struct {
-	*block              // of the descriptor, with the VI's tag
-	other  *vipl.Region // with another tag
-	to     vipl.AddressSegment
-	gone   vipl.DataSegment // of memory that is deregistered
+	*end               // with a block of the VI's tag
+	other *vipl.Region // with another tag
+	to    vipl.AddressSegment
+	gone  vipl.DataSegment // of memory that is deregistered
 }
 
 const wrongMost = 40_000
@@ -92,120 +92,98 @@ func (w wrong) choose(choice string) wrong {
 // wrongRules makes a rule of each.
 func wrongRules() (rules []Rule) {
 	for _, w := range wrongs {
-		rules = append(rules, Rule{ID: "descriptors/" + w.id, Text: w.text, Choice: w.choice, run: func(t *T) {
-			t.eachOf(t.levels(), func(t *T, level vipl.ReliabilityLevel) {
-				if w.sends {
-					t.sub("send", func(t *T) { w.send(t, level) })
-				}
-				if w.recvs {
-					t.sub("receive", func(t *T) { w.receive(t, level) })
-				}
-			})
-		}})
+		rules = append(rules, choice("descriptors/"+w.id, w.text, w.choice, eachLevel(func(t *T, level vipl.ReliabilityLevel) {
+			if w.sends {
+				t.sub("send", func(t *T) { w.send(t, level) })
+			}
+			if w.recvs {
+				t.sub("receive", func(t *T) { w.receive(t, level) })
+			}
+		})))
 	}
-	return append(rules, Rule{
-		ID: "descriptors/wrong-receive-in-idle", Text: "A wrong receive that is posted in Idle completes in error, and the VI stays in Idle.",
-		run: func(t *T) {
-			v := t.vi(t.A, at(vipl.ReliableDelivery))
-			x := t.block(t.A, 1, 64)
-			x.prepare(0, 64).Reserved = 1
-			x.postRecv(v, x.desc[0])
-			t.received(v, vipl.StatusFormatError)
-			t.state(v, vipl.Idle)
-		},
-	}, Rule{
-		Lossless: true,
-		ID:       "descriptors/wrong-ones-do-not-break-unreliable-vis", Text: "A wrong descriptor on an unreliable VI concerns nothing but itself.",
-		run: wrongOnesUnreliable,
-	})
+	return append(rules,
+		rule("descriptors/wrong-receive-in-idle", "A wrong receive that is posted in Idle completes in error, and the VI stays in Idle.", func(t *T) {
+			a := t.block(t.A, 1, 64).on(t.vi(t.A, at(vipl.ReliableDelivery)))
+			a.prepare(0, 64).Reserved = 1
+			a.postRecv(a.desc[0])
+			a.received(vipl.StatusFormatError)
+			t.state(a.v, vipl.Idle)
+		}),
+		lossless("descriptors/wrong-ones-do-not-break-unreliable-vis", "A wrong descriptor on an unreliable VI concerns nothing but itself.", func(t *T) {
+			x, b := makeWrongEnds(t, vipl.UnreliableDelivery)
+			for _, w := range wrongs {
+				if !w.sends || w.op == vipl.StatusOpRDMARead {
+					continue
+				}
+				b.recv(0, 64)
+				w.spoil(x.prepare(1, 64), x)
+				x.post(x.desc[1])
+				x.send(0, 64)
+				x.sent(w.op|w.status, 0)
+				b.received()
+			}
+			t.states(vipl.Connected, x.v, b.v)
+		}))
 }
 
-// wrongPair makes a connected pair of VIs, a with a protection tag.
-func wrongPair(t *T, level vipl.ReliabilityLevel) (va, vb *vipl.VI, x wrongEnds, b *block) {
-	t.Helper()
-	tag := t.tag(t.A)
-	attrs := vipl.VIAttributes{Level: level, MaxTransferSize: wrongMost, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery}
+// makeWrongEnds makes a connected pair of VIs, the first one with a protection tag.
+func makeWrongEnds(t *T, level vipl.ReliabilityLevel) (x wrongEnds, b *end) {
+	attrs := open(level)
+	attrs.MaxTransferSize = wrongMost
 	tagged := attrs
-	tagged.Ptag = tag
-	va, vb = t.pairOf(tagged, attrs)
-	x = wrongEnds{
-		block: t.blockOf(t.A, tag, 3, 2, 16_000),
-		other: t.alloc(t.A, 4096, vipl.MemAttributes{}),
-	}
-	gone := t.alloc(t.A, 4096, vipl.MemAttributes{Ptag: tag})
+	tagged.Ptag = t.tag(t.A)
+	x.end, b = t.endsOf(tagged, attrs, 3, 3, 16_000)
+	x.other, x.to = t.alloc(t.A, 4096, vipl.MemAttributes{}), b.remote(2)
+	gone := t.alloc(t.A, 4096, vipl.MemAttributes{Ptag: tagged.Ptag})
 	x.gone = gone.Segment(0, 64)
 	t.must(gone.Deregister())
-	b = t.block(t.B, 3, 64)
-	x.to = b.remote(2)
-	return va, vb, x, b
+	return x, b
 }
 
 // send posts a right send, the wrong one and another right one.
 func (w wrong) send(t *T, level vipl.ReliabilityLevel) {
-	va, vb, x, b := wrongPair(t, level)
-	b.recv(vb, 0, 64)
-	b.recv(vb, 1, 64)
-	x.send(va, 0, 64)
+	x, b := makeWrongEnds(t, level)
+	b.recvs(2, 64)
+	x.send(0, 64)
 	if level == vipl.ReliableDelivery {
-		t.received(vb, 0) // else it may be on its way when the connection breaks
+		b.received() // else it may be on its way when the connection breaks
 	}
 	w.spoil(x.prepare(1, 64), x)
-	x.post(va, x.desc[1])
+	x.post(x.desc[1])
 	if level != vipl.ReliableDelivery {
-		t.received(vb, 0)
+		b.received()
 	}
-	t.sent(va, 0)
-	t.same(t.sent(va, w.op|w.status), x.desc[1])
+	t.same(x.sent(0, w.op|w.status), x.desc[1])
 	t.untouched("the target", b.buf(2))
 	if level == vipl.UnreliableDelivery {
-		x.send(va, 2, 64)
-		t.received(vb, 0)
-		t.sent(va, 0)
+		x.send(2, 64)
+		b.received()
+		x.sent()
 		return
 	}
-	t.states(vipl.Error, va, vb)
-	t.received(vb, vipl.StatusFlushed)
-	x.send(va, 2, 64)
-	t.sent(va, vipl.StatusFlushed)
+	t.states(vipl.Error, x.v, b.v)
+	b.received(vipl.StatusFlushed)
+	x.send(2, 64)
+	x.sent(vipl.StatusFlushed)
 }
 
 // receive posts a right receive, the wrong one and another right one.
 func (w wrong) receive(t *T, level vipl.ReliabilityLevel) {
-	va, vb, x, b := wrongPair(t, level)
-	x.recv(va, 0, 64)
+	x, b := makeWrongEnds(t, level)
+	x.recv(0, 64)
 	w.spoil(x.prepare(1, 64), x)
-	x.postRecv(va, x.desc[1])
-	x.recv(va, 2, 64)
-	d, err := va.RecvDone()
-	t.errorIf(err != vipl.ErrNotDone, "done before it is at the head: %v %v", d, err)
-	b.send(vb, 0, 64)
-	t.received(va, 0)
-	t.same(t.received(va, w.status), x.desc[1])
+	x.postRecv(x.desc[1])
+	x.recv(2, 64)
+	t.nothingDone(x.v.RecvDone, vipl.ErrNotDone) // before it is at the head
+	b.send(0, 64)
+	t.same(x.received(0, w.status), x.desc[1])
 	if level == vipl.UnreliableDelivery {
-		t.sent(vb, 0)
-		b.send(vb, 0, 64)
-		t.same(t.received(va, 0), x.desc[2])
+		b.sent()
+		b.send(0, 64)
+		t.same(x.received(), x.desc[2])
 		return
 	}
-	t.received(va, vipl.StatusFlushed)
-	t.states(vipl.Error, va, vb)
-	t.sent(vb, 0) // it was delivered
-}
-
-// wrongOnesUnreliable mixes wrong descriptors and right ones.
-func wrongOnesUnreliable(t *T) {
-	va, vb, x, b := wrongPair(t, vipl.UnreliableDelivery)
-	for _, w := range wrongs {
-		if !w.sends || w.op == vipl.StatusOpRDMARead {
-			continue
-		}
-		b.recv(vb, 0, 64)
-		w.spoil(x.prepare(1, 64), x)
-		x.post(va, x.desc[1])
-		x.send(va, 0, 64)
-		t.sent(va, w.op|w.status)
-		t.sent(va, 0)
-		t.received(vb, 0)
-	}
-	t.states(vipl.Connected, va, vb)
+	x.received(vipl.StatusFlushed)
+	t.states(vipl.Error, x.v, b.v)
+	b.sent() // it was delivered
 }

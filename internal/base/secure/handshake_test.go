@@ -19,9 +19,7 @@ func newPSK(t testing.TB, b byte) *PSK {
 		key[i] = b + byte(i)
 	}
 	k, err := NewPSK(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return k
 }
 
@@ -29,21 +27,13 @@ func newPSK(t testing.TB, b byte) *PSK {
 func shake(t testing.TB, k *PSK, l Limits) (requester, acceptor *Session) {
 	t.Helper()
 	r, ask, err := k.Request([]byte("asks"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	o, err := k.Check(ask, []byte("asks"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a, err := o.Accept([]byte("answers"), l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	confirm, s, err := r.Finish(a.Share, []byte("answers"), l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(ask) != ShareLen || len(a.Share) != ShareLen || len(confirm) != ProofLen || !bytes.Equal(confirm, a.Confirm) {
 		t.Fatalf("lengths %d, %d, %d; confirmation %x, want %x", len(ask), len(a.Share), len(confirm), confirm, a.Confirm)
 	}
@@ -53,9 +43,7 @@ func shake(t testing.TB, k *PSK, l Limits) (requester, acceptor *Session) {
 // Another implementation, testdata/vectors.py, comes to the same bytes.
 func TestVectors(t *testing.T) {
 	text, err := os.ReadFile("testdata/vectors.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -70,27 +58,19 @@ func TestVectors(t *testing.T) {
 	}
 	private := func(b byte) *ecdh.PrivateKey {
 		k, err := ecdh.X25519().NewPrivateKey(bytes.Repeat([]byte{b}, 32))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return k
 	}
 	k := newPSK(t, 0)
 	r, ask := k.requestBy(private(1), []byte("asks"))
 	check("request", ask)
 	o, err := k.Check(ask, []byte("asks"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a, err := o.acceptBy(private(2), []byte("answers"), Limits{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	check("answer", a.Share)
 	confirm, s, err := r.Finish(a.Share, []byte("answers"), Limits{Frames: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	check("confirm", confirm)
 	clear := []byte("clear")
 	for i, plain := range []string{"hello", "", "next key"} {
@@ -119,9 +99,7 @@ func TestHandshakeRefuses(t *testing.T) {
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		r, ask, err := k.Request([]byte("asks"))
-		if err != nil {
-			rt.Fatal(err)
-		}
+		must(rt, err)
 		bad := bytes.Clone(ask)
 		bad[rapid.IntRange(0, len(bad)-1).Draw(rt, "byte")] ^= 1 << rapid.IntRange(0, 7).Draw(rt, "bit")
 		for name, c := range map[string]struct{ share, bound []byte }{
@@ -133,13 +111,9 @@ func TestHandshakeRefuses(t *testing.T) {
 			}
 		}
 		o, err := k.Check(ask, []byte("asks"))
-		if err != nil {
-			rt.Fatal(err)
-		}
+		must(rt, err)
 		a, err := o.Accept([]byte("answers"), Limits{})
-		if err != nil {
-			rt.Fatal(err)
-		}
+		must(rt, err)
 		bad = bytes.Clone(a.Share)
 		bad[rapid.IntRange(0, len(bad)-1).Draw(rt, "byte of the answer")] ^= 1 << rapid.IntRange(0, 7).Draw(rt, "bit of the answer")
 		for name, c := range map[string]struct{ share, bound []byte }{
@@ -165,9 +139,7 @@ func TestHandshakeRefuses(t *testing.T) {
 func FuzzShare(f *testing.F) {
 	k := newPSK(f, 0)
 	private, err := ecdh.X25519().NewPrivateKey(bytes.Repeat([]byte{1}, 32))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	r, ask := k.requestBy(private, nil)
 	f.Add(ask)
 	f.Add(make([]byte, ShareLen))
@@ -179,4 +151,26 @@ func FuzzShare(f *testing.F) {
 			t.Fatal("a forged answer was taken")
 		}
 	})
+}
+
+// failer is what *testing.T and *rapid.T have in common.
+type failer interface {
+	Helper()
+	Error(args ...any)
+	Fatal(args ...any)
+}
+
+// must ends the test by an error, and noError marks it as failed by one.
+func must(t failer, err error) {
+	if err != nil {
+		t.Helper()
+		t.Fatal(err)
+	}
+}
+
+func noError(t failer, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
+	}
 }

@@ -77,21 +77,13 @@ func TestSession(t *testing.T) {
 
 func mustShake(t *rapid.T, k *PSK, l Limits) (a, b *Session) {
 	r, ask, err := k.Request(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	o, err := k.Check(ask, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	acc, err := o.Accept(nil, l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, a, err = r.Finish(acc.Share, nil, l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return a, acc.Session
 }
 
@@ -223,9 +215,7 @@ func TestNoAllocation(t *testing.T) {
 	sealed := make([]byte, 0, len(plain)+TagLen)
 	if n := testing.AllocsPerRun(200, func() {
 		epoch, number := a.Next()
-		if err := b.Open(a.Seal(sealed, plain, clear), clear, epoch, number); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.Open(a.Seal(sealed, plain, clear), clear, epoch, number))
 		if b.Open(sealed[:len(plain)+TagLen], clear, epoch, number) != ErrReplay {
 			t.Fatal("a replay was opened")
 		}

@@ -59,9 +59,7 @@ func cmExamples() []CM {
 // example, one a line.
 func TestCMGolden(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join("testdata", "cm.hex"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines := strings.Fields(string(b))
 	examples := cmExamples()
 	if len(lines) != len(examples) {
@@ -69,9 +67,7 @@ func TestCMGolden(t *testing.T) {
 	}
 	for i, m := range examples {
 		want, err := hex.DecodeString(lines[i])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, err := m.Append(nil)
 		if err != nil {
 			t.Fatalf("%v: %v", m.Type, err)
@@ -133,9 +129,7 @@ func TestCMRoundTrip(t *testing.T) {
 		m := drawCM(t)
 		prefix := rapid.SliceOfN(rapid.Byte(), 0, 20).Draw(t, "prefix")
 		b, err := m.Append(bytes.Clone(prefix))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !bytes.HasPrefix(b, prefix) {
 			t.Fatal("Append changed what was there")
 		}
@@ -144,9 +138,7 @@ func TestCMRoundTrip(t *testing.T) {
 			t.Fatalf("%d bytes", len(b))
 		}
 		back, err := ParseCM(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if d := cmp.Diff(m, back); d != "" {
 			t.Fatal(d)
 		}
@@ -223,9 +215,7 @@ func TestCMRefuses(t *testing.T) {
 	}
 
 	good, err := request.Append(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	raw := []struct {
 		name string
 		at   int
@@ -295,9 +285,7 @@ func TestCMNames(t *testing.T) {
 func FuzzParseCM(f *testing.F) {
 	for _, m := range cmExamples() {
 		b, err := m.Append(nil)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

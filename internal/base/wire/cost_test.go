@@ -8,9 +8,7 @@ import (
 func sized(t testing.TB, n int) (frame []byte, template Template, h Header) {
 	h = Header{Kind: KindData, Flags: FlagFirst | FlagLast, VI: 1, Key: 2, Length: uint16(n)}
 	template, err := NewTemplate(oneToTwo)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return build(t, golden{link: oneToTwo, header: h, payload: make([]byte, n)}), template, h
 }
 

@@ -10,9 +10,7 @@ import (
 func lower(t *testing.T, l Link) int {
 	t.Helper()
 	template, err := NewTemplate(l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return template.Len() - udpLen
 }
 

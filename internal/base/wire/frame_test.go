@@ -57,12 +57,8 @@ func TestRoundTrip(t *testing.T) {
 		saved := bytes.Clone(frame)
 		padding := rapid.IntRange(0, 20).Draw(rt, "padding")
 		var p Packet
-		if err := p.Decode(append(frame, make([]byte, padding)...)); err != nil {
-			rt.Fatal(err)
-		}
-		if err := p.Verify(); err != nil {
-			rt.Fatal(err)
-		}
+		must(rt, p.Decode(append(frame, make([]byte, padding)...)))
+		must(rt, p.Verify())
 		if diff := cmp.Diff(g.header, p.Header); diff != "" {
 			rt.Fatalf("header (-want +got):\n%s", diff)
 		}
@@ -109,9 +105,7 @@ func checkLowerHeaders(t *rapid.T, g golden, frame []byte) {
 func TestTemplateIsReused(t *testing.T) {
 	for _, l := range []Link{oneToTwo, on(macs, "fd00::1", "fd00::2", 5, 0)} {
 		template, err := NewTemplate(l)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		chunk := bytes.Repeat([]byte{0xee}, 2048)
 		for _, n := range []int{1448, 48, 49, 1000} {
 			g := golden{link: l, header: Header{Kind: KindData, Length: uint16(n - HeaderLen)}, payload: make([]byte, n-HeaderLen)}

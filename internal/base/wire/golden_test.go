@@ -75,9 +75,7 @@ func goldens() []golden {
 func build(t testing.TB, g golden) []byte {
 	t.Helper()
 	template, err := NewTemplate(g.link)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n := HeaderLen + len(g.payload)
 	frame := make([]byte, template.Len()+n)
 	via := template.Put(frame, n)
@@ -92,9 +90,7 @@ func build(t testing.TB, g golden) []byte {
 
 func TestGoldenFrames(t *testing.T) {
 	text, err := os.ReadFile("testdata/frames.hex")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	list := goldens()
 	if len(lines) != len(list) {
@@ -182,5 +178,27 @@ func TestPayloadRoom(t *testing.T) {
 		if err := p.Decode(frame); err != nil || len(p.Payload) != n {
 			t.Errorf("largest frame from %v: %v", l.Src, err)
 		}
+	}
+}
+
+// failer is what *testing.T and *rapid.T have in common.
+type failer interface {
+	Helper()
+	Error(args ...any)
+	Fatal(args ...any)
+}
+
+// must ends the test by an error, and noError marks it as failed by one.
+func must(t failer, err error) {
+	if err != nil {
+		t.Helper()
+		t.Fatal(err)
+	}
+}
+
+func noError(t failer, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
 	}
 }

@@ -18,9 +18,7 @@ func sealed(t testing.TB, g golden, epoch uint16, number uint64) []byte {
 	g.header.Put(plain)
 	copy(plain[HeaderLen:], g.payload)
 	template, err := NewTemplate(g.link)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n := len(plain) + SealOverhead
 	frame := make([]byte, template.Len()+n)
 	via := template.Put(frame, n)
@@ -36,9 +34,7 @@ func sealed(t testing.TB, g golden, epoch uint16, number uint64) []byte {
 // what it holds is read back.
 func TestGoldenSealed(t *testing.T) {
 	text, err := os.ReadFile("testdata/sealed.hex")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	if len(lines) != len(goldens()) {
 		t.Fatalf("%d lines, %d golden frames", len(lines), len(goldens()))
@@ -101,9 +97,7 @@ func FuzzSealed(f *testing.F) {
 		}
 		before := bytes.Clone(frame)
 		head, rest := cut(frame, headers+int(more), int(size)+1)
-		if err := chain.DecodeChain(head, rest); err != nil {
-			t.Fatal(err)
-		}
+		must(t, chain.DecodeChain(head, rest))
 		if len(chain.Rest) > 0 {
 			joined := chain.Join(nil)
 			clear, sealed := chain.Sealed()
