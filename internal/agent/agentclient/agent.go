@@ -193,7 +193,7 @@ func (a *Agent) Remove(num uint32) error {
 }
 
 // Listen takes requests to a discriminator; see kagent.Agent.
-func (a *Agent) Listen(local kagent.Address) (*kagent.Listener, error) {
+func (a *Agent) Listen(local kagent.Address) (kagent.Listener, error) {
 	ctx, cancel := bounded()
 	defer cancel()
 	l := &listener{a: a, local: local}
@@ -214,36 +214,31 @@ func (a *Agent) Listen(local kagent.Address) (*kagent.Listener, error) {
 		_ = l.Close()
 		return nil, a.fail("listen", netip.Addr{}, kagent.ErrClosed)
 	}
-	return kagent.NewListener(l), nil
+	return l, nil
 }
 
 // Wait waits for a request; see kagent.Agent.
-func (a *Agent) Wait(ctx context.Context, local kagent.Address) (*kagent.Incoming, error) {
+func (a *Agent) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
 	return a.wait(ctx, &call{request: agentproto.Request{Op: agentproto.OpWait, Local: &local}, again: true})
 }
 
-func (a *Agent) wait(ctx context.Context, c *call) (*kagent.Incoming, error) {
-	reply, err := a.do(ctx, c)
-	if err == nil {
-		var in *kagent.Incoming
-		if in, err = incomingOf(reply.Incoming, c); err == nil {
-			return in, nil
-		}
+func (a *Agent) wait(ctx context.Context, c *call) (kagent.Incoming, error) {
+	_, err := a.do(ctx, c)
+	if err == nil && c.arrived == nil {
+		err = errShort
 	}
-	return nil, a.fail("wait", netip.Addr{}, err)
-}
-
-// incomingOf makes the Incoming of a call's reply. It may have ended since.
-func incomingOf(m *agentproto.Incoming, c *call) (*kagent.Incoming, error) {
-	if m == nil {
-		return nil, errShort
+	if err != nil {
+		return nil, a.fail("wait", netip.Addr{}, err)
 	}
-	return kagent.NewIncoming(m.Local, m.Remote, m.Offer, c.arrived), nil
+	return c.arrived, nil // it may have ended since
 }
 
 // answerOf makes the Answer of a call's reply.
 func (a *Agent) answerOf(m *agentproto.Answer, c *call) *kagent.Answer {
-	return kagent.NewAnswer(m.Local, m.Remote, m.Offer, &answer{s: a.share.session, agent: c.by, handle: m.Handle})
+	return &kagent.Answer{
+		Local: m.Local, Remote: m.Remote, Offer: m.Offer,
+		Confirmation: &answer{s: a.share.session, agent: c.by, handle: m.Handle},
+	}
 }
 
 // Request asks for a connection; see kagent.Agent.
@@ -261,17 +256,17 @@ func (a *Agent) Request(ctx context.Context, local, remote kagent.Address, o kag
 
 // RequestPeer asks for a connection with who asks for one with us; see
 // kagent.Agent.
-func (a *Agent) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, *kagent.Incoming, error) {
+func (a *Agent) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
 	c := &call{request: agentproto.Request{Op: agentproto.OpRequestPeer, Local: &local, Remote: &remote, Offer: &o}, again: true}
 	reply, err := a.do(ctx, c)
-	if err == nil && reply.Answer != nil {
+	switch {
+	case err != nil:
+	case reply.Answer != nil:
 		return a.answerOf(reply.Answer, c), nil, nil
-	}
-	if err == nil {
-		var in *kagent.Incoming
-		if in, err = incomingOf(reply.Incoming, c); err == nil {
-			return nil, in, nil
-		}
+	case c.arrived != nil:
+		return nil, c.arrived, nil
+	default:
+		err = errShort
 	}
 	return nil, nil, a.fail("request peer", remote.Host, err)
 }

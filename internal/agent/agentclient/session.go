@@ -126,7 +126,7 @@ func (s *session) take(reply *agentproto.Reply, files []*os.File) {
 		s.listens[c.opens] = struct{}{}
 	}
 	if reply.Incoming != nil {
-		c.arrived = newIncoming(s, s.agents, reply.Incoming.Handle)
+		c.arrived = newIncoming(s, s.agents, reply.Incoming)
 		s.incoming[reply.Incoming.Handle] = c.arrived
 	}
 	close(c.done)

@@ -13,8 +13,8 @@ import (
 // that waits for its answer.
 type handle struct {
 	number   uint64
-	listener *kagent.Listener
-	in       *kagent.Incoming
+	listener kagent.Listener
+	in       kagent.Incoming
 	answer   *kagent.Answer
 	ours     kagent.Offer  // of an answer: what the program has asked with
 	gone     chan struct{} // closed when the program does not have it any more
@@ -130,7 +130,7 @@ func (c *conn) do(q agentproto.Request) error {
 		r.ShmLink = &agentproto.ShmLink{ID: end.ID, Side: end.Side}
 		return c.answer(&q, r, nil, end.Memory, end.Wake, end.Bell)
 	case agentproto.OpListen:
-		var ln *kagent.Listener
+		var ln kagent.Listener
 		if ln, err = l.Listen(*q.Local); err == nil {
 			h := &handle{listener: ln}
 			err = c.hold(h)
@@ -221,7 +221,7 @@ func (c *conn) later(q agentproto.Request) error {
 
 // waitFor is a listener's Wait, or the agent's.
 func (c *conn) waitFor(ctx context.Context, q *agentproto.Request) (*agentproto.Reply, error) {
-	var in *kagent.Incoming
+	var in kagent.Incoming
 	var err error
 	if q.Local != nil {
 		in, err = c.n.local.Wait(ctx, *q.Local)
@@ -237,7 +237,7 @@ func (c *conn) waitFor(ctx context.Context, q *agentproto.Request) (*agentproto.
 }
 
 // arrived hands an Incoming to the program, and tells it when that ends by itself.
-func (c *conn) arrived(in *kagent.Incoming) (*agentproto.Reply, error) {
+func (c *conn) arrived(in kagent.Incoming) (*agentproto.Reply, error) {
 	h := &handle{in: in}
 	if err := c.hold(h); err != nil {
 		return nil, err

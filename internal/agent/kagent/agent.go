@@ -40,13 +40,13 @@ type Agent interface {
 	// same address and discriminator fails with ErrListening. So do Listen
 	// and Wait at a discriminator, whatever the host, at which a program of
 	// another user of the agent listens, or waits.
-	Listen(local Address) (*Listener, error)
+	Listen(local Address) (Listener, error)
 	// Wait is VipConnectWait: it returns one request to local's
 	// discriminator. Requests that come when nobody waits, nor has waited
 	// in the last 100 ms, are answered with "no match". Several waits, also
 	// for the same discriminator, may be under way; each gets a request of
 	// its own, the longest waiting first.
-	Wait(ctx context.Context, local Address) (*Incoming, error)
+	Wait(ctx context.Context, local Address) (Incoming, error)
 	// Request is VipConnectRequest: it asks for a connection with remote
 	// and returns the Answer when the other side has accepted. local.Disc
 	// is told to the other side, local.Host is the source address to use
@@ -77,7 +77,7 @@ type Agent interface {
 	// when the deadline of ctx passes first, or ctx's error when it is
 	// cancelled; with an error that wraps ErrRejected (*RejectedError) when
 	// the acceptor rejects; with ErrUnreachable.
-	RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, *Incoming, error)
+	RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, Incoming, error)
 	// Discover is VipQuerySystemManagementInfo with VIP_SMI_AUTODISCOVERY:
 	// it asks twice on the link who is there, and listens for 100 ms or
 	// until ctx ends, which is no error. The list has the interface's own

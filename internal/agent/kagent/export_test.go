@@ -14,7 +14,7 @@ func (m *Manager) Remembered() int {
 }
 
 // ListenAs is Listen of a program of a user.
-func (m *Manager) ListenAs(user uint32, local Address) (*Listener, error) {
+func (m *Manager) ListenAs(user uint32, local Address) (Listener, error) {
 	return m.listen(local, user)
 }
 
@@ -26,11 +26,11 @@ func (m *Manager) Pending(user uint32) int {
 }
 
 // WaitAs is Wait of a program of a user.
-func (m *Manager) WaitAs(ctx context.Context, user uint32, local Address) (*Incoming, error) {
+func (m *Manager) WaitAs(ctx context.Context, user uint32, local Address) (Incoming, error) {
 	return m.waitFor(ctx, local, user)
 }
 
 // RequestPeerAs is RequestPeer of a program of a user.
-func (m *Manager) RequestPeerAs(ctx context.Context, user uint32, local, remote Address, o Offer) (*Answer, *Incoming, error) {
+func (m *Manager) RequestPeerAs(ctx context.Context, user uint32, local, remote Address, o Offer) (*Answer, Incoming, error) {
 	return m.requestPeer(ctx, local, remote, o, user)
 }

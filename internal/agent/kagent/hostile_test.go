@@ -144,7 +144,7 @@ type strangers struct {
 	t   *testing.T
 	m   *kagent.Manager
 	way *mirror
-	l   *kagent.Listener
+	l   kagent.Listener
 	bg  sync.WaitGroup
 	own uint64 // the exchange of the program's own request: to where it was told to
 

@@ -27,11 +27,8 @@ const (
 	inEnded
 )
 
-// Incoming is a request for a connection that waits for this program's answer.
-// All methods may be called concurrently. An Incoming that is neither accepted
-// nor rejected ends when the requester gives up.
-type Incoming struct {
-	far    IncomingEnd // nil: all of it is here
+// incoming is the acceptor's side of an exchange; see [Incoming].
+type incoming struct {
 	m      *Manager
 	key    exchange
 	local  netip.Addr // the address that it came to
@@ -109,7 +106,7 @@ func (m *Manager) refuse(key exchange, local netip.Addr, answer wire.CM, now tim
 }
 
 // onRepeated takes a Request of an exchange that is known. Caller holds m.mu.
-func (m *Manager) onRepeated(in *Incoming, msg *wire.CM, size int, now time.Time) datagram {
+func (m *Manager) onRepeated(in *incoming, msg *wire.CM, size int, now time.Time) datagram {
 	in.heard = now
 	in.credit += size
 	if in.state == inAccepting && in.isEcho(msg.Cookie) {
@@ -140,7 +137,7 @@ func (m *Manager) onRepeated(in *Incoming, msg *wire.CM, size int, now time.Time
 
 // firstReply is the reply to the Request that has come in. To an unproven address goes the
 // program's answer, and nothing else for that Request. Caller holds m.mu.
-func (in *Incoming) firstReply() datagram {
+func (in *incoming) firstReply() datagram {
 	if !in.proven {
 		return datagram{}
 	}
@@ -148,8 +145,8 @@ func (in *Incoming) firstReply() datagram {
 }
 
 // newIncoming begins the acceptor's side of an exchange. Caller holds m.mu.
-func (m *Manager) newIncoming(msg *wire.CM, size int, local netip.Addr, from netip.AddrPort, now time.Time, proven bool) *Incoming {
-	in := &Incoming{
+func (m *Manager) newIncoming(msg *wire.CM, size int, local netip.Addr, from netip.AddrPort, now time.Time, proven bool) *incoming {
+	in := &incoming{
 		proven: proven, credit: size, reserve: size,
 		m: m, key: exchange{msg.ID, from}, local: local,
 		disc: bytes.Clone(msg.To), remote: bytes.Clone(msg.From), offer: offerOf(msg),
@@ -197,7 +194,7 @@ func (m *Manager) onRequester(msg *wire.CM, size int, local netip.Addr, from net
 // confirmedBy reports whether the sender of a Confirm has read the Accept: it has the proof
 // of the handshake, or else the key. The Confirm of an older requester has neither: a frame
 // of its data path will prove as much, its first or its first keepalive. Caller holds m.mu.
-func (in *Incoming) confirmedBy(msg *wire.CM) bool {
+func (in *incoming) confirmedBy(msg *wire.CM) bool {
 	if len(in.proof) == 0 && len(msg.Handshake) == 0 && msg.Cookie == 0 {
 		return false
 	}
@@ -212,10 +209,10 @@ func (in *Incoming) confirmedBy(msg *wire.CM) bool {
 }
 
 // isEcho reports whether a cookie is the key of the Accept.
-func (in *Incoming) isEcho(cookie uint64) bool { return cookie != 0 && sameCookie(cookie, in.echo) }
+func (in *incoming) isEcho(cookie uint64) bool { return cookie != 0 && sameCookie(cookie, in.echo) }
 
 // establish ends the exchange well. Caller holds m.mu.
-func (in *Incoming) establish() {
+func (in *incoming) establish() {
 	in.prove()
 	in.m.endKeepOpen(in)
 	in.state = inEstablished
@@ -229,7 +226,7 @@ func (in *Incoming) establish() {
 // end ends the exchange without a connection; last (none if its type is 0) answers
 // later messages of the requester; the caller sends it if allow permits. Caller holds
 // m.mu, and the state is neither inEstablished nor inEnded.
-func (in *Incoming) end(err error, last wire.CM) {
+func (in *incoming) end(err error, last wire.CM) {
 	in.m.withdraw(in)
 	in.m.endKeepOpen(in)
 	in.m.pending.remove(in)
@@ -249,51 +246,29 @@ func (in *Incoming) end(err error, last wire.CM) {
 	in.m.sweepLater()
 }
 
-func (in *Incoming) message(msg wire.CM) datagram {
+func (in *incoming) message(msg wire.CM) datagram {
 	msg.ID = in.key.id
 	return encode(msg, in.local, in.key.peer)
 }
 
-// Remote is the requester: host and discriminator. The caller must not change
-// the discriminator's bytes.
-func (in *Incoming) Remote() Address { return Address{in.key.peer.Addr(), in.remote} }
+func (in *incoming) Remote() Address { return Address{in.key.peer.Addr(), in.remote} }
 
-// Local is the address and discriminator that the request came to. Frames of
-// the connection must have this host as their source.
-func (in *Incoming) Local() Address { return Address{in.local, in.disc} }
+func (in *incoming) Local() Address { return Address{in.local, in.disc} }
 
-// Offer is what the requester tells about its VI.
-func (in *Incoming) Offer() Offer { return in.offer }
+func (in *incoming) Offer() Offer { return in.offer }
 
-// Done is closed when the exchange has ended without a connection: cancelled,
-// vanished, rejected or closed. Err then says how.
-func (in *Incoming) Done() <-chan struct{} {
-	if in.far != nil {
-		return in.far.Done()
-	}
+func (in *incoming) Done() <-chan struct{} {
 	return in.done
 }
 
-// Err is nil until Done is closed.
-func (in *Incoming) Err() error {
-	if in.far != nil {
-		return in.far.Err()
-	}
+func (in *incoming) Err() error {
 	in.m.mu.Lock()
 	defer in.m.mu.Unlock()
 	return in.err
 }
 
-// Accept offers this side's VI and returns nil when the requester has
-// confirmed it. The VI must be able to receive before the call, since the
-// first frame may come before the confirmation; the caller then says so by
-// Established. It fails with ErrCancelled, ErrVanished, ErrTimeout (the
-// requester is then told), ErrState or ErrClosed, after which there is no
-// connection. ctx without a deadline: the requester's silence of 3 s ends it.
-func (in *Incoming) Accept(ctx context.Context, o Offer) error {
-	if in.far != nil {
-		return in.far.Accept(ctx, o)
-	}
+// Accept sends the Accept until the requester confirms; see [Incoming].
+func (in *incoming) Accept(ctx context.Context, o Offer) error {
 	msg := o.message(wire.CMAccept)
 	msg.From, msg.To = in.disc, in.remote
 	msg.ID = in.key.id
@@ -355,7 +330,7 @@ func (in *Incoming) Accept(ctx context.Context, o Offer) error {
 }
 
 // giveUp ends an Accept that got no answer, unless one came just now.
-func (in *Incoming) giveUp(err error) error {
+func (in *incoming) giveUp(err error) error {
 	in.m.mu.Lock()
 	switch in.state {
 	case inEstablished:
@@ -375,15 +350,7 @@ func (in *Incoming) giveUp(err error) error {
 	return err
 }
 
-// Established says that a valid frame of the requester's VI has come in, which
-// is as good as its confirmation. It is for the data path: it does not wait
-// for the network and does not allocate. Only the first call after Accept
-// does anything.
-func (in *Incoming) Established() {
-	if in.far != nil {
-		in.far.Established()
-		return
-	}
+func (in *incoming) Established() {
 	in.m.mu.Lock()
 	defer in.m.mu.Unlock()
 	if in.state == inAccepting {
@@ -391,13 +358,7 @@ func (in *Incoming) Established() {
 	}
 }
 
-// Reject refuses the request, once; the requester gets ErrRejected with that
-// reason. It fails with ErrState when the request was answered before, or with
-// the error that has ended it.
-func (in *Incoming) Reject(reason wire.CMReason) error {
-	if in.far != nil {
-		return in.far.Reject(reason)
-	}
+func (in *incoming) Reject(reason wire.CMReason) error {
 	in.m.mu.Lock()
 	switch in.state {
 	case inPending:

@@ -20,9 +20,9 @@ type door struct {
 	key      doorKey
 	user     uint32 // who has waited last, or listens
 	owner    uint32 // whose the discriminator is while it takes requests; see claim
-	listener *Listener
+	listener *listener
 	waiters  []*waiter
-	queue    []*Incoming        // oldest first; while there are waiters only what may not be handed out
+	queue    []*incoming        // oldest first; while there are waiters only what may not be handed out
 	hosts    map[netip.Addr]int // how many of each in queue
 	place    *list.Element      // in m.pending, while there is a queue
 	open     time.Time          // end of the grace
@@ -38,20 +38,17 @@ type doorKey struct {
 }
 
 type waiter struct {
-	l    *Listener // nil: a plain Wait
+	l    *listener // nil: a plain Wait
 	user uint32
-	ch   chan *Incoming // gets one at most
+	ch   chan *incoming // gets one at most
 }
 
-// Listener takes requests for one discriminator until it is closed. All
-// methods may be called concurrently.
-type Listener struct {
-	far    ListenerEnd // nil: all of it is here
-	m      *Manager
-	key    doorKey
-	user   uint32
-	done   chan struct{} // closed by Close
-	unkeep func()        // takes it out of the descriptor store; nil: it is in none
+// listener is an entry of the Manager's doors; see [Listener].
+type listener struct {
+	m    *Manager
+	key  doorKey
+	user uint32
+	done chan struct{} // closed by Close
 }
 
 func (m *Manager) doorKey(local Address) (doorKey, error) {
@@ -62,9 +59,15 @@ func (m *Manager) doorKey(local Address) (doorKey, error) {
 }
 
 // Listen takes requests to local from now on; see [Agent].
-func (m *Manager) Listen(local Address) (*Listener, error) { return m.listen(local, 0) }
+func (m *Manager) Listen(local Address) (Listener, error) {
+	l, err := m.listen(local, 0)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
 
-func (m *Manager) listen(local Address, user uint32) (*Listener, error) {
+func (m *Manager) listen(local Address, user uint32) (*listener, error) {
 	key, err := m.doorKey(local)
 	if err != nil {
 		return nil, err
@@ -84,29 +87,15 @@ func (m *Manager) listen(local Address, user uint32) (*Listener, error) {
 		return nil, ErrListening
 	}
 	m.setUser(d, user)
-	d.listener = &Listener{m: m, key: key, user: user, done: make(chan struct{})}
+	d.listener = &listener{m: m, key: key, user: user, done: make(chan struct{})}
 	return d.listener, nil
 }
 
-// Wait returns the next request, those first that came before the call. At
-// most 64 wait; a further one takes the place of the oldest of the host that has the
-// most there, which is rejected.
-func (l *Listener) Wait(ctx context.Context) (*Incoming, error) {
-	if l.far != nil {
-		return l.far.Wait(ctx)
-	}
+func (l *listener) Wait(ctx context.Context) (Incoming, error) {
 	return l.m.wait(ctx, l.key, l, l.user)
 }
 
-// Close ends Listen. Calls of Wait end with ErrClosed, and requests that
-// nobody has taken get "no match".
-func (l *Listener) Close() error {
-	if l.far != nil {
-		return l.far.Close()
-	}
-	if l.unkeep != nil {
-		l.unkeep()
-	}
+func (l *listener) Close() error {
 	l.m.mu.Lock()
 	d := l.m.doors[l.key]
 	if d == nil || d.listener != l {
@@ -122,7 +111,7 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-func (l *Listener) isClosed() bool {
+func (l *listener) isClosed() bool {
 	select {
 	case <-l.done:
 		return true
@@ -132,11 +121,11 @@ func (l *Listener) isClosed() bool {
 }
 
 // Wait returns one request to local; see [Agent].
-func (m *Manager) Wait(ctx context.Context, local Address) (*Incoming, error) {
+func (m *Manager) Wait(ctx context.Context, local Address) (Incoming, error) {
 	return m.waitFor(ctx, local, 0)
 }
 
-func (m *Manager) waitFor(ctx context.Context, local Address, user uint32) (*Incoming, error) {
+func (m *Manager) waitFor(ctx context.Context, local Address, user uint32) (Incoming, error) {
 	key, err := m.doorKey(local)
 	if err != nil {
 		return nil, err
@@ -145,16 +134,19 @@ func (m *Manager) waitFor(ctx context.Context, local Address, user uint32) (*Inc
 }
 
 // wait returns the next request for key that is still alive.
-func (m *Manager) wait(ctx context.Context, key doorKey, l *Listener, user uint32) (*Incoming, error) {
+func (m *Manager) wait(ctx context.Context, key doorKey, l *listener, user uint32) (Incoming, error) {
 	for {
 		in, err := m.next(ctx, key, l, user)
-		if err != nil || in.Err() == nil {
-			return in, err
+		if err != nil {
+			return nil, err
+		}
+		if in.Err() == nil {
+			return in, nil
 		}
 	}
 }
 
-func (m *Manager) next(ctx context.Context, key doorKey, l *Listener, user uint32) (*Incoming, error) {
+func (m *Manager) next(ctx context.Context, key doorKey, l *listener, user uint32) (*incoming, error) {
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
@@ -183,7 +175,7 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *Listener, user uint3
 		m.sendAll(out)
 		return in, nil
 	}
-	w := &waiter{l: l, user: user, ch: make(chan *Incoming, 1)}
+	w := &waiter{l: l, user: user, ch: make(chan *incoming, 1)}
 	d.waiters = append(d.waiters, w)
 	m.mu.Unlock()
 	m.sendAll(out)
@@ -227,7 +219,7 @@ func (m *Manager) door(key doorKey) *door {
 
 // leave begins the grace when a Wait ends; a Listener (l is not nil) ends with
 // its Close. Caller holds m.mu.
-func (m *Manager) leave(d *door, l *Listener, user uint32) {
+func (m *Manager) leave(d *door, l *listener, user uint32) {
 	if l != nil {
 		return
 	}
@@ -268,7 +260,7 @@ func (m *Manager) match(host netip.Addr, disc []byte, now time.Time) *door {
 
 // arrive lets a request in. When there are too many, one has waited in vain; its
 // requester hears of it when it asks again. Caller holds m.mu.
-func (m *Manager) arrive(d *door, in *Incoming, now time.Time) {
+func (m *Manager) arrive(d *door, in *incoming, now time.Time) {
 	if len(d.waiters) > 0 && (in.proven || !m.cookiesRequired(now)) {
 		m.deliver(d, in)
 		return
@@ -290,7 +282,7 @@ func (m *Manager) arrive(d *door, in *Incoming, now time.Time) {
 
 // deliver hands a request that is in no queue to the Wait that began first. Caller holds
 // m.mu.
-func (m *Manager) deliver(d *door, in *Incoming) {
+func (m *Manager) deliver(d *door, in *incoming) {
 	w := d.waiters[0]
 	d.waiters = d.waiters[1:]
 	m.pending.add(in, w.user)
@@ -301,7 +293,7 @@ func (m *Manager) deliver(d *door, in *Incoming) {
 
 // keepOpen keeps the discriminator of a Wait open while the program is in Accept with a request
 // of an unproven address: it will wait again, as soon as it may. Caller holds m.mu.
-func (m *Manager) keepOpen(in *Incoming) {
+func (m *Manager) keepOpen(in *incoming) {
 	if in.proven || !in.waited {
 		return
 	}
@@ -315,7 +307,7 @@ func (m *Manager) keepOpen(in *Incoming) {
 }
 
 // endKeepOpen ends keepOpen, and begins the grace. Caller holds m.mu.
-func (m *Manager) endKeepOpen(in *Incoming) {
+func (m *Manager) endKeepOpen(in *incoming) {
 	if d := in.keepsOpen; d != nil {
 		in.keepsOpen = nil
 		d.kept--
@@ -339,8 +331,8 @@ func (m *Manager) deliverQueued(d *door, now time.Time) {
 
 // nextQueued is the request in d's queue that is handed out next, or nil: proven ones go first,
 // and alone while cookies are asked for. Caller holds m.mu.
-func (m *Manager) nextQueued(d *door, now time.Time) *Incoming {
-	if i := slices.IndexFunc(d.queue, func(in *Incoming) bool { return in.proven }); i >= 0 {
+func (m *Manager) nextQueued(d *door, now time.Time) *incoming {
+	if i := slices.IndexFunc(d.queue, func(in *incoming) bool { return in.proven }); i >= 0 {
 		return d.queue[i]
 	}
 	if len(d.queue) == 0 || m.cookiesRequired(now) {
@@ -351,12 +343,12 @@ func (m *Manager) nextQueued(d *door, now time.Time) *Incoming {
 
 // hasProven reports whether a request of a proven address waits in the queue.
 func (d *door) hasProven() bool {
-	return slices.ContainsFunc(d.queue, func(in *Incoming) bool { return in.proven })
+	return slices.ContainsFunc(d.queue, func(in *incoming) bool { return in.proven })
 }
 
 // victim is the request in the queue, which is not empty, that gives way to another: the
 // oldest of an unproven address, or else the oldest of the host that has the most there.
-func (d *door) victim() *Incoming {
+func (d *door) victim() *incoming {
 	oldest := d.queue[0]
 	for _, in := range d.queue {
 		if !in.proven {
@@ -371,7 +363,7 @@ func (d *door) victim() *Incoming {
 
 // withdraw takes an Incoming out of the queue that it is in, if it is in one. Caller holds
 // m.mu.
-func (m *Manager) withdraw(in *Incoming) {
+func (m *Manager) withdraw(in *incoming) {
 	d := in.door
 	if d == nil {
 		return

@@ -34,7 +34,7 @@ type Local struct {
 	closed     bool
 	vis        map[uint32]netip.Addr // VI numbers handed out, and their peers when they are in the table
 	peerResets map[uint32]PeerReset  // of those whose peers can be told of the program's death
-	listeners  []*Listener
+	listeners  []*localListener
 	keptDiscs  map[string]string // discriminators of the agent before, by their keys in the descriptor store; see EndKept
 }
 
@@ -246,22 +246,34 @@ func (l *Local) Remove(num uint32) error {
 }
 
 // Listen takes requests to a discriminator; see [Agent].
-func (l *Local) Listen(local Address) (*Listener, error) {
+func (l *Local) Listen(local Address) (Listener, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return nil, ErrClosed
 	}
-	ln, err := l.manager.listen(local, l.user())
+	door, err := l.manager.listen(local, l.user())
 	if err != nil {
 		return nil, l.fail("listen", netip.Addr{}, err)
 	}
-	l.lease.keepListener(ln)
+	ln := &localListener{door, l.lease.keepListener(local.Disc)}
 	if len(l.listeners) == cap(l.listeners) {
-		l.listeners = slices.DeleteFunc(l.listeners, (*Listener).isClosed)
+		l.listeners = slices.DeleteFunc(l.listeners, func(ln *localListener) bool { return ln.isClosed() })
 	}
 	l.listeners = append(l.listeners, ln)
 	return ln, nil
+}
+
+// localListener is a Listener that the descriptor store keeps.
+type localListener struct {
+	*listener
+	unkeep func()
+}
+
+// Close is [Listener]'s.
+func (ln *localListener) Close() error {
+	ln.unkeep()
+	return ln.listener.Close()
 }
 
 // until makes a context that also ends with Close, with ErrClosed as its cause.
@@ -282,7 +294,7 @@ func (l *Local) until(ctx context.Context) (context.Context, func()) {
 }
 
 // Wait waits for a request; see [Agent].
-func (l *Local) Wait(ctx context.Context, local Address) (*Incoming, error) {
+func (l *Local) Wait(ctx context.Context, local Address) (Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
 	in, err := l.manager.waitFor(ctx, local, l.user())
@@ -310,14 +322,14 @@ func (l *Local) Request(ctx context.Context, local, remote Address, o Offer) (*A
 }
 
 // RequestPeer asks for a connection with who asks for one with us; see [Agent].
-func (l *Local) RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, *Incoming, error) {
+func (l *Local) RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
 	p, err := l.router.path(ctx, local.Host, remote.Host)
 	if err == nil {
 		local.Host = p.Src
 		var a *Answer
-		var in *Incoming
+		var in Incoming
 		if a, in, err = l.manager.requestPeer(ctx, local, remote, o, l.user()); err == nil {
 			return a, in, nil
 		}

@@ -381,7 +381,7 @@ func TestListenersAreForgotten(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}
-	if !stays.isClosed() {
+	if !stays.(*localListener).isClosed() {
 		t.Error("a listener is open still")
 	}
 }

@@ -54,18 +54,18 @@ type Manager struct {
 	kept       map[string]keptDisc // discriminators of programs that have not come back yet
 	requests   map[uint64]*request
 	peers      map[ends][]*request // lines of peer requests, in the order of the calls
-	incoming   map[exchange]*Incoming
+	incoming   map[exchange]*incoming
 	hellos     map[uint64]map[netip.Addr]int // calls of Discover: who is there, how many hops off
 	answers    ration                        // of answers to the hellos of others
 	pending    pending                       // entries of incoming that are not answered
-	unproven   map[*Incoming]struct{}        // entries of incoming whose requester has not proven its address
+	unproven   map[*incoming]struct{}        // entries of incoming whose requester has not proven its address
 	cookies    cookies
 	cookieMode cookieMode
 	// Each list has its own bound. Floods of one kind must not evict another kind: an
 	// established exchange that is forgotten would let a late copy of its Request in.
-	unprovenEnded finished[*Incoming] // unproven
-	answered      finished[*Incoming] // proven, and not connected
-	connected     finished[*Incoming]
+	unprovenEnded finished[*incoming] // unproven
+	answered      finished[*incoming] // proven, and not connected
+	connected     finished[*incoming]
 	asked         finished[*request]
 	refused       finished[*refusedRequest]
 	refusedBy     map[exchange]*refusedRequest // what refused has
@@ -140,15 +140,15 @@ func NewManager(t Transport, port uint16) *Manager {
 		kept:      make(map[string]keptDisc),
 		requests:  make(map[uint64]*request),
 		peers:     make(map[ends][]*request),
-		incoming:  make(map[exchange]*Incoming),
+		incoming:  make(map[exchange]*incoming),
 		hellos:    make(map[uint64]map[netip.Addr]int),
 		pending:   newPending(),
-		unproven:  make(map[*Incoming]struct{}),
+		unproven:  make(map[*incoming]struct{}),
 		refusedBy: make(map[exchange]*refusedRequest),
 	}
-	for _, f := range []*finished[*Incoming]{&m.unprovenEnded, &m.answered, &m.connected} {
-		f.heard = func(in *Incoming) time.Time { return in.heard }
-		f.forget = func(in *Incoming) {
+	for _, f := range []*finished[*incoming]{&m.unprovenEnded, &m.answered, &m.connected} {
+		f.heard = func(in *incoming) time.Time { return in.heard }
+		f.forget = func(in *incoming) {
 			delete(m.incoming, in.key)
 			delete(m.unproven, in)
 		}
@@ -310,7 +310,7 @@ func (m *Manager) sweep() {
 		m.mu.Unlock()
 		return
 	}
-	for _, f := range []*finished[*Incoming]{&m.unprovenEnded, &m.answered, &m.connected} {
+	for _, f := range []*finished[*incoming]{&m.unprovenEnded, &m.answered, &m.connected} {
 		f.expire(now)
 	}
 	m.asked.expire(now)

@@ -57,7 +57,7 @@ func to(a *kagenttest.Agent, disc []byte) kagent.Address {
 }
 
 type accepted struct {
-	in  *kagent.Incoming
+	in  kagent.Incoming
 	err error
 }
 
@@ -168,7 +168,7 @@ func TestLossyOutcomes(t *testing.T) {
 		}},
 		{"time-out", func(t *testing.T, a, b *kagenttest.Agent) {
 			// The other side's program takes the request and says nothing.
-			got := make(chan *kagent.Incoming, 1)
+			got := make(chan kagent.Incoming, 1)
 			go func() {
 				in, err := b.Wait(within(time.Minute), kagent.Address{Disc: echo})
 				if err != nil {

@@ -99,15 +99,15 @@ type listenRecord struct {
 
 func listenKey(place string, id uint64) string { return fmt.Sprintf("listen/%s/%016x", place, id) }
 
-// keepListener puts a listener into the descriptor store. When it cannot be put there, it works all
-// the same.
-func (l *lease) keepListener(ln *Listener) {
+// keepListener puts a listener into the descriptor store, until unkeep. When it cannot be put there,
+// it works all the same.
+func (l *lease) keepListener(disc []byte) (unkeep func()) {
 	v, key := l.dev.fdStore, listenKey(l.dev.place, NewKey())
 	if v == nil {
-		return
+		return func() {}
 	}
-	_ = put(v, key, listenRecord{l.queueID, []byte(ln.key.disc)})
-	ln.unkeep = sync.OnceFunc(func() { _ = v.Delete(key) })
+	_ = put(v, key, listenRecord{l.queueID, disc})
+	return sync.OnceFunc(func() { _ = v.Delete(key) })
 }
 
 // readListener reads what keepListener has put there.

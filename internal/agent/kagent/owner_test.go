@@ -43,7 +43,7 @@ func TestDiscriminatorOfAnother(t *testing.T) {
 			}
 		}
 		asked := func(l interface {
-			Wait(context.Context) (*kagent.Incoming, error)
+			Wait(context.Context) (kagent.Incoming, error)
 		}) {
 			t.Helper()
 			request(ctx, t, a, b)
@@ -85,7 +85,7 @@ func TestDiscriminatorOfAnother(t *testing.T) {
 		// A request that comes after the Wait, and that nobody has taken when the discriminator
 		// is free, is not for the next user: the manager looks every 50 ms.
 		time.Sleep(time.Second / 2)
-		wait := func(user uint32, disc []byte) (*kagent.Incoming, error) {
+		wait := func(user uint32, disc []byte) (kagent.Incoming, error) {
 			brief, stop := context.WithTimeout(ctx, time.Millisecond)
 			defer stop()
 			return b.WaitAs(brief, user, kagent.Address{Disc: disc})

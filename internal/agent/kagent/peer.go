@@ -31,11 +31,11 @@ func (r *request) isPeer() bool { return r.turn != nil }
 
 // RequestPeer asks remote for a connection which it asks us for; see [Agent].
 // local.Host the zero Addr is any address of this host.
-func (m *Manager) RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, *Incoming, error) {
+func (m *Manager) RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, Incoming, error) {
 	return m.requestPeer(ctx, local, remote, o, 0)
 }
 
-func (m *Manager) requestPeer(ctx context.Context, local, remote Address, o Offer, user uint32) (*Answer, *Incoming, error) {
+func (m *Manager) requestPeer(ctx context.Context, local, remote Address, o Offer, user uint32) (*Answer, Incoming, error) {
 	r, err := m.newRequest(local, remote, o, wire.CMPeer)
 	if err != nil {
 		return nil, nil, err

@@ -21,7 +21,7 @@ var left, right = []byte("left"), []byte("right")
 // meeting is what became of a peer request.
 type meeting struct {
 	ans           *kagent.Answer
-	in            *kagent.Incoming
+	in            kagent.Incoming
 	own, peer     kagent.Offer
 	local, remote kagent.Address
 	answered      time.Time // when RequestPeer returned

@@ -12,7 +12,7 @@ type pending struct {
 
 // share is what one user has.
 type share struct {
-	list  list.List                 // of *Incoming, in the order in which they got there
+	list  list.List                 // of *incoming, in the order in which they got there
 	doors [maxBacklog + 1]list.List // of *door, by the length of its queue, which is not 0
 }
 
@@ -29,7 +29,7 @@ func (p *pending) of(user uint32) int {
 }
 
 // add makes an Incoming a user's, and no other's.
-func (p *pending) add(in *Incoming, user uint32) {
+func (p *pending) add(in *incoming, user uint32) {
 	p.remove(in)
 	s := p.users[user]
 	if s == nil {
@@ -41,7 +41,7 @@ func (p *pending) add(in *Incoming, user uint32) {
 }
 
 // remove takes an Incoming out, if it is there.
-func (p *pending) remove(in *Incoming) {
+func (p *pending) remove(in *incoming) {
 	if in.place == nil {
 		return
 	}
@@ -112,12 +112,12 @@ func (m *Manager) makeRoom(d *door) bool {
 	if user == mine && len(d.queue) > 0 && (longest == nil || len(d.queue) >= len(longest.queue)) {
 		longest = d
 	}
-	var victim *Incoming
+	var victim *incoming
 	switch {
 	case longest != nil:
 		victim = longest.victim()
 	case user != mine || waits:
-		victim = m.pending.users[user].list.Front().Value.(*Incoming)
+		victim = m.pending.users[user].list.Front().Value.(*incoming)
 	default:
 		return false
 	}

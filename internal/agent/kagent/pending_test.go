@@ -58,7 +58,7 @@ func (f *flood) say(msg wire.CM) (answer wire.CM) {
 	return answer
 }
 
-func (f *flood) listen(user uint32, disc string) *kagent.Listener {
+func (f *flood) listen(user uint32, disc string) kagent.Listener {
 	f.t.Helper()
 	l, err := f.m.ListenAs(user, kagent.Address{Disc: []byte(disc)})
 	if err != nil {
@@ -67,7 +67,7 @@ func (f *flood) listen(user uint32, disc string) *kagent.Listener {
 	return l
 }
 
-func (f *flood) take(l *kagent.Listener) *kagent.Incoming {
+func (f *flood) take(l kagent.Listener) kagent.Incoming {
 	f.t.Helper()
 	in, err := l.Wait(within(time.Millisecond))
 	if err != nil {
@@ -83,12 +83,12 @@ func TestFairShareOfUsers(t *testing.T) {
 		const hog, other, most, door = 7, 8, 1024, 64
 		f := &flood{t: t, m: m, s: s}
 		var names []string
-		var doors []*kagent.Listener
+		var doors []kagent.Listener
 		for i := range 2 * most / door {
 			names = append(names, string(rune('A'+i)))
 			doors = append(doors, f.listen(hog, names[i]))
 		}
-		var first *kagent.Incoming
+		var first kagent.Incoming
 		for i, name := range names {
 			f.ask(door, name)
 			for range 2 { // some are taken
@@ -166,7 +166,7 @@ func TestBoundOfTaken(t *testing.T) {
 		const most = 1024
 		f := &flood{t: t, m: m, s: s}
 		l := f.listen(7, "taken")
-		var taken []*kagent.Incoming
+		var taken []kagent.Incoming
 		end := make(chan error)
 		go func() {
 			for {

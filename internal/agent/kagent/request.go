@@ -43,7 +43,7 @@ type request struct {
 	state  reqState
 	answer *Answer
 	err    error     // valid in reqEnded
-	in     *Incoming // valid in reqYielded
+	in     *incoming // valid in reqYielded
 	inLine bool      // a peer request that the other side has not met yet
 	last   datagram  // what a repeated Accept gets
 	heard  time.Time // last change, or last repeated Accept
@@ -55,18 +55,6 @@ type request struct {
 	confirmed bool      // the acceptor has it
 	since     time.Time // when the program confirmed
 	repeats   int       // of the Accept
-}
-
-// Answer is the acceptance of a request: the other side's Offer. The
-// connection stands when Confirm has returned nil. All methods may be called
-// concurrently.
-type Answer struct {
-	Offer
-	Remote Address // the acceptor
-	Local  Address // this side; frames must have Local.Host as their source
-
-	r   *request
-	far AnswerEnd // nil: all of it is here
 }
 
 // Request asks remote for a connection; see [Agent].
@@ -101,7 +89,7 @@ func (m *Manager) newRequest(local, remote Address, o Offer, flags uint16) (*req
 		m: m, id: NewKey(), to: netip.AddrPortFrom(host, m.port), result: make(chan struct{}),
 		answer: &Answer{Local: Address{plain(local.Host), bytes.Clone(local.Disc)}},
 	}
-	r.answer.r = r
+	r.answer.Confirmation = r
 	msg := o.message(wire.CMRequest)
 	msg.ID, msg.From, msg.To = r.id, local.Disc, remote.Disc
 	msg.Flags |= flags
@@ -114,7 +102,7 @@ func (m *Manager) newRequest(local, remote Address, o Offer, flags uint16) (*req
 }
 
 // run asks until there is an outcome.
-func (r *request) run(ctx context.Context) (*Answer, *Incoming, error) {
+func (r *request) run(ctx context.Context) (*Answer, Incoming, error) {
 	var retry backoff
 	defer retry.stop()
 	if r.m.reprobe != nil {
@@ -212,7 +200,7 @@ func (r *request) isHeard() bool {
 	return r.known
 }
 
-func (r *request) outcome() (*Answer, *Incoming, error) {
+func (r *request) outcome() (*Answer, Incoming, error) {
 	r.m.mu.Lock()
 	defer r.m.mu.Unlock()
 	switch r.state {
@@ -225,7 +213,7 @@ func (r *request) outcome() (*Answer, *Incoming, error) {
 }
 
 // giveUp ends the request unless its outcome came just now.
-func (r *request) giveUp(err error, reason wire.CMReason) (*Answer, *Incoming, error) {
+func (r *request) giveUp(err error, reason wire.CMReason) (*Answer, Incoming, error) {
 	r.m.mu.Lock()
 	if r.state != reqAsking {
 		r.m.mu.Unlock()
@@ -312,17 +300,8 @@ func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) 
 	return datagram{}
 }
 
-// Confirm tells the acceptor that this side takes frames; the caller's VI must
-// do so before. It fails when the acceptor has withdrawn or the Answer was
-// declined, and also 10 s after the Answer. Confirming again does nothing.
-func (a *Answer) Confirm() error { return a.ConfirmWith(nil) }
-
-// ConfirmWith is Confirm with what the handshake of package secure gave for it.
-func (a *Answer) ConfirmWith(proof []byte) error {
-	if a.far != nil {
-		return a.far.ConfirmWith(proof)
-	}
-	r := a.r
+// ConfirmWith sends the Confirm, and again until the acceptor has it; see [Confirmation].
+func (r *request) ConfirmWith(proof []byte) error {
 	r.m.mu.Lock()
 	switch r.state {
 	case reqAnswered:
@@ -339,7 +318,7 @@ func (a *Answer) ConfirmWith(proof []byte) error {
 	msg := wire.CM{Type: wire.CMConfirm, Handshake: proof}
 	if len(proof) == 0 {
 		r.plain = r.message(msg)
-		msg.Cookie = a.Key
+		msg.Cookie = r.answer.Key
 	}
 	r.confirm = r.message(msg)
 	d := r.confirm
@@ -378,14 +357,8 @@ func (r *request) confirmOnAccept() datagram {
 	return r.confirm
 }
 
-// Decline tells the acceptor that there will be no connection. It does nothing
-// after Confirm.
-func (a *Answer) Decline(reason wire.CMReason) {
-	if a.far != nil {
-		a.far.Decline(reason)
-		return
-	}
-	r := a.r
+// Decline sends a Cancel; see [Confirmation].
+func (r *request) Decline(reason wire.CMReason) {
 	r.m.mu.Lock()
 	var d datagram
 	if r.state == reqAnswered {

@@ -107,7 +107,7 @@ func (s *schedule) run() (wrong []string) {
 			return wrong
 		}
 		defer l.Close()
-		wait = func(ctx context.Context, _ kagent.Address) (*kagent.Incoming, error) { return l.Wait(ctx) }
+		wait = func(ctx context.Context, _ kagent.Address) (kagent.Incoming, error) { return l.Wait(ctx) }
 	}
 	servers := make(map[uint32]side)
 	clients := make([]side, len(s.Clients))

@@ -14,7 +14,7 @@ import (
 
 // partner is what a peer request needs of an agent.
 type partner interface {
-	RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, *Incoming, error)
+	RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, Incoming, error)
 }
 
 // meet makes a peer request and sees it through; it returns the other side's

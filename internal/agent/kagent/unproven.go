@@ -81,7 +81,7 @@ func (m *Manager) proven(now time.Time, msg *wire.CM, local netip.Addr, from net
 
 // prove notes that the requester of an exchange which has not ended receives what is sent to
 // it. Caller holds m.mu.
-func (in *Incoming) prove() {
+func (in *incoming) prove() {
 	in.proven = true
 	delete(in.m.unproven, in)
 	if in.door != nil {
@@ -91,7 +91,7 @@ func (in *Incoming) prove() {
 
 // allow gives d if it may be sent now: an unproven address gets what it has sent, in
 // bytes. Caller holds m.mu.
-func (in *Incoming) allow(d datagram) datagram {
+func (in *incoming) allow(d datagram) datagram {
 	if in.proven || d.b == nil {
 		return d
 	}

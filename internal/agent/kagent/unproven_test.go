@@ -43,26 +43,26 @@ func TestUnprovenBytes(t *testing.T) {
 		name      string
 		requests  int // of one exchange
 		handshake []byte
-		serve     func(in *kagent.Incoming)
+		serve     func(in kagent.Incoming)
 	}{
-		{"accepted", 1, nil, func(in *kagent.Incoming) { in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }},
-		{"accepted, asked again", 7, nil, func(in *kagent.Incoming) { in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }},
-		{"accepted late", 3, nil, func(in *kagent.Incoming) {
+		{"accepted", 1, nil, func(in kagent.Incoming) { in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }},
+		{"accepted, asked again", 7, nil, func(in kagent.Incoming) { in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }},
+		{"accepted late", 3, nil, func(in kagent.Incoming) {
 			time.Sleep(time.Second)
 			in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2})
 		}},
-		{"accepted with a handshake", 1, handshake, func(in *kagent.Incoming) {
+		{"accepted with a handshake", 1, handshake, func(in kagent.Incoming) {
 			in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2, Handshake: kagent.Opaque(handshake), Confirm: "sixteen bytes..."})
 		}},
-		{"accepted with a handshake that nobody asked for", 2, nil, func(in *kagent.Incoming) {
+		{"accepted with a handshake that nobody asked for", 2, nil, func(in kagent.Incoming) {
 			in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2, Handshake: kagent.Opaque(handshake)})
 		}},
-		{"rejected", 1, nil, func(in *kagent.Incoming) { in.Reject(wire.CMReasonProgram) }},
-		{"rejected late", 4, nil, func(in *kagent.Incoming) {
+		{"rejected", 1, nil, func(in kagent.Incoming) { in.Reject(wire.CMReasonProgram) }},
+		{"rejected late", 4, nil, func(in kagent.Incoming) {
 			time.Sleep(time.Second)
 			in.Reject(wire.CMReasonProgram)
 		}},
-		{"not answered", 3, nil, func(*kagent.Incoming) {}},
+		{"not answered", 3, nil, func(kagent.Incoming) {}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			alone(t, func(t *testing.T, m *kagent.Manager, s *sink) {

@@ -152,44 +152,45 @@ func (a stepAgent) Request(ctx context.Context, local, remote kagent.Address, o 
 	if err != nil {
 		return nil, err
 	}
-	return kagent.NewAnswer(answer.Local, answer.Remote, answer.Offer, stepAnswer{answer, a.steps}), nil
+	answer.Confirmation = stepAnswer{answer.Confirmation, a.steps}
+	return answer, nil
 }
 
-func (a stepAgent) Listen(local kagent.Address) (*kagent.Listener, error) {
+func (a stepAgent) Listen(local kagent.Address) (kagent.Listener, error) {
 	l, err := a.Local.Listen(local)
 	if err != nil {
 		return nil, err
 	}
-	return kagent.NewListener(stepListener{l, a.steps}), nil
+	return stepListener{l, a.steps}, nil
 }
 
 func (a stepAgent) Close() error { return a.steps.around("agent closes", a.Local.Close) }
 
 type stepAnswer struct {
-	*kagent.Answer
+	kagent.Confirmation
 	steps *steps
 }
 
 func (a stepAnswer) ConfirmWith(proof []byte) error {
-	return a.steps.around("confirm", func() error { return a.Answer.ConfirmWith(proof) })
+	return a.steps.around("confirm", func() error { return a.Confirmation.ConfirmWith(proof) })
 }
 
 type stepListener struct {
-	*kagent.Listener
+	kagent.Listener
 	steps *steps
 }
 
-func (l stepListener) Wait(ctx context.Context) (*kagent.Incoming, error) {
+func (l stepListener) Wait(ctx context.Context) (kagent.Incoming, error) {
 	in, err := l.Listener.Wait(ctx)
 	if err != nil {
 		return nil, err
 	}
 	l.steps.at("request has come")
-	return kagent.NewIncoming(in.Local(), in.Remote(), in.Offer(), stepIncoming{in, l.steps}), nil
+	return stepIncoming{in, l.steps}, nil
 }
 
 type stepIncoming struct {
-	*kagent.Incoming
+	kagent.Incoming
 	steps *steps
 }
 
