@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/rundir"
 )
 
@@ -139,15 +140,15 @@ func (k *Client) read(l *link) {
 	defer k.work.Done()
 	buf := make([]byte, maxMessage)
 	for {
-		m, fds, err := receive(l.c, buf)
+		m, files, err := receive(l.c, buf)
 		if err != nil || m.Op == "replaced" {
-			closeAll(fds)
+			fds.Close(files...)
 			if err == nil {
 				k.replaced.Store(true)
 			}
 			break
 		}
-		l.answers <- answer{m, fds} // to ask, or to end and hangUp, who take what nobody waits for
+		l.answers <- answer{m, files} // to ask, or to end and hangUp, who take what nobody waits for
 	}
 	close(l.answers) // before the lock: who holds it may wait for this
 	k.mu.Lock()
@@ -324,22 +325,22 @@ func spawn(path, command string, args []string) error {
 
 // Put is kagent.Vault's. Also after an error it is held for the next descriptor store, but for
 // what no descriptor store can hold; what this one has no room for it is offered again after each Delete.
-func (k *Client) Put(key string, value []byte, fds ...int) error {
+func (k *Client) Put(key string, value []byte, files ...int) error {
 	i := &entry{value: slices.Clone(value)}
-	for _, fd := range fds {
+	for _, fd := range files {
 		c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
-			closeAll(i.fds)
+			fds.Close(i.files...)
 			return os.NewSyscallError("dup", err)
 		}
-		i.fds = append(i.fds, c)
+		i.files = append(i.files, c)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	err := k.put(key, i)
 	var no refused
 	if k.isClosed() || errors.Is(err, errTooLong) {
-		closeAll(i.fds)
+		fds.Close(i.files...)
 		return err
 	}
 	k.drop(key)
@@ -375,7 +376,7 @@ func (k *Client) usable() (*link, error) {
 // drop forgets what is held under a key. Caller holds k.mu.
 func (k *Client) drop(key string) {
 	if i := k.held[key]; i != nil {
-		closeAll(i.fds)
+		fds.Close(i.files...)
 		delete(k.held, key)
 		delete(k.late, key)
 	}
@@ -398,8 +399,7 @@ func (k *Client) List() ([]kagent.Entry, error) {
 	entries, err := k.ask(message{Op: "list", Ack: true})
 	for n := range entries {
 		i := &entry{value: entries[n].Value}
-		if i.fds, err = duplicates(entries[n].Files); err != nil {
-			closeAll(i.fds)
+		if i.files, err = fds.DupAll(entries[n].Files); err != nil {
 			break
 		}
 		k.drop(entries[n].Key)
@@ -416,26 +416,6 @@ func closeEntries(entries []kagent.Entry) {
 	for i := range entries {
 		entries[i].Close()
 	}
-}
-
-// duplicates are copies of the descriptors of files.
-func duplicates(files []*os.File) (fds []int, err error) {
-	for _, f := range files {
-		raw, err := f.SyscallConn()
-		if err != nil {
-			return fds, err
-		}
-		cerr := raw.Control(func(old uintptr) {
-			var fd int
-			if fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0); err == nil {
-				fds = append(fds, fd)
-			}
-		})
-		if err := errors.Join(cerr, err); err != nil {
-			return fds, err
-		}
-	}
-	return fds, nil
 }
 
 // Close hangs up. A descriptor store that has nothing to keep for a program leaves then.

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 )
 
 // link is a connection. Its end is mended if it is the client's then.
@@ -23,7 +24,7 @@ type link struct {
 // answer is a message of the descriptor store.
 type answer struct {
 	message
-	fds []int
+	files []int
 }
 
 // refused is what the descriptor store says against a request. The connection goes on.
@@ -33,14 +34,14 @@ func (r refused) Error() string { return string(r) }
 
 // put gives the descriptor store an item. The caller is the only one who uses the connection.
 func (l *link) put(key string, i *entry) error {
-	entries, err := l.ask(message{Op: "put", Key: key, Value: i.value, Ack: true}, i.fds...)
+	entries, err := l.ask(message{Op: "put", Key: key, Value: i.value, Ack: true}, i.files...)
 	closeEntries(entries)
 	return err
 }
 
-func (l *link) send(m message, fds ...int) error {
+func (l *link) send(m message, files ...int) error {
 	_ = l.c.SetWriteDeadline(time.Now().Add(answerTime))
-	err := send(l.c, m, fds...)
+	err := send(l.c, m, files...)
 	if err != nil && !errors.Is(err, errTooLong) {
 		l.end() // its reader mends it
 	}
@@ -49,18 +50,18 @@ func (l *link) send(m message, fds ...int) error {
 
 // ask sends m and collects what comes before "done". The caller is the only one who
 // uses the connection.
-func (l *link) ask(m message, fds ...int) ([]kagent.Entry, error) {
-	return l.askWithin(answerTime, m, fds...)
+func (l *link) ask(m message, files ...int) ([]kagent.Entry, error) {
+	return l.askWithin(answerTime, m, files...)
 }
 
-func (l *link) askWithin(limit time.Duration, m message, fds ...int) (entries []kagent.Entry, err error) {
+func (l *link) askWithin(limit time.Duration, m message, files ...int) (entries []kagent.Entry, err error) {
 	defer func() {
 		if err != nil {
 			closeEntries(entries)
 			entries = nil
 		}
 	}()
-	if err := l.send(m, fds...); err != nil {
+	if err := l.send(m, files...); err != nil {
 		return nil, err
 	}
 	over := time.NewTimer(limit)
@@ -81,13 +82,13 @@ func (l *link) askWithin(limit time.Duration, m message, fds ...int) (entries []
 			return entries, errEnded
 		case a.Op != "done":
 			i := kagent.Entry{Key: a.Key, Value: a.Value}
-			for _, fd := range a.fds {
+			for _, fd := range a.files {
 				_ = unix.SetNonblock(fd, true) // so that reading a pipe can be ended
 				i.Files = append(i.Files, os.NewFile(uintptr(fd), a.Key))
 			}
 			entries = append(entries, i)
 		default:
-			closeAll(a.fds)
+			fds.Close(a.files...)
 			if a.Error != "" {
 				return entries, refused(a.Error)
 			}
@@ -114,6 +115,6 @@ func (l *link) end() {
 // drain takes what nobody waits for, until the reader is done.
 func (l *link) drain() {
 	for a := range l.answers {
-		closeAll(a.fds)
+		fds.Close(a.files...)
 	}
 }

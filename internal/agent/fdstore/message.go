@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/fds"
 )
 
 // maxMessage bounds a message in bytes, maxFiles the descriptors beside it.
@@ -28,17 +29,17 @@ type message struct {
 	Error string `json:",omitempty"` // in "done"
 }
 
-func send(c *net.UnixConn, m message, fds ...int) error {
+func send(c *net.UnixConn, m message, files ...int) error {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
-	if len(b) > maxMessage || len(fds) > maxFiles {
-		return fmt.Errorf("%w: %d bytes, %d descriptors", errTooLong, len(b), len(fds))
+	if len(b) > maxMessage || len(files) > maxFiles {
+		return fmt.Errorf("%w: %d bytes, %d descriptors", errTooLong, len(b), len(files))
 	}
 	var oob []byte
-	if len(fds) > 0 {
-		oob = unix.UnixRights(fds...)
+	if len(files) > 0 {
+		oob = unix.UnixRights(files...)
 	}
 	_, _, err = c.WriteMsgUnix(b, oob, nil)
 	return err
@@ -49,24 +50,24 @@ var errCut = fmt.Errorf("%w: raise the limit of its process", unix.EMFILE)
 
 // receive reads one message. The descriptors are the caller's, also after an
 // error. A message with errCut is whole but for them.
-func receive(c *net.UnixConn, buf []byte) (m message, fds []int, err error) {
+func receive(c *net.UnixConn, buf []byte) (m message, files []int, err error) {
 	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
 	n, oobn, flags, _, err := c.ReadMsgUnix(buf, oob)
 	if err != nil {
 		return m, nil, err
 	}
-	fds = rights(oob[:oobn])
+	files = fds.Received(oob[:oobn])
 	switch {
 	case n == 0:
-		return m, fds, net.ErrClosed
+		return m, files, net.ErrClosed
 	case flags&unix.MSG_TRUNC != 0:
-		return m, fds, errTooLong
+		return m, files, errTooLong
 	}
 	m, err = parse(buf[:n])
 	if err == nil && flags&unix.MSG_CTRUNC != 0 {
 		err = errCut
 	}
-	return m, fds, err
+	return m, files, err
 }
 
 func parse(b []byte) (m message, err error) {
@@ -74,39 +75,12 @@ func parse(b []byte) (m message, err error) {
 	return m, err
 }
 
-func rights(oob []byte) (fds []int) {
-	messages, err := syscall.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil
-	}
-	for i := range messages {
-		if got, err := syscall.ParseUnixRights(&messages[i]); err == nil {
-			fds = append(fds, got...)
-		}
-	}
-	for _, fd := range fds {
-		unix.CloseOnExec(fd)
-	}
-	return fds
-}
-
-func closeAll(fds []int) {
-	for _, fd := range fds {
-		_ = unix.Close(fd)
-	}
-}
-
 // sameUser tells whether the other end is root, or the user of this process.
 func sameUser(c *net.UnixConn) bool {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return false
-	}
 	var cred *unix.Ucred
-	if cerr := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); cerr != nil || err != nil {
-		return false
-	}
-	return cred.Uid == 0 || int(cred.Uid) == os.Geteuid()
+	err := fds.With(c, func(fd int) (err error) {
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
+	return err == nil && (cred.Uid == 0 || int(cred.Uid) == os.Geteuid())
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"viaxdp/internal/base/wire"
 )
@@ -106,6 +107,35 @@ type Agent interface {
 	Close() error
 }
 
+// Laner is an Agent that can join VIs of one interface that are on different
+// queues.
+type Laner interface {
+	// Lane gives this handle's end of the lane to the queue that has the VI
+	// peer: the same one for all VIs of the two queues, as long as both are
+	// leased. It fails with ErrUnreachable when no other queue of the interface
+	// has that VI.
+	ShmLink(peer uint32) (*ShmLinkEnd, error)
+}
+
+// ShmLinkEnd is one queue's end of a lane, see package lane. The files are the
+// caller's.
+type ShmLinkEnd struct {
+	ID     uint64   // random: the same at both ends, and of no other lane
+	Side   int      // of lane.New
+	Memory *os.File // lane.Size bytes
+	Wake   *os.File // readable when the other end has rung; to be drained
+	Bell   *os.File // the same socket: a byte sent on it rings at the other end
+}
+
+// Close closes the files.
+func (e *ShmLinkEnd) Close() {
+	for _, f := range []*os.File{e.Memory, e.Wake, e.Bell} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
 // Address is one end of a connection as programs name it: a host and a
 // discriminator of at most wire.CMMaxDisc bytes, which may be empty.
 type Address struct {
@@ -176,6 +206,34 @@ func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
 	return append(append(b, src[:]...), dst[:]...), nil
 }
 
+// message is the Request or Accept with the Offer.
+func (o *Offer) message(t wire.CMType) wire.CM {
+	m := wire.CM{
+		Type: t, VI: o.VI, Key: o.Key, Seq: o.Seq, Window: o.Window, MaxPayload: o.MaxPayload,
+		Level: o.Level, MaxTransfer: o.MaxTransfer, QoS: o.QoS, Handshake: []byte(o.Handshake),
+	}
+	if o.RDMAWrite {
+		m.Flags |= wire.CMRDMAWrite
+	}
+	if o.RDMARead {
+		m.Flags |= wire.CMRDMARead
+	}
+	if o.BareData {
+		m.Flags |= wire.CMBareData
+	}
+	return m
+}
+
+// offerOf is message's inverse.
+func offerOf(m *wire.CM) Offer {
+	return Offer{
+		VI: m.VI, Key: m.Key, Seq: m.Seq, Window: m.Window, MaxPayload: m.MaxPayload, Level: m.Level,
+		RDMAWrite: m.Flags&wire.CMRDMAWrite != 0, RDMARead: m.Flags&wire.CMRDMARead != 0,
+		BareData: m.Flags&wire.CMBareData != 0, MaxTransfer: m.MaxTransfer, QoS: m.QoS,
+		Handshake: Opaque(m.Handshake),
+	}
+}
+
 // Link describes an agent's interface.
 type Link struct {
 	Name  string
@@ -211,6 +269,12 @@ func (l *Link) Has(a netip.Addr) bool {
 		}
 	}
 	return false
+}
+
+// Neighbor is a host with an agent, as [Agent].Discover found it.
+type Neighbor struct {
+	Addr netip.Addr // no zone: the interface is known
+	Hops int        // 0: this interface; 1: a host on its link. There is nothing further
 }
 
 // Path is the way of frames to a peer. Its Link goes into wire.NewTemplate.

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"time"
 
-	"viaxdp/bpf"
 	"viaxdp/hugepages"
+	"viaxdp/internal/base/steer"
 	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
@@ -69,6 +69,19 @@ type Config struct {
 	MaxVIs int    // size of the VI table, one table for an interface; 0: DefaultMaxVIs
 	Port   uint16 // UDP port; 0: wire.Port. Peers must use the same.
 }
+
+// Steering says how Config.Steer may change the NIC.
+type Steering = steer.How
+
+// The ways, from the least to the most; SteerByRules is the default.
+const (
+	SteerByRules = steer.Rules // a rule of the flow classifier, for the one port
+	SteerByRSS   = steer.RSS   // where there are no rules, the hash's indirection table, for all traffic
+	SteerOff     = steer.Off   // nothing is changed
+)
+
+// ParseSteering reads the names "rules", "rss" and "off".
+func ParseSteering(s string) (Steering, error) { return steer.Parse(s) }
 
 func (c Config) withDefaults() (Config, error) {
 	if c.ArenaBytes == 0 {
@@ -140,12 +153,4 @@ type Info struct {
 	// Agent says which agent it is: empty is the one in this process, else the
 	// socket of a daemon.
 	Agent string
-}
-
-// attachMode is how the program must be attached for a data path.
-func attachMode(m xdpnic.Mode) bpf.Mode {
-	if m.Generic() {
-		return bpf.Generic
-	}
-	return bpf.Native
 }

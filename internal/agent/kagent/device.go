@@ -98,7 +98,7 @@ func acquire(cfg Config) (*device, error) {
 	if err := d.stopLinger(cfg, nic.Attrs().MTU); err != nil {
 		return nil, errors.Join(&OpError{Op: "open", Link: cfg.Interface, Err: err}, d.release())
 	}
-	if d.up && d.router.gone.Load() { // another one has its number
+	if d.up && d.router.removed() { // another one has its number
 		if err := errors.Join(d.markRemoved(), d.release()); err != nil {
 			return nil, &OpError{Op: "open", Link: cfg.Interface, Err: err}
 		}
@@ -159,7 +159,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	if err != nil {
 		return fail("netlink", err)
 	}
-	d.router = &router{nl: nl, name: nic.Name, index: nic.Index, port: cfg.Port}
+	d.router = newRouter(nl, nic.Name, nic.Index, cfg.Port)
 	if d.watch, err = newWatch(d.router, d.onRemove); err != nil {
 		return fail("watch", err)
 	}
@@ -205,8 +205,11 @@ func (d *device) manage(port uint16) {
 	udp := d.udp
 	d.router.nudge = func(from, to netip.Addr) error {
 		// Of an exchange that nobody knows: receivers ignore it.
-		confirm := encode(wire.CM{Type: wire.CMConfirm, ID: NewKey()}, from, netip.AddrPortFrom(to, port))
-		return udp.Send(confirm.b, confirm.from, confirm.to)
+		confirm, err := (&wire.CM{Type: wire.CMConfirm, ID: NewKey()}).Append(nil)
+		if err != nil {
+			return err
+		}
+		return udp.Send(confirm, from, netip.AddrPortFrom(to, port))
 	}
 	d.manager = NewManager(udp, port)
 	d.manager.reprobe = d.router.reprobe
@@ -252,7 +255,7 @@ func (d *device) takeDown() error {
 		errs = append(errs, d.watch.close())
 	}
 	if d.router != nil {
-		d.router.nl.Close()
+		d.router.close()
 	}
 	d.up, d.attached = false, false
 	d.manager, d.demux, d.router, d.watch, d.numbers, d.udp, d.fdStore = nil, nil, nil, nil, nil, nil, nil
@@ -475,4 +478,15 @@ func linkError(name string, err error) error {
 		e.Hint = "interfaces of this network namespace: " + strings.Join(names, ", ")
 	}
 	return e
+}
+
+// genericMode stands for all modes whose program is attached in generic mode.
+const genericMode = xdpnic.ModeGeneric
+
+// attachMode is how the program must be attached for a data path.
+func attachMode(m xdpnic.Mode) bpf.Mode {
+	if m.Generic() {
+		return bpf.Generic
+	}
+	return bpf.Native
 }

@@ -19,12 +19,6 @@ const (
 	maxAnswers   = 100                    // answers to hellos in a second
 )
 
-// Neighbor is a host with an agent, as [Agent].Discover found it.
-type Neighbor struct {
-	Addr netip.Addr // no zone: the interface is known
-	Hops int        // 0: this interface; 1: a host on its link. There is nothing further
-}
-
 // Discover asks on the link who is there, from each of the interface's own
 // addresses; see [Agent]. It fails with ErrClosed, or when not one hello could
 // be sent.
@@ -96,7 +90,7 @@ func (m *Manager) ask(ctx context.Context, hello *wire.CM, own []netip.Addr) err
 // Caller holds m.mu.
 func (m *Manager) onHello(msg *wire.CM, local netip.Addr, from netip.AddrPort) datagram {
 	if _, mine := m.hellos[msg.ID]; mine || local != Everyone(local.Is4()) || from.Port() != m.port ||
-		!m.answers.take(time.Now(), maxAnswers, time.Second) {
+		!m.answers.Take(time.Now(), maxAnswers, time.Second) {
 		return datagram{}
 	}
 	return encode(wire.CM{Type: wire.CMHere, ID: msg.ID}, netip.Addr{}, from)
@@ -108,22 +102,4 @@ func (m *Manager) onHere(msg *wire.CM, from netip.AddrPort) {
 	if _, known := hops[from.Addr()]; asked && !known && len(hops) < maxNeighbors {
 		hops[from.Addr()] = 1
 	}
-}
-
-// ration is how much may be done in a time that begins with the first of it.
-type ration struct {
-	since time.Time
-	used  int
-}
-
-// take reports whether there is one more of so many in a time.
-func (r *ration) take(now time.Time, most int, in time.Duration) bool {
-	if now.Sub(r.since) >= in {
-		*r = ration{since: now}
-	}
-	if r.used >= most {
-		return false
-	}
-	r.used++
-	return true
 }

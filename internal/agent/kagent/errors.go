@@ -1,6 +1,7 @@
 package kagent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -104,15 +105,10 @@ func Unavailable(err error) bool {
 	return false
 }
 
-// reasons are several errors in one line.
-type reasons []error
-
-func (r reasons) Error() string {
-	var texts []string
-	for _, err := range r {
-		texts = append(texts, err.Error())
+// contextError says why ctx is done, in this package's terms.
+func contextError(ctx context.Context) error {
+	if err := ctx.Err(); errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", ErrTimeout, err)
 	}
-	return strings.Join(texts, "; ")
+	return context.Cause(ctx)
 }
-
-func (r reasons) Unwrap() []error { return r }

@@ -1,7 +1,5 @@
 package kagent
 
-import "context"
-
 // Remembered counts what the manager keeps in memory.
 func (m *Manager) Remembered() int {
 	m.mu.Lock()
@@ -13,11 +11,6 @@ func (m *Manager) Remembered() int {
 	return len(m.requests) + len(m.peers) + len(m.incoming) + len(m.answered.list) + len(m.connected.list) + len(m.unprovenEnded.list) + len(m.refusedBy) + len(m.refused.list) + len(m.asked.list) + len(m.doors) + stray + len(m.kept) + len(m.hellos) + m.pending.total()
 }
 
-// ListenAs is Listen of a program of a user.
-func (m *Manager) ListenAs(user uint32, local Address) (Listener, error) {
-	return m.listen(local, user)
-}
-
 // Pending counts the requests of a user that are not answered.
 func (m *Manager) Pending(user uint32) int {
 	m.mu.Lock()
@@ -25,12 +18,15 @@ func (m *Manager) Pending(user uint32) int {
 	return m.pending.of(user)
 }
 
-// WaitAs is Wait of a program of a user.
-func (m *Manager) WaitAs(ctx context.Context, user uint32, local Address) (Incoming, error) {
-	return m.waitFor(ctx, local, user)
-}
+// The bounds of what is remembered.
+const (
+	MaxFinished = maxFinished
+	MaxPending  = maxPending
+	MaxBacklog  = maxBacklog
+)
 
-// RequestPeerAs is RequestPeer of a program of a user.
-func (m *Manager) RequestPeerAs(ctx context.Context, user uint32, local, remote Address, o Offer) (*Answer, Incoming, error) {
-	return m.requestPeer(ctx, local, remote, o, user)
+// Hold keeps the manager from reading messages until resume.
+func (m *Manager) Hold() (resume func()) {
+	m.mu.Lock()
+	return m.mu.Unlock
 }

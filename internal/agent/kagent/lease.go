@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -113,7 +114,7 @@ func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 // again until the given time. Caller holds d.mu, which is given up meanwhile.
 func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpnic.Config, link Link) error {
 	d := l.dev
-	if d.router.gone.Load() { // another interface may have its number
+	if d.router.removed() { // another interface may have its number
 		return ErrGone
 	}
 	nic.BusyTimeout = max(time.Until(until), time.Nanosecond)
@@ -225,7 +226,7 @@ func (l *lease) openReserved(ctx context.Context, nic xdpnic.Config) (q *xdpnic.
 	d.mu.Unlock()
 	q, err = xdpnic.OpenContext(ctx, nic)
 	d.mu.Lock()
-	if err == nil && d.router.gone.Load() {
+	if err == nil && d.router.removed() {
 		err = errors.Join(ErrGone, q.Close())
 	}
 	if err != nil {
@@ -354,3 +355,16 @@ func (l *lease) release() error {
 func (l *lease) entry(key uint64) bpf.VIEntry {
 	return bpf.VIEntry{Slot: uint32(l.slot), Queue: uint32(l.queueID), Key: key}
 }
+
+// reasons are several errors in one line.
+type reasons []error
+
+func (r reasons) Error() string {
+	var texts []string
+	for _, err := range r {
+		texts = append(texts, err.Error())
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (r reasons) Unwrap() []error { return r }

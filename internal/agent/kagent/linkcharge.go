@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/shmlink"
 )
 
@@ -90,8 +91,8 @@ func (l *Local) TakeLinks() (memory []*os.File) {
 	for _, f := range d.chargedLinks(l.lease) {
 		f.charged[slices.Index(f.pair[:], l.lease.queueID)] = false
 		var m *os.File
-		if fds, err := descriptorsOf([]*os.File{f.memory}); err == nil {
-			m = os.NewFile(uintptr(fds[0]), "shmlink")
+		if fd, err := fds.Dup(f.memory); err == nil {
+			m = os.NewFile(uintptr(fd), "shmlink")
 		}
 		memory = append(memory, m)
 	}
@@ -206,12 +207,12 @@ func (d *device) keepLink(f *shmLinkFiles) {
 			files = append(files, b)
 		}
 	}
-	fds, err := descriptorsOf(files)
+	dups, err := fds.DupAll(files)
 	if err == nil {
 		f.kept = true
-		_ = put(d.fdStore, linkKey(d.place, f.id), linkRecord{f.id, f.pair, f.charged, f.left}, fds...)
+		_ = put(d.fdStore, linkKey(d.place, f.id), linkRecord{f.id, f.pair, f.charged, f.left}, dups...)
 	}
-	closeAll(fds)
+	fds.Close(dups...)
 }
 
 // readLane reads what keepLane has put there.
@@ -268,13 +269,12 @@ func (f *shmLinkFiles) restore(i *Entry) error {
 	if len(i.Files) != 1+len(bells) {
 		return fmt.Errorf("%d files, want %d", len(i.Files), 1+len(bells))
 	}
-	fds, err := descriptorsOf(i.Files)
+	dups, err := fds.DupAll(i.Files)
 	if err != nil {
-		closeAll(fds)
 		return err
 	}
-	f.memory = os.NewFile(uintptr(fds[0]), "shmlink")
-	for n, fd := range fds[1:] {
+	f.memory = os.NewFile(uintptr(dups[0]), "shmlink")
+	for n, fd := range dups[1:] {
 		_ = unix.SetNonblock(fd, true) // its program may have changed it
 		bells[n] = os.NewFile(uintptr(fd), "bell")
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"testing"
 
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/await"
 )
 
@@ -17,11 +18,11 @@ func keptLink(t *testing.T, charged [2]bool, left int) Entry {
 		t.Fatal(err)
 	}
 	f.charged, f.left = charged, left
-	programs, err := descriptorsOf(f.bells[:])
+	programs, err := fds.DupAll(f.bells[:])
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeAll(programs) })
+	t.Cleanup(func() { fds.Close(programs...) })
 	files := []*os.File{f.memory, f.bells[0], f.bells[1]}
 	if left != both {
 		_ = f.bells[left].Close()

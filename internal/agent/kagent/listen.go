@@ -3,7 +3,6 @@ package kagent
 import (
 	"container/list"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -60,14 +59,15 @@ func (m *Manager) doorKey(local Address) (doorKey, error) {
 
 // Listen takes requests to local from now on; see [Agent].
 func (m *Manager) Listen(local Address) (Listener, error) {
-	l, err := m.listen(local, 0)
+	l, err := m.ListenAs(0, local)
 	if err != nil {
 		return nil, err
 	}
 	return l, nil
 }
 
-func (m *Manager) listen(local Address, user uint32) (*listener, error) {
+// ListenAs is Listen for a program of a user.
+func (m *Manager) ListenAs(user uint32, local Address) (*listener, error) {
 	key, err := m.doorKey(local)
 	if err != nil {
 		return nil, err
@@ -122,10 +122,11 @@ func (l *listener) isClosed() bool {
 
 // Wait returns one request to local; see [Agent].
 func (m *Manager) Wait(ctx context.Context, local Address) (Incoming, error) {
-	return m.waitFor(ctx, local, 0)
+	return m.WaitAs(ctx, 0, local)
 }
 
-func (m *Manager) waitFor(ctx context.Context, local Address, user uint32) (Incoming, error) {
+// WaitAs is Wait for a program of a user.
+func (m *Manager) WaitAs(ctx context.Context, user uint32, local Address) (Incoming, error) {
 	key, err := m.doorKey(local)
 	if err != nil {
 		return nil, err
@@ -392,12 +393,4 @@ func (m *Manager) expireDoor(d *door, now time.Time) (out []datagram) {
 	delete(m.doors, d.key)
 	m.disown(d)
 	return out
-}
-
-// contextError says why ctx is done, in this package's terms.
-func contextError(ctx context.Context) error {
-	if err := ctx.Err(); errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%w: %w", ErrTimeout, err)
-	}
-	return context.Cause(ctx)
 }

@@ -252,7 +252,7 @@ func (l *Local) Listen(local Address) (Listener, error) {
 	if l.closed {
 		return nil, ErrClosed
 	}
-	door, err := l.manager.listen(local, l.user())
+	door, err := l.manager.ListenAs(l.user(), local)
 	if err != nil {
 		return nil, l.fail("listen", netip.Addr{}, err)
 	}
@@ -297,7 +297,7 @@ func (l *Local) until(ctx context.Context) (context.Context, func()) {
 func (l *Local) Wait(ctx context.Context, local Address) (Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
-	in, err := l.manager.waitFor(ctx, local, l.user())
+	in, err := l.manager.WaitAs(ctx, l.user(), local)
 	if err != nil {
 		return nil, l.fail("wait", netip.Addr{}, err)
 	}
@@ -314,7 +314,7 @@ func (l *Local) Request(ctx context.Context, local, remote Address, o Offer) (*A
 	if err == nil {
 		local.Host = p.Src
 		var a *Answer
-		if a, err = l.manager.request(ctx, local, remote, o, l.user()); err == nil {
+		if a, err = l.manager.RequestAs(ctx, l.user(), local, remote, o); err == nil {
 			return a, nil
 		}
 	}
@@ -330,7 +330,7 @@ func (l *Local) RequestPeer(ctx context.Context, local, remote Address, o Offer)
 		local.Host = p.Src
 		var a *Answer
 		var in Incoming
-		if a, in, err = l.manager.requestPeer(ctx, local, remote, o, l.user()); err == nil {
+		if a, in, err = l.manager.RequestPeerAs(ctx, l.user(), local, remote, o); err == nil {
 			return a, in, nil
 		}
 	}
@@ -361,6 +361,23 @@ func (l *Local) Path(ctx context.Context, local, peer netip.Addr) (Path, error) 
 		return Path{}, l.fail("path", peer, err)
 	}
 	return p, nil
+}
+
+// Watch tells of changes of the interface; see [Agent].
+func (l *Local) Watch(f func(Link)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	if f == nil {
+		l.watch.add(l, nil)
+		return
+	}
+	l.watch.add(l, func(link Link) {
+		link.Queue = l.lease.queueID
+		f(link)
+	})
 }
 
 // Close takes the agent's VIs out of the VI table and gives the queue back:

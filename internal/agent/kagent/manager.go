@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"viaxdp/internal/base/ration"
 	"viaxdp/internal/base/wire"
 )
 
@@ -18,6 +19,7 @@ const (
 	lastRetry    = 200 * time.Millisecond // longest time between two resends
 	linger       = 2 * time.Second        // how long a finished exchange is remembered after its last message
 	reprobeAfter = 250 * time.Millisecond // a peer that has said nothing for so long may not be where the kernel thinks
+	probeEvery   = time.Second            // and again, as long as it says nothing
 	silence      = 3 * time.Second        // a peer that says nothing for so long is gone
 	unanswered   = 8                      // and was looked for so often: this side may not have run all that time
 	unclaimed    = 10 * time.Second       // an Answer that is neither confirmed nor declined is declined
@@ -56,7 +58,7 @@ type Manager struct {
 	peers      map[ends][]*request // lines of peer requests, in the order of the calls
 	incoming   map[exchange]*incoming
 	hellos     map[uint64]map[netip.Addr]int // calls of Discover: who is there, how many hops off
-	answers    ration                        // of answers to the hellos of others
+	answers    ration.Ration                 // of answers to the hellos of others
 	pending    pending                       // entries of incoming that are not answered
 	unproven   map[*incoming]struct{}        // entries of incoming whose requester has not proven its address
 	cookies    cookies
@@ -338,4 +340,15 @@ func (m *Manager) sweep() {
 	for _, d := range out {
 		m.send(d)
 	}
+}
+
+// Counters returns the counters as they are now.
+func (m *Manager) Counters() Counters {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.counters
+	if t, ok := m.transport.(interface{ Overrun() uint64 }); ok {
+		c.Overrun = t.Overrun()
+	}
+	return c
 }

@@ -6,9 +6,6 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// genericMode stands for all modes whose program is attached in generic mode.
-const genericMode = xdpnic.ModeGeneric
-
 // InfoMessage is an Info that can be encoded: its errors are texts.
 type InfoMessage struct {
 	Info     Info

@@ -1,14 +1,10 @@
 package kagent
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
-
-	"viaxdp/internal/base/wire"
 )
 
 // A discriminator is one user's at a time, whatever host is named with it: of the user who
@@ -88,57 +84,4 @@ func (m *Manager) ofAnother(r *request) bool {
 		}
 	}
 	return false
-}
-
-// listenRecord is what Restore must know of a listener: whose the discriminator is until its
-// program has come back.
-type listenRecord struct {
-	Queue int
-	Disc  []byte
-}
-
-func listenKey(place string, id uint64) string { return fmt.Sprintf("listen/%s/%016x", place, id) }
-
-// keepListener puts a listener into the descriptor store, until unkeep. When it cannot be put there,
-// it works all the same.
-func (l *lease) keepListener(disc []byte) (unkeep func()) {
-	v, key := l.dev.fdStore, listenKey(l.dev.place, NewKey())
-	if v == nil {
-		return func() {}
-	}
-	_ = put(v, key, listenRecord{l.queueID, disc})
-	return sync.OnceFunc(func() { _ = v.Delete(key) })
-}
-
-// readListener reads what keepListener has put there.
-func readListener(value []byte) (r listenRecord, err error) {
-	if err = json.Unmarshal(value, &r); err == nil && len(r.Disc) > wire.CMMaxDisc {
-		err = fmt.Errorf("a discriminator of %d bytes", len(r.Disc))
-	}
-	return r, err
-}
-
-// resumeListener has the discriminator of a listener of the agent before be the handle's
-// user's, until EndKept.
-func (l *Local) resumeListener(key string, r listenRecord) {
-	l.keptDiscs[key] = string(r.Disc)
-	l.manager.keep(string(r.Disc), l.user())
-}
-
-// EndKept lets go of the discriminators at which the program listened when the agent before
-// this one ended, and at which it has not listened again. For a daemon, when the program has
-// come back and has opened its listeners.
-func (l *Local) EndKept() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.endKept()
-}
-
-// endKept is EndKept. Caller holds l.mu.
-func (l *Local) endKept() {
-	for key, disc := range l.keptDiscs {
-		l.manager.unkeep(disc, l.user())
-		_ = l.dev.fdStore.Delete(key)
-	}
-	clear(l.keptDiscs)
 }

@@ -46,6 +46,21 @@ type router struct {
 	nudge func(from, to netip.Addr) error
 }
 
+// newRouter makes a router for the interface of that number in nl's namespace, which it closes. Frames
+// for peers go to the given UDP port.
+func newRouter(nl *netlink.Handle, name string, index int, port uint16) *router {
+	return &router{nl: nl, name: name, index: index, port: port}
+}
+
+// Name is the interface's name when the router was made.
+func (r *router) Name() string { return r.name }
+
+// close closes the router's netlink handle.
+func (r *router) close() { r.nl.Close() }
+
+// removed reports whether the kernel has told that the interface was removed.
+func (r *router) removed() bool { return r.gone.Load() }
+
 // link reads the interface, with the addresses that programs can use.
 func (r *router) link() (Link, error) {
 	l, err := r.links.get(func() (Link, error) { return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED) })

@@ -32,10 +32,11 @@ func (r *request) isPeer() bool { return r.turn != nil }
 // RequestPeer asks remote for a connection which it asks us for; see [Agent].
 // local.Host the zero Addr is any address of this host.
 func (m *Manager) RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, Incoming, error) {
-	return m.requestPeer(ctx, local, remote, o, 0)
+	return m.RequestPeerAs(ctx, 0, local, remote, o)
 }
 
-func (m *Manager) requestPeer(ctx context.Context, local, remote Address, o Offer, user uint32) (*Answer, Incoming, error) {
+// RequestPeerAs is RequestPeer for a program of a user.
+func (m *Manager) RequestPeerAs(ctx context.Context, user uint32, local, remote Address, o Offer) (*Answer, Incoming, error) {
 	r, err := m.newRequest(local, remote, o, wire.CMPeer)
 	if err != nil {
 		return nil, nil, err

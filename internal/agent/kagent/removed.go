@@ -1,11 +1,6 @@
 package kagent
 
-import (
-	"errors"
-	"maps"
-	"slices"
-	"sync"
-)
+import "errors"
 
 // An interface that is gone does not come back, although another one may have its name, or its
 // number (as it has itself again that was lent to another network namespace). What would be in
@@ -53,62 +48,4 @@ func (l *Local) OnGone(f func()) {
 	if !l.closed {
 		l.watch.onGone(l, f)
 	}
-}
-
-// shelf is the part of a Vault that a device has. Once it is cleared nothing comes in any more:
-// the keys may be another device's.
-type deviceStore struct {
-	fdStore FDStore
-
-	mu      sync.Mutex // held while the descriptor store is called
-	keys    map[string]bool
-	cleared bool
-}
-
-func newDeviceStore(v FDStore) *deviceStore {
-	if v == nil {
-		return nil
-	}
-	return &deviceStore{fdStore: v, keys: make(map[string]bool)}
-}
-
-// Put is Vault's.
-func (s *deviceStore) Put(key string, value []byte, fds ...int) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.cleared {
-		return nil
-	}
-	s.keys[key] = true
-	return s.fdStore.Put(key, value, fds...)
-}
-
-// Delete is Vault's.
-func (s *deviceStore) Delete(key string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.cleared {
-		return nil
-	}
-	delete(s.keys, key)
-	return s.fdStore.Delete(key)
-}
-
-// holds says that something is there already.
-func (s *deviceStore) holds(key string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.keys[key] = true
-}
-
-func (s *deviceStore) clear() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.cleared = true
-	var errs []error
-	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
-		errs = append(errs, s.fdStore.Delete(key))
-	}
-	s.keys = nil
-	return errors.Join(errs...)
 }

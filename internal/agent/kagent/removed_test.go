@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/steer"
@@ -111,33 +112,16 @@ func TestNumberComesBack(t *testing.T) {
 	}
 }
 
-// A message that an interface was removed is one of the interface itself, and not of its place in a bridge.
-func TestSaysGone(t *testing.T) {
-	for _, c := range []struct {
-		kind   uint16
-		family byte
-		gone   bool
-	}{
-		{unix.RTM_DELLINK, unix.AF_UNSPEC, true}, {unix.RTM_DELLINK, unix.AF_BRIDGE, false}, {unix.RTM_NEWLINK, unix.AF_UNSPEC, false},
-	} {
-		said, about := false, 0
-		m := message(c.kind, 0, 7)
-		m[unix.NLMSG_HDRLEN] = c.family
-		eachAbout(m, 7, func(kind uint16, body []byte) {
-			about++
-			said = said || saysGone(kind, body)
-		})
-		if about != 1 || said != c.gone {
-			t.Errorf("%+v: gone is %v, by %d messages", c, said, about)
-		}
-	}
-}
-
 // The steering of an interface that is gone went with it: that of another one of its name is left alone.
 func TestSteeringGone(t *testing.T) {
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nl.Close()
 	nic := &fakeSteered{table: []uint32{0, 1, 0, 1}}
 	d := &device{
-		driver: "igb", inputs: 2, leases: make(map[int]*lease), router: &router{name: "eth0"},
+		driver: "igb", inputs: 2, leases: make(map[int]*lease), router: newRouter(nl, "eth0", 1, 4793),
 		openSteered: func(string) (steered, error) { return nic, nil },
 	}
 	l := newLease(d, 1)
@@ -145,7 +129,7 @@ func TestSteeringGone(t *testing.T) {
 	if l.steering == nil {
 		t.Fatal("nothing is steered")
 	}
-	d.router.gone.Store(true)
+	d.router = newRouter(nl, "eth0", 1<<30, 4793)
 	if err := l.unsteer(); err != nil || nic.table[0] != 1 || nic.closed != 1 || l.steering != nil {
 		t.Errorf("table %v, closed %d, %v", nic.table, nic.closed, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/ration"
 	"viaxdp/internal/base/wire"
 )
 
@@ -34,8 +35,8 @@ const (
 // reprobes bounds what programs have the kernel probe on an interface. The zero value is ready.
 type reprobes struct {
 	mu     sync.Mutex
-	all    ration
-	users  map[uint32]*ration
+	all    ration.Ration
+	users  map[uint32]*ration.Ration
 	recent map[netip.Addr]time.Time // when an address was probed last
 }
 
@@ -49,7 +50,7 @@ func (p *reprobes) take(user uint32, peer netip.Addr, now time.Time) bool {
 		}
 	}
 	for u, r := range p.users {
-		if u != user && now.Sub(r.since) >= reprobeWindow {
+		if u != user && now.Sub(r.Since) >= reprobeWindow {
 			delete(p.users, u)
 		}
 	}
@@ -57,14 +58,14 @@ func (p *reprobes) take(user uint32, peer netip.Addr, now time.Time) bool {
 		return false
 	}
 	if p.users == nil {
-		p.users, p.recent = make(map[uint32]*ration), make(map[netip.Addr]time.Time)
+		p.users, p.recent = make(map[uint32]*ration.Ration), make(map[netip.Addr]time.Time)
 	}
 	of := p.users[user]
 	if of == nil {
-		of = &ration{}
+		of = &ration.Ration{}
 		p.users[user] = of
 	}
-	if !of.take(now, maxUserReprobes, reprobeWindow) || !p.all.take(now, maxReprobes, reprobeWindow) {
+	if !of.Take(now, maxUserReprobes, reprobeWindow) || !p.all.Take(now, maxReprobes, reprobeWindow) {
 		return false
 	}
 	p.recent[peer] = now

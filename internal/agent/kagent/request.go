@@ -59,10 +59,11 @@ type request struct {
 
 // Request asks remote for a connection; see [Agent].
 func (m *Manager) Request(ctx context.Context, local, remote Address, o Offer) (*Answer, error) {
-	return m.request(ctx, local, remote, o, 0)
+	return m.RequestAs(ctx, 0, local, remote, o)
 }
 
-func (m *Manager) request(ctx context.Context, local, remote Address, o Offer, user uint32) (*Answer, error) {
+// RequestAs is Request for a program of a user.
+func (m *Manager) RequestAs(ctx context.Context, user uint32, local, remote Address, o Offer) (*Answer, error) {
 	r, err := m.newRequest(local, remote, o, 0)
 	if err != nil {
 		return nil, err
@@ -141,7 +142,7 @@ func (r *request) reprobeLater(ctx context.Context) (stop func()) {
 		defer close(over)
 		for ctx.Err() == nil && !r.isHeard() {
 			r.m.reprobe(ctx, r.user, from, r.to.Addr())
-			again := time.NewTimer(reprobeAgain)
+			again := time.NewTimer(probeEvery)
 			select {
 			case <-again.C:
 			case <-ctx.Done():
@@ -366,32 +367,6 @@ func (r *request) Decline(reason wire.CMReason) {
 	}
 	r.m.mu.Unlock()
 	r.m.send(d)
-}
-
-func (o *Offer) message(t wire.CMType) wire.CM {
-	m := wire.CM{
-		Type: t, VI: o.VI, Key: o.Key, Seq: o.Seq, Window: o.Window, MaxPayload: o.MaxPayload,
-		Level: o.Level, MaxTransfer: o.MaxTransfer, QoS: o.QoS, Handshake: []byte(o.Handshake),
-	}
-	if o.RDMAWrite {
-		m.Flags |= wire.CMRDMAWrite
-	}
-	if o.RDMARead {
-		m.Flags |= wire.CMRDMARead
-	}
-	if o.BareData {
-		m.Flags |= wire.CMBareData
-	}
-	return m
-}
-
-func offerOf(m *wire.CM) Offer {
-	return Offer{
-		VI: m.VI, Key: m.Key, Seq: m.Seq, Window: m.Window, MaxPayload: m.MaxPayload, Level: m.Level,
-		RDMAWrite: m.Flags&wire.CMRDMAWrite != 0, RDMARead: m.Flags&wire.CMRDMARead != 0,
-		BareData: m.Flags&wire.CMBareData != 0, MaxTransfer: m.MaxTransfer, QoS: m.QoS,
-		Handshake: Opaque(m.Handshake),
-	}
 }
 
 // backoff is the clock of resends: firstRetry, doubled up to lastRetry.

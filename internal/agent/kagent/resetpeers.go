@@ -75,10 +75,10 @@ func (l *Local) resetPeers(g PeerReset) {
 // tell sends a frame of a data path from the control socket.
 func (d *device) tell(b []byte, g PeerReset) error {
 	d.mu.Lock()
-	udp := d.udp
+	udp, router := d.udp, d.router
 	d.mu.Unlock()
-	if udp == nil || udp.own(g.To) {
+	if udp == nil || router.own(g.To) {
 		return nil
 	}
-	return udp.sendmsg(b, g.From, netip.AddrPortFrom(g.To, udp.port))
+	return udp.Send(b, g.From, netip.AddrPortFrom(g.To, d.key.port))
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bpf"
+	"viaxdp/internal/base/fds"
 )
 
 // Restored is a queue that an agent before this one handed out.
@@ -235,7 +236,7 @@ func (d *device) restore(fdStore FDStore, r nicRecord, i *Entry, link *netlink.L
 	if err != nil {
 		return err
 	}
-	d.router = &router{nl: nl, name: link.Name, index: link.Index, port: r.Port}
+	d.router = newRouter(nl, link.Name, link.Index, r.Port)
 	if d.watch, err = newWatch(d.router, d.onRemove); err != nil {
 		return err
 	}
@@ -243,13 +244,13 @@ func (d *device) restore(fdStore FDStore, r nicRecord, i *Entry, link *netlink.L
 	if d.udp, err = adoptUDP(i.Files[0], link.Name, r.Port, d.router.own); err != nil {
 		return err
 	}
-	fds, err := descriptorsOf(i.Files[1:])
+	dups, err := fds.DupAll(i.Files[1:])
 	if err != nil {
 		return err
 	}
-	objects, err := bpf.DescriptorsOf(fds)
+	objects, err := bpf.DescriptorsOf(dups)
 	if err != nil {
-		closeAll(fds)
+		fds.Close(dups...)
 		return err
 	}
 	if d.demux, err = bpf.AdoptDemux(objects, r.Index); err != nil {
@@ -330,28 +331,4 @@ func (d *device) reconcile(all []Restored) {
 			_ = d.demux.Evict(slot)
 		}
 	}
-}
-
-// descriptorsOf duplicates the descriptors of files: of all, or, with an error, of none.
-func descriptorsOf(files []*os.File) (fds []int, err error) {
-	defer func() {
-		if err != nil {
-			closeAll(fds)
-			fds = nil
-		}
-	}()
-	for _, f := range files {
-		c, err := f.SyscallConn()
-		if err != nil {
-			return fds, err
-		}
-		var fd int
-		if cerr := c.Control(func(old uintptr) {
-			fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
-		}); cerr != nil || err != nil {
-			return fds, errors.Join(cerr, err)
-		}
-		fds = append(fds, fd)
-	}
-	return fds, nil
 }

@@ -2,45 +2,8 @@ package kagent
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 )
-
-// Where not all descriptors can be copied none is left over.
-func TestDescriptorsOf(t *testing.T) {
-	open := func() int {
-		all, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(all)
-	}
-	var files []*os.File
-	for range 3 {
-		f, err := os.Create(filepath.Join(t.TempDir(), "f"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		files = append(files, f)
-	}
-	if err := files[2].Close(); err != nil {
-		t.Fatal(err)
-	}
-	before := open()
-	fds, err := descriptorsOf(files)
-	if err == nil || len(fds) != 0 {
-		t.Errorf("%d descriptors, %v", len(fds), err)
-	}
-	if after := open(); after != before {
-		t.Errorf("%d descriptors are open, %d before", after, before)
-	}
-	fds, err = descriptorsOf(files[:2])
-	if err != nil || len(fds) != 2 {
-		t.Errorf("%d descriptors, %v", len(fds), err)
-	}
-	closeAll(fds)
-}
 
 // A record that makes no sense is no reason to drop the others of its interface; one about the
 // interface itself is, and what its queues had is returned.

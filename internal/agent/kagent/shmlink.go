@@ -9,39 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/shmlink"
 )
-
-// Laner is an Agent that can join VIs of one interface that are on different
-// queues.
-type Laner interface {
-	// Lane gives this handle's end of the lane to the queue that has the VI
-	// peer: the same one for all VIs of the two queues, as long as both are
-	// leased. It fails with ErrUnreachable when no other queue of the interface
-	// has that VI.
-	ShmLink(peer uint32) (*ShmLinkEnd, error)
-}
-
-// ShmLinkEnd is one queue's end of a lane, see package lane. The files are the
-// caller's.
-type ShmLinkEnd struct {
-	ID     uint64   // random: the same at both ends, and of no other lane
-	Side   int      // of lane.New
-	Memory *os.File // lane.Size bytes
-	Wake   *os.File // readable when the other end has rung; to be drained
-	Bell   *os.File // the same socket: a byte sent on it rings at the other end
-}
-
-func (e *ShmLinkEnd) files() []*os.File { return []*os.File{e.Memory, e.Wake, e.Bell} }
-
-// Close closes the files.
-func (e *ShmLinkEnd) Close() {
-	for _, f := range e.files() {
-		if f != nil {
-			_ = f.Close()
-		}
-	}
-}
 
 // laneFiles is a lane of a device. Guarded by device.mu.
 type shmLinkFiles struct {
@@ -91,11 +61,11 @@ func newShmLink(pair [2]int) (l *shmLinkFiles, err error) {
 	if err != nil {
 		return l, err
 	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return l, os.NewSyscallError("socketpair", err)
 	}
-	for i, fd := range fds {
+	for i, fd := range ends {
 		// Bytes only: a descriptor that comes along is closed by who drops it, and
 		// there are some whose closing takes long. Kernels before 6.16 cannot.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0)
@@ -158,15 +128,12 @@ func (d *device) shmLink(mine, other int) (*ShmLinkEnd, error) {
 	if mine > other {
 		end.Side = 1
 	}
-	fds, err := descriptorsOf([]*os.File{f.memory, f.bells[end.Side], f.bells[end.Side]})
-	for i, to := range []**os.File{&end.Memory, &end.Wake, &end.Bell} {
-		if i < len(fds) {
-			*to = os.NewFile(uintptr(fds[i]), "shmlink")
-		}
-	}
+	dups, err := fds.DupAll([]*os.File{f.memory, f.bells[end.Side], f.bells[end.Side]})
 	if err != nil {
-		end.Close()
 		return nil, err
+	}
+	for i, to := range []**os.File{&end.Memory, &end.Wake, &end.Bell} {
+		*to = os.NewFile(uintptr(dups[i]), "shmlink")
 	}
 	return end, nil
 }

@@ -2,10 +2,13 @@ package kagent
 
 import (
 	"errors"
+	"os"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/fds"
 )
 
 // What one side of a lane does to its bell is nothing to the other side: neither
@@ -29,13 +32,13 @@ func TestShmLinkBells(t *testing.T) {
 	}
 	of := func(e *ShmLinkEnd) (wake, bell int) {
 		t.Helper()
-		fds, err := descriptorsOf(e.files())
+		dups, err := fds.DupAll([]*os.File{e.Memory, e.Wake, e.Bell})
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = unix.Close(fds[0])
-		t.Cleanup(func() { _, _ = unix.Close(fds[1]), unix.Close(fds[2]) })
-		return fds[1], fds[2]
+		_ = unix.Close(dups[0])
+		t.Cleanup(func() { _, _ = unix.Close(dups[1]), unix.Close(dups[2]) })
+		return dups[1], dups[2]
 	}
 	wakeA, bellA := of(a)
 	wakeB, bellB := of(b)

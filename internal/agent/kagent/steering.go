@@ -7,19 +7,6 @@ import (
 	"viaxdp/internal/base/steer"
 )
 
-// Steering says how Config.Steer may change the NIC.
-type Steering = steer.How
-
-// The ways, from the least to the most; SteerByRules is the default.
-const (
-	SteerByRules = steer.Rules // a rule of the flow classifier, for the one port
-	SteerByRSS   = steer.RSS   // where there are no rules, the hash's indirection table, for all traffic
-	SteerOff     = steer.Off   // nothing is changed
-)
-
-// ParseSteering reads the names "rules", "rss" and "off".
-func ParseSteering(s string) (Steering, error) { return steer.Parse(s) }
-
 // steered is a NIC that can be told where frames go.
 type steered interface {
 	steer.NIC

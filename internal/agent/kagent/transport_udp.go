@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/fds"
 )
 
 // udpLoop is how many datagrams to the interface's own addresses wait.
@@ -65,19 +67,19 @@ func ListenUDP(device string, port uint16, own func(netip.Addr) bool) (*UDP, err
 // adoptUDP goes on with a copy of a socket that ListenUDP has opened in another
 // process.
 func adoptUDP(f *os.File, device string, port uint16, own func(netip.Addr) bool) (*UDP, error) {
-	fds, err := descriptorsOf([]*os.File{f})
+	fd, err := fds.Dup(f)
 	if err != nil {
 		return nil, err
 	}
-	domain, err := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_DOMAIN)
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
-		unix.Close(fds[0])
+		unix.Close(fd)
 		return nil, os.NewSyscallError("SO_DOMAIN", err)
 	}
 	u := &UDP{
 		own: own, port: port, loop: make(chan loopback, udpLoop), done: make(chan struct{}), v6: domain == unix.AF_INET6,
 	}
-	if err := u.use(fds[0], device); err != nil {
+	if err := u.use(fd, device); err != nil {
 		return nil, err
 	}
 	return u, nil
@@ -91,6 +93,9 @@ func (u *UDP) use(fd int, device string) (err error) {
 	}
 	return err
 }
+
+// control calls f with the socket's descriptor.
+func (u *UDP) control(f func(fd uintptr)) error { return u.conn.Control(f) }
 
 func (u *UDP) setup(fd int, device string, port uint16) error {
 	if err := unix.BindToDevice(fd, device); err != nil {

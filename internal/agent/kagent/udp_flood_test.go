@@ -76,7 +76,7 @@ func (f *flooder) send(b []byte) error {
 
 // waits says whether something is on the socket that nobody has read.
 func (h *host) waits() (is bool) {
-	_ = h.transport.(*UDP).conn.Control(func(fd uintptr) {
+	_ = h.udp.control(func(fd uintptr) {
 		n, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ)
 		is = err == nil && n > 0
 	})
@@ -169,10 +169,10 @@ func TestConnectFloodOverUDP(t *testing.T) {
 		t.Errorf("%+v", n)
 	}
 	// See TestConnectFlood; and two listeners, two calls, and what has been asked.
-	if most.Load() > 2*maxFinished+2*maxPending+64 {
+	if most.Load() > 2*MaxFinished+2*MaxPending+64 {
 		t.Errorf("%d things were remembered", most.Load())
 	}
-	if waiting.Load() > 2*maxBacklog+connects+1 { // at both doors, with those that the server has
+	if waiting.Load() > 2*MaxBacklog+connects+1 { // at both doors, with those that the server has
 		t.Errorf("%d requests were waiting", waiting.Load())
 	}
 	l.Close()

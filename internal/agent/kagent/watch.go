@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch tells the Locals of a device when its interface has changed. What the
+// watch tells when an interface has changed. What the
 // kernel says (rtnetlink) is taken as a sign to look, not as the news: what
 // matters is how things are, so that a message that was lost does no harm where
 // the loss is known, and an address that is back before anybody has looked was
@@ -25,10 +25,10 @@ type watch struct {
 	closed chan struct{} // closed by close
 	over   chan struct{} // closed when run has ended
 
-	mu   sync.Mutex // held while somebody is told, so that news come in order
-	last Link       // as it was told; its Name is empty before
-	told map[*Local]func(Link)
-	lost map[*Local]func() // to be called when the interface is gone; nil: they have been
+	mu   sync.Mutex         // held while somebody is told, so that news come in order
+	last Link               // as it was told; its Name is empty before
+	told map[any]func(Link) // by the watcher
+	lost map[any]func()     // to be called when the interface is gone; nil: they have been
 }
 
 const (
@@ -53,8 +53,8 @@ func newWatch(r *router, onRemove func(*watch)) (_ *watch, err error) {
 	}
 	w := &watch{
 		file: os.NewFile(uintptr(fd), "netlink:"+r.name), router: r,
-		closed: make(chan struct{}), over: make(chan struct{}), told: make(map[*Local]func(Link)),
-		lost: make(map[*Local]func()),
+		closed: make(chan struct{}), over: make(chan struct{}), told: make(map[any]func(Link)),
+		lost: make(map[any]func()),
 	}
 	if w.conn, err = w.file.SyscallConn(); err != nil {
 		return nil, errors.Join(err, w.file.Close())
@@ -183,8 +183,8 @@ func (w *watch) look() (Link, error) {
 		return link, err
 	}
 	w.last = link
-	for l, f := range w.told {
-		l.tell(f, link)
+	for _, f := range w.told {
+		tell(f, link)
 	}
 	return link, nil
 }
@@ -208,14 +208,14 @@ func isGone(err error) bool {
 }
 
 // onGone has f called once when the interface is gone, at once if it is; nil ends that.
-func (w *watch) onGone(l *Local, f func()) {
+func (w *watch) onGone(watcher any, f func()) {
 	w.mu.Lock()
 	now := w.lost == nil && f != nil
 	switch {
 	case f == nil:
-		delete(w.lost, l)
+		delete(w.lost, watcher)
 	case !now:
-		w.lost[l] = f
+		w.lost[watcher] = f
 	}
 	w.mu.Unlock()
 	if now {
@@ -235,14 +235,14 @@ func (w *watch) removed() {
 }
 
 // add has f called, at once and from now on; nil ends that.
-func (w *watch) add(l *Local, f func(Link)) {
+func (w *watch) add(watcher any, f func(Link)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if f == nil {
-		delete(w.told, l)
+		delete(w.told, watcher)
 		return
 	}
-	w.told[l] = f
+	w.told[watcher] = f
 	if w.last.Name == "" {
 		link, err := w.now()
 		if err != nil {
@@ -250,11 +250,10 @@ func (w *watch) add(l *Local, f func(Link)) {
 		}
 		w.last = link
 	}
-	l.tell(f, w.last)
+	tell(f, w.last)
 }
 
-func (l *Local) tell(f func(Link), link Link) {
-	link.Queue = l.lease.queueID
+func tell(f func(Link), link Link) {
 	link.IPv4, link.IPv6 = slices.Clone(link.IPv4), slices.Clone(link.IPv6)
 	f(link)
 }
@@ -263,13 +262,4 @@ func (l *Local) tell(f func(Link), link Link) {
 func (l *Link) same(o *Link) bool {
 	return l.Name == o.Name && l.Index == o.Index && l.MAC == o.MAC && l.MTU == o.MTU && l.Up == o.Up &&
 		l.Gone == o.Gone && slices.Equal(l.IPv4, o.IPv4) && slices.Equal(l.IPv6, o.IPv6)
-}
-
-// Watch tells of changes of the interface; see [Agent].
-func (l *Local) Watch(f func(Link)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.closed {
-		l.watch.add(l, f)
-	}
 }

@@ -13,7 +13,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// news are what a Local was told.
+// news are what a watcher was told.
 type news chan Link
 
 // until waits for an interface that is as wanted, and passes over others.
@@ -33,17 +33,31 @@ func (n news) until(t *testing.T, what string, ok func(l *Link) bool) {
 	}
 }
 
+func watchOn(t *testing.T, n *nstest.NS) (w *watch) {
+	t.Helper()
+	if err := n.Do(func() (err error) {
+		w, err = newWatch(newRouter(n.Netlink(), n.Name, n.Index, testPort), func(*watch) {})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
 // Whoever watches is told how the interface is, and each change of it, until it is
 // gone.
 func TestWatch(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	cfg := small(an)
-	cfg.Queue = AnyQueue
-	a := mustOpen(t, an, cfg)
+	a := watchOn(t, an)
 	told := make(news, 100)
-	a.Watch(func(l Link) { told <- l })
+	a.add(t, func(l Link) { told <- l })
 	told.until(t, "as it is", func(l *Link) bool {
-		return l.Name == an.Name && l.Index == an.Index && l.Has(an.IPv4) && l.Has(an.IPv6) && l.Queue == a.Info().Queue &&
+		return l.Name == an.Name && l.Index == an.Index && l.Has(an.IPv4) && l.Has(an.IPv6) &&
 			net.HardwareAddr(l.MAC[:]).String() == an.MAC.String()
 	})
 
@@ -78,7 +92,7 @@ func TestWatch(t *testing.T) {
 	must(h.LinkSetUp(lo))
 	must(h.LinkSetUp(nic))
 	late := make(news, 100)
-	a.Watch(func(l Link) { late <- l })
+	a.add(t, func(l Link) { late <- l })
 	late.until(t, "a later watcher", func(l *Link) bool { return l.MAC[5] == 0x77 })
 	must(h.LinkDel(nic))
 	late.until(t, "the end", func(l *Link) bool { return l.Gone && l.Name == an.Name })
@@ -88,12 +102,12 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	select {
-	case <-a.watch.over:
+	case <-a.over:
 	case <-time.After(waitLimit):
 		t.Error("still watching an interface that is gone")
 	}
-	if l := a.Link(); !l.Gone {
-		t.Errorf("%+v", l)
+	if !a.router.isGone() {
+		t.Error("the router finds an interface that is gone")
 	}
 }
 
@@ -115,8 +129,8 @@ func TestWatchOverrun(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a := mustOpen(t, an, small(an))
-	if err := a.watch.conn.Control(func(fd uintptr) {
+	a := watchOn(t, an)
+	if err := a.conn.Control(func(fd uintptr) {
 		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 			t.Error(err)
 		}
@@ -126,7 +140,7 @@ func TestWatchOverrun(t *testing.T) {
 	told, busy := make(news, 10_000), make(chan struct{})
 	entered := make(chan struct{}, 10_000)
 	first := true
-	a.Watch(func(l Link) {
+	a.add(t, func(l Link) {
 		if told <- l; !first {
 			entered <- struct{}{}
 			<-busy
@@ -166,10 +180,10 @@ func TestWatchUnread(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := mustOpen(t, an, small(an))
+	a := watchOn(t, an)
 	told, entered, busy := make(news, 100), make(chan struct{}, 100), make(chan struct{})
 	first := true
-	a.Watch(func(l Link) {
+	a.add(t, func(l Link) {
 		if told <- l; !first {
 			entered <- struct{}{}
 			<-busy
@@ -189,7 +203,7 @@ func TestWatchUnread(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if err := a.watch.conn.Control(func(fd uintptr) { // no socket any more
+	if err := a.conn.Control(func(fd uintptr) { // no socket any more
 		if err := unix.Dup3(int(null.Fd()), int(fd), unix.O_CLOEXEC); err != nil {
 			t.Error(err)
 		}

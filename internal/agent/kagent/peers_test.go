@@ -3,7 +3,6 @@ package kagent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -57,37 +56,23 @@ func meetBoth(t *testing.T, x, y partner, xAddr, yAddr Address, start func() par
 	}
 }
 
-// Peers over the kernel's UDP, by both families, two hosts and one.
-func TestUDPPeers(t *testing.T) {
-	an, bn := nstest.Pair(t, nstest.Options{})
-	a, b := newHost(t, an), newHost(t, bn)
-	for i, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
-		l, r := Address{addrs[0], fmt.Appendf(nil, "left %d", i)}, Address{addrs[1], fmt.Appendf(nil, "right %d", i)}
-		meetBoth(t, a, b, l, r, nil)
-		meetBoth(t, b, a, r, l, nil)
-		// Its own address, which the kernel would route elsewhere.
-		meetBoth(t, a, a, l, Address{addrs[0], r.Disc}, nil)
-		meetBoth(t, a, a, l, l, nil)
-	}
-}
-
 // The kernel says that nobody has the port yet; that ends nothing.
-func TestUDPPeerStartsLater(t *testing.T) {
+func TestPeerStartsLater(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
-	a := newHost(t, an)
+	a := mustOpen(t, an, small(an))
 	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
 		l, r := Address{Host: addrs[0]}, Address{Host: addrs[1]}
 		if _, err := meet(deadline(t, 50*time.Millisecond), a, l, r, testOffer(1)); !errors.Is(err, ErrTimeout) {
 			t.Errorf("nobody is there: %v", err)
 		}
-		var b *host
+		var b *Local
 		meetBoth(t, a, nil, l, r, func() partner {
 			// A plain request's end is the sign that the news has come.
 			_, err := a.Request(deadline(t, waitLimit), Address{}, r, testOffer(3))
 			if !errors.Is(err, ErrNoMatch) {
 				t.Errorf("no agent: %v", err)
 			}
-			b = newHost(t, bn)
+			b = mustOpen(t, bn, small(bn))
 			return b
 		})
 		if err := b.Close(); err != nil {
@@ -128,21 +113,6 @@ func neighborsOf(t *testing.T, own, other *router) (list []Neighbor) {
 		}
 	}
 	return list
-}
-
-// Each host of the link finds the other by all its addresses.
-func TestUDPDiscover(t *testing.T) {
-	an, bn := nstest.Pair(t, nstest.Options{})
-	hosts := [2]*host{newHost(t, an), newHost(t, bn)}
-	for i, h := range hosts {
-		found(t, h.router, hosts[1-i].router, func() ([]Neighbor, error) {
-			link, err := h.router.link()
-			if err != nil {
-				return nil, err
-			}
-			return h.Discover(context.Background(), slices.Concat(link.IPv4, link.IPv6))
-		})
-	}
 }
 
 // With the program attached, hellos and peer requests still reach the control
