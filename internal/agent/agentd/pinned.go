@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 )
 
@@ -132,7 +133,7 @@ func (s *Server) restorePinned(kept []kagent.Entry) (rest []kagent.Entry) {
 func (n *session) stillPinned() []*pinnedQueue {
 	all := []*pinnedQueue{{uid: n.uid, pinned: n.pinned, socket: n.socket, memory: n.local.TakeMemory()}}
 	for _, memory := range n.local.TakeLinks() {
-		all = append(all, &pinnedQueue{uid: n.uid, shmLink: true, pinned: kagent.LinkBytes, socket: n.socket, memory: memory})
+		all = append(all, &pinnedQueue{uid: n.uid, shmLink: true, pinned: device.LinkBytes, socket: n.socket, memory: memory})
 	}
 	for _, d := range all {
 		_ = with(n.alive, func(old int) error {

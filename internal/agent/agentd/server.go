@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 )
 
@@ -194,7 +195,7 @@ func (s *Server) shut() error {
 	}
 	s.work.Wait()
 	ended := s.await()
-	errs = append(errs, kagent.EndLinger())
+	errs = append(errs, device.EndLinger())
 	if !ended {
 		return errors.Join(errs...)
 	}
@@ -248,7 +249,7 @@ func (s *Server) isClosed() bool {
 
 // Status is what the agent knows.
 func (s *Server) Status() kagent.Status {
-	st := kagent.LocalStatus()
+	st := device.LocalStatus()
 	st.Daemon, st.Since = true, s.since
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/termsafe"
 )
@@ -27,7 +28,7 @@ type session struct {
 	server *Server
 	uid    uint32
 	token  []byte
-	local  *kagent.Local
+	local  *device.Local
 	alive  *os.File // the reading end of a pipe that ends with the program
 	pinned int      // bytes: the memory, and the rings
 	socket uint64   // inode of the AF_XDP socket; 0: not known
@@ -50,7 +51,7 @@ type tag struct {
 }
 
 // open opens an interface for a program. It waits no longer than ctx.
-func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *kagent.Handout, *os.File, error) {
+func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *device.Handout, *os.File, error) {
 	s := c.server
 	settings, ok := s.cfg.served(o.Interface, &c.cred)
 	if !ok {
@@ -109,14 +110,14 @@ func steering(want kagent.Steering, uid uint32) kagent.Steering {
 
 // lease opens the queue and makes it ready to be passed on. The quota has been
 // charged with cfg.PinnedBytes.
-func (s *Server) lease(ctx context.Context, cfg kagent.Config, c *conn) (_ *session, _ *kagent.Handout, theirs *os.File, err error) {
+func (s *Server) lease(ctx context.Context, cfg kagent.Config, c *conn) (_ *session, _ *device.Handout, theirs *os.File, err error) {
 	// Of all users: there are no more than queues, and to open one costs more than a look at each.
 	reapDead := func() bool { return s.reapDead(func(*session) bool { return true }) }
 	reapDead()
 	s.collect() // the pages of the dead may be all that the pool has
-	local, err := kagent.OpenContext(ctx, cfg)
+	local, err := device.OpenContext(ctx, cfg)
 	if errors.Is(err, kagent.ErrQueueInUse) && reapDead() {
-		local, err = kagent.OpenContext(ctx, cfg)
+		local, err = device.OpenContext(ctx, cfg)
 	}
 	if err != nil {
 		return nil, nil, nil, err
@@ -139,7 +140,7 @@ func (s *Server) lease(ctx context.Context, cfg kagent.Config, c *conn) (_ *sess
 	}
 	n.alive, theirs = os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
 	t, err := json.Marshal(tag{n.token, n.uid, n.socket})
-	var h *kagent.Handout
+	var h *device.Handout
 	if err == nil {
 		h, err = local.HandOut(t, fds[0])
 	}
@@ -306,7 +307,7 @@ func (s *Server) restore(kept []kagent.Entry) {
 		return
 	}
 	defer s.collectLater()
-	all, err := kagent.Restore(s.cfg.FDStore, kept)
+	all, err := device.Restore(s.cfg.FDStore, kept)
 	if err != nil {
 		s.log.Error("not all could be taken over", "error", err)
 	}
@@ -336,7 +337,7 @@ func (s *Server) restore(kept []kagent.Entry) {
 		shmLinks := n.local.OnLinkLeft(n.linkLeft)
 		s.mu.Lock()
 		// It had it before, whatever the quota says now.
-		s.account(n.uid).book(1, n.vis, n.pinned+shmLinks*kagent.LinkBytes)
+		s.account(n.uid).book(1, n.vis, n.pinned+shmLinks*device.LinkBytes)
 		s.sessions[string(n.token)] = n
 		s.work.Add(1)
 		s.mu.Unlock()
@@ -347,7 +348,7 @@ func (s *Server) restore(kept []kagent.Entry) {
 
 // restoreLost takes over what is left of a session whose interface went away while there was no
 // agent: the memory that its program still has.
-func (s *Server) restoreLost(r *kagent.Restored) {
+func (s *Server) restoreLost(r *device.Restored) {
 	d := &pinnedQueue{pinned: r.Size, alive: r.Alive, memory: r.Memory}
 	t, err := readTag(r.Tag, r.Size)
 	if err != nil {
@@ -367,7 +368,7 @@ func (s *Server) restoreLost(r *kagent.Restored) {
 // with a key, which believes nobody but the program.
 func (n *session) connected(ours kagent.Offer, from netip.Addr, theirs kagent.Offer, peer netip.Addr) {
 	if ours.Handshake == "" {
-		n.local.Connected(ours.VI, kagent.PeerReset{From: from, To: peer, VI: theirs.VI, Key: theirs.Key, Seq: theirs.Seq})
+		n.local.Connected(ours.VI, device.PeerReset{From: from, To: peer, VI: theirs.VI, Key: theirs.Key, Seq: theirs.Seq})
 	}
 }
 
@@ -389,21 +390,21 @@ func (n *session) shmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 // lane for the first time.
 func (n *session) chargedLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	end, _, err := n.local.ChargedLink(peer, false)
-	if !errors.Is(err, kagent.ErrLinkUncharged) {
+	if !errors.Is(err, device.ErrLinkUncharged) {
 		return end, err
 	}
-	if err := n.server.charge(n.uid, 0, 0, kagent.LinkBytes); err != nil {
+	if err := n.server.charge(n.uid, 0, 0, device.LinkBytes); err != nil {
 		return nil, fmt.Errorf("a VI of another queue of this interface is reached by a shared-memory link: %w", err)
 	}
 	end, took, err := n.local.ChargedLink(peer, true)
 	if !took {
-		n.server.refund(n.uid, 0, 0, kagent.LinkBytes)
+		n.server.refund(n.uid, 0, 0, device.LinkBytes)
 	}
 	return end, err
 }
 
 // laneLeft is called when the program has let go of a lane.
-func (n *session) linkLeft() { n.server.refund(n.uid, 0, 0, kagent.LinkBytes) }
+func (n *session) linkLeft() { n.server.refund(n.uid, 0, 0, device.LinkBytes) }
 
 // newVI hands out a VI number, if the quota allows one more.
 func (n *session) newVI() (uint32, error) {

@@ -10,6 +10,7 @@ import (
 
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
@@ -56,7 +57,7 @@ func TestQuotaOfLink(t *testing.T) {
 	}
 	b := g.nic(native, vipl.WithQueue(1), vipl.WithSilence(time.Minute))
 	g.charged(t, "without a connection", pins(a, b))
-	const shmLink = kagent.LinkBytes
+	const shmLink = device.LinkBytes
 	ea, eb := newEnd(t, a), newEnd(t, b)
 	connect(t, ea, eb, "first")
 	exchange(t, ea, eb, "by the lane")
@@ -127,7 +128,7 @@ func (r *rawLink) close() {
 func (r *rawLink) join(t *testing.T, other *rawLink) {
 	t.Helper()
 	r.shmLink = r.files(agentproto.Request{ID: 4, Op: agentproto.OpShmLink, VI: other.vi}, 3)
-	if _, err := r.shmLink[0].WriteAt(make([]byte, kagent.LinkBytes), 0); err != nil {
+	if _, err := r.shmLink[0].WriteAt(make([]byte, device.LinkBytes), 0); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -136,7 +137,7 @@ func (r *rawLink) join(t *testing.T, other *rawLink) {
 // socket is gone, at the other end until the bell is closed, at this agent and the next. Then the
 // pages are gone, although the programs still have the memory.
 func TestQuotaOfKeptLink(t *testing.T) {
-	const shmLink = kagent.LinkBytes
+	const shmLink = device.LinkBytes
 	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()
 	for _, first := range []string{"the one that has hung up", "the other one", "neither: both hang up"} {
 		t.Run(first, func(t *testing.T) {
@@ -202,7 +203,7 @@ func TestQuotaOfKeptLink(t *testing.T) {
 // there was goes on.
 func TestQuotaRefusesLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	const room = 32<<20 + kagent.LinkBytes/2
+	const room = 32<<20 + device.LinkBytes/2
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: room}}})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, b := g.nic(native, vipl.WithQueue(0)), g.nic(native, vipl.WithQueue(1))
@@ -299,7 +300,7 @@ func TestLinkMisses(t *testing.T) {
 func TestQuotaUsedUpByLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: 3*queue + 2*kagent.LinkBytes}}})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: 3*queue + 2*device.LinkBytes}}})
 	a, b, c := g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t))
 	a.join(t, b)
 	b.join(t, a)
@@ -312,5 +313,5 @@ func TestQuotaUsedUpByLink(t *testing.T) {
 	if _, err := a.ask(agentproto.Request{ID: 6, Op: agentproto.OpShmLink, VI: c.vi}); !errors.Is(err, agentproto.ErrQuota) {
 		t.Errorf("one lane more: %v, want ErrQuota", err)
 	}
-	g.charged(t, "at the end", 3*queue+2*kagent.LinkBytes)
+	g.charged(t, "at the end", 3*queue+2*device.LinkBytes)
 }

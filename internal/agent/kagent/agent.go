@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 
 	"viaxdp/internal/base/wire"
 )
@@ -193,7 +194,7 @@ func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
 	if request {
 		t = wire.CMRequest
 	}
-	msg := plainOffer.message(t)
+	msg := plainOffer.Message(t)
 	msg.ID, msg.From, msg.To = 1, from.Disc, to.Disc
 	if request && peers {
 		msg.Flags |= wire.CMPeer
@@ -202,12 +203,12 @@ func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kagent: %w", err)
 	}
-	src, dst := plain(from.Host).As16(), plain(to.Host).As16()
+	src, dst := Plain(from.Host).As16(), Plain(to.Host).As16()
 	return append(append(b, src[:]...), dst[:]...), nil
 }
 
 // message is the Request or Accept with the Offer.
-func (o *Offer) message(t wire.CMType) wire.CM {
+func (o *Offer) Message(t wire.CMType) wire.CM {
 	m := wire.CM{
 		Type: t, VI: o.VI, Key: o.Key, Seq: o.Seq, Window: o.Window, MaxPayload: o.MaxPayload,
 		Level: o.Level, MaxTransfer: o.MaxTransfer, QoS: o.QoS, Handshake: []byte(o.Handshake),
@@ -225,7 +226,7 @@ func (o *Offer) message(t wire.CMType) wire.CM {
 }
 
 // offerOf is message's inverse.
-func offerOf(m *wire.CM) Offer {
+func OfferOf(m *wire.CM) Offer {
 	return Offer{
 		VI: m.VI, Key: m.Key, Seq: m.Seq, Window: m.Window, MaxPayload: m.MaxPayload, Level: m.Level,
 		RDMAWrite: m.Flags&wire.CMRDMAWrite != 0, RDMARead: m.Flags&wire.CMRDMARead != 0,
@@ -260,7 +261,7 @@ func (l *Link) Addr() netip.Addr {
 
 // Has tells whether a is one of the interface's addresses.
 func (l *Link) Has(a netip.Addr) bool {
-	a = plain(a)
+	a = Plain(a)
 	for _, list := range [][]netip.Addr{l.IPv4, l.IPv6} {
 		for _, x := range list {
 			if x == a {
@@ -269,6 +270,12 @@ func (l *Link) Has(a netip.Addr) bool {
 		}
 	}
 	return false
+}
+
+// Equal reports whether nothing differs but the Queue.
+func (l *Link) Equal(o *Link) bool {
+	return l.Name == o.Name && l.Index == o.Index && l.MAC == o.MAC && l.MTU == o.MTU && l.Up == o.Up &&
+		l.Gone == o.Gone && slices.Equal(l.IPv4, o.IPv4) && slices.Equal(l.IPv6, o.IPv6)
 }
 
 // Neighbor is a host with an agent, as [Agent].Discover found it.
@@ -287,4 +294,4 @@ type Path struct {
 
 // plain is the one form in which addresses are compared: no IPv4 mapped into
 // IPv6, no zone (the interface is known).
-func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+func Plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

@@ -83,7 +83,7 @@ const (
 // ParseSteering reads the names "rules", "rss" and "off".
 func ParseSteering(s string) (Steering, error) { return steer.Parse(s) }
 
-func (c Config) withDefaults() (Config, error) {
+func (c Config) WithDefaults() (Config, error) {
 	if c.ArenaBytes == 0 {
 		c.ArenaBytes = DefaultArena
 	}

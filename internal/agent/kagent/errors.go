@@ -63,7 +63,7 @@ type OpError struct {
 	Err  error
 	Hint string // remedy, or empty
 
-	cannotRun bool
+	CannotRun bool
 }
 
 func (e *OpError) Error() string {
@@ -90,7 +90,7 @@ func (e *OpError) Unwrap() error { return e.Err }
 // lacks a privilege, or the kernel an option. The error's text names it.
 func Unavailable(err error) bool {
 	var op *OpError
-	if errors.As(err, &op) && op.cannotRun {
+	if errors.As(err, &op) && op.CannotRun {
 		return true
 	}
 	var remote interface{ CannotRun() bool } // what another process could not do
@@ -106,7 +106,7 @@ func Unavailable(err error) bool {
 }
 
 // contextError says why ctx is done, in this package's terms.
-func contextError(ctx context.Context) error {
+func ContextError(ctx context.Context) error {
 	if err := ctx.Err(); errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%w: %w", ErrTimeout, err)
 	}

@@ -59,7 +59,7 @@ type QueueMessage struct {
 	NIC    xdpnic.Info
 }
 
-func queueMessage(h xdpnic.Handout) QueueMessage {
+func NewQueueMessage(h xdpnic.Handout) QueueMessage {
 	m := QueueMessage{h.Config, h.Info}
 	m.Config.Share = nil
 	m.NIC.Attempts, m.NIC.FeaturesErr = nil, nil // they are in the Info

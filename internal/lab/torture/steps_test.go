@@ -14,6 +14,7 @@ import (
 
 	"viaxdp/bpf"
 	"viaxdp/hugepages"
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
 	"viaxdp/vipl"
@@ -132,7 +133,7 @@ func (p *stepPort) Refill() {
 
 // stepAgent is the Kernel Agent, with the steps of connections.
 type stepAgent struct {
-	*kagent.Local
+	*device.Local
 	steps *steps
 }
 
@@ -232,7 +233,7 @@ func live() error {
 		os.Exit(1)
 	}()
 	s := &steps{die: v.Die, seen: make(map[string]int), tell: os.Stdout}
-	local, err := kagent.Open(kagent.Config{
+	local, err := device.Open(kagent.Config{
 		Interface: Interface, Queue: kagent.AnyQueue, RxChunks: victimChunks, TxChunks: victimChunks, ArenaBytes: victimArena,
 		Hugepages: hugepages.Avoid, MaxVIs: 2,
 	})

@@ -1,0 +1,283 @@
+package device
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
+	"viaxdp/internal/base/shmlink"
+)
+
+// A daemon charges the memory of a lane to the user of each program that has it.
+//
+//   - A side is charged when its program asks for the lane for the first time (ChargedLane).
+//   - When one of the two queues is given back nobody gets the lane any more. The side of that queue
+//     is charged with what is left of the queue (TakeLanes).
+//   - The other program still has connections to end, and what is in the lane to read. Its side
+//     stays charged until it has closed its bell. Then the pages are freed, whoever maps them
+//     (OnLaneLeft).
+//
+// A lane is in the descriptor store, so that a later agent goes on charging it, and hands it out.
+
+// LaneBytes is the size of the memory of a lane.
+const LinkBytes = shmlink.Size
+
+// ErrLaneUncharged: the program does not have the lane yet, and its user has not been charged for it.
+var ErrLinkUncharged = errors.New("the memory of the lane is not charged yet")
+
+// both: neither queue of a lane has been given back.
+const both = -1
+
+// ChargedLane is Lane for a daemon that charges its users. For a lane that the program does not
+// have it fails with ErrLaneUncharged, unless charged says that the user has been charged with
+// LaneBytes. took reports that the charge is this lane's from now on.
+func (l *Local) ChargedLink(peer uint32, charged bool) (end *kagent.ShmLinkEnd, took bool, err error) {
+	d := l.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if l.isClosed() || l.lease.linksTaken {
+		return nil, false, kagent.ErrClosed
+	}
+	other := d.leaseOf(peer)
+	if other == nil || other == l.lease {
+		return nil, false, l.NoLink(peer)
+	}
+	pair := pairOf(l.lease.queueID, other.queueID)
+	side := slices.Index(pair[:], l.lease.queueID)
+	f := d.shmLinks[pair]
+	if has := f != nil && f.charged[side]; !has && !charged {
+		return nil, false, l.fail("shared-memory link", netip.Addr{}, ErrLinkUncharged)
+	}
+	if end, err = d.shmLink(l.lease.queueID, other.queueID); err != nil {
+		return nil, false, l.fail("shared-memory link", netip.Addr{}, err)
+	}
+	if f = d.shmLinks[pair]; !f.charged[side] {
+		f.charged[side], took = true, true
+		d.keepLink(f)
+	}
+	return end, took, nil
+}
+
+// OnLaneLeft has f called for each lane that the program has let go of, after another queue was
+// given back, and whose charge ends. It returns how many lanes the program is charged with now.
+// f is not called for those that TakeLanes gives.
+func (l *Local) OnLinkLeft(f func()) (charged int) {
+	d := l.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l.lease.linkLeft = f
+	for shmLink := range d.halfLinks {
+		if shmLink.pair[shmLink.left] == l.lease.queueID {
+			d.watchLink(shmLink)
+		}
+	}
+	return len(d.chargedLinks(l.lease))
+}
+
+// TakeLanes gives the memory of each lane that the program is charged with, before Close: the
+// files, and the charges, are the caller's. A file that cannot be had is nil. The program gets no
+// lane any more.
+func (l *Local) TakeLinks() (memory []*os.File) {
+	d := l.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l.lease.linksTaken = true
+	for _, f := range d.chargedLinks(l.lease) {
+		f.charged[slices.Index(f.pair[:], l.lease.queueID)] = false
+		var m *os.File
+		if fd, err := fds.Dup(f.memory); err == nil {
+			m = os.NewFile(uintptr(fd), "shmlink")
+		}
+		memory = append(memory, m)
+	}
+	return memory
+}
+
+// HasLane reports whether the program is charged with the lane of that memory.
+func (l *Local) HasLink(memory os.FileInfo) bool {
+	d := l.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.ContainsFunc(d.chargedLinks(l.lease), func(f *shmLinkFiles) bool {
+		st, err := f.memory.Stat()
+		return err == nil && os.SameFile(st, memory)
+	})
+}
+
+// chargedLanes are the lanes that the program of a queue is charged with. Caller holds d.mu.
+func (d *device) chargedLinks(l *lease) (all []*shmLinkFiles) {
+	if d.leases[l.queueID] != l {
+		return nil // the queue may be another lease's
+	}
+	add := func(f *shmLinkFiles) {
+		if side := slices.Index(f.pair[:], l.queueID); side >= 0 && f.charged[side] {
+			all = append(all, f)
+		}
+	}
+	for _, f := range d.shmLinks {
+		add(f)
+	}
+	for f := range d.halfLinks {
+		add(f)
+	}
+	return all
+}
+
+// leaveLane leaves a lane, which nobody gets any more, to the program of one side as long as that
+// is charged with it. Caller holds d.mu.
+func (d *device) leaveLink(f *shmLinkFiles, left int) error {
+	if !f.charged[left] {
+		return d.dropLink(f)
+	}
+	// When the program has closed this bell everywhere the other one has nobody to ring at.
+	bell := f.bells[left]
+	f.bells[left] = nil
+	go bell.Close() // see laneFiles.close
+	f.left, f.charged[1-left] = left, false
+	if d.halfLinks == nil {
+		d.halfLinks = make(map[*shmLinkFiles]bool)
+	}
+	d.halfLinks[f] = true
+	d.keepLink(f)
+	d.watchLink(f)
+	return nil
+}
+
+// watchLane ends the charge of the side that is left when its program has let go of the lane.
+// Caller holds d.mu.
+func (d *device) watchLink(f *shmLinkFiles) {
+	if f.watched {
+		return
+	}
+	f.watched = true
+	bell := f.bells[1-f.left]
+	go func() {
+		kagent.AwaitDeath(bell) // or closed, with the queue
+		d.mu.Lock()
+		if !d.halfLinks[f] || !f.charged[f.left] {
+			d.mu.Unlock()
+			return
+		}
+		left := d.leases[f.pair[f.left]].linkLeft
+		_ = kagent.FreeMemory(f.memory) // an error leaves it to who maps it
+		_ = d.dropLink(f)               // the descriptor store's error is not the program's
+		d.mu.Unlock()
+		if left != nil {
+			left()
+		}
+	}()
+}
+
+// dropLane lets go of a lane. Caller holds d.mu.
+func (d *device) dropLink(f *shmLinkFiles) error {
+	delete(d.halfLinks, f)
+	err := f.close()
+	if d.fdStore != nil && f.kept {
+		err = errors.Join(err, d.fdStore.Delete(linkKey(d.place, f.id)))
+	}
+	return err
+}
+
+// laneRecord is what Restore must know of a lane. Its files are the memory and the bells; of a lane
+// that one side has left, the memory and that side's bell.
+type linkRecord struct {
+	ID      uint64
+	Queues  [2]int // the lower one first
+	Charged [2]bool
+	Left    int // the side that still has it, or both
+}
+
+func linkKey(place string, id uint64) string { return fmt.Sprintf("lane/%s/%016x", place, id) }
+
+// keepLane puts a lane into the descriptor store as it is. When it cannot be put there, it works all the same.
+// Caller holds d.mu.
+func (d *device) keepLink(f *shmLinkFiles) {
+	if d.fdStore == nil {
+		return
+	}
+	files := []*os.File{f.memory}
+	for _, b := range f.bells {
+		if b != nil {
+			files = append(files, b)
+		}
+	}
+	dups, err := fds.DupAll(files)
+	if err == nil {
+		f.kept = true
+		_ = put(d.fdStore, linkKey(d.place, f.id), linkRecord{f.id, f.pair, f.charged, f.left}, dups...)
+	}
+	fds.Close(dups...)
+}
+
+// readLane reads what keepLane has put there.
+func readLink(i *kagent.Entry) (r linkRecord, err error) {
+	if err := json.Unmarshal(i.Value, &r); err != nil {
+		return linkRecord{}, err
+	}
+	if r.Left < both || r.Left > 1 || r.Queues[0] < 0 || r.Queues[0] >= r.Queues[1] {
+		return linkRecord{}, fmt.Errorf("a lane of the queues %v, left to side %d", r.Queues, r.Left)
+	}
+	return r, nil
+}
+
+// restoreLanes takes over the lanes of the queues that were restored, and forgets others. Caller
+// holds d.mu.
+func (d *device) restoreLinks(kept map[*kagent.Entry]linkRecord) error {
+	var errs []error
+	for i, r := range kept {
+		f := &shmLinkFiles{id: r.ID, pair: r.Queues, left: r.Left, kept: true}
+		if err := f.restore(i); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", i.Key, err), d.fdStore.Delete(i.Key))
+			continue
+		}
+		there := [2]bool{d.leases[f.pair[0]] != nil, d.leases[f.pair[1]] != nil}
+		for side := range there {
+			f.charged[side] = r.Charged[side] && there[side]
+		}
+		switch {
+		case f.left != both && f.charged[f.left]:
+			if d.halfLinks == nil {
+				d.halfLinks = make(map[*shmLinkFiles]bool)
+			}
+			d.halfLinks[f] = true // watched from OnLaneLeft on
+		case f.left == both && there[0] && there[1] && d.shmLinks[f.pair] == nil:
+			if d.shmLinks == nil {
+				d.shmLinks = make(map[[2]int]*shmLinkFiles)
+			}
+			d.shmLinks[f.pair] = f
+		case f.left == both && there[0] != there[1]: // the other session was not to be restored
+			errs = append(errs, d.leaveLink(f, slices.Index(there[:], true)))
+		default:
+			errs = append(errs, d.dropLink(f))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// restore takes copies of what the descriptor store has kept of a lane.
+func (f *shmLinkFiles) restore(i *kagent.Entry) error {
+	bells := f.bells[:]
+	if f.left != both {
+		bells = f.bells[1-f.left:][:1]
+	}
+	if len(i.Files) != 1+len(bells) {
+		return fmt.Errorf("%d files, want %d", len(i.Files), 1+len(bells))
+	}
+	dups, err := fds.DupAll(i.Files)
+	if err != nil {
+		return err
+	}
+	f.memory = os.NewFile(uintptr(dups[0]), "shmlink")
+	for n, fd := range dups[1:] {
+		_ = unix.SetNonblock(fd, true) // its program may have changed it
+		bells[n] = os.NewFile(uintptr(fd), "bell")
+	}
+	return nil
+}

@@ -1,0 +1,110 @@
+package device
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
+	"viaxdp/internal/lab/await"
+)
+
+// keptLane is what a descriptor store has of a lane: one whose sides are both there, or one that is left to a side.
+// Programs have its bells until the test ends.
+func keptLink(t *testing.T, charged [2]bool, left int) kagent.Entry {
+	t.Helper()
+	f, err := newShmLink([2]int{0, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.charged, f.left = charged, left
+	programs, err := fds.DupAll(f.bells[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { fds.Close(programs...) })
+	files := []*os.File{f.memory, f.bells[0], f.bells[1]}
+	if left != both {
+		_ = f.bells[left].Close()
+		files = []*os.File{f.memory, f.bells[1-left]}
+	}
+	value, err := json.Marshal(linkRecord{f.id, f.pair, f.charged, f.left})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kagent.Entry{Key: linkKey("eth0:1:4793", f.id), Value: value, Files: files}
+}
+
+// A lane is taken over for those of its queues that are restored, charged to those that were; what
+// makes no sense is forgotten.
+func TestRestoreLinks(t *testing.T) {
+	for name, tc := range map[string]struct {
+		kept   kagent.Entry
+		leases []int
+		live   bool // both sides get the lane
+		n      [2]int
+		fails  bool
+	}{
+		"both":                     {kept: keptLink(t, [2]bool{true, true}, both), leases: []int{0, 1}, live: true, n: [2]int{1, 1}},
+		"one has it":               {kept: keptLink(t, [2]bool{false, true}, both), leases: []int{0, 1}, live: true, n: [2]int{0, 1}},
+		"the other is not there":   {kept: keptLink(t, [2]bool{true, true}, both), leases: []int{1}, n: [2]int{0, 1}},
+		"the holder is not there":  {kept: keptLink(t, [2]bool{true, false}, both), leases: []int{1}},
+		"nobody is there":          {kept: keptLink(t, [2]bool{true, true}, both)},
+		"left to one":              {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{0, 1}, n: [2]int{1, 0}},
+		"left to who is not there": {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{1}},
+		"a bell too few":           {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{0}, fails: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.fails {
+				_ = tc.kept.Files[1].Close()
+				tc.kept.Files = tc.kept.Files[:1]
+			}
+			fdStore := newFakeFDStore()
+			fdStore.kept[tc.kept.Key] = tc.kept.Value
+			d := &device{fdStore: newDeviceStore(fdStore), place: "eth0:1:4793", leases: make(map[int]*lease)}
+			for _, q := range tc.leases {
+				newLease(d, q)
+			}
+			r, err := readLink(&tc.kept)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.mu.Lock()
+			err = d.restoreLinks(map[*kagent.Entry]linkRecord{&tc.kept: r})
+			d.mu.Unlock()
+			tc.kept.Close()
+			if (err != nil) != tc.fails || (d.shmLinks[[2]int{0, 1}] != nil) != tc.live {
+				t.Errorf("%v, lanes %v, want one: %v", err, d.shmLinks, tc.live)
+			}
+			var n [2]int
+			for q, l := range d.leases {
+				n[q] = (&Local{dev: d, lease: l}).OnLinkLeft(func() {})
+			}
+			if d.mu.Lock(); n != tc.n {
+				t.Errorf("charged are %v lanes, want %v", n, tc.n)
+			}
+			if there := len(fdStore.all()); there != min(n[0]+n[1], 1) {
+				t.Errorf("%d lanes are kept", there)
+			}
+			d.mu.Unlock()
+			for _, q := range tc.leases {
+				d.mu.Lock()
+				delete(d.leases, q)
+				if err := d.closeShmLinks(q); err != nil {
+					t.Error(err)
+				}
+				d.mu.Unlock()
+			}
+			await.Until(t, "nothing is kept", func() bool { return len(fdStore.all()) == 0 })
+			if len(d.shmLinks)+len(d.halfLinks) > 0 {
+				t.Errorf("at the end there are %v, %v", d.shmLinks, d.halfLinks)
+			}
+		})
+	}
+	for _, value := range []string{`{"Queues":[1,0],"Left":-1}`, `{"Queues":[0,1],"Left":2}`, `{"Queues":[-1,1]}`, `{"Left":-2}`, `?`} {
+		if r, err := readLink(&kagent.Entry{Value: []byte(value)}); err == nil {
+			t.Errorf("%s is %+v", value, r)
+		}
+	}
+}
