@@ -11,7 +11,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// openedAgent is an agent that has opened its queue and arena: kagent.Local in this process, or agentclient.Agent
+// openedAgent is an agent that has opened its queue and arena: device.Local in this process, or agentclient.Agent
 // for the daemon.
 type openedAgent interface {
 	kagent.Agent

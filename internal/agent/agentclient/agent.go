@@ -271,7 +271,7 @@ func (a *Agent) RequestPeer(ctx context.Context, local, remote kagent.Address, o
 	return nil, nil, a.fail("request peer", remote.Host, err)
 }
 
-// Lane joins this queue with that of VI peer; see kagent.Laner.
+// ShmLink joins this queue with that of VI peer; see kagent.Laner.
 func (a *Agent) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	ctx, cancel := bounded()
 	defer cancel()

@@ -28,7 +28,7 @@ type Config struct {
 	Users map[uint32]Quota
 	// MaxConnections bounds connections of all users; 0: DefaultConnections.
 	MaxConnections int
-	// Vault, unless nil, keeps what must survive the agent.
+	// FDStore, unless nil, keeps what must survive the agent.
 	FDStore kagent.FDStore
 	Log     *slog.Logger // nil: nothing is logged
 }

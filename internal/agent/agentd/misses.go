@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A program learns from the answer to OpLane whether another queue of the interface has a VI
+// A program learns from the answer to OpShmLink whether another queue of the interface has a VI
 // number, of whatever user. It needs that for the peer of a connection only, which has told it the
 // number. So a program misses when its peer has just ended, and a user may miss so many times.
 const (
@@ -14,7 +14,7 @@ const (
 	maxMissers = 4096        // users that are remembered one by one
 )
 
-// misses is how many lanes users have asked for in vain. It does not depend on accounts, which
+// misses is how many links users have asked for in vain. It does not depend on accounts, which
 // are forgotten when they are empty. The zero value is ready.
 type misses struct {
 	mu sync.Mutex

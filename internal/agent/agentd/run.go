@@ -34,7 +34,7 @@ type Daemon struct {
 	StateDir string
 	// Listener, unless nil, listens already, for socket activation.
 	Listener *net.UnixListener
-	// Keeper is the command that calls fdstore.Main; empty: no descriptor store, and
+	// FDStored is the command that calls fdstore.Main; empty: no descriptor store, and
 	// programs do not survive the agent.
 	FDStored []string
 	// Ready, unless nil, is called when programs are served, with the server.

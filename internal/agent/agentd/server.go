@@ -32,7 +32,7 @@ type Server struct {
 	conns        map[*conn]struct{}
 	sessions     map[string]*session // by token
 	pinnedQueues map[*pinnedQueue]struct{}
-	asked        uint64 // for looks at debts
+	asked        uint64 // for looks at pinned queues
 	counts       kagent.DaemonCounter
 	talks        sync.WaitGroup // connections
 	work         sync.WaitGroup // watchers of sessions, the collector; none begins after closed
@@ -42,7 +42,7 @@ type Server struct {
 	done       chan struct{} // closed by shut
 	misses     misses
 	sockets    func() (inodes map[uint64]bool, known bool, err error)
-	// collection is held, before mu, while debts are looked at: who wants room waits
+	// collection is held, before mu, while pinned queues are looked at: who wants room waits
 	// for what another one is about to refund.
 	collection sync.Mutex
 	looked     uint64 // so many of those who asked have had a look; guarded by collection
@@ -85,7 +85,7 @@ func New(cfg Config, kept []kagent.Entry) (*Server, error) {
 }
 
 // Serve serves programs until ctx ends; it then hangs up on all of them, without
-// taking anything away from them: with a Vault, they go on with the next agent.
+// taking anything away from them: with an FDStore, they go on with the next agent.
 // Without one, or if there are none, all is taken down. A Server serves once.
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })

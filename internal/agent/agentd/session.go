@@ -34,7 +34,7 @@ type session struct {
 	socket uint64   // inode of the AF_XDP socket; 0: not known
 	once   sync.Once
 	// owed is what the session owes at its end, made once: when its interface goes, since the
-	// vault keeps nothing else of it then, or at the end.
+	// descriptor store keeps nothing else of it then, or at the end.
 	owed func() []*pinnedQueue
 
 	mu   sync.Mutex
@@ -184,7 +184,7 @@ func (n *session) watch() {
 	}
 }
 
-// bringOut ends those sessions that concern the caller whose programs are dead, or waits
+// reapDead ends those sessions that concern the caller whose programs are dead, or waits
 // until others have ended them, and tells whether there were any. The others cost the
 // caller nothing.
 func (s *Server) reapDead(concern func(*session) bool) (any bool) {
@@ -236,7 +236,7 @@ func (n *session) end(died bool) (err error) {
 		s.refund(n.uid, 0, vis, 0)
 		s.track(owed...)
 		s.mu.Lock()
-		delete(s.sessions, string(n.token)) // until now bringOut waits for it
+		delete(s.sessions, string(n.token)) // until now reapDead waits for it
 		s.mu.Unlock()
 		_ = n.alive.Close()
 		if c != nil && died {
@@ -372,7 +372,7 @@ func (n *session) connected(ours kagent.Offer, from netip.Addr, theirs kagent.Of
 	}
 }
 
-// lane joins the session's queue with that of VI peer. A user that has missed too often gets the
+// shmLink joins the session's queue with that of VI peer. A user that has missed too often gets the
 // answer of one that misses, whether or not there is such a VI.
 func (n *session) shmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	s := n.server
@@ -386,8 +386,8 @@ func (n *session) shmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	return end, err
 }
 
-// chargedLane is lane, whoever asks. The user is charged for the memory when the program gets that
-// lane for the first time.
+// chargedLink is link, whoever asks. The user is charged for the memory when the program gets that
+// link for the first time.
 func (n *session) chargedLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	end, _, err := n.local.ChargedLink(peer, false)
 	if !errors.Is(err, device.ErrLinkUncharged) {
@@ -403,7 +403,7 @@ func (n *session) chargedLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	return end, err
 }
 
-// laneLeft is called when the program has let go of a lane.
+// linkLeft is called when the program has let go of a link.
 func (n *session) linkLeft() { n.server.refund(n.uid, 0, 0, device.LinkBytes) }
 
 // newVI hands out a VI number, if the quota allows one more.

@@ -44,7 +44,7 @@ func pins(all ...*vipl.NIC) (sum int) {
 	return sum
 }
 
-// The memory of a lane counts at either end, once for all connections, also by the next agent, which
+// The memory of a link counts at either end, once for all connections, also by the next agent, which
 // hands out the same. When one queue is given back it counts at the other end until the program
 // there has ended the connections over it.
 func TestQuotaOfLink(t *testing.T) {
@@ -124,7 +124,7 @@ func (r *rawLink) close() {
 	r.c.Close()
 }
 
-// join gets the lane to another one, and fills its memory.
+// join gets the link to another one, and fills its memory.
 func (r *rawLink) join(t *testing.T, other *rawLink) {
 	t.Helper()
 	r.shmLink = r.files(agentproto.Request{ID: 4, Op: agentproto.OpShmLink, VI: other.vi}, 3)
@@ -133,7 +133,7 @@ func (r *rawLink) join(t *testing.T, other *rawLink) {
 	}
 }
 
-// The memory of a lane counts as long as a program pins it: at the end that has hung up until its
+// The memory of a link counts as long as a program pins it: at the end that has hung up until its
 // socket is gone, at the other end until the bell is closed, at this agent and the next. Then the
 // pages are gone, although the programs still have the memory.
 func TestQuotaOfKeptLink(t *testing.T) {
@@ -198,7 +198,7 @@ func TestQuotaOfKeptLink(t *testing.T) {
 	}
 }
 
-// A lane that the quota does not have room for is refused with cause and remedy, and so is the connect:
+// A link that the quota does not have room for is refused with cause and remedy, and so is the connect:
 // there is no other way between two queues of one interface. Nothing is charged for it, and what
 // there was goes on.
 func TestQuotaRefusesLink(t *testing.T) {
@@ -239,7 +239,7 @@ func TestQuotaRefusesLink(t *testing.T) {
 	exchange(t, ea, other, "without a lane")
 }
 
-// A user who has asked for lanes to VIs that there are not, too often, hears of no VI any more, in
+// A user who has asked for links to VIs that there are not, too often, hears of no VI any more, in
 // the same words, also by another connection after all of its own had ended. Other users do.
 func TestLinkMisses(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
@@ -296,7 +296,7 @@ func TestLinkMisses(t *testing.T) {
 	}
 }
 
-// A user who has used up the quota still gets the lanes that its programs have.
+// A user who has used up the quota still gets the links that its programs have.
 func TestQuotaUsedUpByLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()

@@ -54,7 +54,7 @@ var needs = map[Op]func(*Request) bool{
 }
 
 // sound tells whether there is a name, and the enumerations have values that exist.
-// Sizes and numbers that cannot be are answered with the reason, by kagent.Open.
+// Sizes and numbers that cannot be are answered with the reason, by device.Open.
 func (o *Open) sound() bool {
 	return o.Interface != "" && len(o.Interface) < 16 && o.Mode <= xdpnic.ModeGeneric &&
 		o.Hugepages >= hugepages.Auto && o.Hugepages <= hugepages.Avoid && o.Steer <= kagent.SteerOff

@@ -28,7 +28,7 @@ type deviceKey struct {
 	netnsDev, netnsIno uint64
 	index              int
 	port               uint16
-	removed            uint64 // 0: the interface is there; else so many had gone with it: see retire
+	removed            uint64 // 0: the interface is there; else so many had gone with it: see markRemoved
 }
 
 // registry holds the devices that this process has open, so that several opens
@@ -41,7 +41,7 @@ var registry = struct {
 
 // device is what all Locals of one interface share.
 type device struct {
-	key  deviceKey // fallen is changed under registry.mu, too
+	key  deviceKey // removed is changed under registry.mu, too
 	refs int       // guarded by registry.mu
 
 	mu       sync.Mutex // guards what follows; never held while a queue, or the link, is waited for
@@ -67,7 +67,7 @@ type device struct {
 	shmLinks map[[2]int]*shmLinkFiles // by their queues, the lower one first
 	linger   lingerer                 // guarded by mu, as all of this
 
-	halfLinks map[*shmLinkFiles]bool // those that only one side still has, see leaveLane
+	halfLinks map[*shmLinkFiles]bool // those that only one side still has, see leaveLink
 
 	openSteered func(name string) (steered, error) // nil: that of the interface; for tests
 }

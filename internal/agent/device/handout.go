@@ -28,7 +28,7 @@ var errNotShared = errors.New("the queue is shared in this process, handed out, 
 // HandOut gives queue and memory away, to be passed to Config.Holder: this process keeps
 // no descriptor of the queue, so that the holder's death frees it, and maps the
 // memory no more (see TakeMemory). The agent's other methods go on as before. Where
-// there is a Vault it keeps the lease with tag, and alive, the reading end of a pipe
+// there is an FDStore it keeps the lease with tag, and alive, the reading end of a pipe
 // whose other end the holder gets.
 func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
 	d := l.dev

@@ -40,8 +40,8 @@ type lease struct {
 	memory  *os.File      // of a queue that was handed out: its memory, until it is taken; else nil
 	vis     viList
 
-	linkLeft   func() // OnLaneLeft's; nil: none
-	linksTaken bool   // TakeLanes was called
+	linkLeft   func() // OnLinkLeft's; nil: none
+	linksTaken bool   // TakeLinks was called
 
 	nic      steered // while steering
 	steering *steer.Steering

@@ -15,29 +15,29 @@ import (
 	"viaxdp/internal/base/shmlink"
 )
 
-// A daemon charges the memory of a lane to the user of each program that has it.
+// A daemon charges the memory of a link to the user of each program that has it.
 //
-//   - A side is charged when its program asks for the lane for the first time (ChargedLane).
-//   - When one of the two queues is given back nobody gets the lane any more. The side of that queue
-//     is charged with what is left of the queue (TakeLanes).
-//   - The other program still has connections to end, and what is in the lane to read. Its side
+//   - A side is charged when its program asks for the link for the first time (ChargedLink).
+//   - When one of the two queues is given back nobody gets the link any more. The side of that queue
+//     is charged with what is left of the queue (TakeLinks).
+//   - The other program still has connections to end, and what is in the link to read. Its side
 //     stays charged until it has closed its bell. Then the pages are freed, whoever maps them
-//     (OnLaneLeft).
+//     (OnLinkLeft).
 //
-// A lane is in the descriptor store, so that a later agent goes on charging it, and hands it out.
+// A link is in the descriptor store, so that a later agent goes on charging it, and hands it out.
 
-// LaneBytes is the size of the memory of a lane.
+// LinkBytes is the size of the memory of a link.
 const LinkBytes = shmlink.Size
 
-// ErrLaneUncharged: the program does not have the lane yet, and its user has not been charged for it.
-var ErrLinkUncharged = errors.New("the memory of the lane is not charged yet")
+// ErrLinkUncharged: the program does not have the link yet, and its user has not been charged for it.
+var ErrLinkUncharged = errors.New("the memory of the shared-memory link is not charged yet")
 
-// both: neither queue of a lane has been given back.
+// both: neither queue of a link has been given back.
 const both = -1
 
-// ChargedLane is Lane for a daemon that charges its users. For a lane that the program does not
-// have it fails with ErrLaneUncharged, unless charged says that the user has been charged with
-// LaneBytes. took reports that the charge is this lane's from now on.
+// ChargedLink is ShmLink for a daemon that charges its users. For a link that the program does not
+// have it fails with ErrLinkUncharged, unless charged says that the user has been charged with
+// LinkBytes. took reports that the charge is this link's from now on.
 func (l *Local) ChargedLink(peer uint32, charged bool) (end *kagent.ShmLinkEnd, took bool, err error) {
 	d := l.dev
 	d.mu.Lock()
@@ -65,9 +65,9 @@ func (l *Local) ChargedLink(peer uint32, charged bool) (end *kagent.ShmLinkEnd, 
 	return end, took, nil
 }
 
-// OnLaneLeft has f called for each lane that the program has let go of, after another queue was
-// given back, and whose charge ends. It returns how many lanes the program is charged with now.
-// f is not called for those that TakeLanes gives.
+// OnLinkLeft has f called for each link that the program has let go of, after another queue was
+// given back, and whose charge ends. It returns how many links the program is charged with now.
+// f is not called for those that TakeLinks gives.
 func (l *Local) OnLinkLeft(f func()) (charged int) {
 	d := l.dev
 	d.mu.Lock()
@@ -81,9 +81,9 @@ func (l *Local) OnLinkLeft(f func()) (charged int) {
 	return len(d.chargedLinks(l.lease))
 }
 
-// TakeLanes gives the memory of each lane that the program is charged with, before Close: the
+// TakeLinks gives the memory of each link that the program is charged with, before Close: the
 // files, and the charges, are the caller's. A file that cannot be had is nil. The program gets no
-// lane any more.
+// link any more.
 func (l *Local) TakeLinks() (memory []*os.File) {
 	d := l.dev
 	d.mu.Lock()
@@ -100,7 +100,7 @@ func (l *Local) TakeLinks() (memory []*os.File) {
 	return memory
 }
 
-// HasLane reports whether the program is charged with the lane of that memory.
+// HasLink reports whether the program is charged with the link of that memory.
 func (l *Local) HasLink(memory os.FileInfo) bool {
 	d := l.dev
 	d.mu.Lock()
@@ -111,7 +111,7 @@ func (l *Local) HasLink(memory os.FileInfo) bool {
 	})
 }
 
-// chargedLanes are the lanes that the program of a queue is charged with. Caller holds d.mu.
+// chargedLinks are the links that the program of a queue is charged with. Caller holds d.mu.
 func (d *device) chargedLinks(l *lease) (all []*shmLinkFiles) {
 	if d.leases[l.queueID] != l {
 		return nil // the queue may be another lease's
@@ -130,7 +130,7 @@ func (d *device) chargedLinks(l *lease) (all []*shmLinkFiles) {
 	return all
 }
 
-// leaveLane leaves a lane, which nobody gets any more, to the program of one side as long as that
+// leaveLink leaves a link, which nobody gets any more, to the program of one side as long as that
 // is charged with it. Caller holds d.mu.
 func (d *device) leaveLink(f *shmLinkFiles, left int) error {
 	if !f.charged[left] {
@@ -139,7 +139,7 @@ func (d *device) leaveLink(f *shmLinkFiles, left int) error {
 	// When the program has closed this bell everywhere the other one has nobody to ring at.
 	bell := f.bells[left]
 	f.bells[left] = nil
-	go bell.Close() // see laneFiles.close
+	go bell.Close() // see shmLinkFiles.close
 	f.left, f.charged[1-left] = left, false
 	if d.halfLinks == nil {
 		d.halfLinks = make(map[*shmLinkFiles]bool)
@@ -150,7 +150,7 @@ func (d *device) leaveLink(f *shmLinkFiles, left int) error {
 	return nil
 }
 
-// watchLane ends the charge of the side that is left when its program has let go of the lane.
+// watchLink ends the charge of the side that is left when its program has let go of the link.
 // Caller holds d.mu.
 func (d *device) watchLink(f *shmLinkFiles) {
 	if f.watched {
@@ -175,7 +175,7 @@ func (d *device) watchLink(f *shmLinkFiles) {
 	}()
 }
 
-// dropLane lets go of a lane. Caller holds d.mu.
+// dropLink lets go of a link. Caller holds d.mu.
 func (d *device) dropLink(f *shmLinkFiles) error {
 	delete(d.halfLinks, f)
 	err := f.close()
@@ -185,7 +185,7 @@ func (d *device) dropLink(f *shmLinkFiles) error {
 	return err
 }
 
-// laneRecord is what Restore must know of a lane. Its files are the memory and the bells; of a lane
+// linkRecord is what Restore must know of a link. Its files are the memory and the bells; of a link
 // that one side has left, the memory and that side's bell.
 type linkRecord struct {
 	ID      uint64
@@ -196,7 +196,7 @@ type linkRecord struct {
 
 func linkKey(place string, id uint64) string { return fmt.Sprintf("lane/%s/%016x", place, id) }
 
-// keepLane puts a lane into the descriptor store as it is. When it cannot be put there, it works all the same.
+// keepLink puts a link into the descriptor store as it is. When it cannot be put there, it works all the same.
 // Caller holds d.mu.
 func (d *device) keepLink(f *shmLinkFiles) {
 	if d.fdStore == nil {
@@ -216,18 +216,18 @@ func (d *device) keepLink(f *shmLinkFiles) {
 	fds.Close(dups...)
 }
 
-// readLane reads what keepLane has put there.
+// readLink reads what keepLink has put there.
 func readLink(i *kagent.Entry) (r linkRecord, err error) {
 	if err := json.Unmarshal(i.Value, &r); err != nil {
 		return linkRecord{}, err
 	}
 	if r.Left < both || r.Left > 1 || r.Queues[0] < 0 || r.Queues[0] >= r.Queues[1] {
-		return linkRecord{}, fmt.Errorf("a lane of the queues %v, left to side %d", r.Queues, r.Left)
+		return linkRecord{}, fmt.Errorf("a link of the queues %v, left to side %d", r.Queues, r.Left)
 	}
 	return r, nil
 }
 
-// restoreLanes takes over the lanes of the queues that were restored, and forgets others. Caller
+// restoreLinks takes over the links of the queues that were restored, and forgets others. Caller
 // holds d.mu.
 func (d *device) restoreLinks(kept map[*kagent.Entry]linkRecord) error {
 	var errs []error
@@ -246,7 +246,7 @@ func (d *device) restoreLinks(kept map[*kagent.Entry]linkRecord) error {
 			if d.halfLinks == nil {
 				d.halfLinks = make(map[*shmLinkFiles]bool)
 			}
-			d.halfLinks[f] = true // watched from OnLaneLeft on
+			d.halfLinks[f] = true // watched from OnLinkLeft on
 		case f.left == both && there[0] && there[1] && d.shmLinks[f.pair] == nil:
 			if d.shmLinks == nil {
 				d.shmLinks = make(map[[2]int]*shmLinkFiles)
@@ -261,7 +261,7 @@ func (d *device) restoreLinks(kept map[*kagent.Entry]linkRecord) error {
 	return errors.Join(errs...)
 }
 
-// restore takes copies of what the descriptor store has kept of a lane.
+// restore takes copies of what the descriptor store has kept of a link.
 func (f *shmLinkFiles) restore(i *kagent.Entry) error {
 	bells := f.bells[:]
 	if f.left != both {

@@ -10,7 +10,7 @@ import (
 	"viaxdp/internal/lab/await"
 )
 
-// keptLane is what a descriptor store has of a lane: one whose sides are both there, or one that is left to a side.
+// keptLane is what a descriptor store has of a link: one whose sides are both there, or one that is left to a side.
 // Programs have its bells until the test ends.
 func keptLink(t *testing.T, charged [2]bool, left int) kagent.Entry {
 	t.Helper()
@@ -36,13 +36,13 @@ func keptLink(t *testing.T, charged [2]bool, left int) kagent.Entry {
 	return kagent.Entry{Key: linkKey("eth0:1:4793", f.id), Value: value, Files: files}
 }
 
-// A lane is taken over for those of its queues that are restored, charged to those that were; what
+// A link is taken over for those of its queues that are restored, charged to those that were; what
 // makes no sense is forgotten.
 func TestRestoreLinks(t *testing.T) {
 	for name, tc := range map[string]struct {
 		kept   kagent.Entry
 		leases []int
-		live   bool // both sides get the lane
+		live   bool // both sides get the link
 		n      [2]int
 		fails  bool
 	}{

@@ -11,7 +11,7 @@ import (
 // that one's way goes at once: the control port, the program, what the descriptor store keeps. The rest stays
 // until the Locals are closed.
 
-// fall is called by a device's watch when the interface is gone.
+// onRemove is called by a device's watch when the interface is gone.
 func (d *device) onRemove(w *route.Watch) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -24,7 +24,7 @@ func (d *device) onRemove(w *route.Watch) {
 	}
 }
 
-// retire makes room for another interface of the same name and number. Caller holds d.mu.
+// markRemoved makes room for another interface of the same name and number. Caller holds d.mu.
 func (d *device) markRemoved() error {
 	if d.key.removed > 0 {
 		return nil

@@ -23,7 +23,7 @@ func (l *Local) HasVI(num uint32) bool {
 	return ok
 }
 
-// Grave is the connection of a program that has died: what the peer must be told
+// PeerReset is the connection of a program that has died: what the peer must be told
 // to believe it.
 type PeerReset struct {
 	From, To netip.Addr // this side, the peer
@@ -32,7 +32,7 @@ type PeerReset struct {
 	Seq      uint32     // the peer's first sequence number
 }
 
-// Connected notes whom Bury is to tell of the program's death, until the VI leaves
+// Connected notes whom ResetPeers is to tell of the program's death, until the VI leaves
 // the VI table. It is kept in the descriptor store for a later agent.
 func (l *Local) Connected(num uint32, g PeerReset) {
 	l.mu.Lock()
@@ -45,7 +45,7 @@ func (l *Local) Connected(num uint32, g PeerReset) {
 	l.note(num, peer)
 }
 
-// Bury tells the peers of all connections that Connected has named, whose program
+// ResetPeers tells the peers of all connections that Connected has named, whose program
 // has died, that there is nobody any more.
 func (l *Local) ResetPeers() {
 	l.mu.Lock()
@@ -57,7 +57,7 @@ func (l *Local) ResetPeers() {
 	}
 }
 
-// bury tells the peer of a connection whose program has died that there is nobody
+// resetPeers tells the peer of a connection whose program has died that there is nobody
 // any more. The frame goes through the kernel, for the queue is gone; a NIC that
 // puts it on another queue than the connection's, or a loss, leave it to the
 // peer's own clock (its silence). So does a connection with a key: the frame cannot

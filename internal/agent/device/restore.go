@@ -81,7 +81,7 @@ type kept struct {
 	bad map[string]error
 }
 
-// sortItems reads the items of a place. The error is about the interface itself.
+// sortEntries reads the items of a place. The error is about the interface itself.
 func sortEntries(place string, entries []kagent.Entry) (k kept, nic nicRecord, err error) {
 	k = kept{
 		bad: make(map[string]error), leases: make(map[*kagent.Entry]leaseRecord), vis: make(map[uint32]viRecord),

@@ -14,13 +14,13 @@ import (
 	"viaxdp/internal/base/shmlink"
 )
 
-// laneFiles is a lane of a device. Guarded by device.mu.
+// shmLinkFiles is a link of a device. Guarded by device.mu.
 type shmLinkFiles struct {
 	id      uint64
 	pair    [2]int  // queues of its sides, the lower one first
 	charged [2]bool // sides that a daemon has charged with it
 	left    int     // the side that still has it when the other queue has been given back; or both
-	watched bool    // see watchLane
+	watched bool    // see watchLink
 	kept    bool    // the descriptor store has it
 
 	memory *os.File
@@ -75,10 +75,10 @@ func newShmLink(pair [2]int) (l *shmLinkFiles, err error) {
 	return l, nil
 }
 
-// pairOf names the lane between two queues.
+// pairOf names the link between two queues.
 func pairOf(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
 
-// Lane joins this queue with the one of VI peer; see [Laner].
+// ShmLink joins this queue with the one of VI peer; see [Laner].
 func (l *Local) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	l.dev.mu.Lock()
 	defer l.dev.mu.Unlock()
@@ -96,7 +96,7 @@ func (l *Local) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	return end, nil
 }
 
-// NoLane is the error of Lane when no other queue has the VI.
+// NoLink is the error of ShmLink when no other queue has the VI.
 func (l *Local) NoLink(peer uint32) error {
 	return l.fail("shared-memory link", netip.Addr{}, fmt.Errorf("%w: no other queue has VI %#x", kagent.ErrUnreachable, peer))
 }
@@ -111,7 +111,7 @@ func (d *device) leaseOf(num uint32) *lease {
 	return nil
 }
 
-// lane finds or makes the lane between two queues. Caller holds d.mu.
+// shmLink finds or makes the link between two queues. Caller holds d.mu.
 func (d *device) shmLink(mine, other int) (*kagent.ShmLinkEnd, error) {
 	pair := pairOf(mine, other)
 	f := d.shmLinks[pair]
@@ -139,7 +139,7 @@ func (d *device) shmLink(mine, other int) (*kagent.ShmLinkEnd, error) {
 	return end, nil
 }
 
-// closeLanes ends the lanes of a queue whose lease ends: the next who has the
+// closeShmLinks ends the links of a queue whose lease ends: the next who has the
 // queue gets others. Caller holds d.mu.
 func (d *device) closeShmLinks(queue int) error {
 	var errs []error

@@ -12,7 +12,7 @@ import (
 	"viaxdp/internal/base/fds"
 )
 
-// What one side of a lane does to its bell is nothing to the other side: neither
+// What one side of a link does to its bell is nothing to the other side: neither
 // can make the other one wait.
 func TestShmLinkBells(t *testing.T) {
 	d := new(device)

@@ -39,7 +39,7 @@ func (f *fakeSteered) SetTable(t []uint32) error {
 func (f *fakeSteered) RulesOff() bool { return f.off }
 func (f *fakeSteered) Close() error   { f.closed++; return nil }
 
-// fakeVault keeps values and no files.
+// fakeFDStore keeps values and no files.
 type fakeFDStore struct {
 	mu   sync.Mutex
 	kept map[string][]byte

@@ -24,8 +24,8 @@ import (
 //	lease/PLACE/QUEUE  leaseRecord; the holder's sign of life, the memory
 //	vi/PLACE/NUMBER    viRecord; no file
 //	listen/PLACE/ID    listenRecord; no file
-//	lane/PLACE/ID      laneRecord; the memory, the bells
-//	debt/RANDOM        the agent's that put it; as of a lease
+//	link/PLACE/ID      linkRecord; the memory, the bells
+//	pinned/RANDOM      the agent's that put it; as of a lease
 func nicKey(place string) string              { return "nic/" + place }
 func leaseKey(place string, queue int) string { return fmt.Sprintf("lease/%s/%d", place, queue) }
 func viKey(place string, num uint32) string   { return fmt.Sprintf("vi/%s/%08x", place, num) }

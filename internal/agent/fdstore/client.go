@@ -57,7 +57,7 @@ type Client struct {
 	held map[string]*entry
 	late map[string]bool // of held: the descriptor store had no room for it
 	link *link           // nil: none now
-	wait time.Duration   // before the last keeper was connected
+	wait time.Duration   // before the last descriptor store was connected
 	when time.Time       // that was; both guarded by mu, too
 }
 
@@ -187,7 +187,7 @@ func (k *Client) mend() {
 	}
 }
 
-// firstWait is how long to wait before the first attempt. Keepers that end one after the other
+// firstWait is how long to wait before the first attempt. Stores that end one after the other
 // are looked for ever more seldom.
 func (k *Client) firstWait() time.Duration {
 	k.mu.Lock()
@@ -323,7 +323,7 @@ func spawn(path, command string, args []string) error {
 	return nil
 }
 
-// Put is kagent.Vault's. Also after an error it is held for the next descriptor store, but for
+// Put is kagent.FDStore's. Also after an error it is held for the next descriptor store, but for
 // what no descriptor store can hold; what this one has no room for it is offered again after each Delete.
 func (k *Client) Put(key string, value []byte, files ...int) error {
 	i := &entry{value: slices.Clone(value)}
@@ -382,7 +382,7 @@ func (k *Client) drop(key string) {
 	}
 }
 
-// Delete is kagent.Vault's.
+// Delete is kagent.FDStore's.
 func (k *Client) Delete(key string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -111,19 +111,19 @@ type Agent interface {
 // Laner is an Agent that can join VIs of one interface that are on different
 // queues.
 type Laner interface {
-	// Lane gives this handle's end of the lane to the queue that has the VI
+	// ShmLink gives this handle's end of the link to the queue that has the VI
 	// peer: the same one for all VIs of the two queues, as long as both are
 	// leased. It fails with ErrUnreachable when no other queue of the interface
 	// has that VI.
 	ShmLink(peer uint32) (*ShmLinkEnd, error)
 }
 
-// ShmLinkEnd is one queue's end of a lane, see package lane. The files are the
+// ShmLinkEnd is one queue's end of a link, see package shmlink. The files are the
 // caller's.
 type ShmLinkEnd struct {
-	ID     uint64   // random: the same at both ends, and of no other lane
-	Side   int      // of lane.New
-	Memory *os.File // lane.Size bytes
+	ID     uint64   // random: the same at both ends, and of no other link
+	Side   int      // of shmlink.New
+	Memory *os.File // shmlink.Size bytes
 	Wake   *os.File // readable when the other end has rung; to be drained
 	Bell   *os.File // the same socket: a byte sent on it rings at the other end
 }

@@ -56,7 +56,7 @@ type Config struct {
 	// Holder is whose the queue will be, for a queue that is to be handed out: others
 	// who want it are told so from the beginning. Zero: this process.
 	Holder Holder
-	// Vault, unless nil, keeps what the agent has, for the case that the process
+	// FDStore, unless nil, keeps what the agent has, for the case that the process
 	// is killed; see Restore. It is that of the first who opens the interface.
 	FDStore FDStore
 

@@ -38,7 +38,7 @@ const (
 )
 
 // newWatch begins to watch the interface of r, in the namespace of the calling
-// thread. fall is called when it is gone, after all were told.
+// thread. onRemove is called when it is gone, after all were told.
 func NewWatch(r *Router, onRemove func(*Watch)) (_ *Watch, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -224,7 +224,7 @@ func (w *Watch) OnGone(watcher any, f func()) {
 	}
 }
 
-// fallen calls those of onGone.
+// removed calls those of onGone.
 func (w *Watch) removed() {
 	w.mu.Lock()
 	all := w.lost
