@@ -33,7 +33,7 @@
 //	|--- Request (cookie) ---------------------------->| Incoming
 //
 // The cookie is a MAC over addresses, port, id and discriminators, by a key that
-// changes each second (cookie.go). Programs get proven requests first, and in a flood
+// changes each second (unproven.go). Programs get proven requests first, and in a flood
 // no others.
 //
 // Retry, Confirmed, and the key in a Confirm came later than the rest. An older

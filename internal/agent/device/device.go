@@ -1,14 +1,15 @@
 package device
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
@@ -291,177 +292,6 @@ func (d *device) detach() error {
 	return errors.Join(d.demux.Detach(), d.keep())
 }
 
-// idle reports whether no queue is leased or reserved. Caller holds d.mu.
-func (d *device) idle() bool { return len(d.leases) == 0 && len(d.opening) == 0 }
-
-// reserve keeps l's queue from others until unreserve. Caller holds d.mu.
-func (d *device) reserve(l *lease) { d.opening[l.queueID] = l }
-
-// unreserve ends a reservation, and wakes all who wait for one to end. Caller holds d.mu.
-func (d *device) unreserve(l *lease) {
-	delete(d.opening, l.queueID)
-	if d.changed != nil {
-		close(d.changed)
-		d.changed = nil
-	}
-}
-
-// awaitReservation gives up d.mu until a reservation ends, and reports whether one has
-// before ctx did. Caller holds d.mu.
-func (d *device) awaitReservation(ctx context.Context) bool {
-	if len(d.opening) == 0 {
-		return ctx.Err() == nil
-	}
-	if d.changed == nil {
-		d.changed = make(chan struct{})
-	}
-	changed := d.changed
-	d.mu.Unlock()
-	defer d.mu.Lock()
-	select {
-	case <-changed:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// otherMode is why a mode is not tried while other queues need another one; nil: it can
-// be. It may change where only reservations are in the way. Caller holds d.mu.
-func (d *device) otherMode(m xdpnic.Mode) error {
-	switch {
-	case d.idle() || attachMode(m) == d.mode:
-		return nil
-	case len(d.leases) == 0:
-		return fmt.Errorf("not tried: %w in %v mode", errOpening, d.mode)
-	}
-	return fmt.Errorf("not tried: this process has the program attached in %v mode for another queue", d.mode)
-}
-
-// steps are the data paths to try, best first, and those that are passed over,
-// with the reason. Caller holds d.mu.
-func (d *device) steps(cfg kagent.Config) (steps []xdpnic.Mode, passed []xdpnic.Attempt) {
-	ladder := xdpnic.Ladder(cfg.Mode, cfg.RequireMode)
-	pass := func(m xdpnic.Mode, reason string) {
-		passed = append(passed, xdpnic.Attempt{Mode: m, Err: errors.New("not tried: " + reason)})
-	}
-	if len(ladder) > 0 && ladder[0] == xdpnic.ModeZeroCopy && cfg.NoZeroCopy != nil {
-		ladder = ladder[1:]
-		passed = append(passed, xdpnic.Attempt{Mode: xdpnic.ModeZeroCopy, Err: fmt.Errorf("not tried: %w", cfg.NoZeroCopy)})
-	}
-	lingers := d.idle() && d.attached && cfg.Linger > 0
-	if lingers || !d.idle() {
-		for _, m := range ladder {
-			err := d.otherMode(m)
-			if lingers && attachMode(m) != d.mode {
-				err = fmt.Errorf("not tried: this process has the program attached in %v mode and keeps it until %v after its last queue was closed",
-					d.mode, d.linger.time)
-			}
-			if err != nil {
-				passed = append(passed, xdpnic.Attempt{Mode: m, Err: err})
-			} else {
-				steps = append(steps, m)
-			}
-		}
-		return steps, passed
-	}
-	// A queue past the first exists in native mode only.
-	if cfg.Mode == xdpnic.ModeAuto && d.driver == "veth" && cfg.Queue <= 0 {
-		// Measured on kernel 6.18, 64 bytes one way: 1.06 us generic, 1.47 native.
-		if cfg.NoZeroCopy == nil {
-			pass(xdpnic.ModeZeroCopy, "veth has no zero-copy")
-		}
-		pass(xdpnic.ModeNative, "on veth, generic mode has the lower latency")
-		return []xdpnic.Mode{xdpnic.ModeGeneric, xdpnic.ModeNative}, passed
-	}
-	return ladder, passed
-}
-
-// candidates are the queues to try for a mode, free ones only. Caller holds
-// d.mu.
-func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
-	n := d.queues
-	oneQueue := mode.Generic() && d.driver == "veth"
-	if oneQueue {
-		n = 1
-	}
-	if want >= 0 {
-		switch l, opening := d.leases[want], d.opening[want]; {
-		case want >= d.inputs:
-			return nil, fmt.Errorf("there is no queue %d: the interface has %d", want, d.inputs)
-		case want >= d.queues:
-			return nil, fmt.Errorf("queue %d receives and does not send: take one of the first %d, or give the interface more to send (ethtool -L)", want, d.queues)
-		case want >= n:
-			return nil, fmt.Errorf("in generic mode all frames of a veth come in on queue 0: take that, or native mode")
-		case l != nil:
-			return nil, fmt.Errorf("%w: queue %d is %v: end that program, or take any queue that is free", kagent.ErrQueueInUse, want, l)
-		case opening != nil:
-			return nil, fmt.Errorf("%w: %w: queue %d, for %v", kagent.ErrQueueInUse, errOpening, want, opening.who())
-		}
-		return []int{want}, nil
-	}
-	var free []int
-	var held []string
-	var reserved bool
-	for q := range n {
-		switch l, opening := d.leases[q], d.opening[q]; {
-		case l != nil:
-			held = append(held, fmt.Sprintf("queue %d is %v", q, l))
-		case opening != nil:
-			reserved = true
-			held = append(held, fmt.Sprintf("queue %d is being opened for %v", q, opening.who()))
-		default:
-			free = append(free, q)
-		}
-	}
-	if len(free) == 0 && reserved {
-		return nil, fmt.Errorf("%w: %w: %s", kagent.ErrQueueInUse, errOpening, strings.Join(held, ", "))
-	}
-	if len(free) == 0 {
-		remedy := "end one of them, or give the interface more queues (ethtool -L)"
-		switch {
-		case oneQueue && d.queues > 1:
-			remedy = fmt.Sprintf("in generic mode a veth has this one; open all programs in native mode, which has all %d, or end it", d.queues)
-		case n == 1:
-			remedy = "end that program, or give the interface more queues"
-		}
-		return nil, fmt.Errorf("%w: %s: %s", kagent.ErrQueueInUse, strings.Join(held, ", "), remedy)
-	}
-	return free, nil
-}
-
-// allInUse is the error when no mode has a free queue. Caller holds d.mu.
-func (d *device) allInUse(want int, steps []xdpnic.Mode) (err error) {
-	for _, m := range steps {
-		if _, err = d.candidates(want, m); !errors.Is(err, kagent.ErrQueueInUse) {
-			return nil
-		}
-	}
-	return err
-}
-
-// freeSlot finds a slot of the XSKMAP. Caller holds d.mu.
-func (d *device) freeSlot() (int, error) {
-	for s := range bpf.DefaultMaxSockets {
-		if d.slotFree(s) {
-			return s, nil
-		}
-	}
-	return 0, fmt.Errorf("all %d socket slots are in use", bpf.DefaultMaxSockets)
-}
-
-// slotFree tells whether no lease has the slot, or will have it. Caller holds d.mu.
-func (d *device) slotFree(slot int) bool {
-	for _, all := range []map[int]*lease{d.leases, d.opening} {
-		for _, l := range all {
-			if l.slot == slot {
-				return false
-			}
-		}
-	}
-	return true
-}
-
 func (d *device) sortedLeases() []*lease {
 	var all []*lease
 	for _, l := range d.leases {
@@ -493,4 +323,129 @@ func attachMode(m xdpnic.Mode) bpf.Mode {
 		return bpf.Generic
 	}
 	return bpf.Native
+}
+
+// lingerer keeps a device up for a time after its last lease: see Config.Linger. While it does it has
+// one of the device's references. Guarded by device.mu.
+type lingerer struct {
+	time    time.Duration // the longest that an Open has asked for
+	mtu     int           // of the interface when the program was loaded
+	running bool
+	round   int // counts startLinger
+	timer   *time.Timer
+}
+
+// startLinger makes the caller's reference linger's, if it is the last one and the program is
+// attached. Caller holds d.mu.
+func (d *device) startLinger() bool {
+	registry.mu.Lock()
+	last := d.refs == 1
+	registry.mu.Unlock()
+	if l := &d.linger; last && l.time > 0 && !l.running && d.up && d.attached && d.key.removed == 0 {
+		l.round++
+		l.running = true
+		round := l.round
+		l.timer = time.AfterFunc(l.time, func() {
+			d.mu.Lock()
+			if !d.linger.running || d.linger.round != round {
+				d.mu.Unlock()
+				return
+			}
+			_ = d.endLinger() // nobody is there to tell
+		})
+		return true
+	}
+	return false
+}
+
+// endLinger takes the device down, unless it was opened meanwhile. Caller holds d.mu, which
+// endLinger releases.
+func (d *device) endLinger() error {
+	d.linger.running = false
+	d.linger.timer.Stop()
+	return d.drop()
+}
+
+// stopLinger ends lingering for an Open, which has a reference of its own, and takes the device down
+// where the program must not be kept. Caller holds d.mu.
+func (d *device) stopLinger(cfg kagent.Config, mtu int) (err error) {
+	l := &d.linger
+	if l.running {
+		l.running = false
+		l.timer.Stop()
+		registry.mu.Lock()
+		d.refs--
+		registry.mu.Unlock()
+		if cfg.Linger == 0 || l.mtu != mtu { // which frames the program takes depends on the MTU
+			err = d.takeDown()
+			l.time = 0
+		}
+	}
+	l.time = max(l.time, cfg.Linger)
+	return err
+}
+
+// EndLinger takes all interfaces down that have no queue any more and only linger.
+func EndLinger() error {
+	registry.mu.Lock()
+	all := slices.Collect(maps.Values(registry.devices))
+	registry.mu.Unlock()
+	var errs []error
+	for _, d := range all {
+		d.mu.Lock()
+		if !d.linger.running {
+			d.mu.Unlock()
+			continue
+		}
+		errs = append(errs, d.endLinger())
+	}
+	return errors.Join(errs...)
+}
+
+// An interface that is gone does not come back, although another one may have its name, or its
+// number (as it has itself again that was lent to another network namespace). What would be in
+// that one's way goes at once: the control port, the program, what the descriptor store keeps. The rest stays
+// until the Locals are closed.
+
+// onRemove is called by a device's watch when the interface is gone.
+func (d *device) onRemove(w *route.Watch) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.watch == w { // else it was taken down
+		// Nobody is there to tell of an error, and what was on the interface has gone with it.
+		_ = d.markRemoved()
+		if d.linger.running {
+			d.linger.timer.Reset(0) // in its goroutine: the watch's is this one
+		}
+	}
+}
+
+// markRemoved makes room for another interface of the same name and number. Caller holds d.mu.
+func (d *device) markRemoved() error {
+	if d.key.removed > 0 {
+		return nil
+	}
+	registry.mu.Lock()
+	if registry.devices[d.key] == d {
+		delete(registry.devices, d.key)
+	}
+	registry.removed++
+	d.key.removed = registry.removed
+	registry.devices[d.key] = d // LocalStatus tells of it
+	registry.mu.Unlock()
+	errs := []error{d.manager.CloseWith(kagent.ErrGone), d.detach()}
+	if d.fdStore != nil {
+		errs = append(errs, d.fdStore.clear())
+	}
+	return errors.Join(errs...)
+}
+
+// OnGone has f called once, when the interface is gone and nothing is in another one's way any
+// more, unless Close comes first.
+func (l *Local) OnGone(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		l.watch.OnGone(l, f)
+	}
 }
