@@ -14,6 +14,7 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/xdpnic"
 )
 
@@ -73,7 +74,7 @@ func (a *Agent) do(ctx context.Context, c *call) (agentproto.Reply, error) {
 		}
 	}()
 	reply, files, err := a.share.session.do(inner, c)
-	closeFiles(files)
+	fds.CloseFiles(files...)
 	// Both sides look at the clock: this one may have cancelled first.
 	late := errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.DeadlineExceeded)
@@ -280,7 +281,7 @@ func (a *Agent) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 		err = errShort
 	}
 	if err != nil {
-		closeFiles(files)
+		fds.CloseFiles(files...)
 		return nil, a.fail("shared-memory link", netip.Addr{}, err)
 	}
 	return &kagent.ShmLinkEnd{

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 )
 
 // How often pinned queues are looked at: soon, for a program that is just dying, and then
@@ -71,8 +71,8 @@ func (d *pinnedQueue) keep(v kagent.FDStore) {
 		return
 	}
 	d.key = kagent.PinnedPrefix + rand.Text()
-	_ = with(d.alive, func(alive int) error {
-		return with(d.memory, func(memory int) error { return v.Put(d.key, b, alive, memory) })
+	_ = fds.With(d.alive, func(alive int) error {
+		return fds.With(d.memory, func(memory int) error { return v.Put(d.key, b, alive, memory) })
 	})
 }
 
@@ -91,16 +91,6 @@ func readPinned(i kagent.Entry) (r pinnedRecord, err error) {
 		return pinnedRecord{}, fmt.Errorf("pinned memory of %d bytes", r.Pinned)
 	}
 	return r, nil
-}
-
-// with calls f with the descriptor of a file.
-func with(f *os.File, do func(fd int) error) error {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	cerr := raw.Control(func(fd uintptr) { err = do(int(fd)) })
-	return errors.Join(cerr, err)
 }
 
 // restorePinned takes over the pinned queues of an agent before this one, and returns all else
@@ -136,13 +126,9 @@ func (n *session) stillPinned() []*pinnedQueue {
 		all = append(all, &pinnedQueue{uid: n.uid, shmLink: true, pinned: device.LinkBytes, socket: n.socket, memory: memory})
 	}
 	for _, d := range all {
-		_ = with(n.alive, func(old int) error {
-			fd, err := unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 0)
-			if err == nil {
-				d.alive = os.NewFile(uintptr(fd), "alive")
-			}
-			return err
-		})
+		if fd, err := fds.Dup(n.alive); err == nil {
+			d.alive = os.NewFile(uintptr(fd), "alive")
+		}
 		d.keep(n.server.cfg.FDStore)
 	}
 	return all
@@ -274,13 +260,7 @@ func (s *Server) hasLink(memory *os.File) bool {
 	return slices.ContainsFunc(all, func(n *session) bool { return n.local.HasLink(st) })
 }
 
-func (d *pinnedQueue) close() {
-	for _, f := range []*os.File{d.alive, d.memory} {
-		if f != nil {
-			_ = f.Close()
-		}
-	}
-}
+func (d *pinnedQueue) close() { fds.CloseFiles(d.alive, d.memory) }
 
 // openSockets are the inodes of the AF_XDP sockets of the network namespace, of
 // whatever process. known is false where the kernel does not tell

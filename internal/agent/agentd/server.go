@@ -16,6 +16,7 @@ import (
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 )
 
 // Server is the daemon.
@@ -291,16 +292,14 @@ type peer struct {
 // credentials are those of the other end of a connection, at the time of connect(2), by the kernel's
 // word. The user database is not asked: what it says may not hold for that process.
 func credentials(c *net.UnixConn) (p peer, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return p, err
-	}
-	cerr := raw.Control(func(fd uintptr) {
-		var u *unix.Ucred
-		if u, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			p.Ucred = *u
-			p.groups, err = peerGroups(fd)
+	err = fds.With(c, func(fd int) error {
+		u, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			return err
 		}
+		p.Ucred = *u
+		p.groups, err = peerGroups(uintptr(fd))
+		return err
 	})
-	return p, errors.Join(cerr, err)
+	return p, err
 }
