@@ -111,8 +111,8 @@ var shares = struct {
 	open map[*share]struct{}
 }{open: make(map[*share]struct{})}
 
-// Open opens an interface by the daemon at a socket. Of cfg, Port, MaxVIs and
-// Shared are the daemon's matter, and so is whether Steer may be SteerByRSS. Unless named, the daemon must be in the network
+// Open opens an interface by the daemon at a socket. Of cfg, Port and MaxVIs
+// are the daemon's matter, and so is whether Steer may be SteerByRSS. Unless named, the daemon must be in the network
 // namespace of the calling thread: an interface of that name in another one is
 // another interface.
 //

@@ -57,13 +57,15 @@ func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *device.
 	if !ok {
 		return nil, nil, nil, s.cfg.errNotServed(o.Interface, &c.cred)
 	}
-	cfg := kagent.Config{
-		Interface: o.Interface, Queue: o.Queue, Mode: o.Mode, RequireMode: o.RequireMode,
-		ArenaBytes: o.ArenaBytes, Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
-		RxChunks: o.RxChunks, TxChunks: o.TxChunks, SingleBuffer: o.SingleBuffer, Steer: steering(o.Steer, c.cred.Uid),
-		Shared: true, FDStore: s.cfg.FDStore, MaxVIs: settings.MaxVIs, Port: settings.Port,
-		Holder:     kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: termsafe.Name(int(c.cred.Pid))},
-		NoZeroCopy: s.cfg.zeroCopy(o.Interface, &c.cred), Linger: s.linger(c.cred.Uid),
+	cfg := device.Config{
+		Config: kagent.Config{
+			Interface: o.Interface, Queue: o.Queue, Mode: o.Mode, RequireMode: o.RequireMode,
+			ArenaBytes: o.ArenaBytes, Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
+			RxChunks: o.RxChunks, TxChunks: o.TxChunks, SingleBuffer: o.SingleBuffer,
+			Steer: steering(o.Steer, c.cred.Uid), MaxVIs: settings.MaxVIs, Port: settings.Port,
+		},
+		Shared: true, FDStore: s.cfg.FDStore, Linger: s.linger(c.cred.Uid), NoZeroCopy: s.cfg.zeroCopy(o.Interface, &c.cred),
+		Holder: kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: termsafe.Name(int(c.cred.Pid))},
 	}
 	if settings.Mode > cfg.Mode {
 		cfg.Mode = settings.Mode
@@ -90,7 +92,7 @@ func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *device.
 	return n, h, alive, nil
 }
 
-// linger is Config.Linger of kagent for a user's queue. Root can attach and detach programs without
+// linger is device.Config's Linger for a user's queue. Root can attach and detach programs without
 // the agent.
 func (s *Server) linger(uid uint32) time.Duration {
 	if uid == 0 {
@@ -110,7 +112,7 @@ func steering(want kagent.Steering, uid uint32) kagent.Steering {
 
 // lease opens the queue and makes it ready to be passed on. The quota has been
 // charged with cfg.PinnedBytes.
-func (s *Server) lease(ctx context.Context, cfg kagent.Config, c *conn) (_ *session, _ *device.Handout, theirs *os.File, err error) {
+func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn) (_ *session, _ *device.Handout, theirs *os.File, err error) {
 	// Of all users: there are no more than queues, and to open one costs more than a look at each.
 	reapDead := func() bool { return s.reapDead(func(*session) bool { return true }) }
 	reapDead()

@@ -80,7 +80,7 @@ const singleBufferMTU = 3498
 
 // acquire finds or makes the device of an interface in the calling thread's
 // namespace, and sets it up if it is not. On success the caller holds d.mu.
-func acquire(cfg kagent.Config) (*device, error) {
+func acquire(cfg Config) (*device, error) {
 	nic, err := netlink.LinkByName(cfg.Interface)
 	if err != nil {
 		return nil, linkError(cfg.Interface, err)
@@ -154,11 +154,11 @@ func (d *device) drop() error {
 }
 
 // setUp opens everything but a queue. Caller holds d.mu.
-func (d *device) setUp(cfg kagent.Config, nic *netlink.LinkAttrs) (err error) {
+func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	fail := func(op string, err error) error {
 		return errors.Join(&kagent.OpError{Op: op, Link: cfg.Interface, Err: err, CannotRun: !errors.Is(err, unix.ENOMEM)}, d.takeDown())
 	}
-	d.begin(cfg)
+	d.begin(cfg.MaxVIs, cfg.FDStore)
 	d.place = fmt.Sprintf("%s:%d:%d", nic.Name, nic.Index, cfg.Port)
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -199,10 +199,10 @@ func (d *device) setUp(cfg kagent.Config, nic *netlink.LinkAttrs) (err error) {
 }
 
 // begin is the first part of setting up. Caller holds d.mu.
-func (d *device) begin(cfg kagent.Config) {
+func (d *device) begin(maxVIs int, store kagent.FDStore) {
 	d.leases, d.opening = make(map[int]*lease), make(map[int]*lease)
-	d.maxVIs, d.fdStore = cfg.MaxVIs, newDeviceStore(cfg.FDStore)
-	d.numbers = kagent.NewNumbers(cfg.MaxVIs)
+	d.maxVIs, d.fdStore = maxVIs, newDeviceStore(store)
+	d.numbers = kagent.NewNumbers(maxVIs)
 }
 
 // manage starts connection management on d.udp.
@@ -368,7 +368,7 @@ func (d *device) endLinger() error {
 
 // stopLinger ends lingering for an Open, which has a reference of its own, and takes the device down
 // where the program must not be kept. Caller holds d.mu.
-func (d *device) stopLinger(cfg kagent.Config, mtu int) (err error) {
+func (d *device) stopLinger(cfg Config, mtu int) (err error) {
 	l := &d.linger
 	if l.running {
 		l.running = false

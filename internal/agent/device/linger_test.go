@@ -1,6 +1,7 @@
 package device
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -15,7 +16,9 @@ func TestEndLinger(t *testing.T) {
 		t.Helper()
 		var l *Local
 		if err := ns.Do(func() (err error) {
-			l, err = Open(kagent.Config{Interface: ns.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20, Linger: linger})
+			l, err = OpenContext(context.Background(), Config{
+				Config: kagent.Config{Interface: ns.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20}, Linger: linger,
+			})
 			return err
 		}); err != nil {
 			t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"viaxdp/bpf"
 	"viaxdp/hugepages"
@@ -43,6 +44,29 @@ type Local struct {
 	keptDiscs  map[string]string // discriminators of the agent before, by their keys in the descriptor store; see EndKept
 }
 
+// Config is what a program asks for, and what an agent adds that opens the queue for it.
+type Config struct {
+	kagent.Config
+
+	// Shared puts the memory in a file that another process can map, so that
+	// the queue can be handed out.
+	Shared bool
+	// Holder is whose the queue will be, for a queue that is to be handed out: others
+	// who want it are told so from the beginning. Zero: this process.
+	Holder kagent.Holder
+	// FDStore, unless nil, keeps what the agent has, for the case that the process
+	// is killed; see Restore. It is that of the first who opens the interface.
+	FDStore kagent.FDStore
+
+	// Linger is how long the program stays attached after the last queue has been given back, or could
+	// not be opened; meanwhile an Open with a Linger gets the mode that it is attached in. So a holder
+	// cannot have it attached and detached in a loop: some drivers take the link down for each. An Open
+	// without a Linger has what lingers taken down at once. The longest of a device counts.
+	Linger time.Duration
+	// NoZeroCopy, unless nil, is why the holder may not have a zero-copy queue: that step is passed over.
+	NoZeroCopy error
+}
+
 // Open opens an interface of the calling thread's network namespace: a program
 // that changes namespaces calls it on a locked thread. The agent then works
 // from any thread. Several opens of one interface in one process share the
@@ -51,12 +75,14 @@ type Local struct {
 //
 // Errors are of type *OpError. Unavailable tells those that mean that the
 // program cannot run here.
-func Open(cfg kagent.Config) (*Local, error) { return OpenContext(context.Background(), cfg) }
+func Open(cfg kagent.Config) (*Local, error) {
+	return OpenContext(context.Background(), Config{Config: cfg})
+}
 
-// OpenContext is Open. When ctx ends while the queue is busy, or the link is not back, it
+// OpenContext is Open, for an agent that may hand the queue out. When ctx ends while the queue is busy, or the link is not back, it
 // fails with ctx's cause.
-func OpenContext(ctx context.Context, cfg kagent.Config) (*Local, error) {
-	cfg, err := cfg.WithDefaults()
+func OpenContext(ctx context.Context, cfg Config) (_ *Local, err error) {
+	cfg.Config, err = cfg.Config.WithDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +112,7 @@ func newLocal(d *device, l *lease) *Local {
 }
 
 // leaseOrShare takes a queue of its own, or part in one.
-func (d *device) leaseOrShare(ctx context.Context, cfg kagent.Config) (*lease, error) {
+func (d *device) leaseOrShare(ctx context.Context, cfg Config) (*lease, error) {
 	l, err := d.lease(ctx, cfg)
 	if err == nil || !cfg.ShareQueue || !errors.Is(err, kagent.ErrQueueInUse) {
 		return l, err

@@ -1,6 +1,7 @@
 package device
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"os"
@@ -34,20 +35,20 @@ func noLeaks(t *testing.T) func() {
 }
 
 // small keeps the tests' memory small.
-func small(n *nstest.NS) kagent.Config {
-	return kagent.Config{Interface: n.Name, ArenaBytes: 4 << 20, RxChunks: 256, TxChunks: 256}
+func small(n *nstest.NS) Config {
+	return Config{Config: kagent.Config{Interface: n.Name, ArenaBytes: 4 << 20, RxChunks: 256, TxChunks: 256}}
 }
 
-func openOn(t *testing.T, n *nstest.NS, cfg kagent.Config) (l *Local, err error) {
+func openOn(t *testing.T, n *nstest.NS, cfg Config) (l *Local, err error) {
 	t.Helper()
 	err = n.Do(func() (err error) {
-		l, err = Open(cfg)
+		l, err = OpenContext(context.Background(), cfg)
 		return err
 	})
 	return l, err
 }
 
-func mustOpen(t *testing.T, n *nstest.NS, cfg kagent.Config) *Local {
+func mustOpen(t *testing.T, n *nstest.NS, cfg Config) *Local {
 	t.Helper()
 	l, err := openOn(t, n, cfg)
 	if err != nil {

@@ -42,7 +42,7 @@ var errOpening = errors.New("other programs are just opening queues")
 // memory, while the queue is busy, which it then has reserved, and until the link is back. An
 // open that others have reserved the queue of, or the mode, waits for them. All of it ends with
 // ctx. Caller holds d.mu, and a reference to d, and is on a thread of the interface's namespace.
-func (d *device) lease(ctx context.Context, cfg kagent.Config) (_ *lease, err error) {
+func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder}
 	link, err := d.router.Link()
 	if err != nil {
@@ -89,7 +89,7 @@ func (d *device) lease(ctx context.Context, cfg kagent.Config) (_ *lease, err er
 
 // climb opens the queue in the best mode that there is, and leases it. A busy queue is tried
 // again until the given time. Caller holds d.mu, which is given up meanwhile.
-func (l *lease) climb(ctx context.Context, until time.Time, cfg kagent.Config, nic xdpnic.Config, link kagent.Link) error {
+func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpnic.Config, link kagent.Link) error {
 	d := l.dev
 	if d.router.Removed() { // another interface may have its number
 		return kagent.ErrGone
@@ -108,8 +108,8 @@ func (l *lease) climb(ctx context.Context, until time.Time, cfg kagent.Config, n
 		}
 		attempts = append(attempts, xdpnic.Attempt{Mode: mode, Err: err})
 		if err == nil {
-			l.describe(cfg, link, mode, attempts)
-			l.steer(cfg)
+			l.describe(cfg.Config, link, mode, attempts)
+			l.steer(cfg.Config)
 			d.unreserve(l)
 			d.leases[l.queueID] = l
 			return nil
@@ -137,7 +137,7 @@ func (l *lease) climb(ctx context.Context, until time.Time, cfg kagent.Config, n
 
 // newArena makes the memory, and the part of the queue's configuration that
 // all modes have in common.
-func (l *lease) newArena(cfg kagent.Config, mtu int) (xdpnic.Config, error) {
+func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
 	nic, err := xdpnic.Config{
 		Ifindex: l.dev.key.index, QueueID: max(cfg.Queue, 0), Require: true,
 		ChunkSize: cfg.ChunkSize, RxChunks: cfg.RxChunks, TxChunks: cfg.TxChunks,
@@ -342,7 +342,7 @@ func (d *device) otherMode(m xdpnic.Mode) error {
 
 // steps are the data paths to try, best first, and those that are passed over,
 // with the reason. Caller holds d.mu.
-func (d *device) steps(cfg kagent.Config) (steps []xdpnic.Mode, passed []xdpnic.Attempt) {
+func (d *device) steps(cfg Config) (steps []xdpnic.Mode, passed []xdpnic.Attempt) {
 	ladder := xdpnic.Ladder(cfg.Mode, cfg.RequireMode)
 	pass := func(m xdpnic.Mode, reason string) {
 		passed = append(passed, xdpnic.Attempt{Mode: m, Err: errors.New("not tried: " + reason)})

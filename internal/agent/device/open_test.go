@@ -232,16 +232,16 @@ func TestOpenErrors(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	cases := []struct {
 		name   string
-		change func(*kagent.Config)
+		change func(*Config)
 		text   string
 	}{
-		{"no interface", func(c *kagent.Config) { c.Interface = "" }, "no interface"},
-		{"unknown interface", func(c *kagent.Config) { c.Interface = "nosuch0" }, "via0"},
-		{"queue", func(c *kagent.Config) { c.Queue = 7 }, "no queue 7"},
-		{"arena", func(c *kagent.Config) { c.ArenaBytes = 4096 }, "does not hold"},
-		{"VIs", func(c *kagent.Config) { c.MaxVIs = 1 }, "MaxVIs"},
-		{"no such mode", func(c *kagent.Config) { c.Mode = 99 }, "mode(99)"},
-		{"mode", func(c *kagent.Config) { c.Mode, c.RequireMode = xdpnic.ModeZeroCopy, true }, "zero-copy"},
+		{"no interface", func(c *Config) { c.Interface = "" }, "no interface"},
+		{"unknown interface", func(c *Config) { c.Interface = "nosuch0" }, "via0"},
+		{"queue", func(c *Config) { c.Queue = 7 }, "no queue 7"},
+		{"arena", func(c *Config) { c.ArenaBytes = 4096 }, "does not hold"},
+		{"VIs", func(c *Config) { c.MaxVIs = 1 }, "MaxVIs"},
+		{"no such mode", func(c *Config) { c.Mode = 99 }, "mode(99)"},
+		{"mode", func(c *Config) { c.Mode, c.RequireMode = xdpnic.ModeZeroCopy, true }, "zero-copy"},
 	}
 	for _, c := range cases {
 		cfg := small(an)

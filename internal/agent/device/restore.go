@@ -234,7 +234,7 @@ func (d *device) restore(fdStore kagent.FDStore, r nicRecord, i *kagent.Entry, l
 	if len(i.Files) < 6 {
 		return fmt.Errorf("%d descriptors were kept", len(i.Files))
 	}
-	d.begin(kagent.Config{MaxVIs: r.MaxVIs, FDStore: fdStore})
+	d.begin(r.MaxVIs, fdStore)
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return err

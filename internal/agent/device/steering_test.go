@@ -135,7 +135,7 @@ func TestSteeringRestored(t *testing.T) {
 			driver: "igb", inputs: 2, place: "eth0",
 			openSteered: func(string) (steered, error) { return nic, nil },
 		}
-		d.begin(kagent.Config{MaxVIs: 2, FDStore: fdStore})
+		d.begin(2, fdStore)
 		return d
 	}
 	first := newLease(agent(), 1)

@@ -2,7 +2,6 @@ package kagent
 
 import (
 	"fmt"
-	"time"
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/base/steer"
@@ -31,8 +30,6 @@ type Config struct {
 	// driver. With RequireMode, Open fails rather than take a lesser one.
 	Mode        xdpnic.Mode
 	RequireMode bool
-	// NoZeroCopy, unless nil, is why the holder may not have a zero-copy queue: that step is passed over.
-	NoZeroCopy error
 
 	ArenaBytes int              // bytes of registered memory, all of it UMEM; 0: DefaultArena
 	Hugepages  hugepages.Policy // whether it must lie, or must not, on hugepages
@@ -49,22 +46,6 @@ type Config struct {
 	// the indirection table of its hash, which moves all traffic, or not at all.
 	// It is undone when the queue is given back.
 	Steer Steering
-
-	// Shared puts the memory in a file that another process can map, so that
-	// the queue can be handed out.
-	Shared bool
-	// Holder is whose the queue will be, for a queue that is to be handed out: others
-	// who want it are told so from the beginning. Zero: this process.
-	Holder Holder
-	// FDStore, unless nil, keeps what the agent has, for the case that the process
-	// is killed; see Restore. It is that of the first who opens the interface.
-	FDStore FDStore
-
-	// Linger is how long the program stays attached after the last queue has been given back, or could
-	// not be opened; meanwhile an Open with a Linger gets the mode that it is attached in. So a holder
-	// cannot have it attached and detached in a loop: some drivers take the link down for each. An Open
-	// without a Linger has what lingers taken down at once. The longest of a device counts.
-	Linger time.Duration
 
 	MaxVIs int    // size of the VI table, one table for an interface; 0: DefaultMaxVIs
 	Port   uint16 // UDP port; 0: wire.Port. Peers must use the same.
