@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"viaxdp/internal/agent/agentproto"
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/xdpnic"
 )
 
@@ -29,7 +29,7 @@ type Config struct {
 	// MaxConnections bounds connections of all users; 0: DefaultConnections.
 	MaxConnections int
 	// FDStore, unless nil, keeps what must survive the agent.
-	FDStore kagent.FDStore
+	FDStore fdstore.Store
 	Log     *slog.Logger // nil: nothing is logged
 }
 

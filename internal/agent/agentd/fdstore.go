@@ -3,13 +3,13 @@ package agentd
 import (
 	"log/slog"
 
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/fdstore"
 )
 
 // lenient is a descriptor store whose failure harms nobody but a later agent: programs work
 // as before.
 type lenient struct {
-	fdStore kagent.FDStore
+	fdStore fdstore.Store
 	log     *slog.Logger
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"viaxdp/internal/agent/device"
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/base/fds"
 )
 
@@ -62,7 +62,7 @@ func (d *pinnedQueue) queues() int {
 
 // keep puts a pinned queue into the descriptor store. Without what its end is known by, or its memory,
 // it ends with this agent.
-func (d *pinnedQueue) keep(v kagent.FDStore) {
+func (d *pinnedQueue) keep(v fdstore.Store) {
 	if v == nil || d.alive == nil || d.memory == nil {
 		return
 	}
@@ -70,7 +70,7 @@ func (d *pinnedQueue) keep(v kagent.FDStore) {
 	if err != nil {
 		return
 	}
-	d.key = kagent.PinnedPrefix + rand.Text()
+	d.key = fdstore.PinnedPrefix + rand.Text()
 	_ = fds.With(d.alive, func(alive int) error {
 		return fds.With(d.memory, func(memory int) error { return v.Put(d.key, b, alive, memory) })
 	})
@@ -80,7 +80,7 @@ func (d *pinnedQueue) keep(v kagent.FDStore) {
 const mostPinned = 1 << 47
 
 // readPinned reads what keep has put into the descriptor store.
-func readPinned(i kagent.Entry) (r pinnedRecord, err error) {
+func readPinned(i fdstore.Entry) (r pinnedRecord, err error) {
 	if err := json.Unmarshal(i.Value, &r); err != nil {
 		return pinnedRecord{}, err
 	}
@@ -95,9 +95,9 @@ func readPinned(i kagent.Entry) (r pinnedRecord, err error) {
 
 // restorePinned takes over the pinned queues of an agent before this one, and returns all else
 // that was kept.
-func (s *Server) restorePinned(kept []kagent.Entry) (rest []kagent.Entry) {
+func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 	for _, i := range kept {
-		if !strings.HasPrefix(i.Key, kagent.PinnedPrefix) {
+		if !strings.HasPrefix(i.Key, fdstore.PinnedPrefix) {
 			rest = append(rest, i)
 			continue
 		}
@@ -223,7 +223,7 @@ func (s *Server) collect() {
 			if open[d.socket] {
 				continue
 			}
-		case d.alive != nil && !kagent.IsDead(d.alive):
+		case d.alive != nil && !fdstore.IsDead(d.alive):
 			continue
 		}
 		s.reclaim(d)
@@ -233,7 +233,7 @@ func (s *Server) collect() {
 // reclaim refunds what is pinned, which counts until then. Caller holds s.collection.
 func (s *Server) reclaim(d *pinnedQueue) {
 	if d.memory != nil && !(d.shmLink && s.hasLink(d.memory)) {
-		if err := kagent.FreeMemory(d.memory); err != nil {
+		if err := device.FreeMemory(d.memory); err != nil {
 			s.log.Error("the memory of a queue that is closed cannot be freed", "user", d.uid, "error", err)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/lab/await"
 )
 
@@ -80,7 +80,7 @@ func TestRefundUnderWay(t *testing.T) {
 	if err := s.charge(7, 1, 0, 0); err != nil {
 		t.Fatal(err)
 	}
-	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711, key: kagent.PinnedPrefix + "x"}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711, key: fdstore.PinnedPrefix + "x"}] = struct{}{}
 	collected := make(chan struct{})
 	go func() {
 		defer close(collected)
@@ -259,7 +259,7 @@ func TestBrokenPinnedRecord(t *testing.T) {
 		var log strings.Builder
 		var gone deleted
 		s, err := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil)), FDStore: &gone},
-			[]kagent.Entry{{Key: kagent.PinnedPrefix + "x", Value: []byte(value)}})
+			[]fdstore.Entry{{Key: fdstore.PinnedPrefix + "x", Value: []byte(value)}})
 		if err != nil {
 			t.Fatal(err)
 		}

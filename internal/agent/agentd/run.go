@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/fdstore"
-	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/rundir"
 )
@@ -60,7 +59,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	defer d.unlock(lock)
-	var kept []kagent.Entry
+	var kept []fdstore.Entry
 	cfg := d.Config
 	if cfg.Access.isZero() {
 		if cfg.Access, err = d.access(); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/device"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
 )
@@ -57,7 +58,7 @@ const leaveTime = 15 * time.Second
 // New makes a Server in the network namespace of the calling thread, and takes
 // over what kept has of an agent before it: the sessions of programs that have
 // not died meanwhile. What cannot be taken over is logged.
-func New(cfg Config, kept []kagent.Entry) (*Server, error) {
+func New(cfg Config, kept []fdstore.Entry) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -86,7 +87,7 @@ func New(cfg Config, kept []kagent.Entry) (*Server, error) {
 }
 
 // Serve serves programs until ctx ends; it then hangs up on all of them, without
-// taking anything away from them: with an FDStore, they go on with the next agent.
+// taking anything away from them: with a descriptor store, they go on with the next agent.
 // Without one, or if there are none, all is taken down. A Server serves once.
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })

@@ -18,6 +18,7 @@ import (
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/device"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/termsafe"
 )
@@ -180,7 +181,7 @@ func (n *session) watch() {
 			s.log.Warn("the interface is gone; programs that open it when it is back are served", "interface", i.Interface, "index", i.Index, "queue", i.Queue, "user", n.uid)
 		})
 	})
-	kagent.AwaitDeath(n.alive) // or the server's end
+	fdstore.AwaitDeath(n.alive) // or the server's end
 	if !n.server.isClosed() {
 		_ = n.end(true)
 	}
@@ -215,7 +216,7 @@ func (n *session) isDead() bool {
 	if over {
 		return true
 	}
-	return kagent.IsDead(n.alive)
+	return fdstore.IsDead(n.alive)
 }
 
 // end takes all back that the session has. died says that the program did not
@@ -304,7 +305,7 @@ func readTag(b []byte, pinned int) (t tag, err error) {
 }
 
 // restore takes over the sessions of an agent before this one.
-func (s *Server) restore(kept []kagent.Entry) {
+func (s *Server) restore(kept []fdstore.Entry) {
 	if len(kept) == 0 {
 		return
 	}

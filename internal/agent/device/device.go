@@ -18,6 +18,7 @@ import (
 	"viaxdp/bpf"
 	"viaxdp/internal/agent/connmgr"
 	"viaxdp/internal/agent/ctrlport"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/route"
 	"viaxdp/internal/base/wire"
@@ -199,7 +200,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 }
 
 // begin is the first part of setting up. Caller holds d.mu.
-func (d *device) begin(maxVIs int, store kagent.FDStore) {
+func (d *device) begin(maxVIs int, store fdstore.Store) {
 	d.leases, d.opening = make(map[int]*lease), make(map[int]*lease)
 	d.maxVIs, d.fdStore = maxVIs, newDeviceStore(store)
 	d.numbers = kagent.NewNumbers(maxVIs)

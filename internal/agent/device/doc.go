@@ -16,7 +16,7 @@
 // # Handing out
 //
 // An agent with privilege opens queues for programs without: HandOut gives socket
-// and memory away and keeps neither. What such an agent has goes into an FDStore, so
+// and memory away and keeps neither. What such an agent has goes into an fdstore.Store, so
 // that the next agent can go on where this one ended (Restore). Package agentd is
 // that daemon, agentclient its other side. ShmLink joins two queues of the interface,
 // which do not hear each other; ChargedLink, OnLinkLeft and TakeLinks charge it to the programs' users.

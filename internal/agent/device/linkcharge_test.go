@@ -5,14 +5,14 @@ import (
 	"os"
 	"testing"
 
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/await"
 )
 
 // keptLane is what a descriptor store has of a link: one whose sides are both there, or one that is left to a side.
 // Programs have its bells until the test ends.
-func keptLink(t *testing.T, charged [2]bool, left int) kagent.Entry {
+func keptLink(t *testing.T, charged [2]bool, left int) fdstore.Entry {
 	t.Helper()
 	f, err := newShmLink([2]int{0, 1})
 	if err != nil {
@@ -33,14 +33,14 @@ func keptLink(t *testing.T, charged [2]bool, left int) kagent.Entry {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return kagent.Entry{Key: linkKey("eth0:1:4793", f.id), Value: value, Files: files}
+	return fdstore.Entry{Key: linkKey("eth0:1:4793", f.id), Value: value, Files: files}
 }
 
 // A link is taken over for those of its queues that are restored, charged to those that were; what
 // makes no sense is forgotten.
 func TestRestoreLinks(t *testing.T) {
 	for name, tc := range map[string]struct {
-		kept   kagent.Entry
+		kept   fdstore.Entry
 		leases []int
 		live   bool // both sides get the link
 		n      [2]int
@@ -71,7 +71,7 @@ func TestRestoreLinks(t *testing.T) {
 				t.Fatal(err)
 			}
 			d.mu.Lock()
-			err = d.restoreLinks(map[*kagent.Entry]linkRecord{&tc.kept: r})
+			err = d.restoreLinks(map[*fdstore.Entry]linkRecord{&tc.kept: r})
 			d.mu.Unlock()
 			tc.kept.Close()
 			if (err != nil) != tc.fails || (d.shmLinks[[2]int{0, 1}] != nil) != tc.live {
@@ -103,7 +103,7 @@ func TestRestoreLinks(t *testing.T) {
 		})
 	}
 	for _, value := range []string{`{"Queues":[1,0],"Left":-1}`, `{"Queues":[0,1],"Left":2}`, `{"Queues":[-1,1]}`, `{"Left":-2}`, `?`} {
-		if r, err := readLink(&kagent.Entry{Value: []byte(value)}); err == nil {
+		if r, err := readLink(&fdstore.Entry{Value: []byte(value)}); err == nil {
 			t.Errorf("%s is %+v", value, r)
 		}
 	}

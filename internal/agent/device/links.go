@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/shmlink"
@@ -302,15 +303,15 @@ func (d *device) watchLink(f *shmLinkFiles) {
 	f.watched = true
 	bell := f.bells[1-f.left]
 	go func() {
-		kagent.AwaitDeath(bell) // or closed, with the queue
+		fdstore.AwaitDeath(bell) // or closed, with the queue
 		d.mu.Lock()
 		if !d.halfLinks[f] || !f.charged[f.left] {
 			d.mu.Unlock()
 			return
 		}
 		left := d.leases[f.pair[f.left]].linkLeft
-		_ = kagent.FreeMemory(f.memory) // an error leaves it to who maps it
-		_ = d.dropLink(f)               // the descriptor store's error is not the program's
+		_ = FreeMemory(f.memory) // an error leaves it to who maps it
+		_ = d.dropLink(f)        // the descriptor store's error is not the program's
 		d.mu.Unlock()
 		if left != nil {
 			left()
@@ -360,7 +361,7 @@ func (d *device) keepLink(f *shmLinkFiles) {
 }
 
 // readLink reads what keepLink has put there.
-func readLink(i *kagent.Entry) (r linkRecord, err error) {
+func readLink(i *fdstore.Entry) (r linkRecord, err error) {
 	if err := json.Unmarshal(i.Value, &r); err != nil {
 		return linkRecord{}, err
 	}
@@ -372,7 +373,7 @@ func readLink(i *kagent.Entry) (r linkRecord, err error) {
 
 // restoreLinks takes over the links of the queues that were restored, and forgets others. Caller
 // holds d.mu.
-func (d *device) restoreLinks(kept map[*kagent.Entry]linkRecord) error {
+func (d *device) restoreLinks(kept map[*fdstore.Entry]linkRecord) error {
 	var errs []error
 	for i, r := range kept {
 		f := &shmLinkFiles{id: r.ID, pair: r.Queues, left: r.Left, kept: true}
@@ -405,7 +406,7 @@ func (d *device) restoreLinks(kept map[*kagent.Entry]linkRecord) error {
 }
 
 // restore takes copies of what the descriptor store has kept of a link.
-func (f *shmLinkFiles) restore(i *kagent.Entry) error {
+func (f *shmLinkFiles) restore(i *fdstore.Entry) error {
 	bells := f.bells[:]
 	if f.left != both {
 		bells = f.bells[1-f.left:][:1]

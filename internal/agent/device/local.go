@@ -14,6 +14,7 @@ import (
 	"viaxdp/bpf"
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/connmgr"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/route"
 	"viaxdp/internal/base/wire"
@@ -56,7 +57,7 @@ type Config struct {
 	Holder kagent.Holder
 	// FDStore, unless nil, keeps what the agent has, for the case that the process
 	// is killed; see Restore. It is that of the first who opens the interface.
-	FDStore kagent.FDStore
+	FDStore fdstore.Store
 
 	// Linger is how long the program stays attached after the last queue has been given back, or could
 	// not be opened; meanwhile an Open with a Linger gets the mode that it is attached in. So a holder

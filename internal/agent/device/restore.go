@@ -17,7 +17,7 @@ import (
 
 	"viaxdp/bpf"
 	"viaxdp/internal/agent/ctrlport"
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/route"
 	"viaxdp/internal/base/fds"
 )
@@ -40,12 +40,12 @@ type Restored struct {
 //
 // It works in the network namespace of the calling thread, in which the agent
 // before this one has worked.
-func Restore(fdStore kagent.FDStore, entries []kagent.Entry) ([]Restored, error) {
+func Restore(fdStore fdstore.Store, entries []fdstore.Entry) ([]Restored, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var all []Restored
 	var errs []error
-	byPlace := make(map[string][]kagent.Entry)
+	byPlace := make(map[string][]fdstore.Entry)
 	for _, i := range entries {
 		_, rest, _ := strings.Cut(i.Key, "/")
 		place, _, _ := strings.Cut(rest, "/")
@@ -71,21 +71,21 @@ func Restore(fdStore kagent.FDStore, entries []kagent.Entry) ([]Restored, error)
 
 // kept are the items of one place.
 type kept struct {
-	nic    *kagent.Entry
-	leases map[*kagent.Entry]leaseRecord
+	nic    *fdstore.Entry
+	leases map[*fdstore.Entry]leaseRecord
 	vis    map[uint32]viRecord
 	// listens are the listeners by their keys; restoreLeases takes those out that are of its queues.
 	listens  map[string]listenRecord
-	shmLinks map[*kagent.Entry]linkRecord
+	shmLinks map[*fdstore.Entry]linkRecord
 	// bad are the records that make no sense, and why.
 	bad map[string]error
 }
 
 // sortEntries reads the items of a place. The error is about the interface itself.
-func sortEntries(place string, entries []kagent.Entry) (k kept, nic nicRecord, err error) {
+func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, err error) {
 	k = kept{
-		bad: make(map[string]error), leases: make(map[*kagent.Entry]leaseRecord), vis: make(map[uint32]viRecord),
-		listens: make(map[string]listenRecord), shmLinks: make(map[*kagent.Entry]linkRecord),
+		bad: make(map[string]error), leases: make(map[*fdstore.Entry]leaseRecord), vis: make(map[uint32]viRecord),
+		listens: make(map[string]listenRecord), shmLinks: make(map[*fdstore.Entry]linkRecord),
 	}
 	for n := range entries {
 		i := &entries[n]
@@ -156,7 +156,7 @@ func (k *kept) lost() (all []Restored) {
 }
 
 // restoreNIC restores one interface. Where that fails, whole is an error, and the queues are lost.
-func restoreNIC(fdStore kagent.FDStore, place string, entries []kagent.Entry) (all []Restored, bad, whole error) {
+func restoreNIC(fdStore fdstore.Store, place string, entries []fdstore.Entry) (all []Restored, bad, whole error) {
 	k, nic, err := sortEntries(place, entries)
 	for key, why := range k.bad {
 		bad = errors.Join(bad, why, fdStore.Delete(key))
@@ -172,7 +172,7 @@ func restoreNIC(fdStore kagent.FDStore, place string, entries []kagent.Entry) (a
 	return all, bad, nil
 }
 
-func (k *kept) restoreAll(fdStore kagent.FDStore, place string, nic nicRecord) (_ []Restored, bad, _ error) {
+func (k *kept) restoreAll(fdStore fdstore.Store, place string, nic nicRecord) (_ []Restored, bad, _ error) {
 	name, _, _ := strings.Cut(place, ":")
 	link, err := netlink.LinkByIndex(nic.Index)
 	if err != nil {
@@ -230,7 +230,7 @@ func (k *kept) keys(place string) []string {
 }
 
 // restore is setUp with what was kept. Caller holds d.mu.
-func (d *device) restore(fdStore kagent.FDStore, r nicRecord, i *kagent.Entry, link *netlink.LinkAttrs) error {
+func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, link *netlink.LinkAttrs) error {
 	if len(i.Files) < 6 {
 		return fmt.Errorf("%d descriptors were kept", len(i.Files))
 	}

@@ -7,14 +7,15 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 )
 
 // memory is a descriptor store that keeps values alone.
-type memory []kagent.Entry
+type memory []fdstore.Entry
 
 func (m *memory) Put(key string, value []byte, _ ...int) error {
-	*m = append(*m, kagent.Entry{Key: key, Value: value, Files: []*os.File{nil}})
+	*m = append(*m, fdstore.Entry{Key: key, Value: value, Files: []*os.File{nil}})
 	return nil
 }
 
@@ -52,7 +53,7 @@ func FuzzKept(f *testing.F) {
 				t.Fatalf("the lease is %+v", r)
 			}
 		}
-		k, _, err = sortEntries(name, append(kept, kagent.Entry{Key: key, Value: value, Files: []*os.File{nil}}))
+		k, _, err = sortEntries(name, append(kept, fdstore.Entry{Key: key, Value: value, Files: []*os.File{nil}}))
 		if err == nil && (k.nic == nil || len(k.leases) > 2 || len(k.vis) > 2 || len(k.shmLinks) > 1) {
 			t.Fatalf("%q, %q: %+v", key, value, k)
 		}

@@ -3,15 +3,15 @@ package device
 import (
 	"os"
 	"testing"
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/fdstore"
 )
 
 // A record that makes no sense is no reason to drop the others of its interface; one about the
 // interface itself is, and what its queues had is returned.
 func TestBadRecords(t *testing.T) {
 	const place = "via0:7:4793"
-	entry := func(key, value string, files ...*os.File) kagent.Entry {
-		return kagent.Entry{Key: key, Value: []byte(value), Files: files}
+	entry := func(key, value string, files ...*os.File) fdstore.Entry {
+		return fdstore.Entry{Key: key, Value: []byte(value), Files: files}
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -19,12 +19,12 @@ func TestBadRecords(t *testing.T) {
 	}
 	defer r.Close()
 	defer w.Close()
-	good := []kagent.Entry{
+	good := []fdstore.Entry{
 		entry(nicKey(place), `{"Index":7,"Port":4793}`),
 		entry(leaseKey(place, 2), `{"Queue":2,"Slot":1,"Tag":"eA==","Info":{"Info":{"Arena":{"Size":4096}}}}`, r, w),
 		entry(viKey(place, 9), `{"Queue":2}`),
 	}
-	bad := []kagent.Entry{
+	bad := []fdstore.Entry{
 		entry(leaseKey(place, 3), `{"Queue":`), entry(leaseKey(place, 4), `{"Queue":4}`), entry(leaseKey(place, 5), `{"Queue":2}`, r),
 		entry("vi/"+place+"/none", `{}`), entry(viKey(place, 3), `[]`), entry("listen/"+place+"/1", `[]`), entry("odd/"+place, ``),
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/steer"
 	"viaxdp/internal/lab/nstest"
@@ -144,13 +145,13 @@ func TestSteeringRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	entry := kagent.Entry{Key: leaseKey("eth0", 1), Value: fdStore.all()[leaseKey("eth0", 1)], Files: []*os.File{nil}}
+	entry := fdstore.Entry{Key: leaseKey("eth0", 1), Value: fdStore.all()[leaseKey("eth0", 1)], Files: []*os.File{nil}}
 	var r leaseRecord
 	if err := json.Unmarshal(entry.Value, &r); err != nil {
 		t.Fatal(err)
 	}
 	d := agent()
-	d.restoreLeases(&kept{leases: map[*kagent.Entry]leaseRecord{&entry: r}})
+	d.restoreLeases(&kept{leases: map[*fdstore.Entry]leaseRecord{&entry: r}})
 	second := newLease(d, 0)
 	second.steer(kagent.Config{Port: 4793, Steer: kagent.SteerByRSS})
 	if !slices.Equal(nic.table, []uint32{1, 1, 1, 1}) || len(second.info.Notes) != 1 || !strings.Contains(second.info.Notes[0], "queue 1, of another lease") {
@@ -164,7 +165,7 @@ func TestSteeringRestored(t *testing.T) {
 	d = agent()
 	entry.Files = []*os.File{nil}
 	d.openSteered = func(string) (steered, error) { return nil, unix.EMFILE }
-	d.restoreLeases(&kept{leases: map[*kagent.Entry]leaseRecord{&entry: r}})
+	d.restoreLeases(&kept{leases: map[*fdstore.Entry]leaseRecord{&entry: r}})
 	if l := d.leases[1]; l == nil || l.steering != nil || !slices.ContainsFunc(l.info.Notes, func(n string) bool { return strings.Contains(n, "stays steered to queue 1") }) {
 		t.Errorf("the NIC could not be opened: %+v", l)
 	}

@@ -11,13 +11,16 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/steer"
 	"viaxdp/internal/base/wire"
 )
 
-// Keys of an FDStore. A device's place is NAME:INDEX:PORT: one whose interface is gone
+// Keys of an fdstore.Store. A device's place is NAME:INDEX:PORT: one whose interface is gone
 // may be there beside that of another interface of this name. Names have neither slash
 // nor colon (dev_valid_name, net/core/dev.c). Agents before have put NAME alone.
 //
@@ -31,24 +34,24 @@ func nicKey(place string) string              { return "nic/" + place }
 func leaseKey(place string, queue int) string { return fmt.Sprintf("lease/%s/%d", place, queue) }
 func viKey(place string, num uint32) string   { return fmt.Sprintf("vi/%s/%08x", place, num) }
 
-// deviceStore is the part of an FDStore that a device has. Once it is cleared nothing comes in any more:
+// deviceStore is the part of an fdstore.Store that a device has. Once it is cleared nothing comes in any more:
 // the keys may be another device's.
 type deviceStore struct {
-	fdStore kagent.FDStore
+	fdStore fdstore.Store
 
 	mu      sync.Mutex // held while the descriptor store is called
 	keys    map[string]bool
 	cleared bool
 }
 
-func newDeviceStore(v kagent.FDStore) *deviceStore {
+func newDeviceStore(v fdstore.Store) *deviceStore {
 	if v == nil {
 		return nil
 	}
 	return &deviceStore{fdStore: v, keys: make(map[string]bool)}
 }
 
-// Put is [FDStore]'s.
+// Put is [fdstore.Store]'s.
 func (s *deviceStore) Put(key string, value []byte, fds ...int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +62,7 @@ func (s *deviceStore) Put(key string, value []byte, fds ...int) error {
 	return s.fdStore.Put(key, value, fds...)
 }
 
-// Delete is [FDStore]'s.
+// Delete is [fdstore.Store]'s.
 func (s *deviceStore) Delete(key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,7 +119,7 @@ type viRecord struct {
 }
 
 // put encodes and keeps a record.
-func put(v kagent.FDStore, key string, record any, fds ...int) error {
+func put(v fdstore.Store, key string, record any, fds ...int) error {
 	b, err := json.Marshal(record)
 	if err == nil {
 		err = v.Put(key, b, fds...)
@@ -266,7 +269,7 @@ var errNotShared = errors.New("the queue is shared in this process, handed out, 
 // HandOut gives queue and memory away, to be passed to Config.Holder: this process keeps
 // no descriptor of the queue, so that the holder's death frees it, and maps the
 // memory no more (see TakeMemory). The agent's other methods go on as before. Where
-// there is an FDStore it keeps the lease with tag, and alive, the reading end of a pipe
+// there is an fdstore.Store it keeps the lease with tag, and alive, the reading end of a pipe
 // whose other end the holder gets.
 func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
 	d := l.dev
@@ -310,4 +313,18 @@ func (l *Local) TakeMemory() *os.File {
 	f := l.lease.memory
 	l.lease.memory = nil
 	return f
+}
+
+// FreeMemory frees the pages of memory that was handed out, whoever maps it, as far
+// as no queue has them pinned: who looks finds zeros, in pages of its own account.
+func FreeMemory(f *os.File) error {
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return fds.With(f, func(fd int) error {
+		// It is sealed against shrinking, for the sake of the kernel's and the
+		// agent's own mappings, and not against this.
+		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, st.Size())
+	})
 }

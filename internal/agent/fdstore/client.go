@@ -15,12 +15,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/rundir"
 )
 
-var _ kagent.FDStore = (*Client)(nil)
+var _ Store = (*Client)(nil)
 
 // How long the descriptor store may take for anything, and before it answers for the first time:
 // it is a process that has just been started, perhaps on a machine with much to do.
@@ -323,7 +322,7 @@ func spawn(path, command string, args []string) error {
 	return nil
 }
 
-// Put is kagent.FDStore's. Also after an error it is held for the next descriptor store, but for
+// Put is [Store]'s. Also after an error it is held for the next descriptor store, but for
 // what no descriptor store can hold; what this one has no room for it is offered again after each Delete.
 func (k *Client) Put(key string, value []byte, files ...int) error {
 	i := &entry{value: slices.Clone(value)}
@@ -382,7 +381,7 @@ func (k *Client) drop(key string) {
 	}
 }
 
-// Delete is kagent.FDStore's.
+// Delete is [Store]'s.
 func (k *Client) Delete(key string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -393,7 +392,7 @@ func (k *Client) Delete(key string) error {
 }
 
 // List gives all that is kept. The files are the caller's.
-func (k *Client) List() ([]kagent.Entry, error) {
+func (k *Client) List() ([]Entry, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	entries, err := k.ask(message{Op: "list", Ack: true})
@@ -412,7 +411,7 @@ func (k *Client) List() ([]kagent.Entry, error) {
 	return entries, nil
 }
 
-func closeEntries(entries []kagent.Entry) {
+func closeEntries(entries []Entry) {
 	for i := range entries {
 		entries[i].Close()
 	}
@@ -434,7 +433,7 @@ func (k *Client) Close() error {
 }
 
 // ask asks the descriptor store. Caller holds k.mu.
-func (k *Client) ask(m message) ([]kagent.Entry, error) {
+func (k *Client) ask(m message) ([]Entry, error) {
 	l, err := k.usable()
 	if err != nil {
 		return nil, err

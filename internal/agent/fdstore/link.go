@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
 )
 
@@ -50,11 +49,11 @@ func (l *link) send(m message, files ...int) error {
 
 // ask sends m and collects what comes before "done". The caller is the only one who
 // uses the connection.
-func (l *link) ask(m message, files ...int) ([]kagent.Entry, error) {
+func (l *link) ask(m message, files ...int) ([]Entry, error) {
 	return l.askWithin(answerTime, m, files...)
 }
 
-func (l *link) askWithin(limit time.Duration, m message, files ...int) (entries []kagent.Entry, err error) {
+func (l *link) askWithin(limit time.Duration, m message, files ...int) (entries []Entry, err error) {
 	defer func() {
 		if err != nil {
 			closeEntries(entries)
@@ -81,7 +80,7 @@ func (l *link) askWithin(limit time.Duration, m message, files ...int) (entries 
 		case !ok:
 			return entries, errEnded
 		case a.Op != "done":
-			i := kagent.Entry{Key: a.Key, Value: a.Value}
+			i := Entry{Key: a.Key, Value: a.Value}
 			for _, fd := range a.files {
 				_ = unix.SetNonblock(fd, true) // so that reading a pipe can be ended
 				i.Files = append(i.Files, os.NewFile(uintptr(fd), a.Key))

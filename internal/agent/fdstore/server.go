@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
 )
 
@@ -190,7 +189,7 @@ func (k *server) do(c *net.UnixConn, m message, files []int) error {
 // stays. Caller holds k.mu.
 func (k *server) put(key string, value []byte, files []int) error {
 	i := &entry{value: slices.Clone(value), files: files}
-	if kagent.HasHolder(key) && len(files) > 0 {
+	if HasHolder(key) && len(files) > 0 {
 		fd, err := unix.FcntlInt(uintptr(files[0]), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -207,7 +206,7 @@ func (k *server) put(key string, value []byte, files []int) error {
 // watch waits for the death of a lease's holder. The agent, if there is one,
 // sees it as well, and deletes what belongs to the lease.
 func (k *server) watch(i *entry, alive *os.File) {
-	kagent.AwaitDeath(alive) // or dropped
+	AwaitDeath(alive) // or dropped
 	k.mu.Lock()
 	i.alive = nil
 	k.mu.Unlock()

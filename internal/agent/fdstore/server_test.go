@@ -16,7 +16,6 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 )
 
@@ -82,7 +81,7 @@ func fd(t *testing.T, f *os.File) (n int) {
 	return n
 }
 
-func keys(entries []kagent.Entry) (k []string) {
+func keys(entries []Entry) (k []string) {
 	for i := range entries {
 		k = append(k, entries[i].Key)
 		entries[i].Close()

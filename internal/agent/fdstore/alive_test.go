@@ -1,4 +1,4 @@
-package kagent
+package fdstore
 
 import (
 	"errors"

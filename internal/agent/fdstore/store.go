@@ -1,4 +1,4 @@
-package kagent
+package fdstore
 
 import (
 	"os"
@@ -9,11 +9,11 @@ import (
 	"viaxdp/internal/base/fds"
 )
 
-// FDStore keeps descriptors and what belongs to them outside of the agent's
+// Store keeps descriptors and what belongs to them outside of the agent's
 // process, so that an agent that is killed takes nothing with it that programs
-// still use. Package internal/agent/fdstore is one. Methods may be called concurrently,
+// still use. Client is one. Methods may be called concurrently,
 // and must not call back.
-type FDStore interface {
+type Store interface {
 	// Put keeps value and copies of the descriptors under key, in the place
 	// of what was there. When it returns, the agent's death changes nothing.
 	Put(key string, value []byte, fds ...int) error
@@ -22,7 +22,7 @@ type FDStore interface {
 	Delete(key string) error
 }
 
-// Entry is something out of an FDStore. Whoever has it owns the files.
+// Entry is something out of a Store. Whoever has it owns the files.
 type Entry struct {
 	Key   string
 	Value []byte
@@ -68,18 +68,4 @@ func hasEnded(pipe uintptr) bool {
 	poll := []unix.PollFd{{Fd: int32(pipe)}}
 	_, err := unix.Poll(poll, 0)
 	return err == nil && poll[0].Revents&unix.POLLHUP != 0
-}
-
-// FreeMemory frees the pages of memory that was handed out, whoever maps it, as far
-// as no queue has them pinned: who looks finds zeros, in pages of its own account.
-func FreeMemory(f *os.File) error {
-	st, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	return fds.With(f, func(fd int) error {
-		// It is sealed against shrinking, for the sake of the kernel's and the
-		// agent's own mappings, and not against this.
-		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, st.Size())
-	})
 }
