@@ -444,3 +444,87 @@ func mustBind(t *testing.T, ns *nstest.NS, queue int) *xdpnic.Queue {
 	}
 	return q
 }
+
+// A queue that knows no frames of several chunks is taken without them, and one that
+// refuses the mode is heard, although the one that was tried last is busy.
+func TestReasonsOfAllQueues(t *testing.T) {
+	opened := new(xdpnic.Queue)
+	for _, c := range []struct {
+		name  string
+		multi bool
+		first func(xdpnic.Config) error // of queue 0; queue 1 is busy
+		want  error
+	}{
+		{"no multi-buffer", true, func(nic xdpnic.Config) error {
+			if nic.MultiBuffer {
+				return unix.EOPNOTSUPP
+			}
+			return nil
+		}, nil},
+		{"not even without", true, func(xdpnic.Config) error { return unix.EINVAL }, unix.EINVAL},
+		{"refused", false, func(xdpnic.Config) error { return unix.EOPNOTSUPP }, unix.EOPNOTSUPP},
+		{"busy", true, func(xdpnic.Config) error { return unix.EBUSY }, unix.EBUSY},
+	} {
+		var l lease
+		err := l.openQueue(xdpnic.Config{MultiBuffer: c.multi}, []int{0, 1}, func(nic xdpnic.Config) (*xdpnic.Queue, error) {
+			err := error(unix.EBUSY)
+			if nic.QueueID == 0 {
+				err = c.first(nic)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return opened, nil
+		})
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+		if c.want == nil && (l.queue != opened || l.queueID != 0) {
+			t.Errorf("%s: queue %d", c.name, l.queueID)
+		}
+	}
+}
+
+// What lingers is there after Close, and is gone after EndLinger; an Open without a Linger leaves none.
+func TestEndLinger(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	use := func(linger time.Duration) {
+		t.Helper()
+		var l *Local
+		if err := ns.Do(func() (err error) {
+			l, err = OpenContext(context.Background(), Config{
+				Config: kagent.Config{Interface: ns.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20}, Linger: linger,
+			})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	attached := func(want bool) {
+		t.Helper()
+		nic, err := ns.Netlink().LinkByIndex(ns.Index)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x := nic.Attrs().Xdp; (x != nil && x.Attached) != want {
+			t.Errorf("XDP %+v, want a program: %v", x, want)
+		}
+		if n := len(LocalStatus().NICs); (n == 1) != want {
+			t.Errorf("%d interfaces are open, want one: %v", n, want)
+		}
+	}
+	use(time.Hour)
+	attached(true)
+	use(time.Hour)
+	attached(true)
+	if err := EndLinger(); err != nil {
+		t.Error(err)
+	}
+	attached(false)
+	use(time.Hour)
+	use(0)
+	attached(false)
+}
