@@ -161,16 +161,9 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	}
 	d.begin(cfg.MaxVIs, cfg.FDStore)
 	d.place = fmt.Sprintf("%s:%d:%d", nic.Name, nic.Index, cfg.Port)
-	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return fail("netlink", err)
+	if op, err := d.observe(nic, cfg.Port); err != nil {
+		return fail(op, err)
 	}
-	d.router = route.New(nl, nic.Name, nic.Index, cfg.Port)
-	if d.watch, err = route.NewWatch(d.router, d.onRemove); err != nil {
-		return fail("watch", err)
-	}
-	d.describe(nic)
-
 	d.udp, err = ctrlport.Listen(nic.Name, cfg.Port, d.router.Own)
 	if errors.Is(err, unix.EADDRINUSE) {
 		return errors.Join(&kagent.OpError{
@@ -204,6 +197,21 @@ func (d *device) begin(maxVIs int, store fdstore.Store) {
 	d.leases, d.opening = make(map[int]*lease), make(map[int]*lease)
 	d.maxVIs, d.fdStore = maxVIs, newDeviceStore(store)
 	d.numbers = kagent.NewNumbers(maxVIs)
+}
+
+// observe is the second part: what the kernel knows of the interface, and tells when it changes. op is
+// what has failed. Caller holds d.mu, and is on a thread of the interface's namespace.
+func (d *device) observe(nic *netlink.LinkAttrs, port uint16) (op string, err error) {
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return "netlink", err
+	}
+	d.router = route.New(nl, nic.Name, nic.Index, port)
+	if d.watch, err = route.NewWatch(d.router, d.onRemove); err != nil {
+		return "watch", err
+	}
+	d.describe(nic)
+	return "", nil
 }
 
 // manage starts connection management on d.udp.

@@ -18,7 +18,6 @@ import (
 	"viaxdp/bpf"
 	"viaxdp/internal/agent/ctrlport"
 	"viaxdp/internal/agent/fdstore"
-	"viaxdp/internal/agent/route"
 	"viaxdp/internal/base/fds"
 )
 
@@ -235,15 +234,10 @@ func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, l
 		return fmt.Errorf("%d descriptors were kept", len(i.Files))
 	}
 	d.begin(r.MaxVIs, fdStore)
-	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	_, err := d.observe(link, r.Port)
 	if err != nil {
 		return err
 	}
-	d.router = route.New(nl, link.Name, link.Index, r.Port)
-	if d.watch, err = route.NewWatch(d.router, d.onRemove); err != nil {
-		return err
-	}
-	d.describe(link)
 	if d.udp, err = ctrlport.Adopt(i.Files[0], link.Name, r.Port, d.router.Own); err != nil {
 		return err
 	}
