@@ -21,7 +21,7 @@ const (
 )
 
 // Discover asks on the link who is there, from each of the interface's own
-// addresses; see [Agent]. It fails with ErrClosed, or when not one hello could
+// addresses; see [kagent.Agent]. It fails with ErrClosed, or when not one hello could
 // be sent.
 func (m *Manager) Discover(ctx context.Context, own []netip.Addr) ([]kagent.Neighbor, error) {
 	hops := make(map[netip.Addr]int)

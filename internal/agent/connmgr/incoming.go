@@ -28,7 +28,7 @@ const (
 	inEnded
 )
 
-// incoming is the acceptor's side of an exchange; see [Incoming].
+// incoming is the acceptor's side of an exchange; see [kagent.Incoming].
 type incoming struct {
 	m      *Manager
 	key    exchange
@@ -270,7 +270,7 @@ func (in *incoming) Err() error {
 	return in.err
 }
 
-// Accept sends the Accept until the requester confirms; see [Incoming].
+// Accept sends the Accept until the requester confirms; see [kagent.Incoming].
 func (in *incoming) Accept(ctx context.Context, o kagent.Offer) error {
 	msg := o.Message(wire.CMAccept)
 	msg.From, msg.To = in.disc, in.remote

@@ -43,7 +43,7 @@ type waiter struct {
 	ch   chan *incoming // gets one at most
 }
 
-// listener is an entry of the Manager's doors; see [Listener].
+// Listener is where requests for one discriminator arrive; see [kagent.Listener].
 type Listener struct {
 	m    *Manager
 	key  doorKey
@@ -58,7 +58,7 @@ func (m *Manager) doorKey(local kagent.Address) (doorKey, error) {
 	return doorKey{kagent.Plain(local.Host), string(local.Disc)}, nil
 }
 
-// Listen takes requests to local from now on; see [Agent].
+// Listen takes requests to local from now on; see [kagent.Agent].
 func (m *Manager) Listen(local kagent.Address) (kagent.Listener, error) {
 	l, err := m.ListenAs(0, local)
 	if err != nil {
@@ -121,7 +121,7 @@ func (l *Listener) IsClosed() bool {
 	}
 }
 
-// Wait returns one request to local; see [Agent].
+// Wait returns one request to local; see [kagent.Agent].
 func (m *Manager) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
 	return m.WaitAs(ctx, 0, local)
 }
@@ -441,7 +441,7 @@ type keptDisc struct {
 	times int
 }
 
-// keep has a discriminator be the user's until unkeep.
+// KeepDisc has a discriminator be the user's until ReleaseDisc.
 func (m *Manager) KeepDisc(disc string, user uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -450,6 +450,7 @@ func (m *Manager) KeepDisc(disc string, user uint32) {
 	}
 }
 
+// ReleaseDisc ends one KeepDisc.
 func (m *Manager) ReleaseDisc(disc string, user uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -42,7 +42,7 @@ type Manager struct {
 	serving   chan struct{} // closed when Serve has returned
 	serveErr  error         // valid after serving is closed
 	done      chan struct{} // closed by Close
-	// reprobe, unless nil, is told of a peer that says nothing to a user's request; set
+	// Reprobe, unless nil, is told of a peer that says nothing to a user's request; set
 	// before anybody asks. It waits until ctx ends at most.
 	Reprobe func(ctx context.Context, user uint32, local, peer netip.Addr)
 
@@ -169,7 +169,7 @@ func NewManager(t Transport, port uint16) *Manager {
 // it with ErrClosed. It returns when the manager's goroutine has ended.
 func (m *Manager) Close() error { return m.CloseWith(kagent.ErrClosed) }
 
-// end is Close with another error for those who wait, and who call later.
+// CloseWith is Close with another error for those who wait, and who call later.
 func (m *Manager) CloseWith(cause error) error {
 	m.mu.Lock()
 	if m.closed {

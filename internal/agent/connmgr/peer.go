@@ -30,7 +30,7 @@ type ends struct {
 
 func (r *request) isPeer() bool { return r.turn != nil }
 
-// RequestPeer asks remote for a connection which it asks us for; see [Agent].
+// RequestPeer asks remote for a connection which it asks us for; see [kagent.Agent].
 // local.Host the zero Addr is any address of this host.
 func (m *Manager) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
 	return m.RequestPeerAs(ctx, 0, local, remote, o)

@@ -58,7 +58,7 @@ type request struct {
 	repeats   int       // of the Accept
 }
 
-// Request asks remote for a connection; see [Agent].
+// Request asks remote for a connection; see [kagent.Agent].
 func (m *Manager) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
 	return m.RequestAs(ctx, 0, local, remote, o)
 }
@@ -302,7 +302,7 @@ func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) 
 	return datagram{}
 }
 
-// ConfirmWith sends the Confirm, and again until the acceptor has it; see [Confirmation].
+// ConfirmWith sends the Confirm, and again until the acceptor has it; see [kagent.Confirmation].
 func (r *request) ConfirmWith(proof []byte) error {
 	r.m.mu.Lock()
 	switch r.state {
@@ -359,7 +359,7 @@ func (r *request) confirmOnAccept() datagram {
 	return r.confirm
 }
 
-// Decline sends a Cancel; see [Confirmation].
+// Decline sends a Cancel; see [kagent.Confirmation].
 func (r *request) Decline(reason wire.CMReason) {
 	r.m.mu.Lock()
 	var d datagram

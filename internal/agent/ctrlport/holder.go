@@ -12,7 +12,7 @@ import (
 	"viaxdp/internal/base/termsafe"
 )
 
-// portHolder names the processes that have a UDP socket on the port in the
+// HolderOf names the processes that have a UDP socket on the port in the
 // calling thread's namespace, " (process 12 (name))", as far as this process
 // may see; "" when it sees none.
 func HolderOf(port uint16) string {

@@ -46,7 +46,7 @@ type loopback struct {
 	from  netip.AddrPort
 }
 
-// ListenUDP opens the socket in the network namespace of the calling thread.
+// Listen opens the socket in the network namespace of the calling thread.
 // own tells whether an address is the interface's. An error that matches
 // EADDRINUSE says that another program has the port of that interface.
 func Listen(device string, port uint16, own func(netip.Addr) bool) (*UDP, error) {
@@ -69,7 +69,7 @@ func Listen(device string, port uint16, own func(netip.Addr) bool) (*UDP, error)
 	return u, nil
 }
 
-// adoptUDP goes on with a copy of a socket that ListenUDP has opened in another
+// Adopt goes on with a copy of a socket that Listen has opened in another
 // process.
 func Adopt(f *os.File, device string, port uint16, own func(netip.Addr) bool) (*UDP, error) {
 	fd, err := fds.Dup(f)
@@ -99,7 +99,7 @@ func (u *UDP) use(fd int, device string) (err error) {
 	return err
 }
 
-// control calls f with the socket's descriptor.
+// Control calls f with the socket's descriptor.
 func (u *UDP) Control(f func(fd uintptr)) error { return u.conn.Control(f) }
 
 func (u *UDP) setup(fd int, device string, port uint16) error {

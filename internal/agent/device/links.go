@@ -80,7 +80,7 @@ func newShmLink(pair [2]int) (l *shmLinkFiles, err error) {
 // pairOf names the link between two queues.
 func pairOf(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
 
-// ShmLink joins this queue with the one of VI peer; see [Laner].
+// ShmLink joins this queue with the one of VI peer; see [kagent.Laner].
 func (l *Local) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	l.dev.mu.Lock()
 	defer l.dev.mu.Unlock()

@@ -191,7 +191,7 @@ func (l *Local) Link() kagent.Link {
 	return link
 }
 
-// NewVI hands out a VI number; see [Agent].
+// NewVI hands out a VI number; see [kagent.Agent].
 func (l *Local) NewVI() (uint32, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -206,7 +206,7 @@ func (l *Local) NewVI() (uint32, error) {
 	return num, nil
 }
 
-// FreeVI takes a VI number back; see [Agent].
+// FreeVI takes a VI number back; see [kagent.Agent].
 func (l *Local) FreeVI(num uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -240,7 +240,7 @@ func (l *Local) forget(num uint32) {
 	l.numbers.Free(num)
 }
 
-// Enter puts a VI in the VI table; see [Agent].
+// Enter puts a VI in the VI table; see [kagent.Agent].
 func (l *Local) Enter(num uint32, key uint64, peer netip.Addr) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -259,7 +259,7 @@ func (l *Local) Enter(num uint32, key uint64, peer netip.Addr) error {
 	return nil
 }
 
-// Remove takes a VI out of the VI table; see [Agent].
+// Remove takes a VI out of the VI table; see [kagent.Agent].
 func (l *Local) Remove(num uint32) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -277,7 +277,7 @@ func (l *Local) Remove(num uint32) error {
 	return nil
 }
 
-// Listen takes requests to a discriminator; see [Agent].
+// Listen takes requests to a discriminator; see [kagent.Agent].
 func (l *Local) Listen(local kagent.Address) (kagent.Listener, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -302,7 +302,7 @@ type localListener struct {
 	unkeep func()
 }
 
-// Close is [Listener]'s.
+// Close is [kagent.Listener]'s.
 func (ln *localListener) Close() error {
 	ln.unkeep()
 	return ln.Listener.Close()
@@ -325,7 +325,7 @@ func (l *Local) until(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// Wait waits for a request; see [Agent].
+// Wait waits for a request; see [kagent.Agent].
 func (l *Local) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
@@ -336,7 +336,7 @@ func (l *Local) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming
 	return in, nil
 }
 
-// Request asks for a connection; see [Agent].
+// Request asks for a connection; see [kagent.Agent].
 func (l *Local) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
@@ -353,7 +353,7 @@ func (l *Local) Request(ctx context.Context, local, remote kagent.Address, o kag
 	return nil, l.fail("request", remote.Host, err)
 }
 
-// RequestPeer asks for a connection with who asks for one with us; see [Agent].
+// RequestPeer asks for a connection with who asks for one with us; see [kagent.Agent].
 func (l *Local) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
@@ -369,7 +369,7 @@ func (l *Local) RequestPeer(ctx context.Context, local, remote kagent.Address, o
 	return nil, nil, l.fail("request peer", remote.Host, err)
 }
 
-// Discover lists the agents on the link; see [Agent].
+// Discover lists the agents on the link; see [kagent.Agent].
 func (l *Local) Discover(ctx context.Context) ([]kagent.Neighbor, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
@@ -384,7 +384,7 @@ func (l *Local) Discover(ctx context.Context) ([]kagent.Neighbor, error) {
 	return nil, l.fail("discover", netip.Addr{}, err)
 }
 
-// Path finds the way to a peer; see [Agent].
+// Path finds the way to a peer; see [kagent.Agent].
 func (l *Local) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
@@ -395,7 +395,7 @@ func (l *Local) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, 
 	return p, nil
 }
 
-// Watch tells of changes of the interface; see [Agent].
+// Watch tells of changes of the interface; see [kagent.Agent].
 func (l *Local) Watch(f func(kagent.Link)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

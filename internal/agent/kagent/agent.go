@@ -207,7 +207,7 @@ func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
 	return append(append(b, src[:]...), dst[:]...), nil
 }
 
-// message is the Request or Accept with the Offer.
+// Message is the Request or Accept with the Offer.
 func (o *Offer) Message(t wire.CMType) wire.CM {
 	m := wire.CM{
 		Type: t, VI: o.VI, Key: o.Key, Seq: o.Seq, Window: o.Window, MaxPayload: o.MaxPayload,
@@ -225,7 +225,7 @@ func (o *Offer) Message(t wire.CMType) wire.CM {
 	return m
 }
 
-// offerOf is message's inverse.
+// OfferOf is Message's inverse.
 func OfferOf(m *wire.CM) Offer {
 	return Offer{
 		VI: m.VI, Key: m.Key, Seq: m.Seq, Window: m.Window, MaxPayload: m.MaxPayload, Level: m.Level,
@@ -292,6 +292,6 @@ type Path struct {
 	Elsewhere bool // Src is not an address of the interface, but of another one of this host
 }
 
-// plain is the one form in which addresses are compared: no IPv4 mapped into
+// Plain is the one form in which addresses are compared: no IPv4 mapped into
 // IPv6, no zone (the interface is known).
 func Plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

@@ -105,7 +105,7 @@ func Unavailable(err error) bool {
 	return false
 }
 
-// contextError says why ctx is done, in this package's terms.
+// ContextError says why ctx is done, in this package's terms.
 func ContextError(ctx context.Context) error {
 	if err := ctx.Err(); errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%w: %w", ErrTimeout, err)

@@ -32,7 +32,7 @@ const (
 	lastLook  = 20 * time.Millisecond
 )
 
-// router finds ways out of one interface. All methods may be called
+// Router finds ways out of one interface. All methods may be called
 // concurrently.
 type Router struct {
 	nl         *netlink.Handle // of the interface's namespace
@@ -50,7 +50,7 @@ type Router struct {
 	Nudge func(from, to netip.Addr) error
 }
 
-// newRouter makes a router for the interface of that number in nl's namespace, which it closes. Frames
+// New makes a router for the interface of that number in nl's namespace, which it closes. Frames
 // for peers go to the given UDP port.
 func New(nl *netlink.Handle, name string, index int, port uint16) *Router {
 	return &Router{nl: nl, name: name, index: index, port: port}
@@ -59,13 +59,13 @@ func New(nl *netlink.Handle, name string, index int, port uint16) *Router {
 // Name is the interface's name when the router was made.
 func (r *Router) Name() string { return r.name }
 
-// close closes the router's netlink handle.
+// Close closes the router's netlink handle.
 func (r *Router) Close() { r.nl.Close() }
 
-// removed reports whether the kernel has told that the interface was removed.
+// Removed reports whether the kernel has told that the interface was removed.
 func (r *Router) Removed() bool { return r.gone.Load() }
 
-// link reads the interface, with the addresses that programs can use.
+// Link reads the interface, with the addresses that programs can use.
 func (r *Router) Link() (kagent.Link, error) {
 	l, err := r.links.get(func() (kagent.Link, error) { return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED) })
 	l.IPv4, l.IPv6 = slices.Clone(l.IPv4), slices.Clone(l.IPv6)
@@ -119,7 +119,7 @@ func (r *Router) Own(a netip.Addr) bool {
 	return err == nil && l.Has(a)
 }
 
-// path finds the way to peer, as the kernel would send a datagram to it.
+// Path finds the way to peer, as the kernel would send a datagram to it.
 func (r *Router) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, error) {
 	peer, local = kagent.Plain(peer), kagent.Plain(local)
 	if !peer.IsValid() || peer.IsUnspecified() || peer.IsMulticast() {

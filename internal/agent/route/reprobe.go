@@ -73,7 +73,7 @@ func (p *reprobes) take(user uint32, peer netip.Addr, now time.Time) bool {
 	return true
 }
 
-// reprobe is reprobeNeighbour for a user's program, as far as the user may have it.
+// Reprobe is reprobeNeighbour for a user's program, as far as the user may have it.
 func (r *Router) Reprobe(ctx context.Context, user uint32, local, peer netip.Addr) {
 	if r.stale(local, peer) != nil && r.reprobes.take(user, peer, time.Now()) {
 		r.reprobeNeighbour(ctx, local, peer)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch tells when an interface has changed. What the
+// Watch tells when an interface has changed. What the
 // kernel says (rtnetlink) is taken as a sign to look, not as the news: what
 // matters is how things are, so that a message that was lost does no harm where
 // the loss is known, and an address that is back before anybody has looked was
@@ -37,7 +37,7 @@ const (
 	lookAgain  = 100 * time.Millisecond // after a look, or a read, that has failed
 )
 
-// newWatch begins to watch the interface of r, in the namespace of the calling
+// NewWatch begins to watch the interface of r, in the namespace of the calling
 // thread. onRemove is called when it is gone, after all were told.
 func NewWatch(r *Router, onRemove func(*Watch)) (_ *Watch, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
@@ -71,7 +71,7 @@ func NewWatch(r *Router, onRemove func(*Watch)) (_ *Watch, err error) {
 	return w, nil
 }
 
-// close ends it, and returns when nobody is being told any more.
+// Close ends it, and returns when nobody is being told any more.
 func (w *Watch) Close() error {
 	close(w.closed)
 	err := w.file.Close()
@@ -202,13 +202,13 @@ func (w *Watch) now() (kagent.Link, error) {
 	return link, err
 }
 
-// isGone tells whether reading an interface has failed because there is none.
+// IsGone tells whether reading an interface has failed because there is none.
 func IsGone(err error) bool {
 	var none netlink.LinkNotFoundError
 	return errors.Is(err, kagent.ErrGone) || errors.As(err, &none) || errors.Is(err, unix.ENODEV)
 }
 
-// onGone has f called once when the interface is gone, at once if it is; nil ends that.
+// OnGone has f called once when the interface is gone, at once if it is; nil ends that.
 func (w *Watch) OnGone(watcher any, f func()) {
 	w.mu.Lock()
 	now := w.lost == nil && f != nil
@@ -235,7 +235,7 @@ func (w *Watch) removed() {
 	}
 }
 
-// add has f called, at once and from now on; nil ends that.
+// Add has f called, at once and from now on; nil ends that.
 func (w *Watch) Add(watcher any, f func(kagent.Link)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
