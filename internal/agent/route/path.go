@@ -109,11 +109,13 @@ func (r *Router) read(without int) (kagent.Link, error) {
 	return l, nil
 }
 
+// IsGone looks whether the interface is gone.
 func (r *Router) IsGone() bool {
 	_, err := r.Link()
 	return IsGone(err)
 }
 
+// Own reports whether a is one of the interface's addresses.
 func (r *Router) Own(a netip.Addr) bool {
 	l, err := r.Link()
 	return err == nil && l.Has(a)
