@@ -15,7 +15,7 @@ import (
 // Conn is a pending connection request. All methods may be called concurrently.
 type Conn struct {
 	nic *NIC
-	in  *kagent.Incoming
+	in  kagent.Incoming
 }
 
 // ConnectWait is VipConnectWait: it waits for a request to local, at most timeout (negative: for ever). A request
@@ -48,7 +48,7 @@ func (n *NIC) ConnectWait(local NetAddress, timeout time.Duration) (*Conn, error
 // may be called concurrently.
 type Listener struct {
 	nic *NIC
-	l   *kagent.Listener
+	l   kagent.Listener
 }
 
 // Listen queues requests to local from now on. Requests match as they do for ConnectWait.
@@ -143,7 +143,7 @@ func (c *Conn) Accept(v *VI) error {
 }
 
 // accept connects v with the requester. offered is the requester's part of the handshake, or nil.
-func (v *VI) accept(ctx context.Context, op string, in *kagent.Incoming, offered *secure.Offered, ours kagent.Offer, path kagent.Path) error {
+func (v *VI) accept(ctx context.Context, op string, in kagent.Incoming, offered *secure.Offered, ours kagent.Offer, path kagent.Path) error {
 	session, err := v.acceptSecurely(op, offered, in, &ours)
 	if err != nil {
 		return err

@@ -99,16 +99,16 @@ type unprovenRequests struct {
 	over chan struct{}
 }
 
-func (a unprovenRequests) Wait(ctx context.Context, local kagent.Address) (*kagent.Incoming, error) {
+func (a unprovenRequests) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
 	in, err := a.Agent.Wait(ctx, local)
 	if err != nil {
 		return nil, err
 	}
-	return kagent.NewIncoming(in.Local(), in.Remote(), in.Offer(), unprovenRequest{in, a.over}), nil
+	return unprovenRequest{in, a.over}, nil
 }
 
 type unprovenRequest struct {
-	*kagent.Incoming
+	kagent.Incoming
 	over chan struct{}
 }
 

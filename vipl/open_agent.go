@@ -6,11 +6,12 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/agentclient"
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/xdpnic"
 )
 
-// openedAgent is an agent that has opened its queue and arena: kagent.Local in this process, or agentclient.Agent
+// openedAgent is an agent that has opened its queue and arena: device.Local in this process, or agentclient.Agent
 // for the daemon.
 type openedAgent interface {
 	kagent.Agent
@@ -43,7 +44,7 @@ func openAgent(o *options) (openedAgent, error) {
 }
 
 func openLocal(cfg kagent.Config) (openedAgent, error) {
-	local, err := kagent.Open(cfg)
+	local, err := device.Open(cfg)
 	if err != nil {
 		return nil, err // not local: a nil *Local in an interface is not nil
 	}

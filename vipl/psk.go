@@ -139,7 +139,7 @@ func (v *VI) finishSecurely(op string, r *secure.Requester, a *kagent.Answer) (p
 
 // checkSecurely checks the requester's part of the handshake. It returns nil if neither side has a key. If the
 // check fails, it tells the requester.
-func (v *VI) checkSecurely(op string, in *kagent.Incoming, peers bool) (*secure.Offered, error) {
+func (v *VI) checkSecurely(op string, in kagent.Incoming, peers bool) (*secure.Offered, error) {
 	psk, theirs := v.psk(), in.Offer()
 	reason := wire.CMReasonKey
 	switch {
@@ -165,7 +165,7 @@ func (v *VI) checkSecurely(op string, in *kagent.Incoming, peers bool) (*secure.
 }
 
 // acceptSecurely makes the acceptor's part of the handshake, if there is a handshake.
-func (v *VI) acceptSecurely(op string, o *secure.Offered, in *kagent.Incoming, ours *kagent.Offer) (*secure.Session, error) {
+func (v *VI) acceptSecurely(op string, o *secure.Offered, in kagent.Incoming, ours *kagent.Offer) (*secure.Session, error) {
 	if o == nil {
 		return nil, nil
 	}

@@ -25,18 +25,24 @@ var allowed = map[string][]string{
 	"bpf":                        {},
 	"xdpnic":                     {"internal/base/termsafe", "internal/base/ordered"},
 	"xdpnic/xdpnictest":          {"xdpnic", "internal/base/wire"},
-	"internal/agent/kagent":      {"bpf", "hugepages", "internal/base/termsafe", "internal/base/steer", "internal/base/shmlink", "internal/base/wire", "xdpnic"},
+	"internal/agent/kagent":      {"bpf", "hugepages", "internal/base/steer", "internal/base/wire", "xdpnic"},
+	"internal/agent/connmgr":     {"internal/agent/kagent", "internal/base/ration", "internal/base/wire"},
+	"internal/agent/route":       {"internal/agent/kagent", "internal/base/ration", "internal/base/wire"},
+	"internal/agent/ctrlport":    {"internal/agent/connmgr", "internal/agent/kagent", "internal/base/fds", "internal/base/termsafe", "internal/base/wire"},
+	"internal/agent/device":      {"bpf", "hugepages", "internal/agent/connmgr", "internal/agent/ctrlport", "internal/agent/fdstore", "internal/agent/kagent", "internal/agent/route", "internal/base/fds", "internal/base/shmlink", "internal/base/steer", "internal/base/termsafe", "internal/base/wire", "xdpnic"},
 	"internal/agent/provider":    {"hugepages", "internal/agent/kagent", "internal/base/secure", "xdpnic"},
-	"internal/agent/kagenttest":  {"internal/agent/kagent", "internal/base/wire"},
-	"vipl":                       {"hugepages", "internal/agent/agentclient", "internal/agent/agentproto", "internal/agent/kagent", "internal/agent/provider", "internal/base/names", "internal/base/ordered", "internal/base/programs", "internal/base/reliable", "internal/base/rundir", "internal/base/secure", "internal/base/shmlink", "internal/base/tsc", "internal/base/wire", "memreg", "xdpnic"},
+	"internal/agent/kagenttest":  {"internal/agent/connmgr", "internal/agent/kagent", "internal/base/wire"},
+	"vipl":                       {"hugepages", "internal/agent/agentclient", "internal/agent/device", "internal/agent/agentproto", "internal/agent/kagent", "internal/agent/provider", "internal/base/names", "internal/base/ordered", "internal/base/programs", "internal/base/reliable", "internal/base/rundir", "internal/base/secure", "internal/base/shmlink", "internal/base/tsc", "internal/base/wire", "memreg", "xdpnic"},
 	"internal/base/shmlink":      {},
-	"internal/agent/fdstore":     {"internal/base/rundir", "internal/agent/kagent"},
-	"internal/agent/agentproto":  {"bpf", "hugepages", "internal/agent/kagent", "internal/base/wire", "xdpnic"},
-	"internal/agent/agentclient": {"bpf", "hugepages", "internal/agent/kagent", "internal/agent/agentproto", "internal/base/wire", "xdpnic"},
-	"internal/agent/agentd":      {"internal/base/termsafe", "internal/base/rundir", "internal/agent/kagent", "internal/agent/agentproto", "internal/agent/fdstore", "internal/base/wire", "xdpnic"},
+	"internal/agent/fdstore":     {"internal/base/fds", "internal/base/rundir"},
+	"internal/agent/agentproto":  {"internal/base/fds", "bpf", "hugepages", "internal/agent/kagent", "internal/base/wire", "xdpnic"},
+	"internal/agent/agentclient": {"internal/base/fds", "bpf", "hugepages", "internal/agent/kagent", "internal/agent/agentproto", "internal/base/wire", "xdpnic"},
+	"internal/agent/agentd":      {"internal/agent/device", "internal/base/fds", "internal/base/termsafe", "internal/base/rundir", "internal/agent/kagent", "internal/agent/agentproto", "internal/agent/fdstore", "internal/base/wire", "xdpnic"},
 	"vipl/vipltest":              {"vipl"},
 	"internal/base/tsc":          {},
 	"internal/base/termsafe":     {},
+	"internal/base/fds":          {},
+	"internal/base/ration":       {},
 	"internal/base/crc32c":       {},
 	"internal/base/ordered":      {},
 	"internal/base/names":        {},
@@ -47,7 +53,7 @@ var allowed = map[string][]string{
 	"internal/lab/memorynic":     {"hugepages", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/wire", "vipl", "xdpnic/xdpnictest"},
 	"internal/ops/status":        {"internal/ops/capture", "internal/base/termsafe", "internal/base/programs", "vipl", "xdpnic"},
 	"internal/ops/ping":          {"internal/base/wire"},
-	"internal/ops/trace":         {"internal/agent/kagent", "internal/agent/provider", "vipl", "xdpnic"},
+	"internal/ops/trace":         {"internal/agent/device", "internal/agent/kagent", "internal/agent/provider", "vipl", "xdpnic"},
 	"internal/ops/tune":          {"internal/ops/doctor", "internal/ops/undo", "internal/agent/kagent"},
 	"internal/ops/inspect":       {"bpf", "internal/lab/testbed", "xdpnic"},
 	"internal/ops/doctor":        {"bpf", "internal/base/termsafe", "internal/ops/undo", "internal/agent/kagent", "internal/agent/agentclient", "internal/base/wire", "xdpnic"},
@@ -62,7 +68,7 @@ var allowed = map[string][]string{
 	"internal/lab/testbed":       {"hugepages", "internal/base/rundir", "internal/base/thread", "internal/lab/veth"},
 	"internal/lab/veth":          {"internal/base/thread"},
 	"internal/ops/mpirun":        {"internal/lab/testbed", "mvich/pmi"},
-	"internal/lab/torture":       {"bpf", "hugepages", "internal/agent/agentclient", "internal/agent/agentd", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/wire", "internal/lab/schedlat", "internal/lab/testbed", "vianet", "vipl", "xdpnic", "xdpnic/xdpnictest"},
+	"internal/lab/torture":       {"bpf", "hugepages", "internal/agent/agentclient", "internal/agent/agentd", "internal/agent/device", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/wire", "internal/lab/schedlat", "internal/lab/testbed", "vianet", "vipl", "xdpnic", "xdpnic/xdpnictest"},
 	"internal/ops/proxy":         {"vianet"},
 	"internal/layers":            {},
 	"internal/docs":              {},
@@ -139,7 +145,7 @@ func TestFloors(t *testing.T) {
 }
 
 // pure packages make no system call and need no other module.
-var pure = []string{"internal/base/wire", "internal/base/reliable", "internal/base/secure"}
+var pure = []string{"internal/base/wire", "internal/base/reliable", "internal/base/secure", "internal/agent/connmgr"}
 
 type listed struct {
 	ImportPath string

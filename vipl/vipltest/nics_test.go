@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
@@ -97,9 +98,9 @@ func TestLastFramesOfNICs(t *testing.T) {
 	// Drivers that set up their rings anew take the carrier away for seconds: when the
 	// programs before came off, and when the one of here goes on.
 	awaitCarriers(t, na, nb)
-	var agent *kagent.Local
+	var agent *device.Local
 	if err := na.Do(func() (err error) {
-		agent, err = kagent.Open(kagent.Config{
+		agent, err = device.Open(kagent.Config{
 			Interface: na.Name, Mode: mode, RequireMode: true, Hugepages: hugepages.Avoid, ArenaBytes: arenaBytes,
 		})
 		return err

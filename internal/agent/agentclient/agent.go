@@ -14,6 +14,7 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/xdpnic"
 )
 
@@ -73,7 +74,7 @@ func (a *Agent) do(ctx context.Context, c *call) (agentproto.Reply, error) {
 		}
 	}()
 	reply, files, err := a.share.session.do(inner, c)
-	closeFiles(files)
+	fds.CloseFiles(files...)
 	// Both sides look at the clock: this one may have cancelled first.
 	late := errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.DeadlineExceeded)
@@ -193,7 +194,7 @@ func (a *Agent) Remove(num uint32) error {
 }
 
 // Listen takes requests to a discriminator; see kagent.Agent.
-func (a *Agent) Listen(local kagent.Address) (*kagent.Listener, error) {
+func (a *Agent) Listen(local kagent.Address) (kagent.Listener, error) {
 	ctx, cancel := bounded()
 	defer cancel()
 	l := &listener{a: a, local: local}
@@ -214,36 +215,31 @@ func (a *Agent) Listen(local kagent.Address) (*kagent.Listener, error) {
 		_ = l.Close()
 		return nil, a.fail("listen", netip.Addr{}, kagent.ErrClosed)
 	}
-	return kagent.NewListener(l), nil
+	return l, nil
 }
 
 // Wait waits for a request; see kagent.Agent.
-func (a *Agent) Wait(ctx context.Context, local kagent.Address) (*kagent.Incoming, error) {
+func (a *Agent) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
 	return a.wait(ctx, &call{request: agentproto.Request{Op: agentproto.OpWait, Local: &local}, again: true})
 }
 
-func (a *Agent) wait(ctx context.Context, c *call) (*kagent.Incoming, error) {
-	reply, err := a.do(ctx, c)
-	if err == nil {
-		var in *kagent.Incoming
-		if in, err = incomingOf(reply.Incoming, c); err == nil {
-			return in, nil
-		}
+func (a *Agent) wait(ctx context.Context, c *call) (kagent.Incoming, error) {
+	_, err := a.do(ctx, c)
+	if err == nil && c.arrived == nil {
+		err = errShort
 	}
-	return nil, a.fail("wait", netip.Addr{}, err)
-}
-
-// incomingOf makes the Incoming of a call's reply. It may have ended since.
-func incomingOf(m *agentproto.Incoming, c *call) (*kagent.Incoming, error) {
-	if m == nil {
-		return nil, errShort
+	if err != nil {
+		return nil, a.fail("wait", netip.Addr{}, err)
 	}
-	return kagent.NewIncoming(m.Local, m.Remote, m.Offer, c.arrived), nil
+	return c.arrived, nil // it may have ended since
 }
 
 // answerOf makes the Answer of a call's reply.
 func (a *Agent) answerOf(m *agentproto.Answer, c *call) *kagent.Answer {
-	return kagent.NewAnswer(m.Local, m.Remote, m.Offer, &answer{s: a.share.session, agent: c.by, handle: m.Handle})
+	return &kagent.Answer{
+		Local: m.Local, Remote: m.Remote, Offer: m.Offer,
+		Confirmation: &answer{s: a.share.session, agent: c.by, handle: m.Handle},
+	}
 }
 
 // Request asks for a connection; see kagent.Agent.
@@ -261,22 +257,22 @@ func (a *Agent) Request(ctx context.Context, local, remote kagent.Address, o kag
 
 // RequestPeer asks for a connection with who asks for one with us; see
 // kagent.Agent.
-func (a *Agent) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, *kagent.Incoming, error) {
+func (a *Agent) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
 	c := &call{request: agentproto.Request{Op: agentproto.OpRequestPeer, Local: &local, Remote: &remote, Offer: &o}, again: true}
 	reply, err := a.do(ctx, c)
-	if err == nil && reply.Answer != nil {
+	switch {
+	case err != nil:
+	case reply.Answer != nil:
 		return a.answerOf(reply.Answer, c), nil, nil
-	}
-	if err == nil {
-		var in *kagent.Incoming
-		if in, err = incomingOf(reply.Incoming, c); err == nil {
-			return nil, in, nil
-		}
+	case c.arrived != nil:
+		return nil, c.arrived, nil
+	default:
+		err = errShort
 	}
 	return nil, nil, a.fail("request peer", remote.Host, err)
 }
 
-// Lane joins this queue with that of VI peer; see kagent.Laner.
+// ShmLink joins this queue with that of VI peer; see kagent.Laner.
 func (a *Agent) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	ctx, cancel := bounded()
 	defer cancel()
@@ -285,7 +281,7 @@ func (a *Agent) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 		err = errShort
 	}
 	if err != nil {
-		closeFiles(files)
+		fds.CloseFiles(files...)
 		return nil, a.fail("shared-memory link", netip.Addr{}, err)
 	}
 	return &kagent.ShmLinkEnd{
@@ -354,4 +350,81 @@ func locked(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return f()
+}
+
+// watchers are the handles of a session that want to know of changes of the
+// interface. While the agent is away nobody knows of any; the next one begins with
+// how things are.
+type watchers struct {
+	mu   sync.Mutex // held while they are told; nobody who waits for the agent has it
+	told map[*Agent]func(kagent.Link)
+	last *kagent.Link // nil: the agent has not said anything yet
+}
+
+// changed takes what the agent says. The reader does not wait for those who are
+// told: they may wait for somebody who waits for a reply.
+func (s *session) changed(l kagent.Link) {
+	select {
+	case <-s.links:
+	default:
+	}
+	s.links <- l // nobody else puts anything in
+}
+
+// tellLinks hands it on, and asks for the next change, until the session is over.
+func (s *session) tellLinks() {
+	for {
+		select {
+		case l := <-s.links:
+			s.watchers.tell(l)
+			s.tell(agentproto.Request{Op: agentproto.OpWatch})
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+func (w *watchers) tell(l kagent.Link) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last = &l
+	for _, f := range w.told {
+		f(l)
+	}
+}
+
+// watch asks the agent for changes, the first time; the next agent is asked by
+// resume.
+func (s *session) watch() {
+	s.mu.Lock()
+	first := !s.watches
+	s.watches = true
+	s.mu.Unlock()
+	if first {
+		s.tell(agentproto.Request{Op: agentproto.OpWatch})
+	}
+}
+
+// Watch tells of changes of the interface; see kagent.Agent.
+func (a *Agent) Watch(f func(kagent.Link)) {
+	if a.isClosed() {
+		return
+	}
+	s := a.share.session
+	w := &s.watchers
+	w.mu.Lock()
+	if f == nil {
+		delete(w.told, a)
+		w.mu.Unlock()
+		return
+	}
+	if w.told == nil {
+		w.told = make(map[*Agent]func(kagent.Link))
+	}
+	w.told[a] = f
+	if w.last != nil {
+		f(*w.last)
+	}
+	w.mu.Unlock()
+	s.watch()
 }

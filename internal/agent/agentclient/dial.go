@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/base/fds"
 )
 
 // dial connects and says hello.
@@ -34,7 +35,7 @@ func dial(ctx context.Context, socket string) (*net.UnixConn, *agentproto.Reader
 	reply, files, err := exchange(c, r, &agentproto.Request{
 		ID: agentproto.HelloID, Op: agentproto.OpHello, Versions: []int{agentproto.Version}, Comm: filepath.Base(os.Args[0]),
 	}, helloTime)
-	closeFiles(files)
+	fds.CloseFiles(files...)
 	if err == nil && reply.Welcome == nil {
 		err = fmt.Errorf("%w: no welcome", agentproto.ErrProtocol)
 	}
@@ -126,10 +127,4 @@ func unanswered(err error, limit time.Duration) error {
 		return &silentError{limit, err}
 	}
 	return err
-}
-
-func closeFiles(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close()
-	}
 }

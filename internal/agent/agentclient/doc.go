@@ -4,7 +4,7 @@
 //
 //	program                                daemon
 //	+------------------------------+      +--------------------------+
-//	| vipl -- Agent --- session ---|------| session -- kagent.Local  |
+//	| vipl -- Agent --- session ---|------| session -- device.Local  |
 //	|   \                          |      +--------------------------+
 //	|    xdpnic.Queue, arena ======|== kernel
 //	+------------------------------+

@@ -11,11 +11,11 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// incoming is this side of an exchange that the daemon has as its acceptor.
+// incoming is an exchange that the daemon has as its acceptor: a kagent.Incoming.
 type incoming struct {
+	agentproto.Incoming
 	s           *session
-	agent       uint64 // whose handle it is
-	handle      uint64
+	agent       uint64        // whose handle it is
 	established chan struct{} // has a place for one
 	done        chan struct{}
 
@@ -24,9 +24,13 @@ type incoming struct {
 	late error // it was answered
 }
 
-func newIncoming(s *session, agent, handle uint64) *incoming {
-	return &incoming{s: s, agent: agent, handle: handle, established: make(chan struct{}, 1), done: make(chan struct{})}
+func newIncoming(s *session, agent uint64, m *agentproto.Incoming) *incoming {
+	return &incoming{Incoming: *m, s: s, agent: agent, established: make(chan struct{}, 1), done: make(chan struct{})}
 }
+
+func (in *incoming) Local() kagent.Address  { return in.Incoming.Local }
+func (in *incoming) Remote() kagent.Address { return in.Incoming.Remote }
+func (in *incoming) Offer() kagent.Offer    { return in.Incoming.Offer }
 
 // end ends the exchange without a connection.
 func (in *incoming) end(err error) {
@@ -56,11 +60,11 @@ func (in *incoming) Accept(ctx context.Context, o kagent.Offer) error {
 	go func() {
 		select {
 		case <-in.established:
-			in.s.tellOf(in.agent, agentproto.Request{Op: agentproto.OpEstablished, Handle: in.handle})
+			in.s.tellOf(in.agent, agentproto.Request{Op: agentproto.OpEstablished, Handle: in.Handle})
 		case <-ended:
 		}
 	}()
-	err := in.s.callOf(ctx, in.agent, agentproto.Request{Op: agentproto.OpAccept, Handle: in.handle, Offer: &o})
+	err := in.s.callOf(ctx, in.agent, agentproto.Request{Op: agentproto.OpAccept, Handle: in.Handle, Offer: &o})
 	in.forget()
 	return err
 }
@@ -79,7 +83,7 @@ func (in *incoming) Reject(reason wire.CMReason) error {
 	}
 	ctx, cancel := bounded()
 	defer cancel()
-	err := in.s.callOf(ctx, in.agent, agentproto.Request{Op: agentproto.OpReject, Handle: in.handle, Reason: reason})
+	err := in.s.callOf(ctx, in.agent, agentproto.Request{Op: agentproto.OpReject, Handle: in.Handle, Reason: reason})
 	if err == nil {
 		in.end(kagent.ErrState)
 		in.forget()
@@ -99,8 +103,8 @@ func (in *incoming) begin() error {
 // forget ends that the daemon may speak of it.
 func (in *incoming) forget() {
 	in.s.mu.Lock()
-	if in.s.incoming[in.handle] == in { // else the number is another one's, of the next daemon
-		delete(in.s.incoming, in.handle)
+	if in.s.incoming[in.Handle] == in { // else the number is another one's, of the next daemon
+		delete(in.s.incoming, in.Handle)
 	}
 	in.s.mu.Unlock()
 }
@@ -165,7 +169,7 @@ func (l *listener) isClosed() bool {
 	return l.closed
 }
 
-func (l *listener) Wait(ctx context.Context) (*kagent.Incoming, error) {
+func (l *listener) Wait(ctx context.Context) (kagent.Incoming, error) {
 	return l.a.wait(ctx, &call{request: agentproto.Request{Op: agentproto.OpWait}, listener: l, again: true})
 }
 

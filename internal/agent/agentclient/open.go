@@ -16,6 +16,7 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/xdpnic"
 )
 
@@ -84,7 +85,7 @@ func queryStatus(ctx context.Context, socket string) (_ kagent.Status, netns [2]
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	reply, files, err := exchange(c, r, &agentproto.Request{ID: 2, Op: agentproto.OpStatus}, helloTime)
-	closeFiles(files)
+	fds.CloseFiles(files...)
 	if err == nil && reply.Status == nil {
 		err = errShort
 	}
@@ -110,8 +111,8 @@ var shares = struct {
 	open map[*share]struct{}
 }{open: make(map[*share]struct{})}
 
-// Open opens an interface by the daemon at a socket. Of cfg, Port, MaxVIs and
-// Shared are the daemon's matter, and so is whether Steer may be SteerByRSS. Unless named, the daemon must be in the network
+// Open opens an interface by the daemon at a socket. Of cfg, Port and MaxVIs
+// are the daemon's matter, and so is whether Steer may be SteerByRSS. Unless named, the daemon must be in the network
 // namespace of the calling thread: an interface of that name in another one is
 // another interface.
 //
@@ -152,7 +153,7 @@ func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 		err = errShort
 	}
 	if err != nil {
-		closeFiles(files)
+		fds.CloseFiles(files...)
 		c.Close()
 		if cfg.ShareQueue && (errors.Is(err, kagent.ErrQueueInUse) || errors.Is(err, agentproto.ErrQueueQuota)) {
 			if s := join(socket, cfg); s != nil {
@@ -239,15 +240,15 @@ func checkOpened(o *agentproto.Opened, wanted int) error {
 func (s *share) adopt(o *agentproto.Opened, files []*os.File, wanted int) error {
 	s.info = o.Info.Restore()
 	if err := checkOpened(o, wanted); err != nil {
-		closeFiles(files[:2])
+		fds.CloseFiles(files[:2]...)
 		return err
 	}
-	socket, err := takeDescriptor(files[0])
-	memory, merr := takeDescriptor(files[1])
-	if err = errors.Join(err, merr); err != nil {
-		_, _ = unix.Close(socket), unix.Close(memory) // -1 is no harm
+	dups, err := fds.DupAll(files[:2])
+	fds.CloseFiles(files[:2]...)
+	if err != nil {
 		return err
 	}
+	socket, memory := dups[0], dups[1]
 	if s.arena, err = hugepages.Adopt(memory, s.info.Arena); err != nil {
 		return errors.Join(err, unix.Close(socket))
 	}
@@ -256,22 +257,6 @@ func (s *share) adopt(o *agentproto.Opened, files []*os.File, wanted int) error 
 		return errors.Join(err, s.arena.Close())
 	}
 	return nil
-}
-
-// takeDescriptor takes the descriptor out of a file; -1 with an error.
-func takeDescriptor(f *os.File) (fd int, err error) {
-	defer f.Close()
-	fd = -1
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return fd, err
-	}
-	if cerr := raw.Control(func(old uintptr) {
-		fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
-	}); cerr != nil {
-		err = cerr
-	}
-	return fd, err
 }
 
 // leave gives up one handle's part. The last one closes all: what is to be sent,

@@ -11,6 +11,7 @@ import (
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/wire"
 )
 
@@ -85,7 +86,7 @@ func (s *session) run(r *agentproto.Reader) {
 		for {
 			reply, files, err := r.ReadReply()
 			if err != nil {
-				closeFiles(files)
+				fds.CloseFiles(files...)
 				break
 			}
 			s.take(&reply, files)
@@ -99,7 +100,7 @@ func (s *session) run(r *agentproto.Reader) {
 
 // take hands a reply to who waits for it.
 func (s *session) take(reply *agentproto.Reply, files []*os.File) {
-	defer func() { closeFiles(files) }() // that nobody has taken
+	defer func() { fds.CloseFiles(files...) }() // that nobody has taken
 	if reply.ID == 0 && reply.Link != nil {
 		s.changed(*reply.Link)
 		return
@@ -126,7 +127,7 @@ func (s *session) take(reply *agentproto.Reply, files []*os.File) {
 		s.listens[c.opens] = struct{}{}
 	}
 	if reply.Incoming != nil {
-		c.arrived = newIncoming(s, s.agents, reply.Incoming.Handle)
+		c.arrived = newIncoming(s, s.agents, reply.Incoming)
 		s.incoming[reply.Incoming.Handle] = c.arrived
 	}
 	close(c.done)
@@ -219,7 +220,7 @@ func (s *session) resume() (*agentproto.Reader, error) {
 	}
 	defer context.AfterFunc(s.ctx, func() { _ = c.Close() })() // an agent that does not answer does not hold finish up
 	_, files, err := exchange(c, r, &agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: s.token}, helloTime)
-	closeFiles(files)
+	fds.CloseFiles(files...)
 	var opened []*listener
 	if err == nil {
 		opened, err = s.listenAgain(c, r)
@@ -252,7 +253,7 @@ func (s *session) listenAgain(c *net.UnixConn, r *agentproto.Reader) (opened []*
 	s.mu.Unlock()
 	for i, l := range all {
 		reply, files, err := exchange(c, r, &agentproto.Request{ID: uint64(3 + i), Op: agentproto.OpListen, Local: &l.local}, helloTime)
-		closeFiles(files)
+		fds.CloseFiles(files...)
 		var refused *agentproto.Error
 		switch {
 		case errors.As(err, &refused): // somebody else was faster: its Waits say so
@@ -368,14 +369,14 @@ func (s *session) write(c *net.UnixConn, q *agentproto.Request) error {
 // dies.
 func (s *session) call(ctx context.Context, q agentproto.Request, again bool) (agentproto.Reply, error) {
 	reply, files, err := s.do(ctx, &call{request: q, again: again})
-	closeFiles(files)
+	fds.CloseFiles(files...)
 	return reply, err
 }
 
 // callOf is call for requests about an exchange of one agent.
 func (s *session) callOf(ctx context.Context, agent uint64, q agentproto.Request) error {
 	_, files, err := s.do(ctx, &call{request: q, agent: agent})
-	closeFiles(files)
+	fds.CloseFiles(files...)
 	return err
 }
 

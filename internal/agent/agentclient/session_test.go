@@ -146,7 +146,7 @@ func startAgent(t *testing.T, socket string) *Agent {
 }
 
 type waited struct {
-	in  *kagent.Incoming
+	in  kagent.Incoming
 	err error
 }
 
@@ -160,7 +160,7 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 	first := startDaemon(t, socket, map[string]uint64{"a": 100, "b": 101, "c": 102, "d": 103, "lost": 104, "closed": 105})
 	a := startAgent(t, socket)
 	results := make(map[string]chan waited)
-	listeners := make(map[string]*kagent.Listener)
+	listeners := make(map[string]kagent.Listener)
 	for _, name := range names {
 		ln, err := a.Listen(kagent.Address{Disc: []byte(name)})
 		if err != nil {
@@ -298,11 +298,7 @@ func TestIncomingOfTheAgentBefore(t *testing.T) {
 			s.lost()
 		}
 	}
-	before, err := incomingOf(arrived[0].reply.Incoming, arrived[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := before.Reject(0); !errors.Is(err, kagent.ErrVanished) {
+	if err := arrived[0].arrived.Reject(0); !errors.Is(err, kagent.ErrVanished) {
 		t.Errorf("rejected: %v", err)
 	}
 	arrived[0].arrived.forget()

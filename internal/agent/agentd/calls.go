@@ -13,8 +13,8 @@ import (
 // that waits for its answer.
 type handle struct {
 	number   uint64
-	listener *kagent.Listener
-	in       *kagent.Incoming
+	listener kagent.Listener
+	in       kagent.Incoming
 	answer   *kagent.Answer
 	ours     kagent.Offer  // of an answer: what the program has asked with
 	gone     chan struct{} // closed when the program does not have it any more
@@ -130,7 +130,7 @@ func (c *conn) do(q agentproto.Request) error {
 		r.ShmLink = &agentproto.ShmLink{ID: end.ID, Side: end.Side}
 		return c.answer(&q, r, nil, end.Memory, end.Wake, end.Bell)
 	case agentproto.OpListen:
-		var ln *kagent.Listener
+		var ln kagent.Listener
 		if ln, err = l.Listen(*q.Local); err == nil {
 			h := &handle{listener: ln}
 			err = c.hold(h)
@@ -221,7 +221,7 @@ func (c *conn) later(q agentproto.Request) error {
 
 // waitFor is a listener's Wait, or the agent's.
 func (c *conn) waitFor(ctx context.Context, q *agentproto.Request) (*agentproto.Reply, error) {
-	var in *kagent.Incoming
+	var in kagent.Incoming
 	var err error
 	if q.Local != nil {
 		in, err = c.n.local.Wait(ctx, *q.Local)
@@ -237,7 +237,7 @@ func (c *conn) waitFor(ctx context.Context, q *agentproto.Request) (*agentproto.
 }
 
 // arrived hands an Incoming to the program, and tells it when that ends by itself.
-func (c *conn) arrived(in *kagent.Incoming) (*agentproto.Reply, error) {
+func (c *conn) arrived(in kagent.Incoming) (*agentproto.Reply, error) {
 	h := &handle{in: in}
 	if err := c.hold(h); err != nil {
 		return nil, err
@@ -284,4 +284,48 @@ func (c *conn) accept(q agentproto.Request) error {
 		c.n.connected(*q.Offer, h.in.Local().Host, h.in.Offer(), h.in.Remote().Host)
 		return nil, nil
 	})
+}
+
+// watchLink tells the program of its interface once: how it is, the first time, and
+// then of the next change. A program that takes its time, or is stopped, has at most
+// a message or two in its socket: it gets the latest when it asks again.
+func (c *conn) watchLink() {
+	if c.asked == nil {
+		c.asked = make(chan struct{}, 1)
+		c.beginWatch()
+	}
+	select {
+	case c.asked <- struct{}{}:
+	default:
+	}
+}
+
+// beginWatch has each message wait until the program has asked for it.
+func (c *conn) beginWatch() {
+	latest := make(chan kagent.Link, 1)
+	c.n.local.Watch(func(l kagent.Link) {
+		select {
+		case <-latest:
+		default:
+		}
+		latest <- l // nobody else puts anything in
+	})
+	c.work.Add(1)
+	go func() {
+		defer c.work.Done()
+		defer c.n.local.Watch(nil)
+		for {
+			select {
+			case <-c.asked:
+			case <-c.over:
+				return
+			}
+			select {
+			case l := <-latest:
+				_ = c.write(&agentproto.Reply{Link: &l}) // or the connection ends
+			case <-c.over:
+				return
+			}
+		}
+	}()
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"viaxdp/internal/agent/agentproto"
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/xdpnic"
 )
 
@@ -28,8 +28,8 @@ type Config struct {
 	Users map[uint32]Quota
 	// MaxConnections bounds connections of all users; 0: DefaultConnections.
 	MaxConnections int
-	// Vault, unless nil, keeps what must survive the agent.
-	FDStore kagent.FDStore
+	// FDStore, unless nil, keeps what must survive the agent.
+	FDStore fdstore.Store
 	Log     *slog.Logger // nil: nothing is logged
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 )
 
 // Bounds of what a connection can make the agent do.
@@ -237,11 +238,10 @@ func (c *conn) linger() {
 // taken tells whether the program has taken, or dropped, all that was sent to it.
 func (c *conn) taken() bool {
 	left := 0
-	raw, err := c.c.SyscallConn()
-	if err == nil {
-		cerr := raw.Control(func(fd uintptr) { left, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
-		err = errors.Join(cerr, err)
-	}
+	err := fds.With(c.c, func(fd int) (err error) {
+		left, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		return err
+	})
 	return err != nil || left == 0
 }
 
@@ -281,9 +281,9 @@ func (c *conn) whilePresent() (_ context.Context, stop func()) {
 
 // isHungUp reports whether the other end of a socket is closed, or shut.
 func isHungUp(socket uintptr) bool {
-	fds := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLRDHUP}}
-	_, err := unix.Poll(fds, 0)
-	return err == nil && fds[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+	poll := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLRDHUP}}
+	_, err := unix.Poll(poll, 0)
+	return err == nil && poll[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
 }
 
 // isHungUp reports whether one of the two has hung up on the other.
@@ -291,10 +291,10 @@ func (c *conn) isHungUp() (is bool) {
 	if c.hung.Load() {
 		return true
 	}
-	raw, err := c.c.SyscallConn()
-	if err == nil {
-		err = raw.Control(func(fd uintptr) { is = isHungUp(fd) })
-	}
+	err := fds.With(c.c, func(fd int) error {
+		is = isHungUp(uintptr(fd))
+		return nil
+	})
 	return is || err != nil
 }
 

@@ -4,12 +4,12 @@
 // numbers, the VI table and connection management stay here. Package
 // internal/agent/agentproto is what both say, internal/agent/agentclient the program's side.
 //
-//	programs                agent                              keeper
+//	programs                agent                              fdstored
 //	+------+  socket   +-----------------+                 +---------------+
-//	| nic  |-----------| conn -- session-|-- kagent.Local  | program, maps,|
+//	| nic  |-----------| conn -- session-|-- device.Local  | program, maps,|
 //	+------+           |                 |        \------->| link, control |
-//	+------+           |        user     |         Vault   | port, leases  |
-//	| nic  |-----------| conn -- session-|-- kagent.Local  +---------------+
+//	+------+           |        user     |       FDStore   | port, leases  |
+//	| nic  |-----------| conn -- session-|-- device.Local  +---------------+
 //	+------+           +-----------------+
 //
 // A conn is a connection, a session the queue of a program. The agent keeps no
@@ -34,5 +34,5 @@
 //
 // Server.Serve runs a goroutine for each connection, and one for each request that
 // waits. Status may be called at any time. Locks, in this order: Server.mu,
-// session.mu; none is held during a call of kagent.
+// session.mu; none is held during a call of device.
 package agentd

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"viaxdp/internal/agent/agentproto"
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/fdstore"
 )
 
 // emptied is a descriptor store that knows what was taken out of it.
@@ -24,7 +24,7 @@ func (e emptied) Delete(key string) error {
 // Whatever was kept, of each item one becomes true: it is no debt, and is left to others; or it is refused and
 // forgotten; or it is booked, with more than nothing, to the account of its user alone.
 func FuzzPinned(f *testing.F) {
-	const owed = kagent.PinnedPrefix
+	const owed = fdstore.PinnedPrefix
 	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":67108864,"Socket":77}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096}`), 2)
 	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":2134016,"Socket":77,"Lane":true}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096}`), 2)
 	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":-67108864}`), "lease/eth0/0", []byte(`{}`), 2)
@@ -40,7 +40,7 @@ func FuzzPinned(f *testing.F) {
 			cfg: Config{FDStore: gone}, log: slog.New(slog.DiscardHandler), closed: true, // no collector
 			users: make(map[uint32]*account), pinnedQueues: make(map[*pinnedQueue]struct{}),
 		}
-		kept := []kagent.Entry{
+		kept := []fdstore.Entry{
 			{Key: key1, Value: value1, Files: make([]*os.File, files)}, {Key: key2, Value: value2, Files: make([]*os.File, 2)},
 		}
 		rest := s.restorePinned(kept)
@@ -62,13 +62,13 @@ func FuzzPinned(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := readPinned(kagent.Entry{Value: b, Files: make([]*os.File, 2)})
+			r, err := readPinned(fdstore.Entry{Value: b, Files: make([]*os.File, 2)})
 			if err != nil || r != (pinnedRecord{d.uid, d.pinned, d.socket, d.shmLink}) {
 				t.Fatalf("%s is read again as %+v: %v", b, r, err)
 			}
 		}
 		for _, i := range kept {
-			owed := strings.HasPrefix(i.Key, kagent.PinnedPrefix)
+			owed := strings.HasPrefix(i.Key, fdstore.PinnedPrefix)
 			if left[i.Key] == owed || (booked[i.Key] || gone[i.Key]) != owed || booked[i.Key] && gone[i.Key] || booked[i.Key] && len(i.Files) != 2 {
 				t.Fatalf("%q: left %v, booked %v, gone %v", i.Key, left[i.Key], booked[i.Key], gone[i.Key])
 			}

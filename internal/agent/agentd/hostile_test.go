@@ -348,7 +348,7 @@ func TestDescriptorsUnread(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// hog has a queue and gives it back, and asks for so many lanes before, of which it takes none.
+	// hog has a queue and gives it back, and asks for so many links before, of which it takes none.
 	hog := func(shmLinks uint64) error {
 		r := g.raw(t)
 		hello, err := r.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})

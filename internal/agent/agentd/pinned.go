@@ -12,29 +12,30 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/device"
+	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/base/fds"
 )
 
-// How often debts are looked at: soon, for a program that is just dying, and then
+// How often pinned queues are looked at: soon, for a program that is just dying, and then
 // less and less.
 const (
 	firstCollection = 10 * time.Millisecond
 	lastCollection  = time.Second
 )
 
-// debt is a queue whose session has ended. It counts for its user as long as the
+// pinnedQueue is a queue whose session has ended. It counts for its user as long as the
 // program has the socket, which pins the memory: who hangs up and keeps its
 // descriptors has no room for more. Where the kernel does not tell which sockets
 // there are, it counts as long as the program shows its sign of life. When it no
 // longer counts the memory's pages are freed, whoever has a descriptor of it yet.
 //
-// So does a lane of such a session: its pages are freed unless the program at its other end,
+// So does a link of such a session: its pages are freed unless the program at its other end,
 // whose session goes on, is charged with it, too.
 type pinnedQueue struct {
 	uid     uint32
-	shmLink bool     // of a lane: no queue
+	shmLink bool     // of a link: no queue
 	pinned  int      // bytes
 	socket  uint64   // inode; 0: not known
 	alive   *os.File // nil: not known
@@ -42,7 +43,7 @@ type pinnedQueue struct {
 	key     string   // in the descriptor store; empty: not there
 }
 
-// debtRecord is what the descriptor store keeps of a debt, for an agent that comes after this
+// pinnedRecord is what the descriptor store keeps of a pinned queue, for an agent that comes after this
 // one, beside alive and memory.
 type pinnedRecord struct {
 	UID     uint32
@@ -51,7 +52,7 @@ type pinnedRecord struct {
 	ShmLink bool `json:",omitempty"`
 }
 
-// queues is how many queues a debt is charged with.
+// queues is how many queues a pinned queue is charged with.
 func (d *pinnedQueue) queues() int {
 	if d.shmLink {
 		return 0
@@ -59,9 +60,9 @@ func (d *pinnedQueue) queues() int {
 	return 1
 }
 
-// keep puts a debt into the descriptor store. Without what its end is known by, or its memory,
+// keep puts a pinned queue into the descriptor store. Without what its end is known by, or its memory,
 // it ends with this agent.
-func (d *pinnedQueue) keep(v kagent.FDStore) {
+func (d *pinnedQueue) keep(v fdstore.Store) {
 	if v == nil || d.alive == nil || d.memory == nil {
 		return
 	}
@@ -69,17 +70,17 @@ func (d *pinnedQueue) keep(v kagent.FDStore) {
 	if err != nil {
 		return
 	}
-	d.key = kagent.PinnedPrefix + rand.Text()
-	_ = with(d.alive, func(alive int) error {
-		return with(d.memory, func(memory int) error { return v.Put(d.key, b, alive, memory) })
+	d.key = fdstore.PinnedPrefix + rand.Text()
+	_ = fds.With(d.alive, func(alive int) error {
+		return fds.With(d.memory, func(memory int) error { return v.Put(d.key, b, alive, memory) })
 	})
 }
 
 // mostPinned is more than an address space has; sums of it are numbers yet.
 const mostPinned = 1 << 47
 
-// readDebt reads what keep has put into the descriptor store.
-func readPinned(i kagent.Entry) (r pinnedRecord, err error) {
+// readPinned reads what keep has put into the descriptor store.
+func readPinned(i fdstore.Entry) (r pinnedRecord, err error) {
 	if err := json.Unmarshal(i.Value, &r); err != nil {
 		return pinnedRecord{}, err
 	}
@@ -87,26 +88,16 @@ func readPinned(i kagent.Entry) (r pinnedRecord, err error) {
 		return pinnedRecord{}, fmt.Errorf("%d files, want 2", len(i.Files))
 	}
 	if r.Pinned <= 0 || r.Pinned > mostPinned {
-		return pinnedRecord{}, fmt.Errorf("a debt of %d bytes", r.Pinned)
+		return pinnedRecord{}, fmt.Errorf("pinned memory of %d bytes", r.Pinned)
 	}
 	return r, nil
 }
 
-// with calls f with the descriptor of a file.
-func with(f *os.File, do func(fd int) error) error {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	cerr := raw.Control(func(fd uintptr) { err = do(int(fd)) })
-	return errors.Join(cerr, err)
-}
-
-// restoreDebts takes over the debts of an agent before this one, and returns all else
+// restorePinned takes over the pinned queues of an agent before this one, and returns all else
 // that was kept.
-func (s *Server) restorePinned(kept []kagent.Entry) (rest []kagent.Entry) {
+func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 	for _, i := range kept {
-		if !strings.HasPrefix(i.Key, kagent.PinnedPrefix) {
+		if !strings.HasPrefix(i.Key, fdstore.PinnedPrefix) {
 			rest = append(rest, i)
 			continue
 		}
@@ -132,22 +123,18 @@ func (s *Server) restorePinned(kept []kagent.Entry) (rest []kagent.Entry) {
 func (n *session) stillPinned() []*pinnedQueue {
 	all := []*pinnedQueue{{uid: n.uid, pinned: n.pinned, socket: n.socket, memory: n.local.TakeMemory()}}
 	for _, memory := range n.local.TakeLinks() {
-		all = append(all, &pinnedQueue{uid: n.uid, shmLink: true, pinned: kagent.LinkBytes, socket: n.socket, memory: memory})
+		all = append(all, &pinnedQueue{uid: n.uid, shmLink: true, pinned: device.LinkBytes, socket: n.socket, memory: memory})
 	}
 	for _, d := range all {
-		_ = with(n.alive, func(old int) error {
-			fd, err := unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 0)
-			if err == nil {
-				d.alive = os.NewFile(uintptr(fd), "alive")
-			}
-			return err
-		})
+		if fd, err := fds.Dup(n.alive); err == nil {
+			d.alive = os.NewFile(uintptr(fd), "alive")
+		}
 		d.keep(n.server.cfg.FDStore)
 	}
 	return all
 }
 
-// owe refunds queues, memory and lanes as soon as the program has let go of them.
+// track refunds queues, memory and links as soon as the program has let go of them.
 func (s *Server) track(all ...*pinnedQueue) {
 	s.mu.Lock()
 	for _, d := range all {
@@ -158,7 +145,7 @@ func (s *Server) track(all ...*pinnedQueue) {
 	s.collectLater()
 }
 
-// collectLater has debts looked at until there are none.
+// collectLater has pinned queues looked at until there are none.
 func (s *Server) collectLater() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,7 +156,7 @@ func (s *Server) collectLater() {
 	}
 }
 
-// collector looks at debts until there are none.
+// collector looks at pinned queues until there are none.
 func (s *Server) collector() {
 	defer s.work.Done()
 	for wait := firstCollection; ; wait = min(2*wait, lastCollection) {
@@ -189,7 +176,7 @@ func (s *Server) collector() {
 	}
 }
 
-// owes tells whether programs of a user that are gone still have something.
+// hasPinned tells whether programs of a user that are gone still have something.
 func (s *Server) hasPinned(uid uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,17 +223,17 @@ func (s *Server) collect() {
 			if open[d.socket] {
 				continue
 			}
-		case d.alive != nil && !kagent.IsDead(d.alive):
+		case d.alive != nil && !fdstore.IsDead(d.alive):
 			continue
 		}
 		s.reclaim(d)
 	}
 }
 
-// settle refunds a debt, which is one until then. Caller holds s.collection.
+// reclaim refunds what is pinned, which counts until then. Caller holds s.collection.
 func (s *Server) reclaim(d *pinnedQueue) {
 	if d.memory != nil && !(d.shmLink && s.hasLink(d.memory)) {
-		if err := kagent.FreeMemory(d.memory); err != nil {
+		if err := device.FreeMemory(d.memory); err != nil {
 			s.log.Error("the memory of a queue that is closed cannot be freed", "user", d.uid, "error", err)
 		}
 	}
@@ -260,7 +247,7 @@ func (s *Server) reclaim(d *pinnedQueue) {
 	s.mu.Unlock()
 }
 
-// hasLane reports whether a session is charged with the lane of that memory, whose pages are freed
+// hasLink reports whether a session is charged with the link of that memory, whose pages are freed
 // when it is not any more.
 func (s *Server) hasLink(memory *os.File) bool {
 	st, err := memory.Stat()
@@ -273,13 +260,7 @@ func (s *Server) hasLink(memory *os.File) bool {
 	return slices.ContainsFunc(all, func(n *session) bool { return n.local.HasLink(st) })
 }
 
-func (d *pinnedQueue) close() {
-	for _, f := range []*os.File{d.alive, d.memory} {
-		if f != nil {
-			_ = f.Close()
-		}
-	}
-}
+func (d *pinnedQueue) close() { fds.CloseFiles(d.alive, d.memory) }
 
 // openSockets are the inodes of the AF_XDP sockets of the network namespace, of
 // whatever process. known is false where the kernel does not tell

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/lab/await"
 )
 
@@ -67,7 +67,7 @@ func TestPinned(t *testing.T) {
 	}
 }
 
-// Who wants room while a debt is being refunded, which takes the descriptor store's answer,
+// Who wants room while a pinned queue is being refunded, which takes the descriptor store's answer,
 // waits for that and is not refused.
 func TestRefundUnderWay(t *testing.T) {
 	v := slow{asked: make(chan struct{}), answers: make(chan struct{})}
@@ -80,7 +80,7 @@ func TestRefundUnderWay(t *testing.T) {
 	if err := s.charge(7, 1, 0, 0); err != nil {
 		t.Fatal(err)
 	}
-	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711, key: kagent.PinnedPrefix + "x"}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711, key: fdstore.PinnedPrefix + "x"}] = struct{}{}
 	collected := make(chan struct{})
 	go func() {
 		defer close(collected)
@@ -106,7 +106,7 @@ func TestRefundUnderWay(t *testing.T) {
 }
 
 // A user who is refused costs a look at what this user has, and nobody else's sessions
-// and debts; those who wait for a look share the next.
+// and pinned queues; those who wait for a look share the next.
 func TestCostOfRefusal(t *testing.T) {
 	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}, 8: {Queues: 1}}}, nil)
 	if err != nil {
@@ -252,14 +252,14 @@ type deleted []string
 func (d *deleted) Put(string, []byte, ...int) error { return nil }
 func (d *deleted) Delete(key string) error          { *d = append(*d, key); return nil }
 
-// A record of a debt that makes no sense is no debt, is not kept any longer, and the
+// A record of a pinned queue that makes no sense is no debt, is not kept any longer, and the
 // log says what is wrong with it.
 func TestBrokenPinnedRecord(t *testing.T) {
 	for value, want := range map[string]string{`{"UID":7}`: "0 files, want 2", "?": "invalid character"} {
 		var log strings.Builder
 		var gone deleted
 		s, err := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil)), FDStore: &gone},
-			[]kagent.Entry{{Key: kagent.PinnedPrefix + "x", Value: []byte(value)}})
+			[]fdstore.Entry{{Key: fdstore.PinnedPrefix + "x", Value: []byte(value)}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/fdstore"
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/rundir"
 )
 
@@ -34,7 +34,7 @@ type Daemon struct {
 	StateDir string
 	// Listener, unless nil, listens already, for socket activation.
 	Listener *net.UnixListener
-	// Keeper is the command that calls fdstore.Main; empty: no descriptor store, and
+	// FDStored is the command that calls fdstore.Main; empty: no descriptor store, and
 	// programs do not survive the agent.
 	FDStored []string
 	// Ready, unless nil, is called when programs are served, with the server.
@@ -59,7 +59,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	defer d.unlock(lock)
-	var kept []kagent.Entry
+	var kept []fdstore.Entry
 	cfg := d.Config
 	if cfg.Access.isZero() {
 		if cfg.Access, err = d.access(); err != nil {
@@ -142,15 +142,10 @@ const siocUnixFile = 0x89e0
 // setRights sets mode and group of the socket's file, unless gid is negative. It names the file by the
 // socket: in a directory that is another user's, a link may have taken the path's place.
 func setRights(l *net.UnixListener, mode fs.FileMode, gid int) error {
-	raw, err := l.SyscallConn()
-	if err != nil {
-		return err
-	}
-	cerr := raw.Control(func(fd uintptr) {
-		var file int
-		if file, err = unix.IoctlRetInt(int(fd), siocUnixFile); err != nil { // takes CAP_NET_ADMIN, as all that an agent does
-			err = os.NewSyscallError("SIOCUNIXFILE", err)
-			return
+	return fds.With(l, func(fd int) error {
+		file, err := unix.IoctlRetInt(fd, siocUnixFile) // takes CAP_NET_ADMIN, as all that an agent does
+		if err != nil {
+			return os.NewSyscallError("SIOCUNIXFILE", err)
 		}
 		defer unix.Close(file)
 		if gid >= 0 { // a system call that a filter may forbid
@@ -160,16 +155,14 @@ func setRights(l *net.UnixListener, mode fs.FileMode, gid int) error {
 			err = unix.Chmod(fmt.Sprintf("/proc/thread-self/fd/%d", file), uint32(mode.Perm()))
 			err = os.NewSyscallError("chmod of the socket", err)
 		}
+		return err
 	})
-	return errors.Join(cerr, err)
 }
 
 // refuseDescriptors has the kernel refuse those that programs send along: nobody asks for them,
 // and there are some whose closing takes long. Kernels before 6.16 cannot.
 func refuseDescriptors(l *net.UnixListener) {
-	if raw, err := l.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) })
-	}
+	_ = fds.With(l, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) })
 }
 
 // state is the path of something that agents share.
@@ -192,11 +185,7 @@ func (d *Daemon) lock() (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("lock: %w", err)
 		}
-		raw, err := f.SyscallConn()
-		if err == nil {
-			cerr := raw.Control(func(fd uintptr) { err = unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB) })
-			err = errors.Join(err, cerr)
-		}
+		err = fds.With(f, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, joinClose(&BusyError{d.Socket}, f)
 		}

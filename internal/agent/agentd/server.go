@@ -14,7 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/device"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 )
 
 // Server is the daemon.
@@ -31,7 +34,7 @@ type Server struct {
 	conns        map[*conn]struct{}
 	sessions     map[string]*session // by token
 	pinnedQueues map[*pinnedQueue]struct{}
-	asked        uint64 // for looks at debts
+	asked        uint64 // for looks at pinned queues
 	counts       kagent.DaemonCounter
 	talks        sync.WaitGroup // connections
 	work         sync.WaitGroup // watchers of sessions, the collector; none begins after closed
@@ -41,7 +44,7 @@ type Server struct {
 	done       chan struct{} // closed by shut
 	misses     misses
 	sockets    func() (inodes map[uint64]bool, known bool, err error)
-	// collection is held, before mu, while debts are looked at: who wants room waits
+	// collection is held, before mu, while pinned queues are looked at: who wants room waits
 	// for what another one is about to refund.
 	collection sync.Mutex
 	looked     uint64 // so many of those who asked have had a look; guarded by collection
@@ -55,7 +58,7 @@ const leaveTime = 15 * time.Second
 // New makes a Server in the network namespace of the calling thread, and takes
 // over what kept has of an agent before it: the sessions of programs that have
 // not died meanwhile. What cannot be taken over is logged.
-func New(cfg Config, kept []kagent.Entry) (*Server, error) {
+func New(cfg Config, kept []fdstore.Entry) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -84,7 +87,7 @@ func New(cfg Config, kept []kagent.Entry) (*Server, error) {
 }
 
 // Serve serves programs until ctx ends; it then hangs up on all of them, without
-// taking anything away from them: with a Vault, they go on with the next agent.
+// taking anything away from them: with a descriptor store, they go on with the next agent.
 // Without one, or if there are none, all is taken down. A Server serves once.
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
@@ -194,7 +197,7 @@ func (s *Server) shut() error {
 	}
 	s.work.Wait()
 	ended := s.await()
-	errs = append(errs, kagent.EndLinger())
+	errs = append(errs, device.EndLinger())
 	if !ended {
 		return errors.Join(errs...)
 	}
@@ -248,7 +251,7 @@ func (s *Server) isClosed() bool {
 
 // Status is what the agent knows.
 func (s *Server) Status() kagent.Status {
-	st := kagent.LocalStatus()
+	st := device.LocalStatus()
 	st.Daemon, st.Since = true, s.since
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,16 +293,38 @@ type peer struct {
 // credentials are those of the other end of a connection, at the time of connect(2), by the kernel's
 // word. The user database is not asked: what it says may not hold for that process.
 func credentials(c *net.UnixConn) (p peer, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return p, err
-	}
-	cerr := raw.Control(func(fd uintptr) {
-		var u *unix.Ucred
-		if u, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			p.Ucred = *u
-			p.groups, err = peerGroups(fd)
+	err = fds.With(c, func(fd int) error {
+		u, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			return err
 		}
+		p.Ucred = *u
+		p.groups, err = peerGroups(uintptr(fd))
+		return err
 	})
-	return p, errors.Join(cerr, err)
+	return p, err
+}
+
+// lenient is a descriptor store whose failure harms nobody but a later agent: programs work
+// as before.
+type lenient struct {
+	fdStore fdstore.Store
+	log     *slog.Logger
+}
+
+func (l *lenient) Put(key string, value []byte, fds ...int) error {
+	l.warn(key, l.fdStore.Put(key, value, fds...))
+	return nil
+}
+
+func (l *lenient) Delete(key string) error {
+	l.warn(key, l.fdStore.Delete(key))
+	return nil
+}
+
+func (l *lenient) warn(key string, err error) {
+	if err != nil {
+		l.log.Error("the descriptor store fails: until there is another one, programs will not survive this agent's death",
+			"key", key, "error", err)
+	}
 }

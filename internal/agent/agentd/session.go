@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/device"
+	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/termsafe"
 )
@@ -27,13 +29,13 @@ type session struct {
 	server *Server
 	uid    uint32
 	token  []byte
-	local  *kagent.Local
+	local  *device.Local
 	alive  *os.File // the reading end of a pipe that ends with the program
 	pinned int      // bytes: the memory, and the rings
 	socket uint64   // inode of the AF_XDP socket; 0: not known
 	once   sync.Once
 	// owed is what the session owes at its end, made once: when its interface goes, since the
-	// vault keeps nothing else of it then, or at the end.
+	// descriptor store keeps nothing else of it then, or at the end.
 	owed func() []*pinnedQueue
 
 	mu   sync.Mutex
@@ -50,19 +52,21 @@ type tag struct {
 }
 
 // open opens an interface for a program. It waits no longer than ctx.
-func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *kagent.Handout, *os.File, error) {
+func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *device.Handout, *os.File, error) {
 	s := c.server
 	settings, ok := s.cfg.served(o.Interface, &c.cred)
 	if !ok {
 		return nil, nil, nil, s.cfg.errNotServed(o.Interface, &c.cred)
 	}
-	cfg := kagent.Config{
-		Interface: o.Interface, Queue: o.Queue, Mode: o.Mode, RequireMode: o.RequireMode,
-		ArenaBytes: o.ArenaBytes, Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
-		RxChunks: o.RxChunks, TxChunks: o.TxChunks, SingleBuffer: o.SingleBuffer, Steer: steering(o.Steer, c.cred.Uid),
-		Shared: true, FDStore: s.cfg.FDStore, MaxVIs: settings.MaxVIs, Port: settings.Port,
-		Holder:     kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: termsafe.Name(int(c.cred.Pid))},
-		NoZeroCopy: s.cfg.zeroCopy(o.Interface, &c.cred), Linger: s.linger(c.cred.Uid),
+	cfg := device.Config{
+		Config: kagent.Config{
+			Interface: o.Interface, Queue: o.Queue, Mode: o.Mode, RequireMode: o.RequireMode,
+			ArenaBytes: o.ArenaBytes, Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
+			RxChunks: o.RxChunks, TxChunks: o.TxChunks, SingleBuffer: o.SingleBuffer,
+			Steer: steering(o.Steer, c.cred.Uid), MaxVIs: settings.MaxVIs, Port: settings.Port,
+		},
+		Shared: true, FDStore: s.cfg.FDStore, Linger: s.linger(c.cred.Uid), NoZeroCopy: s.cfg.zeroCopy(o.Interface, &c.cred),
+		Holder: kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: termsafe.Name(int(c.cred.Pid))},
 	}
 	if settings.Mode > cfg.Mode {
 		cfg.Mode = settings.Mode
@@ -89,7 +93,7 @@ func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *kagent.
 	return n, h, alive, nil
 }
 
-// linger is Config.Linger of kagent for a user's queue. Root can attach and detach programs without
+// linger is device.Config's Linger for a user's queue. Root can attach and detach programs without
 // the agent.
 func (s *Server) linger(uid uint32) time.Duration {
 	if uid == 0 {
@@ -109,14 +113,14 @@ func steering(want kagent.Steering, uid uint32) kagent.Steering {
 
 // lease opens the queue and makes it ready to be passed on. The quota has been
 // charged with cfg.PinnedBytes.
-func (s *Server) lease(ctx context.Context, cfg kagent.Config, c *conn) (_ *session, _ *kagent.Handout, theirs *os.File, err error) {
+func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn) (_ *session, _ *device.Handout, theirs *os.File, err error) {
 	// Of all users: there are no more than queues, and to open one costs more than a look at each.
 	reapDead := func() bool { return s.reapDead(func(*session) bool { return true }) }
 	reapDead()
 	s.collect() // the pages of the dead may be all that the pool has
-	local, err := kagent.OpenContext(ctx, cfg)
+	local, err := device.OpenContext(ctx, cfg)
 	if errors.Is(err, kagent.ErrQueueInUse) && reapDead() {
-		local, err = kagent.OpenContext(ctx, cfg)
+		local, err = device.OpenContext(ctx, cfg)
 	}
 	if err != nil {
 		return nil, nil, nil, err
@@ -139,7 +143,7 @@ func (s *Server) lease(ctx context.Context, cfg kagent.Config, c *conn) (_ *sess
 	}
 	n.alive, theirs = os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
 	t, err := json.Marshal(tag{n.token, n.uid, n.socket})
-	var h *kagent.Handout
+	var h *device.Handout
 	if err == nil {
 		h, err = local.HandOut(t, fds[0])
 	}
@@ -177,13 +181,13 @@ func (n *session) watch() {
 			s.log.Warn("the interface is gone; programs that open it when it is back are served", "interface", i.Interface, "index", i.Index, "queue", i.Queue, "user", n.uid)
 		})
 	})
-	kagent.AwaitDeath(n.alive) // or the server's end
+	fdstore.AwaitDeath(n.alive) // or the server's end
 	if !n.server.isClosed() {
 		_ = n.end(true)
 	}
 }
 
-// bringOut ends those sessions that concern the caller whose programs are dead, or waits
+// reapDead ends those sessions that concern the caller whose programs are dead, or waits
 // until others have ended them, and tells whether there were any. The others cost the
 // caller nothing.
 func (s *Server) reapDead(concern func(*session) bool) (any bool) {
@@ -212,7 +216,7 @@ func (n *session) isDead() bool {
 	if over {
 		return true
 	}
-	return kagent.IsDead(n.alive)
+	return fdstore.IsDead(n.alive)
 }
 
 // end takes all back that the session has. died says that the program did not
@@ -235,7 +239,7 @@ func (n *session) end(died bool) (err error) {
 		s.refund(n.uid, 0, vis, 0)
 		s.track(owed...)
 		s.mu.Lock()
-		delete(s.sessions, string(n.token)) // until now bringOut waits for it
+		delete(s.sessions, string(n.token)) // until now reapDead waits for it
 		s.mu.Unlock()
 		_ = n.alive.Close()
 		if c != nil && died {
@@ -301,12 +305,12 @@ func readTag(b []byte, pinned int) (t tag, err error) {
 }
 
 // restore takes over the sessions of an agent before this one.
-func (s *Server) restore(kept []kagent.Entry) {
+func (s *Server) restore(kept []fdstore.Entry) {
 	if len(kept) == 0 {
 		return
 	}
 	defer s.collectLater()
-	all, err := kagent.Restore(s.cfg.FDStore, kept)
+	all, err := device.Restore(s.cfg.FDStore, kept)
 	if err != nil {
 		s.log.Error("not all could be taken over", "error", err)
 	}
@@ -336,7 +340,7 @@ func (s *Server) restore(kept []kagent.Entry) {
 		shmLinks := n.local.OnLinkLeft(n.linkLeft)
 		s.mu.Lock()
 		// It had it before, whatever the quota says now.
-		s.account(n.uid).book(1, n.vis, n.pinned+shmLinks*kagent.LinkBytes)
+		s.account(n.uid).book(1, n.vis, n.pinned+shmLinks*device.LinkBytes)
 		s.sessions[string(n.token)] = n
 		s.work.Add(1)
 		s.mu.Unlock()
@@ -347,7 +351,7 @@ func (s *Server) restore(kept []kagent.Entry) {
 
 // restoreLost takes over what is left of a session whose interface went away while there was no
 // agent: the memory that its program still has.
-func (s *Server) restoreLost(r *kagent.Restored) {
+func (s *Server) restoreLost(r *device.Restored) {
 	d := &pinnedQueue{pinned: r.Size, alive: r.Alive, memory: r.Memory}
 	t, err := readTag(r.Tag, r.Size)
 	if err != nil {
@@ -367,11 +371,11 @@ func (s *Server) restoreLost(r *kagent.Restored) {
 // with a key, which believes nobody but the program.
 func (n *session) connected(ours kagent.Offer, from netip.Addr, theirs kagent.Offer, peer netip.Addr) {
 	if ours.Handshake == "" {
-		n.local.Connected(ours.VI, kagent.PeerReset{From: from, To: peer, VI: theirs.VI, Key: theirs.Key, Seq: theirs.Seq})
+		n.local.Connected(ours.VI, device.PeerReset{From: from, To: peer, VI: theirs.VI, Key: theirs.Key, Seq: theirs.Seq})
 	}
 }
 
-// lane joins the session's queue with that of VI peer. A user that has missed too often gets the
+// shmLink joins the session's queue with that of VI peer. A user that has missed too often gets the
 // answer of one that misses, whether or not there is such a VI.
 func (n *session) shmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	s := n.server
@@ -385,25 +389,25 @@ func (n *session) shmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	return end, err
 }
 
-// chargedLane is lane, whoever asks. The user is charged for the memory when the program gets that
-// lane for the first time.
+// chargedLink is link, whoever asks. The user is charged for the memory when the program gets that
+// link for the first time.
 func (n *session) chargedLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	end, _, err := n.local.ChargedLink(peer, false)
-	if !errors.Is(err, kagent.ErrLinkUncharged) {
+	if !errors.Is(err, device.ErrLinkUncharged) {
 		return end, err
 	}
-	if err := n.server.charge(n.uid, 0, 0, kagent.LinkBytes); err != nil {
+	if err := n.server.charge(n.uid, 0, 0, device.LinkBytes); err != nil {
 		return nil, fmt.Errorf("a VI of another queue of this interface is reached by a shared-memory link: %w", err)
 	}
 	end, took, err := n.local.ChargedLink(peer, true)
 	if !took {
-		n.server.refund(n.uid, 0, 0, kagent.LinkBytes)
+		n.server.refund(n.uid, 0, 0, device.LinkBytes)
 	}
 	return end, err
 }
 
-// laneLeft is called when the program has let go of a lane.
-func (n *session) linkLeft() { n.server.refund(n.uid, 0, 0, kagent.LinkBytes) }
+// linkLeft is called when the program has let go of a link.
+func (n *session) linkLeft() { n.server.refund(n.uid, 0, 0, device.LinkBytes) }
 
 // newVI hands out a VI number, if the quota allows one more.
 func (n *session) newVI() (uint32, error) {

@@ -10,6 +10,7 @@ import (
 
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
@@ -43,7 +44,7 @@ func pins(all ...*vipl.NIC) (sum int) {
 	return sum
 }
 
-// The memory of a lane counts at either end, once for all connections, also by the next agent, which
+// The memory of a link counts at either end, once for all connections, also by the next agent, which
 // hands out the same. When one queue is given back it counts at the other end until the program
 // there has ended the connections over it.
 func TestQuotaOfLink(t *testing.T) {
@@ -56,7 +57,7 @@ func TestQuotaOfLink(t *testing.T) {
 	}
 	b := g.nic(native, vipl.WithQueue(1), vipl.WithSilence(time.Minute))
 	g.charged(t, "without a connection", pins(a, b))
-	const shmLink = kagent.LinkBytes
+	const shmLink = device.LinkBytes
 	ea, eb := newEnd(t, a), newEnd(t, b)
 	connect(t, ea, eb, "first")
 	exchange(t, ea, eb, "by the lane")
@@ -123,20 +124,20 @@ func (r *rawLink) close() {
 	r.c.Close()
 }
 
-// join gets the lane to another one, and fills its memory.
+// join gets the link to another one, and fills its memory.
 func (r *rawLink) join(t *testing.T, other *rawLink) {
 	t.Helper()
 	r.shmLink = r.files(agentproto.Request{ID: 4, Op: agentproto.OpShmLink, VI: other.vi}, 3)
-	if _, err := r.shmLink[0].WriteAt(make([]byte, kagent.LinkBytes), 0); err != nil {
+	if _, err := r.shmLink[0].WriteAt(make([]byte, device.LinkBytes), 0); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// The memory of a lane counts as long as a program pins it: at the end that has hung up until its
+// The memory of a link counts as long as a program pins it: at the end that has hung up until its
 // socket is gone, at the other end until the bell is closed, at this agent and the next. Then the
 // pages are gone, although the programs still have the memory.
 func TestQuotaOfKeptLink(t *testing.T) {
-	const shmLink = kagent.LinkBytes
+	const shmLink = device.LinkBytes
 	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()
 	for _, first := range []string{"the one that has hung up", "the other one", "neither: both hang up"} {
 		t.Run(first, func(t *testing.T) {
@@ -197,12 +198,12 @@ func TestQuotaOfKeptLink(t *testing.T) {
 	}
 }
 
-// A lane that the quota does not have room for is refused with cause and remedy, and so is the connect:
+// A link that the quota does not have room for is refused with cause and remedy, and so is the connect:
 // there is no other way between two queues of one interface. Nothing is charged for it, and what
 // there was goes on.
 func TestQuotaRefusesLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	const room = 32<<20 + kagent.LinkBytes/2
+	const room = 32<<20 + device.LinkBytes/2
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: room}}})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, b := g.nic(native, vipl.WithQueue(0)), g.nic(native, vipl.WithQueue(1))
@@ -238,7 +239,7 @@ func TestQuotaRefusesLink(t *testing.T) {
 	exchange(t, ea, other, "without a lane")
 }
 
-// A user who has asked for lanes to VIs that there are not, too often, hears of no VI any more, in
+// A user who has asked for links to VIs that there are not, too often, hears of no VI any more, in
 // the same words, also by another connection after all of its own had ended. Other users do.
 func TestLinkMisses(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
@@ -295,11 +296,11 @@ func TestLinkMisses(t *testing.T) {
 	}
 }
 
-// A user who has used up the quota still gets the lanes that its programs have.
+// A user who has used up the quota still gets the links that its programs have.
 func TestQuotaUsedUpByLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: 3*queue + 2*kagent.LinkBytes}}})
+	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: 3*queue + 2*device.LinkBytes}}})
 	a, b, c := g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t))
 	a.join(t, b)
 	b.join(t, a)
@@ -312,5 +313,5 @@ func TestQuotaUsedUpByLink(t *testing.T) {
 	if _, err := a.ask(agentproto.Request{ID: 6, Op: agentproto.OpShmLink, VI: c.vi}); !errors.Is(err, agentproto.ErrQuota) {
 		t.Errorf("one lane more: %v, want ErrQuota", err)
 	}
-	g.charged(t, "at the end", 3*queue+2*kagent.LinkBytes)
+	g.charged(t, "at the end", 3*queue+2*device.LinkBytes)
 }

@@ -8,12 +8,12 @@ import (
 	"io"
 	"net"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/xdpnic"
 )
 
@@ -54,7 +54,7 @@ var needs = map[Op]func(*Request) bool{
 }
 
 // sound tells whether there is a name, and the enumerations have values that exist.
-// Sizes and numbers that cannot be are answered with the reason, by kagent.Open.
+// Sizes and numbers that cannot be are answered with the reason, by device.Open.
 func (o *Open) sound() bool {
 	return o.Interface != "" && len(o.Interface) < 16 && o.Mode <= xdpnic.ModeGeneric &&
 		o.Hugepages >= hugepages.Auto && o.Hugepages <= hugepages.Avoid && o.Steer <= kagent.SteerOff
@@ -126,18 +126,14 @@ func WriteReply(c *net.UnixConn, r *Reply, files ...*os.File) error {
 		_, err = c.Write(b)
 		return err
 	}
-	fds := make([]int, len(files))
+	rights := make([]int, len(files))
 	for i, f := range files {
-		raw, err := f.SyscallConn()
-		if err != nil {
-			return err
-		}
 		// The files stay open until the message is sent: the caller's matter.
-		if err := raw.Control(func(fd uintptr) { fds[i] = int(fd) }); err != nil {
+		if err := fds.With(f, func(fd int) error { rights[i] = fd; return nil }); err != nil {
 			return err
 		}
 	}
-	n, _, err := c.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
+	n, _, err := c.WriteMsgUnix(b, unix.UnixRights(rights...), nil)
 	if err == nil && n < len(b) {
 		_, err = c.Write(b[n:])
 	}
@@ -155,8 +151,8 @@ type Reader struct {
 func (r *Reader) Read(b []byte) (int, error) {
 	oob := make([]byte, unix.CmsgSpace(4*MaxFiles))
 	n, oobn, flags, _, err := r.C.ReadMsgUnix(b, oob)
-	if oobn > 0 {
-		r.keep(oob[:oobn])
+	for _, fd := range fds.Received(oob[:oobn]) {
+		r.files = append(r.files, os.NewFile(uintptr(fd), "agent"))
 	}
 	r.cut = r.cut || flags&unix.MSG_CTRUNC != 0
 	switch {
@@ -167,20 +163,6 @@ func (r *Reader) Read(b []byte) (int, error) {
 		err = fmt.Errorf("%w: %d descriptors with a message, at most %d", ErrProtocol, len(r.files), MaxFiles)
 	}
 	return n, err
-}
-
-func (r *Reader) keep(oob []byte) {
-	messages, err := syscall.ParseSocketControlMessage(oob)
-	if err != nil {
-		return
-	}
-	for i := range messages {
-		fds, _ := syscall.ParseUnixRights(&messages[i])
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			r.files = append(r.files, os.NewFile(uintptr(fd), "agent"))
-		}
-	}
 }
 
 // errCut: see Reader.ReadReply.
@@ -195,9 +177,7 @@ func (r *Reader) ReadReply() (reply Reply, files []*os.File, err error) {
 	files, cut := r.files, r.cut
 	r.files, r.cut = nil, false
 	if err == nil && cut {
-		for _, f := range files {
-			_ = f.Close()
-		}
+		fds.CloseFiles(files...)
 		return Reply{ID: reply.ID, Error: NewError(errCut)}, nil, nil
 	}
 	return reply, files, err

@@ -150,7 +150,7 @@ type Answer struct {
 	Offer  kagent.Offer   `json:"offer"`
 }
 
-// Lane is a kagent.LaneEnd, whose files come beside it.
+// ShmLink is a kagent.ShmLinkEnd, whose files come beside it.
 type ShmLink struct {
 	ID   uint64 `json:"id"`
 	Side int    `json:"side"`

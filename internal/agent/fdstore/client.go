@@ -15,11 +15,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/rundir"
 )
 
-var _ kagent.FDStore = (*Client)(nil)
+var _ Store = (*Client)(nil)
 
 // How long the descriptor store may take for anything, and before it answers for the first time:
 // it is a process that has just been started, perhaps on a machine with much to do.
@@ -56,7 +56,7 @@ type Client struct {
 	held map[string]*entry
 	late map[string]bool // of held: the descriptor store had no room for it
 	link *link           // nil: none now
-	wait time.Duration   // before the last keeper was connected
+	wait time.Duration   // before the last descriptor store was connected
 	when time.Time       // that was; both guarded by mu, too
 }
 
@@ -139,15 +139,15 @@ func (k *Client) read(l *link) {
 	defer k.work.Done()
 	buf := make([]byte, maxMessage)
 	for {
-		m, fds, err := receive(l.c, buf)
+		m, files, err := receive(l.c, buf)
 		if err != nil || m.Op == "replaced" {
-			closeAll(fds)
+			fds.Close(files...)
 			if err == nil {
 				k.replaced.Store(true)
 			}
 			break
 		}
-		l.answers <- answer{m, fds} // to ask, or to end and hangUp, who take what nobody waits for
+		l.answers <- answer{m, files} // to ask, or to end and hangUp, who take what nobody waits for
 	}
 	close(l.answers) // before the lock: who holds it may wait for this
 	k.mu.Lock()
@@ -186,7 +186,7 @@ func (k *Client) mend() {
 	}
 }
 
-// firstWait is how long to wait before the first attempt. Keepers that end one after the other
+// firstWait is how long to wait before the first attempt. Stores that end one after the other
 // are looked for ever more seldom.
 func (k *Client) firstWait() time.Duration {
 	k.mu.Lock()
@@ -322,24 +322,24 @@ func spawn(path, command string, args []string) error {
 	return nil
 }
 
-// Put is kagent.Vault's. Also after an error it is held for the next descriptor store, but for
+// Put is [Store]'s. Also after an error it is held for the next descriptor store, but for
 // what no descriptor store can hold; what this one has no room for it is offered again after each Delete.
-func (k *Client) Put(key string, value []byte, fds ...int) error {
+func (k *Client) Put(key string, value []byte, files ...int) error {
 	i := &entry{value: slices.Clone(value)}
-	for _, fd := range fds {
+	for _, fd := range files {
 		c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
-			closeAll(i.fds)
+			fds.Close(i.files...)
 			return os.NewSyscallError("dup", err)
 		}
-		i.fds = append(i.fds, c)
+		i.files = append(i.files, c)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	err := k.put(key, i)
 	var no refused
 	if k.isClosed() || errors.Is(err, errTooLong) {
-		closeAll(i.fds)
+		fds.Close(i.files...)
 		return err
 	}
 	k.drop(key)
@@ -375,13 +375,13 @@ func (k *Client) usable() (*link, error) {
 // drop forgets what is held under a key. Caller holds k.mu.
 func (k *Client) drop(key string) {
 	if i := k.held[key]; i != nil {
-		closeAll(i.fds)
+		fds.Close(i.files...)
 		delete(k.held, key)
 		delete(k.late, key)
 	}
 }
 
-// Delete is kagent.Vault's.
+// Delete is [Store]'s.
 func (k *Client) Delete(key string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -392,14 +392,13 @@ func (k *Client) Delete(key string) error {
 }
 
 // List gives all that is kept. The files are the caller's.
-func (k *Client) List() ([]kagent.Entry, error) {
+func (k *Client) List() ([]Entry, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	entries, err := k.ask(message{Op: "list", Ack: true})
 	for n := range entries {
 		i := &entry{value: entries[n].Value}
-		if i.fds, err = duplicates(entries[n].Files); err != nil {
-			closeAll(i.fds)
+		if i.files, err = fds.DupAll(entries[n].Files); err != nil {
 			break
 		}
 		k.drop(entries[n].Key)
@@ -412,30 +411,10 @@ func (k *Client) List() ([]kagent.Entry, error) {
 	return entries, nil
 }
 
-func closeEntries(entries []kagent.Entry) {
+func closeEntries(entries []Entry) {
 	for i := range entries {
 		entries[i].Close()
 	}
-}
-
-// duplicates are copies of the descriptors of files.
-func duplicates(files []*os.File) (fds []int, err error) {
-	for _, f := range files {
-		raw, err := f.SyscallConn()
-		if err != nil {
-			return fds, err
-		}
-		cerr := raw.Control(func(old uintptr) {
-			var fd int
-			if fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0); err == nil {
-				fds = append(fds, fd)
-			}
-		})
-		if err := errors.Join(cerr, err); err != nil {
-			return fds, err
-		}
-	}
-	return fds, nil
 }
 
 // Close hangs up. A descriptor store that has nothing to keep for a program leaves then.
@@ -454,7 +433,7 @@ func (k *Client) Close() error {
 }
 
 // ask asks the descriptor store. Caller holds k.mu.
-func (k *Client) ask(m message) ([]kagent.Entry, error) {
+func (k *Client) ask(m message) ([]Entry, error) {
 	l, err := k.usable()
 	if err != nil {
 		return nil, err

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/fds"
 )
 
 // fake is a descriptor store that does what its test says.
@@ -60,8 +62,8 @@ func (f fake) accept() *net.UnixConn {
 func (f fake) next(c *net.UnixConn, op string) message {
 	f.t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(waitLimit))
-	m, fds, err := receive(c, make([]byte, maxMessage))
-	closeAll(fds)
+	m, files, err := receive(c, make([]byte, maxMessage))
+	fds.Close(files...)
 	if err != nil || m.Op != op {
 		f.t.Fatalf("the client says %+v, %v, want %s", m, err, op)
 	}

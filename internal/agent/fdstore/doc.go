@@ -4,7 +4,7 @@
 // lost.
 //
 //	agent ---- Put, Delete ----> fdstored           agent is killed
-//	  (kagent.Vault)             key: value, descriptors
+//	  (Store)                     key: value, descriptors
 //	agent' <------- List ------- fdstored           the next one goes on
 //
 // A descriptor store understands nothing of what it holds but one thing: the first

@@ -1,6 +1,7 @@
 package fdstore
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -9,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 )
 
 // link is a connection. Its end is mended if it is the client's then.
@@ -23,7 +24,7 @@ type link struct {
 // answer is a message of the descriptor store.
 type answer struct {
 	message
-	fds []int
+	files []int
 }
 
 // refused is what the descriptor store says against a request. The connection goes on.
@@ -33,14 +34,14 @@ func (r refused) Error() string { return string(r) }
 
 // put gives the descriptor store an item. The caller is the only one who uses the connection.
 func (l *link) put(key string, i *entry) error {
-	entries, err := l.ask(message{Op: "put", Key: key, Value: i.value, Ack: true}, i.fds...)
+	entries, err := l.ask(message{Op: "put", Key: key, Value: i.value, Ack: true}, i.files...)
 	closeEntries(entries)
 	return err
 }
 
-func (l *link) send(m message, fds ...int) error {
+func (l *link) send(m message, files ...int) error {
 	_ = l.c.SetWriteDeadline(time.Now().Add(answerTime))
-	err := send(l.c, m, fds...)
+	err := send(l.c, m, files...)
 	if err != nil && !errors.Is(err, errTooLong) {
 		l.end() // its reader mends it
 	}
@@ -49,18 +50,18 @@ func (l *link) send(m message, fds ...int) error {
 
 // ask sends m and collects what comes before "done". The caller is the only one who
 // uses the connection.
-func (l *link) ask(m message, fds ...int) ([]kagent.Entry, error) {
-	return l.askWithin(answerTime, m, fds...)
+func (l *link) ask(m message, files ...int) ([]Entry, error) {
+	return l.askWithin(answerTime, m, files...)
 }
 
-func (l *link) askWithin(limit time.Duration, m message, fds ...int) (entries []kagent.Entry, err error) {
+func (l *link) askWithin(limit time.Duration, m message, files ...int) (entries []Entry, err error) {
 	defer func() {
 		if err != nil {
 			closeEntries(entries)
 			entries = nil
 		}
 	}()
-	if err := l.send(m, fds...); err != nil {
+	if err := l.send(m, files...); err != nil {
 		return nil, err
 	}
 	over := time.NewTimer(limit)
@@ -80,14 +81,14 @@ func (l *link) askWithin(limit time.Duration, m message, fds ...int) (entries []
 		case !ok:
 			return entries, errEnded
 		case a.Op != "done":
-			i := kagent.Entry{Key: a.Key, Value: a.Value}
-			for _, fd := range a.fds {
+			i := Entry{Key: a.Key, Value: a.Value}
+			for _, fd := range a.files {
 				_ = unix.SetNonblock(fd, true) // so that reading a pipe can be ended
 				i.Files = append(i.Files, os.NewFile(uintptr(fd), a.Key))
 			}
 			entries = append(entries, i)
 		default:
-			closeAll(a.fds)
+			fds.Close(a.files...)
 			if a.Error != "" {
 				return entries, refused(a.Error)
 			}
@@ -114,6 +115,79 @@ func (l *link) end() {
 // drain takes what nobody waits for, until the reader is done.
 func (l *link) drain() {
 	for a := range l.answers {
-		closeAll(a.fds)
+		fds.Close(a.files...)
 	}
+}
+
+// maxMessage bounds a message in bytes, maxFiles the descriptors beside it.
+const (
+	maxMessage = 64 << 10
+	maxFiles   = 16
+)
+
+var errTooLong = errors.New("a message is too long")
+
+// message is one datagram, either way, with descriptors beside it.
+type message struct {
+	Op    string // "put", "delete", "list"; in answers "item", "done", "replaced"
+	Key   string `json:",omitempty"`
+	Value []byte `json:",omitempty"`
+	Ack   bool   `json:",omitempty"` // the sender waits for "done"
+	Error string `json:",omitempty"` // in "done"
+}
+
+func send(c *net.UnixConn, m message, files ...int) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	if len(b) > maxMessage || len(files) > maxFiles {
+		return fmt.Errorf("%w: %d bytes, %d descriptors", errTooLong, len(b), len(files))
+	}
+	var oob []byte
+	if len(files) > 0 {
+		oob = unix.UnixRights(files...)
+	}
+	_, _, err = c.WriteMsgUnix(b, oob, nil)
+	return err
+}
+
+// errCut: not all descriptors of a message have come.
+var errCut = fmt.Errorf("%w: raise the limit of its process", unix.EMFILE)
+
+// receive reads one message. The descriptors are the caller's, also after an
+// error. A message with errCut is whole but for them.
+func receive(c *net.UnixConn, buf []byte) (m message, files []int, err error) {
+	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
+	n, oobn, flags, _, err := c.ReadMsgUnix(buf, oob)
+	if err != nil {
+		return m, nil, err
+	}
+	files = fds.Received(oob[:oobn])
+	switch {
+	case n == 0:
+		return m, files, net.ErrClosed
+	case flags&unix.MSG_TRUNC != 0:
+		return m, files, errTooLong
+	}
+	m, err = parse(buf[:n])
+	if err == nil && flags&unix.MSG_CTRUNC != 0 {
+		err = errCut
+	}
+	return m, files, err
+}
+
+func parse(b []byte) (m message, err error) {
+	err = json.Unmarshal(b, &m)
+	return m, err
+}
+
+// sameUser tells whether the other end is root, or the user of this process.
+func sameUser(c *net.UnixConn) bool {
+	var cred *unix.Ucred
+	err := fds.With(c, func(fd int) (err error) {
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
+	return err == nil && (cred.Uid == 0 || int(cred.Uid) == os.Geteuid())
 }

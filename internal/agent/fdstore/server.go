@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 )
 
 // firstAgent is how long a new server waits for an agent.
@@ -36,7 +36,7 @@ type agent struct {
 
 type entry struct {
 	value []byte
-	fds   []int
+	files []int
 	alive *os.File // of a lease: a copy of its first descriptor
 }
 
@@ -129,9 +129,9 @@ func (k *server) serve(me, before *agent) {
 	}
 	buf := make([]byte, maxMessage)
 	for {
-		m, fds, err := receive(c, buf)
+		m, files, err := receive(c, buf)
 		if errors.Is(err, errCut) && m.Ack { // the sender hears of it
-			closeAll(fds)
+			fds.Close(files...)
 			err = send(c, message{Op: "done", Error: noRoom(m.Key, errCut)})
 			if err == nil {
 				continue
@@ -139,11 +139,11 @@ func (k *server) serve(me, before *agent) {
 			return
 		}
 		if err != nil {
-			closeAll(fds)
+			fds.Close(files...)
 			return
 		}
 		k.mu.Lock()
-		err = k.do(c, m, fds)
+		err = k.do(c, m, files)
 		k.mu.Unlock()
 		if err != nil {
 			return
@@ -157,26 +157,26 @@ func noRoom(key string, err error) string {
 }
 
 // do executes one message. Caller holds k.mu.
-func (k *server) do(c *net.UnixConn, m message, fds []int) error {
+func (k *server) do(c *net.UnixConn, m message, files []int) error {
 	done := message{Op: "done"}
 	switch m.Op {
 	case "put":
-		if err := k.put(m.Key, m.Value, fds); err != nil {
-			closeAll(fds)
+		if err := k.put(m.Key, m.Value, files); err != nil {
+			fds.Close(files...)
 			done.Error = noRoom(m.Key, err)
 		}
 	case "delete":
-		closeAll(fds)
+		fds.Close(files...)
 		k.drop(m.Key)
 	case "list":
-		closeAll(fds)
+		fds.Close(files...)
 		for key, i := range k.entries {
-			if err := send(c, message{Op: "item", Key: key, Value: i.value}, i.fds...); err != nil {
+			if err := send(c, message{Op: "item", Key: key, Value: i.value}, i.files...); err != nil {
 				return err
 			}
 		}
 	default:
-		closeAll(fds)
+		fds.Close(files...)
 		done.Error = "the server does not know " + m.Op
 	}
 	if m.Ack {
@@ -187,10 +187,10 @@ func (k *server) do(c *net.UnixConn, m message, fds []int) error {
 
 // put takes an item in, in the place of what is there under its key. After an error that
 // stays. Caller holds k.mu.
-func (k *server) put(key string, value []byte, fds []int) error {
-	i := &entry{value: slices.Clone(value), fds: fds}
-	if kagent.HasHolder(key) && len(fds) > 0 {
-		fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 0)
+func (k *server) put(key string, value []byte, files []int) error {
+	i := &entry{value: slices.Clone(value), files: files}
+	if HasHolder(key) && len(files) > 0 {
+		fd, err := unix.FcntlInt(uintptr(files[0]), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
@@ -206,7 +206,7 @@ func (k *server) put(key string, value []byte, fds []int) error {
 // watch waits for the death of a lease's holder. The agent, if there is one,
 // sees it as well, and deletes what belongs to the lease.
 func (k *server) watch(i *entry, alive *os.File) {
-	kagent.AwaitDeath(alive) // or dropped
+	AwaitDeath(alive) // or dropped
 	k.mu.Lock()
 	i.alive = nil
 	k.mu.Unlock()
@@ -221,7 +221,7 @@ func (k *server) drop(key string) {
 		return
 	}
 	delete(k.entries, key)
-	closeAll(i.fds)
+	fds.Close(i.files...)
 	if i.alive != nil {
 		_ = i.alive.Close()
 	}

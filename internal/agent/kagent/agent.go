@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/netip"
+	"os"
+	"slices"
 
 	"viaxdp/internal/base/wire"
 )
@@ -40,13 +42,13 @@ type Agent interface {
 	// same address and discriminator fails with ErrListening. So do Listen
 	// and Wait at a discriminator, whatever the host, at which a program of
 	// another user of the agent listens, or waits.
-	Listen(local Address) (*Listener, error)
+	Listen(local Address) (Listener, error)
 	// Wait is VipConnectWait: it returns one request to local's
 	// discriminator. Requests that come when nobody waits, nor has waited
 	// in the last 100 ms, are answered with "no match". Several waits, also
 	// for the same discriminator, may be under way; each gets a request of
 	// its own, the longest waiting first.
-	Wait(ctx context.Context, local Address) (*Incoming, error)
+	Wait(ctx context.Context, local Address) (Incoming, error)
 	// Request is VipConnectRequest: it asks for a connection with remote
 	// and returns the Answer when the other side has accepted. local.Disc
 	// is told to the other side, local.Host is the source address to use
@@ -77,7 +79,7 @@ type Agent interface {
 	// when the deadline of ctx passes first, or ctx's error when it is
 	// cancelled; with an error that wraps ErrRejected (*RejectedError) when
 	// the acceptor rejects; with ErrUnreachable.
-	RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, *Incoming, error)
+	RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, Incoming, error)
 	// Discover is VipQuerySystemManagementInfo with VIP_SMI_AUTODISCOVERY:
 	// it asks twice on the link who is there, and listens for 100 ms or
 	// until ctx ends, which is no error. The list has the interface's own
@@ -104,6 +106,35 @@ type Agent interface {
 	// of the VI table and frees what it holds. The program must have
 	// stopped using queue and arena.
 	Close() error
+}
+
+// Laner is an Agent that can join VIs of one interface that are on different
+// queues.
+type Laner interface {
+	// ShmLink gives this handle's end of the link to the queue that has the VI
+	// peer: the same one for all VIs of the two queues, as long as both are
+	// leased. It fails with ErrUnreachable when no other queue of the interface
+	// has that VI.
+	ShmLink(peer uint32) (*ShmLinkEnd, error)
+}
+
+// ShmLinkEnd is one queue's end of a link, see package shmlink. The files are the
+// caller's.
+type ShmLinkEnd struct {
+	ID     uint64   // random: the same at both ends, and of no other link
+	Side   int      // of shmlink.New
+	Memory *os.File // shmlink.Size bytes
+	Wake   *os.File // readable when the other end has rung; to be drained
+	Bell   *os.File // the same socket: a byte sent on it rings at the other end
+}
+
+// Close closes the files.
+func (e *ShmLinkEnd) Close() {
+	for _, f := range []*os.File{e.Memory, e.Wake, e.Bell} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
 }
 
 // Address is one end of a connection as programs name it: a host and a
@@ -163,7 +194,7 @@ func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
 	if request {
 		t = wire.CMRequest
 	}
-	msg := plainOffer.message(t)
+	msg := plainOffer.Message(t)
 	msg.ID, msg.From, msg.To = 1, from.Disc, to.Disc
 	if request && peers {
 		msg.Flags |= wire.CMPeer
@@ -172,8 +203,36 @@ func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kagent: %w", err)
 	}
-	src, dst := plain(from.Host).As16(), plain(to.Host).As16()
+	src, dst := Plain(from.Host).As16(), Plain(to.Host).As16()
 	return append(append(b, src[:]...), dst[:]...), nil
+}
+
+// Message is the Request or Accept with the Offer.
+func (o *Offer) Message(t wire.CMType) wire.CM {
+	m := wire.CM{
+		Type: t, VI: o.VI, Key: o.Key, Seq: o.Seq, Window: o.Window, MaxPayload: o.MaxPayload,
+		Level: o.Level, MaxTransfer: o.MaxTransfer, QoS: o.QoS, Handshake: []byte(o.Handshake),
+	}
+	if o.RDMAWrite {
+		m.Flags |= wire.CMRDMAWrite
+	}
+	if o.RDMARead {
+		m.Flags |= wire.CMRDMARead
+	}
+	if o.BareData {
+		m.Flags |= wire.CMBareData
+	}
+	return m
+}
+
+// OfferOf is Message's inverse.
+func OfferOf(m *wire.CM) Offer {
+	return Offer{
+		VI: m.VI, Key: m.Key, Seq: m.Seq, Window: m.Window, MaxPayload: m.MaxPayload, Level: m.Level,
+		RDMAWrite: m.Flags&wire.CMRDMAWrite != 0, RDMARead: m.Flags&wire.CMRDMARead != 0,
+		BareData: m.Flags&wire.CMBareData != 0, MaxTransfer: m.MaxTransfer, QoS: m.QoS,
+		Handshake: Opaque(m.Handshake),
+	}
 }
 
 // Link describes an agent's interface.
@@ -202,7 +261,7 @@ func (l *Link) Addr() netip.Addr {
 
 // Has tells whether a is one of the interface's addresses.
 func (l *Link) Has(a netip.Addr) bool {
-	a = plain(a)
+	a = Plain(a)
 	for _, list := range [][]netip.Addr{l.IPv4, l.IPv6} {
 		for _, x := range list {
 			if x == a {
@@ -213,6 +272,18 @@ func (l *Link) Has(a netip.Addr) bool {
 	return false
 }
 
+// Equal reports whether nothing differs but the Queue.
+func (l *Link) Equal(o *Link) bool {
+	return l.Name == o.Name && l.Index == o.Index && l.MAC == o.MAC && l.MTU == o.MTU && l.Up == o.Up &&
+		l.Gone == o.Gone && slices.Equal(l.IPv4, o.IPv4) && slices.Equal(l.IPv6, o.IPv6)
+}
+
+// Neighbor is a host with an agent, as [Agent].Discover found it.
+type Neighbor struct {
+	Addr netip.Addr // no zone: the interface is known
+	Hops int        // 0: this interface; 1: a host on its link. There is nothing further
+}
+
 // Path is the way of frames to a peer. Its Link goes into wire.NewTemplate.
 type Path struct {
 	wire.Link      // hardware addresses, IP addresses, UDP port
@@ -221,6 +292,6 @@ type Path struct {
 	Elsewhere bool // Src is not an address of the interface, but of another one of this host
 }
 
-// plain is the one form in which addresses are compared: no IPv4 mapped into
+// Plain is the one form in which addresses are compared: no IPv4 mapped into
 // IPv6, no zone (the interface is known).
-func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+func Plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

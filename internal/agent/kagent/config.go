@@ -2,10 +2,9 @@ package kagent
 
 import (
 	"fmt"
-	"time"
 
-	"viaxdp/bpf"
 	"viaxdp/hugepages"
+	"viaxdp/internal/base/steer"
 	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
@@ -31,8 +30,6 @@ type Config struct {
 	// driver. With RequireMode, Open fails rather than take a lesser one.
 	Mode        xdpnic.Mode
 	RequireMode bool
-	// NoZeroCopy, unless nil, is why the holder may not have a zero-copy queue: that step is passed over.
-	NoZeroCopy error
 
 	ArenaBytes int              // bytes of registered memory, all of it UMEM; 0: DefaultArena
 	Hugepages  hugepages.Policy // whether it must lie, or must not, on hugepages
@@ -50,27 +47,24 @@ type Config struct {
 	// It is undone when the queue is given back.
 	Steer Steering
 
-	// Shared puts the memory in a file that another process can map, so that
-	// the queue can be handed out.
-	Shared bool
-	// Holder is whose the queue will be, for a queue that is to be handed out: others
-	// who want it are told so from the beginning. Zero: this process.
-	Holder Holder
-	// Vault, unless nil, keeps what the agent has, for the case that the process
-	// is killed; see Restore. It is that of the first who opens the interface.
-	FDStore FDStore
-
-	// Linger is how long the program stays attached after the last queue has been given back, or could
-	// not be opened; meanwhile an Open with a Linger gets the mode that it is attached in. So a holder
-	// cannot have it attached and detached in a loop: some drivers take the link down for each. An Open
-	// without a Linger has what lingers taken down at once. The longest of a device counts.
-	Linger time.Duration
-
 	MaxVIs int    // size of the VI table, one table for an interface; 0: DefaultMaxVIs
 	Port   uint16 // UDP port; 0: wire.Port. Peers must use the same.
 }
 
-func (c Config) withDefaults() (Config, error) {
+// Steering says how Config.Steer may change the NIC.
+type Steering = steer.How
+
+// The ways, from the least to the most; SteerByRules is the default.
+const (
+	SteerByRules = steer.Rules // a rule of the flow classifier, for the one port
+	SteerByRSS   = steer.RSS   // where there are no rules, the hash's indirection table, for all traffic
+	SteerOff     = steer.Off   // nothing is changed
+)
+
+// ParseSteering reads the names "rules", "rss" and "off".
+func ParseSteering(s string) (Steering, error) { return steer.Parse(s) }
+
+func (c Config) WithDefaults() (Config, error) {
 	if c.ArenaBytes == 0 {
 		c.ArenaBytes = DefaultArena
 	}
@@ -140,12 +134,4 @@ type Info struct {
 	// Agent says which agent it is: empty is the one in this process, else the
 	// socket of a daemon.
 	Agent string
-}
-
-// attachMode is how the program must be attached for a data path.
-func attachMode(m xdpnic.Mode) bpf.Mode {
-	if m.Generic() {
-		return bpf.Generic
-	}
-	return bpf.Native
 }

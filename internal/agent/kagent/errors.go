@@ -1,6 +1,7 @@
 package kagent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,7 +63,7 @@ type OpError struct {
 	Err  error
 	Hint string // remedy, or empty
 
-	cannotRun bool
+	CannotRun bool
 }
 
 func (e *OpError) Error() string {
@@ -89,7 +90,7 @@ func (e *OpError) Unwrap() error { return e.Err }
 // lacks a privilege, or the kernel an option. The error's text names it.
 func Unavailable(err error) bool {
 	var op *OpError
-	if errors.As(err, &op) && op.cannotRun {
+	if errors.As(err, &op) && op.CannotRun {
 		return true
 	}
 	var remote interface{ CannotRun() bool } // what another process could not do
@@ -104,15 +105,10 @@ func Unavailable(err error) bool {
 	return false
 }
 
-// reasons are several errors in one line.
-type reasons []error
-
-func (r reasons) Error() string {
-	var texts []string
-	for _, err := range r {
-		texts = append(texts, err.Error())
+// ContextError says why ctx is done, in this package's terms.
+func ContextError(ctx context.Context) error {
+	if err := ctx.Err(); errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", ErrTimeout, err)
 	}
-	return strings.Join(texts, "; ")
+	return context.Cause(ctx)
 }
-
-func (r reasons) Unwrap() []error { return r }

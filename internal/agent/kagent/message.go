@@ -6,9 +6,6 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// genericMode stands for all modes whose program is attached in generic mode.
-const genericMode = xdpnic.ModeGeneric
-
 // InfoMessage is an Info that can be encoded: its errors are texts.
 type InfoMessage struct {
 	Info     Info
@@ -62,7 +59,7 @@ type QueueMessage struct {
 	NIC    xdpnic.Info
 }
 
-func queueMessage(h xdpnic.Handout) QueueMessage {
+func NewQueueMessage(h xdpnic.Handout) QueueMessage {
 	m := QueueMessage{h.Config, h.Info}
 	m.Config.Share = nil
 	m.NIC.Attempts, m.NIC.FeaturesErr = nil, nil // they are in the Info

@@ -24,7 +24,7 @@ func TestBound(t *testing.T) {
 	}
 	want := bound(base, true, false, from, to)
 	// The other side has it from a message, and addresses in another form.
-	msg := base.message(wire.CMRequest)
+	msg := base.Message(wire.CMRequest)
 	msg.ID, msg.From, msg.To = 77, from.Disc, to.Disc
 	b, err := msg.Append(nil)
 	if err != nil {
@@ -35,7 +35,7 @@ func TestBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	mapped := Address{netip.MustParseAddr("::ffff:10.0.0.2"), to.Disc}
-	if got := bound(offerOf(&back), true, false, from, mapped); !bytes.Equal(got, want) {
+	if got := bound(OfferOf(&back), true, false, from, mapped); !bytes.Equal(got, want) {
 		t.Errorf("on the other side:\n%x, want\n%x", got, want)
 	}
 	other := func(change func(*Offer)) Offer { o := base; change(&o); return o }

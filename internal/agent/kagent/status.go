@@ -1,17 +1,11 @@
 package kagent
 
 import (
-	"cmp"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"viaxdp/bpf"
-	"viaxdp/internal/base/termsafe"
 )
 
 // Status is what an agent knows: who holds which queue, and the VIs on it. It
@@ -45,6 +39,17 @@ type NICStatus struct {
 	Counters  bpf.Counters  `json:"counters"` // of the demux program
 	Connects  Counters      `json:"connects"` // of connection management
 	Leases    []LeaseStatus `json:"leases"`   // by queue
+}
+
+// Counters of connection management: messages from the network that came to
+// nothing.
+type Counters struct {
+	Malformed uint64 `json:"malformed"` // not a message of ours: version, lengths, fields that contradict each other, or damaged
+	NoMatch   uint64 `json:"no_match"`  // requests to a discriminator on which nobody waits
+	Refused   uint64 `json:"refused"`   // requests that there was no room for, or that had to make room for a later one
+	Forged    uint64 `json:"forged"`    // confirmations without the key of the Accept, or the proof of the pre-shared key
+	Retries   uint64 `json:"retries"`   // requests that were asked for a cookie: addresses that had not proven that they receive
+	Overrun   uint64 `json:"overrun"`   // that the kernel dropped, since those before them were not read; known when the next is read
 }
 
 // LeaseStatus is one queue that is taken.
@@ -102,74 +107,3 @@ const (
 	VICreated   = "created"
 	VIConnected = "connected"
 )
-
-// started is when this process began to be an agent.
-var started = time.Now()
-
-// LocalStatus tells what this process has open by itself, without a daemon. It
-// takes locks of the control path only.
-func LocalStatus() Status {
-	return Status{PID: os.Getpid(), Since: started, NICs: nicStatus()}
-}
-
-func nicStatus() []NICStatus {
-	registry.mu.Lock()
-	devices := make([]*device, 0, len(registry.devices))
-	for _, d := range registry.devices {
-		devices = append(devices, d)
-	}
-	registry.mu.Unlock()
-	nics := []NICStatus{}
-	for _, d := range devices {
-		if s, ok := d.status(); ok {
-			nics = append(nics, s)
-		}
-	}
-	slices.SortFunc(nics, func(a, b NICStatus) int {
-		return cmp.Or(strings.Compare(a.Interface, b.Interface), cmp.Compare(a.Index, b.Index), cmp.Compare(a.Port, b.Port))
-	})
-	return nics
-}
-
-// status describes a device that is up.
-func (d *device) status() (NICStatus, bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.up {
-		return NICStatus{}, false
-	}
-	s := NICStatus{
-		Interface: d.router.name, Index: d.key.index, Driver: d.driver, Queues: d.queues, Port: d.key.port,
-		VIs: d.numbers.Used(), MaxVIs: d.maxVIs - 1, Leases: []LeaseStatus{},
-	}
-	if d.attached && d.demux.Attached() {
-		s.Mode = d.mode.String()
-	}
-	if link, err := d.router.link(); err == nil {
-		s.MTU = link.MTU
-	}
-	// Counters that cannot be read are zero.
-	s.Counters, _ = d.demux.Counters()
-	s.Connects = d.manager.Counters()
-	for _, l := range d.sortedLeases() {
-		s.Leases = append(s.Leases, l.status())
-	}
-	return s, true
-}
-
-// status describes a lease. Caller holds d.mu.
-func (l *lease) status() LeaseStatus {
-	s := LeaseStatus{
-		Queue: l.queueID, Slot: l.slot, Mode: l.info.Mode.String(), Since: l.since, Holder: l.holder,
-		Handles: l.refs, PinnedBytes: l.info.Arena.Size, VIs: l.vis.list(),
-	}
-	if s.Holder == (Holder{}) {
-		s.Holder = self()
-	}
-	return s
-}
-
-// self is this process as a holder.
-func self() Holder {
-	return Holder{PID: os.Getpid(), UID: uint32(unix.Getuid()), Comm: termsafe.Name(os.Getpid())}
-}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"viaxdp/internal/agent/connmgr"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
 )
@@ -14,7 +15,7 @@ var _ kagent.Agent = (*Agent)(nil)
 
 // Agent is a kagent.Agent on a Fabric.
 type Agent struct {
-	*kagent.Manager
+	*connmgr.Manager
 	fabric  *Fabric
 	numbers *kagent.Numbers
 	end     *endpoint
@@ -57,7 +58,7 @@ func (f *Fabric) Agent(name string, addrs ...netip.Addr) *Agent {
 	}
 	end := f.attach(n, wire.Port, addrs)
 	return &Agent{
-		Manager: kagent.NewManager(end, wire.Port), fabric: f, numbers: kagent.NewNumbers(0),
+		Manager: connmgr.NewManager(end, wire.Port), fabric: f, numbers: kagent.NewNumbers(0),
 		end: end, link: link, table: make(map[uint32]entry),
 	}
 }

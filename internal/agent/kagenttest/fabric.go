@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"viaxdp/internal/agent/connmgr"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
 )
@@ -124,7 +125,7 @@ func (e *endpoint) Broadcast(b []byte, from netip.Addr) error {
 	}
 	p := packet{
 		b:     b,
-		local: netip.AddrPortFrom(kagent.Everyone(from.Is4()), e.port), from: netip.AddrPortFrom(from, e.port),
+		local: netip.AddrPortFrom(connmgr.Everyone(from.Is4()), e.port), from: netip.AddrPortFrom(from, e.port),
 	}
 	f := e.fabric
 	f.mu.Lock()
@@ -219,7 +220,7 @@ func (e *endpoint) source(to netip.Addr) netip.Addr {
 }
 
 // Serve hands what arrives to h.
-func (e *endpoint) Serve(h kagent.Handler) error {
+func (e *endpoint) Serve(h connmgr.Handler) error {
 	for {
 		select {
 		case <-e.closed:

@@ -16,6 +16,7 @@ import (
 	"viaxdp/bpf"
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
 	"viaxdp/internal/lab/schedlat"
@@ -303,7 +304,7 @@ type opened interface {
 // openAgent opens a queue by the agent at a socket; without a socket this process does.
 func openAgent(socket string, cfg kagent.Config) (opened, error) {
 	if socket == "" {
-		a, err := kagent.Open(cfg)
+		a, err := device.Open(cfg)
 		if err != nil {
 			return nil, err
 		}

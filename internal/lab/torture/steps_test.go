@@ -14,6 +14,7 @@ import (
 
 	"viaxdp/bpf"
 	"viaxdp/hugepages"
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
 	"viaxdp/vipl"
@@ -132,7 +133,7 @@ func (p *stepPort) Refill() {
 
 // stepAgent is the Kernel Agent, with the steps of connections.
 type stepAgent struct {
-	*kagent.Local
+	*device.Local
 	steps *steps
 }
 
@@ -152,44 +153,45 @@ func (a stepAgent) Request(ctx context.Context, local, remote kagent.Address, o 
 	if err != nil {
 		return nil, err
 	}
-	return kagent.NewAnswer(answer.Local, answer.Remote, answer.Offer, stepAnswer{answer, a.steps}), nil
+	answer.Confirmation = stepAnswer{answer.Confirmation, a.steps}
+	return answer, nil
 }
 
-func (a stepAgent) Listen(local kagent.Address) (*kagent.Listener, error) {
+func (a stepAgent) Listen(local kagent.Address) (kagent.Listener, error) {
 	l, err := a.Local.Listen(local)
 	if err != nil {
 		return nil, err
 	}
-	return kagent.NewListener(stepListener{l, a.steps}), nil
+	return stepListener{l, a.steps}, nil
 }
 
 func (a stepAgent) Close() error { return a.steps.around("agent closes", a.Local.Close) }
 
 type stepAnswer struct {
-	*kagent.Answer
+	kagent.Confirmation
 	steps *steps
 }
 
 func (a stepAnswer) ConfirmWith(proof []byte) error {
-	return a.steps.around("confirm", func() error { return a.Answer.ConfirmWith(proof) })
+	return a.steps.around("confirm", func() error { return a.Confirmation.ConfirmWith(proof) })
 }
 
 type stepListener struct {
-	*kagent.Listener
+	kagent.Listener
 	steps *steps
 }
 
-func (l stepListener) Wait(ctx context.Context) (*kagent.Incoming, error) {
+func (l stepListener) Wait(ctx context.Context) (kagent.Incoming, error) {
 	in, err := l.Listener.Wait(ctx)
 	if err != nil {
 		return nil, err
 	}
 	l.steps.at("request has come")
-	return kagent.NewIncoming(in.Local(), in.Remote(), in.Offer(), stepIncoming{in, l.steps}), nil
+	return stepIncoming{in, l.steps}, nil
 }
 
 type stepIncoming struct {
-	*kagent.Incoming
+	kagent.Incoming
 	steps *steps
 }
 
@@ -231,7 +233,7 @@ func live() error {
 		os.Exit(1)
 	}()
 	s := &steps{die: v.Die, seen: make(map[string]int), tell: os.Stdout}
-	local, err := kagent.Open(kagent.Config{
+	local, err := device.Open(kagent.Config{
 		Interface: Interface, Queue: kagent.AnyQueue, RxChunks: victimChunks, TxChunks: victimChunks, ArenaBytes: victimArena,
 		Hugepages: hugepages.Avoid, MaxVIs: 2,
 	})

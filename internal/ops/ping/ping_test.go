@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/nstest"
@@ -45,9 +46,9 @@ func TestAsk(t *testing.T) {
 			t.Errorf("%v without an agent: %+v, %v", host, r, err)
 		}
 	}
-	var agent *kagent.Local
+	var agent *device.Local
 	if err := b.Do(func() (err error) {
-		agent, err = kagent.Open(kagent.Config{Interface: b.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20})
+		agent, err = device.Open(kagent.Config{Interface: b.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20})
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
 	"viaxdp/vipl"
@@ -69,9 +70,9 @@ type side struct {
 }
 
 func open(e End, c Config, at *stamps, sender bool) (s *side, err error) {
-	var local *kagent.Local
+	var local *device.Local
 	if err := e.Enter(func() (err error) {
-		local, err = kagent.Open(kagent.Config{
+		local, err = device.Open(kagent.Config{
 			Interface: e.Interface, Queue: kagent.AnyQueue, RxChunks: vipl.DefaultRxChunks, Mode: c.Mode,
 		})
 		return err

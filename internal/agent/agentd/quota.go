@@ -1,0 +1,160 @@
+package agentd
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/kagent"
+)
+
+// account is what one user has of the agent. Guarded by Server.mu.
+type account struct {
+	uid         uint32
+	quota       Quota
+	connections int
+	queues      int
+	vis         int
+	pinned      int
+}
+
+// account finds or makes a user's account. Caller holds s.mu.
+func (s *Server) account(uid uint32) *account {
+	u := s.users[uid]
+	if u == nil {
+		u = &account{uid: uid, quota: s.cfg.quota(uid)}
+		s.users[uid] = u
+	}
+	return u
+}
+
+// forget drops an account that is empty, so that many users who come and go are
+// no burden. Caller holds s.mu.
+func (s *Server) forget(u *account) {
+	if u.connections == 0 && u.queues == 0 && u.vis == 0 && u.pinned == 0 {
+		delete(s.users, u.uid)
+	}
+}
+
+// charge books what a user wants more of, if the quota allows it, where need be
+// after what programs that are dead had is taken back. It looks at what this user has,
+// which the quota bounds: being refused again and again is no work for the others.
+func (s *Server) charge(uid uint32, queues, vis, pinned int) error {
+	err := s.tryCharge(uid, queues, vis, pinned)
+	if err != nil {
+		s.reapDead(func(n *session) bool { return n.uid == uid }) // or others have just done so
+		if s.hasPinned(uid) {
+			s.collect()
+		}
+		err = s.tryCharge(uid, queues, vis, pinned)
+	}
+	if err != nil {
+		s.count(func(c *kagent.DaemonCounter) { c.Quota++ })
+	}
+	return err
+}
+
+func (s *Server) tryCharge(uid uint32, queues, vis, pinned int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := s.account(uid)
+	for _, c := range []struct {
+		what            string
+		more, has, most int
+		err             error
+	}{
+		{"queues", queues, u.queues, u.quota.Queues, agentproto.ErrQueueQuota},
+		{"VIs", vis, u.vis, u.quota.VIs, agentproto.ErrQuota},
+		{"bytes of registered memory, rings and shared-memory links", pinned, u.pinned, u.quota.PinnedBytes, agentproto.ErrQuota},
+	} {
+		if c.most > 0 && c.more > 0 && c.more > c.most-c.has {
+			s.forget(u)
+			return fmt.Errorf("%w: %d %s more than the %d that user %d has, of at most %d; "+
+				"end one of its programs or ask for less, or raise it in the agent's settings ([quota], [user.NAME])", c.err, c.more, c.what, c.has, uid, c.most)
+		}
+	}
+	u.book(queues, vis, pinned)
+	return nil
+}
+
+// refund gives back.
+func (s *Server) refund(uid uint32, queues, vis, pinned int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := s.account(uid)
+	u.book(-queues, -vis, -pinned)
+	s.forget(u)
+}
+
+// book is for what a user has, whatever the quota says.
+func (u *account) book(queues, vis, pinned int) {
+	u.queues += queues
+	u.vis += vis
+	u.pinned += pinned
+}
+
+func (u *account) status() kagent.UserStatus {
+	return kagent.UserStatus{
+		UID: u.uid, Sessions: u.connections, Queues: u.queues, VIs: u.vis, PinnedBytes: u.pinned,
+		MaxSessions: u.quota.Connections, MaxQueues: u.quota.Queues, MaxVIs: u.quota.VIs, MaxPinned: u.quota.PinnedBytes,
+	}
+}
+
+// A program learns from the answer to OpShmLink whether another queue of the interface has a VI
+// number, of whatever user. It needs that for the peer of a connection only, which has told it the
+// number. So a program misses when its peer has just ended, and a user may miss so many times.
+const (
+	maxMisses  = 64          // at once
+	missAgain  = time.Second // after which there is one more
+	maxMissers = 4096        // users that are remembered one by one
+)
+
+// misses is how many links users have asked for in vain. It does not depend on accounts, which
+// are forgotten when they are empty. The zero value is ready.
+type misses struct {
+	mu sync.Mutex
+	// until is when a user has all of maxMisses again. Those whose time is over are as good as forgotten.
+	until  map[uint32]time.Time
+	others time.Time // of the users that there was no room for
+}
+
+// left reports whether a user may miss once more.
+func (m *misses) left(user uint32, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	until, ok := m.until[user]
+	if !ok && len(m.until) >= maxMissers {
+		until = m.others
+	}
+	return until.Sub(now) <= (maxMisses-1)*missAgain
+}
+
+// add notes that a user has missed. Those who ask at the same time may miss more often than they
+// may; they wait longer for the next time.
+func (m *misses) add(user uint32, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.until[user]; !ok && len(m.until) >= maxMissers {
+		for u, until := range m.until {
+			if !until.After(now) {
+				delete(m.until, u)
+			}
+		}
+		if len(m.until) >= maxMissers {
+			m.others = oneMore(m.others, now)
+			return
+		}
+	}
+	if m.until == nil {
+		m.until = make(map[uint32]time.Time)
+	}
+	m.until[user] = oneMore(m.until[user], now)
+}
+
+func oneMore(until, now time.Time) time.Time {
+	if until.Before(now) {
+		until = now
+	}
+	return until.Add(missAgain)
+}

@@ -1,0 +1,366 @@
+package connmgr_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/internal/agent/connmgr"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/wire"
+)
+
+var sameAddr = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+
+// neighbors is the list that an agent with the addresses own should make when
+// the others are there.
+func neighbors(own []netip.Addr, others ...netip.Addr) (list []kagent.Neighbor) {
+	for hops, addrs := range [][]netip.Addr{own, others} {
+		slices.SortFunc(addrs, netip.Addr.Compare)
+		for _, a := range addrs {
+			list = append(list, kagent.Neighbor{Addr: a, Hops: hops})
+		}
+	}
+	return list
+}
+
+func addrs(a *kagenttest.Agent) []netip.Addr {
+	link := a.Link()
+	return slices.Concat(link.IPv4, link.IPv6)
+}
+
+// Everybody on the link is found, by both families and once, and nobody who
+// has no agent.
+func TestDiscover(t *testing.T) {
+	faults := kagenttest.Faults{Dup: 0.5, Delay: time.Millisecond, Jitter: 10 * time.Millisecond}
+	network(t, faults, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		c := net.Agent("c", netip.MustParseAddr("10.0.0.200"))
+		defer c.Close()
+		net.Agent("no agent").Close()
+		off := net.Agent("off the net")
+		defer off.Close()
+		for _, addr := range addrs(off) {
+			net.Cut(addr, true)
+		}
+		for _, agent := range []*kagenttest.Agent{a, b, c} {
+			var others []netip.Addr
+			for _, x := range []*kagenttest.Agent{c, b, a} {
+				for _, addr := range addrs(x) {
+					if x != agent && (agent != c || addr.Is4()) { // c has no IPv6
+						others = append(others, addr)
+					}
+				}
+			}
+			start := time.Now()
+			got, err := agent.Discover(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(neighbors(addrs(agent), others...), got, sameAddr); d != "" {
+				t.Errorf("%s: %s", agent.Link().Name, d)
+			}
+			if d := time.Since(start); d != 100*time.Millisecond {
+				t.Errorf("it took %v", d)
+			}
+		}
+		if n := a.Remembered() + b.Remembered(); n != 0 {
+			t.Errorf("%d things are remembered", n)
+		}
+	})
+}
+
+// The second hello makes up for the first.
+func TestDiscoverAsksTwice(t *testing.T) {
+	network(t, kagenttest.Faults{Loss: 1}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		time.AfterFunc(10*time.Millisecond, func() { net.SetFaults(kagenttest.Faults{}) })
+		got, err := a.Discover(context.Background())
+		if d := cmp.Diff(neighbors(addrs(a), addrs(b)...), got, sameAddr); err != nil || d != "" {
+			t.Errorf("%v, %s", err, d)
+		}
+	})
+}
+
+// The end of ctx ends the collecting, what was found by then is the result.
+func TestDiscoverEndsWithContext(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: 10 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		for _, c := range []struct {
+			time  time.Duration
+			found []netip.Addr
+		}{{30 * time.Millisecond, addrs(b)}, {5 * time.Millisecond, nil}} {
+			start := time.Now()
+			got, err := a.Discover(within(c.time))
+			if d := cmp.Diff(neighbors(addrs(a), c.found...), got, sameAddr); err != nil || d != "" {
+				t.Errorf("%v: %v, %s", c.time, err, d)
+			}
+			if d := time.Since(start); d != c.time {
+				t.Errorf("%v: it took %v", c.time, d)
+			}
+			time.Sleep(time.Second)
+		}
+		go func() {
+			time.Sleep(10 * time.Millisecond)
+			a.Close()
+		}()
+		for range 2 { // under way, and after
+			if list, err := a.Discover(context.Background()); !errors.Is(err, kagent.ErrClosed) {
+				t.Errorf("Close: %v, %v", list, err)
+			}
+		}
+	})
+}
+
+// Many that ask at once get each their answers, as long as the others' rations
+// last.
+func TestDiscoverAtOnce(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				got, err := a.Discover(context.Background())
+				if d := cmp.Diff(neighbors(addrs(a), addrs(b)...), got, sameAddr); err != nil || d != "" {
+					t.Errorf("%v, %s", err, d)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// sink is a Transport that keeps what is sent; the test is the network.
+type sink struct {
+	mu     sync.Mutex
+	sent   []parcel
+	refuse func(from netip.Addr) error // Broadcast; may be nil
+	stall  time.Duration               // how long the next Send takes
+	closed chan struct{}
+}
+
+type parcel struct {
+	b    []byte
+	from netip.Addr
+	to   netip.AddrPort
+}
+
+func (s *sink) Send(b []byte, from netip.Addr, to netip.AddrPort) error {
+	s.mu.Lock()
+	stall := s.stall
+	s.stall = 0
+	s.mu.Unlock()
+	time.Sleep(stall)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent = append(s.sent, parcel{b, from, to})
+	return nil
+}
+
+func (s *sink) Broadcast(b []byte, from netip.Addr) error {
+	if s.refuse != nil {
+		if err := s.refuse(from); err != nil {
+			return err
+		}
+	}
+	return s.Send(b, from, netip.AddrPortFrom(connmgr.Everyone(from.Is4()), wire.Port))
+}
+
+func (s *sink) take() []parcel {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sent := s.sent
+	s.sent = nil
+	return sent
+}
+
+func (s *sink) Serve(connmgr.Handler) error {
+	<-s.closed
+	return nil
+}
+
+func (s *sink) Close() error {
+	close(s.closed)
+	return nil
+}
+
+// alone runs f in a bubble with a manager on a sink.
+func alone(t *testing.T, f func(t *testing.T, m *connmgr.Manager, s *sink)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sink{closed: make(chan struct{})}
+		m := connmgr.NewManager(s, 0)
+		defer m.Close()
+		f(t, m, s)
+	})
+}
+
+func bytesOf(t *testing.T, m wire.CM) []byte {
+	t.Helper()
+	b, err := m.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+var (
+	here4, here6     = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fe80::1")
+	there4, there6   = netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fe80::2")
+	agent4, agent6   = netip.AddrPortFrom(there4, wire.Port), netip.AddrPortFrom(there6, wire.Port)
+	toAll4, toAll6   = netip.MustParseAddr("255.255.255.255"), netip.MustParseAddr("ff02::1")
+	mapped, withZone = netip.AddrFrom16(toAll4.As16()), toAll6.WithZone("via0")
+)
+
+// A hello to everybody is answered to the one who asks, from an address of the
+// transport's choice, in as many bytes. One that was sent to this host alone,
+// or from another port, is not.
+func TestHelloIsAnswered(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		hello := bytesOf(t, wire.CM{Type: wire.CMHello, ID: 77})
+		for _, c := range []struct {
+			local  netip.Addr
+			from   netip.AddrPort
+			answer bool
+		}{
+			{toAll4, agent4, true}, {toAll6, agent6, true}, {mapped, agent4, true}, {withZone, agent6, true},
+			{here4, agent4, false}, {here6, agent6, false}, {netip.Addr{}, agent4, false},
+			{toAll4, netip.AddrPortFrom(there4, wire.Port+1), false},
+			{netip.MustParseAddr("224.0.0.1"), agent4, false}, {netip.MustParseAddr("10.0.0.255"), agent4, false},
+		} {
+			m.Receive(hello, c.local, c.from)
+			sent := s.take()
+			if !c.answer {
+				if len(sent) != 0 {
+					t.Errorf("from %v to %v: answered %v", c.from, c.local, sent)
+				}
+				continue
+			}
+			if len(sent) != 1 || sent[0].to != c.from || sent[0].from.IsValid() || len(sent[0].b) > len(hello) {
+				t.Errorf("from %v to %v: answered %v", c.from, c.local, sent)
+				continue
+			}
+			if got, err := wire.ParseCM(sent[0].b); err != nil || got.Type != wire.CMHere || got.ID != 77 {
+				t.Errorf("the answer is %+v, %v", got, err)
+			}
+		}
+		if n := m.Remembered(); n != 0 {
+			t.Errorf("%d things are remembered", n)
+		}
+	})
+}
+
+// No more than 100 hellos in a second are answered.
+func TestAnswersAreRationed(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		for range 3 {
+			for id := range uint64(1000) {
+				m.Receive(bytesOf(t, wire.CM{Type: wire.CMHello, ID: id + 1}), toAll4, agent4)
+				time.Sleep(900 * time.Microsecond)
+			}
+			if n := len(s.take()); n != 100 {
+				t.Errorf("%d answers", n)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+}
+
+// Only an answer to this very question counts, and no answer goes to itself.
+func TestOnlyOwnAnswersCount(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		type result struct {
+			list []kagent.Neighbor
+			err  error
+		}
+		ch := make(chan result, 1)
+		go func() {
+			list, err := m.Discover(context.Background(), []netip.Addr{here6, here4})
+			ch <- result{list, err}
+		}()
+		synctest.Wait()
+		hellos := s.take()
+		if len(hellos) != 2 || hellos[0].from != here6 || hellos[1].from != here4 ||
+			hellos[0].to.Addr() != toAll6 || hellos[1].to.Addr() != toAll4 {
+			t.Fatalf("hellos: %v", hellos)
+		}
+		asked, err := wire.ParseCM(hellos[0].b)
+		if err != nil || asked.Type != wire.CMHello {
+			t.Fatalf("%+v, %v", asked, err)
+		}
+		m.Receive(hellos[0].b, toAll6, netip.AddrPortFrom(here6, wire.Port)) // as it comes back from the link
+		if sent := s.take(); len(sent) != 0 {
+			t.Errorf("answered itself: %v", sent)
+		}
+		here := func(id uint64, from netip.Addr) {
+			m.Receive(bytesOf(t, wire.CM{Type: wire.CMHere, ID: id}), here4, netip.AddrPortFrom(from, wire.Port))
+		}
+		here(asked.ID, there6.WithZone("via0"))
+		here(asked.ID, there4)
+		here(asked.ID, there6)
+		here(asked.ID, here4)
+		here(asked.ID+1, netip.MustParseAddr("10.0.0.3"))
+		r := <-ch
+		if d := cmp.Diff(neighbors([]netip.Addr{here4, here6}, there4, there6), r.list, sameAddr); r.err != nil || d != "" {
+			t.Errorf("%v, %s", r.err, d)
+		}
+		here(asked.ID, there4) // too late
+		if n := m.Remembered(); n != 0 {
+			t.Errorf("%d things are remembered", n)
+		}
+	})
+}
+
+// What strangers can make Discover collect is bounded.
+func TestDiscoverIsBounded(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		found := make(chan int, 1)
+		go func() {
+			list, err := m.Discover(context.Background(), []netip.Addr{here4})
+			if err != nil {
+				t.Error(err)
+			}
+			found <- len(list)
+		}()
+		synctest.Wait()
+		asked, err := wire.ParseCM(s.take()[0].b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer := bytesOf(t, wire.CM{Type: wire.CMHere, ID: asked.ID})
+		for i := range 10000 {
+			m.Receive(answer, here4, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), wire.Port))
+		}
+		if n := <-found; n != 4096 {
+			t.Errorf("%d addresses", n)
+		}
+	})
+}
+
+// When nobody can be asked, that is the error; one family that can is enough.
+func TestDiscoverCannotAsk(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		list, err := m.Discover(context.Background(), nil)
+		if err != nil || len(list) != 0 {
+			t.Errorf("no address: %v, %v", list, err)
+		}
+		down := errors.New("the link is down")
+		s.refuse = func(netip.Addr) error { return down }
+		if list, err := m.Discover(context.Background(), []netip.Addr{here4, here6}); !errors.Is(err, down) {
+			t.Errorf("got %v, %v", list, err)
+		}
+		s.refuse = func(from netip.Addr) error {
+			if from == here6 {
+				return down
+			}
+			return nil
+		}
+		list, err = m.Discover(context.Background(), []netip.Addr{here4, here6})
+		if d := cmp.Diff(neighbors([]netip.Addr{here4, here6}), list, sameAddr); err != nil || d != "" {
+			t.Errorf("only IPv6 is down: %v, %s", err, d)
+		}
+	})
+}

@@ -1,0 +1,32 @@
+package connmgr
+
+// Remembered counts what the manager keeps in memory.
+func (m *Manager) Remembered() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	stray := -len(m.doors) // doors that only discs still has
+	for _, doors := range m.discs {
+		stray += len(doors)
+	}
+	return len(m.requests) + len(m.peers) + len(m.incoming) + len(m.answered.list) + len(m.connected.list) + len(m.unprovenEnded.list) + len(m.refusedBy) + len(m.refused.list) + len(m.asked.list) + len(m.doors) + stray + len(m.kept) + len(m.hellos) + m.pending.total()
+}
+
+// Pending counts the requests of a user that are not answered.
+func (m *Manager) Pending(user uint32) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.pending.of(user)
+}
+
+// The bounds of what is remembered.
+const (
+	MaxFinished = maxFinished
+	MaxPending  = maxPending
+	MaxBacklog  = maxBacklog
+)
+
+// Hold keeps the manager from reading messages until resume.
+func (m *Manager) Hold() (resume func()) {
+	m.mu.Lock()
+	return m.mu.Unlock
+}

@@ -1,0 +1,448 @@
+package connmgr_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/internal/agent/connmgr"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/wire"
+)
+
+// Servers of the kinds that there are. Each serves until ctx ends.
+var servers = map[string]func(ctx context.Context, t *testing.T, b *kagenttest.Agent, o kagent.Offer){
+	// As vianet: each request is accepted by a goroutine of its own, which takes one of a few places.
+	"listener with places": func(ctx context.Context, t *testing.T, b *kagenttest.Agent, o kagent.Offer) {
+		l, err := b.Listen(kagent.Address{Disc: echo})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer l.Close()
+		places := make(chan struct{}, 128)
+		var work sync.WaitGroup
+		defer work.Wait()
+		for {
+			in, err := l.Wait(ctx)
+			if err != nil {
+				return
+			}
+			select {
+			case places <- struct{}{}:
+				work.Go(func() {
+					in.Accept(within(5*time.Second), o)
+					<-places
+				})
+			default:
+				in.Reject(wire.CMReasonProgram)
+			}
+		}
+	},
+	// As a program of one thread: VipConnectWait, VipConnectAccept.
+	"one by one": func(ctx context.Context, _ *testing.T, b *kagenttest.Agent, o kagent.Offer) {
+		for {
+			in, err := b.Wait(ctx, kagent.Address{Disc: echo})
+			if err != nil {
+				return
+			}
+			in.Accept(within(5*time.Second), o)
+		}
+	},
+	// As one that refuses those whom it does not know.
+	"by name": func(ctx context.Context, _ *testing.T, b *kagenttest.Agent, o kagent.Offer) {
+		for {
+			in, err := b.Wait(ctx, kagent.Address{Disc: echo})
+			if err != nil {
+				return
+			}
+			if string(in.Remote().Disc) != string(client) {
+				in.Reject(wire.CMReasonProgram)
+				continue
+			}
+			in.Accept(within(5*time.Second), o)
+		}
+	},
+}
+
+// Beside 10,000 requests a second whose sources are invented, no dial is refused, and 99 of
+// 100 take less than 50 ms. A request that was recorded and comes from many ports is such a one.
+func TestDialsBesideFlood(t *testing.T) {
+	sources := map[string]func(n uint32) netip.AddrPort{
+		"many hosts":             spoofed,
+		"many ports of one":      func(n uint32) netip.AddrPort { return netip.AddrPortFrom(spoofed(1).Addr(), uint16(n)) },
+		"many ports of a dialer": func(n uint32) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(n)) },
+	}
+	for kind, serve := range servers {
+		for whose, source := range sources {
+			t.Run(kind+", "+whose, func(t *testing.T) {
+				network(t, kagenttest.Faults{Delay: 500 * time.Microsecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+					const lasts, rate, dials = 6 * time.Second, 10_000, 300
+					ctx, cancel := context.WithCancel(t.Context())
+					var served, flooded sync.WaitGroup
+					served.Go(func() { serve(ctx, t, b, offer(b, t)) })
+					synctest.Wait()
+					msg := requestOf(1, echo)
+					msg.Handshake = make([]byte, wire.CMShareLen)
+					flooded.Go(func() {
+						for n := uint32(1); n <= uint32(lasts.Seconds()*rate); n++ {
+							if whose == "many hosts" {
+								msg.ID = uint64(n)
+							}
+							b.Receive(bytesOf(t, msg), b.Addr(), source(n))
+							time.Sleep(time.Second / rate)
+						}
+					})
+					time.Sleep(20 * time.Millisecond)
+					late := 0
+					ao := offer(a, t)
+					for range dials {
+						start := time.Now()
+						ans, err := a.Request(within(10*time.Second), kagent.Address{Disc: client}, to(b, echo), ao)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if err := ans.Confirm(); err != nil {
+							t.Fatal(err)
+						}
+						if time.Since(start) > 50*time.Millisecond {
+							late++
+						}
+						time.Sleep(lasts/dials - 2*time.Millisecond)
+					}
+					if late > dials/100 {
+						t.Errorf("%d of %d dials took more than 50 ms", late, dials)
+					}
+					flooded.Wait()
+					if n := b.Counters(); n.Retries < uint64(lasts.Seconds()*rate)/2 || n.Refused > 0 {
+						t.Errorf("%+v", n)
+					}
+					if kept := b.Remembered(); kept > 2*dials+2*32+32 {
+						t.Errorf("%d things are remembered", kept)
+					}
+					cancel()
+					served.Wait()
+				})
+			})
+		}
+	}
+}
+
+// A cookie is good for one address, one exchange and one discriminator, for two seconds at most,
+// and brings a request in once.
+func TestCookies(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		l, err := m.Listen(kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := m.Listen(kagent.Address{Disc: []byte("other")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		say := func(msg wire.CM, from netip.AddrPort) (answer wire.CM) {
+			t.Helper()
+			s.take()
+			m.Receive(bytesOf(t, msg), here4, from)
+			for _, p := range s.take() {
+				if answer, err = wire.ParseCM(p.b); err != nil || p.to != from {
+					t.Fatal(err, p.to)
+				}
+			}
+			return answer
+		}
+		for n := range uint32(32) { // until places are short
+			say(requestOf(100+uint64(n), echo), spoofed(n))
+		}
+		msg := requestOf(7, echo)
+		retry := say(msg, agent4)
+		if retry.Type != wire.CMRetry || retry.ID != msg.ID {
+			t.Fatalf("the answer is %+v", retry)
+		}
+		right := msg
+		right.Cookie = retry.Cookie
+		stranger := func(change func(m *wire.CM), from netip.AddrPort) {
+			t.Helper()
+			wrong := right
+			change(&wrong)
+			if a := say(wrong, from); a.Type != wire.CMRetry {
+				t.Errorf("%+v is answered by %v", wrong, a.Type)
+			}
+		}
+		same := func(*wire.CM) {}
+		stranger(func(m *wire.CM) { m.Cookie ^= 1 }, agent4)
+		stranger(func(m *wire.CM) { m.ID++ }, agent4)
+		stranger(func(m *wire.CM) { m.To = []byte("other") }, agent4)
+		stranger(func(m *wire.CM) { m.From = []byte("other") }, agent4)
+		stranger(same, netip.AddrPortFrom(there4, wire.Port+1))
+		stranger(same, netip.AddrPortFrom(here4, wire.Port))
+		if a := say(right, agent4); a.Type != wire.CMPending {
+			t.Fatalf("the right cookie is answered by %v", a.Type)
+		}
+		in, err := l.Wait(within(time.Second)) // before those that have not proven their addresses
+		if err != nil || in.Remote().Host != there4 {
+			t.Fatalf("%v, %v", in, err)
+		}
+		if _, err := l.Wait(within(time.Millisecond)); err == nil {
+			t.Error("a request of an unproven address was handed out while cookies are asked for")
+		}
+		if _, err := other.Wait(within(time.Millisecond)); err == nil {
+			t.Error("a request has come to another discriminator")
+		}
+		in.Reject(wire.CMReasonProgram)
+		for range 40 { // as long as the exchange is remembered, and the cookie is good
+			if a := say(right, agent4); a.Type == wire.CMPending || a.Type == 0 {
+				t.Fatalf("the same request is answered by %v", a.Type)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(3 * time.Second) // it is forgotten
+		if a := say(right, agent4); a.Type != wire.CMRetry {
+			t.Errorf("a cookie of seven seconds ago is answered by %v", a.Type)
+		}
+	})
+}
+
+// A host keeps its quiet ways while another one does not answer.
+func TestUnprovenOfOneHost(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		l, err := m.Listen(kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range uint16(100) {
+			m.Receive(bytesOf(t, requestOf(1+uint64(n), echo)), here4, netip.AddrPortFrom(there4, 1000+n))
+		}
+		s.take()
+		m.Receive(bytesOf(t, requestOf(1, echo)), here4, spoofed(1))
+		if sent := s.take(); len(sent) > 0 {
+			t.Errorf("the first request of another host is answered by %d messages", len(sent))
+		}
+		came := 0
+		for ; ; came++ {
+			if _, err := l.Wait(within(time.Millisecond)); err != nil {
+				break
+			}
+		}
+		if came != 16+1 {
+			t.Errorf("%d requests came in", came)
+		}
+	})
+}
+
+// In a queue that is full the host that has the most there gives way.
+func TestFairShareOfHosts(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		f := &flood{t: t, m: m, s: s}
+		l := f.listen(0, "x")
+		f.ask(1, "x") // of a host that asks once
+		first := spoofed(f.n).Addr()
+		for n := range 500 { // and of one that asks as often as it likes
+			msg := requestOf(1000+uint64(n), []byte("x"))
+			for range 3 {
+				m.Receive(bytesOf(t, msg), here4, agent4)
+				for _, p := range s.take() {
+					if a, _ := wire.ParseCM(p.b); a.Type == wire.CMRetry {
+						msg.Cookie = a.Cookie
+					}
+				}
+			}
+		}
+		in := f.take(l)
+		if host := in.Remote().Host; host != first || m.Pending(0) != 64 {
+			t.Errorf("the first request is of %v; %d are pending", host, m.Pending(0))
+		}
+	})
+}
+
+// A requester that knows no cookies connects with a quiet host: by its first frame, since its
+// Confirm proves nothing.
+func TestOlderRequester(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		l, err := m.Listen(kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
+		in, err := l.Wait(within(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		accepted := make(chan error, 1)
+		go func() { accepted <- in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }()
+		synctest.Wait()
+		sent := s.take()
+		if len(sent) != 1 {
+			t.Fatalf("%d messages", len(sent))
+		}
+		accept, err := wire.ParseCM(sent[0].b)
+		if err != nil || accept.Type != wire.CMAccept {
+			t.Fatal(accept, err)
+		}
+		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5}), here4, agent4)
+		time.Sleep(400 * time.Millisecond) // its keepalive, if it has nothing to say
+		if n := m.Counters().Forged; n > 0 || len(accepted) > 0 {
+			t.Fatalf("%d forged confirmations, %d accepted", n, len(accepted))
+		}
+		in.Established()
+		if err := <-accepted; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An acceptor that knows no cookies drops the Confirm with a key, repeats its Accept, and gets
+// one that it knows.
+func TestOlderAcceptor(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		asked := make(chan *kagent.Answer, 1)
+		go func() {
+			ans, err := m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client}, kagent.Address{Host: there4, Disc: echo},
+				kagent.Offer{VI: 1, Key: 7, Level: 1})
+			if err != nil {
+				t.Error(err)
+			}
+			asked <- ans
+		}()
+		synctest.Wait()
+		last := func() wire.CM {
+			t.Helper()
+			sent := s.take()
+			if len(sent) != 1 {
+				t.Fatalf("%d messages", len(sent))
+			}
+			msg, err := wire.ParseCM(sent[0].b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return msg
+		}
+		accept := bytesOf(t, wire.CM{Type: wire.CMAccept, ID: last().ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
+		m.Receive(accept, here4, agent4)
+		if err := (<-asked).Confirm(); err != nil {
+			t.Fatal(err)
+		}
+		if msg := last(); msg.Type != wire.CMConfirm || msg.Cookie != 9 {
+			t.Errorf("the Confirm is %+v", msg)
+		}
+		for i := range 4 {
+			m.Receive(accept, here4, agent4)
+			if msg := last(); msg.Type != wire.CMConfirm || (msg.Cookie == 0) != (i%2 == 0) {
+				t.Errorf("the answer to Accept number %d is %+v", i+2, msg)
+			}
+		}
+	})
+}
+
+// A Confirm is repeated until the acceptor has said that it has it, and no longer.
+func TestConfirmIsAcknowledged(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		asked := make(chan *kagent.Answer, 1)
+		go func() {
+			ans, _ := m.Request(within(time.Second), kagent.Address{Host: here4}, kagent.Address{Host: there4, Disc: echo}, kagent.Offer{VI: 1, Key: 7, Level: 1})
+			asked <- ans
+		}()
+		synctest.Wait()
+		request, err := wire.ParseCM(s.take()[0].b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Receive(bytesOf(t, wire.CM{Type: wire.CMAccept, ID: request.ID, VI: 1, Key: 9, Level: 1}), here4, agent4)
+		ans := <-asked
+		time.Sleep(50 * time.Millisecond) // the program takes its time: the acceptor hears that its Accept has come
+		said := s.take()
+		for _, p := range said {
+			if msg, err := wire.ParseCM(p.b); err != nil || msg.Type != wire.CMRequest || msg.Cookie != 9 {
+				t.Errorf("%+v, %v", msg, err)
+			}
+		}
+		if len(said) != 3 {
+			t.Errorf("%d messages while the program thinks", len(said))
+		}
+		if err := ans.Confirm(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if n := len(s.take()); n < 5 {
+			t.Errorf("%d Confirms in a second", n)
+		}
+		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirmed, ID: request.ID}), here4, agent4)
+		time.Sleep(time.Minute)
+		if n := len(s.take()); n > 0 {
+			t.Errorf("%d messages after the acceptor's word", n)
+		}
+	})
+}
+
+// A request whose answer takes its time proves its address meanwhile, and is then safe from
+// those who have not.
+func TestProvenWhileItWaits(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		l, err := b.Listen(kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := make(chan error, 1)
+		go func() {
+			ans, err := a.Request(within(10*time.Second), kagent.Address{Disc: client}, to(b, echo), offer(a, t))
+			if err == nil {
+				err = ans.Confirm()
+			}
+			asked <- err
+		}()
+		time.Sleep(100 * time.Millisecond)
+		for n := range uint32(1000) {
+			b.Receive(bytesOf(t, requestOf(1+uint64(n), echo)), b.Addr(), spoofed(n))
+		}
+		in, err := l.Wait(within(time.Second))
+		if err != nil || in.Remote().Host != a.Addr() {
+			t.Fatal(in, err)
+		}
+		if err := in.Accept(within(time.Second), offer(b, t)); err != nil {
+			t.Error(err)
+		}
+		if err := <-asked; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An Accept that waits for an address which does not answer gives way to a request of one that
+// has, and in a flood at once.
+func TestUnprovenGivesWay(t *testing.T) {
+	for name, c := range map[string]struct {
+		beside func(f *flood)
+		within time.Duration
+	}{
+		"nobody else":                   {func(*flood) {}, 3200 * time.Millisecond},
+		"a request of a proven address": {func(f *flood) { f.ask(1, "x") }, 1100 * time.Millisecond},
+		"a flood": {func(f *flood) {
+			for n := range uint32(1000) {
+				f.m.Receive(bytesOf(f.t, requestOf(1000+uint64(n), []byte("x"))), here4, spoofed(1000+n))
+			}
+		}, 300 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+				f := &flood{t: t, m: m, s: s}
+				l := f.listen(0, "x")
+				m.Receive(bytesOf(t, requestOf(500, []byte("x"))), here4, spoofed(500))
+				in := f.take(l)
+				start := time.Now()
+				accepted := make(chan error, 1)
+				go func() { accepted <- in.Accept(within(10*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }()
+				synctest.Wait()
+				c.beside(f)
+				err := <-accepted
+				if d := time.Since(start); !errors.Is(err, kagent.ErrVanished) || d > c.within || d < 150*time.Millisecond {
+					t.Errorf("%v after %v", err, d)
+				}
+			})
+		})
+	}
+}

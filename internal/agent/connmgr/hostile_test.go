@@ -1,0 +1,322 @@
+package connmgr_test
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/internal/agent/connmgr"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+)
+
+// A mirror is a way on which somebody turns every datagram back to its sender, as if it came from whom it was for.
+// With back false, datagrams end there.
+type mirror struct {
+	back bool
+	in   chan func(connmgr.Handler)
+	over chan struct{}
+	once sync.Once
+
+	mu   sync.Mutex
+	sent []letter
+}
+
+type letter struct {
+	b  []byte
+	to netip.AddrPort
+}
+
+func newMirror(back bool) *mirror {
+	return &mirror{back: back, in: make(chan func(connmgr.Handler), 1000), over: make(chan struct{})}
+}
+
+var mirrored = netip.MustParseAddr("10.0.0.1") // whose manager it is
+
+func (m *mirror) Send(b []byte, _ netip.Addr, to netip.AddrPort) error {
+	b = append([]byte(nil), b...)
+	m.mu.Lock()
+	m.sent = append(m.sent, letter{b, to})
+	m.mu.Unlock()
+	if m.back {
+		select {
+		case m.in <- func(h connmgr.Handler) { h.Receive(b, mirrored, to) }:
+		default: // a storm: there are too many already
+		}
+	}
+	return nil
+}
+
+func (m *mirror) Broadcast(b []byte, from netip.Addr) error {
+	return m.Send(b, from, netip.AddrPortFrom(connmgr.Everyone(from.Is4()), wire.Port))
+}
+
+func (m *mirror) Serve(h connmgr.Handler) error {
+	for {
+		select {
+		case f := <-m.in:
+			f(h)
+		case <-m.over:
+			return nil
+		}
+	}
+}
+
+func (m *mirror) Close() error {
+	m.once.Do(func() { close(m.over) })
+	return nil
+}
+
+// take gives what was sent, and forgets it.
+func (m *mirror) take() []letter {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	sent := m.sent
+	m.sent = nil
+	return sent
+}
+
+// Messages that are turned back to their sender connect nobody with himself, and make no storm.
+func TestReflected(t *testing.T) {
+	offer := kagent.Offer{VI: 0x10001, Key: 7, Window: 10, MaxPayload: 1400, Level: 2, MaxTransfer: 1 << 16}
+	local := kagent.Address{Host: mirrored, Disc: client}
+	remote := kagent.Address{Host: netip.MustParseAddr("10.0.0.2"), Disc: echo}
+	for name, ask := range map[string]func(m *connmgr.Manager) error{
+		"request": func(m *connmgr.Manager) error {
+			_, err := m.Request(within(3*time.Second), local, remote, offer)
+			return err
+		},
+		"request to a discriminator that is served here": func(m *connmgr.Manager) error {
+			l, err := m.Listen(kagent.Address{Disc: echo})
+			if err != nil {
+				return nil
+			}
+			defer l.Close()
+			go func() {
+				if in, err := l.Wait(within(2 * time.Second)); err == nil {
+					in.Reject(wire.CMReasonProgram)
+				}
+			}()
+			_, err = m.Request(within(3*time.Second), local, remote, offer)
+			return err
+		},
+		"between peers": func(m *connmgr.Manager) error {
+			_, _, err := m.RequestPeer(within(3*time.Second), local, remote, offer)
+			return err
+		},
+		"between peers of one discriminator": func(m *connmgr.Manager) error {
+			a, in, err := m.RequestPeer(within(3*time.Second), local, kagent.Address{Host: remote.Host, Disc: client}, offer)
+			if err == nil && in != nil {
+				in.Reject(wire.CMReasonProgram)
+				t.Error("the request of its own is one of a peer")
+			}
+			_ = a
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				way := newMirror(true)
+				m := connmgr.NewManager(way, 0)
+				if err := ask(m); err == nil {
+					t.Error("it is connected")
+				}
+				time.Sleep(10 * time.Second)
+				if n := len(way.take()); n == 0 || n > 60 {
+					t.Errorf("%d messages in 13 s", n)
+				}
+				time.Sleep(time.Minute)
+				if n := len(way.take()); n > 0 {
+					t.Errorf("%d messages in a minute of silence", n)
+				}
+				if err := m.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// strangers sends what a fuzzer makes of it to a manager whose program does what the fuzzer says.
+type strangers struct {
+	t   *testing.T
+	m   *connmgr.Manager
+	way *mirror
+	l   kagent.Listener
+	bg  sync.WaitGroup
+	own uint64 // the exchange of the program's own request: to where it was told to
+
+	from    netip.AddrPort // whose turn it is
+	balance map[netip.AddrPort]int
+	proven  map[netip.AddrPort]bool
+	cookies map[netip.AddrPort]uint64 // the last that went there, or the last key
+}
+
+// account adds up what was sent, and what an address that has not proven itself is owed.
+func (s *strangers) account(sent []letter) {
+	s.t.Helper()
+	for _, a := range sent {
+		answer, err := wire.ParseCM(a.b)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if answer.ID == s.own {
+			continue
+		}
+		switch answer.Type {
+		case wire.CMRetry:
+			s.cookies[a.to] = answer.Cookie
+		case wire.CMAccept:
+			s.cookies[a.to] = answer.Key
+		}
+		if s.balance[a.to] -= len(a.b); s.balance[a.to] < 0 && !s.proven[a.to] {
+			s.t.Fatalf("%v has sent %d bytes less than it was sent, the last a %v", a.to, -s.balance[a.to], answer.Type)
+		}
+	}
+}
+
+// say sends a message, which is answered by one at most, to where it came from. How long the answer may be is for
+// account to say: a Request that is shorter than the one that it repeats may get the longer one's answer.
+func (s *strangers) say(msg wire.CM) {
+	s.t.Helper()
+	b, err := msg.Append(nil)
+	if err != nil {
+		return // it cannot be written
+	}
+	s.balance[s.from] += len(b)
+	s.m.Receive(b, mirrored, s.from)
+	sent := s.way.take()
+	answers := 0
+	for _, a := range sent {
+		answer, err := wire.ParseCM(a.b)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if answer.Type == wire.CMRequest {
+			continue // it asks again
+		}
+		if answers++; answers > 1 || a.to != s.from {
+			s.t.Fatalf("%d: a %v of %d bytes to %v answers a %v of %d from %v", answers, answer.Type, len(a.b), a.to, msg.Type, len(b), s.from)
+		}
+	}
+	s.account(sent)
+}
+
+// serve has the program take a request, if there is one: to accept, to reject, or to leave it.
+func (s *strangers) serve(how byte) {
+	in, err := s.l.Wait(within(0))
+	if err != nil {
+		return
+	}
+	switch how % 3 {
+	case 0:
+		o := kagent.Offer{VI: 2, Key: kagent.NewKey(), Level: 2}
+		if in.Offer().Handshake != "" {
+			o.Handshake, o.Confirm = kagent.Opaque(make([]byte, wire.CMShareLen)), kagent.Opaque(string(make([]byte, wire.CMProofLen-1))+"!")
+		}
+		s.bg.Go(func() { in.Accept(within(5*time.Second), o) })
+	case 1:
+		in.Reject(wire.CMReasonProgram)
+	}
+}
+
+// Whatever messages of others come, in whatever order, whatever the program does and however much time passes: each
+// message is answered by one at most, which goes to where it came from; an address that has not
+// shown that it receives gets no more bytes than it has sent; nothing grows.
+func FuzzManager(f *testing.F) {
+	f.Add([]byte{1, 0, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0})
+	f.Add([]byte{1, 1, 1, 4, 3, 1, 1, 0, 7, 1, 1, 0})
+	f.Add([]byte{8, 1, 0, 0, 9, 1, 0, 0, 6, 1, 0, 0, 5, 1, 2, 3, 2, 1, 1, 1})
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 3, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0, 11, 0, 0, 99})            // accepted, forged
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 9})                          // accepted, confirmed
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 14, 0, 0, 0, 12, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0})             // proven by a cookie
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 1, 0, 0, 0, 0, 12, 0, 0, 2, 6, 0, 0, 0, 0, 1, 0, 64, 12, 0, 0, 0}) // rejected, left, cancelled
+	f.Fuzz(func(t *testing.T, script []byte) {
+		if len(script) > 4*200 {
+			return // nothing new
+		}
+		synctest.Test(t, func(t *testing.T) {
+			way := newMirror(false)
+			m := connmgr.NewManager(way, 0)
+			defer m.Close()
+			l, err := m.Listen(kagent.Address{Disc: echo})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			ctx, cancel := context.WithCancel(t.Context())
+			var asked sync.WaitGroup
+			defer asked.Wait()
+			defer cancel()
+			asked.Go(func() { // one's own, which a stranger may try to answer
+				_, _ = m.Request(ctx, kagent.Address{Disc: client}, kagent.Address{Host: netip.MustParseAddr("10.0.0.2"), Disc: echo},
+					kagent.Offer{VI: 0x10001, Key: 7, Window: 10, MaxPayload: 1400, Level: 2, MaxTransfer: 1 << 16})
+			})
+			synctest.Wait() // it has asked
+			request, err := wire.ParseCM(way.take()[0].b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := &strangers{
+				t: t, m: m, way: way, l: l, own: request.ID,
+				balance: make(map[netip.AddrPort]int), proven: make(map[netip.AddrPort]bool), cookies: make(map[netip.AddrPort]uint64),
+			}
+			defer s.bg.Wait()
+			discs := [][]byte{echo, client, []byte("nobody"), nil}
+			before := m.Remembered()
+			messages := 0
+			for ; len(script) >= 4; script = script[4:] {
+				v := script[3]
+				s.from = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, 2 + script[2]%3}), wire.Port)
+				msg := wire.CM{Type: wire.CMType(script[0]%15 + 1), ID: 1 + uint64(script[1]%4), To: discs[v&3], From: discs[v>>2&3]}
+				switch msg.Type {
+				case 12: // time passes
+					time.Sleep(time.Duration(v) * 15 * time.Millisecond)
+				case 13:
+					s.serve(v)
+				case 14: // who has the Accept confirms
+					if msg = (wire.CM{Type: wire.CMConfirm, ID: msg.ID, Cookie: s.cookies[s.from]}); v&64 != 0 {
+						msg = wire.CM{Type: wire.CMConfirm, ID: msg.ID, Handshake: append(make([]byte, wire.CMProofLen-1), '!')}
+					}
+					s.proven[s.from] = true
+					s.say(msg)
+					messages++
+				default:
+					switch msg.Type {
+					case 15: // who has a cookie asks with it
+						msg.Type, msg.Cookie = wire.CMRequest, s.cookies[s.from]
+						s.proven[s.from] = true
+						fallthrough
+					case wire.CMRequest, wire.CMAccept:
+						msg.VI, msg.Key, msg.Window, msg.MaxPayload, msg.Level, msg.MaxTransfer = 1+uint32(v), uint64(v), 9, 1400, 1<<(v%3), 1<<16
+						msg.Flags = uint16(v >> 4)
+					case wire.CMReject, wire.CMCancel:
+						msg.Reason = wire.CMReason(v % 13)
+					case wire.CMRetry, wire.CMConfirm:
+						msg.Cookie = uint64(v)
+					}
+					if v&64 != 0 {
+						msg.Handshake = make([]byte, wire.CMShareLen)
+					}
+					s.say(msg)
+					messages++
+				}
+				synctest.Wait()
+				s.account(way.take())
+			}
+			if grown := m.Remembered() - before; grown > 3*messages {
+				t.Fatalf("%d things are remembered of %d messages", grown, messages)
+			}
+			cancel()
+			l.Close()
+			time.Sleep(10 * time.Second)
+			s.account(way.take())
+			if kept := m.Remembered(); kept > 0 {
+				t.Fatalf("%d things are remembered for ever", kept)
+			}
+		})
+	})
+}

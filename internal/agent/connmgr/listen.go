@@ -1,0 +1,477 @@
+package connmgr
+
+import (
+	"container/list"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+)
+
+// door is where requests for one discriminator arrive: those who wait for one,
+// or else the requests that wait for somebody. It stays open for graceTime
+// after a Wait, so that a server which waits in a loop, or polls, misses
+// nobody. All fields are guarded by Manager.mu.
+type door struct {
+	key      doorKey
+	user     uint32 // who has waited last, or listens
+	owner    uint32 // whose the discriminator is while it takes requests; see claim
+	listener *Listener
+	waiters  []*waiter
+	queue    []*incoming        // oldest first; while there are waiters only what may not be handed out
+	hosts    map[netip.Addr]int // how many of each in queue
+	place    *list.Element      // in m.pending, while there is a queue
+	open     time.Time          // end of the grace
+	kept     int                // Accepts that keep it open, see keepOpen
+}
+
+// refusal is the answer to a request that there is no room for.
+var refusal = wire.CM{Type: wire.CMReject, Reason: wire.CMReasonResources}
+
+type doorKey struct {
+	host netip.Addr // zero: any
+	disc string
+}
+
+type waiter struct {
+	l    *Listener // nil: a plain Wait
+	user uint32
+	ch   chan *incoming // gets one at most
+}
+
+// Listener is where requests for one discriminator arrive; see [kagent.Listener].
+type Listener struct {
+	m    *Manager
+	key  doorKey
+	user uint32
+	done chan struct{} // closed by Close
+}
+
+func (m *Manager) doorKey(local kagent.Address) (doorKey, error) {
+	if len(local.Disc) > wire.CMMaxDisc {
+		return doorKey{}, fmt.Errorf("kagent: discriminator of %d bytes, at most %d", len(local.Disc), wire.CMMaxDisc)
+	}
+	return doorKey{kagent.Plain(local.Host), string(local.Disc)}, nil
+}
+
+// Listen takes requests to local from now on; see [kagent.Agent].
+func (m *Manager) Listen(local kagent.Address) (kagent.Listener, error) {
+	l, err := m.ListenAs(0, local)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// ListenAs is Listen for a program of a user.
+func (m *Manager) ListenAs(user uint32, local kagent.Address) (*Listener, error) {
+	key, err := m.doorKey(local)
+	if err != nil {
+		return nil, err
+	}
+	var out []datagram
+	defer func() { m.sendAll(out) }()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, m.cause
+	}
+	d, out, err := m.claim(key, user, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	if d.listener != nil {
+		return nil, kagent.ErrListening
+	}
+	m.setUser(d, user)
+	d.listener = &Listener{m: m, key: key, user: user, done: make(chan struct{})}
+	return d.listener, nil
+}
+
+func (l *Listener) Wait(ctx context.Context) (kagent.Incoming, error) {
+	return l.m.wait(ctx, l.key, l, l.user)
+}
+
+func (l *Listener) Close() error {
+	l.m.mu.Lock()
+	d := l.m.doors[l.key]
+	if d == nil || d.listener != l {
+		l.m.mu.Unlock()
+		return nil
+	}
+	d.listener = nil
+	close(l.done)
+	d.waiters = slices.DeleteFunc(d.waiters, func(w *waiter) bool { return w.l == l })
+	out := l.m.expireDoor(d, time.Now())
+	l.m.mu.Unlock()
+	l.m.sendAll(out)
+	return nil
+}
+
+func (l *Listener) IsClosed() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Wait returns one request to local; see [kagent.Agent].
+func (m *Manager) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
+	return m.WaitAs(ctx, 0, local)
+}
+
+// WaitAs is Wait for a program of a user.
+func (m *Manager) WaitAs(ctx context.Context, user uint32, local kagent.Address) (kagent.Incoming, error) {
+	key, err := m.doorKey(local)
+	if err != nil {
+		return nil, err
+	}
+	return m.wait(ctx, key, nil, user)
+}
+
+// wait returns the next request for key that is still alive.
+func (m *Manager) wait(ctx context.Context, key doorKey, l *Listener, user uint32) (kagent.Incoming, error) {
+	for {
+		in, err := m.next(ctx, key, l, user)
+		if err != nil {
+			return nil, err
+		}
+		if in.Err() == nil {
+			return in, nil
+		}
+	}
+}
+
+func (m *Manager) next(ctx context.Context, key doorKey, l *Listener, user uint32) (*incoming, error) {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil, m.cause
+	}
+	var closed chan struct{}
+	if l != nil {
+		closed = l.done
+		if d := m.doors[key]; d == nil || d.listener != l {
+			m.mu.Unlock()
+			return nil, kagent.ErrClosed
+		}
+	}
+	d, out, err := m.claim(key, user, time.Now())
+	if err != nil {
+		m.mu.Unlock()
+		m.sendAll(out)
+		return nil, err
+	}
+	if in := m.nextQueued(d, time.Now()); in != nil {
+		m.withdraw(in)
+		m.pending.add(in, user)
+		in.waited = l == nil
+		m.leave(d, l, user)
+		m.mu.Unlock()
+		m.sendAll(out)
+		return in, nil
+	}
+	w := &waiter{l: l, user: user, ch: make(chan *incoming, 1)}
+	d.waiters = append(d.waiters, w)
+	m.mu.Unlock()
+	m.sendAll(out)
+
+	select {
+	case in := <-w.ch:
+		return in, nil
+	case <-ctx.Done():
+		err = kagent.ContextError(ctx)
+	case <-closed:
+		err = kagent.ErrClosed
+	case <-m.done:
+		err = m.cause
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i := slices.Index(d.waiters, w); i >= 0 {
+		d.waiters = slices.Delete(d.waiters, i, i+1)
+		m.leave(d, l, user)
+		return nil, err
+	}
+	// A request was handed over meanwhile, or the manager closed.
+	select {
+	case in := <-w.ch:
+		return in, nil
+	default:
+		return nil, err
+	}
+}
+
+// door finds or makes the door for key. Caller holds m.mu.
+func (m *Manager) door(key doorKey) *door {
+	d := m.doors[key]
+	if d == nil {
+		d = &door{key: key}
+		m.doors[key] = d
+		m.discs[key.disc] = append(m.discs[key.disc], d)
+	}
+	return d
+}
+
+// leave begins the grace when a Wait ends; a Listener (l is not nil) ends with
+// its Close. Caller holds m.mu.
+func (m *Manager) leave(d *door, l *Listener, user uint32) {
+	if l != nil {
+		return
+	}
+	d.open = time.Now().Add(graceTime)
+	if d.listener == nil {
+		m.setUser(d, user)
+	}
+	m.sweepLater()
+}
+
+// setUser makes a door, with what waits there, a user's. Caller holds m.mu.
+func (m *Manager) setUser(d *door, user uint32) {
+	if d.user == user {
+		return
+	}
+	m.pending.removeDoor(d)
+	d.user = user
+	for _, in := range d.queue {
+		m.pending.add(in, user)
+	}
+	m.pending.addDoor(d)
+}
+
+// takes tells whether a request may come in at d.
+func (d *door) takes(now time.Time) bool {
+	return d != nil && (len(d.waiters) > 0 || d.listener != nil || d.kept > 0 || now.Before(d.open))
+}
+
+// match finds the door for a request that came to host. Caller holds m.mu.
+func (m *Manager) match(host netip.Addr, disc []byte, now time.Time) *door {
+	for _, h := range [...]netip.Addr{host, {}} {
+		if d := m.doors[doorKey{h, string(disc)}]; d.takes(now) {
+			return d
+		}
+	}
+	return nil
+}
+
+// arrive lets a request in. When there are too many, one has waited in vain; its
+// requester hears of it when it asks again. Caller holds m.mu.
+func (m *Manager) arrive(d *door, in *incoming, now time.Time) {
+	if len(d.waiters) > 0 && (in.proven || !m.cookiesRequired(now)) {
+		m.deliver(d, in)
+		return
+	}
+	if len(d.queue) >= maxBacklog {
+		m.counters.Refused++
+		d.victim().end(kagent.ErrCancelled, refusal)
+	}
+	m.pending.removeDoor(d)
+	in.door = d
+	d.queue = append(d.queue, in)
+	if d.hosts == nil {
+		d.hosts = make(map[netip.Addr]int)
+	}
+	d.hosts[in.key.peer.Addr()]++
+	m.pending.add(in, d.user)
+	m.pending.addDoor(d)
+}
+
+// deliver hands a request that is in no queue to the Wait that began first. Caller holds
+// m.mu.
+func (m *Manager) deliver(d *door, in *incoming) {
+	w := d.waiters[0]
+	d.waiters = d.waiters[1:]
+	m.pending.add(in, w.user)
+	in.waited = w.l == nil
+	w.ch <- in
+	m.leave(d, w.l, w.user)
+}
+
+// keepOpen keeps the discriminator of a Wait open while the program is in Accept with a request
+// of an unproven address: it will wait again, as soon as it may. Caller holds m.mu.
+func (m *Manager) keepOpen(in *incoming) {
+	if in.proven || !in.waited {
+		return
+	}
+	for _, host := range [...]netip.Addr{in.local, {}} {
+		if d := m.doors[doorKey{host, string(in.disc)}]; d != nil && d.user == in.user {
+			d.kept++
+			in.keepsOpen = d
+			return
+		}
+	}
+}
+
+// endKeepOpen ends keepOpen, and begins the grace. Caller holds m.mu.
+func (m *Manager) endKeepOpen(in *incoming) {
+	if d := in.keepsOpen; d != nil {
+		in.keepsOpen = nil
+		d.kept--
+		d.open = time.Now().Add(graceTime)
+		m.sweepLater()
+	}
+}
+
+// deliverQueued hands out what is in the queue, as far as there are waiters for it. Caller holds
+// m.mu.
+func (m *Manager) deliverQueued(d *door, now time.Time) {
+	for len(d.waiters) > 0 {
+		in := m.nextQueued(d, now)
+		if in == nil {
+			return
+		}
+		m.withdraw(in)
+		m.deliver(d, in)
+	}
+}
+
+// nextQueued is the request in d's queue that is handed out next, or nil: proven ones go first,
+// and alone while cookies are asked for. Caller holds m.mu.
+func (m *Manager) nextQueued(d *door, now time.Time) *incoming {
+	if i := slices.IndexFunc(d.queue, func(in *incoming) bool { return in.proven }); i >= 0 {
+		return d.queue[i]
+	}
+	if len(d.queue) == 0 || m.cookiesRequired(now) {
+		return nil
+	}
+	return d.queue[0]
+}
+
+// hasProven reports whether a request of a proven address waits in the queue.
+func (d *door) hasProven() bool {
+	return slices.ContainsFunc(d.queue, func(in *incoming) bool { return in.proven })
+}
+
+// victim is the request in the queue, which is not empty, that gives way to another: the
+// oldest of an unproven address, or else the oldest of the host that has the most there.
+func (d *door) victim() *incoming {
+	oldest := d.queue[0]
+	for _, in := range d.queue {
+		if !in.proven {
+			return in
+		}
+		if d.hosts[in.key.peer.Addr()] > d.hosts[oldest.key.peer.Addr()] {
+			oldest = in
+		}
+	}
+	return oldest
+}
+
+// withdraw takes an Incoming out of the queue that it is in, if it is in one. Caller holds
+// m.mu.
+func (m *Manager) withdraw(in *incoming) {
+	d := in.door
+	if d == nil {
+		return
+	}
+	in.door = nil
+	m.pending.removeDoor(d)
+	d.queue = slices.Delete(d.queue, slices.Index(d.queue, in), slices.Index(d.queue, in)+1)
+	host := in.key.peer.Addr()
+	if d.hosts[host]--; d.hosts[host] == 0 {
+		delete(d.hosts, host)
+	}
+	m.pending.addDoor(d)
+}
+
+// expireDoor shuts d when nobody holds it open, and returns the "no match" for
+// whoever is in the queue. Caller holds m.mu.
+func (m *Manager) expireDoor(d *door, now time.Time) (out []datagram) {
+	if d.takes(now) {
+		return nil
+	}
+	for len(d.queue) > 0 {
+		in := d.queue[0]
+		in.end(kagent.ErrCancelled, wire.CM{Type: wire.CMNoMatch})
+		out = append(out, in.allow(in.reply))
+	}
+	delete(m.doors, d.key)
+	m.disown(d)
+	return out
+}
+
+// A discriminator is one user's at a time, whatever host is named with it: of the user who
+// listens or waits, and for graceTime after a Wait. Root is a user as any other. So nobody
+// gets the requests that another user's program waits for, neither by a listener at a more
+// special host nor by a Wait beside its Wait.
+
+// errOtherUser refuses a discriminator.
+var errOtherUser = fmt.Errorf("%w: a program of another user listens or waits there", kagent.ErrListening)
+
+// claim makes the door for key a user's, unless the discriminator is another user's. What it
+// returns is to be sent without m.mu. Caller holds m.mu.
+func (m *Manager) claim(key doorKey, user uint32, now time.Time) (d *door, out []datagram, err error) {
+	if k, ok := m.kept[key.disc]; ok && k.user != user {
+		return nil, nil, errOtherUser
+	}
+	for _, d := range slices.Clone(m.discs[key.disc]) {
+		switch {
+		case d.owner == user:
+		case d.takes(now):
+			return nil, out, errOtherUser
+		default: // nobody has been there for long enough, and sweep has not been there yet
+			out = append(out, m.expireDoor(d, now)...)
+		}
+	}
+	d = m.door(key)
+	d.owner = user
+	return d, out, nil
+}
+
+// disown takes a door that is forgotten from its discriminator. Caller holds m.mu.
+func (m *Manager) disown(d *door) {
+	rest := slices.DeleteFunc(m.discs[d.key.disc], func(x *door) bool { return x == d })
+	if len(rest) == 0 {
+		delete(m.discs, d.key.disc)
+		return
+	}
+	m.discs[d.key.disc] = rest
+}
+
+// keptDisc is a discriminator that programs of a user listened at when the agent before this
+// one ended, and how many listeners of it have not been opened again.
+type keptDisc struct {
+	user  uint32
+	times int
+}
+
+// KeepDisc has a discriminator be the user's until ReleaseDisc.
+func (m *Manager) KeepDisc(disc string, user uint32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if k, ok := m.kept[disc]; !ok || k.user == user {
+		m.kept[disc] = keptDisc{user, k.times + 1}
+	}
+}
+
+// ReleaseDisc ends one KeepDisc.
+func (m *Manager) ReleaseDisc(disc string, user uint32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k, ok := m.kept[disc]
+	switch {
+	case !ok || k.user != user:
+	case k.times == 1:
+		delete(m.kept, disc)
+	default:
+		m.kept[disc] = keptDisc{user, k.times - 1}
+	}
+}
+
+// ofAnother reports whether a peer request with r's addresses waits that is of another user:
+// the two would take each other's place. Caller holds m.mu.
+func (m *Manager) ofAnother(r *request) bool {
+	at := r.peers
+	for _, at.local = range []netip.Addr{r.peers.local, {}} {
+		if slices.ContainsFunc(m.peers[at], func(x *request) bool { return x.user != r.user }) {
+			return true
+		}
+	}
+	return false
+}

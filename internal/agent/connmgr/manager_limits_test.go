@@ -1,0 +1,389 @@
+package connmgr_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/internal/agent/connmgr"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/wire"
+)
+
+// The first data frame is as good as a Confirm.
+func TestEstablishedByData(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		go a.Request(within(10*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+		in, err := b.Wait(within(time.Second), kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		in.Established() // before Accept: means nothing
+		errc := make(chan error, 1)
+		go func() { errc <- in.Accept(within(time.Second), offer(b, t)) }()
+		synctest.Wait()
+		select {
+		case err := <-errc:
+			t.Fatalf("Accept returned %v before anything came", err)
+		default:
+		}
+		in.Established()
+		in.Established()
+		if err := <-errc; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An acceptor that was stopped for longer than its peer may be silent hears what the
+// peer has to say when it goes on.
+func TestAcceptGoesOn(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		l, err := m.Listen(kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Receive(bytesOf(t, wire.CM{Type: wire.CMRequest, ID: 5, VI: 1, Key: 7, Level: 1, From: client, To: echo}), here4, agent4)
+		in, err := l.Wait(within(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const stopped = 4 * time.Second
+		s.stall = stopped
+		errc := make(chan error, 1)
+		go func() { errc <- in.Accept(within(time.Minute), kagent.Offer{VI: 1, Key: 9, Level: 1}) }()
+		time.Sleep(stopped + 100*time.Millisecond)
+		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5, Cookie: 9}), here4, agent4)
+		if err := <-errc; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An acceptor that gives up tells the requester, which has not confirmed yet.
+func TestAcceptTimesOut(t *testing.T) {
+	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		errc := make(chan error, 1)
+		go func() {
+			in, err := b.Wait(within(time.Second), kagent.Address{Disc: echo})
+			if err == nil {
+				err = in.Accept(within(time.Second), offer(b, t))
+			}
+			errc <- err
+		}()
+		synctest.Wait()
+		ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := <-errc; !errors.Is(err, kagent.ErrTimeout) {
+			t.Errorf("Accept: %v", err)
+		}
+		synctest.Wait()
+		if err := ans.Confirm(); !errors.Is(err, kagent.ErrRejected) {
+			t.Errorf("Confirm: %v", err)
+		}
+	})
+}
+
+// A lost Confirm is repeated when the Accept is.
+func TestLostConfirm(t *testing.T) {
+	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		served := serve(b, echo, offer(b, t))
+		synctest.Wait()
+		ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		net.Cut(a.Addr(), true)
+		if err := ans.Confirm(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(1500 * time.Millisecond)
+		select {
+		case got := <-served:
+			t.Fatalf("Accept returned %v without a Confirm", got.err)
+		default:
+		}
+		net.Cut(a.Addr(), false)
+		if got := <-served; got.err != nil {
+			t.Error(got.err)
+		}
+	})
+}
+
+// However many strangers ask meanwhile, an acceptor whose Confirm was lost gets another.
+func TestFloodAndLostConfirm(t *testing.T) {
+	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+		type outcome struct {
+			ans *kagent.Answer
+			err error
+		}
+		asked := make(chan outcome, 1)
+		go func() {
+			ans, err := m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client}, kagent.Address{Host: there4, Disc: echo},
+				kagent.Offer{VI: 1, Key: 7, Level: 1})
+			asked <- outcome{ans, err}
+		}()
+		synctest.Wait()
+		last := func() wire.CM {
+			t.Helper()
+			msg, err := wire.ParseCM(s.take()[0].b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return msg
+		}
+		accept := bytesOf(t, wire.CM{Type: wire.CMAccept, ID: last().ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
+		m.Receive(accept, here4, agent4)
+		got := <-asked
+		if got.err != nil {
+			t.Fatal(got.err)
+		}
+		if err := got.ans.Confirm(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range uint64(5000) {
+			m.Receive(bytesOf(t, wire.CM{Type: wire.CMRequest, ID: 1 + i, VI: 1, Key: 7, Level: 1, From: client, To: echo}), here4, agent4)
+		}
+		s.take()
+		m.Receive(accept, here4, agent4)
+		if msg := last(); msg.Type != wire.CMConfirm {
+			t.Errorf("the answer to another Accept is %v, want the Confirm", msg.Type)
+		}
+	})
+}
+
+// Several waits are served each by one request, and by discriminator and
+// address.
+func TestWaitsDoNotMix(t *testing.T) {
+	network(t, kagenttest.Faults{Dup: 0.5, Jitter: 10 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		link := b.Link()
+		discs := []string{"", "a", "ab", "abc"}
+		locals := []kagent.Address{}
+		for _, d := range discs {
+			for _, h := range []netip.Addr{{}, link.IPv4[0], link.IPv6[0]} {
+				locals = append(locals, kagent.Address{Host: h, Disc: []byte(d)})
+			}
+		}
+		var wg sync.WaitGroup
+		for i, local := range locals {
+			wg.Go(func() {
+				in, err := b.Wait(within(time.Minute), local)
+				if err != nil {
+					t.Errorf("%v: %v", local, err)
+					return
+				}
+				if got := in.Local(); string(got.Disc) != string(local.Disc) || local.Host.IsValid() && got.Host != local.Host {
+					t.Errorf("a request to %v reached the wait for %v", got, local)
+				}
+				o := offer(b, t)
+				o.QoS = uint32(i)
+				if err := in.Accept(within(5*time.Second), o); err != nil {
+					t.Errorf("%v: %v", local, err)
+				}
+			})
+		}
+		synctest.Wait()
+		for _, d := range discs {
+			// Three requests for each discriminator: by IPv4, by IPv6, and
+			// one which only the wait for any address is left for.
+			for _, h := range []netip.Addr{link.IPv4[0], link.IPv6[0], link.IPv4[0]} {
+				ans, err := a.Request(within(5*time.Second), kagent.Address{}, kagent.Address{Host: h, Disc: []byte(d)}, offer(a, t))
+				if err != nil {
+					t.Errorf("%q %v: %v", d, h, err)
+					continue
+				}
+				if err := ans.Confirm(); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Second) // the grace of the wait that it used up
+			}
+		}
+		wg.Wait()
+	})
+}
+
+// A server that waits in a loop, or polls, misses nobody.
+func TestGrace(t *testing.T) {
+	network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		var wg sync.WaitGroup
+		const n = 10
+		for range n {
+			wg.Go(func() {
+				time.Sleep(10 * time.Millisecond)
+				ans, err := a.Request(within(5*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := ans.Confirm(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		for served := 0; served < n; {
+			in, err := b.Wait(within(0), kagent.Address{Disc: echo})
+			if err != nil {
+				time.Sleep(20 * time.Millisecond)
+				continue
+			}
+			if err := in.Accept(within(time.Second), offer(b, t)); err != nil {
+				t.Error(err)
+			}
+			served++
+		}
+		wg.Wait()
+
+		// And a queue that nobody comes back to is told.
+		_, err := a.Request(within(5*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+		if !errors.Is(err, kagent.ErrNoMatch) {
+			t.Errorf("after the server has gone: %v", err)
+		}
+	})
+}
+
+// What the network makes an agent remember is bounded, and the newest at a
+// discriminator are those that are kept.
+func TestBacklogIsBounded(t *testing.T) {
+	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		l, err := b.Listen(kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		outcome := map[error]int{}
+		for range 200 {
+			time.Sleep(time.Millisecond)
+			wg.Go(func() {
+				_, err := a.Request(within(2*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+				mu.Lock()
+				defer mu.Unlock()
+				for _, e := range []error{kagent.ErrRejected, kagent.ErrTimeout} {
+					if errors.Is(err, e) {
+						outcome[e]++
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if outcome[kagent.ErrRejected] != 136 || outcome[kagent.ErrTimeout] != 64 {
+			t.Errorf("outcomes %v: want 136 rejected and 64 that waited", outcome)
+		}
+	})
+}
+
+// Close ends all that is under way, on both sides.
+func TestCloseEndsEverything(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		l, err := b.Listen(kagent.Address{Disc: []byte("l")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Listen(kagent.Address{Disc: []byte("l")}); !errors.Is(err, kagent.ErrListening) {
+			t.Errorf("second listener: %v", err)
+		}
+		ctx := context.Background()
+		errs := make(chan error, 4)
+		go func() { _, err := l.Wait(ctx); errs <- err }()
+		go func() { _, err := b.Wait(ctx, kagent.Address{Disc: []byte("w")}); errs <- err }()
+		go func() {
+			_, err := b.Request(ctx, kagent.Address{}, to(a, echo), offer(b, t))
+			errs <- err
+		}()
+		in, err := a.Wait(ctx, kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go a.Wait(ctx, kagent.Address{Disc: []byte("x")})
+		pending := make(chan error, 1)
+		go func() {
+			_, err := a.Request(ctx, kagent.Address{}, to(b, []byte("p")), offer(a, t))
+			pending <- err
+		}()
+		if _, err := b.Wait(ctx, kagent.Address{Disc: []byte("p")}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		b.Close()
+		for range 3 {
+			if err := <-errs; !errors.Is(err, kagent.ErrClosed) {
+				t.Errorf("after Close: %v", err)
+			}
+		}
+		if err := <-pending; !errors.Is(err, kagent.ErrRejected) {
+			t.Errorf("the other side's request: %v", err)
+		}
+		<-in.Done()
+		if err := in.Err(); !errors.Is(err, kagent.ErrCancelled) {
+			t.Errorf("the other side's Incoming: %v", err)
+		}
+		if _, err := b.Wait(ctx, kagent.Address{}); !errors.Is(err, kagent.ErrClosed) {
+			t.Errorf("Wait after Close: %v", err)
+		}
+		if _, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t)); !errors.Is(err, kagent.ErrNoMatch) {
+			t.Errorf("request to a host without agent: %v", err)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Both ends in one agent: the same exchange has two sides here.
+func TestSelf(t *testing.T) {
+	network(t, kagenttest.Faults{Dup: 0.5, Loss: 0.2, Seed: 7}, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
+		served := serve(a, echo, offer(a, t))
+		synctest.Wait()
+		ans, err := a.Request(within(10*time.Second), kagent.Address{}, to(a, echo), offer(a, t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ans.Confirm(); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-served; got.err != nil {
+			t.Fatal(got.err)
+		}
+	})
+}
+
+// What cannot be sent is refused before it is.
+func TestBadArguments(t *testing.T) {
+	network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		ctx := within(time.Second)
+		long := make([]byte, wire.CMMaxDisc+1)
+		good := offer(a, t)
+		if _, err := b.Wait(ctx, kagent.Address{Disc: long}); err == nil {
+			t.Error("Wait on a discriminator that is too long")
+		}
+		if _, err := a.Request(ctx, kagent.Address{}, to(b, long), good); !errors.Is(err, wire.ErrCM) {
+			t.Errorf("Request to a discriminator that is too long: %v", err)
+		}
+		bad := good
+		bad.Level = 3
+		if _, err := a.Request(ctx, kagent.Address{}, to(b, echo), bad); !errors.Is(err, wire.ErrCM) {
+			t.Errorf("Request with a wrong level: %v", err)
+		}
+		bad = good
+		bad.VI = 0
+		if _, err := a.Request(ctx, kagent.Address{}, to(b, echo), bad); !errors.Is(err, wire.ErrCM) {
+			t.Errorf("Request without a VI: %v", err)
+		}
+		for _, h := range []string{"0.0.0.0", "224.0.0.1", "ff02::1", "::"} {
+			if _, err := a.Request(ctx, kagent.Address{}, kagent.Address{Host: netip.MustParseAddr(h)}, good); !errors.Is(err, kagent.ErrUnreachable) {
+				t.Errorf("Request to %s: %v", h, err)
+			}
+		}
+		if _, err := a.Request(ctx, kagent.Address{}, kagent.Address{}, good); !errors.Is(err, kagent.ErrUnreachable) {
+			t.Errorf("Request to nowhere: %v", err)
+		}
+	})
+}

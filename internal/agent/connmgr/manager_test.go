@@ -1,0 +1,340 @@
+package connmgr_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/wire"
+)
+
+var (
+	echo   = []byte("echo")
+	client = []byte("client")
+)
+
+func offer(a kagent.Agent, t testing.TB) kagent.Offer {
+	t.Helper()
+	num, err := a.NewVI()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kagent.Offer{
+		VI: num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 256, MaxPayload: 1472, Level: 2,
+		RDMAWrite: true, MaxTransfer: 1 << 20,
+	}
+}
+
+// within is a context that ends after d of the bubble's time.
+func within(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	context.AfterFunc(ctx, cancel)
+	return ctx
+}
+
+// network runs f in a bubble with two agents on a fabric. With a delay, nothing
+// arrives before all goroutines wait: a Wait may then be called after the
+// Request that it is for.
+func network(t *testing.T, faults kagenttest.Faults, f func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent)) {
+	synctest.Test(t, func(t *testing.T) {
+		net := kagenttest.NewFabric(faults)
+		a, b := net.Agent("a"), net.Agent("b")
+		defer b.Close()
+		defer a.Close()
+		f(t, net, a, b)
+	})
+}
+
+func to(a *kagenttest.Agent, disc []byte) kagent.Address {
+	return kagent.Address{Host: a.Addr(), Disc: disc}
+}
+
+type accepted struct {
+	in  kagent.Incoming
+	err error
+}
+
+// serve takes one request at b and accepts it.
+func serve(b *kagenttest.Agent, disc []byte, o kagent.Offer) <-chan accepted {
+	ch := make(chan accepted, 1)
+	go func() {
+		in, err := b.Wait(within(time.Minute), kagent.Address{Disc: disc})
+		if err == nil {
+			err = in.Accept(within(20*time.Second), o)
+		}
+		ch <- accepted{in, err}
+	}()
+	return ch
+}
+
+// Both sides learn the other's offer, address and discriminator.
+func TestConnect(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		ao, bo := offer(a, t), offer(b, t)
+		served := serve(b, echo, bo)
+		synctest.Wait()
+		start := time.Now()
+		ans, err := a.Request(within(time.Second), kagent.Address{Disc: client}, to(b, echo), ao)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(start); d > 5*time.Millisecond {
+			t.Errorf("the answer took %v on a network of 1 ms", d)
+		}
+		if ans.Offer != bo {
+			t.Errorf("requester got %+v, want %+v", ans.Offer, bo)
+		}
+		if ans.Remote.Host != b.Addr() || !bytes.Equal(ans.Remote.Disc, echo) ||
+			ans.Local.Host != a.Addr() || !bytes.Equal(ans.Local.Disc, client) {
+			t.Errorf("ends of the connection: %+v, %+v", ans.Local, ans.Remote)
+		}
+		select {
+		case <-served:
+			t.Fatal("Accept returned before the requester confirmed")
+		case <-time.After(time.Second):
+		}
+		if err := ans.Confirm(); err != nil {
+			t.Fatal(err)
+		}
+		got := <-served
+		if got.err != nil {
+			t.Fatal(got.err)
+		}
+		if got.in.Offer() != ao {
+			t.Errorf("acceptor got %+v, want %+v", got.in.Offer(), ao)
+		}
+		if r, l := got.in.Remote(), got.in.Local(); r.Host != a.Addr() || !bytes.Equal(r.Disc, client) ||
+			l.Host != b.Addr() || !bytes.Equal(l.Disc, echo) {
+			t.Errorf("ends of the connection: %+v, %+v", l, r)
+		}
+		if err := got.in.Accept(within(time.Second), bo); !errors.Is(err, kagent.ErrState) {
+			t.Errorf("second Accept: %v", err)
+		}
+		if err := got.in.Reject(0); !errors.Is(err, kagent.ErrState) {
+			t.Errorf("Reject after Accept: %v", err)
+		}
+	})
+}
+
+// On a bad network each outcome is still the right one.
+func TestLossyOutcomes(t *testing.T) {
+	outcomes := []struct {
+		name string
+		run  func(t *testing.T, a, b *kagenttest.Agent)
+	}{
+		{"accept", func(t *testing.T, a, b *kagenttest.Agent) {
+			served := serve(b, echo, offer(b, t))
+			synctest.Wait()
+			ans, err := a.Request(within(20*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := ans.Confirm(); err != nil {
+				t.Fatal(err)
+			}
+			if got := <-served; got.err != nil {
+				t.Fatal(got.err)
+			}
+		}},
+		{"reject", func(t *testing.T, a, b *kagenttest.Agent) {
+			go func() {
+				in, err := b.Wait(within(time.Minute), kagent.Address{Disc: echo})
+				if err == nil {
+					err = in.Reject(wire.CMReasonProgram)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}()
+			synctest.Wait()
+			_, err := a.Request(within(20*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+			var rejected *kagent.RejectedError
+			if !errors.As(err, &rejected) || rejected.Reason != wire.CMReasonProgram || !errors.Is(err, kagent.ErrRejected) {
+				t.Fatalf("got %v", err)
+			}
+		}},
+		{"no match", func(t *testing.T, a, b *kagenttest.Agent) {
+			_, err := a.Request(within(20*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+			if !errors.Is(err, kagent.ErrNoMatch) {
+				t.Fatalf("got %v", err)
+			}
+		}},
+		{"time-out", func(t *testing.T, a, b *kagenttest.Agent) {
+			// The other side's program takes the request and says nothing.
+			got := make(chan kagent.Incoming, 1)
+			go func() {
+				in, err := b.Wait(within(time.Minute), kagent.Address{Disc: echo})
+				if err != nil {
+					t.Error(err)
+				}
+				got <- in
+			}()
+			synctest.Wait()
+			_, err := a.Request(within(10*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+			if !errors.Is(err, kagent.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("got %v", err)
+			}
+			in := <-got
+			<-in.Done()
+			err = in.Accept(within(time.Second), offer(b, t))
+			if !errors.Is(err, kagent.ErrCancelled) && !errors.Is(err, kagent.ErrVanished) {
+				t.Fatalf("Accept of a request that timed out: %v", err)
+			}
+		}},
+	}
+	for _, o := range outcomes {
+		t.Run(o.name, func(t *testing.T) {
+			for seed := range uint64(20) {
+				faults := kagenttest.Faults{
+					Loss: 0.4, Dup: 0.3, Delay: time.Millisecond, Jitter: 20 * time.Millisecond, Seed: seed,
+				}
+				network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) { o.run(t, a, b) })
+			}
+		})
+	}
+}
+
+// One request makes one Incoming, however often it is repeated.
+func TestDuplicatesMakeOneIncoming(t *testing.T) {
+	network(t, kagenttest.Faults{Dup: 1, Jitter: 50 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		l, err := b.Listen(kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := ans.Confirm(); err != nil {
+				t.Error(err)
+			}
+		})
+		in, err := l.Wait(within(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(500 * time.Millisecond)
+		if err := in.Accept(within(time.Second), offer(b, t)); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		if in, err := l.Wait(within(10 * time.Second)); !errors.Is(err, kagent.ErrTimeout) {
+			t.Fatalf("a second Incoming: %v, %v", in, err)
+		}
+	})
+}
+
+// Nobody waits: the answer takes one round trip.
+func TestNoMatchTakesARoundTrip(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: 2 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		go b.Wait(within(time.Second), kagent.Address{Disc: []byte("other")})
+		go b.Wait(within(time.Second), kagent.Address{Host: netip.MustParseAddr("10.9.9.9"), Disc: echo})
+		synctest.Wait()
+		for _, disc := range [][]byte{echo, nil, []byte("othe"), []byte("other ")} {
+			start := time.Now()
+			_, err := a.Request(within(time.Second), kagent.Address{}, to(b, disc), offer(a, t))
+			if !errors.Is(err, kagent.ErrNoMatch) {
+				t.Errorf("%q: %v", disc, err)
+			}
+			if d := time.Since(start); d != 4*time.Millisecond {
+				t.Errorf("%q: the answer took %v", disc, d)
+			}
+		}
+	})
+}
+
+// The requester's change of mind reaches the acceptor.
+func TestCancel(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		ctx, cancel := context.WithCancel(context.Background())
+		errc := make(chan error, 1)
+		go func() {
+			_, err := a.Request(ctx, kagent.Address{}, to(b, echo), offer(a, t))
+			errc <- err
+		}()
+		in, err := b.Wait(within(time.Second), kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := in.Err(); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if err := <-errc; !errors.Is(err, context.Canceled) {
+			t.Errorf("Request: %v", err)
+		}
+		start := time.Now()
+		<-in.Done()
+		if d := time.Since(start); d != time.Millisecond {
+			t.Errorf("the news took %v", d)
+		}
+		if err := in.Err(); !errors.Is(err, kagent.ErrCancelled) {
+			t.Errorf("Incoming: %v", err)
+		}
+	})
+}
+
+// A requester that declines the answer ends the acceptor's Accept.
+func TestDecline(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		served := serve(b, echo, offer(b, t))
+		synctest.Wait()
+		ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ans.Decline(wire.CMReasonMismatch)
+		if got := <-served; !errors.Is(got.err, kagent.ErrCancelled) {
+			t.Errorf("Accept: %v", got.err)
+		}
+		if err := ans.Confirm(); err == nil {
+			t.Error("Confirm after Decline succeeded")
+		}
+	})
+}
+
+// A requester that is gone without a word ends what waits for it.
+func TestVanish(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		go a.Request(within(10*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+		in, err := b.Wait(within(time.Second), kagent.Address{Disc: echo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		if err := in.Err(); err != nil {
+			t.Fatalf("the requester is alive, and %v", err)
+		}
+		net.Cut(a.Addr(), true)
+		<-in.Done()
+		if err := in.Err(); !errors.Is(err, kagent.ErrVanished) {
+			t.Errorf("pending: %v", err)
+		}
+
+		net.Cut(a.Addr(), false)
+		time.Sleep(10 * time.Second)
+		go a.Request(within(10*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+		if in, err = b.Wait(within(time.Second), kagent.Address{Disc: echo}); err != nil {
+			t.Fatal(err)
+		}
+		net.Cut(a.Addr(), true)
+		start := time.Now()
+		if err := in.Accept(context.Background(), offer(b, t)); !errors.Is(err, kagent.ErrVanished) {
+			t.Errorf("accepting: %v", err)
+		}
+		if d := time.Since(start); d > 4*time.Second {
+			t.Errorf("it took %v", d)
+		}
+	})
+}

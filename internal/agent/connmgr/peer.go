@@ -1,0 +1,152 @@
+package connmgr
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+)
+
+// Between peers both sides make a request, and the order of their addresses says
+// which of them is an exchange; see the package comment. Both sides know that
+// from the first message on, and so it cannot happen that each waits for the
+// other, or that three requests meet. When both ends are the same address, they
+// are of this agent, and the request that comes in is the requester.
+//
+// Requests with the same addresses stand in line: only the first one asks, until
+// it is met. So they meet in order whatever the network does.
+
+// ends are the addresses that a peer request is for.
+type ends struct {
+	local    netip.Addr // zero: any of this host's
+	remote   netip.AddrPort
+	from, to string // discriminators of this end and of the other
+}
+
+func (r *request) isPeer() bool { return r.turn != nil }
+
+// RequestPeer asks remote for a connection which it asks us for; see [kagent.Agent].
+// local.Host the zero Addr is any address of this host.
+func (m *Manager) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
+	return m.RequestPeerAs(ctx, 0, local, remote, o)
+}
+
+// RequestPeerAs is RequestPeer for a program of a user.
+func (m *Manager) RequestPeerAs(ctx context.Context, user uint32, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
+	r, err := m.newRequest(local, remote, o, wire.CMPeer)
+	if err != nil {
+		return nil, nil, err
+	}
+	r.user = user
+	r.peers = ends{r.answer.Local.Host, r.to, string(local.Disc), string(remote.Disc)}
+	r.turn = make(chan struct{})
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil, nil, m.cause
+	}
+	if m.ofAnother(r) {
+		m.mu.Unlock()
+		return nil, nil, errOtherUser
+	}
+	m.requests[r.id] = r
+	first := m.lineUp(r)
+	ask := first.ask
+	m.mu.Unlock()
+	if first != r && r.peers.from == r.peers.to {
+		// Perhaps the first one waits for this one.
+		m.send(ask)
+	}
+	select {
+	case <-r.turn:
+		return r.run(ctx)
+	case <-r.result:
+		return r.outcome()
+	case <-ctx.Done():
+		return r.giveUp(kagent.ContextError(ctx), wire.CMReasonTimeout)
+	}
+}
+
+// lineUp puts r at the end of its line, and returns the first one there. Caller
+// holds m.mu.
+func (m *Manager) lineUp(r *request) *request {
+	line := append(m.peers[r.peers], r)
+	m.peers[r.peers] = line
+	r.inLine = true
+	if line[0] == r {
+		close(r.turn)
+	}
+	return line[0]
+}
+
+// stepOut takes r out of its line, if it is in one: it is met, or over. Caller
+// holds m.mu.
+func (m *Manager) stepOut(r *request) {
+	if !r.inLine {
+		return
+	}
+	r.inLine = false
+	line := m.peers[r.peers]
+	i := slices.Index(line, r)
+	line = slices.Delete(line, i, i+1)
+	switch {
+	case len(line) == 0:
+		delete(m.peers, r.peers)
+		return
+	case i == 0:
+		close(line[0].turn)
+	}
+	m.peers[r.peers] = line
+}
+
+// onPeer takes a peer's Request, of size bytes, that has no exchange here. Caller holds
+// m.mu.
+func (m *Manager) onPeer(msg *wire.CM, size int, local netip.Addr, from netip.AddrPort, now time.Time) datagram {
+	order := cmp.Or(local.Compare(from.Addr()), bytes.Compare(msg.To, msg.From))
+	r := m.counterpart(msg, local, from)
+	switch {
+	case r == nil:
+		return datagram{} // it asks again
+	case order < 0 && len(r.ask.b) > size:
+		return datagram{} // it goes again by itself
+	case order < 0:
+		return r.ask
+	}
+	other := m.requests[msg.ID]
+	if order == 0 && (other == nil || !other.inLine) {
+		return datagram{} // an old one
+	}
+	proven := m.proven(now, msg, local, from)
+	if !proven && m.needsCookie(now, from.Addr()) {
+		return m.retry(now, msg, local, from)
+	}
+	if order == 0 {
+		m.stepOut(other)
+	}
+	in := m.newIncoming(msg, size, local, from, now, proven)
+	m.pending.add(in, r.user)
+	m.stepOut(r)
+	delete(m.requests, r.id) // no answer to it will ever come
+	r.state, r.in = reqYielded, in
+	close(r.result)
+	m.sweepLater()
+	return in.firstReply()
+}
+
+// counterpart finds the first request, other than this very one, that a peer's
+// Request meets. Caller holds m.mu.
+func (m *Manager) counterpart(msg *wire.CM, local netip.Addr, from netip.AddrPort) *request {
+	for _, host := range [...]netip.Addr{local, {}} {
+		for _, r := range m.peers[ends{host, from, string(msg.To), string(msg.From)}] {
+			if r.id != msg.ID {
+				return r
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,554 @@
+package connmgr_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/wire"
+)
+
+var left, right = []byte("left"), []byte("right")
+
+// meeting is what became of a peer request.
+type meeting struct {
+	ans           *kagent.Answer
+	in            kagent.Incoming
+	own, peer     kagent.Offer
+	local, remote kagent.Address
+	answered      time.Time // when RequestPeer returned
+	err           error
+}
+
+// meet makes a peer request, and goes on to the connection in the part that it
+// gets.
+func meet(ctx context.Context, agent *kagenttest.Agent, local, remote kagent.Address, o kagent.Offer) (m meeting) {
+	m.own = o
+	m.ans, m.in, m.err = agent.RequestPeer(ctx, local, remote, o)
+	m.answered = time.Now()
+	switch {
+	case m.err != nil:
+	case m.ans != nil && m.in != nil:
+		m.err = errors.New("both an Answer and an Incoming")
+	case m.ans != nil:
+		m.peer, m.local, m.remote = m.ans.Offer, m.ans.Local, m.ans.Remote
+		m.err = m.ans.Confirm()
+	default:
+		m.peer, m.local, m.remote = m.in.Offer(), m.in.Local(), m.in.Remote()
+		m.err = m.in.Accept(context.Background(), o)
+	}
+	return m
+}
+
+// calls meet in the background.
+func calls(ctx context.Context, agent *kagenttest.Agent, local, remote kagent.Address, o kagent.Offer) <-chan meeting {
+	ch := make(chan meeting, 1)
+	go func() { ch <- meet(ctx, agent, local, remote, o) }()
+	return ch
+}
+
+// connected finds what is wrong with two meetings that should be each other's.
+func connected(a, b meeting) error {
+	switch {
+	case a.err != nil || b.err != nil:
+		return fmt.Errorf("errors %v and %v", a.err, b.err)
+	case (a.ans == nil) == (b.ans == nil):
+		return errors.New("two requesters, or two acceptors")
+	case a.peer != b.own || b.peer != a.own:
+		return errors.New("they disagree on the offers")
+	case a.local.Host != b.remote.Host || !bytes.Equal(a.local.Disc, b.remote.Disc) ||
+		b.local.Host != a.remote.Host || !bytes.Equal(b.local.Disc, a.remote.Disc):
+		return fmt.Errorf("they disagree on the addresses: %v %v, %v %v", a.local, a.remote, b.local, b.remote)
+	}
+	return nil
+}
+
+// at is an address of a's, of the given family.
+func at(a *kagenttest.Agent, v4 bool, disc []byte) kagent.Address {
+	link := a.Link()
+	if v4 {
+		return kagent.Address{Host: link.IPv4[0], Disc: disc}
+	}
+	return kagent.Address{Host: link.IPv6[0], Disc: disc}
+}
+
+// Whoever calls first, and however much earlier: when the second has called, it
+// takes a round trip or a little more.
+func TestPeersMeetInARoundTrip(t *testing.T) {
+	const way = 10 * time.Millisecond
+	for _, v4 := range []bool{true, false} {
+		for _, gap := range []time.Duration{-3 * time.Second, -way, 0, way, 3 * time.Second} {
+			for _, named := range []bool{true, false} {
+				network(t, kagenttest.Faults{Delay: way}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+					l, r := at(a, v4, left), at(b, v4, right)
+					al, br := l, r
+					if !named { // leave it to the route
+						al.Host, br.Host = netip.Addr{}, netip.Addr{}
+					}
+					var am, bm <-chan meeting
+					call := func() { am = calls(within(10*time.Second), a, al, r, offer(a, t)) }
+					then := func() { bm = calls(within(10*time.Second), b, br, l, offer(b, t)) }
+					if gap < 0 {
+						call, then = then, call
+					}
+					call()
+					time.Sleep(gap.Abs())
+					then()
+					second := time.Now()
+					x, y := <-am, <-bm
+					if err := connected(x, y); err != nil {
+						t.Fatalf("IPv4 %v, gap %v: %v", v4, gap, err)
+					}
+					for _, m := range []meeting{x, y} {
+						if d := m.answered.Sub(second); d > 3*way {
+							t.Errorf("IPv4 %v, gap %v: the answer took %v", v4, gap, d)
+						}
+					}
+					if d := time.Since(second); d > 4*way {
+						t.Errorf("IPv4 %v, gap %v: connected after %v", v4, gap, d)
+					}
+				})
+			}
+		}
+	}
+}
+
+// What does not cross-match byte for byte goes on until its time is over, and
+// makes the other side remember nothing.
+func TestPeersThatDoNotMatch(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		c := net.Agent("c")
+		defer c.Close()
+		pairs := []struct{ aLocal, aRemote, bLocal, bRemote kagent.Address }{
+			{to(a, left), to(b, right), to(b, left), to(a, right)},
+			{to(a, left), to(b, right), to(b, []byte("Right")), to(a, left)},
+			{to(a, left), to(b, right), to(b, []byte("right\x00")), to(a, left)},
+			{to(a, left), to(b, right), to(b, right), to(a, []byte("lef"))},
+			{to(a, left), to(b, right), to(b, right), to(a, nil)},
+			{to(a, left), to(b, right), to(b, right), to(c, left)},
+			{to(a, left), to(c, right), to(b, right), to(a, left)},
+			{to(a, left), at(b, false, right), to(b, right), to(a, left)},
+			{kagent.Address{Disc: left}, to(b, right), at(b, false, right), at(a, false, left)},
+		}
+		for i, p := range pairs {
+			start := time.Now()
+			am := calls(within(time.Second), a, p.aLocal, p.aRemote, offer(a, t))
+			bm := calls(within(time.Second), b, p.bLocal, p.bRemote, offer(b, t))
+			time.Sleep(500 * time.Millisecond)
+			if n := c.Remembered(); i < 7 && n != 0 {
+				t.Errorf("%d: a stranger's request is remembered, %d things", i, n)
+			}
+			for _, m := range []meeting{<-am, <-bm} {
+				if !errors.Is(m.err, kagent.ErrTimeout) || !errors.Is(m.err, context.DeadlineExceeded) {
+					t.Errorf("%d: %+v", i, m)
+				}
+			}
+			if d := time.Since(start); d != time.Second {
+				t.Errorf("%d: it took %v", i, d)
+			}
+			time.Sleep(5 * time.Second) // what the cancellations left is forgotten
+		}
+	})
+}
+
+// A peer request meets no Wait and no Listener, and a Request no peer request,
+// also when both are there with the same addresses.
+func TestPeersAndServersDoNotMix(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond, Dup: 0.5, Jitter: 5 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		for _, ends := range [][2]*kagenttest.Agent{{a, b}, {b, a}} {
+			x, y := ends[0], ends[1]
+			l, err := y.Listen(kagent.Address{Disc: right})
+			if err != nil {
+				t.Fatal(err)
+			}
+			waits := make(chan error, 1)
+			go func() {
+				_, err := y.Wait(within(2*time.Second), to(y, right))
+				waits <- err
+			}()
+			if m := meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t)); !errors.Is(m.err, kagent.ErrTimeout) {
+				t.Errorf("a peer request and a server: %+v", m)
+			}
+			if err := <-waits; !errors.Is(err, kagent.ErrTimeout) {
+				t.Errorf("Wait: %v", err)
+			}
+			if in, err := l.Wait(within(0)); !errors.Is(err, kagent.ErrTimeout) {
+				t.Errorf("Listener: %v, %v", in, err)
+			}
+			l.Close()
+			time.Sleep(time.Second) // the grace of the Wait
+
+			peer := calls(within(10*time.Second), y, to(y, right), to(x, left), offer(y, t))
+			synctest.Wait()
+			_, err = x.Request(within(time.Second), to(x, left), to(y, right), offer(x, t))
+			if !errors.Is(err, kagent.ErrNoMatch) {
+				t.Errorf("a request and a peer request: %v", err)
+			}
+
+			served := serve(y, right, offer(y, t))
+			synctest.Wait()
+			ans, err := x.Request(within(time.Second), to(x, left), to(y, right), offer(x, t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := ans.Confirm(); err != nil {
+				t.Fatal(err)
+			}
+			if got := <-served; got.err != nil {
+				t.Fatal(got.err)
+			}
+			m := meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t))
+			if err := connected(m, <-peer); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// A host without an agent gets one, and then both meet.
+func TestPeerStartsLater(t *testing.T) {
+	for _, swap := range []bool{false, true} {
+		network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
+			if swap {
+				a, b = b, a
+			}
+			local, remote := to(a, left), to(b, right)
+			if err := b.Close(); err != nil {
+				t.Fatal(err)
+			}
+			am := calls(within(10*time.Second), a, local, remote, offer(a, t))
+			time.Sleep(2 * time.Second)
+			late := net.Agent("late", remote.Host)
+			defer late.Close()
+			lm := meet(within(time.Second), late, remote, local, offer(late, t))
+			if err := connected(<-am, lm); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A host that is not there ends the call at once.
+func TestPeerUnreachable(t *testing.T) {
+	network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
+		nowhere := kagent.Address{Host: netip.MustParseAddr("10.9.9.9")}
+		if m := meet(within(time.Second), a, kagent.Address{}, nowhere, offer(a, t)); !errors.Is(m.err, kagent.ErrUnreachable) {
+			t.Errorf("got %v", m.err)
+		}
+	})
+}
+
+// The acceptor, who sees both offers, tells the requester what is wrong.
+func TestPeerRejects(t *testing.T) {
+	for _, reason := range []wire.CMReason{wire.CMReasonLevel, wire.CMReasonTransfer, wire.CMReasonQoS} {
+		for seed := range uint64(10) {
+			faults := kagenttest.Faults{Loss: 0.3, Dup: 0.3, Jitter: 20 * time.Millisecond, Seed: seed}
+			network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+				am := calls(within(20*time.Second), a, to(a, left), to(b, right), offer(a, t))
+				_, in, err := b.RequestPeer(within(20*time.Second), to(b, right), to(a, left), offer(b, t))
+				if err != nil || in == nil {
+					t.Fatalf("the higher address is not the acceptor: %v", err)
+				}
+				if err := in.Reject(reason); err != nil {
+					t.Fatal(err)
+				}
+				var rejected *kagent.RejectedError
+				if m := <-am; !errors.As(m.err, &rejected) || rejected.Reason != reason {
+					t.Errorf("%v: got %v", reason, m.err)
+				}
+			})
+		}
+	}
+}
+
+// Giving up: before they meet it leaves nothing, after that the other side
+// hears of it.
+func TestPeerCancel(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		for _, c := range []struct{ quits, stays *kagenttest.Agent }{{a, b}, {b, a}} {
+			ctx, cancel := context.WithCancel(context.Background())
+			gone := calls(ctx, c.quits, to(c.quits, left), to(c.stays, right), offer(c.quits, t))
+			time.Sleep(time.Second)
+			cancel()
+			if m := <-gone; !errors.Is(m.err, context.Canceled) {
+				t.Errorf("cancelled: %v", m.err)
+			}
+			if m := meet(within(time.Second), c.stays, to(c.stays, right), to(c.quits, left), offer(c.stays, t)); !errors.Is(m.err, kagent.ErrTimeout) {
+				t.Errorf("met one who is gone: %+v", m)
+			}
+		}
+
+		ctx, cancel := context.WithCancel(context.Background())
+		am := calls(ctx, a, to(a, left), to(b, right), offer(a, t))
+		_, in, err := b.RequestPeer(within(time.Second), to(b, right), to(a, left), offer(b, t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		start := time.Now()
+		cancel()
+		<-in.Done()
+		if d := time.Since(start); d != time.Millisecond {
+			t.Errorf("the news took %v", d)
+		}
+		if err := in.Accept(within(time.Second), offer(b, t)); !errors.Is(err, kagent.ErrCancelled) {
+			t.Errorf("Accept: %v", err)
+		}
+		if m := <-am; !errors.Is(m.err, context.Canceled) {
+			t.Errorf("the requester: %v", m.err)
+		}
+
+		bm := calls(within(time.Second), b, to(b, right), to(a, left), offer(b, t))
+		ans, _, err := a.RequestPeer(within(time.Second), to(a, left), to(b, right), offer(a, t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ans.Decline(wire.CMReasonResources)
+		if m := <-bm; !errors.Is(m.err, kagent.ErrCancelled) {
+			t.Errorf("declined: %v", m.err)
+		}
+	})
+}
+
+// Calls with the same addresses meet in the order in which they were made,
+// whatever the network does.
+func TestPeersMeetInOrder(t *testing.T) {
+	const n = 20
+	for seed := range uint64(10) {
+		faults := kagenttest.Faults{Loss: 0.3, Dup: 0.5, Delay: time.Millisecond, Jitter: 30 * time.Millisecond, Seed: seed}
+		network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+			// Calls that give up step out of the line, wherever they are.
+			var gone []<-chan meeting
+			quit := func() {
+				gone = append(gone, calls(within(200*time.Millisecond), a, to(a, left), to(b, right), offer(a, t)))
+				synctest.Wait()
+			}
+			var am, bm []<-chan meeting
+			for i := range n {
+				if i%5 == 0 {
+					quit()
+				}
+				am = append(am, calls(within(time.Minute), a, to(a, left), to(b, right), offer(a, t)))
+				synctest.Wait()
+			}
+			for _, g := range gone {
+				if m := <-g; !errors.Is(m.err, kagent.ErrTimeout) {
+					t.Errorf("one that gave up: %v", m.err)
+				}
+			}
+			time.Sleep(time.Second) // no copy of their requests is on the way
+			for range n {
+				bm = append(bm, calls(within(time.Minute), b, to(b, right), to(a, left), offer(b, t)))
+				synctest.Wait()
+			}
+			for i := range n {
+				if err := connected(<-am[i], <-bm[i]); err != nil {
+					t.Errorf("seed %d, call %d: %v", seed, i, err)
+				}
+			}
+		})
+	}
+}
+
+// A program that takes its time to accept does not hold up the next call with
+// the same addresses.
+func TestSlowPeerHoldsNobodyUp(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		slow := calls(within(time.Minute), a, to(a, left), to(b, right), offer(a, t))
+		_, in, err := b.RequestPeer(within(time.Second), to(b, right), to(a, left), offer(b, t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		am := calls(within(time.Second), a, to(a, left), to(b, right), offer(a, t))
+		if err := connected(meet(within(time.Second), b, to(b, right), to(a, left), offer(b, t)), <-am); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(10 * time.Second)
+		if err := in.Accept(within(time.Second), offer(b, t)); err != nil {
+			t.Error(err)
+		}
+		if m := <-slow; m.err != nil {
+			t.Error(m.err)
+		}
+	})
+}
+
+// Many pairs at once, by addresses of their own, all meet.
+func TestManyPeers(t *testing.T) {
+	const n = 300
+	faults := kagenttest.Faults{Loss: 0.2, Dup: 0.2, Delay: time.Millisecond, Jitter: 30 * time.Millisecond, Seed: 1}
+	network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		var wg sync.WaitGroup
+		for i := range n {
+			l, r := to(a, fmt.Appendf(nil, "l%d", i)), to(b, fmt.Appendf(nil, "r%d", i))
+			wg.Go(func() {
+				time.Sleep(time.Duration(i%7) * 10 * time.Millisecond)
+				am := calls(within(time.Minute), a, l, r, offer(a, t))
+				time.Sleep(time.Duration(i%5) * 10 * time.Millisecond)
+				bm := meet(within(time.Minute), b, r, l, offer(b, t))
+				if err := connected(<-am, bm); err != nil {
+					t.Errorf("pair %d: %v", i, err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// Close ends the calls that ask and those that stand in line, and the other
+// side's that have met.
+func TestCloseEndsPeers(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		var waiting []<-chan meeting
+		for range 3 {
+			waiting = append(waiting, calls(context.Background(), b, to(b, left), to(a, left), offer(b, t)))
+		}
+		am := calls(context.Background(), a, to(a, right), to(b, right), offer(a, t))
+		_, in, err := b.RequestPeer(context.Background(), to(b, right), to(a, right), offer(b, t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range waiting {
+			if m := <-w; !errors.Is(m.err, kagent.ErrClosed) {
+				t.Errorf("after Close: %v", m.err)
+			}
+		}
+		if err := in.Err(); !errors.Is(err, kagent.ErrClosed) {
+			t.Errorf("Incoming: %v", err)
+		}
+		if m := <-am; !errors.Is(m.err, kagent.ErrRejected) {
+			t.Errorf("the other side's call: %v", m.err)
+		}
+		if m := meet(context.Background(), b, to(b, left), to(a, left), offer(a, t)); !errors.Is(m.err, kagent.ErrClosed) {
+			t.Errorf("a call after Close: %v", m.err)
+		}
+	})
+}
+
+// What cannot be sent is refused before it is.
+func TestPeerBadArguments(t *testing.T) {
+	network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		ctx, good := within(time.Second), offer(a, t)
+		long := make([]byte, wire.CMMaxDisc+1)
+		if m := meet(ctx, a, to(a, long), to(b, right), good); !errors.Is(m.err, wire.ErrCM) {
+			t.Errorf("a discriminator that is too long: %v", m.err)
+		}
+		bad := good
+		bad.Level = 0
+		if m := meet(ctx, a, to(a, left), to(b, right), bad); !errors.Is(m.err, wire.ErrCM) {
+			t.Errorf("no level: %v", m.err)
+		}
+		for _, h := range []netip.Addr{{}, netip.MustParseAddr("0.0.0.0"), netip.MustParseAddr("ff02::1")} {
+			if m := meet(ctx, a, to(a, left), kagent.Address{Host: h}, good); !errors.Is(m.err, kagent.ErrUnreachable) {
+				t.Errorf("%v: %v", h, m.err)
+			}
+		}
+		if n := a.Remembered(); n != 0 {
+			t.Errorf("%d things are remembered", n)
+		}
+	})
+}
+
+// Two VIs of one NIC, with discriminators of their own or with the same one.
+func TestPeersOfOneAgent(t *testing.T) {
+	for _, discs := range [][2][]byte{{left, right}, {right, left}, {echo, echo}, {nil, nil}} {
+		for _, hosts := range [][2]bool{{true, true}, {false, false}, {true, false}, {false, true}} {
+			for _, faults := range []kagenttest.Faults{
+				{Delay: time.Millisecond},
+				{Loss: 0.3, Dup: 0.5, Delay: time.Millisecond, Jitter: 20 * time.Millisecond, Seed: 3},
+			} {
+				network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
+					local := func(i int) kagent.Address {
+						if l := to(a, discs[i]); hosts[i] {
+							return l
+						}
+						return kagent.Address{Disc: discs[i]}
+					}
+					xm := calls(within(20*time.Second), a, local(0), to(a, discs[1]), offer(a, t))
+					time.Sleep(2 * time.Second)
+					start := time.Now()
+					ym := calls(within(20*time.Second), a, local(1), to(a, discs[0]), offer(a, t))
+					x, y := <-xm, <-ym
+					if err := connected(x, y); err != nil {
+						t.Fatalf("%q %v: %v", discs, hosts, err)
+					}
+					if d := time.Since(start); d > 4*time.Millisecond && faults.Loss == 0 {
+						t.Errorf("%q %v: connected after %v", discs, hosts, d)
+					}
+				})
+			}
+		}
+	}
+}
+
+// One with itself is nobody.
+func TestPeerMeetsNotItself(t *testing.T) {
+	network(t, kagenttest.Faults{Dup: 1}, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
+		if m := meet(within(time.Second), a, to(a, echo), to(a, echo), offer(a, t)); !errors.Is(m.err, kagent.ErrTimeout) {
+			t.Errorf("got %+v", m)
+		}
+	})
+}
+
+// Many calls with one address for both ends, named or left to the route, all
+// meet, each another one.
+func TestManyPeersOfOneAddress(t *testing.T) {
+	const n = 20
+	for seed := range uint64(10) {
+		faults := kagenttest.Faults{Loss: 0.2, Dup: 0.5, Delay: time.Millisecond, Jitter: 30 * time.Millisecond, Seed: seed}
+		network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
+			var met []<-chan meeting
+			for i := range n {
+				local := to(a, echo)
+				if i%3 != 0 {
+					local.Host = netip.Addr{}
+				}
+				o := offer(a, t)
+				o.QoS = uint32(i)
+				met = append(met, calls(within(time.Minute), a, local, to(a, echo), o))
+				synctest.Wait()
+			}
+			var got []meeting
+			for _, ch := range met {
+				got = append(got, <-ch)
+			}
+			for i, m := range got {
+				if err := connected(m, got[m.peer.QoS]); err != nil {
+					t.Errorf("seed %d, calls %d and %d: %v", seed, i, m.peer.QoS, err)
+				}
+			}
+		})
+	}
+}
+
+// The request of a call that is over meets nobody, when it comes late and the
+// cancellation never.
+func TestOldRequestToItself(t *testing.T) {
+	const way = 100 * time.Millisecond
+	network(t, kagenttest.Faults{Delay: way}, func(t *testing.T, net *kagenttest.Fabric, a, _ *kagenttest.Agent) {
+		old := calls(within(4*time.Millisecond), a, to(a, echo), to(a, echo), offer(a, t))
+		synctest.Wait() // the request is on its way
+		net.SetFaults(kagenttest.Faults{Loss: 1})
+		if m := <-old; !errors.Is(m.err, kagent.ErrTimeout) {
+			t.Fatalf("got %v", m.err)
+		}
+		net.SetFaults(kagenttest.Faults{Delay: way})
+		xm := calls(within(10*time.Second), a, to(a, echo), to(a, echo), offer(a, t))
+		time.Sleep(time.Second)
+		ym := calls(within(10*time.Second), a, to(a, echo), to(a, echo), offer(a, t))
+		if err := connected(<-xm, <-ym); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,405 @@
+package connmgr
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+)
+
+// reqState is the state of an exchange on the requester's side:
+//
+//	        Accept            Confirm
+//	asking --------> answered --------> confirmed
+//	   |                |
+//	   +----------------+--> ended (Reject, NoMatch, Cancel, Close)
+//	   |
+//	   +--> yielded (a peer request: this side accepts the other's)
+type reqState int
+
+const (
+	reqAsking reqState = iota
+	reqAnswered
+	reqConfirmed
+	reqEnded
+	reqYielded
+)
+
+type request struct {
+	m      *Manager
+	id     uint64
+	to     netip.AddrPort
+	ask    datagram
+	result chan struct{} // closed on leaving reqAsking
+	peers  ends          // of a peer request
+	turn   chan struct{} // of a peer request: closed when it may ask; else nil
+	user   uint32        // whose program asks
+
+	// guarded by m.mu
+	state  reqState
+	answer *kagent.Answer
+	err    error     // valid in reqEnded
+	in     *incoming // valid in reqYielded
+	inLine bool      // a peer request that the other side has not met yet
+	last   datagram  // what a repeated Accept gets
+	heard  time.Time // last change, or last repeated Accept
+	known  bool      // the acceptor's side has said something
+
+	again     backoff   // in reqAnswered of the proof, in reqConfirmed of confirm
+	confirm   datagram  // in reqConfirmed
+	plain     datagram  // a Confirm for an older acceptor; none: confirm is one
+	confirmed bool      // the acceptor has it
+	since     time.Time // when the program confirmed
+	repeats   int       // of the Accept
+}
+
+// Request asks remote for a connection; see [kagent.Agent].
+func (m *Manager) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
+	return m.RequestAs(ctx, 0, local, remote, o)
+}
+
+// RequestAs is Request for a program of a user.
+func (m *Manager) RequestAs(ctx context.Context, user uint32, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
+	r, err := m.newRequest(local, remote, o, 0)
+	if err != nil {
+		return nil, err
+	}
+	r.user = user
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil, m.cause
+	}
+	m.requests[r.id] = r
+	m.mu.Unlock()
+	a, _, err := r.run(ctx)
+	return a, err
+}
+
+// newRequest checks what the program wants to ask for.
+func (m *Manager) newRequest(local, remote kagent.Address, o kagent.Offer, flags uint16) (*request, error) {
+	host := kagent.Plain(remote.Host)
+	if !host.IsValid() || host.IsUnspecified() || host.IsMulticast() {
+		return nil, fmt.Errorf("kagent: request to %v: %w", remote.Host, kagent.ErrUnreachable)
+	}
+	r := &request{
+		m: m, id: kagent.NewKey(), to: netip.AddrPortFrom(host, m.port), result: make(chan struct{}),
+		answer: &kagent.Answer{Local: kagent.Address{Host: kagent.Plain(local.Host), Disc: bytes.Clone(local.Disc)}},
+	}
+	r.answer.Confirmation = r
+	msg := o.Message(wire.CMRequest)
+	msg.ID, msg.From, msg.To = r.id, local.Disc, remote.Disc
+	msg.Flags |= flags
+	b, err := msg.Append(nil)
+	if err != nil {
+		return nil, fmt.Errorf("kagent: request: %w", err)
+	}
+	r.ask = datagram{b: b, from: r.answer.Local.Host, to: r.to}
+	return r, nil
+}
+
+// run asks until there is an outcome.
+func (r *request) run(ctx context.Context) (*kagent.Answer, kagent.Incoming, error) {
+	var retry backoff
+	defer retry.stop()
+	if r.m.Reprobe != nil {
+		defer r.reprobeLater(ctx)()
+	}
+	var lost error
+	for {
+		if err := r.m.send(r.question()); errors.Is(err, kagent.ErrUnreachable) {
+			return r.giveUp(err, wire.CMReasonNone)
+		} else if err != nil {
+			lost = err
+		}
+		select {
+		case <-r.result:
+			return r.outcome()
+		case <-ctx.Done():
+			err := kagent.ContextError(ctx)
+			if lost != nil {
+				err = fmt.Errorf("%w; sending failed: %w", err, lost)
+			}
+			return r.giveUp(err, wire.CMReasonTimeout)
+		case <-retry.next():
+		}
+	}
+}
+
+// reprobeLater has the peer's hardware address probed as long as it says nothing. What it
+// returns ends that.
+func (r *request) reprobeLater(ctx context.Context) (stop func()) {
+	r.m.mu.Lock()
+	from := r.answer.Local.Host
+	r.m.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	over := make(chan struct{})
+	timer := time.AfterFunc(reprobeAfter, func() {
+		defer close(over)
+		for ctx.Err() == nil && !r.isHeard() {
+			r.m.Reprobe(ctx, r.user, from, r.to.Addr())
+			again := time.NewTimer(probeEvery)
+			select {
+			case <-again.C:
+			case <-ctx.Done():
+				again.Stop()
+			}
+		}
+	})
+	return func() {
+		cancel()
+		if !timer.Stop() {
+			<-over
+		}
+	}
+}
+
+// question is the Request as it goes now.
+func (r *request) question() datagram {
+	r.m.mu.Lock()
+	defer r.m.mu.Unlock()
+	return r.ask
+}
+
+// onRetry takes the cookie of a Retry, and returns the Request with it. Caller holds m.mu.
+func (r *request) onRetry(cookie uint64) datagram {
+	msg, err := wire.ParseCM(r.ask.b)
+	if err != nil || r.state != reqAsking || msg.Cookie == cookie {
+		return datagram{} // the Request with it is on its way, and goes again by itself
+	}
+	msg.Cookie = cookie
+	r.ask = encode(msg, r.ask.from, r.to)
+	return r.ask
+}
+
+// proveAgain tells the acceptor, while the program here has not confirmed yet, that its
+// Accept has arrived. That proves the address, and shows that the requester is alive. An
+// older acceptor drops it.
+func (r *request) proveAgain() {
+	m := r.m
+	m.mu.Lock()
+	msg, err := wire.ParseCM(r.ask.b)
+	if m.closed || r.state != reqAnswered || err != nil {
+		m.mu.Unlock()
+		return
+	}
+	msg.Cookie = r.answer.Key
+	d := encode(msg, r.answer.Local.Host, r.to)
+	r.again.call(r.proveAgain)
+	m.mu.Unlock()
+	m.send(d)
+}
+
+// isHeard tells whether the acceptor's side has said anything.
+func (r *request) isHeard() bool {
+	r.m.mu.Lock()
+	defer r.m.mu.Unlock()
+	return r.known
+}
+
+func (r *request) outcome() (*kagent.Answer, kagent.Incoming, error) {
+	r.m.mu.Lock()
+	defer r.m.mu.Unlock()
+	switch r.state {
+	case reqEnded:
+		return nil, nil, r.err
+	case reqYielded:
+		return nil, r.in, nil
+	}
+	return r.answer, nil, nil
+}
+
+// giveUp ends the request unless its outcome came just now.
+func (r *request) giveUp(err error, reason wire.CMReason) (*kagent.Answer, kagent.Incoming, error) {
+	r.m.mu.Lock()
+	if r.state != reqAsking {
+		r.m.mu.Unlock()
+		return r.outcome()
+	}
+	d := r.end(err, reason)
+	r.m.mu.Unlock()
+	r.m.send(d)
+	return nil, nil, err
+}
+
+// end ends the exchange without a connection and returns the Cancel for the
+// acceptor. Caller holds m.mu, and the state is below reqConfirmed.
+func (r *request) end(err error, reason wire.CMReason) datagram {
+	if r.state == reqAsking {
+		close(r.result)
+	}
+	r.m.stepOut(r)
+	r.again.stop()
+	r.state = reqEnded
+	r.err = err
+	r.heard = time.Now()
+	r.last = r.message(wire.CM{Type: wire.CMCancel, Reason: reason})
+	r.m.asked.add(r)
+	r.m.sweepLater()
+	return r.last
+}
+
+func (r *request) message(msg wire.CM) datagram {
+	msg.ID = r.id
+	return encode(msg, r.answer.Local.Host, r.to)
+}
+
+// onAnswer takes a message of the acceptor. Caller holds m.mu.
+func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) datagram {
+	r := m.requests[msg.ID]
+	if r == nil {
+		if msg.Type != wire.CMAccept {
+			return datagram{}
+		}
+		return encode(wire.CM{Type: wire.CMCancel, ID: msg.ID, Reason: wire.CMReasonUnknown}, local, from)
+	}
+	if r.to != from {
+		return datagram{}
+	}
+	r.known = true
+	switch msg.Type {
+	case wire.CMRetry:
+		return r.onRetry(msg.Cookie)
+	case wire.CMPending:
+		m.stepOut(r)
+	case wire.CMConfirmed:
+		r.confirmed = true
+		r.again.stop()
+	case wire.CMAccept:
+		if r.state == reqAsking {
+			m.stepOut(r)
+			r.state = reqAnswered
+			r.heard = time.Now()
+			r.answer.Offer = kagent.OfferOf(msg)
+			r.answer.Remote = kagent.Address{Host: from.Addr(), Disc: bytes.Clone(msg.From)}
+			r.answer.Local.Host = local
+			close(r.result)
+			r.again.call(r.proveAgain)
+			m.sweepLater()
+			return datagram{}
+		}
+		if r.state > reqAnswered {
+			r.heard = time.Now()
+		}
+		if r.state == reqConfirmed {
+			return r.confirmOnAccept()
+		}
+		return r.last
+	case wire.CMReject:
+		if r.state < reqConfirmed {
+			r.end(&kagent.RejectedError{Reason: msg.Reason}, wire.CMReasonNone)
+		}
+	case wire.CMNoMatch:
+		if r.state == reqAsking && !r.isPeer() {
+			r.end(kagent.ErrNoMatch, wire.CMReasonNone)
+		}
+	}
+	return datagram{}
+}
+
+// ConfirmWith sends the Confirm, and again until the acceptor has it; see [kagent.Confirmation].
+func (r *request) ConfirmWith(proof []byte) error {
+	r.m.mu.Lock()
+	switch r.state {
+	case reqAnswered:
+	case reqConfirmed:
+		r.m.mu.Unlock()
+		return nil
+	default:
+		defer r.m.mu.Unlock()
+		return r.err
+	}
+	r.state = reqConfirmed
+	r.heard = time.Now()
+	r.since = r.heard
+	msg := wire.CM{Type: wire.CMConfirm, Handshake: proof}
+	if len(proof) == 0 {
+		r.plain = r.message(msg)
+		msg.Cookie = r.answer.Key
+	}
+	r.confirm = r.message(msg)
+	d := r.confirm
+	r.m.asked.add(r)
+	r.m.sweepLater()
+	r.again.stop()
+	r.again = backoff{}
+	r.again.call(r.confirmAgain)
+	r.m.mu.Unlock()
+	r.m.send(d)
+	return nil
+}
+
+// confirmAgain repeats the Confirm until the acceptor has said that it has it. An older
+// acceptor never does, and asks by its Accept.
+func (r *request) confirmAgain() {
+	m := r.m
+	m.mu.Lock()
+	if m.closed || r.state != reqConfirmed || r.confirmed || time.Since(r.since) >= silence {
+		m.mu.Unlock()
+		return
+	}
+	d := r.confirm
+	r.again.call(r.confirmAgain)
+	m.mu.Unlock()
+	m.send(d)
+}
+
+// confirmOnAccept is the reply to another Accept: the acceptor has not understood the
+// Confirm, which was new to it, or has not got it. Caller holds m.mu.
+func (r *request) confirmOnAccept() datagram {
+	r.repeats++
+	if !r.confirmed && r.plain.b != nil && r.repeats%2 == 1 {
+		return r.plain
+	}
+	return r.confirm
+}
+
+// Decline sends a Cancel; see [kagent.Confirmation].
+func (r *request) Decline(reason wire.CMReason) {
+	r.m.mu.Lock()
+	var d datagram
+	if r.state == reqAnswered {
+		d = r.end(kagent.ErrState, reason)
+	}
+	r.m.mu.Unlock()
+	r.m.send(d)
+}
+
+// backoff is the clock of resends: firstRetry, doubled up to lastRetry.
+type backoff struct {
+	wait  time.Duration
+	timer *time.Timer
+}
+
+func (b *backoff) next() <-chan time.Time {
+	if b.timer == nil {
+		b.wait = firstRetry
+		b.timer = time.NewTimer(b.wait)
+	} else {
+		b.wait = min(2*b.wait, lastRetry)
+		b.timer.Reset(b.wait)
+	}
+	return b.timer.C
+}
+
+// call calls f when next would fire; always the same f.
+func (b *backoff) call(f func()) {
+	if b.timer == nil {
+		b.wait = firstRetry
+		b.timer = time.AfterFunc(b.wait, f)
+	} else {
+		b.wait = min(2*b.wait, lastRetry)
+		b.timer.Reset(b.wait)
+	}
+}
+
+func (b *backoff) stop() {
+	if b.timer != nil {
+		b.timer.Stop()
+	}
+}

@@ -1,0 +1,220 @@
+package connmgr_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/wire"
+)
+
+// What a client does with its request, and a server with what it gets.
+type (
+	clientPlan struct {
+		Start, Timeout, Pause time.Duration
+		Decline               bool
+	}
+	serverPlan struct {
+		Pause  time.Duration
+		Action int // accept, reject, say nothing
+	}
+	schedule struct {
+		Faults  kagenttest.Faults
+		Self    bool // both ends are one agent
+		Listen  bool // a Listener instead of Waits
+		Clients []clientPlan
+		Servers []serverPlan
+	}
+)
+
+const (
+	doAccept = iota
+	doReject
+	doNothing
+)
+
+// longestStreak keeps the network from being silent for so long that one side has to
+// take the other for gone, which may be connected: an acceptor sends its Accept a dozen
+// times at least before it does, and each third of each third is confirmed.
+const longestStreak = 2
+
+func drawSchedule(t *rapid.T) schedule {
+	ms := func(max int, label string) time.Duration {
+		return time.Duration(rapid.IntRange(0, max).Draw(t, label)) * time.Millisecond
+	}
+	s := schedule{
+		Faults: kagenttest.Faults{
+			Loss: rapid.Float64Range(0, 0.4).Draw(t, "loss"), Streak: longestStreak, Dup: rapid.Float64Range(0, 0.5).Draw(t, "dup"),
+			Delay: ms(5, "delay"), Jitter: ms(40, "jitter"), Seed: rapid.Uint64().Draw(t, "seed"),
+		},
+		Self:   rapid.Bool().Draw(t, "self"),
+		Listen: rapid.Bool().Draw(t, "listen"),
+	}
+	for range rapid.IntRange(1, 6).Draw(t, "clients") {
+		s.Clients = append(s.Clients, clientPlan{
+			Start: ms(300, "start"), Timeout: 50*time.Millisecond + ms(20000, "timeout"),
+			Pause: ms(500, "pause"), Decline: rapid.IntRange(0, 4).Draw(t, "decline") == 0,
+		})
+	}
+	for range rapid.IntRange(1, 6).Draw(t, "servers") {
+		s.Servers = append(s.Servers, serverPlan{Pause: ms(2000, "pause"), Action: rapid.IntRange(0, 2).Draw(t, "action")})
+	}
+	return s
+}
+
+// side is what one side knows of a connection in the end.
+type side struct {
+	own, peer kagent.Offer
+	err       error
+	plan      int // what the server did
+}
+
+// run plays a schedule and returns what it finds wrong. Clients are known by
+// the QoS of their offers.
+func (s *schedule) run() (wrong []string) {
+	var mu sync.Mutex
+	bad := func(format string, a ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		wrong = append(wrong, fmt.Sprintf(format, a...))
+	}
+	net := kagenttest.NewFabric(s.Faults)
+	a := net.Agent("a")
+	b := a
+	if !s.Self {
+		b = net.Agent("b")
+	}
+	makeOffer := func(agent *kagenttest.Agent, i int) kagent.Offer {
+		num, err := agent.NewVI()
+		if err != nil {
+			bad("NewVI: %v", err)
+		}
+		return kagent.Offer{VI: num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Level: 1, QoS: uint32(i)}
+	}
+	wait := b.Wait
+	if s.Listen {
+		l, err := b.Listen(kagent.Address{Disc: echo})
+		if err != nil {
+			bad("Listen: %v", err)
+			return wrong
+		}
+		defer l.Close()
+		wait = func(ctx context.Context, _ kagent.Address) (kagent.Incoming, error) { return l.Wait(ctx) }
+	}
+	servers := make(map[uint32]side)
+	clients := make([]side, len(s.Clients))
+	var wg sync.WaitGroup
+	for _, p := range s.Servers {
+		wg.Go(func() {
+			in, err := wait(within(10*time.Second), kagent.Address{Disc: echo})
+			if err != nil {
+				return
+			}
+			time.Sleep(p.Pause)
+			r := side{own: makeOffer(b, 0), peer: in.Offer(), plan: p.Action}
+			switch p.Action {
+			case doAccept:
+				r.err = in.Accept(context.Background(), r.own)
+			case doReject:
+				r.err = in.Reject(wire.CMReasonProgram)
+			case doNothing:
+				<-in.Done()
+				r.err = in.Err()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if _, again := servers[r.peer.QoS]; again {
+				wrong = append(wrong, fmt.Sprintf("client %d came in twice", r.peer.QoS))
+			}
+			servers[r.peer.QoS] = r
+		})
+	}
+	for i, p := range s.Clients {
+		wg.Go(func() {
+			time.Sleep(p.Start)
+			r := side{own: makeOffer(a, i)}
+			defer func() { clients[i] = r }()
+			ans, err := a.Request(within(p.Timeout), kagent.Address{Disc: client}, to(b, echo), r.own)
+			if r.err = err; err != nil {
+				return
+			}
+			r.peer = ans.Offer
+			time.Sleep(p.Pause)
+			if p.Decline {
+				ans.Decline(wire.CMReasonMismatch)
+				r.err = context.Canceled
+				return
+			}
+			r.err = ans.Confirm()
+		})
+	}
+	wg.Wait()
+	for i, c := range clients {
+		server, met := servers[uint32(i)]
+		if err := agree(c, server, met); err != nil {
+			bad("client %d: %v", i, err)
+		}
+	}
+	time.Sleep(20 * time.Second)
+	stays := 0
+	if s.Listen {
+		stays = 1 // the listener's door
+	}
+	if n := b.Remembered(); n != stays {
+		bad("the acceptor remembers %d things, not %d", n, stays)
+	}
+	if n := a.Remembered(); n != 0 && !s.Self {
+		bad("the requester remembers %d things", n)
+	}
+	if err := errors.Join(a.Close(), b.Close()); err != nil {
+		bad("close: %v", err)
+	}
+	return wrong
+}
+
+// agree says what is wrong with how a client has ended, and its server, if it has met
+// one.
+func agree(c, server side, met bool) error {
+	connected := c.err == nil
+	switch {
+	case connected && (!met || server.plan != doAccept):
+		return errors.New("it is connected and no server accepted it")
+	case connected && server.err != nil:
+		return fmt.Errorf("it is connected and its server has %w", server.err)
+	case connected && (c.peer != server.own || c.own != server.peer):
+		return errors.New("it and its server disagree on the offers")
+	case connected:
+		return nil
+	case met && server.plan == doAccept && server.err == nil:
+		return fmt.Errorf("its server is connected and it has %w", c.err)
+	case errors.Is(c.err, kagent.ErrRejected):
+		if !met || server.plan != doReject {
+			return fmt.Errorf("it was rejected by nobody: %w", c.err)
+		}
+		return nil
+	case errors.Is(c.err, kagent.ErrTimeout), errors.Is(c.err, kagent.ErrNoMatch), errors.Is(c.err, context.Canceled):
+		return nil
+	}
+	return c.err
+}
+
+// Whatever the network does and whoever changes his mind when: both sides end
+// up with one opinion, and with nothing in memory.
+func TestSchedules(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		s := drawSchedule(rt)
+		var wrong []string
+		synctest.Test(t, func(t *testing.T) { wrong = s.run() })
+		if len(wrong) > 0 {
+			rt.Fatalf("%+v: %q", s, wrong)
+		}
+	})
+}

@@ -1,0 +1,206 @@
+package connmgr
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/binary"
+	"hash"
+	"math"
+	"net/netip"
+	"time"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+)
+
+// A Request can have a spoofed source address. An address is proven when
+// something comes from it that only a receiver of what was sent there knows: the cookie of
+// a Retry, the key of an Accept (in a Confirm, or in a frame of the data path), or the proof
+// of a handshake. Until then
+//
+//   - it gets no more bytes than came from it (allow), and nothing goes there by a timer;
+//   - its exchange has one of a few places apart from those of proven ones.
+//
+// On a quiet host a request comes in without a cookie, so that a connect takes one round
+// trip. When places are short, or an address has not answered, a cookie is asked for first, and
+// nothing is remembered of a request without one.
+const (
+	maxUnproven     = 32                     // exchanges of unproven addresses
+	maxUnprovenHost = 16                     // and of one of them
+	manyRetries     = 4 * maxUnproven        // that were not answered: a flood
+	yieldInFlood    = 200 * time.Millisecond // how long an Accept waits for an unproven address that is silent: in a flood
+	yieldToProven   = time.Second            // and while a proven one waits in a queue
+	cookieModeTime  = time.Minute            // how long cookies are asked for after an address has not proven itself
+)
+
+// cookieMode decides whether a request needs a cookie. Guarded by Manager.mu.
+type cookieMode struct {
+	until   time.Time // cookies are asked for until then
+	retries int       // while they are, that were not answered yet; some never are
+}
+
+// extend notes that an address did not answer.
+func (c *cookieMode) extend(now time.Time) { c.until = now.Add(cookieModeTime) }
+
+// cookiesRequired reports whether only proven requesters are served.
+func (m *Manager) cookiesRequired(now time.Time) bool {
+	c := &m.cookieMode
+	if !now.Before(c.until) && c.retries > maxUnproven {
+		c.retries = 0
+		c.extend(now) // the flood goes on, or has ended lately
+	}
+	return now.Before(c.until) || len(m.unproven) >= maxUnproven
+}
+
+// needsCookie reports whether a request of an unproven address is answered by a Retry.
+func (m *Manager) needsCookie(now time.Time, host netip.Addr) bool {
+	if m.cookiesRequired(now) {
+		return true
+	}
+	n := 0
+	for in := range m.unproven {
+		if in.key.peer.Addr() == host {
+			n++
+		}
+	}
+	return n >= maxUnprovenHost
+}
+
+// retry makes the Retry for a Request. Caller holds m.mu.
+func (m *Manager) retry(now time.Time, msg *wire.CM, local netip.Addr, from netip.AddrPort) datagram {
+	m.counters.Retries++
+	if m.cookiesRequired(now) {
+		m.cookieMode.retries++
+	}
+	return encode(wire.CM{Type: wire.CMRetry, ID: msg.ID, Cookie: m.cookies.make(now, msg, local, from)}, local, from)
+}
+
+// proven reports whether a Request has a right cookie. Caller holds m.mu.
+func (m *Manager) proven(now time.Time, msg *wire.CM, local netip.Addr, from netip.AddrPort) bool {
+	if !m.cookies.valid(now, msg, local, from) {
+		return false
+	}
+	m.cookieMode.retries = max(m.cookieMode.retries-1, 0)
+	return true
+}
+
+// prove notes that the requester of an exchange which has not ended receives what is sent to
+// it. Caller holds m.mu.
+func (in *incoming) prove() {
+	in.proven = true
+	delete(in.m.unproven, in)
+	if in.door != nil {
+		in.m.deliverQueued(in.door, time.Now())
+	}
+}
+
+// allow gives d if it may be sent now: an unproven address gets what it has sent, in
+// bytes. Caller holds m.mu.
+func (in *incoming) allow(d datagram) datagram {
+	if in.proven || d.b == nil {
+		return d
+	}
+	if len(d.b) > in.credit {
+		return datagram{}
+	}
+	in.credit -= len(d.b)
+	return d
+}
+
+// sweepUnproven ends exchanges of addresses that do not answer. Caller holds m.mu.
+func (m *Manager) sweepUnproven(now time.Time) {
+	yield := time.Duration(math.MaxInt64) // Accept itself decides
+	for _, d := range m.doors {
+		if d.hasProven() {
+			yield = yieldToProven
+		}
+	}
+	if len(m.unproven) >= maxUnproven && m.cookieMode.retries >= manyRetries {
+		yield = yieldInFlood
+	}
+	for in := range m.unproven {
+		silent := now.Sub(in.heard)
+		switch {
+		case in.state == inPending && silent >= silence,
+			in.state == inAccepting && (silent >= yield || yield < silence && now.Sub(in.accepted) >= silence):
+			in.end(kagent.ErrVanished, wire.CM{Type: wire.CMReject, Reason: wire.CMReasonTimeout})
+			m.cookieMode.extend(now)
+		}
+	}
+}
+
+// cookieTime is how long a key makes cookies. The key before it is good for as long again:
+// so a cookie is too old before the exchange that came by it is forgotten (linger), and
+// cannot bring it in a second time.
+const cookieTime = time.Second
+
+// cookies makes and checks the cookies of requests. Nothing is remembered of a request that
+// is answered by one: a cookie is a MAC over the request's addresses, its id and its
+// discriminators, as in SYN cookies and the Retry of QUIC (RFC 9000, 8.1). Guarded by
+// Manager.mu. The zero value is ready.
+type cookies struct {
+	since time.Time    // when the first key was made
+	macs  [2]hash.Hash // by the key that makes cookies, and by the one before it; nil: there is none
+	text  [256]byte
+	sum   [sha256.Size]byte
+}
+
+// turn changes the keys when it is time to.
+func (c *cookies) turn(now time.Time) {
+	age := now.Sub(c.since)
+	if c.macs[0] != nil && age < cookieTime {
+		return
+	}
+	c.macs[1] = nil
+	if age < 2*cookieTime {
+		c.macs[1] = c.macs[0]
+	}
+	var key [sha256.Size]byte
+	rand.Read(key[:]) // never fails
+	c.macs[0] = hmac.New(sha256.New, key[:])
+	c.since = now
+}
+
+// make gives the cookie for a request.
+func (c *cookies) make(now time.Time, msg *wire.CM, local netip.Addr, from netip.AddrPort) uint64 {
+	c.turn(now)
+	return c.of(c.macs[0], msg, local, from)
+}
+
+// valid reports whether a request has a cookie that was made for it.
+func (c *cookies) valid(now time.Time, msg *wire.CM, local netip.Addr, from netip.AddrPort) bool {
+	if msg.Cookie == 0 {
+		return false
+	}
+	c.turn(now)
+	for _, mac := range c.macs {
+		if mac != nil && sameCookie(msg.Cookie, c.of(mac, msg, local, from)) {
+			return true
+		}
+	}
+	return false
+}
+
+// sameCookie compares in a time that tells nothing of where they differ.
+func sameCookie(x, y uint64) bool {
+	var a, b [8]byte
+	binary.BigEndian.PutUint64(a[:], x)
+	binary.BigEndian.PutUint64(b[:], y)
+	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
+}
+
+func (c *cookies) of(mac hash.Hash, msg *wire.CM, local netip.Addr, from netip.AddrPort) uint64 {
+	src, dst := from.Addr().As16(), local.As16()
+	b := append(append(c.text[:0], src[:]...), dst[:]...)
+	b = binary.BigEndian.AppendUint16(b, from.Port())
+	b = binary.BigEndian.AppendUint64(b, msg.ID)
+	b = binary.BigEndian.AppendUint16(b, msg.Flags)
+	b = append(append(b, byte(len(msg.From))), msg.From...)
+	b = append(append(b, byte(len(msg.To))), msg.To...)
+	mac.Reset()
+	mac.Write(b)
+	cookie := binary.BigEndian.Uint64(mac.Sum(c.sum[:0]))
+	return max(cookie, 1) // 0 is none
+}

@@ -1,0 +1,78 @@
+package ctrlport
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"viaxdp/internal/base/termsafe"
+)
+
+// HolderOf names the processes that have a UDP socket on the port in the
+// calling thread's namespace, " (process 12 (name))", as far as this process
+// may see; "" when it sees none.
+func HolderOf(port uint16) string {
+	inodes := make(map[string]bool)
+	for _, family := range []string{"udp", "udp6"} {
+		if f, err := os.Open("/proc/thread-self/net/" + family); err == nil {
+			udpInodes(f, port, inodes)
+			f.Close()
+		}
+	}
+	if len(inodes) == 0 {
+		return ""
+	}
+	var names []string
+	dirs, _ := filepath.Glob("/proc/[0-9]*/fd")
+	for _, dir := range dirs {
+		if !holdsSocket(dir, inodes) {
+			continue
+		}
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(dir)))
+		name := fmt.Sprintf("process %d", pid)
+		if c := termsafe.Name(pid); c != "" {
+			name += " (" + c + ")"
+		}
+		names = append(names, name)
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s)", strings.Join(names, ", "))
+}
+
+// udpInodes collects the inodes of the sockets on a port from a table that is
+// laid out as proc_pid_net(5) says: the local address in the second field,
+// "address:port" in hexadecimal, the inode in the tenth.
+func udpInodes(table io.Reader, port uint16, inodes map[string]bool) {
+	for s := bufio.NewScanner(table); s.Scan(); {
+		fields := strings.Fields(s.Text())
+		if len(fields) < 10 {
+			continue
+		}
+		_, hex, _ := strings.Cut(fields[1], ":")
+		p, err := strconv.ParseUint(hex, 16, 16)
+		inode, err2 := strconv.ParseUint(fields[9], 10, 64)
+		if err == nil && err2 == nil && uint16(p) == port {
+			inodes[fmt.Sprintf("socket:[%d]", inode)] = true
+		}
+	}
+}
+
+// holdsSocket tells whether a process' descriptors, in dir, name one of them.
+func holdsSocket(dir string, inodes map[string]bool) bool {
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return false // gone, or not ours to read
+	}
+	for _, fd := range fds {
+		if target, err := os.Readlink(filepath.Join(dir, fd.Name())); err == nil && inodes[target] {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,253 @@
+// Package ctrlport is the control port: connection management's Transport over a UDP socket of an
+// interface. The kernel does address resolution and routing, and the demux program lets those frames
+// through.
+package ctrlport
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/connmgr"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
+)
+
+// udpLoop is how many datagrams to the interface's own addresses wait.
+const udpLoop = 64
+
+// UDP is the Transport over a UDP socket of the kernel, which does address
+// resolution, routing and fragmentation. The socket is bound to the device, so
+// that agents of several interfaces share the port.
+type UDP struct {
+	file *os.File
+	conn syscall.RawConn
+	port uint16
+	v6   bool                  // an IPv6 socket, which takes both families
+	own  func(netip.Addr) bool // whether an address is the interface's
+	loop chan loopback
+	done chan struct{}
+	once sync.Once
+
+	overrun atomic.Uint32
+}
+
+// loopback is a datagram to ourselves. A socket that is bound to a device does
+// not get what the kernel routes through the loopback device.
+type loopback struct {
+	b     []byte
+	local netip.Addr
+	from  netip.AddrPort
+}
+
+// Listen opens the socket in the network namespace of the calling thread.
+// own tells whether an address is the interface's. An error that matches
+// EADDRINUSE says that another program has the port of that interface.
+func Listen(device string, port uint16, own func(netip.Addr) bool) (*UDP, error) {
+	u := &UDP{own: own, port: port, loop: make(chan loopback, udpLoop), done: make(chan struct{}), v6: true}
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		u.v6 = false
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	if err := u.setup(fd, device, port); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	if err := u.use(fd, device); err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// Adopt goes on with a copy of a socket that Listen has opened in another
+// process.
+func Adopt(f *os.File, device string, port uint16, own func(netip.Addr) bool) (*UDP, error) {
+	fd, err := fds.Dup(f)
+	if err != nil {
+		return nil, err
+	}
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		unix.Close(fd)
+		return nil, os.NewSyscallError("SO_DOMAIN", err)
+	}
+	u := &UDP{
+		own: own, port: port, loop: make(chan loopback, udpLoop), done: make(chan struct{}), v6: domain == unix.AF_INET6,
+	}
+	if err := u.use(fd, device); err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// use makes a file of the socket.
+func (u *UDP) use(fd int, device string) (err error) {
+	u.file = os.NewFile(uintptr(fd), "udp:"+device)
+	if u.conn, err = u.file.SyscallConn(); err != nil {
+		u.file.Close()
+	}
+	return err
+}
+
+// Control calls f with the socket's descriptor.
+func (u *UDP) Control(f func(fd uintptr)) error { return u.conn.Control(f) }
+
+func (u *UDP) setup(fd int, device string, port uint16) error {
+	if err := unix.BindToDevice(fd, device); err != nil {
+		return os.NewSyscallError("bind to device "+device, err)
+	}
+	// Where a datagram was sent to (ip(7), ipv6(7)), and which one did not
+	// arrive; and how many found the socket full.
+	options := [][3]int{{unix.SOL_IP, unix.IP_RECVERR, 1}, {unix.SOL_SOCKET, unix.SO_BROADCAST, 1}, {unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1}}
+	if u.v6 {
+		options = append(options,
+			[3]int{unix.SOL_IPV6, unix.IPV6_V6ONLY, 0},
+			[3]int{unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1},
+			[3]int{unix.SOL_IPV6, unix.IPV6_RECVERR, 1})
+	} else {
+		options = append(options, [3]int{unix.SOL_IP, unix.IP_PKTINFO, 1})
+	}
+	for _, o := range options {
+		if err := unix.SetsockoptInt(fd, o[0], o[1], o[2]); err != nil {
+			return os.NewSyscallError(fmt.Sprintf("setsockopt %d/%d", o[0], o[1]), err)
+		}
+	}
+	var sa unix.Sockaddr = &unix.SockaddrInet4{Port: int(port)}
+	if u.v6 {
+		sa = &unix.SockaddrInet6{Port: int(port)}
+	}
+	return os.NewSyscallError("bind", unix.Bind(fd, sa))
+}
+
+// Send sends b; see [Transport].
+func (u *UDP) Send(b []byte, from netip.Addr, to netip.AddrPort) error {
+	if u.own(to.Addr()) {
+		return u.sendSelf(b, from, to)
+	}
+	return u.sendmsg(b, from, to)
+}
+
+// Broadcast sends b to all hosts of the link; see [Transport]. The device that
+// the socket is bound to is the way out, and IPv6 delivers what comes for all
+// nodes without a membership (inet6_mc_check, net/ipv6/mcast.c).
+func (u *UDP) Broadcast(b []byte, from netip.Addr) error {
+	return u.sendmsg(b, from, netip.AddrPortFrom(connmgr.Everyone(from.Is4()), u.port))
+}
+
+func (u *UDP) sendmsg(b []byte, from netip.Addr, to netip.AddrPort) error {
+	sa := u.sockaddr(to)
+	if sa == nil {
+		return fmt.Errorf("%w: this kernel has no IPv6", kagent.ErrUnreachable)
+	}
+	oob := u.sourceMessage(from)
+	var err error
+	cerr := u.conn.Control(func(fd uintptr) {
+		// An error may be the news of an earlier datagram, which the
+		// kernel tells once (ip(7), IP_RECVERR): once more, then.
+		for range 3 {
+			_, err = unix.SendmsgN(int(fd), b, oob, sa, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			if err == nil || errors.Is(err, unix.EAGAIN) {
+				return
+			}
+		}
+	})
+	switch {
+	case cerr != nil:
+		return kagent.ErrClosed
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
+		return fmt.Errorf("%w: %w", kagent.ErrUnreachable, err)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("a packet filter forbids UDP to %v: %v", to, err)
+	}
+	return os.NewSyscallError("sendmsg", err)
+}
+
+func (u *UDP) sendSelf(b []byte, from netip.Addr, to netip.AddrPort) error {
+	if !from.IsValid() {
+		from = to.Addr()
+	}
+	select {
+	case u.loop <- loopback{append([]byte(nil), b...), to.Addr(), netip.AddrPortFrom(from, to.Port())}:
+	default: // lost, as on any network
+	}
+	return nil
+}
+
+// Serve hands what comes in to h; see [Transport].
+func (u *UDP) Serve(h connmgr.Handler) error {
+	var mu sync.Mutex // one call of h at a time
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case p := <-u.loop:
+				mu.Lock()
+				h.Receive(p.b, p.local, p.from)
+				mu.Unlock()
+			case <-u.done:
+				return
+			}
+		}
+	})
+	defer wg.Wait()
+	defer u.Close()
+	r := newUDPReader()
+	for {
+		var err error
+		cerr := u.conn.Read(func(fd uintptr) bool {
+			err = r.read(int(fd))
+			return !errors.Is(err, unix.EAGAIN)
+		})
+		switch {
+		case cerr != nil && u.isClosed():
+			return nil
+		case cerr != nil:
+			return fmt.Errorf("kagent: control socket: %w", cerr)
+		case err != nil:
+			// The news of a datagram whose details come off the error
+			// queue. The interface may also be down, or gone.
+			continue
+		case r.failed != nil:
+			mu.Lock()
+			h.Undelivered(r.data, r.peer, r.failed)
+			mu.Unlock()
+		default:
+			u.overrun.Store(r.missed)
+			mu.Lock()
+			h.Receive(r.data, r.local, r.peer)
+			mu.Unlock()
+		}
+	}
+}
+
+// Overrun is how many datagrams the kernel has dropped because those before them had not been
+// read, since the socket was opened: as it was known when the one that was read last came.
+func (u *UDP) Overrun() uint64 { return uint64(u.overrun.Load()) }
+
+func (u *UDP) isClosed() bool {
+	select {
+	case <-u.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Close closes the socket; see [Transport].
+func (u *UDP) Close() (err error) {
+	u.once.Do(func() {
+		close(u.done)
+		err = u.file.Close()
+	})
+	return err
+}

@@ -1,0 +1,460 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/bpf"
+	"viaxdp/internal/agent/connmgr"
+	"viaxdp/internal/agent/ctrlport"
+	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/route"
+	"viaxdp/internal/base/wire"
+	"viaxdp/xdpnic"
+)
+
+// deviceKey names an interface of this machine, and the port on it.
+type deviceKey struct {
+	netnsDev, netnsIno uint64
+	index              int
+	port               uint16
+	removed            uint64 // 0: the interface is there; else so many had gone with it: see markRemoved
+}
+
+// registry holds the devices that this process has open, so that several opens
+// of one interface share one program, one VI table, one control port.
+var registry = struct {
+	mu      sync.Mutex
+	devices map[deviceKey]*device
+	removed uint64 // devices whose interface has gone
+}{devices: make(map[deviceKey]*device)}
+
+// device is what all Locals of one interface share.
+type device struct {
+	key  deviceKey // removed is changed under registry.mu, too
+	refs int       // guarded by registry.mu
+
+	mu       sync.Mutex // guards what follows; never held while a queue, or the link, is waited for
+	up       bool
+	router   *route.Router
+	manager  *connmgr.Manager
+	numbers  *kagent.Numbers
+	demux    *bpf.Demux
+	watch    *route.Watch
+	maxVIs   int
+	driver   string
+	bus      string
+	queues   int // queues that a socket can be bound to, and then receives and sends
+	inputs   int // queues that frames come in on
+	attached bool
+	mode     bpf.Mode // how the program is attached
+	leases   map[int]*lease
+	opening  map[int]*lease // queues that are reserved while they are opened or drained, without mu
+	changed  chan struct{}  // closed when a reservation ends; nil: nobody waits for that
+	udp      *ctrlport.UDP
+	fdStore  *deviceStore             // nil: nobody keeps anything
+	place    string                   // in the descriptor store
+	shmLinks map[[2]int]*shmLinkFiles // by their queues, the lower one first
+	linger   lingerer                 // guarded by mu, as all of this
+
+	halfLinks map[*shmLinkFiles]bool // those that only one side still has, see leaveLink
+
+	openSteered func(name string) (steered, error) // nil: that of the interface; for tests
+}
+
+// singleBufferMTU is the greatest MTU that every driver takes in native mode
+// with a program for single buffers: a page less headroom, Ethernet header and
+// the kernel's skb_shared_info (veth: 3506, drivers/net/veth.c).
+const singleBufferMTU = 3498
+
+// acquire finds or makes the device of an interface in the calling thread's
+// namespace, and sets it up if it is not. On success the caller holds d.mu.
+func acquire(cfg Config) (*device, error) {
+	nic, err := netlink.LinkByName(cfg.Interface)
+	if err != nil {
+		return nil, linkError(cfg.Interface, err)
+	}
+	var ns unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
+		return nil, &kagent.OpError{Op: "open", Link: cfg.Interface, Err: err, Hint: "is /proc mounted?"}
+	}
+	key := deviceKey{netnsDev: ns.Dev, netnsIno: ns.Ino, index: nic.Attrs().Index, port: cfg.Port}
+	registry.mu.Lock()
+	d := registry.devices[key]
+	if d == nil {
+		d = &device{key: key}
+		registry.devices[key] = d
+	}
+	d.refs++
+	registry.mu.Unlock()
+
+	d.mu.Lock()
+	if err := d.stopLinger(cfg, nic.Attrs().MTU); err != nil {
+		return nil, errors.Join(&kagent.OpError{Op: "open", Link: cfg.Interface, Err: err}, d.release())
+	}
+	if d.up && d.router.Removed() { // another one has its number
+		if err := errors.Join(d.markRemoved(), d.release()); err != nil {
+			return nil, &kagent.OpError{Op: "open", Link: cfg.Interface, Err: err}
+		}
+		return acquire(cfg)
+	}
+	switch {
+	case !d.up:
+		err = d.setUp(cfg, nic.Attrs())
+	case d.maxVIs != cfg.MaxVIs:
+		err = &kagent.OpError{Op: "open", Link: cfg.Interface, Err: fmt.Errorf(
+			"this process has the interface open with %d VIs, not %d", d.maxVIs, cfg.MaxVIs)}
+	default:
+		d.describe(nic.Attrs()) // it may have more queues by now
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.release())
+	}
+	return d, nil
+}
+
+// release gives up one reference and d.mu. The last one takes the device down.
+func (d *device) release() error {
+	if d.startLinger() {
+		d.mu.Unlock()
+		return nil
+	}
+	return d.drop()
+}
+
+// drop is release without lingering.
+func (d *device) drop() error {
+	registry.mu.Lock()
+	d.refs--
+	last := d.refs == 0
+	registry.mu.Unlock()
+	var err error
+	if last {
+		// Whoever opens it meanwhile waits for d.mu and sets it up anew.
+		err = d.takeDown()
+	}
+	d.mu.Unlock()
+	registry.mu.Lock()
+	if d.refs == 0 && registry.devices[d.key] == d {
+		delete(registry.devices, d.key)
+	}
+	registry.mu.Unlock()
+	return err
+}
+
+// setUp opens everything but a queue. Caller holds d.mu.
+func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
+	fail := func(op string, err error) error {
+		return errors.Join(&kagent.OpError{Op: op, Link: cfg.Interface, Err: err, CannotRun: !errors.Is(err, unix.ENOMEM)}, d.takeDown())
+	}
+	d.begin(cfg.MaxVIs, cfg.FDStore)
+	d.place = fmt.Sprintf("%s:%d:%d", nic.Name, nic.Index, cfg.Port)
+	if op, err := d.observe(nic, cfg.Port); err != nil {
+		return fail(op, err)
+	}
+	d.udp, err = ctrlport.Listen(nic.Name, cfg.Port, d.router.Own)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return errors.Join(&kagent.OpError{
+			Op: "open", Link: cfg.Interface, Err: err,
+			Hint: fmt.Sprintf("another via-xdp program%s holds the control port %d of this interface: "+
+				"stop it, or take another interface or port", ctrlport.HolderOf(cfg.Port), cfg.Port),
+		}, d.takeDown())
+	}
+	if err != nil {
+		return fail("control port", err)
+	}
+	d.manage(cfg.Port)
+	// A program for single buffers is faster, and in generic mode takes frames of
+	// any length: the kernel joins their pieces before, and cuts them to chunks
+	// after. A driver's pages may be too short for the MTU.
+	first, _ := d.steps(cfg)
+	generic := len(first) > 0 && first[0].Generic()
+	d.linger.mtu = nic.MTU
+	d.demux, err = bpf.LoadDemux(bpf.Config{
+		Port: cfg.Port, MaxVIs: cfg.MaxVIs, SingleBuffer: generic || nic.MTU <= singleBufferMTU,
+	})
+	if err != nil {
+		return fail("open", err)
+	}
+	d.up = true
+	return d.keep()
+}
+
+// begin is the first part of setting up. Caller holds d.mu.
+func (d *device) begin(maxVIs int, store fdstore.Store) {
+	d.leases, d.opening = make(map[int]*lease), make(map[int]*lease)
+	d.maxVIs, d.fdStore = maxVIs, newDeviceStore(store)
+	d.numbers = kagent.NewNumbers(maxVIs)
+}
+
+// observe is the second part: what the kernel knows of the interface, and tells when it changes. op is
+// what has failed. Caller holds d.mu, and is on a thread of the interface's namespace.
+func (d *device) observe(nic *netlink.LinkAttrs, port uint16) (op string, err error) {
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return "netlink", err
+	}
+	d.router = route.New(nl, nic.Name, nic.Index, port)
+	if d.watch, err = route.NewWatch(d.router, d.onRemove); err != nil {
+		return "watch", err
+	}
+	d.describe(nic)
+	return "", nil
+}
+
+// manage starts connection management on d.udp.
+func (d *device) manage(port uint16) {
+	udp := d.udp
+	d.router.Nudge = func(from, to netip.Addr) error {
+		// Of an exchange that nobody knows: receivers ignore it.
+		confirm, err := (&wire.CM{Type: wire.CMConfirm, ID: kagent.NewKey()}).Append(nil)
+		if err != nil {
+			return err
+		}
+		return udp.Send(confirm, from, netip.AddrPortFrom(to, port))
+	}
+	d.manager = connmgr.NewManager(udp, port)
+	d.manager.Reprobe = d.router.Reprobe
+}
+
+// describe asks the driver. An interface that knows no ethtool, as lo, has no
+// driver and the queues that the kernel made.
+func (d *device) describe(nic *netlink.LinkAttrs) {
+	d.driver, d.bus = "", ""
+	d.inputs = max(nic.NumRxQueues, 1)
+	d.queues = max(min(nic.NumRxQueues, nic.NumTxQueues), 1)
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return
+	}
+	defer e.Close()
+	if info, err := e.DriverInfo(nic.Name); err == nil {
+		d.driver, d.bus = info.Driver, info.BusInfo
+	}
+	if c, err := e.GetChannels(nic.Name); err == nil {
+		// A socket can have a queue that only sends, but then receives nothing; and
+		// one that only receives, but then the kernel leaves what it is given on the
+		// ring, and says nothing (__xsk_generic_xmit, net/xdp/xsk.c).
+		if n := int(c.CombinedCount + min(c.RxCount, c.TxCount)); n > 0 {
+			d.queues, d.inputs = n, int(c.CombinedCount+c.RxCount)
+		}
+	}
+}
+
+// takeDown undoes setUp. Caller holds d.mu, and there are no leases.
+func (d *device) takeDown() error {
+	var errs []error
+	if d.manager != nil {
+		errs = append(errs, d.manager.Close())
+	} else if d.udp != nil {
+		errs = append(errs, d.udp.Close())
+	}
+	if d.demux != nil {
+		errs = append(errs, d.demux.Close())
+	}
+	errs = append(errs, d.forget())
+	if d.watch != nil {
+		errs = append(errs, d.watch.Close())
+	}
+	if d.router != nil {
+		d.router.Close()
+	}
+	d.up, d.attached = false, false
+	d.manager, d.demux, d.router, d.watch, d.numbers, d.udp, d.fdStore = nil, nil, nil, nil, nil, nil, nil
+	return errors.Join(errs...)
+}
+
+// attach puts the program on the interface in the way that mode needs, which is
+// one for all leases: steps sees to that. A program that somebody has taken off
+// comes back for all. Caller holds d.mu.
+func (d *device) attach(mode bpf.Mode) error {
+	if d.attached && d.mode == mode && d.demux.Attached() {
+		return nil
+	}
+	if err := d.detach(); err != nil {
+		return err
+	}
+	if err := d.demux.Attach(d.key.index, mode); err != nil {
+		return err
+	}
+	d.attached, d.mode = true, mode
+	return d.keep()
+}
+
+func (d *device) detach() error {
+	if !d.attached {
+		return nil
+	}
+	d.attached = false
+	return errors.Join(d.demux.Detach(), d.keep())
+}
+
+func (d *device) sortedLeases() []*lease {
+	var all []*lease
+	for _, l := range d.leases {
+		all = append(all, l)
+	}
+	slices.SortFunc(all, func(a, b *lease) int { return a.queueID - b.queueID })
+	return all
+}
+
+// linkError says which interfaces there are when the one asked for is not.
+func linkError(name string, err error) error {
+	e := &kagent.OpError{Op: "open", Link: name, Err: err}
+	if all, err := net.Interfaces(); err == nil {
+		var names []string
+		for _, i := range all {
+			names = append(names, i.Name)
+		}
+		e.Hint = "interfaces of this network namespace: " + strings.Join(names, ", ")
+	}
+	return e
+}
+
+// genericMode stands for all modes whose program is attached in generic mode.
+const genericMode = xdpnic.ModeGeneric
+
+// attachMode is how the program must be attached for a data path.
+func attachMode(m xdpnic.Mode) bpf.Mode {
+	if m.Generic() {
+		return bpf.Generic
+	}
+	return bpf.Native
+}
+
+// lingerer keeps a device up for a time after its last lease: see Config.Linger. While it does it has
+// one of the device's references. Guarded by device.mu.
+type lingerer struct {
+	time    time.Duration // the longest that an Open has asked for
+	mtu     int           // of the interface when the program was loaded
+	running bool
+	round   int // counts startLinger
+	timer   *time.Timer
+}
+
+// startLinger makes the caller's reference linger's, if it is the last one and the program is
+// attached. Caller holds d.mu.
+func (d *device) startLinger() bool {
+	registry.mu.Lock()
+	last := d.refs == 1
+	registry.mu.Unlock()
+	if l := &d.linger; last && l.time > 0 && !l.running && d.up && d.attached && d.key.removed == 0 {
+		l.round++
+		l.running = true
+		round := l.round
+		l.timer = time.AfterFunc(l.time, func() {
+			d.mu.Lock()
+			if !d.linger.running || d.linger.round != round {
+				d.mu.Unlock()
+				return
+			}
+			_ = d.endLinger() // nobody is there to tell
+		})
+		return true
+	}
+	return false
+}
+
+// endLinger takes the device down, unless it was opened meanwhile. Caller holds d.mu, which
+// endLinger releases.
+func (d *device) endLinger() error {
+	d.linger.running = false
+	d.linger.timer.Stop()
+	return d.drop()
+}
+
+// stopLinger ends lingering for an Open, which has a reference of its own, and takes the device down
+// where the program must not be kept. Caller holds d.mu.
+func (d *device) stopLinger(cfg Config, mtu int) (err error) {
+	l := &d.linger
+	if l.running {
+		l.running = false
+		l.timer.Stop()
+		registry.mu.Lock()
+		d.refs--
+		registry.mu.Unlock()
+		if cfg.Linger == 0 || l.mtu != mtu { // which frames the program takes depends on the MTU
+			err = d.takeDown()
+			l.time = 0
+		}
+	}
+	l.time = max(l.time, cfg.Linger)
+	return err
+}
+
+// EndLinger takes all interfaces down that have no queue any more and only linger.
+func EndLinger() error {
+	registry.mu.Lock()
+	all := slices.Collect(maps.Values(registry.devices))
+	registry.mu.Unlock()
+	var errs []error
+	for _, d := range all {
+		d.mu.Lock()
+		if !d.linger.running {
+			d.mu.Unlock()
+			continue
+		}
+		errs = append(errs, d.endLinger())
+	}
+	return errors.Join(errs...)
+}
+
+// An interface that is gone does not come back, although another one may have its name, or its
+// number (as it has itself again that was lent to another network namespace). What would be in
+// that one's way goes at once: the control port, the program, what the descriptor store keeps. The rest stays
+// until the Locals are closed.
+
+// onRemove is called by a device's watch when the interface is gone.
+func (d *device) onRemove(w *route.Watch) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.watch == w { // else it was taken down
+		// Nobody is there to tell of an error, and what was on the interface has gone with it.
+		_ = d.markRemoved()
+		if d.linger.running {
+			d.linger.timer.Reset(0) // in its goroutine: the watch's is this one
+		}
+	}
+}
+
+// markRemoved makes room for another interface of the same name and number. Caller holds d.mu.
+func (d *device) markRemoved() error {
+	if d.key.removed > 0 {
+		return nil
+	}
+	registry.mu.Lock()
+	if registry.devices[d.key] == d {
+		delete(registry.devices, d.key)
+	}
+	registry.removed++
+	d.key.removed = registry.removed
+	registry.devices[d.key] = d // LocalStatus tells of it
+	registry.mu.Unlock()
+	errs := []error{d.manager.CloseWith(kagent.ErrGone), d.detach()}
+	if d.fdStore != nil {
+		errs = append(errs, d.fdStore.clear())
+	}
+	return errors.Join(errs...)
+}
+
+// OnGone has f called once, when the interface is gone and nothing is in another one's way any
+// more, unless Close comes first.
+func (l *Local) OnGone(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		l.watch.OnGone(l, f)
+	}
+}

@@ -1,0 +1,137 @@
+package device
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"viaxdp/bpf"
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/steer"
+	"viaxdp/xdpnic"
+)
+
+// lease is one queue of a device: its socket, the socket's slot in the XSKMAP,
+// the memory. Guarded by device.mu; queue, slot, socket and arena do not change.
+type lease struct {
+	dev     *device
+	queueID int
+	slot    int
+	queue   *xdpnic.Queue
+	arena   *hugepages.Arena
+	info    kagent.Info
+	since   time.Time
+	refs    int
+	holder  kagent.Holder // Config.Holder
+	memory  *os.File      // of a queue that was handed out: its memory, until it is taken; else nil
+	vis     viList
+
+	linkLeft   func() // OnLinkLeft's; nil: none
+	linksTaken bool   // TakeLinks was called
+
+	nic      steered // while steering
+	steering *steer.Steering
+}
+
+// who names the process that has the queue.
+func (l *lease) who() string {
+	if h := l.holder; h != (kagent.Holder{}) {
+		return fmt.Sprintf("process %d (%s) of user %d", h.PID, h.Comm, h.UID)
+	}
+	return "this process"
+}
+
+func (l *lease) String() string {
+	return fmt.Sprintf("open in %s since %s in %v mode", l.who(), l.since.Format(time.TimeOnly), l.info.Mode)
+}
+
+// release gives up one reference; the last one gives the queue back, in the
+// order in which frames stop: map entries, what is to be sent, link, socket,
+// memory. To take the program off has many drivers set up their rings anew, and
+// drop what is on them. Caller holds d.mu, which is given up while frames are sent: until
+// then the queue is reserved.
+func (l *lease) release() error {
+	if l.refs--; l.refs > 0 {
+		return nil
+	}
+	d := l.dev
+	delete(d.leases, l.queueID)
+	// The slot of a queue that was handed out is empty when its holder is dead.
+	errs := []error{l.unsteer(), d.demux.Evict(l.slot), d.closeShmLinks(l.queueID)}
+	if l.queue != nil {
+		d.reserve(l)
+		d.mu.Unlock()
+		// An error here is about frames that nobody waits for any more.
+		_ = l.queue.Drain()
+		d.mu.Lock()
+		d.unreserve(l)
+	}
+	if d.idle() && d.linger.time == 0 {
+		errs = append(errs, d.detach())
+	}
+	if l.memory != nil {
+		errs = append(errs, l.memory.Close())
+		l.memory = nil
+	}
+	if l.queue == nil {
+		return errors.Join(append(errs, l.unkeep())...)
+	}
+	errs = append(errs, l.queue.Close(), l.arena.Close())
+	return errors.Join(errs...)
+}
+
+// entry is what the demux program must know of a VI of this lease.
+func (l *lease) entry(key uint64) bpf.VIEntry {
+	return bpf.VIEntry{Slot: uint32(l.slot), Queue: uint32(l.queueID), Key: key}
+}
+
+// viList is the VIs of a lease, of all handles that share it: what Status tells
+// and Local.Close takes away. The zero value is empty. All methods may be called
+// concurrently.
+type viList struct {
+	mu   sync.Mutex
+	peer map[uint32]netip.Addr // by number; the zero Addr: not connected
+}
+
+func (v *viList) set(num uint32, peer netip.Addr) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.peer == nil {
+		v.peer = make(map[uint32]netip.Addr)
+	}
+	v.peer[num] = peer
+}
+
+func (v *viList) remove(num uint32) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.peer, num)
+}
+
+func (v *viList) has(num uint32) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	_, ok := v.peer[num]
+	return ok
+}
+
+func (v *viList) list() []kagent.VIStatus {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all := make([]kagent.VIStatus, 0, len(v.peer))
+	for num, peer := range v.peer {
+		s := kagent.VIStatus{Num: num, State: kagent.VICreated, Peer: peer}
+		if peer.IsValid() {
+			s.State = kagent.VIConnected
+		}
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b kagent.VIStatus) int { return cmp.Compare(a.Num, b.Num) })
+	return all
+}

@@ -1,0 +1,427 @@
+package device
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
+	"viaxdp/internal/base/shmlink"
+)
+
+// shmLinkFiles is a link of a device. Guarded by device.mu.
+type shmLinkFiles struct {
+	id      uint64
+	pair    [2]int  // queues of its sides, the lower one first
+	charged [2]bool // sides that a daemon has charged with it
+	left    int     // the side that still has it when the other queue has been given back; or both
+	watched bool    // see watchLink
+	kept    bool    // the descriptor store has it
+
+	memory *os.File
+	// A socket of each side, which has no description in common with the other
+	// one: a program could make a shared one block, or fill it, for its neighbour.
+	bells [2]*os.File
+}
+
+// close closes the files: those of the bells on its own time, since it closes as
+// well what a hostile side has sent along.
+func (l *shmLinkFiles) close() error {
+	for _, f := range l.bells {
+		if f != nil {
+			go f.Close()
+		}
+	}
+	if l.memory == nil {
+		return nil
+	}
+	return l.memory.Close()
+}
+
+func newShmLink(pair [2]int) (l *shmLinkFiles, err error) {
+	l = &shmLinkFiles{id: kagent.NewKey(), pair: pair, left: both}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.close())
+		}
+	}()
+	fd, err := unix.MemfdCreate("via-xdp lane", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return l, os.NewSyscallError("memfd_create", err)
+	}
+	l.memory = os.NewFile(uintptr(fd), "shmlink")
+	if err = unix.Ftruncate(fd, shmlink.Size); err == nil {
+		// Neither side can make the other one fault.
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		return l, err
+	}
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return l, os.NewSyscallError("socketpair", err)
+	}
+	for i, fd := range ends {
+		// Bytes only: a descriptor that comes along is closed by who drops it, and
+		// there are some whose closing takes long. Kernels before 6.16 cannot.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0)
+		l.bells[i] = os.NewFile(uintptr(fd), "bell")
+	}
+	return l, nil
+}
+
+// pairOf names the link between two queues.
+func pairOf(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
+
+// ShmLink joins this queue with the one of VI peer; see [kagent.Laner].
+func (l *Local) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
+	l.dev.mu.Lock()
+	defer l.dev.mu.Unlock()
+	if l.isClosed() {
+		return nil, kagent.ErrClosed
+	}
+	other := l.dev.leaseOf(peer)
+	if other == nil || other == l.lease {
+		return nil, l.NoLink(peer)
+	}
+	end, err := l.dev.shmLink(l.lease.queueID, other.queueID)
+	if err != nil {
+		return nil, l.fail("shared-memory link", netip.Addr{}, err)
+	}
+	return end, nil
+}
+
+// NoLink is the error of ShmLink when no other queue has the VI.
+func (l *Local) NoLink(peer uint32) error {
+	return l.fail("shared-memory link", netip.Addr{}, fmt.Errorf("%w: no other queue has VI %#x", kagent.ErrUnreachable, peer))
+}
+
+// leaseOf finds the queue of a VI. Caller holds d.mu.
+func (d *device) leaseOf(num uint32) *lease {
+	for _, l := range d.leases {
+		if l.vis.has(num) {
+			return l
+		}
+	}
+	return nil
+}
+
+// shmLink finds or makes the link between two queues. Caller holds d.mu.
+func (d *device) shmLink(mine, other int) (*kagent.ShmLinkEnd, error) {
+	pair := pairOf(mine, other)
+	f := d.shmLinks[pair]
+	if f == nil {
+		var err error
+		if f, err = newShmLink(pair); err != nil {
+			return nil, err
+		}
+		if d.shmLinks == nil {
+			d.shmLinks = make(map[[2]int]*shmLinkFiles)
+		}
+		d.shmLinks[pair] = f
+	}
+	end := &kagent.ShmLinkEnd{ID: f.id}
+	if mine > other {
+		end.Side = 1
+	}
+	dups, err := fds.DupAll([]*os.File{f.memory, f.bells[end.Side], f.bells[end.Side]})
+	if err != nil {
+		return nil, err
+	}
+	for i, to := range []**os.File{&end.Memory, &end.Wake, &end.Bell} {
+		*to = os.NewFile(uintptr(dups[i]), "shmlink")
+	}
+	return end, nil
+}
+
+// closeShmLinks ends the links of a queue whose lease ends: the next who has the
+// queue gets others. Caller holds d.mu.
+func (d *device) closeShmLinks(queue int) error {
+	var errs []error
+	for f := range d.halfLinks {
+		if f.pair[f.left] == queue {
+			errs = append(errs, d.dropLink(f))
+		}
+	}
+	for pair, f := range d.shmLinks {
+		if side := slices.Index(pair[:], queue); side >= 0 {
+			delete(d.shmLinks, pair)
+			errs = append(errs, d.leaveLink(f, 1-side))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// A daemon charges the memory of a link to the user of each program that has it.
+//
+//   - A side is charged when its program asks for the link for the first time (ChargedLink).
+//   - When one of the two queues is given back nobody gets the link any more. The side of that queue
+//     is charged with what is left of the queue (TakeLinks).
+//   - The other program still has connections to end, and what is in the link to read. Its side
+//     stays charged until it has closed its bell. Then the pages are freed, whoever maps them
+//     (OnLinkLeft).
+//
+// A link is in the descriptor store, so that a later agent goes on charging it, and hands it out.
+
+// LinkBytes is the size of the memory of a link.
+const LinkBytes = shmlink.Size
+
+// ErrLinkUncharged: the program does not have the link yet, and its user has not been charged for it.
+var ErrLinkUncharged = errors.New("the memory of the shared-memory link is not charged yet")
+
+// both: neither queue of a link has been given back.
+const both = -1
+
+// ChargedLink is ShmLink for a daemon that charges its users. For a link that the program does not
+// have it fails with ErrLinkUncharged, unless charged says that the user has been charged with
+// LinkBytes. took reports that the charge is this link's from now on.
+func (l *Local) ChargedLink(peer uint32, charged bool) (end *kagent.ShmLinkEnd, took bool, err error) {
+	d := l.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if l.isClosed() || l.lease.linksTaken {
+		return nil, false, kagent.ErrClosed
+	}
+	other := d.leaseOf(peer)
+	if other == nil || other == l.lease {
+		return nil, false, l.NoLink(peer)
+	}
+	pair := pairOf(l.lease.queueID, other.queueID)
+	side := slices.Index(pair[:], l.lease.queueID)
+	f := d.shmLinks[pair]
+	if has := f != nil && f.charged[side]; !has && !charged {
+		return nil, false, l.fail("shared-memory link", netip.Addr{}, ErrLinkUncharged)
+	}
+	if end, err = d.shmLink(l.lease.queueID, other.queueID); err != nil {
+		return nil, false, l.fail("shared-memory link", netip.Addr{}, err)
+	}
+	if f = d.shmLinks[pair]; !f.charged[side] {
+		f.charged[side], took = true, true
+		d.keepLink(f)
+	}
+	return end, took, nil
+}
+
+// OnLinkLeft has f called for each link that the program has let go of, after another queue was
+// given back, and whose charge ends. It returns how many links the program is charged with now.
+// f is not called for those that TakeLinks gives.
+func (l *Local) OnLinkLeft(f func()) (charged int) {
+	d := l.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l.lease.linkLeft = f
+	for shmLink := range d.halfLinks {
+		if shmLink.pair[shmLink.left] == l.lease.queueID {
+			d.watchLink(shmLink)
+		}
+	}
+	return len(d.chargedLinks(l.lease))
+}
+
+// TakeLinks gives the memory of each link that the program is charged with, before Close: the
+// files, and the charges, are the caller's. A file that cannot be had is nil. The program gets no
+// link any more.
+func (l *Local) TakeLinks() (memory []*os.File) {
+	d := l.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l.lease.linksTaken = true
+	for _, f := range d.chargedLinks(l.lease) {
+		f.charged[slices.Index(f.pair[:], l.lease.queueID)] = false
+		var m *os.File
+		if fd, err := fds.Dup(f.memory); err == nil {
+			m = os.NewFile(uintptr(fd), "shmlink")
+		}
+		memory = append(memory, m)
+	}
+	return memory
+}
+
+// HasLink reports whether the program is charged with the link of that memory.
+func (l *Local) HasLink(memory os.FileInfo) bool {
+	d := l.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.ContainsFunc(d.chargedLinks(l.lease), func(f *shmLinkFiles) bool {
+		st, err := f.memory.Stat()
+		return err == nil && os.SameFile(st, memory)
+	})
+}
+
+// chargedLinks are the links that the program of a queue is charged with. Caller holds d.mu.
+func (d *device) chargedLinks(l *lease) (all []*shmLinkFiles) {
+	if d.leases[l.queueID] != l {
+		return nil // the queue may be another lease's
+	}
+	add := func(f *shmLinkFiles) {
+		if side := slices.Index(f.pair[:], l.queueID); side >= 0 && f.charged[side] {
+			all = append(all, f)
+		}
+	}
+	for _, f := range d.shmLinks {
+		add(f)
+	}
+	for f := range d.halfLinks {
+		add(f)
+	}
+	return all
+}
+
+// leaveLink leaves a link, which nobody gets any more, to the program of one side as long as that
+// is charged with it. Caller holds d.mu.
+func (d *device) leaveLink(f *shmLinkFiles, left int) error {
+	if !f.charged[left] {
+		return d.dropLink(f)
+	}
+	// When the program has closed this bell everywhere the other one has nobody to ring at.
+	bell := f.bells[left]
+	f.bells[left] = nil
+	go bell.Close() // see shmLinkFiles.close
+	f.left, f.charged[1-left] = left, false
+	if d.halfLinks == nil {
+		d.halfLinks = make(map[*shmLinkFiles]bool)
+	}
+	d.halfLinks[f] = true
+	d.keepLink(f)
+	d.watchLink(f)
+	return nil
+}
+
+// watchLink ends the charge of the side that is left when its program has let go of the link.
+// Caller holds d.mu.
+func (d *device) watchLink(f *shmLinkFiles) {
+	if f.watched {
+		return
+	}
+	f.watched = true
+	bell := f.bells[1-f.left]
+	go func() {
+		fdstore.AwaitDeath(bell) // or closed, with the queue
+		d.mu.Lock()
+		if !d.halfLinks[f] || !f.charged[f.left] {
+			d.mu.Unlock()
+			return
+		}
+		left := d.leases[f.pair[f.left]].linkLeft
+		_ = FreeMemory(f.memory) // an error leaves it to who maps it
+		_ = d.dropLink(f)        // the descriptor store's error is not the program's
+		d.mu.Unlock()
+		if left != nil {
+			left()
+		}
+	}()
+}
+
+// dropLink lets go of a link. Caller holds d.mu.
+func (d *device) dropLink(f *shmLinkFiles) error {
+	delete(d.halfLinks, f)
+	err := f.close()
+	if d.fdStore != nil && f.kept {
+		err = errors.Join(err, d.fdStore.Delete(linkKey(d.place, f.id)))
+	}
+	return err
+}
+
+// linkRecord is what Restore must know of a link. Its files are the memory and the bells; of a link
+// that one side has left, the memory and that side's bell.
+type linkRecord struct {
+	ID      uint64
+	Queues  [2]int // the lower one first
+	Charged [2]bool
+	Left    int // the side that still has it, or both
+}
+
+func linkKey(place string, id uint64) string { return fmt.Sprintf("lane/%s/%016x", place, id) }
+
+// keepLink puts a link into the descriptor store as it is. When it cannot be put there, it works all the same.
+// Caller holds d.mu.
+func (d *device) keepLink(f *shmLinkFiles) {
+	if d.fdStore == nil {
+		return
+	}
+	files := []*os.File{f.memory}
+	for _, b := range f.bells {
+		if b != nil {
+			files = append(files, b)
+		}
+	}
+	dups, err := fds.DupAll(files)
+	if err == nil {
+		f.kept = true
+		_ = put(d.fdStore, linkKey(d.place, f.id), linkRecord{f.id, f.pair, f.charged, f.left}, dups...)
+	}
+	fds.Close(dups...)
+}
+
+// readLink reads what keepLink has put there.
+func readLink(i *fdstore.Entry) (r linkRecord, err error) {
+	if err := json.Unmarshal(i.Value, &r); err != nil {
+		return linkRecord{}, err
+	}
+	if r.Left < both || r.Left > 1 || r.Queues[0] < 0 || r.Queues[0] >= r.Queues[1] {
+		return linkRecord{}, fmt.Errorf("a link of the queues %v, left to side %d", r.Queues, r.Left)
+	}
+	return r, nil
+}
+
+// restoreLinks takes over the links of the queues that were restored, and forgets others. Caller
+// holds d.mu.
+func (d *device) restoreLinks(kept map[*fdstore.Entry]linkRecord) error {
+	var errs []error
+	for i, r := range kept {
+		f := &shmLinkFiles{id: r.ID, pair: r.Queues, left: r.Left, kept: true}
+		if err := f.restore(i); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", i.Key, err), d.fdStore.Delete(i.Key))
+			continue
+		}
+		there := [2]bool{d.leases[f.pair[0]] != nil, d.leases[f.pair[1]] != nil}
+		for side := range there {
+			f.charged[side] = r.Charged[side] && there[side]
+		}
+		switch {
+		case f.left != both && f.charged[f.left]:
+			if d.halfLinks == nil {
+				d.halfLinks = make(map[*shmLinkFiles]bool)
+			}
+			d.halfLinks[f] = true // watched from OnLinkLeft on
+		case f.left == both && there[0] && there[1] && d.shmLinks[f.pair] == nil:
+			if d.shmLinks == nil {
+				d.shmLinks = make(map[[2]int]*shmLinkFiles)
+			}
+			d.shmLinks[f.pair] = f
+		case f.left == both && there[0] != there[1]: // the other session was not to be restored
+			errs = append(errs, d.leaveLink(f, slices.Index(there[:], true)))
+		default:
+			errs = append(errs, d.dropLink(f))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// restore takes copies of what the descriptor store has kept of a link.
+func (f *shmLinkFiles) restore(i *fdstore.Entry) error {
+	bells := f.bells[:]
+	if f.left != both {
+		bells = f.bells[1-f.left:][:1]
+	}
+	if len(i.Files) != 1+len(bells) {
+		return fmt.Errorf("%d files, want %d", len(i.Files), 1+len(bells))
+	}
+	dups, err := fds.DupAll(i.Files)
+	if err != nil {
+		return err
+	}
+	f.memory = os.NewFile(uintptr(dups[0]), "shmlink")
+	for n, fd := range dups[1:] {
+		_ = unix.SetNonblock(fd, true) // its program may have changed it
+		bells[n] = os.NewFile(uintptr(fd), "bell")
+	}
+	return nil
+}

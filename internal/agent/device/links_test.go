@@ -1,0 +1,182 @@
+package device
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
+	"viaxdp/internal/lab/await"
+)
+
+// What one side of a link does to its bell is nothing to the other side: neither
+// can make the other one wait.
+func TestShmLinkBells(t *testing.T) {
+	d := new(device)
+	defer func() {
+		if err := d.closeShmLinks(0); err != nil {
+			t.Error(err)
+		}
+	}()
+	a, errA := d.shmLink(0, 1)
+	b, errB := d.shmLink(1, 0)
+	if errA != nil || errB != nil {
+		t.Fatal(errA, errB)
+	}
+	defer a.Close()
+	defer b.Close()
+	if a.ID != b.ID || a.Side == b.Side {
+		t.Errorf("ends %d/%d and %d/%d", a.ID, a.Side, b.ID, b.Side)
+	}
+	of := func(e *kagent.ShmLinkEnd) (wake, bell int) {
+		t.Helper()
+		dups, err := fds.DupAll([]*os.File{e.Memory, e.Wake, e.Bell})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = unix.Close(dups[0])
+		t.Cleanup(func() { _, _ = unix.Close(dups[1]), unix.Close(dups[2]) })
+		return dups[1], dups[2]
+	}
+	wakeA, bellA := of(a)
+	wakeB, bellB := of(b)
+
+	for _, fd := range []int{wakeB, bellB} {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, fd := range []int{wakeA, bellA} {
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK == 0 {
+			t.Fatalf("the other side has made a bell of ours block: flags %#x, %v", flags, err)
+		}
+	}
+
+	// B rings without end: A hears it, and nothing that A does waits.
+	var err error
+	for range 1 << 20 {
+		if err = unix.Send(bellB, []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, unix.EAGAIN) {
+		t.Fatalf("ringing without end: %v", err)
+	}
+	if err := unix.Send(bellA, []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
+		t.Errorf("ringing at who has rung without end: %v", err)
+	}
+	_ = a.Wake.SetReadDeadline(time.Now().Add(waitLimit))
+	if n, err := a.Wake.Read(make([]byte, 16)); n == 0 || err != nil {
+		t.Errorf("hearing it: %d bytes, %v", n, err)
+	}
+
+	// Nor do descriptors come along, where the kernel can refuse them.
+	if on, err := unix.GetsockoptInt(wakeA, unix.SOL_SOCKET, unix.SO_PASSRIGHTS); err == nil && on != 0 {
+		t.Error("the other side can send descriptors")
+	}
+}
+
+// keptLane is what a descriptor store has of a link: one whose sides are both there, or one that is left to a side.
+// Programs have its bells until the test ends.
+func keptLink(t *testing.T, charged [2]bool, left int) fdstore.Entry {
+	t.Helper()
+	f, err := newShmLink([2]int{0, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.charged, f.left = charged, left
+	programs, err := fds.DupAll(f.bells[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { fds.Close(programs...) })
+	files := []*os.File{f.memory, f.bells[0], f.bells[1]}
+	if left != both {
+		_ = f.bells[left].Close()
+		files = []*os.File{f.memory, f.bells[1-left]}
+	}
+	value, err := json.Marshal(linkRecord{f.id, f.pair, f.charged, f.left})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fdstore.Entry{Key: linkKey("eth0:1:4793", f.id), Value: value, Files: files}
+}
+
+// A link is taken over for those of its queues that are restored, charged to those that were; what
+// makes no sense is forgotten.
+func TestRestoreLinks(t *testing.T) {
+	for name, tc := range map[string]struct {
+		kept   fdstore.Entry
+		leases []int
+		live   bool // both sides get the link
+		n      [2]int
+		fails  bool
+	}{
+		"both":                     {kept: keptLink(t, [2]bool{true, true}, both), leases: []int{0, 1}, live: true, n: [2]int{1, 1}},
+		"one has it":               {kept: keptLink(t, [2]bool{false, true}, both), leases: []int{0, 1}, live: true, n: [2]int{0, 1}},
+		"the other is not there":   {kept: keptLink(t, [2]bool{true, true}, both), leases: []int{1}, n: [2]int{0, 1}},
+		"the holder is not there":  {kept: keptLink(t, [2]bool{true, false}, both), leases: []int{1}},
+		"nobody is there":          {kept: keptLink(t, [2]bool{true, true}, both)},
+		"left to one":              {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{0, 1}, n: [2]int{1, 0}},
+		"left to who is not there": {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{1}},
+		"a bell too few":           {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{0}, fails: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.fails {
+				_ = tc.kept.Files[1].Close()
+				tc.kept.Files = tc.kept.Files[:1]
+			}
+			fdStore := newFakeFDStore()
+			fdStore.kept[tc.kept.Key] = tc.kept.Value
+			d := &device{fdStore: newDeviceStore(fdStore), place: "eth0:1:4793", leases: make(map[int]*lease)}
+			for _, q := range tc.leases {
+				newLease(d, q)
+			}
+			r, err := readLink(&tc.kept)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.mu.Lock()
+			err = d.restoreLinks(map[*fdstore.Entry]linkRecord{&tc.kept: r})
+			d.mu.Unlock()
+			tc.kept.Close()
+			if (err != nil) != tc.fails || (d.shmLinks[[2]int{0, 1}] != nil) != tc.live {
+				t.Errorf("%v, lanes %v, want one: %v", err, d.shmLinks, tc.live)
+			}
+			var n [2]int
+			for q, l := range d.leases {
+				n[q] = (&Local{dev: d, lease: l}).OnLinkLeft(func() {})
+			}
+			if d.mu.Lock(); n != tc.n {
+				t.Errorf("charged are %v lanes, want %v", n, tc.n)
+			}
+			if there := len(fdStore.all()); there != min(n[0]+n[1], 1) {
+				t.Errorf("%d lanes are kept", there)
+			}
+			d.mu.Unlock()
+			for _, q := range tc.leases {
+				d.mu.Lock()
+				delete(d.leases, q)
+				if err := d.closeShmLinks(q); err != nil {
+					t.Error(err)
+				}
+				d.mu.Unlock()
+			}
+			await.Until(t, "nothing is kept", func() bool { return len(fdStore.all()) == 0 })
+			if len(d.shmLinks)+len(d.halfLinks) > 0 {
+				t.Errorf("at the end there are %v, %v", d.shmLinks, d.halfLinks)
+			}
+		})
+	}
+	for _, value := range []string{`{"Queues":[1,0],"Left":-1}`, `{"Queues":[0,1],"Left":2}`, `{"Queues":[-1,1]}`, `{"Left":-2}`, `?`} {
+		if r, err := readLink(&fdstore.Entry{Value: []byte(value)}); err == nil {
+			t.Errorf("%s is %+v", value, r)
+		}
+	}
+}

@@ -1,0 +1,522 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"viaxdp/bpf"
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/connmgr"
+	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/route"
+	"viaxdp/internal/base/wire"
+	"viaxdp/xdpnic"
+)
+
+var (
+	_ kagent.Agent = (*Local)(nil)
+	_ kagent.Laner = (*Local)(nil)
+)
+
+// Local is the Kernel Agent in the program's own process.
+type Local struct {
+	dev     *device
+	lease   *lease
+	router  *route.Router
+	manager *connmgr.Manager
+	numbers *kagent.Numbers
+	demux   *bpf.Demux
+	watch   *route.Watch
+	done    chan struct{} // closed by Close
+
+	mu         sync.Mutex
+	closed     bool
+	vis        map[uint32]netip.Addr // VI numbers handed out, and their peers when they are in the table
+	peerResets map[uint32]PeerReset  // of those whose peers can be told of the program's death
+	listeners  []*localListener
+	keptDiscs  map[string]string // discriminators of the agent before, by their keys in the descriptor store; see EndKept
+}
+
+// Config is what a program asks for, and what an agent adds that opens the queue for it.
+type Config struct {
+	kagent.Config
+
+	// Shared puts the memory in a file that another process can map, so that
+	// the queue can be handed out.
+	Shared bool
+	// Holder is whose the queue will be, for a queue that is to be handed out: others
+	// who want it are told so from the beginning. Zero: this process.
+	Holder kagent.Holder
+	// FDStore, unless nil, keeps what the agent has, for the case that the process
+	// is killed; see Restore. It is that of the first who opens the interface.
+	FDStore fdstore.Store
+
+	// Linger is how long the program stays attached after the last queue has been given back, or could
+	// not be opened; meanwhile an Open with a Linger gets the mode that it is attached in. So a holder
+	// cannot have it attached and detached in a loop: some drivers take the link down for each. An Open
+	// without a Linger has what lingers taken down at once. The longest of a device counts.
+	Linger time.Duration
+	// NoZeroCopy, unless nil, is why the holder may not have a zero-copy queue: that step is passed over.
+	NoZeroCopy error
+}
+
+// Open opens an interface of the calling thread's network namespace: a program
+// that changes namespaces calls it on a locked thread. The agent then works
+// from any thread. Several opens of one interface in one process share the
+// program, the VI table and the control port, and have each a queue of its
+// own, or one in common with Config.ShareQueue.
+//
+// Errors are of type *OpError. Unavailable tells those that mean that the
+// program cannot run here.
+func Open(cfg kagent.Config) (*Local, error) {
+	return OpenContext(context.Background(), Config{Config: cfg})
+}
+
+// OpenContext is Open, for an agent that may hand the queue out. When ctx ends while the queue is busy, or the link is not back, it
+// fails with ctx's cause.
+func OpenContext(ctx context.Context, cfg Config) (_ *Local, err error) {
+	cfg.Config, err = cfg.Config.WithDefaults()
+	if err != nil {
+		return nil, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	d, err := acquire(cfg)
+	if err != nil {
+		return nil, err
+	}
+	l, err := d.leaseOrShare(ctx, cfg)
+	if err != nil {
+		return nil, errors.Join(&kagent.OpError{Op: "open", Link: cfg.Interface, Err: err}, d.release())
+	}
+	local := newLocal(d, l)
+	d.mu.Unlock()
+	return local, nil
+}
+
+// newLocal makes a handle on a lease. Caller holds d.mu and has a reference to
+// both.
+func newLocal(d *device, l *lease) *Local {
+	return &Local{
+		dev: d, lease: l, router: d.router, manager: d.manager, numbers: d.numbers, demux: d.demux, watch: d.watch,
+		done: make(chan struct{}), vis: make(map[uint32]netip.Addr),
+		peerResets: make(map[uint32]PeerReset), keptDiscs: make(map[string]string),
+	}
+}
+
+// leaseOrShare takes a queue of its own, or part in one.
+func (d *device) leaseOrShare(ctx context.Context, cfg Config) (*lease, error) {
+	l, err := d.lease(ctx, cfg)
+	if err == nil || !cfg.ShareQueue || !errors.Is(err, kagent.ErrQueueInUse) {
+		return l, err
+	}
+	for _, l := range d.sortedLeases() {
+		if cfg.Queue == kagent.AnyQueue || cfg.Queue == l.queueID {
+			l.refs++
+			return l, nil
+		}
+	}
+	return nil, err
+}
+
+// Queue is the leased queue, for one owner as package xdpnic says. It is the
+// same for all Locals that share a queue; nil when it was handed out.
+func (l *Local) Queue() *xdpnic.Queue { return l.lease.queue }
+
+// Arena is the registered memory; the queue's chunks lie at its start. All
+// blocks must be free before Close. nil when it was handed out.
+func (l *Local) Arena() *hugepages.Arena { return l.lease.arena }
+
+// Info says what Open got. The caller must not change the slices.
+func (l *Local) Info() kagent.Info { return l.lease.info }
+
+// Inputs is how many queues of the interface frames come in on: more than Info's Queues
+// where some only receive.
+func (l *Local) Inputs() int {
+	l.dev.mu.Lock()
+	defer l.dev.mu.Unlock()
+	return l.dev.inputs
+}
+
+// user is whose share of what all have in common the handle takes from.
+func (l *Local) user() uint32 { return l.lease.holder.UID }
+
+// Counters are the demux program's, of all Locals of the interface.
+func (l *Local) Counters() (bpf.Counters, error) { return l.demux.Counters() }
+
+// EachCounter calls f for each of them, by the name that docs/counters.md has.
+func (l *Local) EachCounter(f func(name string, v uint64)) error {
+	c, err := l.demux.Counters()
+	if err == nil {
+		c.Each(f)
+	}
+	return err
+}
+
+func (l *Local) fail(op string, peer netip.Addr, err error) error {
+	if l.isClosed() && op != "close" {
+		err = fmt.Errorf("%w (%w)", kagent.ErrClosed, err) // whatever it was
+	}
+	return &kagent.OpError{Op: op, Link: l.lease.info.Interface, Peer: peer, Err: err}
+}
+
+func (l *Local) isClosed() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Link describes the interface as it is now. When it is gone, the name is what
+// is left.
+func (l *Local) Link() kagent.Link {
+	link := kagent.Link{Name: l.lease.info.Interface, Index: l.lease.info.Index}
+	if !l.isClosed() {
+		now, err := l.router.Link()
+		if link.Gone = route.IsGone(err); err == nil {
+			link = now
+		}
+	}
+	link.Queue = l.lease.queueID
+	return link
+}
+
+// NewVI hands out a VI number; see [kagent.Agent].
+func (l *Local) NewVI() (uint32, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return 0, kagent.ErrClosed
+	}
+	num, err := l.numbers.New()
+	if err != nil {
+		return 0, l.fail("new VI", netip.Addr{}, fmt.Errorf("%w (%d)", err, l.lease.info.MaxVIs-1))
+	}
+	l.note(num, netip.Addr{})
+	return num, nil
+}
+
+// FreeVI takes a VI number back; see [kagent.Agent].
+func (l *Local) FreeVI(num uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	peer, ok := l.vis[num]
+	if !ok || l.closed {
+		return
+	}
+	if peer.IsValid() && l.demux.RemoveVI(num) != nil {
+		return // it stays taken: better than two VIs in one place
+	}
+	l.forget(num)
+}
+
+// note keeps what a VI number is used for. Caller holds l.mu.
+func (l *Local) note(num uint32, peer netip.Addr) {
+	l.vis[num] = peer
+	l.lease.vis.set(num, peer)
+	var peerReset *PeerReset
+	if g, ok := l.peerResets[num]; ok {
+		peerReset = &g
+	}
+	l.lease.keepVI(num, peer, peerReset)
+}
+
+// forget gives a VI number back. Caller holds l.mu.
+func (l *Local) forget(num uint32) {
+	delete(l.vis, num)
+	delete(l.peerResets, num)
+	l.lease.vis.remove(num)
+	l.lease.unkeepVI(num)
+	l.numbers.Free(num)
+}
+
+// Enter puts a VI in the VI table; see [kagent.Agent].
+func (l *Local) Enter(num uint32, key uint64, peer netip.Addr) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return kagent.ErrClosed
+	}
+	if _, ok := l.vis[num]; !ok {
+		return l.fail("enter VI", peer, fmt.Errorf("VI %#x is not of this NIC", num))
+	}
+	e := l.lease.entry(key)
+	e.Peer = kagent.Plain(peer)
+	if err := l.demux.EnterVI(num, e); err != nil {
+		return l.fail("enter VI", peer, err)
+	}
+	l.note(num, e.Peer)
+	return nil
+}
+
+// Remove takes a VI out of the VI table; see [kagent.Agent].
+func (l *Local) Remove(num uint32) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return kagent.ErrClosed
+	}
+	delete(l.peerResets, num)
+	if !l.vis[num].IsValid() {
+		return nil
+	}
+	if err := l.demux.RemoveVI(num); err != nil {
+		return l.fail("remove VI", netip.Addr{}, err)
+	}
+	l.note(num, netip.Addr{})
+	return nil
+}
+
+// Listen takes requests to a discriminator; see [kagent.Agent].
+func (l *Local) Listen(local kagent.Address) (kagent.Listener, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, kagent.ErrClosed
+	}
+	door, err := l.manager.ListenAs(l.user(), local)
+	if err != nil {
+		return nil, l.fail("listen", netip.Addr{}, err)
+	}
+	ln := &localListener{door, l.lease.keepListener(local.Disc)}
+	if len(l.listeners) == cap(l.listeners) {
+		l.listeners = slices.DeleteFunc(l.listeners, func(ln *localListener) bool { return ln.IsClosed() })
+	}
+	l.listeners = append(l.listeners, ln)
+	return ln, nil
+}
+
+// localListener is a Listener that the descriptor store keeps.
+type localListener struct {
+	*connmgr.Listener
+	unkeep func()
+}
+
+// Close is [kagent.Listener]'s.
+func (ln *localListener) Close() error {
+	ln.unkeep()
+	return ln.Listener.Close()
+}
+
+// until makes a context that also ends with Close, with ErrClosed as its cause.
+func (l *Local) until(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := make(chan struct{})
+	go func() {
+		select {
+		case <-l.done:
+			cancel(kagent.ErrClosed)
+		case <-stop:
+		}
+	}()
+	return ctx, func() {
+		close(stop)
+		cancel(nil)
+	}
+}
+
+// Wait waits for a request; see [kagent.Agent].
+func (l *Local) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
+	ctx, stop := l.until(ctx)
+	defer stop()
+	in, err := l.manager.WaitAs(ctx, l.user(), local)
+	if err != nil {
+		return nil, l.fail("wait", netip.Addr{}, err)
+	}
+	return in, nil
+}
+
+// Request asks for a connection; see [kagent.Agent].
+func (l *Local) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
+	ctx, stop := l.until(ctx)
+	defer stop()
+	// A host that is not there is known by its neighbour entry: the errors
+	// of a socket that is bound to a device do not tell.
+	p, err := l.router.Path(ctx, local.Host, remote.Host)
+	if err == nil {
+		local.Host = p.Src
+		var a *kagent.Answer
+		if a, err = l.manager.RequestAs(ctx, l.user(), local, remote, o); err == nil {
+			return a, nil
+		}
+	}
+	return nil, l.fail("request", remote.Host, err)
+}
+
+// RequestPeer asks for a connection with who asks for one with us; see [kagent.Agent].
+func (l *Local) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
+	ctx, stop := l.until(ctx)
+	defer stop()
+	p, err := l.router.Path(ctx, local.Host, remote.Host)
+	if err == nil {
+		local.Host = p.Src
+		var a *kagent.Answer
+		var in kagent.Incoming
+		if a, in, err = l.manager.RequestPeerAs(ctx, l.user(), local, remote, o); err == nil {
+			return a, in, nil
+		}
+	}
+	return nil, nil, l.fail("request peer", remote.Host, err)
+}
+
+// Discover lists the agents on the link; see [kagent.Agent].
+func (l *Local) Discover(ctx context.Context) ([]kagent.Neighbor, error) {
+	ctx, stop := l.until(ctx)
+	defer stop()
+	link, err := l.router.Link()
+	if err == nil {
+		var list []kagent.Neighbor
+		list, err = l.manager.Discover(ctx, slices.Concat(link.IPv4, link.IPv6))
+		if err == nil && !l.isClosed() {
+			return list, nil
+		}
+	}
+	return nil, l.fail("discover", netip.Addr{}, err)
+}
+
+// Path finds the way to a peer; see [kagent.Agent].
+func (l *Local) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, error) {
+	ctx, stop := l.until(ctx)
+	defer stop()
+	p, err := l.router.Path(ctx, local, peer)
+	if err != nil {
+		return kagent.Path{}, l.fail("path", peer, err)
+	}
+	return p, nil
+}
+
+// Watch tells of changes of the interface; see [kagent.Agent].
+func (l *Local) Watch(f func(kagent.Link)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	if f == nil {
+		l.watch.Add(l, nil)
+		return
+	}
+	l.watch.Add(l, func(link kagent.Link) {
+		link.Queue = l.lease.queueID
+		f(link)
+	})
+}
+
+// Close takes the agent's VIs out of the VI table and gives the queue back:
+// map entries, link, sockets, memory. The program must have stopped using
+// Queue and Arena. It fails when blocks of the arena are still in use; the arena
+// then stays mapped, and all else is closed. A second Close does nothing.
+func (l *Local) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	close(l.done)
+	var errs []error
+	for num, peer := range l.vis {
+		if peer.IsValid() {
+			errs = append(errs, l.demux.RemoveVI(num))
+		}
+		l.forget(num)
+	}
+	for _, ln := range l.listeners {
+		errs = append(errs, ln.Close())
+	}
+	l.endKept()
+	l.watch.Add(l, nil)
+	l.watch.OnGone(l, nil)
+	l.mu.Unlock()
+	l.dev.mu.Lock()
+	errs = append(errs, l.lease.release(), l.dev.release())
+	if err := errors.Join(errs...); err != nil {
+		return l.fail("close", netip.Addr{}, err)
+	}
+	return nil
+}
+
+// VIs is how many VI numbers the handle has.
+func (l *Local) VIs() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.vis)
+}
+
+// HasVI tells whether a VI number is the handle's.
+func (l *Local) HasVI(num uint32) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, ok := l.vis[num]
+	return ok
+}
+
+// PeerReset is the connection of a program that has died: what the peer must be told
+// to believe it.
+type PeerReset struct {
+	From, To netip.Addr // this side, the peer
+	VI       uint32     // the peer's
+	Key      uint64     // of frames to the peer
+	Seq      uint32     // the peer's first sequence number
+}
+
+// Connected notes whom ResetPeers is to tell of the program's death, until the VI leaves
+// the VI table. It is kept in the descriptor store for a later agent.
+func (l *Local) Connected(num uint32, g PeerReset) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	peer, ok := l.vis[num]
+	if l.closed || !ok {
+		return
+	}
+	l.peerResets[num] = g
+	l.note(num, peer)
+}
+
+// ResetPeers tells the peers of all connections that Connected has named, whose program
+// has died, that there is nobody any more.
+func (l *Local) ResetPeers() {
+	l.mu.Lock()
+	peerResets := slices.Collect(maps.Values(l.peerResets))
+	clear(l.peerResets)
+	l.mu.Unlock()
+	for _, g := range peerResets {
+		l.resetPeers(g)
+	}
+}
+
+// resetPeers tells the peer of a connection whose program has died that there is nobody
+// any more. The frame goes through the kernel, for the queue is gone; a NIC that
+// puts it on another queue than the connection's, or a loss, leave it to the
+// peer's own clock (its silence). So does a connection with a key: the frame cannot
+// be sealed here, and the peer drops it.
+func (l *Local) resetPeers(g PeerReset) {
+	h := wire.Header{
+		Kind: wire.KindError, VI: g.VI, Key: g.Key, Ack: g.Seq, Immediate: uint32(wire.ReasonClosed),
+	}
+	b := make([]byte, wire.HeaderLen)
+	h.Put(b)
+	wire.PutChecksum(b)
+	_ = l.dev.tell(b, g)
+}
+
+// tell sends a frame of a data path from the control socket.
+func (d *device) tell(b []byte, g PeerReset) error {
+	d.mu.Lock()
+	udp, router := d.udp, d.router
+	d.mu.Unlock()
+	if udp == nil || router.Own(g.To) {
+		return nil
+	}
+	return udp.Send(b, g.From, netip.AddrPortFrom(g.To, d.key.port))
+}

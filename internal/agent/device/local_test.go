@@ -1,0 +1,389 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/xdpnic"
+)
+
+// noLeaks begins to look at goroutines; what it returns waits until those that have
+// begun since are over: one that ends may have to wait for a processor.
+func noLeaks(t *testing.T) func() {
+	before := goleak.IgnoreCurrent()
+	return func() {
+		t.Helper()
+		end := time.Now().Add(waitLimit)
+		err := goleak.Find(before)
+		for err != nil && time.Now().Before(end) {
+			err = goleak.Find(before)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// small keeps the tests' memory small.
+func small(n *nstest.NS) Config {
+	return Config{Config: kagent.Config{Interface: n.Name, ArenaBytes: 4 << 20, RxChunks: 256, TxChunks: 256}}
+}
+
+func openOn(t *testing.T, n *nstest.NS, cfg Config) (l *Local, err error) {
+	t.Helper()
+	err = n.Do(func() (err error) {
+		l, err = OpenContext(context.Background(), cfg)
+		return err
+	})
+	return l, err
+}
+
+func mustOpen(t *testing.T, n *nstest.NS, cfg Config) *Local {
+	t.Helper()
+	l, err := openOn(t, n, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// attached tells whether the interface has an XDP program.
+func attached(t *testing.T, n *nstest.NS) bool {
+	t.Helper()
+	nic, err := n.Netlink().LinkByIndex(n.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := nic.Attrs().Xdp
+	return x != nil && x.Attached
+}
+
+// descriptors lists the open files of this process that are sockets, eBPF
+// objects or event descriptors.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, fd := range fds {
+		target, err := os.Readlink("/proc/self/fd/" + fd.Name())
+		if err == nil && (strings.HasPrefix(target, "socket:") || strings.Contains(target, "bpf") || strings.Contains(target, "eventfd")) {
+			n++
+		}
+	}
+	return n
+}
+
+// mappings counts the memory mappings of AF_XDP rings, eBPF maps and hugepages.
+func mappings(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, s := range []string{"socket:", "bpf", "hugepage", "memfd"} {
+		n += strings.Count(string(b), s)
+	}
+	return n
+}
+
+// Opening and closing, in every mode, again and again, leaves nothing behind.
+func TestOpenClose(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	defer noLeaks(t)()
+	fds, maps := -1, -1
+	for _, mode := range []xdpnic.Mode{xdpnic.ModeAuto, xdpnic.ModeGeneric, xdpnic.ModeNative, xdpnic.ModeZeroCopy, xdpnic.ModeAuto} {
+		cfg := small(an)
+		cfg.Mode = mode
+		l, err := openOn(t, an, cfg)
+		if err != nil {
+			t.Fatalf("%v: %v", mode, err)
+		}
+		if !attached(t, an) {
+			t.Errorf("%v: no program on the interface", mode)
+		}
+		want := mode
+		switch mode {
+		case xdpnic.ModeAuto:
+			want = xdpnic.ModeGeneric
+		case xdpnic.ModeZeroCopy:
+			want = xdpnic.ModeNative
+		}
+		info := l.Info()
+		last := info.Attempts[len(info.Attempts)-1]
+		if info.Mode != want || last.Mode != want || last.Err != nil {
+			t.Errorf("%v: reached %v by %v, want %v", mode, info.Mode, info.Attempts, want)
+		}
+		for _, a := range info.Attempts[:len(info.Attempts)-1] {
+			if a.Err == nil {
+				t.Errorf("%v: no reason why not %v", mode, a.Mode)
+			}
+		}
+		if info.Driver != "veth" || info.Queues != 1 || info.MTU != an.MTU || info.Index != an.Index {
+			t.Errorf("info: %+v", info)
+		}
+		if link := l.Link(); link.MAC != [6]byte(an.MAC) || link.Addr() != an.IPv4 || !link.Has(an.IPv6) || !link.Up || link.Queue != 0 {
+			t.Errorf("link: %+v", link)
+		}
+		if n := l.Queue().RxChunks(); n != 256 {
+			t.Errorf("%d RX chunks", n)
+		}
+		num, err := l.NewVI()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Enter(num, 1, an.IPv4); err != nil {
+			t.Fatal(err)
+		}
+		block, err := l.Arena().Alloc(4096, 4096)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Arena().Free(block); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatalf("%v: close: %v", mode, err)
+		}
+		if err := l.Close(); err != nil {
+			t.Errorf("%v: second close: %v", mode, err)
+		}
+		if attached(t, an) {
+			t.Errorf("%v: the program stayed on the interface", mode)
+		}
+		if fds < 0 {
+			fds, maps = descriptors(t), mappings(t) // what the libraries keep
+		}
+		if n := descriptors(t); n > fds {
+			t.Errorf("%v: %d descriptors left, %d after the first time", mode, n, fds)
+		}
+		if n := mappings(t); n > maps {
+			t.Errorf("%v: %d mappings left, %d after the first time", mode, n, maps)
+		}
+		if len(registry.devices) != 0 {
+			t.Errorf("%v: the registry still has %v", mode, registry.devices)
+		}
+		if _, err := l.NewVI(); !errors.Is(err, kagent.ErrClosed) {
+			t.Errorf("NewVI after Close: %v", err)
+		}
+		if _, err := l.Path(deadline(t, waitLimit), netip.Addr{}, an.IPv4); !errors.Is(err, kagent.ErrClosed) {
+			t.Errorf("Path after Close: %v", err)
+		}
+	}
+}
+
+// A frame reaches the queue while its VI is in the table, and not otherwise.
+func TestFramesFollowTheTable(t *testing.T) {
+	for _, mode := range []xdpnic.Mode{xdpnic.ModeGeneric, xdpnic.ModeNative} {
+		t.Run(mode.String(), func(t *testing.T) {
+			an, bn := nstest.Pair(t, nstest.Options{})
+			ca, cb := small(an), small(bn)
+			ca.Mode, cb.Mode, ca.RequireMode, cb.RequireMode = mode, mode, true, true
+			a, b := mustOpen(t, an, ca), mustOpen(t, bn, cb)
+			for _, peer := range []netip.Addr{bn.IPv4, bn.IPv6} {
+				p, err := a.Path(deadline(t, waitLimit), netip.Addr{}, peer)
+				if err != nil {
+					t.Fatal(err)
+				}
+				num, err := b.NewVI()
+				if err != nil {
+					t.Fatal(err)
+				}
+				key := kagent.NewKey()
+				if err := b.Enter(num, key, p.Src); err != nil {
+					t.Fatal(err)
+				}
+				if !sendFrame(t, a, b, p, num, key) {
+					t.Errorf("%v: the frame of a VI in the table did not come", peer)
+				}
+				if sendFrame(t, a, b, p, num, key+1) {
+					t.Errorf("%v: a frame with the wrong key came", peer)
+				}
+				if err := b.Remove(num); err != nil {
+					t.Fatal(err)
+				}
+				if sendFrame(t, a, b, p, num, key) {
+					t.Errorf("%v: the frame of a removed VI came", peer)
+				}
+				b.FreeVI(num)
+				if err := b.Enter(num, key, p.Src); err == nil {
+					t.Error("a VI was entered that is not handed out")
+				}
+			}
+		})
+	}
+}
+
+// sendFrame sends a frame from a and tells whether it comes to b. All that
+// comes is received.
+func sendFrame(t *testing.T, a, b *Local, p kagent.Path, vi uint32, key uint64) bool {
+	t.Helper()
+	tmpl, err := wire.NewTemplate(p.Link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := dropped(t, b)
+	q := a.Queue()
+	addr, buf, ok := q.Alloc()
+	if !ok {
+		t.Fatal("no chunk")
+	}
+	body := tmpl.Put(buf, wire.HeaderLen)
+	h := wire.Header{Kind: wire.KindData, VI: vi, Key: key}
+	h.Put(body)
+	wire.PutChecksum(body)
+	q.Send(addr, tmpl.Len()+wire.HeaderLen, false)
+	if err := q.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	var frames [8]xdpnic.Frame
+	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
+		n := b.Queue().Receive(frames[:])
+		came := false
+		for _, f := range frames[:n] {
+			var got wire.Packet
+			came = came || got.Decode(f.Data) == nil && got.VI == vi
+			b.Queue().Recycle(f.Addr)
+		}
+		b.Queue().Refill()
+		if came {
+			return true
+		}
+		if dropped(t, b) > before {
+			return false
+		}
+	}
+	t.Fatal("the frame neither came nor was it dropped")
+	return false
+}
+
+// dropped counts the frames that the demux program refused.
+func dropped(t *testing.T, l *Local) uint64 {
+	t.Helper()
+	c, err := l.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.NoVI + c.Key + c.Source + c.Queue + c.NoSocket
+}
+
+// Two agents on a pair connect, by both families, with the program attached.
+func TestLocalConnect(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	quickNeighbours(t, an)
+	defer noLeaks(t)()
+	a, err := openOn(t, an, small(an))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	b, err := openOn(t, bn, small(bn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
+		bo := testOffer(7)
+		served := make(chan error, 1)
+		started := make(chan struct{})
+		go func() {
+			close(started)
+			in, err := b.Wait(deadline(t, waitLimit), kagent.Address{Host: addrs[1], Disc: []byte("x")})
+			if err == nil {
+				err = in.Accept(deadline(t, waitLimit), bo)
+			}
+			served <- err
+		}()
+		<-started
+		var ans *kagent.Answer
+		err := error(kagent.ErrNoMatch)
+		for errors.Is(err, kagent.ErrNoMatch) { // until it waits
+			ans, err = a.Request(deadline(t, waitLimit), kagent.Address{}, kagent.Address{Host: addrs[1], Disc: []byte("x")}, testOffer(3))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ans.Confirm(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-served; err != nil {
+			t.Fatal(err)
+		}
+		if ans.Offer != bo || ans.Local.Host != addrs[0] {
+			t.Errorf("got %+v", ans)
+		}
+	}
+	for _, c := range []struct {
+		to   string
+		want error
+	}{
+		{"192.0.2.1", kagent.ErrUnreachable}, {"10.99.0.99", kagent.ErrUnreachable}, {"fd99::99", kagent.ErrUnreachable}, {"2001:db8::1", kagent.ErrUnreachable},
+	} {
+		_, err := a.Request(deadline(t, waitLimit), kagent.Address{}, kagent.Address{Host: netip.MustParseAddr(c.to)}, testOffer(3))
+		var op *kagent.OpError
+		if !errors.Is(err, c.want) || !errors.As(err, &op) || op.Op != "request" {
+			t.Errorf("%s: %v", c.to, err)
+		}
+		if kagent.Unavailable(err) {
+			t.Errorf("%s: %v counts as a lack of privilege", c.to, err)
+		}
+	}
+	if _, err := b.Listen(kagent.Address{Disc: []byte("nobody takes")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Request(deadline(t, time.Millisecond), kagent.Address{}, kagent.Address{Host: bn.IPv4, Disc: []byte("nobody takes")}, testOffer(3)); !errors.Is(err, kagent.ErrTimeout) {
+		t.Errorf("short of time: %v", err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Request(deadline(t, waitLimit), kagent.Address{}, kagent.Address{Host: bn.IPv4}, testOffer(3)); !errors.Is(err, kagent.ErrNoMatch) {
+		t.Errorf("a host without an agent: %v", err)
+	}
+}
+
+// A server that opens and closes listeners all its life does not grow by them.
+func TestListenersAreForgotten(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	l := mustOpen(t, a, small(a))
+	stays, err := l.Listen(kagent.Address{Disc: []byte("stays")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		ln, err := l.Listen(kagent.Address{Disc: []byte("goes")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ln.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := cap(l.listeners); n > 8 {
+		t.Errorf("room for %d listeners, of which 1 is open", n)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if !stays.(*localListener).IsClosed() {
+		t.Error("a listener is open still")
+	}
+}

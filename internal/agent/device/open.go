@@ -1,0 +1,478 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/bpf"
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/xdpnic"
+)
+
+// How a queue is opened (device.lease), with d.mu but where it says otherwise:
+//
+//  1. steps: the modes to try, best first; those that go against other queues are passed over
+//  2. newArena: the memory, without d.mu
+//  3. climb: for each mode until one can be had
+//     candidates: the queues that are free
+//     device.attach: the program, in the way that the mode needs
+//     openReserved: the socket, without d.mu; the queue is reserved meanwhile
+//     bpf.Demux.Register: the socket into its slot of the XSKMAP
+//  4. describe, steer: what the user should know, the NIC's rule
+//  5. awaitCarrier: without d.mu
+
+// carrierTime is how long Open waits for the carrier to come back: some
+// drivers take the link down to attach a program.
+const carrierTime = 2 * time.Second
+
+// busyTime is how long Open tries again while the queue is busy; changed by tests.
+var busyTime = xdpnic.DefaultBusyTimeout
+
+// errOpening: the queue, or the mode, may be free when the opens that are under way have ended.
+var errOpening = errors.New("other programs are just opening queues")
+
+// lease takes a queue. Nobody else waits for what it waits for: it gives up d.mu to make the
+// memory, while the queue is busy, which it then has reserved, and until the link is back. An
+// open that others have reserved the queue of, or the mode, waits for them. All of it ends with
+// ctx. Caller holds d.mu, and a reference to d, and is on a thread of the interface's namespace.
+func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
+	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder}
+	link, err := d.router.Link()
+	if err != nil {
+		return nil, err
+	}
+	until := time.Now().Add(busyTime)
+	busy, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	// No memory for a program that is refused anyway.
+	for {
+		steps, _ := d.steps(cfg)
+		if err = d.allInUse(cfg.Queue, steps); !errors.Is(err, errOpening) || !d.awaitReservation(busy) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Unlock()
+	nic, err := l.newArena(cfg, link.MTU)
+	d.mu.Lock()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		if err = l.climb(ctx, until, cfg, nic, link); !errors.Is(err, errOpening) || !d.awaitReservation(busy) {
+			break
+		}
+	}
+	if err == nil {
+		if link.Up {
+			err = d.awaitCarrier(ctx)
+		}
+		if err != nil {
+			return nil, errors.Join(err, l.release())
+		}
+		return l, nil
+	}
+	if d.idle() && d.linger.time == 0 {
+		err = errors.Join(err, d.detach())
+	}
+	return nil, errors.Join(err, l.arena.Close())
+}
+
+// climb opens the queue in the best mode that there is, and leases it. A busy queue is tried
+// again until the given time. Caller holds d.mu, which is given up meanwhile.
+func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpnic.Config, link kagent.Link) error {
+	d := l.dev
+	if d.router.Removed() { // another interface may have its number
+		return kagent.ErrGone
+	}
+	nic.BusyTimeout = max(time.Until(until), time.Nanosecond)
+	steps, passed := d.steps(cfg)
+	attempts := slices.Clone(passed)
+	if err := d.allInUse(cfg.Queue, steps); err != nil {
+		return err
+	}
+	var failed reasons
+	for _, mode := range steps {
+		err := d.otherMode(mode) // by now
+		if err == nil {
+			err = l.open(ctx, nic, mode)
+		}
+		attempts = append(attempts, xdpnic.Attempt{Mode: mode, Err: err})
+		if err == nil {
+			l.describe(cfg.Config, link, mode, attempts)
+			l.steer(cfg.Config)
+			d.unreserve(l)
+			d.leases[l.queueID] = l
+			return nil
+		}
+		if errors.Is(err, kagent.ErrQueueInUse) || errors.Is(err, unix.EBUSY) || errors.Is(err, kagent.ErrGone) || kagent.Unavailable(err) {
+			return reasons{err} // no mode helps
+		}
+		failed = append(failed, fmt.Errorf("%v mode: %w", mode, err))
+	}
+	switch {
+	case len(steps) > 0:
+		// What was passed over for an open that is under way may be tried after it.
+		for _, a := range passed {
+			if errors.Is(a.Err, errOpening) {
+				failed = append(failed, fmt.Errorf("%v mode: %w", a.Mode, a.Err))
+			}
+		}
+	case len(passed) > 0:
+		failed = append(failed, fmt.Errorf("%v mode: %w", cfg.Mode, passed[0].Err))
+	default:
+		failed = append(failed, fmt.Errorf("no data path is %v", cfg.Mode))
+	}
+	return failed
+}
+
+// newArena makes the memory, and the part of the queue's configuration that
+// all modes have in common.
+func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
+	nic, err := xdpnic.Config{
+		Ifindex: l.dev.key.index, QueueID: max(cfg.Queue, 0), Require: true,
+		ChunkSize: cfg.ChunkSize, RxChunks: cfg.RxChunks, TxChunks: cfg.TxChunks,
+	}.WithDefaults()
+	if err != nil {
+		return nic, err
+	}
+	const ethernet = 14 + 4 // header and one VLAN tag
+	nic.MultiBuffer = !cfg.SingleBuffer && mtu+ethernet > nic.ChunkSize-xdpnic.PacketHeadroom-nic.Headroom
+	pool := nic.PoolBytes()
+	if pool > cfg.ArenaBytes {
+		return nic, fmt.Errorf("an arena of %d bytes does not hold the %d bytes of the chunks: "+
+			"take a larger one, or fewer chunks", cfg.ArenaBytes, pool)
+	}
+	l.arena, err = hugepages.New(hugepages.Config{
+		Size: cfg.ArenaBytes, Policy: cfg.Hugepages, Reserve: pool, Shared: cfg.Shared,
+	})
+	if err != nil {
+		return nic, err
+	}
+	nic.Memory, nic.QueueID = l.arena.Bytes(), cfg.Queue
+	return nic, nil
+}
+
+// open tries one mode, and leaves the queue reserved. When it fails it leaves nothing
+// behind but perhaps the program on the interface, for the next mode to use.
+func (l *lease) open(ctx context.Context, nic xdpnic.Config, mode xdpnic.Mode) error {
+	d := l.dev
+	queues, err := d.candidates(nic.QueueID, mode)
+	if err != nil {
+		return err
+	}
+	if err := d.attach(attachMode(mode)); err != nil {
+		return err
+	}
+	nic.Mode = mode
+	open := func(nic xdpnic.Config) (*xdpnic.Queue, error) { return l.openReserved(ctx, nic) }
+	if err := l.openQueue(nic, queues, open); err != nil {
+		return err
+	}
+	if err := d.demux.Register(l.slot, l.queue.FD()); err != nil {
+		d.unreserve(l)
+		return errors.Join(err, l.queue.Close())
+	}
+	return nil
+}
+
+// openReserved opens a queue without d.mu, which the caller holds, and leaves it reserved
+// unless it fails.
+func (l *lease) openReserved(ctx context.Context, nic xdpnic.Config) (q *xdpnic.Queue, err error) {
+	d := l.dev
+	// Others may have taken the queue while this one tried another.
+	if other := d.leases[nic.QueueID]; other != nil {
+		return nil, fmt.Errorf("%w: queue %d is %v: %w", kagent.ErrQueueInUse, nic.QueueID, other, unix.EBUSY)
+	}
+	if other := d.opening[nic.QueueID]; other != nil {
+		return nil, fmt.Errorf("%w: queue %d, for %v: %w", errOpening, nic.QueueID, other.who(), unix.EBUSY)
+	}
+	if l.slot, err = d.freeSlot(); err != nil {
+		return nil, err
+	}
+	d.reserve(l)
+	d.mu.Unlock()
+	q, err = xdpnic.OpenContext(ctx, nic)
+	d.mu.Lock()
+	if err == nil && d.router.Removed() {
+		err = errors.Join(kagent.ErrGone, q.Close())
+	}
+	if err != nil {
+		d.unreserve(l)
+		return nil, err
+	}
+	return q, nil
+}
+
+// opener is xdpnic.Open.
+type opener func(xdpnic.Config) (*xdpnic.Queue, error)
+
+// openQueue takes the first of queues that can be had: without frames of several
+// chunks, if none can be had with them and any refuses those. The error is a reason
+// against the mode, where a queue has one, rather than that another one is busy.
+func (l *lease) openQueue(nic xdpnic.Config, queues []int, open opener) error {
+	errs := l.tryQueues(nic, queues, open)
+	if nic.MultiBuffer && slices.ContainsFunc(errs, func(err error) bool {
+		return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
+	}) {
+		// A kernel before 6.6 knows no frames of several chunks, and a driver
+		// may know none in zero-copy mode (xp_assign_dev, net/xdp/xsk_buff_pool.c).
+		nic.MultiBuffer = false
+		errs = l.tryQueues(nic, queues, open)
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	if i := slices.IndexFunc(errs, func(err error) bool { return !errors.Is(err, unix.EBUSY) }); i >= 0 {
+		return errs[i]
+	}
+	return errs[len(errs)-1]
+}
+
+// tryQueues opens the first of queues that can be had; else it says of each why not.
+func (l *lease) tryQueues(nic xdpnic.Config, queues []int, open opener) (errs []error) {
+	wait := nic.BusyTimeout
+	for i, q := range queues {
+		l.queueID, nic.QueueID = q, q
+		if nic.BusyTimeout = wait; i < len(queues)-1 {
+			nic.BusyTimeout = -1 // rather the next one than wait
+		}
+		var err error
+		if l.queue, err = open(nic); err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return errs
+}
+
+func (l *lease) describe(cfg kagent.Config, link kagent.Link, mode xdpnic.Mode, attempts []xdpnic.Attempt) {
+	d := l.dev
+	l.info = kagent.Info{
+		Interface: link.Name, Index: link.Index, Driver: d.driver, Bus: d.bus,
+		Queue: l.queueID, Queues: d.queues, MTU: link.MTU,
+		Mode: mode, Attempts: attempts,
+		NIC: l.queue.Info(), Arena: l.arena.Info(), MaxVIs: cfg.MaxVIs, Port: cfg.Port,
+	}
+	note := func(text string) { l.info.Notes = append(l.info.Notes, text) }
+	if !link.Up {
+		note("the interface has no carrier, or is down")
+	}
+	if d.driver == "veth" && !mode.Generic() {
+		note("a veth receives in native mode only while its peer has an XDP program too, or generic receive offload")
+	}
+}
+
+// awaitCarrier gives up d.mu until the interface can send again; the error is that of ctx.
+// Caller holds d.mu.
+func (d *device) awaitCarrier(ctx context.Context) error {
+	r := d.router
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	look := time.NewTicker(2 * time.Millisecond)
+	defer look.Stop()
+	for end := time.Now().Add(carrierTime); time.Now().Before(end); {
+		if link, err := r.Link(); err != nil || link.Up {
+			return nil
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// idle reports whether no queue is leased or reserved. Caller holds d.mu.
+func (d *device) idle() bool { return len(d.leases) == 0 && len(d.opening) == 0 }
+
+// reserve keeps l's queue from others until unreserve. Caller holds d.mu.
+func (d *device) reserve(l *lease) { d.opening[l.queueID] = l }
+
+// unreserve ends a reservation, and wakes all who wait for one to end. Caller holds d.mu.
+func (d *device) unreserve(l *lease) {
+	delete(d.opening, l.queueID)
+	if d.changed != nil {
+		close(d.changed)
+		d.changed = nil
+	}
+}
+
+// awaitReservation gives up d.mu until a reservation ends, and reports whether one has
+// before ctx did. Caller holds d.mu.
+func (d *device) awaitReservation(ctx context.Context) bool {
+	if len(d.opening) == 0 {
+		return ctx.Err() == nil
+	}
+	if d.changed == nil {
+		d.changed = make(chan struct{})
+	}
+	changed := d.changed
+	d.mu.Unlock()
+	defer d.mu.Lock()
+	select {
+	case <-changed:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// otherMode is why a mode is not tried while other queues need another one; nil: it can
+// be. It may change where only reservations are in the way. Caller holds d.mu.
+func (d *device) otherMode(m xdpnic.Mode) error {
+	switch {
+	case d.idle() || attachMode(m) == d.mode:
+		return nil
+	case len(d.leases) == 0:
+		return fmt.Errorf("not tried: %w in %v mode", errOpening, d.mode)
+	}
+	return fmt.Errorf("not tried: this process has the program attached in %v mode for another queue", d.mode)
+}
+
+// steps are the data paths to try, best first, and those that are passed over,
+// with the reason. Caller holds d.mu.
+func (d *device) steps(cfg Config) (steps []xdpnic.Mode, passed []xdpnic.Attempt) {
+	ladder := xdpnic.Ladder(cfg.Mode, cfg.RequireMode)
+	pass := func(m xdpnic.Mode, reason string) {
+		passed = append(passed, xdpnic.Attempt{Mode: m, Err: errors.New("not tried: " + reason)})
+	}
+	if len(ladder) > 0 && ladder[0] == xdpnic.ModeZeroCopy && cfg.NoZeroCopy != nil {
+		ladder = ladder[1:]
+		passed = append(passed, xdpnic.Attempt{Mode: xdpnic.ModeZeroCopy, Err: fmt.Errorf("not tried: %w", cfg.NoZeroCopy)})
+	}
+	lingers := d.idle() && d.attached && cfg.Linger > 0
+	if lingers || !d.idle() {
+		for _, m := range ladder {
+			err := d.otherMode(m)
+			if lingers && attachMode(m) != d.mode {
+				err = fmt.Errorf("not tried: this process has the program attached in %v mode and keeps it until %v after its last queue was closed",
+					d.mode, d.linger.time)
+			}
+			if err != nil {
+				passed = append(passed, xdpnic.Attempt{Mode: m, Err: err})
+			} else {
+				steps = append(steps, m)
+			}
+		}
+		return steps, passed
+	}
+	// A queue past the first exists in native mode only.
+	if cfg.Mode == xdpnic.ModeAuto && d.driver == "veth" && cfg.Queue <= 0 {
+		// Measured on kernel 6.18, 64 bytes one way: 1.06 us generic, 1.47 native.
+		if cfg.NoZeroCopy == nil {
+			pass(xdpnic.ModeZeroCopy, "veth has no zero-copy")
+		}
+		pass(xdpnic.ModeNative, "on veth, generic mode has the lower latency")
+		return []xdpnic.Mode{xdpnic.ModeGeneric, xdpnic.ModeNative}, passed
+	}
+	return ladder, passed
+}
+
+// candidates are the queues to try for a mode, free ones only. Caller holds
+// d.mu.
+func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
+	n := d.queues
+	oneQueue := mode.Generic() && d.driver == "veth"
+	if oneQueue {
+		n = 1
+	}
+	if want >= 0 {
+		switch l, opening := d.leases[want], d.opening[want]; {
+		case want >= d.inputs:
+			return nil, fmt.Errorf("there is no queue %d: the interface has %d", want, d.inputs)
+		case want >= d.queues:
+			return nil, fmt.Errorf("queue %d receives and does not send: take one of the first %d, or give the interface more to send (ethtool -L)", want, d.queues)
+		case want >= n:
+			return nil, fmt.Errorf("in generic mode all frames of a veth come in on queue 0: take that, or native mode")
+		case l != nil:
+			return nil, fmt.Errorf("%w: queue %d is %v: end that program, or take any queue that is free", kagent.ErrQueueInUse, want, l)
+		case opening != nil:
+			return nil, fmt.Errorf("%w: %w: queue %d, for %v", kagent.ErrQueueInUse, errOpening, want, opening.who())
+		}
+		return []int{want}, nil
+	}
+	var free []int
+	var held []string
+	var reserved bool
+	for q := range n {
+		switch l, opening := d.leases[q], d.opening[q]; {
+		case l != nil:
+			held = append(held, fmt.Sprintf("queue %d is %v", q, l))
+		case opening != nil:
+			reserved = true
+			held = append(held, fmt.Sprintf("queue %d is being opened for %v", q, opening.who()))
+		default:
+			free = append(free, q)
+		}
+	}
+	if len(free) == 0 && reserved {
+		return nil, fmt.Errorf("%w: %w: %s", kagent.ErrQueueInUse, errOpening, strings.Join(held, ", "))
+	}
+	if len(free) == 0 {
+		remedy := "end one of them, or give the interface more queues (ethtool -L)"
+		switch {
+		case oneQueue && d.queues > 1:
+			remedy = fmt.Sprintf("in generic mode a veth has this one; open all programs in native mode, which has all %d, or end it", d.queues)
+		case n == 1:
+			remedy = "end that program, or give the interface more queues"
+		}
+		return nil, fmt.Errorf("%w: %s: %s", kagent.ErrQueueInUse, strings.Join(held, ", "), remedy)
+	}
+	return free, nil
+}
+
+// allInUse is the error when no mode has a free queue. Caller holds d.mu.
+func (d *device) allInUse(want int, steps []xdpnic.Mode) (err error) {
+	for _, m := range steps {
+		if _, err = d.candidates(want, m); !errors.Is(err, kagent.ErrQueueInUse) {
+			return nil
+		}
+	}
+	return err
+}
+
+// freeSlot finds a slot of the XSKMAP. Caller holds d.mu.
+func (d *device) freeSlot() (int, error) {
+	for s := range bpf.DefaultMaxSockets {
+		if d.slotFree(s) {
+			return s, nil
+		}
+	}
+	return 0, fmt.Errorf("all %d socket slots are in use", bpf.DefaultMaxSockets)
+}
+
+// slotFree tells whether no lease has the slot, or will have it. Caller holds d.mu.
+func (d *device) slotFree(slot int) bool {
+	for _, all := range []map[int]*lease{d.leases, d.opening} {
+		for _, l := range all {
+			if l.slot == slot {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// reasons are several errors in one line.
+type reasons []error
+
+func (r reasons) Error() string {
+	var texts []string
+	for _, err := range r {
+		texts = append(texts, err.Error())
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (r reasons) Unwrap() []error { return r }

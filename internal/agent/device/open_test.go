@@ -1,0 +1,530 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/xdpnic"
+)
+
+// Who wants a queue is told whose it is and what helps, also before it has been handed out.
+func TestInUse(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	cfg := small(an)
+	cfg.Mode, cfg.Queue, cfg.Holder = xdpnic.ModeGeneric, kagent.AnyQueue, kagent.Holder{PID: 4711, UID: 1001, Comm: "trader"}
+	mustOpen(t, an, cfg)
+	_, err := openOn(t, an, cfg)
+	if !errors.Is(err, kagent.ErrQueueInUse) {
+		t.Fatalf("%v, want ErrQueueInUse", err)
+	}
+	for _, part := range []string{"queue 0 is open in process 4711 (trader) of user 1001", "native mode, which has all 2"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q does not say %q", err, part)
+		}
+	}
+	cfg.Queue = 0
+	if _, err := openOn(t, an, cfg); !errors.Is(err, kagent.ErrQueueInUse) || !strings.Contains(err.Error(), "end that program, or") {
+		t.Errorf("queue 0: %v", err)
+	}
+}
+
+// Opens of one interface in one process share what there is one of.
+func TestSeveralOpens(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
+	native := small(an)
+	native.Mode, native.Queue = xdpnic.ModeNative, kagent.AnyQueue
+	a0 := mustOpen(t, an, native)
+	a1 := mustOpen(t, an, native)
+	if a0.Info().Queue == a1.Info().Queue || a0.Queue() == a1.Queue() {
+		t.Errorf("both have queue %d", a0.Info().Queue)
+	}
+	_, err := openOn(t, an, native)
+	if !errors.Is(err, kagent.ErrQueueInUse) || kagent.Unavailable(err) {
+		t.Errorf("a third open on two queues: %v", err)
+	}
+	t.Logf("no queue left: %v", err)
+	native.ShareQueue = true
+	a2 := mustOpen(t, an, native)
+	if a2.Queue() != a0.Queue() && a2.Queue() != a1.Queue() || a2.Arena() != a0.Arena() && a2.Arena() != a1.Arena() {
+		t.Error("the shared queue is not one of the two")
+	}
+
+	// Numbers are one set; one agent's end is not the other's.
+	n0, err0 := a0.NewVI()
+	n2, err2 := a2.NewVI()
+	if err0 != nil || err2 != nil || n0 == n2 {
+		t.Fatalf("numbers %#x %#x, %v %v", n0, n2, err0, err2)
+	}
+	if err := a0.Enter(n2, 1, bn.IPv4); err == nil {
+		t.Error("an agent entered another's VI")
+	}
+	if _, err := a0.Listen(kagent.Address{Disc: []byte("d")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a1.Listen(kagent.Address{Disc: []byte("d")}); !errors.Is(err, kagent.ErrListening) {
+		t.Errorf("one discriminator, two listeners: %v", err)
+	}
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := a2.Wait(deadline(t, waitLimit), kagent.Address{Disc: []byte("w")})
+		waiting <- err
+	}()
+	if err := a2.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waiting; !errors.Is(err, kagent.ErrClosed) {
+		t.Errorf("Wait on a closed agent: %v", err)
+	}
+	if !attached(t, an) {
+		t.Error("the program is gone with the first of three")
+	}
+	if err := a0.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a1.Listen(kagent.Address{Disc: []byte("d")}); err != nil {
+		t.Errorf("the listener outlived its agent: %v", err)
+	}
+
+	// Generic mode: one queue, and one way to attach.
+	generic := small(an)
+	generic.Mode, generic.RequireMode, generic.Queue = xdpnic.ModeGeneric, true, kagent.AnyQueue
+	if _, err := openOn(t, an, generic); err == nil {
+		t.Error("generic mode beside native mode on one interface")
+	} else {
+		t.Logf("another mode: %v", err)
+	}
+	gb := small(bn)
+	mustOpen(t, bn, gb)
+	gb.Queue = 1
+	gb.Mode, gb.RequireMode = xdpnic.ModeGeneric, true
+	if _, err := openOn(t, bn, gb); err == nil || !strings.Contains(err.Error(), "queue 0") {
+		t.Errorf("queue 1 in generic mode: %v", err)
+	}
+}
+
+// setChannels is ethtool -L.
+func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
+	t.Helper()
+	if err := n.Do(func() error {
+		e, err := ethtool.NewEthtool()
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		c, err := e.GetChannels(n.Name)
+		if err != nil {
+			return err
+		}
+		c.RxCount, c.TxCount = rx, tx
+		_, err = e.SetChannels(n.Name, c)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Who is told to give the interface more queues can do so while others have theirs.
+func TestQueuesAdded(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
+	setChannels(t, bn, 1, 1) // or a's one queue is too few for native mode
+	setChannels(t, an, 1, 1)
+	cfg := small(an)
+	cfg.Mode, cfg.RequireMode, cfg.Queue = xdpnic.ModeNative, true, kagent.AnyQueue
+	mustOpen(t, an, cfg)
+	if _, err := openOn(t, an, cfg); !errors.Is(err, kagent.ErrQueueInUse) || !strings.Contains(err.Error(), "more queues") {
+		t.Fatalf("%v, want ErrQueueInUse and what to do", err)
+	}
+	setChannels(t, an, 2, 2)
+	if i := mustOpen(t, an, cfg).Info(); i.Queue != 1 || i.Queues != 2 {
+		t.Errorf("queue %d of %d", i.Queue, i.Queues)
+	}
+}
+
+// A program that somebody takes off by force is not there any more, and comes back when
+// the next queue is opened.
+func TestProgramTakenOff(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	cfg := small(an)
+	cfg.Mode, cfg.Queue = xdpnic.ModeNative, kagent.AnyQueue
+	l := mustOpen(t, an, cfg)
+	objects, ok := l.demux.Descriptors()
+	if !ok {
+		t.Fatal("no descriptors")
+	}
+	fd, err := unix.FcntlInt(uintptr(objects.Link), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same, err := link.NewFromFD(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(same.Detach(), same.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if m := LocalStatus().NICs[0].Mode; m != "" || attached(t, an) {
+		t.Errorf("the program is off, and the status says %q", m)
+	}
+	mustOpen(t, an, cfg)
+	if m := LocalStatus().NICs[0].Mode; m != "native" || !attached(t, an) {
+		t.Errorf("after another open the status says %q, want native", m)
+	}
+}
+
+// A queue that frames come in on, and that sends nothing, is nobody's: the kernel takes
+// what is sent on it without a word and leaves it on the ring. It counts for steering.
+func TestQueuesThatOnlyReceive(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	setChannels(t, an, 4, 2)
+	cfg := small(an)
+	cfg.Mode, cfg.Queue = xdpnic.ModeNative, kagent.AnyQueue
+	for range 2 {
+		l := mustOpen(t, an, cfg)
+		if info := l.Info(); info.Queues != 2 || l.dev.inputs != 4 {
+			t.Errorf("%d queues to be had, frames come in on %d; want 2 and 4", info.Queues, l.dev.inputs)
+		}
+		q := l.Queue()
+		addr, _, _ := q.Alloc()
+		if !q.Send(addr, 64, false) || q.Flush() != nil || q.Pending() != 0 {
+			t.Errorf("queue %d sends nothing: %d entries pending", l.Info().Queue, q.Pending())
+		}
+	}
+	refused := func(what string) error {
+		l, err := openOn(t, an, cfg)
+		if err == nil {
+			t.Errorf("%s: opened", what)
+			return l.Close()
+		}
+		return err
+	}
+	if err := refused("a third"); !errors.Is(err, kagent.ErrQueueInUse) {
+		t.Errorf("a third: %v, want ErrQueueInUse", err)
+	}
+	for queue, text := range []string{2: "queue 2 receives and does not send", 3: "queue 3 receives", 4: "no queue 4: the interface has 4"} {
+		if cfg.Queue = queue; text == "" {
+			continue
+		}
+		if err := refused(text); err != nil && !strings.Contains(err.Error(), text) {
+			t.Errorf("queue %d: %v, want %q", queue, err, text)
+		}
+	}
+}
+
+// What Open cannot do, it says, and leaves nothing.
+func TestOpenErrors(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	cases := []struct {
+		name   string
+		change func(*Config)
+		text   string
+	}{
+		{"no interface", func(c *Config) { c.Interface = "" }, "no interface"},
+		{"unknown interface", func(c *Config) { c.Interface = "nosuch0" }, "via0"},
+		{"queue", func(c *Config) { c.Queue = 7 }, "no queue 7"},
+		{"arena", func(c *Config) { c.ArenaBytes = 4096 }, "does not hold"},
+		{"VIs", func(c *Config) { c.MaxVIs = 1 }, "MaxVIs"},
+		{"no such mode", func(c *Config) { c.Mode = 99 }, "mode(99)"},
+		{"mode", func(c *Config) { c.Mode, c.RequireMode = xdpnic.ModeZeroCopy, true }, "zero-copy"},
+	}
+	for _, c := range cases {
+		cfg := small(an)
+		c.change(&cfg)
+		l, err := openOn(t, an, cfg)
+		if err == nil {
+			l.Close()
+			t.Errorf("%s: no error", c.name)
+			continue
+		}
+		var op *kagent.OpError
+		if !errors.As(err, &op) || !strings.Contains(err.Error(), c.text) || kagent.Unavailable(err) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if attached(t, an) || len(registry.devices) != 0 {
+			t.Errorf("%s: something stayed behind", c.name)
+		}
+	}
+
+	// Somebody else's program stays where it is.
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Name: "stranger", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, License: "GPL"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	nic, err := an.Netlink().LinkByIndex(an.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := an.Do(func() error { return netlink.LinkSetXdpFdWithFlags(nic, p.FD(), nl.XDP_FLAGS_SKB_MODE) }); err != nil {
+		t.Fatal(err)
+	}
+	_, err = openOn(t, an, small(an))
+	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "stranger") {
+		t.Errorf("with another's program: %v", err)
+	}
+	if !attached(t, an) {
+		t.Error("the other's program is gone")
+	}
+}
+
+// Another process that has the interface is named.
+func TestSecondProcess(t *testing.T) {
+	if ns := os.Getenv("KAGENT_SECOND"); ns != "" {
+		_, err := Open(kagent.Config{Interface: "via0", ArenaBytes: 4 << 20})
+		if err == nil {
+			os.Exit(3)
+		}
+		os.Stdout.WriteString(err.Error())
+		if !errors.Is(err, unix.EADDRINUSE) || kagent.Unavailable(err) {
+			os.Exit(4)
+		}
+		os.Exit(0)
+	}
+	an, _ := nstest.Pair(t, nstest.Options{})
+	mustOpen(t, an, small(an))
+	var out []byte
+	err := an.Do(func() (err error) { // a child begins in its parent thread's namespace
+		cmd := exec.Command(os.Args[0], "-test.run=^TestSecondProcess$")
+		cmd.Env = append(os.Environ(), "KAGENT_SECOND=1")
+		out, err = cmd.CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("%s", out)
+	for _, s := range []string{"another via-xdp program", "4793", "via0", "process"} {
+		if !strings.Contains(string(out), s) {
+			t.Errorf("%q does not say %q", out, s)
+		}
+	}
+}
+
+// Killed with SIGKILL, a program leaves nothing, and the queue opens again.
+func TestKill(t *testing.T) {
+	if os.Getenv("KAGENT_KILL") != "" {
+		l, err := Open(kagent.Config{Interface: "via0", ArenaBytes: 4 << 20})
+		if err != nil {
+			os.Stdout.WriteString(err.Error())
+			os.Exit(3)
+		}
+		num, _ := l.NewVI()
+		l.Enter(num, 1, netip.MustParseAddr("10.99.0.2"))
+		os.Stdout.WriteString("open\n")
+		time.Sleep(time.Minute)
+	}
+	an, _ := nstest.Pair(t, nstest.Options{})
+	for range 3 {
+		err := an.Do(func() error {
+			cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")
+			cmd.Env = append(os.Environ(), "KAGENT_KILL=1")
+			r, err := cmd.StdoutPipe()
+			if err != nil {
+				return err
+			}
+			if err := cmd.Start(); err != nil {
+				return err
+			}
+			line := make([]byte, 200)
+			n, _ := r.Read(line)
+			if string(line[:n]) != "open\n" {
+				t.Errorf("child: %s", line[:n])
+			}
+			cmd.Process.Kill()
+			cmd.Wait()
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := openOn(t, an, small(an))
+		if err != nil {
+			t.Fatalf("after the kill: %v", err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if attached(t, an) {
+			t.Error("a program stayed")
+		}
+	}
+}
+
+// Without privilege there is one error that says what is missing.
+func TestUnprivileged(t *testing.T) {
+	if os.Getenv("KAGENT_NOBODY") != "" {
+		_, err := Open(kagent.Config{Interface: "lo", ArenaBytes: 4 << 20})
+		if err == nil || !kagent.Unavailable(err) {
+			os.Exit(3)
+		}
+		os.Stdout.WriteString(err.Error())
+		os.Exit(0)
+	}
+	cmd := nstest.AsNobody(t, "TestUnprivileged")
+	cmd.Env = append(os.Environ(), "KAGENT_NOBODY=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("%s", out)
+	for _, s := range []string{"CAP_BPF", "CAP_NET_ADMIN", "root"} {
+		if !strings.Contains(string(out), s) {
+			t.Errorf("%q does not say %q", out, s)
+		}
+	}
+}
+
+// An open that waits for a queue that is busy holds nobody up, and ends with its context.
+func TestOpenCancelled(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	stranger := mustBind(t, an, 0)
+	defer stranger.Close()
+	busyTime = waitLimit
+	defer func() { busyTime = xdpnic.DefaultBusyTimeout }()
+	cfg := small(an)
+	cfg.Mode, cfg.Queue = xdpnic.ModeNative, 0
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- an.Do(func() error {
+			_, err := OpenContext(ctx, cfg)
+			return err
+		})
+	}()
+	await.Until(t, "the queue is reserved", func() bool {
+		registry.mu.Lock()
+		defer registry.mu.Unlock()
+		for _, d := range registry.devices {
+			if d.key.index == an.Index && d.mu.TryLock() {
+				reserved := d.opening[0] != nil
+				d.mu.Unlock()
+				return reserved
+			}
+		}
+		return false
+	})
+	other := cfg
+	other.Queue = 1
+	mustOpen(t, an, other)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want context.Canceled", err)
+	}
+	if err := stranger.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mustOpen(t, an, cfg)
+}
+
+// mustBind opens a queue as another program does.
+func mustBind(t *testing.T, ns *nstest.NS, queue int) *xdpnic.Queue {
+	t.Helper()
+	var q *xdpnic.Queue
+	if err := ns.Do(func() (err error) {
+		q, err = xdpnic.Open(xdpnic.Config{Ifindex: ns.Index, QueueID: queue, Mode: xdpnic.ModeNative, RxChunks: 64, TxChunks: 64})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+// A queue that knows no frames of several chunks is taken without them, and one that
+// refuses the mode is heard, although the one that was tried last is busy.
+func TestReasonsOfAllQueues(t *testing.T) {
+	opened := new(xdpnic.Queue)
+	for _, c := range []struct {
+		name  string
+		multi bool
+		first func(xdpnic.Config) error // of queue 0; queue 1 is busy
+		want  error
+	}{
+		{"no multi-buffer", true, func(nic xdpnic.Config) error {
+			if nic.MultiBuffer {
+				return unix.EOPNOTSUPP
+			}
+			return nil
+		}, nil},
+		{"not even without", true, func(xdpnic.Config) error { return unix.EINVAL }, unix.EINVAL},
+		{"refused", false, func(xdpnic.Config) error { return unix.EOPNOTSUPP }, unix.EOPNOTSUPP},
+		{"busy", true, func(xdpnic.Config) error { return unix.EBUSY }, unix.EBUSY},
+	} {
+		var l lease
+		err := l.openQueue(xdpnic.Config{MultiBuffer: c.multi}, []int{0, 1}, func(nic xdpnic.Config) (*xdpnic.Queue, error) {
+			err := error(unix.EBUSY)
+			if nic.QueueID == 0 {
+				err = c.first(nic)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return opened, nil
+		})
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+		if c.want == nil && (l.queue != opened || l.queueID != 0) {
+			t.Errorf("%s: queue %d", c.name, l.queueID)
+		}
+	}
+}
+
+// What lingers is there after Close, and is gone after EndLinger; an Open without a Linger leaves none.
+func TestEndLinger(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	use := func(linger time.Duration) {
+		t.Helper()
+		var l *Local
+		if err := ns.Do(func() (err error) {
+			l, err = OpenContext(context.Background(), Config{
+				Config: kagent.Config{Interface: ns.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20}, Linger: linger,
+			})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	attached := func(want bool) {
+		t.Helper()
+		nic, err := ns.Netlink().LinkByIndex(ns.Index)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x := nic.Attrs().Xdp; (x != nil && x.Attached) != want {
+			t.Errorf("XDP %+v, want a program: %v", x, want)
+		}
+		if n := len(LocalStatus().NICs); (n == 1) != want {
+			t.Errorf("%d interfaces are open, want one: %v", n, want)
+		}
+	}
+	use(time.Hour)
+	attached(true)
+	use(time.Hour)
+	attached(true)
+	if err := EndLinger(); err != nil {
+		t.Error(err)
+	}
+	attached(false)
+	use(time.Hour)
+	use(0)
+	attached(false)
+}

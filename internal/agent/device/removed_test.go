@@ -1,0 +1,144 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/route"
+	"viaxdp/internal/base/steer"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/xdpnic"
+)
+
+// An interface that was away and is back by its old number is another one, also where nobody has
+// looked meanwhile: what there was of the old one is gone, those who wait hear of it, and the new
+// one is opened beside it, with nothing of it in the descriptor store, nor anything of the old one's end.
+func TestNumberComesBack(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	fdStore := newFakeFDStore()
+	cfg := small(an)
+	cfg.Mode, cfg.Shared, cfg.FDStore = xdpnic.ModeGeneric, true, fdStore
+	old := mustOpen(t, an, cfg)
+	num, err := old.NewVI()
+	if err != nil {
+		t.Fatal(err)
+	}
+	handOut(t, old)
+	told, entered, busy := make(chan kagent.Link, 100), make(chan struct{}, 100), make(chan struct{})
+	first := true
+	old.Watch(func(l kagent.Link) {
+		if told <- l; !first {
+			entered <- struct{}{}
+			<-busy
+		}
+		first = false
+	})
+	gone := make(chan struct{})
+	old.OnGone(func() { close(gone) })
+	ln, err := old.Listen(kagent.Address{Disc: []byte("listens")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := make(chan error, 2)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+	defer cancel()
+	go func() {
+		_, err := old.Wait(ctx, kagent.Address{Disc: []byte("waits")})
+		waits <- err
+	}()
+	go func() {
+		_, err := ln.Wait(ctx)
+		waits <- err
+	}()
+
+	h := an.Netlink()
+	nic, err := h.LinkByIndex(an.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.LinkSetMTU(nic, 1400); err != nil {
+		t.Fatal(err)
+	}
+	<-entered // the watcher is busy from now on
+	an.MoveAway(t)(false)
+	close(busy)
+	select {
+	case <-gone:
+	case <-time.After(waitLimit):
+		t.Fatal("nobody says that it is gone")
+	}
+	var last kagent.Link
+	for len(told) > 0 {
+		last = <-told
+	}
+	if !last.Gone || last.Name != an.Name || last.Queue != old.Info().Queue {
+		t.Errorf("told at the end: %+v", last)
+	}
+	for range 2 {
+		if err := <-waits; !errors.Is(err, kagent.ErrGone) || errors.Is(err, kagent.ErrClosed) {
+			t.Errorf("who waits has %v", err)
+		}
+	}
+	if l := old.Link(); !l.Gone {
+		t.Errorf("the old one is %+v", l)
+	}
+	if n := len(fdStore.all()); n > 0 {
+		t.Errorf("%d things are kept of the interface that went", n)
+	}
+	late := false
+	if old.OnGone(func() { late = true }); !late {
+		t.Error("who asks later is not told")
+	}
+
+	fresh := mustOpen(t, an, cfg)
+	if l := fresh.Link(); l.Gone || l.Index != old.Info().Index {
+		t.Errorf("the new one is %+v", l)
+	}
+	if _, err := fresh.NewVI(); err != nil {
+		t.Fatal(err)
+	}
+	handOut(t, fresh)
+	if n := len(LocalStatus().NICs); n != 2 {
+		t.Errorf("the status tells of %d interfaces, and one has the old queue still", n)
+	}
+	before := len(fdStore.all())
+	old.FreeVI(num)
+	if err := old.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := len(fdStore.all()); n != before || n != 3 {
+		t.Errorf("%d things are kept of the new one, and %d were", n, before)
+	}
+	if !fresh.demux.Attached() {
+		t.Error("the end of the old one has taken the program off the new one")
+	}
+}
+
+// The steering of an interface that is gone went with it: that of another one of its name is left alone.
+func TestSteeringGone(t *testing.T) {
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nl.Close()
+	nic := &fakeSteered{table: []uint32{0, 1, 0, 1}}
+	d := &device{
+		driver: "igb", inputs: 2, leases: make(map[int]*lease), router: route.New(nl, "eth0", 1, 4793),
+		openSteered: func(string) (steered, error) { return nic, nil },
+	}
+	l := newLease(d, 1)
+	l.steer(kagent.Config{Port: 4793, Steer: steer.RSS})
+	if l.steering == nil {
+		t.Fatal("nothing is steered")
+	}
+	d.router = route.New(nl, "eth0", 1<<30, 4793)
+	if err := l.unsteer(); err != nil || nic.table[0] != 1 || nic.closed != 1 || l.steering != nil {
+		t.Errorf("table %v, closed %d, %v", nic.table, nic.closed, err)
+	}
+}

@@ -1,0 +1,109 @@
+package device
+
+import (
+	"net/netip"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/agent/kagent"
+)
+
+// A record that makes no sense is no reason to drop the others of its interface; one about the
+// interface itself is, and what its queues had is returned.
+func TestBadRecords(t *testing.T) {
+	const place = "via0:7:4793"
+	entry := func(key, value string, files ...*os.File) fdstore.Entry {
+		return fdstore.Entry{Key: key, Value: []byte(value), Files: files}
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	good := []fdstore.Entry{
+		entry(nicKey(place), `{"Index":7,"Port":4793}`),
+		entry(leaseKey(place, 2), `{"Queue":2,"Slot":1,"Tag":"eA==","Info":{"Info":{"Arena":{"Size":4096}}}}`, r, w),
+		entry(viKey(place, 9), `{"Queue":2}`),
+	}
+	bad := []fdstore.Entry{
+		entry(leaseKey(place, 3), `{"Queue":`), entry(leaseKey(place, 4), `{"Queue":4}`), entry(leaseKey(place, 5), `{"Queue":2}`, r),
+		entry("vi/"+place+"/none", `{}`), entry(viKey(place, 3), `[]`), entry("listen/"+place+"/1", `[]`), entry("odd/"+place, ``),
+	}
+	k, nic, err := sortEntries(place, append(bad, good...))
+	if err != nil || nic.Index != 7 || len(k.leases) != 1 || len(k.vis) != 1 || len(k.listens) != 0 {
+		t.Errorf("%+v, %+v, %v", k, nic, err)
+	}
+	for _, i := range bad {
+		if k.bad[i.Key] == nil {
+			t.Errorf("nothing against %s", i.Key)
+		}
+	}
+	if len(k.bad) != len(bad) {
+		t.Errorf("against %d records: %v", len(k.bad), k.bad)
+	}
+	good[0].Value = []byte(`{"Index":"seven"}`)
+	if k, _, err = sortEntries(place, good); err == nil {
+		t.Error("an interface without its record")
+	}
+	lost := k.lost()
+	if len(lost) != 1 || lost[0].Local != nil || string(lost[0].Tag) != "x" || lost[0].Alive != r || lost[0].Memory != w || lost[0].Size != 4096+4*4096 { // the memory, and a page of each ring
+		t.Errorf("lost: %+v", lost)
+	}
+	if len(good[1].Files) != 0 {
+		t.Error("the files are those of two")
+	}
+}
+
+// memory is a descriptor store that keeps values alone.
+type memory []fdstore.Entry
+
+func (m *memory) Put(key string, value []byte, _ ...int) error {
+	*m = append(*m, fdstore.Entry{Key: key, Value: value, Files: []*os.File{nil}})
+	return nil
+}
+
+func (m *memory) Delete(string) error { return nil }
+
+// What was kept of an interface is read again the same, whatever its name is and whatever an
+// agent of another version, or somebody else, has put beside it: that is an error, or of this
+// interface, too.
+func FuzzKept(f *testing.F) {
+	f.Add("eth0", "vi/eth0/10001", []byte(`{"Queue":1,"Peer":"10.0.0.1","Grave":{"VI":3}}`), uint32(0x10001), 3)
+	f.Add("eth0.5@x", "lease/eth0.5@x/0", []byte(`{"Queue":-1,"Info":{}}`), uint32(0), 0)
+	f.Add("via%d", "nic/via%d", []byte(`{"Index":1,"MaxVIs":-1}`), uint32(0xffffffff), 63)
+	f.Add("a b", "vi/a b/", []byte(`null`), uint32(7), 1)
+	f.Add("eth0", "lane/eth0/1", []byte(`{"ID":1,"Queues":[0,1],"Charged":[true,false],"Left":-1}`), uint32(7), 1)
+	f.Add("eth0", "lane/eth0/1", []byte(`{"ID":1,"Queues":[0,0],"Left":7}`), uint32(7), 1)
+	f.Fuzz(func(t *testing.T, name, key string, value []byte, num uint32, queue int) {
+		if name == "" || strings.Contains(name, "/") || !utf8.ValidString(name) {
+			return // no interface is called so, or none that could be written down
+		}
+		var kept memory
+		nic := nicRecord{Index: 5, Port: 4793, MaxVIs: 64, Attached: true}
+		lease := leaseRecord{Queue: queue, Slot: 2, Tag: value, Info: (&kagent.Info{Interface: name}).Message()}
+		vi := viRecord{Queue: queue, Peer: netip.MustParseAddr("fe80::1"), PeerReset: &PeerReset{VI: num}}
+		for k, r := range map[string]any{nicKey(name): nic, leaseKey(name, queue): lease, viKey(name, num): vi} {
+			if err := put(&kept, k, r); err != nil {
+				t.Skip(err)
+			}
+		}
+		k, gotNIC, err := sortEntries(name, kept)
+		if err != nil || k.nic == nil || gotNIC != nic || len(k.leases) != 1 || !reflect.DeepEqual(k.vis, map[uint32]viRecord{num: vi}) {
+			t.Fatalf("%+v, %+v: %v", k, gotNIC, err)
+		}
+		for _, r := range k.leases {
+			if r.Queue != queue || r.Slot != 2 || string(r.Tag) != string(value) || r.Info.Restore().Interface != name {
+				t.Fatalf("the lease is %+v", r)
+			}
+		}
+		k, _, err = sortEntries(name, append(kept, fdstore.Entry{Key: key, Value: value, Files: []*os.File{nil}}))
+		if err == nil && (k.nic == nil || len(k.leases) > 2 || len(k.vis) > 2 || len(k.shmLinks) > 1) {
+			t.Fatalf("%q, %q: %+v", key, value, k)
+		}
+	})
+}

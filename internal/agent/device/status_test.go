@@ -1,0 +1,77 @@
+package device
+
+import (
+	"net/netip"
+	"os"
+	"testing"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
+)
+
+// Status names the queue, who has it, and each VI with its peer, and forgets
+// them when they go.
+func TestLocalStatus(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	agent, err := openOn(t, a, small(a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	idle, err := agent.NewVI()
+	if err != nil {
+		t.Fatal(err)
+	}
+	connected, err := agent.NewVI()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Enter(connected, kagent.NewKey(), b.IPv4); err != nil {
+		t.Fatal(err)
+	}
+	lease := func() kagent.LeaseStatus {
+		t.Helper()
+		s := LocalStatus()
+		if s.Daemon || s.PID != os.Getpid() || len(s.NICs) != 1 || len(s.NICs[0].Leases) != 1 {
+			t.Fatalf("status: %+v", s)
+		}
+		n := s.NICs[0]
+		if n.Interface != a.Name || n.Driver != "veth" || n.MTU != a.MTU || n.VIs != len(n.Leases[0].VIs) {
+			t.Errorf("NIC: %+v", n)
+		}
+		return n.Leases[0]
+	}
+	agent.manager.Receive([]byte("?"), a.IPv4, netip.AddrPortFrom(b.IPv4, 4793))
+	if c := LocalStatus().NICs[0].Connects; c != (kagent.Counters{Malformed: 1}) {
+		t.Errorf("connection management: %+v", c)
+	}
+	l := lease()
+	if l.Queue != 0 || l.Holder.PID != os.Getpid() || l.Holder.Comm == "" || l.PinnedBytes < 4<<20 || l.Handles != 1 {
+		t.Errorf("lease: %+v", l)
+	}
+	want := map[uint32]kagent.VIStatus{
+		idle:      {Num: idle, State: kagent.VICreated},
+		connected: {Num: connected, State: kagent.VIConnected, Peer: b.IPv4},
+	}
+	for _, v := range l.VIs {
+		if want[v.Num] != v {
+			t.Errorf("VI: %+v, want %+v", v, want[v.Num])
+		}
+		delete(want, v.Num)
+	}
+	if len(want) > 0 {
+		t.Errorf("missing: %+v", want)
+	}
+	agent.FreeVI(idle)
+	if err := agent.Remove(connected); err != nil {
+		t.Fatal(err)
+	}
+	if l := lease(); len(l.VIs) != 1 || l.VIs[0] != (kagent.VIStatus{Num: connected, State: kagent.VICreated, Peer: netip.Addr{}}) {
+		t.Errorf("after removing: %+v", l.VIs)
+	}
+	if err := agent.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s := LocalStatus(); len(s.NICs) != 0 {
+		t.Errorf("after closing: %+v", s)
+	}
+}

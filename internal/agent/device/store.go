@@ -1,0 +1,330 @@
+package device
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
+	"viaxdp/internal/base/steer"
+	"viaxdp/internal/base/wire"
+)
+
+// Keys of an fdstore.Store. A device's place is NAME:INDEX:PORT: one whose interface is gone
+// may be there beside that of another interface of this name. Names have neither slash
+// nor colon (dev_valid_name, net/core/dev.c). Agents before have put NAME alone.
+//
+//	nic/PLACE          nicRecord; program, maps, control socket, link
+//	lease/PLACE/QUEUE  leaseRecord; the holder's sign of life, the memory
+//	vi/PLACE/NUMBER    viRecord; no file
+//	listen/PLACE/ID    listenRecord; no file
+//	link/PLACE/ID      linkRecord; the memory, the bells
+//	pinned/RANDOM      the agent's that put it; as of a lease
+func nicKey(place string) string              { return "nic/" + place }
+func leaseKey(place string, queue int) string { return fmt.Sprintf("lease/%s/%d", place, queue) }
+func viKey(place string, num uint32) string   { return fmt.Sprintf("vi/%s/%08x", place, num) }
+
+// deviceStore is the part of an fdstore.Store that a device has. Once it is cleared nothing comes in any more:
+// the keys may be another device's.
+type deviceStore struct {
+	fdStore fdstore.Store
+
+	mu      sync.Mutex // held while the descriptor store is called
+	keys    map[string]bool
+	cleared bool
+}
+
+func newDeviceStore(v fdstore.Store) *deviceStore {
+	if v == nil {
+		return nil
+	}
+	return &deviceStore{fdStore: v, keys: make(map[string]bool)}
+}
+
+// Put is [fdstore.Store]'s.
+func (s *deviceStore) Put(key string, value []byte, fds ...int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cleared {
+		return nil
+	}
+	s.keys[key] = true
+	return s.fdStore.Put(key, value, fds...)
+}
+
+// Delete is [fdstore.Store]'s.
+func (s *deviceStore) Delete(key string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cleared {
+		return nil
+	}
+	delete(s.keys, key)
+	return s.fdStore.Delete(key)
+}
+
+// holds says that something is there already.
+func (s *deviceStore) holds(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keys[key] = true
+}
+
+func (s *deviceStore) clear() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cleared = true
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
+		errs = append(errs, s.fdStore.Delete(key))
+	}
+	s.keys = nil
+	return errors.Join(errs...)
+}
+
+// nicRecord is what Restore must know of an interface.
+type nicRecord struct {
+	Index    int
+	Port     uint16
+	MaxVIs   int
+	Attached bool
+	Generic  bool
+}
+
+// leaseRecord is what Restore must know of a queue that was handed out.
+type leaseRecord struct {
+	Queue, Slot int
+	Since       time.Time
+	Holder      kagent.Holder
+	Info        kagent.InfoMessage
+	Tag         []byte       // HandOut's
+	Steering    *steer.State // of the NIC; nil: not steered to this queue
+}
+
+// viRecord is what Restore must know of a VI number.
+type viRecord struct {
+	Queue     int
+	Peer      netip.Addr // zero: not in the VI table
+	PeerReset *PeerReset `json:",omitempty"`
+}
+
+// put encodes and keeps a record.
+func put(v fdstore.Store, key string, record any, fds ...int) error {
+	b, err := json.Marshal(record)
+	if err == nil {
+		err = v.Put(key, b, fds...)
+	}
+	if err != nil {
+		return fmt.Errorf("keep %s for a later agent: %w", key, err)
+	}
+	return nil
+}
+
+// keep puts the device into the descriptor store as it is. Caller holds d.mu.
+func (d *device) keep() error {
+	if d.fdStore == nil || !d.up {
+		return nil
+	}
+	objects, ok := d.demux.Descriptors()
+	if !ok {
+		return errors.New("the program has no descriptors to keep")
+	}
+	r := nicRecord{
+		Index: d.key.index, Port: d.key.port, MaxVIs: d.maxVIs,
+		Attached: d.attached, Generic: d.attached && attachMode(genericMode) == d.mode,
+	}
+	var err error
+	if cerr := d.udp.Control(func(fd uintptr) {
+		err = put(d.fdStore, nicKey(d.place), r, append([]int{int(fd)}, objects.List()...)...)
+	}); cerr != nil {
+		return cerr
+	}
+	return err
+}
+
+// forget takes the device out of the descriptor store. Caller holds d.mu.
+func (d *device) forget() error {
+	if d.fdStore == nil {
+		return nil
+	}
+	return d.fdStore.Delete(nicKey(d.place))
+}
+
+// keep puts a lease that was handed out into the descriptor store.
+func (l *lease) keep(tag []byte, alive int) error {
+	if l.dev.fdStore == nil {
+		return nil
+	}
+	r := leaseRecord{
+		Queue: l.queueID, Slot: l.slot, Since: l.since, Holder: l.holder, Info: l.info.Message(), Tag: tag,
+		Steering: l.steered(),
+	}
+	store := func(held ...int) error { return put(l.dev.fdStore, leaseKey(l.dev.place, l.queueID), r, held...) }
+	if l.memory == nil {
+		return store(alive)
+	}
+	return fds.With(l.memory, func(memory int) error { return store(alive, memory) })
+}
+
+func (l *lease) unkeep() error {
+	if l.dev.fdStore == nil {
+		return nil
+	}
+	return l.dev.fdStore.Delete(leaseKey(l.dev.place, l.queueID))
+}
+
+// keepVI puts a VI into the descriptor store. An error is not the program's: the VI works,
+// and an agent that comes back takes it for one that was not handed out.
+func (l *lease) keepVI(num uint32, peer netip.Addr, peerReset *PeerReset) {
+	if v := l.dev.fdStore; v != nil {
+		_ = put(v, viKey(l.dev.place, num), viRecord{l.queueID, peer, peerReset})
+	}
+}
+
+func (l *lease) unkeepVI(num uint32) {
+	if v := l.dev.fdStore; v != nil {
+		_ = v.Delete(viKey(l.dev.place, num))
+	}
+}
+
+// listenRecord is what Restore must know of a listener: whose the discriminator is until its
+// program has come back.
+type listenRecord struct {
+	Queue int
+	Disc  []byte
+}
+
+func listenKey(place string, id uint64) string { return fmt.Sprintf("listen/%s/%016x", place, id) }
+
+// keepListener puts a listener into the descriptor store, until unkeep. When it cannot be put there,
+// it works all the same.
+func (l *lease) keepListener(disc []byte) (unkeep func()) {
+	v, key := l.dev.fdStore, listenKey(l.dev.place, kagent.NewKey())
+	if v == nil {
+		return func() {}
+	}
+	_ = put(v, key, listenRecord{l.queueID, disc})
+	return sync.OnceFunc(func() { _ = v.Delete(key) })
+}
+
+// readListener reads what keepListener has put there.
+func readListener(value []byte) (r listenRecord, err error) {
+	if err = json.Unmarshal(value, &r); err == nil && len(r.Disc) > wire.CMMaxDisc {
+		err = fmt.Errorf("a discriminator of %d bytes", len(r.Disc))
+	}
+	return r, err
+}
+
+// resumeListener has the discriminator of a listener of the agent before be the handle's
+// user's, until EndKept.
+func (l *Local) resumeListener(key string, r listenRecord) {
+	l.keptDiscs[key] = string(r.Disc)
+	l.manager.KeepDisc(string(r.Disc), l.user())
+}
+
+// EndKept lets go of the discriminators at which the program listened when the agent before
+// this one ended, and at which it has not listened again. For a daemon, when the program has
+// come back and has opened its listeners.
+func (l *Local) EndKept() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.endKept()
+}
+
+// endKept is EndKept. Caller holds l.mu.
+func (l *Local) endKept() {
+	for key, disc := range l.keptDiscs {
+		l.manager.ReleaseDisc(disc, l.user())
+		_ = l.dev.fdStore.Delete(key)
+	}
+	clear(l.keptDiscs)
+}
+
+// Handout is a queue on its way to another process.
+type Handout struct {
+	Socket *os.File // the AF_XDP socket
+	Memory *os.File // memfd of the registered memory
+	Queue  kagent.QueueMessage
+	Info   kagent.InfoMessage
+}
+
+// Close closes the files.
+func (h *Handout) Close() {
+	_ = h.Socket.Close()
+	_ = h.Memory.Close()
+}
+
+var errNotShared = errors.New("the queue is shared in this process, handed out, or its memory cannot be mapped by others")
+
+// HandOut gives queue and memory away, to be passed to Config.Holder: this process keeps
+// no descriptor of the queue, so that the holder's death frees it, and maps the
+// memory no more (see TakeMemory). The agent's other methods go on as before. Where
+// there is an fdstore.Store it keeps the lease with tag, and alive, the reading end of a pipe
+// whose other end the holder gets.
+func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
+	d := l.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := l.lease
+	if s.queue == nil || s.refs > 1 || s.arena.FD() < 0 {
+		return nil, l.fail("hand out", netip.Addr{}, errNotShared)
+	}
+	q, err := s.queue.Handout()
+	if err != nil {
+		return nil, l.fail("hand out", netip.Addr{}, err)
+	}
+	h := &Handout{Queue: kagent.NewQueueMessage(q), Info: s.info.Message()}
+	if h.Socket, err = fds.DupFile(s.queue.FD(), "xdp"); err != nil {
+		return nil, l.fail("hand out", netip.Addr{}, err)
+	}
+	if h.Memory, err = fds.DupFile(s.arena.FD(), "umem"); err != nil {
+		_ = h.Socket.Close()
+		return nil, l.fail("hand out", netip.Addr{}, err)
+	}
+	if s.memory, err = fds.DupFile(s.arena.FD(), "umem"); err != nil {
+		h.Close()
+		return nil, l.fail("hand out", netip.Addr{}, err)
+	}
+	if err := errors.Join(s.keep(tag, alive), s.queue.Close(), s.arena.Close()); err != nil {
+		h.Close()
+		return nil, l.fail("hand out", netip.Addr{}, err)
+	}
+	s.queue, s.arena = nil, nil
+	return h, nil
+}
+
+// TakeMemory gives the memory of a queue that was handed out, once; it is the
+// caller's then. nil: there is none. Who has it can have its pages freed, although
+// the holder goes on having its own descriptor: see FreeMemory.
+func (l *Local) TakeMemory() *os.File {
+	d := l.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f := l.lease.memory
+	l.lease.memory = nil
+	return f
+}
+
+// FreeMemory frees the pages of memory that was handed out, whoever maps it, as far
+// as no queue has them pinned: who looks finds zeros, in pages of its own account.
+func FreeMemory(f *os.File) error {
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return fds.With(f, func(fd int) error {
+		// It is sealed against shrinking, for the sake of the kernel's and the
+		// agent's own mappings, and not against this.
+		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, st.Size())
+	})
+}

@@ -1,0 +1,108 @@
+package device
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/xdpnic"
+)
+
+// handOut gives the queue of a handle to this process, as if to another.
+func handOut(t *testing.T, l *Local) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	h, err := l.HandOut(nil, int(r.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+}
+
+// What is kept of an interface stays when what is kept of another one of its name is
+// forgotten, or of itself with another port: an interface may be removed, and come
+// again, while a program has the queue of the one before it.
+func TestKeptApart(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	fdStore := newFakeFDStore()
+	cfg := small(an)
+	cfg.Mode, cfg.Shared, cfg.FDStore = xdpnic.ModeGeneric, true, fdStore
+	wants := func(index int, when string) {
+		t.Helper()
+		var nic nicRecord
+		n := make(map[string]int)
+		for key, value := range fdStore.all() {
+			kind, _, _ := strings.Cut(key, "/")
+			if n[kind]++; kind == "nic" {
+				if err := json.Unmarshal(value, &nic); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if n["nic"] != 1 || n["lease"] != 1 || n["vi"] != 1 || nic.Index != index || nic.Port != 4793 || !nic.Attached {
+			t.Errorf("%s: kept are %v, and the interface as %+v; want one of each kind, of interface %d", when, n, nic, index)
+		}
+	}
+	first := mustOpen(t, an, cfg)
+	if _, err := first.NewVI(); err != nil {
+		t.Fatal(err)
+	}
+	handOut(t, first)
+	wants(an.Index, "at first")
+	other := cfg
+	other.Port = 4794
+	if l, err := openOn(t, an, other); err == nil {
+		l.Close()
+		t.Error("the interface was opened with two ports")
+	}
+	wants(an.Index, "after another port was asked for")
+
+	h := an.Netlink()
+	nic, err := h.LinkByIndex(an.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.LinkDel(nic); err != nil {
+		t.Fatal(err)
+	}
+	again := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: an.Name}, PeerName: "peer"}
+	if err := h.LinkAdd(again); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{an.Name, "peer"} {
+		l, err := h.LinkByName(name)
+		if err == nil {
+			err = h.LinkSetUp(l)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == an.Name {
+			an.Index = l.Attrs().Index
+		}
+	}
+	second := mustOpen(t, an, cfg)
+	if _, err := second.NewVI(); err != nil {
+		t.Fatal(err)
+	}
+	handOut(t, second)
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	wants(an.Index, "after the first interface's queue was given back")
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := len(fdStore.all()); n > 0 {
+		t.Errorf("at the end %d things are kept", n)
+	}
+}

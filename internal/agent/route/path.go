@@ -1,0 +1,328 @@
+// Package route knows one interface as the kernel does: its addresses, the ways to peers, with the
+// neighbours on them (Router), and when that changes (Watch). It asks by netlink, and changes nothing but
+// neighbour entries that may be wrong (Router.Reprobe).
+package route
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+)
+
+// Neighbour states in which the kernel itself would send (NUD_VALID of
+// include/net/neighbour.h).
+const usable = netlink.NUD_PERMANENT | netlink.NUD_NOARP | netlink.NUD_REACHABLE |
+	netlink.NUD_PROBE | netlink.NUD_STALE | netlink.NUD_DELAY
+
+// Pauses between two looks at a neighbour that is being resolved.
+const (
+	firstLook = 200 * time.Microsecond
+	lastLook  = 20 * time.Millisecond
+)
+
+// Router finds ways out of one interface. All methods may be called
+// concurrently.
+type Router struct {
+	nl         *netlink.Handle // of the interface's namespace
+	name       string
+	index      int
+	port       uint16
+	gone       atomic.Bool // the interface, though another one may have its number
+	links      linkCache
+	neighbours [2]shared[map[netip.Addr]*netlink.Neigh] // of IPv4 and IPv6
+	reprobes   reprobes
+	probing    sync.Mutex                   // guards probes
+	probes     map[netip.Addr]chan struct{} // reprobes that are under way; closed when they are over
+	// nudge sends a datagram without meaning, so that the kernel resolves
+	// the next hop; nil: by netlink alone.
+	Nudge func(from, to netip.Addr) error
+}
+
+// New makes a router for the interface of that number in nl's namespace, which it closes. Frames
+// for peers go to the given UDP port.
+func New(nl *netlink.Handle, name string, index int, port uint16) *Router {
+	return &Router{nl: nl, name: name, index: index, port: port}
+}
+
+// Name is the interface's name when the router was made.
+func (r *Router) Name() string { return r.name }
+
+// Close closes the router's netlink sockets.
+func (r *Router) Close() {
+	r.nl.Close()
+	r.links.close()
+}
+
+// Removed reports whether the kernel has told that the interface was removed.
+func (r *Router) Removed() bool { return r.gone.Load() }
+
+// Link reads the interface, with the addresses that programs can use.
+func (r *Router) Link() (kagent.Link, error) {
+	if r.gone.Load() {
+		return kagent.Link{}, kagent.ErrGone
+	}
+	l, err := r.links.get(func() (kagent.Link, error) { return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED) })
+	l.IPv4, l.IPv6 = slices.Clone(l.IPv4), slices.Clone(l.IPv6)
+	return l, err
+}
+
+// read reads the interface, with the addresses that have none of the flags in
+// without.
+func (r *Router) read(without int) (kagent.Link, error) {
+	if r.gone.Load() {
+		return kagent.Link{}, kagent.ErrGone
+	}
+	nic, err := r.nl.LinkByIndex(r.index)
+	if err != nil {
+		return kagent.Link{}, err
+	}
+	a := nic.Attrs()
+	l := kagent.Link{Name: a.Name, Index: a.Index, MTU: a.MTU, MAC: mac(a.HardwareAddr)}
+	// The carrier is known at once, what follows from it a moment later.
+	l.Up = a.Flags&net.FlagUp != 0 && a.Flags&net.FlagRunning != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
+	addrs, err := dump(func() ([]netlink.Addr, error) { return r.nl.AddrList(nic, netlink.FAMILY_ALL) })
+	if err != nil {
+		return l, err
+	}
+	var local []netip.Addr
+	for _, x := range addrs {
+		addr, ok := netip.AddrFromSlice(x.IP)
+		if addr = kagent.Plain(addr); !ok || x.Flags&without != 0 {
+			continue
+		}
+		switch {
+		case addr.Is4():
+			l.IPv4 = append(l.IPv4, addr)
+		case addr.IsLinkLocalUnicast():
+			local = append(local, addr)
+		default:
+			l.IPv6 = append(l.IPv6, addr)
+		}
+	}
+	l.IPv6 = append(l.IPv6, local...)
+	return l, nil
+}
+
+// IsGone looks whether the interface is gone.
+func (r *Router) IsGone() bool {
+	_, err := r.Link()
+	return IsGone(err)
+}
+
+// Own reports whether a is one of the interface's addresses.
+func (r *Router) Own(a netip.Addr) bool {
+	l, err := r.Link()
+	return err == nil && l.Has(a)
+}
+
+// Path finds the way to peer, as the kernel would send a datagram to it.
+func (r *Router) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, error) {
+	peer, local = kagent.Plain(peer), kagent.Plain(local)
+	if !peer.IsValid() || peer.IsUnspecified() || peer.IsMulticast() {
+		return kagent.Path{}, fmt.Errorf("%w: %v is no host's address", kagent.ErrUnreachable, peer)
+	}
+	link, err := r.Link()
+	if err != nil {
+		return kagent.Path{}, err
+	}
+	p := kagent.Path{
+		Link: wire.Link{SrcMAC: link.MAC, Src: local, Dst: peer, Port: r.port},
+		MTU:  link.MTU,
+	}
+	if link.Has(peer) {
+		p.Loopback, p.DstMAC = true, link.MAC
+		if !p.Src.IsValid() {
+			p.Src = peer
+		}
+		p.Elsewhere = !link.Has(p.Src)
+		return p, nil
+	}
+	hop, err := r.route(&p, &link)
+	if err != nil {
+		return kagent.Path{}, err
+	}
+	p.DstMAC, err = r.neighbour(ctx, hop, func() error { return r.resolve(&p, hop) })
+	return p, err
+}
+
+// route fills in source address and MTU, and returns the next hop. link is the
+// interface.
+func (r *Router) route(p *kagent.Path, link *kagent.Link) (netip.Addr, error) {
+	o := &netlink.RouteGetOptions{OifIndex: r.index}
+	if p.Src.IsValid() {
+		o.SrcAddr = p.Src.AsSlice()
+	}
+	if p.Dst.Is4() {
+		// Told the device, IPv4 takes any address for one on the link when
+		// it has no route (ip_route_output_key_hash_rcu): ask the table.
+		match := *o
+		match.FIBMatch = true
+		if _, err := r.nl.RouteGetWithOptions(p.Dst.AsSlice(), &match); err != nil {
+			return netip.Addr{}, fmt.Errorf("%w: no route to %v through %s: %w", kagent.ErrUnreachable, p.Dst, r.name, err)
+		}
+	}
+	routes, err := r.nl.RouteGetWithOptions(p.Dst.AsSlice(), o)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("%w: no route to %v through %s: %w", kagent.ErrUnreachable, p.Dst, r.name, err)
+	}
+	if len(routes) == 0 || routes[0].LinkIndex != r.index || routes[0].Type != unix.RTN_UNICAST {
+		return netip.Addr{}, fmt.Errorf("%w: the route to %v does not lead through %s", kagent.ErrUnreachable, p.Dst, r.name)
+	}
+	route := routes[0]
+	if src, ok := netip.AddrFromSlice(route.Src); ok && !p.Src.IsValid() {
+		p.Src = kagent.Plain(src)
+	}
+	p.Elsewhere = !link.Has(p.Src)
+	if p.Src.Is4() != p.Dst.Is4() {
+		return netip.Addr{}, fmt.Errorf("%w: %s has no address to reach %v from", kagent.ErrUnreachable, r.name, p.Dst)
+	}
+	if route.MTU > 0 && route.MTU < p.MTU {
+		p.MTU = route.MTU
+	}
+	hop := p.Dst
+	if gw, ok := netip.AddrFromSlice(route.Gw); ok && !gw.IsUnspecified() {
+		hop = kagent.Plain(gw)
+	} else if via, ok := route.Via.(*netlink.Via); ok {
+		if gw, ok := netip.AddrFromSlice(via.Addr); ok {
+			hop = kagent.Plain(gw)
+		}
+	}
+	return hop, nil
+}
+
+// neighbour finds the hardware address of a host on the link. When the kernel
+// does not know it yet, resolve makes it ask, and it is waited for.
+func (r *Router) neighbour(ctx context.Context, hop netip.Addr, resolve func() error) (hw [6]byte, err error) {
+	look := firstLook
+	for asked := false; ; {
+		n, err := r.lookup(hop)
+		if err != nil {
+			return hw, err
+		}
+		switch {
+		case n != nil && n.State&usable != 0:
+			return mac(n.HardwareAddr), nil
+		case !asked:
+			if err := resolve(); err != nil {
+				return hw, err
+			}
+			asked = true
+		case n == nil || n.State&netlink.NUD_FAILED != 0:
+			return hw, fmt.Errorf("%w: %v does not answer on %s", kagent.ErrUnreachable, hop, r.name)
+		}
+		timer := time.NewTimer(look)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return hw, fmt.Errorf("%w (%v does not answer on %s)", kagent.ContextError(ctx), hop, r.name)
+		}
+		look = min(2*look, lastLook)
+	}
+}
+
+func (r *Router) lookup(hop netip.Addr) (*netlink.Neigh, error) {
+	of := &r.neighbours[0]
+	if hop.Is6() {
+		of = &r.neighbours[1]
+	}
+	all, err := of.get(func() (map[netip.Addr]*netlink.Neigh, error) {
+		list, err := dump(func() ([]netlink.Neigh, error) { return r.nl.NeighList(r.index, family(hop)) })
+		all := make(map[netip.Addr]*netlink.Neigh, len(list))
+		for i := range list {
+			if a, ok := netip.AddrFromSlice(list[i].IP); ok {
+				all[kagent.Plain(a)] = &list[i]
+			}
+		}
+		return all, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("neighbours of %s: %w", r.name, err)
+	}
+	return all[hop], nil
+}
+
+// resolve makes the kernel ask for the next hop, by a datagram to the peer.
+// Without one it can be told to do as if (NTF_USE of neigh_add,
+// net/core/neighbour.c), but for IPv6 then asks from the link-local address, for
+// which it waits up to 2 s when the interface has just come up.
+func (r *Router) resolve(p *kagent.Path, hop netip.Addr) error {
+	if r.Nudge != nil && r.Nudge(p.Src, p.Dst) == nil {
+		return nil
+	}
+	err := r.nl.NeighSet(&netlink.Neigh{
+		LinkIndex: r.index, Family: family(hop), IP: hop.AsSlice(),
+		State: netlink.NUD_NONE, Flags: netlink.NTF_USE,
+	})
+	if errors.Is(err, unix.ENETDOWN) {
+		return fmt.Errorf("%w: %s is down", kagent.ErrUnreachable, r.name)
+	}
+	if err != nil {
+		return fmt.Errorf("resolve %v on %s: %w", hop, r.name, err)
+	}
+	return nil
+}
+
+// dump lists again what changed while it was listed.
+func dump[T any](list func() ([]T, error)) (all []T, err error) {
+	for range 10 {
+		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return all, err
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return netlink.FAMILY_V4
+	}
+	return netlink.FAMILY_V6
+}
+
+// mac makes an array of an Ethernet address; other lengths, as of a tunnel,
+// give zeros.
+func mac(hw net.HardwareAddr) (m [6]byte) {
+	if len(hw) == len(m) {
+		copy(m[:], hw)
+	}
+	return m
+}
+
+// shared has those who ask at the same time share an answer, which is for all who have asked
+// before it was begun: what costs the kernel much costs it no more for many. One who fails fails
+// alone. The zero value is ready. get may be called concurrently; the answer must not be changed.
+type shared[T any] struct {
+	asked atomic.Uint64
+
+	turn     sync.Mutex // held while one asks the kernel
+	answered uint64     // so many of those who asked have last; guarded by turn
+	last     T          // guarded by turn
+}
+
+func (s *shared[T]) get(ask func() (T, error)) (T, error) {
+	me := s.asked.Add(1)
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	if s.answered >= me {
+		return s.last, nil
+	}
+	all := s.asked.Load() // who comes later asks for what this may miss
+	v, err := ask()
+	if err == nil {
+		s.answered, s.last = all, v
+	}
+	return v, err
+}

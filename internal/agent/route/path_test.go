@@ -1,0 +1,150 @@
+package route
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+)
+
+const testPort = wire.Port
+
+// waitLimit is how long a test waits for what must happen.
+const waitLimit = time.Minute
+
+func deadline(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// quickNeighbours makes the kernel give up on a silent neighbour after 60 ms
+// instead of 3 s.
+func quickNeighbours(t *testing.T, n *nstest.NS) {
+	t.Helper()
+	for _, family := range []string{"ipv4", "ipv6"} {
+		file := "/proc/sys/net/" + family + "/neigh/" + n.Name + "/retrans_time_ms"
+		if err := n.Do(func() error { return os.WriteFile(file, []byte("20"), 0) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Path gives what the kernel itself would put into the headers.
+func TestPath(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{MTU: 3000})
+	r := New(an.Netlink(), an.Name, an.Index, testPort)
+	ends := [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}}
+	for range 2 { // unresolved, resolved
+		for _, e := range ends {
+			p, err := r.Path(deadline(t, waitLimit), netip.Addr{}, e[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := kagent.Path{
+				Link: wire.Link{SrcMAC: mac(an.MAC), DstMAC: mac(bn.MAC), Src: e[0], Dst: e[1], Port: testPort}, MTU: 3000,
+			}
+			if p != want {
+				t.Errorf("got %+v, want %+v", p, want)
+			}
+			if p, err = r.Path(deadline(t, waitLimit), e[0], e[1]); err != nil || p != want {
+				t.Errorf("with a source: %+v, %v", p, err)
+			}
+			if p, err = r.Path(deadline(t, waitLimit), netip.Addr{}, e[0]); err != nil || !p.Loopback || p.Src != e[0] || p.DstMAC != mac(an.MAC) {
+				t.Errorf("to itself: %+v, %v", p, err)
+			}
+		}
+	}
+
+	// Through a gateway, with an MTU of the route.
+	link, err := an.Netlink().LinkByIndex(an.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, dst, err := net.ParseCIDR("198.51.100.0/24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := an.Netlink().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Gw: bn.IPv4.AsSlice(), MTU: 1400}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := r.Path(deadline(t, waitLimit), netip.Addr{}, netip.MustParseAddr("198.51.100.7"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.DstMAC != mac(bn.MAC) || p.Src != an.IPv4 || p.MTU != 1400 || p.Dst != netip.MustParseAddr("198.51.100.7") {
+		t.Errorf("through a gateway: %+v", p)
+	}
+
+	// The kernel takes 3 s to give up.
+	if _, err := r.Path(deadline(t, time.Millisecond), netip.Addr{}, netip.MustParseAddr("10.99.0.78")); !errors.Is(err, kagent.ErrTimeout) {
+		t.Errorf("short of time: %v", err)
+	}
+	quickNeighbours(t, an)
+	for _, host := range []string{"192.0.2.1", "10.99.0.77", "fd99::77", "2001:db8::1", "224.0.0.1", "0.0.0.0", "127.0.0.1"} {
+		_, err := r.Path(deadline(t, waitLimit), netip.Addr{}, netip.MustParseAddr(host))
+		if !errors.Is(err, kagent.ErrUnreachable) {
+			t.Errorf("%s: %v", host, err)
+		}
+	}
+}
+
+// Those who ask while one asks the kernel share the next answer, which is newer than their
+// question; who fails fails alone.
+func TestShared(t *testing.T) {
+	var s shared[int]
+	asks := 0
+	asking, goOn := make(chan struct{}), make(chan struct{})
+	first := make(chan int, 1)
+	go func() {
+		v, _ := s.get(func() (int, error) {
+			asks++
+			close(asking)
+			<-goOn
+			return asks, nil
+		})
+		first <- v
+	}()
+	<-asking
+	const many = 100
+	got := make(chan int, many)
+	var all sync.WaitGroup
+	for range many {
+		all.Go(func() {
+			v, err := s.get(func() (int, error) { asks++; return asks, nil })
+			if err != nil {
+				t.Error(err)
+			}
+			got <- v
+		})
+	}
+	await.Until(t, "all have asked", func() bool { return s.asked.Load() >= 1+many })
+	close(goOn)
+	all.Wait()
+	if v := <-first; v != 1 || asks != 2 {
+		t.Errorf("the first got %d; the kernel was asked %d times, want 2", v, asks)
+	}
+	for range many {
+		if v := <-got; v != 2 {
+			t.Errorf("one got %d", v)
+		}
+	}
+	failure := errors.New("interrupted")
+	if _, err := s.get(func() (int, error) { return 0, failure }); !errors.Is(err, failure) {
+		t.Errorf("one that fails: %v", err)
+	}
+	if v, err := s.get(func() (int, error) { return 7, nil }); v != 7 || err != nil {
+		t.Errorf("after it: %d, %v", v, err)
+	}
+}

@@ -1,0 +1,196 @@
+package route
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/ration"
+	"viaxdp/internal/base/wire"
+)
+
+// Another NIC may be in the place of the one that a host on the link had. As long as that one's
+// host sends nothing by itself, the kernel takes the old hardware address for good, for up to a
+// minute. So a request that hears nothing has the kernel probe the address. The neighbour table is
+// the whole host's: what the kernel gets an answer for stays as it is, and usable meanwhile, and
+// programs can have it probe rarely.
+
+// reprobeTime is how long the kernel's probe may be unanswered; changed by tests.
+var reprobeTime = 100 * time.Millisecond
+
+const (
+	reprobeAgain = time.Second // least time between two probes of one address
+
+	reprobeWindow   = 10 * time.Second
+	maxReprobes     = 64 // on an interface, in a window
+	maxUserReprobes = 16 // for one user
+)
+
+// reprobes bounds what programs have the kernel probe on an interface. The zero value is ready.
+type reprobes struct {
+	mu     sync.Mutex
+	all    ration.Ration
+	users  map[uint32]*ration.Ration
+	recent map[netip.Addr]time.Time // when an address was probed last
+}
+
+// take reports whether an address may be probed for a user's program now.
+func (p *reprobes) take(user uint32, peer netip.Addr, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for a, at := range p.recent {
+		if now.Sub(at) >= reprobeAgain {
+			delete(p.recent, a)
+		}
+	}
+	for u, r := range p.users {
+		if u != user && now.Sub(r.Since) >= reprobeWindow {
+			delete(p.users, u)
+		}
+	}
+	if _, ok := p.recent[peer]; ok {
+		return false
+	}
+	if p.users == nil {
+		p.users, p.recent = make(map[uint32]*ration.Ration), make(map[netip.Addr]time.Time)
+	}
+	of := p.users[user]
+	if of == nil {
+		of = &ration.Ration{}
+		p.users[user] = of
+	}
+	if !of.Take(now, maxUserReprobes, reprobeWindow) || !p.all.Take(now, maxReprobes, reprobeWindow) {
+		return false
+	}
+	p.recent[peer] = now
+	return true
+}
+
+// Reprobe is reprobeNeighbour for a user's program, as far as the user may have it.
+func (r *Router) Reprobe(ctx context.Context, user uint32, local, peer netip.Addr) {
+	if r.stale(local, peer) != nil && r.reprobes.take(user, peer, time.Now()) {
+		r.reprobeNeighbour(ctx, local, peer)
+	}
+}
+
+// stale is the kernel's entry for a host on the link, where it may be wrong: nil for a host behind
+// a gateway, for what an administrator or a control plane has entered, and where there is none to be used.
+func (r *Router) stale(local, peer netip.Addr) *netlink.Neigh {
+	link, err := r.Link()
+	if err != nil || link.Has(peer) {
+		return nil
+	}
+	p := kagent.Path{Link: wire.Link{Src: local, Dst: peer}}
+	if hop, err := r.route(&p, &link); err != nil || hop != peer {
+		return nil
+	}
+	const theirs = netlink.NTF_ROUTER | netlink.NTF_EXT_LEARNED
+	n, err := r.lookup(peer)
+	if err != nil || n == nil || n.State&usable == 0 || n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 ||
+		n.Flags&theirs != 0 || n.FlagsExt&netlink.NTF_EXT_MANAGED != 0 {
+		return nil
+	}
+	return n
+}
+
+// isGateway reports whether any route leads through the host, or may.
+func (r *Router) isGateway(host netip.Addr) bool {
+	found := false
+	is := func(gw net.IP, via netlink.Destination) bool {
+		if v, ok := via.(*netlink.Via); ok {
+			gw = v.Addr
+		}
+		a, ok := netip.AddrFromSlice(gw)
+		return ok && kagent.Plain(a) == host
+	}
+	// IPv4 may be routed through a host of IPv6.
+	err := r.nl.RouteListFilteredIter(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE,
+		func(route netlink.Route) bool {
+			found = is(route.Gw, route.Via)
+			for _, hop := range route.MultiPath {
+				found = found || is(hop.Gw, hop.Via)
+			}
+			return !found
+		})
+	return found || err != nil
+}
+
+// probesFrom reports whether the kernel has an address to probe host from, or will have none: those
+// of IPv6 that are sent for no datagram are from a link-local address (ndisc_send_ns, net/ipv6/ndisc.c),
+// and none are while another host may have that one.
+func (r *Router) probesFrom(host netip.Addr) bool {
+	if host.Is4() {
+		return true
+	}
+	has := func(l kagent.Link, err error) bool {
+		return err == nil && slices.ContainsFunc(l.IPv6, netip.Addr.IsLinkLocalUnicast)
+	}
+	return has(r.Link()) || !has(r.read(0))
+}
+
+// reprobeNeighbour has the kernel probe the hardware address of a host on the link, and returns
+// when it has an answer, or ctx ends. The entry stays usable. Only where nobody answers at the
+// address it is deleted, so that the next datagram has the kernel ask all on the link. Those who
+// reprobe a host at the same time share one probe: what the kernel is asking for on behalf of the
+// first already has datagrams that wait for the answer, and are refused as to a host that is not
+// there when that is taken away (neigh_invalidate, net/core/neighbour.c).
+func (r *Router) reprobeNeighbour(ctx context.Context, local, peer netip.Addr) {
+	r.probing.Lock()
+	over, others := r.probes[peer]
+	if !others {
+		over = make(chan struct{})
+		if r.probes == nil {
+			r.probes = make(map[netip.Addr]chan struct{})
+		}
+		r.probes[peer] = over
+	}
+	r.probing.Unlock()
+	if others {
+		select {
+		case <-over:
+		case <-ctx.Done():
+		}
+		return
+	}
+	defer func() {
+		r.probing.Lock()
+		delete(r.probes, peer)
+		r.probing.Unlock()
+		close(over)
+	}()
+	// A gateway's address is needed by all who send through it.
+	if r.stale(local, peer) == nil || r.isGateway(peer) || !r.probesFrom(peer) {
+		return
+	}
+	// Without a hardware address the entry keeps its own (__neigh_update). The kernel asks that one.
+	if err := r.nl.NeighSet(&netlink.Neigh{
+		LinkIndex: r.index, Family: family(peer), IP: peer.AsSlice(), State: netlink.NUD_PROBE,
+	}); err != nil {
+		return // it has become unusable
+	}
+	look := time.Millisecond
+	for end := time.Now().Add(reprobeTime); ; look *= 2 {
+		timer := time.NewTimer(look)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return // the kernel goes on by itself
+		}
+		now, err := r.lookup(peer)
+		switch {
+		case err != nil || now == nil || now.State != netlink.NUD_PROBE:
+			return
+		case time.Now().After(end):
+			_ = r.nl.NeighDel(now)
+			return
+		}
+	}
+}

@@ -1,0 +1,306 @@
+package route
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
+)
+
+// news are what a watcher was told.
+type news chan kagent.Link
+
+// until waits for an interface that is as wanted, and passes over others.
+func (n news) until(t *testing.T, what string, ok func(l *kagent.Link) bool) {
+	t.Helper()
+	end := time.After(waitLimit)
+	for {
+		select {
+		case l := <-n:
+			if ok(&l) {
+				return
+			}
+			t.Logf("%s: not %+v", what, l)
+		case <-end:
+			t.Fatalf("%s: nobody told", what)
+		}
+	}
+}
+
+func watchOn(t *testing.T, n *nstest.NS) (w *Watch) {
+	t.Helper()
+	if err := n.Do(func() (err error) {
+		w, err = NewWatch(New(n.Netlink(), n.Name, n.Index, testPort), func(*Watch) {})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// Whoever watches is told how the interface is, and each change of it, until it is
+// gone.
+func TestWatch(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	a := watchOn(t, an)
+	told := make(news, 100)
+	a.Add(t, func(l kagent.Link) { told <- l })
+	told.until(t, "as it is", func(l *kagent.Link) bool {
+		return l.Name == an.Name && l.Index == an.Index && l.Has(an.IPv4) && l.Has(an.IPv6) &&
+			net.HardwareAddr(l.MAC[:]).String() == an.MAC.String()
+	})
+
+	h := an.Netlink()
+	nic, err := h.LinkByIndex(an.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	addrs, err := h.AddrList(nic, netlink.FAMILY_V4)
+	must(err)
+	must(h.AddrDel(nic, &addrs[0]))
+	told.until(t, "an address less", func(l *kagent.Link) bool { return !l.Has(an.IPv4) && l.Has(an.IPv6) })
+	// Nobody can bind to it yet, as others may have it.
+	fresh, err := netlink.ParseAddr("fd99::77/64")
+	must(err)
+	must(h.AddrAdd(nic, fresh))
+	told.until(t, "an address more", func(l *kagent.Link) bool {
+		return len(l.IPv6) > 1 && (l.IPv6[0].String() == "fd99::77" || l.IPv6[1].String() == "fd99::77")
+	})
+	must(h.LinkSetHardwareAddr(nic, net.HardwareAddr{2, 0, 0, 0, 0, 0x77}))
+	told.until(t, "another hardware address", func(l *kagent.Link) bool { return l.MAC[5] == 0x77 })
+
+	// What does not concern the interface is no news, nor what changes nothing.
+	lo, err := h.LinkByName("lo")
+	must(err)
+	must(h.LinkSetUp(lo))
+	must(h.LinkSetUp(nic))
+	late := make(news, 100)
+	a.Add(t, func(l kagent.Link) { late <- l })
+	late.until(t, "a later watcher", func(l *kagent.Link) bool { return l.MAC[5] == 0x77 })
+	must(h.LinkDel(nic))
+	late.until(t, "the end", func(l *kagent.Link) bool { return l.Gone && l.Name == an.Name })
+	for len(told) > 0 {
+		if l := <-told; l.Gone {
+			t.Error("told although another takes its place")
+		}
+	}
+	select {
+	case <-a.over:
+	case <-time.After(waitLimit):
+		t.Error("still watching an interface that is gone")
+	}
+	if !a.router.IsGone() {
+		t.Error("the router finds an interface that is gone")
+	}
+}
+
+// Messages of the kernel that are lost, as there is no room for them, do not keep
+// anybody from knowing how things are.
+func TestWatchOverrun(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	h := an.Netlink()
+	nic, err := h.LinkByIndex(an.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addrs, err := h.AddrList(nic, netlink.FAMILY_V6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range addrs { // which the kernel has something to say about a second later
+		if err := h.AddrDel(nic, &addrs[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := watchOn(t, an)
+	if err := a.conn.Control(func(fd uintptr) {
+		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	told, busy := make(news, 10_000), make(chan struct{})
+	entered := make(chan struct{}, 10_000)
+	first := true
+	a.Add(t, func(l kagent.Link) {
+		if told <- l; !first {
+			entered <- struct{}{}
+			<-busy
+		}
+		first = false
+	})
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	extra, err := netlink.ParseAddr("10.99.7.7/32")
+	must(err)
+	must(h.AddrAdd(nic, extra))
+	<-entered // the watcher is busy from now on
+	lo, err := h.LinkByName("lo")
+	must(err)
+	for range 300 {
+		other, err := netlink.ParseAddr("127.0.7.7/32")
+		must(err)
+		must(h.AddrAdd(lo, other))
+		must(h.AddrDel(lo, other))
+	}
+	must(h.AddrDel(nic, extra)) // of this there is no message
+	close(busy)
+	told.until(t, "as it is", func(l *kagent.Link) bool { return len(l.IPv4) == 1 })
+	told.until(t, "an address more", func(l *kagent.Link) bool { return len(l.IPv4) == 2 })
+	told.until(t, "the last change", func(l *kagent.Link) bool { return len(l.IPv4) == 1 })
+}
+
+// A kernel from which nobody can read does not end the watching.
+func TestWatchUnread(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	h := an.Netlink()
+	nic, err := h.LinkByIndex(an.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := watchOn(t, an)
+	told, entered, busy := make(news, 100), make(chan struct{}, 100), make(chan struct{})
+	first := true
+	a.Add(t, func(l kagent.Link) {
+		if told <- l; !first {
+			entered <- struct{}{}
+			<-busy
+		}
+		first = false
+	})
+	extra, err := netlink.ParseAddr("10.99.7.7/32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.AddrAdd(nic, extra); err != nil {
+		t.Fatal(err)
+	}
+	<-entered // the watcher is busy from now on
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if err := a.conn.Control(func(fd uintptr) { // no socket any more
+		if err := unix.Dup3(int(null.Fd()), int(fd), unix.O_CLOEXEC); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	close(busy)
+	told.until(t, "as it is", func(l *kagent.Link) bool { return !l.Has(netip.MustParseAddr("10.99.7.7")) })
+	told.until(t, "an address more", func(l *kagent.Link) bool { return l.Has(netip.MustParseAddr("10.99.7.7")) })
+	if err := h.AddrDel(nic, extra); err != nil {
+		t.Fatal(err)
+	}
+	told.until(t, "an address less", func(l *kagent.Link) bool { return !l.Has(netip.MustParseAddr("10.99.7.7")) })
+}
+
+// message is one of rtnetlink, padded.
+func message(kind uint16, body ...uint32) []byte {
+	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+4*len(body)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, make([]byte, unix.NLMSG_HDRLEN-6)...)
+	for _, w := range body {
+		b = binary.NativeEndian.AppendUint32(b, w)
+	}
+	return b
+}
+
+// concernsModel says by package syscall's reading whether messages are about an interface, or cannot be
+// understood.
+func concernsModel(b []byte, index int) bool {
+	padded := append(b[:len(b):len(b)], make([]byte, -len(b)&(unix.NLMSG_ALIGNTO-1))...)
+	all, err := syscall.ParseNetlinkMessage(padded)
+	if err != nil {
+		return true
+	}
+	at := 0
+	for _, m := range all {
+		if at+int(m.Header.Len) > len(b) {
+			return true
+		}
+		at += (int(m.Header.Len) + 3) / 4 * 4
+		switch m.Header.Type {
+		case syscall.RTM_NEWLINK, syscall.RTM_DELLINK, syscall.RTM_NEWADDR, syscall.RTM_DELADDR:
+			if len(m.Data) < 8 || int32(binary.NativeEndian.Uint32(m.Data[4:8])) == int32(index) {
+				return true
+			}
+		}
+	}
+	return at < len(b) // something is left that is no message
+}
+
+func concerns(b []byte, index int) (yes bool) {
+	eachAbout(b, index, func(uint16, []byte) { yes = true })
+	return yes
+}
+
+// Messages of the kernel are about an interface where a reader of their own says so, and where they are cut
+// short: a change is never overlooked.
+func FuzzConcerns(f *testing.F) {
+	of := func(index uint32) []byte { return message(unix.RTM_NEWLINK, 0, index, 0, 0) }
+	for _, b := range [][]byte{
+		nil, of(7), of(8), append(of(8), of(7)...), append(of(8), of(7)[:19]...), append(of(8), 1, 2, 3),
+		message(unix.RTM_DELADDR, 2, 7), message(unix.RTM_NEWADDR, 2), message(unix.RTM_NEWROUTE, 0, 7),
+		append(message(unix.NLMSG_DONE), message(unix.RTM_DELLINK, 0, 7)...),
+	} {
+		f.Add(b, int32(7))
+	}
+	f.Fuzz(func(t *testing.T, b []byte, index int32) {
+		if got, want := concerns(b, int(index)), concernsModel(b, int(index)); got != want {
+			t.Fatalf("% x concerns %d: %v, want %v", b, index, got, want)
+		}
+		if whole := append(of(uint32(index)+1), of(uint32(index))...); concerns(of(uint32(index)+1), int(index)) || !concerns(whole, int(index)) {
+			t.Fatalf("interface %d", index)
+		}
+	})
+}
+
+// A message that an interface was removed is one of the interface itself, and not of its place in a bridge.
+func TestSaysGone(t *testing.T) {
+	for _, c := range []struct {
+		kind   uint16
+		family byte
+		gone   bool
+	}{
+		{unix.RTM_DELLINK, unix.AF_UNSPEC, true}, {unix.RTM_DELLINK, unix.AF_BRIDGE, false}, {unix.RTM_NEWLINK, unix.AF_UNSPEC, false},
+	} {
+		said, about := false, 0
+		m := message(c.kind, 0, 7)
+		m[unix.NLMSG_HDRLEN] = c.family
+		eachAbout(m, 7, func(kind uint16, body []byte) {
+			about++
+			said = said || saysGone(kind, body)
+		})
+		if about != 1 || said != c.gone {
+			t.Errorf("%+v: gone is %v, by %d messages", c, said, about)
+		}
+	}
+}

@@ -1,0 +1,88 @@
+// Package fds handles file descriptors that go from one process to another: copies of those of
+// files, and those that come beside a message (unix(7), SCM_RIGHTS).
+package fds
+
+import (
+	"errors"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// With calls f with the descriptor of a file or socket, which stays open meanwhile, and returns
+// its error.
+func With(c syscall.Conn, f func(fd int) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := raw.Control(func(fd uintptr) { err = f(int(fd)) })
+	return errors.Join(cerr, err)
+}
+
+// Dup returns a copy of a file's descriptor, closed on exec.
+func Dup(c syscall.Conn) (dup int, err error) {
+	dup = -1
+	err = With(c, func(fd int) error {
+		dup, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return os.NewSyscallError("dup", err)
+	})
+	return dup, err
+}
+
+// DupFile returns a file of that name with a copy of the descriptor.
+func DupFile(fd int, name string) (*os.File, error) {
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("dup", err)
+	}
+	return os.NewFile(uintptr(dup), name), nil
+}
+
+// DupAll returns copies of the descriptors of all files, or, with an error, of none.
+func DupAll(files []*os.File) (dups []int, err error) {
+	for _, f := range files {
+		fd, err := Dup(f)
+		if err != nil {
+			Close(dups...)
+			return nil, err
+		}
+		dups = append(dups, fd)
+	}
+	return dups, nil
+}
+
+// Close closes descriptors.
+func Close(fds ...int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
+// CloseFiles closes files; nil is none.
+func CloseFiles(files ...*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// Received returns the descriptors in the control messages of a datagram, which are the caller's and
+// closed on exec.
+func Received(oob []byte) (fds []int) {
+	messages, err := syscall.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for i := range messages {
+		if got, err := syscall.ParseUnixRights(&messages[i]); err == nil {
+			fds = append(fds, got...)
+		}
+	}
+	for _, fd := range fds {
+		unix.CloseOnExec(fd)
+	}
+	return fds
+}

@@ -1,0 +1,45 @@
+package fds_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"viaxdp/internal/base/fds"
+)
+
+// Where not all descriptors can be copied none is left over.
+func TestDupAll(t *testing.T) {
+	open := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	var files []*os.File
+	for range 3 {
+		f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		files = append(files, f)
+	}
+	if err := files[2].Close(); err != nil {
+		t.Fatal(err)
+	}
+	before := open()
+	dups, err := fds.DupAll(files)
+	if err == nil || len(dups) != 0 {
+		t.Errorf("%d descriptors, %v", len(dups), err)
+	}
+	if after := open(); after != before {
+		t.Errorf("%d descriptors are open, %d before", after, before)
+	}
+	dups, err = fds.DupAll(files[:2])
+	if err != nil || len(dups) != 2 {
+		t.Errorf("%d descriptors, %v", len(dups), err)
+	}
+	fds.Close(dups...)
+}
