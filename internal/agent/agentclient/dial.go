@@ -47,19 +47,24 @@ const fullPause = time.Millisecond // between two attempts while the socket's ba
 // connect connects. While the socket's backlog is full, connect(2) fails at once with EAGAIN: then it tries again
 // until ctx ends, since programs of other users can keep the backlog full.
 func connect(ctx context.Context, socket string) (*net.UnixConn, error) {
+	var full error
 	for {
 		var d net.Dialer
 		c, err := d.DialContext(ctx, "unix", socket)
-		if err == nil {
+		switch {
+		case err == nil:
 			return c.(*net.UnixConn), nil
-		}
-		if !errors.Is(err, unix.EAGAIN) {
+		case errors.Is(err, unix.EAGAIN):
+			full = err
+		case full != nil && errors.Is(err, os.ErrDeadlineExceeded): // of ctx
+			return nil, full
+		default:
 			return nil, err
 		}
 		select {
 		case <-time.After(fullPause):
 		case <-ctx.Done():
-			return nil, err
+			return nil, full
 		}
 	}
 }
