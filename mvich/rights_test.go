@@ -170,7 +170,8 @@ func TestWrittenAfterItFailed(t *testing.T) {
 		agent := fabric.Agent(name)
 		agent.SetMTU(9000)
 		return memorynic.Open(t, wire, agent, memorynic.Config{
-			Queue: xdpnictest.Config{ChunkSize: 4096, MultiBuffer: true, RxChunks: 512, TxChunks: 512},
+			Queue:   xdpnictest.Config{ChunkSize: 4096, MultiBuffer: true, RxChunks: 512, TxChunks: 512},
+			Silence: 5 * time.Second, // the last frame of the connection may be lost
 		}).NIC
 	}
 	near, far := open("near"), open("far")

@@ -56,7 +56,7 @@ func connect(ctx context.Context, socket string) (*net.UnixConn, error) {
 			return c.(*net.UnixConn), nil
 		case errors.Is(err, unix.EAGAIN):
 			full = err
-		case full != nil && errors.Is(err, os.ErrDeadlineExceeded): // of ctx
+		case full != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)):
 			return nil, full
 		default:
 			return nil, err
