@@ -86,7 +86,13 @@ func (w *World) part(p *peer, how condition) {
 	p.state, p.link = how, nil
 	p.moving = 0
 	err := p.lost()
-	fail := func(r *Request) { w.complete(r, err) }
+	fail := func(r *Request) {
+		if l != nil && r.movesByRDMA() {
+			l.hold(r, err)
+		} else {
+			w.complete(r, err)
+		}
+	}
 	p.control = fifo[packet]{}
 	p.sends.drain(fail)
 	p.streams.drain(fail)
@@ -103,6 +109,15 @@ func (w *World) part(p *peer, how condition) {
 		w.retire(l)
 	}
 	w.announce() // probes, too
+}
+
+// hold completes a request when the VI of its link is disconnected. Until then RDMA may read or write its buffer: the
+// peer decides when posted operations go on, and would get what the program writes there next.
+func (l *link) hold(r *Request, err error) {
+	if !r.held { // it may have waited in more than one place
+		r.held = true
+		l.held = append(l.held, heldRequest{r, err})
+	}
 }
 
 // failPosted ends the receives that p would have to do with.

@@ -110,7 +110,8 @@
 // Two ranks are connected when the first of them has something for the other
 // (connect.go). When a connection ends without a good-bye the rank there is
 // dead: all hear of it, and operations that need it fail with a [RankError]
-// (death.go). The buffers of such an operation must be left alone until
+// (death.go). A send or receive with the dead rank itself fails when RDMA no longer
+// uses its buffer. The buffers of a collective operation must be left alone until
 // Finalize if they were given to RDMA: what lives may still move them. Who has
 // taken leave keeps its connections until the others have, too: what it has sent
 // last may have to be sent again. After a death those that live go on in the communicators

@@ -82,6 +82,13 @@ type link struct {
 	recvs fifo[*vbuf]
 	sends fifo[*vbuf]
 	heard bool // a packet has come
+	held  []heldRequest
+}
+
+// heldRequest is a request that completes with err when its link is dismantled.
+type heldRequest struct {
+	request *Request
+	err     error
 }
 
 // newLink makes a VI for p.
@@ -152,4 +159,8 @@ func (w *World) dismantle(l *link) {
 		w.pool.put(l.recvs.pop())
 	}
 	l.vi.Destroy()
+	for _, h := range l.held {
+		w.complete(h.request, h.err)
+	}
+	l.held = nil
 }

@@ -64,6 +64,7 @@ type Request struct {
 	begun     int    // bytes of which the move has begun
 	moved     int    // bytes that have moved
 	truncated error  // what the receive will complete with
+	held      bool   // in link.held
 }
 
 // fresh takes a request that nobody else knows, for a call that waits itself.

@@ -258,6 +258,7 @@ func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, l
 		d.mode = bpf.Generic
 	}
 	d.manage(r.Port)
+	d.linger.mtu = link.MTU
 	d.up = true
 	return nil
 }
