@@ -1,7 +1,6 @@
 package memreg
 
 import (
-	"errors"
 	"sync"
 	"testing"
 )
@@ -44,77 +43,6 @@ func TestConcurrentRegistration(t *testing.T) {
 	wg.Wait()
 	if got, want := f.Stats(), (Stats{Ptags: 1, Registered: workers * rounds * batch}); got != want || f.tag.Users() != 0 {
 		t.Errorf("%+v, %d users of the tag", got, f.tag.Users())
-	}
-}
-
-// Of a holder and a deregistration one wins: the bytes of a region that is held
-// are never written by the owner who got it deregistered. The race detector
-// sees it if they are.
-func TestAcquireAgainstDeregister(t *testing.T) {
-	f := newFixture(t, Limits{})
-	for range 50 {
-		buf := make([]byte, 8)
-		r := f.register(t, buf)
-		var wg sync.WaitGroup
-		for range 2 {
-			wg.Go(func() {
-				for {
-					seg, r, err := f.Resolve(r.Handle(), r.Addr(), 8, nil)
-					if err != nil {
-						if err != ErrHandle {
-							t.Error(err)
-						}
-						return
-					}
-					if !r.Acquire() {
-						return
-					}
-					if seg[0] != 0 {
-						t.Error("the owner took the bytes back while they were held")
-					}
-					r.Release()
-				}
-			})
-		}
-		wg.Go(func() {
-			for {
-				err := f.Deregister(r.Handle(), r.Addr())
-				if err == nil {
-					break
-				}
-				if !errors.Is(err, ErrBusy) {
-					t.Error(err)
-					break
-				}
-			}
-			buf[0] = 1
-		})
-		wg.Wait()
-	}
-}
-
-// The same for a tag: destroying it and registering with it cannot both work.
-func TestPtagAgainstDestroy(t *testing.T) {
-	f := newFixture(t, Limits{})
-	for range 200 {
-		tag, err := f.CreatePtag()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var registered, destroyed error
-		var r *Region
-		var wg sync.WaitGroup
-		wg.Go(func() { r, registered = f.Register(f.buf, Attributes{Ptag: tag}) })
-		wg.Go(func() { destroyed = f.DestroyPtag(tag) })
-		wg.Wait()
-		if (registered == nil) == (destroyed == nil) {
-			t.Fatalf("Register: %v, DestroyPtag: %v", registered, destroyed)
-		}
-		if registered == nil {
-			if err := errors.Join(f.Deregister(r.Handle(), r.Addr()), f.DestroyPtag(tag)); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
 }
 

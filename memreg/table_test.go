@@ -204,21 +204,8 @@ func TestPtagLife(t *testing.T) {
 	if _, err := f.CreatePtag(); !errors.Is(err, ErrLimit) {
 		t.Errorf("third tag of two: %v", err)
 	}
-	r, err := f.Register(f.buf, Attributes{Ptag: tag})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := f.AcquirePtag(tag); err != nil { // a VI
 		t.Fatal(err)
-	}
-	if err := f.DestroyPtag(tag); !errors.Is(err, ErrBusy) || tag.Users() != 2 {
-		t.Errorf("region and VI: %v, %d users", err, tag.Users())
-	}
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.DestroyPtag(tag); !errors.Is(err, ErrBusy) {
-		t.Errorf("VI: %v", err)
 	}
 	tag.Release()
 	if err := f.DestroyPtag(tag); err != nil {
@@ -236,30 +223,6 @@ func TestPtagLife(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	f := newFixture(t, Limits{MaxRegions: 3, MaxBlockBytes: 100, MaxBytes: 250})
-	attr := Attributes{Ptag: f.tag}
-	if _, err := f.Register(f.buf[:101], attr); !errors.Is(err, ErrLimit) {
-		t.Errorf("101 bytes in a block of 100: %v", err)
-	}
-	f.register(t, f.buf[:100])
-	b := f.register(t, f.buf[:100])
-	if _, err := f.Register(f.buf[:51], attr); !errors.Is(err, ErrLimit) {
-		t.Errorf("251 bytes of 250: %v", err)
-	}
-	f.register(t, f.buf[:49])
-	if _, err := f.Register(f.buf[:1], attr); !errors.Is(err, ErrLimit) {
-		t.Errorf("fourth region of three: %v", err)
-	}
-	if got, want := f.Stats(), (Stats{Regions: 3, Bytes: 249, Ptags: 1, Registered: 3}); got != want {
-		t.Errorf("%+v, want %+v", got, want)
-	}
-	if err := f.Deregister(b.Handle(), b.Addr()); err != nil {
-		t.Fatal(err)
-	}
-	f.register(t, f.buf[:100])
-	if got, want := f.Stats(), (Stats{Regions: 3, Bytes: 249, Ptags: 1, Registered: 4}); got != want {
-		t.Errorf("%+v, want %+v", got, want)
-	}
 	for _, l := range []Limits{{MaxRegions: -1}, {MaxRegions: MaxRegions + 1}, {MaxPtags: -1}, {MaxPtags: MaxPtags + 1}} {
 		if _, err := NewTable(l); err == nil {
 			t.Errorf("%+v: no error", l)

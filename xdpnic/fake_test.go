@@ -1,10 +1,6 @@
 package xdpnic
 
-import (
-	"testing"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // fakeRing is ring memory without a kernel, its indices starting anywhere.
 func fakeRing(n, entrySize int, start uint32) ringMem {
@@ -93,54 +89,4 @@ func (k *fakeKernel) deliver(lens ...int) bool {
 	k.fill.release(n)
 	k.rx.submit(n)
 	return true
-}
-
-// BenchmarkBookkeeping is what a message costs in user space on both ways,
-// without the kernel.
-func BenchmarkBookkeeping(b *testing.B) {
-	k := newFakeKernel(b, Config{ChunkSize: 2048}, 0)
-	q := k.q
-	var frames [32]Frame
-	b.ReportAllocs()
-	for b.Loop() {
-		addr, buf, _ := q.Alloc()
-		buf[0]++
-		q.Send(addr, 64, false)
-		q.publish()
-		// The kernel's part.
-		d := k.tx.desc[k.tx.tail&k.tx.mask]
-		k.tx.peek(1)
-		k.tx.release(1)
-		k.complete(d.Addr)
-		k.deliver(64)
-		q.Reap()
-		n := q.Receive(frames[:])
-		for i := range n {
-			q.Recycle(frames[i].Addr)
-		}
-		q.Refill()
-	}
-}
-
-func BenchmarkBookkeepingRaw(b *testing.B) {
-	k := newFakeKernel(b, Config{ChunkSize: 2048}, 0)
-	r := newRawPong(k.q)
-	b.ReportAllocs()
-	for b.Loop() {
-		r.mem[r.chunk]++
-		r.tx.desc[r.tx.p&r.tx.mask] = Desc{Addr: r.chunk, Len: 64}
-		r.tx.p++
-		r.tx.prod.Store(r.tx.p)
-		d := k.tx.desc[k.tx.tail&k.tx.mask]
-		k.tx.peek(1)
-		k.tx.release(1)
-		k.complete(d.Addr)
-		k.deliver(64)
-		if n := r.comp.prod.Load(); n != r.comp.c {
-			r.chunk = r.comp.addr[r.comp.c&r.comp.mask]
-			r.comp.c = n
-			r.comp.cons.Store(n)
-		}
-		r.recv()
-	}
 }
