@@ -30,11 +30,8 @@ func adopted(t *testing.T, ns *nstest.NS, cfg Config) (first, second *Queue) {
 	if err := unix.Ftruncate(fd, 4<<20); err != nil {
 		t.Fatal(err)
 	}
-	cfg.Ifindex, cfg.Memory = ns.Index, shared(fd)
-	if err := ns.Do(func() (err error) {
-		first, err = Open(cfg)
-		return err
-	}); err != nil {
+	cfg.Memory = shared(fd)
+	if first, err = openIn(ns, cfg); err != nil {
 		t.Fatal(err)
 	}
 	h, err := first.Handout()
@@ -84,12 +81,8 @@ func TestAdopt(t *testing.T) {
 	}
 	a := &end{ns: na, q: qa}
 	for i := range 200 { // more than there are chunks
-		a.mustSend(t, b, 100+i, byte(i))
-		data, _ := receive(t, b.q)
-		wantPattern(t, data, 100+i, byte(i))
-		b.mustSend(t, a, 100+i, byte(i))
-		data, _ = receive(t, qa)
-		wantPattern(t, data, 100+i, byte(i))
+		a.pass(t, b, 100+i, byte(i))
+		b.pass(t, a, 100+i, byte(i))
 	}
 	audit(t, qa, b.q)
 	if s := stats(t, qa); s.TxFrames != 200 || s.RxFrames != 200 || s.Filled < 64 {
@@ -110,11 +103,7 @@ func TestAdoptRefuses(t *testing.T) {
 	fewer.RxChunks = -1
 	beyond.PoolOffset = math.MaxInt / 4096 * 4096
 	one := Info{MaxSegs: 1}
-	mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // on a page
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
+	mem := mapped(t, 1<<20)
 	for name, c := range map[string]struct {
 		cfg  Config
 		mem  []byte

@@ -314,11 +314,8 @@ func TestZeroCopyRefused(t *testing.T) {
 func TestRingBytes(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	for _, n := range []int{64, 512, 4096} {
-		var q *Queue
-		if err := an.Do(func() (err error) {
-			q, err = Open(Config{Ifindex: an.Index, ChunkSize: 2048, RxChunks: n, TxChunks: n, Mode: ModeGeneric, BusyTimeout: waitLimit})
-			return err
-		}); err != nil {
+		q, err := openIn(an, Config{ChunkSize: 2048, RxChunks: n, TxChunks: n, Mode: ModeGeneric, BusyTimeout: waitLimit})
+		if err != nil {
 			t.Fatal(err)
 		}
 		sum := 0

@@ -205,6 +205,32 @@ func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
 	}
 }
 
+// pass sends one frame of n bytes to the other end, where it must arrive.
+func (e *end) pass(t testing.TB, to *end, n int, seed byte) {
+	t.Helper()
+	e.mustSend(t, to, n, seed)
+	data, _ := receive(t, to.q)
+	wantPattern(t, data, n, seed)
+}
+
+// openIn opens a queue of the interface of a namespace.
+func openIn(ns *nstest.NS, cfg Config) (q *Queue, err error) {
+	cfg.Ifindex = ns.Index
+	err = ns.Do(func() (err error) { q, err = Open(cfg); return err })
+	return q, err
+}
+
+// mapped maps n bytes until the end of the test, after the queues of openEnd are closed.
+func mapped(t testing.TB, n int) []byte {
+	t.Helper()
+	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(mem) })
+	return mem
+}
+
 const waitLimit = time.Minute
 
 // eventually waits until ok.

@@ -65,15 +65,11 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 func TestPayloadByReference(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("unaligned=%v", unaligned), func(t *testing.T) {
-			mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
+			mem := mapped(t, 1<<20)
 			a, b := openPair(t, pairOptions{mtu: 9000, generic: true, frags: true,
 				cfg: Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}})
 			var q *Queue
-			if err := a.ns.Do(func() error {
+			if err := a.ns.Do(func() (err error) {
 				a.q.Close()
 				q, err = a.open(Config{Memory: mem, MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned})
 				return err
@@ -133,16 +129,12 @@ func TestPayloadByReference(t *testing.T) {
 // other, and has nothing of the caller's memory.
 func TestCancelOnTheRing(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
-		mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
+		mem := mapped(t, 1<<20)
 		cfg := Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}
 		a, b := openPair(t, pairOptions{mtu: 9000, generic: true, frags: true, cfg: cfg})
 		cfg.Memory = mem
 		var q *Queue
-		if err := a.ns.Do(func() error {
+		if err := a.ns.Do(func() (err error) {
 			a.q.Close()
 			q, err = a.open(cfg)
 			return err
@@ -196,6 +188,7 @@ func TestCancelOnTheRing(t *testing.T) {
 		data := make([]byte, 1<<16)
 		n := 0
 		eventually(t, "the cancelled frame", func() bool {
+			var err error
 			n, _, err = unix.Recvfrom(neighbour, data, unix.MSG_DONTWAIT)
 			return err == nil && n >= 14 && [14]byte(data) == [14]byte{} // the kernel's own are others
 		})
@@ -215,13 +208,10 @@ func TestCancelOnTheRing(t *testing.T) {
 // a queue that there is not.
 func TestMultiBufferRefused(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
-	err := ns.Do(func() error {
-		q, err := Open(Config{Ifindex: ns.Index, QueueID: 1, RxChunks: 64, TxChunks: 64, Mode: ModeGeneric, Require: true, MultiBuffer: true})
-		if err == nil {
-			q.Close()
-		}
-		return err
-	})
+	q, err := openIn(ns, Config{QueueID: 1, RxChunks: 64, TxChunks: 64, Mode: ModeGeneric, Require: true, MultiBuffer: true})
+	if err == nil {
+		q.Close()
+	}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		t.Fatal(err)

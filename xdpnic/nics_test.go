@@ -90,12 +90,8 @@ func TestNICsEcho(t *testing.T) {
 			a, b := openNICs(t, tc.cfg)
 			sizes := []int{60, 61, 64, 512, 1024, 1025, 1513, 1514}
 			for i, n := range sizes {
-				a.mustSend(t, b, n, byte(i))
-				data, _ := receive(t, b.q)
-				wantPattern(t, data, n, byte(i))
-				b.mustSend(t, a, n, byte(i)+100)
-				data, _ = receive(t, a.q)
-				wantPattern(t, data, n, byte(i)+100)
+				a.pass(t, b, n, byte(i))
+				b.pass(t, a, n, byte(i)+100)
 			}
 			for _, e := range []*end{a, b} {
 				eventually(t, "completions", func() bool { e.pump(t); return e.q.TxFree() == e.q.cfg.TxChunks })
@@ -116,12 +112,8 @@ func TestNICsPingPong(t *testing.T) {
 	start := time.Now()
 	const rounds = 1000
 	for i := range rounds {
-		a.mustSend(t, b, 64, byte(i))
-		data, _ := receive(t, b.q)
-		wantPattern(t, data, 64, byte(i))
-		b.mustSend(t, a, 64, byte(i)+1)
-		data, _ = receive(t, a.q)
-		wantPattern(t, data, 64, byte(i)+1)
+		a.pass(t, b, 64, byte(i))
+		b.pass(t, a, 64, byte(i)+1)
 	}
 	t.Logf("%v a round trip; kicks: %d and %d", time.Since(start)/rounds, stats(t, a.q).TxKicks, stats(t, b.q).TxKicks)
 }
@@ -192,9 +184,7 @@ func TestNICsAgain(t *testing.T) {
 	for i := range 5 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			a, b := openNICs(t, Config{RxChunks: 64, TxChunks: 64})
-			b.mustSend(t, a, 200, byte(i))
-			data, _ := receive(t, a.q)
-			wantPattern(t, data, 200, byte(i))
+			b.pass(t, a, 200, byte(i))
 		})
 	}
 }
@@ -286,21 +276,13 @@ func TestNICsUnaligned(t *testing.T) {
 	}
 	for _, size := range []int{2048, 3000, 4096} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
 			cfg := Config{Unaligned: true, ChunkSize: size, RxChunks: 64, TxChunks: 64}
 			if mode == ModeZeroCopy && size == 3000 {
-				cfg.Ifindex, cfg.Mode, cfg.Require, cfg.Memory = na.Index, mode, true, mem
-				err := na.Do(func() error {
-					q, err := Open(cfg)
-					if err == nil {
-						q.Close()
-					}
-					return err
-				})
+				cfg.Mode, cfg.Require, cfg.Memory = mode, true, mapped(t, 1<<20)
+				q, err := openIn(na, cfg)
+				if err == nil {
+					q.Close()
+				}
 				if !errors.Is(err, unix.EOPNOTSUPP) {
 					t.Errorf("%v, want EOPNOTSUPP", err)
 				}
@@ -309,9 +291,7 @@ func TestNICsUnaligned(t *testing.T) {
 			a, b := openNICs(t, cfg)
 			for i := range 200 { // every chunk, more than once
 				n := 60 + i%900
-				a.mustSend(t, b, n, byte(i))
-				data, _ := receive(t, b.q)
-				wantPattern(t, data, n, byte(i))
+				a.pass(t, b, n, byte(i))
 			}
 			eventually(t, "completions", func() bool { a.pump(t); return a.q.TxFree() == a.q.cfg.TxChunks })
 			if s := stats(t, a.q); s.KernelStats.Tx_invalid_descs != 0 {

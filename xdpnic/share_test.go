@@ -24,26 +24,18 @@ func TestSharedQueue(t *testing.T) {
 	}
 	both := &end{ns: a.ns, redirect: a.redirect, q: second}
 	for i := range 4 {
-		a.mustSend(t, b, 64, byte(i))
-		data, _ := receive(t, b.q)
-		wantPattern(t, data, 64, byte(i))
-		both.mustSend(t, b, 65, byte(i))
-		data, _ = receive(t, b.q)
-		wantPattern(t, data, 65, byte(i))
+		a.pass(t, b, 64, byte(i))
+		both.pass(t, b, 65, byte(i))
 	}
 	eventually(t, "completions", func() bool { second.Reap(); return a.q.TxFree() == 8 && second.TxFree() == 8 })
 	audit(t, a.q, second)
 
 	// Frames go where the map says.
-	b.mustSend(t, a, 64, 1)
-	data, _ := receive(t, a.q)
-	wantPattern(t, data, 64, 1)
+	b.pass(t, a, 64, 1)
 	if err := a.register(second, 0); err != nil {
 		t.Fatal(err)
 	}
-	b.mustSend(t, a, 64, 2)
-	data, _ = receive(t, second)
-	wantPattern(t, data, 64, 2)
+	b.pass(t, both, 64, 2)
 
 	// The first socket is closed with frames in its rings; its chunks come back.
 	if err := a.register(a.q, 0); err != nil {
@@ -66,13 +58,9 @@ func TestSharedQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 8 {
-		b.mustSend(t, a, 64, byte(i))
-		data, _ = receive(t, second)
-		wantPattern(t, data, 64, byte(i))
+		b.pass(t, both, 64, byte(i))
 	}
-	both.mustSend(t, b, 64, 9)
-	data, _ = receive(t, b.q)
-	wantPattern(t, data, 64, 9)
+	both.pass(t, b, 64, 9)
 	audit(t, second)
 }
 
@@ -86,11 +74,7 @@ func TestSeveralQueues(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, err := unix.Mmap(-1, 0, 4*base.PoolBytes(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
+	mem := mapped(t, 4*base.PoolBytes())
 	var txq, rxq []*Queue
 	open := func(e *end, cfg Config) *Queue {
 		t.Helper()
@@ -127,14 +111,11 @@ func TestSeveralQueues(t *testing.T) {
 		}
 	}
 	// The same queue again is Queue.Share's business, and the error says so.
-	err = b.ns.Do(func() error {
-		_, err := Open(Config{Ifindex: b.ns.Index, QueueID: 1, Share: rxq[1], PoolOffset: 3 * base.PoolBytes(), RxChunks: 16, TxChunks: 16})
-		return err
-	})
+	_, err = openIn(b.ns, Config{QueueID: 1, Share: rxq[1], PoolOffset: 3 * base.PoolBytes(), RxChunks: 16, TxChunks: 16})
 	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "Queue.Share") {
 		t.Errorf("second socket on the queue: %v", err)
 	}
-	err = b.ns.Do(func() error { _, err := Open(Config{Ifindex: b.ns.Index, QueueID: 4}); return err })
+	_, err = openIn(b.ns, Config{QueueID: 4})
 	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "queue number") {
 		t.Errorf("queue 4 of 4: %v", err)
 	}
@@ -149,17 +130,9 @@ func TestSharedMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	pool := cfg.PoolBytes()
-	mem, err := unix.Mmap(-1, 0, 4*pool, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
-	open := func(cfg Config) (q *Queue, err error) {
-		err = ns.Do(func() (err error) { q, err = Open(cfg); return err })
-		return q, err
-	}
+	mem := mapped(t, 4*pool)
 	cfg.Memory, cfg.PoolOffset = mem, pool
-	first, err := open(cfg)
+	first, err := openIn(ns, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +141,7 @@ func TestSharedMemory(t *testing.T) {
 		t.Errorf("alone: %v", err)
 	}
 	at := func(offset int) (*Queue, error) {
-		return open(Config{Ifindex: ns.Index, QueueID: 1, Share: first, PoolOffset: offset, RxChunks: 16, TxChunks: 16})
+		return openIn(ns, Config{QueueID: 1, Share: first, PoolOffset: offset, RxChunks: 16, TxChunks: 16})
 	}
 	for _, offset := range []int{pool, pool + 4096, pool - 4096, 2*pool - 4096} {
 		if q, err := at(offset); err == nil {

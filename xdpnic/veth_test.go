@@ -33,12 +33,8 @@ func TestEcho(t *testing.T) {
 			t.Run(fmt.Sprintf("generic=%v/%s", generic, tc.name), func(t *testing.T) {
 				a, b := openPair(t, pairOptions{generic: generic, frags: tc.cfg.MultiBuffer, cfg: tc.cfg})
 				for i, n := range []int{14, 15, 60, 64, 512, 1514} {
-					a.mustSend(t, b, n, byte(i))
-					data, _ := receive(t, b.q)
-					wantPattern(t, data, n, byte(i))
-					b.mustSend(t, a, n, byte(i)+100)
-					data, _ = receive(t, a.q)
-					wantPattern(t, data, n, byte(i)+100)
+					a.pass(t, b, n, byte(i))
+					b.pass(t, a, n, byte(i)+100)
 				}
 				for _, e := range []*end{a, b} {
 					eventually(t, "completions", func() bool { e.q.Reap(); return e.q.TxFree() == e.q.cfg.TxChunks })
