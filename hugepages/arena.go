@@ -19,15 +19,10 @@ const (
 )
 
 func (p Policy) String() string {
-	switch p {
-	case Auto:
-		return "auto"
-	case Require:
-		return "require"
-	case Avoid:
-		return "avoid"
+	if p < Auto || p > Avoid {
+		return fmt.Sprintf("Policy(%d)", int(p))
 	}
-	return fmt.Sprintf("Policy(%d)", int(p))
+	return [...]string{Auto: "auto", Require: "require", Avoid: "avoid"}[p]
 }
 
 // Config describes an arena. Sizes are bytes.

@@ -264,20 +264,3 @@ func TestBuddyConcurrent(t *testing.T) {
 		t.Errorf("after all: %+v", s)
 	}
 }
-
-func BenchmarkBuddy(b *testing.B) {
-	buddy, err := NewBuddy(64<<20, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		off, err := buddy.Alloc(4096, 0)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := buddy.Free(off); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

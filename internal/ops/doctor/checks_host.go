@@ -249,9 +249,9 @@ func checkHugepages(h *Host) []Finding {
 	return ok(list)
 }
 
-// slowToLeave is the exit latency in microseconds from which an idle state shows
-// in the latency of a program that sleeps for its messages.
-const slowToLeave = 10
+// SlowIdle is the exit latency in microseconds above which an idle state shows in the
+// latency of a program that sleeps while it waits for messages.
+const SlowIdle = 10
 
 func checkIdle(h *Host) []Finding {
 	if len(h.Idle) == 0 {
@@ -259,7 +259,7 @@ func checkIdle(h *Host) []Finding {
 	}
 	var slow []string
 	for _, s := range h.Idle {
-		if s.Latency > slowToLeave && !s.Disabled {
+		if s.Latency > SlowIdle && !s.Disabled {
 			slow = append(slow, fmt.Sprintf("%s (%d us)", s.Name, s.Latency))
 		}
 	}

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"net/netip"
+	"slices"
 
 	"viaxdp/internal/agent/kagent"
 )
@@ -144,14 +145,7 @@ type Holder struct {
 
 // Has reports whether the driver has an XDP feature, by the names of package
 // xdpnic.
-func (n *NIC) Has(feature string) bool {
-	for _, f := range n.XDP {
-		if f == feature {
-			return true
-		}
-	}
-	return false
-}
+func (n *NIC) Has(feature string) bool { return slices.Contains(n.XDP, feature) }
 
 // Hardware reports whether there is a device behind the interface.
 func (n *NIC) Hardware() bool { return n.Kind == "device" }
