@@ -342,24 +342,3 @@ func TestAdopt(t *testing.T) {
 		}
 	}
 }
-
-// A file that is shorter than it is said to be would be a fault later.
-func TestAdoptRefuses(t *testing.T) {
-	a := open(t, Config{Size: 1 << 20, Shared: true, Policy: Avoid})
-	for name, change := range map[string]func(*Info){
-		"size": func(i *Info) { i.Size *= 2 }, "none": func(i *Info) { i.Size = 0 }, "reserve": func(i *Info) { i.Reserve = i.Size + 1 },
-	} {
-		info := a.Info()
-		change(&info)
-		fd, err := unix.FcntlInt(uintptr(a.FD()), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := Adopt(fd, info); err == nil {
-			t.Errorf("%s: no error", name)
-		}
-		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
-			t.Errorf("%s: the descriptor is open: %v", name, err)
-		}
-	}
-}

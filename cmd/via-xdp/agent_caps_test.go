@@ -8,13 +8,14 @@ import (
 	"testing"
 )
 
-// What the agent lacks is what the line of the kernel says, whatever the program is called and whatever else is in
-// the file; a file without such a line stops nobody.
+// The agent reports the capabilities that are missing in the kernel's line, whatever the program's name and the rest of
+// the file are. A file without that line stops no agent.
 func FuzzCapabilities(f *testing.F) {
 	f.Add("via-xdp", uint64(0x1ffffffffff), "CapBnd:\t0\n")
 	f.Add("CapEff:0", uint64(0x3000), "")
 	f.Add("x", uint64(1)<<39, "CapEff:\t0\n")
 	f.Add("x", uint64(1)<<21, "NoNewPrivs:\t0")
+	f.Add("x", uint64(0x203000), "")
 	f.Fuzz(func(t *testing.T, name string, have uint64, rest string) {
 		name = strings.ReplaceAll(name, "\n", "\\n") // proc_pid_status(5)
 		var want []string
@@ -30,6 +31,9 @@ func FuzzCapabilities(f *testing.F) {
 		}
 		err := missingCapabilities(fmt.Sprintf("Name:\t%s\nUmask:\t0022\nCapPrm:\t0\nCapEff:\t%016x\n%s", name, have, rest))
 		var missing *capabilityError
+		if err != nil && statusOf(t.Context(), err) != exitCannotRun {
+			t.Errorf("%v: exit status %d", err, statusOf(t.Context(), err))
+		}
 		if errors.As(err, &missing) != (err != nil) || err == nil && len(want) > 0 || err != nil && !slices.Equal(missing.missing, want) {
 			t.Fatalf("%q with %x: %v, want %q", name, have, err, want)
 		}

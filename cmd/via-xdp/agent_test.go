@@ -138,22 +138,6 @@ func TestAgentSettingsErrors(t *testing.T) {
 	}
 }
 
-// Without privilege the command says what is missing, and that it cannot run here.
-func TestAgentPrivileges(t *testing.T) {
-	err := missingCapabilities("Name:\tx\nCapEff:\t0000000000002000\n") // CAP_NET_RAW
-	if err == nil || !strings.Contains(err.Error(), "CAP_NET_ADMIN, CAP_BPF") || strings.Contains(err.Error(), "NET_RAW") {
-		t.Errorf("%v", err)
-	}
-	if status := statusOf(t.Context(), err); status != exitCannotRun {
-		t.Errorf("exit status %d", status)
-	}
-	for _, good := range []string{"CapEff:\t000001ffffffffff\n", "CapEff:\t0000008000003000\n", "CapEff:\t0000000000203000\n"} {
-		if err := missingCapabilities(good); err != nil {
-			t.Errorf("%q: %v", good, err)
-		}
-	}
-}
-
 // The command serves at its socket until it is told to end, and leaves nothing.
 func TestAgentCommand(t *testing.T) {
 	if os.Geteuid() != 0 {

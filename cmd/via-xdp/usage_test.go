@@ -14,7 +14,7 @@ import (
 	"viaxdp/internal/ops/status"
 )
 
-// A command that is called in a wrong way says what is wrong and how it is called.
+// A command that is called in a wrong way, or with a value out of range, says what is wrong and does nothing.
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"dance":                  `via-xdp has no command "dance"; via-xdp --help lists them`,
@@ -44,17 +44,7 @@ func TestUsageErrors(t *testing.T) {
 		"proxy --listen tcp::1 --to via:h:2 --fallback 70000": "--fallback 70000: want a TCP port",
 		"proxy --listen tcp::1 --to tcp::2 --silence 1ms":     "--silence 1ms: want 10ms or more, or 0 for the default",
 		"proxy --to via:1": "--listen and --to are both needed; usage: via-xdp proxy --listen tcp:HOST:PORT --to via:HOST:PORT [flags] (--help tells more)",
-	} {
-		status, out, errs := call(&recorder{}, strings.Fields(args)...)
-		if status != exitFailed || out != "" || errs != "via-xdp: "+want+"\n" {
-			t.Errorf("%s: status %d, %s%s", args, status, out, errs)
-		}
-	}
-}
 
-// What is out of range is refused and not taken for something else, before anything is done.
-func TestOutOfRange(t *testing.T) {
-	for args, want := range map[string]string{
 		"demo --turns 0":                   "--turns 0: want 1 or more",
 		"demo --duration 0s":               "--duration 0s: want a time above 0, such as 500ms",
 		"demo --mtu 0":                     "--mtu 0: want 576 to 65535",
@@ -99,6 +89,10 @@ func TestOutOfRange(t *testing.T) {
 			t.Errorf("%s: status %d, %v, %s%s", args, status, r.calls, out, errs)
 		}
 	}
+}
+
+// A CPU that this process may not use is refused before anything is done.
+func TestNoSuchCPU(t *testing.T) {
 	cpus, err := testbed.AllowedCPUs()
 	if err != nil {
 		t.Fatal(err)
@@ -186,13 +180,6 @@ func TestTopOfNobody(t *testing.T) {
 		if !strings.Contains(screen, want) {
 			t.Errorf("no %q in %q", want, screen)
 		}
-	}
-}
-
-func TestVersionFlag(t *testing.T) {
-	_, want, _ := call(&recorder{}, "version")
-	if status, out, _ := call(&recorder{}, "--version"); status != exitFine || out != want {
-		t.Errorf("status %d, %q, want %q", status, out, want)
 	}
 }
 
