@@ -150,7 +150,7 @@ func TestInterfaceGone(t *testing.T) {
 	}
 }
 
-// foreign is somebody else's program, which passes all.
+// foreign is another owner's program, which passes all frames.
 func foreign(t testing.TB) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -164,8 +164,8 @@ func foreign(t testing.TB) *ebpf.Program {
 	return p
 }
 
-// A program of somebody else stays, however it is attached and in whatever mode
-// ours wants to be, and the error names it.
+// Another owner's program stays, however it is attached and whatever mode ours asks for, and
+// the error names it.
 func TestForeignProgramStays(t *testing.T) {
 	kinds := []struct {
 		name   string

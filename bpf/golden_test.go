@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write the frames of testdata anew")
+var update = flag.Bool("update", false, "write the frames of testdata again")
 
 // golden says which of the verdicts' frames are also kept as files.
 var golden = map[string]string{

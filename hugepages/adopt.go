@@ -25,7 +25,7 @@ func Adopt(fd int, info Info) (*Arena, error) {
 		info.Reserve < 0 || info.Reserve > info.Size {
 		return fail(fmt.Errorf("a file of %d bytes for an arena of %d with %d reserved", st.Size, info.Size, info.Reserve))
 	}
-	// Who shrinks the file later takes the pages from under this process: SIGBUS.
+	// If another process shrank the file later, access to the lost pages would raise SIGBUS.
 	if seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil || seals&unix.F_SEAL_SHRINK == 0 {
 		return fail(errors.Join(errors.New("the file is no memfd that is sealed against shrinking"), err))
 	}

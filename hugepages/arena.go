@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Policy says whether New uses hugepages.
+// Policy selects whether New uses hugepages.
 type Policy int
 
 const (

@@ -235,8 +235,7 @@ func TestReserveTooMuch(t *testing.T) {
 	}
 }
 
-// A stranger who locks the file, for which reading it is enough, does not keep others waiting
-// for ever.
+// Any user that can read the file can lock it. That does not block others for ever.
 func TestLockOfAStranger(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "setting")
 	if err := os.WriteFile(path, nil, 0o644); err != nil {

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// One tag goes with no rights and the other with all. Whoever sees a mixture
+// One tag goes with no rights and the other with all. A reader that sees a mixture
 // gets more than any setting grants, or is refused what the only setting with
-// his tag allows.
+// its tag allows.
 func TestAttributesChangeTogether(t *testing.T) {
 	f := newFixture(t, Limits{})
 	trusted, err := f.CreatePtag()

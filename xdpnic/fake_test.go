@@ -15,7 +15,7 @@ func fakeRing(n, entrySize int, start uint32) ringMem {
 type fakeKernel struct {
 	q    *Queue
 	tx   rxRing         // the kernel consumes what user space produces
-	fill completionRing // likewise
+	fill completionRing // the kernel consumes this one, too
 	rx   txRing
 	comp fillRing
 }

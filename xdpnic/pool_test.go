@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Random traffic, in any order, against a model of who owns what: every chunk
-// has one owner after every step, and every chunk comes home in the end.
+// Random traffic, in any order, against a model of the chunks' owners: every chunk has one
+// owner after every step, and every chunk is free in the end.
 func TestChunkOwnership(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{

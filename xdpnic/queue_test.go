@@ -16,7 +16,7 @@ import (
 )
 
 // A queue opens again right after it was closed, although the kernel keeps it
-// busy for some milliseconds; while it is in use, Open says who holds it.
+// busy for some milliseconds; while it is in use, Open names the process that holds it.
 func TestRebind(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	b := openEnd(t, nb, pairOptions{generic: true})

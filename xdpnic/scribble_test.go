@@ -132,7 +132,7 @@ func TestScribbledEntriesAreRefused(t *testing.T) {
 	eventually(t, "the frame behind it", b.q.Ready)
 	receive(t, b.q)
 
-	// The fill ring, of which every entry was published: the next one that the kernel takes.
+	// The next entry of the fill ring that the kernel takes; all of them are published.
 	fill := &b.q.pool.fill
 	next := fill.cons.Load() & fill.mask
 	kept := fill.addr[next]

@@ -227,7 +227,7 @@ func (n *nic) discover(list *C.VIP_AUTODISCOVERY_LIST) error {
 // own is the NIC's address, or none.
 func (n *nic) own() netip.Addr { return n.Query().Address }
 
-// hasRoom says whether a program that goes by NicAddressLen has room for a host.
+// hasRoom reports whether a program that relies on NicAddressLen has room for a host.
 func (n *nic) hasRoom(a netip.Addr) bool { return len(n.hostBytes(a)) == n.length }
 
 func boolean(b bool) C.VIP_BOOLEAN {

@@ -204,7 +204,7 @@ func viago_destroy_cq(h C.uintptr_t) C.int {
 	return control("VipDestroyCQ", h, func(c *cq) error { return destroy(h, c.Destroy) })
 }
 
-// timeout reads milliseconds; those of which the low half is all ones have no end.
+// timeout reads milliseconds. A number with a low half of all ones means no limit.
 func timeout(ms C.VIP_ULONG) time.Duration {
 	if uint32(ms) == 0xffffffff || ms > 1<<40 {
 		return -1

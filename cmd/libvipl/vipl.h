@@ -52,7 +52,7 @@ typedef unsigned long VIP_UINT64;
 #define VIP_FALSE 0
 #define VIP_TRUE 1
 
-/* A timeout that never ends: any of which the low 32 bits are ones. */
+/* A timeout that never ends; so is any whose low 32 bits are all ones. */
 #define VIP_INFINITE 0xFFFFFFFFUL
 
 /* Handles. NULL is never a valid one, nor is 0 of a memory handle. */

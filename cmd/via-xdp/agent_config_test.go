@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A user who is named twice, by name and by number, has one quota or none: which of two it is must not
-// depend on the order in which a map is gone through.
+// A user that is named twice, by name and by number, is an error: which of the two quotas holds must not
+// depend on the order of a map.
 func TestUserNamedTwice(t *testing.T) {
 	const twice = "[user.root]\nqueues = 1\n[user.0]\nqueues = 2\n"
 	if s, err := parseAgentSettings([]byte(twice)); err == nil || !strings.Contains(err.Error(), "named twice") {

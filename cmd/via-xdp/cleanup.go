@@ -111,7 +111,7 @@ func leftovers(env environment) (found []leftover, err error) {
 	for _, path := range half {
 		st, err := os.Stat(path)
 		if err != nil || time.Since(st.ModTime()) < time.Minute {
-			continue // somebody may be writing it
+			continue // a program may be writing it
 		}
 		if slices.Contains([]string{"doctor.json.new", "tune.json.new", "testbed.json.new"}, filepath.Base(path)) {
 			found = append(found, leftover{"file", path, true, func() error { return os.Remove(path) }})

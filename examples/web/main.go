@@ -58,7 +58,7 @@ func run(device, server string) (err error) {
 	return ask(stack, server)
 }
 
-// serve answers until somebody asks it to end.
+// serve answers until it is asked to end.
 func serve(stack *vianet.Stack) error {
 	via, err := stack.Listen("via", ":"+both)
 	if err != nil {

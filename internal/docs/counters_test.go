@@ -156,7 +156,7 @@ type body struct {
 // codeOf are the functions and methods of a package's tests by name.
 type codeOf map[string]*body
 
-// looks says whether a function has a word in it, or one that it calls has.
+// looks reports whether a function, or one that it calls, contains a word.
 func (c codeOf) looks(name, word string) bool {
 	f := c[name]
 	return f.words[word] || slices.ContainsFunc(f.calls, func(g string) bool { return c[g] != nil && c[g].words[word] })

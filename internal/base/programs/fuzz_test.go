@@ -28,7 +28,7 @@ func (o *oracle) Capture(_ io.Writer, snaplen int, _ <-chan struct{}) error {
 	return nil
 }
 
-// Whoever asks whatever, the program answers one question at most, and ends.
+// Whatever a client sends, the program answers one query at most and then disconnects.
 func FuzzQuestion(f *testing.F) {
 	f.Add([]byte("status\n"))
 	f.Add([]byte("status\ncapture 3\n"))

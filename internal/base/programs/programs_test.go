@@ -62,7 +62,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A capture ends with whoever asked for it, and with the server.
+// A capture ends when its client disconnects, and with the server.
 func TestCapture(t *testing.T) {
 	dir, a, _ := serve(t)
 	found, _ := List([]string{dir})
@@ -89,7 +89,7 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// Whoever asks nonsense, too much or nothing is not answered and does no harm.
+// A client that sends an invalid query, too much or nothing gets no answer and does no harm.
 func TestHostile(t *testing.T) {
 	dir, _, s := serve(t)
 	for _, question := range []string{"", "\n", "capture\n", "capture x\n", "shutdown\n", strings.Repeat("x", 10000) + "\n"} {
@@ -129,8 +129,8 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// What a killed program left is found, and removed by whoever lists or serves;
-// what is young is left, as its program may be about to listen.
+// List and Serve remove the socket of a killed program. They leave a young one, because its
+// program may be about to listen.
 func TestStale(t *testing.T) {
 	dir := private(t)
 	path := filepath.Join(dir, "4194000.sock")
@@ -182,7 +182,7 @@ func dead(t *testing.T, path string) {
 	ln.Close()
 }
 
-// The end of a server is one for all that it says: no write gets time anew.
+// A closing server has one deadline for all that it still writes.
 func TestPartingIsOne(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "server.sock")
 	ln, err := net.Listen("unix", path)

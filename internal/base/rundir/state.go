@@ -11,8 +11,8 @@ import (
 )
 
 // Lock locks a file of state for this process, which need not exist, and makes its directory. A directory or a
-// file that others can change is refused. The lock is on a file beside it for this user alone: it takes no more
-// than the right to read, and whoever had that could keep others waiting.
+// file that others can change is refused. The lock is on a separate file that only this user can open, because
+// any process that can read a file can lock it and block others.
 func Lock(path string) (*os.File, error) {
 	dir := filepath.Dir(path)
 	for {

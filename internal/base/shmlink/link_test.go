@@ -27,7 +27,7 @@ func TestFrames(t *testing.T) {
 		const frames = 20_000
 		buf := make([]byte, MaxFrame)
 		out := bytes.Repeat([]byte{mine}, MaxFrame)
-		// Who has received all may still owe frames that found no room.
+		// A side that has received all may still have frames to send that found no room.
 		for sent, got := uint32(0), uint32(0); sent < frames || got < frames; {
 			if sent < frames {
 				binary.NativeEndian.PutUint32(out, sent)
@@ -53,8 +53,8 @@ func TestFrames(t *testing.T) {
 	wg.Wait()
 }
 
-// A full ring takes nothing until a frame is taken; the bell is wanted by who
-// sleeps; who begins anew goes on.
+// A full ring takes nothing until a frame is taken. A side that sleeps gets the bell. A side
+// that is made again continues where it stopped.
 func TestRoomAndBell(t *testing.T) {
 	mem, a, b := pair(t)
 	buf := make([]byte, MaxFrame)

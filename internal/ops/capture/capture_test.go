@@ -122,8 +122,8 @@ func isClosed(c chan struct{}) bool {
 	}
 }
 
-// Who reads the file sees a frame soon, not when a buffer is full; a writer that
-// fails ends the capture.
+// A reader of the file sees a frame soon, not when a buffer is full. A writer that fails
+// ends the capture.
 func TestSeenSoon(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "proc")
 	t.Setenv("VIA_RUNTIME_DIR", dir)
@@ -171,7 +171,7 @@ func TestSeenSoon(t *testing.T) {
 	}
 }
 
-// A program that ends ends the capture; Count does, too; nobody is an error.
+// The end of the programs ends the capture, and so does Count. No program is an error.
 func TestEnds(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "proc")
 	t.Setenv("VIA_RUNTIME_DIR", dir)

@@ -30,19 +30,19 @@ type Summary struct {
 	Queues  []uint64 `json:"queues"`  // frames of each
 }
 
-// ErrNobody says that there is no program to capture of.
+// ErrNobody is returned if there is no program to capture from.
 var ErrNobody = errors.New("no program with an open NIC answers")
 
-// Target is a program and its queues, one of which each Source is.
+// Target is a program and its queues.
 type Target struct {
 	programs.Program
 	Sources []Source
 }
 
-// flushEvery is how old what a reader of the file does not see yet may be.
+// flushEvery is the longest time until a reader of the file sees a frame.
 const flushEvery = 200 * time.Millisecond
 
-// recording is a capture that goes on.
+// recording is a running capture.
 type recording struct {
 	Config
 	sources []Source
@@ -103,7 +103,7 @@ func Run(ctx context.Context, w io.Writer, targets []Target, c Config) (Summary,
 	defer tick.Stop()
 	for {
 		select {
-		case <-tick.C: // somebody may be looking on
+		case <-tick.C: // a reader may follow the file
 			r.write(r.file.Flush)
 		case <-ended:
 			r.write(r.file.Close)
@@ -166,15 +166,15 @@ func (r *recording) write(part func() error) {
 	r.unwritten(err)
 }
 
-// fail remembers why the capture is not all that it should be.
+// fail records an error of a program; the capture goes on with the others.
 func (r *recording) fail(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failed = errors.Join(r.failed, err)
 }
 
-// unwritten ends the capture when the file cannot be written, which gives the same
-// error again and again.
+// unwritten ends the capture if the file cannot be written. Every write then fails with the
+// same error, so it is recorded once.
 func (r *recording) unwritten(err error) {
 	if err == nil {
 		return

@@ -17,8 +17,8 @@ type Driver interface {
 	Settings() (map[string]string, error) // driver, channels, rings, coalescing, steering
 }
 
-// hostFiles are read from the root of the file system. None of them says who or
-// where, but for what the mask knows.
+// hostFiles are read from the root of the file system. They identify the machine only by what
+// the mask replaces.
 var hostFiles = []string{
 	"proc/version", "proc/cmdline", "proc/cpuinfo", "proc/meminfo", "proc/interrupts", "proc/softirqs",
 	"proc/net/softnet_stat", "proc/net/snmp", "etc/os-release",
@@ -56,9 +56,8 @@ func (a *Archive) Host(root fs.FS) {
 	a.Add("host/c-states", b.String())
 }
 
-// harmless are the parameters of the kernel's command line that a report has with their
-// values: those that change how fast the machine is. A name that ends in a dot stands for
-// all that begin so.
+// harmless are the parameters of the kernel's command line whose values a report contains:
+// those that affect the machine's speed. A name that ends in a dot is a prefix.
 var harmless = strings.Fields(`BOOT_IMAGE ro rw quiet splash debug console ip net.ifnames biosdevname
 	isolcpus nohz nohz_full rcu_nocbs rcu_nocb_poll rcutree. rcupdate. irqaffinity threadirqs preempt skew_tick
 	idle intel_idle. processor. cpuidle. intel_pstate amd_pstate cpufreq. workqueue. maxcpus nr_cpus possible_cpus
@@ -69,8 +68,8 @@ var harmless = strings.Fields(`BOOT_IMAGE ro rw quiet splash debug console ip ne
 	tsc clocksource hpet nmi_watchdog nowatchdog nosoftlockup mce init_on_alloc init_on_free slub_debug
 	lockdown lsm selinux apparmor audit`)
 
-// commandLine is the kernel's command line without the values that may be secret: it is also
-// the way to hand passwords, keys and addresses to what boots the machine.
+// commandLine is the kernel's command line without the values that may be secret: boot
+// software also gets passwords, keys and addresses there.
 func commandLine(text string) string {
 	var words []string
 	quoted := false

@@ -138,8 +138,8 @@ func TestUndoAfterCrash(t *testing.T) {
 	}
 }
 
-// A process that dies while it changes a setting does not know what has become of it: that is
-// not taken for what somebody else has set.
+// A process that dies while it changes a setting does not know the new value. Undo must not take
+// that value for a change by another program.
 func TestUndoOfTheUnfinished(t *testing.T) {
 	for name, dies := range map[string]func(f *fake){
 		"before the change": func(f *fake) { f.crash = "a" },
@@ -171,7 +171,7 @@ func TestUndoOfTheUnfinished(t *testing.T) {
 	}
 }
 
-// What an unfinished change has become is known once it was read again: what somebody sets
+// Once the value of an unfinished change was read again, it is known: what another program sets
 // after that stays.
 func TestUnfinishedIsSettled(t *testing.T) {
 	for name, apply := range map[string]func(j *Journal, f *fake) error{
@@ -237,7 +237,7 @@ func TestUndoKeepsWhatOthersChanged(t *testing.T) {
 	f.values["a"], f.gone = "11", true
 	done, err := j.Undo()
 	must(t, err)
-	want := []Undone{{Kept: "it is gone"}, {}, {Kept: "somebody has set it to 11 since"}}
+	want := []Undone{{Kept: "it is gone"}, {}, {Kept: "another program has set it to 11 since"}}
 	if diff := cmp.Diff(want, done, cmpopts.IgnoreFields(Undone{}, "Change")); diff != "" {
 		t.Error(diff)
 	}
@@ -246,8 +246,8 @@ func TestUndoKeepsWhatOthersChanged(t *testing.T) {
 	}
 }
 
-// What the kernel rounds goes back too, and is not taken for somebody else's; what
-// it leaves as it was is no change.
+// A value that the kernel rounds is restored, too, and is not taken for a change by another
+// program. A value that the kernel leaves as it was is no change.
 func TestUndoRounded(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	f := &fake{values: map[string]string{"a": "0", "b": "16"}}
