@@ -115,7 +115,7 @@ func TestExitStatus(t *testing.T) {
 		},
 		{
 			context.Background(), fmt.Errorf("AF_XDP socket: %w", unix.EMFILE), exitFailed,
-			"via-xdp: AF_XDP socket: too many open files (the limit of this process, ulimit -n: raise it)\n",
+			"via-xdp: AF_XDP socket: too many open files (raise the limit of this process: ulimit -n)\n",
 		},
 		{cancelled, context.Canceled, exitInterrupted, "via-xdp: interrupted\n"},
 		{cancelled, errors.New("something else"), exitFailed, "via-xdp: something else\n"},
@@ -261,7 +261,7 @@ func TestMeasureFlags(t *testing.T) {
 func TestTestbedCommands(t *testing.T) {
 	r := &recorder{}
 	status, out, errs := call(r, "testbed", "up", "--mtu", "9000", "--queues", "2", "--hugepages", "5")
-	if status != 0 || !strings.HasPrefix(out, "up\n") || !strings.Contains(errs, "it was up before and is as it was") {
+	if status != 0 || !strings.HasPrefix(out, "up\n") || !strings.Contains(errs, "the bed was up already and is unchanged") {
 		t.Fatalf("status %d, %q, %q", status, out, errs)
 	}
 	if r.bed.Pair.MTU != 9000 || r.bed.Pair.Queues != 2 || r.bed.Hugepages != 5 || r.bed.Namespaces != [2]string{"via0", "via1"} {

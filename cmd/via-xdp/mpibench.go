@@ -90,10 +90,10 @@ func protocolOf(name string) (mvich.Protocol, error) {
 // process is noticed without it.
 const rankSilence = 10 * time.Second
 
-// rank is this process's part of a job that a launcher has started. When ctx ends its
-// interface is closed, so that whatever it is at fails: a launcher that is told to end
-// tells its ranks once. When the first of them then ends the job it tells all again:
-// that does not break off the closing. What hangs gets SIGKILL.
+// rank is this process's part of a job that a launcher has started. When ctx ends, it
+// closes the interface, so that every operation fails. A launcher that ends signals its
+// ranks once, and again when the first rank has ended; the second signal must not
+// interrupt the close. A rank that hangs gets SIGKILL.
 func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Comm) error) (err error) {
 	l, err := pmi.FromEnv()
 	if err != nil {
@@ -109,7 +109,7 @@ func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Co
 	if err != nil {
 		return err
 	}
-	shut := sync.OnceValue(nic.Close) // whoever comes second waits: the process ends after it
+	shut := sync.OnceValue(nic.Close) // a second caller waits, because the process ends after it
 	defer func() { err = errors.Join(err, shut()) }()
 	stop := context.AfterFunc(ctx, func() { shut() })
 	defer stop()

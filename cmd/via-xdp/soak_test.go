@@ -49,21 +49,21 @@ func TestSoakReport(t *testing.T) {
 		want   []string
 	}{
 		"plain": {nil, func(*torture.SoakReport) {}, []string{
-			"1h0m0s, 3 acts, seed 7, silence 1.6s, IPv6, MTU 9000\n", "4321 checked", "99, of which 12 broke\n", "17 lost", "2 calm, 5 kill",
-			"6 times all chunks", "765 frames sent", "every promise was kept",
+			"1h0m0s, 3 acts, seed 7, silence 1.6s, IPv6, MTU 9000\n", "4321 checked", "99, 12 broke\n", "17 lost", "2 calm, 5 kill",
+			"6 times all chunks", "none of 765 frames sent", "every promise was kept",
 		}},
-		"excused": {nil, func(r *torture.SoakReport) { r.Excused = 2 }, []string{"99, of which 12 broke; 2 without a reason but that"}},
+		"excused": {nil, func(r *torture.SoakReport) { r.Excused = 2 }, []string{"99, 12 broke; 2 because a process got no CPU"}},
 		"kills and bytes": {nil, func(r *torture.SoakReport) {
 			r.Kills, r.MedianTold, r.SlowestTold, r.Bytes = 1000, 402*time.Millisecond, 1300*time.Millisecond, 100_500_000_000
 			r.ToldLate = 3
-		}, []string{"1000, told to all within 402ms in the median, 1.3s at most; 3 later than promised", "100.500 GB checked"}},
+		}, []string{"1000, noticed by all within 402ms in the median, 1.3s at most; 3 later than promised", "100.500 GB checked"}},
 		"hostile": {[]string{"--hostile"}, func(r *torture.SoakReport) {
 			r.Flood = &torture.Flood{
 				Forged: 1000, Rate: 50, Calm: torture.Passed{Rate: 600}, Spared: torture.Passed{Rate: 200},
 				Flooded: torture.Passed{Rate: 150}, BesideRate: 70, Kept: 0.75,
 			}
 		}, []string{
-			"1000 forged frames, 50/s", "150 messages/s beside 70 forged frames/s, 200 beside forgers who spare us (75 % kept), 600 without any",
+			"1000 forged frames, 50/s", "150 messages/s beside 70 forged frames/s, 200 beside attackers with no target (75 % kept), 600 without any",
 		}},
 		"plain frames": {[]string{"--hostile", "--plain"}, func(*torture.SoakReport) {}, nil},
 		"agent":        {[]string{"--agent"}, func(r *torture.SoakReport) { r.Agent = true }, []string{"MTU 9000, opened by agents\n"}},

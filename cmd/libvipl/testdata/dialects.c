@@ -15,7 +15,7 @@
 #error a code is missing
 #endif
 
-/* The library behind a table, as those have it who load it by hand. */
+/* The library behind a table of functions, as in programs that load it with dlopen. */
 typedef struct {
 	VIP_RETURN (*open)(const VIP_CHAR *, VIP_NIC_HANDLE *);
 	VIP_RETURN (*close)(VIP_NIC_HANDLE);

@@ -187,7 +187,7 @@ static int send_writes(int request)
 	return 1;
 }
 
-/* A receive has its message, of which p tells; data: of an eager one. */
+/* A receive has its message, which p describes; data: that of an eager one. */
 static void match(int request, struct packet *p, char *data)
 {
 	struct request *r = &requests[request];
