@@ -232,7 +232,7 @@ var brokenRules = []Rule{
 // pastRegionSizes are lengths of messages, and of the part of their receive that its region has.
 var pastRegionSizes = [][2]int{{1 + 1, 1}, {101, 100}, {1425, 1424}, {5000, 64}, {5000, 4999}}
 
-// recvPast posts receive 1 of a block, of which the region has n bytes, between two whole ones.
+// recvPast posts receive 1 of a block, with n bytes within the region, between two whole ones.
 func (e edge) recvPast(b *block, v *vipl.VI, n int) {
 	b.t.Helper()
 	b.recv(v, 0, 5000)
@@ -241,8 +241,7 @@ func (e edge) recvPast(b *block, v *vipl.VI, n int) {
 	b.recv(v, 2, 5000)
 }
 
-// failsAt checks count completions of a Reliable Reception VI of which number
-// bad failed.
+// failsAt checks count completions of a Reliable Reception VI; number bad must have failed.
 func (t *T) failsAt(v *vipl.VI, count, bad int, status vipl.Status) {
 	t.Helper()
 	for i := range count {

@@ -63,7 +63,7 @@ var connectRules = []Rule{
 			for range 5 {
 				t.noMatch("request", v, on(t.B, disc()))
 			}
-			// Programs spin on it until somebody waits.
+			// Programs repeat the request until the server waits.
 			t.join(v, t.vi(t.B, at(level)))
 		}
 	}),

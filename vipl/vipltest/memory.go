@@ -190,7 +190,7 @@ var memoryRules = []Rule{
 		x.prepare(0, 64)
 		t.wantErr("descriptor", va.PostSend(x.desc[0], h), vipl.ErrInvalidParameter)
 
-		// The same memory registered anew has a handle of its own.
+		// The same memory, registered again, gets another handle.
 		again := t.register(t.A, buf, vipl.MemAttributes{})
 		t.errorIf(again.Handle() == h, "the old handle names the new region")
 	}),

@@ -138,8 +138,8 @@ func (f refusal) write(t *T, level vipl.ReliabilityLevel) {
 	t.handedOver(va, 2)
 }
 
-// handedOver takes count completions of a Reliable Delivery VI of which one
-// broke the connection: those that the network had are done, the rest flushed.
+// handedOver dequeues count completions of a Reliable Delivery VI whose connection one of the
+// sends broke: sends that the network had are done, the rest are flushed.
 func (t *T) handedOver(v *vipl.VI, count int) {
 	t.Helper()
 	flushed := false

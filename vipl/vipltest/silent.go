@@ -2,7 +2,7 @@ package vipltest
 
 import "viaxdp/vipl"
 
-// silentRules are about a peer of which nothing is heard any more.
+// silentRules are about a peer that has become silent.
 var silentRules = []Rule{
 	choice("reliability/silent-peer", "When the peer goes silent the VI goes to Error with CONN_LOST, at every level, and receives are flushed.", "peers probe each other; the time is set when the NIC is opened, 1.6 s otherwise", func(t *T) {
 		a, b, silence := t.openSilent()

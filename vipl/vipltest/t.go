@@ -62,7 +62,7 @@ func (t *T) openSilent() (a, b *vipl.NIC, silence func()) {
 		t.Skip("no way to silence a peer")
 	}
 	a, b, silence = t.config.OpenSilent(t.t)
-	t.A, t.B = a, b // of which to tell
+	t.A, t.B = a, b // watch reports on them
 	t.watch(a, b)
 	t.Cleanup(t.tidy)
 	return a, b, silence
