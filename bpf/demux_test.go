@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -444,5 +445,36 @@ func TestRegisterFailsHalfWay(t *testing.T) {
 	}
 	if got := d.slots(); len(got) != 0 {
 		t.Errorf("slots in use: %d", got)
+	}
+}
+
+// Each of the program's causes has a field of its own, and one name for all.
+func TestCounterNames(t *testing.T) {
+	var c Counters
+	for i, cause := range causes {
+		*cause.field(&c) = uint64(i) + 1
+	}
+	each := map[string]uint64{}
+	next := uint64(1)
+	c.Each(func(name string, v uint64) {
+		if v != next {
+			t.Errorf("%s: %d, want %d", name, v, next)
+		}
+		next++
+		each[name] = v
+	})
+	if len(each) != int(demuxCauseCAUSE_COUNT) {
+		t.Errorf("%d names for %d causes", len(each), demuxCauseCAUSE_COUNT)
+	}
+	text, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fields map[string]uint64
+	if err := json.Unmarshal(text, &fields); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(each, fields); diff != "" {
+		t.Errorf("JSON has other names (-Each +JSON):\n%s", diff)
 	}
 }
