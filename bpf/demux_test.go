@@ -197,7 +197,7 @@ var verdicts = []struct {
 	{"header and nothing else, IPv4", good4().cut(90), xdpRedirect, "redirected"},
 	{"header and nothing else, IPv6", good6().cut(110), xdpRedirect, "redirected"},
 
-	// What is for nobody.
+	// No VI gets these.
 	{"another version", with(good4(), func(f *frame) { f.magic = 0xa3 }), xdpDrop, "version"},
 	{"not ours at all", with(good4(), func(f *frame) { f.magic = 0x45 }), xdpDrop, "version"},
 	{"VI 0", with(good4(), func(f *frame) { f.vi = 0 }), xdpDrop, "no_vi"},

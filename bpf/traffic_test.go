@@ -11,7 +11,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// patience bounds waits for what must come; nothing is measured by it.
+// waitLimit bounds waits for what must come; nothing is measured by it.
 const waitLimit = 30 * time.Second
 
 // receiver opens an AF_XDP socket on queue 0 of the interface, ready to receive.

@@ -92,8 +92,8 @@ func TestInfoAgreesWithItself(t *testing.T) {
 	})
 }
 
-// A shared arena's descriptor maps to the same bytes, and nobody can shrink or
-// grow what is behind it.
+// A shared arena's descriptor maps to the same bytes, and it can neither
+// shrink nor grow.
 func TestShared(t *testing.T) {
 	for _, policy := range []Policy{Auto, Avoid} {
 		a := open(t, Config{Size: 2 << 20, Shared: true, Policy: policy})
@@ -264,7 +264,7 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// More than the machine has is an error, and nobody dies of it.
+// More than the machine has is an error, and does not end the process.
 func TestTooLarge(t *testing.T) {
 	_, err := New(Config{Size: 1 << 44, Policy: Avoid})
 	var r Refusal

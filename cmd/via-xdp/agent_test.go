@@ -75,7 +75,7 @@ users = []
 					Port: 5000, MaxVIs: 100, Mode: xdpnic.ModeGeneric, Users: []uint32{0, 1001}, Groups: []uint32{0},
 					ZeroCopy: agentd.Grant{Users: []uint32{1001}, Groups: []uint32{77}},
 				},
-				"eth2": {Users: []uint32{}}, // nobody but root
+				"eth2": {Users: []uint32{}}, // root only
 			},
 		},
 	}}

@@ -104,7 +104,7 @@ func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Co
 	if device == "" {
 		return fmt.Errorf("no interface: give one by -i, or in %s", mvich.DeviceVariable)
 	}
-	again := make(chan os.Signal, 1) // nobody reads it
+	again := make(chan os.Signal, 1) // never read: a second signal is ignored
 	signal.Notify(again, unix.SIGTERM)
 	defer signal.Stop(again)
 	nic, err := vipl.OpenNIC(device, vipl.WithSilence(rankSilence))

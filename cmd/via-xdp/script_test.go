@@ -56,7 +56,7 @@ func TestScripts(t *testing.T) {
 					return err
 				}
 				tb := e.T().(testing.TB)
-				idle, _ := nstest.Pair(tb, nstest.Options{}) // an interface that nobody has open
+				idle, _ := nstest.Pair(tb, nstest.Options{}) // an interface that no program has open
 				served, peer := nstest.Pair(tb, nstest.Options{})
 				e.Values[placesKey{}] = places{"a": a.NS, "b": b.NS, "idle": idle, "served": served, "peer": peer}
 				e.Vars = append(e.Vars, "GORACE="+os.Getenv("GORACE"),

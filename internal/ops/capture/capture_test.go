@@ -297,8 +297,8 @@ func (p told) Capture(w io.Writer, _ int, _ <-chan struct{}) error {
 	return err
 }
 
-// Frames that a program has left out count although only frames follow that nobody wants, or none. A
-// program that is killed in the midst of a record has ended.
+// Frames that a program could not record are counted even if no frame that passes the
+// filter follows them. A program that is killed in the middle of a record has ended.
 func TestLost(t *testing.T) {
 	record := func(lost uint64, data string) string {
 		b := make([]byte, 40)

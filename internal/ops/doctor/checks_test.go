@@ -79,8 +79,8 @@ func TestNameOfInterface(t *testing.T) {
 	}
 }
 
-// ailment is a change to the healthy machine. The check finds it, and nobody
-// else finds anything but the others that are named.
+// ailment is a change to the healthy machine. The check finds it, and no other
+// one finds anything except those that are named.
 type ailment struct {
 	check  string
 	level  Level

@@ -15,7 +15,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// patience is how long an answer may take.
+// waitLimit is how long an answer may take.
 const waitLimit = 30 * time.Second
 
 func ask(t *testing.T, from *nstest.NS, host netip.Addr, within time.Duration) (r Reply, err error) {

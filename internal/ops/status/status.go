@@ -64,7 +64,7 @@ var socketDrops = func() (names []string) {
 	return names
 }()
 
-// Queues lists the queues of a census, with rates since another one if that is
+// Queues lists the queues of a report, with rates since an earlier one if that is
 // not nil. Handles that share a queue are one row.
 func (c *Report) Queues(before *Report) []Queue {
 	list := []Queue{}
@@ -190,7 +190,7 @@ type Program struct {
 	vipl.ProgramStatus
 }
 
-// Census is all that answered.
+// Report is the answer of every program that gave one.
 type Report struct {
 	Programs []Program `json:"programs"`
 	Denied   int       `json:"denied"`           // programs that this process may not ask

@@ -19,7 +19,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// look is a census of a program with two handles on one queue and a third on
+// look is the report of a program with two handles on one queue and a third on
 // another, after some seconds.
 func look(seconds int, f func(n []vipl.NICStatus)) *Report {
 	nics := []vipl.NICStatus{

@@ -69,7 +69,7 @@ var steps = [moments - 1]Step{
 // warmUp is how many messages go before those that count.
 const warmUp = 200
 
-// patience is how long a message may take.
+// waitLimit is how long a message may take.
 const waitLimit = 30 * time.Second
 
 var errNone = errors.New("trace: no message has gone by all steps, as where a timer rang its doorbell: send more")
