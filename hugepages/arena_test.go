@@ -241,7 +241,7 @@ func TestArenaConcurrent(t *testing.T) {
 					b[j] = byte(id)
 				}
 				if n := bytes.Count(b, []byte{byte(id)}); n != len(b) {
-					t.Error("someone else wrote into a block")
+					t.Error("another goroutine wrote into a block")
 				}
 				if err := a.Free(b); err != nil {
 					t.Error(err)

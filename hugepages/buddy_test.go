@@ -5,7 +5,6 @@ import (
 	"math"
 	"math/bits"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -223,44 +222,5 @@ func TestBuddyStats(t *testing.T) {
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
-	}
-}
-
-// Goroutines that allocate and free at once never get the same bytes.
-func TestBuddyConcurrent(t *testing.T) {
-	const size = 1 << 16
-	b, err := NewBuddy(size, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	owner := make([]int, size/MinBlock) // the race detector sees a shared unit
-	var wg sync.WaitGroup
-	for id := 1; id <= 4; id++ {
-		wg.Go(func() {
-			for i := range 500 {
-				n := (i%7 + 1) * MinBlock
-				off, err := b.Alloc(n, 0)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				mine := owner[off/MinBlock : (off+n)/MinBlock]
-				for j := range mine {
-					mine[j] = id
-				}
-				for j := range mine {
-					if mine[j] != id {
-						t.Errorf("unit %d is shared", off/MinBlock+j)
-					}
-				}
-				if err := b.Free(off); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if s := b.Stats(); s.LargestFree != size {
-		t.Errorf("after all: %+v", s)
 	}
 }

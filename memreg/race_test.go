@@ -6,7 +6,7 @@ import (
 )
 
 // Goroutines register, look up and deregister while the array grows: a region
-// is found as long as it is registered, and never one that is someone else's.
+// is found as long as it is registered, and never another goroutine's.
 func TestConcurrentRegistration(t *testing.T) {
 	f := newFixture(t, Limits{})
 	const workers, rounds, batch = 4, 4, 60 // 240 at a time: three growths

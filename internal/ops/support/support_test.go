@@ -194,7 +194,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// A text that is too long is not cut in the midst of an address, which no mask would know.
+// A text that is too long is not cut in the middle of an address, since no mask would match what remains.
 func TestCutAddress(t *testing.T) {
 	before := strings.Repeat("x ", MaxFile/2)
 	for _, address := range []string{"52:54:00:ab:cd:ef", "10.77.100.101", "2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff", "secret-host"} {
@@ -202,7 +202,7 @@ func TestCutAddress(t *testing.T) {
 			text := cut(before[:MaxFile-left-1] + " " + address + " and more")
 			if end := strings.TrimLeft(text[len(text)-300:], "x "); end != "\n(cut off here)\n" && left < len(address) ||
 				len(text) < MaxFile-len(address)-1 {
-				t.Errorf("%s, of which %d bytes have room: the end is %q", address, left, end)
+				t.Errorf("%s, cut after %d bytes: the end is %q", address, left, end)
 			}
 		}
 	}
