@@ -235,11 +235,7 @@ func checkBusy(t *testing.T, err error, ns *nstest.NS, id uint32) {
 // Where an interface cannot do it, the error says what to do.
 func TestAttachErrors(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{MTU: 9000})
-	single, err := NewRedirect(RedirectConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer single.Close()
+	single := loadTestRedirect(t, RedirectConfig{})
 	const loopback = 1
 	for _, c := range []struct {
 		name    string
@@ -267,11 +263,7 @@ func TestAttachErrors(t *testing.T) {
 
 	// The same MTU is no obstacle to a program that takes fragments.
 	d := loadTestDemux(t)
-	frags, err := NewRedirect(RedirectConfig{Frags: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer frags.Close()
+	frags := loadTestRedirect(t, RedirectConfig{Frags: true})
 	within(t, a, func() error {
 		if err := d.Attach(a.Index, Native); err != nil {
 			return err

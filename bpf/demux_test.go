@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"strings"
@@ -28,16 +29,7 @@ type xdpMD struct {
 // loadTestDemux loads a demux program with the test VIs and one socket.
 func loadTestDemux(t testing.TB) *Demux {
 	t.Helper()
-	nstest.Require(t)
-	d, err := LoadDemux(Config{MaxVIs: testVIs, MaxSockets: testSockets})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
+	d := load(t, Config{MaxVIs: testVIs, MaxSockets: testSockets})
 	for num, e := range testTable {
 		if err := d.EnterVI(num, e); err != nil {
 			t.Fatal(err)
@@ -47,6 +39,26 @@ func loadTestDemux(t testing.TB) *Demux {
 		t.Fatal(err)
 	}
 	return d
+}
+
+// load loads a demux program for the time of a test.
+func load(t testing.TB, cfg Config) *Demux {
+	t.Helper()
+	nstest.Require(t)
+	d, err := LoadDemux(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, d)
+	return d
+}
+
+func closeAtEnd(t testing.TB, c io.Closer) {
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
 }
 
 // rawSocket is an AF_XDP socket without anything: enough for a slot.
@@ -343,12 +355,7 @@ func TestWireFrame(t *testing.T) {
 }
 
 func TestPortOfConfig(t *testing.T) {
-	nstest.Require(t)
-	d, err := LoadDemux(Config{Port: 0x1234})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := load(t, Config{Port: 0x1234})
 	b := with(good4(), func(f *frame) { f.port, f.kind = 0x1234, kindControl })
 	if _, counter := run(t, d, b, 0); counter != "control" {
 		t.Errorf("counter %q on the port of the configuration", counter)
@@ -421,16 +428,7 @@ func TestRegisterRefuses(t *testing.T) {
 
 // A registration that fails after the socket is in its map takes it out again.
 func TestRegisterFailsHalfWay(t *testing.T) {
-	nstest.Require(t)
-	d, err := LoadDemux(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	d := load(t, Config{})
 	if err := d.EnterVI(viIPv4, VIEntry{Slot: slotSocket, Key: key4, Peer: hostA}); err != nil {
 		t.Fatal(err)
 	}

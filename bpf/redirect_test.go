@@ -29,11 +29,7 @@ func loadTestRedirect(t testing.TB, cfg RedirectConfig) *Redirect {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
+	closeAtEnd(t, r)
 	return r
 }
 

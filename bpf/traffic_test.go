@@ -74,11 +74,7 @@ func TestTraffic(t *testing.T) {
 				if family == "IPv6" {
 					from, to = netip.AddrPortFrom(a.IPv6, DefaultPort), netip.AddrPortFrom(b.IPv6, DefaultPort)
 				}
-				d, err := LoadDemux(Config{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer d.Close()
+				d := load(t, Config{})
 				socket := receiver(t, b)
 				if err := d.Register(9, socket.FD()); err != nil {
 					t.Fatal(err)

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-
-	"viaxdp/internal/lab/nstest"
 )
 
 func TestEnterAndRemove(t *testing.T) {
@@ -154,12 +152,7 @@ func TestConfigLimits(t *testing.T) {
 			t.Errorf("%+v: no error", cfg)
 		}
 	}
-	nstest.Require(t)
-	d, err := LoadDemux(Config{MaxVIs: 1 << 16, MaxSockets: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := load(t, Config{MaxVIs: 1 << 16, MaxSockets: 1})
 	if err := d.EnterVI(math.MaxUint32, VIEntry{Key: 1, Peer: hostA}); err != nil {
 		t.Errorf("largest VI number: %v", err)
 	}
@@ -170,12 +163,7 @@ func TestConfigLimits(t *testing.T) {
 
 // An empty entry is all zeros. So can a frame be, and finds nothing by it.
 func TestEmptyEntryIsNoVI(t *testing.T) {
-	nstest.Require(t)
-	d, err := LoadDemux(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := load(t, Config{})
 	if err := d.Register(0, rawSocket(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -185,11 +173,7 @@ func TestEmptyEntryIsNoVI(t *testing.T) {
 }
 
 func TestClosed(t *testing.T) {
-	nstest.Require(t)
-	d, err := LoadDemux(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := load(t, Config{})
 	for range 2 {
 		if err := d.Close(); err != nil {
 			t.Fatal(err)
