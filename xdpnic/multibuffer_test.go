@@ -59,25 +59,34 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 	}
 }
 
+// openWithMemory opens a pair; a's queue also has memory of the caller.
+func openWithMemory(t *testing.T, unaligned bool) (a, b *end, mem []byte) {
+	t.Helper()
+	cfg := Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}
+	mem = mapped(t, 1<<20) // first: it goes after the queues
+	a, b = openPair(t, pairOptions{mtu: 9000, generic: true, frags: true, cfg: cfg})
+	cfg.Memory = mem
+	if err := a.ns.Do(func() error {
+		a.q.Close()
+		q, err := a.open(cfg)
+		if err == nil {
+			a.q = q
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return a, b, mem
+}
+
 // A header from a TX chunk and payload from registered memory make one frame
 // of up to 18 segments; with 19 it is refused here, before the kernel would
 // lose it without a word.
 func TestPayloadByReference(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("unaligned=%v", unaligned), func(t *testing.T) {
-			mem := mapped(t, 1<<20)
-			a, b := openPair(t, pairOptions{mtu: 9000, generic: true, frags: true,
-				cfg: Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}})
-			var q *Queue
-			if err := a.ns.Do(func() (err error) {
-				a.q.Close()
-				q, err = a.open(Config{Memory: mem, MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned})
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			defer q.Close()
-			a.q = q
+			a, b, mem := openWithMemory(t, unaligned)
+			q := a.q
 			region := q.Info().PoolBytes
 			if unaligned {
 				region += 1000 // crosses chunks and pages
@@ -129,20 +138,8 @@ func TestPayloadByReference(t *testing.T) {
 // other, and has nothing of the caller's memory.
 func TestCancelOnTheRing(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
-		mem := mapped(t, 1<<20)
-		cfg := Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}
-		a, b := openPair(t, pairOptions{mtu: 9000, generic: true, frags: true, cfg: cfg})
-		cfg.Memory = mem
-		var q *Queue
-		if err := a.ns.Do(func() (err error) {
-			a.q.Close()
-			q, err = a.open(cfg)
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		defer q.Close()
-		a.q = q
+		a, b, mem := openWithMemory(t, unaligned)
+		q := a.q
 		if !q.Info().TxCopied || q.Info().ZeroCopy {
 			t.Fatalf("%+v", q.Info())
 		}

@@ -64,14 +64,20 @@ func (n *nic) attributes(a *C.VIP_MEM_ATTRIBUTES) (vipl.MemAttributes, error) {
 		return out, nil
 	}
 	out.EnableRDMAWrite, out.EnableRDMARead = a.EnableRdmaWrite != 0, a.EnableRdmaRead != 0
-	if h := C.uintptr_t(uintptr(a.Ptag)); h != 0 {
-		p, err := n.ptag(h)
-		if err != nil {
-			return out, err
-		}
-		out.Ptag = p.Ptag
+	err := n.setTag(&out.Ptag, C.uintptr_t(uintptr(a.Ptag)))
+	return out, err
+}
+
+// setTag sets tag to that of a handle; without a handle it stays.
+func (n *nic) setTag(tag **vipl.Ptag, h C.uintptr_t) error {
+	if h == 0 {
+		return nil
 	}
-	return out, nil
+	p, err := n.ptag(h)
+	if err == nil {
+		*tag = p.Ptag
+	}
+	return err
 }
 
 //export viago_register

@@ -48,14 +48,8 @@ func (n *nic) viAttributes(a *C.VIP_VI_ATTRIBUTES) (vipl.VIAttributes, error) {
 	if uintptr(a.QoS) != 0 {
 		out.QoS = 1 // package vipl refuses it
 	}
-	if h := C.uintptr_t(uintptr(a.Ptag)); h != 0 {
-		p, err := n.ptag(h)
-		if err != nil {
-			return out, err
-		}
-		out.Ptag = p.Ptag
-	}
-	return out, nil
+	err := n.setTag(&out.Ptag, C.uintptr_t(uintptr(a.Ptag)))
+	return out, err
 }
 
 //export viago_create_vi
