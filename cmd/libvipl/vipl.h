@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* IN and OUT say whether the caller or the function fills in an argument. */
+/* IN: the caller fills in the argument; OUT: the function does. */
 #ifndef IN
 #define IN
 #endif

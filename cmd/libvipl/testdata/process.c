@@ -301,7 +301,7 @@ static void test_exit(const char *device)
 		message(left, right, i);
 }
 
-/* SIGINT that nobody handles ends a program that is asleep in the library. */
+/* SIGINT without a handler ends a program that is asleep in the library. */
 static void test_interrupt(const char *device)
 {
 	int status, pipes[2];

@@ -63,7 +63,7 @@ static void rm_put(unsigned remote, void *local, unsigned n) { rm_move(VIP_CONTR
 static void rm_get(unsigned remote, void *local, unsigned n) { rm_move(VIP_CONTROL_OP_RDMAREAD, remote, local, n); }
 static void rm_fence(void) { rm_reap(0); }
 
-/* Waits for a flag without a call: nobody but the library's own thread is there. */
+/* Waits for a flag without a call: only the library's own thread makes progress. */
 static void rm_wait(unsigned offset, unsigned value)
 {
 	volatile unsigned *flag = (volatile unsigned *)(segment + offset);

@@ -1,7 +1,7 @@
 /*
  * tagged: messages with tags between two nodes, as message passing libraries of the
  * time made them: short ones eagerly into a ring of receives that is posted ahead,
- * with credits in their headers and a queue of those that nobody has asked for yet;
+ * with credits in their headers and a queue of those that the program has not asked for yet;
  * long ones by a request, an answer with an address, and RDMA writes from buffer
  * to buffer, which are registered for each message, the last one with immediate data.
  * Polls for a while, then waits.
