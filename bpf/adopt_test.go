@@ -19,11 +19,15 @@ func copies(t *testing.T, d *Demux) Descriptors {
 	var list []int
 	for _, fd := range fds.List() {
 		c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		list = append(list, c)
 	}
 	c, err := DescriptorsOf(list)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return c
 }
 
@@ -39,10 +43,14 @@ func TestAdoptDemux(t *testing.T) {
 	first.vis.close()
 	first.closed = true
 	for _, c := range []interface{ Close() error }{first.link, first.Program, first.Sockets, first.Queues, first.counters} {
-		must(t, c.Close())
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	d, err := AdoptDemux(fds, a.Index)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	within(t, a, func() error { return expectAttached(a, "via_demux", Generic) })
 	found := 0
 	d.EachVI(func(num uint32, e VIEntry) {
@@ -63,12 +71,16 @@ func TestAdoptDemux(t *testing.T) {
 		t.Errorf("action %d, want redirect", action)
 	}
 	for range 2 {
-		noError(t, d.Evict(slotSocket))
+		if err := d.Evict(slotSocket); err != nil {
+			t.Error(err)
+		}
 	}
 	if action, _ := run(t, d, good4().bytes(), 0); action != xdpDrop {
 		t.Errorf("action %d with an empty slot, want drop", action)
 	}
-	noError(t, d.Close())
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
 	within(t, a, func() error { return expectAttached(a, "", Generic) })
 }
 
@@ -79,7 +91,9 @@ func TestAdoptDemuxRefuses(t *testing.T) {
 	swapped := good
 	swapped.Sockets, swapped.Queues = good.Queues, good.Sockets
 	file, err := unix.MemfdCreate("no program", 0)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	wrong := copies(t, d)
 	unix.Close(wrong.Program)
 	wrong.Program = file

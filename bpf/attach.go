@@ -28,13 +28,10 @@ const (
 const PageMTU = 3506
 
 func (m Mode) String() string {
-	switch m {
-	case Native:
-		return "native"
-	case Generic:
-		return "generic"
+	if m < Native || m > Generic {
+		return fmt.Sprintf("Mode(%d)", int(m))
 	}
-	return fmt.Sprintf("Mode(%d)", int(m))
+	return [...]string{Native: "native", Generic: "generic"}[m]
 }
 
 // Attached is the XDP program of an interface.

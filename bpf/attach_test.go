@@ -22,7 +22,9 @@ var modes = []Mode{Native, Generic}
 // within runs f in the namespace and fails the test with f's error.
 func within(t testing.TB, ns *nstest.NS, f func() error) {
 	t.Helper()
-	must(t, ns.Do(f))
+	if err := ns.Do(f); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // expectAttached checks which program the interface has: by name, "" is none.
@@ -87,11 +89,19 @@ func TestAttachSurvivesGC(t *testing.T) {
 func TestNothingLeftAfterClose(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	d, err := LoadDemux(Config{})
-	must(t, err)
-	must(t, d.Register(0, rawSocket(t)))
-	must(t, d.EnterVI(viIPv4, VIEntry{Key: key4, Peer: hostA}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Register(0, rawSocket(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.EnterVI(viIPv4, VIEntry{Key: key4, Peer: hostA}); err != nil {
+		t.Fatal(err)
+	}
 	info, err := d.Program.Info()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	program, _ := info.ID()
 	maps, _ := info.MapIDs()
 	if len(maps) < 3 {
@@ -129,25 +139,33 @@ func TestInterfaceGone(t *testing.T) {
 	d := loadTestDemux(t)
 	within(t, a, func() error { return d.Attach(a.Index, Native) })
 	nic, err := a.Netlink().LinkByIndex(a.Index)
-	must(t, err)
-	must(t, a.Netlink().LinkDel(nic))
-	noError(t, d.Detach())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Netlink().LinkDel(nic); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Detach(); err != nil {
+		t.Error(err)
+	}
 }
 
-// foreign is somebody else's program, which passes all.
+// foreign is another owner's program, which passes all frames.
 func foreign(t testing.TB) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "foreign", Type: ebpf.XDP, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()},
 	})
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { p.Close() })
 	return p
 }
 
-// A program of somebody else stays, however it is attached and in whatever mode
-// ours wants to be, and the error names it.
+// Another owner's program stays, however it is attached and whatever mode ours asks for, and
+// the error names it.
 func TestForeignProgramStays(t *testing.T) {
 	kinds := []struct {
 		name   string
@@ -172,7 +190,9 @@ func TestForeignProgramStays(t *testing.T) {
 	d := loadTestDemux(t)
 	p := foreign(t)
 	info, err := p.Info()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	id, _ := info.ID()
 	for _, kind := range kinds {
 		for _, theirs := range modes {
@@ -215,9 +235,7 @@ func checkBusy(t *testing.T, err error, ns *nstest.NS, id uint32) {
 // Where an interface cannot do it, the error says what to do.
 func TestAttachErrors(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{MTU: 9000})
-	single, err := NewRedirect(RedirectConfig{})
-	must(t, err)
-	defer single.Close()
+	single := loadTestRedirect(t, RedirectConfig{})
 	const loopback = 1
 	for _, c := range []struct {
 		name    string
@@ -245,9 +263,7 @@ func TestAttachErrors(t *testing.T) {
 
 	// The same MTU is no obstacle to a program that takes fragments.
 	d := loadTestDemux(t)
-	frags, err := NewRedirect(RedirectConfig{Frags: true})
-	must(t, err)
-	defer frags.Close()
+	frags := loadTestRedirect(t, RedirectConfig{Frags: true})
 	within(t, a, func() error {
 		if err := d.Attach(a.Index, Native); err != nil {
 			return err
@@ -257,26 +273,4 @@ func TestAttachErrors(t *testing.T) {
 		}
 		return frags.Attach(a.Index, Native)
 	})
-}
-
-// failer is what *testing.T and *rapid.T have in common.
-type failer interface {
-	Helper()
-	Error(args ...any)
-	Fatal(args ...any)
-}
-
-// must ends the test by an error, and noError marks it as failed by one.
-func must(t failer, err error) {
-	if err != nil {
-		t.Helper()
-		t.Fatal(err)
-	}
-}
-
-func noError(t failer, err error) {
-	if err != nil {
-		t.Helper()
-		t.Error(err)
-	}
 }

@@ -11,7 +11,9 @@ import (
 func BenchmarkPrograms(b *testing.B) {
 	d := loadTestDemux(b)
 	r := loadTestRedirect(b, RedirectConfig{Frags: true})
-	must(b, r.Register(0, rawSocket(b)))
+	if err := r.Register(0, rawSocket(b)); err != nil {
+		b.Fatal(err)
+	}
 	for _, c := range []struct {
 		name    string
 		program *ebpf.Program

@@ -2,8 +2,10 @@ package bpf
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"strings"
@@ -27,19 +29,36 @@ type xdpMD struct {
 // loadTestDemux loads a demux program with the test VIs and one socket.
 func loadTestDemux(t testing.TB) *Demux {
 	t.Helper()
+	d := load(t, Config{MaxVIs: testVIs, MaxSockets: testSockets})
+	for num, e := range testTable {
+		if err := d.EnterVI(num, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Register(slotSocket, rawSocket(t)); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// load loads a demux program for the time of a test.
+func load(t testing.TB, cfg Config) *Demux {
+	t.Helper()
 	nstest.Require(t)
-	d, err := LoadDemux(Config{MaxVIs: testVIs, MaxSockets: testSockets})
-	must(t, err)
+	d, err := LoadDemux(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, d)
+	return d
+}
+
+func closeAtEnd(t testing.TB, c io.Closer) {
 	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
+		if err := c.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
 	})
-	for num, e := range testTable {
-		must(t, d.EnterVI(num, e))
-	}
-	must(t, d.Register(slotSocket, rawSocket(t)))
-	return d
 }
 
 // rawSocket is an AF_XDP socket without anything: enough for a slot.
@@ -96,7 +115,9 @@ func runOn(d *Demux, b []byte, ifindex, queue uint32) (action uint32, moved stri
 func counters(t testing.TB, d *Demux) Counters {
 	t.Helper()
 	c, err := d.Counters()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return c
 }
 
@@ -188,7 +209,7 @@ var verdicts = []struct {
 	{"header and nothing else, IPv4", good4().cut(90), xdpRedirect, "redirected"},
 	{"header and nothing else, IPv6", good6().cut(110), xdpRedirect, "redirected"},
 
-	// What is for nobody.
+	// No VI gets these.
 	{"another version", with(good4(), func(f *frame) { f.magic = 0xa3 }), xdpDrop, "version"},
 	{"not ours at all", with(good4(), func(f *frame) { f.magic = 0x45 }), xdpDrop, "version"},
 	{"VI 0", with(good4(), func(f *frame) { f.vi = 0 }), xdpDrop, "no_vi"},
@@ -252,7 +273,9 @@ func TestProgramAgreesWithModel(t *testing.T) {
 		for range 16 {
 			b := drawFrame(t)
 			action, counter, err := runOn(d, b, 0, 0)
-			must(t, err)
+			if err != nil {
+				t.Fatal(err)
+			}
 			if wantAction, want := m.verdict(b); action != wantAction || counter != want {
 				t.Fatalf("action %d, counter %q; want %d, %q; frame % x", action, counter, wantAction, want, b)
 			}
@@ -318,7 +341,9 @@ func TestWireFrame(t *testing.T) {
 		{"VLAN", hostA, hostB, 7, wire.Header{Kind: wire.KindProbe, VI: viIPv4, Key: key4}},
 	} {
 		tmpl, err := wire.NewTemplate(wire.Link{Src: c.src, Dst: c.dst, VLAN: c.vlan})
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		b := make([]byte, tmpl.Len()+wire.HeaderLen)
 		via := tmpl.Put(b, wire.HeaderLen)
 		c.header.Put(via)
@@ -330,10 +355,7 @@ func TestWireFrame(t *testing.T) {
 }
 
 func TestPortOfConfig(t *testing.T) {
-	nstest.Require(t)
-	d, err := LoadDemux(Config{Port: 0x1234})
-	must(t, err)
-	defer d.Close()
+	d := load(t, Config{Port: 0x1234})
 	b := with(good4(), func(f *frame) { f.port, f.kind = 0x1234, kindControl })
 	if _, counter := run(t, d, b, 0); counter != "control" {
 		t.Errorf("counter %q on the port of the configuration", counter)
@@ -346,7 +368,9 @@ func TestPortOfConfig(t *testing.T) {
 
 func TestUnregisterAndClosedSocket(t *testing.T) {
 	d := loadTestDemux(t)
-	must(t, d.Unregister(slotSocket))
+	if err := d.Unregister(slotSocket); err != nil {
+		t.Fatal(err)
+	}
 	if _, counter := run(t, d, good4().bytes(), 0); counter != "no_socket" {
 		t.Errorf("counter %q after Unregister", counter)
 	}
@@ -354,8 +378,12 @@ func TestUnregisterAndClosedSocket(t *testing.T) {
 		t.Errorf("second Unregister: %v", err)
 	}
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW, 0)
-	must(t, err)
-	must(t, d.Register(slotSocket, fd))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Register(slotSocket, fd); err != nil {
+		t.Fatal(err)
+	}
 	if action, _ := run(t, d, good4().bytes(), 0); action != xdpRedirect {
 		t.Errorf("action %d after Register", action)
 	}
@@ -369,7 +397,9 @@ func TestRegisterRefuses(t *testing.T) {
 	d := loadTestDemux(t)
 	fd := rawSocket(t)
 	file, err := os.Open(os.DevNull)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer file.Close()
 	for _, c := range []struct {
 		name     string
@@ -398,13 +428,10 @@ func TestRegisterRefuses(t *testing.T) {
 
 // A registration that fails after the socket is in its map takes it out again.
 func TestRegisterFailsHalfWay(t *testing.T) {
-	nstest.Require(t)
-	d, err := LoadDemux(Config{})
-	must(t, err)
-	t.Cleanup(func() {
-		noError(t, d.Close())
-	})
-	must(t, d.EnterVI(viIPv4, VIEntry{Slot: slotSocket, Key: key4, Peer: hostA}))
+	d := load(t, Config{})
+	if err := d.EnterVI(viIPv4, VIEntry{Slot: slotSocket, Key: key4, Peer: hostA}); err != nil {
+		t.Fatal(err)
+	}
 	if err := d.Queues.Freeze(); err != nil { // user space writes it no more
 		t.Fatal(err)
 	}
@@ -416,5 +443,36 @@ func TestRegisterFailsHalfWay(t *testing.T) {
 	}
 	if got := d.slots(); len(got) != 0 {
 		t.Errorf("slots in use: %d", got)
+	}
+}
+
+// Each of the program's causes has a field of its own, and one name for all.
+func TestCounterNames(t *testing.T) {
+	var c Counters
+	for i, cause := range causes {
+		*cause.field(&c) = uint64(i) + 1
+	}
+	each := map[string]uint64{}
+	next := uint64(1)
+	c.Each(func(name string, v uint64) {
+		if v != next {
+			t.Errorf("%s: %d, want %d", name, v, next)
+		}
+		next++
+		each[name] = v
+	})
+	if len(each) != int(demuxCauseCAUSE_COUNT) {
+		t.Errorf("%d names for %d causes", len(each), demuxCauseCAUSE_COUNT)
+	}
+	text, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fields map[string]uint64
+	if err := json.Unmarshal(text, &fields); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(each, fields); diff != "" {
+		t.Errorf("JSON has other names (-Each +JSON):\n%s", diff)
 	}
 }

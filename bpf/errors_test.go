@@ -35,7 +35,7 @@ func privileged(t *testing.T, f func() error, capabilities ...int) error {
 	return <-errc
 }
 
-// One error, which names what is missing and what helps, whoever loads.
+// Every loader fails with the same error, which names what is missing and the remedy.
 func TestLoadWithoutPrivilege(t *testing.T) {
 	nstest.Require(t)
 	loads := map[string]func() error{

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write the frames of testdata anew")
+var update = flag.Bool("update", false, "write the frames of testdata again")
 
 // golden says which of the verdicts' frames are also kept as files.
 var golden = map[string]string{
@@ -39,7 +39,9 @@ func TestGolden(t *testing.T) {
 		path := filepath.Join("testdata", file)
 		frame := frameNamed(t, name)
 		if *update {
-			must(t, os.WriteFile(path, []byte(dump(frame)), 0o644))
+			if err := os.WriteFile(path, []byte(dump(frame)), 0o644); err != nil {
+				t.Fatal(err)
+			}
 		}
 		b := readFrame(t, path)
 		if diff := cmp.Diff(frame, b); diff != "" {
@@ -70,7 +72,9 @@ func frameNamed(t *testing.T, name string) []byte {
 // readmeLines reads the table of testdata/README.md: file to verdict.
 func readmeLines(t *testing.T) map[string]string {
 	text, err := os.ReadFile("testdata/README.md")
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	lines := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		cells := strings.Split(line, "|")
@@ -92,7 +96,9 @@ func dump(b []byte) string {
 
 func readFrame(t *testing.T, path string) []byte {
 	text, err := os.ReadFile(path)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var b []byte
 	for line := range strings.Lines(string(text)) {
 		_, bytes, _ := strings.Cut(line, "  ")

@@ -26,12 +26,10 @@ func loadTestRedirect(t testing.TB, cfg RedirectConfig) *Redirect {
 	t.Helper()
 	nstest.Require(t)
 	r, err := NewRedirect(cfg)
-	must(t, err)
-	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, r)
 	return r
 }
 
@@ -42,7 +40,9 @@ func TestRedirectVerdicts(t *testing.T) {
 			check := func(when string, want func(b []byte) uint32) {
 				for _, c := range verdicts {
 					action, err := r.Program.Run(&ebpf.RunOptions{Data: c.frame})
-					must(t, err)
+					if err != nil {
+						t.Fatal(err)
+					}
 					if action != want(c.frame) {
 						t.Errorf("%s: %s: action %d, want %d", when, c.name, action, want(c.frame))
 					}
@@ -50,9 +50,13 @@ func TestRedirectVerdicts(t *testing.T) {
 			}
 			pass := func([]byte) uint32 { return xdpPass }
 			check("no socket", pass)
-			must(t, r.Register(1, rawSocket(t)))
+			if err := r.Register(1, rawSocket(t)); err != nil {
+				t.Fatal(err)
+			}
 			check("socket of another queue", pass)
-			must(t, r.Register(0, rawSocket(t)))
+			if err := r.Register(0, rawSocket(t)); err != nil {
+				t.Fatal(err)
+			}
 			check("socket", redirectModel)
 		})
 	}
@@ -60,12 +64,16 @@ func TestRedirectVerdicts(t *testing.T) {
 
 func TestRedirectAgreesWithModel(t *testing.T) {
 	r := loadTestRedirect(t, RedirectConfig{Frags: true})
-	must(t, r.Register(0, rawSocket(t)))
+	if err := r.Register(0, rawSocket(t)); err != nil {
+		t.Fatal(err)
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		for range 16 {
 			b := drawFrame(t)
 			action, err := r.Program.Run(&ebpf.RunOptions{Data: b})
-			must(t, err)
+			if err != nil {
+				t.Fatal(err)
+			}
 			if want := redirectModel(b); action != want {
 				t.Fatalf("action %d, want %d; frame % x", action, want, b)
 			}
@@ -75,7 +83,9 @@ func TestRedirectAgreesWithModel(t *testing.T) {
 
 func TestRedirectPort(t *testing.T) {
 	r := loadTestRedirect(t, RedirectConfig{Port: 9, MaxQueues: 2})
-	must(t, r.Register(0, rawSocket(t)))
+	if err := r.Register(0, rawSocket(t)); err != nil {
+		t.Fatal(err)
+	}
 	for port, want := range map[uint16]uint32{9: xdpRedirect, DefaultPort: xdpPass, 0x0900: xdpPass} {
 		b := with(good4(), func(f *frame) { f.port = port })
 		if action, err := r.Program.Run(&ebpf.RunOptions{Data: b}); err != nil || action != want {
@@ -88,4 +98,53 @@ func TestRedirectPort(t *testing.T) {
 	if _, err := NewRedirect(RedirectConfig{MaxQueues: -1}); err == nil {
 		t.Error("MaxQueues -1: no error")
 	}
+}
+
+// longestFuzzed is the length of the frames that are tried at most: all that the program
+// looks at lies in the first 110 bytes.
+const longestFuzzed = 256
+
+// The program does with any frame what the model says, and counts it under the name that
+// the model gives.
+func FuzzDemux(f *testing.F) {
+	d := loadTestDemux(f)
+	for _, v := range verdicts {
+		if len(v.frame) <= longestFuzzed {
+			f.Add(v.frame)
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) < 14 || len(b) > longestFuzzed {
+			return // not an Ethernet frame for the kernel's test run, or nothing new
+		}
+		action, counter := testModel().verdict(b)
+		if gotAction, got := run(t, d, b, 0); gotAction != action || got != counter {
+			t.Errorf("action %d, counter %q; the model says %d, %q\n%x", gotAction, got, action, counter, b)
+		}
+	})
+}
+
+// The baseline's program does with any frame what its model says.
+func FuzzRedirect(f *testing.F) {
+	r := loadTestRedirect(f, RedirectConfig{Frags: true})
+	if err := r.Register(0, rawSocket(f)); err != nil {
+		f.Fatal(err)
+	}
+	for _, v := range verdicts {
+		if len(v.frame) <= longestFuzzed {
+			f.Add(v.frame)
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) < 14 || len(b) > longestFuzzed {
+			return // see FuzzDemux
+		}
+		action, err := r.Program.Run(&ebpf.RunOptions{Data: b})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := redirectModel(b); action != want {
+			t.Errorf("action %d; the model says %d\n%x", action, want, b)
+		}
+	})
 }

@@ -11,7 +11,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// patience bounds waits for what must come; nothing is measured by it.
+// waitLimit bounds waits for what must come; nothing is measured by it.
 const waitLimit = 30 * time.Second
 
 // receiver opens an AF_XDP socket on queue 0 of the interface, ready to receive.
@@ -74,12 +74,14 @@ func TestTraffic(t *testing.T) {
 				if family == "IPv6" {
 					from, to = netip.AddrPortFrom(a.IPv6, DefaultPort), netip.AddrPortFrom(b.IPv6, DefaultPort)
 				}
-				d, err := LoadDemux(Config{})
-				must(t, err)
-				defer d.Close()
+				d := load(t, Config{})
 				socket := receiver(t, b)
-				must(t, d.Register(9, socket.FD()))
-				must(t, d.EnterVI(vi, VIEntry{Slot: 9, Key: key, Peer: from.Addr()}))
+				if err := d.Register(9, socket.FD()); err != nil {
+					t.Fatal(err)
+				}
+				if err := d.EnterVI(vi, VIEntry{Slot: 9, Key: key, Peer: from.Addr()}); err != nil {
+					t.Fatal(err)
+				}
 				within(t, b, func() error { return d.Attach(b.Index, mode) })
 
 				// The bytes behind the UDP header, from the test's frames.
@@ -119,7 +121,9 @@ func TestRedirectTraffic(t *testing.T) {
 			a, b := nstest.Pair(t, nstest.Options{})
 			r := loadTestRedirect(t, RedirectConfig{})
 			socket := receiver(t, b)
-			must(t, r.Register(0, socket.FD()))
+			if err := r.Register(0, socket.FD()); err != nil {
+				t.Fatal(err)
+			}
 			within(t, b, func() error { return r.Attach(b.Index, mode) })
 
 			other := netip.AddrPortFrom(b.IPv4, DefaultPort+1)

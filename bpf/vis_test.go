@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-
-	"viaxdp/internal/lab/nstest"
 )
 
 func TestEnterAndRemove(t *testing.T) {
@@ -26,21 +24,29 @@ func TestEnterAndRemove(t *testing.T) {
 		}
 	}
 	expect("before", "no_vi")
-	must(t, d.EnterVI(vi, entry))
+	if err := d.EnterVI(vi, entry); err != nil {
+		t.Fatal(err)
+	}
 	expect("entered", "redirected")
 
 	entry.Peer = netip.AddrFrom16(hostA.As16()) // the same in its other form
-	must(t, d.EnterVI(vi, entry))
+	if err := d.EnterVI(vi, entry); err != nil {
+		t.Fatal(err)
+	}
 	expect("entered again", "redirected")
 
-	must(t, d.EnterVI(vi+0x10000, VIEntry{Slot: slotSocket, Key: 78, Peer: hostA}))
+	if err := d.EnterVI(vi+0x10000, VIEntry{Slot: slotSocket, Key: 78, Peer: hostA}); err != nil {
+		t.Fatal(err)
+	}
 	expect("next generation in its place", "no_vi")
 	if err := d.RemoveVI(vi); !errors.Is(err, ErrNoVI) {
 		t.Errorf("removing a former generation: %v", err)
 	}
 	b = frame{vi: vi + 0x10000, key: 78}.bytes()
 	expect("next generation", "redirected")
-	must(t, d.RemoveVI(vi+0x10000))
+	if err := d.RemoveVI(vi + 0x10000); err != nil {
+		t.Fatal(err)
+	}
 	expect("removed", "no_vi")
 	if err := d.RemoveVI(vi + 0x10000); !errors.Is(err, ErrNoVI) {
 		t.Errorf("removing twice: %v", err)
@@ -77,7 +83,9 @@ func TestTableLayout(t *testing.T) {
 	d := loadTestDemux(t)
 	for i := range uint32(testVIs) {
 		var e demuxViEntry
-		must(t, d.vis.m.Lookup(i, &e))
+		if err := d.vis.m.Lookup(i, &e); err != nil {
+			t.Fatal(err)
+		}
 		if e != d.vis.entries[i] {
 			t.Errorf("entry %d: %+v, mapped %+v", i, e, d.vis.entries[i])
 		}
@@ -144,10 +152,7 @@ func TestConfigLimits(t *testing.T) {
 			t.Errorf("%+v: no error", cfg)
 		}
 	}
-	nstest.Require(t)
-	d, err := LoadDemux(Config{MaxVIs: 1 << 16, MaxSockets: 1})
-	must(t, err)
-	defer d.Close()
+	d := load(t, Config{MaxVIs: 1 << 16, MaxSockets: 1})
 	if err := d.EnterVI(math.MaxUint32, VIEntry{Key: 1, Peer: hostA}); err != nil {
 		t.Errorf("largest VI number: %v", err)
 	}
@@ -158,22 +163,21 @@ func TestConfigLimits(t *testing.T) {
 
 // An empty entry is all zeros. So can a frame be, and finds nothing by it.
 func TestEmptyEntryIsNoVI(t *testing.T) {
-	nstest.Require(t)
-	d, err := LoadDemux(Config{})
-	must(t, err)
-	defer d.Close()
-	must(t, d.Register(0, rawSocket(t)))
+	d := load(t, Config{})
+	if err := d.Register(0, rawSocket(t)); err != nil {
+		t.Fatal(err)
+	}
 	if action, counter := run(t, d, frame{src: netip.IPv6Unspecified()}.bytes(), 0); action != xdpDrop || counter != "no_vi" {
 		t.Errorf("action %d, counter %q", action, counter)
 	}
 }
 
 func TestClosed(t *testing.T) {
-	nstest.Require(t)
-	d, err := LoadDemux(Config{})
-	must(t, err)
+	d := load(t, Config{})
 	for range 2 {
-		must(t, d.Close())
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	_, countersErr := d.Counters()
 	for name, err := range map[string]error{

@@ -155,7 +155,7 @@ func TestExampleFails(t *testing.T) {
 	}
 }
 
-// patience is how long a pair of programs may take.
+// waitLimit is how long a pair of programs may take.
 const waitLimit = 3 * time.Minute
 
 // runPair runs a program as the server and as a client of it, in two
@@ -195,7 +195,7 @@ func runPair(t *testing.T, program string) (server, client string, err error) {
 	c.Stdout, c.Stderr = &both, &both
 	err = b.Do(c.Run)
 	if err != nil {
-		cancel() // the server has nobody to wait for
+		cancel() // no client will come
 		err = fmt.Errorf("the client: %w: %s", err, &both)
 	}
 	server = <-rest

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -19,9 +20,13 @@ import (
 func open(t *testing.T, cfg Config) *Arena {
 	t.Helper()
 	a, err := New(cfg)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
-		noError(t, a.Close())
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
 	})
 	return a
 }
@@ -47,7 +52,9 @@ func TestPopulated(t *testing.T) {
 			t.Fatalf("%d bytes, asked for %d, info says %d", len(mem), cfg.Size, a.Info().Size)
 		}
 		present, err := residentPages(mem)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for i, p := range present {
 			if p&1 == 0 {
 				t.Fatalf("page %d of %d is not present", i, len(present))
@@ -85,18 +92,22 @@ func TestInfoAgreesWithItself(t *testing.T) {
 	})
 }
 
-// A shared arena's descriptor maps to the same bytes, and nobody can shrink or
-// grow what is behind it.
+// A shared arena's descriptor maps to the same bytes, and it can neither
+// shrink nor grow.
 func TestShared(t *testing.T) {
 	for _, policy := range []Policy{Auto, Avoid} {
 		a := open(t, Config{Size: 2 << 20, Shared: true, Policy: policy})
 		other, err := unix.Mmap(a.FD(), 0, len(a.Bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		a.Bytes()[12345] = 42
 		if other[12345] != 42 {
 			t.Error("the second mapping shows other bytes")
 		}
-		noError(t, unix.Munmap(other))
+		if err := unix.Munmap(other); err != nil {
+			t.Error(err)
+		}
 		for _, size := range []int64{0, 4 << 20} {
 			if err := unix.Ftruncate(a.FD(), size); !errors.Is(err, unix.EPERM) {
 				t.Errorf("ftruncate(%d): %v, want EPERM", size, err)
@@ -129,13 +140,17 @@ func TestAllocFree(t *testing.T) {
 			t.Fatalf("address %#x, offset %d: not aligned to %d", address(b), off, align)
 		}
 		b[99] = 1
-		must(t, a.Free(b[:0]))
+		if err := a.Free(b[:0]); err != nil {
+			t.Fatal(err)
+		}
 		if err := a.Free(b); !errors.Is(err, ErrNotAllocated) {
 			t.Fatalf("double free: %v", err)
 		}
 	}
 	b, err := a.Alloc(100, 0)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if !bytes.Equal(b, make([]byte, 100)) {
 		t.Error("a block that was used before is not zero")
 	}
@@ -146,21 +161,31 @@ func TestAllocFree(t *testing.T) {
 			t.Errorf("Free of %s: %v", name, err)
 		}
 	}
-	noError(t, a.Free(b))
+	if err := a.Free(b); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestClose(t *testing.T) {
 	a, err := New(Config{Size: 1 << 20, Shared: true, Policy: Avoid})
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	b, err := a.Alloc(1000, 0)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := a.Close(); !errors.Is(err, ErrBlocksOut) {
 		t.Fatalf("Close with a block out: %v", err)
 	}
 	b[0] = 1 // still mapped
-	must(t, a.Free(b))
+	if err := a.Free(b); err != nil {
+		t.Fatal(err)
+	}
 	start, fd := address(a.Bytes()), a.FD()
-	must(t, errors.Join(a.Close(), a.Close()))
+	if err := errors.Join(a.Close(), a.Close()); err != nil {
+		t.Fatal(err)
+	}
 	if a.Bytes() != nil || a.FD() != -1 {
 		t.Error("a closed arena shows memory")
 	}
@@ -216,9 +241,11 @@ func TestArenaConcurrent(t *testing.T) {
 					b[j] = byte(id)
 				}
 				if n := bytes.Count(b, []byte{byte(id)}); n != len(b) {
-					t.Error("someone else wrote into a block")
+					t.Error("another goroutine wrote into a block")
 				}
-				noError(t, a.Free(b))
+				if err := a.Free(b); err != nil {
+					t.Error(err)
+				}
 			}
 		})
 	}
@@ -237,7 +264,7 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// More than the machine has is an error, and nobody dies of it.
+// More than the machine has is an error, and does not end the process.
 func TestTooLarge(t *testing.T) {
 	_, err := New(Config{Size: 1 << 44, Policy: Avoid})
 	var r Refusal
@@ -290,9 +317,13 @@ func TestAdopt(t *testing.T) {
 	for _, policy := range []Policy{Auto, Avoid} {
 		a := open(t, Config{Size: 4 << 20, Reserve: 1 << 20, Shared: true, Policy: policy})
 		fd, err := unix.FcntlInt(uintptr(a.FD()), unix.F_DUPFD_CLOEXEC, 0)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		b, err := Adopt(fd, a.Info())
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		a.Bytes()[77] = 7
 		if b.Bytes()[77] != 7 || len(b.Bytes()) != len(a.Bytes()) || b.FD() != fd {
 			t.Error("not the same memory")
@@ -301,51 +332,82 @@ func TestAdopt(t *testing.T) {
 			t.Errorf("address %#x: not on the boundary of an arena", address(b.Bytes()))
 		}
 		block, err := b.Alloc(2<<20, 0)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if off, _ := offsetIn(b.Bytes(), block); off < 1<<20 {
 			t.Errorf("block at %d: in the reserve", off)
 		}
-		noError(t, errors.Join(b.Free(block), b.Close()))
-	}
-}
-
-// A file that is shorter than it is said to be would be a fault later.
-func TestAdoptRefuses(t *testing.T) {
-	a := open(t, Config{Size: 1 << 20, Shared: true, Policy: Avoid})
-	for name, change := range map[string]func(*Info){
-		"size": func(i *Info) { i.Size *= 2 }, "none": func(i *Info) { i.Size = 0 }, "reserve": func(i *Info) { i.Reserve = i.Size + 1 },
-	} {
-		info := a.Info()
-		change(&info)
-		fd, err := unix.FcntlInt(uintptr(a.FD()), unix.F_DUPFD_CLOEXEC, 0)
-		must(t, err)
-		if _, err := Adopt(fd, info); err == nil {
-			t.Errorf("%s: no error", name)
-		}
-		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
-			t.Errorf("%s: the descriptor is open: %v", name, err)
+		if err := errors.Join(b.Free(block), b.Close()); err != nil {
+			t.Error(err)
 		}
 	}
 }
 
-// failer is what *testing.T and *rapid.T have in common.
-type failer interface {
-	Helper()
-	Error(args ...any)
-	Fatal(args ...any)
-}
-
-// must ends the test by an error, and noError marks it as failed by one.
-func must(t failer, err error) {
-	if err != nil {
-		t.Helper()
+// What an agent hands over that is no arena is an error, whatever it is, and its descriptor is
+// closed.
+func TestAdoptRefusesFiles(t *testing.T) {
+	const size = 1 << 20
+	memfd := func(seals int) func() (int, error) {
+		return func() (int, error) {
+			fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+			if err == nil {
+				err = unix.Ftruncate(fd, size)
+			}
+			if err == nil {
+				_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+			}
+			return fd, err
+		}
+	}
+	good := memfd(unix.F_SEAL_SHRINK)
+	open := func(path string, flags int) func() (int, error) {
+		return func() (int, error) { return unix.Open(path, flags|unix.O_CLOEXEC, 0) }
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, make([]byte, size), 0o600); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func noError(t failer, err error) {
+	for name, c := range map[string]struct {
+		file func() (int, error)
+		info Info
+	}{
+		"no size":                        {good, Info{}},
+		"less than none":                 {good, Info{Size: -size}},
+		"more than the file has":         {good, Info{Size: size + os.Getpagesize()}},
+		"more than an address space has": {good, Info{Size: math.MaxInt}},
+		"half a page":                    {good, Info{Size: size - 64}},
+		"reserved more than all":         {good, Info{Size: size, Reserve: size + 1}},
+		"reserved less than nothing":     {good, Info{Size: size, Reserve: -1}},
+		"not sealed":                     {memfd(0), Info{Size: size}},
+		"sealed against writing":         {memfd(unix.F_SEAL_SHRINK | unix.F_SEAL_WRITE), Info{Size: size}},
+		"a file":                         {open(file, unix.O_RDWR), Info{Size: size}},
+		"a file to read":                 {open(file, unix.O_RDONLY), Info{Size: size}},
+		"a directory":                    {open(t.TempDir(), unix.O_RDONLY), Info{Size: 4096}},
+		"a device":                       {open("/dev/zero", unix.O_RDWR), Info{Size: size}},
+		"a socket":                       {func() (int, error) { return unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) }, Info{Size: size}},
+	} {
+		fd, err := c.file()
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if a, err := Adopt(fd, c.info); err == nil {
+			t.Errorf("%s: no error", name)
+			a.Close()
+		}
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {
+			t.Errorf("%s: the descriptor is open", name)
+		}
+	}
+	fd, err := good()
 	if err != nil {
-		t.Helper()
+		t.Fatal(err)
+	}
+	a, err := Adopt(fd, Info{Size: size, Reserve: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(); err != nil {
 		t.Error(err)
 	}
 }

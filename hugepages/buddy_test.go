@@ -5,7 +5,6 @@ import (
 	"math"
 	"math/bits"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -149,7 +148,9 @@ func TestBuddyModel(t *testing.T) {
 		size := rapid.IntRange(1, 200*MinBlock).Draw(t, "size")
 		reserve := rapid.OneOf(rapid.Just(0), rapid.IntRange(0, size)).Draw(t, "reserve")
 		b, err := NewBuddy(size, reserve)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		m := &buddyModel{b: b, fresh: b.Stats(), taken: make([]bool, size/MinBlock), blocks: map[int]int{}}
 		m.start = min((reserve+MinBlock-1)/MinBlock, len(m.taken))
 		if m.fresh.Total != (len(m.taken)-m.start)*MinBlock {
@@ -173,7 +174,9 @@ func TestBuddyModel(t *testing.T) {
 
 func TestBuddyArguments(t *testing.T) {
 	b, err := NewBuddy(4096+32, 0) // the last 32 bytes are no unit
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		size, align int
 		want        error
@@ -196,13 +199,17 @@ func TestBuddyArguments(t *testing.T) {
 
 func TestBuddyStats(t *testing.T) {
 	b, err := NewBuddy(1024, 0)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for range 4 { // offsets 0, 128, 256, 384
 		if _, err := b.Alloc(100, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	must(t, errors.Join(b.Free(0), b.Free(256)))
+	if err := errors.Join(b.Free(0), b.Free(256)); err != nil {
+		t.Fatal(err)
+	}
 	_, _ = b.Alloc(1024, 0)
 	want := Stats{
 		Total: 1024, Free: 768, LargestFree: 512, Blocks: 2, Fragmentation: 1.0 / 3,
@@ -215,51 +222,5 @@ func TestBuddyStats(t *testing.T) {
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
-	}
-}
-
-// Goroutines that allocate and free at once never get the same bytes.
-func TestBuddyConcurrent(t *testing.T) {
-	const size = 1 << 16
-	b, err := NewBuddy(size, 0)
-	must(t, err)
-	owner := make([]int, size/MinBlock) // the race detector sees a shared unit
-	var wg sync.WaitGroup
-	for id := 1; id <= 4; id++ {
-		wg.Go(func() {
-			for i := range 500 {
-				n := (i%7 + 1) * MinBlock
-				off, err := b.Alloc(n, 0)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				mine := owner[off/MinBlock : (off+n)/MinBlock]
-				for j := range mine {
-					mine[j] = id
-				}
-				for j := range mine {
-					if mine[j] != id {
-						t.Errorf("unit %d is shared", off/MinBlock+j)
-					}
-				}
-				noError(t, b.Free(off))
-			}
-		})
-	}
-	wg.Wait()
-	if s := b.Stats(); s.LargestFree != size {
-		t.Errorf("after all: %+v", s)
-	}
-}
-
-func BenchmarkBuddy(b *testing.B) {
-	buddy, err := NewBuddy(64<<20, 0)
-	must(b, err)
-	b.ReportAllocs()
-	for b.Loop() {
-		off, err := buddy.Alloc(4096, 0)
-		must(b, err)
-		must(b, buddy.Free(off))
 	}
 }

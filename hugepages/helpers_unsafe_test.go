@@ -26,7 +26,9 @@ func residentPages(mem []byte) ([]byte, error) {
 func mapsLine(t *testing.T, at uintptr) string {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for line := range strings.Lines(string(maps)) {
 		var from, to uintptr
 		if n, _ := fmt.Sscanf(line, "%x-%x", &from, &to); n == 2 && at >= from && at < to {
@@ -40,7 +42,9 @@ func mapsLine(t *testing.T, at uintptr) string {
 func smapsOf(t *testing.T, at uintptr) string {
 	t.Helper()
 	smaps, err := os.ReadFile("/proc/self/smaps")
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	_, entry, _ := strings.Cut(string(smaps), mapsLine(t, at))
 	head, rest, _ := strings.Cut(entry, "VmFlags:")
 	flags, _, _ := strings.Cut(rest, "\n")

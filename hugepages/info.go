@@ -20,15 +20,10 @@ const (
 )
 
 func (k Kind) String() string {
-	switch k {
-	case Hugetlb:
-		return "hugetlb"
-	case THP:
-		return "thp"
-	case Pages:
-		return "4k"
+	if k < Hugetlb || k > Pages {
+		return fmt.Sprintf("Kind(%d)", int(k))
 	}
-	return fmt.Sprintf("Kind(%d)", int(k))
+	return [...]string{Hugetlb: "hugetlb", THP: "thp", Pages: "4k"}[k]
 }
 
 // Info says which pages an arena got and why not better ones. It does not change during the life of the arena.

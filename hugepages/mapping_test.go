@@ -31,22 +31,30 @@ func TestRefusedMappingBesideOthers(t *testing.T) {
 						return
 					}
 				}
-				noError(t, unix.Munmap(mem))
+				if err := unix.Munmap(mem); err != nil {
+					t.Error(err)
+				}
 			}
 		})
 	}
 	// A socket's mmap fails as late as a lack of huge pages does: after the kernel has unmapped what was there.
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for range rounds {
 		m := mapping{fd: fd}
 		if err := m.place(size, unix.MAP_SHARED); err == nil {
 			t.Fatal("a socket was mapped")
 		}
 		m.fd = -1
-		must(t, m.close())
+		if err := m.close(); err != nil {
+			t.Fatal(err)
+		}
 	}
-	noError(t, unix.Close(fd))
+	if err := unix.Close(fd); err != nil {
+		t.Error(err)
+	}
 	close(over)
 	others.Wait()
 }

@@ -31,9 +31,13 @@ func overcommit(t *testing.T) (restore func() error) {
 	t.Helper()
 	needPool(t)
 	restore, err := Overcommit(1024)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
-		noError(t, restore())
+		if err := restore(); err != nil {
+			t.Error(err)
+		}
 	})
 	return restore
 }
@@ -44,7 +48,9 @@ func TestHugetlb(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		restore := overcommit(t)
 		a := open(t, Config{Size: 3 << 20, Shared: shared, Policy: Require})
-		must(t, restore())
+		if err := restore(); err != nil {
+			t.Fatal(err)
+		}
 		i := a.Info()
 		if i.Kind != Hugetlb || i.Size != 4<<20 || i.Huge != i.Size || i.PageSize != hugeSize || len(i.Refused) != 0 {
 			t.Errorf("shared=%v: %+v", shared, i)
@@ -65,19 +71,29 @@ func TestOvercommitAddsUp(t *testing.T) {
 	setting := func() int {
 		t.Helper()
 		n, err := readInt(poolDir + fileOverNr)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		return n
 	}
 	await.Undisturbed(t, func() error {
 		before := setting()
 		first, err := Overcommit(3)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		second, err := Overcommit(4)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		during := setting()
-		noError(t, errors.Join(first(), first(), first()))
+		if err := errors.Join(first(), first(), first()); err != nil {
+			t.Error(err)
+		}
 		between := setting()
-		noError(t, second())
+		if err := second(); err != nil {
+			t.Error(err)
+		}
 		if after := setting(); during != before+7 || between != before+4 || after != before {
 			return fmt.Errorf("limit %d, then %d, %d, %d", before, during, between, after)
 		}
@@ -113,7 +129,9 @@ Hugetlb:           24576 kB
 func poolNow(t *testing.T) pool {
 	t.Helper()
 	p, err := readPool()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return p
 }
 
@@ -123,7 +141,9 @@ func useSurplus(t *testing.T) *Arena {
 	restore := overcommit(t)
 	p := poolNow(t)
 	a, err := New(Config{Size: (max(0, p.free-p.reserved) + 2) * hugeSize, Policy: Require})
-	must(t, errors.Join(err, restore()))
+	if err := errors.Join(err, restore()); err != nil {
+		t.Fatal(err)
+	}
 	return a
 }
 
@@ -145,14 +165,20 @@ func reserves(t *testing.T, surplus string) error {
 		arena = useSurplus(t)
 	}
 	r, err := Reserve(2)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	during := poolNow(t)
 	if surplus == "during" {
 		arena = useSurplus(t)
 	}
-	noError(t, errors.Join(r.Restore(), Reservation{}.Restore()))
+	if err := errors.Join(r.Restore(), Reservation{}.Restore()); err != nil {
+		t.Error(err)
+	}
 	if arena != nil {
-		noError(t, arena.Close())
+		if err := arena.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 	after := poolNow(t)
 	if r.Pages < 2 || during.persistent() != before.persistent()+r.Pages || after.persistent() != before.persistent() {
@@ -209,24 +235,33 @@ func TestReserveTooMuch(t *testing.T) {
 	}
 }
 
-// A stranger who locks the file, for which reading it is enough, does not keep others waiting
-// for ever.
+// Any user that can read the file can lock it. That does not block others for ever.
 func TestLockOfAStranger(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "setting")
-	must(t, os.WriteFile(path, nil, 0o644))
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	stranger, err := os.Open(path)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer stranger.Close()
-	must(t, unix.Flock(int(stranger.Fd()), unix.LOCK_EX))
+	if err := unix.Flock(int(stranger.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer f.Close()
 	if err := takeTurn(f, 20*time.Millisecond); !errors.Is(err, errLocked) {
 		t.Errorf("%v, want that it is locked", err)
 	}
 	got := make(chan error, 1)
 	go func() { got <- takeTurn(f, time.Minute) }()
-	must(t, stranger.Close())
+	if err := stranger.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if err := <-got; err != nil {
 		t.Errorf("after the stranger: %v", err)
 	}
@@ -237,7 +272,9 @@ func TestLockOfAStranger(t *testing.T) {
 func TestBoundlessLimit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "limit")
 	for text, want := range map[string]int{"18446744073709551615\n": boundless, "1099511627775\n": boundless - 1, "0\n": 0} {
-		must(t, os.WriteFile(path, []byte(text), 0o644))
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
 		if n, err := readInt(path); n != want || err != nil {
 			t.Errorf("%q: %d, %v, want %d", text, n, err, want)
 		}

@@ -8,17 +8,21 @@ import (
 	"testing"
 )
 
-// One tag goes with no rights and the other with all. Whoever sees a mixture
+// One tag goes with no rights and the other with all. A reader that sees a mixture
 // gets more than any setting grants, or is refused what the only setting with
-// his tag allows.
+// its tag allows.
 func TestAttributesChangeTogether(t *testing.T) {
 	f := newFixture(t, Limits{})
 	trusted, err := f.CreatePtag()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	closed := Attributes{Ptag: f.tag}
 	open := Attributes{Ptag: trusted, EnableRDMAWrite: true, EnableRDMARead: true}
 	r, err := f.Register(f.buf, closed)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	const looks = 200_000
 	var readers atomic.Int32
 	var wg sync.WaitGroup
@@ -67,37 +71,53 @@ func TestAttributesChangeTogether(t *testing.T) {
 	}
 }
 
-// An owner who has taken the rights back, and has then seen no users, is alone
-// with the memory; so is one who has deregistered the region. The race
-// detector sees it if not.
-func TestOwnerAgainstRemote(t *testing.T) {
-	for name, takeBack := range map[string]func(*Table, *Region) error{
-		"SetAttributes": func(table *Table, r *Region) error {
-			if err := table.SetAttributes(r, Attributes{Ptag: r.Ptag(), EnableRDMARead: true}); err != nil {
+// An owner that has taken the rights back and has then seen no users is alone with the
+// memory. So is one that has deregistered the region. The race detector reports it if not.
+func TestOwnerAgainstUsers(t *testing.T) {
+	deregister := func(f *fixture, r *Region) error {
+		for {
+			if err := f.Deregister(r.Handle(), r.Addr()); !errors.Is(err, ErrBusy) {
+				return err
+			}
+		}
+	}
+	remote := func(f *fixture, r *Region) ([]byte, error) {
+		seg, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 8, f.tag, RemoteWrite)
+		return seg, err
+	}
+	for name, c := range map[string]struct {
+		use      func(*fixture, *Region) ([]byte, error)
+		takeBack func(*fixture, *Region) error
+	}{
+		"peer, SetAttributes": {remote, func(f *fixture, r *Region) error {
+			if err := f.SetAttributes(r, Attributes{Ptag: r.Ptag(), EnableRDMARead: true}); err != nil {
 				return err
 			}
 			for r.Users() > 0 {
 				runtime.Gosched()
 			}
 			return nil
-		},
-		"Deregister": func(table *Table, r *Region) error {
-			for {
-				if err := table.Deregister(r.Handle(), r.Addr()); !errors.Is(err, ErrBusy) {
-					return err
-				}
+		}},
+		"peer, Deregister": {remote, deregister},
+		"VI, Deregister": {func(f *fixture, r *Region) ([]byte, error) {
+			seg, r, err := f.Resolve(r.Handle(), r.Addr(), 8, nil)
+			if err == nil && !r.Acquire() {
+				err = ErrHandle
 			}
-		},
+			return seg, err
+		}, deregister},
 	} {
 		f := newFixture(t, Limits{})
 		for range 500 {
 			buf := make([]byte, 8)
 			r, err := f.Register(buf, Attributes{Ptag: f.tag, EnableRDMAWrite: true})
-			must(t, err)
+			if err != nil {
+				t.Fatal(err)
+			}
 			var wg sync.WaitGroup
 			wg.Go(func() {
 				for {
-					seg, r, err := f.ResolveRemote(r.Handle(), r.Addr(), 8, f.tag, RemoteWrite)
+					seg, err := c.use(f, r)
 					if err != nil {
 						if err != ErrRights && err != ErrHandle {
 							t.Errorf("%s: %v", name, err)
@@ -105,7 +125,7 @@ func TestOwnerAgainstRemote(t *testing.T) {
 						return
 					}
 					if seg[0] != 0 {
-						t.Errorf("%s: the owner has the bytes back, and a peer may write them", name)
+						t.Errorf("%s: the owner has the bytes back while they are in use", name)
 						r.Release()
 						return
 					}
@@ -114,37 +134,56 @@ func TestOwnerAgainstRemote(t *testing.T) {
 				}
 			})
 			wg.Go(func() {
-				if err := takeBack(f.Table, r); err != nil {
+				if err := c.takeBack(f, r); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 				buf[0] = 1
 			})
 			wg.Wait()
 			if buf[0] != 1 {
-				t.Fatalf("%s: a peer wrote what the owner had taken back", name)
+				t.Fatalf("%s: a user wrote what the owner had taken back", name)
 			}
 		}
 	}
 }
 
-// Destroying a tag and giving it to a region cannot both work.
-func TestSetAttributesAgainstDestroy(t *testing.T) {
+// Destroying a tag and giving it to a region, a new one or an existing one, cannot both work.
+func TestDestroyPtagAgainstUse(t *testing.T) {
 	f := newFixture(t, Limits{})
-	r := f.register(t, f.buf)
-	for range 200 {
-		tag, err := f.CreatePtag()
-		must(t, err)
-		var set, destroyed error
-		var wg sync.WaitGroup
-		wg.Go(func() { set = f.SetAttributes(r, Attributes{Ptag: tag}) })
-		wg.Go(func() { destroyed = f.DestroyPtag(tag) })
-		wg.Wait()
-		if (set == nil) == (destroyed == nil) {
-			t.Fatalf("SetAttributes: %v, DestroyPtag: %v", set, destroyed)
-		}
-		must(t, f.SetAttributes(r, Attributes{Ptag: f.tag}))
-		if set == nil {
-			must(t, f.DestroyPtag(tag))
+	existing := f.register(t, f.buf)
+	var made *Region
+	for name, c := range map[string]struct{ use, undo func(*Ptag) error }{
+		"Register": {
+			func(tag *Ptag) (err error) { made, err = f.Register(f.buf, Attributes{Ptag: tag}); return err },
+			func(tag *Ptag) error {
+				return errors.Join(f.Deregister(made.Handle(), made.Addr()), f.DestroyPtag(tag))
+			},
+		},
+		"SetAttributes": {
+			func(tag *Ptag) error { return f.SetAttributes(existing, Attributes{Ptag: tag}) },
+			func(tag *Ptag) error {
+				return errors.Join(f.SetAttributes(existing, Attributes{Ptag: f.tag}), f.DestroyPtag(tag))
+			},
+		},
+	} {
+		for range 200 {
+			tag, err := f.CreatePtag()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var used, destroyed error
+			var wg sync.WaitGroup
+			wg.Go(func() { used = c.use(tag) })
+			wg.Go(func() { destroyed = f.DestroyPtag(tag) })
+			wg.Wait()
+			if (used == nil) == (destroyed == nil) {
+				t.Fatalf("%s: %v, DestroyPtag: %v", name, used, destroyed)
+			}
+			if used == nil {
+				if err := c.undo(tag); err != nil {
+					t.Fatal(err)
+				}
+			}
 		}
 	}
 }
@@ -154,7 +193,9 @@ func TestSetAttributesAgainstDestroy(t *testing.T) {
 func TestSetAttributesAgainstDeregister(t *testing.T) {
 	f := newFixture(t, Limits{})
 	second, err := f.CreatePtag()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for range 1000 {
 		r := f.register(t, f.buf)
 		var gone atomic.Bool
@@ -173,7 +214,9 @@ func TestSetAttributesAgainstDeregister(t *testing.T) {
 		err := f.Deregister(r.Handle(), r.Addr())
 		gone.Store(true)
 		wg.Wait()
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if f.tag.Users() != 0 || second.Users() != 0 {
 			t.Fatalf("%d and %d users of the tags", f.tag.Users(), second.Users())
 		}

@@ -1,17 +1,18 @@
 package memreg
 
-import (
-	"sync"
-	"testing"
-)
+import "testing"
 
 // The data path allocates nothing, in success and in failure.
 func TestNoAllocations(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r := f.register(t, f.buf)
-	must(t, f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}))
+	if err := f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}); err != nil {
+		t.Fatal(err)
+	}
 	other, err := f.CreatePtag()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, call := range map[string]func() error{
 		"resolve": func() error {
 			_, r, err := f.Resolve(r.Handle(), r.Addr()+7, 64, f.tag)
@@ -50,123 +51,33 @@ func TestNoAllocations(t *testing.T) {
 	}
 }
 
-// benchmarkRegions is what a busy program has registered.
-const benchmarkRegions = 1000
-
-func benchmarkTable(b *testing.B) (*fixture, []*Region) {
+// BenchmarkResolve is what a message costs here, with as many regions as a busy program has
+// registered: the lookup by its own VI, and the lookup and release by a peer.
+func BenchmarkResolve(b *testing.B) {
 	f := newFixture(b, Limits{})
-	regions := make([]*Region, benchmarkRegions)
+	regions := make([]*Region, 1000)
 	for i := range regions {
 		regions[i] = f.register(b, f.buf)
-	}
-	return f, regions
-}
-
-func BenchmarkResolve(b *testing.B) {
-	f, regions := benchmarkTable(b)
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		r := regions[i%benchmarkRegions]
-		if _, _, err := f.Resolve(r.handle, r.addr, 64, f.tag); err != nil {
+		if err := f.SetAttributes(regions[i], Attributes{Ptag: f.tag, EnableRDMAWrite: true}); err != nil {
 			b.Fatal(err)
 		}
 	}
-}
-
-func BenchmarkResolveAcquireRelease(b *testing.B) {
-	f, regions := benchmarkTable(b)
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		r := regions[i%benchmarkRegions]
-		_, r, err := f.Resolve(r.handle, r.addr, 64, f.tag)
-		if err != nil || !r.Acquire() {
-			b.Fatal(err)
-		}
-		r.Release()
-	}
-}
-
-func BenchmarkResolveRemoteRelease(b *testing.B) {
-	f, regions := benchmarkTable(b)
-	for _, r := range regions {
-		must(b, f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}))
-	}
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		r := regions[i%benchmarkRegions]
-		_, r, err := f.ResolveRemote(r.handle, r.addr, 64, f.tag, RemoteWrite)
-		must(b, err)
-		r.Release()
-	}
-}
-
-func BenchmarkSetAttributes(b *testing.B) {
-	f, regions := benchmarkTable(b)
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		must(b, f.SetAttributes(regions[i%benchmarkRegions], Attributes{Ptag: f.tag, EnableRDMARead: true}))
-	}
-}
-
-// lockedMap is the plain way, to compare with.
-type lockedMap struct {
-	mu      sync.RWMutex
-	regions map[Handle]*Region
-}
-
-func (m *lockedMap) resolve(h Handle, addr uint64, n uint32, tag *Ptag) ([]byte, *Region, error) {
-	m.mu.RLock()
-	r := m.regions[h]
-	m.mu.RUnlock()
-	if r == nil {
-		return nil, nil, ErrHandle
-	}
-	if r.Ptag() != tag {
-		return nil, nil, ErrPtag
-	}
-	seg, err := r.Slice(addr, n)
-	return seg, r, err
-}
-
-func BenchmarkResolveLockedMap(b *testing.B) {
-	f, regions := benchmarkTable(b)
-	m := lockedMap{regions: map[Handle]*Region{}}
-	for _, r := range regions {
-		m.regions[r.handle] = r
-	}
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		r := regions[i%benchmarkRegions]
-		if _, _, err := m.resolve(r.handle, r.addr, 64, f.tag); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkResolveParallel(b *testing.B) {
-	f, regions := benchmarkTable(b)
-	b.RunParallel(func(pb *testing.PB) {
-		for i := 0; pb.Next(); i++ {
-			r := regions[i%benchmarkRegions]
+	b.Run("local", func(b *testing.B) {
+		for i := 0; b.Loop(); i++ {
+			r := regions[i%len(regions)]
 			if _, _, err := f.Resolve(r.handle, r.addr, 64, f.tag); err != nil {
-				b.Error(err)
+				b.Fatal(err)
 			}
 		}
 	})
-}
-
-func BenchmarkResolveLockedMapParallel(b *testing.B) {
-	f, regions := benchmarkTable(b)
-	m := lockedMap{regions: map[Handle]*Region{}}
-	for _, r := range regions {
-		m.regions[r.handle] = r
-	}
-	b.RunParallel(func(pb *testing.PB) {
-		for i := 0; pb.Next(); i++ {
-			r := regions[i%benchmarkRegions]
-			if _, _, err := m.resolve(r.handle, r.addr, 64, f.tag); err != nil {
-				b.Error(err)
+	b.Run("remote", func(b *testing.B) {
+		for i := 0; b.Loop(); i++ {
+			r := regions[i%len(regions)]
+			_, r, err := f.ResolveRemote(r.handle, r.addr, 64, f.tag, RemoteWrite)
+			if err != nil {
+				b.Fatal(err)
 			}
+			r.Release()
 		}
 	})
 }

@@ -54,7 +54,9 @@ func (m *tableModel) holders(tag *modelTag) int {
 
 func (m *tableModel) createPtag(t *rapid.T) {
 	tag, err := m.CreatePtag()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	m.tags = append(m.tags, &modelTag{Ptag: tag})
 }
 

@@ -28,7 +28,7 @@ func (q *Queue) Handout() (Handout, error) {
 	return h, nil
 }
 
-// mostSegs is more than any driver's frame has entries; who sends keeps room for as many.
+// mostSegs is more entries than a frame of any driver has. Senders reserve room for that many.
 const mostSegs = 1 << 12
 
 // Adopt makes a Queue of a socket that another process has opened and described

@@ -16,31 +16,42 @@ func adopted(t *testing.T, ns *nstest.NS, cfg Config) (first, second *Queue) {
 	t.Helper()
 	shared := func(fd int) []byte {
 		mem, err := unix.Mmap(fd, 0, 4<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() { unix.Munmap(mem) })
 		return mem
 	}
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { unix.Close(fd) })
-	must(t, unix.Ftruncate(fd, 4<<20))
-	cfg.Ifindex, cfg.Memory = ns.Index, shared(fd)
-	must(t, ns.Do(func() (err error) {
-		first, err = Open(cfg)
-		return err
-	}))
+	if err := unix.Ftruncate(fd, 4<<20); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Memory = shared(fd)
+	if first, err = openIn(ns, cfg); err != nil {
+		t.Fatal(err)
+	}
 	h, err := first.Handout()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if h.Config.Memory != nil {
 		t.Error("the handout has an address of this process")
 	}
 	socket, err := unix.FcntlInt(uintptr(first.FD()), unix.F_DUPFD_CLOEXEC, 0)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if second, err = Adopt(socket, h, shared(fd)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		noError(t, second.Close())
+		if err := second.Close(); err != nil {
+			t.Error(err)
+		}
 	})
 	return first, second
 }
@@ -50,26 +61,28 @@ func adopted(t *testing.T, ns *nstest.NS, cfg Config) (first, second *Queue) {
 func TestAdopt(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	first, qa := adopted(t, na, Config{Mode: ModeGeneric, RxChunks: 64, TxChunks: 64})
-	must(t, first.Close())
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := first.Handout(); err == nil {
 		t.Error("a closed queue was handed out")
 	}
 	b := openEnd(t, nb, pairOptions{generic: true})
 	var r *redirect
-	must(t, na.Do(func() (err error) {
+	if err := na.Do(func() (err error) {
 		r, err = attachRedirect(na.Index, true, false)
 		return err
-	}))
+	}); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(r.close)
-	must(t, r.register(qa, 0))
+	if err := r.register(qa, 0); err != nil {
+		t.Fatal(err)
+	}
 	a := &end{ns: na, q: qa}
 	for i := range 200 { // more than there are chunks
-		a.mustSend(t, b, 100+i, byte(i))
-		data, _ := receive(t, b.q)
-		wantPattern(t, data, 100+i, byte(i))
-		b.mustSend(t, a, 100+i, byte(i))
-		data, _ = receive(t, qa)
-		wantPattern(t, data, 100+i, byte(i))
+		a.pass(t, b, 100+i, byte(i))
+		b.pass(t, a, 100+i, byte(i))
 	}
 	audit(t, qa, b.q)
 	if s := stats(t, qa); s.TxFrames != 200 || s.RxFrames != 200 || s.Filled < 64 {
@@ -81,16 +94,16 @@ func TestAdopt(t *testing.T) {
 func TestAdoptRefuses(t *testing.T) {
 	nstest.Require(t)
 	good, err := Config{Ifindex: 1, ChunkSize: 4096, RxChunks: 16, TxChunks: 16}.WithDefaults()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	short := good
 	short.RxChunks = 17
 	fewer, beyond := good, good
 	fewer.RxChunks = -1
 	beyond.PoolOffset = math.MaxInt / 4096 * 4096
 	one := Info{MaxSegs: 1}
-	mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // on a page
-	must(t, err)
-	defer unix.Munmap(mem)
+	mem := mapped(t, 1<<20)
 	for name, c := range map[string]struct {
 		cfg  Config
 		mem  []byte
@@ -111,7 +124,9 @@ func TestAdoptRefuses(t *testing.T) {
 			unix.Close(fd)
 			fd, err = unix.MemfdCreate("test", unix.MFD_CLOEXEC)
 		}
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		switch _, err := Adopt(fd, Handout{Config: c.cfg, Info: c.info}, c.mem); {
 		case err != nil && c.info.MaxSegs != 1 && !errors.Is(err, errConfig):
 			t.Errorf("%s: %v", name, err)

@@ -79,8 +79,12 @@ func TestMissingPrivilege(t *testing.T) {
 		t.Errorf("without CAP_NET_RAW: %v", err)
 	}
 	var old unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old))
-	must(t, unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 1 << 16, Max: old.Max}))
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 1 << 16, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
 	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old)
 	err := open(unix.CAP_IPC_LOCK)
 	if !errors.Is(err, unix.ENOBUFS) || !strings.Contains(err.Error(), "RLIMIT_MEMLOCK") {
@@ -91,7 +95,9 @@ func TestMissingPrivilege(t *testing.T) {
 func TestConfig(t *testing.T) {
 	page := func(n int) []byte {
 		mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-		must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() { unix.Munmap(mem[:cap(mem)]) })
 		return mem
 	}
@@ -209,7 +215,7 @@ func TestClimb(t *testing.T) {
 // What the driver says about itself, against what it does.
 func TestFeatures(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
-	must(t, na.Do(func() error {
+	if err := na.Do(func() error {
 		f, err := QueryFeatures(na.Index)
 		if err != nil {
 			return err
@@ -230,7 +236,9 @@ func TestFeatures(t *testing.T) {
 			t.Errorf("no such interface: %v", err)
 		}
 		return nil
-	}))
+	}); err != nil {
+		t.Fatal(err)
+	}
 	// veth takes redirected frames only while its peer receives in native mode.
 	openEnd(t, nb, pairOptions{})
 	na.Do(func() error {
@@ -266,7 +274,7 @@ func TestZeroCopyRefused(t *testing.T) {
 		{"chained frames", "the driver has no zero-copy", false, Config{MultiBuffer: true, RxChunks: 64}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			noError(t, ns.Do(func() error {
+			if err := ns.Do(func() error {
 				r, err := attachRedirect(ns.Index, tc.generic, false)
 				if err != nil {
 					return err
@@ -294,7 +302,9 @@ func TestZeroCopyRefused(t *testing.T) {
 					err = fmt.Errorf("%+v", info.Attempts)
 				}
 				return errors.Join(err, q.Close())
-			}))
+			}); err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }
@@ -304,11 +314,10 @@ func TestZeroCopyRefused(t *testing.T) {
 func TestRingBytes(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	for _, n := range []int{64, 512, 4096} {
-		var q *Queue
-		must(t, an.Do(func() (err error) {
-			q, err = Open(Config{Ifindex: an.Index, ChunkSize: 2048, RxChunks: n, TxChunks: n, Mode: ModeGeneric, BusyTimeout: waitLimit})
-			return err
-		}))
+		q, err := openIn(an, Config{ChunkSize: 2048, RxChunks: n, TxChunks: n, Mode: ModeGeneric, BusyTimeout: waitLimit})
+		if err != nil {
+			t.Fatal(err)
+		}
 		sum := 0
 		for pgoff, entry := range map[int64]int{
 			unix.XDP_UMEM_PGOFF_FILL_RING: 8, unix.XDP_UMEM_PGOFF_COMPLETION_RING: 8, unix.XDP_PGOFF_RX_RING: 16, unix.XDP_PGOFF_TX_RING: 16,
@@ -319,7 +328,9 @@ func TestRingBytes(t *testing.T) {
 				if err != nil {
 					break
 				}
-				must(t, unix.Munmap(mem))
+				if err := unix.Munmap(mem); err != nil {
+					t.Fatal(err)
+				}
 			}
 			sum += (pages - 1) * pageSize
 		}
@@ -331,6 +342,8 @@ func TestRingBytes(t *testing.T) {
 		if sum != want && sum != old {
 			t.Errorf("%d entries: the kernel has %d bytes, want %d", n, sum, want)
 		}
-		noError(t, q.Close())
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

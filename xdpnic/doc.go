@@ -33,7 +33,7 @@
 // next Flush. Call both once per batch. Free TX chunks form a stack, which keeps
 // the memory in use small and in the cache.
 //
-// # Who may call what
+// # Concurrency
 //
 // A Queue has one owner at a time: a goroutine, or the holder of the caller's
 // lock. Only the owner may call Alloc, Send, SendSegs, Release, InFlight,

@@ -1,10 +1,6 @@
 package xdpnic
 
-import (
-	"testing"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // fakeRing is ring memory without a kernel, its indices starting anywhere.
 func fakeRing(n, entrySize int, start uint32) ringMem {
@@ -19,17 +15,25 @@ func fakeRing(n, entrySize int, start uint32) ringMem {
 type fakeKernel struct {
 	q    *Queue
 	tx   rxRing         // the kernel consumes what user space produces
-	fill completionRing // likewise
+	fill completionRing // the kernel consumes this one, too
 	rx   txRing
 	comp fillRing
 }
 
-func newFakeKernel(t failer, cfg Config, start uint32) *fakeKernel {
+// fataler is what *testing.T and *rapid.T have in common.
+type fataler interface {
+	Helper()
+	Fatal(...any)
+}
+
+func newFakeKernel(t fataler, cfg Config, start uint32) *fakeKernel {
 	t.Helper()
 	offset := cfg.PoolOffset
 	cfg.PoolOffset = 0
 	cfg, err := cfg.WithDefaults()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	cfg.PoolOffset = offset
 	r := cfg.Rings
 	tx, rx := fakeRing(r.TX, descSize, start), fakeRing(r.RX, descSize, start)
@@ -85,31 +89,4 @@ func (k *fakeKernel) deliver(lens ...int) bool {
 	k.fill.release(n)
 	k.rx.submit(n)
 	return true
-}
-
-// BenchmarkBookkeeping is what a message costs in user space on both ways,
-// without the kernel.
-func BenchmarkBookkeeping(b *testing.B) {
-	k := newFakeKernel(b, Config{ChunkSize: 2048}, 0)
-	q := k.q
-	var frames [32]Frame
-	b.ReportAllocs()
-	for b.Loop() {
-		addr, buf, _ := q.Alloc()
-		buf[0]++
-		q.Send(addr, 64, false)
-		q.publish()
-		// The kernel's part.
-		d := k.tx.desc[k.tx.tail&k.tx.mask]
-		k.tx.peek(1)
-		k.tx.release(1)
-		k.complete(d.Addr)
-		k.deliver(64)
-		q.Reap()
-		n := q.Receive(frames[:])
-		for i := range n {
-			q.Recycle(frames[i].Addr)
-		}
-		q.Refill()
-	}
 }

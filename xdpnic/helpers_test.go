@@ -120,19 +120,23 @@ type pairOptions struct {
 func openEnd(t testing.TB, ns *nstest.NS, o pairOptions) *end {
 	t.Helper()
 	e := &end{ns: ns}
-	must(t, ns.Do(func() (err error) {
+	if err := ns.Do(func() (err error) {
 		if e.redirect, err = attachRedirect(ns.Index, o.generic, o.frags); err != nil {
 			return err
 		}
 		e.q, err = e.open(o.cfg)
 		return err
-	}))
+	}); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			s, err := e.q.Stats()
 			t.Logf("%s: %+v %v", ns.Name, s, err)
 		}
-		noError(t, e.q.Close())
+		if err := e.q.Close(); err != nil {
+			t.Error(err)
+		}
 		e.redirect.close()
 	})
 	return e
@@ -196,7 +200,35 @@ func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
 	if !e.q.Send(addr, n, false) {
 		t.Fatal("Send refused")
 	}
-	must(t, e.q.Flush())
+	if err := e.q.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pass sends one frame of n bytes to the other end, where it must arrive.
+func (e *end) pass(t testing.TB, to *end, n int, seed byte) {
+	t.Helper()
+	e.mustSend(t, to, n, seed)
+	data, _ := receive(t, to.q)
+	wantPattern(t, data, n, seed)
+}
+
+// openIn opens a queue of the interface of a namespace.
+func openIn(ns *nstest.NS, cfg Config) (q *Queue, err error) {
+	cfg.Ifindex = ns.Index
+	err = ns.Do(func() (err error) { q, err = Open(cfg); return err })
+	return q, err
+}
+
+// mapped maps n bytes until the end of the test, after the queues of openEnd are closed.
+func mapped(t testing.TB, n int) []byte {
+	t.Helper()
+	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(mem) })
+	return mem
 }
 
 const waitLimit = time.Minute
@@ -256,35 +288,17 @@ func wantPattern(t testing.TB, data []byte, n int, seed byte) {
 func audit(t testing.TB, qs ...*Queue) {
 	t.Helper()
 	for _, q := range qs {
-		noError(t, q.Audit())
+		if err := q.Audit(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
 func stats(t testing.TB, q *Queue) Stats {
 	t.Helper()
 	s, err := q.Stats()
-	must(t, err)
-	return s
-}
-
-// failer is what *testing.T and *rapid.T have in common.
-type failer interface {
-	Helper()
-	Error(args ...any)
-	Fatal(args ...any)
-}
-
-// must ends the test by an error, and noError marks it as failed by one.
-func must(t failer, err error) {
 	if err != nil {
-		t.Helper()
 		t.Fatal(err)
 	}
-}
-
-func noError(t failer, err error) {
-	if err != nil {
-		t.Helper()
-		t.Error(err)
-	}
+	return s
 }

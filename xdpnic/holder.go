@@ -15,28 +15,20 @@ import (
 	"viaxdp/internal/base/termsafe"
 )
 
-// describeHolders names the processes that may hold a queue, as far as it can
-// tell. With CONFIG_XDP_SOCKETS_DIAG the kernel names the socket; otherwise it
-// lists every process with an AF_XDP socket. Reading the descriptors of other
-// processes takes CAP_SYS_PTRACE.
+// describeHolders names the processes that may hold a queue, as far as [Holders] can
+// determine them.
 func describeHolders(ifindex, queue, self int) string {
-	inodes := map[string]bool{}
-	exact := false
-	if socks, err := netlink.SocketDiagXDP(); err == nil {
-		exact = true
-		for _, s := range socks {
-			if s.XDPInfo != nil && int(s.XDPInfo.Ifindex) == ifindex && int(s.XDPInfo.QueueID) == queue {
-				inodes[fmt.Sprintf("socket:[%d]", s.XDPDiagMsg.Ino)] = true
-			}
-		}
-	}
+	list, exact := Holders(ifindex)
 	var names []string
-	for pid := range xdpSockets(inodes, exact) {
-		name := fmt.Sprintf("process %d", pid)
-		if c := termsafe.Name(pid); c != "" {
+	for _, h := range list {
+		if exact && h.Queue != queue {
+			continue
+		}
+		name := fmt.Sprintf("process %d", h.PID)
+		if c := termsafe.Name(h.PID); c != "" {
 			name += " (" + c + ")"
 		}
-		if pid == self {
+		if h.PID == self {
 			name += ", this one"
 		}
 		names = append(names, name)
@@ -63,34 +55,17 @@ type Holder struct {
 // with an AF_XDP socket on any interface. Seeing other users' processes takes
 // CAP_SYS_PTRACE.
 func Holders(ifindex int) (list []Holder, exact bool) {
+	queues := map[string]int{} // by socket, as /proc/PID/fd names it
 	socks, err := netlink.SocketDiagXDP()
-	if err != nil {
-		for pid := range xdpSockets(nil, false) {
-			list = append(list, Holder{PID: pid, Queue: -1})
-		}
-		return sortHolders(list), false
-	}
+	exact = err == nil
 	for _, s := range socks {
-		if s.XDPInfo == nil || int(s.XDPInfo.Ifindex) != ifindex {
-			continue
-		}
-		inode := map[string]bool{fmt.Sprintf("socket:[%d]", s.XDPDiagMsg.Ino): true}
-		for pid := range xdpSockets(inode, true) {
-			list = append(list, Holder{PID: pid, Queue: int(s.XDPInfo.QueueID)})
+		if s.XDPInfo != nil && int(s.XDPInfo.Ifindex) == ifindex {
+			queues[fmt.Sprintf("socket:[%d]", s.XDPDiagMsg.Ino)] = int(s.XDPInfo.QueueID)
 		}
 	}
-	return sortHolders(list), true
-}
-
-func sortHolders(list []Holder) []Holder {
-	slices.SortFunc(list, func(a, b Holder) int { return cmp.Or(a.Queue-b.Queue, a.PID-b.PID) })
-	return list
-}
-
-// xdpSockets finds the processes that have one of the sockets open or, if exact
-// is false, any AF_XDP socket.
-func xdpSockets(inodes map[string]bool, exact bool) map[int]bool {
-	found := map[int]bool{}
+	if exact && len(queues) == 0 {
+		return nil, true
+	}
 	dirs, _ := filepath.Glob("/proc/[0-9]*/fd")
 	for _, dir := range dirs {
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(dir)))
@@ -107,12 +82,22 @@ func xdpSockets(inodes map[string]bool, exact bool) map[int]bool {
 			if err != nil || !strings.HasPrefix(target, "socket:[") {
 				continue
 			}
-			if exact && inodes[target] || !exact && socketProtocol(path) == "XDP" {
-				found[pid] = true
+			h := Holder{PID: pid, Queue: -1}
+			if exact {
+				var found bool
+				if h.Queue, found = queues[target]; !found {
+					continue
+				}
+			} else if socketProtocol(path) != "XDP" {
+				continue
+			}
+			if !slices.Contains(list, h) {
+				list = append(list, h)
 			}
 		}
 	}
-	return found
+	slices.SortFunc(list, func(a, b Holder) int { return cmp.Or(a.Queue-b.Queue, a.PID-b.PID) })
+	return list, exact
 }
 
 // socketProtocol is the name of a socket's protocol, which the kernel gives as

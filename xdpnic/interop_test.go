@@ -96,11 +96,17 @@ func startPeer(t *testing.T, ns *nstest.NS, kind string) {
 	cmd.Env = append(os.Environ(), peerEnv+"="+kind+" "+strconv.Itoa(ns.Index))
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	stdout, err := cmd.StdoutPipe()
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	// A process starts in the namespace of the thread that forks it.
-	must(t, ns.Do(cmd.Start))
+	if err := ns.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		stdin.Close()
 		cmd.Wait()
@@ -131,7 +137,9 @@ func TestInteroperability(t *testing.T) {
 			fillPattern(buf[14:64], byte(i))
 			a.q.Send(addr, 64, false)
 		}
-		must(t, a.q.Flush())
+		if err := a.q.Flush(); err != nil {
+			t.Fatal(err)
+		}
 		for i := range batch {
 			data, _ := receive(t, a.q)
 			wantPattern(t, data, 64, byte(i))

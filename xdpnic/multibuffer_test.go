@@ -54,7 +54,29 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 	if !e.q.SendSegs(segs, false) {
 		t.Fatalf("SendSegs of %d segments refused", len(segs))
 	}
-	must(t, e.q.Flush())
+	if err := e.q.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// openWithMemory opens a pair; a's queue also has memory of the caller.
+func openWithMemory(t *testing.T, unaligned bool) (a, b *end, mem []byte) {
+	t.Helper()
+	cfg := Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}
+	mem = mapped(t, 1<<20) // first: it goes after the queues
+	a, b = openPair(t, pairOptions{mtu: 9000, generic: true, frags: true, cfg: cfg})
+	cfg.Memory = mem
+	if err := a.ns.Do(func() error {
+		a.q.Close()
+		q, err := a.open(cfg)
+		if err == nil {
+			a.q = q
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return a, b, mem
 }
 
 // A header from a TX chunk and payload from registered memory make one frame
@@ -63,19 +85,8 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 func TestPayloadByReference(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("unaligned=%v", unaligned), func(t *testing.T) {
-			mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-			must(t, err)
-			t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
-			a, b := openPair(t, pairOptions{mtu: 9000, generic: true, frags: true,
-				cfg: Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}})
-			var q *Queue
-			must(t, a.ns.Do(func() error {
-				a.q.Close()
-				q, err = a.open(Config{Memory: mem, MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned})
-				return err
-			}))
-			defer q.Close()
-			a.q = q
+			a, b, mem := openWithMemory(t, unaligned)
+			q := a.q
 			region := q.Info().PoolBytes
 			if unaligned {
 				region += 1000 // crosses chunks and pages
@@ -103,7 +114,9 @@ func TestPayloadByReference(t *testing.T) {
 			if !q.SendSegs(frame(MaxSegs), true) {
 				t.Fatal("18 segments refused")
 			}
-			must(t, q.Flush())
+			if err := q.Flush(); err != nil {
+				t.Fatal(err)
+			}
 			data, _ := receive(t, b.q)
 			if unaligned {
 				wantPattern(t, data, 14+17*400, 7)
@@ -125,32 +138,22 @@ func TestPayloadByReference(t *testing.T) {
 // other, and has nothing of the caller's memory.
 func TestCancelOnTheRing(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
-		mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-		must(t, err)
-		t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
-		cfg := Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}
-		a, b := openPair(t, pairOptions{mtu: 9000, generic: true, frags: true, cfg: cfg})
-		cfg.Memory = mem
-		var q *Queue
-		must(t, a.ns.Do(func() error {
-			a.q.Close()
-			q, err = a.open(cfg)
-			return err
-		}))
-		defer q.Close()
-		a.q = q
+		a, b, mem := openWithMemory(t, unaligned)
+		q := a.q
 		if !q.Info().TxCopied || q.Info().ZeroCopy {
 			t.Fatalf("%+v", q.Info())
 		}
 		// What is for no socket of the queue goes on to the kernel, and may be seen there.
 		var neighbour int
-		must(t, b.ns.Do(func() (err error) {
+		if err := b.ns.Do(func() (err error) {
 			const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
 			if neighbour, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, all); err == nil {
 				err = unix.Bind(neighbour, &unix.SockaddrLinklayer{Protocol: all, Ifindex: b.ns.Index})
 			}
 			return err
-		}))
+		}); err != nil {
+			t.Fatal(err)
+		}
 		defer unix.Close(neighbour)
 		region := q.Info().PoolBytes
 		send := func() uint64 {
@@ -170,7 +173,9 @@ func TestCancelOnTheRing(t *testing.T) {
 		if !q.Reading(first) || !q.Cancel(first) {
 			t.Error("not cancelled")
 		}
-		must(t, q.Flush())
+		if err := q.Flush(); err != nil {
+			t.Fatal(err)
+		}
 		if q.Reading(second) || !q.Cancel(second) {
 			t.Error("the kernel reads what it has copied")
 		}
@@ -180,6 +185,7 @@ func TestCancelOnTheRing(t *testing.T) {
 		data := make([]byte, 1<<16)
 		n := 0
 		eventually(t, "the cancelled frame", func() bool {
+			var err error
 			n, _, err = unix.Recvfrom(neighbour, data, unix.MSG_DONTWAIT)
 			return err == nil && n >= 14 && [14]byte(data) == [14]byte{} // the kernel's own are others
 		})
@@ -199,15 +205,14 @@ func TestCancelOnTheRing(t *testing.T) {
 // a queue that there is not.
 func TestMultiBufferRefused(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
-	err := ns.Do(func() error {
-		q, err := Open(Config{Ifindex: ns.Index, QueueID: 1, RxChunks: 64, TxChunks: 64, Mode: ModeGeneric, Require: true, MultiBuffer: true})
-		if err == nil {
-			q.Close()
-		}
-		return err
-	})
+	q, err := openIn(ns, Config{QueueID: 1, RxChunks: 64, TxChunks: 64, Mode: ModeGeneric, Require: true, MultiBuffer: true})
+	if err == nil {
+		q.Close()
+	}
 	var u unix.Utsname
-	must(t, unix.Uname(&u))
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
 	old := beforeSG(unix.ByteSliceToString(u.Release[:]))
 	if !errors.Is(err, unix.EINVAL) || strings.Contains(err.Error(), "before 6.6") != old || !strings.Contains(err.Error(), "queue number") {
 		t.Errorf("%v, want the kernel's age in it: %v", err, old)

@@ -18,7 +18,9 @@ func openNICs(t testing.TB, cfg Config) (a, b *end) {
 	t.Helper()
 	na, nb, name := nstest.NICs(t)
 	mode, err := ParseMode(name)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	cfg.Mode, cfg.Require = mode, true
 	o := pairOptions{generic: mode.Generic(), frags: cfg.MultiBuffer, cfg: cfg}
 	a, b = openEnd(t, na, o), openEnd(t, nb, o)
@@ -33,12 +35,14 @@ func openNICs(t testing.TB, cfg Config) (a, b *end) {
 // program or to bind a socket.
 func awaitRunning(t testing.TB, e *end) {
 	t.Helper()
-	must(t, e.ns.Do(func() error {
+	if err := e.ns.Do(func() error {
 		if !AwaitRunning(e.ns.Index, waitLimit) {
 			return fmt.Errorf("%s: no link", e.ns.Name)
 		}
 		return nil
-	}))
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // wantMode asks the kernel how the program is attached and the socket bound: a
@@ -46,7 +50,9 @@ func awaitRunning(t testing.TB, e *end) {
 func wantMode(t testing.TB, e *end, mode Mode) {
 	t.Helper()
 	l, err := e.ns.Netlink().LinkByIndex(e.ns.Index)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	want := uint32(nl.XDP_ATTACHED_DRV)
 	if mode.Generic() {
 		want = nl.XDP_ATTACHED_SKB
@@ -63,7 +69,9 @@ func wantMode(t testing.TB, e *end, mode Mode) {
 // waits for something else: a driver in zero-copy mode works on its own time.
 func (e *end) pump(t testing.TB) {
 	t.Helper()
-	must(t, e.q.Flush())
+	if err := e.q.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	e.q.Refill()
 }
 
@@ -82,12 +90,8 @@ func TestNICsEcho(t *testing.T) {
 			a, b := openNICs(t, tc.cfg)
 			sizes := []int{60, 61, 64, 512, 1024, 1025, 1513, 1514}
 			for i, n := range sizes {
-				a.mustSend(t, b, n, byte(i))
-				data, _ := receive(t, b.q)
-				wantPattern(t, data, n, byte(i))
-				b.mustSend(t, a, n, byte(i)+100)
-				data, _ = receive(t, a.q)
-				wantPattern(t, data, n, byte(i)+100)
+				a.pass(t, b, n, byte(i))
+				b.pass(t, a, n, byte(i)+100)
 			}
 			for _, e := range []*end{a, b} {
 				eventually(t, "completions", func() bool { e.pump(t); return e.q.TxFree() == e.q.cfg.TxChunks })
@@ -108,12 +112,8 @@ func TestNICsPingPong(t *testing.T) {
 	start := time.Now()
 	const rounds = 1000
 	for i := range rounds {
-		a.mustSend(t, b, 64, byte(i))
-		data, _ := receive(t, b.q)
-		wantPattern(t, data, 64, byte(i))
-		b.mustSend(t, a, 64, byte(i)+1)
-		data, _ = receive(t, a.q)
-		wantPattern(t, data, 64, byte(i)+1)
+		a.pass(t, b, 64, byte(i))
+		b.pass(t, a, 64, byte(i)+1)
 	}
 	t.Logf("%v a round trip; kicks: %d and %d", time.Since(start)/rounds, stats(t, a.q).TxKicks, stats(t, b.q).TxKicks)
 }
@@ -163,7 +163,9 @@ func TestNICsWait(t *testing.T) {
 		a.mustSend(t, b, 100, byte(i))
 		for n := 0; n == 0; {
 			start := time.Now()
-			must(t, b.q.Wait(waitLimit))
+			if err := b.q.Wait(waitLimit); err != nil {
+				t.Fatal(err)
+			}
 			if time.Since(start) >= waitLimit {
 				t.Fatal("the waiter was not woken")
 			}
@@ -182,9 +184,7 @@ func TestNICsAgain(t *testing.T) {
 	for i := range 5 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			a, b := openNICs(t, Config{RxChunks: 64, TxChunks: 64})
-			b.mustSend(t, a, 200, byte(i))
-			data, _ := receive(t, a.q)
-			wantPattern(t, data, 200, byte(i))
+			b.pass(t, a, 200, byte(i))
 		})
 	}
 }
@@ -271,22 +271,18 @@ func TestNICsMostSegments(t *testing.T) {
 func TestNICsUnaligned(t *testing.T) {
 	na, _, name := nstest.NICs(t)
 	mode, err := ParseMode(name)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, size := range []int{2048, 3000, 4096} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
-			must(t, err)
-			t.Cleanup(func() { unix.Munmap(mem) }) // after the queue is closed
 			cfg := Config{Unaligned: true, ChunkSize: size, RxChunks: 64, TxChunks: 64}
 			if mode == ModeZeroCopy && size == 3000 {
-				cfg.Ifindex, cfg.Mode, cfg.Require, cfg.Memory = na.Index, mode, true, mem
-				err := na.Do(func() error {
-					q, err := Open(cfg)
-					if err == nil {
-						q.Close()
-					}
-					return err
-				})
+				cfg.Mode, cfg.Require, cfg.Memory = mode, true, mapped(t, 1<<20)
+				q, err := openIn(na, cfg)
+				if err == nil {
+					q.Close()
+				}
 				if !errors.Is(err, unix.EOPNOTSUPP) {
 					t.Errorf("%v, want EOPNOTSUPP", err)
 				}
@@ -295,9 +291,7 @@ func TestNICsUnaligned(t *testing.T) {
 			a, b := openNICs(t, cfg)
 			for i := range 200 { // every chunk, more than once
 				n := 60 + i%900
-				a.mustSend(t, b, n, byte(i))
-				data, _ := receive(t, b.q)
-				wantPattern(t, data, n, byte(i))
+				a.pass(t, b, n, byte(i))
 			}
 			eventually(t, "completions", func() bool { a.pump(t); return a.q.TxFree() == a.q.cfg.TxChunks })
 			if s := stats(t, a.q); s.KernelStats.Tx_invalid_descs != 0 {
@@ -316,7 +310,7 @@ func TestNICsUnaligned(t *testing.T) {
 // "no" with the reason. What they must be able to do is for others to say.
 func TestNICsFacts(t *testing.T) {
 	ns, _, _ := nstest.NICs(t)
-	must(t, ns.Do(func() error {
+	if err := ns.Do(func() error {
 		fact := func(name string, err error) {
 			if err == nil {
 				t.Logf("fact: %s: yes", name)
@@ -358,5 +352,7 @@ func TestNICsFacts(t *testing.T) {
 		try("multi-buffer, generic", ModeGeneric, true, nil)
 		try("multi-buffer, zero-copy", ModeZeroCopy, true, nil)
 		return nil
-	}))
+	}); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Random traffic, in any order, against a model of who owns what: every chunk
-// has one owner after every step, and every chunk comes home in the end.
+// Random traffic, in any order, against a model of the chunks' owners: every chunk has one
+// owner after every step, and every chunk is free in the end.
 func TestChunkOwnership(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{
@@ -134,7 +134,9 @@ func TestChunkOwnership(t *testing.T) {
 			"Recycle": func(t *rapid.T) { q.Recycle(drop(&leased, pick(t, leased))) },
 			"Refill":  func(*rapid.T) { q.Refill() },
 			"": func(t *rapid.T) {
-				must(t, q.Audit())
+				if err := q.Audit(); err != nil {
+					t.Fatal(err)
+				}
 				if n := q.TxFree() + len(held) + int(q.pool.txOut); n != cfg.TxChunks {
 					t.Fatalf("%d TX chunks accounted for, want %d", n, cfg.TxChunks)
 				}
@@ -186,7 +188,9 @@ func TestAuditNamesViolations(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			k := newFakeKernel(t, cfg, 0)
-			must(t, k.q.Audit())
+			if err := k.q.Audit(); err != nil {
+				t.Fatal(err)
+			}
 			tc.do(k)
 			k.q.fd = math.MaxInt32 // open, as far as Stats can tell; the kernel's part is an error
 			s, _ := k.q.Stats()

@@ -20,7 +20,7 @@ type Frame struct {
 }
 
 // Queue is one AF_XDP socket on one queue of an interface, with its rings and
-// its chunks. See the package comment for who may call what.
+// its chunks. The package comment says which goroutines may call which method.
 type Queue struct {
 	// Fields of the data path. Owner only.
 	pool *pool

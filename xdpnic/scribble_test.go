@@ -4,10 +4,138 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
 )
 
-// Entries that somebody has scribbled on are refused by the kernel, which counts those of
-// the TX ring and passes over those of the fill ring; the frames behind them travel.
+// A socket that goes while others use its chunks takes none from the kernel that are not on its TX
+// ring, whatever was written there.
+func TestScribbledReclaim(t *testing.T) {
+	for _, scribbled := range []bool{false, true} {
+		k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 8}, 1<<32-2)
+		for range 4 {
+			addr, _, _ := k.q.Alloc()
+			k.q.Send(addr, 64, false)
+		}
+		k.q.publish()
+		k.transmit(1) // the kernel has it, and not completed
+		want := 7
+		if scribbled {
+			k.q.tx.cons.Store(k.q.tx.head + 1)
+			want = 4
+		}
+		k.q.reclaim()
+		if n := k.q.TxFree(); n != want {
+			t.Errorf("scribbled %v: %d chunks are free, want %d", scribbled, n, want)
+		}
+		if err := k.q.Audit(); err != nil {
+			t.Errorf("scribbled %v: %v", scribbled, err)
+		}
+	}
+}
+
+// An RX entry that does not lie in a chunk of the kernel's is dropped, and its chunk stays in use.
+func TestRXEntryOutsideItsChunk(t *testing.T) {
+	k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 8}, 0)
+	q := k.q
+	base, tx := q.pool.addr(0), q.pool.addr(8)
+	for _, d := range []Desc{
+		{Addr: base + 256, Len: 2048 - 256 + 1}, {Addr: base, Len: 2049}, {Addr: base, Len: 1<<32 - 1},
+		{Addr: tx, Len: 64}, {Addr: tx + 8*2048, Len: 64}, {Addr: 1<<48 - 1, Len: 64}, {Addr: ^uint64(0), Len: 64},
+	} {
+		q.rx.desc[q.rx.tail&q.rx.mask] = d
+		q.rx.prod.Store(q.rx.tail + 1)
+		if n := q.Receive(make([]Frame, 4)); n != 0 {
+			t.Errorf("%+v was received", d)
+		}
+		if n := q.rx.peek(4); n != 0 {
+			t.Errorf("%+v is still on the ring", d)
+		}
+	}
+	if c := q.n; c.rxBadEntries+c.rxTooManySegs != 7 || c.rxFrames != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// Whatever is written to the rings (indices, entries and flags of both sides), no call
+// loops or panics, what is handed out lies in the chunks of this queue, and no TX chunk is
+// handed out twice.
+func TestScribbledRings(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := newFakeKernel(t, Config{
+			ChunkSize: 2048, RxChunks: 8, TxChunks: 8,
+			MultiBuffer: rapid.Bool().Draw(t, "multi-buffer"), Unaligned: rapid.Bool().Draw(t, "unaligned"),
+		}, rapid.Uint32().Draw(t, "start"))
+		q := k.q
+		p := q.pool
+		words := map[string]interface{ Store(uint32) }{
+			"TX producer": q.tx.prod, "TX consumer": q.tx.cons, "TX flags": q.tx.flags,
+			"RX producer": q.rx.prod, "RX consumer": q.rx.cons,
+			"fill producer": p.fill.prod, "fill consumer": p.fill.cons, "fill flags": p.fill.flags,
+			"completion producer": p.comp.prod, "completion consumer": p.comp.cons,
+		}
+		names := []string{
+			"TX producer", "TX consumer", "TX flags", "RX producer", "RX consumer", "fill producer", "fill consumer",
+			"fill flags", "completion producer", "completion consumer",
+		}
+		address := rapid.OneOf(rapid.Uint64(), rapid.Uint64Max(40*2048), rapid.Just(^uint64(0)))
+		held := map[uint64]bool{}
+		var leased []uint64
+		frames := make([]Frame, 4)
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			switch rapid.IntRange(0, 11).Draw(t, "step") {
+			case 0, 1, 2:
+				words[rapid.SampledFrom(names).Draw(t, "word")].Store(rapid.OneOf(rapid.Uint32(), rapid.Uint32Max(64)).Draw(t, "value"))
+			case 3:
+				d := &q.rx.desc[rapid.IntRange(0, len(q.rx.desc)-1).Draw(t, "RX entry")]
+				d.Addr, d.Len, d.Options = address.Draw(t, "address"), rapid.Uint32().Draw(t, "length"), rapid.Uint32().Draw(t, "options")
+			case 4:
+				p.comp.addr[rapid.IntRange(0, len(p.comp.addr)-1).Draw(t, "completion")] = address.Draw(t, "address")
+			case 5:
+				p.fill.addr[rapid.IntRange(0, len(p.fill.addr)-1).Draw(t, "fill entry")] = address.Draw(t, "address")
+			case 6:
+				if addr, buf, ok := q.Alloc(); ok {
+					if held[addr] || len(buf) != 2048 {
+						t.Fatalf("chunk %#x of %d bytes, held before: %v", addr, len(buf), held[addr])
+					}
+					held[addr] = true
+				}
+			case 7:
+				for addr := range held {
+					if q.Send(addr, 64, false) {
+						delete(held, addr)
+					}
+					break
+				}
+			case 8:
+				q.publish()
+				q.Reap()
+			case 9:
+				n := q.Receive(frames)
+				for _, f := range frames[:n] {
+					leased = append(leased, f.Addr)
+					for i := range f.Data {
+						f.Data[i]++ // is there
+					}
+				}
+			case 10:
+				for _, addr := range leased {
+					q.Recycle(addr)
+				}
+				leased = leased[:0]
+				q.Refill()
+			case 11:
+				q.Ready()
+				q.InFlight(address.Draw(t, "address"))
+				if n := q.TxFree(); n < 0 || n > 8 {
+					t.Fatalf("%d chunks are free", n)
+				}
+			}
+		}
+	})
+}
+
+// The kernel refuses overwritten entries. It counts those of the TX ring and skips those of
+// the fill ring; the frames after them arrive.
 func TestScribbledEntriesAreRefused(t *testing.T) {
 	a, b := openPair(t, pairOptions{generic: true})
 	const nowhere = 1 << 40
@@ -19,13 +147,15 @@ func TestScribbledEntriesAreRefused(t *testing.T) {
 	}
 	tx.desc[tx.head&tx.mask] = Desc{Addr: nowhere, Len: 64}
 	a.q.pend++
-	must(t, a.q.Flush())
+	if err := a.q.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "a TX entry that is refused", func() bool { return stats(t, a.q).KernelStats.Tx_invalid_descs == 1 })
 	a.mustSend(t, b, 64, 1)
 	eventually(t, "the frame behind it", b.q.Ready)
 	receive(t, b.q)
 
-	// The fill ring, of which every entry was published: the next one that the kernel takes.
+	// The next entry of the fill ring that the kernel takes; all of them are published.
 	fill := &b.q.pool.fill
 	next := fill.cons.Load() & fill.mask
 	kept := fill.addr[next]

@@ -15,54 +15,52 @@ import (
 func TestSharedQueue(t *testing.T) {
 	a, b := openPair(t, pairOptions{generic: true, cfg: Config{TxChunks: 8, RxChunks: 8}})
 	var second *Queue
-	must(t, a.ns.Do(func() (err error) { second, err = a.q.Share(); return err }))
+	if err := a.ns.Do(func() (err error) { second, err = a.q.Share(); return err }); err != nil {
+		t.Fatal(err)
+	}
 	defer second.Close()
 	if !second.Info().Shared || second.FD() == a.q.FD() {
 		t.Fatalf("info: %+v", second.Info())
 	}
 	both := &end{ns: a.ns, redirect: a.redirect, q: second}
 	for i := range 4 {
-		a.mustSend(t, b, 64, byte(i))
-		data, _ := receive(t, b.q)
-		wantPattern(t, data, 64, byte(i))
-		both.mustSend(t, b, 65, byte(i))
-		data, _ = receive(t, b.q)
-		wantPattern(t, data, 65, byte(i))
+		a.pass(t, b, 64, byte(i))
+		both.pass(t, b, 65, byte(i))
 	}
 	eventually(t, "completions", func() bool { second.Reap(); return a.q.TxFree() == 8 && second.TxFree() == 8 })
 	audit(t, a.q, second)
 
 	// Frames go where the map says.
-	b.mustSend(t, a, 64, 1)
-	data, _ := receive(t, a.q)
-	wantPattern(t, data, 64, 1)
-	must(t, a.register(second, 0))
-	b.mustSend(t, a, 64, 2)
-	data, _ = receive(t, second)
-	wantPattern(t, data, 64, 2)
+	b.pass(t, a, 64, 1)
+	if err := a.register(second, 0); err != nil {
+		t.Fatal(err)
+	}
+	b.pass(t, both, 64, 2)
 
 	// The first socket is closed with frames in its rings; its chunks come back.
-	must(t, a.register(a.q, 0))
+	if err := a.register(a.q, 0); err != nil {
+		t.Fatal(err)
+	}
 	for i := range 8 {
 		b.mustSend(t, a, 64, byte(i))
 	}
 	eventually(t, "frames", func() bool { return a.q.rx.peek(8) == 8 })
 	addr, _, _ := a.q.Alloc()
 	a.q.Send(addr, 64, false) // never flushed
-	must(t, a.q.Close())
+	if err := a.q.Close(); err != nil {
+		t.Fatal(err)
+	}
 	audit(t, second)
 	if second.TxFree() != 8 {
 		t.Fatalf("%d of 8 chunks free", second.TxFree())
 	}
-	must(t, a.register(second, 0))
-	for i := range 8 {
-		b.mustSend(t, a, 64, byte(i))
-		data, _ = receive(t, second)
-		wantPattern(t, data, 64, byte(i))
+	if err := a.register(second, 0); err != nil {
+		t.Fatal(err)
 	}
-	both.mustSend(t, b, 64, 9)
-	data, _ = receive(t, b.q)
-	wantPattern(t, data, 64, 9)
+	for i := range 8 {
+		b.pass(t, both, 64, byte(i))
+	}
+	both.pass(t, b, 64, 9)
 	audit(t, second)
 }
 
@@ -73,15 +71,17 @@ func TestSeveralQueues(t *testing.T) {
 	b := openEnd(t, nb, pairOptions{})
 	a := openEnd(t, na, pairOptions{})
 	base, err := Config{Ifindex: 1, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}.WithDefaults()
-	must(t, err)
-	mem, err := unix.Mmap(-1, 0, 4*base.PoolBytes(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	must(t, err)
-	defer unix.Munmap(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem := mapped(t, 4*base.PoolBytes())
 	var txq, rxq []*Queue
 	open := func(e *end, cfg Config) *Queue {
 		t.Helper()
 		var q *Queue
-		must(t, e.ns.Do(func() (err error) { q, err = e.open(cfg); return err }))
+		if err := e.ns.Do(func() (err error) { q, err = e.open(cfg); return err }); err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() { q.Close() })
 		return q
 	}
@@ -111,14 +111,11 @@ func TestSeveralQueues(t *testing.T) {
 		}
 	}
 	// The same queue again is Queue.Share's business, and the error says so.
-	err = b.ns.Do(func() error {
-		_, err := Open(Config{Ifindex: b.ns.Index, QueueID: 1, Share: rxq[1], PoolOffset: 3 * base.PoolBytes(), RxChunks: 16, TxChunks: 16})
-		return err
-	})
+	_, err = openIn(b.ns, Config{QueueID: 1, Share: rxq[1], PoolOffset: 3 * base.PoolBytes(), RxChunks: 16, TxChunks: 16})
 	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "Queue.Share") {
 		t.Errorf("second socket on the queue: %v", err)
 	}
-	err = b.ns.Do(func() error { _, err := Open(Config{Ifindex: b.ns.Index, QueueID: 4}); return err })
+	_, err = openIn(b.ns, Config{QueueID: 4})
 	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "queue number") {
 		t.Errorf("queue 4 of 4: %v", err)
 	}
@@ -129,24 +126,22 @@ func TestSeveralQueues(t *testing.T) {
 func TestSharedMemory(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	cfg, err := Config{Ifindex: ns.Index, Mode: ModeGeneric, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}.WithDefaults()
-	must(t, err)
-	pool := cfg.PoolBytes()
-	mem, err := unix.Mmap(-1, 0, 4*pool, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	must(t, err)
-	defer unix.Munmap(mem)
-	open := func(cfg Config) (q *Queue, err error) {
-		err = ns.Do(func() (err error) { q, err = Open(cfg); return err })
-		return q, err
+	if err != nil {
+		t.Fatal(err)
 	}
+	pool := cfg.PoolBytes()
+	mem := mapped(t, 4*pool)
 	cfg.Memory, cfg.PoolOffset = mem, pool
-	first, err := open(cfg)
-	must(t, err)
+	first, err := openIn(ns, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer first.Close()
 	if _, err := first.Handout(); err != nil {
 		t.Errorf("alone: %v", err)
 	}
 	at := func(offset int) (*Queue, error) {
-		return open(Config{Ifindex: ns.Index, QueueID: 1, Share: first, PoolOffset: offset, RxChunks: 16, TxChunks: 16})
+		return openIn(ns, Config{QueueID: 1, Share: first, PoolOffset: offset, RxChunks: 16, TxChunks: 16})
 	}
 	for _, offset := range []int{pool, pool + 4096, pool - 4096, 2*pool - 4096} {
 		if q, err := at(offset); err == nil {
@@ -167,7 +162,9 @@ func TestSharedMemory(t *testing.T) {
 					t.Error("a queue that shares its memory was handed out")
 				}
 			}
-			noError(t, second.Close())
+			if err := second.Close(); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 	if _, err := first.Handout(); err != nil {

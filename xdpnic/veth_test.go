@@ -33,12 +33,8 @@ func TestEcho(t *testing.T) {
 			t.Run(fmt.Sprintf("generic=%v/%s", generic, tc.name), func(t *testing.T) {
 				a, b := openPair(t, pairOptions{generic: generic, frags: tc.cfg.MultiBuffer, cfg: tc.cfg})
 				for i, n := range []int{14, 15, 60, 64, 512, 1514} {
-					a.mustSend(t, b, n, byte(i))
-					data, _ := receive(t, b.q)
-					wantPattern(t, data, n, byte(i))
-					b.mustSend(t, a, n, byte(i)+100)
-					data, _ = receive(t, a.q)
-					wantPattern(t, data, n, byte(i)+100)
+					a.pass(t, b, n, byte(i))
+					b.pass(t, a, n, byte(i)+100)
 				}
 				for _, e := range []*end{a, b} {
 					eventually(t, "completions", func() bool { e.q.Reap(); return e.q.TxFree() == e.q.cfg.TxChunks })
@@ -89,7 +85,9 @@ func TestRandomTraffic(t *testing.T) {
 						kept[e] = append(kept[e], addr)
 					}
 				}
-				must(rt, e.q.Flush())
+				if err := e.q.Flush(); err != nil {
+					rt.Fatal(err)
+				}
 			},
 			"send again": func(rt *rapid.T) {
 				e := ends[rapid.IntRange(0, 1).Draw(rt, "end")]
@@ -126,7 +124,9 @@ func TestRandomTraffic(t *testing.T) {
 			},
 			"": func(rt *rapid.T) {
 				for _, e := range ends {
-					must(rt, e.q.Audit())
+					if err := e.q.Audit(); err != nil {
+						rt.Fatal(err)
+					}
 				}
 			},
 		})
@@ -145,7 +145,9 @@ func TestRandomTraffic(t *testing.T) {
 			}
 			e.q.Refill()
 			eventually(t, "completions", func() bool { e.q.Flush(); return e.q.TxFree() == 16 })
-			must(rt, e.q.Audit())
+			if err := e.q.Audit(); err != nil {
+				rt.Fatal(err)
+			}
 		}
 	})
 }
@@ -165,7 +167,9 @@ func TestRetain(t *testing.T) {
 		if !q.InFlight(addr) {
 			t.Fatal("not in flight after Send")
 		}
-		must(t, q.Flush())
+		if err := q.Flush(); err != nil {
+			t.Fatal(err)
+		}
 		data, _ := receive(t, b.q)
 		wantPattern(t, data, 64, 3)
 		eventually(t, "completion", func() bool { q.Reap(); return !q.InFlight(addr) })
@@ -262,7 +266,9 @@ func TestBurst(t *testing.T) {
 				flushes := uint64(0)
 				eventually(t, "all taken", func() bool {
 					flushes++
-					must(t, a.q.Flush())
+					if err := a.q.Flush(); err != nil {
+						t.Fatal(err)
+					}
 					return a.q.Pending() == 0
 				})
 				frames := make([]Frame, 64)
@@ -291,7 +297,9 @@ func TestLostFrameIsCounted(t *testing.T) {
 		fillPattern(buf[14:n], byte(n))
 		a.q.Send(addr, n, false)
 	}
-	must(t, a.q.Flush())
+	if err := a.q.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	for _, n := range []int{64, 65, 66} {
 		data, _ := receive(t, b.q)
 		wantPattern(t, data, n, byte(n))

@@ -33,7 +33,9 @@ func TestWait(t *testing.T) {
 		t.Fatalf("frame: %v", err)
 	}
 	// A frame is there already.
-	must(t, b.q.Wait(-1))
+	if err := b.q.Wait(-1); err != nil {
+		t.Fatal(err)
+	}
 	receive(t, b.q)
 
 	// Wake while it sleeps, and before.
@@ -45,12 +47,16 @@ func TestWait(t *testing.T) {
 	}
 	b.q.Wake()
 	b.q.Wake()
-	must(t, b.q.Wait(-1))
+	if err := b.q.Wait(-1); err != nil {
+		t.Fatal(err)
+	}
 
 	// The time: nothing is left over from before, so this one sleeps.
 	begin := time.Now()
 	for n := 0; ; n++ {
-		must(t, b.q.Wait(30*time.Millisecond))
+		if err := b.q.Wait(30 * time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
 		if time.Since(begin) >= 30*time.Millisecond {
 			break
 		}
@@ -58,12 +64,16 @@ func TestWait(t *testing.T) {
 			t.Fatal("Wait does not sleep")
 		}
 	}
-	must(t, b.q.Wait(0))
+	if err := b.q.Wait(0); err != nil {
+		t.Fatal(err)
+	}
 
 	// Close.
 	done = start(-1)
 	eventually(t, "a waiter", waiting(b.q))
-	must(t, b.q.Close())
+	if err := b.q.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if err := <-done; !errors.Is(err, ErrClosed) {
 		t.Fatalf("close: %v", err)
 	}
@@ -79,7 +89,9 @@ func TestNoWakeIsLost(t *testing.T) {
 	wg.Go(func() {
 		for range rounds {
 			begin := time.Now()
-			noError(t, a.q.Wait(waitLimit))
+			if err := a.q.Wait(waitLimit); err != nil {
+				t.Error(err)
+			}
 			if time.Since(begin) >= waitLimit {
 				t.Error("a Wait slept through a Wake")
 			}
@@ -98,7 +110,9 @@ func TestNoWakeIsLost(t *testing.T) {
 func TestRefillWakes(t *testing.T) {
 	k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 8}, 0)
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer unix.Close(fds[0])
 	defer unix.Close(fds[1])
 	k.q.fd = fds[0]
@@ -176,7 +190,9 @@ func TestDrain(t *testing.T) {
 				}
 			}()
 			begin := time.Now()
-			noError(t, q.Drain())
+			if err := q.Drain(); err != nil {
+				t.Error(err)
+			}
 			left, took := int(q.pool.txOut), time.Since(begin)
 			if left != c.left || took > time.Second+10*time.Millisecond {
 				t.Errorf("%+v: %d frames have not left after %v", c, left, took)

@@ -7,9 +7,9 @@
 #include "vipl.h"
 
 /*
- * A handle is not an address: it is the number of a slot, how often the slot was
- * used before, and of which kind it is. So handles that are freed, of another
- * kind or never given out are told from good ones.
+ * A handle is not an address. It holds the number of a slot, how often the slot was
+ * used before, and the kind of object. So freed handles, handles of another kind and
+ * numbers that were never handles are recognized.
  *
  *	63      48 47  40 39       16 15     0
  *	| MARK    | kind | use       | slot  |

@@ -40,7 +40,7 @@ VIP_RETURN VipOpenNic(const VIP_CHAR *device, VIP_NIC_HANDLE *nic)
 		return VIP_ERROR_RESOURCE;
 	pthread_sigmask(SIG_BLOCK, NULL, &mask);
 	code = via_leave(viago_open((char *)device, &h));
-	pthread_sigmask(SIG_SETMASK, &mask, NULL); /* who loads a BPF program takes SIGPROF off it */
+	pthread_sigmask(SIG_SETMASK, &mask, NULL); /* loading a BPF program unblocks SIGPROF */
 	*nic = (void *)h;
 	return code;
 }

@@ -12,16 +12,11 @@ import (
 	"time"
 	"unsafe"
 
-	"viaxdp/cmd/libvipl/bigstack"
 	"viaxdp/vipl"
 )
 
 // conn is a request for a connection that waits for an answer.
-type conn struct {
-	*vipl.Conn
-	nic    *nic
-	handle C.uintptr_t
-}
+type conn struct{ *vipl.Conn }
 
 // hostAddress is where the host begins, and the discriminator behind it.
 func hostAddress(a *C.VIP_NET_ADDRESS, n int) []byte {
@@ -41,19 +36,18 @@ func (n *nic) hostBytes(a netip.Addr) []byte {
 	return b
 }
 
-// getAddress reads an address of the program; false: it is none. A host of no
-// bytes, or of zeros, is no host.
-func (n *nic) getAddress(a *C.VIP_NET_ADDRESS) (out vipl.NetAddress, ok bool) {
+// getAddress reads an address of the program. A host of no bytes, or of zeros, is no host.
+func (n *nic) getAddress(a *C.VIP_NET_ADDRESS) (out vipl.NetAddress, err error) {
 	host, disc := int(a.HostAddressLen), int(a.DiscriminatorLen)
 	switch {
 	case disc > vipl.MaxDiscriminatorLen:
-		return out, false
+		return out, vipl.ErrInvalidParameter
 	case host == 0 || host == 4 || host == 16 || host == n.length:
 	default:
 		if host == longHost && verbose() {
 			fmt.Fprintf(os.Stderr, "HostAddressLen is %d, the NIC's NicAddressLen %d; VIA_ADDRESS_LEN=%[1]d is for programs that know no other\n", host, n.length)
 		}
-		return out, false
+		return out, vipl.ErrInvalidParameter
 	}
 	b := hostAddress(a, host+disc)
 	ip := b[:host]
@@ -66,17 +60,17 @@ func (n *nic) getAddress(a *C.VIP_NET_ADDRESS) (out vipl.NetAddress, ok bool) {
 	if disc > 0 {
 		out.Discriminator = append([]byte(nil), b[host:]...)
 	}
-	return out, true
+	return out, nil
 }
 
-// getLocal is getAddress for this side's. A program with hosts of longHost bytes may
-// have no host in it, only their number.
-func (n *nic) getLocal(a *C.VIP_NET_ADDRESS) (out vipl.NetAddress, ok bool) {
-	out, ok = n.getAddress(a)
+// getLocal is getAddress for this side's address. A program with hosts of longHost bytes may
+// give only their length and no host.
+func (n *nic) getLocal(a *C.VIP_NET_ADDRESS) (out vipl.NetAddress, err error) {
+	out, err = n.getAddress(a)
 	if n.length == longHost {
 		out.Host = netip.Addr{}
 	}
-	return out, ok
+	return out, err
 }
 
 // putAddress gives the program an address, and writes nothing behind it.
@@ -90,32 +84,29 @@ func (n *nic) putAddress(out *C.VIP_NET_ADDRESS, a vipl.NetAddress) {
 //export viago_connect_wait
 func viago_connect_wait(h C.uintptr_t, local *C.VIP_NET_ADDRESS, ms C.VIP_ULONG, remote *C.VIP_NET_ADDRESS,
 	attributes *C.VIP_VI_ATTRIBUTES, out *C.uintptr_t) C.int {
-	bigstack.Reserve()
-	n := find[nic](h)
-	if n == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	at, ok := n.getLocal(local)
-	if !ok {
-		return C.VIP_INVALID_PARAMETER
-	}
-	request, err := n.connectWait(at, timeout(ms), remote != nil)
-	if err != nil {
-		return result("VipConnectWait", err)
-	}
-	c := &conn{Conn: request, nic: n}
-	if c.handle = add(connKind, c, n, nil); c.handle == 0 {
-		request.Reject()
-		return n.refused()
-	}
-	if remote != nil {
-		n.putAddress(remote, request.Remote())
-	}
-	if attributes != nil {
-		putAttributes(attributes, request.RemoteAttributes())
-	}
-	*out = c.handle
-	return C.VIP_SUCCESS
+	return control("VipConnectWait", h, func(n *nic) error {
+		at, err := n.getLocal(local)
+		if err != nil {
+			return err
+		}
+		request, err := n.connectWait(at, timeout(ms), remote != nil)
+		if err != nil {
+			return err
+		}
+		c, err := add(connKind, &conn{request}, n, nil)
+		if err != nil {
+			request.Reject()
+			return err
+		}
+		if remote != nil {
+			n.putAddress(remote, request.Remote())
+		}
+		if attributes != nil {
+			putAttributes(attributes, request.RemoteAttributes())
+		}
+		*out = c
+		return nil
+	})
 }
 
 // connectWait is ConnectWait for a program that has room for a host as long as the
@@ -141,91 +132,79 @@ func (n *nic) connectWait(at vipl.NetAddress, timeout time.Duration, bounded boo
 
 //export viago_connect_accept
 func viago_connect_accept(h, with C.uintptr_t) C.int {
-	bigstack.Reserve()
-	c, v := find[conn](h), find[vi](with)
-	if c == nil || v == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	got := result("VipConnectAccept", c.Accept(v.VI))
-	switch got {
-	case C.VIP_SUCCESS, C.VIP_TIMEOUT, C.VIP_REJECT:
-		remove(h)
-	default: // the requester has heard nothing: it may be tried again, or rejected
-	}
-	return got
+	return control("VipConnectAccept", h, func(c *conn) error {
+		v := find[vi](with)
+		if v == nil {
+			return vipl.ErrInvalidParameter
+		}
+		err := c.Accept(v.VI)
+		switch code(err) {
+		case C.VIP_SUCCESS, C.VIP_TIMEOUT, C.VIP_REJECT:
+			remove(h)
+		default: // the requester has no answer yet: the program may try again, or reject
+		}
+		return err
+	})
 }
 
 //export viago_connect_reject
 func viago_connect_reject(h C.uintptr_t) C.int {
-	bigstack.Reserve()
-	c := find[conn](h)
-	if c == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	remove(h)
-	return result("VipConnectReject", c.Reject())
+	return control("VipConnectReject", h, func(c *conn) error {
+		remove(h)
+		return c.Reject()
+	})
+}
+
+// request is control for a VI that connects from one address to another.
+func request(op string, h C.uintptr_t, local, remote *C.VIP_NET_ADDRESS, connect func(v *vi, from, to vipl.NetAddress) error) C.int {
+	return control(op, h, func(v *vi) error {
+		from, err := v.nic.getLocal(local)
+		if err != nil {
+			return err
+		}
+		to, err := v.nic.getAddress(remote)
+		if err != nil {
+			return err
+		}
+		return connect(v, from, to)
+	})
 }
 
 //export viago_connect_request
 func viago_connect_request(h C.uintptr_t, local, remote *C.VIP_NET_ADDRESS, ms C.VIP_ULONG,
 	attributes *C.VIP_VI_ATTRIBUTES) C.int {
-	bigstack.Reserve()
-	v, from, to, ok := ends(h, local, remote)
-	if !ok {
-		return C.VIP_INVALID_PARAMETER
-	}
-	theirs, err := v.ConnectRequest(from, to, timeout(ms))
-	if err == nil && attributes != nil {
-		putAttributes(attributes, theirs)
-	}
-	return result("VipConnectRequest", err)
-}
-
-// ends are the VI and the addresses of a request.
-func ends(h C.uintptr_t, local, remote *C.VIP_NET_ADDRESS) (v *vi, from, to vipl.NetAddress, ok bool) {
-	if v = find[vi](h); v == nil {
-		return v, from, to, false
-	}
-	if from, ok = v.nic.getLocal(local); ok {
-		to, ok = v.nic.getAddress(remote)
-	}
-	return v, from, to, ok
+	return request("VipConnectRequest", h, local, remote, func(v *vi, from, to vipl.NetAddress) error {
+		theirs, err := v.ConnectRequest(from, to, timeout(ms))
+		if err == nil && attributes != nil {
+			putAttributes(attributes, theirs)
+		}
+		return err
+	})
 }
 
 //export viago_disconnect
 func viago_disconnect(h C.uintptr_t) C.int {
-	bigstack.Reserve()
-	v := find[vi](h)
-	if v == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	return result("VipDisconnect", v.Disconnect())
+	return control("VipDisconnect", h, func(v *vi) error { return v.Disconnect() })
 }
 
 //export viago_peer_request
 func viago_peer_request(h C.uintptr_t, local, remote *C.VIP_NET_ADDRESS, ms C.VIP_ULONG) C.int {
-	bigstack.Reserve()
-	v, from, to, ok := ends(h, local, remote)
-	if !ok {
-		return C.VIP_INVALID_PARAMETER
-	}
-	return result("VipConnectPeerRequest", v.ConnectPeerRequest(from, to, timeout(ms)))
+	return request("VipConnectPeerRequest", h, local, remote, func(v *vi, from, to vipl.NetAddress) error {
+		return v.ConnectPeerRequest(from, to, timeout(ms))
+	})
 }
 
 //export viago_peer_outcome
 func viago_peer_outcome(h C.uintptr_t, wait C.int, attributes *C.VIP_VI_ATTRIBUTES) C.int {
-	bigstack.Reserve()
-	v := find[vi](h)
-	if v == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	outcome := v.ConnectPeerDone
-	if wait != 0 {
-		outcome = v.ConnectPeerWait
-	}
-	theirs, err := outcome()
-	if err == nil && attributes != nil {
-		putAttributes(attributes, theirs)
-	}
-	return result("VipConnectPeer", err)
+	return control("VipConnectPeer", h, func(v *vi) error {
+		outcome := v.ConnectPeerDone
+		if wait != 0 {
+			outcome = v.ConnectPeerWait
+		}
+		theirs, err := outcome()
+		if err == nil && attributes != nil {
+			putAttributes(attributes, theirs)
+		}
+		return err
+	})
 }

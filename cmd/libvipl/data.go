@@ -81,18 +81,15 @@ func viago_wait(h C.uintptr_t, recv C.int, ms C.VIP_ULONG, out *C.uintptr_t) C.i
 
 //export viago_notify
 func viago_notify(h C.uintptr_t, recv C.int, context, handler C.uintptr_t) C.int {
-	bigstack.Reserve()
-	v := find[vi](h)
-	if v == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	call := func(_ *vipl.VI, d *vipl.Descriptor) {
-		C.via_call_vi(handler, context, v.nic.handle, v.handle, address(d))
-	}
+	op, notify := "VipSendNotify", (*vipl.VI).SendNotify
 	if recv != 0 {
-		return result("VipRecvNotify", v.RecvNotify(call))
+		op, notify = "VipRecvNotify", (*vipl.VI).RecvNotify
 	}
-	return result("VipSendNotify", v.SendNotify(call))
+	return control(op, h, func(v *vi) error {
+		return notify(v.VI, func(_ *vipl.VI, d *vipl.Descriptor) {
+			C.via_call_vi(handler, context, v.nic.handle, v.handle, address(d))
+		})
+	})
 }
 
 //export viago_cq_done
@@ -130,12 +127,9 @@ func entryDone(v *vipl.VI, r bool, err error, out *C.uintptr_t, recv *C.int) C.i
 
 //export viago_cq_notify
 func viago_cq_notify(h, context, handler C.uintptr_t) C.int {
-	bigstack.Reserve()
-	c := find[cq](h)
-	if c == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	return result("VipCQNotify", c.Notify(func(v *vipl.VI, recv bool) {
-		C.via_call_cq(handler, context, c.nic.handle, handleOf(v), C.int(boolean(recv)))
-	}))
+	return control("VipCQNotify", h, func(c *cq) error {
+		return c.Notify(func(v *vipl.VI, recv bool) {
+			C.via_call_cq(handler, context, c.nic.handle, handleOf(v), C.int(boolean(recv)))
+		})
+	})
 }

@@ -32,7 +32,7 @@ func configured(setting, name, base string) (to string, ok bool) {
 		of, dev, named := strings.Cut(item, "=")
 		of, dev = strings.TrimSpace(of), strings.TrimSpace(dev)
 		switch {
-		case named && (of == "" || dev == ""): // half an item: nobody is meant
+		case named && (of == "" || dev == ""): // half an item: it means no device
 		case !named && of != "":
 			return of, true
 		case named && (of == name || of == base):

@@ -2,6 +2,7 @@
 
 package main
 
+// #include "abi.h"
 import "C"
 
 import (
@@ -9,8 +10,20 @@ import (
 	"fmt"
 	"os"
 
+	"viaxdp/cmd/libvipl/bigstack"
 	"viaxdp/vipl"
 )
+
+// control is the frame of a control call: it finds the object of a handle and has do
+// work on it. op is the function's name in VIPL.
+func control[T any](op string, h C.uintptr_t, do func(*T) error) C.int {
+	bigstack.Reserve()
+	x := find[T](h)
+	if x == nil {
+		return code(vipl.ErrInvalidParameter)
+	}
+	return result(op, do(x))
+}
 
 // code is the VIP_RETURN of an error of package vipl.
 func code(err error) C.int {
@@ -27,13 +40,11 @@ func code(err error) C.int {
 	return C.int(vipl.ErrResource)
 }
 
-// result is code for a call of the control path: $VIA_VERBOSE has its cause
-// written to standard error, since a return code says so little.
+// result is code for a control call. With $VIA_VERBOSE it writes the cause to standard
+// error, because a return code says little.
 func result(op string, err error) C.int {
 	if _, bare := err.(vipl.Return); err != nil && !bare && verbose() {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", op, err)
 	}
 	return code(err)
 }
-
-func fail(op string, err error) C.int { return result(op, err) }

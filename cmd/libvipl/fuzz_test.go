@@ -50,7 +50,10 @@ func FuzzEnvironment(f *testing.F) {
 		{"VIA_QUEUE", "-1"}, {"VIA_QUEUE", "2147483647"}, {"VIA_ARENA", "1099511627777"}, {"VIA_ARENA", "9223372036854775808"},
 		{"VIA_RX_CHUNKS", "+64"}, {"VIA_TX_CHUNKS", " 64"}, {"VIA_SILENCE", "1_000"}, {"VIA_MAX_DISCRIMINATOR", "064"},
 		{"VIA_MODE", "zero-copy"}, {"VIA_STEERING", "rss"}, {"VIA_HUGEPAGES", "some"}, {"VIA_ADDRESS_LEN", "06"}, {"VIA_ADDRESS_LEN", "4"},
-		{"VIA_PACKING", "true"}, {"VIA_PSK", strings.Repeat("k", 32)}, {"VIA_PSK", "short"},
+		{"VIA_PACKING", "true"}, {"VIA_PSK", strings.Repeat("k", 32)}, {"VIA_PSK", "short"}, {"VIA_PSK", strings.Repeat("k", 31)},
+		{"VIA_QUEUE", "one"}, {"VIA_ARENA", "1M"}, {"VIA_RX_CHUNKS", "9223372036854775807"}, {"VIA_TX_CHUNKS", "16777217"},
+		{"VIA_SILENCE", "9223372036855"}, {"VIA_MULTIBUFFER", "no"}, {"VIA_CHECKSUM", "off"}, {"VIA_POLL_PAUSE", "-"},
+		{"VIA_MODE", "fast"}, {"VIA_STEERING", "somehow"}, {"VIA_MAX_DISCRIMINATOR", "65"}, {"VIA_ADDRESS_LEN", "six"},
 	} {
 		f.Add(at(c[0]), c[1])
 	}

@@ -18,7 +18,7 @@
 // one that works, too, but starts the runtime when it is loaded, and its threads do not
 // block SIGCHLD, SIGPROF and SIGRTMIN.
 //
-// docs/libvipl.md is for those who use it.
+// docs/libvipl.md is the user's guide.
 package main
 
 // main is for the linker: a library has none.

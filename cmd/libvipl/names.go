@@ -9,48 +9,35 @@ import (
 	"net/netip"
 	"unsafe"
 
-	"viaxdp/cmd/libvipl/bigstack"
 	"viaxdp/vipl"
 )
 
 //export viago_ns_init
 func viago_ns_init(h C.uintptr_t) C.int {
-	bigstack.Reserve()
-	n := find[nic](h)
-	if n == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	return result("VipNSInit", n.NSInit(vipl.NSConfig{
-		Names: variable("VIA_NAMES"), Hosts: variable("VIA_HOSTS"), NoDNS: variable("VIA_DNS") == "0",
-	}))
+	return control("VipNSInit", h, func(n *nic) error {
+		return n.NSInit(vipl.NSConfig{
+			Names: variable("VIA_NAMES"), Hosts: variable("VIA_HOSTS"), NoDNS: variable("VIA_DNS") == "0",
+		})
+	})
 }
 
 //export viago_ns_shutdown
 func viago_ns_shutdown(h C.uintptr_t) C.int {
-	bigstack.Reserve()
-	n := find[nic](h)
-	if n == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	return result("VipNSShutdown", n.NSShutdown())
+	return control("VipNSShutdown", h, func(n *nic) error { return n.NSShutdown() })
 }
 
 //export viago_ns_by_name
 func viago_ns_by_name(h C.uintptr_t, name *C.char, out *C.VIP_NET_ADDRESS, index C.VIP_ULONG) C.int {
-	bigstack.Reserve()
-	n := find[nic](h)
-	if n == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	if index > 1<<31 {
-		return C.VIP_ERROR_NAMESERVICE
-	}
-	a, err := n.hostByName(C.GoString(name), int(index))
-	if err != nil {
-		return fail("VipNSGetHostByName", err)
-	}
-	n.putAddress(out, vipl.NetAddress{Host: a})
-	return C.VIP_SUCCESS
+	return control("VipNSGetHostByName", h, func(n *nic) error {
+		if index > 1<<31 {
+			return vipl.ErrNameService
+		}
+		a, err := n.hostByName(C.GoString(name), int(index))
+		if err == nil {
+			n.putAddress(out, vipl.NetAddress{Host: a})
+		}
+		return err
+	})
 }
 
 // hostByName is address number index of a name, of those that are as long as the
@@ -76,31 +63,28 @@ func (n *nic) hostByName(name string, index int) (netip.Addr, error) {
 
 //export viago_ns_by_address
 func viago_ns_by_address(h C.uintptr_t, address *C.VIP_NET_ADDRESS, out *C.char, length *C.VIP_ULONG) C.int {
-	bigstack.Reserve()
-	n := find[nic](h)
-	if n == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	a, ok := n.getAddress(address)
-	if !ok {
-		return C.VIP_INVALID_PARAMETER
-	}
-	name, err := n.NSGetHostByAddr(a)
-	if err != nil {
-		return fail("VipNSGetHostByAddr", err)
-	}
-	return putText(out, length, name)
+	return control("VipNSGetHostByAddr", h, func(n *nic) error {
+		a, err := n.getAddress(address)
+		if err != nil {
+			return err
+		}
+		name, err := n.NSGetHostByAddr(a)
+		if err != nil {
+			return err
+		}
+		return putText(out, length, name)
+	})
 }
 
-// putText gives the program a text, if it has room for it, and tells how long it is, with
-// the zero at its end.
-func putText(out *C.char, length *C.VIP_ULONG, text string) C.int {
+// putText gives the program a text if it has room, and its length including the zero at
+// its end.
+func putText(out *C.char, length *C.VIP_ULONG, text string) error {
 	room := *length
 	*length = C.VIP_ULONG(len(text) + 1)
 	if room < *length {
-		return C.VIP_ERROR_RESOURCE
+		return vipl.ErrResource
 	}
 	b := unsafe.Slice((*byte)(unsafe.Pointer(out)), len(text)+1)
 	b[copy(b, text)] = 0
-	return C.VIP_SUCCESS
+	return nil
 }

@@ -51,20 +51,28 @@ func viago_started() {
 //export viago_open
 func viago_open(name *C.char, out *C.uintptr_t) C.int {
 	bigstack.Reserve()
-	device := deviceFor(C.GoString(name))
+	n, err := open(C.GoString(name))
+	if err == nil {
+		*out = n.handle
+	}
+	return result("VipOpenNic", err)
+}
+
+func open(name string) (*nic, error) {
+	device := deviceFor(name)
 	opts, has, err := options()
 	if err != nil {
-		return fail("VipOpenNic", err)
+		return nil, err
 	}
 	v, err := vipl.OpenNIC(device, opts...)
 	if err != nil {
-		return fail("VipOpenNic", err)
+		return nil, err
 	}
 	own := v.Query().Address
 	if has.host == longHost && !own.Is4() {
 		v.Close()
-		return fail("VipOpenNic", fmt.Errorf("%s has no IPv4 address, and with VIA_ADDRESS_LEN=%d hosts have no other: give it one (ip addr add), or unset the variable",
-			device, longHost))
+		return nil, fmt.Errorf("%s has no IPv4 address, and with VIA_ADDRESS_LEN=%d hosts have no other: give it one (ip addr add), or unset the variable",
+			device, longHost)
 	}
 	n := &nic{
 		NIC: v, length: has.host, maxDisc: has.discriminator,
@@ -75,28 +83,23 @@ func viago_open(name *C.char, out *C.uintptr_t) C.int {
 		n.ErrorCallback(n.log)
 	}
 	n.words, _ = v.Watch() // a NIC over AF_XDP has them
-	n.handle = add(nicKind, n, nil, func(s *C.struct_via_slot, pin *runtime.Pinner) {
+	n.handle, err = add(nicKind, n, nil, func(s *C.struct_via_slot, pin *runtime.Pinner) {
 		n.watchPort(s, pin)
 		n.address = &s.address[0]
 		n.length = copy(unsafe.Slice((*byte)(n.address), len(s.address)), n.hostBytes(own))
 	})
-	if n.handle == 0 {
+	if err != nil {
 		v.Close()
-		return C.VIP_ERROR_RESOURCE
 	}
-	*out = n.handle
-	return C.VIP_SUCCESS
+	return n, err
 }
 
 //export viago_close
 func viago_close(h C.uintptr_t) C.int {
-	bigstack.Reserve()
-	n := find[nic](h)
-	if n == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	removeAll(n, h)
-	return result("VipCloseNic", n.Close())
+	return control("VipCloseNic", h, func(n *nic) error {
+		removeAll(n, h)
+		return n.Close()
+	})
 }
 
 //export viago_farewell
@@ -139,53 +142,46 @@ const maxPtags = slots / 2
 
 //export viago_query_nic
 func viago_query_nic(h C.uintptr_t, out *C.VIP_NIC_ATTRIBUTES) C.int {
-	bigstack.Reserve()
-	n := find[nic](h)
-	if n == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	q := n.Query()
-	a := C.VIP_NIC_ATTRIBUTES{
-		ProviderVersion: version,
-		NicAddressLen:   C.VIP_UINT16(n.length),
-		ThreadSafe:      boolean(q.ThreadSafe), MaxDiscriminatorLen: C.VIP_UINT16(n.maxDisc),
-		MaxRegisterBytes: C.VIP_ULONG(q.MaxRegisterBytes), MaxRegisterRegions: C.VIP_ULONG(q.MaxRegisterRegions),
-		MaxRegisterBlockBytes: C.VIP_ULONG(q.MaxRegisterBlockBytes), MaxVI: C.VIP_ULONG(q.MaxVI),
-		MaxDescriptorsPerQueue: C.VIP_ULONG(q.MaxDescriptorsPerQueue),
-		MaxSegmentsPerDesc:     C.VIP_ULONG(q.MaxSegmentsPerDesc),
-		MaxCQ:                  C.VIP_ULONG(q.MaxCQ), MaxCQEntries: C.VIP_ULONG(q.MaxCQEntries),
-		MaxTransferSize: C.VIP_ULONG(q.MaxTransferSize), NativeMTU: C.VIP_ULONG(q.NativeMTU),
-		MaxPtags:                C.VIP_ULONG(min(q.MaxPtags, maxPtags)),
-		ReliabilityLevelSupport: C.VIP_RELIABILITY_LEVEL(q.ReliabilityLevels),
-		RDMAReadSupport:         C.VIP_RELIABILITY_LEVEL(q.RDMAReadLevels),
-	}
-	for i := 0; i < len(q.Name) && i < len(a.Name)-1; i++ {
-		a.Name[i] = C.VIP_CHAR(q.Name[i])
-	}
-	*out = a
-	out.LocalNicAddress = (*C.VIP_UINT8)(unsafe.Pointer(n.address))
-	return C.VIP_SUCCESS
+	return control("VipQueryNic", h, func(n *nic) error {
+		q := n.Query()
+		*out = C.VIP_NIC_ATTRIBUTES{
+			ProviderVersion: version,
+			NicAddressLen:   C.VIP_UINT16(n.length),
+			ThreadSafe:      boolean(q.ThreadSafe), MaxDiscriminatorLen: C.VIP_UINT16(n.maxDisc),
+			MaxRegisterBytes: C.VIP_ULONG(q.MaxRegisterBytes), MaxRegisterRegions: C.VIP_ULONG(q.MaxRegisterRegions),
+			MaxRegisterBlockBytes: C.VIP_ULONG(q.MaxRegisterBlockBytes), MaxVI: C.VIP_ULONG(q.MaxVI),
+			MaxDescriptorsPerQueue: C.VIP_ULONG(q.MaxDescriptorsPerQueue),
+			MaxSegmentsPerDesc:     C.VIP_ULONG(q.MaxSegmentsPerDesc),
+			MaxCQ:                  C.VIP_ULONG(q.MaxCQ), MaxCQEntries: C.VIP_ULONG(q.MaxCQEntries),
+			MaxTransferSize: C.VIP_ULONG(q.MaxTransferSize), NativeMTU: C.VIP_ULONG(q.NativeMTU),
+			MaxPtags:                C.VIP_ULONG(min(q.MaxPtags, maxPtags)),
+			ReliabilityLevelSupport: C.VIP_RELIABILITY_LEVEL(q.ReliabilityLevels),
+			RDMAReadSupport:         C.VIP_RELIABILITY_LEVEL(q.RDMAReadLevels),
+		}
+		for i := 0; i < len(q.Name) && i < len(out.Name)-1; i++ {
+			out.Name[i] = C.VIP_CHAR(q.Name[i])
+		}
+		out.LocalNicAddress = (*C.VIP_UINT8)(unsafe.Pointer(n.address))
+		return nil
+	})
 }
 
 //export viago_error_callback
 func viago_error_callback(h, context, handler C.uintptr_t) C.int {
-	bigstack.Reserve()
-	n := find[nic](h)
-	if n == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	if handler == 0 {
-		n.ErrorCallback(n.log)
-		return C.VIP_SUCCESS
-	}
-	n.ErrorCallback(func(e vipl.ErrorDescriptor) {
-		if n.log != nil {
-			n.log(e)
+	return control("VipErrorCallback", h, func(n *nic) error {
+		if handler == 0 {
+			n.ErrorCallback(n.log)
+			return nil
 		}
-		C.via_call_error(handler, context, n.handle, known(e.VI), known(e.CQ), address(e.Descriptor),
-			C.uint64_t(e.Op), C.int(e.Resource), C.int(e.Code))
+		n.ErrorCallback(func(e vipl.ErrorDescriptor) {
+			if n.log != nil {
+				n.log(e)
+			}
+			C.via_call_error(handler, context, n.handle, known(e.VI), known(e.CQ), address(e.Descriptor),
+				C.uint64_t(e.Op), C.int(e.Resource), C.int(e.Code))
+		})
+		return nil
 	})
-	return C.VIP_SUCCESS
 }
 
 // maxFound is more hosts, and more hops, than any list has.
@@ -193,21 +189,20 @@ const maxFound = 1 << 20
 
 //export viago_discover
 func viago_discover(h C.uintptr_t, list *C.VIP_AUTODISCOVERY_LIST) C.int {
-	bigstack.Reserve()
-	n := find[nic](h)
-	if n == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
+	return control("VipQuerySystemManagementInfo", h, func(n *nic) error { return n.discover(list) })
+}
+
+func (n *nic) discover(list *C.VIP_AUTODISCOVERY_LIST) error {
 	room := 0
 	if list.ADAddrArray != nil {
 		if list.NumAdAddrs > maxFound {
-			return C.VIP_INVALID_PARAMETER
+			return vipl.ErrInvalidParameter
 		}
 		room = int(list.NumAdAddrs)
 	}
 	found, err := n.Discover()
 	if err != nil {
-		return fail("VipQuerySystemManagementInfo", err)
+		return err
 	}
 	addrs := unsafe.Slice(list.ADAddrArray, room)
 	most, count := int(min(list.NumberOfHops, maxFound)), 0
@@ -224,15 +219,15 @@ func viago_discover(h C.uintptr_t, list *C.VIP_AUTODISCOVERY_LIST) C.int {
 	}
 	list.NumAdAddrs = C.VIP_ULONG(count)
 	if count > room {
-		return C.VIP_ERROR_RESOURCE
+		return vipl.ErrResource
 	}
-	return C.VIP_SUCCESS
+	return nil
 }
 
 // own is the NIC's address, or none.
 func (n *nic) own() netip.Addr { return n.Query().Address }
 
-// hasRoom says whether a program that goes by NicAddressLen has room for a host.
+// hasRoom reports whether a program that relies on NicAddressLen has room for a host.
 func (n *nic) hasRoom(a netip.Addr) bool { return len(n.hostBytes(a)) == n.length }
 
 func boolean(b bool) C.VIP_BOOLEAN {

@@ -174,8 +174,8 @@ static inline int look(struct via_port *p)
 
 /*
  * Takes the oldest completed descriptor off a queue; VIP_NOT_DONE: there is none.
- * The exchange decides who has it: what is read before it may be written
- * meanwhile, but then it fails. See package vipl, QueueWatch.
+ * The compare-and-swap decides which thread gets it: another thread may change what was
+ * read before, but then the exchange fails. See package vipl, QueueWatch.
  */
 static inline VIP_RETURN take(struct via_port *p, struct via_queue *q, VIP_DESCRIPTOR **descriptor)
 {

@@ -33,7 +33,7 @@ type goEnd struct {
 	peer        vipl.NetAddress
 }
 
-// openGo has memory for so many descriptors and buffers. args: server DEVICE COUNT SIZE
+// openGo allocates memory for that many descriptors and buffers. args: server DEVICE COUNT SIZE
 // or client DEVICE ADDRESS COUNT SIZE.
 func openGo(args []string, descs, buffers int) (*goEnd, error) {
 	e := &goEnd{server: args[0] == "server", descs: descs, peer: vipl.NetAddress{Discriminator: []byte("go")}}

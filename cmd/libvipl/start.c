@@ -188,17 +188,17 @@ static void ended(void)
 }
 
 /*
- * The first caller starts. In a child that another thread has forked meanwhile nobody
- * would ever unlock the mutex: the process that it is of is noted before it is locked.
+ * The first caller starts Go. In a child that another thread forks meanwhile no thread
+ * would ever unlock the mutex. So the process is noted in starter before it locks.
  */
 static int start(void)
 {
 	static pid_t starter;
-	pid_t nobody = 0;
+	pid_t other = 0;
 	int ok = 1;
 
-	if (!__atomic_compare_exchange_n(&starter, &nobody, getpid(), 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
-		nobody != getpid())
+	if (!__atomic_compare_exchange_n(&starter, &other, getpid(), 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
+		other != getpid())
 		return 0;
 	pthread_mutex_lock(&starting);
 	if (!via_started) {

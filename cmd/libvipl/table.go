@@ -81,14 +81,14 @@ func entryOf(h C.uintptr_t) *entry {
 	return e
 }
 
-// add gives value a handle; 0: there are too many, or n has been closed. watch fills in
-// what poll.c looks at, and pins it.
-func add(k kind, value any, n *nic, watch func(*C.struct_via_slot, *runtime.Pinner)) C.uintptr_t {
+// add gives value a handle. It fails with ErrResource if there are too many, and with
+// ErrInvalidParameter if n has been closed. watch fills in what poll.c reads, and pins it.
+func add(k kind, value any, n *nic, watch func(*C.struct_via_slot, *runtime.Pinner)) (C.uintptr_t, error) {
 	t := &table
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n != nil && n.removed {
-		return 0 // nobody could remove it any more
+		return 0, vipl.ErrInvalidParameter // nothing would remove it any more
 	}
 	var i uint32
 	switch {
@@ -100,7 +100,7 @@ func add(k kind, value any, n *nic, watch func(*C.struct_via_slot, *runtime.Pinn
 			reclaim()
 		}
 		if len(t.free) == 0 {
-			return 0
+			return 0, vipl.ErrResource
 		}
 		i = t.free[0]
 		t.free = t.free[1:]
@@ -120,7 +120,16 @@ func add(k kind, value any, n *nic, watch func(*C.struct_via_slot, *runtime.Pinn
 	if n != nil {
 		n.handles[e.handle] = struct{}{}
 	}
-	return C.uintptr_t(h)
+	return C.uintptr_t(h), nil
+}
+
+// destroy ends an object, and then its handle.
+func destroy(h C.uintptr_t, object func() error) error {
+	err := object()
+	if err == nil {
+		remove(h)
+	}
+	return err
 }
 
 // remove ends a handle. The second time it does nothing.
@@ -189,16 +198,6 @@ func removeAll(n *nic, own C.uintptr_t) {
 		removeLocked(C.uintptr_t(h))
 	}
 	removeLocked(own)
-}
-
-// refused is the code where add had no handle for what goes with n.
-func (n *nic) refused() C.int {
-	table.mu.Lock()
-	defer table.mu.Unlock()
-	if n.removed {
-		return C.VIP_INVALID_PARAMETER
-	}
-	return C.VIP_ERROR_RESOURCE
 }
 
 func address[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(p))) }

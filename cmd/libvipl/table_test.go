@@ -2,23 +2,27 @@
 
 package main
 
-import "testing"
+import (
+	"testing"
+
+	"viaxdp/vipl"
+)
 
 // What is created while another thread closes the NIC gets no handle: nothing would
 // ever give its slot back.
 func TestNoHandleAfterClose(t *testing.T) {
 	n := &nic{handles: map[uintptr]struct{}{}}
-	n.handle = add(nicKind, n, nil, nil)
-	if n.handle == 0 {
-		t.Fatal("no handle for a NIC")
+	var err error
+	if n.handle, err = add(nicKind, n, nil, nil); err != nil {
+		t.Fatal(err)
 	}
 	tag := &ptag{nic: n}
-	if add(ptagKind, tag, n, nil) == 0 {
-		t.Error("no handle before the NIC is closed")
+	if _, err := add(ptagKind, tag, n, nil); err != nil {
+		t.Errorf("before the NIC is closed: %v", err)
 	}
 	removeAll(n, n.handle)
-	if h := add(ptagKind, tag, n, nil); h != 0 {
-		t.Errorf("handle %#x after the NIC was closed", h)
+	if h, err := add(ptagKind, tag, n, nil); err != vipl.ErrInvalidParameter {
+		t.Errorf("after the NIC was closed: handle %#x, %v", h, err)
 	}
 	if len(n.handles) != 0 {
 		t.Errorf("%d handles go with a NIC that was closed", len(n.handles))

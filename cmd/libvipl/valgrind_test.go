@@ -7,7 +7,7 @@ import (
 )
 
 // bad is how Memcheck begins to tell of wrong accesses of the process, rather than of
-// arguments of system calls: those lie on Go's stacks, of which it knows nothing.
+// arguments of system calls: those lie on Go's stacks, which valgrind does not know.
 var bad = regexp.MustCompile(`==\d+== (Invalid|Mismatched|Source and destination|Jump|Process terminating|Argument)`)
 
 // TestValgrind runs programs in Memcheck: what the library reads and writes of their

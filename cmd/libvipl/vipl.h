@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* IN and OUT say whether the caller or the function fills in an argument. */
+/* IN: the caller fills in the argument; OUT: the function does. */
 #ifndef IN
 #define IN
 #endif
@@ -52,7 +52,7 @@ typedef unsigned long VIP_UINT64;
 #define VIP_FALSE 0
 #define VIP_TRUE 1
 
-/* A timeout that never ends: any of which the low 32 bits are ones. */
+/* A timeout that never ends; so is any whose low 32 bits are all ones. */
 #define VIP_INFINITE 0xFFFFFFFFUL
 
 /* Handles. NULL is never a valid one, nor is 0 of a memory handle. */
@@ -111,7 +111,7 @@ typedef union VIP_ALIAS_ _VIP_PVOID64 {
 
 typedef struct VIP_ALIAS_ _VIP_CONTROL_SEGMENT {
 	VIP_PVOID64 Next;          /* the program's own while not posted */
-	VIP_MEM_HANDLE NextHandle; /* likewise */
+	VIP_MEM_HANDLE NextHandle; /* the same */
 	VIP_UINT16 SegCount;       /* segments, the address segment of RDMA included */
 	VIP_UINT16 Control;        /* VIP_CONTROL_ bits */
 	VIP_UINT32 Reserved;       /* 0 */
@@ -139,8 +139,8 @@ typedef union VIP_ALIAS_ _VIP_DESCRIPTOR_SEGMENT {
 } VIP_DESCRIPTOR_SEGMENT;
 
 /*
- * Two spellings are in use: CS and DS[i].Local, Control and Data[i]. By the second
- * one the address segment of RDMA is a Data[0] of which the length, 0, is reserved.
+ * Two spellings are in use: CS and DS[i].Local, Control and Data[i]. In the second one
+ * the address segment of RDMA is a Data[0] whose length is reserved and must be 0.
  */
 VIP_ANONYMOUS_ typedef struct VIP_ALIAS_ _VIP_DESCRIPTOR {
 	VIP_ANONYMOUS_ union {

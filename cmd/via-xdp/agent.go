@@ -35,13 +35,12 @@ func newAgent(env environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Serve NICs to programs without privilege",
-		Long: "The Kernel Agent: opens interfaces for programs of ordinary users, who get their queue\n" +
-			"and memory by descriptor passing and need no privilege. It needs CAP_NET_ADMIN,\n" +
-			"CAP_NET_RAW and CAP_BPF (root). It serves root and members of the group " + agentd.DefaultGroup + ", and users other\n" +
-			"than root the interfaces that -i or the settings name. Programs find it at its socket, or at\n" +
-			"the one that their environment names (VIA_AGENT). SIGTERM ends it; programs that have a queue\n" +
-			"go on, and the next agent takes them over. Settings: " + defaultAgentConfig + ", see\n" +
-			"docs/agent.md.",
+		Long: "The Kernel Agent opens interfaces for programs without privilege and passes them their queue\n" +
+			"and memory as file descriptors. It needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (root). It\n" +
+			"serves root and members of the group " + agentd.DefaultGroup + "; users other than root get only the interfaces that\n" +
+			"-i or the settings name. Programs find it at its socket, or at the one in VIA_AGENT.\n" +
+			"SIGTERM ends it. Programs that have a queue continue, and the next agent takes them over.\n" +
+			"Settings: " + defaultAgentConfig + ", see docs/agent.md.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			settings, found, err := readAgentSettings(path, cmd.Flags().Changed("config"))
@@ -61,7 +60,7 @@ func newAgent(env environment) *cobra.Command {
 					return err
 				}
 				if !found {
-					_, err = fmt.Fprintf(env.stdout, "there is no %s: the defaults hold\n", path)
+					_, err = fmt.Fprintf(env.stdout, "there is no %s: the defaults apply\n", path)
 				} else {
 					_, err = fmt.Fprintf(env.stdout, "%s is good\n", path)
 				}
@@ -77,11 +76,11 @@ func newAgent(env environment) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&path, "config", defaultAgentConfig, "settings, a TOML `file`")
-	f.StringSliceVarP(&interfaces, "interface", "i", nil, "serve this `interface`, beside those that the settings name; several with commas")
-	f.StringVar(&socket, "socket", "", "`path` of the socket, instead of the settings'")
+	f.StringSliceVarP(&interfaces, "interface", "i", nil, "serve this `interface`, in addition to those in the settings; several with commas")
+	f.StringVar(&socket, "socket", "", "`path` of the socket; overrides the settings")
 	f.StringVar(&metrics, "metrics", "", "serve metrics for Prometheus on this `address`, such as 127.0.0.1:9793")
-	f.BoolVar(&check, "check", false, "read the settings, say whether they are good, and end")
-	f.BoolVar(&noFDStored, "no-fdstored", false, "start no process that keeps programs alive when the agent dies")
+	f.BoolVar(&check, "check", false, "check the settings, and exit")
+	f.BoolVar(&noFDStored, "no-fdstored", false, "do not start the process that keeps programs alive when the agent dies")
 	f.BoolVarP(&verbose, "verbose", "v", false, "log more")
 	return cmd
 }
@@ -109,14 +108,14 @@ func runAgent(ctx context.Context, settings agentSettings) error {
 		if web != nil {
 			go serveMetrics(web, s)
 		}
-		// Without systemd there is nobody to tell.
+		// Without systemd this does nothing.
 		_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
 	}
 	defer daemon.SdNotify(false, daemon.SdNotifyStopping)
 	return d.Run(ctx)
 }
 
-// capabilityError says what the agent lacks; it then cannot run here.
+// capabilityError names the capabilities that the agent lacks. It cannot run here then.
 type capabilityError struct{ missing []string }
 
 func (e *capabilityError) Error() string {
@@ -124,8 +123,8 @@ func (e *capabilityError) Error() string {
 		strings.Join(e.missing, ", "))
 }
 
-// missingCapabilities looks in /proc/PID/status for what every open will need. Where it does not tell, the
-// kernel says later what is missing.
+// missingCapabilities looks in the text of /proc/PID/status for what every open needs. If the text does not
+// list capabilities, a later system call reports what is missing.
 func missingCapabilities(status string) error {
 	have, ok := doctor.EffectiveCapabilities(status)
 	if missing := doctor.MissingCapabilities(have); ok && len(missing) > 0 {

@@ -26,9 +26,10 @@ func newCapture(env environment) *cobra.Command {
 		Use:   "capture -w FILE.pcapng [INTERFACE]",
 		Short: "Capture the frames of VIs, both directions, for Wireshark",
 		Long: "Writes the frames that programs send and receive beside the kernel's stack, where tcpdump\n" +
-			"does not see them, until Ctrl-C or until the programs end: of one's own programs, for root\n" +
-			"of all that are running. contrib/wireshark/via.lua dissects them. Connection management is\n" +
-			"the kernel's UDP: tcpdump udp port 4793. Frames that a program had no room for are counted.",
+			"does not see them, until Ctrl-C or until the programs end. It captures your own programs,\n" +
+			"or all programs for root. contrib/wireshark/via.lua dissects the file. For connection\n" +
+			"management, which is UDP of the kernel, use tcpdump udp port 4793. Frames that a program\n" +
+			"had no room for are counted as lost.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if file == "" {
@@ -86,9 +87,9 @@ func newCapture(env environment) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVarP(&file, "write", "w", "", "the `file` to write; - is standard output")
-	f.StringSliceVar(&vis, "vi", nil, "frames to these VIs only: numbers as res vi shows them; a connection has two")
+	f.StringSliceVar(&vis, "vi", nil, "capture frames to these VIs only: numbers as res vi shows them; a connection has two")
 	f.IntVarP(&c.Snaplen, "snaplen", "s", 1<<17, "bytes of a frame to keep")
-	f.Uint64VarP(&c.Count, "count", "c", 0, "stop after so many frames")
+	f.Uint64VarP(&c.Count, "count", "c", 0, "stop after this number of frames")
 	f.DurationVar(&duration, "duration", 0, "stop after this time")
 	return cmd
 }

@@ -15,7 +15,7 @@ import (
 	"viaxdp/internal/lab/testbed"
 )
 
-// leftover is something that a program of ours left behind.
+// leftover is something that a via-xdp program left behind.
 type leftover struct {
 	Kind   string `json:"kind"` // testbed, socket, settings, file
 	What   string `json:"what"`
@@ -27,10 +27,10 @@ func newCleanup(env environment) *cobra.Command {
 	var dry, all, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove what a crash left: test beds, sockets, state files; only ours",
-		Long: "Removes test beds that were interrupted or lost a part (with the hugepages that they\n" +
-			"added), sockets of programs that are gone, and half-written state files. With --all also a\n" +
-			"bed that is up, and settings that doctor --fix and tune have made go back.",
+		Short: "Remove what a crash of via-xdp left: test beds, sockets, state files",
+		Long: "Removes test beds that are incomplete (with the hugepages that they added), sockets of\n" +
+			"programs that have ended, and half-written state files. --all also removes a bed that is up\n" +
+			"and restores the settings that doctor --fix and tune have changed.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			found, err := leftovers(env)
@@ -66,8 +66,8 @@ func newCleanup(env environment) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&dry, "dry-run", "n", false, "say what would be removed, and remove nothing")
-	f.BoolVar(&all, "all", false, "a bed that is up, and settings of doctor and tune, too")
+	f.BoolVarP(&dry, "dry-run", "n", false, "print what would be removed, and remove nothing")
+	f.BoolVar(&all, "all", false, "also remove a bed that is up, and undo doctor --fix and tune")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -111,7 +111,7 @@ func leftovers(env environment) (found []leftover, err error) {
 	for _, path := range half {
 		st, err := os.Stat(path)
 		if err != nil || time.Since(st.ModTime()) < time.Minute {
-			continue // somebody may be writing it
+			continue // a program may be writing it
 		}
 		if slices.Contains([]string{"doctor.json.new", "tune.json.new", "testbed.json.new"}, filepath.Base(path)) {
 			found = append(found, leftover{"file", path, true, func() error { return os.Remove(path) }})

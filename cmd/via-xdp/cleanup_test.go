@@ -52,7 +52,7 @@ func there(path string) bool {
 
 func TestCleanup(t *testing.T) {
 	socket, half, settings := leave(t)
-	r := &recorder{} // of which a test bed is up
+	r := &recorder{} // it reports that a test bed is up
 	status, out, errs := call(r, "cleanup", "--dry-run")
 	if status != 0 || !there(socket) || !there(half) || !there(settings) || strings.Count(out, "would remove") != 2 {
 		t.Errorf("--dry-run: status %d, %q, %q", status, out, errs)
@@ -72,7 +72,7 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// A half-written file may be one that somebody is writing.
+// A program may still be writing a half-written file.
 func TestCleanupLeavesYoungFiles(t *testing.T) {
 	_, half, _ := leave(t)
 	if err := os.Chtimes(half, time.Now(), time.Now()); err != nil {

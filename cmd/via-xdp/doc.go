@@ -1,5 +1,5 @@
-// Command via-xdp is all that is run of this project: what looks at a machine and mends
-// it, what shows the programs that run, what measures, and what serves.
+// Command via-xdp has all commands of this project: they check and tune a machine, show
+// running programs, measure, and serve.
 //
 //	via-xdp doctor, info, tune, cleanup, report        the machine and its interfaces
 //	via-xdp res, stat, top, capture, ping              programs that have NICs open

@@ -22,12 +22,12 @@ func newDoctor(env environment) *cobra.Command {
 	var only []string
 	cmd := &cobra.Command{
 		Use:   "doctor [INTERFACE]",
-		Short: "Look for what stands in the way of VIs, and mend it",
-		Long: "Looks at the host and an interface (or all that are up) and says of each thing that\n" +
-			"stands in the way or costs speed: the cause, the consequence, and the command that helps.\n" +
-			"Nothing is changed without --fix, which makes the changes that are safe to make and\n" +
-			"remembers what was; --undo puts that back, also after a crash. Findings without a step for\n" +
-			"--fix are for people to decide. Exit status 2: VIs cannot run here.",
+		Short: "Find what keeps VIs from running or slows them down, and fix it",
+		Long: "Checks the host and an interface (or all that are up). For each problem it prints the\n" +
+			"cause, the consequence and the command that helps. It changes nothing without --fix, which\n" +
+			"makes the safe changes and records the previous values; --undo restores them, also after a\n" +
+			"crash. Some findings need a decision, and --fix leaves them alone. Exit status 2: VIs cannot\n" +
+			"run here.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			switch {
@@ -75,10 +75,10 @@ func newDoctor(env environment) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&fix, "fix", false, "make the changes that are safe to make")
-	f.BoolVar(&back, "undo", false, "put back what --fix has changed")
-	f.BoolVar(&all, "all", false, "name also what is in order")
-	f.StringSliceVar(&only, "only", nil, "these checks only, of --list")
+	f.BoolVar(&fix, "fix", false, "make the changes that are safe")
+	f.BoolVar(&back, "undo", false, "restore what --fix has changed")
+	f.BoolVar(&all, "all", false, "show checks without a finding, too")
+	f.StringSliceVar(&only, "only", nil, "run these checks only; --list names them")
 	f.BoolVar(&list, "list", false, "list the checks")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	checks := []string{}
@@ -89,7 +89,7 @@ func newDoctor(env environment) *cobra.Command {
 	return cmd
 }
 
-// examine looks at an interface, or all that are up, by the checks named, or all.
+// examine runs the named checks, or all, on an interface, or on all that are up.
 func examine(args, only []string) (*doctor.Report, error) {
 	for _, id := range only {
 		if !slices.ContainsFunc(doctor.Checks, func(c doctor.Check) bool { return c.ID == id }) {
@@ -119,8 +119,8 @@ var colors = map[doctor.Level]string{
 	doctor.OK: "32", doctor.Info: "36", doctor.Unknown: "35", doctor.Warning: "33", doctor.Error: "31",
 }
 
-// paint gives a function that colours text, if w is a terminal and nobody has
-// asked for none (no-color.org).
+// paint returns a function that colors text if w is a terminal and NO_COLOR is not set
+// (no-color.org).
 func paint(w io.Writer) func(color, s string) string {
 	if !isTerminal(w) || os.Getenv("NO_COLOR") != "" {
 		return func(_, s string) string { return s }
@@ -167,9 +167,8 @@ func newTune(env environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tune [INTERFACE]",
 		Short: "Set up host and interface for latency or throughput",
-		Long: "Changes settings of the host, and of the interface if one is named, to what a profile\n" +
-			"asks for, and remembers what was; --undo puts that back, also after a crash. A reboot\n" +
-			"does, too.",
+		Long: "Changes settings of the host, and of the interface if one is named, to those of a profile,\n" +
+			"and records the previous values; --undo restores them, also after a crash. So does a reboot.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
@@ -206,14 +205,14 @@ func newTune(env environment) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&profile, "profile", "", "latency or throughput")
-	f.BoolVar(&back, "undo", false, "put back what tune has changed")
-	f.BoolVarP(&dry, "dry-run", "n", false, "say what would be set, and change nothing")
+	f.BoolVar(&back, "undo", false, "restore what tune has changed")
+	f.BoolVarP(&dry, "dry-run", "n", false, "print what would be set, and change nothing")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RegisterFlagCompletionFunc("profile", cobra.FixedCompletions([]string{"latency", "throughput"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-// showSteps says what would be set.
+// showSteps prints what would be set.
 func showSteps(env environment, steps []undo.Step, asJSON bool) error {
 	if asJSON {
 		return printJSON(env.stdout, append([]undo.Step{}, steps...))
@@ -227,7 +226,7 @@ func showSteps(env environment, steps []undo.Step, asJSON bool) error {
 	return nil
 }
 
-// apply makes changes that the journal of that name remembers, and says which.
+// apply makes changes, records them in the journal of that name, and prints them.
 func apply(env environment, journal string, steps []undo.Step) (made []undo.Change, err error) {
 	made = []undo.Change{}
 	if len(steps) == 0 {
@@ -244,12 +243,12 @@ func apply(env environment, journal string, steps []undo.Step) (made []undo.Chan
 		fmt.Fprintln(env.stderr, "set", c)
 	}
 	if err != nil && len(made) > 0 {
-		err = fmt.Errorf("%w; what was changed goes back by via-xdp %s --undo", err, journal)
+		err = fmt.Errorf("%w; via-xdp %s --undo restores what was changed", err, journal)
 	}
 	return made, refused(err)
 }
 
-// takeBack undoes what the journal of that name remembers.
+// takeBack undoes the changes in the journal of that name.
 func takeBack(env environment, journal string, asJSON bool) error {
 	j, err := openJournal(journal)
 	if err != nil {
@@ -285,7 +284,7 @@ func openJournal(name string) (*undo.Journal, error) {
 	return j, refused(err)
 }
 
-// refused marks errors that mean that this process may not do it.
+// refused adds the remedy to errors that mean a lack of privilege.
 func refused(err error) error {
 	if err == nil || !errors.Is(err, os.ErrPermission) || strings.Contains(err.Error(), "cannot run here") {
 		return err

@@ -62,16 +62,16 @@ func listed(cmd *cobra.Command) bool {
 func writeDoc(w io.Writer, root *cobra.Command) error {
 	var b bytes.Buffer
 	b.WriteString("# The command line\n\n")
-	b.WriteString("Made from the commands by `go generate ./cmd/via-xdp`; a test keeps the two the same.\n" +
-		"Nouns read, verbs change, and what reads has `--json`. Exit status: 0 fine, 1 failed, 2 cannot\n" +
-		"run here, 130 interrupted. `via-xdp gen man DIR` writes man pages, `via-xdp completion SHELL`\n" +
-		"what bash, zsh, fish and PowerShell complete by. Colours are for terminals, and not where\n" +
-		"`NO_COLOR` is set.\n\n| environment | |\n|---|---|\n" +
-		"| `VIA_STATE_DIR` | where `doctor --fix` and `tune` remember what was; `/run/via-xdp` for root, else `$XDG_RUNTIME_DIR/via-xdp` |\n" +
-		"| `VIA_RUNTIME_DIR` | where a program with open NICs has its socket, for `res`, `stat`, `top` and `capture`; `none`: nowhere; `proc` in the directories above; a user who has neither variable has no socket, and `res` does not show the program |\n" +
-		"| `VIA_AGENT` | socket of the agent that opens NICs for the commands that have one; `none`: no agent, see docs/agent.md |\n" +
-		"| `VIADEV_DEVICE` | interface of a rank (`mpiapp`, `mpibench`), which `mpirun` sets |\n" +
-		"| `RUNTIME_DIRECTORY` | where `agent` has its lock and its descriptor store's socket, by default beside its socket; systemd sets it |\n")
+	b.WriteString("Generated from the commands by `go generate ./cmd/via-xdp`; a test compares the two.\n" +
+		"Nouns read, verbs change; commands that read have `--json`. Exit status: 0 success, 1 failure,\n" +
+		"2 cannot run here, 130 interrupted. `via-xdp gen man DIR` writes man pages, and\n" +
+		"`via-xdp completion SHELL` the completions for bash, zsh, fish and PowerShell. Output has\n" +
+		"colors on terminals unless `NO_COLOR` is set.\n\n| environment | |\n|---|---|\n" +
+		"| `VIA_STATE_DIR` | directory in which `doctor --fix` and `tune` record previous values; `/run/via-xdp` for root, else `$XDG_RUNTIME_DIR/via-xdp` |\n" +
+		"| `VIA_RUNTIME_DIR` | directory in which a program with open NICs has its socket, for `res`, `stat`, `top` and `capture`; `none`: no socket; by default `proc` in the directories above; without this variable and `XDG_RUNTIME_DIR`, a user's program has no socket and `res` does not show it |\n" +
+		"| `VIA_AGENT` | socket of the agent that opens NICs for the commands; `none`: no agent, see docs/agent.md |\n" +
+		"| `VIADEV_DEVICE` | interface of a rank (`mpiapp`, `mpibench`); `mpirun` sets it |\n" +
+		"| `RUNTIME_DIRECTORY` | directory in which `agent` has its lock and the socket of its descriptor store; by default that of its socket; systemd sets it |\n")
 	var chapter func(cmd *cobra.Command)
 	chapter = func(cmd *cobra.Command) {
 		if !listed(cmd) {

@@ -22,7 +22,7 @@ import (
 // described is an element of what info --json prints.
 type described struct {
 	inspect.Interface
-	Agent string `json:"agent"` // who opens NICs for programs that are started from here
+	Agent string `json:"agent"` // what opens NICs for programs started from here
 }
 
 func newInfo(env environment) *cobra.Command {
@@ -30,10 +30,9 @@ func newInfo(env environment) *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "info [INTERFACE]",
-		Short: "Tell what an interface can do: driver, queues, modes, limits",
-		Long: "Tells about an interface, or about all but the loopback. With --try each mode is\n" +
-			"reached for: a program is attached and a queue opened for a moment, which needs root\n" +
-			"and may reset the link of a real NIC.",
+		Short: "Show what an interface can do: driver, queues, modes, limits",
+		Long: "Describes an interface, or all but the loopback. --try tests each mode: it attaches a program\n" +
+			"and opens a queue for a moment, which needs root and may reset the link of a real NIC.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			names, err := infoNames(append(args, name))
@@ -60,7 +59,7 @@ func newInfo(env environment) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVarP(&name, "interface", "i", "", "interface")
-	f.BoolVar(&try, "try", false, "reach for each mode")
+	f.BoolVar(&try, "try", false, "test each mode")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -125,7 +124,7 @@ func modeState(m inspect.Mode) string {
 // agentTime is how long the agent may take to answer.
 const agentTime = 2 * time.Second
 
-// printAgents says it once, where it is the same for all interfaces, or for none that there are.
+// printAgents prints the agent once if it is the same for all interfaces, or if there are none.
 func printAgents(w io.Writer, infos []described, agent string) {
 	if len(infos) > 0 {
 		agent = infos[0].Agent
@@ -139,10 +138,10 @@ func printAgents(w io.Writer, infos []described, agent string) {
 	}
 }
 
-// whichAgent says who opens an interface, or with no name any that is served, for programs that
-// this user starts from here.
+// whichAgent returns a function that tells what opens an interface for programs that this user
+// starts from here. An empty name stands for any interface.
 func whichAgent(ctx context.Context) func(name string) string {
-	all := func(who string) func(string) string { return func(string) string { return who } }
+	all := func(text string) func(string) string { return func(string) string { return text } }
 	_, named, ok := agentclient.Socket()
 	if !ok {
 		return all("none but the program itself (" + agentclient.Environment + "=none)")
@@ -153,18 +152,18 @@ func whichAgent(ctx context.Context) func(name string) string {
 	switch {
 	case err == nil:
 		return func(name string) string {
-			who := fmt.Sprintf("process %d at %s", st.PID, socket)
+			agent := fmt.Sprintf("process %d at %s", st.PID, socket)
 			switch {
 			case name == "":
-				return who
+				return agent
 			case !here:
-				return who + ", whose interfaces are those of another network namespace"
+				return agent + ", whose interfaces are those of another network namespace"
 			case st.Serves(name):
-				return who
+				return agent
 			case named:
-				return "none: " + who + " does not serve it to this user; its settings list what it serves"
+				return "none: " + agent + " does not serve it to this user; its settings list what it serves"
 			}
-			return "the program itself: " + who + " does not serve it to this user"
+			return "the program itself: " + agent + " does not serve it to this user"
 		}
 	case named:
 		return all(fmt.Sprintf("none: %v", err))

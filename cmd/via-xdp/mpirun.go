@@ -28,12 +28,12 @@ func newMpirun(env environment, start func(context.Context, mpirun.Job) error) *
 	cmd := &cobra.Command{
 		Use:   "mpirun [flags] PROGRAM [ARGUMENT...]",
 		Short: "Start the ranks of a job on this machine, each in a namespace of its own",
-		Long: "Starts so many processes of a program, in network namespaces with an interface each\n" +
-			"that are joined with one another, and tells them their ranks by PMI-1: programs of\n" +
-			"package mvich, which find their interface in VIADEV_DEVICE, and those of other MPI\n" +
-			"implementations that speak PMI-1. Standard input is /dev/null.\n\n" +
-			"Ends with the status of the first rank that has another one than 0, or 128 and its\n" +
-			"signal, and ends the other ranks then. Nothing stays behind. Needs root.",
+		Long: "Starts -np processes of a program. Each gets a network namespace with an interface of its\n" +
+			"own; all interfaces are connected. PMI-1 tells the processes their ranks. Programs of\n" +
+			"package mvich find their interface in VIADEV_DEVICE; programs of other MPI\n" +
+			"implementations work if they speak PMI-1. Standard input is /dev/null.\n\n" +
+			"The exit status is that of the first rank that fails, or 128 plus its signal; the other\n" +
+			"ranks are then ended. mpirun removes everything that it made. Needs root.",
 		Example: "  via-xdp mpirun -np 4 via-xdp mpibench allreduce\n" +
 			"  via-xdp mpirun -np 4 --loss 1 via-xdp mpiapp stencil",
 		Args: cobra.MinimumNArgs(1),
@@ -60,9 +60,9 @@ func newMpirun(env environment, start func(context.Context, mpirun.Job) error) *
 	f.SetInterspersed(false) // what follows the program is the program's
 	f.IntVarP(&j.Ranks, "np", "n", j.Ranks, fmt.Sprintf("ranks, 1 to %d", testbed.MaxStar))
 	f.IntVar(&j.MTU, "mtu", j.MTU, fmt.Sprintf("MTU of the interfaces, %d to %d", testbed.MinMTU, testbed.MaxMTU))
-	f.BoolVar(&j.Bind, "bind", false, "rank 0 runs on the first CPU, rank 1 on the second, and so on around")
-	f.Float64Var(&percent, "loss", 0, "`percent` of the frames that a hub between the ranks loses; 0: the same hub without")
-	f.BoolVar(&j.Prefix, "prefix", false, "begin each line of output with its rank")
+	f.BoolVar(&j.Bind, "bind", false, "pin rank 0 to the first CPU, rank 1 to the second, and so on, round robin")
+	f.Float64Var(&percent, "loss", 0, "`percent` of the frames that a hub between the ranks drops; 0: the same hub without loss")
+	f.BoolVar(&j.Prefix, "prefix", false, "prefix each line of output with its rank")
 	return cmd
 }
 

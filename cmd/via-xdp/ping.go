@@ -37,10 +37,10 @@ func newPing(env environment) *cobra.Command {
 	count, seconds, wait := 4, 0.2, time.Second
 	cmd := &cobra.Command{
 		Use:   "ping HOST",
-		Short: "Ask whether a host's agent is there, which version it speaks, and how far it is",
-		Long: "Asks the agent of a host, in whichever program that has the interface open, by UDP port 4793.\n" +
-			"Needs neither privilege nor a NIC. The round trip goes through both kernels: that of VIs is\n" +
-			"shorter (via-xdp pingpong). Exit status 1 when no answer came.",
+		Short: "Test whether a host's agent answers, its version and the round-trip time",
+		Long: "Asks the agent of a host, whatever program it is in, on UDP port 4793. Needs neither privilege\n" +
+			"nor a NIC. The round trip goes through both kernels; that of VIs is shorter (via-xdp\n" +
+			"pingpong). Exit status 1 if there is no answer.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			interval, err := timeOf("-i", seconds, 0)
@@ -110,10 +110,10 @@ func newPing(env environment) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVarP(&count, "count", "c", count, "how often")
-	f.Float64VarP(&seconds, "interval", "i", seconds, "`seconds` between two")
+	f.IntVarP(&count, "count", "c", count, "number of requests")
+	f.Float64VarP(&seconds, "interval", "i", seconds, "`seconds` between two requests")
 	f.DurationVarP(&wait, "wait", "W", wait, "how long to wait for an answer")
-	f.StringVarP(&device, "interface", "I", "", "ask by this interface")
+	f.StringVarP(&device, "interface", "I", "", "send from this interface")
 	f.Uint16VarP(&port, "port", "p", wire.Port, "UDP port of the agent")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

@@ -21,12 +21,12 @@ func newProxy(env environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "proxy --listen tcp:HOST:PORT --to via:HOST:PORT",
 		Short: "Forward TCP to VIA and back, for programs that know nothing of it",
-		Long: "Forwards each connection that comes to one address to another one. One of them is\n" +
-			"tcp:, the kernel's, on the side of the program; the other is via:, package vianet's,\n" +
-			"on the side of the other host, where another proxy does the reverse.\n\n" +
-			"With --psk the way between the two proxies is authenticated and encrypted; both need the\n" +
-			"same file, such as (umask 077; openssl rand -out key 32) makes. Where their keys do not go together\n" +
-			"connections are reset, and both proxies say so.",
+		Long: "Forwards each connection to one address to another address. On the side of the program the\n" +
+			"address is tcp:, the kernel's TCP. Toward the other host it is via:, package vianet's; there\n" +
+			"another proxy does the reverse.\n\n" +
+			"With --psk the connection between the proxies is authenticated and encrypted. Both need the\n" +
+			"same key file; (umask 077; openssl rand -out key 32) makes one. If the keys differ, connections\n" +
+			"are reset and both proxies report it.",
 		Example: "  via-xdp proxy -i eth1 --listen via::5432 --to tcp:127.0.0.1:5432          # on the server\n" +
 			"  via-xdp proxy -i eth1 --listen tcp:127.0.0.1:5432 --to via:10.0.0.2:5432  # on the client",
 		Args: cobra.NoArgs,
@@ -44,7 +44,7 @@ func newProxy(env environment) *cobra.Command {
 				return fmt.Errorf("--to: %w", err)
 			}
 			if fallback != "" && p.To.Network != "via" {
-				return usageError(cmd, errors.New("--fallback is for a --to by VIA, which may have nobody there"))
+				return usageError(cmd, errors.New("--fallback is for a --to by VIA, where no program may answer"))
 			}
 			if port, err := net.LookupPort("tcp", fallback); err != nil || fallback != "" && port == 0 {
 				return fmt.Errorf("--fallback %s: want a TCP port", fallback)
@@ -95,11 +95,11 @@ func newProxy(env environment) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&listen, "listen", "", "address to listen at, tcp:HOST:PORT or via:HOST:PORT")
-	f.StringVar(&to, "to", "", "address to connect with, likewise")
+	f.StringVar(&to, "to", "", "address to connect to, in the same form")
 	f.StringVarP(&device, "interface", "i", "", "interface for via")
 	f.StringVar(&psk, "psk", "", "`file` of a pre-shared key, at least 32 random bytes, the same at the other proxy")
-	f.StringVar(&fallback, "fallback", "", "TCP `port` of the same host, for when nobody is there by VIA")
-	f.DurationVar(&silence, "silence", 0, "time after which a silent host of VIA is taken for dead, on both sides alike (default 1.6s)")
+	f.StringVar(&fallback, "fallback", "", "TCP `port` of the same host, used if no program answers there by VIA")
+	f.DurationVar(&silence, "silence", 0, "time after which a silent host of VIA is considered dead; set the same on both sides (default 1.6s)")
 	return cmd
 }
 

@@ -93,7 +93,7 @@ func run(ctx context.Context, env environment) int {
 	case status == exitInterrupted:
 		err = errors.New("interrupted")
 	case errors.Is(err, unix.EMFILE):
-		err = fmt.Errorf("%w (the limit of this process, ulimit -n: raise it)", err)
+		err = fmt.Errorf("%w (raise the limit of this process: ulimit -n)", err)
 	}
 	fmt.Fprintf(env.stderr, "via-xdp: %s\n", oneLine(err))
 	return status
@@ -123,7 +123,7 @@ func oneLine(err error) string {
 func newRoot(env environment) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "via-xdp",
-		Short:         "Virtual Interfaces over AF_XDP: look, mend, measure",
+		Short:         "Virtual Interfaces over AF_XDP: inspect, fix, measure",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scriptPatience is how long a script waits for what must happen.
+// scriptLimit is how long a script waits for what must happen.
 const scriptLimit = time.Minute
 
 // startCommand is "start PLACE NAME COMMAND", which runs until "end NAME STATUS", or

@@ -56,7 +56,7 @@ func TestScripts(t *testing.T) {
 					return err
 				}
 				tb := e.T().(testing.TB)
-				idle, _ := nstest.Pair(tb, nstest.Options{}) // an interface that nobody has open
+				idle, _ := nstest.Pair(tb, nstest.Options{}) // an interface that no program has open
 				served, peer := nstest.Pair(tb, nstest.Options{})
 				e.Values[placesKey{}] = places{"a": a.NS, "b": b.NS, "idle": idle, "served": served, "peer": peer}
 				e.Vars = append(e.Vars, "GORACE="+os.Getenv("GORACE"),
@@ -144,7 +144,7 @@ func TestAsNobody(t *testing.T) {
 		})
 		said := out.String() + errs.String()
 		if sets := strings.Contains(c.args, "--fix") || strings.HasSuffix(c.args, "latency"); sets && status == exitFine && strings.Contains(said, "nothing") {
-			t.Logf("%s: others have the machine in order: %s", c.args, said) // pages are for all who test on it
+			t.Logf("%s: others have the machine in order: %s", c.args, said) // hugepages are shared by all tests
 			continue
 		}
 		if status != c.status || !strings.Contains(said, c.says) {

@@ -19,8 +19,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// soakWorkerCommand is the hidden command with which the program becomes a party of
-// a soak.
+// soakWorkerCommand is the hidden command that runs one of the processes of a soak.
 const soakWorkerCommand = "internal-soak-worker"
 
 func soakWorker() error { return torture.Main(os.Stdin, os.Stdout) }
@@ -31,35 +30,36 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	asJSON, gigabytes, agent := jsonFile(""), 0., false
 	cmd := &cobra.Command{
 		Use:   "soak",
-		Short: "Traffic under faults, deaths and returns, every byte checked",
-		Long: "Makes two network namespaces that are joined through a third, which loses, repeats,\n" +
-			"reorders, delays and damages frames, and runs traffic of all reliability levels\n" +
-			"between two processes that are killed, suspended and cut off, and come back, and whose\n" +
-			"interfaces get other addresses and another MTU. Ends with a report, and with status 1\n" +
-			"when a promise was broken: a wrong byte, a message lost, doubled or out of order, a\n" +
-			"connection that broke without a reason, something that was not given back, a frame\n" +
-			"that was neither received nor counted as dropped where nobody was killed or cut off.\n" +
-			"Nothing of it stays behind. Needs root.\n\n" +
-			"With --kills one party or the other is killed so many times at random points, and\n" +
-			"every connection of the survivor has to end within 2 s, or a quarter more than the\n" +
-			"silence if that is longer. With --gigabytes so much is moved through 1 % loss, 1 %\n" +
-			"duplication and 1 % reordering. Both end when they are done, or with --for.\n\n" +
-			"With --hostile connections are sealed, and forgers send what they make of the frames\n" +
-			"that they see. Beside them the rate of messages must be half of what it is, at least,\n" +
-			"beside forgers who do the same work for frames that nobody gets. With --plain as well\n" +
-			"nothing is sealed, and forgers guess: VIs, keys, sources, versions and lengths. Each\n" +
-			"has to be dropped by its name, and none answered.\n\n" +
-			"With --attack there is an attack instead, and a line that says what came of it. One\n" +
-			"that did not take place is a broken promise, too; time in which the machine ran late\n" +
-			"does not count. With --attack peer a peer acknowledges, and ends connections, before\n" +
-			"the NIC, one in memory, has read what a program sends by reference: no byte that the\n" +
-			"program writes after a completion may reach the peer. With --attack users a user of an\n" +
-			"agent keeps queues, listens where another user does, has the agent look for hosts that\n" +
-			"are silent, and floods it: the other user's open, close and dial may take 100 ms longer\n" +
-			"than alone, its requests have to reach it, and the gateway keeps its neighbour entry.\n" +
-			"With --attack requests a server gets 10,000 requests/s whose sources are invented: no\n" +
-			"dial may be refused, 99 % have to take 50 ms at most, and no source may be sent more\n" +
-			"than three times the bytes that came from it.",
+		Short: "Run checked traffic under faults, crashes and restarts",
+		Long: "Makes two network namespaces that are connected through a third one, which loses,\n" +
+			"duplicates, reorders, delays and corrupts frames. Two processes exchange traffic at all\n" +
+			"reliability levels. They are killed, suspended and cut off, and come back; their interfaces\n" +
+			"get other addresses and another MTU. soak ends with a report. The exit status is 1 if a\n" +
+			"promise was broken: a wrong byte; a message lost, duplicated or out of order; a connection\n" +
+			"that broke without a reason; a resource that was not returned; or a frame that was neither\n" +
+			"received nor counted as dropped although no process was killed or cut off. soak removes\n" +
+			"everything that it made. Needs root.\n\n" +
+			"--kills kills one process or the other at that many random points. Every connection of the\n" +
+			"survivor has to end within 2 s, or within 1.25 times the silence if that is longer.\n" +
+			"--gigabytes moves that much data through 1 % loss, 1 % duplication and 1 % reordering.\n" +
+			"Both end when they are done, or with --for.\n\n" +
+			"--hostile seals the connections and adds attackers that forge frames from those that they\n" +
+			"see. The message rate must stay at least half of the rate beside attackers that send the\n" +
+			"same number of frames to no receiver. With --plain, too, the connections are not sealed and\n" +
+			"the attackers guess VIs, keys, sources, versions and lengths. Each forged frame has to be\n" +
+			"dropped under the right counter, and none may be answered.\n\n" +
+			"--attack runs one attack instead and prints its outcome. An attack that did not take place\n" +
+			"is a broken promise, too. Time in which the machine ran late does not count.\n\n" +
+			"  peer      A peer acknowledges frames and ends connections before the NIC, one in memory,\n" +
+			"            has read what the program sends by reference. No byte that the program writes\n" +
+			"            after a completion may reach the peer.\n" +
+			"  users     A user of an agent occupies queues, listens where another user does, makes the\n" +
+			"            agent search for silent hosts, and floods it. Open, close and dial of the other\n" +
+			"            user may take 100 ms longer than alone, its requests have to arrive, and the\n" +
+			"            gateway keeps its neighbor entry.\n" +
+			"  requests  A server gets 10,000 requests/s with forged sources. No dial may be refused,\n" +
+			"            99 % have to take at most 50 ms, and no source may be sent more than three times\n" +
+			"            the bytes that came from it.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.For <= 0 || cfg.Act <= 0 || cfg.Flows <= 0 {
@@ -128,27 +128,27 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 		},
 	}
 	f := cmd.Flags()
-	f.DurationVar(&cfg.For, "for", cfg.For, "how long")
-	f.IntVar(&cfg.Kills, "kills", 0, "kill so many `parties`, instead of random events")
-	f.Float64Var(&gigabytes, "gigabytes", 0, "move so many `GB` (10^9 bytes) through faults, instead of random events")
-	f.DurationVar(&cfg.Act, "act", 20*time.Second, "time after which everything is closed and counted, again and again; what has begun is gone through, whatever --for says")
+	f.DurationVar(&cfg.For, "for", cfg.For, "duration")
+	f.IntVar(&cfg.Kills, "kills", 0, "kill a process this `number` of times, instead of random events")
+	f.Float64Var(&gigabytes, "gigabytes", 0, "move this many `GB` (10^9 bytes) through faults, instead of random events")
+	f.DurationVar(&cfg.Act, "act", 20*time.Second, "time between two points at which everything is closed and counted; an act that has begun is finished, even after --for")
 	f.IntVar(&cfg.Flows, "flows", 4, "VIs at each of the three reliability levels")
 	f.BoolVar(&cfg.Hostile, "hostile", false, "seal the connections by a pre-shared key, and flood both sides with forged frames")
-	f.BoolVar(&cfg.Plain, "plain", false, "with --hostile: do not seal the connections, and forge as somebody who has not seen their frames")
-	f.StringVar(&cfg.Attack, "attack", "", "instead of random events, the `attack` of a peer, users or requests")
-	f.DurationVar(&cfg.Silence, "silence", cfg.Silence, "time after which a silent peer of a VI is taken for dead, on both sides alike")
-	f.BoolVar(&agent, "agent", false, "have an agent on each side open the interfaces")
-	f.IntVar(&cfg.IP, "ip", 0, "IP `version` over which the parties connect, 4 or 6 (default: as the seed has it; 4 with --kills, --gigabytes and --hostile)")
-	f.IntVar(&cfg.MTU, "mtu", 0, fmt.Sprintf("`MTU` of the interfaces, %d to %d (default: 1500 or 9000, as the seed has it; 1500 with --kills, --gigabytes and --hostile)", leastSoakMTU, testbed.MaxMTU))
-	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report tells)")
+	f.BoolVar(&cfg.Plain, "plain", false, "with --hostile: do not seal the connections; the attackers do not see their frames")
+	f.StringVar(&cfg.Attack, "attack", "", "run this `attack` instead of random events: peer, users or requests")
+	f.DurationVar(&cfg.Silence, "silence", cfg.Silence, "time after which a silent peer of a VI is considered dead, on both sides")
+	f.BoolVar(&agent, "agent", false, "let an agent on each side open the interfaces")
+	f.IntVar(&cfg.IP, "ip", 0, "IP `version` of the connections, 4 or 6 (default: chosen by the seed; 4 with --kills, --gigabytes and --hostile)")
+	f.IntVar(&cfg.MTU, "mtu", 0, fmt.Sprintf("`MTU` of the interfaces, %d to %d (default: 1500 or 9000, chosen by the seed; 1500 with --kills, --gigabytes and --hostile)", leastSoakMTU, testbed.MaxMTU))
+	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report shows)")
 	asJSON.flag(f, "write the report as JSON to this `file`; - for standard output, the text then goes to standard error")
 	return cmd
 }
 
-// notForAttacks are the flags of other soaks.
+// notForAttacks are the flags of soaks without an attack.
 var notForAttacks = []string{"kills", "gigabytes", "act", "flows", "hostile", "plain", "silence", "agent", "ip", "mtu"}
 
-// leastSoakMTU leaves room for less, which IPv6 has to have, too.
+// leastSoakMTU leaves room for a smaller MTU, which must still suffice for IPv6.
 const leastSoakMTU = 1500
 
 func printSoak(w io.Writer, r torture.SoakReport) error {
@@ -172,16 +172,16 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	b.WriteByte('\n')
 	fmt.Fprintf(&b, "  messages      %d checked; %d lost on unreliable VIs\n", r.Messages, r.Missing)
 	fmt.Fprintf(&b, "  RDMA          %d writes, %d reads\n", r.Writes, r.Reads)
-	fmt.Fprintf(&b, "  connections   %d, of which %d broke", r.Connections, r.Breaks)
+	fmt.Fprintf(&b, "  connections   %d, %d broke", r.Connections, r.Breaks)
 	if r.Excused > 0 {
-		fmt.Fprintf(&b, "; %d without a reason but that a process got no CPU", r.Excused)
+		fmt.Fprintf(&b, "; %d because a process got no CPU", r.Excused)
 	}
 	b.WriteByte('\n')
 	if r.Kills > 0 {
-		fmt.Fprintf(&b, "  deaths        %d, told to all within %v in the median, %v at most", r.Kills,
+		fmt.Fprintf(&b, "  deaths        %d, noticed by all within %v in the median, %v at most", r.Kills,
 			r.MedianTold.Round(time.Millisecond), r.SlowestTold.Round(time.Millisecond))
 		if r.ToldLate > 0 {
-			fmt.Fprintf(&b, "; %d later than promised, as a process got no CPU", r.ToldLate)
+			fmt.Fprintf(&b, "; %d later than promised because a process got no CPU", r.ToldLate)
 		}
 		b.WriteByte('\n')
 	}
@@ -189,13 +189,13 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 		fmt.Fprintf(&b, "  bytes         %.3f GB checked\n", float64(r.Bytes)/1e9)
 	}
 	n := r.Way
-	fmt.Fprintf(&b, "  frames        %d taken, %d passed, %d sent again by their sender\n", n.Taken, n.Passed, r.Resent)
-	fmt.Fprintf(&b, "  faults        %d lost, %d lost in bursts, %d doubled, %d damaged, %d reordered, %d delayed, %d over the rate\n",
+	fmt.Fprintf(&b, "  frames        %d received by the middle, %d forwarded, %d retransmitted by their senders\n", n.Taken, n.Passed, r.Resent)
+	fmt.Fprintf(&b, "  faults        %d lost, %d lost in bursts, %d duplicated, %d corrupted, %d reordered, %d delayed, %d over the rate\n",
 		n.Lost, n.LostInBurst, n.Duplicated, n.Corrupted, n.Reordered, n.Delayed, n.Limited)
-	fmt.Fprintf(&b, "  at rest       %d times all chunks were in their places, of %d frames sent none was lost without a name\n", r.Audits, r.Accounted)
+	fmt.Fprintf(&b, "  at rest       %d times all chunks were accounted for; none of %d frames sent was lost without a counter\n", r.Audits, r.Accounted)
 	if f := r.Flood; f != nil {
 		fmt.Fprintf(&b, "  hostile       %d forged frames, %.0f/s\n", f.Forged, f.Rate)
-		fmt.Fprintf(&b, "  rate          %.0f messages/s beside %.0f forged frames/s, %.0f beside forgers who spare us (%.0f %% kept), %.0f without any\n",
+		fmt.Fprintf(&b, "  rate          %.0f messages/s beside %.0f forged frames/s, %.0f beside attackers with no target (%.0f %% kept), %.0f without any\n",
 			f.Flooded.Rate, f.BesideRate, f.Spared.Rate, 100*f.Kept, f.Calm.Rate)
 	}
 	var events []string
@@ -208,7 +208,7 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	return err
 }
 
-// printVerdict says which promises were broken.
+// printVerdict lists the broken promises.
 func printVerdict(b *strings.Builder, r torture.SoakReport) {
 	if len(r.Violations) == 0 {
 		b.WriteString("  every promise was kept\n")
@@ -218,7 +218,7 @@ func printVerdict(b *strings.Builder, r torture.SoakReport) {
 	}
 }
 
-// soakStep is how far a soak is.
+// soakStep is the progress of a soak.
 func soakStep(r torture.SoakReport) string {
 	if r.Attack != nil {
 		return fmt.Sprintf("%v: attack %s (%s)", r.Elapsed.Round(time.Second), r.Attack.Name, r.Event)

@@ -41,41 +41,49 @@ var goodSoak = torture.SoakReport{
 	Events: map[string]int{"kill": 5, "calm": 2}, Way: testbed.WayCounters{Lost: 17},
 }
 
+// The report has a line for each thing that happened, and for what was asked.
 func TestSoakReport(t *testing.T) {
-	_, status, out, errs := soaked(context.Background(), goodSoak, nil)
-	if status != exitFine || errs != "" {
-		t.Errorf("status %d, %q", status, errs)
-	}
-	for _, want := range []string{"1h0m0s, 3 acts, seed 7, silence 1.6s, IPv6, MTU 9000", "4321 checked", "99, of which 12 broke", "17 lost", "2 calm, 5 kill", "6 times all chunks", "765 frames sent", "every promise was kept"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in\n%s", want, out)
+	for name, c := range map[string]struct {
+		args   []string
+		change func(r *torture.SoakReport)
+		want   []string
+	}{
+		"plain": {nil, func(*torture.SoakReport) {}, []string{
+			"1h0m0s, 3 acts, seed 7, silence 1.6s, IPv6, MTU 9000\n", "4321 checked", "99, 12 broke\n", "17 lost", "2 calm, 5 kill",
+			"6 times all chunks", "none of 765 frames sent", "every promise was kept",
+		}},
+		"excused": {nil, func(r *torture.SoakReport) { r.Excused = 2 }, []string{"99, 12 broke; 2 because a process got no CPU"}},
+		"kills and bytes": {nil, func(r *torture.SoakReport) {
+			r.Kills, r.MedianTold, r.SlowestTold, r.Bytes = 1000, 402*time.Millisecond, 1300*time.Millisecond, 100_500_000_000
+			r.ToldLate = 3
+		}, []string{"1000, noticed by all within 402ms in the median, 1.3s at most; 3 later than promised", "100.500 GB checked"}},
+		"hostile": {[]string{"--hostile"}, func(r *torture.SoakReport) {
+			r.Flood = &torture.Flood{
+				Forged: 1000, Rate: 50, Calm: torture.Passed{Rate: 600}, Spared: torture.Passed{Rate: 200},
+				Flooded: torture.Passed{Rate: 150}, BesideRate: 70, Kept: 0.75,
+			}
+		}, []string{
+			"1000 forged frames, 50/s", "150 messages/s beside 70 forged frames/s, 200 beside attackers with no target (75 % kept), 600 without any",
+		}},
+		"plain frames": {[]string{"--hostile", "--plain"}, func(*torture.SoakReport) {}, nil},
+		"agent":        {[]string{"--agent"}, func(r *torture.SoakReport) { r.Agent = true }, []string{"MTU 9000, opened by agents\n"}},
+	} {
+		r := goodSoak
+		c.change(&r)
+		cfg, status, out, errs := soaked(context.Background(), r, nil, c.args...)
+		if status != exitFine || errs != "" {
+			t.Errorf("%s: status %d, %q", name, status, errs)
 		}
-	}
-}
-
-// A break that nobody is blamed for is told all the same.
-func TestSoakExcused(t *testing.T) {
-	r := goodSoak
-	r.Excused = 2
-	if _, _, out, _ := soaked(context.Background(), r, nil); !strings.Contains(out, "99, of which 12 broke; 2 without a reason but that") {
-		t.Errorf("printed\n%s", out)
-	}
-}
-
-func TestSoakHostile(t *testing.T) {
-	cfg, _, out, _ := soaked(context.Background(), goodSoak, nil)
-	if cfg.Hostile || strings.Contains(out, "hostile") {
-		t.Errorf("hostile without being asked: %s", out)
-	}
-	r := goodSoak
-	r.Flood = &torture.Flood{
-		Forged: 1000, Rate: 50, Calm: torture.Passed{Rate: 600}, Spared: torture.Passed{Rate: 200},
-		Flooded: torture.Passed{Rate: 150}, BesideRate: 70, Kept: 0.75,
-	}
-	cfg, _, out, _ = soaked(context.Background(), r, nil, "--hostile")
-	if !cfg.Hostile || !strings.Contains(out, "1000 forged frames, 50/s") ||
-		!strings.Contains(out, "150 messages/s beside 70 forged frames/s, 200 beside forgers who spare us (75 % kept), 600 without any") {
-		t.Errorf("hostile %v:\n%s", cfg.Hostile, out)
+		for _, want := range c.want {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: no %q in\n%s", name, want, out)
+			}
+		}
+		asked := func(flag string) bool { return slices.Contains(c.args, flag) }
+		if cfg.Hostile != asked("--hostile") || cfg.Plain != asked("--plain") || (len(cfg.AgentArgs) > 0) != asked("--agent") ||
+			asked("--agent") && cfg.AgentArgs[0] != "agent" {
+			t.Errorf("%s: %+v", name, cfg)
+		}
 	}
 }
 
@@ -103,23 +111,6 @@ func TestSoakAttack(t *testing.T) {
 	}
 }
 
-func TestSoakAgent(t *testing.T) {
-	r := goodSoak
-	if cfg, _, out, _ := soaked(context.Background(), r, nil); len(cfg.AgentArgs) > 0 || strings.Contains(out, "agent") {
-		t.Errorf("agents without being asked: %q\n%s", cfg.AgentArgs, out)
-	}
-	r.Agent = true
-	if cfg, _, out, _ := soaked(context.Background(), r, nil, "--agent"); len(cfg.AgentArgs) == 0 || cfg.AgentArgs[0] != "agent" || !strings.Contains(out, "MTU 9000, opened by agents\n") {
-		t.Errorf("%q\n%s", cfg.AgentArgs, out)
-	}
-}
-
-func TestSoakPlain(t *testing.T) {
-	if cfg, _, _, _ := soaked(context.Background(), goodSoak, nil, "--hostile", "--plain"); !cfg.Hostile || !cfg.Plain {
-		t.Errorf("%+v", cfg)
-	}
-}
-
 // A broken promise is told in words and by the status; the report comes first.
 func TestSoakBroken(t *testing.T) {
 	bad := goodSoak
@@ -143,19 +134,6 @@ func TestSoakCannotRun(t *testing.T) {
 	_, status, out, errs = soaked(context.Background(), torture.SoakReport{}, errors.New("no memory"))
 	if status != exitFailed || out != "" || !strings.Contains(errs, "no memory") {
 		t.Errorf("status %d, %q, %q", status, out, errs)
-	}
-}
-
-// Deaths and bytes are told where there were any.
-func TestSoakModes(t *testing.T) {
-	r := goodSoak
-	r.Kills, r.MedianTold, r.SlowestTold, r.Bytes = 1000, 402*time.Millisecond, 1300*time.Millisecond, 100_500_000_000
-	r.ToldLate = 3
-	_, _, out, _ := soaked(context.Background(), r, nil)
-	for _, want := range []string{"1000, told to all within 402ms in the median, 1.3s at most; 3 later than promised", "100.500 GB checked"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in\n%s", want, out)
-		}
 	}
 }
 

@@ -46,7 +46,7 @@ func newUp(env environment) *cobra.Command {
 				return err
 			}
 			if before.Up && cmd.Flags().NFlag() > 0 {
-				fmt.Fprintln(env.stderr, "via-xdp: it was up before and is as it was: via-xdp testbed down first, for another one")
+				fmt.Fprintln(env.stderr, "via-xdp: the bed was up already and is unchanged: run via-xdp testbed down first to make another one")
 			}
 			return printStatus(env, bed)
 		},
@@ -73,7 +73,7 @@ func newStatus(env environment) *cobra.Command {
 	asJSON := false
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Tell whether the bed is up",
+		Short: "Report whether the bed is up",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if !asJSON {

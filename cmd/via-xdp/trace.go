@@ -16,7 +16,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// levels by the names that flags have for them.
+// levelNames maps the names in flags to levels.
 var levelNames = map[string]vipl.ReliabilityLevel{
 	"unreliable": vipl.UnreliableDelivery, "reliable-delivery": vipl.ReliableDelivery, "reliable-reception": vipl.ReliableReception,
 }
@@ -28,10 +28,11 @@ func newTrace(env environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
 		Short: "Show the steps of a message with the time of each",
-		Long: "Sends messages between two namespaces of its own and stamps the steps of each on its way, as\n" +
-			"ARCHITECTURE.md numbers them: AT is the median time since PostSend was called, TOOK that since\n" +
-			"the step before. A stamp costs some 50 ns, which is in the figures; what TOOK shows below 0 went\n" +
-			"on while the other side was at work. Needs root. For latency itself: via-xdp demo.",
+		Long: "Sends messages between two namespaces of its own and records the time of each step, as\n" +
+			"numbered in ARCHITECTURE.md. AT is the median time since the call of PostSend, TOOK the\n" +
+			"median time since the step before. Each timestamp costs about 50 ns, which the figures\n" +
+			"include. A negative TOOK means that the two sides worked at the same time. Needs root. To\n" +
+			"measure latency itself, use via-xdp demo.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			var ok bool

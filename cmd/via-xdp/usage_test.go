@@ -14,7 +14,7 @@ import (
 	"viaxdp/internal/ops/status"
 )
 
-// A command that is called in a wrong way says what is wrong and how it is called.
+// A command that is called in a wrong way, or with a value out of range, says what is wrong and does nothing.
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"dance":                  `via-xdp has no command "dance"; via-xdp --help lists them`,
@@ -26,11 +26,11 @@ func TestUsageErrors(t *testing.T) {
 		"ping":                   "accepts 1 arg(s), received 0; usage: via-xdp ping HOST [flags] (--help tells more)",
 		"demo now":               `"now" is too much; usage: via-xdp demo [flags] (--help tells more)`,
 		"demo --dance":           "unknown flag: --dance; usage: via-xdp demo [flags] (--help tells more)",
-		"stat -i eth0":           "--interval eth0: want seconds (show rates every so many seconds); usage: via-xdp stat [INTERFACE] [flags] (--help tells more)",
-		"soak --for 5":           "--for 5: want a time such as 500ms or 20s (how long); usage: via-xdp soak [flags] (--help tells more)",
+		"stat -i eth0":           "--interval eth0: want seconds (seconds between two reports of rates); usage: via-xdp stat [INTERFACE] [flags] (--help tells more)",
+		"soak --for 5":           "--for 5: want a time such as 500ms or 20s (duration); usage: via-xdp soak [flags] (--help tells more)",
 		"pingpong -s big":        "--size big: want a number (message size in bytes); usage: via-xdp pingpong [flags] [SERVER] (--help tells more)",
 		"info --json=maybe":      "--json maybe: want true or false (print JSON); usage: via-xdp info [INTERFACE] [flags] (--help tells more)",
-		"soak --seed x":          "--seed x: want a number from 0 (of the events and faults (default: a random one, which the report tells)); usage: via-xdp soak [flags] (--help tells more)",
+		"soak --seed x":          "--seed x: want a number from 0 (of the events and faults (default: a random one, which the report shows)); usage: via-xdp soak [flags] (--help tells more)",
 		"stream -D long":         "--duration long: want a number (seconds for each size); usage: via-xdp stream [flags] [SERVER] (--help tells more)",
 		"ping -p -1 host":        "--port -1: want a number from 0 to 65535 (UDP port of the agent); usage: via-xdp ping HOST [flags] (--help tells more)",
 		`demo --names "`:         `--names ": want names with commas between them (transports to measure); usage: via-xdp demo [flags] (--help tells more)`,
@@ -40,21 +40,11 @@ func TestUsageErrors(t *testing.T) {
 		"demo --sizes x":         "--sizes x: want numbers with commas between them (message sizes in bytes); usage: via-xdp demo [flags] (--help tells more)",
 		"tune":                   "--profile latency, --profile throughput or --undo: which one; usage: via-xdp tune [INTERFACE] [flags] (--help tells more)",
 		"stat --json -":          "--json of this command is for standard output and takes no -; usage: via-xdp stat [INTERFACE] [flags] (--help tells more)",
-		"proxy --listen tcp::1 --to tcp::2 --fallback 3":      "--fallback is for a --to by VIA, which may have nobody there; usage: via-xdp proxy --listen tcp:HOST:PORT --to via:HOST:PORT [flags] (--help tells more)",
+		"proxy --listen tcp::1 --to tcp::2 --fallback 3":      "--fallback is for a --to by VIA, where no program may answer; usage: via-xdp proxy --listen tcp:HOST:PORT --to via:HOST:PORT [flags] (--help tells more)",
 		"proxy --listen tcp::1 --to via:h:2 --fallback 70000": "--fallback 70000: want a TCP port",
 		"proxy --listen tcp::1 --to tcp::2 --silence 1ms":     "--silence 1ms: want 10ms or more, or 0 for the default",
 		"proxy --to via:1": "--listen and --to are both needed; usage: via-xdp proxy --listen tcp:HOST:PORT --to via:HOST:PORT [flags] (--help tells more)",
-	} {
-		status, out, errs := call(&recorder{}, strings.Fields(args)...)
-		if status != exitFailed || out != "" || errs != "via-xdp: "+want+"\n" {
-			t.Errorf("%s: status %d, %s%s", args, status, out, errs)
-		}
-	}
-}
 
-// What is out of range is refused and not taken for something else, before anything is done.
-func TestOutOfRange(t *testing.T) {
-	for args, want := range map[string]string{
 		"demo --turns 0":                   "--turns 0: want 1 or more",
 		"demo --duration 0s":               "--duration 0s: want a time above 0, such as 500ms",
 		"demo --mtu 0":                     "--mtu 0: want 576 to 65535",
@@ -79,7 +69,7 @@ func TestOutOfRange(t *testing.T) {
 		"stream -i eth1 --svg x":           "--svg is of the client, and without a SERVER this is the server",
 		"pingpong -H":                      "--histogram is of the client, and without a SERVER this is the server",
 		"stream --keep host":               "--keep is of the server, and with a SERVER this is the client",
-		"stat -c 2":                        "-c counts looks: say by -i how many seconds are between them",
+		"stat -c 2":                        "-c is the number of reports: give the seconds between them with -i",
 		"testbed up --mtu 1":               "--mtu 1: want 576 to 65535",
 		"testbed up --queues 0":            "--queues 0: want 1 to 4096",
 		"testbed up --hugepages -1":        "--hugepages -1: want 0 or more",
@@ -99,6 +89,10 @@ func TestOutOfRange(t *testing.T) {
 			t.Errorf("%s: status %d, %v, %s%s", args, status, r.calls, out, errs)
 		}
 	}
+}
+
+// A CPU that this process may not use is refused before anything is done.
+func TestNoSuchCPU(t *testing.T) {
 	cpus, err := testbed.AllowedCPUs()
 	if err != nil {
 		t.Fatal(err)
@@ -189,13 +183,6 @@ func TestTopOfNobody(t *testing.T) {
 	}
 }
 
-func TestVersionFlag(t *testing.T) {
-	_, want, _ := call(&recorder{}, "version")
-	if status, out, _ := call(&recorder{}, "--version"); status != exitFine || out != want {
-		t.Errorf("status %d, %q, want %q", status, out, want)
-	}
-}
-
 // The kernel says no more of a path that is too long than that an argument is invalid.
 func TestLongSocket(t *testing.T) {
 	for _, c := range []struct {
@@ -241,7 +228,7 @@ func TestAgentCheckStarts(t *testing.T) {
 func TestAgentCheck(t *testing.T) {
 	for args, want := range map[string]string{
 		"--config ../../contrib/agent.toml": "../../contrib/agent.toml is good\n",
-		"":                                  "there is no " + defaultAgentConfig + ": the defaults hold\n",
+		"":                                  "there is no " + defaultAgentConfig + ": the defaults apply\n",
 	} {
 		var out bytes.Buffer
 		status := run(t.Context(), environment{args: append([]string{"agent", "--check"}, strings.Fields(args)...), stdout: &out, stderr: &out})

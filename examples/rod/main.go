@@ -21,8 +21,8 @@ import (
 
 const (
 	points  = 8    // of a rank
-	settled = 1e-6 // degrees, by which no point changes any more
-	often   = 50   // steps between two looks at that
+	settled = 1e-6 // degrees: no point changes by more in a step
+	often   = 50   // steps between two checks of that
 	tag     = 1
 )
 
@@ -35,7 +35,7 @@ func main() {
 }
 
 func run() (err error) {
-	launcher, err := pmi.FromEnv() // who started this rank knows its number
+	launcher, err := pmi.FromEnv() // the launcher knows the rank's number
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func run() (err error) {
 // relax makes each point the mean of its neighbours, again and again.
 func relax(c *mvich.Comm) error {
 	left, right := c.Rank()-1, c.Rank()+1
-	rod := make([]float64, points+2) // of which the first and the last are the neighbours'
+	rod := make([]float64, points+2) // the first and the last are the neighbours' points
 	if left < 0 {
 		left = mvich.ProcNull
 	}

@@ -1,6 +1,6 @@
 // Command stream sends 256 MiB in messages of 64 KiB and tells how fast. It
-// shows flow control: VIA has none of its own, so the receiver says with an
-// empty message that it has posted receives anew. Both sides wait asleep.
+// shows flow control: VIA has none of its own, so the receiver grants a credit
+// with an empty message when it has posted receives again. Both sides sleep while they wait.
 //
 //	via-xdp testbed up
 //	ip netns exec via0 go run ./examples/stream -i via0 &
@@ -92,7 +92,7 @@ func send(vi *vipl.VI, mem *vipl.Region, message [window]*vipl.Descriptor) error
 	return nil
 }
 
-// receive posts each receive anew, and after some of them says so.
+// receive posts each receive again, and grants a credit after each batch of them.
 func receive(vi *vipl.VI, mem *vipl.Region, credit *vipl.Descriptor) error {
 	for i := range messages {
 		d, err := vi.RecvWait(side.WaitLimit)

@@ -1,6 +1,6 @@
 // Command web is a web server that is found by VIA and by TCP, and a client that goes
 // by VIA where it can: net/http over package vianet, with a way out. The client asks at
-// two ports; at the second one nobody listens by VIA.
+// two ports; at the second one no program listens by VIA.
 //
 //	via-xdp testbed up
 //	ip netns exec via0 go run ./examples/web -i via0 &
@@ -27,7 +27,7 @@ const (
 	onlyTCP = "8081"
 )
 
-// patience is how long an answer may take, and a server to end.
+// waitLimit is how long an answer may take, and a server to end.
 const waitLimit = 5 * time.Second
 
 func main() {
@@ -58,7 +58,7 @@ func run(device, server string) (err error) {
 	return ask(stack, server)
 }
 
-// serve answers until somebody asks it to end.
+// serve answers until it is asked to end.
 func serve(stack *vianet.Stack) error {
 	via, err := stack.Listen("via", ":"+both)
 	if err != nil {

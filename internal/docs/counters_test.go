@@ -1,11 +1,9 @@
 package docs
 
 import (
-	"bufio"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -50,53 +48,19 @@ func countersOf() map[string][]string {
 	return all
 }
 
-// A counterRow is one row of the document's tables.
-type counterRow struct {
-	section, name, meaning, moves, test string
-	line                                int
-}
+// counterRows are the rows of the document's tables.
+func counterRows(t *testing.T) []row { return rowsOf(t, countersDoc, "counter") }
 
-func counterRows(t *testing.T) (rows []counterRow) {
-	t.Helper()
-	f, err := os.Open(countersDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	section := ""
-	lines := bufio.NewScanner(f)
-	for n := 1; lines.Scan(); n++ {
-		text := lines.Text()
-		if head, ok := strings.CutPrefix(text, "## "); ok {
-			section = head
-		}
-		if !strings.HasPrefix(text, "| `") {
-			continue
-		}
-		cells := strings.Split(strings.Trim(text, "|"), "|")
-		if len(cells) != 4 {
-			t.Errorf("%s:%d: %d cells, not 4", countersDoc, n, len(cells))
-			continue
-		}
-		for i := range cells {
-			cells[i] = strings.TrimSpace(cells[i])
-		}
-		rows = append(rows, counterRow{section, strings.Trim(cells[0], "`"), cells[1], cells[2], cells[3], n})
-	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return rows
-}
+func (r row) counter() string { return strings.Trim(r.cells["counter"], "`") }
 
-// The document has each counter of the code once, in the code's order, and none
-// else.
+// The document has each counter of the code once, in the code's order, and no
+// other.
 func TestCountersAreListed(t *testing.T) {
 	listed := map[string][]string{}
 	for _, r := range counterRows(t) {
-		listed[r.section] = append(listed[r.section], r.name)
-		if r.meaning == "" || r.moves == "" {
-			t.Errorf("%s:%d: %s has no meaning, or does not say when it moves", countersDoc, r.line, r.name)
+		listed[r.section] = append(listed[r.section], r.counter())
+		if r.cells["meaning"] == "" || r.cells["moves when"] == "" {
+			t.Errorf("%s:%d: %s has no meaning, or does not say when it moves", countersDoc, r.line, r.counter())
 		}
 	}
 	code := countersOf()
@@ -119,10 +83,10 @@ var testName = regexp.MustCompile("`([a-z/]+)\\.(Test[A-Za-z0-9]+)`")
 func TestCountersHaveTests(t *testing.T) {
 	packages := map[string]codeOf{}
 	for _, r := range counterRows(t) {
-		named := testName.FindAllStringSubmatch(r.test, -1)
-		why, none := strings.CutPrefix(r.test, "none: ")
-		if none == (len(named) == 1 && r.test == named[0][0]) || none && why == "" {
-			t.Errorf("%s:%d: %s names neither one test nor a reason: %q", countersDoc, r.line, r.name, r.test)
+		named := testName.FindAllStringSubmatch(r.cells["test"], -1)
+		why, none := strings.CutPrefix(r.cells["test"], "none: ")
+		if none == (len(named) == 1 && r.cells["test"] == named[0][0]) || none && why == "" {
+			t.Errorf("%s:%d: %s names neither one test nor a reason: %q", countersDoc, r.line, r.counter(), r.cells["test"])
 		}
 		for _, m := range named {
 			pkg, test := m[1], m[2]
@@ -133,8 +97,8 @@ func TestCountersHaveTests(t *testing.T) {
 			case code[test] == nil:
 				t.Errorf("%s:%d: package %s has no %s", countersDoc, r.line, pkg, test)
 			case pkg+"."+test == readsTheList:
-			case !code.looks(test, plainName(r.name)):
-				t.Errorf("%s:%d: %s of package %s does not look at %s", countersDoc, r.line, test, pkg, r.name)
+			case !code.looks(test, plainName(r.counter())):
+				t.Errorf("%s:%d: %s of package %s does not look at %s", countersDoc, r.line, test, pkg, r.counter())
 			}
 		}
 	}
@@ -156,7 +120,7 @@ type body struct {
 // codeOf are the functions and methods of a package's tests by name.
 type codeOf map[string]*body
 
-// looks says whether a function has a word in it, or one that it calls has.
+// looks reports whether a function, or one that it calls, contains a word.
 func (c codeOf) looks(name, word string) bool {
 	f := c[name]
 	return f.words[word] || slices.ContainsFunc(f.calls, func(g string) bool { return c[g] != nil && c[g].words[word] })

@@ -24,7 +24,7 @@ const (
 	operations = 41 // of VIPL
 )
 
-// row of a table, by the heads of its columns.
+// row is a row of a table; cells are by the heads of their columns.
 type row struct {
 	section string
 	line    int
@@ -153,7 +153,7 @@ func (s source) find(name string) types.Object {
 var quoted = regexp.MustCompile("`([^`]+)`")
 
 // Every Go name in the tables is in package vipl, and constants have the value
-// that is said.
+// of the table.
 func TestNames(t *testing.T) {
 	s := load(t)
 	for _, r := range rows(t) {
@@ -162,7 +162,7 @@ func TestNames(t *testing.T) {
 		case len(names) == 0 && r.cells["Go"] != "none":
 			t.Errorf("%s:%d: %s has no Go name", viplDoc, r.line, r.vipl())
 		case len(names) == 0 && r.cells["note"] == "":
-			t.Errorf("%s:%d: %s is none, without a word why", viplDoc, r.line, r.vipl())
+			t.Errorf("%s:%d: %s is none, without a reason", viplDoc, r.line, r.vipl())
 		}
 		for _, m := range names {
 			o := s.find(m[1])

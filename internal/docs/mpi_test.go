@@ -11,8 +11,8 @@ const mvichDoc = "../../docs/mvich.md"
 
 var mpiName = regexp.MustCompile(`^MPIX?_[A-Z][A-Za-z_]*$`)
 
-// Each name of MPI in the table has one row, with Go names that are in package mvich, or a word
-// on what there is instead; and what the words name is there, too.
+// Each name of MPI in the table has one row, with Go names that are in package mvich, or a note
+// on what there is instead; Go names in the note exist, too.
 func TestMPI(t *testing.T) {
 	s := loadPackage(t, "mvich")
 	listed := map[string]bool{}
@@ -28,7 +28,7 @@ func TestMPI(t *testing.T) {
 		case len(names) == 0 && r.cells["Go"] != "none":
 			t.Errorf("%s:%d: %s has no Go name", mvichDoc, r.line, r.cells["MPI"])
 		case len(names) == 0 && r.cells["note"] == "":
-			t.Errorf("%s:%d: %s is none, without a word why", mvichDoc, r.line, r.cells["MPI"])
+			t.Errorf("%s:%d: %s is none, without a reason", mvichDoc, r.line, r.cells["MPI"])
 		}
 		names = append(names, quoted.FindAllStringSubmatch(r.cells["note"], -1)...)
 		for _, m := range names {

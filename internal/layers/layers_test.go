@@ -1,4 +1,4 @@
-// Package layers holds the rule of who may import whom.
+// Package layers tests the floors: which package may import which.
 package layers
 
 import (

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Only files that say so in their names go around Go's types, and cmd/libvipl, of which
-// C is one half.
+// Only files whose names end in _unsafe go around Go's types, and cmd/libvipl, half of
+// which is C.
 func TestUnsafe(t *testing.T) {
 	const root = "../.."
 	found := 0

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Who follows a message by ARCHITECTURE.md's tables finds each function in the file
+// A reader of ARCHITECTURE.md's tables finds each function in the file
 // that is named with it: the steps of a message, and where goroutines start.
 func TestWhereThingsAre(t *testing.T) {
 	text, err := os.ReadFile("../../ARCHITECTURE.md")

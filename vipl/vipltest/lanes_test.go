@@ -89,9 +89,9 @@ const arenaBytes = 16 << 20
 // be; no shorter than what a busy machine may keep a living one from its work.
 const shortSilence = time.Second
 
-// longSilence is that time elsewhere: longer than a machine that others share keeps
-// anybody from his work, and short enough for rules to wait for the end of a
-// connection of which a bad way lost the news.
+// longSilence is that time elsewhere: longer than a process waits for a CPU on a shared
+// machine, and short enough for rules that wait for a connection to end although the
+// notification was lost.
 const longSilence = 8 * time.Second
 
 // longMTU makes frames of several chunks, which have 2048 bytes.

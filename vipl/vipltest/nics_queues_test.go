@@ -62,7 +62,7 @@ func TestQueuesOfNICs(t *testing.T) {
 					if how != vipl.SteerByRSS || slices.Contains(table, 0) {
 						t.Errorf("%v was allowed; the lease's table: %v", how, table)
 					}
-				default: // no NIC that is emulated takes rules; who opens it is told
+				default: // no emulated NIC takes rules; a note says so
 					if how != vipl.SteerByRules || len(info.Notes) == 0 || !slices.Equal(table, tableBefore) || !maps.Equal(rules, rulesBefore) {
 						t.Errorf("%v was allowed, and it is not steered: notes %q, table %v, rules %v", how, info.Notes, table, rules)
 					}
@@ -144,8 +144,8 @@ func TestQueuesOfNICs(t *testing.T) {
 }
 
 // fewerQueues takes a NIC's queues but one away and gives them back, which the kernel
-// refuses while there is a table that somebody has set, and for a moment after a socket of
-// the queue was closed.
+// refuses while a table was set explicitly, and for a moment after a socket of the queue was
+// closed.
 func fewerQueues(ns *nstest.NS) error {
 	return ns.Do(func() error {
 		e, err := ethtool.NewEthtool()

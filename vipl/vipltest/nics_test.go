@@ -95,8 +95,8 @@ func TestLastFramesOfNICs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(listen)
-	// Drivers that set up their rings anew take the carrier away for seconds: when the
-	// programs before came off, and when the one of here goes on.
+	// Some drivers drop the carrier for seconds when they set up their rings again: when the
+	// earlier programs were detached, and when this one is attached.
 	awaitCarriers(t, na, nb)
 	var agent *device.Local
 	if err := na.Do(func() (err error) {

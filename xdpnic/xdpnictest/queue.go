@@ -9,8 +9,8 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// Queue is a NIC queue in memory, with the methods of xdpnic.Queue. See the
-// package comment for who may call what.
+// Queue is a NIC queue in memory, with the methods of xdpnic.Queue. The
+// package comment says which goroutines may call which method.
 type Queue struct {
 	wire  *Wire
 	cfg   Config
@@ -115,7 +115,7 @@ func (w *Wire) Queue(cfg Config) (*Queue, error) {
 }
 
 // SetFaults says what happens from now on to the frames that q sends. Choices
-// start anew from the seed.
+// restart from the seed.
 func (q *Queue) SetFaults(f Faults) {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()

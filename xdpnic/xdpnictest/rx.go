@@ -149,7 +149,7 @@ func (q *Queue) Receive(frames []xdpnic.Frame) int {
 	return n
 }
 
-// sound says whether an entry names a chunk that the kernel was given.
+// sound reports whether an entry names a chunk that the kernel was given.
 func (q *Queue) sound(a *arrival) bool {
 	i := q.number(a.addr)
 	return i >= 0 && !q.isTx(i) && q.chunks[i].state == arrived && a.n <= q.addr(i)+q.size-a.addr

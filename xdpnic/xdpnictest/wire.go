@@ -285,7 +285,7 @@ func (w *Wire) arrive(from *Queue, frame []byte) {
 	}
 }
 
-// wants says whether a frame that from sent goes to q.
+// wants reports whether a frame that from sent goes to q.
 func (q *Queue) wants(from *Queue, frame []byte) bool {
 	if q.mac == ([6]byte{}) || frame[0]&1 != 0 {
 		return q != from
@@ -302,7 +302,7 @@ type Faults struct {
 	Burst    float64 // share of frames with which a run of losses begins
 	BurstLen int     // longest run; default 8
 	Dup      float64 // share that arrives twice
-	Corrupt  float64 // share of which up to three bits are flipped
+	Corrupt  float64 // share that has up to three bits flipped
 
 	// Reorder is the share of frames that are overtaken: by 1 to ReorderDepth
 	// (default 4) later ones, or for ReorderTime (default 1 ms) at most.

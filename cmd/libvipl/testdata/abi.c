@@ -190,7 +190,7 @@ static void messages(VIP_RELIABILITY_LEVEL level)
 	ASSERT(bd(0)->CS.Length == 8 && bd(0)->CS.ImmediateData == 0 && strcmp(bdata(), "without") == 0);
 	completes(VipSendWait, p.a, ad(0), VIP_STATUS_DONE | VIP_STATUS_OP_SEND);
 
-	/* Immediate data; whoever polls the status sees the rest. */
+	/* Immediate data; a program that polls the status sees the rest. */
 	describe(bd(0), bdata(), 1000, bh);
 	CHECK(VipPostRecv(p.b, bd(0), bh));
 	memcpy(adata(), "withimm", 8);
@@ -435,7 +435,7 @@ static void connections(void)
 	side_local(&b, &remote, "nobody");
 	start = seconds();
 	EXPECT(VIP_NO_MATCH, VipConnectRequest(vi, &local.a, &remote.a, PATIENCE, &theirs));
-	ASSERT((seconds() - start) * 1e3 < PATIENCE / 2); /* somebody said so: the time was not over */
+	ASSERT((seconds() - start) * 1e3 < PATIENCE / 2); /* an answer said so: the time was not over */
 	EXPECT(VIP_INVALID_PARAMETER, VipConnectRequest(vi, &local.a, &remote.a, 0, &theirs));
 	EXPECT(VIP_TIMEOUT, VipConnectWait(b.nic, &remote.a, 0, &local.a, &theirs, &conn));
 

@@ -15,7 +15,7 @@
 #error a code is missing
 #endif
 
-/* The library behind a table, as those have it who load it by hand. */
+/* The library behind a table of functions, as in programs that load it with dlopen. */
 typedef struct {
 	VIP_RETURN (*open)(const VIP_CHAR *, VIP_NIC_HANDLE *);
 	VIP_RETURN (*close)(VIP_NIC_HANDLE);
@@ -268,7 +268,7 @@ int main(int argc, char **argv)
 	both_spellings(two, one, in_data, data, on_heap, heap);
 	both_spellings(two, one, on_stack, stack, in_bss, bss);
 
-	/* What nobody enabled for peers is not for them. */
+	/* Peers have no access to memory without RDMA rights. */
 	d = aligned(on_heap);
 	memset(d, 0, sizeof *d);
 	d->CS.Control = VIP_CONTROL_OP_RDMAWRITE;

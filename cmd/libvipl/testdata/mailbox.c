@@ -1,8 +1,8 @@
 /*
  * mailbox: a message library of remote writes alone, as for networks that had nothing
  * else: records go into a ring in the other's memory, each by one RDMA write of
- * several segments, and are found there without a call: first the header, by which the
- * length is known, and then the word behind the last byte. The reader clears what it
+ * several segments, and are found there without a call: first the header, which has the
+ * length, and then the word after the last byte. The reader clears what it
  * has read and writes back, now and then, how far it has come. A write with
  * immediate data at the end tells that all was read.
  *
@@ -53,7 +53,7 @@ static VIP_UINT32 written, taken, told; /* bytes */
 
 static VIP_DESCRIPTOR *descriptor(unsigned i) { return (VIP_DESCRIPTOR *)(void *)(descriptors + i * SPACE); }
 
-/* Until at most so many writes are under way. */
+/* Waits until at most that many writes are under way. */
 static void box_reap(unsigned most)
 {
 	VIP_DESCRIPTOR *d;

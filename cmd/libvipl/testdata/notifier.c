@@ -1,7 +1,7 @@
 /*
  * notifier: a program that is all handlers, as those written for event loops were:
  * both sides ask for the connection and wait for it, a handler for each receive
- * posts again and arms itself anew, one of the completion queue serves both queues
+ * posts again and arms itself again, one of the completion queue serves both queues
  * of another VI, one of errors notices that the other side has gone. The main
  * thread sleeps until the handlers are done.
  *

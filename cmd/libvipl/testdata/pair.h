@@ -154,7 +154,7 @@ PAIR_MAYBE static double seconds(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Connects vi: the server accepts one request, the client asks until somebody waits. */
+/* Connects vi: the server accepts one request, the client asks until the server waits. */
 PAIR_MAYBE static void side_connect(struct side *s, VIP_VI_HANDLE vi, const char *discriminator)
 {
 	union address local, remote;
@@ -179,7 +179,7 @@ PAIR_MAYBE static void side_connect(struct side *s, VIP_VI_HANDLE vi, const char
 }
 
 /*
- * Waits until the client, which has everything that it needs, has gone: whoever
+ * Waits until the client, which has everything that it needs, has gone: the side that
  * disconnects first may lose what the other has not acknowledged in 200 ms.
  */
 PAIR_MAYBE static void side_after(VIP_VI_HANDLE vi)

@@ -138,7 +138,7 @@ static void test_signals(const char *device)
 	CHECK(VipCloseNic(s.nic));
 }
 
-/* What the program had set is as it was; what it has not set ends it as ever. */
+/* Handlers of the program are unchanged; other signals still end the process. */
 static char *page;
 static volatile int faults;
 
@@ -301,7 +301,7 @@ static void test_exit(const char *device)
 		message(left, right, i);
 }
 
-/* SIGINT that nobody handles ends a program that is asleep in the library. */
+/* SIGINT without a handler ends a program that is asleep in the library. */
 static void test_interrupt(const char *device)
 {
 	int status, pipes[2];
@@ -483,7 +483,7 @@ static void test_masks(const char *device)
 	}
 }
 
-/* Where no frame has room for data, a connect fails, and who accepts can say so to the other side. */
+/* Where no frame has room for data, a connect fails, and the acceptor can tell the other side. */
 static void *is_rejected(void *unused)
 {
 	union address a;

@@ -3,8 +3,8 @@
  * nodes and transposed by puts that gather a column from as many segments as it
  * has elements; what is got is put elsewhere without waiting in between, by the fence
  * of the queue; a put with immediate data tells the other side that all before it is there.
- * Who waits looks at words of its own memory, or at the status of a descriptor, and calls
- * nothing meanwhile.
+ * A node that waits reads words of its own memory, or the status of a descriptor, and makes
+ * no call meanwhile.
  *
  *	putget server|client DEVICE [ADDRESS] [ROUNDS]
  */

@@ -1,5 +1,5 @@
 /*
- * rdmapoll: ping-pong by RDMA writes. Nobody posts a receive and nobody is told:
+ * rdmapoll: ping-pong by RDMA writes. No receives are posted and there are no notifications:
  * each side looks at the last word of its own memory until it changes, and then
  * everything before it must be there, too. The first round trips call the library
  * while they look; in the last ones the server only looks.

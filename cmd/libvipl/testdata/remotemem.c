@@ -1,7 +1,7 @@
 /*
  * remotemem: a remote memory library: a segment on each node that the other one
  * writes and reads, flags in it that are polled, a fence. Above it, a red-black
- * iteration on a row of numbers of which each node has a half, checked against
+ * iteration on a row of numbers, half of it on each node, checked against
  * the same on one node.
  *
  *	remotemem server|client DEVICE [ADDRESS] [STEPS]
@@ -63,7 +63,7 @@ static void rm_put(unsigned remote, void *local, unsigned n) { rm_move(VIP_CONTR
 static void rm_get(unsigned remote, void *local, unsigned n) { rm_move(VIP_CONTROL_OP_RDMAREAD, remote, local, n); }
 static void rm_fence(void) { rm_reap(0); }
 
-/* Waits for a flag without a call: nobody but the library's own thread is there. */
+/* Waits for a flag without a call: only the library's own thread makes progress. */
 static void rm_wait(unsigned offset, unsigned value)
 {
 	volatile unsigned *flag = (volatile unsigned *)(segment + offset);
@@ -137,7 +137,7 @@ int main(int argc, char **argv)
 	for (i = 0; i < HALF; i++)
 		mine[i] = whole[low ? i : HALF + i];
 	for (k = 1; k <= steps; k++) {
-		/* My edge, and behind it the flag that says of which step it is: one write. */
+		/* My edge, followed by the number of the step: one write. */
 		rm_fence();
 		out->edge = low ? mine[HALF - 1] : mine[0];
 		out->flag = (unsigned)k;

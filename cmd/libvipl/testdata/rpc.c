@@ -3,8 +3,8 @@
  * thread waits for requests for connections and gives each one of eight VIs, or
  * rejects it when all are in use; workers sleep in VipCQWait on one completion queue for the
  * receives of all of them. Calls and replies bring credits. When a client
- * has gone, its VI's receives come back flushed, through the same queue; whoever takes off
- * the last one makes the VI ready for the next client. In the end the server
+ * has gone, its VI's receives come back flushed, through the same queue; the worker that takes
+ * off the last one makes the VI ready for the next client. In the end the server
  * returns from main, with all threads where they are.
  *
  *	rpc server|client DEVICE [ADDRESS] [CALLS]
@@ -179,7 +179,7 @@ static void execute(CONN *c, PACKET *p)
 	}
 	post_receive(c, p);
 	c->owed++;
-	transmit(c, r); /* to one who may have gone: then it comes back flushed */
+	transmit(c, r); /* if the client has gone, it comes back flushed */
 }
 
 static void *worker(void *unused)

@@ -1,7 +1,7 @@
 /*
  * tagged: messages with tags between two nodes, as message passing libraries of the
  * time made them: short ones eagerly into a ring of receives that is posted ahead,
- * with credits in their headers and a queue of those that nobody has asked for yet;
+ * with credits in their headers and a queue of those that the program has not asked for yet;
  * long ones by a request, an answer with an address, and RDMA writes from buffer
  * to buffer, which are registered for each message, the last one with immediate data.
  * Polls for a while, then waits.
@@ -187,7 +187,7 @@ static int send_writes(int request)
 	return 1;
 }
 
-/* A receive has its message, of which p tells; data: of an eager one. */
+/* A receive has its message, which p describes; data: that of an eager one. */
 static void match(int request, struct packet *p, char *data)
 {
 	struct request *r = &requests[request];

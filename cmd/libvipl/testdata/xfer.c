@@ -207,7 +207,7 @@ static void receive_file(void)
 		pthread_mutex_unlock(&lock);
 	}
 	ASSERT(session == 3 && times_lost == 3);
-	/* The file is the other one's, as who reads it finds it. */
+	/* The file is the one that the other side has sent. */
 	rewind(stream);
 	for (i = 0; i < length; i++)
 		ASSERT(getc(stream) == (unsigned char)content(i));
@@ -253,7 +253,7 @@ static void enter(void)
 	ASSERT(theirs.EnableRdmaWrite == VIP_TRUE && theirs.EnableRdmaRead == VIP_FALSE && theirs.MaxTransferSize == 32000);
 }
 
-/* Sends blocks until there are so many, or the receiver has all. */
+/* Sends blocks up to that number, or until the receiver has all. */
 static void send_file(unsigned long until)
 {
 	VIP_DESCRIPTOR *d;

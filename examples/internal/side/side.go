@@ -14,7 +14,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// Patience is how long an example waits for the other side, once connected.
+// WaitLimit is how long an example waits for the other side, once connected.
 const WaitLimit = 5 * time.Second
 
 // Side is one of the two programs that talk: the server, which waits, or the

@@ -57,8 +57,8 @@ func power(n int) uint64 {
 	return uint64(p) << 1
 }
 
-// folds are the factors that move 16 bytes forward by so many bits: for the
-// first eight bytes and for the other eight.
+// folds are the factors that move 16 bytes forward by a number of bits, for the first
+// eight bytes and for the other eight.
 var folds = [...][2]uint64{
 	factors(8 * block), factors(8 * 192), factors(8 * 128), factors(8 * 64),
 	factors(8 * 48), factors(8 * 32), factors(8 * 16), {},

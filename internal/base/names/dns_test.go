@@ -3,45 +3,48 @@ package names
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"strings"
 	"sync/atomic"
+
+	"golang.org/x/net/dns/dnsmessage"
 )
 
-// zone is a DNS server in memory: resource data by "name. type". A name of
-// which it has nothing is unknown to it; the address of a name with "broken" in
-// it makes it fail.
+// zone is a DNS server in memory. A name without a record does not exist; a name that
+// contains "broken" makes the server fail.
 type zone struct {
-	data  map[string][][]byte
-	asked atomic.Int64
+	records []dnsmessage.Resource
+	asked   atomic.Int64
 }
 
-const (
-	typeA    = 1
-	typePTR  = 12
-	typeAAAA = 28
-)
-
-func (z *zone) add(name string, kind int, data []byte) {
-	if z.data == nil {
-		z.data = make(map[string][][]byte)
+func (z *zone) add(name string, body dnsmessage.ResourceBody) {
+	h := dnsmessage.ResourceHeader{Name: dnsmessage.MustNewName(name), Class: dnsmessage.ClassINET, TTL: 60}
+	switch body.(type) {
+	case *dnsmessage.AResource:
+		h.Type = dnsmessage.TypeA
+	case *dnsmessage.AAAAResource:
+		h.Type = dnsmessage.TypeAAAA
+	case *dnsmessage.PTRResource:
+		h.Type = dnsmessage.TypePTR
 	}
-	key := fmt.Sprintf("%s %d", name, kind)
-	z.data[key] = append(z.data[key], data)
+	z.records = append(z.records, dnsmessage.Resource{Header: h, Body: body})
 }
 
 func (z *zone) address(name string, hosts ...string) {
 	for _, h := range hosts {
-		a := netip.MustParseAddr(h)
-		kind := typeA
-		if a.Is6() {
-			kind = typeAAAA
+		if a := netip.MustParseAddr(h); a.Is4() {
+			z.add(name, &dnsmessage.AResource{A: a.As4()})
+		} else {
+			z.add(name, &dnsmessage.AAAAResource{AAAA: a.As16()})
 		}
-		z.add(name, kind, a.AsSlice())
 	}
+}
+
+// pointer adds the name of an address.
+func (z *zone) pointer(arpa, name string) {
+	z.add(arpa, &dnsmessage.PTRResource{PTR: dnsmessage.MustNewName(name)})
 }
 
 // resolver is package net's own, as the provider uses it, with this server.
@@ -73,51 +76,30 @@ func (z *zone) serve(conn net.Conn) {
 	}
 }
 
-// answer is RFC 1035, 4.1.
 func (z *zone) answer(query []byte) []byte {
 	z.asked.Add(1)
-	var name strings.Builder
-	at := 12
-	for n := int(query[at]); n > 0; n = int(query[at]) {
-		name.Write(query[at+1 : at+1+n])
-		name.WriteByte('.')
-		at += 1 + n
+	var m dnsmessage.Message
+	if err := m.Unpack(query); err != nil {
+		panic(err)
 	}
-	at++
-	kind := binary.BigEndian.Uint16(query[at:])
-	at += 4
-	known := false
-	for key := range z.data {
-		known = known || strings.HasPrefix(key, name.String()+" ")
+	q := m.Questions[0]
+	m.Response, m.Authoritative, m.RecursionAvailable, m.RCode = true, true, true, dnsmessage.RCodeNameError
+	m.Additionals = nil
+	for _, r := range z.records {
+		if r.Header.Name != q.Name {
+			continue
+		}
+		m.RCode = dnsmessage.RCodeSuccess
+		if r.Header.Type == q.Type {
+			m.Answers = append(m.Answers, r)
+		}
 	}
-	flags := uint16(0x8580) // answer, authoritative, recursion asked for and available
-	switch {
-	case strings.Contains(name.String(), "broken"):
-		flags |= 2
-	case !known:
-		flags |= 3
+	if strings.Contains(q.Name.String(), "broken") {
+		m.RCode = dnsmessage.RCodeServerFailure
 	}
-	data := z.data[fmt.Sprintf("%s %d", name.String(), kind)]
-	reply := append([]byte(nil), query[:at]...)
-	binary.BigEndian.PutUint16(reply[2:], flags)
-	binary.BigEndian.PutUint16(reply[4:], 1)
-	binary.BigEndian.PutUint16(reply[6:], uint16(len(data)))
-	clear(reply[8:12])
-	for _, d := range data {
-		reply = append(reply, 0xc0, 12) // the name of the question
-		reply = binary.BigEndian.AppendUint16(reply, kind)
-		reply = append(reply, 0, 1, 0, 0, 0, 60) // Internet, a minute
-		reply = binary.BigEndian.AppendUint16(reply, uint16(len(d)))
-		reply = append(reply, d...)
+	reply, err := m.Pack()
+	if err != nil {
+		panic(err)
 	}
 	return reply
-}
-
-// domain is a name as it stands in a message.
-func domain(name string) []byte {
-	var b []byte
-	for label := range strings.SplitSeq(strings.TrimSuffix(name, "."), ".") {
-		b = append(append(b, byte(len(label))), label...)
-	}
-	return append(b, 0)
 }

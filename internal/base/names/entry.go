@@ -120,8 +120,8 @@ func parseHost(s string) (netip.Addr, error) {
 	return host, nil
 }
 
-// checkName refuses what nobody could look up, and what is more likely a slip
-// than a name.
+// checkName refuses a name that no program could look up, and one that is
+// probably a slip.
 func checkName(s string) error {
 	const others = "-._:/@+"
 	letter := func(c rune) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' }

@@ -158,7 +158,7 @@ func (r *Resolver) ask(ctx context.Context, what string, question func(context.C
 	return nil
 }
 
-// unknown is the error where nobody knows it, and says who was asked.
+// unknown is the error if no source knows it. It lists the sources that were asked.
 func (r *Resolver) unknown(what string) error {
 	var asked []string
 	for _, f := range r.files {

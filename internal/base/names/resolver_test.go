@@ -146,8 +146,8 @@ func TestLookup(t *testing.T) {
 
 func TestReverse(t *testing.T) {
 	var dns zone
-	dns.add("4.0.0.10.in-addr.arpa.", typePTR, domain("wrong.example."))
-	dns.add("5.0.0.10.in-addr.arpa.", typePTR, domain("far.example."))
+	dns.pointer("4.0.0.10.in-addr.arpa.", "wrong.example.")
+	dns.pointer("5.0.0.10.in-addr.arpa.", "far.example.")
 	r, _ := newResolver(t, someNames, someHosts, dns.resolver())
 	for _, c := range []struct{ host, disc, want string }{
 		{"10.0.0.1", "", "db"},

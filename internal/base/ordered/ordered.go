@@ -10,7 +10,7 @@
 //
 // Use it if one goroutine at a time writes, under a lock or by agreement, others
 // only read, and the writer does not need a later load to come after the store. It
-// does not suffice for two flags of which each side sets one and reads the other.
+// does not suffice if each of two sides sets one flag and reads the other.
 //
 // All functions and methods may be called concurrently; nothing is allocated.
 package ordered

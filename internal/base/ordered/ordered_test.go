@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Whoever sees a counter sees what was written before it.
+// A reader that sees a counter sees what was written before it.
 func TestOrder(t *testing.T) {
 	const rounds = 200_000
 	var ring [8]uint64

@@ -92,7 +92,7 @@ func TestOwnerAnswers(t *testing.T) {
 	}
 }
 
-// An answer costs who has asked no more than it may, however little of it there is on the wire.
+// A hostile answer costs the client no more than its budget, however short the answer is on the wire.
 func TestHostileAnswers(t *testing.T) {
 	for name, answer := range map[string]func(c net.Conn){
 		"many objects": func(c net.Conn) { io.WriteString(c, "["+strings.Repeat("{},", budgetObjects)+"{}]") },

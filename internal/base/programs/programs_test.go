@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 // answers counts what it was asked.
@@ -62,7 +63,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A capture ends with whoever asked for it, and with the server.
+// A capture ends when its client disconnects, and with the server.
 func TestCapture(t *testing.T) {
 	dir, a, _ := serve(t)
 	found, _ := List([]string{dir})
@@ -89,7 +90,7 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// Whoever asks nonsense, too much or nothing is not answered and does no harm.
+// A client that sends an invalid query, too much or nothing gets no answer and does no harm.
 func TestHostile(t *testing.T) {
 	dir, _, s := serve(t)
 	for _, question := range []string{"", "\n", "capture\n", "capture x\n", "shutdown\n", strings.Repeat("x", 10000) + "\n"} {
@@ -129,8 +130,8 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// What a killed program left is found, and removed by whoever lists or serves;
-// what is young is left, as its program may be about to listen.
+// List and Serve remove the socket of a killed program. They leave a young one, because its
+// program may be about to listen.
 func TestStale(t *testing.T) {
 	dir := private(t)
 	path := filepath.Join(dir, "4194000.sock")
@@ -182,7 +183,7 @@ func dead(t *testing.T, path string) {
 	ln.Close()
 }
 
-// The end of a server is one for all that it says: no write gets time anew.
+// A closing server has one deadline for all that it still writes.
 func TestPartingIsOne(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "server.sock")
 	ln, err := net.Listen("unix", path)
@@ -204,4 +205,193 @@ func TestPartingIsOne(t *testing.T) {
 	if _, err := w.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("after the end: %v", err)
 	}
+}
+
+// private is a directory that only this user can change, whatever the umask.
+func private(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "proc")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func old(t *testing.T, dir, name string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	dead(t, path)
+	age(t, path)
+	return path
+}
+
+// keeps checks that nobody removes a socket on which nobody answers.
+func keeps(t *testing.T, what, dir, path string) {
+	t.Helper()
+	if got := Stale(dir); len(got) != 0 {
+		t.Errorf("%s: stale: %v", what, got)
+	}
+	List([]string{dir})
+	if err := Remove(filepath.Join(dir, filepath.Base(path))); err == nil {
+		t.Errorf("%s: removed without an error", what)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+// What another user could make root remove stays: a socket elsewhere, to which the
+// directory is a link, in which a part of the path is, or in a directory that
+// others may change.
+func TestOthersSocketsStay(t *testing.T) {
+	victims := private(t)
+	path := old(t, victims, "4194000.sock")
+
+	links := t.TempDir()
+	dir := filepath.Join(links, "proc")
+	if err := os.Symlink(victims, dir); err != nil {
+		t.Fatal(err)
+	}
+	keeps(t, "a link for the directory", dir, path)
+
+	above := filepath.Join(links, "above")
+	if err := os.Symlink(filepath.Dir(victims), above); err != nil {
+		t.Fatal(err)
+	}
+	keeps(t, "a link in the path", filepath.Join(above, filepath.Base(victims)), path)
+
+	for _, mode := range []os.FileMode{0o775, 0o757, os.ModeSticky | 0o777} {
+		if err := os.Chmod(victims, mode); err != nil {
+			t.Fatal(err)
+		}
+		keeps(t, mode.String(), victims, path)
+	}
+	if err := os.Chmod(victims, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(victims, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+		keeps(t, "another user's directory", victims, path)
+		if err := os.Chown(victims, 0, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := Stale(victims); len(got) != 1 { // nothing else kept it
+		t.Errorf("stale: %v", got)
+	}
+}
+
+// In its own directory only dead sockets of programs go: no link, no file, no
+// socket with another name; and a link is not followed to whom it names.
+func TestOnlySocketsGo(t *testing.T) {
+	dir, other := private(t), private(t)
+	target := old(t, other, "4194000.sock")
+	link, file := filepath.Join(dir, "4194001.sock"), filepath.Join(dir, "4194002.sock")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	age(t, file)
+	ln, err := net.Listen("unix", filepath.Join(other, "4194003.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if err := os.Symlink(ln.Addr().String(), filepath.Join(dir, "4194003.sock")); err != nil {
+		t.Fatal(err)
+	}
+	named := old(t, dir, "docker.sock")
+	if got := Stale(dir); len(got) != 0 {
+		t.Errorf("stale: %v", got)
+	}
+	if found, _ := List([]string{dir}); len(found) != 0 {
+		t.Errorf("found by a link: %+v", found)
+	}
+	for _, path := range []string{link, file} {
+		if Remove(path) == nil {
+			t.Errorf("%s removed", path)
+		}
+	}
+	for _, path := range []string{link, file, named, target} {
+		if _, err := os.Lstat(path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// oracle notes what it was asked for.
+type oracle struct {
+	statuses int
+	captures []int
+}
+
+func (o *oracle) Status() any {
+	o.statuses++
+	return map[string]int{"asked": o.statuses}
+}
+
+func (o *oracle) Capture(_ io.Writer, snaplen int, _ <-chan struct{}) error {
+	o.captures = append(o.captures, snaplen)
+	return nil
+}
+
+// Whatever a client sends, the program answers one query at most and then disconnects.
+func FuzzQuestion(f *testing.F) {
+	f.Add([]byte("status\n"))
+	f.Add([]byte("status\ncapture 3\n"))
+	f.Add([]byte("capture -1\r\n"))
+	f.Add([]byte("capture 99999999999999999999\n"))
+	f.Add([]byte(" status  x\nstatus"))
+	f.Add(make([]byte, longest+1))
+	f.Fuzz(func(t *testing.T, question []byte) {
+		ours, theirs := connected(t)
+		var o oracle
+		s := &Server{answers: &o, waitLimit: time.Hour, done: make(chan struct{})}
+		s.wait.Go(func() {
+			defer theirs.Close()
+			s.answer(theirs)
+		})
+		go func() {
+			ours.Write(question)
+			ours.CloseWrite()
+		}()
+		answer, err := io.ReadAll(ours)
+		if err != nil && !errors.Is(err, unix.ECONNRESET) {
+			t.Fatal(err)
+		}
+		ours.Close()
+		s.wait.Wait()
+		switch {
+		case o.statuses+len(o.captures) > 1:
+			t.Fatalf("%q: answered %+v", question, o)
+		case o.statuses == 1 != (len(answer) > 0) && err == nil:
+			t.Fatalf("%q: answered %+v by %q", question, o, answer)
+		case o.statuses == 1 && err == nil && !json.Valid(answer):
+			t.Fatalf("%q: answered by %q", question, answer)
+		}
+	})
+}
+
+// connected are two ends of a connection.
+func connected(t *testing.T) (a, b *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = c.(*net.UnixConn)
+	}
+	return ends[0], ends[1]
 }

@@ -39,7 +39,7 @@ type Server struct {
 	path      string
 	ln        *net.UnixListener
 	answers   Answers
-	waitLimit time.Duration // with one who asks
+	waitLimit time.Duration // for one read or write
 	done      chan struct{}
 	end       time.Time // of all answers; from when done is closed
 	wait      sync.WaitGroup
@@ -124,7 +124,7 @@ func (s *Server) answer(c *net.UnixConn) {
 		return
 	}
 	c.SetDeadline(time.Now().Add(s.waitLimit))
-	s.shorten(c) // what that may have come over
+	s.shorten(c) // Close may have come first
 	line, err := bufio.NewReaderSize(io.LimitReader(c, longest), longest).ReadString('\n')
 	if err != nil {
 		return
@@ -147,7 +147,7 @@ func (s *Server) capture(c *net.UnixConn, snaplen int) {
 	c.SetDeadline(time.Time{})
 	done := make(chan struct{})
 	s.wait.Go(func() {
-		io.Copy(io.Discard, c) // ends when the asker does, or with the server
+		io.Copy(io.Discard, c) // until the client disconnects, or the server closes
 		close(done)
 	})
 	select {
@@ -171,7 +171,7 @@ func (p patient) Write(b []byte) (int, error) {
 	return p.c.Write(b)
 }
 
-// hurry shortens the deadline of a connection if the server is closed.
+// shorten shortens the deadline of a connection if the server is closed.
 func (s *Server) shorten(c *net.UnixConn) {
 	select {
 	case <-s.done:

@@ -192,9 +192,9 @@ func (i *Interface) insert(r Rule, location uint32) (uint32, error) {
 // ethtool -K calls it ntuple.
 const ntuple = "rx-ntuple-filter"
 
-// RulesOff reports whether the NIC has a classifier that is turned off, as ixgbe's is
-// unless somebody has turned it on: the driver then refuses rules. Unlike the rest
-// it looks in the calling thread's network namespace.
+// RulesOff reports whether the NIC has a classifier that is turned off, as ixgbe's is by
+// default: the driver then refuses rules. Unlike the other methods it works in the calling
+// thread's network namespace.
 func (i *Interface) RulesOff() bool {
 	e, err := ethtool.NewEthtool()
 	if err != nil {

@@ -18,15 +18,10 @@ const (
 
 // String is the name on a command line.
 func (h How) String() string {
-	switch h {
-	case Rules:
-		return "rules"
-	case RSS:
-		return "rss"
-	case Off:
-		return "off"
+	if h > Off {
+		return fmt.Sprintf("How(%d)", uint8(h))
 	}
-	return fmt.Sprintf("How(%d)", uint8(h))
+	return [...]string{Rules: "rules", RSS: "rss", Off: "off"}[h]
 }
 
 // Parse reads what String writes.

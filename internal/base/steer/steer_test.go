@@ -24,7 +24,7 @@ type fakeNIC struct {
 	off     bool     // the classifier, which then refuses rules
 	table   []uint32 // nil: no table
 	queues  int      // of the default table
-	set     bool     // the table, by somebody
+	set     bool     // the table was set, and is not the default
 }
 
 func (f *fakeNIC) Rules() (map[uint32]Rule, error) {
@@ -117,8 +117,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// Rules for the port that were there: what names the queue is used and stays,
-// what names another one comes back, whatever happens.
+// Existing rules for the port: a rule for the queue is used and stays; a rule for another
+// queue comes back in any case.
 func TestRulesOfOthers(t *testing.T) {
 	ours4, ours6 := Rule{Port: 4793, Queue: 1}, Rule{IPv6: true, Port: 4793, Queue: 1}
 	theirs4, theirs6 := Rule{Port: 4793, Queue: 2}, Rule{IPv6: true, Port: 4793, Queue: 2}
@@ -135,7 +135,7 @@ func TestRulesOfOthers(t *testing.T) {
 			continue
 		}
 		if r, was := before[3]; was && r == ours4 && f.rules[3] != ours4 {
-			t.Errorf("%s: somebody's rule was moved: %v", name, f.rules)
+			t.Errorf("%s: another owner's rule was moved: %v", name, f.rules)
 		}
 		if err := s.Undo(); err != nil || !maps.Equal(f.rules, before) {
 			t.Errorf("%s, after Undo: %v, want %v, %v", name, f.rules, before, err)
@@ -157,7 +157,7 @@ func TestRulesOfOthers(t *testing.T) {
 	if _, err := Port(f, 4793, 1, Rules); !errors.Is(err, unix.EINVAL) || !maps.Equal(f.rules, before) {
 		t.Errorf("failed: %v, want %v, %v", f.rules, before, err)
 	}
-	// An administrator who sets another rule meanwhile is right.
+	// A rule that an administrator sets meanwhile stays.
 	f = &fakeNIC{rules: map[uint32]Rule{3: theirs4}}
 	if s, err = Port(f, 4793, 1, Rules); err != nil {
 		t.Fatal(err)
@@ -169,7 +169,7 @@ func TestRulesOfOthers(t *testing.T) {
 	}
 }
 
-// A location whose rule somebody has deleted may be another rule's.
+// After its rule was deleted, a location may hold another rule.
 func TestUndoLooks(t *testing.T) {
 	f := &fakeNIC{rules: map[uint32]Rule{}}
 	s, err := Port(f, 4793, 1, Rules)
@@ -285,8 +285,8 @@ func TestRulesOfIPv4Alone(t *testing.T) {
 	}
 }
 
-// A classifier that is turned off, as ixgbe's is at first, has rules to show and takes
-// none: who may turn it on learns that it is there.
+// A classifier that is turned off, as ixgbe's is by default, lists rules and accepts none. The
+// error says that it can be turned on.
 func TestRulesOff(t *testing.T) {
 	f := &fakeNIC{rules: map[uint32]Rule{}, off: true}
 	if _, err := Port(f, 4793, 1, Rules); !errors.Is(err, ErrRulesOff) || !errors.Is(err, unix.EOPNOTSUPP) {
@@ -313,7 +313,7 @@ func TestTable(t *testing.T) {
 	if err := s.Undo(); err != nil || !slices.Equal(f.table, []uint32{0, 1, 2, 0}) {
 		t.Errorf("after Undo: %v, %v", f.table, err)
 	}
-	// What an administrator sets meanwhile is his.
+	// A table that an administrator sets meanwhile stays.
 	if s, err = Port(f, 4793, 2, RSS); err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// The kernel's default is put back as that, and a table that somebody has set as his.
+// The kernel's default table is restored as the default, and a table that was set as that table.
 func TestDefaultTable(t *testing.T) {
 	for _, c := range []struct {
 		before []uint32
@@ -362,7 +362,7 @@ func TestRuleSpec(t *testing.T) {
 		if got, ok := s.rule(); !ok || got != want {
 			t.Errorf("%+v: %+v, %v", want, got, ok)
 		}
-		s.mask[0] = 0xff // somebody's who matches an address, too
+		s.mask[0] = 0xff // another owner's rule, which matches an address, too
 		if _, ok := s.rule(); ok {
 			t.Error("another's rule was taken for ours")
 		}

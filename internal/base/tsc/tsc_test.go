@@ -45,16 +45,3 @@ func TestForward(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkRead(b *testing.B) {
-	for b.Loop() {
-		Read()
-	}
-}
-
-func BenchmarkTime(b *testing.B) {
-	start := time.Now()
-	for b.Loop() {
-		_ = time.Since(start)
-	}
-}

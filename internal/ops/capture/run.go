@@ -3,6 +3,7 @@ package capture
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"viaxdp/internal/base/programs"
+	"viaxdp/internal/base/wire"
 )
 
 // Config of Run.
@@ -30,19 +32,19 @@ type Summary struct {
 	Queues  []uint64 `json:"queues"`  // frames of each
 }
 
-// ErrNobody says that there is no program to capture of.
+// ErrNobody is returned if there is no program to capture from.
 var ErrNobody = errors.New("no program with an open NIC answers")
 
-// Target is a program and its queues, one of which each Source is.
+// Target is a program and its queues.
 type Target struct {
 	programs.Program
 	Sources []Source
 }
 
-// flushEvery is how old what a reader of the file does not see yet may be.
+// flushEvery is the longest time until a reader of the file sees a frame.
 const flushEvery = 200 * time.Millisecond
 
-// recording is a capture that goes on.
+// recording is a running capture.
 type recording struct {
 	Config
 	sources []Source
@@ -103,7 +105,7 @@ func Run(ctx context.Context, w io.Writer, targets []Target, c Config) (Summary,
 	defer tick.Stop()
 	for {
 		select {
-		case <-tick.C: // somebody may be looking on
+		case <-tick.C: // a reader may follow the file
 			r.write(r.file.Flush)
 		case <-ended:
 			r.write(r.file.Close)
@@ -166,15 +168,15 @@ func (r *recording) write(part func() error) {
 	r.unwritten(err)
 }
 
-// fail remembers why the capture is not all that it should be.
+// fail records an error of a program; the capture goes on with the others.
 func (r *recording) fail(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failed = errors.Join(r.failed, err)
 }
 
-// unwritten ends the capture when the file cannot be written, which gives the same
-// error again and again.
+// unwritten ends the capture if the file cannot be written. Every write then fails with the
+// same error, so it is recorded once.
 func (r *recording) unwritten(err error) {
 	if err == nil {
 		return
@@ -192,4 +194,40 @@ func (c *Config) wants(frame []byte) bool {
 	}
 	vi, ok := DestinationVI(frame)
 	return ok && slices.Contains(c.VIs, vi)
+}
+
+// DestinationVI reads the number of the VI that a frame is for, also of one that
+// was cut behind the headers. ok is false for what is no frame of a VI.
+func DestinationVI(frame []byte) (vi uint32, ok bool) {
+	b := frame
+	skip := func(n int) bool {
+		if len(b) < n {
+			return false
+		}
+		b = b[n:]
+		return true
+	}
+	if !skip(12) || len(b) < 2 {
+		return 0, false
+	}
+	proto := binary.BigEndian.Uint16(b)
+	if proto == 0x8100 || proto == 0x88a8 {
+		if !skip(4) || len(b) < 2 {
+			return 0, false
+		}
+		proto = binary.BigEndian.Uint16(b)
+	}
+	if !skip(2) {
+		return 0, false
+	}
+	switch {
+	case proto == 0x0800 && len(b) > 9 && b[0] == 0x45 && b[9] == 17:
+		ok = skip(20)
+	case proto == 0x86dd && len(b) > 6 && b[0]>>4 == 6 && b[6] == 17:
+		ok = skip(40)
+	}
+	if !ok || !skip(8) || len(b) < 8 || b[0] != wire.Version || b[1]&wire.KindConnect != 0 {
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(b[4:]), true
 }

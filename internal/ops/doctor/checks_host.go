@@ -12,36 +12,36 @@ import (
 	"viaxdp/internal/ops/undo"
 )
 
-// Checks is the table, in the order of the report.
+// Checks is the table of checks, in the order of the report.
 var Checks = []Check{
 	{ID: "kernel", About: "is the kernel new enough", Host: checkKernel},
-	{ID: "options", About: "is the kernel built with what VIs use", Host: checkOptions},
+	{ID: "options", About: "does the kernel have the options that VIs use", Host: checkOptions},
 	{ID: "agent", About: "is there an agent that opens NICs for programs without privilege", Host: checkAgent},
-	{ID: "capabilities", About: "may this process do it", Host: checkCapabilities},
+	{ID: "capabilities", About: "has this process the capabilities to open a NIC", Host: checkCapabilities},
 	{ID: "af-xdp", About: "can an AF_XDP socket be made", Host: checkSocket},
-	{ID: "demux", About: "does the demux program judge sample frames rightly", Host: checkTrial},
+	{ID: "demux", About: "does the demux program handle sample frames correctly", Host: checkTrial},
 	{ID: "memlock", About: "how much memory may be registered", Host: checkMemlock},
 	{ID: "hugepages", About: "pages of 2 MB for registered memory, by node", Host: checkHugepages},
 	{ID: "c-states", About: "sleep states that are slow to leave", Host: checkIdle},
-	{ID: "governor", About: "does the clock of the CPUs change", Host: checkGovernor},
+	{ID: "governor", About: "does the CPUs' frequency change", Host: checkGovernor},
 	{ID: "busy-poll", About: "does the kernel poll for sockets that block", Host: checkBusyPoll},
 
 	{ID: "link", About: "is the interface up, with carrier", NIC: checkLink},
-	{ID: "address", About: "has it an IP address for connections", NIC: checkAddress},
+	{ID: "address", About: "has it an IP address, which connections need", NIC: checkAddress},
 	{ID: "served", About: "does the agent open it for programs of this user", NIC: checkServed},
-	{ID: "driver", About: "its driver and the XDP features that it names", NIC: checkDriver},
-	{ID: "program", About: "is there an XDP program of somebody else", NIC: checkProgram},
+	{ID: "driver", About: "its driver and the driver's XDP features", NIC: checkDriver},
+	{ID: "program", About: "is another owner's XDP program attached", NIC: checkProgram},
 	{ID: "zero-copy", About: "does the NIC read and write registered memory itself", NIC: checkZeroCopy},
-	{ID: "multi-buffer", About: "may frames be longer than a chunk", NIC: checkMultiBuffer},
-	{ID: "mtu", About: "the MTU against chunks and modes", NIC: checkMTU},
+	{ID: "multi-buffer", About: "can frames be longer than a chunk", NIC: checkMultiBuffer},
+	{ID: "mtu", About: "does the MTU fit chunks and modes", NIC: checkMTU},
 	{ID: "queues", About: "do frames arrive on the queue of their VI", NIC: checkQueues},
-	{ID: "offloads", About: "offloads that join or change frames", NIC: checkOffloads},
-	{ID: "vlan-offload", About: "VLAN tags taken off by the NIC", NIC: checkVLAN},
-	{ID: "veth-peer", About: "can a veth run native programs", NIC: checkPeer},
-	{ID: "numa", About: "the memory's node against the NIC's", NIC: checkNUMA},
+	{ID: "offloads", About: "offloads that merge or change frames", NIC: checkOffloads},
+	{ID: "vlan-offload", About: "VLAN tags stripped by the NIC", NIC: checkVLAN},
+	{ID: "veth-peer", About: "can a veth receive in native mode", NIC: checkPeer},
+	{ID: "numa", About: "is there memory on the NIC's node", NIC: checkNUMA},
 	{ID: "interrupts", About: "deferred interrupts and threaded NAPI", NIC: checkInterrupts},
-	{ID: "coalescing", About: "interrupts that wait for company", NIC: checkCoalesce},
-	{ID: "holders", About: "who holds which queue", NIC: checkHolders},
+	{ID: "coalescing", About: "interrupt moderation that delays frames", NIC: checkCoalesce},
+	{ID: "holders", About: "which processes hold queues", NIC: checkHolders},
 	{ID: "control-port", About: "is the port of connection management free", NIC: checkControlPort},
 }
 
@@ -115,7 +115,7 @@ func checkAgent(h *Host) []Finding {
 	return ok("none: programs open NICs by themselves, with privilege")
 }
 
-// remedy is how programs of this user get an agent.
+// remedy is how this user's programs get an agent.
 func (a *Agent) remedy() string {
 	switch {
 	case a.Unused == Denied:
@@ -131,8 +131,8 @@ func (a *Agent) remedy() string {
 	return "sudo via-xdp agent"
 }
 
-// ifServed is what the check served tells of each interface: an agent's configuration may leave
-// out interfaces and users, whose programs then do without it where it is not named.
+// ifServed limits a statement to interfaces and users that the agent serves; the check served
+// tells which. Programs of others do without the agent unless the environment names it.
 const ifServed = ", if it serves this interface to this user"
 
 // needed are the capabilities to open a NIC in the program's own process.
@@ -141,7 +141,7 @@ var needed = []struct {
 	name string
 }{{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}, {unix.CAP_BPF, "CAP_BPF"}}
 
-// missing are those of them that this process has not.
+// missing lists the needed capabilities that this process lacks.
 func (h *Host) missing() []string { return MissingCapabilities(h.Capabilities) }
 
 // MissingCapabilities names those that opening a NIC needs and that are not among the ones given, bit by number.
@@ -183,12 +183,12 @@ func checkTrial(h *Host) []Finding {
 	switch {
 	case !h.Trial.Ran:
 		return one(Unknown, "the demux program was not tried: "+h.Trial.Reason,
-			"nothing is known of how this kernel runs it", "sudo via-xdp doctor")
+			"whether it works on this kernel is unknown", "sudo via-xdp doctor")
 	case len(h.Trial.Wrong) > 0:
-		return one(Error, "the demux program judges frames wrongly: "+strings.Join(h.Trial.Wrong, "; "),
+		return one(Error, "the demux program handles frames wrongly: "+strings.Join(h.Trial.Wrong, "; "),
 			"frames get lost or go where they should not", "report it with the output of via-xdp doctor --json")
 	}
-	return ok(fmt.Sprintf("the demux program judged %d sample frames rightly", h.Trial.Frames))
+	return ok(fmt.Sprintf("the demux program handled %d sample frames correctly", h.Trial.Frames))
 }
 
 // arena is what a NIC registers by default, in bytes.
@@ -209,7 +209,7 @@ func checkMemlock(h *Host) []Finding {
 	return ok(fmt.Sprintf("%d KB", h.Memlock>>10))
 }
 
-// pool is where the size of the node's part is set.
+// pool is the file that sets the size of the node's part.
 func (n *HugeNode) pool() string {
 	return fmt.Sprintf("/sys/devices/system/node/node%d/hugepages/hugepages-2048kB/nr_hugepages", n.Node)
 }
@@ -244,40 +244,40 @@ func checkHugepages(h *Host) []Finding {
 			fmt.Sprintf("echo %d > %s", empty.Total+want, empty.pool()))
 	case free < want:
 		return one(Info, fmt.Sprintf("%s; up to %d more on demand", list, h.Overcommit),
-			"pages are made when a NIC is opened, if memory is not in pieces by then", "")
+			"pages are allocated when a NIC is opened, unless memory is too fragmented by then", "")
 	}
 	return ok(list)
 }
 
-// slowToLeave is the exit latency in microseconds from which an idle state shows
-// in the latency of a program that sleeps for its messages.
-const slowToLeave = 10
+// SlowIdle is the exit latency in microseconds above which an idle state shows in the
+// latency of a program that sleeps while it waits for messages.
+const SlowIdle = 10
 
 func checkIdle(h *Host) []Finding {
 	if len(h.Idle) == 0 {
-		return ok("the kernel puts CPUs to no deeper sleep (no cpuidle)")
+		return ok("the kernel uses no idle states (no cpuidle)")
 	}
 	var slow []string
 	for _, s := range h.Idle {
-		if s.Latency > slowToLeave && !s.Disabled {
+		if s.Latency > SlowIdle && !s.Disabled {
 			slow = append(slow, fmt.Sprintf("%s (%d us)", s.Name, s.Latency))
 		}
 	}
 	if slow == nil {
 		return ok("no enabled state takes longer than 10 us to leave")
 	}
-	return one(Info, "CPUs may sleep in "+strings.Join(slow, ", "),
+	return one(Info, "CPUs may use the idle states "+strings.Join(slow, ", "),
 		"a program that waits instead of polling wakes that much later", "via-xdp tune --profile latency")
 }
 
 func checkGovernor(h *Host) []Finding {
 	switch h.Governor {
 	case "":
-		return ok("the clock is not the kernel's to change (no cpufreq)")
+		return ok("the kernel does not change the frequency (no cpufreq)")
 	case "performance":
 		return ok("performance")
 	}
-	return one(Info, "the clock follows the load ("+h.Governor+")",
+	return one(Info, "the frequency follows the load ("+h.Governor+")",
 		"the first messages after a pause are slower", "via-xdp tune --profile latency")
 }
 
@@ -286,5 +286,5 @@ func checkBusyPoll(h *Host) []Finding {
 		return ok("off")
 	}
 	return one(Info, "net.core.busy_poll is "+h.BusyPoll+" us",
-		"every poll(2) of a socket with a NAPI queue spins first; AF_XDP's own sleepers among them", "sysctl -w net.core.busy_poll=0")
+		"every poll(2) of a socket with a NAPI queue spins first, also that of AF_XDP sockets", "sysctl -w net.core.busy_poll=0")
 }

@@ -147,7 +147,7 @@ func checkQueues(_ *Host, n *NIC) []Finding {
 	return []Finding{f}
 }
 
-// ntuple is the classifier, by which opening a NIC has frames come in on its queue.
+// ntuple is the flow classifier. Opening a NIC uses it to steer frames to the queue.
 const ntuple = "rx-ntuple-filter"
 
 // merging are the offloads that make one frame of several, or hold frames back

@@ -12,7 +12,7 @@ import (
 	"viaxdp/internal/ops/undo"
 )
 
-// healthy is a machine of which no check has anything to say.
+// healthy is a machine on which no check finds anything.
 func healthy() *Facts {
 	return &Facts{
 		Host: Host{
@@ -79,8 +79,8 @@ func TestNameOfInterface(t *testing.T) {
 	}
 }
 
-// ailment is a change to the healthy machine. The check finds it, and nobody
-// else finds anything but the others that are named.
+// ailment is a change to the healthy machine. The check finds it, and no other
+// one finds anything except those that are named.
 type ailment struct {
 	check  string
 	level  Level
@@ -229,15 +229,15 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// agentsNIC is an interface of which a daemon has given a queue to a program.
+// agentsNIC is an interface with a queue that the daemon has leased to a program.
 func agentsNIC() *kagent.NICStatus {
 	return &kagent.NICStatus{Interface: "eth0", Index: 2, Mode: "generic", Queues: 8, Port: port, Leases: []kagent.LeaseStatus{
 		{Queue: 2, Holder: kagent.Holder{PID: 4711, UID: 1001, Comm: "trader"}},
 	}}
 }
 
-// What a user has no right to nor needs where an agent serves stands in nobody's way, nor
-// do the agent's program and port on the interface.
+// With an agent, missing privileges of the user are no error, nor are the agent's program and
+// port on the interface.
 func TestAgentServes(t *testing.T) {
 	f := healthy()
 	h, n := &f.Host, &f.NICs[0]
@@ -266,8 +266,8 @@ func TestAgentServes(t *testing.T) {
 	}
 }
 
-// What is said of an agent that stands in nobody's way says also why it is not used, or
-// that its interfaces are others.
+// The finding about an agent that is not used says why, or that it serves another network
+// namespace.
 func TestAgentOfOthers(t *testing.T) {
 	for want, a := range map[string]Agent{
 		"none: programs": {Socket: "/x.sock", Reason: "there is no agent"},
@@ -282,7 +282,7 @@ func TestAgentOfOthers(t *testing.T) {
 	}
 }
 
-// An agent that does not serve an interface is in nobody's way who may open it otherwise.
+// An agent that does not serve an interface does not hinder a user that may open it otherwise.
 func TestNotServed(t *testing.T) {
 	for want, a := range map[string]Agent{
 		"use no agent":                 {Socket: "/x.sock", Served: []string{}},

@@ -2,18 +2,19 @@ package doctor
 
 import (
 	"net/netip"
+	"slices"
 
 	"viaxdp/internal/agent/kagent"
 )
 
-// Facts are what the checks judge.
+// Facts are the input of the checks.
 type Facts struct {
 	Host Host  `json:"host"`
 	NICs []NIC `json:"interfaces"`
 }
 
-// Host is what concerns every interface. A text that is a reason why something
-// could not be done is empty when it could.
+// Host has the facts about the host. A text that is a reason why something is impossible is empty
+// if it is possible.
 type Host struct {
 	Release      string            `json:"release"` // of the kernel
 	Major        int               `json:"major"`
@@ -37,7 +38,7 @@ type Host struct {
 	Agent      Agent       `json:"agent"`
 }
 
-// Agent is the daemon that programs use which are started from here.
+// Agent is the daemon that programs started from here use.
 type Agent struct {
 	Socket string `json:"socket,omitempty"`
 	PID    int    `json:"pid,omitempty"`    // 0: none is used
@@ -49,7 +50,7 @@ type Agent struct {
 	Served []string `json:"served"` // interfaces that it opens for this user; nil: all
 }
 
-// Unused is an agent that programs do not use, although it is there.
+// Unused says why programs do not use an agent that exists.
 type Unused string
 
 const (
@@ -73,7 +74,7 @@ type IdleState struct {
 	Disabled bool   `json:"disabled"`
 }
 
-// Trial is the demux program, run in the kernel on sample frames.
+// Trial is the result of running the demux program in the kernel on sample frames.
 type Trial struct {
 	Ran    bool     `json:"ran"`
 	Reason string   `json:"reason,omitempty"` // why it did not
@@ -144,14 +145,7 @@ type Holder struct {
 
 // Has reports whether the driver has an XDP feature, by the names of package
 // xdpnic.
-func (n *NIC) Has(feature string) bool {
-	for _, f := range n.XDP {
-		if f == feature {
-			return true
-		}
-	}
-	return false
-}
+func (n *NIC) Has(feature string) bool { return slices.Contains(n.XDP, feature) }
 
 // Hardware reports whether there is a device behind the interface.
 func (n *NIC) Hardware() bool { return n.Kind == "device" }

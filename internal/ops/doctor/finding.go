@@ -9,14 +9,14 @@ import (
 	"viaxdp/internal/ops/undo"
 )
 
-// Level says how much a finding matters.
+// Level is the severity of a finding.
 type Level string
 
 // The levels, best first.
 const (
 	OK      Level = "ok"
 	Info    Level = "info"    // worth knowing
-	Unknown Level = "unknown" // could not be seen from here
+	Unknown Level = "unknown" // could not be determined
 	Warning Level = "warning" // it works, slower or less safely than it could
 	Error   Level = "error"   // VIs do not work here
 )
@@ -26,15 +26,15 @@ var levels = []Level{OK, Info, Unknown, Warning, Error}
 // Worse reports whether l matters more than other.
 func (l Level) Worse(other Level) bool { return slices.Index(levels, l) > slices.Index(levels, other) }
 
-// Finding is what a check says.
+// Finding is the result of a check.
 type Finding struct {
 	Check       string      `json:"check"`
 	Interface   string      `json:"interface,omitempty"` // empty: the host
 	Level       Level       `json:"level"`
-	Cause       string      `json:"cause"`                 // what is so
-	Consequence string      `json:"consequence,omitempty"` // what it does to VIs
+	Cause       string      `json:"cause"`                 // the fact
+	Consequence string      `json:"consequence,omitempty"` // its effect on VIs
 	Command     string      `json:"command,omitempty"`     // what helps, for a shell
-	Steps       []undo.Step `json:"steps,omitempty"`       // the same, for --fix; none: a person decides
+	Steps       []undo.Step `json:"steps,omitempty"`       // the same, for --fix; none: a person has to decide
 }
 
 // A Check is a row of the table. Exactly one of Host and NIC is set.
@@ -45,7 +45,7 @@ type Check struct {
 	NIC   func(h *Host, n *NIC) []Finding `json:"-"`
 }
 
-// Report is all that was found.
+// Report is the result of all checks.
 type Report struct {
 	Facts    *Facts    `json:"facts"`
 	Findings []Finding `json:"findings"`
@@ -73,23 +73,23 @@ func Examine(f *Facts) *Report {
 func (r *Report) add(id, nic string, found []Finding) {
 	for _, f := range found {
 		f.Check, f.Interface = id, nic
-		// What is quoted in them comes from programs and interfaces, which others name.
+		// They quote names of programs and interfaces, which other users choose.
 		f.Cause, f.Consequence, f.Command = printable(f.Cause), printable(f.Consequence), printable(f.Command)
 		r.Findings = append(r.Findings, f)
 	}
 }
 
-// printable is a text as one line of a terminal.
+// printable is s as one line that is safe for a terminal.
 func printable(s string) string { return termsafe.Printable(strings.ReplaceAll(s, "\n", "; ")) }
 
-// Where is the finding's interface as a terminal may have it; empty for the host.
+// Where is the finding's interface, safe for a terminal; empty for the host.
 func (f *Finding) Where() string { return termsafe.Printable(f.Interface) }
 
-// plain are names that a shell takes as they are.
+// plain matches names that need no quotes in a shell.
 var plain = regexp.MustCompile(`^[A-Za-z0-9_@%+=.][A-Za-z0-9_@%+=.-]*$`)
 
-// word is the interface's name as a word of a shell's command: the kernel lets a name have any
-// byte but a few.
+// word is the interface's name as a word of a shell command. The kernel allows almost any byte
+// in a name.
 func (n *NIC) word() string {
 	if plain.MatchString(n.Name) {
 		return n.Name
@@ -97,8 +97,8 @@ func (n *NIC) word() string {
 	return "'" + strings.ReplaceAll(n.Name, "'", `'\''`) + "'"
 }
 
-// Impossible tells why VIs cannot run here: an error of the host, or, where no
-// interface is without one, of the first. nil: they can.
+// Impossible returns why VIs cannot run here: an error of the host, or, if every interface has
+// an error, that of the first one. nil: they can.
 func (r *Report) Impossible() *Finding {
 	bad := map[string]*Finding{}
 	for i := range r.Findings {
@@ -121,7 +121,7 @@ func (r *Report) Impossible() *Finding {
 	return nil
 }
 
-// Steps are what --fix would do: those of warnings and errors.
+// Steps are the changes that --fix would make: those of warnings and errors.
 func (r *Report) Steps() []undo.Step {
 	var all []undo.Step
 	for _, f := range r.Findings {

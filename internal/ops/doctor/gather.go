@@ -47,7 +47,7 @@ func Gather(nics ...string) (*Facts, error) {
 	return &f, nil
 }
 
-// ask learns what only system calls tell.
+// ask gathers the facts that need system calls.
 func (h *Host) ask() {
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
@@ -68,11 +68,11 @@ func (h *Host) ask() {
 	h.SeesOthers = h.Capabilities&(1<<unix.CAP_SYS_PTRACE) != 0
 }
 
-// agentTime is how long the daemon may take to tell what it has.
+// agentTime is how long the daemon may take to answer.
 const agentTime = 2 * time.Second
 
-// askAgent finds the daemon, and learns what it has of the interfaces of the calling
-// thread's network namespace.
+// askAgent finds the daemon and asks for its status of the interfaces of the calling thread's
+// network namespace.
 func (h *Host) askAgent() []kagent.NICStatus {
 	ctx, cancel := context.WithTimeout(context.Background(), agentTime)
 	defer cancel()
@@ -88,8 +88,7 @@ func (h *Host) askAgent() []kagent.NICStatus {
 	return st.NICs
 }
 
-// unused tells what an agent is that [agentclient.Find] has found and does not use; of
-// none there is nothing to tell.
+// unused says why [agentclient.Find] found an agent and does not use it; empty if it found none.
 func unused(err error) Unused {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -117,7 +116,7 @@ func (h *Host) setRelease(release string) {
 	fmt.Sscanf(release, "%d.%d", &h.Major, &h.Minor)
 }
 
-// read learns what files tell, of the file system root.
+// read gathers the facts that files of the file system root have.
 func (h *Host) read(root fs.FS) {
 	if release := line(root, "proc/sys/kernel/osrelease"); release != "" {
 		h.setRelease(release)

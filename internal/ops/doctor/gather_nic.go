@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -132,32 +133,22 @@ func (n *NIC) askDriver() {
 	}
 }
 
-// sysfsFiles are those of /sys/class/net/NAME that are looked at.
-var sysfsFiles = []string{"gro_flush_timeout", "napi_defer_hard_irqs", "threaded"}
-
 func (n *NIC) readSysfs() {
-	read := func(name string) (string, bool) {
-		path, err := undo.NetPath(n.Name, name)
-		if err != nil {
-			return "", false
-		}
-		b, err := os.ReadFile(path)
-		return strings.TrimSpace(string(b)), err == nil
+	dir, err := undo.NetPath(n.Name, ".")
+	if err != nil {
+		return
 	}
-	for _, name := range sysfsFiles {
-		if v, ok := read(name); ok {
-			if n.Sysfs == nil {
-				n.Sysfs = map[string]string{}
-			}
+	root := os.DirFS(dir)
+	n.Sysfs = map[string]string{}
+	for _, name := range undo.NetFiles {
+		if v := line(root, name); v != "" {
 			n.Sysfs[name] = v
 		}
 	}
-	if path, err := undo.NetPath(n.Name, "device"); err == nil {
-		if _, err := os.Stat(path); err == nil {
-			n.Kind = "device"
-			if b, err := os.ReadFile(path + "/numa_node"); err == nil {
-				n.NUMANode, _ = strconv.Atoi(strings.TrimSpace(string(b)))
-			}
+	if _, err := fs.Stat(root, "device"); err == nil {
+		n.Kind = "device"
+		if node, err := strconv.Atoi(line(root, "device/numa_node")); err == nil {
+			n.NUMANode = node
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// What an XDP program answers (enum xdp_action of linux/bpf.h).
+// Results of an XDP program (enum xdp_action of linux/bpf.h).
 const (
 	xdpDrop     = 1
 	xdpPass     = 2
@@ -92,7 +92,7 @@ func tryDemux() (t Trial) {
 		return refused(fmt.Errorf("AF_XDP socket: %w", err))
 	}
 	defer unix.Close(fd)
-	// Newer kernels (seen: 7.3) take no socket without one: ENOBUFS.
+	// Newer kernels (7.3, for one) refuse a socket without an RX ring: ENOBUFS.
 	if err := unix.SetsockoptInt(fd, unix.SOL_XDP, unix.XDP_RX_RING, 64); err != nil {
 		return refused(fmt.Errorf("AF_XDP socket: RX ring: %w", err))
 	}

@@ -8,8 +8,8 @@ import (
 	"viaxdp/internal/ops/inspect"
 )
 
-// A veth has both copying modes and no zero-copy, which is tried only if that is asked for,
-// and of which nothing stays behind.
+// A veth has both copying modes and no zero-copy. Look tries them only if it is told to, and
+// leaves nothing behind.
 func TestLook(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	look := func(try bool) (i inspect.Interface) {

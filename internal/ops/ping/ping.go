@@ -1,7 +1,7 @@
 // Package ping asks a host whether a via-xdp agent is there.
 //
-//	ping --request for a discriminator that nobody has--> agent
-//	     <------------------ no match -------------------
+//	ping --request for a discriminator not in use--> agent
+//	     <---------------- no match ----------------
 //
 // Any agent answers that at once, whatever its program does; a host without one
 // answers with an ICMP error. It takes no NIC, no privilege and no VI.

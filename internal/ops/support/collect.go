@@ -7,6 +7,10 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/safchain/ethtool"
+
+	"viaxdp/internal/base/steer"
 )
 
 // Driver is what the driver of an interface can be asked. An error is written in
@@ -17,8 +21,8 @@ type Driver interface {
 	Settings() (map[string]string, error) // driver, channels, rings, coalescing, steering
 }
 
-// hostFiles are read from the root of the file system. None of them says who or
-// where, but for what the mask knows.
+// hostFiles are read from the root of the file system. They identify the machine only by what
+// the mask replaces.
 var hostFiles = []string{
 	"proc/version", "proc/cmdline", "proc/cpuinfo", "proc/meminfo", "proc/interrupts", "proc/softirqs",
 	"proc/net/softnet_stat", "proc/net/snmp", "etc/os-release",
@@ -56,9 +60,8 @@ func (a *Archive) Host(root fs.FS) {
 	a.Add("host/c-states", b.String())
 }
 
-// harmless are the parameters of the kernel's command line that a report has with their
-// values: those that change how fast the machine is. A name that ends in a dot stands for
-// all that begin so.
+// harmless are the parameters of the kernel's command line whose values a report contains:
+// those that affect the machine's speed. A name that ends in a dot is a prefix.
 var harmless = strings.Fields(`BOOT_IMAGE ro rw quiet splash debug console ip net.ifnames biosdevname
 	isolcpus nohz nohz_full rcu_nocbs rcu_nocb_poll rcutree. rcupdate. irqaffinity threadirqs preempt skew_tick
 	idle intel_idle. processor. cpuidle. intel_pstate amd_pstate cpufreq. workqueue. maxcpus nr_cpus possible_cpus
@@ -69,8 +72,8 @@ var harmless = strings.Fields(`BOOT_IMAGE ro rw quiet splash debug console ip ne
 	tsc clocksource hpet nmi_watchdog nowatchdog nosoftlockup mce init_on_alloc init_on_free slub_debug
 	lockdown lsm selinux apparmor audit`)
 
-// commandLine is the kernel's command line without the values that may be secret: it is also
-// the way to hand passwords, keys and addresses to what boots the machine.
+// commandLine is the kernel's command line without the values that may be secret: boot
+// software also gets passwords, keys and addresses there.
 func commandLine(text string) string {
 	var words []string
 	quoted := false
@@ -157,4 +160,76 @@ func table[V any](m map[string]V, err error) string {
 		fmt.Fprintf(&b, "%s: %v\n", k, m[k])
 	}
 	return b.String()
+}
+
+// Ethtool is the Driver of an interface of the calling thread's network
+// namespace.
+type Ethtool struct{ Name string }
+
+func (e Ethtool) with(f func(*ethtool.Ethtool) error) error {
+	h, err := ethtool.NewEthtool()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return f(h)
+}
+
+// Stats are the driver's counters.
+func (e Ethtool) Stats() (m map[string]uint64, err error) {
+	err = e.with(func(h *ethtool.Ethtool) error { m, err = h.Stats(e.Name); return err })
+	return m, err
+}
+
+// Features are the offloads.
+func (e Ethtool) Features() (m map[string]bool, err error) {
+	err = e.with(func(h *ethtool.Ethtool) error { m, err = h.Features(e.Name); return err })
+	return m, err
+}
+
+// Settings are what else the driver tells; what it does not know is left out
+// and named in the error.
+func (e Ethtool) Settings() (map[string]string, error) {
+	m := make(map[string]string)
+	var errs []error
+	err := e.with(func(h *ethtool.Ethtool) error {
+		set := func(name string, v any, err error) {
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+				return
+			}
+			m[name] = fmt.Sprintf("%+v", v)
+		}
+		if i, err := h.DriverInfo(e.Name); err != nil {
+			set("driver", nil, err)
+		} else {
+			m["driver"], m["driver version"], m["firmware"] = i.Driver, i.Version, i.FwVersion
+		}
+		channels, err := h.GetChannels(e.Name)
+		set("channels", channels, err)
+		ring, err := h.GetRing(e.Name)
+		set("rings", ring, err)
+		coalesce, err := h.GetCoalesce(e.Name)
+		set("coalescing", coalesce, err)
+		pause, err := h.GetPause(e.Name)
+		set("pause", pause, err)
+		return nil
+	})
+	// Which queue frames come in on.
+	nic, nicErr := steer.Open(e.Name)
+	if nicErr != nil {
+		return m, errors.Join(append(errs, err, nicErr)...)
+	}
+	defer nic.Close()
+	if table, err := nic.Table(); err != nil {
+		errs = append(errs, fmt.Errorf("indirection table: %w", err))
+	} else {
+		m["indirection table"] = fmt.Sprint(table)
+	}
+	if rules, err := nic.Rules(); err != nil {
+		errs = append(errs, fmt.Errorf("rules for UDP ports: %w", err))
+	} else {
+		m["rules for UDP ports"] = fmt.Sprintf("%+v", rules)
+	}
+	return m, errors.Join(append(errs, err)...)
 }

@@ -9,12 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// Mask replaces addresses and names by others that say nothing, the same for the
-// same one. The zero Mask knows no names; addresses it knows by their form.
+// Mask replaces addresses and names by meaningless ones, always the same one for the same
+// input. The zero Mask knows no names; it recognizes addresses by their form.
 type Mask struct {
-	// Names to hide, as the host's; each becomes "host-1", and so on, wherever it
-	// stands as a word. Names shorter than three letters are left, as every text
-	// has them.
+	// Names to hide, such as the host's. Each becomes "host-1" and so on wherever it occurs as
+	// a word. Names shorter than three letters stay, because they occur in every text.
 	Names []string
 
 	given map[string]string
@@ -24,8 +23,8 @@ type Mask struct {
 var (
 	macForm = regexp.MustCompile(`(?i)\b[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}\b`)
 	ip4Form = regexp.MustCompile(`\b\d{1,3}(?:\.\d{1,3}){3}\b`)
-	// Whatever has two colons at least; netip says whether it is an address. One of IPv4 may
-	// be in front, as on the kernel's command line (ip=10.0.0.2::10.0.0.1).
+	// Anything with at least two colons; netip decides whether it is an address. An IPv4 address
+	// may precede it, as on the kernel's command line (ip=10.0.0.2::10.0.0.1).
 	ip6Form = regexp.MustCompile(`(?i)(\b\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]*):[0-9a-f:]*:[0-9a-f:.]*`)
 	// Interfaces that are called by their hardware address (systemd.net-naming-scheme(7)).
 	nameForm = regexp.MustCompile(`\b(enx|wlx|wwx)([0-9a-f]{12})\b`)
@@ -70,8 +69,8 @@ func (m *Mask) Apply(s string) string {
 	return s
 }
 
-// address masks an address of IPv4 or IPv6, also with a colon before it, or a colon or dot behind.
-// Those that every host has stay, and so does what only looks like one.
+// address masks an IPv4 or IPv6 address, also with a colon before it, or a colon or dot after it.
+// Addresses that every host has stay, and so does text that only looks like an address.
 func (m *Mask) address(x string) string {
 	for _, from := range []int{0, 1} {
 		for to := len(x); from < to && to > len(x)-3 && strings.Trim(x[:from]+x[to:], ":.") == ""; to-- {
@@ -90,15 +89,15 @@ func (m *Mask) address(x string) string {
 	return x
 }
 
-// behindColons reports whether x is an address of IPv4 behind two colons, as of a gateway on the
-// kernel's command line, rather than one of IPv6 that ends so.
+// behindColons reports whether x is an IPv4 address after two colons, as a gateway on the
+// kernel's command line, rather than an IPv6 address that ends like one.
 func behindColons(x string) bool {
 	of, ok := strings.CutPrefix(x, "::")
 	a, err := netip.ParseAddr(of)
 	return ok && err == nil && a.Is4()
 }
 
-// name is the one that stands for a value.
+// name returns the name that replaces a value.
 func (m *Mask) name(kind, value string) string {
 	key := kind + " " + value
 	if n, ok := m.given[key]; ok {

@@ -8,6 +8,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
+	"net/netip"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -191,7 +194,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// A text that is too long is not cut in the midst of an address, which no mask would know.
+// A text that is too long is not cut in the middle of an address, since no mask would match what remains.
 func TestCutAddress(t *testing.T) {
 	before := strings.Repeat("x ", MaxFile/2)
 	for _, address := range []string{"52:54:00:ab:cd:ef", "10.77.100.101", "2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff", "secret-host"} {
@@ -199,7 +202,7 @@ func TestCutAddress(t *testing.T) {
 			text := cut(before[:MaxFile-left-1] + " " + address + " and more")
 			if end := strings.TrimLeft(text[len(text)-300:], "x "); end != "\n(cut off here)\n" && left < len(address) ||
 				len(text) < MaxFile-len(address)-1 {
-				t.Errorf("%s, of which %d bytes have room: the end is %q", address, left, end)
+				t.Errorf("%s, cut after %d bytes: the end is %q", address, left, end)
 			}
 		}
 	}
@@ -239,4 +242,35 @@ func TestReportFails(t *testing.T) {
 	if a.Close() == nil {
 		t.Error("a report that could not be written closed without an error")
 	}
+}
+
+// Whatever a text holds, no address that stands by itself comes through, and the same text is
+// masked the same.
+func FuzzMask(f *testing.F) {
+	f.Add("eth0 52:54:00:ab:CD:ef 10.77.0.1:4793 10.77.0.2 [2001:db8::1]:80", "db7")
+	f.Add("::ffff:10.9.8.7 fe80::1%eth0 127.0.0.1 ::1", "ip")
+	f.Add("0f0e0d0c-1111-2222-3333-444455556666 52-54-00-00-00-01", "host-1")
+	f.Add("1:2:3:4:5:6:7:8:: 1::", "")
+	f.Add("::a:::1.2.3.4 1::2:10.0.0.1.", "a::b")
+	f.Add("::127.0.0.1", "")
+	f.Add("::0:127.0.0.1 ::1:2:10.0.0.1", "")
+	word := regexp.MustCompile(`[\pL\pN_:.]+`)
+	given := regexp.MustCompile(`(?:uuid|mac|ip|host)-\d+`) // the digits and what follows may look like an address
+	f.Fuzz(func(t *testing.T, text, name string) {
+		m := &Mask{Names: []string{name}}
+		masked := m.Apply(text)
+		left := word.FindAllString(given.ReplaceAllString(masked, "_"), -1)
+		for _, w := range word.FindAllString(text, -1) {
+			a, err := netip.ParseAddr(w)
+			own, _ := netip.ParseAddr(strings.TrimPrefix(w, "::")) // one of IPv4 behind colons is masked as such
+			address := err == nil && !a.IsUnspecified() && !a.IsLoopback() && !own.IsLoopback()
+			mac := macForm.FindString(w) == w && strings.Trim(w, "0:") != ""
+			if (address || mac) && slices.Contains(left, w) {
+				t.Errorf("%q: %q comes through in %q", text, w, masked)
+			}
+		}
+		if again := m.Apply(text); again != masked {
+			t.Errorf("%q is %q, and then %q", text, masked, again)
+		}
+	})
 }

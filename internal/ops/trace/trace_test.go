@@ -76,7 +76,7 @@ func TestOne(t *testing.T) {
 	}
 }
 
-// Of a message of which a stamp is missing, or is that of the one before, nothing is kept.
+// A message is left out if one of its stamps is missing or is that of the message before.
 func TestTake(t *testing.T) {
 	for name, c := range map[string]struct {
 		moment int

@@ -48,10 +48,6 @@ func Parse(s string) (Profile, error) {
 	return "", fmt.Errorf("--profile %q: want latency or throughput", s)
 }
 
-// slowToLeave is the exit latency in microseconds from which an idle state is
-// switched off.
-const slowToLeave = 10
-
 // Steps are the settings of a profile for the host and the interfaces of f.
 // root is the file system, for what is there for each CPU.
 func Steps(p Profile, f *doctor.Facts, root fs.FS) []undo.Step {
@@ -79,7 +75,7 @@ func hostSteps(p Profile, h *doctor.Host, root fs.FS) (steps []undo.Step) {
 		states, _ := fs.Glob(root, "sys/devices/system/cpu/cpu[0-9]*/cpuidle/state[0-9]*")
 		for _, s := range states {
 			b, _ := fs.ReadFile(root, s+"/latency")
-			if us, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && us > slowToLeave {
+			if us, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && us > doctor.SlowIdle {
 				file(s+"/disable", "1")
 			}
 		}
@@ -116,7 +112,7 @@ func nicSteps(p Profile, n *doctor.NIC) (steps []undo.Step) {
 			}
 		}
 	}
-	for _, name := range []string{"gro_flush_timeout", "napi_defer_hard_irqs", "threaded"} {
+	for _, name := range undo.NetFiles {
 		if v, ok := n.Sysfs[name]; ok && v != "0" {
 			add(undo.NetFile, name, "0")
 		}

@@ -33,7 +33,7 @@ const (
 	Link     Kind = "link"     // state: "up" or "down"
 )
 
-// String is for people: a terminal obeys nothing in it, whatever an interface is called.
+// String is safe for a terminal, whatever the interface's name.
 func (s Setting) String() string {
 	text := fmt.Sprintf("%s %s %s", s.Interface, s.Kind, s.Name)
 	switch s.Kind {
@@ -77,17 +77,17 @@ type System interface {
 	Set(s Setting, value string) error
 }
 
-// Place is where an interface is. An inode's number is another namespace's after its own has
-// gone; a cookie never is (SO_NETNS_COOKIE, since Linux 5.14).
+// Place is where an interface is. The kernel may give the inode number of a removed namespace
+// to a new one, but never its cookie (SO_NETNS_COOKIE, since Linux 5.14).
 type Place struct {
 	Netns, Cookie uint64 // of its network namespace; no cookie: 0
 	Ifindex       int
 }
 
-// sameNetns reports whether two cookies may be of one namespace.
+// sameNetns reports whether two cookies may be those of one namespace.
 func sameNetns(a, b uint64) bool { return a == b || a == 0 || b == 0 }
 
-// ErrGone says that what had a setting does not exist any more.
+// ErrGone is returned if what had the setting no longer exists.
 var ErrGone = errors.New("it is gone")
 
 // Journal is a list of changes.
@@ -120,7 +120,7 @@ func Open(dir, name string, s System) (*Journal, error) {
 	return j, nil
 }
 
-// parse reads a list. What it names is looked at where it is set.
+// parse reads a list. Get and Set check the names in it.
 func parse(b []byte) (changes []Change, err error) {
 	err = json.Unmarshal(b, &changes)
 	return changes, err
@@ -129,12 +129,12 @@ func parse(b []byte) (changes []Change, err error) {
 // Changes are those that Undo would take back, oldest first.
 func (j *Journal) Changes() []Change { return slices.Clone(j.changes) }
 
-// Close ends the use of the list. Nothing is left behind of one that is empty.
+// Close unlocks the list. An empty list leaves no file.
 func (j *Journal) Close() error { return rundir.Unlock(j.lock) }
 
-// Apply makes the changes in order and returns those that were made: none for
-// what is as it should be, or stays as it is whatever is asked. It stops at the
-// first that fails.
+// Apply makes the changes in order and returns those that were made. A setting that already
+// has the value, or keeps its value when it is set, is not among them. Apply stops at the first
+// error.
 func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 	for _, s := range steps {
 		c := Change{Setting: s.Setting, After: s.Value, Unfinished: true}
@@ -179,7 +179,7 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 			j.settle(c, now)
 		} else {
 			if err == nil {
-				c.After, c.Unfinished = now, false // else Undo would take it for somebody else's
+				c.After, c.Unfinished = now, false // otherwise Undo would take it for another program's
 			}
 			made = append(made, c)
 			j.add(c)
@@ -191,7 +191,7 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 	return made, nil
 }
 
-// add puts a change in the list. What was changed before keeps its first value.
+// add puts a change in the list. If the setting was changed before, its first value stays.
 func (j *Journal) add(c Change) {
 	if i := j.find(c); i >= 0 {
 		j.changes[i].After, j.changes[i].Unfinished = c.After, c.Unfinished
@@ -200,8 +200,8 @@ func (j *Journal) add(c Change) {
 	j.changes = append(j.changes, c)
 }
 
-// settle writes down what an unfinished change of the same setting has become: what is
-// set from now on, somebody else sets. It tells whether there was one.
+// settle records the value of an unfinished change of the same setting, so that a later
+// value is known to be another program's. It reports whether there was one.
 func (j *Journal) settle(c Change, now string) bool {
 	i := j.find(c)
 	if i < 0 || !j.changes[i].Unfinished {
@@ -211,7 +211,7 @@ func (j *Journal) settle(c Change, now string) bool {
 	return true
 }
 
-// find is where the list has a change of the same setting, or -1.
+// find returns the index of the change of the same setting, or -1.
 func (j *Journal) find(c Change) int {
 	return slices.IndexFunc(j.changes, func(old Change) bool {
 		return old.Setting == c.Setting && old.Netns == c.Netns && sameNetns(old.Cookie, c.Cookie) && old.Ifindex == c.Ifindex
@@ -259,7 +259,7 @@ func (j *Journal) undo(c Change) (u Undone, err error) {
 		case now == c.Before:
 			return nil
 		case now != c.After && !c.Unfinished:
-			u.Kept = "somebody has set it to " + now + " since"
+			u.Kept = "another program has set it to " + now + " since"
 			return nil
 		}
 		return j.system.Set(c.Setting, c.Before)
@@ -272,8 +272,7 @@ func (j *Journal) undo(c Change) (u Undone, err error) {
 
 func (j *Journal) save() error { return j.saveWith(nil) }
 
-// saveWith writes the list down, and behind it, newest first, what could not be
-// undone.
+// saveWith writes the list, followed by what could not be undone, newest first.
 func (j *Journal) saveWith(left []Change) error {
 	all := slices.Clone(left)
 	slices.Reverse(all)

@@ -149,8 +149,8 @@ func (m Machine) Get(s Setting) (value string, err error) {
 func (m Machine) Set(s Setting, value string) error {
 	switch s.Kind {
 	case File, NetFile:
-		if s.Kind == NetFile && !slices.Contains(netFiles, s.Name) {
-			return fmt.Errorf("%q is no setting of an interface that is changed here: want one of %q", s.Name, netFiles)
+		if s.Kind == NetFile && !slices.Contains(NetFiles, s.Name) {
+			return fmt.Errorf("%q is no setting of an interface that is changed here: want one of %q", s.Name, NetFiles)
 		}
 		path, err := s.path()
 		if err != nil {
@@ -272,18 +272,17 @@ func NetPath(name, file string) (string, error) {
 	return filepath.Join(dir, filepath.Base(file)), nil
 }
 
-// The files that doctor and tune change: of the host, as patterns, and of an
-// interface.
-var (
-	hostFiles = []string{
-		"/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
-		"/sys/kernel/mm/transparent_hugepage/enabled",
-		"/sys/devices/system/node/node*/hugepages/hugepages-2048kB/nr_hugepages",
-		"/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
-		"/sys/devices/system/cpu/cpu*/cpuidle/state*/disable",
-	}
-	netFiles = []string{"gro_flush_timeout", "napi_defer_hard_irqs", "threaded"}
-)
+// hostFiles are the files of the host that doctor and tune change, as patterns.
+var hostFiles = []string{
+	"/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+	"/sys/kernel/mm/transparent_hugepage/enabled",
+	"/sys/devices/system/node/node*/hugepages/hugepages-2048kB/nr_hugepages",
+	"/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+	"/sys/devices/system/cpu/cpu*/cpuidle/state*/disable",
+}
+
+// NetFiles are the files of /sys/class/net/INTERFACE that they change.
+var NetFiles = []string{"gro_flush_timeout", "napi_defer_hard_irqs", "threaded"}
 
 // allowed keeps a damaged list from naming just any file.
 func allowed(path string) error {

@@ -1,9 +1,12 @@
 package undo
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -138,8 +141,8 @@ func TestUndoAfterCrash(t *testing.T) {
 	}
 }
 
-// A process that dies while it changes a setting does not know what has become of it: that is
-// not taken for what somebody else has set.
+// A process that dies while it changes a setting does not know the new value. Undo must not take
+// that value for a change by another program.
 func TestUndoOfTheUnfinished(t *testing.T) {
 	for name, dies := range map[string]func(f *fake){
 		"before the change": func(f *fake) { f.crash = "a" },
@@ -171,7 +174,7 @@ func TestUndoOfTheUnfinished(t *testing.T) {
 	}
 }
 
-// What an unfinished change has become is known once it was read again: what somebody sets
+// Once the value of an unfinished change was read again, it is known: what another program sets
 // after that stays.
 func TestUnfinishedIsSettled(t *testing.T) {
 	for name, apply := range map[string]func(j *Journal, f *fake) error{
@@ -237,7 +240,7 @@ func TestUndoKeepsWhatOthersChanged(t *testing.T) {
 	f.values["a"], f.gone = "11", true
 	done, err := j.Undo()
 	must(t, err)
-	want := []Undone{{Kept: "it is gone"}, {}, {Kept: "somebody has set it to 11 since"}}
+	want := []Undone{{Kept: "it is gone"}, {}, {Kept: "another program has set it to 11 since"}}
 	if diff := cmp.Diff(want, done, cmpopts.IgnoreFields(Undone{}, "Change")); diff != "" {
 		t.Error(diff)
 	}
@@ -246,8 +249,8 @@ func TestUndoKeepsWhatOthersChanged(t *testing.T) {
 	}
 }
 
-// What the kernel rounds goes back too, and is not taken for somebody else's; what
-// it leaves as it was is no change.
+// A value that the kernel rounds is restored, too, and is not taken for a change by another
+// program. A value that the kernel leaves as it was is no change.
 func TestUndoRounded(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	f := &fake{values: map[string]string{"a": "0", "b": "16"}}
@@ -453,4 +456,45 @@ func TestInterface(t *testing.T) {
 	if err := m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func() error { return nil }); !errors.Is(err, ErrGone) {
 		t.Error(err)
 	}
+}
+
+// harmless are the paths that a list may name, in other words than allowed's.
+var harmless = regexp.MustCompile(`^/sys/(kernel/mm/(hugepages/hugepages-2048kB/nr_hugepages|transparent_hugepage/enabled)|` +
+	`devices/system/(node/node[^/]*/hugepages/hugepages-2048kB/nr_hugepages|` +
+	`cpu/cpu[^/]*/(cpufreq/scaling_governor|cpuidle/state[^/]*/disable)))$`)
+
+// Whatever is in a list, it is refused as a whole, or names no file but those that doctor and tune set, and is read
+// again the same.
+func FuzzJournal(f *testing.F) {
+	for _, c := range []Change{
+		{Setting: Setting{Kind: File, Name: "/sys/kernel/mm/transparent_hugepage/enabled"}, Before: "never", After: "always"},
+		{Setting: Setting{Kind: File, Name: "/sys/devices/system/cpu/cpu0/../../../../../etc/passwd"}, Before: "x", After: "y"},
+		{Setting: Setting{Kind: File, Name: "/sys/devices/system/cpu/cpu../cpuidle/state0/disable"}, Before: "x", After: "y"},
+		{Setting: Setting{Kind: NetFile, Interface: "../..", Name: "threaded"}, Before: "0", After: "1", Netns: 1, Ifindex: 2},
+	} {
+		b, err := json.Marshal([]Change{c, c})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte(`[{"kind":"file","name":"\u0000"}]`))
+	f.Add([]byte(`null`))
+	f.Add([]byte(`[null]`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		changes, err := parse(b)
+		if err != nil {
+			return
+		}
+		for _, c := range changes {
+			if allowed(c.Name) == nil && (!harmless.MatchString(c.Name) || filepath.Clean(c.Name) != c.Name) {
+				t.Fatalf("%q may be written", c.Name)
+			}
+		}
+		again, err := json.Marshal(changes)
+		must(t, err)
+		if back, err := parse(again); err != nil || !slices.Equal(back, changes) {
+			t.Fatalf("%+v is read again as %+v, %v", changes, back, err)
+		}
+	})
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/mvich"
+	"viaxdp/mvich/mpiapps"
 	"viaxdp/mvich/mpibench"
 	"viaxdp/mvich/pmi"
 	"viaxdp/vipl"
@@ -90,10 +92,10 @@ func protocolOf(name string) (mvich.Protocol, error) {
 // process is noticed without it.
 const rankSilence = 10 * time.Second
 
-// rank is this process's part of a job that a launcher has started. When ctx ends its
-// interface is closed, so that whatever it is at fails: a launcher that is told to end
-// tells its ranks once. When the first of them then ends the job it tells all again:
-// that does not break off the closing. What hangs gets SIGKILL.
+// rank is this process's part of a job that a launcher has started. When ctx ends, it
+// closes the interface, so that every operation fails. A launcher that ends signals its
+// ranks once, and again when the first rank has ended; the second signal must not
+// interrupt the close. A rank that hangs gets SIGKILL.
 func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Comm) error) (err error) {
 	l, err := pmi.FromEnv()
 	if err != nil {
@@ -102,14 +104,14 @@ func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Co
 	if device == "" {
 		return fmt.Errorf("no interface: give one by -i, or in %s", mvich.DeviceVariable)
 	}
-	again := make(chan os.Signal, 1) // nobody reads it
+	again := make(chan os.Signal, 1) // never read: a second signal is ignored
 	signal.Notify(again, unix.SIGTERM)
 	defer signal.Stop(again)
 	nic, err := vipl.OpenNIC(device, vipl.WithSilence(rankSilence))
 	if err != nil {
 		return err
 	}
-	shut := sync.OnceValue(nic.Close) // whoever comes second waits: the process ends after it
+	shut := sync.OnceValue(nic.Close) // a second caller waits, because the process ends after it
 	defer func() { err = errors.Join(err, shut()) }()
 	stop := context.AfterFunc(ctx, func() { shut() })
 	defer stop()
@@ -126,4 +128,52 @@ func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Co
 		return cmp.Or(ctx.Err(), err)
 	}
 	return nil
+}
+
+func newMpiapp(env environment) *cobra.Command {
+	var device string
+	var inJSON bool
+	var o mpiapps.Options
+	cmd := &cobra.Command{
+		Use:   "mpiapp [flags] " + strings.Join(mpiapps.Names(), "|"),
+		Short: "Be a rank of an application: a stencil, or conjugate gradients",
+		Long: "To be started by via-xdp mpirun, or Hydra's mpiexec on hosts with an interface each.\n" +
+			"The ranks cut a square into blocks and compute it together; rank 0 then computes it\n" +
+			"alone, compares the results, and fails where they differ. It prints how long the\n" +
+			"ranks took, and the share of it that was communication.\n\n" +
+			"bench layers-scaling runs both with 1, 2, 4 ranks and so on, as many as there are CPUs.",
+		Example: "  via-xdp mpirun -np 4 via-xdp mpiapp stencil\n" +
+			"  mpiexec.hydra -hosts a,b via-xdp mpiapp -i eth1 cg",
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: mpiapps.Names(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f := cmd.Flags()
+			if f.Changed("size") {
+				if err := within("--size", o.Size, 1, mpiapps.MaxSize); err != nil {
+					return err
+				}
+			}
+			if f.Changed("steps") {
+				if err := within("--steps", o.Steps, 1, math.MaxInt); err != nil {
+					return err
+				}
+			}
+			return rank(cmd.Context(), device, mvich.Auto, func(c *mvich.Comm) error {
+				r, err := mpiapps.Run(c, args[0], o)
+				switch {
+				case err != nil || r == nil:
+					return err
+				case inJSON:
+					return json.NewEncoder(env.stdout).Encode(r)
+				}
+				return r.Print(env.stdout)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVarP(&device, "interface", "i", os.Getenv(mvich.DeviceVariable), "interface of this rank")
+	f.BoolVar(&inJSON, "json", false, "print the result as JSON")
+	f.IntVar(&o.Size, "size", 0, "`points` of a side of the square (default: 1024 of the stencil, 512 of cg)")
+	f.IntVar(&o.Steps, "steps", 0, "steps of the stencil, most steps of cg (default: 400, 5000)")
+	return cmd
 }

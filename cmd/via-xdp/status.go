@@ -31,10 +31,11 @@ func newRes(env environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "res [" + strings.Join(resources, "|") + "]",
 		Short: "List what programs have open: NICs, VIs, completion queues, memory, tags",
-		Long: "Lists resources by process: of one's own programs, for root of all. A program is seen when\n" +
-			"it opened its NIC by vipl.OpenNIC and could make its socket in the runtime directory\n" +
-			"(VIA_RUNTIME_DIR, /run/via-xdp/proc for root, $XDG_RUNTIME_DIR/via-xdp/proc). One that cron or a\n" +
-			"service starts for an ordinary user has none, unless it is told: doctor names it as a queue's holder.",
+		Long: "Lists resources by process: those of your own programs, or of all programs for root. A\n" +
+			"program is listed if it opened its NIC with vipl.OpenNIC and could create its socket in the\n" +
+			"runtime directory (VIA_RUNTIME_DIR; by default /run/via-xdp/proc for root and\n" +
+			"$XDG_RUNTIME_DIR/via-xdp/proc for users). A program that cron or a service starts for a user has\n" +
+			"neither variable and is not listed, but doctor names it as the holder of its queue.",
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: resources,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -59,12 +60,12 @@ func newRes(env environment) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&nic, "interface", "i", "", "of this interface only")
+	cmd.Flags().StringVarP(&nic, "interface", "i", "", "this interface only")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-// tellUnseen says what the census could not ask.
+// tellUnseen reports which programs could not be asked.
 func tellUnseen(w io.Writer, c *status.Report) {
 	switch {
 	case c.Denied == 1:
@@ -77,7 +78,7 @@ func tellUnseen(w io.Writer, c *status.Report) {
 	}
 }
 
-// notes are what goes before a list of queues: whose are not in it, and that there are none.
+// notes is the text before a list of queues: which programs it leaves out, and that it is empty.
 func notes(nic string, c *status.Report, list []status.Queue) string {
 	var b strings.Builder
 	tellUnseen(&b, c)
@@ -87,7 +88,7 @@ func notes(nic string, c *status.Report, list []status.Queue) string {
 	return b.String()
 }
 
-// nobody says that there is nothing to show of an interface, or of any.
+// nobody is the text if no program has the interface, or any interface, open.
 func nobody(nic string, c *status.Report) string {
 	s := "no program"
 	if c.Denied > 0 || len(c.Failed) > 0 {
@@ -146,9 +147,9 @@ func newStat(env environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stat [INTERFACE]",
 		Short: "Show counters and rates, named drops, by queue and VI",
-		Long: "Shows what the queues of programs have counted, those that moved; with -i rates over each\n" +
-			"interval until Ctrl-C. A name with ! in front counts frames or messages that were lost.\n" +
-			"docs/counters.md says what each means. --json prints a document, with -i one a line.",
+		Long: "Shows the counters of the programs' queues that are not 0. With -i it shows rates over each\n" +
+			"interval, until Ctrl-C. A name with a leading ! counts lost frames or messages.\n" +
+			"docs/counters.md explains each counter. --json prints one document, or with -i one per line.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			interval := time.Duration(0)
@@ -162,7 +163,7 @@ func newStat(env environment) *cobra.Command {
 			case count < 0:
 				return errors.New("-c: want a number from 0")
 			case count > 1 && interval == 0:
-				return errors.New("-c counts looks: say by -i how many seconds are between them")
+				return errors.New("-c is the number of reports: give the seconds between them with -i")
 			}
 			take := taker(args)
 			before := take()
@@ -184,15 +185,15 @@ func newStat(env environment) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.Float64VarP(&seconds, "interval", "i", 0, "show rates every so many `seconds`")
-	f.IntVarP(&count, "count", "c", 0, "looks, with -i (default: until Ctrl-C)")
-	f.BoolVarP(&all, "all", "a", false, "counters that have not moved, too")
-	f.BoolVar(&vis, "vi", false, "each VI, too")
+	f.Float64VarP(&seconds, "interval", "i", 0, "`seconds` between two reports of rates")
+	f.IntVarP(&count, "count", "c", 0, "number of reports, with -i (default: until Ctrl-C)")
+	f.BoolVarP(&all, "all", "a", false, "show counters that are 0, too")
+	f.BoolVar(&vis, "vi", false, "show each VI, too")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-// taker takes censuses, of one interface if it is named.
+// taker takes reports, of one interface if args names it.
 func taker(args []string) func() *status.Report {
 	return func() *status.Report {
 		c := status.Take(rundir.AllPrograms())
@@ -283,7 +284,7 @@ func newTop(env environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [INTERFACE]",
 		Short: "Watch queues and VIs live",
-		Long:  "A screen of rates, the busiest queue first, until q or Ctrl-C. It needs a terminal.",
+		Long:  "Shows a screen of rates, the busiest queue first, until q or Ctrl-C. Needs a terminal.",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			interval, err := timeOf("-i", seconds, 0.1)
@@ -313,7 +314,7 @@ func newTop(env environment) *cobra.Command {
 			}
 		},
 	}
-	cmd.Flags().Float64VarP(&seconds, "interval", "i", 1, "look every so many `seconds`")
+	cmd.Flags().Float64VarP(&seconds, "interval", "i", 1, "`seconds` between two refreshes")
 	return cmd
 }
 
