@@ -77,8 +77,8 @@
 // when it was due; [Session.Transactions], requests with replies; [Session.Stream] and
 // [Session.PingPong], between which faults may begin; [Session.Connections]. A [Bed]
 // made with Through has a forwarder on each pair that loses and reorders frames as
-// [Bed.SetFaults] says, and [Session.Repeats] tells what was sent again for it. A [Spread] is
-// streams over all queues of a pair, and an [Incast] streams of several senders into one receiver.
+// [Bed.SetFaults] says, and [Session.Repeats] tells what was sent again for it. An [Incast] is
+// streams of several senders into one receiver.
 //
 // # Privileges
 //

@@ -37,7 +37,6 @@ var quantities = []quantity{
 	{GoodputRatio, "goodput", "Goodput by that without a fault", "", 1, 3},
 	{FaultRatio, "frames hit[%]", "Frames that met the fault", "%", 0.01, 2},
 	{ResentRatio, "resent[%]", "Frames sent again", "%", 0.01, 2},
-	{QueueEfficiency, "efficiency", "Rate by that of one queue for each CPU", "", 1, 3},
 	{SpuriousRatio, "spurious[%]", "Frames sent again that had arrived", "%", 0.01, 2},
 	{SendersRatio, "goodput", "Goodput by that of one sender", "", 1, 3},
 	{Fairness, "fairness", "Jain's index of the senders' shares", "", 1, 3},
@@ -90,7 +89,7 @@ type family struct {
 
 var families = []family{
 	{name: "latency", metrics: []Metric{Min, Max, P50, Mean, Stdev, P99, P999}, leads: []Metric{P50, P99, P999, Min}},
-	{name: "bandwidth", metrics: []Metric{Peak, Bandwidth, Rate, QueueEfficiency, CPUTx, CPURx, Outstanding, Lost}, leads: []Metric{Bandwidth, Rate, CPUTx, CPURx}},
+	{name: "bandwidth", metrics: []Metric{Peak, Bandwidth, Rate, CPUTx, CPURx, Outstanding, Lost}, leads: []Metric{Bandwidth, Rate, CPUTx, CPURx}},
 	{name: "operation", metrics: []Metric{Operation}, leads: []Metric{Operation}},
 	{
 		name:    "goodput",

@@ -119,9 +119,6 @@ const (
 	Speedup       Metric = "speedup"
 	Efficiency    Metric = "efficiency"
 	Communication Metric = "communication_ratio"
-	// Of streams over several queues: messages a second, by those over one queue and
-	// by the CPUs that took part.
-	QueueEfficiency Metric = "queue_efficiency"
 	// Of Ohio State University's benchmarks of MPI, each a figure of its own.
 	OSULatency   Metric = "osu_latency_us"
 	OSUBandwidth Metric = "osu_bw_MBps"
@@ -135,7 +132,7 @@ const (
 // Lower says whether less of a metric is better.
 func (m Metric) Lower() bool {
 	switch m {
-	case Rate, Bandwidth, Peak, GoodputRatio, Speedup, Efficiency, QueueEfficiency,
+	case Rate, Bandwidth, Peak, GoodputRatio, Speedup, Efficiency,
 		SendersRatio, Fairness, LeastShare, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
 		return false
 	}

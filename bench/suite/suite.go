@@ -217,7 +217,7 @@ type group struct {
 
 // groups are all of them, in the order of the report.
 func groups() []group {
-	return slices.Concat(basicGroups, vibeGroups, opsGroups, transactionGroups, loadGroups, lossGroups, queueGroups, incastGroups,
+	return slices.Concat(basicGroups, vibeGroups, opsGroups, transactionGroups, loadGroups, lossGroups, incastGroups,
 		ablationGroups, layerGroups, rankGroups[:1], proxyGroups, rankGroups[1:], layerLossGroups, scalingGroups, peerGroups)
 }
 

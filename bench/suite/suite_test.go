@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -345,44 +344,5 @@ func TestEstimate(t *testing.T) {
 	}
 	if _, err := Estimate(Config{Groups: []string{"x"}}); err == nil {
 		t.Error("an estimate of an unknown group")
-	}
-}
-
-// Every number of queues has its rate, and the efficiency is by that of one.
-func TestQueuesGroup(t *testing.T) {
-	nstest.Require(t)
-	cpus, err := testbed.AllowedCPUs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := shortly("queues")
-	cfg.Turns = 2
-	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := r.Group("queues")
-	if g == nil || len(g.Series) != len(queueSizes(true)) || g.Conditions.Mode != "native" {
-		t.Fatalf("%+v", g)
-	}
-	for _, s := range g.Series {
-		if len(s.Points) != len(queueCounts) {
-			t.Fatalf("%s: %d points, want %d", s.Name, len(s.Points), len(queueCounts))
-		}
-		for i, p := range s.Points {
-			if p.X != float64(queueCounts[i]) || len(p.Values[report.Rate].Turns) != cfg.Turns {
-				t.Errorf("%s: point %d is %+v", s.Name, i, p)
-			}
-		}
-		for i, p := range s.Points {
-			used := float64(min(queueCounts[i], len(cpus)))
-			for turn, e := range p.Values[report.QueueEfficiency].Turns {
-				rate := p.Values[report.Rate].Turns[turn] / s.Points[0].Values[report.Rate].Turns[turn]
-				if math.Abs(e*used-rate) > 1e-9*rate || i == 0 && e != 1 {
-					t.Errorf("%s, %d queues: an efficiency of %v in turn %d, at %v times the rate on %v CPUs",
-						s.Name, queueCounts[i], e, turn+1, rate, used)
-				}
-			}
-		}
 	}
 }
