@@ -14,7 +14,7 @@ import (
 	"viaxdp/bench"
 )
 
-// WriteMarkdown writes the report as a document: how it was measured, what was asked and
+// WriteMarkdown writes the report as a document: how it was measured and
 // what loses, a section for each group with its tables and plots, and what was disturbed.
 // A report of the whole suite is written briefly: see featured. plotDir is the
 // directory of the plots of WriteDocumentPlots as seen from the document, with
@@ -56,8 +56,10 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 
 `+"```sh\n%s\n```\n", minute(d.report.Started),
 		time.Duration(d.report.Took*float64(time.Second)).Round(time.Second), d.report.Turns, oneLine(d.report.Command))
-	d.printf("\n[What was asked](#what-was-asked) · [Conditions](#conditions)")
+	d.printf("\n%s\n", rowsNote)
+	d.printf("\n[Conditions](#conditions)")
 	link := func(heading string) { d.printf(" · [%s](#%s)", escape(heading), anchor(heading)) }
+	link(lossesHeading)
 	for i := range d.report.Groups {
 		if g := &d.report.Groups[i]; !d.brief || g.isFeatured() {
 			link(g.Name)
@@ -68,9 +70,15 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 	}
 	link("Disturbed")
 	d.printf("\n")
-	d.asked()
 	d.conditions()
+	d.losses()
 }
+
+const rowsNote = `Rows called vi- are via-xdp's, and poll unless they end in -wait. raw-afxdp is the floor, the rings below with
+nothing above them, and raw-afxdp-copy the same with the content copied out, as a receive must; -c is the floor in C,
+which has no frames longer than a chunk. tcp- and udp- are the kernel's: -spin polls, -block sleeps in system calls,
+-net is Go's package net. mvich and vianet are the messages and the sockets above VIs, mpich-tcp is MPICH over the
+kernel's TCP. The others are other people's programs.`
 
 // minute is a point in time as the document tells it.
 func minute(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
@@ -203,19 +211,6 @@ func (g *Group) column(x float64) string {
 		}
 	}
 	return plain(x)
-}
-
-// marks are those of a line in the table of losses.
-func (l loss) marks() string {
-	s := ""
-	v := verdict{l.point, l.rival, l.other}
-	if v.beyond(l.metric) {
-		s += " \\*"
-	}
-	if v.disturbed() {
-		s += " †"
-	}
-	return s
 }
 
 // markdown is a table with a head. Columns of figures stand right, others left.

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"errors"
 	"image/color"
 	"io/fs"
@@ -58,7 +59,7 @@ func (g *Group) percentilePictures() []picture {
 					curves = append(curves, curve{tickLabel(at.X) + " " + oneLine(g.Axis.Unit), draw.LineStyle{Width: vg.Points(1.5)}, s, at})
 				}
 			}
-			slices.SortFunc(curves, func(a, b curve) int { return compareX(a.point.X, b.point.X) })
+			slices.SortFunc(curves, func(a, b curve) int { return cmp.Compare(a.point.X, b.point.X) })
 			for j := range curves {
 				curves[j].line.Color = ramp(j, len(curves))
 			}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"image/color"
@@ -224,7 +225,7 @@ func (s *Series) spots(q quantity, logX, logY bool) []spot {
 		}
 		at = append(at, spot{p.X, y, lo, hi})
 	}
-	slices.SortFunc(at, func(a, b spot) int { return compareX(a.x, b.x) })
+	slices.SortFunc(at, func(a, b spot) int { return cmp.Compare(a.x, b.x) })
 	return at
 }
 
