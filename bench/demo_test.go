@@ -96,7 +96,7 @@ func tokenOf(t *testing.T) string { return fmt.Sprintf("%s-%d", t.Name(), os.Get
 func TestDemo(t *testing.T) {
 	nstest.Require(t)
 	before, token := tracesNow(t), tokenOf(t)
-	names := []string{"raw-afxdp", "vi-unreliable-wait", "vi-reliable-delivery", "vi-rdma-read", "mvich", "tcp-net", "udp-spin"}
+	names := []string{"raw-afxdp", "vi-unreliable-wait", "vi-reliable-delivery", "vi-rdma-read", "vianet", "tcp-net", "udp-spin"}
 	cfg := demoConfig(token, names)
 	r, err := Demo(context.Background(), cfg)
 	if err != nil {
@@ -403,7 +403,7 @@ func TestOpenAsNobody(t *testing.T) {
 	}
 	const socket = "/nowhere/agent.sock"
 	t.Setenv("VIA_AGENT", socket)
-	for name, want := range map[string]string{"vi-reliable-delivery": socket, "vianet": socket, "mvich": socket, "raw-afxdp": "CAP_NET_RAW"} {
+	for name, want := range map[string]string{"vi-reliable-delivery": socket, "vianet": socket, "raw-afxdp": "CAP_NET_RAW"} {
 		_, err := Open(name, Params{Interface: "lo", Server: true}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want it to name %s", name, err, want)

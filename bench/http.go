@@ -5,15 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"viaxdp/vianet"
-	"viaxdp/vipl"
 )
 
 // HTTPLoad is requests that a client of net/http makes of a server of net/http,
@@ -90,46 +86,17 @@ func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(
 	}, nil
 }
 
-// httpNet is a way to connect.
-type httpNet struct {
-	listen func(address string) (net.Listener, error)
-	dial   func(ctx context.Context, network, address string) (net.Conn, error)
-	close  func() error
-}
-
-func openHTTPNet(p Params, overVianet bool) (*httpNet, error) {
-	if !overVianet {
-		return &httpNet{
-			listen: func(address string) (net.Listener, error) { return net.Listen("tcp", address) },
-			dial:   (&net.Dialer{}).DialContext, close: func() error { return nil },
-		}, nil
-	}
-	nic, err := openNIC(p, vipl.WithChunks(ringChunks, ringChunks))
-	if err != nil {
-		return nil, err
-	}
-	stack, err := vianet.New(nic, vianet.Options{})
-	if err != nil {
-		return nil, errors.Join(err, nic.Close())
-	}
-	return &httpNet{
-		listen: func(address string) (net.Listener, error) { return stack.Listen("via", address) },
-		dial:   stack.DialContext,
-		close:  func() error { return errors.Join(stack.Close(), nic.Close()) },
-	}, nil
-}
-
 // serveHTTP is a task: the server, until the client ends it.
 func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
 	if err := in.validate(); err != nil {
 		return struct{}{}, err
 	}
-	n, err := openHTTPNet(j.params, in.Vianet)
+	n, err := openNetwork(j.params, in.Vianet)
 	if err != nil {
 		return struct{}{}, err
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
-	l, err := n.listen(netip.AddrPortFrom(in.Server, httpPort).String())
+	l, err := n.listen("tcp", netip.AddrPortFrom(in.Server, httpPort).String())
 	if err != nil {
 		return struct{}{}, err
 	}
@@ -163,7 +130,7 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 	if err := in.validate(); err != nil {
 		return out, err
 	}
-	n, err := openHTTPNet(j.params, in.Vianet)
+	n, err := openNetwork(j.params, in.Vianet)
 	if err != nil {
 		return out, err
 	}

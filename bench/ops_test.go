@@ -65,7 +65,7 @@ func TestConnections(t *testing.T) {
 				return err
 			}
 			expect(t, r, map[string]int64{OpConnect: 5, OpDisconnect: 5}, func(o OperationTimes) string { return o.Name })
-			if err := loads(t.Context(), s, true); err != nil {
+			if err := loads(t.Context(), s); err != nil {
 				return err
 			}
 		}

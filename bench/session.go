@@ -247,18 +247,17 @@ func tellRepeats(j *job, _ struct{}) (Repeats, error) {
 	switch e := j.endpoint.(type) {
 	case *vi:
 		nic = e.nic
-	case *ranks:
-		nic = e.nic
-	case *viaNet:
-		nic = e.nic
+	case *netStream:
+		nic = e.network.nic
 	case *tcp:
 		info, err := unix.GetsockoptTCPInfo(e.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 		if err != nil {
 			return Repeats{}, err
 		}
 		return Repeats{Resent: uint64(info.Total_retrans), Spurious: uint64(info.Dsack_dups)}, nil
-	default:
-		return Repeats{}, errors.New("this transport does not count what it sends again: take a VI that sends and receives, mvich, vianet, or TCP")
+	}
+	if nic == nil {
+		return Repeats{}, errors.New("this transport does not count what it sends again: take a VI that sends and receives, vianet, or TCP by system calls")
 	}
 	c := nic.Counters()
 	return Repeats{Resent: c.Resent, Spurious: c.Duplicate}, nil

@@ -180,12 +180,17 @@ func (v *vi) enter(r Round, depth, data, words int) error {
 	if err := v.word(wordReady | int(r.ID)); err != nil {
 		return err
 	}
+	return v.begun(r.ID)
+}
+
+// begun awaits the peer's word that the receives of a round are posted.
+func (v *vi) begun(round uint16) error {
 	d, err := v.recv()
 	if err != nil {
 		return err
 	}
-	if got, ok := d.Immediate(); !ok || got != uint32(wordReady|int(r.ID)) {
-		return fmt.Errorf("the peer began with %d bytes and %#x, not with round %d", d.Length, got, r.ID)
+	if got, ok := d.Immediate(); !ok || got != uint32(wordReady|int(round)) {
+		return fmt.Errorf("the peer began with %d bytes and %#x, not with round %d", d.Length, got, round)
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ var (
 		figures: map[string]Metric{"goodput_ratio": GoodputRatio, "pingpong_p99_us": P99, "spurious_ratio": SpuriousRatio},
 	}
 	incastArray = array{
-		group: IncastGroup, ours: waiting, key: "senders", tcp: map[string]string{"tcp": tcpBlock},
+		group: IncastGroup, ours: "vianet", key: "senders", tcp: map[string]string{"tcp": "tcp-net"},
 		figures: map[string]Metric{
 			"goodput_ratio": SendersRatio, "fairness": Fairness, "least_share": LeastShare,
 			"resent_ratio": ResentRatio, "dropped_ratio": DroppedRatio, "unnamed_frames": Unnamed,

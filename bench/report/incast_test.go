@@ -20,13 +20,13 @@ func incastPoint(senders float64, values map[Metric]float64) Point {
 // that is missing is null.
 func TestIncastArray(t *testing.T) {
 	r := Report{Groups: []Group{{Name: IncastGroup, Series: []Series{
-		{Name: waiting, Points: []Point{
+		{Name: "vianet", Points: []Point{
 			incastPoint(1, map[Metric]float64{SendersRatio: 1, Fairness: 1}),
 			incastPoint(2, map[Metric]float64{
 				SendersRatio: 0.75, Fairness: 0.9, LeastShare: 0.5, ResentRatio: 0.25, DroppedRatio: 0.125, Unnamed: 3,
 			}),
 		}},
-		{Name: tcpBlock, Points: []Point{incastPoint(2, map[Metric]float64{SendersRatio: 1.5, Fairness: 0.8, LeastShare: 0.3})}},
+		{Name: "tcp-net", Points: []Point{incastPoint(2, map[Metric]float64{SendersRatio: 1.5, Fairness: 0.8, LeastShare: 0.3})}},
 	}}}}
 	var out bytes.Buffer
 	if err := r.Write(&out); err != nil {

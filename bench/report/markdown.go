@@ -140,11 +140,10 @@ func (d document) group(g *Group) {
 		d.printf("\n%s\n", wholeTripsNote)
 	}
 	for _, f := range g.shown() {
-		if d.brief && !g.features(f.name) {
-			continue
-		}
 		for _, m := range f.drawn(g) {
-			d.figures(g, m)
+			if !d.brief || slices.Contains(featured[g.Name].tables, f.nameOf(m)) {
+				d.figures(g, m)
+			}
 		}
 	}
 	for _, p := range g.documentPictures(d.brief) {
@@ -270,8 +269,8 @@ func anchor(s string) string {
 const wholeSuite = 20
 
 // featured are the groups that a brief document shows, each for a question that
-// users ask: the families of figures of which it has a table, and the plots, by
-// the end of their files' names. Of the other groups it has one line each; the
+// users ask: the figures of which it has a table, and the plots, by the end of
+// their files' names. Of the other groups it has one line each; the
 // report has the figures of all.
 var featured = map[string]struct{ tables, plots []string }{
 	pingpongGroup:       {[]string{"latency"}, []string{"latency", "percentiles"}},            // how fast is one message?
@@ -282,7 +281,8 @@ var featured = map[string]struct{ tables, plots []string }{
 	"abl-mtu":           {[]string{"latency", "bandwidth"}, []string{"latency", "bandwidth"}}, // which MTU?
 	"abl-packing":       {[]string{"bandwidth"}, []string{"bandwidth"}},                       // what does packing give?
 	"abl-secure":        {[]string{"latency", "bandwidth"}, []string{"bandwidth"}},            // what does encryption cost?
-	"layers-messages":   {[]string{"latency", "bandwidth"}, []string{"latency", "bandwidth"}}, // MPI and sockets beside others'?
+	"layers-messages":   {[]string{"latency", "bandwidth"}, []string{"latency", "bandwidth"}}, // sockets beside Go's?
+	"layers-osu":        {[]string{string(OSULatency), string(OSUBandwidth)}, nil},            // mvich beside MPICH?
 	"layers-http":       {[]string{"bandwidth"}, nil},                                         // HTTP?
 	"layers-loss-proxy": {[]string{"bandwidth"}, []string{"bandwidth"}},                       // programs behind a proxy?
 	"peers":             {[]string{"latency"}, nil},                                           // beside libfabric, UCX, sockperf?
@@ -300,11 +300,6 @@ func (r *Report) brief() bool { return len(r.Groups) >= wholeSuite }
 func (g *Group) isFeatured() bool {
 	_, ok := featured[g.Name]
 	return ok
-}
-
-// features reports whether a brief document has a table of the family.
-func (g *Group) features(family string) bool {
-	return slices.Contains(featured[g.Name].tables, family)
 }
 
 // documentPictures are the plots of the group that a document embeds.

@@ -33,7 +33,6 @@ var quantities = []quantity{
 	{CPURx, "cpu rx[usec]", "CPU time of the receiver a message", "us", 1, 3},
 	{Operation, "t_typical[usec]", "Time of an operation", "us", 1, 2},
 	{Outstanding, "outstanding", "Messages outstanding at the end", "", 1, 0},
-	{Lost, "lost[%]", "Messages lost", "%", 1, 2},
 	{GoodputRatio, "goodput", "Goodput by that without a fault", "", 1, 3},
 	{FaultRatio, "frames hit[%]", "Frames that met the fault", "%", 0.01, 2},
 	{ResentRatio, "resent[%]", "Frames sent again", "%", 0.01, 2},
@@ -43,10 +42,6 @@ var quantities = []quantity{
 	{LeastShare, "least/most", "Least share of a sender by the greatest", "", 1, 3},
 	{DroppedRatio, "dropped[%]", "Frames dropped by name", "%", 0.01, 2},
 	{Unnamed, "unnamed", "Frames lost without a name", "", 1, 0},
-	{Elapsed, "time[msec]", "Time", "ms", 1, 1},
-	{Speedup, "speed-up", "Speed-up", "", 1, 2},
-	{Efficiency, "efficiency[%]", "Efficiency", "%", 0.01, 1},
-	{Communication, "comm[%]", "Share of communication", "%", 0.01, 1},
 	{OSULatency, "Latency (us)", "Latency (osu_latency)", "us", 1, 2},
 	{OSUBandwidth, "Bandwidth (MB/s)", "Bandwidth (osu_bw)", "MB/s", 1, 2},
 	{OSUBothWays, "Bi-dir. (MB/s)", "Bandwidth both ways (osu_bibw)", "MB/s", 1, 2},
@@ -89,18 +84,25 @@ type family struct {
 
 var families = []family{
 	{name: "latency", metrics: []Metric{Min, Max, P50, Mean, Stdev, P99, P999}, leads: []Metric{P50, P99, P999, Min}},
-	{name: "bandwidth", metrics: []Metric{Peak, Bandwidth, Rate, CPUTx, CPURx, Outstanding, Lost}, leads: []Metric{Bandwidth, Rate, CPUTx, CPURx}},
+	{name: "bandwidth", metrics: []Metric{Peak, Bandwidth, Rate, CPUTx, CPURx, Outstanding}, leads: []Metric{Bandwidth, Rate, CPUTx, CPURx}},
 	{name: "operation", metrics: []Metric{Operation}, leads: []Metric{Operation}},
 	{
 		name:    "goodput",
 		metrics: []Metric{GoodputRatio, FaultRatio, SendersRatio, Fairness, LeastShare, ResentRatio, SpuriousRatio, DroppedRatio, Unnamed},
 		leads:   []Metric{GoodputRatio, SendersRatio},
 	},
-	{name: "scaling", metrics: []Metric{Elapsed, Speedup, Efficiency, Communication}, leads: []Metric{Speedup, Elapsed}},
 	{name: "osu", metrics: osuMetrics, leads: osuMetrics, peers: true},
 }
 
 var osuMetrics = []Metric{OSULatency, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate, OSUAllReduce, OSUAllToAll}
+
+// nameOf is what the plot of one of its metrics is called.
+func (f family) nameOf(m Metric) string {
+	if f.peers {
+		return string(m)
+	}
+	return f.name
+}
 
 // shown are the families that a group has figures of. Metrics that are in none,
 // those of a single group, are a family of their own.

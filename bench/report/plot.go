@@ -110,12 +110,9 @@ func (g *Group) pictures() []picture {
 	var list []picture
 	for _, f := range families {
 		for _, m := range f.drawn(g) {
-			q, name := quantityOf(m), f.name
-			if f.peers {
-				name = string(m)
-			}
+			q := quantityOf(m)
 			if l := g.lines(q); len(l) > 0 {
-				list = append(list, picture{g.plotFile(name), g.Title + ": " + q.heading(), func(fs.FS) (*chart, error) { return g.chart(q, l) }})
+				list = append(list, picture{g.plotFile(f.nameOf(m)), g.Title + ": " + q.heading(), func(fs.FS) (*chart, error) { return g.chart(q, l) }})
 			}
 		}
 	}

@@ -26,11 +26,6 @@ type Report struct {
 	Loss []ArrayRow `json:"loss,omitempty"`
 	// Incast is likewise what IncastGroup has found, by the number of senders.
 	Incast []ArrayRow `json:"incast,omitempty"`
-
-	// What the demo has, of the group that measures messages of all layers; absent
-	// without that group.
-	Latency   []bench.Latency   `json:"latency,omitempty"`
-	Bandwidth []bench.Bandwidth `json:"bandwidth,omitempty"`
 }
 
 // Group is one question that the suite asks, as a table and a plot answer it.
@@ -95,10 +90,8 @@ const (
 	CPUTx     Metric = "cpu_tx_us" // CPU time of the sender's process a message
 	CPURx     Metric = "cpu_rx_us" // likewise the receiver's
 	Operation Metric = "op_us"     // time of one operation that moves no data
-	// Of an open loop: messages that were due and had no echo when the time was
-	// over, and the percentage of those sent that have none at all.
+	// Of an open loop: messages that were due and had no echo when the time was over.
 	Outstanding Metric = "outstanding"
-	Lost        Metric = "lost_percent"
 	// Of a stream under a fault: goodput by that without one; frames that met the
 	// fault, that were sent again, and that were so in vain, by all that were sent.
 	GoodputRatio  Metric = "goodput_ratio"
@@ -113,12 +106,6 @@ const (
 	LeastShare   Metric = "least_share"
 	DroppedRatio Metric = "dropped_ratio"
 	Unnamed      Metric = "unnamed_frames"
-	// Of an application on several ranks: its time; that of one rank by it; that by
-	// the number of ranks; the share of it that was communication.
-	Elapsed       Metric = "elapsed_ms"
-	Speedup       Metric = "speedup"
-	Efficiency    Metric = "efficiency"
-	Communication Metric = "communication_ratio"
 	// Of Ohio State University's benchmarks of MPI, each a figure of its own.
 	OSULatency   Metric = "osu_latency_us"
 	OSUBandwidth Metric = "osu_bw_MBps"
@@ -132,8 +119,7 @@ const (
 // Lower says whether less of a metric is better.
 func (m Metric) Lower() bool {
 	switch m {
-	case Rate, Bandwidth, Peak, GoodputRatio, Speedup, Efficiency,
-		SendersRatio, Fairness, LeastShare, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
+	case Rate, Bandwidth, Peak, GoodputRatio, SendersRatio, Fairness, LeastShare, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
 		return false
 	}
 	return true
@@ -209,9 +195,6 @@ func (r *Report) Renew(by *Report) {
 		} else {
 			r.Groups = append(r.Groups, g)
 		}
-	}
-	if by.Latency != nil || by.Bandwidth != nil {
-		r.Latency, r.Bandwidth = by.Latency, by.Bandwidth
 	}
 	if by.Loss != nil {
 		r.Loss = by.Loss

@@ -8,12 +8,7 @@ import (
 	"strings"
 )
 
-// Series that the arrays of a report are made of.
-const (
-	delivery = "vi-reliable-delivery"
-	waiting  = "vi-reliable-delivery-wait"
-	tcpBlock = "tcp-block"
-)
+const delivery = "vi-reliable-delivery"
 
 // kind is what a series stands for.
 type kind int

@@ -19,7 +19,7 @@
 //	loss                   what faults of the network cost, beside kernel TCP
 //	incast                 one, two and four senders into one receiver, beside kernel TCP
 //	abl-*                  one part of the design left out at a time
-//	layers-*               packages mvich and vianet, beside package net and MPICH
+//	layers-*               packages vianet and mvich, beside package net and MPICH; programs behind proxies
 //	peers                  other people's programs
 //
 // # Method

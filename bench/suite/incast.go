@@ -11,32 +11,24 @@ import (
 // incastGroups ask what a receiver gets of several senders at the same time.
 var incastGroups = []group{{
 	name: report.IncastGroup, title: "One, two and four senders into one receiver",
-	cost: func(s *session) time.Duration {
-		streams := len(incastRows) * len(incastSenders)
-		return time.Duration(s.turns()*streams) * (incastTime(s)*7/6 + 3*openingTime)
-	},
-	run: runIncast,
+	turn: 5 * time.Second, run: runIncast,
 }}
 
-// incastRows are ours and the kernel's. There are more processes than CPUs: none may poll.
+// incastRows are ours and the kernel's, both by net.Conn. There are more processes than CPUs:
+// none may poll.
 var incastRows = []struct {
 	label string
 	tcp   bool
-}{{waiting, false}, {tcpBlock, true}}
+}{{vianetRow, false}, {tcpNet, true}}
 
 // incastSenders are the points; the first is what the others are compared with.
 var incastSenders = []int{1, 2, 4}
 
 const incastBytes = 64 << 10 // of a message
 
-// incastTime is how long a window is: senders that share a CPU take turns on it, each for
-// some milliseconds.
-func incastTime(s *session) time.Duration {
-	if s.Quick {
-		return s.duration()
-	}
-	return max(s.duration(), 300*time.Millisecond)
-}
+// incastTime is how long a window is at least: senders that share a CPU take turns on it,
+// each for some milliseconds.
+const incastTime = 300 * time.Millisecond
 
 // runIncast measures all numbers of senders of each row in each turn.
 func runIncast(s *session) (_ *report.Group, err error) {
@@ -45,7 +37,7 @@ func runIncast(s *session) (_ *report.Group, err error) {
 		Notes: []string{
 			fmt.Sprintf("A receiver and its senders are processes in namespaces of their own, joined by a bridge. Each sender streams messages of %s as fast as it may. The receiver has a CPU for itself where there are two, and the senders share the others; all sleep when they wait.", sizeName(incastBytes)),
 			"Goodput and shares are those of a time in which all senders had begun and none had ended, its ratio is to that of one sender in the same turn, and fairness is Jain's index of the senders' shares: 1 where they are alike, 1/n where one of n has all.",
-			"Frames sent again are those of all that the senders have sent (TCP: segments). Frames dropped are those that an interface, the program or the receiver's socket has counted; an interface's may be counted twice, and TCP's are longer than a segment. Frames lost without a name were sent, and neither came nor were counted. That every message came is part of the measurement.",
+			"Frames sent again are those of all that the senders have sent (TCP: segments). Frames dropped are those that an interface, the XDP program or the receiver's socket has counted; an interface's may be counted twice, and TCP's are longer than a segment. Frames lost without a name were sent, and neither came nor were counted. That every message came is part of the measurement.",
 			"TCP has the path to itself, without an XDP program and with segmentation offload.",
 		},
 	}
@@ -66,7 +58,7 @@ func runIncast(s *session) (_ *report.Group, err error) {
 			base := 0.
 			for _, senders := range incastSenders {
 				s.step("%s, senders: %d (turn %d of %d)", row.label, senders, turn, s.turns())
-				r, err := n.Stream(s.ctx, bench.IncastLoad{TCP: row.tcp, Senders: senders, Bytes: incastBytes, Duration: incastTime(s)})
+				r, err := n.Stream(s.ctx, bench.IncastLoad{TCP: row.tcp, Senders: senders, Bytes: incastBytes, Duration: s.longer(incastTime)})
 				if err != nil {
 					return fmt.Errorf("%s, senders: %d: %w", row.label, senders, err)
 				}

@@ -15,7 +15,7 @@ import (
 // peerGroups measure other people's programs beside a VI and the kernel's TCP.
 var peerGroups = []group{{
 	slow: true, name: "peers", title: "Other people's programs on the same machine",
-	cost: peersCost, run: (*session).peers,
+	turn: 41 * time.Second, run: (*session).peers,
 }}
 
 // peersNotes are what a reader must know to read the figures right.
@@ -47,9 +47,8 @@ func peersContests(s *session) []contest {
 	if s.Quick || s.mtu() == largestMTU {
 		return list
 	}
-	long := exchange(ours, []int{65536})
-	long.mtu, long.latency = largestMTU, false
-	long.place = func(r row, bytes int) (string, float64) { return r.Label + mtuSuffix(largestMTU), float64(bytes) }
+	long := exchange(ours, []int{65536}).named(largestMTU)
+	long.latency = false
 	return append(list, contest{
 		part:     long,
 		programs: slices.DeleteFunc(peers.Rows(), func(r peers.Row) bool { return !r.Bandwidth }),
@@ -69,32 +68,6 @@ func (c contest) series(s *session, r peers.Row) string {
 		name += mtuSuffix(c.mtu)
 	}
 	return name
-}
-
-// programStart is about what a program needs beside its measurement.
-const programStart = time.Second
-
-// programTime is how long a program measures. Those that are told a number of
-// messages do so without a warm-up that would be worth the name: they get a
-// second at least, as those that count in seconds take by themselves.
-func programTime(s *session) time.Duration {
-	if s.Quick {
-		return s.duration()
-	}
-	return max(s.duration(), time.Second)
-}
-
-func peersCost(s *session) (sum time.Duration) {
-	for _, c := range peersContests(s) {
-		sum += c.cost(s)
-		for _, r := range c.programs {
-			if s.Install || r.Program.Installed() {
-				each := max(programTime(s), time.Second) + programStart
-				sum += time.Duration(s.turns()*len(c.sizes)) * each
-			}
-		}
-	}
-	return sum
 }
 
 // peers runs the group.
@@ -187,7 +160,7 @@ func (f *field) theirs(t *sheet, c contest, turn int) error {
 				return err
 			}
 			f.step("%s, %s (turn %d of %d)", series, sizeName(bytes), turn, f.turns())
-			figures, err := bed.Measure(f.ctx, r, bytes, programTime(f.session))
+			figures, err := bed.Measure(f.ctx, r, bytes, f.longer(time.Second))
 			var why *peers.RowError
 			switch {
 			case errors.As(err, &why):

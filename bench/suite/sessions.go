@@ -61,10 +61,7 @@ func micro(ns int64) float64 { return float64(ns) / 1e3 }
 // a server.
 var transactionGroups = []group{{
 	name: "vibe-transactions", title: "Transactions: a request and its reply",
-	cost: func(s *session) time.Duration {
-		return s.about(len(callers)*len(replies(s.Quick)), len(callers))
-	},
-	run: runTransactions,
+	turn: 2 * time.Second, run: runTransactions,
 }}
 
 // callers are the transports of transactions, and what their rows are called.
@@ -117,28 +114,9 @@ func runTransactions(s *session) (*report.Group, error) {
 
 // opsGroups are VIBe's operations that move no data.
 var opsGroups = []group{
-	{
-		name: "vibe-ops", title: "Operations that move no data",
-		cost: func(s *session) time.Duration {
-			return s.about(0, 2) + time.Duration(s.turns()*operations(s.Quick))*time.Millisecond
-		},
-		run: runOps,
-	},
-	{
-		name: "vibe-register", title: "Registering and deregistering memory",
-		cost: func(s *session) time.Duration {
-			sum := time.Duration(0)
-			for _, bytes := range registered(s.Quick) {
-				sum += time.Duration(operations(s.Quick)*min(bytes, bench.LargeMemory)) * clearing
-			}
-			return s.about(0, 1) + time.Duration(s.turns())*sum/1000
-		},
-		run: runRegister,
-	},
+	{name: "vibe-ops", title: "Operations that move no data", turn: time.Second / 2, run: runOps},
+	{name: "vibe-register", title: "Registering and deregistering memory", turn: time.Second / 2, run: runRegister},
 }
-
-// clearing is about what it takes to clear a kilobyte of the arena.
-const clearing = 50 * time.Nanosecond
 
 // operations is how often each operation is done in a turn.
 func operations(quick bool) int {

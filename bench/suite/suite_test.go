@@ -28,13 +28,12 @@ const (
 	asGuard  = "suite-guard"
 	asAgent  = "suite-agent"
 	asRank   = "suite-rank"
-	asApp    = "suite-app"
 	asProxy  = "suite-proxy"
 )
 
 func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{
-		asWorker: bench.WorkerMain, asGuard: testbed.GuardMain, asAgent: agentMain, asRank: benchRank, asApp: appRank, asProxy: proxyMain,
+		asWorker: bench.WorkerMain, asGuard: testbed.GuardMain, asAgent: agentMain, asRank: benchRank, asProxy: proxyMain,
 	})
 }
 
@@ -297,7 +296,7 @@ func TestChoose(t *testing.T) {
 		{[]string{"abl-m"}, []string{"abl-multibuffer", "abl-mtu"}},
 		{[]string{All}, namesOf(groups())},
 		{nil, slices.DeleteFunc(namesOf(groups()), func(name string) bool {
-			return name == "loss" || name == "peers" || name == "layers-proxy" || name == "layers-scaling" || name == "layers-osu" || strings.HasPrefix(name, "layers-loss")
+			return name == "loss" || name == "peers" || name == "layers-proxy" || name == "layers-osu" || strings.HasPrefix(name, "layers-loss")
 		})},
 	} {
 		got, err := choose(c.words)
@@ -330,6 +329,8 @@ func TestEstimate(t *testing.T) {
 	}{
 		{Config{}, 2 * time.Minute, 15 * time.Minute},
 		{Config{Groups: []string{All}}, 15 * time.Minute, 30 * time.Minute},
+		{Config{Groups: []string{All}, Turns: 1}, 3 * time.Minute, 6 * time.Minute},
+		{Config{Groups: []string{"window"}, Duration: time.Second}, 5 * time.Minute, 10 * time.Minute},
 		{Config{Quick: true}, 5 * time.Second, time.Minute},
 		{Config{Quick: true, Groups: []string{All}}, 30 * time.Second, 2 * time.Minute},
 	} {

@@ -16,11 +16,11 @@ import (
 // proxyGroups are what programs that know nothing of VIs gain or lose by proxies.
 var proxyGroups = []group{{
 	slow: true, name: "layers-proxy", title: "Redis and PostgreSQL: directly over TCP, and through two proxies",
-	cost: func(s *session) time.Duration { return s.servedCost(s.allServed()) },
+	turn: 14 * time.Second,
 	run:  func(s *session) (*report.Group, error) { return s.askByAllWays(s.allServed(), proxyNotes) },
 }, {
 	slow: true, name: "layers-loss-proxy", title: "Redis, directly over TCP and through two proxies, when the network loses frames",
-	cost: func(s *session) time.Duration { return s.servedCost(s.servedUnderLoss()) },
+	turn: 8 * time.Second,
 	run:  func(s *session) (*report.Group, error) { return s.askByAllWays(s.servedUnderLoss(), lossyProxyNotes) },
 }}
 
@@ -53,19 +53,8 @@ var proxyRows = []struct {
 	{"two proxies, VIA between", peers.ThroughVIA},
 }
 
-// proxyTime is how long a load generator asks.
-func proxyTime(s *session) time.Duration {
-	if s.Quick {
-		return s.duration()
-	}
-	return max(time.Second, s.duration())
-}
-
 // proxyTurns are fewer than others': a chain takes longer to start than to measure.
 func proxyTurns(s *session) int { return min(s.turns(), 3) }
-
-// chainStart is about what a chain takes to start and to end.
-const chainStart = time.Second
 
 // served is what is asked of a server on one network, in each way: loads, and where they stand
 // among the points.
@@ -86,7 +75,7 @@ type servedPoint struct {
 // allServed is each load on a pair of its own; when quick one of Redis, which starts in no time.
 func (s *session) allServed() (list []served) {
 	for _, service := range []peers.Service{peers.Redis, peers.PostgreSQL} {
-		v := served{service: service, time: proxyTime(s)}
+		v := served{service: service, time: s.longer(time.Second)}
 		for x, l := range peers.Loads() {
 			if l.Service == service && !(s.Quick && (service != peers.Redis || len(v.points) > 0)) {
 				v.points = append(v.points, servedPoint{x, l.Name, l})
@@ -110,7 +99,7 @@ func (s *session) servedUnderLoss() (list []served) {
 			continue
 		}
 		for x, loss := range []float64{0, 0.01} {
-			v := served{service: l.Service, lossy: true, loss: loss, time: proxyTime(s)}
+			v := served{service: l.Service, lossy: true, loss: loss, time: s.longer(time.Second)}
 			if loss > 0 {
 				v.time /= 4
 			}
@@ -119,22 +108,6 @@ func (s *session) servedUnderLoss() (list []served) {
 		}
 	}
 	return list
-}
-
-// servedCost is about how long all of it takes, where its programs are installed.
-func (s *session) servedCost(list []served) (sum time.Duration) {
-	for _, v := range list {
-		turn := chainStart
-		for _, p := range v.points {
-			if p.load.Installed() {
-				turn += proxyTime(s) + 200*time.Millisecond
-			}
-		}
-		if turn > chainStart {
-			sum += time.Duration(proxyTurns(s)*len(proxyRows)) * turn
-		}
-	}
-	return sum
 }
 
 // askByAllWays has load generators ask by each way.
