@@ -92,7 +92,7 @@ type loadOutcome struct {
 	Due, Sent, InTime   int64 // InTime: echoed within the duration
 	Outstanding, Unsent int64
 	Span                Span
-	RoundTrips          []byte
+	RoundTrips          Histogram
 }
 
 // Load measures one load, over a transport that is reliable and polls. Every message that
@@ -107,10 +107,6 @@ func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := decodeHistogram(sent.RoundTrips)
-	if err != nil {
-		return nil, err
-	}
 	seconds := l.Duration.Seconds()
 	// Both sides poll, and go on after the load until all echoes are there: what that
 	// costs is no message's.
@@ -121,7 +117,7 @@ func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 	return &LoadResult{
 		Offered: float64(sent.Due) / seconds, Achieved: float64(sent.InTime) / seconds,
 		Sent: sent.Sent, Outstanding: sent.Outstanding, Unsent: sent.Unsent,
-		RoundTrips: h, CPUTx: each(sent.Span), CPURx: each(echoed), Disturbed: disturbances(sent.Span, echoed, s.polls),
+		RoundTrips: sent.RoundTrips.Histogram, CPUTx: each(sent.Span), CPURx: each(echoed), Disturbed: disturbances(sent.Span, echoed, s.polls),
 	}, nil
 }
 

@@ -3,8 +3,6 @@ package bench
 import (
 	"fmt"
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
 // loadBatch is how many messages are sent, or taken, before it is the other's turn.
@@ -24,11 +22,11 @@ type loader struct {
 	due    time.Duration // when the next message is due, from the start
 	sent   uint32
 	echoed uint32
-	times  *hdrhistogram.Histogram
+	times  Histogram
 }
 
 func newLoader(r loadRound, port loadPort, clock func() time.Duration, w watchdog) *loader {
-	l := &loader{round: r, port: port, clock: clock, watch: w, limit: uint32(port.window()), times: newHistogram()}
+	l := &loader{round: r, port: port, clock: clock, watch: w, limit: uint32(port.window()), times: Histogram{newHistogram()}}
 	if r.Rate == 0 {
 		l.limit = min(l.limit, LoadWindow)
 	} else {
@@ -93,8 +91,8 @@ func (l *loader) run() (out loadOutcome, err error) {
 	out.Unsent = l.leave(now)
 	out.Outstanding += out.Unsent
 	out.Sent, out.Due = int64(l.sent), int64(l.sent)+out.Unsent
-	out.RoundTrips, err = encodeHistogram(l.times)
-	return out, err
+	out.RoundTrips = l.times
+	return out, nil
 }
 
 // turn sends what is due and takes what has arrived.
@@ -166,11 +164,7 @@ func (l *loader) echo(p []byte) error {
 		}
 	}
 	l.echoed++
-	return l.record(took)
-}
-
-func (l *loader) record(took time.Duration) error {
-	return l.times.RecordValue(min(max(int64(took), 1), histogramMax))
+	return l.times.note(took)
 }
 
 // drain awaits the echo of what was sent.
@@ -198,7 +192,7 @@ func (l *loader) leave(end time.Duration) (unsent int64) {
 		return 0
 	}
 	for ; l.due < l.round.Duration; l.due = l.plan.next() {
-		l.record(end - l.due)
+		l.times.note(end - l.due)
 		unsent++
 	}
 	return unsent

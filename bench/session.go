@@ -162,12 +162,10 @@ func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server
 			return Span{}, errors.New("a side has not said how long it took")
 		case !count:
 			return *a.Span, nil
+		case client == opPing && a.RTT == nil:
+			return Span{}, errors.New("the client has not said what round trips took")
 		case client == opPing:
-			part, err := decodeHistogram(a.RTT)
-			if err != nil {
-				return Span{}, err
-			}
-			result.RoundTrips.Merge(part)
+			result.RoundTrips.Merge(a.RTT.Histogram)
 		}
 		result.N += int64(r.Messages)
 		result.all += int64(r.Lead + r.Messages)

@@ -207,7 +207,7 @@ func putOperations(turn int, r *bench.OperationsResult, to func(bench.OperationT
 		at := to(o)
 		at.put(report.Operation, micro(o.Times.ValueAtQuantile(50)))
 		at.n += o.Times.TotalCount()
-		at.histograms = append(at.histograms, o.Times)
+		at.histograms = append(at.histograms, o.Times.Histogram)
 		at.disturb(turn, r.Disturbed)
 	}
 }
