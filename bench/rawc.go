@@ -152,8 +152,10 @@ func (r *rawC) Connect(peer Hello) error {
 	if err != nil {
 		return err
 	}
+	headers := make([]byte, h.Len())
+	h.PutHead(headers, 0)
 	_, err = r.proc.call("connect %d %d %s",
-		min(own.Payload, peer.Payload)-frameHeader, min(own.Window, peer.Window), hex.EncodeToString(h.bytes))
+		min(own.Payload, peer.Payload)-frameHeader, min(own.Window, peer.Window), hex.EncodeToString(headers))
 	return err
 }
 
