@@ -108,7 +108,7 @@ func (s *session) available(parts []part) ([]part, []string) {
 		p.rows = slices.DeleteFunc(p.rows, func(r row) bool {
 			err := bench.Unavailable(r.Name, cmp.Or(p.mtu, s.mtu()))
 			if err != nil {
-				notes = append(notes, leftOut{series: r.Label, reason: err.Error()}.String())
+				notes = append(notes, leftOut(r.Label, 0, 1, err))
 			}
 			inC = inC || err == nil && slices.Contains(bench.ProgramsInC(), r.Name)
 			return err != nil
