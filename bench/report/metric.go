@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -55,12 +54,9 @@ var quantities = []quantity{
 // enough, have not.
 var aside = []Metric{Max, Mean, Stdev, Peak}
 
+// quantityOf is how a metric of this package is shown.
 func quantityOf(m Metric) quantity {
-	i := slices.IndexFunc(quantities, func(q quantity) bool { return q.metric == m })
-	if i < 0 {
-		return quantity{metric: m, column: string(m), title: string(m), per: 1, digits: 3}
-	}
-	return quantities[i]
+	return quantities[slices.IndexFunc(quantities, func(q quantity) bool { return q.metric == m })]
 }
 
 // heading is title and unit, as far as there are any.
@@ -104,33 +100,12 @@ func (f family) nameOf(m Metric) string {
 	return f.name
 }
 
-// shown are the families that a group has figures of. Metrics that are in none,
-// those of a single group, are a family of their own.
+// shown are the families that a group has figures of.
 func (g *Group) shown() []family {
-	var list []family
-	for _, f := range append(slices.Clone(families), g.rest()) {
-		if _, ok := f.lead(g); ok {
-			list = append(list, f)
-		}
-	}
-	return list
-}
-
-// rest is the family of the metrics that are in none of families.
-func (g *Group) rest() family {
-	var rest []Metric
-	for i := range g.Series {
-		for j := range g.Series[i].Points {
-			for m := range g.Series[i].Points[j].Values {
-				known := slices.ContainsFunc(quantities, func(q quantity) bool { return q.metric == m })
-				if !known && !slices.Contains(rest, m) {
-					rest = append(rest, m)
-				}
-			}
-		}
-	}
-	slices.Sort(rest)
-	return family{metrics: rest, leads: rest}
+	return slices.DeleteFunc(slices.Clone(families), func(f family) bool {
+		_, ok := f.lead(g)
+		return !ok
+	})
 }
 
 // lead finds what a group shows of a family; ok is false for nothing.
@@ -222,13 +197,9 @@ func percent(v float64) string {
 
 // inBytes is a size as people write it.
 func inBytes(x float64) string {
-	for _, u := range []struct {
-		size float64
-		name string
-	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if x >= u.size && math.Mod(x, u.size) == 0 {
-			return fmt.Sprintf("%s %s", plain(x/u.size), u.name)
-		}
+	unit := 0
+	for ; unit < 3 && x >= 1024 && math.Mod(x, 1024) == 0; unit++ {
+		x /= 1024
 	}
-	return plain(x) + " B"
+	return plain(x) + []string{" B", " KiB", " MiB", " GiB"}[unit]
 }
