@@ -122,7 +122,7 @@ func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
 	return struct{}{}, errors.Join(err, s.Shutdown(ctx))
 }
 
-// httpPatience is what opening, warming up and closing may take.
+// httpLimit is what opening, warming up and closing may take.
 const httpLimit = 30 * time.Second
 
 // getHTTP is a task: the client.
@@ -143,11 +143,11 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 	}
 	c := &getter{
 		client: http.Client{Transport: transport, Timeout: in.Duration + httpLimit},
-		url:    "http://" + netip.AddrPortFrom(in.Server, httpPort).String(), bytes: in.Bytes,
+		url:    "http://" + netip.AddrPortFrom(in.Server, httpPort).String(), bytes: int64(in.Bytes),
 	}
 	defer transport.CloseIdleConnections()
 	for end := time.Now().Add(waitLimit); ; time.Sleep(connectPause) { // the server may not listen yet
-		if err = c.get("/"); err == nil || time.Now().After(end) {
+		if err = c.get("/", c.bytes); err == nil || time.Now().After(end) {
 			break
 		}
 	}
@@ -162,15 +162,14 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 		return out, err
 	}
 	out.Span = clock.span()
-	_, err = c.fetch(httpEnd)
-	return out, err
+	return out, c.get(httpEnd, 0)
 }
 
 // getter makes requests.
 type getter struct {
 	client http.Client
 	url    string
-	bytes  int
+	bytes  int64
 }
 
 // load makes requests on so many connections for a time.
@@ -182,7 +181,7 @@ func (g *getter) load(connections int, d time.Duration) (int64, error) {
 	for i := range connections {
 		wait.Go(func() {
 			for time.Now().Before(end) && errs[i] == nil {
-				errs[i] = g.get("/")
+				errs[i] = g.get("/", g.bytes)
 				count.Add(1)
 			}
 		})
@@ -192,19 +191,15 @@ func (g *getter) load(connections int, d time.Duration) (int64, error) {
 }
 
 // get makes a request and checks the length of the answer.
-func (g *getter) get(path string) error {
-	n, err := g.fetch(path)
-	if err == nil && n != int64(g.bytes) {
-		err = fmt.Errorf("an answer of %d bytes, not %d", n, g.bytes)
-	}
-	return err
-}
-
-func (g *getter) fetch(path string) (int64, error) {
+func (g *getter) get(path string, want int64) error {
 	r, err := g.client.Get(g.url + path)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer r.Body.Close()
-	return io.Copy(io.Discard, r.Body)
+	n, err := io.Copy(io.Discard, r.Body)
+	if err == nil && n != want {
+		err = fmt.Errorf("an answer of %d bytes, not %d", n, want)
+	}
+	return err
 }

@@ -362,7 +362,7 @@ func TestLoadRefuses(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()
 	ctx := t.Context()
-	s, err := OpenSession(ctx, client, server, "tcp-block", MaxLoadBytes, nil)
+	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-block"}, MaxLoadBytes, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

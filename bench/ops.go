@@ -343,7 +343,7 @@ func acceptOften(j *job, in connectInput) (out struct{}, err error) {
 	}
 	defer func() { err = errors.Join(err, end()) }()
 	// Of receives that never get a message: they come back when a connection has ended.
-	receives, err := newRing(e.nic, e.ptag, 1)
+	receives, err := newRing(e.nic, e.ptag, 1, 1)
 	if err != nil {
 		return out, err
 	}

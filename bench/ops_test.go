@@ -87,7 +87,7 @@ func TestOperationsRefuse(t *testing.T) {
 			t.Errorf("%s: accepted", title)
 		}
 	}
-	s, err := OpenSession(ctx, client, server, "tcp-spin", 64, nil)
+	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-spin"}, 64, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,13 +33,6 @@ type Session struct {
 // around the opening of one that maps memory on hugepages. change, if any, alters
 // the parameters of both sides.
 func OpenSession(
-	ctx context.Context, client, server *Worker, name string, maxBytes int, opening func(func() error) error,
-	change ...func(*Params),
-) (*Session, error) {
-	return openRow(ctx, client, server, Row{Name: name}, maxBytes, opening, change...)
-}
-
-func openRow(
 	ctx context.Context, client, server *Worker, row Row, maxBytes int, opening func(func() error) error, change ...func(*Params),
 ) (*Session, error) {
 	t, err := find(row.Name)
@@ -272,7 +265,7 @@ func Run(ctx context.Context, p Plan, client, server *Worker) (*Result, error) {
 	for turn := 1; turn <= turns; turn++ {
 		for _, row := range p.Rows {
 			err := func() error {
-				s, err := openRow(ctx, client, server, row, slices.Max(p.Sizes), p.Opening)
+				s, err := OpenSession(ctx, client, server, row, slices.Max(p.Sizes), p.Opening)
 				if err != nil {
 					return err
 				}
