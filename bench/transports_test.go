@@ -51,21 +51,6 @@ func exchange(sizes []int, messages int) func(bool, Endpoint) error {
 // sizes around what a frame of MTU 1500 holds.
 var testSizes = []int{1, 63, 64, 1400, 1472, 1473, 4096, 1 << 16}
 
-// The kernel's transports carry every byte, over the loopback.
-func TestKernelTransports(t *testing.T) {
-	for _, name := range Names() {
-		if UsesXDP(name) {
-			continue
-		}
-		t.Run(name, func(t *testing.T) {
-			client, server := loopback()
-			if err := connected(name, client, server, exchange(testSizes, 7)); err != nil {
-				t.Fatal(err)
-			}
-		})
-	}
-}
-
 // All transports carry every byte over a veth pair.
 func TestTransportsOverVeth(t *testing.T) {
 	for _, name := range slices.Concat(Names(), programsInC(), Layers()) {
@@ -97,6 +82,8 @@ func TestTransportsOtherwise(t *testing.T) {
 		}, asavieNames...)
 		if c.mtu == 1500 {
 			names = append(names, programsInC()...)
+		} else {
+			names = append(names, Layers()...) // memory of the arena is written there, and not read
 		}
 		for _, name := range names {
 			t.Run(c.title+" "+name, func(t *testing.T) {
@@ -116,19 +103,6 @@ var asavieNames = func() []string {
 	}
 	return []string{"asavie-xdp"}
 }()
-
-// The layers carry every byte in frames longer than a chunk, where memory of the
-// arena is written and not read.
-func TestLayersJumbo(t *testing.T) {
-	for _, name := range Layers() {
-		t.Run(name, func(t *testing.T) {
-			client, server := pair(t, 9000, false, "generic")
-			if err := connected(name, client, server, exchange([]int{64, 40_000, 1 << 16}, 5)); err != nil {
-				t.Fatal(err)
-			}
-		})
-	}
-}
 
 // A queue is free again as soon as its endpoint is closed.
 func TestReopen(t *testing.T) {

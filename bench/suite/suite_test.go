@@ -96,13 +96,13 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// A group of each kind runs, with all transports among them, and every one of its points has
-// figures. What options do is tested in package bench.
+// A group of each kind runs, and every one of its points has figures. What transports and
+// options do is tested in package bench.
 func TestExperiments(t *testing.T) {
 	nstest.Require(t)
-	names := []string{"pingpong", "vibe-cq", "abl-multibuffer", "abl-agent"}
+	names := []string{"pingpong", "abl-multibuffer", "abl-agent"}
 	if !testing.Short() {
-		names = append(names, "vibe-base", "vibe-vis", "baselines", "abl-pages")
+		names = append(names, "vibe-base", "vibe-vis")
 	}
 	cfg := shortly(names...)
 	cfg.Out = t.TempDir()
