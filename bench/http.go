@@ -64,13 +64,15 @@ func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
-	at, to := client.at(l.Vianet), server.at(l.Vianet)
-	a, err := taskRequestOf(taskHTTPGet, httpInput{l, to.Local})
+	input := httpInput{l, server.at(l.Vianet).Local}
+	a, err := client.alone(taskHTTPGet, l.Vianet, input)
 	if err != nil {
 		return nil, err
 	}
-	b := a
-	b.Name, a.Params, b.Params = taskHTTPServe, &at, &to
+	b, err := server.alone(taskHTTPServe, l.Vianet, input)
+	if err != nil {
+		return nil, err
+	}
 	var answer reply
 	call := func() (err error) { answer, _, err = both(ctx, client, a, server, b); return err }
 	if err := within(opening, l.Vianet, call); err != nil {

@@ -201,10 +201,9 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 		if i == 0 {
 			name = taskIncastTake
 		}
-		if requests[i], err = taskRequestOf(name, incastInput{l, n.workers[0].params.Local, i - 1}); err != nil {
+		if requests[i], err = w.alone(name, !l.TCP, incastInput{l, n.workers[0].params.Local, i - 1}); err != nil {
 			return nil, err
 		}
-		requests[i].Params = &w.params
 	}
 	before, err := n.star.Drops()
 	if err != nil {

@@ -103,12 +103,10 @@ func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() e
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	req, err := taskRequestOf(taskOperate, o)
+	req, err := w.alone(taskOperate, true, o)
 	if err != nil {
 		return nil, err
 	}
-	p := w.at(true)
-	req.Params = &p
 	var answers []reply
 	call := func() (err error) { answers, err = each(ctx, []*Worker{w}, []request{req}); return err }
 	if err := within(opening, true, call); err != nil {

@@ -322,6 +322,14 @@ func taskRequestOf(name string, input any) (request, error) {
 	return request{Op: opTask, Name: name, Input: b}, err
 }
 
+// alone asks for a task without an endpoint, where those of the worker are.
+func (w *Worker) alone(name string, xdp bool, input any) (request, error) {
+	r, err := taskRequestOf(name, input)
+	p := w.at(xdp)
+	r.Params = &p
+	return r, err
+}
+
 // outputOf decodes what a task has answered.
 func outputOf[Out any](r reply) (out Out, err error) {
 	if err := json.Unmarshal(r.Output, &out); err != nil {
