@@ -112,8 +112,11 @@ func (s *Session) nextRound() uint16 {
 type ExchangeResult struct {
 	N          int64                   // messages that were measured; of a ping-pong, round trips
 	MBps       float64                 // 10^6 bytes of content a second; of a stream
+	PerSecond  float64                 // messages or round trips
 	RoundTrips *hdrhistogram.Histogram // of a ping-pong, in nanoseconds
-	Disturbed  []string                // why the figures are doubtful; empty: they are not
+
+	CPUTx, CPURx float64  // CPU time in microseconds that the client's process, and the server's, spent a message or round trip
+	Disturbed    []string // why the figures are doubtful; empty: they are not
 
 	tx, rx Span    // of the client and the server
 	all    int64   // messages of the spans, or round trips: those that lead in a round, too
@@ -172,6 +175,8 @@ func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server
 		return nil, err
 	}
 	result.MBps = float64(result.N) * float64(of.Bytes) / result.tx.Wall.Seconds() / 1e6
+	result.PerSecond = float64(result.all) / result.tx.Wall.Seconds()
+	result.CPUTx, result.CPURx = result.tx.cpuEach(result.all), result.rx.cpuEach(result.all)
 	result.Disturbed = disturbances(result.tx, result.rx, s.polls)
 	return result, nil
 }
@@ -179,39 +184,15 @@ func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server
 // RequestBytes is the length of the request of a transaction.
 const RequestBytes = 16
 
-// Transactions are requests of RequestBytes bytes, each with a reply, one at a
-// time, as a client calls a server.
-type Transactions struct {
-	Reply    int           // bytes of a reply, 1 to MaxMessage
-	Duration time.Duration // of the measurement, after its warm-up
-	Check    bool          // verify every byte, not only those of the warm-up
-}
-
-// TransactionResult is what they took.
-type TransactionResult struct {
-	PerSecond float64
-	// Times in nanoseconds are those of whole transactions, from the request
-	// until all of its reply is there.
-	Times *hdrhistogram.Histogram
-
-	CPUTx, CPURx float64  // CPU time in microseconds that the client's process, and the server's, spent a transaction
-	Disturbed    []string // why the figures are doubtful; empty: they are not
-}
-
-// Transactions measures transactions of one size. The session was opened for
-// messages of at least that size.
-func (s *Session) Transactions(ctx context.Context, t Transactions) (*TransactionResult, error) {
-	if t.Reply < 1 || t.Reply > MaxMessage {
-		return nil, fmt.Errorf("a reply of %d bytes: 1 to %d", t.Reply, MaxMessage)
+// Transactions measures requests of RequestBytes bytes, each with a reply, one at a time, as a
+// client calls a server. Round trips are whole transactions, from the request until all of its
+// reply is there. The session was opened for messages of at least that size. With check every
+// byte is verified, not only those of the warm-up.
+func (s *Session) Transactions(ctx context.Context, reply int, d time.Duration, check bool) (*ExchangeResult, error) {
+	if reply < 1 || reply > MaxMessage {
+		return nil, fmt.Errorf("a reply of %d bytes: 1 to %d", reply, MaxMessage)
 	}
-	r, err := s.exchange(ctx, pace{duration: t.Duration, check: t.Check}, Round{Bytes: RequestBytes, Reply: t.Reply}, opPing, opEcho)
-	if err != nil {
-		return nil, err
-	}
-	return &TransactionResult{
-		PerSecond: float64(r.all) / r.tx.Wall.Seconds(), Times: r.RoundTrips,
-		CPUTx: r.tx.cpuEach(r.all), CPURx: r.rx.cpuEach(r.all), Disturbed: r.Disturbed,
-	}, nil
+	return s.exchange(ctx, pace{duration: d, check: check}, Round{Bytes: RequestBytes, Reply: reply}, opPing, opEcho)
 }
 
 // Repeats are what a reliable transport has sent more than once, since its

@@ -11,11 +11,11 @@ import (
 // transactions makes some of several sizes, every byte checked.
 func transactions(ctx context.Context, s *Session) error {
 	for _, reply := range []int{1, 4, 7, 8, 64, 1500, 1 << 16} {
-		r, err := s.Transactions(ctx, Transactions{Reply: reply, Duration: 3 * time.Millisecond, Check: true})
+		r, err := s.Transactions(ctx, reply, 3*time.Millisecond, true)
 		if err != nil {
 			return fmt.Errorf("replies of %d bytes: %w", reply, err)
 		}
-		if r.PerSecond <= 0 || r.Times.TotalCount() == 0 || r.Times.Min() <= 0 || r.CPUTx <= 0 || r.CPURx <= 0 {
+		if r.PerSecond <= 0 || r.RoundTrips.TotalCount() == 0 || r.RoundTrips.Min() <= 0 || r.CPUTx <= 0 || r.CPURx <= 0 {
 			return fmt.Errorf("replies of %d bytes: %+v", reply, r)
 		}
 	}
@@ -48,7 +48,7 @@ func TestTransactionsRefuse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = s.Transactions(t.Context(), Transactions{Reply: c.reply, Duration: time.Millisecond})
+		_, err = s.Transactions(t.Context(), c.reply, time.Millisecond, false)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s, %d bytes: got %v, want a word about %q", c.name, c.reply, err, c.want)
 		}

@@ -3,6 +3,7 @@ package report
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -50,7 +51,12 @@ func TestArrays(t *testing.T) {
 		}},
 		{Name: "tcp-net", Points: []Point{single(2, "", map[Metric]float64{SendersRatio: 1.5, Fairness: 0.8, LeastShare: 0.3})}},
 	}}
-	got := arraysIn(t, &Report{Groups: []Group{loss, incast}})
+	r := &Report{Turns: 5, Groups: []Group{loss, incast}}
+	got := arraysIn(t, r)
+	var page bytes.Buffer
+	if err := r.WriteMarkdown(&page, ""); err != nil || !strings.Contains(page.String(), "\nGoodput by that of one sender\n") {
+		t.Errorf("%v in\n%s", err, &page)
+	}
 	want := any([]any{map[string]any{
 		"fault": "loss-1%", "goodput_ratio": 0.95, "pingpong_p99_us": 300., "spurious_ratio": 0.001,
 		"tcp":     map[string]any{"goodput_ratio": nil, "pingpong_p99_us": nil, "spurious_ratio": nil},

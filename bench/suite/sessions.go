@@ -91,12 +91,12 @@ func runTransactions(s *session) (*report.Group, error) {
 			err := s.with(g, c.transport, sizes[len(sizes)-1], func(at *bench.Session) error {
 				for _, bytes := range sizes {
 					s.step("%s, %s (turn %d of %d)", c.label, sizeName(bytes), turn, s.turns())
-					r, err := at.Transactions(s.ctx, bench.Transactions{Reply: bytes, Duration: s.duration()})
+					r, err := at.Transactions(s.ctx, bytes, s.duration(), false)
 					if err != nil {
 						return err
 					}
 					p := t.at(c.label, float64(bytes))
-					p.times(r.Times, micro)
+					p.times(r.RoundTrips, micro)
 					p.put(report.Rate, r.PerSecond)
 					p.put(report.CPUTx, r.CPUTx)
 					p.put(report.CPURx, r.CPURx)
