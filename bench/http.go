@@ -174,7 +174,7 @@ type getter struct {
 	bytes  int64
 }
 
-// load makes requests on so many connections for a time.
+// load makes requests on a number of connections for a time.
 func (g *getter) load(connections int, d time.Duration) (int64, error) {
 	var count atomic.Int64
 	var wait sync.WaitGroup

@@ -125,7 +125,7 @@ func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() e
 }
 
 // Connections measures how long the client's VI takes to be connected with a
-// peer that waits, and to be disconnected, so many times. The session is one of
+// peer that waits, and to be disconnected, count times. The session is one of
 // VIs.
 func (s *Session) Connections(ctx context.Context, count int) (*OperationsResult, error) {
 	if err := checkCount(count); err != nil {
@@ -148,7 +148,7 @@ type timings struct {
 
 func newTimings(stop *atomic.Bool) *timings { return &timings{stop: stop, clock: startStopwatch()} }
 
-// pairs does and undoes something so many times. do may begin again, and then sets its start.
+// pairs does and undoes something count times. do may begin again, and then sets its start.
 func (t *timings) pairs(count, bytes int, doing, undoing string, do func(start *time.Time) (undo func() error, err error)) error {
 	did, undid := Histogram{newHistogram()}, Histogram{newHistogram()}
 	t.list = append(t.list, OperationTimes{doing, bytes, did}, OperationTimes{undoing, bytes, undid})

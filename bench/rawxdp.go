@@ -226,7 +226,7 @@ const (
 	longFlush = 64 // entries that are handed to the kernel at once
 )
 
-// needsLong says whether a frame of the MTU is longer than a chunk.
+// needsLong reports whether a frame of the MTU is longer than a chunk.
 func needsLong(mtu int, cfg xdpnic.Config) bool {
 	return mtu+ethernetHeader > cfg.ChunkSize-xdpnic.PacketHeadroom-cfg.Headroom
 }

@@ -92,7 +92,7 @@ func (v *vi) source(i int, r Round) (int, error) {
 		}
 		return 0, nil
 	}
-	// Its own place until it is complete; so many that none is in use.
+	// Its own place until it is complete; enough that none is in use.
 	if v.sends.used() >= r.places() {
 		if err := v.sent(); err != nil {
 			return 0, err

@@ -28,7 +28,7 @@ func (v *vi) Ping(r Round, rtt []int64) (Span, error) {
 		if err := v.send(i, r); err != nil {
 			return err
 		}
-		// While the message travels, the last receive is posted anew.
+		// While the message travels, the last receive is posted again.
 		if i > 0 {
 			if err := v.refill(i - 1 + viPingDepth); err != nil {
 				return err
@@ -268,7 +268,7 @@ func (v *vi) receive(i int) error {
 	return nil
 }
 
-// refill posts the receive for message i, if the round has so many.
+// refill posts the receive for message i, if the round has that many.
 func (v *vi) refill(i int) error {
 	if i >= v.data {
 		return nil

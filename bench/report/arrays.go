@@ -1,6 +1,6 @@
 package report
 
-// Groups whose figures the report also has as arrays, for whoever checks them by a program.
+// Groups whose figures the report also has as arrays, for programs that check them.
 const (
 	LossGroup   = "loss"   // its points are faults, called so by their labels
 	IncastGroup = "incast" // its points are numbers of senders

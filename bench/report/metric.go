@@ -152,7 +152,7 @@ func (v Value) Range() (lo, hi float64) {
 	return lo, hi
 }
 
-// fixed is a figure with so many digits behind the point.
+// fixed is a figure with a number of digits behind the point.
 func fixed(v float64, digits int) string {
 	switch {
 	case !finite(v):

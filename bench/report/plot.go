@@ -399,7 +399,7 @@ func tickLabel(v float64) string {
 	return short(v)
 }
 
-// render makes SVG of a chart. Text is set in the fonts of whoever looks at it.
+// render makes SVG of a chart. Text is set in the fonts of the viewer.
 func (c *chart) render() ([]byte, error) {
 	const margin = vg.Length(10)
 	canvas := vgsvg.New(10*vg.Inch, 5.2*vg.Inch)

@@ -21,8 +21,8 @@ type Report struct {
 	Turns   int       `json:"turns"`   // times that all rows of a group were gone through
 	Groups  []Group   `json:"groups"`
 
-	// Loss is what LossGroup has found, fault by fault, for whoever checks it by a
-	// program. Write makes it; Read keeps what is there.
+	// Loss is what LossGroup has found, fault by fault, for a program that checks it.
+	// Write makes it; Read keeps what is there.
 	Loss []ArrayRow `json:"loss,omitempty"`
 	// Incast is likewise what IncastGroup has found, by the number of senders.
 	Incast []ArrayRow `json:"incast,omitempty"`
@@ -38,7 +38,7 @@ type Group struct {
 	Notes  []string `json:"notes,omitempty"` // what a reader must know to read the figures right
 	// Conditions are those of the group: MTU and mode differ between groups.
 	Conditions bench.Conditions `json:"conditions"`
-	// Renewed is when the group was measured anew, in a run of its own; zero: it was not.
+	// Renewed is when the group was measured again, in a run of its own; zero: it was not.
 	Renewed time.Time `json:"renewed,omitzero"`
 }
 
@@ -116,7 +116,7 @@ const (
 	OSUAllToAll  Metric = "osu_alltoall_us"
 )
 
-// Lower says whether less of a metric is better.
+// Lower reports whether less of a metric is better.
 func (m Metric) Lower() bool {
 	switch m {
 	case Rate, Bandwidth, Peak, GoodputRatio, SendersRatio, Fairness, LeastShare, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
@@ -178,7 +178,7 @@ func (s *Series) At(x float64) *Point {
 	return &s.Points[i]
 }
 
-// Renewable says whether groups of that many turns may take the place of r's.
+// Renewable reports whether groups of that many turns may take the place of r's.
 func (r *Report) Renewable(turns int) error {
 	if turns != r.Turns {
 		return fmt.Errorf("the report is of %d turns, and groups that are measured anew have to be of as many, not %d", r.Turns, turns)
