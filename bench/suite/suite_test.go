@@ -207,19 +207,19 @@ func TestLeftOut(t *testing.T) {
 	e := experiment{
 		axis: alongSizes, notes: []string{"a note"},
 		parts: func(bool) []part {
-			p := exchange(plain("raw-afxdp-c", tcpSpin), []int{64})
-			p.mtu = 9000
-			return []part{p}
+			rows := func() []row { return plain("raw-afxdp-c", tcpSpin) }
+			return append(atMTUs(exchange(rows(), []int{64}), 9000), exchange(rows(), []int{64}).named(1500))
 		},
 	}
 	g, err := s.measure(e)
 	if err := errors.Join(err, s.close()); err != nil {
 		t.Fatal(err)
 	}
-	if len(g.Series) != 1 || g.Series[0].Name != tcpSpin {
+	compiled := bench.Unavailable("raw-afxdp-c", 1500) == nil
+	if g.Row("raw-afxdp-c") != nil || g.Row(tcpSpin) == nil || (g.Row("raw-afxdp-c MTU 1500") != nil) != compiled {
 		t.Errorf("%+v", g.Series)
 	}
-	if len(g.Notes) != 2 || !strings.HasPrefix(g.Notes[1], "No figures of raw-afxdp-c: frames of MTU 9000") || len(e.notes) != 1 {
+	if len(g.Notes) != 3 || compiled != strings.HasPrefix(g.Notes[2], "Programs in C are compiled by ") || !strings.HasPrefix(g.Notes[1], "No figures of raw-afxdp-c: frames of MTU 9000") || len(e.notes) != 1 {
 		t.Errorf("notes %q", g.Notes)
 	}
 }
