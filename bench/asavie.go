@@ -14,6 +14,7 @@ import (
 	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
@@ -50,7 +51,7 @@ type asavie struct {
 	sleeps bool
 	chunk  int
 	watch  watchdog
-	header *headers
+	header wire.Template
 	skip   int
 
 	descs []xdp.Desc // chunks for sending, of which used are queued
@@ -193,7 +194,7 @@ func (a *asavie) next() []byte {
 
 func (a *asavie) commit(n int) error {
 	d := &a.descs[a.used]
-	a.header.put(a.xsk.GetFrame(*d), n)
+	a.header.PutHead(a.xsk.GetFrame(*d), n)
 	d.Len = uint32(a.skip + n)
 	a.used++
 	return nil

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"time"
@@ -246,24 +245,10 @@ func (b *Bed) middle(xdp bool) *testbed.Middle {
 	return b.middles[1]
 }
 
-// agents are a Kernel Agent in each namespace of a bed, a process of its own.
-type agents struct {
-	dir  string // of their sockets
-	each [2]*agentProcess
-}
-
-// agentProcess is one of them.
-type agentProcess struct {
-	cmd    *exec.Cmd
-	said   bytes.Buffer // read only after exited
-	exited chan struct{}
-}
-
-// agentTime is how long an agent may take to serve, and to end.
+// agentTime is how long an agent may take to serve.
 const agentTime = 30 * time.Second
 
-// withAgents calls f while the bed has its agents, which are gone afterwards: they have
-// the workers' CPUs.
+// withAgents calls f while each namespace has a Kernel Agent, a process of its own.
 func (b *Bed) withAgents(f func() error) (err error) {
 	if len(b.cfg.AgentArgs) == 0 {
 		return errors.New("rows of NICs that an agent opens: the bed has none")
@@ -272,12 +257,21 @@ func (b *Bed) withAgents(f func() error) (err error) {
 	if err != nil {
 		return err
 	}
-	all := &agents{dir: dir}
-	defer func() { err = errors.Join(err, all.close()) }()
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	for i, w := range []*Worker{b.client, b.server} {
 		socket := filepath.Join(dir, fmt.Sprintf("agent%d.sock", i))
-		if all.each[i], err = b.startAgent(i, socket); err != nil {
+		var stderr bytes.Buffer // read only after it has exited
+		agent, err := b.bed.Spawn(i, slices.Concat(b.cfg.AgentArgs, []string{"--socket", socket}), &stderr)
+		if err != nil {
 			return fmt.Errorf("agent of the %s: %w", w.name, err)
+		}
+		defer func() {
+			agent.Signal(unix.SIGTERM)
+			agent.Close()
+		}()
+		if err := awaitAgent(agent, socket); err != nil {
+			agent.Close()
+			return fmt.Errorf("agent of the %s: %w: %s", w.name, err, bytes.TrimSpace(stderr.Bytes()))
 		}
 		w.over.Agent = socket
 		defer func() { w.over.Agent = "" }()
@@ -285,56 +279,21 @@ func (b *Bed) withAgents(f func() error) (err error) {
 	return f()
 }
 
-// startAgent starts an agent and waits until it serves.
-func (b *Bed) startAgent(i int, socket string) (*agentProcess, error) {
-	a := &agentProcess{exited: make(chan struct{})}
-	a.cmd = &exec.Cmd{
-		Path: "/proc/self/exe",
-		Args: append(append([]string{os.Args[0]}, b.cfg.AgentArgs...), "--socket", socket),
-	}
-	a.cmd.Stdout, a.cmd.Stderr = &a.said, &a.said
-	if err := b.bed.StartProcess(i, a.cmd); err != nil {
-		return nil, err
-	}
-	go func() {
-		_ = a.cmd.Wait()
-		close(a.exited)
-	}()
-	for end := time.Now().Add(agentTime); ; {
-		c, err := net.Dial("unix", socket)
-		if err == nil {
-			return a, c.Close()
-		}
-		if time.Now().After(end) {
-			a.stop(unix.SIGKILL)
-			return nil, fmt.Errorf("it does not serve within %v: %w: %s", agentTime, err, bytes.TrimSpace(a.said.Bytes()))
+// awaitAgent waits until an agent serves.
+func awaitAgent(agent *testbed.Process, socket string) error {
+	late := time.After(agentTime)
+	for {
+		if c, err := net.Dial("unix", socket); err == nil {
+			return c.Close()
 		}
 		select {
-		case <-a.exited:
-			return nil, fmt.Errorf("it has ended: %s", bytes.TrimSpace(a.said.Bytes()))
+		case <-agent.Exited():
+			return errors.New("it has ended")
+		case <-late:
+			return fmt.Errorf("it does not serve within %v", agentTime)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-}
-
-// stop ends the process, if it has to be, by force.
-func (a *agentProcess) stop(s unix.Signal) {
-	_ = a.cmd.Process.Signal(s)
-	select {
-	case <-a.exited:
-	case <-time.After(agentTime):
-		_ = a.cmd.Process.Kill()
-		<-a.exited
-	}
-}
-
-func (a *agents) close() error {
-	for _, p := range a.each {
-		if p != nil {
-			p.stop(unix.SIGTERM)
-		}
-	}
-	return os.RemoveAll(a.dir)
 }
 
 // DemoConfig of a whole demonstration.

@@ -153,7 +153,7 @@ func (s *Span) add(o Span) {
 	s.Waited, s.Stolen = s.Waited+o.Waited, s.Stolen+o.Stolen
 }
 
-// cpuEach is the CPU time in microseconds of each of so many messages.
+// cpuEach is the CPU time in microseconds of each message.
 func (s Span) cpuEach(messages int64) float64 {
 	return round3(float64(s.CPU) / 1e3 / float64(max(messages, 1)))
 }

@@ -147,7 +147,7 @@ type reply struct {
 	Missing *missingPart `json:"missing,omitempty"` // the machine cannot do it
 	Hello   *Hello       `json:"hello,omitempty"`
 	Span    *Span        `json:"span,omitempty"`
-	RTT     []byte       `json:"rtt,omitempty"` // histogram of round trips in ns, HdrHistogram V2
+	RTT     *Histogram   `json:"rtt,omitempty"` // of round trips in ns
 
 	Output json.RawMessage `json:"output,omitempty"` // of a task
 }

@@ -96,7 +96,7 @@ func tokenOf(t *testing.T) string { return fmt.Sprintf("%s-%d", t.Name(), os.Get
 func TestDemo(t *testing.T) {
 	nstest.Require(t)
 	before, token := tracesNow(t), tokenOf(t)
-	names := []string{"raw-afxdp", "vi-unreliable-wait", "vi-reliable-delivery", "vi-rdma-read", "mvich", "tcp-net", "udp-spin"}
+	names := []string{"raw-afxdp", "vi-unreliable-wait", "vi-reliable-delivery", "vi-rdma-read", "vianet", "tcp-net", "udp-spin"}
 	cfg := demoConfig(token, names)
 	r, err := Demo(context.Background(), cfg)
 	if err != nil {
@@ -147,32 +147,25 @@ func TestDemoMTU(t *testing.T) {
 	}
 }
 
-// A demonstration that is interrupted says so and leaves nothing.
+// A demonstration that is interrupted says so and leaves nothing: while it measures, and while
+// its bed is being made, whatever becomes of that.
 func TestDemoInterrupted(t *testing.T) {
 	nstest.Require(t)
-	before, token := tracesNow(t), tokenOf(t)
-	cfg := demoConfig(token, []string{"raw-afxdp", "vi-reliable-delivery"})
-	cfg.Plan.Duration = time.Minute
-	ctx, cancel := context.WithCancel(context.Background())
-	cfg.Plan.Progress = func(Step) { time.AfterFunc(50*time.Millisecond, cancel) }
-	if _, err := Demo(ctx, cfg); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+	for _, early := range []bool{false, true} {
+		before, token := tracesNow(t), fmt.Sprint(tokenOf(t), early)
+		cfg := demoConfig(token, []string{"raw-afxdp", "vi-reliable-delivery"})
+		cfg.Plan.Duration = time.Minute
+		ctx, cancel := context.WithCancel(context.Background())
+		cfg.Plan.Progress = func(Step) { time.AfterFunc(50*time.Millisecond, cancel) }
+		if early {
+			cfg.MTU = 99999 // that no pair takes
+			cancel()
+		}
+		if _, err := Demo(ctx, cfg); !errors.Is(err, context.Canceled) {
+			t.Errorf("early %v: got %v", early, err)
+		}
+		nothingLeft(t, before, token)
 	}
-	nothingLeft(t, before, token)
-}
-
-// One that is interrupted while its bed is being made says so, too, whatever becomes of the bed.
-func TestDemoInterruptedEarly(t *testing.T) {
-	nstest.Require(t)
-	before, token := tracesNow(t), tokenOf(t)
-	cfg := demoConfig(token, []string{"tcp-spin"})
-	cfg.MTU = 99999 // that no pair takes
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := Demo(ctx, cfg); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
-	nothingLeft(t, before, token)
 }
 
 // One that is interrupted has its workers close their NICs: no socket of theirs stays behind.
@@ -375,35 +368,29 @@ func TestClientLeavesUnconnected(t *testing.T) {
 	}
 }
 
-// Without privilege the demonstration says what is missing: the test runs
-// itself again as nobody.
-func TestDemoNeeds(t *testing.T) {
+// Without privilege a demonstration and operations say what is missing, and so do rings of
+// one's own. A VI asks for a NIC, which an agent may open. The test runs itself again as nobody.
+func TestNeeds(t *testing.T) {
 	if os.Geteuid() == 0 {
-		out, err := nstest.AsNobody(t, "TestDemoNeeds").CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: TestDemoNeeds") {
+		out, err := nstest.AsNobody(t, "TestNeeds").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: TestNeeds") {
 			t.Errorf("as nobody: %v\n%s", err, out)
 		}
 		return
 	}
-	_, err := Demo(context.Background(), demoConfig(tokenOf(t), Names()))
-	var missing *testbed.MissingError
-	if !errors.As(err, &missing) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
-		t.Errorf("got %v", err)
-	}
-}
-
-// A VI asks for a NIC, which an agent may open; rings of one's own take privilege.
-func TestOpenAsNobody(t *testing.T) {
-	if os.Geteuid() == 0 {
-		out, err := nstest.AsNobody(t, "TestOpenAsNobody").CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: TestOpenAsNobody") {
-			t.Errorf("as nobody: %v\n%s", err, out)
+	client, _, end := workers(t)
+	defer end()
+	_, demo := Demo(context.Background(), demoConfig(tokenOf(t), Names()))
+	_, operate := Operate(context.Background(), client, Operations{Count: 1}, nil)
+	for what, err := range map[string]error{"demo": demo, "operate": operate} {
+		var missing *testbed.MissingError
+		if !errors.As(err, &missing) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") && !strings.Contains(err.Error(), "CAP_BPF") {
+			t.Errorf("%s: got %v", what, err)
 		}
-		return
 	}
 	const socket = "/nowhere/agent.sock"
 	t.Setenv("VIA_AGENT", socket)
-	for name, want := range map[string]string{"vi-reliable-delivery": socket, "vianet": socket, "mvich": socket, "raw-afxdp": "CAP_NET_RAW"} {
+	for name, want := range map[string]string{"vi-reliable-delivery": socket, "vianet": socket, "raw-afxdp": "CAP_NET_RAW"} {
 		_, err := Open(name, Params{Interface: "lo", Server: true}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want it to name %s", name, err, want)

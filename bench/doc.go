@@ -48,7 +48,6 @@
 //	tcp-spin, udp-spin     non-blocking system calls in a loop
 //	tcp-block, udp-block   sleeping in system calls
 //	tcp-net, udp-net       package net
-//	mvich                  messages of package mvich
 //	vianet                 a connection of package vianet
 //
 // Those of AF_XDP poll; with -wait behind the name they sleep for events. RDMA
@@ -57,9 +56,8 @@
 // Credits hold a stream of writes to a window, as they do a stream of sends; of
 // reads up to 16 are under way.
 //
-// mvich and vianet use memory of the NIC's arena, as any program may that wants
-// its long messages not to be copied. A stream of mvich is windows of sends and
-// receives that are begun; one of vianet is Write and Read.
+// vianet uses memory of the NIC's arena, as any program may that wants its long
+// messages not to be copied.
 //
 // A VI's stream posts its descriptors, and takes them off, in lists of up to 16
 // (perftest's --post_list, and a poll for several completions); up to 512
@@ -77,8 +75,8 @@
 // when it was due; [Session.Transactions], requests with replies; [Session.Stream] and
 // [Session.PingPong], between which faults may begin; [Session.Connections]. A [Bed]
 // made with Through has a forwarder on each pair that loses and reorders frames as
-// [Bed.SetFaults] says, and [Session.Repeats] tells what was sent again for it. A [Spread] is
-// streams over all queues of a pair, and an [Incast] streams of several senders into one receiver.
+// [Bed.SetFaults] says, and [Session.Repeats] tells what was sent again for it. An [Incast] is
+// streams of several senders into one receiver.
 //
 // # Privileges
 //

@@ -183,7 +183,6 @@ type Hello struct {
 	Window  int              `json:"window,omitempty"`  // frames that this side can take at once
 
 	Memory *vipl.AddressSegment `json:"memory,omitempty"` // that the other side may reach by RDMA
-	Record string               `json:"record,omitempty"` // mvich: what a rank publishes
 
 	Facts Facts `json:"facts"`
 }
@@ -206,14 +205,14 @@ var ErrStalled = errors.New("no progress for long: a frame was lost or the peer 
 // ErrStopped means that the control connection ended during a round.
 var ErrStopped = errors.New("stopped")
 
-// patience is how long a side waits without progress, unless its parameters say.
+// waitLimit is how long a side waits without progress, unless its parameters say.
 const waitLimit = 20 * time.Second
 
 // watchdog ends waits that would last for ever. A loop that polls calls idle for
 // each poll in vain and progress for each success; both cost next to nothing.
 type watchdog struct {
 	stop  *atomic.Bool  // set when the control connection has ended; may be nil
-	most  time.Duration // without progress; 0: patience
+	most  time.Duration // without progress; 0: waitLimit
 	polls uint32
 	since time.Time
 }
@@ -229,6 +228,15 @@ func (w *watchdog) idle() error {
 		return nil
 	}
 	return w.look()
+}
+
+// after is progress where a poll has found something, and else idle.
+func (w *watchdog) after(found int) error {
+	if found == 0 {
+		return w.idle()
+	}
+	w.progress()
+	return nil
 }
 
 // blocked is idle for a wait that has slept.

@@ -389,7 +389,7 @@ func (f *framed) header(buf []byte, kind byte, seq uint32) {
 // where latency is. It does what send and receive do, in a few functions: their code has
 // to come into the first cache again after each system call, line by line.
 
-// short says whether the round is such a one.
+// short reports whether the round is such a one.
 func (f *framed) short() bool {
 	return f.per == 1 && !f.round.Check && !f.sleeps && (f.chain == nil || f.chain.units(frameHeader+f.round.Bytes) == 1)
 }

@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// polledWire is a wire that is polled.
-type polledWire struct{ *wire }
+// polledCable is a cable that is polled.
+type polledCable struct{ *cable }
 
-func (w polledWire) poll() ([]byte, error) {
+func (w polledCable) poll() ([]byte, error) {
 	select {
 	case f := <-w.in:
 		return f, nil
@@ -23,12 +23,12 @@ func (w polledWire) poll() ([]byte, error) {
 }
 
 // shortPair is two ends that exchange messages of one frame without a check.
-func shortPair(t *testing.T, into []byte) (a, b *framed, wa, wb *wire) {
+func shortPair(t *testing.T, into []byte) (a, b *framed, wa, wb *cable) {
 	t.Helper()
-	wa, wb = newWires(100, 8)
+	wa, wb = newCables(100, 8)
 	var stop atomic.Bool
 	t.Cleanup(func() { stop.Store(true) })
-	a, b = &framed{io: polledWire{wa}}, &framed{io: polledWire{wb}, into: into}
+	a, b = &framed{io: polledCable{wa}}, &framed{io: polledCable{wb}, into: into}
 	a.watch.stop, b.watch.stop = &stop, &stop
 	if err := errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())); err != nil {
 		t.Fatal(err)

@@ -12,9 +12,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// wire joins two fake frame transports in memory; deliver decides what becomes
+// cable joins two fake frame transports in memory; deliver decides what becomes
 // of each frame.
-type wire struct {
+type cable struct {
 	payload, window int
 	in, out         chan []byte
 	deliver         func(frame []byte) [][]byte
@@ -23,25 +23,25 @@ type wire struct {
 	head            []byte // received by wait, for poll
 }
 
-func newWires(payload, window int) (a, b *wire) {
+func newCables(payload, window int) (a, b *cable) {
 	x, y := make(chan []byte, 2*window), make(chan []byte, 2*window)
 	pass := func(f []byte) [][]byte { return [][]byte{f} }
-	a = &wire{payload: payload, window: window, in: x, out: y, deliver: pass}
-	b = &wire{payload: payload, window: window, in: y, out: x, deliver: pass}
+	a = &cable{payload: payload, window: window, in: x, out: y, deliver: pass}
+	b = &cable{payload: payload, window: window, in: y, out: x, deliver: pass}
 	return a, b
 }
 
-func (w *wire) hello() Hello        { return Hello{Payload: w.payload, Window: w.window} }
-func (w *wire) connect(Hello) error { return nil }
-func (w *wire) round() error        { return nil }
-func (w *wire) next() []byte        { w.buf = make([]byte, w.payload); return w.buf }
+func (w *cable) hello() Hello        { return Hello{Payload: w.payload, Window: w.window} }
+func (w *cable) connect(Hello) error { return nil }
+func (w *cable) round() error        { return nil }
+func (w *cable) next() []byte        { w.buf = make([]byte, w.payload); return w.buf }
 
-func (w *wire) commit(n int) error {
+func (w *cable) commit(n int) error {
 	w.queue = append(w.queue, bytes.Clone(w.buf[:n]))
 	return nil
 }
 
-func (w *wire) flush() error {
+func (w *cable) flush() error {
 	for _, f := range w.queue {
 		for _, f := range w.deliver(f) {
 			select {
@@ -55,13 +55,13 @@ func (w *wire) flush() error {
 	return nil
 }
 
-func (w *wire) poll() ([]byte, error) {
+func (w *cable) poll() ([]byte, error) {
 	f := w.head
 	w.head = nil
 	return f, nil
 }
 
-func (w *wire) wait() error {
+func (w *cable) wait() error {
 	select {
 	case w.head = <-w.in:
 	case <-time.After(10 * time.Millisecond):
@@ -69,11 +69,11 @@ func (w *wire) wait() error {
 	return nil
 }
 
-func (w *wire) close() error { return nil }
+func (w *cable) close() error { return nil }
 
 // twoFramed are two connected sides over a wire.
-func twoFramed(t *rapid.T, payload, window int) (a, b *framed, wa, wb *wire) {
-	wa, wb = newWires(payload, window)
+func twoFramed(t *rapid.T, payload, window int) (a, b *framed, wa, wb *cable) {
+	wa, wb = newCables(payload, window)
 	a, b = &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
 	for _, c := range []struct{ own, peer *framed }{{a, b}, {b, a}} {
 		if err := c.own.Connect(c.peer.Hello()); err != nil {
@@ -90,7 +90,7 @@ func TestFramedProperty(t *testing.T) {
 		payload := rapid.IntRange(frameHeader+1, 200).Draw(t, "payload")
 		window := rapid.IntRange(4, 40).Draw(t, "window")
 		a, b, wa, wb := twoFramed(t, payload, window)
-		for _, d := range []struct{ from, to *wire }{{wa, wb}, {wb, wa}} {
+		for _, d := range []struct{ from, to *cable }{{wa, wb}, {wb, wa}} {
 			ch := make(chan []byte, window+otherFrames)
 			d.from.out, d.to.in = ch, ch
 		}
@@ -150,7 +150,7 @@ func TestFramedNoticesFaults(t *testing.T) {
 		}, "bytes, not"},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
-			wa, wb := newWires(100, 64)
+			wa, wb := newCables(100, 64)
 			n := 0
 			wa.deliver = func(f []byte) [][]byte { n++; return c.do(n, f) }
 			a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
@@ -177,7 +177,7 @@ func TestFramedNoticesFaults(t *testing.T) {
 
 // Frames of an earlier round are passed over.
 func TestFramedStrayFrames(t *testing.T) {
-	wa, wb := newWires(100, 8)
+	wa, wb := newCables(100, 8)
 	a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
 	if err := errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())); err != nil {
 		t.Fatal(err)
@@ -194,11 +194,11 @@ func TestFramedStrayFrames(t *testing.T) {
 }
 
 func TestFramedRefuses(t *testing.T) {
-	wa, _ := newWires(frameHeader, 8)
+	wa, _ := newCables(frameHeader, 8)
 	if err := (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}); err == nil {
 		t.Error("frames without room for content")
 	}
-	wa, _ = newWires(100, 3)
+	wa, _ = newCables(100, 3)
 	if err := (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}); err == nil {
 		t.Error("a window of 3")
 	}

@@ -5,15 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"viaxdp/vianet"
-	"viaxdp/vipl"
 )
 
 // HTTPLoad is requests that a client of net/http makes of a server of net/http,
@@ -68,13 +64,15 @@ func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
-	at, to := client.at(l.Vianet), server.at(l.Vianet)
-	a, err := taskRequestOf(taskHTTPGet, httpInput{l, to.Local})
+	input := httpInput{l, server.at(l.Vianet).Local}
+	a, err := client.alone(taskHTTPGet, l.Vianet, input)
 	if err != nil {
 		return nil, err
 	}
-	b := a
-	b.Name, a.Params, b.Params = taskHTTPServe, &at, &to
+	b, err := server.alone(taskHTTPServe, l.Vianet, input)
+	if err != nil {
+		return nil, err
+	}
 	var answer reply
 	call := func() (err error) { answer, _, err = both(ctx, client, a, server, b); return err }
 	if err := within(opening, l.Vianet, call); err != nil {
@@ -90,46 +88,17 @@ func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(
 	}, nil
 }
 
-// httpNet is a way to connect.
-type httpNet struct {
-	listen func(address string) (net.Listener, error)
-	dial   func(ctx context.Context, network, address string) (net.Conn, error)
-	close  func() error
-}
-
-func openHTTPNet(p Params, overVianet bool) (*httpNet, error) {
-	if !overVianet {
-		return &httpNet{
-			listen: func(address string) (net.Listener, error) { return net.Listen("tcp", address) },
-			dial:   (&net.Dialer{}).DialContext, close: func() error { return nil },
-		}, nil
-	}
-	nic, err := openNIC(p, vipl.WithChunks(ringChunks, ringChunks))
-	if err != nil {
-		return nil, err
-	}
-	stack, err := vianet.New(nic, vianet.Options{})
-	if err != nil {
-		return nil, errors.Join(err, nic.Close())
-	}
-	return &httpNet{
-		listen: func(address string) (net.Listener, error) { return stack.Listen("via", address) },
-		dial:   stack.DialContext,
-		close:  func() error { return errors.Join(stack.Close(), nic.Close()) },
-	}, nil
-}
-
 // serveHTTP is a task: the server, until the client ends it.
 func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
 	if err := in.validate(); err != nil {
 		return struct{}{}, err
 	}
-	n, err := openHTTPNet(j.params, in.Vianet)
+	n, err := openNetwork(j.params, in.Vianet)
 	if err != nil {
 		return struct{}{}, err
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
-	l, err := n.listen(netip.AddrPortFrom(in.Server, httpPort).String())
+	l, err := n.listen("tcp", netip.AddrPortFrom(in.Server, httpPort).String())
 	if err != nil {
 		return struct{}{}, err
 	}
@@ -155,7 +124,7 @@ func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
 	return struct{}{}, errors.Join(err, s.Shutdown(ctx))
 }
 
-// httpPatience is what opening, warming up and closing may take.
+// httpLimit is what opening, warming up and closing may take.
 const httpLimit = 30 * time.Second
 
 // getHTTP is a task: the client.
@@ -163,7 +132,7 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 	if err := in.validate(); err != nil {
 		return out, err
 	}
-	n, err := openHTTPNet(j.params, in.Vianet)
+	n, err := openNetwork(j.params, in.Vianet)
 	if err != nil {
 		return out, err
 	}
@@ -176,11 +145,11 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 	}
 	c := &getter{
 		client: http.Client{Transport: transport, Timeout: in.Duration + httpLimit},
-		url:    "http://" + netip.AddrPortFrom(in.Server, httpPort).String(), bytes: in.Bytes,
+		url:    "http://" + netip.AddrPortFrom(in.Server, httpPort).String(), bytes: int64(in.Bytes),
 	}
 	defer transport.CloseIdleConnections()
 	for end := time.Now().Add(waitLimit); ; time.Sleep(connectPause) { // the server may not listen yet
-		if err = c.get("/"); err == nil || time.Now().After(end) {
+		if err = c.get("/", c.bytes); err == nil || time.Now().After(end) {
 			break
 		}
 	}
@@ -195,18 +164,17 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 		return out, err
 	}
 	out.Span = clock.span()
-	_, err = c.fetch(httpEnd)
-	return out, err
+	return out, c.get(httpEnd, 0)
 }
 
 // getter makes requests.
 type getter struct {
 	client http.Client
 	url    string
-	bytes  int
+	bytes  int64
 }
 
-// load makes requests on so many connections for a time.
+// load makes requests on a number of connections for a time.
 func (g *getter) load(connections int, d time.Duration) (int64, error) {
 	var count atomic.Int64
 	var wait sync.WaitGroup
@@ -215,7 +183,7 @@ func (g *getter) load(connections int, d time.Duration) (int64, error) {
 	for i := range connections {
 		wait.Go(func() {
 			for time.Now().Before(end) && errs[i] == nil {
-				errs[i] = g.get("/")
+				errs[i] = g.get("/", g.bytes)
 				count.Add(1)
 			}
 		})
@@ -225,19 +193,15 @@ func (g *getter) load(connections int, d time.Duration) (int64, error) {
 }
 
 // get makes a request and checks the length of the answer.
-func (g *getter) get(path string) error {
-	n, err := g.fetch(path)
-	if err == nil && n != int64(g.bytes) {
-		err = fmt.Errorf("an answer of %d bytes, not %d", n, g.bytes)
-	}
-	return err
-}
-
-func (g *getter) fetch(path string) (int64, error) {
+func (g *getter) get(path string, want int64) error {
 	r, err := g.client.Get(g.url + path)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer r.Body.Close()
-	return io.Copy(io.Discard, r.Body)
+	n, err := io.Copy(io.Discard, r.Body)
+	if err == nil && n != want {
+		err = fmt.Errorf("an answer of %d bytes, not %d", n, want)
+	}
+	return err
 }

@@ -4,11 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"viaxdp/internal/lab/testbed"
+	"viaxdp/vipl"
 )
 
 // An Incast is a receiver and its senders: workers in network namespaces of their own,
@@ -25,7 +33,6 @@ type Incast struct {
 	workers []*Worker // the receiver is the first
 	opening func(func() error) error
 	cond    Conditions
-	alone   bool // the receiver has a CPU for itself
 	failed  bool
 }
 
@@ -35,7 +42,7 @@ type IncastConfig struct {
 	Senders int // 1 to MaxIncast
 	BedConfig
 
-	Opening func(open func() error) error // around streams of VIs, which map memory: Bed.Opening; may be nil
+	Opening func(open func() error) error // around streams over vianet, which map memory: Bed.Opening; may be nil
 }
 
 // MaxIncast bounds the senders.
@@ -43,7 +50,7 @@ const MaxIncast = 64
 
 // IncastLoad is streams of some of the senders at the same time.
 type IncastLoad struct {
-	TCP      bool          // over the kernel's TCP, by blocking calls; else VIs of Reliable Delivery that wait
+	TCP      bool          // over the kernel's TCP by package net; else over package vianet
 	Senders  int           // that take part
 	Bytes    int           // of a message, 1 to MaxIncastBytes
 	Duration time.Duration // of the window, at most a minute
@@ -73,8 +80,8 @@ type IncastResult struct {
 
 	Frames  uint64 // that the senders have sent; of TCP, segments
 	Resent  uint64 // of them, those that were sent again
-	Dropped uint64 // frames that somebody has counted as dropped, on the way or at the receiver; one may be counted twice
-	Unnamed uint64 // frames that are missing and nobody has counted; of VIs
+	Dropped uint64 // frames that were counted as dropped, on the way or at the receiver; one may be counted twice
+	Unnamed uint64 // frames that are missing and were not counted as dropped; of VIs
 
 	Disturbed []string
 }
@@ -92,11 +99,7 @@ func (r *IncastResult) Fairness() float64 {
 
 // LeastShare is the least share of a sender by the greatest.
 func (r *IncastResult) LeastShare() float64 {
-	least, greatest := r.Messages[0], r.Messages[0]
-	for _, n := range r.Messages {
-		least, greatest = min(least, n), max(greatest, n)
-	}
-	return float64(least) / float64(greatest)
+	return float64(slices.Min(r.Messages)) / float64(slices.Max(r.Messages))
 }
 
 // OpenIncast makes the namespaces and starts the workers.
@@ -145,7 +148,7 @@ func openIncast(cfg IncastConfig, star *testbed.Star) (_ *Incast, err error) {
 		w.ended = side.Err
 		n.workers = append(n.workers, w)
 	}
-	n.cond.PinnedCPUs, n.cond.Polling, n.alone = places, "wait", len(cpus) > 1
+	n.cond.PinnedCPUs, n.cond.Polling = places, "wait"
 	return n, nil
 }
 
@@ -198,10 +201,9 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 		if i == 0 {
 			name = taskIncastTake
 		}
-		if requests[i], err = taskRequestOf(name, incastInput{l, n.workers[0].params.Local, i - 1}); err != nil {
+		if requests[i], err = w.alone(name, !l.TCP, incastInput{l, n.workers[0].params.Local, i - 1}); err != nil {
 			return nil, err
 		}
-		requests[i].Params = &w.params
 	}
 	before, err := n.star.Drops()
 	if err != nil {
@@ -228,7 +230,7 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 	onTheWay := after - before // dropped by name
 	r := &IncastResult{
 		Messages: taken.Messages, Unnamed: taken.Unnamed,
-		Disturbed: disturbances(Span{}, taken.Span, n.alone), // the senders wait for each other, as they must
+		Disturbed: disturbances(Span{}, taken.Span, false), // all sleep
 	}
 	for _, m := range taken.Messages {
 		r.MBps += float64(m) * float64(l.Bytes) / taken.Span.Wall.Seconds() / 1e6
@@ -252,71 +254,97 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 	return r, nil
 }
 
-// Sizes of an incast.
-const (
-	incastDepth = 16 // messages of a sender under way, at most
-	incastCheck = 8  // first messages of a sender whose every byte is checked
-)
+// incastCheck is how many first messages of a sender have every byte checked.
+const incastCheck = 8
 
-// incastPort is where the receiver takes streams of TCP.
+// incastPort is where the receiver listens.
 const incastPort = 8082
 
-// incastPatience is how long one side waits for another, which may be opening its interface
-// beside several others. Who fails ends the rest, too.
+// incastLimit is how long one side waits for another, which may be opening its interface
+// beside several others. A side that fails ends the rest, too.
 const incastLimit = 6 * waitLimit
 
-// An incastSender is one stream as its sender has it.
-type incastSender interface {
-	// send sends the message of a number, sooner or later; over: the receiver has said that
-	// it is the last one.
-	send(number int64) (over bool, err error)
-	// finish ends the stream, all of which has come then.
-	finish(messages int64) (incastSent, error)
-	close() error
-}
-
-// An incastReceiver is all streams as their receiver has them.
-type incastReceiver interface {
-	// connect takes the streams of all senders.
-	connect() error
-	// next returns a message that has come, and its sender; -1: none has for a while. The
-	// message is there until the next call.
-	next() (from int, message []byte, err error)
-	// end says to the senders that it is over.
-	end() error
-	// left is how many streams have not ended.
-	left() int
-	// count says how many frames came in all, how many of them were dropped by name, and how
-	// many without one.
-	count() (seen, dropped, unnamed uint64)
-	facts() Facts
-	close() error
-}
-
 // sendIncast is a task: a sender, until the receiver says that it is over.
+//
+//	sender                       receiver
+//	its number, messages ...  -> counts them
+//	                          <- a byte: it is over
+//	end of the stream         ->
+//	                          <- a byte: everything has come
 func sendIncast(j *job, in incastInput) (out incastSent, err error) {
 	if err := in.validate(); err != nil {
 		return out, err
 	}
-	open := openIncastVI
-	if in.TCP {
-		open = openIncastTCP
-	}
-	s, err := open(j, in)
+	n, err := openNetwork(j.params, !in.TCP)
 	if err != nil {
 		return out, err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	n := int64(0)
-	for over := false; !over; n++ {
-		if j.stop.Load() {
-			return out, ErrStopped
+	defer func() { err = errors.Join(err, n.close()) }()
+	defer n.closeOn(j.stop)()
+	message, err := n.alloc(in.Bytes)
+	if err != nil {
+		return out, err
+	}
+	conn, err := n.reach(netip.AddrPortFrom(in.Receiver, incastPort), incastLimit, j.stop)
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if err := conn.SetDeadline(time.Now().Add(in.Duration + incastLimit)); err != nil {
+		return out, err
+	}
+	var over atomic.Bool
+	all := make(chan error, 1)
+	go func() {
+		word := make([]byte, 1)
+		_, err := conn.Read(word)
+		over.Store(true)
+		if err == nil {
+			_, err = conn.Read(word)
 		}
-		if over, err = s.send(n); err != nil {
+		all <- err
+	}()
+	if _, err := conn.Write([]byte{byte(in.Number)}); err != nil {
+		return out, err
+	}
+	for ; !over.Load(); out.Messages++ {
+		if out.Messages < incastCheck {
+			copy(message, content(int(out.Messages), 0, in.Bytes))
+		}
+		if _, err := conn.Write(message); err != nil {
 			return out, err
 		}
 	}
-	return s.finish(n)
+	if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		return out, err
+	}
+	if err := <-all; err != nil {
+		return out, fmt.Errorf("the receiver has not said that it has everything: %w", err)
+	}
+	if n.nic == nil {
+		info, err := tcpInfo(conn.(*net.TCPConn))
+		if err != nil {
+			return out, err
+		}
+		out.Frames, out.Resent = uint64(info.Segs_out), uint64(info.Total_retrans)
+		return out, nil
+	}
+	st := n.nic.Status()
+	out.Frames, out.Resent = st.Socket["tx_frames"], st.Counters.Resent
+	out.Dropped = st.Socket["tx_lost_busy"] + st.Socket["tx_invalid_descs"]
+	return out, nil
+}
+
+// tcpInfo is tcp(7)'s TCP_INFO.
+func tcpInfo(c syscall.Conn) (info *unix.TCPInfo, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	controlErr := raw.Control(func(fd uintptr) {
+		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	})
+	return info, errors.Join(err, controlErr)
 }
 
 // takeIncast is a task: the receiver.
@@ -324,87 +352,198 @@ func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
 	if err := in.validate(); err != nil {
 		return out, err
 	}
-	take := takeIncastVI
-	if in.TCP {
-		take = takeIncastTCP
-	}
-	r, err := take(j, in)
+	n, err := openNetwork(j.params, !in.TCP)
 	if err != nil {
 		return out, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	if err := r.connect(); err != nil {
+	defer func() { err = errors.Join(err, n.close()) }()
+	defer n.closeOn(j.stop)()
+	demux := map[string]uint64{}
+	if n.nic != nil {
+		out.Facts, demux = factsOf(n.nic), n.nic.Status().Demux
+	}
+	r := &incastReceiver{in: in, streams: make([]net.Conn, in.Senders), came: make([]atomic.Int64, in.Senders), failed: make(chan error, in.Senders)}
+	defer r.close()
+	if err := r.connect(n, j.params.Local); err != nil {
 		return out, err
 	}
-	t := &incastTaker{job: j, r: r, came: make([]int64, in.Senders)}
-	if out.Messages, out.Span, err = t.window(in.Duration); err != nil {
+	var streams sync.WaitGroup
+	for i := range r.streams {
+		streams.Go(func() {
+			if err := r.take(i); err != nil {
+				r.failed <- fmt.Errorf("sender %d: %w", i, err)
+			}
+		})
+	}
+	if out.Messages, out.Span, err = r.window(); err != nil {
 		return out, err
 	}
-	if err := r.end(); err != nil {
+	r.ending.Store(true)
+	if err := r.tell(); err != nil {
 		return out, err
 	}
-	for r.left() > 0 {
-		if err := t.next(); err != nil {
-			return out, err
-		}
+	streams.Wait()
+	select {
+	case err := <-r.failed:
+		return out, err
+	default:
 	}
-	out.Came, out.Facts = t.came, r.facts()
-	out.Seen, out.Dropped, out.Unnamed = r.count()
+	if err := r.tell(); err != nil {
+		return out, err
+	}
+	out.Came = r.counts()
+	if n.nic != nil {
+		out.Seen, out.Dropped, out.Unnamed = countFrames(n.nic, demux)
+	}
 	return out, nil
 }
 
-// incastTaker takes messages and counts them.
-type incastTaker struct {
-	job  *job
-	r    incastReceiver
-	came []int64 // of each sender
+// incastReceiver has a stream of each sender.
+type incastReceiver struct {
+	in      incastInput
+	streams []net.Conn
+	came    []atomic.Int64 // messages
+	ending  atomic.Bool    // the senders have been told that it is over
+	failed  chan error     // of streams
 }
 
-// next takes a message, if there is one.
-func (t *incastTaker) next() error {
-	if t.job.stop.Load() {
-		return ErrStopped
-	}
-	from, message, err := t.r.next()
-	if err != nil || from < 0 {
+// connect takes the streams of all senders.
+func (r *incastReceiver) connect(n *network, local netip.Addr) error {
+	l, err := n.listenWithin(netip.AddrPortFrom(local, incastPort), incastLimit)
+	if err != nil {
 		return err
 	}
-	if n := t.came[from]; n < incastCheck {
-		if err := verify(int(n), 0, message); err != nil {
-			return fmt.Errorf("sender %d: %w", from, err)
+	defer l.Close()
+	for range r.streams {
+		conn, err := l.Accept()
+		if err != nil {
+			return err
 		}
+		number := make([]byte, 1)
+		if err = conn.SetDeadline(time.Now().Add(r.in.Duration + incastLimit)); err == nil {
+			_, err = io.ReadFull(conn, number)
+		}
+		if i := int(number[0]); err == nil && i < len(r.streams) && r.streams[i] == nil {
+			r.streams[i] = conn
+			continue
+		}
+		return errors.Join(err, conn.Close(), errors.New("a stream has not said whose it is"))
 	}
-	t.came[from]++
 	return nil
+}
+
+// take counts the messages of a stream until its end.
+func (r *incastReceiver) take(i int) error {
+	message := make([]byte, r.in.Bytes)
+	for n := 0; ; n++ {
+		_, err := io.ReadFull(r.streams[i], message)
+		switch {
+		case err == io.EOF && r.ending.Load():
+			return nil
+		case err != nil:
+			return fmt.Errorf("message %d: %w", n, err)
+		}
+		if n < incastCheck {
+			if err := verify(n, 0, message); err != nil {
+				return err
+			}
+		}
+		r.came[i].Add(1)
+	}
+}
+
+func (r *incastReceiver) counts() []int64 {
+	counts := make([]int64, len(r.came))
+	for i := range r.came {
+		counts[i] = r.came[i].Load()
+	}
+	return counts
 }
 
 // window counts the messages of a time that begins some time after every sender has begun.
 // A sender that got no CPU has its time all the same.
-func (t *incastTaker) window(d time.Duration) (messages []int64, span Span, err error) {
-	for end := time.Now().Add(incastLimit); slices.Min(t.came) < incastCheck; {
-		if err := t.next(); err != nil {
-			return nil, span, err
+func (r *incastReceiver) window() (messages []int64, span Span, err error) {
+	// until waits until done says so, or a stream has failed.
+	until := func(done func() bool) error {
+		for !done() {
+			select {
+			case err := <-r.failed:
+				return err
+			case <-time.After(time.Millisecond):
+			}
 		}
-		if time.Now().After(end) {
-			return nil, span, fmt.Errorf("a sender has hardly begun within %v: messages %d", incastLimit, t.came)
+		return nil
+	}
+	late := time.Now().Add(incastLimit)
+	if err := until(func() bool { return slices.Min(r.counts()) >= incastCheck || time.Now().After(late) }); err != nil {
+		return nil, span, err
+	}
+	if time.Now().After(late) {
+		return nil, span, fmt.Errorf("a sender has hardly begun within %v: messages %d", incastLimit, r.counts())
+	}
+	time.Sleep(r.in.Duration / warmPart)
+	before, clock := r.counts(), startStopwatch()
+	err = until(func() bool {
+		messages = r.counts()
+		for i := range messages {
+			messages[i] -= before[i]
+		}
+		span = clock.span()
+		return span.Wall >= r.in.Duration && slices.Min(messages) > 0 || span.Wall > r.in.Duration+waitLimit
+	})
+	return messages, span, err
+}
+
+// tell sends a byte to each sender.
+func (r *incastReceiver) tell() error {
+	for _, conn := range r.streams {
+		if _, err := conn.Write([]byte{0}); err != nil {
+			return err
 		}
 	}
-	for end := time.Now().Add(d / warmPart); time.Now().Before(end); {
-		if err := t.next(); err != nil {
-			return nil, span, err
+	return nil
+}
+
+func (r *incastReceiver) close() {
+	for _, conn := range r.streams {
+		if conn != nil {
+			conn.Close()
 		}
 	}
-	before, clock := slices.Clone(t.came), startStopwatch()
-	messages = make([]int64, len(before))
-	for {
-		if err := t.next(); err != nil {
-			return nil, span, err
+}
+
+// Frames that were sent may be on their way for incastQuiet at most, and are over when none
+// has come for incastStill.
+const (
+	incastQuiet = 5 * time.Second
+	incastStill = 50 * time.Millisecond
+)
+
+// countFrames says how many frames have come to a NIC since before, how many of them were
+// dropped by name, and how many without one.
+func countFrames(nic *vipl.NIC, before map[string]uint64) (seen, dropped, unnamed uint64) {
+	last, since := uint64(0), time.Now()
+	for end := time.Now().Add(incastQuiet); ; time.Sleep(time.Millisecond) {
+		s := nic.Status()
+		seen, dropped = 0, 0
+		for name, n := range s.Demux {
+			if name == "control" {
+				continue
+			}
+			n -= before[name]
+			seen += n
+			if name != "redirected" {
+				dropped += n
+			}
 		}
-		for i, n := range t.came {
-			messages[i] = n - before[i]
+		socket := s.Socket["rx_dropped"] + s.Socket["rx_ring_full"] + s.Socket["rx_too_many_segs"] + s.Socket["rx_bad_entries"]
+		redirected, named := s.Demux["redirected"]-before["redirected"], s.Socket["rx_frames"]+socket
+		unnamed = max(redirected, named) - named
+		if seen != last {
+			last, since = seen, time.Now()
 		}
-		if lasted := time.Since(clock.wall); lasted >= d && slices.Min(messages) > 0 || lasted > d+waitLimit {
-			return messages, clock.span(), nil
+		if time.Since(since) > incastStill && unnamed == 0 || time.Now().After(end) {
+			return seen, dropped + socket, unnamed
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"viaxdp/vipl"
 )
 
 // Load is an open-loop measurement: messages are due at times that were fixed
@@ -35,7 +37,7 @@ const (
 	MinLoadTime  = time.Millisecond
 	MaxLoadTime  = time.Minute
 
-	minLoadRate     = 10 // a side that hears nothing for some seconds gives up
+	minLoadRate     = 10 // a side that gets nothing for some seconds gives up
 	maxLoadRate     = 1e8
 	maxLoadMessages = 1 << 31
 )
@@ -67,13 +69,12 @@ type LoadResult struct {
 	Achieved float64 // echoes a second, within the duration
 
 	Sent        int64 // messages
-	Outstanding int64 // due and without an echo when the duration was over, those not sent included, those known to be lost not
+	Outstanding int64 // due and without an echo when the duration was over, those not sent included
 	Unsent      int64 // of these: due and never sent, as the sender was too far behind
-	Lost        int64 // sent, and no echo ever came; only where the transport may lose messages
 
 	// RoundTrips are the times in nanoseconds from when a message was due until
 	// its echo was there. A message that was never sent counts with the time
-	// that it had waited in the end, a lost one does not count.
+	// that it had waited in the end.
 	RoundTrips *hdrhistogram.Histogram
 
 	CPUTx, CPURx float64  // CPU time in microseconds that the sender's process, and the echoing one, spent a message
@@ -88,15 +89,15 @@ type loadRound struct {
 
 // loadOutcome is what the sender has found.
 type loadOutcome struct {
-	Due, Sent, Echoed, InTime int64 // InTime: echoed within the duration
-	Outstanding, Unsent       int64
-	Span                      Span
-	RoundTrips                []byte
+	Due, Sent, InTime   int64 // InTime: echoed within the duration
+	Outstanding, Unsent int64
+	Span                Span
+	RoundTrips          Histogram
 }
 
-// Load measures one load. On a reliable transport every message that was sent
-// has its echo in the end; a rate that is too high is no error, it shows as
-// Achieved below Offered.
+// Load measures one load, over a transport that is reliable and polls. Every message that
+// was sent has its echo in the end; a rate that is too high is no error, it shows as Achieved
+// below Offered.
 func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 	if err := l.validate(); err != nil {
 		return nil, err
@@ -106,23 +107,17 @@ func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := decodeHistogram(sent.RoundTrips)
-	if err != nil {
-		return nil, err
-	}
 	seconds := l.Duration.Seconds()
-	// Both sides poll, and go on for a while after the load, for echoes that may
-	// be lost: what that costs is no message's.
+	// Both sides poll, and go on after the load until all echoes are there: what that
+	// costs is no message's.
 	each := func(s Span) float64 {
 		s.CPU = time.Duration(float64(s.CPU) * seconds / s.Wall.Seconds())
 		return s.cpuEach(sent.Sent)
 	}
 	return &LoadResult{
 		Offered: float64(sent.Due) / seconds, Achieved: float64(sent.InTime) / seconds,
-		Sent: sent.Sent, Outstanding: sent.Outstanding, Unsent: sent.Unsent, Lost: sent.Sent - sent.Echoed,
-		RoundTrips: h,
-		CPUTx:      each(sent.Span), CPURx: each(echoed),
-		Disturbed: disturbances(sent.Span, echoed, s.polls),
+		Sent: sent.Sent, Outstanding: sent.Outstanding, Unsent: sent.Unsent,
+		RoundTrips: sent.RoundTrips.Histogram, CPUTx: each(sent.Span), CPURx: each(echoed), Disturbed: disturbances(sent.Span, echoed, s.polls),
 	}, nil
 }
 
@@ -142,29 +137,23 @@ type loadPort interface {
 	// poll is the next message that has arrived, valid until the next call;
 	// nil: there is none.
 	poll() ([]byte, error)
-	// window is how many messages may be under way; 0: any number.
+	// window is how many messages may be under way.
 	window() int
-	// lossy says that messages may be lost.
-	lossy() bool
 }
 
 // loadPortOf gives an endpoint that polls as a loadPort.
 func loadPortOf(e Endpoint) (loadPort, error) {
 	switch e := e.(type) {
 	case *vi:
-		if !e.sleeps && e.via == nil {
+		if !e.sleeps && e.via == nil && e.level != vipl.UnreliableDelivery {
 			return &viLoad{vi: e}, nil
 		}
 	case *tcp:
 		if !e.block {
 			return &tcpLoad{t: e}, nil
 		}
-	case *framed:
-		if !e.sleeps {
-			return &framedLoad{f: e}, nil
-		}
 	}
-	return nil, errors.New("this transport carries no load: take one that sends and receives, and polls")
+	return nil, errors.New("this transport carries no load: take TCP or a reliable VI that sends and receives, and polls")
 }
 
 // loadHeader is how each message of a load begins, 16 bytes, little-endian:
@@ -193,8 +182,7 @@ func (r *loadRound) put(buf []byte, kind byte, n uint32, due time.Duration) int 
 	return r.Bytes
 }
 
-// is says whether a message is of this round; what an earlier one has left is
-// passed over.
+// is reports whether a message is of this round.
 func (r *loadRound) is(p []byte) bool {
 	return len(p) == r.Bytes && binary.LittleEndian.Uint16(p[2:]) == r.ID
 }

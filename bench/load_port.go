@@ -4,53 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 
 	"golang.org/x/sys/unix"
 
 	"viaxdp/vipl"
 )
-
-// framedLoad is a transport of frames under load: each message is a frame.
-type framedLoad struct {
-	f      *framed
-	queued int // frames since the last flush
-}
-
-func (l *framedLoad) begin(r loadRound) error {
-	if most := l.f.payload + frameHeader; r.Bytes > most {
-		return fmt.Errorf("messages of %d bytes: a frame of this interface holds %d", r.Bytes, most)
-	}
-	return l.f.io.round()
-}
-
-func (l *framedLoad) next() []byte { return l.f.io.next() }
-
-func (l *framedLoad) commit(n int) error {
-	if err := l.f.io.commit(n); err != nil {
-		return err
-	}
-	l.queued++
-	return nil
-}
-
-func (l *framedLoad) flush() (bool, error) {
-	if l.queued == 0 {
-		return true, nil
-	}
-	l.queued = 0
-	return true, l.f.io.flush()
-}
-
-func (l *framedLoad) poll() ([]byte, error) {
-	p, err := l.f.io.poll()
-	if l.f.into != nil && p != nil {
-		p = l.f.into[:copy(l.f.into, p)]
-	}
-	return p, err
-}
-
-func (l *framedLoad) window() int { return 0 }
-func (l *framedLoad) lossy() bool { return true }
 
 // tcpLoad is a TCP connection under load. Messages that are due together go
 // with one system call, and come so.
@@ -119,14 +78,12 @@ func (l *tcpLoad) poll() ([]byte, error) {
 	return p, nil
 }
 
-func (l *tcpLoad) window() int { return 0 }
-func (l *tcpLoad) lossy() bool { return false }
+func (l *tcpLoad) window() int { return math.MaxInt32 }
 
 // viLoad is a VI under load. Every descriptor has a place of its own for its
 // message. What is due together is posted as lists of up to viList, with a doorbell
-// for each, where TCP sends it with one system call, and taken off so. On a reliable
-// VI no more messages are under way than there are receives posted at the peer; on
-// an unreliable one they are lost then.
+// for each, where TCP sends it with one system call, and taken off so. No more messages
+// are under way than there are receives posted at the peer.
 //
 // Receives stay posted from one round to the next: a VI that has carried a load
 // carries nothing else afterwards.
@@ -160,32 +117,14 @@ func (l *viLoad) begin(r loadRound) error {
 			return err
 		}
 	}
-	if l.lossy() {
-		// Messages that meet no receive are counted, not logged one by one.
-		v.nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
-	}
 	if err := v.word(wordReady | int(r.ID)); err != nil {
 		return err
 	}
-	for {
-		d, err := v.recv()
-		if err != nil {
-			return err
-		}
-		got, ok := d.Immediate()
-		switch {
-		case ok && got == uint32(wordReady|int(r.ID)):
-			v.lists = v.list(viList)
-			return nil
-		case ok || !l.lossy():
-			return fmt.Errorf("the peer began with %d bytes and %#x, not with round %d", d.Length, got, r.ID)
-		}
-		// The last word of a round is said again where it may be lost, and may
-		// come twice.
-		if err := l.postRecv(); err != nil {
-			return err
-		}
+	if err := v.begun(r.ID); err != nil {
+		return err
 	}
+	v.lists = v.list(viList)
+	return nil
 }
 
 // placeOf is where the message of a ring's next descriptor lies.
@@ -248,11 +187,4 @@ func (l *viLoad) poll() ([]byte, error) {
 	return v.in.Bytes()[at : at+int(d.Length)], nil
 }
 
-func (l *viLoad) window() int {
-	if l.lossy() {
-		return 0
-	}
-	return LoadWindow
-}
-
-func (l *viLoad) lossy() bool { return l.vi.level == vipl.UnreliableDelivery }
+func (l *viLoad) window() int { return LoadWindow }

@@ -2,24 +2,13 @@ package bench
 
 import (
 	"fmt"
-	"math"
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-const (
-	// loadBatch is how many messages are sent, or taken, before it is the
-	// other's turn.
-	loadBatch = 32
-	// loadSilence is after how long without a message those under way are taken
-	// for lost, where messages may be lost.
-	loadSilence = 50 * time.Millisecond
-	// loadAgain is after how long a word that has no echo is said again, likewise.
-	loadAgain = time.Millisecond
-)
+// loadBatch is how many messages are sent, or taken, before it is the other's turn.
+const loadBatch = 32
 
-// loader is the sending side of a load.
+// loader is the sending side of a load. Echoes come in the order of their messages.
 type loader struct {
 	round loadRound
 	port  loadPort
@@ -27,24 +16,17 @@ type loader struct {
 	watch watchdog
 
 	plan  *schedule // nil: a closed loop
-	lossy bool
-	limit uint32 // messages under way at most
+	limit uint32    // messages under way at most
 
-	zero    time.Duration // of clock: the start
-	due     time.Duration // when the next message is due, from the start
-	sent    uint32
-	echoed  uint32
-	settled uint32        // messages before this number are not awaited any more
-	heard   time.Duration // when the last message went or came
-	times   *hdrhistogram.Histogram
+	zero   time.Duration // of clock: the start
+	due    time.Duration // when the next message is due, from the start
+	sent   uint32
+	echoed uint32
+	times  Histogram
 }
 
 func newLoader(r loadRound, port loadPort, clock func() time.Duration, w watchdog) *loader {
-	l := &loader{round: r, port: port, clock: clock, watch: w, lossy: port.lossy(), times: newHistogram()}
-	l.limit = math.MaxUint32
-	if w := port.window(); w > 0 {
-		l.limit = uint32(w)
-	}
+	l := &loader{round: r, port: port, clock: clock, watch: w, limit: uint32(port.window()), times: Histogram{newHistogram()}}
 	if r.Rate == 0 {
 		l.limit = min(l.limit, LoadWindow)
 	} else {
@@ -87,7 +69,6 @@ func (l *loader) run() (out loadOutcome, err error) {
 	}
 	clock := startStopwatch()
 	l.zero = l.clock()
-	l.heard = 0
 	now := l.now()
 	for ; now < l.round.Duration; now = l.now() {
 		if err := l.turn(now); err != nil {
@@ -99,7 +80,7 @@ func (l *loader) run() (out loadOutcome, err error) {
 	if _, err := l.sendDue(now); err != nil {
 		return out, err
 	}
-	out.Outstanding = int64(l.sent - l.settled)
+	out.Outstanding = int64(l.sent - l.echoed)
 	if err := l.drain(); err != nil {
 		return out, fmt.Errorf("%d of %d messages have no echo: %w", l.sent-l.echoed, l.sent, err)
 	}
@@ -109,9 +90,9 @@ func (l *loader) run() (out loadOutcome, err error) {
 	}
 	out.Unsent = l.leave(now)
 	out.Outstanding += out.Unsent
-	out.Sent, out.Echoed, out.Due = int64(l.sent), int64(l.echoed), int64(l.sent)+out.Unsent
-	out.RoundTrips, err = encodeHistogram(l.times)
-	return out, err
+	out.Sent, out.Due = int64(l.sent), int64(l.sent)+out.Unsent
+	out.RoundTrips = l.times
+	return out, nil
 }
 
 // turn sends what is due and takes what has arrived.
@@ -124,15 +105,7 @@ func (l *loader) turn(now time.Duration) error {
 	if err != nil {
 		return err
 	}
-	if sent+got > 0 {
-		l.heard = now
-		l.watch.progress()
-		return nil
-	}
-	if l.lossy && now-l.heard > loadSilence {
-		l.settled = l.sent
-	}
-	return l.watch.idle()
+	return l.watch.after(sent + got)
 }
 
 // sendDue sends what is due, one batch at most, and returns how many it sent.
@@ -141,7 +114,7 @@ func (l *loader) sendDue(now time.Duration) (n int, err error) {
 		if l.plan == nil {
 			l.due = now
 		}
-		if l.due > now || l.due >= l.round.Duration || l.sent-l.settled >= l.limit {
+		if l.due > now || l.due >= l.round.Duration || l.sent-l.echoed >= l.limit {
 			break
 		}
 		buf := l.port.next()
@@ -160,18 +133,13 @@ func (l *loader) sendDue(now time.Duration) (n int, err error) {
 	return n, err
 }
 
-// take takes what has arrived, one batch at most, and returns how many echoes
-// there were.
+// take takes the echoes that have arrived, one batch at most, and returns how many.
 func (l *loader) take() (n int, err error) {
-	for n < loadBatch {
+	for ; n < loadBatch; n++ {
 		p, err := l.port.poll()
 		if err != nil || p == nil {
 			return n, err
 		}
-		if !l.round.is(p) || loadKind(p) != loadMessage {
-			continue
-		}
-		n++
 		if err := l.echo(p); err != nil {
 			return n, err
 		}
@@ -183,9 +151,11 @@ func (l *loader) take() (n int, err error) {
 func (l *loader) echo(p []byte) error {
 	number, took := loadNumber(p), l.now()-loadDue(p)
 	switch {
+	case !l.round.is(p) || loadKind(p) != loadMessage:
+		return fmt.Errorf("%d bytes came that are no echo", len(p))
 	case number >= l.sent || took < 0:
 		return fmt.Errorf("the echo of message %d came, which was not sent yet", number)
-	case !l.lossy && number != l.echoed:
+	case number != l.echoed:
 		return fmt.Errorf("the echo of message %d came, not that of %d", number, l.echoed)
 	}
 	if l.round.Check {
@@ -194,35 +164,21 @@ func (l *loader) echo(p []byte) error {
 		}
 	}
 	l.echoed++
-	l.settled = max(l.settled, number+1) // messages keep their order: those before are lost
-	return l.record(took)
+	return l.times.note(took)
 }
 
-func (l *loader) record(took time.Duration) error {
-	return l.times.RecordValue(min(max(int64(took), 1), histogramMax))
-}
-
-// drain awaits the echo of what was sent; where messages may be lost, as long
-// as there are echoes.
+// drain awaits the echo of what was sent.
 func (l *loader) drain() error {
-	l.heard = l.now()
 	for l.echoed != l.sent {
 		if _, err := l.port.flush(); err != nil {
 			return err
 		}
 		n, err := l.take()
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case n > 0:
-			l.heard = l.now()
-			l.watch.progress()
-		case l.lossy && l.now()-l.heard > loadSilence:
-			return nil
-		default:
-			if err := l.watch.idle(); err != nil {
-				return err
-			}
+		}
+		if err := l.watch.after(n); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -236,59 +192,44 @@ func (l *loader) leave(end time.Duration) (unsent int64) {
 		return 0
 	}
 	for ; l.due < l.round.Duration; l.due = l.plan.next() {
-		l.record(end - l.due)
+		l.times.note(end - l.due)
 		unsent++
 	}
 	return unsent
 }
 
-// call says words and awaits the echo of each; where it may be lost, it says
-// one again.
+// call sends words and awaits the echo of each.
 func (l *loader) call(kind byte, words int) error {
 	for n := range uint32(words) {
-		for heard := false; !heard; {
-			buf, err := roomFor(l.port, &l.watch)
-			if err != nil {
+		buf, err := roomFor(l.port, &l.watch)
+		if err != nil {
+			return err
+		}
+		if err := l.port.commit(l.round.put(buf, kind, n, 0)); err != nil {
+			return err
+		}
+		for echoed := false; !echoed; {
+			if _, err := l.port.flush(); err != nil {
 				return err
 			}
-			if err := l.port.commit(l.round.put(buf, kind, n, 0)); err != nil {
+			p, err := l.port.poll()
+			switch {
+			case err != nil:
 				return err
+			case p == nil:
+				if err := l.watch.idle(); err != nil {
+					return err
+				}
+				continue
+			case !l.round.is(p) || loadKind(p) != kind || loadNumber(p) != n:
+				return fmt.Errorf("%d bytes came that are no echo of a word", len(p))
 			}
-			if heard, err = l.hears(kind, n); err != nil {
-				return err
-			}
+			echoed = true
+			l.watch.progress()
 		}
 	}
 	return nil
 }
-
-// hears awaits the echo of a word; false: it is time to say it again.
-func (l *loader) hears(kind byte, n uint32) (bool, error) {
-	for since := l.clock(); ; {
-		if _, err := l.port.flush(); err != nil {
-			return false, err
-		}
-		p, err := l.port.poll()
-		switch {
-		case err != nil:
-			return false, err
-		case p == nil:
-			if err := l.watch.idle(); err != nil {
-				return false, err
-			}
-			if l.lossy && l.clock()-since > loadAgain {
-				return false, nil
-			}
-		case l.round.is(p) && loadKind(p) == kind && loadNumber(p) == n:
-			l.watch.progress()
-			return true, nil
-		}
-	}
-}
-
-// loadLinger is how long the echoing side stays after the last word, where the
-// echo of it may be lost.
-const loadLinger = 20 * time.Millisecond
 
 // echoer is the echoing side of a load.
 type echoer struct {
@@ -310,23 +251,16 @@ func echoLoad(j *job, r loadRound) (Span, error) {
 
 func (e *echoer) run() (Span, error) {
 	clock := startStopwatch()
-	var last time.Time
 	for {
 		n, all, err := e.turn()
 		switch {
 		case err != nil:
 			return Span{}, err
-		case n > 0:
-			e.watch.progress()
-			if e.ended {
-				last = time.Now()
-			}
-		case e.ended && all && (!e.port.lossy() || time.Since(last) > loadLinger):
+		case e.ended && all:
 			return clock.span(), nil
-		default:
-			if err := e.watch.idle(); err != nil {
-				return Span{}, err
-			}
+		}
+		if err := e.watch.after(n); err != nil {
+			return Span{}, err
 		}
 	}
 }
@@ -334,7 +268,7 @@ func (e *echoer) run() (Span, error) {
 // turn echoes what has arrived, one batch at most. It returns how many messages
 // that were, and whether all echoes are on their way.
 func (e *echoer) turn() (n int, all bool, err error) {
-	for n < loadBatch {
+	for ; n < loadBatch && !e.ended; n++ {
 		p, err := e.port.poll()
 		if err != nil {
 			return n, false, err
@@ -343,25 +277,19 @@ func (e *echoer) turn() (n int, all bool, err error) {
 			break
 		}
 		if !e.round.is(p) {
-			continue
+			return n, false, fmt.Errorf("%d bytes came that are no message of this load", len(p))
 		}
-		n++
-		e.ended = e.ended || loadKind(p) == loadEnd
-		if err := e.echo(p); err != nil {
+		e.ended = loadKind(p) == loadEnd
+		buf, err := roomFor(e.port, &e.watch)
+		if err != nil {
+			return n, false, err
+		}
+		if err := e.port.commit(copy(buf, p)); err != nil {
 			return n, false, err
 		}
 	}
 	all, err = e.port.flush()
 	return n, all, err
-}
-
-// echo sends a message back.
-func (e *echoer) echo(p []byte) error {
-	buf, err := roomFor(e.port, &e.watch)
-	if err != nil {
-		return err
-	}
-	return e.port.commit(copy(buf, p))
 }
 
 // roomFor is the room for the next message, as soon as there is some.

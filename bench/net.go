@@ -3,28 +3,146 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
-	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
 
-// netStream is a connection of package net or package vianet, used as any Go program uses a
-// net.Conn.
+// A network is how a Go program connects: by package net, or by package vianet on a NIC of
+// its own. The code that uses the connections is the same.
+type network struct {
+	nic    *vipl.NIC // nil: package net
+	listen func(name, address string) (net.Listener, error)
+	dial   func(ctx context.Context, name, address string) (net.Conn, error)
+	alloc  func(n int) ([]byte, error) // memory for messages; vianet's is of the NIC's arena
+	close  func() error                // may be called more than once
+}
+
+func openNetwork(p Params, overVianet bool) (*network, error) {
+	if !overVianet {
+		return &network{
+			listen: net.Listen, dial: (&net.Dialer{}).DialContext,
+			alloc: func(n int) ([]byte, error) { return make([]byte, n), nil },
+			close: func() error { return nil },
+		}, nil
+	}
+	nic, err := openNIC(p, vipl.WithChunks(ringChunks, ringChunks))
+	if err != nil {
+		return nil, err
+	}
+	stack, err := vianet.New(nic, vianet.Options{})
+	if err != nil {
+		return nil, errors.Join(err, nic.Close())
+	}
+	return &network{
+		nic: nic, listen: stack.Listen, dial: stack.DialContext, alloc: stack.Alloc,
+		close: sync.OnceValue(func() error { return errors.Join(stack.Close(), nic.Close()) }),
+	}, nil
+}
+
+// reach dials until the other side listens.
+func (n *network) reach(at netip.AddrPort, limit time.Duration, stop *atomic.Bool) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	for {
+		conn, err := n.dial(ctx, "tcp", at.String())
+		switch {
+		case err == nil, ctx.Err() != nil:
+			return conn, err
+		case stop.Load():
+			return nil, ErrStopped
+		}
+		time.Sleep(connectPause)
+	}
+}
+
+// closeOn closes the network as soon as stop is set, which ends what waits for its
+// connections, until end is called.
+func (n *network) closeOn(stop *atomic.Bool) (end func()) {
+	over := make(chan struct{})
+	go func() {
+		for !stop.Load() {
+			select {
+			case <-over:
+				return
+			case <-time.After(maxSleep):
+			}
+		}
+		n.close()
+	}()
+	return func() { close(over) }
+}
+
+// listenWithin makes a listener whose Accept ends after some time.
+func (n *network) listenWithin(at netip.AddrPort, limit time.Duration) (net.Listener, error) {
+	l, err := n.listen("tcp", at.String())
+	if err != nil {
+		return nil, err
+	}
+	return l, l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now().Add(limit))
+}
+
+// netStream is a connection of a network, used as any Go program uses a net.Conn. It is the
+// transports tcp-net, whose goroutines sleep in the netpoller, and vianet, whose messages lie
+// in memory of the NIC's arena as those of a VI do.
 type netStream struct {
 	*streamed
 	params   Params
 	watch    watchdog
-	dial     func(ctx context.Context, network, address string) (net.Conn, error)
-	listener net.Listener // the server's
+	network  *network
+	listener net.Listener // the server's, before Connect
 	conn     net.Conn
 }
 
 // netDeadline bounds a round over package net or vianet.
 const netDeadline = 30 * time.Second
+
+func openNetStream(p Params, w watchdog, overVianet bool) (*netStream, error) {
+	s := &netStream{streamed: &streamed{}, params: p, watch: w}
+	s.streamed.s = s
+	if err := s.open(overVianet); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func (s *netStream) open(overVianet bool) (err error) {
+	if s.network, err = openNetwork(s.params, overVianet); err != nil {
+		return err
+	}
+	if s.out, err = s.network.alloc(s.params.MaxBytes); err != nil {
+		return err
+	}
+	if s.in, err = s.network.alloc(max(s.params.MaxBytes, readBuffer)); err != nil {
+		return err
+	}
+	if s.params.Server {
+		s.listener, err = s.network.listen("tcp", netip.AddrPortFrom(s.params.Local, uint16(s.params.Port)).String())
+	}
+	return err
+}
+
+func (s *netStream) Hello() Hello {
+	h := Hello{Addr: s.params.Local}
+	if s.network.nic != nil {
+		h.Facts = factsOf(s.network.nic)
+	}
+	if s.listener != nil {
+		if at, err := netip.ParseAddrPort(s.listener.Addr().String()); err == nil {
+			h.Port = int(at.Port())
+		}
+	}
+	return h
+}
 
 // Connect, see Endpoint. Package net sets TCP_NODELAY by itself.
 func (s *netStream) Connect(peer Hello) (err error) {
@@ -36,12 +154,29 @@ func (s *netStream) Connect(peer Hello) (err error) {
 		if s.conn, err = s.listener.Accept(); err != nil {
 			return err
 		}
-		return s.listener.Close()
+		err = s.listener.Close()
+		s.listener = nil
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
-	s.conn, err = s.dial(ctx, "tcp", netip.AddrPortFrom(peer.Addr, uint16(peer.Port)).String())
+	s.conn, err = s.network.dial(ctx, "tcp", netip.AddrPortFrom(peer.Addr, uint16(peer.Port)).String())
 	return err
+}
+
+// Close, see Endpoint.
+func (s *netStream) Close() error {
+	var errs []error
+	if s.listener != nil {
+		errs = append(errs, s.listener.Close())
+	}
+	if s.conn != nil {
+		errs = append(errs, s.conn.Close())
+	}
+	if s.network != nil {
+		errs = append(errs, s.network.close())
+	}
+	return errors.Join(errs...)
 }
 
 // round sets the deadline of all its reads and writes, so that they need none
@@ -60,176 +195,28 @@ func (s *netStream) write(p []byte) error {
 
 func (s *netStream) read(p []byte) (int, error) { return s.conn.Read(p) }
 
-// tcpNet is a connection of package net: goroutines that sleep in the netpoller.
-type tcpNet struct{ netStream }
-
-func openTCPNet(p Params, w watchdog) (*tcpNet, error) {
-	t := &tcpNet{netStream{params: p, watch: w, dial: (&net.Dialer{}).DialContext}}
-	t.streamed = newStreamed(t, p.MaxBytes)
-	if p.Server {
-		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.Local, uint16(p.Port))))
-		if err != nil {
-			return nil, err
-		}
-		t.listener = l
-	}
-	return t, nil
-}
-
-func (t *tcpNet) Hello() Hello {
-	h := Hello{Addr: t.params.Local}
-	if t.listener != nil {
-		h.Port = t.listener.Addr().(*net.TCPAddr).Port
-	}
-	return h
-}
-
-// Close, see Endpoint.
-func (t *tcpNet) Close() error {
-	if t.listener != nil {
-		t.listener.Close()
-	}
-	if t.conn != nil {
-		t.conn.Close()
-	}
-	return nil
-}
-
-// viaNet is a connection of package vianet. Its messages lie in memory of the NIC's arena,
-// as those of a VI do.
-type viaNet struct {
-	netStream
-	nic   *vipl.NIC
-	stack *vianet.Stack
-}
-
-func openViaNet(p Params, w watchdog) (*viaNet, error) {
-	v := &viaNet{netStream: netStream{params: p, watch: w}}
-	v.streamed = &streamed{s: v}
-	if err := v.open(); err != nil {
-		return nil, errors.Join(err, v.Close())
-	}
-	return v, nil
-}
-
-func (v *viaNet) open() (err error) {
-	if v.nic, err = openNIC(v.params, vipl.WithChunks(ringChunks, ringChunks)); err != nil {
-		return err
-	}
-	if v.stack, err = vianet.New(v.nic, vianet.Options{}); err != nil {
-		return err
-	}
-	v.dial = func(ctx context.Context, _, address string) (net.Conn, error) {
-		return v.stack.DialContext(ctx, "via", address)
-	}
-	if v.out, err = v.stack.Alloc(v.params.MaxBytes); err != nil {
-		return err
-	}
-	if v.in, err = v.stack.Alloc(max(v.params.MaxBytes, readBuffer)); err != nil {
-		return err
-	}
-	if v.params.Server {
-		v.listener, err = v.stack.Listen("via", netip.AddrPortFrom(v.params.Local, uint16(v.params.Port)).String())
-	}
-	return err
-}
-
-func (v *viaNet) Hello() Hello {
-	h := Hello{Addr: v.params.Local, Facts: factsOf(v.nic)}
-	if v.listener != nil {
-		h.Port = int(v.listener.Addr().(vianet.Addr).Port())
-	}
-	return h
-}
-
-// Close, see Endpoint.
-func (v *viaNet) Close() error {
-	var errs []error
-	if v.conn != nil {
-		errs = append(errs, v.conn.Close())
-	}
-	if v.stack != nil {
-		errs = append(errs, v.stack.Close())
-	}
-	if v.nic != nil {
-		errs = append(errs, v.nic.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// udpNet is a UDP socket of package net.
-type udpNet struct {
-	params  Params
-	conn    *net.UDPConn
-	peer    netip.AddrPort
-	payload int
-	window  int
-	out, in []byte
-	got     []byte // read by wait, for poll
-}
-
-func openUDPNet(p Params) (*udpNet, error) {
-	mtu, err := mtuOf(p.Local)
+// takeSocket takes the socket out of a connection of package net, whose poller then hears of
+// it no more.
+func takeSocket(c interface {
+	syscall.Conn
+	Close() error
+}) (fd int, err error) {
+	raw, err := c.SyscallConn()
 	if err != nil {
-		return nil, err
+		return -1, err
 	}
-	u := &udpNet{params: p, payload: datagram(p, mtu)}
-	u.conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Local, uint16(p.Port))))
-	if err != nil {
-		return nil, err
+	fd = -1
+	if controlErr := raw.Control(func(its uintptr) { fd, err = unix.FcntlInt(its, unix.F_DUPFD_CLOEXEC, 0) }); controlErr != nil {
+		err = controlErr
 	}
-	raw, err := u.conn.SyscallConn()
 	if err == nil {
-		err = errors.Join(raw.Control(func(fd uintptr) {
-			u.window, err = udpWindow(int(fd), u.payload)
-		}), err)
+		err = unix.SetNonblock(fd, false)
 	}
-	if err != nil {
-		u.conn.Close()
-		return nil, err
+	if err = errors.Join(err, c.Close()); err != nil {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		return -1, fmt.Errorf("socket: %w", err)
 	}
-	u.out, u.in = make([]byte, u.payload), make([]byte, u.payload)
-	return u, nil
+	return fd, nil
 }
-
-func (u *udpNet) hello() Hello {
-	return Hello{
-		Addr: u.params.Local, Port: u.conn.LocalAddr().(*net.UDPAddr).Port,
-		Payload: u.payload, Window: u.window,
-	}
-}
-
-func (u *udpNet) connect(peer Hello) error {
-	u.peer = netip.AddrPortFrom(peer.Addr, uint16(peer.Port))
-	return nil
-}
-
-// round, see netStream.
-func (u *udpNet) round() error { return u.conn.SetDeadline(time.Now().Add(netDeadline)) }
-
-func (u *udpNet) next() []byte { return u.out }
-
-func (u *udpNet) commit(n int) error {
-	_, err := u.conn.WriteToUDPAddrPort(u.out[:n], u.peer)
-	return err
-}
-
-func (u *udpNet) flush() error { return nil }
-
-// poll gives what wait has read: package net has no read that does not block.
-func (u *udpNet) poll() ([]byte, error) {
-	got := u.got
-	u.got = nil
-	return got, nil
-}
-
-func (u *udpNet) wait() error {
-	n, _, err := u.conn.ReadFromUDPAddrPort(u.in)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return ErrStalled
-	}
-	u.got = u.in[:n]
-	return err
-}
-
-func (u *udpNet) close() error { return u.conn.Close() }

@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
@@ -77,8 +75,8 @@ const (
 // OperationTimes are those of one operation.
 type OperationTimes struct {
 	Name  string
-	Bytes int                     // of memory; 0: it is about none
-	Times *hdrhistogram.Histogram // nanoseconds
+	Bytes int       // of memory; 0: it is about none
+	Times Histogram // nanoseconds
 }
 
 // OperationsResult is what operations took.
@@ -90,31 +88,13 @@ type OperationsResult struct {
 
 // operated is the output of a task.
 type operated struct {
-	Operations []operation
-	Facts      Facts
-	Span       Span
+	Times []OperationTimes
+	Facts Facts
+	Span  Span
 }
 
-type operation struct {
-	Name  string
-	Bytes int
-	Times []byte
-}
-
-func (o *operated) result() (*OperationsResult, error) {
-	r := &OperationsResult{Conditions: HostConditions(), Disturbed: disturbances(o.Span, o.Span, false)}
-	r.Conditions.learn(o.Facts)
-	if len(o.Facts.CPUs) == 1 {
-		r.Conditions.PinnedCPUs = o.Facts.CPUs
-	}
-	for _, op := range o.Operations {
-		h, err := decodeHistogram(op.Times)
-		if err != nil {
-			return nil, err
-		}
-		r.Times = append(r.Times, OperationTimes{op.Name, op.Bytes, h})
-	}
-	return r, nil
+func (o *operated) result(c Conditions) *OperationsResult {
+	return &OperationsResult{Times: o.Times, Conditions: c, Disturbed: disturbances(o.Span, o.Span, false)}
 }
 
 // Operate measures operations that need no peer, on a NIC of its own of one
@@ -123,12 +103,10 @@ func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() e
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	req, err := taskRequestOf(taskOperate, o)
+	req, err := w.alone(taskOperate, true, o)
 	if err != nil {
 		return nil, err
 	}
-	p := w.at(true)
-	req.Params = &p
 	var answers []reply
 	call := func() (err error) { answers, err = each(ctx, []*Worker{w}, []request{req}); return err }
 	if err := within(opening, true, call); err != nil {
@@ -138,11 +116,16 @@ func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() e
 	if err != nil {
 		return nil, err
 	}
-	return out.result()
+	c := HostConditions()
+	c.learn(out.Facts)
+	if len(out.Facts.CPUs) == 1 {
+		c.PinnedCPUs = out.Facts.CPUs
+	}
+	return out.result(c), nil
 }
 
 // Connections measures how long the client's VI takes to be connected with a
-// peer that waits, and to be disconnected, so many times. The session is one of
+// peer that waits, and to be disconnected, count times. The session is one of
 // VIs.
 func (s *Session) Connections(ctx context.Context, count int) (*OperationsResult, error) {
 	if err := checkCount(count); err != nil {
@@ -153,14 +136,10 @@ func (s *Session) Connections(ctx context.Context, count int) (*OperationsResult
 	if err != nil {
 		return nil, err
 	}
-	r, err := out.result()
-	if err == nil {
-		r.Conditions = s.Conditions()
-	}
-	return r, err
+	return out.result(s.Conditions()), nil
 }
 
-// timings gathers the times of operations, each in its histogram.
+// timings gathers the times of operations.
 type timings struct {
 	stop  *atomic.Bool
 	clock stopwatch
@@ -169,13 +148,10 @@ type timings struct {
 
 func newTimings(stop *atomic.Bool) *timings { return &timings{stop: stop, clock: startStopwatch()} }
 
-// pairs does and undoes something so many times. do may begin anew, and then sets its start.
+// pairs does and undoes something count times. do may begin again, and then sets its start.
 func (t *timings) pairs(count, bytes int, doing, undoing string, do func(start *time.Time) (undo func() error, err error)) error {
-	times := [2]*hdrhistogram.Histogram{newHistogram(), newHistogram()}
-	note := func(i int, start time.Time) error {
-		return times[i].RecordValue(min(max(int64(time.Since(start)), 1), histogramMax))
-	}
-	t.list = append(t.list, OperationTimes{doing, bytes, times[0]}, OperationTimes{undoing, bytes, times[1]})
+	did, undid := Histogram{newHistogram()}, Histogram{newHistogram()}
+	t.list = append(t.list, OperationTimes{doing, bytes, did}, OperationTimes{undoing, bytes, undid})
 	for range count {
 		if t.stop.Load() {
 			return ErrStopped
@@ -183,14 +159,14 @@ func (t *timings) pairs(count, bytes int, doing, undoing string, do func(start *
 		start := time.Now()
 		undo, err := do(&start)
 		if err == nil {
-			err = note(0, start)
+			err = did.note(time.Since(start))
 		}
 		if err != nil {
 			return err
 		}
 		start = time.Now()
 		if err = undo(); err == nil {
-			err = note(1, start)
+			err = undid.note(time.Since(start))
 		}
 		if err != nil {
 			return err
@@ -199,17 +175,7 @@ func (t *timings) pairs(count, bytes int, doing, undoing string, do func(start *
 	return nil
 }
 
-func (t *timings) output() (out operated, err error) {
-	out.Span = t.clock.span()
-	for _, one := range t.list {
-		b, err := encodeHistogram(one.Times)
-		if err != nil {
-			return out, err
-		}
-		out.Operations = append(out.Operations, operation{one.Name, one.Bytes, b})
-	}
-	return out, nil
-}
+func (t *timings) output() operated { return operated{Times: t.list, Span: t.clock.span()} }
 
 // operationCQ is the number of entries of a completion queue that is created.
 const operationCQ = 256
@@ -243,12 +209,10 @@ func operate(j *job, o Operations) (out operated, err error) {
 			err = t.memory(nic, tag, bytes, o.of(bytes))
 		}
 	}
-	if err == nil {
-		out, err = t.output()
-	}
 	if err != nil {
 		return out, err
 	}
+	out = t.output()
 	out.Facts = factsOf(nic)
 	out.Facts.CPUs, err = testbed.AllowedCPUs()
 	return out, err
@@ -264,24 +228,33 @@ func undoing(undo func() error, err error) (func() error, error) {
 
 // objects times tags, completion queues and VIs.
 func (t *timings) objects(nic *vipl.NIC, tag *vipl.Ptag, count int) error {
-	attributes := vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: MaxMessage, Ptag: tag}
-	err := t.pairs(count, 0, OpCreatePtag, OpDestroyPtag, func(*time.Time) (func() error, error) {
-		tag, err := nic.CreatePtag()
-		return undoing(func() error { return tag.Destroy() }, err)
-	})
-	if err == nil {
-		err = t.pairs(count, 0, OpCreateCQ, OpDestroyCQ, func(*time.Time) (func() error, error) {
+	for _, o := range []struct {
+		create, destroy string
+		do              func() (func() error, error)
+	}{
+		{OpCreatePtag, OpDestroyPtag, func() (func() error, error) {
+			tag, err := nic.CreatePtag()
+			return undoing(func() error { return tag.Destroy() }, err)
+		}},
+		{OpCreateCQ, OpDestroyCQ, func() (func() error, error) {
 			cq, err := nic.CreateCQ(operationCQ)
 			return undoing(func() error { return cq.Destroy() }, err)
-		})
-	}
-	if err == nil {
-		err = t.pairs(count, 0, OpCreateVI, OpDestroyVI, func(*time.Time) (func() error, error) {
-			v, err := nic.CreateVI(attributes, nil, nil)
+		}},
+		{OpCreateVI, OpDestroyVI, func() (func() error, error) {
+			v, err := nic.CreateVI(operationVI(tag), nil, nil)
 			return undoing(func() error { return v.Destroy() }, err)
-		})
+		}},
+	} {
+		if err := t.pairs(count, 0, o.create, o.destroy, func(*time.Time) (func() error, error) { return o.do() }); err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
+}
+
+// operationVI are the attributes of a VI that is created.
+func operationVI(tag *vipl.Ptag) vipl.VIAttributes {
+	return vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: MaxMessage, Ptag: tag}
 }
 
 // memory times memory of one size: the arena's, and the program's, whose pages
@@ -325,7 +298,7 @@ func newConnector(j *job, in connectInput) (e *vi, v *vipl.VI, end func() error,
 	if !ok {
 		return nil, nil, nil, errors.New("this transport has no connections to count: take a VI that sends and receives")
 	}
-	v, err = e.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: MaxMessage, Ptag: e.ptag}, nil, nil)
+	v, err = e.nic.CreateVI(operationVI(e.ptag), nil, nil)
 	return e, v, func() error { return errors.Join(v.Disconnect(), v.Destroy()) }, err
 }
 
@@ -357,10 +330,7 @@ func connectOften(j *job, in connectInput) (out operated, err error) {
 			}
 		}
 	})
-	if err != nil {
-		return out, err
-	}
-	return t.output()
+	return t.output(), err
 }
 
 // acceptOften is a task: the server's side.
@@ -371,7 +341,7 @@ func acceptOften(j *job, in connectInput) (out struct{}, err error) {
 	}
 	defer func() { err = errors.Join(err, end()) }()
 	// Of receives that never get a message: they come back when a connection has ended.
-	receives, err := newRing(e.nic, e.ptag, 1)
+	receives, err := newRing(e.nic, e.ptag, 1, 1)
 	if err != nil {
 		return out, err
 	}

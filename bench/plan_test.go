@@ -88,18 +88,24 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// With a number of messages, exactly that many count.
+// With a number of messages exactly that many count, and with a least number a measurement
+// goes on until they are over.
 func TestRunMessages(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()
-	r, err := Run(context.Background(), Plan{
-		Rows: RowsOf([]string{"tcp-block"}), Sizes: []int{1}, Messages: 1234, Duration: time.Millisecond, Latency: true,
-	}, client, server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := r.Latency[0].N; n != 1234 {
-		t.Errorf("%d samples", n)
+	for _, c := range []struct {
+		messages, least int
+		lo, hi          int64
+	}{{1234, 0, 1234, 1234}, {0, 2000, 2000, 10000}} {
+		r, err := Run(context.Background(), Plan{
+			Rows: RowsOf([]string{"tcp-block"}), Sizes: []int{1}, Messages: c.messages, Least: c.least, Duration: time.Microsecond, Latency: true, Bandwidth: true,
+		}, client, server)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := r.Latency[0].N; n < c.lo || n > c.hi {
+			t.Errorf("%+v: %d samples", c, n)
+		}
 	}
 }
 
@@ -232,21 +238,6 @@ func TestWatch(t *testing.T) {
 	w.progress()
 	if err := w.blocked(); err != nil {
 		t.Errorf("after progress: %v", err)
-	}
-}
-
-// With a least number of messages a measurement goes on until they are over.
-func TestRunLeast(t *testing.T) {
-	client, server, end := workers(t)
-	defer end()
-	r, err := Run(context.Background(), Plan{
-		Rows: RowsOf([]string{"tcp-block"}), Sizes: []int{1}, Least: 2000, Duration: time.Microsecond, Latency: true, Bandwidth: true,
-	}, client, server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := r.Latency[0].N; n < 2000 || n > 10000 {
-		t.Errorf("%d samples", n)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -45,13 +46,7 @@ type rawCLayout struct{ samples, pattern, size int }
 func openRawC(p Params, program *os.File, copies bool, stop *atomic.Bool) (*rawC, error) {
 	r := &rawC{params: p, copies: copies, stop: stop}
 	var socket *os.File
-	forget := func() {
-		if socket != nil {
-			socket.Close()
-			socket = nil
-		}
-	}
-	defer forget() // the process has it
+	defer func() { socket.Close() }() // the process has it
 	var err error
 	r.nic, err = openRawNIC(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
 		if m == xdpnic.ModeZeroCopy {
@@ -65,7 +60,7 @@ func openRawC(p Params, program *os.File, copies bool, stop *atomic.Bool) (*rawC
 		return fd, r.start(ifi, program, socket)
 	}, func() {
 		r.end()
-		forget()
+		socket.Close()
 	})
 	if err != nil {
 		return nil, err
@@ -152,8 +147,10 @@ func (r *rawC) Connect(peer Hello) error {
 	if err != nil {
 		return err
 	}
+	headers := make([]byte, h.Len())
+	h.PutHead(headers, 0)
 	_, err = r.proc.call("connect %d %d %s",
-		min(own.Payload, peer.Payload)-frameHeader, min(own.Window, peer.Window), hex.EncodeToString(h.bytes))
+		min(own.Payload, peer.Payload)-frameHeader, min(own.Window, peer.Window), hex.EncodeToString(headers))
 	return err
 }
 
@@ -218,35 +215,33 @@ func (r *rawC) Close() error { return errors.Join(r.nic.close(), r.end()) }
 type rawCProcess struct {
 	cmd    *exec.Cmd
 	stop   *atomic.Bool // may be nil
-	orders *os.File
+	orders io.WriteCloser
 	pipe   *os.File // of answers
 	answer *bufio.Reader
-	said   bytes.Buffer  // on standard error; read only after exited
+	stderr bytes.Buffer  // read only after exited
 	exited chan struct{} // closed when it has been waited for
 }
 
 // startRawC starts the program, which gets SIGKILL when the calling thread ends.
 func startRawC(program, socket, memory *os.File, stop *atomic.Bool) (_ *rawCProcess, err error) {
-	p := &rawCProcess{stop: stop, exited: make(chan struct{})}
-	theirs := [2]*os.File{}
-	if theirs[0], p.orders, err = os.Pipe(); err != nil {
-		return nil, err
-	}
-	defer theirs[0].Close()
-	if p.pipe, theirs[1], err = os.Pipe(); err != nil {
-		p.orders.Close()
-		return nil, err
-	}
-	defer theirs[1].Close()
-	p.answer = bufio.NewReader(p.pipe)
 	const first = 3 // of ExtraFiles
-	p.cmd = &exec.Cmd{
+	p := &rawCProcess{stop: stop, exited: make(chan struct{}), cmd: &exec.Cmd{
 		Path: fmt.Sprintf("/proc/self/fd/%d", first+2), Args: []string{"via-xdp-floor"}, Env: []string{"LC_ALL=C"},
-		Stdin: theirs[0], Stdout: theirs[1], Stderr: &p.said, ExtraFiles: []*os.File{socket, memory, program},
-		WaitDelay: rawCGrace, SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+		ExtraFiles: []*os.File{socket, memory, program}, WaitDelay: rawCGrace, SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+	}}
+	p.cmd.Stderr = &p.stderr
+	if p.orders, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
 	}
+	// Not StdoutPipe, which Wait closes under its reader.
+	pipe, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, p.orders.Close())
+	}
+	defer theirs.Close()
+	p.pipe, p.cmd.Stdout, p.answer = pipe, theirs, bufio.NewReader(pipe)
 	if err := p.cmd.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("the program in C: %w", err), p.orders.Close(), p.pipe.Close())
+		return nil, errors.Join(fmt.Errorf("the program in C: %w", err), p.orders.Close(), pipe.Close())
 	}
 	go func() {
 		defer close(p.exited)
@@ -310,7 +305,7 @@ func (p *rawCProcess) explain(broken error) error {
 	case <-time.After(rawCExit):
 		return fmt.Errorf("the program in C: %w", broken)
 	}
-	if said := bytes.TrimSpace(p.said.Bytes()); len(said) > 0 {
+	if said := bytes.TrimSpace(p.stderr.Bytes()); len(said) > 0 {
 		return fmt.Errorf("the program in C has ended (%v): %s", p.cmd.ProcessState, said)
 	}
 	return fmt.Errorf("the program in C has ended (%v)", p.cmd.ProcessState)

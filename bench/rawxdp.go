@@ -12,6 +12,7 @@ import (
 
 	"viaxdp/bpf"
 	"viaxdp/hugepages"
+	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
@@ -23,7 +24,7 @@ type rawXDP struct {
 	arena  *hugepages.Arena
 	q      *xdpnic.Queue
 	watch  watchdog
-	header *headers
+	header wire.Template
 	skip   int // bytes of headers before the content
 
 	// The chunk that next gave.
@@ -133,7 +134,7 @@ func (r *rawXDP) commit(n int) error {
 	if r.long != nil {
 		return r.long.commit(n)
 	}
-	r.header.put(r.chunk, n)
+	r.header.PutHead(r.chunk, n)
 	for !r.q.Send(r.addr, r.skip+n, false) {
 		if err := r.flush(); err != nil {
 			return err
@@ -225,7 +226,7 @@ const (
 	longFlush = 64 // entries that are handed to the kernel at once
 )
 
-// needsLong says whether a frame of the MTU is longer than a chunk.
+// needsLong reports whether a frame of the MTU is longer than a chunk.
 func needsLong(mtu int, cfg xdpnic.Config) bool {
 	return mtu+ethernetHeader > cfg.ChunkSize-xdpnic.PacketHeadroom-cfg.Headroom
 }
@@ -255,7 +256,7 @@ func (l *longRaw) next() []byte {
 func (l *longRaw) commit(n int) error {
 	r := l.r
 	frame := l.next()
-	r.header.put(frame, n)
+	r.header.PutHead(frame, n)
 	size := r.skip + n
 	addr := uint64(l.base + l.slot*longSlot)
 	count := 0
@@ -398,36 +399,18 @@ const ethernetHeader = 14
 // rawPort is the UDP port of raw frames; data frames of VIs have 4793.
 const rawPort = 4794
 
-// headers are the Ethernet, IP and UDP headers of raw frames, made once per
-// connection. Only the lengths change, and for IPv4 the checksum.
-type headers struct {
-	bytes []byte
-	v4    bool
-	size  int // content for which the lengths are set
-}
-
-// newHeaders prepares frames from one side to the other, on the same segment.
-func newHeaders(from, to Hello, port int) (*headers, error) {
+// newHeaders are the Ethernet, IP and UDP headers of frames from one side to the other, on the
+// same segment.
+func newHeaders(from, to Hello, port int) (wire.Template, error) {
 	if len(from.MAC) != 6 || len(to.MAC) != 6 {
-		return nil, errors.New("raw frames need an Ethernet interface on both sides")
+		return wire.Template{}, errors.New("raw frames need an Ethernet interface on both sides")
 	}
 	if from.Addr.Is4() != to.Addr.Is4() {
-		return nil, errors.New("one side has an IPv4 address, the other one an IPv6 address")
+		return wire.Template{}, errors.New("one side has an IPv4 address, the other one an IPv6 address")
 	}
-	h := &headers{v4: from.Addr.Is4(), size: -1}
-	b := append(append([]byte{}, to.MAC...), from.MAC...)
-	if h.v4 {
-		b = append(b, 0x08, 0x00)
-		b = append(b, 0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0)
-	} else {
-		b = append(b, 0x86, 0xdd)
-		b = append(b, 0x60, 0, 0, 0, 0, 0, 17, 64)
-	}
-	b = append(append(b, from.Addr.AsSlice()...), to.Addr.AsSlice()...)
-	b = binary.BigEndian.AppendUint16(b, uint16(port))
-	b = binary.BigEndian.AppendUint16(b, uint16(port))
-	h.bytes = append(b, 0, 0, 0, 0) // length and checksum of UDP; none is sent
-	return h, nil
+	return wire.NewTemplate(wire.Link{
+		SrcMAC: [6]byte(from.MAC), DstMAC: [6]byte(to.MAC), Src: from.Addr, Dst: to.Addr, Port: uint16(port),
+	})
 }
 
 // headersLen is the length of the headers before the content.
@@ -436,37 +419,4 @@ func headersLen(a netip.Addr) int {
 		return ethernetHeader + ipv4Header + udpHeader
 	}
 	return ethernetHeader + ipv6Header + udpHeader
-}
-
-// put writes the headers of a frame with n bytes of content.
-func (h *headers) put(frame []byte, n int) {
-	if n != h.size {
-		h.resize(n)
-	}
-	copy(frame, h.bytes)
-}
-
-func (h *headers) resize(n int) {
-	h.size = n
-	ip := h.bytes[ethernetHeader:]
-	binary.BigEndian.PutUint16(h.bytes[len(h.bytes)-4:], uint16(udpHeader+n))
-	if !h.v4 {
-		binary.BigEndian.PutUint16(ip[4:], uint16(udpHeader+n))
-		return
-	}
-	binary.BigEndian.PutUint16(ip[2:], uint16(ipv4Header+udpHeader+n))
-	ip[10], ip[11] = 0, 0
-	binary.BigEndian.PutUint16(ip[10:], checksum(ip[:ipv4Header]))
-}
-
-// checksum is the Internet checksum, RFC 1071.
-func checksum(b []byte) uint16 {
-	var sum uint32
-	for i := 0; i+1 < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }

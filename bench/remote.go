@@ -79,7 +79,7 @@ type ServerConfig struct {
 // returns when the client has left, with an error if nothing could be opened at
 // that place, or when ctx ends.
 //
-// Whoever reaches the port can make this process send and receive; keep it off
+// A host that reaches the port can make this process send and receive; keep it off
 // networks that are not trusted.
 func ListenAndServe(ctx context.Context, cfg ServerConfig) error {
 	if err := cfg.Place.check(); err != nil {

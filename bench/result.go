@@ -216,27 +216,34 @@ func newHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, histogramMax, histogramDigits)
 }
 
-// encodeSamples makes a histogram of times in nanoseconds.
-func encodeSamples(samples []int64) ([]byte, error) {
-	h := newHistogram()
-	for _, ns := range samples {
-		if err := h.RecordValue(min(ns, histogramMax)); err != nil {
-			return nil, err
-		}
-	}
-	return encodeHistogram(h)
-}
+// Histogram is one that travels between processes.
+type Histogram struct{ *hdrhistogram.Histogram }
 
-func encodeHistogram(h *hdrhistogram.Histogram) ([]byte, error) {
-	return h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
-}
-
-func decodeHistogram(b []byte) (*hdrhistogram.Histogram, error) {
-	h, err := hdrhistogram.Decode(b)
+// MarshalJSON encodes it as HdrHistogram V2.
+func (h Histogram) MarshalJSON() ([]byte, error) {
+	b, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
 	if err != nil {
-		return nil, fmt.Errorf("histogram: %w", err)
+		return nil, err
 	}
-	return h, nil
+	return json.Marshal(b)
+}
+
+// UnmarshalJSON decodes it.
+func (h *Histogram) UnmarshalJSON(text []byte) error {
+	var b []byte
+	err := json.Unmarshal(text, &b)
+	if err == nil {
+		h.Histogram, err = hdrhistogram.Decode(b)
+	}
+	if err != nil {
+		return fmt.Errorf("histogram: %w", err)
+	}
+	return nil
+}
+
+// note records a time, of a nanosecond at least.
+func (h Histogram) note(d time.Duration) error {
+	return h.RecordValue(min(max(int64(d), 1), histogramMax))
 }
 
 // oneWay is half of a round trip in nanoseconds, in microseconds with the

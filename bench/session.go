@@ -33,13 +33,6 @@ type Session struct {
 // around the opening of one that maps memory on hugepages. change, if any, alters
 // the parameters of both sides.
 func OpenSession(
-	ctx context.Context, client, server *Worker, name string, maxBytes int, opening func(func() error) error,
-	change ...func(*Params),
-) (*Session, error) {
-	return openRow(ctx, client, server, Row{Name: name}, maxBytes, opening, change...)
-}
-
-func openRow(
 	ctx context.Context, client, server *Worker, row Row, maxBytes int, opening func(func() error) error, change ...func(*Params),
 ) (*Session, error) {
 	t, err := find(row.Name)
@@ -119,8 +112,11 @@ func (s *Session) nextRound() uint16 {
 type ExchangeResult struct {
 	N          int64                   // messages that were measured; of a ping-pong, round trips
 	MBps       float64                 // 10^6 bytes of content a second; of a stream
+	PerSecond  float64                 // messages or round trips
 	RoundTrips *hdrhistogram.Histogram // of a ping-pong, in nanoseconds
-	Disturbed  []string                // why the figures are doubtful; empty: they are not
+
+	CPUTx, CPURx float64  // CPU time in microseconds that the client's process, and the server's, spent a message or round trip
+	Disturbed    []string // why the figures are doubtful; empty: they are not
 
 	tx, rx Span    // of the client and the server
 	all    int64   // messages of the spans, or round trips: those that lead in a round, too
@@ -162,12 +158,10 @@ func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server
 			return Span{}, errors.New("a side has not said how long it took")
 		case !count:
 			return *a.Span, nil
+		case client == opPing && a.RTT == nil:
+			return Span{}, errors.New("the client has not said what round trips took")
 		case client == opPing:
-			part, err := decodeHistogram(a.RTT)
-			if err != nil {
-				return Span{}, err
-			}
-			result.RoundTrips.Merge(part)
+			result.RoundTrips.Merge(a.RTT.Histogram)
 		}
 		result.N += int64(r.Messages)
 		result.all += int64(r.Lead + r.Messages)
@@ -181,6 +175,8 @@ func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server
 		return nil, err
 	}
 	result.MBps = float64(result.N) * float64(of.Bytes) / result.tx.Wall.Seconds() / 1e6
+	result.PerSecond = float64(result.all) / result.tx.Wall.Seconds()
+	result.CPUTx, result.CPURx = result.tx.cpuEach(result.all), result.rx.cpuEach(result.all)
 	result.Disturbed = disturbances(result.tx, result.rx, s.polls)
 	return result, nil
 }
@@ -188,39 +184,15 @@ func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server
 // RequestBytes is the length of the request of a transaction.
 const RequestBytes = 16
 
-// Transactions are requests of RequestBytes bytes, each with a reply, one at a
-// time, as a client calls a server.
-type Transactions struct {
-	Reply    int           // bytes of a reply, 1 to MaxMessage
-	Duration time.Duration // of the measurement, after its warm-up
-	Check    bool          // verify every byte, not only those of the warm-up
-}
-
-// TransactionResult is what they took.
-type TransactionResult struct {
-	PerSecond float64
-	// Times in nanoseconds are those of whole transactions, from the request
-	// until all of its reply is there.
-	Times *hdrhistogram.Histogram
-
-	CPUTx, CPURx float64  // CPU time in microseconds that the client's process, and the server's, spent a transaction
-	Disturbed    []string // why the figures are doubtful; empty: they are not
-}
-
-// Transactions measures transactions of one size. The session was opened for
-// messages of at least that size.
-func (s *Session) Transactions(ctx context.Context, t Transactions) (*TransactionResult, error) {
-	if t.Reply < 1 || t.Reply > MaxMessage {
-		return nil, fmt.Errorf("a reply of %d bytes: 1 to %d", t.Reply, MaxMessage)
+// Transactions measures requests of RequestBytes bytes, each with a reply, one at a time, as a
+// client calls a server. Round trips are whole transactions, from the request until all of its
+// reply is there. The session was opened for messages of at least that size. With check every
+// byte is verified, not only those of the warm-up.
+func (s *Session) Transactions(ctx context.Context, reply int, d time.Duration, check bool) (*ExchangeResult, error) {
+	if reply < 1 || reply > MaxMessage {
+		return nil, fmt.Errorf("a reply of %d bytes: 1 to %d", reply, MaxMessage)
 	}
-	r, err := s.exchange(ctx, pace{duration: t.Duration, check: t.Check}, Round{Bytes: RequestBytes, Reply: t.Reply}, opPing, opEcho)
-	if err != nil {
-		return nil, err
-	}
-	return &TransactionResult{
-		PerSecond: float64(r.all) / r.tx.Wall.Seconds(), Times: r.RoundTrips,
-		CPUTx: r.tx.cpuEach(r.all), CPURx: r.rx.cpuEach(r.all), Disturbed: r.Disturbed,
-	}, nil
+	return s.exchange(ctx, pace{duration: d, check: check}, Round{Bytes: RequestBytes, Reply: reply}, opPing, opEcho)
 }
 
 // Repeats are what a reliable transport has sent more than once, since its
@@ -247,18 +219,17 @@ func tellRepeats(j *job, _ struct{}) (Repeats, error) {
 	switch e := j.endpoint.(type) {
 	case *vi:
 		nic = e.nic
-	case *ranks:
-		nic = e.nic
-	case *viaNet:
-		nic = e.nic
+	case *netStream:
+		nic = e.network.nic
 	case *tcp:
 		info, err := unix.GetsockoptTCPInfo(e.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 		if err != nil {
 			return Repeats{}, err
 		}
 		return Repeats{Resent: uint64(info.Total_retrans), Spurious: uint64(info.Dsack_dups)}, nil
-	default:
-		return Repeats{}, errors.New("this transport does not count what it sends again: take a VI that sends and receives, mvich, vianet, or TCP")
+	}
+	if nic == nil {
+		return Repeats{}, errors.New("this transport does not count what it sends again: take a VI that sends and receives, vianet, or TCP by system calls")
 	}
 	c := nic.Counters()
 	return Repeats{Resent: c.Resent, Spurious: c.Duplicate}, nil
@@ -275,7 +246,7 @@ func Run(ctx context.Context, p Plan, client, server *Worker) (*Result, error) {
 	for turn := 1; turn <= turns; turn++ {
 		for _, row := range p.Rows {
 			err := func() error {
-				s, err := openRow(ctx, client, server, row, slices.Max(p.Sizes), p.Opening)
+				s, err := OpenSession(ctx, client, server, row, slices.Max(p.Sizes), p.Opening)
 				if err != nil {
 					return err
 				}

@@ -11,11 +11,11 @@ import (
 // transactions makes some of several sizes, every byte checked.
 func transactions(ctx context.Context, s *Session) error {
 	for _, reply := range []int{1, 4, 7, 8, 64, 1500, 1 << 16} {
-		r, err := s.Transactions(ctx, Transactions{Reply: reply, Duration: 3 * time.Millisecond, Check: true})
+		r, err := s.Transactions(ctx, reply, 3*time.Millisecond, true)
 		if err != nil {
 			return fmt.Errorf("replies of %d bytes: %w", reply, err)
 		}
-		if r.PerSecond <= 0 || r.Times.TotalCount() == 0 || r.Times.Min() <= 0 || r.CPUTx <= 0 || r.CPURx <= 0 {
+		if r.PerSecond <= 0 || r.RoundTrips.TotalCount() == 0 || r.RoundTrips.Min() <= 0 || r.CPUTx <= 0 || r.CPURx <= 0 {
 			return fmt.Errorf("replies of %d bytes: %+v", reply, r)
 		}
 	}
@@ -44,11 +44,11 @@ func TestTransactionsRefuse(t *testing.T) {
 		{"tcp-spin", 64, 65, "larger than announced"},
 	} {
 		client, server, end := workers(t)
-		s, err := OpenSession(t.Context(), client, server, c.name, c.maxBytes, nil)
+		s, err := OpenSession(t.Context(), client, server, Row{Name: c.name}, c.maxBytes, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = s.Transactions(t.Context(), Transactions{Reply: c.reply, Duration: time.Millisecond})
+		_, err = s.Transactions(t.Context(), c.reply, time.Millisecond, false)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s, %d bytes: got %v, want a word about %q", c.name, c.reply, err, c.want)
 		}
@@ -63,7 +63,7 @@ func TestExchange(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()
 	ctx := context.Background()
-	s, err := OpenSession(ctx, client, server, "tcp-spin", 4096, nil, func(p *Params) {
+	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-spin"}, 4096, nil, func(p *Params) {
 		p.Congestion, p.LongestTimeout, p.WaitLimit = "reno", time.Second, time.Minute
 	})
 	if err != nil {
@@ -90,7 +90,7 @@ func TestExchange(t *testing.T) {
 		t.Errorf("since: %+v", got)
 	}
 	// What does not exist is refused, and what counts nothing says so.
-	s, err = OpenSession(ctx, client, server, "udp-spin", 64, nil)
+	s, err = OpenSession(ctx, client, server, Row{Name: "udp-spin"}, 64, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestExchange(t *testing.T) {
 func TestUnknownCongestionControl(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()
-	_, err := OpenSession(context.Background(), client, server, "tcp-spin", 64, nil, func(p *Params) { p.Congestion = "none-such" })
+	_, err := OpenSession(context.Background(), client, server, Row{Name: "tcp-spin"}, 64, nil, func(p *Params) { p.Congestion = "none-such" })
 	if err == nil || !strings.Contains(err.Error(), "TCP_CONGESTION none-such") {
 		t.Errorf("%v", err)
 	}

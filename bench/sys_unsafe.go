@@ -26,7 +26,7 @@ func recvNow(fd int, p []byte) (int, unix.Errno) {
 }
 
 // lastWord loads the last 8 bytes of b at once, as a big-endian number. What
-// was written before them is seen by whoever sees them. The end of b is a
+// was written before them is visible to a reader that sees them. The end of b is a
 // multiple of 8, and b no shorter than that.
 func lastWord(b []byte) uint64 {
 	var w [8]byte

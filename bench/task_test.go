@@ -63,7 +63,7 @@ func TestTask(t *testing.T) {
 	refused(func(r *request) { r.Input = json.RawMessage(`"x"`) }, "input")
 	refused(func(r *request) { r.Input = json.RawMessage(`{"A":-1}`) }, "client: test-add-alone: it is negative")
 
-	s, err := OpenSession(ctx, client, server, "tcp-spin", 64, nil)
+	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-spin"}, 64, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestTask(t *testing.T) {
 func TestTaskInput(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()
-	if _, err := OpenSession(t.Context(), client, server, "tcp-spin", 64, nil); err != nil {
+	if _, err := OpenSession(t.Context(), client, server, Row{Name: "tcp-spin"}, 64, nil); err != nil {
 		t.Fatal(err)
 	}
 	good := Load{Bytes: 64, Rate: 1000, Duration: time.Second}
@@ -166,7 +166,7 @@ func onBed(t *testing.T) *Bed {
 // session opens a transport on a bed until the test ends.
 func (b *Bed) session(t *testing.T, name string, maxBytes int) *Session {
 	t.Helper()
-	s, err := OpenSession(t.Context(), b.client, b.server, name, maxBytes, b.Opening)
+	s, err := OpenSession(t.Context(), b.client, b.server, Row{Name: name}, maxBytes, b.Opening)
 	if err != nil {
 		t.Fatal(err)
 	}

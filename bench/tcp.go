@@ -4,74 +4,43 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
-	"time"
+	"net"
 
 	"golang.org/x/sys/unix"
 )
 
 // tcp is a TCP connection driven by system calls: tcp-spin, whose calls never
-// block and are repeated, and tcp-block, whose calls block.
+// block and are repeated, and tcp-block, whose calls block. Package net connects it.
 type tcp struct {
-	*streamed
-	params   Params
-	block    bool
-	listener int // -1 but on the server before Connect
-	fd       int
-	port     int
-	watch    watchdog
+	*netStream
+	block bool
+	fd    int
 }
 
 // tcpRTOMaxMS is TCP_RTO_MAX_MS of linux/tcp.h.
 const tcpRTOMaxMS = 44
 
 func openTCP(p Params, w watchdog, block bool) (*tcp, error) {
-	t := &tcp{params: p, block: block, listener: -1, fd: -1, watch: w}
-	t.streamed = newStreamed(t, p.MaxBytes)
-	if !p.Server {
-		return t, nil
-	}
-	var err error
-	if t.listener, err = unix.Socket(family(p.Local), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	if err := unix.Bind(t.listener, sockaddr(p.Local, p.Port)); err != nil {
-		t.Close()
-		return nil, fmt.Errorf("bind %v: %w", p.Local, err)
-	}
-	if err := unix.Listen(t.listener, 1); err != nil {
-		t.Close()
-		return nil, fmt.Errorf("listen: %w", err)
-	}
-	if t.port, err = boundPort(t.listener); err != nil {
-		t.Close()
+	s, err := openNetStream(p, w, false)
+	if err != nil {
 		return nil, err
 	}
+	t := &tcp{netStream: s, block: block, fd: -1}
+	t.streamed.s = t
 	return t, nil
 }
 
-func (t *tcp) Hello() Hello {
-	return Hello{Addr: t.params.Local, Port: t.port}
-}
-
-func (t *tcp) Connect(peer Hello) (err error) {
-	if t.params.Server {
-		if t.fd, err = acceptWithin(t.listener, waitLimit); err != nil {
-			return fmt.Errorf("accept: %w", err)
-		}
-		unix.Close(t.listener)
-		t.listener = -1
-	} else {
-		if t.fd, err = unix.Socket(family(t.params.Local), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
-			return fmt.Errorf("socket: %w", err)
-		}
-		if err := unix.Connect(t.fd, sockaddr(peer.Addr, peer.Port)); err != nil {
-			return fmt.Errorf("connect %v port %d: %w", peer.Addr, peer.Port, err)
-		}
+// Connect, see Endpoint.
+func (t *tcp) Connect(peer Hello) error {
+	if err := t.netStream.Connect(peer); err != nil {
+		return err
 	}
-	if err := unix.SetsockoptInt(t.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
-		return fmt.Errorf("TCP_NODELAY: %w", err)
+	fd, err := takeSocket(t.conn.(*net.TCPConn))
+	t.conn = nil
+	if err != nil {
+		return err
 	}
+	t.fd = fd
 	if name := t.params.Congestion; name != "" {
 		if err := unix.SetsockoptString(t.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name); err != nil {
 			return fmt.Errorf("TCP_CONGESTION %s: %w", name, err)
@@ -83,23 +52,21 @@ func (t *tcp) Connect(peer Hello) (err error) {
 	}
 	// A blocked call returns now and then to see whether it should go on.
 	tv := unix.NsecToTimeval(int64(maxSleep))
-	if err := unix.SetsockoptTimeval(t.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-		return fmt.Errorf("SO_RCVTIMEO: %w", err)
-	}
-	if err := unix.SetsockoptTimeval(t.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv); err != nil {
-		return fmt.Errorf("SO_SNDTIMEO: %w", err)
+	for name, option := range map[string]int{"SO_RCVTIMEO": unix.SO_RCVTIMEO, "SO_SNDTIMEO": unix.SO_SNDTIMEO} {
+		if err := unix.SetsockoptTimeval(t.fd, unix.SOL_SOCKET, option, &tv); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 	}
 	return nil
 }
 
+// Close, see Endpoint.
 func (t *tcp) Close() error {
-	for _, fd := range []*int{&t.listener, &t.fd} {
-		if *fd >= 0 {
-			unix.Close(*fd)
-			*fd = -1
-		}
+	if t.fd >= 0 {
+		unix.Close(t.fd)
+		t.fd = -1
 	}
-	return nil
+	return t.netStream.Close()
 }
 
 func (t *tcp) round() error {
@@ -180,53 +147,6 @@ func errnoError(n int, errno unix.Errno) (int, error) {
 // errAgain is EAGAIN, made once.
 var errAgain error = unix.EAGAIN
 
-func family(a netip.Addr) int {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
-func sockaddr(a netip.Addr, port int) unix.Sockaddr {
-	if a.Is4() {
-		return &unix.SockaddrInet4{Port: port, Addr: a.As4()}
-	}
-	return &unix.SockaddrInet6{Port: port, Addr: a.As16()}
-}
-
-func boundPort(fd int) (int, error) {
-	sa, err := unix.Getsockname(fd)
-	if err != nil {
-		return 0, fmt.Errorf("getsockname: %w", err)
-	}
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return sa.Port, nil
-	case *unix.SockaddrInet6:
-		return sa.Port, nil
-	}
-	return 0, fmt.Errorf("getsockname: unexpected address %T", sa)
-}
-
-// acceptWithin is accept(2) with a time limit.
-func acceptWithin(listener int, limit time.Duration) (int, error) {
-	deadline := time.Now().Add(limit)
-	for {
-		fds := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, int(max(time.Until(deadline), 0)/time.Millisecond))
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return -1, err
-		case n == 0:
-			return -1, fmt.Errorf("nobody connected within %v", limit)
-		}
-		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
-		return fd, err
-	}
-}
-
 // byteStream is a connected stream of bytes, the ground of the TCP transports.
 type byteStream interface {
 	// write sends all of p.
@@ -246,10 +166,6 @@ type streamed struct {
 
 // readBuffer is the room for reads of a stream, where messages are small.
 const readBuffer = 64 << 10
-
-func newStreamed(s byteStream, maxBytes int) *streamed {
-	return &streamed{s: s, out: make([]byte, maxBytes), in: make([]byte, max(maxBytes, readBuffer))}
-}
 
 func (t *streamed) enter(r Round) error {
 	if err := r.check(); err != nil {

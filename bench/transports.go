@@ -64,17 +64,15 @@ var transports = slices.Concat([]transport{
 	{name: "tcp-block", sleeps: true,
 		summary: "TCP_NODELAY, blocking system calls", open: openTCPEndpoint},
 	{name: "tcp-net", free: true, sleeps: true,
-		summary: "TCP by package net", open: openTCPNetEndpoint},
+		summary: "TCP by package net", open: openNetEndpoint(false)},
 	{name: "udp-spin",
-		summary: "UDP, non-blocking system calls in a loop", open: openUDPEndpoint},
+		summary: "UDP, non-blocking system calls in a loop", open: openUDPEndpoint(false)},
 	{name: "udp-block", sleeps: true,
-		summary: "the same, sleeping in poll", open: openUDPEndpoint},
+		summary: "the same, sleeping in poll", open: openUDPEndpoint(false)},
 	{name: "udp-net", free: true, sleeps: true,
-		summary: "UDP by package net", open: openUDPNetEndpoint},
-	{name: "mvich", xdp: true, free: true, arena: true, layer: true,
-		summary: "messages of package mvich, two ranks, polling", open: openMvichEndpoint},
+		summary: "UDP by package net", open: openUDPEndpoint(true)},
 	{name: "vianet", xdp: true, free: true, sleeps: true, arena: true, layer: true,
-		summary: "a net.Conn of package vianet", open: openViaNetEndpoint},
+		summary: "a net.Conn of package vianet", open: openNetEndpoint(true)},
 })
 
 // An opening is what an endpoint is opened with.
@@ -121,32 +119,20 @@ func openTCPEndpoint(o opening) (Endpoint, error) {
 	return endpointOr(openTCP(o.Params, watchdog{stop: o.stop, most: o.WaitLimit}, o.sleeps))
 }
 
-func openTCPNetEndpoint(o opening) (Endpoint, error) {
-	return endpointOr(openTCPNet(o.Params, watchdog{stop: o.stop}))
-}
-
-func openUDPEndpoint(o opening) (Endpoint, error) {
-	io, err := openUDP(o.Params)
-	if err != nil {
-		return nil, err
+func openNetEndpoint(overVianet bool) func(opening) (Endpoint, error) {
+	return func(o opening) (Endpoint, error) {
+		return endpointOr(openNetStream(o.Params, watchdog{stop: o.stop}, overVianet))
 	}
-	return &framed{io: io, sleeps: o.sleeps, watch: watchdog{stop: o.stop}}, nil
 }
 
-func openUDPNetEndpoint(o opening) (Endpoint, error) {
-	io, err := openUDPNet(o.Params)
-	if err != nil {
-		return nil, err
+func openUDPEndpoint(byNet bool) func(opening) (Endpoint, error) {
+	return func(o opening) (Endpoint, error) {
+		io, err := openUDP(o.Params, byNet)
+		if err != nil {
+			return nil, err
+		}
+		return &framed{io: io, sleeps: o.sleeps, watch: watchdog{stop: o.stop}}, nil
 	}
-	return &framed{io: io, sleeps: o.sleeps, watch: watchdog{stop: o.stop}}, nil
-}
-
-func openMvichEndpoint(o opening) (Endpoint, error) {
-	return endpointOr(openRanks(o.Params, watchdog{stop: o.stop}))
-}
-
-func openViaNetEndpoint(o opening) (Endpoint, error) {
-	return endpointOr(openViaNet(o.Params, watchdog{stop: o.stop}))
 }
 
 // endpointOr keeps a nil pointer of a failed open from becoming an Endpoint.

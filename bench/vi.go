@@ -33,7 +33,6 @@ type vi struct {
 	idle []*vipl.VI // open and connected beside it, without messages
 	via  completer  // how completions are found; nil: by Done and Wait of the VI
 
-	descs        *vipl.Region        // all descriptors
 	out, in      *vipl.Region        // data
 	remote       vipl.AddressSegment // RDMA: the peer's in, or out
 	sends, recvs ring
@@ -62,16 +61,17 @@ type ring struct {
 	done   int
 }
 
-// newRing makes descriptors with room for one segment, in memory of their own.
-func newRing(nic *vipl.NIC, tag *vipl.Ptag, n int) (r ring, err error) {
-	const step = (vipl.ControlSegmentSize + vipl.DataSegmentSize + vipl.DescriptorAlignment - 1) &^ (vipl.DescriptorAlignment - 1)
+// newRing makes descriptors with room for some segments, in memory of their own.
+func newRing(nic *vipl.NIC, tag *vipl.Ptag, n, segments int) (r ring, err error) {
+	step := vipl.ControlSegmentSize + vipl.DataSegmentSize*segments
+	step = (step + vipl.DescriptorAlignment - 1) &^ (vipl.DescriptorAlignment - 1)
 	region, err := nic.AllocMem(n*step, vipl.MemAttributes{Ptag: tag})
 	if err != nil {
 		return r, err
 	}
 	r.handle = region.Handle()
 	for i := range n {
-		d, err := region.Descriptor(i*step, 1)
+		d, err := region.Descriptor(i*step, segments)
 		if err != nil {
 			return r, err
 		}
@@ -93,12 +93,6 @@ func (r *ring) stage(segs ...vipl.DataSegment) *vipl.Descriptor {
 func (r *ring) add(one postOne, list postList, segs ...vipl.DataSegment) error {
 	r.stage(segs...)
 	return r.push(one, list)
-}
-
-// word sends immediate data without data.
-func (r *ring) word(send postOne, w uint32) error {
-	r.stage().SetImmediate(w)
-	return r.push(send, nil)
 }
 
 func (r *ring) next() *vipl.Descriptor   { return r.descs[(r.posted+r.staged)%len(r.descs)] }

@@ -209,7 +209,7 @@ func complete(r *ring, wait bool) bool {
 	return false
 }
 
-// oneProcessor sets GOMAXPROCS to 1 while somebody needs it.
+// oneProcessor sets GOMAXPROCS to 1 while an endpoint needs it.
 var oneProcessor processorLimit
 
 type processorLimit struct {

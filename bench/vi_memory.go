@@ -20,14 +20,8 @@ func (v *vi) makeMemory() error {
 	if segments > 1 {
 		v.pieces = make([]vipl.DataSegment, segments)
 	}
-	// RDMA has an address segment before the others.
-	step := vipl.ControlSegmentSize + vipl.DataSegmentSize*(segments+1)
-	step = (step + vipl.DescriptorAlignment - 1) &^ (vipl.DescriptorAlignment - 1)
 	attributes := vipl.MemAttributes{Ptag: v.ptag}
 	var err error
-	if v.descs, err = v.nic.AllocMem(2*viRing*step, attributes); err != nil {
-		return err
-	}
 	attributes.EnableRDMARead = v.read
 	if v.out, err = v.region(attributes); err != nil {
 		return err
@@ -36,17 +30,12 @@ func (v *vi) makeMemory() error {
 	if v.in, err = v.region(attributes); err != nil {
 		return err
 	}
-	for i, r := range []*ring{&v.sends, &v.recvs} {
-		r.handle = v.descs.Handle()
-		for j := range viRing {
-			d, err := v.descs.Descriptor((i*viRing+j)*step, segments+1)
-			if err != nil {
-				return err
-			}
-			r.descs = append(r.descs, d)
-		}
+	// RDMA has an address segment before the others.
+	if v.sends, err = newRing(v.nic, v.ptag, viRing, segments+1); err != nil {
+		return err
 	}
-	return nil
+	v.recvs, err = newRing(v.nic, v.ptag, viRing, segments+1)
+	return err
 }
 
 // region makes room for the data of one direction.
@@ -103,7 +92,7 @@ func (v *vi) source(i int, r Round) (int, error) {
 		}
 		return 0, nil
 	}
-	// Its own place until it is complete; so many that none is in use.
+	// Its own place until it is complete; enough that none is in use.
 	if v.sends.used() >= r.places() {
 		if err := v.sent(); err != nil {
 			return 0, err

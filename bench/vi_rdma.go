@@ -177,7 +177,7 @@ func (w *rdmaWrite) Receive(r Round) (Span, error) {
 	return clock.span(), w.drain()
 }
 
-// writeTo posts a write of so many bytes from offset from of w.out to offset
+// writeTo posts a write of bytes from offset from of w.out to offset
 // to of the peer's memory; a word other than 0 goes with it.
 func (w *rdmaWrite) writeTo(to, from, bytes, word int) error {
 	d, err := w.free()

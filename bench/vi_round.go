@@ -28,7 +28,7 @@ func (v *vi) Ping(r Round, rtt []int64) (Span, error) {
 		if err := v.send(i, r); err != nil {
 			return err
 		}
-		// While the message travels, the last receive is posted anew.
+		// While the message travels, the last receive is posted again.
 		if i > 0 {
 			if err := v.refill(i - 1 + viPingDepth); err != nil {
 				return err
@@ -180,12 +180,17 @@ func (v *vi) enter(r Round, depth, data, words int) error {
 	if err := v.word(wordReady | int(r.ID)); err != nil {
 		return err
 	}
+	return v.begun(r.ID)
+}
+
+// begun awaits the peer's word that the receives of a round are posted.
+func (v *vi) begun(round uint16) error {
 	d, err := v.recv()
 	if err != nil {
 		return err
 	}
-	if got, ok := d.Immediate(); !ok || got != uint32(wordReady|int(r.ID)) {
-		return fmt.Errorf("the peer began with %d bytes and %#x, not with round %d", d.Length, got, r.ID)
+	if got, ok := d.Immediate(); !ok || got != uint32(wordReady|int(round)) {
+		return fmt.Errorf("the peer began with %d bytes and %#x, not with round %d", d.Length, got, round)
 	}
 	return nil
 }
@@ -263,7 +268,7 @@ func (v *vi) receive(i int) error {
 	return nil
 }
 
-// refill posts the receive for message i, if the round has so many.
+// refill posts the receive for message i, if the round has that many.
 func (v *vi) refill(i int) error {
 	if i >= v.data {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"net"
 	"runtime"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -199,7 +200,7 @@ func transacts(e Endpoint) bool {
 	return false
 }
 
-func (s *server) ping(r Round) (Span, []byte, error) {
+func (s *server) ping(r Round) (Span, *Histogram, error) {
 	if r.Messages > maxRound || r.Messages < 1 {
 		return Span{}, nil, fmt.Errorf("%d samples: a round has 1 to %d", r.Messages, maxRound)
 	}
@@ -208,11 +209,11 @@ func (s *server) ping(r Round) (Span, []byte, error) {
 	}
 	samples := s.rtt[:r.Messages]
 	span, err := s.endpoint.Ping(r, samples)
-	if err != nil {
-		return span, nil, err
+	h := &Histogram{newHistogram()}
+	for i := 0; i < len(samples) && err == nil; i++ {
+		err = h.note(time.Duration(samples[i]))
 	}
-	b, err := encodeSamples(samples)
-	return span, b, err
+	return span, h, err
 }
 
 // task does what a task does: on the thread of the open endpoint, or on the
@@ -319,6 +320,14 @@ func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessa
 func taskRequestOf(name string, input any) (request, error) {
 	b, err := json.Marshal(input)
 	return request{Op: opTask, Name: name, Input: b}, err
+}
+
+// alone asks for a task without an endpoint, where those of the worker are.
+func (w *Worker) alone(name string, xdp bool, input any) (request, error) {
+	r, err := taskRequestOf(name, input)
+	p := w.at(xdp)
+	r.Params = &p
+	return r, err
 }
 
 // outputOf decodes what a task has answered.

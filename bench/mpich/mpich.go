@@ -31,7 +31,7 @@ const compiler = "mpicc.mpich"
 //go:embed c/probe.c
 var source []byte
 
-// Installed says whether MPICH's compiler is there.
+// Installed reports whether MPICH's compiler is there.
 func Installed() bool {
 	_, err := exec.LookPath(compiler)
 	return err == nil

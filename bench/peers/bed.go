@@ -37,20 +37,6 @@ func Start(mtu int) (*Bed, error) {
 // Close takes the pair down.
 func (b *Bed) Close() { b.site.star.Close() }
 
-// A RowError says why there are no figures of a row: the program is not
-// installed, cannot run here, or has failed. The bed is fine, and other rows
-// may well have figures.
-type RowError struct {
-	Row string
-	Err error
-}
-
-// Error is one line.
-func (e *RowError) Error() string { return e.Row + ": " + e.Err.Error() }
-
-// Unwrap returns the reason.
-func (e *RowError) Unwrap() error { return e.Err }
-
 // Time that a program may take beside its measurement: to start, to connect,
 // to warm up, and on a machine that others use, too.
 const (
@@ -61,7 +47,8 @@ const (
 // Measure runs the server and the client of a row with messages of some bytes,
 // for about a duration or for what is the least that the program can do, and
 // returns what it has found; a program that says it has found nothing runs again,
-// up to three times in all. Errors are [*RowError], but the end of ctx.
+// up to three times in all. After an error the bed is fine, and other rows may well have
+// figures.
 func (b *Bed) Measure(ctx context.Context, row Row, bytes int, duration time.Duration) (Figures, error) {
 	client, server, err := b.run(ctx, row, bytes, duration)
 	if err != nil {
@@ -69,7 +56,7 @@ func (b *Bed) Measure(ctx context.Context, row Row, bytes int, duration time.Dur
 	}
 	f, err := row.parse(client.Stdout, bytes)
 	if err != nil {
-		return Figures{}, &RowError{row.Name, err}
+		return Figures{}, err
 	}
 	if row.polls {
 		f.Disturbed = disturbances(client, server)
@@ -106,10 +93,10 @@ const attempts = 3
 // run is Measure without the reading of what the client has printed.
 func (b *Bed) run(ctx context.Context, row Row, bytes int, duration time.Duration) (client, server *output, err error) {
 	if !row.Program.Installed() {
-		return nil, nil, &RowError{row.Name, fmt.Errorf("%s is not installed (Debian's package %s)", row.Program.Name, row.Program.Package)}
+		return nil, nil, fmt.Errorf("%s is not installed (Debian's package %s)", row.Program.Name, row.Program.Package)
 	}
 	if err := row.check(bytes); err != nil {
-		return nil, nil, &RowError{row.Name, err}
+		return nil, nil, err
 	}
 	j := job{bytes: bytes, duration: duration, device: testbed.StarInterface, addr: b.site.star.Ends[1].IPv4.Addr()}
 	for n := 1; ; n++ {
@@ -122,13 +109,10 @@ func (b *Bed) run(ctx context.Context, row Row, bytes int, duration time.Duratio
 			break
 		}
 	}
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
-	case err != nil:
-		return nil, nil, &RowError{row.Name, err}
 	}
-	return client, server, nil
+	return client, server, err
 }
 
 // converse starts the server, runs the client and stops the server. On an error

@@ -85,7 +85,7 @@ func TestPrograms(t *testing.T) {
 }
 
 // What cannot be measured says why, and leaves the bed fine.
-func TestMeasureRowError(t *testing.T) {
+func TestMeasureFails(t *testing.T) {
 	bed := startBed(t)
 	ctx := context.Background()
 	row := func(server, client command) Row {
@@ -109,7 +109,7 @@ func TestMeasureRowError(t *testing.T) {
 		bytes int
 		want  string
 	}{
-		{absent, 64, "a-row: via-xdp-no-such-program is not installed (Debian's package no-such-package)"},
+		{absent, 64, "via-xdp-no-such-program is not installed (Debian's package no-such-package)"},
 		{row(listener(), argv("true")), 4, "messages have at least 8 bytes"},
 		{row(listener(), argv("true")), 101, "messages have at most 100 bytes"},
 		{row(argv("sh", "-c", "echo libnone.so: cannot open shared object file >&2; exit 127"), argv("true")), 64,
@@ -119,8 +119,7 @@ func TestMeasureRowError(t *testing.T) {
 		{row(listener(), argv("echo", "strange")), 64, "its output has no figures, and ends: strange"},
 	} {
 		f, err := bed.Measure(ctx, test.row, test.bytes, time.Millisecond)
-		var re *RowError
-		if !errors.As(err, &re) || re.Row != "a-row" || !strings.Contains(err.Error(), test.want) {
+		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("want %q: got %+v, %v", test.want, f, err)
 		}
 	}
@@ -151,8 +150,8 @@ func TestMeasureAgain(t *testing.T) {
 		{"once", "exit 0", 1, ""},
 		{"second", `[ $n -gt 1 ] || { echo "` + nothing + `"; exit 1; }`, 2, ""},
 		{"third", `[ $n -gt 2 ] || echo "` + nothing + `"`, 3, ""},
-		{"never", `echo "` + nothing + `"; exit 1`, attempts, "never: client: " + nothing + " (exit status 1)"},
-		{"fails", "echo no provider; exit 1", 1, "fails: client: exit status 1"},
+		{"never", `echo "` + nothing + `"; exit 1`, attempts, "client: " + nothing + " (exit status 1)"},
+		{"fails", "echo no provider; exit 1", 1, "client: exit status 1"},
 	} {
 		ran := filepath.Join(t.TempDir(), "ran")
 		_, err := bed.Measure(context.Background(), Row{

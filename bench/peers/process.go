@@ -272,7 +272,7 @@ const (
 
 func (s socket) String() string { return fmt.Sprintf("port %d of %s", s.port, s.network) }
 
-// listening says whether the socket awaits messages or connections in the namespace of a process.
+// listening reports whether the socket awaits messages or connections in the namespace of a process.
 func (s socket) listening(p *process) (bool, error) {
 	for _, version := range []string{"", "6"} {
 		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s%s", p.cmd.Process.Pid, s.network, version))

@@ -50,7 +50,7 @@ func (p Program) elsewhere() string {
 	return found[len(found)-1]
 }
 
-// Installed says whether the program is found on PATH, or where else it may be.
+// Installed reports whether the program is found on PATH, or where else it may be.
 func (p Program) Installed() bool {
 	if p.elsewhere() != "" {
 		return true
@@ -95,11 +95,11 @@ type Row struct {
 	Program Program
 	Summary string // one line
 
-	// Latency says whether the row has latencies, Bandwidth whether it has the
+	// Latency reports whether the row has latencies, Bandwidth whether it has the
 	// rate of a stream. A row has one of the two.
 	Latency, Bandwidth bool
 
-	// Quantiles says whether the latency is told with its median; else there
+	// Quantiles reports whether the latency is told with its median; else there
 	// is its mean only.
 	Quantiles bool
 

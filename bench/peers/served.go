@@ -32,7 +32,7 @@ type Load struct {
 // Loads lists all of them, in the order of a report.
 func Loads() []Load { return slices.Concat(redisLoads(), postgresLoads()) }
 
-// Installed says whether all programs of the load are there.
+// Installed reports whether all programs of the load are there.
 func (l Load) Installed() bool { return len(l.Missing()) == 0 }
 
 // Missing lists those that are not.

@@ -1,6 +1,6 @@
 package report
 
-// Groups whose figures the report also has as arrays, for whoever checks them by a program.
+// Groups whose figures the report also has as arrays, for programs that check them.
 const (
 	LossGroup   = "loss"   // its points are faults, called so by their labels
 	IncastGroup = "incast" // its points are numbers of senders
@@ -30,7 +30,7 @@ var (
 		figures: map[string]Metric{"goodput_ratio": GoodputRatio, "pingpong_p99_us": P99, "spurious_ratio": SpuriousRatio},
 	}
 	incastArray = array{
-		group: IncastGroup, ours: waiting, key: "senders", tcp: map[string]string{"tcp": tcpBlock},
+		group: IncastGroup, ours: "vianet", key: "senders", tcp: map[string]string{"tcp": "tcp-net"},
 		figures: map[string]Metric{
 			"goodput_ratio": SendersRatio, "fairness": Fairness, "least_share": LeastShare,
 			"resent_ratio": ResentRatio, "dropped_ratio": DroppedRatio, "unnamed_frames": Unnamed,

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 
 	"viaxdp/bench"
@@ -130,7 +129,8 @@ func (c *Comparison) series(g, h *Group, s, t *Series) {
 }
 
 func (c *Comparison) point(where string, d Difference, p, q *Point) {
-	for _, m := range metricsOf(p, q) {
+	for _, k := range quantities {
+		m := k.metric
 		a, b := finite(p.median(m)), finite(q.median(m))
 		switch {
 		case a && b:
@@ -142,23 +142,6 @@ func (c *Comparison) point(where string, d Difference, p, q *Point) {
 			c.OnlyB = append(c.OnlyB, place(where, string(m)))
 		}
 	}
-}
-
-// metricsOf are the metrics of two points in the order in which they are shown.
-func metricsOf(p, q *Point) []Metric {
-	all := maps.Clone(p.Values)
-	if all == nil {
-		all = map[Metric]Value{}
-	}
-	maps.Copy(all, q.Values)
-	var list []Metric
-	for _, k := range quantities {
-		if _, ok := all[k.metric]; ok {
-			list = append(list, k.metric)
-			delete(all, k.metric)
-		}
-	}
-	return append(list, slices.Sorted(maps.Keys(all))...)
 }
 
 // place joins the names that lead to something.

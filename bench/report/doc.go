@@ -32,8 +32,7 @@
 // group's says so at the end of its name:
 // "vi-reliable-delivery MTU 9000".
 //
-// The document begins with the targets in target.go and what came of each, and with
-// where TCP or another program was better.
+// The document begins with where TCP or another program was better.
 //
 // # Histograms
 //

@@ -3,13 +3,14 @@ package report
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
+	"regexp"
 	"strings"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -19,34 +20,26 @@ import (
 
 // WriteHistograms writes a log of HdrHistogram, format 1.3, with V2 compressed
 // histograms in base64, as HistogramLogAnalyzer and others read it: an interval
-// for each turn. about is a comment in its head. Histograms without times of
-// their own get an interval of a second each, one after the other.
+// of a second for each turn. about is a comment in its head.
 func WriteHistograms(w io.Writer, about string, turns ...*hdrhistogram.Histogram) error {
 	if len(turns) == 0 {
 		return errors.New("no histogram to write")
 	}
 	out := bufio.NewWriter(w)
 	log := hdrhistogram.NewHistogramLogWriter(out)
-	untimed := slices.ContainsFunc(turns, func(h *hdrhistogram.Histogram) bool { return h.EndTimeMs() == 0 })
-	var start int64
-	if !untimed {
-		start = turns[0].StartTimeMs()
-	}
 	if err := errors.Join(
 		log.OutputComment("["+oneLine(about)+"]"),
 		log.OutputComment("[values in nanoseconds, an interval for each turn]"),
 		log.OutputLogFormatVersion(),
-		log.OutputStartTime(start),
+		log.OutputStartTime(0),
 		log.OutputLegend(),
 	); err != nil {
 		return err
 	}
 	for i, h := range turns {
-		if untimed {
-			h = h.Clone()
-			h.SetStartTimeMs(int64(i) * 1000)
-			h.SetEndTimeMs(int64(i+1) * 1000)
-		}
+		h = h.Clone()
+		h.SetStartTimeMs(int64(i) * 1000)
+		h.SetEndTimeMs(int64(i+1) * 1000)
 		if err := log.OutputIntervalHistogram(h); err != nil {
 			return fmt.Errorf("histogram %d: %w", i+1, err)
 		}
@@ -124,26 +117,12 @@ func (p *Point) LoadHistogram(dir fs.FS) (*hdrhistogram.Histogram, error) {
 	return all, nil
 }
 
+var between = regexp.MustCompile(`[^a-z0-9_.]+`)
+
 // slug is a part of a file's name: small letters, digits, dots and underscores,
 // with a hyphen for everything between.
 func slug(s string) string {
-	var b strings.Builder
-	hyphen := false
-	for _, r := range strings.ToLower(s) {
-		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '_' || r == '.' {
-			if hyphen && b.Len() > 0 {
-				b.WriteByte('-')
-			}
-			b.WriteRune(r)
-			hyphen = false
-		} else {
-			hyphen = true
-		}
-	}
-	if b.Len() == 0 {
-		return "_"
-	}
-	return b.String()
+	return cmp.Or(strings.Trim(between.ReplaceAllString(strings.ToLower(s), "-"), "-"), "_")
 }
 
 // oneLine keeps a text of a report, which may be another user's file, on its line of a terminal.

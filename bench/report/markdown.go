@@ -14,7 +14,7 @@ import (
 	"viaxdp/bench"
 )
 
-// WriteMarkdown writes the report as a document: how it was measured, what was asked and
+// WriteMarkdown writes the report as a document: how it was measured and
 // what loses, a section for each group with its tables and plots, and what was disturbed.
 // A report of the whole suite is written briefly: see featured. plotDir is the
 // directory of the plots of WriteDocumentPlots as seen from the document, with
@@ -56,8 +56,10 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 
 `+"```sh\n%s\n```\n", minute(d.report.Started),
 		time.Duration(d.report.Took*float64(time.Second)).Round(time.Second), d.report.Turns, oneLine(d.report.Command))
-	d.printf("\n[What was asked](#what-was-asked) · [Conditions](#conditions)")
+	d.printf("\n%s\n", rowsNote)
+	d.printf("\n[Conditions](#conditions)")
 	link := func(heading string) { d.printf(" · [%s](#%s)", escape(heading), anchor(heading)) }
+	link(lossesHeading)
 	for i := range d.report.Groups {
 		if g := &d.report.Groups[i]; !d.brief || g.isFeatured() {
 			link(g.Name)
@@ -68,9 +70,15 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 	}
 	link("Disturbed")
 	d.printf("\n")
-	d.asked()
 	d.conditions()
+	d.losses()
 }
+
+const rowsNote = `Rows called vi- are via-xdp's, and poll unless they end in -wait. raw-afxdp is the floor, the rings below with
+nothing above them, and raw-afxdp-copy the same with the content copied out, as a receive must; -c is the floor in C,
+which has no frames longer than a chunk. tcp- and udp- are the kernel's: -spin polls, -block sleeps in system calls,
+-net is Go's package net. mvich and vianet are the messages and the sockets above VIs, mpich-tcp is MPICH over the
+kernel's TCP. The others are other people's programs.`
 
 // minute is a point in time as the document tells it.
 func minute(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
@@ -132,11 +140,10 @@ func (d document) group(g *Group) {
 		d.printf("\n%s\n", wholeTripsNote)
 	}
 	for _, f := range g.shown() {
-		if d.brief && !g.features(f.name) {
-			continue
-		}
 		for _, m := range f.drawn(g) {
-			d.figures(g, m)
+			if !d.brief || slices.Contains(featured[g.Name].tables, f.nameOf(m)) {
+				d.figures(g, m)
+			}
 		}
 	}
 	for _, p := range g.documentPictures(d.brief) {
@@ -205,19 +212,6 @@ func (g *Group) column(x float64) string {
 	return plain(x)
 }
 
-// marks are those of a line in the table of losses.
-func (l loss) marks() string {
-	s := ""
-	v := verdict{l.point, l.rival, l.other}
-	if v.beyond(l.metric) {
-		s += " \\*"
-	}
-	if v.disturbed() {
-		s += " †"
-	}
-	return s
-}
-
 // markdown is a table with a head. Columns of figures stand right, others left.
 type markdown [][]string
 
@@ -275,8 +269,8 @@ func anchor(s string) string {
 const wholeSuite = 20
 
 // featured are the groups that a brief document shows, each for a question that
-// users ask: the families of figures of which it has a table, and the plots, by
-// the end of their files' names. Of the other groups it has one line each; the
+// users ask: the figures of which it has a table, and the plots, by the end of
+// their files' names. Of the other groups it has one line each; the
 // report has the figures of all.
 var featured = map[string]struct{ tables, plots []string }{
 	pingpongGroup:       {[]string{"latency"}, []string{"latency", "percentiles"}},            // how fast is one message?
@@ -287,7 +281,8 @@ var featured = map[string]struct{ tables, plots []string }{
 	"abl-mtu":           {[]string{"latency", "bandwidth"}, []string{"latency", "bandwidth"}}, // which MTU?
 	"abl-packing":       {[]string{"bandwidth"}, []string{"bandwidth"}},                       // what does packing give?
 	"abl-secure":        {[]string{"latency", "bandwidth"}, []string{"bandwidth"}},            // what does encryption cost?
-	"layers-messages":   {[]string{"latency", "bandwidth"}, []string{"latency", "bandwidth"}}, // MPI and sockets beside others'?
+	"layers-messages":   {[]string{"latency", "bandwidth"}, []string{"latency", "bandwidth"}}, // sockets beside Go's?
+	"layers-osu":        {[]string{string(OSULatency), string(OSUBandwidth)}, nil},            // mvich beside MPICH?
 	"layers-http":       {[]string{"bandwidth"}, nil},                                         // HTTP?
 	"layers-loss-proxy": {[]string{"bandwidth"}, []string{"bandwidth"}},                       // programs behind a proxy?
 	"peers":             {[]string{"latency"}, nil},                                           // beside libfabric, UCX, sockperf?
@@ -305,11 +300,6 @@ func (r *Report) brief() bool { return len(r.Groups) >= wholeSuite }
 func (g *Group) isFeatured() bool {
 	_, ok := featured[g.Name]
 	return ok
-}
-
-// features reports whether a brief document has a table of the family.
-func (g *Group) features(family string) bool {
-	return slices.Contains(featured[g.Name].tables, family)
 }
 
 // documentPictures are the plots of the group that a document embeds.

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -33,21 +32,15 @@ var quantities = []quantity{
 	{CPURx, "cpu rx[usec]", "CPU time of the receiver a message", "us", 1, 3},
 	{Operation, "t_typical[usec]", "Time of an operation", "us", 1, 2},
 	{Outstanding, "outstanding", "Messages outstanding at the end", "", 1, 0},
-	{Lost, "lost[%]", "Messages lost", "%", 1, 2},
 	{GoodputRatio, "goodput", "Goodput by that without a fault", "", 1, 3},
 	{FaultRatio, "frames hit[%]", "Frames that met the fault", "%", 0.01, 2},
 	{ResentRatio, "resent[%]", "Frames sent again", "%", 0.01, 2},
-	{QueueEfficiency, "efficiency", "Rate by that of one queue for each CPU", "", 1, 3},
 	{SpuriousRatio, "spurious[%]", "Frames sent again that had arrived", "%", 0.01, 2},
 	{SendersRatio, "goodput", "Goodput by that of one sender", "", 1, 3},
 	{Fairness, "fairness", "Jain's index of the senders' shares", "", 1, 3},
 	{LeastShare, "least/most", "Least share of a sender by the greatest", "", 1, 3},
 	{DroppedRatio, "dropped[%]", "Frames dropped by name", "%", 0.01, 2},
 	{Unnamed, "unnamed", "Frames lost without a name", "", 1, 0},
-	{Elapsed, "time[msec]", "Time", "ms", 1, 1},
-	{Speedup, "speed-up", "Speed-up", "", 1, 2},
-	{Efficiency, "efficiency[%]", "Efficiency", "%", 0.01, 1},
-	{Communication, "comm[%]", "Share of communication", "%", 0.01, 1},
 	{OSULatency, "Latency (us)", "Latency (osu_latency)", "us", 1, 2},
 	{OSUBandwidth, "Bandwidth (MB/s)", "Bandwidth (osu_bw)", "MB/s", 1, 2},
 	{OSUBothWays, "Bi-dir. (MB/s)", "Bandwidth both ways (osu_bibw)", "MB/s", 1, 2},
@@ -61,12 +54,9 @@ var quantities = []quantity{
 // enough, have not.
 var aside = []Metric{Max, Mean, Stdev, Peak}
 
+// quantityOf is how a metric of this package is shown.
 func quantityOf(m Metric) quantity {
-	i := slices.IndexFunc(quantities, func(q quantity) bool { return q.metric == m })
-	if i < 0 {
-		return quantity{metric: m, column: string(m), title: string(m), per: 1, digits: 3}
-	}
-	return quantities[i]
+	return quantities[slices.IndexFunc(quantities, func(q quantity) bool { return q.metric == m })]
 }
 
 // heading is title and unit, as far as there are any.
@@ -90,46 +80,32 @@ type family struct {
 
 var families = []family{
 	{name: "latency", metrics: []Metric{Min, Max, P50, Mean, Stdev, P99, P999}, leads: []Metric{P50, P99, P999, Min}},
-	{name: "bandwidth", metrics: []Metric{Peak, Bandwidth, Rate, QueueEfficiency, CPUTx, CPURx, Outstanding, Lost}, leads: []Metric{Bandwidth, Rate, CPUTx, CPURx}},
+	{name: "bandwidth", metrics: []Metric{Peak, Bandwidth, Rate, CPUTx, CPURx, Outstanding}, leads: []Metric{Bandwidth, Rate, CPUTx, CPURx}},
 	{name: "operation", metrics: []Metric{Operation}, leads: []Metric{Operation}},
 	{
 		name:    "goodput",
 		metrics: []Metric{GoodputRatio, FaultRatio, SendersRatio, Fairness, LeastShare, ResentRatio, SpuriousRatio, DroppedRatio, Unnamed},
 		leads:   []Metric{GoodputRatio, SendersRatio},
 	},
-	{name: "scaling", metrics: []Metric{Elapsed, Speedup, Efficiency, Communication}, leads: []Metric{Speedup, Elapsed}},
 	{name: "osu", metrics: osuMetrics, leads: osuMetrics, peers: true},
 }
 
 var osuMetrics = []Metric{OSULatency, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate, OSUAllReduce, OSUAllToAll}
 
-// shown are the families that a group has figures of. Metrics that are in none,
-// those of a single group, are a family of their own.
-func (g *Group) shown() []family {
-	var list []family
-	for _, f := range append(slices.Clone(families), g.rest()) {
-		if _, ok := f.lead(g); ok {
-			list = append(list, f)
-		}
+// nameOf is what the plot of one of its metrics is called.
+func (f family) nameOf(m Metric) string {
+	if f.peers {
+		return string(m)
 	}
-	return list
+	return f.name
 }
 
-// rest is the family of the metrics that are in none of families.
-func (g *Group) rest() family {
-	var rest []Metric
-	for i := range g.Series {
-		for j := range g.Series[i].Points {
-			for m := range g.Series[i].Points[j].Values {
-				known := slices.ContainsFunc(quantities, func(q quantity) bool { return q.metric == m })
-				if !known && !slices.Contains(rest, m) {
-					rest = append(rest, m)
-				}
-			}
-		}
-	}
-	slices.Sort(rest)
-	return family{metrics: rest, leads: rest}
+// shown are the families that a group has figures of.
+func (g *Group) shown() []family {
+	return slices.DeleteFunc(slices.Clone(families), func(f family) bool {
+		_, ok := f.lead(g)
+		return !ok
+	})
 }
 
 // lead finds what a group shows of a family; ok is false for nothing.
@@ -176,7 +152,7 @@ func (v Value) Range() (lo, hi float64) {
 	return lo, hi
 }
 
-// fixed is a figure with so many digits behind the point.
+// fixed is a figure with a number of digits behind the point.
 func fixed(v float64, digits int) string {
 	switch {
 	case !finite(v):
@@ -221,13 +197,9 @@ func percent(v float64) string {
 
 // inBytes is a size as people write it.
 func inBytes(x float64) string {
-	for _, u := range []struct {
-		size float64
-		name string
-	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if x >= u.size && math.Mod(x, u.size) == 0 {
-			return fmt.Sprintf("%s %s", plain(x/u.size), u.name)
-		}
+	unit := 0
+	for ; unit < 3 && x >= 1024 && math.Mod(x, 1024) == 0; unit++ {
+		x /= 1024
 	}
-	return plain(x) + " B"
+	return plain(x) + []string{" B", " KiB", " MiB", " GiB"}[unit]
 }

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"errors"
 	"image/color"
 	"io/fs"
@@ -58,7 +59,7 @@ func (g *Group) percentilePictures() []picture {
 					curves = append(curves, curve{tickLabel(at.X) + " " + oneLine(g.Axis.Unit), draw.LineStyle{Width: vg.Points(1.5)}, s, at})
 				}
 			}
-			slices.SortFunc(curves, func(a, b curve) int { return compareX(a.point.X, b.point.X) })
+			slices.SortFunc(curves, func(a, b curve) int { return cmp.Compare(a.point.X, b.point.X) })
 			for j := range curves {
 				curves[j].line.Color = ramp(j, len(curves))
 			}
@@ -83,23 +84,21 @@ func ramp(i, n int) color.RGBA {
 // share of messages along the X axis, where each nine has the same room, and up
 // to which latency they are.
 func (g *Group) percentiles(dir fs.FS, title string, curves []curve) (*chart, error) {
-	histograms := make([]*hdrhistogram.Histogram, len(curves))
-	ratios := map[*Series][]float64{}
-	for i, c := range curves {
+	p := g.newChart(title)
+	p.X.Label.Text, p.Y.Label.Text = "share of messages", "us"
+	widest, ys := 0.9, []float64(nil)
+	for _, c := range curves {
 		h, err := c.point.LoadHistogram(dir)
 		if err != nil {
 			return nil, err
 		}
-		histograms[i] = h
-		if r := float64(h.ValueAtPercentile(50)) / 1000 / c.point.median(P50); finite(r) {
-			ratios[c.series] = append(ratios[c.series], r)
+		// Histograms are of whole round trips, of which the half is reported but of those
+		// that say so, and under load.
+		per := 1. / 2000
+		if g.Name == loadGroup || roundTrip(c.series.Name) {
+			per = 1. / 1000
 		}
-	}
-	p := g.newChart(title)
-	p.X.Label.Text, p.Y.Label.Text = "share of messages", "us"
-	widest, ys := 0.9, []float64(nil)
-	for i, c := range curves {
-		xys := distribution(histograms[i], perNanosecond(ratios[c.series]))
+		xys := distribution(h, per)
 		if len(xys) == 0 {
 			continue
 		}
@@ -117,16 +116,6 @@ func (g *Group) percentiles(dir fs.FS, title string, curves []curve) (*chart, er
 	p.X.Scale, p.X.Tick.Marker = nines{}, nines{}
 	p.X.Min, p.X.Max = 0, widest
 	return p, nil
-}
-
-// perNanosecond is what is reported, in us, of a nanosecond in the histograms of
-// a series: the half of it, but the whole where the medians reported are nearer
-// to the whole. ratios are those of the histograms' medians to them.
-func perNanosecond(ratios []float64) float64 {
-	if ValueOf(ratios).Median < math.Sqrt2 {
-		return 1. / 1000
-	}
-	return 1. / 2000
 }
 
 // distribution is up to which latency in us which share of the messages are.

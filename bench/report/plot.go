@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"image/color"
@@ -109,12 +110,9 @@ func (g *Group) pictures() []picture {
 	var list []picture
 	for _, f := range families {
 		for _, m := range f.drawn(g) {
-			q, name := quantityOf(m), f.name
-			if f.peers {
-				name = string(m)
-			}
+			q := quantityOf(m)
 			if l := g.lines(q); len(l) > 0 {
-				list = append(list, picture{g.plotFile(name), g.Title + ": " + q.heading(), func(fs.FS) (*chart, error) { return g.chart(q, l) }})
+				list = append(list, picture{g.plotFile(f.nameOf(m)), g.Title + ": " + q.heading(), func(fs.FS) (*chart, error) { return g.chart(q, l) }})
 			}
 		}
 	}
@@ -224,7 +222,7 @@ func (s *Series) spots(q quantity, logX, logY bool) []spot {
 		}
 		at = append(at, spot{p.X, y, lo, hi})
 	}
-	slices.SortFunc(at, func(a, b spot) int { return compareX(a.x, b.x) })
+	slices.SortFunc(at, func(a, b spot) int { return cmp.Compare(a.x, b.x) })
 	return at
 }
 
@@ -401,7 +399,7 @@ func tickLabel(v float64) string {
 	return short(v)
 }
 
-// render makes SVG of a chart. Text is set in the fonts of whoever looks at it.
+// render makes SVG of a chart. Text is set in the fonts of the viewer.
 func (c *chart) render() ([]byte, error) {
 	const margin = vg.Length(10)
 	canvas := vgsvg.New(10*vg.Inch, 5.2*vg.Inch)

@@ -116,20 +116,8 @@ func TestPlotsWithoutHistograms(t *testing.T) {
 	}
 }
 
-// What is reported of a histogram is what the report has as its median.
-func TestPerNanosecond(t *testing.T) {
-	for _, c := range []struct {
-		ratios []float64
-		want   float64
-	}{
-		{[]float64{1.98, 2.03, 2.6}, 1. / 2000},
-		{[]float64{1.02, 0.97, 3}, 1. / 1000},
-		{nil, 1. / 2000},
-	} {
-		if got := perNanosecond(c.ratios); got != c.want {
-			t.Errorf("%v: %v", c.ratios, got)
-		}
-	}
+// A distribution grows, and its median is the histogram's.
+func TestDistribution(t *testing.T) {
 	xys := distribution(tailed(t, 4000, 10000), 1./2000)
 	for i, p := range xys {
 		if p.X < 0 || p.X >= 1 || i > 0 && (p.X < xys[i-1].X || p.Y < xys[i-1].Y) {

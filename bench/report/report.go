@@ -21,16 +21,11 @@ type Report struct {
 	Turns   int       `json:"turns"`   // times that all rows of a group were gone through
 	Groups  []Group   `json:"groups"`
 
-	// Loss is what LossGroup has found, fault by fault, for whoever checks it by a
-	// program. Write makes it; Read keeps what is there.
+	// Loss is what LossGroup has found, fault by fault, for a program that checks it.
+	// Write makes it; Read keeps what is there.
 	Loss []ArrayRow `json:"loss,omitempty"`
 	// Incast is likewise what IncastGroup has found, by the number of senders.
 	Incast []ArrayRow `json:"incast,omitempty"`
-
-	// What the demo has, of the group that measures messages of all layers; absent
-	// without that group.
-	Latency   []bench.Latency   `json:"latency,omitempty"`
-	Bandwidth []bench.Bandwidth `json:"bandwidth,omitempty"`
 }
 
 // Group is one question that the suite asks, as a table and a plot answer it.
@@ -43,7 +38,7 @@ type Group struct {
 	Notes  []string `json:"notes,omitempty"` // what a reader must know to read the figures right
 	// Conditions are those of the group: MTU and mode differ between groups.
 	Conditions bench.Conditions `json:"conditions"`
-	// Renewed is when the group was measured anew, in a run of its own; zero: it was not.
+	// Renewed is when the group was measured again, in a run of its own; zero: it was not.
 	Renewed time.Time `json:"renewed,omitzero"`
 }
 
@@ -95,10 +90,8 @@ const (
 	CPUTx     Metric = "cpu_tx_us" // CPU time of the sender's process a message
 	CPURx     Metric = "cpu_rx_us" // likewise the receiver's
 	Operation Metric = "op_us"     // time of one operation that moves no data
-	// Of an open loop: messages that were due and had no echo when the time was
-	// over, and the percentage of those sent that have none at all.
+	// Of an open loop: messages that were due and had no echo when the time was over.
 	Outstanding Metric = "outstanding"
-	Lost        Metric = "lost_percent"
 	// Of a stream under a fault: goodput by that without one; frames that met the
 	// fault, that were sent again, and that were so in vain, by all that were sent.
 	GoodputRatio  Metric = "goodput_ratio"
@@ -113,15 +106,6 @@ const (
 	LeastShare   Metric = "least_share"
 	DroppedRatio Metric = "dropped_ratio"
 	Unnamed      Metric = "unnamed_frames"
-	// Of an application on several ranks: its time; that of one rank by it; that by
-	// the number of ranks; the share of it that was communication.
-	Elapsed       Metric = "elapsed_ms"
-	Speedup       Metric = "speedup"
-	Efficiency    Metric = "efficiency"
-	Communication Metric = "communication_ratio"
-	// Of streams over several queues: messages a second, by those over one queue and
-	// by the CPUs that took part.
-	QueueEfficiency Metric = "queue_efficiency"
 	// Of Ohio State University's benchmarks of MPI, each a figure of its own.
 	OSULatency   Metric = "osu_latency_us"
 	OSUBandwidth Metric = "osu_bw_MBps"
@@ -132,11 +116,10 @@ const (
 	OSUAllToAll  Metric = "osu_alltoall_us"
 )
 
-// Lower says whether less of a metric is better.
+// Lower reports whether less of a metric is better.
 func (m Metric) Lower() bool {
 	switch m {
-	case Rate, Bandwidth, Peak, GoodputRatio, Speedup, Efficiency, QueueEfficiency,
-		SendersRatio, Fairness, LeastShare, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
+	case Rate, Bandwidth, Peak, GoodputRatio, SendersRatio, Fairness, LeastShare, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
 		return false
 	}
 	return true
@@ -195,7 +178,7 @@ func (s *Series) At(x float64) *Point {
 	return &s.Points[i]
 }
 
-// Renewable says whether groups of that many turns may take the place of r's.
+// Renewable reports whether groups of that many turns may take the place of r's.
 func (r *Report) Renewable(turns int) error {
 	if turns != r.Turns {
 		return fmt.Errorf("the report is of %d turns, and groups that are measured anew have to be of as many, not %d", r.Turns, turns)
@@ -212,9 +195,6 @@ func (r *Report) Renew(by *Report) {
 		} else {
 			r.Groups = append(r.Groups, g)
 		}
-	}
-	if by.Latency != nil || by.Bandwidth != nil {
-		r.Latency, r.Bandwidth = by.Latency, by.Bandwidth
 	}
 	if by.Loss != nil {
 		r.Loss = by.Loss

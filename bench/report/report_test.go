@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -83,5 +84,19 @@ func TestFind(t *testing.T) {
 	}
 	if r.Group("loa") != nil || r.Group("load").Row("tcp") != nil {
 		t.Error("found by a part of the name")
+	}
+}
+
+// Groups of a later run of as many turns take the place of those of the same name, or stand
+// behind the others, and say when they were measured.
+func TestRenew(t *testing.T) {
+	r, by := sample(), &Report{Started: time.Unix(7, 0), Groups: []Group{{Name: "load", Title: "later"}, {Name: "new"}}}
+	if r.Renewable(r.Turns) != nil || r.Renewable(r.Turns+1) == nil {
+		t.Error("groups of another number of turns")
+	}
+	n := len(r.Groups)
+	r.Renew(by)
+	if g := r.Group("load"); len(r.Groups) != n+1 || g.Title != "later" || g.Renewed != by.Started || r.Groups[n].Name != "new" {
+		t.Errorf("%d groups, %+v", len(r.Groups), g)
 	}
 }

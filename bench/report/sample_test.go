@@ -153,7 +153,7 @@ func withHistograms(t testing.TB, r *Report, dir string) {
 					continue
 				}
 				factor := 2000. // a round trip, of whose time the half is reported
-				if roundTrip(s.Name) {
+				if roundTrip(s.Name) || name == loadGroup {
 					factor = 1000
 				}
 				var turns []*hdrhistogram.Histogram

@@ -1,10 +1,14 @@
 package report
 
 import (
+	"cmp"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
+
+const delivery = "vi-reliable-delivery"
 
 // kind is what a series stands for.
 type kind int
@@ -135,18 +139,18 @@ func (g *Group) blocks() [][]cell {
 		for j := range g.Series[i].Points {
 			block = append(block, cell{&g.Series[i], &g.Series[i].Points[j]})
 		}
-		slices.SortStableFunc(block, func(a, b cell) int { return compareX(a.X, b.X) })
+		slices.SortStableFunc(block, func(a, b cell) int { return cmp.Compare(a.X, b.X) })
 		blocks = append(blocks, block)
 	}
 	return blocks
 }
 
-func compareX(a, b float64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
+// mtu is the MTU of a series: the group's, unless the name ends in one.
+func (g *Group) mtu(s *Series) int {
+	if _, after, ok := strings.Cut(s.Name, " MTU "); ok {
+		if n, err := strconv.Atoi(after); err == nil {
+			return n
+		}
 	}
-	return 0
+	return g.Conditions.MTU
 }

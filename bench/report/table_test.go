@@ -163,21 +163,6 @@ func TestOSU(t *testing.T) {
 	}
 }
 
-// Metrics that only one group has are shown, too.
-func TestOtherMetrics(t *testing.T) {
-	r := sample()
-	r.Group("load").Series[0].Points[0].Values["lost_percent"] = ValueOf([]float64{12.25})
-	var table bytes.Buffer
-	if err := r.WriteTable(&table); err != nil {
-		t.Fatal(err)
-	}
-	_, text, _ := strings.Cut(table.String(), "Latency at an offered rate")
-	text, _, _ = strings.Cut(text, "vibe-vis")
-	if !strings.Contains(text, "lost") || !strings.Contains(text, "12.25") {
-		t.Errorf("no such figure in the table:\n%s", text)
-	}
-}
-
 // A report of another user cannot control the terminal on which it is printed.
 func TestReportIsSafeForATerminal(t *testing.T) {
 	r := sample()

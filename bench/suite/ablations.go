@@ -1,6 +1,10 @@
 package suite
 
-import "viaxdp/bench"
+import (
+	"time"
+
+	"viaxdp/bench"
+)
 
 // An ablation leaves one part of the design out of Reliable Delivery, to show what it is worth.
 type ablation struct {
@@ -75,22 +79,20 @@ func (a ablation) group() group {
 			}
 			p := exchange(a.rows(), sizes)
 			p.latency = !a.streams
-			return atMTUs(p, a.mtus)
+			return atMTUs(p, a.mtus...)
 		},
-	}.group(a.name, a.title)
+	}.group(a.name, a.title, time.Duration(max(1, len(a.mtus)))*2500*time.Millisecond)
 }
 
-// atMTUs is a part at each of some MTUs; the series of several say which.
-func atMTUs(p part, mtus []int) (parts []part) {
-	if len(mtus) == 0 {
+// atMTUs is a part at each of some MTUs. Without any it is at the session's, and the series
+// of several say at which.
+func atMTUs(p part, mtus ...int) (parts []part) {
+	if len(mtus) < 2 {
+		p.mtu = append(mtus, 0)[0]
 		return []part{p}
 	}
 	for _, mtu := range mtus {
-		p.mtu = mtu
-		if len(mtus) > 1 {
-			p.place = func(r row, bytes int) (string, float64) { return r.Label + mtuSuffix(mtu), float64(bytes) }
-		}
-		parts = append(parts, p)
+		parts = append(parts, p.named(mtu))
 	}
 	return parts
 }
@@ -118,11 +120,11 @@ var pagesGroup = experiment{
 		}
 		return []part{exchange(rows, fewer(quick, []int{64, 4096, 65536}, 64, 4096))}
 	},
-}.group("abl-pages", "Hugepages, and pages of 4 KB")
+}.group("abl-pages", "Hugepages, and pages of 4 KB", 4*time.Second)
 
 var mtuGroup = experiment{
 	axis: alongSizes, base: rawCopy + mtuSuffix(1500),
 	parts: func(quick bool) []part {
-		return atMTUs(exchange(plain(rawCopy, delivery, tcpSpin), fewer(quick, bench.DefaultSizes(), 64, 65536)), []int{1500, 9000, 65535})
+		return atMTUs(exchange(plain(rawCopy, delivery, tcpSpin), fewer(quick, bench.DefaultSizes(), 64, 65536)), 1500, 9000, 65535)
 	},
-}.group("abl-mtu", "MTU 1500, 9000 and the largest frame of the link")
+}.group("abl-mtu", "MTU 1500, 9000 and the largest frame of the link", 8*time.Second)

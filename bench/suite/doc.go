@@ -17,10 +17,9 @@
 //	vibe-*                 VIBe: operations, and what each feature of a VI costs
 //	load                   latency at a given rate, without coordinated omission
 //	loss                   what faults of the network cost, beside kernel TCP
-//	queues                 one, two and four queues with as many VIs
 //	incast                 one, two and four senders into one receiver, beside kernel TCP
 //	abl-*                  one part of the design left out at a time
-//	layers-*               packages mvich and vianet, beside package net and MPICH
+//	layers-*               packages vianet and mvich, beside package net and MPICH; programs behind proxies
 //	peers                  other people's programs
 //
 // # Method

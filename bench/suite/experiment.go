@@ -52,52 +52,18 @@ func byRow(r row, bytes int) (string, float64) { return sizeName(bytes), r.x }
 // alongSizes is the axis of most groups.
 var alongSizes = report.Axis{Name: "message size", Unit: "bytes", Log: true}
 
-// group makes a group of the experiment.
-func (e experiment) group(name, title string) group {
+// group makes a group of the experiment, of which a turn takes about that long.
+func (e experiment) group(name, title string, turn time.Duration) group {
 	return group{
-		name: name, title: title, plans: &e,
-		cost: func(s *session) (sum time.Duration) {
-			for _, p := range e.parts(s.Quick) {
-				sum += p.cost(s)
-			}
-			return sum
-		},
+		name: name, title: title, turn: turn, plans: &e,
 		run: func(s *session) (*report.Group, error) { return s.measure(e) },
 	}
 }
 
-// Speeds for the estimate: what a byte of a long message costs at MTU 1500, one
-// way, and what connecting a VI does.
-const (
-	byteTime    = 1.3 // ns
-	connectTime = 250 * time.Microsecond
-)
-
-// cost is about how long the part takes.
-func (p part) cost(s *session) time.Duration {
-	turn := time.Duration(0)
-	for _, r := range p.rows {
-		turn += openingTime + time.Duration(r.VI.VIs)*connectTime
-		for _, bytes := range p.sizes {
-			least := time.Duration(byteTime * float64(s.perTurn(p.least)*bytes))
-			if p.latency {
-				turn += max(s.lasts(), 2*least) + bench.LeadIn(s.duration())
-			}
-			if p.bandwidth {
-				turn += max(s.lasts(), least)
-			}
-		}
-	}
-	return time.Duration(s.turns()) * turn
-}
-
-// perTurn shares a number of messages among the turns.
-func (s *session) perTurn(messages int) int { return (messages + s.turns() - 1) / s.turns() }
-
 // plan is one turn of a part.
 func (p part) plan(s *session, progress func(bench.Step)) bench.Plan {
 	plan := bench.Plan{
-		Sizes: p.sizes, Turns: 1, Duration: s.duration(), Least: s.perTurn(p.least),
+		Sizes: p.sizes, Turns: 1, Duration: s.duration(), Least: (p.least + s.turns() - 1) / s.turns(),
 		Latency: p.latency, Bandwidth: p.bandwidth, Histogram: s.Out != "", Progress: progress,
 	}
 	for _, r := range p.rows {
@@ -142,7 +108,7 @@ func (s *session) available(parts []part) ([]part, []string) {
 		p.rows = slices.DeleteFunc(p.rows, func(r row) bool {
 			err := bench.Unavailable(r.Name, cmp.Or(p.mtu, s.mtu()))
 			if err != nil {
-				notes = append(notes, leftOut{series: r.Label, reason: err.Error()}.String())
+				notes = append(notes, leftOut(r.Label, 0, 1, err))
 			}
 			inC = inC || err == nil && slices.Contains(bench.ProgramsInC(), r.Name)
 			return err != nil
@@ -248,6 +214,13 @@ func powers(base, first, last int) []int {
 // exchange is a part with ping-pong and stream at message sizes.
 func exchange(rows []row, sizes []int) part {
 	return part{rows: rows, sizes: sizes, latency: true, bandwidth: true, place: bySize}
+}
+
+// named is the part at an MTU that its series say.
+func (p part) named(mtu int) part {
+	p.mtu = mtu
+	p.place = func(r row, bytes int) (string, float64) { return r.Label + mtuSuffix(mtu), float64(bytes) }
+	return p
 }
 
 // concat joins rows.

@@ -14,29 +14,15 @@ import (
 // loadGroups ask how latency grows with load.
 var loadGroups = []group{{
 	name: "load", title: "Latency at an offered rate",
-	cost: func(s *session) time.Duration {
-		rows := len(loaded)
-		loads := rows * len(shares(s.Quick))
-		return s.about(loads, rows) + time.Duration(s.turns()*loads)*(settling+loadTime(s)-s.duration()) +
-			time.Duration(rows)*(openingTime+closedLoops*s.duration())
-	},
-	run: runLoad,
+	turn: 8 * time.Second, run: runLoad,
 }}
 
-// loadTime is how long a load lasts: long enough for its p99.9 to be that of many
+// loadTime is how long a load lasts at least: long enough for its p99.9 to be that of many
 // messages, at a tenth of the highest rate, too.
-func loadTime(s *session) time.Duration {
-	if s.Quick {
-		return s.duration()
-	}
-	return max(s.duration(), 250*time.Millisecond)
-}
+const loadTime = 250 * time.Millisecond
 
 // closedLoops is how many closed loops are measured, of which the fastest counts.
 const closedLoops = 3
-
-// settling is about how long the end of a load takes, where messages may be lost.
-const settling = 25 * time.Millisecond
 
 // loadBytes is the length of the messages.
 const loadBytes = 64
@@ -46,8 +32,7 @@ var loaded = []struct {
 	transport string
 	poisson   bool
 }{
-	{transport: rawRings}, {transport: unreliable}, {transport: delivery}, {delivery, true},
-	{transport: tcpSpin}, {transport: udpSpin},
+	{delivery, false}, {delivery, true}, {tcpSpin, false},
 }
 
 const poissonSuffix = ", random times"
@@ -88,8 +73,7 @@ func runLoad(s *session) (*report.Group, error) {
 		Notes: []string{
 			fmt.Sprintf("Open loop: messages of %d bytes are due at equal intervals, or (\"%s\") at random times independent of each other, and echoed by the other side. Latency is the whole time from when a message was due, not from when it was sent, until its echo was there: a stall shows in all messages behind it.", loadBytes, strings.TrimPrefix(poissonSuffix, ", ")),
 			fmt.Sprintf("Rates are shares of what a closed loop of %d messages reached at the beginning, in the best of three tries, rounded to steps of 6 %%. The message rate is that of echoes. One below the offered rate was not sustained: messages waited longer and longer until the time was over, those never sent included.", bench.LoadWindow),
-			fmt.Sprintf("A reliable VI has at most %d messages under way, for which the peer has receives; TCP as many as its buffers hold; raw rings, UDP and the unreliable VI any number, and lose what the receiver cannot take. Lost messages have no latency.", bench.LoadWindow),
-			"Messages that are due together go over TCP with one system call and to a VI as lists of up to 16 descriptors; over UDP each has a system call of its own.",
+			fmt.Sprintf("A VI has at most %d messages under way, for which the peer has receives; TCP as many as its buffers hold. Messages that are due together go over TCP with one system call and to a VI as lists of up to 16 descriptors.", bench.LoadWindow),
 			loneKernelPair,
 		},
 	}
@@ -111,7 +95,7 @@ func runLoad(s *session) (*report.Group, error) {
 				for _, rate := range rates(highest[row.transport], shares(s.Quick)) {
 					s.step("%s, %.0f messages/s (turn %d of %d)", label, rate, turn, s.turns())
 					r, err := at.Load(s.ctx, bench.Load{
-						Bytes: loadBytes, Rate: rate, Poisson: row.poisson, Seed: uint64(turn), Duration: loadTime(s),
+						Bytes: loadBytes, Rate: rate, Poisson: row.poisson, Seed: uint64(turn), Duration: s.longer(loadTime),
 					})
 					if err != nil {
 						return fmt.Errorf("%.0f messages a second: %w", rate, err)
@@ -183,7 +167,6 @@ func (t *sheet) load(label string, rate float64, turn int, r *bench.LoadResult) 
 	p.put(report.CPUTx, r.CPUTx)
 	p.put(report.CPURx, r.CPURx)
 	p.put(report.Outstanding, float64(r.Outstanding))
-	p.put(report.Lost, 100*float64(r.Lost)/float64(max(r.Sent, 1)))
 	p.disturb(turn, r.Disturbed)
 }
 
@@ -193,8 +176,8 @@ func unsustained(g *report.Group) []string {
 	for _, row := range g.Series {
 		for _, p := range row.Points {
 			if got := p.Values[report.Rate].Median; got < sustained*p.X {
-				notes = append(notes, fmt.Sprintf("%s: %.0f messages/s were not sustained (%.0f; %.0f outstanding at the end, %.1f %% lost).",
-					row.Name, p.X, got, p.Values[report.Outstanding].Median, p.Values[report.Lost].Median))
+				notes = append(notes, fmt.Sprintf("%s: %.0f messages/s were not sustained (%.0f; %.0f outstanding at the end).",
+					row.Name, p.X, got, p.Values[report.Outstanding].Median))
 			}
 		}
 	}

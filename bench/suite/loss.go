@@ -17,10 +17,8 @@ import (
 // lossGroups ask what faults of the network cost.
 var lossGroups = []group{{
 	slow: true, name: report.LossGroup, title: "Goodput and ping-pong when the network loses and reorders frames",
-	cost: func(s *session) time.Duration {
-		return s.faultsCost(faultRows(s.Quick), faults)
-	},
-	run: runLoss,
+	turn: 30 * time.Second,
+	run:  func(s *session) (*report.Group, error) { return s.underFaults(faultRows(s.Quick), faults) },
 }}
 
 // A fault is what the forwarder does to the frames of both directions.
@@ -76,7 +74,7 @@ func faultRows(quick bool) []faultRow {
 	return rows
 }
 
-// hasCongestion says whether the kernel has a congestion control ready.
+// hasCongestion reports whether the kernel has a congestion control ready.
 func hasCongestion(name string) bool {
 	b, err := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")
 	return err == nil && slices.Contains(strings.Fields(string(b)), name)
@@ -92,50 +90,21 @@ func (r faultRow) params(p *bench.Params) {
 	}
 }
 
-// patience is how long a side waits without progress: TCP's timer doubles up to
+// waitLimit is how long a side waits without progress: TCP's timer doubles up to
 // minutes while a burst lasts, which ends with the eighth frame.
 const waitLimit = time.Minute
 
 const (
-	lostTime   = 900 * time.Millisecond // that a point lasts longer for what is lost, on the average
 	settleTime = 50 * time.Millisecond  // of a stream after a fault
-
-	faultTime = time.Minute // in which a fault has to befall a frame; short streams have few
+	lossTime   = 200 * time.Millisecond // of a stream and a ping-pong, at least: some frames are lost where one in a thousand is
+	faultTime  = time.Minute            // in which a fault has to befall a frame; short streams have few
 )
-
-// lossTime is how long a stream and a ping-pong last: long enough for some frames to
-// be lost where one in a thousand is.
-func lossTime(s *session) time.Duration {
-	if s.Quick {
-		return s.duration()
-	}
-	return max(s.duration(), 200*time.Millisecond)
-}
-
-// runLoss is the group of VIs.
-func runLoss(s *session) (*report.Group, error) { return s.underFaults(faultRows(s.Quick), faults) }
-
-// faultsCost is about how long underFaults takes.
-func (s *session) faultsCost(rows []faultRow, faults []fault) time.Duration {
-	streams := time.Duration(len(faults)-1) * (3*lossTime(s) + settleTime)
-	return s.about(0, len(rows)) + time.Duration(s.turns()*len(rows))*(streams+time.Duration(len(faults))*(lossTime(s)+lostTime))
-}
-
-// throughBed is a bed of its own with a forwarder between the two sides.
-func (s *session) throughBed() (*bench.Bed, error) {
-	cfg := s.bedConfig(s.mtu())
-	cfg.Through = true
-	return bench.StartBed(s.ctx, cfg)
-}
-
-// faultAxis is that of groups whose points are faults.
-var faultAxis = report.Axis{Name: "fault"}
 
 // underFaults measures each transport with each fault in each turn. The first fault is
 // none.
 func (s *session) underFaults(rows []faultRow, faults []fault) (*report.Group, error) {
 	g := &report.Group{
-		Axis: faultAxis,
+		Axis: report.Axis{Name: "fault"},
 		Notes: []string{
 			"Two namespaces joined through a third, whose forwarder does the same to the frames of both directions: loses a share of them, each by itself (loss) or in runs of " +
 				fmt.Sprint(burstFrames) + " (burst: the share of all that is lost), or holds a share back for " + fmt.Sprint(reorderBy) + " (reorder: none is lost). Each direction has a thread that runs on its sender's CPU before any other program.",
@@ -144,7 +113,9 @@ func (s *session) underFaults(rows []faultRow, faults []fault) (*report.Group, e
 			"TCP runs on a pair of its own with the same faults, without an XDP program and without segmentation offload; its retransmission time-out is bounded to a second where the kernel can do that (Linux 6.15), since a burst of frames otherwise lasts for minutes.",
 		},
 	}
-	bed, err := s.throughBed()
+	cfg := s.bedConfig(s.mtu())
+	cfg.Through = true
+	bed, err := bench.StartBed(s.ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +140,7 @@ func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow
 	m := lossMeter{session: s, bed: bed, xdp: bench.UsesXDP(row.transport), turn: turn}
 	return bed.Do(s.ctx, func() (err error) {
 		bed.SetFaults(m.xdp, testbed.Faults{})
-		m.at, err = bench.OpenSession(s.ctx, client, server, row.transport, lossBulk, bed.Opening, row.params)
+		m.at, err = bench.OpenSession(s.ctx, client, server, bench.Row{Name: row.transport}, lossBulk, bed.Opening, row.params)
 		if err != nil {
 			return err
 		}
@@ -188,7 +159,7 @@ func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow
 				p.put(report.GoodputRatio, mbps/base)
 			}
 			m.set(f)
-			r, err := m.at.PingPong(s.ctx, lossPing, lossTime(s), cmp.Or(fewest(s.Quick), row.least))
+			r, err := m.at.PingPong(s.ctx, lossPing, s.longer(lossTime), cmp.Or(fewest(s.Quick), row.least))
 			if err != nil {
 				return fmt.Errorf("%s, ping-pong: %w", f.name, err)
 			}
@@ -263,7 +234,7 @@ func (m *lossMeter) stream(p *gathered, f fault) (mbps float64, err error) {
 	start := m.crossed()
 	var n testbed.WayCounters
 	for end := time.Now().Add(faultTime); ; {
-		r, err := m.at.Stream(m.ctx, lossBulk, lossTime(m.session))
+		r, err := m.at.Stream(m.ctx, lossBulk, m.longer(lossTime))
 		if err != nil {
 			return 0, err
 		}

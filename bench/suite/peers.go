@@ -1,8 +1,8 @@
 package suite
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,7 +15,7 @@ import (
 // peerGroups measure other people's programs beside a VI and the kernel's TCP.
 var peerGroups = []group{{
 	slow: true, name: "peers", title: "Other people's programs on the same machine",
-	cost: peersCost, run: (*session).peers,
+	turn: 41 * time.Second, run: (*session).peers,
 }}
 
 // peersNotes are what a reader must know to read the figures right.
@@ -47,9 +47,8 @@ func peersContests(s *session) []contest {
 	if s.Quick || s.mtu() == largestMTU {
 		return list
 	}
-	long := exchange(ours, []int{65536})
-	long.mtu, long.latency = largestMTU, false
-	long.place = func(r row, bytes int) (string, float64) { return r.Label + mtuSuffix(largestMTU), float64(bytes) }
+	long := exchange(ours, []int{65536}).named(largestMTU)
+	long.latency = false
 	return append(list, contest{
 		part:     long,
 		programs: slices.DeleteFunc(peers.Rows(), func(r peers.Row) bool { return !r.Bandwidth }),
@@ -71,33 +70,8 @@ func (c contest) series(s *session, r peers.Row) string {
 	return name
 }
 
-// programStart is about what a program needs beside its measurement.
-const programStart = time.Second
-
-// programTime is how long a program measures. Those that are told a number of
-// messages do so without a warm-up that would be worth the name: they get a
-// second at least, as those that count in seconds take by themselves.
-func programTime(s *session) time.Duration {
-	if s.Quick {
-		return s.duration()
-	}
-	return max(s.duration(), time.Second)
-}
-
-func peersCost(s *session) (sum time.Duration) {
-	for _, c := range peersContests(s) {
-		sum += c.cost(s)
-		for _, r := range c.programs {
-			if s.Install || r.Program.Installed() {
-				each := max(programTime(s), time.Second) + programStart
-				sum += time.Duration(s.turns()*len(c.sizes)) * each
-			}
-		}
-	}
-	return sum
-}
-
-// peers runs the group.
+// peers runs the group. A program that fails is left out from then on, at that size; the
+// others go on.
 func (s *session) peers() (*report.Group, error) {
 	if s.Install {
 		s.step("installing what is missing")
@@ -111,145 +85,80 @@ func (s *session) peers() (*report.Group, error) {
 		parts = append(parts, c.part)
 	}
 	g := &report.Group{Axis: alongSizes, Base: delivery, Notes: slices.Clone(peersNotes)}
-	f := &field{session: s, beds: map[int]*peers.Bed{}}
-	defer f.close()
-	g, err := s.gather(g, s.turns(), func(t *sheet, turn int) error {
+	for _, r := range contests[0].programs {
+		g.Notes = append(g.Notes, r.Name+": "+r.Summary+".")
+	}
+	g.Notes = append(g.Notes, versions(s.ctx, peers.Programs())...)
+	type place struct {
+		series string
+		bytes  int
+	}
+	left := map[place]bool{}
+	measure := func(t *sheet, bed *peers.Bed, c contest, r peers.Row, bytes, turn int) error {
+		at := place{c.series(s, r), bytes}
+		if left[at] {
+			return nil
+		}
+		s.step("%s, %s (turn %d of %d)", at.series, sizeName(bytes), turn, s.turns())
+		figures, err := bed.Measure(s.ctx, r, bytes, s.longer(time.Second))
+		switch {
+		case s.ctx.Err() != nil:
+			return context.Cause(s.ctx)
+		case err != nil:
+			left[at] = true
+			g.Notes = append(g.Notes, leftOut(at.series, bytes, turn, err))
+		default:
+			addProgram(t, at.series, bytes, turn, figures)
+		}
+		return nil
+	}
+	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
 		for _, c := range contests {
 			if err := s.measurePart(g, t, c.part, turn); err != nil {
 				return err
 			}
-			if err := f.theirs(t, c, turn); err != nil {
+			bed, err := peers.Start(c.mtu)
+			if err != nil {
 				return err
+			}
+			defer bed.Close()
+			for _, r := range c.programs {
+				if !r.Program.Installed() {
+					if turn == 1 {
+						g.Notes = append(g.Notes, leftOut(c.series(s, r), 0, turn, fmt.Errorf(
+							"%s is not installed (Debian's package %s; --install fetches it)", r.Program.Name, r.Program.Package)))
+					}
+					continue
+				}
+				for _, bytes := range c.sizes {
+					if err := measure(t, bed, c, r, bytes, turn); err != nil {
+						return err
+					}
+				}
 			}
 		}
 		return nil
 	}, parts...)
-	if err != nil {
-		return nil, err
-	}
-	g.Notes = append(append(g.Notes, summaries(contests)...), versions(s.ctx, peers.Programs())...)
-	for _, l := range f.left {
-		g.Notes = append(g.Notes, l.String())
-	}
-	return g, nil
 }
 
-// summaries say what each row of a program is.
-func summaries(contests []contest) (notes []string) {
-	for _, r := range contests[0].programs {
-		notes = append(notes, r.Name+": "+r.Summary+".")
+// leftOut is a note on a row that is not measured any more: at a size, or with 0 at all.
+func leftOut(series string, bytes, turn int, why error) string {
+	if bytes > 0 {
+		series += " at " + sizeName(bytes)
 	}
-	return notes
-}
-
-// field is the state of a run of the group.
-type field struct {
-	*session
-	beds map[int]*peers.Bed // by MTU
-	left []leftOut
-}
-
-// leftOut is a program's row that is not measured any more, and why.
-type leftOut struct {
-	series string
-	bytes  int // 0: at all sizes
-	turn   int
-	reason string
-}
-
-func (l leftOut) String() string {
-	s := "No figures of " + l.series
-	if l.bytes > 0 {
-		s += " at " + sizeName(l.bytes)
+	if turn > 1 {
+		series += fmt.Sprintf(" from turn %d on", turn)
 	}
-	if l.turn > 1 {
-		s += fmt.Sprintf(" from turn %d on", l.turn)
-	}
-	return s + ": " + l.reason + "."
-}
-
-// theirs measures the programs in one turn. A program that fails is left out
-// from then on, at that size; the others go on.
-func (f *field) theirs(t *sheet, c contest, turn int) error {
-	for _, r := range c.programs {
-		series := c.series(f.session, r)
-		if !r.Program.Installed() {
-			f.leave(leftOut{series: series, reason: fmt.Sprintf(
-				"%s is not installed (Debian's package %s; --install fetches it)", r.Program.Name, r.Program.Package)})
-			continue
-		}
-		for _, bytes := range c.sizes {
-			if f.out(series, bytes) {
-				continue
-			}
-			bed, err := f.bed(c.mtu)
-			if err != nil {
-				return err
-			}
-			f.step("%s, %s (turn %d of %d)", series, sizeName(bytes), turn, f.turns())
-			figures, err := bed.Measure(f.ctx, r, bytes, programTime(f.session))
-			var why *peers.RowError
-			switch {
-			case errors.As(err, &why):
-				f.leave(leftOut{series, bytes, turn, why.Err.Error()})
-			case err != nil:
-				return err
-			default:
-				addProgram(t, r, series, bytes, turn, figures)
-			}
-		}
-	}
-	return nil
-}
-
-// bed is the place for programs with an MTU.
-func (f *field) bed(mtu int) (*peers.Bed, error) {
-	if b := f.beds[mtu]; b != nil {
-		return b, nil
-	}
-	b, err := peers.Start(mtu)
-	if err != nil {
-		return nil, err
-	}
-	f.beds[mtu] = b
-	return b, nil
-}
-
-func (f *field) close() {
-	for _, b := range f.beds {
-		b.Close()
-	}
-}
-
-// leave notes a row that is left out, once.
-func (f *field) leave(l leftOut) {
-	if !f.out(l.series, l.bytes) {
-		f.left = append(f.left, l)
-	}
-}
-
-func (f *field) out(series string, bytes int) bool {
-	return slices.ContainsFunc(f.left, func(l leftOut) bool { return l.series == series && l.bytes == bytes })
+	return fmt.Sprintf("No figures of %s: %v.", series, why)
 }
 
 // addProgram takes the figures of one turn; those that a program does not tell are 0.
-func addProgram(t *sheet, r peers.Row, series string, bytes, turn int, got peers.Figures) {
+func addProgram(t *sheet, series string, bytes, turn int, got peers.Figures) {
 	at := t.at(series, float64(bytes))
-	typical := got.P50
-	if !r.Quantiles {
-		typical = got.Mean
-	}
-	for _, v := range []struct {
-		metric report.Metric
-		value  float64
-	}{
-		{report.Min, got.Min}, {report.P50, typical}, {report.Mean, got.Mean}, {report.P99, got.P99}, {report.P999, got.P999},
-		{report.Bandwidth, got.MBps}, {report.Rate, got.Messages},
-	} {
-		if v.value > 0 {
-			at.put(v.metric, v.value)
-		}
-	}
+	at.told(map[report.Metric]float64{
+		report.Min: got.Min, report.P50: cmp.Or(got.P50, got.Mean), report.Mean: got.Mean, report.P99: got.P99, report.P999: got.P999,
+		report.Bandwidth: got.MBps, report.Rate: got.Messages,
+	})
 	at.n += got.N
 	at.disturb(turn, got.Disturbed)
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -151,17 +150,14 @@ func TestPeersContests(t *testing.T) {
 	if n := len(peersContests(s)); n != 1 {
 		t.Errorf("%d contests at the largest MTU", n)
 	}
-	if d := programTime(s); d != time.Second {
-		t.Errorf("programs measure %v", d)
-	}
 }
 
 // A program's mean stands for the median that it does not tell, and what it
 // does not tell at all is not there.
 func TestPeersAdd(t *testing.T) {
 	f := newSheet(nil)
-	addProgram(f, peers.Row{Latency: true, Quantiles: true}, "a", 64, 1, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})
-	addProgram(f, peers.Row{Latency: true}, "b", 64, 1, peers.Figures{N: 6, Mean: 4, Disturbed: []string{"noise"}})
+	addProgram(f, "a", 64, 1, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})
+	addProgram(f, "b", 64, 1, peers.Figures{N: 6, Mean: 4, Disturbed: []string{"noise"}})
 	var g report.Group
 	if err := f.fill(&g, "peers", ""); err != nil {
 		t.Fatal(err)
@@ -175,19 +171,5 @@ func TestPeersAdd(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, g.Series); diff != "" {
 		t.Error(diff)
-	}
-}
-
-// The notes say what each row of a program is.
-func TestProgramsAreExplained(t *testing.T) {
-	rows := peers.Rows()
-	notes := summaries([]contest{{programs: rows}})
-	if len(notes) != len(rows) {
-		t.Fatalf("%d notes on %d rows", len(notes), len(rows))
-	}
-	for i, r := range rows {
-		if r.Summary == "" || notes[i] != r.Name+": "+r.Summary+"." {
-			t.Errorf("%s: %q", r.Name, notes[i])
-		}
 	}
 }

@@ -2,6 +2,7 @@ package suite
 
 import (
 	"slices"
+	"time"
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
@@ -17,7 +18,7 @@ var basicGroups = []group{
 				rows: myVIARows(), sizes: myVIASizes(quick), latency: true, least: 1000, place: bySize,
 			}}
 		},
-	}.group("pingpong", "MyVIA's pingpong: half of a round trip, by message size"),
+	}.group("pingpong", "MyVIA's pingpong: half of a round trip, by message size", 14*time.Second),
 
 	experiment{
 		axis: alongSizes, base: rawRings,
@@ -27,7 +28,7 @@ var basicGroups = []group{
 				rows: myVIARows(), sizes: myVIASizes(quick), bandwidth: true, least: 2000, place: bySize,
 			}}
 		},
-	}.group("window", "MyVIA's window: messages one way, by message size"),
+	}.group("window", "MyVIA's window: messages one way, by message size", 12*time.Second),
 
 	experiment{
 		axis: alongSizes, base: rawRings,
@@ -43,7 +44,7 @@ var basicGroups = []group{
 				fewer(quick, bench.DefaultSizes(), 64, 4096),
 			)}
 		},
-	}.group("baselines", "All transports side by side"),
+	}.group("baselines", "All transports side by side", 17*time.Second),
 }
 
 // withTwins has behind each name the program in C that takes the same steps, where
@@ -98,7 +99,7 @@ var vibeGroups = []group{
 			p.apart = true
 			return []part{p}
 		},
-	}.group("vibe-base", "Latency, bandwidth and CPU time, polling and waiting"),
+	}.group("vibe-base", "Latency, bandwidth and CPU time, polling and waiting", 3*time.Second),
 
 	experiment{
 		axis: report.Axis{Name: "buffer reuse", Unit: "%"},
@@ -112,7 +113,7 @@ var vibeGroups = []group{
 				sizes: fewer(quick, []int{64, 4096, 65536}, 64, 4096), latency: true, bandwidth: true, place: byRow,
 			}}
 		},
-	}.group("vibe-reuse", "Reuse of buffers"),
+	}.group("vibe-reuse", "Reuse of buffers", 3*time.Second),
 
 	experiment{
 		axis: alongSizes, base: delivery,
@@ -122,7 +123,7 @@ var vibeGroups = []group{
 				with(delivery+" from the program's memory", delivery, bench.VIOptions{Register: true}),
 			}), vibeSizes(quick))}
 		},
-	}.group("vibe-memory", "Data in the arena, and in memory of the program"),
+	}.group("vibe-memory", "Data in the arena, and in memory of the program", 3*time.Second),
 
 	experiment{
 		axis: alongSizes, base: delivery,
@@ -134,7 +135,7 @@ var vibeGroups = []group{
 				with(waiting+" with a CQ", waiting, bench.VIOptions{CQ: true}),
 			}), vibeSizes(quick))}
 		},
-	}.group("vibe-cq", "Completion queue"),
+	}.group("vibe-cq", "Completion queue", 5*time.Second),
 
 	experiment{
 		axis:  report.Axis{Name: "open VIs", Log: true},
@@ -146,7 +147,7 @@ var vibeGroups = []group{
 				sizes: []int{64, 4096}, latency: true, bandwidth: true, place: byRow,
 			}}
 		},
-	}.group("vibe-vis", "Number of open VIs"),
+	}.group("vibe-vis", "Number of open VIs", 9*time.Second),
 
 	experiment{
 		axis:  report.Axis{Name: "segments", Log: true},
@@ -158,7 +159,7 @@ var vibeGroups = []group{
 				sizes: fewer(quick, []int{64, 4096, 65536}, 64, 4096), latency: true, bandwidth: true, place: byRow,
 			}}
 		},
-	}.group("vibe-segments", "Data segments of a descriptor"),
+	}.group("vibe-segments", "Data segments of a descriptor", 6*time.Second),
 
 	experiment{
 		axis: alongSizes, base: delivery,
@@ -168,7 +169,7 @@ var vibeGroups = []group{
 				with(delivery+" with handlers", delivery, bench.VIOptions{Notify: true}),
 			}), vibeSizes(quick))}
 		},
-	}.group("vibe-notify", "Polling, waiting and handlers"),
+	}.group("vibe-notify", "Polling, waiting and handlers", 4*time.Second),
 
 	experiment{
 		axis: report.Axis{Name: "MaxTransferSize", Unit: "bytes", Log: true},
@@ -179,21 +180,21 @@ var vibeGroups = []group{
 				sizes: []int{4096}, latency: true, bandwidth: true, place: byRow,
 			}}
 		},
-	}.group("vibe-mts", "Largest transfer that a VI allows"),
+	}.group("vibe-mts", "Largest transfer that a VI allows", 2*time.Second),
 
 	experiment{
 		axis: alongSizes, base: unreliable,
 		parts: func(quick bool) []part {
 			return []part{exchange(plain(unreliable, delivery, reception), vibeSizes(quick))}
 		},
-	}.group("vibe-level", "Reliability levels"),
+	}.group("vibe-level", "Reliability levels", 4*time.Second),
 
 	experiment{
 		axis: alongSizes, base: delivery,
 		parts: func(quick bool) []part {
 			return []part{exchange(plain(delivery, rdmaWrite, rdmaRead), vibeSizes(quick))}
 		},
-	}.group("vibe-rdma", "RDMA against send and receive"),
+	}.group("vibe-rdma", "RDMA against send and receive", 4*time.Second),
 }
 
 // vibeSizes are short, middle and long messages.

@@ -19,7 +19,7 @@ func (s *session) with(g *report.Group, name string, maxBytes int, f func(*bench
 	}
 	client, server := bed.Workers()
 	return bed.Do(s.ctx, func() error {
-		at, err := bench.OpenSession(s.ctx, client, server, name, maxBytes, bed.Opening)
+		at, err := bench.OpenSession(s.ctx, client, server, bench.Row{Name: name}, maxBytes, bed.Opening)
 		if err == nil {
 			err = f(at)
 		}
@@ -61,10 +61,7 @@ func micro(ns int64) float64 { return float64(ns) / 1e3 }
 // a server.
 var transactionGroups = []group{{
 	name: "vibe-transactions", title: "Transactions: a request and its reply",
-	cost: func(s *session) time.Duration {
-		return s.about(len(callers)*len(replies(s.Quick)), len(callers))
-	},
-	run: runTransactions,
+	turn: 2 * time.Second, run: runTransactions,
 }}
 
 // callers are the transports of transactions, and what their rows are called.
@@ -94,12 +91,12 @@ func runTransactions(s *session) (*report.Group, error) {
 			err := s.with(g, c.transport, sizes[len(sizes)-1], func(at *bench.Session) error {
 				for _, bytes := range sizes {
 					s.step("%s, %s (turn %d of %d)", c.label, sizeName(bytes), turn, s.turns())
-					r, err := at.Transactions(s.ctx, bench.Transactions{Reply: bytes, Duration: s.duration()})
+					r, err := at.Transactions(s.ctx, bytes, s.duration(), false)
 					if err != nil {
 						return err
 					}
 					p := t.at(c.label, float64(bytes))
-					p.times(r.Times, micro)
+					p.times(r.RoundTrips, micro)
 					p.put(report.Rate, r.PerSecond)
 					p.put(report.CPUTx, r.CPUTx)
 					p.put(report.CPURx, r.CPURx)
@@ -117,28 +114,9 @@ func runTransactions(s *session) (*report.Group, error) {
 
 // opsGroups are VIBe's operations that move no data.
 var opsGroups = []group{
-	{
-		name: "vibe-ops", title: "Operations that move no data",
-		cost: func(s *session) time.Duration {
-			return s.about(0, 2) + time.Duration(s.turns()*operations(s.Quick))*time.Millisecond
-		},
-		run: runOps,
-	},
-	{
-		name: "vibe-register", title: "Registering and deregistering memory",
-		cost: func(s *session) time.Duration {
-			sum := time.Duration(0)
-			for _, bytes := range registered(s.Quick) {
-				sum += time.Duration(operations(s.Quick)*min(bytes, bench.LargeMemory)) * clearing
-			}
-			return s.about(0, 1) + time.Duration(s.turns())*sum/1000
-		},
-		run: runRegister,
-	},
+	{name: "vibe-ops", title: "Operations that move no data", turn: time.Second / 2, run: runOps},
+	{name: "vibe-register", title: "Registering and deregistering memory", turn: time.Second / 2, run: runRegister},
 }
-
-// clearing is about what it takes to clear a kilobyte of the arena.
-const clearing = 50 * time.Nanosecond
 
 // operations is how often each operation is done in a turn.
 func operations(quick bool) int {
@@ -229,7 +207,7 @@ func putOperations(turn int, r *bench.OperationsResult, to func(bench.OperationT
 		at := to(o)
 		at.put(report.Operation, micro(o.Times.ValueAtQuantile(50)))
 		at.n += o.Times.TotalCount()
-		at.histograms = append(at.histograms, o.Times)
+		at.histograms = append(at.histograms, o.Times.Histogram)
 		at.disturb(turn, r.Disturbed)
 	}
 }

@@ -31,7 +31,7 @@ func TestSessions(t *testing.T) {
 		"vibe-ops":          {[]report.Metric{report.Operation}, 8, 1},
 		"vibe-register":     {[]report.Metric{report.Operation}, 4, 2},
 		"vibe-transactions": {[]report.Metric{report.Min, report.P50, report.P99, report.P999, report.Rate, report.CPUTx, report.CPURx}, 3, 2},
-		"load":              {[]report.Metric{report.Min, report.P50, report.P99, report.P999, report.Rate, report.CPUTx, report.CPURx, report.Outstanding, report.Lost}, 6, 2},
+		"load":              {[]report.Metric{report.Min, report.P50, report.P99, report.P999, report.Rate, report.CPUTx, report.CPURx, report.Outstanding}, 3, 2},
 	}
 	for _, g := range r.Groups {
 		w := want[g.Name]
@@ -74,13 +74,6 @@ func TestSessions(t *testing.T) {
 	}
 	if p := r.Group("vibe-ops").Row(bench.OpConnect).Points[0]; p.Label != bench.OpConnect || p.N != 40 {
 		t.Errorf("connect: %+v", p)
-	}
-	for _, name := range []string{delivery, tcpSpin} {
-		for _, p := range r.Group("load").Row(name).Points {
-			if v := p.Values[report.Lost]; v.Median != 0 {
-				t.Errorf("%s lost %v %% of its messages", name, v.Median)
-			}
-		}
 	}
 	if err := r.Write(new(strings.Builder)); err != nil {
 		t.Error(err)
@@ -126,14 +119,14 @@ func TestUnsustained(t *testing.T) {
 	point := func(rate, reached float64) report.Point {
 		value := func(v float64) report.Value { return report.ValueOf([]float64{v}) }
 		return report.Point{X: rate, Values: map[report.Metric]report.Value{
-			report.Rate: value(reached), report.Outstanding: value(77), report.Lost: value(0.5),
+			report.Rate: value(reached), report.Outstanding: value(77),
 		}}
 	}
 	got := unsustained(&report.Group{Series: []report.Series{
 		{Name: "quick", Points: []report.Point{point(1000, 999), point(2000, 1990)}},
 		{Name: "slow", Points: []report.Point{point(1000, 1000), point(2000, 1500)}},
 	}})
-	want := []string{"slow: 2000 messages/s were not sustained (1500; 77 outstanding at the end, 0.5 % lost)."}
+	want := []string{"slow: 2000 messages/s were not sustained (1500; 77 outstanding at the end)."}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

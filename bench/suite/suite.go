@@ -35,7 +35,6 @@ type Config struct {
 	AgentArgs  []string // with which it becomes a Kernel Agent, before --socket PATH: via-xdp agent
 	RankArgs   []string // with which it becomes a rank that measures mvich: via-xdp mpibench
 	ProxyArgs  []string // with which it becomes a proxy: via-xdp proxy
-	AppArgs    []string // with which it becomes a rank of an application: via-xdp mpiapp
 	Stderr     io.Writer
 
 	// Progress is told what comes next; may be nil.
@@ -76,9 +75,6 @@ func Run(ctx context.Context, cfg Config) (*report.Report, error) {
 		if err == nil {
 			done.Name, done.Title = g.name, g.title
 			r.Groups = append(r.Groups, *done)
-			if g.name == layerMessages {
-				r.Latency, r.Bandwidth = arraysOf(done)
-			}
 			continue
 		}
 		if ctx.Err() != nil {
@@ -104,10 +100,17 @@ func Estimate(cfg Config) (time.Duration, error) {
 	s := newSession(context.Background(), cfg)
 	sum := time.Duration(0)
 	for _, g := range chosen {
-		sum += g.cost(s)
+		sum += g.turn * time.Duration(s.turns())
 	}
-	return sum, nil
+	if s.Quick {
+		return sum / quickPart, nil
+	}
+	// Half of the time is that of measurements, the rest opens and closes endpoints.
+	return sum/2 + time.Duration(float64(sum)/2*s.duration().Seconds()/DefaultDuration.Seconds()), nil
 }
+
+// quickPart is about how many times as long a turn takes that is not quick.
+const quickPart = 4
 
 // session is one run of the suite: the beds that it has made, and what was
 // asked for. It belongs to one goroutine.
@@ -174,8 +177,13 @@ func (s *session) duration() time.Duration {
 	return DefaultDuration
 }
 
-// lasts is how long a measurement takes with its warm-up, a sixth of it.
-func (s *session) lasts() time.Duration { return s.duration() * 7 / 6 }
+// longer is how long a measurement lasts that takes at least some time to mean something.
+func (s *session) longer(least time.Duration) time.Duration {
+	if s.Quick {
+		return s.duration()
+	}
+	return max(least, s.duration())
+}
 
 // mtu is that of the groups that do not say which.
 func (s *session) mtu() int { return cmp.Or(s.MTU, DefaultMTU) }
@@ -189,26 +197,14 @@ func (s *session) step(format string, args ...any) {
 	s.Progress(s.at)
 }
 
-// about is the cost of a number of measurements in each turn, and of as many
-// openings of endpoints.
-func (s *session) about(measurements, openings int) time.Duration {
-	turn := time.Duration(measurements)*s.lasts() + time.Duration(openings)*openingTime
-	return time.Duration(s.turns()) * turn
-}
-
-// openingTime is about what opening and closing the two endpoints of a row take.
-const openingTime = 120 * time.Millisecond
-
 // A group is one question and how it is answered.
 type group struct {
 	name, title string
 
-	slow bool // runs only when it is named, and for All
+	slow bool          // runs only when it is named, and for All
+	turn time.Duration // about how long one takes with the default duration
 
 	plans *experiment // that it runs; nil: none
-
-	// cost is about how long run takes.
-	cost func(*session) time.Duration
 
 	// run measures, in s.turns() turns in each of which all rows are gone
 	// through. Name and title of its result are set by the caller.
@@ -217,8 +213,8 @@ type group struct {
 
 // groups are all of them, in the order of the report.
 func groups() []group {
-	return slices.Concat(basicGroups, vibeGroups, opsGroups, transactionGroups, loadGroups, lossGroups, queueGroups, incastGroups,
-		ablationGroups, layerGroups, rankGroups[:1], proxyGroups, rankGroups[1:], layerLossGroups, scalingGroups, peerGroups)
+	return slices.Concat(basicGroups, vibeGroups, opsGroups, transactionGroups, loadGroups, lossGroups, incastGroups,
+		ablationGroups, layerGroups, proxyGroups, mpiGroups, peerGroups)
 }
 
 // Group is a group's name and what it is about, in one line.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -29,13 +28,12 @@ const (
 	asGuard  = "suite-guard"
 	asAgent  = "suite-agent"
 	asRank   = "suite-rank"
-	asApp    = "suite-app"
 	asProxy  = "suite-proxy"
 )
 
 func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{
-		asWorker: bench.WorkerMain, asGuard: testbed.GuardMain, asAgent: agentMain, asRank: benchRank, asApp: appRank, asProxy: proxyMain,
+		asWorker: bench.WorkerMain, asGuard: testbed.GuardMain, asAgent: agentMain, asRank: benchRank, asProxy: proxyMain,
 	})
 }
 
@@ -98,13 +96,13 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// A group of each kind runs, with all transports among them, and every one of its points has
-// figures. What options do is tested in package bench.
+// A group of each kind runs, and every one of its points has figures. What transports and
+// options do is tested in package bench.
 func TestExperiments(t *testing.T) {
 	nstest.Require(t)
-	names := []string{"pingpong", "vibe-cq", "abl-multibuffer", "abl-agent"}
+	names := []string{"pingpong", "abl-multibuffer", "abl-agent"}
 	if !testing.Short() {
-		names = append(names, "vibe-base", "vibe-vis", "baselines", "abl-pages")
+		names = append(names, "vibe-base", "vibe-vis")
 	}
 	cfg := shortly(names...)
 	cfg.Out = t.TempDir()
@@ -209,19 +207,19 @@ func TestLeftOut(t *testing.T) {
 	e := experiment{
 		axis: alongSizes, notes: []string{"a note"},
 		parts: func(bool) []part {
-			p := exchange(plain("raw-afxdp-c", tcpSpin), []int{64})
-			p.mtu = 9000
-			return []part{p}
+			rows := func() []row { return plain("raw-afxdp-c", tcpSpin) }
+			return append(atMTUs(exchange(rows(), []int{64}), 9000), exchange(rows(), []int{64}).named(1500))
 		},
 	}
 	g, err := s.measure(e)
 	if err := errors.Join(err, s.close()); err != nil {
 		t.Fatal(err)
 	}
-	if len(g.Series) != 1 || g.Series[0].Name != tcpSpin {
+	compiled := bench.Unavailable("raw-afxdp-c", 1500) == nil
+	if g.Row("raw-afxdp-c") != nil || g.Row(tcpSpin) == nil || (g.Row("raw-afxdp-c MTU 1500") != nil) != compiled {
 		t.Errorf("%+v", g.Series)
 	}
-	if len(g.Notes) != 2 || !strings.HasPrefix(g.Notes[1], "No figures of raw-afxdp-c: frames of MTU 9000") || len(e.notes) != 1 {
+	if len(g.Notes) != 3 || compiled != strings.HasPrefix(g.Notes[2], "Programs in C are compiled by ") || !strings.HasPrefix(g.Notes[1], "No figures of raw-afxdp-c: frames of MTU 9000") || len(e.notes) != 1 {
 		t.Errorf("notes %q", g.Notes)
 	}
 }
@@ -298,7 +296,7 @@ func TestChoose(t *testing.T) {
 		{[]string{"abl-m"}, []string{"abl-multibuffer", "abl-mtu"}},
 		{[]string{All}, namesOf(groups())},
 		{nil, slices.DeleteFunc(namesOf(groups()), func(name string) bool {
-			return name == "loss" || name == "peers" || name == "layers-proxy" || name == "layers-scaling" || name == "layers-osu" || strings.HasPrefix(name, "layers-loss")
+			return name == "loss" || name == "peers" || name == "layers-proxy" || name == "layers-osu" || strings.HasPrefix(name, "layers-loss")
 		})},
 	} {
 		got, err := choose(c.words)
@@ -331,6 +329,8 @@ func TestEstimate(t *testing.T) {
 	}{
 		{Config{}, 2 * time.Minute, 15 * time.Minute},
 		{Config{Groups: []string{All}}, 15 * time.Minute, 30 * time.Minute},
+		{Config{Groups: []string{All}, Turns: 1}, 3 * time.Minute, 6 * time.Minute},
+		{Config{Groups: []string{"window"}, Duration: time.Second}, 5 * time.Minute, 10 * time.Minute},
 		{Config{Quick: true}, 5 * time.Second, time.Minute},
 		{Config{Quick: true, Groups: []string{All}}, 30 * time.Second, 2 * time.Minute},
 	} {
@@ -345,44 +345,5 @@ func TestEstimate(t *testing.T) {
 	}
 	if _, err := Estimate(Config{Groups: []string{"x"}}); err == nil {
 		t.Error("an estimate of an unknown group")
-	}
-}
-
-// Every number of queues has its rate, and the efficiency is by that of one.
-func TestQueuesGroup(t *testing.T) {
-	nstest.Require(t)
-	cpus, err := testbed.AllowedCPUs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := shortly("queues")
-	cfg.Turns = 2
-	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := r.Group("queues")
-	if g == nil || len(g.Series) != len(queueSizes(true)) || g.Conditions.Mode != "native" {
-		t.Fatalf("%+v", g)
-	}
-	for _, s := range g.Series {
-		if len(s.Points) != len(queueCounts) {
-			t.Fatalf("%s: %d points, want %d", s.Name, len(s.Points), len(queueCounts))
-		}
-		for i, p := range s.Points {
-			if p.X != float64(queueCounts[i]) || len(p.Values[report.Rate].Turns) != cfg.Turns {
-				t.Errorf("%s: point %d is %+v", s.Name, i, p)
-			}
-		}
-		for i, p := range s.Points {
-			used := float64(min(queueCounts[i], len(cpus)))
-			for turn, e := range p.Values[report.QueueEfficiency].Turns {
-				rate := p.Values[report.Rate].Turns[turn] / s.Points[0].Values[report.Rate].Turns[turn]
-				if math.Abs(e*used-rate) > 1e-9*rate || i == 0 && e != 1 {
-					t.Errorf("%s, %d queues: an efficiency of %v in turn %d, at %v times the rate on %v CPUs",
-						s.Name, queueCounts[i], e, turn+1, rate, used)
-				}
-			}
-		}
 	}
 }

@@ -29,7 +29,7 @@ func (s *suiteFlags) add(f *pflag.FlagSet) {
 	s.cfg = suite.Config{
 		Mode: "generic", Hugepages: true,
 		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
-		RankArgs: []string{"mpibench"}, AppArgs: []string{"mpiapp"}, ProxyArgs: []string{"proxy"},
+		RankArgs: []string{"mpibench"}, ProxyArgs: []string{"proxy"},
 		AgentArgs: []string{"agent", "--config", os.DevNull, "--no-fdstored"},
 	}
 	f.IntVar(&s.cfg.Turns, "turns", 0, fmt.Sprintf("times that all rows of a group are gone through (default %d, or 1 with --quick)", suite.DefaultTurns))

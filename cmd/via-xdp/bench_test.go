@@ -55,7 +55,7 @@ func TestBenchFlags(t *testing.T) {
 		Mode: "native", Install: true, Out: out,
 		Command:    "via-xdp bench --turns 7 --duration 5ms --quick --mtu 9000 --mode native --hugepages=false --install window vibe-c",
 		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
-		RankArgs: []string{"mpibench"}, AppArgs: []string{"mpiapp"}, ProxyArgs: []string{"proxy"},
+		RankArgs: []string{"mpibench"}, ProxyArgs: []string{"proxy"},
 		AgentArgs: []string{"agent", "--config", "/dev/null", "--no-fdstored"},
 	}
 	if diff := cmp.Diff(want, r.suite, cmpopts.IgnoreFields(suite.Config{}, "Progress", "Stderr")); diff != "" {

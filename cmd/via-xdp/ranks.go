@@ -140,8 +140,7 @@ func newMpiapp(env environment) *cobra.Command {
 		Long: "To be started by via-xdp mpirun, or Hydra's mpiexec on hosts with an interface each.\n" +
 			"The ranks cut a square into blocks and compute it together; rank 0 then computes it\n" +
 			"alone, compares the results, and fails where they differ. It prints how long the\n" +
-			"ranks took, and the share of it that was communication.\n\n" +
-			"bench layers-scaling runs both with 1, 2, 4 ranks and so on, as many as there are CPUs.",
+			"ranks took, and the share of it that was communication.",
 		Example: "  via-xdp mpirun -np 4 via-xdp mpiapp stencil\n" +
 			"  mpiexec.hydra -hosts a,b via-xdp mpiapp -i eth1 cg",
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),

@@ -83,7 +83,9 @@ func TestLocks(t *testing.T) {
 	}
 }
 
-func exportedMethod(d *ast.FuncDecl) bool { return d.Recv == nil || exportedReceiver(d.Recv.List[0].Type) }
+func exportedMethod(d *ast.FuncDecl) bool {
+	return d.Recv == nil || exportedReceiver(d.Recv.List[0].Type)
+}
 
 func typeName(t types.Type) string {
 	if n, ok := t.(*types.Named); ok {

@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"viaxdp/bench/peers"
@@ -16,11 +14,11 @@ import (
 // proxyGroups are what programs that know nothing of VIs gain or lose by proxies.
 var proxyGroups = []group{{
 	slow: true, name: "layers-proxy", title: "Redis and PostgreSQL: directly over TCP, and through two proxies",
-	cost: func(s *session) time.Duration { return s.servedCost(s.allServed()) },
+	turn: 14 * time.Second,
 	run:  func(s *session) (*report.Group, error) { return s.askByAllWays(s.allServed(), proxyNotes) },
 }, {
 	slow: true, name: "layers-loss-proxy", title: "Redis, directly over TCP and through two proxies, when the network loses frames",
-	cost: func(s *session) time.Duration { return s.servedCost(s.servedUnderLoss()) },
+	turn: 8 * time.Second,
 	run:  func(s *session) (*report.Group, error) { return s.askByAllWays(s.servedUnderLoss(), lossyProxyNotes) },
 }}
 
@@ -53,48 +51,30 @@ var proxyRows = []struct {
 	{"two proxies, VIA between", peers.ThroughVIA},
 }
 
-// proxyTime is how long a load generator asks.
-func proxyTime(s *session) time.Duration {
-	if s.Quick {
-		return s.duration()
-	}
-	return max(time.Second, s.duration())
-}
-
 // proxyTurns are fewer than others': a chain takes longer to start than to measure.
 func proxyTurns(s *session) int { return min(s.turns(), 3) }
 
-// chainStart is about what a chain takes to start and to end.
-const chainStart = time.Second
-
-// served is what is asked of a server on one network, in each way: loads, and where they stand
-// among the points.
+// served is loads of a server on one network, and where each stands among the points.
 type served struct {
 	service peers.Service
 	lossy   bool
 	loss    float64
 	time    time.Duration // of a load
-	points  []servedPoint
-}
-
-type servedPoint struct {
-	x     int
-	label string
-	load  peers.Load
+	loads   []peers.Load
+	xs      []int
+	suffix  string // of the points' labels
 }
 
 // allServed is each load on a pair of its own; when quick one of Redis, which starts in no time.
 func (s *session) allServed() (list []served) {
 	for _, service := range []peers.Service{peers.Redis, peers.PostgreSQL} {
-		v := served{service: service, time: proxyTime(s)}
+		v := served{service: service, time: s.longer(time.Second)}
 		for x, l := range peers.Loads() {
-			if l.Service == service && !(s.Quick && (service != peers.Redis || len(v.points) > 0)) {
-				v.points = append(v.points, servedPoint{x, l.Name, l})
+			if l.Service == service && !(s.Quick && (service != peers.Redis || len(v.loads) > 0)) {
+				v.loads, v.xs = append(v.loads, l), append(v.xs, x)
 			}
 		}
-		if len(v.points) > 0 {
-			list = append(list, v)
-		}
+		list = append(list, v)
 	}
 	return list
 }
@@ -104,60 +84,39 @@ const lossyLoad = "redis GET, 1 KiB, 16 connections"
 
 // servedUnderLoss is a load without a loss and with one. It counts requests, of which TCP makes a
 // fifth with losses: they are fewer.
-func (s *session) servedUnderLoss() (list []served) {
-	for _, l := range peers.Loads() {
-		if l.Name != lossyLoad {
-			continue
-		}
-		for x, loss := range []float64{0, 0.01} {
-			v := served{service: l.Service, lossy: true, loss: loss, time: proxyTime(s)}
-			if loss > 0 {
-				v.time /= 4
-			}
-			v.points = []servedPoint{{x, l.Name + ", " + lossName(loss), l}}
-			list = append(list, v)
-		}
-	}
-	return list
-}
-
-// servedCost is about how long all of it takes, where its programs are installed.
-func (s *session) servedCost(list []served) (sum time.Duration) {
-	for _, v := range list {
-		turn := chainStart
-		for _, p := range v.points {
-			if p.load.Installed() {
-				turn += proxyTime(s) + 200*time.Millisecond
-			}
-		}
-		if turn > chainStart {
-			sum += time.Duration(proxyTurns(s)*len(proxyRows)) * turn
-		}
-	}
-	return sum
+func (s *session) servedUnderLoss() []served {
+	loads := slices.DeleteFunc(peers.Loads(), func(l peers.Load) bool { return l.Name != lossyLoad })
+	whole := served{service: peers.Redis, lossy: true, time: s.longer(time.Second), loads: loads, xs: []int{0}, suffix: ", " + lossless}
+	lossy := whole
+	lossy.loss, lossy.time, lossy.xs, lossy.suffix = 0.01, whole.time/4, []int{1}, ", "+lossName(0.01)
+	return []served{whole, lossy}
 }
 
 // askByAllWays has load generators ask by each way.
 func (s *session) askByAllWays(list []served, notes []string) (*report.Group, error) {
 	g := &report.Group{Axis: report.Axis{Name: "load"}, Base: proxyRows[0].name, Conditions: s.starConditions(), Notes: slices.Clone(notes)}
-	there := map[peers.Service]peers.Load{}
+	var programs []peers.Program // the last of each load tells the server's version
 	for i := range list {
-		v := &list[i]
-		v.points = slices.DeleteFunc(v.points, func(p servedPoint) bool {
-			for _, missing := range p.load.Missing() {
-				note := fmt.Sprintf("No figures of %s: %s is not installed (Debian's package %s).", v.service, missing.Name, missing.Package)
+		for _, l := range list[i].loads {
+			for _, missing := range l.Missing() {
+				note := fmt.Sprintf("No figures of %s: %s is not installed (Debian's package %s).", list[i].service, missing.Name, missing.Package)
 				if !slices.Contains(g.Notes, note) {
 					g.Notes = append(g.Notes, note)
 				}
 			}
-			return !p.load.Installed()
-		})
+			if !l.Installed() { // as its others
+				list[i].loads = nil
+				break
+			}
+			programs = append(programs, l.Programs[len(l.Programs)-1])
+		}
 	}
 	failed := map[peers.Service]bool{}
-	g, err := s.gather(g, proxyTurns(s), func(t *sheet, turn int) error {
+	g.Notes = append(g.Notes, versions(s.ctx, slices.CompactFunc(programs, func(a, b peers.Program) bool { return a.Name == b.Name }))...)
+	return s.gather(g, proxyTurns(s), func(t *sheet, turn int) error {
 		for _, v := range list {
 			for _, row := range proxyRows {
-				if len(v.points) == 0 || failed[v.service] {
+				if len(v.loads) == 0 || failed[v.service] {
 					continue
 				}
 				err := s.askThrough(t, row.name, row.way, v, turn)
@@ -169,17 +128,11 @@ func (s *session) askByAllWays(list []served, notes []string) (*report.Group, er
 					g.Notes = append(g.Notes, fmt.Sprintf(missingNote, v.service, turn, err))
 				case err != nil:
 					return fmt.Errorf("%s, %s: %w", v.service, row.name, err)
-				default:
-					there[v.service] = v.points[0].load
 				}
 			}
 		}
 		return nil
 	})
-	if err == nil {
-		g.Notes = append(g.Notes, loadVersions(s.ctx, there)...)
-	}
-	return g, err
 }
 
 // askThrough measures all loads of a server by one way in one turn.
@@ -190,20 +143,16 @@ func (s *session) askThrough(t *sheet, series string, way peers.Way, v served, t
 		return err
 	}
 	defer c.Close()
-	for _, p := range v.points {
-		s.step("%s, %s (turn %d of %d)", p.label, series, turn, proxyTurns(s))
-		r, err := c.Measure(s.ctx, p.load, v.time)
+	for i, l := range v.loads {
+		label := l.Name + v.suffix
+		s.step("%s, %s (turn %d of %d)", label, series, turn, proxyTurns(s))
+		r, err := c.Measure(s.ctx, l, v.time)
 		if err != nil {
 			return err
 		}
-		at := t.at(series, float64(p.x))
-		at.label = p.label
-		at.put(report.Rate, r.PerSecond)
-		for m, value := range map[report.Metric]float64{report.P50: cmp.Or(r.P50, r.Mean), report.Mean: r.Mean, report.P99: r.P99} {
-			if value > 0 {
-				at.put(m, value)
-			}
-		}
+		at := t.at(series, float64(v.xs[i]))
+		at.label = label
+		at.told(map[report.Metric]float64{report.Rate: r.PerSecond, report.P50: cmp.Or(r.P50, r.Mean), report.Mean: r.Mean, report.P99: r.P99})
 		if v.lossy {
 			taken, lost, err := c.Counts()
 			if err != nil {
@@ -215,17 +164,4 @@ func (s *session) askThrough(t *sheet, series string, way peers.Way, v served, t
 		at.disturb(turn, nil)
 	}
 	return nil
-}
-
-// loadVersions is a note of what was measured with, by a load of each server.
-func loadVersions(ctx context.Context, loads map[peers.Service]peers.Load) []string {
-	var list []string
-	for _, service := range slices.Sorted(maps.Keys(loads)) {
-		p := loads[service].Programs
-		list = append(list, fmt.Sprintf("%s %s", service, p[len(p)-1].Version(ctx)))
-	}
-	if len(list) == 0 {
-		return nil
-	}
-	return []string{"Versions: " + strings.Join(list, ", ") + "."}
 }

@@ -1,0 +1,112 @@
+package report
+
+import (
+	"bytes"
+	"cmp"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// latencies is a group of one message size with a median for each series.
+func latencies(name string, bytes float64, p50 map[string]float64) Group {
+	g := Group{Name: name, Axis: Axis{Name: "message size", Unit: "bytes"}, Conditions: conditionsOf(1500)}
+	for name, v := range p50 {
+		g.Series = append(g.Series, Series{Name: name, Points: []Point{{X: bytes, Values: map[Metric]Value{P50: ValueOf([]float64{v})}}}})
+	}
+	slices.SortFunc(g.Series, func(a, b Series) int { return cmp.Compare(a.Points[0].median(P50), b.Points[0].median(P50)) })
+	return g
+}
+
+// Rows of via-xdp lose to TCP and other programs, not to rings or UDP, nor to each other, nor
+// to another MTU; against the best of those that are better. What via-xdp is made to do does
+// not lose, and other people's programs and TCP are not via-xdp, whatever they are called.
+func TestLosses(t *testing.T) {
+	for _, c := range []struct {
+		p50  map[string]float64
+		want []string
+	}{
+		{map[string]float64{
+			"raw-afxdp": 1, "udp-spin": 1.5, "asavie-xdp": 1.6, "vi-unreliable": 2, "sockperf tcp": 2.5, "tcp-spin": 3,
+			"reads by hand": 3.5, "vi-rdma-read": 9, "tcp-spin MTU 9000": 0.1,
+		}, []string{"reads by hand against sockperf tcp"}},
+		{map[string]float64{
+			"mvich": 5, "mvich-r3": 9, "mpich-tcp": 4, "tcp-net": 3, "net/http over TCP": 6, "net/http over vianet": 7,
+		}, []string{"net/http over vianet against tcp-net", "mvich against tcp-net"}},
+	} {
+		var got []string
+		for _, l := range (&Report{Groups: []Group{latencies("any", 64, c.p50)}}).losses() {
+			if want := c.p50[l.point.Name] / c.p50[l.rival.Name]; l.ratio() != want {
+				t.Errorf("%s is %v times worse, want %v", l.point.Name, l.ratio(), want)
+			}
+			got = append(got, l.point.Name+" against "+l.rival.Name)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
+// What is more the better loses by being less.
+func TestLossesOfBandwidth(t *testing.T) {
+	worst := math.Inf(1)
+	found := false
+	for _, l := range sample().losses() {
+		if l.ratio() > worst {
+			t.Errorf("%v times worse after %v", l.ratio(), worst)
+		}
+		worst = l.ratio()
+		if l.metric == Bandwidth && l.point.Name == delivery && l.point.X == 65536 && l.rival.Name == "tcp-spin" {
+			found = true
+			if want := l.rival.median(Bandwidth) / l.point.median(Bandwidth); l.ratio() != want || want < 1 {
+				t.Errorf("%v times worse, want %v", l.ratio(), want)
+			}
+		}
+		if l.metric == Min || l.metric == Rate && l.rival.Name == "tcp-spin" {
+			t.Errorf("%s is among the losses", l.metric)
+		}
+	}
+	if !found {
+		t.Error("64 KiB streams do not lose to TCP")
+	}
+}
+
+// What loses to others is named group by group, by the worst place, with a star where it is
+// beyond the spread of the turns.
+func TestMarkdownLosses(t *testing.T) {
+	group := func(name string, ours, theirs float64) Group {
+		g := latencies(name, 64, map[string]float64{delivery: ours, "tcp-spin": theirs})
+		for i := range g.Series {
+			p := g.Series[i].Points[0]
+			p.X = 256
+			if g.Series[i].Name == delivery {
+				p.Values = map[Metric]Value{P50: ValueOf([]float64{ours / 2, 1})}
+			}
+			g.Series[i].Points = append(g.Series[i].Points, p)
+		}
+		return g
+	}
+	r := &Report{Groups: []Group{group("a", 6, 2), group("b", 1, 2), group("c", 20, 2)}}
+	r.Groups[0].Row("tcp-spin").At(64).Disturbed = []string{"noise"}
+	text := func() string {
+		var buf bytes.Buffer
+		if err := r.WriteMarkdown(&buf, ""); err != nil {
+			t.Fatal(err)
+		}
+		return buf.String()
+	}
+	const want = "| c | 2 | 10.00 \\* | vi-reliable-delivery | 64 B | Median latency, us | 20.00 | 2.00 | tcp-spin |\n" +
+		"| a | 1 | 3.00 \\* † | vi-reliable-delivery | 64 B | Median latency, us | 6.00 | 2.00 | tcp-spin |\n\n"
+	if got := text(); !strings.Contains(got, want) || strings.Contains(got, "\n| b | ") {
+		t.Errorf("no\n%s in\n%s", want, got)
+	}
+	l := r.losses()[2]
+	if l.point.X != 256 || l.marks() != "" {
+		t.Errorf("%v at %v has the marks %q, though the turns overlap", l.point.Name, l.point.X, l.marks())
+	}
+	r.Groups = r.Groups[1:2]
+	if got := text(); !strings.Contains(got, "\nNo row of via-xdp was worse") {
+		t.Error(got)
+	}
+}

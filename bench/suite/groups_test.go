@@ -1,0 +1,188 @@
+package suite
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"viaxdp/bench"
+	"viaxdp/bench/report"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
+)
+
+// measured runs one group shortly.
+func measured(t *testing.T, name string) (*report.Report, *report.Group) {
+	t.Helper()
+	nstest.Require(t)
+	r, err := Run(t.Context(), shortly(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := r.Group(name)
+	if g == nil || len(g.Notes) == 0 {
+		t.Fatalf("%+v", g)
+	}
+	if files, err := r.WritePlots(t.TempDir()); err != nil || len(files) == 0 {
+		t.Errorf("%d plots: %v", len(files), err)
+	}
+	return r, g
+}
+
+// vianet has figures at every size and both MTUs, beside what it stands on.
+func TestLayers(t *testing.T) {
+	_, g := measured(t, "layers-messages")
+	for _, name := range []string{vianetRow, delivery, tcpNet} {
+		for _, at := range []struct {
+			series string
+			bytes  float64
+		}{{name, 64}, {name, 65536}, {name + mtuSuffix(9000), 65536}} {
+			s := g.Row(at.series)
+			if s == nil || s.At(at.bytes) == nil {
+				t.Errorf("no %s at %v bytes", at.series, at.bytes)
+				continue
+			}
+			v := s.At(at.bytes).Values
+			if v[report.P50].Median <= 0 || v[report.Bandwidth].Median <= 0 || v[report.Rate].Median <= 0 {
+				t.Errorf("%s at %v bytes: %v", at.series, at.bytes, v)
+			}
+		}
+	}
+}
+
+func TestHTTP(t *testing.T) {
+	_, g := measured(t, "layers-http")
+	for _, name := range []string{httpVianet, httpTCP} {
+		if s := g.Row(name); s == nil || !(s.At(1024).Values[report.Rate].Median > 0) {
+			t.Errorf("no rate of %s", name)
+		}
+	}
+}
+
+// Under each fault both transports have all figures, and the forwarder's counters say that it
+// took place.
+func TestLoss(t *testing.T) {
+	nstest.Require(t)
+	some := []fault{faults[0], faults[3], faults[5]}
+	g, err := newSession(t.Context(), shortly()).underFaults(faultRows(true), some)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(g.Series) != 2 || g.Conditions.Mode != "generic" || len(g.Conditions.PinnedCPUs) == 0 {
+		t.Fatalf("%+v", g)
+	}
+	for _, s := range g.Series {
+		if len(s.Points) != len(some) {
+			t.Fatalf("%s: %d points, want %d", s.Name, len(s.Points), len(some))
+		}
+		for i, p := range s.Points {
+			if v := p.Values[report.FaultRatio]; some[i].hit != nil && !(v.Median > 0) {
+				t.Errorf("%s, %s: no frame met the fault: %+v", s.Name, p.Label, v)
+			}
+			for _, m := range []report.Metric{report.P50, report.P99, report.Bandwidth, report.GoodputRatio, report.ResentRatio, report.SpuriousRatio} {
+				if v := p.Values[m]; len(v.Turns) == 0 || !(v.Median >= 0) {
+					t.Errorf("%s, %s: %s %+v", s.Name, p.Label, m, v)
+				}
+			}
+			if some[i].faults.Loss > 0 && !(p.Values[report.ResentRatio].Median > 0) {
+				t.Errorf("%s, %s: frames were lost and none was sent again", s.Name, p.Label)
+			}
+			if p.Label != some[i].name || p.N == 0 || p.Values[report.GoodputRatio].Median <= 0 {
+				t.Errorf("%s: point %d is %+v", s.Name, i, p)
+			}
+		}
+	}
+}
+
+// What a fault is called is what it does, and TCP is measured with the congestion
+// control that its row names.
+func TestFaultsAreWhatTheyAreCalled(t *testing.T) {
+	share := map[string]float64{"loss-0.1%": 0.001, "loss-1%": 0.01, "loss-5%": 0.05}
+	for _, f := range faults {
+		if f.faults.Loss != share[f.name] {
+			t.Errorf("%s loses %v", f.name, f.faults.Loss)
+		}
+		if f.name == "burst-1%" && f.faults.Burst*float64(f.faults.BurstLen) != 0.01 {
+			t.Errorf("%s: %+v", f.name, f.faults)
+		}
+		if f.name == "reorder-2%" && (f.faults.Reorder != 0.02 || f.hit(testbed.WayCounters{Reordered: 3}) != 3) {
+			t.Errorf("%s: %+v", f.name, f.faults)
+		}
+	}
+	for _, row := range faultRows(false) {
+		var p bench.Params
+		row.params(&p)
+		if want := strings.TrimPrefix(row.label, "tcp-spin, "); row.congestion != "" && p.Congestion != want {
+			t.Errorf("%s: congestion control %q", row.label, p.Congestion)
+		}
+	}
+	if hasCongestion("none such") || !slices.ContainsFunc(faultRows(true), func(r faultRow) bool { return r.label == report.LossTCP }) {
+		t.Error("rows of the quick run")
+	}
+}
+
+// One, two and four senders have all figures, ours and the kernel's, shares are those of as
+// many senders, no frame of ours is lost without a name, and the report has its array of them.
+func TestIncastGroup(t *testing.T) {
+	r, g := measured(t, report.IncastGroup)
+	if len(g.Series) != len(incastRows) || g.Conditions.Mode != "generic" || g.Conditions.MTU != 1500 || len(g.Conditions.PinnedCPUs) != 5 {
+		t.Fatalf("%+v", g)
+	}
+	for _, s := range g.Series {
+		if len(s.Points) != len(incastSenders) {
+			t.Fatalf("%s: %d points, want %d", s.Name, len(s.Points), len(incastSenders))
+		}
+		for i, p := range s.Points {
+			n := float64(incastSenders[i])
+			figure := func(m report.Metric, least, most float64) {
+				t.Helper()
+				if v := p.Values[m]; len(v.Turns) != 1 || !(v.Median >= least) || v.Median > most {
+					t.Errorf("%s, %v senders: %s %+v, want %v to %v", s.Name, n, m, v, least, most)
+				}
+			}
+			if p.X != n || p.N < int64(n) {
+				t.Errorf("%s, %v senders: %+v", s.Name, n, p)
+			}
+			const rounding = 1e-9
+			figure(report.Bandwidth, rounding, 1e9)
+			figure(report.SendersRatio, rounding, 1e9)
+			figure(report.Fairness, 1/n, 1+rounding)
+			figure(report.LeastShare, rounding, 1)
+			figure(report.ResentRatio, 0, 1)
+			figure(report.DroppedRatio, 0, 1)
+			if s.Name == vianetRow {
+				figure(report.Unnamed, 0, 0)
+			}
+			if i == 0 && (p.Values[report.SendersRatio].Median != 1 || p.Values[report.Fairness].Median != 1) {
+				t.Errorf("%s, one sender: %+v", s.Name, p.Values)
+			}
+		}
+	}
+	var out strings.Builder
+	if err := r.Write(&out); err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Incast []map[string]any `json:"incast"`
+	}
+	if err := json.Unmarshal([]byte(out.String()), &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Incast) != len(incastSenders) {
+		t.Fatalf("%v", got)
+	}
+	for i, row := range got.Incast {
+		tcp, _ := row["tcp"].(map[string]any)
+		for _, key := range []string{"goodput_ratio", "fairness", "least_share", "resent_ratio", "dropped_ratio"} {
+			for what, v := range map[string]any{"ours": row[key], "TCP's": tcp[key]} {
+				if _, ok := v.(float64); !ok {
+					t.Errorf("%v: %s %s is %v", row["senders"], what, key, v)
+				}
+			}
+		}
+		if row["senders"] != float64(incastSenders[i]) || row["unnamed_frames"] != 0. || tcp["unnamed_frames"] != nil {
+			t.Errorf("row %d: %v", i, row)
+		}
+	}
+}

@@ -1,0 +1,242 @@
+package suite
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"viaxdp/bench"
+	"viaxdp/bench/mpich"
+	"viaxdp/bench/report"
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/mvich/mpibench"
+)
+
+// mpiGroups start ranks of mvich, and of MPICH where it is installed, and have them run the
+// benchmarks that users of MPI know.
+var mpiGroups = []group{{
+	slow: true, name: "layers-osu", title: "Ohio State University's benchmarks: mvich by each protocol, and MPICH",
+	turn: 36 * time.Second,
+	run: func(s *session) (*report.Group, error) {
+		cpus, err := testbed.AllowedCPUs()
+		if err != nil {
+			return nil, err
+		}
+		jobs := osuJobs(len(cpus), s.Quick)
+		most := jobs[len(jobs)-1].ranks
+		return s.ranks(&report.Group{Axis: alongSizes, Notes: []string{
+			fmt.Sprintf("Ranks in namespaces of their own, each bound to a CPU, joined by a veth pair, more than two by a bridge: two of latency, bw and bibw, %d of the others. Latency is one way, times are means, bandwidth is that of all ranks together, in windows of 64 messages; buffers are the same again and again.", most),
+			"Iterations are OSU's, fewer of long messages, and the same of both.",
+			"mvich-eager, -r3, -rget, -rput: all messages by that protocol; eager as far as they go in one packet. mvich chooses.",
+		}}, osuRows, jobs)
+	},
+}, {
+	slow: true, name: "layers-loss-mpi", title: "Ranks of mvich and MPICH when the network loses frames",
+	turn: 15 * time.Second,
+	run: func(s *session) (*report.Group, error) {
+		return s.ranks(&report.Group{Axis: report.Axis{Name: "benchmark"}, Notes: []string{
+			"Ranks in namespaces joined by a bridge, whose ports lose a share of the frames, each by itself; without a loss it is the same way. Their interfaces segment nothing, as a wire would have it. Bound to the CPUs in turn.",
+			"Times are means, of a latency one way. Both warm up alike. MPICH makes fewer iterations, since a loss may cost TCP a fifth of a second, and ranks that poll on fewer CPUs take turns.",
+			"Where there are fewer CPUs than ranks those of mvich sleep while they wait, and MPICH's poll: each by default.",
+		}}, autoRows, lossyJobs())
+	},
+}}
+
+const (
+	mvichRow = "mvich"
+	mpichRow = "mpich-tcp"
+
+	mpichNote = "mpich-tcp: MPICH over the kernel's TCP, processes pinned to the same CPUs in turn, in namespaces that are joined alike, without an XDP program but one that loses frames."
+	// missingNote is of a row, a turn and a cause.
+	missingNote = "No figures of %s from turn %d on, or not all of it: %v."
+
+	jobTime = 5 * time.Minute // bounds a run
+)
+
+// A rankRow is mvich by a protocol, or MPICH.
+type rankRow struct {
+	name     string
+	protocol string // empty: MPICH
+	most     int    // bytes of a message; 0: any
+}
+
+var autoRows = []rankRow{{mvichRow, "auto", 0}, {mpichRow, "", 0}}
+
+// osuRows has eager messages up to the largest size of the axis that goes in one packet.
+var osuRows = append(slices.Clone(autoRows),
+	rankRow{"mvich-eager", "eager", 4096}, rankRow{"mvich-r3", "r3", 0}, rankRow{"mvich-rget", "rget", 0}, rankRow{"mvich-rput", "rput", 0})
+
+// A rankJob is benchmarks that the same ranks run one after the other.
+type rankJob struct {
+	names []string
+	ranks int
+	mpibench.Options
+	theirs int // iterations of MPICH; 0: as many
+
+	lossy bool // the ranks are joined by a hub that loses a share of the frames
+	loss  float64
+	label string // of the point; empty: it is by size
+	x     float64
+}
+
+// osuJobs gives each rank a CPU: those benchmarks that may have more than two ranks
+// have them where there are four.
+func osuJobs(cpus int, quick bool) []rankJob {
+	sizes := mpibench.Options{MinSize: 1, MaxSize: 4 << 20, Step: 4, MostBytes: 64 << 20}
+	if quick {
+		sizes = mpibench.Options{MinSize: 64, MaxSize: 64 << 10, Step: 1 << 10, Iterations: 2}
+	}
+	pair, more := []string{"latency", "bw", "bibw"}, []string{"mbw_mr", "allreduce", "alltoall"}
+	if cpus < 4 {
+		return []rankJob{{names: slices.Concat(pair, more), ranks: 2, Options: sizes}}
+	}
+	return []rankJob{{names: pair, ranks: 2, Options: sizes}, {names: more, ranks: 4, Options: sizes}}
+}
+
+// lossyJobs have fewer iterations of MPICH: a loss may cost TCP a fifth of a second.
+func lossyJobs() (jobs []rankJob) {
+	for i, j := range []struct {
+		name         string
+		ranks, bytes int
+		loss         float64
+		ours, theirs int
+		warmup       int
+	}{
+		{"latency", 2, 8, 0, 5000, 1000, 200},
+		{"latency", 2, 8, 0.01, 5000, 300, 200},
+		{"bw", 2, 64 << 10, 0, 50, 20, 1},
+		{"bw", 2, 64 << 10, 0.01, 50, 5, 1},
+		{"allreduce", 4, 8, 0, 500, 100, 10},
+		{"allreduce", 4, 8, 0.01, 500, 300, 10},
+	} {
+		jobs = append(jobs, rankJob{
+			names: []string{j.name}, ranks: j.ranks, theirs: j.theirs, lossy: true, loss: j.loss, x: float64(i),
+			Options: mpibench.Options{MinSize: j.bytes, MaxSize: j.bytes, Iterations: j.ours, Warmup: j.warmup},
+			label:   fmt.Sprintf("%s of %s, %d ranks, %s", j.name, sizeName(j.bytes), j.ranks, lossName(j.loss)),
+		})
+	}
+	return jobs
+}
+
+// ranks has each row do all jobs in each turn. A job that MPICH fails is left to ours from
+// then on: ranks that poll on fewer CPUs may take long.
+func (s *session) ranks(g *report.Group, rows []rankRow, jobs []rankJob) (*report.Group, error) {
+	if len(s.RankArgs) == 0 {
+		return nil, errors.New("no arguments with which this program becomes a rank")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	g.Conditions = s.starConditions()
+	var theirs []string // MPICH's program; none: it is not installed
+	if mpich.Installed() {
+		dir, err := os.MkdirTemp("", "via-xdp-mpich-")
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+		path, err := mpich.Build(s.ctx, dir)
+		if err != nil {
+			return nil, err
+		}
+		theirs = []string{path}
+		g.Base, g.Notes = mpichRow, append(g.Notes, mpichNote, "MPICH "+mpich.Version(s.ctx)+".")
+	} else {
+		g.Notes = append(g.Notes, fmt.Sprintf("No figures of %s: MPICH is not installed (Debian's package %s).", mpichRow, mpich.Package))
+	}
+	failed := make([]bool, len(jobs))
+	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
+		for i, job := range jobs {
+			for _, row := range rows {
+				program, isMPICH := slices.Concat([]string{self}, s.RankArgs, []string{"--protocol=" + row.protocol}), row.protocol == ""
+				if isMPICH {
+					if program = theirs; theirs == nil || failed[i] {
+						continue
+					}
+				}
+				what := cmp.Or(job.label, fmt.Sprintf("ranks: %d", job.ranks))
+				s.step("%s, %s (turn %d of %d)", row.name, what, turn, s.turns())
+				err := s.runRanks(t, row, job, program)
+				switch {
+				case s.ctx.Err() != nil:
+					return context.Cause(s.ctx)
+				case err != nil && isMPICH: // ours stands without it
+					failed[i] = true
+					g.Notes = append(g.Notes, fmt.Sprintf(missingNote, mpichRow+", "+what, turn, err))
+				case err != nil:
+					return fmt.Errorf("%s, %s: %w", row.name, what, err)
+				}
+			}
+		}
+		return nil
+	})
+	if err == nil && g.Row(mpichRow) == nil {
+		g.Base = ""
+	}
+	return g, err
+}
+
+// runRanks does a job once; when quick with few iterations.
+func (s *session) runRanks(t *sheet, row rankRow, job rankJob, program []string) error {
+	o := job.Options
+	if row.protocol == "" {
+		o.Iterations = cmp.Or(job.theirs, o.Iterations)
+	}
+	if s.Quick && o.Iterations > 0 {
+		o.Iterations = min(o.Iterations, 5)
+		o.Warmup = min(o.Warmup, o.Iterations)
+	}
+	if row.most > 0 {
+		o.MaxSize = min(o.MaxSize, row.most)
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, jobTime)
+	defer cancel()
+	rows, err := mpich.Run{
+		Program: program, Names: job.names, Ranks: job.ranks, MTU: s.mtu(), Flags: row.protocol != "", Lossy: job.lossy, Loss: job.loss,
+		Min: o.MinSize, Max: o.MaxSize, Step: o.Step, Iterations: o.Iterations, Warmup: o.Warmup, MostBytes: o.MostBytes,
+	}.Measure(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range rows {
+		x := job.x
+		if job.label == "" {
+			x = float64(r.Bytes)
+		}
+		at := t.at(row.name, x)
+		at.label = job.label
+		switch r.Name {
+		case "latency":
+			at.put(report.OSULatency, r.Mean)
+		case "bw":
+			at.put(report.OSUBandwidth, r.MBps)
+		case "bibw":
+			at.put(report.OSUBothWays, r.MBps)
+		case "mbw_mr":
+			at.put(report.OSUPairs, r.MBps)
+			at.put(report.OSUPairsRate, r.Messages)
+		case "allreduce":
+			at.put(report.OSUAllReduce, r.Mean)
+		case "alltoall":
+			at.put(report.OSUAllToAll, r.Mean)
+		}
+		n, err := mpibench.Iterations(r.Name, r.Bytes, o)
+		if err != nil {
+			return err
+		}
+		at.n += int64(n)
+	}
+	return nil
+}
+
+// starConditions are those of programs in the namespaces of a star.
+func (s *session) starConditions() bench.Conditions {
+	c := bench.HostConditions()
+	c.Interface, c.MTU = testbed.StarInterface, s.mtu()
+	return c
+}
