@@ -80,7 +80,7 @@ func (q *Queue) freeze(i int) {
 	c.sum, c.summed = crc32.Checksum(q.bytes(i), castagnoli), true
 }
 
-// thaw ends that and notes whether somebody wrote to the chunk.
+// thaw ends that, and notes a write to the chunk meanwhile.
 func (q *Queue) thaw(i int) {
 	c := &q.chunks[i]
 	if !c.summed {

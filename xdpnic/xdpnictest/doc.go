@@ -15,8 +15,8 @@
 //
 // It is written independently of xdpnic's own bookkeeping, and stricter: Audit
 // also names a chunk that was written to while the kernel had it or after it
-// was given back. A chunk that is given back is overwritten, so that whoever
-// goes on reading it reads nonsense.
+// was given back. A chunk that is given back is overwritten, so that
+// a program that goes on reading it reads garbage.
 //
 // # Faults and lies
 //
@@ -29,7 +29,7 @@
 // A lie never makes Audit fail: wrong entries that xdpnic would refuse are
 // refused here, too, and counted.
 //
-// # Who may call what
+// # Concurrency
 //
 // As xdpnic.Queue: the methods belong to one owner at a time, but for Ready,
 // Wait, Wake, FrameCap and RxChunks. Those that only the fake has (SetFaults,

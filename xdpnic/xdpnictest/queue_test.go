@@ -353,6 +353,13 @@ func TestMisuse(t *testing.T) {
 			addr, _, _ := a.Alloc()
 			a.Send(addr, 2049, false)
 		}},
+		{"send of no frame", "Send of 13 bytes, which is no frame", func(a, b *xdpnictest.Queue) {
+			addr, _, _ := a.Alloc()
+			a.Send(addr, 13, false)
+		}},
+		{"two segments without multi-buffer", "SendSegs of 2 segments", func(a, b *xdpnictest.Queue) {
+			a.SendSegs(make([]xdpnic.Desc, 2), false)
+		}},
 		{"recycle twice", "Recycle of chunk 0, which is recycled", func(a, b *xdpnictest.Queue) {
 			f := lease(b, a)
 			a.Recycle(f.Addr)
