@@ -92,7 +92,7 @@ var allowed = map[string][]string{
 	"mvich/mpibench":             {"mvich"},
 	"mvich/mpiapps":              {"mvich"},
 	"internal/lab/vm":            {"bench", "internal/ops/inspect", "internal/lab/vm/plan"},
-	"internal/lab/vm/guest":      {"internal/lab/schedlat", "internal/base/thread", "internal/lab/vm/plan"},
+	"internal/lab/vm/guest":      {"internal/lab/schedlat", "internal/base/thread", "internal/lab/veth", "internal/lab/vm/plan"},
 	"internal/lab/vm/plan":       {},
 }
 

@@ -128,7 +128,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// lane runs guests.
+// vmRun runs guests.
 type vmRun struct {
 	options
 	form    nicForm

@@ -35,7 +35,7 @@ func (r row) rounds() int {
 	return 200
 }
 
-// rows are the demo's ping-pongs that the lane runs. Their figures are printed
+// rows are the demo's ping-pongs that a run has. Their figures are printed
 // side by side and never compared with a limit.
 func rows(mode string, short bool) []row {
 	const vi, raw = "vi-reliable-delivery", "raw-afxdp"
@@ -97,7 +97,7 @@ func (o order) plan() plan.Plan {
 		env = append(env, "VIA_NICS_QUEUE="+last)
 		steer = []string{"--queue", last, "--steer", "rss"}
 	}
-	p := plan.Plan{NICs: 2, Queues: queues, Steps: []plan.Step{
+	p := plan.Plan{Queues: queues, Steps: []plan.Step{
 		{Name: stepInfo, Argv: []string{"/via-xdp", "info", "--try", "--json", "eth0"}, Limit: 20 * time.Second},
 		{Name: stepNIC, Argv: []string{"/xdpnic.test", "-test.v", "-test.run", "^TestNICs"}, Env: env, Limit: 180 * time.Second},
 		{Name: stepConformance, Argv: []string{"/vipltest.test", "-test.v", "-test.run", dataRules, "-test.skip", silentRules}, Env: env, Limit: 240 * time.Second},

@@ -124,7 +124,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// Whatever goes wrong in the guest makes the lane red, and says what.
+// Whatever goes wrong in the guest makes the run red, and says what.
 func TestJudgeRed(t *testing.T) {
 	first := rows(zeroCopy, false)[0].step()
 	change := func(step string, f func(e *plan.Event)) func([]plan.Event) []plan.Event {
@@ -289,7 +289,7 @@ func TestPageIsInStep(t *testing.T) {
 			continue
 		}
 		if !slices.Contains(slices.Collect(strings.Lines(page)), line) {
-			t.Errorf("the page does not have %q: let a run write it anew", line)
+			t.Errorf("the page does not have %q: let a run write it again", line)
 		}
 	}
 }

@@ -29,7 +29,7 @@ import (
 func runSteps(p plan.Plan, out *results) {
 	meter := schedlat.Start()
 	defer meter.Close()
-	l := &looker{p.NICs, meter}
+	l := &looker{meter}
 	var servers []func()
 	for _, s := range p.Steps {
 		ctx, cancel := context.WithTimeout(context.Background(), s.Limit)
@@ -131,18 +131,15 @@ func (w *firstWrite) Write(b []byte) (int, error) {
 }
 
 // looker tells of a step that has failed, or is about to be killed, what may be the
-// reason: somebody has counted the frame that is missing, the NIC's driver, the demux
-// program, the socket or the engine; or the guest had no processor.
-type looker struct {
-	nics  int
-	meter *schedlat.Meter
-}
+// reason: the NIC's driver, the demux program, the socket or the engine has counted the frame
+// that is missing; or the guest had no processor.
+type looker struct{ meter *schedlat.Meter }
 
 // look is about a step that began at since.
 func (l *looker) look(since schedlat.Mark) string {
 	return fmt.Sprintf("late by %v in %v, %v of it in one second\n%s%s",
 		since.Allow(0).Round(time.Millisecond), time.Since(since.At).Round(time.Millisecond),
-		schedlat.Worst(l.meter.Spells(), since.At), countNICs(l.nics), programs())
+		schedlat.Worst(l.meter.Spells(), since.At), countNICs(), programs())
 }
 
 // programs is what the programs with open NICs say of themselves.
@@ -157,11 +154,11 @@ func programs() string {
 	return fmt.Sprintf("programs: %s\n", &short)
 }
 
-// countNICs is what kernel and drivers have counted of n NICs.
-func countNICs(n int) string {
+// countNICs is what kernel and drivers have counted of the NICs.
+func countNICs() string {
 	var b strings.Builder
-	for i := range n {
-		name := fmt.Sprintf("eth%d", i)
+	for i := range plan.NICs {
+		name := plan.NIC(i)
 		var line string
 		if err := inPeer(i == 1, func() (err error) {
 			line, err = countNIC(name)

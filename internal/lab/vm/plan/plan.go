@@ -2,7 +2,10 @@
 // answers.
 package plan
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Where things are in the guest.
 const (
@@ -13,10 +16,15 @@ const (
 	IPv6    = "fd77::%d"        // the same, of a /64
 )
 
+// NICs is how many a guest has.
+const NICs = 2
+
+// NIC is the name of NIC i, from 0.
+func NIC(i int) string { return fmt.Sprintf("eth%d", i) }
+
 // Plan is all that a guest does, in order.
 type Plan struct {
 	Modules []string // kernel modules to load: paths in the guest
-	NICs    int      // number of NICs to wait for, named eth0, eth1, ...
 	Queues  int      // queue pairs to turn on; 0: as they are
 	Steps   []Step
 }
