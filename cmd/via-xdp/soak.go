@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -19,16 +18,16 @@ import (
 	"viaxdp/vipl"
 )
 
-// soakWorkerCommand is the hidden command with which the program becomes a party of
+// soakWorkerCommand is the hidden command with which the program becomes a worker of
 // a soak.
 const soakWorkerCommand = "internal-soak-worker"
 
-func soakWorker() error { return torture.Main(os.Stdin, os.Stdout) }
+func soakWorker() error { return torture.Main() }
 
 // newSoak is the command around soak, which is torture.Soak.
 func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (torture.SoakReport, error)) *cobra.Command {
 	cfg := torture.SoakConfig{For: time.Minute, Silence: vipl.DefaultSilence, Args: []string{soakWorkerCommand}, Stderr: env.stderr}
-	asJSON, gigabytes, agent := jsonFile(""), 0., false
+	asJSON, gigabytes := jsonFile(""), 0.
 	cmd := &cobra.Command{
 		Use:   "soak",
 		Short: "Traffic under faults, deaths and returns, every byte checked",
@@ -40,13 +39,13 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			"connection that broke without a reason, something that was not given back, a frame\n" +
 			"that was neither received nor counted as dropped where nobody was killed or cut off.\n" +
 			"Nothing of it stays behind. Needs root.\n\n" +
-			"With --kills one party or the other is killed so many times at random points, and\n" +
+			"With --kills one worker or the other is killed so many times at random points, and\n" +
 			"every connection of the survivor has to end within 2 s, or a quarter more than the\n" +
 			"silence if that is longer. With --gigabytes so much is moved through 1 % loss, 1 %\n" +
 			"duplication and 1 % reordering. Both end when they are done, or with --for.\n\n" +
 			"With --hostile connections are sealed, and forgers send what they make of the frames\n" +
 			"that they see. Beside them the rate of messages must be half of what it is, at least,\n" +
-			"beside forgers who do the same work for frames that nobody gets. With --plain as well\n" +
+			"beside forgers that do the same work for frames that nobody gets. With --plain as well\n" +
 			"nothing is sealed, and forgers guess: VIs, keys, sources, versions and lengths. Each\n" +
 			"has to be dropped by its name, and none answered.\n\n" +
 			"With --attack there is an attack instead, and a line that says what came of it. One\n" +
@@ -108,9 +107,6 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			if !cmd.Flags().Changed("seed") {
 				cfg.Seed = rand.Uint64()
 			}
-			if agent {
-				cfg.AgentArgs = []string{"agent", "--config", os.DevNull, "--no-fdstored"}
-			}
 			progress := newProgress(env.stderr)
 			cfg.Progress = func(r torture.SoakReport) { progress.line("%s", soakStep(r)) }
 			report, err := soak(cmd.Context(), cfg)
@@ -129,7 +125,7 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	}
 	f := cmd.Flags()
 	f.DurationVar(&cfg.For, "for", cfg.For, "how long")
-	f.IntVar(&cfg.Kills, "kills", 0, "kill so many `parties`, instead of random events")
+	f.IntVar(&cfg.Kills, "kills", 0, "kill so many `workers`, instead of random events")
 	f.Float64Var(&gigabytes, "gigabytes", 0, "move so many `GB` (10^9 bytes) through faults, instead of random events")
 	f.DurationVar(&cfg.Act, "act", 20*time.Second, "time after which everything is closed and counted, again and again; what has begun is gone through, whatever --for says")
 	f.IntVar(&cfg.Flows, "flows", 4, "VIs at each of the three reliability levels")
@@ -137,8 +133,8 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	f.BoolVar(&cfg.Plain, "plain", false, "with --hostile: do not seal the connections, and forge as somebody who has not seen their frames")
 	f.StringVar(&cfg.Attack, "attack", "", "instead of random events, the `attack` of a peer, users or requests")
 	f.DurationVar(&cfg.Silence, "silence", cfg.Silence, "time after which a silent peer of a VI is taken for dead, on both sides alike")
-	f.BoolVar(&agent, "agent", false, "have an agent on each side open the interfaces")
-	f.IntVar(&cfg.IP, "ip", 0, "IP `version` over which the parties connect, 4 or 6 (default: as the seed has it; 4 with --kills, --gigabytes and --hostile)")
+	f.BoolVar(&cfg.Agents, "agent", false, "have an agent on each side open the interfaces")
+	f.IntVar(&cfg.IP, "ip", 0, "IP `version` over which the workers connect, 4 or 6 (default: as the seed has it; 4 with --kills, --gigabytes and --hostile)")
 	f.IntVar(&cfg.MTU, "mtu", 0, fmt.Sprintf("`MTU` of the interfaces, %d to %d (default: 1500 or 9000, as the seed has it; 1500 with --kills, --gigabytes and --hostile)", leastSoakMTU, testbed.MaxMTU))
 	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report tells)")
 	asJSON.flag(f, "write the report as JSON to this `file`; - for standard output, the text then goes to standard error")
@@ -195,7 +191,7 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	fmt.Fprintf(&b, "  at rest       %d times all chunks were in their places, of %d frames sent none was lost without a name\n", r.Audits, r.Accounted)
 	if f := r.Flood; f != nil {
 		fmt.Fprintf(&b, "  hostile       %d forged frames, %.0f/s\n", f.Forged, f.Rate)
-		fmt.Fprintf(&b, "  rate          %.0f messages/s beside %.0f forged frames/s, %.0f beside forgers who spare us (%.0f %% kept), %.0f without any\n",
+		fmt.Fprintf(&b, "  rate          %.0f messages/s beside %.0f forged frames/s, %.0f beside forgers that spare us (%.0f %% kept), %.0f without any\n",
 			f.Flooded.Rate, f.BesideRate, f.Spared.Rate, 100*f.Kept, f.Calm.Rate)
 	}
 	var events []string

@@ -3,22 +3,13 @@ package torture
 import (
 	"errors"
 	"fmt"
-	"os"
-	"runtime"
-	"runtime/debug"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
-	"viaxdp/bpf"
 	"viaxdp/internal/base/wire"
-	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
-	"viaxdp/vipl"
-	"viaxdp/xdpnic"
 )
 
 // account is what became of the frames of VIs that one side has sent, counted at each station:
@@ -31,7 +22,7 @@ type account struct {
 	out       uint64 // those that the link to the way had no room for, other frames among them
 	way       testbed.WayCounters
 	all       testbed.WayCounters // with other frames on the way
-	in        uint64              // those that the link from there had no room for, likewise
+	in        uint64              // those that the link from there had no room for, other frames among them
 
 	seen       uint64 // by the program, whatever it did with them
 	redirected uint64 // of them, those for the socket
@@ -51,7 +42,7 @@ func (a account) since(b account) account {
 	return a
 }
 
-// onTheWay says which frames were lost without a name, or came from nowhere, between the two sockets. A damaged
+// onTheWay finds frames that were lost without a count, or came from nowhere, between the two sockets. A damaged
 // frame may be taken for any other.
 func (a account) onTheWay() error {
 	n, taken, room := a.way, a.way.Taken+a.cancelled, a.all.Overrun+a.out
@@ -67,7 +58,7 @@ func (a account) onTheWay() error {
 	return nil
 }
 
-// atReceiver says which frames were lost without a name between the program and the engine.
+// atReceiver finds frames that were lost without a count between the program and the engine.
 func (a account) atReceiver() error {
 	if a.redirected != a.named {
 		return fmt.Errorf("%d frames were redirected, %d arrived or were dropped by name", a.redirected, a.named)
@@ -78,7 +69,7 @@ func (a account) atReceiver() error {
 	return nil
 }
 
-// ledger counts what the accounts of a bed need and nobody else counts.
+// ledger counts what the accounts of a bed need and no other part counts.
 type ledger struct {
 	bed       *Bed
 	cancelled [2]atomic.Uint64
@@ -96,7 +87,7 @@ func watch(b *Bed) *ledger {
 	return l
 }
 
-// ofVI says whether a frame is one of a VI, plain or sealed, as our programs look at it.
+// ofVI reports whether a frame is one of a VI, plain or sealed.
 func ofVI(frame []byte) bool {
 	_, udp := dissect(frame)
 	return udp != nil && udp[udpHead+1]&wire.KindConnect == 0
@@ -176,11 +167,11 @@ func (s *soak) audit() error {
 	}
 }
 
-// whole says whether accounts go on from the last audit. Who was killed, cut off or opened anew has taken frames,
-// or counters, with him; and nobody knows what the program took forged frames for.
+// whole reports whether accounts go on from the last audit: a worker that was killed, cut off or opened again has taken
+// frames or counters with it, and the program may have taken forged frames for any.
 func (s *soak) whole() bool { return !s.cut && !s.cfg.Hostile }
 
-// unaccounted says what the accounts lack. Beside a flood nothing is at rest.
+// unaccounted is what the accounts lack. Beside a flood nothing is at rest.
 func (s *soak) unaccounted(a [2]account) (err error) {
 	if s.hostile != nil {
 		return nil
@@ -222,109 +213,4 @@ func (s *soak) rest() error {
 		s.take(r)
 	}
 	return s.audit()
-}
-
-// mostViolations is how many are kept in words; all are counted.
-const mostViolations = 20
-
-// Break is a connection that ended otherwise than in order.
-type Break struct {
-	At    time.Time // when the flow saw it
-	Flow  string
-	Cause string // as the VI tells; empty: the VI was not in Error
-	Sent  uint64 // numbered messages of this side
-	Taken uint64 // of the peer
-}
-
-// Tally is what flows have done.
-type Tally struct {
-	Connections, Open, Orderly int // made, standing now, ended in order
-	Breaks                     []Break
-	Refused                    int // attempts to connect that failed
-	LastRefusal                string
-	Kept                       int // receives on VIs that are not connected any more
-
-	Taken     uint64 // numbered messages that came, each checked
-	Missing   uint64 // unreliable: numbers left out
-	Behind    uint64 // messages that were there when the flow had paused after another one
-	Bytes     uint64 // of messages that came, each checked; those that were written by RDMA not
-	LastTaken time.Time
-
-	Sends, Writes, Reads uint64 // operations that completed
-
-	Violated   int // broken promises
-	Violations []string
-}
-
-func (t *Tally) add(o *Tally) {
-	t.Connections += o.Connections
-	t.Open += o.Open
-	t.Orderly += o.Orderly
-	t.Breaks = append(t.Breaks, o.Breaks...)
-	t.Refused += o.Refused
-	if o.LastRefusal != "" {
-		t.LastRefusal = o.LastRefusal
-	}
-	t.Kept += o.Kept
-	t.Taken += o.Taken
-	t.Missing += o.Missing
-	t.Behind += o.Behind
-	t.Bytes += o.Bytes
-	if o.LastTaken.After(t.LastTaken) {
-		t.LastTaken = o.LastTaken
-	}
-	t.Sends += o.Sends
-	t.Writes += o.Writes
-	t.Reads += o.Reads
-	t.Violated += o.Violated
-	t.Violations = append(t.Violations, o.Violations...)
-	t.Violations = t.Violations[:min(len(t.Violations), mostViolations)]
-}
-
-// Report is what a party tells of itself.
-type Report struct {
-	Tally
-	Flows []Tally // one by one, in order
-
-	Engine    vipl.Counters
-	Program   bpf.Counters
-	Socket    map[string]uint64 // the queue's counters by name, while the NIC is open
-	LeastTx   int               // fewest free TX chunks that the engine has met
-	Queue     xdpnic.Stats      // only of a count, and after the NIC was closed
-	Late      time.Duration     // by how much the process has run late since it was started, a sum: see lag
-	Spells    []schedlat.Spell  // and in which seconds
-	Resources Resources         // not in a report between times
-	Lacking   []string          // chunks that were not given back; as Queue
-}
-
-// Resources of a process.
-type Resources struct {
-	Goroutines int
-	Files      int   // open file descriptors
-	Resident   int64 // bytes of its own memory; mapped files and shared memory are not counted
-}
-
-// resources looks at this process, after what garbage there is was collected.
-func resources() (r Resources, err error) {
-	debug.FreeOSMemory()
-	r.Goroutines = runtime.NumGoroutine()
-	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return r, err
-	}
-	r.Files = len(fds) - 1 // reading the directory needs one
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return r, err
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "RssAnon:"); ok {
-			kb, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-			if err != nil {
-				return r, fmt.Errorf("/proc/self/status: %w", err)
-			}
-			r.Resident = kb << 10
-		}
-	}
-	return r, nil
 }

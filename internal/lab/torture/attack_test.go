@@ -71,7 +71,7 @@ func TestHostileFlood(t *testing.T) {
 	}
 	taken := func(r [2]*Report) uint64 { return r[0].Taken + r[1].Taken }
 	calmly := measured(t, b, 2*share(t))
-	h, err := b.Hostile(1, false)
+	h, err := b.Forge(1, false)
 	must(t, err)
 	flooded := measured(t, b, 2*share(t))
 	noticed := func(r *Report) bool {

@@ -12,15 +12,14 @@ import (
 	"viaxdp/vipl"
 )
 
-// FlowConfig is what the flows of a party do. Both parties get the same but for
+// FlowConfig is what the flows of a worker do. Both workers get the same but for
 // Asks, Peer and Seed.
 type FlowConfig struct {
 	Flows int    // VIs
-	First int    // number of the first flow, which the other party's must match
 	Name  string // tells apart sets of flows on one bed
 	Level vipl.ReliabilityLevel
-	Asks  bool       // this party requests the connections; the other waits
-	Peer  netip.Addr // of the other party
+	Asks  bool       // this worker requests the connections; the other waits
+	Peer  netip.Addr // the other worker's host
 
 	MaxBytes int           // of a message, 256 at least
 	Full     bool          // each message is of MaxBytes, and none is empty
@@ -79,8 +78,8 @@ type incarnation struct {
 // newFlow makes the VI of flow number i and its memory.
 func newFlow(nic *vipl.NIC, cfg FlowConfig, i int, stop *atomic.Bool) (_ *flow, err error) {
 	f := &flow{
-		cfg: cfg, nic: nic, stop: stop, disc: fmt.Appendf(nil, "%s/%d", cfg.Name, cfg.First+i),
-		rng: rand.New(rand.NewPCG(cfg.Seed, uint64(cfg.First+i))),
+		cfg: cfg, nic: nic, stop: stop, disc: fmt.Appendf(nil, "%s/%d", cfg.Name, i),
+		rng: rand.New(rand.NewPCG(cfg.Seed, uint64(i))),
 	}
 	defer func() {
 		if err != nil {
@@ -126,7 +125,7 @@ func (f *flow) alloc(size int, a vipl.MemAttributes) (*vipl.Region, error) {
 	return r, err
 }
 
-// free gives everything back and says what is not free.
+// free gives everything back; the error names what is not free.
 func (f *flow) free() error {
 	var errs []error
 	if f.vi != nil {
@@ -252,7 +251,7 @@ func (f *flow) take(recv bool, err error) {
 
 func (f *flow) reliable() bool { return f.cfg.Level != vipl.UnreliableDelivery }
 
-// finished says that the orderly end has been reached.
+// finished reports whether the orderly end has been reached.
 func (f *flow) finished(stopping bool) bool {
 	if !f.reliable() {
 		return stopping

@@ -115,7 +115,6 @@ func checkPatternAt(b []byte, seed, first uint64) (at int, ok bool) {
 	return at, true
 }
 
-// errSession says that a message is of another incarnation of the connection.
 var errSession = errors.New("a message of another incarnation of the connection")
 
 // op is what a descriptor was posted for.
@@ -128,7 +127,7 @@ const (
 	opRead
 )
 
-// readNote says what an RDMA read fetches of the peer's source.
+// readNote is what an RDMA read fetches of the peer's source.
 type readNote struct{ first, bytes int }
 
 // ring is descriptors with a buffer each, posted in turn on one work queue and
@@ -184,7 +183,7 @@ func (r *ring) segment(n int) vipl.DataSegment { return r.region.Segment(r.offse
 // note keeps what the descriptor that next gives will read.
 func (r *ring) note(n readNote) { r.reads[r.at(r.tail)] = n }
 
-// push says that what next gave is posted.
+// push notes that what next gave is posted.
 func (r *ring) push(o op) {
 	r.ops[r.at(r.tail)] = o
 	r.tail++
