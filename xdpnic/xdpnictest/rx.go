@@ -10,9 +10,9 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// take is the kernel's side of an arrival: demux, a chunk of the fill ring for
+// kernelReceive is the kernel's side of an arrival: demux, a chunk of the fill ring for
 // each segment, the RX ring. Locked.
-func (q *Queue) take(frame []byte) {
+func (q *Queue) kernelReceive(frame []byte) {
 	n := &q.n
 	n.Arrived++
 	switch {

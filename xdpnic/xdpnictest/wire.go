@@ -245,7 +245,7 @@ func (w *Wire) arrive(from *Queue, frame []byte) {
 	for _, q := range w.ends {
 		if q.wants(from, frame) {
 			taken = true
-			q.take(frame)
+			q.kernelReceive(frame)
 		}
 	}
 	if !taken {

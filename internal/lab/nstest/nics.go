@@ -47,15 +47,15 @@ func NICs(t testing.TB) (a, b *NS, mode string) {
 		n.Name = name
 		h, err := netns.GetFromPath(path)
 		n.enter(t, h, err)
-		if err := n.look(); err != nil {
+		if err := n.probe(); err != nil {
 			t.Fatalf("%s: %s: %v", NICsEnv, list[i], err)
 		}
 	}
 	return ends[0], ends[1], mode
 }
 
-// look notes what an interface is that the test has not made.
-func (n *NS) look() error {
+// probe notes what an interface is that the test has not made.
+func (n *NS) probe() error {
 	l, err := n.netlink.LinkByName(n.Name)
 	if err != nil {
 		return err

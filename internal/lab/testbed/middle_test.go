@@ -450,8 +450,8 @@ func TestWatched(t *testing.T) {
 	other := make([]byte, 60)
 	frame := append([]byte{1}, other...)
 	for range count {
-		w.take(frame, 0)
-		w.take(other, 0)
+		w.receive(frame, 0)
+		w.receive(other, 0)
 	}
 	for len(w.line) > 0 {
 		w.turn()

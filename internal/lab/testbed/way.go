@@ -400,7 +400,7 @@ func (w *way) turn() (wait time.Duration) {
 		n, _, err := unix.Recvfrom(w.in, w.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
 		switch err {
 		case nil:
-			w.take(w.buf[:min(n, len(w.buf))], now)
+			w.receive(w.buf[:min(n, len(w.buf))], now)
 			continue
 		case unix.EAGAIN:
 			if len(w.line) == 0 {
@@ -424,8 +424,8 @@ func (w *way) countOverrun() {
 	}
 }
 
-// take takes a frame from the sending side.
-func (w *way) take(frame []byte, now time.Duration) {
+// receive takes a frame from the sending side.
+func (w *way) receive(frame []byte, now time.Duration) {
 	before := w.n
 	w.apart = w.watch != nil && w.watch(frame)
 	w.n.Taken++

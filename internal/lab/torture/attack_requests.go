@@ -367,44 +367,33 @@ func greet(c net.Conn) {
 
 // plainEnd is a VI with memory for a message each way.
 type plainEnd struct {
-	nic        *vipl.NIC
-	vi         *vipl.VI
-	mem        *vipl.Region
-	send, recv *vipl.Descriptor
+	vi           *vipl.VI
+	recvs, sends *ring
 }
 
 // plainBytes is the length of a message of the plain server.
 const plainBytes = 1024
 
 func newPlainEnd(nic *vipl.NIC) (_ *plainEnd, err error) {
-	e := &plainEnd{nic: nic}
+	e := &plainEnd{}
 	tag, err := nic.CreatePtag()
 	if err != nil {
 		return nil, err
 	}
-	if e.mem, err = nic.AllocMem(128+2*plainBytes, vipl.MemAttributes{Ptag: tag}); err != nil {
-		return nil, err
-	}
-	if e.send, err = e.mem.Descriptor(0, 1); err != nil {
-		return nil, err
-	}
-	if e.recv, err = e.mem.Descriptor(64, 1); err != nil {
-		return nil, err
+	for _, r := range []**ring{&e.recvs, &e.sends} {
+		if *r, err = newRing(nic, tag, 1, plainBytes); err != nil {
+			return nil, err
+		}
 	}
 	e.vi, err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
 	return e, err
 }
 
-// post posts the receive.
-func (e *plainEnd) post() error {
-	e.recv.SetSegments(e.mem.Segment(128, plainBytes))
-	return e.vi.PostRecv(e.recv, e.mem.Handle())
-}
-
-// hello sends a message.
-func (e *plainEnd) hello() error {
-	e.send.SetSegments(e.mem.Segment(128+plainBytes, plainBytes))
-	return e.vi.PostSend(e.send, e.mem.Handle())
+// post posts the only descriptor of a ring.
+func post(r *ring, to func(*vipl.Descriptor, vipl.MemHandle) error) error {
+	d, _ := r.next()
+	d.SetSegments(r.segment(plainBytes))
+	return to(d, r.region.Handle())
 }
 
 // renew makes the VI idle, with nothing posted.
@@ -424,14 +413,14 @@ func (e *plainEnd) serve(w *actor, l *vipl.Listener) {
 		if err != nil {
 			return
 		}
-		if e.post() != nil {
+		if post(e.recvs, e.vi.PostRecv) != nil {
 			return
 		}
 		if err := c.Accept(e.vi); err != nil {
 			w.count("accepts failed")
 		} else {
 			w.count("accepted plainly")
-			_ = e.hello()
+			_ = post(e.sends, e.vi.PostSend)
 			_, _ = e.vi.RecvWait(-1) // the client says nothing, and goes
 		}
 		if err := e.renew(); err != nil {
@@ -467,7 +456,7 @@ func (w *actor) dial(c *command) error {
 			}
 			_ = conn.Close()
 		}
-		if err := e.post(); err != nil {
+		if err := post(e.recvs, e.vi.PostRecv); err != nil {
 			return err
 		}
 		err = w.time("plain dial", func() error {
@@ -483,7 +472,7 @@ func (w *actor) dial(c *command) error {
 			return err
 		}
 	}
-	if err := errors.Join(e.vi.Destroy(), e.mem.Deregister()); err != nil {
+	if err := errors.Join(e.vi.Destroy(), e.recvs.region.Deregister(), e.sends.region.Deregister()); err != nil {
 		return err
 	}
 	return nil

@@ -378,19 +378,19 @@ func (w *actor) shadowListeners(ctx context.Context, c *command, nic *vipl.NIC) 
 			w.count("shadows")
 			if i == 0 {
 				if l, err := nic.Listen(at); err == nil {
-					w.take(ctx, l.Wait)
+					w.steal(ctx, l.Wait)
 					_ = l.Close()
 				}
 			} else {
-				w.take(ctx, func(context.Context) (*vipl.Conn, error) { return nic.ConnectWait(at, 50*time.Millisecond) })
+				w.steal(ctx, func(context.Context) (*vipl.Conn, error) { return nic.ConnectWait(at, 50*time.Millisecond) })
 			}
 			time.Sleep(time.Millisecond)
 		}
 	})
 }
 
-// take takes a request that was meant for another user.
-func (w *actor) take(ctx context.Context, wait func(context.Context) (*vipl.Conn, error)) {
+// steal rejects a request that was meant for another user.
+func (w *actor) steal(ctx context.Context, wait func(context.Context) (*vipl.Conn, error)) {
 	if r, err := wait(ctx); err == nil {
 		w.count("taken")
 		w.wrong("a request for the honest user's discriminator came to the hostile one")

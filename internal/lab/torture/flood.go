@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/bpf"
 	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/testbed"
 )
@@ -85,7 +84,7 @@ func (s *soak) flood() (err error) {
 	if s.report.Flood == nil {
 		s.report.Flood = &Flood{}
 	}
-	f := s.report.Flood
+	f, known, start := s.report.Flood, s.known, time.Now()
 	if err := s.passed(floodTurns*s.floodTime(), &f.Calm); err != nil {
 		return err
 	}
@@ -114,7 +113,11 @@ func (s *soak) flood() (err error) {
 		f.Beside += s.hostile.Sent() - sent
 		f.BesideRate = perSecond(f.Beside, f.Flooded.Time)
 	}
-	return s.unanswered(told)
+	if err := s.noticed(told); err != nil {
+		return err
+	}
+	s.blame("flood", known, s.starved("flood", start))
+	return nil
 }
 
 // unreachables is how many ICMP errors "destination unreachable" the two kernels have sent.
@@ -129,20 +132,21 @@ func (s *soak) unreachables() (sum uint64, err error) {
 	return sum, nil
 }
 
-// unanswered checks what the flood of plain connections has met: the program has dropped each kind of frame by its name,
-// and no kernel has answered any. before is how many unreachables were sent by then.
-func (s *soak) unanswered(before uint64) error {
-	if !s.cfg.Plain {
-		return nil
-	}
-	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool { return notDropped(&r[0].Program) == "" && notDropped(&r[1].Program) == "" })
+// noticed checks what the flood has met: program and engine have dropped each kind of frame by its name, and, where
+// connections are plain, no kernel has answered any. before is how many unreachables were sent by then.
+func (s *soak) noticed(before uint64) error {
+	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool { return s.missed(r[0]) == "" && s.missed(r[1]) == "" })
 	if err != nil && !errors.Is(err, errTooLate) {
 		return err
 	}
+	s.record(r)
 	for side := range r {
-		if what := notDropped(&r[side].Program); what != "" {
-			s.violated("side %d: the program has dropped no frame for its %s: %+v", side, what, r[side].Program)
+		if what := s.missed(r[side]); what != "" {
+			s.violated("side %d: no frame was dropped for its %s: %+v, %+v", side, what, r[side].Program, r[side].Engine)
 		}
+	}
+	if !s.cfg.Plain {
+		return nil // a frame with any bits wrong may be for a port that has no socket
 	}
 	after, err := s.unreachables()
 	if err == nil && after != before {
@@ -151,14 +155,22 @@ func (s *soak) unanswered(before uint64) error {
 	return err
 }
 
-// notDropped is the first kind of plain forged frames that the program has not dropped by name.
-func notDropped(n *bpf.Counters) string {
-	for _, c := range []struct {
+// missed is the first kind of forged frames that was not dropped by name.
+func (s *soak) missed(r *Report) string {
+	type kind struct {
 		what string
 		n    uint64
-	}{{"VI", n.NoVI}, {"key", n.Key}, {"source", n.Source}, {"version", n.Version}, {"length", n.Short}} {
-		if c.n == 0 {
-			return c.what
+	}
+	p, e := &r.Program, &r.Engine
+	kinds := []kind{{"VI", p.NoVI}, {"key", p.Key}}
+	if s.cfg.Plain {
+		kinds = append(kinds, kind{"source", p.Source}, kind{"version", p.Version}, kind{"length", p.Short})
+	} else {
+		kinds = append(kinds, kind{"seal", e.Forged}, kind{"number", e.Replayed}, kind{"lack of a seal", e.Unsealed})
+	}
+	for _, k := range kinds {
+		if k.n == 0 {
+			return k.what
 		}
 	}
 	return ""
@@ -180,7 +192,7 @@ func (s *soak) passed(d time.Duration, sum *Passed) error {
 		Messages: after[0].Taken + after[1].Taken - before[0].Taken - before[1].Taken,
 		Time:     time.Since(mark.At), Late: mark.Allow(0),
 	})
-	s.take(after)
+	s.record(after)
 	return nil
 }
 

@@ -101,13 +101,10 @@ func newFlow(nic *vipl.NIC, cfg FlowConfig, i int, stop *atomic.Bool) (_ *flow, 
 		return nil, err
 	}
 	for _, r := range []**ring{&f.recvs, &f.sends} {
-		region, err := f.alloc(ringBytes(posted, cfg.MaxBytes), vipl.MemAttributes{})
-		if err != nil {
+		if *r, err = newRing(nic, f.tag, posted, cfg.MaxBytes); err != nil {
 			return nil, err
 		}
-		if *r, err = newRing(region, posted, cfg.MaxBytes); err != nil {
-			return nil, err
-		}
+		f.regions = append(f.regions, (*r).region)
 	}
 	if f.slots, err = f.alloc(cfg.Depth*cfg.MaxBytes, vipl.MemAttributes{EnableRDMAWrite: true}); err != nil {
 		return nil, err
@@ -221,26 +218,26 @@ func (f *flow) converse() {
 // await takes what has completed, or waits a moment for something.
 func (f *flow) await() {
 	_, recv, err := f.cq.Wait(5 * time.Millisecond)
-	f.take(recv, err)
+	f.dequeue(recv, err)
 	if f.over {
 		return
 	}
 	if s, err := f.vi.Query(); err != nil || s.State != vipl.Connected {
 		// The last that the peer has said may have come just before.
 		_, recv, err := f.cq.Done()
-		f.take(recv, err)
+		f.dequeue(recv, err)
 		f.over = true
 	}
 }
 
-// take takes what a look at the completion queue has found, and all behind it.
-func (f *flow) take(recv bool, err error) {
+// dequeue dequeues what the completion queue has named, and all behind it.
+func (f *flow) dequeue(recv bool, err error) {
 	for err == nil && !f.over {
 		taken := f.expect
 		if recv {
-			f.takeReceive()
+			f.dequeueReceive()
 		} else {
-			f.takeSend()
+			f.dequeueSend()
 		}
 		_, recv, err = f.cq.Done()
 		if err == nil && recv && f.cfg.Pause > 0 && f.expect > taken {
@@ -293,13 +290,13 @@ func (f *flow) end() {
 // drain dequeues what is left; every descriptor that was posted must come back.
 func (f *flow) drain() {
 	for f.recvs.outstanding() > 0 {
-		if !f.takeReceive() {
+		if !f.dequeueReceive() {
 			f.violation("%d posted receives did not complete with the connection's end", f.recvs.outstanding())
 			return
 		}
 	}
 	for f.sends.outstanding() > 0 {
-		if !f.takeSend() {
+		if !f.dequeueSend() {
 			f.violation("%d posted sends did not complete with the connection's end", f.sends.outstanding())
 			return
 		}

@@ -175,8 +175,8 @@ func (f *flow) post(o op) bool {
 	return true
 }
 
-// takeSend dequeues the oldest send if it is complete.
-func (f *flow) takeSend() bool {
+// dequeueSend dequeues the oldest send if it is complete.
+func (f *flow) dequeueSend() bool {
 	d, err := f.vi.SendDone()
 	if d == nil {
 		return false
@@ -256,9 +256,9 @@ func (f *flow) postReceive() error {
 	return nil
 }
 
-// takeReceive dequeues the oldest receive if it is complete, and checks what
+// dequeueReceive dequeues the oldest receive if it is complete, and checks what
 // came in it.
-func (f *flow) takeReceive() bool {
+func (f *flow) dequeueReceive() bool {
 	d, err := f.vi.RecvDone()
 	if d == nil {
 		return false

@@ -145,12 +145,12 @@ type ring struct {
 
 func roundUp64(n int) int { return (n + 63) &^ 63 }
 
-// ringBytes is the memory for count descriptors with buffers.
-func ringBytes(count, bytes int) int {
-	return count * (vipl.DescriptorAlignment + roundUp64(bytes))
-}
-
-func newRing(region *vipl.Region, count, bytes int) (*ring, error) {
+// newRing makes one of count descriptors, in memory of its own.
+func newRing(nic *vipl.NIC, tag *vipl.Ptag, count, bytes int) (*ring, error) {
+	region, err := nic.AllocMem(count*(vipl.DescriptorAlignment+roundUp64(bytes)), vipl.MemAttributes{Ptag: tag})
+	if err != nil {
+		return nil, err
+	}
 	r := &ring{region: region, bytes: bytes, ops: make([]op, count), reads: make([]readNote, count)}
 	for i := range count {
 		d, err := region.Descriptor(i*vipl.DescriptorAlignment, 2)

@@ -162,13 +162,14 @@ type soak struct {
 	base [2]*Resources // of the worker's process after its first whole act; nil: not known
 
 	// Of the act.
+	flows int        // that each side has
 	known [2]*Report // the newest
 
 	away time.Duration // for how long an event has taken something away that frames need, or seemed to
 
-	ledger *ledger
-	books  [2]account // of the last audit
-	cut    bool       // accounts do not go on from there
+	ledger  *ledger
+	audited [2]frameCounts // of the last audit
+	cut     bool           // accounts do not go on from there
 }
 
 // mtu is the bed's.
@@ -242,18 +243,25 @@ var levels = []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDeliv
 
 // startFlows starts what one side runs.
 func (s *soak) startFlows(side int) error {
+	s.flows = 0
 	for i, level := range levels {
 		cfg := FlowConfig{
 			Flows: s.cfg.Flows, Name: level.String(), Level: level, MaxBytes: 20_000, Depth: 16,
 			RDMA: i > 0, Again: true, Seed: s.rng.Uint64() >> 32,
 		}
-		if i == 0 {
+		switch {
+		case s.cfg.Bytes > 0 && i == 0:
+			continue
+		case s.cfg.Bytes > 0:
+			cfg.Flows, cfg.MaxBytes, cfg.Depth, cfg.Full, cfg.Again = max(1, s.cfg.Flows/2), bytesMessage, 8, true, false
+		case i == 0:
 			// Nothing else holds them back: together some 70 Mbit/s.
 			cfg.Gap = time.Duration(s.cfg.Flows) * 5 * time.Millisecond
 		}
 		if err := s.bed.StartSide(side, cfg); err != nil {
 			return err
 		}
+		s.flows += cfg.Flows
 	}
 	return nil
 }
@@ -271,7 +279,7 @@ func (s *soak) settle(event string) error {
 			return false
 		}
 		for side := range r {
-			if r[side].Open < 3*s.cfg.Flows {
+			if r[side].Open < s.flows {
 				return false
 			}
 			for i := range r[side].Flows {
@@ -285,19 +293,19 @@ func (s *soak) settle(event string) error {
 	if errors.Is(err, errTooLate) {
 		for side := range r {
 			s.violated("after %s: side %d: %d of %d flows are connected, the last refusal: %s", event, side,
-				r[side].Open, 3*s.cfg.Flows, r[side].LastRefusal)
+				r[side].Open, s.flows, r[side].LastRefusal)
 		}
 		err = nil
 	}
 	if err != nil {
 		return err
 	}
-	s.take(r)
+	s.record(r)
 	return nil
 }
 
-// take keeps the newest reports, and what they complain of.
-func (s *soak) take(r [2]*Report) {
+// record keeps the newest reports, and what they complain of.
+func (s *soak) record(r [2]*Report) {
 	for side := range r {
 		s.known[side] = r[side]
 		s.complain(side, r[side])
@@ -332,7 +340,7 @@ func (s *soak) close() error {
 	if err != nil {
 		return err
 	}
-	s.take(r)
+	s.record(r)
 	for side, r := range s.known {
 		s.add(side, r)
 		now := r.Resources
@@ -480,8 +488,8 @@ const (
 // reordering until so many bytes have come and been checked.
 func (s *soak) bytes() error {
 	before := s.bed.crossed()
-	for act := 0; s.report.Bytes < s.cfg.Bytes && !s.over() && len(s.report.Violations) == 0; act++ {
-		if err := s.moveBytes(act, s.report.Bytes); err != nil {
+	for s.report.Bytes < s.cfg.Bytes && !s.over() && len(s.report.Violations) == 0 {
+		if err := s.moveBytes(s.report.Bytes); err != nil {
 			return err
 		}
 	}
@@ -494,40 +502,23 @@ func (s *soak) bytes() error {
 }
 
 // moveBytes is one life of the NICs, after so many bytes.
-func (s *soak) moveBytes(act int, so uint64) error {
-	if err := s.begin(); err != nil {
+func (s *soak) moveBytes(before uint64) error {
+	if err := s.open(); err != nil {
 		return err
-	}
-	if err := s.bed.Open(NICConfig{Silence: s.cfg.Silence}); err != nil {
-		return err
-	}
-	flows := 0
-	for i, level := range levels[1:] {
-		err := s.bed.Start(FlowConfig{
-			Flows: max(1, s.cfg.Flows/2), Name: fmt.Sprintf("bytes-%d-%d", act, i), Level: level,
-			MaxBytes: bytesMessage, Depth: 8, Full: true, Seed: s.rng.Uint64() >> 32,
-		})
-		if err != nil {
-			return err
-		}
-		flows += max(1, s.cfg.Flows/2)
-	}
-	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool { return r[0].Open == flows && r[1].Open == flows })
-	if err != nil {
-		return fmt.Errorf("%w: %d and %d of %d flows are connected", err, r[0].Open, r[1].Open, flows)
 	}
 	f := bytesFaults
 	f.Seed = s.rng.Uint64()
 	s.bed.Site.Middle.SetBoth(f)
-	for last := time.Now(); !s.over() && s.report.Bytes < min(s.cfg.Bytes, so+bytesBatch); {
+	for last := time.Now(); !s.over() && s.report.Bytes < min(s.cfg.Bytes, before+bytesBatch) && len(s.report.Violations) == 0; {
 		if err := s.pass(bytesLook); err != nil {
 			return err
 		}
-		if r, err = s.bed.Reports(); err != nil {
+		r, err := s.bed.Reports()
+		if err != nil {
 			return err
 		}
-		s.take(r)
-		now := so + r[0].Bytes + r[1].Bytes
+		s.record(r)
+		now := before + r[0].Bytes + r[1].Bytes
 		if now > s.report.Bytes {
 			last = time.Now()
 		}
@@ -541,15 +532,12 @@ func (s *soak) moveBytes(act int, so uint64) error {
 		if time.Since(last) > settleWait {
 			s.violated("nothing has come for %v", settleWait)
 		}
-		if len(s.report.Violations) > 0 {
-			break
-		}
 	}
 	s.bed.Site.Middle.SetBoth(testbed.Faults{})
 	if err := s.close(); err != nil {
 		return err
 	}
-	s.report.Bytes = so + s.known[0].Bytes + s.known[1].Bytes
+	s.report.Bytes = before + s.known[0].Bytes + s.known[1].Bytes
 	return nil
 }
 

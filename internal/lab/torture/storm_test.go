@@ -60,12 +60,12 @@ func TestJumboStorms(t *testing.T) {
 
 func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 	b := newBed(t, bed)
-	books := watch(b)
+	l := watch(b)
 	must(t, b.Open(NICConfig{Silence: unhurried})) // longer than any burst, too
 	name := cfg.Name
 	for k, storm := range storms {
 		storm.faults.Seed, cfg.Name = seed+uint64(k), fmt.Sprintf("%s-%d", name, k)
-		if !t.Run(storm.name, func(t *testing.T) { weather(t, books, cfg, storm.faults, storm.took) }) {
+		if !t.Run(storm.name, func(t *testing.T) { weather(t, l, cfg, storm.faults, storm.took) }) {
 			return // the bed is not as it was
 		}
 	}
@@ -73,8 +73,8 @@ func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 }
 
 // weather runs flows for a share of time under faults, and until the storm was seen.
-func weather(t *testing.T, books *ledger, cfg FlowConfig, f testbed.Faults, took func(testbed.WayCounters) bool) {
-	b, opened := books.bed, balance(t, books)
+func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took func(testbed.WayCounters) bool) {
+	b, opened := l.bed, balance(t, l)
 	before, unwanted := calm(b), unwantedOf(t, b)
 	must(t, b.Start(cfg))
 	connected, err := b.Until(waitLimit, func(r [2]*Report) bool { return r[0].Open == cfg.Flows && r[1].Open == cfg.Flows })
@@ -118,21 +118,21 @@ func weather(t *testing.T, books *ledger, cfg FlowConfig, f testbed.Faults, took
 			t.Errorf("side %d: %d receives are left", side, freed[side].Kept)
 		}
 	}
-	balanced(t, books, opened)
+	balanced(t, l, opened)
 }
 
 // balance are the accounts of a bed at rest.
-func balance(t *testing.T, l *ledger) [2]account {
+func balance(t *testing.T, l *ledger) [2]frameCounts {
 	t.Helper()
 	r, err := l.bed.Count()
 	must(t, err)
-	a, err := l.accounts(r)
+	a, err := l.counts(r)
 	must(t, err)
 	return a
 }
 
 // balanced waits until all that was sent since before has arrived or is counted as dropped.
-func balanced(t *testing.T, l *ledger, before [2]account) {
+func balanced(t *testing.T, l *ledger, before [2]frameCounts) {
 	t.Helper()
 	for end := l.bed.Mark(); ; time.Sleep(10 * time.Millisecond) { // what is on the way takes a while
 		var errs [2]error

@@ -211,7 +211,7 @@ const logged = `=== RUN   TestNICsFacts
 `
 
 func TestFacts(t *testing.T) {
-	facts := takeFacts(logged)
+	facts := parseFacts(logged)
 	if len(facts) != 6 || facts[0] != (fact{"netdev netlink", true, ""}) || facts[1].can ||
 		!strings.HasSuffix(facts[1].reason, "not supported; (take another)") {
 		t.Fatalf("%+v", facts)
@@ -228,8 +228,8 @@ func TestFacts(t *testing.T) {
 
 func TestMatrix(t *testing.T) {
 	runs := []*kernelRun{
-		{release: "6.12.1", order: order{mode: native}, outcome: &outcome{tests: 7, facts: takeFacts(logged)}},
-		{release: "6.18.1", order: order{mode: zeroCopy}, outcome: &outcome{tests: 8, facts: takeFacts(strings.Replace(logged, "zero-copy: no: ", "zero-copy: yes", 1))}},
+		{release: "6.12.1", order: order{mode: native}, outcome: &outcome{tests: 7, facts: parseFacts(logged)}},
+		{release: "6.18.1", order: order{mode: zeroCopy}, outcome: &outcome{tests: 8, facts: parseFacts(strings.Replace(logged, "zero-copy: no: ", "zero-copy: yes", 1))}},
 	}
 	page := string(matrix(options{series: "6.12,6.18"}, forms[0], runs))
 	for _, want := range []string{

@@ -43,12 +43,12 @@ type Step struct {
 
 // Event is what became of a step, or, without a step, of the guest.
 type Event struct {
-	Step    string  `json:",omitempty"`
-	Status  int     // exit status; -1: no such thing, Error says why
-	Seconds float64 // that it took
-	Stdout  string  `json:",omitempty"`
-	Stderr  string  `json:",omitempty"`
-	Error   string  `json:",omitempty"`
-	Look    string  `json:",omitempty"` // of a step that has failed: what NICs and programs have counted
-	Done    bool    `json:",omitempty"` // the last event
+	Step      string  `json:",omitempty"`
+	Status    int     // exit status; -1: no such thing, Error says why
+	Seconds   float64 // that it took
+	Stdout    string  `json:",omitempty"`
+	Stderr    string  `json:",omitempty"`
+	Error     string  `json:",omitempty"`
+	Diagnosis string  `json:",omitempty"` // of a step that has failed: what NICs and programs have counted
+	Done      bool    `json:",omitempty"` // the last event
 }

@@ -12,11 +12,11 @@ import (
 	"viaxdp/internal/lab/testbed"
 )
 
-// account is what became of the frames of VIs that one side has sent, counted at each station:
+// frameCounts are what became of the frames of VIs that one side has sent, counted at each station:
 //
 //	socket --> way (faults) --> program --> socket --> engine
 //	  sent       way              seen       got
-type account struct {
+type frameCounts struct {
 	sent      uint64 // frames that the sender's kernel has taken, and did not name as lost
 	cancelled uint64 // of them, those that were cancelled: see xdpnic.Queue.Cancel
 	out       uint64 // those that the link to the way had no room for, other frames among them
@@ -31,7 +31,7 @@ type account struct {
 	engine     uint64 // by the engine, of received
 }
 
-func (a account) since(b account) account {
+func (a frameCounts) since(b frameCounts) frameCounts {
 	for _, p := range [][2]*uint64{
 		{&a.sent, &b.sent}, {&a.cancelled, &b.cancelled}, {&a.out, &b.out}, {&a.in, &b.in}, {&a.seen, &b.seen}, {&a.redirected, &b.redirected},
 		{&a.named, &b.named}, {&a.received, &b.received}, {&a.engine, &b.engine},
@@ -44,7 +44,7 @@ func (a account) since(b account) account {
 
 // onTheWay finds frames that were lost without a count, or came from nowhere, between the two sockets. A damaged
 // frame may be taken for any other.
-func (a account) onTheWay() error {
+func (a frameCounts) onTheWay() error {
 	n, taken, room := a.way, a.way.Taken+a.cancelled, a.all.Overrun+a.out
 	if taken > a.sent || taken+room < a.sent {
 		return fmt.Errorf("%d frames were sent, %d came to the way; there was no room for %d", a.sent, taken, room)
@@ -59,7 +59,7 @@ func (a account) onTheWay() error {
 }
 
 // atReceiver finds frames that were lost without a count between the program and the engine.
-func (a account) atReceiver() error {
+func (a frameCounts) atReceiver() error {
 	if a.redirected != a.named {
 		return fmt.Errorf("%d frames were redirected, %d arrived or were dropped by name", a.redirected, a.named)
 	}
@@ -93,8 +93,8 @@ func ofVI(frame []byte) bool {
 	return udp != nil && udp[udpHead+1]&wire.KindConnect == 0
 }
 
-// onTheWay is the part of a side's account that is counted between the two sockets.
-func (l *ledger) onTheWay(side int) (a account, err error) {
+// onTheWay is the part of a side's counts that is taken between the two sockets.
+func (l *ledger) onTheWay(side int) (a frameCounts, err error) {
 	m := l.bed.Site.Middle
 	a.cancelled, a.way, a.all = l.cancelled[side].Load(), m.Watched(side), m.Counters(side)
 	a.in, err = m.Dropped(1 - side)
@@ -104,8 +104,8 @@ func (l *ledger) onTheWay(side int) (a account, err error) {
 	}))
 }
 
-// accounts are those of both sides, as of a count.
-func (l *ledger) accounts(r [2]*Report) (a [2]account, err error) {
+// counts are those of both sides, as of a count.
+func (l *ledger) counts(r [2]*Report) (a [2]frameCounts, err error) {
 	for side := range a {
 		if a[side], err = l.onTheWay(side); err != nil {
 			return a, err
@@ -124,8 +124,8 @@ func (l *ledger) accounts(r [2]*Report) (a [2]account, err error) {
 
 // begin begins the accounts of interfaces that are about to be opened.
 func (s *soak) begin() (err error) {
-	for side := range s.books {
-		if s.books[side], err = s.ledger.onTheWay(side); err != nil {
+	for side := range s.audited {
+		if s.audited[side], err = s.ledger.onTheWay(side); err != nil {
 			return err
 		}
 	}
@@ -143,7 +143,7 @@ func (s *soak) audit() error {
 		for side := range r {
 			s.complain(side, r[side])
 		}
-		a, err := s.ledger.accounts(r)
+		a, err := s.ledger.counts(r)
 		if err != nil {
 			return err
 		}
@@ -157,22 +157,22 @@ func (s *soak) audit() error {
 			return nil
 		}
 		for side := range a {
-			if s.whole() {
-				s.report.Accounted += a[side].sent - s.books[side].sent
+			if s.continuous() {
+				s.report.Accounted += a[side].sent - s.audited[side].sent
 			}
 		}
 		s.report.Audits++
-		s.books, s.cut = a, false
+		s.audited, s.cut = a, false
 		return nil
 	}
 }
 
-// whole reports whether accounts go on from the last audit: a worker that was killed, cut off or opened again has taken
+// continuous reports whether accounts go on from the last audit: a worker that was killed, cut off or opened again has taken
 // frames or counters with it, and the program may have taken forged frames for any.
-func (s *soak) whole() bool { return !s.cut && !s.cfg.Hostile }
+func (s *soak) continuous() bool { return !s.cut && !s.cfg.Hostile }
 
 // unaccounted is what the accounts lack. Beside a flood nothing is at rest.
-func (s *soak) unaccounted(a [2]account) (err error) {
+func (s *soak) unaccounted(a [2]frameCounts) (err error) {
 	if s.hostile != nil {
 		return nil
 	}
@@ -180,10 +180,10 @@ func (s *soak) unaccounted(a [2]account) (err error) {
 		if e := a[side].atReceiver(); e != nil {
 			err = errors.Join(err, fmt.Errorf("side %d: %w", 1-side, e))
 		}
-		if !s.whole() {
+		if !s.continuous() {
 			continue
 		}
-		if e := a[side].since(s.books[side]).onTheWay(); e != nil {
+		if e := a[side].since(s.audited[side]).onTheWay(); e != nil {
 			err = errors.Join(err, fmt.Errorf("from side %d: %w", side, e))
 		}
 	}
@@ -210,7 +210,7 @@ func (s *soak) rest() error {
 		if err != nil {
 			return err
 		}
-		s.take(r)
+		s.record(r)
 	}
 	return s.audit()
 }
