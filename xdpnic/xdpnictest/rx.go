@@ -240,10 +240,13 @@ func (q *Queue) Wait(timeout time.Duration) error {
 		}()
 	}
 	w.asleep++
-	for before := w.rouses; w.rouses == before && (timeout < 0 || time.Now().Before(end)); {
+	before := w.rouses
+	for w.rouses == before && (timeout < 0 || time.Now().Before(end)) {
 		w.cond.Wait()
 	}
-	w.asleep--
+	if w.rouses == before { // the time is over
+		w.asleep--
+	}
 	if w.closed {
 		return xdpnic.ErrClosed
 	}
@@ -285,6 +288,7 @@ func (w *waiter) arrived() {
 
 func (w *waiter) rouse() {
 	w.rouses++
+	w.asleep = 0
 	w.cond.Broadcast()
 }
 

@@ -40,6 +40,9 @@ func StartGuard(args []string) (*Guard, error) { return &Guard{args: args}, nil 
 // Raise adds pages to the allowance, once before Restore. With an error it is unchanged:
 // programs then do with fewer or no hugepages.
 func (g *Guard) Raise(pages int) (err error) {
+	if g.child != nil {
+		return errors.New("hugepage guard: raised already")
+	}
 	// Its own session: it outlives its parent.
 	g.child, err = newSide(g.args, nil, func(cmd *exec.Cmd) error {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

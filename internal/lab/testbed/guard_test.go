@@ -68,6 +68,9 @@ func TestKilledGuard(t *testing.T) {
 	g, err := StartGuard([]string{asGuard})
 	must(t, err)
 	must(t, g.Raise(2))
+	if g.Raise(2) == nil {
+		t.Error("raised twice")
+	}
 	if now := allowance(t); now < 2 {
 		t.Errorf("the allowance is %d after raising it by 2", now)
 	}

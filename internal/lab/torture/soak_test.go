@@ -101,8 +101,12 @@ func TestJudgeFlood(t *testing.T) {
 
 // Each event leaves all flows talking, in an act of its own.
 func TestEvents(t *testing.T) {
-	t.Parallel()
-	undergo(t, BedConfig{}, events)
+	for name, part := range map[string][]event{"moves": moves, "others": events[len(moves):]} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			undergo(t, BedConfig{}, part)
+		})
+	}
 }
 
 // Workers whose interfaces an agent opens keep every promise, too, when they are killed, when the agent's program is
