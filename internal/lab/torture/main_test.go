@@ -17,7 +17,7 @@ const asWorker = "torture-worker"
 
 func TestMain(m *testing.M) {
 	if !thorough() {
-		flag.Set("test.parallel", "4") // on few CPUs, too: tests wait most of the time
+		flag.Set("test.parallel", "3") // on few CPUs, too: tests wait most of the time
 	}
 	nstest.Main(m, map[string]func() error{asWorker: Main, asVictim: live})
 }

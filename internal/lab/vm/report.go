@@ -36,8 +36,8 @@ type figure struct {
 	p50, p99 float64 // microseconds, half a round trip
 }
 
-// readOutcome reads the results of a guest that got an order.
-func readOutcome(path string, asked order) (*outcome, error) {
+// readOutcome reads the results of a guest that got a task.
+func readOutcome(path string, asked task) (*outcome, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func readEvents(r io.Reader) ([]plan.Event, error) {
 
 // judge finds what is wrong. Every step of the plan must have been reported,
 // and have done what it is there for.
-func judge(events []plan.Event, asked order) *outcome {
+func judge(events []plan.Event, asked task) *outcome {
 	o := &outcome{events: len(events), modes: make(map[string]bool)}
 	by := make(map[string]plan.Event)
 	for _, e := range events {

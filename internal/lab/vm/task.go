@@ -55,8 +55,8 @@ func rows(mode string, short bool) []row {
 		row{"kernel TCP, blocking", "tcp-block", mode, 64})
 }
 
-// order is what a guest is to do.
-type order struct {
+// task is what a guest is to do.
+type task struct {
 	mode   string
 	queues int
 	// short leaves out the conformance suite, and all ping-pongs but one.
@@ -70,7 +70,7 @@ type order struct {
 const silence = "20s"
 
 // rows leaves out what needs one queue: the raw rings steer nothing.
-func (o order) rows() []row {
+func (o task) rows() []row {
 	return slices.DeleteFunc(rows(o.mode, o.short), func(r row) bool { return o.queues > 1 && r.transport == "raw-afxdp" })
 }
 
@@ -85,7 +85,7 @@ var ports = map[string]string{zeroCopy: "18515", native: "18516"}
 
 // plan is what the guest does to show that the mode works. With several
 // queues VIs are on the last one, where no frame comes unless it is steered.
-func (o order) plan() plan.Plan {
+func (o task) plan() plan.Plan {
 	mode, queues := o.mode, o.queues
 	env := []string{
 		"VIA_NICS=eth0@/proc/1/ns/net,eth1@" + plan.Peer,
