@@ -124,7 +124,8 @@ func TestCancel(t *testing.T) {
 }
 
 // Memory of the program in a frame is read when the kernel copies it, and in zero-copy mode
-// when the NIC sends it, which Reading tells. A frame that was cancelled on the ring has
+// when the NIC sends it, which Reading tells: it takes entries off the TX ring at once, and one
+// that has stalled sends them when it goes on. A frame that was cancelled on the ring has
 // nothing of that memory.
 func TestReading(t *testing.T) {
 	for _, zeroCopy := range []bool{false, true} {
@@ -167,7 +168,13 @@ func TestReading(t *testing.T) {
 			t.Errorf("zero-copy %v: not cancelled the second time", zeroCopy)
 		}
 		lent[0] = 2
+		if len(left) != 0 || !a.InFlight(first) {
+			t.Errorf("zero-copy %v: %d frames have left a NIC that stalls", zeroCopy, len(left))
+		}
 		a.SetLies(xdpnictest.Lies{LateCompletion: time.Hour})
+		if want := map[bool]int{false: 0, true: 1}[zeroCopy]; len(left) != want {
+			t.Errorf("zero-copy %v: %d frames have left without a doorbell, want %d", zeroCopy, len(left), want)
+		}
 		flush(t, a)
 		if len(left) != 2 || len(left[0]) != frameLen+2048 || left[0][frameLen] != 2 || bytes.IndexByte(left[1], 2) >= 0 {
 			t.Errorf("zero-copy %v: %d frames left, or with other bytes", zeroCopy, len(left))
