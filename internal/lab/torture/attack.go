@@ -41,7 +41,7 @@ type attack struct {
 	*AttackReport
 }
 
-// attackDefault is how long an attack lasts where nobody says it.
+// attackDefault is how long an attack lasts where it is not told.
 const attackDefault = 10 * time.Second
 
 // attackKinds are the attacks by name: what each promises, what must have taken place for its result to mean

@@ -297,7 +297,7 @@ func unwanted(v4, v6 string) (u Unwanted, err error) {
 		}
 	}
 	if found != 2 {
-		return u, errors.New("/proc/net/snmp does not count what nobody wants")
+		return u, errors.New("/proc/net/snmp does not count datagrams without a socket")
 	}
 	for line := range strings.Lines(v6) {
 		if f := strings.Fields(line); len(f) == 2 {
