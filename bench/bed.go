@@ -280,7 +280,7 @@ func (b *Bed) withAgents(f func() error) (err error) {
 }
 
 // awaitAgent waits until an agent serves.
-func awaitAgent(agent *testbed.Process, socket string) error {
+func awaitAgent(agent *testbed.Side, socket string) error {
 	late := time.After(agentTime)
 	for {
 		if c, err := net.Dial("unix", socket); err == nil {

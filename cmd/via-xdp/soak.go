@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -22,12 +21,12 @@ import (
 // soakWorkerCommand is the hidden command that runs one of the processes of a soak.
 const soakWorkerCommand = "internal-soak-worker"
 
-func soakWorker() error { return torture.Main(os.Stdin, os.Stdout) }
+func soakWorker() error { return torture.Main() }
 
 // newSoak is the command around soak, which is torture.Soak.
 func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (torture.SoakReport, error)) *cobra.Command {
 	cfg := torture.SoakConfig{For: time.Minute, Silence: vipl.DefaultSilence, Args: []string{soakWorkerCommand}, Stderr: env.stderr}
-	asJSON, gigabytes, agent := jsonFile(""), 0., false
+	asJSON, gigabytes := jsonFile(""), 0.
 	cmd := &cobra.Command{
 		Use:   "soak",
 		Short: "Run checked traffic under faults, crashes and restarts",
@@ -108,9 +107,6 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			if !cmd.Flags().Changed("seed") {
 				cfg.Seed = rand.Uint64()
 			}
-			if agent {
-				cfg.AgentArgs = []string{"agent", "--config", os.DevNull, "--no-fdstored"}
-			}
 			progress := newProgress(env.stderr)
 			cfg.Progress = func(r torture.SoakReport) { progress.line("%s", soakStep(r)) }
 			report, err := soak(cmd.Context(), cfg)
@@ -137,7 +133,7 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	f.BoolVar(&cfg.Plain, "plain", false, "with --hostile: do not seal the connections; the attackers do not see their frames")
 	f.StringVar(&cfg.Attack, "attack", "", "run this `attack` instead of random events: peer, users or requests")
 	f.DurationVar(&cfg.Silence, "silence", cfg.Silence, "time after which a silent peer of a VI is considered dead, on both sides")
-	f.BoolVar(&agent, "agent", false, "let an agent on each side open the interfaces")
+	f.BoolVar(&cfg.Agents, "agent", false, "let an agent on each side open the interfaces")
 	f.IntVar(&cfg.IP, "ip", 0, "IP `version` of the connections, 4 or 6 (default: chosen by the seed; 4 with --kills, --gigabytes and --hostile)")
 	f.IntVar(&cfg.MTU, "mtu", 0, fmt.Sprintf("`MTU` of the interfaces, %d to %d (default: 1500 or 9000, chosen by the seed; 1500 with --kills, --gigabytes and --hostile)", leastSoakMTU, testbed.MaxMTU))
 	f.Uint64Var(&cfg.Seed, "seed", 0, "of the events and faults (default: a random one, which the report shows)")

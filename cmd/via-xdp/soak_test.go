@@ -80,8 +80,7 @@ func TestSoakReport(t *testing.T) {
 			}
 		}
 		asked := func(flag string) bool { return slices.Contains(c.args, flag) }
-		if cfg.Hostile != asked("--hostile") || cfg.Plain != asked("--plain") || (len(cfg.AgentArgs) > 0) != asked("--agent") ||
-			asked("--agent") && cfg.AgentArgs[0] != "agent" {
+		if cfg.Hostile != asked("--hostile") || cfg.Plain != asked("--plain") || cfg.Agents != asked("--agent") {
 			t.Errorf("%s: %+v", name, cfg)
 		}
 	}

@@ -38,7 +38,7 @@ var nicRules = []Rule{
 			{"MaxSegmentsPerDesc", a.MaxSegmentsPerDesc, vipl.MaxSegments},
 			{"MaxDescriptorsPerQueue", a.MaxDescriptorsPerQueue, vipl.MaxDescriptorsPerQueue},
 			{"MaxDescriptorsPerQueue", a.MaxDescriptorsPerQueue, 4096},
-			{"MaxVI", a.MaxVI, 4096},
+			{"MaxVI", a.MaxVI, 16384},
 			{"MaxCQ", a.MaxCQ, 1024},
 			{"MaxCQEntries", a.MaxCQEntries, vipl.MaxCQEntries},
 			{"MaxDiscriminatorLen", a.MaxDiscriminatorLen, vipl.MaxDiscriminatorLen},

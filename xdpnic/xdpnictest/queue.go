@@ -1,9 +1,11 @@
 package xdpnictest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 
 	"viaxdp/internal/base/wire"
@@ -94,6 +96,7 @@ func (w *Wire) Queue(cfg Config) (*Queue, error) {
 		tx: newRing[entry](cfg.TxRing), taken: newRing[entry](cfg.CompletionRing), comp: newRing[uint64](cfg.CompletionRing),
 		fill: newRing[int](cfg.FillRing), rx: newRing[arrival](cfg.RxRing),
 	}
+	q.wait.cond.L = &q.wait.mu
 	for i := range q.chunks {
 		c := &q.chunks[i]
 		c.last = "the beginning"
@@ -134,15 +137,8 @@ func (q *Queue) setFaults(f Faults) {
 	}
 }
 
-// place is q's number on the wire.
-func (q *Queue) place() uint64 {
-	for i, e := range q.wire.ends {
-		if e == q {
-			return uint64(i + 1)
-		}
-	}
-	return 0
-}
+// place is q's number on the wire, from 1.
+func (q *Queue) place() uint64 { return uint64(slices.Index(q.wire.ends, q) + 1) }
 
 // SetLies says what q's kernel lies about from now on.
 func (q *Queue) SetLies(l Lies) {
@@ -240,18 +236,11 @@ func (c Config) PoolBytes() int {
 }
 
 func (c *Config) defaults() {
-	def := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	def(&c.ChunkSize, DefaultChunkSize)
-	def(&c.RxChunks, DefaultChunks)
-	def(&c.TxChunks, DefaultChunks)
-	def(&c.FillRing, c.RxChunks)
-	def(&c.RxRing, c.RxChunks)
-	def(&c.TxRing, c.TxChunks)
-	def(&c.CompletionRing, c.TxRing)
+	c.ChunkSize = cmp.Or(c.ChunkSize, DefaultChunkSize)
+	c.RxChunks, c.TxChunks = cmp.Or(c.RxChunks, DefaultChunks), cmp.Or(c.TxChunks, DefaultChunks)
+	c.FillRing, c.RxRing = cmp.Or(c.FillRing, c.RxChunks), cmp.Or(c.RxRing, c.RxChunks)
+	c.TxRing = cmp.Or(c.TxRing, c.TxChunks)
+	c.CompletionRing = cmp.Or(c.CompletionRing, c.TxRing)
 }
 
 func (c *Config) check() error {

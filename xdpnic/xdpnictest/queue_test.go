@@ -124,7 +124,8 @@ func TestCancel(t *testing.T) {
 }
 
 // Memory of the program in a frame is read when the kernel copies it, and in zero-copy mode
-// when the NIC sends it, which Reading tells. A frame that was cancelled on the ring has
+// when the NIC sends it, which Reading tells: it takes entries off the TX ring at once, and one
+// that has stalled sends them when it goes on. A frame that was cancelled on the ring has
 // nothing of that memory.
 func TestReading(t *testing.T) {
 	for _, zeroCopy := range []bool{false, true} {
@@ -167,7 +168,13 @@ func TestReading(t *testing.T) {
 			t.Errorf("zero-copy %v: not cancelled the second time", zeroCopy)
 		}
 		lent[0] = 2
+		if len(left) != 0 || !a.InFlight(first) {
+			t.Errorf("zero-copy %v: %d frames have left a NIC that stalls", zeroCopy, len(left))
+		}
 		a.SetLies(xdpnictest.Lies{LateCompletion: time.Hour})
+		if want := map[bool]int{false: 0, true: 1}[zeroCopy]; len(left) != want {
+			t.Errorf("zero-copy %v: %d frames have left without a doorbell, want %d", zeroCopy, len(left), want)
+		}
 		flush(t, a)
 		if len(left) != 2 || len(left[0]) != frameLen+2048 || left[0][frameLen] != 2 || bytes.IndexByte(left[1], 2) >= 0 {
 			t.Errorf("zero-copy %v: %d frames left, or with other bytes", zeroCopy, len(left))
@@ -352,6 +359,13 @@ func TestMisuse(t *testing.T) {
 		{"send past the chunk", "past the end of chunk 4", func(a, b *xdpnictest.Queue) {
 			addr, _, _ := a.Alloc()
 			a.Send(addr, 2049, false)
+		}},
+		{"send of no frame", "Send of 13 bytes, which is no frame", func(a, b *xdpnictest.Queue) {
+			addr, _, _ := a.Alloc()
+			a.Send(addr, 13, false)
+		}},
+		{"two segments without multi-buffer", "SendSegs of 2 segments", func(a, b *xdpnictest.Queue) {
+			a.SendSegs(make([]xdpnic.Desc, 2), false)
 		}},
 		{"recycle twice", "Recycle of chunk 0, which is recycled", func(a, b *xdpnictest.Queue) {
 			f := lease(b, a)

@@ -10,9 +10,9 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// take is the kernel's side of an arrival: demux, a chunk of the fill ring for
+// kernelReceive is the kernel's side of an arrival: demux, a chunk of the fill ring for
 // each segment, the RX ring. Locked.
-func (q *Queue) take(frame []byte) {
+func (q *Queue) kernelReceive(frame []byte) {
 	n := &q.n
 	n.Arrived++
 	switch {
@@ -205,15 +205,12 @@ func (q *Queue) Refill() {
 // waiter is where goroutines sleep for a queue.
 type waiter struct {
 	mu     sync.Mutex
-	asleep []*sleeper
-	spare  []*sleeper
+	cond   sync.Cond // of mu
+	rouses uint64    // how often the sleepers were roused
+	asleep int
 	woken  bool // a Wake that met nobody
 	closed bool
-}
-
-type sleeper struct {
-	ch    chan struct{}
-	timer *time.Timer
+	timers []*time.Timer // that do not run; they rouse nobody, but have each look at the time
 }
 
 // Wait sleeps until the RX ring holds an entry, until Wake, or until the time
@@ -223,65 +220,53 @@ type sleeper struct {
 func (q *Queue) Wait(timeout time.Duration) error {
 	w := &q.wait
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.closed {
-		w.mu.Unlock()
 		return xdpnic.ErrClosed
 	}
 	woken := w.woken
 	w.woken = false
-	// Arrivals count before they look for sleepers; here it is the other way
-	// round, under the same lock.
+	// Arrivals count before they rouse; here it is the other way round, under the same lock.
 	if woken || q.Ready() || timeout == 0 {
-		w.mu.Unlock()
 		return nil
 	}
-	s := w.sleeper()
-	w.asleep = append(w.asleep, s)
-	w.mu.Unlock()
-
-	var over <-chan time.Time
+	var end time.Time
 	if timeout > 0 {
-		if s.timer == nil {
-			s.timer = time.NewTimer(timeout)
-		} else {
-			s.timer.Reset(timeout)
-		}
-		over = s.timer.C
+		end = time.Now().Add(timeout)
+		timer := w.timer(timeout)
+		defer func() {
+			timer.Stop()
+			w.timers = append(w.timers, timer)
+		}()
 	}
-	select {
-	case <-s.ch:
-	case <-over:
+	w.asleep++
+	before := w.rouses
+	for w.rouses == before && (timeout < 0 || time.Now().Before(end)) {
+		w.cond.Wait()
 	}
-	if timeout > 0 {
-		s.timer.Stop()
+	if w.rouses == before { // the time is over
+		w.asleep--
 	}
-
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for i, other := range w.asleep {
-		if other == s { // the time was over first
-			w.asleep = append(w.asleep[:i], w.asleep[i+1:]...)
-			break
-		}
-	}
-	select {
-	case <-s.ch: // the time was over, and then the signal came
-	default:
-	}
-	w.spare = append(w.spare, s)
 	if w.closed {
 		return xdpnic.ErrClosed
 	}
 	return nil
 }
 
-func (w *waiter) sleeper() *sleeper {
-	if n := len(w.spare); n > 0 {
-		s := w.spare[n-1]
-		w.spare = w.spare[:n-1]
-		return s
+// timer is one that runs.
+func (w *waiter) timer(d time.Duration) *time.Timer {
+	n := len(w.timers)
+	if n == 0 {
+		return time.AfterFunc(d, func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.cond.Broadcast()
+		})
 	}
-	return &sleeper{ch: make(chan struct{}, 1)}
+	timer := w.timers[n-1]
+	w.timers = w.timers[:n-1]
+	timer.Reset(d)
+	return timer
 }
 
 // Wake ends the Waits under way, or makes the next one return at once. Wakes
@@ -290,7 +275,7 @@ func (q *Queue) Wake() {
 	w := &q.wait
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.woken = len(w.asleep) == 0
+	w.woken = w.asleep == 0
 	w.rouse()
 }
 
@@ -302,11 +287,9 @@ func (w *waiter) arrived() {
 }
 
 func (w *waiter) rouse() {
-	for i, s := range w.asleep {
-		s.ch <- struct{}{} // it has room: each is roused once
-		w.asleep[i] = nil
-	}
-	w.asleep = w.asleep[:0]
+	w.rouses++
+	w.asleep = 0
+	w.cond.Broadcast()
 }
 
 func (w *waiter) close() {

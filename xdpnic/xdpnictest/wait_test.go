@@ -2,7 +2,6 @@ package xdpnictest_test
 
 import (
 	"encoding/binary"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -92,44 +91,6 @@ func TestCloseEndsWait(t *testing.T) {
 			}
 		}
 	})
-}
-
-// A zero-copy NIC takes entries off the TX ring at once. One that stalls puts on the wire what their memory holds when
-// it goes on, and only then they complete.
-func TestZeroCopyStall(t *testing.T) {
-	for _, zeroCopy := range []bool{false, true} {
-		const outside = 16 * 2048
-		memory := make([]byte, outside+2048)
-		w := xdpnictest.NewWire()
-		defer w.Close()
-		a, err := w.Queue(xdpnictest.Config{Memory: memory, RxChunks: 8, TxChunks: 8, MultiBuffer: true, ZeroCopy: zeroCopy})
-		must(t, err)
-		defer a.Close()
-		var heard []byte
-		a.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool { heard = slices.Clone(frame); return true }})
-		a.SetLies(xdpnictest.Lies{Stall: 1})
-		addr, head, _ := a.Alloc()
-		clear(head[:20])
-		memory[outside] = 1
-		if !a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: 20}, {Addr: outside, Len: 100}}, true) {
-			t.Fatal("refused")
-		}
-		flush(t, a)
-		if want := map[bool]int{false: 2, true: 0}[zeroCopy]; a.Pending() != want || heard != nil || !a.InFlight(addr) {
-			t.Errorf("zero-copy %v: %d entries are on the ring, want %d; %d bytes have left", zeroCopy, a.Pending(), want, len(heard))
-		}
-		memory[outside] = 2
-		a.SetLies(xdpnictest.Lies{})
-		if zeroCopy && len(heard) != 120 {
-			t.Errorf("a NIC that goes on has sent %d bytes", len(heard))
-		}
-		flush(t, a)
-		if len(heard) != 120 || heard[20] != 2 || a.InFlight(addr) {
-			t.Errorf("zero-copy %v: %d bytes have left, in flight %v", zeroCopy, len(heard), a.InFlight(addr))
-		}
-		a.Release(addr)
-		sound(t, a)
-	}
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -1,8 +1,9 @@
 package xdpnictest
 
 import (
-	"container/heap"
+	"cmp"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 )
@@ -12,8 +13,7 @@ type Wire struct {
 	mu     sync.Mutex // guards everything of the wire and of its queues
 	epoch  time.Time
 	ends   []*Queue
-	line   line // what is on the way
-	order  uint64
+	line   []*onLine // what is on the way; what is due first at its beginning
 	timer  *time.Timer
 	due    time.Duration // when timer runs out, 0: it does not run
 	spare  [][]byte
@@ -67,44 +67,23 @@ func (w *Wire) SetFaults(f Faults) {
 // completes.
 type onLine struct {
 	due    time.Duration
-	order  uint64
 	from   *Queue
 	frame  []byte // nil: completion of entry
 	entry  entry
 	behind int           // held back: later frames still to overtake it
 	delay  time.Duration // held back: time on the way afterwards
-	at     int           // place in the line
 }
 
-type line []*onLine
-
-func (l line) Len() int { return len(l) }
-func (l line) Less(i, j int) bool {
-	return l[i].due < l[j].due || l[i].due == l[j].due && l[i].order < l[j].order
-}
-func (l line) Swap(i, j int) {
-	l[i], l[j] = l[j], l[i]
-	l[i].at, l[j].at = i, j
-}
-func (l *line) Push(x any) {
-	e := x.(*onLine)
-	e.at = len(*l)
-	*l = append(*l, e)
-}
-func (l *line) Pop() any {
-	old := *l
-	e := old[len(old)-1]
-	old[len(old)-1] = nil
-	*l = old[:len(old)-1]
-	return e
-}
-
-// later puts e on the line, to happen after d. Locked.
+// later puts e on the line, to happen after d, behind what is due at the same time. Locked.
 func (w *Wire) later(e *onLine, d time.Duration) {
-	w.order++
-	e.order = w.order
 	e.due = time.Since(w.epoch) + d
-	heap.Push(&w.line, e)
+	i, _ := slices.BinarySearchFunc(w.line, e.due, func(other *onLine, due time.Duration) int {
+		if other.due <= due {
+			return -1
+		}
+		return 1
+	})
+	w.line = slices.Insert(w.line, i, e)
 	w.arm()
 }
 
@@ -133,12 +112,13 @@ func (w *Wire) run() {
 	w.due = 0
 	now := time.Since(w.epoch)
 	for len(w.line) > 0 && w.line[0].due <= now {
-		e := heap.Pop(&w.line).(*onLine)
+		e := w.line[0]
+		w.line = w.line[1:]
 		switch {
 		case e.frame == nil:
 			e.from.complete(e.entry)
 		case e.behind > 0: // its time in the way of others is over
-			e.from.forget(e)
+			e.from.back = remove(e.from.back, e)
 			w.release(e)
 		default:
 			w.arrive(e.from, e.frame)
@@ -202,15 +182,13 @@ func (w *Wire) carry(from *Queue, frame []byte) {
 	if t.corrupt {
 		n.Corrupted++
 		frame = append(w.buffer(), frame...)
-		for i := range t.flips {
-			bit := t.flip[i] % uint64(8*len(frame))
+		defer func() { w.spare = append(w.spare, frame[:0]) }()
+		for _, flip := range t.flip[:t.flips] {
+			bit := flip % uint64(8*len(frame))
 			frame[bit/8] ^= 1 << (bit % 8)
 		}
-		w.send(from, frame, t.delay[0], t.behind)
-		w.spare = append(w.spare, frame[:0])
-	} else {
-		w.send(from, frame, t.delay[0], t.behind)
 	}
+	w.send(from, frame, t.delay[0], t.behind)
 	from.overtake()
 }
 
@@ -226,11 +204,7 @@ func (w *Wire) send(from *Queue, frame []byte, delay time.Duration, behind int) 
 		from.n.Reordered++
 		e.behind = behind + 1 // its own turn counts
 		from.back = append(from.back, e)
-		wait := from.faults.ReorderTime
-		if wait <= 0 {
-			wait = time.Millisecond
-		}
-		w.later(e, wait)
+		w.later(e, cmp.Or(from.faults.ReorderTime, time.Millisecond))
 		return
 	}
 	from.n.Delayed++
@@ -256,19 +230,13 @@ func (q *Queue) overtake() {
 			i++
 			continue
 		}
-		q.back = append(q.back[:i], q.back[i+1:]...)
-		heap.Remove(&w.line, e.at)
+		q.back, w.line = remove(q.back, e), remove(w.line, e)
 		w.release(e)
 	}
 }
 
-func (q *Queue) forget(e *onLine) {
-	for i := range q.back {
-		if q.back[i] == e {
-			q.back = append(q.back[:i], q.back[i+1:]...)
-			return
-		}
-	}
+func remove(from []*onLine, e *onLine) []*onLine {
+	return slices.DeleteFunc(from, func(other *onLine) bool { return other == e })
 }
 
 // arrive hands a frame to the queues that it is for.
@@ -277,7 +245,7 @@ func (w *Wire) arrive(from *Queue, frame []byte) {
 	for _, q := range w.ends {
 		if q.wants(from, frame) {
 			taken = true
-			q.take(frame)
+			q.kernelReceive(frame)
 		}
 	}
 	if !taken {
@@ -337,7 +305,7 @@ type Lies struct {
 	Stall      float64 // share of Flush calls that send nothing and say nothing; see Config.ZeroCopy
 }
 
-// dice is a source of random choices in which those of the n-th event follow
+// randomSource is a source of random choices in which those of the n-th event follow
 // from the seed and n alone.
 type randomSource struct {
 	seed, n uint64
@@ -361,7 +329,7 @@ func (d *randomSource) hit(share float64) bool {
 	return u < share
 }
 
-// fate is what becomes of one frame.
+// faultDecision is what becomes of one frame.
 type faultDecision struct {
 	lost, burst  bool
 	dup, corrupt bool
@@ -372,20 +340,20 @@ type faultDecision struct {
 	burstLen     int
 }
 
-// decide draws the fate of the next frame. It always draws the same number of
+// decide draws what becomes of the next frame. It always draws the same number of
 // times, so that one fault does not change the choices of another.
 func (f *Faults) decide(d *randomSource) (t faultDecision) {
 	d.next()
 	t.lost = d.hit(f.Loss)
 	t.burst = d.hit(f.Burst)
-	t.burstLen = 1 + d.rng.IntN(or(f.BurstLen, 8))
+	t.burstLen = 1 + d.rng.IntN(cmp.Or(f.BurstLen, 8))
 	t.dup = d.hit(f.Dup)
 	t.corrupt = d.hit(f.Corrupt)
 	t.flips = 1 + d.rng.IntN(len(t.flip))
 	for i := range t.flip {
 		t.flip[i] = d.rng.Uint64()
 	}
-	if k := 1 + d.rng.IntN(or(f.ReorderDepth, 4)); d.hit(f.Reorder) {
+	if k := 1 + d.rng.IntN(cmp.Or(f.ReorderDepth, 4)); d.hit(f.Reorder) {
 		t.behind = k
 	}
 	for i := range t.delay {
@@ -393,11 +361,4 @@ func (f *Faults) decide(d *randomSource) (t faultDecision) {
 		t.delay[i] = f.Delay + time.Duration(u*float64(f.Jitter))
 	}
 	return t
-}
-
-func or(v, d int) int {
-	if v <= 0 {
-		return d
-	}
-	return v
 }

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Patience is how long a test waits for what must come about. It bounds a test that
+// WaitLimit is how long a test waits for what must come about. It bounds a test that
 // fails, on a machine that others keep busy, and is no promise.
 const WaitLimit = time.Minute
 
 // pause is the time between two looks.
 const pause = time.Millisecond
 
-// Comes looks until ok, and says whether it came to that within Patience. It looks at
-// least once.
+// Comes looks until ok, and reports whether it came to that within WaitLimit. It looks
+// at least once.
 func Comes(ok func() bool) bool {
 	for end := time.Now().Add(WaitLimit); !ok(); time.Sleep(pause) {
 		if time.Now().After(end) {

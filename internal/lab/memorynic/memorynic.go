@@ -27,7 +27,7 @@ type Config struct {
 // their work.
 const Unhurried = 30 * time.Second
 
-// patience is how long frames may be on their way when nobody sends any more.
+// waitLimit is how long frames may be on their way after the last one was sent.
 const waitLimit = time.Minute
 
 // Host is a NIC and the queue that it sends by.

@@ -1,13 +1,11 @@
 package nstest
 
 import (
-	"fmt"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -40,53 +38,30 @@ func NICs(t testing.TB) (a, b *NS, mode string) {
 	if len(list) != 2 {
 		t.Fatalf("%s=%q: want two interfaces", NICsEnv, names)
 	}
-	ends := make([]*NS, 2)
-	for i, s := range list {
-		n, err := existing(s)
-		if err != nil {
-			t.Fatalf("%s: %s: %v", NICsEnv, s, err)
+	ends := []*NS{{}, {}}
+	for i, n := range ends {
+		name, path, ok := strings.Cut(list[i], "@")
+		if !ok {
+			t.Fatalf("%s: %s: want INTERFACE@NAMESPACE", NICsEnv, list[i])
 		}
-		t.Cleanup(func() {
-			n.netlink.Close()
-			n.handle.Close()
-		})
-		ends[i] = n
+		n.Name = name
+		h, err := netns.GetFromPath(path)
+		n.enter(t, h, err)
+		if err := n.probe(); err != nil {
+			t.Fatalf("%s: %s: %v", NICsEnv, list[i], err)
+		}
 	}
 	return ends[0], ends[1], mode
 }
 
-// existing looks at an interface that somebody else has made.
-func existing(s string) (_ *NS, err error) {
-	name, path, ok := strings.Cut(s, "@")
-	if !ok {
-		return nil, fmt.Errorf("want INTERFACE@NAMESPACE")
-	}
-	n := &NS{Name: name}
-	if n.handle, err = netns.GetFromPath(path); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			n.handle.Close()
-		}
-	}()
-	if n.netlink, err = netlink.NewHandleAt(n.handle, unix.NETLINK_ROUTE); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			n.netlink.Close()
-		}
-	}()
-	l, err := n.netlink.LinkByName(name)
+// probe notes what an interface is that the test has not made.
+func (n *NS) probe() error {
+	l, err := n.netlink.LinkByName(n.Name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	n.Index, n.MAC, n.MTU = l.Attrs().Index, l.Attrs().HardwareAddr, l.Attrs().MTU
 	addrs, err := n.netlink.AddrList(l, unix.AF_UNSPEC)
-	if err != nil {
-		return nil, err
-	}
 	for _, a := range addrs {
 		ip, ok := netip.AddrFromSlice(a.IP)
 		switch ip = ip.Unmap(); {
@@ -97,5 +72,5 @@ func existing(s string) (_ *NS, err error) {
 			n.IPv6 = ip
 		}
 	}
-	return n, nil
+	return err
 }

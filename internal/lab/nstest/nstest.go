@@ -109,18 +109,21 @@ func Pair(t testing.TB, o Options) (a, b *NS) {
 	a, b = &NS{}, &NS{}
 	for _, n := range []*NS{a, b} {
 		h, err := veth.NewNamespace()
-		if err != nil {
-			t.Fatalf("namespace: %v", err)
-		}
-		n.handle = h
-		t.Cleanup(func() { n.handle.Close() })
-		if n.netlink, err = netlink.NewHandleAt(h, unix.NETLINK_ROUTE); err != nil {
-			t.Fatalf("netlink: %v", err)
-		}
-		t.Cleanup(n.netlink.Close)
+		n.enter(t, h, err)
 	}
 	join(t, a, b, 0, o)
 	return a, b
+}
+
+// enter has the end in a namespace, which is closed with the test.
+func (n *NS) enter(t testing.TB, h netns.NsHandle, err error) {
+	t.Helper()
+	Must(t, err)
+	n.handle = h
+	t.Cleanup(func() { h.Close() })
+	n.netlink, err = netlink.NewHandleAt(h, unix.NETLINK_ROUTE)
+	Must(t, err)
+	t.Cleanup(n.netlink.Close)
 }
 
 // Another joins the namespaces of a pair once more, by interfaces "viaN" with addresses in
@@ -129,15 +132,7 @@ func Another(t testing.TB, a, b *NS, n int, o Options) (x, y *NS) {
 	t.Helper()
 	x, y = &NS{handle: a.handle, netlink: a.netlink}, &NS{handle: b.handle, netlink: b.netlink}
 	join(t, x, y, n, o)
-	t.Cleanup(func() {
-		l, err := x.netlink.LinkByIndex(x.Index)
-		if err == nil {
-			err = x.netlink.LinkDel(l)
-		}
-		if err != nil {
-			t.Errorf("remove %s: %v", x.Name, err)
-		}
-	})
+	t.Cleanup(func() { x.Remove(t) })
 	return x, y
 }
 
@@ -175,45 +170,35 @@ func (n *NS) Remove(t testing.TB) {
 	}
 }
 
-// Rejoin makes the pair of a and b anew after Remove: other interfaces of the same names and
-// addresses.
+// Rejoin makes another pair for a and b after Remove, with the same names and addresses.
 func Rejoin(t testing.TB, a, b *NS, o Options) {
 	t.Helper()
 	join(t, a, b, 0, o)
 }
 
-// Lend gives the interface to another namespace, as to that of a container: here there is none
-// any more, and the other end of the pair stays where it is. What it returns brings it back, with
-// its addresses: by the number that it had, or, if that is taken meanwhile, by another one.
+// MoveAway moves the interface to another namespace, as to a container's; the other end of the
+// pair stays. What it returns brings the interface back with its addresses, and with another index
+// if taken has another interface take the old one.
 func (n *NS) MoveAway(t testing.TB) (back func(taken bool)) {
 	t.Helper()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatalf("lend %s: %v", n.Name, err)
-		}
-	}
-	there, err := veth.NewNamespace()
-	must(err)
-	t.Cleanup(func() { there.Close() })
-	nl, err := netlink.NewHandleAt(there)
-	must(err)
-	t.Cleanup(nl.Close)
+	away := &NS{}
+	h, err := veth.NewNamespace()
+	away.enter(t, h, err)
 	l, err := n.netlink.LinkByIndex(n.Index)
-	must(err)
-	must(n.netlink.LinkSetNsFd(l, int(there)))
+	Must(t, err)
+	Must(t, n.netlink.LinkSetNsFd(l, int(h)))
 	return func(taken bool) {
 		t.Helper()
 		if taken {
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name, attrs.Index = "other", n.Index
-			must(n.netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "otherpeer"}))
+			Must(t, n.netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "otherpeer"}))
 		}
-		l, err := nl.LinkByName(n.Name)
-		must(err)
-		must(nl.LinkSetNsFd(l, int(n.handle)))
+		l, err := away.netlink.LinkByName(n.Name)
+		Must(t, err)
+		Must(t, away.netlink.LinkSetNsFd(l, int(n.handle)))
 		was := n.Index
-		must(n.setUp())
+		Must(t, n.setUp())
 		if (n.Index == was) == taken {
 			t.Fatalf("%s is number %d, and was %d", n.Name, n.Index, was)
 		}

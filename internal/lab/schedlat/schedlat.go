@@ -1,6 +1,6 @@
-// Package lag tells by how much a machine runs late. A bound on the time in which
-// something has to happen is fair only as far as those who do it get a CPU: on a
-// machine that others share it has to grow by what they were kept waiting.
+// Package schedlat measures by how much a machine runs late. A bound on time is fair only as
+// far as the processes that it binds get a CPU: on a shared machine it has to grow by the time
+// for which they were kept waiting.
 package schedlat
 
 import (
@@ -25,8 +25,8 @@ type Spell struct {
 }
 
 // Worst is by how much the machine ran late in the worst second of those that ended after
-// a moment. Late grows with the time that is looked at; this does not: it tells whether
-// somebody has had to wait so long at once that others may have thought him dead.
+// a moment. Unlike Late it does not grow with the time: it tells whether a process had to
+// wait so long at once that its peers may have taken it for dead.
 func Worst(spells []Spell, since time.Time) (most time.Duration) {
 	for _, s := range spells {
 		if s.At.After(since) {
@@ -117,7 +117,7 @@ func (m *Meter) Mark() Mark { return Mark{At: time.Now(), late: m.Late(), meter:
 // now: d, and by how much the machine has run late since.
 func (k Mark) Allow(d time.Duration) time.Duration { return d + k.meter.Late() - k.late }
 
-// Over says whether what had to happen within d of the mark would be late by now.
+// Over reports whether what had to happen within d of the mark would be late by now.
 func (k Mark) Over(d time.Duration) bool { return time.Since(k.At) > k.Allow(d) }
 
 // Close ends the measurement; what was measured stays.

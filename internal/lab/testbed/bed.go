@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/exec"
 	"sync"
 	"syscall"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/thread"
 	"viaxdp/internal/lab/veth"
@@ -45,14 +43,15 @@ func join(ns [2]netns.NsHandle, p Pair) ([2]End, error) {
 	return ends, nil
 }
 
-// group is network namespaces of this process, without a name, and the processes in them. The
-// namespaces outlive those, and are gone with this process.
+// group is network namespaces of this process, without a name, what joins them, and the processes
+// in them. The namespaces outlive the processes, and are gone with this one.
 type group struct {
-	holder *holder
-	spaces []netns.NsHandle
-	sides  []*Side // the processes that end by their control connections
-	sysfs  bool    // processes have a /sys that shows their namespace's interfaces
-	once   sync.Once
+	holder  *holder
+	spaces  []netns.NsHandle
+	middles []*Middle
+	sides   []*Side // the processes that end by their control connections
+	sysfs   bool    // processes have a /sys that shows their namespace's interfaces
+	once    sync.Once
 }
 
 func newGroup(n int) (*group, error) {
@@ -60,8 +59,7 @@ func newGroup(n int) (*group, error) {
 	for range n {
 		ns, err := veth.NewNamespace()
 		if err != nil {
-			g.end(0)
-			return nil, explain(err, "network namespace")
+			return nil, errors.Join(explain(err, "network namespace"), g.end(0))
 		}
 		g.spaces = append(g.spaces, ns)
 	}
@@ -70,6 +68,18 @@ func newGroup(n int) (*group, error) {
 
 // two are the first namespaces.
 func (g *group) two() [2]netns.NsHandle { return [2]netns.NsHandle(g.spaces) }
+
+// connect joins the first two namespaces by a pair, directly or through a Middle.
+func (g *group) connect(p Pair, through bool) (ends [2]End, err error) {
+	if !through {
+		return join(g.two(), p)
+	}
+	m, ends, err := newMiddle(g.two(), p)
+	if err == nil {
+		g.middles = append(g.middles, m)
+	}
+	return ends, err
+}
 
 // Do runs f on a thread of its own that lives in a namespace. Sockets that f opens stay there.
 func (g *group) Do(i int, f func() error) error { return thread.In(int(g.spaces[i]), f) }
@@ -93,22 +103,27 @@ func (g *group) start(i, cpu int, cmd *exec.Cmd) (err error) {
 	return err
 }
 
-// Spawn starts this program with args in a namespace, as a [Process].
-func (g *group) Spawn(i int, args []string, stderr io.Writer) (*Process, error) {
-	p, err := newProcess(args, stderr, func(cmd *exec.Cmd) error { return g.start(i, -1, cmd) })
+// Spawn starts this program with args in a namespace. The process ends by [Side.Close],
+// and gets SIGKILL when the namespaces are closed or this process ends.
+func (g *group) Spawn(i int, args []string, stderr io.Writer) (*Side, error) {
+	return g.spawn(i, -1, args, stderr)
+}
+
+func (g *group) spawn(i, cpu int, args []string, stderr io.Writer) (*Side, error) {
+	s, err := newSide(args, stderr, func(cmd *exec.Cmd) error { return g.start(i, cpu, cmd) })
 	if err != nil {
 		return nil, fmt.Errorf("process in namespace %d: %w", i, err)
 	}
-	return p, nil
+	return s, nil
 }
 
 // children starts this program with args once in each namespace for which there is a CPU.
 func (g *group) children(args []string, cpus []int, stderr io.Writer) error {
 	stderr = shared(stderr)
 	for i, cpu := range cpus {
-		s, err := newSide(args, stderr, func(cmd *exec.Cmd) error { return g.start(i, cpu, cmd) })
+		s, err := g.spawn(i, cpu, args, stderr)
 		if err != nil {
-			return fmt.Errorf("child process %d: %w", i, err)
+			return err
 		}
 		g.sides = append(g.sides, s)
 	}
@@ -117,7 +132,7 @@ func (g *group) children(args []string, cpus []int, stderr io.Writer) error {
 
 // end ends the processes, the children first by closing their control connections, and by force
 // what is still there after a grace. The second time it does nothing.
-func (g *group) end(grace time.Duration) {
+func (g *group) end(grace time.Duration) (err error) {
 	g.once.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), grace)
 		defer cancel()
@@ -128,10 +143,14 @@ func (g *group) end(grace time.Duration) {
 			s.end(ctx)
 		}
 		g.holder.end()
+		for _, m := range g.middles {
+			err = errors.Join(err, m.Close())
+		}
 		for _, ns := range g.spaces {
 			ns.Close()
 		}
 	})
+	return err
 }
 
 // A place is where an interface is.
@@ -174,7 +193,7 @@ type Config struct {
 }
 
 // Bed is two child processes in network namespaces of their own, joined by
-// veth pairs. Methods are for one goroutine, Kill and Close for any.
+// veth pairs. Methods are for one goroutine, Close for any.
 type Bed struct {
 	*group
 	cpus [2]int
@@ -187,49 +206,36 @@ func Start(cfg Config) (*Bed, error) {
 }
 
 // StartThrough is [Start] with each pair joined through a [Middle] of its own,
-// in the order of Config.Pairs. The middles are to be closed after the bed.
+// in the order of Config.Pairs. They are closed with the bed.
 func StartThrough(cfg Config) (*Bed, []*Middle, error) { return start(cfg, true) }
 
-func start(cfg Config, through bool) (_ *Bed, middles []*Middle, err error) {
+func start(cfg Config, through bool) (_ *Bed, _ []*Middle, err error) {
 	g, err := newGroup(2)
 	if err != nil {
 		return nil, nil, err
 	}
-	b := &Bed{group: g, cpus: cfg.CPUs}
 	defer func() {
 		if err != nil {
-			b.Kill()
-			for _, m := range middles {
-				m.Close()
-			}
-			middles = nil
+			err = errors.Join(err, g.end(0))
 		}
 	}()
 	var ends [2][]End
 	for _, p := range cfg.Pairs {
-		var of [2]End
-		if through {
-			var m *Middle
-			if m, of, err = newMiddle(g.two(), p); err == nil {
-				middles = append(middles, m)
-			}
-		} else {
-			of, err = join(g.two(), p)
-		}
+		of, err := g.connect(p, through)
 		if err != nil {
-			return nil, middles, fmt.Errorf("pair %s: %w", p.Names[0], err)
+			return nil, nil, fmt.Errorf("pair %s: %w", p.Names[0], err)
 		}
 		for i, e := range of {
 			ends[i] = append(ends[i], e)
 		}
 	}
-	if err := b.children(cfg.Args, cfg.CPUs[:], cfg.Stderr); err != nil {
-		return nil, middles, err
+	if err := g.children(cfg.Args, cfg.CPUs[:], cfg.Stderr); err != nil {
+		return nil, nil, err
 	}
-	for i, s := range b.sides {
+	for i, s := range g.sides {
 		s.Ends = ends[i]
 	}
-	return b, middles, nil
+	return &Bed{group: g, cpus: cfg.CPUs}, g.middles, nil
 }
 
 // Side returns side 0 or 1.
@@ -256,23 +262,13 @@ func (b *Bed) Ended(within time.Duration) error {
 	return nil
 }
 
-// closeGrace is how long Close waits for children to end by themselves, which
-// they do when their control connection ends.
-const closeGrace = 20 * time.Second
-
 // Close ends the children, first by closing their control connections, and
 // returns when they are gone. The kernel then takes down their namespaces and
 // pairs, a few milliseconds later. Calls after the first do nothing.
 func (b *Bed) Close() error { return b.CloseWithin(closeGrace) }
 
 // CloseWithin is Close with another time that the children have.
-func (b *Bed) CloseWithin(grace time.Duration) error {
-	b.end(grace)
-	return nil
-}
-
-// Kill is Close without the grace.
-func (b *Bed) Kill() { b.end(0) }
+func (b *Bed) CloseWithin(grace time.Duration) error { return b.end(grace) }
 
 // A Site is two namespaces joined through a [Middle], or directly. Processes inside come and go:
 // one can be killed, and another started with the same addresses.
@@ -283,36 +279,28 @@ type Site struct {
 	Ends   [2]End
 	Middle *Middle // nil: joined directly
 
-	pair   Pair
-	closed bool
+	pair Pair
 }
 
 // NewSite makes a site with one pair that leads through a Middle. On an error
 // nothing is left of it.
-func NewSite(p Pair) (*Site, error) {
-	return makeSite(p, func(s *Site) (err error) {
-		s.Middle, s.Ends, err = newMiddle(s.two(), p)
-		return err
-	})
-}
+func NewSite(p Pair) (*Site, error) { return newSite(p, true) }
 
 // NewDirectSite makes a site whose namespaces are joined by one pair, of as many
 // queues as it says. On an error nothing is left of it.
-func NewDirectSite(p Pair) (*Site, error) {
-	return makeSite(p, func(s *Site) (err error) {
-		s.Ends, err = join(s.two(), p)
-		return err
-	})
-}
+func NewDirectSite(p Pair) (*Site, error) { return newSite(p, false) }
 
-func makeSite(p Pair, joined func(*Site) error) (*Site, error) {
+func newSite(p Pair, through bool) (_ *Site, err error) {
 	g, err := newGroup(2)
 	if err != nil {
 		return nil, err
 	}
 	s := &Site{group: g, pair: p}
-	if err := joined(s); err != nil {
+	if s.Ends, err = g.connect(p, through); err != nil {
 		return nil, errors.Join(err, s.Close())
+	}
+	if through {
+		s.Middle = g.middles[0]
 	}
 	return s, nil
 }
@@ -327,61 +315,4 @@ func (s *Site) Replug(side int, mac net.HardwareAddr) (err error) {
 
 // Close removes the interfaces and kills the processes that Spawn started. The
 // second time it does nothing.
-func (s *Site) Close() error {
-	if s.closed {
-		return nil
-	}
-	s.closed = true
-	s.end(0)
-	if s.Middle == nil {
-		return nil
-	}
-	return s.Middle.Close()
-}
-
-// A Process runs this same program inside a site or a star. It reads orders from
-// its standard input and answers on its standard output. It gets SIGKILL when the
-// site or star is closed or this process ends.
-type Process struct {
-	started
-	Pid int
-	In  io.WriteCloser
-	Out io.ReadCloser
-}
-
-// newProcess makes a process of this program with args, which start starts.
-func newProcess(args []string, stderr io.Writer, start func(*exec.Cmd) error) (p *Process, err error) {
-	cmd := again(args, stderr)
-	p = &Process{}
-	if p.In, err = cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	// Not StdoutPipe, which Wait closes under its reader.
-	out, theirs, err := os.Pipe()
-	if err != nil {
-		return nil, errors.Join(err, p.In.Close())
-	}
-	p.Out, cmd.Stdout = out, theirs
-	err = start(cmd)
-	theirs.Close()
-	if err != nil {
-		return nil, errors.Join(err, out.Close(), p.In.Close())
-	}
-	p.Pid = p.watch(cmd)
-	return p, nil
-}
-
-// Signal sends a signal to the process.
-func (p *Process) Signal(s unix.Signal) error { return p.cmd.Process.Signal(s) }
-
-// Exited is closed when the process is gone.
-func (p *Process) Exited() <-chan struct{} { return p.exited }
-
-// Close ends the process by closing its input, or after a grace of 20 s by force,
-// and says how it ended.
-func (p *Process) Close() error {
-	p.In.Close()
-	p.endWithin(closeGrace)
-	p.Out.Close()
-	return p.err
-}
+func (s *Site) Close() error { return s.end(0) }

@@ -22,93 +22,36 @@ import (
 // after the three standard ones.
 const controlFD = 3
 
-// Control returns the child's end of its control connection. Only a process
-// that [Start] or [Star.Children] made may call it, once.
+// Control returns the child's end of its control connection. Only a [Side]'s
+// process may call it, once.
 func Control() (net.Conn, error) {
+	const only = "this command is for via-xdp's own child processes"
 	f := os.NewFile(controlFD, "control")
 	if f == nil {
-		return nil, fmt.Errorf("no control connection: this command is for via-xdp's own child processes")
+		return nil, errors.New("no control connection: " + only)
 	}
 	defer f.Close()
 	c, err := net.FileConn(f)
 	if err != nil {
-		return nil, fmt.Errorf("no control connection (%w): this command is for via-xdp's own child processes", err)
+		return nil, fmt.Errorf("no control connection (%w): %s", err, only)
 	}
 	return c, nil
 }
 
-// started is a process that was started.
-type started struct {
+// A Side is a child process: this program, executed again in a namespace.
+type Side struct {
+	Pid     int
+	Control net.Conn // ends when the child does
+	Ends    []End    // its interfaces, in the order of Config.Pairs; none of a process that Spawn started
+
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when the process has been waited for
 	err    error         // valid after exited: how it ended
 }
 
-// again is a command that runs this program with args: the running program itself, also after its file
-// was replaced or removed (go run).
-func again(args []string, stderr io.Writer) *exec.Cmd {
-	return &exec.Cmd{Path: "/proc/self/exe", Args: append([]string{os.Args[0]}, args...), Stderr: stderr}
-}
-
-// watch begins to wait for a command that was started.
-func (p *started) watch(cmd *exec.Cmd) (pid int) {
-	p.cmd, p.exited = cmd, make(chan struct{})
-	go func() {
-		p.err = cmd.Wait()
-		close(p.exited)
-	}()
-	return cmd.Process.Pid
-}
-
-// end returns when the process is gone, by force when ctx ends.
-func (p *started) end(ctx context.Context) {
-	select {
-	case <-p.exited:
-	case <-ctx.Done():
-		p.cmd.Process.Kill()
-		<-p.exited
-	}
-}
-
-func (p *started) endWithin(grace time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
-	defer cancel()
-	p.end(ctx)
-}
-
-// ended says how the process ended, or nil if it runs.
-func (p *started) ended() error {
-	select {
-	case <-p.exited:
-		if p.err != nil {
-			return fmt.Errorf("the process ended: %w", p.err)
-		}
-		return errors.New("the process ended")
-	default:
-		return nil
-	}
-}
-
-// A Side is one child process with its namespace.
-type Side struct {
-	started
-	Pid     int
-	Control net.Conn // ends when the child does
-	Ends    []End    // its interfaces, in the order of Config.Pairs
-}
-
-// Err says how the side's process ended; it waits a moment for a process whose
-// control connection has just broken. It returns nil if the process runs.
-func (s *Side) Err() error {
-	select {
-	case <-s.exited:
-	case <-time.After(500 * time.Millisecond):
-	}
-	return s.ended()
-}
-
 // newSide makes a child of this program with args and a control connection, which
-// start starts.
+// start starts. It is the running program itself, also after its file was replaced
+// or removed (go run).
 func newSide(args []string, stderr io.Writer, start func(*exec.Cmd) error) (*Side, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -121,19 +64,76 @@ func newSide(args []string, stderr io.Writer, start func(*exec.Cmd) error) (*Sid
 	if err != nil {
 		return nil, fmt.Errorf("control connection: %w", err)
 	}
-	cmd := again(args, stderr)
-	cmd.ExtraFiles = []*os.File{theirs}
+	cmd := &exec.Cmd{
+		Path: "/proc/self/exe", Args: append([]string{os.Args[0]}, args...), Stderr: stderr, ExtraFiles: []*os.File{theirs},
+	}
 	if err := start(cmd); err != nil {
 		control.Close()
 		return nil, err
 	}
-	s := &Side{Control: control}
-	s.Pid = s.watch(cmd)
+	s := &Side{Pid: cmd.Process.Pid, Control: control, cmd: cmd, exited: make(chan struct{})}
+	go func() {
+		s.err = cmd.Wait()
+		close(s.exited)
+	}()
 	return s, nil
 }
 
-// oneWriter lets several goroutines share a writer: each child has one that
-// copies its standard error, unless that is a file.
+// Signal sends a signal to the process.
+func (s *Side) Signal(sig unix.Signal) error { return s.cmd.Process.Signal(sig) }
+
+// Exited is closed when the process has ended.
+func (s *Side) Exited() <-chan struct{} { return s.exited }
+
+// Err says how the side's process ended; it waits a moment for a process whose
+// control connection has just broken. It returns nil if the process runs.
+func (s *Side) Err() error {
+	select {
+	case <-s.exited:
+	case <-time.After(500 * time.Millisecond):
+	}
+	return s.ended()
+}
+
+// ended says how the process ended, or nil if it runs.
+func (s *Side) ended() error {
+	select {
+	case <-s.exited:
+		if s.err != nil {
+			return fmt.Errorf("the process ended: %w", s.err)
+		}
+		return errors.New("the process ended")
+	default:
+		return nil
+	}
+}
+
+// end returns when the process is gone, by force when ctx ends.
+func (s *Side) end(ctx context.Context) {
+	select {
+	case <-s.exited:
+	case <-ctx.Done():
+		s.cmd.Process.Kill()
+		<-s.exited
+	}
+}
+
+// closeGrace is how long Close waits for children to end by themselves, which
+// they do when their control connection ends.
+const closeGrace = 20 * time.Second
+
+// Close ends the process by closing its control connection, or after a grace of 20 s
+// by force, and returns how it ended: nil with status 0.
+func (s *Side) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+	defer cancel()
+	s.Control.Close()
+	s.end(ctx)
+	return s.err
+}
+
+// oneWriter lets several children share a writer for their standard error, of which
+// each has a goroutine that copies it.
 type oneWriter struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -145,7 +145,7 @@ func (o *oneWriter) Write(b []byte) (int, error) {
 	return o.w.Write(b)
 }
 
-// shared is a writer for the standard error of several children.
+// shared is a writer for the standard error of several children. A file needs no lock.
 func shared(w io.Writer) io.Writer {
 	if _, file := w.(*os.File); w == nil || file {
 		return w
@@ -201,56 +201,32 @@ func (k *holder) end() {
 }
 
 // PinThread moves the calling thread, which its goroutine has locked, to one CPU.
-func PinThread(cpu int) error {
-	set, err := only(cpu)
-	if err != nil {
-		return err
-	}
-	return refused(cpu, unix.SchedSetaffinity(0, set))
-}
+func PinThread(cpu int) error { return pin(0, cpu) }
 
-// only is the set of one CPU.
-func only(cpu int) (*unix.CPUSet, error) {
+// pin moves a thread to one CPU; thread 0 is the calling one.
+func pin(thread, cpu int) error {
 	var set unix.CPUSet
-	if cpu >= 0 { // CPUSet does not look
+	if cpu >= 0 { // CPUSet does not check
 		set.Set(cpu)
 	}
-	if set.Count() == 0 {
-		return nil, refused(cpu, unix.EINVAL)
-	}
-	return &set, nil
-}
-
-// refused explains why a process was not moved to a CPU.
-func refused(cpu int, err error) error {
-	if errors.Is(err, unix.EINVAL) {
-		if cpus, aerr := AllowedCPUs(); aerr == nil {
-			return fmt.Errorf("there is no CPU %d for this process: it may use %s", cpu, ranges(cpus))
-		}
-	}
-	if err != nil {
+	switch err := unix.SchedSetaffinity(thread, &set); {
+	case errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("there is no CPU %d for this process: it may use %s", cpu, allowedList())
+	case err != nil:
 		return fmt.Errorf("pin to CPU %d: %w", cpu, err)
 	}
 	return nil
 }
 
-// ranges are numbers in order as people write them: 0-3,8.
-func ranges(numbers []int) string {
-	var b strings.Builder
-	for i := 0; i < len(numbers); i++ {
-		first := i
-		for i+1 < len(numbers) && numbers[i+1] == numbers[i]+1 {
-			i++
-		}
-		if first > 0 {
-			b.WriteByte(',')
-		}
-		fmt.Fprint(&b, numbers[first])
-		if i > first {
-			fmt.Fprintf(&b, "-%d", numbers[i])
-		}
+// allowedList is the CPUs that the calling thread may use, as the kernel writes them: 0-3,8.
+func allowedList() string {
+	status, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil {
+		return err.Error()
 	}
-	return b.String()
+	_, list, _ := strings.Cut(string(status), "Cpus_allowed_list:")
+	list, _, _ = strings.Cut(list, "\n")
+	return strings.TrimSpace(list)
 }
 
 // AllowedCPUs lists the CPUs that this process may use, in order.
@@ -271,10 +247,6 @@ func AllowedCPUs() ([]int, error) {
 // PinProcess moves all threads of this process to one CPU; threads to come
 // inherit it.
 func PinProcess(cpu int) error {
-	set, err := only(cpu)
-	if err != nil {
-		return err
-	}
 	// A second pass catches threads that were started during the first one by
 	// threads not yet moved.
 	for range 2 {
@@ -287,8 +259,8 @@ func PinProcess(cpu int) error {
 			if err != nil {
 				continue
 			}
-			if err := unix.SchedSetaffinity(tid, set); err != nil && !errors.Is(err, unix.ESRCH) {
-				return refused(cpu, err)
+			if err := pin(tid, cpu); err != nil && !errors.Is(err, unix.ESRCH) { // it has ended
+				return err
 			}
 		}
 	}

@@ -53,7 +53,7 @@
 //
 // # Concurrency
 //
-// A Bed and a Guard belong to one goroutine; Bed.Kill may be called from any.
+// A Bed and a Guard belong to one goroutine; Bed.Close may be called from any.
 //
 // # Example
 //

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os/exec"
 	"os/signal"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,86 +20,80 @@ import (
 // A Guard raises the allowance of surplus hugepages of 2 MB for a short while: hugepages
 // that the kernel makes when a process maps them and takes back when they are freed
 // (Documentation/admin-guide/mm/hugetlbpage.rst). The raising is done by a process of
-// its own that takes it back when told to, and also when its parent is gone, be it by
-// SIGKILL.
+// its own that takes it back when its control connection ends, and so also when its
+// parent is gone, be it by SIGKILL.
 //
-//	parent --"raise 64"--> guard process   allowance += 64
-//	parent --"restore"---> guard process   allowance -= 64
-//	   (end of file) ----> guard process   allowance -= what is raised; exits
+//	parent --"64"--------> guard process   allowance += 64; "ok"
+//	   (end of file) ----> guard process   allowance -= 64; "ok"; exits
 //
 // One goroutine may use it at a time.
 type Guard struct {
-	child  *Side
+	args   []string
+	child  *Side // nil: nothing is raised
 	lines  *bufio.Scanner
 	raised int // pages
 }
 
-// StartGuard starts the process. args make this program call [GuardMain].
-func StartGuard(args []string) (*Guard, error) {
+// StartGuard makes a guard. args make this program call [GuardMain].
+func StartGuard(args []string) (*Guard, error) { return &Guard{args: args}, nil }
+
+// Raise adds pages to the allowance, once before Restore. With an error it is unchanged:
+// programs then do with fewer or no hugepages.
+func (g *Guard) Raise(pages int) (err error) {
+	if g.child != nil {
+		return errors.New("hugepage guard: raised already")
+	}
 	// Its own session: it outlives its parent.
-	c, err := newSide(args, nil, func(cmd *exec.Cmd) error {
+	g.child, err = newSide(g.args, nil, func(cmd *exec.Cmd) error {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		return cmd.Start()
 	})
 	if err != nil {
-		return nil, fmt.Errorf("hugepage guard: %w", err)
+		return fmt.Errorf("hugepage guard: %w", err)
 	}
-	return &Guard{child: c, lines: bufio.NewScanner(c.Control)}, nil
-}
-
-// Raise adds pages to the allowance. With an error it is unchanged: programs
-// then do with fewer or no hugepages.
-func (g *Guard) Raise(pages int) error {
-	if err := g.call(fmt.Sprintf("raise %d", pages)); err != nil {
+	g.lines, g.raised = bufio.NewScanner(g.child.Control), pages
+	fmt.Fprintln(g.child.Control, pages)
+	if err := g.answer(); err != nil {
+		_ = g.child.Close()
+		g.child = nil
 		return err
 	}
-	g.raised += pages
 	return nil
 }
 
-// Restore takes back all that Raise has added. Pages in use stay with their
-// users until they free them.
+// Restore takes back what Raise has added, also when the process was killed and
+// could not. Pages in use stay with their users until they free them.
 func (g *Guard) Restore() error {
-	if g.raised == 0 {
+	if g.child == nil {
 		return nil
 	}
-	err := g.call("restore")
-	if err == nil {
-		g.raised = 0
-	}
-	return err
-}
-
-// Close restores and ends the process. If the process was killed, the
-// allowance is taken back here.
-func (g *Guard) Close() error {
-	err := g.Restore()
-	g.child.Control.Close()
-	g.child.endWithin(closeGrace)
-	return err
-}
-
-func (g *Guard) call(line string) error {
-	_, err := fmt.Fprintln(g.child.Control, line)
-	if err == nil {
-		if g.lines.Scan() {
-			if answer := g.lines.Text(); answer != "ok" {
-				return errors.New(answer)
-			}
-			return nil
-		}
-		err = errors.Join(io.ErrUnexpectedEOF, g.lines.Err())
-	}
-	if g.raised > 0 {
-		// The process is gone and could not take it back.
+	_ = g.child.Control.(*net.UnixConn).CloseWrite()
+	err := g.answer()
+	if errors.Is(err, io.ErrUnexpectedEOF) {
 		err = errors.Join(err, hugepages.LowerOvercommit(g.raised))
-		g.raised = 0
+	}
+	_ = g.child.Close()
+	g.child = nil
+	return err
+}
+
+// answer is the next line of the process, "ok" or an error's text.
+func (g *Guard) answer() (err error) {
+	switch g.lines.Scan(); g.lines.Text() {
+	case "ok":
+		return nil
+	case "":
+		err = errors.Join(io.ErrUnexpectedEOF, g.lines.Err())
+	default:
+		err = errors.New(g.lines.Text())
 	}
 	return fmt.Errorf("hugepage guard: %w", err)
 }
 
-// GuardMain is the guard process: it obeys lines from its control connection
-// until that ends, and then takes back what is still raised.
+// Close is Restore.
+func (g *Guard) Close() error { return g.Restore() }
+
+// GuardMain is the guard process.
 func GuardMain() error {
 	control, err := Control()
 	if err != nil {
@@ -111,43 +105,37 @@ func GuardMain() error {
 	return guard(control, hugepages.Overcommit)
 }
 
-// guard obeys the lines; overcommit raises the allowance and returns how to
-// take it back.
+// restoreTries is how often a guard tries to take back what it has raised: another
+// program may be at the pool.
+const restoreTries = 3
+
+// guard raises the allowance by as many pages as its first line says, and takes them back when
+// the connection ends; it answers both. overcommit raises it and returns how to take it back.
 func guard(control io.ReadWriter, overcommit func(int) (func() error, error)) error {
-	var undo []func() error
-	restore := func() error {
-		var errs []error
-		undo = slices.DeleteFunc(undo, func(f func() error) bool {
-			err := f()
-			errs = append(errs, err)
-			return err == nil
-		})
-		return errors.Join(errs...)
-	}
-	for lines := bufio.NewScanner(control); lines.Scan(); {
-		verb, arg, _ := strings.Cut(lines.Text(), " ")
-		var err error
-		switch verb {
-		case "raise":
-			var n int
-			if n, err = strconv.Atoi(arg); err == nil {
-				var f func() error
-				if f, err = overcommit(n); err == nil {
-					undo = append(undo, f)
-				}
-			}
-		case "restore":
-			err = restore()
-		default:
-			err = fmt.Errorf("unknown word %q", verb)
-		}
-		answer := "ok"
+	answer := func(err error) error {
+		text := "ok"
 		if err != nil {
-			answer = strings.ReplaceAll(err.Error(), "\n", "; ")
+			text = strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
-		if _, err := fmt.Fprintln(control, answer); err != nil {
+		_, _ = fmt.Fprintln(control, text) // the parent may be gone
+		return err
+	}
+	lines := bufio.NewScanner(control)
+	lines.Scan()
+	pages, err := strconv.Atoi(lines.Text())
+	var restore func() error
+	if err == nil {
+		restore, err = overcommit(pages)
+	}
+	if answer(err) != nil {
+		return nil // the parent knows
+	}
+	for lines.Scan() {
+	}
+	for range restoreTries {
+		if err = restore(); err == nil {
 			break
 		}
 	}
-	return restore()
+	return answer(err)
 }

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
@@ -37,6 +39,7 @@ import (
 type Middle struct {
 	ways [2]*way
 	ns   netns.NsHandle
+	once sync.Once // Close
 }
 
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
@@ -86,7 +89,7 @@ func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err err
 	return m, ends, nil
 }
 
-// replug makes the pair between one side and the middle anew, where it was removed.
+// replug makes another pair between one side and the middle, where the first was removed.
 func (m *Middle) replug(sides [2]netns.NsHandle, p Pair, i int, mac net.HardwareAddr) (End, error) {
 	if err := p.Check(); err != nil {
 		return End{}, err
@@ -151,7 +154,7 @@ func plainFrames(name string) error {
 }
 
 // SetFaults sets what happens to the frames that a side sends, from the next
-// one on, and begins their choices anew.
+// one on, and restarts the choices at the seed.
 func (m *Middle) SetFaults(side int, f Faults) { m.ways[side].setFaults(f) }
 
 // SetBoth sets the faults of both ways; those of side 1 have a seed of their
@@ -197,7 +200,7 @@ func (m *Middle) Dropped(side int) (n uint64, err error) {
 // Counters are those of the frames that a side has sent.
 func (m *Middle) Counters(side int) WayCounters { return m.ways[side].counters() }
 
-// Watch has frames for which is says so counted apart from now on, by the side that has sent them. is looks at each
+// Watch counts the frames for which is returns true apart from now on, by the side that has sent them. is looks at each
 // frame before anything is done to it, for both sides at the same time, and does not keep it.
 func (m *Middle) Watch(is func(side int, frame []byte) bool) {
 	for side, w := range m.ways {
@@ -207,8 +210,7 @@ func (m *Middle) Watch(is func(side int, frame []byte) bool) {
 	}
 }
 
-// Watched are the counters of the frames of a side for which Watch's is said so, but for Overrun, of which nobody
-// has seen any, and Waiting.
+// Watched are the counters of the frames of a side for which Watch's is returned true, without Overrun and Waiting.
 func (m *Middle) Watched(side int) WayCounters { return m.ways[side].watched() }
 
 // SetMTU changes the largest frame that the middle takes and gives; the sides'
@@ -221,67 +223,77 @@ func (m *Middle) eachLink(f func(*netlink.Handle, netlink.Link) error) error {
 	return errors.Join(veth.OnLink(m.ns, middleNames[0], f), veth.OnLink(m.ns, middleNames[1], f))
 }
 
-// Close ends the forwarder and removes the pairs. Counters stay readable.
-func (m *Middle) Close() error {
-	for _, w := range m.ways {
-		if w != nil {
-			w.close()
+// Close ends the forwarder and removes the pairs. Counters stay readable. The second time it does nothing.
+func (m *Middle) Close() (err error) {
+	m.once.Do(func() {
+		for _, w := range m.ways {
+			if w != nil {
+				w.close()
+			}
 		}
-	}
-	// Not left to the end of the namespace, which comes some time after the
-	// last descriptor of it is closed.
-	m.eachLink(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
-	return m.ns.Close()
+		// Not left to the end of the namespace, which comes some time after the
+		// last descriptor of it is closed.
+		m.eachLink(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+		err = m.ns.Close()
+	})
+	return err
 }
 
-// Forger sends frames of its own to one side of a [Middle], made of those that
-// pass to that side, as fast as the kernel takes them.
+// Forger sends frames of its own to both sides of a [Middle], made of those that
+// pass to each side, as fast as the kernel takes them.
 type Forger struct {
-	way  *way
-	outs [2]int // packet sockets: to the side, and to the loopback interface
-	sent atomic.Uint64
-
-	spare atomic.Bool
-	nice  atomic.Int32
-
-	theirs int32 // niceness of this process
-
-	stop chan struct{}
-	over chan struct{}
+	middle *Middle
+	change func(rng *rand.Rand, frame []byte) []byte
+	theirs int32  // niceness of this process
+	outs   [2]int // packet sockets to the sides, by the way that leads there
+	lo     int    // packet socket to the middle's loopback interface
+	sent   atomic.Uint64
+	spare  atomic.Bool
+	nice   atomic.Int32
+	stop   chan struct{}
+	run    sync.WaitGroup
 }
 
 const (
 	samples      = 64  // frames that a forger has to make others of
 	forgedAtOnce = 512 // frames made of the same samples
+
+	// idle is the niceness of a flood that stands for another machine's: it takes the CPU
+	// time that is left here.
+	idle = 19
 )
 
-// Forge begins to send frames to the side other than from. Each is what change
-// makes of a frame that has passed, in place or in another slice; nil: none. change
-// is called by one goroutine, and what it does follows from rng alone.
-func (m *Middle) Forge(from int, seed uint64, change func(rng *rand.Rand, frame []byte) []byte) (*Forger, error) {
-	w := m.ways[from]
-	f := &Forger{way: w, stop: make(chan struct{}), over: make(chan struct{})}
-	f.nice.Store(idle)
+// Forge begins to send frames to both sides. Each is what change makes of a frame that
+// has passed to the same side, in place or in another slice; nil: none. change is called
+// by a goroutine for each side, and what it does follows from rng alone.
+func (m *Middle) Forge(seed uint64, change func(rng *rand.Rand, frame []byte) []byte) (_ *Forger, err error) {
+	f := &Forger{middle: m, change: change, outs: [2]int{-1, -1}, lo: -1, stop: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			f.closeSockets()
+		}
+	}()
 	prio, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
 	if err != nil {
 		return nil, fmt.Errorf("priority: %w", err)
 	}
 	f.theirs = int32(20 - prio) // as the kernel tells it
-	if f.outs[0], err = unix.FcntlInt(uintptr(w.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-		return nil, fmt.Errorf("packet socket: %w", err)
+	f.Compete(false)
+	for side, w := range m.ways {
+		if f.outs[side], err = unix.FcntlInt(uintptr(w.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			return nil, fmt.Errorf("packet socket: %w", err)
+		}
 	}
-	if f.outs[1], err = m.loopback(); err != nil {
-		unix.Close(f.outs[0])
+	if f.lo, err = m.loopback(); err != nil {
 		return nil, err
 	}
-	w.sample(true)
-	thread.Go(func() { f.run(rand.New(rand.NewPCG(seed, uint64(from))), change) })
+	for side, w := range m.ways {
+		w.sample(true)
+		f.run.Add(1)
+		thread.Go(func() { f.forge(side, rand.New(rand.NewPCG(seed, uint64(side)))) })
+	}
 	return f, nil
 }
-
-// idle is the niceness of a flood that stands for another machine's: it takes the CPU time that is
-// left here.
-const idle = 19
 
 // Compete has the forger run beside all others at their priority, or, with false, as it begins, when
 // nobody else wants the CPU.
@@ -294,7 +306,7 @@ func (f *Forger) Compete(on bool) {
 }
 
 // Spare has it send its frames to the middle's own loopback interface, whose kernel drops them as another
-// host's, or, with false, to the side again. The forger does the same work for them: by as much as others
+// host's, or, with false, to the sides again. The forger does the same work for them: by as much as others
 // then do better, the frames cost them something.
 func (f *Forger) Spare(on bool) { f.spare.Store(on) }
 
@@ -314,21 +326,30 @@ func (m *Middle) loopback() (fd int, err error) {
 	return fd, err
 }
 
-// Sent is how many frames the kernel has taken for the side.
+// Sent is how many frames the kernel has taken for the sides.
 func (f *Forger) Sent() uint64 { return f.sent.Load() }
 
 // Close ends it, once, before the Middle is closed.
 func (f *Forger) Close() {
 	close(f.stop)
-	<-f.over
-	f.way.sample(false)
-	for _, fd := range f.outs {
-		unix.Close(fd)
+	f.run.Wait()
+	for _, w := range f.middle.ways {
+		w.sample(false)
+	}
+	f.closeSockets()
+}
+
+func (f *Forger) closeSockets() {
+	for _, fd := range []int{f.outs[0], f.outs[1], f.lo} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
 	}
 }
 
-func (f *Forger) run(rng *rand.Rand, change func(*rand.Rand, []byte) []byte) {
-	defer close(f.over)
+// forge forges of what a side sends.
+func (f *Forger) forge(side int, rng *rand.Rand) {
+	defer f.run.Done()
 	nice := f.theirs
 	var frames [][]byte
 	buf := make([]byte, 0, maxFrame)
@@ -338,22 +359,21 @@ func (f *Forger) run(rng *rand.Rand, change func(*rand.Rand, []byte) []byte) {
 			return
 		default:
 		}
-		if frames = f.way.sampled(frames[:0]); len(frames) == 0 {
-			fds := []unix.PollFd{{Fd: -1}}
-			unix.Poll(fds, 1) // nothing has passed yet
+		if frames = f.middle.ways[side].sampled(frames[:0]); len(frames) == 0 {
+			time.Sleep(time.Millisecond) // nothing has passed yet
 			continue
 		}
 		if want := f.nice.Load(); want != nice {
 			nice = want
 			unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), int(nice)) // as it is, if it may not
 		}
-		out, counted := f.outs[0], uint64(1)
+		out, counted := f.outs[side], uint64(1)
 		if f.spare.Load() {
-			out, counted = f.outs[1], 0
+			out, counted = f.lo, 0
 		}
 		for range forgedAtOnce {
 			buf = append(buf[:0], frames[rng.IntN(len(frames))]...)
-			if b := change(rng, buf); b != nil && unix.Sendto(out, b, 0, nil) == nil {
+			if b := f.change(rng, buf); b != nil && unix.Sendto(out, b, 0, nil) == nil {
 				f.sent.Add(counted)
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"math"
@@ -24,7 +23,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-func newSite(t *testing.T) *Site {
+func testSite(t *testing.T) *Site {
 	t.Helper()
 	nstest.Require(t)
 	// At this MTU the interfaces have no IPv6, and no frames of its own.
@@ -78,7 +77,7 @@ const datagram = 200
 // that are given to the kernel on two of them may overtake each other.
 func flood(t *testing.T, s *Site, from, to *net.UDPConn, count int, f Faults) (arrived []int, n WayCounters) {
 	t.Helper()
-	const few = 200 // as many find room in every queue of the kernel, whoever does not get a CPU
+	const few = 200 // as many find room in every queue of the kernel, whatever gets no CPU
 	before, end := s.Middle.Counters(0), time.Now().Add(2*time.Minute)
 	s.Middle.SetFaults(0, f)
 	b, got := bytes.Repeat([]byte{0x5a}, datagram), make([]byte, 2*datagram)
@@ -170,7 +169,7 @@ func near(n uint64, share float64, of int) bool {
 
 // Each fault takes place, is counted, and is seen by the receiver as counted.
 func TestFaults(t *testing.T) {
-	s := newSite(t)
+	s := testSite(t)
 	onOneCPU(t, s)
 	from, to := sockets(t, s)
 	const count = 3000
@@ -220,7 +219,7 @@ func TestFaults(t *testing.T) {
 
 // A seed chooses the same frames each time, and another one others.
 func TestFaultsReplay(t *testing.T) {
-	s := newSite(t)
+	s := testSite(t)
 	onOneCPU(t, s)
 	from, to := sockets(t, s)
 	f := Faults{Seed: 42, Loss: 0.2, Burst: 0.01}
@@ -238,7 +237,7 @@ func TestFaultsReplay(t *testing.T) {
 
 // Delay is at least what was asked for, on the way there only.
 func TestDelay(t *testing.T) {
-	s := newSite(t)
+	s := testSite(t)
 	from, to := sockets(t, s)
 	s.Middle.SetFaults(0, Faults{Delay: 50 * time.Millisecond})
 	start := time.Now()
@@ -281,21 +280,21 @@ func TestCorruptSparesARP(t *testing.T) {
 	}
 }
 
-// resident are the arguments with which this program becomes TestResident.
-var resident = []string{"-test.run=^TestResident$", "resident"}
-
-// TestResident is the process that TestSiteOutlivesItsProcesses starts: it tells
-// its addresses and stays until its input ends.
-func TestResident(t *testing.T) {
-	if flag.Arg(0) != resident[1] {
-		return // an ordinary run of the tests
+// residentMain is the process that TestSiteOutlivesItsProcesses starts: it tells
+// its addresses and stays until its control connection ends.
+func residentMain() error {
+	c, err := Control()
+	if err != nil {
+		return err
 	}
 	via0, err := net.InterfaceByName("via0")
-	must(t, err)
+	if err != nil {
+		return err
+	}
 	addrs, err := via0.Addrs()
-	must(t, err)
-	fmt.Println(addrs)
-	io.Copy(io.Discard, os.Stdin)
+	fmt.Fprintln(c, addrs)
+	io.Copy(io.Discard, c)
+	return err
 }
 
 // The thread of a holder is one that ends: never the main thread, of which Go
@@ -315,30 +314,30 @@ func TestHolderThread(t *testing.T) {
 // A process of a site lives in its side, and another one takes its place with
 // the same addresses.
 func TestSiteOutlivesItsProcesses(t *testing.T) {
-	s := newSite(t)
+	s := testSite(t)
 	for range 2 {
-		p, err := s.Spawn(1, resident, os.Stderr)
+		p, err := s.Spawn(1, []string{asResident}, os.Stderr)
 		must(t, err)
 		line := make([]byte, 64)
-		n, err := p.Out.Read(line)
+		n, err := p.Control.Read(line)
 		if err != nil || !bytes.Contains(line[:n], []byte("10.77.0.2/24")) {
 			t.Errorf("the process sees %q, %v", line[:n], err)
 		}
 		must(t, p.Signal(unix.SIGKILL))
-		<-p.Exited()
-		if _, err := io.ReadAll(p.Out); err != nil {
+		<-p.exited
+		if _, err := io.ReadAll(p.Control); err != nil {
 			t.Error(err)
 		}
 		if err := p.Close(); err == nil {
 			t.Error("a process that was killed ended well")
 		}
 	}
-	p, err := s.Spawn(0, resident, os.Stderr)
+	p, err := s.Spawn(0, []string{asResident}, os.Stderr)
 	must(t, err)
 	if err := p.Close(); err != nil {
 		t.Error(err)
 	}
-	p, err = s.Spawn(0, resident, os.Stderr)
+	p, err = s.Spawn(0, []string{asResident}, os.Stderr)
 	must(t, err)
 	must(t, s.Close())
 	await.Until(t, "the process is gone with its site", func() bool { return gone(p.Pid) })
@@ -353,11 +352,8 @@ func TestStartThrough(t *testing.T) {
 	bed, middles, err := StartThrough(cfg)
 	must(t, err)
 	defer func() {
-		bed.Close()
-		for _, m := range middles {
-			if err := m.Close(); err != nil {
-				t.Error(err)
-			}
+		if err := bed.Close(); err != nil {
+			t.Error(err)
 		}
 	}()
 	if len(middles) != 2 {
@@ -454,8 +450,8 @@ func TestWatched(t *testing.T) {
 	other := make([]byte, 60)
 	frame := append([]byte{1}, other...)
 	for range count {
-		w.take(frame, 0)
-		w.take(other, 0)
+		w.receive(frame, 0)
+		w.receive(other, 0)
 	}
 	for len(w.line) > 0 {
 		w.turn()

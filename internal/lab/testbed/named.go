@@ -184,11 +184,11 @@ func (n Named) undo(st state) error {
 			errs = append(errs, err)
 			continue
 		case ns.Inode != 0 && inode != ns.Inode:
-			continue // somebody made another one under this name
+			continue // not ours: another one has this name now
 		}
 		// The link goes first: processes that still live in the namespace
 		// would keep it.
-		if err := deleteLink(ns.Name, ns.Name); err != nil {
+		if err := deleteLink(ns.Name); err != nil {
 			errs = append(errs, err)
 		}
 		if err := deleteNamed(ns.Name); err != nil {
@@ -229,15 +229,20 @@ func deleteNamed(name string) error {
 	return os.Remove(path)
 }
 
-// deleteLink removes an interface and so its peer; neither need exist, and the name may be that of a
-// plain file that an interrupted NewNamed left.
-func deleteLink(namespace, name string) (err error) {
-	h, nerr := netns.GetFromName(namespace)
-	if nerr != nil {
-		return nil
+// onLink calls f for the interface of a namespace that has the same name.
+func onLink(name string, f func(*netlink.Handle, netlink.Link) error) error {
+	h, err := netns.GetFromName(name)
+	if err != nil {
+		return err
 	}
 	defer h.Close()
-	_ = veth.OnLink(h, name, func(nl *netlink.Handle, l netlink.Link) error {
+	return veth.OnLink(h, name, f)
+}
+
+// deleteLink removes a namespace's interface and so its peer; neither need exist, and the name may be that of a
+// plain file that an interrupted NewNamed left.
+func deleteLink(name string) (err error) {
+	_ = onLink(name, func(nl *netlink.Handle, l netlink.Link) error {
 		if err = nl.LinkDel(l); err != nil {
 			err = fmt.Errorf("interface %s: %w", name, err)
 		}
@@ -356,7 +361,7 @@ func (n Named) intact(st state) error {
 	if len(st.Ends) != len(n.Namespaces) || len(st.Namespaces) != len(n.Namespaces) {
 		return errors.New("incomplete")
 	}
-	for i, ns := range st.Namespaces {
+	for _, ns := range st.Namespaces {
 		inode, err := namespaceInode(ns.Name)
 		if err != nil {
 			return fmt.Errorf("namespace %s: %w", ns.Name, err)
@@ -364,20 +369,15 @@ func (n Named) intact(st state) error {
 		if inode != ns.Inode {
 			return fmt.Errorf("namespace %s is another one now", ns.Name)
 		}
-		if err := linkUp(ns.Name, st.Ends[i].Name); err != nil {
-			return fmt.Errorf("interface %s in namespace %s: %w", st.Ends[i].Name, ns.Name, err)
+		if err := linkUp(ns.Name); err != nil {
+			return fmt.Errorf("interface %[1]s in namespace %[1]s: %[2]w", ns.Name, err)
 		}
 	}
 	return nil
 }
 
-func linkUp(namespace, name string) error {
-	h, err := netns.GetFromName(namespace)
-	if err != nil {
-		return err
-	}
-	defer h.Close()
-	return veth.OnLink(h, name, func(_ *netlink.Handle, l netlink.Link) error {
+func linkUp(name string) error {
+	return onLink(name, func(_ *netlink.Handle, l netlink.Link) error {
 		if l.Attrs().RawFlags&unix.IFF_UP == 0 {
 			return errors.New("down")
 		}
@@ -411,7 +411,7 @@ func (n Named) Status() (Status, error) {
 		s.Problem = "it was interrupted while it was made; run down, then up"
 	case Require(Namespaces) == nil:
 		if err := n.intact(st); err != nil {
-			s.Up, s.Problem = false, err.Error()+"; run up to make it anew"
+			s.Up, s.Problem = false, err.Error()+"; run up to make it again"
 		}
 	}
 	return s, nil

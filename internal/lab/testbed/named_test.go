@@ -63,7 +63,7 @@ func TestNamedUpAndDown(t *testing.T) {
 		if e.Name != n.Namespaces[i] {
 			t.Errorf("interface %s in namespace %s", e.Name, n.Namespaces[i])
 		}
-		if err := linkUp(n.Namespaces[i], e.Name); err != nil {
+		if err := linkUp(e.Name); err != nil {
 			t.Errorf("%s: %v", e.Name, err)
 		}
 	}
@@ -87,7 +87,7 @@ func TestNamedUpAndDown(t *testing.T) {
 	}
 }
 
-// A namespace that somebody else made under our name is neither used nor
+// A namespace under our name that is not ours is neither used nor
 // removed.
 func TestNamedLeavesOthersAlone(t *testing.T) {
 	n := privateBed(t)
@@ -125,11 +125,11 @@ func TestNamedReplaced(t *testing.T) {
 	}
 }
 
-// A bed that was interrupted, or lost its link, is made anew.
+// A bed that was interrupted, or lost its link, is made again.
 func TestNamedRepair(t *testing.T) {
 	n := privateBed(t)
 	must(t, n.Up())
-	must(t, deleteLink(n.Namespaces[0], n.Namespaces[0]))
+	must(t, deleteLink(n.Namespaces[0]))
 	if s, err := n.Status(); err != nil || s.Up {
 		t.Fatalf("status without a link: %+v, %v", s, err)
 	}

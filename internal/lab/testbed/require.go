@@ -3,6 +3,7 @@ package testbed
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -78,17 +79,10 @@ func Require(needs ...Need) error {
 	return nil
 }
 
-func missingCapabilities(has uint64, needs []Need) []string {
-	holds := func(c int) bool { return has&(1<<c) != 0 }
-	var missing []string
+func missingCapabilities(has uint64, needs []Need) (missing []string) {
 	need := func(c int) {
-		for _, name := range missing {
-			if name == capabilityNames[c] {
-				return
-			}
-		}
-		if !holds(c) {
-			missing = append(missing, capabilityNames[c])
+		if name := capabilityNames[c]; has&(1<<c) == 0 && !slices.Contains(missing, name) {
+			missing = append(missing, name)
 		}
 	}
 	for _, n := range needs {
@@ -101,7 +95,7 @@ func missingCapabilities(has uint64, needs []Need) []string {
 		case Programs:
 			need(unix.CAP_NET_ADMIN)
 			// CAP_SYS_ADMIN stands for CAP_BPF, capabilities(7).
-			if !holds(unix.CAP_SYS_ADMIN) {
+			if has&(1<<unix.CAP_SYS_ADMIN) == 0 {
 				need(unix.CAP_BPF)
 			}
 		}

@@ -196,7 +196,7 @@ func (s *Star) Close() { s.CloseWithin(closeGrace) }
 
 // CloseWithin is Close with another time that the children have.
 func (s *Star) CloseWithin(grace time.Duration) {
-	s.end(grace)
+	_ = s.end(grace)
 	s.sieve.close()
 }
 

@@ -24,37 +24,23 @@ var must = nstest.Must
 
 // The test program is its own child in these parts.
 const (
-	asChild  = "testbed-child"
-	asGuard  = "testbed-guard"
-	asParent = "testbed-parent"
+	asChild    = "testbed-child"
+	asResident = "testbed-resident"
+	asGuard    = "testbed-guard"
+	asParent   = "testbed-parent"
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 {
-		switch os.Args[1] {
-		case asChild:
-			c, err := Control()
-			if err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			io.Copy(c, c) // until the parent is gone
-			os.Exit(0)
-		case asGuard:
-			if err := GuardMain(); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			os.Exit(0)
-		case asParent:
-			if err := parentMain(); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			os.Exit(0)
-		}
+	nstest.Main(m, map[string]func() error{asChild: childMain, asResident: residentMain, asGuard: GuardMain, asParent: parentMain})
+}
+
+// childMain answers what it is told, until the parent is gone.
+func childMain() error {
+	c, err := Control()
+	if err == nil {
+		io.Copy(c, c)
 	}
-	os.Exit(m.Run())
+	return err
 }
 
 // parentMain makes a bed and raises the allowance of hugepages, tells the
@@ -216,6 +202,18 @@ func TestBedPinsItsChildren(t *testing.T) {
 			}
 			_, _ = beside.Process.Kill(), beside.Wait()
 		}
+	}
+}
+
+// A CPU that there is not is named, with those that there are.
+func TestPinToNoCPU(t *testing.T) {
+	for _, cpu := range []int{-1, 1000} {
+		if err := PinThread(cpu); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("no CPU %d for this process: it may use ", cpu)) {
+			t.Errorf("CPU %d: %v", cpu, err)
+		}
+	}
+	if err := PinProcess(1000); err == nil {
+		t.Error("the process is on CPU 1000")
 	}
 }
 

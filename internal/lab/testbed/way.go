@@ -1,11 +1,12 @@
 package testbed
 
 import (
-	"container/heap"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 )
 
 // Faults are what a [Middle] does to the frames that go one way through it. The
-// zero value passes each on at once, in order. Shares are of 1.
+// zero value passes each on at once, in order. Shares are from 0 to 1.
 //
 // The choices for the n-th frame follow from Seed and n alone, and one kind of
 // fault does not change those of another: a run that fails is repeated with its
@@ -95,14 +96,14 @@ func (n *WayCounters) each(o *WayCounters, f func(a *uint64, b uint64)) {
 	f(&n.Waiting, o.Waiting)
 }
 
-// fate is what is to become of one frame.
+// faultDecision is what is to become of one frame.
 type faultDecision struct {
 	lost, inBurst bool
 	copies        [2]copyPlan // the second one if duplicate
 	duplicate     bool
 }
 
-// passage is how one copy of a frame travels.
+// copyPlan is how one copy of a frame travels.
 type copyPlan struct {
 	corrupt  bool
 	flips    int
@@ -111,7 +112,7 @@ type copyPlan struct {
 	jitter   float64 // share of Faults.Jitter
 }
 
-// dice draws the fates of one direction's frames.
+// randomSource draws the decisions for one direction's frames.
 type randomSource struct {
 	n     uint64 // frames so far
 	burst int    // frames of the run of losses that are to come
@@ -124,7 +125,7 @@ func newRandomSource() randomSource {
 	return randomSource{pcg: pcg, rng: rand.New(pcg)}
 }
 
-// next is the fate of the next frame. It draws the same number of times
+// next is the decision for the next frame. It draws the same number of times
 // whatever the faults are.
 func (d *randomSource) next(f *Faults) (t faultDecision) {
 	d.n++
@@ -148,17 +149,10 @@ func (d *randomSource) next(f *Faults) (t faultDecision) {
 		d.burst--
 		t.inBurst = true
 	case begins:
-		d.burst = orElse(f.BurstLen, defaultBurstLen) - 1
+		d.burst = cmp.Or(f.BurstLen, defaultBurstLen) - 1
 		t.inBurst = true
 	}
 	return t
-}
-
-func orElse[T int | time.Duration](v, standard T) T {
-	if v <= 0 {
-		return standard
-	}
-	return v
 }
 
 // Bytes of an Ethernet frame that matter here.
@@ -167,7 +161,7 @@ const (
 	etherLen    = 14
 )
 
-// canCorrupt says whether damage to a frame is found out: all of IP has
+// canCorrupt reports whether damage to a frame is detected: all of IP has
 // checksums, ARP has none, and a wrong address learned from it would stay.
 func canCorrupt(frame []byte) bool {
 	if len(frame) <= etherLen {
@@ -193,11 +187,11 @@ func (p *copyPlan) damage(frame []byte) {
 // the other. One goroutine does the work, run; the mutex guards what others
 // look at.
 //
-//	in --recv--> fate --+--> out
-//	                    +--> line, by the time at which they go on --> out
+//	in --recv--> decision --+--> out
+//	                        +--> line, by the time at which they go on --> out
 type way struct {
 	in, out int // packet sockets; guarded by mu
-	wake    int // an eventfd that has run look at in and ending anew
+	wake    int // an eventfd that has run look at in and ending again
 	epoch   time.Time
 	ended   chan struct{}
 	thread  chan int // the id of run's, once
@@ -213,8 +207,7 @@ type way struct {
 	// Of run alone.
 	apart        bool // the frame that is taken is one that watch is for
 	randomSource randomSource
-	line         line
-	order        uint64
+	line         []waiting     // what is due first at its beginning
 	queued       int           // frames on the line that wait for the rate
 	free         time.Duration // when the rate's turn comes again
 	buf          []byte
@@ -292,7 +285,7 @@ func (w *way) readFrom(index int) error {
 	return nil
 }
 
-// writeTo has the way give what it takes to another interface, likewise.
+// writeTo has the way give what it takes to another interface of that namespace.
 func (w *way) writeTo(index int) error {
 	fd, err := packetSocket(index, 0)
 	if err != nil {
@@ -316,7 +309,7 @@ func (w *way) closeAll() {
 	}
 }
 
-// setFaults takes effect with the next frame. The fates begin anew.
+// setFaults takes effect with the next frame, and restarts the decisions.
 func (w *way) setFaults(f Faults) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -392,7 +385,8 @@ func (w *way) turn() (wait time.Duration) {
 	defer w.mu.Unlock()
 	now := time.Since(w.epoch)
 	for len(w.line) > 0 && w.line[0].due <= now {
-		x := heap.Pop(&w.line).(*waiting)
+		x := w.line[0]
+		w.line = w.line[1:]
 		if x.limited {
 			w.queued--
 		}
@@ -406,7 +400,7 @@ func (w *way) turn() (wait time.Duration) {
 		n, _, err := unix.Recvfrom(w.in, w.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
 		switch err {
 		case nil:
-			w.take(w.buf[:min(n, len(w.buf))], now)
+			w.receive(w.buf[:min(n, len(w.buf))], now)
 			continue
 		case unix.EAGAIN:
 			if len(w.line) == 0 {
@@ -430,13 +424,13 @@ func (w *way) countOverrun() {
 	}
 }
 
-// take takes a frame from the sending side.
-func (w *way) take(frame []byte, now time.Duration) {
+// receive takes a frame from the sending side.
+func (w *way) receive(frame []byte, now time.Duration) {
 	before := w.n
 	w.apart = w.watch != nil && w.watch(frame)
 	w.n.Taken++
 	w.keep(frame)
-	w.meet(frame, now)
+	w.decide(frame, now)
 	w.countApart(w.apart, before)
 }
 
@@ -448,8 +442,8 @@ func (w *way) countApart(apart bool, before WayCounters) {
 	}
 }
 
-// meet lets a frame meet its fate.
-func (w *way) meet(frame []byte, now time.Duration) {
+// decide decides what becomes of a frame.
+func (w *way) decide(frame []byte, now time.Duration) {
 	t := w.randomSource.next(&w.faults)
 	switch {
 	case t.inBurst:
@@ -477,7 +471,7 @@ func (w *way) travel(frame []byte, p *copyPlan, now time.Duration) {
 	}
 	x := waiting{due: now, apart: w.apart}
 	if f.Rate > 0 {
-		if w.queued >= orElse(f.Queue, defaultQueue) {
+		if w.queued >= cmp.Or(f.Queue, defaultQueue) {
 			w.n.Limited++
 			return
 		}
@@ -489,7 +483,7 @@ func (w *way) travel(frame []byte, p *copyPlan, now time.Duration) {
 	x.due += f.Delay + time.Duration(p.jitter*float64(f.Jitter))
 	if p.heldBack {
 		w.n.Reordered++
-		x.due += orElse(f.ReorderBy, defaultReorderBy)
+		x.due += cmp.Or(f.ReorderBy, defaultReorderBy)
 	} else if x.due > now {
 		w.n.Delayed++
 	}
@@ -497,11 +491,8 @@ func (w *way) travel(frame []byte, p *copyPlan, now time.Duration) {
 		w.pass(frame)
 		return
 	}
-	w.order++
-	x.order = w.order
 	x.frame = append(w.buffer(), frame...)
-	heap.Push(&w.line, &x)
-	w.n.Waiting = uint64(len(w.line))
+	w.later(x)
 }
 
 // pass hands a frame to the receiving side.
@@ -525,25 +516,19 @@ func (w *way) buffer() []byte {
 // waiting is a frame that goes on later.
 type waiting struct {
 	due     time.Duration
-	order   uint64 // among those of one time
-	limited bool   // it waits for the rate, too
-	apart   bool   // it is one that is watched
+	limited bool // it waits for the rate, too
+	apart   bool // it is one that is watched
 	frame   []byte
 }
 
-// line is a heap, what is due first at its top.
-type line []*waiting
-
-func (w line) Len() int { return len(w) }
-func (w line) Less(i, j int) bool {
-	return w[i].due < w[j].due || w[i].due == w[j].due && w[i].order < w[j].order
-}
-func (w line) Swap(i, j int) { w[i], w[j] = w[j], w[i] }
-func (w *line) Push(x any)   { *w = append(*w, x.(*waiting)) }
-func (w *line) Pop() any {
-	old := *w
-	x := old[len(old)-1]
-	old[len(old)-1] = nil
-	*w = old[:len(old)-1]
-	return x
+// later puts a frame on the line, behind those that are due at the same time.
+func (w *way) later(x waiting) {
+	i, _ := slices.BinarySearchFunc(w.line, x.due, func(other waiting, due time.Duration) int {
+		if other.due <= due {
+			return -1
+		}
+		return 1
+	})
+	w.line = slices.Insert(w.line, i, x)
+	w.n.Waiting = uint64(len(w.line))
 }

@@ -19,7 +19,7 @@ func (f *failing) Fatalf(string, ...any) {
 	runtime.Goexit()
 }
 
-// ends says whether do ends its test.
+// ends reports whether do ends its test.
 func ends(t *testing.T, do func(testing.TB)) bool {
 	f, done := &failing{TB: t}, make(chan bool)
 	go func() {

@@ -1,12 +1,9 @@
 package torture
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -44,7 +41,7 @@ type attack struct {
 	*AttackReport
 }
 
-// attackDefault is how long an attack lasts where nobody says it.
+// attackDefault is how long an attack lasts where it is not told.
 const attackDefault = 10 * time.Second
 
 // attackKinds are the attacks by name: what each promises, what must have taken place for its result to mean
@@ -137,93 +134,57 @@ func percentile(d []time.Duration, p float64) time.Duration {
 
 var errNoAttack = errors.New("no attack")
 
-// A worker is a process of an attack: an honest program, a hostile one, a peer, an agent. It is started as a party
-// is, and then executes commands.
-
-// command is what a worker is to do.
-type command struct {
-	Do     string        // a key of commands
-	User   int           // become: who it is from then on
-	Socket string        // of the agent; empty: none, the worker has the privilege
-	Peer   netip.Addr    // the host to connect with
-	Host   netip.Addr    // this one
-	Users  []uint32      // of an agent: who may open the interface
-	For    time.Duration // how long
-	Kind   string        // of an attack
-}
-
-// result is what a worker has done.
-type result struct {
-	Counts map[string]uint64          `json:",omitempty"`
-	Times  map[string][]time.Duration `json:",omitempty"` // of what was timed, beyond what the worker ran late
-	Wrong  []string                   `json:",omitempty"` // what must not be
-	Late   time.Duration              // of the worker, since it began
-	Spells []schedlat.Spell           `json:",omitempty"`
-}
-
-// commands are what workers can do.
-var commands = map[string]func(*worker, *command) error{
-	"become": (*worker).become,
-	"report": func(*worker, *command) error { return nil },
-	"agent":  (*worker).serveAgent,
-	"serve":  (*worker).serve,
-	"dial":   (*worker).dial,
-	"listen": (*worker).listen,
-	"use":    (*worker).use,
-	"attack": (*worker).attack,
-}
-
-// worker is the process.
-type worker struct {
+// An actor is what a worker is in an attack: an honest program, a hostile one, a peer, an agent.
+type actor struct {
 	lag *schedlat.Meter
 
 	mu sync.Mutex
 	r  result // since the last command
 
-	ctx   context.Context
-	end   context.CancelFunc
-	run   sync.WaitGroup
-	close []func() error // the last one first
-	stack *vianet.Stack
-	nic   *vipl.NIC
+	ctx     context.Context
+	end     context.CancelFunc
+	run     sync.WaitGroup
+	closers []func() error // the last one first
+	stack   *vianet.Stack
+	nic     *vipl.NIC
 }
 
-func newWorker(meter *schedlat.Meter) *worker {
-	w := &worker{lag: meter}
-	w.ctx, w.end = context.WithCancel(context.Background())
-	return w
+// result is what an actor has done.
+type result struct {
+	Counts map[string]uint64          `json:",omitempty"`
+	Times  map[string][]time.Duration `json:",omitempty"` // of what was timed, beyond what the actor ran late
+	Wrong  []string                   `json:",omitempty"` // what must not be
+	Spells []schedlat.Spell           `json:",omitempty"` // of the process: see schedlat
 }
 
-// execute executes a command.
-func (w *worker) execute(c *command) (*result, error) {
-	f := commands[c.Do]
-	if f == nil {
-		return nil, fmt.Errorf("unknown command %q", c.Do)
-	}
-	if err := f(w, c); err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Do, err)
-	}
+func newActor(meter *schedlat.Meter) actor {
+	ctx, end := context.WithCancel(context.Background())
+	return actor{lag: meter, ctx: ctx, end: end}
+}
+
+// result is what it has done since the last command.
+func (w *actor) result() result {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r := w.r
 	w.r = result{}
-	r.Late, r.Spells = w.lag.Late(), w.lag.Spells()
-	return &r, nil
+	r.Spells = w.lag.Spells()
+	return r
 }
 
-// stop ends what runs.
-func (w *worker) stop() error {
+// leave ends what runs.
+func (w *actor) leave() error {
 	w.end()
 	var errs []error
-	for i := len(w.close) - 1; i >= 0; i-- {
-		errs = append(errs, w.close[i]())
+	for _, f := range slices.Backward(w.closers) {
+		errs = append(errs, f())
 	}
 	w.run.Wait()
 	return errors.Join(errs...)
 }
 
 // count adds to a counter.
-func (w *worker) count(what string) {
+func (w *actor) count(what string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.r.Counts == nil {
@@ -236,7 +197,7 @@ func (w *worker) count(what string) {
 const mostWrong = 5
 
 // wrong notes what must not be.
-func (w *worker) wrong(format string, args ...any) {
+func (w *actor) wrong(format string, args ...any) {
 	w.count("wrong")
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -249,7 +210,7 @@ func (w *worker) wrong(format string, args ...any) {
 const briefly = 10 * time.Millisecond
 
 // time notes how long f takes, but for what this process ran late meanwhile. What fails must not.
-func (w *worker) time(what string, f func() error) error {
+func (w *actor) time(what string, f func() error) error {
 	mark := w.lag.Mark()
 	err := f()
 	took := time.Since(mark.At)
@@ -272,7 +233,7 @@ func (w *worker) time(what string, f func() error) error {
 }
 
 // become makes the process another user's, for good.
-func (w *worker) become(c *command) error {
+func (w *actor) become(c *command) error {
 	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(c.User), syscall.Setuid(c.User)); err != nil {
 		return err
 	}
@@ -295,7 +256,7 @@ func queueConfig(queue, arena int) kagent.Config {
 }
 
 // open opens the interface, by an agent or by the worker itself.
-func (w *worker) open(socket string, queue, arena int) (*vipl.NIC, error) {
+func (w *actor) open(socket string, queue, arena int) (*vipl.NIC, error) {
 	agent, err := openAgent(socket, queueConfig(queue, arena))
 	if err != nil {
 		return nil, err
@@ -313,23 +274,37 @@ func (w *worker) open(socket string, queue, arena int) (*vipl.NIC, error) {
 // unhurriedSilence is longer than a busy machine keeps a worker waiting.
 const unhurriedSilence = 10 * time.Second
 
-// workers are the processes of an attack, by name.
+// workers are the processes of an attack, by name, on a site.
 type workers struct {
 	a    *attack
 	site *testbed.Site
 	all  map[string]*Worker
 }
 
-// start starts a worker on a side; a User that is not 0 makes it that user's.
-func (ws *workers) start(name string, side, user int) error {
-	p, err := ws.site.Spawn(side, ws.a.cfg.Args, ws.a.cfg.Stderr)
+// workers makes the site of an attack: its hosts are joined directly by as many queues, or with 0 through a Middle.
+func (a *attack) workers(queues int) (*workers, error) {
+	pair := testbed.Pair{Names: [2]string{Interface, Interface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, Queues: queues}
+	newSite := testbed.NewSite
+	if queues > 0 {
+		newSite = testbed.NewDirectSite
+	}
+	site, err := newSite(pair)
+	return &workers{a: a, site: site, all: make(map[string]*Worker)}, err
+}
+
+// start starts a worker on a side, of a user if that is not 0, and has it execute its first command.
+func (ws *workers) start(name string, side, user int, first command) error {
+	p, err := newWorker(ws.site.Spawn(side, ws.a.cfg.Args, ws.a.cfg.Stderr))
 	if err != nil {
 		return err
 	}
-	ws.all[name] = &Worker{Process: p, answers: bufio.NewReader(p.Out)}
+	ws.all[name] = p
 	if user != 0 {
-		_, err = ws.do(name, command{Do: "become", User: user})
+		if _, err := ws.do(name, command{Do: "become", User: user}); err != nil {
+			return err
+		}
 	}
+	_, err = ws.do(name, first)
 	return err
 }
 
@@ -338,34 +313,31 @@ func (ws *workers) do(name string, c command) (*result, error) { return ws.begin
 
 // begin is do without waiting; what it returns waits.
 func (ws *workers) begin(name string, c command) func() (*result, error) {
-	p, done := ws.all[name], make(chan error, 1)
-	var a *answer
-	go func() {
-		var err error
-		a, err = p.ask(order{Op: opWork, Work: &c})
-		done <- err
-	}()
+	err := ws.all[name].say(c)
 	return func() (*result, error) {
-		if err := <-done; err != nil {
+		var a *answer
+		if err == nil {
+			a, err = ws.all[name].hear()
+		}
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		for what, n := range a.Result.Counts {
 			ws.a.Counts[name+" "+what] += n
 		}
-		return a.Result, nil
+		return &a.Result, nil
 	}
 }
 
-// close ends all workers, those first that were named first.
+// close ends all workers, those first that are named first, and the site.
 func (ws *workers) close(names ...string) error {
 	var errs []error
 	for _, name := range names {
 		if p := ws.all[name]; p != nil {
-			delete(ws.all, name)
-			if err := p.Process.Close(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			if err := p.Close(); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", name, err))
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, ws.site.Close())...)
 }

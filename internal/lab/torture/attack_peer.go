@@ -63,10 +63,7 @@ type peerVictim struct {
 	agent    *kagenttest.Agent
 	listener *vipl.Listener
 	tag      *vipl.Ptag
-	mem      *vipl.Region
-	desc     [peerMessages]*vipl.Descriptor
-	buf      [peerMessages][]byte
-	seg      [peerMessages]vipl.DataSegment
+	sends    *ring
 
 	mu     sync.Mutex
 	heard  uint64 // frames that left for the peer
@@ -172,16 +169,8 @@ func (p *peerRun) openVictim(agent *kagenttest.Agent, zeroCopy bool) (_ *peerVic
 	if v.tag, err = v.nic.CreatePtag(); err != nil {
 		return nil, err
 	}
-	const step = 128 // room for a descriptor
-	if v.mem, err = v.nic.AllocMem(peerMessages*(step+peerBytes), vipl.MemAttributes{Ptag: v.tag}); err != nil {
+	if v.sends, err = newRing(v.nic, v.tag, peerMessages, peerBytes); err != nil {
 		return nil, err
-	}
-	for i := range v.desc {
-		if v.desc[i], err = v.mem.Descriptor(i*step, 2); err != nil {
-			return nil, err
-		}
-		at := peerMessages*step + i*peerBytes
-		v.buf[i], v.seg[i] = v.mem.Bytes()[at:at+peerBytes], v.mem.Segment(at, peerBytes)
 	}
 	v.listener, err = v.nic.Listen(vipl.NetAddress{Discriminator: peerDisc})
 	return v, err
@@ -193,7 +182,7 @@ func (p *peerRun) closeVictim(v *peerVictim) error {
 	if err := v.queue.Audit(); err != nil {
 		p.violated("%v", err)
 	}
-	err := errors.Join(v.listener.Close(), v.mem.Deregister(), v.tag.Destroy(), v.nic.Close())
+	err := errors.Join(v.listener.Close(), v.sends.region.Deregister(), v.tag.Destroy(), v.nic.Close())
 	return errors.Join(err, v.queue.Close(), v.arena.Close())
 }
 
@@ -209,11 +198,6 @@ type peerTalk struct {
 // connection is one, from its request to the moment when the NIC has sent all.
 func (p *peerRun) connection(v *peerVictim, lies xdpnictest.Lies) error {
 	v.queue.SetLies(xdpnictest.Lies{})
-	for i := range v.buf {
-		for n := range v.buf[i] {
-			v.buf[i][n] = byte(i)
-		}
-	}
 	level := []vipl.ReliabilityLevel{vipl.ReliableDelivery, vipl.ReliableReception}[p.rng.IntN(2)]
 	vi, err := v.nic.CreateVI(vipl.VIAttributes{Level: level, Ptag: v.tag}, nil, nil)
 	if err != nil {
@@ -227,21 +211,24 @@ func (p *peerRun) connection(v *peerVictim, lies xdpnictest.Lies) error {
 	lies.Seed = p.rng.Uint64()
 	v.queue.SetLies(lies)
 	posted := 0
-	for i := range v.desc {
-		v.desc[i].Control = 0
-		seg := v.seg[i]
+	for ; posted < peerMessages; posted++ {
+		d, buf := v.sends.next()
+		for i := range buf {
+			buf[i] = byte(posted)
+		}
+		n := peerBytes
 		if p.rng.IntN(4) == 0 {
-			seg.Length = uint32(1 + p.rng.IntN(peerBytes))
+			n = 1 + p.rng.IntN(peerBytes)
 		}
 		if p.rng.IntN(4) == 0 {
-			v.desc[i].SetRDMAWrite(vipl.AddressSegment{Data: 4096, Handle: 1}, seg)
+			d.SetRDMAWrite(vipl.AddressSegment{Data: 4096, Handle: 1}, v.sends.segment(n))
 		} else {
-			v.desc[i].SetSegments(seg)
+			d.SetSegments(v.sends.segment(n))
 		}
-		if vi.PostSend(v.desc[i], v.mem.Handle()) != nil {
+		if vi.PostSend(d, v.sends.region.Handle()) != nil {
 			break
 		}
-		posted++
+		v.sends.push(opSend)
 	}
 	done := 0
 	for range 2 + p.rng.IntN(12) {
@@ -286,12 +273,12 @@ func (p *peerRun) overwrite(v *peerVictim, vi *vipl.VI) (n int) {
 		if d == nil {
 			return n
 		}
-		for i := range v.desc {
-			if v.desc[i] == d {
-				for b := v.buf[i]; len(b) > 0; {
-					b = b[copy(b, peerSecret):]
-				}
-			}
+		_, _, b, inOrder := v.sends.pop(d)
+		if !inOrder {
+			p.violated("a send completed out of order")
+		}
+		for len(b) > 0 {
+			b = b[copy(b, peerSecret):]
 		}
 		n++
 		p.Counts["sends completed"]++

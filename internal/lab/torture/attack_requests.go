@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,13 +20,13 @@ import (
 	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/lab/veth"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
 
-// The attack of requests: somebody who is not on the way between two hosts sends one of them requests for connections
-// whose sources are invented, and confirms some of them. The server's host sends what it answers to the other one, as
-// to a router.
+// The attack of requests: an attacker off the path between two hosts sends one of them requests for connections with
+// invented sources, and confirms some of them. The server's host sends what it answers to the other one, as to a router.
 
 const (
 	requestsRate   = 10_000 // a second, unless SoakConfig.Rate says otherwise
@@ -60,7 +61,8 @@ type requestFlood struct {
 	sender *testbed.Sender
 
 	mu      sync.Mutex
-	samples [][]byte // requests of the honest client
+	link    wire.Link // from the honest client to the server
+	samples []wire.CM // requests of the honest client
 	from    [spoofedHosts]uint32
 	to      [spoofedHosts]uint32
 
@@ -73,19 +75,16 @@ type confirm struct {
 	at   time.Time
 	id   uint64
 	host uint16
-	like []byte
 }
 
 // requests runs the attack.
 func (a *attack) requests() (line string, err error) {
-	site, err := testbed.NewSite(testbed.Pair{
-		Names: [2]string{Interface, Interface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6,
-	})
+	ws, err := a.workers(0)
 	if err != nil {
 		return "", err
 	}
-	ws := &workers{a: a, site: site, all: make(map[string]*Worker)}
-	defer func() { err = errors.Join(err, ws.close("client", "server"), site.Close()) }()
+	site := ws.site
+	defer func() { err = errors.Join(err, ws.close("client", "server")) }()
 	server, client := site.Ends[0].IPv4.Addr(), site.Ends[1].IPv4.Addr()
 	if err := site.Do(0, func() error { return routeTo(spoofed, client) }); err != nil {
 		return "", err
@@ -96,10 +95,7 @@ func (a *attack) requests() (line string, err error) {
 		return "", err
 	}
 	defer f.sender.Close()
-	if err := errors.Join(ws.start("server", 0, 0), ws.start("client", 1, 0)); err != nil {
-		return "", err
-	}
-	if _, err := ws.do("server", command{Do: "serve"}); err != nil {
+	if err := errors.Join(ws.start("server", 0, 0, command{Do: "serve"}), ws.start("client", 1, 0, command{Do: "result"})); err != nil {
 		return "", err
 	}
 	calm, err := ws.do("client", command{Do: "dial", Peer: server, For: requestsBefore})
@@ -123,7 +119,7 @@ func (a *attack) requests() (line string, err error) {
 		began := time.Now()
 		var r, s *result
 		if r, err = ws.do("client", command{Do: "dial", Peer: server, For: min(requestsSlice, max(a.cfg.For-time.Since(a.start), requestsBefore))}); err == nil {
-			s, err = ws.do("server", command{Do: "report"})
+			s, err = ws.do("server", command{Do: "result"})
 		}
 		if err != nil {
 			break
@@ -176,11 +172,7 @@ func routeTo(network netip.Prefix, gateway netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: prefixNet(network), Gw: gateway.AsSlice()})
-}
-
-func prefixNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+	return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: veth.IPNet(network), Gw: gateway.AsSlice()})
 }
 
 func spoofedHost(n uint16) netip.Addr {
@@ -203,34 +195,26 @@ func (f *requestFlood) watch(side int, frame []byte) bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if side == 0 {
-		target := netip.AddrFrom4([4]byte(frame[targetAt:]))
-		if spoofed.Contains(target) {
-			n := int(binary.BigEndian.Uint16(frame[ipAt+2:])) - 20
-			if frame[ipAt+9] == unix.IPPROTO_UDP {
-				n -= udpHead
-			}
-			f.to[binary.BigEndian.Uint16(frame[targetAt+2:])] += uint32(max(n, 0))
-		}
-		return false
-	}
 	const most = 8
-	if len(f.samples) < most && isRequest(frame) {
-		f.samples = append(f.samples, append([]byte(nil), frame...))
+	udp := frame[ipAt+9] == unix.IPPROTO_UDP
+	target := netip.AddrFrom4([4]byte(frame[targetAt:]))
+	switch {
+	case side == 0 && spoofed.Contains(target):
+		n := int(binary.BigEndian.Uint16(frame[ipAt+2:])) - 20
+		if udp {
+			n -= udpHead
+		}
+		f.to[binary.BigEndian.Uint16(frame[targetAt+2:])] += uint32(max(n, 0))
+	case side == 1 && len(f.samples) < most && udp && len(frame) >= udpIPv4+udpHead:
+		if m, err := wire.ParseCM(slices.Clone(frame[udpIPv4+udpHead:])); err == nil && m.Type == wire.CMRequest {
+			f.samples = append(f.samples, m)
+			f.link = wire.Link{DstMAC: [6]byte(frame), SrcMAC: [6]byte(frame[6:]), Dst: target}
+		}
 	}
 	return false
 }
 
-// isRequest reports whether a frame is a request for a connection.
-func isRequest(frame []byte) bool {
-	if len(frame) < udpIPv4+udpHead+wire.CMHeaderLen || frame[ipAt+9] != unix.IPPROTO_UDP {
-		return false
-	}
-	m, err := wire.ParseCM(frame[udpIPv4+udpHead:])
-	return err == nil && m.Type == wire.CMRequest
-}
-
-func (f *requestFlood) sampled() [][]byte {
+func (f *requestFlood) sampled() []wire.CM {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.samples
@@ -259,7 +243,7 @@ func (f *requestFlood) run(stop chan struct{}, meter *schedlat.Meter) time.Durat
 			for len(f.waiting) > 0 && f.waiting[0].at.Before(now) {
 				c := f.waiting[0]
 				f.waiting = f.waiting[1:]
-				f.send(c.like, c.host, &wire.CM{Type: wire.CMConfirm, ID: c.id})
+				f.send(c.host, &wire.CM{Type: wire.CMConfirm, ID: c.id})
 				f.confirm++
 			}
 		}
@@ -267,52 +251,35 @@ func (f *requestFlood) run(stop chan struct{}, meter *schedlat.Meter) time.Durat
 }
 
 // request sends a request like one of the client's, from an invented source.
-func (f *requestFlood) request(like []byte, now time.Time) {
-	m, err := wire.ParseCM(like[udpIPv4+udpHead:])
-	if err != nil {
-		return
-	}
+func (f *requestFlood) request(m wire.CM, now time.Time) {
 	m.ID, m.Key, m.VI, m.Seq = f.rng.Uint64()|1, f.rng.Uint64(), f.rng.Uint32()|1, f.rng.Uint32()
 	host := uint16(f.rng.Uint32())
-	f.send(like, host, &m)
+	f.send(host, &m)
 	if f.requests++; f.rng.IntN(confirmShare) == 0 {
-		f.waiting = append(f.waiting, confirm{now.Add(confirmDelay), m.ID, host, like})
+		f.waiting = append(f.waiting, confirm{now.Add(confirmDelay), m.ID, host})
 	}
 }
 
 // send sends a message from an invented source.
-func (f *requestFlood) send(like []byte, host uint16, m *wire.CM) {
+func (f *requestFlood) send(host uint16, m *wire.CM) {
+	f.mu.Lock()
+	link := f.link
+	f.mu.Unlock()
+	link.Src = spoofedHost(host)
 	payload, err := m.Append(nil)
 	if err != nil {
 		return
 	}
-	b := append(make([]byte, 0, 512), like[:udpIPv4+udpHead]...)
-	b = append(b, payload...)
-	source := spoofedHost(host).As4()
-	copy(b[sourceAt:], source[:])
-	ip := b[ipAt:udpIPv4]
-	binary.BigEndian.PutUint16(ip[2:], uint16(len(b)-ipAt))
-	clear(ip[10:12])
-	binary.BigEndian.PutUint16(ip[10:], ^onesSum(ip))
-	udp := b[udpIPv4:]
-	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
-	clear(udp[6:8]) // no checksum, RFC 768
+	t, err := wire.NewTemplate(link)
+	if err != nil {
+		return
+	}
+	frame := make([]byte, t.Len()+len(payload))
+	copy(t.Put(frame, len(payload)), payload)
 	f.mu.Lock()
 	f.from[host] += uint32(len(payload))
 	f.mu.Unlock()
-	f.sender.Send(b)
-}
-
-// onesSum is the sum of RFC 1071.
-func onesSum(b []byte) uint16 {
-	sum := uint32(0)
-	for i := 0; i+1 < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return uint16(sum)
+	f.sender.Send(frame)
 }
 
 // amplified is what went to invented sources, what came from them, and the one that got most for what came from it.
@@ -343,7 +310,7 @@ const (
 var serveDisc = []byte("plain")
 
 // serve serves until the worker ends.
-func (w *worker) serve(*command) error {
+func (w *actor) serve(*command) error {
 	if err := w.openStack(); err != nil {
 		return err
 	}
@@ -351,7 +318,7 @@ func (w *worker) serve(*command) error {
 	if err != nil {
 		return err
 	}
-	w.close = append(w.close, l.Close)
+	w.closers = append(w.closers, l.Close)
 	w.run.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -366,7 +333,7 @@ func (w *worker) serve(*command) error {
 	if err != nil {
 		return err
 	}
-	w.close = append(w.close, plain.Close)
+	w.closers = append(w.closers, plain.Close)
 	for range serveAtOnce {
 		e, err := newPlainEnd(w.nic)
 		if err != nil {
@@ -378,15 +345,15 @@ func (w *worker) serve(*command) error {
 }
 
 // openStack opens the interface by this process, and a stack over it.
-func (w *worker) openStack() (err error) {
+func (w *actor) openStack() (err error) {
 	if w.nic, err = w.open("", kagent.AnyQueue, serveArena); err != nil {
 		return err
 	}
-	w.close = append(w.close, w.nic.Close)
+	w.closers = append(w.closers, w.nic.Close)
 	if w.stack, err = vianet.New(w.nic, vianet.Options{Linger: time.Second}); err != nil {
 		return err
 	}
-	w.close = append(w.close, w.stack.Close)
+	w.closers = append(w.closers, w.stack.Close)
 	return nil
 }
 
@@ -400,44 +367,33 @@ func greet(c net.Conn) {
 
 // plainEnd is a VI with memory for a message each way.
 type plainEnd struct {
-	nic        *vipl.NIC
-	vi         *vipl.VI
-	mem        *vipl.Region
-	send, recv *vipl.Descriptor
+	vi           *vipl.VI
+	recvs, sends *ring
 }
 
 // plainBytes is the length of a message of the plain server.
 const plainBytes = 1024
 
 func newPlainEnd(nic *vipl.NIC) (_ *plainEnd, err error) {
-	e := &plainEnd{nic: nic}
+	e := &plainEnd{}
 	tag, err := nic.CreatePtag()
 	if err != nil {
 		return nil, err
 	}
-	if e.mem, err = nic.AllocMem(128+2*plainBytes, vipl.MemAttributes{Ptag: tag}); err != nil {
-		return nil, err
-	}
-	if e.send, err = e.mem.Descriptor(0, 1); err != nil {
-		return nil, err
-	}
-	if e.recv, err = e.mem.Descriptor(64, 1); err != nil {
-		return nil, err
+	for _, r := range []**ring{&e.recvs, &e.sends} {
+		if *r, err = newRing(nic, tag, 1, plainBytes); err != nil {
+			return nil, err
+		}
 	}
 	e.vi, err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
 	return e, err
 }
 
-// post posts the receive.
-func (e *plainEnd) post() error {
-	e.recv.SetSegments(e.mem.Segment(128, plainBytes))
-	return e.vi.PostRecv(e.recv, e.mem.Handle())
-}
-
-// hello sends a message.
-func (e *plainEnd) hello() error {
-	e.send.SetSegments(e.mem.Segment(128+plainBytes, plainBytes))
-	return e.vi.PostSend(e.send, e.mem.Handle())
+// post posts the only descriptor of a ring.
+func post(r *ring, to func(*vipl.Descriptor, vipl.MemHandle) error) error {
+	d, _ := r.next()
+	d.SetSegments(r.segment(plainBytes))
+	return to(d, r.region.Handle())
 }
 
 // renew makes the VI idle, with nothing posted.
@@ -451,20 +407,20 @@ func (e *plainEnd) renew() error {
 }
 
 // serve accepts one request after the other.
-func (e *plainEnd) serve(w *worker, l *vipl.Listener) {
+func (e *plainEnd) serve(w *actor, l *vipl.Listener) {
 	for {
 		c, err := l.Wait(w.ctx)
 		if err != nil {
 			return
 		}
-		if e.post() != nil {
+		if post(e.recvs, e.vi.PostRecv) != nil {
 			return
 		}
 		if err := c.Accept(e.vi); err != nil {
 			w.count("accepts failed")
 		} else {
 			w.count("accepted plainly")
-			_ = e.hello()
+			_ = post(e.sends, e.vi.PostSend)
 			_, _ = e.vi.RecvWait(-1) // the client says nothing, and goes
 		}
 		if err := e.renew(); err != nil {
@@ -475,7 +431,7 @@ func (e *plainEnd) serve(w *worker, l *vipl.Listener) {
 }
 
 // dial dials both listeners in turns, for a time.
-func (w *worker) dial(c *command) error {
+func (w *actor) dial(c *command) error {
 	if w.nic == nil {
 		if err := w.openStack(); err != nil {
 			return err
@@ -500,7 +456,7 @@ func (w *worker) dial(c *command) error {
 			}
 			_ = conn.Close()
 		}
-		if err := e.post(); err != nil {
+		if err := post(e.recvs, e.vi.PostRecv); err != nil {
 			return err
 		}
 		err = w.time("plain dial", func() error {
@@ -516,7 +472,7 @@ func (w *worker) dial(c *command) error {
 			return err
 		}
 	}
-	if err := errors.Join(e.vi.Destroy(), e.mem.Deregister()); err != nil {
+	if err := errors.Join(e.vi.Destroy(), e.recvs.region.Deregister(), e.sends.region.Deregister()); err != nil {
 		return err
 	}
 	return nil

@@ -1,9 +1,6 @@
 package torture
 
 import (
-	"bufio"
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,40 +15,37 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/agent/agentclient"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
 )
 
-// Interface is the name of each party's interface, in its own namespace.
+// Interface is the name of each worker's interface, in its own namespace.
 const Interface = "via0"
 
 // BedConfig of a bed.
 type BedConfig struct {
 	MTU    int       // 0: 1500
-	IPv6   bool      // the parties connect over IPv6
-	Args   []string  // with which this program becomes a party: Main
-	Stderr io.Writer // the parties' standard error; nil: discarded
-
-	// AgentArgs are those with which this program becomes a Kernel Agent, before --socket PATH, through which a
-	// party opens its interface; none: it does so by itself.
-	AgentArgs []string
+	IPv6   bool      // the workers connect over IPv6
+	Agents bool      // a Kernel Agent on each side opens the interface; else the workers do by themselves
+	Args   []string  // with which this program becomes a worker: Main
+	Stderr io.Writer // the workers' standard error; nil: discarded
 }
 
-// Bed is two parties on a site. Its methods are for one goroutine.
+// Bed is two workers on a site. Its methods are for one goroutine.
 type Bed struct {
 	Site    *testbed.Site
 	Workers [2]*Worker // nil while it is not started
 
 	cfg    BedConfig
 	lag    *schedlat.Meter
-	agents agents
+	agents [2]*Worker // nil: there is none
+	dir    string     // of the agents' sockets
 }
 
 // Needs is what a bed needs of the machine; see testbed.Require.
 var Needs = []testbed.Need{testbed.Namespaces, testbed.Sockets, testbed.Programs}
 
-// NewBed makes a site and starts both parties, which open nothing yet.
+// NewBed makes a site and starts both workers, which open nothing yet.
 func NewBed(cfg BedConfig) (_ *Bed, err error) {
 	if err := testbed.Require(Needs...); err != nil {
 		return nil, err
@@ -63,22 +57,43 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 		return nil, err
 	}
 	b := &Bed{Site: site, cfg: cfg, lag: schedlat.Start()}
-	for i := range b.Workers {
-		if cfg.IPv6 {
-			if err := site.Do(i, keepAddresses); err != nil {
-				return nil, errors.Join(err, b.Close())
-			}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.Close())
 		}
-		if err := b.StartWorker(i); err != nil {
-			return nil, errors.Join(err, b.Close())
+	}()
+	if cfg.Agents {
+		if b.dir, err = os.MkdirTemp("", "via-xdp-torture"); err != nil {
+			return nil, err
 		}
 	}
-	if len(cfg.AgentArgs) > 0 {
-		if err := b.startAgents(); err != nil {
-			return nil, errors.Join(err, b.Close())
+	for side := range b.Workers {
+		if cfg.IPv6 {
+			if err := site.Do(side, keepAddresses); err != nil {
+				return nil, err
+			}
+		}
+		if err := b.StartWorker(side); err != nil {
+			return nil, err
+		}
+		if cfg.Agents {
+			if b.agents[side], err = newWorker(site.Spawn(side, cfg.Args, cfg.Stderr)); err != nil {
+				return nil, err
+			}
+			if _, err := b.agents[side].ask(command{Do: "agent", Socket: b.socket(side)}); err != nil {
+				return nil, fmt.Errorf("agent of side %d: %w", side, err)
+			}
 		}
 	}
 	return b, nil
+}
+
+// socket is that of a side's agent; empty where there is none.
+func (b *Bed) socket(side int) string {
+	if !b.cfg.Agents {
+		return ""
+	}
+	return filepath.Join(b.dir, fmt.Sprint("agent", side))
 }
 
 // keepAddresses has the kernel leave an interface its IPv6 addresses while it is down, as it does IPv4's: else a
@@ -87,36 +102,36 @@ func keepAddresses() error {
 	return os.WriteFile("/proc/sys/net/ipv6/conf/"+Interface+"/keep_addr_on_down", []byte("1"), 0)
 }
 
-// StartParty starts the process of a side that has none.
-func (b *Bed) StartWorker(side int) error {
-	p, err := b.Site.Spawn(side, b.cfg.Args, b.cfg.Stderr)
-	if err != nil {
-		return err
-	}
-	b.Workers[side] = &Worker{Process: p, answers: bufio.NewReader(p.Out)}
-	return nil
+// StartWorker starts the process of a side that has none.
+func (b *Bed) StartWorker(side int) (err error) {
+	b.Workers[side], err = newWorker(b.Site.Spawn(side, b.cfg.Args, b.cfg.Stderr))
+	return err
 }
 
-// Kill ends a party by SIGKILL, in whatever it is doing.
+// Kill ends a worker by SIGKILL, in whatever it is doing.
 func (b *Bed) Kill(side int) error {
 	p := b.Workers[side]
 	b.Workers[side] = nil
 	err := p.Signal(unix.SIGKILL)
-	p.Process.Close() // it was killed, as it will say
+	p.Close() // it was killed, as it will say
 	return err
 }
 
-// Close ends the parties and takes down the site. The second time it does
+// Close ends the workers, then the agents, and takes down the site. The second time it does
 // nothing.
 func (b *Bed) Close() error {
 	var errs []error
-	for i, p := range b.Workers {
-		if p != nil {
-			errs = append(errs, p.Process.Close())
-			b.Workers[i] = nil
+	for _, all := range []*[2]*Worker{&b.Workers, &b.agents} {
+		for i, p := range all {
+			if p != nil {
+				errs = append(errs, p.Close())
+				all[i] = nil
+			}
 		}
 	}
-	errs = append(errs, b.agents.close())
+	if b.dir != "" {
+		errs = append(errs, os.RemoveAll(b.dir))
+	}
 	if b.lag != nil {
 		b.lag.Close()
 		b.lag = nil
@@ -136,8 +151,8 @@ func (b *Bed) Open(cfg NICConfig) error {
 
 // OpenSide opens the interface on one side.
 func (b *Bed) OpenSide(side int, cfg NICConfig) error {
-	cfg.Interface, cfg.Agent = Interface, b.agents.socket(side)
-	_, err := b.Workers[side].call(order{Op: opOpen, NIC: &cfg})
+	cfg.Interface, cfg.Agent = Interface, b.socket(side)
+	_, err := b.Workers[side].call(command{Do: doOpen, NIC: &cfg})
 	return err
 }
 
@@ -159,49 +174,29 @@ func (b *Bed) StartSide(side int, cfg FlowConfig) error {
 		cfg.Peer = b.Site.Ends[1-side].IPv6.Addr()
 	}
 	cfg.Seed += uint64(side) << 32
-	_, err := b.Workers[side].call(order{Op: opStart, Flows: &cfg})
+	_, err := b.Workers[side].call(command{Do: doStart, Flows: &cfg})
 	return err
 }
 
-// Reports asks both parties.
-func (b *Bed) Reports() (r [2]*Report, err error) { return b.both(opReport) }
+// Reports asks both workers.
+func (b *Bed) Reports() ([2]*Report, error) { return b.both(doReport) }
 
 // Stop brings all flows to an orderly end.
-func (b *Bed) Stop() (r [2]*Report, err error) { return b.both(opStop) }
+func (b *Bed) Stop() ([2]*Report, error) { return b.both(doStop) }
 
 // Free gives back what stopped flows held.
-func (b *Bed) Free() (r [2]*Report, err error) { return b.both(opFree) }
+func (b *Bed) Free() ([2]*Report, error) { return b.both(doFree) }
 
 // Count looks for chunks that were not given back, when all flows were freed.
-func (b *Bed) Count() (r [2]*Report, err error) { return b.both(opCount) }
+func (b *Bed) Count() ([2]*Report, error) { return b.both(doCount) }
 
 // CloseNICs closes the interfaces.
-func (b *Bed) CloseNICs() (r [2]*Report, err error) { return b.both(opClose) }
+func (b *Bed) CloseNICs() ([2]*Report, error) { return b.both(doClose) }
 
-// both gives an order to both parties at the same time, as an orderly end needs
-// both.
-func (b *Bed) both(op string) (r [2]*Report, err error) {
-	for i, p := range b.Workers {
-		if p == nil {
-			return r, fmt.Errorf("side %d has no process", i)
-		}
-	}
-	errs := make([]error, 2)
-	for i, p := range b.Workers {
-		errs[i] = p.say(order{Op: op})
-	}
-	for i, p := range b.Workers {
-		var a *answer
-		if errs[i] == nil {
-			a, errs[i] = p.hear()
-		}
-		if errs[i] != nil {
-			errs[i] = fmt.Errorf("side %d: %s: %w", i, op, errs[i])
-			continue
-		}
-		r[i] = a.Report
-	}
-	return r, errors.Join(errs...)
+func (b *Bed) both(do string) (r [2]*Report, err error) {
+	reports, err := together(b.Workers[:], do)
+	copy(r[:], reports)
+	return r, err
 }
 
 // Until asks for reports until they are as wanted, for a time.
@@ -218,10 +213,15 @@ func (b *Bed) Until(within time.Duration, ok func(r [2]*Report) bool) (r [2]*Rep
 
 var errTooLate = errors.New("it did not come to that in time")
 
+// crossed is what both ways together have had to do so far.
+func (b *Bed) crossed() testbed.WayCounters {
+	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
+}
+
 // Mark begins a time that is bounded as far as the machine gives its programs time.
 func (b *Bed) Mark() schedlat.Mark { return b.lag.Mark() }
 
-// Spells are the seconds in which this process, and so the way between the parties, ran late.
+// Spells are the seconds in which this process, and so the way between the workers, ran late.
 func (b *Bed) Spells() []schedlat.Spell { return b.lag.Spells() }
 
 // Link changes a side's interface.
@@ -235,141 +235,16 @@ func (b *Bed) Link(side int, change func(netlink.Link) error) error {
 	})
 }
 
-// A Party is the parent's view of one.
-type Worker struct {
-	*testbed.Process
-	answers *bufio.Reader
-}
-
-// ask gives an order and waits for the answer.
-func (p *Worker) ask(o order) (*answer, error) {
-	if err := p.say(o); err != nil {
-		return nil, err
-	}
-	return p.hear()
-}
-
-// call is ask for a report.
-func (p *Worker) call(o order) (*Report, error) {
-	a, err := p.ask(o)
-	if err != nil {
-		return nil, err
-	}
-	return a.Report, nil
-}
-
-func (p *Worker) say(o order) error { return json.NewEncoder(p.In).Encode(o) }
-
-// hearTime is how long a party may take to answer: more than its flows may take to
-// finish.
-const hearTime = time.Minute
-
-func (p *Worker) hear() (*answer, error) {
-	// One that hangs says on which line, and ends.
-	hangs := time.AfterFunc(hearTime, func() { p.Signal(unix.SIGQUIT) })
-	defer hangs.Stop()
-	line, err := p.answers.ReadBytes('\n')
-	if err != nil {
-		return nil, fmt.Errorf("the party is gone: %w", err)
-	}
-	var a answer
-	if err := json.Unmarshal(line, &a); err != nil {
-		return nil, err
-	}
-	if a.Error != "" {
-		return nil, errors.New(a.Error)
-	}
-	return &a, nil
-}
-
-// Report asks one party.
-func (p *Worker) Report() (*Report, error) { return p.call(order{Op: opReport}) }
-
-// Stop brings a party's flows to an end.
-func (p *Worker) Stop() (*Report, error) { return p.call(order{Op: opStop}) }
-
-// CloseNIC closes a party's interface.
-func (p *Worker) CloseNIC() (*Report, error) { return p.call(order{Op: opClose}) }
-
-// agents are a Kernel Agent in each party's namespace; none of them: parties open interfaces by themselves.
-type agents struct {
-	dir  string // of their sockets
-	each [2]*testbed.Process
-	said [2]bytes.Buffer // read only after the process has ended
-}
-
-// serveWithin is how long an agent may take to serve.
-const serveWithin = time.Minute
-
-// startAgents starts both, and waits until they serve.
-func (b *Bed) startAgents() (err error) {
-	if b.agents.dir, err = os.MkdirTemp("", "via-xdp-torture"); err != nil {
-		return err
-	}
-	for side := range b.agents.each {
-		args := append(append([]string(nil), b.cfg.AgentArgs...), "--socket", b.agents.path(side))
-		p, err := b.Site.Spawn(side, args, &b.agents.said[side])
-		if err != nil {
-			return err
-		}
-		b.agents.each[side] = p
-		for end := time.Now().Add(serveWithin); ; time.Sleep(5 * time.Millisecond) {
-			_, err := agentclient.Probe(b.agents.path(side))
-			if err == nil {
-				break
-			}
-			select {
-			case <-p.Exited():
-				err = fmt.Errorf("it has ended: %s", bytes.TrimSpace(b.agents.said[side].Bytes()))
-			default:
-				if time.Now().Before(end) {
-					continue
-				}
-			}
-			return fmt.Errorf("agent of side %d: %w", side, err)
-		}
-	}
-	return nil
-}
-
-func (a *agents) path(side int) string { return filepath.Join(a.dir, fmt.Sprint("agent", side)) }
-
-// socket is that of a side's agent; empty where there is none.
-func (a *agents) socket(side int) string {
-	if a.each[side] == nil {
-		return ""
-	}
-	return a.path(side)
-}
-
-// close ends them. The second time it does nothing.
-func (a *agents) close() error {
-	var errs []error
-	for side, p := range a.each {
-		if p != nil {
-			if err := errors.Join(p.Signal(unix.SIGTERM), p.Close()); err != nil {
-				errs = append(errs, fmt.Errorf("agent of side %d: %w: %s", side, err, bytes.TrimSpace(a.said[side].Bytes())))
-			}
-			a.each[side] = nil
-		}
-	}
-	if a.dir != "" {
-		errs = append(errs, os.RemoveAll(a.dir))
-		a.dir = ""
-	}
-	return errors.Join(errs...)
-}
-
-// Detach takes the XDP program off a side's interface, whoever has attached it.
+// Detach takes the XDP program off a side's interface, that of the worker or of the agent.
 func (b *Bed) Detach(side int) error {
-	if p := b.agents.each[side]; p != nil {
+	if p := b.agents[side]; p != nil {
 		return detach(p.Pid)
 	}
 	return detach(b.Workers[side].Pid)
 }
 
 // Unwanted is what the kernel of a side's namespace has had to do with frames that
-// nobody there wants.
+// no socket there takes.
 type Unwanted struct {
 	Frames  uint64 // UDP datagrams that met no socket
 	Answers uint64 // of ICMP and ICMPv6, by which senders were told that a destination is unreachable
@@ -422,7 +297,7 @@ func unwanted(v4, v6 string) (u Unwanted, err error) {
 		}
 	}
 	if found != 2 {
-		return u, errors.New("/proc/net/snmp does not count what nobody wants")
+		return u, errors.New("/proc/net/snmp does not count datagrams without a socket")
 	}
 	for line := range strings.Lines(v6) {
 		if f := strings.Fields(line); len(f) == 2 {

@@ -279,16 +279,16 @@ func (s *survivor) judge(step string, l life) error {
 }
 
 // TestKilledBetweenSteps kills one side between any two steps of the way of a message, of
-// each kind, and of the connection's making and end. Without VIA_TORTURE it is every fifth step.
+// each kind, and of the connection's making and end. Without VIA_TORTURE it is every seventh step.
 // With -short it is every third of one level: of a victim that is killed nobody hears what a detector has found in it.
 func TestKilledBetweenSteps(t *testing.T) {
 	t.Parallel()
 	meter := schedlat.Start()
 	t.Cleanup(meter.Close)
-	which, stride := levels, 5
+	which, stride, bystanders := levels, 7, 3 // bystanders are survivors that share the steps of a victim
 	switch {
 	case thorough():
-		stride = 1
+		stride, bystanders = 1, 8
 	case testing.Short():
 		stride = 3
 		which = []vipl.ReliabilityLevel{vipl.ReliableDelivery}
@@ -341,10 +341,7 @@ func TestKilledBetweenSteps(t *testing.T) {
 	t.Logf("%d killed", n)
 }
 
-const (
-	bystanders = 8 // survivors that share the steps of a victim
-	attempts   = 20
-)
+const attempts = 20
 
 // killed are the steps at which victims of one sort have died.
 type killed struct {

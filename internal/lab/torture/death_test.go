@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"errors"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -14,7 +15,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// silence of the parties here; the default is longer.
+// silence of the workers here; the default is longer.
 const silence = time.Second
 
 // toldIn is how soon after a death a survivor is told: with the default silence, 2 s.
@@ -81,7 +82,7 @@ func talking(t *testing.T, b *Bed, before [2]*Report) [2]*Report {
 }
 
 // brokenOnce waits until every connection that a side had before a death has ended, and
-// looks at when. Beside what the machine and the party are seen to run late, excuse is how
+// looks at when. Beside what the machine and the worker are seen to run late, excuse is how
 // much more it may take, or less.
 func brokenOnce(t *testing.T, b *Bed, side int, death schedlat.Mark, before *Report, excuse time.Duration) *Report {
 	t.Helper()
@@ -98,7 +99,7 @@ func brokenOnce(t *testing.T, b *Bed, side int, death schedlat.Mark, before *Rep
 				broke++
 			}
 		}
-		late := max(r.Late-before.Late+excuse, 0) // the party waits for a CPU as we do, or longer
+		late := max(r.Late-before.Late+excuse, 0) // the worker waits for a CPU as we do, or longer
 		if over == flowsOf {
 			if allowed := death.Allow(toldIn) + late; last > allowed {
 				t.Errorf("side %d knew after %v, %v are allowed", side, last, allowed)
@@ -116,7 +117,7 @@ func brokenOnce(t *testing.T, b *Bed, side int, death schedlat.Mark, before *Rep
 }
 
 // replaced says that the connection that a flow had before is not there any more. It had
-// none where the machine left a party no time before.
+// none where the machine left a worker no time before.
 func replaced(now, before Tally) bool {
 	return len(now.Breaks) > len(before.Breaks) || now.Connections > before.Connections || now.Open == 0
 }
@@ -144,11 +145,11 @@ func reopen(t *testing.T, b *Bed, side, round int) {
 	}
 }
 
-// A party that is killed at a random moment comes back with its addresses, and
+// A worker that is killed at a random moment comes back with its addresses, and
 // the survivor's flows, which were told in time, go on with it.
 func TestPeerRestarts(t *testing.T) {
 	b, _ := livingBed(t, BedConfig{}, silence)
-	for round := range 3 {
+	for round := range 2 {
 		side := round % 2
 		time.Sleep(time.Duration(rand.IntN(50)) * time.Millisecond)
 		before, err := b.Workers[1-side].Report()
@@ -169,7 +170,7 @@ func TestPeerRestarts(t *testing.T) {
 	rest(t, b)
 }
 
-// fewAnswers says that the kernel of a side whose party was killed, to which streams ran on
+// fewAnswers says that the kernel of a side whose worker was killed, to which streams ran on
 // until the survivor knew, has answered them as seldom as kernels do: six times, and once a
 // second (icmp_ratelimit); and that the survivor's had nothing to answer.
 func fewAnswers(t *testing.T, b *Bed, dead int, death schedlat.Mark, before [2]Unwanted) {
@@ -187,7 +188,7 @@ func fewAnswers(t *testing.T, b *Bed, dead int, death schedlat.Mark, before [2]U
 	}
 }
 
-// A party that is stopped for longer than the silence is taken for dead; when it
+// A worker that is stopped for longer than the silence is taken for dead; when it
 // goes on it finds out, and both connect again.
 func TestStoppedForLong(t *testing.T) {
 	b, before := livingBed(t, BedConfig{}, silence)
@@ -207,37 +208,8 @@ func TestStoppedForLong(t *testing.T) {
 	rest(t, b)
 }
 
-// An interface that is down for less than the silence costs a reliable VI
-// nothing.
-func TestLinkBlinks(t *testing.T) {
-	b, before := livingBed(t, BedConfig{}, unhurried)
-	for side := range 2 {
-		must(t, b.Link(side, netlink.LinkSetDown))
-		time.Sleep(silence / 3) // longer than any frame is waited for
-		must(t, b.Link(side, netlink.LinkSetUp))
-		after := talking(t, b, before)
-		nobodyBroke(t, before, after)
-	}
-	rest(t, b)
-}
-
-// An interface that is down for longer than the silence ends the connections, and
-// when it is up again there are new ones.
-func TestLinkDown(t *testing.T) {
-	b, before := livingBed(t, BedConfig{}, silence)
-	death := b.Mark()
-	must(t, b.Link(0, netlink.LinkSetDown))
-	var after [2]*Report
-	for side := range 2 {
-		after[side] = brokenOnce(t, b, side, death, before[side], 0)
-	}
-	must(t, b.Link(0, netlink.LinkSetUp))
-	talking(t, b, after)
-	rest(t, b)
-}
-
-// When somebody takes the program off the interface, both sides know in time,
-// and after the interface was opened anew they connect again.
+// When the program is taken off the interface, both sides know in time,
+// and after the interface was opened again they connect again.
 func TestProgramDetached(t *testing.T) {
 	b, before := livingBed(t, BedConfig{}, silence)
 	death := b.Mark()
@@ -252,63 +224,6 @@ func TestProgramDetached(t *testing.T) {
 	reopen(t, b, 0, 0)
 	talking(t, b, [2]*Report{{}, before[1]})
 	rest(t, b)
-}
-
-// When the interface is removed, its owner knows at once and the peer in time;
-// both can be closed, and nothing is lacking on the peer's side.
-func TestInterfaceRemoved(t *testing.T) {
-	b, before := livingBed(t, BedConfig{}, silence)
-	death := b.Mark()
-	must(t, b.Link(0, netlink.LinkDel))
-	brokenOnce(t, b, 0, death, before[0], 0)
-	brokenOnce(t, b, 1, death, before[1], 0)
-	for side := range 2 {
-		r, err := b.Workers[side].CloseNIC()
-		must(t, err)
-		if side == 0 {
-			r.Lacking = nil // what the interface had when it went does not complete
-		}
-		promises(t, side, r)
-	}
-}
-
-// A larger MTU changes nothing for connections that stand.
-func TestMTUGrows(t *testing.T) {
-	b, before := livingBed(t, BedConfig{MTU: 1500}, unhurried)
-	setMTU(t, b, 3000)
-	after := talking(t, b, before)
-	nobodyBroke(t, before, after)
-	rest(t, b)
-}
-
-// A smaller MTU ends the connections whose frames do not pass any more, of all levels, in
-// time, though the peer is waited for much longer, and the new ones use it.
-func TestMTUShrinks(t *testing.T) {
-	b, before := livingBed(t, BedConfig{MTU: 3000}, patient)
-	at := b.Mark()
-	setMTU(t, b, 1400)
-	var after [2]*Report
-	paths := uint64(0)
-	for side := range 2 {
-		after[side] = told(t, b, side, at, before[side])
-		paths += after[side].Engine.PathsLost - before[side].Engine.PathsLost
-		if n := after[side].Engine.PeersLost; n > 0 {
-			t.Errorf("side %d: %d connections ended by silence", side, n)
-		}
-	}
-	if paths < uint64(flowsOf) {
-		t.Errorf("PathsLost has grown by %d, and there were %d connections", paths, flowsOf)
-	}
-	talking(t, b, after)
-	rest(t, b)
-}
-
-func setMTU(t *testing.T, b *Bed, mtu int) {
-	t.Helper()
-	must(t, b.Site.Middle.SetMTU(mtu))
-	for side := range 2 {
-		must(t, b.Link(side, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) }))
-	}
 }
 
 // An interface that was removed comes back, the same one to the eye, by another number, and with
@@ -375,4 +290,48 @@ func returning(t *testing.T, b *Bed, side int, same bool) {
 	after[side] = &Report{}
 	talking(t, b, after)
 	t.Logf("all talk %v after the interface was back", time.Since(back))
+}
+
+// nobodyBroke says that no connection has ended since before.
+func nobodyBroke(t *testing.T, before, after [2]*Report) {
+	t.Helper()
+	for side := range after {
+		if n := len(before[side].Breaks); len(after[side].Breaks) > n {
+			t.Errorf("side %d: %d connections broke (%s)", side, len(after[side].Breaks)-n, after[side].Breaks[n].Cause)
+		}
+		if n := after[side].Engine.SourcesLost; n != before[side].Engine.SourcesLost {
+			t.Errorf("side %d: SourcesLost is %d", side, n)
+		}
+	}
+}
+
+// The name of an interface is in no frame: when it gets another one, connections
+// stay, and new ones are made by the same NIC handles.
+func TestInterfaceRenamed(t *testing.T) {
+	b, before := livingBed(t, BedConfig{}, unhurried)
+	rename := func(from, to string) {
+		t.Helper()
+		must(t, b.Site.Do(1, func() error {
+			l, err := netlink.LinkByName(from)
+			if err != nil {
+				return err
+			}
+			err = netlink.LinkSetName(l, to)
+			if errors.Is(err, unix.EBUSY) { // kernels before 6.2: not while it is up
+				err = errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, to), netlink.LinkSetUp(l))
+			}
+			return err
+		}))
+	}
+	rename(Interface, "another")
+	cfg := mortal("after", vipl.ReliableDelivery)
+	must(t, b.Start(cfg))
+	_, err := b.Until(waitLimit, func(r [2]*Report) bool {
+		return eachFlow(r, func(f *Tally) bool { return f.Taken > 0 }) && r[0].Open == flowsOf+cfg.Flows && r[1].Open == flowsOf+cfg.Flows
+	})
+	must(t, err)
+	after := reports(t, b)
+	nobodyBroke(t, before, after)
+	rename("another", Interface)
+	rest(t, b)
 }

@@ -66,11 +66,7 @@ func newDialogue(nic *vipl.NIC, level vipl.ReliabilityLevel) (*dialogue, error) 
 		return nil, err
 	}
 	for _, r := range []**ring{&d.recvs, &d.sends} {
-		region, err := nic.AllocMem(ringBytes(posted, longBytes), vipl.MemAttributes{Ptag: tag})
-		if err != nil {
-			return nil, err
-		}
-		if *r, err = newRing(region, posted, longBytes); err != nil {
+		if *r, err = newRing(nic, tag, posted, longBytes); err != nil {
 			return nil, err
 		}
 	}

@@ -3,13 +3,13 @@
 // doubled or out of order, a chunk, goroutine or file that is not given back.
 //
 //	parent: Bed                            testbed.Site
-//	+---------------+  orders   +----------------------------------------------+
-//	| faults, links |---------->| party 0  ==== middle (faults) ====  party 1  |
+//	+---------------+ commands  +----------------------------------------------+
+//	| faults, links |---------->| worker 0 ==== middle (faults) ==== worker 1  |
 //	| deaths        |<----------| NIC, flows                        NIC, flows |
 //	+---------------+  reports  +----------------------------------------------+
 //
-// A party is a process of its own with one NIC handle and several flows. A flow
-// is a VI that is connected with one of the other party, sends and receives all
+// A worker is a process of its own with one NIC handle and several flows. A flow
+// is a VI that is connected with one of the other worker, sends and receives all
 // the time, checks what comes, and connects again when the connection ended.
 // On reliable levels a flow mixes sends, empty messages with immediate data, RDMA
 // writes with immediate data or announced by a send, and RDMA reads.
@@ -20,7 +20,7 @@
 // in order, intact. Receives are always posted before the peer may send: flows
 // give each other credit.
 //
-// The parent ([Bed]) sets faults, kills and stops parties, changes links, and
+// The parent ([Bed]) sets faults, kills and stops workers, changes links, and
 // asks for reports. [Soak] does all of it for hours.
 //
 // [Attack] runs attacks by hostile peers, hostile users of an agent, and forgers of

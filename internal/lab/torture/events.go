@@ -23,12 +23,6 @@ type event struct {
 	run    func(s *soak) error
 }
 
-// nap is too short for anybody to be taken for dead.
-func (s *soak) nap() time.Duration { return s.cfg.Silence / 4 }
-
-// coma is longer than the silence by up to as much again.
-func (s *soak) coma() time.Duration { return s.cfg.Silence + s.below(s.cfg.Silence) }
-
 var (
 	storm = event{"storm", false, (*soak).storm}
 	quiet = event{"quiet", true, (*soak).quiet} // all connections end, in order
@@ -39,13 +33,49 @@ var events = append(moves, []event{
 	storm,
 	storm, // twice as often as the others
 	{"kill", true, (*soak).kill},
-	{"suspend", true, func(s *soak) error { return s.suspend(s.coma()) }},
-	{"nap", false, func(s *soak) error { return s.suspend(s.nap()) }},
-	{"link down", true, func(s *soak) error { return s.flap(s.coma()) }},
-	{"link blinks", false, func(s *soak) error { return s.flap(s.nap()) }},
+	{"suspend", true, func(s *soak) error { return s.suspend(s.long()) }},
+	{"nap", false, func(s *soak) error { return s.suspend(s.short()) }},
+	{"link down", true, (*soak).linkDown},
+	{"link blinks", false, (*soak).linkBlinks},
 	{"detach", true, (*soak).detach},
 	quiet,
 }...)
+
+// moves are events in which an interface loses what the frames of its connections need: its
+// address, its hardware address, or an MTU that lets them through. What is back within the
+// grace costs nothing. Else every connection ends, on both sides, and there are new ones.
+var moves = []event{
+	{"address moves", true, (*soak).moveAddress},
+	{"address blinks", false, (*soak).blinkAddress},
+	{"hardware address moves", true, (*soak).moveHardware},
+	{"hardware address blinks", false, (*soak).blinkHardware},
+	{"MTU shrinks", true, (*soak).shrink},
+	{"MTU blinks", false, (*soak).blinkMTU},
+}
+
+// short is a time in which no peer is taken for dead.
+func (s *soak) short() time.Duration { return s.cfg.Silence / 4 }
+
+// long is a time between one silence and two.
+func (s *soak) long() time.Duration { return s.cfg.Silence + s.below(s.cfg.Silence) }
+
+// grace is how long what frames need may be away: vipl's rule.
+func (s *soak) grace() time.Duration { return min(500*time.Millisecond, s.cfg.Silence/4) }
+
+// draw is a random time up to some milliseconds.
+func (s *soak) draw(ms int) time.Duration { return time.Duration(s.rng.IntN(ms)+1) * time.Millisecond }
+
+// below is a random time below d.
+func (s *soak) below(d time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(d))) }
+
+// pass lets time go by, unless the soak is called off.
+func (s *soak) pass(d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-s.ctx.Done():
+	}
+	return nil
+}
 
 // happen lets a random event take place.
 func (s *soak) happen() error { return s.undergo(events[s.rng.IntN(len(events))]) }
@@ -62,15 +92,14 @@ func (s *soak) undergo(e event) error {
 		return err
 	}
 	s.report.Events[e.name]++
-	if e.breaks {
-		return nil
+	if !e.breaks {
+		s.blame(e.name, before, s.starved(e.name, start))
 	}
-	s.blame(e.name, before, s.starved(e.name, start))
 	return nil
 }
 
 // blame looks for reliable flows that broke since before, in an event that ends no connection: a broken
-// promise, unless somebody was starved, who was silent then.
+// promise, unless a process was starved and therefore silent.
 func (s *soak) blame(event string, before [2]*Report, starved bool) {
 	for side, r := range s.known {
 		// The first flows of each side are the unreliable ones, which a lost frame of the close may end.
@@ -88,37 +117,22 @@ func (s *soak) blame(event string, before [2]*Report, starved bool) {
 	}
 }
 
-// starved says whether anybody was kept waiting for a CPU for a quarter of the silence, within one second since
-// a moment: who gets none is silent, too.
+// starved reports whether, since a moment, a process was kept waiting for a CPU for a quarter of the silence within
+// one second.
 func (s *soak) starved(event string, since time.Time) bool {
 	most := s.cfg.Silence / 4
 	late := schedlat.Worst(s.bed.Spells(), since)
 	switch {
 	case event == "nap":
-		most += s.nap() // who naps is late by that itself
+		most += s.short() // the nap itself counts as lateness
 	case strings.HasSuffix(event, " blinks") && s.away > 0:
-		// What is away counts as lost after the grace, and who is late may see it so.
+		// What is away counts as lost after the grace, and a late process may see it so.
 		most, late = s.grace()/2, max(late, s.away)
 	}
 	for _, r := range s.known {
 		late = max(late, schedlat.Worst(r.Spells, since))
 	}
 	return late > most
-}
-
-// draw is a random time up to some milliseconds.
-func (s *soak) draw(ms int) time.Duration { return time.Duration(s.rng.IntN(ms)+1) * time.Millisecond }
-
-// below is a random time below d.
-func (s *soak) below(d time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(d))) }
-
-// pass lets time go by, unless the soak is called off.
-func (s *soak) pass(d time.Duration) error {
-	select {
-	case <-time.After(d):
-	case <-s.ctx.Done():
-	}
-	return nil
 }
 
 // storm is a random mixture of faults for some seconds.
@@ -143,15 +157,13 @@ func (s *soak) storm() error {
 	return s.pass(500*time.Millisecond + s.draw(2500))
 }
 
-// kill ends one party in the middle of its work, and starts another in its
+// kill ends one worker in the middle of its work, and starts another in its
 // place.
 func (s *soak) kill() error {
 	side := s.rng.IntN(2)
-	r, err := s.bed.Workers[side].Report()
-	if err != nil {
+	if err := s.addLast(side); err != nil {
 		return err
 	}
-	s.add(side, r)
 	if err := s.pass(s.draw(200)); err != nil {
 		return err
 	}
@@ -161,6 +173,20 @@ func (s *soak) kill() error {
 	if err := s.pass(s.below(2 * s.cfg.Silence)); err != nil {
 		return err
 	}
+	return s.revive(side)
+}
+
+// addLast adds the report of a worker that is about to be killed.
+func (s *soak) addLast(side int) error {
+	r, err := s.bed.Workers[side].Report()
+	if err == nil {
+		s.add(side, r)
+	}
+	return err
+}
+
+// revive starts a worker in the place of one that was killed.
+func (s *soak) revive(side int) error {
 	if err := s.bed.StartWorker(side); err != nil {
 		return err
 	}
@@ -168,16 +194,7 @@ func (s *soak) kill() error {
 	return s.reopen(side)
 }
 
-// reopen opens a side's interface and starts its flows.
-func (s *soak) reopen(side int) error {
-	s.cut = true
-	if err := s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile && !s.cfg.Plain}); err != nil {
-		return err
-	}
-	return s.startFlows(side)
-}
-
-// suspend stops one party for a time.
+// suspend stops one worker for a time.
 func (s *soak) suspend(d time.Duration) error {
 	p := s.bed.Workers[s.rng.IntN(2)]
 	if err := p.Signal(unix.SIGSTOP); err != nil {
@@ -186,21 +203,27 @@ func (s *soak) suspend(d time.Duration) error {
 	return errors.Join(s.pass(d), p.Signal(unix.SIGCONT))
 }
 
-// flap takes one side's interface down for a time.
-func (s *soak) flap(d time.Duration) error {
+// linkDown takes one side's interface down until every connection has ended by silence.
+func (s *soak) linkDown() error {
+	side := s.rng.IntN(2)
+	_, _, err := s.allEnd("link down", s.bothTold(), s.link(side, netlink.LinkSetDown))
+	return errors.Join(err, s.bed.Link(side, netlink.LinkSetUp))
+}
+
+// linkBlinks takes one side's interface down for a short time.
+func (s *soak) linkBlinks() error {
 	side := s.rng.IntN(2)
 	s.cut = true
 	if err := s.bed.Link(side, netlink.LinkSetDown); err != nil {
 		return err
 	}
-	return errors.Join(s.pass(d), s.bed.Link(side, netlink.LinkSetUp))
+	return errors.Join(s.pass(s.short()), s.bed.Link(side, netlink.LinkSetUp))
 }
 
-// detach takes the program off one side's interface. Its owner, who hears
-// nothing any more, opens the interface anew.
+// detach takes the program off one side's interface. Its worker, which hears
+// nothing any more, closes the interface and opens it again.
 func (s *soak) detach() error {
 	side := s.rng.IntN(2)
-	p := s.bed.Workers[side]
 	if err := s.bed.Detach(side); err != nil {
 		return err
 	}
@@ -208,7 +231,7 @@ func (s *soak) detach() error {
 	if err := s.pass(2 * s.cfg.Silence); err != nil {
 		return err
 	}
-	r, err := p.CloseNIC()
+	r, err := s.bed.Workers[side].CloseNIC()
 	if err != nil {
 		return err
 	}
@@ -216,30 +239,17 @@ func (s *soak) detach() error {
 	return s.reopen(side)
 }
 
-// moves are events in which an interface loses what the frames of its connections need: its
-// address, its hardware address, or an MTU that lets them through. What is back within the
-// grace costs nothing. Else every connection ends, on both sides, and there are new ones.
-var moves = []event{
-	{"address moves", true, (*soak).moveAddress},
-	{"address blinks", false, (*soak).blinkAddress},
-	{"hardware address moves", true, (*soak).moveHardware},
-	{"hardware address blinks", false, (*soak).blinkHardware},
-	{"MTU shrinks", true, (*soak).shrink},
-	{"MTU blinks", false, (*soak).blinkMTU},
+// link is a change of a side's interface.
+func (s *soak) link(side int, change func(netlink.Link) error) func() error {
+	return func() error { return s.bed.Link(side, change) }
 }
 
-// grace is how long what frames need may be away: vipl's rule.
-func (s *soak) grace() time.Duration { return min(500*time.Millisecond, s.cfg.Silence/4) }
-
-// elsewhere is a host in the place of an address that nobody has.
-func elsewhere(p netip.Prefix) netip.Prefix {
-	b := p.Addr().AsSlice()
-	b[len(b)-1] = 0x77
-	a, _ := netip.AddrFromSlice(b)
-	return netip.PrefixFrom(a, p.Bits())
+// setAddress gives a side's interface an address instead of the one that it has of that family.
+func (s *soak) setAddress(side int, to netip.Prefix) func() error {
+	return s.link(side, func(l netlink.Link) error { return readdress(l, to) })
 }
 
-// readdress puts an address in the place of those that an interface has of its family; those of
+// readdress puts an address in the place of the one that an interface has of its family; those of
 // the link stay.
 func readdress(l netlink.Link, to netip.Prefix) error {
 	family := netlink.FAMILY_V4
@@ -270,71 +280,80 @@ func readdress(l netlink.Link, to netip.Prefix) error {
 	return errors.Join(err, netlink.AddrAdd(l, fresh))
 }
 
-// home is a side's address, over which the parties connect.
-func (s *soak) home(side int) netip.Prefix {
+// homes are a side's address, over which the workers connect, and one of the same network that no host has.
+func (s *soak) homes(side int) (home, away netip.Prefix) {
+	home = s.bed.Site.Ends[side].IPv4
 	if s.bed.cfg.IPv6 {
-		return s.bed.Site.Ends[side].IPv6
+		home = s.bed.Site.Ends[side].IPv6
 	}
-	return s.bed.Site.Ends[side].IPv4
+	b := home.Addr().AsSlice()
+	b[len(b)-1] = 0x77
+	a, _ := netip.AddrFromSlice(b)
+	return home, netip.PrefixFrom(a, home.Bits())
 }
 
-// readdress gives a side another address.
-func (s *soak) readdress(side int, to netip.Prefix) error {
-	return s.bed.Link(side, func(l netlink.Link) error { return readdress(l, to) })
+// hardware gives what sets a side's hardware address as it is now, and what sets another one.
+func (s *soak) hardware(side int) (home, away func() error, err error) {
+	set := func(to net.HardwareAddr) func() error {
+		return s.link(side, func(l netlink.Link) error { return netlink.LinkSetHardwareAddr(l, to) })
+	}
+	var now net.HardwareAddr
+	err = s.bed.Link(side, func(l netlink.Link) error { now = l.Attrs().HardwareAddr; return nil })
+	return set(now), set(net.HardwareAddr{2, 0x77, 0, 0, 0, 0x77}), err
 }
 
-// moveAddress gives a side another address for some time. Side 0 is asked for connections where it
-// was: there are none until it is back.
+// setMTU changes the MTU of one side.
+func (s *soak) setMTU(side, mtu int) func() error {
+	return s.link(side, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
+}
+
+// setMTUs changes the MTU of both sides and between them.
+func (s *soak) setMTUs(mtu int) error {
+	return errors.Join(s.bed.Site.Middle.SetMTU(mtu), s.setMTU(0, mtu)(), s.setMTU(1, mtu)())
+}
+
+// lessMTU is one for which the frames of connections are too long.
+func (s *soak) lessMTU() int { return max(1400, s.mtu()/3) }
+
+// moveAddress gives a side another address for some time. Side 0 is asked for connections at its old
+// address: there are none until it is back.
 func (s *soak) moveAddress() error {
 	side := s.rng.IntN(2)
-	home := s.home(side)
-	if err := s.moved("address moves", side, func() error { return s.readdress(side, elsewhere(home)) }); err != nil {
+	home, away := s.homes(side)
+	if err := s.moved("address moves", side, s.setAddress(side, away)); err != nil {
 		return err
 	}
 	if side == 0 {
-		return s.readdress(side, home)
+		return s.setAddress(side, home)()
 	}
 	if err := s.settle("address moves"); err != nil {
 		return err
 	}
-	return s.moved("address moves back", side, func() error { return s.readdress(side, home) })
+	return s.moved("address moves back", side, s.setAddress(side, home))
 }
 
 // moveHardware gives side 1 another hardware address for some time. It asks for connections, so that
 // the other one's kernel learns where it is.
 func (s *soak) moveHardware() error {
 	const side = 1
-	return s.withHardware(side, func(home, away func() error) error {
-		if err := s.moved("hardware address moves", side, away); err != nil {
-			return err
-		}
-		if err := s.settle("hardware address moves"); err != nil {
-			return err
-		}
-		return s.moved("hardware address moves back", side, home)
-	})
-}
-
-// withHardware calls f with what sets a side's hardware address, and another one.
-func (s *soak) withHardware(side int, f func(home, away func() error) error) error {
-	var home net.HardwareAddr
-	err := s.bed.Link(side, func(l netlink.Link) error { home = l.Attrs().HardwareAddr; return nil })
+	home, away, err := s.hardware(side)
 	if err != nil {
 		return err
 	}
-	set := func(to net.HardwareAddr) func() error {
-		return func() error {
-			return s.bed.Link(side, func(l netlink.Link) error { return netlink.LinkSetHardwareAddr(l, to) })
-		}
+	if err := s.moved("hardware address moves", side, away); err != nil {
+		return err
 	}
-	return f(set(home), set(net.HardwareAddr{2, 0x77, 0, 0, 0, 0x77}))
+	if err := s.settle("hardware address moves"); err != nil {
+		return err
+	}
+	return s.moved("hardware address moves back", side, home)
 }
 
-// moved changes what the connections of a side need, and sees that they all end, of both sides, each by
-// the rule: the one that has moved ends them by itself, the other one is told.
+// moved changes what the connections of a side need, and checks that all end, on both sides, each by the rule: the
+// side that has moved ends them by itself, the other one is told.
 func (s *soak) moved(name string, side int, change func() error) error {
 	start := time.Now()
-	within := [2]time.Duration{s.toldWithin(), s.toldWithin()}
+	within := s.bothTold()
 	within[side] = toldAtMost
 	before, after, err := s.allEnd(name, within, change)
 	if err != nil {
@@ -350,6 +369,9 @@ func (s *soak) moved(name string, side int, change func() error) error {
 	return nil
 }
 
+// bothTold is how soon each side is told of the end of connections.
+func (s *soak) bothTold() [2]time.Duration { return [2]time.Duration{s.toldWithin(), s.toldWithin()} }
+
 // allEnd makes a change that ends all connections, and waits until each side knows of each, for no longer than it
 // has to take.
 func (s *soak) allEnd(name string, within [2]time.Duration, change func() error) (before, after [2]*Report, err error) {
@@ -362,30 +384,28 @@ func (s *soak) allEnd(name string, within [2]time.Duration, change func() error)
 		return before, after, err
 	}
 	took := time.Since(mark.At) // as long as the kernel is busy
-	for ; ; time.Sleep(5 * time.Millisecond) {
+	late := func(side int) time.Duration { return took + after[side].Late - before[side].Late }
+	for known, over := false, false; !known && !over; time.Sleep(5 * time.Millisecond) {
 		if after, err = s.bed.Reports(); err != nil {
 			return before, after, err
 		}
-		known, over := true, true
+		known, over = true, true
 		for side, r := range after {
 			_, all := ended(before[side], r, mark.At)
 			known = known && all
-			over = over && mark.Over(2*within[side]+took+r.Late-before[side].Late)
-		}
-		if known || over {
-			break
+			over = over && mark.Over(2*within[side]+late(side))
 		}
 	}
 	for side, r := range after {
 		told, _ := ended(before[side], r, mark.At)
-		if told > mark.Allow(within[side])+took+r.Late-before[side].Late {
+		if told > mark.Allow(within[side])+late(side) {
 			s.violated("%s: side %d: after %v %d of %d connections had ended", name, side, told, len(r.Breaks)-len(before[side].Breaks), before[side].Open)
 		}
 	}
 	return before, after, nil
 }
 
-// ended reports whether a party knows of the end of all connections that it had before, and how long after a moment it
+// ended reports whether a worker knows of the end of all connections that it had before, and how long after a moment it
 // knew of the last, or does not know.
 func ended(before, now *Report, since time.Time) (told time.Duration, all bool) {
 	if len(now.Breaks) < len(before.Breaks)+before.Open {
@@ -397,27 +417,15 @@ func ended(before, now *Report, since time.Time) (told time.Duration, all bool) 
 	return told, true
 }
 
-// setMTU changes the MTU of both sides and between them.
-func (s *soak) setMTU(mtu int) error {
-	errs := []error{s.bed.Site.Middle.SetMTU(mtu)}
-	for side := range 2 {
-		errs = append(errs, s.bed.Link(side, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) }))
-	}
-	return errors.Join(errs...)
-}
-
-// lessMTU is one for which the frames of connections are too long.
-func (s *soak) lessMTU() int { return max(1400, s.mtu()/3) }
-
 // shrink makes the MTU less for some time: connections end, new ones do with less, and do not end when it grows.
 func (s *soak) shrink() error {
 	const name = "MTU shrinks"
 	start := time.Now()
-	before, after, err := s.allEnd(name, [2]time.Duration{s.toldWithin(), s.toldWithin()}, func() error { return s.setMTU(s.lessMTU()) })
+	before, after, err := s.allEnd(name, s.bothTold(), func() error { return s.setMTUs(s.lessMTU()) })
 	if err != nil {
 		return err
 	}
-	ended := uint64(0) // by one side or the other, who is told
+	ended := uint64(0) // by one side or the other, which is told
 	for side := range after {
 		ended += after[side].Engine.PathsLost - before[side].Engine.PathsLost
 	}
@@ -428,40 +436,39 @@ func (s *soak) shrink() error {
 		return err
 	}
 	small, start := s.known, time.Now()
-	if err := s.setMTU(s.mtu()); err != nil {
+	if err := s.setMTUs(s.mtu()); err != nil {
 		return err
 	}
 	if err := s.settle("MTU grows"); err != nil {
 		return err
 	}
 	s.blame("MTU grows", small, s.starved("MTU grows", start))
-	return s.moveHardware() // which ends them: those of short frames would outlive the next time that it shrinks
+	return s.moveHardware() // it ends them: those of short frames would outlive the next time that the MTU shrinks
 }
 
 func (s *soak) blinkAddress() error {
 	side := s.rng.IntN(2)
-	home := s.home(side)
-	return s.blink(side, func() error { return s.readdress(side, elsewhere(home)) }, func() error { return s.readdress(side, home) })
+	home, away := s.homes(side)
+	return s.blink(side, s.setAddress(side, away), s.setAddress(side, home))
 }
 
 func (s *soak) blinkHardware() error {
 	side := s.rng.IntN(2)
-	return s.withHardware(side, func(home, away func() error) error { return s.blink(side, away, home) })
+	home, away, err := s.hardware(side)
+	if err != nil {
+		return err
+	}
+	return s.blink(side, away, home)
 }
 
 func (s *soak) blinkMTU() error {
 	side := s.rng.IntN(2)
-	set := func(mtu int) func() error {
-		return func() error {
-			return s.bed.Link(side, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
-		}
-	}
-	return s.blink(side, set(s.lessMTU()), set(s.mtu()))
+	return s.blink(side, s.setMTU(side, s.lessMTU()), s.setMTU(side, s.mtu()))
 }
 
-// blink takes something away that a side's connections need, and gives it back at once. Until what is to end
-// would have ended it goes on looking at the interface, as the parties do, who may have to wait for the
-// kernel's lock as long as it takes: by that, too, what was away for a moment seems to be so for longer.
+// blink takes something away that a side's connections need, and gives it back at once. It then looks at the interface
+// for as long as the workers may take to miss it: they, too, may have to wait for the kernel's lock, and what was away
+// for a moment then seems to be away for longer.
 func (s *soak) blink(side int, away, back func() error) error {
 	s.cut = true
 	gone := time.Now()

@@ -8,20 +8,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/bpf"
 	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/testbed"
 )
 
-// Flood is what a hostile soak has counted. On one machine the forgers take CPU time that others need, which
-// is no cost of a flood from another one: so messages are counted beside forgers of the same priority, too, whose
-// frames nobody gets.
+// Flood is what a hostile soak has counted. Forgers on the same machine take CPU time that others need, which a flood
+// from another machine would not: so messages are counted beside forgers of the same priority, too, whose frames go
+// nowhere.
 type Flood struct {
 	Forged uint64        // frames, in all
 	Time   time.Duration // in which they were sent
 	Rate   float64       // frames/s
 
-	Calm       Passed  // without anybody who forges
+	Calm       Passed  // without forgers
 	Spared     Passed  // beside forgers whose frames go nowhere
 	Flooded    Passed  // and beside forgers of the same priority
 	Beside     uint64  // forged frames in Flooded.Time
@@ -34,7 +33,7 @@ type Passed struct {
 	Messages uint64
 	Time     time.Duration
 	Rate     float64       // messages/s
-	Late     time.Duration // by how much the process between the parties ran late meanwhile: see lag
+	Late     time.Duration // by how much the process between the workers ran late meanwhile: see schedlat
 }
 
 func (p *Passed) add(o Passed) {
@@ -55,9 +54,9 @@ func perSecond(n uint64, d time.Duration) float64 {
 // leastKept is the part of its rate that a good peer keeps beside a flood, at least.
 const leastKept = 0.5
 
-// judge sets Kept: the part of the messages beside forgers who spare us that comes beside those who do not.
-// By as much as this process, whom forged frames do not concern, was later then than before, the machine was kept
-// from all its work: that time does not count. Nothing was counted: nothing is said. It says whether that is enough.
+// judge sets Kept: the part of the messages beside forgers whose frames go nowhere that comes beside the others. It
+// reports whether that is enough, or nothing was counted. This process gets no forged frames: by as much as it ran later
+// beside the flood than before, the machine was busy with something else, and that time does not count.
 func (f *Flood) judge() bool {
 	more := f.Flooded.Late
 	if f.Spared.Time > 0 {
@@ -71,12 +70,13 @@ func (f *Flood) judge() bool {
 	return f.Kept >= leastKept
 }
 
-// floodTime is for how long messages are counted at once, and floodTurns how often in an act, beside forgers who
-// spare us and beside others in turns.
-const (
-	floodTime  = time.Second
-	floodTurns = 2
-)
+// floodTurns is how often in an act messages are counted, beside forgers that spare us and beside others in turns.
+const floodTurns = 2
+
+// floodTime is for how long messages are counted at once.
+func (s *soak) floodTime() time.Duration {
+	return min(time.Second, max(s.cfg.Act/20, 250*time.Millisecond))
+}
 
 // flood begins to forge, which goes on until ebb, and counts what it costs.
 func (s *soak) flood() (err error) {
@@ -84,15 +84,15 @@ func (s *soak) flood() (err error) {
 	if s.report.Flood == nil {
 		s.report.Flood = &Flood{}
 	}
-	f := s.report.Flood
-	if err := s.passed(floodTurns*floodTime, &f.Calm); err != nil {
+	f, known, start := s.report.Flood, s.known, time.Now()
+	if err := s.passed(floodTurns*s.floodTime(), &f.Calm); err != nil {
 		return err
 	}
 	told, err := s.unreachables()
 	if err != nil {
 		return err
 	}
-	if s.hostile, err = s.bed.Hostile(s.rng.Uint64(), s.cfg.Plain); err != nil {
+	if s.hostile, err = s.bed.Forge(s.rng.Uint64(), s.cfg.Plain); err != nil {
 		return err
 	}
 	s.floods = time.Now()
@@ -101,22 +101,26 @@ func (s *soak) flood() (err error) {
 	for range floodTurns {
 		before := f.Spared.Time
 		s.hostile.Spare(true)
-		if err := s.passed(floodTime, &f.Spared); err != nil {
+		if err := s.passed(s.floodTime(), &f.Spared); err != nil {
 			return err
 		}
 		s.hostile.Spare(false)
 		s.floods = s.floods.Add(f.Spared.Time - before)
 		sent := s.hostile.Sent()
-		if err := s.passed(floodTime, &f.Flooded); err != nil {
+		if err := s.passed(s.floodTime(), &f.Flooded); err != nil {
 			return err
 		}
 		f.Beside += s.hostile.Sent() - sent
 		f.BesideRate = perSecond(f.Beside, f.Flooded.Time)
 	}
-	return s.unanswered(told)
+	if err := s.noticed(told); err != nil {
+		return err
+	}
+	s.blame("flood", known, s.starved("flood", start))
+	return nil
 }
 
-// unreachables is how often the two kernels have told a sender that nobody wants its frame.
+// unreachables is how many ICMP errors "destination unreachable" the two kernels have sent.
 func (s *soak) unreachables() (sum uint64, err error) {
 	for side := range 2 {
 		u, err := s.bed.Unwanted(side)
@@ -128,20 +132,21 @@ func (s *soak) unreachables() (sum uint64, err error) {
 	return sum, nil
 }
 
-// unanswered looks at what the flood of plain connections, before which so many unreachables were told, has met: the
-// program has dropped each kind of frame by its name, and nobody has answered any.
-func (s *soak) unanswered(before uint64) error {
-	if !s.cfg.Plain {
-		return nil
-	}
-	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool { return notDropped(&r[0].Program) == "" && notDropped(&r[1].Program) == "" })
+// noticed checks what the flood has met: program and engine have dropped each kind of frame by its name, and, where
+// connections are plain, no kernel has answered any. before is how many unreachables were sent by then.
+func (s *soak) noticed(before uint64) error {
+	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool { return s.missed(r[0]) == "" && s.missed(r[1]) == "" })
 	if err != nil && !errors.Is(err, errTooLate) {
 		return err
 	}
+	s.record(r)
 	for side := range r {
-		if what := notDropped(&r[side].Program); what != "" {
-			s.violated("side %d: the program has dropped no frame for its %s: %+v", side, what, r[side].Program)
+		if what := s.missed(r[side]); what != "" {
+			s.violated("side %d: no frame was dropped for its %s: %+v, %+v", side, what, r[side].Program, r[side].Engine)
 		}
+	}
+	if !s.cfg.Plain {
+		return nil // a frame with any bits wrong may be for a port that has no socket
 	}
 	after, err := s.unreachables()
 	if err == nil && after != before {
@@ -150,14 +155,22 @@ func (s *soak) unanswered(before uint64) error {
 	return err
 }
 
-// notDropped is the first kind of plain forged frames that the program has not dropped by name.
-func notDropped(n *bpf.Counters) string {
-	for _, c := range []struct {
+// missed is the first kind of forged frames that was not dropped by name.
+func (s *soak) missed(r *Report) string {
+	type kind struct {
 		what string
 		n    uint64
-	}{{"VI", n.NoVI}, {"key", n.Key}, {"source", n.Source}, {"version", n.Version}, {"length", n.Short}} {
-		if c.n == 0 {
-			return c.what
+	}
+	p, e := &r.Program, &r.Engine
+	kinds := []kind{{"VI", p.NoVI}, {"key", p.Key}}
+	if s.cfg.Plain {
+		kinds = append(kinds, kind{"source", p.Source}, kind{"version", p.Version}, kind{"length", p.Short})
+	} else {
+		kinds = append(kinds, kind{"seal", e.Forged}, kind{"number", e.Replayed}, kind{"lack of a seal", e.Unsealed})
+	}
+	for _, k := range kinds {
+		if k.n == 0 {
+			return k.what
 		}
 	}
 	return ""
@@ -179,7 +192,7 @@ func (s *soak) passed(d time.Duration, sum *Passed) error {
 		Messages: after[0].Taken + after[1].Taken - before[0].Taken - before[1].Taken,
 		Time:     time.Since(mark.At), Late: mark.Allow(0),
 	})
-	s.take(after)
+	s.record(after)
 	return nil
 }
 
@@ -200,14 +213,14 @@ func (s *soak) ebb() {
 func (s *soak) judgeFlood() {
 	f := s.report.Flood
 	if f != nil && !f.judge() {
-		s.violated("beside %.0f forged frames/s %.0f messages/s came, %.0f beside forgers who spare us: %.0f %% is less than %.0f %%",
+		s.violated("beside %.0f forged frames/s %.0f messages/s came, %.0f beside forgers that spare us: %.0f %% is less than %.0f %%",
 			f.BesideRate, f.Flooded.Rate, f.Spared.Rate, 100*f.Kept, 100*leastKept)
 	}
 }
 
-// What an attacker on the way makes of the frames that it sees. Connection
-// management is left alone: it is not authenticated, and who can answer in the
-// peer's name can keep a connection from being made.
+// What an attacker on the path makes of the frames that it sees. Connection
+// management is left alone: it is not authenticated, so that an attacker on the
+// path can keep a connection from being made.
 
 const (
 	udpIPv4 = 14 + 20
@@ -247,8 +260,8 @@ func partsOf(frame []byte) (source, udp, via []byte) {
 	return source, udp, udp[udpHead:]
 }
 
-// forgePlain changes a frame of a VI as somebody can who has not seen it: what an attacker on the way makes of plain
-// frames is taken for the peer's. nil: it is none.
+// forgePlain changes a frame of a VI as an attacker off the path can: one on the path is the peer's equal, where nothing
+// is sealed. nil: it is none.
 func forgePlain(rng *rand.Rand, frame []byte) []byte {
 	source, _, via := partsOf(frame)
 	if via == nil {
@@ -259,7 +272,7 @@ func forgePlain(rng *rand.Rand, frame []byte) []byte {
 		binary.BigEndian.PutUint32(via[4:], rng.Uint32())
 	case 1: // a key guessed
 		binary.BigEndian.PutUint64(via[8:], rng.Uint64())
-	case 2: // from somebody else
+	case 2: // another source
 		source[rng.IntN(len(source))] ^= byte(1 + rng.IntN(255))
 	case 3: // another version of the format
 		via[0] ^= byte(1 + rng.IntN(255))
@@ -305,56 +318,11 @@ func forge(rng *rand.Rand, frame []byte) []byte {
 	return frame
 }
 
-// Hostile sends forged frames to both sides until it is closed.
-type Hostile struct{ forgers [2]*testbed.Forger }
-
-// Hostile begins to forge, of what passes on the bed, where connections are sealed or plain.
-func (b *Bed) Hostile(seed uint64, plain bool) (*Hostile, error) {
+// Forge begins to send forged frames to both sides, of what passes on the bed, where connections are plain or sealed.
+func (b *Bed) Forge(seed uint64, plain bool) (*testbed.Forger, error) {
 	change := forge
 	if plain {
 		change = forgePlain
 	}
-	h := &Hostile{}
-	for side := range h.forgers {
-		f, err := b.Site.Middle.Forge(side, seed, change)
-		if err != nil {
-			h.Close()
-			return nil, err
-		}
-		h.forgers[side] = f
-	}
-	return h, nil
-}
-
-// Compete is Forger.Compete's, of all.
-func (h *Hostile) Compete(on bool) {
-	for _, f := range h.forgers {
-		f.Compete(on)
-	}
-}
-
-// Spare is Forger.Spare's, of all.
-func (h *Hostile) Spare(on bool) {
-	for _, f := range h.forgers {
-		f.Spare(on)
-	}
-}
-
-// Sent is how many forged frames went.
-func (h *Hostile) Sent() (n uint64) {
-	for _, f := range h.forgers {
-		if f != nil {
-			n += f.Sent()
-		}
-	}
-	return n
-}
-
-// Close ends it, once.
-func (h *Hostile) Close() {
-	for _, f := range h.forgers {
-		if f != nil {
-			f.Close()
-		}
-	}
+	return b.Site.Middle.Forge(seed, change)
 }

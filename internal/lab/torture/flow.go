@@ -12,15 +12,14 @@ import (
 	"viaxdp/vipl"
 )
 
-// FlowConfig is what the flows of a party do. Both parties get the same but for
+// FlowConfig is what the flows of a worker do. Both workers get the same but for
 // Asks, Peer and Seed.
 type FlowConfig struct {
 	Flows int    // VIs
-	First int    // number of the first flow, which the other party's must match
 	Name  string // tells apart sets of flows on one bed
 	Level vipl.ReliabilityLevel
-	Asks  bool       // this party requests the connections; the other waits
-	Peer  netip.Addr // of the other party
+	Asks  bool       // this worker requests the connections; the other waits
+	Peer  netip.Addr // the other worker's host
 
 	MaxBytes int           // of a message, 256 at least
 	Full     bool          // each message is of MaxBytes, and none is empty
@@ -79,8 +78,8 @@ type incarnation struct {
 // newFlow makes the VI of flow number i and its memory.
 func newFlow(nic *vipl.NIC, cfg FlowConfig, i int, stop *atomic.Bool) (_ *flow, err error) {
 	f := &flow{
-		cfg: cfg, nic: nic, stop: stop, disc: fmt.Appendf(nil, "%s/%d", cfg.Name, cfg.First+i),
-		rng: rand.New(rand.NewPCG(cfg.Seed, uint64(cfg.First+i))),
+		cfg: cfg, nic: nic, stop: stop, disc: fmt.Appendf(nil, "%s/%d", cfg.Name, i),
+		rng: rand.New(rand.NewPCG(cfg.Seed, uint64(i))),
 	}
 	defer func() {
 		if err != nil {
@@ -102,13 +101,10 @@ func newFlow(nic *vipl.NIC, cfg FlowConfig, i int, stop *atomic.Bool) (_ *flow, 
 		return nil, err
 	}
 	for _, r := range []**ring{&f.recvs, &f.sends} {
-		region, err := f.alloc(ringBytes(posted, cfg.MaxBytes), vipl.MemAttributes{})
-		if err != nil {
+		if *r, err = newRing(nic, f.tag, posted, cfg.MaxBytes); err != nil {
 			return nil, err
 		}
-		if *r, err = newRing(region, posted, cfg.MaxBytes); err != nil {
-			return nil, err
-		}
+		f.regions = append(f.regions, (*r).region)
 	}
 	if f.slots, err = f.alloc(cfg.Depth*cfg.MaxBytes, vipl.MemAttributes{EnableRDMAWrite: true}); err != nil {
 		return nil, err
@@ -126,7 +122,7 @@ func (f *flow) alloc(size int, a vipl.MemAttributes) (*vipl.Region, error) {
 	return r, err
 }
 
-// free gives everything back and says what is not free.
+// free gives everything back; the error names what is not free.
 func (f *flow) free() error {
 	var errs []error
 	if f.vi != nil {
@@ -222,26 +218,26 @@ func (f *flow) converse() {
 // await takes what has completed, or waits a moment for something.
 func (f *flow) await() {
 	_, recv, err := f.cq.Wait(5 * time.Millisecond)
-	f.take(recv, err)
+	f.dequeue(recv, err)
 	if f.over {
 		return
 	}
 	if s, err := f.vi.Query(); err != nil || s.State != vipl.Connected {
 		// The last that the peer has said may have come just before.
 		_, recv, err := f.cq.Done()
-		f.take(recv, err)
+		f.dequeue(recv, err)
 		f.over = true
 	}
 }
 
-// take takes what a look at the completion queue has found, and all behind it.
-func (f *flow) take(recv bool, err error) {
+// dequeue dequeues what the completion queue has named, and all behind it.
+func (f *flow) dequeue(recv bool, err error) {
 	for err == nil && !f.over {
 		taken := f.expect
 		if recv {
-			f.takeReceive()
+			f.dequeueReceive()
 		} else {
-			f.takeSend()
+			f.dequeueSend()
 		}
 		_, recv, err = f.cq.Done()
 		if err == nil && recv && f.cfg.Pause > 0 && f.expect > taken {
@@ -252,7 +248,7 @@ func (f *flow) take(recv bool, err error) {
 
 func (f *flow) reliable() bool { return f.cfg.Level != vipl.UnreliableDelivery }
 
-// finished says that the orderly end has been reached.
+// finished reports whether the orderly end has been reached.
 func (f *flow) finished(stopping bool) bool {
 	if !f.reliable() {
 		return stopping
@@ -294,13 +290,13 @@ func (f *flow) end() {
 // drain dequeues what is left; every descriptor that was posted must come back.
 func (f *flow) drain() {
 	for f.recvs.outstanding() > 0 {
-		if !f.takeReceive() {
+		if !f.dequeueReceive() {
 			f.violation("%d posted receives did not complete with the connection's end", f.recvs.outstanding())
 			return
 		}
 	}
 	for f.sends.outstanding() > 0 {
-		if !f.takeSend() {
+		if !f.dequeueSend() {
 			f.violation("%d posted sends did not complete with the connection's end", f.sends.outstanding())
 			return
 		}

@@ -46,10 +46,9 @@ func (f *flow) send(stopping bool) {
 	}
 }
 
-// mayLead says whether an unreliable flow may send more than one message in a round.
-// Nobody tells it what the way can take: it does not lead the peer, who does the
-// same and whom it hears, by more than a few rounds, so that two of them on a slow
-// machine leave time to others.
+// mayLead reports whether an unreliable flow may send more than one message in a round. It has no
+// flow control: it leads the peer, which does the same, by a few rounds at most, so that both leave
+// time to others on a slow machine.
 func (f *flow) mayLead() bool {
 	return f.cfg.Flood || int64(f.next-f.expect) < 4*int64(f.cfg.Depth)
 }
@@ -110,7 +109,7 @@ func (f *flow) sendNumbered() {
 	}
 }
 
-// sendPlain posts a message of its own bytes. It says whether it was posted.
+// sendPlain posts a message of its own bytes. It reports whether it was posted.
 func (f *flow) sendPlain(h head) bool {
 	n := headLen
 	if h.kind == kindData {
@@ -176,8 +175,8 @@ func (f *flow) post(o op) bool {
 	return true
 }
 
-// takeSend dequeues the oldest send if it is complete.
-func (f *flow) takeSend() bool {
+// dequeueSend dequeues the oldest send if it is complete.
+func (f *flow) dequeueSend() bool {
 	d, err := f.vi.SendDone()
 	if d == nil {
 		return false
@@ -257,9 +256,9 @@ func (f *flow) postReceive() error {
 	return nil
 }
 
-// takeReceive dequeues the oldest receive if it is complete, and checks what
+// dequeueReceive dequeues the oldest receive if it is complete, and checks what
 // came in it.
-func (f *flow) takeReceive() bool {
+func (f *flow) dequeueReceive() bool {
 	d, err := f.vi.RecvDone()
 	if d == nil {
 		return false

@@ -1,38 +1,25 @@
 package torture
 
 import (
-	"context"
+	"flag"
 	"os"
-	"os/signal"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 )
 
-// asParty and asAgent are how the test program becomes a party, or an agent.
-const (
-	asWorker = "torture-party"
-	asAgent  = "torture-agent"
-)
+// asWorker is how the test program becomes a worker.
+const asWorker = "torture-worker"
 
 func TestMain(m *testing.M) {
-	nstest.Main(m, map[string]func() error{
-		asWorker: func() error { return Main(os.Stdin, os.Stdout) }, asVictim: live, asAgent: agentMain,
-	})
-}
-
-// agentMain is an agent at the socket of its last argument, until SIGTERM.
-func agentMain() error {
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
-	defer stop()
-	return (&agentd.Daemon{Socket: os.Args[len(os.Args)-1]}).Run(ctx)
+	if !thorough() {
+		flag.Set("test.parallel", "3") // on few CPUs, too: tests wait most of the time
+	}
+	nstest.Main(m, map[string]func() error{asWorker: Main, asVictim: live})
 }
 
 // variable is set by CI, to how long each storm lasts: then nothing is left out.
@@ -53,7 +40,7 @@ func every() bool { return thorough() || testing.Short() }
 // patience is how long anything may take that has no bound of its own.
 const waitLimit = 2 * time.Minute
 
-// unhurried is a silence that is longer than parties wait for a CPU: where nobody dies
+// unhurried is a silence that is longer than workers wait for a CPU: where nobody dies
 // and no connection may end.
 const unhurried = 30 * time.Second
 
@@ -163,12 +150,7 @@ func promises(t *testing.T, side int, r *Report) {
 // calm ends the faults, and says what they did so far to both ways together.
 func calm(b *Bed) testbed.WayCounters {
 	b.Site.Middle.SetBoth(testbed.Faults{})
-	return crossed(b)
-}
-
-// crossed is what both ways together have had to do so far.
-func crossed(b *Bed) testbed.WayCounters {
-	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
+	return b.crossed()
 }
 
 // unwantedOf is what both kernels have had to do with frames that nobody wants.

@@ -115,7 +115,6 @@ func checkPatternAt(b []byte, seed, first uint64) (at int, ok bool) {
 	return at, true
 }
 
-// errSession says that a message is of another incarnation of the connection.
 var errSession = errors.New("a message of another incarnation of the connection")
 
 // op is what a descriptor was posted for.
@@ -128,7 +127,7 @@ const (
 	opRead
 )
 
-// readNote says what an RDMA read fetches of the peer's source.
+// readNote is what an RDMA read fetches of the peer's source.
 type readNote struct{ first, bytes int }
 
 // ring is descriptors with a buffer each, posted in turn on one work queue and
@@ -146,12 +145,12 @@ type ring struct {
 
 func roundUp64(n int) int { return (n + 63) &^ 63 }
 
-// ringBytes is the memory for count descriptors with buffers.
-func ringBytes(count, bytes int) int {
-	return count * (vipl.DescriptorAlignment + roundUp64(bytes))
-}
-
-func newRing(region *vipl.Region, count, bytes int) (*ring, error) {
+// newRing makes one of count descriptors, in memory of its own.
+func newRing(nic *vipl.NIC, tag *vipl.Ptag, count, bytes int) (*ring, error) {
+	region, err := nic.AllocMem(count*(vipl.DescriptorAlignment+roundUp64(bytes)), vipl.MemAttributes{Ptag: tag})
+	if err != nil {
+		return nil, err
+	}
 	r := &ring{region: region, bytes: bytes, ops: make([]op, count), reads: make([]readNote, count)}
 	for i := range count {
 		d, err := region.Descriptor(i*vipl.DescriptorAlignment, 2)
@@ -184,7 +183,7 @@ func (r *ring) segment(n int) vipl.DataSegment { return r.region.Segment(r.offse
 // note keeps what the descriptor that next gives will read.
 func (r *ring) note(n readNote) { r.reads[r.at(r.tail)] = n }
 
-// push says that what next gave is posted.
+// push notes that what next gave is posted.
 func (r *ring) push(o op) {
 	r.ops[r.at(r.tail)] = o
 	r.tail++

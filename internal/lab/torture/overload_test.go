@@ -1,7 +1,6 @@
 package torture
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -23,7 +22,7 @@ func accounted(t *testing.T, r [2]*Report) {
 	}
 }
 
-// accountedAt is accounted for one party.
+// accountedAt is accounted for one worker.
 func accountedAt(t *testing.T, name string, r *Report) {
 	t.Helper()
 	s := &r.Queue
@@ -197,7 +196,7 @@ func TestLevelsTogether(t *testing.T) {
 	accounted(t, closed(t, b))
 }
 
-// starParties starts a party in each namespace of a star, which open their
+// starWorkers starts a worker in each namespace of a star, which open their
 // interfaces, the first as cfg says.
 func starWorkers(t *testing.T, n int, cfg NICConfig) (*testbed.Star, []*Worker) {
 	t.Helper()
@@ -207,39 +206,30 @@ func starWorkers(t *testing.T, n int, cfg NICConfig) (*testbed.Star, []*Worker) 
 	t.Cleanup(star.Close)
 	workers := make([]*Worker, n)
 	for i := range workers {
-		p, err := star.Spawn(i, []string{asWorker}, os.Stderr)
+		p, err := newWorker(star.Spawn(i, []string{asWorker}, os.Stderr))
 		must(t, err)
 		t.Cleanup(func() {
 			if err := p.Close(); err != nil {
-				t.Errorf("party %d: %v", i, err)
+				t.Errorf("worker %d: %v", i, err)
 			}
 		})
-		workers[i] = &Worker{Process: p, answers: bufio.NewReader(p.Out)}
+		workers[i] = p
 		nic := NICConfig{Interface: testbed.StarInterface, Silence: unhurried}
 		if i == 0 {
 			nic = cfg
 			nic.Interface, nic.Silence = testbed.StarInterface, unhurried
 		}
-		_, err = workers[i].call(order{Op: opOpen, NIC: &nic})
+		_, err = workers[i].call(command{Do: doOpen, NIC: &nic})
 		must(t, err)
 	}
 	return star, workers
 }
 
-// all gives an order to all workers at the same time.
-func all(t *testing.T, workers []*Worker, op string) []*Report {
+// all gives a command to all workers at the same time.
+func all(t *testing.T, workers []*Worker, do string) []*Report {
 	t.Helper()
-	for _, p := range workers {
-		must(t, p.say(order{Op: op}))
-	}
-	reports := make([]*Report, len(workers))
-	for i, p := range workers {
-		a, err := p.hear()
-		if err != nil {
-			t.Fatalf("party %d: %s: %v", i, op, err)
-		}
-		reports[i] = a.Report
-	}
+	reports, err := together(workers, do)
+	must(t, err)
 	return reports
 }
 
@@ -261,7 +251,7 @@ func TestFairSenders(t *testing.T) {
 				cfg.Seed += uint64(i) << 32
 			}
 			cfg.Peer = star.Ends[to].IPv4.Addr()
-			_, err := workers[from].call(order{Op: opStart, Flows: &cfg})
+			_, err := workers[from].call(command{Do: doStart, Flows: &cfg})
 			must(t, err)
 		}
 	}
@@ -297,15 +287,15 @@ func TestFairSenders(t *testing.T) {
 	})
 	t.Logf("%d and %d messages", since[0].Taken, since[1].Taken)
 
-	for i, r := range all(t, workers, opStop) {
+	for i, r := range all(t, workers, doStop) {
 		promises(t, i, r)
 		for _, b := range r.Breaks {
-			t.Errorf("party %d: flow %s broke (%s) after %d sent, %d taken", i, b.Flow, b.Cause, b.Sent, b.Taken)
+			t.Errorf("worker %d: flow %s broke (%s) after %d sent, %d taken", i, b.Flow, b.Cause, b.Sent, b.Taken)
 		}
 	}
-	all(t, workers, opFree)
+	all(t, workers, doFree)
 	sent := uint64(0)
-	for i, r := range all(t, workers[1:], opClose) {
+	for i, r := range all(t, workers[1:], doClose) {
 		promises(t, 1+i, r)
 		accountedAt(t, fmt.Sprint("sender ", i), r)
 		sent += r.Queue.Transmitted
@@ -330,7 +320,7 @@ func TestFairSenders(t *testing.T) {
 	if came > sent || came+drops < sent {
 		t.Errorf("the senders sent %d frames, %d came, and %d were dropped by name", sent, came, drops)
 	}
-	r := all(t, workers[:1], opClose)[0]
+	r := all(t, workers[:1], doClose)[0]
 	promises(t, 0, r)
 	accountedAt(t, "receiver", r)
 	t.Logf("%d frames sent, %d came, %d dropped on the way, %d at the receiver's rings", sent, came, drops,

@@ -26,18 +26,18 @@ type SoakConfig struct {
 
 	Silence time.Duration // of both sides' NICs; 0: vipl.DefaultSilence
 
-	// What the parties connect over. 0: the seed chooses, for a soak of random events that is not hostile,
+	// What the workers connect over. 0: the seed chooses, for a soak of random events that is not hostile,
 	// IP version 4 or 6 and an MTU of 1500 or 9000; for others 4 and 1500.
 	IP, MTU int
 
-	// Instead of random events, one of: so many parties killed; so many bytes moved
-	// through faults, by reliable VIs alone. For still ends it, unless it is 0.
+	// Instead of random events, one of: the number of workers killed, one after the other; the number of
+	// bytes moved through faults, by reliable VIs alone. For still ends it, unless it is 0.
 	Kills int
 	Bytes uint64
 
 	// Hostile seals the connections, and floods both sides with forged frames.
 	Hostile bool
-	// Plain leaves a hostile soak's connections unsealed. Frames are forged then as by somebody who has not seen theirs.
+	// Plain leaves a hostile soak's connections unsealed. Frames are forged then as by an attacker off the path.
 	Plain bool
 
 	// Attack, unless empty, is one of Attacks, instead of random events: see Attack. Rate is
@@ -45,10 +45,10 @@ type SoakConfig struct {
 	Attack string
 	Rate   int
 
-	AgentArgs []string // the parties open interfaces by agents: BedConfig; none: by themselves
+	Agents bool // as in BedConfig
 
-	Args   []string  // with which this program becomes a party: Main
-	Stderr io.Writer // the parties' standard error; nil: discarded
+	Args   []string  // with which this program becomes a worker: Main
+	Stderr io.Writer // the workers' standard error; nil: discarded
 
 	Progress func(SoakReport) // called now and then with what there is; may be nil
 }
@@ -65,15 +65,15 @@ type SoakReport struct {
 	Events  map[string]int // by name, those that took place
 
 	Connections, Breaks int
-	Excused             int    // of Breaks, those of connections that should have stood while somebody waited for a CPU too long
-	Messages            uint64 // numbered ones, each checked; of killed parties, up to some time before
+	Excused             int    // of Breaks, those of connections that should have stood while a process waited for a CPU too long
+	Messages            uint64 // numbered ones, each checked; of killed workers, up to some time before
 	Missing             uint64 // of unreliable flows
 	Writes, Reads       uint64 // RDMA operations completed
 	Resent              uint64 // frames
 	Bytes               uint64 `json:",omitempty"` // of SoakConfig.Bytes, each checked
 
 	Kills                   int           `json:",omitempty"` // of SoakConfig.Kills
-	ToldLate                int           `json:",omitempty"` // of Kills, those told of later than promised while somebody waited for a CPU
+	ToldLate                int           `json:",omitempty"` // of Kills, those told of later than promised while a process waited for a CPU
 	MedianTold, SlowestTold time.Duration `json:",omitempty"` // after a death, until every flow of the survivor knew
 	Flood                   *Flood        `json:",omitempty"` // of a hostile soak
 	Attack                  *AttackReport `json:",omitempty"` // of SoakConfig.Attack
@@ -86,18 +86,18 @@ type SoakReport struct {
 	Violations []string // promises that were broken; a soak ends with the first act that has any
 }
 
-// ErrBroken says that a promise was broken; the report has the words.
+// ErrBroken: a promise was broken; the report has the words.
 var ErrBroken = errors.New("a promise was broken")
 
-// growth is by how much a party's own memory may stand above what it was when
+// growth is by how much a worker's own memory may stand above what it was when
 // its first act was over: the Go runtime keeps some, never this much.
 const growth = 64 << 20
 
-// Soak runs flows of all levels between two parties through acts of random
-// events: faults on the way, deaths and returns of parties, links that go down,
-// addresses and MTUs that change, programs taken off. After each act everything is closed and counted. It ends
-// when the time is over or ctx ends, neither of which is an error, or with
-// ErrBroken.
+// Soak runs flows of all levels between two workers through acts of random
+// events: faults on the way, deaths and returns of workers, links that go down,
+// addresses and MTUs that change, programs taken off. After each act everything is
+// closed and counted. It ends when the time is over or ctx ends, neither of which is
+// an error, or with ErrBroken.
 func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 	if cfg.Attack != "" {
 		return Attack(ctx, cfg)
@@ -112,8 +112,8 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 		cfg.Silence = vipl.DefaultSilence
 	}
 	cfg.choose()
-	report := SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, IP: cfg.IP, MTU: cfg.MTU, Agent: len(cfg.AgentArgs) > 0}
-	bed, err := NewBed(BedConfig{MTU: cfg.MTU, IPv6: cfg.IP == 6, AgentArgs: cfg.AgentArgs, Args: cfg.Args, Stderr: cfg.Stderr})
+	report := SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, IP: cfg.IP, MTU: cfg.MTU, Agent: cfg.Agents}
+	bed, err := NewBed(BedConfig{MTU: cfg.MTU, IPv6: cfg.IP == 6, Agents: cfg.Agents, Args: cfg.Args, Stderr: cfg.Stderr})
 	if err != nil {
 		return report, err
 	}
@@ -137,7 +137,7 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 	return s.report, errors.Join(err, bed.Close())
 }
 
-// choose sets what the parties connect over, where nobody has.
+// choose sets what the workers connect over, where it is not set.
 func (c *SoakConfig) choose() {
 	ip, mtu := 4, 1500
 	if c.Kills == 0 && c.Bytes == 0 && !c.Hostile {
@@ -156,19 +156,20 @@ type soak struct {
 	rng    *rand.Rand
 	report SoakReport
 
-	hostile *Hostile  // while it floods,
-	floods  time.Time // since then, but for the time in which it spared us
+	hostile *testbed.Forger // while it floods,
+	floods  time.Time       // since then, but for the time in which it spared us
 
-	base [2]*Resources // of the party's process after its first whole act; nil: not known
+	base [2]*Resources // of the worker's process after its first whole act; nil: not known
 
 	// Of the act.
+	flows int        // that each side has
 	known [2]*Report // the newest
 
 	away time.Duration // for how long an event has taken something away that frames need, or seemed to
 
-	ledger *ledger
-	books  [2]account // of the last audit
-	cut    bool       // accounts do not go on from there
+	ledger  *ledger
+	audited [2]frameCounts // of the last audit
+	cut     bool           // accounts do not go on from there
 }
 
 // mtu is the bed's.
@@ -199,7 +200,7 @@ func (s *soak) act() error {
 		}
 		defer s.ebb()
 	}
-	// What follows has as a rule somebody who is killed or cut off.
+	// The random events mostly kill a worker or cut it off: these two take place in every act.
 	for _, e := range []event{storm, quiet} {
 		if err := s.undergo(e); err != nil {
 			return err
@@ -228,20 +229,39 @@ func (s *soak) open() error {
 	return s.settle("start")
 }
 
+// reopen opens a side's interface and starts its flows.
+func (s *soak) reopen(side int) error {
+	s.cut = true
+	if err := s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile && !s.cfg.Plain}); err != nil {
+		return err
+	}
+	return s.startFlows(side)
+}
+
+// levels are those of a bed's flows. The flows of the first one may lose messages.
+var levels = []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception}
+
 // startFlows starts what one side runs.
 func (s *soak) startFlows(side int) error {
-	for i, level := range []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception} {
+	s.flows = 0
+	for i, level := range levels {
 		cfg := FlowConfig{
 			Flows: s.cfg.Flows, Name: level.String(), Level: level, MaxBytes: 20_000, Depth: 16,
 			RDMA: i > 0, Again: true, Seed: s.rng.Uint64() >> 32,
 		}
-		if i == 0 {
+		switch {
+		case s.cfg.Bytes > 0 && i == 0:
+			continue
+		case s.cfg.Bytes > 0:
+			cfg.Flows, cfg.MaxBytes, cfg.Depth, cfg.Full, cfg.Again = max(1, s.cfg.Flows/2), bytesMessage, 8, true, false
+		case i == 0:
 			// Nothing else holds them back: together some 70 Mbit/s.
 			cfg.Gap = time.Duration(s.cfg.Flows) * 5 * time.Millisecond
 		}
 		if err := s.bed.StartSide(side, cfg); err != nil {
 			return err
 		}
+		s.flows += cfg.Flows
 	}
 	return nil
 }
@@ -259,7 +279,7 @@ func (s *soak) settle(event string) error {
 			return false
 		}
 		for side := range r {
-			if r[side].Open < 3*s.cfg.Flows {
+			if r[side].Open < s.flows {
 				return false
 			}
 			for i := range r[side].Flows {
@@ -273,19 +293,19 @@ func (s *soak) settle(event string) error {
 	if errors.Is(err, errTooLate) {
 		for side := range r {
 			s.violated("after %s: side %d: %d of %d flows are connected, the last refusal: %s", event, side,
-				r[side].Open, 3*s.cfg.Flows, r[side].LastRefusal)
+				r[side].Open, s.flows, r[side].LastRefusal)
 		}
 		err = nil
 	}
 	if err != nil {
 		return err
 	}
-	s.take(r)
+	s.record(r)
 	return nil
 }
 
-// take keeps the newest reports, and what they complain of.
-func (s *soak) take(r [2]*Report) {
+// record keeps the newest reports, and what they complain of.
+func (s *soak) record(r [2]*Report) {
 	for side := range r {
 		s.known[side] = r[side]
 		s.complain(side, r[side])
@@ -320,7 +340,7 @@ func (s *soak) close() error {
 	if err != nil {
 		return err
 	}
-	s.take(r)
+	s.record(r)
 	for side, r := range s.known {
 		s.add(side, r)
 		now := r.Resources
@@ -337,7 +357,7 @@ func (s *soak) close() error {
 	return nil
 }
 
-// add takes a party's report into the sum, when no later one will come.
+// add takes a worker's report into the sum, when no later one will come.
 func (s *soak) add(side int, r *Report) {
 	s.complain(side, r)
 	s.report.Connections += r.Connections
@@ -352,7 +372,7 @@ func (s *soak) add(side int, r *Report) {
 // note tells of progress.
 func (s *soak) note(event string) {
 	s.report.Event, s.report.Elapsed = event, time.Since(s.start)
-	s.report.Way = s.bed.Site.Middle.Counters(0).Plus(s.bed.Site.Middle.Counters(1))
+	s.report.Way = s.bed.crossed()
 	if s.cfg.Progress != nil {
 		s.cfg.Progress(s.report)
 	}
@@ -365,7 +385,7 @@ const (
 	// killsAtOnce is how many there are between two looks at what is left.
 	killsAtOnce = 10
 	// cleanWithin is how long the kernel may take to clean up after a process: there is no
-	// bound for that, and its threads wait for a CPU as everybody does.
+	// bound for that, and its threads wait for a CPU as all do.
 	cleanWithin = settleWait
 )
 
@@ -373,7 +393,7 @@ const (
 // time: what it runs late is added.
 func (s *soak) toldWithin() time.Duration { return max(toldAtMost, s.cfg.Silence*5/4) }
 
-// kills kills one party or the other at random points of its work, again and again,
+// kills kills one worker or the other at random points of its work, again and again,
 // and starts another in its place when every connection of the survivor has ended.
 func (s *soak) kills() error {
 	if err := s.open(); err != nil {
@@ -396,25 +416,19 @@ func (s *soak) kills() error {
 		}
 		s.report.Events["kill"]++
 		told = append(told, d)
-		slices.Sort(told)
-		s.report.MedianTold, s.report.SlowestTold = median(told), told[len(told)-1]
+		s.report.MedianTold, s.report.SlowestTold = percentile(told, 50), percentile(told, 100)
 	}
 	return s.close()
 }
-
-// median of times in ascending order.
-func median(d []time.Duration) time.Duration { return (d[(len(d)-1)/2] + d[len(d)/2]) / 2 }
 
 // killAndWait is one death and return. It returns how long the last flow of the survivor
 // took to know.
 func (s *soak) killAndWait(side int) (told time.Duration, err error) {
 	s.note("kill")
-	r, err := s.bed.Workers[side].Report()
-	if err != nil {
+	if err := s.addLast(side); err != nil {
 		return 0, err
 	}
-	s.add(side, r)
-	time.Sleep(time.Duration(s.rng.Int64N(int64(20 * time.Millisecond)))) // to any step of what flows do
+	time.Sleep(s.below(20 * time.Millisecond)) // to any step of what flows do
 	before, err := s.bed.Workers[1-side].Report()
 	if err != nil {
 		return 0, err
@@ -424,16 +438,13 @@ func (s *soak) killAndWait(side int) (told time.Duration, err error) {
 		return 0, err
 	}
 	late := time.Duration(0) // of the survivor
-	for ; ; time.Sleep(5 * time.Millisecond) {
+	for all := false; !all && !death.Over(2*s.toldWithin()+late); time.Sleep(5 * time.Millisecond) {
 		now, err := s.bed.Workers[1-side].Report()
 		if err != nil {
 			return 0, err
 		}
 		late = now.Late - before.Late
-		var all bool
-		if told, all = ended(before, now, death.At); all || death.Over(2*s.toldWithin()+late) {
-			break
-		}
+		told, all = ended(before, now, death.At)
 	}
 	switch {
 	case told <= s.toldWithin():
@@ -445,14 +456,10 @@ func (s *soak) killAndWait(side int) (told time.Duration, err error) {
 	if err := s.clean(side, death, late); err != nil {
 		s.violated("kill %d: side %d: %v", s.report.Kills+1, side, err)
 	}
-	if err := s.bed.StartWorker(side); err != nil {
-		return told, err
-	}
-	s.base[side] = nil
-	return told, s.reopen(side)
+	return told, s.revive(side)
 }
 
-// clean says what a dead party has left on its interface. The survivor was late by so much.
+// clean says what a dead worker has left on its interface. The survivor was late by so much.
 func (s *soak) clean(side int, death schedlat.Mark, late time.Duration) error {
 	for ; ; time.Sleep(time.Millisecond) {
 		err := s.bed.Link(side, func(l netlink.Link) error {
@@ -480,13 +487,13 @@ const (
 // bytes moves long messages in both directions through loss, duplication and
 // reordering until so many bytes have come and been checked.
 func (s *soak) bytes() error {
-	before := s.bed.Site.Middle.Counters(0).Plus(s.bed.Site.Middle.Counters(1))
-	for act := 0; s.report.Bytes < s.cfg.Bytes && !s.over() && len(s.report.Violations) == 0; act++ {
-		if err := s.moveBytes(act, s.report.Bytes); err != nil {
+	before := s.bed.crossed()
+	for s.report.Bytes < s.cfg.Bytes && !s.over() && len(s.report.Violations) == 0 {
+		if err := s.moveBytes(s.report.Bytes); err != nil {
 			return err
 		}
 	}
-	n := s.bed.Site.Middle.Counters(0).Plus(s.bed.Site.Middle.Counters(1)).Since(before)
+	n := s.bed.crossed().Since(before)
 	if n.Lost == 0 || n.Duplicated == 0 || n.Reordered == 0 {
 		return fmt.Errorf("the faults did not take place: %+v", n)
 	}
@@ -495,40 +502,23 @@ func (s *soak) bytes() error {
 }
 
 // moveBytes is one life of the NICs, after so many bytes.
-func (s *soak) moveBytes(act int, so uint64) error {
-	if err := s.begin(); err != nil {
+func (s *soak) moveBytes(before uint64) error {
+	if err := s.open(); err != nil {
 		return err
-	}
-	if err := s.bed.Open(NICConfig{Silence: s.cfg.Silence}); err != nil {
-		return err
-	}
-	flows := 0
-	for i, level := range []vipl.ReliabilityLevel{vipl.ReliableDelivery, vipl.ReliableReception} {
-		err := s.bed.Start(FlowConfig{
-			Flows: max(1, s.cfg.Flows/2), Name: fmt.Sprintf("bytes-%d-%d", act, i), Level: level,
-			MaxBytes: bytesMessage, Depth: 8, Full: true, Seed: s.rng.Uint64() >> 32,
-		})
-		if err != nil {
-			return err
-		}
-		flows += max(1, s.cfg.Flows/2)
-	}
-	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool { return r[0].Open == flows && r[1].Open == flows })
-	if err != nil {
-		return fmt.Errorf("%w: %d and %d of %d flows are connected", err, r[0].Open, r[1].Open, flows)
 	}
 	f := bytesFaults
 	f.Seed = s.rng.Uint64()
 	s.bed.Site.Middle.SetBoth(f)
-	for last := time.Now(); !s.over() && s.report.Bytes < min(s.cfg.Bytes, so+bytesBatch); {
+	for last := time.Now(); !s.over() && s.report.Bytes < min(s.cfg.Bytes, before+bytesBatch) && len(s.report.Violations) == 0; {
 		if err := s.pass(bytesLook); err != nil {
 			return err
 		}
-		if r, err = s.bed.Reports(); err != nil {
+		r, err := s.bed.Reports()
+		if err != nil {
 			return err
 		}
-		s.take(r)
-		now := so + r[0].Bytes + r[1].Bytes
+		s.record(r)
+		now := before + r[0].Bytes + r[1].Bytes
 		if now > s.report.Bytes {
 			last = time.Now()
 		}
@@ -542,17 +532,14 @@ func (s *soak) moveBytes(act int, so uint64) error {
 		if time.Since(last) > settleWait {
 			s.violated("nothing has come for %v", settleWait)
 		}
-		if len(s.report.Violations) > 0 {
-			break
-		}
 	}
 	s.bed.Site.Middle.SetBoth(testbed.Faults{})
 	if err := s.close(); err != nil {
 		return err
 	}
-	s.report.Bytes = so + s.known[0].Bytes + s.known[1].Bytes
+	s.report.Bytes = before + s.known[0].Bytes + s.known[1].Bytes
 	return nil
 }
 
-// bytesLook is how often the parties are asked.
+// bytesLook is how often the workers are asked.
 const bytesLook = 200 * time.Millisecond

@@ -101,15 +101,19 @@ func TestJudgeFlood(t *testing.T) {
 
 // Each event leaves all flows talking, in an act of its own.
 func TestEvents(t *testing.T) {
-	t.Parallel()
-	undergo(t, BedConfig{}, events)
+	for name, part := range map[string][]event{"moves": moves, "others": events[len(moves):]} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			undergo(t, BedConfig{}, part)
+		})
+	}
 }
 
-// Parties whose interfaces an agent opens keep every promise, too, when they are killed, when the agent's program is
+// Workers whose interfaces an agent opens keep every promise, too, when they are killed, when the agent's program is
 // taken off, and when an interface moves.
 func TestEventsThroughAgents(t *testing.T) {
 	t.Parallel()
-	undergo(t, BedConfig{AgentArgs: []string{asAgent}}, some(events, "kill", "detach", "hardware address moves"))
+	undergo(t, BedConfig{Agents: true}, some(events, "kill", "detach", "hardware address moves"))
 }
 
 // What an interface loses has the same consequences over IPv6 and with frames of several chunks, and a link that is
@@ -146,12 +150,12 @@ func undergo(t *testing.T, cfg BedConfig, events []event) {
 		report: SoakReport{Events: map[string]int{}},
 	}
 	must(t, s.open())
-	for side, agent := range bed.agents.each {
+	for side, agent := range bed.agents {
 		if r := s.known[side]; agent != nil && r.Program.Redirected == 0 {
 			t.Errorf("side %d: nothing came by the agent's program: %+v", side, r.Program)
 		}
 		if _, err := linkID(bed.Workers[side].Pid); (err == nil) != (agent == nil) {
-			t.Errorf("side %d: has the party itself attached a program? %v", side, err)
+			t.Errorf("side %d: has the worker itself attached a program? %v", side, err)
 		}
 	}
 	times := map[string]int{}
@@ -201,34 +205,21 @@ func TestSoakChooses(t *testing.T) {
 }
 
 // Some deaths in a row: every survivor was told in time, or it were a violation, nothing was left of the dead,
-// and the report says how long it took.
+// and the report says how long it took. The silence is that of the NICs, and of what a survivor is promised.
 func TestSoakKills(t *testing.T) {
 	t.Parallel()
 	nstest.Require(t)
-	r, err := Soak(context.Background(), SoakConfig{
-		Kills: 3, Flows: 1, Seed: 4, Silence: 400 * time.Millisecond, Args: []string{asWorker}, Stderr: os.Stderr,
-	})
-	if err != nil {
-		t.Errorf("%v: %q", err, r.Violations)
-	}
-	if r.Kills != 3 || r.Events["kill"] != 3 || r.Breaks < 3*3 || r.MedianTold <= 0 || r.SlowestTold < r.MedianTold || r.Audits == 0 {
-		t.Errorf("%+v", r)
-	}
-}
-
-// The silence that was asked for is that of the NICs, and of what a survivor is promised.
-func TestSoakSilence(t *testing.T) {
-	t.Parallel()
-	nstest.Require(t)
-	const silence = 3 * time.Second
-	r, err := Soak(context.Background(), SoakConfig{
-		Kills: 1, Flows: 1, Seed: 6, Silence: silence, Args: []string{asWorker}, Stderr: os.Stderr,
-	})
-	if err != nil {
-		t.Errorf("%v: %q", err, r.Violations)
-	}
-	if r.Silence != silence || r.SlowestTold < silence-time.Second { // its last word came before its death
-		t.Errorf("told after %v, with a silence of %v", r.SlowestTold, r.Silence)
+	for silence, kills := range map[time.Duration]int{400 * time.Millisecond: 3, 3 * time.Second: 1} {
+		r, err := Soak(context.Background(), SoakConfig{
+			Kills: kills, Flows: 1, Seed: 4, Silence: silence, Args: []string{asWorker}, Stderr: os.Stderr,
+		})
+		if err != nil {
+			t.Errorf("%v: %q", err, r.Violations)
+		}
+		if r.Silence != silence || r.Kills != kills || r.Events["kill"] != kills || r.Breaks < 3*kills || r.MedianTold <= 0 ||
+			r.SlowestTold < max(r.MedianTold, silence-time.Second) || r.Audits == 0 { // its last word came before its death
+			t.Errorf("%+v", r)
+		}
 	}
 }
 
@@ -261,7 +252,7 @@ func TestSoakBytes(t *testing.T) {
 	}
 }
 
-// A reliable flow that breaks in an event that ends no connection is a broken promise, and where somebody got no CPU
+// A reliable flow that breaks in an event that ends no connection is a broken promise, and where a process got no CPU
 // it is excused, and counted. Lateness that has only added up excuses nothing.
 func TestBlame(t *testing.T) {
 	reports := func(breaks ...int) (r [2]*Report) {
@@ -296,7 +287,7 @@ func TestBlame(t *testing.T) {
 	}
 }
 
-// What an interface has lost for a moment costs nothing, unless it was away, or somebody late, for about as long
+// What an interface has lost for a moment costs nothing, unless it was away, or a process late, for about as long
 // as the grace.
 func TestBlameBlinks(t *testing.T) {
 	const grace = shortSilence / 4
@@ -317,7 +308,7 @@ func TestBlameBlinks(t *testing.T) {
 	}
 }
 
-// What the last report of a party complains of is a broken promise, also where an event has ended the party.
+// What the last report of a worker complains of is a broken promise, also where an event has ended the worker.
 func TestLastComplaints(t *testing.T) {
 	s := &soak{}
 	s.add(1, &Report{Tally: Tally{Violations: []string{"flow x: message 8 came, 7 was due"}, Taken: 3}, Lacking: []string{"2 RX chunks are leased still"}})
@@ -327,13 +318,14 @@ func TestLastComplaints(t *testing.T) {
 	}
 }
 
-func TestMedian(t *testing.T) {
+func TestPercentile(t *testing.T) {
 	for _, c := range []struct {
 		of   []time.Duration
+		p    float64
 		want time.Duration
-	}{{[]time.Duration{3}, 3}, {[]time.Duration{1, 5}, 3}, {[]time.Duration{1, 2, 9}, 2}, {[]time.Duration{1, 2, 4, 9}, 3}} {
-		if got := median(c.of); got != c.want {
-			t.Errorf("the median of %v is %v, not %v", c.of, got, c.want)
+	}{{nil, 50, 0}, {[]time.Duration{3}, 50, 3}, {[]time.Duration{9, 1, 2}, 50, 2}, {[]time.Duration{9, 1, 2}, 100, 9}} {
+		if got := percentile(c.of, c.p); got != c.want {
+			t.Errorf("%v %% of %v: %v, not %v", c.p, c.of, got, c.want)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package torture
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -17,8 +16,6 @@ import (
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
-
-var levels = []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception}
 
 var storms = []struct {
 	name   string
@@ -63,12 +60,12 @@ func TestJumboStorms(t *testing.T) {
 
 func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 	b := newBed(t, bed)
-	books := watch(b)
+	l := watch(b)
 	must(t, b.Open(NICConfig{Silence: unhurried})) // longer than any burst, too
 	name := cfg.Name
 	for k, storm := range storms {
 		storm.faults.Seed, cfg.Name = seed+uint64(k), fmt.Sprintf("%s-%d", name, k)
-		if !t.Run(storm.name, func(t *testing.T) { weather(t, books, cfg, storm.faults, storm.took) }) {
+		if !t.Run(storm.name, func(t *testing.T) { weather(t, l, cfg, storm.faults, storm.took) }) {
 			return // the bed is not as it was
 		}
 	}
@@ -76,8 +73,8 @@ func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 }
 
 // weather runs flows for a share of time under faults, and until the storm was seen.
-func weather(t *testing.T, books *ledger, cfg FlowConfig, f testbed.Faults, took func(testbed.WayCounters) bool) {
-	b, opened := books.bed, balance(t, books)
+func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took func(testbed.WayCounters) bool) {
+	b, opened := l.bed, balance(t, l)
 	before, unwanted := calm(b), unwantedOf(t, b)
 	must(t, b.Start(cfg))
 	connected, err := b.Until(waitLimit, func(r [2]*Report) bool { return r[0].Open == cfg.Flows && r[1].Open == cfg.Flows })
@@ -88,7 +85,7 @@ func weather(t *testing.T, books *ledger, cfg FlowConfig, f testbed.Faults, took
 	b.Site.Middle.SetBoth(f)
 	time.Sleep(share(t))
 	middle, err := b.Until(waitLimit, func(r [2]*Report) bool {
-		return r[0].Taken+r[1].Taken > taken && took(crossed(b).Since(before))
+		return r[0].Taken+r[1].Taken > taken && took(b.crossed().Since(before))
 	})
 	if !errors.Is(err, errTooLate) { // what was not to be seen is told below
 		must(t, err)
@@ -121,21 +118,21 @@ func weather(t *testing.T, books *ledger, cfg FlowConfig, f testbed.Faults, took
 			t.Errorf("side %d: %d receives are left", side, freed[side].Kept)
 		}
 	}
-	balanced(t, books, opened)
+	balanced(t, l, opened)
 }
 
 // balance are the accounts of a bed at rest.
-func balance(t *testing.T, l *ledger) [2]account {
+func balance(t *testing.T, l *ledger) [2]frameCounts {
 	t.Helper()
 	r, err := l.bed.Count()
 	must(t, err)
-	a, err := l.accounts(r)
+	a, err := l.counts(r)
 	must(t, err)
 	return a
 }
 
 // balanced waits until all that was sent since before has arrived or is counted as dropped.
-func balanced(t *testing.T, l *ledger, before [2]account) {
+func balanced(t *testing.T, l *ledger, before [2]frameCounts) {
 	t.Helper()
 	for end := l.bed.Mark(); ; time.Sleep(10 * time.Millisecond) { // what is on the way takes a while
 		var errs [2]error
@@ -236,87 +233,4 @@ func TestCountersMove(t *testing.T) {
 	if len(missing) > 0 {
 		t.Errorf("did not move: %q", missing)
 	}
-}
-
-// A message that is too long and a write to what is not open for it are
-// refused, and counted.
-func TestRefusalsAreCounted(t *testing.T) {
-	t.Parallel()
-	b := newBed(t, BedConfig{})
-	var nic *vipl.NIC
-	must(t, b.Site.Do(0, func() (err error) {
-		nic, err = vipl.OpenNIC(Interface, vipl.WithArena(8<<20))
-		return err
-	}))
-	defer nic.Close()
-	nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
-	tag, err := nic.CreatePtag()
-	must(t, err)
-	mem, err := nic.AllocMem(4096, vipl.MemAttributes{Ptag: tag}) // not open for RDMA
-	must(t, err)
-	for i, c := range []struct {
-		name    string
-		send    func(d *vipl.Descriptor)
-		counter func(vipl.Counters) uint64
-	}{
-		{"too long", func(d *vipl.Descriptor) { d.SetSegments(mem.Segment(1024, 100)) },
-			func(c vipl.Counters) uint64 { return c.TooLong }},
-		{"not open", func(d *vipl.Descriptor) { d.SetRDMAWrite(mem.Remote(2048), mem.Segment(1024, 100)) },
-			func(c vipl.Counters) uint64 { return c.RDMARefused }},
-	} {
-		var vis [2]*vipl.VI
-		for k := range vis {
-			vis[k], err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, EnableRDMAWrite: true}, nil, nil)
-			must(t, err)
-		}
-		d, err := mem.Descriptor(0, 2)
-		must(t, err)
-		recv, err := mem.Descriptor(64, 2)
-		must(t, err)
-		recv.SetSegments(mem.Segment(3072, 16))
-		must(t, vis[1].PostRecv(recv, mem.Handle()))
-		connectLocal(t, nic, vis, fmt.Sprint("refusal", i))
-		before := bytes.Clone(mem.Bytes()[2048:3072])
-		c.send(d)
-		must(t, vis[0].PostSend(d, mem.Handle()))
-		for end := time.Now().Add(waitLimit); c.counter(nic.Counters()) == 0; time.Sleep(time.Millisecond) {
-			nic.Poll()
-			if time.Now().After(end) {
-				t.Fatalf("%s is not counted: %+v", c.name, nic.Counters())
-			}
-		}
-		if !bytes.Equal(before, mem.Bytes()[2048:3072]) {
-			t.Errorf("%s: memory was written", c.name)
-		}
-		for _, v := range vis {
-			must(t, v.Disconnect())
-			for _, done := range []func() (*vipl.Descriptor, error){v.SendDone, v.RecvDone} {
-				for d, _ := done(); d != nil; d, _ = done() {
-				}
-			}
-			must(t, v.Destroy())
-		}
-	}
-}
-
-// connectLocal connects two VIs of one NIC.
-func connectLocal(t *testing.T, nic *vipl.NIC, vis [2]*vipl.VI, name string) {
-	t.Helper()
-	accepted := make(chan error, 1)
-	go func() {
-		c, err := nic.ConnectWait(vipl.NetAddress{Discriminator: []byte(name)}, waitLimit)
-		if err == nil {
-			err = c.Accept(vis[1])
-		}
-		accepted <- err
-	}()
-	var err error
-	for range 2000 {
-		if _, err = vis[0].ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(name)}, time.Second); err == nil {
-			break
-		}
-		time.Sleep(5 * time.Millisecond) // the other goroutine may not wait yet
-	}
-	must(t, err)
-	must(t, <-accepted)
 }

@@ -19,7 +19,7 @@ import (
 type Pair struct {
 	Names  [2]string    // interface names, at most 15 bytes; they may be equal
 	Net4   netip.Prefix // IPv4 network: the ends get host numbers 1 and 2
-	Net6   netip.Prefix // IPv6 network, likewise
+	Net6   netip.Prefix // IPv6 network: the ends get host numbers 1 and 2
 	MTU    int          // bytes; 0: 1500. At most 65535
 	Queues int          // RX and TX queues of each end; 0: 1
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"debug/elf"
 	"errors"
@@ -111,35 +110,24 @@ func (a *apt) names(ctx context.Context, pattern string) ([]string, error) {
 // fetch unpacks packages, without what they depend on, into a directory, which
 // exists only if all of it is there.
 func (a *apt) fetch(ctx context.Context, to string, packages ...string) error {
-	if err := a.update(ctx); err != nil {
-		return err
-	}
-	return unpacked(ctx, to, func(debs string) error {
-		_, err := a.run(ctx, debs, slices.Concat([]string{"apt-get", "download", "-qq"}, packages)...)
-		return err
+	return a.unpack(ctx, to, func(debs string) []string {
+		return append([]string{"apt-get", "download", "-qq"}, packages...)
 	})
 }
 
 // fetchClosure is fetch with all that the packages depend on and that the
 // machine does not have.
 func (a *apt) fetchClosure(ctx context.Context, to, suite string, packages ...string) error {
-	if err := a.update(ctx); err != nil {
-		return err
-	}
-	return unpacked(ctx, to, func(debs string) error {
-		if err := os.MkdirAll(filepath.Join(debs, "partial"), 0o755); err != nil {
-			return err
-		}
-		_, err := a.run(ctx, debs, slices.Concat([]string{"apt-get", "install", "-y", "-qq", "--no-install-recommends",
-			"--download-only", "-t", suite, "-o", "Dir::Cache::archives=" + debs}, packages)...)
-		return err
+	return a.unpack(ctx, to, func(debs string) []string {
+		return append([]string{"apt-get", "install", "-y", "-qq", "--no-install-recommends",
+			"--download-only", "-t", suite, "-o", "Dir::Cache::archives=" + debs}, packages...)
 	})
 }
 
-// unpacked makes the directory of the packages that download leaves in the
+// unpack makes the directory of the packages that a program leaves in the
 // directory it is given.
-func unpacked(ctx context.Context, to string, download func(debs string) error) error {
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+func (a *apt) unpack(ctx context.Context, to string, download func(debs string) []string) error {
+	if err := errors.Join(a.update(ctx), os.MkdirAll(filepath.Dir(to), 0o755)); err != nil {
 		return err
 	}
 	tmp, err := os.MkdirTemp(filepath.Dir(to), "unpack-")
@@ -148,10 +136,10 @@ func unpacked(ctx context.Context, to string, download func(debs string) error) 
 	}
 	defer os.RemoveAll(tmp)
 	debs, root := filepath.Join(tmp, "debs"), filepath.Join(tmp, "root")
-	if err := errors.Join(os.Mkdir(debs, 0o755), os.Mkdir(root, 0o755)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(debs, "partial"), 0o755), os.Mkdir(root, 0o755)); err != nil {
 		return err
 	}
-	if err := download(debs); err != nil {
+	if _, err := a.run(ctx, debs, download(debs)...); err != nil {
 		return err
 	}
 	files, err := filepath.Glob(filepath.Join(debs, "*.deb"))
@@ -184,16 +172,6 @@ type kernel struct {
 	root    string // where its packages are unpacked
 }
 
-// release is what is between "linux-image-" and "-amd64".
-type release struct {
-	version []int
-	name    string // of the package behind "linux-image-"
-}
-
-// kernelPackage takes the names of image packages apart; the flavour is added
-// when it is used.
-const kernelPackage = `^linux-image-([0-9]+)\.([0-9]+)\.([0-9]+)([-+][^-]+)%s-amd64$`
-
 func flavour(cloud bool) string {
 	if cloud {
 		return "-cloud"
@@ -201,30 +179,31 @@ func flavour(cloud bool) string {
 	return ""
 }
 
-// findRelease takes the highest version among packages: one of the series want,
-// such as "6.18", or the newest.
-func findRelease(packages []string, want string, cloud bool) (string, error) {
-	re := regexp.MustCompile(fmt.Sprintf(kernelPackage, flavour(cloud)))
-	var found []release
+var number = regexp.MustCompile("[0-9]+")
+
+// findRelease takes the highest version among image packages: one of the series want,
+// such as "6.18", or the newest. It returns what is behind "linux-image-".
+func findRelease(packages []string, want string, cloud bool) (best string, err error) {
+	image := regexp.MustCompile(`^linux-image-(([0-9]+\.[0-9]+)\.[0-9]+[-+][^-]+` + flavour(cloud) + `-amd64)$`)
+	var highest []int
 	for _, p := range packages {
-		m := re.FindStringSubmatch(p)
-		if m == nil || want != newest && m[1]+"."+m[2] != want {
+		m := image.FindStringSubmatch(p)
+		if m == nil || want != newest && m[2] != want {
 			continue
 		}
-		r := release{name: strings.TrimPrefix(p, "linux-image-")}
-		for _, part := range append(m[1:4:4], strings.TrimLeft(m[4], "-+")) {
-			n, _ := strconv.Atoi(part) // "deb13" counts 0
-			r.version = append(r.version, n)
+		var version []int // 6.12.107+deb13 and 6.1.0-50
+		for _, n := range number.FindAllString(strings.ReplaceAll(m[1], "deb", "."), -1) {
+			v, _ := strconv.Atoi(n)
+			version = append(version, v)
 		}
-		found = append(found, r)
+		if slices.Compare(version, highest) > 0 {
+			best, highest = m[1], version
+		}
 	}
-	if len(found) == 0 {
+	if best == "" {
 		return "", fmt.Errorf("the archive has no kernel %q: take another series, or %q", want, newest)
 	}
-	best := slices.MaxFunc(found, func(a, b release) int {
-		return cmp.Or(slices.Compare(a.version, b.version), cmp.Compare(a.name, b.name))
-	})
-	return best.name, nil
+	return best, nil
 }
 
 // fetchKernel gets a kernel of a series into the cache. One that is there is
@@ -259,23 +238,18 @@ func fetchKernel(ctx context.Context, cache, want string, cloud bool) (*kernel, 
 
 // openKernel looks at an unpacked kernel.
 func openKernel(root string) (*kernel, error) {
-	dirs, err := filepath.Glob(filepath.Join(root, "lib/modules/*"))
-	if err != nil {
-		return nil, err
+	for _, lib := range []string{"lib", "usr/lib"} {
+		dirs, err := filepath.Glob(filepath.Join(root, lib, "modules/*"))
+		if err != nil {
+			return nil, err
+		}
+		for _, dir := range dirs {
+			if k := (&kernel{release: filepath.Base(dir), root: root}); k.image() != "" {
+				return k, nil
+			}
+		}
 	}
-	usr, err := filepath.Glob(filepath.Join(root, "usr/lib/modules/*"))
-	if err != nil {
-		return nil, err
-	}
-	dirs = append(dirs, usr...)
-	if len(dirs) == 0 {
-		return nil, fmt.Errorf("%s has no kernel modules", root)
-	}
-	k := &kernel{release: filepath.Base(dirs[0]), root: root}
-	if k.image() == "" {
-		return nil, fmt.Errorf("%s has no kernel image", root)
-	}
-	return k, nil
+	return nil, fmt.Errorf("%s has no kernel modules, or no image for them", root)
 }
 
 // image is the path of the kernel's image, or "".

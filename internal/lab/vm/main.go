@@ -128,7 +128,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// lane runs guests.
+// vmRun runs guests.
 type vmRun struct {
 	options
 	form    nicForm
@@ -146,7 +146,7 @@ func (l *vmRun) say(format string, args ...any) {
 // kernelRun is what a kernel has shown.
 type kernelRun struct {
 	release string
-	order
+	task
 	outcome *outcome
 }
 
@@ -170,7 +170,7 @@ const bootTries = 3
 
 // run runs a guest with a kernel, in the best mode that its driver has.
 func (l *vmRun) run(ctx context.Context, k *kernel) (*kernelRun, error) {
-	r := &kernelRun{release: k.release, order: order{
+	r := &kernelRun{release: k.release, task: task{
 		mode: native, queues: max(l.queues, l.form.queues), short: l.short, slow: max(l.form.slow, 1) * l.slow,
 	}}
 	if atLeast(k.release, l.form.zeroCopySince()) {
@@ -184,7 +184,7 @@ func (l *vmRun) run(ctx context.Context, k *kernel) (*kernelRun, error) {
 		form: l.form, kernel: k.image(), initrd: filepath.Join(l.dir, "initrd"),
 		dir: l.dir, queues: r.queues, memory: 1024, timeout: l.limit,
 	}
-	if err := l.writeInitramfs(g.initrd, modules, r.order); err != nil {
+	if err := l.writeInitramfs(g.initrd, modules, r.task); err != nil {
 		return nil, err
 	}
 	l.say("guest: %s, two %s NICs, %s mode", k.release, l.form.name, r.mode)
@@ -194,7 +194,7 @@ func (l *vmRun) run(ctx context.Context, k *kernel) (*kernelRun, error) {
 			return nil, err
 		}
 		bootErr = l.qemu.boot(ctx, g)
-		if r.outcome, err = readOutcome(g.results(), r.order); err != nil {
+		if r.outcome, err = readOutcome(g.results(), r.task); err != nil {
 			return nil, errors.Join(bootErr, err, l.consoleTail(g))
 		}
 		if bootErr != nil || r.outcome.events > 0 {
@@ -214,7 +214,7 @@ func (l *vmRun) run(ctx context.Context, k *kernel) (*kernelRun, error) {
 	return r, nil
 }
 
-func (l *vmRun) writeInitramfs(path string, modules []module, o order) error {
+func (l *vmRun) writeInitramfs(path string, modules []module, o task) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err

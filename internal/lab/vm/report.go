@@ -36,8 +36,8 @@ type figure struct {
 	p50, p99 float64 // microseconds, half a round trip
 }
 
-// readOutcome reads the results of a guest that got an order.
-func readOutcome(path string, asked order) (*outcome, error) {
+// readOutcome reads the results of a guest that got a task.
+func readOutcome(path string, asked task) (*outcome, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func readEvents(r io.Reader) ([]plan.Event, error) {
 
 // judge finds what is wrong. Every step of the plan must have been reported,
 // and have done what it is there for.
-func judge(events []plan.Event, asked order) *outcome {
+func judge(events []plan.Event, asked task) *outcome {
 	o := &outcome{events: len(events), modes: make(map[string]bool)}
 	by := make(map[string]plan.Event)
 	for _, e := range events {
@@ -80,7 +80,7 @@ func judge(events []plan.Event, asked order) *outcome {
 		default:
 			by[e.Step] = e
 			if e.Status != 0 || e.Error != "" {
-				o.fault("%s: status %d %s\n%s\n%s", e.Step, e.Status, e.Error, tail(withoutPassed(e.Stdout+e.Stderr), 200), e.Look)
+				o.fault("%s: status %d %s\n%s\n%s", e.Step, e.Status, e.Error, tail(withoutPassed(e.Stdout+e.Stderr), 200), e.Diagnosis)
 			}
 		}
 	}
@@ -92,12 +92,12 @@ func judge(events []plan.Event, asked order) *outcome {
 			o.fault("%s: not run", s.Name)
 		}
 	}
-	o.takeInfo(by[stepInfo], asked.mode)
-	o.takeTests(by[stepNIC])
-	o.facts = takeFacts(by[stepNIC].Stdout)
-	o.takeTests(by[stepConformance])
-	o.takeTests(by[stepQueues])
-	o.takeTests(by[stepAgent])
+	o.readInfo(by[stepInfo], asked.mode)
+	o.countTests(by[stepNIC])
+	o.facts = parseFacts(by[stepNIC].Stdout)
+	o.countTests(by[stepConformance])
+	o.countTests(by[stepQueues])
+	o.countTests(by[stepAgent])
 	o.wantTest(by[stepAgent], agentTest)
 	for _, name := range frameTests {
 		o.wantTest(by[stepNIC], name)
@@ -106,7 +106,7 @@ func judge(events []plan.Event, asked order) *outcome {
 		o.wantTest(by[stepConformance], "TestNICs/"+group)
 	}
 	for _, r := range asked.rows() {
-		o.takeRow(by[r.step()], r)
+		o.readRow(by[r.step()], r)
 	}
 	return o
 }
@@ -115,8 +115,8 @@ func (o *outcome) fault(format string, args ...any) {
 	o.faults = append(o.faults, fmt.Errorf(format, args...))
 }
 
-// takeInfo reads what the interface can do; the mode must be among it.
-func (o *outcome) takeInfo(e plan.Event, mode string) {
+// readInfo reads what the interface can do; the mode must be among it.
+func (o *outcome) readInfo(e plan.Event, mode string) {
 	var list []inspect.Interface
 	if err := json.Unmarshal([]byte(e.Stdout), &list); err != nil || len(list) != 1 {
 		o.fault("%s: no answer that can be read: %v", stepInfo, err)
@@ -135,9 +135,9 @@ func (o *outcome) takeInfo(e plan.Event, mode string) {
 	}
 }
 
-// takeTests looks for tests that were left out: a test binary without one that
+// countTests looks for tests that were left out: a test binary without one that
 // ran is content, too.
-func (o *outcome) takeTests(e plan.Event) {
+func (o *outcome) countTests(e plan.Event) {
 	if e.Step == "" {
 		return
 	}
@@ -165,9 +165,9 @@ func (o *outcome) wantTest(e plan.Event, name string) {
 	}
 }
 
-// takeRow reads a ping-pong's result: all rounds there, and in the mode that was
+// readRow reads a ping-pong's result: all rounds there, and in the mode that was
 // asked for.
-func (o *outcome) takeRow(e plan.Event, r row) {
+func (o *outcome) readRow(e plan.Event, r row) {
 	if e.Step == "" || e.Status != 0 {
 		return // said already
 	}
@@ -221,8 +221,8 @@ type fact struct {
 	reason string // why not
 }
 
-// takeFacts reads what the test of that name has logged.
-func takeFacts(stdout string) (facts []fact) {
+// parseFacts reads what the test of that name has logged.
+func parseFacts(stdout string) (facts []fact) {
 	for line := range strings.Lines(stdout) {
 		_, text, ok := strings.Cut(strings.TrimSpace(line), "fact: ")
 		if !ok {

@@ -26,7 +26,7 @@ func passes(names ...string) (s string) {
 }
 
 // green is what a guest reports when all is well.
-func green(t testing.TB, asked order) (events []plan.Event) {
+func green(t testing.TB, asked task) (events []plan.Event) {
 	t.Helper()
 	mode := asked.mode
 	asJSON := func(v any) string {
@@ -59,28 +59,28 @@ func green(t testing.TB, asked order) (events []plan.Event) {
 
 func TestJudgeGreen(t *testing.T) {
 	for _, mode := range []string{zeroCopy, native} {
-		o := judge(green(t, order{mode: mode}), order{mode: mode})
+		o := judge(green(t, task{mode: mode}), task{mode: mode})
 		if err := o.err(); err != nil {
 			t.Errorf("%s: %v", mode, err)
 		}
-		if o.tests != len(frameTests)+2+len(dataGroups) || len(o.figures) != len(order{mode: mode}.rows()) || o.boot != 4 {
+		if o.tests != len(frameTests)+2+len(dataGroups) || len(o.figures) != len(task{mode: mode}.rows()) || o.boot != 4 {
 			t.Errorf("%s: %d tests, %d figures, boot %v", mode, o.tests, len(o.figures), o.boot)
 		}
 	}
 }
 
-// A short order leaves the conformance suite out, and nothing asks for it; with
+// A short task leaves the conformance suite out, and nothing asks for it; with
 // several queues VIs are steered to the last one.
 func TestOrders(t *testing.T) {
-	short := order{mode: zeroCopy, short: true}
+	short := task{mode: zeroCopy, short: true}
 	if o := judge(green(t, short), short); o.err() != nil || len(o.figures) != 1 || o.tests != len(frameTests)+1 {
 		t.Errorf("%v, %d figures, %d tests", o.err(), len(o.figures), o.tests)
 	}
-	several := order{mode: zeroCopy, short: true, queues: 4}
+	several := task{mode: zeroCopy, short: true, queues: 4}
 	if o := judge(green(t, several), several); o.err() != nil || o.tests != len(frameTests)+2 {
 		t.Errorf("%v, %d tests", o.err(), o.tests)
 	}
-	for _, s := range (order{mode: zeroCopy, queues: 4}).plan().Steps {
+	for _, s := range (task{mode: zeroCopy, queues: 4}).plan().Steps {
 		args := strings.Join(append(s.Argv, s.Env...), " ")
 		if strings.Contains(args, "raw-afxdp") {
 			t.Errorf("%s cannot steer", s.Name)
@@ -89,7 +89,7 @@ func TestOrders(t *testing.T) {
 			t.Errorf("%s: %s", s.Name, args)
 		}
 	}
-	for _, s := range (order{queues: 2, slow: 3}).plan().Steps {
+	for _, s := range (task{queues: 2, slow: 3}).plan().Steps {
 		i := slices.Index(s.Argv, "-test.timeout")
 		if !strings.HasSuffix(s.Argv[0], ".test") {
 			continue
@@ -100,7 +100,7 @@ func TestOrders(t *testing.T) {
 			t.Errorf("%s ends by itself after %v, and is killed after %v; %v", s.Name, d, s.Limit, err)
 		}
 	}
-	if a, b := (order{}).plan().Steps[0].Limit, (order{slow: 3}).plan().Steps[0].Limit; b != 3*a {
+	if a, b := (task{}).plan().Steps[0].Limit, (task{slow: 3}).plan().Steps[0].Limit; b != 3*a {
 		t.Errorf("limits: %v and %v", a, b)
 	}
 }
@@ -124,7 +124,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// Whatever goes wrong in the guest makes the lane red, and says what.
+// Whatever goes wrong in the guest makes the run red, and says what.
 func TestJudgeRed(t *testing.T) {
 	first := rows(zeroCopy, false)[0].step()
 	change := func(step string, f func(e *plan.Event)) func([]plan.Event) []plan.Event {
@@ -166,7 +166,7 @@ func TestJudgeRed(t *testing.T) {
 		}},
 		{"nothing", "did not reach its end", func([]plan.Event) []plan.Event { return nil }},
 	} {
-		err := judge(tc.change(green(t, order{mode: zeroCopy})), order{mode: zeroCopy}).err()
+		err := judge(tc.change(green(t, task{mode: zeroCopy})), task{mode: zeroCopy}).err()
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v; want %q", tc.name, err, tc.want)
 		}
@@ -175,13 +175,13 @@ func TestJudgeRed(t *testing.T) {
 
 func TestReadEvents(t *testing.T) {
 	var b bytes.Buffer
-	for _, e := range green(t, order{mode: native}) {
+	for _, e := range green(t, task{mode: native}) {
 		line, err := json.Marshal(e)
 		must(t, err)
 		b.Write(append(line, '\n'))
 	}
 	events, err := readEvents(&b)
-	if err != nil || judge(events, order{mode: native}).err() != nil {
+	if err != nil || judge(events, task{mode: native}).err() != nil {
 		t.Errorf("%d events, %v", len(events), err)
 	}
 	if _, err := readEvents(strings.NewReader("{\"Step\":\"boot\"}\nSeaBIOS\n")); err == nil {
@@ -211,7 +211,7 @@ const logged = `=== RUN   TestNICsFacts
 `
 
 func TestFacts(t *testing.T) {
-	facts := takeFacts(logged)
+	facts := parseFacts(logged)
 	if len(facts) != 6 || facts[0] != (fact{"netdev netlink", true, ""}) || facts[1].can ||
 		!strings.HasSuffix(facts[1].reason, "not supported; (take another)") {
 		t.Fatalf("%+v", facts)
@@ -228,8 +228,8 @@ func TestFacts(t *testing.T) {
 
 func TestMatrix(t *testing.T) {
 	runs := []*kernelRun{
-		{release: "6.12.1", order: order{mode: native}, outcome: &outcome{tests: 7, facts: takeFacts(logged)}},
-		{release: "6.18.1", order: order{mode: zeroCopy}, outcome: &outcome{tests: 8, facts: takeFacts(strings.Replace(logged, "zero-copy: no: ", "zero-copy: yes", 1))}},
+		{release: "6.12.1", task: task{mode: native}, outcome: &outcome{tests: 7, facts: parseFacts(logged)}},
+		{release: "6.18.1", task: task{mode: zeroCopy}, outcome: &outcome{tests: 8, facts: parseFacts(strings.Replace(logged, "zero-copy: no: ", "zero-copy: yes", 1))}},
 	}
 	page := string(matrix(options{series: "6.12,6.18"}, forms[0], runs))
 	for _, want := range []string{
@@ -267,7 +267,7 @@ func TestPageIsInStep(t *testing.T) {
 	}
 	var runs []*kernelRun
 	for i, release := range releases {
-		r := &kernelRun{release: release, order: order{mode: native}, outcome: &outcome{}}
+		r := &kernelRun{release: release, task: task{mode: native}, outcome: &outcome{}}
 		if atLeast(release, form.zeroCopySince()) {
 			r.mode = zeroCopy
 		}
@@ -289,7 +289,7 @@ func TestPageIsInStep(t *testing.T) {
 			continue
 		}
 		if !slices.Contains(slices.Collect(strings.Lines(page)), line) {
-			t.Errorf("the page does not have %q: let a run write it anew", line)
+			t.Errorf("the page does not have %q: let a run write it again", line)
 		}
 	}
 }
@@ -308,7 +308,7 @@ func FuzzEvents(f *testing.F) {
 		}
 		return b.Bytes()
 	}
-	asked := order{mode: native, short: true}
+	asked := task{mode: native, short: true}
 	all := lines(green(f, asked))
 	f.Add(all)
 	f.Add(all[:len(all)/2])

@@ -1,6 +1,6 @@
 //go:build linux
 
-// Command guest is the first and only process that the lane's virtual machine
+// Command guest is the first process, and the only one, that the virtual machine
 // starts: it makes the machine as the plan wants it, runs the plan's steps,
 // reports each over the second serial port and turns the machine off.
 package main
@@ -9,11 +9,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
-	"strings"
 	"time"
 
 	"github.com/safchain/ethtool"
@@ -21,6 +19,8 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/thread"
+	"viaxdp/internal/lab/veth"
 	"viaxdp/internal/lab/vm/plan"
 )
 
@@ -42,15 +42,12 @@ func main() {
 		return
 	}
 	start := time.Now()
-	fail := func(err error) {
-		out.send(plan.Event{Status: -1, Error: err.Error()})
-	}
 	p, err := readPlan()
 	if err == nil {
 		err = prepare(p)
 	}
 	if err != nil {
-		fail(err)
+		out.send(plan.Event{Status: -1, Error: err.Error()})
 		return
 	}
 	out.send(plan.Event{Step: "boot", Seconds: uptime()})
@@ -138,53 +135,40 @@ func prepare(p plan.Plan) error {
 			return err
 		}
 	}
-	for i := range p.NICs {
-		if err := await(fmt.Sprintf("eth%d", i)); err != nil {
-			return err
-		}
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := up("lo", 0); err != nil {
-		return err
-	}
-	for i := range p.NICs {
-		if p.Queues > 0 {
-			if err := setQueues(fmt.Sprintf("eth%d", i), p.Queues); err != nil {
-				return err
-			}
-		}
-	}
-	if p.NICs < 2 {
-		return up("eth0", 1)
-	}
 	home, err := netns.Get()
 	if err != nil {
 		return err
 	}
-	defer home.Close()
-	peer, err := netns.NewNamed(filepath.Base(plan.Peer))
+	var peer netns.NsHandle
+	thread.Run(func() { peer, err = netns.NewNamed(filepath.Base(plan.Peer)) })
 	if err != nil {
 		return fmt.Errorf("namespace: %w", err)
 	}
-	defer peer.Close()
-	if err := netns.Set(home); err != nil {
-		return err
+	for i := range plan.NICs {
+		if err := await(home, plan.NIC(i), "not there", func(netlink.Link) bool { return true }); err != nil {
+			return err
+		}
+		if p.Queues > 0 {
+			if err := setQueues(plan.NIC(i), p.Queues); err != nil {
+				return err
+			}
+		}
 	}
-	second, err := netlink.LinkByName("eth1")
+	err = veth.OnLink(home, plan.NIC(1), func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetNsFd(l, int(peer)) })
 	if err != nil {
-		return err
+		return fmt.Errorf("%s to namespace: %w", plan.NIC(1), err)
 	}
-	if err := netlink.LinkSetNsFd(second, int(peer)); err != nil {
-		return fmt.Errorf("eth1 to namespace: %w", err)
+	for i, ns := range []netns.NsHandle{home, peer} {
+		v4, v6 := netip.MustParsePrefix(fmt.Sprintf(plan.IPv4+"/24", i+1)), netip.MustParsePrefix(fmt.Sprintf(plan.IPv6+"/64", i+1))
+		if _, err := veth.Up(ns, plan.NIC(i), v4, v6); err != nil {
+			return fmt.Errorf("%s: %w", plan.NIC(i), err)
+		}
+		running := func(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_RUNNING != 0 }
+		if err := await(ns, plan.NIC(i), "without a link", running); err != nil {
+			return err
+		}
 	}
-	if err := up("eth0", 1); err != nil {
-		return err
-	}
-	if err := netns.Set(peer); err != nil {
-		return err
-	}
-	return errors.Join(up("lo", 0), up("eth1", 2), netns.Set(home))
+	return nil
 }
 
 func load(path string) error {
@@ -199,59 +183,25 @@ func load(path string) error {
 	return nil
 }
 
-// patience is how long drivers may take, by a processor that is emulated on a
+// waitLimit is how long drivers may take, by a processor that is emulated on a
 // machine with much else to do.
 const waitLimit = time.Minute
 
-// await waits for an interface: drivers look for their devices beside us.
-func await(name string) error {
+// await waits until an interface is as wanted: drivers look for their devices, and for a link, beside us.
+func await(ns netns.NsHandle, name, what string, ok func(netlink.Link) bool) error {
 	for end := time.Now().Add(waitLimit); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := netlink.LinkByName(name); err == nil {
+		fine := false
+		err := veth.OnLink(ns, name, func(_ *netlink.Handle, l netlink.Link) error {
+			fine = ok(l)
 			return nil
-		}
-		if time.Now().After(end) {
-			links, _ := netlink.LinkList()
-			var names []string
-			for _, l := range links {
-				names = append(names, l.Attrs().Name)
-			}
-			return fmt.Errorf("no interface %s after %v, but %s", name, waitLimit, strings.Join(names, ", "))
+		})
+		switch {
+		case err == nil && fine:
+			return nil
+		case time.Now().After(end):
+			return errors.Join(fmt.Errorf("interface %s is %s after %v", name, what, waitLimit), err)
 		}
 	}
-}
-
-// up takes an interface up, with the addresses of NIC n if it is one, and waits
-// for the link.
-func up(name string, n int) error {
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	if n > 0 {
-		for _, a := range []struct {
-			form string
-			bits int
-		}{{plan.IPv4, 24}, {plan.IPv6, 64}} {
-			ip := net.ParseIP(fmt.Sprintf(a.form, n))
-			size := 128
-			if v4 := ip.To4(); v4 != nil {
-				ip, size = v4, 32
-			}
-			addr := &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: net.CIDRMask(a.bits, size)}, Flags: unix.IFA_F_NODAD}
-			if err := netlink.AddrAdd(l, addr); err != nil {
-				return fmt.Errorf("%s: address %s: %w", name, ip, err)
-			}
-		}
-	}
-	if err := netlink.LinkSetUp(l); err != nil {
-		return fmt.Errorf("%s up: %w", name, err)
-	}
-	for end := time.Now().Add(waitLimit); n > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if l, err := netlink.LinkByName(name); err == nil && l.Attrs().RawFlags&unix.IFF_RUNNING != 0 {
-			break
-		}
-	}
-	return nil
 }
 
 // setQueues turns queue pairs on.

@@ -29,7 +29,7 @@ import (
 func runSteps(p plan.Plan, out *results) {
 	meter := schedlat.Start()
 	defer meter.Close()
-	l := &looker{p.NICs, meter}
+	l := &diagnosis{meter}
 	var servers []func()
 	for _, s := range p.Steps {
 		ctx, cancel := context.WithTimeout(context.Background(), s.Limit)
@@ -65,7 +65,7 @@ func runSteps(p plan.Plan, out *results) {
 
 // runStep runs a program to its end. What it hangs in is looked at before it is killed,
 // or ends itself.
-func (l *looker) runStep(ctx context.Context, s plan.Step, wrote *firstWrite) plan.Event {
+func (l *diagnosis) runStep(ctx context.Context, s plan.Step, wrote *firstWrite) plan.Event {
 	e := plan.Event{Step: s.Name}
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, s.Argv[0], s.Argv[1:]...)
@@ -78,7 +78,7 @@ func (l *looker) runStep(ctx context.Context, s plan.Step, wrote *firstWrite) pl
 	cmd.WaitDelay = time.Second
 	start := l.meter.Mark()
 	early := make(chan string, 1)
-	soon := time.AfterFunc(s.Limit*4/5, func() { early <- l.look(start) })
+	soon := time.AfterFunc(s.Limit*4/5, func() { early <- l.text(start) })
 	err := inPeer(s.Peer, cmd.Start)
 	if err == nil {
 		err = cmd.Wait()
@@ -88,9 +88,9 @@ func (l *looker) runStep(ctx context.Context, s plan.Step, wrote *firstWrite) pl
 	switch {
 	case err == nil, errors.Is(ctx.Err(), context.Canceled): // a server that is stopped
 	case hung:
-		e.Look = <-early
+		e.Diagnosis = <-early
 	default:
-		e.Look = l.look(start)
+		e.Diagnosis = l.text(start)
 	}
 	e.Stdout, e.Stderr = stdout.String(), stderr.String()
 	var exit *exec.ExitError
@@ -130,19 +130,16 @@ func (w *firstWrite) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// looker tells of a step that has failed, or is about to be killed, what may be the
-// reason: somebody has counted the frame that is missing, the NIC's driver, the demux
-// program, the socket or the engine; or the guest had no processor.
-type looker struct {
-	nics  int
-	meter *schedlat.Meter
-}
+// diagnosis tells of a step that has failed, or is about to be killed, what may be the
+// reason: the NIC's driver, the demux program, the socket or the engine has counted the frame
+// that is missing; or the guest had no processor.
+type diagnosis struct{ meter *schedlat.Meter }
 
-// look is about a step that began at since.
-func (l *looker) look(since schedlat.Mark) string {
+// text is about a step that began at since.
+func (l *diagnosis) text(since schedlat.Mark) string {
 	return fmt.Sprintf("late by %v in %v, %v of it in one second\n%s%s",
 		since.Allow(0).Round(time.Millisecond), time.Since(since.At).Round(time.Millisecond),
-		schedlat.Worst(l.meter.Spells(), since.At), countNICs(l.nics), programs())
+		schedlat.Worst(l.meter.Spells(), since.At), countNICs(), programs())
 }
 
 // programs is what the programs with open NICs say of themselves.
@@ -157,11 +154,11 @@ func programs() string {
 	return fmt.Sprintf("programs: %s\n", &short)
 }
 
-// countNICs is what kernel and drivers have counted of n NICs.
-func countNICs(n int) string {
+// countNICs is what kernel and drivers have counted of the NICs.
+func countNICs() string {
 	var b strings.Builder
-	for i := range n {
-		name := fmt.Sprintf("eth%d", i)
+	for i := range plan.NICs {
+		name := plan.NIC(i)
 		var line string
 		if err := inPeer(i == 1, func() (err error) {
 			line, err = countNIC(name)

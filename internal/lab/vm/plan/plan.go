@@ -2,7 +2,10 @@
 // answers.
 package plan
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Where things are in the guest.
 const (
@@ -13,10 +16,15 @@ const (
 	IPv6    = "fd77::%d"        // the same, of a /64
 )
 
+// NICs is how many a guest has.
+const NICs = 2
+
+// NIC is the name of NIC i, from 0.
+func NIC(i int) string { return fmt.Sprintf("eth%d", i) }
+
 // Plan is all that a guest does, in order.
 type Plan struct {
 	Modules []string // kernel modules to load: paths in the guest
-	NICs    int      // number of NICs to wait for, named eth0, eth1, ...
 	Queues  int      // queue pairs to turn on; 0: as they are
 	Steps   []Step
 }
@@ -35,12 +43,12 @@ type Step struct {
 
 // Event is what became of a step, or, without a step, of the guest.
 type Event struct {
-	Step    string  `json:",omitempty"`
-	Status  int     // exit status; -1: no such thing, Error says why
-	Seconds float64 // that it took
-	Stdout  string  `json:",omitempty"`
-	Stderr  string  `json:",omitempty"`
-	Error   string  `json:",omitempty"`
-	Look    string  `json:",omitempty"` // of a step that has failed: what NICs and programs have counted
-	Done    bool    `json:",omitempty"` // the last event
+	Step      string  `json:",omitempty"`
+	Status    int     // exit status; -1: no such thing, Error says why
+	Seconds   float64 // that it took
+	Stdout    string  `json:",omitempty"`
+	Stderr    string  `json:",omitempty"`
+	Error     string  `json:",omitempty"`
+	Diagnosis string  `json:",omitempty"` // of a step that has failed: what NICs and programs have counted
+	Done      bool    `json:",omitempty"` // the last event
 }

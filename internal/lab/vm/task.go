@@ -35,7 +35,7 @@ func (r row) rounds() int {
 	return 200
 }
 
-// rows are the demo's ping-pongs that the lane runs. Their figures are printed
+// rows are the demo's ping-pongs that a run has. Their figures are printed
 // side by side and never compared with a limit.
 func rows(mode string, short bool) []row {
 	const vi, raw = "vi-reliable-delivery", "raw-afxdp"
@@ -55,8 +55,8 @@ func rows(mode string, short bool) []row {
 		row{"kernel TCP, blocking", "tcp-block", mode, 64})
 }
 
-// order is what a guest is to do.
-type order struct {
+// task is what a guest is to do.
+type task struct {
 	mode   string
 	queues int
 	// short leaves out the conformance suite, and all ping-pongs but one.
@@ -70,7 +70,7 @@ type order struct {
 const silence = "20s"
 
 // rows leaves out what needs one queue: the raw rings steer nothing.
-func (o order) rows() []row {
+func (o task) rows() []row {
 	return slices.DeleteFunc(rows(o.mode, o.short), func(r row) bool { return o.queues > 1 && r.transport == "raw-afxdp" })
 }
 
@@ -85,7 +85,7 @@ var ports = map[string]string{zeroCopy: "18515", native: "18516"}
 
 // plan is what the guest does to show that the mode works. With several
 // queues VIs are on the last one, where no frame comes unless it is steered.
-func (o order) plan() plan.Plan {
+func (o task) plan() plan.Plan {
 	mode, queues := o.mode, o.queues
 	env := []string{
 		"VIA_NICS=eth0@/proc/1/ns/net,eth1@" + plan.Peer,
@@ -97,7 +97,7 @@ func (o order) plan() plan.Plan {
 		env = append(env, "VIA_NICS_QUEUE="+last)
 		steer = []string{"--queue", last, "--steer", "rss"}
 	}
-	p := plan.Plan{NICs: 2, Queues: queues, Steps: []plan.Step{
+	p := plan.Plan{Queues: queues, Steps: []plan.Step{
 		{Name: stepInfo, Argv: []string{"/via-xdp", "info", "--try", "--json", "eth0"}, Limit: 20 * time.Second},
 		{Name: stepNIC, Argv: []string{"/xdpnic.test", "-test.v", "-test.run", "^TestNICs"}, Env: env, Limit: 180 * time.Second},
 		{Name: stepConformance, Argv: []string{"/vipltest.test", "-test.v", "-test.run", dataRules, "-test.skip", silentRules}, Env: env, Limit: 240 * time.Second},

@@ -1,0 +1,216 @@
+package torture
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/testbed"
+)
+
+// frameCounts are what became of the frames of VIs that one side has sent, counted at each station:
+//
+//	socket --> way (faults) --> program --> socket --> engine
+//	  sent       way              seen       got
+type frameCounts struct {
+	sent      uint64 // frames that the sender's kernel has taken, and did not name as lost
+	cancelled uint64 // of them, those that were cancelled: see xdpnic.Queue.Cancel
+	out       uint64 // those that the link to the way had no room for, other frames among them
+	way       testbed.WayCounters
+	all       testbed.WayCounters // with other frames on the way
+	in        uint64              // those that the link from there had no room for, other frames among them
+
+	seen       uint64 // by the program, whatever it did with them
+	redirected uint64 // of them, those for the socket
+	named      uint64 // by the receiver's socket: received, or dropped by name
+	received   uint64
+	engine     uint64 // by the engine, of received
+}
+
+func (a frameCounts) since(b frameCounts) frameCounts {
+	for _, p := range [][2]*uint64{
+		{&a.sent, &b.sent}, {&a.cancelled, &b.cancelled}, {&a.out, &b.out}, {&a.in, &b.in}, {&a.seen, &b.seen}, {&a.redirected, &b.redirected},
+		{&a.named, &b.named}, {&a.received, &b.received}, {&a.engine, &b.engine},
+	} {
+		*p[0] -= *p[1]
+	}
+	a.way, a.all = a.way.Since(b.way), a.all.Since(b.all)
+	return a
+}
+
+// onTheWay finds frames that were lost without a count, or came from nowhere, between the two sockets. A damaged
+// frame may be taken for any other.
+func (a frameCounts) onTheWay() error {
+	n, taken, room := a.way, a.way.Taken+a.cancelled, a.all.Overrun+a.out
+	if taken > a.sent || taken+room < a.sent {
+		return fmt.Errorf("%d frames were sent, %d came to the way; there was no room for %d", a.sent, taken, room)
+	}
+	if n.Taken+n.Duplicated != n.Passed+n.Lost+n.LostInBurst+n.Limited+n.Refused {
+		return fmt.Errorf("the way has lost count of frames: %+v", n)
+	}
+	if a.seen+n.Corrupted+a.in < n.Passed || a.seen > n.Passed+a.all.Corrupted-n.Corrupted {
+		return fmt.Errorf("%d frames passed, %d came to the program; %d were damaged, and there was no room for %d", n.Passed, a.seen, a.all.Corrupted, a.in)
+	}
+	return nil
+}
+
+// atReceiver finds frames that were lost without a count between the program and the engine.
+func (a frameCounts) atReceiver() error {
+	if a.redirected != a.named {
+		return fmt.Errorf("%d frames were redirected, %d arrived or were dropped by name", a.redirected, a.named)
+	}
+	if a.received != a.engine {
+		return fmt.Errorf("the queue has given %d frames, the engine has seen %d", a.received, a.engine)
+	}
+	return nil
+}
+
+// ledger counts what the accounts of a bed need and no other part counts.
+type ledger struct {
+	bed       *Bed
+	cancelled [2]atomic.Uint64
+}
+
+// watch has the way count the frames of VIs by themselves.
+func watch(b *Bed) *ledger {
+	l := &ledger{bed: b}
+	b.Site.Middle.Watch(func(side int, frame []byte) bool {
+		if len(frame) >= udpIPv4 && [14]byte(frame) == [14]byte{} {
+			l.cancelled[side].Add(1)
+		}
+		return ofVI(frame)
+	})
+	return l
+}
+
+// ofVI reports whether a frame is one of a VI, plain or sealed.
+func ofVI(frame []byte) bool {
+	_, udp := dissect(frame)
+	return udp != nil && udp[udpHead+1]&wire.KindConnect == 0
+}
+
+// onTheWay is the part of a side's counts that is taken between the two sockets.
+func (l *ledger) onTheWay(side int) (a frameCounts, err error) {
+	m := l.bed.Site.Middle
+	a.cancelled, a.way, a.all = l.cancelled[side].Load(), m.Watched(side), m.Counters(side)
+	a.in, err = m.Dropped(1 - side)
+	return a, errors.Join(err, l.bed.Link(side, func(link netlink.Link) error {
+		a.out = link.Attrs().Statistics.TxDropped
+		return nil
+	}))
+}
+
+// counts are those of both sides, as of a count.
+func (l *ledger) counts(r [2]*Report) (a [2]frameCounts, err error) {
+	for side := range a {
+		if a[side], err = l.onTheWay(side); err != nil {
+			return a, err
+		}
+		q, to := &r[side].Queue, r[1-side]
+		a[side].sent = q.TxFrames - q.TxLostBusy - q.KernelStats.Tx_invalid_descs
+		a[side].redirected = to.Program.Redirected
+		to.Program.Each(func(_ string, n uint64) { a[side].seen += n })
+		a[side].seen -= to.Program.Control
+		q = &to.Queue
+		a[side].received, a[side].engine = q.RxFrames, to.Engine.Frames
+		a[side].named = q.RxFrames + q.RxTooManySegs + q.RxBadEntries + q.KernelStats.Rx_dropped + q.KernelStats.Rx_ring_full
+	}
+	return a, nil
+}
+
+// begin begins the accounts of interfaces that are about to be opened.
+func (s *soak) begin() (err error) {
+	for side := range s.audited {
+		if s.audited[side], err = s.ledger.onTheWay(side); err != nil {
+			return err
+		}
+	}
+	s.cut = false
+	return nil
+}
+
+// audit looks for chunks and frames that are not accounted for. No flow runs.
+func (s *soak) audit() error {
+	for end := time.Now().Add(settleWait); ; time.Sleep(5 * time.Millisecond) {
+		r, err := s.bed.Count()
+		if err != nil {
+			return err
+		}
+		for side := range r {
+			s.complain(side, r[side])
+		}
+		a, err := s.ledger.counts(r)
+		if err != nil {
+			return err
+		}
+		switch err := s.unaccounted(a); {
+		case len(s.report.Violations) > 0:
+			return nil
+		case err != nil && time.Now().Before(end):
+			continue // the last frames are on the way still
+		case err != nil:
+			s.violated("%v", err)
+			return nil
+		}
+		for side := range a {
+			if s.continuous() {
+				s.report.Accounted += a[side].sent - s.audited[side].sent
+			}
+		}
+		s.report.Audits++
+		s.audited, s.cut = a, false
+		return nil
+	}
+}
+
+// continuous reports whether accounts go on from the last audit: a worker that was killed, cut off or opened again has taken
+// frames or counters with it, and the program may have taken forged frames for any.
+func (s *soak) continuous() bool { return !s.cut && !s.cfg.Hostile }
+
+// unaccounted is what the accounts lack. Beside a flood nothing is at rest.
+func (s *soak) unaccounted(a [2]frameCounts) (err error) {
+	if s.hostile != nil {
+		return nil
+	}
+	for side := range a {
+		if e := a[side].atReceiver(); e != nil {
+			err = errors.Join(err, fmt.Errorf("side %d: %w", 1-side, e))
+		}
+		if !s.continuous() {
+			continue
+		}
+		if e := a[side].since(s.audited[side]).onTheWay(); e != nil {
+			err = errors.Join(err, fmt.Errorf("from side %d: %w", side, e))
+		}
+	}
+	return err
+}
+
+// quiet brings all flows to an orderly end, looks at what is left, and starts them again.
+func (s *soak) quiet() error {
+	if err := s.rest(); err != nil {
+		return err
+	}
+	for side := range 2 {
+		if err := s.startFlows(side); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rest ends all flows, and looks at what is left.
+func (s *soak) rest() error {
+	for _, end := range []func() ([2]*Report, error){s.bed.Stop, s.bed.Free} {
+		r, err := end()
+		if err != nil {
+			return err
+		}
+		s.record(r)
+	}
+	return s.audit()
+}

@@ -1,0 +1,204 @@
+package torture
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"viaxdp/bpf"
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/device"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/provider"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// NICConfig says how a worker opens its interface.
+type NICConfig struct {
+	Interface string
+	RxChunks  int           // 0: vipl.DefaultRxChunks
+	TxChunks  int           // 0: xdpnic.DefaultChunks
+	Arena     int           // bytes of memory; 0: kagent.DefaultArena
+	Silence   time.Duration // 0: vipl.DefaultSilence
+	Sealed    bool          // connections have a pre-shared key, the same for all workers
+	Agent     string        // socket of the agent that opens it; empty: the worker does
+}
+
+// nic is a NIC handle of which every chunk is accounted for.
+type nic struct {
+	*vipl.NIC
+	opened opened
+	meter  *meter
+	txFree int // chunks free when it was opened
+
+	// At the last count.
+	stats   xdpnic.Stats
+	lacking []string
+}
+
+// meter is the queue as the engine drives it, with a count of the leases.
+type meter struct {
+	*xdpnic.Queue
+	leased  int // frames received and not recycled
+	calls   chan func()
+	leastTx atomic.Int64 // fewest free TX chunks that the engine has met
+}
+
+func (m *meter) TxFree() int {
+	n := m.Queue.TxFree()
+	if int64(n) < m.leastTx.Load() {
+		m.leastTx.Store(int64(n))
+	}
+	return n
+}
+
+// Receive is what the engine calls at every look at the queue, of which it is the owner then.
+func (m *meter) Receive(frames []xdpnic.Frame) int {
+	select {
+	case f := <-m.calls:
+		f()
+	default:
+	}
+	n := m.Queue.Receive(frames)
+	m.leased += n
+	return n
+}
+
+func (m *meter) Recycle(addr uint64) {
+	m.leased--
+	m.Queue.Recycle(addr)
+}
+
+// opened is what a Kernel Agent has opened.
+type opened interface {
+	kagent.Agent
+	Queue() *xdpnic.Queue
+	Arena() *hugepages.Arena
+	Info() kagent.Info
+	Counters() (bpf.Counters, error)
+}
+
+// openAgent opens a queue by the agent at a socket; without a socket this process does.
+func openAgent(socket string, cfg kagent.Config) (opened, error) {
+	if socket == "" {
+		a, err := device.Open(cfg)
+		if err != nil {
+			return nil, err
+		}
+		return a, nil
+	}
+	a, err := agentclient.Open(socket, true, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// counted is an agent whose Close comes when the engine has stopped and before the queue is gone: the
+// moment to count.
+type counted struct {
+	opened
+	last func()
+}
+
+func (a counted) Close() error {
+	a.last()
+	return a.opened.Close()
+}
+
+// openNIC does what vipl.OpenNIC does, with the accounting in between.
+func openNIC(cfg NICConfig) (*nic, error) {
+	rx := cmp.Or(cfg.RxChunks, vipl.DefaultRxChunks)
+	n, err := &nic{}, error(nil)
+	// A worker that was killed has its queue until the agent knows.
+	for end := time.Now().Add(countWithin); ; time.Sleep(10 * time.Millisecond) {
+		n.opened, err = openAgent(cfg.Agent, kagent.Config{
+			Interface: cfg.Interface, Queue: kagent.AnyQueue, RxChunks: rx, TxChunks: cfg.TxChunks,
+			ArenaBytes: cfg.Arena, Hugepages: hugepages.Avoid,
+		})
+		if err == nil {
+			break
+		}
+		if cfg.Agent == "" || !errors.Is(err, kagent.ErrQueueInUse) || time.Now().After(end) {
+			return nil, err
+		}
+	}
+	queue := n.opened.Queue()
+	n.meter, n.txFree = &meter{Queue: queue, calls: make(chan func())}, queue.TxFree()
+	n.meter.leastTx.Store(int64(n.txFree))
+	var psk *vipl.PSK
+	if cfg.Sealed {
+		psk, err = vipl.NewPSK([]byte("the workers' key, 32 bytes of it."))
+	}
+	if err == nil {
+		n.NIC, err = provider.OpenNIC[*vipl.NIC](provider.Provider{
+			Port: n.meter, Agent: counted{n.opened, n.count}, Arena: n.opened.Arena(), Info: n.opened.Info(),
+		}, vipl.WithSilence(cfg.Silence), vipl.WithPSK(psk))
+	}
+	if err != nil {
+		return nil, errors.Join(err, n.opened.Close())
+	}
+	n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the flows look at their VIs
+	return n, nil
+}
+
+// settleWithin is how long the kernel may take to complete what it was sent.
+const settleWithin = 5 * time.Second
+
+// count looks for chunks that were not given back, and keeps the queue's counters. The engine has stopped.
+func (n *nic) count() {
+	q := n.meter.Queue
+	for end := time.Now().Add(settleWithin); q.TxFree() < n.txFree && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		q.Flush()
+		q.Reap()
+		// One that is gone completes nothing, nor does one that is down; that is said below.
+		if _, err := net.InterfaceByIndex(n.opened.Info().Index); err != nil {
+			break
+		}
+	}
+	n.lacking = n.audit()
+}
+
+// countWithin is how long a machine that is busy may take to have the engine look at its queue: less than hearTime.
+const countWithin = hearTime / 2
+
+// countRunning is count while the engine runs. No VI is connected, so that it has nothing to do.
+func (n *nic) countRunning() {
+	n.lacking = []string{"the engine does not look at its queue"}
+	for end := time.Now().Add(countWithin); ; time.Sleep(time.Millisecond) {
+		looked := make(chan []string, 1)
+		n.meter.Wake()
+		select {
+		case n.meter.calls <- func() { n.meter.Reap(); looked <- n.audit() }:
+			n.lacking = <-looked
+		case <-time.After(10 * time.Millisecond):
+		}
+		if n.lacking == nil || time.Now().After(end) {
+			return
+		}
+	}
+}
+
+// audit is what is not where it belongs when nothing is under way. The caller owns the queue.
+func (n *nic) audit() (lacking []string) {
+	q := n.meter.Queue
+	if free := q.TxFree(); free != n.txFree {
+		lacking = append(lacking, fmt.Sprintf("%d of %d TX chunks are not free", n.txFree-free, n.txFree))
+	}
+	if n.meter.leased != 0 {
+		lacking = append(lacking, fmt.Sprintf("%d RX chunks are leased still", n.meter.leased))
+	}
+	if err := q.Audit(); err != nil {
+		lacking = append(lacking, err.Error())
+	}
+	var err error
+	if n.stats, err = q.Stats(); err != nil {
+		lacking = append(lacking, err.Error())
+	}
+	return lacking
+}

@@ -1,0 +1,121 @@
+package torture
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"viaxdp/bpf"
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic"
+)
+
+// mostViolations is how many are kept in words; all are counted.
+const mostViolations = 20
+
+// Break is a connection that ended otherwise than in order.
+type Break struct {
+	At    time.Time // when the flow saw it
+	Flow  string
+	Cause string // as the VI tells; empty: the VI was not in Error
+	Sent  uint64 // numbered messages of this side
+	Taken uint64 // of the peer
+}
+
+// Tally is what flows have done.
+type Tally struct {
+	Connections, Open, Orderly int // made, standing now, ended in order
+	Breaks                     []Break
+	Refused                    int // attempts to connect that failed
+	LastRefusal                string
+	Kept                       int // receives on VIs that are not connected any more
+
+	Taken     uint64 // numbered messages that came, each checked
+	Missing   uint64 // unreliable: numbers left out
+	Behind    uint64 // messages that were there when the flow had paused after another one
+	Bytes     uint64 // of messages that came, each checked; those that were written by RDMA not
+	LastTaken time.Time
+
+	Sends, Writes, Reads uint64 // operations that completed
+
+	Violated   int // broken promises
+	Violations []string
+}
+
+func (t *Tally) add(o *Tally) {
+	t.Connections += o.Connections
+	t.Open += o.Open
+	t.Orderly += o.Orderly
+	t.Breaks = append(t.Breaks, o.Breaks...)
+	t.Refused += o.Refused
+	if o.LastRefusal != "" {
+		t.LastRefusal = o.LastRefusal
+	}
+	t.Kept += o.Kept
+	t.Taken += o.Taken
+	t.Missing += o.Missing
+	t.Behind += o.Behind
+	t.Bytes += o.Bytes
+	if o.LastTaken.After(t.LastTaken) {
+		t.LastTaken = o.LastTaken
+	}
+	t.Sends += o.Sends
+	t.Writes += o.Writes
+	t.Reads += o.Reads
+	t.Violated += o.Violated
+	t.Violations = append(t.Violations, o.Violations...)
+	t.Violations = t.Violations[:min(len(t.Violations), mostViolations)]
+}
+
+// Report is what a worker tells of itself.
+type Report struct {
+	Tally
+	Flows []Tally // one by one, in order
+
+	Engine    vipl.Counters
+	Program   bpf.Counters
+	Socket    map[string]uint64 // the queue's counters by name, while the NIC is open
+	LeastTx   int               // fewest free TX chunks that the engine has met
+	Queue     xdpnic.Stats      // only of a count, and after the NIC was closed
+	Late      time.Duration     // by how much the process has run late since it was started: see schedlat
+	Spells    []schedlat.Spell  // and in which seconds
+	Resources Resources         // not in a report between times
+	Lacking   []string          // chunks that were not given back; as Queue
+}
+
+// Resources of a process.
+type Resources struct {
+	Goroutines int
+	Files      int   // open file descriptors
+	Resident   int64 // bytes of its own memory; mapped files and shared memory are not counted
+}
+
+// resources looks at this process, after what garbage there is was collected.
+func resources() (r Resources, err error) {
+	debug.FreeOSMemory()
+	r.Goroutines = runtime.NumGoroutine()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return r, err
+	}
+	r.Files = len(fds) - 1 // reading the directory needs one
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return r, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "RssAnon:"); ok {
+			kb, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+			if err != nil {
+				return r, fmt.Errorf("/proc/self/status: %w", err)
+			}
+			r.Resident = kb << 10
+		}
+	}
+	return r, nil
+}

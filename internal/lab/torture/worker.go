@@ -1,0 +1,360 @@
+package torture
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/schedlat"
+	"viaxdp/internal/lab/testbed"
+)
+
+// command is what a worker is to do, one JSON object a line.
+type command struct {
+	Do    string      // a key of commands
+	NIC   *NICConfig  `json:",omitempty"` // open
+	Flows *FlowConfig `json:",omitempty"` // start
+
+	// Of an attack.
+	User   int           // become: the worker's user from then on
+	Socket string        // of the agent; empty: none, the worker has the privilege
+	Peer   netip.Addr    // the host to connect with
+	Host   netip.Addr    // this one
+	Users  []uint32      // of an agent: those that may open the interface; none: root
+	For    time.Duration // how long
+	Kind   string        // of an attack
+}
+
+// Commands of a bed's workers.
+const (
+	doOpen   = "open"   // the interface
+	doStart  = "start"  // flows, beside those that run
+	doReport = "report" // what there is to tell
+	doStop   = "stop"   // all flows, in order, and report
+	doFree   = "free"   // what the stopped flows held, and report
+	doCount  = "count"  // chunks and frames, when nothing runs, and report
+	doClose  = "close"  // the interface, and report
+)
+
+// commands are what workers can do.
+var commands = map[string]func(*worker, *command) (*Report, error){
+	doOpen:   (*worker).open,
+	doStart:  func(w *worker, c *command) (*Report, error) { return nil, w.start(*c.Flows) },
+	doReport: func(w *worker, _ *command) (*Report, error) { return w.report() },
+	doStop:   func(w *worker, _ *command) (*Report, error) { return w.stopFlows() },
+	doFree:   func(w *worker, _ *command) (*Report, error) { return w.free() },
+	doCount:  func(w *worker, _ *command) (*Report, error) { return w.traffic.count() },
+	doClose:  func(w *worker, _ *command) (*Report, error) { return w.close() },
+
+	"become": silently((*actor).become),
+	"result": silently(func(*actor, *command) error { return nil }),
+	"agent":  silently((*actor).serveAgent),
+	"serve":  silently((*actor).serve),
+	"dial":   silently((*actor).dial),
+	"listen": silently((*actor).listen),
+	"use":    silently((*actor).use),
+	"attack": silently((*actor).attack),
+}
+
+// silently is a command whose answer has no Report.
+func silently(f func(*actor, *command) error) func(*worker, *command) (*Report, error) {
+	return func(w *worker, c *command) (*Report, error) { return nil, f(&w.actor, c) }
+}
+
+// answer is what a worker says to a command.
+type answer struct {
+	Error  string  `json:",omitempty"`
+	Report *Report `json:",omitempty"` // of a bed's worker
+	Result result  // of an attack's, since the last command
+}
+
+// worker is the process: the traffic of a bed, or an actor of an attack.
+type worker struct {
+	traffic
+	actor
+}
+
+// Main is the process of a worker: it executes commands from its control connection until
+// that ends.
+func Main() error {
+	control, err := testbed.Control()
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	meter := schedlat.Start()
+	defer meter.Close()
+	w := &worker{traffic: traffic{lag: meter}, actor: newActor(meter)}
+	enc := json.NewEncoder(control)
+	lines := bufio.NewScanner(control)
+	for lines.Scan() {
+		var c command
+		var a answer
+		err := json.Unmarshal(lines.Bytes(), &c)
+		if err == nil {
+			a.Report, err = w.execute(&c)
+		}
+		if err != nil {
+			a.Error = err.Error()
+		}
+		a.Result = w.result()
+		if err := enc.Encode(a); err != nil {
+			return err
+		}
+	}
+	return errors.Join(lines.Err(), w.leave(), w.abandon())
+}
+
+func (w *worker) execute(c *command) (*Report, error) {
+	f := commands[c.Do]
+	if f == nil {
+		return nil, fmt.Errorf("unknown command %q", c.Do)
+	}
+	r, err := f(w, c)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Do, err)
+	}
+	return r, nil
+}
+
+// traffic is one end of a bed's connections.
+type traffic struct {
+	nic   *nic
+	flows []*flow
+	stop  atomic.Bool
+	run   sync.WaitGroup
+	past  Report // of flows that were freed
+	lag   *schedlat.Meter
+	least int // goroutines when an interface was closed last; 0: none was
+}
+
+var errNoInterface = errors.New("no interface is open")
+
+func (w *worker) open(c *command) (*Report, error) {
+	if w.traffic.nic != nil {
+		return nil, errors.New("an interface is open")
+	}
+	n, err := openNIC(*c.NIC)
+	if err != nil {
+		return nil, err
+	}
+	w.traffic.nic, w.past = n, Report{}
+	return w.fullReport()
+}
+
+func (p *traffic) start(cfg FlowConfig) error {
+	if p.nic == nil {
+		return errNoInterface
+	}
+	if p.stop.Load() {
+		p.run.Wait()
+		p.stop.Store(false)
+	}
+	for i := range cfg.Flows {
+		f, err := newFlow(p.nic.NIC, cfg, i, &p.stop)
+		if err != nil {
+			return fmt.Errorf("flow %d: %w", i, err)
+		}
+		p.flows = append(p.flows, f)
+		p.run.Go(f.run)
+	}
+	return nil
+}
+
+func (p *traffic) stopFlows() (*Report, error) {
+	p.stop.Store(true)
+	p.run.Wait()
+	return p.fullReport()
+}
+
+// report tells what happened since the interface was opened.
+func (p *traffic) report() (*Report, error) {
+	if p.nic == nil {
+		return nil, errNoInterface
+	}
+	r := p.past
+	r.Breaks, r.Violations = slices.Clone(r.Breaks), slices.Clone(r.Violations)
+	for _, f := range p.flows {
+		f.mu.Lock()
+		t := f.n
+		t.Breaks, t.Violations = slices.Clone(t.Breaks), slices.Clone(t.Violations)
+		f.mu.Unlock()
+		r.add(&t)
+		r.Flows = append(r.Flows, t)
+	}
+	r.Late, r.Spells = p.lag.Late(), p.lag.Spells()
+	s := p.nic.Status()
+	r.Engine, r.Socket, r.LeastTx = s.Counters, s.Socket, int(p.nic.meter.leastTx.Load())
+	var err error
+	r.Program, err = p.nic.opened.Counters()
+	return &r, err
+}
+
+// fullReport is a report with the resources, which take some time to look at.
+func (p *traffic) fullReport() (*Report, error) {
+	r, err := p.report()
+	if err == nil {
+		r.Resources, err = resources()
+	}
+	return r, err
+}
+
+// count looks for chunks that were not given back, when all flows were freed.
+func (p *traffic) count() (*Report, error) {
+	if p.nic == nil {
+		return nil, errNoInterface
+	}
+	if len(p.flows) > 0 {
+		return nil, errors.New("flows are there still")
+	}
+	p.nic.countRunning()
+	r, err := p.report()
+	if err == nil {
+		r.Queue, r.Lacking = p.nic.stats, p.nic.lacking
+	}
+	return r, err
+}
+
+// free gives back what the stopped flows held. The memory of flows with receives on an idle VI
+// goes with the NIC.
+func (p *traffic) free() (*Report, error) {
+	p.run.Wait()
+	var errs []error
+	for _, f := range p.flows {
+		if f.recvs.outstanding() == 0 {
+			errs = append(errs, f.free())
+		}
+		p.past.add(&f.n)
+	}
+	p.flows = nil
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return p.fullReport()
+}
+
+// close ends what runs and closes the interface.
+func (p *traffic) close() (*Report, error) {
+	p.stop.Store(true)
+	p.run.Wait()
+	r, err := p.report()
+	if err != nil {
+		return nil, err
+	}
+	n := p.nic
+	p.nic, p.flows = nil, nil
+	if err := n.Close(); err != nil {
+		return nil, err
+	}
+	r.Queue, r.Lacking = n.stats, n.lacking
+	// What Close has ended may still be about to return.
+	for end := time.Now().Add(settleWithin); p.least > 0 && runtime.NumGoroutine() > p.least && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	r.Resources, err = resources()
+	p.least = r.Resources.Goroutines
+	return r, err
+}
+
+// abandon ends everything when the parent has gone.
+func (p *traffic) abandon() error {
+	if p.nic == nil {
+		return nil
+	}
+	_, err := p.close()
+	return err
+}
+
+// A Worker is the parent's view of a worker's process.
+type Worker struct {
+	*testbed.Side
+	answers *bufio.Reader
+}
+
+func newWorker(s *testbed.Side, err error) (*Worker, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &Worker{s, bufio.NewReader(s.Control)}, nil
+}
+
+// ask gives a command and waits for the answer.
+func (p *Worker) ask(c command) (*answer, error) {
+	if err := p.say(c); err != nil {
+		return nil, err
+	}
+	return p.hear()
+}
+
+// call is ask for a report.
+func (p *Worker) call(c command) (*Report, error) {
+	a, err := p.ask(c)
+	if err != nil {
+		return nil, err
+	}
+	return a.Report, nil
+}
+
+// together gives a command to several workers at the same time, as an orderly end needs all.
+func together(workers []*Worker, do string) ([]*Report, error) {
+	reports, errs := make([]*Report, len(workers)), make([]error, len(workers))
+	for i, p := range workers {
+		if p == nil {
+			return nil, fmt.Errorf("side %d has no process", i)
+		}
+	}
+	for i, p := range workers {
+		errs[i] = p.say(command{Do: do})
+	}
+	for i, p := range workers {
+		var a *answer
+		if errs[i] == nil {
+			a, errs[i] = p.hear()
+		}
+		if errs[i] != nil {
+			errs[i] = fmt.Errorf("side %d: %w", i, errs[i])
+			continue
+		}
+		reports[i] = a.Report
+	}
+	return reports, errors.Join(errs...)
+}
+
+func (p *Worker) say(c command) error { return json.NewEncoder(p.Control).Encode(c) }
+
+// hearTime is how long a worker may take to answer: more than its flows may take to
+// finish.
+const hearTime = time.Minute
+
+func (p *Worker) hear() (*answer, error) {
+	// One that hangs says on which line, and ends.
+	hangs := time.AfterFunc(hearTime, func() { p.Signal(unix.SIGQUIT) })
+	defer hangs.Stop()
+	line, err := p.answers.ReadBytes('\n')
+	if err != nil {
+		return nil, fmt.Errorf("the worker is gone: %w", err)
+	}
+	var a answer
+	if err := json.Unmarshal(line, &a); err != nil {
+		return nil, err
+	}
+	if a.Error != "" {
+		return nil, errors.New(a.Error)
+	}
+	return &a, nil
+}
+
+// Report asks one worker.
+func (p *Worker) Report() (*Report, error) { return p.call(command{Do: doReport}) }
+
+// CloseNIC closes a worker's interface.
+func (p *Worker) CloseNIC() (*Report, error) { return p.call(command{Do: doClose}) }
