@@ -187,6 +187,26 @@ func TestAnnounceOfNothing(t *testing.T) {
 	}
 }
 
+// An RDMA write with immediate data takes a receive in which no message has come: it is longer than a buffer, and what
+// lies there is old.
+func TestImmediateWrite(t *testing.T) {
+	const size = 200_000
+	h := inMemory(t, vianet.Options{})
+	p, c := h.met(t, false)
+	p.send(message{kind: ask, id: 1, length: size})
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Read(make([]byte, size))
+		done <- err
+	}()
+	m := p.receive(room)
+	d := p.desc(0, size)
+	d.SetRDMAWrite(vipl.AddressSegment{Data: m.addr, Handle: m.handle}, p.region.Segment(64, int(m.length)))
+	d.SetImmediate(1)
+	p.post(d)
+	isReset(t, <-done, "immediate data")
+}
+
 // A receiver of announced memory that says that it has taken what it cannot have.
 func TestTakenLies(t *testing.T) {
 	h := inMemory(t, vianet.Options{})

@@ -41,6 +41,10 @@ func (c *Conn) arrived() {
 			c.lost()
 			continue
 		}
+		if d.Status()&vipl.StatusOpMask == vipl.StatusOpRemoteRDMAWrite {
+			c.fail(resetError(errImmediate)) // its length is not that of a message, and the buffer has an old one
+			continue
+		}
 		i := c.pool.index(d)
 		h, payload, err := parse(c.pool.message(i)[:d.Length])
 		if err == nil && !c.down {
