@@ -16,6 +16,7 @@ const (
 	maxKey   = 256
 	maxValue = 4096
 	maxLine  = 2 * maxValue
+	maxKeys  = 1 << 14 // of all ranks
 )
 
 // serverSpace is the name of the only key-value space of a Server.
@@ -143,6 +144,12 @@ func (s *Server) put(words map[string]string) string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, taken := s.values[key]; taken { // as Hydra: no rank changes what another has said of itself
+		return "cmd=put_result rc=-1 msg=duplicate_key"
+	}
+	if len(s.values) >= maxKeys {
+		return "cmd=put_result rc=-1 msg=no_room"
+	}
 	s.values[key] = value
 	return "cmd=put_result rc=0 msg=success"
 }

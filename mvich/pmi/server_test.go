@@ -110,6 +110,28 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
+// No rank changes what another has said, or fills the launcher's memory.
+func TestServerKeys(t *testing.T) {
+	s := NewServer(1)
+	c, _ := rankOf(t, s, 0, 1)
+	defer c.Close()
+	if err := errors.Join(c.Put("key", "one"), c.Put("other", "one")); err != nil {
+		t.Error(err)
+	}
+	if err := c.Put("key", "two"); !errors.Is(err, ErrAnswer) {
+		t.Errorf("a key that is taken: %v", err)
+	}
+	if value, err := c.Get("key"); value != "one" || err != nil {
+		t.Errorf("%q, %v", value, err)
+	}
+	for i := range maxKeys {
+		s.values[fmt.Sprint("n", i)] = ""
+	}
+	if err := c.Put("last", "one"); !errors.Is(err, ErrAnswer) {
+		t.Errorf("more than there is room for: %v", err)
+	}
+}
+
 // What no rank says ends its connection.
 func TestServerRefuses(t *testing.T) {
 	for line, want := range map[string]string{
