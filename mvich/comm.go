@@ -132,10 +132,30 @@ func (c *Comm) agree() (uint32, error) {
 		next[0] = c.w.takeContext()
 	}
 	err := Bcast(c, next, 0)
-	if err == nil && next[0] == worldContext {
+	switch {
+	case err != nil:
+	case next[0] == worldContext:
 		err = errContexts
+	default:
+		err = c.w.enterContext(next[0], c.group[0])
 	}
 	return next[0], err
+}
+
+// enterContext notes that a context is in use. A rank that gives one that is not its to give, or that is in use, is taken
+// for dead: messages of two communicators would meet.
+func (w *World) enterContext(context uint32, giver int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	owner := (context/contextStep + uint32(len(w.peers)) - 1) % uint32(len(w.peers))
+	if context%contextStep == 0 && owner == uint32(giver) && !w.contexts[context] {
+		w.contexts[context] = true
+		return nil
+	}
+	p := w.peers[giver]
+	w.lose(p, fmt.Errorf("%w: it gave the context %d, which is another's or in use", ErrProtocol, context))
+	w.pushDirty()
+	return p.lost()
 }
 
 // takeContext gives a context of this rank's away, or worldContext when none is left.

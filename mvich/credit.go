@@ -44,6 +44,9 @@ func (w *World) earn(p *peer, h *header) error {
 	if p.credits += int(h.credits); p.credits > w.set.credits {
 		return errCredits
 	}
+	if p.control.len() > w.set.envelopes { // each packet adds one at most, and so does each message that is kept
+		return errAnswers
+	}
 	p.full = h.flags&flagFull != 0
 	return nil
 }

@@ -40,6 +40,9 @@ var (
 	errNoCredit = errors.New("a packet without a credit")
 	errFull     = errors.New("more messages that nobody has asked for than it may send")
 	errCredits  = errors.New("more credits than there are receives")
+
+	errImmediate = errors.New("an RDMA write with immediate data, which no rank sends")
+	errAnswers   = errors.New("more answers wait for its credits than it may ask for")
 )
 
 // RankError says that a rank has died, or cannot be reached, or has left after another

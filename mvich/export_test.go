@@ -128,6 +128,11 @@ func (c *Comm) Alone(rank int, context uint32) *Comm {
 	return c.w.newComm(context, []int{c.group[rank]}, 0)
 }
 
+// Under is a communicator of this rank and another one, which is its first rank.
+func (c *Comm) Under(first int, context uint32) *Comm {
+	return c.w.newComm(context, []int{c.group[first], c.w.rank}, 1)
+}
+
 // BoundEnvelopes has w take a rank for dead that has sent more envelopes.
 func BoundEnvelopes(w *World, most int) {
 	w.mu.Lock()

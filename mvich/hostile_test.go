@@ -452,3 +452,140 @@ func TestLateReady(t *testing.T) {
 		return nil
 	})
 }
+
+// An RDMA write with immediate data takes a receive in which no packet has come: its length may be more than a vbuf has
+// room for, and what lies there is an old packet.
+func TestImmediateWrite(t *testing.T) {
+	const size = 20000
+	w, s := newStranger(t, 2)
+	r, err := w.Comm().Irecv(make([]byte, size), 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.send(packetOf(pktRequest, 32, size, 1, 0, offerOf(offerRPUT)))
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			_, err := r.Wait()
+			return wantLost("receive", err, 1)
+		}
+		ready, err := s.await(pktReady)
+		if err != nil {
+			return err
+		}
+		d, err := s.region.Descriptor(strangerRDMA, 2)
+		if err != nil {
+			return err
+		}
+		_, at := remoteOf(ready)
+		d.SetRDMAWrite(at, s.region.Segment(strangerRDMA+64, size))
+		d.SetImmediate(1)
+		return s.vi.PostSend(d, s.region.Handle())
+	})
+}
+
+// An answer that a message did not ask for ends the connection, and takes no byte of the buffer.
+func TestAnswersNobodyAskedFor(t *testing.T) {
+	const size = 20000
+	ready := func(protocol mvich.Protocol) func(number uint32) []byte {
+		return func(number uint32) []byte { return packetOf(pktReady, 0, 8, 1, number, offerOf(uint32(protocol))) }
+	}
+	done := func(number uint32) []byte { return packetOf(pktDone, 0, 0, 0, number, nil) }
+	for name, test := range map[string]struct {
+		protocol mvich.Protocol
+		size     int
+		answer   func(number uint32) []byte
+	}{
+		"ready for what has gone":        {mvich.Auto, 8, ready(mvich.R3)},
+		"write for what has gone":        {mvich.Auto, 8, ready(mvich.RPUT)},
+		"write for data":                 {mvich.R3, size, ready(mvich.RPUT)},
+		"write for a read":               {mvich.RGET, size, ready(mvich.RPUT)},
+		"done before the data":           {mvich.R3, size, done},
+		"done before the write":          {mvich.RPUT, size, done},
+		"ready for another rank's":       {mvich.RPUT, size, func(number uint32) []byte { return ready(mvich.R3)(number + 1) }},
+		"ready for more than there is":   {mvich.R3, size, func(n uint32) []byte { return packetOf(pktReady, 0, size+1, 1, n, offerOf(2)) }},
+		"ready of no request of its own": {mvich.R3, size, func(n uint32) []byte { return packetOf(pktReady, 0, 8, 0, n, offerOf(2)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := newStranger(t, 2, mvich.WithProtocol(test.protocol))
+			each(t, 2, func(rank int) error {
+				if rank == 0 {
+					return wantLost("send", w.Comm().Ssend(make([]byte, test.size), 1, 0), 1)
+				}
+				s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
+				for {
+					b, err := s.recv()
+					if err != nil {
+						return err
+					}
+					if b[0] == pktEager || b[0] == pktRequest {
+						s.send(test.answer(binary.LittleEndian.Uint32(b[24:])))
+						return nil
+					}
+				}
+			})
+		})
+	}
+}
+
+// A rank that has its messages answered and gives no credits for that does not fill this one's memory.
+func TestAnswersWithoutEnd(t *testing.T) {
+	const credits, most, many = 8, 20, 100
+	w, s := newStranger(t, 2, mvich.WithCredits(credits))
+	mvich.BoundEnvelopes(w, most)
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			for range many {
+				if _, err := w.Comm().Recv(nil, 1, 0); err != nil {
+					return wantLost("receive", err, 1)
+				}
+			}
+			return errors.New("it takes answers without end")
+		}
+		for left, sent := credits, 0; sent < many; sent, left = sent+1, left-1 {
+			p := packetOf(pktEager, 0, 0, 1, 0, nil)
+			p[1] = 1 // it waits for done
+			if left == 1 {
+				p[2] = 1 // a credit for one of them
+			}
+			s.send(within(p, ofMessages, 0))
+			for left == 1 {
+				b, err := s.recv()
+				if err != nil {
+					return nil // it is taken for dead
+				}
+				left += int(binary.LittleEndian.Uint16(b[2:]))
+			}
+		}
+		return nil
+	})
+}
+
+// A communicator's context is one that its first rank may give, and has not given before: else messages of two
+// communicators would meet.
+func TestContextsThatLie(t *testing.T) {
+	for name, contexts := range map[string][]uint32{
+		"the world's own collectives": {1}, "another rank's": {2}, "in use": {4, 4}, "its own": {4, 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := newStranger(t, 2)
+			each(t, 2, func(rank int) error {
+				if rank == 1 {
+					for turn, context := range contexts {
+						b := binary.LittleEndian.AppendUint32(nil, context)
+						s.send(within(packetOf(pktEager, uint16(8*(1-turn)), 4, 0, 0, b), 41, uint32(turn+1)))
+					}
+					return nil
+				}
+				c := w.Comm().Under(1, 40)
+				_, err := c.Dup()
+				if len(contexts) > 1 && err == nil {
+					_, err = c.Dup()
+				}
+				if name == "its own" {
+					return err
+				}
+				return wantLost("dup", err, 1)
+			})
+		})
+	}
+}

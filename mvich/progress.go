@@ -67,7 +67,11 @@ func (w *World) handleRecv(l *link) {
 		w.broken(l)
 		return
 	}
-	err = w.receive(p, v.data[:d.Length])
+	if d.Status()&vipl.StatusOpMask == vipl.StatusOpRemoteRDMAWrite {
+		err = errImmediate // its length is not that of a packet, and the vbuf has an old one
+	} else {
+		err = w.receive(p, v.data[:d.Length])
+	}
 	if err != nil && p.link == l {
 		w.lose(p, err)
 	}

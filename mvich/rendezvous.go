@@ -33,6 +33,7 @@ func (w *World) request(p *peer, r *Request, h header, protocol Protocol) error 
 		}
 	}
 	w.assign(r)
+	r.offered = o.protocol
 	h.kind, h.from = kindRequest, r.number
 	err := w.sendControl(p, packet{header: h, offer: o})
 	if err != nil {
@@ -113,7 +114,9 @@ func (w *World) takeReady(p *peer, h *header, o offer) error {
 	if err != nil {
 		return err
 	}
-	if h.size > uint64(len(r.buf)) || o.protocol == RGET || h.from == 0 || r.partner != 0 {
+	// The answer is what was offered, or R3; a message that is read, or has gone, has no other.
+	asked := o.protocol == R3 || o.protocol == RPUT && r.offered == RPUT
+	if !asked || r.offered == Eager || h.size > uint64(len(r.buf)) || h.from == 0 || r.partner != 0 {
 		return fmt.Errorf("%w: ready for %d bytes of %d by %v", ErrProtocol, h.size, len(r.buf), o.protocol)
 	}
 	w.unregister(r) // it was to be read, and is not
@@ -194,9 +197,9 @@ func (w *World) takeDone(p *peer, h *header) error {
 		return err
 	}
 	switch {
-	case r.partner == 0 && r.reg != nil:
+	case r.partner == 0 && r.offered == RGET:
 		w.stats.RGET++
-	case r.partner != 0 || !r.sync:
+	case r.offered != Eager:
 		return fmt.Errorf("%w: the end of a message that is not being read", ErrProtocol)
 	}
 	w.complete(r, nil)

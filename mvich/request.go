@@ -56,7 +56,8 @@ type Request struct {
 	whole       int // bytes of the message
 
 	// Rendezvous.
-	number    uint32 // in World.numbered, 0: not there
+	number    uint32   // in World.numbered, 0: not there
+	offered   Protocol // send: what the peer was told; Eager: all of it, and only done is to come
 	remote    offer
 	partner   uint32 // number of the other side's request
 	reg       *registration

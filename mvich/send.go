@@ -228,6 +228,7 @@ func (w *World) launch(p *peer, r *Request) error {
 	h.kind = kindEager
 	if r.sync {
 		w.assign(r)
+		r.offered = Eager
 		h.from, h.flags = r.number, flagSync
 	}
 	err := w.sendData(p, h, r.buf)

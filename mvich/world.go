@@ -62,10 +62,11 @@ type World struct {
 	messages   []*message // spare ones
 
 	world       *Comm
-	nextContext uint32 // every Size()th pair is this rank's to give; worldContext: none is left
-	leaving     bool   // Finalize was called
-	finalized   bool   // this rank has said good-bye
-	gone        error  // why the NIC is of no use any more
+	contexts    map[uint32]bool // of communicators other than the world's
+	nextContext uint32          // every Size()th pair is this rank's to give; worldContext: none is left
+	leaving     bool            // Finalize was called
+	finalized   bool            // this rank has said good-bye
+	gone        error           // why the NIC is of no use any more
 	stats       Stats
 }
 
@@ -112,7 +113,7 @@ func Init(nic *vipl.NIC, l Launcher, opts ...Option) (*World, error) {
 	}
 	w := &World{
 		nic: nic, launcher: l, rank: l.Rank(), set: set,
-		tokens: make(map[string]*peer), numbered: make(map[uint32]*Request),
+		tokens: make(map[string]*peer), numbered: make(map[uint32]*Request), contexts: make(map[uint32]bool),
 	}
 	w.life, w.end = context.WithCancel(context.Background())
 	w.changed = sync.NewCond(&w.mu)
@@ -256,7 +257,7 @@ func (w *World) parseRecord(s string) (a netAddress, at place, err error) {
 		return a, at, fmt.Errorf("%w: it published %q: %w", ErrSettings, s, err)
 	}
 	if fields[3] != w.terms() {
-		return a, at, fmt.Errorf("%w: it has %s, this rank %s: use one kind of machine, and the same options",
+		return a, at, fmt.Errorf("%w: it has %q, this rank %q: use one kind of machine, and the same options",
 			ErrSettings, fields[3], w.terms())
 	}
 	return netAddress{addr: addr, token: fields[1]}, at, nil
