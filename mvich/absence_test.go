@@ -10,8 +10,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// A rank that dies before anybody has connected with it is noticed by who sends
-// to it, and after a while by who receives from it.
+// A rank that dies before anybody has connected with it is noticed by who sends to it, and after a while by who
+// receives from it.
 func TestDeadBeforeConnection(t *testing.T) { synctest.Test(t, deadBeforeConnection) }
 
 func deadBeforeConnection(t *testing.T) {
@@ -83,8 +83,8 @@ func deadBeforeConnectionSilent(t *testing.T) {
 	each(t, 2, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), 1-rank) })
 }
 
-// A rank is dead when it does not listen for a while, as when its agent starts again, or
-// when no request has come to anything for longer.
+// A rank is dead when it does not listen for a while, as when its agent starts again, or when no request has come to
+// anything for longer.
 func TestVigil(t *testing.T) {
 	const long = 10 * time.Second
 	nobody, silent := vipl.ErrNoMatch, vipl.ErrTimeout

@@ -10,8 +10,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// Memory of the arena carries messages as any other does, of which parts may be
-// sent; it stays while it is in use, and does not count among what is registered.
+// Memory of the arena carries messages as any other does, of which parts may be sent; it stays while it is in use,
+// and does not count among what is registered.
 func TestAlloc(t *testing.T) {
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithRegistered(1 << 20))})
 	const n = 300_000
@@ -80,8 +80,8 @@ func TestArenaFull(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
-// Memory that a message will yet use is not freed, whichever way the message goes: what comes
-// would be written over what is there by then.
+// Memory that a message will yet use is not freed, whichever way the message goes: what comes would be written over
+// what is there by then.
 func TestFreeInUse(t *testing.T) {
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithProtocol(mvich.R3))})
 	const n = 20000

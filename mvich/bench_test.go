@@ -7,9 +7,8 @@ import (
 	"viaxdp/mvich"
 )
 
-// What a message costs in this package and those below, without a wire: both ranks
-// are driven by one goroutine, on queues in memory. One operation is a message one
-// way.
+// What a message costs in this package and those below, without a wire: both ranks are driven by one goroutine, on
+// queues in memory. One operation is a message one way.
 func BenchmarkMessage(b *testing.B) {
 	for _, bytes := range []int{8, 4096} {
 		b.Run(fmt.Sprint(bytes), func(b *testing.B) {
@@ -30,8 +29,7 @@ func BenchmarkMessage(b *testing.B) {
 	}
 }
 
-// What a long AllReduce of four ranks costs in this package and those below, on queues in
-// memory.
+// What a long AllReduce of four ranks costs in this package and those below, on queues in memory.
 func BenchmarkAllReduce(b *testing.B) {
 	const ranks, bytes = 4, 1 << 20
 	j := newJob(b, ranks, jobConfig{})

@@ -13,8 +13,8 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// Every collective operation on 1 to 9 ranks, with lengths on both sides of the
-// bounds between algorithms, against what it should give; also while frames are lost.
+// Every collective operation on 1 to 9 ranks, with lengths on both sides of the bounds between algorithms, against
+// what it should give; also while frames are lost.
 func TestCollectives(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -119,8 +119,8 @@ func everyRooted(c *mvich.Comm, length, root int) error {
 	return everyVector(c, length, root)
 }
 
-// everyVector does Gatherv and Scatterv of parts that are longer the higher the
-// rank, in reverse order and with a gap of one element.
+// everyVector does Gatherv and Scatterv of parts that are longer the higher the rank, in reverse order and with a gap
+// of one element.
 func everyVector(c *mvich.Comm, length, root int) error {
 	n, me := c.Size(), c.Rank()
 	counts, displs := make([]int, n), make([]int, n)
@@ -198,8 +198,8 @@ func everyUnrooted(c *mvich.Comm, length int) error {
 	return inPlace(c, length, want)
 }
 
-// inPlace does what may give the result in the place of what went in. exchanged is what
-// AllToAll gives of what everyUnrooted has for it.
+// inPlace does what may give the result in the place of what went in. exchanged is what AllToAll gives of what
+// everyUnrooted has for it.
 func inPlace(c *mvich.Comm, length int, exchanged []int64) error {
 	n, me := c.Size(), c.Rank()
 	b := contribution(me, length)
@@ -245,8 +245,8 @@ func inPlace(c *mvich.Comm, length int, exchanged []int64) error {
 	return nil
 }
 
-// What is longer than a message can be is refused by all, and nobody is lost for it,
-// nor waits for a rank whose part of it is not too long.
+// What is longer than a message can be is refused by all, and nobody is lost for it, nor waits for a rank whose part
+// of it is not too long.
 func TestTooLong(t *testing.T) {
 	if strconv.IntSize == 32 {
 		t.Skip("no slice is as long")
@@ -311,8 +311,7 @@ func TestOperators(t *testing.T) {
 	}
 }
 
-// A rank that has given wrong lengths is told so, and its next operation is the next one
-// of the others.
+// A rank that has given wrong lengths is told so, and its next operation is the next one of the others.
 func TestWrongLengths(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {

@@ -10,8 +10,7 @@ import (
 	"viaxdp/mvich"
 )
 
-// Messages of one communicator are not received in another one of the same
-// ranks.
+// Messages of one communicator are not received in another one of the same ranks.
 func TestDup(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {
@@ -33,8 +32,8 @@ func TestDup(t *testing.T) {
 	})
 }
 
-// Split orders ranks by key; sources and destinations are those of the new
-// communicator; communicators of it can be split again.
+// Split orders ranks by key; sources and destinations are those of the new communicator; communicators of it can be
+// split again.
 func TestSplit(t *testing.T) {
 	const n = 7
 	j := newJob(t, n, jobConfig{options: with(mvich.WithSpin(50))})
@@ -79,8 +78,8 @@ func TestSplit(t *testing.T) {
 	})
 }
 
-// Communicators that several goroutines of a rank make at once, each of another one,
-// have messages of their own; also where a rank makes them one after the other.
+// Communicators that several goroutines of a rank make at once, each of another one, have messages of their own; also
+// where a rank makes them one after the other.
 func TestDupAtOnce(t *testing.T) {
 	const ranks, parents, rounds = 3, 4, 30
 	j := newJob(t, ranks, jobConfig{options: with(mvich.WithSpin(0))})

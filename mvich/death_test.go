@@ -14,15 +14,14 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// dyingJob is a job of which ranks die. At the end the living take their leave
-// of each other, and the dead give back what they still can.
+// dyingJob is a job of which ranks die. At the end the living take their leave of each other, and the dead give back
+// what they still can.
 func dyingJob(t *testing.T, n int, dead ...int) *job {
 	t.Helper()
 	return dyingJobOf(t, n, jobConfig{silence: calm}, dead...)
 }
 
-// dyingJobOf is a dyingJob whose network has faults, or whose ranks take each other for
-// dead after another silence.
+// dyingJobOf is a dyingJob whose network has faults, or whose ranks take each other for dead after another silence.
 func dyingJobOf(t *testing.T, n int, c jobConfig, dead ...int) *job {
 	t.Helper()
 	j := newJob(t, n, jobConfig{dying: true, faults: c.faults, silence: c.silence, options: with(mvich.WithSpin(50), mvich.WithConnectTimeout(calm))})
@@ -66,8 +65,7 @@ var deaths = map[string]death{
 func closed(j *job, rank int) { j.hosts[rank].NIC.Close() }
 func cut(j *job, rank int)    { j.hosts[rank].Queue.Cut(true) }
 
-// The death of a rank ends the operations of the others that involve it, and no
-// others.
+// The death of a rank ends the operations of the others that involve it, and no others.
 func TestDeath(t *testing.T) {
 	for name, death := range deaths {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { dies(t, death) }) })
@@ -140,8 +138,8 @@ func dies(t *testing.T, death death) {
 	j.finalize(t, victim)
 }
 
-// A rank dies in the middle of collective operations: no other rank hangs, also
-// those that have nothing to do with it at that moment.
+// A rank dies in the middle of collective operations: no other rank hangs, also those that have nothing to do with it
+// at that moment.
 func TestDeathInCollective(t *testing.T) {
 	for name, test := range map[string]struct {
 		length int
@@ -173,8 +171,8 @@ func TestDeathInCollective(t *testing.T) {
 	}
 }
 
-// A rank that gives up because another one has died is missed, too; what fails for
-// both names the one that died first, and what fails for it alone says so.
+// A rank that gives up because another one has died is missed, too; what fails for both names the one that died
+// first, and what fails for it alone says so.
 func TestRootCause(t *testing.T) {
 	const n, victim, follower = 4, 3, 0
 	j := dyingJob(t, n, victim, follower)
@@ -245,8 +243,8 @@ func lateConnection(t *testing.T) {
 	j.finalize(t, victim)
 }
 
-// Who is being admitted hears of deaths in their order, of those before and of those
-// meanwhile, and of a good-bye last; of nothing twice where it has to come again.
+// Who is being admitted hears of deaths in their order, of those before and of those meanwhile, and of a good-bye
+// last; of nothing twice where it has to come again.
 func TestNewsInOrder(t *testing.T) {
 	j := dyingJob(t, 4, 0, 1, 2, 3)
 	news, left, err := mvich.NewsOfAdmission(j.worlds[0], 1, 2, 3)
@@ -261,8 +259,7 @@ func TestNewsInOrder(t *testing.T) {
 	}
 }
 
-// A NIC that is closed under a world ends what waits there, also what a rank has
-// to do with itself.
+// A NIC that is closed under a world ends what waits there, also what a rank has to do with itself.
 func TestNICClosedUnderWorld(t *testing.T) {
 	j := dyingJob(t, 1, 0)
 	c := j.worlds[0].Comm()
@@ -303,9 +300,8 @@ func waitFailed(r *mvich.Request) error {
 	return nil
 }
 
-// A rank that leaves after the death of one that a communicator has lost nothing by is
-// missed there by all: also by those that wait for others, which have failed and do not
-// come back.
+// A rank that leaves after the death of one that a communicator has lost nothing by is missed there by all: also by
+// those that wait for others, which have failed and do not come back.
 func TestLeaveAfterDeath(t *testing.T) {
 	for name, operation := range map[string]func(c *mvich.Comm) error{
 		"bcast":      func(c *mvich.Comm) error { return c.Bcast(make([]byte, 100), 0) },
@@ -413,8 +409,8 @@ func deathIsToldAtOnce(t *testing.T) {
 	j.finalize(t, victim)
 }
 
-// A death between Dead and Acknowledge is not acknowledged with those before: receives
-// of anybody name it. Nor is it known in advance.
+// A death between Dead and Acknowledge is not acknowledged with those before: receives of anybody name it. Nor is it
+// known in advance.
 func TestAcknowledgeWhatWasSeen(t *testing.T) {
 	const first, second = 2, 1
 	j := dyingJob(t, 3, first, second)

@@ -7,8 +7,7 @@ import (
 	"viaxdp/mvich"
 )
 
-// Slices of numbers are sent as they are. Recv says whose message it was and how
-// many elements came.
+// Slices of numbers are sent as they are. Recv says whose message it was and how many elements came.
 func ExampleSend() {
 	const tag = 7
 	err := exampleJob(2, func(c *mvich.Comm) error {
@@ -57,8 +56,7 @@ func ExampleIrecv() {
 	// Output: [0 1 4]
 }
 
-// Operators are functions: those of the package, and any other that combines two
-// slices.
+// Operators are functions: those of the package, and any other that combines two slices.
 func ExampleAllReduce() {
 	longest := func(into, with []complex128) {
 		for i := range into {
@@ -87,8 +85,7 @@ func ExampleAllReduce() {
 	// Output: [4 6] [(0-3i)]
 }
 
-// A column of a matrix that is stored by rows is a vector: a block of one element
-// in each row.
+// A column of a matrix that is stored by rows is a vector: a block of one element in each row.
 func ExampleVector() {
 	const rows, cols = 3, 4
 	column := mvich.Vector(rows, 1, cols, mvich.Elem)
@@ -112,8 +109,7 @@ func ExampleVector() {
 	// Output: [3 7 11]
 }
 
-// Ranks that give the same color are a communicator: here the rows of a grid of
-// 2 x 2 ranks.
+// Ranks that give the same color are a communicator: here the rows of a grid of 2 x 2 ranks.
 func ExampleComm_Split() {
 	err := exampleJob(4, func(c *mvich.Comm) error {
 		row, err := c.Split(c.Rank()/2, c.Rank())
@@ -135,8 +131,7 @@ func ExampleComm_Split() {
 	// Output: rank 3 is rank 1 of [2 3]
 }
 
-// Errors are looked at by errors.Is and errors.As: a message that is too long, and
-// a rank that is lost.
+// Errors are looked at by errors.Is and errors.As: a message that is too long, and a rank that is lost.
 func ExampleRankError() {
 	err := exampleJob(2, func(c *mvich.Comm) error {
 		if c.Rank() == 0 {

@@ -11,8 +11,8 @@ import (
 	"viaxdp/mvich"
 )
 
-// A rank that has got what it needs to end stays until the others have, too: what it
-// has sent them last may be lost, for longer than the end of a connection waits.
+// A rank that has got what it needs to end stays until the others have, too: what it has sent them last may be lost,
+// for longer than the end of a connection waits.
 func TestLastMessageIsLost(t *testing.T) { synctest.Test(t, lastMessageIsLost) }
 
 func lastMessageIsLost(t *testing.T) {
@@ -33,8 +33,7 @@ func lastMessageIsLost(t *testing.T) {
 	})
 }
 
-// What was begun and is not complete when Finalize is called ends with it, however it
-// is asked for.
+// What was begun and is not complete when Finalize is called ends with it, however it is asked for.
 func TestFinalizeEndsRequests(t *testing.T) {
 	j := newJob(t, 3, jobConfig{dying: true}) // Finalize is called here
 	each(t, 3, func(rank int) error {

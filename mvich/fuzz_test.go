@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Whatever the environment and a program want, they get settings that a world can work with, the environment's
-// where the program says nothing; or an error that says which variable, and what it may be.
+// Whatever the environment and a program want, they get settings that a world can work with, the environment's where
+// the program says nothing; or an error that says which variable, and what it may be.
 func FuzzSettings(f *testing.F) {
 	for _, c := range []struct{ threshold, spin string }{
 		{"", ""}, {"100", "0"}, {"262144", "1099511627776"}, {"262145", ""}, {"-1", "20"}, {"5000", "-9223372036854775808"},
@@ -77,8 +77,8 @@ func numeric(text string, most int64) (int, bool) {
 	return int(n.Int64()), true
 }
 
-// Whatever another rank says of its place is one that is said again the same, or an error; and
-// nobody is crowded by ranks of other machines, or alone on a processor of his own.
+// Whatever another rank says of its place is one that is said again the same, or an error; and nobody is crowded by
+// ranks of other machines, or alone on a processor of his own.
 func FuzzPlace(f *testing.F) {
 	f.Add(here().String())
 	f.Add("machine/3")

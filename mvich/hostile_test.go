@@ -16,8 +16,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// stranger is a rank of a job that follows no rules: a bare VI with the tokens
-// of the job, which it has from the launcher like any rank.
+// stranger is a rank of a job that follows no rules: a bare VI with the tokens of the job, which it has from the
+// launcher like any rank.
 type stranger struct {
 	t      *testing.T
 	vi     *vipl.VI
@@ -37,8 +37,8 @@ const (
 // strangersToken is what rank 1 has said to be called by.
 const strangersToken = "stranger"
 
-// besideStranger makes a job of a proper rank 0, and others of which nothing is there
-// but what they have published, on the same NIC.
+// besideStranger makes a job of a proper rank 0, and others of which nothing is there but what they have published,
+// on the same NIC.
 func besideStranger(t *testing.T, ranks int, opts ...mvich.Option) (nic *vipl.NIC, w *mvich.World, theirs mvich.Launcher) {
 	t.Helper()
 	spare := newJob(t, 1, jobConfig{}) // for its NICs
@@ -64,8 +64,7 @@ func besideStranger(t *testing.T, ranks int, opts ...mvich.Option) (nic *vipl.NI
 	return nic, w, launchers[1]
 }
 
-// newStranger makes a job of a proper rank 0 and a stranger as rank 1, who
-// calls it. Others are not there.
+// newStranger makes a job of a proper rank 0 and a stranger as rank 1, who calls it. Others are not there.
 func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *stranger) {
 	t.Helper()
 	nic, w, launcher := besideStranger(t, ranks, opts...)
@@ -189,8 +188,7 @@ func offerOf(protocol uint32) []byte {
 	return b
 }
 
-// Whatever a peer sends, the worst that comes of it is that it is taken for
-// dead; the others of the job go on.
+// Whatever a peer sends, the worst that comes of it is that it is taken for dead; the others of the job go on.
 func TestHostilePeer(t *testing.T) {
 	for name, packets := range map[string][][]byte{
 		"nothing":                 {{}},
@@ -235,8 +233,7 @@ func TestHostilePeer(t *testing.T) {
 	}
 }
 
-// Half of a rendezvous that never goes on, and envelopes without end, do not
-// keep a rank from ending.
+// Half of a rendezvous that never goes on, and envelopes without end, do not keep a rank from ending.
 func TestPeerThatStops(t *testing.T) {
 	w, s := newStranger(t, 2)
 	c := w.Comm()
@@ -295,8 +292,8 @@ const (
 	ofCollectives = 1
 )
 
-// A collective operation that a death has ended leaves the program's buffer alone: what
-// comes for it later does not get there.
+// A collective operation that a death has ended leaves the program's buffer alone: what comes for it later does not
+// get there.
 func TestLateData(t *testing.T) {
 	w, s := newStranger(t, 3)
 	c := w.Comm()
@@ -453,8 +450,8 @@ func TestLateReady(t *testing.T) {
 	})
 }
 
-// An RDMA write with immediate data takes a receive in which no packet has come: its length may be more than a vbuf has
-// room for, and what lies there is an old packet.
+// An RDMA write with immediate data takes a receive in which no packet has come: its length may be more than a vbuf
+// has room for, and what lies there is an old packet.
 func TestImmediateWrite(t *testing.T) {
 	const size = 20000
 	w, s := newStranger(t, 2)

@@ -108,8 +108,8 @@ func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jo
 	return h
 }
 
-// each runs f for every rank at once and fails the test if one fails, or if it
-// takes too long for a machine that was as busy as this one.
+// each runs f for every rank at once and fails the test if one fails, or if it takes too long for a machine that was
+// as busy as this one.
 func each(t testing.TB, n int, f func(rank int) error) {
 	t.Helper()
 	eachWithin(t, ackDelay, n, f)
@@ -163,8 +163,8 @@ func (j *job) run(t testing.TB, f func(c *mvich.Comm) error) {
 	each(t, len(j.worlds), func(rank int) error { return f(j.worlds[rank].Comm()) })
 }
 
-// spotless checks that nothing is left of messages, no request, no message, and that
-// nothing is missing, no buffer and no credit.
+// spotless checks that nothing is left of messages, no request, no message, and that nothing is missing, no buffer
+// and no credit.
 func (j *job) spotless(t testing.TB, credits int) {
 	t.Helper()
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
@@ -194,8 +194,7 @@ func (j *job) spotless(t testing.TB, credits int) {
 	}
 }
 
-// filling is what messages are filled with: the byte at i is i*7 + i>>8, twice as far as
-// it takes to begin anew.
+// filling is what messages are filled with: the byte at i is i*7 + i>>8, twice as far as it takes to begin anew.
 var filling = func() []byte {
 	b := make([]byte, 1<<17)
 	for i := range b {
@@ -204,8 +203,7 @@ var filling = func() []byte {
 	return b
 }()
 
-// pieces calls f with all of b, piece by piece, and what message k has there: filling
-// from a place of its own on.
+// pieces calls f with all of b, piece by piece, and what message k has there: filling from a place of its own on.
 func pieces(b []byte, k int, f func(at int, b, want []byte) error) error {
 	mine := filling[k*31&255<<8:][:len(filling)/2]
 	for at := 0; at < len(b); at += len(mine) {

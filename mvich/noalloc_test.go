@@ -9,8 +9,8 @@ import (
 	"viaxdp/mvich"
 )
 
-// A message that is eager costs the program no memory, nor does a collective operation
-// whose buffers the world has lent before.
+// A message that is eager costs the program no memory, nor does a collective operation whose buffers the world has
+// lent before.
 func TestNoAllocation(t *testing.T) {
 	const trials, rounds = 5, 100
 	small, long := make([]byte, 64), make([]byte, mvich.DefaultThreshold)
@@ -83,8 +83,8 @@ func TestNoAllocation(t *testing.T) {
 					}
 					return nil
 				}
-				// Both ranks are measured, and the NIC below them; and the listeners,
-				// which allocate now and then, but not in every trial.
+				// Both ranks are measured, and the NIC below them; and the listeners, which allocate now and then,
+				// but not in every trial.
 				least := math.Inf(1)
 				var failed error
 				for range trials {

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// Ranks are crowded where they are more than all processors that they may use, on
-// one machine.
+// Ranks are crowded where they are more than all processors that they may use, on one machine.
 func TestOversubscribed(t *testing.T) {
 	at := func(machine string, cpus int64) place { return place{machine, big.NewInt(cpus)} }
 	for name, test := range map[string]struct {
@@ -63,8 +62,8 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// Polls that were in vain get fewer, down to none, unless what came soon after shows
-// that they would have paid; never more than the settings say. All are tried now and then.
+// Polls that were in vain get fewer, down to none, unless what came soon after shows that they would have paid; never
+// more than the settings say. All are tried now and then.
 func TestLearn(t *testing.T) {
 	w := &World{set: settings{spin: 1000}, spin: 1000}
 	for range 20 {

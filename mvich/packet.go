@@ -2,7 +2,6 @@ package mvich
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"viaxdp/vipl"
@@ -79,11 +78,6 @@ func (o *offer) put(b []byte) {
 	binary.LittleEndian.PutUint32(b[12:], uint32(o.protocol))
 }
 
-var (
-	errShort  = errors.New("a packet is shorter than it says")
-	errFields = errors.New("a packet has fields that make no sense")
-)
-
 // parse reads a packet. data is the part of b behind the headers.
 func parse(b []byte) (h header, o offer, data []byte, err error) {
 	if len(b) < headerSize {
@@ -116,8 +110,8 @@ func parse(b []byte) (h header, o offer, data []byte, err error) {
 	return h, o, data, h.check(len(data))
 }
 
-// check looks at what can be judged without knowing what went before. behind is
-// the number of bytes behind the headers.
+// check looks at what can be judged without knowing what went before. behind is the number of bytes behind the
+// headers.
 func (h *header) check(behind int) error {
 	carries := h.kind == kindEager || h.kind == kindData
 	begins := h.kind == kindEager || h.kind == kindRequest

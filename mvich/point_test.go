@@ -62,8 +62,7 @@ func swapSizes(c *mvich.Comm) error {
 	return nil
 }
 
-// A receiver without the right, or the room, for the protocol gets its message
-// by another one.
+// A receiver without the right, or the room, for the protocol gets its message by another one.
 func TestFallback(t *testing.T) {
 	for name, c := range map[string]struct {
 		options [2][]mvich.Option
@@ -135,8 +134,7 @@ func TestBothOnlySend(t *testing.T) {
 	}
 }
 
-// A flood that goes one way is stopped before it fills the receiver's memory:
-// it goes on as envelopes.
+// A flood that goes one way is stopped before it fills the receiver's memory: it goes on as envelopes.
 func TestUnexpectedLimit(t *testing.T) {
 	const limit, size, count = 1 << 16, 4000, 500
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithUnexpected(limit))})
@@ -177,9 +175,8 @@ func TestUnexpectedLimit(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
-// A message that is too long fills the buffer and fails the receive, by each
-// protocol, whether it came before its receive or not; the sender does not
-// notice.
+// A message that is too long fills the buffer and fails the receive, by each protocol, whether it came before its
+// receive or not; the sender does not notice.
 func TestTruncated(t *testing.T) {
 	for _, p := range []mvich.Protocol{mvich.Auto, mvich.R3, mvich.RGET, mvich.RPUT} {
 		t.Run(p.String(), func(t *testing.T) {

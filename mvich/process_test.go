@@ -58,8 +58,7 @@ func beRank(silence time.Duration, f func(w *mvich.World, p mvich.Protocol) erro
 	return fmt.Errorf("no protocol among %q", os.Args)
 }
 
-// swapper exchanges messages of all sizes, also such that nobody has asked for yet, by
-// one protocol.
+// swapper exchanges messages of all sizes, also such that nobody has asked for yet, by one protocol.
 func swapper() error {
 	return beRank(calm, func(w *mvich.World, p mvich.Protocol) error {
 		c := w.Comm()
@@ -133,13 +132,12 @@ const (
 	// killedSilence is what tells of the death of a process that is its own agent.
 	killedSilence = 20 * time.Second
 
-	// killedTime is how long all may take: the silence, and all sizes before it and
-	// after it, over a lossy way.
+	// killedTime is how long all may take: the silence, and all sizes before it and after it, over a lossy way.
 	killedTime = 3 * time.Minute
 )
 
-// survivor exchanges messages with the victim, and sums with all, until the victim is
-// missed, and then messages with the other one that lives.
+// survivor exchanges messages with the victim, and sums with all, until the victim is missed, and then messages with
+// the other one that lives.
 func survivor() error {
 	return beRank(killedSilence, func(w *mvich.World, _ mvich.Protocol) error {
 		c := w.Comm()
@@ -195,8 +193,8 @@ func survivor() error {
 	})
 }
 
-// A rank that is killed is missed by those that live, by whatever protocol they were
-// exchanging messages with it, while frames are lost; and they go on with each other.
+// A rank that is killed is missed by those that live, by whatever protocol they were exchanging messages with it,
+// while frames are lost; and they go on with each other.
 func TestKilledRank(t *testing.T) {
 	nstest.Require(t)
 	protocols := []mvich.Protocol{mvich.Auto, mvich.R3, mvich.RPUT}

@@ -6,8 +6,7 @@ import (
 	"viaxdp/mvich"
 )
 
-// A buffer that is used again is registered once; parts of it are found in it;
-// and the limit makes room for others.
+// A buffer that is used again is registered once; parts of it are found in it; and the limit makes room for others.
 func TestRegistrationCache(t *testing.T) {
 	const size, limit = 100_000, 250_000
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithRegistered(limit))})

@@ -67,8 +67,8 @@ func (s *stranger) move(at vipl.AddressSegment, n int, write bool) ([]byte, erro
 	}
 }
 
-// What a rank has sent by RGET is the program's alone again when the send is done: the peer
-// reads nothing that the program writes there later.
+// What a rank has sent by RGET is the program's alone again when the send is done: the peer reads nothing that the
+// program writes there later.
 func TestReadAfterSend(t *testing.T) {
 	w, s := newStranger(t, 2, mvich.WithProtocol(mvich.RGET))
 	const size = 20000
@@ -97,8 +97,8 @@ func TestReadAfterSend(t *testing.T) {
 	}
 }
 
-// Nor does a peer write where a message has been received by RPUT; and what it may do there
-// ends with its own message, not with that of another rank or the last one of all.
+// Nor does a peer write where a message has been received by RPUT; and what it may do there ends with its own
+// message, not with that of another rank or the last one of all.
 func TestWriteAfterReceive(t *testing.T) {
 	w, s := newStranger(t, 2)
 	const size = 20000

@@ -9,8 +9,8 @@ import (
 	"viaxdp/mvich"
 )
 
-// What operations need beside the program's buffers is registered once and no more: it
-// does not drive those out of the cache.
+// What operations need beside the program's buffers is registered once and no more: it does not drive those out of
+// the cache.
 func TestScratchIsReused(t *testing.T) {
 	const ranks, length, limit = 2, 256 << 10, 2 << 20
 	const often = "allreduce"

@@ -12,8 +12,8 @@ import (
 	"viaxdp/mvich"
 )
 
-// A rank that is not in a communicator gets no message into it: not by its context, also
-// where a receive takes messages of every member.
+// A rank that is not in a communicator gets no message into it: not by its context, also where a receive takes
+// messages of every member.
 func TestMessageOfANonMember(t *testing.T) {
 	w, s := newStranger(t, 2)
 	alone := w.Comm().Alone(0, 40)
@@ -46,8 +46,8 @@ func TestMessageOfANonMember(t *testing.T) {
 	})
 }
 
-// A rank whose connection fails when something of it has come is lost: what it has begun
-// does not go on, and it does not begin once more. Where nothing has come it may call again.
+// A rank whose connection fails when something of it has come is lost: what it has begun does not go on, and it does
+// not begin once more. Where nothing has come it may call again.
 func TestPacketBeforeFailedAdmission(t *testing.T) {
 	_, w, _ := besideStranger(t, 3)
 	c := w.Comm()
@@ -86,8 +86,8 @@ func TestPacketWithoutCredit(t *testing.T) {
 	}
 }
 
-// Messages that nobody asks for do not fill a rank's memory: who goes on with eager ones when it was told not
-// to, or has sent too many envelopes, is taken for dead.
+// Messages that nobody asks for do not fill a rank's memory: who goes on with eager ones when it was told not to, or
+// has sent too many envelopes, is taken for dead.
 func TestUnexpectedWithoutEnd(t *testing.T) {
 	const credits, most, many = 8, 20, 60
 	for name, packet := range map[string][]byte{

@@ -10,8 +10,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// Two ranks on both ends of a veth pair: every size, credits that run out, and
-// collective operations.
+// Two ranks on both ends of a veth pair: every size, credits that run out, and collective operations.
 func TestVeth(t *testing.T) {
 	for name, mtu := range map[string]int{"1500": 1500, "9000": 9000} {
 		t.Run(name, func(t *testing.T) {
@@ -67,9 +66,8 @@ func TestVeth(t *testing.T) {
 	}
 }
 
-// arenaLends sends a long message from memory of the arena and one from the
-// program's: only the first is written, and lent to the kernel, and only where
-// frames are long.
+// arenaLends sends a long message from memory of the arena and one from the program's: only the first is written, and
+// lent to the kernel, and only where frames are long.
 func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 	const n = 1 << 20
 	arena, err := w.Alloc(n)

@@ -15,12 +15,11 @@ type buffer struct {
 	region *vipl.Region
 }
 
-// Alloc gives n bytes of the NIC's arena for Read and Write. A large Write from
-// there is not copied in user space where the frames of the path are long; all
-// else is as with any other memory. It is freed by Free, or Close of the stack.
+// Alloc gives n bytes of the NIC's arena for Read and Write. A large Write from there is not copied in user space
+// where the frames of the path are long; all else is as with any other memory. It is freed by Free, or Close of the
+// stack.
 //
-// ENOBUFS when the arena has no such piece left: open the NIC with a larger one. EINVAL
-// when n is negative.
+// ENOBUFS when the arena has no such piece left: open the NIC with a larger one. EINVAL when n is negative.
 func (s *Stack) Alloc(n int) ([]byte, error) {
 	switch {
 	case n < 0:
@@ -43,8 +42,7 @@ func (s *Stack) Alloc(n int) ([]byte, error) {
 	return buf, nil
 }
 
-// lends says whether the NIC sends b without a copy if a VI writes it: it copies
-// what a VI reads.
+// lends says whether the NIC sends b without a copy if a VI writes it: it copies what a VI reads.
 func (s *Stack) byReference(b []byte) bool { return s.longFrames && s.allocated(b) }
 
 // allocated says whether b is of Alloc.
@@ -56,14 +54,13 @@ func (s *Stack) allocated(b []byte) bool {
 	return i >= 0 && at-s.buffers[i].at < uint64(len(s.buffers[i].region.Bytes()))
 }
 
-// bufferAt is the place of the last buffer that begins at an address or before; -1 where
-// none does.
+// bufferAt is the place of the last buffer that begins at an address or before; -1 where none does.
 func (s *Stack) bufferAt(a uint64) int {
 	return sort.Search(len(s.buffers), func(i int) bool { return s.buffers[i].at > a }) - 1
 }
 
-// Free gives memory of Alloc back, all of it as Alloc gave it. No Read or Write
-// uses it any more. EINVAL: Alloc has not given it, or it was freed.
+// Free gives memory of Alloc back, all of it as Alloc gave it. No Read or Write uses it any more. EINVAL: Alloc has
+// not given it, or it was freed.
 func (s *Stack) Free(b []byte) error {
 	if len(b) == 0 {
 		return nil

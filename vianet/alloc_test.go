@@ -10,8 +10,8 @@ import (
 	"viaxdp/vianet"
 )
 
-// Memory of the arena carries transfers as any other does, can be freed between
-// two of them, and is gone with the stack.
+// Memory of the arena carries transfers as any other does, can be freed between two of them, and is gone with the
+// stack.
 func TestAlloc(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -56,8 +56,7 @@ func TestAlloc(t *testing.T) {
 	}
 }
 
-// Where frames are long the NIC sends memory of the arena as it lies there, and
-// nothing else.
+// Where frames are long the NIC sends memory of the arena as it lies there, and nothing else.
 func TestAllocByReference(t *testing.T) {
 	h := overVeth(t, 9000, vianet.Options{})
 	if !h.nicA.Info().NIC.MultiBuffer {

@@ -9,10 +9,9 @@ import (
 	"viaxdp/vianet"
 )
 
-// Ways are the connections that the benchmarks compare: this package's over
-// queues in memory and over a veth pair, and package net's. One process holds both
-// ends, as it is with package net, too: the figures say how the ways compare, not
-// what two hosts would see.
+// Ways are the connections that the benchmarks compare: this package's over queues in memory and over a veth pair,
+// and package net's. One process holds both ends, as it is with package net, too: the figures say how the ways
+// compare, not what two hosts would see.
 var ways = []struct {
 	name string
 	pair func(b *testing.B) (x, y net.Conn)
@@ -87,8 +86,7 @@ func BenchmarkPingPong(b *testing.B) {
 	}
 }
 
-// BenchmarkStream is one way, Writes of so many bytes and Reads of as many, to the
-// last byte's arrival.
+// BenchmarkStream is one way, Writes of so many bytes and Reads of as many, to the last byte's arrival.
 func BenchmarkStream(b *testing.B) {
 	for _, w := range ways {
 		for _, size := range []int{64, 4096, 65536, 1 << 20} {

@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// Close ends the connection: Reads and Writes that are under way return
-// [net.ErrClosed], as later ones do. It returns at once; what was written is
-// delivered in the background, for at most Options.Linger, or as SetLinger says. The
+// Close ends the connection: Reads and Writes that are under way return [net.ErrClosed], as later ones do. It returns
+// at once; what was written is delivered in the background, for at most Options.Linger, or as SetLinger says. The
 // peer's Writes fail from then on, also while its side has not read everything.
 //
 // The error is [net.ErrClosed] the second time.
@@ -27,12 +26,10 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// CloseWrite ends the stream to the peer, which then reads [io.EOF]. The other
-// direction goes on.
+// CloseWrite ends the stream to the peer, which then reads [io.EOF]. The other direction goes on.
 //
-// The error is [net.ErrClosed] after Close, or that of a connection that broke. It is
-// nil where the peer has closed the connection and all that was written was sent:
-// then nobody is left whom the end of this stream could interest.
+// The error is [net.ErrClosed] after Close, or that of a connection that broke. It is nil where the peer has closed
+// the connection and all that was written was sent: then nobody is left whom the end of this stream could interest.
 func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,9 +48,9 @@ func (c *Conn) CloseWrite() error {
 	return nil
 }
 
-// CloseRead ends the stream from the peer: Reads return [io.EOF], what has come and was
-// not read is lost, and the peer's Writes fail with ECONNRESET. The other direction
-// goes on, unless the peer does not let go of the memory of a Read within two seconds.
+// CloseRead ends the stream from the peer: Reads return [io.EOF], what has come and was not read is lost, and the
+// peer's Writes fail with ECONNRESET. The other direction goes on, unless the peer does not let go of the memory of a
+// Read within two seconds.
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) CloseRead() error {
@@ -76,15 +73,14 @@ func (c *Conn) stop() {
 	c.push()
 }
 
-// dismissed says whether a connection that is over ended well for what was written:
-// the peer has closed it, and nothing was left to be sent.
+// dismissed says whether a connection that is over ended well for what was written: the peer has closed it, and
+// nothing was left to be sent.
 func (c *Conn) dismissed() bool {
 	c.reap()
 	return c.departed && c.fin && !c.unsent && !c.out.open && c.emptied()
 }
 
-// finish brings a closed connection to its end: what was written and the fin,
-// until the peer has confirmed it.
+// finish brings a closed connection to its end: what was written and the fin, until the peer has confirmed it.
 func (c *Conn) finish() {
 	c.writing.Lock() // the last Write has returned
 	c.mu.Lock()

@@ -39,8 +39,7 @@ func fill(t *testing.T, c *vianet.Conn) (written []byte) {
 	return written
 }
 
-// writesOn writes messages of a size until that fails, which comes by the channel, and
-// waits until one waits.
+// writesOn writes messages of a size until that fails, which comes by the channel, and waits until one waits.
 func writesOn(t *testing.T, c *vianet.Conn, size int) <-chan error {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -56,9 +55,8 @@ func writesOn(t *testing.T, c *vianet.Conn, size int) <-chan error {
 	return ended
 }
 
-// A Close with bytes for which the peer has no room does not leave the peer in its
-// Write for as long as it goes on delivering: the Write ends, and then everything can
-// be read.
+// A Close with bytes for which the peer has no room does not leave the peer in its Write for as long as it goes on
+// delivering: the Write ends, and then everything can be read.
 func TestCloseUnsent(t *testing.T) {
 	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) {
@@ -87,8 +85,7 @@ func TestCloseUnsent(t *testing.T) {
 	}
 }
 
-// When both sides close with such bytes nobody is left who could read them, and the
-// connection is gone at once.
+// When both sides close with such bytes nobody is left who could read them, and the connection is gone at once.
 func TestBothCloseUnsent(t *testing.T) {
 	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) {
@@ -108,8 +105,8 @@ func TestBothCloseUnsent(t *testing.T) {
 	}
 }
 
-// After CloseRead the peer's Writes fail, those that wait among them, and this side's
-// Reads end; the other direction goes on.
+// After CloseRead the peer's Writes fail, those that wait among them, and this side's Reads end; the other direction
+// goes on.
 func TestCloseRead(t *testing.T) {
 	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) {
@@ -172,8 +169,7 @@ func TestCloseRead(t *testing.T) {
 	}
 }
 
-// The two halves of a connection end in whichever order, on one side or on both, and
-// at the end nothing is left.
+// The two halves of a connection end in whichever order, on one side or on both, and at the end nothing is left.
 func TestHalvesInEachOrder(t *testing.T) {
 	h := lingering(t, vianet.Options{})
 	type call = func(c *vianet.Conn) error

@@ -111,8 +111,8 @@ func (p *plan) attend(c *vianet.Conn, who int) *end {
 	return e
 }
 
-// patient is what a hurried call may take at most after one that moved n bytes: more
-// and more while nothing moves, since a busy host may leave no time for either side.
+// patient is what a hurried call may take at most after one that moved n bytes: more and more while nothing moves,
+// since a busy host may leave no time for either side.
 func patient(noCoalesce time.Duration, n int) time.Duration {
 	if n > 0 {
 		return time.Millisecond
@@ -265,9 +265,8 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 	}
 }
 
-// Connections that come and go by the thousand, and end in all ways: what comes out
-// is what went in, to the end where there was one; and when they are gone nothing is
-// left of them. VIA_CONNECTIONS=10000 takes minutes.
+// Connections that come and go by the thousand, and end in all ways: what comes out is what went in, to the end where
+// there was one; and when they are gone nothing is left of them. VIA_CONNECTIONS=10000 takes minutes.
 func TestComeAndGo(t *testing.T) {
 	shm := func(name string, o vianet.Options, prepare func(h *hosts)) {
 		t.Run(name, func(t *testing.T) {

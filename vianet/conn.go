@@ -11,8 +11,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// Conn is a connection: a stream of bytes in each direction. All methods may be
-// called concurrently.
+// Conn is a connection: a stream of bytes in each direction. All methods may be called concurrently.
 type Conn struct {
 	stack         *Stack
 	vi            *vipl.VI
@@ -31,8 +30,8 @@ type Conn struct {
 	cut                         func()        // ends the VI's connection, once
 	free                        func()        // gives back all that the connection has, once
 
-	// mu guards what follows. It is taken after reading and writing, and before
-	// the locks of the stack; never held while waiting.
+	// mu guards what follows. It is taken after reading and writing, and before the locks of the stack; never held
+	// while waiting.
 	mu   sync.Mutex
 	pool *pool
 
@@ -148,9 +147,8 @@ func (c *Conn) post() error {
 	return nil
 }
 
-// begin starts the protocol on a VI that is connected with a peer of these
-// attributes. The side that has asked for the connection speaks first: until
-// then the other does not, and this one need not have receives posted.
+// begin starts the protocol on a VI that is connected with a peer of these attributes. The side that has asked for
+// the connection speaks first: until then the other does not, and this one need not have receives posted.
 func (c *Conn) begin(peer vipl.RemoteAttributes, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -173,8 +171,8 @@ func (c *Conn) LocalAddr() net.Addr { return c.local }
 // RemoteAddr is the peer's address, an [Addr].
 func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
-// SetDeadline sets the time after which a Read or Write that is under way or
-// still comes ends with [os.ErrDeadlineExceeded]; the zero time means never.
+// SetDeadline sets the time after which a Read or Write that is under way or still comes ends with
+// [os.ErrDeadlineExceeded]; the zero time means never.
 func (c *Conn) SetDeadline(t time.Time) error {
 	return c.setDeadlines(t, &c.readDeadline, &c.writeDeadline)
 }
@@ -182,8 +180,7 @@ func (c *Conn) SetDeadline(t time.Time) error {
 // SetReadDeadline is SetDeadline for Read.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.readDeadline) }
 
-// SetWriteDeadline is SetDeadline for Write. What a Write has put into a buffer by
-// then is delivered nevertheless.
+// SetWriteDeadline is SetDeadline for Write. What a Write has put into a buffer by then is delivered nevertheless.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.writeDeadline) }
 
 func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
@@ -198,10 +195,9 @@ func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
 	return nil
 }
 
-// SetLinger sets what Close does with data that the peer's side has not got yet, as
-// that of [net.TCPConn] does. With sec < 0 the data is delivered in the background,
-// for at most Options.Linger; with sec > 0, for at most so many seconds. With 0 it is
-// dropped, and the peer's Read ends with ECONNRESET instead of [io.EOF].
+// SetLinger sets what Close does with data that the peer's side has not got yet, as that of [net.TCPConn] does. With
+// sec < 0 the data is delivered in the background, for at most Options.Linger; with sec > 0, for at most so many
+// seconds. With 0 it is dropped, and the peer's Read ends with ECONNRESET instead of [io.EOF].
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) SetLinger(sec int) error {
@@ -218,9 +214,8 @@ func (c *Conn) SetLinger(sec int) error {
 	return nil
 }
 
-// lower forgets a signal that was raised before. Signals are raised under mu,
-// after the change of the state that they tell of; who is about to look at the
-// state, under mu, lowers what is old. It says whether the signal was raised.
+// lower forgets a signal that was raised before. Signals are raised under mu, after the change of the state that they
+// tell of; who is about to look at the state, under mu, lowers what is old. It says whether the signal was raised.
 func lower(sig <-chan struct{}) (raised bool) {
 	if len(sig) == 0 { // without a call
 		return false

@@ -99,8 +99,7 @@ func firstDifference(a, b []byte) int {
 	return len(a)
 }
 
-// The same bytes come out that went in, in both directions, whatever the sizes of
-// Writes and Reads.
+// The same bytes come out that went in, in both directions, whatever the sizes of Writes and Reads.
 func TestStream(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -142,8 +141,8 @@ func TestSelf(t *testing.T) {
 	exchange(t, a, b, 500_000)
 }
 
-// What was written before CloseWrite or Close is read to its end, and then EOF;
-// after CloseWrite the other direction goes on.
+// What was written before CloseWrite or Close is read to its end, and then EOF; after CloseWrite the other direction
+// goes on.
 func TestHalfClose(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -205,9 +204,8 @@ func TestCloseDelivers(t *testing.T) {
 	})
 }
 
-// Where the peer has closed the connection the end of this side's stream interests
-// nobody any more, and is no error: programs that forward streams would take it for
-// one of what is still to be read.
+// Where the peer has closed the connection the end of this side's stream interests nobody any more, and is no error:
+// programs that forward streams would take it for one of what is still to be read.
 func TestCloseWriteAfterClose(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -239,8 +237,8 @@ func TestCloseWriteAfterClose(t *testing.T) {
 	})
 }
 
-// A peer that has ended its stream may still wait for this side's: where that is lost
-// with the connection CloseWrite says so.
+// A peer that has ended its stream may still wait for this side's: where that is lost with the connection CloseWrite
+// says so.
 func TestCloseWriteAfterSilence(t *testing.T) { synctest.Test(t, closeWriteAfterSilence) }
 
 func closeWriteAfterSilence(t *testing.T) {
@@ -291,8 +289,7 @@ func TestCloseWriteUnsent(t *testing.T) {
 	}
 }
 
-// SetLinger decides whether what was written is delivered, and whether the peer
-// takes the end for one.
+// SetLinger decides whether what was written is delivered, and whether the peer takes the end for one.
 func TestLinger(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		for sec, want := range map[int]error{-1: nil, 60: nil, 0: syscall.ECONNRESET} {

@@ -8,12 +8,11 @@ import (
 // delayMost is how long bytes wait for more of them after SetNoDelay(false).
 const delayMost = time.Millisecond
 
-// SetNoDelay(true), the default, has each Write send what it can. With false, bytes
-// that do not fill a message wait for more, like Nagle's algorithm of TCP: it is for
-// programs that write little at a time and do not gather it themselves. The bytes go
-// when they fill a message, when a Read of this connection begins to wait (it may be
-// for the answer), when the stream ends, or after a millisecond. A Read that was
-// waiting before they were written does not send them.
+// SetNoDelay(true), the default, has each Write send what it can. With false, bytes that do not fill a message wait
+// for more, like Nagle's algorithm of TCP: it is for programs that write little at a time and do not gather it
+// themselves. The bytes go when they fill a message, when a Read of this connection begins to wait (it may be for the
+// answer), when the stream ends, or after a millisecond. A Read that was waiting before they were written does not
+// send them.
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) SetNoDelay(noDelay bool) error {
@@ -27,8 +26,8 @@ func (c *Conn) SetNoDelay(noDelay bool) error {
 	return nil
 }
 
-// waitsForMore says whether the buffer that is being filled is not to be sent yet;
-// there is something in it. Under mu.
+// waitsForMore says whether the buffer that is being filled is not to be sent yet; there is something in it. Under
+// mu.
 func (c *Conn) waitsForMore() bool {
 	if !c.delays || c.urged || c.due.fin || c.filled == c.longest {
 		return false

@@ -48,8 +48,8 @@ func TestNoDelay(t *testing.T) {
 	}
 }
 
-// What waits for more bytes goes when its writer reads, when time has passed, when
-// the delay is switched off and before large data.
+// What waits for more bytes goes when its writer reads, when time has passed, when the delay is switched off and
+// before large data.
 func TestNoDelayEnds(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	h.a.SetDelay(time.Hour)

@@ -15,31 +15,28 @@ import (
 const (
 	// dialTime is how long a Dial may take that has no deadline.
 	dialTime = 30 * time.Second
-	// busyPause is the longest of the pauses in which a listener is asked again that
-	// has no place for a request; the first is firstPause, and they double.
+	// busyPause is the longest of the pauses in which a listener is asked again that has no place for a request; the
+	// first is firstPause, and they double.
 	firstPause = 5 * time.Millisecond
 	busyPause  = 64 * firstPause
-	// helloTime is how long a peer that has asked for a connection may take to greet,
-	// once connected: it does so at once, but for the time that a busy host lets it
-	// wait. Until then it has a place of Options.Backlog.
+	// helloTime is how long a peer that has asked for a connection may take to greet, once connected: it does so at
+	// once, but for the time that a busy host lets it wait. Until then it has a place of Options.Backlog.
 	helloTime = 10 * time.Second
 )
 
-// Dial connects with whoever listens at address, host:port, within 30 seconds.
-// name is "via" or "tcp", with or without 4 or 6 behind. Without a host, or with one
-// that is unspecified, it is the NIC's own. The result is a [*Conn].
+// Dial connects with whoever listens at address, host:port, within 30 seconds. name is "via" or "tcp", with or
+// without 4 or 6 behind. Without a host, or with one that is unspecified, it is the NIC's own. The result is a
+// [*Conn].
 func (s *Stack) Dial(name, address string) (net.Conn, error) {
 	return s.DialContext(context.Background(), name, address)
 }
 
-// DialContext is Dial until ctx ends, if that is within the 30 seconds; once connected,
-// the end of ctx has no effect on the connection. Where the host has several addresses
-// they are tried in turn. A listener that has no place for another connection is asked again
-// seven times in two thirds of a second.
+// DialContext is Dial until ctx ends, if that is within the 30 seconds; once connected, the end of ctx has no effect
+// on the connection. Where the host has several addresses they are tried in turn. A listener that has no place for
+// another connection is asked again seven times in two thirds of a second.
 //
-// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS,
-// EKEYREJECTED where pre-shared keys do not go together; ctx's, a deadline being
-// os.ErrDeadlineExceeded, too.
+// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS, EKEYREJECTED where pre-shared keys do
+// not go together; ctx's, a deadline being os.ErrDeadlineExceeded, too.
 func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn, error) {
 	to, err := s.targets(ctx, name, address)
 	if err != nil {
@@ -52,8 +49,8 @@ func dialError(to net.Addr, err error) error {
 	return &net.OpError{Op: "dial", Net: network, Addr: to, Err: err}
 }
 
-// dialAny connects with the first of several addresses that can be. The error is that
-// of the first, or of one where pre-shared keys do not go together.
+// dialAny connects with the first of several addresses that can be. The error is that of the first, or of one where
+// pre-shared keys do not go together.
 func (s *Stack) dialAny(ctx context.Context, addrs []Addr) (net.Conn, error) {
 	if ctx.Err() != nil { // an answer that comes at once may be looked at first
 		return nil, dialError(addrs[0], contextError(ctx))
@@ -89,8 +86,8 @@ func (s *Stack) targets(ctx context.Context, name, address string) ([]Addr, erro
 	return []Addr{{netip.AddrPortFrom(own, addrs[0].Port())}}, nil
 }
 
-// dialOne is dial of the first of so many addresses that are left: one that does not
-// answer leaves the others their share of the time.
+// dialOne is dial of the first of so many addresses that are left: one that does not answer leaves the others their
+// share of the time.
 func (s *Stack) dialOne(ctx context.Context, to Addr, left int) (*Conn, error) {
 	if end, ok := ctx.Deadline(); ok && left > 1 {
 		var cancel context.CancelFunc
@@ -145,8 +142,8 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 	return c, nil
 }
 
-// request asks for the connection until there is an answer. Where ctx ends before, the
-// error is that of a refusal, if there was one.
+// request asks for the connection until there is an answer. Where ctx ends before, the error is that of a refusal, if
+// there was one.
 func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
 	pause := firstPause
 	var refusal error

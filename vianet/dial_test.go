@@ -46,7 +46,8 @@ func TestDialErrors(t *testing.T) {
 	}
 }
 
-// A peer that has accepted, sends, and then refuses: the VI that asked cannot ask again, and Dial is refused all the same.
+// A peer that has accepted, sends, and then refuses: the VI that asked cannot ask again, and Dial is refused all the
+// same.
 func TestDialIsRefusedBehindData(t *testing.T) {
 	refused := &memorynic.Refused{Times: 1}
 	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{Agent: func(a *kagenttest.Agent) kagent.Agent {
@@ -111,8 +112,8 @@ func TestDialContext(t *testing.T) {
 	}
 }
 
-// A Dial that is under way ends when its context does, at once, in whatever stage, and
-// leaves nothing: while nobody answers, and while the peer does not greet.
+// A Dial that is under way ends when its context does, at once, in whatever stage, and leaves nothing: while nobody
+// answers, and while the peer does not greet.
 func TestDialIsCancelled(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
@@ -185,8 +186,8 @@ func TestDialIsCancelled(t *testing.T) {
 	h.atRest(t)
 }
 
-// Connections that come while a listener closes are accepted, refused or reset, and no
-// one of them is left in between.
+// Connections that come while a listener closes are accepted, refused or reset, and no one of them is left in
+// between.
 func TestAcceptBesideClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320})
 	h.bearBreaks()
@@ -277,8 +278,7 @@ func TestListenPorts(t *testing.T) {
 	}
 }
 
-// A port that is free is one on which nobody else listens, either: another stack over the
-// same NIC.
+// A port that is free is one on which nobody else listens, either: another stack over the same NIC.
 func TestListenFree(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	const theirs, free = 50_000, 58_192 // half of those that there are lie between them
@@ -311,8 +311,7 @@ func TestListenFree(t *testing.T) {
 	l.Close()
 }
 
-// A deadline and Close end an Accept; what nobody has accepted is broken: nobody has
-// said all on it.
+// A deadline and Close end an Accept; what nobody has accepted is broken: nobody has said all on it.
 func TestListenerCloses(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -339,8 +338,7 @@ func TestListenerCloses(t *testing.T) {
 	c.Close()
 }
 
-// Closing a stack ends everything that is under way on it, and whoever it is
-// connected with hears of it.
+// Closing a stack ends everything that is under way on it, and whoever it is connected with hears of it.
 func TestStackClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -405,8 +403,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// Many connections of one NIC at once, all of them in use, and none of them
-// leaves anything behind.
+// Many connections of one NIC at once, all of them in use, and none of them leaves anything behind.
 func TestMany(t *testing.T) {
 	const count = 300
 	o := vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 512, Threshold: 4000}

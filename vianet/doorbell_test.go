@@ -45,8 +45,8 @@ func TestHandover(t *testing.T) {
 	}
 }
 
-// Who needs to hear of sends beside somebody who polls, and sleeps, hears of them also when that
-// one leaves with what it wanted and the keeper of arrivals goes to sleep at that moment.
+// Who needs to hear of sends beside somebody who polls, and sleeps, hears of them also when that one leaves with what
+// it wanted and the keeper of arrivals goes to sleep at that moment.
 func TestLeft(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Left(nic)
@@ -67,8 +67,8 @@ func TestRoused(t *testing.T) {
 	}
 }
 
-// Completions of sends that nobody needs to hear of are taken off their queue all the
-// same, by who polls or by a keeper: it does not grow.
+// Completions of sends that nobody needs to hear of are taken off their queue all the same, by who polls or by a
+// keeper: it does not grow.
 func TestSendsAreTidied(t *testing.T) {
 	for _, spin := range []time.Duration{0, -1} {
 		h := inMemory(t, vianet.Options{Spin: spin})

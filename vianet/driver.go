@@ -9,13 +9,11 @@ import (
 	"viaxdp/vipl"
 )
 
-// driver is one of the two completion queues of a Stack and whoever takes
-// entries from it: a goroutine of the stack that waits, its keeper, and
-// goroutines of the program that poll.
+// driver is one of the two completion queues of a Stack and whoever takes entries from it: a goroutine of the stack
+// that waits, its keeper, and goroutines of the program that poll.
 //
-// A keeper that waits is woken by every completion, which costs as much as the
-// message itself. So it stays away while others poll, looking in once a
-// millisecond, and the keeper of sends also while nobody needs to hear of them.
+// A keeper that waits is woken by every completion, which costs as much as the message itself. So it stays away while
+// others poll, looking in once a millisecond, and the keeper of sends also while nobody needs to hear of them.
 type driver struct {
 	stack *Stack
 	cq    *vipl.CQ
@@ -40,8 +38,8 @@ func newDriver(s *Stack) (*driver, error) {
 // entries is room for what is taken off a queue at once.
 type entries [pollBatch]vipl.Completion
 
-// poll takes what there is off the queue, up to a bound, and has its connections
-// see to it. It returns how many entries there were.
+// poll takes what there is off the queue, up to a bound, and has its connections see to it. It returns how many
+// entries there were.
 func (d *driver) poll(batch *entries) int {
 	n, _ := d.cq.Dones(batch[:])
 	for i, e := range batch[:n] {
@@ -82,8 +80,8 @@ func (d *driver) wait() bool {
 	return true
 }
 
-// evict gets the keeper out of Wait, if it is there. It waits no longer from now on, for
-// those who go to sleep before it has heard of that.
+// evict gets the keeper out of Wait, if it is there. It waits no longer from now on, for those who go to sleep before
+// it has heard of that.
 func (d *driver) evict() {
 	if d.waiting.CompareAndSwap(true, false) {
 		d.cq.Wake()
@@ -98,8 +96,8 @@ func (d *driver) rouse() {
 	}
 }
 
-// begin has the keeper look, and wait unless somebody polls, if it does not wait and somebody
-// needs to hear of completions.
+// begin has the keeper look, and wait unless somebody polls, if it does not wait and somebody needs to hear of
+// completions.
 func (d *driver) begin() {
 	if !d.waiting.Load() && d.wanted.Load() > 0 {
 		d.rouse()
@@ -112,17 +110,16 @@ func (d *driver) stop() {
 	d.evict()
 }
 
-// want counts who needs to hear of completions. Whoever polls looks for them, and the
-// keeper of arrivals looks after who polls: nobody is roused beside them, who would take
-// their processor.
+// want counts who needs to hear of completions. Whoever polls looks for them, and the keeper of arrivals looks after
+// who polls: nobody is roused beside them, who would take their processor.
 func (d *driver) want(n int32) {
 	if d.wanted.Add(n) == 1 && n > 0 && !d.stack.spinning.Load() {
 		d.rouse()
 	}
 }
 
-// mayWait says whether nobody polls, nor has begun to since there were last polls. Whoever
-// begins from then on evicts the keeper, which is about to wait.
+// mayWait says whether nobody polls, nor has begun to since there were last polls. Whoever begins from then on evicts
+// the keeper, which is about to wait.
 func (d *driver) mayWait(last uint32) bool {
 	s := d.stack
 	idle := func() bool { return s.polls.Load() == last && !s.spinning.Load() && !isClosed(d.stopped) }
@@ -178,13 +175,11 @@ func (d *driver) drive() {
 	}
 }
 
-// entriesLeft is how many completions of sends may lie on their queue that the
-// connections have seen already.
+// entriesLeft is how many completions of sends may lie on their queue that the connections have seen already.
 const entriesLeft = 256
 
-// sent counts sends, and now and then has the entries of their completions taken
-// off the queue: by who polls when he has nothing else to do, or by the keeper of
-// arrivals, who looks in also beside him.
+// sent counts sends, and now and then has the entries of their completions taken off the queue: by who polls when he
+// has nothing else to do, or by the keeper of arrivals, who looks in also beside him.
 func (s *Stack) sent() {
 	if s.posted.Add(1)%entriesLeft == 0 {
 		s.stale.Store(true)

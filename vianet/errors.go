@@ -33,8 +33,7 @@ func resetError(cause error) error {
 	return fmt.Errorf("%w: %w", syscall.ECONNRESET, cause)
 }
 
-// systemError gives an error of package vipl the meaning that programs of
-// package net know it by.
+// systemError gives an error of package vipl the meaning that programs of package net know it by.
 func systemError(err error) error {
 	for _, m := range []struct{ code, err error }{
 		{vipl.ErrSecurity, syscall.EKEYREJECTED}, // an ErrRejected, too
@@ -51,8 +50,8 @@ func systemError(err error) error {
 	return err
 }
 
-// system is a system's error with its cause, and says of itself what the system's
-// says, so that an OpError knows a time-out.
+// system is a system's error with its cause, and says of itself what the system's says, so that an OpError knows a
+// time-out.
 type system struct{ err, cause error }
 
 func (e *system) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
@@ -71,8 +70,8 @@ func (c *Conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: network, Source: c.local, Addr: c.remote, Err: err}
 }
 
-// contextError is why a context ended, as an error of package net: what this package
-// has ended it for, or that the program's was cancelled or its time is over.
+// contextError is why a context ended, as an error of package net: what this package has ended it for, or that the
+// program's was cancelled or its time is over.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if cause == errStackClosed || cause == syscall.ETIMEDOUT {

@@ -36,8 +36,7 @@ func exampleHosts(f func(client, server *vianet.Stack) error) {
 	}
 }
 
-// A web server that is found by VIA and by TCP, and a client that goes by VIA where
-// the other host has it.
+// A web server that is found by VIA and by TCP, and a client that goes by VIA where the other host has it.
 func ExampleStack_DialOr() {
 	exampleHosts(func(client, server *vianet.Stack) error {
 		via, err := server.Listen("via", ":80")
@@ -76,6 +75,5 @@ func ExampleStack_DialOr() {
 		return errors.Join(get("10.0.0.2"), get(tcp.Addr().String()))
 	})
 	// Output:
-	// This came by via
-	// This came by tcp
+	// This came by via This came by tcp
 }

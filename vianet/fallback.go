@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	// fallbackTime is how long a host has to answer before it is taken for one
-	// without VIA.
+	// fallbackTime is how long a host has to answer before it is taken for one without VIA.
 	fallbackTime = 2 * time.Second
 	// silentTime is how long it is taken for one then.
 	silentTime = time.Minute
@@ -24,18 +23,16 @@ const (
 	silentMost = 256
 )
 
-// DialOr is DialContext, and where there is no VIA instead dials by or: where
-// nobody listens there by VIA, the host cannot be reached, or does not answer
-// within two seconds, or half the time that ctx leaves. A connection of or is that of
-// another network, as net.Conn.LocalAddr tells.
+// DialOr is DialContext, and where there is no VIA instead dials by or: where nobody listens there by VIA, the host
+// cannot be reached, or does not answer within two seconds, or half the time that ctx leaves. A connection of or is
+// that of another network, as net.Conn.LocalAddr tells.
 //
 //	c, err := stack.DialOr(ctx, "via", "10.0.0.2:80", func(ctx context.Context) (net.Conn, error) {
 //		return dialer.DialContext(ctx, "tcp", "10.0.0.2:80")
 //	})
 //
-// A host that did not answer is not asked again for a minute, unless or fails, too, and
-// then by one DialOr at a time; what it says meanwhile, a request of its own among it,
-// ends that.
+// A host that did not answer is not asked again for a minute, unless or fails, too, and then by one DialOr at a time;
+// what it says meanwhile, a request of its own among it, ends that.
 //
 // Where pre-shared keys do not go together or is not called: it would do without any.
 //
@@ -66,8 +63,8 @@ func (s *Stack) dialOr(ctx context.Context, to []Addr, or func(context.Context) 
 	return c, nil
 }
 
-// otherwise dials by or where err, of an attempt by VIA, says that there is none; nil: there was
-// no attempt. Where that fails, too, it asks those that were silent.
+// otherwise dials by or where err, of an attempt by VIA, says that there is none; nil: there was no attempt. Where
+// that fails, too, it asks those that were silent.
 func (s *Stack) otherwise(
 	ctx context.Context, err error, silent []Addr, or func(context.Context) (net.Conn, error),
 ) (net.Conn, error) {
@@ -125,15 +122,15 @@ func noVIA(err error) bool {
 	return isTimeout(err)
 }
 
-// silence is the hosts that have not answered by VIA lately, and when they are asked
-// again. The zero value has none. All methods may be called concurrently.
+// silence is the hosts that have not answered by VIA lately, and when they are asked again. The zero value has none.
+// All methods may be called concurrently.
 type silence struct {
 	mu    sync.Mutex
 	until map[netip.Addr]time.Time
 }
 
-// part gives those that are to be asked, and those that are not. Where it is time to
-// ask one again that was silent, others do not wait for the same meanwhile.
+// part gives those that are to be asked, and those that are not. Where it is time to ask one again that was silent,
+// others do not wait for the same meanwhile.
 func (s *silence) part(to []Addr) (ask, silent []Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,8 +149,8 @@ func (s *silence) part(to []Addr) (ask, silent []Addr) {
 	return ask, silent
 }
 
-// take takes note of what became of a request that was made at start. A host is silent
-// that had the time to answer, whoever was kept from looking, and that was not given up.
+// take takes note of what became of a request that was made at start. A host is silent that had the time to answer,
+// whoever was kept from looking, and that was not given up.
 func (s *silence) take(ctx context.Context, host netip.Addr, err error, start time.Time) {
 	switch {
 	case err == nil, errors.Is(err, vipl.ErrNoMatch), errors.Is(err, vipl.ErrRejected):
@@ -170,8 +167,7 @@ func (s *silence) take(ctx context.Context, host netip.Addr, err error, start ti
 	}
 }
 
-// remember notes a silent host, if need be in the place of the one whose time is over
-// first.
+// remember notes a silent host, if need be in the place of the one whose time is over first.
 func (s *silence) remember(host netip.Addr) {
 	host = hostKey(host)
 	s.mu.Lock()

@@ -36,8 +36,7 @@ func newWay(t *testing.T) *otherWay {
 	return &otherWay{conn: pipe}
 }
 
-// DialOr connects by VIA where somebody listens, else by the other way; it says of
-// both why neither went.
+// DialOr connects by VIA where somebody listens, else by the other way; it says of both why neither went.
 func TestDialOr(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -82,8 +81,8 @@ func onFabric(t *testing.T, fabric *kagenttest.Fabric, a, b memorynic.Config) *h
 	return over(t, open("a", a), open("b", b), wire, asleep)
 }
 
-// A host that does not answer by VIA costs one connection the time to find that out,
-// and not each of them; until it is heard of, or the other way fails, too.
+// A host that does not answer by VIA costs one connection the time to find that out, and not each of them; until it
+// is heard of, or the other way fails, too.
 func TestDialOrRemembers(t *testing.T) { synctest.Test(t, dialOrRemembers) }
 
 func dialOrRemembers(t *testing.T) {
@@ -147,8 +146,8 @@ func dialOrRemembers(t *testing.T) {
 	}
 }
 
-// Where the other way fails, VIA is tried after all, also with a host that was silent beside
-// another one that answers.
+// Where the other way fails, VIA is tried after all, also with a host that was silent beside another one that
+// answers.
 func TestDialOrAfterAll(t *testing.T) { synctest.Test(t, dialOrAfterAll) }
 
 func dialOrAfterAll(t *testing.T) {

@@ -66,8 +66,8 @@ func (s *spoofer) send() error {
 	return unix.Sendto(s.fd, b, 0, &unix.SockaddrInet4{Addr: to})
 }
 
-// Beside requests of addresses that do not answer, which alone would take all places, no dial is
-// refused. (How long one takes is a matter of kagent.TestDialsBesideFlood.)
+// Beside requests of addresses that do not answer, which alone would take all places, no dial is refused. (How long
+// one takes is a matter of kagent.TestDialsBesideFlood.)
 func TestDialBesideFlood(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	nicA, nicB := vethNics(t, na, nb)

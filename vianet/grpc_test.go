@@ -24,8 +24,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// grpc connects to a server with the services that register gives it, until the end
-// of the test. What either writes to a connection at once is a piece.
+// grpc connects to a server with the services that register gives it, until the end of the test. What either writes
+// to a connection at once is a piece.
 func (h *hosts) grpc(t *testing.T, ours, theirs credentials.TransportCredentials, piece int, register func(*grpc.Server)) *grpc.ClientConn {
 	t.Helper()
 	l := h.listen(t)
@@ -113,9 +113,8 @@ func (echoes) FullDuplexCall(stream grpc_testing.TestService_FullDuplexCallServe
 	}
 }
 
-// Messages of 1 MiB go both ways on one stream at once, over TLS, whose records a ring
-// takes, and in the clear in such pieces that they are transfers; also where frames are
-// lost.
+// Messages of 1 MiB go both ways on one stream at once, over TLS, whose records a ring takes, and in the clear in
+// such pieces that they are transfers; also where frames are lost.
 func TestGRPCStream(t *testing.T) {
 	const size = 1 << 20
 	messages := 8

@@ -45,8 +45,7 @@ const (
 	version    = 1
 )
 
-// header of a control message; the table in the package's comment gives its
-// layout.
+// header of a control message; the table in the package's comment gives its layout.
 type header struct {
 	kind    kind
 	credits uint16
@@ -76,8 +75,7 @@ func (h *header) put(b []byte) {
 	binary.BigEndian.PutUint64(b[16:], h.addr)
 }
 
-// parse reads a message and checks what can be checked without knowing the
-// connection. The payload is part of b.
+// parse reads a message and checks what can be checked without knowing the connection. The payload is part of b.
 func parse(b []byte) (h header, payload []byte, err error) {
 	if len(b) < headerLen {
 		return h, nil, errShort

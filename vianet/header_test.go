@@ -8,8 +8,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// FuzzParse: whatever comes, parsing gives an error or a header that says of the
-// message what is true, and from which the same bytes come again.
+// FuzzParse: whatever comes, parsing gives an error or a header that says of the message what is true, and from which
+// the same bytes come again.
 func FuzzParse(f *testing.F) {
 	for k := kind(0); k <= kindEnd; k++ {
 		for _, h := range []header{

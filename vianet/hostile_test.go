@@ -61,8 +61,7 @@ const (
 	wrongMove  = "another transfer"
 )
 
-// A peer that sends what it must not has its connection reset, with the reason,
-// and nothing else suffers.
+// A peer that sends what it must not has its connection reset, with the reason, and nothing else suffers.
 func TestWrongMessages(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	bystander, other := h.pair(t)
@@ -174,8 +173,7 @@ func TestOverrun(t *testing.T) {
 	}
 }
 
-// Memory that is announced and cannot be read ends the connection of who
-// announced it, whichever way it is read.
+// Memory that is announced and cannot be read ends the connection of who announced it, whichever way it is read.
 func TestAnnounceOfNothing(t *testing.T) {
 	for _, size := range []int{100, 100_000} {
 		h := inMemory(t, vianet.Options{})
@@ -187,8 +185,8 @@ func TestAnnounceOfNothing(t *testing.T) {
 	}
 }
 
-// An RDMA write with immediate data takes a receive in which no message has come: it is longer than a buffer, and what
-// lies there is old.
+// An RDMA write with immediate data takes a receive in which no message has come: it is longer than a buffer, and
+// what lies there is old.
 func TestImmediateWrite(t *testing.T) {
 	const size = 200_000
 	h := inMemory(t, vianet.Options{})
@@ -251,8 +249,8 @@ func withdrawUnanswered(t *testing.T) {
 	isReset(t, err, "did not answer")
 }
 
-// A peer that has let go in time is not reset because this side did not get to look at
-// its answer before the time was over.
+// A peer that has let go in time is not reset because this side did not get to look at its answer before the time was
+// over.
 func TestWithdrawAnsweredInTime(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	p, c := h.met(t, true)

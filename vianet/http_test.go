@@ -15,8 +15,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A server that gives back what it gets, with its checksum, and n bytes for
-// /bytes?n=.
+// A server that gives back what it gets, with its checksum, and n bytes for /bytes?n=.
 var handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	if n, err := strconv.Atoi(r.FormValue("n")); err == nil {
 		w.Write(randomBytes(n, byte(n)))
@@ -31,9 +30,8 @@ var handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	w.Write(body)
 })
 
-// net/http runs over it unchanged: HTTP/1.1, in the clear and over TLS, and HTTP/2
-// over TLS, a hundred requests at once, bodies from nothing to a megabyte in both
-// directions; also where frames are lost.
+// net/http runs over it unchanged: HTTP/1.1, in the clear and over TLS, and HTTP/2 over TLS, a hundred requests at
+// once, bodies from nothing to a megabyte in both directions; also where frames are lost.
 func TestHTTP(t *testing.T) {
 	const one, two = "HTTP/1.1", "HTTP/2.0"
 	read, write := vianet.Options{}, vianet.Options{NoRDMARead: true}
@@ -85,8 +83,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// request sends a body of a size of its own and checks what comes back, then
-// fetches another.
+// request sends a body of a size of its own and checks what comes back, then fetches another.
 func request(client *http.Client, url, proto string, i int) error {
 	size := []int{0, 1, 1000, 50_000}[i%4]
 	if i%20 == 0 {

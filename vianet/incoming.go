@@ -4,8 +4,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// segment is bytes of the stream that have arrived: in a buffer for receiving,
-// or where an RDMA operation has put them.
+// segment is bytes of the stream that have arrived: in a buffer for receiving, or where an RDMA operation has put
+// them.
 type segment struct {
 	data   []byte
 	buffer int      // of the pool
@@ -67,8 +67,8 @@ type landing struct {
 	came  int  // and so many bytes came
 }
 
-// stagesAhead is the number of staging buffers of a connection: while the
-// program empties one the others are filled, which takes a round trip.
+// stagesAhead is the number of staging buffers of a connection: while the program empties one the others are filled,
+// which takes a round trip.
 const stagesAhead = 4
 
 // takeTransfer begins a transfer.
@@ -99,8 +99,7 @@ func (c *Conn) takeFilled(h *header) error {
 	return nil
 }
 
-// takeWithdraw ends the transfer, now or when what is under way has come. It may
-// be over already: then the answer is.
+// takeWithdraw ends the transfer, now or when what is under way has come. It may be over already: then the answer is.
 func (c *Conn) takeWithdraw(h *header) error {
 	if h.id != c.in.id || c.in.ended {
 		return errTransfer
@@ -141,9 +140,8 @@ func (c *Conn) landed(l *landing, ok bool) {
 	c.closeTransfer()
 }
 
-// closeTransfer ends the transfer if all of it has come, or all that will. The
-// peer hears of it where it does not know; and where it does, it waits for the
-// acknowledgement of what it has written, which goes with the next message.
+// closeTransfer ends the transfer if all of it has come, or all that will. The peer hears of it where it does not
+// know; and where it does, it waits for the acknowledgement of what it has written, which goes with the next message.
 func (c *Conn) closeTransfer() {
 	in := &c.in
 	if !in.open || in.flight > 0 || in.moved < in.length && !in.ended {
@@ -157,8 +155,7 @@ func (c *Conn) closeTransfer() {
 	}
 }
 
-// fetch asks for the next n bytes of the transfer at l. False: it must wait until
-// there is a buffer. Under mu.
+// fetch asks for the next n bytes of the transfer at l. False: it must wait until there is a buffer. Under mu.
 func (c *Conn) fetch(l *landing) bool {
 	in := &c.in
 	if !in.read {
@@ -182,15 +179,14 @@ func (c *Conn) fetch(l *landing) bool {
 	return true
 }
 
-// mayFetch says whether something is left to ask for, and may be asked for now:
-// the peer is told of one room at a time.
+// mayFetch says whether something is left to ask for, and may be asked for now: the peer is told of one room at a
+// time.
 func (c *Conn) mayFetch() bool {
 	in := &c.in
 	return in.open && !in.ended && !c.down && in.asked < in.length && (in.read || in.roomLand == nil)
 }
 
-// landings may be written by the peer in write mode, and by nobody but us in
-// read mode.
+// landings may be written by the peer in write mode, and by nobody but us in read mode.
 func (c *Conn) landingAccess() access {
 	if c.in.read {
 		return closed

@@ -29,15 +29,13 @@ func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{asVictim: victim})
 }
 
-// deathTime is how long it may take until a peer's death is an error: 1.6 s of silence,
-// and what looks for it.
+// deathTime is how long it may take until a peer's death is an error: 1.6 s of silence, and what looks for it.
 const deathTime = 2 * time.Second
 
 const victimPort = "7"
 
-// victim is a host that says and hears the song on each connection, in messages of the
-// length that the other side begins with; of length 0 it only waits. Its last argument is the
-// mode of transfers.
+// victim is a host that says and hears the song on each connection, in messages of the length that the other side
+// begins with; of length 0 it only waits. Its last argument is the mode of transfers.
 func victim() error {
 	nstest.EndWithTest()
 	nic, err := vipl.OpenNIC("via0")
@@ -97,8 +95,8 @@ type loss struct {
 	at  time.Time
 }
 
-// bereaved is a connection with the victim, on which messages of a length go in both
-// directions; of length 0 a Read waits.
+// bereaved is a connection with the victim, on which messages of a length go in both directions; of length 0 a Read
+// waits.
 type bereaved struct {
 	*vianet.Conn
 	length         int
@@ -139,14 +137,12 @@ func (b *bereaved) isBusy() bool {
 
 const inRing = 64 << 10
 
-// bereavedLengths are those of a Read that waits, of small messages, of what goes through
-// rings, of transfers.
+// bereavedLengths are those of a Read that waits, of small messages, of what goes through rings, of transfers.
 var bereavedLengths = []int{0, 100, inRing, 1 << 20}
 
-// A peer's process that is killed while connections with it are busy in all ways: each Read
-// and Write that is under way says ECONNRESET within two seconds, what the connections had
-// comes back, and the peer that was started again can be dialed. VIA_KILLS says how often in
-// each mode; each takes about three seconds.
+// A peer's process that is killed while connections with it are busy in all ways: each Read and Write that is under
+// way says ECONNRESET within two seconds, what the connections had comes back, and the peer that was started again
+// can be dialed. VIA_KILLS says how often in each mode; each takes about three seconds.
 func TestKilledPeer(t *testing.T) {
 	for _, mode := range []string{"read", "write"} {
 		t.Run(mode, func(t *testing.T) {

@@ -47,8 +47,8 @@ func exhaust(t *testing.T, nic *vipl.NIC) (free func()) {
 	}
 }
 
-// Where no memory can be registered a connection cannot come about, and a Read of a
-// transfer says so; it loses nothing. A Write goes by messages.
+// Where no memory can be registered a connection cannot come about, and a Read of a transfer says so; it loses
+// nothing. A Write goes by messages.
 func TestNoMemory(t *testing.T) {
 	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
 		h := inMemory(t, o)
@@ -89,8 +89,8 @@ func TestNoMemory(t *testing.T) {
 	}
 }
 
-// Memory that stays registered for the next time gives way to what is needed now: to a
-// connection, to the ring of one, to what is read in small pieces.
+// Memory that stays registered for the next time gives way to what is needed now: to a connection, to the ring of
+// one, to what is read in small pieces.
 func TestKeptMemoryGivesWay(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -123,8 +123,8 @@ func TestKeptMemoryGivesWay(t *testing.T) {
 	}
 }
 
-// As many connections as the backlog has places wait for Accept; more are refused,
-// and when one is accepted another has its place.
+// As many connections as the backlog has places wait for Accept; more are refused, and when one is accepted another
+// has its place.
 func TestBacklog(t *testing.T) {
 	for given, want := range map[int]int{0: 128, 1: 1, 5: 5, 150: 150} {
 		t.Run(fmt.Sprint(given), func(t *testing.T) {

@@ -16,10 +16,9 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// The model of a connection: what each side has written and the other has not read
-// is a queue of bytes. A Write appends as many as it returns; a Read takes some from
-// the front, and waits only when there are none; a stream that has ended is read to
-// its end, whatever became of the other one.
+// The model of a connection: what each side has written and the other has not read is a queue of bytes. A Write
+// appends as many as it returns; a Read takes some from the front, and waits only when there are none; a stream that
+// has ended is read to its end, whatever became of the other one.
 type streams struct {
 	sides    [2]*vianet.Conn
 	unread   [2][]byte // of what a side has written
@@ -32,8 +31,7 @@ type streams struct {
 	lost     bool // a call took so long that the connection may have been reset: nothing is known any more
 }
 
-// sizes are those that a Write or Read may have: around a message's, the threshold
-// of transfers, a staging buffer's.
+// sizes are those that a Write or Read may have: around a message's, the threshold of transfers, a staging buffer's.
 var sizes = rapid.OneOf(
 	rapid.SampledFrom([]int{0, 1, 200, 320 - 88, 1999, 2001, 4136, 4137, 32768, 32769, 65535, 65536, 200_000}),
 	rapid.IntRange(0, 150_000))
@@ -246,8 +244,8 @@ func (m *streams) finish(t *testing.T, r *rapid.T) {
 	}
 }
 
-// Whatever two programs do with a connection one after the other, it does what the
-// model says, and no credit and no buffer is lost.
+// Whatever two programs do with a connection one after the other, it does what the model says, and no credit and no
+// buffer is lost.
 func TestModel(t *testing.T) {
 	shm := func(name string, o vianet.Options, f xdpnictest.Faults) {
 		t.Run(name, func(t *testing.T) {

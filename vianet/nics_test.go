@@ -41,8 +41,7 @@ func (h *hosts) wasLossy(t *testing.T) {
 	}
 }
 
-// memoryNics opens a NIC at both ends of a wire in memory. When they are closed no
-// chunk may be missing.
+// memoryNics opens a NIC at both ends of a wire in memory. When they are closed no chunk may be missing.
 func memoryNics(t testing.TB, silence time.Duration) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
 	t.Helper()
 	noLeaks(t)
@@ -82,8 +81,7 @@ func openIn(t testing.TB, ns *nstest.NS, o ...vipl.Option) (nic *vipl.NIC) {
 	return nic
 }
 
-// newStack makes a stack that is closed with the test, and then has nothing left
-// on the NIC.
+// newStack makes a stack that is closed with the test, and then has nothing left on the NIC.
 func newStack(t testing.TB, nic *vipl.NIC, o vianet.Options) *vianet.Stack {
 	t.Helper()
 	s, err := vianet.New(nic, o)

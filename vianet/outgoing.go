@@ -47,8 +47,8 @@ func (c *Conn) withdraw() {
 	}
 }
 
-// takeRoom takes note of where the peer wants the next bytes. If it does not
-// know yet that there are no more it will soon.
+// takeRoom takes note of where the peer wants the next bytes. If it does not know yet that there are no more it will
+// soon.
 func (c *Conn) takeRoom(h *header) error {
 	o := &c.out
 	if o.read || !o.open || c.due.ask || h.id != o.id || o.roomLen > 0 || int64(h.length) > int64(o.length-o.moved) {

@@ -13,8 +13,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// onPath are two hosts in a bubble with so long a way between them. Nothing but the way
-// takes time.
+// onPath are two hosts in a bubble with so long a way between them. Nothing but the way takes time.
 func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
 	t.Helper()
 	wire := xdpnictest.NewWire()
@@ -31,8 +30,8 @@ func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
 	return h
 }
 
-// A stream has so many bytes under way that a long way does not hold it up, whatever the
-// sizes of Writes and Reads: in a round trip go most of what the VI's window takes, 364 KB.
+// A stream has so many bytes under way that a long way does not hold it up, whatever the sizes of Writes and Reads:
+// in a round trip go most of what the VI's window takes, 364 KB.
 func TestBytesInARoundTrip(t *testing.T) {
 	const oneWay = 100 * time.Microsecond
 	total := 8 << 20
@@ -153,8 +152,7 @@ func TestRingLies(t *testing.T) {
 	}
 }
 
-// Who has read from a ring polls as long as what came last would take, until something
-// else comes.
+// Who has read from a ring polls as long as what came last would take, until something else comes.
 func TestRingAhead(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	p, c, _ := h.ringed(t)
@@ -219,8 +217,8 @@ func TestRoomInRingLies(t *testing.T) {
 	}
 }
 
-// The ring fills while the program does not read: then a Write waits, its deadline says
-// how much of it went, and nothing of that is lost.
+// The ring fills while the program does not read: then a Write waits, its deadline says how much of it went, and
+// nothing of that is lost.
 func TestRingIsFull(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)

@@ -26,8 +26,7 @@ const (
 	stop
 )
 
-// message puts one together byte by byte, as the table in the package's comment
-// says.
+// message puts one together byte by byte, as the table in the package's comment says.
 type message struct {
 	kind, flags byte
 	credits     uint16
@@ -133,8 +132,7 @@ func (p *peer) desc(i, n int) *vipl.Descriptor {
 	return d
 }
 
-// send sends a message. What becomes of it is not looked at: the connection may
-// be over.
+// send sends a message. What becomes of it is not looked at: the connection may be over.
 func (p *peer) send(m message) {
 	p.t.Helper()
 	i := p.next % (slots / 2)

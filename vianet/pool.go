@@ -4,14 +4,12 @@ import (
 	"viaxdp/vipl"
 )
 
-// pool is the control-message buffers of a connection, each behind its
-// descriptor:
+// pool is the control-message buffers of a connection, each behind its descriptor:
 //
 //	| desc | header | payload | desc | header | payload | ...
 //	|<-------- size --------->|
 //
-// The first half is for sending, the other for receiving. The lock of the
-// connection guards it.
+// The first half is for sending, the other for receiving. The lock of the connection guards it.
 type pool struct {
 	vi     *vipl.VI
 	region *vipl.Region

@@ -9,17 +9,16 @@ import (
 	"viaxdp/vipl"
 )
 
-// directMin is the least that a Read must ask for to get a transfer's bytes into
-// its own buffer; less comes through staging buffers, ahead of the program. So does what is
-// read in several Reads, unless they are so long that a round trip between them does not count.
+// directMin is the least that a Read must ask for to get a transfer's bytes into its own buffer; less comes through
+// staging buffers, ahead of the program. So does what is read in several Reads, unless they are so long that a round
+// trip between them does not count.
 const directMin = stageSize
 
-// Read reads what has arrived into b, at least one byte, and waits until there
-// is something. A peer that lies about what it has written can have it give bytes that lay
-// in b, where that is 64 KiB or more.
+// Read reads what has arrived into b, at least one byte, and waits until there is something. A peer that lies about
+// what it has written can have it give bytes that lay in b, where that is 64 KiB or more.
 //
-// Errors: [io.EOF] when the peer has closed its side and everything is read;
-// else [*net.OpError]: a deadline, Close, a connection that broke.
+// Errors: [io.EOF] when the peer has closed its side and everything is read; else [*net.OpError]: a deadline, Close,
+// a connection that broke.
 func (c *Conn) Read(b []byte) (int, error) {
 	n, err := c.read(b)
 	if err != nil && err != io.EOF {
@@ -47,8 +46,8 @@ func (c *Conn) read(b []byte) (int, error) {
 	}
 }
 
-// readNow reads what there is; or asks for more, perhaps at a landing in b. bytes
-// are, or may be, on their way elsewhere.
+// readNow reads what there is; or asks for more, perhaps at a landing in b. bytes are, or may be, on their way
+// elsewhere.
 func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,9 +120,8 @@ func (c *Conn) consume(b []byte) (n int) {
 	return n
 }
 
-// restock posts the buffers again that were read, and owes them to the peer. It
-// happens when nobody waits for it: behind a message, before a wait, and when
-// there are so many of them that the peer might come to wait. Under mu.
+// restock posts the buffers again that were read, and owes them to the peer. It happens when nobody waits for it:
+// behind a message, before a wait, and when there are so many of them that the peer might come to wait. Under mu.
 func (c *Conn) restock() {
 	for _, i := range c.spent {
 		c.repost(i)
@@ -132,8 +130,8 @@ func (c *Conn) restock() {
 	c.spent = c.spent[:0]
 }
 
-// fetchDirect asks for bytes of the transfer to come into b. Nil without an
-// error: it must wait, or memory of the program cannot be registered. Under mu.
+// fetchDirect asks for bytes of the transfer to come into b. Nil without an error: it must wait, or memory of the
+// program cannot be registered. Under mu.
 func (c *Conn) fetchDirect(b []byte) (*landing, error) {
 	n := min(len(b), c.in.length-c.in.asked, vipl.MaxTransferSize)
 	lease, err := c.stack.regs.lease(b[:n], c.tag, c.landingAccess())
@@ -148,13 +146,11 @@ func (c *Conn) fetchDirect(b []byte) (*landing, error) {
 	return l, nil
 }
 
-// settleTime is how long the peer may take to let go of memory of the program
-// whose Read or Write wants to return.
+// settleTime is how long the peer may take to let go of memory of the program whose Read or Write wants to return.
 const settleTime = 2 * time.Second
 
-// finishDirect waits for the bytes that are on their way into the program's
-// buffer, however long they take; after the deadline and after Close only for
-// as long as the peer has to let go.
+// finishDirect waits for the bytes that are on their way into the program's buffer, however long they take; after the
+// deadline and after Close only for as long as the peer has to let go.
 func (c *Conn) finishDirect(l *landing) int {
 	for leave := false; ; {
 		c.mu.Lock()
@@ -177,9 +173,8 @@ func (c *Conn) finishDirect(l *landing) int {
 	return l.came
 }
 
-// settle waits until done, a condition under mu, is fulfilled. Where the peer
-// does not do its part in time it breaks the connection, which fulfils it; not where
-// it has, and this side was kept from looking. bytes are on their way.
+// settle waits until done, a condition under mu, is fulfilled. Where the peer does not do its part in time it breaks
+// the connection, which fulfils it; not where it has, and this side was kept from looking. bytes are on their way.
 func (c *Conn) settle(sig chan struct{}, p *spinner, bytes int, done func() bool) {
 	past := &limit{signal: sig}
 	past.set(time.Now().Add(settleTime))

@@ -11,18 +11,16 @@ import (
 	"viaxdp/vipl"
 )
 
-// registry is the registered memory that comes and goes with large transfers:
-// buffers of the program, which stay registered for the next time, and staging
-// buffers. All methods may be called concurrently.
+// registry is the registered memory that comes and goes with large transfers: buffers of the program, which stay
+// registered for the next time, and staging buffers. All methods may be called concurrently.
 //
 //	register                  lease                    end
 //	 ----------> [ idle ] ------------> [ leased ] ----------> [ idle ]
 //	             tag of the registry    tag of the connection
 //	             closed to peers        open as asked for
 //
-// Idle memory that was not wanted for the longest time is deregistered when
-// there is too much of it. A part of it is found, too, but not for peers: they would
-// get at the rest.
+// Idle memory that was not wanted for the longest time is deregistered when there is too much of it. A part of it is
+// found, too, but not for peers: they would get at the rest.
 type registry struct {
 	nic   *vipl.NIC
 	home  *vipl.Ptag // of everything that no connection uses
@@ -81,8 +79,7 @@ func newRegistry(nic *vipl.NIC, limit int) (*registry, error) {
 	return &registry{nic: nic, home: home, limit: limit, idle: make(map[span]*list.Element)}, nil
 }
 
-// lease registers b, which is not empty, for a connection. ErrResource where
-// nothing more can be registered.
+// lease registers b, which is not empty, for a connection. ErrResource where nothing more can be registered.
 func (r *registry) lease(b []byte, tag *vipl.Ptag, a access) (*lease, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,9 +108,8 @@ func (r *registry) behind(at uint64) int {
 	return sort.Search(len(r.known), func(i int) bool { return addressOf(r.known[i].all) > at })
 }
 
-// around finds idle memory that b is a part of. It looks at those that begin where b does
-// or closest before; a larger one that begins further away is not found, which costs
-// a registration and nothing else.
+// around finds idle memory that b is a part of. It looks at those that begin where b does or closest before; a larger
+// one that begins further away is not found, which costs a registration and nothing else.
 func (r *registry) around(b []byte) *list.Element {
 	const nearest = 8
 	at := addressOf(b)
@@ -157,8 +153,8 @@ func (r *registry) stage(tag *vipl.Ptag, a access) (*lease, error) {
 	return l, nil
 }
 
-// wipe clears a staging buffer of what is another connection's, if this one's peer is to write
-// to it: it may say that it has, and have not.
+// wipe clears a staging buffer of what is another connection's, if this one's peer is to write to it: it may say that
+// it has, and have not.
 func (l *lease) wipe(tag *vipl.Ptag, a access) {
 	if a == writable && l.last != tag {
 		clear(l.buf)
@@ -166,8 +162,8 @@ func (l *lease) wipe(tag *vipl.Ptag, a access) {
 	l.last = tag
 }
 
-// ring gives ringSize bytes of the program's memory that the connection's peer may write
-// to, until they are deregistered.
+// ring gives ringSize bytes of the program's memory that the connection's peer may write to, until they are
+// deregistered.
 func (r *registry) ring(tag *vipl.Ptag) (*lease, error) {
 	buf := make([]byte, ringSize)
 	r.mu.Lock()
@@ -196,8 +192,7 @@ func (l *lease) segment(off, n int) vipl.DataSegment {
 // remote names the first byte to the peer.
 func (l *lease) remote() vipl.AddressSegment { return l.region.Remote(l.off) }
 
-// end takes the memory from the connection: from now on its peer cannot get at
-// it. No descriptor uses it any more.
+// end takes the memory from the connection: from now on its peer cannot get at it. No descriptor uses it any more.
 func (l *lease) end() {
 	r := l.regs
 	r.mu.Lock()
@@ -284,9 +279,8 @@ func (r *registry) pool(size int, tag *vipl.Ptag) (region *vipl.Region, off int,
 	return region, off, r.failed(err)
 }
 
-// allocate gives size bytes of registered memory, at a multiple of a
-// descriptor's alignment: of the NIC's arena, or, when that is used up, of the
-// program. off is where they begin in the region. Under mu.
+// allocate gives size bytes of registered memory, at a multiple of a descriptor's alignment: of the NIC's arena, or,
+// when that is used up, of the program. off is where they begin in the region. Under mu.
 func (r *registry) allocate(size int, a vipl.MemAttributes) (region *vipl.Region, off int, err error) {
 	region, err = r.nic.AllocMem(size, a)
 	if err == nil || !errors.Is(err, vipl.ErrResource) {

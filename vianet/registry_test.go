@@ -43,8 +43,8 @@ func mustLease(t testing.TB, r *registry, b []byte, tag *vipl.Ptag, a access) *l
 	return l
 }
 
-// Memory that was leased before is not registered again; it has the tag and the
-// rights of whoever has it, and none while nobody has.
+// Memory that was leased before is not registered again; it has the tag and the rights of whoever has it, and none
+// while nobody has.
 func TestLeaseIsKept(t *testing.T) {
 	r, tag := newTestRegistry(t, 1<<20)
 	buf := make([]byte, 1000)
@@ -78,8 +78,8 @@ func TestLeaseIsKept(t *testing.T) {
 // lowest is the region that has been idle for the longest time.
 func (r *registry) lowest() *vipl.Region { return r.order.Back().Value.(*lease).region }
 
-// A part of idle memory is not registered again where no peer is to get at it, and only
-// one connection has the memory at a time.
+// A part of idle memory is not registered again where no peer is to get at it, and only one connection has the memory
+// at a time.
 func TestLeasePart(t *testing.T) {
 	r, tag := newTestRegistry(t, 1<<20)
 	buf := make([]byte, 3000)
@@ -132,8 +132,8 @@ func TestLeasePart(t *testing.T) {
 	}
 }
 
-// Whatever is leased, in whatever order: a lease names its bytes, peers get at no others, no
-// two have the same region, and the registry knows all that is registered.
+// Whatever is leased, in whatever order: a lease names its bytes, peers get at no others, no two have the same
+// region, and the registry knows all that is registered.
 func TestLeasesAtRandom(t *testing.T) {
 	const limit = 100_000
 	r, tag := newTestRegistry(t, limit)
@@ -182,8 +182,7 @@ func TestLeasesAtRandom(t *testing.T) {
 	}
 }
 
-// Memory of Alloc is that to its last byte until it is freed, in whatever order, and what
-// lies beside it is not.
+// Memory of Alloc is that to its last byte until it is freed, in whatever order, and what lies beside it is not.
 func TestAllocated(t *testing.T) {
 	s, err := noDrivers(aNIC(t))
 	if err != nil {
@@ -267,8 +266,8 @@ func TestLeaseTwice(t *testing.T) {
 	}
 }
 
-// What is above the limit goes, first what was not used for the longest time; and
-// what is larger than all of it is not kept at all.
+// What is above the limit goes, first what was not used for the longest time; and what is larger than all of it is
+// not kept at all.
 func TestLeaseLimit(t *testing.T) {
 	r, tag := newTestRegistry(t, 3000)
 	bufs := [][]byte{make([]byte, 1000), make([]byte, 1001), make([]byte, 1002), make([]byte, 3001)}

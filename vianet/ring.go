@@ -4,20 +4,18 @@ import (
 	"viaxdp/vipl"
 )
 
-// A transfer takes two round trips, or one where it is written, in which nothing else
-// moves, and buffers hold 80 KiB of a round trip. So the receiver of Writes of medium length
-// names memory ahead, a ring, and those that follow are written there at once: each is
-// as good as a data message, only longer.
+// A transfer takes two round trips, or one where it is written, in which nothing else moves, and buffers hold 80 KiB
+// of a round trip. So the receiver of Writes of medium length names memory ahead, a ring, and those that follow are
+// written there at once: each is as good as a data message, only longer.
 //
 //	receiver                                 sender
 //	room(0): so many bytes from there on  -->
 //	                                     <--  RDMA writes, filled(0): so many
 //	room(0): half of the ring is read     -->
 //
-// Bytes lie in the ring in the order of the stream. The sender does not write across its
-// end, and what was read is given back when it is half of the ring. A filled takes one of
-// the data buffers, and there are two rooms under way at most. A data message of such a
-// Write says that it would rather go there.
+// Bytes lie in the ring in the order of the stream. The sender does not write across its end, and what was read is
+// given back when it is half of the ring. A filled takes one of the data buffers, and there are two rooms under way
+// at most. A data message of such a Write says that it would rather go there.
 const (
 	ringSize  = 256 << 10
 	ringMost  = ringSize / 2 // bytes of a Write that goes there
@@ -46,8 +44,7 @@ type peerRing struct {
 	free int                 // how many there is room for
 }
 
-// wantRing notes n bytes of a Write that would go through a ring. After some it is to be
-// named. Under mu.
+// wantRing notes n bytes of a Write that would go through a ring. After some it is to be named. Under mu.
 func (c *Conn) wantRing(n int) {
 	r := &c.ring
 	if r.lease != nil {
@@ -107,8 +104,7 @@ func (c *Conn) takeRing(h *header) error {
 	return nil
 }
 
-// takeInRing takes bytes that the peer has written to the ring, of which the message in
-// buffer i tells.
+// takeInRing takes bytes that the peer has written to the ring, of which the message in buffer i tells.
 func (c *Conn) takeInRing(h *header, i int) error {
 	r, n := &c.ring, int64(h.length)
 	switch {
@@ -140,8 +136,7 @@ func (s *Stack) suitsRing(n int) bool {
 	return t >= 0 && n > min(t, ringLeast-1) && n <= ringMost
 }
 
-// ringTakes says whether a Write of n bytes goes through the peer's ring, which may be a
-// short one.
+// ringTakes says whether a Write of n bytes goes through the peer's ring, which may be a short one.
 func (c *Conn) ringTakes(n int) bool {
 	if !c.stack.suitsRing(n) {
 		return false // without the lock: most Writes are short
@@ -151,8 +146,7 @@ func (c *Conn) ringTakes(n int) bool {
 	return n <= c.peerRing.size/2
 }
 
-// writeRing writes b to the peer's ring. It returns when the NIC has all of it, although
-// the peer may not.
+// writeRing writes b to the peer's ring. It returns when the NIC has all of it, although the peer may not.
 func (c *Conn) writeRing(b []byte) (n int, err error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
@@ -191,8 +185,8 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 	return n, err
 }
 
-// putInRing writes what there is room for of a lease, from offset off on. It returns how
-// many bytes that were. Under mu.
+// putInRing writes what there is room for of a lease, from offset off on. It returns how many bytes that were. Under
+// mu.
 func (c *Conn) putInRing(l *lease, off int) int {
 	r := &c.peerRing
 	n := min(len(l.buf)-off, r.free, r.size-r.at, vipl.MaxTransferSize)

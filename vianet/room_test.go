@@ -50,8 +50,7 @@ func TestRoomLies(t *testing.T) {
 	}
 }
 
-// A room is closed again before Read returns: what the peer still writes does not
-// arrive, and ends the connection.
+// A room is closed again before Read returns: what the peer still writes does not arrive, and ends the connection.
 func TestRoomIsClosed(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	p, c := h.met(t, false)
@@ -89,8 +88,8 @@ func TestRoomIsClosed(t *testing.T) {
 	isReset(t, err, "")
 }
 
-// A peer that says that it has filled a room, and has not, does not have the program read
-// what another connection has brought there.
+// A peer that says that it has filled a room, and has not, does not have the program read what another connection has
+// brought there.
 func TestRoomIsNotFilled(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	l := h.listen(t)
@@ -131,8 +130,8 @@ func TestRoomIsNotFilled(t *testing.T) {
 	}
 }
 
-// A peer that fills the room of a Read late, longer after than it has to let go, has
-// not done wrong: nobody has asked it to.
+// A peer that fills the room of a Read late, longer after than it has to let go, has not done wrong: nobody has asked
+// it to.
 func TestRoomIsFilledLate(t *testing.T) { synctest.Test(t, roomIsFilledLate) }
 
 func roomIsFilledLate(t *testing.T) {
@@ -156,8 +155,7 @@ func roomIsFilledLate(t *testing.T) {
 	}
 }
 
-// A peer that does not fill the room of a Read cannot hold it past its deadline,
-// Close or CloseRead for ever.
+// A peer that does not fill the room of a Read cannot hold it past its deadline, Close or CloseRead for ever.
 func TestRoomUnanswered(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	for name, test := range map[string]struct {

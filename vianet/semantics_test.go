@@ -15,8 +15,8 @@ import (
 	"viaxdp/vianet"
 )
 
-// What TestNettest asks, without its limit of a minute, beside transfers by RDMA, too, and what else a program
-// of package net relies on: which errors come, and that nothing is lost by them.
+// What TestNettest asks, without its limit of a minute, beside transfers by RDMA, too, and what else a program of
+// package net relies on: which errors come, and that nothing is lost by them.
 
 var (
 	longAgo = time.Unix(233431200, 0)
@@ -33,8 +33,7 @@ func isTimeout(t *testing.T, what string, err error) {
 	}
 }
 
-// resync puts a connection in order whose streams were cut off anywhere: it reads
-// on both sides until a mark comes.
+// resync puts a connection in order whose streams were cut off anywhere: it reads on both sides until a mark comes.
 func resync(t *testing.T, a, b net.Conn) {
 	t.Helper()
 	a.SetDeadline(never)
@@ -185,8 +184,8 @@ func checkWriteTimeout(t *testing.T, a, b *vianet.Conn) {
 	}
 }
 
-// checkPastTimeout: a deadline that has passed counts at once, also where there
-// would be something to read or room to write, and not after it is taken away.
+// checkPastTimeout: a deadline that has passed counts at once, also where there would be something to read or room to
+// write, and not after it is taken away.
 func checkPastTimeout(t *testing.T, a, b *vianet.Conn) {
 	go echo(b)
 	if _, err := a.Write([]byte("here")); err != nil {
@@ -212,8 +211,8 @@ func checkPastTimeout(t *testing.T, a, b *vianet.Conn) {
 	a.Close()
 }
 
-// checkPresentTimeout: a deadline that is set while a Read and a Write are blocked
-// ends them. The stream goes on afterwards where it was.
+// checkPresentTimeout: a deadline that is set while a Read and a Write are blocked ends them. The stream goes on
+// afterwards where it was.
 func checkPresentTimeout(t *testing.T, a, b *vianet.Conn) {
 	blocked(t, a, b, func() {
 		time.AfterFunc(20*time.Millisecond, func() { a.SetDeadline(longAgo) })
@@ -325,8 +324,8 @@ func checkEmpty(t *testing.T, a, b *vianet.Conn) {
 	}
 }
 
-// What golang.org/x/net asks of any net.Conn. It gives each check a minute, in which
-// two that sleep may not get the CPU a thousand times: that lane is TestConn's alone.
+// What golang.org/x/net asks of any net.Conn. It gives each check a minute, in which two that sleep may not get the
+// CPU a thousand times: that lane is TestConn's alone.
 func TestNettest(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		if strings.HasSuffix(t.Name(), "/asleep") {

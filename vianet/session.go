@@ -6,12 +6,11 @@ import (
 	"viaxdp/vipl"
 )
 
-// controlBuffers is the number of receives that are set aside for messages
-// other than data; the table in the package's comment adds them up.
+// controlBuffers is the number of receives that are set aside for messages other than data; the table in the
+// package's comment adds them up.
 const controlBuffers = 14
 
-// dataBuffers is the number of data messages that the peer may have on their
-// way or unread.
+// dataBuffers is the number of data messages that the peer may have on their way or unread.
 func (c *Conn) dataBuffers() int { return c.pool.half - controlBuffers }
 
 // progress takes what has come and sends what is due.
@@ -21,8 +20,8 @@ func (c *Conn) progress() {
 	c.progressLocked()
 }
 
-// progressLocked is progress under mu. Before begin nothing can be sent, although
-// the peer's hello may be there already; in the end all buffers come back.
+// progressLocked is progress under mu. Before begin nothing can be sent, although the peer's hello may be there
+// already; in the end all buffers come back.
 func (c *Conn) progressLocked() {
 	if c.begun || c.down {
 		c.arrived()
@@ -60,8 +59,7 @@ func (c *Conn) arrived() {
 	}
 }
 
-// lost notes that the VI's connection has broken, or the peer has ended it. What
-// came before still counts.
+// lost notes that the VI's connection has broken, or the peer has ended it. What came before still counts.
 func (c *Conn) lost() {
 	if c.down || c.losing {
 		return
@@ -206,8 +204,7 @@ func (c *Conn) reap() {
 	}
 }
 
-// mustReap says whether somebody waits for a send that may be done: else there is
-// time until there are more of them.
+// mustReap says whether somebody waits for a send that may be done: else there is time until there are more of them.
 func (c *Conn) mustReap() bool {
 	return c.wanting || c.down || c.in.flight+c.out.flight > 0 || len(c.pool.free) <= c.pool.half/2
 }
@@ -250,8 +247,7 @@ func (c *Conn) pushControl() bool {
 		c.pushCredit()
 }
 
-// pushCredit gives buffers back by a message of its own, when there are many, or
-// when the peer waits for a message.
+// pushCredit gives buffers back by a message of its own, when there are many, or when the peer waits for a message.
 func (c *Conn) pushCredit() bool {
 	due := c.greeted && (c.due.credit || c.owesMany())
 	if !c.control(&due, header{kind: kindCredit}) {
@@ -278,8 +274,7 @@ func (c *Conn) control(due *bool, h header) bool {
 	return true
 }
 
-// send sends n bytes of buffer i, the header among them, and gives back what is
-// owed.
+// send sends n bytes of buffer i, the header among them, and gives back what is owed.
 func (c *Conn) send(i, n int, h header) {
 	h.credits = uint16(min(c.acksDue, 1<<16-1))
 	if h.kind == kindHello {

@@ -29,8 +29,8 @@ func shutDown(t *testing.T, ctx context.Context, s *vianet.Stack, ls ...*vianet.
 	return ended
 }
 
-// Shutdown lets what was written before a Close be delivered for as long as the peer takes,
-// which Close of the stack does not. It takes no other time than that.
+// Shutdown lets what was written before a Close be delivered for as long as the peer takes, which Close of the stack
+// does not. It takes no other time than that.
 func TestShutdownDelivers(t *testing.T) {
 	const late = 20 * time.Second
 	for _, graceful := range []bool{true, false} {
@@ -116,8 +116,7 @@ func TestShutdownWaits(t *testing.T) {
 	}
 }
 
-// When the time that it has is over it closes what is left. What is over by then is no
-// reason for an error.
+// When the time that it has is over it closes what is left. What is over by then is no reason for an error.
 func TestShutdownEnds(t *testing.T) {
 	for _, left := range []bool{true, false} {
 		h := inMemory(t, vianet.Options{})
@@ -156,8 +155,8 @@ func TestCloseEndsShutdown(t *testing.T) {
 	}
 }
 
-// A server of HTTP and its stack are shut down while requests are served and a connection
-// rests: those get their answers, all of them, and nobody else gets one.
+// A server of HTTP and its stack are shut down while requests are served and a connection rests: those get their
+// answers, all of them, and nobody else gets one.
 func TestShutdownHTTP(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	body := randomBytes(300_000, 1)

@@ -11,8 +11,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// A silent host is asked again after a minute, by one; an answer ends that, and a
-// silence that was short is none.
+// A silent host is asked again after a minute, by one; an answer ends that, and a silence that was short is none.
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s silence
@@ -96,8 +95,7 @@ func TestAnswerTime(t *testing.T) {
 	})
 }
 
-// However many hosts are silent, few are remembered: those from which it is the
-// longest till they are asked again.
+// However many hosts are silent, few are remembered: those from which it is the longest till they are asked again.
 func TestSilenceIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s silence

@@ -62,10 +62,9 @@ func anySize(r *rand.Rand) int {
 	return 1 + r.IntN(min(1<<(13+r.IntN(7)), 300<<10))
 }
 
-// Messages of random sizes, in both directions of one connection at once, by all ways and
-// with loss: what is read is what was written, and after each round nothing is missing or
-// too much: no credit, no buffer, no room in a ring, no registration, no goroutine.
-// VIA_MESSAGES=1000000 takes minutes.
+// Messages of random sizes, in both directions of one connection at once, by all ways and with loss: what is read is
+// what was written, and after each round nothing is missing or too much: no credit, no buffer, no room in a ring, no
+// registration, no goroutine. VIA_MESSAGES=1000000 takes minutes.
 func TestNothingIsLost(t *testing.T) {
 	const mostOfRound, registered = 2000, 200_000
 	ways := []int{0, 1, 3}
@@ -130,8 +129,8 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
-// onlyOne waits until the stacks have no more than what one connection that rests has:
-// the region of its buffers and that of its ring, and registered memory within bounds.
+// onlyOne waits until the stacks have no more than what one connection that rests has: the region of its buffers and
+// that of its ring, and registered memory within bounds.
 func (h *hosts) onlyOne(t *testing.T, sides [2]*vianet.Conn, goroutines, registered int) {
 	t.Helper()
 	why := ""

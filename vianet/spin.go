@@ -6,13 +6,11 @@ import (
 	"time"
 )
 
-// spinner decides how long to poll before sleeping: twice as long each time that
-// it paid, all of the time when a sleep was so short that polling would have
-// paid, and half as long when it was not. Two sides that both sleep, and so wait
-// for each other's waking, thus find back to polling. A wait while another goroutine
-// polls says little: many connections that take turns each wait for long, although
-// something comes for one of them all the time. It belongs to whoever holds the lock
-// of a connection's readers or writers.
+// spinner decides how long to poll before sleeping: twice as long each time that it paid, all of the time when a
+// sleep was so short that polling would have paid, and half as long when it was not. Two sides that both sleep, and
+// so wait for each other's waking, thus find back to polling. A wait while another goroutine polls says little: many
+// connections that take turns each wait for long, although something comes for one of them all the time. It belongs
+// to whoever holds the lock of a connection's readers or writers.
 type spinner struct {
 	most   time.Duration // 0: never
 	budget time.Duration
@@ -48,9 +46,8 @@ func (p *spinner) next() time.Duration {
 
 func (p *spinner) paid() { p.budget = min(2*p.budget, p.most) }
 
-// slept notes how long a wait took that ended asleep, of which most could have
-// been polled; beside another who polled, or not. Whoever waits much longer than all
-// others leaves the polling to them.
+// slept notes how long a wait took that ended asleep, of which most could have been polled; beside another who
+// polled, or not. Whoever waits much longer than all others leaves the polling to them.
 func (p *spinner) slept(took, most time.Duration, beside bool) {
 	switch {
 	case took <= most:
@@ -60,15 +57,14 @@ func (p *spinner) slept(took, most time.Duration, beside bool) {
 	}
 }
 
-// bulkTime is how long so many bytes of a transfer may be on their way before it
-// is better to sleep: at half a gigabyte a second.
+// bulkTime is how long so many bytes of a transfer may be on their way before it is better to sleep: at half a
+// gigabyte a second.
 func bulkTime(bytes int) time.Duration { return min(2*time.Duration(bytes), bulkMost) }
 
 const bulkMost = 4 * time.Millisecond
 
-// await waits until sig is raised, by polling and then asleep; longer by polling
-// where bytes of a transfer are on their way. It returns os.ErrDeadlineExceeded
-// when past has passed, which raises sig, too.
+// await waits until sig is raised, by polling and then asleep; longer by polling where bytes of a transfer are on
+// their way. It returns os.ErrDeadlineExceeded when past has passed, which raises sig, too.
 func (c *Conn) await(sig <-chan struct{}, past *limit, p *spinner, bytes int) error {
 	s, more := c.stack, bulkTime(bytes)
 	came, start := s.spin(sig, past, p, more)
@@ -107,10 +103,9 @@ func (s *Stack) takeOver() {
 	s.sends.begin()
 }
 
-// spin polls for all connections of the stack, as long as that has paid lately for
-// this one or goes on paying for others, and past has not passed. False: it was not
-// worth it, or another goroutine is at it; start is when something came last, if it
-// looked at the clock.
+// spin polls for all connections of the stack, as long as that has paid lately for this one or goes on paying for
+// others, and past has not passed. False: it was not worth it, or another goroutine is at it; start is when something
+// came last, if it looked at the clock.
 func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Duration) (came bool, start time.Time) {
 	most := p.next()
 	if most == 0 || !s.spinning.CompareAndSwap(false, true) {
@@ -163,12 +158,10 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 	}
 }
 
-// A doorbell costs several times as much as what it tells of. So where a goroutine
-// polls for all connections it rings for all, too: whoever writes meanwhile leaves
-// that to it. It rings whenever it gets a processor, at once where it has one for
-// itself, and else when those have run whom it has woken; the fourth message does
-// not wait for it. When others have kept it away for long Writes ring by themselves
-// for a while.
+// A doorbell costs several times as much as what it tells of. So where a goroutine polls for all connections it rings
+// for all, too: whoever writes meanwhile leaves that to it. It rings whenever it gets a processor, at once where it
+// has one for itself, and else when those have run whom it has woken; the fourth message does not wait for it. When
+// others have kept it away for long Writes ring by themselves for a while.
 
 const (
 	awayMost  = time.Millisecond

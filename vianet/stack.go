@@ -18,40 +18,35 @@ import (
 
 // Options of a Stack; the zero value means the defaults.
 type Options struct {
-	// Buffers is the number of control-message buffers of a connection, half of
-	// them for sending; 0: 68. At least MinBuffers.
+	// Buffers is the number of control-message buffers of a connection, half of them for sending; 0: 68. At least
+	// MinBuffers.
 	Buffers int
-	// BufferSize is the size of one in bytes, 64 for its descriptor and 24 for
-	// the header included; 0: 4224. A multiple of 64, 320 to 1 MiB.
+	// BufferSize is the size of one in bytes, 64 for its descriptor and 24 for the header included; 0: 4224. A
+	// multiple of 64, 320 to 1 MiB.
 	//
-	// A connection has Buffers*BufferSize bytes of memory: of the NIC's arena as
-	// long as there is any, then of the program.
+	// A connection has Buffers*BufferSize bytes of memory: of the NIC's arena as long as there is any, then of the
+	// program.
 	BufferSize int
-	// Threshold is the largest Write, in bytes, that goes through buffers;
-	// larger ones go by RDMA, and so do those from 16 KiB on when many have come
-	// before. 0: 32 KiB; negative: all go through buffers.
+	// Threshold is the largest Write, in bytes, that goes through buffers; larger ones go by RDMA, and so do those
+	// from 16 KiB on when many have come before. 0: 32 KiB; negative: all go through buffers.
 	Threshold int
-	// NoRDMARead keeps peers from reading this side's memory, and this side from
-	// reading theirs: large data is then written.
+	// NoRDMARead keeps peers from reading this side's memory, and this side from reading theirs: large data is then
+	// written.
 	NoRDMARead bool
-	// Registered is the number of bytes of the program's memory that may stay
-	// registered, and with that be kept from the garbage collector, after a
-	// Read or Write by RDMA; 0: 16 MiB; negative: none.
+	// Registered is the number of bytes of the program's memory that may stay registered, and with that be kept from
+	// the garbage collector, after a Read or Write by RDMA; 0: 16 MiB; negative: none.
 	Registered int
-	// Spin is the longest time for which a Read or Write that has to wait polls
-	// before it sleeps, counted from when something last came for any connection of
-	// the stack; a deadline ends it at once. 0: 100 us; negative: never.
+	// Spin is the longest time for which a Read or Write that has to wait polls before it sleeps, counted from when
+	// something last came for any connection of the stack; a deadline ends it at once. 0: 100 us; negative: never.
 	Spin time.Duration
-	// Linger is how long a closed connection goes on trying to deliver what was
-	// written; 0: 10 s.
+	// Linger is how long a closed connection goes on trying to deliver what was written; 0: 10 s.
 	Linger time.Duration
-	// Backlog is how many connections of a Listener may wait for Accept or be on their
-	// way there, each with its memory; further ones are refused. 0: 128.
+	// Backlog is how many connections of a Listener may wait for Accept or be on their way there, each with its
+	// memory; further ones are refused. 0: 128.
 	Backlog int
-	// Failed is told of each request that a Listener began to accept and could not: the
-	// pre-shared keys do not go together (EKEYREJECTED), there is no memory (ENOBUFS), the
-	// peer has gone. A [*net.OpError], whose Addr is the peer. May be nil; it is called by
-	// several goroutines, and as often as anybody asks.
+	// Failed is told of each request that a Listener began to accept and could not: the pre-shared keys do not go
+	// together (EKEYREJECTED), there is no memory (ENOBUFS), the peer has gone. A [*net.OpError], whose Addr is the
+	// peer. May be nil; it is called by several goroutines, and as often as anybody asks.
 	Failed func(error)
 }
 
@@ -100,11 +95,9 @@ type Stack struct {
 
 var errStackClosed = fmt.Errorf("the stack is closed: %w", net.ErrClosed)
 
-// New makes a Stack over nic, which stays the program's: close it after the Stack.
-// Several stacks may share a NIC.
+// New makes a Stack over nic, which stays the program's: close it after the Stack. Several stacks may share a NIC.
 //
-// Errors: options out of range, ENOBUFS where the NIC has no completion queue
-// or VI left.
+// Errors: options out of range, ENOBUFS where the NIC has no completion queue or VI left.
 func New(nic *vipl.NIC, o Options) (*Stack, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -156,8 +149,7 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// admit notes a connection that has come about, for Close to close, and counts it.
-// ErrClosed after that.
+// admit notes a connection that has come about, for Close to close, and counts it. ErrClosed after that.
 func (s *Stack) admit(c *Conn, counter *uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,9 +186,9 @@ func (s *Stack) enter() bool {
 // closeTime is how long Close lets connections deliver what was written.
 const closeTime = time.Second
 
-// Close closes all listeners and connections, ends each Dial that is under way and
-// waits until they are gone. Data that was written and not delivered has one second
-// to get there; Shutdown gives it more. A second Close does nothing.
+// Close closes all listeners and connections, ends each Dial that is under way and waits until they are gone. Data
+// that was written and not delivered has one second to get there; Shutdown gives it more. A second Close does
+// nothing.
 func (s *Stack) Close() error {
 	s.mu.Lock()
 	if s.isClosed {
@@ -282,14 +274,12 @@ func (s *Stack) fail(err error) {
 	}
 }
 
-// Shutdown closes all listeners, waits until the program has closed all connections and
-// what it wrote is delivered, however long that takes within Options.Linger, and then
-// closes the stack. When ctx ends before, it closes the stack as it is, as Close does,
-// and the error is that of ctx. Listen fails from the beginning on; Dial goes on until the
+// Shutdown closes all listeners, waits until the program has closed all connections and what it wrote is delivered,
+// however long that takes within Options.Linger, and then closes the stack. When ctx ends before, it closes the stack
+// as it is, as Close does, and the error is that of ctx. Listen fails from the beginning on; Dial goes on until the
 // stack is closed, for those whose work is not done. It does nothing after Close.
 //
-// It tells nobody who has a connection: a server of connections that rest, as those of
-// HTTP may, is shut down first:
+// It tells nobody who has a connection: a server of connections that rest, as those of HTTP may, is shut down first:
 //
 //	err := errors.Join(server.Shutdown(ctx), stack.Shutdown(ctx))
 func (s *Stack) Shutdown(ctx context.Context) error {

@@ -23,8 +23,8 @@ func carry(t *testing.T, from, to *vianet.Conn, b []byte) {
 	}
 }
 
-// What is written counts for the way it went, on the side that wrote it, and what is
-// read on the other; still when the connection is gone.
+// What is written counts for the way it went, on the side that wrote it, and what is read on the other; still when
+// the connection is gone.
 func TestStatsOfTraffic(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -79,8 +79,8 @@ func TestStatsOfWrites(t *testing.T) {
 	}
 }
 
-// Want of memory counts wherever it shows; a buffer is registered once, and it and its
-// parts are found the next times.
+// Want of memory counts wherever it shows; a buffer is registered once, and it and its parts are found the next
+// times.
 func TestStatsOfMemory(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -119,8 +119,7 @@ func TestStatsOfMemory(t *testing.T) {
 	}
 }
 
-// Connections count where they come from, and a request that a listener has no
-// place for is refused.
+// Connections count where they come from, and a request that a listener has no place for is refused.
 func TestStatsOfConnections(t *testing.T) {
 	h := inMemory(t, vianet.Options{Backlog: 1})
 	l := h.listen(t)
@@ -169,8 +168,8 @@ func TestStatsOfStalls(t *testing.T) {
 	}
 }
 
-// A connection that the peer breaks is broken for this side; where this side has closed
-// it before, and not all had got there, that is what is counted.
+// A connection that the peer breaks is broken for this side; where this side has closed it before, and not all had
+// got there, that is what is counted.
 func TestStatsOfEnds(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		h := lingering(t, vianet.Options{})

@@ -68,8 +68,8 @@ func TestGreetingComesLate(t *testing.T) {
 	})
 }
 
-// A limit that is moved counts from then on; who waits is woken when it has passed,
-// and the signal of one that was moved away since says nothing.
+// A limit that is moved counts from then on; who waits is woken when it has passed, and the signal of one that was
+// moved away since says nothing.
 func TestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limit{signal: make(chan struct{}, 1)}
@@ -139,8 +139,8 @@ func TestLimitAllocates(t *testing.T) {
 	}
 }
 
-// Polling that does not pay is given up, tried again now and then, grows when it
-// pays, and comes back when a sleep was so short that it would have paid.
+// Polling that does not pay is given up, tried again now and then, grows when it pays, and comes back when a sleep
+// was so short that it would have paid.
 func TestSpinner(t *testing.T) {
 	p := spinner{most: 64 * time.Microsecond, budget: 64 * time.Microsecond}
 	inVain := func() { p.slept(time.Millisecond, p.most, false) }
@@ -193,8 +193,7 @@ func TestSpinner(t *testing.T) {
 	}
 }
 
-// Segments come out in the order in which they went in, and the memory of those
-// that are gone is used again.
+// Segments come out in the order in which they went in, and the memory of those that are gone is used again.
 func TestSegments(t *testing.T) {
 	var q segments
 	in, out := 0, 0

@@ -8,13 +8,12 @@ import (
 // maxTransfer is the length of the longest transfer in bytes.
 const maxTransfer = 1 << 30
 
-// Write writes b and returns when all of it has been taken over: by buffers for
-// control messages or, when it is more than Options.Threshold, by the peer.
+// Write writes b and returns when all of it has been taken over: by buffers for control messages or, when it is more
+// than Options.Threshold, by the peer.
 //
-// Errors are [*net.OpError]: a deadline, Close or CloseWrite, a connection that
-// broke, a peer that reads no more (ECONNRESET both). n is then how many bytes the peer
-// gets, if it gets anything; of a transfer in which the connection broke it may have
-// read more.
+// Errors are [*net.OpError]: a deadline, Close or CloseWrite, a connection that broke, a peer that reads no more
+// (ECONNRESET both). n is then how many bytes the peer gets, if it gets anything; of a transfer in which the
+// connection broke it may have read more.
 func (c *Conn) Write(b []byte) (n int, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -53,8 +52,7 @@ func (c *Conn) writeError() error {
 	return c.err
 }
 
-// until calls step, under mu, until it has succeeded or failed, and waits in
-// between.
+// until calls step, under mu, until it has succeeded or failed, and waits in between.
 func (c *Conn) until(step func() (done bool, err error)) error {
 	for waits := false; ; {
 		c.mu.Lock()
@@ -86,8 +84,8 @@ func (c *Conn) until(step func() (done bool, err error)) error {
 	}
 }
 
-// writeSmall sends b by control messages. What the peer has no room for yet
-// stays in a buffer, where later bytes may join it.
+// writeSmall sends b by control messages. What the peer has no room for yet stays in a buffer, where later bytes may
+// join it.
 func (c *Conn) writeSmall(b []byte) (n int, err error) {
 	suits := c.stack.suitsRing(len(b))
 	err = c.until(func() (bool, error) {
@@ -106,8 +104,8 @@ func (c *Conn) writeSmall(b []byte) (n int, err error) {
 	return n, err
 }
 
-// add puts bytes into the buffer that is being filled and sends it, if it may be
-// sent. It returns how many found room. Under mu.
+// add puts bytes into the buffer that is being filled and sends it, if it may be sent. It returns how many found
+// room. Under mu.
 func (c *Conn) add(b []byte) (n int) {
 	if c.fill < 0 {
 		i, ok := c.pool.take()
@@ -127,8 +125,7 @@ func (c *Conn) add(b []byte) (n int) {
 	return n
 }
 
-// flushed waits until what is in a buffer has been sent, if all is set; else it
-// only looks for an error.
+// flushed waits until what is in a buffer has been sent, if all is set; else it only looks for an error.
 func (c *Conn) flushed(all bool) error {
 	return c.until(func() (bool, error) {
 		if err := c.writeError(); err != nil {

@@ -9,8 +9,7 @@ import (
 // accuracy is how small the residual gets, by that of the beginning.
 const accuracy = 1e-9
 
-// load is the right side of the system at a place of the plane: a number between
-// -1 and 1 without any pattern.
+// load is the right side of the system at a place of the plane: a number between -1 and 1 without any pattern.
 func load(row, col int) float64 {
 	h := uint64(row)<<32 | uint64(col)
 	h = (h ^ h>>31) * 0x9e3779b97f4a7c15
@@ -18,9 +17,8 @@ func load(row, col int) float64 {
 	return float64(int64(h^h>>32)) / (1 << 63)
 }
 
-// apply multiplies a row with the matrix: 4 on the diagonal, -1 for each
-// neighbour. Rows of p have both ends, out has none. It returns the scalar product
-// of both rows.
+// apply multiplies a row with the matrix: 4 on the diagonal, -1 for each neighbour. Rows of p have both ends, out has
+// none. It returns the scalar product of both rows.
 func apply(out, above, row, below []float64) (dot float64) {
 	n := len(out)
 	above, row, below = above[:n+2], row[:n+2], below[:n+2]
@@ -32,8 +30,8 @@ func apply(out, above, row, below []float64) (dot float64) {
 	return dot
 }
 
-// advance takes a step along p, of which q is the product with the matrix: x gets
-// nearer, r is what is left. It returns the square of r.
+// advance takes a step along p, of which q is the product with the matrix: x gets nearer, r is what is left. It
+// returns the square of r.
 func advance(x, r, p, q []float64, alpha float64) (rr float64) {
 	x, p, q = x[:len(r)], p[:len(r)], q[:len(r)]
 	for i := range r {

@@ -1,5 +1,4 @@
-// Package mpiapps is two applications of package mvich, as they are found in
-// many programs that compute:
+// Package mpiapps is two applications of package mvich, as they are found in many programs that compute:
 //
 //	stencil  a plate whose border has fixed temperatures, relaxed step by step
 //	         (Jacobi): four neighbours' edges in each step, and now and then the
@@ -16,6 +15,6 @@
 //	|  2  |  3  |
 //	+-----+-----+
 //
-// Every rank calls [Run]. Rank 0 does the same without any other rank afterwards,
-// and compares the results, point by point.
+// Every rank calls [Run]. Rank 0 does the same without any other rank afterwards, and compares the results, point by
+// point.
 package mpiapps

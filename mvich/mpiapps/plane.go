@@ -7,8 +7,7 @@ import (
 	"viaxdp/mvich"
 )
 
-// plane is a square of n x n points, cut into down x across blocks, as one rank
-// sees it.
+// plane is a square of n x n points, cut into down x across blocks, as one rank sees it.
 type plane struct {
 	c            *mvich.Comm // nil: there is one block, and no other rank
 	rank         int
@@ -64,8 +63,7 @@ func (p *plane) call(f func() error) error {
 	return err
 }
 
-// block is one rank's part of a field on the plane: rows x cols points and a
-// border of one around them.
+// block is one rank's part of a field on the plane: rows x cols points and a border of one around them.
 type block struct {
 	*plane
 	top, left, rows, cols int
@@ -85,8 +83,7 @@ func (b *block) row(i int) []float64 { return b.points[i*(b.cols+2) : (i+1)*(b.c
 // inner is a row without its ends.
 func (b *block) inner(i int) []float64 { return b.row(i)[1 : b.cols+1] }
 
-// swap gives the neighbours the rows and columns at the edges, and has theirs in
-// the border then.
+// swap gives the neighbours the rows and columns at the edges, and has theirs in the border then.
 func (b *block) swap() error {
 	if b.c == nil {
 		return nil

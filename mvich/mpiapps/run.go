@@ -20,8 +20,7 @@ var (
 	ErrWrong = errors.New("mpiapps: the result differs from that of a serial run")
 )
 
-// Options of a run, the same on all ranks. The zero value of a field means what
-// the application takes.
+// Options of a run, the same on all ranks. The zero value of a field means what the application takes.
 type Options struct {
 	Size  int // points of a side of the square
 	Steps int // of the stencil; at most, of conjugate gradients
@@ -45,8 +44,7 @@ type app struct {
 	size, steps int
 	// solve computes this rank's block.
 	solve func(p *plane, steps int) (*block, int, error)
-	// tolerance is by how much, relative to the largest value, the results may
-	// differ: sums in another order do.
+	// tolerance is by how much, relative to the largest value, the results may differ: sums in another order do.
 	tolerance float64
 }
 
@@ -65,8 +63,7 @@ func Names() []string {
 	return names
 }
 
-// Run does an application. All ranks of c call it with the same arguments; rank 0
-// gets the result, the others nil.
+// Run does an application. All ranks of c call it with the same arguments; rank 0 gets the result, the others nil.
 func Run(c *mvich.Comm, name string, o Options) (*Result, error) {
 	a, ok := apps[name]
 	if !ok {
@@ -122,8 +119,8 @@ func Run(c *mvich.Comm, name string, o Options) (*Result, error) {
 	return r, nil
 }
 
-// serial is the whole square, row by row, computed without other ranks. Each point of the stencil is the
-// mean of the same four numbers; sums of conjugate gradients are in another order.
+// serial is the whole square, row by row, computed without other ranks. Each point of the stencil is the mean of the
+// same four numbers; sums of conjugate gradients are in another order.
 func (a app) serial(n, steps int) ([]float64, error) {
 	b, _, err := a.solve(alone(n), steps)
 	if err != nil {

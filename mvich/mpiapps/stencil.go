@@ -5,12 +5,10 @@ import "viaxdp/mvich"
 // lookEvery is after how many steps the ranks agree on the largest change.
 const lookEvery = 10
 
-// temperature is that of the border of a plate of n x n points, whose rows and
-// columns are 1 to n, at a place.
+// temperature is that of the border of a plate of n x n points, whose rows and columns are 1 to n, at a place.
 func temperature(n, row, col int) float64 { return float64(row*row-2*col*(n-col)) / float64(n) }
 
-// relax makes each point of a row the mean of its neighbours. Rows have both ends,
-// which stay.
+// relax makes each point of a row the mean of its neighbours. Rows have both ends, which stay.
 func relax(next, above, row, below []float64) {
 	n := len(row) - 1
 	next, above, below = next[:n+1], above[:n+1], below[:n+1]

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// waited is how long the threads of this process could have run and had no CPU, all
-// together, since they began; 0 where the kernel does not tell.
+// waited is how long the threads of this process could have run and had no CPU, all together, since they began; 0
+// where the kernel does not tell.
 func waited() (sum time.Duration) {
 	tasks, _ := filepath.Glob("/proc/self/task/*/schedstat")
 	for _, path := range tasks {

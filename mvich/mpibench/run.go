@@ -22,8 +22,8 @@ type Options struct {
 	Warmup           int // iterations before, that do not count; OSU's, or as many as count
 	Window           int // messages in flight, of bw, bibw and mbw_mr
 
-	// MostBytes makes iterations fewer where a message each, or a window of them, would
-	// come to more bytes than that; 0: however many. One is made in any case.
+	// MostBytes makes iterations fewer where a message each, or a window of them, would come to more bytes than that;
+	// 0: however many. One is made in any case.
 	MostBytes int
 }
 
@@ -45,8 +45,8 @@ const (
 // largeMessage is the size from which on OSU does fewer iterations.
 const largeMessage = 8192
 
-// bench is one of the benchmarks: it does count iterations of a size, and says
-// what one rank makes of the time that they took.
+// bench is one of the benchmarks: it does count iterations of a size, and says what one rank makes of the time that
+// they took.
 type bench struct {
 	title      string
 	ranks      func(n int) bool
@@ -91,8 +91,7 @@ type run struct {
 	sender   bool // in pairs
 }
 
-// Run does a benchmark. All ranks of c call it with the same arguments; rank 0
-// gets the rows, the others none.
+// Run does a benchmark. All ranks of c call it with the same arguments; rank 0 gets the rows, the others none.
 func Run(c *mvich.Comm, name string, o Options) ([]Row, error) {
 	b, ok := benches[name]
 	switch {
@@ -154,8 +153,7 @@ func (o *Options) sizes() (all []int) {
 	return append(all, size)
 }
 
-// measure does one size, and gives the mean over the ranks that have a share in
-// it.
+// measure does one size, and gives the mean over the ranks that have a share in it.
 func (r *run) measure(b bench, size int, o Options) (Row, error) {
 	count, warmup := b.times(size, o)
 	if err := errors.Join(b.do(r, size, warmup), r.c.Barrier()); err != nil {

@@ -57,8 +57,8 @@ func (r *run) bothWays(size, count int) error {
 	return nil
 }
 
-// windows begins a window of messages and waits for all of them. Like OSU's, all
-// of them are sent from one buffer and received into one.
+// windows begins a window of messages and waits for all of them. Like OSU's, all of them are sent from one buffer and
+// received into one.
 func (r *run) windows(size int, send, recv bool) error {
 	r.requests = r.requests[:0]
 	for range r.window {

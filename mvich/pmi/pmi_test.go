@@ -17,11 +17,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"viaxdp/mvich"
 )
-
-var _ mvich.Launcher = (*Client)(nil)
 
 // TestMain lets the test's program be a rank that mpiexec starts.
 func TestMain(m *testing.M) {
@@ -118,8 +114,7 @@ func (l *launcher) answer(conn net.Conn, words map[string]string) {
 
 func newLauncher(size int) *launcher { return &launcher{size: size, values: map[string]string{}} }
 
-// inherited gives a rank its end of a socket pair, as PMI_FD, and serves the
-// other end.
+// inherited gives a rank its end of a socket pair, as PMI_FD, and serves the other end.
 func (l *launcher) inherited(t *testing.T, rank int) func(string) string {
 	t.Helper()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -316,8 +311,7 @@ func TestMpiexec(t *testing.T) {
 	}
 }
 
-// Programs that a rank starts do not get its socket: one that outlives it would keep its
-// end from the launcher.
+// Programs that a rank starts do not get its socket: one that outlives it would keep its end from the launcher.
 func TestSocketIsNotInherited(t *testing.T) {
 	env := newLauncher(1).inherited(t, 0)
 	fd, err := strconv.Atoi(env("PMI_FD"))

@@ -82,8 +82,8 @@ func TestServerMapping(t *testing.T) {
 	}
 }
 
-// A rank that aborts, or leaves without a word, is told from one that is done;
-// End ends the fences that others wait in.
+// A rank that aborts, or leaves without a word, is told from one that is done; End ends the fences that others wait
+// in.
 func TestServerEnds(t *testing.T) {
 	s := NewServer(3)
 	a, aborted := rankOf(t, s, 0, 3)
@@ -125,7 +125,7 @@ func TestServerKeys(t *testing.T) {
 		t.Errorf("%q, %v", value, err)
 	}
 	for i := range maxKeys {
-		s.values[fmt.Sprint("n", i)] = ""
+		s.job.values[fmt.Sprint("n", i)] = ""
 	}
 	if err := c.Put("last", "one"); !errors.Is(err, ErrAnswer) {
 		t.Errorf("more than there is room for: %v", err)

@@ -6,8 +6,7 @@ import (
 	"sync"
 )
 
-// lines lets ranks share a writer: what it gets are whole lines, but for those
-// that are longer than longest.
+// lines lets ranks share a writer: what it gets are whole lines, but for those that are longer than longest.
 type lines struct {
 	turn *sync.Mutex // held while w writes
 	w    io.Writer
@@ -23,8 +22,8 @@ func newLines(w io.Writer, turn *sync.Mutex) *lines {
 	return &lines{turn: turn, w: w}
 }
 
-// of is the writer for one of those who share it, whose lines begin with prefix.
-// One goroutine uses it, as that of exec.Cmd.
+// of is the writer for one of those who share it, whose lines begin with prefix. One goroutine uses it, as that of
+// exec.Cmd.
 func (l *lines) of(prefix string) io.Writer { return &line{to: l, prefix: prefix} }
 
 type line struct {

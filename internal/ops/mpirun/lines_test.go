@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Whatever ranks write, in whatever parts, comes out as whole lines with their prefixes, each
-// rank's in order and nothing lost; a line that is too long comes in several.
+// Whatever ranks write, in whatever parts, comes out as whole lines with their prefixes, each rank's in order and
+// nothing lost; a line that is too long comes in several.
 func FuzzLines(f *testing.F) {
 	f.Add([]byte("one\ntwo"), []byte("a\n\nb\n"), uint16(2), byte(3))
 	f.Add([]byte("\n"), []byte{}, uint16(1), byte(1))

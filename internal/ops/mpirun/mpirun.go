@@ -1,18 +1,16 @@
-// Package mpirun starts the ranks of a job on this machine, as mpiexec does: each
-// in a network namespace with an interface of its own, so that it is to the
-// others what a rank on another host would be.
+// Package mpirun starts the ranks of a job on this machine, as mpiexec does: each in a network namespace with an
+// interface of its own, so that it is to the others what a rank on another host would be.
 //
 //	mpirun ---- socket, PMI-1 ----> rank 0    in namespace 0: via0 10.77.0.1
 //	       ---- socket, PMI-1 ----> rank 1    in namespace 1: via0 10.77.0.2
 //	       <--- standard output and error ---
 //
-// A rank finds PMI_FD, PMI_RANK and PMI_SIZE in its environment, and in
-// VIADEV_DEVICE the name of its interface. Programs of other MPI implementations
-// that speak PMI-1, such as MPICH's, can be started, too.
+// A rank finds PMI_FD, PMI_RANK and PMI_SIZE in its environment, and in VIADEV_DEVICE the name of its interface.
+// Programs of other MPI implementations that speak PMI-1, such as MPICH's, can be started, too.
 //
-// When a rank ends with another status than 0, by a signal, or without the good-bye
-// of PMI, or while others wait for it in a fence, or aborts the job, all others are ended: by SIGTERM, and two seconds
-// later by SIGKILL. When this process is gone they get SIGKILL.
+// When a rank ends with another status than 0, by a signal, or without the good-bye of PMI, or while others wait for
+// it in a fence, or aborts the job, all others are ended: by SIGTERM, and two seconds later by SIGKILL. When this
+// process is gone they get SIGKILL.
 package mpirun
 
 import (
@@ -43,13 +41,13 @@ type Job struct {
 	Bind    bool     // rank i runs on CPU i, counted around
 	Prefix  bool     // lines of output begin with the rank: "3: "
 
-	// Lossy joins the ranks by a hub that loses a share of the frames; 0: none, on
-	// the same way. Nobody's frames are segmented behind it.
+	// Lossy joins the ranks by a hub that loses a share of the frames; 0: none, on the same way. Nobody's frames are
+	// segmented behind it.
 	Lossy bool
 	Loss  float64
 
-	// Stdout and Stderr may be the same; nil: discarded. One Write is called at a
-	// time, of both, but for those of files.
+	// Stdout and Stderr may be the same; nil: discarded. One Write is called at a time, of both, but for those of
+	// files.
 	Stdout, Stderr io.Writer
 }
 
@@ -71,9 +69,8 @@ func (e *RankError) Unwrap() error { return e.Err }
 
 var errSilent = errors.New("it has ended before it was ready (no PMI finalize)")
 
-// Run runs a job to its end. A *RankError: a rank has ended it, the first to do so.
-// A *testbed.MissingError: there is no privilege for namespaces. The end of ctx
-// ends the ranks, too, and is the error then.
+// Run runs a job to its end. A *RankError: a rank has ended it, the first to do so. A *testbed.MissingError: there is
+// no privilege for namespaces. The end of ctx ends the ranks, too, and is the error then.
 func Run(ctx context.Context, j Job) error {
 	if len(j.Program) == 0 {
 		return errors.New("no program to start")
@@ -133,8 +130,7 @@ func (j *Job) star() (*testbed.Star, error) {
 	return testbed.NewStar(j.Ranks, j.MTU)
 }
 
-// output is where a rank's output goes: to a file as it is, unless its lines are
-// to be marked.
+// output is where a rank's output goes: to a file as it is, unless its lines are to be marked.
 func (j *Job) output(rank int, to *lines) io.Writer {
 	switch {
 	case to == nil:
@@ -217,8 +213,8 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
 	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, t.began, t.done)}
 }
 
-// endFamily waits until a process has ended, and kills what it has left behind in
-// its group, while its number is not yet another's.
+// endFamily waits until a process has ended, and kills what it has left behind in its group, while its number is not
+// yet another's.
 func endFamily(pid int) {
 	for {
 		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)

@@ -90,8 +90,7 @@ func job(t *testing.T, ranks int, how string, out *bytes.Buffer) Job {
 	return Job{Ranks: ranks, Program: []string{self}, Env: []string{asRank + "=" + how}, Prefix: true, Stdout: out, Stderr: out}
 }
 
-// Ranks hear of each other and reach each other, two by a pair and more by a
-// bridge; each line says whose it is.
+// Ranks hear of each other and reach each other, two by a pair and more by a bridge; each line says whose it is.
 func TestRun(t *testing.T) {
 	nstest.Require(t)
 	for _, ranks := range []int{1, 2, 5} {
@@ -109,8 +108,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// However a rank ends the job, the others end, soon, and the error says who it was
-// and with which status.
+// However a rank ends the job, the others end, soon, and the error says who it was and with which status.
 func TestEnds(t *testing.T) {
 	nstest.Require(t)
 	shell := func(script string) Job { return Job{Ranks: 3, Program: []string{"sh", "-c", script}} }

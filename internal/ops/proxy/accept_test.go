@@ -64,8 +64,7 @@ func echo(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// start runs a proxy over TCP alone, on a listener that fails as told; end stops
-// it.
+// start runs a proxy over TCP alone, on a listener that fails as told; end stops it.
 func start(t *testing.T, p *Proxy) (l *starved, end func() error, done chan error) {
 	t.Helper()
 	p.Listen, p.To = Address{"tcp", "127.0.0.1:0"}, Address{"tcp", echo(t)}
@@ -102,8 +101,7 @@ func answers(c net.Conn, within time.Duration) error {
 	return err
 }
 
-// A proxy that is short of descriptors keeps the connections that it has, and
-// takes new ones when it can.
+// A proxy that is short of descriptors keeps the connections that it has, and takes new ones when it can.
 func TestShortOfDescriptors(t *testing.T) {
 	told := make(chan error, 8)
 	p := &Proxy{Failed: func(err error) { told <- err }}
@@ -149,8 +147,7 @@ func nobody(t *testing.T) string {
 	return fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
 }
 
-// A connection for which there is no server is broken, and does not look as if the
-// server had nothing to say.
+// A connection for which there is no server is broken, and does not look as if the server had nothing to say.
 func TestNoServer(t *testing.T) {
 	p := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"tcp", nobody(t)}}
 	serve(t, p)

@@ -60,9 +60,8 @@ func newWeb(n int) *web {
 	return &web{page: page(n), left: together, gone: make(chan struct{}, 1), all: make(chan struct{})}
 }
 
-// ServeHTTP gives to /N so many bytes, to /together/N when so many have asked, to /half/N
-// half of them and then nothing more while the client is there, to /endless no end; what
-// is put it sums.
+// ServeHTTP gives to /N so many bytes, to /together/N when so many have asked, to /half/N half of them and then
+// nothing more while the client is there, to /endless no end; what is put it sums.
 func (s *web) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.from, s.ranges = append(s.from, r.RemoteAddr), append(s.ranges, r.Header.Get("Range"))

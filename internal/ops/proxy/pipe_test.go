@@ -11,8 +11,7 @@ import (
 	"viaxdp/internal/lab/await"
 )
 
-// witness is a connection of whose stream nothing comes, and that looks at what it is read
-// into.
+// witness is a connection of whose stream nothing comes, and that looks at what it is read into.
 type witness struct {
 	net.Conn
 	saw *[]byte
@@ -23,8 +22,7 @@ func (w witness) Read(b []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// What a peer has sent is not in the buffer for another one, who may say that it has
-// written there and have not.
+// What a peer has sent is not in the buffer for another one, who may say that it has written there and have not.
 func TestBuffersAreEmpty(t *testing.T) {
 	for range 100 { // the pool keeps not all that it gets
 		b := buffers.Get().(*[]byte)
@@ -43,8 +41,8 @@ func TestBuffersAreEmpty(t *testing.T) {
 	}
 }
 
-// An answer comes whole also where the client ends its stream when the server by VIA has
-// closed already, and not all that it had said has got there.
+// An answer comes whole also where the client ends its stream when the server by VIA has closed already, and not all
+// that it had said has got there.
 func TestAnswerAfterUpload(t *testing.T) {
 	a, b, hostB := stacks(t)
 	l, err := b.Listen("via", ":7000")

@@ -19,8 +19,7 @@ import (
 	"time"
 )
 
-// postgresProgram finds a program of PostgreSQL, of which Debian has only some on the
-// path.
+// postgresProgram finds a program of PostgreSQL, of which Debian has only some on the path.
 func postgresProgram(t *testing.T, name string) string {
 	t.Helper()
 	if found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name); len(found) > 0 {
@@ -156,9 +155,8 @@ func (p *postgres) sum(t *testing.T, database, table string) string {
 		"select count(*), md5(string_agg(x::text, ',' order by n)) from "+table+" x")
 }
 
-// PostgreSQL and its programs talk through two proxies: its load generator, tables in
-// and out, a query that is cancelled, a dump that is read again, and the death of
-// either side in the midst of it.
+// PostgreSQL and its programs talk through two proxies: its load generator, tables in and out, a query that is
+// cancelled, a dump that is read again, and the death of either side in the midst of it.
 func TestPostgres(t *testing.T) {
 	p := startPostgres(t)
 	at := chain(t, p.address)
@@ -233,8 +231,8 @@ func TestPostgres(t *testing.T) {
 		}
 		p.until(t, sessions(t, ""), "0")
 	})
-	// The server learns that its client has died: one that had nothing to say, and
-	// one that takes nothing of what the server says.
+	// The server learns that its client has died: one that had nothing to say, and one that takes nothing of what the
+	// server says.
 	t.Run("client dies", func(t *testing.T) {
 		for query, state := range map[string]string{
 			"begin; select 1;\n": "idle in transaction",

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// need finds a program that a test runs. Without it the test ends: with a failure when
-// VIA_PEERS=require, as for bench's programs, and with a skip elsewhere.
+// need finds a program that a test runs. Without it the test ends: with a failure when VIA_PEERS=require, as for
+// bench's programs, and with a skip elsewhere.
 func need(t *testing.T, name, pkg string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -26,9 +26,8 @@ func need(t *testing.T, name, pkg string) string {
 	return path
 }
 
-// ownHost is an address that is this process's alone, where a port is nobody's that
-// it has not given: a free one of 127.0.0.1 may be another program's before the one
-// that it was chosen for has it.
+// ownHost is an address that is this process's alone, where a port is nobody's that it has not given: a free one of
+// 127.0.0.1 may be another program's before the one that it was chosen for has it.
 func ownHost() string {
 	pid := os.Getpid()
 	return fmt.Sprintf("127.%d.%d.%d", 64|pid>>16&63, pid>>8&255, pid&255)

@@ -1,12 +1,12 @@
-// Package proxy forwards byte streams between the kernel's TCP and package vianet,
-// so that programs which know nothing of VIs can use them.
+// Package proxy forwards byte streams between the kernel's TCP and package vianet, so that programs which know
+// nothing of VIs can use them.
 //
 //	program --TCP--> proxy ==VIA==> proxy --TCP--> server
 //	         tcp:127.0.0.1:5432     via::5432      tcp:127.0.0.1:5432
 //
-// Each side is an address: tcp:HOST:PORT or via:HOST:PORT. A half-closed stream is
-// half-closed on the other side, and a broken one is broken: it ends with a reset,
-// not as if it were whole. Urgent data breaks it, since VIA does not carry any.
+// Each side is an address: tcp:HOST:PORT or via:HOST:PORT. A half-closed stream is half-closed on the other side, and
+// a broken one is broken: it ends with a reset, not as if it were whole. Urgent data breaks it, since VIA does not
+// carry any.
 package proxy
 
 import (
@@ -52,14 +52,13 @@ func (a Address) String() string { return a.Network + ":" + a.Address }
 type Proxy struct {
 	Listen, To Address
 	Stack      *vianet.Stack // for via; nil: neither address is
-	// Fallback is where to connect by TCP when nobody is at To by VIA, as
-	// vianet.Stack.DialOr finds: the port of it at To's host. Empty: nowhere.
+	// Fallback is where to connect by TCP when nobody is at To by VIA, as vianet.Stack.DialOr finds: the port of it
+	// at To's host. Empty: nowhere.
 	Fallback string
-	// Most is how many connections are forwarded at once; those beyond it wait to be
-	// accepted. 0: 4096.
+	// Most is how many connections are forwarded at once; those beyond it wait to be accepted. 0: 4096.
 	Most int
-	// Failed is told of connections that could not be forwarded, and when none can
-	// be accepted for a while; may be nil. It is called by several goroutines.
+	// Failed is told of connections that could not be forwarded, and when none can be accepted for a while; may be
+	// nil. It is called by several goroutines.
 	Failed func(error)
 
 	listener net.Listener
@@ -84,13 +83,11 @@ func (p *Proxy) Open() (err error) {
 // Addr is where it listens.
 func (p *Proxy) Addr() net.Addr { return p.listener.Addr() }
 
-// Connections is how many were forwarded so far, and how many of them by TCP for
-// lack of VIA.
+// Connections is how many were forwarded so far, and how many of them by TCP for lack of VIA.
 func (p *Proxy) Connections() (all, fell int64) { return p.count.Load(), p.fell.Load() }
 
-// Serve forwards connections until ctx ends, which is no error, and then closes
-// all of them. While the system is short of descriptors or memory, those that
-// there are go on, and new ones wait.
+// Serve forwards connections until ctx ends, which is no error, and then closes all of them. While the system is
+// short of descriptors or memory, those that there are go on, and new ones wait.
 func (p *Proxy) Serve(ctx context.Context) error {
 	inner, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup
@@ -138,8 +135,7 @@ const (
 	acceptPause = 50 * time.Millisecond // until Accept is tried again
 )
 
-// passes tells whether an error of Accept is one of the moment. A listener of VIA
-// that has failed has ended.
+// passes tells whether an error of Accept is one of the moment. A listener of VIA that has failed has ended.
 func (p *Proxy) passes(err error) bool {
 	if p.Listen.Network == "via" {
 		return false
@@ -162,8 +158,8 @@ func (p *Proxy) failed(ctx context.Context, err error) {
 	}
 }
 
-// Refused tells Failed of requests that Stack has refused, for its Options.Failed: at most
-// one a second, since anybody on the network can make some.
+// Refused tells Failed of requests that Stack has refused, for its Options.Failed: at most one a second, since
+// anybody on the network can make some.
 func (p *Proxy) Refused(err error) {
 	tell, untold := p.refusals.turn(time.Now())
 	if !tell || p.Failed == nil {
@@ -250,10 +246,9 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 // buffers are for pipes, of more than what vianet sends by messages.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
-// pipe copies a stream to its end, and ends it on the other side. When that cannot
-// be, both connections are broken: neither is to wait for the other, or to take for
-// all what is only a part. Until then the other direction goes on, where a peer by VIA
-// only reads no more.
+// pipe copies a stream to its end, and ends it on the other side. When that cannot be, both connections are broken:
+// neither is to wait for the other, or to take for all what is only a part. Until then the other direction goes on,
+// where a peer by VIA only reads no more.
 func pipe(to, from net.Conn, other <-chan struct{}) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
@@ -274,17 +269,15 @@ func pipe(to, from net.Conn, other <-chan struct{}) error {
 	return err
 }
 
-// unheard says whether err, of a copy to there or of its end, may mean that the peer reads no
-// more and still sends.
+// unheard says whether err, of a copy to there or of its end, may mean that the peer reads no more and still sends.
 func unheard(to net.Conn, err error) bool {
 	var op *net.OpError
 	_, via := to.(*vianet.Conn)
 	return via && errors.As(err, &op) && (op.Op == "write" || op.Op == "close") && errors.Is(err, syscall.ECONNRESET)
 }
 
-// drain drops what comes, so that the kernel does not reset a connection on which an
-// answer is still under way. It says whether the stream has come to its end before the
-// other direction has, or soon after.
+// drain drops what comes, so that the kernel does not reset a connection on which an answer is still under way. It
+// says whether the stream has come to its end before the other direction has, or soon after.
 func drain(from net.Conn, other <-chan struct{}) bool {
 	select {
 	case <-other:
@@ -307,9 +300,9 @@ func drain(from net.Conn, other <-chan struct{}) bool {
 // drainTime is how long a program may take to end its stream once it has the whole answer.
 const drainTime = 10 * time.Second
 
-// hold has the kernel reset a connection of TCP if this process is killed: a stream of
-// which it has passed on a part is not to end there as if it were whole. The result lets
-// go, for a Close in order. A peer by VIA hears of a death as it is.
+// hold has the kernel reset a connection of TCP if this process is killed: a stream of which it has passed on a part
+// is not to end there as if it were whole. The result lets go, for a Close in order. A peer by VIA hears of a death
+// as it is.
 func hold(c net.Conn) (release func()) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {

@@ -103,8 +103,8 @@ func between(t *testing.T, a, b *vianet.Stack, hostB, server string) *Proxy {
 	return near
 }
 
-// Programs that know nothing of VIA get their bytes through two proxies, many at
-// once, and each end of a stream closes for itself.
+// Programs that know nothing of VIA get their bytes through two proxies, many at once, and each end of a stream
+// closes for itself.
 func TestChain(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -151,8 +151,8 @@ func TestChain(t *testing.T) {
 	wait.Wait()
 }
 
-// ends runs a server, says to it through two proxies what say says, and gives what
-// the server and the client have read in the end.
+// ends runs a server, says to it through two proxies what say says, and gives what the server and the client have
+// read in the end.
 func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, served, asked error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -220,8 +220,8 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// A client that has said all and is gone is heard to its end, also where the server ends
-// its own stream in the middle of that.
+// A client that has said all and is gone is heard to its end, also where the server ends its own stream in the middle
+// of that.
 func TestServerEndsFirst(t *testing.T) {
 	small := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		err2 := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })
@@ -264,8 +264,7 @@ func TestServerEndsFirst(t *testing.T) {
 	}
 }
 
-// An answer that a server by VIA has written before its Close comes whole, also while the
-// client still sends.
+// An answer that a server by VIA has written before its Close comes whole, also while the client still sends.
 func TestAnswerDuringUpload(t *testing.T) {
 	a, b, hostB := stacks(t)
 	l, err := b.Listen("via", ":7000")
@@ -361,8 +360,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// Where nobody listens by VIA the port of TCP is taken, and without one the
-// connection is closed.
+// Where nobody listens by VIA the port of TCP is taken, and without one the connection is closed.
 func TestFallback(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "by TCP")

@@ -11,8 +11,8 @@ import (
 
 var errUrgent = errors.New("urgent data, which VIA does not carry: the connection is broken")
 
-// ordinary reads a TCP connection until urgent data comes, which is an error: the
-// kernel would take the byte out of the stream, and nobody would know.
+// ordinary reads a TCP connection until urgent data comes, which is an error: the kernel would take the byte out of
+// the stream, and nobody would know.
 type ordinary struct {
 	raw  syscall.RawConn
 	step func(fd uintptr) bool // tries to read into b
@@ -32,8 +32,7 @@ func reader(c net.Conn) io.Reader {
 	if err != nil {
 		return c // it is closed, as Read says
 	}
-	// The mark is looked for before each read. A byte that comes in between stays in
-	// the stream, at least.
+	// The mark is looked for before each read. A byte that comes in between stays in the stream, at least.
 	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) })
 	r := &ordinary{raw: raw}
 	r.step = r.try
