@@ -23,8 +23,7 @@ func deadBeforeConnection(t *testing.T) {
 		if rank == 0 {
 			return wantLost("send", c.Send(nil, victim, 1), victim)
 		}
-		_, err := c.Recv(nil, victim, 1)
-		return wantLost("receive", err, victim)
+		return wantLost("receive", errOf(c.Recv(nil, victim, 1)), victim)
 	})
 	j.finalize(t, victim)
 }
@@ -46,10 +45,7 @@ func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 			return again(func() (bool, error) { _, done, err := c.Iprobe(source, 1); return done, err })
 		},
 		func(c *mvich.Comm, source int) error {
-			r, err := c.Irecv(nil, source, 1)
-			if err != nil {
-				return err
-			}
+			r := get(c.Irecv(nil, source, 1))
 			return again(func() (bool, error) { _, done, err := r.Test(); return done, err })
 		},
 	}
@@ -77,8 +73,7 @@ func deadBeforeConnectionSilent(t *testing.T) {
 	j := newJob(t, 2, jobConfig{dying: true, options: with(mvich.WithConnectTimeout(time.Second))})
 	j.fabric.Cut(j.hosts[1].NIC.Query().Address, true)
 	each(t, 1, func(int) error {
-		_, err := j.worlds[0].Comm().Recv(nil, mvich.AnySource, 1)
-		return wantLost("receive of anybody", err, 1)
+		return wantLost("receive of anybody", errOf(j.worlds[0].Comm().Recv(nil, mvich.AnySource, 1)), 1)
 	})
 	each(t, 2, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), 1-rank) })
 }

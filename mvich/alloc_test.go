@@ -24,40 +24,26 @@ func TestAlloc(t *testing.T) {
 		}
 		out, in := buf[:n], buf[n:]
 		fill(out, rank)
-		if _, err := c.Sendrecv(out, other, 1, in, other, 1); err != nil {
-			return err
-		}
-		if err := check(in, other); err != nil {
-			return err
-		}
+		get(c.Sendrecv(out, other, 1, in, other, 1))
+		must(check(in, other))
 		if s := w.Stats(); s.RegisteredBytes != 0 || s.Registered != 0 {
 			return fmt.Errorf("memory of the arena was registered: %+v", s)
 		}
-		r, err := c.Isend(out, other, 2)
-		if err != nil {
-			return err
-		}
+		r := get(c.Isend(out, other, 2))
 		if err := w.Free(buf); !errors.Is(err, mvich.ErrBusy) {
 			return fmt.Errorf("freed while it is sent: %v", err)
 		}
 		copyOf := bytes.Clone(in)
-		if _, err := c.Recv(copyOf, other, 2); err != nil {
-			return err
-		}
-		if err := mvich.WaitAll(r); err != nil {
-			return err
-		}
-		if err := w.Free(buf); err != nil {
-			return err
-		}
+		get(c.Recv(copyOf, other, 2))
+		must(mvich.WaitAll(r))
+		must(w.Free(buf))
 		if err := w.Free(buf); !errors.Is(err, mvich.ErrMemory) {
 			return fmt.Errorf("freed twice: %v", err)
 		}
 		if _, err := w.Alloc(1 << 30); !errors.Is(err, vipl.ErrResource) {
 			return fmt.Errorf("more than the arena has: %v", err)
 		}
-		_, err = w.Alloc(n) // Finalize takes it back
-		return err
+		return errOf(w.Alloc(n)) // Finalize takes it back
 	})
 }
 
@@ -95,19 +81,13 @@ func TestFreeInUse(t *testing.T) {
 			}
 			return err
 		}
-		buf, err := w.Alloc(2 * n)
-		if err != nil {
-			return err
-		}
+		buf := get(w.Alloc(2 * n))
 		for name, begin := range map[string]func() (*mvich.Request, error){
 			"a receive":                 func() (*mvich.Request, error) { return c.Irecv(buf[n:], 0, 7) },
 			"a message to another rank": func() (*mvich.Request, error) { return c.Isend(buf[n:], 1, 1) },
 			"a message to this rank":    func() (*mvich.Request, error) { return c.Issend(buf[n:], 0, 7) },
 		} {
-			r, err := begin()
-			if err != nil {
-				return err
-			}
+			r := get(begin())
 			for range 2 {
 				if err := w.Free(buf); !errors.Is(err, mvich.ErrBusy) {
 					return fmt.Errorf("freed with %s under way: %v", name, err)
@@ -123,13 +103,11 @@ func TestFreeInUse(t *testing.T) {
 			case "a receive":
 				r.Cancel()
 			case "a message to another rank":
-				err = c.Send(nil, 1, 2)
+				must(c.Send(nil, 1, 2))
 			default:
-				_, err = c.Recv(make([]byte, n), 0, 7)
+				get(c.Recv(make([]byte, n), 0, 7))
 			}
-			if err = errors.Join(err, mvich.WaitAll(r)); err != nil {
-				return err
-			}
+			must(mvich.WaitAll(r))
 		}
 		return w.Free(buf)
 	})

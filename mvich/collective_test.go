@@ -85,9 +85,7 @@ func everyRooted(c *mvich.Comm, length, root int) error {
 	if err := mvich.Bcast(c, b, root); err != nil {
 		return fmt.Errorf("bcast: %w", err)
 	}
-	if err := same("bcast", b, contribution(root, length)); err != nil {
-		return err
-	}
+	must(same("bcast", b, contribution(root, length)))
 
 	src, dst := contribution(me, length), make([]int64, length)
 	if err := mvich.Reduce(c, dst, src, mvich.Sum, root); err != nil {
@@ -97,25 +95,19 @@ func everyRooted(c *mvich.Comm, length, root int) error {
 	if me == root {
 		want = combined(n-1, length)
 	}
-	if err := errors.Join(same("reduce", dst, want), same("reduce's source", src, contribution(me, length))); err != nil {
-		return err
-	}
+	must(errors.Join(same("reduce", dst, want), same("reduce's source", src, contribution(me, length))))
 
 	all := make([]int64, n*length)
 	if err := mvich.Gather(c, all, src, root); err != nil {
 		return fmt.Errorf("gather: %w", err)
 	}
 	if me == root {
-		if err := same("gather", all, together); err != nil {
-			return err
-		}
+		must(same("gather", all, together))
 	}
 	if err := mvich.Scatter(c, dst, together, root); err != nil {
 		return fmt.Errorf("scatter: %w", err)
 	}
-	if err := same("scatter", dst, src); err != nil {
-		return err
-	}
+	must(same("scatter", dst, src))
 	return everyVector(c, length, root)
 }
 
@@ -138,9 +130,7 @@ func everyVector(c *mvich.Comm, length, root int) error {
 		return fmt.Errorf("gatherv: %w", err)
 	}
 	if me == root {
-		if err := same("gatherv", got, want); err != nil {
-			return err
-		}
+		must(same("gatherv", got, want))
 	}
 	part := make([]int64, counts[me])
 	if err := mvich.Scatterv(c, part, want, counts, displs, root); err != nil {
@@ -155,21 +145,15 @@ func everyUnrooted(c *mvich.Comm, length int) error {
 	if err := mvich.AllReduce(c, dst, src, mvich.Sum); err != nil {
 		return fmt.Errorf("allreduce: %w", err)
 	}
-	if err := same("allreduce", dst, combined(n-1, length)); err != nil {
-		return err
-	}
+	must(same("allreduce", dst, combined(n-1, length)))
 	if err := mvich.AllReduce(c, dst, src, mvich.Max); err != nil {
 		return fmt.Errorf("allreduce: %w", err)
 	}
-	if err := same("allreduce by max", dst, contribution(n-1, length)); err != nil {
-		return err
-	}
+	must(same("allreduce by max", dst, contribution(n-1, length)))
 	if err := mvich.Scan(c, dst, src, mvich.Sum); err != nil {
 		return fmt.Errorf("scan: %w", err)
 	}
-	if err := same("scan", dst, combined(me, length)); err != nil {
-		return err
-	}
+	must(same("scan", dst, combined(me, length)))
 
 	var together []int64
 	for rank := range n {
@@ -179,9 +163,7 @@ func everyUnrooted(c *mvich.Comm, length int) error {
 	if err := mvich.AllGather(c, all, src); err != nil {
 		return fmt.Errorf("allgather: %w", err)
 	}
-	if err := same("allgather", all, together); err != nil {
-		return err
-	}
+	must(same("allgather", all, together))
 
 	// What rank a has for rank b begins with a*n+b.
 	out, want := make([]int64, n*length), make([]int64, n*length)
@@ -192,9 +174,7 @@ func everyUnrooted(c *mvich.Comm, length int) error {
 	if err := mvich.AllToAll(c, all, out); err != nil {
 		return fmt.Errorf("alltoall: %w", err)
 	}
-	if err := same("alltoall", all, want); err != nil {
-		return err
-	}
+	must(same("alltoall", all, want))
 	return inPlace(c, length, want)
 }
 
@@ -323,9 +303,7 @@ func TestWrongLengths(t *testing.T) {
 			if err := f(); c.Rank() == 0 && !errors.Is(err, mvich.ErrCount) || c.Rank() == 1 && err != nil {
 				return fmt.Errorf("%s: %v", name, err)
 			}
-			if err := c.Barrier(); err != nil {
-				return err
-			}
+			must(c.Barrier())
 		}
 		color := []int{-5, 0}[c.Rank()]
 		part, err := c.Split(color, 0)

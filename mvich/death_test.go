@@ -84,56 +84,27 @@ func dies(t *testing.T, death death) {
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
 		b := make([]byte, 100000)
-		onlyLiving, err := c.Irecv(make([]byte, 1), (rank+1)%victim, 7)
-		if err != nil {
-			return err
-		}
-		named, err := c.Irecv(b, victim, 1)
-		if err != nil {
-			return err
-		}
-		any, err := c.Irecv(b, mvich.AnySource, 1)
-		if err != nil {
-			return err
-		}
-		sent, err := c.Issend(b, victim, 1)
-		if err != nil {
-			return err
-		}
+		onlyLiving := get(c.Irecv(make([]byte, 1), (rank+1)%victim, 7))
+		named := get(c.Irecv(b, victim, 1))
+		any := get(c.Irecv(b, mvich.AnySource, 1))
+		sent := get(c.Issend(b, victim, 1))
 		killed.Wait()
 		for what, r := range map[string]*mvich.Request{"receive": named, "receive of anybody": any, "send": sent} {
-			_, err := r.Wait()
-			if err := wantLost(what, err, victim); err != nil {
-				return err
-			}
+			must(wantLost(what, errOf(r.Wait()), victim))
 		}
-		err = wantLost("later send", c.Send(b, victim, 1), victim)
-		_, late := c.Recv(b, mvich.AnySource, 2)
-		err = errors.Join(err, wantLost("later receive of anybody", late, victim))
-		err = errors.Join(err, wantLost("barrier", c.Barrier(), victim))
-		if err != nil {
-			return err
-		}
-		if dead := c.Dead(); len(dead) != 1 || dead[0] != victim {
-			return fmt.Errorf("dead: %v", dead)
+		must(wantLost("later send", c.Send(b, victim, 1), victim))
+		must(wantLost("later receive of anybody", errOf(c.Recv(b, mvich.AnySource, 2)), victim))
+		must(wantLost("barrier", c.Barrier(), victim))
+		if dead, n := c.Dead(), j.worlds[rank].Stats().Deaths; !slices.Equal(dead, []int{victim}) || n != 1 {
+			return fmt.Errorf("dead: %v, %d counted", dead, n)
 		}
 		// The living go on.
-		if err := c.Send([]byte{1}, (rank+victim-1)%victim, 7); err != nil {
-			return err
-		}
-		if _, err := onlyLiving.Wait(); err != nil {
-			return err
-		}
+		must(c.Send([]byte{1}, (rank+victim-1)%victim, 7))
+		get(onlyLiving.Wait())
 		c.Acknowledge(c.Dead())
-		anybody, err := c.Irecv(make([]byte, 1), mvich.AnySource, 8)
-		if err != nil {
-			return err
-		}
-		if err := c.Send([]byte{1}, (rank+1)%victim, 8); err != nil {
-			return err
-		}
-		_, err = anybody.Wait()
-		return err
+		anybody := get(c.Irecv(make([]byte, 1), mvich.AnySource, 8))
+		must(c.Send([]byte{1}, (rank+1)%victim, 8))
+		return errOf(anybody.Wait())
 	})
 	j.finalize(t, victim)
 }
@@ -178,16 +149,13 @@ func TestRootCause(t *testing.T) {
 	j := dyingJob(t, n, victim, follower)
 	j.run(t, func(c *mvich.Comm) error { // all are connected with all
 		for k := 1; k < n; k++ {
-			if _, err := c.Sendrecv(nil, (c.Rank()+k)%n, 1, nil, (c.Rank()+n-k)%n, 1); err != nil {
-				return err
-			}
+			get(c.Sendrecv(nil, (c.Rank()+k)%n, 1, nil, (c.Rank()+n-k)%n, 1))
 		}
 		return nil
 	})
 	j.hosts[victim].NIC.Close()
 	each(t, victim, func(rank int) error {
-		_, err := j.worlds[rank].Comm().Recv(nil, victim, 1)
-		return wantLost("receive", err, victim)
+		return wantLost("receive", errOf(j.worlds[rank].Comm().Recv(nil, victim, 1)), victim)
 	})
 	j.hosts[follower].NIC.Close()
 	each(t, victim, func(rank int) error {
@@ -195,16 +163,12 @@ func TestRootCause(t *testing.T) {
 			return nil
 		}
 		c := j.worlds[rank].Comm()
-		_, err := c.Recv(nil, follower, 1)
-		if err := wantLost("receive of the follower", err, follower); err != nil {
-			return err
-		}
-		if err := wantLost("its cause", errors.Unwrap(err), victim); err != nil {
-			return err
-		}
-		_, err = c.Recv(nil, mvich.AnySource, 1)
-		return errors.Join(wantLost("receive of anybody", err, victim), wantLost("barrier", c.Barrier(), victim),
-			wantLost("finalize", j.worlds[rank].Finalize(), victim))
+		err := errOf(c.Recv(nil, follower, 1))
+		must(wantLost("receive of the follower", err, follower))
+		must(wantLost("its cause", errors.Unwrap(err), victim))
+		must(wantLost("receive of anybody", errOf(c.Recv(nil, mvich.AnySource, 1)), victim))
+		must(wantLost("barrier", c.Barrier(), victim))
+		return wantLost("finalize", j.worlds[rank].Finalize(), victim)
 	})
 }
 
@@ -228,9 +192,7 @@ func lateConnection(t *testing.T) {
 		if dead := c.Dead(); len(dead) > 0 {
 			return fmt.Errorf("dead before it has asked anybody: %v", dead)
 		}
-		if err := c.Send(nil, 0, 1); err != nil {
-			return err
-		}
+		must(c.Send(nil, 0, 1))
 		for end := time.Now().Add(ackDelay / 2); ; time.Sleep(time.Millisecond) {
 			if dead := c.Dead(); len(dead) == 1 && dead[0] == victim {
 				return nil
@@ -360,22 +322,18 @@ func TestAnybodyAfterDeath(t *testing.T) {
 	each(t, victim, func(rank int) error {
 		w := j.worlds[rank]
 		c := w.Comm()
-		_, err := c.Recv(nil, victim, 1)
-		if err := wantLost("receive", err, victim); err != nil {
-			return err
-		}
+		must(wantLost("receive", errOf(c.Recv(nil, victim, 1)), victim))
 		if rank == leaver {
 			<-acknowledged
 			return wantLost("finalize", w.Finalize(), victim)
 		}
 		c.Acknowledge(c.Dead())
 		close(acknowledged)
-		_, err = c.Recv(nil, mvich.AnySource, 1)
-		err = wantLost("receive of anybody", err, leaver)
+		must(wantLost("receive of anybody", errOf(c.Recv(nil, mvich.AnySource, 1)), leaver))
 		if dead := c.Dead(); !slices.Equal(dead, []int{leaver, victim}) {
-			err = errors.Join(err, fmt.Errorf("dead: %v", dead))
+			return fmt.Errorf("dead: %v", dead)
 		}
-		return errors.Join(err, wantLost("finalize", w.Finalize(), victim))
+		return wantLost("finalize", w.Finalize(), victim)
 	})
 }
 
@@ -389,9 +347,7 @@ func deathIsToldAtOnce(t *testing.T) {
 	heard := make(chan struct{})
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
-		if _, err := c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1); err != nil {
-			return err
-		}
+		get(c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1))
 		if rank == 0 {
 			err := wantLost("send", c.Send(nil, victim, 1), victim)
 			<-heard
@@ -435,8 +391,7 @@ func TestAcknowledgeWhatWasSeen(t *testing.T) {
 		if r.Cancel() {
 			return nil // it would wait
 		}
-		_, err = r.Wait()
-		return err
+		return errOf(r.Wait())
 	}
 	if err := wantLost("receive of anybody", anybody(), first); err != nil {
 		t.Error(err)

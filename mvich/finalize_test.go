@@ -40,34 +40,21 @@ func TestFinalizeEndsRequests(t *testing.T) {
 		w := j.worlds[rank]
 		c := w.Comm()
 		if rank < 2 { // they are connected
-			if _, err := c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1); err != nil {
-				return err
-			}
+			get(c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1))
 		}
 		requests := make(map[string]*mvich.Request)
 		for name, source := range map[string]int{"of anybody": mvich.AnySource, "of the next": (rank + 1) % 3, "of itself": rank} {
-			r, err := c.Irecv(make([]byte, 1), source, 2)
-			if err != nil {
-				return err
-			}
+			r := get(c.Irecv(make([]byte, 1), source, 2))
 			requests["receive "+name] = r
 		}
 		for name, to := range map[string]int{"to the next": (rank + 1) % 3, "to itself": rank} {
-			r, err := c.Issend(make([]byte, 10000), to, 3)
-			if err != nil {
-				return err
-			}
+			r := get(c.Issend(make([]byte, 10000), to, 3))
 			requests["send "+name] = r
 		}
 		waited := make(chan error, 1)
-		other, err := c.Irecv(nil, mvich.AnySource, 4)
-		if err != nil {
-			return err
-		}
+		other := get(c.Irecv(nil, mvich.AnySource, 4))
 		go func() { _, err := other.Wait(); waited <- err }()
-		if err := w.Finalize(); err != nil {
-			return err
-		}
+		must(w.Finalize())
 		for name, r := range requests {
 			if _, done, err := r.Test(); !done || err == nil {
 				return fmt.Errorf("%s: complete %v, %v", name, done, err)

@@ -152,6 +152,45 @@ func (s *stranger) recv() ([]byte, error) {
 	return s.region.Bytes()[int(place.Data-s.region.Addr()):][:d.Length], nil
 }
 
+// await receives packets until one is of a kind, and returns it and the number of its request.
+func (s *stranger) await(kinds ...byte) (b []byte, number uint32) {
+	for b = get(s.recv()); !slices.Contains(kinds, b[0]); {
+		b = get(s.recv())
+	}
+	return b, binary.LittleEndian.Uint32(b[24:])
+}
+
+// grant gives the other side credits.
+func (s *stranger) grant(credits uint16) { s.send(packetOf(pktNoop, credits, 0, 0, 0, nil)) }
+
+// empty sends a message without data.
+func (s *stranger) empty(tag uint32) {
+	s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, tag))
+}
+
+// deathOf2 tells the other side of the death of rank 2, and waits until it has taken that.
+func (s *stranger) deathOf2(c *mvich.Comm) {
+	s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
+	if _, err := c.Probe(2, 0); err == nil {
+		must(errors.New("a message of a rank that is not there"))
+	}
+}
+
+// data receives size bytes in pieces, in which there is no x: the buffer is the program's again.
+func (s *stranger) data(size int) error {
+	for left := size; left > 0; {
+		b, _ := s.await(pktData, pktFinish)
+		if b[0] == pktFinish {
+			return fmt.Errorf("it was written: %q", s.region.Bytes()[strangerRDMA:][:4])
+		}
+		left -= len(b) - 32
+		if bytes.IndexByte(b[32:], 'x') >= 0 {
+			return errors.New("a piece was sent from the buffer when the operation was over")
+		}
+	}
+	return nil
+}
+
 // Kinds and fields of packets, as package mvich's doc comment lists them.
 const (
 	pktEager, pktRequest, pktReady, pktData, pktFinish, pktDone, pktNoop = 1, 2, 3, 4, 5, 6, 7
@@ -226,8 +265,7 @@ func TestHostilePeer(t *testing.T) {
 				s.send(p)
 			}
 			each(t, 1, func(int) error {
-				_, err := r.Wait()
-				return wantLost("receive", err, 1)
+				return wantLost("receive", errOf(r.Wait()), 1)
 			})
 		})
 	}
@@ -254,8 +292,7 @@ func TestPeerThatStops(t *testing.T) {
 	}
 	s.vi.Disconnect()
 	each(t, 1, func(int) error {
-		_, err := r.Wait()
-		return wantLost("receive", err, 1)
+		return wantLost("receive", errOf(r.Wait()), 1)
 	})
 }
 
@@ -292,162 +329,94 @@ const (
 	ofCollectives = 1
 )
 
-// A collective operation that a death has ended leaves the program's buffer alone: what comes for it later does not
-// get there.
+// A collective operation that a death has ended leaves the program's buffer alone: what comes for it later does not get
+// there.
 func TestLateData(t *testing.T) {
+	const size, piece = 15000, 5000
 	w, s := newStranger(t, 3)
 	c := w.Comm()
-	const size, piece = 15000, 5000
 	ended := make(chan struct{})
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
 			b := make([]byte, size)
 			err := wantLost("bcast", c.Bcast(b, 1), 2)
-			for i := range b {
-				b[i] = 'x'
-			}
+			copy(b, bytes.Repeat([]byte{'x'}, size))
 			close(ended)
-			if err != nil {
-				return err
-			}
-			if _, err := c.Recv(nil, 1, 0); err != nil { // all pieces came before it
-				return err
-			}
+			must(err)
+			get(c.Recv(nil, 1, 0)) // all pieces came before it
 			if slices.ContainsFunc(b, func(v byte) bool { return v != 'x' }) {
 				return errors.New("the buffer was written to when the operation was over")
 			}
 			return nil
 		}
 		s.send(within(packetOf(pktRequest, 32, size, 1, 0, offerOf(2)), ofCollectives, 1))
-		ready, err := s.recv()
-		if err != nil || ready[0] != pktReady {
-			return fmt.Errorf("% x, %w", ready, err)
-		}
-		number := binary.LittleEndian.Uint32(ready[24:])
+		_, number := s.await(pktReady)
 		s.send(packetOf(pktData, 0, 0, 0, number, make([]byte, piece)))
 		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
 		<-ended
 		for at := piece; at < size; at += piece {
 			s.send(packetOf(pktData, 0, uint64(at), 0, number, make([]byte, piece)))
 		}
-		s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0))
+		s.empty(0)
 		return nil
 	})
 }
 
-// Nor is it sent from there.
+// Nor is it sent from there: what has not begun is not sent at all, pieces go on without the buffer, and nothing is written
+// where the receiver is ready only when the operation is over.
 func TestLateSend(t *testing.T) {
-	w, s := newStranger(t, 3)
-	c := w.Comm()
-	each(t, 2, func(rank int) error {
-		if rank == 0 {
-			// It has no credit until the operation is over.
-			if err := wantLost("scan", mvich.Scan(c, make([]byte, 100), make([]byte, 100), mvich.Sum), 2); err != nil {
-				return err
-			}
-			return c.Send(nil, 1, 0)
-		}
-		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
-		if _, err := w.Comm().Probe(2, 0); err == nil { // until it has heard of it
-			return errors.New("a message of a rank that is not there")
-		}
-		s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
-		for {
-			b, err := s.recv()
-			if err != nil || contextOf(b) == ofCollectives {
-				return fmt.Errorf("% x, %w", b, err)
-			}
-			if b[0] == pktEager {
-				return nil
-			}
-		}
-	})
-}
-
-// What was begun of it goes on without the buffer.
-func TestLatePieces(t *testing.T) {
-	const ranks, size, credits = 3, 60000, 9
-	w, s := newStranger(t, ranks, mvich.WithProtocol(mvich.R3))
-	c := w.Comm()
-	each(t, 2, func(rank int) error {
-		if rank == 0 {
-			b := bytes.Repeat([]byte{'x'}, size)
-			return errors.Join(wantLost("scan", mvich.Scan(c, b, b, mvich.Sum), 2), c.Send(nil, 1, 0))
-		}
-		s.send(packetOf(pktNoop, credits, 0, 0, 0, nil))
-		request, err := s.recv()
-		if err != nil || request[0] != pktRequest {
-			return fmt.Errorf("% x, %w", request, err)
-		}
-		number := binary.LittleEndian.Uint32(request[24:])
-		// It has as many credits as are kept for what others wait for: no piece goes.
-		s.send(packetOf(pktReady, 0, size, 1, number, offerOf(2)))
-		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
-		if _, err := c.Probe(2, 0); err == nil { // until it has heard of both
-			return errors.New("a message of a rank that is not there")
-		}
-		s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
-		for left := size; left > 0; {
-			b, err := s.recv()
-			if err != nil {
-				return fmt.Errorf("%d of %d bytes do not come: %w", left, size, err)
-			}
-			if b[0] == pktData {
-				left -= len(b) - 32
-				if bytes.IndexByte(b[32:], 'x') >= 0 {
-					return errors.New("a piece was sent from the buffer when the operation was over")
+	const size, asMuchAsTheReserve = 60000, 9
+	for name, test := range map[string]struct {
+		protocol mvich.Protocol
+		size     int
+		peer     func(c *mvich.Comm, s *stranger) error
+	}{
+		"not begun": {mvich.Auto, 100, func(c *mvich.Comm, s *stranger) error {
+			s.deathOf2(c)
+			s.grant(32)
+			for {
+				if b := get(s.recv()); contextOf(b) == ofCollectives {
+					return fmt.Errorf("% x", b)
+				} else if b[0] == pktEager {
+					return nil
 				}
 			}
-		}
-		return nil
-	})
-}
-
-// Nor is it written from there, where the receiver is ready for that when the operation is over.
-func TestLateReady(t *testing.T) {
-	const ranks, size = 3, 60000
-	w, s := newStranger(t, ranks, mvich.WithProtocol(mvich.RPUT))
-	c := w.Comm()
-	each(t, 2, func(rank int) error {
-		if rank == 0 {
-			b := bytes.Repeat([]byte{'x'}, size)
-			err := wantLost("scan", mvich.Scan(c, b, b, mvich.Sum), 2)
-			_, rerr := c.Recv(nil, 1, 9) // what is under way goes on meanwhile
-			return errors.Join(err, rerr)
-		}
-		s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
-		request, err := s.await(pktRequest)
-		if err != nil {
-			return err
-		}
-		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
-		if _, err := c.Probe(2, 0); err == nil { // until it has heard of it
-			return errors.New("a message of a rank that is not there")
-		}
-		defer func() { s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 9)) }()
-		number, _ := remoteOf(request)
-		ready := packetOf(pktReady, 0, size, 1, number, offerOf(offerRPUT))
-		at := s.region.Remote(strangerRDMA)
-		binary.LittleEndian.PutUint64(ready[32:], at.Data)
-		binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
-		s.send(ready)
-		for left := size; left > 0; {
-			b, err := s.recv()
-			if err != nil {
-				return fmt.Errorf("%d of %d bytes do not come: %w", left, size, err)
-			}
-			if b[0] == pktFinish {
-				return fmt.Errorf("it was written: %q", s.region.Bytes()[strangerRDMA:][:4])
-			}
-			if b[0] == pktData {
-				left -= len(b) - 32
-				if bytes.IndexByte(b[32:], 'x') >= 0 {
-					return errors.New("a piece was sent from the buffer when the operation was over")
+		}},
+		"pieces": {mvich.R3, size, func(c *mvich.Comm, s *stranger) error {
+			s.grant(asMuchAsTheReserve)
+			_, number := s.await(pktRequest)
+			s.send(packetOf(pktReady, 0, size, 1, number, offerOf(2)))
+			s.deathOf2(c)
+			s.grant(32)
+			return s.data(size)
+		}},
+		"written": {mvich.RPUT, size, func(c *mvich.Comm, s *stranger) error {
+			s.grant(32)
+			_, number := s.await(pktRequest)
+			s.deathOf2(c)
+			ready := packetOf(pktReady, 0, size, 1, number, offerOf(offerRPUT))
+			at := s.region.Remote(strangerRDMA)
+			binary.LittleEndian.PutUint64(ready[32:], at.Data)
+			binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
+			s.send(ready)
+			return s.data(size)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := newStranger(t, 3, mvich.WithProtocol(test.protocol))
+			c := w.Comm()
+			each(t, 2, func(rank int) error {
+				if rank == 0 {
+					b := bytes.Repeat([]byte{'x'}, test.size)
+					must(wantLost("scan", mvich.Scan(c, b, b, mvich.Sum), 2))
+					must(c.Send(nil, 1, 0))
+					return errOf(c.Recv(nil, 1, 9)) // what is under way goes on meanwhile
 				}
-			}
-		}
-		return nil
-	})
+				defer s.empty(9)
+				return test.peer(c, s)
+			})
+		})
+	}
 }
 
 // An RDMA write with immediate data takes a receive in which no packet has come: its length may be more than a vbuf
@@ -462,18 +431,11 @@ func TestImmediateWrite(t *testing.T) {
 	s.send(packetOf(pktRequest, 32, size, 1, 0, offerOf(offerRPUT)))
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
-			_, err := r.Wait()
-			return wantLost("receive", err, 1)
+			return wantLost("receive", errOf(r.Wait()), 1)
 		}
-		ready, err := s.await(pktReady)
-		if err != nil {
-			return err
-		}
-		d, err := s.region.Descriptor(strangerRDMA, 2)
-		if err != nil {
-			return err
-		}
-		_, at := remoteOf(ready)
+		ready, _ := s.await(pktReady)
+		d := get(s.region.Descriptor(strangerRDMA, 2))
+		at := remoteOf(ready)
 		d.SetRDMAWrite(at, s.region.Segment(strangerRDMA+64, size))
 		d.SetImmediate(1)
 		return s.vi.PostSend(d, s.region.Handle())
@@ -510,10 +472,7 @@ func TestAnswersNobodyAskedFor(t *testing.T) {
 				}
 				s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
 				for {
-					b, err := s.recv()
-					if err != nil {
-						return err
-					}
+					b := get(s.recv())
 					if b[0] == pktEager || b[0] == pktRequest {
 						s.send(test.answer(binary.LittleEndian.Uint32(b[24:])))
 						return nil

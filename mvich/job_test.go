@@ -124,7 +124,7 @@ func eachWithin(t testing.TB, most time.Duration, n int, f func(rank int) error)
 	var wait sync.WaitGroup
 	for rank := range n {
 		wait.Go(func() {
-			if errs[rank] = f(rank); errs[rank] != nil {
+			if errs[rank] = guard(func() error { return f(rank) }); errs[rank] != nil {
 				t.Logf("rank %d: %v", rank, errs[rank]) // others may hang for it
 			}
 		})
@@ -155,6 +155,39 @@ func eachWithin(t testing.TB, most time.Duration, n int, f func(rank int) error)
 	if t.Failed() {
 		t.FailNow()
 	}
+}
+
+// failed is what must panics with: guard makes it the error again.
+type failed struct{ error }
+
+// must ends what a rank does, within each, where err is not nil.
+func must(err error) {
+	if err != nil {
+		panic(failed{err})
+	}
+}
+
+// get is v, or what must does.
+func get[T any](v T, err error) T {
+	must(err)
+	return v
+}
+
+// errOf is the error of a call that returns more.
+func errOf[T any](_ T, err error) error { return err }
+
+// guard returns the error of f, also that of must.
+func guard(f func() error) (err error) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case failed:
+			err = r.error
+		default:
+			panic(r)
+		}
+	}()
+	return f()
 }
 
 // run runs f on every rank, with the world's communicator.

@@ -45,19 +45,15 @@ func TestNoAllocation(t *testing.T) {
 		},
 		"probed": func(c *mvich.Comm) error {
 			return turns(c, func() error { return c.Send(small, 1-c.Rank(), 0) }, func() error {
-				if _, err := c.Probe(mvich.AnySource, mvich.AnyTag); err != nil {
-					return err
-				}
+				get(c.Probe(mvich.AnySource, mvich.AnyTag))
 				return recv(c)
 			})
 		},
 		"both ways": func(c *mvich.Comm) error {
-			_, err := c.Sendrecv(small, 1-c.Rank(), 0, in[c.Rank()], 1-c.Rank(), 0)
-			return err
+			return errOf(c.Sendrecv(small, 1-c.Rank(), 0, in[c.Rank()], 1-c.Rank(), 0))
 		},
 		"to itself": func(c *mvich.Comm) error {
-			_, err := c.Sendrecv(small, c.Rank(), 0, in[c.Rank()], c.Rank(), 0)
-			return err
+			return errOf(c.Sendrecv(small, c.Rank(), 0, in[c.Rank()], c.Rank(), 0))
 		},
 		"barrier": (*mvich.Comm).Barrier,
 		"allreduce": func(c *mvich.Comm) error {
@@ -77,9 +73,7 @@ func TestNoAllocation(t *testing.T) {
 			j.run(t, func(c *mvich.Comm) error {
 				if c.Rank() == 1 {
 					for range trials * (rounds + 1) {
-						if err := f(c); err != nil {
-							return err
-						}
+						must(f(c))
 					}
 					return nil
 				}

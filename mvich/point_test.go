@@ -55,9 +55,7 @@ func swapSizes(c *mvich.Comm) error {
 		if s != (mvich.Status{Source: other, Tag: i, Bytes: n, Size: n}) {
 			return fmt.Errorf("%d bytes: %+v", n, s)
 		}
-		if err := check(in, i+other); err != nil {
-			return err
-		}
+		must(check(in, i+other))
 	}
 	return nil
 }
@@ -115,17 +113,11 @@ func TestBothOnlySend(t *testing.T) {
 				b := make([]byte, 900)
 				for i := range count {
 					fill(b, i)
-					if err := c.Send(b, other, i); err != nil {
-						return err
-					}
+					must(c.Send(b, other, i))
 				}
 				for i := range count {
-					if _, err := c.Recv(b, other, i); err != nil {
-						return err
-					}
-					if err := check(b, i); err != nil {
-						return err
-					}
+					get(c.Recv(b, other, i))
+					must(check(b, i))
 				}
 				return nil
 			})
@@ -149,22 +141,14 @@ func TestUnexpectedLimit(t *testing.T) {
 					return err
 				}
 			}
-			if err := c.Send(nil, 1, 2); err != nil {
-				return err
-			}
+			must(c.Send(nil, 1, 2))
 			return mvich.WaitAll(requests...)
 		}
-		if _, err := c.Recv(nil, 0, 2); err != nil { // all others have come before it
-			return err
-		}
+		get(c.Recv(nil, 0, 2)) // all others have come before it
 		b := make([]byte, size)
 		for i := range count {
-			if _, err := c.Recv(b, 0, 1); err != nil {
-				return err
-			}
-			if err := check(b, i); err != nil {
-				return err
-			}
+			get(c.Recv(b, 0, 1))
+			must(check(b, i))
 		}
 		return nil
 	})
@@ -187,9 +171,7 @@ func TestTruncated(t *testing.T) {
 						b := make([]byte, n)
 						if c.Rank() == 0 {
 							fill(b, i)
-							if err := errors.Join(c.Send(b, 1, 0), c.Send(b, 1, 0)); err != nil {
-								return err
-							}
+							must(errors.Join(c.Send(b, 1, 0), c.Send(b, 1, 0)))
 							continue
 						}
 						for range 2 {
@@ -198,9 +180,7 @@ func TestTruncated(t *testing.T) {
 							if !errors.Is(err, mvich.ErrTruncated) || s.Bytes != room || s.Size != n {
 								return fmt.Errorf("%d bytes into %d: %+v, %v", n, room, s, err)
 							}
-							if err := check(b[:room], i); err != nil {
-								return err
-							}
+							must(check(b[:room], i))
 							for _, x := range b[room:] {
 								if x != 0 {
 									return fmt.Errorf("%d bytes into %d: written behind the buffer", n, room)
@@ -223,30 +203,19 @@ func TestSynchronous(t *testing.T) {
 		for _, n := range []int{0, 10, 10000} {
 			b := make([]byte, n)
 			if c.Rank() == 1 {
-				if _, err := c.Recv(nil, 0, 2); err != nil { // the other one has tested
-					return err
-				}
-				if _, err := c.Recv(b, 0, 1); err != nil {
-					return err
-				}
+				get(c.Recv(nil, 0, 2)) // the other one has tested
+				get(c.Recv(b, 0, 1))
 				continue
 			}
-			r, err := c.Issend(b, 1, 1)
-			if err != nil {
-				return err
-			}
+			r := get(c.Issend(b, 1, 1))
 			for range 20 {
 				time.Sleep(time.Millisecond)
 				if _, done, _ := r.Test(); done {
 					return errors.New("it is complete before its receive is posted")
 				}
 			}
-			if err := c.Send(nil, 1, 2); err != nil {
-				return err
-			}
-			if _, err := r.Wait(); err != nil {
-				return err
-			}
+			must(c.Send(nil, 1, 2))
+			get(r.Wait())
 		}
 		return nil
 	})
@@ -259,26 +228,13 @@ func TestSelf(t *testing.T) {
 		for i, n := range sizes {
 			out, in := make([]byte, n), make([]byte, n)
 			fill(out, i)
-			sent, err := c.Isend(out, 0, i)
-			if err != nil {
-				return err
-			}
-			if _, err := c.Recv(in, mvich.AnySource, i); err != nil {
-				return err
-			}
-			if _, err := sent.Wait(); err != nil {
-				return err
-			}
-			if err := check(in, i); err != nil {
-				return err
-			}
+			sent := get(c.Isend(out, 0, i))
+			get(c.Recv(in, mvich.AnySource, i))
+			get(sent.Wait())
+			must(check(in, i))
 			clear(in)
-			if _, err := c.Sendrecv(out, 0, i, in, 0, mvich.AnyTag); err != nil {
-				return err
-			}
-			if err := check(in, i); err != nil {
-				return err
-			}
+			get(c.Sendrecv(out, 0, i, in, 0, mvich.AnyTag))
+			must(check(in, i))
 		}
 		return c.Barrier()
 	})
@@ -306,9 +262,7 @@ func TestProbe(t *testing.T) {
 			if s, there, err := c.Iprobe(0, want.Tag); s != want || !there || err != nil {
 				return fmt.Errorf("%+v, %v, %v", s, there, err)
 			}
-			if _, err := c.Recv(make([]byte, s.Bytes), s.Source, s.Tag); err != nil {
-				return err
-			}
+			get(c.Recv(make([]byte, s.Bytes), s.Source, s.Tag))
 			if _, there, err := c.Iprobe(0, want.Tag); there || err != nil {
 				return fmt.Errorf("it is there once more: %v", err)
 			}
@@ -323,15 +277,9 @@ func TestCancel(t *testing.T) {
 		if c.Rank() == 1 {
 			return c.Send([]byte{42}, 0, 1)
 		}
-		wrong, err := c.Irecv(make([]byte, 1), 1, 2)
-		if err != nil {
-			return err
-		}
+		wrong := get(c.Irecv(make([]byte, 1), 1, 2))
 		b := make([]byte, 1)
-		right, err := c.Irecv(b, 1, 1)
-		if err != nil {
-			return err
-		}
+		right := get(c.Irecv(b, 1, 1))
 		if !wrong.Cancel() || wrong.Cancel() {
 			return errors.New("it cannot be cancelled, or twice")
 		}

@@ -30,9 +30,7 @@ func TestWaitAny(t *testing.T) {
 	j.run(t, func(c *mvich.Comm) error {
 		if c.Rank() == 0 {
 			for tag := count - 1; tag >= 0; tag-- {
-				if err := mvich.Send(c, []int{tag * tag}, 1, tag); err != nil {
-					return err
-				}
+				must(mvich.Send(c, []int{tag * tag}, 1, tag))
 			}
 			return nil
 		}
@@ -59,9 +57,7 @@ func TestWaitSome(t *testing.T) {
 	j.run(t, func(c *mvich.Comm) error {
 		if c.Rank() == 0 {
 			for tag := range count {
-				if err := mvich.Send(c, []int{tag * tag}, 1, tag); err != nil {
-					return err
-				}
+				must(mvich.Send(c, []int{tag * tag}, 1, tag))
 			}
 			return nil
 		}
@@ -95,9 +91,7 @@ func TestTesting(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {
 		if c.Rank() == 0 {
-			if _, err := c.Recv(nil, 1, 9); err != nil {
-				return err
-			}
+			get(c.Recv(nil, 1, 9))
 			return errors.Join(mvich.Send(c, []int{0}, 1, 0), mvich.Send(c, []int{1}, 1, 1))
 		}
 		_, requests, err := begin(c, 0, 2)
@@ -110,9 +104,7 @@ func TestTesting(t *testing.T) {
 		if i, _, err := mvich.TestAny(requests); i != -1 || err != nil {
 			return fmt.Errorf("%d is done before anything was sent, %v", i, err)
 		}
-		if err := c.Send(nil, 0, 9); err != nil {
-			return err
-		}
+		must(c.Send(nil, 0, 9))
 		for {
 			if done, err := mvich.TestAll(requests...); done || err != nil {
 				return err
@@ -157,7 +149,7 @@ func TestGoroutines(t *testing.T) {
 				other = c.Rank()
 			}
 			wait.Go(func() {
-				errs[g] = func() error {
+				errs[g] = guard(func() error {
 					for i := range rounds {
 						in := make([]int, 1)
 						_, err := mvich.Sendrecv(c, []int{i}, other, g, in, other, g)
@@ -166,7 +158,7 @@ func TestGoroutines(t *testing.T) {
 						}
 					}
 					return nil
-				}()
+				})
 			})
 		}
 		wait.Wait()
@@ -182,8 +174,7 @@ func TestWakeOther(t *testing.T) {
 	for i := range 200 {
 		each(t, 2, func(goroutine int) error {
 			if goroutine == 0 {
-				_, err := c.Recv(make([]byte, 1), 0, i)
-				return err
+				return errOf(c.Recv(make([]byte, 1), 0, i))
 			}
 			return c.Ssend([]byte{1}, 0, i)
 		})
@@ -201,9 +192,7 @@ func TestWildcardsAtOnce(t *testing.T) {
 			for i := range messages {
 				b := make([]byte, lengths[i%len(lengths)])
 				fill(b, i)
-				if err := c.Send(b, 0, i); err != nil {
-					return err
-				}
+				must(c.Send(b, 0, i))
 			}
 			return nil
 		}
@@ -220,10 +209,7 @@ func TestWildcardsAtOnce(t *testing.T) {
 				}
 				source, tag = s.Source, s.Tag
 			}
-			r, err := c.Irecv(b, source, tag)
-			if err != nil {
-				return err
-			}
+			r := get(c.Irecv(b, source, tag))
 			if _, done, _ := r.Test(); !done && r.Cancel() {
 				time.Sleep(10 * time.Microsecond)
 				return nil
@@ -244,7 +230,7 @@ func TestWildcardsAtOnce(t *testing.T) {
 			wait.Go(func() {
 				b := make([]byte, 30000)
 				for errs[g] == nil && left.Load() > 0 {
-					errs[g] = take(b, g%2 == 0)
+					errs[g] = guard(func() error { return take(b, g%2 == 0) })
 				}
 			})
 		}

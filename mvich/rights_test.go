@@ -14,24 +14,10 @@ import (
 // Protocols in offers.
 const offerRGET, offerRPUT = uint32(mvich.RGET), uint32(mvich.RPUT)
 
-// remoteOf is the memory that a request or ready packet offers, and the number of its request.
-func remoteOf(b []byte) (number uint32, at vipl.AddressSegment) {
-	return binary.LittleEndian.Uint32(b[24:]), vipl.AddressSegment{
-		Data:   binary.LittleEndian.Uint64(b[32:]),
-		Handle: vipl.MemHandle(binary.LittleEndian.Uint32(b[40:])),
-	}
-}
-
-// await receives packets until one is of a kind.
-func (s *stranger) await(kind byte) ([]byte, error) {
-	for {
-		b, err := s.recv()
-		if err != nil {
-			return nil, fmt.Errorf("no packet of kind %d: %w", kind, err)
-		}
-		if b[0] == kind {
-			return b, nil
-		}
+// remoteOf is the memory that a request or ready packet offers.
+func remoteOf(b []byte) vipl.AddressSegment {
+	return vipl.AddressSegment{
+		Data: binary.LittleEndian.Uint64(b[32:]), Handle: vipl.MemHandle(binary.LittleEndian.Uint32(b[40:])),
 	}
 }
 
@@ -78,13 +64,9 @@ func TestReadAfterSend(t *testing.T) {
 		if rank == 0 {
 			return mvich.Send(w.Comm(), b, 1, 0)
 		}
-		s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
-		request, err := s.await(pktRequest)
-		if err != nil {
-			return err
-		}
-		var number uint32
-		number, at = remoteOf(request)
+		s.grant(32)
+		request, number := s.await(pktRequest)
+		at = remoteOf(request)
 		if _, err := s.move(at, size/2, false); err != nil {
 			return fmt.Errorf("while the message is being sent: %w", err)
 		}
@@ -115,25 +97,21 @@ func TestWriteAfterReceive(t *testing.T) {
 	}
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
-			_, err := receives[0].Wait()
-			return err
+			return errOf(receives[0].Wait())
 		}
 		for i := range at {
 			credits := uint16(32 * (1 - i))
 			s.send(within(packetOf(pktRequest, credits, size*uint64(2-i), 1, 0, offerOf(offerRPUT)), ofMessages, uint32(i)))
-			ready, err := s.await(pktReady)
-			if err != nil {
-				return err
-			}
-			number[i], at[i] = remoteOf(ready)
+			var ready []byte
+			ready, number[i] = s.await(pktReady)
+			at[i] = remoteOf(ready)
 		}
 		s.send(packetOf(pktFinish, 0, 0, 0, number[0], nil))
 		return nil
 	})
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
-			_, err := receives[1].Wait()
-			return err
+			return errOf(receives[1].Wait())
 		}
 		if _, err := s.move(at[1], size, true); err != nil {
 			return fmt.Errorf("while the second message is being received: %w", err)

@@ -25,18 +25,12 @@ func TestScratchIsReused(t *testing.T) {
 			if c.Rank() == 0 {
 				return mvich.SendType(c, both, column, 1, 0)
 			}
-			_, err := mvich.RecvType(c, both, column, 0, 0)
-			return err
+			return errOf(mvich.RecvType(c, both, column, 0, 0))
 		},
 		"column, later": func(c *mvich.Comm, dst, _ []float64) error {
 			both := make([]float64, 2*len(dst))
-			r, err := mvich.IsendType(c, both, column, 1-c.Rank(), 0)
-			if err != nil {
-				return err
-			}
-			if _, err := mvich.RecvType(c, both, column, 1-c.Rank(), 0); err != nil {
-				return err
-			}
+			r := get(mvich.IsendType(c, both, column, 1-c.Rank(), 0))
+			get(mvich.RecvType(c, both, column, 1-c.Rank(), 0))
 			return mvich.WaitAll(r)
 		},
 	} {
@@ -52,27 +46,18 @@ func TestScratchIsReused(t *testing.T) {
 			}
 			swap := func(c *mvich.Comm) error { // sends own, which is registered for that
 				other := 1 - c.Rank()
-				_, err := mvich.Sendrecv(c, own[c.Rank()], other, 1, dst[c.Rank()], other, 1)
-				return err
+				return errOf(mvich.Sendrecv(c, own[c.Rank()], other, 1, dst[c.Rank()], other, 1))
 			}
 			registered := func(c *mvich.Comm) uint64 { return j.worlds[c.Rank()].Stats().Registered }
 			j.run(t, func(c *mvich.Comm) error {
 				do := func() error { return operation(c, dst[c.Rank()], src[c.Rank()]) }
-				if err := swap(c); err != nil {
-					return err
-				}
-				if err := do(); err != nil {
-					return err
-				}
+				must(swap(c))
+				must(do())
 				before := registered(c)
 				for range rounds {
-					if err := do(); err != nil {
-						return err
-					}
+					must(do())
 				}
-				if err := swap(c); err != nil {
-					return err
-				}
+				must(swap(c))
 				if n := registered(c) - before; n > 0 {
 					return fmt.Errorf("%d buffers registered after the first time", n)
 				}
@@ -126,11 +111,8 @@ func TestScratchIsNotShared(t *testing.T) {
 		errs := make([]error, goroutines)
 		var wait sync.WaitGroup
 		for i := range goroutines {
-			mine, err := c.Dup()
-			if err != nil {
-				return err
-			}
-			wait.Go(func() { errs[i] = sums(mine, i, rounds) })
+			mine := get(c.Dup())
+			wait.Go(func() { errs[i] = guard(func() error { return sums(mine, i, rounds) }) })
 		}
 		wait.Wait()
 		return errors.Join(errs...)
@@ -148,9 +130,7 @@ func sums(c *mvich.Comm, goroutine, rounds int) error {
 		for i := range in {
 			in[i] = c.Rank()<<20 + goroutine<<10 + round
 		}
-		if err := mvich.AllReduce(c, out, in, mvich.Sum); err != nil {
-			return err
-		}
+		must(mvich.AllReduce(c, out, in, mvich.Sum))
 		for i, got := range out {
 			if got != want {
 				return fmt.Errorf("goroutine %d, round %d: element %d is %#x, want %#x", goroutine, round, i, got, want)

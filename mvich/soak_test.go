@@ -61,12 +61,8 @@ func scatterAround(c *mvich.Comm, seed uint64, n int) error {
 	for i := range n {
 		k, away := i%window, 1+i%(ranks-1)
 		if i >= window {
-			if err := mvich.WaitAll(out[k], in[k]); err != nil {
-				return err
-			}
-			if err := check(got[k], numbers[k]); err != nil {
-				return err
-			}
+			must(mvich.WaitAll(out[k], in[k]))
+			must(check(got[k], numbers[k]))
 		}
 		b := make([]byte, next())
 		fill(b, i)
@@ -86,13 +82,9 @@ func scatterAround(c *mvich.Comm, seed uint64, n int) error {
 			return err
 		}
 	}
-	if err := mvich.WaitAll(append(out[:], in[:]...)...); err != nil {
-		return err
-	}
+	must(mvich.WaitAll(append(out[:], in[:]...)...))
 	for k := range min(n, window) {
-		if err := check(got[k], numbers[k]); err != nil {
-			return err
-		}
+		must(check(got[k], numbers[k]))
 	}
 	return nil
 }

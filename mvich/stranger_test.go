@@ -21,21 +21,14 @@ func TestMessageOfANonMember(t *testing.T) {
 	s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0))
 	each(t, 1, func(int) error {
 		b := make([]byte, 3)
-		if _, err := w.Comm().Recv(b, 1, 0); err != nil { // what was sent before it has come
-			return err
-		}
+		get(w.Comm().Recv(b, 1, 0)) // what was sent before it has come
 		if status, there, err := alone.Iprobe(mvich.AnySource, mvich.AnyTag); there || err != nil {
 			return fmt.Errorf("a message of rank %d: %w", status.Source, err)
 		}
-		r, err := alone.Irecv(b, mvich.AnySource, mvich.AnyTag)
-		if err != nil {
-			return err
-		}
+		r := get(alone.Irecv(b, mvich.AnySource, mvich.AnyTag))
 		s.send(within(packetOf(pktEager, 0, 3, 0, 0, []byte("abc")), 40, 0))
 		s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0))
-		if _, err := w.Comm().Recv(b, 1, 0); err != nil {
-			return err
-		}
+		get(w.Comm().Recv(b, 1, 0))
 		if status, done, err := r.Test(); done || err != nil {
 			return fmt.Errorf("received of rank %d: %w", status.Source, err)
 		}
@@ -59,8 +52,7 @@ func TestPacketBeforeFailedAdmission(t *testing.T) {
 		t.Fatal(err)
 	}
 	each(t, 1, func(int) error {
-		_, err := r.Wait() // for data that would never come
-		return wantLost("receive", err, 1)
+		return wantLost("receive", errOf(r.Wait()), 1) // for data that would never come
 	})
 	if err := mvich.AdmissionAfter(w, 2, nil); err != nil {
 		t.Fatal(err)
@@ -100,8 +92,7 @@ func TestUnexpectedWithoutEnd(t *testing.T) {
 			mvich.BoundEnvelopes(w, most)
 			each(t, 2, func(rank int) error {
 				if rank == 0 {
-					_, err := w.Comm().Probe(1, 99)
-					return wantLost("probe", err, 1)
+					return wantLost("probe", errOf(w.Comm().Probe(1, 99)), 1)
 				}
 				s.send(packetOf(pktNoop, credits, 0, 0, 0, nil))
 				for i, left := 0, credits-1; i < many; i, left = i+1, left-1 {

@@ -21,9 +21,7 @@ func TestColumns(t *testing.T) {
 			for i := range m {
 				m[i] = float64(i)
 			}
-			if err := mvich.SendType(c, m[3:], column, 1, 0); err != nil {
-				return err
-			}
+			must(mvich.SendType(c, m[3:], column, 1, 0))
 			clear(m)
 			s, err := mvich.RecvType(c, m[5:], column, 1, 1)
 			if err != nil || mvich.Count[float64](s) != rows {
@@ -41,9 +39,7 @@ func TestColumns(t *testing.T) {
 			return nil
 		}
 		row := make([]float64, rows)
-		if _, err := mvich.Recv(c, row, 0, 0); err != nil {
-			return err
-		}
+		get(mvich.Recv(c, row, 0, 0))
 		for i, v := range row {
 			if v != float64(i*cols+3) {
 				return fmt.Errorf("element %d is %v", i, v)
@@ -100,37 +96,22 @@ func TestSynchronousColumns(t *testing.T) {
 			return err
 		}
 		if c.Rank() == 1 {
-			if _, err := c.Recv(nil, 0, 2); err != nil { // the other one has tested
-				return err
-			}
+			get(c.Recv(nil, 0, 2)) // the other one has tested
 			for range 2 {
-				if _, err := mvich.RecvType(c, m, column, 0, 1); err != nil {
-					return err
-				}
+				get(mvich.RecvType(c, m, column, 0, 1))
 			}
 			return c.Send(nil, 0, 3)
 		}
-		r, err := mvich.IssendType(c, m, column, 1, 1)
-		if err != nil {
-			return err
-		}
+		r := get(mvich.IssendType(c, m, column, 1, 1))
 		for range 20 {
 			if _, done, _ := r.Test(); done {
 				return errors.New("it is complete before its receive is posted")
 			}
 		}
-		if err := c.Send(nil, 1, 2); err != nil {
-			return err
-		}
-		if _, err := r.Wait(); err != nil {
-			return err
-		}
-		if err := mvich.SsendType(c, m, column, 1, 1); err != nil {
-			return err
-		}
-		if _, err := c.Recv(nil, 1, 3); err != nil {
-			return err
-		}
+		must(c.Send(nil, 1, 2))
+		get(r.Wait())
+		must(mvich.SsendType(c, m, column, 1, 1))
+		get(c.Recv(nil, 1, 3))
 		return nil
 	})
 }

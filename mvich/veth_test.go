@@ -33,33 +33,18 @@ func TestVeth(t *testing.T) {
 			}
 			launchers := mvich.Local(2)
 			each(t, 2, func(rank int) error {
-				w, err := mvich.Init(nics[rank], launchers[rank])
-				if err != nil {
-					return err
-				}
+				w := get(mvich.Init(nics[rank], launchers[rank]))
 				c := w.Comm()
-				if err := swapSizes(c); err != nil {
-					return err
-				}
+				must(swapSizes(c))
 				for i := range 500 { // far more than there are credits, both ways
-					if err := mvich.Send(c, []int{i}, 1-rank, i); err != nil {
-						return err
-					}
+					must(mvich.Send(c, []int{i}, 1-rank, i))
 				}
 				for i := range 500 {
-					if _, err := mvich.Recv(c, make([]int, 1), 1-rank, i); err != nil {
-						return err
-					}
+					get(mvich.Recv(c, make([]int, 1), 1-rank, i))
 				}
-				if err := everyRooted(c, 5000, 1); err != nil {
-					return err
-				}
-				if err := everyUnrooted(c, 5000); err != nil {
-					return err
-				}
-				if err := arenaByReference(w, nics[rank], mtu); err != nil {
-					return err
-				}
+				must(everyRooted(c, 5000, 1))
+				must(everyUnrooted(c, 5000))
+				must(arenaByReference(w, nics[rank], mtu))
 				return w.Finalize()
 			})
 		})
@@ -70,10 +55,7 @@ func TestVeth(t *testing.T) {
 // lent to the kernel, and only where frames are long.
 func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 	const n = 1 << 20
-	arena, err := w.Alloc(n)
-	if err != nil {
-		return err
-	}
+	arena := get(w.Alloc(n))
 	c, other := w.Comm(), 1-w.Rank()
 	long := mtu > 4096 && nic.Info().NIC.MultiBuffer
 	for _, test := range []struct {
@@ -81,19 +63,11 @@ func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 		byRef bool
 	}{{make([]byte, n), false}, {arena, long}} {
 		fill(test.out, w.Rank())
-		if err := c.Barrier(); err != nil {
-			return err
-		}
+		must(c.Barrier())
 		in, before, frames := make([]byte, n), w.Stats(), nic.Counters().ByReference
-		if _, err := c.Sendrecv(test.out, other, 1, in, other, 1); err != nil {
-			return err
-		}
-		if err := check(in, other); err != nil {
-			return err
-		}
-		if err := c.Barrier(); err != nil {
-			return err
-		}
+		get(c.Sendrecv(test.out, other, 1, in, other, 1))
+		must(check(in, other))
+		must(c.Barrier())
 		after := w.Stats()
 		if written := after.RPUT - before.RPUT; written == 1 != test.byRef || after.RGET-before.RGET+written != 1 {
 			return fmt.Errorf("%+v after %+v, written: %v", after, before, test.byRef)
