@@ -1,9 +1,25 @@
+// Package mpibench measures package mvich as the benchmarks of Ohio State University measure every MPI, so that its
+// figures stand beside theirs:
+//
+//	latency    two ranks, a message there and one back; half of the time
+//	bw         two ranks, windows of 64 messages one way, then a word back
+//	bibw       the same both ways at once
+//	mbw_mr     pairs of ranks, all at once: bandwidth and messages a second
+//	allreduce  all ranks; the mean over ranks of the time of one
+//	alltoall   the same; the size is what one rank has for one other
+//
+// Every rank calls [Run]; rank 0 has the rows, which [Print] prints in OSU's columns. Bandwidth is in MB/s of 10^6
+// bytes, time in microseconds.
+//
+// Iterations, windows and warming up are OSU's, fewer of them for large messages. Options make them shorter, for
+// tests, and where many runs are compared.
 package mpibench
 
 import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -49,6 +65,7 @@ const largeMessage = 8192
 // they took.
 type bench struct {
 	title      string
+	column     string // of its figure
 	ranks      func(n int) bool
 	windows    bool // its iterations are windows of messages
 	iterations int  // of small messages; large ones get a tenth
@@ -58,12 +75,12 @@ type bench struct {
 }
 
 var benches = map[string]bench{
-	"latency":   {"Latency Test", two, false, 10000, 200, (*run).pingPong, (*run).halfRound},
-	"bw":        {"Bandwidth Test", two, true, 100, 10, (*run).oneWay, (*run).bandwidth},
-	"bibw":      {"Bi-Directional Bandwidth Test", two, true, 100, 10, (*run).bothWays, (*run).bandwidth},
-	"mbw_mr":    {"Multiple Bandwidth / Message Rate Test", even, true, 100, 10, (*run).oneWay, (*run).bandwidth},
-	"allreduce": {"Allreduce Latency Test", anyNumber, false, 1000, 200, (*run).allReduce, (*run).each},
-	"alltoall":  {"All-to-All Latency Test", anyNumber, false, 1000, 200, (*run).allToAll, (*run).each},
+	"latency":   {"Latency Test", "Latency (us)", two, false, 10000, 200, (*run).pingPong, (*run).halfRound},
+	"bw":        {"Bandwidth Test", "Bandwidth (MB/s)", two, true, 100, 10, (*run).oneWay, (*run).bandwidth},
+	"bibw":      {"Bi-Directional Bandwidth Test", "Bandwidth (MB/s)", two, true, 100, 10, (*run).bothWays, (*run).bandwidth},
+	"mbw_mr":    {"Multiple Bandwidth / Message Rate Test", "MB/s", even, true, 100, 10, (*run).oneWay, (*run).bandwidth},
+	"allreduce": {"Allreduce Latency Test", "Avg Latency(us)", anyNumber, false, 1000, 200, (*run).allReduce, (*run).each},
+	"alltoall":  {"All-to-All Latency Test", "Avg Latency(us)", anyNumber, false, 1000, 200, (*run).allToAll, (*run).each},
 }
 
 func two(n int) bool       { return n == 2 }
@@ -71,14 +88,7 @@ func even(n int) bool      { return n >= 2 && n%2 == 0 }
 func anyNumber(n int) bool { return n >= 1 }
 
 // Names lists the benchmarks.
-func Names() []string {
-	var names []string
-	for name := range benches {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func Names() []string { return slices.Sorted(maps.Keys(benches)) }
 
 // run is what one rank needs of a benchmark.
 type run struct {
@@ -217,16 +227,7 @@ func Print(w io.Writer, name string, rows []Row) error {
 	if !ok {
 		return unknown(name)
 	}
-	head := "Latency (us)"
-	switch name {
-	case "bw", "bibw":
-		head = "Bandwidth (MB/s)"
-	case "mbw_mr":
-		head = "MB/s"
-	case "allreduce", "alltoall":
-		head = "Avg Latency(us)"
-	}
-	line := fmt.Sprintf("# %s: mvich %s\n%-10s%18s", name, b.title, "# Size", head)
+	line := fmt.Sprintf("# %s: mvich %s\n%-10s%18s", name, b.title, "# Size", b.column)
 	if b.windows {
 		line += fmt.Sprintf("%18s", "Messages/s")
 	}
