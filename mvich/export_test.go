@@ -52,7 +52,7 @@ func AdmissionAfter(w *World, caller int, packet []byte) error {
 	return nil
 }
 
-// CallsExpected says whether w has called rank, or would now that the time for it has come.
+// CallsExpected reports whether w has called rank, or would now that the time for it has come.
 func CallsExpected(w *World, rank int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +84,7 @@ func LookAt(w *World, rank int) { w.checkAlive(w.peers[rank]) }
 // LookAround has w look at those that may send what somebody waits for.
 func LookAround(w *World) { w.checkLiveness() }
 
-// Missed says whether looks at rank have been in vain.
+// Missed reports whether looks at rank have been in vain.
 func Missed(w *World, rank int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -23,7 +23,7 @@ func TestNothingIsLost(t *testing.T) {
 			mvich.WithProtocol([]mvich.Protocol{mvich.Auto, mvich.R3, mvich.RGET, mvich.RPUT}[rank]),
 		}
 	}})
-	each := (testsize.Number(t, "VIA_MESSAGES", 1200, 60_000) + ranks - 1) / ranks
+	each := (testsize.Number(t, "VIA_MESSAGES", 1200, 30_000) + ranks - 1) / ranks
 	for round, left := uint64(1), each; left > 0; round++ {
 		n := min(left, mostOfRound)
 		j.run(t, func(c *mvich.Comm) error { return scatterAround(c, round, n) })

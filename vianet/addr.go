@@ -59,7 +59,7 @@ func family(network string) (string, error) {
 	return "", net.UnknownNetworkError(network)
 }
 
-// fits says whether a host is of a family.
+// fits reports whether a host is of a family.
 func fits(host netip.Addr, family string) bool {
 	switch family {
 	case "4":
@@ -110,7 +110,7 @@ func (s *Stack) resolve(ctx context.Context, network, address string) ([]Addr, e
 	return addrs, nil
 }
 
-// isZone says whether the zone of a link-local address is the NIC's interface, which needs no name here.
+// isZone reports whether the zone of a link-local address is the NIC's interface, which needs no name here.
 func (s *Stack) isZone(zone string) bool {
 	return zone == "" || zone == s.nic.Query().Name || zone == strconv.Itoa(s.nic.Info().Index)
 }

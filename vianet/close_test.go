@@ -66,9 +66,7 @@ func TestCloseUnsent(t *testing.T) {
 				want := fill(t, a)
 				b.SetDeadline(time.Now().Add(ackDelay))
 				ended := writesOn(t, b, size)
-				if err := a.Close(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, a.Close())
 				if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
 					t.Errorf("the peer's Write of %d bytes: %v", size, err)
 				}
@@ -95,9 +93,7 @@ func TestBothCloseUnsent(t *testing.T) {
 				fill(t, a)
 				fill(t, b)
 				for _, c := range [][]*vianet.Conn{{a, b}, {b, a}}[first] {
-					if err := c.Close(); err != nil {
-						t.Error(err)
-					}
+					check(t, c.Close())
 				}
 			}
 			h.atRest(t)
@@ -124,9 +120,7 @@ func TestCloseRead(t *testing.T) {
 					ended = writesOn(t, b, size)
 				}
 				for range 2 {
-					if err := a.CloseRead(); err != nil {
-						t.Error(err)
-					}
+					check(t, a.CloseRead())
 				}
 				switch err := <-ended; {
 				case size == 0 && err != io.EOF:
@@ -157,9 +151,7 @@ func TestCloseRead(t *testing.T) {
 				if err != nil || !bytes.Equal(got, want) {
 					t.Errorf("the other direction: %d bytes, %v", len(got), err)
 				}
-				if err := errors.Join(a.Close(), b.Close()); err != nil {
-					t.Error(err)
-				}
+				check(t, errors.Join(a.Close(), b.Close()))
 				if err := a.CloseRead(); !errors.Is(err, net.ErrClosed) {
 					t.Errorf("after Close: %v", err)
 				}
@@ -179,9 +171,7 @@ func TestHalvesInEachOrder(t *testing.T) {
 		for j, ofB := range orders {
 			a, b := h.pair(t)
 			for _, c := range []*vianet.Conn{a, b} {
-				if _, err := c.Write(make([]byte, 100)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(c.Write(make([]byte, 100))))
 			}
 			var both sync.WaitGroup
 			for side, calls := range [][]call{ofA, ofB} {

@@ -157,9 +157,7 @@ func TestHalfClose(t *testing.T) {
 		if err != nil || !bytes.Equal(got, data) {
 			t.Fatalf("%d bytes, %v", len(got), err)
 		}
-		if err := <-wait; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-wait)
 		if _, err := a.Write(data); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("Write after CloseWrite: %v", err)
 		}
@@ -170,9 +168,7 @@ func TestHalfClose(t *testing.T) {
 		if got, err = io.ReadAll(a); err != nil || !bytes.Equal(got, data) {
 			t.Fatalf("back: %d bytes, %v", len(got), err)
 		}
-		if err := <-wait; err != nil {
-			t.Error(err)
-		}
+		check(t, <-wait)
 	})
 }
 
@@ -182,13 +178,9 @@ func TestCloseDelivers(t *testing.T) {
 		a, b := h.pair(t)
 		data := randomBytes(1800, 9)
 		for i := range 2 { // of the smallest pool one message is room for, and one buffer
-			if _, err := a.Write(data[i*200 : (i+1)*200]); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(a.Write(data[i*200:(i+1)*200])))
 		}
-		if err := a.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, a.Close())
 		time.Sleep(20 * time.Millisecond)
 		got, err := io.ReadAll(b)
 		if err != nil || !bytes.Equal(got, data[:400]) {
@@ -210,15 +202,11 @@ func TestCloseWriteAfterClose(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
 		data := randomBytes(200, 9)
-		if _, err := a.Write(data); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(a.Write(data)))
 		a.Close()
 		<-vianet.Gone(b)
 		for range 2 {
-			if err := b.CloseWrite(); err != nil {
-				t.Error(err)
-			}
+			check(t, b.CloseWrite())
 		}
 		if _, err := b.Write(data); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("a Write after it: %v", err)
@@ -244,16 +232,10 @@ func TestCloseWriteAfterSilence(t *testing.T) { synctest.Test(t, closeWriteAfter
 func closeWriteAfterSilence(t *testing.T) {
 	h := toBeSilent(t)
 	a, b := h.pair(t)
-	if err := a.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadAll(b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.CloseWrite())
+	must(t, errOf(io.ReadAll(b)))
 	h.wire.Cut(true)
-	if _, err := b.Write([]byte("the answer")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.Write([]byte("the answer"))))
 	<-vianet.Gone(b)
 	for range 2 {
 		if err := b.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
@@ -275,9 +257,7 @@ func TestCloseWriteUnsent(t *testing.T) {
 	c := accept(t, l)
 	defer c.Close()
 	p.send(message{kind: fin})
-	if _, err := io.ReadAll(c); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(io.ReadAll(c)))
 	if n, err := c.Write(make([]byte, 1500)); err != nil { // two messages
 		t.Fatal(n, err)
 	}
@@ -294,16 +274,10 @@ func TestLinger(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		for sec, want := range map[int]error{-1: nil, 60: nil, 0: syscall.ECONNRESET} {
 			a, b := h.pair(t)
-			if _, err := a.Write(randomBytes(200, 9)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadFull(b, make([]byte, 100)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(a.Write(randomBytes(200, 9))))
+			must(t, errOf(io.ReadFull(b, make([]byte, 100))))
 			reading := goRead(a, 1)
-			if err := errors.Join(a.SetLinger(sec), a.Close()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(a.SetLinger(sec), a.Close()))
 			if err := <-reading; !errors.Is(err, net.ErrClosed) {
 				t.Errorf("%d: the Read that was under way: %v", sec, err)
 			}
@@ -350,9 +324,7 @@ func TestBothOnlyWrite(t *testing.T) {
 			for i, c := range []*vianet.Conn{b, a} {
 				c.SetDeadline(time.Now().Add(ackDelay))
 				got := make([]byte, len(sum[i]))
-				if _, err := io.ReadFull(c, got); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(io.ReadFull(c, got)))
 				if sha256.Sum256(got) != sha256.Sum256(sum[i]) {
 					t.Errorf("%d bytes that are not what was written", len(got))
 				}

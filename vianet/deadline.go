@@ -118,6 +118,6 @@ func (l *limit) ring() {
 	}
 }
 
-// passed says whether it has. Who is about to wait lowers the signal before it asks, or looks at what it waits for
+// passed reports whether it has. Who is about to wait lowers the signal before it asks, or looks at what it waits for
 // after each signal.
 func (l *limit) passed() bool { return l.over.Load() }

@@ -62,9 +62,7 @@ func TestDialIsRefusedBehindData(t *testing.T) {
 	}
 	await.Until(t, "the VI is destroyed", func() bool { return len(h.nicA.Status().VIs) == 0 })
 	c, err := h.a.Dial("via", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
 }
 
@@ -103,13 +101,9 @@ func TestDialContext(t *testing.T) {
 
 	ctx, cancel = context.WithCancel(context.Background())
 	c, err := h.a.DialContext(ctx, "via", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cancel()
-	if _, err := c.Write([]byte("after its end the context does not matter")); err != nil {
-		t.Error(err)
-	}
+	check(t, errOf(c.Write([]byte("after its end the context does not matter"))))
 }
 
 // A Dial that is under way ends when its context does, at once, in whatever stage, and leaves nothing: while nobody
@@ -142,47 +136,27 @@ func TestDialIsCancelled(t *testing.T) {
 	fabric.Cut(host, false)
 
 	tag, err := h.nicB.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	region, err := h.nicB.AllocMem(4096, vipl.MemAttributes{Ptag: tag})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	mute, err := h.nicB.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d, err := region.Descriptor(0, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d.SetSegments(region.Segment(64, 4000))
-	if err := mute.PostRecv(d, region.Handle()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, mute.PostRecv(d, region.Handle()))
 	l, err := h.nicB.Listen(vipl.NetAddress{Discriminator: []byte("vianet\x00\x07")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cancel, ended = dial()
 	request, err := l.Wait(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := request.Accept(mute); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := mute.RecvWait(ackDelay); err != nil { // the greeting, which has no answer
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, request.Accept(mute))
+	must(t, errOf(mute.RecvWait(ackDelay))) // the greeting, which has no answer
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("the peer does not greet: %v", err)
 	}
-	if err := errors.Join(l.Close(), mute.Disconnect(), mute.Destroy(), region.Deregister(), tag.Destroy()); err != nil {
-		t.Error(err)
-	}
+	check(t, errors.Join(l.Close(), mute.Disconnect(), mute.Destroy(), region.Deregister(), tag.Destroy()))
 	h.atRest(t)
 }
 
@@ -225,9 +199,7 @@ func TestAcceptBesideClose(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Duration(round) * 300 * time.Microsecond)
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		check(t, l.Close())
 		all.Wait()
 	}
 	h.atRest(t)
@@ -237,9 +209,7 @@ func TestAcceptBesideClose(t *testing.T) {
 func TestListenPorts(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l, err := h.b.Listen("via", ":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if a := l.Addr().(vianet.Addr); a.Port() != 80 || a.Network() != "via" {
 		t.Errorf("address %v %v", a.Network(), a)
 	}
@@ -256,13 +226,9 @@ func TestListenPorts(t *testing.T) {
 		t.Error("a listener of another network")
 	}
 	c, err := h.a.Dial("via", net.JoinHostPort(h.nicB.Query().Address.String(), "80"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	if err := l.Close(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("second Close: %v", err)
 	}
@@ -283,15 +249,11 @@ func TestListenFree(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	const theirs, free = 50_000, 58_192 // half of those that there are lie between them
 	other, err := newStack(t, h.nicB, vianet.Options{}).Listen("via", fmt.Sprint(":", theirs))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	vianet.TakeAllBut(h.b, theirs, free)
 	for range 40 { // each comes to the one or the other first
 		l, err := h.b.Listen("via", ":0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if port := l.Addr().(vianet.Addr).Port(); port != free {
 			t.Errorf("port %d", port)
 		}
@@ -305,9 +267,7 @@ func TestListenFree(t *testing.T) {
 	}
 	other.Close()
 	l, err := h.b.Listen("via", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.Close()
 }
 
@@ -343,9 +303,7 @@ func TestStackClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
 	l := h.listen(t)
-	if _, err := b.Write([]byte("last")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.Write([]byte("last"))))
 	var wait sync.WaitGroup
 	wait.Go(func() {
 		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
@@ -357,9 +315,7 @@ func TestStackClose(t *testing.T) {
 			t.Errorf("Read: %v", err)
 		}
 	})
-	if err := h.b.Close(); err != nil {
-		t.Error(err)
-	}
+	check(t, h.b.Close())
 	wait.Wait()
 	if got, err := io.ReadAll(a); err != nil || string(got) != "last" {
 		t.Errorf("the other side: %q, %v", got, err)
@@ -380,9 +336,7 @@ func TestNICClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, _ := h.pair(t)
 	read, wrote := goRead(a, 100_000), goWrite(a, make([]byte, 100_000))
-	if err := h.nicA.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.nicA.Close())
 	if readErr, writeErr := <-read, <-wrote; readErr == nil || writeErr == nil {
 		t.Errorf("Read: %v; Write: %v", readErr, writeErr)
 	}
@@ -423,9 +377,7 @@ func TestMany(t *testing.T) {
 			var sender sync.WaitGroup
 			defer sender.Wait()
 			sender.Go(func() {
-				if err := writeAll(c, data, uint64(i)); err != nil {
-					t.Error(err)
-				}
+				check(t, writeAll(c, data, uint64(i)))
 				c.(*vianet.Conn).CloseWrite()
 			})
 			if got, err := io.ReadAll(c); err != nil || string(got) != string(data) {

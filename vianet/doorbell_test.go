@@ -25,9 +25,7 @@ func TestRingLater(t *testing.T) {
 func TestDeadlineBesideTraffic(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	took, left, err := vianet.PollPast(nic)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if took == 0 || left == 0 {
 		t.Errorf("it took %d completions of others and left %d", took, left)
 	}
@@ -37,9 +35,7 @@ func TestDeadlineBesideTraffic(t *testing.T) {
 func TestHandover(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Handover(nic)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !told {
 		t.Error("the keeper goes on to its next look, a millisecond later")
 	}
@@ -50,9 +46,7 @@ func TestHandover(t *testing.T) {
 func TestLeft(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Left(nic)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !told {
 		t.Error("no keeper waits for sends")
 	}
@@ -81,19 +75,13 @@ func TestSendsAreTidied(t *testing.T) {
 		}()
 		message := make([]byte, 64)
 		for range 3 * before {
-			if _, err := a.Write(message); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadFull(a, message); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(a.Write(message)))
+			must(t, errOf(io.ReadFull(a, message)))
 		}
 		if after := vianet.SendEntries(h.a); after != before {
 			t.Errorf("polling %v: the queue has grown from %d entries to %d", spin, before, after)
 		}
 		a.Close()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		check(t, <-done)
 	}
 }

@@ -44,7 +44,7 @@ func noDrivers(nic *vipl.NIC) (s *Stack, err error) {
 	return s, nil
 }
 
-// Handover polls while a keeper waits and goes to sleep before that has heard of it. It says whether the keeper is
+// Handover polls while a keeper waits and goes to sleep before that has heard of it. It reports whether the keeper is
 // told.
 func Handover(nic *vipl.NIC) (told bool, err error) {
 	s, err := noDrivers(nic)
@@ -62,7 +62,7 @@ func Handover(nic *vipl.NIC) (told bool, err error) {
 	return len(s.arrivals.poke) > 0, nil
 }
 
-// Left polls while another needs to hear of sends, and leaves without going to sleep. It says whether the keeper of
+// Left polls while another needs to hear of sends, and leaves without going to sleep. It reports whether the keeper of
 // sends is told before that of arrivals waits.
 func Left(nic *vipl.NIC) (told bool, err error) {
 	s, err := noDrivers(nic)
@@ -79,7 +79,7 @@ func Left(nic *vipl.NIC) (told bool, err error) {
 	return len(s.sends.poke) > 0, nil
 }
 
-// Roused says whether somebody who needs to hear of sends rouses their keeper, while somebody polls or nobody does.
+// Roused reports whether somebody who needs to hear of sends rouses their keeper, while somebody polls or nobody does.
 func Roused(polls bool) bool {
 	s := &Stack{}
 	s.sends = &driver{stack: s, poke: make(chan struct{}, 1)}
@@ -176,41 +176,41 @@ func Unbalanced(from, to *Conn) string {
 	return ""
 }
 
-// HasRing says whether the peer of a connection writes to a ring of this side.
+// HasRing reports whether the peer of a connection writes to a ring of this side.
 func HasRing(c *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ring.lease != nil
 }
 
-// Ringed says whether both sides of a connection write to a ring of the other's.
+// Ringed reports whether both sides of a connection write to a ring of the other's.
 func Ringed(c *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ring.lease != nil && c.peerRing.size > 0
 }
 
-// Full says whether a connection has bytes to send for which the peer has no room, and room for no more of them.
+// Full reports whether a connection has bytes to send for which the peer has no room, and room for no more of them.
 func Full(c *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.credits == 0 && c.fill >= 0 && c.filled == c.longest
 }
 
-// Rouse has the Write that waits look again. The result says whether it has heard.
+// Rouse has the Write that waits look again. The result reports whether it has heard.
 func Rouse(c *Conn) (heard func() bool) {
 	raise(c.writable)
 	return func() bool { return len(c.writable) == 0 }
 }
 
-// Offered says whether a connection's transfer waits for the peer to take it.
+// Offered reports whether a connection's transfer waits for the peer to take it.
 func Offered(c *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.out.open
 }
 
-// Reads says whether a Read is under way.
+// Reads reports whether a Read is under way.
 func Reads(c *Conn) bool {
 	if c.reading.TryLock() {
 		c.reading.Unlock()
@@ -242,7 +242,7 @@ func Kept(s *Stack) (n int, besides string) {
 	used := len(s.ports.used)
 	s.ports.mu.Unlock()
 	s.regs.mu.Lock()
-	n = buffers + len(s.regs.idle) + len(s.regs.stages)
+	n = buffers + s.regs.order.Len() + len(s.regs.stages)
 	s.regs.mu.Unlock()
 	if conns > 0 || used != listeners || s.sends.wanted.Load() != 0 || s.spinning.Load() {
 		besides = fmt.Sprintf("%d connections, %d ports of %d listeners, %d want sends, ",

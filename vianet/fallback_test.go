@@ -91,9 +91,7 @@ func dialOrRemembers(t *testing.T) {
 	l := h.listen(t)
 	defer l.Close()
 	back, err := h.a.Listen("via", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, port, _ := net.SplitHostPort(back.Addr().String())
 	host := h.nicB.Query().Address
 	or := newWay(t)
@@ -116,17 +114,13 @@ func dialOrRemembers(t *testing.T) {
 
 	silent()
 	c, err := h.b.Dial("via", net.JoinHostPort(h.nicA.Query().Address.String(), port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
 	dial(true) // the host has asked for a connection
 
 	silent()
 	c, err = h.a.Dial("via", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
 	dial(true) // it has answered
 
@@ -176,9 +170,7 @@ func dialOrAfterAll(t *testing.T) {
 	silent()
 	fabric.Cut(there.Addr(), false)
 	c, err := dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
 
 	silent()
@@ -215,9 +207,7 @@ func dialOrInTime(t *testing.T) {
 func aKey(t *testing.T) *vipl.PSK {
 	t.Helper()
 	key, err := vipl.NewPSK(make([]byte, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return key
 }
 

@@ -38,15 +38,11 @@ func (h *hosts) grpc(t *testing.T, ours, theirs credentials.TransportCredentials
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return h.a.DialContext(ctx, "via", address)
 		}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		err := conn.Close()
 		server.Stop()
-		if err := errors.Join(err, <-served); err != nil {
-			t.Error(err)
-		}
+		check(t, errors.Join(err, <-served))
 	})
 	return conn
 }
@@ -78,9 +74,7 @@ func TestGRPC(t *testing.T) {
 		wait.Wait()
 
 		stream, err := client.Watch(ctx, &grpc_health_v1.HealthCheckRequest{Service: "service 3"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, want := range []grpc_health_v1.HealthCheckResponse_ServingStatus{
 			grpc_health_v1.HealthCheckResponse_SERVING, grpc_health_v1.HealthCheckResponse_NOT_SERVING,
 		} {
@@ -144,9 +138,7 @@ func TestGRPCStream(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), ackDelay)
 			defer cancel()
 			stream, err := grpc_testing.NewTestServiceClient(conn).FullDuplexCall(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			sent := make(chan error, 1)
 			go func() {
 				var err error
@@ -166,9 +158,7 @@ func TestGRPCStream(t *testing.T) {
 			if m, err := stream.Recv(); err != io.EOF {
 				t.Errorf("after the last message: %v, %v", m, err)
 			}
-			if err := <-sent; err != nil {
-				t.Error(err)
-			}
+			check(t, <-sent)
 			for i, n := range []*vipl.NIC{h.nicA, h.nicB} {
 				if s := n.Counters(); test.secure && s.Writes == 0 || !test.secure && s.Reads == 0 {
 					t.Errorf("side %d: no large data went by RDMA: %+v", i, s)

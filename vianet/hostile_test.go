@@ -38,9 +38,7 @@ func accept(t *testing.T, l *vianet.Listener) *vianet.Conn {
 	t.Helper()
 	l.SetDeadline(time.Now().Add(ackDelay))
 	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.SetDeadline(time.Now().Add(ackDelay))
 	return c.(*vianet.Conn)
 }
@@ -66,6 +64,7 @@ func TestWrongMessages(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	bystander, other := h.pair(t)
 	mem := message{kind: announce, id: 1, length: 10, handle: 5, addr: 4096}
+	ring := message{kind: room, length: 1000, handle: 5, addr: 4096}
 	change := func(m message, f func(m *message)) message { f(&m); return m }
 	for _, test := range []struct {
 		name string
@@ -103,6 +102,9 @@ func TestWrongMessages(t *testing.T) {
 		{"stop with data", []message{{kind: stop, payload: []byte("four")}}, wrongLen},
 		{"second fin", []message{{kind: fin}, {kind: fin}}, wrongTime},
 		{"data after the fin", []message{{kind: fin}, {kind: data, length: 4, payload: []byte("four")}}, wrongTime},
+		{"more room in a ring", []message{ring, change(ring, func(m *message) { m.length = 1 })}, wrongMove},
+		{"a ring elsewhere", []message{ring, change(ring, func(m *message) { m.length, m.addr = 1, 4097 })}, wrongMove},
+		{"a ring of another handle", []message{ring, change(ring, func(m *message) { m.length, m.handle = 1, 6 })}, wrongMove},
 		{"transfer after the fin", []message{{kind: fin}, mem}, wrongTime},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -283,9 +285,7 @@ func TestStranger(t *testing.T) {
 	defer l.Close()
 	to := asVIA(l)
 	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, disc := range []string{"", "telnet", "vianet", "vianet\x00\x01\x02"} {
 		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, ackDelay)
 		if !errors.Is(err, vipl.ErrRejected) {
@@ -303,9 +303,7 @@ func TestOtherVI(t *testing.T) {
 	defer l.Close()
 	to := asVIA(l)
 	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.UnreliableDelivery}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x01")}
 	if _, err := vi.ConnectRequest(from, to, ackDelay); !errors.Is(err, vipl.ErrRejected) {
 		t.Errorf("%v", err)

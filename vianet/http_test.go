@@ -68,7 +68,7 @@ func TestHTTP(t *testing.T) {
 			defer transport.CloseIdleConnections()
 
 			var wait sync.WaitGroup
-			for i := range 100 {
+			for i := range 40 {
 				wait.Go(func() {
 					if err := request(client, server.URL, test.proto, i); err != nil {
 						t.Errorf("request %d: %v", i, err)

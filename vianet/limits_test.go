@@ -19,9 +19,7 @@ import (
 func exhaust(t *testing.T, nic *vipl.NIC) (free func()) {
 	t.Helper()
 	tag, err := nic.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all []*vipl.Region
 	buf := make([]byte, 1)
 	for {
@@ -29,21 +27,15 @@ func exhaust(t *testing.T, nic *vipl.NIC) (free func()) {
 		if errors.Is(err, vipl.ErrResource) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		all = append(all, r)
 	}
 	return func() {
 		t.Helper()
 		for _, r := range all {
-			if err := r.Deregister(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.Deregister())
 		}
-		if err := tag.Destroy(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tag.Destroy())
 	}
 }
 
@@ -107,13 +99,9 @@ func TestKeptMemoryGivesWay(t *testing.T) {
 	for range 2 {
 		wrote := goWrite(b, make([]byte, 100_000))
 		for range 100 {
-			if _, err := io.ReadFull(a, make([]byte, 1000)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(io.ReadFull(a, make([]byte, 1000))))
 		}
-		if err := <-wrote; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-wrote)
 	}
 	if !vianet.HasRing(a) {
 		t.Error("no ring")
@@ -143,23 +131,17 @@ func checkBacklog(t *testing.T, given, want int) {
 		c := h.dial(t, l.Addr())
 		t.Cleanup(func() { c.Close() })
 		dialed = append(dialed, byte(len(dialed)))
-		if _, err := c.Write(dialed[len(dialed)-1:]); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(c.Write(dialed[len(dialed)-1:])))
 	}
 	accept := func() {
 		t.Helper()
 		l.SetDeadline(time.Now().Add(ackDelay))
 		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { c.Close() })
 		c.SetDeadline(time.Now().Add(ackDelay))
 		got := make([]byte, 1)
-		if _, err := io.ReadFull(c, got); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(io.ReadFull(c, got)))
 		accepted = append(accepted, got[0])
 	}
 	for range want {

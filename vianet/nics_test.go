@@ -74,9 +74,7 @@ func openIn(t testing.TB, ns *nstest.NS, o ...vipl.Option) (nic *vipl.NIC) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := nic.Close(); err != nil {
-			t.Error(err)
-		}
+		check(t, nic.Close())
 	})
 	return nic
 }
@@ -85,13 +83,9 @@ func openIn(t testing.TB, ns *nstest.NS, o ...vipl.Option) (nic *vipl.NIC) {
 func newStack(t testing.TB, nic *vipl.NIC, o vianet.Options) *vianet.Stack {
 	t.Helper()
 	s, err := vianet.New(nic, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		check(t, s.Close())
 	})
 	return s
 }
@@ -135,18 +129,14 @@ func (h *hosts) bearBreaks() {
 func (h *hosts) listen(t testing.TB) *vianet.Listener {
 	t.Helper()
 	l, err := h.b.Listen("via", net.JoinHostPort(h.nicB.Query().Address.String(), "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l.(*vianet.Listener)
 }
 
 func (h *hosts) dial(t testing.TB, to net.Addr) *vianet.Conn {
 	t.Helper()
 	c, err := h.a.Dial("via", to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c.(*vianet.Conn)
 }
 
@@ -158,9 +148,7 @@ func (h *hosts) pair(t testing.TB) (a, b *vianet.Conn) {
 	a = h.dial(t, l.Addr())
 	l.SetDeadline(time.Now().Add(ackDelay))
 	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return a, c.(*vianet.Conn)
 }
 
@@ -189,9 +177,7 @@ func echoEach(t *testing.T, l net.Listener, n int, all *sync.WaitGroup) {
 			}
 			all.Go(func() {
 				defer c.Close()
-				if _, err := io.Copy(c, c); err != nil {
-					t.Error(err)
-				}
+				check(t, errOf(io.Copy(c, c)))
 			})
 		}
 	})
@@ -217,4 +203,44 @@ func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
 	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) { f(t, inMemory(t, l.options)) })
 	}
+}
+
+// must ends the test where err is not nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// check fails the test where err is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// errOf is the error of a call that returns more.
+func errOf[T any](_ T, err error) error { return err }
+
+// The same over AF_XDP and a veth pair.
+func TestVeth(t *testing.T) {
+	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
+		h := overVeth(t, 1500, o)
+		a, b := h.pair(t)
+		exchange(t, a, b, 2<<20)
+		if a.Close() != nil || b.Close() != nil {
+			t.Error("Close failed")
+		}
+		h.conforms(t)
+		a, b = h.pair(t)
+		blockedEnds(t, a, b)
+	}
+}
+
+func blockedEnds(t *testing.T, a, b *vianet.Conn) {
+	t.Helper()
+	checkFutureTimeout(t, a, b)
+	checkCloseTimeout(t, a, b)
 }

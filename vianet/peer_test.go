@@ -75,9 +75,7 @@ const (
 func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *peer {
 	t.Helper()
 	tag, err := nic.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p := &peer{t: t}
 	attr := vipl.MemAttributes{Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}
 	if p.region, err = nic.AllocMem(slots*slot, attr); err != nil {
@@ -87,19 +85,13 @@ func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *p
 	p.vi, err = nic.CreateVI(vipl.VIAttributes{
 		Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: rdmaRead, EnableRDMAWrite: true,
 	}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range slots / 2 {
-		if err := p.vi.PostRecv(p.desc(slots/2+i, slot-64), p.region.Handle()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.vi.PostRecv(p.desc(slots/2+i, slot-64), p.region.Handle()))
 	}
 	to := vipl.NetAddress{Host: addr.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), addr.Port())}
 	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x09")}
-	if _, err := p.vi.ConnectRequest(from, to, ackDelay); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(p.vi.ConnectRequest(from, to, ackDelay)))
 	t.Cleanup(p.end)
 	return p
 }
@@ -117,17 +109,13 @@ func (p *peer) end() {
 			break
 		}
 	}
-	if err := p.vi.Destroy(); err != nil {
-		p.t.Error(err)
-	}
+	check(p.t, p.vi.Destroy())
 }
 
 // desc is the descriptor of buffer i for n bytes.
 func (p *peer) desc(i, n int) *vipl.Descriptor {
 	d, err := p.region.Descriptor(i*slot, 2)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	d.SetSegments(p.region.Segment(i*slot+64, n))
 	return d
 }
@@ -154,9 +142,7 @@ func (p *peer) write(to vipl.AddressSegment, n int) {
 
 func (p *peer) post(d *vipl.Descriptor) {
 	p.t.Helper()
-	if err := p.vi.PostSend(d, p.region.Handle()); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, p.vi.PostSend(d, p.region.Handle()))
 	if _, err := p.vi.SendWait(ackDelay); err == vipl.ErrTimeout {
 		p.t.Fatal(err)
 	}
@@ -172,9 +158,7 @@ func (p *peer) receive(kind byte) message {
 		}
 		off := int(d.Addr() - p.region.Addr())
 		m := decode(append([]byte(nil), p.region.Bytes()[off+64:][:d.Length]...))
-		if err := p.vi.PostRecv(p.desc(off/slot, slot-64), p.region.Handle()); err != nil {
-			p.t.Fatal(err)
-		}
+		must(p.t, p.vi.PostRecv(p.desc(off/slot, slot-64), p.region.Handle()))
 		if m.kind == kind {
 			return m
 		}

@@ -1,7 +1,6 @@
 package vianet
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -222,32 +221,6 @@ func TestAllocated(t *testing.T) {
 	}
 }
 
-// BenchmarkAllocated asks whether memory of Alloc is that, beside so many other buffers.
-func BenchmarkAllocated(b *testing.B) {
-	for _, n := range []int{1, 100, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s, err := noDrivers(aNIC(b))
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer s.release()
-			bufs := make([][]byte, n)
-			for i := range bufs {
-				if bufs[i], err = s.Alloc(64); err != nil {
-					b.Fatal(err)
-				}
-			}
-			i := 0
-			for b.Loop() {
-				if !s.allocated(bufs[i][1:]) {
-					b.Fatal("it is not")
-				}
-				i = (i + 7919) % n
-			}
-		})
-	}
-}
-
 // A buffer that two connections use at once is registered twice, and kept once.
 func TestLeaseTwice(t *testing.T) {
 	r, tag := newTestRegistry(t, 1<<20)
@@ -258,8 +231,8 @@ func TestLeaseTwice(t *testing.T) {
 	}
 	one.end()
 	two.end()
-	if len(r.idle) != 1 || r.order.Len() != 1 || r.bytes != 1000 {
-		t.Errorf("%d, %d idle, %d bytes", len(r.idle), r.order.Len(), r.bytes)
+	if r.order.Len() != 1 || r.bytes != 1000 {
+		t.Errorf("%d idle, %d bytes", r.order.Len(), r.bytes)
 	}
 	if err := r.close(); err != nil {
 		t.Error(err)
@@ -274,7 +247,7 @@ func TestLeaseLimit(t *testing.T) {
 	for _, b := range append(bufs[:3:3], bufs[0], bufs[3]) {
 		mustLease(t, r, b, tag, readable).end()
 	}
-	kept := func(b []byte) bool { return r.idle[spanOf(b)] != nil }
+	kept := func(b []byte) bool { return r.find(b, true) != nil }
 	if !kept(bufs[0]) || kept(bufs[1]) || !kept(bufs[2]) || kept(bufs[3]) {
 		t.Errorf("kept: %v %v %v %v", kept(bufs[0]), kept(bufs[1]), kept(bufs[2]), kept(bufs[3]))
 	}

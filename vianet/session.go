@@ -6,6 +6,9 @@ import (
 	"viaxdp/vipl"
 )
 
+// The session protocol of a connection. progress takes what has come (arrived, take), then sends what is due (push): control
+// messages first, then the transfer, data, and the fin. Everything happens under the lock of the connection.
+
 // controlBuffers is the number of receives that are set aside for messages other than data; the table in the
 // package's comment adds them up.
 const controlBuffers = 14
@@ -128,23 +131,6 @@ func (c *Conn) take(h *header, payload []byte, i int) error {
 	return nil // credit
 }
 
-func (c *Conn) takeData(h *header, payload []byte, i int) error {
-	if c.held == c.dataBuffers() {
-		return errOverrun
-	}
-	if c.fin || c.in.open {
-		return errOrder
-	}
-	c.held++
-	c.ring.last = 0
-	if h.id == ringWish {
-		c.wantRing(len(payload))
-	}
-	c.queue.add(segment{data: payload, buffer: i})
-	raise(c.readable)
-	return nil
-}
-
 func (c *Conn) takeFin() error {
 	if c.fin || c.in.open {
 		return errOrder
@@ -204,7 +190,7 @@ func (c *Conn) reap() {
 	}
 }
 
-// mustReap says whether somebody waits for a send that may be done: else there is time until there are more of them.
+// mustReap reports whether somebody waits for a send that may be done: else there is time until there are more of them.
 func (c *Conn) mustReap() bool {
 	return c.wanting || c.down || c.in.flight+c.out.flight > 0 || len(c.pool.free) <= c.pool.half/2
 }
@@ -257,7 +243,7 @@ func (c *Conn) pushCredit() bool {
 	return true
 }
 
-// owesMany says whether the peer might come to wait for what it has not been given back.
+// owesMany reports whether the peer might come to wait for what it has not been given back.
 func (c *Conn) owesMany() bool { return c.acksDue >= (c.dataBuffers()+1)/2 }
 
 // control sends a message if it is due. False: no buffer is free.
@@ -293,34 +279,6 @@ func (c *Conn) send(i, n int, h header) {
 	c.restock()
 	c.stack.sent()
 }
-
-// pushData sends the buffer that is being filled, if the peer has room for it.
-func (c *Conn) pushData() bool {
-	if c.emptied() || c.down {
-		return true
-	}
-	if c.credits == 0 {
-		c.stalled = true
-		return true
-	}
-	if c.waitsForMore() {
-		return true
-	}
-	i, n := c.fill, c.filled
-	c.fill, c.urged = -1, false
-	c.credits--
-	h := header{kind: kindData, length: uint32(n - headerLen)}
-	if c.wish {
-		h.id = ringWish
-	}
-	c.counts.Messages.count(n - headerLen)
-	c.send(i, n, h)
-	raise(c.writable)
-	return true
-}
-
-// emptied says that no bytes wait to be sent by messages.
-func (c *Conn) emptied() bool { return c.fill < 0 || c.filled == headerLen }
 
 // pushFin ends the stream when the last byte is sent.
 func (c *Conn) pushFin() bool {

@@ -51,9 +51,7 @@ func TestShutdownDelivers(t *testing.T) {
 			if (err == nil && bytes.Equal(got, want)) != graceful {
 				t.Errorf("graceful: %v: %d bytes of %d were read, %v", graceful, len(got), len(want), err)
 			}
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
+			check(t, <-ended)
 			if took := time.Since(start); graceful && took > late+time.Second {
 				t.Errorf("it took %v", took)
 			}
@@ -70,9 +68,7 @@ func TestShutdownWaits(t *testing.T) {
 	l, other := h.listen(t), h.listen(t)
 	waiting := h.dial(t, l.Addr())
 	back, err := h.a.Listen("via", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	await.Until(t, "a connection waits for Accept", func() bool { return h.b.Stats().Accepted == 3 })
 	ended := shutDown(t, t.Context(), h.b, other)
 	if _, err := waiting.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
@@ -96,13 +92,9 @@ func TestShutdownWaits(t *testing.T) {
 			t.Fatalf("it has ended before a connection: %v", err)
 		default:
 		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		check(t, c.Close())
 	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	check(t, <-ended)
 	for _, c := range []*vianet.Conn{a, c} {
 		if _, err := c.Read(make([]byte, 1)); err != io.EOF {
 			t.Errorf("the peer of one that was closed: %v", err)
@@ -147,12 +139,8 @@ func TestCloseEndsShutdown(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	h.pair(t)
 	ended := shutDown(t, context.Background(), h.b, h.listen(t))
-	if err := h.b.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	check(t, h.b.Close())
+	check(t, <-ended)
 }
 
 // A server of HTTP and its stack are shut down while requests are served and a connection rests: those get their
@@ -206,13 +194,9 @@ func TestShutdownHTTP(t *testing.T) {
 	}
 	close(answer)
 	for range requests {
-		if err := <-answers; err != nil {
-			t.Error(err)
-		}
+		check(t, <-answers)
 	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	check(t, <-ended)
 	if s := h.b.Stats(); s.Accepted != requests+1 || s.Conns != 0 || s.Undelivered != 0 {
 		t.Errorf("%+v", s)
 	}

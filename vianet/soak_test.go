@@ -68,7 +68,7 @@ func anySize(r *rand.Rand) int {
 func TestNothingIsLost(t *testing.T) {
 	const mostOfRound, registered = 2000, 200_000
 	ways := []int{0, 1, 3}
-	each := (testsize.Number(t, "VIA_MESSAGES", 6000, 60_000) + 2*len(ways) - 1) / (2 * len(ways))
+	each := (testsize.Number(t, "VIA_MESSAGES", 6000, 30_000) + 2*len(ways) - 1) / (2 * len(ways))
 	for _, l := range ways {
 		t.Run(shmLinks[l].name, func(t *testing.T) {
 			o := shmLinks[l].options

@@ -18,9 +18,7 @@ func carry(t *testing.T, from, to *vianet.Conn, b []byte) {
 	t.Helper()
 	wrote := goWrite(from, b)
 	_, err := io.ReadFull(to, make([]byte, len(b)))
-	if err = errors.Join(err, <-wrote); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, <-wrote))
 }
 
 // What is written counts for the way it went, on the side that wrote it, and what is read on the other; still when
@@ -110,9 +108,7 @@ func TestStatsOfMemory(t *testing.T) {
 	for _, at := range []int{0, 1000, 200_000} { // read into one buffer, and parts of it
 		wrote := goWrite(a, buf[at:])
 		_, err := io.ReadFull(b, got[at:])
-		if err = errors.Join(err, <-wrote); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, <-wrote))
 	}
 	if s := h.b.Stats(); s.Registered != before.Registered+1 || s.Reused != before.Reused+2 {
 		t.Errorf("a buffer and parts of it: %+v, and before %+v", s, before)
@@ -130,9 +126,7 @@ func TestStatsOfConnections(t *testing.T) {
 	}
 	or := newWay(t)
 	nobody := net.JoinHostPort(h.nicB.Query().Address.String(), "7")
-	if _, err := h.a.DialOr(t.Context(), "via", nobody, or.dial); err != nil {
-		t.Error(err)
-	}
+	check(t, errOf(h.a.DialOr(t.Context(), "via", nobody, or.dial)))
 	h.a.DialOr(t.Context(), "via", nobody, func(context.Context) (net.Conn, error) { return nil, syscall.EPERM })
 	if s := h.a.Stats(); s.Dialed != 1 || s.Accepted != 0 || s.FellBack != 1 || s.Refused != 0 {
 		t.Errorf("who dials: %+v", s)
@@ -154,12 +148,8 @@ func TestStatsOfStalls(t *testing.T) {
 	for range 3 { // it looks again, and waits again
 		await.Until(t, "it is woken", vianet.Rouse(a))
 	}
-	if _, err := io.ReadFull(b, make([]byte, written+100)); err != nil {
-		t.Error(err)
-	}
-	if err := <-wrote; err != nil {
-		t.Error(err)
-	}
+	check(t, errOf(io.ReadFull(b, make([]byte, written+100))))
+	check(t, <-wrote)
 	if s := h.a.Stats(); s.Stalls != before+1 {
 		t.Errorf("%d Writes have waited, not %d", s.Stalls, before+1)
 	}
@@ -226,12 +216,8 @@ func TestStatsMeanwhile(t *testing.T) {
 		dialing.Go(func() {
 			for range conns / 5 {
 				c := h.dial(t, l.Addr())
-				if _, err := c.Write(make([]byte, n)); err != nil {
-					t.Error(err)
-				}
-				if _, err := io.ReadFull(c, make([]byte, n)); err != nil {
-					t.Error(err)
-				}
+				check(t, errOf(c.Write(make([]byte, n))))
+				check(t, errOf(io.ReadFull(c, make([]byte, n))))
 				c.Close()
 			}
 		})

@@ -45,9 +45,7 @@ func (s *starved) Accept() (net.Conn, error) {
 func echo(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -68,9 +66,7 @@ func echo(t *testing.T) string {
 func start(t *testing.T, p *Proxy) (l *starved, end func() error, done chan error) {
 	t.Helper()
 	p.Listen, p.To = Address{"tcp", "127.0.0.1:0"}, Address{"tcp", echo(t)}
-	if err := p.Open(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Open())
 	l = &starved{Listener: p.listener}
 	p.listener = l
 	ctx, cancel := context.WithCancel(context.Background())
@@ -83,9 +79,7 @@ func start(t *testing.T, p *Proxy) (l *starved, end func() error, done chan erro
 func dialTo(t *testing.T, p *Proxy) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", p.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -107,15 +101,11 @@ func TestShortOfDescriptors(t *testing.T) {
 	p := &Proxy{Failed: func(err error) { told <- err }}
 	l, end, _ := start(t, p)
 	first := dialTo(t, p)
-	if err := answers(first, waitLimit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, answers(first, waitLimit))
 	l.fail(syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ECONNABORTED)
 	// The Accept that waits takes these; the next ones fail.
 	for range 2 {
-		if err := answers(dialTo(t, p), waitLimit); err != nil {
-			t.Fatal(err)
-		}
+		must(t, answers(dialTo(t, p), waitLimit))
 	}
 	if err := answers(first, waitLimit); err != nil {
 		t.Errorf("the connection from before: %v", err)
@@ -124,26 +114,18 @@ func TestShortOfDescriptors(t *testing.T) {
 		t.Errorf("told %v, and %d times more", err, len(told))
 	}
 	first.Close()
-	if err := end(); err != nil {
-		t.Error(err)
-	}
+	check(t, end())
 }
 
 // nobody is an address that nobody listens on: who has it only keeps others from it.
 func nobody(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { syscall.Close(fd) })
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
 	name, err := syscall.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
 }
 
@@ -189,9 +171,7 @@ func TestMost(t *testing.T) {
 	p := &Proxy{Most: 1}
 	_, end, _ := start(t, p)
 	first, second := dialTo(t, p), dialTo(t, p)
-	if err := answers(first, waitLimit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, answers(first, waitLimit))
 	if err := answers(second, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a second one at once: %v", err)
 	}
@@ -201,9 +181,7 @@ func TestMost(t *testing.T) {
 		t.Errorf("a second one, after the first: %v", err)
 	}
 	// Full, and told to end: it does.
-	if err := end(); err != nil {
-		t.Error(err)
-	}
+	check(t, end())
 }
 
 // Who is refused is told once a second, with how many were not told in between.

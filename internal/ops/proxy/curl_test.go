@@ -204,9 +204,7 @@ func TestCurl(t *testing.T) {
 		const n = 3_000_000
 		file := filepath.Join(dir, "part")
 		part := curl(t, "-N", "-o", file, fmt.Sprintf("%s/half/%d", at, n))
-		if err := part.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, part.Start())
 		await.Until(t, "curl has half", func() bool { i, err := os.Stat(file); return err == nil && i.Size() >= n/2 })
 		part.Process.Kill()
 		part.Wait()
@@ -229,9 +227,7 @@ func TestCurl(t *testing.T) {
 		defer sealed.Close()
 		at := "https://" + between(t, a, b, hostB, sealed.Listener.Addr().String()).Addr().String()
 		file, roots := filepath.Join(dir, "sealed"), filepath.Join(dir, "roots")
-		if err := os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: sealed.Certificate().Raw}), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: sealed.Certificate().Raw}), 0o600))
 		for _, n := range []int{0, 1, 1 << 20} {
 			fetch(t, "--cacert", roots, "-o", file, fmt.Sprintf("%s/%d", at, n))
 			holds(t, file, site.page[:n])
@@ -250,13 +246,9 @@ func TestCurlUnderLoss(t *testing.T) {
 	need(t, "curl", "curl")
 	nstest.Require(t)
 	s, err := testbed.NewSite(testbed.Pair{Names: [2]string{"via0", "via0"}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: 1500})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		check(t, s.Close())
 	})
 	noLeaks(t)
 	n := 5_000_000 // 3,400 frames

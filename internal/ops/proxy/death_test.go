@@ -86,9 +86,7 @@ func fails(t *testing.T, ns place, url string, status int, kill func()) {
 			said.Reset()
 			cmd, over = curl(t, "--http1.0", "-N", "-o", file, url), make(chan error, 1)
 			cmd.Stderr = &said
-			if err := ns.Do(cmd.Start); err != nil {
-				t.Fatal(err)
-			}
+			must(t, ns.Do(cmd.Start))
 			wait, over := cmd.Wait, over
 			go func() { over <- wait() }()
 		}
@@ -228,12 +226,8 @@ func TestServerDies(t *testing.T) {
 	again(t, here{}, at)
 	put := curl(t, "-T", "-", "http://"+at+"/up")
 	in, err := put.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := put.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, put.Start())
 	for n, kill := 0, 10<<20; err == nil; n += 64 << 10 {
 		if n == kill {
 			server.Process.Kill()

@@ -30,9 +30,7 @@ func TestBuffersAreEmpty(t *testing.T) {
 		buffers.Put(b)
 		a, c := net.Pipe()
 		var saw []byte
-		if err := pipe(c, witness{a, &saw}, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, pipe(c, witness{a, &saw}, nil))
 		a.Close()
 		c.Close()
 		if len(saw) == 0 || len(bytes.Trim(saw, "\x00")) > 0 {
@@ -46,19 +44,13 @@ func TestBuffersAreEmpty(t *testing.T) {
 func TestAnswerAfterUpload(t *testing.T) {
 	a, b, hostB := stacks(t)
 	l, err := b.Listen("via", ":7000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	to, err := a.Dial("via", net.JoinHostPort(hostB, "7000"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer to.Close()
 	server, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer server.Close()
 	client, from := net.Pipe()
 	for _, c := range []net.Conn{client, to, server} {
@@ -69,9 +61,7 @@ func TestAnswerAfterUpload(t *testing.T) {
 	go func() { piped <- pipe(to, from, make(chan struct{})) }()
 	say := func(n int) { // and wait until it is written
 		for range 2 {
-			if _, err := client.Write(make([]byte, n)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(client.Write(make([]byte, n))))
 			n = 0
 		}
 	}
@@ -83,17 +73,11 @@ func TestAnswerAfterUpload(t *testing.T) {
 	answer := make([]byte, 10_000)
 	r := rand.NewChaCha8([32]byte{3})
 	r.Read(answer)
-	if _, err := server.Write(answer); err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(server.Write(answer)))
+	must(t, server.Close())
 	await.Until(t, "the connection is over", func() bool { _, err := to.Write(nil); return err != nil })
 	client.Close()
-	if err := <-piped; err != nil {
-		t.Error(err)
-	}
+	check(t, <-piped)
 	if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, answer) {
 		t.Errorf("%d bytes of the answer, %v", len(got), err)
 	}

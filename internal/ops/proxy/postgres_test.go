@@ -40,9 +40,7 @@ func startPostgres(t *testing.T) *postgres {
 	t.Helper()
 	initdb, server := postgresProgram(t, "initdb"), postgresProgram(t, "postgres")
 	dir, err := os.MkdirTemp("", "via-postgres") // that of the test is root's alone
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	var attr syscall.SysProcAttr
 	if os.Getuid() == 0 { // for whom it does not run
@@ -53,9 +51,7 @@ func startPostgres(t *testing.T) *postgres {
 		uid, _ := strconv.Atoi(u.Uid)
 		gid, _ := strconv.Atoi(u.Gid)
 		attr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
-		if err := os.Chown(dir, uid, gid); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(dir, uid, gid))
 	}
 	cluster := exec.Command(initdb, "-D", dir, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
 	cluster.SysProcAttr, cluster.Dir = &attr, "/"
@@ -67,9 +63,7 @@ func startPostgres(t *testing.T) *postgres {
 	p.cmd = exec.Command(server, "-D", dir, "-h", host, "-p", port, "-k", "", "-F",
 		"-c", "shared_buffers=32MB", "-c", "max_wal_size=256MB", "-c", "autovacuum=off")
 	p.cmd.SysProcAttr, p.cmd.Dir, p.cmd.Stderr = &attr, "/", &p.log
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Start())
 	go func() { p.cmd.Wait(); close(p.ended) }()
 	t.Cleanup(func() {
 		p.quit()
@@ -105,9 +99,7 @@ func (p *postgres) client(t *testing.T, at, name string, args ...string) *exec.C
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	t.Cleanup(cancel)
 	host, port, err := net.SplitHostPort(at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if name == "psql" {
 		args = append([]string{"-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1"}, args...)
 	}
@@ -180,9 +172,7 @@ func TestPostgres(t *testing.T) {
 		copy := p.client(t, at, "psql", "-c", "copy a to stdout")
 		var text bytes.Buffer
 		copy.Stdout = &text
-		if err := copy.Run(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, copy.Run())
 		direct := sha256.Sum256([]byte(p.run(t, p.address, "psql", "-c", "copy a to stdout")))
 		if got := sha256.Sum256(bytes.TrimSpace(text.Bytes())); got != direct {
 			t.Errorf("other bytes came out than without proxies, %d of them", text.Len())
@@ -201,13 +191,9 @@ func TestPostgres(t *testing.T) {
 		p.run(t, at, "createdb", "again")
 		dump, read := p.client(t, at, "pg_dump", "-t", "a"), p.client(t, at, "psql", "-d", "again")
 		pipe, err := dump.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		read.Stdin = pipe
-		if err := dump.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, dump.Start())
 		out, err := read.CombinedOutput()
 		if err = errors.Join(err, dump.Wait()); err != nil {
 			t.Fatalf("%v\n%s", err, out)
@@ -221,9 +207,7 @@ func TestPostgres(t *testing.T) {
 		query := p.client(t, at, "psql", "-c", "select pg_sleep(600)")
 		var said bytes.Buffer
 		query.Stderr = &said
-		if err := query.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, query.Start())
 		p.until(t, sessions(t, "active"), "1")
 		query.Process.Signal(syscall.SIGINT)
 		if err := query.Wait(); err == nil || !strings.Contains(said.String(), "canceling statement due to user request") {
@@ -240,20 +224,12 @@ func TestPostgres(t *testing.T) {
 		} {
 			client := p.client(t, at, "psql")
 			in, err := client.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			out, err := client.StdoutPipe() // of which nobody reads more than a byte
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := client.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, client.Start())
 			io.WriteString(in, query)
-			if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(io.ReadFull(out, make([]byte, 1))))
 			p.until(t, sessions(t, state), "1")
 			client.Process.Kill()
 			client.Wait()
@@ -265,9 +241,7 @@ func TestPostgres(t *testing.T) {
 		query := p.client(t, at, "psql", "-c", "select pg_sleep(600)")
 		var said bytes.Buffer
 		query.Stderr = &said
-		if err := query.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, query.Start())
 		p.until(t, sessions(t, "active"), "1")
 		p.quit()
 		if err := query.Wait(); err == nil || !strings.Contains(said.String(), "server closed the connection unexpectedly") {

@@ -39,9 +39,7 @@ func TestRedis(t *testing.T) {
 	host, port := ownHost(), "6399"
 	address := net.JoinHostPort(host, port)
 	cmd := exec.Command(server, "--port", port, "--bind", host, "--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir", t.TempDir())
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
 	for end := time.Now().Add(waitLimit); ; time.Sleep(10 * time.Millisecond) { // until it listens

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net"
 	"syscall"
 	"testing"
+	"time"
 
 	"viaxdp/vianet"
 )
@@ -22,9 +24,7 @@ func TestAlloc(t *testing.T) {
 			t.Fatalf("%d bytes, %v", len(out), err)
 		}
 		in, err := h.b.Alloc(n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := randomBytes(n, turn)
 		copy(out, want)
 		done := goWrite(a, out)
@@ -35,9 +35,7 @@ func TestAlloc(t *testing.T) {
 		if turn == 2 {
 			break // the stack takes them with it
 		}
-		if err := errors.Join(h.a.Free(out), h.b.Free(in)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(h.a.Free(out), h.b.Free(in)))
 		if err := h.a.Free(out); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("freed twice: %v", err)
 		}
@@ -65,9 +63,7 @@ func TestAllocByReference(t *testing.T) {
 	a, b := h.pair(t)
 	const n = 1 << 20
 	arena, err := h.a.Alloc(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	in := make([]byte, n)
 	for _, test := range []struct {
 		out   []byte
@@ -87,5 +83,89 @@ func TestAllocByReference(t *testing.T) {
 		if counted = h.a.Stats().ByReference.Bytes - counted; (counted == n) != test.byRef || !test.byRef && counted > 0 {
 			t.Errorf("%d bytes are counted; memory of the arena: %v", counted, test.byRef)
 		}
+	}
+}
+
+// After SetNoDelay(false) many small Writes are few messages.
+func TestNoDelay(t *testing.T) {
+	const writes, size = 1000, 64
+	sent := func(noDelay bool) uint64 {
+		h := inMemory(t, vianet.Options{})
+		h.a.SetDelay(time.Hour)
+		a, b := h.pair(t)
+		must(t, a.SetNoDelay(noDelay))
+		before := h.nicB.Counters().Messages
+		want := randomBytes(writes*size, 3)
+		go func() {
+			for i := range writes {
+				if _, err := a.Write(want[i*size : (i+1)*size]); err != nil {
+					t.Error(err)
+					break
+				}
+			}
+			a.CloseWrite()
+		}()
+		b.SetReadDeadline(time.Now().Add(ackDelay))
+		if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("%d bytes, %v", len(got), err)
+		}
+		return h.nicB.Counters().Messages - before
+	}
+	const full = 4136 // bytes of data that a message has room for
+	least := uint64((writes*size + full - 1) / full)
+	if n := sent(false); n < least || n > least+3 { // the fin, and credits
+		t.Errorf("%d messages, %d are needed", n, least)
+	}
+	if n := sent(true); n < 3*least { // some share one while the peer has no room
+		t.Errorf("without delay %d messages, as with it", n)
+	}
+}
+
+// What waits for more bytes goes when its writer reads, when time has passed, when the delay is switched off and
+// before large data.
+func TestNoDelayEnds(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	h.a.SetDelay(time.Hour)
+	a, b := h.pair(t)
+	a.SetDeadline(time.Now().Add(ackDelay))
+	b.SetDeadline(time.Now().Add(ackDelay))
+	must(t, a.SetNoDelay(false))
+	write := func(n int) {
+		t.Helper()
+		must(t, errOf(a.Write(make([]byte, n))))
+	}
+	comes := func(n int) {
+		t.Helper()
+		must(t, errOf(io.ReadFull(b, make([]byte, n))))
+	}
+	for range 3 { // a question, of two Writes
+		write(1)
+		write(2)
+		answered := goRead(a, 1)
+		comes(3)
+		must(t, errOf(b.Write(make([]byte, 1))))
+		must(t, <-answered)
+	}
+	write(5)
+	must(t, a.SetNoDelay(true))
+	comes(5)
+	must(t, a.SetNoDelay(false))
+	write(7)
+	go a.Write(make([]byte, 100_000))
+	comes(100_007)
+	write(9)
+	must(t, a.Close())
+	comes(9)
+	if err := a.SetNoDelay(true); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+
+	late := inMemory(t, vianet.Options{}) // with the delay as it is
+	a, b = late.pair(t)
+	b.SetDeadline(time.Now().Add(ackDelay))
+	must(t, a.SetNoDelay(false))
+	for range 3 {
+		write(11)
+		comes(11)
 	}
 }

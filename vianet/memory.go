@@ -3,10 +3,12 @@ package vianet
 import (
 	"container/list"
 	"errors"
+	"net"
 	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"viaxdp/vipl"
 )
@@ -27,23 +29,14 @@ type registry struct {
 	limit int        // bytes that may be idle
 
 	mu     sync.Mutex
-	known  []*lease // of the program's memory, idle or not, by where it begins
-	idle   map[span]*list.Element
-	order  list.List // of *lease, the one that was used last in front
-	bytes  int       // in idle
+	known  []*lease  // of the program's memory, idle or not, by where it begins
+	order  list.List // idle ones, as *lease, the one that was used last in front
+	bytes  int       // in order
 	stages []*lease  // idle staging buffers
 
 	hits, misses uint64
 	failures     atomic.Uint64 // for want of memory
 }
-
-// span is a piece of memory: the same bytes are the same span.
-type span struct {
-	first *byte
-	n     int
-}
-
-func spanOf(b []byte) span { return span{&b[0], len(b)} }
 
 // lease is registered memory in the hands of one connection.
 type lease struct {
@@ -57,7 +50,7 @@ type lease struct {
 	last   *vipl.Ptag // a staging buffer's: of the connection that used it last
 }
 
-// What the peer may do with a lease.
+// access is what the peer may do with a lease.
 type access int
 
 const (
@@ -76,16 +69,16 @@ func newRegistry(nic *vipl.NIC, limit int) (*registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &registry{nic: nic, home: home, limit: limit, idle: make(map[span]*list.Element)}, nil
+	return &registry{nic: nic, home: home, limit: limit}, nil
 }
 
 // lease registers b, which is not empty, for a connection. ErrResource where nothing more can be registered.
 func (r *registry) lease(b []byte, tag *vipl.Ptag, a access) (*lease, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.idle[spanOf(b)]
+	e := r.find(b, true)
 	if e == nil && a == closed {
-		e = r.around(b)
+		e = r.find(b, false)
 	}
 	if e != nil {
 		l := r.take(e)
@@ -108,15 +101,16 @@ func (r *registry) behind(at uint64) int {
 	return sort.Search(len(r.known), func(i int) bool { return addressOf(r.known[i].all) > at })
 }
 
-// around finds idle memory that b is a part of. It looks at those that begin where b does or closest before; a larger
-// one that begins further away is not found, which costs a registration and nothing else.
-func (r *registry) around(b []byte) *list.Element {
+// find finds idle memory that is b, or that b is a part of. It looks at those that begin where b does or closest before; a
+// larger one that begins further away is not found, which costs a registration and nothing else.
+func (r *registry) find(b []byte, exactly bool) *list.Element {
 	const nearest = 8
 	at := addressOf(b)
 	last := r.behind(at) - 1
 	for i := last; i >= 0 && i > last-nearest; i-- {
 		l := r.known[i]
-		if l.place != nil && at-addressOf(l.all)+uint64(len(b)) <= uint64(len(l.all)) {
+		before := at - addressOf(l.all)
+		if l.place != nil && before+uint64(len(b)) <= uint64(len(l.all)) && (!exactly || len(b) == len(l.all)) {
 			return l.place
 		}
 	}
@@ -208,13 +202,11 @@ func (l *lease) end() {
 		}
 		return
 	}
-	key := spanOf(l.all)
-	if _, ok := r.idle[key]; ok || len(l.all) > r.limit {
+	if r.find(l.all, true) != nil || len(l.all) > r.limit {
 		r.deregister(l)
 		return
 	}
 	l.place = r.order.PushFront(l)
-	r.idle[key] = l.place
 	for r.bytes += len(l.all); r.bytes > r.limit; {
 		r.forget(r.order.Back())
 	}
@@ -223,7 +215,6 @@ func (l *lease) end() {
 // take takes a lease out of those that are idle.
 func (r *registry) take(e *list.Element) *lease {
 	l := r.order.Remove(e).(*lease)
-	delete(r.idle, spanOf(l.all))
 	r.bytes -= len(l.all)
 	l.place = nil
 	return l
@@ -291,4 +282,73 @@ func (r *registry) allocate(size int, a vipl.MemAttributes) (region *vipl.Region
 		return nil, 0, err
 	}
 	return region, int(-region.Addr() % align), nil
+}
+
+// buffer is memory of Alloc.
+type buffer struct {
+	at     uint64 // its address, beside that of others: who looks for one touches few cache lines
+	region *vipl.Region
+}
+
+// Alloc gives n bytes of the NIC's arena for Read and Write. A large Write from there is not copied in user space
+// where the frames of the path are long; all else is as with any other memory. It is freed by Free, or Close of the
+// stack.
+//
+// ENOBUFS when the arena has no such piece left: open the NIC with a larger one. EINVAL when n is negative.
+func (s *Stack) Alloc(n int) ([]byte, error) {
+	switch {
+	case n < 0:
+		return nil, syscall.EINVAL
+	case n == 0:
+		return nil, nil
+	}
+	region, err := s.nic.AllocMem(n, vipl.MemAttributes{Ptag: s.regs.home})
+	if err != nil {
+		return nil, systemError(s.regs.failed(err))
+	}
+	buf := region.Bytes()[:n:n]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isClosed {
+		region.Deregister()
+		return nil, net.ErrClosed
+	}
+	s.buffers = slices.Insert(s.buffers, s.bufferAt(addressOf(buf))+1, buffer{addressOf(buf), region})
+	return buf, nil
+}
+
+// lends reports whether the NIC sends b without a copy if a VI writes it: it copies what a VI reads.
+func (s *Stack) byReference(b []byte) bool { return s.longFrames && s.allocated(b) }
+
+// allocated reports whether b is of Alloc.
+func (s *Stack) allocated(b []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := addressOf(b)
+	i := s.bufferAt(at)
+	return i >= 0 && at-s.buffers[i].at < uint64(len(s.buffers[i].region.Bytes()))
+}
+
+// bufferAt is the place of the last buffer that begins at an address or before; -1 where none does.
+func (s *Stack) bufferAt(a uint64) int {
+	return sort.Search(len(s.buffers), func(i int) bool { return s.buffers[i].at > a }) - 1
+}
+
+// Free gives memory of Alloc back, all of it as Alloc gave it. No Read or Write uses it any more. EINVAL: Alloc has
+// not given it, or it was freed.
+func (s *Stack) Free(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	i := s.bufferAt(addressOf(b))
+	if i < 0 || s.buffers[i].at != addressOf(b) {
+		s.mu.Unlock()
+		return syscall.EINVAL
+	}
+	region := s.buffers[i].region
+	s.buffers = slices.Delete(s.buffers, i, i+1)
+	s.mu.Unlock()
+	s.regs.drop(region)
+	return systemError(region.Deregister())
 }
