@@ -277,7 +277,7 @@ func (c *registrations) close() error {
 	return errors.Join(errs...)
 }
 
-// Scratch is lent by the world, which keeps it for the next operation, registered as a whole where it was used for RDMA:
+// The world keeps scratch for the next operation, registered as a whole where it was used for RDMA:
 // memory that is new each time would fill the cache of registrations, and never be found there.
 const (
 	spareScratch  = 64       // pieces that are kept at most
@@ -289,17 +289,17 @@ const (
 type scratch struct {
 	w   *World
 	mem []byte
-	reg *registration // while it is lent, if messages may go by RDMA
+	reg *registration // while it is in use, if messages may go by RDMA
 }
 
-// scratches are those that are not lent, the one that was given back last at the end.
+// scratches are those that are not in use, the one that was given back last at the end.
 type scratches struct {
 	spare []*scratch
 	bytes int
 }
 
-// lend returns a piece of n bytes, or somewhat more. They hold what they held.
-func (w *World) lend(n int) *scratch {
+// getScratch returns a piece of n bytes, or somewhat more. They hold what they held.
+func (w *World) getScratch(n int) *scratch {
 	size := n
 	if n <= spareCapacity {
 		size = 1 << bits.Len(uint(max(n, leastScratch)-1))
@@ -331,8 +331,8 @@ func (c *scratches) remove(i int) {
 	c.spare = slices.Delete(c.spare, i, i+1)
 }
 
-// takeBack ends a lend. Where the operation has failed a peer may still move the memory, which is not lent again.
-func (w *World) takeBack(s *scratch, failed bool) {
+// putScratch takes a piece back. Where the operation has failed a peer may still move the memory, which is not used again.
+func (w *World) putScratch(s *scratch, failed bool) {
 	if s.reg != nil {
 		w.regs.release(s.reg, localOnly)
 		s.reg = nil
@@ -350,11 +350,11 @@ func (w *World) takeBack(s *scratch, failed bool) {
 	}
 }
 
-// borrow is lend of n elements, without the mutex.
+// borrow is getScratch of n elements, without the mutex.
 func borrow[T Element](w *World, n int) ([]T, *scratch) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := w.lend(n * sizeOf[T]())
+	s := w.getScratch(n * sizeOf[T]())
 	return elementsOf[T](s.mem, n), s
 }
 
@@ -362,5 +362,5 @@ func borrow[T Element](w *World, n int) ([]T, *scratch) {
 func (s *scratch) end(err *error) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
-	s.w.takeBack(s, *err != nil)
+	s.w.putScratch(s, *err != nil)
 }

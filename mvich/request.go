@@ -101,7 +101,7 @@ func (w *World) complete(r *Request, err error) {
 		r.unpack()
 	}
 	if r.scratch != nil {
-		w.takeBack(r.scratch, err != nil && !errors.Is(err, ErrTruncated))
+		w.putScratch(r.scratch, err != nil && !errors.Is(err, ErrTruncated))
 	}
 	r.done, r.err = true, err
 	r.buf, r.unpack, r.scratch = nil, nil, nil

@@ -143,7 +143,7 @@ func (t Type) check(n int) error {
 	return nil
 }
 
-// pack gathers the elements that t names, in memory that the world lends where they do not lie in one row.
+// pack gathers the elements that t names, in scratch where they do not lie in one row.
 func pack[T Element](c *Comm, buf []T, t Type) ([]T, *scratch) {
 	if t.inOne() {
 		return buf[:t.Extent()], nil
@@ -257,7 +257,7 @@ func IrecvType[T Element](c *Comm, buf []T, t Type, src, tag int) (*Request, err
 	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	r := &Request{scratch: c.w.lend(t.Len() * sizeOf[T]())}
+	r := &Request{scratch: c.w.getScratch(t.Len() * sizeOf[T]())}
 	in := elementsOf[T](r.scratch.mem, t.Len())
 	c.begin(r, bytesOf(in), c.context, src, tag)
 	r.unpack = func() { unpack(buf, t, in[:r.size/sizeOf[T]()]) }

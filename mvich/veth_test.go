@@ -52,7 +52,7 @@ func TestVeth(t *testing.T) {
 }
 
 // arenaLends sends a long message from memory of the arena and one from the program's: only the first is written, and
-// lent to the kernel, and only where frames are long.
+// sent by reference, and only where frames are long.
 func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 	const n = 1 << 20
 	arena := get(w.Alloc(n))
@@ -73,7 +73,7 @@ func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 			return fmt.Errorf("%+v after %+v, written: %v", after, before, test.byRef)
 		}
 		if byRef := nic.Counters().ByReference - frames; byRef > n/9000 != test.byRef {
-			return fmt.Errorf("%d frames were lent: %v", byRef, test.byRef)
+			return fmt.Errorf("%d frames were sent by reference: %v", byRef, test.byRef)
 		}
 	}
 	return nil

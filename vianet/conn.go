@@ -63,7 +63,7 @@ type Conn struct {
 	filled  int         // bytes in it, the header among them
 	stalled bool        // the peer had no room for what was to be sent
 	wish    bool        // its bytes would rather go through a ring
-	delays  bool        // it waits for more bytes, see delay.go
+	delays  bool        // it waits for more bytes
 	urged   bool        // no longer
 	delayed *time.Timer // ends that; nil: nothing has waited yet
 	timing  bool        // it is set

@@ -60,7 +60,7 @@ func (s *Stack) dialAny(ctx context.Context, addrs []Addr) (net.Conn, error) {
 	defer cancel()
 	var first error
 	for i, to := range addrs {
-		c, err := s.dialOne(ctx, to, len(addrs)-i)
+		c, err := s.dial(ctx, to, len(addrs)-i)
 		if err == nil {
 			return c, nil
 		}
@@ -87,23 +87,18 @@ func (s *Stack) targets(ctx context.Context, name, address string) ([]Addr, erro
 	return []Addr{{netip.AddrPortFrom(own, addrs[0].Port())}}, nil
 }
 
-// dialOne is dial of the first of so many addresses that are left: one that does not answer leaves the others their
-// share of the time.
-func (s *Stack) dialOne(ctx context.Context, to Addr, left int) (*Conn, error) {
+// dial connects with the first of so many addresses that are left, until ctx ends or the stack is closed: one that does not
+// answer leaves the others their share of the time.
+func (s *Stack) dial(ctx context.Context, to Addr, left int) (*Conn, error) {
+	if !s.enter() {
+		return nil, errStackClosed
+	}
+	defer s.work.Done()
 	if end, ok := ctx.Deadline(); ok && left > 1 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, time.Until(end)/time.Duration(left), syscall.ETIMEDOUT)
 		defer cancel()
 	}
-	return s.dial(ctx, to)
-}
-
-// dial connects with to, until ctx ends or the stack is closed.
-func (s *Stack) dial(ctx context.Context, to Addr) (*Conn, error) {
-	if !s.enter() {
-		return nil, errStackClosed
-	}
-	defer s.work.Done()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.dials, func() { cancel(errStackClosed) })()

@@ -160,14 +160,21 @@ func (l *Listener) refuse(request *vipl.Conn) {
 	l.stack.count(&l.stack.counts.Refused)
 }
 
+// establish accepts a request. The receives of the connection are posted before: the other side speaks first.
 func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
-	c, err := l.stack.passive()
+	c, err := newConn(l.stack)
 	if err != nil {
 		l.refuse(request)
 		return nil, err
 	}
 	c.remote, c.local = remote, l.addr
-	if err := request.Accept(c.vi); err != nil {
+	c.mu.Lock()
+	err = c.post()
+	c.mu.Unlock()
+	if err == nil {
+		err = request.Accept(c.vi)
+	}
+	if err != nil {
 		l.refuse(request)
 		c.free()
 		return nil, err
@@ -178,22 +185,6 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 	if err = c.greeting(ctx); err == nil {
 		err = l.stack.admit(c, &l.stack.counts.Accepted)
 	}
-	if err != nil {
-		c.free()
-		return nil, err
-	}
-	return c, nil
-}
-
-// passive gives a connection to accept with: its receives are posted, since the other side speaks first.
-func (s *Stack) passive() (*Conn, error) {
-	c, err := newConn(s)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	err = c.post()
-	c.mu.Unlock()
 	if err != nil {
 		c.free()
 		return nil, err

@@ -71,9 +71,9 @@ type Stack struct {
 	spinning atomic.Bool   // a goroutine of the program polls for all
 	polls    atomic.Uint32 // times that one has begun to
 	posted   atomic.Uint32 // sends
-	stale    atomic.Bool   // completions of sends that have been seen lie on their queue, see driver.go
-	alone    atomic.Int32  // Writes that ring by themselves, see spin.go
-	rings    atomic.Int32  // that peers write to, see ring.go
+	stale    atomic.Bool   // completions of sends that have been seen lie on their queue, see poll.go
+	alone    atomic.Int32  // Writes that ring by themselves, see poll.go
+	rings    atomic.Int32  // that peers write to, see read.go
 
 	ports  ports
 	silent silence

@@ -14,6 +14,7 @@
 package mpirun
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -82,7 +83,12 @@ func Run(ctx context.Context, j Job) error {
 	if err != nil {
 		return err
 	}
-	star, err := j.star()
+	var star *testbed.Star
+	if j.Lossy {
+		star, err = testbed.NewLossyStar(j.Ranks, j.MTU, j.Loss)
+	} else {
+		star, err = testbed.NewStar(j.Ranks, j.MTU)
+	}
 	if err != nil {
 		return err
 	}
@@ -116,18 +122,10 @@ func Run(ctx context.Context, j Job) error {
 	return r.wait(ctx)
 }
 
-// oneWriter says whether a and b are one. Writers that cannot be compared are not.
+// oneWriter reports whether a and b are one. Writers that cannot be compared are not.
 func oneWriter(a, b io.Writer) (one bool) {
 	defer func() { _ = recover() }()
 	return a == b
-}
-
-// star joins the ranks.
-func (j *Job) star() (*testbed.Star, error) {
-	if j.Lossy {
-		return testbed.NewLossyStar(j.Ranks, j.MTU, j.Loss)
-	}
-	return testbed.NewStar(j.Ranks, j.MTU)
 }
 
 // output is where a rank's output goes: to a file as it is, unless its lines are to be marked.
@@ -186,19 +184,14 @@ func (r *run) start(i int, star *testbed.Star, cpu int, cmd *exec.Cmd) error {
 
 // attend serves a rank until it has ended.
 func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
-	type told struct {
-		began, done bool
-		err         error
-	}
-	said := make(chan told, 1)
+	silent := make(chan bool, 1) // it has begun, and ended without a good-bye
 	go func() {
-		var t told
-		t.began, t.done, t.err = r.server.Serve(i, conn)
-		if t.err != nil {
+		began, done, err := r.server.Serve(i, conn)
+		if err != nil {
 			conn.Close() // it may wait for an answer
-			r.spoke <- saidBy(i, t.err)
+			r.spoke <- saidBy(i, err)
 		}
-		said <- t
+		silent <- began && !done
 	}()
 	endFamily(cmd.Process.Pid)
 	werr := cmd.Wait()
@@ -208,19 +201,15 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
 		}
 	}
 	conn.SetReadDeadline(time.Now().Add(time.Second)) // children of it may hold the socket
-	t := <-said
+	quiet := <-silent
 	conn.Close()
-	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, t.began, t.done)}
+	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, quiet)}
 }
 
 // endFamily waits until a process has ended, and kills what it has left behind in its group, while its number is not
 // yet another's.
 func endFamily(pid int) {
-	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if err != unix.EINTR {
-			break
-		}
+	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
 	unix.Kill(-pid, unix.SIGKILL)
 }
@@ -235,7 +224,7 @@ func saidBy(rank int, said error) error {
 }
 
 // endOf judges how a rank ended.
-func endOf(rank int, state *os.ProcessState, werr error, began, done bool) error {
+func endOf(rank int, state *os.ProcessState, werr error, silent bool) error {
 	fail := func(status int, err error) error { return &RankError{rank, status, err} }
 	var exit *exec.ExitError
 	switch {
@@ -245,7 +234,7 @@ func endOf(rank int, state *os.ProcessState, werr error, began, done bool) error
 			return fail(128+int(status.Signal()), werr)
 		}
 		return fail(status.ExitStatus(), werr)
-	case began && !done:
+	case silent:
 		return fail(1, errSilent)
 	}
 	return nil // WaitDelay alone: somebody else held its output
@@ -296,4 +285,65 @@ func (r *run) signal(s syscall.Signal) {
 			syscall.Kill(-cmd.Process.Pid, s)
 		}
 	}
+}
+
+// lines lets ranks share a writer: what it gets are whole lines, but for those that are longer than longest.
+type lines struct {
+	turn *sync.Mutex // held while w writes
+	w    io.Writer
+}
+
+// longest is how many bytes of a line are kept back until its end comes.
+const longest = 64 << 10
+
+func newLines(w io.Writer, turn *sync.Mutex) *lines {
+	if w == nil {
+		return nil
+	}
+	return &lines{turn: turn, w: w}
+}
+
+// of is the writer for one of those who share it, whose lines begin with prefix. One goroutine uses it, as that of
+// exec.Cmd.
+func (l *lines) of(prefix string) io.Writer { return &line{to: l, prefix: prefix} }
+
+type line struct {
+	to     *lines
+	prefix string
+	begun  []byte // without its end
+}
+
+// Write passes whole lines on.
+func (l *line) Write(b []byte) (int, error) {
+	n := len(b)
+	var out []byte
+	for len(b) > 0 {
+		part, rest, ended := bytes.Cut(b, []byte("\n"))
+		l.begun, b = append(l.begun, part...), rest
+		if !ended && len(l.begun) < longest {
+			break
+		}
+		out = append(append(append(out, l.prefix...), l.begun...), '\n')
+		l.begun = l.begun[:0]
+	}
+	return n, l.to.write(out)
+}
+
+// end passes on what has no end of line.
+func (l *line) end() error {
+	if len(l.begun) == 0 {
+		return nil
+	}
+	_, err := l.Write([]byte("\n"))
+	return err
+}
+
+func (l *lines) write(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	_, err := l.w.Write(b)
+	return err
 }

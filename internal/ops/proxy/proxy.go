@@ -14,8 +14,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,11 +33,9 @@ type Address struct {
 
 // ParseAddress reads tcp:HOST:PORT or via:HOST:PORT; a bare HOST:PORT is tcp.
 func ParseAddress(s string) (Address, error) {
-	a := Address{Network: "tcp", Address: s}
-	for _, network := range []string{"tcp", "via"} {
-		if rest, ok := strings.CutPrefix(s, network+":"); ok {
-			a = Address{network, rest}
-		}
+	a := Address{Network: "tcp", Address: strings.TrimPrefix(s, "tcp:")}
+	if rest, ok := strings.CutPrefix(s, "via:"); ok {
+		a = Address{"via", rest}
 	}
 	if _, _, err := net.SplitHostPort(a.Address); err != nil {
 		return a, fmt.Errorf("%q: %w: want tcp:HOST:PORT or via:HOST:PORT", s, err)
@@ -93,8 +91,7 @@ func (p *Proxy) Serve(ctx context.Context) error {
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	defer cancel()
-	stop := context.AfterFunc(inner, func() { p.listener.Close() })
-	defer stop()
+	defer context.AfterFunc(inner, func() { p.listener.Close() })()
 	defer p.listener.Close() // whatever ends it
 	places := make(chan struct{}, cmp.Or(max(p.Most, 0), defaultMost))
 	short := false
@@ -135,20 +132,15 @@ const (
 	acceptPause = 50 * time.Millisecond // until Accept is tried again
 )
 
-// passes tells whether an error of Accept is one of the moment. A listener of VIA that has failed has ended.
+// passes reports whether an error of Accept is one of the moment. A listener of VIA that has failed has ended.
 func (p *Proxy) passes(err error) bool {
 	if p.Listen.Network == "via" {
 		return false
 	}
 	var errno syscall.Errno
-	if !errors.As(err, &errno) {
-		return false
-	}
-	switch errno {
-	case syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED:
-		return true
-	}
-	return false
+	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{
+		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED,
+	}, errno)
 }
 
 // failed tells of an error, unless it comes of the proxy's end.
@@ -203,11 +195,10 @@ func (p *Proxy) forward(ctx context.Context, from net.Conn) error {
 	defer to.Close()
 	defer hold(to)()
 	p.count.Add(1)
-	stop := context.AfterFunc(ctx, func() {
+	defer context.AfterFunc(ctx, func() {
 		abort(from)
 		abort(to)
-	})
-	defer stop()
+	})()
 	asked, answered := make(chan struct{}), make(chan struct{})
 	var back error
 	go func() {
@@ -241,90 +232,4 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 		p.fell.Add(1)
 	}
 	return c, err
-}
-
-// buffers are for pipes, of more than what vianet sends by messages.
-var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
-
-// pipe copies a stream to its end, and ends it on the other side. When that cannot be, both connections are broken:
-// neither is to wait for the other, or to take for all what is only a part. Until then the other direction goes on,
-// where a peer by VIA only reads no more.
-func pipe(to, from net.Conn, other <-chan struct{}) error {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	clear(*buf) // a peer by VIA may say that it has written there and have not: it gets nobody else's bytes passed on
-	// Neither side's ReadFrom: it would take a buffer of its own.
-	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{reader(from)}, *buf)
-	if err == nil {
-		err = closeWrite(to)
-	}
-	if err == nil || unheard(to, err) && drain(from, other) {
-		return nil
-	}
-	abort(to)
-	abort(from)
-	if errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return nil // the other direction has ended it, or a program
-	}
-	return err
-}
-
-// unheard says whether err, of a copy to there or of its end, may mean that the peer reads no more and still sends.
-func unheard(to net.Conn, err error) bool {
-	var op *net.OpError
-	_, via := to.(*vianet.Conn)
-	return via && errors.As(err, &op) && (op.Op == "write" || op.Op == "close") && errors.Is(err, syscall.ECONNRESET)
-}
-
-// drain drops what comes, so that the kernel does not reset a connection on which an answer is still under way. It
-// says whether the stream has come to its end before the other direction has, or soon after.
-func drain(from net.Conn, other <-chan struct{}) bool {
-	select {
-	case <-other:
-		return false
-	default:
-	}
-	over := make(chan struct{})
-	defer close(over)
-	go func() {
-		select {
-		case <-other:
-			from.SetReadDeadline(time.Now().Add(drainTime))
-		case <-over:
-		}
-	}()
-	_, err := io.Copy(io.Discard, struct{ io.Reader }{reader(from)})
-	return err == nil
-}
-
-// drainTime is how long a program may take to end its stream once it has the whole answer.
-const drainTime = 10 * time.Second
-
-// hold has the kernel reset a connection of TCP if this process is killed: a stream of which it has passed on a part
-// is not to end there as if it were whole. The result lets go, for a Close in order. A peer by VIA hears of a death
-// as it is.
-func hold(c net.Conn) (release func()) {
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		return func() {}
-	}
-	_ = tcp.SetLinger(0)
-	return func() { _ = tcp.SetLinger(-1) } // it may be closed
-}
-
-// abort closes a connection so that its peer reads an error, not the end.
-func abort(c net.Conn) {
-	if l, ok := c.(interface{ SetLinger(sec int) error }); ok {
-		_ = l.SetLinger(0) // it may be closed
-	}
-	c.Close()
-}
-
-func closeWrite(c net.Conn) error {
-	if w, ok := c.(interface{ CloseWrite() error }); ok {
-		if err := w.CloseWrite(); !errors.Is(err, syscall.ENOTCONN) { // it is gone
-			return err
-		}
-	}
-	return nil
 }
