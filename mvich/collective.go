@@ -220,19 +220,20 @@ func (s step) ring(first int, block func(i int) []byte) error {
 	return nil
 }
 
-// Gather gives root, in dst, what all ranks have in src, one behind the other in the order of ranks. All give a src of the
-// same length; dst of the others is not used. src of root may be its part of dst; else they must not overlap.
+// Gather gives root, in dst, what all ranks have in src, one behind the other in the order of ranks. All give a src
+// of the same length; dst of the others is not used. src of root may be its part of dst; else they must not overlap.
 func Gather[T Element](c *Comm, dst, src []T, root int) error {
 	return rooted(c, dst, src, root, false)
 }
 
-// Scatter gives rank i, in dst, the i-th part of what root has in src. All give a dst of the same length; src of the others
-// is not used. dst of root may be its part of src; else they must not overlap.
+// Scatter gives rank i, in dst, the i-th part of what root has in src. All give a dst of the same length; src of the
+// others is not used. dst of root may be its part of src; else they must not overlap.
 func Scatter[T Element](c *Comm, dst, src []T, root int) error {
 	return rooted(c, src, dst, root, true)
 }
 
-// rooted moves the parts of all, which root has, between root and the ranks, each of which has its own: root gives, or gets.
+// rooted moves the parts of all, which root has, between root and the ranks, each of which has its own: root gives,
+// or gets.
 func rooted[T Element](c *Comm, all, own []T, root int, gives bool) error {
 	s, whole, part := c.step(), bytesOf(all), bytesOf(own)
 	if err := c.checkRoot(root); err != nil {
@@ -250,15 +251,15 @@ func rooted[T Element](c *Comm, all, own []T, root int, gives bool) error {
 	return s.gatherTree(whole, part, root)
 }
 
-// Gatherv is Gather of lengths that differ: counts are how many elements each rank gives, displs at which element of dst
-// they go, both used by root only; displs nil: one behind the other. The others' dst is not used. src of root may be its
-// part of dst; else they must not overlap, nor the parts each other.
+// Gatherv is Gather of lengths that differ: counts are how many elements each rank gives, displs at which element of
+// dst they go, both used by root only; displs nil: one behind the other. The others' dst is not used. src of root may
+// be its part of dst; else they must not overlap, nor the parts each other.
 func Gatherv[T Element](c *Comm, dst []T, counts, displs []int, src []T, root int) error {
 	return rootedParts(c, dst, counts, displs, src, root, false)
 }
 
-// Scatterv is Scatter of lengths that differ: counts and displs are as with Gatherv, and name the elements of src that go
-// to each rank, to some perhaps the same. dst of root may be its part of src; else they must not overlap.
+// Scatterv is Scatter of lengths that differ: counts and displs are as with Gatherv, and name the elements of src
+// that go to each rank, to some perhaps the same. dst of root may be its part of src; else they must not overlap.
 func Scatterv[T Element](c *Comm, dst, src []T, counts, displs []int, root int) error {
 	return rootedParts(c, src, counts, displs, dst, root, true)
 }

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Comm is a communicator: an ordered group of ranks, and a context in which their messages meet no others. Dup, Split and
-// collective operations are called by all its ranks, in the same order, one at a time; its other methods may be called
-// concurrently.
+// Comm is a communicator: an ordered group of ranks, and a context in which their messages meet no others. Dup, Split
+// and collective operations are called by all its ranks, in the same order, one at a time; its other methods may be
+// called concurrently.
 type Comm struct {
 	w       *World
 	context uint32 // of messages; that of collective operations is one more
@@ -75,8 +75,8 @@ func (c *Comm) Dup() (*Comm, error) {
 	return c.w.newComm(context, c.group, c.rank), nil
 }
 
-// Split makes a communicator of each set of ranks that give the same color, ordered by key, and by rank here where keys
-// are equal. Colors are not negative; ranks that give Undefined get nil. All ranks call it.
+// Split makes a communicator of each set of ranks that give the same color, ordered by key, and by rank here where
+// keys are equal. Colors are not negative; ranks that give Undefined get nil. All ranks call it.
 func (c *Comm) Split(color, key int) (*Comm, error) {
 	context, err := c.agree()
 	if err != nil {
@@ -106,8 +106,8 @@ func (c *Comm) Split(color, key int) (*Comm, error) {
 	return c.w.newComm(context, group, slices.Index(members, c.rank)), nil
 }
 
-// agree gives all ranks a context that no other communicator has: one of those of rank 0, whatever communicators other
-// goroutines make meanwhile. The parts that Split makes share it, as they have no rank in common.
+// agree gives all ranks a context that no other communicator has: one of those of rank 0, whatever communicators
+// other goroutines make meanwhile. The parts that Split makes share it, as they have no rank in common.
 func (c *Comm) agree() (uint32, error) {
 	next := make([]uint32, 1)
 	if c.rank == 0 {
@@ -137,8 +137,8 @@ func (w *World) takeContext() uint32 {
 	return context
 }
 
-// enterContext notes that a context is in use. A rank that gives one that is not its to give, or that is in use, is taken
-// for dead: messages of two communicators would meet.
+// enterContext notes that a context is in use. A rank that gives one that is not its to give, or that is in use, is
+// taken for dead: messages of two communicators would meet.
 func (w *World) enterContext(context uint32, giver int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -27,9 +27,9 @@ import (
 //	   |<----- accept ---------------|
 //	   |------ first packet, with all credits -->|
 //
-// A rank that waits for a message connects only after a while, to notice the death of the sender (expectFor). An AnySource
-// receive connects with nobody, as connections cost memory: senders without a connection are asked whether they live
-// (checkLiveness). A rank that lives rejects the token of that request, at no cost.
+// A rank that waits for a message connects only after a while, to notice the death of the sender (expectFor). An
+// AnySource receive makes no connection, as connections cost memory: senders without a connection are asked whether
+// they live (checkLiveness). A rank that lives rejects the token of that request, at no cost.
 
 const (
 	callTurn   = 2 * time.Second        // how long one request may take
@@ -207,7 +207,7 @@ func (w *World) join(p *peer, theirs vipl.RemoteAttributes) {
 // vigil is since when requests to a rank have been in vain. The zero value: they have not.
 type vigil struct {
 	since  time.Time // in whatever way
-	absent time.Time // because nobody listens there
+	absent time.Time // because no rank listens there
 }
 
 // inVain takes note of a request that has failed, and reports whether the rank is dead.
@@ -249,8 +249,8 @@ func (w *World) expect(p *peer) {
 	})
 }
 
-// callExpected calls p if a receive or Probe waits for it, or Iprobe asks again and again. If none does it is not called: a
-// connection costs memory, and where there is none left a rank that lives would be taken for dead.
+// callExpected calls p if a receive or Probe waits for it, or Iprobe asks again and again. If none does it is not
+// called: a connection costs memory, and where there is none left a rank that lives would be taken for dead.
 func (w *World) callExpected(p *peer) {
 	p.expected = false
 	if w.finalized {
@@ -262,8 +262,8 @@ func (w *World) callExpected(p *peer) {
 	}
 }
 
-// checkLiveness checks all ranks without a connection that may send what an AnySource call waits for, and again after a
-// while, as long as one waits.
+// checkLiveness checks all ranks without a connection that may send what an AnySource call waits for, and again after
+// a while, as long as one waits.
 func (w *World) checkLiveness() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -287,8 +287,8 @@ func (w *World) checkLiveness() {
 	})
 }
 
-// hidden are the ranks that an AnySource call waits for among others, without a connection. It forgets failed checks of the
-// others.
+// hidden are the ranks that an AnySource call waits for among others, without a connection. It forgets failed checks
+// of the others.
 func (w *World) hidden() (all []*peer) {
 	if w.leaving || w.finalized { // others may have left, with a good-bye for those who know them
 		return nil

@@ -6,18 +6,20 @@ import (
 )
 
 // The death of ranks. A rank notices that another one has died by the end of their connection without a good-bye, or
-// because no connection comes about. It tells all that it is connected with, which tell theirs. Operations that involve
-// the dead fail with a RankError, those under way and those to come: sends to it and receives from it, AnySource receives in
-// a communicator that it is a member of, until Acknowledge, and collective operations there. All others go on.
+// because no connection comes about. It tells all that it is connected with, which tell theirs. Operations that
+// involve the dead fail with a RankError, those under way and those to come: sends to it and receives from it,
+// AnySource receives in a communicator that it is a member of, until Acknowledge, and collective operations there.
+// All others go on.
 //
-// One death makes others: a rank that hears of it gives up, leaves, and is missed by ranks that have not heard yet. So a
-// rank that leaves has told of the deaths that it knows, on the connection that ends; a new connection begins with them; and
-// where several are missed, the error is about the first. News comes on the way on which it spreads, so that no rank hears
-// of a death before the one that caused it.
+// One death makes others: a rank that hears of it gives up, leaves, and is missed by ranks that have not heard yet.
+// So a rank that leaves has told of the deaths that it knows, on the connection that ends; a new connection begins
+// with them; and where several are missed, the error is about the first. News comes on the way on which it spreads,
+// so that no rank hears of a death before the one that caused it.
 //
-// A rank that leaves after a death counts among the dead, good-bye or not. It may leave others in the middle of a collective
-// operation of a communicator that has lost nobody yet; some of them fail and go on to something else, and those that wait
-// for these have to hear of it, too. A rank that leaves without a death leaves nobody waiting: all have come to Finalize.
+// A rank that leaves after a death counts among the dead, good-bye or not. It may leave others in the middle of a
+// collective operation of a communicator that has lost no rank yet; some of them fail and go on to something else,
+// and those that wait for these have to hear of it, too. A rank that leaves without a death leaves no rank waiting:
+// all have come to Finalize.
 
 // lose takes p for dead. When this rank has said good-bye, others may end a connection upon that, and it is no death.
 func (w *World) lose(p *peer, cause error) {
@@ -110,8 +112,8 @@ func (w *World) part(p *peer, how condition) {
 	w.announce() // probes, too
 }
 
-// abandonCollective ends the sends and receives of collective operations that p was to take part in, with ranks that live:
-// these may not get that far.
+// abandonCollective ends the sends and receives of collective operations that p was to take part in, with ranks that
+// live: these may not get that far.
 func (w *World) abandonCollective(p *peer, err error) {
 	hit := func(r *Request) bool { return r.collective() && r.comm.rankOf(p.rank) >= 0 }
 	for _, r := range w.numbered {
@@ -205,9 +207,9 @@ func (c *Comm) Dead() (ranks []int) {
 	return ranks
 }
 
-// Acknowledge tells that the program knows of the death of ranks, which Dead has listed; any that live are passed over.
-// Receives from AnySource fail while a member is dead that the program does not know of, also if it died after Dead was
-// asked; else they work again.
+// Acknowledge tells that the program knows of the death of ranks, which Dead has listed; any that live are passed
+// over. Receives from AnySource fail while a member is dead that the program does not know of, also if it died after
+// Dead was asked; else they work again.
 func (c *Comm) Acknowledge(ranks []int) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
@@ -218,10 +220,12 @@ func (c *Comm) Acknowledge(ranks []int) {
 	}
 }
 
-// unacknowledged is the error for receives from AnySource while a member is dead that the program has not acknowledged.
+// unacknowledged is the error for receives from AnySource while a member is dead that the program has not
+// acknowledged.
 func (c *Comm) unacknowledged() error { return c.firstDeath(c.known) }
 
-// firstDeath is the loss of the member that died first, of those that the program does not know of; nil: it knows of none.
+// firstDeath is the loss of the member that died first, of those that the program does not know of; nil: it knows of
+// none.
 func (c *Comm) firstDeath(known []bool) error {
 	for _, p := range c.w.dead {
 		if i := c.rankOf(p.rank); i >= 0 && (known == nil || !known[i]) {

@@ -1,5 +1,5 @@
-// Package mvich is message passing in the manner of MPI over Virtual Interfaces: ranks, communicators, tags, messages of
-// any size, and collective operations. It does what MVICH did for the first VIA networks, on top of package vipl.
+// Package mvich is message passing in the manner of MPI over Virtual Interfaces: ranks, communicators, tags, messages
+// of any size, and collective operations. It does what MVICH did for the first VIA networks, on top of package vipl.
 //
 //	world, err := mvich.Init(nic, launcher)
 //	c := world.Comm()
@@ -13,10 +13,10 @@
 //
 // Package mpiapps has two applications as examples: a stencil, and conjugate gradients.
 //
-// A [World] is a rank's part of a job; a [Launcher] has started the ranks and tells each its number (package pmi: mpiexec;
-// [Local]: ranks of one process). A [Comm] is an ordered group of ranks with messages of its own. Methods of Comm carry
-// bytes, functions of the package slices of any numbers; a [Type] picks elements out of a slice. Isend and Irecv begin a
-// [Request].
+// A [World] is a rank's part of a job; a [Launcher] has started the ranks and tells each its number (package pmi:
+// mpiexec; [Local]: ranks of one process). A [Comm] is an ordered group of ranks with messages of its own. Methods of
+// Comm carry bytes, functions of the package slices of any numbers; a [Type] picks elements out of a slice. Isend and
+// Irecv begin a [Request].
 //
 // # Protocols
 //
@@ -36,21 +36,22 @@
 //	else, if the receiver's VI takes RDMA writes ...... RPUT
 //	else, or where memory cannot be registered ........ R3
 //
-// Memory of Alloc is written, not read: a write is sent from where the memory lies, while the answer to an RDMA read is a
-// copy. Copies in the table are those between the program's memory and vbufs. The threshold is 5000 bytes (WithThreshold,
-// VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer answers an RGET or RPUT request with ready for
-// R3; a sender that cannot register its own sends data packets where it might have written. Messages longer than one
-// transfer move in pieces, up to 16 of them at a time.
+// Memory of Alloc is written, not read: a write is sent from where the memory lies, while the answer to an RDMA read
+// is a copy. Copies in the table are those between the program's memory and vbufs. The threshold is 5000 bytes
+// (WithThreshold, VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer answers an RGET or RPUT
+// request with ready for R3; a sender that cannot register its own sends data packets where it might have written.
+// Messages longer than one transfer move in pieces, up to 16 of them at a time.
 //
-// Buffers are registered when RDMA first needs them, and stay so in a cache of a limited number of bytes, which keeps them
-// from the garbage collector. Memory that collective operations and types need besides is the world's, which keeps up to
-// 16 MiB of it. Other ranks may read or write memory of a rank only while a message of RGET or RPUT needs that: the right
-// ends with its request, completed or failed. It is a right of all ranks that are connected, and to the whole registration,
-// such as all that one Alloc returned.
+// Buffers are registered when RDMA first needs them, and stay so in a cache of a limited number of bytes, which keeps
+// them from the garbage collector. Memory that collective operations and types need besides is the world's, which
+// keeps up to 16 MiB of it. Other ranks may read or write memory of a rank only while a message of RGET or RPUT needs
+// that: the right ends with its request, completed or failed. It is a right of all ranks that are connected, and to
+// the whole registration, such as all that one Alloc returned.
 //
 // # Packets
 //
-// Everything but RDMA goes in packets: one packet a vbuf, one vbuf a receive of the peer. All numbers are little-endian.
+// Everything but RDMA goes in packets: one packet a vbuf, one vbuf a receive of the peer. All numbers are
+// little-endian.
 //
 //	offset  bytes  field
 //	 0      1      kind: eager, request, ready, data, finish, done, noop, dead, bye
@@ -80,50 +81,53 @@
 //	may go          everything         | what others | what brings
 //	                                   | wait for    | credits
 //
-// What others wait for is ready, done, finish, noop, and the news of deaths. A vbuf that was read is posted again when
-// nothing else is to be done, or when as many have been read as the reserve has. A peer that is owed half of its credits,
-// and to which no other packet goes, gets a noop. Two ranks that only send never stop for ever: send.go has the proof.
+// What others wait for is ready, done, finish, noop, and the news of deaths. A vbuf that was read is posted again
+// when nothing else is to be done, or when as many have been read as the reserve has. A peer that is owed half of its
+// credits, and to which no other packet goes, gets a noop. Two ranks that only send never stop for ever: send.go has
+// the proof.
 //
-// Messages that come before their receive are copied, so that their vbufs can be posted again. When a peer has too many
-// bytes of them (WithUnexpected) packets to it say so, and it sends envelopes only, also of messages without data. A rank
-// that breaks a rule is taken for dead: a packet that cannot be parsed, or without a credit; an eager message long after it
-// must have heard that it may send none; an answer that no message asked for; answers to it that its credits never let go.
+// Messages that come before their receive are copied, so that their vbufs can be posted again. When a peer has too
+// many bytes of them (WithUnexpected) packets to it say so, and it sends envelopes only, also of messages without
+// data. A rank that breaks a rule is taken for dead: a packet that cannot be parsed, or without a credit; an eager
+// message long after it must have heard that it may send none; an answer that no message asked for; answers to it
+// that its credits never let go.
 //
 // # Connections and deaths
 //
 // Two ranks connect when the first of them has something for the other (connect.go). When a connection ends without a
-// good-bye the rank there is dead: all hear of it, and operations that need it fail with a [RankError] (death.go). The
-// buffers of such an operation must be left alone until Finalize if they were given to RDMA: ranks that live may still move
-// them. A rank that has said good-bye keeps its connections until the others have, too: what it sent last may have to be
-// sent again. After a death the others go on in the communicators that have lost nobody, and elsewhere from one to another;
-// they cannot make a new communicator of themselves, for Dup and Split need all members. A rank that leaves after a death is
-// missed like the dead: so the last collective operation of the others may fail for some with a [RankError] of one that has
-// finished it.
+// good-bye the rank there is dead: all hear of it, and operations that need it fail with a [RankError] (death.go).
+// The buffers of such an operation must be left alone until Finalize if they were given to RDMA: ranks that live may
+// still move them. A rank that has said good-bye keeps its connections until the others have, too: what it sent last
+// may have to be sent again. After a death the others go on in the communicators that have lost no rank, and
+// elsewhere from one to another; they cannot make a new communicator of themselves, for Dup and Split need all
+// members. A rank that leaves after a death is missed like the dead: so the last collective operation of the others
+// may fail for some with a [RankError] of one that has finished it.
 //
-// The ranks of a job trust each other's news: one that calls another dead is believed, as it could also abort the job.
+// The ranks of a job trust each other's news: one that calls another dead is believed, as it could also abort the
+// job.
 //
 // # Concurrency
 //
 // Everything may be called by any goroutine at any time, except collective operations, Dup and Split: all ranks of a
-// communicator call those in the same order, one at a time. Messages of one goroutine to a rank, in one communicator, match
-// in the order in which they were sent.
+// communicator call those in the same order, one at a time. Messages of one goroutine to a rank, in one communicator,
+// match in the order in which they were sent.
 //
 // No thread behind a world moves messages: a call makes progress for all (progress.go). A rank that computes for long
-// between calls lets others wait. One goroutine listens for ranks that connect; one is there while a connection is made or
-// ended, and one while the last packets of a completed operation wait for credits.
+// between calls lets others wait. One goroutine listens for ranks that connect; one is there while a connection is
+// made or ended, and one while the last packets of a completed operation wait for credits.
 //
-// Nothing has a deadline. For one, begin with Irecv and call Cancel from another goroutine, such as that of a timer: that
-// ends the Wait, unless a message has come.
+// Nothing has a deadline. For one, begin with Irecv and call Cancel from another goroutine, such as that of a timer:
+// that ends the Wait, unless a message has come.
 //
 // # Ranks and interfaces
 //
-// Ranks of one program may share a NIC handle. Without an agent, a program has the interface that it opens to itself: ranks
-// that are programs of their own then need an interface each, in a namespace or on a host.
+// Ranks of one program may share a NIC handle. Without an agent, a program has the interface that it opens to itself:
+// ranks that are programs of their own then need an interface each, in a namespace or on a host.
 //
 // # Files
 //
 //	send.go, recv.go, rendezvous.go     a message, from one rank to the other: begin here
-//	progress.go, request.go             who makes progress, who waits
+//	progress.go, request.go             progress, and waiting
 //	link.go, packet.go                  VIs, vbufs, packets
 //	connect.go, death.go                connections come and go
 //	world.go, job.go, comm.go           a rank, how ranks find each other, communicators

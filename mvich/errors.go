@@ -7,15 +7,15 @@ import (
 
 // What operations fail with. errors.Is works on everything this package returns.
 var (
-	// ErrTruncated: the message was longer than the buffer of the receive. The buffer holds its beginning, and Size of
-	// the Status is its length.
+	// ErrTruncated: the message was longer than the buffer of the receive. The buffer holds its beginning, and Size
+	// of the Status is its length.
 	ErrTruncated = errors.New("mvich: message truncated: it is longer than the buffer")
 	// ErrRank: no such rank in the communicator.
 	ErrRank = errors.New("mvich: no such rank")
 	// ErrTag: the tag is not 0 to MaxTag.
 	ErrTag = errors.New("mvich: tags are 0 to 1<<30")
-	// ErrCount: a message is longer than MaxMessage, or the buffers of a collective operation have the wrong length, or
-	// not the length that other ranks gave.
+	// ErrCount: a message is longer than MaxMessage, or the buffers of a collective operation have the wrong length,
+	// or not the length that other ranks gave.
 	ErrCount = errors.New("mvich: wrong length")
 	// ErrType: a type reaches beyond the slice that it is used with.
 	ErrType = errors.New("mvich: the type reaches beyond the slice")
@@ -29,7 +29,8 @@ var (
 	ErrBusy = errors.New("mvich: the memory is in use: wait for its messages")
 	// ErrProtocol: a peer sent what no peer sends.
 	ErrProtocol = errors.New("mvich: protocol error")
-	// ErrSettings: an option or an environment variable has a value that is not possible, or ranks have different ones.
+	// ErrSettings: an option or an environment variable has a value that is not possible, or ranks have different
+	// ones.
 	ErrSettings = errors.New("mvich: wrong settings")
 
 	errContexts  = errors.New("mvich: this rank has made as many communicators as there can be")
@@ -45,8 +46,8 @@ var (
 )
 
 // RankError: a rank has died, or cannot be reached, or has left after another one's death, which is the same to the
-// others. Operations that involve it fail with it; those that involve several name the one that was missed first. If the
-// rank left because it had missed another one, and has told so, Err wraps the RankError of that.
+// others. Operations that involve it fail with it; those that involve several name the one that was missed first. If
+// the rank left because it had missed another one, and has told so, Err wraps the RankError of that.
 type RankError struct {
 	Rank int   // in the world; Comm.RankOf makes it one of a communicator
 	Err  error // how it was noticed

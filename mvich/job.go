@@ -22,14 +22,14 @@ import (
 //  3. After the fence it reads the records of the others, and refuses what does not go together.
 //  4. Places tell whether ranks share processors: polling for a rank that needs the same processor is of no use.
 
-// Launcher is what has started the ranks: it tells a rank its number, and carries a few short values between the ranks
-// before they can talk to each other. Calls come one at a time. Package mvich/pmi has one for mpiexec; [Local] makes those
-// of ranks in one process.
+// Launcher is what has started the ranks: it tells a rank its number, and carries a few short values between the
+// ranks before they can talk to each other. Calls come one at a time. Package mvich/pmi has one for mpiexec; [Local]
+// makes those of ranks in one process.
 type Launcher interface {
 	Rank() int // of this process, 0 to Size()-1
 	Size() int // ranks of the job
-	// Put publishes a value, of letters, digits and punctuation but no space. Others can Get it once they and this rank
-	// have come back from Fence.
+	// Put publishes a value, of letters, digits and punctuation but no space. Others can Get it once they and this
+	// rank have come back from Fence.
 	Put(key, value string) error
 	Get(key string) (string, error)
 	// Fence waits until all ranks have called it.

@@ -158,8 +158,8 @@ func causeOf(l *link) error {
 	return vipl.ErrDescriptor
 }
 
-// vbuf is a buffer for one packet, with the descriptor that sends or receives it. For RDMA only the descriptor is used. It
-// has one owner at any time: the pool, a work queue of a link, or the code that fills or reads it.
+// vbuf is a buffer for one packet, with the descriptor that sends or receives it. For RDMA only the descriptor is
+// used. It has one owner at any time: the pool, a work queue of a link, or the code that fills or reads it.
 //
 //	                 get                      post
 //	pool (free) --------> filled or empty --------> a work queue of a VI
@@ -189,8 +189,8 @@ func (v *vbuf) segment(n int) vipl.DataSegment {
 // poolStep is how many vbufs a pool grows by.
 const poolStep = 64
 
-// pool is where the vbufs of a world come from. It grows by a region at a time, of the NIC's arena as long as that has
-// room, then of the program's memory, and keeps what it has.
+// pool is where the vbufs of a world come from. It grows by a region at a time, of the NIC's arena as long as that
+// has room, then of the program's memory, and keeps what it has.
 type pool struct {
 	nic     *vipl.NIC
 	tag     *vipl.Ptag
@@ -249,8 +249,8 @@ func (p *pool) grow() error {
 	return nil
 }
 
-// close deregisters everything. Regions of which a VI still holds a descriptor stay until the NIC is closed, and are the
-// error.
+// close deregisters everything. Regions of which a VI still holds a descriptor stay until the NIC is closed, and are
+// the error.
 func (p *pool) close() error {
 	var errs []error
 	for _, r := range p.regions {
@@ -260,8 +260,8 @@ func (p *pool) close() error {
 	return errors.Join(errs...)
 }
 
-// fifo is a queue: first in, first out. The zero value is empty. Once it has grown to what it is used for it allocates
-// nothing.
+// fifo is a queue: first in, first out. The zero value is empty. Once it has grown to what it is used for it
+// allocates nothing.
 type fifo[T any] struct {
 	ring []T // a power of two of places
 	head int // of the oldest

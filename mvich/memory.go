@@ -10,12 +10,12 @@ import (
 	"viaxdp/vipl"
 )
 
-// Memory that messages lie in: that of Alloc, in the arena of the NIC; the program's, in a cache of registrations; and
-// scratch, which collective operations and types need besides.
+// Memory that messages lie in: that of Alloc, in the arena of the NIC; the program's, in a cache of registrations;
+// and scratch, which collective operations and types need besides.
 
-// Alloc returns n bytes of the NIC's arena for messages, as MPI_Alloc_mem does. They are registered from the beginning, and
-// where frames are long the NIC sends them without a copy. They count nothing for WithRegistered, and are freed by Free, or
-// Finalize.
+// Alloc returns n bytes of the NIC's arena for messages, as MPI_Alloc_mem does. They are registered from the
+// beginning, and where frames are long the NIC sends them without a copy. They count nothing for WithRegistered, and
+// are freed by Free, or Finalize.
 //
 // vipl.ErrResource when the arena has no such piece left: open the NIC with a larger one.
 func (w *World) Alloc(n int) ([]byte, error) {
@@ -115,9 +115,10 @@ func (r *registration) remote(b []byte) vipl.AddressSegment { return r.region.Re
 // errUnregistered: memory is not to be registered. The message then goes through vbufs.
 var errUnregistered = errors.New("mvich: more memory than may be registered")
 
-// registrations is the cache of registered memory: buffers are registered when they are first used for RDMA and stay so
-// until the limit makes room for others, the one that was unused for longest first. What is registered stays reachable, so
-// that an address never comes to mean other memory. Peers may read or write it only while a request needs that.
+// registrations is the cache of registered memory: buffers are registered when they are first used for RDMA and stay
+// so until the limit makes room for others, the one that was unused for longest first. What is registered stays
+// reachable, so that an address never comes to mean other memory. Peers may read or write it only while a request
+// needs that.
 type registrations struct {
 	nic    *vipl.NIC
 	tag    *vipl.Ptag
@@ -158,7 +159,8 @@ func (c *registrations) acquire(buf []byte, need rights) (*registration, error) 
 	return r, nil
 }
 
-// release ends one acquire with those rights, which peers lose if no other request needs them. The memory stays registered.
+// release ends one acquire with those rights, which peers lose if no other request needs them. The memory stays
+// registered.
 func (c *registrations) release(r *registration, need rights) {
 	_ = c.pin(r, need, -1) // it fails where the NIC is closed: then no peer reads or writes anything
 }
@@ -277,8 +279,8 @@ func (c *registrations) close() error {
 	return errors.Join(errs...)
 }
 
-// The world keeps scratch for the next operation, registered as a whole where it was used for RDMA:
-// memory that is new each time would fill the cache of registrations, and never be found there.
+// The world keeps scratch for the next operation, registered as a whole where it was used for RDMA: memory that is
+// new each time would fill the cache of registrations, and never be found there.
 const (
 	spareScratch  = 64       // pieces that are kept at most
 	spareCapacity = 16 << 20 // and their bytes
@@ -331,7 +333,8 @@ func (c *scratches) remove(i int) {
 	c.spare = slices.Delete(c.spare, i, i+1)
 }
 
-// putScratch takes a piece back. Where the operation has failed a peer may still move the memory, which is not used again.
+// putScratch takes a piece back. Where the operation has failed a peer may still move the memory, which is not used
+// again.
 func (w *World) putScratch(s *scratch, failed bool) {
 	if s.reg != nil {
 		w.regs.release(s.reg, localOnly)

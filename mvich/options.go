@@ -36,11 +36,10 @@ const (
 	DefaultUnexpected = 16 << 20 // bytes
 	DefaultSpin       = 10000    // polls, of some ten nanoseconds each
 
-	// SpinVariable is the environment variable that sets WithSpin, in polls, where that option is not
-	// given.
+	// SpinVariable is the environment variable that sets WithSpin, in polls, where that option is not given.
 	SpinVariable = "VIADEV_SPIN_COUNT"
-	// ThresholdVariable is the environment variable that sets WithThreshold, in bytes, where that option
-	// is not given.
+	// ThresholdVariable is the environment variable that sets WithThreshold, in bytes, where that option is not
+	// given.
 	ThresholdVariable = "VIADEV_RENDEZVOUS_THRESHOLD"
 	// DeviceVariable is the environment variable by which via-xdp mpirun tells a rank its interface. This package
 	// does not look at it: programs do.
@@ -68,7 +67,7 @@ type settings struct {
 	credits        int
 	registered     int
 	unexpected     int
-	envelopes      int // without data, that nobody has asked for, of each other rank
+	envelopes      int // without data and without a receive, of each other rank
 	spin           int
 	read           bool
 	write          bool
@@ -95,9 +94,9 @@ func WithCredits(packets int) Option { return func(s *settings) { s.credits = pa
 // it. Messages larger than that go by R3; with 0, all that are not eager do.
 func WithRegistered(bytes int) Option { return func(s *settings) { s.registered = bytes } }
 
-// WithUnexpected sets how many bytes of messages that nobody has asked for are kept of each other rank before it is
-// told to send envelopes only; DefaultUnexpected without it. A rank that goes on all the same, or of which more than
-// 1<<20 envelopes wait, is taken for dead.
+// WithUnexpected sets how many bytes of messages without a receive are kept of each other rank before it is told to
+// send envelopes only; DefaultUnexpected without it. A rank that goes on all the same, or of which more than 1<<20
+// envelopes wait, is taken for dead.
 func WithUnexpected(bytes int) Option { return func(s *settings) { s.unexpected = bytes } }
 
 // WithSpin sets how often, at most, a call that waits polls before it waits in the completion queue, which spins for
@@ -108,7 +107,8 @@ func WithSpin(polls int) Option { return func(s *settings) { s.spin = polls } }
 // WithRDMA sets whether peers may read, and whether they may write, memory of this rank. Without it they may do both.
 func WithRDMA(read, write bool) Option { return func(s *settings) { s.read, s.write = read, write } }
 
-// WithConnectTimeout sets how long connecting with a rank may take before it is taken for dead; 10 seconds without it.
+// WithConnectTimeout sets how long connecting with a rank may take before it is taken for dead; 10 seconds without
+// it.
 func WithConnectTimeout(d time.Duration) Option { return func(s *settings) { s.connectTimeout = d } }
 
 func makeSettings(opts []Option) (settings, error) {

@@ -28,7 +28,7 @@ type flags uint8
 
 const (
 	flagSync flags = 1 << iota // the sender of an eager message waits for kindDone
-	flagFull                   // messages that nobody asked for fill the sender's memory: no eager ones, please
+	flagFull                   // messages without a receive fill the sender's memory: send no eager ones
 
 	knownFlags = flagSync | flagFull
 )
@@ -68,7 +68,7 @@ func (h *header) put(b []byte) {
 // offer says how the data of a rendezvous may go, or goes.
 type offer struct {
 	protocol Protocol
-	remote   vipl.AddressSegment // memory of the one who offers
+	remote   vipl.AddressSegment // memory of the side that offers
 }
 
 func (o *offer) put(b []byte) {

@@ -8,16 +8,17 @@ import (
 	"viaxdp/vipl"
 )
 
-// A call makes progress for all: everything that has to do with messages happens in calls of the program, under the mutex
-// of the world (only assist runs beside). One turn:
+// A call makes progress for all: everything that has to do with messages happens in calls of the program, under the
+// mutex of the world (only assist runs beside). One turn:
 //
 //  1. take completions off the completion queue (progress), or wait for one (sleep);
-//  2. handle each: a packet goes to receive (recv.go), a piece of RDMA to moved (rendezvous.go), its vbuf to the pool;
+//  2. handle each: a packet goes to receive (recv.go), a piece of RDMA to moved (rendezvous.go), its vbuf to the
+//     pool;
 //  3. post the vbufs again that were read (repost), if nothing has come, or many are due;
 //  4. send what became possible (pushDirty).
 //
-// A call that waits polls first, and then sleeps in the completion queue: one goroutine at a time; the others wait for
-// changed.
+// A call that waits polls first, and then sleeps in the completion queue: one goroutine at a time; the others wait
+// for changed.
 
 const (
 	turn     = 64              // completions that are handled in a row
@@ -26,8 +27,8 @@ const (
 
 	assistTurn = time.Millisecond
 
-	// bulkSpin is by how much longer a call polls while the data of a long message is on the way: its next piece takes
-	// longer than any packet.
+	// bulkSpin is by how much longer a call polls while the data of a long message is on the way: its next piece
+	// takes longer than any packet.
 	bulkSpin = 16
 )
 
@@ -101,8 +102,9 @@ func (w *World) handleSend(l *link) {
 	}
 }
 
-// readVbuf is a vbuf whose packet was taken, and the link on which it is to be posted again: when nothing else is to be
-// done, so that what the packet brought does not wait for it. Fewer than the reserve of credits lie here after a turn.
+// readVbuf is a vbuf whose packet was taken, and the link on which it is to be posted again: when nothing else is to
+// be done, so that what the packet brought does not wait for it. Fewer than the reserve of credits lie here after a
+// turn.
 type readVbuf struct {
 	link *link
 	vbuf *vbuf
@@ -205,10 +207,10 @@ func (w *World) announce() {
 	}
 }
 
-// Polling pays where what is waited for comes soon. Where the other rank computes, or ranks share a processor, it takes the
-// processor from those that have work to do. So after each poll in vain a call polls half as often the next time, and
-// twice as often where the sleep was short, up to the setting. Now and then it tries the full number: two ranks that both
-// sleep wait for each other's waking, and no sleep is short.
+// Polling pays where what is waited for comes soon. Where the other rank computes, or ranks share a processor, it
+// takes the processor from those that have work to do. So after each poll in vain a call polls half as often the next
+// time, and twice as often where the sleep was short, up to the setting. Now and then it tries the full number: two
+// ranks that both sleep wait for each other's waking, and no sleep is short.
 const (
 	shortSleep = 100 * time.Microsecond
 	leastSpin  = 16
@@ -226,8 +228,8 @@ func (w *World) learn(slept time.Duration) {
 	}
 }
 
-// assist makes progress beside the program until no control packet waits for credits any more. Such a packet belongs to an
-// operation that is complete here and not for the other side, and the program may not call again for long.
+// assist makes progress beside the program until no control packet waits for credits any more. Such a packet belongs
+// to an operation that is complete here and not for the other side, and the program may not call again for long.
 func (w *World) assist() {
 	if w.assisted || w.stopping() {
 		return

@@ -7,18 +7,19 @@ import (
 
 // The way of a message to its receive:
 //
-//  1. Recv, Irecv: check the arguments, fill in a [Request]; startRecv looks for the oldest message that has come for it,
-//     else posts it.
-//  2. A packet has come (handleRecv, in progress.go): receive parses it, counts its credit and calls what takes its kind.
-//  3. takeEager, takeRequest: the oldest posted receive that takes the envelope gets the message (matchPosted). Without
-//     one the message is kept, copied, so that its vbuf can be posted again.
+//  1. Recv, Irecv: check the arguments, fill in a [Request]; startRecv looks for the oldest message that has come for
+//     it, else posts it.
+//  2. A packet has come (handleRecv, in progress.go): receive parses it, counts its credit and calls what takes its
+//     kind.
+//  3. takeEager, takeRequest: the oldest posted receive that takes the envelope gets the message (matchPosted).
+//     Without one the message is kept, copied, so that its vbuf can be posted again.
 //  4. fill copies an eager message and completes the receive. Where data follows, answer (rendezvous.go) brings it.
 //
-// Receives are kept in the order in which they were posted, and messages in the order in which they came, which for one
-// rank is the order in which it sent them. So messages of a rank match in order.
+// Receives are kept in the order in which they were posted, and messages in the order in which they came, which for
+// one rank is the order in which it sent them. So messages of a rank match in order.
 
-// Recv receives a message of rank src, or AnySource, with tag, or AnyTag, into buf. ErrTruncated when it is longer than
-// buf: Status.Size is its length.
+// Recv receives a message of rank src, or AnySource, with tag, or AnyTag, into buf. ErrTruncated when it is longer
+// than buf: Status.Size is its length.
 func (c *Comm) Recv(buf []byte, src, tag int) (Status, error) {
 	if err := c.checkRecv(src, tag); err != nil {
 		return Status{}, err
@@ -47,8 +48,8 @@ func (c *Comm) Irecv(buf []byte, src, tag int) (*Request, error) {
 	return r, nil
 }
 
-// Sendrecv sends to dst and receives from src at the same time, so that ranks which pass data round in a ring do not wait
-// for each other.
+// Sendrecv sends to dst and receives from src at the same time, so that ranks which pass data round in a ring do not
+// wait for each other.
 func (c *Comm) Sendrecv(send []byte, dst, sendTag int, recv []byte, src, recvTag int) (Status, error) {
 	if err := c.checkRecv(src, recvTag); err != nil {
 		return Status{}, err
@@ -77,8 +78,8 @@ func (c *Comm) Sendrecv(send []byte, dst, sendTag int, recv []byte, src, recvTag
 	return in.status(), in.err
 }
 
-// Probe waits until there is a message that Recv with the same src and tag would get, and describes it without receiving
-// it.
+// Probe waits until there is a message that Recv with the same src and tag would get, and describes it without
+// receiving it.
 func (c *Comm) Probe(src, tag int) (Status, error) {
 	s, _, err := c.probe(src, tag, true)
 	return s, err
@@ -190,8 +191,8 @@ type envelope struct {
 	size    int // bytes of the message
 }
 
-// takes reports whether a receive is for such a message. AnySource is any member of the communicator: a rank that is no
-// member may have used its context.
+// takes reports whether a receive is for such a message. AnySource is any member of the communicator: a rank that is
+// no member may have used its context.
 func (r *Request) takes(e *envelope) bool {
 	return r.context == e.context && (r.peer == e.source || r.peer == AnySource && r.comm.rankOf(e.source) >= 0) &&
 		(r.tag == e.tag || r.tag == AnyTag)
@@ -326,9 +327,9 @@ const (
 	spareMessages = 64  // that are kept, with room for their data, for the next ones
 )
 
-// mayKeep reports, by an error, that one more message of p without a receive is more than a rank sends which follows the
-// rules. Such a rank may not have heard yet that there are too many bytes: but it uses a credit for each message, and what
-// brings credits says so.
+// mayKeep reports, by an error, that one more message of p without a receive is more than a rank sends which follows
+// the rules. Such a rank may not have heard yet that there are too many bytes: but it uses a credit for each message,
+// and what brings credits says so.
 func (w *World) mayKeep(p *peer, eager bool) error {
 	if p.unexpected <= w.set.unexpected {
 		p.late = 0

@@ -16,12 +16,14 @@ import (
 //	|--data----->|        |<--done-----|          |--finish--->|
 //
 //  1. The sender sends the envelope (request), with the address of its memory if it is to be read.
-//  2. When a receive matches, the receiver answers: it reads, or sends ready, with its address if it is to be written.
+//  2. When a receive matches, the receiver answers: it reads, or sends ready, with its address if it is to be
+//     written.
 //  3. The sender takes ready (takeReady), and sends pieces as packets (sendPiece) or by RDMA (move).
-//  4. The receiver is done with the last piece (takeData), finish (takeFinish), or its own last read (moved), which it
-//     confirms (takeDone).
+//  4. The receiver is done with the last piece (takeData), finish (takeFinish), or its own last read (moved), which
+//     it confirms (takeDone).
 //
-// A side that cannot register its memory falls back to R3: the receiver takes data also where it has offered its memory.
+// A side that cannot register its memory falls back to R3: the receiver takes data also where it has offered its
+// memory.
 
 // maxMoving is how many RDMA operations for a peer are posted at a time.
 const maxMoving = 16
@@ -196,8 +198,8 @@ func (w *World) takeDone(p *peer, h *header) error {
 	return nil
 }
 
-// move posts the next piece of the oldest message that moves by RDMA, RGET or RPUT. A piece is what one transfer takes.
-// Pieces of the messages of a peer go in order. RDMA takes no receive of the peer, and so no credit.
+// move posts the next piece of the oldest message that moves by RDMA, RGET or RPUT. A piece is what one transfer
+// takes. Pieces of the messages of a peer go in order. RDMA takes no receive of the peer, and so no credit.
 func (w *World) move(p *peer) error {
 	r := p.moves.peek()
 	v, err := w.pool.get()

@@ -36,7 +36,7 @@ type Request struct {
 	send    bool
 	sync    bool // send: completes when it is matched
 	context uint32
-	peer    int // rank in the world, or AnySource; ProcNull for nobody
+	peer    int // rank in the world, or AnySource; or ProcNull
 	tag     int
 	buf     []byte
 	unpack  func()   // receive: puts what came where it belongs

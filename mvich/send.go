@@ -5,18 +5,18 @@ import "fmt"
 // The way of a message to another rank:
 //
 //  1. Send, Isend: check the arguments, fill in a [Request] (begin).
-//  2. startSend: a message to this rank itself is matched here (sendSelf). Any other joins the queue of its peer, which is
-//     called if there is no connection (connect.go).
+//  2. startSend: a message to this rank itself is matched here (sendSelf). Any other joins the queue of its peer,
+//     which is called if there is no connection (connect.go).
 //  3. push, for each peer with something to send: control packets that others wait for, then messages and pieces of
 //     messages in turns, then RDMA, then credits if no packet has carried them.
-//  4. launch chooses the protocol (choose). An eager message goes as one packet and is complete; any other begins with
-//     its envelope and goes on in rendezvous.go.
+//  4. launch chooses the protocol (choose). An eager message goes as one packet and is complete; any other begins
+//     with its envelope and goes on in rendezvous.go.
 //  5. postPacket posts a vbuf on the VI of the peer. Its completion gives the vbuf back (progress.go).
 //
 // Each packet needs a credit; the rules are at the end of this file.
 
-// Send sends buf to rank dst and returns when buf may be used again, which may be before a receive was posted. ErrCount
-// when buf is longer than MaxMessage; so with all that send.
+// Send sends buf to rank dst and returns when buf may be used again, which may be before a receive was posted.
+// ErrCount when buf is longer than MaxMessage; so with all that send.
 func (c *Comm) Send(buf []byte, dst, tag int) error { return c.sendNow(buf, dst, tag, false) }
 
 // Ssend sends buf to rank dst and returns when a receive has taken it.
@@ -118,8 +118,8 @@ func (w *World) startSend(r *Request) {
 	}
 }
 
-// sendSelf gives a message to this rank itself. Large ones and synchronous ones stay in the program's buffer until they
-// are received.
+// sendSelf gives a message to this rank itself. Large ones and synchronous ones stay in the program's buffer until
+// they are received.
 func (w *World) sendSelf(r *Request) {
 	w.stats.Local++
 	e := envelope{context: r.context, source: w.rank, tag: r.tag, size: len(r.buf)}
@@ -270,19 +270,19 @@ func (w *World) postPacket(p *peer, v *vbuf, n int) error {
 	return w.post(p.link, v)
 }
 
-// Credits. A packet that meets no posted receive breaks the connection, so a rank sends a packet only if it has a credit: a
-// receive that its peer has posted and told it of. Each packet carries the number of receives that its sender has posted
-// since its last one (credit_update); a noop does where many are owed and nothing else is to be sent. Three rules keep two
-// ranks that only send from stopping for ever:
+// Credits. A packet that meets no posted receive breaks the connection, so a rank sends a packet only if it has a
+// credit: a receive that its peer has posted and told it of. Each packet carries the number of receives that its
+// sender has posted since its last one (credit_update); a noop does where many are owed and nothing else is to be
+// sent. Three rules keep two ranks that only send from stopping for ever:
 //
 //  1. Data leaves a reserve of credits to packets that other packets wait for.
-//  2. The last credit goes only with a packet that brings credits. So of two ranks without a packet between them never
-//     both are without credit: the one whose packet came last gave the other one at least.
-//  3. noopAt is at most what is owed to a peer that has only its reserve, where fewer than the reserve are still to be
-//     posted (repost).
+//  2. The last credit goes only with a packet that brings credits. So of two ranks without a packet between them
+//     never both are without credit: the one whose packet came last gave the other one at least.
+//  3. noopAt is at most what is owed to a peer that has only its reserve, where fewer than the reserve are still to
+//     be posted (repost).
 //
-// With nothing on the way, a rank that waits for credits is owed noopAt at least by its peer; and one of the two has a
-// credit to say so with (rule 2), upon which the other one has.
+// With nothing on the way, a rank that waits for credits is owed noopAt at least by its peer; and one of the two has
+// a credit to say so with (rule 2), upon which the other one has.
 
 // mayControl reports whether a packet that others wait for may go to p now.
 func (w *World) mayControl(p *peer) bool {

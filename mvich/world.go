@@ -98,8 +98,8 @@ func (w *World) Stats() Stats {
 	return s
 }
 
-// Init makes this process a rank of the job that l has started, over nic, which stays the caller's and is not closed by
-// Finalize. It returns when all ranks have called it. Several worlds may use one NIC.
+// Init makes this process a rank of the job that l has started, over nic, which stays the caller's and is not closed
+// by Finalize. It returns when all ranks have called it. Several worlds may use one NIC.
 func Init(nic *vipl.NIC, l Launcher, opts ...Option) (*World, error) {
 	set, err := makeSettings(opts)
 	if err != nil {
@@ -198,10 +198,10 @@ const (
 	parting = 10 * time.Second
 )
 
-// Finalize ends this rank's part of the job: it waits until what was sent has gone and all other ranks have called it,
-// says good-bye to them, waits for theirs for ten seconds at most, and gives back what Init took of the NIC. Every request
-// should be complete before: those that are not end with an error. The NIC stays open. ErrFinalized: it was called before,
-// and may not have ended.
+// Finalize ends this rank's part of the job: it waits until what was sent has gone and all other ranks have called
+// it, says good-bye to them, waits for theirs for ten seconds at most, and gives back what Init took of the NIC.
+// Every request should be complete before: those that are not end with an error. The NIC stays open. ErrFinalized: it
+// was called before, and may not have ended.
 //
 // A RankError means that another rank has died before; everything was given back all the same.
 func (w *World) Finalize() error {
@@ -239,9 +239,9 @@ func (w *World) quiet() bool {
 	return true
 }
 
-// alone reports whether all others have left. What this rank sent before its good-bye may be lost on the way, and can be
-// sent again only as long as the connection is there. A rank that has said good-bye has got it; one whose connection has
-// ended otherwise will not.
+// alone reports whether all others have left. What this rank sent before its good-bye may be lost on the way, and can
+// be sent again only as long as the connection is there. A rank that has said good-bye has got it; one whose
+// connection has ended otherwise will not.
 func (w *World) alone() bool {
 	for _, p := range w.peers {
 		if p.state == joined {

@@ -115,7 +115,7 @@ func (s *Stack) isZone(zone string) bool {
 	return zone == "" || zone == s.nic.Query().Name || zone == strconv.Itoa(s.nic.Info().Index)
 }
 
-// The ports that are given to those who ask for none in particular.
+// The ports that port 0 stands for.
 const (
 	firstPort = 49152
 	lastPort  = 65535

@@ -51,7 +51,7 @@ type Conn struct {
 	starved   bool  // something is to be sent and no buffer was free
 	wanting   bool  // progress needs to hear of sends
 	slotShort bool  // a Write waits for a buffer
-	later     bool  // the doorbell may wait for who polls
+	later     bool  // the doorbell may wait for a poller
 	breaks    bool  // Close breaks the connection
 	linger    time.Duration
 
@@ -271,7 +271,8 @@ func (c *Conn) late() {
 }
 
 // lower forgets a signal that was raised before. Signals are raised under mu, after the change of the state that they
-// tell of; who is about to look at the state, under mu, lowers what is old. It reports whether the signal was raised.
+// tell of; before it looks at the state, under mu, a goroutine lowers an old one. It reports whether the signal was
+// raised.
 func lower(sig <-chan struct{}) (raised bool) {
 	if len(sig) == 0 { // without a call
 		return false
@@ -359,7 +360,7 @@ func (c *Conn) CloseRead() error {
 	return nil
 }
 
-// stop tells the peer that nobody reads what it sends. Under mu, once.
+// stop tells the peer that what it sends is not read. Under mu, once.
 func (c *Conn) stop() {
 	c.due.stop = !c.fin // else it sends nothing
 	c.push()
@@ -405,7 +406,7 @@ func (c *Conn) finish() {
 	c.free()
 }
 
-// isOver reports whether nothing is left to deliver, or nobody to take it.
+// isOver reports whether nothing is left to deliver, or the peer takes nothing.
 func (c *Conn) isOver() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

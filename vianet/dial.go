@@ -25,9 +25,8 @@ const (
 	helloTime = 10 * time.Second
 )
 
-// Dial connects with whoever listens at address, host:port, within 30 seconds. name is "via" or "tcp", with or
-// without 4 or 6 behind. Without a host, or with one that is unspecified, it is the NIC's own. The result is a
-// [*Conn].
+// Dial connects with the listener at address, host:port, within 30 seconds. name is "via" or "tcp", with or without 4
+// or 6 behind. Without a host, or with one that is unspecified, it is the NIC's own. The result is a [*Conn].
 func (s *Stack) Dial(name, address string) (net.Conn, error) {
 	return s.DialContext(context.Background(), name, address)
 }
@@ -87,8 +86,8 @@ func (s *Stack) targets(ctx context.Context, name, address string) ([]Addr, erro
 	return []Addr{{netip.AddrPortFrom(own, addrs[0].Port())}}, nil
 }
 
-// dial connects with the first of so many addresses that are left, until ctx ends or the stack is closed: one that does not
-// answer leaves the others their share of the time.
+// dial connects with to, the first of left addresses, until ctx ends or the stack is closed: one that does not answer
+// leaves the others their share of the time.
 func (s *Stack) dial(ctx context.Context, to Addr, left int) (*Conn, error) {
 	if !s.enter() {
 		return nil, errStackClosed
@@ -194,7 +193,7 @@ const (
 	silentMost = 256
 )
 
-// DialOr is DialContext, and where there is no VIA instead dials by or: where nobody listens there by VIA, the host
+// DialOr is DialContext, and where there is no VIA instead dials by or: where there is no listener by VIA, the host
 // cannot be reached, or does not answer within two seconds, or half the time that ctx leaves. A connection of or is
 // that of another network, as net.Conn.LocalAddr tells.
 //

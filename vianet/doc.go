@@ -68,10 +68,10 @@
 //	a deadline, Close                 offered -- withdraw, taken(n) ---> idle
 //
 // A transfer takes two round trips, or one where it is written, in which nothing else moves, and buffers hold 80 KiB
-// of a round trip. So who receives two of at most 128 KiB, or 128 KiB by Writes of 16 KiB and more that took buffers,
-// names a ring of 256 KiB, by a room with 0 in the place of a transfer's number. Both go there at once from then on,
-// as RDMA writes and a filled 0, which takes a data buffer as a data message does; Write returns when the NIC has the
-// bytes. The Read copies them out of the ring. At most 64 connections of a stack have a ring.
+// of a round trip. So a receiver of two of at most 128 KiB, or 128 KiB by Writes of 16 KiB and more that took
+// buffers, names a ring of 256 KiB, by a room with 0 in the place of a transfer's number. Both go there at once from
+// then on, as RDMA writes and a filled 0, which takes a data buffer as a data message does; Write returns when the
+// NIC has the bytes. The Read copies them out of the ring. At most 64 connections of a stack have a ring.
 //
 // Memory of [Stack.Alloc] is written where frames are long, although the receiver could read it: a write is sent from
 // where the memory lies, while the answer to an RDMA read is a copy.
@@ -88,10 +88,10 @@
 //
 // # Waiting
 //
-// Whoever waits polls first, for as long as that has paid lately and at most Options.Spin: the data is then found by
-// the goroutine that wants it. One goroutine of a Stack polls at a time, and meanwhile serves all connections: it
+// A call that waits polls first, for as long as that has paid lately and at most Options.Spin: the data is then found
+// by the goroutine that wants it. One goroutine of a Stack polls at a time, and meanwhile serves all connections: it
 // takes what has come for them, and rings the doorbell for what they write. Each time that something comes for any of
-// them its time to poll begins anew, until its own deadline. Then it sleeps, and the stack's own goroutine waits for
+// them its time to poll begins again, until its own deadline. Then it sleeps, and the stack's own goroutine waits for
 // completions.
 //
 // That goroutine sleeps in the kernel, and keeps one of the Go runtime's processors until the runtime notices. So a
@@ -102,7 +102,7 @@
 //
 // Every method may be called from any goroutine at any time. Reads of one connection come one after the other, and so
 // do its Writes; each deadline counts for those that wait their turn, too. The bytes of a Write belong to the package
-// until it returns, as ever.
+// until it returns.
 //
 // # Errors
 //
@@ -134,7 +134,7 @@
 // a second; nobody is kept waiting for longer.
 //
 // A port of a Stack is one number for all addresses of its NIC: two listeners cannot have the same port at different
-// addresses, and a connection's own port is no other's, whoever the peer is.
+// addresses, and a connection's own port is no other's, whatever the peer is.
 //
 // Close delivers what was written also where not everything was read, and for at most Options.Linger; TCP resets the
 // connection then.

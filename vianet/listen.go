@@ -35,8 +35,8 @@ var _ net.Listener = (*Listener)(nil)
 // 0.0.0.0 for those of IPv4. Port 0 is a free one. name is as for Dial. The result is a [*Listener].
 //
 // Errors are [*net.OpError]: EADDRINUSE when another listener or a connection of the stack has the port, at whatever
-// address, or whoever else has the same Kernel Agent listens at the address; [net.ErrClosed] after Close or Shutdown
-// of the stack.
+// address, or another program of the same Kernel Agent listens at the address; [net.ErrClosed] after Close or
+// Shutdown of the stack.
 func (s *Stack) Listen(name, address string) (net.Listener, error) {
 	addrs, err := s.resolve(context.Background(), name, address)
 	if err != nil {
@@ -192,7 +192,7 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 	return c, nil
 }
 
-// dropAccepted breaks what nobody will accept any more: what was written there is lost.
+// dropAccepted breaks connections that will not be accepted: what was written there is lost.
 func (l *Listener) dropAccepted() {
 	for {
 		select {
@@ -259,7 +259,7 @@ func (l *Listener) SetDeadline(t time.Time) error {
 	return nil
 }
 
-// Close ends the listener: connections that nobody has accepted are reset. The port is free again. The error is
+// Close ends the listener: connections that were not accepted are reset. The port is free again. The error is
 // [net.ErrClosed] the second time.
 func (l *Listener) Close() error {
 	if l.closed() {

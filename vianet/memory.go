@@ -101,8 +101,8 @@ func (r *registry) behind(at uint64) int {
 	return sort.Search(len(r.known), func(i int) bool { return addressOf(r.known[i].all) > at })
 }
 
-// find finds idle memory that is b, or that b is a part of. It looks at those that begin where b does or closest before; a
-// larger one that begins further away is not found, which costs a registration and nothing else.
+// find finds idle memory that is b, or that b is a part of. It looks at those that begin where b does or closest
+// before; a larger one that begins further away is not found, which costs a registration and nothing else.
 func (r *registry) find(b []byte, exactly bool) *list.Element {
 	const nearest = 8
 	at := addressOf(b)
@@ -223,7 +223,7 @@ func (r *registry) take(e *list.Element) *lease {
 // forget deregisters idle memory.
 func (r *registry) forget(e *list.Element) error { return r.deregister(r.take(e)) }
 
-// deregister deregisters memory of the program that nobody uses.
+// deregister deregisters memory of the program that is not in use.
 func (r *registry) deregister(l *lease) error {
 	for i := r.behind(addressOf(l.all)) - 1; i >= 0; i-- { // several may begin there
 		if r.known[i] == l {
@@ -286,7 +286,7 @@ func (r *registry) allocate(size int, a vipl.MemAttributes) (region *vipl.Region
 
 // buffer is memory of Alloc.
 type buffer struct {
-	at     uint64 // its address, beside that of others: who looks for one touches few cache lines
+	at     uint64 // its address, beside that of others: a search touches few cache lines
 	region *vipl.Region
 }
 

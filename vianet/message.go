@@ -24,7 +24,7 @@ const (
 	kindTaken                    // receiver: bytes that came of a transfer that is over
 	kindFin                      // no more data
 	kindFinAck                   // the peer's fin has come
-	kindStop                     // nobody reads what the peer sends
+	kindStop                     // what the peer sends is not read
 	kindEnd                      // not a kind
 )
 

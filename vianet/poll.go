@@ -10,20 +10,24 @@ import (
 	"viaxdp/vipl"
 )
 
-// Completions are taken by who waits for them: a Read or Write polls for all connections of the stack (spin), and where none
-// polls a goroutine of the stack waits in the completion queue (driver).
-
-// driver is one of the two completion queues of a Stack and whoever takes entries from it: a goroutine of the stack
-// that waits, its keeper, and goroutines of the program that poll.
+// How a Read or Write waits (await):
 //
-// A keeper that waits is woken by every completion, which costs as much as the message itself. So it stays away while
-// others poll, looking in once a millisecond, and the keeper of sends also while nobody needs to hear of them.
+//  1. It polls for all connections of the stack (spin), as long as that has paid lately (spinner). One goroutine
+//     polls at a time. It also rings the doorbell for what others write meanwhile.
+//  2. Then it sleeps until its signal is raised. Before, it hands the completion queues to their drivers (takeOver).
+//  3. A driver is a goroutine of the stack that sleeps in a completion queue while no call polls.
+
+// driver is one of the two completion queues of a Stack, arrivals or sends, and the goroutine that waits in it
+// (drive).
+//
+// A goroutine in Wait is woken by every completion, which costs as much as the message itself. So it stays out of
+// Wait while a call polls, and looks only once a millisecond; that of sends also while no connection needs them.
 type driver struct {
 	stack *Stack
 	cq    *vipl.CQ
 
-	waiting atomic.Bool  // the keeper is in Wait
-	wanted  atomic.Int32 // who needs to hear of completions; arrivals always are
+	waiting atomic.Bool  // drive is in Wait
+	wanted  atomic.Int32 // connections that need these completions; arrivals are always needed
 	poke    chan struct{}
 	stopped chan struct{}
 }
@@ -42,8 +46,8 @@ func newDriver(s *Stack) (*driver, error) {
 // entries is room for what is taken off a queue at once.
 type entries [pollBatch]vipl.Completion
 
-// poll takes what there is off the queue, up to a bound, and has its connections see to it. It returns how many
-// entries there were.
+// poll takes completions off the queue, up to a bound, and lets their connections progress. It returns how many there
+// were.
 func (d *driver) poll(batch *entries) int {
 	n, _ := d.cq.Dones(batch[:])
 	for i, e := range batch[:n] {
@@ -66,7 +70,7 @@ func (d *driver) drain() {
 
 func dispatch(vi *vipl.VI) { vi.Value().(*Conn).progress() }
 
-// wait waits for one entry, or until it is evicted. False: there is an end to it.
+// wait waits for one completion, or until it is evicted. False: the NIC is closed.
 func (d *driver) wait() bool {
 	vi, _, err := d.cq.Wait(-1)
 	d.waiting.Store(false)
@@ -80,19 +84,18 @@ func (d *driver) wait() bool {
 	dispatch(vi)
 	d.drain()
 	d.stack.tidy()
-	runtime.Gosched() // first those who were woken: Wait polls before it sleeps
+	runtime.Gosched() // the goroutines that were woken run first: Wait polls before it sleeps
 	return true
 }
 
-// evict gets the keeper out of Wait, if it is there. It waits no longer from now on, for those who go to sleep before
-// it has heard of that.
+// evict gets drive out of Wait, if it is there. From now on it does not count as waiting, also before it has woken.
 func (d *driver) evict() {
 	if d.waiting.CompareAndSwap(true, false) {
 		d.cq.Wake()
 	}
 }
 
-// rouse has the keeper look again, and wait unless somebody polls.
+// rouse lets drive look again, and wait unless a call polls.
 func (d *driver) rouse() {
 	select {
 	case d.poke <- struct{}{}:
@@ -100,51 +103,50 @@ func (d *driver) rouse() {
 	}
 }
 
-// begin has the keeper look, and wait unless somebody polls, if it does not wait and somebody needs to hear of
-// completions.
+// begin rouses drive if it does not wait and its completions are needed.
 func (d *driver) begin() {
 	if !d.waiting.Load() && d.wanted.Load() > 0 {
 		d.rouse()
 	}
 }
 
-// stop ends the keeper.
+// stop ends drive.
 func (d *driver) stop() {
 	close(d.stopped)
 	d.evict()
 }
 
-// want counts who needs to hear of completions. Whoever polls looks for them, and the keeper of arrivals looks after
-// who polls: nobody is roused beside them, who would take their processor.
+// want counts the connections that need these completions. A call that polls looks for them, and the driver of
+// arrivals follows it: so rouse takes no processor from a poller.
 func (d *driver) want(n int32) {
 	if d.wanted.Add(n) == 1 && n > 0 && !d.stack.spinning.Load() {
 		d.rouse()
 	}
 }
 
-// mayWait reports whether nobody polls, nor has begun to since there were last polls. Whoever begins from then on evicts
-// the keeper, which is about to wait.
+// mayWait reports whether no call polls, nor has begun to since there were last polls. A call that begins from then
+// on evicts drive, which is about to wait.
 func (d *driver) mayWait(last uint32) bool {
 	s := d.stack
 	idle := func() bool { return s.polls.Load() == last && !s.spinning.Load() && !isClosed(d.stopped) }
 	if !idle() {
 		return false
 	}
-	d.waiting.Store(true) // before another look: who polls looks the other way round
+	d.waiting.Store(true) // before the second check: a poller checks in the other order
 	if !idle() {
 		d.waiting.Store(false)
 		return false
 	}
 	if d == s.arrivals {
-		s.sends.begin() // for those who left that to who polled until a moment ago
+		s.sends.begin() // for connections that left their sends to a poller which has just ended
 	}
 	return true
 }
 
-// tick is how often a keeper looks in that leaves the work to others.
+// tick is how often drive looks while it leaves the work to pollers.
 const tick = time.Millisecond
 
-// keeper waits for completions, unless others poll for them, until it is stopped.
+// drive waits for completions, unless a call polls for them, until it is stopped.
 func (d *driver) drive() {
 	s := d.stack
 	timer := time.NewTimer(tick)
@@ -182,26 +184,26 @@ func (d *driver) drive() {
 // entriesLeft is how many completions of sends may lie on their queue that the connections have seen already.
 const entriesLeft = 256
 
-// sent counts sends, and now and then has the entries of their completions taken off the queue: by who polls when he
-// has nothing else to do, or by the keeper of arrivals, who looks in also beside him.
+// sent counts sends. Now and then it marks their completions, which the connections have seen, as stale: a poller
+// with nothing else to do takes them off the queue, or the driver of arrivals.
 func (s *Stack) sent() {
 	if s.posted.Add(1)%entriesLeft == 0 {
 		s.stale.Store(true)
 	}
 }
 
-// tidy takes them off.
+// tidy takes stale completions off the queue of sends.
 func (s *Stack) tidy() {
 	if s.stale.Load() && s.stale.CompareAndSwap(true, false) {
 		s.sends.drain()
 	}
 }
 
-// spinner decides how long to poll before sleeping: twice as long each time that it paid, all of the time when a
-// sleep was so short that polling would have paid, and half as long when it was not. Two sides that both sleep, and
-// so wait for each other's waking, thus find back to polling. A wait while another goroutine polls says little: many
-// connections that take turns each wait for long, although something comes for one of them all the time. It belongs
-// to whoever holds the lock of a connection's readers or writers.
+// spinner decides how long to poll before sleeping: twice as long each time that it paid, the full time when a sleep
+// was so short that polling would have paid, and half as long when it was not. So two sides that both sleep, and wait
+// for each other's waking, find back to polling. A wait while another goroutine polls says little: connections that
+// take turns each wait for long, although something comes for one of them all the time. The lock of the readers or
+// writers of a connection guards it.
 type spinner struct {
 	most   time.Duration // 0: never
 	budget time.Duration
@@ -219,7 +221,7 @@ const (
 
 func newSpinner(most time.Duration) spinner {
 	if runtime.GOMAXPROCS(0) == 1 {
-		most = 0 // nobody else would run
+		most = 0 // no other goroutine would run
 	}
 	most = max(most, 0)
 	return spinner{most: most, budget: most}
@@ -237,8 +239,8 @@ func (p *spinner) next() time.Duration {
 
 func (p *spinner) paid() { p.budget = min(2*p.budget, p.most) }
 
-// slept notes how long a wait took that ended asleep, of which most could have been polled; beside another who
-// polled, or not. Whoever waits much longer than all others leaves the polling to them.
+// slept notes how long a wait took that ended asleep, and of which most could have been polled; beside: another
+// goroutine polled. A wait much longer than those of others halves the budget also then.
 func (p *spinner) slept(took, most time.Duration, beside bool) {
 	switch {
 	case took <= most:
@@ -248,8 +250,7 @@ func (p *spinner) slept(took, most time.Duration, beside bool) {
 	}
 }
 
-// bulkTime is how long so many bytes of a transfer may be on their way before it is better to sleep: at half a
-// gigabyte a second.
+// bulkTime is for how long to poll for bytes of a transfer: at half a gigabyte a second.
 func bulkTime(bytes int) time.Duration { return min(2*time.Duration(bytes), bulkMost) }
 
 const bulkMost = 4 * time.Millisecond
@@ -259,7 +260,7 @@ const bulkMost = 4 * time.Millisecond
 func (c *Conn) await(sig <-chan struct{}, past *limit, p *spinner, bytes int) error {
 	s, more := c.stack, bulkTime(bytes)
 	came, start := s.spin(sig, past, p, more)
-	if came { // the signal is taken: nobody raises it again
+	if came { // the signal is taken, and not raised again
 		if past.passed() {
 			return os.ErrDeadlineExceeded
 		}
@@ -288,7 +289,7 @@ func (c *Conn) await(sig <-chan struct{}, past *limit, p *spinner, bytes int) er
 	return nil
 }
 
-// takeOver has the keepers wait, now that the goroutine that polled does not.
+// takeOver lets the drivers wait, now that no goroutine polls.
 func (s *Stack) takeOver() {
 	s.arrivals.begin()
 	s.sends.begin()
@@ -324,7 +325,7 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 			return true, start
 		}
 		if n > 0 {
-			s.yield() // to those who were woken
+			s.yield() // to the goroutines that were woken
 			i, start = 0, time.Time{}
 			if past.passed() {
 				return false, start
@@ -349,16 +350,16 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 	}
 }
 
-// A doorbell costs several times as much as a post. So the goroutine that polls for all connections rings for all, too: a
-// Write meanwhile leaves that to it. It rings whenever it gets a processor, at once where it has one for itself, and else
-// when those have run whom it has woken; the fourth message does not wait for it. When others have kept it away for long,
-// Writes ring by themselves for a while.
+// A doorbell costs several times as much as a post. So a poller rings for all connections, and a Write meanwhile
+// leaves that to it. The poller rings whenever it has a processor, and after the goroutines that it has woken have
+// run; the fourth message does not wait for it. When it was kept from its processor for long, Writes ring themselves
+// for a while.
 const (
 	awayMost  = time.Millisecond
 	ringAlone = 256 // Writes
 )
 
-// mayRingLater reports whether somebody is about to ring.
+// mayRingLater reports whether a poller is about to ring.
 func (s *Stack) mayRingLater() bool {
 	if !s.spinning.Load() {
 		return false

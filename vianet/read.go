@@ -11,13 +11,13 @@ import (
 
 // The way of bytes in:
 //
-//  1. Messages come (arrived, in session.go): takeData queues the bytes of a data message, takeInRing those that the peer
-//     has written to the ring, takeTransfer begins a transfer.
+//  1. Messages come (arrived, in session.go): takeData queues the bytes of a data message, takeInRing those that the
+//     peer has written to the ring, takeTransfer begins a transfer.
 //  2. Read copies what is queued (consume), and gives buffers and the ring back.
-//  3. If there is nothing and a transfer is open, it asks for bytes of it: into its own buffer (fetchDirect) if that is
-//     large, else into staging buffers ahead of the program (fetchAhead).
-//  4. A landing is over when its RDMA read has completed, or the peer says that it has written (landed): a staging buffer
-//     joins the queue, a direct one ends its Read.
+//  3. If there is nothing and a transfer is open, it asks for bytes of it: into its own buffer (fetchDirect) if that
+//     is large, else into staging buffers ahead of the program (fetchAhead).
+//  4. A landing is over when its RDMA read has completed, or the peer says that it has written (landed): a staging
+//     buffer joins the queue, a direct one ends its Read.
 //  5. closeTransfer tells the peer that all of it has come.
 
 // directMin is the least that a Read must ask for to get a transfer's bytes into its own buffer; less comes through
@@ -131,7 +131,7 @@ func (c *Conn) consume(b []byte) (n int) {
 	return n
 }
 
-// restock posts the buffers again that were read, and owes them to the peer. It happens when nobody waits for it:
+// restock posts the buffers again that were read, and owes them to the peer. It happens when nothing waits for it:
 // behind a message, before a wait, and when there are so many of them that the peer might come to wait. Under mu.
 func (c *Conn) restock() {
 	for _, i := range c.spent {
@@ -407,7 +407,7 @@ func (c *Conn) mayFetch() bool {
 	return in.open && !in.ended && !c.down && in.asked < in.length && (in.read || in.roomLand == nil)
 }
 
-// landings may be written by the peer in write mode, and by nobody but us in read mode.
+// landingAccess: the peer may write landings in write mode; in read mode only this side does.
 func (c *Conn) landingAccess() access {
 	if c.in.read {
 		return closed

@@ -6,8 +6,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// The session protocol of a connection. progress takes what has come (arrived, take), then sends what is due (push): control
-// messages first, then the transfer, data, and the fin. Everything happens under the lock of the connection.
+// The session protocol of a connection. progress takes what has come (arrived, take), then sends what is due (push):
+// control messages first, then the transfer, data, and the fin. Everything happens under the lock of the connection.
 
 // controlBuffers is the number of receives that are set aside for messages other than data; the table in the
 // package's comment adds them up.
@@ -190,7 +190,7 @@ func (c *Conn) reap() {
 	}
 }
 
-// mustReap reports whether somebody waits for a send that may be done: else there is time until there are more of them.
+// mustReap reports whether something waits for a send that may be done; else more of them may gather.
 func (c *Conn) mustReap() bool {
 	return c.wanting || c.down || c.in.flight+c.out.flight > 0 || len(c.pool.free) <= c.pool.half/2
 }

@@ -270,7 +270,7 @@ func (s *Stack) fail(err error) {
 		c.mu.Lock()
 		c.fail(fmt.Errorf("%w: %w", net.ErrClosed, err))
 		c.mu.Unlock()
-		c.progress() // nobody else does now
+		c.progress() // the drivers have ended
 	}
 }
 
@@ -321,7 +321,7 @@ func (s *Stack) checkEmpty() {
 type Stats struct {
 	Dialed      uint64 // connections made by Dial and its like
 	Accepted    uint64 // connections of listeners
-	Refused     uint64 // requests that listeners refused; who dials asks again a few times
+	Refused     uint64 // requests that listeners refused; Dial asks again a few times
 	FellBack    uint64 // connections that DialOr made the other way
 	Broken      uint64 // connections that ended before this side's Close and the peer's
 	Undelivered uint64 // connections that ended after Close, and not all written had got there

@@ -9,12 +9,12 @@ import (
 
 // The way of bytes out:
 //
-//  1. Write takes the bytes, up to all of them, by one of three ways:
-//     writeRing, if the peer has named a ring and they suit it; writeSmall, up to Options.Threshold; else writeLarge.
-//  2. writeSmall fills a send buffer (add); pushData sends it as a data message if the peer has room, else it stays, and
-//     later bytes join it.
-//  3. writeLarge registers the bytes and announces them (offer), to be read by the peer, or asks where to write them. The
-//     peer's room is written (pushWrites), its taken ends the transfer (takeTaken).
+//  1. Write takes the bytes, up to all of them, by one of three ways: writeRing, if the peer has named a ring and
+//     they suit it; writeSmall, up to Options.Threshold; else writeLarge.
+//  2. writeSmall fills a send buffer (add); pushData sends it as a data message if the peer has room, else it stays,
+//     and later bytes join it.
+//  3. writeLarge registers the bytes and announces them (offer), to be read by the peer, or asks where to write them.
+//     The peer's room is written (pushWrites), its taken ends the transfer (takeTaken).
 //  4. writeRing writes to the ring, and tells how much (putInRing).
 //
 // A Write that has to wait does so in until; session.go sends what is due and takes what comes.
@@ -86,7 +86,7 @@ func (c *Conn) until(step func() (done bool, err error)) error {
 			bytes = ringSize / 2
 		}
 		c.mu.Unlock()
-		if later && !c.stack.spinning.Load() { // who was to ring may have left before
+		if later && !c.stack.spinning.Load() { // the poller may have ended before
 			c.stack.nic.Ring()
 		}
 		if done || err != nil {
@@ -351,18 +351,18 @@ func (c *Conn) pushWrites() bool {
 	return true
 }
 
-// A transfer takes two round trips, or one where it is written, in which nothing else moves, and buffers hold 80 KiB of a
-// round trip. So the receiver of Writes of medium length names memory ahead, a ring, and those that follow are written there
-// at once: each is as good as a data message, only longer.
+// A transfer takes two round trips, or one where it is written, in which nothing else moves, and buffers hold 80 KiB
+// of a round trip. So the receiver of Writes of medium length names memory ahead, a ring, and those that follow are
+// written there at once: each is as good as a data message, only longer.
 //
 //	receiver                                 sender
 //	room(0): so many bytes from there on  -->
 //	                                     <--  RDMA writes, filled(0): so many
 //	room(0): half of the ring is read     -->
 //
-// Bytes lie in the ring in the order of the stream. The sender does not write across its end. What was read is given back
-// when it is half of the ring. A filled takes one of the data buffers, and there are two rooms under way at most. A data
-// message of such a Write says that it would rather go there.
+// Bytes lie in the ring in the order of the stream. The sender does not write across its end. What was read is given
+// back when it is half of the ring. A filled takes one of the data buffers, and there are two rooms under way at
+// most. A data message of such a Write says that it would rather go there.
 
 // peerRing is the ring of the peer, which this side writes to.
 type peerRing struct {

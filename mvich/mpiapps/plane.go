@@ -46,7 +46,7 @@ func (p *plane) area(rank int) (top, left, rows, cols int) {
 	return top, left, cut(p.n, p.down, i+1) - top, cut(p.n, p.across, j+1) - left
 }
 
-// neighbour is the rank so many blocks away, or nobody.
+// neighbour is the rank that many blocks away, or ProcNull.
 func (p *plane) neighbour(down, right int) int {
 	i, j := p.rank/p.across+down, p.rank%p.across+right
 	if i < 0 || i >= p.down || j < 0 || j >= p.across {

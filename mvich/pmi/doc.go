@@ -19,5 +19,5 @@
 //
 // Slurm's srun speaks it with --mpi=pmi2: that plugin takes both PMI-1 and PMI-2, which is another protocol and not
 // spoken here. With --mpi=none there is no socket, with --mpi=pmix another protocol again: start Hydra's mpiexec in
-// the allocation. Whoever was started so, or by Open MPI's mpirun, is told by the error of [FromEnv].
+// the allocation. The error of [FromEnv] says so there, and under Open MPI's mpirun.
 package pmi

@@ -203,7 +203,7 @@ func (c *Client) Rank() int { return c.rank }
 // Size is the number of ranks.
 func (c *Client) Size() int { return c.size }
 
-// Put publishes a value for the other ranks, who can get it after the next Fence.
+// Put publishes a value for the other ranks, which can get it after the next Fence.
 func (c *Client) Put(key, value string) error {
 	if len(key) >= c.keys || len(value) >= c.vals || strings.ContainsAny(key+value, " \n") || key == "" {
 		return fmt.Errorf("%w: %q=%q, at most %d and %d bytes", ErrValue, key, value, c.keys-1, c.vals-1)
