@@ -10,45 +10,6 @@ import (
 	"viaxdp/mvich"
 )
 
-// A column of a matrix goes to a row and back.
-func TestColumns(t *testing.T) {
-	const rows, cols = 40, 30
-	j := newJob(t, 2, jobConfig{})
-	j.run(t, func(c *mvich.Comm) error {
-		column := mvich.Vector(rows, 1, cols, mvich.Elem)
-		m := make([]float64, rows*cols)
-		if c.Rank() == 0 {
-			for i := range m {
-				m[i] = float64(i)
-			}
-			must(mvich.SendType(c, m[3:], column, 1, 0))
-			clear(m)
-			s, err := mvich.RecvType(c, m[5:], column, 1, 1)
-			if err != nil || mvich.Count[float64](s) != rows {
-				return fmt.Errorf("%+v, %v", s, err)
-			}
-			for i, v := range m {
-				want := 0.0
-				if i%cols == 5 {
-					want = float64(i - 2)
-				}
-				if v != want {
-					return fmt.Errorf("element %d is %v, want %v", i, v, want)
-				}
-			}
-			return nil
-		}
-		row := make([]float64, rows)
-		get(mvich.Recv(c, row, 0, 0))
-		for i, v := range row {
-			if v != float64(i*cols+3) {
-				return fmt.Errorf("element %d is %v", i, v)
-			}
-		}
-		return mvich.Send(c, row, 0, 1)
-	})
-}
-
 // Ranks exchange the columns at the borders of their parts of a matrix.
 func TestBorders(t *testing.T) {
 	const ranks, rows, cols = 3, 50, 6 // the first and the last column are the neighbours'

@@ -17,7 +17,6 @@ import (
 
 	"viaxdp/internal/lab/await"
 	"viaxdp/vianet"
-	"viaxdp/xdpnic/xdpnictest"
 )
 
 // randomBytes are n bytes that are always the same.
@@ -116,29 +115,6 @@ func balanced(t *testing.T, a, b *vianet.Conn) {
 	if !await.Comes(func() bool { why = vianet.Unbalanced(a, b) + vianet.Unbalanced(b, a); return why == "" }) {
 		t.Error(why)
 	}
-}
-
-// And on a wire that loses, repeats, damages and reorders frames.
-func TestStreamWithFaults(t *testing.T) {
-	for _, l := range shmLinks[:2] {
-		t.Run(l.name, func(t *testing.T) {
-			h := inMemory(t, l.options)
-			h.wire.SetFaults(xdpnictest.Faults{
-				Seed: 7, Loss: 0.01, Corrupt: 0.01, Dup: 0.02, Reorder: 0.02, Jitter: 50 * time.Microsecond,
-			})
-			a, b := h.pair(t)
-			exchange(t, a, b, 500_000)
-			balanced(t, a, b)
-		})
-	}
-}
-
-// Two ends of one stack can be connected.
-func TestSelf(t *testing.T) {
-	h := inMemory(t, vianet.Options{})
-	h.b, h.nicB = h.a, h.nicA
-	a, b := h.pair(t)
-	exchange(t, a, b, 500_000)
 }
 
 // What was written before CloseWrite or Close is read to its end, and then EOF; after CloseWrite the other direction
@@ -251,7 +227,6 @@ func closeWriteAfterSilence(t *testing.T) {
 func TestCloseWriteUnsent(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	p := h.meet(t, l, false)
 	p.send(message{kind: hello, id: 1, credits: 1, length: 1000})
 	c := accept(t, l)

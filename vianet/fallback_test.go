@@ -40,7 +40,6 @@ func newWay(t *testing.T) *otherWay {
 func TestDialOr(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	or := newWay(t)
 
 	c, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial)
@@ -89,7 +88,6 @@ func dialOrRemembers(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
 	l := h.listen(t)
-	defer l.Close()
 	back, err := h.a.Listen("via", ":0")
 	must(t, err)
 	_, port, _ := net.SplitHostPort(back.Addr().String())
@@ -148,7 +146,6 @@ func dialOrAfterAll(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
 	l := h.listen(t)
-	defer l.Close()
 	there := l.Addr().(vianet.Addr)
 	nobody := vianet.Addr{AddrPort: netip.AddrPortFrom(h.nicA.Query().Address, 7)}
 	silent := func() {
@@ -219,7 +216,6 @@ func TestDialOrWithKeys(t *testing.T) {
 			fabric := kagenttest.NewFabric(kagenttest.Faults{})
 			h := onFabric(t, fabric, memorynic.Config{PSK: keys[0]}, memorynic.Config{PSK: keys[1]})
 			l := h.listen(t)
-			defer l.Close()
 			or := newWay(t)
 			_, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial)
 			if !errors.Is(err, syscall.EKEYREJECTED) || or.calls > 0 {
@@ -237,7 +233,6 @@ func dialOrWithKeysOfSeveral(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{PSK: key}, memorynic.Config{})
 	l := h.listen(t)
-	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	at := func(host string) vianet.Addr {
 		return vianet.Addr{AddrPort: netip.MustParseAddrPort(net.JoinHostPort(host, port))}
@@ -266,7 +261,6 @@ func TestListenerTellsOfKeys(t *testing.T) {
 	told := make(chan error, 8)
 	h.b = newStack(t, h.nicB, vianet.Options{Failed: func(err error) { told <- err }})
 	l := h.listen(t)
-	defer l.Close()
 	if _, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.EKEYREJECTED) {
 		t.Error(err)
 	}

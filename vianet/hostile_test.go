@@ -304,7 +304,6 @@ func TestWrongMessages(t *testing.T) {
 func TestWrongGreeting(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	good := message{kind: hello, id: 1, credits: 8, length: 4000}
 	for name, m := range map[string]message{
 		"other version":        {kind: hello, id: 2, credits: 8, length: 4000},
@@ -334,7 +333,6 @@ func TestWrongGreeting(t *testing.T) {
 func TestOverrun(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	p := h.meet(t, l, true)
 	credits := int(p.greet().credits)
 	c := accept(t, l)
@@ -464,7 +462,6 @@ func asVIA(l net.Listener) vipl.NetAddress {
 func TestStranger(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	to := asVIA(l)
 	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
 	must(t, err)
@@ -482,7 +479,6 @@ func TestStranger(t *testing.T) {
 func TestOtherVI(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	to := asVIA(l)
 	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.UnreliableDelivery}, nil, nil)
 	must(t, err)

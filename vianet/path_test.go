@@ -318,7 +318,6 @@ func TestRoomIsClosed(t *testing.T) {
 func TestRoomIsNotFilled(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	l := h.listen(t)
-	defer l.Close()
 	victim, c := h.pair(t)
 	secret := bytes.Repeat([]byte("secret"), 20_000)
 	wrote := goWrite(victim, secret)

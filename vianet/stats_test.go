@@ -125,7 +125,6 @@ func TestStatsOfMemory(t *testing.T) {
 func TestStatsOfConnections(t *testing.T) {
 	h := inMemory(t, vianet.Options{Backlog: 1})
 	l := h.listen(t)
-	defer l.Close()
 	h.dial(t, l.Addr()).Close()
 	if _, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("nobody has accepted the first: %v", err)
@@ -196,7 +195,6 @@ func TestStatsMeanwhile(t *testing.T) {
 	const conns, n = 50, 1000
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	var dialing, looking sync.WaitGroup
 	done := make(chan struct{})
 	for _, s := range []*vianet.Stack{h.a, h.b} {
@@ -310,7 +308,6 @@ func TestNoMemory(t *testing.T) {
 func TestKeptMemoryGivesWay(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	c, d := h.pair(t)
 	var kept [8][100_000]byte
 	for i := range kept {
@@ -348,7 +345,6 @@ func TestBacklog(t *testing.T) {
 func checkBacklog(t *testing.T, given, want int) {
 	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Backlog: given, Spin: asleep.Spin})
 	l := h.listen(t)
-	defer l.Close()
 	var dialed, accepted []byte
 	dial := func() {
 		t.Helper()
