@@ -311,7 +311,7 @@ func (w *World) earn(p *peer, h *header) error {
 	if p.credits += int(h.credits); p.credits > w.set.credits {
 		return errCredits
 	}
-	if p.control.len() > w.set.envelopes { // each packet adds one at most, and so does each message that is kept
+	if p.control.len() > 2*w.set.envelopes { // each packet adds one at most, and so does each message that is kept
 		return errAnswers
 	}
 	p.full = h.flags&flagFull != 0

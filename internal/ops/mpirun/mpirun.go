@@ -102,7 +102,6 @@ func Run(ctx context.Context, j Job) error {
 	if oneWriter(j.Stdout, j.Stderr) {
 		turns[1] = turns[0]
 	}
-	out, errs := newLines(j.Stdout, turns[0]), newLines(j.Stderr, turns[1])
 	for i := range j.Ranks {
 		cpu := -1
 		if j.Bind {
@@ -110,7 +109,7 @@ func Run(ctx context.Context, j Job) error {
 		}
 		cmd := exec.Command(path, j.Program[1:]...)
 		cmd.Env = append(os.Environ(), j.Env...)
-		cmd.Stdout, cmd.Stderr = j.output(i, out), j.output(i, errs)
+		cmd.Stdout, cmd.Stderr = j.output(i, j.Stdout, turns[0]), j.output(i, j.Stderr, turns[1])
 		cmd.WaitDelay = grace // for output that others hold open
 		if err := r.start(i, star, cpu, cmd); err != nil {
 			r.server.End()
@@ -128,18 +127,18 @@ func oneWriter(a, b io.Writer) (one bool) {
 	return a == b
 }
 
-// output is where a rank's output goes: to a file as it is, unless its lines are to be marked.
-func (j *Job) output(rank int, to *lines) io.Writer {
+// output is where a rank's output to w goes: to a file as it is, unless its lines are to be marked.
+func (j *Job) output(rank int, w io.Writer, turn *sync.Mutex) io.Writer {
+	f, isFile := w.(*os.File)
 	switch {
-	case to == nil:
+	case w == nil:
 		return nil
 	case j.Prefix:
-		return to.of(strconv.Itoa(rank) + ": ")
-	}
-	if f, ok := to.w.(*os.File); ok {
+		return &line{turn: turn, w: w, prefix: strconv.Itoa(rank) + ": "}
+	case isFile:
 		return f
 	}
-	return to.of("")
+	return &line{turn: turn, w: w}
 }
 
 // run is a job that runs.
@@ -287,28 +286,14 @@ func (r *run) signal(s syscall.Signal) {
 	}
 }
 
-// lines lets ranks share a writer: what it gets are whole lines, but for those that are longer than longest.
-type lines struct {
-	turn *sync.Mutex // held while w writes
-	w    io.Writer
-}
-
 // longest is how many bytes of a line are kept back until its end comes.
 const longest = 64 << 10
 
-func newLines(w io.Writer, turn *sync.Mutex) *lines {
-	if w == nil {
-		return nil
-	}
-	return &lines{turn: turn, w: w}
-}
-
-// of is the writer for one of those who share it, whose lines begin with prefix. One goroutine uses it, as that of
-// exec.Cmd.
-func (l *lines) of(prefix string) io.Writer { return &line{to: l, prefix: prefix} }
-
+// line lets a rank share a writer, which gets whole lines, each behind the prefix, or pieces of those longer than longest.
+// One goroutine uses it, as that of exec.Cmd.
 type line struct {
-	to     *lines
+	turn   *sync.Mutex // held while w writes
+	w      io.Writer
 	prefix string
 	begun  []byte // without its end
 }
@@ -326,7 +311,13 @@ func (l *line) Write(b []byte) (int, error) {
 		out = append(append(append(out, l.prefix...), l.begun...), '\n')
 		l.begun = l.begun[:0]
 	}
-	return n, l.to.write(out)
+	if len(out) == 0 {
+		return n, nil
+	}
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	_, err := l.w.Write(out)
+	return n, err
 }
 
 // end passes on what has no end of line.
@@ -335,15 +326,5 @@ func (l *line) end() error {
 		return nil
 	}
 	_, err := l.Write([]byte("\n"))
-	return err
-}
-
-func (l *lines) write(b []byte) error {
-	if len(b) == 0 {
-		return nil
-	}
-	l.turn.Lock()
-	defer l.turn.Unlock()
-	_, err := l.w.Write(b)
 	return err
 }

@@ -220,8 +220,8 @@ func TestOneOutput(t *testing.T) {
 // Lines come whole, with their prefix, also the last one without an end.
 func TestLines(t *testing.T) {
 	var out bytes.Buffer
-	all := newLines(&out, new(sync.Mutex))
-	a, b := all.of("a: ").(*line), all.of("b: ").(*line)
+	turn := new(sync.Mutex)
+	a, b := &line{turn: turn, w: &out, prefix: "a: "}, &line{turn: turn, w: &out, prefix: "b: "}
 	for _, w := range []struct {
 		to   *line
 		text string
@@ -255,9 +255,9 @@ func FuzzLines(f *testing.F) {
 			a, part = bytes.Repeat(a, 2*longest/len(a)+1), max(part, 1<<12)
 		}
 		var out bytes.Buffer
-		l := newLines(&out, new(sync.Mutex))
+		turn := new(sync.Mutex)
 		texts := [2][]byte{a, b}
-		ranks := [2]*line{l.of("0|").(*line), l.of("1|").(*line)}
+		ranks := [2]*line{{turn: turn, w: &out, prefix: "0|"}, {turn: turn, w: &out, prefix: "1|"}}
 		for rest := texts; len(rest[0])+len(rest[1]) > 0; {
 			for i, r := range ranks {
 				n := min(int(part)+1, len(rest[i]))
