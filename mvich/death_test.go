@@ -193,7 +193,7 @@ func lateConnection(t *testing.T) {
 			return fmt.Errorf("dead before it has asked anybody: %v", dead)
 		}
 		must(c.Send(nil, 0, 1))
-		for end := time.Now().Add(ackDelay / 2); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(testTimeout / 2); ; time.Sleep(time.Millisecond) {
 			if dead := c.Dead(); len(dead) == 1 && dead[0] == victim {
 				return nil
 			} else if time.Now().After(end) {
@@ -354,7 +354,7 @@ func deathIsToldAtOnce(t *testing.T) {
 			return err
 		}
 		defer close(heard)
-		for end := time.Now().Add(ackDelay / 2); !slices.Equal(c.Dead(), []int{victim}); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(testTimeout / 2); !slices.Equal(c.Dead(), []int{victim}); time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				return errors.New("it has heard nothing")
 			}

@@ -47,7 +47,7 @@ func besideStranger(t *testing.T, ranks int, opts ...mvich.Option) (nic *vipl.NI
 	terms := make(chan string, 1)
 	each(t, ranks, func(rank int) (err error) {
 		if rank == 0 {
-			w, err = mvich.Init(nic, capture{launchers[0], terms}, append(opts, mvich.WithConnectTimeout(ackDelay))...)
+			w, err = mvich.Init(nic, capture{launchers[0], terms}, append(opts, mvich.WithConnectTimeout(testTimeout))...)
 			return err
 		}
 		// It says of itself what the first one says, but for the token.
@@ -97,7 +97,7 @@ func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *
 	}
 	for range 500 {
 		_, err = s.vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(strangersToken)},
-			vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(token)}, ackDelay)
+			vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(token)}, testTimeout)
 		if err == nil {
 			break
 		}
@@ -125,7 +125,7 @@ func (c capture) Put(key, value string) error {
 func (s *stranger) send(b []byte) {
 	s.t.Helper()
 	for ; s.sent-s.done >= strangerSends; s.done++ {
-		if _, err := s.vi.SendWait(ackDelay); err != nil {
+		if _, err := s.vi.SendWait(testTimeout); err != nil {
 			return // it is taken for dead
 		}
 	}
@@ -144,7 +144,7 @@ func (s *stranger) send(b []byte) {
 
 // recv receives the next packet.
 func (s *stranger) recv() ([]byte, error) {
-	d, err := s.vi.RecvWait(ackDelay)
+	d, err := s.vi.RecvWait(testTimeout)
 	if err != nil {
 		return nil, err
 	}
@@ -307,7 +307,7 @@ func TestEndWhileCalling(t *testing.T) {
 	if _, err := w.Comm().Isend([]byte{1}, 1, 0); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), ackDelay)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	if _, err := silent.Wait(ctx); err != nil {
 		t.Fatal(err)

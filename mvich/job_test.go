@@ -42,8 +42,8 @@ func with(opts ...mvich.Option) func(int) []mvich.Option {
 	return func(int) []mvich.Option { return opts }
 }
 
-// patience is how long anything in a test may take.
-const ackDelay = 60 * time.Second
+// testTimeout is how long anything in a test may take.
+const testTimeout = 60 * time.Second
 
 // calm is long: on a machine that is busy a rank may be still for seconds and live.
 const calm = 30 * time.Second
@@ -112,7 +112,7 @@ func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jo
 // as busy as this one.
 func each(t testing.TB, n int, f func(rank int) error) {
 	t.Helper()
-	eachWithin(t, ackDelay, n, f)
+	eachWithin(t, testTimeout, n, f)
 }
 
 func eachWithin(t testing.TB, most time.Duration, n int, f func(rank int) error) {
@@ -204,7 +204,7 @@ func (j *job) spotless(t testing.TB, credits int) {
 	for rank, w := range j.worlds {
 		var s mvich.Stats
 		missing := 0
-		for end := time.Now().Add(ackDelay); time.Now().Before(end); { // sends of the barrier complete a little later
+		for end := time.Now().Add(testTimeout); time.Now().Before(end); { // sends of the barrier complete a little later
 			missing = 0
 			for _, other := range j.worlds {
 				other.Comm().Iprobe(mvich.AnySource, mvich.AnyTag)

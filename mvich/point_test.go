@@ -21,13 +21,13 @@ var sizes = []int{0, 1, 8, 64, 1000, 4999, 5000, 5001, 8159, 8160, 8161, 20000, 
 
 // Every size by every protocol, with and without loss, both ways at once.
 func TestProtocols(t *testing.T) {
-	for _, shm := range []struct {
+	for _, way := range []struct {
 		name   string
 		faults xdpnictest.Faults
 	}{{name: "quiet"}, {"lossy", loss}} {
 		for _, p := range []mvich.Protocol{mvich.Auto, mvich.Eager, mvich.R3, mvich.RGET, mvich.RPUT} {
-			t.Run(shm.name+"/"+p.String(), func(t *testing.T) {
-				j := newJob(t, 2, jobConfig{faults: shm.faults, options: with(mvich.WithProtocol(p))})
+			t.Run(way.name+"/"+p.String(), func(t *testing.T) {
+				j := newJob(t, 2, jobConfig{faults: way.faults, options: with(mvich.WithProtocol(p))})
 				j.run(t, swapSizes)
 				j.spotless(t, mvich.DefaultCredits)
 				s := j.worlds[0].Stats()
@@ -356,7 +356,7 @@ func TestStats(t *testing.T) {
 		for range many {
 			get(c.Recv(make([]byte, 8), 0, 2))
 		}
-		for end := time.Now().Add(ackDelay); j.worlds[rank].Stats().Waiting == 0; { // nobody receives it yet
+		for end := time.Now().Add(testTimeout); j.worlds[rank].Stats().Waiting == 0; { // nobody receives it yet
 			if time.Now().After(end) {
 				return errors.New("a message does not come")
 			}

@@ -241,7 +241,7 @@ func (s *stranger) move(at vipl.AddressSegment, n int, write bool) ([]byte, erro
 		return nil, err
 	}
 	for {
-		done, err := s.vi.SendWait(ackDelay)
+		done, err := s.vi.SendWait(testTimeout)
 		if done != d && err == nil {
 			s.done++
 			continue

@@ -57,7 +57,7 @@ func listenAnywhere(t *testing.T) {
 			case !hears && !errors.Is(err, syscall.ECONNREFUSED):
 				t.Errorf("%s: dialed by %q: %T, %v", name, host, c, err)
 			case hears:
-				l.(*vianet.Listener).SetDeadline(time.Now().Add(ackDelay))
+				l.(*vianet.Listener).SetDeadline(time.Now().Add(testTimeout))
 				a, err := l.Accept()
 				must(t, err)
 				if a.LocalAddr().String() != c.RemoteAddr().String() || a.RemoteAddr().String() != c.LocalAddr().String() {

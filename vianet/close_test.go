@@ -61,13 +61,13 @@ func writesOn(t *testing.T, c *vianet.Conn, size int) <-chan error {
 // A Close with bytes for which the peer has no room does not leave the peer in its Write for as long as it goes on
 // delivering: the Write ends, and then everything can be read.
 func TestCloseUnsent(t *testing.T) {
-	for _, l := range shmLinks {
+	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
 			h := lingering(t, l.options)
 			for _, size := range []int{100, 300_000} {
 				a, b := h.pair(t)
 				want := fill(t, a)
-				b.SetDeadline(time.Now().Add(ackDelay))
+				b.SetDeadline(time.Now().Add(testTimeout))
 				ended := writesOn(t, b, size)
 				must(t, a.Close())
 				if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
@@ -88,7 +88,7 @@ func TestCloseUnsent(t *testing.T) {
 
 // When both sides close with such bytes nobody is left who could read them, and the connection is gone at once.
 func TestBothCloseUnsent(t *testing.T) {
-	for _, l := range shmLinks {
+	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
 			h := lingering(t, l.options)
 			for _, first := range []int{0, 1} {
@@ -107,13 +107,13 @@ func TestBothCloseUnsent(t *testing.T) {
 // After CloseRead the peer's Writes fail, those that wait among them, and this side's Reads end; the other direction
 // goes on.
 func TestCloseRead(t *testing.T) {
-	for _, l := range shmLinks {
+	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
 			h := lingering(t, l.options)
 			for _, size := range []int{0, 100, 300_000} { // of Writes that wait
 				a, b := h.pair(t)
-				a.SetDeadline(time.Now().Add(ackDelay))
-				b.SetDeadline(time.Now().Add(ackDelay))
+				a.SetDeadline(time.Now().Add(testTimeout))
+				b.SetDeadline(time.Now().Add(testTimeout))
 				var ended <-chan error
 				if size == 0 {
 					ended = goRead(a, 100_000)

@@ -56,17 +56,14 @@ type Conn struct {
 	linger    time.Duration
 
 	// Sending.
-	longest int         // length of the longest message that the peer takes
-	window  int         // data messages that the peer has room for in all
-	credits int         // and now
-	fill    int         // buffer that is being filled with data, or -1
-	filled  int         // bytes in it, the header among them
-	stalled bool        // the peer had no room for what was to be sent
-	wish    bool        // its bytes would rather go through a ring
-	delays  bool        // it waits for more bytes
-	urged   bool        // no longer
-	delayed *time.Timer // ends that; nil: nothing has waited yet
-	timing  bool        // it is set
+	longest int  // length of the longest message that the peer takes
+	window  int  // data messages that the peer has room for in all
+	credits int  // and now
+	fill    int  // buffer that is being filled with data, or -1
+	filled  int  // bytes in it, the header among them
+	stalled bool // the peer had no room for what was to be sent
+	wish    bool // its bytes would rather go through a ring
+	nagle   nagle
 	out     outgoing
 	due     due
 
@@ -80,6 +77,14 @@ type Conn struct {
 	in      incoming
 	ring    ring
 	fin     bool // the peer sends no more data
+}
+
+// nagle is the waiting of small writes for more bytes, after SetNoDelay(false).
+type nagle struct {
+	on    bool
+	urged bool        // what is in the buffer goes with the next push
+	timer *time.Timer // ends the wait; nil: nothing has waited yet
+	armed bool        // the timer is set
 }
 
 // due is what is to be sent as soon as there is a buffer.
@@ -230,7 +235,7 @@ func (c *Conn) SetNoDelay(noDelay bool) error {
 	if c.isClosed {
 		return c.opError("set", net.ErrClosed)
 	}
-	c.delays = !noDelay
+	c.nagle.on = !noDelay
 	c.push()
 	return nil
 }
@@ -238,15 +243,15 @@ func (c *Conn) SetNoDelay(noDelay bool) error {
 // waitsForMore reports whether the buffer that is being filled is not to be sent yet; there is something in it. Under
 // mu.
 func (c *Conn) waitsForMore() bool {
-	if !c.delays || c.urged || c.due.fin || c.filled == c.longest {
+	if !c.nagle.on || c.nagle.urged || c.due.fin || c.filled == c.longest {
 		return false
 	}
-	if !c.timing {
-		c.timing = true
-		if c.delayed == nil {
-			c.delayed = time.AfterFunc(c.stack.delay, c.late)
+	if !c.nagle.armed {
+		c.nagle.armed = true
+		if c.nagle.timer == nil {
+			c.nagle.timer = time.AfterFunc(c.stack.delay, c.late)
 		} else {
-			c.delayed.Reset(c.stack.delay)
+			c.nagle.timer.Reset(c.stack.delay)
 		}
 	}
 	return true
@@ -254,8 +259,8 @@ func (c *Conn) waitsForMore() bool {
 
 // urge has what is in the buffer sent by the next push. Under mu.
 func (c *Conn) urge() {
-	if c.delays && !c.emptied() {
-		c.urged = true
+	if c.nagle.on && !c.emptied() {
+		c.nagle.urged = true
 	}
 }
 
@@ -263,7 +268,7 @@ func (c *Conn) urge() {
 func (c *Conn) late() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.timing = false; c.down {
+	if c.nagle.armed = false; c.down {
 		return
 	}
 	c.urge()
@@ -438,8 +443,8 @@ func (c *Conn) release() {
 		close(c.gone)
 	}
 	c.isClosed, c.noWrites = true, true
-	if c.delayed != nil {
-		c.delayed.Stop()
+	if c.nagle.timer != nil {
+		c.nagle.timer.Stop()
 	}
 	c.readDeadline.set(time.Time{}) // whose timers have the connection
 	c.writeDeadline.set(time.Time{})

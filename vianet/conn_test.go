@@ -162,7 +162,7 @@ func TestCloseDelivers(t *testing.T) {
 		if err != nil || !bytes.Equal(got, data[:400]) {
 			t.Errorf("%d bytes, %v", len(got), err)
 		}
-		b.SetWriteDeadline(time.Now().Add(ackDelay))
+		b.SetWriteDeadline(time.Now().Add(testTimeout))
 		for err == nil { // the first may still find room; the stream is over all the same
 			_, err = b.Write(make([]byte, 1))
 		}
@@ -256,7 +256,7 @@ func TestLinger(t *testing.T) {
 			if err := <-reading; !errors.Is(err, net.ErrClosed) {
 				t.Errorf("%d: the Read that was under way: %v", sec, err)
 			}
-			b.SetReadDeadline(time.Now().Add(ackDelay))
+			b.SetReadDeadline(time.Now().Add(testTimeout))
 			if got, err := io.ReadAll(b); len(got) != 100 || !errors.Is(err, want) {
 				t.Errorf("%d: %d bytes more, %v", sec, len(got), err)
 			}
@@ -297,7 +297,7 @@ func TestBothOnlyWrite(t *testing.T) {
 			}
 			wait.Wait()
 			for i, c := range []*vianet.Conn{b, a} {
-				c.SetDeadline(time.Now().Add(ackDelay))
+				c.SetDeadline(time.Now().Add(testTimeout))
 				got := make([]byte, len(sum[i]))
 				must(t, errOf(io.ReadFull(c, got)))
 				if sha256.Sum256(got) != sha256.Sum256(sum[i]) {
@@ -325,7 +325,7 @@ func peerLost(t *testing.T) {
 	h.wire.Cut(true)
 	var wait sync.WaitGroup
 	for _, c := range []net.Conn{a, b} {
-		c.SetDeadline(time.Now().Add(ackDelay))
+		c.SetDeadline(time.Now().Add(testTimeout))
 		wait.Go(func() {
 			if _, err := c.Read(make([]byte, 100_000)); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("Read: %v", err)

@@ -151,7 +151,7 @@ func TestDialIsCancelled(t *testing.T) {
 	request, err := l.Wait(t.Context())
 	must(t, err)
 	must(t, request.Accept(mute))
-	must(t, errOf(mute.RecvWait(ackDelay))) // the greeting, which has no answer
+	must(t, errOf(mute.RecvWait(testTimeout))) // the greeting, which has no answer
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("the peer does not greet: %v", err)
@@ -190,7 +190,7 @@ func TestAcceptBesideClose(t *testing.T) {
 						}
 						return
 					}
-					c.SetDeadline(time.Now().Add(ackDelay))
+					c.SetDeadline(time.Now().Add(testTimeout))
 					if _, err := c.Read(make([]byte, 1)); err != io.EOF && !errors.Is(err, syscall.ECONNRESET) {
 						t.Errorf("a connection that was not accepted, or was closed: %v", err)
 					}
@@ -291,7 +291,7 @@ func TestListenerCloses(t *testing.T) {
 	waiting := h.listen(t)
 	lost := h.dial(t, waiting.Addr())
 	waiting.Close()
-	lost.SetDeadline(time.Now().Add(ackDelay))
+	lost.SetDeadline(time.Now().Add(testTimeout))
 	if n, err := lost.Read(make([]byte, 1)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a connection that nobody accepted: %d bytes, %v", n, err)
 	}

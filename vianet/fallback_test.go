@@ -268,7 +268,7 @@ func TestListenerTellsOfKeys(t *testing.T) {
 	var err error
 	select {
 	case err = <-told:
-	case <-time.After(ackDelay):
+	case <-time.After(testTimeout):
 		t.Fatal("it is told nothing")
 	}
 	peer := vianet.Addr{}

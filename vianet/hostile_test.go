@@ -99,7 +99,7 @@ func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *p
 	}
 	to := vipl.NetAddress{Host: addr.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), addr.Port())}
 	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x09")}
-	must(t, errOf(p.vi.ConnectRequest(from, to, ackDelay)))
+	must(t, errOf(p.vi.ConnectRequest(from, to, testTimeout)))
 	t.Cleanup(p.end)
 	return p
 }
@@ -151,7 +151,7 @@ func (p *peer) write(to vipl.AddressSegment, n int) {
 func (p *peer) post(d *vipl.Descriptor) {
 	p.t.Helper()
 	must(p.t, p.vi.PostSend(d, p.region.Handle()))
-	if _, err := p.vi.SendWait(ackDelay); err == vipl.ErrTimeout {
+	if _, err := p.vi.SendWait(testTimeout); err == vipl.ErrTimeout {
 		p.t.Fatal(err)
 	}
 }
@@ -160,7 +160,7 @@ func (p *peer) post(d *vipl.Descriptor) {
 func (p *peer) receive(kind byte) message {
 	p.t.Helper()
 	for {
-		d, err := p.vi.RecvWait(ackDelay)
+		d, err := p.vi.RecvWait(testTimeout)
 		if err != nil {
 			p.t.Fatalf("waiting for a message of kind %d: %v", kind, err)
 		}
@@ -218,10 +218,10 @@ func (h *hosts) met(t *testing.T, rdmaRead bool) (*peer, *vianet.Conn) {
 // accept takes the connection of a peer that has greeted.
 func accept(t *testing.T, l *vianet.Listener) *vianet.Conn {
 	t.Helper()
-	l.SetDeadline(time.Now().Add(ackDelay))
+	l.SetDeadline(time.Now().Add(testTimeout))
 	c, err := l.Accept()
 	must(t, err)
-	c.SetDeadline(time.Now().Add(ackDelay))
+	c.SetDeadline(time.Now().Add(testTimeout))
 	return c.(*vianet.Conn)
 }
 
@@ -466,7 +466,7 @@ func TestStranger(t *testing.T) {
 	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
 	must(t, err)
 	for _, disc := range []string{"", "telnet", "vianet", "vianet\x00\x01\x02"} {
-		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, ackDelay)
+		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, testTimeout)
 		if !errors.Is(err, vipl.ErrRejected) {
 			t.Errorf("from %q: %v", disc, err)
 		}
@@ -483,7 +483,7 @@ func TestOtherVI(t *testing.T) {
 	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.UnreliableDelivery}, nil, nil)
 	must(t, err)
 	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x01")}
-	if _, err := vi.ConnectRequest(from, to, ackDelay); !errors.Is(err, vipl.ErrRejected) {
+	if _, err := vi.ConnectRequest(from, to, testTimeout); !errors.Is(err, vipl.ErrRejected) {
 		t.Errorf("%v", err)
 	}
 	a := h.dial(t, l.Addr())

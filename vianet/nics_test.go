@@ -17,8 +17,8 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// patience is how long a test waits for what must come.
-const ackDelay = time.Minute
+// testTimeout is how long a test waits for what must come.
+const testTimeout = time.Minute
 
 // noLeaks fails a test that leaves a goroutine behind.
 func noLeaks(t testing.TB) {
@@ -146,7 +146,7 @@ func (h *hosts) pair(t testing.TB) (a, b *vianet.Conn) {
 	l := h.listen(t)
 	defer l.Close()
 	a = h.dial(t, l.Addr())
-	l.SetDeadline(time.Now().Add(ackDelay))
+	l.SetDeadline(time.Now().Add(testTimeout))
 	c, err := l.Accept()
 	must(t, err)
 	return a, c.(*vianet.Conn)
@@ -187,7 +187,7 @@ func echoEach(t *testing.T, l net.Listener, n int, all *sync.WaitGroup) {
 var asleep = vianet.Options{Spin: -1}
 
 // lanes are the ways of data that tests run over.
-var shmLinks = []struct {
+var configurations = []struct {
 	name    string
 	options vianet.Options
 }{
@@ -200,7 +200,7 @@ var shmLinks = []struct {
 
 func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
 	t.Helper()
-	for _, l := range shmLinks {
+	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) { f(t, inMemory(t, l.options)) })
 	}
 }

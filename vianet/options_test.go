@@ -105,7 +105,7 @@ func TestNoDelay(t *testing.T) {
 			}
 			a.CloseWrite()
 		}()
-		b.SetReadDeadline(time.Now().Add(ackDelay))
+		b.SetReadDeadline(time.Now().Add(testTimeout))
 		if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("%d bytes, %v", len(got), err)
 		}
@@ -127,8 +127,8 @@ func TestNoDelayEnds(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	h.a.SetDelay(time.Hour)
 	a, b := h.pair(t)
-	a.SetDeadline(time.Now().Add(ackDelay))
-	b.SetDeadline(time.Now().Add(ackDelay))
+	a.SetDeadline(time.Now().Add(testTimeout))
+	b.SetDeadline(time.Now().Add(testTimeout))
 	must(t, a.SetNoDelay(false))
 	write := func(n int) {
 		t.Helper()
@@ -162,7 +162,7 @@ func TestNoDelayEnds(t *testing.T) {
 
 	late := inMemory(t, vianet.Options{}) // with the delay as it is
 	a, b = late.pair(t)
-	b.SetDeadline(time.Now().Add(ackDelay))
+	b.SetDeadline(time.Now().Add(testTimeout))
 	must(t, a.SetNoDelay(false))
 	for range 3 {
 		write(11)

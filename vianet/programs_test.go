@@ -162,7 +162,7 @@ func TestGRPC(t *testing.T) {
 			grpc_health_v1.RegisterHealthServer(server, state)
 		})
 		client := grpc_health_v1.NewHealthClient(conn)
-		ctx, cancel := context.WithTimeout(t.Context(), ackDelay)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		var wait sync.WaitGroup
 		for i := range 20 {
 			service := fmt.Sprint("service ", i)
@@ -241,7 +241,7 @@ func TestGRPCStream(t *testing.T) {
 			conn := h.grpc(t, ours, theirs, 256<<10, func(server *grpc.Server) {
 				grpc_testing.RegisterTestServiceServer(server, echoes{})
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), ackDelay)
+			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 			defer cancel()
 			stream, err := grpc_testing.NewTestServiceClient(conn).FullDuplexCall(ctx)
 			must(t, err)

@@ -70,8 +70,8 @@ func TestNothingIsLost(t *testing.T) {
 	ways := []int{0, 1, 3}
 	each := (testsize.Number(t, "VIA_MESSAGES", 6000, 30_000) + 2*len(ways) - 1) / (2 * len(ways))
 	for _, l := range ways {
-		t.Run(shmLinks[l].name, func(t *testing.T) {
-			o := shmLinks[l].options
+		t.Run(configurations[l].name, func(t *testing.T) {
+			o := configurations[l].options
 			o.Registered = registered // most must go, some at once
 			h := inMemory(t, o)
 			h.wire.SetFaults(xdpnictest.Faults{Seed: 11, Loss: 0.01, Dup: 0.005, Reorder: 0.01, Jitter: 10 * time.Microsecond})
@@ -116,7 +116,7 @@ func TestNothingIsLost(t *testing.T) {
 			}
 			took := time.Since(start)
 			for i, n := range []*vipl.NIC{h.nicA, h.nicB} {
-				if s := n.Counters(); shmLinks[l].name == "read" && s.Reads == 0 || s.Writes == 0 || s.Resent == 0 {
+				if s := n.Counters(); configurations[l].name == "read" && s.Reads == 0 || s.Writes == 0 || s.Resent == 0 {
 					t.Errorf("side %d: not all ways were taken: %+v", i, s)
 				}
 			}

@@ -196,14 +196,12 @@ func (s *Stack) Close() error {
 		return nil
 	}
 	s.isClosed = true
-	conns, listeners := make([]*Conn, 0, len(s.conns)), make([]*Listener, 0, len(s.listeners))
+	listeners := slices.Collect(maps.Keys(s.listeners))
+	var conns []*Conn
 	for c, admitted := range s.conns {
 		if admitted {
 			conns = append(conns, c)
 		}
-	}
-	for l := range s.listeners {
-		listeners = append(listeners, l)
 	}
 	s.mu.Unlock()
 	s.end(errStackClosed)
@@ -213,9 +211,9 @@ func (s *Stack) Close() error {
 	for _, c := range conns {
 		c.Close()
 	}
-	noCoalesce := time.AfterFunc(closeTime, func() { close(s.closed) })
+	late := time.AfterFunc(closeTime, func() { close(s.closed) })
 	s.work.Wait()
-	if noCoalesce.Stop() {
+	if late.Stop() {
 		close(s.closed)
 	}
 	return s.release()
@@ -375,10 +373,7 @@ func (s *Stack) Stats() Stats {
 	s.mu.Lock()
 	sum := s.counts
 	sum.Conns = len(s.conns)
-	conns := make([]*Conn, 0, len(s.conns))
-	for c := range s.conns {
-		conns = append(conns, c)
-	}
+	conns := slices.Collect(maps.Keys(s.conns))
 	s.mu.Unlock()
 	for _, c := range conns { // one that ends meanwhile is not in the sum yet
 		c.mu.Lock()

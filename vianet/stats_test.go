@@ -268,8 +268,8 @@ func TestNoMemory(t *testing.T) {
 		h := inMemory(t, o)
 		l := h.listen(t)
 		a, b := h.pair(t)
-		a.SetDeadline(time.Now().Add(ackDelay))
-		b.SetDeadline(time.Now().Add(ackDelay))
+		a.SetDeadline(time.Now().Add(testTimeout))
+		b.SetDeadline(time.Now().Add(testTimeout))
 		data := randomBytes(300_000, 5)
 
 		free := exhaust(t, h.nicA)
@@ -316,7 +316,7 @@ func TestKeptMemoryGivesWay(t *testing.T) {
 	defer exhaust(t, h.nicA)()
 	a := h.dial(t, l.Addr())
 	b := accept(t, l)
-	a.SetDeadline(time.Now().Add(ackDelay))
+	a.SetDeadline(time.Now().Add(testTimeout))
 	for range 2 {
 		wrote := goWrite(b, make([]byte, 100_000))
 		for range 100 {
@@ -355,11 +355,11 @@ func checkBacklog(t *testing.T, given, want int) {
 	}
 	accept := func() {
 		t.Helper()
-		l.SetDeadline(time.Now().Add(ackDelay))
+		l.SetDeadline(time.Now().Add(testTimeout))
 		c, err := l.Accept()
 		must(t, err)
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(ackDelay))
+		c.SetDeadline(time.Now().Add(testTimeout))
 		got := make([]byte, 1)
 		must(t, errOf(io.ReadFull(c, got)))
 		accepted = append(accepted, got[0])

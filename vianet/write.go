@@ -166,7 +166,7 @@ func (c *Conn) pushData() bool {
 		return true
 	}
 	i, n := c.fill, c.filled
-	c.fill, c.urged = -1, false
+	c.fill, c.nagle.urged = -1, false
 	c.credits--
 	h := header{kind: kindData, length: uint32(n - headerLen)}
 	if c.wish {

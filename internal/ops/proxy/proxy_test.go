@@ -23,7 +23,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// patience is how long anything may take.
+// testTimeout is how long anything may take.
 const waitLimit = time.Minute
 
 // stacks opens both ends of a veth pair.
