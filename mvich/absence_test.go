@@ -183,9 +183,7 @@ func TestCallsWhomItWaitsFor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJob(t, 2, jobConfig{})
-			if err := test.wait(j.worlds[0].Comm()); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, test.wait(j.worlds[0].Comm()))
 			if calls := mvich.CallsExpected(j.worlds[0], 1); calls != test.want {
 				t.Errorf("calls: %v", calls)
 			}

@@ -162,9 +162,7 @@ func TestTooLong(t *testing.T) {
 	most := mvich.MaxMessage
 	length := ranks*most + 1
 	huge, err := unix.Mmap(-1, 0, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE) // nobody looks at it
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { unix.Munmap(huge) })
 	refused := func(c *mvich.Comm, name string, err error) error {
 		if !errors.Is(err, mvich.ErrCount) {

@@ -210,9 +210,7 @@ func lateConnection(t *testing.T) {
 func TestNewsInOrder(t *testing.T) {
 	j := dyingJob(t, 4, 0, 1, 2, 3)
 	news, left, err := mvich.NewsOfAdmission(j.worlds[0], 1, 2, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if !slices.Equal(news, []int{2, 3, -1}) || left > 0 {
 		t.Errorf("it is told %v, and %d of it again", news, left)
 	}
@@ -226,13 +224,9 @@ func TestNICClosedUnderWorld(t *testing.T) {
 	j := dyingJob(t, 1, 0)
 	c := j.worlds[0].Comm()
 	received, err := c.Irecv(make([]byte, 1), 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	sent, err := c.Issend([]byte{1}, 0, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	each(t, 3, func(goroutine int) error {
 		var err error
 		switch goroutine {
@@ -377,31 +371,23 @@ func TestAcknowledgeWhatWasSeen(t *testing.T) {
 		t.Helper()
 		j.hosts[victim].NIC.Close()
 		_, err := c.Recv(nil, victim, 1)
-		if err := wantLost("receive", err, victim); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, wantLost("receive", err, victim))
 	}
 	lose(first)
 	anybody := func() error {
 		t.Helper()
 		r, err := c.Irecv(nil, mvich.AnySource, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if r.Cancel() {
 			return nil // it would wait
 		}
 		return errOf(r.Wait())
 	}
-	if err := wantLost("receive of anybody", anybody(), first); err != nil {
-		t.Error(err)
-	}
+	noError(t, wantLost("receive of anybody", anybody(), first))
 	seen := c.Dead()
 	lose(second)
 	c.Acknowledge(seen)
-	if err := wantLost("receive of anybody after a death that was not seen", anybody(), second); err != nil {
-		t.Error(err)
-	}
+	noError(t, wantLost("receive of anybody after a death that was not seen", anybody(), second))
 	if dead := c.Dead(); !slices.Equal(dead, []int{second, first}) {
 		t.Errorf("dead: %v", dead)
 	}
@@ -409,7 +395,5 @@ func TestAcknowledgeWhatWasSeen(t *testing.T) {
 	if err := anybody(); err != nil {
 		t.Errorf("receive of anybody when all deaths are known: %v", err)
 	}
-	if err := wantLost("finalize", j.worlds[0].Finalize(), first); err != nil {
-		t.Error(err)
-	}
+	noError(t, wantLost("finalize", j.worlds[0].Finalize(), first))
 }

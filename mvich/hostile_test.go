@@ -69,15 +69,11 @@ func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *
 	t.Helper()
 	nic, w, launcher := besideStranger(t, ranks, opts...)
 	record, err := launcher.Get("mvich-0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	token := strings.Split(record, ",")[1]
 
 	tag, err := nic.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	s := &stranger{t: t}
 	if s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true}); err != nil {
 		t.Fatal(err)
@@ -87,13 +83,9 @@ func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *
 	}
 	for i := range strangerRecvs {
 		d, err := s.region.Descriptor((i+strangerSends)*strangerBuffer, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		d.SetSegments(s.region.Segment((i+strangerSends)*strangerBuffer+64, strangerBuffer-64))
-		if err := s.vi.PostRecv(d, s.region.Handle()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.vi.PostRecv(d, s.region.Handle()))
 	}
 	for range 500 {
 		_, err = s.vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(strangersToken)},
@@ -103,9 +95,7 @@ func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { s.vi.Disconnect() }) // or the other one takes leave of it for long
 	return w, s
 }
@@ -132,9 +122,7 @@ func (s *stranger) send(b []byte) {
 	at := s.sent % strangerSends * strangerBuffer
 	s.sent++
 	d, err := s.region.Descriptor(at, 1)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	noError(s.t, err)
 	copy(s.region.Bytes()[at+64:], b)
 	d.SetSegments(s.region.Segment(at+64, len(b)))
 	if err := s.vi.PostSend(d, s.region.Handle()); err != nil && !errors.Is(err, vipl.ErrInvalidState) {
@@ -258,9 +246,7 @@ func TestHostilePeer(t *testing.T) {
 			w, s := newStranger(t, 2)
 			c := w.Comm()
 			r, err := c.Irecv(make([]byte, 100), 1, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			for _, p := range packets {
 				s.send(p)
 			}
@@ -276,9 +262,7 @@ func TestPeerThatStops(t *testing.T) {
 	w, s := newStranger(t, 2)
 	c := w.Comm()
 	r, err := c.Irecv(make([]byte, 100), 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	s.send(packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)))
 	for range 10 {
 		s.send(packetOf(pktRequest, 0, 10, 1, 0, offerOf(4)))
@@ -300,25 +284,17 @@ func TestPeerThatStops(t *testing.T) {
 func TestEndWhileCalling(t *testing.T) {
 	nic, w, _ := besideStranger(t, 2)
 	silent, err := nic.Listen(vipl.NetAddress{Discriminator: []byte(strangersToken)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer silent.Close()
-	if _, err := w.Comm().Isend([]byte{1}, 1, 0); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errOf(w.Comm().Isend([]byte{1}, 1, 0)))
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	if _, err := silent.Wait(ctx); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errOf(silent.Wait(ctx)))
 	meter := schedlat.Start()
 	start := meter.Mark()
 	err = mvich.Shut(w)
 	meter.Close()
-	if err != nil {
-		t.Error(err)
-	}
+	noError(t, err)
 	if start.Over(mvich.CallTurn / 2) {
 		t.Errorf("it took %v", time.Since(start.At))
 	}
@@ -425,9 +401,7 @@ func TestImmediateWrite(t *testing.T) {
 	const size = 20000
 	w, s := newStranger(t, 2)
 	r, err := w.Comm().Irecv(make([]byte, size), 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	s.send(packetOf(pktRequest, 32, size, 1, 0, offerOf(offerRPUT)))
 	each(t, 2, func(rank int) error {
 		if rank == 0 {

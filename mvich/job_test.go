@@ -173,6 +173,14 @@ func get[T any](v T, err error) T {
 	return v
 }
 
+// noError ends a test where err is not nil, outside of what ranks do.
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // errOf is the error of a call that returns more.
 func errOf[T any](_ T, err error) error { return err }
 

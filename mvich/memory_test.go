@@ -231,22 +231,16 @@ func TestScratchIsBounded(t *testing.T) {
 	var requests []*mvich.Request
 	for range many {
 		r, err := mvich.IsendType(w.Comm(), buf, column, 0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		requests = append(requests, r)
 	}
 	if n := w.Stats().RegisteredBytes; n <= kept {
 		t.Fatalf("%d bytes are registered while all wait", n)
 	}
 	for range many {
-		if _, err := mvich.RecvType(w.Comm(), buf, column, 0, 0); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errOf(mvich.RecvType(w.Comm(), buf, column, 0, 0)))
 	}
-	if err := mvich.WaitAll(requests...); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, mvich.WaitAll(requests...))
 	if n := w.Stats().RegisteredBytes; n > kept {
 		t.Errorf("%d bytes are registered afterwards, want %d at most", n, kept)
 	}

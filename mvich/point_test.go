@@ -318,9 +318,7 @@ func TestWrongArguments(t *testing.T) {
 	if s, err := c.Recv(nil, mvich.ProcNull, 5); err != nil || s.Source != mvich.ProcNull {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if err := c.Send(nil, mvich.ProcNull, 5); err != nil {
-		t.Error(err)
-	}
+	noError(t, c.Send(nil, mvich.ProcNull, 5))
 }
 
 // A sleep that Wake has ended, for a rank that had nothing to find, changes nothing.

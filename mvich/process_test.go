@@ -91,9 +91,7 @@ func TestMpiexec(t *testing.T) {
 		nstest.Lacks(t, "Hydra's mpiexec is not installed (Debian: mpich)")
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	a, b := nstest.Pair(t, nstest.Options{})
 	for _, p := range []mvich.Protocol{mvich.R3, mvich.RGET, mvich.RPUT} {
 		rank := []string{self, asSwapper, p.String()}
@@ -151,7 +149,7 @@ func survivor() error {
 			return err
 		}
 		for round := 0; ; round++ {
-			if err := together(round); err != nil {
+			if err := guard(func() error { return together(round) }); err != nil {
 				must(wantLost("together", err, victim))
 				break
 			}
@@ -181,9 +179,7 @@ func TestKilledRank(t *testing.T) {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel() // most of the time is silence
 			star, err := testbed.NewLossyStar(killedRanks, 1500, 0.01)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			defer star.Close()
 			server := pmi.NewServer(killedRanks)
 			defer server.End()

@@ -80,9 +80,7 @@ func TestMixed(t *testing.T) {
 	var requests []*mvich.Request
 	for _, w := range j.worlds {
 		r, err := w.Comm().Irecv(nil, mvich.AnySource, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		requests = append(requests, r)
 	}
 	if _, _, err := mvich.WaitAny(requests); !errors.Is(err, mvich.ErrMixed) {

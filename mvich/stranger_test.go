@@ -47,18 +47,12 @@ func TestPacketBeforeFailedAdmission(t *testing.T) {
 	_, w, _ := besideStranger(t, 3)
 	c := w.Comm()
 	r, err := c.Irecv(make([]byte, 100), 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := mvich.AdmissionAfter(w, 1, packetOf(pktRequest, 32, 10, 1, 0, offerOf(2))); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, mvich.AdmissionAfter(w, 1, packetOf(pktRequest, 32, 10, 1, 0, offerOf(2))))
 	each(t, 1, func(int) error {
 		return wantLost("receive", errOf(r.Wait()), 1) // for data that would never come
 	})
-	if err := mvich.AdmissionAfter(w, 2, nil); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, mvich.AdmissionAfter(w, 2, nil))
 	if dead := c.Dead(); len(dead) != 1 || dead[0] != 1 {
 		t.Errorf("dead are %v, want rank 1", dead)
 	}
@@ -225,9 +219,7 @@ func (s *stranger) move(at vipl.AddressSegment, n int, write bool) ([]byte, erro
 	s.t.Helper()
 	const off = strangerRDMA
 	d, err := s.region.Descriptor(off, 2)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	noError(s.t, err)
 	ours := s.region.Segment(off+64, n)
 	if write {
 		for i := range n {

@@ -25,9 +25,7 @@ func TestVeth(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() {
-					if err := nics[len(nics)-1].Close(); err != nil {
-						t.Error(err)
-					}
+					noError(t, nics[len(nics)-1].Close())
 					nics = nics[:len(nics)-1]
 				})
 			}
