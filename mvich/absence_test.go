@@ -243,9 +243,7 @@ func TestFinalizeEndsRequests(t *testing.T) {
 				return fmt.Errorf("%s: %v", name, err) // the next may have said before that it leaves
 			}
 		}
-		if err := <-waited; !errors.Is(err, mvich.ErrFinalized) {
-			return fmt.Errorf("a receive that another goroutine waits for: %v", err)
-		}
+		mustBe("a receive that another goroutine waits for", <-waited, mvich.ErrFinalized)
 		return nil
 	})
 }

@@ -2,6 +2,7 @@ package mvich_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -164,6 +165,13 @@ type failed struct{ error }
 func must(err error) {
 	if err != nil {
 		panic(failed{err})
+	}
+}
+
+// mustBe is must that err, of what, is want.
+func mustBe(what string, err, want error) {
+	if !errors.Is(err, want) {
+		must(fmt.Errorf("%s: %v, want %w", what, err, want))
 	}
 }
 

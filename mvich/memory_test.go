@@ -32,19 +32,13 @@ func TestAlloc(t *testing.T) {
 			return fmt.Errorf("memory of the arena was registered: %+v", s)
 		}
 		r := get(c.Isend(out, other, 2))
-		if err := w.Free(buf); !errors.Is(err, mvich.ErrBusy) {
-			return fmt.Errorf("freed while it is sent: %v", err)
-		}
+		mustBe("freed while it is sent", w.Free(buf), mvich.ErrBusy)
 		copyOf := bytes.Clone(in)
 		get(c.Recv(copyOf, other, 2))
 		must(mvich.WaitAll(r))
 		must(w.Free(buf))
-		if err := w.Free(buf); !errors.Is(err, mvich.ErrMemory) {
-			return fmt.Errorf("freed twice: %v", err)
-		}
-		if _, err := w.Alloc(1 << 30); !errors.Is(err, vipl.ErrResource) {
-			return fmt.Errorf("more than the arena has: %v", err)
-		}
+		mustBe("freed twice", w.Free(buf), mvich.ErrMemory)
+		mustBe("more than the arena has", errOf(w.Alloc(1<<30)), vipl.ErrResource)
 		return errOf(w.Alloc(n)) // Finalize takes it back
 	})
 }

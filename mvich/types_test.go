@@ -36,9 +36,7 @@ func TestBorders(t *testing.T) {
 			}
 		}
 		// What cannot be sent leaves no receive behind, which would take the next message.
-		if _, err := mvich.SendrecvType(c, m, column, ranks, 9, m, column, left, 9); !errors.Is(err, mvich.ErrRank) {
-			return fmt.Errorf("to nobody: %v", err)
-		}
+		mustBe("to nobody", errOf(mvich.SendrecvType(c, m, column, ranks, 9, m, column, left, 9)), mvich.ErrRank)
 		s, err := mvich.SendrecvType(c, m[1:], column, right, 9, m, column, left, 9)
 		if err != nil || s.Source != left || m[0] != value(left, 0, 1) {
 			return fmt.Errorf("%+v, %v: %d", s, err, m[0])

@@ -88,9 +88,7 @@ func TestPortRange(t *testing.T) {
 		c.Close()
 		l.Close()
 	}
-	if _, err := h.a.Dial("via", net.JoinHostPort(host, "0")); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("port 0: %v", err)
-	}
+	isErr(t, "port 0", errOf(h.a.Dial("via", net.JoinHostPort(host, "0"))), syscall.ECONNREFUSED)
 	for _, port := range []string{"-1", "65536", "no-such-service"} {
 		if l, err := h.b.Listen("via", host+":"+port); err == nil {
 			t.Errorf("port %q: %v", port, l.Addr())

@@ -76,9 +76,7 @@ func TestCloseUnsent(t *testing.T) {
 				if err := b.CloseWrite(); err != nil {
 					t.Errorf("the peer's CloseWrite: %v", err)
 				}
-				if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, want) {
-					t.Errorf("the peer reads %d bytes of %d, %v", len(got), len(want), err)
-				}
+				readsAll(t, b, want)
 				b.Close()
 			}
 			h.atRest(t)
@@ -155,9 +153,7 @@ func TestCloseRead(t *testing.T) {
 					t.Errorf("the other direction: %d bytes, %v", len(got), err)
 				}
 				check(t, errors.Join(a.Close(), b.Close()))
-				if err := a.CloseRead(); !errors.Is(err, net.ErrClosed) {
-					t.Errorf("after Close: %v", err)
-				}
+				isErr(t, "after Close", a.CloseRead(), net.ErrClosed)
 			}
 			h.atRest(t)
 		})
@@ -248,15 +244,9 @@ func TestShutdownWaits(t *testing.T) {
 	must(t, err)
 	await.Until(t, "a connection waits for Accept", func() bool { return h.b.Stats().Accepted == 3 })
 	ended := shutDown(t, t.Context(), h.b, other)
-	if _, err := waiting.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a connection that nobody has accepted: %v", err)
-	}
-	if _, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("Dial of a listener: %v", err)
-	}
-	if _, err := h.b.Listen("via", ":0"); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Listen: %v", err)
-	}
+	isErr(t, "a connection that nobody has accepted", errOf(waiting.Read(make([]byte, 1))), syscall.ECONNRESET)
+	isErr(t, "Dial of a listener", errOf(h.a.Dial("via", l.Addr().String())), syscall.ECONNREFUSED)
+	isErr(t, "Listen", errOf(h.b.Listen("via", ":0")), net.ErrClosed)
 	_, port, _ := net.SplitHostPort(back.Addr().String())
 	e, err := h.b.Dial("via", net.JoinHostPort(h.nicA.Query().Address.String(), port))
 	if err != nil {
@@ -277,9 +267,7 @@ func TestShutdownWaits(t *testing.T) {
 			t.Errorf("the peer of one that was closed: %v", err)
 		}
 	}
-	if _, err := h.b.Dial("via", "10.0.0.9:1"); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Dial of a closed stack: %v", err)
-	}
+	isErr(t, "Dial of a closed stack", errOf(h.b.Dial("via", "10.0.0.9:1")), net.ErrClosed)
 	if err := h.b.Shutdown(t.Context()); err != nil {
 		t.Errorf("a second one: %v", err)
 	}
@@ -305,9 +293,7 @@ func TestShutdownEnds(t *testing.T) {
 		if _, err := a.Read(make([]byte, 1)); err != io.EOF {
 			t.Errorf("the peer: %v", err)
 		}
-		if _, err := b.Write([]byte{1}); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Write: %v", err)
-		}
+		isErr(t, "Write", errOf(b.Write([]byte{1})), net.ErrClosed)
 	}
 }
 
@@ -366,9 +352,7 @@ func TestShutdownHTTP(t *testing.T) {
 	if err := <-served; err != http.ErrServerClosed {
 		t.Errorf("Serve: %v", err)
 	}
-	if _, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("somebody else: %v", err)
-	}
+	isErr(t, "somebody else", errOf(h.a.Dial("via", l.Addr().String())), syscall.ECONNREFUSED)
 	close(answer)
 	for range requests {
 		check(t, <-answers)

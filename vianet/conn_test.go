@@ -134,16 +134,12 @@ func TestHalfClose(t *testing.T) {
 			t.Fatalf("%d bytes, %v", len(got), err)
 		}
 		must(t, <-wait)
-		if _, err := a.Write(data); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Write after CloseWrite: %v", err)
-		}
+		isErr(t, "Write after CloseWrite", errOf(a.Write(data)), net.ErrClosed)
 		go func() {
 			_, err := b.Write(data)
 			wait <- errors.Join(err, b.Close())
 		}()
-		if got, err = io.ReadAll(a); err != nil || !bytes.Equal(got, data) {
-			t.Fatalf("back: %d bytes, %v", len(got), err)
-		}
+		readsAll(t, a, data)
 		check(t, <-wait)
 	})
 }
@@ -184,20 +180,14 @@ func TestCloseWriteAfterClose(t *testing.T) {
 		for range 2 {
 			check(t, b.CloseWrite())
 		}
-		if _, err := b.Write(data); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("a Write after it: %v", err)
-		}
-		if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, data) {
-			t.Errorf("%d bytes, %v", len(got), err)
-		}
+		isErr(t, "a Write after it", errOf(b.Write(data)), net.ErrClosed)
+		readsAll(t, b, data)
 
 		a, b = h.pair(t)
 		a.SetLinger(0)
 		a.Close()
 		<-vianet.Gone(b)
-		if err := b.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("of a connection that was broken: %v", err)
-		}
+		isErr(t, "of a connection that was broken", b.CloseWrite(), syscall.ECONNRESET)
 	})
 }
 
@@ -218,9 +208,7 @@ func closeWriteAfterSilence(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := b.Write([]byte("more")); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a Write after it: %v", err)
-	}
+	isErr(t, "a Write after it", errOf(b.Write([]byte("more"))), syscall.ECONNRESET)
 }
 
 // CloseWrite also says so where the peer leaves before all was sent.
@@ -327,18 +315,12 @@ func peerLost(t *testing.T) {
 	for _, c := range []net.Conn{a, b} {
 		c.SetDeadline(time.Now().Add(testTimeout))
 		wait.Go(func() {
-			if _, err := c.Read(make([]byte, 100_000)); !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("Read: %v", err)
-			}
+			isErr(t, "Read", errOf(c.Read(make([]byte, 100_000))), syscall.ECONNRESET)
 		})
 		wait.Go(func() {
-			if _, err := c.Write(make([]byte, 100_000)); !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("Write: %v", err)
-			}
+			isErr(t, "Write", errOf(c.Write(make([]byte, 100_000))), syscall.ECONNRESET)
 		})
 	}
 	wait.Wait()
-	if err := a.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("CloseWrite: %v", err)
-	}
+	isErr(t, "CloseWrite", a.CloseWrite(), syscall.ECONNRESET)
 }

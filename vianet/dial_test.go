@@ -79,9 +79,7 @@ func TestDialContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	for _, ctx := range []context.Context{ctx, unheard{t.Context()}} {
-		if _, err := h.a.DialContext(ctx, "via", addr); !errors.Is(err, context.Canceled) {
-			t.Errorf("cancelled: %v", err)
-		}
+		isErr(t, "cancelled", errOf(h.a.DialContext(ctx, "via", addr)), context.Canceled)
 	}
 	reason := errors.New("enough")
 	ctx, because := context.WithCancelCause(context.Background())
@@ -130,9 +128,7 @@ func TestDialIsCancelled(t *testing.T) {
 		return len(vis) == 1 && vis[0].State == vipl.ConnectPending.String()
 	})
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("nobody answers: %v", err)
-	}
+	isErr(t, "nobody answers", <-ended, context.Canceled)
 	fabric.Cut(host, false)
 
 	tag, err := h.nicB.CreatePtag()
@@ -153,9 +149,7 @@ func TestDialIsCancelled(t *testing.T) {
 	must(t, request.Accept(mute))
 	must(t, errOf(mute.RecvWait(testTimeout))) // the greeting, which has no answer
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("the peer does not greet: %v", err)
-	}
+	isErr(t, "the peer does not greet", <-ended, context.Canceled)
 	check(t, errors.Join(l.Close(), mute.Disconnect(), mute.Destroy(), region.Deregister(), tag.Destroy()))
 	h.atRest(t)
 }
@@ -229,12 +223,8 @@ func TestListenPorts(t *testing.T) {
 	must(t, err)
 	c.Close()
 	must(t, l.Close())
-	if err := l.Close(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("second Close: %v", err)
-	}
-	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Accept after Close: %v", err)
-	}
+	isErr(t, "second Close", l.Close(), net.ErrClosed)
+	isErr(t, "Accept after Close", errOf(l.Accept()), net.ErrClosed)
 	for range 100 {
 		l, err := h.b.Listen("tcp", "[::]:80")
 		if err != nil {
@@ -306,29 +296,19 @@ func TestStackClose(t *testing.T) {
 	must(t, errOf(b.Write([]byte("last"))))
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Accept: %v", err)
-		}
+		isErr(t, "Accept", errOf(l.Accept()), net.ErrClosed)
 	})
 	wait.Go(func() {
-		if _, err := b.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Read: %v", err)
-		}
+		isErr(t, "Read", errOf(b.Read(make([]byte, 1))), net.ErrClosed)
 	})
 	check(t, h.b.Close())
 	wait.Wait()
-	if got, err := io.ReadAll(a); err != nil || string(got) != "last" {
-		t.Errorf("the other side: %q, %v", got, err)
-	}
+	readsAll(t, a, []byte("last"))
 	if err := h.b.Close(); err != nil {
 		t.Errorf("second Close: %v", err)
 	}
-	if _, err := h.b.Dial("via", l.Addr().String()); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Dial: %v", err)
-	}
-	if _, err := h.b.Listen("via", ":0"); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Listen: %v", err)
-	}
+	isErr(t, "Dial", errOf(h.b.Dial("via", l.Addr().String())), net.ErrClosed)
+	isErr(t, "Listen", errOf(h.b.Listen("via", ":0")), net.ErrClosed)
 }
 
 // A NIC that is closed under its stack ends the connections, and nothing hangs.
@@ -380,9 +360,7 @@ func TestMany(t *testing.T) {
 				check(t, writeAll(c, data, uint64(i)))
 				c.(*vianet.Conn).CloseWrite()
 			})
-			if got, err := io.ReadAll(c); err != nil || string(got) != string(data) {
-				t.Errorf("connection %d: %d of %d bytes, %v", i, len(got), len(data), err)
-			}
+			readsAll(t, c, []byte(string(data)))
 		})
 	}
 }

@@ -340,10 +340,7 @@ func TestOverrun(t *testing.T) {
 	for range credits {
 		p.send(four)
 	}
-	got := make([]byte, 4)
-	if _, err := io.ReadFull(c, got); err != nil || string(got) != "four" {
-		t.Fatalf("%q, %v", got, err)
-	}
+	readsAll(t, io.LimitReader(c, 4), []byte("four"))
 	for range 2 { // one for the message that was read
 		p.send(four)
 	}
@@ -446,10 +443,7 @@ func TestWithdrawAnsweredInTime(t *testing.T) {
 	release()
 	isTimeout(t, "Write", <-done)
 	p.send(message{kind: data, length: 4, payload: []byte("four")})
-	got := make([]byte, 4)
-	if _, err := io.ReadFull(c, got); err != nil || string(got) != "four" {
-		t.Errorf("%q, %v", got, err)
-	}
+	readsAll(t, io.LimitReader(c, 4), []byte("four"))
 }
 
 // asVIA is where a listener is, as the package's comment says.

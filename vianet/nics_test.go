@@ -1,6 +1,8 @@
 package vianet_test
 
 import (
+	"bytes"
+	"errors"
 	"io"
 	"net"
 	"sync"
@@ -243,4 +245,20 @@ func blockedEnds(t *testing.T, a, b *vianet.Conn) {
 	t.Helper()
 	checkFutureTimeout(t, a, b)
 	checkCloseTimeout(t, a, b)
+}
+
+// isErr fails the test where err, of what, is not want.
+func isErr(t testing.TB, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+// readsAll fails the test where a stream is not want, and then its end.
+func readsAll(t testing.TB, r io.Reader, want []byte) {
+	t.Helper()
+	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes came of %d, or others, %v", len(got), len(want), err)
+	}
 }

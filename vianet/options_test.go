@@ -36,16 +36,10 @@ func TestAlloc(t *testing.T) {
 			break // the stack takes them with it
 		}
 		must(t, errors.Join(h.a.Free(out), h.b.Free(in)))
-		if err := h.a.Free(out); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("freed twice: %v", err)
-		}
+		isErr(t, "freed twice", h.a.Free(out), syscall.EINVAL)
 	}
-	if err := h.a.Free(make([]byte, 1)); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("memory of the program: %v", err)
-	}
-	if _, err := h.a.Alloc(1 << 30); !errors.Is(err, syscall.ENOBUFS) {
-		t.Errorf("more than the arena has: %v", err)
-	}
+	isErr(t, "memory of the program", h.a.Free(make([]byte, 1)), syscall.EINVAL)
+	isErr(t, "more than the arena has", errOf(h.a.Alloc(1<<30)), syscall.ENOBUFS)
 	if none, err := h.a.Alloc(-1); none != nil || !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("less than nothing: %v, %v", none, err)
 	}
@@ -106,9 +100,7 @@ func TestNoDelay(t *testing.T) {
 			a.CloseWrite()
 		}()
 		b.SetReadDeadline(time.Now().Add(testTimeout))
-		if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("%d bytes, %v", len(got), err)
-		}
+		readsAll(t, b, want)
 		return h.nicB.Counters().Messages - before
 	}
 	const full = 4136 // bytes of data that a message has room for
@@ -156,9 +148,7 @@ func TestNoDelayEnds(t *testing.T) {
 	write(9)
 	must(t, a.Close())
 	comes(9)
-	if err := a.SetNoDelay(true); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("after Close: %v", err)
-	}
+	isErr(t, "after Close", a.SetNoDelay(true), net.ErrClosed)
 
 	late := inMemory(t, vianet.Options{}) // with the delay as it is
 	a, b = late.pair(t)

@@ -191,9 +191,7 @@ func checkCloseTimeout(t *testing.T, a, b *vianet.Conn) {
 		a.Close()
 	})
 	wait.Go(func() {
-		if _, err := a.Read(make([]byte, 100_000)); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Read: %v", err)
-		}
+		isErr(t, "Read", errOf(a.Read(make([]byte, 100_000))), net.ErrClosed)
 	})
 	wait.Go(func() {
 		var err error
@@ -234,9 +232,7 @@ func checkEmpty(t *testing.T, a, b *vianet.Conn) {
 		t.Errorf("Read: %d, %v", n, err)
 	}
 	a.CloseWrite()
-	if _, err := a.Write(nil); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Write of nothing after CloseWrite: %v", err)
-	}
+	isErr(t, "Write of nothing after CloseWrite", errOf(a.Write(nil)), net.ErrClosed)
 }
 
 // What golang.org/x/net asks of any net.Conn. It gives each check a minute, in which two that sleep may not get the

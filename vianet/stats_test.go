@@ -126,9 +126,7 @@ func TestStatsOfConnections(t *testing.T) {
 	h := inMemory(t, vianet.Options{Backlog: 1})
 	l := h.listen(t)
 	h.dial(t, l.Addr()).Close()
-	if _, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("nobody has accepted the first: %v", err)
-	}
+	isErr(t, "nobody has accepted the first", errOf(h.a.Dial("via", l.Addr().String())), syscall.ECONNREFUSED)
 	or := newWay(t)
 	nobody := net.JoinHostPort(h.nicB.Query().Address.String(), "7")
 	check(t, errOf(h.a.DialOr(t.Context(), "via", nobody, or.dial)))
