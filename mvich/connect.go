@@ -136,8 +136,12 @@ func (w *World) listen() {
 
 // admit answers a rank that calls.
 func (w *World) admit(conn *vipl.Conn) {
+	from := conn.Remote()
 	w.mu.Lock()
-	p := w.tokens[string(conn.Remote().Discriminator)]
+	p := w.tokens[string(from.Discriminator)]
+	if p != nil && from.Host.WithZone("") != p.host.addr.WithZone("") {
+		p = nil // all ranks know the token, and another one calls by it
+	}
 	l := w.prepareAdmission(p)
 	w.mu.Unlock()
 	if l == nil {

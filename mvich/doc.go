@@ -103,8 +103,9 @@
 // members. A rank that leaves after a death is missed like the dead: so the last collective operation of the others
 // may fail for some with a [RankError] of one that has finished it.
 //
-// The ranks of a job trust each other's news: one that calls another dead is believed, as it could also abort the
-// job.
+// A rank that calls another one dead is believed, as it could also abort the job. A rank that says that it has
+// written a message (RPUT), and has not, leaves in the buffer what lay there. A rank cannot call by the token of one
+// on another host.
 //
 // # Concurrency
 //

@@ -130,6 +130,9 @@ func (c *Comm) Under(first int, context uint32) *Comm {
 	return c.w.newComm(context, []int{c.group[first], c.w.rank}, 1)
 }
 
+// Token is what rank is called by, and calls by, and its address.
+func Token(w *World, rank int) vipl.NetAddress { return w.peers[rank].host.vipl() }
+
 // BoundEnvelopes has w take a rank for dead that has sent more envelopes.
 func BoundEnvelopes(w *World, most int) {
 	w.mu.Lock()

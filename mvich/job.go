@@ -71,7 +71,7 @@ func (l localRank) Close() error {
 	return nil
 }
 
-// netAddress is where a rank listens. The token is random: it tells that a rank of the job calls, and which.
+// netAddress is where a rank listens, and from where it calls. The token is random: it tells that a rank of the job calls, and which.
 type netAddress struct {
 	addr  netip.Addr
 	token string

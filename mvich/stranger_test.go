@@ -183,6 +183,20 @@ func TestTokensOfOneName(t *testing.T) {
 	}
 }
 
+// A rank on another host does not pass for one whose token it knows, as it knows all.
+func TestTokenOfAnother(t *testing.T) {
+	j := newJob(t, 3, jobConfig{})
+	nic, token := j.hosts[1].NIC, mvich.Token(j.worlds[1], 2).Discriminator
+	vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+	noError(t, err)
+	_, err = vi.ConnectRequest(vipl.NetAddress{Discriminator: token}, mvich.Token(j.worlds[1], 0), testTimeout)
+	if !errors.Is(err, vipl.ErrRejected) {
+		t.Errorf("a call by the token of rank 2 from the host of rank 1: %v", err)
+	}
+	noError(t, vi.Destroy())
+	j.run(t, (*mvich.Comm).Barrier)
+}
+
 // Calls and looks that are refused behind a message leave no VI, and the next call is a connection.
 func TestRefusedBehindData(t *testing.T) {
 	agent := &memorynic.Refused{Times: 3}
