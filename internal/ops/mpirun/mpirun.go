@@ -188,11 +188,18 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
 		began, done, err := r.server.Serve(i, conn)
 		if err != nil {
 			conn.Close() // it may wait for an answer
-			r.spoke <- saidBy(i, err)
+			status := 1
+			if abort, ok := errors.AsType[*pmi.AbortError](err); ok {
+				status = max(abort.Code&0xff, 1)
+			}
+			r.spoke <- &RankError{i, status, err}
 		}
 		silent <- began && !done
 	}()
-	endFamily(cmd.Process.Pid)
+	// What it leaves behind in its group is killed while its number is not yet another's.
+	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
+	unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 	werr := cmd.Wait()
 	for _, w := range []io.Writer{cmd.Stdout, cmd.Stderr} {
 		if l, ok := w.(*line); ok {
@@ -203,23 +210,6 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
 	quiet := <-silent
 	conn.Close()
 	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, quiet)}
-}
-
-// endFamily waits until a process has ended, and kills what it has left behind in its group, while its number is not
-// yet another's.
-func endFamily(pid int) {
-	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
-	}
-	unix.Kill(-pid, unix.SIGKILL)
-}
-
-// saidBy is the end of a job for what a rank has said.
-func saidBy(rank int, said error) error {
-	var abort *pmi.AbortError
-	if errors.As(said, &abort) {
-		return &RankError{rank, max(abort.Code&0xff, 1), abort}
-	}
-	return &RankError{rank, 1, said}
 }
 
 // endOf judges how a rank ended.

@@ -67,9 +67,6 @@ func drain(from net.Conn, other <-chan struct{}) bool {
 	return err == nil
 }
 
-// drainTime is how long a program may take to end its stream once it has the whole answer.
-const drainTime = 10 * time.Second
-
 // hold has the kernel reset a connection of TCP if this process is killed: a stream of which it has passed on a part
 // is not to end there as if it were whole. The result lets go, for a Close in order. A peer by VIA hears of a death
 // as it is.

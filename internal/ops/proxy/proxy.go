@@ -130,6 +130,8 @@ func (p *Proxy) Serve(ctx context.Context) error {
 const (
 	defaultMost = 4096
 	acceptPause = 50 * time.Millisecond // until Accept is tried again
+	dialTime    = 10 * time.Second      // that the other side has to answer
+	drainTime   = 10 * time.Second      // that a program has to end its stream once it has the whole answer
 )
 
 // passes reports whether an error of Accept is one of the moment. A listener of VIA that has failed has ended.
@@ -180,9 +182,6 @@ func (s *seldom) turn(now time.Time) (tell bool, untold int) {
 	untold, s.untold, s.next = s.untold, 0, now.Add(time.Second)
 	return true, untold
 }
-
-// dialTime is how long the other side has to answer.
-const dialTime = 10 * time.Second
 
 func (p *Proxy) forward(ctx context.Context, from net.Conn) error {
 	defer from.Close()
