@@ -77,7 +77,13 @@ func (w *World) part(p *peer, how condition) {
 	p.state, p.link = how, nil
 	p.moving = 0
 	err := p.lost()
-	fail := func(r *Request) { w.complete(r, err) }
+	fail := func(r *Request) {
+		if l != nil && r.movesByRDMA() {
+			l.failLater(r, err)
+		} else {
+			w.complete(r, err)
+		}
+	}
 	p.control = fifo[packet]{}
 	p.sends.drain(fail)
 	p.streams.drain(fail)

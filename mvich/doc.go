@@ -96,12 +96,13 @@
 //
 // Two ranks connect when the first of them has something for the other (connect.go). When a connection ends without a
 // good-bye the rank there is dead: all hear of it, and operations that need it fail with a [RankError] (death.go).
-// The buffers of such an operation must be left alone until Finalize if they were given to RDMA: ranks that live may
-// still move them. A rank that has said good-bye keeps its connections until the others have, too: what it sent last
-// may have to be sent again. After a death the others go on in the communicators that have lost no rank, and
-// elsewhere from one to another; they cannot make a new communicator of themselves, for Dup and Split need all
-// members. A rank that leaves after a death is missed like the dead: so the last collective operation of the others
-// may fail for some with a [RankError] of one that has finished it.
+// A send or receive with the dead rank itself fails when RDMA no longer uses its buffer, or after ten seconds if the
+// NIC is stopped for so long. The buffers of a collective operation must be left alone until Finalize if they were
+// given to RDMA: ranks that live may still move them. A rank that has said good-bye keeps its connections until the
+// others have, too: what it sent last may have to be sent again. After a death the others go on in the communicators
+// that have lost no rank, and elsewhere from one to another; they cannot make a new communicator of themselves, for
+// Dup and Split need all members. A rank that leaves after a death is missed like the dead: so the last collective
+// operation of the others may fail for some with a [RankError] of one that has finished it.
 //
 // A rank that calls another one dead is believed, as it could also abort the job. A rank that says that it has
 // written a message (RPUT), and has not, leaves in the buffer what lay there. A rank cannot call by the token of one

@@ -21,6 +21,7 @@ import (
 type stranger struct {
 	t      *testing.T
 	vi     *vipl.VI
+	tag    *vipl.Ptag
 	region *vipl.Region
 	sent   int // in all
 	done   int // that are taken off the send queue
@@ -41,40 +42,52 @@ const strangersToken = "stranger"
 // on the same NIC.
 func besideStranger(t *testing.T, ranks int, opts ...mvich.Option) (nic *vipl.NIC, w *mvich.World, theirs mvich.Launcher) {
 	t.Helper()
-	spare := newJob(t, 1, jobConfig{}) // for its NICs
+	nic = newJob(t, 1, jobConfig{}).hosts[0].NIC
+	w, theirs = besideStrangerOn(t, nic, nic, ranks, opts...)
+	return nic, w, theirs
+}
+
+// besideStrangerOn is besideStranger with rank 0 on a NIC, and the others on far.
+func besideStrangerOn(t *testing.T, nic, far *vipl.NIC, ranks int, opts ...mvich.Option) (w *mvich.World, theirs mvich.Launcher) {
+	t.Helper()
 	launchers := mvich.Local(ranks)
-	nic = spare.hosts[0].NIC
 	terms := make(chan string, 1)
 	each(t, ranks, func(rank int) (err error) {
 		if rank == 0 {
 			w, err = mvich.Init(nic, capture{launchers[0], terms}, append(opts, mvich.WithConnectTimeout(testTimeout))...)
 			return err
 		}
-		// It says of itself what the first one says, but for the token.
+		// It says of itself what the first one says, but for the address and the token.
 		said := <-terms
 		terms <- said
 		fields := strings.Split(said, ",")
-		fields[1] = strangersToken
+		fields[0], fields[1] = far.Query().Address.String(), strangersToken
 		if rank > 1 {
 			fields[1] = "nobody"
 		}
 		return errors.Join(launchers[rank].Put(fmt.Sprint("mvich-", rank), strings.Join(fields, ",")), launchers[rank].Fence())
 	})
 	t.Cleanup(func() { w.Finalize() })
-	return nic, w, launchers[1]
+	return w, launchers[1]
 }
 
 // newStranger makes a job of a proper rank 0 and a stranger as rank 1, who calls it. Others are not there.
 func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *stranger) {
 	t.Helper()
 	nic, w, launcher := besideStranger(t, ranks, opts...)
+	return w, callAsStranger(t, nic, nic, launcher)
+}
+
+// callAsStranger calls rank 0 from a NIC; at is rank 0's.
+func callAsStranger(t *testing.T, nic, at *vipl.NIC, launcher mvich.Launcher) *stranger {
+	t.Helper()
 	record, err := launcher.Get("mvich-0")
 	noError(t, err)
 	token := strings.Split(record, ",")[1]
 
 	tag, err := nic.CreatePtag()
 	noError(t, err)
-	s := &stranger{t: t}
+	s := &stranger{t: t, tag: tag}
 	if s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +102,7 @@ func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *
 	}
 	for range 500 {
 		_, err = s.vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(strangersToken)},
-			vipl.NetAddress{Host: nic.Query().Address, Discriminator: []byte(token)}, testTimeout)
+			vipl.NetAddress{Host: at.Query().Address, Discriminator: []byte(token)}, testTimeout)
 		if err == nil {
 			break
 		}
@@ -97,7 +110,7 @@ func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *
 	}
 	noError(t, err)
 	t.Cleanup(func() { s.vi.Disconnect() }) // or the other one takes leave of it for long
-	return w, s
+	return s
 }
 
 // capture hands on what a rank publishes.

@@ -84,6 +84,13 @@ type link struct {
 	recvs fifo[*vbuf]
 	sends fifo[*vbuf]
 	heard bool // a packet has come
+	held  []heldRequest
+}
+
+// heldRequest is a request that fails with err when the VI of its link is disconnected.
+type heldRequest struct {
+	request *Request
+	err     error
 }
 
 // newLink makes a VI for p.
@@ -134,7 +141,17 @@ func (w *World) post(l *link, v *vbuf) error {
 	return nil
 }
 
-// retire ends a link in the background: it disconnects, takes the vbufs back and destroys the VI.
+// failLater fails a request when the VI is disconnected. Until then RDMA may read or write its buffer: the peer decides
+// when posted operations go on, and would get what the program writes there next.
+func (l *link) failLater(r *Request, err error) {
+	if !r.held { // it may have waited in more than one place
+		r.held = true
+		l.held = append(l.held, heldRequest{r, err})
+	}
+}
+
+// retire ends a link in the background: it disconnects, takes the vbufs back, destroys the VI and fails the requests
+// that were held for it.
 func (w *World) retire(l *link) {
 	w.tasks.Go(func() {
 		l.vi.Disconnect()
@@ -147,6 +164,10 @@ func (w *World) retire(l *link) {
 			w.pool.put(l.recvs.pop())
 		}
 		l.vi.Destroy()
+		for _, h := range l.held {
+			w.complete(h.request, h.err)
+		}
+		l.held = nil
 	})
 }
 

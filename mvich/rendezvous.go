@@ -230,6 +230,9 @@ func (w *World) move(p *peer) error {
 	return nil
 }
 
+// movesByRDMA reports whether operations on r's buffer are posted and not complete.
+func (r *Request) movesByRDMA() bool { return r.reg != nil && r.begun > r.moved }
+
 // moved takes the completion of a piece.
 func (w *World) moved(p *peer, op operation) {
 	p.moving--

@@ -63,6 +63,7 @@ type Request struct {
 	begun     int    // bytes of which the move has begun
 	moved     int    // bytes that have moved
 	truncated error  // what the receive will complete with
+	held      bool   // in held of its link
 }
 
 // fresh takes a request of the spare ones, for a call that waits for it and gives it back by recycle.

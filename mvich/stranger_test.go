@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
 // A rank that is not in a communicator gets no message into it: not by its context, also where a receive takes
@@ -337,4 +340,64 @@ func TestWriteAfterReceive(t *testing.T) {
 	if bytes.Contains(b, []byte("w")) {
 		t.Error("it has written when the receive was done")
 	}
+}
+
+// A rank that breaks the rules while a message is being written to it gets nothing that the program writes to the
+// buffer after the send has failed.
+func TestWrittenAfterItFailed(t *testing.T) {
+	const size = 4 << 20 // many windows
+	wire, fabric := xdpnictest.NewWire(), kagenttest.NewFabric(kagenttest.Faults{})
+	t.Cleanup(wire.Close)
+	open := func(name string) *vipl.NIC { // frames are long, and sent by reference
+		agent := fabric.Agent(name)
+		agent.SetMTU(9000)
+		return memorynic.Open(t, wire, agent, memorynic.Config{
+			Queue:   xdpnictest.Config{ChunkSize: 4096, MultiBuffer: true, RxChunks: 512, TxChunks: 512},
+			Silence: 5 * time.Second, // the last frame of the connection may be lost
+		}).NIC
+	}
+	near, far := open("near"), open("far")
+	w, launcher := besideStrangerOn(t, near, far, 2, mvich.WithProtocol(mvich.RPUT))
+	s := callAsStranger(t, far, near, launcher)
+	// What is lost is sent again from the buffer.
+	wire.SetFaults(xdpnictest.Faults{Delay: 2 * time.Millisecond, Loss: 0.2})
+	b, err := w.Alloc(size)
+	noError(t, err)
+	copy(b, bytes.Repeat([]byte{'x'}, size))
+	target, err := far.RegisterMem(make([]byte, size), vipl.MemAttributes{Ptag: s.tag, EnableRDMAWrite: true})
+	noError(t, err)
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			err := wantLost("send", w.Comm().Send(b, 1, 0), 1)
+			copy(b, bytes.Repeat([]byte{'s'}, size))
+			wire.SetFaults(xdpnictest.Faults{})
+			if near.Counters().ByReference == 0 {
+				return errors.New("nothing was sent by reference")
+			}
+			return err
+		}
+		var err error
+		s.grant(32)
+		_, number := s.await(pktRequest)
+		ready := packetOf(pktReady, 0, size, 1, number, offerOf(offerRPUT))
+		at := target.Remote(0)
+		binary.LittleEndian.PutUint64(ready[32:], at.Data)
+		binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
+		before := far.Counters().Frames
+		s.send(ready)
+		for far.Counters().Frames < before+20 { // it is being written
+			far.Poll()
+		}
+		s.send(nil) // a packet that is too short
+		for err == nil {
+			_, err = s.recv()
+		}
+		if n := bytes.Count(target.Bytes(), []byte{'s'}); n > 0 {
+			return fmt.Errorf("%d bytes were written that the program wrote when the send had failed", n)
+		}
+		if n := bytes.Count(target.Bytes(), []byte{'x'}); n == 0 {
+			return errors.New("nothing was written")
+		}
+		return nil
+	})
 }

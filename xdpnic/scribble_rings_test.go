@@ -32,6 +32,29 @@ func TestScribbledReclaim(t *testing.T) {
 	}
 }
 
+// An RX entry that does not lie in a chunk of the kernel's is dropped, and its chunk stays in use.
+func TestRXEntryOutsideItsChunk(t *testing.T) {
+	k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 8}, 0)
+	q := k.q
+	base, tx := q.pool.addr(0), q.pool.addr(8)
+	for _, d := range []Desc{
+		{Addr: base + 256, Len: 2048 - 256 + 1}, {Addr: base, Len: 2049}, {Addr: base, Len: 1<<32 - 1},
+		{Addr: tx, Len: 64}, {Addr: tx + 8*2048, Len: 64}, {Addr: 1<<48 - 1, Len: 64}, {Addr: ^uint64(0), Len: 64},
+	} {
+		q.rx.desc[q.rx.tail&q.rx.mask] = d
+		q.rx.prod.Store(q.rx.tail + 1)
+		if n := q.Receive(make([]Frame, 4)); n != 0 {
+			t.Errorf("%+v was received", d)
+		}
+		if n := q.rx.peek(4); n != 0 {
+			t.Errorf("%+v is still on the ring", d)
+		}
+	}
+	if c := q.n; c.rxBadEntries+c.rxTooManySegs != 7 || c.rxFrames != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
 // Whatever somebody writes to the rings, to indices, entries and flags of both
 // sides, no call goes on for ever or fails in a way that ends the program; what is
 // handed out lies in the chunks of this queue, and no TX chunk is handed out twice.

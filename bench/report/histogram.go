@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"viaxdp/internal/base/termsafe"
 )
 
 // WriteHistograms writes a log of HdrHistogram, format 1.3, with V2 compressed
@@ -144,5 +146,5 @@ func slug(s string) string {
 	return b.String()
 }
 
-// oneLine keeps a text on its line.
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+// oneLine keeps a text of a report, which may be another user's file, on its line of a terminal.
+func oneLine(s string) string { return termsafe.Printable(strings.Join(strings.Fields(s), " ")) }

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"viaxdp/bench"
+	"viaxdp/internal/base/termsafe"
 )
 
 // WriteTable prints the groups for people, each with its conditions: a table for
@@ -30,7 +31,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 }
 
 func (g *Group) write(w io.Writer) {
-	fmt.Fprintf(w, "%s: %s\n%s\n", g.Name, oneLine(g.Title), conditions(g.Conditions))
+	fmt.Fprintf(w, "%s: %s\n%s\n", oneLine(g.Name), oneLine(g.Title), conditions(g.Conditions))
 	notes := g.footnotes()
 	for _, f := range g.shown() {
 		fmt.Fprintln(w)
@@ -149,6 +150,8 @@ func (t grid) write(w io.Writer) {
 	var widths []int
 	for _, row := range t {
 		for i, c := range row {
+			c = termsafe.Printable(c)
+			row[i] = c
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}

@@ -177,3 +177,42 @@ func TestOtherMetrics(t *testing.T) {
 		t.Errorf("no such figure in the table:\n%s", text)
 	}
 }
+
+// A report of another user cannot control the terminal on which it is printed.
+func TestReportIsSafeForATerminal(t *testing.T) {
+	r := sample()
+	const hostile = "\x1b]0;x\a\u009b31m"
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		for _, s := range []*string{
+			&g.Name, &g.Title, &g.Axis.Name, &g.Axis.Unit, &g.Base, &g.Conditions.Kernel, &g.Conditions.CPUModel, &g.Conditions.Interface,
+			&g.Conditions.Mode, &g.Conditions.Hugepages, &g.Conditions.Polling, &g.Conditions.Version,
+		} {
+			*s += hostile
+		}
+		g.Notes = append(g.Notes, hostile)
+		for j := range g.Series {
+			s := &g.Series[j]
+			s.Name += hostile
+			for k := range s.Points {
+				p := &s.Points[k]
+				p.Label += hostile
+				p.Disturbed = append(p.Disturbed, hostile)
+				p.Values[Metric(hostile)] = ValueOf([]float64{1})
+			}
+		}
+	}
+	other := sample()
+	other.Groups[0].Name += hostile
+	for name, write := range map[string]func(io.Writer) error{
+		"table": r.WriteTable, "comparison": Compare(r, r).WriteTable, "others": Compare(sample(), r).WriteTable, "other": Compare(other, r).WriteTable,
+	} {
+		var out strings.Builder
+		if err := write(&out); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if i := strings.IndexAny(out.String(), "\x1b\a\u009b"); i >= 0 {
+			t.Errorf("%s: %q", name, out.String()[max(0, i-40):i+10])
+		}
+	}
+}

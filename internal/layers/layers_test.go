@@ -70,7 +70,7 @@ var allowed = map[string][]string{
 	"bench/floor":                {},
 	"bench/mpich":                {"internal/ops/mpirun", "internal/lab/testbed"},
 	"bench/peers":                {"internal/lab/testbed"},
-	"bench/report":               {"bench"},
+	"bench/report":               {"bench", "internal/base/termsafe"},
 	"bench/suite":                {"bench", "bench/floor", "bench/mpich", "bench/peers", "bench/report", "internal/ops/mpirun", "internal/lab/testbed", "memreg", "mvich/mpiapps", "mvich/mpibench"},
 	"examples":                   {},
 	"examples/internal/side":     {"vipl"},

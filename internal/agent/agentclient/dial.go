@@ -19,12 +19,10 @@ import (
 
 // dial connects and says hello.
 func dial(ctx context.Context, socket string) (*net.UnixConn, *agentproto.Reader, *agentproto.Welcome, error) {
-	var d net.Dialer
-	raw, err := d.DialContext(ctx, "unix", socket)
+	c, err := connect(ctx, socket)
 	if err != nil {
 		return nil, nil, nil, noAgent(socket, err)
 	}
-	c := raw.(*net.UnixConn)
 	defer context.AfterFunc(ctx, func() {
 		if errors.Is(ctx.Err(), context.Canceled) { // the end of its time is exchange's matter
 			_ = c.Close()
@@ -42,6 +40,33 @@ func dial(ctx context.Context, socket string) (*net.UnixConn, *agentproto.Reader
 		return nil, nil, nil, errors.Join(fmt.Errorf("agent at %s: %w", socket, err), c.Close())
 	}
 	return c, r, reply.Welcome, nil
+}
+
+const fullPause = time.Millisecond // between two attempts while the socket's backlog is full
+
+// connect connects. While the socket's backlog is full, connect(2) fails at once with EAGAIN: then it tries again
+// until ctx ends, since programs of other users can keep the backlog full.
+func connect(ctx context.Context, socket string) (*net.UnixConn, error) {
+	var full error
+	for {
+		var d net.Dialer
+		c, err := d.DialContext(ctx, "unix", socket)
+		switch {
+		case err == nil:
+			return c.(*net.UnixConn), nil
+		case errors.Is(err, unix.EAGAIN):
+			full = err
+		case full != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)):
+			return nil, full
+		default:
+			return nil, err
+		}
+		select {
+		case <-time.After(fullPause):
+		case <-ctx.Done():
+			return nil, full
+		}
+	}
 }
 
 // noAgent is an error of connecting; where nobody is there it says how somebody gets there.

@@ -1,6 +1,7 @@
 package agentclient
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
 )
@@ -33,6 +36,43 @@ func TestSilentAgent(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
+}
+
+// A backlog that is full, as programs of other users can make it, delays a connection and does not refuse it.
+func TestFullBacklog(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(l)
+	if err := errors.Join(unix.Bind(l, &unix.SockaddrUnix{Name: socket}), unix.Listen(l, 1)); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		var c net.Conn
+		if c, err = net.Dial("unix", socket); err == nil {
+			defer c.Close()
+		}
+	}
+	if !errors.Is(err, unix.EAGAIN) {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := connect(short, socket); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("while it stays full: %v", err)
+	}
+	time.AfterFunc(20*time.Millisecond, func() {
+		if c, _, err := unix.Accept(l); err == nil {
+			unix.Close(c)
+		}
+	})
+	c, err := connect(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
 }
 
 // A user who may not connect is told which group's members may.

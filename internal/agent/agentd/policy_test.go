@@ -226,6 +226,37 @@ func TestLinger(t *testing.T) {
 	}
 }
 
+// The program stays attached after a queue that the agent has taken over, too.
+func TestLingerAfterRestart(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Linger: time.Hour})
+	files := g.rawAs(t, 60001).hello().files(openOf("via0", xdpnic.ModeNative, true), 3)
+	first := programID(t, ns)
+	g.kill()
+	g.start()
+	for _, f := range files { // the program ends
+		f.Close()
+	}
+	await.Until(t, "the queue is given back", func() bool {
+		for _, n := range g.status(t).NICs {
+			if len(n.Leases) > 0 {
+				return false
+			}
+		}
+		return true
+	})
+	if id := programID(t, ns); id != first {
+		t.Errorf("program %d is attached, want %d as before", id, first)
+	}
+	r := g.rawAs(t, 60001).hello()
+	if err := r.open(0); err != nil {
+		t.Fatal(err)
+	}
+	if id := programID(t, ns); id != first {
+		t.Errorf("program %d is attached after the next open, want %d as before", id, first)
+	}
+}
+
 // After its time what lingers goes.
 func TestLingerEnds(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})

@@ -333,6 +333,7 @@ func (s *Server) restore(kept []kagent.Entry) {
 			pinned: pinned, vis: r.Local.VIs(),
 		}
 		n.owed = sync.OnceValue(n.stillPinned)
+		n.local.SetLinger(s.linger(n.uid))
 		shmLinks := n.local.OnLinkLeft(n.linkLeft)
 		s.mu.Lock()
 		// It had it before, whatever the quota says now.

@@ -67,6 +67,13 @@ func (d *device) stopLinger(cfg Config, mtu int) (err error) {
 	return err
 }
 
+// SetLinger is Config.Linger for a queue that Restore has returned.
+func (l *Local) SetLinger(t time.Duration) {
+	l.dev.mu.Lock()
+	defer l.dev.mu.Unlock()
+	l.dev.linger.time = max(l.dev.linger.time, t)
+}
+
 // EndLinger takes all interfaces down that have no queue any more and only linger.
 func EndLinger() error {
 	registry.mu.Lock()

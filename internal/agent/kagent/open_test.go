@@ -431,6 +431,40 @@ func TestOpenCancelled(t *testing.T) {
 	mustOpen(t, an, cfg)
 }
 
+// An open that waits for the carrier holds up no other operation on the interface.
+func TestWaitForCarrier(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	d := mustOpen(t, an, small(an)).dev
+	link, err := bn.Netlink().LinkByName(bn.Name)
+	if err == nil {
+		err = bn.Netlink().LinkSetDown(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "there is no carrier", func() bool {
+		link, err := d.router.link()
+		return err == nil && !link.Up
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	d.mu.Lock()
+	go func() {
+		ended <- d.awaitCarrier(ctx)
+		d.mu.Unlock()
+	}()
+	await.Until(t, "the device is unlocked", d.mu.TryLock)
+	waits := len(ended) == 0
+	d.mu.Unlock()
+	if !waits {
+		t.Error("another operation had to wait for the end")
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want context.Canceled", err)
+	}
+}
+
 // mustBind opens a queue as another program does.
 func mustBind(t *testing.T, ns *nstest.NS, queue int) *xdpnic.Queue {
 	t.Helper()

@@ -260,6 +260,7 @@ func (d *device) restore(fdStore FDStore, r nicRecord, i *Entry, link *netlink.L
 		d.mode = bpf.Generic
 	}
 	d.manage(r.Port)
+	d.linger.mtu = link.MTU
 	d.up = true
 	return nil
 }

@@ -51,6 +51,13 @@ func TestAskedWhereItWasFound(t *testing.T) {
 	if len(found) != 1 || found[0].Status(&v) != nil {
 		t.Fatalf("%+v", found)
 	}
+	for _, who := range []func(*Program){func(p *Program) { p.PID++ }, func(p *Program) { p.UID++ }} {
+		p := found[0]
+		who(&p)
+		if err := p.Status(&v); err == nil || !strings.Contains(err.Error(), "answers now") {
+			t.Errorf("another process answers: %v", err)
+		}
+	}
 	if err := errors.Join(os.Remove(path), os.Symlink(other, path)); err != nil {
 		t.Fatal(err)
 	}
